@@ -1,0 +1,26 @@
+#pragma once
+// Short causal convolution over time, one filter per channel:
+//   y[b,t,c] = sum_j w[c,j] x[b, t-(K-1)+j, c],  j = 0..K-1: w[c,K-1] meets the token itself.
+// Tokens before the sequence come from the state [B, K-1, C] (zeros when empty), taps never cross a document start, padding rows
+// (t >= length) give 0 and do not enter the new state. Time O(T K C).
+#include <cstdint>
+
+#include "cistern/kernels/rows.h"
+
+namespace cistern {
+
+struct ConvShape {
+  int64_t batch, length, channels, taps;  // B, T, C, K >= 1
+};
+
+// x, y: [B,T,C] contiguous in the last dimension with the strides given; w: [C,K]; state_in (may be null) and state_out: [B,K-1,C].
+// state_out holds the last K-1 real inputs, with zeros where they lie before the last document start.
+template <class T>
+void ShortConv(const ConvShape& shape, Rows<const T> x, const T* w, const T* state_in, const RowMask& mask, Rows<T> y, T* state_out);
+
+// dstate_out may be null. dw: [C,K], written. dstate_in: [B,K-1,C] or null. Rows use batch and time strides; head is unused.
+template <class T>
+void ShortConvBackward(const ConvShape& shape, Rows<const T> dy, const T* dstate_out, Rows<const T> x, const T* w, const T* state_in,
+                       const RowMask& mask, Rows<T> dx, T* dw, T* dstate_in);
+
+}  // namespace cistern
