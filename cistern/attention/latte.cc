@@ -1,0 +1,71 @@
+#include "cistern/attention/latte.h"
+
+#include <ATen/ATen.h>
+
+#include "cistern/base/error.h"
+
+namespace cistern {
+
+const MechanismInfo& latte_mechanism() {
+  static MechanismInfo info = [] {
+    MechanismInfo i;
+    i.name = "latte";
+    i.title = "Latte";
+    i.source = "P004 eq. 8-14; spec 2.15";
+    i.summary = "Queries mix a few latents, each latent holds a running softmax-weighted mean of the values. Fast, small state, a good first choice.";
+    i.forms = {Form::kBidirectional, Form::kCausal, Form::kCross};
+    i.positions = {"none", "learned", "sinusoidal"};
+    i.time = "O(T (L/H) d)";
+    i.state = "(L/H) (d + 1) per head";
+    return i;
+  }();
+  static const bool bound = (BindMechanism<LatteMechanism>(info), true);
+  (void)bound;
+  return info;
+}
+
+Fields LatteMechanism::Describe(Options& options) {
+  return Fields().Add("latents", &options.latents, "latents over all heads (L); 0 takes the width of the model", {0, 65536});
+}
+
+LatteMechanism::LatteMechanism(const MechanismInfo& info, const Options& options, const AttentionDims& dims)
+    : Mechanism(info, dims), latents_(options.latents > 0 ? options.latents : dims.dim) {
+  if (latents_ % dims.heads != 0) FailUsage("[latte] latents=", latents_, " is not divisible by heads=", dims.heads);
+}
+
+std::vector<Projection> LatteMechanism::Projections() const {
+  return {{"q", Side::kQuery, latents_}, {"k", Side::kKey, latents_}, {"v", Side::kKey, dims().dim}};
+}
+
+State LatteMechanism::EmptyState(int64_t batch, const at::TensorOptions& options) const {
+  const ops::SlotState slots = ops::EmptySlots(batch, dims().heads, latents_ / dims().heads, dims().dim / dims().heads, options);
+  return {{{"memory", slots.memory}, {"z", slots.z}}};
+}
+
+namespace {
+
+// Softmax over the last dimension of a [B,H,T,n] view of [B,T,H,n] memory, keeping that layout.
+at::Tensor ReadWeights(const at::Tensor& x) { return at::softmax(x.transpose(1, 2), -1).transpose(1, 2); }
+
+}  // namespace
+
+at::Tensor LatteMechanism::Extend(const std::vector<at::Tensor>& x, State& state, const ops::Mask& mask) {
+  at::Tensor p = ReadWeights(x[0]);
+  if (is_training() && dims().dropout > 0) p = at::dropout(p, dims().dropout, true);
+  ops::SlotResult result = ops::SlotRead(p, x[1], x[2], {state["memory"], state["z"]}, mask);
+  state["memory"] = result.state.memory;
+  state["z"] = result.state.z;
+  return result.out;
+}
+
+void LatteMechanism::Write(const std::vector<at::Tensor>& x, State& state, const ops::Mask& mask) {
+  const ops::SlotState slots = ops::SlotWrite(x[1], x[2], {state["memory"], state["z"]}, mask);
+  state["memory"] = slots.memory;
+  state["z"] = slots.z;
+}
+
+at::Tensor LatteMechanism::Read(const std::vector<at::Tensor>& x, const State& state) {
+  return at::matmul(ReadWeights(x[0]), state["memory"]);
+}
+
+}  // namespace cistern

@@ -1,0 +1,26 @@
+#pragma once
+// Latte (P004; spec 2.15): latents stand between queries and keys. Read weights P = softmax over the latents of a head of x Wq; each latent
+// holds the softmax(x Wk)-weighted mean of the values. The slot memory's read alone; no key memory.
+#include "cistern/attention/mechanism.h"
+
+namespace cistern {
+
+class LatteMechanism : public Mechanism {
+ public:
+  struct Options {
+    int64_t latents = 0;  // L, over all heads; 0: D
+  };
+  static Fields Describe(Options& options);
+  LatteMechanism(const MechanismInfo& info, const Options& options, const AttentionDims& dims);
+
+  std::vector<Projection> Projections() const override;
+  State EmptyState(int64_t batch, const at::TensorOptions& options) const override;  // memory [B,H,L/H,d], z [B,H,L/H]
+  at::Tensor Extend(const std::vector<at::Tensor>& x, State& state, const ops::Mask& mask) override;
+  void Write(const std::vector<at::Tensor>& x, State& state, const ops::Mask& mask) override;
+  at::Tensor Read(const std::vector<at::Tensor>& x, const State& state) override;
+
+ private:
+  int64_t latents_;
+};
+
+}  // namespace cistern

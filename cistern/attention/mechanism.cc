@@ -1,0 +1,115 @@
+#include "cistern/attention/mechanism.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+
+#include "cistern/base/error.h"
+
+namespace cistern {
+
+#define CISTERN_MECHANISM(name) const MechanismInfo& name##_mechanism();
+#include "cistern/attention/mechanisms.def"
+#undef CISTERN_MECHANISM
+
+std::string FormName(Form form) {
+  switch (form) {
+    case Form::kBidirectional: return "bidirectional";
+    case Form::kCausal: return "causal";
+    case Form::kCross: return "cross";
+  }
+  return "";
+}
+
+bool MechanismInfo::Supports(Form form) const { return std::find(forms.begin(), forms.end(), form) != forms.end(); }
+
+const std::vector<const MechanismInfo*>& Mechanisms() {
+  static const std::vector<const MechanismInfo*> all = {
+#define CISTERN_MECHANISM(name) &name##_mechanism(),
+#include "cistern/attention/mechanisms.def"
+#undef CISTERN_MECHANISM
+  };
+  return all;
+}
+
+const MechanismInfo& FindMechanism(const std::string& name) {
+  std::vector<std::string> names;
+  for (const MechanismInfo* info : Mechanisms()) {
+    if (info->name == name) return *info;
+    names.push_back(info->name);
+  }
+  throw UsageError(UnknownName("mechanism", name, names));
+}
+
+void RequireForm(const MechanismInfo& info, Form form) {
+  if (info.Supports(form)) return;
+  for (const std::string& refusal : info.refusals) {
+    if (refusal.starts_with(FormName(form) + ":")) FailUsage("[", info.name, "] has no ", refusal);
+  }
+  FailUsage("[", info.name, "] has no ", FormName(form), " form");
+}
+
+namespace {
+
+// Where each document of a packed batch lies: (row, first token, length).
+struct Document {
+  int64_t row, begin, length;
+};
+
+std::vector<Document> Documents(const ops::Mask& mask, int64_t batch, int64_t length) {
+  const at::Tensor starts = mask.starts->to(at::kCPU).contiguous();
+  const at::Tensor lengths = mask.lengths ? mask.lengths->to(at::kCPU).contiguous() : at::Tensor();
+  std::vector<Document> documents;
+  for (int64_t b = 0; b < batch; ++b) {
+    const bool* start = starts.const_data_ptr<bool>() + b * length;
+    const int64_t end = lengths.defined() ? std::min(length, lengths.const_data_ptr<int64_t>()[b]) : length;
+    for (int64_t t = 0; t < end; ++t) {
+      if (t == 0 || start[t]) documents.push_back({b, t, 0});
+      documents.back().length = t + 1 - documents.back().begin;
+    }
+  }
+  return documents;
+}
+
+}  // namespace
+
+at::Tensor Mechanism::Bidirectional(const std::vector<at::Tensor>& x, const ops::Mask& mask) {
+  if (!mask.starts) {
+    State state = EmptyState(x[0].size(0), x[0].options());
+    Write(x, state, mask);
+    const at::Tensor out = Read(x, state);
+    if (!mask.lengths) return out;
+    const at::Tensor pad = at::arange(out.size(2), mask.lengths->options()).unsqueeze(0) >= mask.lengths->unsqueeze(1);
+    return out.masked_fill(pad.unsqueeze(1).unsqueeze(-1), 0.0);
+  }
+  // Packed rows: every document becomes a row of its own, and goes back to its place afterwards.
+  const int64_t batch = x[0].size(0), length = x[0].size(2);
+  const std::vector<Document> documents = Documents(mask, batch, length);
+  int64_t longest = 0;
+  for (const Document& d : documents) longest = std::max(longest, d.length);
+  const int64_t count = int64_t(documents.size());
+  const at::Tensor index = at::full({count, longest}, batch * length, at::kLong);  // the last row of the padded table is zeros
+  const at::Tensor back = at::full({batch * length}, count * longest, at::kLong);
+  const at::Tensor lengths = at::empty({count}, at::kLong);
+  for (int64_t i = 0; i < count; ++i) {
+    const Document& d = documents[i];
+    lengths.mutable_data_ptr<int64_t>()[i] = d.length;
+    for (int64_t t = 0; t < d.length; ++t) {
+      index.mutable_data_ptr<int64_t>()[i * longest + t] = d.row * length + d.begin + t;
+      back.mutable_data_ptr<int64_t>()[d.row * length + d.begin + t] = i * longest + t;
+    }
+  }
+  // Rows of a [.., H, w] table picked by index; an index past the end picks zeros.
+  auto pick = [](const at::Tensor& y, const at::Tensor& rows, int64_t b, int64_t t) {
+    const at::Tensor flat = y.transpose(1, 2).reshape({-1, y.size(1), y.size(3)});
+    const at::Tensor table = at::cat({flat, at::zeros({1, y.size(1), y.size(3)}, y.options())});
+    return table.index_select(0, rows.reshape({-1}).to(y.device())).reshape({b, t, y.size(1), y.size(3)}).transpose(1, 2);
+  };
+  std::vector<at::Tensor> unpacked;
+  for (const at::Tensor& y : x) unpacked.push_back(y.defined() ? pick(y, index, count, longest) : y);
+  ops::Mask rows;
+  rows.lengths = lengths.to(x[0].device());
+  return pick(Bidirectional(unpacked, rows), back, batch, length);
+}
+
+}  // namespace cistern

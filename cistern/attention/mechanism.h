@@ -1,0 +1,100 @@
+#pragma once
+// A mechanism: a way to attend. It is a core (a function of projected tensors) plus the projections it declares; the attention layer
+// (nn/attention_layer.h) owns the projections, the short convolution, the positions and the output projection.
+//
+// Three verbs: write (tokens into a state), read (queries against a state) and extend (causal: each token is written, then reads), for a
+// piece of any length. Bidirectional = write all, read all. Cross = write once, read often. Decoding = extend by one token.
+#include <ATen/core/Tensor.h>
+#include <torch/nn/module.h>
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "cistern/attention/state.h"
+#include "cistern/io/fields.h"
+#include "cistern/ops/slot_memory.h"
+
+namespace cistern {
+
+enum class Form { kBidirectional, kCausal, kCross };
+std::string FormName(Form form);
+
+enum class Side { kQuery, kKey };  // which stream a projection is made from; the same one in self attention
+
+struct Projection {
+  std::string name;      // "q" gives the weight q_proj.weight
+  Side side;
+  int64_t width;         // over all heads
+  bool rotary = false;   // rotary positions turn it
+};
+
+struct AttentionDims {
+  int64_t dim = 0;         // D, the width of the model
+  int64_t heads = 0;       // H; d = D/H
+  int64_t max_length = 0;  // of the model, for mechanisms of fixed length
+  int64_t layer = 0;
+  double dropout = 0;      // attention dropout
+};
+
+// What a mechanism is and can do, for errors, help, docs, verification and benchmarks.
+struct MechanismInfo {
+  std::string name, title, source, summary;
+  std::vector<Form> forms;
+  std::vector<std::string> refusals;     // for each form not listed: "cross: why; use X instead"
+  bool verbs = true;                     // offers write, read and extend
+  bool exact = false;                    // equals softmax attention
+  bool stochastic = false;
+  bool bounded = true;                   // the state does not grow with the sequence
+  bool causal_is_prefix = true;          // causal at t = the last row of bidirectional over 0..t
+  std::vector<std::string> positions;    // kinds that fit: none, learned, sinusoidal, rotary
+  std::string time, state;               // cost in words: "O(T n d)", "2 n (d + 1)"
+  std::function<Fields()> options;       // its typed options with their defaults
+  std::function<std::shared_ptr<class Mechanism>(const Json& options, const AttentionDims& dims)> make;
+  bool Supports(Form form) const;
+};
+
+class Mechanism : public torch::nn::Module {
+ public:
+  Mechanism(const MechanismInfo& info, const AttentionDims& dims) : info_(info), dims_(dims) {}
+  const MechanismInfo& info() const { return info_; }
+  const AttentionDims& dims() const { return dims_; }
+
+  virtual std::vector<Projection> Projections() const = 0;
+
+  // Everything below: tensors in declared order, each [B,H,T,width/H]; those of the other side are undefined where not needed.
+  virtual State EmptyState(int64_t batch, const at::TensorOptions& options) const = 0;
+  virtual at::Tensor Extend(const std::vector<at::Tensor>& x, State& state, const ops::Mask& mask) = 0;  // -> [B,H,T,d]
+  virtual void Write(const std::vector<at::Tensor>& x, State& state, const ops::Mask& mask) = 0;
+  virtual at::Tensor Read(const std::vector<at::Tensor>& x, const State& state) = 0;
+  // The whole sequence, every token sees every valid token. Rows with several documents are taken apart first.
+  at::Tensor Bidirectional(const std::vector<at::Tensor>& x, const ops::Mask& mask);
+
+ private:
+  const MechanismInfo& info_;
+  AttentionDims dims_;
+};
+
+// All mechanisms, in the order of mechanisms.def.
+const std::vector<const MechanismInfo*>& Mechanisms();
+const MechanismInfo& FindMechanism(const std::string& name);  // UsageError with the nearest name
+
+// UsageError with the reason and what works instead, unless the mechanism has the form.
+void RequireForm(const MechanismInfo& info, Form form);
+
+// Fills in `options` and `make` of an info from M::Options, M::Describe(Options&) -> Fields and M(info, options, dims).
+template <class M>
+void BindMechanism(MechanismInfo& info) {
+  info.options = [] {
+    static typename M::Options defaults;
+    return M::Describe(defaults);
+  };
+  info.make = [&info](const Json& json, const AttentionDims& dims) -> std::shared_ptr<Mechanism> {
+    typename M::Options options;
+    M::Describe(options).Read(json, "options of " + info.name);
+    return std::make_shared<M>(info, options, dims);
+  };
+}
+
+}  // namespace cistern

@@ -1,0 +1,119 @@
+#include "cistern/attention/softmax.h"
+
+#include <ATen/ATen.h>
+
+#include "cistern/ops/softmax_attention.h"
+
+namespace cistern {
+
+const MechanismInfo& softmax_mechanism() {
+  static MechanismInfo info = [] {
+    MechanismInfo i;
+    i.name = "softmax";
+    i.title = "Exact softmax attention";
+    i.source = "Vaswani et al. 2017; spec 2.1";
+    i.summary = "Every token attends to every token before it. Exact, quadratic in time; its state, the key-value cache, grows with the text.";
+    i.forms = {Form::kBidirectional, Form::kCausal, Form::kCross};
+    i.exact = true;
+    i.bounded = false;
+    i.positions = {"none", "learned", "sinusoidal", "rotary"};
+    i.time = "O(T^2 d)";
+    i.state = "2 T d per head";
+    return i;
+  }();
+  static const bool bound = (BindMechanism<SoftmaxMechanism>(info), true);
+  (void)bound;
+  return info;
+}
+
+Fields SoftmaxMechanism::Describe(Options&) { return {}; }
+
+SoftmaxMechanism::SoftmaxMechanism(const MechanismInfo& info, const Options&, const AttentionDims& dims) : Mechanism(info, dims) {}
+
+std::vector<Projection> SoftmaxMechanism::Projections() const {
+  const int64_t dim = dims().dim;
+  return {{"q", Side::kQuery, dim, true}, {"k", Side::kKey, dim, true}, {"v", Side::kKey, dim}};
+}
+
+State SoftmaxMechanism::EmptyState(int64_t batch, const at::TensorOptions& options) const {
+  const int64_t heads = dims().heads, width = dims().dim / heads;
+  const at::Tensor none = at::empty({batch, heads, 0, width}, options);
+  return {{{"k", none}, {"v", none.clone()}, {"valid", at::Tensor()}, {"count", at::zeros({1}, at::kLong)}}};
+}
+
+namespace {
+
+int64_t Count(const State& state) { return state["count"].const_data_ptr<int64_t>()[0]; }
+
+// The `rows` in use with x appended after them. In place, into spare capacity that doubles, unless a gradient is recorded.
+at::Tensor Append(at::Tensor& cache, int64_t rows, const at::Tensor& x, int64_t time) {
+  if (rows == 0 && cache.size(time) == 0) return cache = x;
+  if (at::GradMode::is_enabled() && (x.requires_grad() || cache.requires_grad())) return cache = at::cat({cache.narrow(time, 0, rows), x}, time);
+  const int64_t needed = rows + x.size(time);
+  if (cache.size(time) < needed) {
+    std::vector<int64_t> shape = cache.sizes().vec();
+    shape[time] = std::max<int64_t>({2 * rows, needed, 64});
+    const at::Tensor larger = at::empty(shape, cache.options());
+    larger.narrow(time, 0, rows).copy_(cache.narrow(time, 0, rows));
+    cache = larger;
+  }
+  cache.narrow(time, rows, x.size(time)).copy_(x);
+  return cache.narrow(time, 0, needed);
+}
+
+// After a packed piece: only keys of each row's last document stay visible.
+void KeepLastDocument(State& state, const ops::Mask& mask, int64_t before) {
+  const at::Tensor document = mask.starts->to(at::kLong).cumsum(1);  // [B,T]
+  const at::Tensor last = mask.lengths ? document.gather(1, (*mask.lengths - 1).clamp_min(0).unsqueeze(1))
+                                       : document.narrow(1, document.size(1) - 1, 1);
+  const at::Tensor keys = at::cat({at::zeros({document.size(0), before}, document.options()), document}, 1);
+  const at::Tensor visible = keys == last;
+  state["valid"] = state["valid"].defined() ? state["valid"].logical_and(visible) : visible;
+}
+
+}  // namespace
+
+void SoftmaxMechanism::Write(const std::vector<at::Tensor>& x, State& state, const ops::Mask& mask) {
+  const int64_t before = Count(state), fresh = x[1].size(2);
+  Append(state["k"], before, x[1], 2);
+  Append(state["v"], before, x[2], 2);
+  if (mask.lengths || state["valid"].defined()) {
+    const auto index = x[1].options().dtype(at::kLong);
+    const at::Tensor valid = mask.lengths ? at::arange(fresh, index).unsqueeze(0) < mask.lengths->unsqueeze(1)
+                                          : at::ones({x[1].size(0), fresh}, x[1].options().dtype(at::kBool));
+    if (!state["valid"].defined()) state["valid"] = at::ones({x[1].size(0), before}, valid.options());
+    state["valid"] = at::cat({state["valid"].narrow(1, 0, before), valid}, 1);
+  }
+  state["count"] = at::full({1}, before + fresh, at::kLong);
+}
+
+at::Tensor SoftmaxMechanism::Read(const std::vector<at::Tensor>& x, const State& state) {
+  const int64_t rows = Count(state);
+  ops::SoftmaxOptions options;
+  options.dropout = is_training() ? dims().dropout : 0.0;
+  const at::Tensor valid = state.Has("valid") ? state["valid"] : at::Tensor();
+  return ops::SoftmaxAttention(x[0], state["k"].narrow(2, 0, rows), state["v"].narrow(2, 0, rows), options, {}, valid);
+}
+
+at::Tensor SoftmaxMechanism::Extend(const std::vector<at::Tensor>& x, State& state, const ops::Mask& mask) {
+  const int64_t before = Count(state);
+  Write(x, state, mask);
+  const int64_t rows = Count(state);
+  ops::SoftmaxOptions options;
+  options.causal = true;
+  options.query_offset = before;
+  options.dropout = is_training() ? dims().dropout : 0.0;
+  at::Tensor out;
+  if (before == 0) {
+    out = ops::SoftmaxAttention(x[0], x[1], x[2], options, mask);
+  } else {
+    const at::Tensor valid = state.Has("valid") ? state["valid"] : at::Tensor();
+    out = ops::SoftmaxAttention(x[0], state["k"].narrow(2, 0, rows), state["v"].narrow(2, 0, rows), options, {{}, mask.starts}, valid);
+  }
+  if (mask.starts && rows > before) KeepLastDocument(state, mask, before);
+  if (!mask.lengths) return out;
+  const at::Tensor pad = at::arange(out.size(2), mask.lengths->options()).unsqueeze(0) >= mask.lengths->unsqueeze(1);
+  return out.masked_fill(pad.unsqueeze(1).unsqueeze(-1), 0.0);
+}
+
+}  // namespace cistern

@@ -1,0 +1,21 @@
+#pragma once
+// Exact softmax attention (spec 2.1): the baseline every other mechanism is compared with. Its state is the key-value cache, which grows.
+#include "cistern/attention/mechanism.h"
+
+namespace cistern {
+
+class SoftmaxMechanism : public Mechanism {
+ public:
+  struct Options {};
+  static Fields Describe(Options& options);
+  SoftmaxMechanism(const MechanismInfo& info, const Options& options, const AttentionDims& dims);
+
+  std::vector<Projection> Projections() const override;
+  // k, v [B,H,capacity,d]; valid [B,capacity] bool, undefined while no row was padded; count [1] int64: rows in use.
+  State EmptyState(int64_t batch, const at::TensorOptions& options) const override;
+  at::Tensor Extend(const std::vector<at::Tensor>& x, State& state, const ops::Mask& mask) override;
+  void Write(const std::vector<at::Tensor>& x, State& state, const ops::Mask& mask) override;
+  at::Tensor Read(const std::vector<at::Tensor>& x, const State& state) override;
+};
+
+}  // namespace cistern

@@ -1,0 +1,53 @@
+#include "cistern/attention/state.h"
+
+#include <ATen/ATen.h>
+
+#include "cistern/base/error.h"
+
+namespace cistern {
+namespace {
+
+template <class F>
+State Map(const State& state, F&& f) {
+  State out;
+  for (const NamedTensor& t : state.tensors) out.tensors.push_back({t.name, t.value.defined() ? f(t.value) : t.value});
+  return out;
+}
+
+}  // namespace
+
+const at::Tensor& State::operator[](const std::string& name) const {
+  for (const NamedTensor& t : tensors) {
+    if (t.name == name) return t.value;
+  }
+  std::vector<std::string> known;
+  for (const NamedTensor& t : tensors) known.push_back(t.name);
+  throw Error(UnknownName("state tensor", name, known));
+}
+
+at::Tensor& State::operator[](const std::string& name) { return const_cast<at::Tensor&>(std::as_const(*this)[name]); }
+
+bool State::Has(const std::string& name) const {
+  for (const NamedTensor& t : tensors) {
+    if (t.name == name) return t.value.defined();
+  }
+  return false;
+}
+
+int64_t State::Bytes() const {
+  int64_t bytes = 0;
+  for (const NamedTensor& t : tensors) bytes += t.value.defined() ? t.value.numel() * t.value.element_size() : 0;
+  return bytes;
+}
+
+State State::Clone() const {
+  return Map(*this, [](const at::Tensor& t) { return t.clone(); });
+}
+State State::Detach() const {
+  return Map(*this, [](const at::Tensor& t) { return t.detach(); });
+}
+State State::Reorder(const at::Tensor& rows) const {
+  return Map(*this, [&](const at::Tensor& t) { return t.index_select(0, rows); });
+}
+
+}  // namespace cistern

@@ -1,0 +1,30 @@
+#pragma once
+// The state of one attention layer: everything needed to go on with a sequence.
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace cistern {
+
+struct NamedTensor {
+  std::string name;
+  at::Tensor value;
+};
+
+// A value: tensors in the mechanism's declared order, first dimension B. Copies share memory; Extend may write into it in place when no
+// gradient is recorded, so keep a Clone() of a state that must survive.
+struct State {
+  std::vector<NamedTensor> tensors;
+
+  const at::Tensor& operator[](const std::string& name) const;
+  at::Tensor& operator[](const std::string& name);
+  bool Has(const std::string& name) const;
+  int64_t Bytes() const;
+  State Clone() const;
+  State Detach() const;
+  State Reorder(const at::Tensor& rows) const;  // rows [B'] int64: row i of the result is row rows[i] of this one (beam search)
+};
+
+}  // namespace cistern

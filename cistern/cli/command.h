@@ -1,0 +1,35 @@
+#pragma once
+// The program's subcommands. Each file cli/NAME.cc adds one to the CLI11 app; main.cc parses, runs it and turns errors into exit codes:
+// 0, 1 the work failed (Error), 2 the command line or a configuration is wrong (UsageError), 130 interrupted.
+#include <CLI/CLI.hpp>
+
+#include <cstdint>
+#include <functional>
+#include <string>
+
+namespace cistern::cli {
+
+// Options that every subcommand takes.
+struct Common {
+  bool json = false;   // machine-readable output on stdout
+  bool quiet = false;  // no progress, no notes
+  int64_t threads = 0; // 0: all cores
+  uint64_t seed = 1;
+  std::string dtype = "float32";  // float32 | float64 | bfloat16 (products in bfloat16, everything else in float32)
+};
+
+// Adds --json, --quiet, --threads, --seed and --dtype to a subcommand.
+void AddCommon(CLI::App& command, Common& common);
+// Applies threads, seed, quiet; checks dtype. Call first in a subcommand's run function.
+void ApplyCommon(const Common& common);
+
+// Each returns the subcommand's CLI::App; its callback stores what to run in `run`, which main calls after parsing.
+using Run = std::function<int()>;
+void AddTrain(CLI::App& app, Run& run);
+void AddEval(CLI::App& app, Run& run);
+void AddGenerate(CLI::App& app, Run& run);
+void AddCompare(CLI::App& app, Run& run);
+void AddData(CLI::App& app, Run& run);
+void AddInfo(CLI::App& app, Run& run);
+
+}  // namespace cistern::cli

@@ -1,0 +1,36 @@
+#pragma once
+// What a model is made of: config.json of a model folder, the [model] table of an experiment file.
+#include <string>
+#include <vector>
+
+#include "cistern/io/fields.h"
+#include "cistern/nn/block.h"
+
+namespace cistern {
+
+inline constexpr int64_t kConfigVersion = 1;
+
+struct ModelConfig {
+  std::string kind = "decoder_lm";                    // decoder_lm | encoder_classifier
+  int64_t version = kConfigVersion;
+  int64_t vocab_size = 0;                             // set by the task
+  int64_t classes = 0;                                // encoder_classifier: set by the task
+  int64_t dim = 128, layers = 2, heads = 4, ffn_dim = 0, max_length = 1024;
+  std::vector<std::string> attention = {"latte"};     // one mechanism for all layers, or one per layer
+  Json attention_options = Json::object();            // options of the mechanisms, by name: {"latte": {"latents": 64}}
+  int64_t conv = 0;
+  std::string norm = "pre", activation = "gelu", positions = "none", pooling = "mean";
+  bool final_norm = true, bias = false, tie_embeddings = true;
+  double dropout = 0, attention_dropout = 0, init_std = 0.02, norm_eps = 1e-5;
+
+  Fields Describe();
+  // Checks what single fields cannot: divisibility, mechanisms, options; UsageError names the key. Call after reading.
+  void Validate() const;
+  const std::string& Mechanism(int64_t layer) const { return attention[attention.size() == 1 ? 0 : size_t(layer)]; }
+  BlockOptions Block(int64_t layer, Form form) const;
+  std::string Summary() const;  // "latte, 2 layers x 128, 4 heads"
+};
+
+ModelConfig ReadModelConfig(const Json& json, const std::string& where);
+
+}  // namespace cistern

@@ -1,0 +1,110 @@
+#include "cistern/models/decoder_lm.h"
+
+#include <ATen/ATen.h>
+
+#include "cistern/base/error.h"
+#include "cistern/nn/positions.h"
+
+namespace cistern {
+namespace {
+
+class Embedding : public torch::nn::Module {
+ public:
+  Embedding(int64_t vocab, int64_t dim, double std) { weight = register_parameter("weight", at::randn({vocab, dim}) * std); }
+  at::Tensor weight;
+};
+
+template <class F>
+ModelState MapState(const ModelState& state, F&& f) {
+  ModelState out;
+  for (const State& layer : state.layers) out.layers.push_back(f(layer));
+  return out;
+}
+
+}  // namespace
+
+int64_t ModelState::Bytes() const {
+  int64_t bytes = positions.defined() ? positions.numel() * positions.element_size() : 0;
+  for (const State& layer : layers) bytes += layer.Bytes();
+  return bytes;
+}
+ModelState ModelState::Clone() const {
+  ModelState out = MapState(*this, [](const State& s) { return s.Clone(); });
+  out.positions = positions.clone();
+  return out;
+}
+ModelState ModelState::Detach() const {
+  ModelState out = MapState(*this, [](const State& s) { return s.Detach(); });
+  out.positions = positions;
+  return out;
+}
+ModelState ModelState::Reorder(const at::Tensor& rows) const {
+  ModelState out = MapState(*this, [&](const State& s) { return s.Reorder(rows); });
+  out.positions = positions.index_select(0, rows);
+  return out;
+}
+
+DecoderLm::DecoderLm(const ModelConfig& config) : Model(config) {
+  if (config.vocab_size < 1) FailUsage("a decoder_lm needs vocab_size of at least 1, got ", config.vocab_size);
+  auto embed = std::make_shared<Embedding>(config.vocab_size, config.dim, config.init_std);
+  embedding_ = embed->weight;
+  embed_ = register_module("embed_tokens", embed);
+  positions_ = register_module("embed_positions", std::make_shared<PositionEmbedding>(config.positions, config.dim, config.max_length,
+                                                                                      config.init_std));
+  auto layers = register_module("layers", std::make_shared<Container>());
+  for (int64_t i = 0; i < config.layers; ++i) {
+    blocks_.push_back(layers->Add(std::to_string(i), std::make_shared<Block>(config.Block(i, Form::kCausal))));
+  }
+  if (config.final_norm) norm_ = register_module("norm", std::make_shared<LayerNorm>(config.dim, config.norm_eps));
+  if (!config.tie_embeddings) {
+    head_ = register_module("lm_head", std::make_shared<Linear>(config.dim, config.vocab_size, config.bias, config.init_std));
+  }
+}
+
+ModelState DecoderLm::EmptyState(int64_t batch) const {
+  ModelState state;
+  for (const auto& block : blocks_) state.layers.push_back(block->EmptyState(batch, options()));
+  state.positions = at::zeros({batch}, options().dtype(at::kLong));
+  return state;
+}
+
+at::Tensor DecoderLm::Hidden(const at::Tensor& ids, ModelState& state, const ops::Mask& mask) {
+  CISTERN_CHECK(ids.dim() == 2, "[decoder_lm] expected ids of shape [B,T], got ", ids.dim(), " dimensions");
+  CISTERN_CHECK(state.layers.size() == blocks_.size(), "[decoder_lm] the state has ", state.layers.size(), " layers, the model ", blocks_.size());
+  Stream stream;
+  stream.mask = mask;
+  stream.positions = PiecePositions(state.positions, ids.size(1), mask);
+  stream.x = positions_->Forward(at::embedding(embedding_, ids), stream.positions);
+  if (is_training() && config_.dropout > 0) stream.x = at::dropout(stream.x, config_.dropout, true);
+  for (size_t i = 0; i < blocks_.size(); ++i) stream = blocks_[i]->Extend(std::move(stream), state.layers[i]);
+  state.positions = PositionsAfter(state.positions, stream.positions, mask);
+  return norm_ ? norm_->Forward(stream.x) : stream.x;
+}
+
+at::Tensor DecoderLm::Logits(const at::Tensor& hidden) const {
+  return head_ ? head_->Forward(hidden) : at::linear(hidden, embedding_);
+}
+
+at::Tensor DecoderLm::Extend(const at::Tensor& ids, ModelState& state, const ops::Mask& mask) { return Logits(Hidden(ids, state, mask)); }
+
+at::Tensor NextTokenLoss(const at::Tensor& logits, const at::Tensor& targets, double label_smoothing) {
+  return at::cross_entropy_loss(logits.reshape({-1, logits.size(-1)}), targets.reshape({-1}), {}, at::Reduction::Mean, -100, label_smoothing);
+}
+
+at::Tensor PiecePositions(const at::Tensor& before, int64_t length, const ops::Mask& mask) {
+  const at::Tensor t = at::arange(length, before.options());
+  const at::Tensor running = before.unsqueeze(1) + t.unsqueeze(0);  // [B,T], as if no document began in the piece
+  if (!mask.starts) return running;
+  // Since the last start at or before t: t - that start; before the first start of the piece: go on counting.
+  const at::Tensor last = std::get<0>(at::cummax(at::where(*mask.starts, t.unsqueeze(0), at::full({}, -1, t.options())), 1));
+  return at::where(last >= 0, t.unsqueeze(0) - last, running);
+}
+
+at::Tensor PositionsAfter(const at::Tensor& before, const at::Tensor& piece, const ops::Mask& mask) {
+  if (piece.size(1) == 0) return before;
+  if (!mask.lengths) return piece.select(1, piece.size(1) - 1) + 1;
+  const at::Tensor last = (*mask.lengths - 1).clamp_min(0).unsqueeze(1);
+  return at::where(*mask.lengths > 0, piece.gather(1, last).squeeze(1) + 1, before);
+}
+
+}  // namespace cistern

@@ -1,0 +1,46 @@
+#pragma once
+// A causal language model: embedding, blocks, output layer. One way to run it: extend, by any number of tokens.
+#include "cistern/models/model.h"
+#include "cistern/nn/positions.h"
+
+namespace cistern {
+
+// The state of a whole model for a batch of sequences.
+struct ModelState {
+  std::vector<State> layers;
+  at::Tensor positions;  // [B] int64: tokens each row has seen since its document began
+
+  int64_t Bytes() const;
+  ModelState Clone() const;
+  ModelState Detach() const;
+  ModelState Reorder(const at::Tensor& rows) const;
+};
+
+class DecoderLm : public Model {
+ public:
+  explicit DecoderLm(const ModelConfig& config);
+  ModelState EmptyState(int64_t batch) const;
+  // ids [B,T] int64 -> logits [B,T,V]. Writes the tokens into the state.
+  at::Tensor Extend(const at::Tensor& ids, ModelState& state, const ops::Mask& mask = {});
+  // The same up to the output layer: [B,T,D].
+  at::Tensor Hidden(const at::Tensor& ids, ModelState& state, const ops::Mask& mask = {});
+  at::Tensor Logits(const at::Tensor& hidden) const;
+  const Block& block(size_t layer) const { return *blocks_[layer]; }
+
+ private:
+  std::shared_ptr<torch::nn::Module> embed_;
+  at::Tensor embedding_;  // [V,D]
+  std::shared_ptr<PositionEmbedding> positions_;
+  std::vector<std::shared_ptr<Block>> blocks_;
+  std::shared_ptr<LayerNorm> norm_;
+  std::shared_ptr<Linear> head_;
+};
+
+// Mean next-token cross-entropy in nats over targets != -100. targets [B,T] int64.
+at::Tensor NextTokenLoss(const at::Tensor& logits, const at::Tensor& targets, double label_smoothing = 0);
+
+// positions [1 or B,T] of a piece, and the positions after it.
+at::Tensor PiecePositions(const at::Tensor& before, int64_t length, const ops::Mask& mask);
+at::Tensor PositionsAfter(const at::Tensor& before, const at::Tensor& piece, const ops::Mask& mask);
+
+}  // namespace cistern

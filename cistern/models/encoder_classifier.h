@@ -1,0 +1,23 @@
+#pragma once
+// A bidirectional encoder with a pooled classification head (Long Range Arena's shape; spec 1.3).
+#include "cistern/models/model.h"
+#include "cistern/nn/positions.h"
+
+namespace cistern {
+
+class EncoderClassifier : public Model {
+ public:
+  explicit EncoderClassifier(const ModelConfig& config);
+  // ids [B,T] int64, lengths [B] (padding on the right is never seen) -> logits [B, classes].
+  // pooling "mean": over the real tokens; "cls": a learned vector put before the tokens (before positions are added).
+  at::Tensor Forward(const at::Tensor& ids, const at::Tensor& lengths);
+
+ private:
+  at::Tensor embedding_, cls_;
+  std::shared_ptr<PositionEmbedding> positions_;
+  std::vector<std::shared_ptr<Block>> blocks_;
+  std::shared_ptr<LayerNorm> norm_;
+  std::shared_ptr<Linear> hidden_, head_;
+};
+
+}  // namespace cistern

@@ -1,0 +1,124 @@
+#include "cistern/models/model.h"
+
+#include <ATen/ATen.h>
+
+#include "cistern/base/error.h"
+#include "cistern/io/atomic_file.h"
+#include "cistern/io/safetensors.h"
+#include "cistern/models/decoder_lm.h"
+#include "cistern/models/encoder_classifier.h"
+
+namespace cistern {
+namespace {
+
+DType FromTorch(at::ScalarType type) {
+  switch (type) {
+    case at::kDouble: return DType::kF64;
+    case at::kFloat: return DType::kF32;
+    case at::kHalf: return DType::kF16;
+    case at::kBFloat16: return DType::kBF16;
+    case at::kLong: return DType::kI64;
+    case at::kInt: return DType::kI32;
+    case at::kBool: return DType::kBool;
+    case at::kByte: return DType::kU8;
+    default: Fail("tensors of type ", at::toString(type), " are not written to files");
+  }
+}
+
+at::ScalarType ToTorch(DType type, const std::string& where) {
+  switch (type) {
+    case DType::kF64: return at::kDouble;
+    case DType::kF32: return at::kFloat;
+    case DType::kF16: return at::kHalf;
+    case DType::kBF16: return at::kBFloat16;
+    case DType::kI64: return at::kLong;
+    case DType::kI32: return at::kInt;
+    case DType::kBool: return at::kBool;
+    case DType::kU8: return at::kByte;
+    default: Fail(where, ": tensors of type ", DTypeName(type), " are not supported");
+  }
+}
+
+}  // namespace
+
+int64_t Model::ParameterCount() const {
+  int64_t count = 0;
+  for (const at::Tensor& p : parameters()) count += p.numel();
+  return count;
+}
+
+at::TensorOptions Model::options() const {
+  const auto all = parameters();
+  return at::TensorOptions().dtype(all[0].dtype()).device(all[0].device());
+}
+
+std::shared_ptr<Model> MakeModel(const ModelConfig& config, uint64_t seed) {
+  config.Validate();
+  at::manual_seed(seed);
+  if (config.kind == "decoder_lm") return std::make_shared<DecoderLm>(config);
+  return std::make_shared<EncoderClassifier>(config);
+}
+
+void SaveTensors(const std::string& path, const TensorFile& file) {
+  std::vector<at::Tensor> kept;  // contiguous, alive until written
+  std::vector<TensorEntry> entries;
+  for (const NamedTensor& t : file.tensors) {
+    kept.push_back(t.value.detach().to(at::kCPU).contiguous());
+    const at::Tensor& x = kept.back();
+    entries.push_back({t.name, FromTorch(x.scalar_type()), x.sizes().vec(), x.const_data_ptr(), int64_t(x.nbytes())});
+  }
+  WriteSafetensors(path, entries, {file.metadata.begin(), file.metadata.end()});
+}
+
+TensorFile LoadTensors(const std::string& path) {
+  const SafetensorsFile file(path);
+  TensorFile out;
+  out.metadata.assign(file.metadata().begin(), file.metadata().end());
+  for (const TensorEntry& e : file.entries()) {
+    const auto type = ToTorch(e.dtype, StrCat(path, ": tensor '", e.name, "'"));
+    out.tensors.push_back({e.name, at::from_blob(const_cast<void*>(e.data), e.shape, at::TensorOptions().dtype(type)).clone()});
+  }
+  return out;
+}
+
+void SaveModel(const Model& model, const std::string& folder) {
+  EnsureDirectory(folder);
+  TensorFile file;
+  for (const auto& p : model.named_parameters()) file.tensors.push_back({p.key(), p.value()});
+  file.metadata.emplace_back("format", "pt");
+  SaveTensors(folder + "/model.safetensors", file);
+  ModelConfig config = model.config();
+  WriteFileAtomically(folder + "/config.json", config.Describe().Write().dump(2) + "\n");
+}
+
+void LoadWeights(Model& model, const std::string& path) {
+  const TensorFile file = LoadTensors(path);
+  const auto parameters = model.named_parameters();
+  std::vector<std::string> names;
+  for (const auto& p : parameters) names.push_back(p.key());
+  // Everything is checked before the first copy.
+  for (const NamedTensor& t : file.tensors) {
+    const at::Tensor* p = parameters.find(t.name);
+    if (!p) throw Error(StrCat(path, ": ", UnknownName("tensor", t.name, names)));
+    CISTERN_CHECK(p->sizes() == t.value.sizes(), path, ": tensor '", t.name, "' has shape ", t.value.sizes(), ", the model's config asks for ",
+                  p->sizes());
+  }
+  for (const std::string& name : names) {
+    bool found = false;
+    for (const NamedTensor& t : file.tensors) found = found || t.name == name;
+    CISTERN_CHECK(found, path, ": tensor '", name, "' is missing");
+  }
+  at::NoGradGuard guard;
+  for (const NamedTensor& t : file.tensors) parameters.find(t.name)->copy_(t.value);
+}
+
+std::shared_ptr<Model> LoadModel(const std::string& folder) {
+  const std::string path = folder + "/config.json";
+  const ModelConfig config = ReadModelConfig(ReadJsonFile(path), path);
+  auto model = MakeModel(config, 0);
+  LoadWeights(*model, folder + "/model.safetensors");
+  model->eval();
+  return model;
+}
+
+}  // namespace cistern

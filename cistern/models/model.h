@@ -1,0 +1,41 @@
+#pragma once
+// What all models share: parameters by name, counting, saving and loading a model folder.
+#include <torch/nn/module.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "cistern/models/config.h"
+
+namespace cistern {
+
+class Model : public torch::nn::Module {
+ public:
+  explicit Model(const ModelConfig& config) : config_(config) {}
+  const ModelConfig& config() const { return config_; }
+  int64_t ParameterCount() const;
+  at::TensorOptions options() const;  // dtype and device of the parameters
+
+ protected:
+  ModelConfig config_;
+};
+
+std::shared_ptr<Model> MakeModel(const ModelConfig& config, uint64_t seed);
+
+// A model folder: config.json and model.safetensors, both written atomically. Loading checks names, shapes and dtypes before anything is
+// used; errors name the file and the tensor.
+void SaveModel(const Model& model, const std::string& folder);
+std::shared_ptr<Model> LoadModel(const std::string& folder);
+// Weights alone, into an existing model.
+void LoadWeights(Model& model, const std::string& path);
+
+// Named tensors from and to safetensors files.
+struct TensorFile {
+  std::vector<NamedTensor> tensors;
+  std::vector<std::pair<std::string, std::string>> metadata;
+};
+void SaveTensors(const std::string& path, const TensorFile& file);
+TensorFile LoadTensors(const std::string& path);
+
+}  // namespace cistern

@@ -1,0 +1,103 @@
+#include "cistern/nn/attention_layer.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+
+#include "cistern/base/error.h"
+#include "cistern/nn/positions.h"
+#include "cistern/ops/short_conv.h"
+
+namespace cistern {
+namespace {
+
+// The filter of one projection, [width, taps]; begins as the identity: 1 on the token itself, small noise on the tokens before it.
+class ShortConvolution : public torch::nn::Module {
+ public:
+  ShortConvolution(int64_t width, int64_t taps) {
+    at::Tensor filter = at::randn({width, taps}) * 0.02;
+    filter.select(1, taps - 1).add_(1.0);
+    weight = register_parameter("weight", filter);
+  }
+  at::Tensor weight;
+};
+
+}  // namespace
+
+AttentionLayer::AttentionLayer(const AttentionLayerOptions& options) : options_(options) {
+  const MechanismInfo& info = FindMechanism(options.mechanism);
+  const AttentionDims& dims = options.dims;
+  if (dims.dim % dims.heads != 0) FailUsage("dim=", dims.dim, " is not divisible by heads=", dims.heads);
+  RequireForm(info, options.form);
+  if (std::find(info.positions.begin(), info.positions.end(), options.positions) == info.positions.end()) {
+    std::string fitting;
+    for (const std::string& p : info.positions) fitting += (fitting.empty() ? "" : ", ") + p;
+    FailUsage("positions=", options.positions, " do not fit mechanism ", info.name, "; those that do: ", fitting);
+  }
+  if (options.positions == "rotary" && (dims.dim / dims.heads) % 2 != 0) {
+    FailUsage("rotary positions need an even head width, got dim/heads=", dims.dim / dims.heads);
+  }
+  if (options.conv > 0 && options.form != Form::kCausal) {
+    FailUsage("conv=", options.conv, " is a causal convolution; the ", FormName(options.form), " form has none: set conv=0");
+  }
+  mechanism_ = register_module("core", info.make(options.mechanism_options, dims));
+  projections_ = mechanism_->Projections();
+  for (const Projection& p : projections_) {
+    maps_.push_back(register_module(p.name + "_proj", std::make_shared<Linear>(dims.dim, p.width, options.bias, options.init_std)));
+    if (options.conv > 0) {
+      filters_.push_back(register_module(p.name + "_conv", std::make_shared<ShortConvolution>(p.width, options.conv))->weight);
+    }
+  }
+  out_ = register_module("o_proj", std::make_shared<Linear>(dims.dim, dims.dim, options.bias, options.out_std));
+}
+
+State AttentionLayer::EmptyState(int64_t batch, const at::TensorOptions& options) const {
+  State state = mechanism_->EmptyState(batch, options);
+  if (options_.conv > 0) {
+    int64_t channels = 0;
+    for (const Projection& p : projections_) channels += p.width;
+    state.tensors.push_back({"conv", at::zeros({batch, options_.conv - 1, channels}, options)});
+  }
+  return state;
+}
+
+// All projections of self attention in one product (and one convolution), then split into heads: views, no copies.
+std::vector<at::Tensor> AttentionLayer::Project(const Stream& stream, State* state) const {
+  const int64_t batch = stream.x.size(0), length = stream.x.size(1), heads = options_.dims.heads;
+  std::vector<at::Tensor> weights, biases;
+  for (const auto& map : maps_) {
+    weights.push_back(map->weight);
+    if (map->bias.defined()) biases.push_back(map->bias);
+  }
+  at::Tensor y = at::linear(stream.x, at::cat(weights), biases.empty() ? std::nullopt : std::optional<at::Tensor>(at::cat(biases)));
+  if (y.scalar_type() != weights[0].scalar_type()) y = y.to(weights[0].scalar_type());  // autocast: the cores run in full precision
+  if (options_.conv > 0) {
+    auto [filtered, after] = ops::ShortConv(y, at::cat(filters_), (*state)["conv"], stream.mask);
+    y = filtered;
+    (*state)["conv"] = after;
+  }
+  std::vector<at::Tensor> x;
+  int64_t offset = 0;
+  for (const Projection& p : projections_) {
+    at::Tensor part = y.narrow(2, offset, p.width).view({batch, length, heads, p.width / heads}).transpose(1, 2);
+    if (options_.positions == "rotary" && p.rotary) part = Rotate(part, stream.positions);
+    x.push_back(part);
+    offset += p.width;
+  }
+  return x;
+}
+
+at::Tensor AttentionLayer::Merge(const at::Tensor& heads) const {
+  return out_->Forward(heads.transpose(1, 2).reshape({heads.size(0), heads.size(2), options_.dims.dim}));
+}
+
+at::Tensor AttentionLayer::Extend(const Stream& stream, State& state) {
+  const std::vector<at::Tensor> x = Project(stream, &state);
+  return Merge(mechanism_->Extend(x, state, stream.mask));
+}
+
+at::Tensor AttentionLayer::Bidirectional(const Stream& stream) {
+  return Merge(mechanism_->Bidirectional(Project(stream, nullptr), stream.mask));
+}
+
+}  // namespace cistern

@@ -1,0 +1,46 @@
+#pragma once
+// An attention layer: declared projections, short convolution, rotary positions, a mechanism's core, the output projection.
+#include <memory>
+#include <vector>
+
+#include "cistern/attention/mechanism.h"
+#include "cistern/nn/linear.h"
+#include "cistern/nn/stream.h"
+
+namespace cistern {
+
+struct AttentionLayerOptions {
+  std::string mechanism = "softmax";
+  Json mechanism_options = Json::object();
+  AttentionDims dims;
+  Form form = Form::kCausal;
+  std::string positions = "none";  // "rotary" turns the projections that allow it
+  int64_t conv = 0;                // taps of the causal convolution on every projection; 0: none
+  bool bias = false;
+  double init_std = 0.02, out_std = 0.02;
+};
+
+class AttentionLayer : public torch::nn::Module {
+ public:
+  // UsageError where the mechanism does not have the form, the positions or the convolution, or the sizes do not fit.
+  explicit AttentionLayer(const AttentionLayerOptions& options);
+
+  // The mechanism's state and, with a convolution, "conv" [B, taps-1, sum of widths].
+  State EmptyState(int64_t batch, const at::TensorOptions& options) const;
+  at::Tensor Extend(const Stream& stream, State& state);  // causal; [B,T,D]
+  at::Tensor Bidirectional(const Stream& stream);
+  const Mechanism& mechanism() const { return *mechanism_; }
+
+ private:
+  std::vector<at::Tensor> Project(const Stream& stream, State* state) const;
+  at::Tensor Merge(const at::Tensor& heads) const;
+
+  AttentionLayerOptions options_;
+  std::shared_ptr<Mechanism> mechanism_;
+  std::vector<Projection> projections_;
+  std::vector<std::shared_ptr<Linear>> maps_;
+  std::vector<at::Tensor> filters_;  // [width, taps] each
+  std::shared_ptr<Linear> out_;
+};
+
+}  // namespace cistern

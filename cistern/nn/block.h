@@ -1,0 +1,47 @@
+#pragma once
+// A transformer block: attention and feed-forward, each with a residual and a norm before (pre) or after (post) it.
+#include <memory>
+
+#include "cistern/nn/attention_layer.h"
+#include "cistern/nn/linear.h"
+
+namespace cistern {
+
+struct BlockOptions {
+  AttentionLayerOptions attention;
+  std::string norm = "pre";           // pre | post
+  std::string activation = "gelu";    // gelu (erf) | gelu_tanh | relu
+  int64_t ffn_dim = 0;                // 0: 4 D
+  double dropout = 0;
+  double norm_eps = 1e-5;
+};
+
+class FeedForward : public torch::nn::Module {
+ public:
+  FeedForward(int64_t dim, int64_t hidden, const std::string& activation, bool bias, double std, double out_std);
+  at::Tensor Forward(const at::Tensor& x) const;
+
+ private:
+  std::string activation_;
+  std::shared_ptr<Linear> up_, down_;
+};
+
+class Block : public torch::nn::Module {
+ public:
+  explicit Block(const BlockOptions& options);
+  State EmptyState(int64_t batch, const at::TensorOptions& options) const { return attention_->EmptyState(batch, options); }
+  Stream Extend(Stream stream, State& state);    // causal
+  Stream Bidirectional(Stream stream);
+  const AttentionLayer& attention() const { return *attention_; }
+
+ private:
+  template <class Attend>
+  Stream Run(Stream stream, Attend&& attend);
+
+  BlockOptions options_;
+  std::shared_ptr<AttentionLayer> attention_;
+  std::shared_ptr<FeedForward> ffn_;
+  std::shared_ptr<LayerNorm> attention_norm_, ffn_norm_;
+};
+
+}  // namespace cistern

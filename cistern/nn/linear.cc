@@ -1,0 +1,25 @@
+#include "cistern/nn/linear.h"
+
+#include <ATen/ATen.h>
+
+#include <cmath>
+
+namespace cistern {
+
+Linear::Linear(int64_t in, int64_t out, bool with_bias, double std) {
+  weight = register_parameter("weight", at::randn({out, in}) * (std > 0 ? std : 1.0 / std::sqrt(3.0 * double(in))));
+  if (with_bias) bias = register_parameter("bias", at::zeros({out}));
+}
+
+at::Tensor Linear::Forward(const at::Tensor& x) const {
+  return at::linear(x, weight, bias.defined() ? std::optional<at::Tensor>(bias) : std::nullopt);
+}
+
+LayerNorm::LayerNorm(int64_t width, double eps) : eps_(eps) {
+  weight = register_parameter("weight", at::ones({width}));
+  bias = register_parameter("bias", at::zeros({width}));
+}
+
+at::Tensor LayerNorm::Forward(const at::Tensor& x) const { return at::layer_norm(x, {x.size(-1)}, weight, bias, eps_); }
+
+}  // namespace cistern

@@ -1,0 +1,35 @@
+#pragma once
+// Linear map and layer normalisation as modules with Hugging Face-style parameter names (weight, bias).
+#include <torch/nn/module.h>
+
+namespace cistern {
+
+// y = x W^T + b, W [out, in]. Initialised N(0, std), bias 0; std = 0 takes 1/sqrt(3 in), the variance of torch's default uniform.
+class Linear : public torch::nn::Module {
+ public:
+  Linear(int64_t in, int64_t out, bool bias, double std = 0);
+  at::Tensor Forward(const at::Tensor& x) const;
+  at::Tensor weight, bias;
+};
+
+// Layer normalisation over the last dimension.
+class LayerNorm : public torch::nn::Module {
+ public:
+  explicit LayerNorm(int64_t width, double eps = 1e-5);
+  at::Tensor Forward(const at::Tensor& x) const;
+  at::Tensor weight, bias;
+
+ private:
+  double eps_;
+};
+
+// A module that only holds others, for names such as layers.0.attention.
+class Container : public torch::nn::Module {
+ public:
+  template <class M>
+  std::shared_ptr<M> Add(const std::string& name, std::shared_ptr<M> module) {
+    return register_module(name, std::move(module));
+  }
+};
+
+}  // namespace cistern

@@ -1,0 +1,50 @@
+#include "cistern/nn/positions.h"
+
+#include <ATen/ATen.h>
+
+#include <cmath>
+
+#include "cistern/base/error.h"
+
+namespace cistern {
+namespace {
+
+// angles [1 or B,T,half] in double: positions times base^(-i/half), exact to far beyond a million tokens.
+at::Tensor Angles(const at::Tensor& positions, int64_t half, double base) {
+  const at::Tensor exponents = at::arange(half, positions.options().dtype(at::kDouble)) * (-std::log(base) / double(half));
+  return positions.to(at::kDouble).unsqueeze(-1) * exponents.exp();
+}
+
+}  // namespace
+
+std::vector<std::string> PositionKinds() { return {"none", "learned", "sinusoidal", "rotary"}; }
+
+PositionEmbedding::PositionEmbedding(const std::string& kind, int64_t width, int64_t max_length, double std)
+    : kind_(kind), max_length_(max_length) {
+  if (kind == "learned") weight_ = register_parameter("weight", at::randn({max_length, width}) * std);
+  if (kind == "sinusoidal" && width % 2 != 0) FailUsage("sinusoidal positions need an even width, got ", width);
+}
+
+at::Tensor PositionEmbedding::Forward(const at::Tensor& x, const at::Tensor& positions) const {
+  if (kind_ == "learned") {
+    const int64_t last = positions.numel() > 0 ? positions.max().item<int64_t>() : 0;
+    CISTERN_CHECK(last < max_length_, "position ", last, " is beyond the learned table of max_length=", max_length_,
+                  "; sinusoidal, rotary or no positions go on for ever");
+    return x + at::embedding(weight_, positions);
+  }
+  if (kind_ == "sinusoidal") {
+    const at::Tensor angles = Angles(positions, x.size(-1) / 2, 10000.0);
+    return x + at::stack({angles.sin(), angles.cos()}, -1).flatten(-2).to(x.scalar_type());
+  }
+  return x;
+}
+
+at::Tensor Rotate(const at::Tensor& x, const at::Tensor& positions, double base) {
+  const int64_t half = x.size(-1) / 2;
+  const at::Tensor angles = Angles(positions, half, base).unsqueeze(1);  // [1 or B,1,T,half]
+  const at::Tensor cos = angles.cos().to(x.scalar_type()), sin = angles.sin().to(x.scalar_type());
+  const at::Tensor first = x.narrow(-1, 0, half), second = x.narrow(-1, half, half);
+  return at::cat({first * cos - second * sin, second * cos + first * sin}, -1);
+}
+
+}  // namespace cistern

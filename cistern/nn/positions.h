@@ -1,0 +1,28 @@
+#pragma once
+// Where a token stands: learned, sinusoidal (added to the embedding) or rotary (turns queries and keys).
+#include <torch/nn/module.h>
+
+#include <string>
+#include <vector>
+
+namespace cistern {
+
+std::vector<std::string> PositionKinds();  // none, learned, sinusoidal, rotary
+
+// Adds positions to embeddings. Sinusoids interleave sin and cos (10000^(-2i/D)) and are computed on demand: no longest length.
+class PositionEmbedding : public torch::nn::Module {
+ public:
+  PositionEmbedding(const std::string& kind, int64_t width, int64_t max_length, double std);
+  // x [B,T,D], positions [1 or B,T] int64. A learned table longer than max_length is an Error.
+  at::Tensor Forward(const at::Tensor& x, const at::Tensor& positions) const;
+
+ private:
+  std::string kind_;
+  int64_t max_length_;
+  at::Tensor weight_;
+};
+
+// Rotary positions on the halves convention (first d/2 channels pair with the last d/2). x [B,H,T,d], positions [1 or B,T].
+at::Tensor Rotate(const at::Tensor& x, const at::Tensor& positions, double base = 10000.0);
+
+}  // namespace cistern

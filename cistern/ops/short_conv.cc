@@ -1,0 +1,209 @@
+#include "cistern/ops/short_conv.h"
+
+#include <ATen/ATen.h>
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/csrc/autograd/functions/utils.h>
+#include <torch/library.h>
+
+#include "cistern/kernels/ref/slot_memory_ref.h"
+#include "cistern/kernels/short_conv.h"
+#include "cistern/ops/impl.h"
+#include "cistern/ops/tensor_rows.h"
+
+namespace cistern::ops {
+namespace short_conv {
+
+using Tensor2 = std::tuple<at::Tensor, at::Tensor>;
+using Tensor3 = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
+using torch::autograd::variable_list;
+
+void Check(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& state) {
+  TORCH_CHECK(x.dim() == 3, "[short_conv] expected x of shape [B,T,C], got ", x.sym_sizes());
+  TORCH_CHECK(weight.dim() == 2 && weight.sym_size(0) == x.sym_size(2) && weight.sym_size(1) >= 1,
+              "[short_conv] expected weight of shape [C,K] with C=", x.sym_size(2), ", got ", weight.sym_sizes());
+  TORCH_CHECK(state.dim() == 3 && state.sym_size(0) == x.sym_size(0) && state.sym_size(1) == weight.sym_size(1) - 1 &&
+                  state.sym_size(2) == x.sym_size(2),
+              "[short_conv] expected state of shape [B,K-1,C] for x ", x.sym_sizes(), " and weight ", weight.sym_sizes(), ", got ",
+              state.sym_sizes());
+}
+
+// Plain ATen: one shifted product a tap.
+Tensor2 Composite(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& state, const OptionalTensor& starts,
+                  const OptionalTensor& lengths) {
+  const int64_t taps = weight.size(1), length = x.size(1);
+  at::Tensor input = x, pad;
+  if (lengths) {
+    pad = (at::arange(length, lengths->options()).unsqueeze(0) >= lengths->unsqueeze(1)).unsqueeze(-1);
+    input = x.masked_fill(pad, 0.0);
+  }
+  const at::Tensor padded = at::cat({state, input}, 1);  // row t + K-1 is token t
+  at::Tensor document;                                   // [B, K-1+T]
+  if (starts) {
+    const at::Tensor counts = starts->to(at::kLong).cumsum(1);
+    document = at::cat({at::zeros({x.size(0), taps - 1}, counts.options()), counts}, 1);
+  }
+  at::Tensor y = at::zeros_like(x);
+  for (int64_t j = 0; j < taps; ++j) {
+    at::Tensor term = padded.narrow(1, j, length) * weight.select(1, j);
+    if (starts) {
+      const at::Tensor same = document.narrow(1, j, length) == document.narrow(1, taps - 1, length);
+      term = term.masked_fill(same.logical_not().unsqueeze(-1), 0.0);
+    }
+    y = y + term;
+  }
+  if (pad.defined()) y = y.masked_fill(pad, 0.0);
+  // The last K-1 real rows, without what lies before the last document start.
+  at::Tensor end = lengths ? lengths->clamp(0, length) : at::full({x.size(0)}, length, x.options().dtype(at::kLong));
+  const at::Tensor rows = end.unsqueeze(1) + at::arange(taps - 1, end.options());  // [B,K-1] rows of `padded`
+  at::Tensor after = padded.gather(1, rows.unsqueeze(-1).expand({-1, -1, x.size(2)}));
+  if (starts && length > 0 && taps > 1) {
+    const at::Tensor last = document.gather(1, (end + taps - 2).unsqueeze(1));  // document of the last real token
+    after = after.masked_fill((document.gather(1, rows) != last).unsqueeze(-1), 0.0);
+  }
+  return {y, after};
+}
+
+template <class T>
+Rows<const T> In(const at::Tensor& x) {
+  return {x.const_data_ptr<T>(), x.stride(0), 0, x.stride(1)};
+}
+template <class T>
+Rows<T> Out(const at::Tensor& x) {
+  return {x.mutable_data_ptr<T>(), x.stride(0), 0, x.stride(1)};
+}
+
+ConvShape ShapeOf(const at::Tensor& x, const at::Tensor& weight) { return {x.size(0), x.size(1), x.size(2), weight.size(1)}; }
+
+Tensor2 ForwardCpu(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& state, const OptionalTensor& starts,
+                   const OptionalTensor& lengths) {
+  Check(x, weight, state);
+  if (!UsesKernel(x)) return Composite(x, weight, state, starts, lengths);
+  const MaskView view(starts, lengths);
+  auto run = [&]<class T>(T) -> Tensor2 {
+    const at::Tensor xc = UnitStride(x), wc = weight.contiguous(), sc = state.contiguous();
+    const at::Tensor y = at::empty(x.sizes(), x.options()), after = at::empty(state.sizes(), x.options());
+    cistern::ShortConv<T>(ShapeOf(x, weight), In<T>(xc), wc.const_data_ptr<T>(), sc.const_data_ptr<T>(), view.mask, Out<T>(y),
+                          after.mutable_data_ptr<T>());
+    return {y, after};
+  };
+  return x.scalar_type() == at::kFloat ? run(float{}) : run(double{});
+}
+
+Tensor3 BackwardCpu(const OptionalTensor& d_y, const OptionalTensor& d_after, const at::Tensor& x, const at::Tensor& weight,
+                    const at::Tensor& state, const OptionalTensor& starts, const OptionalTensor& lengths) {
+  const MaskView view(starts, lengths);
+  auto run = [&]<class T>(T) -> Tensor3 {
+    const at::Tensor xc = UnitStride(x), wc = weight.contiguous(), sc = state.contiguous();
+    const at::Tensor gy = d_y ? UnitStride(*d_y) : at::zeros_like(xc), ga = d_after ? d_after->contiguous() : at::Tensor();
+    const at::Tensor dx = at::empty(x.sizes(), x.options()), dw = at::empty(weight.sizes(), x.options()),
+                     ds = at::empty(state.sizes(), x.options());
+    ShortConvBackward<T>(ShapeOf(x, weight), In<T>(gy), ga.defined() ? ga.const_data_ptr<T>() : nullptr, In<T>(xc), wc.const_data_ptr<T>(),
+                         sc.const_data_ptr<T>(), view.mask, Out<T>(dx), dw.mutable_data_ptr<T>(), ds.mutable_data_ptr<T>());
+    return {dx, dw, ds};
+  };
+  return x.scalar_type() == at::kFloat ? run(float{}) : run(double{});
+}
+
+Tensor2 ForwardMeta(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& state, const OptionalTensor&, const OptionalTensor&) {
+  Check(x, weight, state);
+  return {at::empty_symint(x.sym_sizes(), x.options()), at::empty_symint(state.sym_sizes(), x.options())};
+}
+
+Tensor3 BackwardMeta(const OptionalTensor&, const OptionalTensor&, const at::Tensor& x, const at::Tensor& weight, const at::Tensor& state,
+                     const OptionalTensor&, const OptionalTensor&) {
+  return {at::empty_symint(x.sym_sizes(), x.options()), at::empty_symint(weight.sym_sizes(), x.options()),
+          at::empty_symint(state.sym_sizes(), x.options())};
+}
+
+using ForwardSchema = Tensor2(const at::Tensor&, const at::Tensor&, const at::Tensor&, const OptionalTensor&, const OptionalTensor&);
+using BackwardSchema = Tensor3(const OptionalTensor&, const OptionalTensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&,
+                               const OptionalTensor&, const OptionalTensor&);
+const c10::TypedOperatorHandle<ForwardSchema>& ForwardOp() {
+  static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("cistern::short_conv", "").typed<ForwardSchema>();
+  return op;
+}
+const c10::TypedOperatorHandle<BackwardSchema>& BackwardOp() {
+  static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("cistern::short_conv_backward", "").typed<BackwardSchema>();
+  return op;
+}
+
+OptionalTensor Given(const at::Tensor& x) { return x.defined() ? OptionalTensor(x) : std::nullopt; }
+
+struct ShortConvFunction : torch::autograd::Function<ShortConvFunction> {
+  static variable_list forward(torch::autograd::AutogradContext* ctx, const at::Tensor& x, const at::Tensor& weight, const at::Tensor& state,
+                               const OptionalTensor& starts, const OptionalTensor& lengths) {
+    at::AutoDispatchBelowADInplaceOrView guard;
+    ctx->save_for_backward({x, weight, state, starts.value_or(at::Tensor()), lengths.value_or(at::Tensor())});
+    ctx->set_materialize_grads(false);
+    auto [y, after] = ForwardOp().call(x, weight, state, starts, lengths);
+    return {y, after};
+  }
+  static variable_list backward(torch::autograd::AutogradContext* ctx, variable_list grads) {
+    if (!grads[0].defined() && !grads[1].defined()) return variable_list(5);
+    const auto saved = ctx->get_saved_variables();
+    auto [dx, dw, ds] =
+        BackwardOp().call(Given(grads[0]), Given(grads[1]), saved[0], saved[1], saved[2], Given(saved[3]), Given(saved[4]));
+    return {dx, dw, ds, at::Tensor(), at::Tensor()};
+  }
+};
+
+Tensor2 ForwardAutograd(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& state, const OptionalTensor& starts,
+                        const OptionalTensor& lengths) {
+  if (!x.is_meta() && !UsesKernel(x)) {
+    Check(x, weight, state);
+    return Composite(x, weight, state, starts, lengths);
+  }
+  if (!torch::autograd::compute_requires_grad(x, weight, state)) {
+    at::AutoDispatchBelowADInplaceOrView guard;
+    return ForwardOp().call(x, weight, state, starts, lengths);
+  }
+  const auto r = ShortConvFunction::apply(x, weight, state, starts, lengths);
+  return {r[0], r[1]};
+}
+
+// Second derivatives: autograd through the composite.
+Tensor3 BackwardAutograd(const OptionalTensor& d_y, const OptionalTensor& d_after, const at::Tensor& x, const at::Tensor& weight,
+                         const at::Tensor& state, const OptionalTensor& starts, const OptionalTensor& lengths) {
+  if (!torch::autograd::compute_requires_grad(d_y.value_or(at::Tensor()), d_after.value_or(at::Tensor()), x, weight, state)) {
+    at::AutoDispatchBelowADInplaceOrView guard;
+    return BackwardOp().call(d_y, d_after, x, weight, state, starts, lengths);
+  }
+  at::AutoGradMode enable(true);
+  variable_list inputs = {x, weight, state}, outputs, grads;
+  for (at::Tensor& input : inputs) {
+    if (!input.requires_grad()) input = input.detach().requires_grad_();
+  }
+  auto [y, after] = Composite(inputs[0], inputs[1], inputs[2], starts, lengths);
+  if (d_y) outputs.push_back(y), grads.push_back(*d_y);
+  if (d_after) outputs.push_back(after), grads.push_back(*d_after);
+  const auto g = torch::autograd::grad(outputs, inputs, grads, true, true, true);
+  auto or_zeros = [&](size_t i) { return g[i].defined() ? g[i] : at::zeros_like(inputs[i]); };
+  return {or_zeros(0), or_zeros(1), or_zeros(2)};
+}
+
+TORCH_LIBRARY_FRAGMENT(cistern, m) {
+  const std::vector<at::Tag> tags = {at::Tag::pt2_compliant_tag};
+  m.def("short_conv(Tensor x, Tensor weight, Tensor state, Tensor? starts=None, Tensor? lengths=None) -> (Tensor, Tensor)", tags);
+  m.def("short_conv_backward(Tensor? d_y, Tensor? d_after, Tensor x, Tensor weight, Tensor state, Tensor? starts=None, Tensor? lengths=None)"
+        " -> (Tensor, Tensor, Tensor)", tags);
+}
+TORCH_LIBRARY_IMPL(cistern, CPU, m) {
+  m.impl("short_conv", &ForwardCpu);
+  m.impl("short_conv_backward", &BackwardCpu);
+}
+TORCH_LIBRARY_IMPL(cistern, Meta, m) {
+  m.impl("short_conv", &ForwardMeta);
+  m.impl("short_conv_backward", &BackwardMeta);
+}
+TORCH_LIBRARY_IMPL(cistern, Autograd, m) {
+  m.impl("short_conv", &ForwardAutograd);
+  m.impl("short_conv_backward", &BackwardAutograd);
+}
+
+}  // namespace short_conv
+
+std::tuple<at::Tensor, at::Tensor> ShortConv(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& state, const Mask& mask) {
+  return short_conv::ForwardOp().call(x, weight, state, mask.starts, mask.lengths);
+}
+
+}  // namespace cistern::ops

@@ -1,0 +1,15 @@
+#pragma once
+// Short causal convolution over time, one filter per channel, as a differentiable op (kernels/short_conv.h).
+#include <ATen/core/Tensor.h>
+
+#include <tuple>
+
+#include "cistern/ops/slot_memory.h"
+
+namespace cistern::ops {
+
+// x [B,T,C], weight [C,K], state [B,K-1,C] (the last inputs before x; zeros when empty) -> (y [B,T,C], the state after).
+// y[b,t,c] = sum_j weight[c,j] x[b,t-(K-1)+j,c]. Taps never cross a document start; padding gives 0 and leaves the state alone.
+std::tuple<at::Tensor, at::Tensor> ShortConv(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& state, const Mask& mask = {});
+
+}  // namespace cistern::ops

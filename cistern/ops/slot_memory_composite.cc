@@ -1,0 +1,77 @@
+#include "cistern/ops/slot_memory_composite.h"
+
+#include <ATen/ATen.h>
+
+#include <limits>
+
+namespace cistern::ops {
+namespace {
+
+constexpr int64_t kChunk = 16;  // e^{s_i - m_t} is formed for every pair inside a chunk: every exponent is <= 0
+constexpr double kNegativeInfinity = -std::numeric_limits<double>::infinity();
+
+}  // namespace
+
+Tensor4 SlotMemoryComposite(bool match, const at::Tensor& a, const at::Tensor& s_in, const at::Tensor& u, const at::Tensor& memory,
+                            const at::Tensor& z_in, const OptionalTensor& starts, const OptionalTensor& lengths, bool want_z) {
+  const int64_t length = u.size(2);
+  const auto dtype = u.scalar_type();
+  at::Tensor s = s_in.to(at::kDouble), valid;
+  if (lengths) {
+    valid = at::arange(length, lengths->options()).unsqueeze(0) < lengths->unsqueeze(1);  // [B,T]
+    s = s.masked_fill(valid.logical_not().unsqueeze(1).unsqueeze(-1), kNegativeInfinity);
+  }
+  at::Tensor documents;  // [B,T]: number of document starts up to each token
+  if (starts) documents = (valid.defined() ? starts->logical_and(valid) : *starts).to(at::kLong).cumsum(1);
+
+  at::Tensor m_prev = memory, z_prev = z_in;
+  std::vector<at::Tensor> outs, zs;
+  for (int64_t t0 = 0; t0 < length; t0 += kChunk) {
+    const int64_t c = std::min(kChunk, length - t0);
+    const at::Tensor sc = s.narrow(2, t0, c), uc = u.narrow(2, t0, c), ac = a.narrow(2, t0, c);
+    // m_t: a finite reference no smaller than any log-weight up to t. The result does not depend on it, so it carries no gradient.
+    at::Tensor m = at::maximum(std::get<0>(at::cummax(sc.detach(), 2)), z_prev.detach().unsqueeze(2));
+    m = m.masked_fill(m == kNegativeInfinity, 0.0);
+    at::Tensor seen = at::ones({c, c}, s.options().dtype(at::kBool)).tril();  // [t,i]
+    at::Tensor from_before;                                                   // e^{z_prev - m_t}  [B,H,c,n]
+    at::Tensor log_before = z_prev.unsqueeze(2) - m;
+    if (documents.defined()) {
+      const at::Tensor doc = documents.narrow(1, t0, c);
+      seen = seen.logical_and(doc.unsqueeze(2) == doc.unsqueeze(1)).unsqueeze(1);  // [B,1,t,i]
+      const at::Tensor before = t0 > 0 ? documents.narrow(1, t0 - 1, 1) : at::zeros_like(doc.narrow(1, 0, 1));
+      log_before = log_before.masked_fill((doc != before).unsqueeze(1).unsqueeze(-1), kNegativeInfinity);
+    }
+    from_before = log_before.exp();
+    const at::Tensor pairs =
+        (sc.unsqueeze(2) - m.unsqueeze(3)).masked_fill(seen.logical_not().unsqueeze(-1), kNegativeInfinity).exp();  // [B,H,t,i,n]
+    const at::Tensor alpha = from_before + pairs.sum(3);
+    const at::Tensor safe = alpha.masked_fill(alpha == 0, 1.0);
+    const at::Tensor decay = (from_before / safe).to(dtype);
+    const at::Tensor weights = (pairs / safe.unsqueeze(3)).to(dtype);  // e^{s_i - z_t}
+    if (match) {
+      const at::Tensor scores = at::matmul(ac, uc.transpose(2, 3));  // q_t . k_i
+      outs.push_back(decay * at::matmul(ac, m_prev.transpose(2, 3)) + at::einsum("bhti,bhtil->bhtl", {scores, weights}));
+    } else {
+      const at::Tensor scores = at::einsum("bhtl,bhtil->bhti", {ac, weights});
+      outs.push_back(at::matmul(ac * decay, m_prev) + at::matmul(scores, uc));
+    }
+    const at::Tensor z = at::where(alpha > 0, m + safe.log(), at::full({}, kNegativeInfinity, alpha.options()));
+    if (want_z) zs.push_back(z.to(s_in.scalar_type()));
+    m_prev = decay.select(2, c - 1).unsqueeze(-1) * m_prev + at::matmul(weights.select(2, c - 1).transpose(2, 3), uc);
+    z_prev = z.select(2, c - 1);
+  }
+  at::Tensor out = length > 0 ? at::cat(outs, 2) : (match ? at::zeros_like(s_in) : at::zeros_like(u));
+  at::Tensor z_out = want_z ? (length > 0 ? at::cat(zs, 2) : at::zeros_like(s_in)) : at::empty({0}, s_in.options());
+  if (valid.defined()) {
+    const at::Tensor pad = valid.logical_not().unsqueeze(1).unsqueeze(-1);
+    out = out.masked_fill(pad, 0.0);
+    if (want_z) z_out = z_out.masked_fill(pad, 0.0);
+  }
+  if (length == 0) {
+    m_prev = m_prev.clone();
+    z_prev = z_prev.clone();
+  }
+  return {out, m_prev, z_prev, z_out};
+}
+
+}  // namespace cistern::ops

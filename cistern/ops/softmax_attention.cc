@@ -1,0 +1,81 @@
+#include "cistern/ops/softmax_attention.h"
+
+#include <ATen/ATen.h>
+
+#include <cmath>
+#include <limits>
+
+#include "cistern/ops/impl.h"
+
+namespace cistern::ops {
+namespace softmax_attention {
+
+// [B or 1, 1, T, S] bool, true where a query sees a key; undefined when every query sees every key.
+at::Tensor Visible(const at::Tensor& q, const at::Tensor& k, const SoftmaxOptions& options, const Mask& mask, const at::Tensor& key_valid) {
+  const int64_t rows = q.size(2), keys = k.size(2);
+  const auto index = q.options().dtype(at::kLong).requires_grad(false);
+  at::Tensor visible;
+  auto restrict_to = [&](const at::Tensor& condition) { visible = visible.defined() ? visible.logical_and(condition) : condition; };
+  const at::Tensor key = at::arange(keys, index);
+  if (options.causal) {
+    const at::Tensor last = at::arange(rows, index).unsqueeze(1) + options.query_offset;
+    restrict_to((key.unsqueeze(0) <= last).unsqueeze(0).unsqueeze(0));
+  }
+  if (mask.lengths) restrict_to((key.unsqueeze(0) < mask.lengths->unsqueeze(1)).unsqueeze(1).unsqueeze(1));
+  if (mask.starts) {
+    const at::Tensor document = mask.starts->to(at::kLong).cumsum(1);
+    const at::Tensor key_document = at::cat({at::zeros({q.size(0), keys - rows}, document.options()), document}, 1);
+    restrict_to((document.unsqueeze(2) == key_document.unsqueeze(1)).unsqueeze(1));
+  }
+  if (key_valid.defined()) restrict_to(key_valid.unsqueeze(1).unsqueeze(1));
+  return visible;
+}
+
+// The definition: probabilities formed explicitly, rows without a visible key give zeros.
+at::Tensor Explicit(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& visible, double scale, double dropout) {
+  at::Tensor scores = at::matmul(q, k.transpose(2, 3)) * scale;
+  if (visible.defined()) {
+    // Finite instead of -inf, so that a fully masked row has finite gradients; its probabilities are set to 0 below.
+    scores = scores.masked_fill(visible.logical_not(), std::numeric_limits<float>::lowest());
+  }
+  at::Tensor p = at::softmax(scores, -1);
+  if (visible.defined()) p = p.masked_fill(visible.logical_not(), 0.0);
+  if (dropout > 0) p = at::dropout(p, dropout, true);
+  return at::matmul(p, v);
+}
+
+}  // namespace softmax_attention
+
+at::Tensor SoftmaxAttention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const SoftmaxOptions& options, const Mask& mask,
+                            const at::Tensor& key_valid) {
+  TORCH_CHECK(q.dim() == 4 && k.dim() == 4 && v.dim() == 4 && q.size(0) == k.size(0) && q.size(1) == k.size(1) && q.size(3) == k.size(3) &&
+                  k.sizes().slice(0, 3) == v.sizes().slice(0, 3),
+              "[softmax_attention] expected q [B,H,T,d], k [B,H,S,d], v [B,H,S,e], got ", q.sizes(), ", ", k.sizes(), ", ", v.sizes());
+  TORCH_CHECK(!mask.starts || q.size(2) <= k.size(2), "[softmax_attention] document starts need self attention, got T=", q.size(2),
+              " queries and S=", k.size(2), " keys");
+  const double scale = options.scale > 0 ? options.scale : 1.0 / std::sqrt(double(q.size(3)));
+  if (q.size(2) == 0 || k.size(2) == 0) return at::zeros({q.size(0), q.size(1), q.size(2), v.size(3)}, q.options()) + 0 * q.sum();
+  const Impl impl = ActiveImpl();
+  const bool square = q.size(2) == k.size(2) && options.query_offset == 0;
+  if (impl == Impl::kKernel && options.dropout == 0 && options.causal && square && !mask.lengths && !mask.starts &&
+      !key_valid.defined()) {
+    return at::scaled_dot_product_attention(q, k, v, {}, 0.0, true, scale);
+  }
+  const bool sees_all = !options.causal || (q.size(2) == 1 && options.query_offset == k.size(2) - 1);
+  const at::Tensor visible =
+      sees_all && !mask.lengths && !mask.starts && !key_valid.defined() ? at::Tensor()
+                                                                        : softmax_attention::Visible(q, k, options, mask, key_valid);
+  if (impl == Impl::kReference) {
+    return softmax_attention::Explicit(q.to(at::kDouble), k.to(at::kDouble), v.to(at::kDouble), visible, scale, options.dropout)
+        .to(q.scalar_type());
+  }
+  if (impl == Impl::kComposite || options.dropout > 0) return softmax_attention::Explicit(q, k, v, visible, scale, options.dropout);
+  if (!visible.defined()) return at::scaled_dot_product_attention(q, k, v, {}, 0.0, false, scale);
+  // Rows that see nothing are let see everything and then set to zero: finite numbers, zero gradient.
+  const at::Tensor any = visible.any(-1, true);
+  const at::Tensor usable = visible.logical_or(any.logical_not());
+  const at::Tensor out = at::scaled_dot_product_attention(q, k, v, usable.expand({q.size(0), 1, q.size(2), k.size(2)}), 0.0, false, scale);
+  return out.masked_fill(any.logical_not(), 0.0);
+}
+
+}  // namespace cistern::ops

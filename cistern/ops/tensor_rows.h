@@ -1,0 +1,47 @@
+#pragma once
+// From tensors to the kernels' views, and the layout of what the ops return.
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+
+#include <optional>
+
+#include "cistern/kernels/rows.h"
+
+namespace cistern::ops {
+
+using OptionalTensor = std::optional<at::Tensor>;
+
+// [B,H,T,w] with unit stride in the last dimension, copied only where it is not.
+inline at::Tensor UnitStride(const at::Tensor& x) { return x.stride(-1) == 1 || x.size(-1) <= 1 ? x : x.contiguous(); }
+
+template <class T>
+Rows<const T> InputRows(const at::Tensor& x) {
+  return {x.const_data_ptr<T>(), x.stride(0), x.stride(1), x.stride(2)};
+}
+template <class T>
+Rows<T> OutputRows(const at::Tensor& x) {
+  return {x.mutable_data_ptr<T>(), x.stride(0), x.stride(1), x.stride(2)};
+}
+
+// A [B,H,T,w] tensor stored as [B,T,H,w], so that merging the heads afterwards is a view.
+inline at::Tensor EmptyHeads(c10::SymIntArrayRef sizes, const at::TensorOptions& options) {
+  return at::empty_symint({sizes[0], sizes[2], sizes[1], sizes[3]}, options).transpose(1, 2);
+}
+
+// starts [B,T] bool and lengths [B] int64 as a RowMask; keeps what it points to alive.
+struct MaskView {
+  at::Tensor starts, lengths;
+  RowMask mask;
+  MaskView(const OptionalTensor& starts_in, const OptionalTensor& lengths_in) {
+    if (starts_in) {
+      starts = starts_in->contiguous();
+      mask.starts = reinterpret_cast<const uint8_t*>(starts.const_data_ptr<bool>());
+    }
+    if (lengths_in) {
+      lengths = lengths_in->contiguous();
+      mask.lengths = lengths.const_data_ptr<int64_t>();
+    }
+  }
+};
+
+}  // namespace cistern::ops
