@@ -1,5 +1,6 @@
 #pragma once
 // One description of an options struct serves reading (JSON, TOML, --set key=value), checking, writing and help.
+#include <array>
 #include <cstdint>
 #include <functional>
 #include <limits>
@@ -36,7 +37,9 @@ class Fields {
   // Reads an object. Unknown keys, wrong types and values out of range are a UsageError that names `where`, the dotted key, the value
   // and what is allowed, with the nearest known key.
   void Read(const Json& object, const std::string& where);
-  void Set(const std::string& assignment);  // "train.lr=4e-3"
+  // "train.lr=4e-3", by the field's type: lists as `a,b` or JSON, true/false/1/0/yes/no/on/off, JSON or a bare word for Json fields, whose
+  // insides are reached by their own dotted names ("model.options.slots=32"). Errors as of Read, with where = "--set".
+  void Set(const std::string& assignment);
   Json Write() const;
   std::string Help(int indent = 0) const;   // one line per field: name, type, default, range, help
   std::vector<std::string> Names() const;   // dotted
@@ -44,7 +47,15 @@ class Fields {
  private:
   struct Field;
   std::vector<std::shared_ptr<Field>> fields_;
+
   Field* Find(const std::string& dotted) const;
+  Fields& AddField(Field field);
+  void ReadObject(const Json& object, const std::string& where, const std::string& prefix, const std::vector<std::string>& all);
+  bool SetInside(const std::string& dotted, const std::string& text);
+  void HelpRows(const std::string& prefix, std::vector<std::array<std::string, 3>>* rows) const;
+  static void ReadField(Field& field, const Json& json, const std::string& where, const std::string& dotted,
+                        const std::vector<std::string>& all);
+  static Json WriteField(const Field& field);
 };
 
 // Files. Errors name the file, line and column.

@@ -1,0 +1,139 @@
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <string_view>
+
+#include "cistern/base/error.h"
+#include "cistern/data/listops.h"
+
+namespace cistern {
+namespace {
+
+constexpr const char* kNames[] = {"<pad>", "0", "1",    "2",    "3",    "4",   "5", "6",        "7",
+                                  "8",     "9", "[MIN", "[MAX", "[MED", "[SM", "]", "<unknown>"};
+constexpr const char* kFiles[] = {"basic_train.tsv", "basic_val.tsv", "basic_test.tsv"};
+
+uint8_t TokenOf(std::string_view word) {
+  if (word.size() == 1 && word[0] >= '0' && word[0] <= '9') return uint8_t(kListOpsDigit0 + word[0] - '0');
+  if (word == "]" || word == "X") return kListOpsClose;  // LRA's pipeline writes X
+  for (uint8_t token = kListOpsMin; token <= kListOpsSm; ++token) {
+    if (word == kNames[token]) return token;
+  }
+  return kListOpsUnknown;
+}
+
+}  // namespace
+
+std::string ListOpsText(std::span<const uint8_t> tokens) {
+  // An operator with n arguments is opened by n + 1 parentheses; each argument and the bracket close one.
+  std::vector<int64_t> opened(tokens.size(), 0), stack;
+  for (size_t i = 0; i < tokens.size(); ++i) {
+    if (!stack.empty()) ++opened[stack.back()];
+    if (tokens[i] >= kListOpsMin && tokens[i] <= kListOpsSm) stack.push_back(int64_t(i));
+    if (tokens[i] == kListOpsClose) {
+      CISTERN_CHECK(!stack.empty(), "listops: a bracket at token ", i, " closes nothing");
+      stack.pop_back();
+    }
+  }
+  CISTERN_CHECK(stack.empty(), "listops: the operator at token ", stack.back(), " is not closed");
+  std::string text;
+  int64_t depth = 0;
+  for (size_t i = 0; i < tokens.size(); ++i) {
+    if (i > 0) text += ' ';
+    for (int64_t n = 0; n < opened[i]; ++n) text += "( ";
+    text += kNames[std::min<uint8_t>(tokens[i], kListOpsUnknown)];
+    if (opened[i] > 0) {
+      ++depth;
+      continue;
+    }
+    if (depth > 0) text += " )";
+    if (tokens[i] == kListOpsClose && --depth > 0) text += " )";  // the list itself is an argument of the one around it
+  }
+  return text;
+}
+
+void WriteListOpsFile(const ListOpsSet& set, const std::string& path, const std::function<void()>& each) {
+  const std::string temporary = path + ".tmp";
+  std::ofstream file(temporary, std::ios::binary);
+  file << "Source\tTarget\n";
+  for (int64_t i = 0; i < set.size() && file; ++i) {
+    file << ListOpsText(set.Row(i)) << '\t' << int(set.labels[i]) << '\n';
+    if (each) each();
+  }
+  file.close();
+  if (!file || std::rename(temporary.c_str(), path.c_str()) != 0) {
+    const std::string why = std::strerror(errno);
+    std::remove(temporary.c_str());
+    Fail("cannot write ", path, ": ", why);
+  }
+}
+
+void WriteListOps(const ListOpsSplits& splits, const std::string& folder, const ListOpsProgress& progress) {
+  std::error_code error;
+  std::filesystem::create_directories(folder, error);
+  CISTERN_CHECK(!error, "cannot make the folder ", folder, ": ", error.message());
+  const int64_t total = splits.train.size() + splits.valid.size() + splits.test.size();
+  int64_t done = 0;
+  const auto each = [&] {
+    if (++done % 500 == 0 && progress) progress(done, total);
+  };
+  const ListOpsSet* const sets[] = {&splits.train, &splits.valid, &splits.test};
+  for (int i = 0; i < 3; ++i) WriteListOpsFile(*sets[i], folder + "/" + kFiles[i], each);
+  if (progress) progress(done, total);
+}
+
+ListOpsSet ReadListOps(const std::string& path, const ListOpsReadOptions& options) {
+  std::error_code ignored;
+  CISTERN_CHECK(!std::filesystem::is_directory(path, ignored), path, " is a folder; a file is expected");
+  std::ifstream file(path, std::ios::binary);
+  CISTERN_CHECK(file, "cannot open ", path, ": ", std::strerror(errno));
+  ListOpsSet set;
+  std::vector<uint8_t> row;
+  std::string line;
+  for (int64_t number = 1; std::getline(file, line); ++number) {
+    const auto where = [&] { return StrCat(path, " line ", number, ": "); };
+    if (!line.empty() && line.back() == '\r') line.pop_back();
+    if (number == 1) {
+      CISTERN_CHECK(line == "Source\tTarget", where(), "expected the header \"Source<tab>Target\"");
+      continue;
+    }
+    if (line.empty()) continue;
+    const size_t tab = line.find('\t');
+    CISTERN_CHECK(tab != line.npos && line.find('\t', tab + 1) == line.npos, where(), "expected an expression, a tab and a label");
+    CISTERN_CHECK(tab + 2 == line.size() && line[tab + 1] >= '0' && line[tab + 1] <= '9', where(), "the label is not a digit: '",
+                  line.substr(tab + 1, 20), "'");
+    const int label = line[tab + 1] - '0';
+    row.clear();
+    const std::string_view source = std::string_view(line).substr(0, tab);
+    for (size_t begin = 0, end; begin < source.size(); begin = end + 1) {
+      end = std::min(source.find(' ', begin), source.size());
+      const std::string_view word = source.substr(begin, end - begin);
+      if (word.empty() || word == "(" || word == ")") continue;
+      row.push_back(TokenOf(word));
+      CISTERN_CHECK(!options.check || row.back() != kListOpsUnknown, where(), "unknown word '", word.substr(0, 40), "'");
+    }
+    CISTERN_CHECK(!row.empty(), where(), "the expression is empty");
+    if (options.check) {
+      const int value = EvaluateListOps(row);
+      CISTERN_CHECK(value >= 0, where(), "the expression is not well-formed");
+      CISTERN_CHECK(value == label, where(), "the label is ", label, ", but the expression's value is ", value);
+    }
+    if (options.max_length > 0 && int64_t(row.size()) > options.max_length) row.resize(options.max_length);
+    set.Add(row, uint8_t(label));
+  }
+  CISTERN_CHECK(!file.bad(), "cannot read ", path, ": ", std::strerror(errno));
+  CISTERN_CHECK(set.size() > 0, path, " holds no examples");
+  return set;
+}
+
+ListOpsSplits ReadListOpsFolder(const std::string& folder, const ListOpsReadOptions& options) {
+  ListOpsSplits splits;
+  ListOpsSet* const sets[] = {&splits.train, &splits.valid, &splits.test};
+  for (int i = 0; i < 3; ++i) *sets[i] = ReadListOps(folder + "/" + kFiles[i], options);
+  return splits;
+}
+
+}  // namespace cistern

@@ -1,0 +1,85 @@
+#include "cistern/decode/measure.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+
+#include <algorithm>
+#include <chrono>
+#include <fstream>
+#include <string>
+
+#include "cistern/attention/mechanism.h"
+#include "cistern/base/error.h"
+#include "cistern/base/random.h"
+
+namespace cistern {
+namespace {
+
+// A field of a file such as /proc/self/status, "Name:  123 kB", in bytes; 0 when it is not there.
+int64_t ProcBytes(const char* path, const std::string& field) {
+  std::ifstream in(path);
+  for (std::string line; std::getline(in, line);) {
+    if (line.starts_with(field + ":")) return std::strtoll(line.c_str() + field.size() + 1, nullptr, 10) * 1024;
+  }
+  return 0;
+}
+
+}  // namespace
+
+int64_t ResidentBytes() { return ProcBytes("/proc/self/status", "VmRSS"); }
+int64_t PeakResidentBytes() { return ProcBytes("/proc/self/status", "VmHWM"); }
+int64_t AvailableBytes() { return ProcBytes("/proc/meminfo", "MemAvailable"); }
+
+void CheckStateGrowth(const ModelConfig& config, int64_t state_bytes, int64_t position, int64_t available) {
+  if (available <= 0 || 2 * state_bytes <= available) return;
+  for (const std::string& name : config.attention) {
+    if (FindMechanism(name).bounded) continue;
+    Fail("the state of ", name, " attention grows with the text: it holds ", state_bytes / 1000000, " MB after ", position,
+         " tokens, and its next doubling does not fit into the ", available / 1000000,
+         " MB that are free; shorten the text, or use a mechanism of bounded state (`cistern info` lists them)");
+  }
+}
+
+std::vector<DecodePoint> MeasureDecoding(DecoderLm& model, const std::vector<int64_t>& positions, int64_t tokens, const InterruptFlag* interrupt) {
+  using Clock = std::chrono::steady_clock;
+  CISTERN_CHECK(std::is_sorted(positions.begin(), positions.end()), "[measure] positions must ascend");
+  at::NoGradGuard guard;
+  const ModelConfig& config = model.config();
+  ModelState state = model.EmptyState(1);
+  Random random(1);
+  const auto draw = [&](int64_t count) {
+    const at::Tensor ids = at::empty({1, count}, model.options().dtype(at::kLong).device(at::kCPU));
+    for (int64_t i = 0; i < count; ++i) ids.mutable_data_ptr<int64_t>()[i] = random.Below(config.vocab_size);
+    return ids.to(model.options().device());
+  };
+  std::vector<DecodePoint> points;
+  int64_t at = 0;
+  {  // the first call of every operation is slow
+    ModelState warm = model.EmptyState(1);
+    for (int i = 0; i < 3; ++i) model.Extend(draw(1), warm);
+  }
+  for (const int64_t position : positions) {
+    if (config.positions == "learned" && std::max(position, at) + tokens > config.max_length) break;
+    while (at < position) {
+      if (Interrupted(interrupt)) return points;
+      CheckStateGrowth(config, state.Bytes(), at, AvailableBytes());
+      const int64_t piece = std::min<int64_t>(1024, position - at);
+      model.Hidden(draw(piece), state);
+      at += piece;
+    }
+    std::vector<double> times;
+    for (int64_t i = 0; i < tokens; ++i) {
+      if (Interrupted(interrupt)) return points;
+      const at::Tensor id = draw(1);
+      const auto begin = Clock::now();
+      model.Extend(id, state);
+      times.push_back(std::chrono::duration<double, std::milli>(Clock::now() - begin).count());
+    }
+    std::nth_element(times.begin(), times.begin() + tokens / 2, times.end());
+    points.push_back({at, times[size_t(tokens / 2)], state.Bytes()});
+    at += tokens;
+  }
+  return points;
+}
+
+}  // namespace cistern

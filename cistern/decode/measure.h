@@ -1,0 +1,30 @@
+#pragma once
+// What decoding costs: time per token and bytes of state at chosen positions, and the memory of the process.
+#include <cstdint>
+#include <vector>
+
+#include "cistern/decode/interrupt.h"
+#include "cistern/models/decoder_lm.h"
+
+namespace cistern {
+
+struct DecodePoint {
+  int64_t position = 0;     // tokens in the state before
+  double milliseconds = 0;  // per token, the median
+  int64_t state_bytes = 0;  // of the whole model, one sequence, after the tokens
+};
+
+// Prefills arbitrary tokens up to each position (ascending) and times `tokens` single-token extends there, output layer included. Positions
+// that a learned table does not reach are left out.
+std::vector<DecodePoint> MeasureDecoding(DecoderLm& model, const std::vector<int64_t>& positions, int64_t tokens = 64,
+                                         const InterruptFlag* interrupt = nullptr);
+
+int64_t ResidentBytes();      // of this process now
+int64_t PeakResidentBytes();  // at its largest
+int64_t AvailableBytes();     // what the system could still give (MemAvailable)
+
+// A state that grows (the key-value cache of softmax) doubles its room when full; an Error, in place of the system's killer, when the next
+// doubling would not fit into `available`. Nothing happens for bounded states.
+void CheckStateGrowth(const ModelConfig& config, int64_t state_bytes, int64_t position, int64_t available);
+
+}  // namespace cistern

@@ -1,0 +1,68 @@
+#include "cistern/kernels/isa.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdlib>
+
+#include "cistern/base/error.h"
+#include "cistern/kernels/dispatch.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "cistern/kernels/isa_test.cc"
+#include "hwy/foreach_target.h"
+
+#include "hwy/highway.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace cistern {
+namespace HWY_NAMESPACE {
+int64_t WhichTarget() { return HWY_TARGET; }
+}  // namespace HWY_NAMESPACE
+}  // namespace cistern
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace cistern {
+namespace {
+
+HWY_EXPORT(WhichTarget);
+
+bool Has(const std::vector<std::string>& names, const std::string& name) { return std::find(names.begin(), names.end(), name) != names.end(); }
+
+// First in this file: nothing has been dispatched yet, so the environment must be read on the way.
+TEST(Isa, EnvironmentIsReadBeforeTheFirstDispatch) {
+  setenv("CISTERN_ISA", "nonsense", 1);
+  EXPECT_THROW(CISTERN_DISPATCH(WhichTarget)(), UsageError);
+  setenv("CISTERN_ISA", "portable", 1);
+  EXPECT_EQ(CISTERN_DISPATCH(WhichTarget)() & (HWY_SCALAR | HWY_EMU128), CISTERN_DISPATCH(WhichTarget)());
+  EXPECT_EQ(ActiveIsa(), "portable");
+  unsetenv("CISTERN_ISA");
+  ForceIsa("");
+  EXPECT_EQ(ActiveIsa(), SupportedIsas().front());
+}
+
+TEST(Isa, EveryForcedTargetRuns) {
+  std::vector<int64_t> seen;
+  for (const std::string& isa : SupportedIsas()) {
+    ForceIsa(isa);
+    EXPECT_EQ(ActiveIsa(), isa);
+    const int64_t target = CISTERN_DISPATCH(WhichTarget)();
+    EXPECT_EQ(std::count(seen.begin(), seen.end(), target), 0) << isa;
+    seen.push_back(target);
+  }
+  ForceIsa("");
+  EXPECT_EQ(CISTERN_DISPATCH(WhichTarget)(), seen.front());
+}
+
+TEST(Isa, CompiledTargets) {
+  EXPECT_EQ(CompiledIsas().back(), "portable");
+#if HWY_ARCH_X86
+  for (const char* isa : {"avx512", "avx2", "sse4"}) EXPECT_TRUE(Has(CompiledIsas(), isa)) << isa;
+#endif
+  EXPECT_THROW(ForceIsa("avx3"), UsageError);
+}
+
+}  // namespace
+}  // namespace cistern
+#endif  // HWY_ONCE

@@ -1,0 +1,128 @@
+// One token of the slot memory, for decoding: no packing, no scratch memory; included once per Highway target.
+#if defined(CISTERN_KERNELS_SLOT_STEP_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef CISTERN_KERNELS_SLOT_STEP_INL_H_
+#undef CISTERN_KERNELS_SLOT_STEP_INL_H_
+#else
+#define CISTERN_KERNELS_SLOT_STEP_INL_H_
+#endif
+
+#include "cistern/kernels/slot_chunk-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace cistern {
+namespace HWY_NAMESPACE {
+
+constexpr size_t kStepSlots = 64;  // slots are taken in blocks, whose weights live on the stack
+
+// z = logaddexp(z, s) and w = e^{s - z} for up to kStepSlots slots, in double.
+template <class T>
+HWY_INLINE void StepWeights(size_t count, const T* s, double* z, T* w) {
+  const Tag<double> d;
+  HWY_ALIGN double sd[kStepSlots], zd[kStepSlots];
+  for (size_t l = 0; l < count; ++l) {
+    sd[l] = static_cast<double>(s[l]);
+    zd[l] = z[l];
+  }
+  for (size_t l = count; l < kStepSlots; ++l) sd[l] = zd[l] = kEmpty;
+  const Vec<double> one = hn::Set(d, 1.0), empty = hn::Set(d, kEmpty);
+  for (size_t l = 0; l < count; l += kLanes<double>) {
+    const Vec<double> sv = hn::Load(d, sd + l), zv = hn::Load(d, zd + l);
+    const auto skip = hn::Eq(sv, empty), grows = hn::Gt(sv, zv);
+    const Vec<double> distance = hn::IfThenElse(grows, hn::Sub(zv, sv), hn::Sub(sv, zv));  // <= 0, or NaN
+    const Vec<double> e = ExpOrNaN<double>(distance), total = hn::Add(one, e);
+    const Vec<double> next = hn::Add(hn::IfThenElse(grows, sv, zv), LogOrNaN<double>(total));
+    const Vec<double> weight = hn::Div(hn::IfThenElse(grows, one, e), total);
+    hn::Store(hn::IfThenElse(skip, zv, next), d, zd + l);
+    hn::Store(hn::IfThenZeroElse(skip, weight), d, sd + l);
+  }
+  for (size_t l = 0; l < count; ++l) {
+    z[l] = zd[l];
+    w[l] = static_cast<T>(sd[l]);
+  }
+}
+
+// Columns [0, kVectors vectors) of out += sum_l r[l] M_l after M_l += w[l] (v - M_l).
+template <int kVectors, class T>
+HWY_INLINE void StepReadColumns(size_t count, const T* r, const T* w, const T* v, T* memory, size_t width, T* out) {
+  const Tag<T> d;
+  Vec<T> value[kVectors], total[kVectors];
+#pragma GCC unroll 4
+  for (int j = 0; j < kVectors; ++j) {
+    value[j] = hn::LoadU(d, v + j * kLanes<T>);
+    total[j] = hn::LoadU(d, out + j * kLanes<T>);
+  }
+  for (size_t l = 0; l < count; ++l) {
+    T* row = memory + l * width;
+    const Vec<T> weight = hn::Set(d, w[l]), read = hn::Set(d, r[l]);
+    const bool written = w[l] != 0;
+#pragma GCC unroll 4
+    for (int j = 0; j < kVectors; ++j) {
+      Vec<T> m = hn::LoadU(d, row + j * kLanes<T>);
+      if (written) {
+        m = hn::MulAdd(weight, hn::Sub(value[j], m), m);
+        hn::StoreU(m, d, row + j * kLanes<T>);
+      }
+      total[j] = hn::MulAdd(read, m, total[j]);
+    }
+  }
+#pragma GCC unroll 4
+  for (int j = 0; j < kVectors; ++j) hn::StoreU(total[j], d, out + j * kLanes<T>);
+}
+
+template <class T>
+HWY_NOINLINE void StepRead(size_t n, size_t width, const T* r, const T* s, const T* v, T* memory, double* z, T* out) {
+  HWY_ALIGN T w[kStepSlots];
+  for (size_t j = 0; j < width; ++j) out[j] = 0;
+  for (size_t begin = 0; begin < n; begin += kStepSlots) {
+    const size_t count = n - begin < kStepSlots ? n - begin : kStepSlots;
+    StepWeights(count, s + begin, z + begin, w);
+    T* block = memory + begin * width;
+    size_t j = 0;
+    for (; j + 4 * kLanes<T> <= width; j += 4 * kLanes<T>) StepReadColumns<4>(count, r + begin, w, v + j, block + j, width, out + j);
+    for (; j + kLanes<T> <= width; j += kLanes<T>) StepReadColumns<1>(count, r + begin, w, v + j, block + j, width, out + j);
+    for (; j < width; ++j) {
+      for (size_t l = 0; l < count; ++l) {
+        T& m = block[l * width + j];
+        if (w[l] != 0) m += w[l] * (v[j] - m);
+        out[j] += r[begin + l] * m;
+      }
+    }
+  }
+}
+
+template <class T>
+HWY_NOINLINE void StepMatch(size_t n, size_t width, const T* q, const T* s, const T* k, T* memory, double* z, T* out) {
+  const Tag<T> d;
+  HWY_ALIGN T w[kStepSlots];
+  for (size_t begin = 0; begin < n; begin += kStepSlots) {
+    const size_t count = n - begin < kStepSlots ? n - begin : kStepSlots;
+    StepWeights(count, s + begin, z + begin, w);
+    for (size_t l = 0; l < count; ++l) {
+      T* row = memory + (begin + l) * width;
+      const Vec<T> weight = hn::Set(d, w[l]);
+      const bool written = w[l] != 0;
+      Vec<T> total = hn::Zero(d);
+      size_t j = 0;
+      for (; j + kLanes<T> <= width; j += kLanes<T>) {
+        Vec<T> m = hn::LoadU(d, row + j);
+        if (written) {
+          m = hn::MulAdd(weight, hn::Sub(hn::LoadU(d, k + j), m), m);
+          hn::StoreU(m, d, row + j);
+        }
+        total = hn::MulAdd(hn::LoadU(d, q + j), m, total);
+      }
+      T rest = hn::GetLane(hn::SumOfLanes(d, total));
+      for (; j < width; ++j) {
+        if (written) row[j] += w[l] * (k[j] - row[j]);
+        rest += q[j] * row[j];
+      }
+      out[begin + l] = rest;
+    }
+  }
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace cistern
+HWY_AFTER_NAMESPACE();
+
+#endif  // include guard

@@ -1,0 +1,203 @@
+#pragma once
+// Random problems for the tests of the slot memory: inputs that fit float exactly, so that every precision computes the same problem.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "cistern/base/random.h"
+#include "cistern/kernels/isa.h"
+#include "cistern/kernels/slot_memory.h"
+
+namespace cistern::slot_test {
+
+inline constexpr double kInf = std::numeric_limits<double>::infinity();
+
+enum class Weights { kMild, kJumps, kGrowth, kOffset, kHoles, kLate };
+inline constexpr Weights kAllWeights[] = {Weights::kMild, Weights::kJumps, Weights::kGrowth, Weights::kOffset, Weights::kHoles, Weights::kLate};
+
+enum class Start { kEmpty, kFull, kMixed };
+
+// Contiguous [B,H,T,w] arrays. a: r of a read [n], q of a match [d]. g: the gradient of the output.
+struct Problem {
+  SlotShape shape;
+  bool match = false;
+  std::vector<double> a, s, u, memory, z, g, dz, dmemory_T, dz_T;
+  std::vector<uint8_t> starts;
+  std::vector<int64_t> lengths;
+  std::string name;
+  int64_t AWidth() const { return match ? shape.width : shape.slots; }
+  int64_t OutWidth() const { return match ? shape.slots : shape.width; }
+  int64_t Tokens() const { return shape.batch * shape.heads * shape.length; }
+  RowMask Mask() const { return {starts.empty() ? nullptr : starts.data(), lengths.empty() ? nullptr : lengths.data()}; }
+};
+
+inline std::vector<double> Normals(Random& random, int64_t count, double scale = 1) {
+  std::vector<double> x(static_cast<size_t>(count));
+  for (double& value : x) value = static_cast<float>(scale * random.Normal());
+  return x;
+}
+
+inline std::vector<double> LogWeights(Random& random, const SlotShape& shape, Weights kind) {
+  std::vector<double> s = Normals(random, shape.batch * shape.heads * shape.length * shape.slots, 2);
+  for (size_t i = 0; i < s.size(); ++i) {
+    const int64_t l = int64_t(i) % shape.slots, t = int64_t(i) / shape.slots % shape.length;
+    double& x = s[i];
+    switch (kind) {
+      case Weights::kMild:
+        break;
+      case Weights::kJumps:
+        if (random.Below(20) == 0) x += random.Below(2) == 0 ? 200 : -200;
+        break;
+      case Weights::kGrowth:
+        x += 3.7 * double(t) * (l % 2 == 0 ? 1 : -1);
+        break;
+      case Weights::kOffset:
+        x += l % 3 == 0 ? 1e4 : l % 3 == 1 ? -1e4 : 0;
+        break;
+      case Weights::kHoles:
+        if (random.Below(3) == 0 || t % 7 == 3 || l % 5 == 4) x = -kInf;
+        break;
+      case Weights::kLate:
+        if (t < 5 * l % 41) x = -kInf;
+        break;
+    }
+    x = static_cast<float>(x);
+  }
+  return s;
+}
+
+struct Options {
+  Weights weights = Weights::kMild;
+  Start start = Start::kMixed;
+  bool starts = false, lengths = false;
+};
+
+inline Problem MakeProblem(uint64_t seed, bool match, const SlotShape& shape, const Options& options = {}) {
+  Random random(seed);
+  Problem p;
+  p.shape = shape;
+  p.match = match;
+  p.name = "seed " + std::to_string(seed) + (match ? " match" : " read") + " B" + std::to_string(shape.batch) + " H" +
+           std::to_string(shape.heads) + " T" + std::to_string(shape.length) + " n" + std::to_string(shape.slots) + " d" +
+           std::to_string(shape.width) + " weights " + std::to_string(int(options.weights)) + " isa " + ActiveIsa();
+  const int64_t states = shape.batch * shape.heads * shape.slots;
+  p.a = Normals(random, p.Tokens() * p.AWidth());
+  p.s = LogWeights(random, shape, options.weights);
+  p.u = Normals(random, p.Tokens() * shape.width);
+  p.memory = Normals(random, states * shape.width);
+  p.z = Normals(random, states, 2);
+  for (double& z : p.z) {
+    if (options.start == Start::kEmpty || (options.start == Start::kMixed && random.Below(2) == 0)) z = -kInf;
+  }
+  p.g = Normals(random, p.Tokens() * p.OutWidth());
+  p.dz = Normals(random, p.Tokens() * shape.slots);
+  p.dmemory_T = Normals(random, states * shape.width);
+  p.dz_T = Normals(random, states);
+  for (int64_t i = 0; options.starts && i < shape.batch * shape.length; ++i) p.starts.push_back(random.Below(12) == 0 ? 1 : 0);
+  for (int64_t b = 0; options.lengths && b < shape.batch; ++b) p.lengths.push_back(b == 0 ? shape.length : random.Below(shape.length + 1));
+  return p;
+}
+
+enum class Layout { kBHTW, kBTHW };  // kBTHW has 3 spare columns after each token's heads
+
+// One array in the kernels' precision and some layout; spare memory and outputs start as NaN.
+template <class T>
+class Array {
+ public:
+  Array(const SlotShape& shape, int64_t width, Layout layout) : shape_(shape), width_(width) {
+    const int64_t T_ = shape.length, H = shape.heads;
+    if (layout == Layout::kBHTW) {
+      time_ = width, head_ = T_ * width, batch_ = H * head_;
+    } else {
+      head_ = width, time_ = H * width + 3, batch_ = T_ * time_;
+    }
+    data_.assign(static_cast<size_t>(shape.batch * batch_ + 1), std::numeric_limits<T>::quiet_NaN());
+  }
+  Array(const SlotShape& shape, int64_t width, Layout layout, const std::vector<double>& values) : Array(shape, width, layout) {
+    size_t i = 0;
+    ForEach([&](T& x) { x = static_cast<T>(values[i++]); });
+  }
+  Rows<T> rows() { return {data_.data(), batch_, head_, time_}; }
+  Rows<const T> rows() const { return {data_.data(), batch_, head_, time_}; }
+  Rows<const T> in() const { return rows(); }
+  std::vector<double> Values() {
+    std::vector<double> values;
+    ForEach([&](T& x) { values.push_back(static_cast<double>(x)); });
+    return values;
+  }
+
+ private:
+  template <class F>
+  void ForEach(F f) {
+    for (int64_t b = 0; b < shape_.batch; ++b) {
+      for (int64_t h = 0; h < shape_.heads; ++h) {
+        for (int64_t t = 0; t < shape_.length; ++t) {
+          for (int64_t j = 0; j < width_; ++j) f(*(rows().At(b, h, t) + j));
+        }
+      }
+    }
+  }
+  SlotShape shape_;
+  int64_t width_, batch_, head_, time_;
+  std::vector<T> data_;
+};
+
+struct Forward {
+  std::vector<double> out, z_out, memory, z;
+};
+
+template <class T>
+std::vector<double> ToDouble(const std::vector<T>& x) {
+  return std::vector<double>(x.begin(), x.end());
+}
+
+template <class T>
+Forward RunForward(const Problem& p, Layout layout = Layout::kBTHW) {
+  const Array<T> a(p.shape, p.AWidth(), layout, p.a), s(p.shape, p.shape.slots, layout, p.s), u(p.shape, p.shape.width, layout, p.u);
+  Array<T> out(p.shape, p.OutWidth(), layout), z_out(p.shape, p.shape.slots, layout);
+  std::vector<T> memory(p.memory.begin(), p.memory.end());
+  std::vector<double> z = p.z;
+  (p.match ? SlotMatch<T> : SlotRead<T>)(p.shape, a.in(), s.in(), u.in(), p.Mask(), memory.data(), z.data(), out.rows(), z_out.rows());
+  return {out.Values(), z_out.Values(), ToDouble(memory), z};
+}
+
+// The difference's root mean square over that of `want`; infinities must agree exactly, NaN never does.
+inline double RelativeRms(const std::vector<double>& got, const std::vector<double>& want) {
+  if (got.size() != want.size()) return kInf;
+  double error = 0, norm = 0;
+  for (size_t i = 0; i < got.size(); ++i) {
+    if (got[i] == want[i]) {
+      norm += std::isinf(want[i]) ? 0 : want[i] * want[i];
+      continue;
+    }
+    const double difference = got[i] - want[i];
+    if (!std::isfinite(difference)) return kInf;
+    error += difference * difference;
+    norm += want[i] * want[i];
+  }
+  return error == 0 ? 0 : std::sqrt(error / std::max(norm, 1e-30));
+}
+
+// float 1e-6, double 1e-12, plus what rounding loses on the largest log-weights.
+template <class T>
+double Tolerance(const Problem& p) {
+  double largest = 0;
+  for (double s : p.s) largest = std::max(largest, std::isfinite(s) ? std::abs(s) : 0);
+  return std::is_same_v<T, float> ? 1e-6 + 0x1p-22 * std::min(largest, 200.0) / 16 : 1e-12 + 0x1p-51 * largest;
+}
+
+// Runs `body` once for every instruction set of this machine.
+template <class Body>
+void ForEachIsa(Body body) {
+  for (const std::string& isa : SupportedIsas()) {
+    ForceIsa(isa);
+    body();
+  }
+  ForceIsa("");
+}
+
+}  // namespace cistern::slot_test

@@ -1,0 +1,222 @@
+#include "cistern/text/text_source.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <filesystem>
+
+#include "cistern/base/error.h"
+#include "cistern/text/files.h"
+#include "cistern/text/utf8.h"
+
+namespace cistern {
+namespace fs = std::filesystem;
+namespace {
+
+constexpr int64_t kLook = 64 << 10;  // bytes in which a NUL means binary
+constexpr int64_t kNear = 4 << 10;   // how far a line start may lie from a split
+constexpr size_t kNamed = 5;         // skipped files that are named; the rest are counted
+
+std::FILE* OpenForReading(const std::string& path) {
+  std::FILE* file = std::fopen(path.c_str(), "rb");
+  CISTERN_CHECK(file, "cannot open ", path, ": ", std::strerror(errno));
+  return file;
+}
+
+// Offset of the first NUL byte at the beginning of the file, or -1.
+int64_t FindNul(const std::string& path) {
+  std::unique_ptr<std::FILE, int (*)(std::FILE*)> file(OpenForReading(path), &std::fclose);
+  std::string head(kLook, ' ');
+  head.resize(std::fread(head.data(), 1, head.size(), file.get()));
+  CISTERN_CHECK(!std::ferror(file.get()), "cannot read ", path, ": ", std::strerror(errno));
+  const size_t at = head.find('\0');
+  return at == head.npos ? -1 : int64_t(at);
+}
+
+int64_t ModifiedAt(const std::string& path) {
+  std::error_code ignored;
+  return int64_t(fs::last_write_time(path, ignored).time_since_epoch().count());
+}
+
+struct Skipped {
+  std::string what;
+  std::vector<std::string> paths;
+  size_t count = 0;
+  void Add(const std::string& path) {
+    if (count++ < kNamed) paths.push_back(path);
+  }
+  void Note(std::vector<std::string>* notes) const {
+    if (count == 0) return;
+    std::string note = StrCat("skipped ", count, " ", what, count == 1 ? " file: " : " files: ");
+    for (size_t i = 0; i < paths.size(); ++i) note += (i ? ", " : "") + paths[i];
+    if (count > paths.size()) note += StrCat(" and ", count - paths.size(), " more");
+    notes->push_back(note);
+  }
+};
+
+// Regular files below `folder` by path, with hidden ones (and all of a hidden folder) left out.
+std::vector<std::string> FilesBelow(const std::string& folder, Skipped* hidden) {
+  std::vector<std::string> found;
+  std::error_code error;
+  fs::recursive_directory_iterator entry(folder, error), end;
+  CISTERN_CHECK(!error, "cannot read folder ", folder, ": ", error.message());
+  while (entry != end) {
+    const std::string path = entry->path().string(), name = entry->path().filename().string();
+    if (name.starts_with('.')) {
+      hidden->Add(path);
+      if (entry->is_directory(error)) entry.disable_recursion_pending();
+    } else if (entry->is_regular_file(error)) {
+      found.push_back(path);
+    }
+    entry.increment(error);
+    CISTERN_CHECK(!error, "cannot read folder ", folder, " near ", path, ": ", error.message());
+  }
+  std::sort(found.begin(), found.end());
+  return found;
+}
+
+}  // namespace
+
+TextSource::TextSource(const std::string& path) : path_(path) {
+  std::error_code error;
+  const fs::file_status status = fs::status(path, error);
+  CISTERN_CHECK(status.type() != fs::file_type::not_found, path, " does not exist");
+  CISTERN_CHECK(!error, "cannot open ", path, ": ", error.message());
+  const auto add = [&](const std::string& file, int64_t bytes) {
+    files_.push_back({file, bytes_, bytes, ModifiedAt(file)});
+    bytes_ += bytes;
+  };
+  if (fs::is_regular_file(status)) {
+    const int64_t nul = FindNul(path);
+    CISTERN_CHECK(nul < 0, path, " looks binary (NUL byte at offset ", nul, "); text is expected");
+    const int64_t bytes = int64_t(fs::file_size(path));
+    CISTERN_CHECK(bytes > 0, path, " is empty; text is expected");
+    add(path, bytes);
+    return;
+  }
+  CISTERN_CHECK(fs::is_directory(status), path, " is neither a file nor a folder");
+  Skipped hidden{"hidden", {}}, binary{"binary", {}}, empty{"empty", {}};
+  for (const std::string& file : FilesBelow(path, &hidden)) {
+    const int64_t bytes = int64_t(fs::file_size(file));
+    if (bytes == 0) {
+      empty.Add(file);
+    } else if (FindNul(file) >= 0) {
+      binary.Add(file);
+    } else {
+      add(file, bytes);
+    }
+  }
+  hidden.Note(&notes_);
+  binary.Note(&notes_);
+  empty.Note(&notes_);
+  std::string why;
+  for (const std::string& note : notes_) why += "; " + note;
+  CISTERN_CHECK(!files_.empty(), "the folder ", path, " holds no text files", why);
+}
+
+void TextSource::Scan(const std::function<void(int64_t done, int64_t total)>& progress) {
+  if (scanned_) return;
+  scanned_ = true;
+  for (const File& file : files_) {
+    TextReader reader(*this, {file.begin, file.begin + file.bytes});
+    int64_t bad = -1, crlf = 0, base = 0;  // base: the offset in the file of text[0]
+    std::string text;                      // a piece, after what the last one left of a character
+    bool after_cr = false;
+    for (std::string_view piece = reader.Next(); !piece.empty(); piece = reader.Next()) {
+      for (const char c : piece) {
+        crlf += after_cr && c == '\n';
+        after_cr = c == '\r';
+      }
+      if (bad < 0) {
+        text += piece;
+        size_t i = 0;
+        while (i < text.size()) {
+          if (uint8_t(text[i]) < 0x80) {
+            ++i;
+            continue;
+          }
+          const Utf8Char c = DecodeUtf8(text, i);
+          if (c.code == Utf8Char::kIncomplete) break;
+          if (c.code == Utf8Char::kInvalid) {
+            bad = base + int64_t(i);
+            break;
+          }
+          i += c.length;
+        }
+        text.erase(0, i);
+        base += int64_t(i);
+      }
+      if (progress) progress(reader.position(), bytes_);
+    }
+    if (bad < 0 && !text.empty()) bad = base;
+    if (bad >= 0) notes_.push_back(StrCat(file.path, " is not UTF-8 from byte offset ", bad, " on; treated as raw bytes"));
+    if (crlf > 0) notes_.push_back(StrCat(file.path, " has ", crlf, " CRLF line ends; they are kept and counted as two bytes"));
+  }
+}
+
+uint64_t TextSource::Hash() const {
+  uint64_t hash = Hash64("text source");
+  for (const File& file : files_) hash = Hash64(StrCat(file.path, '\0', file.bytes, '\0', file.modified, '\0'), hash);
+  return hash;
+}
+
+std::string TextSource::Read(int64_t offset, int64_t size) const {
+  TextReader reader(*this, {offset, std::min(bytes_, offset + size)}, size);
+  std::string out;
+  for (std::string_view piece = reader.Next(); !piece.empty(); piece = reader.Next()) out += piece;
+  return out;
+}
+
+struct TextReader::Stream {
+  std::FILE* file = nullptr;
+  ~Stream() { Close(); }
+  void Close() {
+    if (file) std::fclose(file);
+    file = nullptr;
+  }
+};
+
+TextReader::TextReader(const TextSource& source, ByteRange range, int64_t piece)
+    : source_(source), position_(range.begin), end_(range.end), piece_(std::max<int64_t>(piece, 1)), stream_(std::make_unique<Stream>()) {
+  CISTERN_CHECK(range.begin >= 0 && range.begin <= range.end && range.end <= source.bytes(), "range ", range.begin, "..", range.end,
+                " is outside the ", source.bytes(), " bytes of ", source.path());
+}
+TextReader::~TextReader() = default;
+
+std::string_view TextReader::Next() {
+  const auto& files = source_.files();
+  buffer_.clear();
+  if (position_ >= end_) return buffer_;
+  while (position_ >= files[file_].begin + files[file_].bytes) {
+    ++file_;
+    stream_->Close();
+  }
+  const TextSource::File& file = files[file_];
+  if (!stream_->file) {
+    stream_->file = OpenForReading(file.path);
+    CISTERN_CHECK(fseeko(stream_->file, position_ - file.begin, SEEK_SET) == 0, "cannot read ", file.path, ": ", std::strerror(errno));
+  }
+  buffer_.resize(std::min({piece_, end_ - position_, file.begin + file.bytes - position_}));
+  CISTERN_CHECK(std::fread(buffer_.data(), 1, buffer_.size(), stream_->file) == buffer_.size(), "cannot read ", file.path, ": ",
+                std::ferror(stream_->file) ? std::strerror(errno) : "it has become shorter");
+  position_ += int64_t(buffer_.size());
+  return buffer_;
+}
+
+TextSplits SplitText(const TextSource& source) {
+  const auto boundary = [&](double share) {
+    const auto at = int64_t(double(source.bytes()) * share);
+    if (at == 0) return at;
+    const std::string near = source.Read(at - 1, kNear + 1);  // near[0] is the byte before the boundary
+    const size_t line = near.find('\n');
+    if (line != near.npos) return at + int64_t(line);
+    size_t i = 1;
+    while (i < std::min<size_t>(near.size(), 4) && (uint8_t(near[i]) & 0xC0) == 0x80) ++i;
+    return at + int64_t(i) - 1;
+  };
+  const int64_t first = boundary(.90), second = std::max(first, boundary(.95));
+  return {{0, first}, {first, second}, {second, source.bytes()}};
+}
+
+}  // namespace cistern

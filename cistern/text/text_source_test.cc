@@ -1,0 +1,152 @@
+#include "cistern/text/text_source.h"
+
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <filesystem>
+
+#include "cistern/base/error.h"
+#include "cistern/text/files.h"
+
+namespace cistern {
+namespace {
+
+namespace fs = std::filesystem;
+
+class TextSourceTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    folder_ = (fs::path(testing::TempDir()) / StrCat("cistern_source_", getpid())).string();
+    fs::remove_all(folder_);
+    fs::create_directories(folder_);
+  }
+  void TearDown() override { fs::remove_all(folder_); }
+  std::string Write(const std::string& name, const std::string& text) {
+    const std::string path = folder_ + "/" + name;
+    fs::create_directories(fs::path(path).parent_path());
+    WriteFileAtomic(path, text);
+    return path;
+  }
+  static std::string ErrorOf(const std::string& path) {
+    try {
+      TextSource source(path);
+    } catch (const Error& e) {
+      return e.what();
+    }
+    return "";
+  }
+  static std::string All(const TextSource& source, int64_t piece) {
+    TextReader reader(source, {0, source.bytes()}, piece);
+    std::string out;
+    for (auto part = reader.Next(); !part.empty(); part = reader.Next()) {
+      EXPECT_LE(int64_t(part.size()), piece);
+      out += part;
+    }
+    return out;
+  }
+  std::string folder_;
+};
+
+TEST_F(TextSourceTest, AFileInPieces) {
+  const TextSource source(Write("a.txt", "hello\nworld"));
+  EXPECT_EQ(source.bytes(), 11);
+  EXPECT_TRUE(source.notes().empty());
+  for (const int64_t piece : {1, 3, 11, 100}) EXPECT_EQ(All(source, piece), "hello\nworld");
+  EXPECT_EQ(source.Read(4, 3), "o\nw");
+  EXPECT_EQ(source.Read(9, 30), "ld");
+}
+
+TEST_F(TextSourceTest, AFolderIsOneTextInOrderOfPaths) {
+  Write("b.txt", "2");
+  Write("a/z.txt", "1");
+  Write("c.txt", "33");
+  Write(".hidden", "x");
+  Write(".git/config", "x");
+  Write("binary", std::string("ab\0c", 4));
+  Write("empty", "");
+  const TextSource source(folder_);
+  EXPECT_EQ(source.files().size(), 3u);
+  EXPECT_EQ(All(source, 10), "1233");
+  EXPECT_EQ(source.Read(1, 2), "23");
+  ASSERT_EQ(source.notes().size(), 3u);
+  EXPECT_NE(source.notes()[0].find("skipped 2 hidden files: "), std::string::npos) << source.notes()[0];
+  EXPECT_EQ(source.notes()[1], "skipped 1 binary file: " + folder_ + "/binary");
+  EXPECT_EQ(source.notes()[2], "skipped 1 empty file: " + folder_ + "/empty");
+}
+
+TEST_F(TextSourceTest, WhatCannotBeText) {
+  EXPECT_EQ(ErrorOf(folder_ + "/none"), folder_ + "/none does not exist");
+  EXPECT_EQ(ErrorOf(Write("e", "")), folder_ + "/e is empty; text is expected");
+  EXPECT_EQ(ErrorOf(Write("n", std::string("abc\0", 4))), folder_ + "/n looks binary (NUL byte at offset 3); text is expected");
+  EXPECT_EQ(ErrorOf("/dev/null"), "/dev/null is neither a file nor a folder");
+  fs::remove(folder_ + "/e");
+  EXPECT_NE(ErrorOf(folder_).find("holds no text files; skipped 1 binary file"), std::string::npos) << ErrorOf(folder_);
+  if (geteuid() != 0) {
+    chmod(Write("secret", "x").c_str(), 0);
+    EXPECT_NE(ErrorOf(folder_ + "/secret").find("cannot open"), std::string::npos);
+  }
+}
+
+TEST_F(TextSourceTest, ScanNotesBadUtf8AndCrlf) {
+  TextSource source(Write("a", "ab\xC3\xA9\r\nx\r\ny\xFFz\xFE"));
+  source.Scan();
+  source.Scan();
+  ASSERT_EQ(source.notes().size(), 2u);
+  EXPECT_EQ(source.notes()[0], folder_ + "/a is not UTF-8 from byte offset 10 on; treated as raw bytes");
+  EXPECT_EQ(source.notes()[1], folder_ + "/a has 2 CRLF line ends; they are kept and counted as two bytes");
+  TextSource cut(Write("b", "ab\xE4\xB8"));
+  cut.Scan();
+  ASSERT_EQ(cut.notes().size(), 1u);
+  EXPECT_NE(cut.notes()[0].find("offset 2 "), std::string::npos);
+  std::string text((1 << 20) - 1, 'x');  // a character across two pieces
+  TextSource across(Write("c", text + "\xC3\xA9"));
+  across.Scan();
+  EXPECT_TRUE(across.notes().empty());
+}
+
+TEST_F(TextSourceTest, HashChangesWithTheFiles) {
+  const std::string path = Write("a", "one");
+  const uint64_t before = TextSource(path).Hash();
+  EXPECT_EQ(TextSource(path).Hash(), before);
+  Write("a", "three");
+  EXPECT_NE(TextSource(path).Hash(), before);
+}
+
+TEST_F(TextSourceTest, AFileThatShrinksIsAnError) {
+  const std::string path = Write("a", "one two three");
+  const TextSource source(path);
+  Write("a", "one");
+  EXPECT_THROW(All(source, 100), Error);
+  EXPECT_THROW(TextReader(source, {0, 14}), Error);
+}
+
+TEST_F(TextSourceTest, SplitsBeginAtLines) {
+  std::string text;
+  for (int i = 0; i < 1000; ++i) text += StrCat("line ", i, "\n");
+  const TextSource source(Write("a", text));
+  const TextSplits s = SplitText(source);
+  EXPECT_EQ(s.train.begin, 0);
+  EXPECT_EQ(s.train.end, s.valid.begin);
+  EXPECT_EQ(s.valid.end, s.test.begin);
+  EXPECT_EQ(s.test.end, source.bytes());
+  EXPECT_EQ(text[s.train.end - 1], '\n');
+  EXPECT_EQ(text[s.valid.end - 1], '\n');
+  EXPECT_NEAR(double(s.train.size()) / double(text.size()), .90, .01);
+  EXPECT_NEAR(double(s.test.size()) / double(text.size()), .05, .01);
+}
+
+TEST_F(TextSourceTest, SplitsWithoutLinesBeginAtCharacters) {
+  std::string text;
+  for (int i = 0; i < 40000; ++i) text += "\xE4\xB8\xAD";
+  text = "x" + text;
+  const TextSplits s = SplitText(TextSource(Write("a", text)));
+  EXPECT_EQ(text[s.valid.begin], '\xE4');
+  EXPECT_EQ(text[s.test.begin], '\xE4');
+  EXPECT_NEAR(double(s.valid.size()) / double(text.size()), .05, .001);
+  const TextSplits tiny = SplitText(TextSource(Write("b", "x")));
+  EXPECT_EQ(tiny.train.size() + tiny.valid.size() + tiny.test.size(), 1);
+}
+
+}  // namespace
+}  // namespace cistern

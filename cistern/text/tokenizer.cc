@@ -1,0 +1,35 @@
+#include "cistern/text/tokenizer.h"
+
+#include "cistern/text/bpe.h"
+#include "cistern/text/files.h"
+#include "cistern/text/pretokenize.h"
+
+namespace cistern {
+
+void Tokenizer::Save(const std::string& path) const { WriteFileAtomic(path, ToJson()); }
+
+std::string Tokenizer::Decode(const std::vector<int32_t>& ids) const {
+  std::string text;
+  for (const int32_t id : ids) text += Bytes(id);
+  return text;
+}
+
+uint64_t Tokenizer::Hash() const { return Hash64(ToJson()); }
+
+std::unique_ptr<Tokenizer> MakeByteTokenizer() {
+  BpeModel model;
+  for (int byte = 0; byte < 256; ++byte) model.tokens.emplace_back(1, char(byte));
+  return MakeBpe(std::move(model), "byte tokenizer");
+}
+
+StreamEncoder::StreamEncoder(const Tokenizer& tokenizer) : tokenizer_(tokenizer), cut_(std::make_unique<PreTokenStream>()) {}
+StreamEncoder::~StreamEncoder() = default;
+
+std::vector<int32_t> StreamEncoder::Push(std::string_view bytes) {
+  if (tokenizer_.kind() == "bytes") return tokenizer_.Encode(bytes);  // nothing merges: no cut is wrong
+  return tokenizer_.Encode(cut_->Push(bytes));
+}
+
+std::vector<int32_t> StreamEncoder::Finish() { return tokenizer_.Encode(cut_->Finish()); }
+
+}  // namespace cistern

@@ -1,0 +1,53 @@
+#include <ATen/ATen.h>
+
+#include <cstdio>
+#include <fstream>
+#include <string>
+
+#include "cistern/base/error.h"
+#include "cistern/train/trainer.h"
+
+namespace cistern {
+namespace {
+
+// A "Name:  123 kB" line of a /proc file, in bytes; 0 when it is not there.
+int64_t ProcBytes(const char* path, const std::string& name) {
+  std::ifstream file(path);
+  for (std::string line; std::getline(file, line);) {
+    if (line.starts_with(name + ":")) return std::stoll(line.substr(name.size() + 1)) * 1024;
+  }
+  return 0;
+}
+
+std::string Gigabytes(int64_t bytes) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.1f GB", double(bytes) / 1e9);
+  return text;
+}
+
+}  // namespace
+
+int64_t ResidentBytes() { return ProcBytes("/proc/self/status", "VmRSS"); }
+int64_t PeakBytes() { return ProcBytes("/proc/self/status", "VmHWM"); }
+void ResetPeakMemory() { std::ofstream("/proc/self/clear_refs") << "5"; }
+int64_t AvailableBytes() { return ProcBytes("/proc/meminfo", "MemAvailable"); }
+
+int64_t EstimateTrainingBytes(const ModelConfig& c, int64_t rows, int64_t length) {
+  const double ffn = c.ffn_dim > 0 ? double(c.ffn_dim) : 4.0 * double(c.dim), dim = double(c.dim), tokens = double(rows) * double(length);
+  const double matrices = double(c.layers) * (4 * dim * dim + 2 * dim * ffn);
+  const double tables = double(c.vocab_size) * dim * (c.tie_embeddings ? 1 : 2) + (c.positions == "learned" ? double(c.max_length) * dim : 0);
+  // Weights, gradients, two moments; then what the backward pass keeps for each token: norms, projections, core, feed-forward, residuals.
+  const double per_layer = 16 * dim + 3 * ffn + (c.conv > 0 ? 4 * dim : 0);
+  const double logits = c.kind == "decoder_lm" ? 4 * double(c.vocab_size) : 0;
+  return int64_t(4 * (4 * (matrices + tables) + tokens * (double(c.layers) * per_layer + 6 * dim + logits)));
+}
+
+void CheckMemory(const ModelConfig& config, int64_t rows, int64_t length) {
+  const int64_t need = EstimateTrainingBytes(config, rows, length), have = AvailableBytes();
+  if (have > 0 && need > have) {
+    FailUsage("a training step would need about ", Gigabytes(need), " (batch ", rows, " x length ", length, ", ", config.Summary(),
+              "), and ", Gigabytes(have), " are free; lower train.batch (train.accumulate keeps the effective batch), task.length or the model's size");
+  }
+}
+
+}  // namespace cistern

@@ -1,0 +1,23 @@
+#pragma once
+// Learning-rate schedules with linear warm-up (spec 1.4).
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace cistern {
+
+struct ScheduleOptions {
+  std::string kind = "cosine";  // cosine | linear | rsqrt | constant
+  double lr = 1e-3;             // the peak; for rsqrt the base, as Long Range Arena has it (not normalised)
+  double min_lr = 0;            // where cosine and linear end
+  int64_t warmup = 0, steps = 0;
+};
+
+std::vector<std::string> ScheduleKinds();
+
+// The rate of update `step`, counted from 0; the first update of a warm-up has lr/warmup.
+//   cosine, linear: warm-up, then down to min_lr at the last step
+//   rsqrt: lr * min(1, s/w) / sqrt(max(s, w)) with s = step + 1, w = max(warmup, 1)
+double LearningRate(const ScheduleOptions& options, int64_t step);
+
+}  // namespace cistern
