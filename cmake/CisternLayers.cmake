@@ -2,6 +2,9 @@
 
 function(cistern_warnings target)
   target_compile_options(${target} PRIVATE -Wall -Wextra -Wno-unknown-pragmas)
+  if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
+    target_compile_options(${target} PRIVATE -Wno-restrict)  # false alarms on string concatenation (GCC bug 105651)
+  endif()
   if(CISTERN_WERROR)
     target_compile_options(${target} PRIVATE -Werror)
   endif()

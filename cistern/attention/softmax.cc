@@ -38,12 +38,13 @@ std::vector<Projection> SoftmaxMechanism::Projections() const {
 State SoftmaxMechanism::EmptyState(int64_t batch, const at::TensorOptions& options) const {
   const int64_t heads = dims().heads, width = dims().dim / heads;
   const at::Tensor none = at::empty({batch, heads, 0, width}, options);
-  return {{{"k", none}, {"v", none.clone()}, {"valid", at::Tensor()}, {"count", at::zeros({1}, at::kLong)}}};
+  return {{{"k", none}, {"v", none.clone()}, {"valid", at::Tensor()}, {"count", at::zeros({batch}, at::kLong)}}};
 }
 
 namespace {
 
-int64_t Count(const State& state) { return state["count"].const_data_ptr<int64_t>()[0]; }
+// Rows of the cache in use: the same for the whole batch, kept once a batch row so that Reorder fits every tensor of a state.
+int64_t Count(const State& state) { return state["count"].numel() > 0 ? state["count"].const_data_ptr<int64_t>()[0] : 0; }
 
 // The `rows` in use with x appended after them. In place, into spare capacity that doubles, unless a gradient is recorded.
 at::Tensor Append(at::Tensor& cache, int64_t rows, const at::Tensor& x, int64_t time) {
@@ -64,8 +65,11 @@ at::Tensor Append(at::Tensor& cache, int64_t rows, const at::Tensor& x, int64_t 
 // After a packed piece: only keys of each row's last document stay visible.
 void KeepLastDocument(State& state, const ops::Mask& mask, int64_t before) {
   const at::Tensor document = mask.starts->to(at::kLong).cumsum(1);  // [B,T]
-  const at::Tensor last = mask.lengths ? document.gather(1, (*mask.lengths - 1).clamp_min(0).unsqueeze(1))
-                                       : document.narrow(1, document.size(1) - 1, 1);
+  at::Tensor last = document.narrow(1, document.size(1) - 1, 1);
+  if (mask.lengths) {
+    const at::Tensor length = mask.lengths->unsqueeze(1);
+    last = document.gather(1, (length - 1).clamp_min(0)).masked_fill(length == 0, 0);  // no token: no document has begun
+  }
   const at::Tensor keys = at::cat({at::zeros({document.size(0), before}, document.options()), document}, 1);
   const at::Tensor visible = keys == last;
   state["valid"] = state["valid"].defined() ? state["valid"].logical_and(visible) : visible;
@@ -84,7 +88,7 @@ void SoftmaxMechanism::Write(const std::vector<at::Tensor>& x, State& state, con
     if (!state["valid"].defined()) state["valid"] = at::ones({x[1].size(0), before}, valid.options());
     state["valid"] = at::cat({state["valid"].narrow(1, 0, before), valid}, 1);
   }
-  state["count"] = at::full({1}, before + fresh, at::kLong);
+  state["count"] = at::full_like(state["count"], before + fresh);
 }
 
 at::Tensor SoftmaxMechanism::Read(const std::vector<at::Tensor>& x, const State& state) {

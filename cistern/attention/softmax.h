@@ -11,7 +11,7 @@ class SoftmaxMechanism : public Mechanism {
   SoftmaxMechanism(const MechanismInfo& info, const Options& options, const AttentionDims& dims);
 
   std::vector<Projection> Projections() const override;
-  // k, v [B,H,capacity,d]; valid [B,capacity] bool, undefined while no row was padded; count [1] int64: rows in use.
+  // k, v [B,H,capacity,d]; valid [B,capacity] bool, undefined while no row was padded; count [B] int64: cache rows in use, on the CPU.
   State EmptyState(int64_t batch, const at::TensorOptions& options) const override;
   at::Tensor Extend(const std::vector<at::Tensor>& x, State& state, const ops::Mask& mask) override;
   void Write(const std::vector<at::Tensor>& x, State& state, const ops::Mask& mask) override;

@@ -47,7 +47,7 @@ State State::Detach() const {
   return Map(*this, [](const at::Tensor& t) { return t.detach(); });
 }
 State State::Reorder(const at::Tensor& rows) const {
-  return Map(*this, [&](const at::Tensor& t) { return t.index_select(0, rows); });
+  return Map(*this, [&](const at::Tensor& t) { return t.index_select(0, rows.to(t.device())); });
 }
 
 }  // namespace cistern

@@ -84,11 +84,11 @@ std::string ProgressBar::Line(int64_t done, const std::string& extra, double sec
   std::string head = options_.label.empty() ? "" : options_.label + "  ";
   if (total > 0) {
     const double part = std::clamp(double(done) / double(total), 0.0, 1.0);
-    const int room = columns - int(head.size() + tail.size()) - 10;  // "[", "]  ", "100%  "
+    const int room = columns - int(head.size() + tail.size()) - 9;  // "[", "] ", "100%  "
     const int width = std::min(room, 30);
     if (width >= 5) {
       const int full = int(part * width);
-      head += "[" + std::string(size_t(full), '#') + std::string(size_t(width - full), '-') + "]  ";
+      head += "[" + std::string(size_t(full), '#') + std::string(size_t(width - full), '-') + "] ";
     }
     char percent[16];
     std::snprintf(percent, sizeof(percent), "%3d%%  ", int(part * 100));

@@ -8,7 +8,7 @@
 namespace cistern {
 
 struct ProgressOptions {
-  int64_t total = 0;           // 0: unknown, so no bar and no ETA
+  int64_t total = 0;  // 0: unknown, so no bar and no ETA
   std::string label;
   std::string unit = "steps";  // steps, tokens, MB
   int64_t start = 0;           // what was done before (a resumed run); left out of the rate

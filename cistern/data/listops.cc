@@ -13,11 +13,11 @@ namespace cistern {
 namespace {
 
 constexpr double kOperatorShare = .25;
-constexpr int64_t kBlock = 4096;        // candidates drawn in parallel at a time; no result depends on it
-constexpr int64_t kPatience = 1 << 22;  // candidates without one new example until the search is given up
+constexpr int64_t kCandidateBlock = 4096;  // candidates drawn in parallel at a time; no result depends on it
+constexpr int64_t kPatience = 1 << 20;     // candidates without one new example until the search is given up
 
 // The value of an operator over digits, given how often each digit occurs.
-int Apply(uint8_t op, const std::array<int64_t, 10>& counts) {
+int ApplyListOp(uint8_t op, const std::array<int64_t, 10>& counts) {
   int64_t n = 0, sum = 0;
   int low = 9, high = 0;
   for (int d = 0; d < 10; ++d) {
@@ -39,9 +39,9 @@ int Apply(uint8_t op, const std::array<int64_t, 10>& counts) {
 }
 
 // One candidate; stops early once it is too long.
-class Candidate {
+class ListOpsCandidate {
  public:
-  Candidate(const ListOpsOptions& options, uint64_t seed, uint64_t index, std::vector<uint8_t>& out)
+  ListOpsCandidate(const ListOpsOptions& options, uint64_t seed, uint64_t index, std::vector<uint8_t>& out)
       : options_(options), random_(seed, index), out_(out) {
     out_.clear();
     label_ = Node(1);
@@ -68,7 +68,7 @@ class Candidate {
     }
     out_[start] = uint8_t(kListOpsMin + random_.Below(4));
     out_.push_back(kListOpsClose);
-    return Apply(out_[start], counts);
+    return ApplyListOp(out_[start], counts);
   }
 
   const ListOpsOptions& options_;
@@ -77,9 +77,9 @@ class Candidate {
   int label_;
 };
 
-std::string_view AsText(std::span<const uint8_t> row) { return {reinterpret_cast<const char*>(row.data()), row.size()}; }
+std::string_view ListOpsBytes(std::span<const uint8_t> row) { return {reinterpret_cast<const char*>(row.data()), row.size()}; }
 
-void CheckOptions(const ListOpsOptions& o) {
+void CheckListOpsOptions(const ListOpsOptions& o) {
   for (const int64_t count : o.counts) {
     if (count < 0 || count > int64_t{1} << 31) FailUsage("listops: the counts must lie in 0..2^31, got ", count);
   }
@@ -100,26 +100,26 @@ void ListOpsSet::Add(std::span<const uint8_t> row, uint8_t label) {
 }
 
 ListOpsSplits GenerateListOps(const ListOpsOptions& options, uint64_t seed, const ListOpsProgress& progress) {
-  CheckOptions(options);
+  CheckListOpsOptions(options);
   const int64_t wanted = options.counts[0] + options.counts[1] + options.counts[2];
   ListOpsSplits splits;
   ListOpsSet* const sets[] = {&splits.train, &splits.valid, &splits.test};
   const auto set_of = [&](int64_t n) { return n < options.counts[0] ? 0 : n < options.counts[0] + options.counts[1] ? 1 : 2; };
   const auto start_of = [&](int set) { return set == 0 ? 0 : set == 1 ? options.counts[0] : options.counts[0] + options.counts[1]; };
   std::unordered_multimap<uint64_t, int64_t> seen;  // hash -> number of the example
-  std::vector<std::vector<uint8_t>> rows(kBlock);
-  std::vector<int> labels(kBlock);
+  std::vector<std::vector<uint8_t>> rows(kCandidateBlock);
+  std::vector<int> labels(kCandidateBlock);
   int64_t done = 0, last_found = 0;
-  for (int64_t first = 0; done < wanted; first += kBlock) {
-    ParallelFor(kBlock, 64, [&](int64_t begin, int64_t end) {
+  for (int64_t first = 0; done < wanted; first += kCandidateBlock) {
+    ParallelFor(kCandidateBlock, 64, [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i) {
-        const Candidate candidate(options, seed, uint64_t(first + i), rows[i]);
+        const ListOpsCandidate candidate(options, seed, uint64_t(first + i), rows[i]);
         labels[i] = candidate.accepted() ? candidate.label() : -1;
       }
     });
-    for (int64_t i = 0; i < kBlock && done < wanted; ++i) {
+    for (int64_t i = 0; i < kCandidateBlock && done < wanted; ++i) {
       if (labels[i] < 0) continue;
-      const uint64_t hash = Hash64(AsText(rows[i]));
+      const uint64_t hash = Hash64(ListOpsBytes(rows[i]));
       const auto [from, to] = seen.equal_range(hash);
       const bool known = std::any_of(from, to, [&](const auto& entry) {
         const int set = set_of(entry.second);
@@ -133,7 +133,7 @@ ListOpsSplits GenerateListOps(const ListOpsOptions& options, uint64_t seed, cons
       splits.candidates = first + i + 1;
     }
     if (progress) progress(done, wanted);
-    if (done < wanted && first + kBlock - last_found > kPatience) {
+    if (done < wanted && first + kCandidateBlock - last_found > kPatience) {
       FailUsage("listops: found ", done, " of ", wanted, " different expressions with ", options.min_length, " < length < ",
                 options.max_length, ", max_depth ", options.max_depth, " and max_args ", options.max_args, ", and none in the last ",
                 kPatience, " draws");
@@ -159,7 +159,7 @@ int EvaluateListOps(std::span<const uint8_t> tokens) {
       stack.push_back({token, {}, true});
       continue;
     } else if (token == kListOpsClose && !stack.empty() && !stack.back().empty) {
-      value = Apply(stack.back().op, stack.back().counts);
+      value = ApplyListOp(stack.back().op, stack.back().counts);
       stack.pop_back();
     } else {
       return -1;

@@ -50,7 +50,7 @@ using ListOpsProgress = std::function<void(int64_t done, int64_t total)>;
 
 // Draws expressions until `counts` different ones have a length within the limits. Depends on seed and options alone: candidate i has
 // its own random stream, whatever the threads. Options that cannot be met are a UsageError; so is a search that finds (nearly) nothing
-// new within 2^22 candidates. 100,000 published-size examples take about 8.2 % of 1.2 million candidates.
+// new within 2^20 candidates. 100,000 published-size examples take about 8.2 % of 1.2 million candidates.
 ListOpsSplits GenerateListOps(const ListOpsOptions& options, uint64_t seed, const ListOpsProgress& progress = nullptr);
 
 // The value of an expression of ids 1..15, or -1 when it is not one whole well-formed expression. O(length).

@@ -12,15 +12,15 @@
 namespace cistern {
 namespace {
 
-constexpr const char* kNames[] = {"<pad>", "0", "1",    "2",    "3",    "4",   "5", "6",        "7",
-                                  "8",     "9", "[MIN", "[MAX", "[MED", "[SM", "]", "<unknown>"};
-constexpr const char* kFiles[] = {"basic_train.tsv", "basic_val.tsv", "basic_test.tsv"};
+constexpr const char* kListOpsNames[] = {"<pad>", "0", "1",    "2",    "3",    "4",   "5", "6",        "7",
+                                         "8",     "9", "[MIN", "[MAX", "[MED", "[SM", "]", "<unknown>"};
+constexpr const char* kListOpsFiles[] = {"basic_train.tsv", "basic_val.tsv", "basic_test.tsv"};
 
 uint8_t TokenOf(std::string_view word) {
   if (word.size() == 1 && word[0] >= '0' && word[0] <= '9') return uint8_t(kListOpsDigit0 + word[0] - '0');
   if (word == "]" || word == "X") return kListOpsClose;  // LRA's pipeline writes X
   for (uint8_t token = kListOpsMin; token <= kListOpsSm; ++token) {
-    if (word == kNames[token]) return token;
+    if (word == kListOpsNames[token]) return token;
   }
   return kListOpsUnknown;
 }
@@ -44,7 +44,7 @@ std::string ListOpsText(std::span<const uint8_t> tokens) {
   for (size_t i = 0; i < tokens.size(); ++i) {
     if (i > 0) text += ' ';
     for (int64_t n = 0; n < opened[i]; ++n) text += "( ";
-    text += kNames[std::min<uint8_t>(tokens[i], kListOpsUnknown)];
+    text += kListOpsNames[std::min<uint8_t>(tokens[i], kListOpsUnknown)];
     if (opened[i] > 0) {
       ++depth;
       continue;
@@ -81,7 +81,7 @@ void WriteListOps(const ListOpsSplits& splits, const std::string& folder, const 
     if (++done % 500 == 0 && progress) progress(done, total);
   };
   const ListOpsSet* const sets[] = {&splits.train, &splits.valid, &splits.test};
-  for (int i = 0; i < 3; ++i) WriteListOpsFile(*sets[i], folder + "/" + kFiles[i], each);
+  for (int i = 0; i < 3; ++i) WriteListOpsFile(*sets[i], folder + "/" + kListOpsFiles[i], each);
   if (progress) progress(done, total);
 }
 
@@ -132,7 +132,7 @@ ListOpsSet ReadListOps(const std::string& path, const ListOpsReadOptions& option
 ListOpsSplits ReadListOpsFolder(const std::string& folder, const ListOpsReadOptions& options) {
   ListOpsSplits splits;
   ListOpsSet* const sets[] = {&splits.train, &splits.valid, &splits.test};
-  for (int i = 0; i < 3; ++i) *sets[i] = ReadListOps(folder + "/" + kFiles[i], options);
+  for (int i = 0; i < 3; ++i) *sets[i] = ReadListOps(folder + "/" + kListOpsFiles[i], options);
   return splits;
 }
 

@@ -1,37 +1,35 @@
 #include "cistern/decode/measure.h"
 
-#include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
 #include <chrono>
+#include <cstdlib>
 #include <fstream>
 #include <string>
 
 #include "cistern/attention/mechanism.h"
 #include "cistern/base/error.h"
 #include "cistern/base/random.h"
+#include "cistern/decode/eval_scope.h"
 
 namespace cistern {
 namespace {
 
-// A field of a file such as /proc/self/status, "Name:  123 kB", in bytes; 0 when it is not there.
-int64_t ProcBytes(const char* path, const std::string& field) {
-  std::ifstream in(path);
+// MemAvailable of /proc/meminfo in bytes; 0 when it cannot be read.
+int64_t FreeMemoryBytes() {
+  std::ifstream in("/proc/meminfo");
   for (std::string line; std::getline(in, line);) {
-    if (line.starts_with(field + ":")) return std::strtoll(line.c_str() + field.size() + 1, nullptr, 10) * 1024;
+    if (line.starts_with("MemAvailable:")) return std::strtoll(line.c_str() + 13, nullptr, 10) * 1024;
   }
   return 0;
 }
 
 }  // namespace
 
-int64_t ResidentBytes() { return ProcBytes("/proc/self/status", "VmRSS"); }
-int64_t PeakResidentBytes() { return ProcBytes("/proc/self/status", "VmHWM"); }
-int64_t AvailableBytes() { return ProcBytes("/proc/meminfo", "MemAvailable"); }
-
 void CheckStateGrowth(const ModelConfig& config, int64_t state_bytes, int64_t position, int64_t available) {
-  if (available <= 0 || 2 * state_bytes <= available) return;
+  if (available < 0) available = FreeMemoryBytes();
+  if (available == 0 || 2 * state_bytes <= available) return;
   for (const std::string& name : config.attention) {
     if (FindMechanism(name).bounded) continue;
     Fail("the state of ", name, " attention grows with the text: it holds ", state_bytes / 1000000, " MB after ", position,
@@ -40,10 +38,10 @@ void CheckStateGrowth(const ModelConfig& config, int64_t state_bytes, int64_t po
   }
 }
 
-std::vector<DecodePoint> MeasureDecoding(DecoderLm& model, const std::vector<int64_t>& positions, int64_t tokens, const InterruptFlag* interrupt) {
+std::vector<DecodePoint> MeasureDecoding(DecoderLm& model, const std::vector<int64_t>& positions, int64_t tokens, const std::atomic<bool>* interrupt) {
   using Clock = std::chrono::steady_clock;
   CISTERN_CHECK(std::is_sorted(positions.begin(), positions.end()), "[measure] positions must ascend");
-  at::NoGradGuard guard;
+  const EvalScope scope(model);
   const ModelConfig& config = model.config();
   ModelState state = model.EmptyState(1);
   Random random(1);
@@ -61,15 +59,15 @@ std::vector<DecodePoint> MeasureDecoding(DecoderLm& model, const std::vector<int
   for (const int64_t position : positions) {
     if (config.positions == "learned" && std::max(position, at) + tokens > config.max_length) break;
     while (at < position) {
-      if (Interrupted(interrupt)) return points;
-      CheckStateGrowth(config, state.Bytes(), at, AvailableBytes());
+      if (interrupt && *interrupt) return points;
+      CheckStateGrowth(config, state.Bytes(), at);
       const int64_t piece = std::min<int64_t>(1024, position - at);
       model.Hidden(draw(piece), state);
       at += piece;
     }
     std::vector<double> times;
     for (int64_t i = 0; i < tokens; ++i) {
-      if (Interrupted(interrupt)) return points;
+      if (interrupt && *interrupt) return points;
       const at::Tensor id = draw(1);
       const auto begin = Clock::now();
       model.Extend(id, state);

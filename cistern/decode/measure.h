@@ -1,9 +1,9 @@
 #pragma once
-// What decoding costs: time per token and bytes of state at chosen positions, and the memory of the process.
+// What decoding costs: time per token and bytes of state at chosen positions.
+#include <atomic>
 #include <cstdint>
 #include <vector>
 
-#include "cistern/decode/interrupt.h"
 #include "cistern/models/decoder_lm.h"
 
 namespace cistern {
@@ -17,14 +17,10 @@ struct DecodePoint {
 // Prefills arbitrary tokens up to each position (ascending) and times `tokens` single-token extends there, output layer included. Positions
 // that a learned table does not reach are left out.
 std::vector<DecodePoint> MeasureDecoding(DecoderLm& model, const std::vector<int64_t>& positions, int64_t tokens = 64,
-                                         const InterruptFlag* interrupt = nullptr);
-
-int64_t ResidentBytes();      // of this process now
-int64_t PeakResidentBytes();  // at its largest
-int64_t AvailableBytes();     // what the system could still give (MemAvailable)
+                                         const std::atomic<bool>* interrupt = nullptr);
 
 // A state that grows (the key-value cache of softmax) doubles its room when full; an Error, in place of the system's killer, when the next
-// doubling would not fit into `available`. Nothing happens for bounded states.
-void CheckStateGrowth(const ModelConfig& config, int64_t state_bytes, int64_t position, int64_t available);
+// doubling would not fit into `available` bytes (below 0: what the system has free). Nothing happens for bounded states.
+void CheckStateGrowth(const ModelConfig& config, int64_t state_bytes, int64_t position, int64_t available = -1);
 
 }  // namespace cistern

@@ -1,6 +1,7 @@
 #include "cistern/decode/text_output.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "cistern/base/error.h"
 

@@ -228,25 +228,25 @@ Texts Fields::Names() const {
 
 void Fields::ReadField(Field& field, const Json& json, const std::string& where, const std::string& dotted, const Texts& all) {
   const Reader reader{where, dotted};
-  std::visit(Overloaded{
-                 [&](int64_t* value) { *value = reader.Integer(json, field.integers, "an integer"); },
-                 [&](double* value) { *value = reader.Number(json, field.numbers); },
-                 [&](bool* value) {
-                   if (!json.is_boolean()) reader.Expected(json, "true or false", "");
-                   *value = json.get<bool>();
-                 },
-                 [&](std::string* value) { *value = reader.Text(json, field.choices, "a text"); },
-                 [&](Texts* value) {
-                   *value = reader.Items<Texts>(json, [&](const Json& item) { return reader.Text(item, field.choices, "a list of texts"); });
-                 },
-                 [&](Ints* value) {
-                   *value = reader.Items<Ints>(
-                       json, [&](const Json& item) { return reader.Integer(item, field.integers, "a list of integers"); });
-                 },
-                 [&](Json* value) { *value = json; },
-                 [&](Fields& group) { group.ReadObject(json, where, dotted + ".", all); },
-             },
-             field.target);
+  std::visit(
+      Overloaded{
+          [&](int64_t* value) { *value = reader.Integer(json, field.integers, "an integer"); },
+          [&](double* value) { *value = reader.Number(json, field.numbers); },
+          [&](bool* value) {
+            if (!json.is_boolean()) reader.Expected(json, "true or false", "");
+            *value = json.get<bool>();
+          },
+          [&](std::string* value) { *value = reader.Text(json, field.choices, "a text"); },
+          [&](Texts* value) {
+            *value = reader.Items<Texts>(json, [&](const Json& item) { return reader.Text(item, field.choices, "a list of texts"); });
+          },
+          [&](Ints* value) {
+            *value = reader.Items<Ints>(json, [&](const Json& item) { return reader.Integer(item, field.integers, "a list of integers"); });
+          },
+          [&](Json* value) { *value = json; },
+          [&](Fields& group) { group.ReadObject(json, where, dotted + ".", all); },
+      },
+      field.target);
 }
 
 void Fields::ReadObject(const Json& object, const std::string& where, const std::string& prefix, const Texts& all) {

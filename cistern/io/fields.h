@@ -41,8 +41,8 @@ class Fields {
   // insides are reached by their own dotted names ("model.options.slots=32"). Errors as of Read, with where = "--set".
   void Set(const std::string& assignment);
   Json Write() const;
-  std::string Help(int indent = 0) const;   // one line per field: name, type, default, range, help
-  std::vector<std::string> Names() const;   // dotted
+  std::string Help(int indent = 0) const;  // one line per field: name, type, default, range, help
+  std::vector<std::string> Names() const;  // dotted
 
  private:
   struct Field;

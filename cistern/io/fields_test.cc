@@ -45,17 +45,19 @@ std::string SetError(const std::string& text) {
 TEST(Fields, ReadsAndWrites) {
   Options options;
   Fields fields = options.fields();
-  fields.Read(Json::parse(R"({"train": {"steps": 1e3, "lr": 1, "amp": true}, "mechanisms": "softmax", "lengths": [1, 2], "extra": {"k": [1]}})"),
-              "x");
+  fields.Read(
+      Json::parse(R"({"train": {"steps": 1e3, "lr": 1, "amp": true}, "mechanisms": "softmax", "lengths": [1, 2], "extra": {"k": [1]}})"),
+      "x");
   EXPECT_EQ(options.steps, 1000);
   EXPECT_EQ(options.lr, 1.0);
   EXPECT_TRUE(options.amp);
   EXPECT_EQ(options.mechanisms, std::vector<std::string>{"softmax"});
   EXPECT_EQ(options.lengths, (std::vector<int64_t>{1, 2}));
-  EXPECT_EQ(fields.Write().dump(),
-            R"({"mechanisms":["softmax"],"lengths":[1,2],"extra":{"k":[1]},"train":{"lr":1.0,"steps":1000,"amp":true,"schedule":"cosine"}})");
-  EXPECT_EQ(fields.Names(), (std::vector<std::string>{"mechanisms", "lengths", "extra", "train.lr", "train.steps", "train.amp",
-                                                      "train.schedule"}));
+  EXPECT_EQ(
+      fields.Write().dump(),
+      R"({"mechanisms":["softmax"],"lengths":[1,2],"extra":{"k":[1]},"train":{"lr":1.0,"steps":1000,"amp":true,"schedule":"cosine"}})");
+  EXPECT_EQ(fields.Names(),
+            (std::vector<std::string>{"mechanisms", "lengths", "extra", "train.lr", "train.steps", "train.amp", "train.schedule"}));
 }
 
 TEST(Fields, ReadErrorsSayWhatIsAllowed) {

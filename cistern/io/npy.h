@@ -26,7 +26,7 @@ struct NpyArray {
   std::vector<int64_t> shape;
   std::vector<uint64_t> storage;  // aligned for every type
   int64_t bytes = 0;
-  std::string name;               // of the file, for messages
+  std::string name;  // of the file, for messages
 
   int64_t size() const { return bytes / DTypeBytes(dtype); }
   const void* raw() const { return storage.data(); }

@@ -40,8 +40,9 @@ TEST(Npy, RoundTrip) {
 
 TEST(Npy, ErrorsNameThePlace) {
   EXPECT_EQ(ParseError("PK"), "a.npy: offset 0: no .npy file (or a truncated one): expected \\x93NUMPY and a version");
-  EXPECT_EQ(ParseError(FileOf("{'descr': '>f4', 'fortran_order': False, 'shape': ()}", "")).rfind(
-                "a.npy: header, offset 25: element type '>f4' is not supported; expected one of <f8", 0), 0u);
+  EXPECT_EQ(ParseError(FileOf("{'descr': '>f4', 'fortran_order': False, 'shape': ()}", ""))
+                .rfind("a.npy: header, offset 25: element type '>f4' is not supported; expected one of <f8", 0),
+            0u);
   EXPECT_EQ(ParseError(FileOf("{'descr': '<f4', 'fortran_order': True, 'shape': ()}", "")),
             "a.npy: header, offset 44: the array is in Fortran order; save numpy.ascontiguousarray(x)");
   EXPECT_EQ(ParseError(FileOf("{'descr': '<f4', 'fortran_order': False, 'shape': (2,)}", "1234")),

@@ -57,8 +57,8 @@ Span ParseTensor(const std::string& place, const nlohmann::json& json, uint64_t 
   CISTERN_CHECK(span.begin <= span.end && span.end <= data_bytes, place, "data_offsets [", span.begin, ",", span.end,
                 "] leave the data, which has ", data_bytes, " bytes; the file is truncated or corrupt");
   CISTERN_CHECK(TensorBytes(entry->shape, entry->dtype, &entry->bytes), place, "shape ", ShapeText(entry->shape), " is too large");
-  CISTERN_CHECK(uint64_t(entry->bytes) == span.end - span.begin, place, "shape ", ShapeText(entry->shape), " of ",
-                DTypeName(entry->dtype), " needs ", entry->bytes, " bytes, data_offsets give ", span.end - span.begin);
+  CISTERN_CHECK(uint64_t(entry->bytes) == span.end - span.begin, place, "shape ", ShapeText(entry->shape), " of ", DTypeName(entry->dtype),
+                " needs ", entry->bytes, " bytes, data_offsets give ", span.end - span.begin);
   return span;
 }
 
@@ -167,9 +167,8 @@ void WriteSafetensors(const std::string& path, const std::vector<TensorEntry>& e
                   "' is given twice or has a reserved name");
     order.push_back(&entry);
   }
-  std::stable_sort(order.begin(), order.end(), [](const TensorEntry* a, const TensorEntry* b) {
-    return DTypeBytes(a->dtype) > DTypeBytes(b->dtype);
-  });
+  std::stable_sort(order.begin(), order.end(),
+                   [](const TensorEntry* a, const TensorEntry* b) { return DTypeBytes(a->dtype) > DTypeBytes(b->dtype); });
   std::string header = "{";  // by hand: an ordered object takes time quadratic in the number of keys
   if (!metadata.empty()) header += "\"__metadata__\":" + JsonLine(Json(metadata)) + ",";
   int64_t offset = 0;

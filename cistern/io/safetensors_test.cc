@@ -26,7 +26,9 @@ TEST(Safetensors, RoundTrip) {
   const float floats[6] = {1, 2, 3, 4, 5, 6};
   const double number = 2.5;
   WriteSafetensors(path,
-                   {{"b\"\n", DType::kU8, {3}, bytes, 3}, {"w", DType::kF32, {2, 3}, floats, 24}, {"none", DType::kBF16, {0, 4}, nullptr, 0},
+                   {{"b\"\n", DType::kU8, {3}, bytes, 3},
+                    {"w", DType::kF32, {2, 3}, floats, 24},
+                    {"none", DType::kBF16, {0, 4}, nullptr, 0},
                     {"d", DType::kF64, {}, &number, 8}},
                    {{"format", "pt"}, {"k", "\xc3\xa9"}});
   SafetensorsFile file(path);
@@ -67,7 +69,8 @@ TEST(Safetensors, EveryTruncationIsAnError) {
 }
 
 TEST(Safetensors, UnalignedTensorsAreCopied) {
-  const std::string bytes = FileOf(R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"b":{"dtype":"F64","shape":[1],"data_offsets":[1,9]}})", 9);
+  const std::string bytes =
+      FileOf(R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"b":{"dtype":"F64","shape":[1],"data_offsets":[1,9]}})", 9);
   SafetensorsFile file(bytes, "m");
   EXPECT_EQ(reinterpret_cast<uintptr_t>(file.Get("b").data) % 8, 0u);
   EXPECT_EQ(std::memcmp(file.Get("b").data, bytes.data() + bytes.size() - 8, 8), 0);
@@ -75,8 +78,10 @@ TEST(Safetensors, UnalignedTensorsAreCopied) {
 
 TEST(Safetensors, ErrorsNameThePlace) {
   EXPECT_EQ(ParseError(""), "m.st: 0 bytes are too few for a safetensors file; it is empty or truncated");
-  EXPECT_EQ(ParseError(std::string(8, '\xff')), "m.st: offset 0: header length 18446744073709551615 is over 100000000; this is no safetensors file");
-  EXPECT_EQ(ParseError(FileOf("{}", 0).substr(0, 9)), "m.st: offset 0: the header should have 2 bytes, the file has 1 after its length; it is truncated");
+  EXPECT_EQ(ParseError(std::string(8, '\xff')),
+            "m.st: offset 0: header length 18446744073709551615 is over 100000000; this is no safetensors file");
+  EXPECT_EQ(ParseError(FileOf("{}", 0).substr(0, 9)),
+            "m.st: offset 0: the header should have 2 bytes, the file has 1 after its length; it is truncated");
   EXPECT_EQ(ParseError(FileOf("{]", 0)).rfind("m.st (header):1:2: not valid JSON", 0), 0u) << ParseError(FileOf("{]", 0));
   EXPECT_EQ(ParseError(FileOf("[]", 0)), "m.st: the header is no JSON object");
   EXPECT_EQ(ParseError(FileOf("{}", 3)), "m.st: the tensors end at byte 0 of the data, which has 3");
@@ -102,12 +107,17 @@ TEST(Safetensors, ErrorsNameThePlace) {
 TEST(Safetensors, WriteChecks) {
   TestFolder folder;
   const float x[4] = {};
-  EXPECT_EQ(ErrorMessage([&] { WriteSafetensors("m", {{"a", DType::kF32, {3}, x, 16}}); }),
+  EXPECT_EQ(ErrorMessage([&] {
+              WriteSafetensors("m", {{"a", DType::kF32, {3}, x, 16}});
+            }),
             "m: tensor 'a': shape [3] of F32 does not have the 16 bytes given");
   EXPECT_NE(ErrorMessage([&] { WriteSafetensors("m", {{"a", DType::kF32, {4}, x, 16}, {"a", DType::kF32, {4}, x, 16}}); }), "no error");
-  EXPECT_EQ(ErrorMessage([&] { WriteSafetensors("/dev/full", {{"a", DType::kF32, {4}, x, 16}}); }),
+  EXPECT_EQ(ErrorMessage([&] {
+              WriteSafetensors("/dev/full", {{"a", DType::kF32, {4}, x, 16}});
+            }),
             "cannot write /dev/full: No space left on device");
-  EXPECT_EQ(ErrorMessage([&] { SafetensorsFile file(folder / "none"); }), "cannot read " + (folder / "none") + ": No such file or directory");
+  EXPECT_EQ(ErrorMessage([&] { SafetensorsFile file(folder / "none"); }),
+            "cannot read " + (folder / "none") + ": No such file or directory");
 }
 
 }  // namespace

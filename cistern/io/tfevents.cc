@@ -66,8 +66,8 @@ TfEventsWriter::TfEventsWriter(const std::string& directory) {
   char host[256] = "localhost";
   if (::gethostname(host, sizeof(host) - 1) != 0) host[0] = '\0';
   static std::atomic<int> count{0};
-  file_ = std::make_unique<AppendFile>(
-      StrCat(directory, "/events.out.tfevents.", int64_t(Now()), ".", host, ".", ::getpid(), ".", count++));
+  file_ =
+      std::make_unique<AppendFile>(StrCat(directory, "/events.out.tfevents.", int64_t(Now()), ".", host, ".", ::getpid(), ".", count++));
   file_->Append(TfRecord(DoubleField(1, Now()) + BytesField(3, "brain.Event:2")));  // Event{wall_time, file_version}
 }
 

@@ -22,7 +22,7 @@ class TfEventsWriter {
   std::unique_ptr<AppendFile> file_;
 };
 
-uint32_t Crc32c(std::string_view bytes);        // Castagnoli, as in iSCSI (RFC 3720)
-std::string TfRecord(std::string_view data);    // one frame
+uint32_t Crc32c(std::string_view bytes);      // Castagnoli, as in iSCSI (RFC 3720)
+std::string TfRecord(std::string_view data);  // one frame
 
 }  // namespace cistern

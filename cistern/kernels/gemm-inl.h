@@ -160,22 +160,22 @@ void Transpose(size_t rows, size_t columns, const T* HWY_RESTRICT src, size_t ld
 #if HWY_TARGET == HWY_SCALAR
       hn::Store(hn::Load(d, src + r * lds + c), d, dst + c * ldd + r);
 #else
-        // Each round moves the even elements of the whole block to its first half: a rotation of the index (row, column) by one bit.
-        Vec<T> x[kN], y[kN];
+      // Each round moves the even elements of the whole block to its first half: a rotation of the index (row, column) by one bit.
+      Vec<T> x[kN], y[kN];
 #pragma GCC unroll 16
-        for (size_t i = 0; i < kN; ++i) x[i] = hn::Load(d, src + (r + i) * lds + c);
+      for (size_t i = 0; i < kN; ++i) x[i] = hn::Load(d, src + (r + i) * lds + c);
 #pragma GCC unroll 4
-        for (size_t round = 1; round < kN; round *= 2) {
+      for (size_t round = 1; round < kN; round *= 2) {
 #pragma GCC unroll 8
-          for (size_t i = 0; i < kN / 2; ++i) {
-            y[i] = hn::ConcatEven(d, x[2 * i + 1], x[2 * i]);
-            y[kN / 2 + i] = hn::ConcatOdd(d, x[2 * i + 1], x[2 * i]);
-          }
-#pragma GCC unroll 16
-          for (size_t i = 0; i < kN; ++i) x[i] = y[i];
+        for (size_t i = 0; i < kN / 2; ++i) {
+          y[i] = hn::ConcatEven(d, x[2 * i + 1], x[2 * i]);
+          y[kN / 2 + i] = hn::ConcatOdd(d, x[2 * i + 1], x[2 * i]);
         }
 #pragma GCC unroll 16
-        for (size_t i = 0; i < kN; ++i) hn::Store(x[i], d, dst + (c + i) * ldd + r);
+        for (size_t i = 0; i < kN; ++i) x[i] = y[i];
+      }
+#pragma GCC unroll 16
+      for (size_t i = 0; i < kN; ++i) hn::Store(x[i], d, dst + (c + i) * ldd + r);
 #endif
     }
   }

@@ -7,7 +7,7 @@ namespace cistern {
 
 std::vector<std::string> CompiledIsas();   // best first
 std::vector<std::string> SupportedIsas();  // those of them this machine can run, best first
-std::string ActiveIsa();                   // the one in use; throws UsageError when CISTERN_ISA names one that is unknown or not supported here
+std::string ActiveIsa();  // the one in use; throws UsageError when CISTERN_ISA names one that is unknown or not supported here
 
 // Switches this process to another one (tests compare them); the empty name means CISTERN_ISA again. Not while a kernel runs.
 void ForceIsa(const std::string& isa);

@@ -28,7 +28,9 @@ namespace {
 
 HWY_EXPORT(WhichTarget);
 
-bool Has(const std::vector<std::string>& names, const std::string& name) { return std::find(names.begin(), names.end(), name) != names.end(); }
+bool Has(const std::vector<std::string>& names, const std::string& name) {
+  return std::find(names.begin(), names.end(), name) != names.end();
+}
 
 // First in this file: nothing has been dispatched yet, so the environment must be read on the way.
 TEST(Isa, EnvironmentIsReadBeforeTheFirstDispatch) {

@@ -32,7 +32,8 @@ HWY_INLINE void AddProduct(size_t count, const T* w, const T* x, T* y) {
 struct ConvTokens {
   ConvTokens(const ConvShape& shape, const RowMask& mask, int64_t b)
       : length(mask.lengths == nullptr ? shape.length : mask.lengths[b]),
-        starts(mask.starts == nullptr ? nullptr : mask.starts + b * shape.length), reach(shape.taps - 1) {}
+        starts(mask.starts == nullptr ? nullptr : mask.starts + b * shape.length),
+        reach(shape.taps - 1) {}
 
   // The earliest token that a tap of t may meet: not before t's document, nor before the state.
   int64_t First(int64_t t) const {
@@ -72,7 +73,10 @@ void NextState(const ConvShape& shape, const Rows<const T>& x, const T* state_in
   const int64_t first = tokens.length > 0 ? tokens.First(tokens.length - 1) : -tokens.reach;
   for (int64_t i = 0; i < tokens.reach; ++i) {
     const int64_t t = tokens.length - tokens.reach + i;
-    const T* from = t < first ? nullptr : t >= 0 ? x.At(b, 0, t) : state_in == nullptr ? nullptr : state_in + (b * tokens.reach + tokens.reach + t) * shape.channels;
+    const T* from = t < first             ? nullptr
+                    : t >= 0              ? x.At(b, 0, t)
+                    : state_in == nullptr ? nullptr
+                                          : state_in + (b * tokens.reach + tokens.reach + t) * shape.channels;
     T* to = state_out + (b * tokens.reach + i) * shape.channels;
     for (int64_t c = 0; c < shape.channels; ++c) to[c] = from == nullptr ? T{0} : from[c];
   }
@@ -81,7 +85,7 @@ void NextState(const ConvShape& shape, const Rows<const T>& x, const T* state_in
 template <class T>
 void ConvAll(const ConvShape& shape, const Rows<const T>& x, const T* w, const T* state_in, const RowMask& mask, const Rows<T>& y,
              T* state_out) {
-  constexpr int64_t kBlock = 256;  // tokens of one job
+  constexpr int64_t kBlock = 256;                                       // tokens of one job
   std::vector<T> wt(static_cast<size_t>(shape.taps * shape.channels));  // [K, C]
   for (int64_t c = 0; c < shape.channels; ++c) {
     for (int64_t j = 0; j < shape.taps; ++j) wt[j * shape.channels + c] = w[c * shape.taps + j];
@@ -104,7 +108,7 @@ constexpr int64_t kChannels = 64;  // of one backward job, which sees all tokens
 template <class T>
 void BackwardChannels(const ConvShape& shape, const Rows<const T>& dy, const T* dstate_out, const Rows<const T>& x, const T* w,
                       const T* state_in, const RowMask& mask, const Rows<T>& dx, T* dw, T* dstate_in, int64_t c0, size_t count) {
-  constexpr int64_t kBlock = 256;  // dw is summed in T within that many tokens, in double beyond
+  constexpr int64_t kBlock = 64;  // dw is summed in T within that many tokens, in double beyond
   const int64_t C = shape.channels, K = shape.taps;
   std::vector<T> wt(static_cast<size_t>(K * kChannels)), part(wt.size());
   std::vector<double> dwt(wt.size());
@@ -151,7 +155,8 @@ void BackwardChannels(const ConvShape& shape, const Rows<const T>& dy, const T* 
 template <class T>
 void ConvBackwardAll(const ConvShape& shape, const Rows<const T>& dy, const T* dstate_out, const Rows<const T>& x, const T* w,
                      const T* state_in, const RowMask& mask, const Rows<T>& dx, T* dw, T* dstate_in) {
-  ParallelFor((shape.channels + kChannels - 1) / kChannels, 1, [&](int64_t begin, int64_t end) {
+  const int64_t work = shape.batch * shape.length * shape.taps * std::min(kChannels, shape.channels);
+  ParallelFor((shape.channels + kChannels - 1) / kChannels, 65536 / (work + 1) + 1, [&](int64_t begin, int64_t end) {
     for (int64_t job = begin; job < end; ++job) {
       const int64_t c0 = job * kChannels, count = std::min(kChannels, shape.channels - c0);
       BackwardChannels(shape, dy, dstate_out, x, w, state_in, mask, dx, dw, dstate_in, c0, static_cast<size_t>(count));
@@ -159,14 +164,14 @@ void ConvBackwardAll(const ConvShape& shape, const Rows<const T>& dy, const T* d
   });
 }
 
-#define CISTERN_SHORT_CONV(Suffix, T)                                                                                               \
-  void Conv##Suffix(const ConvShape& shape, Rows<const T> x, const T* w, const T* state_in, const RowMask& mask, Rows<T> y,         \
-                    T* state_out) {                                                                                                 \
-    ConvAll<T>(shape, x, w, state_in, mask, y, state_out);                                                                          \
-  }                                                                                                                                 \
-  void ConvBackward##Suffix(const ConvShape& shape, Rows<const T> dy, const T* dstate_out, Rows<const T> x, const T* w,             \
-                            const T* state_in, const RowMask& mask, Rows<T> dx, T* dw, T* dstate_in) {                              \
-    ConvBackwardAll<T>(shape, dy, dstate_out, x, w, state_in, mask, dx, dw, dstate_in);                                             \
+#define CISTERN_SHORT_CONV(Suffix, T)                                                                                                      \
+  void Conv##Suffix(const ConvShape& shape, Rows<const T> x, const T* w, const T* state_in, const RowMask& mask, Rows<T> y,                \
+                    T* state_out) {                                                                                                        \
+    ConvAll<T>(shape, x, w, state_in, mask, y, state_out);                                                                                 \
+  }                                                                                                                                        \
+  void ConvBackward##Suffix(const ConvShape& shape, Rows<const T> dy, const T* dstate_out, Rows<const T> x, const T* w, const T* state_in, \
+                            const RowMask& mask, Rows<T> dx, T* dw, T* dstate_in) {                                                        \
+    ConvBackwardAll<T>(shape, dy, dstate_out, x, w, state_in, mask, dx, dw, dstate_in);                                                    \
   }
 CISTERN_SHORT_CONV(Float, float)
 CISTERN_SHORT_CONV(Double, double)

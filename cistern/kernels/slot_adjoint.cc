@@ -52,7 +52,7 @@ HWY_NOINLINE void AdjointOfHead(const AdjointHead<T>& head, const double* z0, T*
   T* const dz = workspace.Take<T>(kC * np);
   T* const g = workspace.Take<T>(kC * dp);
   T* const u = workspace.Take<T>(kC * dp);
-  T* const D = workspace.Take<T>(kC * dp);  // du
+  T* const D = workspace.Take<T>(kC * dp);   // du
   T* const A = workspace.Take<T>(kC * kCp);  // tril(W E^T)
   T* const B = workspace.Take<T>(kC * kCp);  // tril(g u^T)
   T* const ET = workspace.Take<T>(np * kCp);
@@ -97,7 +97,8 @@ HWY_NOINLINE void AdjointOfHead(const AdjointHead<T>& head, const double* z0, T*
     for (size_t l = 0; l < n; ++l) {
       const Vec<T> f = hn::Set(d, last[l]);
       const auto never = hn::Eq(f, hn::Zero(d));
-      for (size_t j = l * dp; j < (l + 1) * dp; j += kLanes<T>) hn::Store(hn::IfThenZeroElse(never, hn::Mul(f, hn::Load(d, G + j))), d, G + j);
+      for (size_t j = l * dp; j < (l + 1) * dp; j += kLanes<T>)
+        hn::Store(hn::IfThenZeroElse(never, hn::Mul(f, hn::Load(d, G + j))), d, G + j);
       h[l] = last[l] == 0 ? T{0} : h[l] * last[l];
     }
     Transpose(np, dp, G, dp, GT, np);
@@ -155,19 +156,28 @@ void AdjointOfAll(const SlotShape& shape, const Rows<const T>& a, const Rows<con
   ParallelFor(shape.batch * shape.heads, HeadsPerThread(shape), [&](int64_t begin, int64_t end) {
     for (int64_t index = begin; index < end; ++index) {
       const int64_t x = index / shape.heads, y = index % shape.heads;
-      const AdjointHead<T> head{{a, x, y},  {g, x, y},  {s, x, y},
-                                {u, x, y},  {b, x, y},  {dz, x, y},
-                                {du, x, y}, {ds, x, y}, Tokens(shape, mask, x),
-                                static_cast<size_t>(shape.slots), static_cast<size_t>(shape.width), static_cast<size_t>(shape.length), accumulate_ds};
+      const AdjointHead<T> head{{a, x, y},
+                                {g, x, y},
+                                {s, x, y},
+                                {u, x, y},
+                                {b, x, y},
+                                {dz, x, y},
+                                {du, x, y},
+                                {ds, x, y},
+                                Tokens(shape, mask, x),
+                                static_cast<size_t>(shape.slots),
+                                static_cast<size_t>(shape.width),
+                                static_cast<size_t>(shape.length),
+                                accumulate_ds};
       AdjointOfHead(head, z0 + index * shape.slots, G + index * shape.slots * shape.width, h + index * shape.slots);
     }
   });
 }
 
-#define CISTERN_SLOT_ADJOINT(name, T)                                                                                             \
-  void name(const SlotShape& shape, Rows<const T> a, Rows<const T> g, Rows<const T> s, Rows<const T> u, Rows<const T> b,          \
-            Rows<const T> dz, const RowMask& mask, const double* z0, T* G, T* h, Rows<T> du, Rows<T> ds, bool accumulate_ds) { \
-    AdjointOfAll<T>(shape, a, g, s, u, b, dz, mask, z0, G, h, du, ds, accumulate_ds);                                             \
+#define CISTERN_SLOT_ADJOINT(name, T)                                                                                                      \
+  void name(const SlotShape& shape, Rows<const T> a, Rows<const T> g, Rows<const T> s, Rows<const T> u, Rows<const T> b, Rows<const T> dz, \
+            const RowMask& mask, const double* z0, T* G, T* h, Rows<T> du, Rows<T> ds, bool accumulate_ds) {                               \
+    AdjointOfAll<T>(shape, a, g, s, u, b, dz, mask, z0, G, h, du, ds, accumulate_ds);                                                      \
   }
 CISTERN_SLOT_ADJOINT(SlotAdjointFloat, float)
 CISTERN_SLOT_ADJOINT(SlotAdjointDouble, double)

@@ -201,7 +201,7 @@ class SlotChunk {
   size_t rows = 0;      // of this chunk
   bool scaled = false;  // some carry is neither 0 nor 1
   double *z, *reference;
-  T *s, *E, *F;                                    // [rows, np]
+  T *s, *E, *F;                                  // [rows, np]
   T *hi, *lo, *carry, *sum, *keep, *sub, *gain;  // [np]; hi + lo = reference
 
  private:

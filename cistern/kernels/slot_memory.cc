@@ -19,8 +19,12 @@ namespace HWY_NAMESPACE {
 template <class T>
 struct ForwardHead {
   ForwardHead(const SlotShape& shape, const RowMask& mask, int64_t index)
-      : b(index / shape.heads), h(index % shape.heads), n(static_cast<size_t>(shape.slots)), width(static_cast<size_t>(shape.width)),
-        total(static_cast<size_t>(shape.length)), tokens(shape, mask, b) {}
+      : b(index / shape.heads),
+        h(index % shape.heads),
+        n(static_cast<size_t>(shape.slots)),
+        width(static_cast<size_t>(shape.width)),
+        total(static_cast<size_t>(shape.length)),
+        tokens(shape, mask, b) {}
 
   // The memory of a slot that holds nothing counts as zero, whatever the caller left there.
   void ZeroEmpty(const double* z, T* memory) const {
@@ -32,11 +36,12 @@ struct ForwardHead {
   // One token: `step` updates memory and z in place.
   template <class Step>
   void One(double* z, T* memory, const Sequence<T>& out, size_t out_width, const Sequence<T>& z_out, Step step) const {
+    ZeroEmpty(z, memory);
     if (tokens.length > 0) {
       if (tokens.StartsAt(0)) {
         for (size_t l = 0; l < n; ++l) z[l] = kEmpty;
       }
-      ZeroEmpty(z, memory);
+      ZeroEmpty(z, memory);  // again: a document may just have begun
       step();
       if (z_out.data != nullptr) {
         for (size_t l = 0; l < n; ++l) z_out.At(0)[l] = static_cast<T>(z[l]);
@@ -49,8 +54,8 @@ struct ForwardHead {
 
   // All tokens: `compute(t)` does the chunk's outputs and state, `empty()` zeroes the memory.
   template <class Empty, class Compute>
-  void Chunks(SlotChunk<T>& chunk, const Sequence<const T>& s, const Sequence<T>& out, size_t out_width, const Sequence<T>& z_out,
-              T* z_row, Empty empty, Compute compute) const {
+  void Chunks(SlotChunk<T>& chunk, const Sequence<const T>& s, const Sequence<T>& out, size_t out_width, const Sequence<T>& z_out, T* z_row,
+              Empty empty, Compute compute) const {
     for (size_t t = 0; t < tokens.length; t += chunk.rows) {
       if (tokens.StartsAt(t)) {
         chunk.Empty();
@@ -83,13 +88,13 @@ HWY_NOINLINE void ReadHead(const ForwardHead<T>& head, const Sequence<const T>& 
   Workspace& workspace = Workspace::OfThisThread();
   workspace.Start(SlotChunk<T>::Bytes(n) + sizeof(T) * (kC * (np + 2 * dp + kCp) + np * (kCp + 2 * dp + 1)), SlotChunk<T>::kPieces + 8);
   SlotChunk<T> chunk(n, workspace);
-  T* const W = workspace.Take<T>(kC * np);        // r F
+  T* const W = workspace.Take<T>(kC * np);  // r F
   T* const V = workspace.Take<T>(kC * dp);
   T* const O = workspace.Take<T>(kC * dp);
-  T* const A = workspace.Take<T>(kC * kCp);       // tril(W E^T)
+  T* const A = workspace.Take<T>(kC * kCp);  // tril(W E^T)
   T* const ET = workspace.Take<T>(np * kCp);
   T* const M = workspace.Take<T>(np * dp);
-  T* const P = workspace.Take<T>(np * dp);        // E^T V, or the scaled memory
+  T* const P = workspace.Take<T>(np * dp);  // E^T V, or the scaled memory
   T* const z_row = workspace.Take<T>(np);
   const Tag<T> d;
 
@@ -142,10 +147,10 @@ HWY_NOINLINE void MatchHead(const ForwardHead<T>& head, const Sequence<const T>&
   T* const Q = workspace.Take<T>(kC * dp);
   T* const K = workspace.Take<T>(kC * dp);
   T* const X = workspace.Take<T>(kC * np);
-  T* const A = workspace.Take<T>(kC * kCp);   // tril(Q K^T)
+  T* const A = workspace.Take<T>(kC * kCp);  // tril(Q K^T)
   T* const KT = workspace.Take<T>(dp * kCp);
-  T* const MT = workspace.Take<T>(dp * np);   // the memory, transposed
-  T* const P = workspace.Take<T>(dp * np);    // K^T E, or the scaled memory
+  T* const MT = workspace.Take<T>(dp * np);  // the memory, transposed
+  T* const P = workspace.Take<T>(dp * np);   // K^T E, or the scaled memory
   T* const z_row = workspace.Take<T>(np);
   const Tag<T> d;
 
@@ -191,8 +196,8 @@ HWY_NOINLINE void MatchHead(const ForwardHead<T>& head, const Sequence<const T>&
 }
 
 template <class T>
-void ReadAll(const SlotShape& shape, const Rows<const T>& r, const Rows<const T>& s, const Rows<const T>& v, const RowMask& mask,
-             T* memory, double* z, const Rows<T>& out, const Rows<T>& z_out) {
+void ReadAll(const SlotShape& shape, const Rows<const T>& r, const Rows<const T>& s, const Rows<const T>& v, const RowMask& mask, T* memory,
+             double* z, const Rows<T>& out, const Rows<T>& z_out) {
   ParallelFor(shape.batch * shape.heads, HeadsPerThread(shape), [&](int64_t begin, int64_t end) {
     for (int64_t index = begin; index < end; ++index) {
       const ForwardHead<T> head(shape, mask, index);
@@ -228,10 +233,10 @@ void MatchAll(const SlotShape& shape, const Rows<const T>& q, const Rows<const T
   });
 }
 
-#define CISTERN_SLOT_FORWARD(Function, name, T)                                                                              \
+#define CISTERN_SLOT_FORWARD(Function, name, T)                                                                                   \
   void name(const SlotShape& shape, Rows<const T> a, Rows<const T> s, Rows<const T> u, const RowMask& mask, T* memory, double* z, \
-            Rows<T> out, Rows<T> z_out) {                                                                                    \
-    Function<T>(shape, a, s, u, mask, memory, z, out, z_out);                                                                \
+            Rows<T> out, Rows<T> z_out) {                                                                                         \
+    Function<T>(shape, a, s, u, mask, memory, z, out, z_out);                                                                     \
   }
 CISTERN_SLOT_FORWARD(ReadAll, SlotReadFloat, float)
 CISTERN_SLOT_FORWARD(ReadAll, SlotReadDouble, double)

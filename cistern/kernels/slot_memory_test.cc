@@ -38,7 +38,8 @@ TEST(SlotMemory, LengthsAndWeights) {
     for (bool match : {false, true}) {
       for (int64_t T : {0, 1, 2, 31, 32, 33, 63, 64, 65, 200}) {
         for (Weights weights : kAllWeights) {
-          ExpectDefinitionInBoth(MakeProblem(seed++, match, {2, 2, T, 17, 5}, {.weights = weights}), T % 2 == 0 ? Layout::kBHTW : Layout::kBTHW);
+          ExpectDefinitionInBoth(MakeProblem(seed++, match, {2, 2, T, 17, 5}, {.weights = weights}),
+                                 T % 2 == 0 ? Layout::kBHTW : Layout::kBTHW);
         }
       }
       ExpectDefinitionInBoth(MakeProblem(seed++, match, {1, 2, 1000, 64, 64}));
@@ -64,7 +65,8 @@ TEST(SlotMemory, StartsAndLengths) {
     for (uint64_t seed = 2000; seed < 2024; ++seed) {
       const Weights weights = kAllWeights[seed % 6];
       for (int64_t T : {1, 2, 90}) {
-        ExpectDefinitionInBoth(MakeProblem(seed, seed % 4 < 2, {3, 2, T, 9, 20}, {.weights = weights, .starts = true, .lengths = seed % 3 != 0}));
+        ExpectDefinitionInBoth(
+            MakeProblem(seed, seed % 4 < 2, {3, 2, T, 9, 20}, {.weights = weights, .starts = true, .lengths = seed % 3 != 0}));
       }
     }
   });

@@ -17,7 +17,8 @@ namespace cistern::slot_test {
 inline constexpr double kInf = std::numeric_limits<double>::infinity();
 
 enum class Weights { kMild, kJumps, kGrowth, kOffset, kHoles, kLate };
-inline constexpr Weights kAllWeights[] = {Weights::kMild, Weights::kJumps, Weights::kGrowth, Weights::kOffset, Weights::kHoles, Weights::kLate};
+inline constexpr Weights kAllWeights[] = {Weights::kMild,   Weights::kJumps, Weights::kGrowth,
+                                          Weights::kOffset, Weights::kHoles, Weights::kLate};
 
 enum class Start { kEmpty, kFull, kMixed };
 

@@ -30,7 +30,9 @@ Fields ModelConfig::Describe() {
   f.Add("activation", &activation, "of the feed-forward", {"gelu", "gelu_tanh", "relu"});
   f.Add("positions", &positions, "position encoding", PositionKinds());
   f.Add("pooling", &pooling, "encoder_classifier: what the head sees", {"mean", "cls"});
-  f.Add("bias", &bias, "biases in the linear maps");
+  f.Add("bias", &bias, "biases in all linear maps");
+  f.Add("ffn_bias", &ffn_bias, "biases in the feed-forward, whatever `bias` says");
+  f.Add("head_bias", &head_bias, "decoder_lm: a bias in the output layer, whatever `bias` says; needs tie_embeddings=false");
   f.Add("tie_embeddings", &tie_embeddings, "decoder_lm: the output layer shares the embedding matrix");
   f.Add("dropout", &dropout, "after attention, feed-forward and embedding", {0.0, 0.95});
   f.Add("attention_dropout", &attention_dropout, "on the attention probabilities", {0.0, 0.95});
@@ -44,6 +46,7 @@ void ModelConfig::Validate() const {
               version > kConfigVersion ? "; a newer cistern wrote it" : "");
   }
   if (dim % heads != 0) FailUsage("dim=", dim, " is not divisible by heads=", heads);
+  if (head_bias && tie_embeddings && kind == "decoder_lm") FailUsage("head_bias=true needs tie_embeddings=false: a tied output layer has no bias");
   if (attention.empty() || (attention.size() != 1 && int64_t(attention.size()) != layers)) {
     FailUsage("attention lists ", attention.size(), " mechanisms for ", layers, " layers; give one for all or one for each");
   }
@@ -71,6 +74,7 @@ BlockOptions ModelConfig::Block(int64_t layer, Form form) const {
   b.attention.out_std = init_std / std::sqrt(2.0 * double(layers));
   b.norm = norm;
   b.activation = activation;
+  b.ffn_bias = bias || ffn_bias;
   b.ffn_dim = ffn_dim;
   b.dropout = dropout;
   b.norm_eps = norm_eps;

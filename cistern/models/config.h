@@ -20,7 +20,8 @@ struct ModelConfig {
   Json attention_options = Json::object();            // options of the mechanisms, by name: {"latte": {"latents": 64}}
   int64_t conv = 0;
   std::string norm = "pre", activation = "gelu", positions = "none", pooling = "mean";
-  bool final_norm = true, bias = false, tie_embeddings = true;
+  bool final_norm = true, tie_embeddings = true;
+  bool bias = false, ffn_bias = false, head_bias = false;  // bias: all of them; Latte's paper has the other two alone
   double dropout = 0, attention_dropout = 0, init_std = 0.02, norm_eps = 1e-5;
 
   Fields Describe();

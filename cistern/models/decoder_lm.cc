@@ -57,7 +57,7 @@ DecoderLm::DecoderLm(const ModelConfig& config) : Model(config) {
   }
   if (config.final_norm) norm_ = register_module("norm", std::make_shared<LayerNorm>(config.dim, config.norm_eps));
   if (!config.tie_embeddings) {
-    head_ = register_module("lm_head", std::make_shared<Linear>(config.dim, config.vocab_size, config.bias, config.init_std));
+    head_ = register_module("lm_head", std::make_shared<Linear>(config.dim, config.vocab_size, config.bias || config.head_bias, config.init_std));
   }
 }
 

@@ -102,6 +102,8 @@ void LoadWeights(Model& model, const std::string& path) {
     if (!p) throw Error(StrCat(path, ": ", UnknownName("tensor", t.name, names)));
     CISTERN_CHECK(p->sizes() == t.value.sizes(), path, ": tensor '", t.name, "' has shape ", t.value.sizes(), ", the model's config asks for ",
                   p->sizes());
+    CISTERN_CHECK(t.value.is_floating_point(), path, ": tensor '", t.name, "' has type ", at::toString(t.value.scalar_type()),
+                  ", expected floating point");
   }
   for (const std::string& name : names) {
     bool found = false;

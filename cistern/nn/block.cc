@@ -19,7 +19,7 @@ Block::Block(const BlockOptions& options)
     : options_(options), attention_(register_module("attention", std::make_shared<AttentionLayer>(options.attention))) {
   const int64_t dim = options.attention.dims.dim;
   ffn_ = register_module("ffn", std::make_shared<FeedForward>(dim, options.ffn_dim > 0 ? options.ffn_dim : 4 * dim, options.activation,
-                                                              options.attention.bias, options.attention.init_std, options.attention.out_std));
+                                                              options.ffn_bias, options.attention.init_std, options.attention.out_std));
   attention_norm_ = register_module("attention_norm", std::make_shared<LayerNorm>(dim, options.norm_eps));
   ffn_norm_ = register_module("ffn_norm", std::make_shared<LayerNorm>(dim, options.norm_eps));
 }

@@ -12,6 +12,7 @@ struct BlockOptions {
   std::string norm = "pre";           // pre | post
   std::string activation = "gelu";    // gelu (erf) | gelu_tanh | relu
   int64_t ffn_dim = 0;                // 0: 4 D
+  bool ffn_bias = false;
   double dropout = 0;
   double norm_eps = 1e-5;
 };

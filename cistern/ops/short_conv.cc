@@ -5,7 +5,7 @@
 #include <torch/csrc/autograd/functions/utils.h>
 #include <torch/library.h>
 
-#include "cistern/kernels/ref/slot_memory_ref.h"
+#include "cistern/kernels/ref/short_conv_ref.h"
 #include "cistern/kernels/short_conv.h"
 #include "cistern/ops/impl.h"
 #include "cistern/ops/tensor_rows.h"
@@ -17,7 +17,8 @@ using Tensor2 = std::tuple<at::Tensor, at::Tensor>;
 using Tensor3 = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
 using torch::autograd::variable_list;
 
-void Check(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& state) {
+void Check(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& state, const OptionalTensor& starts,
+           const OptionalTensor& lengths) {
   TORCH_CHECK(x.dim() == 3, "[short_conv] expected x of shape [B,T,C], got ", x.sym_sizes());
   TORCH_CHECK(weight.dim() == 2 && weight.sym_size(0) == x.sym_size(2) && weight.sym_size(1) >= 1,
               "[short_conv] expected weight of shape [C,K] with C=", x.sym_size(2), ", got ", weight.sym_sizes());
@@ -25,6 +26,15 @@ void Check(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& stat
                   state.sym_size(2) == x.sym_size(2),
               "[short_conv] expected state of shape [B,K-1,C] for x ", x.sym_sizes(), " and weight ", weight.sym_sizes(), ", got ",
               state.sym_sizes());
+  TORCH_CHECK(x.scalar_type() == weight.scalar_type() && x.scalar_type() == state.scalar_type(), "[short_conv] expected one dtype, got x ",
+              x.scalar_type(), ", weight ", weight.scalar_type(), ", state ", state.scalar_type());
+  TORCH_CHECK(!starts || (starts->dim() == 2 && starts->sym_size(0) == x.sym_size(0) && starts->sym_size(1) == x.sym_size(1) &&
+                          starts->scalar_type() == at::kBool),
+              "[short_conv] expected starts of shape [B,T] and dtype bool for x ", x.sym_sizes(), ", got ",
+              starts ? starts->sym_sizes() : x.sym_sizes());
+  TORCH_CHECK(!lengths || (lengths->dim() == 1 && lengths->sym_size(0) == x.sym_size(0) && lengths->scalar_type() == at::kLong),
+              "[short_conv] expected lengths of shape [B] and dtype int64 for x ", x.sym_sizes(), ", got ",
+              lengths ? lengths->sym_sizes() : x.sym_sizes());
 }
 
 // Plain ATen: one shifted product a tap.
@@ -74,10 +84,35 @@ Rows<T> Out(const at::Tensor& x) {
 
 ConvShape ShapeOf(const at::Tensor& x, const at::Tensor& weight) { return {x.size(0), x.size(1), x.size(2), weight.size(1)}; }
 
+at::Tensor AsDouble(const at::Tensor& x) { return x.to(at::kDouble).contiguous(); }
+
+Tensor2 ForwardReference(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& state, const OptionalTensor& starts,
+                         const OptionalTensor& lengths) {
+  const MaskView view(starts, lengths);
+  const at::Tensor xd = AsDouble(x), wd = AsDouble(weight), sd = AsDouble(state);
+  const at::Tensor y = at::empty_like(xd), after = at::empty_like(sd);
+  ref::ShortConv(ShapeOf(x, weight), xd.const_data_ptr<double>(), wd.const_data_ptr<double>(), sd.const_data_ptr<double>(), view.mask,
+                 y.mutable_data_ptr<double>(), after.mutable_data_ptr<double>());
+  return {y.to(x.scalar_type()), after.to(x.scalar_type())};
+}
+
+Tensor3 BackwardReference(const OptionalTensor& d_y, const OptionalTensor& d_after, const at::Tensor& x, const at::Tensor& weight,
+                          const at::Tensor& state, const MaskView& view) {
+  const at::Tensor xd = AsDouble(x), wd = AsDouble(weight), sd = AsDouble(state);
+  const at::Tensor gy = d_y ? AsDouble(*d_y) : at::zeros_like(xd), ga = d_after ? AsDouble(*d_after) : at::zeros_like(sd);
+  const at::Tensor dx = at::empty_like(xd), dw = at::empty_like(wd), ds = at::empty_like(sd);
+  ref::ShortConvBackward(ShapeOf(x, weight), gy.const_data_ptr<double>(), ga.const_data_ptr<double>(), xd.const_data_ptr<double>(),
+                         wd.const_data_ptr<double>(), sd.const_data_ptr<double>(), view.mask, dx.mutable_data_ptr<double>(),
+                         dw.mutable_data_ptr<double>(), ds.mutable_data_ptr<double>());
+  const auto dtype = x.scalar_type();
+  return {dx.to(dtype), dw.to(dtype), ds.to(dtype)};
+}
+
 Tensor2 ForwardCpu(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& state, const OptionalTensor& starts,
                    const OptionalTensor& lengths) {
-  Check(x, weight, state);
+  Check(x, weight, state, starts, lengths);
   if (!UsesKernel(x)) return Composite(x, weight, state, starts, lengths);
+  if (ActiveImpl() == Impl::kReference) return ForwardReference(x, weight, state, starts, lengths);
   const MaskView view(starts, lengths);
   auto run = [&]<class T>(T) -> Tensor2 {
     const at::Tensor xc = UnitStride(x), wc = weight.contiguous(), sc = state.contiguous();
@@ -92,6 +127,7 @@ Tensor2 ForwardCpu(const at::Tensor& x, const at::Tensor& weight, const at::Tens
 Tensor3 BackwardCpu(const OptionalTensor& d_y, const OptionalTensor& d_after, const at::Tensor& x, const at::Tensor& weight,
                     const at::Tensor& state, const OptionalTensor& starts, const OptionalTensor& lengths) {
   const MaskView view(starts, lengths);
+  if (ActiveImpl() == Impl::kReference) return BackwardReference(d_y, d_after, x, weight, state, view);
   auto run = [&]<class T>(T) -> Tensor3 {
     const at::Tensor xc = UnitStride(x), wc = weight.contiguous(), sc = state.contiguous();
     const at::Tensor gy = d_y ? UnitStride(*d_y) : at::zeros_like(xc), ga = d_after ? d_after->contiguous() : at::Tensor();
@@ -104,8 +140,9 @@ Tensor3 BackwardCpu(const OptionalTensor& d_y, const OptionalTensor& d_after, co
   return x.scalar_type() == at::kFloat ? run(float{}) : run(double{});
 }
 
-Tensor2 ForwardMeta(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& state, const OptionalTensor&, const OptionalTensor&) {
-  Check(x, weight, state);
+Tensor2 ForwardMeta(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& state, const OptionalTensor& starts,
+                    const OptionalTensor& lengths) {
+  Check(x, weight, state, starts, lengths);
   return {at::empty_symint(x.sym_sizes(), x.options()), at::empty_symint(state.sym_sizes(), x.options())};
 }
 
@@ -150,7 +187,7 @@ struct ShortConvFunction : torch::autograd::Function<ShortConvFunction> {
 Tensor2 ForwardAutograd(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& state, const OptionalTensor& starts,
                         const OptionalTensor& lengths) {
   if (!x.is_meta() && !UsesKernel(x)) {
-    Check(x, weight, state);
+    Check(x, weight, state, starts, lengths);
     return Composite(x, weight, state, starts, lengths);
   }
   if (!torch::autograd::compute_requires_grad(x, weight, state)) {

@@ -313,6 +313,10 @@ SlotResult SlotMatch(const at::Tensor& q, const at::Tensor& s, const at::Tensor&
 }
 
 SlotState SlotWrite(const at::Tensor& s_in, const at::Tensor& v, const SlotState& state, const Mask& mask) {
+  TORCH_CHECK(s_in.dim() == 4 && v.dim() == 4 && s_in.sizes().slice(0, 3) == v.sizes().slice(0, 3) && state.memory.dim() == 4 &&
+                  state.memory.size(2) == s_in.size(3) && state.memory.size(3) == v.size(3) && state.z.sizes() == state.memory.sizes().slice(0, 3),
+              "[slot_write] expected s [B,H,T,n], v [B,H,T,d], memory [B,H,n,d] and z [B,H,n], got ", s_in.sizes(), ", ", v.sizes(), ", ",
+              state.memory.sizes(), " and ", state.z.sizes());
   TORCH_CHECK(!mask.starts, "[slot_write] a state holds one document: packed rows have to be split before they are written");
   at::Tensor s = s_in;
   if (mask.lengths) {
@@ -331,6 +335,8 @@ SlotState SlotWrite(const at::Tensor& s_in, const at::Tensor& v, const SlotState
 }
 
 SlotState MergeSlots(const SlotState& first, const SlotState& second) {
+  TORCH_CHECK(first.memory.sizes() == second.memory.sizes(), "[merge_slots] expected two states of one shape, got ", first.memory.sizes(),
+              " and ", second.memory.sizes());
   at::Tensor m = at::maximum(first.z, second.z).detach();
   m = m.masked_fill(m == kMinusInf, 0.0);
   const at::Tensor a = (first.z - m).exp(), b = (second.z - m).exp(), sum = a + b, safe = sum.masked_fill(sum == 0, 1.0);

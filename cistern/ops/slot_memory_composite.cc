@@ -29,21 +29,20 @@ Tensor4 SlotMemoryComposite(bool match, const at::Tensor& a, const at::Tensor& s
   for (int64_t t0 = 0; t0 < length; t0 += kChunk) {
     const int64_t c = std::min(kChunk, length - t0);
     const at::Tensor sc = s.narrow(2, t0, c), uc = u.narrow(2, t0, c), ac = a.narrow(2, t0, c);
-    // m_t: a finite reference no smaller than any log-weight up to t. The result does not depend on it, so it carries no gradient.
-    at::Tensor m = at::maximum(std::get<0>(at::cummax(sc.detach(), 2)), z_prev.detach().unsqueeze(2));
-    m = m.masked_fill(m == kNegativeInfinity, 0.0);
     at::Tensor seen = at::ones({c, c}, s.options().dtype(at::kBool)).tril();  // [t,i]
-    at::Tensor from_before;                                                   // e^{z_prev - m_t}  [B,H,c,n]
-    at::Tensor log_before = z_prev.unsqueeze(2) - m;
+    at::Tensor z_before = z_prev.unsqueeze(2).expand({-1, -1, c, -1});        // what token t still sees of it  [B,H,c,n]
     if (documents.defined()) {
       const at::Tensor doc = documents.narrow(1, t0, c);
       seen = seen.logical_and(doc.unsqueeze(2) == doc.unsqueeze(1)).unsqueeze(1);  // [B,1,t,i]
       const at::Tensor before = t0 > 0 ? documents.narrow(1, t0 - 1, 1) : at::zeros_like(doc.narrow(1, 0, 1));
-      log_before = log_before.masked_fill((doc != before).unsqueeze(1).unsqueeze(-1), kNegativeInfinity);
+      z_before = z_before.masked_fill((doc != before).unsqueeze(1).unsqueeze(-1), kNegativeInfinity);
     }
-    from_before = log_before.exp();
-    const at::Tensor pairs =
-        (sc.unsqueeze(2) - m.unsqueeze(3)).masked_fill(seen.logical_not().unsqueeze(-1), kNegativeInfinity).exp();  // [B,H,t,i,n]
+    const at::Tensor log_pairs = sc.unsqueeze(2).masked_fill(seen.logical_not().unsqueeze(-1), kNegativeInfinity);  // [B,H,t,i,n]
+    // m_t: a finite reference, the largest log-weight that t sees. The result does not depend on it, so it carries no gradient.
+    at::Tensor m = at::maximum(log_pairs.detach().amax(3), z_before.detach());
+    m = m.masked_fill(m == kNegativeInfinity, 0.0);
+    const at::Tensor from_before = (z_before - m).exp();
+    const at::Tensor pairs = (log_pairs - m.unsqueeze(3)).exp();
     const at::Tensor alpha = from_before + pairs.sum(3);
     const at::Tensor safe = alpha.masked_fill(alpha == 0, 1.0);
     const at::Tensor decay = (from_before / safe).to(dtype);
@@ -68,7 +67,7 @@ Tensor4 SlotMemoryComposite(bool match, const at::Tensor& a, const at::Tensor& s
     if (want_z) z_out = z_out.masked_fill(pad, 0.0);
   }
   if (length == 0) {
-    m_prev = m_prev.clone();
+    m_prev = m_prev.masked_fill((z_in == kNegativeInfinity).unsqueeze(-1), 0.0);  // as every step does
     z_prev = z_prev.clone();
   }
   return {out, m_prev, z_prev, z_out};

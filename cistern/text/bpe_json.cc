@@ -269,7 +269,8 @@ std::unique_ptr<Tokenizer> LoadGpt2(const std::string& encoder, const std::strin
     std::string line = text.substr(begin, end - begin);
     if (!line.empty() && line.back() == '\r') line.pop_back();
     begin = end + 1;
-    if (line.empty() || (++number == 1 && line.starts_with("#version"))) continue;
+    ++number;
+    if (line.empty() || (number == 1 && line.starts_with("#version"))) continue;
     reader.MergeLine(line, StrCat("with ", merges, " line ", number));
   }
   return reader.Finish();

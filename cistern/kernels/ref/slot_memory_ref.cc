@@ -17,7 +17,10 @@ double LogAddExp(double a, double b) {
 
 struct Head {
   Head(const SlotShape& shape, const RowMask& mask, int64_t index)
-      : n(shape.slots), d(shape.width), T(shape.length), length(mask.lengths == nullptr ? T : mask.lengths[index / shape.heads]),
+      : n(shape.slots),
+        d(shape.width),
+        T(shape.length),
+        length(mask.lengths == nullptr ? T : mask.lengths[index / shape.heads]),
         starts(mask.starts == nullptr ? nullptr : mask.starts + index / shape.heads * T) {}
   bool StartsAt(int64_t t) const { return starts != nullptr && starts[t] != 0; }
   int64_t n, d, T, length;
@@ -152,8 +155,8 @@ void Backward(const SlotShape& shape, const RowMask& mask, int64_t index, const 
 
 // One head forward; `width` columns of out per token, computed by use(t, state).
 template <class Use>
-void Run(const SlotShape& shape, const RowMask& mask, int64_t index, const double* s, const double* u, double* memory, double* z, double* out,
-         int64_t width, double* z_out, Use use) {
+void Run(const SlotShape& shape, const RowMask& mask, int64_t index, const double* s, const double* u, double* memory, double* z,
+         double* out, int64_t width, double* z_out, Use use) {
   const Head head(shape, mask, index);
   const int64_t n = head.n, d = head.d;
   State state(head, memory + index * n * d, z + index * n);
@@ -185,9 +188,9 @@ void SlotMatch(const SlotShape& shape, const double* q, const double* s, const d
   }
 }
 
-void SlotReadBackward(const SlotShape& shape, const double* r, const double* s, const double* v, const RowMask& mask,
-                      const double* memory0, const double* z0, const double* dout, const double* dz_out, const double* dmemory_T,
-                      const double* dz_T, double* dr, double* ds, double* dv, double* dmemory0, double* dz0) {
+void SlotReadBackward(const SlotShape& shape, const double* r, const double* s, const double* v, const RowMask& mask, const double* memory0,
+                      const double* z0, const double* dout, const double* dz_out, const double* dmemory_T, const double* dz_T, double* dr,
+                      double* ds, double* dv, double* dmemory0, double* dz0) {
   const Problem p{s, v, memory0, z0, dz_out, dmemory_T, dz_T, ds, dv, dmemory0, dz0};
   const int64_t n = shape.slots, d = shape.width;
   std::fill_n(dr, shape.batch * shape.heads * shape.length * n, 0.0);

@@ -15,9 +15,9 @@ void SlotMatch(const SlotShape& shape, const double* q, const double* s, const d
 
 // memory0 and z0: the state before. dz_out, dmemory_T and dz_T (gradients of the z of every position and of the state after) may be null.
 // The initial memory of a slot with z0 = -inf counts as zero: dmemory0 and dz0 are 0 there. dmemory0 and dz0 may be null.
-void SlotReadBackward(const SlotShape& shape, const double* r, const double* s, const double* v, const RowMask& mask,
-                      const double* memory0, const double* z0, const double* dout, const double* dz_out, const double* dmemory_T,
-                      const double* dz_T, double* dr, double* ds, double* dv, double* dmemory0, double* dz0);
+void SlotReadBackward(const SlotShape& shape, const double* r, const double* s, const double* v, const RowMask& mask, const double* memory0,
+                      const double* z0, const double* dout, const double* dz_out, const double* dmemory_T, const double* dz_T, double* dr,
+                      double* ds, double* dv, double* dmemory0, double* dz0);
 
 void SlotMatchBackward(const SlotShape& shape, const double* q, const double* s, const double* k, const RowMask& mask,
                        const double* memory0, const double* z0, const double* dout, const double* dz_out, const double* dmemory_T,

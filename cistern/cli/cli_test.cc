@@ -1,0 +1,501 @@
+// The program from outside: what it prints, what it leaves on disk, and its exit codes. Every run is a process of its own in a folder of its
+// own; $CISTERN_BINARY names the program.
+#include <fcntl.h>
+#include <grp.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/mount.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdlib>
+#include <filesystem>
+#include <map>
+#include <optional>
+#include <thread>
+
+#include "cistern/io/atomic_file.h"
+#include "cistern/io/json_text.h"
+#include "cistern/io/test_folder.h"
+
+namespace cistern {
+namespace {
+
+namespace fs = std::filesystem;
+using Words = std::vector<std::string>;
+
+struct Outcome {
+  int code = -1;  // exit code, or 128 + signal
+  std::string out, err;
+};
+
+std::ostream& operator<<(std::ostream& to, const Outcome& o) { return to << "exit code " << o.code << "\n" << o.out << o.err; }
+
+Words operator+(Words a, const Words& b) {
+  a.insert(a.end(), b.begin(), b.end());
+  return a;
+}
+
+constexpr unsigned kNobody = 65534;
+
+class CliTest : public ::testing::Test {
+ protected:
+  static void SetUpTestSuite() {
+    shared_ = new TestFolder;
+    fs::permissions(shared_->path(), fs::perms(0755));
+    WriteFileAtomically(*shared_ / "text.txt", Text());
+    const Outcome o = Run(Train(*shared_ / "text.txt", *shared_ / "model"));
+    ASSERT_EQ(o.code, 0) << o;
+  }
+  static void TearDownTestSuite() {
+    delete shared_;
+    shared_ = nullptr;
+  }
+  void SetUp() override { fs::permissions(folder_.path(), fs::perms(0777)); }
+
+  static std::string Text() {
+    std::string text;
+    for (int i = 0; i < 400; ++i) text += StrCat("line ", i * i % 97, " of the book tells of ", i * 7 % 31, " ships and a sea\n");
+    return text;
+  }
+
+  // Arguments of a tiny training run.
+  static Words Train(const std::string& text, const std::string& out, const Words& more = {}) {
+    Words words = {"train", "--text", text, "--out", out, "--threads", "1", "--steps", "3"};
+    for (const char* s : {"model.dim=16", "model.heads=2", "model.layers=1", "task.length=16", "task.vocab_size=300", "train.batch=2"}) {
+      words = words + Words{"--set", s};
+    }
+    return words + more;
+  }
+
+  // Starts the program with its output in PREFIX.out and PREFIX.err; as an ordinary user where asked.
+  static pid_t Start(const Words& arguments, const std::string& prefix, bool ordinary = false) {
+    Words words = Words{"cistern"} + arguments;
+    std::vector<char*> argv;
+    for (std::string& w : words) argv.push_back(w.data());
+    argv.push_back(nullptr);
+    const std::string cache = shared_->path() + (ordinary ? "/cache-nobody" : "/cache");
+    fs::create_directories(cache);
+    if (ordinary) fs::permissions(cache, fs::perms(0777));
+    const int out = ::open((prefix + ".out").c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0644);
+    const int err = ::open((prefix + ".err").c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0644);
+    const pid_t child = ::fork();
+    if (child == 0) {
+      ::setenv("XDG_CACHE_HOME", cache.c_str(), 1);
+      ::dup2(out, STDOUT_FILENO);
+      ::dup2(err, STDERR_FILENO);
+      if (ordinary && ::geteuid() == 0 && (::setgroups(0, nullptr) != 0 || ::setgid(kNobody) != 0 || ::setuid(kNobody) != 0)) ::_exit(126);
+      ::execv(std::getenv("CISTERN_BINARY"), argv.data());
+      ::_exit(127);
+    }
+    ::close(out);
+    ::close(err);
+    return child;
+  }
+
+  static Outcome Wait(pid_t child, const std::string& prefix) {
+    int status = 0;
+    ::waitpid(child, &status, 0);
+    return {WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status), ReadFile(prefix + ".out"), ReadFile(prefix + ".err")};
+  }
+
+  static Outcome Run(const Words& arguments, bool ordinary = false) {
+    const TestFolder output;
+    const std::string prefix = output / "run";
+    return Wait(Start(arguments, prefix, ordinary), prefix);
+  }
+
+  // Can the ordinary user start the program at all? Build folders below a private home cannot be entered.
+  static bool OrdinaryUserWorks() { return Run({"--version"}, true).code == 0; }
+
+  static void Expect(const Words& arguments, int code, const Words& phrases) {
+    const Outcome o = Run(arguments);
+    EXPECT_EQ(o.code, code) << ::testing::PrintToString(arguments) << "\n" << o;
+    for (const std::string& phrase : phrases) EXPECT_NE(o.err.find(phrase), std::string::npos) << "no '" << phrase << "' in\n" << o;
+    EXPECT_EQ(o.err.find("terminate called"), std::string::npos) << o;
+  }
+
+  // A copy of the trained model's run folder, to be broken.
+  std::string Copy(const std::string& name) const {
+    const std::string to = folder_ / name;
+    fs::copy(*shared_ / "model", to, fs::copy_options::recursive);
+    return to;
+  }
+
+  static std::map<std::string, std::string> Contents(const std::string& folder) {
+    std::map<std::string, std::string> files;
+    for (const auto& entry : fs::recursive_directory_iterator(folder)) {
+      if (entry.is_regular_file()) files[entry.path().string()] = ReadFile(entry.path().string());
+    }
+    return files;
+  }
+
+  static void Halve(const std::string& path) { fs::resize_file(path, fs::file_size(path) / 2); }
+  static std::string TrainedText() { return *shared_ / "text.txt"; }
+  static std::string Trained() { return *shared_ / "model"; }
+
+  static TestFolder* shared_;
+  TestFolder folder_;
+};
+
+TestFolder* CliTest::shared_ = nullptr;
+
+// Text
+
+TEST_F(CliTest, TextThatCannotBeUsed) {
+  const std::string path = folder_ / "bad.txt", out = folder_ / "run";
+  Expect(Train(path, out), 1, {path, "does not exist"});
+  WriteFileAtomically(path, "");
+  Expect(Train(path, out), 1, {path, "is empty"});
+  WriteFileAtomically(path, std::string("GIF89a\0\1\2", 9) + Text());
+  Expect(Train(path, out), 1, {path, "looks binary", "offset 6"});
+  WriteFileAtomically(path, "five words and no more\n");
+  Expect(Train(path, out), 1, {path, "too short"});
+  EXPECT_FALSE(fs::exists(out));
+  Expect({"train", "--out", out}, 2, {"task.text is empty"});
+}
+
+TEST_F(CliTest, OddTextIsAcceptedWithANote) {
+  const std::string path = folder_ / "odd.txt";
+  std::string crlf;
+  for (const char c : Text()) crlf += c == '\n' ? std::string("\r\n") : std::string(1, c);
+  WriteFileAtomically(path, crlf);
+  Expect(Train(path, folder_ / "crlf"), 0, {path, "CRLF line ends"});
+  WriteFileAtomically(path, Text() + "caf\xe9 in Latin-1\n" + Text());
+  Expect(Train(path, folder_ / "latin1"), 0, {path, "is not UTF-8 from byte offset"});
+  const Outcome quiet = Run(Train(path, folder_ / "quiet", {"--quiet"}));
+  EXPECT_EQ(quiet.code, 0) << quiet;
+  EXPECT_EQ(quiet.err, "");
+}
+
+// What is on disk
+
+TEST_F(CliTest, BrokenCheckpointStopsAResumeAndNothingIsOverwritten) {
+  for (const char* name : {"model.safetensors", "optimizer.safetensors", "trainer.json"}) {
+    const std::string run = Copy(std::string("halved-") + name), path = run + "/checkpoint-3/" + name;
+    Halve(path);
+    const auto before = Contents(run);
+    Expect({"train", "--resume", "--out", run, "--steps", "5"}, 1, {path});
+    EXPECT_EQ(Contents(run), before) << name;
+  }
+  const std::string run = Copy("keyless"), path = run + "/checkpoint-3/trainer.json";
+  WriteFileAtomically(path, "{}\n");
+  const auto before = Contents(run);
+  Expect({"train", "--resume", "--out", run, "--steps", "5"}, 1, {path, "step"});
+  EXPECT_EQ(Contents(run), before);
+  fs::remove_all(run + "/checkpoint-3");
+  Expect({"train", "--resume", "--out", run, "--steps", "5"}, 1, {run, "no complete checkpoint"});
+  Expect({"train", "--resume", "--out", folder_ / "nowhere"}, 2, {"nowhere"});
+}
+
+TEST_F(CliTest, BrokenModelFilesAreNamed) {
+  const auto expect_both = [&](const std::string& model, int code, const Words& phrases) {
+    const auto before = Contents(model);
+    Expect({"generate", model, "--max-tokens", "2"}, code, phrases);
+    Expect({"eval", model}, code, phrases);
+    EXPECT_EQ(Contents(model), before);
+  };
+  for (const char* name : {"model.safetensors", "tokenizer.json", "config.json"}) {
+    const std::string model = Copy(std::string("halved-") + name);
+    Halve(model + "/" + name);
+    expect_both(model, 1, {model + "/" + name});
+    WriteFileAtomically(model + "/" + name, "\xff\xff\xff\xff\xff\xff\xff\x7fgarbage");
+    expect_both(model, 1, {model + "/" + name});
+    fs::remove(model + "/" + name);
+    expect_both(model, 1, {model, "it lacks " + std::string(name)});
+  }
+  Expect({"generate", folder_ / "nowhere"}, 1, {"there is no folder", "nowhere"});
+  Expect({"info", folder_ / "nowhere"}, 1, {"nowhere"});
+}
+
+TEST_F(CliTest, ConfigurationsThatDoNotFit) {
+  const std::string model = Copy("other"), path = model + "/config.json";
+  Json config = ParseJson(ReadFile(path), path);
+  config["version"] = 99;
+  WriteFileAtomically(path, config.dump());
+  Expect({"generate", model}, 2, {"config version 99", "newer cistern"});
+  config["version"] = 1;
+  config["attention"] = {"late"};
+  WriteFileAtomically(path, config.dump());
+  Expect({"generate", model}, 2, {path, "did you mean 'latte'?"});
+  config["attention"] = {"latte"};
+  config["dim"] = 32;
+  WriteFileAtomically(path, config.dump());
+  Expect({"generate", model}, 1, {"model.safetensors", "shape"});
+}
+
+TEST_F(CliTest, AFolderThatHoldsARunIsLeftAlone) {
+  const std::string run = Copy("taken");
+  const auto before = Contents(run);
+  Expect(Train(TrainedText(), run), 2, {run, "already holds a run", "--resume"});
+  EXPECT_EQ(Contents(run), before);
+}
+
+// Words
+
+TEST_F(CliTest, UnknownNamesGetTheNearestOne) {
+  const auto with = [&](const std::string& assignment) { return Train(TrainedText(), folder_ / "run", {"--set", assignment}); };
+  Expect(with("model.attention=late"), 2, {"did you mean 'latte'?"});
+  Expect(with("model.dmi=16"), 2, {"did you mean 'model.dim'?"});
+  Expect(with("task.kind=listop"), 2, {"did you mean 'listops'?"});
+  Expect(with("model.attention_options.latte.latent=8"), 2, {"did you mean 'latents'?"});
+  Expect(Train(TrainedText(), folder_ / "run", {"--dtype", "float23"}), 2, {"did you mean 'float32'?"});
+  Expect(Train(TrainedText(), folder_ / "run", {"--stpes", "3"}), 2, {"did you mean '--steps'?"});
+  Expect({"trian"}, 2, {"did you mean 'train'?"});
+  Expect({"compare", TrainedText(), "--mechanisms", "latte,abc_mpl"}, 2, {"did you mean 'abc_mlp'?"});
+  Expect({}, 2, {"subcommand"});
+  const std::string file = folder_ / "experiment.toml";
+  WriteFileAtomically(file, "[train]\nbacth = 8\n");
+  Expect({"train", file}, 2, {file, "train.bacth", "did you mean 'train.batch'?"});
+  WriteFileAtomically(file, "[train\n");
+  Expect({"train", file}, 2, {file});
+  EXPECT_FALSE(fs::exists(folder_ / "run"));
+}
+
+TEST_F(CliTest, SizesThatMakeNoSense) {
+  const std::string out = folder_ / "run";
+  const Words refused = {"model.dim=0",    "model.dim=-16",  "model.dim=1000000000000", "model.layers=0", "model.heads=-1", "train.batch=0",
+                         "train.batch=-3", "task.length=1",  "task.vocab_size=10",      "train.lr=-1",    "train.lr=nan",   "model.dropout=1.5",
+                         "train.batch=2.5", "model.dim=wide"};
+  for (const std::string& assignment : refused) {
+    Expect(Train(TrainedText(), out, {"--set", assignment}), 2, {assignment.substr(0, assignment.find('='))});
+  }
+  Expect(Train(TrainedText(), out, {"--set", "model.heads=3"}), 2, {"dim=16 is not divisible by heads=3"});
+  Expect(Train(TrainedText(), out, {"--set", "model.dim=65536", "--set", "model.layers=1024"}), 2, {"parameters", "model"});
+  Expect({"train", "--text", TrainedText(), "--out", out, "--steps", "-5"}, 2, {"--steps"});
+  Expect({"train", "--text", TrainedText(), "--out", out, "--seconds", "-5"}, 2, {"--seconds"});
+  Expect({"train", "--text", TrainedText(), "--out", out, "--threads", "-1"}, 2, {"--threads"});
+  Expect({"generate", Trained(), "--max-tokens", "-1"}, 2, {"max"});
+  Expect({"generate", Trained(), "--top-p", "0"}, 2, {"top"});
+  Expect({"eval", Trained(), "--rows", "0"}, 2, {"--rows"});
+  Expect({"data", "listops", "--out", out, "--counts", "0,1,1"}, 2, {"counts"});
+  Expect({"data", "listops", "--out", out, "--counts", "1,-1,1"}, 2, {"counts"});
+  Expect({"data", "text", TrainedText(), "--vocab-size", "-1"}, 2, {"vocab"});
+  Expect({"compare", TrainedText(), "--out", out, "--seconds", "0"}, 2, {"--seconds"});
+  EXPECT_FALSE(fs::exists(out));
+}
+
+TEST_F(CliTest, MemoryIsForetold) {
+  const std::string out = folder_ / "run";
+  Expect(Train(TrainedText(), out, {"--set", "train.batch=1048576", "--set", "task.length=256", "--set", "model.dim=1024"}), 2,
+         {"a training step would need about", " GB", "batch 1048576 x length 256", "train.batch"});
+  Expect(Train(TrainedText(), out, {"--set", "model.attention=abc_mlp", "--set", "model.attention_options.abc_mlp.slots=65536", "--set",
+                                    "train.batch=65536"}),
+         2, {"a training step would need about"});
+  EXPECT_FALSE(fs::exists(out + "/experiment.json"));
+}
+
+// The machine
+
+TEST_F(CliTest, AnOrdinaryUserWithoutPermission) {
+  if (!OrdinaryUserWorks()) GTEST_SKIP() << "an ordinary user cannot enter the build folder";
+  const std::string locked = folder_ / "locked", text = folder_ / "secret.txt";
+  fs::create_directory(locked);
+  fs::permissions(locked, fs::perms(0555));
+  Outcome o = Run(Train(TrainedText(), locked + "/run"), true);
+  EXPECT_EQ(o.code, 1) << o;
+  EXPECT_NE(o.err.find(locked + "/run"), std::string::npos) << o;
+  EXPECT_NE(o.err.find("Permission denied"), std::string::npos) << o;
+  WriteFileAtomically(text, Text());
+  fs::permissions(text, fs::perms(0));
+  o = Run(Train(text, folder_ / "run"), true);
+  EXPECT_EQ(o.code, 1) << o;
+  EXPECT_NE(o.err.find(text), std::string::npos) << o;
+  EXPECT_NE(o.err.find("Permission denied"), std::string::npos) << o;
+  fs::permissions(locked, fs::perms(0000));
+  o = Run(Train(TrainedText(), locked + "/run"), true);
+  EXPECT_EQ(o.code, 1) << o;
+  EXPECT_NE(o.err.find(locked), std::string::npos) << o;
+  fs::permissions(locked, fs::perms(0755));
+}
+
+TEST_F(CliTest, FullDisk) {
+  const std::string disk = folder_ / "disk";
+  fs::create_directory(disk);
+  if (::mount("tmpfs", disk.c_str(), "tmpfs", 0, "size=128k") != 0) GTEST_SKIP() << "cannot mount a small disk here";
+  const Outcome o = Run(Train(TrainedText(), disk + "/run"));
+  size_t left_over = 0;
+  for (const auto& [path, bytes] : Contents(disk)) left_over += path.find(".tmp") != std::string::npos;
+  ::umount(disk.c_str());
+  EXPECT_EQ(o.code, 1) << o;
+  EXPECT_NE(o.err.find("No space left on device"), std::string::npos) << o;
+  EXPECT_NE(o.err.find(disk + "/run"), std::string::npos) << o;
+  EXPECT_EQ(left_over, 0u);
+}
+
+// Training
+
+TEST_F(CliTest, LossThatIsNotFiniteStopsTheRunAndKeepsTheCheckpoint) {
+  // Decay of lr * 100 multiplies every matrix by about -1e5 at each step: float overflows within ten.
+  const std::string run = folder_ / "run";
+  Words words = Train(TrainedText(), run, {"--steps", "60"});
+  for (const char* s : {"train.lr=1000", "train.weight_decay=100", "train.clip=0", "train.warmup=1", "train.schedule=constant", "train.eval_every=1",
+                        "train.eval_tokens=64"}) {
+    words = words + Words{"--set", s};
+  }
+  words.erase(words.begin() + 7, words.begin() + 9);  // the first --steps
+  Expect(words, 1, {" at step ", "finite", "last good checkpoint is kept: " + run + "/checkpoint-"});
+  int checkpoints = 0;
+  for (const auto& entry : fs::directory_iterator(run)) {
+    if (entry.path().filename().string().starts_with("checkpoint-")) ++checkpoints;
+  }
+  EXPECT_EQ(checkpoints, 1);
+  EXPECT_EQ(Run({"generate", run, "--max-tokens", "2"}).code, 0);  // the best model so far
+}
+
+TEST_F(CliTest, InterruptSavesAndResumeGivesTheSameWeights) {
+  const int steps = 600;
+  const auto train = [&](const std::string& out) {
+    Words words = Train(TrainedText(), out);
+    words[8] = std::to_string(steps);
+    return words + Words{"--set", "train.log_every=1", "--set", "model.dropout=0.1", "--set", "train.eval_tokens=64"};
+  };
+  const std::string whole = folder_ / "whole", parts = folder_ / "parts", log = parts + "/metrics.jsonl";
+  const Outcome at_once = Run(train(whole));
+  ASSERT_EQ(at_once.code, 0) << at_once;
+
+  const std::string prefix = folder_ / "interrupted";
+  const pid_t child = Start(train(parts), prefix);
+  for (int i = 0; i < 60000 && !(fs::exists(log) && fs::file_size(log) > 1000); ++i) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  ::kill(child, SIGINT);
+  const Outcome stopped = Wait(child, prefix);
+  ASSERT_EQ(stopped.code, 130) << stopped;
+  EXPECT_NE(stopped.err.find("interrupted after step"), std::string::npos) << stopped;
+  EXPECT_NE(stopped.err.find("cistern train --resume --out " + parts), std::string::npos) << stopped;
+  EXPECT_EQ(Run({"generate", parts, "--max-tokens", "2"}).code, 0);
+
+  const Outcome resumed = Run({"train", "--resume", "--out", parts, "--threads", "1", "--json"});
+  ASSERT_EQ(resumed.code, 0) << resumed;
+  EXPECT_EQ(ParseJson(resumed.out, "stdout")["steps"], steps);
+  const std::string last = StrCat("/checkpoint-", steps, "/");
+  for (const char* name : {"model.safetensors", "optimizer.safetensors"}) {
+    EXPECT_TRUE(ReadFile(whole + last + name) == ReadFile(parts + last + name)) << name;
+  }
+}
+
+TEST_F(CliTest, PrintedConfigurationsAreReadBack) {
+  const Words changes = {"--set", "model.attention=latte,abc_mlp", "--set", "model.attention_options.abc_mlp.slots=5", "--set", "train.lr=3e-5"};
+  const Outcome first = Run(Train(TrainedText(), folder_ / "run", changes + Words{"--print-config"}));
+  ASSERT_EQ(first.code, 0) << first;
+  EXPECT_NE(first.out.find("slots = 5"), std::string::npos) << first;
+  const std::string file = folder_ / "printed.toml";
+  WriteFileAtomically(file, first.out);
+  const Outcome second = Run({"train", file, "--print-config"});
+  EXPECT_EQ(second.code, 0) << second;
+  EXPECT_EQ(second.out, first.out);
+  EXPECT_FALSE(fs::exists(folder_ / "run"));
+  const Outcome list = Run({"train", "--list"});
+  EXPECT_EQ(list.code, 0);
+  EXPECT_NE(list.out.find("train.warmup"), std::string::npos);
+}
+
+TEST_F(CliTest, ARunFolderHoldsWhatTheGuideSays) {
+  const std::string run = Trained();
+  for (const char* name : {"config.json", "model.safetensors", "tokenizer.json", "experiment.json", "metrics.jsonl", "checkpoint-3/trainer.json"}) {
+    EXPECT_TRUE(fs::exists(run + "/" + name)) << name;
+  }
+  const Outcome o = Run(Train(TrainedText(), folder_ / "json", {"--json"}));
+  ASSERT_EQ(o.code, 0) << o;
+  const Json result = ParseJson(o.out, "stdout");
+  EXPECT_EQ(result["steps"], 3);
+  EXPECT_GT(result["test"]["bits_per_byte"].get<double>(), 0);
+  EXPECT_GT(result["peak_bytes"].get<int64_t>(), 0);
+}
+
+// The other commands
+
+TEST_F(CliTest, Generate) {
+  const Words words = {"generate", Trained(), "--prompt", "line 1 of", "--max-tokens", "8", "--threads", "1"};
+  const Outcome one = Run(words), again = Run(words), json = Run(words + Words{"--json", "--stats", "--stats-at", "0,40", "--logprobs=2"});
+  EXPECT_EQ(one.code, 0) << one;
+  EXPECT_EQ(one.out, again.out);
+  ASSERT_EQ(json.code, 0) << json;
+  const Json result = ParseJson(json.out, "stdout");
+  EXPECT_EQ(result["tokens"].size(), 8u);
+  EXPECT_EQ(result["top"][0].size(), 2u);
+  const Json& positions = result["stats"]["positions"];
+  ASSERT_EQ(positions.size(), 2u);
+  EXPECT_EQ(positions[0]["state_bytes"], positions[1]["state_bytes"]);  // bounded memory
+  const Outcome stats = Run(words + Words{"--stats", "--stats-at", "0,40"});
+  EXPECT_EQ(stats.out, one.out);  // figures go to standard error
+  EXPECT_NE(stats.err.find("state bytes"), std::string::npos) << stats;
+
+  WriteFileAtomically(folder_ / "prompts.jsonl", "{\"prompt\": \"the book\", \"id\": 7}\n{\"prompt\": \"a sea\"}\n");
+  const Outcome batch = Run({"generate", Trained(), "--prompts", folder_ / "prompts.jsonl", "--max-tokens", "4"});
+  ASSERT_EQ(batch.code, 0) << batch;
+  EXPECT_EQ(ParseJson(batch.out.substr(0, batch.out.find('\n')), "stdout")["id"], 7);
+  Expect({"generate", Trained(), "--prompt-file", folder_ / "none.txt"}, 1, {"none.txt"});
+  Expect({"generate", Trained(), "--prompt", "a", "--prompt-file", "b"}, 2, {"give one of"});
+}
+
+TEST_F(CliTest, Eval) {
+  const Outcome own = Run({"eval", Trained(), "--json"});
+  ASSERT_EQ(own.code, 0) << own;
+  const Json score = ParseJson(own.out, "stdout");
+  EXPECT_EQ(score["length"], 16);
+  EXPECT_GT(score["bits_per_byte"].get<double>(), 0);
+  const Outcome other = Run({"eval", Trained(), TrainedText(), "--by-position", "--rows", "2", "--max-tokens", "400", "--json"});
+  ASSERT_EQ(other.code, 0) << other;
+  const Json far = ParseJson(other.out, "stdout");
+  EXPECT_EQ(far["trained_length"], 16);
+  EXPECT_EQ(far["positions"].back()["end"], 200);  // far beyond the training length
+  const Outcome table = Run({"eval", Trained(), TrainedText(), "--by-position", "--max-tokens", "400", "--svg", folder_ / "p.svg"});
+  EXPECT_EQ(table.code, 0) << table;
+  EXPECT_NE(table.out.find("bits per byte"), std::string::npos) << table;
+  EXPECT_NE(ReadFile(folder_ / "p.svg").find("<svg"), std::string::npos);
+  Expect({"eval", Trained(), folder_ / "none.txt"}, 1, {"none.txt", "does not exist"});
+}
+
+TEST_F(CliTest, ListOpsDataTrainAndEval) {
+  const std::string data = folder_ / "data", run = folder_ / "run";
+  const Outcome made = Run({"data", "listops", "--out", data, "--counts", "24,6,6", "--json"});
+  ASSERT_EQ(made.code, 0) << made;
+  EXPECT_TRUE(ParseJson(made.out, "stdout").contains("majority"));
+  EXPECT_TRUE(ReadFile(data + "/basic_test.tsv").starts_with("Source\tTarget"));
+  Words words = {"train", "--out", run, "--steps", "2", "--threads", "1", "--json", "--set", "task.data=" + data};
+  for (const char* s : {"task.kind=listops", "task.length=64", "model.dim=16", "model.heads=2", "model.layers=1", "train.batch=2"}) {
+    words = words + Words{"--set", s};
+  }
+  const Outcome trained = Run(words);
+  ASSERT_EQ(trained.code, 0) << trained;
+  EXPECT_TRUE(ParseJson(trained.out, "stdout")["test"].contains("root_operator"));
+  EXPECT_EQ(Run({"eval", run}).code, 0);
+  Expect({"generate", run}, 2, {"encoder_classifier"});
+  WriteFileAtomically(data + "/basic_train.tsv", "Source\tTarget\nnonsense\n");
+  Expect({"train", "--out", folder_ / "broken", "--set", "task.kind=listops", "--set", "task.data=" + data}, 1, {"basic_train.tsv"});
+}
+
+TEST_F(CliTest, CompareWritesAReport) {
+  const std::string out = folder_ / "compare";
+  Words words = {"compare", TrainedText(), "--out", out, "--mechanisms", "softmax,latte", "--seconds", "1", "--threads", "1"};
+  words = words + Words{"--sample-tokens", "8", "--decode-tokens", "40"};
+  for (const char* s : {"model.dim=16", "model.heads=2", "model.layers=1", "task.length=16", "task.vocab_size=300"}) words = words + Words{"--set", s};
+  const Outcome o = Run(words);
+  ASSERT_EQ(o.code, 0) << o;
+  EXPECT_NE(o.out.find("bits/byte"), std::string::npos) << o;
+  const Json result = ParseJson(ReadFile(out + "/compare.json"), "compare.json");
+  EXPECT_EQ(result["best_bounded"], "latte");
+  EXPECT_TRUE(result["mechanisms"].contains("softmax"));
+  const std::string report = ReadFile(out + "/report.html");
+  EXPECT_NE(report.find("<svg"), std::string::npos);
+  EXPECT_EQ(report.find("<script"), std::string::npos);
+  EXPECT_EQ(Run({"generate", out + "/softmax", "--max-tokens", "2"}).code, 0);
+}
+
+TEST_F(CliTest, Info) {
+  const Outcome o = Run({"info", "--json"});
+  ASSERT_EQ(o.code, 0) << o;
+  const Json info = ParseJson(o.out, "stdout");
+  EXPECT_TRUE(info.contains("libtorch"));
+  EXPECT_TRUE(info.contains("simd_in_use"));
+  EXPECT_GE(info["mechanisms"].size(), 3u);
+  const Outcome model = Run({"info", Trained(), "--json"});
+  ASSERT_EQ(model.code, 0) << model;
+  EXPECT_GT(ParseJson(model.out, "stdout")["parameters"].get<int64_t>(), 0);
+  EXPECT_EQ(Run({"--version"}).code, 0);
+  for (const char* command : {"train", "eval", "generate", "compare", "data", "info"}) EXPECT_EQ(Run({command, "--help"}).code, 0) << command;
+}
+
+}  // namespace
+}  // namespace cistern

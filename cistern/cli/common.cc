@@ -1,0 +1,31 @@
+#include <ATen/Parallel.h>
+
+#include "cistern/base/error.h"
+#include "cistern/base/parallel.h"
+#include "cistern/base/progress.h"
+#include "cistern/cli/command.h"
+#include "cistern/kernels/isa.h"
+
+namespace cistern::cli {
+
+void AddCommon(CLI::App& command, Common& common) {
+  command.add_flag("--json", common.json, "machine-readable output on standard output");
+  command.add_flag("-q,--quiet", common.quiet, "no progress bars, no notes");
+  command.add_option("--threads", common.threads, "threads to use; 0: all cores")->check(CLI::Range(0, 1024));
+  command.add_option("--seed", common.seed, "seed of everything random");
+  command.add_option("--dtype", common.dtype, "float32, float64, or bfloat16 (products in bfloat16, the rest in float32)");
+}
+
+void ApplyCommon(const Common& common) {
+  if (common.dtype != "float32" && common.dtype != "float64" && common.dtype != "bfloat16") {
+    throw UsageError(UnknownName("dtype", common.dtype, {"float32", "float64", "bfloat16"}));
+  }
+  if (common.threads > 0) {
+    at::set_num_threads(int(common.threads));
+    SetNumThreads(int(common.threads));
+  }
+  SetQuiet(common.quiet);
+  ActiveIsa();  // a wrong CISTERN_ISA is an error now, not in the middle of the work
+}
+
+}  // namespace cistern::cli

@@ -1,0 +1,91 @@
+// cistern data: generates and inspects data sets.
+#include <cstdio>
+
+#include "cistern/base/error.h"
+#include "cistern/base/progress.h"
+#include "cistern/cli/command.h"
+#include "cistern/data/listops.h"
+#include "cistern/tasks/task.h"
+
+namespace cistern::cli {
+namespace {
+
+struct DataArguments {
+  Common common;
+  std::string kind, out, text, tokenizer = "bpe";
+  std::vector<int64_t> counts = {96000, 2000, 2000};
+  int64_t vocab_size = 2048;
+};
+
+int RunListOps(const DataArguments& a) {
+  if (a.out.empty()) FailUsage("data listops needs --out FOLDER");
+  if (a.counts.size() != 3) FailUsage("--counts takes three numbers: training, validation, test");
+  ListOpsOptions options;
+  options.counts = {a.counts[0], a.counts[1], a.counts[2]};
+  ListOpsSplits splits;
+  {
+    ProgressBar bar({a.counts[0] + a.counts[1] + a.counts[2], "generate", "examples"});
+    splits = GenerateListOps(options, a.common.seed, [&](int64_t done, int64_t) { bar.Update(done); });
+    WriteListOps(splits, a.out);
+  }
+  const ListOpsBaselines b = MeasureListOpsBaselines(splits.train, splits.test);
+  if (a.common.json) {
+    const Json line = {{"out", a.out}, {"candidates", splits.candidates}, {"majority", 100 * b.majority}, {"root_operator", 100 * b.root_operator}};
+    std::printf("%s\n", line.dump().c_str());
+    return 0;
+  }
+  std::printf("ListOps in %s: %ld / %ld / %ld examples (of %ld candidates)\n", a.out.c_str(), long(splits.train.size()),
+              long(splits.valid.size()), long(splits.test.size()), long(splits.candidates));
+  std::printf("what a model must beat on the test part: most frequent label %.1f %%, guess from the first operator %.1f %%\n", 100 * b.majority,
+              100 * b.root_operator);
+  return 0;
+}
+
+int RunText(const DataArguments& a) {
+  TaskOptions options;
+  options.text = a.text;
+  options.tokenizer = a.tokenizer;
+  options.vocab_size = a.vocab_size;
+  options.length = 2;
+  auto task = MakeTask(options);
+  task->Prepare();
+  if (!a.out.empty()) task->SaveAssets(a.out);
+  std::printf("%s\n", task->DataSummary().dump(a.common.json ? -1 : 2).c_str());
+  return 0;
+}
+
+}  // namespace
+
+void AddData(CLI::App& app, Run& run) {
+  auto a = std::make_shared<DataArguments>();
+  CLI::App* command = app.add_subcommand("data", "generate or prepare data");
+  command->require_subcommand(1);
+  command->footer("Examples:\n"
+                  "  cistern data listops --out data/listops           the published sizes: 96,000 / 2,000 / 2,000\n"
+                  "  cistern data text my.txt --vocab-size 4096        learns a tokenizer, fills the cache, prints counts");
+  CLI::App* listops = command->add_subcommand("listops", "generate ListOps as Long Range Arena has it");
+  listops->add_option("--out", a->out, "folder for basic_{train,val,test}.tsv");
+  listops->add_option("--counts", a->counts, "examples for training, validation and test")->expected(3)->delimiter(',');
+  AddCommon(*listops, a->common);
+  listops->callback([a, &run] {
+    run = [a] {
+      ApplyCommon(a->common);
+      return RunListOps(*a);
+    };
+  });
+  CLI::App* text = command->add_subcommand("text", "tokenize a text into the cache");
+  text->add_option("text", a->text, "file or folder")->required();
+  text->add_option("--tokenizer", a->tokenizer, "bpe or bytes");
+  text->add_option("--vocab-size", a->vocab_size, "tokens of the BPE");
+  text->add_option("--out", a->out, "folder for tokenizer.json");
+  AddCommon(*text, a->common);
+  text->callback([a, &run] {
+    run = [a] {
+      ApplyCommon(a->common);
+      if (a->tokenizer != "bpe" && a->tokenizer != "bytes") throw UsageError(UnknownName("tokenizer", a->tokenizer, {"bpe", "bytes"}));
+      return RunText(*a);
+    };
+  });
+}
+
+}  // namespace cistern::cli

@@ -1,0 +1,37 @@
+#pragma once
+// An experiment: task, model and training in one typed tree, from a TOML file, --set key=value and defaults.
+#include <string>
+#include <vector>
+
+#include "cistern/models/config.h"
+#include "cistern/tasks/task.h"
+#include "cistern/train/trainer.h"
+
+namespace cistern::cli {
+
+struct Experiment {
+  TaskOptions task;
+  ModelConfig model;
+  TrainOptions train;
+  int64_t seed = 1;
+  std::string dtype = "float32";
+
+  Fields Describe();
+};
+
+// Reads `file` (TOML, or JSON by its name; empty: none), then applies the assignments in order. UsageError on anything unknown or wrong.
+void ReadExperiment(Experiment& experiment, const std::string& file, const std::vector<std::string>& assignments);
+
+// TOML text of everything, ready to be edited and given back.
+std::string ExperimentToml(Experiment& experiment);
+
+// Prepares the data, completes and checks the model's configuration, foretells the memory, trains into `folder`.
+struct Trained {
+  TrainResult result;
+  std::unique_ptr<Task> task;
+  std::shared_ptr<Model> model;  // the best one
+  ModelConfig config;
+};
+Trained TrainExperiment(Experiment experiment, const std::string& folder, bool resume);
+
+}  // namespace cistern::cli

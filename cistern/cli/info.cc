@@ -1,0 +1,111 @@
+// cistern info: the build, the machine, the mechanisms; or what a model folder holds.
+#include <ATen/Parallel.h>
+#include <torch/version.h>
+
+#include <cstdio>
+
+#include "cistern/attention/mechanism.h"
+#include "cistern/base/error.h"
+#include "cistern/cli/command.h"
+#include "cistern/kernels/isa.h"
+#include "cistern/models/decoder_lm.h"
+#include "cistern/ops/impl.h"
+
+namespace cistern::cli {
+namespace {
+
+struct InfoArguments {
+  Common common;
+  std::string folder;
+  bool docs = false;
+};
+
+std::string Joined(const std::vector<std::string>& words, const char* comma = ", ") {
+  std::string out;
+  for (const std::string& w : words) out += (out.empty() ? "" : comma) + w;
+  return out;
+}
+
+std::vector<std::string> FormNames(const MechanismInfo& info) {
+  std::vector<std::string> names;
+  for (const Form form : info.forms) names.push_back(FormName(form));
+  return names;
+}
+
+Json MechanismJson(const MechanismInfo& info) {
+  return {{"name", info.name},           {"title", info.title},         {"source", info.source}, {"summary", info.summary},
+          {"forms", FormNames(info)},    {"exact", info.exact},         {"bounded", info.bounded}, {"positions", info.positions},
+          {"time", info.time},           {"state", info.state},         {"options", info.options().Write()}};
+}
+
+// The generated part of docs/mechanisms.md.
+int PrintDocs() {
+  std::printf("| mechanism | forms | time | decoding state | positions | source |\n|---|---|---|---|---|---|\n");
+  for (const MechanismInfo* i : Mechanisms()) {
+    std::printf("| `%s` | %s | %s | %s | %s | %s |\n", i->name.c_str(), Joined(FormNames(*i)).c_str(), i->time.c_str(), i->state.c_str(),
+                Joined(i->positions).c_str(), i->source.c_str());
+  }
+  for (const MechanismInfo* i : Mechanisms()) {
+    std::printf("\n### %s (`%s`)\n\n%s\n", i->title.c_str(), i->name.c_str(), i->summary.c_str());
+    const std::string help = i->options().Help();
+    if (!help.empty()) std::printf("\n```text\n%s```\n", help.c_str());
+  }
+  return 0;
+}
+
+int PrintModel(const InfoArguments& a) {
+  const auto model = LoadModel(a.folder);
+  Json json = {{"folder", a.folder}, {"model", model->config().Summary()}, {"parameters", model->ParameterCount()}};
+  if (auto* lm = dynamic_cast<DecoderLm*>(model.get())) json["state_bytes_empty"] = lm->EmptyState(1).Bytes();
+  if (a.common.json) {
+    for (const auto& p : model->named_parameters()) json["tensors"][p.key()] = p.value().sizes().vec();
+    std::printf("%s\n", json.dump().c_str());
+    return 0;
+  }
+  for (const auto& [key, value] : json.items()) std::printf("%-18s %s\n", key.c_str(), value.is_string() ? value.get<std::string>().c_str() : value.dump().c_str());
+  for (const auto& p : model->named_parameters()) {
+    std::printf("  %-48s %s\n", p.key().c_str(), Json(p.value().sizes().vec()).dump().c_str());
+  }
+  return 0;
+}
+
+int RunInfo(const InfoArguments& a) {
+  ApplyCommon(a.common);
+  if (a.docs) return PrintDocs();
+  if (!a.folder.empty()) return PrintModel(a);
+  Json json = {{"version", CISTERN_VERSION},
+               {"libtorch", TORCH_VERSION},
+               {"threads", at::get_num_threads()},
+               {"simd_targets", CompiledIsas()},
+               {"simd_in_use", ActiveIsa()},
+               {"implementation", ops::ImplName(ops::ActiveImpl())}};
+  if (a.common.json) {
+    for (const MechanismInfo* i : Mechanisms()) json["mechanisms"].push_back(MechanismJson(*i));
+    std::printf("%s\n", json.dump().c_str());
+    return 0;
+  }
+  std::printf("cistern %s, libtorch %s, %d threads\n", CISTERN_VERSION, TORCH_VERSION, at::get_num_threads());
+  std::printf("SIMD: %s in use; compiled: %s\n", ActiveIsa().c_str(), Joined(CompiledIsas()).c_str());
+  std::printf("implementation: %s (CISTERN_IMPL)\n\n", ops::ImplName(ops::ActiveImpl()).c_str());
+  for (const MechanismInfo* i : Mechanisms()) {
+    std::printf("%-10s %s\n", i->name.c_str(), i->summary.c_str());
+    std::printf("%10s forms: %s; positions: %s; time %s; state %s; %s\n", "", Joined(FormNames(*i)).c_str(), Joined(i->positions).c_str(),
+                i->time.c_str(), i->state.c_str(), i->source.c_str());
+    const std::string help = i->options().Help(11);
+    if (!help.empty()) std::printf("%s", help.c_str());
+  }
+  return 0;
+}
+
+}  // namespace
+
+void AddInfo(CLI::App& app, Run& run) {
+  auto a = std::make_shared<InfoArguments>();
+  CLI::App* command = app.add_subcommand("info", "the build, the machine and the mechanisms; or what a model folder holds");
+  command->add_option("folder", a->folder, "model folder");
+  command->add_flag("--docs", a->docs, "print the generated part of docs/mechanisms.md");
+  AddCommon(*command, a->common);
+  command->callback([a, &run] { run = [a] { return RunInfo(*a); }; });
+}
+
+}  // namespace cistern::cli

@@ -1,0 +1,100 @@
+// cistern train: one model, from an experiment file and --set.
+#include <cstdio>
+
+#include "cistern/base/error.h"
+#include "cistern/base/progress.h"
+#include "cistern/cli/command.h"
+#include "cistern/cli/experiment.h"
+
+namespace cistern::cli {
+namespace {
+
+struct TrainArguments {
+  Common common;
+  std::string file, out = "runs/train", text;
+  std::vector<std::string> set;
+  bool print_config = false, resume = false, list = false;
+  int64_t steps = -1;
+  double seconds = -1;
+};
+
+void PrintMetrics(const char* title, const Json& metrics) {
+  std::printf("%s:", title);
+  for (const auto& [key, value] : metrics.items()) {
+    if (value.is_number_float()) {
+      std::printf("  %s %.4g", key.c_str(), value.get<double>());
+    } else {
+      std::printf("  %s %s", key.c_str(), value.dump().c_str());
+    }
+  }
+  std::printf("\n");
+}
+
+int RunTrain(CLI::App& command, const TrainArguments& a) {
+  ApplyCommon(a.common);
+  Experiment experiment;
+  if (a.list) {
+    std::printf("%s", experiment.Describe().Help().c_str());
+    return 0;
+  }
+  std::string file = a.file;
+  if (a.resume) {
+    if (!file.empty()) FailUsage("--resume goes on with the experiment in --out; leave the file away (--set may still change train.steps)");
+    file = a.out + "/experiment.json";
+  }
+  std::vector<std::string> set = a.set;
+  if (!a.text.empty()) set.push_back("task.text=" + a.text);
+  if (a.steps >= 0) set.push_back("train.steps=" + std::to_string(a.steps)), set.push_back("train.seconds=0");
+  if (a.seconds >= 0) set.push_back("train.seconds=" + std::to_string(a.seconds)), set.push_back("train.steps=0");
+  if (command.count("--seed") > 0) set.push_back("seed=" + std::to_string(a.common.seed));
+  if (command.count("--dtype") > 0) set.push_back("dtype=" + a.common.dtype);
+  ReadExperiment(experiment, file, set);
+  if (a.print_config) {
+    std::printf("%s", ExperimentToml(experiment).c_str());
+    return 0;
+  }
+  const Trained trained = TrainExperiment(experiment, a.out, a.resume);
+  const TrainResult& r = trained.result;
+  if (r.interrupted) {
+    std::fprintf(stderr, "cistern: interrupted after step %ld; saved in %s; go on with: cistern train --resume --out %s\n", long(r.steps),
+                 a.out.c_str(), a.out.c_str());
+    return 130;
+  }
+  if (a.common.json) {
+    const Json line = {{"out", a.out},         {"steps", r.steps},   {"seconds", r.seconds}, {"tokens_per_s", r.tokens_per_second},
+                       {"parameters", r.parameters}, {"peak_bytes", r.peak_bytes}, {"valid", r.valid}, {"test", r.test}};
+    std::printf("%s\n", line.dump().c_str());
+    return 0;
+  }
+  std::printf("%s, %ld parameters: %ld steps in %.0f s, %.0f tokens/s\n", trained.config.Summary().c_str(), long(r.parameters), long(r.steps),
+              r.seconds, r.tokens_per_second);
+  if (!r.valid.is_null()) PrintMetrics("valid", r.valid);
+  if (!r.test.is_null()) PrintMetrics("test", r.test);
+  std::printf("saved in %s\n", a.out.c_str());
+  return 0;
+}
+
+}  // namespace
+
+void AddTrain(CLI::App& app, Run& run) {
+  auto a = std::make_shared<TrainArguments>();
+  CLI::App* command = app.add_subcommand("train", "train one model");
+  command->footer("Examples:\n"
+                  "  cistern train --text my.txt --out runs/mine --seconds 120\n"
+                  "  cistern train configs/listops.toml --out runs/listops --set model.attention=abc_mlp --set train.lr=1e-3\n"
+                  "  cistern train --resume --out runs/mine            goes on after Ctrl-C\n"
+                  "  cistern train --list                              every key, its type, default and meaning");
+  command->add_option("experiment", a->file, "TOML file with [task], [model] and [train] tables");
+  command->add_option("--text", a->text, "text file or folder to learn from (task.text)");
+  command->add_option("--out", a->out, "run folder");
+  command->add_option("--set", a->set, "KEY=VALUE, such as model.dim=256; may be repeated")->take_all()->allow_extra_args(false);
+  command->add_option("--steps", a->steps, "updates (train.steps)");
+  command->add_option("--seconds", a->seconds, "budget of training time (train.seconds)");
+  command->add_flag("--print-config", a->print_config, "print the experiment as TOML and stop");
+  command->add_flag("--list", a->list, "print every key and stop");
+  command->add_flag("--resume", a->resume, "go on from the newest checkpoint in --out");
+  AddCommon(*command, a->common);
+  command->callback([a, command, &run] { run = [a, command] { return RunTrain(*command, *a); }; });
+}
+
+}  // namespace cistern::cli

@@ -1,0 +1,22 @@
+#pragma once
+#include <ATen/core/grad_mode.h>
+
+#include "cistern/models/model.h"
+
+namespace cistern {
+
+// A model without gradients and dropout, for a scope; its former mode comes back.
+class EvalScope {
+ public:
+  explicit EvalScope(Model& model) : model_(model), training_(model.is_training()) { model_.eval(); }
+  ~EvalScope() { model_.train(training_); }
+  EvalScope(const EvalScope&) = delete;
+  EvalScope& operator=(const EvalScope&) = delete;
+
+ private:
+  at::NoGradGuard no_grad_;
+  Model& model_;
+  bool training_;
+};
+
+}  // namespace cistern

@@ -1,0 +1,71 @@
+#pragma once
+// Text from a language model: prompts are consumed piece by piece, then one token at a time is drawn, written and shown.
+#include <atomic>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "cistern/decode/prompt.h"
+#include "cistern/decode/sampler.h"
+#include "cistern/models/decoder_lm.h"
+
+namespace cistern {
+
+struct GenerateOptions {
+  SamplerOptions sampler;
+  int64_t max_tokens = 200;
+  std::vector<std::string> stop;  // text from the first of these on is not shown
+  bool stop_at_end = true;        // <|endoftext|> ends the text, where the tokenizer has it
+  int64_t top_logprobs = 0;       // also keep the N likeliest tokens of every step
+  int64_t piece = 1024;           // prompt tokens per extend: what bounds the memory
+  int64_t first_row = 0;          // row b of the batch draws as row first_row + b
+
+  void Validate() const;  // UsageError
+};
+
+enum class Finish { kLength, kStopString, kStopToken, kInterrupted };
+std::string FinishName(Finish finish);
+
+struct Generation {
+  std::string text;                // whole characters; without the stop string
+  std::vector<int32_t> tokens;     // all that were drawn, those of a stop string and the stop token included
+  std::vector<double> logprobs;    // of each token, by the model itself
+  std::vector<std::vector<TokenLogprob>> top;
+  int64_t prompt_tokens = 0;
+  Finish finish = Finish::kLength;
+};
+
+struct GenerateStats {
+  int64_t prompt_tokens = 0, tokens = 0;  // over all rows
+  double prompt_seconds = 0, seconds = 0;
+  int64_t state_bytes = 0;                // at the end, of the whole batch
+};
+
+class Generator {
+ public:
+  // Row of the batch, and its next characters.
+  using OnText = std::function<void(size_t row, std::string_view text)>;
+
+  Generator(std::shared_ptr<DecoderLm> model, std::shared_ptr<const Tokenizer> tokenizer);
+
+  // Prompts of any lengths as one batch, each with the result it has alone. An interrupt ends all of them cleanly.
+  std::vector<Generation> Run(std::vector<ByteSource> prompts, const GenerateOptions& options, const OnText& on_text = {},
+                              const std::atomic<bool>* interrupt = nullptr);
+  Generation Run(const std::string& prompt, const GenerateOptions& options);
+  const GenerateStats& stats() const { return stats_; }  // of the last Run
+
+ private:
+  struct Row;
+  at::Tensor Prefill(std::deque<Row>& rows, ModelState& state, const GenerateOptions& options, const std::atomic<bool>* interrupt);
+  void Decode(std::deque<Row>& rows, at::Tensor hidden, ModelState& state, const GenerateOptions& options, const OnText& on_text,
+              const std::atomic<bool>* interrupt);
+
+  std::shared_ptr<DecoderLm> model_;
+  std::shared_ptr<const Tokenizer> tokenizer_;
+  GenerateStats stats_;
+};
+
+}  // namespace cistern

@@ -1,0 +1,414 @@
+#include "cistern/io/svg_plot.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <limits>
+
+#include "cistern/base/error.h"
+
+namespace cistern {
+namespace {
+
+constexpr const char* kColours[] = {"#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F7F7F", "#A6761D"};
+constexpr size_t kColourCount = sizeof(kColours) / sizeof(kColours[0]);
+constexpr const char* kInk = "#777777";   // text: contrast 4.5 on white, 4.7 on black
+constexpr const char* kGrid = "#808080";  // drawn faintly
+constexpr double kFont = 12, kTitleFont = 15, kCharWidth = 6.9;
+
+std::string Number(double x) {  // coordinates: two decimals are enough
+  char text[64];
+  std::snprintf(text, sizeof(text), "%.2f", x);
+  std::string s = text;
+  s.erase(s.find_last_not_of('0') + 1);
+  if (s.back() == '.') s.pop_back();
+  return s == "-0" ? "0" : s;
+}
+
+// 0.004, 16384, 250k, 2M, 1e-08; whole numbers below 10^7 are never rounded.
+std::string TickText(double x) {
+  if (x == 0) return "0";
+  const double magnitude = std::abs(x);
+  char text[64];
+  const bool exact = magnitude < 1e5 || (magnitude < 1e7 && std::fmod(x, 1000) != 0);
+  if (exact && x == std::floor(x)) {
+    std::snprintf(text, sizeof(text), "%.0f", x);
+  } else if (magnitude >= 1e4 && magnitude < 1e15) {
+    int power = 0;
+    double scaled = x;
+    while (std::abs(scaled) >= 1000 && power < 4) {
+      scaled /= 1000;
+      ++power;
+    }
+    std::snprintf(text, sizeof(text), "%.4g%s", scaled, (const char*[]){"", "k", "M", "G", "T"}[power]);
+  } else {
+    std::snprintf(text, sizeof(text), magnitude >= 1e-4 ? "%.6g" : "%.3g", x);
+  }
+  return text;
+}
+
+// Characters of UTF-8 text, as a guess of its width.
+double TextWidth(const std::string& text) {
+  return kCharWidth *
+         double(std::count_if(text.begin(), text.end(), [](char c) { return (static_cast<unsigned char>(c) & 0xC0) != 0x80; }));
+}
+
+// The position of the character after the one that begins at i, or i when the bytes there are not UTF-8.
+size_t NextCharacter(std::string_view text, size_t i) {
+  const auto byte = [&](size_t k) { return static_cast<unsigned char>(text[k]); };
+  const unsigned char c = byte(i);
+  const size_t n = c < 0x80 ? 1 : c >= 0xC2 && c < 0xE0 ? 2 : c >= 0xE0 && c < 0xF0 ? 3 : c >= 0xF0 && c < 0xF5 ? 4 : 0;
+  if (n == 0 || i + n > text.size()) return i;
+  for (size_t k = i + 1; k < i + n; ++k) {
+    if ((byte(k) & 0xC0) != 0x80) return i;
+  }
+  const bool overlong = (c == 0xE0 && byte(i + 1) < 0xA0) || (c == 0xF0 && byte(i + 1) < 0x90);
+  const bool outside = (c == 0xED && byte(i + 1) >= 0xA0) || (c == 0xF4 && byte(i + 1) >= 0x90);
+  const bool noncharacter = c == 0xEF && byte(i + 1) == 0xBF && byte(i + 2) >= 0xBE;
+  return overlong || outside || noncharacter ? i : i + n;
+}
+
+struct Axis {
+  double min = 0, max = 1;
+  bool log = false;
+  double from = 0, to = 1;  // pixels
+  std::vector<double> ticks;
+
+  bool Shows(double x) const { return std::isfinite(x) && (!log || x > 0); }
+  double operator()(double x) const {
+    const double part = log ? (std::log(x) - std::log(min)) / (std::log(max) - std::log(min)) : (x - min) / (max - min);
+    return from + part * (to - from);
+  }
+};
+
+// Powers of ten (of two, when all values are powers of two: sequence lengths), or 1-2-5 when the range is short.
+void LogTicks(const std::vector<double>& values, Axis* axis) {
+  const bool binary = axis->max / axis->min <= 4096 && std::all_of(values.begin(), values.end(), [](double x) {
+                        int exponent;
+                        return std::frexp(x, &exponent) == 0.5;
+                      });
+  if (binary) {
+    for (double x = axis->min; x <= axis->max; x *= 2) axis->ticks.push_back(x);
+    return;
+  }
+  const int low = int(std::floor(std::log10(axis->min) + 1e-9)), high = int(std::ceil(std::log10(axis->max) - 1e-9));
+  const int step = std::max(1, (high - low) / 8);
+  for (int e = low; e <= high; ++e) {
+    for (const double m : {1.0, 2.0, 5.0}) {
+      const double x = m * std::pow(10, e);
+      if (high - low > 2 && (m != 1 || (e - low) % step != 0)) continue;
+      if (x >= axis->min * (1 - 1e-9) && x <= axis->max * (1 + 1e-9)) axis->ticks.push_back(x);
+    }
+  }
+}
+
+Axis MakeAxis(const std::vector<double>& values, bool log, bool nice, int ticks) {
+  Axis axis;
+  axis.log = log;
+  axis.min = std::numeric_limits<double>::infinity();
+  axis.max = -axis.min;
+  std::vector<double> shown;
+  for (const double x : values) {
+    if (!axis.Shows(x)) continue;
+    shown.push_back(x);
+    axis.min = std::min(axis.min, x);
+    axis.max = std::max(axis.max, x);
+  }
+  if (shown.empty()) {
+    axis.min = log ? 1 : 0;
+    axis.max = log ? 10 : 1;
+  }
+  if (log) {
+    if (axis.max / axis.min < 1.0001) {
+      axis.max = std::min(axis.max * 2, 1e308);
+      axis.min /= 2;
+    }
+    LogTicks(shown, &axis);
+    return axis;
+  }
+  axis.min = std::max(axis.min, -1e300);
+  axis.max = std::min(axis.max, 1e300);
+  const double spread = std::max(std::abs(axis.min), std::abs(axis.max));
+  if (axis.max - axis.min <= 1e-9 * spread || axis.max == axis.min) {
+    const double pad = spread > 0 ? spread * 0.1 : 1;
+    axis.min -= pad;
+    axis.max += pad;
+  }
+  axis.ticks = NiceTicks(axis.min, axis.max, ticks);
+  if (nice) {  // the axis ends at ticks
+    axis.min = std::min(axis.min, axis.ticks.front());
+    axis.max = std::max(axis.max, axis.ticks.back());
+  } else {
+    std::erase_if(axis.ticks, [&](double t) { return t < axis.min - 1e-9 * spread || t > axis.max + 1e-9 * spread; });
+  }
+  return axis;
+}
+
+class Svg {
+ public:
+  Svg(int width, int height, const std::string& title) {
+    out_ = StrCat("<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"", width, "\" height=\"", height, "\" viewBox=\"0 0 ", width, " ",
+                  height, "\" role=\"img\" font-family=\"system-ui, 'Helvetica Neue', Arial, 'DejaVu Sans', sans-serif\" font-size=\"",
+                  kFont, "\">\n<title>", EscapeXml(title), "</title>\n");
+  }
+  void Line(double x1, double y1, double x2, double y2, double opacity) {
+    out_ += StrCat("<line x1=\"", Number(x1), "\" y1=\"", Number(y1), "\" x2=\"", Number(x2), "\" y2=\"", Number(y2), "\" stroke=\"", kGrid,
+                   "\" stroke-opacity=\"", opacity, "\"/>\n");
+  }
+  void Text(double x, double y, const std::string& text, const char* anchor, const std::string& more = "") {
+    out_ += StrCat("<text x=\"", Number(x), "\" y=\"", Number(y), "\" text-anchor=\"", anchor, "\" fill=\"", kInk, "\"", more, ">",
+                   EscapeXml(text), "</text>\n");
+  }
+  void Title(double width, const std::string& title) {
+    Text(width / 2, 24, title, "middle", StrCat(" font-size=\"", kTitleFont, "\" font-weight=\"600\""));
+  }
+  void Marker(size_t series, double x, double y) {
+    const double r = 3.6;
+    const std::string fill = StrCat("\" fill=\"", kColours[series % kColourCount], "\"/>\n");
+    switch (series % 4) {
+      case 0:
+        out_ += StrCat("<circle cx=\"", Number(x), "\" cy=\"", Number(y), "\" r=\"", r, fill);
+        break;
+      case 1:
+        out_ += StrCat("<rect x=\"", Number(x - 3.2), "\" y=\"", Number(y - 3.2), "\" width=\"6.4\" height=\"6.4", fill);
+        break;
+      case 2:
+        out_ += StrCat("<path d=\"M", Number(x), " ", Number(y - 4.4), "L", Number(x + 4.2), " ", Number(y + 3.2), "H", Number(x - 4.2),
+                       "Z", fill);
+        break;
+      default:
+        out_ += StrCat("<path d=\"M", Number(x), " ", Number(y - 4.8), "L", Number(x + 4.4), " ", Number(y), "L", Number(x), " ",
+                       Number(y + 4.8), "L", Number(x - 4.4), " ", Number(y), "Z", fill);
+    }
+  }
+  void Raw(const std::string& text) { out_ += text; }
+  std::string Done() { return out_ + "</svg>\n"; }
+
+ private:
+  std::string out_;
+};
+
+struct Frame {
+  double left, right, top, bottom;
+};
+
+// The legend stands under the title, in as many rows as it takes. Returns its height.
+constexpr double kLegendRow = 20;
+std::vector<std::vector<size_t>> LegendRows(const std::vector<std::string>& names, double width) {
+  std::vector<std::vector<size_t>> rows;
+  double used = width;
+  for (size_t i = 0; i < names.size(); ++i) {
+    const double item = 44 + TextWidth(names[i]);
+    if (used + item > width) {
+      rows.emplace_back();
+      used = 0;
+    }
+    used += item;
+    rows.back().push_back(i);
+  }
+  return rows;
+}
+
+void DrawLegend(Svg* svg, const std::vector<std::string>& names, const std::vector<std::vector<size_t>>& rows, const Frame& frame, double y,
+                bool lines) {
+  for (const auto& row : rows) {
+    double total = -16;
+    for (const size_t i : row) total += 44 + TextWidth(names[i]);
+    double x = std::max(frame.left, (frame.left + frame.right - total) / 2);
+    for (const size_t i : row) {
+      const char* colour = kColours[i % kColourCount];
+      if (lines) {
+        svg->Raw(StrCat("<line x1=\"", Number(x), "\" y1=\"", Number(y), "\" x2=\"", Number(x + 20), "\" y2=\"", Number(y), "\" stroke=\"",
+                        colour, "\" stroke-width=\"2\"", i >= kColourCount ? " stroke-dasharray=\"5 3\"" : "", "/>\n"));
+        svg->Marker(i, x + 10, y);
+      } else {
+        svg->Raw(StrCat("<rect x=\"", Number(x + 6), "\" y=\"", Number(y - 6), "\" width=\"12\" height=\"12\" rx=\"2\" fill=\"", colour,
+                        "\"/>\n"));
+      }
+      svg->Text(x + 26, y + 4, names[i], "start");
+      x += 44 + TextWidth(names[i]);
+    }
+    y += kLegendRow;
+  }
+}
+
+Frame MakeFrame(int width, int height, bool title, bool y_label, bool x_label, size_t legend_rows, const Axis& y) {
+  double widest = 0;
+  for (const double tick : y.ticks) widest = std::max(widest, TextWidth(TickText(tick)));
+  Frame frame;
+  frame.left = 16 + widest + (y_label ? 24 : 0);
+  frame.right = width - 20;
+  frame.top = (title ? 40 : 16) + double(legend_rows) * kLegendRow + (legend_rows > 0 ? 4 : 0);
+  frame.bottom = height - (x_label ? 52 : 32);
+  return frame;
+}
+
+void DrawYAxis(Svg* svg, const Axis& y, const Frame& frame, const std::string& label) {
+  for (const double tick : y.ticks) {
+    svg->Line(frame.left, y(tick), frame.right, y(tick), 0.25);
+    svg->Text(frame.left - 8, y(tick) + 4, TickText(tick), "end");
+  }
+  if (label.empty()) return;
+  const double middle = (frame.top + frame.bottom) / 2;
+  svg->Text(16, middle, label, "middle", StrCat(" transform=\"rotate(-90 16 ", Number(middle), ")\""));
+}
+
+}  // namespace
+
+std::vector<double> NiceTicks(double min, double max, int count) {
+  const double rough = std::max((max - min) / std::max(count, 1), 1e-300);
+  const double power = std::pow(10, std::floor(std::log10(rough)));
+  double step = 10 * power;
+  for (const double m : {5.0, 2.5, 2.0, 1.0}) {
+    if (m * power >= rough * (1 - 1e-9)) step = m * power;
+  }
+  std::vector<double> ticks;
+  const double first = std::floor(min / step + 1e-9);
+  for (int i = 0; i < 1000; ++i) {
+    const double tick = (first + i) * step;
+    ticks.push_back(std::abs(tick) < step * 1e-9 ? 0 : tick);
+    if (tick >= max - step * 1e-9) break;
+  }
+  return ticks;
+}
+
+std::string EscapeXml(std::string_view text) {
+  std::string out;
+  for (size_t i = 0; i < text.size();) {
+    const size_t next = NextCharacter(text, i);
+    const char c = text[i];
+    if (next == i || (static_cast<unsigned char>(c) < 32 && c != '\n' && c != '\t') || c == 127) {
+      out += "\xef\xbf\xbd";
+    } else if (c == '&') {
+      out += "&amp;";
+    } else if (c == '<') {
+      out += "&lt;";
+    } else if (c == '>') {
+      out += "&gt;";
+    } else if (c == '"') {
+      out += "&quot;";
+    } else if (c == '\'') {
+      out += "&#39;";
+    } else {
+      out += text.substr(i, next - i);
+    }
+    i = std::max(next, i + 1);
+  }
+  return out;
+}
+
+std::string RenderSvg(const LineChart& chart) {
+  std::vector<double> xs, ys;
+  std::vector<std::string> names;
+  if (chart.y_from_zero && !chart.log_y) ys.push_back(0);
+  for (const Series& s : chart.series) {
+    CISTERN_CHECK(s.x.size() == s.y.size(), "[svg] series '", s.name, "' has ", s.x.size(), " x and ", s.y.size(), " y");
+    for (size_t i = 0; i < s.x.size(); ++i) {
+      if (!std::isfinite(s.x[i]) || !std::isfinite(s.y[i])) continue;
+      if ((chart.log_x && s.x[i] <= 0) || (chart.log_y && s.y[i] <= 0)) continue;
+      xs.push_back(s.x[i]);
+      ys.push_back(s.y[i]);
+    }
+    names.push_back(s.name);
+  }
+  Axis x = MakeAxis(xs, chart.log_x, false, 7), y = MakeAxis(ys, chart.log_y, true, 5);
+  const auto rows = names.size() > 1 ? LegendRows(names, chart.width - 60) : std::vector<std::vector<size_t>>();
+  const Frame frame =
+      MakeFrame(chart.width, chart.height, !chart.title.empty(), !chart.y_label.empty(), !chart.x_label.empty(), rows.size(), y);
+  x.from = frame.left + 10;
+  x.to = frame.right - 10;
+  y.from = frame.bottom;
+  y.to = frame.top;
+
+  Svg svg(chart.width, chart.height, chart.title.empty() ? chart.y_label : chart.title);
+  if (!chart.title.empty()) svg.Title(chart.width, chart.title);
+  DrawLegend(&svg, names, rows, frame, chart.title.empty() ? 20 : 46, true);
+  DrawYAxis(&svg, y, frame, chart.y_label);
+  svg.Line(frame.left, frame.bottom, frame.right, frame.bottom, 0.9);
+  double last = -1e9;
+  for (const double tick : x.ticks) {
+    const double half = TextWidth(TickText(tick)) / 2;
+    svg.Line(x(tick), frame.bottom, x(tick), frame.bottom + 5, 0.9);
+    if (x(tick) - half < last + 6) continue;  // no room
+    svg.Text(x(tick), frame.bottom + 19, TickText(tick), "middle");
+    last = x(tick) + half;
+  }
+  if (!chart.x_label.empty()) svg.Text((frame.left + frame.right) / 2, chart.height - 12, chart.x_label, "middle");
+
+  for (size_t i = 0; i < chart.series.size(); ++i) {
+    const Series& s = chart.series[i];
+    std::string path;
+    std::vector<std::pair<double, double>> points;
+    bool pen_down = false;  // a skipped point leaves a gap
+    for (size_t k = 0; k < s.x.size(); ++k) {
+      const bool shown = x.Shows(s.x[k]) && y.Shows(s.y[k]);
+      if (shown) {
+        points.emplace_back(x(s.x[k]), y(s.y[k]));
+        path += (pen_down ? "L" : "M") + Number(points.back().first) + " " + Number(points.back().second);
+      }
+      pen_down = shown;
+    }
+    if (path.empty()) continue;
+    svg.Raw(StrCat("<path d=\"", path, "\" fill=\"none\" stroke=\"", kColours[i % kColourCount],
+                   "\" stroke-width=\"2\" stroke-linejoin=\"round\" stroke-linecap=\"round\"",
+                   i >= kColourCount ? " stroke-dasharray=\"5 3\"" : "", "/>\n"));
+    if (points.size() > 60) continue;  // markers would hide the line
+    for (const auto& [px, py] : points) svg.Marker(i, px, py);
+  }
+  return svg.Done();
+}
+
+std::string RenderSvg(const BarChart& chart) {
+  std::vector<double> values = {0};
+  std::vector<std::string> names;
+  for (const BarSeries& s : chart.series) {
+    CISTERN_CHECK(s.values.size() == chart.groups.size(), "[svg] series '", s.name, "' has ", s.values.size(), " values for ",
+                  chart.groups.size(), " groups");
+    values.insert(values.end(), s.values.begin(), s.values.end());
+    names.push_back(s.name);
+  }
+  Axis y = MakeAxis(values, false, true, 5);
+  const auto rows = names.size() > 1 ? LegendRows(names, chart.width - 60) : std::vector<std::vector<size_t>>();
+  Frame frame = MakeFrame(chart.width, chart.height, !chart.title.empty(), !chart.y_label.empty(), false, rows.size(), y);
+  const double group = (frame.right - frame.left) / double(std::max<size_t>(chart.groups.size(), 1));
+  double widest = 0;
+  for (const std::string& name : chart.groups) widest = std::max(widest, TextWidth(name));
+  const bool slanted = widest + 8 > group;
+  if (slanted) frame.bottom -= std::min(widest * 0.5, chart.height * 0.3);
+  y.from = frame.bottom;
+  y.to = frame.top;
+
+  Svg svg(chart.width, chart.height, chart.title.empty() ? chart.y_label : chart.title);
+  if (!chart.title.empty()) svg.Title(chart.width, chart.title);
+  DrawLegend(&svg, names, rows, frame, chart.title.empty() ? 20 : 46, false);
+  DrawYAxis(&svg, y, frame, chart.y_label);
+  const size_t count = std::max<size_t>(chart.series.size(), 1);
+  const double bar = std::min(group * 0.76 / double(count), 64.0);
+  for (size_t g = 0; g < chart.groups.size(); ++g) {
+    const double middle = frame.left + (double(g) + 0.5) * group;
+    for (size_t i = 0; i < chart.series.size(); ++i) {
+      const double value = chart.series[i].values[g];
+      if (!std::isfinite(value)) continue;
+      const double x = middle + (double(i) - double(count) / 2) * bar, top = std::min(y(value), y(0)), height = std::abs(y(value) - y(0));
+      svg.Raw(StrCat("<rect x=\"", Number(x + 1), "\" y=\"", Number(top), "\" width=\"", Number(std::max(bar - 2, 0.5)), "\" height=\"",
+                     Number(height), "\" rx=\"", Number(std::min(2.0, height / 2)), "\" fill=\"", kColours[i % kColourCount], "\"><title>",
+                     EscapeXml(chart.groups[g] + (names.size() > 1 ? ", " + names[i] : "") + ": " + TickText(value)), "</title></rect>\n"));
+      if (bar >= 30) {
+        char text[32];
+        std::snprintf(text, sizeof(text), "%.3g", value);
+        const std::string shown = std::abs(value) >= 1000 ? TickText(value) : text;
+        svg.Text(x + bar / 2, value >= 0 ? top - 5 : top + height + 14, shown, "middle", " font-size=\"11\"");
+      }
+    }
+    if (slanted) {
+      const std::string at = Number(middle) + " " + Number(frame.bottom + 16);
+      svg.Text(middle, frame.bottom + 16, chart.groups[g], "end", " transform=\"rotate(-30 " + at + ")\"");
+    } else {
+      svg.Text(middle, frame.bottom + 19, chart.groups[g], "middle");
+    }
+  }
+  svg.Line(frame.left, y(0), frame.right, y(0), 0.9);
+  return svg.Done();
+}
+
+}  // namespace cistern

@@ -1,0 +1,97 @@
+#include "cistern/io/svg_plot.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstdlib>
+#include <limits>
+
+#include "cistern/io/atomic_file.h"
+#include "cistern/io/test_folder.h"
+
+namespace cistern {
+namespace {
+
+size_t Count(const std::string& text, const std::string& part) {
+  size_t n = 0;
+  for (size_t at = text.find(part); at != std::string::npos; at = text.find(part, at + part.size())) ++n;
+  return n;
+}
+
+// CISTERN_TEST_OUTPUT=DIR keeps the picture, to look at.
+void Keep(const std::string& name, const std::string& svg) {
+  if (const char* folder = std::getenv("CISTERN_TEST_OUTPUT")) WriteFileAtomically(std::string(folder) + "/" + name, svg);
+}
+
+TEST(SvgPlot, Lines) {
+  const double nan = std::numeric_limits<double>::quiet_NaN();
+  LineChart chart{
+      .title = "Time per token <by length> & \"mechanism\"", .x_label = "length (tokens)", .y_label = "microseconds", .series = {}};
+  chart.log_x = true;
+  const std::vector<double> n = {256, 512, 1024, 2048, 4096, 8192, 16384};
+  chart.series = {{"softmax", n, {3.1, 4.9, 8.8, 16.5, 32.0, 63.9, nan}},
+                  {"latte", n, {4.0, 4.1, 4.0, 4.05, 4.1, 4.0, 4.1}},
+                  {"abc-mlp", n, {5.2, 5.3, 5.2, 5.25, 5.3, 5.2, 5.3}},
+                  {"luna", n, {6.2, 6.1, nan, 6.3, 6.2, 6.2, 6.4}}};
+  const std::string svg = RenderSvg(chart);
+  Keep("lines.svg", svg);
+  EXPECT_NE(svg.find("width=\"720\" height=\"420\" viewBox=\"0 0 720 420\""), std::string::npos);
+  EXPECT_NE(svg.find("Time per token &lt;by length&gt; &amp; &quot;mechanism&quot;"), std::string::npos);
+  EXPECT_EQ(svg.find("<by"), std::string::npos);
+  EXPECT_EQ(Count(svg, "<circle"), 6u + 1u);  // one point is skipped; one in the legend
+  EXPECT_EQ(Count(svg, "fill=\"none\""), 4u);
+  EXPECT_EQ(Count(svg, ">16384<"), 1u);
+  EXPECT_EQ(svg.find("nan"), std::string::npos);
+}
+
+TEST(SvgPlot, Bars) {
+  const BarChart chart{.title = "Accuracy",
+                       .y_label = "per cent",
+                       .groups = {"listops", "text", "retrieval"},
+                       .series = {{"latte", {40.2, 64.9, NAN}}, {"softmax", {38.1, 65.2, 80.0}}}};
+  const std::string svg = RenderSvg(chart);
+  Keep("bars.svg", svg);
+  EXPECT_EQ(Count(svg, "</title></rect>"), 5u);
+  BarChart many{.title = "Memory per token", .y_label = "bytes", .groups = {}, .series = {{"", {}}}};
+  for (int i = 0; i < 12; ++i) {
+    many.groups.push_back("mechanism-" + std::to_string(i));
+    many.series[0].values.push_back(1000.0 * (i - 2));
+  }
+  Keep("many.svg", RenderSvg(many));
+}
+
+TEST(SvgPlot, OddInput) {
+  const double inf = std::numeric_limits<double>::infinity(), huge = 1e308;
+  for (const bool log : {false, true}) {
+    for (const auto& points :
+         std::vector<std::vector<double>>{{}, {5}, {0, 0}, {-1, 2}, {inf, NAN}, {-huge, huge}, {1e-300, 1e-299}, {1e9, 1e9 + 1}}) {
+      LineChart chart;
+      chart.series = {{"a", points, points}};
+      chart.log_x = chart.log_y = log;
+      const std::string svg = RenderSvg(chart);
+      EXPECT_EQ(svg.find("nan"), std::string::npos) << svg;
+      EXPECT_EQ(svg.find("inf"), std::string::npos) << svg;
+    }
+  }
+  LineChart bad;
+  bad.series = {{"a", {1}, {}}};
+  EXPECT_EQ(ErrorMessage([&] { RenderSvg(bad); }), "[svg] series 'a' has 1 x and 0 y");
+  EXPECT_EQ(ErrorMessage([&] {
+              RenderSvg(BarChart{.title = "", .y_label = "", .groups = {"x"}, .series = {{"a", {}}}});
+            }),
+            "[svg] series 'a' has 0 values for 1 groups");
+}
+
+TEST(SvgPlot, Ticks) {
+  EXPECT_EQ(NiceTicks(0, 10, 5), (std::vector<double>{0, 2, 4, 6, 8, 10}));
+  EXPECT_EQ(NiceTicks(-1, 1, 4), (std::vector<double>{-1, -0.5, 0, 0.5, 1}));
+  EXPECT_EQ(NiceTicks(3.1, 63.9, 5).back(), 80);
+}
+
+TEST(EscapeXml, Text) {
+  EXPECT_EQ(EscapeXml("a<b>&\"'\xc3\xa9\n"), "a&lt;b&gt;&amp;&quot;&#39;\xc3\xa9\n");
+  EXPECT_EQ(EscapeXml(std::string("\0x\xff\xc3", 4)), "\xef\xbf\xbdx\xef\xbf\xbd\xef\xbf\xbd");
+}
+
+}  // namespace
+}  // namespace cistern

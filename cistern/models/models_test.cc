@@ -1,0 +1,325 @@
+#include <filesystem>
+#include <fstream>
+
+#include "cistern/attention/testing_mechanisms.h"
+#include "cistern/base/error.h"
+#include "cistern/io/test_folder.h"
+#include "cistern/models/decoder_lm.h"
+#include "cistern/models/encoder_classifier.h"
+
+namespace cistern {
+namespace {
+
+using namespace cistern::testing;
+using ops::ImplName;
+using ops::ImplScope;
+
+ModelConfig SmallLm(std::vector<std::string> attention = {"latte", "softmax", "abc_mlp"}) {
+  ModelConfig c;
+  c.vocab_size = 23, c.dim = 12, c.heads = 2, c.max_length = 64;
+  c.layers = attention.size() == 1 ? 2 : int64_t(attention.size());
+  c.attention = std::move(attention);
+  c.attention_options = Json{{"latte", {{"latents", 6}}}, {"abc_mlp", {{"slots", 3}}}};
+  c.init_std = 0.5;
+  return c;
+}
+
+template <class M>
+std::shared_ptr<M> Make(const ModelConfig& config, at::ScalarType dtype = at::kDouble) {
+  auto model = std::dynamic_pointer_cast<M>(MakeModel(config, 1));
+  at::NoGradGuard guard;
+  model->to(dtype);
+  for (at::Tensor& p : model->parameters()) p.normal_(0, 0.4);
+  model->eval();
+  return model;
+}
+
+at::Tensor Ids(int64_t batch, int64_t length) { return at::randint(0, 23, {batch, length}, at::kLong); }
+
+at::Tensor ExtendModel(DecoderLm& m, const at::Tensor& ids, const std::vector<int64_t>& cuts, const ops::Mask& mask = {}, ModelState* state_out = nullptr) {
+  ModelState state = m.EmptyState(ids.size(0));
+  std::vector<at::Tensor> outs;
+  for (size_t i = 0; i + 1 < cuts.size(); ++i) {
+    const int64_t begin = cuts[i], count = cuts[i + 1] - begin;
+    ops::Mask piece;
+    if (mask.lengths) piece.lengths = (*mask.lengths - begin).clamp(0, count);
+    if (mask.starts) piece.starts = mask.starts->narrow(1, begin, count);
+    outs.push_back(m.Extend(ids.narrow(1, begin, count), state, piece));
+  }
+  if (state_out) *state_out = state;
+  return at::cat(outs, 1);
+}
+
+// Mixed mechanisms, with convolution and learned positions; softmax alone with rotary ones.
+std::vector<ModelConfig> Lms() {
+  std::vector<ModelConfig> all = {SmallLm(), SmallLm(), SmallLm({"softmax"}), SmallLm({"latte"})};
+  all[1].conv = 3, all[1].positions = "learned", all[1].norm = "post", all[1].bias = true, all[1].tie_embeddings = false;
+  all[2].positions = "rotary", all[2].final_norm = false;
+  all[3].positions = "sinusoidal", all[3].conv = 4;
+  return all;
+}
+
+// ---- sizes
+
+// Counted from the paper's description: D = L = 516, 12 layers, 12 heads, feed-forward 4D with bias, untied head with bias, no other biases.
+TEST(ParameterCount, LatteOfThePaper) {
+  ModelConfig c;
+  c.dim = 516, c.layers = 12, c.heads = 12, c.attention = {"latte"}, c.tie_embeddings = false, c.positions = "sinusoidal";
+  c.ffn_bias = c.head_bias = true;
+  c.init_std = 0.02;
+  c.vocab_size = 205;
+  const std::shared_ptr<Model> model = MakeModel(c, 0);
+  EXPECT_EQ(model->ParameterCount(), 38'609'389);
+  // The vocabulary alone sets the rest: an embedding row, a head row and a head bias for each token.
+  const int64_t a_token = 2 * 516 + 1;
+  EXPECT_EQ(model->ParameterCount() + (208 - 205) * a_token, 38'612'488);
+  EXPECT_EQ(model->ParameterCount() + (50'257 - 205) * a_token, 90'313'105);
+}
+
+TEST(ParameterCount, ATokenAndTheBiases) {
+  auto count = [](auto&& change) {
+    ModelConfig c = SmallLm({"latte"});
+    c.tie_embeddings = false;
+    change(c);
+    return MakeModel(c, 0)->ParameterCount();
+  };
+  const int64_t plain = count([](ModelConfig&) {}), D = 12, L = 6, V = 23;
+  EXPECT_EQ(plain, 2 * V * D + 2 * (2 * D * L + 2 * D * D + 8 * D * D + 4 * D) + 2 * D);
+  EXPECT_EQ(count([](ModelConfig& c) { c.ffn_bias = true; }), plain + 2 * 5 * D);
+  EXPECT_EQ(count([](ModelConfig& c) { c.head_bias = true; }), plain + V);
+  EXPECT_EQ(count([](ModelConfig& c) { c.bias = true; }), plain + 2 * (5 * D + 2 * L + 2 * D) + V);
+  EXPECT_EQ(count([](ModelConfig& c) { c.bias = c.ffn_bias = c.head_bias = true; }), plain + 2 * (5 * D + 2 * L + 2 * D) + V);
+  EXPECT_EQ(count([](ModelConfig& c) { c.vocab_size = 24, c.head_bias = true; }), plain + V + 2 * D + 1);
+  EXPECT_EQ(count([](ModelConfig& c) { c.tie_embeddings = true; }), plain - V * D);
+  EXPECT_EQ(count([](ModelConfig& c) { c.positions = "learned"; }), plain + 64 * D);
+}
+
+// ---- running
+
+TEST(DecoderLm, PiecesWithCarriedStateEqualTheWhole) {
+  for (const ModelConfig& config : Lms()) {
+    const auto m = Make<DecoderLm>(config);
+    at::manual_seed(3);
+    const at::Tensor ids = Ids(2, 21), targets = Ids(2, 21);
+    for (const ops::Impl impl : kImpls) {
+      ImplScope scope(impl);
+      const std::string what = config.Summary() + " " + ImplName(impl);
+      ModelState end;
+      const at::Tensor whole = ExtendModel(*m, ids, {0, 21}, {}, &end);
+      const auto want = Gradients(NextTokenLoss(whole, targets), m->parameters());
+      for (const std::vector<int64_t>& cuts : std::vector<std::vector<int64_t>>{{0, 1, 21}, {0, 10, 10, 21}, {0, 20, 21}, EachToken(21)}) {
+        ModelState state;
+        const at::Tensor got = ExtendModel(*m, ids, cuts, {}, &state);
+        ExpectClose(got, whole, 1e-11, what);
+        EXPECT_TRUE(at::equal(state.positions, end.positions)) << what;
+        const auto g = Gradients(NextTokenLoss(got, targets), m->parameters());
+        for (size_t i = 0; i < g.size(); ++i) {
+          EXPECT_LE((g[i] - want[i]).norm().item<double>(), 1e-10 * want[i].norm().item<double>() + 1e-12) << what << " gradient " << i;
+        }
+        at::NoGradGuard guard;
+        ExpectClose(ExtendModel(*m, ids, cuts), whole, 1e-11, what + " without gradient");
+      }
+    }
+    const auto f = Make<DecoderLm>(config, at::kFloat);
+    at::NoGradGuard guard;
+    ExpectClose(ExtendModel(*f, ids, EachToken(21)), ExtendModel(*f, ids, {0, 21}), 1e-5, config.Summary() + " float");  // layers amplify 1e-6
+  }
+}
+
+TEST(DecoderLm, PackedAndPaddedRowsAreEachDocumentAlone) {
+  for (const ModelConfig& config : Lms()) {
+    const auto m = Make<DecoderLm>(config);
+    at::manual_seed(3);
+    const int64_t T = 19;
+    const at::Tensor ids = Ids(3, T), targets = Ids(3, T);
+    const ops::Mask mask = {Lengths({T, 13, 0}), Starts(3, T, {{0, 0}, {0, 5}, {0, 6}, {1, 8}})};
+    const std::vector<Piece> documents = {{0, 0, 5}, {0, 5, 1}, {0, 6, 13}, {1, 0, 8}, {1, 8, 5}};
+    for (const ops::Impl impl : kImpls) {
+      ImplScope scope(impl);
+      for (const std::vector<int64_t>& cuts : std::vector<std::vector<int64_t>>{{0, T}, {0, 3, T}, {0, 6, T}, {0, 10, T}, EachToken(T)}) {
+        ModelState state;
+        const at::Tensor got = ExtendModel(*m, ids, cuts, mask, &state);
+        for (const Piece& d : documents) {
+          const at::Tensor alone = ids.narrow(0, d.row, 1).narrow(1, d.begin, d.count);
+          ExpectClose(got.narrow(0, d.row, 1).narrow(1, d.begin, d.count), ExtendModel(*m, alone, {0, d.count}), 1e-11, config.Summary() + ImplName(impl));
+        }
+        EXPECT_TRUE(at::equal(state.positions, at::tensor({13, 5, 0}, at::kLong))) << config.Summary();
+        // Every row goes on with its own last document, from its own position.
+        const at::Tensor next = Ids(3, 4), more = m->Extend(next, state);
+        for (const Piece& d : {Piece{0, 6, 13}, Piece{1, 8, 5}, Piece{2, 0, 0}}) {
+          const at::Tensor row = at::cat({ids.narrow(0, d.row, 1).narrow(1, d.begin, d.count), next.narrow(0, d.row, 1)}, 1);
+          ExpectClose(more.narrow(0, d.row, 1), ExtendModel(*m, row, {0, row.size(1)}).narrow(1, d.count, 4), 1e-11, config.Summary() + " next");
+        }
+      }
+    }
+  }
+}
+
+TEST(DecoderLm, StatesAreReorderedClonedAndDetached) {
+  const auto m = Make<DecoderLm>(SmallLm());
+  at::manual_seed(3);
+  const at::Tensor ids = Ids(3, 9), next = Ids(4, 3), rows = at::tensor({2, 2, 0, 1}, at::kLong);
+  ModelState state;
+  ExtendModel(*m, ids, {0, 4, 9}, {}, &state);
+  EXPECT_FALSE(state.Detach().layers[0]["memory"].requires_grad());
+  at::NoGradGuard guard;
+  const ModelState kept = state.Clone();
+  ModelState chosen = state.Reorder(rows);
+  const at::Tensor want = ExtendModel(*m, at::cat({ids.index_select(0, rows), next}, 1), {0, 12}).narrow(1, 9, 3);
+  ExpectClose(m->Extend(next, chosen), want, 1e-12, "reordered");
+  for (int round = 0; round < 2; ++round) {
+    ModelState branch = kept.Clone();
+    ExpectClose(m->Extend(next.narrow(0, 0, 3), branch), ExtendModel(*m, at::cat({ids, next.narrow(0, 0, 3)}, 1), {0, 12}).narrow(1, 9, 3), 1e-12, "branch");
+  }
+}
+
+TEST(DecoderLm, LossIgnoresMinus100) {
+  at::manual_seed(3);
+  const at::Tensor logits = Normal({2, 3, 5}), targets = at::tensor({1, -100, 4, 0, 2, -100}, at::kLong).view({2, 3});
+  const at::Tensor log_p = at::log_softmax(logits, -1);
+  const at::Tensor want = -(log_p.index({0, 0, 1}) + log_p.index({0, 2, 4}) + log_p.index({1, 0, 0}) + log_p.index({1, 1, 2})) / 4;
+  ExpectClose(NextTokenLoss(logits, targets), want, 1e-14, "loss");
+}
+
+TEST(EncoderClassifier, PaddingChangesNothingAndRowsAreAlone) {
+  for (const MechanismInfo* info : Mechanisms()) {
+    for (const std::string pooling : {"mean", "cls"}) {
+      for (const std::string positions : {"learned", "sinusoidal"}) {
+        ModelConfig c = SmallLm({info->name});
+        c.kind = "encoder_classifier", c.classes = 5, c.pooling = pooling, c.positions = positions, c.norm = pooling == "cls" ? "pre" : "post";
+        const auto m = Make<EncoderClassifier>(c);
+        at::manual_seed(3);
+        const at::Tensor ids = Ids(3, 11), lengths = Lengths({11, 4, 1});
+        for (const ops::Impl impl : kImpls) {
+          ImplScope scope(impl);
+          const std::string what = info->name + " " + pooling + " " + positions + " " + ImplName(impl);
+          const at::Tensor got = m->Forward(ids, lengths);
+          EXPECT_EQ(got.sizes(), at::IntArrayRef({3, 5}));
+          ExpectClose(m->Forward(at::cat({ids, Ids(3, 7)}, 1), lengths), got, 1e-12, what + ", more padding");
+          const auto g = Gradients(m->Forward(at::cat({ids, Ids(3, 7)}, 1), lengths).square().sum(), m->parameters()),
+                     want_g = Gradients(got.square().sum(), m->parameters());
+          for (size_t i = 0; i < g.size(); ++i) {
+            EXPECT_LE((g[i] - want_g[i]).norm().item<double>(), 1e-10 * want_g[i].norm().item<double>() + 1e-10) << what << " gradient " << i;
+          }
+          for (int64_t b = 0; b < 3; ++b) {
+            const int64_t length = lengths.index({b}).item<int64_t>();
+            const at::Tensor row = ids.narrow(0, b, 1).narrow(1, 0, length);
+            ExpectClose(got.narrow(0, b, 1), m->Forward(row, Lengths({length})), 1e-12, what + " row " + std::to_string(b));
+          }
+          at::Tensor changed = ids.clone();
+          changed[1][3] = (changed[1][3] + 1) % 23;  // the last real token of row 1
+          EXPECT_GT(RelRms(m->Forward(changed, lengths)[1], got[1]), 1e-6) << what;
+        }
+      }
+    }
+  }
+}
+
+// ---- files
+
+std::string ReadFile(const std::string& path) {
+  std::ifstream in(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(in), {}};
+}
+void WriteFile(const std::string& path, const std::string& text) { std::ofstream(path, std::ios::binary) << text; }
+
+TEST(ModelFiles, RoundTripIsBitwise) {
+  std::vector<ModelConfig> configs = Lms();
+  configs.push_back(SmallLm({"latte"}));
+  configs.back().kind = "encoder_classifier", configs.back().classes = 3, configs.back().pooling = "cls", configs.back().ffn_bias = true;
+  for (const ModelConfig& config : configs) {
+    const TestFolder folder;
+    const auto m = MakeModel(config, 7);
+    SaveModel(*m, folder / "model");
+    const auto loaded = LoadModel(folder / "model");
+    const auto a = m->named_parameters(), b = loaded->named_parameters();
+    ASSERT_EQ(a.size(), b.size());
+    for (const auto& p : a) ExpectSameBits(b[p.key()], p.value(), p.key());
+    ModelConfig x = config, y = loaded->config();
+    EXPECT_EQ(x.Describe().Write(), y.Describe().Write());
+    EXPECT_FALSE(loaded->is_training());
+    SaveModel(*loaded, folder / "again");
+    EXPECT_EQ(ReadFile(folder / "model/model.safetensors"), ReadFile(folder / "again/model.safetensors"));
+    EXPECT_EQ(ReadFile(folder / "model/config.json"), ReadFile(folder / "again/config.json"));
+    // The same seed, the same model; another seed, another one.
+    ExpectSameBits(MakeModel(config, 7)->parameters()[0], m->parameters()[0], "seed");
+    EXPECT_FALSE(at::equal(MakeModel(config, 8)->parameters()[0], m->parameters()[0]));
+  }
+}
+
+TEST(ModelFiles, BrokenWeightsNameFileAndTensor) {
+  const TestFolder folder;
+  const auto m = MakeModel(SmallLm(), 1);
+  SaveModel(*m, folder.path());
+  const std::string path = folder / "model.safetensors", whole = ReadFile(path);
+  auto message = [&](auto&& change) {
+    TensorFile file = LoadTensors(path);
+    change(file);
+    SaveTensors(path, file);
+    const std::string text = ErrorMessage([&] { LoadModel(folder.path()); });
+    WriteFile(path, whole);
+    return text;
+  };
+  auto find = [](TensorFile& file, const std::string& name) {
+    return std::find_if(file.tensors.begin(), file.tensors.end(), [&](const NamedTensor& t) { return t.name == name; });
+  };
+  const std::string name = "layers.1.attention.q_proj.weight";
+  ExpectContains(message([&](TensorFile& f) { f.tensors.erase(find(f, name)); }), {path, name, "missing"});
+  ExpectContains(message([&](TensorFile& f) { f.tensors.push_back({"layers.1.attention.q_proj.weights", at::ones({2})}); }),
+                 {path, "unknown tensor 'layers.1.attention.q_proj.weights'", "did you mean"});
+  ExpectContains(message([&](TensorFile& f) { find(f, name)->value = at::ones({12, 11}); }), {path, name, "[12, 11]", "[12, 12]"});
+  ExpectContains(message([&](TensorFile& f) { find(f, name)->value = at::ones({12, 12}, at::kLong); }), {path, name, "Long"});
+  // Half precision is read into the model's own.
+  EXPECT_EQ(message([&](TensorFile& f) { find(f, name)->value = at::ones({12, 12}, at::kHalf); }), "no error");
+  for (const size_t size : {size_t(0), size_t(4), size_t(100), whole.size() / 2, whole.size() - 1}) {
+    WriteFile(path, whole.substr(0, size));
+    ExpectContains(ErrorMessage([&] { LoadModel(folder.path()); }), {path});
+  }
+  std::filesystem::remove(path);
+  ExpectContains(ErrorMessage([&] { LoadModel(folder.path()); }), {path});
+  // A failed load leaves the model as it was.
+  WriteFile(path, whole);
+  TensorFile file = LoadTensors(path);
+  for (NamedTensor& t : file.tensors) t.value.zero_();
+  file.tensors.pop_back();
+  SaveTensors(path, file);
+  const at::Tensor before = m->parameters()[0].clone();
+  EXPECT_NE(ErrorMessage([&] { LoadWeights(*m, path); }), "no error");
+  ExpectSameBits(m->parameters()[0], before, "untouched");
+}
+
+TEST(ModelFiles, BrokenConfigsSayWhatToDo) {
+  const TestFolder folder;
+  SaveModel(*MakeModel(SmallLm(), 1), folder.path());
+  const std::string path = folder / "config.json";
+  const Json good = Json::parse(ReadFile(path));
+  auto message = [&](auto&& change) {
+    Json json = good;
+    change(json);
+    WriteFile(path, json.dump());
+    return ErrorMessage([&] { LoadModel(folder.path()); });
+  };
+  EXPECT_EQ(message([](Json&) {}), "no error");
+  ExpectContains(message([](Json& j) { j["version"] = 99, j["new_key"] = 1; }), {"version 99", "newer"});
+  ExpectContains(message([](Json& j) { j["version"] = 0; }), {"version 0"});
+  ExpectContains(message([](Json& j) { j["layer"] = 3; }), {path, "layer", "layers"});
+  ExpectContains(message([](Json& j) { j["attention"] = "lattte"; }), {path, "lattte", "latte"});
+  ExpectContains(message([](Json& j) { j["attention"] = Json{"latte", "softmax"}; }), {"2 mechanisms", "3 layers"});
+  ExpectContains(message([](Json& j) { j["attention_options"] = Json{{"latte", {{"latent", 4}}}}; }), {"latte", "latent", "latents"});
+  ExpectContains(message([](Json& j) { j["heads"] = 5; }), {"dim=12", "heads=5"});
+  ExpectContains(message([](Json& j) { j["heads"] = 0; }), {path, "heads", "0"});
+  ExpectContains(message([](Json& j) { j["dim"] = "wide"; }), {path, "dim", "wide"});
+  ExpectContains(message([](Json& j) { j["positions"] = "rotary"; }), {"rotary", "latte"});
+  ExpectContains(message([](Json& j) { j["head_bias"] = true; }), {"head_bias", "tie_embeddings=false"});
+  WriteFile(path, "{");
+  ExpectContains(ErrorMessage([&] { LoadModel(folder.path()); }), {path});
+  ModelConfig c = SmallLm();
+  c.vocab_size = 0;
+  ExpectContains(ErrorMessage([&] { MakeModel(c, 0); }), {"vocab_size"});
+  c = SmallLm();
+  c.kind = "encoder_classifier", c.conv = 4, c.classes = 3;
+  ExpectContains(ErrorMessage([&] { MakeModel(c, 0); }), {"conv=4", "conv=0"});
+}
+
+}  // namespace
+}  // namespace cistern

@@ -1,0 +1,9 @@
+#pragma once
+#include <string>
+
+namespace cistern {
+
+// Where tokens and generated data are kept: `asked`, or $XDG_CACHE_HOME/cistern, or ~/.cache/cistern. Made when missing.
+std::string CacheFolder(const std::string& asked);
+
+}  // namespace cistern
