@@ -1,5 +1,5 @@
-// The program from outside: what it prints, what it leaves on disk, and its exit codes. Every run is a process of its own in a folder of its
-// own; $CISTERN_BINARY names the program.
+// The program from outside: what it prints, what it leaves on disk, and its exit codes. Every run is a process of its own in a folder of
+// its own; $CISTERN_BINARY names the program.
 #include <fcntl.h>
 #include <grp.h>
 #include <gtest/gtest.h>
@@ -255,9 +255,9 @@ TEST_F(CliTest, UnknownNamesGetTheNearestOne) {
 
 TEST_F(CliTest, SizesThatMakeNoSense) {
   const std::string out = folder_ / "run";
-  const Words refused = {"model.dim=0",    "model.dim=-16",  "model.dim=1000000000000", "model.layers=0", "model.heads=-1", "train.batch=0",
-                         "train.batch=-3", "task.length=1",  "task.vocab_size=10",      "train.lr=-1",    "train.lr=nan",   "model.dropout=1.5",
-                         "train.batch=2.5", "model.dim=wide"};
+  const Words refused = {"model.dim=0",   "model.dim=-16",     "model.dim=1000000000000", "model.layers=0",     "model.heads=-1",
+                         "train.batch=0", "train.batch=-3",    "task.length=1",           "task.vocab_size=10", "train.lr=-1",
+                         "train.lr=nan",  "model.dropout=1.5", "train.batch=2.5",         "model.dim=wide"};
   for (const std::string& assignment : refused) {
     Expect(Train(TrainedText(), out, {"--set", assignment}), 2, {assignment.substr(0, assignment.find('='))});
   }
@@ -280,8 +280,8 @@ TEST_F(CliTest, MemoryIsForetold) {
   const std::string out = folder_ / "run";
   Expect(Train(TrainedText(), out, {"--set", "train.batch=1048576", "--set", "task.length=256", "--set", "model.dim=1024"}), 2,
          {"a training step would need about", " GB", "batch 1048576 x length 256", "train.batch"});
-  Expect(Train(TrainedText(), out, {"--set", "model.attention=abc_mlp", "--set", "model.attention_options.abc_mlp.slots=65536", "--set",
-                                    "train.batch=65536"}),
+  Expect(Train(TrainedText(), out,
+               {"--set", "model.attention=abc_mlp", "--set", "model.attention_options.abc_mlp.slots=65536", "--set", "train.batch=65536"}),
          2, {"a training step would need about"});
   EXPECT_FALSE(fs::exists(out + "/experiment.json"));
 }
@@ -330,8 +330,8 @@ TEST_F(CliTest, LossThatIsNotFiniteStopsTheRunAndKeepsTheCheckpoint) {
   // Decay of lr * 100 multiplies every matrix by about -1e5 at each step: float overflows within ten.
   const std::string run = folder_ / "run";
   Words words = Train(TrainedText(), run, {"--steps", "60"});
-  for (const char* s : {"train.lr=1000", "train.weight_decay=100", "train.clip=0", "train.warmup=1", "train.schedule=constant", "train.eval_every=1",
-                        "train.eval_tokens=64"}) {
+  for (const char* s : {"train.lr=1000", "train.weight_decay=100", "train.clip=0", "train.warmup=1", "train.schedule=constant",
+                        "train.eval_every=1", "train.eval_tokens=64"}) {
     words = words + Words{"--set", s};
   }
   words.erase(words.begin() + 7, words.begin() + 9);  // the first --steps
@@ -357,7 +357,8 @@ TEST_F(CliTest, InterruptSavesAndResumeGivesTheSameWeights) {
 
   const std::string prefix = folder_ / "interrupted";
   const pid_t child = Start(train(parts), prefix);
-  for (int i = 0; i < 60000 && !(fs::exists(log) && fs::file_size(log) > 1000); ++i) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  for (int i = 0; i < 60000 && !(fs::exists(log) && fs::file_size(log) > 1000); ++i)
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
   ::kill(child, SIGINT);
   const Outcome stopped = Wait(child, prefix);
   ASSERT_EQ(stopped.code, 130) << stopped;
@@ -375,7 +376,8 @@ TEST_F(CliTest, InterruptSavesAndResumeGivesTheSameWeights) {
 }
 
 TEST_F(CliTest, PrintedConfigurationsAreReadBack) {
-  const Words changes = {"--set", "model.attention=latte,abc_mlp", "--set", "model.attention_options.abc_mlp.slots=5", "--set", "train.lr=3e-5"};
+  const Words changes = {"--set",        "model.attention=latte,abc_mlp", "--set", "model.attention_options.abc_mlp.slots=5", "--set",
+                         "train.lr=3e-5"};
   const Outcome first = Run(Train(TrainedText(), folder_ / "run", changes + Words{"--print-config"}));
   ASSERT_EQ(first.code, 0) << first;
   EXPECT_NE(first.out.find("slots = 5"), std::string::npos) << first;
@@ -392,7 +394,8 @@ TEST_F(CliTest, PrintedConfigurationsAreReadBack) {
 
 TEST_F(CliTest, ARunFolderHoldsWhatTheGuideSays) {
   const std::string run = Trained();
-  for (const char* name : {"config.json", "model.safetensors", "tokenizer.json", "experiment.json", "metrics.jsonl", "checkpoint-3/trainer.json"}) {
+  for (const char* name :
+       {"config.json", "model.safetensors", "tokenizer.json", "experiment.json", "metrics.jsonl", "checkpoint-3/trainer.json"}) {
     EXPECT_TRUE(fs::exists(run + "/" + name)) << name;
   }
   const Outcome o = Run(Train(TrainedText(), folder_ / "json", {"--json"}));
@@ -470,7 +473,8 @@ TEST_F(CliTest, CompareWritesAReport) {
   const std::string out = folder_ / "compare";
   Words words = {"compare", TrainedText(), "--out", out, "--mechanisms", "softmax,latte", "--seconds", "1", "--threads", "1"};
   words = words + Words{"--sample-tokens", "8", "--decode-tokens", "40"};
-  for (const char* s : {"model.dim=16", "model.heads=2", "model.layers=1", "task.length=16", "task.vocab_size=300"}) words = words + Words{"--set", s};
+  for (const char* s : {"model.dim=16", "model.heads=2", "model.layers=1", "task.length=16", "task.vocab_size=300"})
+    words = words + Words{"--set", s};
   const Outcome o = Run(words);
   ASSERT_EQ(o.code, 0) << o;
   EXPECT_NE(o.out.find("bits/byte"), std::string::npos) << o;
@@ -494,7 +498,8 @@ TEST_F(CliTest, Info) {
   ASSERT_EQ(model.code, 0) << model;
   EXPECT_GT(ParseJson(model.out, "stdout")["parameters"].get<int64_t>(), 0);
   EXPECT_EQ(Run({"--version"}).code, 0);
-  for (const char* command : {"train", "eval", "generate", "compare", "data", "info"}) EXPECT_EQ(Run({command, "--help"}).code, 0) << command;
+  for (const char* command : {"train", "eval", "generate", "compare", "data", "info"})
+    EXPECT_EQ(Run({command, "--help"}).code, 0) << command;
 }
 
 }  // namespace

@@ -22,6 +22,9 @@ int RunListOps(const DataArguments& a) {
   if (a.counts.size() != 3) FailUsage("--counts takes three numbers: training, validation, test");
   ListOpsOptions options;
   options.counts = {a.counts[0], a.counts[1], a.counts[2]};
+  for (const int64_t count : options.counts) {
+    if (count < 1 || count > 1 << 28) FailUsage("--counts takes numbers from 1 to ", 1 << 28, ", got ", count);
+  }
   ListOpsSplits splits;
   {
     ProgressBar bar({a.counts[0] + a.counts[1] + a.counts[2], "generate", "examples"});
@@ -45,7 +48,7 @@ int RunText(const DataArguments& a) {
   TaskOptions options;
   options.text = a.text;
   options.tokenizer = a.tokenizer;
-  options.vocab_size = a.vocab_size;
+  options.Describe().Set(StrCat("vocab_size=", a.vocab_size));  // checks its range
   options.length = 2;
   auto task = MakeTask(options);
   task->Prepare();

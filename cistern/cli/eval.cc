@@ -199,7 +199,6 @@ int RunEval(const EvalCommand& c) {
   if (c.buckets < 0) FailUsage("--buckets must be 0 or above, got ", c.buckets);
   if (c.common.dtype == "bfloat16") FailUsage("eval measures in float32 or float64, got dtype bfloat16");
   if (!c.svg.empty() && !c.by_position) FailUsage("--svg draws the table of --by-position; give both");
-  InstallInterruptHandler();
   const ModelConfig config = ReadFolderConfig(c.folder);
   return config.kind == "decoder_lm" ? EvaluateText(c) : EvaluateTask(c, config);
 }

@@ -1,9 +1,11 @@
 #include "cistern/cli/experiment.h"
 
+#include <cstdio>
 #include <filesystem>
 
 #include "cistern/base/error.h"
 #include "cistern/base/parallel.h"
+#include "cistern/base/progress.h"
 #include "cistern/train/checkpoint.h"
 
 namespace cistern::cli {
@@ -72,12 +74,17 @@ std::string ExperimentToml(Experiment& experiment) {
 
 Trained TrainExperiment(Experiment experiment, const std::string& folder, bool resume) {
   experiment.model.Validate();
-  if (!resume && std::filesystem::exists(folder + "/experiment.json")) {
+  std::error_code ignored;  // a folder that cannot be looked into is refused when the run begins to write
+  if (!resume && std::filesystem::exists(folder + "/experiment.json", ignored)) {
     FailUsage(folder, " already holds a run; give another --out, or --resume to go on with it");
   }
   Trained out;
   out.task = MakeTask(experiment.task);
   out.task->Prepare();
+  const Json data = out.task->DataSummary();
+  if (data.contains("notes") && !Quiet()) {
+    for (const Json& note : data["notes"]) std::fprintf(stderr, "note: %s\n", note.get<std::string>().c_str());
+  }
   out.config = experiment.model;
   out.task->Complete(out.config);
   CheckMemory(out.config, experiment.train.batch, out.task->tokens_per_row());
@@ -85,7 +92,7 @@ Trained TrainExperiment(Experiment experiment, const std::string& folder, bool r
   if (experiment.dtype == "float64") out.model->to(at::kDouble);
   experiment.model = out.config;
   Json record = experiment.Describe().Write();
-  record["data"] = out.task->DataSummary();
+  record["data"] = data;
   record["environment"] = {{"threads", NumThreads()}};
   Trainer trainer(out.model, *out.task, experiment.train, uint64_t(experiment.seed), folder, record, experiment.dtype == "bfloat16");
   if (resume) trainer.Resume();

@@ -206,7 +206,6 @@ void RunPrompt(const GenerateCommand& c, Generator& generator, const Tokenizer& 
 int RunGenerate(GenerateCommand c) {
   ApplyCommon(c.common);
   CheckCommand(c);
-  InstallInterruptHandler();
   const LmFolder lm = OpenLmFolder(c.folder, c.common.dtype);
   Generator generator(lm.model, lm.tokenizer);
   Stats stats;

@@ -4,6 +4,8 @@
 #include <cstdio>
 #include <exception>
 #include <new>
+#include <string>
+#include <vector>
 
 #include <c10/util/Exception.h>
 
@@ -15,6 +17,25 @@ namespace {
 
 // torch appends a C++ stack trace to its messages; people want the first line.
 std::string FirstLine(const std::string& text) { return text.substr(0, text.find('\n')); }
+
+// The word that was not understood, with the nearest command or option; empty when there is none.
+std::string Mistyped(const CLI::App& app) {
+  const CLI::App* command = &app;
+  while (!command->get_subcommands().empty()) command = command->get_subcommands().front();
+  for (std::string word : app.remaining(true)) {
+    const bool option = word.starts_with("-");
+    word = word.substr(0, option ? word.find('=') : word.npos);
+    std::vector<std::string> known;
+    for (const CLI::Option* o : command->get_options()) {
+      if (option && !o->get_lnames().empty()) known.push_back("--" + o->get_lnames().front());
+    }
+    for (const CLI::App* c : command->get_subcommands([](const CLI::App*) { return true; })) {
+      if (!option) known.push_back(c->get_name());
+    }
+    if (!known.empty()) return cistern::UnknownName(option ? "option" : "command", word, known);
+  }
+  return "";
+}
 
 int Report(const char* what, int code) {
   std::fflush(stdout);
@@ -30,11 +51,11 @@ int main(int argc, char** argv) {
   mallopt(M_TRIM_THRESHOLD, 2000 << 20);
   mallopt(M_TOP_PAD, 64 << 20);
 
-  CLI::App app{"Linear-time attention with bounded memory: train a model with any mechanism on your data, compare mechanisms, generate text with\n"
-               "constant memory per token. 'cistern COMMAND --help' explains a command."};
+  CLI::App app{
+      "Linear-time attention with bounded memory: train a model with any mechanism on your data, compare mechanisms, generate text with\n"
+      "constant memory per token. 'cistern COMMAND --help' explains a command."};
   app.set_version_flag("--version", std::string("cistern ") + CISTERN_VERSION);
   app.require_subcommand(1);
-  app.failure_message(CLI::FailureMessage::help);
   app.failure_message([](const CLI::App*, const CLI::Error& e) { return std::string("cistern: ") + e.what() + "\n"; });
   cistern::cli::Run run;
   cistern::cli::AddTrain(app, run);
@@ -46,6 +67,8 @@ int main(int argc, char** argv) {
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& e) {
+    const std::string mistyped = e.get_exit_code() == 0 ? "" : Mistyped(app);
+    if (!mistyped.empty()) return Report(mistyped.c_str(), 2);
     return app.exit(e) == 0 ? 0 : 2;
   }
   try {

@@ -88,8 +88,8 @@ void AddTrain(CLI::App& app, Run& run) {
   command->add_option("--text", a->text, "text file or folder to learn from (task.text)");
   command->add_option("--out", a->out, "run folder");
   command->add_option("--set", a->set, "KEY=VALUE, such as model.dim=256; may be repeated")->take_all()->allow_extra_args(false);
-  command->add_option("--steps", a->steps, "updates (train.steps)");
-  command->add_option("--seconds", a->seconds, "budget of training time (train.seconds)");
+  command->add_option("--steps", a->steps, "updates (train.steps)")->check(CLI::NonNegativeNumber);
+  command->add_option("--seconds", a->seconds, "budget of training time (train.seconds)")->check(CLI::NonNegativeNumber);
   command->add_flag("--print-config", a->print_config, "print the experiment as TOML and stop");
   command->add_flag("--list", a->list, "print every key and stop");
   command->add_flag("--resume", a->resume, "go on from the newest checkpoint in --out");

@@ -56,6 +56,35 @@ J Parse(std::string_view text, const std::string& name, size_t first_line) {
   }
 }
 
+// The first byte above 127 outside strings and comments, where TOML 1.0 allows none, or npos. toml++ 3.3 runs into undefined behaviour
+// on some of them (is_non_ascii_horizontal_whitespace), so it must not see any.
+size_t BareNonAscii(std::string_view text) {
+  size_t i = text.substr(0, 3) == "\xef\xbb\xbf" ? 3 : 0;  // byte order mark
+  while (i < text.size()) {
+    const char c = text[i];
+    if (static_cast<unsigned char>(c) > 127) return i;
+    if (c == '#') {
+      i = std::min(text.find('\n', i), text.size());
+    } else if (c == '"' || c == '\'') {
+      const bool block = text.substr(i, 3) == std::string(3, c);
+      for (i += block ? 3 : 1; i < text.size(); ++i) {
+        if (c == '"' && text[i] == '\\') {
+          ++i;
+        } else if (!block && (text[i] == c || text[i] == '\n')) {
+          ++i;
+          break;
+        } else if (block && text.substr(i, 3) == std::string(3, c)) {
+          for (int quotes = 0; quotes < 5 && i < text.size() && text[i] == c; ++quotes) ++i;  // up to two belong to the string
+          break;
+        }
+      }
+    } else {
+      ++i;
+    }
+  }
+  return std::string_view::npos;
+}
+
 template <class T>
 std::string Printed(const T& value) {
   std::ostringstream out;
@@ -98,6 +127,10 @@ Json ParseJson(std::string_view text, const std::string& name, size_t first_line
 nlohmann::json ParseSortedJson(std::string_view text, const std::string& name) { return Parse<nlohmann::json>(text, name, 1); }
 
 Json ParseToml(std::string_view text, const std::string& name) {
+  const size_t bare = BareNonAscii(text);
+  if (bare != std::string_view::npos) {
+    Fail(Place(text, bare, name, 1), ": not valid TOML: a character outside ASCII must stand in quotes");
+  }
   try {
     return FromToml(toml::parse(text), name, 0);
   } catch (const toml::parse_error& e) {

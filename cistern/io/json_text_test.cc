@@ -31,6 +31,14 @@ TEST(ParseToml, BecomesJson) {
   EXPECT_EQ(ErrorMessage([] { ParseToml("a = 1\na = 2\n", "c.toml"); }).rfind("c.toml:2:", 0), 0u);
 }
 
+TEST(ParseToml, NonAsciiOnlyInQuotesAndComments) {
+  EXPECT_EQ(ErrorMessage([] { ParseToml("a = 1\ntzn\xce\x8b", "c.toml"); }),
+            "c.toml:2:4: not valid TOML: a character outside ASCII must stand in quotes");
+  const std::string text =
+      "\xef\xbb\xbf# \xc3\xa9 'x\na = \"\\\"\xc3\xa9\"\nb = '\xc3\xa9'\nc = \"\"\"\"\xc3\xa9\n\"\"\"\"\nd = 1 # \xc3\xa9\n";
+  EXPECT_EQ(ParseToml(text, "f").dump(), "{\"a\":\"\\\"\xc3\xa9\",\"b\":\"\xc3\xa9\",\"c\":\"\\\"\xc3\xa9\\n\\\"\",\"d\":1}");
+}
+
 TEST(ReadFiles, NameTheFile) {
   TestFolder folder;
   WriteFileAtomically(folder / "a.json", "{");

@@ -206,7 +206,7 @@ TEST(Positions, RotaryDependsOnDistanceAlone) {
   EXPECT_GT(std::abs((at_position(q, 6) * at_position(k, 2)).sum().item<double>() - want), 1e-3);
   ExpectClose(at_position(q, 0), q, 1e-15, "position 0 turns nothing");
   // Channel j pairs with channel j + d/2.
-  const at::Tensor e = at::one_hot(at::tensor({1}), 8).to(at::kDouble).view({1, 1, 1, 8}), r = at_position(e, 3);
+  const at::Tensor e = at::eye(8, at::kDouble)[1].view({1, 1, 1, 8}), r = at_position(e, 3);
   const double angle = 3 * std::pow(10000.0, -1.0 / 4);
   EXPECT_NEAR(r.flatten()[1].item<double>(), std::cos(angle), 1e-12);
   EXPECT_NEAR(r.flatten()[5].item<double>(), std::sin(angle), 1e-12);

@@ -207,6 +207,20 @@ TEST(SlotOps, SplitEqualsWholeThroughTheState) {
   }
 }
 
+TEST(SlotOps, SameBitsForAnyNumberOfThreads) {
+  for (const bool match : {false, true}) {
+    const Case c = {match, 3, 5, 200, 16, 20, Weights::kMild, false, true, true, true};
+    const Problem p = MakeProblem(c);
+    const auto want = Everything(c, p, Impl::kKernel, at::kFloat);
+    for (const int threads : {2, 3}) {
+      SetNumThreads(threads);
+      const auto got = Everything(c, p, Impl::kKernel, at::kFloat);
+      SetNumThreads(1);
+      for (size_t i = 0; i < want.size(); ++i) ExpectSameBits(got[i], want[i], c.Name() + " " + kParts[i]);
+    }
+  }
+}
+
 TEST(SlotOps, PastIsBitwiseBlindToTheFuture) {
   ImplScope scope(Impl::kKernel);
   for (const auto dtype : {at::kFloat, at::kDouble}) {

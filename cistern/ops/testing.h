@@ -10,11 +10,15 @@
 #include <string>
 #include <vector>
 
+#include "cistern/base/parallel.h"
 #include "cistern/ops/impl.h"
 
 namespace cistern::testing {
 
 inline constexpr double kInf = std::numeric_limits<double>::infinity();
+// One thread: the tests' tensors are tiny, and on a busy machine idle threads that spin make them fifty times slower.
+inline const bool kOneThread = (SetNumThreads(1), true);
+
 inline constexpr ops::Impl kImpls[] = {ops::Impl::kKernel, ops::Impl::kComposite, ops::Impl::kReference};
 
 // Normal numbers that float holds exactly, as doubles: every precision then computes the same problem.

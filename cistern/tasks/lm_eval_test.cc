@@ -98,7 +98,9 @@ TEST(LmEval, PositionsCarryTheStateOn) {
       for (int64_t t = b.begin; t < b.end; ++t) expected += first[size_t(t)] + second[size_t(t)];
       EXPECT_NEAR(b.score.nats, expected, 1e-8) << mechanism << b.begin;
       EXPECT_EQ(b.score.tokens, 2 * (b.end - b.begin));
-      if (std::string(mechanism) != "softmax") EXPECT_EQ(b.state_bytes, buckets[0].state_bytes);
+      if (std::string(mechanism) != "softmax") {
+        EXPECT_EQ(b.state_bytes, buckets[0].state_bytes);
+      }
     }
     options.buckets = 4;
     options.max_positions = 100;

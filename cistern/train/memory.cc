@@ -1,9 +1,11 @@
 #include <ATen/ATen.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <fstream>
 #include <string>
 
+#include "cistern/attention/mechanism.h"
 #include "cistern/base/error.h"
 #include "cistern/train/trainer.h"
 
@@ -34,12 +36,18 @@ int64_t AvailableBytes() { return ProcBytes("/proc/meminfo", "MemAvailable"); }
 
 int64_t EstimateTrainingBytes(const ModelConfig& c, int64_t rows, int64_t length) {
   const double ffn = c.ffn_dim > 0 ? double(c.ffn_dim) : 4.0 * double(c.dim), dim = double(c.dim), tokens = double(rows) * double(length);
-  const double matrices = double(c.layers) * (4 * dim * dim + 2 * dim * ffn);
+  double widths = 0;  // of the projections of all layers
+  for (int64_t layer = 0; layer < c.layers; ++layer) {
+    const AttentionLayerOptions a = c.Block(layer, c.kind == "decoder_lm" ? Form::kCausal : Form::kBidirectional).attention;
+    for (const Projection& p : FindMechanism(a.mechanism).make(a.mechanism_options, a.dims)->Projections()) widths += double(p.width);
+  }
+  const double layers = double(c.layers), slots = std::max(0.0, widths - 3 * layers * dim);  // beyond q, k and v
+  const double matrices = dim * widths + layers * (dim * dim + 2 * dim * ffn);
   const double tables = double(c.vocab_size) * dim * (c.tie_embeddings ? 1 : 2) + (c.positions == "learned" ? double(c.max_length) * dim : 0);
   // Weights, gradients, two moments; then what the backward pass keeps for each token: norms, projections, core, feed-forward, residuals.
-  const double per_layer = 16 * dim + 3 * ffn + (c.conv > 0 ? 4 * dim : 0);
+  const double blocks = layers * (13 * dim + 3 * ffn) + widths + 3 * slots + (c.conv > 0 ? layers * dim + widths : 0);
   const double logits = c.kind == "decoder_lm" ? 4 * double(c.vocab_size) : 0;
-  return int64_t(4 * (4 * (matrices + tables) + tokens * (double(c.layers) * per_layer + 6 * dim + logits)));
+  return int64_t(std::min(4 * (4 * (matrices + tables) + tokens * (blocks + 6 * dim + logits)), 9e18));
 }
 
 void CheckMemory(const ModelConfig& config, int64_t rows, int64_t length) {

@@ -49,6 +49,13 @@ double Median(std::vector<double> x) {
   return x[x.size() / 2];
 }
 
+// What is left after numbers went wrong, and what helps.
+std::string Advice(const std::string& folder) {
+  const auto kept = NewestCheckpoint(folder);
+  return StrCat(kept ? "The last good checkpoint is kept: " + *kept : "No checkpoint had been written yet",
+                ". A lower train.lr, a longer train.warmup or train.clip usually helps");
+}
+
 std::string Short(double x) {
   char text[32];
   std::snprintf(text, sizeof text, "%.4g", x);
@@ -102,14 +109,18 @@ void Trainer::Resume() {
   const auto newest = NewestCheckpoint(folder_);
   CISTERN_CHECK(newest, folder_, ": no complete checkpoint to resume from");
   const Json t = ReadCheckpoint(*newest, *model_, optimizer_);
-  step_ = t.at("step").get<int64_t>();
-  total_steps_ = t.at("total_steps").get<int64_t>();
-  if (options_.steps > total_steps_) total_steps_ = options_.steps;  // a longer run was asked for
-  trained_seconds_ = t.at("trained_seconds").get<double>();
-  has_best_ = t.at("has_best").get<bool>();
-  best_ = t.at("best").get<double>();
-  best_metrics_ = t.at("best_metrics");
-  evals_without_better_ = t.at("evals_without_better").get<int64_t>();
+  try {
+    step_ = t.at("step").get<int64_t>();
+    total_steps_ = t.at("total_steps").get<int64_t>();
+    if (options_.steps > total_steps_) total_steps_ = options_.steps;  // a longer run was asked for
+    trained_seconds_ = t.at("trained_seconds").get<double>();
+    has_best_ = t.at("has_best").get<bool>();
+    best_ = t.at("best").get<double>();
+    best_metrics_ = t.at("best_metrics");
+    evals_without_better_ = t.at("evals_without_better").get<int64_t>();
+  } catch (const nlohmann::json::exception& e) {
+    Fail(*newest, "/trainer.json is broken: ", e.what());
+  }
 }
 
 ScheduleOptions Trainer::Schedule() const {
@@ -151,10 +162,7 @@ void Trainer::FailNonFinite(const char* what, double value) {
   std::string place = !parameter.empty() ? StrCat("the first parameter that is not finite is ", parameter)
                       : !gradient.empty() ? StrCat("all parameters are finite; the first gradient that is not is that of ", gradient)
                                           : "all parameters and gradients so far are finite: it arose in this step's forward pass";
-  const auto kept = NewestCheckpoint(folder_);
-  Fail("the ", what, " is ", value, " at step ", step_ + 1, "; ", place, ". ",
-       kept ? StrCat("The last good checkpoint is kept: ", *kept) : std::string("No checkpoint had been written yet"),
-       ". A lower train.lr, a longer train.warmup or train.clip usually helps");
+  Fail("the ", what, " is ", value, " at step ", step_ + 1, "; ", place, ". ", Advice(folder_));
 }
 
 void Trainer::Calibrate(double step_seconds) {
@@ -184,6 +192,8 @@ void Trainer::Evaluate() {
 }
 
 void Trainer::SaveCheckpoint() {
+  const std::string broken = optimizer_.FirstNonFinite(false);
+  if (!broken.empty()) Fail("the update at step ", step_, " left parameters that are not finite, the first of them ", broken, ". ", Advice(folder_));
   WriteCheckpoint(folder_, step_, *model_, optimizer_,
                   {{"step", step_},
                    {"total_steps", total_steps_},

@@ -1,0 +1,31 @@
+#pragma once
+// A mechanism of one's own: slots that forget nothing and weigh every token alike, but each through its own gate. Token i writes its value
+// into slot l with weight exp(gate_i[l]); a token reads the slots with softmax(q). With `gated=false` all weights are equal and every slot
+// holds the plain running mean of the values: bag of words, the simplest bounded memory there is.
+#include "cistern/attention/mechanism.h"
+
+namespace cistern {
+
+class MeanMechanism : public Mechanism {
+ public:
+  struct Options {
+    int64_t slots = 4;  // n, per head
+    bool gated = true;
+  };
+  static Fields Describe(Options& options);
+
+  MeanMechanism(const MechanismInfo& info, const Options& options, const AttentionDims& dims);
+  std::vector<Projection> Projections() const override;
+  State EmptyState(int64_t batch, const at::TensorOptions& options) const override;  // memory [B,H,n,d], z [B,H,n]
+  at::Tensor Extend(const std::vector<at::Tensor>& x, State& state, const ops::Mask& mask) override;
+  void Write(const std::vector<at::Tensor>& x, State& state, const ops::Mask& mask) override;
+  at::Tensor Read(const std::vector<at::Tensor>& x, const State& state) override;
+
+ private:
+  at::Tensor LogWeights(const std::vector<at::Tensor>& x) const;
+  Options options_;
+};
+
+const MechanismInfo& mean_mechanism();
+
+}  // namespace cistern
