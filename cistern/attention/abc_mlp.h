@@ -1,6 +1,7 @@
 #pragma once
 // ABC with an MLP control (P003, eq. 7 and App. B.1; spec 2.13): token i writes key and value into n slots with weights
-// exp(W_phi x_i) / sum_j exp(W_phi x_j); a query attends to the n slots by softmax. Slot memory: match over keys, softmax, read over values.
+// exp(W_phi x_i) / sum_j exp(W_phi x_j); a query attends to the n slots by softmax. Slot memory: match over keys, softmax, read over
+// values.
 #include "cistern/attention/mechanism.h"
 
 namespace cistern {

@@ -12,7 +12,9 @@ const MechanismInfo& latte_mechanism() {
     i.name = "latte";
     i.title = "Latte";
     i.source = "P004 eq. 8-14; spec 2.15";
-    i.summary = "Queries mix a few latents, each latent holds a running softmax-weighted mean of the values. Fast, small state, a good first choice.";
+    i.summary =
+        "Queries mix a few latents, each latent holds a running softmax-weighted mean of the values. Fast, small state, a good first "
+        "choice.";
     i.forms = {Form::kBidirectional, Form::kCausal, Form::kCross};
     i.positions = {"none", "learned", "sinusoidal"};
     i.time = "O(T (L/H) d)";

@@ -14,9 +14,12 @@ namespace cistern {
 
 std::string FormName(Form form) {
   switch (form) {
-    case Form::kBidirectional: return "bidirectional";
-    case Form::kCausal: return "causal";
-    case Form::kCross: return "cross";
+    case Form::kBidirectional:
+      return "bidirectional";
+    case Form::kCausal:
+      return "causal";
+    case Form::kCross:
+      return "cross";
   }
   return "";
 }

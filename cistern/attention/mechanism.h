@@ -24,10 +24,10 @@ std::string FormName(Form form);
 enum class Side { kQuery, kKey };  // which stream a projection is made from; the same one in self attention
 
 struct Projection {
-  std::string name;      // "q" gives the weight q_proj.weight
+  std::string name;  // "q" gives the weight q_proj.weight
   Side side;
-  int64_t width;         // over all heads
-  bool rotary = false;   // rotary positions turn it
+  int64_t width;        // over all heads
+  bool rotary = false;  // rotary positions turn it
 };
 
 struct AttentionDims {
@@ -35,22 +35,22 @@ struct AttentionDims {
   int64_t heads = 0;       // H; d = D/H
   int64_t max_length = 0;  // of the model, for mechanisms of fixed length
   int64_t layer = 0;
-  double dropout = 0;      // attention dropout
+  double dropout = 0;  // attention dropout
 };
 
 // What a mechanism is and can do, for errors, help, docs, verification and benchmarks.
 struct MechanismInfo {
   std::string name, title, source, summary;
   std::vector<Form> forms;
-  std::vector<std::string> refusals;     // for each form not listed: "cross: why; use X instead"
-  bool verbs = true;                     // offers write, read and extend
-  bool exact = false;                    // equals softmax attention
+  std::vector<std::string> refusals;  // for each form not listed: "cross: why; use X instead"
+  bool verbs = true;                  // offers write, read and extend
+  bool exact = false;                 // equals softmax attention
   bool stochastic = false;
-  bool bounded = true;                   // the state does not grow with the sequence
-  bool causal_is_prefix = true;          // causal at t = the last row of bidirectional over 0..t
-  std::vector<std::string> positions;    // kinds that fit: none, learned, sinusoidal, rotary
-  std::string time, state;               // cost in words: "O(T n d)", "2 n (d + 1)"
-  std::function<Fields()> options;       // its typed options with their defaults
+  bool bounded = true;                 // the state does not grow with the sequence
+  bool causal_is_prefix = true;        // causal at t = the last row of bidirectional over 0..t
+  std::vector<std::string> positions;  // kinds that fit: none, learned, sinusoidal, rotary
+  std::string time, state;             // cost in words: "O(T n d)", "2 n (d + 1)"
+  std::function<Fields()> options;     // its typed options with their defaults
   std::function<std::shared_ptr<class Mechanism>(const Json& options, const AttentionDims& dims)> make;
   bool Supports(Form form) const;
 };

@@ -129,7 +129,11 @@ TEST(Mechanisms, PaddingChangesNothingAndGetsNoGradient) {
       auto run = [&](const std::vector<at::Tensor>& y, const ops::Mask& rows) {
         const int64_t length = y[0].size(2);
         if (form == 0) return m.Bidirectional(y, rows);
-        return ExtendPieces(m, y, form == 1 ? std::vector<int64_t>{0, length} : form == 2 ? std::vector<int64_t>{0, length / 2, length} : EachToken(length), rows);
+        return ExtendPieces(m, y,
+                            form == 1   ? std::vector<int64_t>{0, length}
+                            : form == 2 ? std::vector<int64_t>{0, length / 2, length}
+                                        : EachToken(length),
+                            rows);
       };
       const std::string name = what + " form " + std::to_string(form);
       const at::Tensor got = run(x, mask);
@@ -143,7 +147,8 @@ TEST(Mechanisms, PaddingChangesNothingAndGetsNoGradient) {
         const at::Tensor want = run(alone, {});
         ExpectClose(got.narrow(0, b, 1).narrow(2, 0, length), want, 1e-12, name + " row " + std::to_string(b));
         const auto want_g = Gradients((want * g.narrow(0, b, 1).narrow(2, 0, length)).sum(), alone);
-        for (size_t i = 0; i < x.size(); ++i) ExpectClose(got_g[i].narrow(0, b, 1).narrow(2, 0, length), want_g[i], 1e-11, name + " gradient");
+        for (size_t i = 0; i < x.size(); ++i)
+          ExpectClose(got_g[i].narrow(0, b, 1).narrow(2, 0, length), want_g[i], 1e-11, name + " gradient");
       }
       std::vector<at::Tensor> longer;
       for (const at::Tensor& y : x) longer.push_back(at::cat({y, Normal({3, kHeads, 6, y.size(3)}, 30)}, 2));
@@ -163,7 +168,8 @@ TEST(Mechanisms, APaddedRowGoesOnWhereItStopped) {
     for (int64_t b = 0; b < 3; ++b) {
       const int64_t length = lengths.index({b}).item<int64_t>();
       std::vector<at::Tensor> row;
-      for (size_t i = 0; i < first.size(); ++i) row.push_back(at::cat({first[i].narrow(0, b, 1).narrow(2, 0, length), second[i].narrow(0, b, 1)}, 2));
+      for (size_t i = 0; i < first.size(); ++i)
+        row.push_back(at::cat({first[i].narrow(0, b, 1).narrow(2, 0, length), second[i].narrow(0, b, 1)}, 2));
       ExpectClose(got.narrow(0, b, 1), Definition(m, row, row, true).narrow(2, length, 6), 1e-12, what + " row " + std::to_string(b));
     }
   });
@@ -182,8 +188,8 @@ TEST(Mechanisms, PackedDocumentsAreEachAlone) {
     const std::vector<Piece> documents = {{0, 0, 5}, {0, 5, 10}, {0, 15, 8}, {1, 0, 1}, {1, 1, 11}, {1, 12, 5}};
     for (int cut = -2; cut <= T; ++cut) {
       const bool causal = cut > -2;
-      const at::Tensor got = !causal ? m.Bidirectional(x, mask)
-                                     : ExtendPieces(m, x, cut < 0 ? EachToken(T) : std::vector<int64_t>{0, cut, T}, mask);
+      const at::Tensor got =
+          !causal ? m.Bidirectional(x, mask) : ExtendPieces(m, x, cut < 0 ? EachToken(T) : std::vector<int64_t>{0, cut, T}, mask);
       const auto got_g = Gradients((got * g).sum(), x);
       const std::string name = what + (causal ? " causal, cut " + std::to_string(cut) : " bidirectional");
       for (const Piece& d : documents) {
@@ -199,7 +205,8 @@ TEST(Mechanisms, PackedDocumentsAreEachAlone) {
         }
       }
       EXPECT_EQ(got[1].narrow(1, 17, 6).abs().sum().item<double>() + got[2].abs().sum().item<double>(), 0) << name;
-      for (const at::Tensor& d : got_g) EXPECT_EQ(d[1].narrow(1, 17, 6).abs().sum().item<double>() + d[2].abs().sum().item<double>(), 0) << name;
+      for (const at::Tensor& d : got_g)
+        EXPECT_EQ(d[1].narrow(1, 17, 6).abs().sum().item<double>() + d[2].abs().sum().item<double>(), 0) << name;
     }
   });
 }
@@ -331,7 +338,8 @@ TEST(Registry, RefusesWithAReasonAndASuggestion) {
   State state = {{{"memory", at::zeros({1})}}};
   ExpectContains(Thrown([&] { state["memoryy"]; }), {"memoryy", "did you mean 'memory'?"});
   for (const MechanismInfo* m : Mechanisms()) {
-    EXPECT_FALSE(m->title.empty() || m->source.empty() || m->summary.empty() || m->time.empty() || m->state.empty() || m->positions.empty()) << m->name;
+    EXPECT_FALSE(m->title.empty() || m->source.empty() || m->summary.empty() || m->time.empty() || m->state.empty() || m->positions.empty())
+        << m->name;
     for (const Form form : {Form::kBidirectional, Form::kCausal, Form::kCross}) {
       bool explained = m->Supports(form);
       for (const std::string& refusal : m->refusals) explained = explained || refusal.starts_with(FormName(form) + ":");

@@ -12,7 +12,8 @@ const MechanismInfo& softmax_mechanism() {
     i.name = "softmax";
     i.title = "Exact softmax attention";
     i.source = "Vaswani et al. 2017; spec 2.1";
-    i.summary = "Every token attends to every token before it. Exact, quadratic in time; its state, the key-value cache, grows with the text.";
+    i.summary =
+        "Every token attends to every token before it. Exact, quadratic in time; its state, the key-value cache, grows with the text.";
     i.forms = {Form::kBidirectional, Form::kCausal, Form::kCross};
     i.exact = true;
     i.bounded = false;
@@ -49,7 +50,8 @@ int64_t Count(const State& state) { return state["count"].numel() > 0 ? state["c
 // The `rows` in use with x appended after them. In place, into spare capacity that doubles, unless a gradient is recorded.
 at::Tensor Append(at::Tensor& cache, int64_t rows, const at::Tensor& x, int64_t time) {
   if (rows == 0 && cache.size(time) == 0) return cache = x;
-  if (at::GradMode::is_enabled() && (x.requires_grad() || cache.requires_grad())) return cache = at::cat({cache.narrow(time, 0, rows), x}, time);
+  if (at::GradMode::is_enabled() && (x.requires_grad() || cache.requires_grad()))
+    return cache = at::cat({cache.narrow(time, 0, rows), x}, time);
   const int64_t needed = rows + x.size(time);
   if (cache.size(time) < needed) {
     std::vector<int64_t> shape = cache.sizes().vec();

@@ -61,8 +61,8 @@ inline at::Tensor Definition(const Mechanism& m, const std::vector<at::Tensor>& 
           ADD_FAILURE() << "write the definition of " << name << " here";
           return out;
         }
-        std::vector<double> logits(n);                     // read weights before their softmax
-        std::vector<std::vector<double>> values(n);        // what each slot holds
+        std::vector<double> logits(n);               // read weights before their softmax
+        std::vector<std::vector<double>> values(n);  // what each slot holds
         for (int64_t l = 0; l < n; ++l) {
           std::vector<double> written(seen);
           for (int64_t i = 0; i < seen; ++i) written[i] = s[b][h][i][l];

@@ -42,7 +42,8 @@ std::string UnknownName(const std::string& what, const std::string& name, const 
 
 }  // namespace cistern
 
-#define CISTERN_CHECK(condition, ...)                      \
-  do {                                                     \
-    if (!(condition)) [[unlikely]] ::cistern::Fail(__VA_ARGS__); \
+#define CISTERN_CHECK(condition, ...) \
+  do {                                \
+    if (!(condition)) [[unlikely]]    \
+      ::cistern::Fail(__VA_ARGS__);   \
   } while (false)

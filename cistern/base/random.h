@@ -12,10 +12,10 @@ std::array<uint32_t, 4> Philox(uint64_t seed, uint64_t stream, uint64_t counter)
 class Random {
  public:
   explicit Random(uint64_t seed, uint64_t stream = 0) : seed_(seed), stream_(stream) {}
-  uint64_t Next();                  // 64 random bits
-  double Uniform();                 // [0, 1)
-  int64_t Below(int64_t n);         // 0 .. n-1, unbiased; n >= 1
-  double Normal();                  // mean 0, variance 1
+  uint64_t Next();           // 64 random bits
+  double Uniform();          // [0, 1)
+  int64_t Below(int64_t n);  // 0 .. n-1, unbiased; n >= 1
+  double Normal();           // mean 0, variance 1
   uint64_t position() const { return position_; }
   void set_position(uint64_t position) { position_ = position; }
 

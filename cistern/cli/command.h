@@ -11,9 +11,9 @@ namespace cistern::cli {
 
 // Options that every subcommand takes.
 struct Common {
-  bool json = false;   // machine-readable output on stdout
-  bool quiet = false;  // no progress, no notes
-  int64_t threads = 0; // 0: all cores
+  bool json = false;    // machine-readable output on stdout
+  bool quiet = false;   // no progress, no notes
+  int64_t threads = 0;  // 0: all cores
   uint64_t seed = 1;
   std::string dtype = "float32";  // float32 | float64 | bfloat16 (products in bfloat16, everything else in float32)
 };

@@ -27,9 +27,9 @@ namespace cistern::cli {
 namespace {
 
 // What compare trains unless --set says otherwise; the same for every mechanism.
-const std::vector<std::string> kDefaults = {"model.dim=128",      "model.layers=2",    "model.heads=4",   "model.conv=4",
-                                            "model.attention_options={\"abc_mlp\":{\"slots\":16}}",
-                                            "task.length=256",    "train.batch=8",     "train.lr=4e-3"};
+const std::vector<std::string> kDefaults = {
+    "model.dim=128",   "model.layers=2", "model.heads=4", "model.conv=4", "model.attention_options={\"abc_mlp\":{\"slots\":16}}",
+    "task.length=256", "train.batch=8",  "train.lr=4e-3"};
 
 struct CompareArguments {
   Common common;
@@ -103,7 +103,8 @@ double BitsPerByte(const Row& row) { return row.result.at("test").at("bits_per_b
 
 HtmlTable ResultTable(const std::vector<Row>& rows) {
   HtmlTable table;
-  table.header = {"mechanism", "bits/byte", "parameters", "tokens/s", "peak memory", "state at start", "state at 4k", "ms/token at start", "ms/token at 4k"};
+  table.header = {"mechanism",      "bits/byte",   "parameters",        "tokens/s",      "peak memory",
+                  "state at start", "state at 4k", "ms/token at start", "ms/token at 4k"};
   for (const Row& row : rows) {
     const DecodePoint &first = row.decode.front(), &last = row.decode.back();
     table.rows.push_back({row.mechanism, Number(BitsPerByte(row), 3), std::to_string(row.result["parameters"].get<int64_t>()),
@@ -138,14 +139,15 @@ std::vector<std::string> Fairness(const Experiment& e, const CompareArguments& a
     fewest = std::min(fewest, row.result["parameters"].get<int64_t>());
     most = std::max(most, row.result["parameters"].get<int64_t>());
   }
-  return {StrCat("Equal for all: the text and its tokenizer, ", e.model.layers, " layers of width ", e.model.dim, " with ", e.model.heads,
-                 " heads", e.model.conv > 0 ? StrCat(", a causal convolution of ", e.model.conv, " taps on every projection") : std::string(),
-                 ", length ", e.task.length, ", batch ", e.train.batch, ", optimizer and schedule, seed, ", Number(a.seconds, 0),
-                 " s of training time on ", NumThreads(), " threads (", ActiveIsa(), "), dtype ", e.dtype, "."),
-          StrCat("Parameters differ by ", Number(100.0 * (double(most) / double(fewest) - 1.0), 1),
-                 " %. Training alone is timed; evaluation is not."),
-          "bits/byte: on the last 5 % of the text, in consecutive blocks of the training length without carried context. Lower is better. One "
-          "seed ranks nothing closer than about 0.02."};
+  return {
+      StrCat("Equal for all: the text and its tokenizer, ", e.model.layers, " layers of width ", e.model.dim, " with ", e.model.heads,
+             " heads", e.model.conv > 0 ? StrCat(", a causal convolution of ", e.model.conv, " taps on every projection") : std::string(),
+             ", length ", e.task.length, ", batch ", e.train.batch, ", optimizer and schedule, seed, ", Number(a.seconds, 0),
+             " s of training time on ", NumThreads(), " threads (", ActiveIsa(), "), dtype ", e.dtype, "."),
+      StrCat("Parameters differ by ", Number(100.0 * (double(most) / double(fewest) - 1.0), 1),
+             " %. Training alone is timed; evaluation is not."),
+      "bits/byte: on the last 5 % of the text, in consecutive blocks of the training length without carried context. Lower is better. One "
+      "seed ranks nothing closer than about 0.02."};
 }
 
 std::string WriteReport(const std::string& folder, const Experiment& e, const CompareArguments& a, const std::vector<Row>& rows,
@@ -206,7 +208,8 @@ int RunCompare(CLI::App& command, CompareArguments a) {
   if (command.count("--dtype") > 0) set.push_back("dtype=" + a.common.dtype);
   Experiment experiment;
   ReadExperiment(experiment, a.file, set);
-  if (experiment.task.kind != "lm") FailUsage("compare measures language models; for ", experiment.task.kind, " train each mechanism with cistern train");
+  if (experiment.task.kind != "lm")
+    FailUsage("compare measures language models; for ", experiment.task.kind, " train each mechanism with cistern train");
   for (const std::string& m : a.mechanisms) FindMechanism(m);
   if (a.out.empty()) {
     char stamp[32];
@@ -285,10 +288,11 @@ int RunCompare(CLI::App& command, CompareArguments a) {
 void AddCompare(CLI::App& app, Run& run) {
   auto a = std::make_shared<CompareArguments>();
   CLI::App* command = app.add_subcommand("compare", "train one model per mechanism, equal in size and time, and report");
-  command->footer("Examples:\n"
-                  "  cistern compare my.txt --seconds 60\n"
-                  "  cistern compare my.txt --mechanisms latte,abc_mlp --set model.dim=256 --set task.length=1024\n"
-                  "Every key of cistern train --list can be set; each holds for all mechanisms.");
+  command->footer(
+      "Examples:\n"
+      "  cistern compare my.txt --seconds 60\n"
+      "  cistern compare my.txt --mechanisms latte,abc_mlp --set model.dim=256 --set task.length=1024\n"
+      "Every key of cistern train --list can be set; each holds for all mechanisms.");
   command->add_option("text", a->text, "text file or folder");
   command->add_option("--experiment", a->file, "TOML file to begin with");
   command->add_option("--mechanisms", a->mechanisms, "mechanisms to compare")->delimiter(',');

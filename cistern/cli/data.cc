@@ -33,14 +33,15 @@ int RunListOps(const DataArguments& a) {
   }
   const ListOpsBaselines b = MeasureListOpsBaselines(splits.train, splits.test);
   if (a.common.json) {
-    const Json line = {{"out", a.out}, {"candidates", splits.candidates}, {"majority", 100 * b.majority}, {"root_operator", 100 * b.root_operator}};
+    const Json line = {
+        {"out", a.out}, {"candidates", splits.candidates}, {"majority", 100 * b.majority}, {"root_operator", 100 * b.root_operator}};
     std::printf("%s\n", line.dump().c_str());
     return 0;
   }
   std::printf("ListOps in %s: %ld / %ld / %ld examples (of %ld candidates)\n", a.out.c_str(), long(splits.train.size()),
               long(splits.valid.size()), long(splits.test.size()), long(splits.candidates));
-  std::printf("what a model must beat on the test part: most frequent label %.1f %%, guess from the first operator %.1f %%\n", 100 * b.majority,
-              100 * b.root_operator);
+  std::printf("what a model must beat on the test part: most frequent label %.1f %%, guess from the first operator %.1f %%\n",
+              100 * b.majority, 100 * b.root_operator);
   return 0;
 }
 
@@ -63,9 +64,10 @@ void AddData(CLI::App& app, Run& run) {
   auto a = std::make_shared<DataArguments>();
   CLI::App* command = app.add_subcommand("data", "generate or prepare data");
   command->require_subcommand(1);
-  command->footer("Examples:\n"
-                  "  cistern data listops --out data/listops           the published sizes: 96,000 / 2,000 / 2,000\n"
-                  "  cistern data text my.txt --vocab-size 4096        learns a tokenizer, fills the cache, prints counts");
+  command->footer(
+      "Examples:\n"
+      "  cistern data listops --out data/listops           the published sizes: 96,000 / 2,000 / 2,000\n"
+      "  cistern data text my.txt --vocab-size 4096        learns a tokenizer, fills the cache, prints counts");
   CLI::App* listops = command->add_subcommand("listops", "generate ListOps as Long Range Arena has it");
   listops->add_option("--out", a->out, "folder for basic_{train,val,test}.tsv");
   listops->add_option("--counts", a->counts, "examples for training, validation and test")->expected(3)->delimiter(',');

@@ -97,8 +97,12 @@ int EvaluateTask(const EvalCommand& c, const ModelConfig& config) {
 }
 
 Json ScoreJson(const LmScore& s) {
-  return {{"bits_per_byte", s.bits_per_byte()}, {"nats_per_token", s.nats_per_token()}, {"perplexity", s.perplexity()},
-          {"accuracy", 100 * s.accuracy()},     {"tokens", s.tokens},                   {"bytes", s.bytes}};
+  return {{"bits_per_byte", s.bits_per_byte()},
+          {"nats_per_token", s.nats_per_token()},
+          {"perplexity", s.perplexity()},
+          {"accuracy", 100 * s.accuracy()},
+          {"tokens", s.tokens},
+          {"bytes", s.bytes}};
 }
 
 // A row for each bucket, with a bar between the best and the worst.
@@ -145,7 +149,8 @@ void EvaluatePositions(const EvalCommand& c, const LmFolder& lm, const TokenRead
   if (!c.svg.empty()) WriteSvg(c, lm.model->config(), buckets);
   if (!c.common.json) {
     PrintBuckets(buckets);
-    if (trained > 0) std::printf("\ntrained on %lld tokens at a time; the state was carried on from there\n", static_cast<long long>(trained));
+    if (trained > 0)
+      std::printf("\ntrained on %lld tokens at a time; the state was carried on from there\n", static_cast<long long>(trained));
     return;
   }
   Json rows = Json::array();
@@ -218,7 +223,8 @@ void AddEval(CLI::App& app, Run& run) {
   sub->add_option("--batch", c->batch, "blocks at a time")->capture_default_str();
   sub->add_flag("--by-position", c->by_position, "bits per byte against position, the state carried on far beyond the training length");
   sub->add_option("--rows", c->rows, "--by-position: starting points, evenly spread over the text")->capture_default_str();
-  sub->add_option("--buckets", c->buckets, "--by-position: N equal buckets; 0: each twice as long as the one before")->capture_default_str();
+  sub->add_option("--buckets", c->buckets, "--by-position: N equal buckets; 0: each twice as long as the one before")
+      ->capture_default_str();
   sub->add_option("--svg", c->svg, "--by-position: also draw it")->type_name("FILE");
   AddCommon(*sub, c->common);
   sub->footer(

@@ -1,7 +1,9 @@
 #include <algorithm>
+#include <charconv>
 #include <cstdio>
 #include <iostream>
 #include <memory>
+#include <sstream>
 
 #include "cistern/base/error.h"
 #include "cistern/base/progress.h"
@@ -22,7 +24,8 @@ struct GenerateCommand {
   GenerateOptions options;
   int64_t logprobs = -1, batch = 8;
   bool stats = false;
-  std::vector<int64_t> stats_at = {0, 1024, 2048, 4096, 8192};
+  std::string logprobs_text, stats_text = "0,1024,2048,4096,8192";
+  std::vector<int64_t> stats_at;  // from stats_text
 };
 
 // A prompt of a JSONL file, with what is handed through to its result.
@@ -115,11 +118,16 @@ struct Stats {
     sum.state_bytes = std::max(sum.state_bytes, s.state_bytes);
   }
   Json ToJson() const {
-    Json out = {{"prompt_tokens", sum.prompt_tokens}, {"prompt_tokens_per_second", Rate(sum.prompt_tokens, sum.prompt_seconds)},
-                {"tokens", sum.tokens},               {"tokens_per_second", Rate(sum.tokens, sum.seconds)},
-                {"state_bytes", sum.state_bytes},     {"resident_bytes", ResidentBytes()}};
+    Json out = {{"prompt_tokens", sum.prompt_tokens},
+                {"prompt_tokens_per_second", Rate(sum.prompt_tokens, sum.prompt_seconds)},
+                {"tokens", sum.tokens},
+                {"tokens_per_second", Rate(sum.tokens, sum.seconds)},
+                {"state_bytes", sum.state_bytes},
+                {"resident_bytes", ResidentBytes()}};
     for (const DecodePoint& p : points) {
-      out["positions"].push_back({{"position", p.position}, {"ms_per_token", p.milliseconds}, {"tokens_per_second", 1000 / p.milliseconds},
+      out["positions"].push_back({{"position", p.position},
+                                  {"ms_per_token", p.milliseconds},
+                                  {"tokens_per_second", 1000 / p.milliseconds},
                                   {"state_bytes", p.state_bytes}});
     }
     return out;
@@ -131,7 +139,8 @@ struct Stats {
       std::snprintf(line, sizeof line, format, values...);
       out += line;
     };
-    add("prompt      %10lld tokens  %10.0f tokens/s\n", static_cast<long long>(sum.prompt_tokens), Rate(sum.prompt_tokens, sum.prompt_seconds));
+    add("prompt      %10lld tokens  %10.0f tokens/s\n", static_cast<long long>(sum.prompt_tokens),
+        Rate(sum.prompt_tokens, sum.prompt_seconds));
     add("generated   %10lld tokens  %10.0f tokens/s\n", static_cast<long long>(sum.tokens), Rate(sum.tokens, sum.seconds));
     add("state       %10lld bytes\n", static_cast<long long>(sum.state_bytes));
     add("memory      %10.1f MB resident\n", double(ResidentBytes()) / 1e6);
@@ -145,18 +154,27 @@ struct Stats {
   }
 };
 
+int64_t ParseCount(const char* option, const std::string& text) {
+  int64_t value = -1;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc() || end != text.data() + text.size() || value < 0)
+    FailUsage(option, " takes whole numbers of 0 or above, got '", text, "'");
+  return value;
+}
+
 void CheckCommand(GenerateCommand& c) {
   if (int(!c.prompt.empty()) + int(!c.prompt_file.empty()) + int(!c.prompts.empty()) > 1) {
     FailUsage("give one of --prompt, --prompt-file and --prompts");
   }
   if (c.batch < 1) FailUsage("--batch must be 1 or above, got ", c.batch);
-  if (c.logprobs < -1) FailUsage("--logprobs must be 0 or above, got ", c.logprobs);
+  if (!c.logprobs_text.empty()) c.logprobs = c.logprobs_text == "chosen" ? 0 : ParseCount("--logprobs", c.logprobs_text);
   for (std::string& s : c.options.stop) {
     s = Unescape(s);
     if (s.empty()) FailUsage("--stop must not be empty");
   }
+  std::istringstream positions(c.stats_text);
+  for (std::string word; std::getline(positions, word, ',');) c.stats_at.push_back(ParseCount("--stats-at", word));
   std::sort(c.stats_at.begin(), c.stats_at.end());
-  if (!c.stats_at.empty() && c.stats_at[0] < 0) FailUsage("--stats-at takes positions of 0 or above, got ", c.stats_at[0]);
   c.options.sampler.seed = c.common.seed;
   c.options.top_logprobs = std::max<int64_t>(c.logprobs, 0);
   c.options.Validate();
@@ -236,20 +254,23 @@ void AddGenerate(CLI::App& app, Run& run) {
   sub->add_option("--prompt-file", c->prompt_file, "the same from a file of any length; -: standard input")->type_name("FILE");
   sub->add_option("--prompts", c->prompts, "JSON lines {\"prompt\": ..., \"id\": ...}; writes a JSON line for each")->type_name("FILE");
   sub->add_option("--max-tokens,-n", c->options.max_tokens, "tokens to write at most")->capture_default_str();
-  sub->add_option("--temperature,-t", c->options.sampler.temperature, "0: always the likeliest token; higher: more variety")->capture_default_str();
+  sub->add_option("--temperature,-t", c->options.sampler.temperature, "0: always the likeliest token; higher: more variety")
+      ->capture_default_str();
   sub->add_option("--top-k", c->options.sampler.top_k, "draw among the K likeliest; 0: all")->capture_default_str();
-  sub->add_option("--top-p", c->options.sampler.top_p, "draw among the fewest tokens that hold this much probability")->capture_default_str();
-  sub->add_option("--repetition-penalty", c->options.sampler.repetition_penalty, "above 1 shuns tokens seen; 1: off")->capture_default_str();
+  sub->add_option("--top-p", c->options.sampler.top_p, "draw among the fewest tokens that hold this much probability")
+      ->capture_default_str();
+  sub->add_option("--repetition-penalty", c->options.sampler.repetition_penalty, "above 1 shuns tokens seen; 1: off")
+      ->capture_default_str();
   sub->add_option("--repetition-window", c->options.sampler.repetition_window, "only the last N tokens count as seen; 0: all")
       ->capture_default_str();
   sub->add_option("--stop", c->options.stop, "end before this text (\\n and \\t are understood); may be given several times")
       ->type_name("TEXT")
       ->expected(1)
       ->take_all();
-  sub->add_flag("--logprobs{0}", c->logprobs, "log-probability of every token; --logprobs=N: and the N likeliest");
+  sub->add_flag("--logprobs{chosen}", c->logprobs_text, "log-probability of every token; --logprobs=N: and the N likeliest");
   sub->add_option("--batch", c->batch, "prompts of --prompts to run together")->capture_default_str();
   sub->add_flag("--stats", c->stats, "speed, state and memory, also far into a text (on standard error; with --json in the result)");
-  sub->add_option("--stats-at", c->stats_at, "positions where --stats looks")->delimiter(',')->expected(1)->capture_default_str();
+  sub->add_option("--stats-at", c->stats_text, "positions where --stats looks")->capture_default_str()->type_name("N,N,...");
   AddCommon(*sub, c->common);
   sub->footer(
       "Examples:\n"

@@ -33,9 +33,17 @@ std::vector<std::string> FormNames(const MechanismInfo& info) {
 }
 
 Json MechanismJson(const MechanismInfo& info) {
-  return {{"name", info.name},           {"title", info.title},         {"source", info.source}, {"summary", info.summary},
-          {"forms", FormNames(info)},    {"exact", info.exact},         {"bounded", info.bounded}, {"positions", info.positions},
-          {"time", info.time},           {"state", info.state},         {"options", info.options().Write()}};
+  return {{"name", info.name},
+          {"title", info.title},
+          {"source", info.source},
+          {"summary", info.summary},
+          {"forms", FormNames(info)},
+          {"exact", info.exact},
+          {"bounded", info.bounded},
+          {"positions", info.positions},
+          {"time", info.time},
+          {"state", info.state},
+          {"options", info.options().Write()}};
 }
 
 // The generated part of docs/mechanisms.md.
@@ -62,7 +70,8 @@ int PrintModel(const InfoArguments& a) {
     std::printf("%s\n", json.dump().c_str());
     return 0;
   }
-  for (const auto& [key, value] : json.items()) std::printf("%-18s %s\n", key.c_str(), value.is_string() ? value.get<std::string>().c_str() : value.dump().c_str());
+  for (const auto& [key, value] : json.items())
+    std::printf("%-18s %s\n", key.c_str(), value.is_string() ? value.get<std::string>().c_str() : value.dump().c_str());
   for (const auto& p : model->named_parameters()) {
     std::printf("  %-48s %s\n", p.key().c_str(), Json(p.value().sizes().vec()).dump().c_str());
   }
@@ -73,12 +82,8 @@ int RunInfo(const InfoArguments& a) {
   ApplyCommon(a.common);
   if (a.docs) return PrintDocs();
   if (!a.folder.empty()) return PrintModel(a);
-  Json json = {{"version", CISTERN_VERSION},
-               {"libtorch", TORCH_VERSION},
-               {"threads", at::get_num_threads()},
-               {"simd_targets", CompiledIsas()},
-               {"simd_in_use", ActiveIsa()},
-               {"implementation", ops::ImplName(ops::ActiveImpl())}};
+  Json json = {{"version", CISTERN_VERSION},     {"libtorch", TORCH_VERSION},  {"threads", at::get_num_threads()},
+               {"simd_targets", CompiledIsas()}, {"simd_in_use", ActiveIsa()}, {"implementation", ops::ImplName(ops::ActiveImpl())}};
   if (a.common.json) {
     for (const MechanismInfo* i : Mechanisms()) json["mechanisms"].push_back(MechanismJson(*i));
     std::printf("%s\n", json.dump().c_str());

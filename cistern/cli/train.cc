@@ -61,13 +61,19 @@ int RunTrain(CLI::App& command, const TrainArguments& a) {
     return 130;
   }
   if (a.common.json) {
-    const Json line = {{"out", a.out},         {"steps", r.steps},   {"seconds", r.seconds}, {"tokens_per_s", r.tokens_per_second},
-                       {"parameters", r.parameters}, {"peak_bytes", r.peak_bytes}, {"valid", r.valid}, {"test", r.test}};
+    const Json line = {{"out", a.out},
+                       {"steps", r.steps},
+                       {"seconds", r.seconds},
+                       {"tokens_per_s", r.tokens_per_second},
+                       {"parameters", r.parameters},
+                       {"peak_bytes", r.peak_bytes},
+                       {"valid", r.valid},
+                       {"test", r.test}};
     std::printf("%s\n", line.dump().c_str());
     return 0;
   }
-  std::printf("%s, %ld parameters: %ld steps in %.0f s, %.0f tokens/s\n", trained.config.Summary().c_str(), long(r.parameters), long(r.steps),
-              r.seconds, r.tokens_per_second);
+  std::printf("%s, %ld parameters: %ld steps in %.0f s, %.0f tokens/s\n", trained.config.Summary().c_str(), long(r.parameters),
+              long(r.steps), r.seconds, r.tokens_per_second);
   if (!r.valid.is_null()) PrintMetrics("valid", r.valid);
   if (!r.test.is_null()) PrintMetrics("test", r.test);
   std::printf("saved in %s\n", a.out.c_str());
@@ -79,11 +85,12 @@ int RunTrain(CLI::App& command, const TrainArguments& a) {
 void AddTrain(CLI::App& app, Run& run) {
   auto a = std::make_shared<TrainArguments>();
   CLI::App* command = app.add_subcommand("train", "train one model");
-  command->footer("Examples:\n"
-                  "  cistern train --text my.txt --out runs/mine --seconds 120\n"
-                  "  cistern train configs/listops.toml --out runs/listops --set model.attention=abc_mlp --set train.lr=1e-3\n"
-                  "  cistern train --resume --out runs/mine            goes on after Ctrl-C\n"
-                  "  cistern train --list                              every key, its type, default and meaning");
+  command->footer(
+      "Examples:\n"
+      "  cistern train --text my.txt --out runs/mine --seconds 120\n"
+      "  cistern train configs/listops.toml --out runs/listops --set model.attention=abc_mlp --set train.lr=1e-3\n"
+      "  cistern train --resume --out runs/mine            goes on after Ctrl-C\n"
+      "  cistern train --list                              every key, its type, default and meaning");
   command->add_option("experiment", a->file, "TOML file with [task], [model] and [train] tables");
   command->add_option("--text", a->text, "text file or folder to learn from (task.text)");
   command->add_option("--out", a->out, "run folder");

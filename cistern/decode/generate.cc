@@ -63,10 +63,14 @@ void GenerateOptions::Validate() const {
 
 std::string FinishName(Finish finish) {
   switch (finish) {
-    case Finish::kLength: return "length";
-    case Finish::kStopString: return "stop_string";
-    case Finish::kStopToken: return "stop_token";
-    case Finish::kInterrupted: return "interrupted";
+    case Finish::kLength:
+      return "length";
+    case Finish::kStopString:
+      return "stop_string";
+    case Finish::kStopToken:
+      return "stop_token";
+    case Finish::kInterrupted:
+      return "interrupted";
   }
   return "";
 }
@@ -106,7 +110,8 @@ std::vector<Generation> Generator::Run(std::vector<ByteSource> prompts, const Ge
 }
 
 // Every prompt into the state; returns the hidden state [B,1,D] at the last token of each.
-at::Tensor Generator::Prefill(std::deque<Row>& rows, ModelState& state, const GenerateOptions& options, const std::atomic<bool>* interrupt) {
+at::Tensor Generator::Prefill(std::deque<Row>& rows, ModelState& state, const GenerateOptions& options,
+                              const std::atomic<bool>* interrupt) {
   const auto begin = Clock::now();
   const ModelConfig& config = model_->config();
   at::Tensor last;

@@ -30,9 +30,9 @@ enum class Finish { kLength, kStopString, kStopToken, kInterrupted };
 std::string FinishName(Finish finish);
 
 struct Generation {
-  std::string text;                // whole characters; without the stop string
-  std::vector<int32_t> tokens;     // all that were drawn, those of a stop string and the stop token included
-  std::vector<double> logprobs;    // of each token, by the model itself
+  std::string text;              // whole characters; without the stop string
+  std::vector<int32_t> tokens;   // all that were drawn, those of a stop string and the stop token included
+  std::vector<double> logprobs;  // of each token, by the model itself
   std::vector<std::vector<TokenLogprob>> top;
   int64_t prompt_tokens = 0;
   Finish finish = Finish::kLength;
@@ -41,7 +41,7 @@ struct Generation {
 struct GenerateStats {
   int64_t prompt_tokens = 0, tokens = 0;  // over all rows
   double prompt_seconds = 0, seconds = 0;
-  int64_t state_bytes = 0;                // at the end, of the whole batch
+  int64_t state_bytes = 0;  // at the end, of the whole batch
 };
 
 class Generator {

@@ -157,7 +157,8 @@ TEST(Generate, InterruptKeepsWhatIsThere) {
   Generator generator(TinyModel(TinyConfig("latte")), ByteTokens());
   std::atomic<bool> interrupt{false};
   int shown = 0;
-  const auto g = generator.Run({StringSource("abc")}, GenerateOptions{}, [&](size_t, std::string_view) { interrupt = ++shown == 3; }, &interrupt);
+  const auto g = generator.Run(
+      {StringSource("abc")}, GenerateOptions{}, [&](size_t, std::string_view) { interrupt = ++shown == 3; }, &interrupt);
   EXPECT_EQ(g[0].finish, Finish::kInterrupted);
   EXPECT_FALSE(g[0].text.empty());
   EXPECT_LT(g[0].tokens.size(), 200u);
@@ -173,7 +174,8 @@ TEST(Generate, Errors) {
   GenerateOptions options;
   options.max_tokens = 20;
   EXPECT_EQ(learned.Run("twelve bytes", options).tokens.size(), 20u);
-  EXPECT_NE(ErrorMessage([&] { learned.Run("thirteen byte", options); }).find("max_length=32, where the learned positions"), std::string::npos);
+  EXPECT_NE(ErrorMessage([&] { learned.Run("thirteen byte", options); }).find("max_length=32, where the learned positions"),
+            std::string::npos);
   options.max_tokens = -1;
   EXPECT_NE(ErrorMessage([&] { learned.Run("a", options); }).find("max-tokens must be 0 or above"), std::string::npos);
 
@@ -233,10 +235,12 @@ TEST(LmFolder, OpensAndRefuses) {
 TEST(Docs, ShowTheExample) {
   const char* root = std::getenv("CISTERN_SOURCE_DIR");
   if (!root) GTEST_SKIP() << "CISTERN_SOURCE_DIR is not set";
-  const std::string code = ReadFile(std::string(root) + "/examples/decode/decode.cc"), page = ReadFile(std::string(root) + "/docs/decoding.md");
+  const std::string code = ReadFile(std::string(root) + "/examples/decode/decode.cc"),
+                    page = ReadFile(std::string(root) + "/docs/decoding.md");
   const size_t begin = code.find("// [begin decode]\n"), end = code.find("// [end decode]");
   ASSERT_NE(begin, std::string::npos);
-  EXPECT_NE(page.find(code.substr(begin + 18, end - begin - 18)), std::string::npos) << "copy the part between the marks into docs/decoding.md";
+  EXPECT_NE(page.find(code.substr(begin + 18, end - begin - 18)), std::string::npos)
+      << "copy the part between the marks into docs/decoding.md";
 }
 
 }  // namespace

@@ -16,7 +16,8 @@ std::string ModelsInside(const std::string& folder) {
   std::error_code error;
   for (fs::directory_iterator it(folder, error), end; !error && it != end; it.increment(error)) {
     std::error_code ignored;
-    if (fs::exists(it->path() / "config.json", ignored) && fs::exists(it->path() / "model.safetensors", ignored)) found.push_back(it->path().string());
+    if (fs::exists(it->path() / "config.json", ignored) && fs::exists(it->path() / "model.safetensors", ignored))
+      found.push_back(it->path().string());
   }
   std::sort(found.begin(), found.end());
   std::string text;
@@ -48,7 +49,8 @@ LmFolder OpenLmFolder(const std::string& folder, const std::string& dtype) {
   if (dtype != "float32" && dtype != "float64") FailUsage("decoding works in float32 or float64, got dtype ", dtype);
   const ModelConfig config = ReadFolderConfig(folder);
   if (config.kind != "decoder_lm") {
-    FailUsage(folder, " holds a model of kind ", config.kind, "; only a decoder_lm continues a text (`cistern eval` measures the other kinds)");
+    FailUsage(folder, " holds a model of kind ", config.kind,
+              "; only a decoder_lm continues a text (`cistern eval` measures the other kinds)");
   }
   RequireFile(folder, "tokenizer.json");
   LmFolder out;

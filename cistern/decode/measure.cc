@@ -38,7 +38,8 @@ void CheckStateGrowth(const ModelConfig& config, int64_t state_bytes, int64_t po
   }
 }
 
-std::vector<DecodePoint> MeasureDecoding(DecoderLm& model, const std::vector<int64_t>& positions, int64_t tokens, const std::atomic<bool>* interrupt) {
+std::vector<DecodePoint> MeasureDecoding(DecoderLm& model, const std::vector<int64_t>& positions, int64_t tokens,
+                                         const std::atomic<bool>* interrupt) {
   using Clock = std::chrono::steady_clock;
   CISTERN_CHECK(std::is_sorted(positions.begin(), positions.end()), "[measure] positions must ascend");
   const EvalScope scope(model);

@@ -15,7 +15,9 @@ namespace {
 std::vector<int32_t> Likeliest(std::span<const double> scores, int64_t count) {
   std::vector<int32_t> ids(scores.size());
   std::iota(ids.begin(), ids.end(), 0);
-  const auto better = [&](int32_t a, int32_t b) { return scores[size_t(a)] != scores[size_t(b)] ? scores[size_t(a)] > scores[size_t(b)] : a < b; };
+  const auto better = [&](int32_t a, int32_t b) {
+    return scores[size_t(a)] != scores[size_t(b)] ? scores[size_t(a)] > scores[size_t(b)] : a < b;
+  };
   std::partial_sort(ids.begin(), ids.begin() + std::min<int64_t>(count, int64_t(ids.size())), ids.end(), better);
   return ids;
 }
@@ -91,7 +93,8 @@ Choice Sampler::Choose(std::span<const double> logits, const SeenTokens* seen, i
     }
     std::vector<double> weights(static_cast<size_t>(count));
     double sum = 0;
-    for (int64_t i = 0; i < count; ++i) sum += weights[size_t(i)] = std::exp((scores[size_t(ids[size_t(i)])] - best) / options_.temperature);
+    for (int64_t i = 0; i < count; ++i)
+      sum += weights[size_t(i)] = std::exp((scores[size_t(ids[size_t(i)])] - best) / options_.temperature);
     if (options_.top_p < 1) {
       double kept = 0;
       int64_t n = 0;

@@ -46,7 +46,8 @@ void ModelConfig::Validate() const {
               version > kConfigVersion ? "; a newer cistern wrote it" : "");
   }
   if (dim % heads != 0) FailUsage("dim=", dim, " is not divisible by heads=", heads);
-  if (head_bias && tie_embeddings && kind == "decoder_lm") FailUsage("head_bias=true needs tie_embeddings=false: a tied output layer has no bias");
+  if (head_bias && tie_embeddings && kind == "decoder_lm")
+    FailUsage("head_bias=true needs tie_embeddings=false: a tied output layer has no bias");
   if (attention.empty() || (attention.size() != 1 && int64_t(attention.size()) != layers)) {
     FailUsage("attention lists ", attention.size(), " mechanisms for ", layers, " layers; give one for all or one for each");
   }

@@ -11,13 +11,13 @@ namespace cistern {
 inline constexpr int64_t kConfigVersion = 1;
 
 struct ModelConfig {
-  std::string kind = "decoder_lm";                    // decoder_lm | encoder_classifier
+  std::string kind = "decoder_lm";  // decoder_lm | encoder_classifier
   int64_t version = kConfigVersion;
-  int64_t vocab_size = 0;                             // set by the task
-  int64_t classes = 0;                                // encoder_classifier: set by the task
+  int64_t vocab_size = 0;  // set by the task
+  int64_t classes = 0;     // encoder_classifier: set by the task
   int64_t dim = 128, layers = 2, heads = 4, ffn_dim = 0, max_length = 1024;
-  std::vector<std::string> attention = {"latte"};     // one mechanism for all layers, or one per layer
-  Json attention_options = Json::object();            // options of the mechanisms, by name: {"latte": {"latents": 64}}
+  std::vector<std::string> attention = {"latte"};  // one mechanism for all layers, or one per layer
+  Json attention_options = Json::object();         // options of the mechanisms, by name: {"latte": {"latents": 64}}
   int64_t conv = 0;
   std::string norm = "pre", activation = "gelu", positions = "none", pooling = "mean";
   bool final_norm = true, tie_embeddings = true;

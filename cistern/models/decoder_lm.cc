@@ -49,15 +49,16 @@ DecoderLm::DecoderLm(const ModelConfig& config) : Model(config) {
   auto embed = std::make_shared<Embedding>(config.vocab_size, config.dim, config.init_std);
   embedding_ = embed->weight;
   embed_ = register_module("embed_tokens", embed);
-  positions_ = register_module("embed_positions", std::make_shared<PositionEmbedding>(config.positions, config.dim, config.max_length,
-                                                                                      config.init_std));
+  positions_ = register_module("embed_positions",
+                               std::make_shared<PositionEmbedding>(config.positions, config.dim, config.max_length, config.init_std));
   auto layers = register_module("layers", std::make_shared<Container>());
   for (int64_t i = 0; i < config.layers; ++i) {
     blocks_.push_back(layers->Add(std::to_string(i), std::make_shared<Block>(config.Block(i, Form::kCausal))));
   }
   if (config.final_norm) norm_ = register_module("norm", std::make_shared<LayerNorm>(config.dim, config.norm_eps));
   if (!config.tie_embeddings) {
-    head_ = register_module("lm_head", std::make_shared<Linear>(config.dim, config.vocab_size, config.bias || config.head_bias, config.init_std));
+    head_ = register_module("lm_head",
+                            std::make_shared<Linear>(config.dim, config.vocab_size, config.bias || config.head_bias, config.init_std));
   }
 }
 
@@ -70,7 +71,8 @@ ModelState DecoderLm::EmptyState(int64_t batch) const {
 
 at::Tensor DecoderLm::Hidden(const at::Tensor& ids, ModelState& state, const ops::Mask& mask) {
   CISTERN_CHECK(ids.dim() == 2, "[decoder_lm] expected ids of shape [B,T], got ", ids.dim(), " dimensions");
-  CISTERN_CHECK(state.layers.size() == blocks_.size(), "[decoder_lm] the state has ", state.layers.size(), " layers, the model ", blocks_.size());
+  CISTERN_CHECK(state.layers.size() == blocks_.size(), "[decoder_lm] the state has ", state.layers.size(), " layers, the model ",
+                blocks_.size());
   Stream stream;
   stream.mask = mask;
   stream.positions = PiecePositions(state.positions, ids.size(1), mask);
@@ -81,14 +83,13 @@ at::Tensor DecoderLm::Hidden(const at::Tensor& ids, ModelState& state, const ops
   return norm_ ? norm_->Forward(stream.x) : stream.x;
 }
 
-at::Tensor DecoderLm::Logits(const at::Tensor& hidden) const {
-  return head_ ? head_->Forward(hidden) : at::linear(hidden, embedding_);
-}
+at::Tensor DecoderLm::Logits(const at::Tensor& hidden) const { return head_ ? head_->Forward(hidden) : at::linear(hidden, embedding_); }
 
 at::Tensor DecoderLm::Extend(const at::Tensor& ids, ModelState& state, const ops::Mask& mask) { return Logits(Hidden(ids, state, mask)); }
 
 at::Tensor NextTokenLoss(const at::Tensor& logits, const at::Tensor& targets, double label_smoothing) {
-  return at::cross_entropy_loss(logits.reshape({-1, logits.size(-1)}), targets.reshape({-1}), {}, at::Reduction::Mean, -100, label_smoothing);
+  return at::cross_entropy_loss(logits.reshape({-1, logits.size(-1)}), targets.reshape({-1}), {}, at::Reduction::Mean, -100,
+                                label_smoothing);
 }
 
 at::Tensor PiecePositions(const at::Tensor& before, int64_t length, const ops::Mask& mask) {

@@ -13,29 +13,47 @@ namespace {
 
 DType FromTorch(at::ScalarType type) {
   switch (type) {
-    case at::kDouble: return DType::kF64;
-    case at::kFloat: return DType::kF32;
-    case at::kHalf: return DType::kF16;
-    case at::kBFloat16: return DType::kBF16;
-    case at::kLong: return DType::kI64;
-    case at::kInt: return DType::kI32;
-    case at::kBool: return DType::kBool;
-    case at::kByte: return DType::kU8;
-    default: Fail("tensors of type ", at::toString(type), " are not written to files");
+    case at::kDouble:
+      return DType::kF64;
+    case at::kFloat:
+      return DType::kF32;
+    case at::kHalf:
+      return DType::kF16;
+    case at::kBFloat16:
+      return DType::kBF16;
+    case at::kLong:
+      return DType::kI64;
+    case at::kInt:
+      return DType::kI32;
+    case at::kBool:
+      return DType::kBool;
+    case at::kByte:
+      return DType::kU8;
+    default:
+      Fail("tensors of type ", at::toString(type), " are not written to files");
   }
 }
 
 at::ScalarType ToTorch(DType type, const std::string& where) {
   switch (type) {
-    case DType::kF64: return at::kDouble;
-    case DType::kF32: return at::kFloat;
-    case DType::kF16: return at::kHalf;
-    case DType::kBF16: return at::kBFloat16;
-    case DType::kI64: return at::kLong;
-    case DType::kI32: return at::kInt;
-    case DType::kBool: return at::kBool;
-    case DType::kU8: return at::kByte;
-    default: Fail(where, ": tensors of type ", DTypeName(type), " are not supported");
+    case DType::kF64:
+      return at::kDouble;
+    case DType::kF32:
+      return at::kFloat;
+    case DType::kF16:
+      return at::kHalf;
+    case DType::kBF16:
+      return at::kBFloat16;
+    case DType::kI64:
+      return at::kLong;
+    case DType::kI32:
+      return at::kInt;
+    case DType::kBool:
+      return at::kBool;
+    case DType::kU8:
+      return at::kByte;
+    default:
+      Fail(where, ": tensors of type ", DTypeName(type), " are not supported");
   }
 }
 
@@ -100,8 +118,8 @@ void LoadWeights(Model& model, const std::string& path) {
   for (const NamedTensor& t : file.tensors) {
     const at::Tensor* p = parameters.find(t.name);
     if (!p) throw Error(StrCat(path, ": ", UnknownName("tensor", t.name, names)));
-    CISTERN_CHECK(p->sizes() == t.value.sizes(), path, ": tensor '", t.name, "' has shape ", t.value.sizes(), ", the model's config asks for ",
-                  p->sizes());
+    CISTERN_CHECK(p->sizes() == t.value.sizes(), path, ": tensor '", t.name, "' has shape ", t.value.sizes(),
+                  ", the model's config asks for ", p->sizes());
     CISTERN_CHECK(t.value.is_floating_point(), path, ": tensor '", t.name, "' has type ", at::toString(t.value.scalar_type()),
                   ", expected floating point");
   }

@@ -36,7 +36,8 @@ std::shared_ptr<M> Make(const ModelConfig& config, at::ScalarType dtype = at::kD
 
 at::Tensor Ids(int64_t batch, int64_t length) { return at::randint(0, 23, {batch, length}, at::kLong); }
 
-at::Tensor ExtendModel(DecoderLm& m, const at::Tensor& ids, const std::vector<int64_t>& cuts, const ops::Mask& mask = {}, ModelState* state_out = nullptr) {
+at::Tensor ExtendModel(DecoderLm& m, const at::Tensor& ids, const std::vector<int64_t>& cuts, const ops::Mask& mask = {},
+                       ModelState* state_out = nullptr) {
   ModelState state = m.EmptyState(ids.size(0));
   std::vector<at::Tensor> outs;
   for (size_t i = 0; i + 1 < cuts.size(); ++i) {
@@ -61,7 +62,8 @@ std::vector<ModelConfig> Lms() {
 
 // ---- sizes
 
-// Counted from the paper's description: D = L = 516, 12 layers, 12 heads, feed-forward 4D with bias, untied head with bias, no other biases.
+// Counted from the paper's description: D = L = 516, 12 layers, 12 heads, feed-forward 4D with bias, untied head with bias, no other
+// biases.
 TEST(ParameterCount, LatteOfThePaper) {
   ModelConfig c;
   c.dim = 516, c.layers = 12, c.heads = 12, c.attention = {"latte"}, c.tie_embeddings = false, c.positions = "sinusoidal";
@@ -122,7 +124,8 @@ TEST(DecoderLm, PiecesWithCarriedStateEqualTheWhole) {
     }
     const auto f = Make<DecoderLm>(config, at::kFloat);
     at::NoGradGuard guard;
-    ExpectClose(ExtendModel(*f, ids, EachToken(21)), ExtendModel(*f, ids, {0, 21}), 1e-5, config.Summary() + " float");  // layers amplify 1e-6
+    ExpectClose(ExtendModel(*f, ids, EachToken(21)), ExtendModel(*f, ids, {0, 21}), 1e-5,
+                config.Summary() + " float");  // layers amplify 1e-6
   }
 }
 
@@ -141,14 +144,16 @@ TEST(DecoderLm, PackedAndPaddedRowsAreEachDocumentAlone) {
         const at::Tensor got = ExtendModel(*m, ids, cuts, mask, &state);
         for (const Piece& d : documents) {
           const at::Tensor alone = ids.narrow(0, d.row, 1).narrow(1, d.begin, d.count);
-          ExpectClose(got.narrow(0, d.row, 1).narrow(1, d.begin, d.count), ExtendModel(*m, alone, {0, d.count}), 1e-11, config.Summary() + ImplName(impl));
+          ExpectClose(got.narrow(0, d.row, 1).narrow(1, d.begin, d.count), ExtendModel(*m, alone, {0, d.count}), 1e-11,
+                      config.Summary() + ImplName(impl));
         }
         EXPECT_TRUE(at::equal(state.positions, at::tensor({13, 5, 0}, at::kLong))) << config.Summary();
         // Every row goes on with its own last document, from its own position.
         const at::Tensor next = Ids(3, 4), more = m->Extend(next, state);
         for (const Piece& d : {Piece{0, 6, 13}, Piece{1, 8, 5}, Piece{2, 0, 0}}) {
           const at::Tensor row = at::cat({ids.narrow(0, d.row, 1).narrow(1, d.begin, d.count), next.narrow(0, d.row, 1)}, 1);
-          ExpectClose(more.narrow(0, d.row, 1), ExtendModel(*m, row, {0, row.size(1)}).narrow(1, d.count, 4), 1e-11, config.Summary() + " next");
+          ExpectClose(more.narrow(0, d.row, 1), ExtendModel(*m, row, {0, row.size(1)}).narrow(1, d.count, 4), 1e-11,
+                      config.Summary() + " next");
         }
       }
     }
@@ -169,7 +174,8 @@ TEST(DecoderLm, StatesAreReorderedClonedAndDetached) {
   ExpectClose(m->Extend(next, chosen), want, 1e-12, "reordered");
   for (int round = 0; round < 2; ++round) {
     ModelState branch = kept.Clone();
-    ExpectClose(m->Extend(next.narrow(0, 0, 3), branch), ExtendModel(*m, at::cat({ids, next.narrow(0, 0, 3)}, 1), {0, 12}).narrow(1, 9, 3), 1e-12, "branch");
+    ExpectClose(m->Extend(next.narrow(0, 0, 3), branch), ExtendModel(*m, at::cat({ids, next.narrow(0, 0, 3)}, 1), {0, 12}).narrow(1, 9, 3),
+                1e-12, "branch");
   }
 }
 
@@ -186,7 +192,8 @@ TEST(EncoderClassifier, PaddingChangesNothingAndRowsAreAlone) {
     for (const std::string pooling : {"mean", "cls"}) {
       for (const std::string positions : {"learned", "sinusoidal"}) {
         ModelConfig c = SmallLm({info->name});
-        c.kind = "encoder_classifier", c.classes = 5, c.pooling = pooling, c.positions = positions, c.norm = pooling == "cls" ? "pre" : "post";
+        c.kind = "encoder_classifier", c.classes = 5, c.pooling = pooling, c.positions = positions,
+        c.norm = pooling == "cls" ? "pre" : "post";
         const auto m = Make<EncoderClassifier>(c);
         at::manual_seed(3);
         const at::Tensor ids = Ids(3, 11), lengths = Lengths({11, 4, 1});
@@ -199,7 +206,8 @@ TEST(EncoderClassifier, PaddingChangesNothingAndRowsAreAlone) {
           const auto g = Gradients(m->Forward(at::cat({ids, Ids(3, 7)}, 1), lengths).square().sum(), m->parameters()),
                      want_g = Gradients(got.square().sum(), m->parameters());
           for (size_t i = 0; i < g.size(); ++i) {
-            EXPECT_LE((g[i] - want_g[i]).norm().item<double>(), 1e-10 * want_g[i].norm().item<double>() + 1e-10) << what << " gradient " << i;
+            EXPECT_LE((g[i] - want_g[i]).norm().item<double>(), 1e-10 * want_g[i].norm().item<double>() + 1e-10)
+                << what << " gradient " << i;
           }
           for (int64_t b = 0; b < 3; ++b) {
             const int64_t length = lengths.index({b}).item<int64_t>();
@@ -266,7 +274,9 @@ TEST(ModelFiles, BrokenWeightsNameFileAndTensor) {
   };
   const std::string name = "layers.1.attention.q_proj.weight";
   ExpectContains(message([&](TensorFile& f) { f.tensors.erase(find(f, name)); }), {path, name, "missing"});
-  ExpectContains(message([&](TensorFile& f) { f.tensors.push_back({"layers.1.attention.q_proj.weights", at::ones({2})}); }),
+  ExpectContains(message([&](TensorFile& f) {
+                   f.tensors.push_back({"layers.1.attention.q_proj.weights", at::ones({2})});
+                 }),
                  {path, "unknown tensor 'layers.1.attention.q_proj.weights'", "did you mean"});
   ExpectContains(message([&](TensorFile& f) { find(f, name)->value = at::ones({12, 11}); }), {path, name, "[12, 11]", "[12, 12]"});
   ExpectContains(message([&](TensorFile& f) { find(f, name)->value = at::ones({12, 12}, at::kLong); }), {path, name, "Long"});

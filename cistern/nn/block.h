@@ -9,9 +9,9 @@ namespace cistern {
 
 struct BlockOptions {
   AttentionLayerOptions attention;
-  std::string norm = "pre";           // pre | post
-  std::string activation = "gelu";    // gelu (erf) | gelu_tanh | relu
-  int64_t ffn_dim = 0;                // 0: 4 D
+  std::string norm = "pre";         // pre | post
+  std::string activation = "gelu";  // gelu (erf) | gelu_tanh | relu
+  int64_t ffn_dim = 0;              // 0: 4 D
   bool ffn_bias = false;
   double dropout = 0;
   double norm_eps = 1e-5;
@@ -31,7 +31,7 @@ class Block : public torch::nn::Module {
  public:
   explicit Block(const BlockOptions& options);
   State EmptyState(int64_t batch, const at::TensorOptions& options) const { return attention_->EmptyState(batch, options); }
-  Stream Extend(Stream stream, State& state);    // causal
+  Stream Extend(Stream stream, State& state);  // causal
   Stream Bidirectional(Stream stream);
   const AttentionLayer& attention() const { return *attention_; }
 

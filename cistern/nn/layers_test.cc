@@ -43,7 +43,8 @@ Stream MakeStream(const at::Tensor& x, const ops::Mask& mask = {}, int64_t begin
 template <class F>
 void ForEachLayer(F&& f) {
   for (const MechanismInfo* info : Mechanisms()) {
-    for (const auto& [conv, positions] : std::vector<std::pair<int64_t, std::string>>{{0, "none"}, {4, "none"}, {1, "none"}, {0, "rotary"}, {3, "rotary"}}) {
+    for (const auto& [conv, positions] :
+         std::vector<std::pair<int64_t, std::string>>{{0, "none"}, {4, "none"}, {1, "none"}, {0, "rotary"}, {3, "rotary"}}) {
       if (std::find(info->positions.begin(), info->positions.end(), positions) == info->positions.end()) continue;
       at::manual_seed(4);
       const auto layer = InDouble(std::make_shared<AttentionLayer>(LayerOptions(info->name, Form::kCausal, conv, positions)));
@@ -104,7 +105,8 @@ TEST(AttentionLayer, LastRowIsBidirectionalOverThePrefix) {
       const auto causal = make(Form::kCausal), both = make(Form::kBidirectional);
       const at::Tensor x = Normal({2, 15, kModel}), rows = ExtendLayer(*causal, x, {0, 15});
       for (int64_t t = 0; t < 15; ++t) {
-        ExpectClose(rows.select(1, t), both->Bidirectional(MakeStream(x.narrow(1, 0, t + 1))).select(1, t), 1e-12, info->name + " " + positions);
+        ExpectClose(rows.select(1, t), both->Bidirectional(MakeStream(x.narrow(1, 0, t + 1))).select(1, t), 1e-12,
+                    info->name + " " + positions);
       }
     }
   }
@@ -166,7 +168,8 @@ TEST(AttentionLayer, NamesAndStates) {
   for (const auto& p : layer.named_parameters()) names.push_back(p.key());
   std::sort(names.begin(), names.end());
   std::vector<std::string> want;
-  for (const std::string p : {"control", "k", "q", "v"}) want.insert(want.end(), {p + "_conv.weight", p + "_proj.bias", p + "_proj.weight"});
+  for (const std::string p : {"control", "k", "q", "v"})
+    want.insert(want.end(), {p + "_conv.weight", p + "_proj.bias", p + "_proj.weight"});
   want.insert(want.end(), {"o_proj.bias", "o_proj.weight"});
   std::sort(want.begin(), want.end());
   EXPECT_EQ(names, want);

@@ -17,7 +17,8 @@ struct Conv {
 
 Conv MakeConv(int64_t batch, int64_t length, int64_t channels, int64_t taps, bool lengths, bool starts) {
   at::manual_seed(3 + length);
-  Conv c = {Normal({batch, length, channels}), Normal({channels, taps}), Normal({batch, taps - 1, channels}), Normal({batch, length, channels}),
+  Conv c = {Normal({batch, length, channels}),   Normal({channels, taps}),
+            Normal({batch, taps - 1, channels}), Normal({batch, length, channels}),
             Normal({batch, taps - 1, channels}), {}};
   if (lengths) c.mask.lengths = at::cat({Lengths({0, length}), at::randint(0, length + 1, {batch}, at::kLong)}).narrow(0, 0, batch);
   if (starts) c.mask.starts = at::rand({batch, length}) < 0.2;
@@ -28,7 +29,8 @@ Conv MakeConv(int64_t batch, int64_t length, int64_t channels, int64_t taps, boo
 std::pair<at::Tensor, at::Tensor> ConvByLoops(const Conv& c) {
   const int64_t B = c.x.size(0), T = c.x.size(1), C = c.x.size(2), K = c.weight.size(1);
   at::Tensor y = at::zeros_like(c.x), after = at::zeros_like(c.state);
-  auto x = c.x.accessor<double, 3>(), state = c.state.accessor<double, 3>(), out = y.accessor<double, 3>(), end = after.accessor<double, 3>();
+  auto x = c.x.accessor<double, 3>(), state = c.state.accessor<double, 3>(), out = y.accessor<double, 3>(),
+       end = after.accessor<double, 3>();
   auto w = c.weight.accessor<double, 2>();
   for (int64_t b = 0; b < B; ++b) {
     const int64_t length = c.mask.lengths ? c.mask.lengths->index({b}).item<int64_t>() : T;
@@ -71,7 +73,8 @@ TEST(ShortConv, ThreeImplementationsAreTheDefinition) {
       for (const Impl impl : {Impl::kReference, Impl::kKernel, Impl::kComposite}) {
         ImplScope scope(impl);
         const std::string what = ImplName(impl) + " T" + std::to_string(c.x.size(1)) + " K" + std::to_string(c.weight.size(1)) +
-                                 (dtype == at::kFloat ? " float" : "") + (c.mask.lengths ? " lengths" : "") + (c.mask.starts ? " starts" : "");
+                                 (dtype == at::kFloat ? " float" : "") + (c.mask.lengths ? " lengths" : "") +
+                                 (c.mask.starts ? " starts" : "");
         const double tolerance = dtype == at::kDouble ? 1e-13 : 1e-6;
         // x lies in a wider buffer, as a slice of the joint projection does.
         const at::Tensor wide = at::cat({c.x, c.x}, 2).to(dtype).narrow(2, 0, c.x.size(2));
@@ -94,7 +97,8 @@ TEST(ShortConv, GradientsMatchFiniteDifferencesTwice) {
     const Conv c = MakeConv(3, 11, 5, taps, true, true);
     for (const Impl impl : kImpls) {
       ImplScope scope(impl);
-      ExpectGradientsMatchDifferences([&](const auto& x) { return ConvLoss(c, ShortConv(x[0], x[1], x[2], c.mask)); }, {c.x, c.weight, c.state}, ImplName(impl));
+      ExpectGradientsMatchDifferences([&](const auto& x) { return ConvLoss(c, ShortConv(x[0], x[1], x[2], c.mask)); },
+                                      {c.x, c.weight, c.state}, ImplName(impl));
       auto second = [&](at::ScalarType dtype) {
         const std::vector<at::Tensor> x = {Leaf(c.x.to(dtype)), Leaf(c.weight.to(dtype)), Leaf(c.state.to(dtype))};
         at::Tensor loss = at::zeros({}, dtype);
@@ -138,7 +142,10 @@ TEST(ShortConv, WrongShapesNameTheOpAndTheShape) {
     ExpectContains(Thrown([&] { ShortConv(c.x, c.weight.t(), c.state); }), {"[short_conv]", "weight", "[4, 5]"});
     ExpectContains(Thrown([&] { ShortConv(c.x, c.weight, c.x); }), {"[short_conv]", "state of shape [B,K-1,C]", "[2, 6, 5]"});
     ExpectContains(Thrown([&] { ShortConv(c.x, c.weight.to(at::kFloat), c.state); }), {"[short_conv]", "one dtype", "Float"});
-    ExpectContains(Thrown([&] { ShortConv(c.x, c.weight, c.state, {{}, at::zeros({2, 3}, at::kBool)}); }), {"[short_conv]", "starts", "[2, 3]"});
+    ExpectContains(Thrown([&] {
+                     ShortConv(c.x, c.weight, c.state, {{}, at::zeros({2, 3}, at::kBool)});
+                   }),
+                   {"[short_conv]", "starts", "[2, 3]"});
     ExpectContains(Thrown([&] { ShortConv(c.x, c.weight, c.state, {Lengths({1}), {}}); }), {"[short_conv]", "lengths", "[1]"});
   }
 }
@@ -242,8 +249,9 @@ TEST(SoftmaxAttention, ThreeImplementationsAreTheDefinition) {
     if (c.name == "lengths" || c.name == "packed") {
       for (const Impl impl : kImpls) {
         ImplScope scope(impl);
-        ExpectGradientsMatchDifferences([&](const auto& x) { return (SoftmaxAttention(x[0], x[1], x[2], c.options, c.mask, c.key_valid) * c.g).sum(); },
-                                        {c.q, c.k, c.v}, c.name + ImplName(impl));
+        ExpectGradientsMatchDifferences(
+            [&](const auto& x) { return (SoftmaxAttention(x[0], x[1], x[2], c.options, c.mask, c.key_valid) * c.g).sum(); },
+            {c.q, c.k, c.v}, c.name + ImplName(impl));
       }
     }
   }

@@ -22,9 +22,12 @@ void SetImpl(Impl impl) { Active() = impl; }
 
 std::string ImplName(Impl impl) {
   switch (impl) {
-    case Impl::kKernel: return "kernel";
-    case Impl::kComposite: return "composite";
-    case Impl::kReference: return "reference";
+    case Impl::kKernel:
+      return "kernel";
+    case Impl::kComposite:
+      return "composite";
+    case Impl::kReference:
+      return "reference";
   }
   return "";
 }

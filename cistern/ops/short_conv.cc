@@ -167,8 +167,8 @@ const c10::TypedOperatorHandle<BackwardSchema>& BackwardOp() {
 OptionalTensor Given(const at::Tensor& x) { return x.defined() ? OptionalTensor(x) : std::nullopt; }
 
 struct ShortConvFunction : torch::autograd::Function<ShortConvFunction> {
-  static variable_list forward(torch::autograd::AutogradContext* ctx, const at::Tensor& x, const at::Tensor& weight, const at::Tensor& state,
-                               const OptionalTensor& starts, const OptionalTensor& lengths) {
+  static variable_list forward(torch::autograd::AutogradContext* ctx, const at::Tensor& x, const at::Tensor& weight,
+                               const at::Tensor& state, const OptionalTensor& starts, const OptionalTensor& lengths) {
     at::AutoDispatchBelowADInplaceOrView guard;
     ctx->save_for_backward({x, weight, state, starts.value_or(at::Tensor()), lengths.value_or(at::Tensor())});
     ctx->set_materialize_grads(false);
@@ -178,8 +178,7 @@ struct ShortConvFunction : torch::autograd::Function<ShortConvFunction> {
   static variable_list backward(torch::autograd::AutogradContext* ctx, variable_list grads) {
     if (!grads[0].defined() && !grads[1].defined()) return variable_list(5);
     const auto saved = ctx->get_saved_variables();
-    auto [dx, dw, ds] =
-        BackwardOp().call(Given(grads[0]), Given(grads[1]), saved[0], saved[1], saved[2], Given(saved[3]), Given(saved[4]));
+    auto [dx, dw, ds] = BackwardOp().call(Given(grads[0]), Given(grads[1]), saved[0], saved[1], saved[2], Given(saved[3]), Given(saved[4]));
     return {dx, dw, ds, at::Tensor(), at::Tensor()};
   }
 };
@@ -221,8 +220,10 @@ Tensor3 BackwardAutograd(const OptionalTensor& d_y, const OptionalTensor& d_afte
 TORCH_LIBRARY_FRAGMENT(cistern, m) {
   const std::vector<at::Tag> tags = {at::Tag::pt2_compliant_tag};
   m.def("short_conv(Tensor x, Tensor weight, Tensor state, Tensor? starts=None, Tensor? lengths=None) -> (Tensor, Tensor)", tags);
-  m.def("short_conv_backward(Tensor? d_y, Tensor? d_after, Tensor x, Tensor weight, Tensor state, Tensor? starts=None, Tensor? lengths=None)"
-        " -> (Tensor, Tensor, Tensor)", tags);
+  m.def(
+      "short_conv_backward(Tensor? d_y, Tensor? d_after, Tensor x, Tensor weight, Tensor state, Tensor? starts=None, Tensor? lengths=None)"
+      " -> (Tensor, Tensor, Tensor)",
+      tags);
 }
 TORCH_LIBRARY_IMPL(cistern, CPU, m) {
   m.impl("short_conv", &ForwardCpu);

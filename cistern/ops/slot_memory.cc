@@ -7,8 +7,8 @@
 
 #include <limits>
 
-#include "cistern/kernels/slot_memory.h"
 #include "cistern/kernels/ref/slot_memory_ref.h"
+#include "cistern/kernels/slot_memory.h"
 #include "cistern/ops/impl.h"
 #include "cistern/ops/slot_memory_composite.h"
 
@@ -57,8 +57,8 @@ void RunForward(bool match, const SlotShape& shape, const at::Tensor& a, const a
                 const at::Tensor& memory, const at::Tensor& z, const at::Tensor& out, const at::Tensor& z_out) {
   const Rows<T> z_rows = z_out.defined() ? OutputRows<T>(z_out) : Rows<T>{};
   (match ? &cistern::SlotMatch<T> : &cistern::SlotRead<T>)(shape, InputRows<T>(a), InputRows<T>(s), InputRows<T>(u), mask,
-                                                          memory.mutable_data_ptr<T>(), z.mutable_data_ptr<double>(),
-                                                          OutputRows<T>(out), z_rows);
+                                                           memory.mutable_data_ptr<T>(), z.mutable_data_ptr<double>(), OutputRows<T>(out),
+                                                           z_rows);
 }
 
 // Forward into fresh outputs; memory and z are fresh copies that become the state after.
@@ -110,11 +110,13 @@ Tensor5 BackwardCpu(bool match, const OptionalTensor& d_out, const OptionalTenso
   const MaskView view(starts, lengths);
   const at::Tensor g_out = UnitStride(OrZeros(d_out, out));
   if (ActiveImpl() == Impl::kReference) {
-    const at::Tensor ad = AsDouble(a), sd = AsDouble(s), ud = AsDouble(u), m0 = AsDouble(memory_in), z0 = AsDouble(z_in), gd = AsDouble(g_out);
+    const at::Tensor ad = AsDouble(a), sd = AsDouble(s), ud = AsDouble(u), m0 = AsDouble(memory_in), z0 = AsDouble(z_in),
+                     gd = AsDouble(g_out);
     const at::Tensor gz = d_z_out ? AsDouble(*d_z_out) : at::Tensor(), gm = d_memory ? AsDouble(*d_memory) : at::Tensor(),
                      gzt = d_z ? AsDouble(*d_z) : at::Tensor();
     auto pointer = [](const at::Tensor& x) { return x.defined() ? x.const_data_ptr<double>() : nullptr; };
-    const at::Tensor da = at::zeros_like(ad), ds = at::zeros_like(sd), du = at::zeros_like(ud), dm = at::zeros_like(m0), dz = at::zeros_like(z0);
+    const at::Tensor da = at::zeros_like(ad), ds = at::zeros_like(sd), du = at::zeros_like(ud), dm = at::zeros_like(m0),
+                     dz = at::zeros_like(z0);
     (match ? &ref::SlotMatchBackward : &ref::SlotReadBackward)(
         ShapeOf(s, u), pointer(ad), pointer(sd), pointer(ud), view.mask, pointer(m0), pointer(z0), pointer(gd), pointer(gz), pointer(gm),
         pointer(gzt), da.mutable_data_ptr<double>(), ds.mutable_data_ptr<double>(), du.mutable_data_ptr<double>(),
@@ -125,7 +127,8 @@ Tensor5 BackwardCpu(bool match, const OptionalTensor& d_out, const OptionalTenso
   const at::Tensor ac = UnitStride(a), sc = UnitStride(s), uc = UnitStride(u);
   // read: da = dr = match(d_out, s, v); match: da = dq = read(d_out, s, k).
   const at::Tensor da = EmptyHeads(a.sym_sizes(), a.options());
-  ForwardKernel(!match, g_out, sc, uc, view.mask, memory_in.clone(at::MemoryFormat::Contiguous), z_in.clone(at::MemoryFormat::Contiguous), da, {});
+  ForwardKernel(!match, g_out, sc, uc, view.mask, memory_in.clone(at::MemoryFormat::Contiguous), z_in.clone(at::MemoryFormat::Contiguous),
+                da, {});
   // The reverse pass: weights r and values d_out for read; weights d_out and values q for match.
   const at::Tensor weights = match ? g_out : ac, values = match ? ac : g_out, term = match ? UnitStride(out) : da;
   const at::Tensor G = d_memory ? d_memory->clone(at::MemoryFormat::Contiguous) : at::zeros_like(memory_in, at::MemoryFormat::Contiguous);
@@ -144,8 +147,8 @@ Tensor5 BackwardCpu(bool match, const OptionalTensor& d_out, const OptionalTenso
   return {da, ds, du, G, dz};
 }
 
-Tensor4 ForwardMeta(bool match, const at::Tensor& a, const at::Tensor& s, const at::Tensor& u, const at::Tensor& memory, const at::Tensor& z,
-                    const OptionalTensor& starts, const OptionalTensor& lengths, bool want_z) {
+Tensor4 ForwardMeta(bool match, const at::Tensor& a, const at::Tensor& s, const at::Tensor& u, const at::Tensor& memory,
+                    const at::Tensor& z, const OptionalTensor& starts, const OptionalTensor& lengths, bool want_z) {
   CheckShapes(match, a, s, u, memory, z, starts, lengths);
   return {EmptyHeads(match ? s.sym_sizes() : u.sym_sizes(), u.options()), at::empty_symint(memory.sym_sizes(), memory.options()),
           at::empty_symint(z.sym_sizes(), z.options()), want_z ? EmptyHeads(s.sym_sizes(), s.options()) : at::empty({0}, s.options())};
@@ -161,9 +164,9 @@ Tensor5 BackwardMeta(bool, const OptionalTensor&, const OptionalTensor&, const O
 // Typed handles of the registered ops.
 using ForwardSchema = Tensor4(const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&,
                               const OptionalTensor&, const OptionalTensor&, bool);
-using BackwardSchema = Tensor5(const OptionalTensor&, const OptionalTensor&, const OptionalTensor&, const OptionalTensor&, const at::Tensor&,
+using BackwardSchema = Tensor5(const OptionalTensor&, const OptionalTensor&, const OptionalTensor&, const OptionalTensor&,
                                const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&,
-                               const at::Tensor&, const OptionalTensor&, const OptionalTensor&);
+                               const at::Tensor&, const at::Tensor&, const OptionalTensor&, const OptionalTensor&);
 template <class Schema>
 c10::TypedOperatorHandle<Schema> Handle(const char* name) {
   return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Schema>();
@@ -196,9 +199,9 @@ struct SlotMemoryFunction : torch::autograd::Function<SlotMemoryFunction> {
     if (!grads[0].defined() && !grads[1].defined() && !grads[2].defined() && !grads[3].defined()) return variable_list(9);
     const auto saved = ctx->get_saved_variables();
     const bool match = ctx->saved_data["match"].toBool();
-    auto [da, ds, du, dm, dz] = BackwardOp(match).call(Optional(grads[0]), Optional(grads[1]), Optional(grads[2]), Optional(grads[3]),
-                                                       saved[0], saved[1], saved[2], saved[3], saved[4], saved[5], saved[6],
-                                                       Optional(saved[7]), Optional(saved[8]));
+    auto [da, ds, du, dm, dz] =
+        BackwardOp(match).call(Optional(grads[0]), Optional(grads[1]), Optional(grads[2]), Optional(grads[3]), saved[0], saved[1], saved[2],
+                               saved[3], saved[4], saved[5], saved[6], Optional(saved[7]), Optional(saved[8]));
     return {at::Tensor(), da, ds, du, dm, dz, at::Tensor(), at::Tensor(), at::Tensor()};
   }
 };
@@ -260,23 +263,28 @@ struct Bound<kMatch, kFunction> {
 
 TORCH_LIBRARY_FRAGMENT(cistern, m) {
   const std::vector<at::Tag> tags = {at::Tag::pt2_compliant_tag};
-  m.def("slot_read(Tensor r, Tensor s, Tensor v, Tensor memory, Tensor z, Tensor? starts=None, Tensor? lengths=None, bool want_z=False)"
-        " -> (Tensor, Tensor, Tensor, Tensor)", tags);
-  m.def("slot_match(Tensor q, Tensor s, Tensor k, Tensor memory, Tensor z, Tensor? starts=None, Tensor? lengths=None, bool want_z=False)"
-        " -> (Tensor, Tensor, Tensor, Tensor)", tags);
+  m.def(
+      "slot_read(Tensor r, Tensor s, Tensor v, Tensor memory, Tensor z, Tensor? starts=None, Tensor? lengths=None, bool want_z=False)"
+      " -> (Tensor, Tensor, Tensor, Tensor)",
+      tags);
+  m.def(
+      "slot_match(Tensor q, Tensor s, Tensor k, Tensor memory, Tensor z, Tensor? starts=None, Tensor? lengths=None, bool want_z=False)"
+      " -> (Tensor, Tensor, Tensor, Tensor)",
+      tags);
   for (const char* name : {"slot_read_backward", "slot_match_backward"}) {
     m.def((std::string(name) +
            "(Tensor? d_out, Tensor? d_memory, Tensor? d_z, Tensor? d_z_out, Tensor a, Tensor s, Tensor u, Tensor memory, Tensor z, "
            "Tensor out, Tensor memory_end, Tensor? starts=None, Tensor? lengths=None) -> (Tensor, Tensor, Tensor, Tensor, Tensor)")
-              .c_str(), tags);
+              .c_str(),
+          tags);
   }
 }
-#define CISTERN_SLOT_IMPL(key, forward, backward)                            \
-  TORCH_LIBRARY_IMPL(cistern, key, m) {                                      \
-    m.impl("slot_read", &Bound<false, &forward>::Call);                      \
-    m.impl("slot_match", &Bound<true, &forward>::Call);                      \
-    m.impl("slot_read_backward", &Bound<false, &backward>::Call);            \
-    m.impl("slot_match_backward", &Bound<true, &backward>::Call);            \
+#define CISTERN_SLOT_IMPL(key, forward, backward)                 \
+  TORCH_LIBRARY_IMPL(cistern, key, m) {                           \
+    m.impl("slot_read", &Bound<false, &forward>::Call);           \
+    m.impl("slot_match", &Bound<true, &forward>::Call);           \
+    m.impl("slot_read_backward", &Bound<false, &backward>::Call); \
+    m.impl("slot_match_backward", &Bound<true, &backward>::Call); \
   }
 CISTERN_SLOT_IMPL(CPU, ForwardCpu, BackwardCpu)
 CISTERN_SLOT_IMPL(Meta, ForwardMeta, BackwardMeta)
@@ -314,7 +322,8 @@ SlotResult SlotMatch(const at::Tensor& q, const at::Tensor& s, const at::Tensor&
 
 SlotState SlotWrite(const at::Tensor& s_in, const at::Tensor& v, const SlotState& state, const Mask& mask) {
   TORCH_CHECK(s_in.dim() == 4 && v.dim() == 4 && s_in.sizes().slice(0, 3) == v.sizes().slice(0, 3) && state.memory.dim() == 4 &&
-                  state.memory.size(2) == s_in.size(3) && state.memory.size(3) == v.size(3) && state.z.sizes() == state.memory.sizes().slice(0, 3),
+                  state.memory.size(2) == s_in.size(3) && state.memory.size(3) == v.size(3) &&
+                  state.z.sizes() == state.memory.sizes().slice(0, 3),
               "[slot_write] expected s [B,H,T,n], v [B,H,T,d], memory [B,H,n,d] and z [B,H,n], got ", s_in.sizes(), ", ", v.sizes(), ", ",
               state.memory.sizes(), " and ", state.z.sizes());
   TORCH_CHECK(!mask.starts, "[slot_write] a state holds one document: packed rows have to be split before they are written");

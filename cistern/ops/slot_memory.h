@@ -32,7 +32,8 @@ SlotResult SlotRead(const at::Tensor& r, const at::Tensor& s, const at::Tensor& 
 SlotResult SlotMatch(const at::Tensor& q, const at::Tensor& s, const at::Tensor& k, const SlotState& state, const Mask& mask = {},
                      bool want_z = false);
 
-// Writes a whole piece and returns the state only: M = softmax-weighted mean over the piece and what was there before. O(T n d), plain ATen.
+// Writes a whole piece and returns the state only: M = softmax-weighted mean over the piece and what was there before. O(T n d), plain
+// ATen.
 SlotState SlotWrite(const at::Tensor& s, const at::Tensor& v, const SlotState& state, const Mask& mask = {});
 
 // States of two adjacent pieces of one sequence, each begun empty: the state of the whole.

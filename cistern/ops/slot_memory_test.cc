@@ -15,9 +15,9 @@ struct Case {
   Weights weights = Weights::kMild;
   bool empty = false, lengths = false, starts = false, heads_last = false;
   std::string Name() const {
-    return std::string(match ? "match" : "read") + " T" + std::to_string(length) + " n" + std::to_string(slots) + " d" + std::to_string(width) +
-           " weights " + std::to_string(int(weights)) + (empty ? " empty" : "") + (lengths ? " lengths" : "") + (starts ? " starts" : "") +
-           (heads_last ? " heads last" : "");
+    return std::string(match ? "match" : "read") + " T" + std::to_string(length) + " n" + std::to_string(slots) + " d" +
+           std::to_string(width) + " weights " + std::to_string(int(weights)) + (empty ? " empty" : "") + (lengths ? " lengths" : "") +
+           (starts ? " starts" : "") + (heads_last ? " heads last" : "");
   }
 };
 
@@ -30,7 +30,8 @@ std::vector<Case> Cases() {
       }
     }
     for (const Weights w : {Weights::kJumps, Weights::kHoles}) {
-      for (int masks = 0; masks < 4; ++masks) cases.push_back({match, 3, 2, 37, 7, 5, w, masks == 0, (masks & 1) != 0, (masks & 2) != 0, masks == 3});
+      for (int masks = 0; masks < 4; ++masks)
+        cases.push_back({match, 3, 2, 37, 7, 5, w, masks == 0, (masks & 1) != 0, (masks & 2) != 0, masks == 3});
     }
     cases.push_back({match, 1, 1, 37, 1, 1});
     cases.push_back({match, 2, 1, 130, 33, 43, Weights::kMild, true});
@@ -52,7 +53,8 @@ Problem MakeProblem(const Case& c) {
   Problem p;
   const int64_t B = c.batch, H = c.heads, T = c.length, n = c.slots, d = c.width;
   at::Tensor s = Normal({B, H, T, n}, 2);
-  if (c.weights == Weights::kJumps) s = s + (at::rand({B, H, T, n}) < 0.1).to(at::kDouble) * 300 - (at::rand({B, H, T, n}) < 0.1).to(at::kDouble) * 900;
+  if (c.weights == Weights::kJumps)
+    s = s + (at::rand({B, H, T, n}) < 0.1).to(at::kDouble) * 300 - (at::rand({B, H, T, n}) < 0.1).to(at::kDouble) * 900;
   p.largest = s.numel() > 0 ? s.abs().max().item<double>() : 0;
   if (c.weights == Weights::kHoles) s = s.masked_fill((at::rand({B, H, T, n}) < 0.5).logical_or(at::arange(n) % 5 == 4), -kInf);
   at::Tensor memory = Normal({B, H, n, d}), z = Normal({B, H, n}, 2);
@@ -103,7 +105,8 @@ TEST(SlotOps, ThreeImplementationsAgreeForwardAndBackward) {
         const auto got = Everything(c, p, impl, dtype);
         const double tolerance = dtype == at::kDouble ? 1e-12 : 1e-6 + p.largest * std::ldexp(1.0, -22);
         for (size_t i = 0; i < want.size(); ++i) {
-          ExpectClose(got[i], want[i], tolerance, c.Name() + ", " + ImplName(impl) + (dtype == at::kFloat ? " float " : " double ") + kParts[i]);
+          ExpectClose(got[i], want[i], tolerance,
+                      c.Name() + ", " + ImplName(impl) + (dtype == at::kFloat ? " float " : " double ") + kParts[i]);
         }
       }
     }
@@ -137,7 +140,8 @@ TEST(SlotOps, GradientOfOneOutputAlone) {
         const at::Tensor y[] = {r.out, Finite(r.z_out), r.state.memory, Finite(r.state.z)};
         all.push_back(Gradients(y[output].square().sum(), x));
       }
-      for (size_t i = 0; i < 5; ++i) ExpectClose(all[1][i], all[0][i], 1e-12, "output " + std::to_string(output) + ", input " + std::to_string(i));
+      for (size_t i = 0; i < 5; ++i)
+        ExpectClose(all[1][i], all[0][i], 1e-12, "output " + std::to_string(output) + ", input " + std::to_string(i));
     }
   }
 }
@@ -154,7 +158,8 @@ TEST(SlotOps, SecondDerivatives) {
       for (const at::Tensor& t : g) loss = loss + t.square().sum().to(dtype);
       return Gradients(loss, x);
     };
-    const auto want = second(Impl::kComposite, at::kDouble), exact = second(Impl::kKernel, at::kDouble), got = second(Impl::kKernel, at::kFloat);
+    const auto want = second(Impl::kComposite, at::kDouble), exact = second(Impl::kKernel, at::kDouble),
+               got = second(Impl::kKernel, at::kFloat);
     for (size_t i = 0; i < 5; ++i) {
       ExpectClose(exact[i], want[i], 1e-11, "double, input " + std::to_string(i));
       ExpectClose(got[i], want[i], 1e-5, "float, input " + std::to_string(i));  // two backward passes deep
@@ -167,7 +172,8 @@ TEST(SlotOps, SecondDerivatives) {
           std::vector<at::Tensor> x;
           for (const at::Tensor& t : x_in) x.push_back(t.requires_grad() ? t : Leaf(t));
           at::Tensor loss = at::zeros({}, at::kDouble);
-          for (const at::Tensor& t : torch::autograd::grad({Loss(p, RunOp(match, x, p.mask))}, x, {}, true, true)) loss = loss + t.square().sum();
+          for (const at::Tensor& t : torch::autograd::grad({Loss(p, RunOp(match, x, p.mask))}, x, {}, true, true))
+            loss = loss + t.square().sum();
           return loss;
         },
         p.x, "second");
@@ -186,7 +192,8 @@ TEST(SlotOps, SplitEqualsWholeThroughTheState) {
         std::vector<at::Tensor> outs, zs;
         for (size_t i = 0; i + 1 < cuts.size(); ++i) {
           const int64_t begin = cuts[i], count = cuts[i + 1] - begin;
-          std::vector<at::Tensor> piece = {x[0].narrow(2, begin, count), x[1].narrow(2, begin, count), x[2].narrow(2, begin, count), state.memory, state.z};
+          std::vector<at::Tensor> piece = {x[0].narrow(2, begin, count), x[1].narrow(2, begin, count), x[2].narrow(2, begin, count),
+                                           state.memory, state.z};
           const SlotResult r = RunOp(match, piece, {{}, p.mask.starts->narrow(1, begin, count)});
           state = r.state;
           outs.push_back(r.out), zs.push_back(r.z_out);
@@ -201,7 +208,8 @@ TEST(SlotOps, SplitEqualsWholeThroughTheState) {
       for (int64_t t = 0; t <= 37; ++t) each.push_back(t);
       for (int64_t cut = 0; cut <= 38; ++cut) {
         const auto got = run(cut == 38 ? each : std::vector<int64_t>{0, cut, 37});
-        for (size_t i = 0; i < want.size(); ++i) ExpectClose(got[i], want[i], 1e-12, ImplName(impl) + " cut " + std::to_string(cut) + " " + kParts[i]);
+        for (size_t i = 0; i < want.size(); ++i)
+          ExpectClose(got[i], want[i], 1e-12, ImplName(impl) + " cut " + std::to_string(cut) + " " + kParts[i]);
       }
     }
   }
@@ -283,7 +291,8 @@ TEST(SlotOps, DocumentsOfARowDoNotSeeEachOther) {
       const SlotResult packed = RunOp(match, x, mask);
       std::vector<at::Tensor> outs;
       for (const auto& [begin, count] : documents) {
-        outs.push_back(RunOp(match, {y[0].narrow(2, begin, count), y[1].narrow(2, begin, count), y[2].narrow(2, begin, count), y[3], y[4]}, {}).out);
+        outs.push_back(
+            RunOp(match, {y[0].narrow(2, begin, count), y[1].narrow(2, begin, count), y[2].narrow(2, begin, count), y[3], y[4]}, {}).out);
       }
       ExpectClose(packed.out, at::cat(outs, 2), 1e-13, ImplName(impl));
       const auto g = Gradients((packed.out * p.g_out).sum(), x), want = Gradients((at::cat(outs, 2) * p.g_out).sum(), y);
@@ -326,7 +335,8 @@ TEST(SlotOps, MergedStatesAreTheWhole) {
       ExpectClose(got.z, want.z, 1e-13, "cut " + std::to_string(cut));
     }
     // Associative.
-    const SlotState left = MergeSlots(MergeSlots(piece(0, 9), piece(9, 9)), piece(18, 19)), right = MergeSlots(piece(0, 9), MergeSlots(piece(9, 9), piece(18, 19)));
+    const SlotState left = MergeSlots(MergeSlots(piece(0, 9), piece(9, 9)), piece(18, 19)),
+                    right = MergeSlots(piece(0, 9), MergeSlots(piece(9, 9), piece(18, 19)));
     ExpectClose(left.memory, right.memory, 1e-13, "associative");
   }
 }
@@ -336,7 +346,10 @@ TEST(SlotOps, WrongShapesNameTheOpAndTheShape) {
   const at::Tensor s = at::zeros({2, 3, 6, 5}), v = at::zeros({2, 3, 6, 4});
   for (const Impl impl : kImpls) {
     ImplScope scope(impl);
-    ExpectContains(Thrown([&] { SlotRead(at::zeros({2, 3, 6, 4}), s, v, state); }), {"[slot_read]", "r of shape [2, 3, 6, 5]", "[2, 3, 6, 4]"});
+    ExpectContains(Thrown([&] {
+                     SlotRead(at::zeros({2, 3, 6, 4}), s, v, state);
+                   }),
+                   {"[slot_read]", "r of shape [2, 3, 6, 5]", "[2, 3, 6, 4]"});
     ExpectContains(Thrown([&] { SlotMatch(s, s, v, state); }), {"[slot_match]", "q of shape [2, 3, 6, 4]", "[2, 3, 6, 5]"});
     ExpectContains(Thrown([&] { SlotRead(s, s, at::zeros({2, 3, 7, 4}), state); }), {"[slot_read]", "v", "[2, 3, 7, 4]"});
     ExpectContains(Thrown([&] { SlotRead(s, s.select(0, 0), v, state); }), {"[slot_read]", "s of shape [B,H,T,n]", "[3, 6, 5]"});

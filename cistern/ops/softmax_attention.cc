@@ -32,7 +32,8 @@ at::Tensor Visible(const at::Tensor& q, const at::Tensor& k, const SoftmaxOption
 }
 
 // The definition: probabilities formed explicitly, rows without a visible key give zeros.
-at::Tensor Explicit(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& visible, double scale, double dropout) {
+at::Tensor Explicit(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& visible, double scale,
+                    double dropout) {
   at::Tensor scores = at::matmul(q, k.transpose(2, 3)) * scale;
   if (visible.defined()) {
     // Finite instead of -inf, so that a fully masked row has finite gradients; its probabilities are set to 0 below.
@@ -57,14 +58,13 @@ at::Tensor SoftmaxAttention(const at::Tensor& q, const at::Tensor& k, const at::
   if (q.size(2) == 0 || k.size(2) == 0) return at::zeros({q.size(0), q.size(1), q.size(2), v.size(3)}, q.options()) + 0 * q.sum();
   const Impl impl = ActiveImpl();
   const bool square = q.size(2) == k.size(2) && options.query_offset == 0;
-  if (impl == Impl::kKernel && options.dropout == 0 && options.causal && square && !mask.lengths && !mask.starts &&
-      !key_valid.defined()) {
+  if (impl == Impl::kKernel && options.dropout == 0 && options.causal && square && !mask.lengths && !mask.starts && !key_valid.defined()) {
     return at::scaled_dot_product_attention(q, k, v, {}, 0.0, true, scale);
   }
   const bool sees_all = !options.causal || (q.size(2) == 1 && options.query_offset == k.size(2) - 1);
-  const at::Tensor visible =
-      sees_all && !mask.lengths && !mask.starts && !key_valid.defined() ? at::Tensor()
-                                                                        : softmax_attention::Visible(q, k, options, mask, key_valid);
+  const at::Tensor visible = sees_all && !mask.lengths && !mask.starts && !key_valid.defined()
+                                 ? at::Tensor()
+                                 : softmax_attention::Visible(q, k, options, mask, key_valid);
   if (impl == Impl::kReference) {
     return softmax_attention::Explicit(q.to(at::kDouble), k.to(at::kDouble), v.to(at::kDouble), visible, scale, options.dropout)
         .to(q.scalar_type());

@@ -1,5 +1,6 @@
 #pragma once
-// Exact softmax attention on torch's own CPU flash attention (scaled_dot_product_attention), with masks for caches, padding and packed rows.
+// Exact softmax attention on torch's own CPU flash attention (scaled_dot_product_attention), with masks for caches, padding and packed
+// rows.
 #include <ATen/core/Tensor.h>
 
 #include "cistern/ops/slot_memory.h"
@@ -17,8 +18,9 @@ struct SoftmaxOptions {
 //   mask.lengths [B]: with T == S the real tokens of each row (padding is no key); with a cache the padding follows from key_valid.
 //   mask.starts [B,T]: documents begin there; the S - T keys before the piece belong to the document before its first start.
 //   key_valid [B,S] bool: false where a key must not be seen; undefined: all are.
-// A row that sees no key gives zeros, with zero gradient. CISTERN_IMPL=composite forms the probabilities explicitly; reference does so in double.
-at::Tensor SoftmaxAttention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const SoftmaxOptions& options, const Mask& mask = {},
-                            const at::Tensor& key_valid = {});
+// A row that sees no key gives zeros, with zero gradient. CISTERN_IMPL=composite forms the probabilities explicitly; reference does so in
+// double.
+at::Tensor SoftmaxAttention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const SoftmaxOptions& options,
+                            const Mask& mask = {}, const at::Tensor& key_valid = {});
 
 }  // namespace cistern::ops

@@ -22,7 +22,9 @@ inline const bool kOneThread = (SetNumThreads(1), true);
 inline constexpr ops::Impl kImpls[] = {ops::Impl::kKernel, ops::Impl::kComposite, ops::Impl::kReference};
 
 // Normal numbers that float holds exactly, as doubles: every precision then computes the same problem.
-inline at::Tensor Normal(at::IntArrayRef sizes, double scale = 1) { return (at::randn(sizes, at::kDouble) * scale).to(at::kFloat).to(at::kDouble); }
+inline at::Tensor Normal(at::IntArrayRef sizes, double scale = 1) {
+  return (at::randn(sizes, at::kDouble) * scale).to(at::kFloat).to(at::kDouble);
+}
 
 inline at::Tensor Lengths(const std::vector<int64_t>& lengths) { return at::tensor(lengths, at::kLong); }
 
@@ -72,8 +74,8 @@ inline std::vector<at::Tensor> Gradients(const at::Tensor& loss, const std::vect
 }
 
 // Central differences along random directions, one for each input, in double. Infinite entries of an input stay where they are.
-inline void ExpectGradientsMatchDifferences(const std::function<at::Tensor(const std::vector<at::Tensor>&)>& f, const std::vector<at::Tensor>& x,
-                                            const std::string& what, double tolerance = 2e-7) {
+inline void ExpectGradientsMatchDifferences(const std::function<at::Tensor(const std::vector<at::Tensor>&)>& f,
+                                            const std::vector<at::Tensor>& x, const std::string& what, double tolerance = 2e-7) {
   std::vector<at::Tensor> leaves;
   for (const at::Tensor& t : x) leaves.push_back(Leaf(t));
   const std::vector<at::Tensor> g = Gradients(f(leaves), leaves);
@@ -103,7 +105,8 @@ std::string Thrown(F&& f) {
   return "no error";
 }
 inline void ExpectContains(const std::string& text, const std::vector<std::string>& parts) {
-  for (const std::string& part : parts) EXPECT_NE(text.find(part), std::string::npos) << "'" << part << "' is missing in: " << text.substr(0, 400);
+  for (const std::string& part : parts)
+    EXPECT_NE(text.find(part), std::string::npos) << "'" << part << "' is missing in: " << text.substr(0, 400);
 }
 
 }  // namespace cistern::testing

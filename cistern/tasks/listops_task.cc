@@ -92,8 +92,11 @@ Json ListOpsTask::Evaluate(Model& model, Split split, const EvalOptions& options
   }
   const ListOpsBaselines baselines = MeasureListOpsBaselines(data_.train, set);
   const double n = double(std::max<int64_t>(seen, 1));
-  return {{"accuracy", 100.0 * double(right) / n}, {"loss", nats / n},           {"examples", seen},
-          {"majority", 100.0 * baselines.majority}, {"root_operator", 100.0 * baselines.root_operator}};
+  return {{"accuracy", 100.0 * double(right) / n},
+          {"loss", nats / n},
+          {"examples", seen},
+          {"majority", 100.0 * baselines.majority},
+          {"root_operator", 100.0 * baselines.root_operator}};
 }
 
 Json ListOpsTask::DataSummary() const {

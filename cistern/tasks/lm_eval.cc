@@ -91,8 +91,8 @@ LmScore EvaluateBlocks(DecoderLm& model, const TokenReader& read, int64_t tokens
   return total;
 }
 
-std::vector<PositionBucket> EvaluateByPosition(DecoderLm& model, const TokenReader& read, int64_t tokens, const std::vector<int32_t>& token_bytes,
-                                               const ByPositionOptions& options) {
+std::vector<PositionBucket> EvaluateByPosition(DecoderLm& model, const TokenReader& read, int64_t tokens,
+                                               const std::vector<int32_t>& token_bytes, const ByPositionOptions& options) {
   if (options.rows < 1 || options.piece < 1 || options.first_bucket < 1 || options.buckets < 0 || options.max_positions < 0) {
     FailUsage("by-position: rows, piece and first bucket must be at least 1, buckets and positions at least 0");
   }

@@ -29,15 +29,15 @@ struct LmScore {
 };
 
 struct LmEvalOptions {
-  int64_t length = 256;   // predicted tokens of a block
+  int64_t length = 256;  // predicted tokens of a block
   int64_t batch = 8;
   int64_t max_tokens = 0;  // predict the first N; 0: all
   const std::atomic<bool>* interrupt = nullptr;
   std::function<void(int64_t done, int64_t total)> progress;
 };
 
-// Blocks of length + 1 tokens begin at every multiple of `length`, each from the empty state: every token but the first is predicted once, from
-// the tokens of its block. The last block is shorter.
+// Blocks of length + 1 tokens begin at every multiple of `length`, each from the empty state: every token but the first is predicted once,
+// from the tokens of its block. The last block is shorter.
 LmScore EvaluateBlocks(DecoderLm& model, const TokenReader& read, int64_t tokens, const std::vector<int32_t>& token_bytes,
                        const LmEvalOptions& options);
 
@@ -58,7 +58,7 @@ struct ByPositionOptions {
 };
 
 // The state is carried on from token to token, however far: memory is one piece and the state.
-std::vector<PositionBucket> EvaluateByPosition(DecoderLm& model, const TokenReader& read, int64_t tokens, const std::vector<int32_t>& token_bytes,
-                                               const ByPositionOptions& options);
+std::vector<PositionBucket> EvaluateByPosition(DecoderLm& model, const TokenReader& read, int64_t tokens,
+                                               const std::vector<int32_t>& token_bytes, const ByPositionOptions& options);
 
 }  // namespace cistern

@@ -144,7 +144,8 @@ TEST(LmEval, Errors) {
   ByPositionOptions positions;
   EXPECT_EQ(EvaluateByPosition(*learned, Read, kTokens, kBytes, positions).back().end, 64);  // as far as they reach
   positions.max_positions = 70;
-  EXPECT_NE(ErrorMessage([&] { EvaluateByPosition(*learned, Read, kTokens, kBytes, positions); }).find("learned positions"), std::string::npos);
+  EXPECT_NE(ErrorMessage([&] { EvaluateByPosition(*learned, Read, kTokens, kBytes, positions); }).find("learned positions"),
+            std::string::npos);
 }
 
 TEST(LmEval, TokenBytes) {

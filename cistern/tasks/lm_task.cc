@@ -33,7 +33,8 @@ void LmTask::Prepare() {
   }
   {
     ProgressBar bar({source.bytes(), "encode text", "bytes"});
-    data_ = std::make_unique<TokenSplits>(OpenTokenSplits(source, *tokenizer_, StrCat(cache, "/tokens-", std::hex, source.Hash(), "-", tokenizer_->Hash()),
+    data_ = std::make_unique<TokenSplits>(OpenTokenSplits(source, *tokenizer_,
+                                                          StrCat(cache, "/tokens-", std::hex, source.Hash(), "-", tokenizer_->Hash()),
                                                           [&](int64_t done, int64_t) { bar.Update(done); }));
   }
   notes_ = source.notes();
@@ -89,14 +90,22 @@ Json LmTask::Evaluate(Model& model, Split split, const EvalOptions& options) con
   const LmScore score = EvaluateBlocks(
       dynamic_cast<DecoderLm&>(model), [&](int64_t begin, int64_t count, int64_t* out) { file.Copy(begin, count, out); }, file.size(),
       token_bytes_, eval);
-  return {{"bits_per_byte", score.bits_per_byte()}, {"nats_per_token", score.nats_per_token()}, {"perplexity", score.perplexity()},
-          {"accuracy", 100.0 * score.accuracy()},   {"tokens", score.tokens},                   {"bytes", score.bytes}};
+  return {{"bits_per_byte", score.bits_per_byte()},
+          {"nats_per_token", score.nats_per_token()},
+          {"perplexity", score.perplexity()},
+          {"accuracy", 100.0 * score.accuracy()},
+          {"tokens", score.tokens},
+          {"bytes", score.bytes}};
 }
 
 Json LmTask::DataSummary() const {
   auto split = [](const TokenFile& f) { return Json{{"tokens", f.size()}, {"bytes", f.bytes()}}; };
-  return {{"text", options_.text},         {"tokenizer", tokenizer_->kind()}, {"vocab_size", tokenizer_->vocab_size()},
-          {"train", split(data_->train)}, {"valid", split(data_->valid)},    {"test", split(data_->test)},
+  return {{"text", options_.text},
+          {"tokenizer", tokenizer_->kind()},
+          {"vocab_size", tokenizer_->vocab_size()},
+          {"train", split(data_->train)},
+          {"valid", split(data_->valid)},
+          {"test", split(data_->test)},
           {"notes", notes_}};
 }
 

@@ -34,22 +34,22 @@ class Task {
   virtual at::Tensor Loss(Model& model, const Batch& batch, double label_smoothing) const = 0;
   // A flat object of named numbers, the metric among them.
   virtual Json Evaluate(Model& model, Split split, const EvalOptions& options) const = 0;
-  virtual std::string metric() const = 0;      // its name in what Evaluate returns
+  virtual std::string metric() const = 0;  // its name in what Evaluate returns
   virtual bool lower_is_better() const = 0;
-  virtual int64_t tokens_per_row() const = 0;  // longest row, for the memory estimate
-  virtual Json DataSummary() const = 0;        // what was read: counts, hashes, notes
+  virtual int64_t tokens_per_row() const = 0;                    // longest row, for the memory estimate
+  virtual Json DataSummary() const = 0;                          // what was read: counts, hashes, notes
   virtual void SaveAssets(const std::string& folder) const = 0;  // tokenizer.json and the like
 };
 
 // The [task] table: kind and the options of that kind.
 struct TaskOptions {
-  std::string kind = "lm";          // lm | listops
-  std::string text;                 // lm: a file or folder
-  std::string tokenizer = "bpe";    // lm: bpe | bytes
-  int64_t vocab_size = 2048;        // lm with bpe
-  int64_t length = 256;             // tokens of a training row; listops: longest row
-  std::string cache = "";           // folder for tokens and generated data; empty: $XDG_CACHE_HOME/cistern or ~/.cache/cistern
-  std::string data;                 // listops: folder with the published TSV files; empty: generated
+  std::string kind = "lm";        // lm | listops
+  std::string text;               // lm: a file or folder
+  std::string tokenizer = "bpe";  // lm: bpe | bytes
+  int64_t vocab_size = 2048;      // lm with bpe
+  int64_t length = 256;           // tokens of a training row; listops: longest row
+  std::string cache = "";         // folder for tokens and generated data; empty: $XDG_CACHE_HOME/cistern or ~/.cache/cistern
+  std::string data;               // listops: folder with the published TSV files; empty: generated
   int64_t data_seed = 1, train_examples = 96000, valid_examples = 2000, test_examples = 2000;  // listops, generated
   Fields Describe();
 };

@@ -43,7 +43,8 @@ int64_t EstimateTrainingBytes(const ModelConfig& c, int64_t rows, int64_t length
   }
   const double layers = double(c.layers), slots = std::max(0.0, widths - 3 * layers * dim);  // beyond q, k and v
   const double matrices = dim * widths + layers * (dim * dim + 2 * dim * ffn);
-  const double tables = double(c.vocab_size) * dim * (c.tie_embeddings ? 1 : 2) + (c.positions == "learned" ? double(c.max_length) * dim : 0);
+  const double tables =
+      double(c.vocab_size) * dim * (c.tie_embeddings ? 1 : 2) + (c.positions == "learned" ? double(c.max_length) * dim : 0);
   // Weights, gradients, two moments; then what the backward pass keeps for each token: norms, projections, core, feed-forward, residuals.
   const double blocks = layers * (13 * dim + 3 * ffn) + widths + 3 * slots + (c.conv > 0 ? layers * dim + widths : 0);
   const double logits = c.kind == "decoder_lm" ? 4 * double(c.vocab_size) : 0;
@@ -54,7 +55,8 @@ void CheckMemory(const ModelConfig& config, int64_t rows, int64_t length) {
   const int64_t need = EstimateTrainingBytes(config, rows, length), have = AvailableBytes();
   if (have > 0 && need > have) {
     FailUsage("a training step would need about ", Gigabytes(need), " (batch ", rows, " x length ", length, ", ", config.Summary(),
-              "), and ", Gigabytes(have), " are free; lower train.batch (train.accumulate keeps the effective batch), task.length or the model's size");
+              "), and ", Gigabytes(have),
+              " are free; lower train.batch (train.accumulate keeps the effective batch), task.length or the model's size");
   }
 }
 

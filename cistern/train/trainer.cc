@@ -159,7 +159,7 @@ Trainer::StepOutcome Trainer::Step() {
 
 void Trainer::FailNonFinite(const char* what, double value) {
   const std::string parameter = optimizer_.FirstNonFinite(false), gradient = optimizer_.FirstNonFinite(true);
-  std::string place = !parameter.empty() ? StrCat("the first parameter that is not finite is ", parameter)
+  std::string place = !parameter.empty()  ? StrCat("the first parameter that is not finite is ", parameter)
                       : !gradient.empty() ? StrCat("all parameters are finite; the first gradient that is not is that of ", gradient)
                                           : "all parameters and gradients so far are finite: it arose in this step's forward pass";
   Fail("the ", what, " is ", value, " at step ", step_ + 1, "; ", place, ". ", Advice(folder_));
@@ -193,7 +193,8 @@ void Trainer::Evaluate() {
 
 void Trainer::SaveCheckpoint() {
   const std::string broken = optimizer_.FirstNonFinite(false);
-  if (!broken.empty()) Fail("the update at step ", step_, " left parameters that are not finite, the first of them ", broken, ". ", Advice(folder_));
+  if (!broken.empty())
+    Fail("the update at step ", step_, " left parameters that are not finite, the first of them ", broken, ". ", Advice(folder_));
   WriteCheckpoint(folder_, step_, *model_, optimizer_,
                   {{"step", step_},
                    {"total_steps", total_steps_},
@@ -244,8 +245,13 @@ TrainResult Trainer::Run() {
     if (++window_steps == options_.log_every || step_ == total_steps_) {
       const double rate = double(window_tokens) / window_seconds;
       if (step_ - first_step > 3) rates.push_back(rate);
-      log_({{"event", "step"}, {"step", step_}, {"loss", window_loss / double(window_steps)}, {"lr", out.lr}, {"grad_norm", out.grad_norm},
-            {"tokens_per_s", rate}, {"seconds", trained_seconds_}});
+      log_({{"event", "step"},
+            {"step", step_},
+            {"loss", window_loss / double(window_steps)},
+            {"lr", out.lr},
+            {"grad_norm", out.grad_norm},
+            {"tokens_per_s", rate},
+            {"seconds", trained_seconds_}});
       window_seconds = window_loss = 0;
       window_tokens = window_steps = 0;
     }

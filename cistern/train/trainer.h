@@ -15,19 +15,19 @@
 namespace cistern {
 
 struct TrainOptions {
-  int64_t steps = 0;       // updates; 0 with seconds = 0: 1,000
-  double seconds = 0;      // a budget of training time (evaluation not counted), turned into steps after a short calibration
+  int64_t steps = 0;   // updates; 0 with seconds = 0: 1,000
+  double seconds = 0;  // a budget of training time (evaluation not counted), turned into steps after a short calibration
   int64_t batch = 8, accumulate = 1;
   double lr = 4e-3, min_lr = 0, warmup = 0.05;  // warm-up: steps when >= 1, a share of the run below 1
   std::string schedule = "cosine";
   AdamWOptions adamw;
   double clip = 1.0, label_smoothing = 0;
-  int64_t eval_every = 0;         // steps; 0: ten times a run
-  int64_t eval_tokens = 65536;    // of the validation split at each evaluation; 0: all
-  int64_t checkpoint_every = 0;   // steps; 0: at each evaluation
-  int64_t log_every = 20;         // steps
-  int64_t patience = 0;           // evaluations without a better metric before stopping; 0: never
-  bool final_test = true;         // evaluates the best model on the test split at the end
+  int64_t eval_every = 0;        // steps; 0: ten times a run
+  int64_t eval_tokens = 65536;   // of the validation split at each evaluation; 0: all
+  int64_t checkpoint_every = 0;  // steps; 0: at each evaluation
+  int64_t log_every = 20;        // steps
+  int64_t patience = 0;          // evaluations without a better metric before stopping; 0: never
+  bool final_test = true;        // evaluates the best model on the test split at the end
   Fields Describe();
 };
 
