@@ -1,0 +1,134 @@
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <filesystem>
+
+#include "cistern/base/error.h"
+#include "cistern/io/test_folder.h"
+#include "cistern/models/decoder_lm.h"
+#include "cistern/train/checkpoint.h"
+#include "cistern/train/optimizer.h"
+#include "cistern/train/schedule.h"
+#include "cistern/train/trainer.h"
+
+namespace cistern {
+namespace {
+
+ModelConfig TinyConfig() {
+  ModelConfig c;
+  c.vocab_size = 17;
+  c.dim = 8;
+  c.layers = 1;
+  c.heads = 2;
+  return c;
+}
+
+TEST(Schedule, RsqrtIsLongRangeArenas) {  // spec 1.4: base .005, warm-up 1000 peaks at 1.6e-4; base .05 at 1.6e-3
+  ScheduleOptions o{"rsqrt", 0.005, 0, 1000, 50000};
+  EXPECT_NEAR(LearningRate(o, 999), 0.005 / std::sqrt(1000.0), 1e-12);
+  EXPECT_NEAR(LearningRate(o, 499), 0.5 * 0.005 / std::sqrt(1000.0), 1e-12);
+  EXPECT_NEAR(LearningRate(o, 3999), 0.005 / std::sqrt(4000.0), 1e-12);
+}
+
+TEST(Schedule, CosineAndLinearEndAtTheFloor) {
+  for (const char* kind : {"cosine", "linear"}) {
+    ScheduleOptions o{kind, 1.0, 0.1, 10, 110};
+    EXPECT_NEAR(LearningRate(o, 0), 0.1, 1e-12) << kind;
+    EXPECT_NEAR(LearningRate(o, 9), 1.0, 1e-12) << kind;
+    EXPECT_NEAR(LearningRate(o, 60), 0.55, 1e-9) << kind;
+    EXPECT_NEAR(LearningRate(o, 110), 0.1, 1e-12) << kind;
+    EXPECT_NEAR(LearningRate(o, 1000), 0.1, 1e-12) << kind;
+  }
+}
+
+// Two updates of every parameter by the published formula, with and without decay.
+TEST(AdamW, FollowsTheFormula) {
+  auto model = MakeModel(TinyConfig(), 1);
+  model->to(at::kDouble);
+  AdamWOptions options;
+  options.weight_decay = 0.1;
+  AdamW optimizer(*model, options);
+  std::vector<at::Tensor> expected, mean, square, gradient;
+  for (const at::Tensor& p : model->parameters()) {
+    expected.push_back(p.detach().clone());
+    mean.push_back(at::zeros_like(p));
+    square.push_back(at::zeros_like(p));
+    gradient.push_back(at::randn_like(p));
+  }
+  const double lr = 0.01;
+  for (int t = 1; t <= 2; ++t) {
+    const auto parameters = model->parameters();
+    for (size_t i = 0; i < parameters.size(); ++i) {
+      parameters[i].mutable_grad() = gradient[i].clone();
+      const double decay = parameters[i].dim() >= 2 ? options.weight_decay : 0;
+      mean[i] = options.beta1 * mean[i] + (1 - options.beta1) * gradient[i];
+      square[i] = options.beta2 * square[i] + (1 - options.beta2) * gradient[i] * gradient[i];
+      const at::Tensor m = mean[i] / (1 - std::pow(options.beta1, t)), v = square[i] / (1 - std::pow(options.beta2, t));
+      expected[i] = expected[i] * (1 - lr * decay) - lr * m / (v.sqrt() + options.eps);
+    }
+    optimizer.Step(lr, 0);
+  }
+  const auto parameters = model->parameters();
+  for (size_t i = 0; i < parameters.size(); ++i) EXPECT_LT((parameters[i].detach() - expected[i]).abs().max().item<double>(), 1e-6);
+}
+
+TEST(AdamW, ClipsTheGlobalNorm) {
+  auto model = MakeModel(TinyConfig(), 1);
+  AdamW optimizer(*model, {});
+  double squares = 0;
+  for (const at::Tensor& p : model->parameters()) {
+    p.mutable_grad() = at::ones_like(p);
+    squares += double(p.numel());
+  }
+  EXPECT_NEAR(optimizer.Step(0.0, 1.0), std::sqrt(squares), 1e-3);
+}
+
+TEST(AdamW, NonFiniteGradientChangesNothing) {
+  auto model = MakeModel(TinyConfig(), 1);
+  AdamW optimizer(*model, {});
+  const at::Tensor before = model->parameters()[0].detach().clone();
+  for (const at::Tensor& p : model->parameters()) p.mutable_grad() = at::full_like(p, std::nan(""));
+  EXPECT_FALSE(std::isfinite(optimizer.Step(0.1, 1.0)));
+  EXPECT_TRUE(at::equal(before, model->parameters()[0]));
+  EXPECT_FALSE(optimizer.FirstNonFinite(true).empty());
+  EXPECT_TRUE(optimizer.FirstNonFinite(false).empty());
+}
+
+TEST(Checkpoint, RoundTripKeepsTheNewestAlone) {
+  const TestFolder folder;
+  const std::string run = folder / "run";
+  std::filesystem::create_directories(run);
+  auto model = MakeModel(TinyConfig(), 1);
+  AdamW optimizer(*model, {});
+  for (const at::Tensor& p : model->parameters()) p.mutable_grad() = at::randn_like(p);
+  optimizer.Step(0.01, 1.0);
+  WriteCheckpoint(run, 1, *model, optimizer, {{"step", 1}});
+  WriteCheckpoint(run, 2, *model, optimizer, {{"step", 2}});
+  EXPECT_FALSE(std::filesystem::exists(run + "/checkpoint-1"));
+  const auto newest = NewestCheckpoint(run);
+  ASSERT_TRUE(newest);
+  auto other = MakeModel(TinyConfig(), 2);
+  AdamW moments(*other, {});
+  EXPECT_EQ(ReadCheckpoint(*newest, *other, moments)["step"], 2);
+  const auto a = optimizer.Save(), b = moments.Save();
+  for (size_t i = 0; i < a.size(); ++i) EXPECT_TRUE(at::equal(a[i].value, b[i].value)) << a[i].name;
+  for (size_t i = 0; i < model->parameters().size(); ++i) EXPECT_TRUE(at::equal(model->parameters()[i], other->parameters()[i]));
+}
+
+TEST(Checkpoint, AnIncompleteOneIsNotTheNewest) {
+  const TestFolder folder;
+  const std::string run = folder / "run";
+  std::filesystem::create_directories(run + "/checkpoint-9");  // no trainer.json: it was being written
+  EXPECT_FALSE(NewestCheckpoint(run));
+}
+
+TEST(Memory, ForetellsWhatCannotFit) {
+  ModelConfig c = TinyConfig();
+  CheckMemory(c, 1, 16);
+  EXPECT_THROW(CheckMemory(c, 1 << 20, 1 << 20), UsageError);
+  EXPECT_GT(EstimateTrainingBytes(c, 8, 512), EstimateTrainingBytes(c, 8, 256));
+}
+
+}  // namespace
+}  // namespace cistern
