@@ -328,20 +328,25 @@ TEST_F(CliTest, FullDisk) {
 
 TEST_F(CliTest, LossThatIsNotFiniteStopsTheRunAndKeepsTheCheckpoint) {
   // Decay of lr * 100 multiplies every matrix by about -1e5 at each step: float overflows within ten.
-  const std::string run = folder_ / "run";
-  Words words = Train(TrainedText(), run, {"--steps", "60"});
-  for (const char* s : {"train.lr=1000", "train.weight_decay=100", "train.clip=0", "train.warmup=1", "train.schedule=constant",
-                        "train.eval_every=1", "train.eval_tokens=64"}) {
-    words = words + Words{"--set", s};
+  const auto train = [&](const std::string& run, const Words& more) {
+    Words words = Train(TrainedText(), run);
+    words[8] = "60";
+    for (const char* s : {"lr=1000", "weight_decay=100", "clip=0", "warmup=1", "schedule=constant", "eval_tokens=64"}) {
+      words = words + Words{"--set", StrCat("train.", s)};
+    }
+    return words + more;
+  };
+  // Met by a training step, or by an evaluation.
+  const std::string step = folder_ / "step", eval = folder_ / "eval", kept = "last good checkpoint is kept: ";
+  Expect(train(step, {"--set", "train.eval_every=1000", "--set", "train.checkpoint_every=1"}), 1,
+         {"the loss is ", " at step ", "finite", kept + step + "/checkpoint-"});
+  Expect(train(eval, {"--set", "train.eval_every=1"}), 1, {" at step ", kept + eval + "/checkpoint-"});
+  for (const std::string& run : {step, eval}) {
+    int checkpoints = 0;
+    for (const auto& entry : fs::directory_iterator(run)) checkpoints += entry.path().filename().string().starts_with("checkpoint-");
+    EXPECT_EQ(checkpoints, 1) << run;
   }
-  words.erase(words.begin() + 7, words.begin() + 9);  // the first --steps
-  Expect(words, 1, {" at step ", "finite", "last good checkpoint is kept: " + run + "/checkpoint-"});
-  int checkpoints = 0;
-  for (const auto& entry : fs::directory_iterator(run)) {
-    if (entry.path().filename().string().starts_with("checkpoint-")) ++checkpoints;
-  }
-  EXPECT_EQ(checkpoints, 1);
-  EXPECT_EQ(Run({"generate", run, "--max-tokens", "2"}).code, 0);  // the best model so far
+  EXPECT_EQ(Run({"generate", eval, "--max-tokens", "2"}).code, 0);  // the best model so far
 }
 
 TEST_F(CliTest, InterruptSavesAndResumeGivesTheSameWeights) {

@@ -57,9 +57,12 @@ void ModelConfig::Validate() const {
     const MechanismInfo& info = FindMechanism(name);
     info.make(options, {dim, heads, max_length, 0, attention_dropout});  // reads and checks them
   }
-  // A layer of every mechanism in use, tiny in memory: checks form, positions, convolution and sizes before any work.
   const double parameters = double(vocab_size) * double(dim) + double(layers) * 12.0 * double(dim) * double(dim);
   if (parameters > 1e11) FailUsage("the model would have about ", parameters, " parameters; check dim=", dim, " and layers=", layers);
+  for (int64_t layer = 0; layer < layers; ++layer) {  // form, positions, convolution and sizes of every mechanism in use
+    MakeMechanism(Block(layer, kind == "decoder_lm" ? Form::kCausal : Form::kBidirectional).attention);
+    if (attention.size() == 1) break;
+  }
 }
 
 BlockOptions ModelConfig::Block(int64_t layer, Form form) const {

@@ -135,8 +135,10 @@ void LoadWeights(Model& model, const std::string& path) {
 std::shared_ptr<Model> LoadModel(const std::string& folder) {
   const std::string path = folder + "/config.json";
   const ModelConfig config = ReadModelConfig(ReadJsonFile(path), path);
+  const std::string weights = folder + "/model.safetensors";
   auto model = MakeModel(config, 0);
-  LoadWeights(*model, folder + "/model.safetensors");
+  if (const SafetensorsFile file(weights); !file.entries().empty() && file.entries()[0].dtype == DType::kF64) model->to(at::kDouble);
+  LoadWeights(*model, weights);
   model->eval();
   return model;
 }

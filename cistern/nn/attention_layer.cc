@@ -24,7 +24,7 @@ class ShortConvolution : public torch::nn::Module {
 
 }  // namespace
 
-AttentionLayer::AttentionLayer(const AttentionLayerOptions& options) : options_(options) {
+std::shared_ptr<Mechanism> MakeMechanism(const AttentionLayerOptions& options) {
   const MechanismInfo& info = FindMechanism(options.mechanism);
   const AttentionDims& dims = options.dims;
   if (dims.dim % dims.heads != 0) FailUsage("dim=", dims.dim, " is not divisible by heads=", dims.heads);
@@ -40,7 +40,14 @@ AttentionLayer::AttentionLayer(const AttentionLayerOptions& options) : options_(
   if (options.conv > 0 && options.form != Form::kCausal) {
     FailUsage("conv=", options.conv, " is a causal convolution; the ", FormName(options.form), " form has none: set conv=0");
   }
-  mechanism_ = register_module("core", info.make(options.mechanism_options, dims));
+  return info.make(options.mechanism_options, dims);
+}
+
+AttentionLayer::AttentionLayer(const AttentionLayerOptions& options) : options_(options) {
+  CISTERN_CHECK(options.form != Form::kCross,
+                "an AttentionLayer attends to its own stream; for cross attention use the mechanism's Write and Read");
+  const AttentionDims& dims = options.dims;
+  mechanism_ = register_module("core", MakeMechanism(options));
   projections_ = mechanism_->Projections();
   for (const Projection& p : projections_) {
     maps_.push_back(register_module(p.name + "_proj", std::make_shared<Linear>(dims.dim, p.width, options.bias, options.init_std)));

@@ -20,9 +20,13 @@ struct AttentionLayerOptions {
   double init_std = 0.02, out_std = 0.02;
 };
 
+// The core alone, after all checks: UsageError where the mechanism does not have the form, the positions or the convolution, or the sizes
+// do not fit.
+std::shared_ptr<Mechanism> MakeMechanism(const AttentionLayerOptions& options);
+
 class AttentionLayer : public torch::nn::Module {
  public:
-  // UsageError where the mechanism does not have the form, the positions or the convolution, or the sizes do not fit.
+  // UsageError as MakeMechanism.
   explicit AttentionLayer(const AttentionLayerOptions& options);
 
   // The mechanism's state and, with a convolution, "conv" [B, taps-1, sum of widths].

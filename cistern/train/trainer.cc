@@ -56,6 +56,12 @@ std::string Advice(const std::string& folder) {
                 ". A lower train.lr, a longer train.warmup or train.clip usually helps");
 }
 
+void RequireFinite(const AdamW& optimizer, int64_t step, const std::string& folder) {
+  const std::string broken = optimizer.FirstNonFinite(false);
+  if (!broken.empty())
+    Fail("the update at step ", step, " left parameters that are not finite, the first of them ", broken, ". ", Advice(folder));
+}
+
 std::string Short(double x) {
   char text[32];
   std::snprintf(text, sizeof text, "%.4g", x);
@@ -175,7 +181,13 @@ void Trainer::Evaluate() {
   EvalOptions eval;
   eval.max_tokens = options_.eval_tokens;
   eval.interrupted = &Interrupted();
-  Json metrics = task_.Evaluate(*model_, Split::kValid, eval);
+  RequireFinite(optimizer_, step_, folder_);
+  Json metrics;
+  try {
+    metrics = task_.Evaluate(*model_, Split::kValid, eval);
+  } catch (const Error& e) {
+    Fail("evaluation at step ", step_, ": ", e.what(), ". ", Advice(folder_));
+  }
   if (Interrupted()) return;  // a partial evaluation decides nothing
   const double value = metrics.at(task_.metric()).get<double>();
   Json line = {{"event", "valid"}, {"step", step_}};
@@ -192,9 +204,7 @@ void Trainer::Evaluate() {
 }
 
 void Trainer::SaveCheckpoint() {
-  const std::string broken = optimizer_.FirstNonFinite(false);
-  if (!broken.empty())
-    Fail("the update at step ", step_, " left parameters that are not finite, the first of them ", broken, ". ", Advice(folder_));
+  RequireFinite(optimizer_, step_, folder_);
   WriteCheckpoint(folder_, step_, *model_, optimizer_,
                   {{"step", step_},
                    {"total_steps", total_steps_},
