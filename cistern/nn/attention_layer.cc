@@ -44,10 +44,11 @@ std::shared_ptr<Mechanism> MakeMechanism(const AttentionLayerOptions& options) {
 }
 
 AttentionLayer::AttentionLayer(const AttentionLayerOptions& options) : options_(options) {
-  CISTERN_CHECK(options.form != Form::kCross,
-                "an AttentionLayer attends to its own stream; for cross attention use the mechanism's Write and Read");
   const AttentionDims& dims = options.dims;
   mechanism_ = register_module("core", MakeMechanism(options));
+  if (options.form == Form::kCross) {
+    FailUsage("an AttentionLayer attends to its own stream; for cross attention use the mechanism's Write and Read");
+  }
   projections_ = mechanism_->Projections();
   for (const Projection& p : projections_) {
     maps_.push_back(register_module(p.name + "_proj", std::make_shared<Linear>(dims.dim, p.width, options.bias, options.init_std)));
