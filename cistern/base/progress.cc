@@ -34,7 +34,7 @@ std::string Rate(double x) {
 
 // 4:09, 1:02:03, 3d 04:00.
 std::string Duration(double seconds) {
-  const int64_t s = int64_t(std::min(std::max(seconds, 0.0), 1e9) + 0.5);
+  const int64_t s = std::llround(std::clamp(seconds, 0.0, 1e9));
   char text[64];
   if (s >= 86400) {
     std::snprintf(text, sizeof(text), "%lldd %02lld:%02lld", (long long)(s / 86400), (long long)(s / 3600 % 24), (long long)(s / 60 % 60));

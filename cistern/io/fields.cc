@@ -159,7 +159,7 @@ std::string UnknownKey(const std::string& dotted, const Texts& all, const std::s
   for (const std::string& name : all) {
     if (EndsWith(name, "." + dotted)) return StrCat("unknown key '", dotted, "'; did you mean '", name, "'?");
   }
-  const std::string message = UnknownName("key", dotted, all);
+  std::string message = UnknownName("key", dotted, all);
   if (message.find("; did you mean '") != std::string::npos) return message;
   Texts siblings;
   for (const std::string& name : all) {
@@ -370,7 +370,8 @@ void Fields::HelpRows(const std::string& prefix, std::vector<std::array<std::str
     }
     std::string allowed = !field->choices.empty() ? ChoicesText(field->choices) : RangeText(field->integers);
     if (std::holds_alternative<double*>(field->target)) allowed = RangeText(field->numbers);
-    rows->push_back({prefix + field->name, kind + " = " + initial, field->help + (allowed.empty() ? "" : " (" + allowed + ")")});
+    rows->push_back(
+        {prefix + field->name, StrCat(kind, " = ", initial), StrCat(field->help, allowed.empty() ? "" : StrCat(" (", allowed, ")"))});
   }
 }
 

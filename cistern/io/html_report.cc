@@ -63,7 +63,7 @@ HtmlReport& HtmlReport::Table(const HtmlTable& table) {
   }
   const auto cells = [&](const std::vector<std::string>& row, const std::string& tag) {
     for (size_t i = 0; i < row.size(); ++i) {
-      body_ += "<" + tag + (number[i] ? " class=\"number\">" : ">") + EscapeXml(row[i]) + "</" + tag + ">";
+      body_ += StrCat("<", tag, number[i] ? " class=\"number\">" : ">", EscapeXml(row[i]), "</", tag, ">");
     }
     body_ += "</tr>\n";
   };

@@ -88,7 +88,7 @@ at::Tensor AsDouble(const at::Tensor& x) { return x.to(at::kDouble).contiguous()
 
 Tensor2 ForwardReference(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& state, const OptionalTensor& starts,
                          const OptionalTensor& lengths) {
-  const MaskView view(starts, lengths);
+  const MaskView view(starts, lengths, x.size(1));
   const at::Tensor xd = AsDouble(x), wd = AsDouble(weight), sd = AsDouble(state);
   const at::Tensor y = at::empty_like(xd), after = at::empty_like(sd);
   ref::ShortConv(ShapeOf(x, weight), xd.const_data_ptr<double>(), wd.const_data_ptr<double>(), sd.const_data_ptr<double>(), view.mask,
@@ -113,7 +113,7 @@ Tensor2 ForwardCpu(const at::Tensor& x, const at::Tensor& weight, const at::Tens
   Check(x, weight, state, starts, lengths);
   if (!UsesKernel(x)) return Composite(x, weight, state, starts, lengths);
   if (ActiveImpl() == Impl::kReference) return ForwardReference(x, weight, state, starts, lengths);
-  const MaskView view(starts, lengths);
+  const MaskView view(starts, lengths, x.size(1));
   auto run = [&]<class T>(T) -> Tensor2 {
     const at::Tensor xc = UnitStride(x), wc = weight.contiguous(), sc = state.contiguous();
     const at::Tensor y = at::empty(x.sizes(), x.options()), after = at::empty(state.sizes(), x.options());
@@ -126,7 +126,7 @@ Tensor2 ForwardCpu(const at::Tensor& x, const at::Tensor& weight, const at::Tens
 
 Tensor3 BackwardCpu(const OptionalTensor& d_y, const OptionalTensor& d_after, const at::Tensor& x, const at::Tensor& weight,
                     const at::Tensor& state, const OptionalTensor& starts, const OptionalTensor& lengths) {
-  const MaskView view(starts, lengths);
+  const MaskView view(starts, lengths, x.size(1));
   if (ActiveImpl() == Impl::kReference) return BackwardReference(d_y, d_after, x, weight, state, view);
   auto run = [&]<class T>(T) -> Tensor3 {
     const at::Tensor xc = UnitStride(x), wc = weight.contiguous(), sc = state.contiguous();

@@ -91,7 +91,7 @@ Tensor4 ForwardCpu(bool match, const at::Tensor& a, const at::Tensor& s, const a
                    const at::Tensor& z_in, const OptionalTensor& starts, const OptionalTensor& lengths, bool want_z) {
   CheckShapes(match, a, s, u, memory_in, z_in, starts, lengths);
   if (!UsesKernel(u)) return SlotMemoryComposite(match, a, s, u, memory_in, z_in, starts, lengths, want_z);
-  const MaskView view(starts, lengths);
+  const MaskView view(starts, lengths, s.size(2));
   if (ActiveImpl() == Impl::kReference) return ForwardReference(match, a, s, u, view.mask, memory_in, z_in, want_z);
   const at::Tensor memory = memory_in.clone(at::MemoryFormat::Contiguous), z = z_in.clone(at::MemoryFormat::Contiguous);
   const at::Tensor out = EmptyHeads(match ? s.sym_sizes() : u.sym_sizes(), u.options());
@@ -107,7 +107,7 @@ Tensor5 BackwardCpu(bool match, const OptionalTensor& d_out, const OptionalTenso
                     const OptionalTensor& d_z_out, const at::Tensor& a, const at::Tensor& s, const at::Tensor& u,
                     const at::Tensor& memory_in, const at::Tensor& z_in, const at::Tensor& out, const at::Tensor& memory_end,
                     const OptionalTensor& starts, const OptionalTensor& lengths) {
-  const MaskView view(starts, lengths);
+  const MaskView view(starts, lengths, s.size(2));
   const at::Tensor g_out = UnitStride(OrZeros(d_out, out));
   if (ActiveImpl() == Impl::kReference) {
     const at::Tensor ad = AsDouble(a), sd = AsDouble(s), ud = AsDouble(u), m0 = AsDouble(memory_in), z0 = AsDouble(z_in),

@@ -2,6 +2,7 @@
 // From tensors to the kernels' views, and the layout of what the ops return.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
+#include <c10/util/Exception.h>
 
 #include <optional>
 
@@ -32,7 +33,7 @@ inline at::Tensor EmptyHeads(c10::SymIntArrayRef sizes, const at::TensorOptions&
 struct MaskView {
   at::Tensor starts, lengths;
   RowMask mask;
-  MaskView(const OptionalTensor& starts_in, const OptionalTensor& lengths_in) {
+  MaskView(const OptionalTensor& starts_in, const OptionalTensor& lengths_in, int64_t length) {
     if (starts_in) {
       starts = starts_in->contiguous();
       mask.starts = reinterpret_cast<const uint8_t*>(starts.const_data_ptr<bool>());
@@ -40,6 +41,10 @@ struct MaskView {
     if (lengths_in) {
       lengths = lengths_in->contiguous();
       mask.lengths = lengths.const_data_ptr<int64_t>();
+      for (int64_t b = 0; b < lengths.numel(); ++b) {
+        TORCH_CHECK(mask.lengths[b] >= 0 && mask.lengths[b] <= length, "lengths[", b, "] = ", mask.lengths[b],
+                    " is not within 0..T = ", length);
+      }
     }
   }
 };

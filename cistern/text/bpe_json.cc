@@ -87,7 +87,7 @@ class Reader {
 
   void Vocabulary(const json& vocab, const std::string& where) {
     if (!vocab.is_object()) Bad(where, " is not an object of token: id");
-    for (const auto& [name, id] : vocab.items()) Place(Id(id, where + " '" + name + "'"), name, "");
+    for (const auto& [name, id] : vocab.items()) Place(Id(id, StrCat(where, " '", name, "'")), name, "");
   }
 
   // The token `name`, whose bytes are `raw`, or to be decoded from the name later when raw is empty.

@@ -80,7 +80,7 @@ std::string Utf8Stream::Push(std::string_view bytes) {
 }
 
 std::string Utf8Stream::Finish() {
-  const std::string out = held_.empty() ? "" : kReplacement;
+  std::string out = held_.empty() ? "" : kReplacement;
   held_.clear();
   return out;
 }

@@ -13,7 +13,6 @@
 #include "cistern/base/error.h"
 #include "cistern/base/progress.h"
 #include "cistern/base/random.h"
-#include "cistern/data/prefetch.h"
 #include "cistern/io/atomic_file.h"
 #include "cistern/io/jsonl.h"
 #include "cistern/io/tfevents.h"
@@ -145,7 +144,7 @@ Trainer::StepOutcome Trainer::Step() {
   at::manual_seed(Philox(seed_, 0xd40, uint64_t(step_))[0]);  // dropout is a function of (seed, step): a resumed run draws the same
   StepOutcome out = {0, 0, LearningRate(Schedule(), step_), 0};
   for (int64_t micro = 0; micro < options_.accumulate; ++micro) {
-    const Batch batch = task_.TrainBatch(seed_, step_ * options_.accumulate + micro, options_.batch);
+    const Batch batch = *batches_->Next();
     at::Tensor loss;
     {
       BFloat16Scope scope(bfloat16_);
@@ -229,6 +228,8 @@ TrainResult Trainer::Run() {
   };
   WriteFileAtomically(folder_ + "/experiment.json", experiment_.dump(2) + "\n");
   task_.SaveAssets(folder_);
+  batches_ = std::make_unique<Prefetcher<Batch>>(
+      [this, index = step_ * options_.accumulate]() mutable { return std::optional(task_.TrainBatch(seed_, index++, options_.batch)); }, 4);
   ResetPeakMemory();
   ProgressBar bar({total_steps_, "train", "steps", step_, 0});
   std::vector<double> rates, calibration;

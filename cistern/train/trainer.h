@@ -8,6 +8,7 @@
 #include <functional>
 #include <string>
 
+#include "cistern/data/prefetch.h"
 #include "cistern/tasks/task.h"
 #include "cistern/train/optimizer.h"
 #include "cistern/train/schedule.h"
@@ -76,6 +77,7 @@ class Trainer {
   bool has_best_ = false;
   Json best_metrics_;
   std::function<void(const Json&)> log_;
+  std::unique_ptr<Prefetcher<Batch>> batches_;  // made on a thread of their own, a few ahead
 };
 
 // Bytes a training step will need at most, estimated from the configuration, and what the machine has to give.
