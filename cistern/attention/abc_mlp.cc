@@ -5,6 +5,8 @@
 #include <cmath>
 #include <limits>
 
+#include "cistern/attention/definition.h"
+
 namespace cistern {
 
 const MechanismInfo& abc_mlp_mechanism() {
@@ -18,6 +20,8 @@ const MechanismInfo& abc_mlp_mechanism() {
     i.positions = {"none", "learned", "sinusoidal"};
     i.time = "O(T n d)";
     i.state = "n (2 d + 1) per head";
+    i.cases = {Json{{"slots", 3}}};
+    i.merges = true;
     return i;
   }();
   static const bool bound = (BindMechanism<AbcMlpMechanism>(info), true);
@@ -76,6 +80,21 @@ void AbcMlpMechanism::Write(const std::vector<at::Tensor>& x, State& state, cons
 at::Tensor AbcMlpMechanism::Read(const std::vector<at::Tensor>& x, const State& state) {
   const at::Tensor occupied = at::isneginf(state["z"]).logical_not();
   return at::matmul(Attend(at::matmul(x[0], state["key_memory"].transpose(2, 3)), occupied), state["value_memory"]);
+}
+
+at::Tensor AbcMlpMechanism::Definition(Form form, const std::vector<at::Tensor>& queries, const std::vector<at::Tensor>& x) const {
+  const double scale = 1 / std::sqrt(double(dims().dim / dims().heads));
+  return EachQuery(form, queries, x, x[2].size(3), [&](const auto& query, const auto& seen) {
+    const at::Tensor phi = at::softmax(seen[3], 2).transpose(2, 3);  // [B,H,n,T]: each slot's weights over the tokens
+    const at::Tensor keys = at::matmul(phi, seen[1]), values = at::matmul(phi, seen[2]);
+    return at::matmul(at::softmax(at::matmul(query[0], keys.transpose(2, 3)) * scale, 3), values);
+  });
+}
+
+State AbcMlpMechanism::Merge(const State& first, const State& second) const {
+  const ops::SlotState keys = ops::MergeSlots({first["key_memory"], first["z"]}, {second["key_memory"], second["z"]});
+  const ops::SlotState values = ops::MergeSlots({first["value_memory"], first["z"]}, {second["value_memory"], second["z"]});
+  return {{{"key_memory", keys.memory}, {"value_memory", values.memory}, {"z", values.z}}};
 }
 
 }  // namespace cistern

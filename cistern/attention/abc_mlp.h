@@ -20,6 +20,8 @@ class AbcMlpMechanism : public Mechanism {
   at::Tensor Extend(const std::vector<at::Tensor>& x, State& state, const ops::Mask& mask) override;
   void Write(const std::vector<at::Tensor>& x, State& state, const ops::Mask& mask) override;
   at::Tensor Read(const std::vector<at::Tensor>& x, const State& state) override;
+  at::Tensor Definition(Form form, const std::vector<at::Tensor>& queries, const std::vector<at::Tensor>& x) const override;
+  State Merge(const State& first, const State& second) const override;
 
  private:
   at::Tensor Attend(const at::Tensor& logits, const at::Tensor& occupied) const;

@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 
+#include "cistern/attention/definition.h"
 #include "cistern/base/error.h"
 
 namespace cistern {
@@ -19,6 +20,8 @@ const MechanismInfo& latte_mechanism() {
     i.positions = {"none", "learned", "sinusoidal"};
     i.time = "O(T (L/H) d)";
     i.state = "(L/H) (d + 1) per head";
+    i.cases = {Json{{"latents", 6}}};
+    i.merges = true;
     return i;
   }();
   static const bool bound = (BindMechanism<LatteMechanism>(info), true);
@@ -68,6 +71,17 @@ void LatteMechanism::Write(const std::vector<at::Tensor>& x, State& state, const
 
 at::Tensor LatteMechanism::Read(const std::vector<at::Tensor>& x, const State& state) {
   return at::matmul(ReadWeights(x[0]), state["memory"]);
+}
+
+at::Tensor LatteMechanism::Definition(Form form, const std::vector<at::Tensor>& queries, const std::vector<at::Tensor>& x) const {
+  return EachQuery(form, queries, x, x[2].size(3), [](const auto& query, const auto& seen) {
+    return at::matmul(at::softmax(query[0], 3), at::matmul(at::softmax(seen[1], 2).transpose(2, 3), seen[2]));
+  });
+}
+
+State LatteMechanism::Merge(const State& first, const State& second) const {
+  const ops::SlotState whole = ops::MergeSlots({first["memory"], first["z"]}, {second["memory"], second["z"]});
+  return {{{"memory", whole.memory}, {"z", whole.z}}};
 }
 
 }  // namespace cistern

@@ -76,11 +76,23 @@ std::vector<Document> Documents(const ops::Mask& mask, int64_t batch, int64_t le
 
 }  // namespace
 
+at::Tensor Mechanism::BidirectionalRows(const std::vector<at::Tensor>& x, const ops::Mask& mask) {
+  State state = EmptyState(x[0].size(0), x[0].options());
+  Write(x, state, mask);
+  return Read(x, state);
+}
+
+State Mechanism::Merge(const State&, const State&) const {
+  throw Error(StrCat("[", info().name, "] states do not merge; extend one state by the second piece instead"));
+}
+
+void Mechanism::Truncate(State&, int64_t) const {
+  throw Error(StrCat("[", info().name, "] the state does not hold single tokens and cannot be cut back; keep a Clone of it instead"));
+}
+
 at::Tensor Mechanism::Bidirectional(const std::vector<at::Tensor>& x, const ops::Mask& mask) {
   if (!mask.starts) {
-    State state = EmptyState(x[0].size(0), x[0].options());
-    Write(x, state, mask);
-    const at::Tensor out = Read(x, state);
+    const at::Tensor out = BidirectionalRows(x, mask);
     if (!mask.lengths) return out;
     const at::Tensor pad = at::arange(out.size(2), mask.lengths->options()).unsqueeze(0) >= mask.lengths->unsqueeze(1);
     return out.masked_fill(pad.unsqueeze(1).unsqueeze(-1), 0.0);

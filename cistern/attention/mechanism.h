@@ -46,11 +46,15 @@ struct MechanismInfo {
   bool verbs = true;                  // offers write, read and extend
   bool exact = false;                 // equals softmax attention
   bool stochastic = false;
-  bool bounded = true;                 // the state does not grow with the sequence
-  bool causal_is_prefix = true;        // causal at t = the last row of bidirectional over 0..t
-  std::vector<std::string> positions;  // kinds that fit: none, learned, sinusoidal, rotary
-  std::string time, state;             // cost in words: "O(T n d)", "2 n (d + 1)"
-  std::function<Fields()> options;     // its typed options with their defaults
+  bool bounded = true;                         // the state does not grow with the sequence
+  bool causal_is_prefix = true;                // causal at t = the last row of bidirectional over 0..t
+  std::vector<std::string> positions;          // kinds that fit: none, learned, sinusoidal, rotary
+  std::string time, state;                     // cost in words: "O(T n d)", "2 n (d + 1)"
+  std::vector<Json> cases = {Json::object()};  // options the conformance suite runs: every variant once, sizes of a few
+  double tolerance = 1e-6;                     // of the conformance suite in float, relative RMS; say why where it is wider
+  bool merges = false;                         // has Merge
+  bool truncates = false;                      // has Truncate
+  std::function<Fields()> options;             // its typed options with their defaults
   std::function<std::shared_ptr<class Mechanism>(const Json& options, const AttentionDims& dims)> make;
   bool Supports(Form form) const;
 };
@@ -70,6 +74,19 @@ class Mechanism : public torch::nn::Module {
   virtual at::Tensor Read(const std::vector<at::Tensor>& x, const State& state) = 0;
   // The whole sequence, every token sees every valid token. Rows with several documents are taken apart first.
   at::Tensor Bidirectional(const std::vector<at::Tensor>& x, const ops::Mask& mask);
+
+  // What the paper says, in plain double-precision code that shares nothing with the above (definition.h helps): rows without padding, x in
+  // declared order; query-side tensors come from `queries`, which is x but for cross attention. As in evaluation: no dropout. -> [B,H,T,d]
+  virtual at::Tensor Definition(Form form, const std::vector<at::Tensor>& queries, const std::vector<at::Tensor>& x) const = 0;
+
+  // The state after two adjacent pieces of one sequence, each begun empty (info().merges), and the state as it was after the first `count`
+  // tokens (info().truncates: nothing written is ever forgotten). Error where the mechanism has none.
+  virtual State Merge(const State& first, const State& second) const;
+  virtual void Truncate(State& state, int64_t count) const;
+
+ protected:
+  // Bidirectional for rows of one document each; padding reads anything. By default: write all, read all.
+  virtual at::Tensor BidirectionalRows(const std::vector<at::Tensor>& x, const ops::Mask& mask);
 
  private:
   const MechanismInfo& info_;

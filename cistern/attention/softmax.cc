@@ -2,6 +2,8 @@
 
 #include <ATen/ATen.h>
 
+#include "cistern/attention/definition.h"
+#include "cistern/base/error.h"
 #include "cistern/ops/softmax_attention.h"
 
 namespace cistern {
@@ -20,6 +22,7 @@ const MechanismInfo& softmax_mechanism() {
     i.positions = {"none", "learned", "sinusoidal", "rotary"};
     i.time = "O(T^2 d)";
     i.state = "2 T d per head";
+    i.truncates = true;
     return i;
   }();
   static const bool bound = (BindMechanism<SoftmaxMechanism>(info), true);
@@ -120,6 +123,21 @@ at::Tensor SoftmaxMechanism::Extend(const std::vector<at::Tensor>& x, State& sta
   if (!mask.lengths) return out;
   const at::Tensor pad = at::arange(out.size(2), mask.lengths->options()).unsqueeze(0) >= mask.lengths->unsqueeze(1);
   return out.masked_fill(pad.unsqueeze(1).unsqueeze(-1), 0.0);
+}
+
+at::Tensor SoftmaxMechanism::Definition(Form form, const std::vector<at::Tensor>& queries, const std::vector<at::Tensor>& x) const {
+  const double scale = 1 / std::sqrt(double(dims().dim / dims().heads));
+  return EachQuery(form, queries, x, x[2].size(3), [&](const auto& query, const auto& seen) {
+    return at::matmul(at::softmax(at::matmul(query[0], seen[1].transpose(2, 3)) * scale, 3), seen[2]);
+  });
+}
+
+void SoftmaxMechanism::Truncate(State& state, int64_t count) const {
+  const int64_t rows = Count(state);
+  CISTERN_CHECK(count >= 0 && count <= rows, "[softmax] cannot cut a state of ", rows, " tokens back to ", count);
+  for (const char* name : {"k", "v"}) state[name] = state[name].narrow(2, 0, count);
+  if (state.Has("valid")) state["valid"] = state["valid"].narrow(1, 0, count);
+  state["count"] = at::full_like(state["count"], count);
 }
 
 }  // namespace cistern

@@ -16,6 +16,8 @@ class SoftmaxMechanism : public Mechanism {
   at::Tensor Extend(const std::vector<at::Tensor>& x, State& state, const ops::Mask& mask) override;
   void Write(const std::vector<at::Tensor>& x, State& state, const ops::Mask& mask) override;
   at::Tensor Read(const std::vector<at::Tensor>& x, const State& state) override;
+  at::Tensor Definition(Form form, const std::vector<at::Tensor>& queries, const std::vector<at::Tensor>& x) const override;
+  void Truncate(State& state, int64_t count) const override;
 };
 
 }  // namespace cistern

@@ -2,6 +2,8 @@
 
 #include <ATen/ATen.h>
 
+#include "cistern/attention/definition.h"
+
 namespace cistern {
 
 const MechanismInfo& mean_mechanism() {
@@ -15,6 +17,7 @@ const MechanismInfo& mean_mechanism() {
     i.positions = {"none", "learned", "sinusoidal"};
     i.time = "O(T n d)";
     i.state = "n (d + 1) per head";
+    i.cases = {Json{{"slots", 3}}, Json{{"slots", 3}, {"gated", false}}};
     return i;
   }();
   static const bool bound = (BindMechanism<MeanMechanism>(info), true);
@@ -60,6 +63,13 @@ void MeanMechanism::Write(const std::vector<at::Tensor>& x, State& state, const 
 
 at::Tensor MeanMechanism::Read(const std::vector<at::Tensor>& x, const State& state) {
   return at::matmul(at::softmax(x[0], -1), state["memory"]);
+}
+
+at::Tensor MeanMechanism::Definition(Form form, const std::vector<at::Tensor>& queries, const std::vector<at::Tensor>& x) const {
+  return EachQuery(form, queries, x, x[2].size(3), [&](const auto& query, const auto& seen) {
+    const at::Tensor weights = at::softmax(LogWeights(seen), 2);  // of each slot, over the tokens
+    return at::matmul(at::softmax(query[0], 3), at::matmul(weights.transpose(2, 3), seen[2]));
+  });
 }
 
 }  // namespace cistern

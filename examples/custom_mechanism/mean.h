@@ -20,6 +20,7 @@ class MeanMechanism : public Mechanism {
   at::Tensor Extend(const std::vector<at::Tensor>& x, State& state, const ops::Mask& mask) override;
   void Write(const std::vector<at::Tensor>& x, State& state, const ops::Mask& mask) override;
   at::Tensor Read(const std::vector<at::Tensor>& x, const State& state) override;
+  at::Tensor Definition(Form form, const std::vector<at::Tensor>& queries, const std::vector<at::Tensor>& x) const override;
 
  private:
   at::Tensor LogWeights(const std::vector<at::Tensor>& x) const;
