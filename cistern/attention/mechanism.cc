@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "cistern/attention/head_groups.h"
 #include "cistern/base/error.h"
 
 namespace cistern {
@@ -36,6 +37,7 @@ const std::vector<const MechanismInfo*>& Mechanisms() {
 }
 
 const MechanismInfo& FindMechanism(const std::string& name) {
+  if (IsHeadGroups(name)) return HeadGroupsInfo(name);
   std::vector<std::string> names;
   for (const MechanismInfo* info : Mechanisms()) {
     if (info->name == name) return *info;

@@ -26,8 +26,10 @@ enum class Side { kQuery, kKey };  // which stream a projection is made from; th
 struct Projection {
   std::string name;  // "q" gives the weight q_proj.weight
   Side side;
-  int64_t width;        // over all heads
+  int64_t width;        // over its heads
   bool rotary = false;  // rotary positions turn it
+  int64_t heads = 0;    // it is split into; 0: as many as the layer has. 1: shared by all heads
+  bool tied = false;    // the layers of one model with this mechanism share the map
 };
 
 struct AttentionDims {
@@ -35,7 +37,8 @@ struct AttentionDims {
   int64_t heads = 0;       // H; d = D/H
   int64_t max_length = 0;  // of the model, for mechanisms of fixed length
   int64_t layer = 0;
-  double dropout = 0;  // attention dropout
+  double dropout = 0;                      // attention dropout
+  const class Mechanism* first = nullptr;  // of an earlier layer, same model and options: owns what is tied across layers
 };
 
 // What a mechanism is and can do, for errors, help, docs, verification and benchmarks.
@@ -95,7 +98,8 @@ class Mechanism : public torch::nn::Module {
 
 // All mechanisms, in the order of mechanisms.def.
 const std::vector<const MechanismInfo*>& Mechanisms();
-const MechanismInfo& FindMechanism(const std::string& name);  // UsageError with the nearest name
+// A name of mechanisms.def, or head groups such as "window:2+latte:2" (head_groups.h). UsageError with the nearest name.
+const MechanismInfo& FindMechanism(const std::string& name);
 
 // UsageError with the reason and what works instead, unless the mechanism has the form.
 void RequireForm(const MechanismInfo& info, Form form);

@@ -1,22 +1,25 @@
 #include "cistern/models/config.h"
 
+#include <algorithm>
 #include <cmath>
 
-#include "cistern/attention/mechanism.h"
+#include "cistern/attention/head_groups.h"
 #include "cistern/base/error.h"
 #include "cistern/nn/positions.h"
 
 namespace cistern {
 
 Fields ModelConfig::Describe() {
-  std::vector<std::string> mechanisms;
-  for (const MechanismInfo* info : Mechanisms()) mechanisms.push_back(info->name);
+  std::string mechanisms;
+  for (const MechanismInfo* info : Mechanisms()) mechanisms += (mechanisms.empty() ? "" : ", ") + info->name;
   Fields f;
   f.Add("kind", &kind, "what the model is", {"decoder_lm", "encoder_classifier"});
   f.Add("version", &version, "version of this file's format");
   f.Add("vocab_size", &vocab_size, "token ids; set by the task", {0, 1 << 24});
   f.Add("classes", &classes, "classes of a classifier; set by the task", {0, 1 << 20});
-  f.Add("attention", &attention, "mechanism of all layers, or a list with one for each", mechanisms);
+  f.Add("attention", &attention,
+        StrCat("mechanism of all layers, or a list with one for each; \"softmax:2+latte:2\" shares out the heads of a layer. One of ",
+               mechanisms));
   f.Add("attention_options", &attention_options, "options by mechanism, such as {\"latte\": {\"latents\": 64}}");
   f.Add("dim", &dim, "width of the model (D)", {1, 65536});
   f.Add("layers", &layers, "blocks", {1, 1024});
@@ -37,6 +40,7 @@ Fields ModelConfig::Describe() {
   f.Add("dropout", &dropout, "after attention, feed-forward and embedding", {0.0, 0.95});
   f.Add("attention_dropout", &attention_dropout, "on the attention probabilities", {0.0, 0.95});
   f.Add("init_std", &init_std, "standard deviation of the initial weights", {1e-6, 10.0});
+  f.Add("embedding_std", &embedding_std, "the same of embeddings and learned positions; 0 takes init_std", {0.0, 10.0});
   return f;
 }
 
@@ -55,7 +59,9 @@ void ModelConfig::Validate() const {
   for (const auto& [name, options] : attention_options.items()) {
     if (!options.is_object()) FailUsage("attention_options.", name, " must be an object");
     const MechanismInfo& info = FindMechanism(name);
-    info.make(options, {dim, heads, max_length, 0, attention_dropout});  // reads and checks them
+    const auto part = [&name](const std::string& a) { return IsHeadGroups(a) && a.find(name) != std::string::npos; };
+    if (std::any_of(attention.begin(), attention.end(), part)) continue;  // for fewer heads: checked below
+    info.make(options, {dim, heads, max_length, 0, attention_dropout});   // reads and checks them
   }
   const double parameters = double(vocab_size) * double(dim) + double(layers) * 12.0 * double(dim) * double(dim);
   if (parameters > 1e11) FailUsage("the model would have about ", parameters, " parameters; check dim=", dim, " and layers=", layers);
@@ -68,7 +74,11 @@ void ModelConfig::Validate() const {
 BlockOptions ModelConfig::Block(int64_t layer, Form form) const {
   BlockOptions b;
   b.attention.mechanism = Mechanism(layer);
-  if (attention_options.contains(b.attention.mechanism)) b.attention.mechanism_options = attention_options.at(b.attention.mechanism);
+  if (IsHeadGroups(b.attention.mechanism)) {
+    b.attention.mechanism_options = attention_options;
+  } else if (attention_options.contains(b.attention.mechanism)) {
+    b.attention.mechanism_options = attention_options.at(b.attention.mechanism);
+  }
   b.attention.dims = {dim, heads, max_length, layer, attention_dropout};
   b.attention.form = form;
   b.attention.positions = positions;
@@ -98,7 +108,11 @@ ModelConfig ReadModelConfig(const Json& json, const std::string& where) {
     config.Validate();
   }
   config.Describe().Read(json, where);
-  config.Validate();
+  try {
+    config.Validate();
+  } catch (const UsageError& e) {
+    FailUsage(where, ": ", e.what());
+  }
   return config;
 }
 

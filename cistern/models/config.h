@@ -22,11 +22,12 @@ struct ModelConfig {
   std::string norm = "pre", activation = "gelu", positions = "none", pooling = "mean";
   bool final_norm = true, tie_embeddings = true;
   bool bias = false, ffn_bias = false, head_bias = false;  // bias: all of them; Latte's paper has the other two alone
-  double dropout = 0, attention_dropout = 0, init_std = 0.02, norm_eps = 1e-5;
+  double dropout = 0, attention_dropout = 0, init_std = 0.02, embedding_std = 0, norm_eps = 1e-5;
 
   Fields Describe();
   // Checks what single fields cannot: divisibility, mechanisms, options; UsageError names the key. Call after reading.
   void Validate() const;
+  double EmbeddingStd() const { return embedding_std > 0 ? embedding_std : init_std; }
   const std::string& Mechanism(int64_t layer) const { return attention[attention.size() == 1 ? 0 : size_t(layer)]; }
   BlockOptions Block(int64_t layer, Form form) const;
   std::string Summary() const;  // "latte, 2 layers x 128, 4 heads"

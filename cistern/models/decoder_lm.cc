@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 
 #include "cistern/base/error.h"
+#include "cistern/nn/head_loss.h"
 #include "cistern/nn/positions.h"
 
 namespace cistern {
@@ -46,15 +47,13 @@ ModelState ModelState::Reorder(const at::Tensor& rows) const {
 
 DecoderLm::DecoderLm(const ModelConfig& config) : Model(config) {
   if (config.vocab_size < 1) FailUsage("a decoder_lm needs vocab_size of at least 1, got ", config.vocab_size);
-  auto embed = std::make_shared<Embedding>(config.vocab_size, config.dim, config.init_std);
+  auto embed = std::make_shared<Embedding>(config.vocab_size, config.dim, config.EmbeddingStd());
   embedding_ = embed->weight;
   embed_ = register_module("embed_tokens", embed);
   positions_ = register_module("embed_positions",
-                               std::make_shared<PositionEmbedding>(config.positions, config.dim, config.max_length, config.init_std));
+                               std::make_shared<PositionEmbedding>(config.positions, config.dim, config.max_length, config.EmbeddingStd()));
   auto layers = register_module("layers", std::make_shared<Container>());
-  for (int64_t i = 0; i < config.layers; ++i) {
-    blocks_.push_back(layers->Add(std::to_string(i), std::make_shared<Block>(config.Block(i, Form::kCausal))));
-  }
+  blocks_ = AddBlocks(*layers, config, Form::kCausal);
   if (config.final_norm) norm_ = register_module("norm", std::make_shared<LayerNorm>(config.dim, config.norm_eps));
   if (!config.tie_embeddings) {
     head_ = register_module("lm_head",
@@ -84,6 +83,11 @@ at::Tensor DecoderLm::Hidden(const at::Tensor& ids, ModelState& state, const ops
 }
 
 at::Tensor DecoderLm::Logits(const at::Tensor& hidden) const { return head_ ? head_->Forward(hidden) : at::linear(hidden, embedding_); }
+
+at::Tensor DecoderLm::Loss(const at::Tensor& hidden, const at::Tensor& targets, double label_smoothing) const {
+  return HeadLoss(hidden.reshape({-1, hidden.size(-1)}), head_ ? head_->weight : embedding_, head_ ? head_->bias : at::Tensor(),
+                  targets.reshape({-1}), label_smoothing);
+}
 
 at::Tensor DecoderLm::Extend(const at::Tensor& ids, ModelState& state, const ops::Mask& mask) { return Logits(Hidden(ids, state, mask)); }
 

@@ -25,6 +25,8 @@ class DecoderLm : public Model {
   // The same up to the output layer: [B,T,D].
   at::Tensor Hidden(const at::Tensor& ids, ModelState& state, const ops::Mask& mask = {});
   at::Tensor Logits(const at::Tensor& hidden) const;
+  // NextTokenLoss(Logits(hidden), targets) without the logits in memory (nn/head_loss.h).
+  at::Tensor Loss(const at::Tensor& hidden, const at::Tensor& targets, double label_smoothing = 0) const;
   const Block& block(size_t layer) const { return *blocks_[layer]; }
 
  private:

@@ -21,15 +21,13 @@ EncoderClassifier::EncoderClassifier(const ModelConfig& config) : Model(config) 
   if (config.vocab_size < 1 || config.classes < 2) {
     FailUsage("an encoder_classifier needs vocab_size >= 1 and classes >= 2, got ", config.vocab_size, " and ", config.classes);
   }
-  embedding_ = register_module("embed_tokens", std::make_shared<TokenTable>(config.vocab_size, config.dim, config.init_std))->weight;
+  embedding_ = register_module("embed_tokens", std::make_shared<TokenTable>(config.vocab_size, config.dim, config.EmbeddingStd()))->weight;
   if (config.pooling == "cls") cls_ = register_parameter("cls_token", at::zeros({1, 1, config.dim}));
-  positions_ = register_module("embed_positions",
-                               std::make_shared<PositionEmbedding>(config.positions, config.dim,
-                                                                   config.max_length + (config.pooling == "cls" ? 1 : 0), config.init_std));
+  positions_ = register_module(
+      "embed_positions", std::make_shared<PositionEmbedding>(config.positions, config.dim,
+                                                             config.max_length + (config.pooling == "cls" ? 1 : 0), config.EmbeddingStd()));
   auto layers = register_module("layers", std::make_shared<Container>());
-  for (int64_t i = 0; i < config.layers; ++i) {
-    blocks_.push_back(layers->Add(std::to_string(i), std::make_shared<Block>(config.Block(i, Form::kBidirectional))));
-  }
+  blocks_ = AddBlocks(*layers, config, Form::kBidirectional);
   if (config.final_norm) norm_ = register_module("norm", std::make_shared<LayerNorm>(config.dim, config.norm_eps));
   const int64_t width = config.ffn_dim > 0 ? config.ffn_dim : 4 * config.dim;
   auto classifier = register_module("classifier", std::make_shared<Container>());

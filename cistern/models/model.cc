@@ -70,6 +70,18 @@ at::TensorOptions Model::options() const {
   return at::TensorOptions().dtype(all[0].dtype()).device(all[0].device());
 }
 
+std::vector<std::shared_ptr<Block>> AddBlocks(Container& layers, const ModelConfig& config, Form form) {
+  std::vector<std::shared_ptr<Block>> blocks;
+  for (int64_t i = 0; i < config.layers; ++i) {
+    BlockOptions options = config.Block(i, form);
+    for (int64_t j = 0; j < i && !options.attention.first; ++j) {
+      if (config.Mechanism(j) == config.Mechanism(i)) options.attention.first = &blocks[size_t(j)]->attention();
+    }
+    blocks.push_back(layers.Add(std::to_string(i), std::make_shared<Block>(options)));
+  }
+  return blocks;
+}
+
 std::shared_ptr<Model> MakeModel(const ModelConfig& config, uint64_t seed) {
   config.Validate();
   at::manual_seed(seed);

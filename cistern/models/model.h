@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "cistern/models/config.h"
+#include "cistern/nn/linear.h"
 
 namespace cistern {
 
@@ -20,6 +21,9 @@ class Model : public torch::nn::Module {
  protected:
   ModelConfig config_;
 };
+
+// The blocks of a model, registered in `layers` as "0", "1", ...; what a mechanism ties across layers belongs to its first block.
+std::vector<std::shared_ptr<Block>> AddBlocks(Container& layers, const ModelConfig& config, Form form);
 
 std::shared_ptr<Model> MakeModel(const ModelConfig& config, uint64_t seed);
 

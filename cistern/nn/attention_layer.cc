@@ -43,15 +43,21 @@ std::shared_ptr<Mechanism> MakeMechanism(const AttentionLayerOptions& options) {
   return info.make(options.mechanism_options, dims);
 }
 
-AttentionLayer::AttentionLayer(const AttentionLayerOptions& options) : options_(options) {
+AttentionLayer::AttentionLayer(AttentionLayerOptions options) : options_(options) {
+  if (options.first) options.dims.first = options.first->mechanism_.get();
   const AttentionDims& dims = options.dims;
   mechanism_ = register_module("core", MakeMechanism(options));
   if (options.form == Form::kCross) {
     FailUsage("an AttentionLayer attends to its own stream; for cross attention use the mechanism's Write and Read");
   }
   projections_ = mechanism_->Projections();
-  for (const Projection& p : projections_) {
-    maps_.push_back(register_module(p.name + "_proj", std::make_shared<Linear>(dims.dim, p.width, options.bias, options.init_std)));
+  for (Projection& p : projections_) {
+    if (p.heads == 0) p.heads = dims.heads;
+    if (p.tied && options.first) {
+      maps_.push_back(options.first->maps_[maps_.size()]);
+    } else {
+      maps_.push_back(register_module(p.name + "_proj", std::make_shared<Linear>(dims.dim, p.width, options.bias, options.init_std)));
+    }
     if (options.conv > 0) {
       filters_.push_back(register_module(p.name + "_conv", std::make_shared<ShortConvolution>(p.width, options.conv))->weight);
     }
@@ -71,7 +77,7 @@ State AttentionLayer::EmptyState(int64_t batch, const at::TensorOptions& options
 
 // All projections of self attention in one product (and one convolution), then split into heads: views, no copies.
 std::vector<at::Tensor> AttentionLayer::Project(const Stream& stream, State* state) const {
-  const int64_t batch = stream.x.size(0), length = stream.x.size(1), heads = options_.dims.heads;
+  const int64_t batch = stream.x.size(0), length = stream.x.size(1);
   std::vector<at::Tensor> weights, biases;
   for (const auto& map : maps_) {
     weights.push_back(map->weight);
@@ -87,7 +93,7 @@ std::vector<at::Tensor> AttentionLayer::Project(const Stream& stream, State* sta
   std::vector<at::Tensor> x;
   int64_t offset = 0;
   for (const Projection& p : projections_) {
-    at::Tensor part = y.narrow(2, offset, p.width).view({batch, length, heads, p.width / heads}).transpose(1, 2);
+    at::Tensor part = y.narrow(2, offset, p.width).view({batch, length, p.heads, p.width / p.heads}).transpose(1, 2);
     if (options_.positions == "rotary" && p.rotary) part = Rotate(part, stream.positions);
     x.push_back(part);
     offset += p.width;

@@ -18,6 +18,7 @@ struct AttentionLayerOptions {
   int64_t conv = 0;                // taps of the causal convolution on every projection; 0: none
   bool bias = false;
   double init_std = 0.02, out_std = 0.02;
+  const class AttentionLayer* first = nullptr;  // of an earlier block, same mechanism: owns what is tied across layers
 };
 
 // The core alone, after all checks: UsageError where the mechanism does not have the form, the positions or the convolution, or the sizes
@@ -27,7 +28,7 @@ std::shared_ptr<Mechanism> MakeMechanism(const AttentionLayerOptions& options);
 class AttentionLayer : public torch::nn::Module {
  public:
   // UsageError as MakeMechanism.
-  explicit AttentionLayer(const AttentionLayerOptions& options);
+  explicit AttentionLayer(AttentionLayerOptions options);
 
   // The mechanism's state and, with a convolution, "conv" [B, taps-1, sum of widths].
   State EmptyState(int64_t batch, const at::TensorOptions& options) const;

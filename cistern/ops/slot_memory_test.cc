@@ -341,6 +341,30 @@ TEST(SlotOps, MergedStatesAreTheWhole) {
   }
 }
 
+TEST(SlotOps, AHundredThousandTokensOneAtATimeStayExact) {
+  // In float, against the reference in double. Values are of size 1: the errors are absolute.
+  at::NoGradGuard guard;
+  at::manual_seed(6);
+  const int64_t T = 100000;
+  const at::Tensor r = at::softmax(Normal({1, 1, T, 4}), -1).to(at::kFloat), s = (Normal({1, 1, T, 4}) * 3).to(at::kFloat),
+                   v = Normal({1, 1, T, 6}).to(at::kFloat);
+  SlotResult want;
+  {
+    ImplScope scope(Impl::kReference);
+    want = SlotRead(r.to(at::kDouble), s.to(at::kDouble), v.to(at::kDouble), EmptySlots(1, 1, 4, 6, at::kDouble));
+  }
+  SlotState state = EmptySlots(1, 1, 4, 6, at::kFloat);
+  at::Tensor last;
+  for (int64_t t = 0; t < T; ++t) {
+    const SlotResult step = SlotRead(r.narrow(2, t, 1), s.narrow(2, t, 1), v.narrow(2, t, 1), state);
+    state = step.state;
+    last = step.out;
+  }
+  EXPECT_LT((state.memory.to(at::kDouble) - want.state.memory).abs().max().item<double>(), 1e-6);
+  EXPECT_LT((state.z - want.state.z).abs().max().item<double>(), 1e-12);
+  EXPECT_LT((last.to(at::kDouble) - want.out.narrow(2, T - 1, 1)).abs().max().item<double>(), 1e-6);
+}
+
 TEST(SlotOps, WrongShapesNameTheOpAndTheShape) {
   const SlotState state = EmptySlots(2, 3, 5, 4, at::kFloat);
   const at::Tensor s = at::zeros({2, 3, 6, 5}), v = at::zeros({2, 3, 6, 4});

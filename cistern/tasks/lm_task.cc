@@ -78,7 +78,7 @@ Batch LmTask::TrainBatch(uint64_t seed, int64_t step, int64_t rows) const {
 at::Tensor LmTask::Loss(Model& model, const Batch& batch, double label_smoothing) const {
   auto& lm = dynamic_cast<DecoderLm&>(model);
   ModelState state = lm.EmptyState(batch.ids.size(0));
-  return NextTokenLoss(lm.Extend(batch.ids, state), batch.targets, label_smoothing);
+  return lm.Loss(lm.Hidden(batch.ids, state), batch.targets, label_smoothing);
 }
 
 Json LmTask::Evaluate(Model& model, Split split, const EvalOptions& options) const {

@@ -1,0 +1,222 @@
+#include "cistern/attention/head_groups.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <charconv>
+#include <map>
+#include <mutex>
+
+#include "cistern/base/error.h"
+
+namespace cistern {
+namespace {
+
+struct Share {
+  const MechanismInfo* info;
+  std::string name;
+  int64_t heads;
+};
+
+std::vector<Share> Shares(const std::string& list) {
+  std::vector<Share> shares;
+  for (size_t begin = 0; begin <= list.size();) {
+    const size_t end = std::min(list.find('+', begin), list.size());
+    const std::string item = list.substr(begin, end - begin);
+    const size_t colon = item.find(':');
+    int64_t heads = 0;
+    const char* const last = item.data() + item.size();
+    if (colon == std::string::npos || std::from_chars(item.data() + colon + 1, last, heads).ptr != last || heads < 1) {
+      FailUsage("attention '", list, "': expected MECHANISM:HEADS between the plus signs, such as softmax:2+latte:2, got '", item, "'");
+    }
+    const MechanismInfo& info = FindMechanism(item.substr(0, colon));
+    if (!info.verbs) FailUsage("attention '", list, "': ", info.name, " has no state and cannot share a layer; give it a layer of its own");
+    shares.push_back({&info, info.name, heads});
+    begin = end + 1;
+  }
+  for (size_t i = 0; i < shares.size(); ++i) {
+    const auto same = [&](const Share& s) { return s.info == shares[i].info; };
+    if (std::count_if(shares.begin(), shares.end(), same) > 1) shares[i].name += std::to_string(i);
+  }
+  return shares;
+}
+
+std::shared_ptr<Mechanism> Make(const MechanismInfo& info, const std::vector<Share>& shares, const Json& options,
+                                const AttentionDims& dims) {
+  int64_t heads = 0;
+  for (const Share& s : shares) heads += s.heads;
+  if (heads != dims.heads) FailUsage("attention '", info.name, "' shares out ", heads, " heads, the layer has ", dims.heads);
+  std::vector<HeadGroups::Group> groups;
+  for (size_t i = 0; i < shares.size(); ++i) {
+    AttentionDims part = dims;
+    part.heads = shares[i].heads;
+    part.dim = dims.dim / dims.heads * shares[i].heads;
+    if (dims.first) part.first = static_cast<const HeadGroups&>(*dims.first).mechanism(i);
+    const std::string& name = shares[i].info->name;
+    groups.push_back({shares[i].name, shares[i].info->make(options.contains(name) ? options.at(name) : Json::object(), part)});
+  }
+  return std::make_shared<HeadGroups>(info, dims, std::move(groups));
+}
+
+MechanismInfo Describe(const std::string& list) {
+  const std::vector<Share> shares = Shares(list);
+  MechanismInfo i;
+  i.name = list;
+  i.title = i.source = "head groups";
+  i.summary = "Several mechanisms in one layer, each on heads of its own.";
+  for (const Form form : {Form::kBidirectional, Form::kCausal, Form::kCross}) {
+    const auto lacks = [&](const Share& s) { return !s.info->Supports(form); };
+    const auto found = std::find_if(shares.begin(), shares.end(), lacks);
+    if (found == shares.end()) {
+      i.forms.push_back(form);
+    } else {
+      i.refusals.push_back(StrCat(FormName(form), ": ", found->info->name, " has none"));
+    }
+  }
+  for (const char* kind : {"none", "learned", "sinusoidal", "rotary"}) {
+    const auto fits = [&](const Share& s) {
+      return std::find(s.info->positions.begin(), s.info->positions.end(), kind) != s.info->positions.end();
+    };
+    // Rotary positions turn only the projections that allow it: one such mechanism is enough.
+    const bool rotary = std::string(kind) == "rotary";
+    if (rotary ? std::any_of(shares.begin(), shares.end(), fits) : std::all_of(shares.begin(), shares.end(), fits))
+      i.positions.push_back(kind);
+  }
+  i.exact = i.bounded = i.merges = i.truncates = i.causal_is_prefix = true;
+  for (const Share& s : shares) {
+    i.exact = i.exact && s.info->exact;
+    i.bounded = i.bounded && s.info->bounded;
+    i.stochastic = i.stochastic || s.info->stochastic;
+    i.merges = i.merges && s.info->merges;
+    i.truncates = i.truncates && s.info->truncates;
+    i.causal_is_prefix = i.causal_is_prefix && s.info->causal_is_prefix;
+    i.tolerance = std::max(i.tolerance, s.info->tolerance);
+    i.time += (i.time.empty() ? "" : " + ") + s.info->time;
+    i.state += (i.state.empty() ? "" : " + ") + s.info->state;
+  }
+  return i;
+}
+
+}  // namespace
+
+bool IsHeadGroups(const std::string& name) { return name.find_first_of(":+") != std::string::npos; }
+
+const MechanismInfo& HeadGroupsInfo(const std::string& name) {
+  static std::mutex mutex;
+  static std::map<std::string, MechanismInfo> known;
+  const std::lock_guard lock(mutex);
+  const auto found = known.find(name);
+  if (found != known.end()) return found->second;
+  MechanismInfo& info = known[name] = Describe(name);
+  info.options = [] { return Fields(); };
+  info.make = [&info, shares = Shares(name)](const Json& options, const AttentionDims& dims) { return Make(info, shares, options, dims); };
+  return info;
+}
+
+HeadGroups::HeadGroups(const MechanismInfo& info, const AttentionDims& dims, std::vector<Group> groups)
+    : Mechanism(info, dims), groups_(std::move(groups)) {
+  for (const Group& g : groups_) register_module(g.name, g.mechanism);
+}
+
+std::vector<Projection> HeadGroups::Projections() const {
+  std::vector<Projection> all;
+  for (const Group& g : groups_) {
+    for (Projection p : g.mechanism->Projections()) {
+      p.name = g.name + "_" + p.name;
+      if (p.heads == 0) p.heads = g.mechanism->dims().heads;
+      all.push_back(p);
+    }
+  }
+  return all;
+}
+
+State HeadGroups::EmptyState(int64_t batch, const at::TensorOptions& options) const {
+  State whole;
+  for (const Group& g : groups_) {
+    for (const NamedTensor& t : g.mechanism->EmptyState(batch, options).tensors) whole.tensors.push_back({g.name + "_" + t.name, t.value});
+  }
+  return whole;
+}
+
+State HeadGroups::Part(const State& state, const Group& group) const {
+  State part;
+  const std::string prefix = group.name + "_";
+  for (const NamedTensor& t : state.tensors) {
+    if (t.name.starts_with(prefix)) part.tensors.push_back({t.name.substr(prefix.size()), t.value});
+  }
+  return part;
+}
+
+void HeadGroups::PutBack(State& whole, const Group& group, const State& part) {
+  for (const NamedTensor& t : part.tensors) whole[group.name + "_" + t.name] = t.value;
+}
+
+template <class F>
+void HeadGroups::Each(const std::vector<at::Tensor>& x, const State& state, F&& f) const {
+  size_t next = 0;
+  for (const Group& g : groups_) {
+    const size_t count = g.mechanism->Projections().size();
+    std::vector<at::Tensor> own;
+    if (!x.empty()) own.assign(x.begin() + int64_t(next), x.begin() + int64_t(next + count));
+    next += count;
+    State part = Part(state, g);
+    f(g, own, part);
+  }
+}
+
+at::Tensor HeadGroups::Extend(const std::vector<at::Tensor>& x, State& state, const ops::Mask& mask) {
+  std::vector<at::Tensor> out;
+  Each(x, state, [&](const Group& g, const auto& own, State& part) {
+    out.push_back(g.mechanism->Extend(own, part, mask));
+    PutBack(state, g, part);
+  });
+  return at::cat(out, 1);
+}
+
+void HeadGroups::Write(const std::vector<at::Tensor>& x, State& state, const ops::Mask& mask) {
+  Each(x, state, [&](const Group& g, const auto& own, State& part) {
+    g.mechanism->Write(own, part, mask);
+    PutBack(state, g, part);
+  });
+}
+
+at::Tensor HeadGroups::Read(const std::vector<at::Tensor>& x, const State& state) {
+  std::vector<at::Tensor> out;
+  Each(x, state, [&](const Group& g, const auto& own, State& part) { out.push_back(g.mechanism->Read(own, part)); });
+  return at::cat(out, 1);
+}
+
+at::Tensor HeadGroups::BidirectionalRows(const std::vector<at::Tensor>& x, const ops::Mask& mask) {
+  std::vector<at::Tensor> out;
+  Each(x, {}, [&](const Group& g, const auto& own, State&) { out.push_back(g.mechanism->Bidirectional(own, mask)); });
+  return at::cat(out, 1);
+}
+
+at::Tensor HeadGroups::Definition(Form form, const std::vector<at::Tensor>& queries, const std::vector<at::Tensor>& x) const {
+  std::vector<at::Tensor> out;
+  size_t next = 0;
+  for (const Group& g : groups_) {
+    const size_t end = next + g.mechanism->Projections().size();
+    const auto own = [&](const std::vector<at::Tensor>& all) {
+      return std::vector<at::Tensor>(all.begin() + int64_t(next), all.begin() + int64_t(end));
+    };
+    out.push_back(g.mechanism->Definition(form, own(queries), own(x)));
+    next = end;
+  }
+  return at::cat(out, 1);
+}
+
+State HeadGroups::Merge(const State& first, const State& second) const {
+  State whole = first;
+  for (const Group& g : groups_) PutBack(whole, g, g.mechanism->Merge(Part(first, g), Part(second, g)));
+  return whole;
+}
+
+void HeadGroups::Truncate(State& state, int64_t count) const {
+  Each({}, state, [&](const Group& g, const auto&, State& part) {
+    g.mechanism->Truncate(part, count);
+    PutBack(state, g, part);
+  });
+}
+
+}  // namespace cistern

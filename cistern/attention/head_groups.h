@@ -1,0 +1,45 @@
+#pragma once
+// Several mechanisms in one layer, each on its own heads: "window:2+latte:2" gives the first two heads to a window and the next two to
+// Latte. All have the width D/H of the layer's heads; the output projection mixes them.
+#include "cistern/attention/mechanism.h"
+
+namespace cistern {
+
+bool IsHeadGroups(const std::string& name);  // has the form of a list of groups, whether or not its mechanisms exist
+
+// Made on first use and kept. Its options are those of its mechanisms by name: {"window": {"size": 64}, "latte": {}}; other names are
+// left alone. UsageError where a mechanism is unknown, a count is no positive number, or a mechanism has no verbs.
+const MechanismInfo& HeadGroupsInfo(const std::string& name);
+
+class HeadGroups : public Mechanism {
+ public:
+  struct Group {
+    std::string name;  // of its tensors and projections: the mechanism's, with the group's number where one comes twice
+    std::shared_ptr<Mechanism> mechanism;
+  };
+  HeadGroups(const MechanismInfo& info, const AttentionDims& dims, std::vector<Group> groups);
+  const Mechanism* mechanism(size_t group) const { return groups_[group].mechanism.get(); }
+
+  std::vector<Projection> Projections() const override;                              // "latte_q", ...: the group's name before each
+  State EmptyState(int64_t batch, const at::TensorOptions& options) const override;  // "latte_memory", ...
+  at::Tensor Extend(const std::vector<at::Tensor>& x, State& state, const ops::Mask& mask) override;
+  void Write(const std::vector<at::Tensor>& x, State& state, const ops::Mask& mask) override;
+  at::Tensor Read(const std::vector<at::Tensor>& x, const State& state) override;
+  at::Tensor Definition(Form form, const std::vector<at::Tensor>& queries, const std::vector<at::Tensor>& x) const override;
+  State Merge(const State& first, const State& second) const override;
+  void Truncate(State& state, int64_t count) const override;
+
+ protected:
+  at::Tensor BidirectionalRows(const std::vector<at::Tensor>& x, const ops::Mask& mask) override;
+
+ private:
+  // Runs f(mechanism, its tensors of x, its part of the state) for each group.
+  template <class F>
+  void Each(const std::vector<at::Tensor>& x, const State& state, F&& f) const;
+  State Part(const State& state, const Group& group) const;
+  static void PutBack(State& whole, const Group& group, const State& part);
+
+  std::vector<Group> groups_;
+};
+
+}  // namespace cistern

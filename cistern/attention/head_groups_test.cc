@@ -1,0 +1,85 @@
+#include "cistern/attention/head_groups.h"
+
+#include "cistern/attention/testing_mechanisms.h"
+#include "cistern/base/error.h"
+
+namespace cistern {
+namespace {
+
+using namespace cistern::testing;
+
+std::string Refusal(const std::string& name, Json options = Json::object(), int64_t heads = kHeads) {
+  try {
+    AttentionDims dims;
+    dims.dim = 6 * heads, dims.heads = heads;
+    FindMechanism(name).make(options, dims);
+  } catch (const UsageError& e) {
+    return e.what();
+  }
+  return "no UsageError";
+}
+
+TEST(HeadGroups, EachGroupIsItsMechanismAlone) {
+  at::manual_seed(3);
+  AttentionDims dims;
+  dims.dim = 20, dims.heads = 4;
+  const Json options = {{"latte", {{"latents", 6}}}, {"abc_mlp", {{"slots", 3}}}};
+  const auto m = FindMechanism("softmax:1+latte:2+abc_mlp:1").make(options, dims);
+  std::vector<at::Tensor> x;
+  std::vector<std::string> names;
+  for (const Projection& p : m->Projections()) {
+    names.push_back(p.name);
+    x.push_back(Normal({2, p.heads, 17, p.width / p.heads}));
+  }
+  EXPECT_EQ(names, (std::vector<std::string>{"softmax_q", "softmax_k", "softmax_v", "latte_q", "latte_k", "latte_v", "abc_mlp_q",
+                                             "abc_mlp_k", "abc_mlp_v", "abc_mlp_control"}));
+  const at::Tensor whole = ExtendPieces(*m, x, {0, 17}), everywhere = m->Bidirectional(x, {Lengths({17, 5}), {}});
+  EXPECT_EQ(whole.sizes(), (std::vector<int64_t>{2, 4, 17, 5}));
+  ExpectClose(ExtendPieces(*m, x, {0, 6, 7, 17}), whole, 1e-12, "pieces");
+  ExpectClose(whole, m->Definition(Form::kCausal, x, x), 1e-12, "definition");
+  int64_t head = 0;
+  size_t next = 0;
+  for (const auto& [name, heads] : std::vector<std::pair<std::string, int64_t>>{{"softmax", 1}, {"latte", 2}, {"abc_mlp", 1}}) {
+    AttentionDims part;
+    part.dim = 5 * heads, part.heads = heads;
+    const auto alone = FindMechanism(name).make(options.contains(name) ? options.at(name) : Json::object(), part);
+    const size_t count = alone->Projections().size();
+    const std::vector<at::Tensor> own(x.begin() + int64_t(next), x.begin() + int64_t(next + count));
+    ExpectSameBits(whole.narrow(1, head, heads), ExtendPieces(*alone, own, {0, 17}), name);
+    ExpectSameBits(everywhere.narrow(1, head, heads), alone->Bidirectional(own, {Lengths({17, 5}), {}}), name + " bidirectional");
+    head += heads;
+    next += count;
+  }
+}
+
+TEST(HeadGroups, TheSameMechanismTwiceKeepsTwoStates) {
+  AttentionDims dims;
+  dims.dim = 12, dims.heads = 2;
+  const auto m = FindMechanism("latte:1+latte:1").make(Json{{"latte", {{"latents", 3}}}}, dims);
+  std::vector<std::string> names;
+  for (const NamedTensor& t : m->EmptyState(1, at::kFloat).tensors) names.push_back(t.name);
+  EXPECT_EQ(names, (std::vector<std::string>{"latte0_memory", "latte0_z", "latte1_memory", "latte1_z"}));
+}
+
+TEST(HeadGroups, WhatAllHaveIsDeclared) {
+  const MechanismInfo& info = FindMechanism("softmax:1+latte:1");
+  EXPECT_EQ(&info, &FindMechanism("softmax:1+latte:1"));
+  EXPECT_FALSE(info.bounded || info.exact || info.merges || info.truncates);
+  EXPECT_TRUE(info.Supports(Form::kCausal) && info.Supports(Form::kCross));
+  EXPECT_EQ(info.positions.back(), "rotary");  // turns the softmax heads alone
+  const MechanismInfo& bounded = FindMechanism("latte:1+abc_mlp:3");
+  EXPECT_TRUE(bounded.bounded && bounded.merges);
+  EXPECT_EQ(bounded.positions.back(), "sinusoidal");
+}
+
+TEST(HeadGroups, RefusalsNameTheGroup) {
+  ExpectContains(Refusal("softmax:1+late:1"), {"unknown mechanism 'late'", "did you mean 'latte'?"});
+  ExpectContains(Refusal("softmax:1+latte:2"), {"shares out 3 heads, the layer has 2"});
+  ExpectContains(Refusal("softmax:1+latte"), {"MECHANISM:HEADS", "got 'latte'"});
+  ExpectContains(Refusal("softmax:0+latte:2"), {"got 'softmax:0'"});
+  ExpectContains(Refusal("softmax:1+"), {"got ''"});
+  ExpectContains(Refusal("softmax:1+latte:1", {{"latte", {{"latent", 3}}}}), {"latte", "latents"});
+}
+
+}  // namespace
+}  // namespace cistern
