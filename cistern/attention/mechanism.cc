@@ -92,6 +92,14 @@ void Mechanism::Truncate(State&, int64_t) const {
   throw Error(StrCat("[", info().name, "] the state does not hold single tokens and cannot be cut back; keep a Clone of it instead"));
 }
 
+int64_t Mechanism::StateBytes(int64_t batch, int64_t, const at::TensorOptions& options) const {
+  return EmptyState(batch, options.device(at::kMeta)).Bytes();
+}
+
+State Mechanism::Compact(const State& state) const { return state; }
+
+void Mechanism::CheckState(const State&) const {}
+
 at::Tensor Mechanism::Bidirectional(const std::vector<at::Tensor>& x, const ops::Mask& mask) {
   if (!mask.starts) {
     const at::Tensor out = BidirectionalRows(x, mask);

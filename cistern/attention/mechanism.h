@@ -87,6 +87,16 @@ class Mechanism : public torch::nn::Module {
   virtual State Merge(const State& first, const State& second) const;
   virtual void Truncate(State& state, int64_t count) const;
 
+  // Bytes of the state after `tokens` tokens in each of `batch` rows, without running anything: Compact(state).Bytes(). By default those of
+  // the empty state, which a bounded mechanism keeps. A cache may hold up to as much again as room to grow into (State::Bytes counts it),
+  // and rows that were padded or packed add what tells their tokens apart.
+  virtual int64_t StateBytes(int64_t batch, int64_t tokens, const at::TensorOptions& options) const;
+  // The state without spare room: what a file of it holds. By default the state itself. Shares memory.
+  virtual State Compact(const State& state) const;
+  // For a compact state that was read from a file, whose tensors have the names, types and shapes of EmptyState (a size of 0 there may be
+  // any other): Error where the tensors do not fit each other.
+  virtual void CheckState(const State& state) const;
+
  protected:
   // Bidirectional for rows of one document each; padding reads anything. By default: write all, read all.
   virtual at::Tensor BidirectionalRows(const std::vector<at::Tensor>& x, const ops::Mask& mask);

@@ -140,4 +140,24 @@ void SoftmaxMechanism::Truncate(State& state, int64_t count) const {
   state["count"] = at::full_like(state["count"], count);
 }
 
+int64_t SoftmaxMechanism::StateBytes(int64_t batch, int64_t tokens, const at::TensorOptions& options) const {
+  return batch * (2 * tokens * dims().dim * int64_t(options.dtype().itemsize()) + int64_t(sizeof(int64_t)));
+}
+
+State SoftmaxMechanism::Compact(const State& state) const {
+  State compact = state;
+  for (const char* name : {"k", "v"}) compact[name] = state[name].narrow(2, 0, Count(state));
+  return compact;
+}
+
+void SoftmaxMechanism::CheckState(const State& state) const {
+  const int64_t batch = state["count"].size(0), rows = Count(state);
+  CISTERN_CHECK((state["count"] == rows).all().item<bool>() && state["k"].size(2) == rows && state["v"].size(2) == rows,
+                "[softmax] the cache says that it holds ", rows, " tokens, but k has ", state["k"].size(2), " and v ", state["v"].size(2));
+  if (!state.Has("valid")) return;
+  const at::Tensor& valid = state["valid"];
+  CISTERN_CHECK(valid.scalar_type() == at::kBool && valid.sizes() == at::IntArrayRef({batch, rows}), "[softmax] expected valid of shape [",
+                batch, ", ", rows, "] and type Bool, got ", valid.sizes(), " and ", at::toString(valid.scalar_type()));
+}
+
 }  // namespace cistern

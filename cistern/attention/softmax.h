@@ -18,6 +18,9 @@ class SoftmaxMechanism : public Mechanism {
   at::Tensor Read(const std::vector<at::Tensor>& x, const State& state) override;
   at::Tensor Definition(Form form, const std::vector<at::Tensor>& queries, const std::vector<at::Tensor>& x) const override;
   void Truncate(State& state, int64_t count) const override;
+  int64_t StateBytes(int64_t batch, int64_t tokens, const at::TensorOptions& options) const override;
+  State Compact(const State& state) const override;
+  void CheckState(const State& state) const override;
 };
 
 }  // namespace cistern

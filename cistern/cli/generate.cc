@@ -1,32 +1,20 @@
 #include <algorithm>
 #include <charconv>
-#include <cstdio>
+#include <filesystem>
 #include <iostream>
 #include <memory>
 #include <sstream>
 
 #include "cistern/base/error.h"
 #include "cistern/base/progress.h"
-#include "cistern/cli/command.h"
-#include "cistern/decode/generate.h"
-#include "cistern/decode/lm_folder.h"
-#include "cistern/decode/measure.h"
+#include "cistern/cli/generate_command.h"
+#include "cistern/io/atomic_file.h"
 #include "cistern/io/json_text.h"
 #include "cistern/io/jsonl.h"
 #include "cistern/train/trainer.h"
 
 namespace cistern::cli {
 namespace {
-
-struct GenerateCommand {
-  Common common;
-  std::string folder, prompt, prompt_file, prompts;
-  GenerateOptions options;
-  int64_t logprobs = -1, batch = 8;
-  bool stats = false;
-  std::string logprobs_text, stats_text = "0,1024,2048,4096,8192";
-  std::vector<int64_t> stats_at;  // from stats_text
-};
 
 // A prompt of a JSONL file, with what is handed through to its result.
 struct PromptLine {
@@ -63,97 +51,6 @@ std::string Unescape(const std::string& text) {
   return out;
 }
 
-void WriteOut(std::string_view text) {
-  const bool written = std::fwrite(text.data(), 1, text.size(), stdout) == text.size();
-  CISTERN_CHECK(std::fflush(stdout) == 0 && written, "cannot write to standard output");
-}
-
-Json TokenJson(const Tokenizer& tokenizer, const TokenLogprob& t) {
-  return {{"token", t.token}, {"text", std::string(tokenizer.Bytes(t.token))}, {"logprob", t.logprob}};
-}
-
-Json ResultJson(const GenerateCommand& c, const Tokenizer& tokenizer, const Generation& g) {
-  Json out = {{"text", g.text}, {"finish", FinishName(g.finish)}, {"prompt_tokens", g.prompt_tokens}, {"tokens", g.tokens}};
-  if (c.logprobs >= 0) out["logprobs"] = g.logprobs;
-  if (c.logprobs > 0) {
-    Json& steps = out["top"] = Json::array();
-    for (const auto& top : g.top) {
-      Json step = Json::array();
-      for (const TokenLogprob& t : top) step.push_back(TokenJson(tokenizer, t));
-      steps.push_back(std::move(step));
-    }
-  }
-  return out;
-}
-
-std::string Quoted(std::string_view bytes) { return JsonLine(Json(std::string(bytes))); }
-
-// One line per token: its log-probability, the token, and the likeliest ones.
-std::string LogprobLines(const Tokenizer& tokenizer, const Generation& g) {
-  std::string out;
-  char number[32];
-  for (size_t i = 0; i < g.tokens.size(); ++i) {
-    std::snprintf(number, sizeof number, "%9.4f  ", g.logprobs[i]);
-    out += number + Quoted(tokenizer.Bytes(g.tokens[i]));
-    for (size_t k = 0; k < (g.top.empty() ? 0 : g.top[i].size()); ++k) {
-      std::snprintf(number, sizeof number, " %.4f", g.top[i][k].logprob);
-      out += (k == 0 ? "   of " : ", ") + Quoted(tokenizer.Bytes(g.top[i][k].token)) + number;
-    }
-    out += "\n";
-  }
-  return out;
-}
-
-double Rate(int64_t tokens, double seconds) { return seconds > 0 ? double(tokens) / seconds : 0; }
-
-struct Stats {
-  GenerateStats sum;
-  std::vector<DecodePoint> points;
-
-  void Add(const GenerateStats& s) {
-    sum.prompt_tokens += s.prompt_tokens;
-    sum.tokens += s.tokens;
-    sum.prompt_seconds += s.prompt_seconds;
-    sum.seconds += s.seconds;
-    sum.state_bytes = std::max(sum.state_bytes, s.state_bytes);
-  }
-  Json ToJson() const {
-    Json out = {{"prompt_tokens", sum.prompt_tokens},
-                {"prompt_tokens_per_second", Rate(sum.prompt_tokens, sum.prompt_seconds)},
-                {"tokens", sum.tokens},
-                {"tokens_per_second", Rate(sum.tokens, sum.seconds)},
-                {"state_bytes", sum.state_bytes},
-                {"resident_bytes", ResidentBytes()}};
-    for (const DecodePoint& p : points) {
-      out["positions"].push_back({{"position", p.position},
-                                  {"ms_per_token", p.milliseconds},
-                                  {"tokens_per_second", 1000 / p.milliseconds},
-                                  {"state_bytes", p.state_bytes}});
-    }
-    return out;
-  }
-  std::string ToText() const {
-    char line[160];
-    std::string out;
-    const auto add = [&](const char* format, auto... values) {
-      std::snprintf(line, sizeof line, format, values...);
-      out += line;
-    };
-    add("prompt      %10lld tokens  %10.0f tokens/s\n", static_cast<long long>(sum.prompt_tokens),
-        Rate(sum.prompt_tokens, sum.prompt_seconds));
-    add("generated   %10lld tokens  %10.0f tokens/s\n", static_cast<long long>(sum.tokens), Rate(sum.tokens, sum.seconds));
-    add("state       %10lld bytes\n", static_cast<long long>(sum.state_bytes));
-    add("memory      %10.1f MB resident\n", double(ResidentBytes()) / 1e6);
-    if (points.empty()) return out;
-    add("\n%10s %12s %12s %14s   (64 tokens each, one sequence)\n", "position", "ms/token", "tokens/s", "state bytes");
-    for (const DecodePoint& p : points) {
-      add("%10lld %12.3f %12.0f %14lld\n", static_cast<long long>(p.position), p.milliseconds, 1000 / p.milliseconds,
-          static_cast<long long>(p.state_bytes));
-    }
-    return out;
-  }
-};
-
 int64_t ParseCount(const char* option, const std::string& text) {
   int64_t value = -1;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
@@ -165,6 +62,13 @@ int64_t ParseCount(const char* option, const std::string& text) {
 void CheckCommand(GenerateCommand& c) {
   if (int(!c.prompt.empty()) + int(!c.prompt_file.empty()) + int(!c.prompts.empty()) > 1) {
     FailUsage("give one of --prompt, --prompt-file and --prompts");
+  }
+  if (c.interactive && !c.prompts.empty()) FailUsage("--interactive takes its prompts from standard input; leave --prompts away");
+  if (c.interactive && c.prompt_file == "-") {
+    FailUsage("--interactive reads its lines from standard input, so --prompt-file cannot be -; give a file");
+  }
+  if (!c.save_state.empty() && !c.prompts.empty()) {
+    FailUsage("--save-state keeps one text, and --prompts makes many; give --prompt or --prompt-file");
   }
   if (c.batch < 1) FailUsage("--batch must be 1 or above, got ", c.batch);
   if (!c.logprobs_text.empty()) c.logprobs = c.logprobs_text == "chosen" ? 0 : ParseCount("--logprobs", c.logprobs_text);
@@ -181,7 +85,7 @@ void CheckCommand(GenerateCommand& c) {
 }
 
 // Every prompt of the file, a batch at a time; one line of JSON for each, in the file's order.
-void RunPrompts(const GenerateCommand& c, Generator& generator, const Tokenizer& tokenizer, Stats& stats) {
+void RunPrompts(const GenerateCommand& c, Generator& generator, const Tokenizer& tokenizer, const TextState* from, Stats& stats) {
   const std::vector<PromptLine> lines = ReadPrompts(c.prompts);
   ProgressBar bar({.total = int64_t(lines.size()), .label = "generate", .unit = "prompts"});
   for (size_t begin = 0; begin < lines.size() && !Interrupted(); begin += size_t(c.batch)) {
@@ -190,7 +94,7 @@ void RunPrompts(const GenerateCommand& c, Generator& generator, const Tokenizer&
     for (size_t i = begin; i < end; ++i) sources.push_back(StringSource(lines[i].text));
     GenerateOptions options = c.options;
     options.first_row = int64_t(begin);
-    const std::vector<Generation> results = generator.Run(std::move(sources), options, {}, &Interrupted());
+    const std::vector<Generation> results = generator.Run(std::move(sources), options, {}, &Interrupted(), from);
     stats.Add(generator.stats());
     bar.Clear();
     for (size_t i = begin; i < end; ++i) {
@@ -203,22 +107,42 @@ void RunPrompts(const GenerateCommand& c, Generator& generator, const Tokenizer&
   }
 }
 
-void RunPrompt(const GenerateCommand& c, Generator& generator, const Tokenizer& tokenizer, Stats& stats) {
+// False: interrupted before the end of the prompt, so that `text` holds a part of it.
+bool RunPrompt(const GenerateCommand& c, Generator& generator, const Tokenizer& tokenizer, TextState& text, Stats& stats) {
   const bool stream = !c.common.json;
   std::vector<ByteSource> source = {c.prompt_file.empty() ? StringSource(c.prompt) : FileSource(c.prompt_file)};
-  const auto on_text = [&](size_t, std::string_view text) {
-    if (stream) WriteOut(text);
+  const auto on_text = [&](size_t, std::string_view shown) {
+    if (stream) WriteOut(shown);
   };
-  const Generation result = generator.Run(std::move(source), c.options, on_text, &Interrupted())[0];
+  const Generation result = c.save_state.empty() ? generator.Run(std::move(source), c.options, on_text, &Interrupted(), &text)[0]
+                                                 : generator.Continue(text, std::move(source), c.options, on_text, &Interrupted())[0];
   stats.Add(generator.stats());
   if (stream) {
     WriteOut("\n");
     if (c.logprobs >= 0) WriteOut("\n" + LogprobLines(tokenizer, result));
-    return;
+    return result.prompt_read;
   }
   Json out = ResultJson(c, tokenizer, result);
   if (c.stats) out["stats"] = stats.ToJson();
   WriteOut(JsonLine(out) + "\n");
+  return result.prompt_read;
+}
+
+// The text that the lines go on from. False: interrupted.
+bool ReadFirst(const GenerateCommand& c, Generator& generator, TextState& text, Stats& stats) {
+  if (c.prompt.empty() && c.prompt_file.empty()) return true;
+  GenerateOptions options = c.options;
+  options.max_tokens = 0;
+  const Generation read = generator.Continue(text, {c.prompt_file.empty() ? StringSource(c.prompt) : FileSource(c.prompt_file)}, options,
+                                             {}, &Interrupted())[0];
+  stats.Add(generator.stats());
+  return read.prompt_read;
+}
+
+// Before the work: that the file cannot be written should not come out after it.
+void CheckWritable(const std::string& path) {
+  std::error_code ignored;
+  if (!std::filesystem::is_other(path, ignored)) AtomicFile probe(path);  // a pipe must not be opened twice
 }
 
 int RunGenerate(GenerateCommand c) {
@@ -226,15 +150,28 @@ int RunGenerate(GenerateCommand c) {
   CheckCommand(c);
   const LmFolder lm = OpenLmFolder(c.folder, c.common.dtype);
   Generator generator(lm.model, lm.tokenizer);
+  TextState text = c.load_state.empty() ? generator.Empty() : LoadOneText(c.load_state, lm);
+  if (!c.save_state.empty()) CheckWritable(c.save_state);
   Stats stats;
+  stats.million_bytes = lm.model->StateBytes(1, 1'000'000);
   // Measured first for --json, whose one object holds the figures.
-  if (c.stats && c.common.json) stats.points = MeasureDecoding(*lm.model, c.stats_at, 64, &Interrupted());
-  if (c.prompts.empty()) {
-    RunPrompt(c, generator, *lm.tokenizer, stats);
+  const bool one_object = c.common.json && !c.interactive;
+  if (c.stats && one_object) stats.points = MeasureDecoding(*lm.model, c.stats_at, 64, &Interrupted());
+  bool complete = true;
+  if (c.interactive) {
+    complete = ReadFirst(c, generator, text, stats);
+    if (complete) RunInteractive(c, lm, generator, text, stats);
+  } else if (c.prompts.empty()) {
+    complete = RunPrompt(c, generator, *lm.tokenizer, text, stats);
   } else {
-    RunPrompts(c, generator, *lm.tokenizer, stats);
+    RunPrompts(c, generator, *lm.tokenizer, &text, stats);
   }
-  if (c.stats && !c.common.json) {
+  if (!c.save_state.empty() && complete) {
+    SaveTextState(c.save_state, *lm.model, *lm.tokenizer, text);
+  } else if (!c.save_state.empty()) {
+    std::cerr << c.save_state << " is not written: interrupted before the end of the prompt\n";
+  }
+  if (c.stats && !one_object) {
     if (!Interrupted()) stats.points = MeasureDecoding(*lm.model, c.stats_at, 64, &Interrupted());
     std::cerr << "\n" << stats.ToText();
   } else if (c.stats && !c.prompts.empty()) {
@@ -245,6 +182,12 @@ int RunGenerate(GenerateCommand c) {
 
 }  // namespace
 
+TextState LoadOneText(const std::string& path, const LmFolder& lm) {
+  TextState text = LoadTextState(path, *lm.model, *lm.tokenizer);
+  if (text.rows() != 1) FailUsage(path, " holds ", text.rows(), " texts; `cistern generate` goes on from a file of one");
+  return text;
+}
+
 void AddGenerate(CLI::App& app, Run& run) {
   auto c = std::make_shared<GenerateCommand>();
   c->options.sampler.temperature = 0.8;
@@ -253,6 +196,11 @@ void AddGenerate(CLI::App& app, Run& run) {
   sub->add_option("--prompt,-p", c->prompt, "the text to go on from; none: <|endoftext|> or a newline begins")->type_name("TEXT");
   sub->add_option("--prompt-file", c->prompt_file, "the same from a file of any length; -: standard input")->type_name("FILE");
   sub->add_option("--prompts", c->prompts, "JSON lines {\"prompt\": ..., \"id\": ...}; writes a JSON line for each")->type_name("FILE");
+  sub->add_option("--load-state", c->load_state, "go on from a saved state: the prompt, or every one of --prompts, continues it")
+      ->type_name("FILE");
+  sub->add_option("--save-state", c->save_state, "keep what was read and written, to go on from (with -n 0: the prompt alone)")
+      ->type_name("FILE");
+  sub->add_flag("--interactive,-i", c->interactive, "append each line of standard input and answer it; :help shows the commands");
   sub->add_option("--max-tokens,-n", c->options.max_tokens, "tokens to write at most")->capture_default_str();
   sub->add_option("--temperature,-t", c->options.sampler.temperature, "0: always the likeliest token; higher: more variety")
       ->capture_default_str();
@@ -277,6 +225,9 @@ void AddGenerate(CLI::App& app, Run& run) {
       "  cistern generate runs/kjv/latte --prompt 'In the beginning' --max-tokens 300\n"
       "  cat book.txt | cistern generate runs/kjv/latte --prompt-file - --temperature 0 --stop '\\n\\n' --stats\n"
       "  cistern generate runs/kjv/latte --prompts questions.jsonl --logprobs=3 > answers.jsonl\n"
+      "  cistern generate runs/kjv/latte --prompt-file book.txt -n 0 --save-state book.state     # read once\n"
+      "  cistern generate runs/kjv/latte --load-state book.state --prompt 'And so' -n 100        # use often\n"
+      "  cistern generate runs/kjv/latte --load-state book.state --interactive\n"
       "\nText is shown as it is written, whole characters only. Ctrl-C ends it politely (exit code 130). One seed, one text:\n"
       "prompt i of a file draws as it would alone as prompt i, whatever the batch.");
   sub->callback([c, &run] { run = [c] { return RunGenerate(*c); }; });

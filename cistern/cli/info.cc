@@ -61,17 +61,36 @@ int PrintDocs() {
   return 0;
 }
 
+// Where the size of a model's state is shown.
+constexpr int64_t kStateTokens[] = {0, 1'000, 1'000'000};
+
 int PrintModel(const InfoArguments& a) {
   const auto model = LoadModel(a.folder);
   Json json = {{"folder", a.folder}, {"model", model->config().Summary()}, {"parameters", model->ParameterCount()}};
-  if (auto* lm = dynamic_cast<DecoderLm*>(model.get())) json["state_bytes_empty"] = lm->EmptyState(1).Bytes();
+  const auto* lm = dynamic_cast<DecoderLm*>(model.get());
+  if (lm) {
+    for (const int64_t tokens : kStateTokens) json["state_bytes"][std::to_string(tokens)] = lm->StateBytes(1, tokens);
+  }
   if (a.common.json) {
     for (const auto& p : model->named_parameters()) json["tensors"][p.key()] = p.value().sizes().vec();
     std::printf("%s\n", json.dump().c_str());
     return 0;
   }
-  for (const auto& [key, value] : json.items())
-    std::printf("%-18s %s\n", key.c_str(), value.is_string() ? value.get<std::string>().c_str() : value.dump().c_str());
+  std::printf("%-12s %s\n%-12s %s\n%-12s %lld\n", "folder", a.folder.c_str(), "model", model->config().Summary().c_str(), "parameters",
+              static_cast<long long>(model->ParameterCount()));
+  if (lm) {
+    std::printf("state        bytes of one text after so many tokens:\n%28s", "");
+    for (const int64_t tokens : kStateTokens) std::printf(" %14lld", static_cast<long long>(tokens));
+    for (int64_t i = 0; i <= model->config().layers; ++i) {
+      const bool all = i == model->config().layers;
+      std::printf("\n  %-26s", all ? "model" : StrCat("layer ", i, " (", model->config().Mechanism(i), ")").c_str());
+      for (const int64_t tokens : kStateTokens) {
+        std::printf(" %14lld", static_cast<long long>(all ? lm->StateBytes(1, tokens)
+                                                          : lm->block(size_t(i)).attention().StateBytes(1, tokens, lm->options())));
+      }
+    }
+    std::printf("\n");
+  }
   for (const auto& p : model->named_parameters()) {
     std::printf("  %-48s %s\n", p.key().c_str(), Json(p.value().sizes().vec()).dump().c_str());
   }

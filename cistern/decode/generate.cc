@@ -1,6 +1,8 @@
 #include "cistern/decode/generate.h"
 
 #include <ATen/ops/empty.h>
+#include <ATen/ops/gt.h>
+#include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
@@ -45,9 +47,25 @@ TokenBatch MakeTokenBatch(const std::vector<std::vector<int32_t>>& rows, const a
 }  // namespace
 
 struct Generator::Row {
-  Row(const Tokenizer& tokenizer, ByteSource source, const GenerateOptions& options)
-      : prompt(tokenizer, std::move(source)), seen(tokenizer.vocab_size(), options.sampler.repetition_window), output(options.stop) {}
+  Row(const Tokenizer& tokenizer, ByteSource source, const GenerateOptions& options, TokenHistory& history_, bool start)
+      : prompt(tokenizer, std::move(source), start),
+        history(history_),
+        seen(tokenizer.vocab_size(), options.sampler.repetition_window),
+        output(options.stop) {
+    if (options.sampler.repetition_window == 0) {
+      for (size_t token = 0; token < history.ever.size(); ++token) {
+        if (history.ever[token]) seen.Push(int32_t(token));
+      }
+    } else {
+      for (const int32_t token : history.recent) seen.Push(token);
+    }
+  }
+  void Push(int32_t token) {
+    history.Push(token);
+    seen.Push(token);
+  }
   PromptReader prompt;
+  TokenHistory& history;
   SeenTokens seen;
   TextOutput output;
   Generation result;
@@ -87,68 +105,96 @@ Generation Generator::Run(const std::string& prompt, const GenerateOptions& opti
 }
 
 std::vector<Generation> Generator::Run(std::vector<ByteSource> prompts, const GenerateOptions& options, const OnText& on_text,
-                                       const std::atomic<bool>* interrupt) {
+                                       const std::atomic<bool>* interrupt, const TextState* from) {
+  const int64_t rows = int64_t(prompts.size());
+  CISTERN_CHECK(!from || from->rows() == 1, "[generate] prompts go on from a text of one row, got ", from ? from->rows() : 0);
+  TextState text = from ? from->Reorder(std::vector<int64_t>(prompts.size(), 0)) : EmptyTextState(*model_, rows);
+  return Go(text, std::move(prompts), {options, on_text, interrupt, false});
+}
+
+std::vector<Generation> Generator::Continue(TextState& text, std::vector<ByteSource> prompts, const GenerateOptions& options,
+                                            const OnText& on_text, const std::atomic<bool>* interrupt) {
+  CISTERN_CHECK(int64_t(prompts.size()) == text.rows(), "[generate] the text has ", text.rows(), " rows, got ", prompts.size(), " prompts");
+  return Go(text, std::move(prompts), {options, on_text, interrupt, true});
+}
+
+std::vector<Generation> Generator::Go(TextState& text, std::vector<ByteSource> prompts, const Job& job) {
+  const GenerateOptions& options = job.options;
   options.Validate();
   stats_ = {};
   std::deque<Row> rows;
-  for (ByteSource& source : prompts) {
-    rows.emplace_back(*tokenizer_, std::move(source), options);
+  for (size_t b = 0; b < prompts.size(); ++b) {
+    const int64_t position = text.position(int64_t(b));
+    if (options.sampler.repetition_penalty != 1 && options.sampler.repetition_window > TokenHistory::kRecent &&
+        position > TokenHistory::kRecent) {
+      FailUsage("a text that is gone on with remembers its last ", TokenHistory::kRecent,
+                " tokens, got repetition-window=", options.sampler.repetition_window, "; take a smaller one, or 0 for all tokens");
+    }
+    rows.emplace_back(*tokenizer_, std::move(prompts[b]), options, text.history[b], position == 0);
   }
   if (rows.empty()) return {};
   const EvalScope scope(*model_);
-  ModelState state = model_->EmptyState(int64_t(rows.size()));
-  const at::Tensor hidden = Prefill(rows, state, options, interrupt);
-  Decode(rows, hidden, state, options, on_text, interrupt);
-  stats_.state_bytes = state.Bytes();
+  Prefill(rows, text, job);
+  Decode(rows, text, job);
+  stats_.state_bytes = text.Bytes();
   std::vector<Generation> out;
-  for (Row& row : rows) {
-    stats_.prompt_tokens += row.result.prompt_tokens;
-    stats_.tokens += int64_t(row.result.tokens.size());
-    out.push_back(std::move(row.result));
+  for (size_t b = 0; b < rows.size(); ++b) {
+    Generation& result = rows[b].result;
+    stats_.prompt_tokens += result.prompt_tokens;
+    stats_.tokens += int64_t(result.tokens.size());
+    text.drawn[b] += int64_t(result.tokens.size());
+    out.push_back(std::move(result));
   }
   return out;
 }
 
-// Every prompt into the state; returns the hidden state [B,1,D] at the last token of each.
-at::Tensor Generator::Prefill(std::deque<Row>& rows, ModelState& state, const GenerateOptions& options,
-                              const std::atomic<bool>* interrupt) {
+// Every prompt into the state, and the hidden state at the last token of each.
+void Generator::Prefill(std::deque<Row>& rows, TextState& text, const Job& job) {
   const auto begin = Clock::now();
+  const GenerateOptions& options = job.options;
   const ModelConfig& config = model_->config();
-  at::Tensor last;
-  for (int64_t position = 0; !(interrupt && *interrupt); position += options.piece) {
+  std::vector<int64_t> before;
+  for (size_t b = 0; b < rows.size(); ++b) before.push_back(text.position(int64_t(b)));
+  if (text.hidden.defined()) text.hidden = text.hidden.clone();
+  for (int64_t position = 0;; position += options.piece) {
+    if (job.Stopping()) {
+      for (Row& row : rows) row.result.prompt_read = false;
+      break;
+    }
     std::vector<std::vector<int32_t>> pieces;
     for (size_t b = 0; b < rows.size(); ++b) {
       Row& row = rows[b];
       pieces.push_back(row.prompt.Take(options.piece));
-      for (const int32_t token : pieces.back()) row.seen.Push(token);
-      const int64_t tokens = row.result.prompt_tokens = row.prompt.taken();
+      for (const int32_t token : pieces.back()) row.Push(token);
+      row.result.prompt_tokens = row.prompt.taken();
+      const int64_t tokens = before[b] + row.result.prompt_tokens;
       if (config.positions == "learned" && tokens + options.max_tokens > config.max_length) {
-        FailUsage("prompt ", options.first_row + int64_t(b), " has ", tokens, " tokens or more, and with max-tokens=", options.max_tokens,
-                  " it would go beyond max_length=", config.max_length, ", where the learned positions of this model end");
+        FailUsage("prompt ", options.first_row + int64_t(b), before[b] > 0 ? " and what it goes on from have " : " has ", tokens,
+                  " tokens or more, and with max-tokens=", options.max_tokens, " it would go beyond max_length=", config.max_length,
+                  ", where the learned positions of this model end");
       }
     }
     if (std::all_of(pieces.begin(), pieces.end(), [](const auto& p) { return p.empty(); })) break;
-    CheckStateGrowth(config, state.Bytes(), position);
+    CheckStateGrowth(config, text.Bytes(), before[0] + position);
     const TokenBatch batch = MakeTokenBatch(pieces, model_->options());
-    const at::Tensor hidden = model_->Hidden(batch.ids, state, batch.mask);
-    if (!last.defined()) last = at::zeros({hidden.size(0), 1, hidden.size(2)}, hidden.options());
+    const at::Tensor hidden = model_->Hidden(batch.ids, text.model, batch.mask);
+    if (!text.hidden.defined()) text.hidden = at::zeros({hidden.size(0), 1, hidden.size(2)}, hidden.options());
     for (size_t b = 0; b < rows.size(); ++b) {
       const int64_t length = int64_t(pieces[b].size());
-      if (length > 0) last.select(0, int64_t(b)).copy_(hidden.select(0, int64_t(b)).narrow(0, length - 1, 1));
+      if (length > 0) text.hidden.select(0, int64_t(b)).copy_(hidden.select(0, int64_t(b)).narrow(0, length - 1, 1));
     }
   }
   stats_.prompt_seconds = SecondsSince(begin);
-  return last;
 }
 
-void Generator::Decode(std::deque<Row>& rows, at::Tensor hidden, ModelState& state, const GenerateOptions& options, const OnText& on_text,
-                       const std::atomic<bool>* interrupt) {
+void Generator::Decode(std::deque<Row>& rows, TextState& text, const Job& job) {
   const auto begin = Clock::now();
+  const GenerateOptions& options = job.options;
   const Sampler sampler(options.sampler);
   const int32_t end_token = options.stop_at_end ? tokenizer_->AddedToken("<|endoftext|>") : -1;
-  const auto show = [&](size_t b, const std::string& text) {
-    rows[b].result.text += text;
-    if (on_text && !text.empty()) on_text(b, text);
+  const auto show = [&](size_t b, const std::string& shown) {
+    rows[b].result.text += shown;
+    if (job.on_text && !shown.empty()) job.on_text(b, shown);
   };
   const auto finish = [&](size_t b, Finish why) {
     rows[b].done = true;
@@ -157,23 +203,21 @@ void Generator::Decode(std::deque<Row>& rows, at::Tensor hidden, ModelState& sta
   };
 
   for (int64_t step = 0;; ++step) {
-    const bool stopping = interrupt && *interrupt;
-    if (stopping || step == options.max_tokens) {
+    if (job.Stopping() || step == options.max_tokens) {
       for (size_t b = 0; b < rows.size(); ++b) {
-        if (!rows[b].done) finish(b, stopping ? Finish::kInterrupted : Finish::kLength);
+        if (!rows[b].done) finish(b, job.Stopping() ? Finish::kInterrupted : Finish::kLength);
       }
       break;
     }
-    const at::Tensor logits = model_->Logits(hidden).to(at::kCPU, at::kDouble).contiguous();  // [B,1,V]
+    const at::Tensor logits = model_->Logits(text.hidden).to(at::kCPU, at::kDouble).contiguous();  // [B,1,V]
     const size_t vocab = size_t(logits.size(2));
     std::vector<std::vector<int32_t>> next(rows.size());
-    bool going = false;
+    bool going = false, writing = false;
     for (size_t b = 0; b < rows.size(); ++b) {
       Row& row = rows[b];
       if (row.done) continue;
       const std::span<const double> scores(logits.const_data_ptr<double>() + b * vocab, vocab);
-      Choice choice = sampler.Choose(scores, &row.seen, options.first_row + int64_t(b), step, options.top_logprobs);
-      row.seen.Push(choice.token);
+      Choice choice = sampler.Choose(scores, &row.seen, options.first_row + int64_t(b), text.drawn[b] + step, options.top_logprobs);
       row.result.tokens.push_back(choice.token);
       row.result.logprobs.push_back(choice.logprob);
       if (options.top_logprobs > 0) row.result.top.push_back(std::move(choice.top));
@@ -181,19 +225,22 @@ void Generator::Decode(std::deque<Row>& rows, at::Tensor hidden, ModelState& sta
         finish(b, Finish::kStopToken);
         continue;
       }
+      row.Push(choice.token);
       show(b, row.output.Push(tokenizer_->Bytes(choice.token)));
-      if (row.output.stopped()) {
-        finish(b, Finish::kStopString);
-        continue;
-      }
+      if (row.output.stopped()) finish(b, Finish::kStopString);
+      going = going || !row.done;
+      if (row.done && !job.keep) continue;
       next[b] = {choice.token};
-      going = true;
+      writing = true;
     }
-    if (!going) break;
-    if (step + 1 == options.max_tokens) continue;  // the last token is not written: nobody reads after it
-    if (step % 1024 == 0) CheckStateGrowth(model_->config(), state.Bytes(), rows[0].result.prompt_tokens + step);
+    // The last token is written only where the text is gone on with.
+    if (!job.keep && step + 1 == options.max_tokens) continue;
+    if (!(job.keep ? writing : going)) break;
+    if (step % 1024 == 0) CheckStateGrowth(model_->config(), text.Bytes(), text.position(0));
     const TokenBatch batch = MakeTokenBatch(next, model_->options());  // rows that ended are padding
-    hidden = model_->Hidden(batch.ids, state, batch.mask);
+    const at::Tensor hidden = model_->Hidden(batch.ids, text.model, batch.mask);
+    text.hidden = batch.mask.lengths ? at::where((*batch.mask.lengths > 0).view({-1, 1, 1}), hidden, text.hidden) : hidden;
+    if (!going) break;
   }
   stats_.seconds = SecondsSince(begin);
 }

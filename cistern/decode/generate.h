@@ -1,5 +1,6 @@
 #pragma once
-// Text from a language model: prompts are consumed piece by piece, then one token at a time is drawn, written and shown.
+// Text from a language model: prompts are consumed piece by piece, then one token at a time is drawn, written and shown. What was read can
+// be kept (text_state.h) and gone on with: a long prompt is read once and used often.
 #include <atomic>
 #include <deque>
 #include <functional>
@@ -10,6 +11,7 @@
 
 #include "cistern/decode/prompt.h"
 #include "cistern/decode/sampler.h"
+#include "cistern/decode/text_state.h"
 #include "cistern/models/decoder_lm.h"
 
 namespace cistern {
@@ -35,6 +37,7 @@ struct Generation {
   std::vector<double> logprobs;  // of each token, by the model itself
   std::vector<std::vector<TokenLogprob>> top;
   int64_t prompt_tokens = 0;
+  bool prompt_read = true;  // false: interrupted before the end of the prompt
   Finish finish = Finish::kLength;
 };
 
@@ -51,17 +54,33 @@ class Generator {
 
   Generator(std::shared_ptr<DecoderLm> model, std::shared_ptr<const Tokenizer> tokenizer);
 
-  // Prompts of any lengths as one batch, each with the result it has alone. An interrupt ends all of them cleanly.
+  // Prompts of any lengths as one batch, each with the result it has alone. An interrupt ends all of them cleanly. With `from`, a text of
+  // one row that stays as it is, every prompt goes on from there.
   std::vector<Generation> Run(std::vector<ByteSource> prompts, const GenerateOptions& options, const OnText& on_text = {},
-                              const std::atomic<bool>* interrupt = nullptr);
+                              const std::atomic<bool>* interrupt = nullptr, const TextState* from = nullptr);
   Generation Run(const std::string& prompt, const GenerateOptions& options);
+  // Row b of `text` reads prompt b, or nothing more where that is empty, and then draws. Afterwards `text` holds all that was read and
+  // drawn, stop strings too, but for an <|endoftext|> that ended a row: that row can be gone on with as if it had not been drawn.
+  // Continuing is, to the bit, not having stopped; prompts are encoded each for itself. When an interrupt came before the end of a prompt
+  // (prompt_read), `text` holds a part of it: go on from a Clone of before. After an Error `text` must not be used.
+  std::vector<Generation> Continue(TextState& text, std::vector<ByteSource> prompts, const GenerateOptions& options,
+                                   const OnText& on_text = {}, const std::atomic<bool>* interrupt = nullptr);
+  TextState Empty(int64_t rows = 1) const { return EmptyTextState(*model_, rows); }
   const GenerateStats& stats() const { return stats_; }  // of the last Run
 
  private:
   struct Row;
-  at::Tensor Prefill(std::deque<Row>& rows, ModelState& state, const GenerateOptions& options, const std::atomic<bool>* interrupt);
-  void Decode(std::deque<Row>& rows, at::Tensor hidden, ModelState& state, const GenerateOptions& options, const OnText& on_text,
-              const std::atomic<bool>* interrupt);
+  // What one call works with. keep: the text is gone on with, so the last token drawn is written too.
+  struct Job {
+    const GenerateOptions& options;
+    const OnText& on_text;
+    const std::atomic<bool>* interrupt;
+    bool keep;
+    bool Stopping() const { return interrupt && *interrupt; }
+  };
+  std::vector<Generation> Go(TextState& text, std::vector<ByteSource> prompts, const Job& job);
+  void Prefill(std::deque<Row>& rows, TextState& text, const Job& job);
+  void Decode(std::deque<Row>& rows, TextState& text, const Job& job);
 
   std::shared_ptr<DecoderLm> model_;
   std::shared_ptr<const Tokenizer> tokenizer_;

@@ -237,10 +237,13 @@ TEST(Docs, ShowTheExample) {
   if (!root) GTEST_SKIP() << "CISTERN_SOURCE_DIR is not set";
   const std::string code = ReadFile(std::string(root) + "/examples/decode/decode.cc"),
                     page = ReadFile(std::string(root) + "/docs/decoding.md");
-  const size_t begin = code.find("// [begin decode]\n"), end = code.find("// [end decode]");
-  ASSERT_NE(begin, std::string::npos);
-  EXPECT_NE(page.find(code.substr(begin + 18, end - begin - 18)), std::string::npos)
-      << "copy the part between the marks into docs/decoding.md";
+  for (const std::string part : {"decode", "text"}) {
+    const std::string mark = "// [begin " + part + "]\n";
+    const size_t begin = code.find(mark), end = code.find("// [end " + part + "]");
+    ASSERT_NE(begin, std::string::npos);
+    EXPECT_NE(page.find(code.substr(begin + mark.size(), end - begin - mark.size())), std::string::npos)
+        << "copy the part between the marks of '" << part << "' into docs/decoding.md";
+  }
 }
 
 }  // namespace

@@ -42,8 +42,8 @@ ByteSource FileSource(const std::string& path) {
   };
 }
 
-PromptReader::PromptReader(const Tokenizer& tokenizer, ByteSource source)
-    : tokenizer_(tokenizer), encoder_(tokenizer), source_(std::move(source)) {}
+PromptReader::PromptReader(const Tokenizer& tokenizer, ByteSource source, bool start)
+    : tokenizer_(tokenizer), encoder_(tokenizer), source_(std::move(source)), start_(start) {}
 
 std::vector<int32_t> PromptReader::Take(int64_t count) {
   while (!ended_ && int64_t(ready_.size() - next_) < count) {
@@ -53,7 +53,7 @@ std::vector<int32_t> PromptReader::Take(int64_t count) {
     ended_ = bytes.empty();
     const std::vector<int32_t> ids = ended_ ? encoder_.Finish() : encoder_.Push(bytes);
     ready_.insert(ready_.end(), ids.begin(), ids.end());
-    if (ended_ && ready_.empty() && taken_ == 0) {
+    if (ended_ && ready_.empty() && taken_ == 0 && start_) {
       const int32_t start = tokenizer_.AddedToken("<|endoftext|>");
       ready_ = start >= 0 ? std::vector<int32_t>{start} : tokenizer_.Encode("\n");
     }

@@ -20,8 +20,9 @@ ByteSource FileSource(const std::string& path);
 
 class PromptReader {
  public:
-  PromptReader(const Tokenizer& tokenizer, ByteSource source);  // the tokenizer must outlive it
-  // Up to `count` tokens; none at the end. An empty prompt gives one start: <|endoftext|> where the tokenizer has it, else a newline.
+  // The tokenizer must outlive it. `start`: an empty prompt gives one token, <|endoftext|> where the tokenizer has it, else a newline.
+  PromptReader(const Tokenizer& tokenizer, ByteSource source, bool start = true);
+  // Up to `count` tokens; none at the end.
   std::vector<int32_t> Take(int64_t count);
   int64_t taken() const { return taken_; }
 
@@ -32,7 +33,7 @@ class PromptReader {
   std::vector<int32_t> ready_;
   size_t next_ = 0;
   int64_t taken_ = 0;
-  bool ended_ = false;
+  bool ended_ = false, start_;
 };
 
 }  // namespace cistern

@@ -68,10 +68,45 @@ ModelState DecoderLm::EmptyState(int64_t batch) const {
   return state;
 }
 
-at::Tensor DecoderLm::Hidden(const at::Tensor& ids, ModelState& state, const ops::Mask& mask) {
-  CISTERN_CHECK(ids.dim() == 2, "[decoder_lm] expected ids of shape [B,T], got ", ids.dim(), " dimensions");
+int64_t DecoderLm::StateBytes(int64_t batch, int64_t tokens) const {
+  int64_t bytes = batch * int64_t(sizeof(int64_t));  // positions
+  for (const auto& block : blocks_) bytes += block->attention().StateBytes(batch, tokens, options());
+  return bytes;
+}
+
+ModelState DecoderLm::Compact(const ModelState& state) const {
+  CheckLayers(state);
+  ModelState out = state;
+  for (size_t i = 0; i < blocks_.size(); ++i) out.layers[i] = blocks_[i]->attention().mechanism().Compact(state.layers[i]);
+  return out;
+}
+
+void DecoderLm::Truncate(ModelState& state, int64_t count) const {
+  CheckLayers(state);
+  for (size_t i = 0; i < blocks_.size(); ++i) {
+    const std::string refusal = blocks_[i]->attention().TruncateRefusal();
+    CISTERN_CHECK(refusal.empty(), "[decoder_lm] the state cannot be cut back: layer ", i, ": ", refusal,
+                  "; keep a Clone of the state of before instead");
+  }
+  const int64_t batch = state.positions.size(0);
+  if (batch == 0) return;
+  const int64_t tokens = state.positions[0].item<int64_t>();
+  // Padding and earlier documents stand in a cache beside the tokens of a row, so its size tells of them.
+  CISTERN_CHECK((state.positions == tokens).all().item<bool>() && Compact(state).Bytes() == StateBytes(batch, tokens),
+                "[decoder_lm] a state of rows that were padded or packed cannot be cut back; keep a Clone of the state of before instead");
+  CISTERN_CHECK(count >= 0 && count <= tokens, "[decoder_lm] cannot cut a state of ", tokens, " tokens back to ", count);
+  for (size_t i = 0; i < blocks_.size(); ++i) blocks_[i]->attention().mechanism().Truncate(state.layers[i], count);
+  state.positions = at::full_like(state.positions, count);
+}
+
+void DecoderLm::CheckLayers(const ModelState& state) const {
   CISTERN_CHECK(state.layers.size() == blocks_.size(), "[decoder_lm] the state has ", state.layers.size(), " layers, the model ",
                 blocks_.size());
+}
+
+at::Tensor DecoderLm::Hidden(const at::Tensor& ids, ModelState& state, const ops::Mask& mask) {
+  CISTERN_CHECK(ids.dim() == 2, "[decoder_lm] expected ids of shape [B,T], got ", ids.dim(), " dimensions");
+  CheckLayers(state);
   Stream stream;
   stream.mask = mask;
   stream.positions = PiecePositions(state.positions, ids.size(1), mask);

@@ -67,12 +67,25 @@ AttentionLayer::AttentionLayer(AttentionLayerOptions options) : options_(options
 
 State AttentionLayer::EmptyState(int64_t batch, const at::TensorOptions& options) const {
   State state = mechanism_->EmptyState(batch, options);
-  if (options_.conv > 0) {
-    int64_t channels = 0;
-    for (const Projection& p : projections_) channels += p.width;
-    state.tensors.push_back({"conv", at::zeros({batch, options_.conv - 1, channels}, options)});
-  }
+  if (options_.conv > 0) state.tensors.push_back({"conv", EmptyConv(batch, options)});
   return state;
+}
+
+at::Tensor AttentionLayer::EmptyConv(int64_t batch, const at::TensorOptions& options) const {
+  int64_t channels = 0;
+  for (const Projection& p : projections_) channels += p.width;
+  return at::zeros({batch, options_.conv - 1, channels}, options);
+}
+
+int64_t AttentionLayer::StateBytes(int64_t batch, int64_t tokens, const at::TensorOptions& options) const {
+  const int64_t conv = options_.conv > 0 ? int64_t(EmptyConv(batch, options.device(at::kMeta)).nbytes()) : 0;
+  return mechanism_->StateBytes(batch, tokens, options) + conv;
+}
+
+std::string AttentionLayer::TruncateRefusal() const {
+  if (!mechanism_->info().truncates) return "the state of " + mechanism_->info().name + " does not hold single tokens";
+  if (options_.conv > 0) return StrCat("of its convolution, conv=", options_.conv, ", only the last inputs are kept");
+  return "";
 }
 
 // All projections of self attention in one product (and one convolution), then split into heads: views, no copies.

@@ -32,11 +32,16 @@ class AttentionLayer : public torch::nn::Module {
 
   // The mechanism's state and, with a convolution, "conv" [B, taps-1, sum of widths].
   State EmptyState(int64_t batch, const at::TensorOptions& options) const;
+  // As the mechanism's, the convolution's inputs included.
+  int64_t StateBytes(int64_t batch, int64_t tokens, const at::TensorOptions& options) const;
+  // Why a state cannot be cut back to fewer tokens; empty where mechanism().Truncate does it.
+  std::string TruncateRefusal() const;
   at::Tensor Extend(const Stream& stream, State& state);  // causal; [B,T,D]
   at::Tensor Bidirectional(const Stream& stream);
   const Mechanism& mechanism() const { return *mechanism_; }
 
  private:
+  at::Tensor EmptyConv(int64_t batch, const at::TensorOptions& options) const;
   std::vector<at::Tensor> Project(const Stream& stream, State* state) const;
   at::Tensor Merge(const at::Tensor& heads) const;
 

@@ -1,5 +1,6 @@
 // Decoding from C++: open a model folder, put a prompt into the state, draw the likeliest tokens one by one.
-//   cistern_example_decode MODEL_FOLDER [PROMPT [TOKENS]]
+//   cistern_example_decode MODEL_FOLDER [PROMPT [TOKENS [STATE_FILE]]]
+// With STATE_FILE the prompt is read once, kept in that file and gone on with several times.
 #include <ATen/ATen.h>
 
 #include <cstdio>
@@ -7,6 +8,7 @@
 #include <iostream>
 
 #include "cistern/base/error.h"
+#include "cistern/decode/generate.h"
 #include "cistern/decode/lm_folder.h"
 
 namespace {
@@ -37,15 +39,44 @@ void Decode(const std::string& folder, const std::string& prompt, int64_t count)
 }
 // [end decode]
 
+// [begin text]
+// Reads `prompt` once, keeps the state in a file, and goes on from it as often as one likes: in the same program or in another one.
+void ReadOnceUseOften(const std::string& folder, const std::string& prompt, int64_t count, const std::string& file) {
+  const cistern::LmFolder lm = cistern::OpenLmFolder(folder);
+  cistern::Generator generator(lm.model, lm.tokenizer);
+  cistern::GenerateOptions options;
+  options.max_tokens = 0;
+  cistern::TextState read = generator.Empty();
+  generator.Continue(read, {cistern::StringSource(prompt)}, options);  // FileSource("book.txt") reads piece by piece
+  cistern::SaveTextState(file, *lm.model, *lm.tokenizer, read);
+
+  options.max_tokens = count;
+  const cistern::TextState loaded = cistern::LoadTextState(file, *lm.model, *lm.tokenizer);
+  // A batch of prompts, each after what was read; `loaded` stays as it is.
+  for (const auto& g : generator.Run({cistern::StringSource(" And"), cistern::StringSource(" But")}, options, {}, nullptr, &loaded)) {
+    std::cout << "[" << g.text << "]\n";
+  }
+  // A text that goes on and on; the clone is the checkpoint.
+  cistern::TextState text = loaded.Clone();
+  for (const char* line : {" And", " But"}) std::cout << generator.Continue(text, {cistern::StringSource(line)}, options)[0].text << "\n";
+}
+// [end text]
+
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc < 2 || argc > 4) {
-    std::fprintf(stderr, "usage: %s MODEL_FOLDER [PROMPT [TOKENS]]\n", argv[0]);
+  if (argc < 2 || argc > 5) {
+    std::fprintf(stderr, "usage: %s MODEL_FOLDER [PROMPT [TOKENS [STATE_FILE]]]\n", argv[0]);
     return 2;
   }
   try {
-    Decode(argv[1], argc > 2 ? argv[2] : "\n", argc > 3 ? std::atoll(argv[3]) : 100);
+    const std::string prompt = argc > 2 ? argv[2] : "\n";
+    const int64_t count = argc > 3 ? std::atoll(argv[3]) : 100;
+    if (argc > 4) {
+      ReadOnceUseOften(argv[1], prompt, count, argv[4]);
+    } else {
+      Decode(argv[1], prompt, count);
+    }
   } catch (const cistern::Error& e) {
     std::fprintf(stderr, "error: %s\n", e.what());
     return 1;

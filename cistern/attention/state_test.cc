@@ -1,0 +1,158 @@
+// States as values: their size before a run, copies without spare room, gradients through them, merging and cutting back.
+#include "cistern/attention/state.h"
+
+#include "cistern/attention/testing_mechanisms.h"
+#include "cistern/base/error.h"
+
+namespace cistern {
+namespace {
+
+using namespace cistern::testing;
+
+// Every registered mechanism with every option set it is tested with.
+template <class F>
+void ForEachCase(F&& f) {
+  for (const MechanismInfo* info : Mechanisms()) {
+    if (!info->verbs || !info->Supports(Form::kCausal)) continue;
+    for (const Json& options : info->cases) {
+      at::manual_seed(11);
+      AttentionDims dims;
+      dims.dim = kDim, dims.heads = kHeads, dims.max_length = 256;
+      f(*info->make(options, dims), info->name + " " + options.dump());
+    }
+  }
+}
+
+void ExpectSameState(const State& got, const State& want, const std::string& what) {
+  ASSERT_EQ(got.tensors.size(), want.tensors.size()) << what;
+  for (size_t i = 0; i < want.tensors.size(); ++i) {
+    const NamedTensor &a = got.tensors[i], &b = want.tensors[i];
+    EXPECT_EQ(a.name, b.name) << what;
+    ASSERT_EQ(a.value.defined(), b.value.defined()) << what << " " << b.name;
+    if (b.value.defined()) ExpectSameBits(a.value, b.value, what + " " + b.name);
+  }
+}
+
+TEST(State, BytesAreKnownBeforeARun) {
+  ForEachCase([](Mechanism& m, const std::string& what) {
+    at::NoGradGuard guard;
+    for (const auto dtype : {at::kFloat, at::kDouble}) {
+      for (const int64_t batch : {1, 3}) {
+        for (const int64_t tokens : {0, 1, 40, 200}) {
+          const auto x = To(Inputs(m, batch, tokens), dtype);
+          const int64_t foretold = m.StateBytes(batch, tokens, at::TensorOptions(dtype));
+          EXPECT_GT(foretold, 0) << what;
+          State state;
+          ExtendPieces(m, x, {0, tokens / 3, tokens}, {}, &state);
+          EXPECT_EQ(m.Compact(state).Bytes(), foretold) << what << ", " << tokens << " tokens";
+          // Token by token a cache has room to grow into, at most as much again, and the least room is 64 tokens.
+          if (tokens == 200) {
+            ExtendPieces(m, x, EachToken(tokens), {}, &state);
+            EXPECT_EQ(m.Compact(state).Bytes(), foretold) << what << ", one by one";
+            EXPECT_LE(state.Bytes(), 2 * foretold) << what;
+          }
+        }
+      }
+    }
+    EXPECT_EQ(m.StateBytes(2, 1'000'000, at::kFloat) == m.StateBytes(2, 1'000, at::kFloat), m.info().bounded) << what;
+  });
+}
+
+TEST(State, CompactGoesOnTheSame) {
+  ForEachCase([](Mechanism& m, const std::string& what) {
+    at::NoGradGuard guard;
+    const auto x = Inputs(m, 2, 90);
+    for (const ops::Mask& mask : {ops::Mask{}, ops::Mask{Lengths({90, 31}), {}}}) {
+      State state;
+      ExtendPieces(m, x, EachToken(90), mask, &state);
+      const State compact = m.Compact(state).Clone();
+      m.CheckState(compact);
+      State a = state.Clone(), b = compact;
+      const auto more = Inputs(m, 2, 7);
+      ExpectSameBits(m.Extend(more, b, {}), m.Extend(more, a, {}), what);
+      ExpectSameState(m.Compact(b), m.Compact(a), what);
+    }
+  });
+}
+
+TEST(State, GradientsFlowThroughItsCopies) {
+  ForEachCase([](Mechanism& m, const std::string& what) {
+    const auto x = Inputs(m, 2, 9), more = Inputs(m, 3, 4);
+    const at::Tensor g = Normal({3, kHeads, 4, kWidth}), rows = at::tensor({1, 0, 1}, at::kLong);
+    const auto loss = [&](const std::vector<at::Tensor>& y, bool copied) {
+      State state = m.EmptyState(2, y[0].options().requires_grad(false));
+      m.Extend(y, state, {});
+      if (!copied) {
+        std::vector<at::Tensor> whole;
+        for (size_t i = 0; i < y.size(); ++i) whole.push_back(at::cat({y[i].index_select(0, rows), more[i]}, 2));
+        return (ExtendPieces(m, whole, {0, 13}).narrow(2, 9, 4) * g).sum();
+      }
+      State copy = m.Compact(state).Clone().Reorder(rows);
+      return (m.Extend(more, copy, {}) * g).sum();
+    };
+    const auto a = Leaves(x), b = Leaves(x);
+    const auto got = Gradients(loss(a, true), a), want = Gradients(loss(b, false), b);
+    double size = 0;
+    for (size_t i = 0; i < x.size(); ++i) {
+      EXPECT_LE((got[i] - want[i]).norm().item<double>(), 1e-10 * (1 + want[i].norm().item<double>())) << what << " " << i;
+      size += got[i].norm().item<double>();
+    }
+    EXPECT_GT(size, 0) << what;
+    State state = m.EmptyState(2, a[0].options().requires_grad(false));
+    m.Extend(a, state, {});
+    for (const NamedTensor& t : state.Detach().tensors) EXPECT_FALSE(t.value.defined() && t.value.requires_grad()) << what;
+  });
+}
+
+TEST(State, MergesAndCutsBackWhereItSaysSo) {
+  ForEachCase([](Mechanism& m, const std::string& what) {
+    at::NoGradGuard guard;
+    const auto x = Inputs(m, 2, 20), more = Inputs(m, 2, 3);
+    const auto after = [&](int64_t begin, int64_t count) {
+      State state = m.EmptyState(2, x[0].options());
+      m.Extend(Narrow(x, begin, count), state, {});
+      return state;
+    };
+    State whole = after(0, 20);
+    const at::Tensor want = m.Extend(more, whole, {});
+    const State first = after(0, 8), second = after(8, 12);
+    if (m.info().merges) {
+      State merged = m.Merge(first, second);
+      ExpectClose(m.Extend(more, merged, {}), want, 1e-12, what + " merged");
+    } else {
+      ExpectContains(Thrown([&] { m.Merge(first, second); }), {m.info().name, "do not merge"});
+    }
+    State state = after(0, 20);
+    if (!m.info().truncates) {
+      ExpectContains(Thrown([&] { m.Truncate(state, 5); }), {m.info().name, "cut back"});
+      return;
+    }
+    m.Extend(more, state, {});
+    m.Truncate(state, 8);
+    EXPECT_EQ(m.Compact(state).Bytes(), m.StateBytes(2, 8, x[0].options())) << what;
+    State fresh = after(0, 8);
+    ExpectClose(m.Extend(more, state, {}), m.Extend(more, fresh, {}), 1e-13, what + " cut back");
+    ExpectContains(Thrown([&] { m.Truncate(state, 12); }), {m.info().name, "11 tokens", "12"});
+  });
+}
+
+TEST(Softmax, CachesThatDoNotFitAreRefused) {
+  at::NoGradGuard guard;
+  const auto m = Small(FindMechanism("softmax"));
+  const auto message = [&](auto&& change) {
+    State state;
+    ExtendPieces(*m, Inputs(*m, 2, 6), {0, 6}, {Lengths({6, 2}), {}}, &state);
+    state = m->Compact(state);
+    change(state);
+    return Thrown([&] { m->CheckState(state); });
+  };
+  EXPECT_EQ(message([](State&) {}), "no error");
+  ExpectContains(message([](State& s) { s["count"] = at::tensor({6, 5}, at::kLong); }), {"[softmax]", "6 tokens"});
+  ExpectContains(message([](State& s) { s["count"] = at::tensor({-1, -1}, at::kLong); }), {"-1 tokens"});
+  ExpectContains(message([](State& s) { s["v"] = s["v"].narrow(2, 0, 5); }), {"k has 6 and v 5"});
+  ExpectContains(message([](State& s) { s["valid"] = s["valid"].narrow(1, 0, 5); }), {"valid of shape [2, 6]", "[2, 5]"});
+  ExpectContains(message([](State& s) { s["valid"] = s["valid"].to(at::kLong); }), {"Bool", "Long"});
+}
+
+}  // namespace
+}  // namespace cistern

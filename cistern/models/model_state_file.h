@@ -1,0 +1,34 @@
+#pragma once
+// The state of a language model in one safetensors file, so that a text that was read once can be gone on with later and elsewhere.
+//
+// Tensors: "layers.0.memory", ... as the mechanisms name them, caches without their spare room, undefined ones left out; "positions" [B];
+// and what the caller adds under names of its own. Metadata: format, version, mechanisms (one per layer), dtype, batch, model (ModelHash),
+// the caller's own keys, and checksum, the XXH64 of all of these and of every tensor.
+#include <map>
+#include <string>
+#include <vector>
+
+#include "cistern/models/decoder_lm.h"
+
+namespace cistern {
+
+inline constexpr int kModelStateVersion = 1;
+
+struct ModelStateFile {
+  ModelState state;
+  std::vector<NamedTensor> extra;           // without names that begin with "layers." and without "positions"
+  std::map<std::string, std::string> made;  // what else must be the same where the file is read, such as {"tokenizer", its hash}
+};
+
+// XXH64 of what the model's numbers depend on: the settings of its config that are not the defaults, and every parameter and buffer by
+// name, type, shape and value. Reads all weights: some GB/s.
+uint64_t ModelHash(const Model& model);
+
+// Appears whole or not at all. Error where the file cannot be written.
+void SaveModelState(const std::string& path, const DecoderLm& model, const ModelStateFile& file);
+
+// The same bits that were saved. Everything is checked before anything is returned: Error, naming the file and the tensor, where it is
+// broken; UsageError where it was made with another model, dtype, version or by another `made`.
+ModelStateFile LoadModelState(const std::string& path, const DecoderLm& model, const std::map<std::string, std::string>& made = {});
+
+}  // namespace cistern
