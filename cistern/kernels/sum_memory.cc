@@ -45,7 +45,6 @@ HWY_NOINLINE void SumOfHead(const SumHead<T>& head, double* memory) {
   T* const P = workspace.Take<T>(hp * ap);     // b^T x
   T* const past = workspace.Take<T>(hp * ap);  // what the chunk's rows see of S
   double* const S = workspace.Take<double>(hp * ap);
-  const Tag<T> dt;
   const Tag<double> d;
 
   const auto clear = [&]() HWY_ATTR {
