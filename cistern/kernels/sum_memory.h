@@ -28,7 +28,7 @@ void SumMatch(const SlotShape& shape, Rows<const T> q, Rows<const T> w, Rows<con
 //   match backward: dq    = SumRead(r := dx, w, v := k, initial memory);       SumAdjoint(a := dx, g := q, w, u := k, b := x)
 //   G_t = e^{lg_{t+1}} G_{t+1} + a_t (x) g_t,   du_t = sum_l w_t[l] G_t[l],   dw_t[l] = G_t[l] . u_t
 //   dlg_t[l] = G_t[l] . e^{lg_t} M_{t-1}[l] = dlg_{t+1}[l] + a_t[l] b_t[l] - w_t[l] dw_t[l], and 0 where a gate is 0 or a document starts
-//   The rounding error of dlg is that of its terms a b and w dw, also where strong gates make dlg itself far smaller than they are.
+//   The error of dlg is what rounding its terms a b and w dw adds up to: about sqrt(T) ulps of one, also where strong gates make dlg small.
 //   G: [B,H,n,d], in: the gradient of the final memory; out: the gradient of the initial memory.
 //   h: [B,H,n], in: G[l] . M_T[l]; scratch.   b, dlog_gate: [B,H,T,n].   h, b and dlog_gate are not used in raw mode.
 template <class T>
