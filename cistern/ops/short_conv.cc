@@ -8,7 +8,7 @@
 #include "cistern/kernels/ref/short_conv_ref.h"
 #include "cistern/kernels/short_conv.h"
 #include "cistern/ops/impl.h"
-#include "cistern/ops/tensor_rows.h"
+#include "cistern/ops/op_pair.h"
 
 namespace cistern::ops {
 namespace short_conv {
@@ -83,8 +83,6 @@ Rows<T> Out(const at::Tensor& x) {
 }
 
 ConvShape ShapeOf(const at::Tensor& x, const at::Tensor& weight) { return {x.size(0), x.size(1), x.size(2), weight.size(1)}; }
-
-at::Tensor AsDouble(const at::Tensor& x) { return x.to(at::kDouble).contiguous(); }
 
 Tensor2 ForwardReference(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& state, const OptionalTensor& starts,
                          const OptionalTensor& lengths) {
@@ -163,8 +161,6 @@ const c10::TypedOperatorHandle<BackwardSchema>& BackwardOp() {
   static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("cistern::short_conv_backward", "").typed<BackwardSchema>();
   return op;
 }
-
-OptionalTensor Given(const at::Tensor& x) { return x.defined() ? OptionalTensor(x) : std::nullopt; }
 
 struct ShortConvFunction : torch::autograd::Function<ShortConvFunction> {
   static variable_list forward(torch::autograd::AutogradContext* ctx, const at::Tensor& x, const at::Tensor& weight,

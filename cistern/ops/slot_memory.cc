@@ -10,6 +10,7 @@
 #include "cistern/kernels/ref/slot_memory_ref.h"
 #include "cistern/kernels/slot_memory.h"
 #include "cistern/ops/impl.h"
+#include "cistern/ops/op_pair.h"
 #include "cistern/ops/slot_memory_composite.h"
 
 // Two ops, slot_read and slot_match, share everything here: `match` says which. a is r or q, u is v or k.
@@ -39,15 +40,7 @@ void CheckShapes(bool match, const at::Tensor& a, const at::Tensor& s, const at:
   TORCH_CHECK(a.scalar_type() == s.scalar_type() && s.scalar_type() == u.scalar_type() && u.scalar_type() == memory.scalar_type(), op,
               " expected one dtype, got ", a_name, " ", a.scalar_type(), ", s ", s.scalar_type(), ", ", u_name, " ", u.scalar_type(),
               ", memory ", memory.scalar_type());
-  if (starts) {
-    TORCH_CHECK(starts->dim() == 2 && starts->sym_size(0) == s.sym_size(0) && starts->sym_size(1) == s.sym_size(2) &&
-                    starts->scalar_type() == at::kBool,
-                op, " expected starts of shape [B,T] and dtype bool, got ", starts->sym_sizes(), " ", starts->scalar_type());
-  }
-  if (lengths) {
-    TORCH_CHECK(lengths->dim() == 1 && lengths->sym_size(0) == s.sym_size(0) && lengths->scalar_type() == at::kLong, op,
-                " expected lengths of shape [B] and dtype int64, got ", lengths->sym_sizes(), " ", lengths->scalar_type());
-  }
+  CheckMask(op, s, starts, lengths);
 }
 
 SlotShape ShapeOf(const at::Tensor& s, const at::Tensor& u) { return {s.size(0), s.size(1), s.size(2), s.size(3), u.size(3)}; }
@@ -71,8 +64,6 @@ void ForwardKernel(bool match, const at::Tensor& a, const at::Tensor& s, const a
     RunForward<double>(match, ShapeOf(s, u), ac, sc, uc, mask, memory, z, out, z_out);
   }
 }
-
-at::Tensor AsDouble(const at::Tensor& x) { return x.to(at::kDouble).contiguous(); }
 
 Tensor4 ForwardReference(bool match, const at::Tensor& a, const at::Tensor& s, const at::Tensor& u, const RowMask& mask,
                          const at::Tensor& memory_in, const at::Tensor& z_in, bool want_z) {
@@ -100,8 +91,6 @@ Tensor4 ForwardCpu(bool match, const at::Tensor& a, const at::Tensor& s, const a
   return {out, memory, z, want_z ? z_out : at::empty({0}, s.options())};
 }
 
-at::Tensor OrZeros(const OptionalTensor& grad, const at::Tensor& like) { return grad ? *grad : at::zeros_like(like); }
-
 // Gradients of (a, s, u, memory, z). out is the forward's out (needed by match), memory_end its final memory.
 Tensor5 BackwardCpu(bool match, const OptionalTensor& d_out, const OptionalTensor& d_memory, const OptionalTensor& d_z,
                     const OptionalTensor& d_z_out, const at::Tensor& a, const at::Tensor& s, const at::Tensor& u,
@@ -112,15 +101,13 @@ Tensor5 BackwardCpu(bool match, const OptionalTensor& d_out, const OptionalTenso
   if (ActiveImpl() == Impl::kReference) {
     const at::Tensor ad = AsDouble(a), sd = AsDouble(s), ud = AsDouble(u), m0 = AsDouble(memory_in), z0 = AsDouble(z_in),
                      gd = AsDouble(g_out);
-    const at::Tensor gz = d_z_out ? AsDouble(*d_z_out) : at::Tensor(), gm = d_memory ? AsDouble(*d_memory) : at::Tensor(),
-                     gzt = d_z ? AsDouble(*d_z) : at::Tensor();
-    auto pointer = [](const at::Tensor& x) { return x.defined() ? x.const_data_ptr<double>() : nullptr; };
+    const at::Tensor gz = AsDouble(d_z_out), gm = AsDouble(d_memory), gzt = AsDouble(d_z);
     const at::Tensor da = at::zeros_like(ad), ds = at::zeros_like(sd), du = at::zeros_like(ud), dm = at::zeros_like(m0),
                      dz = at::zeros_like(z0);
     (match ? &ref::SlotMatchBackward : &ref::SlotReadBackward)(
-        ShapeOf(s, u), pointer(ad), pointer(sd), pointer(ud), view.mask, pointer(m0), pointer(z0), pointer(gd), pointer(gz), pointer(gm),
-        pointer(gzt), da.mutable_data_ptr<double>(), ds.mutable_data_ptr<double>(), du.mutable_data_ptr<double>(),
-        dm.mutable_data_ptr<double>(), dz.mutable_data_ptr<double>());
+        ShapeOf(s, u), DataOrNull(ad), DataOrNull(sd), DataOrNull(ud), view.mask, DataOrNull(m0), DataOrNull(z0), DataOrNull(gd),
+        DataOrNull(gz), DataOrNull(gm), DataOrNull(gzt), da.mutable_data_ptr<double>(), ds.mutable_data_ptr<double>(),
+        du.mutable_data_ptr<double>(), dm.mutable_data_ptr<double>(), dz.mutable_data_ptr<double>());
     const auto dtype = u.scalar_type();
     return {da.to(dtype), ds.to(dtype), du.to(dtype), dm.to(dtype), dz};
   }
@@ -167,21 +154,15 @@ using ForwardSchema = Tensor4(const at::Tensor&, const at::Tensor&, const at::Te
 using BackwardSchema = Tensor5(const OptionalTensor&, const OptionalTensor&, const OptionalTensor&, const OptionalTensor&,
                                const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&,
                                const at::Tensor&, const at::Tensor&, const OptionalTensor&, const OptionalTensor&);
-template <class Schema>
-c10::TypedOperatorHandle<Schema> Handle(const char* name) {
-  return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Schema>();
-}
 const c10::TypedOperatorHandle<ForwardSchema>& ForwardOp(bool match) {
-  static const auto read = Handle<ForwardSchema>("cistern::slot_read"), matched = Handle<ForwardSchema>("cistern::slot_match");
+  static const auto read = OpHandle<ForwardSchema>("cistern::slot_read"), matched = OpHandle<ForwardSchema>("cistern::slot_match");
   return match ? matched : read;
 }
 const c10::TypedOperatorHandle<BackwardSchema>& BackwardOp(bool match) {
-  static const auto read = Handle<BackwardSchema>("cistern::slot_read_backward"),
-                    matched = Handle<BackwardSchema>("cistern::slot_match_backward");
+  static const auto read = OpHandle<BackwardSchema>("cistern::slot_read_backward"),
+                    matched = OpHandle<BackwardSchema>("cistern::slot_match_backward");
   return match ? matched : read;
 }
-
-OptionalTensor Optional(const at::Tensor& x) { return x.defined() ? OptionalTensor(x) : std::nullopt; }
 
 struct SlotMemoryFunction : torch::autograd::Function<SlotMemoryFunction> {
   static variable_list forward(torch::autograd::AutogradContext* ctx, bool match, const at::Tensor& a, const at::Tensor& s,
@@ -200,8 +181,8 @@ struct SlotMemoryFunction : torch::autograd::Function<SlotMemoryFunction> {
     const auto saved = ctx->get_saved_variables();
     const bool match = ctx->saved_data["match"].toBool();
     auto [da, ds, du, dm, dz] =
-        BackwardOp(match).call(Optional(grads[0]), Optional(grads[1]), Optional(grads[2]), Optional(grads[3]), saved[0], saved[1], saved[2],
-                               saved[3], saved[4], saved[5], saved[6], Optional(saved[7]), Optional(saved[8]));
+        BackwardOp(match).call(Given(grads[0]), Given(grads[1]), Given(grads[2]), Given(grads[3]), saved[0], saved[1], saved[2], saved[3],
+                               saved[4], saved[5], saved[6], Given(saved[7]), Given(saved[8]));
     return {at::Tensor(), da, ds, du, dm, dz, at::Tensor(), at::Tensor(), at::Tensor()};
   }
 };
@@ -251,13 +232,6 @@ Tensor5 BackwardAutograd(bool match, const OptionalTensor& d_out, const Optional
   }
   return {g[0], g[1], g[2], g[3], g[4]};
 }
-
-template <bool kMatch, auto kFunction>
-struct Bound;
-template <bool kMatch, class R, class... Args, R (*kFunction)(bool, Args...)>
-struct Bound<kMatch, kFunction> {
-  static R Call(Args... args) { return kFunction(kMatch, args...); }
-};
 
 }  // namespace
 
