@@ -2,10 +2,9 @@
 
 #include <ATen/ATen.h>
 
-#include <cmath>
 #include <limits>
 
-#include "cistern/attention/definition.h"
+#include "cistern/base/error.h"
 
 namespace cistern {
 
@@ -20,7 +19,9 @@ const MechanismInfo& abc_mlp_mechanism() {
     i.positions = {"none", "learned", "sinusoidal"};
     i.time = "O(T n d)";
     i.state = "n (2 d + 1) per head";
-    i.cases = {Json{{"slots", 3}}};
+    i.cases = {Json{{"slots", 3}}, Json{{"slots", 3}, {"activation", "relu"}},
+               Json{{"slots", 3}, {"activation", "relu"}, {"empty_slots", "take_part"}}, Json{{"slots", 3}, {"activation", "sigmoid"}},
+               Json{{"slots", 4}, {"shared_heads", true}}};
     i.merges = true;
     return i;
   }();
@@ -30,71 +31,49 @@ const MechanismInfo& abc_mlp_mechanism() {
 }
 
 Fields AbcMlpMechanism::Describe(Options& options) {
-  return Fields().Add("slots", &options.slots, "memory slots of each head (n)", {1, 65536});
+  Fields f;
+  DescribeMemory(f, options.memory);
+  f.Add("activation", &options.activation, "makes write weights of the control: exp, relu or sigmoid", {"exp", "relu", "sigmoid"});
+  f.Add("shared_heads", &options.shared_heads, "one control for all heads, of n channels in place of n per head");
+  return f;
 }
 
 AbcMlpMechanism::AbcMlpMechanism(const MechanismInfo& info, const Options& options, const AttentionDims& dims)
-    : Mechanism(info, dims), slots_(options.slots) {}
+    : AbcMechanism(info, options.memory, options.activation == "relu" ? Weights::kSomeSlots : Weights::kEverySlot, dims),
+      activation_(options.activation),
+      shared_heads_(options.shared_heads) {
+  if (shared_heads_ && slots() % dims.heads != 0) {
+    FailUsage("[abc_mlp] shared_heads needs slots divisible by heads=", dims.heads, ", got slots=", slots());
+  }
+}
 
 std::vector<Projection> AbcMlpMechanism::Projections() const {
-  return {{"q", Side::kQuery, dims().dim},
-          {"k", Side::kKey, dims().dim},
-          {"v", Side::kKey, dims().dim},
-          {"control", Side::kKey, dims().heads * slots_}};
+  std::vector<Projection> all = AbcMechanism::Projections();
+  all.push_back({"control", Side::kKey, shared_heads_ ? slots() : dims().heads * slots()});
+  return all;
 }
 
-State AbcMlpMechanism::EmptyState(int64_t batch, const at::TensorOptions& options) const {
-  const ops::SlotState slots = ops::EmptySlots(batch, dims().heads, slots_, dims().dim / dims().heads, options);
-  return {{{"key_memory", slots.memory}, {"value_memory", slots.memory.clone()}, {"z", slots.z}}};
+at::Tensor AbcMlpMechanism::LogWeights(const std::vector<at::Tensor>& x, const at::Tensor&) const {
+  at::Tensor s = x[3];
+  if (shared_heads_) {  // [B,H,T,n/H] are the n channels cut into heads
+    s = s.transpose(1, 2).reshape({s.size(0), s.size(2), 1, slots()}).transpose(1, 2).expand({-1, dims().heads, -1, -1});
+  }
+  if (activation_ == "exp") return s;
+  if (activation_ == "sigmoid") return at::log_sigmoid(s);
+  const at::Tensor off = s <= 0;  // 1 in the place of 0 keeps the logarithm's gradient finite
+  return s.masked_fill(off, 1.0).log().masked_fill(off, -std::numeric_limits<double>::infinity());
 }
 
-// Softmax over the slots that have been written (all or none of a head's, unless log-weights are -inf); undefined `occupied`: all.
-at::Tensor AbcMlpMechanism::Attend(const at::Tensor& logits, const at::Tensor& occupied) const {
-  const double scale = 1.0 / std::sqrt(double(dims().dim) / double(dims().heads));
-  at::Tensor x = logits.transpose(1, 2) * scale;  // [B,T,H,n]
-  if (occupied.defined()) x = x.masked_fill(occupied.logical_not().unsqueeze(1), std::numeric_limits<float>::lowest());
-  at::Tensor p = at::softmax(x, -1);
-  if (is_training() && dims().dropout > 0) p = at::dropout(p, dims().dropout, true);
-  return p.transpose(1, 2);
-}
-
-at::Tensor AbcMlpMechanism::Extend(const std::vector<at::Tensor>& x, State& state, const ops::Mask& mask) {
-  // Finite log-weights write every slot at every real token, so a token that reads has itself been written to all slots.
-  const at::Tensor &q = x[0], &k = x[1], &v = x[2], &s = x[3], z = state["z"];
-  ops::SlotResult matched = ops::SlotMatch(q, s, k, {state["key_memory"], z}, mask);
-  ops::SlotResult result = ops::SlotRead(Attend(matched.out, {}), s, v, {state["value_memory"], z}, mask);
-  state["key_memory"] = matched.state.memory;
-  state["value_memory"] = result.state.memory;
-  state["z"] = result.state.z;
-  return result.out;
-}
-
-void AbcMlpMechanism::Write(const std::vector<at::Tensor>& x, State& state, const ops::Mask& mask) {
-  const at::Tensor z = state["z"];
-  state["key_memory"] = ops::SlotWrite(x[3], x[1], {state["key_memory"], z}, mask).memory;
-  const ops::SlotState values = ops::SlotWrite(x[3], x[2], {state["value_memory"], z}, mask);
-  state["value_memory"] = values.memory;
-  state["z"] = values.z;
-}
-
-at::Tensor AbcMlpMechanism::Read(const std::vector<at::Tensor>& x, const State& state) {
-  const at::Tensor occupied = at::isneginf(state["z"]).logical_not();
-  return at::matmul(Attend(at::matmul(x[0], state["key_memory"].transpose(2, 3)), occupied), state["value_memory"]);
-}
-
-at::Tensor AbcMlpMechanism::Definition(Form form, const std::vector<at::Tensor>& queries, const std::vector<at::Tensor>& x) const {
-  const double scale = 1 / std::sqrt(double(dims().dim / dims().heads));
-  return EachQuery(form, queries, x, x[2].size(3), [&](const auto& query, const auto& seen) {
-    const at::Tensor phi = at::softmax(seen[3], 2).transpose(2, 3);  // [B,H,n,T]: each slot's weights over the tokens
-    const at::Tensor keys = at::matmul(phi, seen[1]), values = at::matmul(phi, seen[2]);
-    return at::matmul(at::softmax(at::matmul(query[0], keys.transpose(2, 3)) * scale, 3), values);
-  });
-}
-
-State AbcMlpMechanism::Merge(const State& first, const State& second) const {
-  const ops::SlotState keys = ops::MergeSlots({first["key_memory"], first["z"]}, {second["key_memory"], second["z"]});
-  const ops::SlotState values = ops::MergeSlots({first["value_memory"], first["z"]}, {second["value_memory"], second["z"]});
-  return {{{"key_memory", keys.memory}, {"value_memory", values.memory}, {"z", values.z}}};
+at::Tensor AbcMlpMechanism::DefinedWeights(Form, const std::vector<at::Tensor>& seen) const {
+  at::Tensor control = seen[3];
+  if (shared_heads_) {
+    const std::vector<at::Tensor> all(size_t(control.size(1)), at::cat(control.unbind(1), 2));
+    control = at::stack(all, 1);
+  }
+  if (activation_ == "exp") return at::softmax(control, 2).transpose(2, 3);
+  const at::Tensor alpha = activation_ == "relu" ? at::relu(control) : at::sigmoid(control);
+  const at::Tensor sum = alpha.sum({2}, true);
+  return (alpha / sum.masked_fill(sum == 0, 1.0)).transpose(2, 3);
 }
 
 }  // namespace cistern

@@ -1,31 +1,30 @@
 #pragma once
 // ABC with an MLP control (P003, eq. 7 and App. B.1; spec 2.13): token i writes key and value into n slots with weights
-// exp(W_phi x_i) / sum_j exp(W_phi x_j); a query attends to the n slots by softmax. Slot memory: match over keys, softmax, read over
-// values.
-#include "cistern/attention/mechanism.h"
+// alpha_i / sum_j alpha_j, alpha = exp, relu or sigmoid of W_phi x; a query attends to the n slots by softmax. In the exp mode of the slot
+// memory the log-weights are log(alpha); log 0 = -inf is not written.
+#include "cistern/attention/abc_memory.h"
 
 namespace cistern {
 
-class AbcMlpMechanism : public Mechanism {
+class AbcMlpMechanism : public AbcMechanism {
  public:
   struct Options {
-    int64_t slots = 32;  // n, per head
+    MemoryOptions memory;
+    std::string activation = "exp";  // exp, relu, sigmoid
+    bool shared_heads = false;       // one control for all heads
   };
   static Fields Describe(Options& options);
   AbcMlpMechanism(const MechanismInfo& info, const Options& options, const AttentionDims& dims);
 
-  std::vector<Projection> Projections() const override;
-  // key_memory, value_memory [B,H,n,d], z [B,H,n]
-  State EmptyState(int64_t batch, const at::TensorOptions& options) const override;
-  at::Tensor Extend(const std::vector<at::Tensor>& x, State& state, const ops::Mask& mask) override;
-  void Write(const std::vector<at::Tensor>& x, State& state, const ops::Mask& mask) override;
-  at::Tensor Read(const std::vector<at::Tensor>& x, const State& state) override;
-  at::Tensor Definition(Form form, const std::vector<at::Tensor>& queries, const std::vector<at::Tensor>& x) const override;
-  State Merge(const State& first, const State& second) const override;
+  std::vector<Projection> Projections() const override;  // q, k, v, control
+
+ protected:
+  at::Tensor LogWeights(const std::vector<at::Tensor>& x, const at::Tensor& positions) const override;
+  at::Tensor DefinedWeights(Form form, const std::vector<at::Tensor>& seen) const override;
 
  private:
-  at::Tensor Attend(const at::Tensor& logits, const at::Tensor& occupied) const;
-  int64_t slots_;
+  std::string activation_;
+  bool shared_heads_;
 };
 
 }  // namespace cistern

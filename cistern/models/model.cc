@@ -111,10 +111,21 @@ TensorFile LoadTensors(const std::string& path) {
   return out;
 }
 
+namespace {
+
+// What a model file holds: parameters, then buffers (drawn once and not trained, such as random projections).
+torch::OrderedDict<std::string, at::Tensor> Weights(const Model& model) {
+  auto all = model.named_parameters();
+  for (const auto& b : model.named_buffers()) all.insert(b.key(), b.value());
+  return all;
+}
+
+}  // namespace
+
 void SaveModel(const Model& model, const std::string& folder) {
   EnsureDirectory(folder);
   TensorFile file;
-  for (const auto& p : model.named_parameters()) file.tensors.push_back({p.key(), p.value()});
+  for (const auto& p : Weights(model)) file.tensors.push_back({p.key(), p.value()});
   file.metadata.emplace_back("format", "pt");
   SaveTensors(folder + "/model.safetensors", file);
   ModelConfig config = model.config();
@@ -123,12 +134,12 @@ void SaveModel(const Model& model, const std::string& folder) {
 
 void LoadWeights(Model& model, const std::string& path) {
   const TensorFile file = LoadTensors(path);
-  const auto parameters = model.named_parameters();
+  const auto weights = Weights(model);
   std::vector<std::string> names;
-  for (const auto& p : parameters) names.push_back(p.key());
+  for (const auto& p : weights) names.push_back(p.key());
   // Everything is checked before the first copy.
   for (const NamedTensor& t : file.tensors) {
-    const at::Tensor* p = parameters.find(t.name);
+    const at::Tensor* p = weights.find(t.name);
     if (!p) throw Error(StrCat(path, ": ", UnknownName("tensor", t.name, names)));
     CISTERN_CHECK(p->sizes() == t.value.sizes(), path, ": tensor '", t.name, "' has shape ", t.value.sizes(),
                   ", the model's config asks for ", p->sizes());
@@ -141,7 +152,7 @@ void LoadWeights(Model& model, const std::string& path) {
     CISTERN_CHECK(found, path, ": tensor '", name, "' is missing");
   }
   at::NoGradGuard guard;
-  for (const NamedTensor& t : file.tensors) parameters.find(t.name)->copy_(t.value);
+  for (const NamedTensor& t : file.tensors) weights.find(t.name)->copy_(t.value);
 }
 
 std::shared_ptr<Model> LoadModel(const std::string& folder) {

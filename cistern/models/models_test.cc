@@ -235,14 +235,17 @@ TEST(ModelFiles, RoundTripIsBitwise) {
   std::vector<ModelConfig> configs = Lms();
   configs.push_back(SmallLm({"latte"}));
   configs.back().kind = "encoder_classifier", configs.back().classes = 3, configs.back().pooling = "cls", configs.back().ffn_bias = true;
+  configs.push_back(SmallLm({"performer", "abc_cluster", "latte"}));  // mechanisms with buffers
   for (const ModelConfig& config : configs) {
     const TestFolder folder;
     const auto m = MakeModel(config, 7);
+    for (const auto& buffer : m->named_buffers()) buffer.value().add_(1);  // as drawn anew in training
     SaveModel(*m, folder / "model");
     const auto loaded = LoadModel(folder / "model");
     const auto a = m->named_parameters(), b = loaded->named_parameters();
     ASSERT_EQ(a.size(), b.size());
     for (const auto& p : a) ExpectSameBits(b[p.key()], p.value(), p.key());
+    for (const auto& p : m->named_buffers()) ExpectSameBits(loaded->named_buffers()[p.key()], p.value(), p.key());
     ModelConfig x = config, y = loaded->config();
     EXPECT_EQ(x.Describe().Write(), y.Describe().Write());
     EXPECT_FALSE(loaded->is_training());

@@ -56,20 +56,26 @@ at::Tensor SoftmaxAttention(const at::Tensor& q, const at::Tensor& k, const at::
               " queries and S=", k.size(2), " keys");
   const double scale = options.scale > 0 ? options.scale : 1.0 / std::sqrt(double(q.size(3)));
   if (q.size(2) == 0 || k.size(2) == 0) return at::zeros({q.size(0), q.size(1), q.size(2), v.size(3)}, q.options()) + 0 * q.sum();
-  const Impl impl = ActiveImpl();
   const bool square = q.size(2) == k.size(2) && options.query_offset == 0;
-  if (impl == Impl::kKernel && options.dropout == 0 && options.causal && square && !mask.lengths && !mask.starts && !key_valid.defined()) {
+  if (ActiveImpl() == Impl::kKernel && options.dropout == 0 && options.causal && square && !mask.lengths && !mask.starts &&
+      !key_valid.defined()) {
     return at::scaled_dot_product_attention(q, k, v, {}, 0.0, true, scale);
   }
   const bool sees_all = !options.causal || (q.size(2) == 1 && options.query_offset == k.size(2) - 1);
   const at::Tensor visible = sees_all && !mask.lengths && !mask.starts && !key_valid.defined()
                                  ? at::Tensor()
                                  : softmax_attention::Visible(q, k, options, mask, key_valid);
+  return MaskedAttention(q, k, v, visible, scale, options.dropout);
+}
+
+at::Tensor MaskedAttention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& visible, double scale,
+                           double dropout) {
+  const Impl impl = ActiveImpl();
   if (impl == Impl::kReference) {
-    return softmax_attention::Explicit(q.to(at::kDouble), k.to(at::kDouble), v.to(at::kDouble), visible, scale, options.dropout)
+    return softmax_attention::Explicit(q.to(at::kDouble), k.to(at::kDouble), v.to(at::kDouble), visible, scale, dropout)
         .to(q.scalar_type());
   }
-  if (impl == Impl::kComposite || options.dropout > 0) return softmax_attention::Explicit(q, k, v, visible, scale, options.dropout);
+  if (impl == Impl::kComposite || dropout > 0) return softmax_attention::Explicit(q, k, v, visible, scale, dropout);
   if (!visible.defined()) return at::scaled_dot_product_attention(q, k, v, {}, 0.0, false, scale);
   // Rows that see nothing are let see everything and then set to zero: finite numbers, zero gradient.
   const at::Tensor any = visible.any(-1, true);

@@ -23,4 +23,8 @@ struct SoftmaxOptions {
 at::Tensor SoftmaxAttention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const SoftmaxOptions& options,
                             const Mask& mask = {}, const at::Tensor& key_valid = {});
 
+// The same with the mask given: visible [B or 1, 1, T, S] bool, true where a query sees a key; undefined: all do.
+at::Tensor MaskedAttention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& visible, double scale,
+                           double dropout);
+
 }  // namespace cistern::ops

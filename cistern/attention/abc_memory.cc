@@ -1,0 +1,110 @@
+#include "cistern/attention/abc_memory.h"
+
+#include <ATen/ATen.h>
+
+#include <cmath>
+#include <limits>
+
+#include "cistern/attention/definition.h"
+#include "cistern/attention/token_positions.h"
+
+namespace cistern {
+
+AbcMechanism::AbcMechanism(const MechanismInfo& info, const MemoryOptions& memory, Weights weights, const AttentionDims& dims)
+    : Mechanism(info, dims), slots_(memory.slots), masked_(memory.empty_slots == "masked"), weights_(weights) {}
+
+void AbcMechanism::DescribeMemory(Fields& fields, MemoryOptions& memory) {
+  fields.Add("slots", &memory.slots, "memory slots of each head (n)", {1, 65536});
+  fields.Add("empty_slots", &memory.empty_slots,
+             "slots never written: masked, or take_part in the softmax with logit 0 and value 0 (P003 to the letter)",
+             {"masked", "take_part"});
+}
+
+std::vector<Projection> AbcMechanism::Projections() const {
+  return {{"q", Side::kQuery, dims().dim}, {"k", Side::kKey, dims().dim}, {"v", Side::kKey, dims().dim}};
+}
+
+State AbcMechanism::EmptyState(int64_t batch, const at::TensorOptions& options) const {
+  const ops::SlotState slots = ops::EmptySlots(batch, dims().heads, slots_, dims().dim / dims().heads, options);
+  State state = {{{"key_memory", slots.memory}, {"value_memory", slots.memory.clone()}, {"z", slots.z}}};
+  if (weights_ == Weights::kByPosition) state.tensors.push_back({"count", at::zeros({batch}, options.dtype(at::kLong))});
+  return state;
+}
+
+// Positions of a piece's tokens, and the count moved on; undefined where they do not matter.
+at::Tensor AbcMechanism::Positions(const at::Tensor& x, State& state, const ops::Mask& mask) const {
+  if (weights_ != Weights::kByPosition) return {};
+  const at::Tensor positions = PiecePositions(state["count"], x.size(2), mask);
+  state["count"] = PositionsAfter(state["count"], positions, mask);
+  return positions;
+}
+
+// Softmax over the slots of q . keys [B,H,T,n]. z [B,H,T or 1,n]: log-weights written so far, -inf in empty slots; undefined: none is
+// empty.
+at::Tensor AbcMechanism::ReadWeights(const at::Tensor& matched, const at::Tensor& z) const {
+  const double scale = 1.0 / std::sqrt(double(dims().dim) / double(dims().heads));
+  at::Tensor x = matched, factor;
+  if (HoldsSums()) {
+    factor = (z.detach().exp().round() / SumDivisor()).to(x.scalar_type());  // z is the logarithm of a count
+    x = x * factor;
+  }
+  x = x.transpose(1, 2) * scale;  // [B,T,H,n]
+  if (z.defined() && masked_) x = x.masked_fill(at::isneginf(z).transpose(1, 2), std::numeric_limits<float>::lowest());
+  at::Tensor p = at::softmax(x, -1);
+  if (is_training() && dims().dropout > 0) p = at::dropout(p, dims().dropout, true);
+  p = p.transpose(1, 2);
+  return factor.defined() ? p * factor : p;
+}
+
+at::Tensor AbcMechanism::Extend(const std::vector<at::Tensor>& x, State& state, const ops::Mask& mask) {
+  const at::Tensor z = state["z"], s = LogWeights(x, Positions(x[1], state, mask));
+  // Where each token writes all slots, one that reads has itself been written to all of them: no slot is empty.
+  const bool want_z = weights_ != Weights::kEverySlot && (masked_ || HoldsSums());
+  ops::SlotResult matched = ops::SlotMatch(x[0], s, x[1], {state["key_memory"], z}, mask, want_z);
+  ops::SlotResult result = ops::SlotRead(ReadWeights(matched.out, matched.z_out), s, x[2], {state["value_memory"], z}, mask);
+  state["key_memory"] = matched.state.memory;
+  state["value_memory"] = result.state.memory;
+  state["z"] = result.state.z;
+  return result.out;
+}
+
+void AbcMechanism::Write(const std::vector<at::Tensor>& x, State& state, const ops::Mask& mask) {
+  WriteWith(LogWeights(x, Positions(x[1], state, mask)), x, state, mask);
+}
+
+void AbcMechanism::WriteWith(const at::Tensor& s, const std::vector<at::Tensor>& x, State& state, const ops::Mask& mask) const {
+  const at::Tensor z = state["z"];
+  state["key_memory"] = ops::SlotWrite(s, x[1], {state["key_memory"], z}, mask).memory;
+  const ops::SlotState values = ops::SlotWrite(s, x[2], {state["value_memory"], z}, mask);
+  state["value_memory"] = values.memory;
+  state["z"] = values.z;
+}
+
+at::Tensor AbcMechanism::Read(const std::vector<at::Tensor>& x, const State& state) {
+  const at::Tensor matched = at::matmul(x[0], state["key_memory"].transpose(2, 3));
+  return at::matmul(ReadWeights(matched, state["z"].unsqueeze(2)), state["value_memory"]);
+}
+
+at::Tensor AbcMechanism::Definition(Form form, const std::vector<at::Tensor>& queries, const std::vector<at::Tensor>& x) const {
+  const double scale = 1 / std::sqrt(double(dims().dim / dims().heads));
+  return EachQuery(form, queries, x, x[2].size(3), [&](const auto& query, const auto& seen) {
+    const at::Tensor phi = DefinedWeights(form, seen);  // [B,H,n,S]
+    at::Tensor logits = at::matmul(query[0], at::matmul(phi, seen[1]).transpose(2, 3)) * scale;
+    if (masked_) logits = logits.masked_fill((phi == 0).all(3).unsqueeze(2), -1e300);
+    return at::matmul(at::softmax(logits, 3), at::matmul(phi, seen[2]));
+  });
+}
+
+State AbcMechanism::Merge(const State& first, const State& second) const {
+  if (weights_ == Weights::kByPosition) return Mechanism::Merge(first, second);
+  const ops::SlotState keys = ops::MergeSlots({first["key_memory"], first["z"]}, {second["key_memory"], second["z"]});
+  const ops::SlotState values = ops::MergeSlots({first["value_memory"], first["z"]}, {second["value_memory"], second["z"]});
+  return {{{"key_memory", keys.memory}, {"value_memory", values.memory}, {"z", values.z}}};
+}
+
+at::Tensor OneHotLogWeights(const at::Tensor& slot, int64_t slots, const at::TensorOptions& options) {
+  const at::Tensor chosen = slot.unsqueeze(-1) == at::arange(slots, slot.options());
+  return at::zeros(chosen.sizes(), options).masked_fill_(chosen.logical_not(), -std::numeric_limits<double>::infinity());
+}
+
+}  // namespace cistern
