@@ -92,20 +92,4 @@ at::Tensor NextTokenLoss(const at::Tensor& logits, const at::Tensor& targets, do
                                 label_smoothing);
 }
 
-at::Tensor PiecePositions(const at::Tensor& before, int64_t length, const ops::Mask& mask) {
-  const at::Tensor t = at::arange(length, before.options());
-  const at::Tensor running = before.unsqueeze(1) + t.unsqueeze(0);  // [B,T], as if no document began in the piece
-  if (!mask.starts) return running;
-  // Since the last start at or before t: t - that start; before the first start of the piece: go on counting.
-  const at::Tensor last = std::get<0>(at::cummax(at::where(*mask.starts, t.unsqueeze(0), at::full({}, -1, t.options())), 1));
-  return at::where(last >= 0, t.unsqueeze(0) - last, running);
-}
-
-at::Tensor PositionsAfter(const at::Tensor& before, const at::Tensor& piece, const ops::Mask& mask) {
-  if (piece.size(1) == 0) return before;
-  if (!mask.lengths) return piece.select(1, piece.size(1) - 1) + 1;
-  const at::Tensor last = (*mask.lengths - 1).clamp_min(0).unsqueeze(1);
-  return at::where(*mask.lengths > 0, piece.gather(1, last).squeeze(1) + 1, before);
-}
-
 }  // namespace cistern

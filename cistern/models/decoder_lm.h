@@ -1,5 +1,6 @@
 #pragma once
 // A causal language model: embedding, blocks, output layer. One way to run it: extend, by any number of tokens.
+#include "cistern/attention/token_positions.h"
 #include "cistern/models/model.h"
 #include "cistern/nn/positions.h"
 
@@ -38,9 +39,5 @@ class DecoderLm : public Model {
 
 // Mean next-token cross-entropy in nats over targets != -100. targets [B,T] int64.
 at::Tensor NextTokenLoss(const at::Tensor& logits, const at::Tensor& targets, double label_smoothing = 0);
-
-// positions [1 or B,T] of a piece, and the positions after it.
-at::Tensor PiecePositions(const at::Tensor& before, int64_t length, const ops::Mask& mask);
-at::Tensor PositionsAfter(const at::Tensor& before, const at::Tensor& piece, const ops::Mask& mask);
 
 }  // namespace cistern
