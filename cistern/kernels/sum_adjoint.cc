@@ -1,0 +1,217 @@
+#include <vector>
+
+#include "cistern/base/parallel.h"
+#include "cistern/kernels/dispatch.h"
+#include "cistern/kernels/sum_memory.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "cistern/kernels/sum_adjoint.cc"
+#include "hwy/foreach_target.h"  // must come before the headers below
+
+#include "cistern/kernels/gemm-inl.h"
+#include "cistern/kernels/sum_chunk-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace cistern {
+namespace HWY_NAMESPACE {
+
+template <class T>
+struct SumAdjointHead {
+  Sequence<const T> a, g, w, u, b, log_gate;
+  Sequence<T> du, dw, dlog_gate;
+  Tokens tokens;
+  size_t n, width, total;
+};
+
+// dlg of one chunk, in reverse: h [np] += a_t b_t - w_t dw_t, dlg_t = h. A document's start and a gate of 0, which are first rows, end
+// the sum. ab = a b, E and Y = F dw [rows, np]; ab becomes dlg.
+template <class T>
+HWY_NOINLINE void GateGradients(const SumChunk<true, T>& chunk, bool starts, const T* Y, T* ab, double* h) {
+  const Tag<double> d;
+  for (size_t l = 0; l < chunk.np; l += kLanes<double>) {
+    Double sum = hn::Load(d, h + l);
+    for (size_t i = chunk.rows; i-- > 0;) {
+      const size_t at = i * chunk.np + l;
+      sum = hn::Add(sum, hn::NegMulAdd(LoadAsDouble(chunk.E + at), LoadAsDouble(Y + at), LoadAsDouble(ab + at)));
+      if (i == 0) {
+        const auto cut = hn::Eq(hn::Load(d, chunk.first + l), hn::Zero(d));
+        sum = starts ? hn::Zero(d) : hn::IfThenZeroElse(cut, sum);
+      }
+      StoreDouble(sum, ab + at);
+    }
+    hn::Store(sum, d, h + l);
+  }
+}
+
+// grad [n, width] and h [n] in place. Per chunk, with W = a F and Gs = last G (the gradients at the chunk's reference):
+//   du_i = sum_{t>=i} (W_t . E_i) g_t + E_i Gs
+//   dw_i = (sum_{t>=i} (g_t . u_i) W_t + Gs u_i) / F_i
+//   G = first (W^T g + Gs)
+template <bool kGated, class T>
+HWY_NOINLINE void SumAdjointOfHead(const SumAdjointHead<T>& head, double* grad, double* h_io) {
+  const size_t n = head.n, width = head.width, np = Padded<T>(n), dp = Padded<T>(width);
+  constexpr size_t kC = kChunkRows, kCp = kChunkPadded<T>;
+  Workspace& workspace = Workspace::OfThisThread();
+  workspace.Start(SumChunk<kGated, T>::Bytes(n) + sizeof(T) * (kC * (3 * np + 3 * dp + 2 * kCp) + (np + dp) * kCp + 3 * np * dp) +
+                      sizeof(double) * (np * dp + np),
+                  SumChunk<kGated, T>::kPieces + 15);
+  SumChunk<kGated, T> chunk(n, workspace);
+  T* const W = workspace.Take<T>(kC * np);
+  T* const Y = workspace.Take<T>(kC * np);   // F dw
+  T* const ab = workspace.Take<T>(kC * np);  // a b, then dlg
+  T* const g = workspace.Take<T>(kC * dp);
+  T* const u = workspace.Take<T>(kC * dp);
+  T* const D = workspace.Take<T>(kC * dp);   // du
+  T* const A = workspace.Take<T>(kC * kCp);  // tril(W E^T)
+  T* const B = workspace.Take<T>(kC * kCp);  // tril(g u^T)
+  T* const ET = workspace.Take<T>(np * kCp);
+  T* const UT = workspace.Take<T>(dp * kCp);
+  T* const Gs = workspace.Take<T>(np * dp);
+  T* const GT = workspace.Take<T>(dp * np);
+  T* const P = workspace.Take<T>(np * dp);  // W^T g
+  double* const G = workspace.Take<double>(np * dp);
+  double* const h = workspace.Take<double>(np);
+  const Tag<T> dt;
+  const Tag<double> d;
+
+  // Forward over the gates: where the chunks begin.
+  std::vector<size_t> begins;
+  for (size_t t = 0; t < head.tokens.length; t += chunk.rows) {
+    begins.push_back(t);
+    chunk.Begin(head.log_gate, head.tokens, t, head.tokens.length);
+  }
+
+  std::memset(G, 0, np * dp * sizeof(double));
+  std::memset(Gs, 0, np * dp * sizeof(T));
+  for (size_t l = 0; l < n; ++l) std::memcpy(G + l * dp, grad + l * width, width * sizeof(double));
+  if constexpr (kGated) {
+    for (size_t l = 0; l < np; ++l) h[l] = l < n ? h_io[l] : 0.0;
+  }
+
+  for (size_t c = begins.size(); c-- > 0;) {
+    const size_t t = begins[c], end = c + 1 < begins.size() ? begins[c + 1] : head.tokens.length;
+    const bool starts = head.tokens.StartsAt(t);
+    chunk.Begin(head.log_gate, head.tokens, t, end);
+    chunk.Weights(head.w, t);
+    const size_t rows = chunk.rows;
+    PackRows(head.a, t, rows, n, np, T{0}, W);
+    PackRows(head.g, t, rows, width, dp, T{0}, g);
+    PackRows(head.u, t, rows, width, dp, T{0}, u);
+    if constexpr (kGated) {
+      PackRows(head.b, t, rows, n, np, T{0}, ab);
+      for (size_t i = 0; i < rows * np; i += kLanes<T>) hn::Store(hn::Mul(hn::Load(dt, W + i), hn::Load(dt, ab + i)), dt, ab + i);
+      chunk.TimesF(W);
+    }
+    for (size_t l = 0; l < n; ++l) {
+      for (size_t j = l * dp; j < (l + 1) * dp; j += kLanes<double>) {
+        Double grads = hn::Load(d, G + j);
+        if constexpr (kGated) grads = hn::Mul(hn::Set(d, chunk.last[l]), grads);
+        StoreDouble(grads, Gs + j);
+      }
+    }
+    Transpose(np, dp, Gs, dp, GT, np);
+
+    Transpose(rows, n, chunk.E, np, ET, kCp);
+    LowerProduct<T>(rows, {W, np, 1, ET, kCp, n}, A, kCp);
+    Product<Triangle::kUpper, T>(rows, width, {chunk.E, np, 1, Gs, dp, n}, {A, 1, kCp, g, dp, rows}, D, dp);
+    UnpackRows(D, t, rows, width, dp, head.du);
+
+    Transpose(rows, width, u, dp, UT, kCp);
+    LowerProduct<T>(rows, {g, dp, 1, UT, kCp, width}, B, kCp);
+    Product<Triangle::kUpper, T>(rows, n, {u, dp, 1, GT, np, width}, {B, 1, kCp, W, np, rows}, Y, np);
+    if constexpr (kGated) {
+      GateGradients(chunk, starts, Y, ab, h);
+      UnpackRows(ab, t, rows, n, np, head.dlog_gate);
+      for (size_t i = 0; i < rows * np; i += kLanes<T>) hn::Store(hn::Div(hn::Load(dt, Y + i), hn::Load(dt, chunk.F + i)), dt, Y + i);
+    }
+    UnpackRows(Y, t, rows, n, np, head.dw);
+
+    if (starts) {
+      std::memset(G, 0, np * dp * sizeof(double));
+      continue;
+    }
+    Product<T>(n, width, {W, 1, np, g, dp, rows}, P, dp);
+    for (size_t l = 0; l < n; ++l) {
+      for (size_t j = l * dp; j < (l + 1) * dp; j += kLanes<double>) {
+        Double grads = hn::Load(d, G + j);
+        if constexpr (kGated) {
+          grads = hn::MulAdd(hn::Set(d, chunk.last[l]), grads, LoadAsDouble(P + j));
+          grads = Keep(hn::Set(d, chunk.first[l]), grads);
+        } else {
+          grads = hn::Add(grads, LoadAsDouble(P + j));
+        }
+        hn::Store(grads, d, G + j);
+      }
+    }
+  }
+
+  for (size_t l = 0; l < n; ++l) std::memcpy(grad + l * width, G + l * dp, width * sizeof(double));
+  ZeroRows(head.tokens.length, head.total, width, head.du);
+  ZeroRows(head.tokens.length, head.total, n, head.dw);
+  if constexpr (kGated) ZeroRows(head.tokens.length, head.total, n, head.dlog_gate);
+}
+
+template <class T>
+void SumAdjointOfAll(const SlotShape& shape, const Rows<const T>& a, const Rows<const T>& g, const Rows<const T>& w, const Rows<const T>& u,
+                     const Rows<const T>& b, const Rows<const T>& log_gate, const RowMask& mask, double* G, double* h, const Rows<T>& du,
+                     const Rows<T>& dw, const Rows<T>& dlog_gate) {
+  ParallelFor(shape.batch * shape.heads, HeadsPerThread(shape), [&](int64_t begin, int64_t end) {
+    for (int64_t index = begin; index < end; ++index) {
+      const int64_t x = index / shape.heads, y = index % shape.heads;
+      const SumAdjointHead<T> head{{a, x, y},
+                                   {g, x, y},
+                                   {w, x, y},
+                                   {u, x, y},
+                                   {b, x, y},
+                                   {log_gate, x, y},
+                                   {du, x, y},
+                                   {dw, x, y},
+                                   {dlog_gate, x, y},
+                                   Tokens(shape, mask, x),
+                                   static_cast<size_t>(shape.slots),
+                                   static_cast<size_t>(shape.width),
+                                   static_cast<size_t>(shape.length)};
+      double* const grad = G + index * shape.slots * shape.width;
+      if (log_gate.data != nullptr) {
+        SumAdjointOfHead<true>(head, grad, h + index * shape.slots);
+      } else {
+        SumAdjointOfHead<false>(head, grad, nullptr);
+      }
+    }
+  });
+}
+
+#define CISTERN_SUM_ADJOINT(name, T)                                                                                        \
+  void name(const SlotShape& shape, Rows<const T> a, Rows<const T> g, Rows<const T> w, Rows<const T> u, Rows<const T> b,    \
+            Rows<const T> log_gate, const RowMask& mask, double* G, double* h, Rows<T> du, Rows<T> dw, Rows<T> dlog_gate) { \
+    SumAdjointOfAll<T>(shape, a, g, w, u, b, log_gate, mask, G, h, du, dw, dlog_gate);                                      \
+  }
+CISTERN_SUM_ADJOINT(SumAdjointFloat, float)
+CISTERN_SUM_ADJOINT(SumAdjointDouble, double)
+#undef CISTERN_SUM_ADJOINT
+
+}  // namespace HWY_NAMESPACE
+}  // namespace cistern
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace cistern {
+
+HWY_EXPORT(SumAdjointFloat);
+HWY_EXPORT(SumAdjointDouble);
+
+template <>
+void SumAdjoint(const SlotShape& shape, Rows<const float> a, Rows<const float> g, Rows<const float> w, Rows<const float> u,
+                Rows<const float> b, Rows<const float> log_gate, const RowMask& mask, double* G, double* h, Rows<float> du, Rows<float> dw,
+                Rows<float> dlog_gate) {
+  CISTERN_DISPATCH(SumAdjointFloat)(shape, a, g, w, u, b, log_gate, mask, G, h, du, dw, dlog_gate);
+}
+template <>
+void SumAdjoint(const SlotShape& shape, Rows<const double> a, Rows<const double> g, Rows<const double> w, Rows<const double> u,
+                Rows<const double> b, Rows<const double> log_gate, const RowMask& mask, double* G, double* h, Rows<double> du,
+                Rows<double> dw, Rows<double> dlog_gate) {
+  CISTERN_DISPATCH(SumAdjointDouble)(shape, a, g, w, u, b, log_gate, mask, G, h, du, dw, dlog_gate);
+}
+
+}  // namespace cistern
+#endif  // HWY_ONCE

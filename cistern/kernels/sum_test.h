@@ -1,0 +1,117 @@
+#pragma once
+// Random problems for the tests of the summing slot memory; the helpers that do not depend on the mode are slot_test.h's.
+#include <cstring>
+
+#include "cistern/kernels/slot_test.h"
+#include "cistern/kernels/sum_memory.h"
+
+namespace cistern::sum_test {
+
+using slot_test::Array;
+using slot_test::ForEachIsa;
+using slot_test::kInf;
+using slot_test::Layout;
+using slot_test::Normals;
+using slot_test::RelativeRms;
+
+enum class Gates {
+  kNone,    // raw mode
+  kMild,    // around e^-1
+  kSlow,    // forgets over a million tokens
+  kStrong,  // chunks end early
+  kJumps,   // slow, with a few e^-200, e^-800 and 0
+  kMixed,   // every slot has its own speed, 0 to e^-30
+};
+inline constexpr Gates kAllGates[] = {Gates::kNone, Gates::kMild, Gates::kSlow, Gates::kStrong, Gates::kJumps, Gates::kMixed};
+
+// Contiguous [B,H,T,w] arrays. a: r of a read [n], q of a match [d]. g: the gradient of the output.
+struct Problem {
+  SlotShape shape;
+  bool match = false;
+  std::vector<double> a, w, u, log_gate, memory, g, dmemory_T;
+  std::vector<uint8_t> starts;
+  std::vector<int64_t> lengths;
+  std::string name;
+  int64_t AWidth() const { return match ? shape.width : shape.slots; }
+  int64_t OutWidth() const { return match ? shape.slots : shape.width; }
+  int64_t Tokens() const { return shape.batch * shape.heads * shape.length; }
+  const double* Gate() const { return log_gate.empty() ? nullptr : log_gate.data(); }
+  RowMask Mask() const { return {starts.empty() ? nullptr : starts.data(), lengths.empty() ? nullptr : lengths.data()}; }
+};
+
+inline std::vector<double> LogGates(Random& random, const SlotShape& shape, Gates kind) {
+  std::vector<double> gates;
+  if (kind == Gates::kNone) return gates;
+  for (int64_t i = 0; i < shape.batch * shape.heads * shape.length * shape.slots; ++i) {
+    const double x = std::abs(random.Normal()), speed[] = {0, 1e-3, 0.1, 2, 30};
+    double gate = -x;
+    if (kind == Gates::kSlow) gate = -1e-6 * x;
+    if (kind == Gates::kStrong) gate = -20 * x;
+    if (kind == Gates::kMixed) gate = -x * speed[i % shape.slots % 5];
+    if (kind == Gates::kJumps) {
+      const double jumps[] = {-200, -800, -kInf}, jump = jumps[random.Below(3)];
+      gate = random.Below(30) == 0 ? jump : -1e-2 * x;
+    }
+    gates.push_back(static_cast<float>(gate));
+  }
+  return gates;
+}
+
+struct Options {
+  Gates gates = Gates::kMild;
+  bool empty = false, starts = false, lengths = false;
+};
+
+inline Problem MakeProblem(uint64_t seed, bool match, const SlotShape& shape, const Options& options = {}) {
+  Random random(seed);
+  Problem p;
+  p.shape = shape;
+  p.match = match;
+  p.name = "seed " + std::to_string(seed) + (match ? " match" : " read") + " B" + std::to_string(shape.batch) + " H" +
+           std::to_string(shape.heads) + " T" + std::to_string(shape.length) + " n" + std::to_string(shape.slots) + " d" +
+           std::to_string(shape.width) + " gates " + std::to_string(int(options.gates)) + " isa " + ActiveIsa();
+  const int64_t memory = shape.batch * shape.heads * shape.slots * shape.width;
+  p.a = Normals(random, p.Tokens() * p.AWidth());
+  p.w = Normals(random, p.Tokens() * shape.slots);
+  p.u = Normals(random, p.Tokens() * shape.width);
+  p.log_gate = LogGates(random, shape, options.gates);
+  p.memory = Normals(random, memory, options.empty ? 0 : 1);
+  p.g = Normals(random, p.Tokens() * p.OutWidth());
+  p.dmemory_T = Normals(random, memory);
+  for (int64_t i = 0; options.starts && i < shape.batch * shape.length; ++i) p.starts.push_back(random.Below(12) == 0 ? 1 : 0);
+  for (int64_t b = 0; options.lengths && b < shape.batch; ++b) p.lengths.push_back(b == 0 ? shape.length : random.Below(shape.length + 1));
+  return p;
+}
+
+// log_gate of p in the kernels' precision; no data in raw mode.
+template <class T>
+Rows<const T> GateRows(const Problem& p, const Array<T>& gate) {
+  return p.log_gate.empty() ? Rows<const T>{} : gate.in();
+}
+template <class T>
+Array<T> GateArray(const Problem& p, Layout layout) {
+  return p.log_gate.empty() ? Array<T>(p.shape, p.shape.slots, layout) : Array<T>(p.shape, p.shape.slots, layout, p.log_gate);
+}
+
+struct Forward {
+  std::vector<double> out, memory;
+};
+
+template <class T>
+Forward RunForward(const Problem& p, Layout layout = Layout::kBTHW) {
+  const Array<T> a(p.shape, p.AWidth(), layout, p.a), w(p.shape, p.shape.slots, layout, p.w), u(p.shape, p.shape.width, layout, p.u),
+      gate = GateArray<T>(p, layout);
+  Array<T> out(p.shape, p.OutWidth(), layout);
+  std::vector<double> memory = p.memory;
+  (p.match ? SumMatch<T> : SumRead<T>)(p.shape, a.in(), w.in(), u.in(), GateRows(p, gate), p.Mask(), memory.data(), out.rows());
+  return {out.Values(), memory};
+}
+
+inline bool SameBits(const std::vector<double>& x, const std::vector<double>& y, size_t count) {
+  return std::memcmp(x.data(), y.data(), count * sizeof(double)) == 0;
+}
+
+template <class T>
+constexpr double kTolerance = std::is_same_v<T, float> ? 1e-6 : 1e-13;
+
+}  // namespace cistern::sum_test
