@@ -1,0 +1,106 @@
+#include "cistern/attention/t2r.h"
+
+#include <ATen/ATen.h>
+
+#include <cmath>
+
+#include "cistern/attention/definition.h"
+
+namespace cistern {
+namespace {
+
+// The learned maps of all heads.
+class FeatureMap : public torch::nn::Module {
+ public:
+  FeatureMap(int64_t heads, int64_t features, int64_t width) {
+    const double bound = 1 / std::sqrt(double(width));
+    weight = register_parameter("weight", at::empty({heads, features, width}).uniform_(-bound, bound));
+    bias = register_parameter("bias", at::empty({heads, features}).uniform_(-bound, bound));
+  }
+  at::Tensor weight, bias;
+};
+
+}  // namespace
+
+const MechanismInfo& t2r_mechanism() {
+  static MechanismInfo info = [] {
+    MechanismInfo i;
+    i.name = "t2r";
+    i.title = "T2R, learned features";
+    i.source = "Kasai et al. 2021 (Finetuning Pretrained Transformers into RNNs); spec 2.4";
+    i.summary =
+        "Linear attention whose features relu(W x + b) are learned, with a memory of m x d per head. Made to replace softmax in a trained "
+        "model and be finetuned; from scratch it learns more slowly.";
+    i.forms = {Form::kBidirectional, Form::kCausal, Form::kCross};
+    i.positions = {"none", "learned", "sinusoidal"};
+    i.time = "O(T m d)";
+    i.state = "m (d + 1) per head";
+    i.cases = {Json{{"features", 6}}, Json{{"features", 3}, {"norm", true}, {"minimum", 0.5}}};
+    i.merges = true;
+    return i;
+  }();
+  static const bool bound = (BindMechanism<T2rMechanism>(info), true);
+  (void)bound;
+  return info;
+}
+
+Fields T2rMechanism::Describe(Options& options) {
+  Fields f;
+  f.Add("features", &options.features, "learned features of each head (m)", {1, 65536});
+  f.Add("norm", &options.norm, "normalise queries and keys before the map");
+  f.Add("minimum", &options.minimum, "smallest denominator", {1e-12, 1e6});
+  return f;
+}
+
+T2rMechanism::T2rMechanism(const MechanismInfo& info, const Options& options, const AttentionDims& dims)
+    : Mechanism(info, dims),
+      options_(options),
+      denominator_{Denominator::Rule::kAtLeast, options.minimum},
+      scale_(1 / std::sqrt(double(dims.dim / dims.heads))) {
+  RefuseAttentionDropout(info, dims);
+  const auto map = register_module("map", std::make_shared<FeatureMap>(dims.heads, options.features, dims.dim / dims.heads));
+  weight_ = map->weight;
+  bias_ = map->bias;
+}
+
+std::vector<Projection> T2rMechanism::Projections() const {
+  return {{"q", Side::kQuery, dims().dim}, {"k", Side::kKey, dims().dim}, {"v", Side::kKey, dims().dim}};
+}
+
+State T2rMechanism::EmptyState(int64_t batch, const at::TensorOptions& options) const {
+  return {{{"memory", EmptyFeatureSums(batch, dims(), options_.features, denominator_, options)}}};
+}
+
+at::Tensor T2rMechanism::Features(const at::Tensor& x, double scale) const {
+  at::Tensor y = scale == 1 ? x : x * scale;
+  if (options_.norm) y = Normalised(y);
+  const auto type = x.scalar_type();
+  return at::relu(at::matmul(y, weight_.to(type).transpose(1, 2)) + bias_.to(type).unsqueeze(1));
+}
+
+at::Tensor T2rMechanism::Extend(const std::vector<at::Tensor>& x, State& state, const ops::Mask& mask) {
+  return FeatureExtend(Features(x[0], scale_), Features(x[1], 1), x[2], state["memory"], mask, denominator_);
+}
+
+void T2rMechanism::Write(const std::vector<at::Tensor>& x, State& state, const ops::Mask& mask) {
+  FeatureWrite(Features(x[1], 1), x[2], state["memory"], mask, denominator_);
+}
+
+at::Tensor T2rMechanism::Read(const std::vector<at::Tensor>& x, const State& state) {
+  return FeatureRead(Features(x[0], scale_), state["memory"], denominator_);
+}
+
+at::Tensor T2rMechanism::Definition(Form form, const std::vector<at::Tensor>& queries, const std::vector<at::Tensor>& x) const {
+  const at::Tensor weight = weight_.to(at::kDouble), bias = bias_.to(at::kDouble);
+  auto phi = [&](at::Tensor y) {
+    if (options_.norm) y = y / (y.square().sum(3, true).sqrt() + 1e-3);
+    return (at::einsum("bhtd,hmd->bhtm", {y, weight}) + bias.view({1, bias.size(0), 1, bias.size(1)})).clamp_min(0);
+  };
+  return EachQuery(form, queries, x, x[2].size(3), [&](const auto& query, const auto& seen) {
+    return WeightedValues(at::matmul(phi(query[0] * scale_), phi(seen[1]).transpose(2, 3)), seen[2], denominator_);
+  });
+}
+
+State T2rMechanism::Merge(const State& first, const State& second) const { return {{{"memory", first["memory"] + second["memory"]}}}; }
+
+}  // namespace cistern

@@ -1,0 +1,36 @@
+#pragma once
+// T2R, "transformer to RNN" (Kasai et al. 2021, eq. 5-7; spec 2.4): attention by features phi(x) = relu(W_h x + b_h) that are learned, one
+// map a head, the same for queries and keys; queries are multiplied by d^-1/2 first. Meant to take a trained softmax model over: its
+// projections stay, the map is new, and finetuning does the rest.
+#include "cistern/attention/feature_attention.h"
+
+namespace cistern {
+
+class T2rMechanism : public Mechanism {
+ public:
+  struct Options {
+    int64_t features = 32;  // m, per head
+    bool norm = false;      // x / (||x|| + 1e-3) before the map ("mlp-norm" in the authors' code)
+    double minimum = 1e-2;  // of the denominator, which is never negative, so that |z| and z are the same
+  };
+  static Fields Describe(Options& options);
+  T2rMechanism(const MechanismInfo& info, const Options& options, const AttentionDims& dims);  // UsageError: attention dropout
+
+  std::vector<Projection> Projections() const override;
+  State EmptyState(int64_t batch, const at::TensorOptions& options) const override;  // memory [B,H,m,d+1] in double
+  at::Tensor Extend(const std::vector<at::Tensor>& x, State& state, const ops::Mask& mask) override;
+  void Write(const std::vector<at::Tensor>& x, State& state, const ops::Mask& mask) override;
+  at::Tensor Read(const std::vector<at::Tensor>& x, const State& state) override;
+  at::Tensor Definition(Form form, const std::vector<at::Tensor>& queries, const std::vector<at::Tensor>& x) const override;
+  State Merge(const State& first, const State& second) const override;
+
+ private:
+  at::Tensor Features(const at::Tensor& x, double scale) const;  // [B,H,T,d] -> [B,H,T,m]
+
+  Options options_;
+  Denominator denominator_;
+  double scale_;              // d^-1/2
+  at::Tensor weight_, bias_;  // map.weight [H,m,d], map.bias [H,m]: U(+-1/sqrt(d)), as torch initialises a linear map
+};
+
+}  // namespace cistern
