@@ -89,6 +89,7 @@ int VerifyMechanisms(const VerifyCommand& c) {
     for (const verify::Property& p : verify::Properties()) properties.push_back(&p);
   }
   const int64_t total = verify::CountChecks(mechanisms, properties, settings);
+  if (total == 0) FailUsage("nothing to check: the properties asked for look at the kernels alone; add --implementation kernel");
   const auto begin = std::chrono::steady_clock::now();
   ProgressBar bar({.total = total, .label = "verify", .unit = "checks"});
   int64_t done = 0, failed = 0;

@@ -26,10 +26,16 @@ struct Settings {
 using Check = Outcome (*)(Subject& subject, const Settings& settings);
 
 struct Property {
+  // The implementations it is checked in: all of them; all, but the reference only in a full run or when nothing else is asked for; the
+  // kernels alone.
+  enum class Scope { kNumbers, kForms, kMachine };
+
   std::string name;         // a word: a column of the matrix
   std::string description;  // what must hold
   Check check;
-  bool every_implementation = true;  // else the kernels alone: it does not depend on the implementation
+  Scope scope = Scope::kForms;
+
+  bool Runs(ops::Impl impl, const Settings& settings) const;
 };
 const std::vector<Property>& Properties();
 const Property& FindProperty(const std::string& name);  // UsageError with the nearest name
