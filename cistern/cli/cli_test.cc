@@ -375,5 +375,29 @@ TEST_F(CliTest, Info) {
     EXPECT_EQ(Run({command, "--help"}).code, 0) << command;
 }
 
+// Verification
+
+TEST_F(CliTest, VerifyShowsAMatrixAndChecksAModel) {
+  const Outcome matrix = Run({"verify", "--mechanism", "latte", "--property", "definition,truncate", "--implementation", "kernel"});
+  EXPECT_EQ(matrix.code, 0) << matrix;
+  for (const char* phrase : {"definition", "latte", "-a  its state cannot be cut back", "0 failed (seed 1"})
+    EXPECT_NE(matrix.out.find(phrase), std::string::npos) << phrase << "\n" << matrix;
+  EXPECT_EQ(matrix.out.find('\033'), std::string::npos) << "colours are for terminals";
+  const Outcome json = Run({"verify", "--mechanism", "latte", "--property", "empty", "--form", "causal", "--json"});
+  EXPECT_EQ(json.code, 0) << json;
+  EXPECT_EQ(ParseJson(json.out, "out")["failed"], 0) << json;
+  const Outcome model = Run({"verify", "--model", Trained(), "--text", TrainedText(), "--tokens", "16"});
+  EXPECT_EQ(model.code, 0) << model;
+  EXPECT_NE(model.out.find("9 checks, 0 failed"), std::string::npos) << model;
+  Expect({"verify", "--mechanism", "late"}, 2, {"mechanism 'late'", "did you mean 'latte'?"});
+  Expect({"verify", "--property", "paddign"}, 2, {"property 'paddign'", "did you mean 'padding'?"});
+  Expect({"verify", "--form", "sideways"}, 2, {"form 'sideways'", "bidirectional, causal, cross"});
+  Expect({"verify", "--quick", "--full"}, 2, {"not both"});
+  Expect({"verify", "--model", Trained()}, 2, {"--model and --text belong together"});
+  Expect({"verify", "--model", Trained(), "--text", folder_ / "none.txt"}, 1, {"none.txt"});
+  WriteFileAtomically(folder_ / "short.txt", "two words");
+  Expect({"verify", "--model", Trained(), "--text", folder_ / "short.txt"}, 1, {"short.txt is too short", "at least 16"});
+}
+
 }  // namespace
 }  // namespace cistern

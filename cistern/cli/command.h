@@ -31,5 +31,6 @@ void AddGenerate(CLI::App& app, Run& run);
 void AddCompare(CLI::App& app, Run& run);
 void AddData(CLI::App& app, Run& run);
 void AddInfo(CLI::App& app, Run& run);
+void AddVerify(CLI::App& app, Run& run);
 
 }  // namespace cistern::cli

@@ -1,4 +1,4 @@
-// The program: cistern train | eval | generate | compare | data | info.
+// The program: cistern train | eval | generate | compare | data | info | verify.
 #include <malloc.h>
 
 #include <cstdio>
@@ -64,6 +64,7 @@ int main(int argc, char** argv) {
   cistern::cli::AddGenerate(app, run);
   cistern::cli::AddData(app, run);
   cistern::cli::AddInfo(app, run);
+  cistern::cli::AddVerify(app, run);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& e) {

@@ -1,5 +1,6 @@
 #pragma once
 // Scratch memory of one thread, kept between calls: 64-byte aligned pieces that start as zeros or as leftovers of an earlier call.
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
@@ -16,15 +17,20 @@ class Workspace {
     return workspace;
   }
 
+  // Verification: from now on every Start leaves bytes of 0xff, NaN as float and double, instead of leftovers.
+  static void PoisonAll(bool on) { Poisoned().store(on, std::memory_order_relaxed); }
+
   // Makes room for `bytes` (plus 64 per piece) and forgets all earlier pieces.
   void Start(size_t bytes, size_t pieces) {
     bytes = (bytes + 64 * pieces + 63) / 64 * 64;
     used_ = 0;
-    if (bytes <= size_) return;
-    data_.reset(static_cast<std::byte*>(std::aligned_alloc(64, bytes)));
-    size_ = data_ == nullptr ? 0 : bytes;
-    if (data_ == nullptr) throw std::bad_alloc();
-    std::memset(data_.get(), 0, bytes);
+    if (bytes > size_) {
+      data_.reset(static_cast<std::byte*>(std::aligned_alloc(64, bytes)));
+      size_ = data_ == nullptr ? 0 : bytes;
+      if (data_ == nullptr) throw std::bad_alloc();
+      std::memset(data_.get(), 0, bytes);
+    }
+    if (Poisoned().load(std::memory_order_relaxed)) std::memset(data_.get(), 0xff, size_);
   }
 
   template <class T>
@@ -38,6 +44,10 @@ class Workspace {
   struct Free {
     void operator()(std::byte* p) const { std::free(p); }
   };
+  static std::atomic<bool>& Poisoned() {
+    static std::atomic<bool> on{false};
+    return on;
+  }
   std::unique_ptr<std::byte, Free> data_;
   size_t size_ = 0, used_ = 0;
 };

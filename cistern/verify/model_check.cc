@@ -1,0 +1,231 @@
+#include "cistern/verify/model_check.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "cistern/ops/impl.h"
+#include "cistern/verify/subject.h"
+#include "cistern/verify/temporary_file.h"
+
+namespace cistern::verify {
+namespace {
+
+struct Bench {
+  DecoderLm &model, &twin;
+  at::Tensor ids;  // [1,T]
+  bool full;
+  at::Tensor logits;                   // of the twin over the whole text, [1,T,V]
+  double in_float = 0, in_double = 0;  // tolerances
+
+  int64_t length() const { return ids.size(1); }
+};
+
+at::Tensor RunText(DecoderLm& model, const at::Tensor& ids, const std::vector<int64_t>& cuts, const ops::Mask& mask = {},
+                   ModelState* last = nullptr) {
+  ModelState state = model.EmptyState(ids.size(0));
+  Tensors outs;
+  for (size_t i = 0; i + 1 < cuts.size(); ++i) {
+    const int64_t begin = cuts[i], count = cuts[i + 1] - begin;
+    ops::Mask piece;
+    if (mask.lengths) piece.lengths = (*mask.lengths - begin).clamp(0, count);
+    if (mask.starts) piece.starts = mask.starts->narrow(1, begin, count);
+    outs.push_back(model.Extend(ids.narrow(1, begin, count), state, piece));
+  }
+  if (last) *last = state;
+  return at::cat(outs, 1);
+}
+
+at::Tensor WholeText(DecoderLm& model, const at::Tensor& ids) { return RunText(model, ids, {0, ids.size(1)}); }
+
+// What a relative change of every weight by up to `unit` does to the logits.
+double Sensitivity(DecoderLm& twin, const at::Tensor& ids, const at::Tensor& logits, double unit) {
+  Tensors before;
+  for (at::Tensor& p : twin.parameters()) {
+    before.push_back(p.clone());
+    p.mul_(1 + unit * (2 * at::rand_like(p) - 1));
+  }
+  const double change = RelativeRms(WholeText(twin, ids), logits);
+  const Tensors parameters = twin.parameters();
+  for (size_t i = 0; i < before.size(); ++i) parameters[i].copy_(before[i]);
+  return change;
+}
+
+Outcome Precision(Bench& b) {
+  Meter meter;
+  meter.Close(WholeText(b.model, b.ids), b.logits, b.in_float, "T=", b.length());
+  return meter.result();
+}
+
+Outcome PiecesAreTheWhole(Bench& b) {
+  Meter meter;
+  const int64_t length = b.length(), step = b.full ? 1 : std::max<int64_t>(1, length / 9);
+  const at::Tensor whole = WholeText(b.model, b.ids);
+  for (int64_t cut = 1; cut < length; cut += step) {
+    meter.Close(RunText(b.twin, b.ids, {0, cut, length}), b.logits, b.in_double, "double, cut at ", cut);
+    meter.Close(RunText(b.model, b.ids, {0, cut, length}), whole, b.in_float, "float, cut at ", cut);
+  }
+  return meter.result();
+}
+
+Outcome StepsAreTheWhole(Bench& b) {
+  Meter meter;
+  meter.Close(RunText(b.twin, b.ids, EachToken(b.length())), b.logits, b.in_double, "double");
+  meter.Close(RunText(b.model, b.ids, EachToken(b.length())), WholeText(b.model, b.ids), b.in_float, "float");
+  return meter.result();
+}
+
+Outcome TheFutureIsUnseen(Bench& b) {
+  Meter meter;
+  for (const int64_t t : {b.length() / 4, b.length() / 2, b.length() - 1}) {
+    at::Tensor changed = b.ids.clone();
+    changed.narrow(1, t, b.length() - t).copy_((changed.narrow(1, t, b.length() - t) + 1).remainder(b.model.config().vocab_size));
+    meter.Close(WholeText(b.twin, changed).narrow(1, 0, t), b.logits.narrow(1, 0, t), b.in_double, "tokens from ", t, " on changed");
+  }
+  return meter.result();
+}
+
+// Three rows of one text: all of it, half of it and a third, padded on the right.
+std::vector<int64_t> RowLengths(int64_t length) { return {length, length / 2, length / 3}; }
+
+Outcome PaddedRowsAreAlone(Bench& b) {
+  Meter meter;
+  const std::vector<int64_t> lengths = RowLengths(b.length());
+  const at::Tensor ids = b.ids.expand({3, -1}).contiguous();
+  for (const std::vector<int64_t>& cuts : {std::vector<int64_t>{0, b.length()}, {0, b.length() / 2 + 1, b.length()}}) {
+    ModelState state;
+    const at::Tensor got = RunText(b.twin, ids, cuts, {LengthsOf(lengths), {}}, &state);
+    for (int64_t row = 0; row < 3; ++row) {
+      const int64_t count = lengths[size_t(row)];
+      meter.Close(got.narrow(0, row, 1).narrow(1, 0, count), b.logits.narrow(1, 0, count), b.in_double, "row of ", count, " tokens");
+    }
+    // Each goes on where it stopped, here with the text's first tokens.
+    const int64_t more = std::min<int64_t>(8, b.length() / 3);
+    const at::Tensor next = b.twin.Extend(ids.narrow(1, 0, more), state);
+    for (int64_t row = 1; row < 3; ++row) {
+      const int64_t count = lengths[size_t(row)];
+      const at::Tensor joined = at::cat({b.ids.narrow(1, 0, count), b.ids.narrow(1, 0, more)}, 1);
+      meter.Close(next.narrow(0, row, 1), WholeText(b.twin, joined).narrow(1, count, more), b.in_double, "row of ", count,
+                  " tokens goes on");
+    }
+  }
+  return meter.result();
+}
+
+Outcome PackedDocumentsAreAlone(Bench& b) {
+  Meter meter;
+  const std::vector<int64_t> begins = {0, b.length() / 3, b.length() / 2};
+  const at::Tensor starts = StartsAt(1, b.length(), {{0, begins[0]}, {0, begins[1]}, {0, begins[2]}});
+  for (const std::vector<int64_t>& cuts : {std::vector<int64_t>{0, b.length()}, {0, begins[1], b.length()}, EachToken(b.length())}) {
+    const at::Tensor got = RunText(b.twin, b.ids, cuts, {{}, starts});
+    for (size_t i = 0; i < begins.size(); ++i) {
+      const int64_t begin = begins[i], end = i + 1 < begins.size() ? begins[i + 1] : b.length();
+      meter.Close(got.narrow(1, begin, end - begin), WholeText(b.twin, b.ids.narrow(1, begin, end - begin)), b.in_double,
+                  "document of tokens ", begin, " to ", end - 1, " in ", cuts.size() - 1, " pieces");
+    }
+  }
+  return meter.result();
+}
+
+Outcome ImplementationsAgree(Bench& b) {
+  Meter meter;
+  for (const ops::Impl impl : {ops::Impl::kKernel, ops::Impl::kComposite, ops::Impl::kReference}) {
+    const ops::ImplScope scope(impl);
+    meter.Close(WholeText(b.twin, b.ids), b.logits, b.in_double, ops::ImplName(impl), ", double");
+    meter.Close(WholeText(b.model, b.ids), b.logits, b.in_float, ops::ImplName(impl), ", float");
+  }
+  return meter.result();
+}
+
+Outcome StatesAreValues(Bench& b) {
+  Meter meter;
+  const int64_t half = b.length() / 2, rest = b.length() - half;
+  ModelState state;
+  RunText(b.twin, b.ids.narrow(1, 0, half), {0, half}, {}, &state);
+  for (int round = 0; round < 2; ++round) {
+    ModelState branch = state.Clone();
+    meter.Close(b.twin.Extend(b.ids.narrow(1, half, rest), branch), b.logits.narrow(1, half, rest), b.in_double, "clone ", round);
+  }
+  ModelState rows = state.Reorder(at::zeros({3}, at::kLong));
+  const at::Tensor got = b.twin.Extend(b.ids.narrow(1, half, rest).expand({3, -1}).contiguous(), rows);
+  for (int64_t row = 0; row < 3; ++row)
+    meter.Close(got.narrow(0, row, 1), b.logits.narrow(1, half, rest), b.in_double, "one state for three rows");
+  return meter.result();
+}
+
+Outcome FilesKeepEveryBit(Bench& b) {
+  Meter meter;
+  const int64_t half = b.length() / 2, rest = b.length() - half;
+  ModelState state;
+  RunText(b.model, b.ids.narrow(1, 0, half), {0, half}, {}, &state);
+  TensorFile file;
+  for (size_t i = 0; i < state.layers.size(); ++i) {
+    for (const NamedTensor& t : state.layers[i].tensors) {
+      if (t.value.defined()) file.tensors.push_back({StrCat(i, ".", t.name), t.value});
+    }
+  }
+  file.tensors.push_back({"positions", state.positions});
+  const TemporaryFile temporary;
+  SaveTensors(temporary.path(), file);
+  const TensorFile read = LoadTensors(temporary.path());
+  ModelState loaded = b.model.EmptyState(1);
+  for (const NamedTensor& t : read.tensors) {
+    const size_t dot = t.name.find('.');
+    if (dot == std::string::npos) {
+      loaded.positions = t.value;
+    } else {
+      loaded.layers[size_t(std::stoul(t.name))][t.name.substr(dot + 1)] = t.value;
+    }
+  }
+  meter.Same(b.model.Extend(b.ids.narrow(1, half, rest), loaded), b.model.Extend(b.ids.narrow(1, half, rest), state),
+             "second half of the text");
+  return meter.result();
+}
+
+struct ModelProperty {
+  const char *name, *description;
+  Outcome (*check)(Bench&);
+};
+
+constexpr ModelProperty kProperties[] = {
+    {"float", "the model in float = its copy in double", Precision},
+    {"pieces", "the whole text at once = in two pieces, wherever it is cut", PiecesAreTheWhole},
+    {"steps", "the whole text at once = token by token, as it is generated", StepsAreTheWhole},
+    {"future", "no change of later tokens changes earlier logits", TheFutureIsUnseen},
+    {"padding", "padded rows of a batch = each alone, and each goes on where it stopped", PaddedRowsAreAlone},
+    {"packed", "documents packed in a row = each alone", PackedDocumentsAreAlone},
+    {"implementations", "kernel = composite = reference", ImplementationsAgree},
+    {"state", "states are cloned, and shared out over rows", StatesAreValues},
+    {"file", "a state saved to a file and loaded goes on with the same bits", FilesKeepEveryBit},
+};
+
+}  // namespace
+
+std::vector<ModelResult> CheckModel(DecoderLm& model, DecoderLm& twin, const at::Tensor& ids, bool full,
+                                    const std::function<bool(const ModelResult&)>& done) {
+  CISTERN_CHECK(ids.dim() == 1 && ids.size(0) >= 16, "[verify] expected ids of shape [T] with T of at least 16, got ", ids.sizes());
+  at::NoGradGuard guard;
+  model.eval();
+  twin.eval();
+  at::manual_seed(1);
+  Bench bench{model, twin, ids.unsqueeze(0), full, {}};
+  bench.logits = WholeText(twin, bench.ids);
+  bench.in_float = 1e-6 + 16 * Sensitivity(twin, bench.ids, bench.logits, std::ldexp(1, -23));
+  bench.in_double = 1e-12 + 16 * Sensitivity(twin, bench.ids, bench.logits, std::ldexp(1, -52));
+  std::vector<ModelResult> results;
+  for (const ModelProperty& property : kProperties) {
+    ModelResult result{property.name, property.description, {}};
+    try {
+      result.outcome = property.check(bench);
+    } catch (const std::exception& e) {
+      result.outcome.kind = Outcome::Kind::kFail;
+      result.outcome.reason = std::string(e.what()).substr(0, std::string(e.what()).find('\n'));
+    }
+    results.push_back(result);
+    if (done && !done(results.back())) break;
+  }
+  return results;
+}
+
+}  // namespace cistern::verify

@@ -1,0 +1,305 @@
+// Tests of the tests: a slot memory written plainly, token by token, passes the suite; the same with one defect is caught by the property
+// that is there for it.
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include <limits>
+#include <map>
+
+#include "cistern/attention/definition.h"
+#include "cistern/attention/softmax.h"
+#include "cistern/base/parallel.h"
+#include "cistern/kernels/isa.h"
+#include "cistern/ops/testing.h"
+#include "cistern/verify/suite.h"
+
+namespace cistern::verify {
+namespace {
+
+enum class Defect {
+  kNone,
+  kDropsNormaliser,      // z does not pass from piece to piece
+  kLooksAhead,           // a token reads what the next one wrote
+  kPaddingInSum,         // padding is written, though its output is zero
+  kSharedStatistic,      // log-weights are kept within 30 of the largest in the batch
+  kFloatZ,               // z is rounded to float after every piece
+  kLeaksOverStart,       // a new document sees the one before it
+  kStartAtPieceIgnored,  // the same, only where the document begins with the piece
+  kHiddenState,          // z is kept in the mechanism, not in the state
+  kDetachesState,        // no gradient reaches the pieces before
+  kLosesReadGradient,    // half the gradient of the read weights
+  kPieceMaximum,         // exponentials refer to the largest log-weight of the piece, the future's too
+  kReadsUnset,           // memory nobody wrote enters, times zero
+  kGrows,                // every token leaves something in the state
+  kMergeForgets,         // a merge takes the second piece's z for the whole's
+  kCoarse,               // float read weights are rounded to bfloat16
+  kOverflows,            // sums of plain exponentials
+  kEmptyIsNan,           // an empty memory divides zero by zero
+  kOneHeadTurned,        // one row of one head comes out in reverse
+  kStepReadsFirst,       // a single token reads, then is written
+  kThreadDependent,      // a last bit depends on the number of threads
+  kIsaDependent,         // one instruction set is wrong
+  kBidirectionalScaled,  // bidirectional reads are scaled by the wrong power of the latents
+};
+
+Defect active = Defect::kNone;
+
+const double kInf = std::numeric_limits<double>::infinity();
+
+class Plain : public Mechanism {
+ public:
+  using Mechanism::Mechanism;
+
+  std::vector<Projection> Projections() const override {
+    return {{"q", Side::kQuery, 3 * dims().heads}, {"k", Side::kKey, 3 * dims().heads}, {"v", Side::kKey, dims().dim}};
+  }
+
+  State EmptyState(int64_t batch, const at::TensorOptions& options) const override {
+    const ops::SlotState slots = ops::EmptySlots(batch, dims().heads, 3, dims().dim / dims().heads, options);
+    State state = {{{"memory", slots.memory}, {"z", slots.z}}};
+    if (active == Defect::kGrows) state.tensors.push_back({"log", at::zeros({batch, 0})});
+    return state;
+  }
+
+  at::Tensor Extend(const Tensors& x, State& state, const ops::Mask& mask) override { return Tokens(x, state, mask, true); }
+  void Write(const Tensors& x, State& state, const ops::Mask& mask) override { Tokens(x, state, mask, false); }
+
+  at::Tensor Read(const Tensors& x, const State& state) override {
+    at::Tensor memory = state["memory"];
+    if (active == Defect::kEmptyIsNan) memory = memory / at::isneginf(state["z"]).logical_not().to(memory.scalar_type()).unsqueeze(-1);
+    return at::matmul(at::softmax(x[0], -1), memory);
+  }
+
+  State Merge(const State& first, const State& second) const override {
+    const ops::SlotState whole = ops::MergeSlots({first["memory"], first["z"]}, {second["memory"], second["z"]});
+    return {{{"memory", whole.memory}, {"z", active == Defect::kMergeForgets ? second["z"] : whole.z}}};
+  }
+
+  at::Tensor Definition(Form form, const Tensors& queries, const Tensors& x) const override {
+    return EachQuery(form, queries, x, x[2].size(3), [](const auto& query, const auto& seen) {
+      return at::matmul(at::softmax(query[0], 3), at::matmul(at::softmax(seen[1], 2).transpose(2, 3), seen[2]));
+    });
+  }
+
+ protected:
+  at::Tensor BidirectionalRows(const Tensors& x, const ops::Mask& mask) override {
+    const at::Tensor out = Mechanism::BidirectionalRows(x, mask);
+    return active == Defect::kBidirectionalScaled ? out * 1.001 : out;
+  }
+
+ private:
+  // rows [B] bool: where it holds, `value`, else x.
+  static at::Tensor Where(const at::Tensor& rows, const at::Tensor& value, const at::Tensor& x) {
+    std::vector<int64_t> shape(size_t(x.dim()), 1);
+    shape[0] = x.size(0);
+    return at::where(rows.view(shape), value, x);
+  }
+
+  at::Tensor Tokens(const Tensors& x, State& state, const ops::Mask& mask, bool reads) {
+    const int64_t batch = x[2].size(0), length = x[2].size(2);
+    const auto type = x[2].scalar_type();
+    at::Tensor memory = state["memory"], z = state["z"], weights = x[1].to(at::kDouble);
+    if (active == Defect::kDetachesState) memory = memory.detach(), z = z.detach();
+    if (active == Defect::kHiddenState && hidden_.defined() && !at::isneginf(z).all().item<bool>()) z = hidden_;
+    if (active == Defect::kSharedStatistic && weights.numel() > 0) weights = at::maximum(weights, weights.amax({0}, true) - 30.0);
+    const at::Tensor top = active == Defect::kPieceMaximum && length > 0 ? weights.amax({2}) : at::Tensor();
+    Tensors outs;
+    for (int64_t t = 0; t < length; ++t) {
+      at::Tensor real = mask.lengths ? *mask.lengths > t : at::ones({batch}, at::kBool);
+      const at::Tensor s = weights.select(2, t), v = x[2].select(2, t).unsqueeze(2);
+      const bool restarts = mask.starts && active != Defect::kLeaksOverStart && !(active == Defect::kStartAtPieceIgnored && t == 0);
+      if (restarts) {
+        const at::Tensor begins = mask.starts->select(1, t).logical_and(real);
+        z = Where(begins, at::full({}, -kInf, z.options()), z);
+        memory = Where(begins, at::zeros({}, memory.options()), memory);
+      }
+      if (active == Defect::kPaddingInSum) real = at::ones({batch}, at::kBool);
+      const at::Tensor before = memory;
+      at::Tensor next = at::logaddexp(z, s), share = at::exp(s - next);
+      if (active == Defect::kOverflows) {
+        next = at::log(at::exp(z) + at::exp(s));
+        share = at::exp(s) / (at::exp(z) + at::exp(s));
+      }
+      if (top.defined()) share = at::exp(s - top) / at::exp(next - top);
+      memory = Where(real, memory + share.to(type).unsqueeze(-1) * (v - memory), memory);
+      z = Where(real, next, z);
+      if (reads) outs.push_back(ReadOne(x[0].select(2, t), active == Defect::kStepReadsFirst && length == 1 ? before : memory));
+    }
+    Keep(state, memory, z, length);
+    if (!reads) return {};
+    return Finish(outs, x[2], mask);
+  }
+
+  at::Tensor ReadOne(const at::Tensor& q, const at::Tensor& memory) const {
+    at::Tensor p = at::softmax(q, -1);
+    if (active == Defect::kLosesReadGradient) p = 0.5 * p + 0.5 * p.detach();
+    if (active == Defect::kCoarse && p.scalar_type() == at::kFloat) p = p.to(at::kBFloat16).to(at::kFloat);
+    return at::matmul(p.unsqueeze(2), memory);
+  }
+
+  void Keep(State& state, const at::Tensor& memory, const at::Tensor& z, int64_t length) {
+    state["memory"] = memory;
+    state["z"] = z;
+    if (active == Defect::kDropsNormaliser) state["z"] = at::full_like(z, -kInf);
+    if (active == Defect::kFloatZ) state["z"] = z.to(at::kFloat).to(at::kDouble);
+    if (active == Defect::kHiddenState) {
+      hidden_ = z.detach();
+      state["z"] = at::zeros_like(z);
+    }
+    if (active == Defect::kGrows) state["log"] = at::cat({state["log"], at::zeros({memory.size(0), length})}, 1);
+  }
+
+  at::Tensor Finish(Tensors outs, const at::Tensor& like, const ops::Mask& mask) const {
+    if (outs.empty()) return at::zeros_like(like);
+    if (active == Defect::kLooksAhead) {
+      outs.push_back(outs.back());
+      outs.erase(outs.begin());
+    }
+    at::Tensor out = at::cat(outs, 2);
+    const bool single = like.size(0) * like.size(1) == 1;
+    if (active == Defect::kOneHeadTurned && single) out = out.flip({2});
+    if (active == Defect::kReadsUnset) out = out + 0.0 * at::empty(out.sizes(), out.options());
+    if (active == Defect::kThreadDependent && NumThreads() > 2) out = out * (1 + 1e-7);
+    if (active == Defect::kIsaDependent && ActiveIsa() == SupportedIsas().back()) out = out * 1.001;
+    if (!mask.lengths) return out;
+    const at::Tensor pad = at::arange(out.size(2)).unsqueeze(0) >= mask.lengths->unsqueeze(1);
+    return out.masked_fill(pad.unsqueeze(1).unsqueeze(-1), 0.0);
+  }
+
+  at::Tensor hidden_;
+};
+
+const MechanismInfo& PlainInfo() {
+  static MechanismInfo info = [] {
+    MechanismInfo i;
+    i.name = "plain";
+    i.forms = {Form::kBidirectional, Form::kCausal, Form::kCross};
+    i.merges = true;
+    i.make = [](const Json&, const AttentionDims& dims) { return std::make_shared<Plain>(PlainInfo(), dims); };
+    return i;
+  }();
+  return info;
+}
+
+class DefectScope {
+ public:
+  explicit DefectScope(Defect defect) { active = defect; }
+  ~DefectScope() { active = Defect::kNone; }
+};
+
+std::string Text(const Outcome& o) { return StrCat("error ", o.error, ", tolerance ", o.tolerance, ", at ", o.where, " ", o.reason); }
+
+TEST(Mutants, ThePlainCopyPassesEveryProperty) {
+  Subject subject(PlainInfo(), Json::object(), 1);
+  for (const Property& property : Properties()) {
+    const Outcome outcome = RunCheck(property, subject, ops::Impl::kKernel, {});
+    EXPECT_FALSE(outcome.failed()) << property.name << ": " << Text(outcome);
+  }
+}
+
+TEST(Mutants, EachDefectIsCaughtByItsProperty) {
+  const std::multimap<Defect, std::string> caught_by = {{Defect::kDropsNormaliser, "pieces"},
+                                                        {Defect::kDropsNormaliser, "resume"},
+                                                        {Defect::kLooksAhead, "future"},
+                                                        {Defect::kLooksAhead, "definition"},
+                                                        {Defect::kPaddingInSum, "padding"},
+                                                        {Defect::kPaddingInSum, "resume"},
+                                                        {Defect::kSharedStatistic, "batch"},
+                                                        {Defect::kFloatZ, "pieces"},
+                                                        {Defect::kLeaksOverStart, "packed"},
+                                                        {Defect::kStartAtPieceIgnored, "packed"},
+                                                        {Defect::kLeaksOverStart, "random"},
+                                                        {Defect::kHiddenState, "state"},
+                                                        {Defect::kHiddenState, "file"},
+                                                        {Defect::kDetachesState, "gradient"},
+                                                        {Defect::kDetachesState, "piece-grad"},
+                                                        {Defect::kLosesReadGradient, "gradient"},
+                                                        {Defect::kPieceMaximum, "future"},
+                                                        {Defect::kReadsUnset, "poison"},
+                                                        {Defect::kGrows, "state"},
+                                                        {Defect::kMergeForgets, "merge"},
+                                                        {Defect::kCoarse, "float"},
+                                                        {Defect::kOverflows, "extreme"},
+                                                        {Defect::kEmptyIsNan, "empty"},
+                                                        {Defect::kOneHeadTurned, "one-head"},
+                                                        {Defect::kStepReadsFirst, "pieces"},
+                                                        {Defect::kThreadDependent, "threads"},
+                                                        {Defect::kIsaDependent, "simd"},
+                                                        {Defect::kBidirectionalScaled, "prefix"}};
+  for (const auto& [defect, property] : caught_by) {
+    const DefectScope scope(defect);
+    Subject subject(PlainInfo(), Json::object(), 1);
+    const Outcome outcome = RunCheck(FindProperty(property), subject, ops::Impl::kKernel, {});
+    EXPECT_TRUE(outcome.failed() || outcome.kind == Outcome::Kind::kNotApplicable)
+        << "defect " << int(defect) << " passed " << property << ": " << Text(outcome);
+    if (outcome.kind == Outcome::Kind::kNotApplicable) EXPECT_EQ(property, "simd") << outcome.reason;
+  }
+  // Nothing stays behind that would make the next check fail.
+  Subject subject(PlainInfo(), Json::object(), 1);
+  EXPECT_FALSE(RunCheck(FindProperty("pieces"), subject, ops::Impl::kKernel, {}).failed());
+}
+
+// Exact attention whose cache is cut one token late.
+class LateCut : public SoftmaxMechanism {
+ public:
+  using SoftmaxMechanism::SoftmaxMechanism;
+  void Truncate(State& state, int64_t count) const override {
+    SoftmaxMechanism::Truncate(state, std::min(count + 1, state["count"].const_data_ptr<int64_t>()[0]));
+  }
+};
+
+TEST(Mutants, ACacheCutLateIsCaught) {
+  static MechanismInfo info = FindMechanism("softmax");
+  BindMechanism<LateCut>(info);
+  Subject late(info, Json::object(), 1), sound(FindMechanism("softmax"), Json::object(), 1);
+  EXPECT_TRUE(RunCheck(FindProperty("truncate"), late, ops::Impl::kKernel, {}).failed());
+  EXPECT_FALSE(RunCheck(FindProperty("truncate"), sound, ops::Impl::kKernel, {}).failed());
+}
+
+TEST(Mutants, AnExceptionIsAFailureWithItsMessage) {
+  static MechanismInfo info = PlainInfo();
+  info.make = [](const Json&, const AttentionDims& dims) -> std::shared_ptr<Mechanism> {
+    struct Throws : Plain {
+      using Plain::Plain;
+      at::Tensor Extend(const Tensors&, State&, const ops::Mask&) override { Fail("no room left"); }
+    };
+    return std::make_shared<Throws>(info, dims);
+  };
+  Subject subject(info, Json::object(), 1);
+  const Outcome outcome = RunCheck(FindProperty("pieces"), subject, ops::Impl::kKernel, {});
+  EXPECT_TRUE(outcome.failed());
+  EXPECT_EQ(outcome.reason, "no room left");
+}
+
+TEST(Meters, KeepTheWorstAndCountNanAsFar) {
+  Meter meter;
+  const at::Tensor one = at::ones({4}, at::kDouble);
+  meter.Close(one + 1e-9, one, 1e-6, "small");
+  meter.Close(one + 5e-7, one, 1e-6, "larger");
+  meter.Close(one, one, 1e-6, "none");
+  EXPECT_EQ(meter.result().where, "larger");
+  EXPECT_NEAR(meter.result().error, 5e-7, 1e-12);
+  EXPECT_EQ(meter.result().kind, Outcome::Kind::kPass);
+  EXPECT_EQ(meter.result().comparisons, 3);
+  meter.Close(one * (0.0 / 0.0), one, 1e-6, "nan");
+  EXPECT_EQ(meter.result().where, "nan");
+  EXPECT_TRUE(meter.result().failed());
+  EXPECT_EQ(RelativeRms(at::zeros({2}), at::zeros({2})), 0);
+  EXPECT_EQ(RelativeRms(at::ones({2}), at::zeros({2})), kInf);
+  EXPECT_EQ(RelativeRms(at::ones({2}), at::ones({3})), kInf);
+  EXPECT_EQ(RelativeRms(at::full({2}, -kInf), at::full({2}, kInf)), kInf);
+  EXPECT_EQ(RelativeRms(at::full({2}, -kInf), at::full({2}, -kInf)), 0);
+  Meter zeros;
+  zeros.Zero(at::zeros({2}), "zeros");
+  EXPECT_FALSE(zeros.result().failed());
+  zeros.Zero(at::full({2}, 0.0 / 0.0), "not a number");
+  EXPECT_TRUE(zeros.result().failed());
+  Meter bits;
+  bits.Same(one, one, "same");
+  EXPECT_FALSE(bits.result().failed());
+  bits.Same(one + 1e-16 * 3, one, "a bit");
+  EXPECT_TRUE(bits.result().failed());
+}
+
+}  // namespace
+}  // namespace cistern::verify

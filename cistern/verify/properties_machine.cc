@@ -1,0 +1,160 @@
+#include <ATen/ATen.h>
+#include <ATen/Context.h>
+#include <ATen/Parallel.h>
+
+#include <algorithm>
+
+#include "cistern/base/parallel.h"
+#include "cistern/kernels/isa.h"
+#include "cistern/kernels/workspace.h"
+#include "cistern/verify/properties.h"
+
+namespace cistern::verify {
+namespace {
+
+// The output, then the gradients of the inputs.
+Tensors Everything(Mechanism& m, Form form, const Tensors& x, const at::Tensor& g) {
+  const Tensors leaves = Leaves(x);
+  const at::Tensor out = Whole(m, form, leaves, leaves);
+  Tensors all = Gradients((out * g.to(out.scalar_type())).sum(), leaves);
+  all.insert(all.begin(), out.detach());
+  return all;
+}
+
+std::vector<Form> FormsOf(const Subject& subject, const Settings& settings) {
+  std::vector<Form> forms;
+  for (const Form form : {Form::kBidirectional, Form::kCausal, Form::kCross}) {
+    if (settings.Has(form) && subject.Has(form)) forms.push_back(form);
+  }
+  return forms;
+}
+
+std::string Part(const Mechanism& m, size_t i) { return i == 0 ? "output" : "gradient of " + m.Projections()[i - 1].name; }
+
+class ThreadScope {
+ public:
+  ThreadScope() : before_(NumThreads()), torch_before_(at::get_num_threads()) {}
+  ~ThreadScope() { Use(before_, torch_before_); }
+  void Use(int threads, int torch_threads) const {
+    at::set_num_threads(torch_threads);
+    SetNumThreads(threads);
+  }
+
+ private:
+  int before_, torch_before_;
+};
+
+class IsaScope {
+ public:
+  IsaScope() : before_(ActiveIsa()) {}
+  ~IsaScope() { ForceIsa(before_); }
+
+ private:
+  std::string before_;
+};
+
+// Everything that torch or a kernel hands out without setting it holds NaN.
+class PoisonScope {
+ public:
+  PoisonScope()
+      : deterministic_(at::globalContext().deterministicAlgorithms()),
+        warn_only_(at::globalContext().deterministicAlgorithmsWarnOnly()),
+        fill_(at::globalContext().deterministicFillUninitializedMemory()) {
+    at::globalContext().setDeterministicAlgorithms(true, true);
+    at::globalContext().setDeterministicFillUninitializedMemory(true);
+    Workspace::PoisonAll(true);
+  }
+  ~PoisonScope() {
+    Workspace::PoisonAll(false);
+    at::globalContext().setDeterministicFillUninitializedMemory(fill_);
+    at::globalContext().setDeterministicAlgorithms(deterministic_, warn_only_);
+  }
+
+ private:
+  bool deterministic_, warn_only_, fill_;
+};
+
+}  // namespace
+
+Outcome CheckThreads(Subject& subject, const Settings& settings) {
+  Meter meter;
+  Mechanism& m = subject.In(at::kFloat);
+  const ThreadScope threads;
+  const Tensors x = Cast(subject.Inputs(8, 160), at::kFloat);
+  const at::Tensor g = subject.Weights(8, 160);
+  for (const Form form : FormsOf(subject, settings)) {
+    threads.Use(1, 1);
+    const Tensors want = Everything(m, form, x, g);
+    for (const int count : settings.full ? std::vector<int>{2, 3, 5} : std::vector<int>{2, 3}) {
+      threads.Use(count, count);
+      const Tensors got = Everything(m, form, x, g);
+      // Matrix products of torch's BLAS and its attention may share out their sums; our kernels, which the causal form is made of, do not.
+      const bool bitwise = form == Form::kCausal && !subject.info().exact;
+      for (size_t i = 0; i < got.size(); ++i) {
+        if (bitwise) {
+          meter.Same(got[i], want[i], FormName(form), ", ", Part(m, i), ", ", count, " threads");
+        } else {
+          meter.Close(got[i], want[i], subject.Tolerance(at::kFloat), FormName(form), ", ", Part(m, i), ", ", count, " threads");
+        }
+      }
+    }
+  }
+  return meter.result();
+}
+
+Outcome CheckSimd(Subject& subject, const Settings& settings) {
+  const std::vector<std::string> targets = SupportedIsas();
+  if (targets.size() < 2) return NotApplicable("this machine has one instruction set");
+  Meter meter;
+  const IsaScope restored;
+  for (const auto dtype : {at::kDouble, at::kFloat}) {
+    const Tensors x = subject.Inputs(2, 70);
+    const at::Tensor g = subject.Weights(2, 70);
+    for (const Form form : FormsOf(subject, settings)) {
+      Tensors want;
+      {
+        const ops::ImplScope reference(ops::Impl::kReference);
+        want = Everything(subject.In(at::kDouble), form, x, g);
+      }
+      for (const std::string& isa : targets) {
+        ForceIsa(isa);
+        Mechanism& m = subject.In(dtype);
+        const Tensors got = Everything(m, form, Cast(x, dtype), g);
+        const double tolerance = subject.Tolerance(dtype);
+        for (size_t i = 0; i < got.size(); ++i)
+          meter.Close(got[i], want[i], i == 0 ? tolerance : 10 * tolerance, FormName(form), ", ", at::toString(dtype), ", ", Part(m, i),
+                      ", ", isa);
+      }
+    }
+  }
+  return meter.result();
+}
+
+Outcome CheckPoison(Subject& subject, const Settings& settings) {
+  Meter meter;
+  for (const auto dtype : {at::kDouble, at::kFloat}) {
+    Mechanism& m = subject.In(dtype);
+    for (const int64_t length : {1, 17, 70}) {
+      const Tensors x = Cast(subject.Inputs(2, length), dtype);
+      const at::Tensor g = subject.Weights(2, length);
+      for (const Form form : FormsOf(subject, settings)) {
+        const Tensors want = Everything(m, form, x, g);
+        Tensors got;
+        at::Tensor steps;
+        {
+          const PoisonScope poisoned;
+          got = Everything(m, form, x, g);
+          at::NoGradGuard guard;
+          if (form == Form::kCausal) steps = Pieces(m, x, EachToken(length), {});
+        }
+        for (size_t i = 0; i < got.size(); ++i)
+          meter.Close(got[i], want[i], subject.Tolerance(dtype), FormName(form), ", ", at::toString(dtype), ", T=", length, ", ",
+                      Part(m, i));
+        if (steps.defined()) meter.Close(steps, want[0], subject.Tolerance(dtype), "token by token, ", at::toString(dtype), ", T=", length);
+      }
+    }
+  }
+  return meter.result();
+}
+
+}  // namespace cistern::verify

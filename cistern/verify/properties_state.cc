@@ -1,0 +1,122 @@
+#include <ATen/ATen.h>
+
+#include "cistern/models/model.h"
+#include "cistern/verify/properties.h"
+#include "cistern/verify/temporary_file.h"
+
+namespace cistern::verify {
+namespace {
+
+bool Applies(const Subject& subject, const Settings& settings) { return settings.Has(Form::kCausal) && subject.Has(Form::kCausal); }
+
+State Written(Mechanism& m, const Tensors& x) {
+  State state = m.EmptyState(x[0].size(0), x[0].options());
+  m.Write(x, state, {});
+  return state;
+}
+
+}  // namespace
+
+Outcome CheckState(Subject& subject, const Settings& settings) {
+  if (!Applies(subject, settings)) return NotApplicable("it has no causal form");
+  at::NoGradGuard guard;
+  Meter meter;
+  Mechanism& m = subject.In(at::kDouble);
+  const double tolerance = subject.Tolerance(at::kDouble);
+  const Tensors first = subject.Inputs(3, 9), second = subject.Inputs(4, 5);
+  State state;
+  Pieces(m, first, {0, 3, 8, 9}, {}, &state);
+  const State kept = state.Clone();
+  meter.True((state.Bytes() == m.EmptyState(3, first[0].options()).Bytes()) == subject.info().bounded, "the state's size, declared ",
+             subject.info().bounded ? "bounded" : "growing");
+
+  const at::Tensor rows = at::tensor({2, 0, 0, 1}, at::kLong);
+  State chosen = state.Reorder(rows);
+  Tensors picked;
+  for (const at::Tensor& y : first) picked.push_back(y.index_select(0, rows));
+  const Tensors whole = Joined(picked, second);
+  meter.Close(m.Extend(second, chosen, {}), subject.Definition(Form::kCausal, whole, whole).narrow(2, 9, 5), tolerance, "reordered rows");
+
+  // Continuations of one state: the clones are independent, and the one kept at the beginning still holds the first nine tokens.
+  for (int round = 0; round < 2; ++round) {
+    for (const int64_t row : {0, 1}) {
+      State branch = kept.Clone();
+      Tensors next;
+      for (const at::Tensor& y : second) next.push_back(y.narrow(0, row, 1).expand({3, -1, -1, -1}));
+      const Tensors expected = Joined(first, next);
+      meter.Close(m.Extend(next, branch, {}), subject.Definition(Form::kCausal, expected, expected).narrow(2, 9, 5), tolerance, "branch ",
+                  row, " of a cloned state, round ", round);
+    }
+  }
+  return meter.result();
+}
+
+Outcome CheckFile(Subject& subject, const Settings& settings) {
+  if (!Applies(subject, settings)) return NotApplicable("it has no causal form");
+  at::NoGradGuard guard;
+  Meter meter;
+  for (const auto dtype : {at::kDouble, at::kFloat}) {
+    Mechanism& m = subject.In(dtype);
+    const Tensors first = Cast(subject.Inputs(3, 9), dtype), second = Cast(subject.Inputs(3, 5), dtype);
+    State state;
+    Pieces(m, first, {0, 4, 9}, {LengthsOf({9, 5, 0}), {}}, &state);
+    TensorFile file;
+    for (const NamedTensor& t : state.tensors) {
+      if (t.value.defined()) file.tensors.push_back(t);
+    }
+    const TemporaryFile temporary;
+    SaveTensors(temporary.path(), file);
+    // A new instance and a new state: everything that is needed has to be in the file.
+    Subject fresh = subject.Again();
+    State loaded = fresh.In(dtype).EmptyState(3, first[0].options());
+    for (NamedTensor& t : LoadTensors(temporary.path()).tensors) loaded[t.name] = t.value;
+    const at::Tensor want = m.Extend(second, state, {});
+    meter.Same(fresh.In(dtype).Extend(second, loaded, {}), want, at::toString(dtype), ", continued from the file");
+  }
+  return meter.result();
+}
+
+Outcome CheckMerge(Subject& subject, const Settings& settings) {
+  if (!subject.info().merges) return NotApplicable("its states do not merge");
+  at::NoGradGuard guard;
+  Meter meter;
+  Mechanism& m = subject.In(at::kDouble);
+  const double tolerance = subject.Tolerance(at::kDouble);
+  const Tensors x = subject.Inputs(2, 20), next = subject.Inputs(2, 5), whole = Joined(x, next);
+  for (const int64_t cut : {0, 1, 7, 20}) {
+    const State a = Written(m, Narrow(x, 0, cut)), b = Written(m, Narrow(x, cut, 20 - cut));
+    State merged = m.Merge(a, b);
+    if (settings.Has(Form::kCross) && subject.Has(Form::kCross))
+      meter.Close(m.Read(next, merged), subject.Definition(Form::kCross, next, x), tolerance, "read after a merge at ", cut);
+    if (Applies(subject, settings))
+      meter.Close(m.Extend(next, merged, {}), subject.Definition(Form::kCausal, whole, whole).narrow(2, 20, 5), tolerance,
+                  "extended after a merge at ", cut);
+  }
+  const State left = m.Merge(m.Merge(Written(m, Narrow(x, 0, 4)), Written(m, Narrow(x, 4, 9))), Written(m, Narrow(x, 13, 7)));
+  const State right = m.Merge(Written(m, Narrow(x, 0, 4)), m.Merge(Written(m, Narrow(x, 4, 9)), Written(m, Narrow(x, 13, 7))));
+  for (const NamedTensor& t : left.tensors) {
+    if (t.value.defined() && t.value.is_floating_point())
+      meter.Close(right[t.name], t.value, tolerance, "three pieces in either order, ", t.name);
+  }
+  return meter.result();
+}
+
+Outcome CheckTruncate(Subject& subject, const Settings& settings) {
+  if (!subject.info().truncates) return NotApplicable("its state cannot be cut back");
+  if (!Applies(subject, settings)) return NotApplicable("it has no causal form");
+  at::NoGradGuard guard;
+  Meter meter;
+  Mechanism& m = subject.In(at::kDouble);
+  const Tensors x = subject.Inputs(2, 20), next = subject.Inputs(2, 6);
+  for (const int64_t count : {0, 1, 12, 20}) {
+    State state;
+    Pieces(m, x, {0, 7, 20}, {}, &state);
+    m.Truncate(state, count);
+    const Tensors whole = Joined(Narrow(x, 0, count), next);
+    meter.Close(m.Extend(next, state, {}), subject.Definition(Form::kCausal, whole, whole).narrow(2, count, 6),
+                subject.Tolerance(at::kDouble), "cut back to ", count, " of 20 tokens");
+  }
+  return meter.result();
+}
+
+}  // namespace cistern::verify

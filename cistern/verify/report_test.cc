@@ -1,0 +1,98 @@
+// What people and programs see of the results, and the suite for one trained model.
+#include "cistern/verify/report.h"
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include "cistern/ops/testing.h"
+#include "cistern/verify/model_check.h"
+
+namespace cistern::verify {
+namespace {
+
+using testing::ExpectContains;
+
+Result Row(const std::string& mechanism, const std::string& property, double error, double tolerance, const std::string& reason = "") {
+  Result r{mechanism, {{"slots", 3}}, property, ops::Impl::kKernel, {}, 0.5};
+  if (!reason.empty()) {
+    r.outcome = NotApplicable(reason);
+    return r;
+  }
+  Meter meter;
+  meter.Add(error, tolerance, "causal, T=65");
+  r.outcome = meter.result();
+  return r;
+}
+
+TEST(Report, AMatrixWithALegendAndItsFailures) {
+  const std::vector<Result> results = {Row("latte", "definition", 3e-16, 1e-12), Row("latte", "definition", 2e-13, 1e-12),
+                                       Row("latte", "merge", 0, 0), Row("window", "definition", 4e-3, 1e-12),
+                                       Row("window", "merge", 0, 0, "its states do not merge")};
+  const std::string text = MatrixText(results, {100, false});
+  EXPECT_EQ(text,
+            "        definition  merge\n"
+            "latte        2e-13      0\n"
+            "window        FAIL     -a\n"
+            "\n"
+            "-a  its states do not merge\n"
+            "\n"
+            "FAIL  window {\"slots\":3}, definition, kernel: error 4e-03, tolerance 1e-12, at causal, T=65\n");
+  EXPECT_EQ(Failures(results), 1);
+  const std::string narrow = MatrixText(results, {20, false});
+  ExpectContains(narrow, {"        definition\nlatte        2e-13\n", "        merge\nlatte       0\n"});
+  ExpectContains(MatrixText(results, {100, true}), {"\033[1;31m      FAIL\033[0m", "\033[32m", "\033[2m"});
+}
+
+TEST(Report, JsonHoldsEveryResult) {
+  const Json json = ResultsJson({Row("latte", "merge", 1e-13, 1e-12), Row("window", "merge", 0, 0, "its states do not merge")});
+  EXPECT_EQ(json[0]["outcome"], "pass");
+  EXPECT_EQ(json[0]["tolerance"], 1e-12);
+  EXPECT_EQ(json[0]["options"]["slots"], 3);
+  EXPECT_EQ(json[0]["where"], "causal, T=65");
+  EXPECT_EQ(json[1]["outcome"], "not applicable");
+  EXPECT_EQ(json[1]["reason"], "its states do not merge");
+  EXPECT_FALSE(json[1].contains("error"));
+}
+
+std::shared_ptr<DecoderLm> Small(const std::vector<std::string>& attention) {
+  ModelConfig config;
+  config.vocab_size = 50, config.dim = 16, config.heads = 2, config.layers = 2, config.max_length = 128;
+  config.attention = attention;
+  config.conv = 3;
+  config.init_std = 0.2;
+  return std::dynamic_pointer_cast<DecoderLm>(MakeModel(config, 3));
+}
+
+TEST(ModelCheck, AModelAgreesWithItselfInEveryWay) {
+  at::manual_seed(1);
+  const at::Tensor ids = at::randint(50, {70}, at::kLong);
+  for (const MechanismInfo* info : Mechanisms()) {
+    if (!info->Supports(Form::kCausal) || !info->verbs) continue;
+    const auto model = Small({"latte", info->name}), twin = Small({"latte", info->name});
+    twin->to(at::kDouble);
+    const auto results = CheckModel(*model, *twin, ids, false);
+    EXPECT_EQ(results.size(), 9u);
+    for (const ModelResult& r : results) {
+      EXPECT_FALSE(r.outcome.failed()) << info->name << " " << r.property << ": " << FailureText(r.outcome);
+      EXPECT_GT(r.outcome.comparisons, 0) << r.property;
+    }
+  }
+}
+
+TEST(ModelCheck, ADifferentTwinIsFoundAndTheRunStopsWhenTold) {
+  const at::Tensor ids = at::randint(50, {40}, at::kLong);
+  const auto model = Small({"latte"}), twin = Small({"latte"});
+  twin->to(at::kDouble);
+  {
+    at::NoGradGuard guard;
+    twin->parameters()[0].mul_(1.001);
+  }
+  const auto results = CheckModel(*model, *twin, ids, false, [](const ModelResult&) { return false; });
+  ASSERT_EQ(results.size(), 1u);
+  EXPECT_EQ(results[0].property, "float");
+  EXPECT_TRUE(results[0].outcome.failed());
+  ExpectContains(testing::Thrown([&] { CheckModel(*model, *twin, ids.narrow(0, 0, 5), false); }), {"[verify]", "at least 16", "[5]"});
+}
+
+}  // namespace
+}  // namespace cistern::verify

@@ -1,0 +1,172 @@
+#include "cistern/verify/subject.h"
+
+#include <ATen/ATen.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "cistern/verify/outcome.h"
+
+namespace cistern::verify {
+
+Subject::Subject(const MechanismInfo& info, const Json& options, uint64_t seed, int64_t heads, int64_t max_length)
+    : info_(info), options_(options), seed_(seed) {
+  dims_.heads = heads > 0 ? heads : 2;
+  dims_.dim = 5 * dims_.heads;
+  dims_.max_length = max_length;
+  at::manual_seed(seed);
+  mechanism_ = info.make(options, dims_);
+  mechanism_->eval();
+  mechanism_->to(at::kDouble);
+}
+
+std::string Subject::Name() const { return info_.name + (options_.empty() ? "" : " " + options_.dump()); }
+
+Mechanism& Subject::In(at::ScalarType dtype) {
+  if (dtype != dtype_) mechanism_->to(dtype);
+  dtype_ = dtype;
+  return *mechanism_;
+}
+
+bool Subject::Has(Form form) const { return info_.Supports(form) && (info_.verbs || form == Form::kBidirectional); }
+
+Tensors Subject::Inputs(int64_t batch, int64_t length, double scale) const {
+  Tensors x;
+  for (const Projection& p : mechanism_->Projections()) x.push_back(Normal({batch, dims_.heads, length, p.width / dims_.heads}, scale));
+  return x;
+}
+
+at::Tensor Subject::Weights(int64_t batch, int64_t length) const { return Normal({batch, dims_.heads, length, width()}); }
+
+at::Tensor Subject::Definition(Form form, const Tensors& queries, const Tensors& x) {
+  at::NoGradGuard guard;
+  return In(at::kDouble).Definition(form, Cast(queries, at::kDouble), Cast(x, at::kDouble));
+}
+
+double Subject::Tolerance(at::ScalarType dtype) const {
+  return dtype == at::kDouble ? 1e-12 * std::max(1.0, info_.tolerance / 1e-6) : info_.tolerance + 1e-6;
+}
+
+double Subject::Tolerance(at::ScalarType dtype, Form form, const Tensors& queries, const Tensors& x) {
+  const double unit = dtype == at::kDouble ? std::ldexp(1, -52) : std::ldexp(1, -23);
+  auto rounded = [&](const Tensors& y) {
+    Tensors out;
+    for (const at::Tensor& t : y) out.push_back(t * (1 + unit * (2 * at::rand(t.sizes(), t.options()) - 1)));
+    return out;
+  };
+  const Tensors moved = rounded(x);
+  const bool same = form != Form::kCross;
+  const double change = RelativeRms(Definition(form, same ? moved : rounded(queries), moved), Definition(form, queries, x));
+  return Tolerance(dtype) + 16 * std::min(change, 1.0);
+}
+
+at::Tensor Normal(at::IntArrayRef sizes, double scale) { return (at::randn(sizes, at::kDouble) * scale).to(at::kFloat).to(at::kDouble); }
+
+namespace {
+
+template <class F>
+Tensors Map(const Tensors& x, F&& f) {
+  Tensors y;
+  for (const at::Tensor& t : x) y.push_back(f(t));
+  return y;
+}
+
+}  // namespace
+
+Tensors Narrow(const Tensors& x, int64_t begin, int64_t count) {
+  return Map(x, [&](const at::Tensor& t) { return t.narrow(2, begin, count); });
+}
+Tensors Rows(const Tensors& x, int64_t begin, int64_t count) {
+  return Map(x, [&](const at::Tensor& t) { return t.narrow(0, begin, count); });
+}
+Tensors Cast(const Tensors& x, at::ScalarType dtype) {
+  return Map(x, [&](const at::Tensor& t) { return t.to(dtype); });
+}
+Tensors Leaves(const Tensors& x) {
+  return Map(x, [](const at::Tensor& t) { return t.detach().requires_grad_(true); });
+}
+Tensors Joined(const Tensors& a, const Tensors& b) {
+  Tensors out;
+  for (size_t i = 0; i < a.size(); ++i) out.push_back(at::cat({a[i], b[i]}, 2));
+  return out;
+}
+
+Tensors HeadsLast(const Tensors& x) {
+  return Map(x, [](const at::Tensor& t) {
+    const int64_t columns = t.size(1) * t.size(3);
+    const at::Tensor memory = at::full({t.size(0), t.size(2), columns + 3}, std::nan(""), t.options());
+    const at::Tensor view = memory.narrow(2, 0, columns).view({t.size(0), t.size(2), t.size(1), t.size(3)}).transpose(1, 2);
+    view.copy_(t.detach());
+    return view;
+  });
+}
+
+at::Tensor LengthsOf(const std::vector<int64_t>& lengths) { return at::tensor(lengths, at::kLong); }
+
+at::Tensor StartsAt(int64_t batch, int64_t length, const std::vector<std::pair<int64_t, int64_t>>& at) {
+  const at::Tensor starts = at::zeros({batch, length}, at::kBool);
+  for (const auto& [row, token] : at) starts.select(0, row).select(0, token).fill_(true);
+  return starts;
+}
+
+at::Tensor Whole(Mechanism& m, Form form, const Tensors& queries, const Tensors& x, const ops::Mask& mask) {
+  if (form == Form::kBidirectional) return m.Bidirectional(x, mask);
+  State state = m.EmptyState(x[0].size(0), x[0].options().requires_grad(false));
+  if (form == Form::kCausal) return m.Extend(x, state, mask);
+  m.Write(x, state, mask);
+  return m.Read(queries, state);
+}
+
+at::Tensor Pieces(Mechanism& m, const Tensors& x, const std::vector<int64_t>& cuts, const ops::Mask& mask, State* state_out) {
+  State state = m.EmptyState(x[0].size(0), x[0].options().requires_grad(false));
+  Tensors outs;
+  for (size_t i = 0; i + 1 < cuts.size(); ++i) {
+    const int64_t begin = cuts[i], count = cuts[i + 1] - begin;
+    ops::Mask piece;
+    if (mask.lengths) piece.lengths = (*mask.lengths - begin).clamp(0, count);
+    if (mask.starts) piece.starts = mask.starts->narrow(1, begin, count);
+    outs.push_back(m.Extend(Narrow(x, begin, count), state, piece));
+  }
+  if (state_out) *state_out = state;
+  return at::cat(outs, 2);
+}
+
+std::vector<int64_t> EachToken(int64_t length) {
+  std::vector<int64_t> cuts;
+  for (int64_t t = 0; t <= length; ++t) cuts.push_back(t);
+  return cuts;
+}
+
+std::vector<Document> DocumentsOf(const ops::Mask& mask, int64_t batch, int64_t length) {
+  std::vector<Document> documents;
+  for (int64_t b = 0; b < batch; ++b) {
+    const int64_t end = mask.lengths ? mask.lengths->select(0, b).item<int64_t>() : length;
+    for (int64_t t = 0; t < end; ++t) {
+      if (t == 0 || (mask.starts && mask.starts->select(0, b).select(0, t).item<bool>())) documents.push_back({b, t, 0});
+      ++documents.back().count;
+    }
+  }
+  return documents;
+}
+
+at::Tensor DefinitionOf(Subject& subject, Form form, const Tensors& x, const ops::Mask& mask) {
+  const int64_t batch = x[0].size(0), length = x[0].size(2);
+  const at::Tensor out = at::zeros({batch, subject.heads(), length, subject.width()}, at::kDouble);
+  for (const Document& d : DocumentsOf(mask, batch, length)) {
+    const Tensors alone = Narrow(Rows(x, d.row), d.begin, d.count);
+    out.narrow(0, d.row, 1).narrow(2, d.begin, d.count).copy_(subject.Definition(form, alone, alone));
+  }
+  return out;
+}
+
+Tensors Gradients(const at::Tensor& loss, const Tensors& x) {
+  if (!loss.requires_grad()) return Map(x, [](const at::Tensor& t) { return at::zeros_like(t); });
+  Tensors g = torch::autograd::grad({loss}, x, {}, true, false, true);
+  for (size_t i = 0; i < g.size(); ++i) {
+    if (!g[i].defined()) g[i] = at::zeros_like(x[i]);
+  }
+  return g;
+}
+
+}  // namespace cistern::verify

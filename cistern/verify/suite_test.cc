@@ -1,0 +1,80 @@
+// Every mechanism of the registry, with every set of options it lists, through every property.
+#include "cistern/verify/suite.h"
+
+#include <gtest/gtest.h>
+
+#include <cctype>
+
+#include "cistern/ops/testing.h"
+
+namespace cistern::verify {
+namespace {
+
+struct Row {
+  const MechanismInfo* info;
+  size_t number;  // of the options in info->cases
+  const Property* property;
+};
+
+std::vector<Row> Rows() {
+  std::vector<Row> rows;
+  for (const MechanismInfo* info : Mechanisms()) {
+    for (size_t i = 0; i < info->cases.size(); ++i) {
+      for (const Property& property : Properties()) rows.push_back({info, i, &property});
+    }
+  }
+  return rows;
+}
+
+std::string NameOf(const ::testing::TestParamInfo<Row>& row) {
+  std::string name = StrCat(row.param.info->name, "_", row.param.number, "_", row.param.property->name);
+  for (char& c : name) c = std::isalnum(static_cast<unsigned char>(c)) ? c : '_';
+  return name;
+}
+
+class Conformance : public ::testing::TestWithParam<Row> {};
+
+TEST_P(Conformance, Holds) {
+  const Row& row = GetParam();
+  const Settings settings;
+  Subject subject(*row.info, row.info->cases[row.number], settings.seed);
+  for (const ops::Impl impl : settings.implementations) {
+    if (!row.property->Runs(impl, settings)) continue;
+    const Outcome outcome = RunCheck(*row.property, subject, impl, settings);
+    EXPECT_FALSE(outcome.failed()) << subject.Name() << ", " << ops::ImplName(impl) << ": " << row.property->description << "\nerror "
+                                   << outcome.error << ", tolerance " << outcome.tolerance << ", at " << outcome.where << " "
+                                   << outcome.reason << "\nseed " << settings.seed;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(All, Conformance, ::testing::ValuesIn(Rows()), NameOf);
+
+TEST(Suite, NamesAreKnownAndCounted) {
+  EXPECT_EQ(FindProperty("packed").name, "packed");
+  testing::ExpectContains(testing::Thrown([] { FindProperty("pakced"); }), {"property 'pakced'", "did you mean 'packed'?"});
+  const std::vector<const MechanismInfo*> latte = {&FindMechanism("latte")};
+  const std::vector<const Property*> some = {&FindProperty("empty"), &FindProperty("simd")};
+  const Settings settings;
+  int64_t heard = 0;
+  const auto results = RunSuite(latte, some, settings, [&](const Result& r) {
+    EXPECT_EQ(r.mechanism, "latte");
+    return ++heard < 3;
+  });
+  EXPECT_EQ(heard, 3) << "the run stops when it is told to";
+  EXPECT_EQ(results.size(), 3u);
+  EXPECT_EQ(CountChecks(latte, some, settings), int64_t(3 * latte[0]->cases.size()));
+}
+
+TEST(Suite, OnlyTheFormsAskedForAreRun) {
+  Settings settings;
+  settings.forms = {Form::kCross};
+  Subject subject(FindMechanism("latte"), {{"latents", 6}}, 1);
+  EXPECT_EQ(RunCheck(FindProperty("future"), subject, ops::Impl::kKernel, settings).kind, Outcome::Kind::kNotApplicable);
+  const Outcome definition = RunCheck(FindProperty("definition"), subject, ops::Impl::kKernel, settings);
+  EXPECT_EQ(definition.kind, Outcome::Kind::kPass);
+  EXPECT_NE(definition.where.find("cross"), std::string::npos) << definition.where;
+  EXPECT_GT(definition.error, 0);
+}
+
+}  // namespace
+}  // namespace cistern::verify
