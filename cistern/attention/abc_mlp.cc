@@ -4,8 +4,6 @@
 
 #include <limits>
 
-#include "cistern/base/error.h"
-
 namespace cistern {
 
 const MechanismInfo& abc_mlp_mechanism() {
@@ -35,29 +33,27 @@ Fields AbcMlpMechanism::Describe(Options& options) {
   DescribeMemory(f, options.memory);
   f.Add("activation", &options.activation, "makes write weights of the control: exp, relu or sigmoid", {"exp", "relu", "sigmoid"});
   f.Add("shared_heads", &options.shared_heads, "one control for all heads, of n channels in place of n per head");
+  f.Add("tied", &options.tied, "one control for all layers of the model with this mechanism (P003)");
   return f;
 }
 
 AbcMlpMechanism::AbcMlpMechanism(const MechanismInfo& info, const Options& options, const AttentionDims& dims)
     : AbcMechanism(info, options.memory, options.activation == "relu" ? Weights::kSomeSlots : Weights::kEverySlot, dims),
       activation_(options.activation),
-      shared_heads_(options.shared_heads) {
-  if (shared_heads_ && slots() % dims.heads != 0) {
-    FailUsage("[abc_mlp] shared_heads needs slots divisible by heads=", dims.heads, ", got slots=", slots());
-  }
-}
+      shared_heads_(options.shared_heads),
+      tied_(options.tied) {}
 
 std::vector<Projection> AbcMlpMechanism::Projections() const {
   std::vector<Projection> all = AbcMechanism::Projections();
-  all.push_back({"control", Side::kKey, shared_heads_ ? slots() : dims().heads * slots()});
+  Projection control = {"control", Side::kKey, shared_heads_ ? slots() : dims().heads * slots()};
+  if (shared_heads_) control.heads = 1;
+  control.tied = tied_;
+  all.push_back(control);
   return all;
 }
 
 at::Tensor AbcMlpMechanism::LogWeights(const std::vector<at::Tensor>& x, const at::Tensor&) const {
-  at::Tensor s = x[3];
-  if (shared_heads_) {  // [B,H,T,n/H] are the n channels cut into heads
-    s = s.transpose(1, 2).reshape({s.size(0), s.size(2), 1, slots()}).transpose(1, 2).expand({-1, dims().heads, -1, -1});
-  }
+  const at::Tensor s = x[3].expand({-1, dims().heads, -1, -1});
   if (activation_ == "exp") return s;
   if (activation_ == "sigmoid") return at::log_sigmoid(s);
   const at::Tensor off = s <= 0;  // 1 in the place of 0 keeps the logarithm's gradient finite
@@ -65,11 +61,7 @@ at::Tensor AbcMlpMechanism::LogWeights(const std::vector<at::Tensor>& x, const a
 }
 
 at::Tensor AbcMlpMechanism::DefinedWeights(Form, const std::vector<at::Tensor>& seen) const {
-  at::Tensor control = seen[3];
-  if (shared_heads_) {
-    const std::vector<at::Tensor> all(size_t(control.size(1)), at::cat(control.unbind(1), 2));
-    control = at::stack(all, 1);
-  }
+  const at::Tensor control = shared_heads_ ? seen[3].repeat({1, dims().heads, 1, 1}) : seen[3];
   if (activation_ == "exp") return at::softmax(control, 2).transpose(2, 3);
   const at::Tensor alpha = activation_ == "relu" ? at::relu(control) : at::sigmoid(control);
   const at::Tensor sum = alpha.sum({2}, true);

@@ -12,6 +12,7 @@ class AbcMlpMechanism : public AbcMechanism {
     MemoryOptions memory;
     std::string activation = "exp";  // exp, relu, sigmoid
     bool shared_heads = false;       // one control for all heads
+    bool tied = false;               // one control for all layers
   };
   static Fields Describe(Options& options);
   AbcMlpMechanism(const MechanismInfo& info, const Options& options, const AttentionDims& dims);
@@ -24,7 +25,7 @@ class AbcMlpMechanism : public AbcMechanism {
 
  private:
   std::string activation_;
-  bool shared_heads_;
+  bool shared_heads_, tied_;
 };
 
 }  // namespace cistern

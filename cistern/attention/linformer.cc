@@ -47,7 +47,7 @@ const MechanismInfo& linformer_mechanism() {
     i.time = "O(T k d)";
     i.state = "2 k d per head";
     i.cases.clear();
-    for (const char* sharing : {"key_value", "headwise", "none"}) i.cases.push_back(Json{{"slots", 4}, {"sharing", sharing}});
+    for (const char* sharing : {"key_value", "headwise", "none", "layerwise"}) i.cases.push_back(Json{{"slots", 4}, {"sharing", sharing}});
     for (const char* init : {"xavier_normal", "normal", "uniform", "kaiming", "johnson_lindenstrauss"}) {
       i.cases.push_back(Json{{"slots", 3}, {"init", init}});
     }
@@ -61,7 +61,8 @@ const MechanismInfo& linformer_mechanism() {
 Fields LinformerMechanism::Describe(Options& options) {
   Fields f;
   f.Add("slots", &options.slots, "memory slots of each head (k)", {1, 65536});
-  f.Add("sharing", &options.sharing, "what shares one matrix: nothing, the heads (headwise), also keys and values (key_value)",
+  f.Add("sharing", &options.sharing,
+        "what shares one matrix: nothing, the heads (headwise), also keys and values (key_value), also the layers (layerwise)",
         {"none", "headwise", "key_value", "layerwise"});
   f.Add("init", &options.init,
         "initial weights as in Long Range Arena (xavier_uniform), P003 (xavier_normal), Nystromformer (normal), lucidrains (uniform), P002 "
@@ -72,17 +73,18 @@ Fields LinformerMechanism::Describe(Options& options) {
 
 LinformerMechanism::LinformerMechanism(const MechanismInfo& info, const Options& options, const AttentionDims& dims)
     : Mechanism(info, dims), options_(options) {
-  if (options.sharing == "layerwise") {
-    FailUsage("[linformer] sharing=layerwise needs one matrix for all layers, and a layer owns its parameters; use sharing=key_value");
-  }
   if (dims.max_length < 1) FailUsage("[linformer] has weights for each position and needs a max_length, got ", dims.max_length);
+  if (options.sharing == "layerwise" && dims.first) {
+    key_ = value_ = static_cast<const LinformerMechanism&>(*dims.first).key_;
+    return;
+  }
   const int64_t heads = options.sharing == "none" ? dims.heads : 1;
   auto add = [&](const std::string& name) {
     const at::Tensor initial = Initial(options.init, dims.max_length, heads, options.slots);
     return register_module(name, std::make_shared<PositionWeights>(initial))->weight;
   };
   key_ = add("key");
-  value_ = options.sharing == "key_value" ? key_ : add("value");
+  value_ = options.sharing == "key_value" || options.sharing == "layerwise" ? key_ : add("value");
 }
 
 std::vector<Projection> LinformerMechanism::Projections() const {

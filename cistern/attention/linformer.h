@@ -11,8 +11,8 @@ class LinformerMechanism : public Mechanism {
  public:
   struct Options {
     int64_t slots = 64;  // k
-    // Which share one matrix. none: nothing, headwise: the heads, E and F apart; key_value: the heads, and E = F. layerwise, one matrix for
-    // the whole model, is refused: a layer owns its parameters.
+    // Which share one matrix. none: nothing, headwise: the heads, E and F apart; key_value: the heads, and E = F; layerwise: that matrix
+    // also serves all layers of the model with this mechanism, and belongs to the first.
     std::string sharing = "key_value";
     // Entries of [k, N], N = max_length.
     //   xavier_uniform  U(+-sqrt(6/(N+k))): Long Range Arena         xavier_normal  N(0, 2/(N+k)): P003, by its authors' related code
@@ -21,7 +21,7 @@ class LinformerMechanism : public Mechanism {
     std::string init = "xavier_uniform";
   };
   static Fields Describe(Options& options);
-  LinformerMechanism(const MechanismInfo& info, const Options& options, const AttentionDims& dims);  // UsageError: layerwise; no max_length
+  LinformerMechanism(const MechanismInfo& info, const Options& options, const AttentionDims& dims);  // UsageError: no max_length
 
   std::vector<Projection> Projections() const override;
   // key_memory, value_memory [B,H,k,d] in double; count [B] int64: tokens of the document each row is in

@@ -109,7 +109,6 @@ TEST(Linformer, RefusesWithAReason) {
     }
     return std::string("no UsageError");
   };
-  ExpectContains(text([] { Make({{"sharing", "layerwise"}}, 8); }), {"[linformer]", "layerwise", "key_value"});
   ExpectContains(text([] { Make(Json::object(), 0); }), {"[linformer]", "max_length"});
 }
 

@@ -24,7 +24,10 @@ inline bool Crosses(const Mechanism& m) { return m.info().verbs && m.info().Supp
 // Projected tensors in declared order, [B,H,T,width/H], doubles that float holds.
 inline std::vector<at::Tensor> Inputs(const Mechanism& m, int64_t batch, int64_t length, bool heads_last = false) {
   std::vector<at::Tensor> x;
-  for (const Projection& p : m.Projections()) x.push_back(WithLayout(Normal({batch, kHeads, length, p.width / kHeads}), heads_last));
+  for (const Projection& p : m.Projections()) {
+    const int64_t heads = p.heads > 0 ? p.heads : kHeads;
+    x.push_back(WithLayout(Normal({batch, heads, length, p.width / heads}), heads_last));
+  }
   return x;
 }
 

@@ -179,6 +179,44 @@ TEST(DecoderLm, StatesAreReorderedClonedAndDetached) {
   }
 }
 
+// abc_mlp's control and Linformer's matrix, each for all layers of its mechanism; the second layer has another one.
+ModelConfig TiedLm(bool tied) {
+  ModelConfig c = SmallLm({"abc_mlp", "latte", "abc_mlp", "linformer", "linformer"});
+  c.max_length = 20;
+  c.attention_options = Json{{"abc_mlp", {{"slots", 3}, {"tied", tied}}},
+                             {"linformer", {{"slots", 5}, {"sharing", tied ? "layerwise" : "key_value"}}},
+                             {"latte", {{"latents", 6}}}};
+  return c;
+}
+
+TEST(DecoderLm, TiedMapsAreOneForAllLayers) {
+  const auto m = Make<DecoderLm>(TiedLm(true)), untied = Make<DecoderLm>(TiedLm(false));
+  EXPECT_EQ(untied->ParameterCount() - m->ParameterCount(), 12 * 2 * 3 + 20 * 5);
+  for (const std::string name : {"layers.2.attention.control_proj.weight", "layers.4.attention.core.key.weight"}) {
+    EXPECT_FALSE(m->named_parameters().contains(name));
+    EXPECT_TRUE(untied->named_parameters().contains(name));
+  }
+  // With equal maps in the untied model, the same numbers; and the gradient of the tied map is the sum.
+  at::NoGradGuard guard;
+  auto own = untied->named_parameters();
+  for (const auto& p : m->named_parameters()) own[p.key()].copy_(p.value());
+  own["layers.2.attention.control_proj.weight"].copy_(own["layers.0.attention.control_proj.weight"]);
+  own["layers.4.attention.core.key.weight"].copy_(own["layers.3.attention.core.key.weight"]);
+  const at::Tensor ids = Ids(2, 12), targets = Ids(2, 12);
+  at::AutoGradMode enable(true);
+  const at::Tensor loss = NextTokenLoss(ExtendModel(*m, ids, {0, 7, 12}), targets),
+                   want = NextTokenLoss(ExtendModel(*untied, ids, {0, 7, 12}), targets);
+  ExpectClose(loss, want, 1e-13, "loss");
+  loss.backward();
+  want.backward();
+  const auto tied = m->named_parameters();
+  for (const auto& [first, second] : std::vector<std::pair<std::string, std::string>>{
+           {"layers.0.attention.control_proj.weight", "layers.2.attention.control_proj.weight"},
+           {"layers.3.attention.core.key.weight", "layers.4.attention.core.key.weight"}}) {
+    ExpectClose(tied[first].grad(), own[first].grad() + own[second].grad(), 1e-12, first);
+  }
+}
+
 TEST(DecoderLm, LossIgnoresMinus100) {
   at::manual_seed(3);
   const at::Tensor logits = Normal({2, 3, 5}), targets = at::tensor({1, -100, 4, 0, 2, -100}, at::kLong).view({2, 3});
@@ -236,6 +274,7 @@ TEST(ModelFiles, RoundTripIsBitwise) {
   configs.push_back(SmallLm({"latte"}));
   configs.back().kind = "encoder_classifier", configs.back().classes = 3, configs.back().pooling = "cls", configs.back().ffn_bias = true;
   configs.push_back(SmallLm({"performer", "abc_cluster", "latte"}));  // mechanisms with buffers
+  configs.push_back(TiedLm(true));
   for (const ModelConfig& config : configs) {
     const TestFolder folder;
     const auto m = MakeModel(config, 7);
