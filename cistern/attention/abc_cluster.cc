@@ -18,6 +18,7 @@ const MechanismInfo& abc_cluster_mechanism() {
     i.summary =
         "Keys near each other share a slot, which holds their mean; a query attends to the slots by softmax. Encoders cluster by k-means, "
         "the causal and the cross form by a locality-sensitive hash.";
+    i.definition = "as abc_mlp, phi_s = e_c / |c|, c the cluster of k_s and |c| its size";
     i.forms = {Form::kBidirectional, Form::kCausal, Form::kCross};
     i.causal_is_prefix = false;  // a hash against k-means
     i.positions = {"none", "learned", "sinusoidal"};

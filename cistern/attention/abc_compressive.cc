@@ -16,8 +16,8 @@ const MechanismInfo& abc_compressive_mechanism() {
     i.source = "P003 Table 1, App. A; causal ours; spec 2.14";
     i.summary =
         "Each slot is the mean of c neighbouring tokens; a query attends to the n slots by softmax. c follows from the longest length; "
-        "what "
-        "lies beyond joins the last slot.";
+        "what lies beyond joins the last slot.";
+    i.definition = "as abc_mlp, phi_s = e_i / c, i = floor(s / c), c = ceil(N / n), the last slot over its true count";
     i.forms = {Form::kBidirectional, Form::kCausal, Form::kCross};
     i.positions = {"none", "learned", "sinusoidal"};
     i.time = "O(T n d)";

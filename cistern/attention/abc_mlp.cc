@@ -13,6 +13,8 @@ const MechanismInfo& abc_mlp_mechanism() {
     i.title = "ABC, MLP control";
     i.source = "P003 eq. 7, App. B.1; spec 2.13";
     i.summary = "Tokens write keys and values into n slots, weighted by a learned control; a query attends to the slots by softmax.";
+    i.definition =
+        "y_t = softmax(q_t K_t^T / sqrt(d)) V_t, K_t = sum_s phi_s k_s^T, V_t likewise, phi_s = a_s / sum_s a_s, a_s = exp(W_phi x_s)";
     i.forms = {Form::kBidirectional, Form::kCausal, Form::kCross};
     i.positions = {"none", "learned", "sinusoidal"};
     i.time = "O(T n d)";

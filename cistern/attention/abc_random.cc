@@ -15,6 +15,7 @@ const MechanismInfo& abc_random_mechanism() {
     i.summary =
         "Each token is added to one of n slots drawn at random; a query attends to the slots by softmax. The control that shows what "
         "learned writes are worth.";
+    i.definition = "as abc_mlp, phi_s = e_i, i drawn from 1..n for each token; mean=true: over the count of the slot";
     i.forms = {Form::kBidirectional, Form::kCausal, Form::kCross};
     i.stochastic = true;
     i.positions = {"none", "learned", "sinusoidal"};

@@ -11,6 +11,7 @@ const MechanismInfo& dilated_mechanism() {
     i.summary =
         "Exact attention to every second (or g-th) of the last tokens: a window reaches g times as far at the cost of a plain one. Beside "
         "plain windows or other mechanisms, since on its own it never sees the tokens between.";
+    i.definition = "y_t = sum_s softmax_s(q_t . k_s / sqrt(d)) v_s over s = t, t-g, ..., t-(n-1)g; bidirectional to both sides";
     i.forms = {Form::kBidirectional, Form::kCausal};
     i.refusals = {"cross: a query of another sequence has no position among the keys to count from; use window or abc_compressive instead"};
     i.positions = {"none", "learned", "sinusoidal", "rotary"};

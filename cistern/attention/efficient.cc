@@ -18,6 +18,7 @@ const MechanismInfo& efficient_mechanism() {
     i.summary =
         "Softmax over the channels of each query and over the positions of each key channel: Latte with as many latents as channels. "
         "`normaliser=scaling` drops both softmaxes and divides the plain product Q (K^T V) instead.";
+    i.definition = "y_t = sum_l softmax_l(q_t) C_{t,l}, C_{t,l} = sum_s softmax_s(k_{s,l}) v_s over the tokens s seen by t";
     i.forms = {Form::kBidirectional, Form::kCausal, Form::kCross};
     i.positions = {"none", "learned", "sinusoidal"};
     i.time = "O(T d^2)";

@@ -17,8 +17,9 @@ const MechanismInfo& gated_slots_mechanism() {
     i.source = "P003 sec. 4; Zhang et al. 2024 (Gated Slot Attention); spec 2.14";
     i.summary =
         "Each slot forgets and takes in by a learned gate of the token; a query attends to the slots by softmax. ABC's successor for text: "
-        "it "
-        "can drop what it no longer needs.";
+        "it can drop what it no longer needs.";
+    i.definition =
+        "K_t = g_t K_{t-1} + (1 - g_t) k_t^T, V_t likewise, g_t = sigmoid(W_g x_t)^(1/temperature); y_t = softmax(q_t K_t^T / sqrt(d)) V_t";
     i.forms = {Form::kCausal};
     i.refusals = {"bidirectional: its gates forget what is further back, and a token in the middle has no back; use abc_mlp instead",
                   "cross: its gates favour what was written last, and no source token is nearest to a query; use abc_mlp instead"};

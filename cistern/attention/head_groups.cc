@@ -64,6 +64,7 @@ MechanismInfo Describe(const std::string& list) {
   i.name = list;
   i.title = i.source = "head groups";
   i.summary = "Several mechanisms in one layer, each on heads of its own.";
+  i.definition = "each group of heads as its mechanism";
   for (const Form form : {Form::kBidirectional, Form::kCausal, Form::kCross}) {
     const auto lacks = [&](const Share& s) { return !s.info->Supports(form); };
     const auto found = std::find_if(shares.begin(), shares.end(), lacks);

@@ -18,6 +18,7 @@ const MechanismInfo& linear_mechanism() {
     i.summary =
         "A query weighs a key by the product of their features elu(x) + 1, so the sums over all keys fit in one d x d memory per head. No "
         "parameters of its own; cheap, and weaker than softmax at telling keys apart.";
+    i.definition = "y_t = phi(q_t) S_t / (phi(q_t) . z_t + eps), S_t = sum_s phi(k_s) v_s^T, z_t = sum_s phi(k_s), phi = elu + 1";
     i.forms = {Form::kBidirectional, Form::kCausal, Form::kCross};
     i.positions = {"none", "learned", "sinusoidal"};
     i.time = "O(T d^2)";

@@ -42,6 +42,7 @@ const MechanismInfo& linformer_mechanism() {
     i.summary =
         "Keys and values are mixed into k slots by weights learned for each position; a query attends to the slots by softmax. Good where "
         "inputs have one length; it knows no position beyond max_length.";
+    i.definition = "y_t = softmax(q_t K_t^T / sqrt(d)) V_t, K_t = sum_s E[:,s] k_s^T, V_t = sum_s F[:,s] v_s^T over the tokens s seen by t";
     i.forms = {Form::kBidirectional, Form::kCausal, Form::kCross};
     i.positions = {"none", "learned", "sinusoidal"};
     i.time = "O(T k d)";

@@ -15,6 +15,7 @@ const MechanismInfo& local_to_global_mechanism() {
     i.summary =
         "Every token attends to n global tokens, the first ones or every stride-th, and to no others. The control that shows what a memory "
         "filled by position alone can do.";
+    i.definition = "y_t = sum_i softmax_i(q_t . k_i / sqrt(d)) v_i over the global tokens i <= t";
     i.forms = {Form::kBidirectional, Form::kCausal, Form::kCross};
     i.positions = {"none", "learned", "sinusoidal"};
     i.time = "O(T n d)";

@@ -44,6 +44,7 @@ struct AttentionDims {
 // What a mechanism is and can do, for errors, help, docs, verification and benchmarks.
 struct MechanismInfo {
   std::string name, title, source, summary;
+  std::string definition;  // in one line, for the docs; the code of it is Mechanism::Definition
   std::vector<Form> forms;
   std::vector<std::string> refusals;  // for each form not listed: "cross: why; use X instead"
   bool verbs = true;                  // offers write, read and extend

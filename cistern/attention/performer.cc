@@ -19,6 +19,7 @@ const MechanismInfo& performer_mechanism() {
     i.summary =
         "Softmax attention with its kernel estimated by positive orthogonal random features: an unbiased estimate whose error falls as the "
         "root of their number. `kernel=relu` is the deterministic variant that the Long Range Arena calls Performer.";
+    i.definition = "as linear, phi(x) = exp(w_i . x' - |x'|^2 / 2) / sqrt(m), x' = x / d^(1/4), rows w_i orthogonal";
     i.forms = {Form::kBidirectional, Form::kCausal, Form::kCross};
     i.stochastic = true;
     i.positions = {"none", "learned", "sinusoidal", "rotary"};

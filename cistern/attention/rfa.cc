@@ -30,8 +30,8 @@ const MechanismInfo& rfa_mechanism() {
     i.source = "Peng et al. 2021; P002 sec. 2.4; spec 2.5";
     i.summary =
         "Linear attention with sines and cosines of random projections, which estimate softmax attention between vectors of length one. "
-        "More "
-        "features, smaller error: it falls as 1/sqrt(m).";
+        "More features, smaller error: it falls as 1/sqrt(m).";
+    i.definition = "as linear, phi(x) = [sin(w_i . x), cos(w_i . x)] / sqrt(m), x = sigma q / |q| or sigma k / |k|, w_i ~ N(0, I / tau^2)";
     i.forms = {Form::kBidirectional, Form::kCausal, Form::kCross};
     i.stochastic = true;
     i.positions = {"none", "learned", "sinusoidal", "rotary"};

@@ -11,6 +11,7 @@ const MechanismInfo& rfa_gate_mechanism() {
     i.title = "Random feature attention with a gate";
     i.source = "Peng et al. 2021 sec. 3.3; spec 2.5";
     i.summary = "Random feature attention whose memory decays by a learned gate of each token, so that recent tokens weigh more.";
+    i.definition = "S_t = g_t S_{t-1} + (1 - g_t) phi(k_t) v_t^T, z_t likewise, g_t = sigmoid(w_g . x_t + b_g); y_t as rfa";
     i.forms = {Form::kCausal};
     i.refusals = {"bidirectional: its gate forgets what is further back, and a token in the middle has no back; use rfa instead",
                   "cross: its gate favours what was written last, and no source token is nearest to a query; use rfa instead"};

@@ -16,6 +16,7 @@ const MechanismInfo& softmax_mechanism() {
     i.source = "Vaswani et al. 2017; spec 2.1";
     i.summary =
         "Every token attends to every token before it. Exact, quadratic in time; its state, the key-value cache, grows with the text.";
+    i.definition = "y_t = sum_s softmax_s(q_t . k_s / sqrt(d)) v_s";
     i.forms = {Form::kBidirectional, Form::kCausal, Form::kCross};
     i.exact = true;
     i.bounded = false;

@@ -31,6 +31,7 @@ const MechanismInfo& t2r_mechanism() {
     i.summary =
         "Linear attention whose features relu(W x + b) are learned, with a memory of m x d per head. Made to replace softmax in a trained "
         "model and be finetuned; from scratch it learns more slowly.";
+    i.definition = "as linear, phi(x) = relu(W_h x + b_h), q_t / sqrt(d), the denominator at least `minimum`";
     i.forms = {Form::kBidirectional, Form::kCausal, Form::kCross};
     i.positions = {"none", "learned", "sinusoidal"};
     i.time = "O(T m d)";

@@ -19,6 +19,8 @@ const MechanismInfo& window_mechanism() {
     i.summary =
         "Exact attention to the last n tokens (bidirectional: to both sides; cross: to the last n of the source). Nothing further back is "
         "seen within a layer.";
+    i.definition =
+        "y_t = sum_s softmax_s(q_t . k_s / sqrt(d)) v_s over t-n < s <= t; bidirectional |t-s| < n; cross: the last n of the source";
     i.forms = {Form::kBidirectional, Form::kCausal, Form::kCross};
     i.positions = {"none", "learned", "sinusoidal", "rotary"};
     i.time = "O(T n d)";

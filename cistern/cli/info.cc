@@ -37,12 +37,14 @@ Json MechanismJson(const MechanismInfo& info) {
           {"title", info.title},
           {"source", info.source},
           {"summary", info.summary},
+          {"definition", info.definition},
           {"forms", FormNames(info)},
           {"exact", info.exact},
           {"bounded", info.bounded},
           {"positions", info.positions},
           {"time", info.time},
           {"state", info.state},
+          {"refusals", info.refusals},
           {"options", info.options().Write()}};
 }
 
@@ -54,7 +56,9 @@ int PrintDocs() {
                 Joined(i->positions).c_str(), i->source.c_str());
   }
   for (const MechanismInfo* i : Mechanisms()) {
-    std::printf("\n### %s (`%s`)\n\n%s\n", i->title.c_str(), i->name.c_str(), i->summary.c_str());
+    std::printf("\n### %s (`%s`)\n\n%s\n\n```text\n%s\n```\n", i->title.c_str(), i->name.c_str(), i->summary.c_str(),
+                i->definition.c_str());
+    for (const std::string& refusal : i->refusals) std::printf("\nNot %s.\n", refusal.c_str());
     const std::string help = i->options().Help();
     if (!help.empty()) std::printf("\n```text\n%s```\n", help.c_str());
   }
