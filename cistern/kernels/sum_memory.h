@@ -7,7 +7,8 @@
 // before the write. Before the first token of a document the memory is emptied, and that token's gate is ignored. Each token is written,
 // then reads (causal).
 // The memory is double, because a float sum of ones stops growing at 2^24 tokens; products inside a chunk of rows are in T, float or
-// double. Time O(T n d), memory O(n d) beyond inputs and outputs. Causality is bitwise: outputs up to t depend on no bit of later tokens;
+// double. Time O(T n d), memory O(n d) beyond inputs and outputs; a chunk ends where the gates of some slot multiply to less than e^-30, so
+// gates near 0 at most tokens cost as much as single tokens. Causality is bitwise: outputs up to t depend on no bit of later tokens;
 // results do not depend on the number of threads.
 #include "cistern/kernels/slot_memory.h"
 
