@@ -7,21 +7,25 @@ namespace cistern::testing {
 
 inline constexpr int64_t kDim = 10, kHeads = 2, kWidth = kDim / kHeads;
 
-inline std::shared_ptr<Mechanism> Small(const MechanismInfo& info) {
+// In evaluation and in double; To(m, kFloat) rounds nothing, because the parameters are made in float.
+inline std::shared_ptr<Mechanism> Small(const MechanismInfo& info, size_t number = 0) {
   AttentionDims dims;
-  dims.dim = kDim, dims.heads = kHeads, dims.max_length = 64;
-  return info.make(info.cases[0], dims);
+  dims.dim = kDim, dims.heads = kHeads, dims.max_length = 256;
+  const auto m = info.make(info.cases.at(number), dims);
+  m->eval();
+  m->to(at::kDouble);
+  return m;
 }
+
+inline bool IsBidirectional(const Mechanism& m) { return m.info().Supports(Form::kBidirectional); }
+inline bool IsCausal(const Mechanism& m) { return m.info().verbs && m.info().Supports(Form::kCausal); }
+inline bool Crosses(const Mechanism& m) { return m.info().verbs && m.info().Supports(Form::kCross); }
 
 // Projected tensors in declared order, [B,H,T,width/H], doubles that float holds.
 inline std::vector<at::Tensor> Inputs(const Mechanism& m, int64_t batch, int64_t length, bool heads_last = false) {
   std::vector<at::Tensor> x;
   for (const Projection& p : m.Projections()) x.push_back(WithLayout(Normal({batch, kHeads, length, p.width / kHeads}), heads_last));
   return x;
-}
-
-inline at::Tensor Definition(const Mechanism& m, const std::vector<at::Tensor>& queries, const std::vector<at::Tensor>& x, bool causal) {
-  return m.Definition(causal ? Form::kCausal : Form::kCross, queries, x);
 }
 
 inline std::vector<at::Tensor> Narrow(const std::vector<at::Tensor>& x, int64_t begin, int64_t count) {
