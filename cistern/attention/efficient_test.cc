@@ -17,6 +17,7 @@ TEST(Efficient, IsLatteWithAsManyLatentsAsChannels) {
   const auto efficient = Make("efficient", Json::object()), latte = Make("latte", Json{{"latents", kDim}});
   at::manual_seed(1);
   const auto x = Inputs(*efficient, 2, 40);
+  EXPECT_EQ(efficient->EmptyState(2, at::kFloat).Bytes(), latte->EmptyState(2, at::kFloat).Bytes());
   for (const ops::Impl impl : kImpls) {
     ops::ImplScope scope(impl);
     ExpectSameBits(ExtendPieces(*efficient, x, {0, 13, 40}), ExtendPieces(*latte, x, {0, 13, 40}), "causal");

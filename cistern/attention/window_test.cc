@@ -41,7 +41,7 @@ TEST(Window, IsMaskedSoftmaxWithItsGradients) {
     for (const ops::Impl impl : kImpls) {
       ops::ImplScope scope(impl);
       at::manual_seed(5);
-      for (const int64_t T : {63, 64, 65, 301}) {
+      for (const int64_t T : {64, 65, 301}) {
         const auto x = Leaves(Inputs(*m, 2, T, true));
         const at::Tensor g = Normal({2, kHeads, T, kWidth});
         for (const bool causal : {true, false}) {
@@ -107,7 +107,7 @@ TEST(Window, NoSquareMaskIsFormed) {
     at::manual_seed(9);
     const auto x = To(Inputs(*m, 1, T), at::kFloat);
     const at::Tensor out = ExtendPieces(*m, x, {0, T});
-    const auto tail = Narrow(x, T - 40, 40);
+    const auto tail = To(Narrow(x, T - 40, 40), at::kDouble);
     ExpectClose(out.narrow(2, T - 1, 1), Masked(tail, 8, name == "window" ? 1 : 2, true).narrow(2, 39, 1), 1e-6, name);
   }
 }
