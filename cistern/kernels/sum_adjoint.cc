@@ -20,13 +20,14 @@ struct SumAdjointHead {
   Sequence<const T> a, g, w, u, b, log_gate;
   Sequence<T> du, dw, dlog_gate;
   Tokens tokens;
-  size_t n, width, total;
+  size_t n, width, total, gates;
 };
 
-// dlg of one chunk, in reverse: h [np] += a_t b_t - w_t dw_t, dlg_t = h. A document's start and a gate of 0, which are first rows, end
-// the sum. ab = a b, E and Y = F dw [rows, np]; ab becomes dlg.
+// dlg of one chunk, in reverse: h += a_t b_t - w_t dw_t, dlg_t = h. A document's start and a gate of 0, which are first rows, end the sum.
+// ab = a b, E and Y = F dw [rows, np]; w dw = E Y.
+// A gate for every slot: h [np], and ab becomes dlg.
 template <class T>
-HWY_NOINLINE void GateGradients(const SumChunk<true, T>& chunk, bool starts, const T* Y, T* ab, double* h) {
+HWY_NOINLINE void GateGradients(const SumChunk<Gating::kSlots, T>& chunk, bool starts, const T* Y, T* ab, double* h) {
   const Tag<double> d;
   for (size_t l = 0; l < chunk.np; l += kLanes<double>) {
     Double sum = hn::Load(d, h + l);
@@ -43,19 +44,37 @@ HWY_NOINLINE void GateGradients(const SumChunk<true, T>& chunk, bool starts, con
   }
 }
 
+// One gate for all slots: h [1], their sum; and ab [rows] becomes dlg.
+template <class T>
+HWY_NOINLINE void GateGradients(const SumChunk<Gating::kShared, T>& chunk, bool starts, const T* Y, T* ab, double* h) {
+  const Tag<double> d;
+  T dlg[kChunkRows];
+  for (size_t i = chunk.rows; i-- > 0;) {
+    Double sum = hn::Zero(d);
+    for (size_t at = i * chunk.np; at < (i + 1) * chunk.np; at += kLanes<double>) {
+      sum = hn::Add(sum, hn::NegMulAdd(LoadAsDouble(chunk.E + at), LoadAsDouble(Y + at), LoadAsDouble(ab + at)));
+    }
+    *h += hn::GetLane(hn::SumOfLanes(d, sum));
+    if (i == 0 && (starts || *chunk.first == 0)) *h = 0;
+    dlg[i] = static_cast<T>(*h);
+  }
+  std::memcpy(ab, dlg, chunk.rows * sizeof(T));
+}
+
 // grad [n, width] and h [n] in place. Per chunk, with W = a F and Gs = last G (the gradients at the chunk's reference):
 //   du_i = sum_{t>=i} (W_t . E_i) g_t + E_i Gs
 //   dw_i = (sum_{t>=i} (g_t . u_i) W_t + Gs u_i) / F_i
 //   G = first (W^T g + Gs)
-template <bool kGated, class T>
+template <Gating kGating, class T>
 HWY_NOINLINE void SumAdjointOfHead(const SumAdjointHead<T>& head, double* grad, double* h_io) {
+  constexpr bool kGated = kGating != Gating::kNone;
   const size_t n = head.n, width = head.width, np = Padded<T>(n), dp = Padded<T>(width);
   constexpr size_t kC = kChunkRows, kCp = kChunkPadded<T>;
   Workspace& workspace = Workspace::OfThisThread();
-  workspace.Start(SumChunk<kGated, T>::Bytes(n) + sizeof(T) * (kC * (3 * np + 3 * dp + 2 * kCp) + (np + dp) * kCp + 3 * np * dp) +
+  workspace.Start(SumChunk<kGating, T>::Bytes(n) + sizeof(T) * (kC * (3 * np + 3 * dp + 2 * kCp) + (np + dp) * kCp + 3 * np * dp) +
                       sizeof(double) * (np * dp + np),
-                  SumChunk<kGated, T>::kPieces + 15);
-  SumChunk<kGated, T> chunk(n, workspace);
+                  SumChunk<kGating, T>::kPieces + 15);
+  SumChunk<kGating, T> chunk(n, workspace);
   T* const W = workspace.Take<T>(kC * np);
   T* const Y = workspace.Take<T>(kC * np);   // F dw
   T* const ab = workspace.Take<T>(kC * np);  // a b, then dlg
@@ -78,14 +97,15 @@ HWY_NOINLINE void SumAdjointOfHead(const SumAdjointHead<T>& head, double* grad, 
   std::vector<size_t> begins;
   for (size_t t = 0; t < head.tokens.length; t += chunk.rows) {
     begins.push_back(t);
-    chunk.Begin(head.log_gate, head.tokens, t, head.tokens.length);
+    chunk.Begin(head.log_gate, head.tokens, t, head.tokens.length, false);
   }
 
   std::memset(G, 0, np * dp * sizeof(double));
   std::memset(Gs, 0, np * dp * sizeof(T));
   for (size_t l = 0; l < n; ++l) std::memcpy(G + l * dp, grad + l * width, width * sizeof(double));
   if constexpr (kGated) {
-    for (size_t l = 0; l < np; ++l) h[l] = l < n ? h_io[l] : 0.0;
+    std::memset(h, 0, np * sizeof(double));
+    for (size_t l = 0; l < n; ++l) h[kGating == Gating::kShared ? 0 : l] += h_io[l];
   }
 
   for (size_t c = begins.size(); c-- > 0;) {
@@ -121,7 +141,7 @@ HWY_NOINLINE void SumAdjointOfHead(const SumAdjointHead<T>& head, double* grad, 
     Product<Triangle::kUpper, T>(rows, n, {u, dp, 1, GT, np, width}, {B, 1, kCp, W, np, rows}, Y, np);
     if constexpr (kGated) {
       GateGradients(chunk, starts, Y, ab, h);
-      UnpackRows(ab, t, rows, n, np, head.dlog_gate);
+      UnpackRows(ab, t, rows, head.gates, kGating == Gating::kShared ? 1 : np, head.dlog_gate);
       for (size_t i = 0; i < rows * np; i += kLanes<T>) hn::Store(hn::Div(hn::Load(dt, Y + i), hn::Load(dt, chunk.F + i)), dt, Y + i);
     }
     UnpackRows(Y, t, rows, n, np, head.dw);
@@ -148,12 +168,12 @@ HWY_NOINLINE void SumAdjointOfHead(const SumAdjointHead<T>& head, double* grad, 
   for (size_t l = 0; l < n; ++l) std::memcpy(grad + l * width, G + l * dp, width * sizeof(double));
   ZeroRows(head.tokens.length, head.total, width, head.du);
   ZeroRows(head.tokens.length, head.total, n, head.dw);
-  if constexpr (kGated) ZeroRows(head.tokens.length, head.total, n, head.dlog_gate);
+  if constexpr (kGated) ZeroRows(head.tokens.length, head.total, head.gates, head.dlog_gate);
 }
 
 template <class T>
 void SumAdjointOfAll(const SlotShape& shape, const Rows<const T>& a, const Rows<const T>& g, const Rows<const T>& w, const Rows<const T>& u,
-                     const Rows<const T>& b, const Rows<const T>& log_gate, const RowMask& mask, double* G, double* h, const Rows<T>& du,
+                     const Rows<const T>& b, const LogGates<T>& log_gate, const RowMask& mask, double* G, double* h, const Rows<T>& du,
                      const Rows<T>& dw, const Rows<T>& dlog_gate) {
   ParallelFor(shape.batch * shape.heads, HeadsPerThread(shape), [&](int64_t begin, int64_t end) {
     for (int64_t index = begin; index < end; ++index) {
@@ -163,28 +183,31 @@ void SumAdjointOfAll(const SlotShape& shape, const Rows<const T>& a, const Rows<
                                    {w, x, y},
                                    {u, x, y},
                                    {b, x, y},
-                                   {log_gate, x, y},
+                                   {log_gate.rows, x, y},
                                    {du, x, y},
                                    {dw, x, y},
                                    {dlog_gate, x, y},
                                    Tokens(shape, mask, x),
                                    static_cast<size_t>(shape.slots),
                                    static_cast<size_t>(shape.width),
-                                   static_cast<size_t>(shape.length)};
+                                   static_cast<size_t>(shape.length),
+                                   static_cast<size_t>(log_gate.width)};
       double* const grad = G + index * shape.slots * shape.width;
-      if (log_gate.data != nullptr) {
-        SumAdjointOfHead<true>(head, grad, h + index * shape.slots);
+      if (log_gate.width == 0) {
+        SumAdjointOfHead<Gating::kNone>(head, grad, nullptr);
+      } else if (log_gate.width == 1) {
+        SumAdjointOfHead<Gating::kShared>(head, grad, h + index * shape.slots);
       } else {
-        SumAdjointOfHead<false>(head, grad, nullptr);
+        SumAdjointOfHead<Gating::kSlots>(head, grad, h + index * shape.slots);
       }
     }
   });
 }
 
-#define CISTERN_SUM_ADJOINT(name, T)                                                                                        \
-  void name(const SlotShape& shape, Rows<const T> a, Rows<const T> g, Rows<const T> w, Rows<const T> u, Rows<const T> b,    \
-            Rows<const T> log_gate, const RowMask& mask, double* G, double* h, Rows<T> du, Rows<T> dw, Rows<T> dlog_gate) { \
-    SumAdjointOfAll<T>(shape, a, g, w, u, b, log_gate, mask, G, h, du, dw, dlog_gate);                                      \
+#define CISTERN_SUM_ADJOINT(name, T)                                                                                      \
+  void name(const SlotShape& shape, Rows<const T> a, Rows<const T> g, Rows<const T> w, Rows<const T> u, Rows<const T> b,  \
+            LogGates<T> log_gate, const RowMask& mask, double* G, double* h, Rows<T> du, Rows<T> dw, Rows<T> dlog_gate) { \
+    SumAdjointOfAll<T>(shape, a, g, w, u, b, log_gate, mask, G, h, du, dw, dlog_gate);                                    \
   }
 CISTERN_SUM_ADJOINT(SumAdjointFloat, float)
 CISTERN_SUM_ADJOINT(SumAdjointDouble, double)
@@ -202,13 +225,13 @@ HWY_EXPORT(SumAdjointDouble);
 
 template <>
 void SumAdjoint(const SlotShape& shape, Rows<const float> a, Rows<const float> g, Rows<const float> w, Rows<const float> u,
-                Rows<const float> b, Rows<const float> log_gate, const RowMask& mask, double* G, double* h, Rows<float> du, Rows<float> dw,
+                Rows<const float> b, LogGates<float> log_gate, const RowMask& mask, double* G, double* h, Rows<float> du, Rows<float> dw,
                 Rows<float> dlog_gate) {
   CISTERN_DISPATCH(SumAdjointFloat)(shape, a, g, w, u, b, log_gate, mask, G, h, du, dw, dlog_gate);
 }
 template <>
 void SumAdjoint(const SlotShape& shape, Rows<const double> a, Rows<const double> g, Rows<const double> w, Rows<const double> u,
-                Rows<const double> b, Rows<const double> log_gate, const RowMask& mask, double* G, double* h, Rows<double> du,
+                Rows<const double> b, LogGates<double> log_gate, const RowMask& mask, double* G, double* h, Rows<double> du,
                 Rows<double> dw, Rows<double> dlog_gate) {
   CISTERN_DISPATCH(SumAdjointDouble)(shape, a, g, w, u, b, log_gate, mask, G, h, du, dw, dlog_gate);
 }

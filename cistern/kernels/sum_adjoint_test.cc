@@ -12,11 +12,17 @@ struct Gradients {
 };
 
 Gradients Reference(const Problem& p) {
-  Gradients d{std::vector<double>(p.a.size()), std::vector<double>(p.w.size()), std::vector<double>(p.u.size()),
-              std::vector<double>(p.memory.size()), std::vector<double>(p.log_gate.size())};
-  (p.match ? ref::SumMatchBackward : ref::SumReadBackward)(p.shape, p.a.data(), p.w.data(), p.u.data(), p.Gate(), p.Mask(), p.memory.data(),
-                                                           p.g.data(), p.dmemory_T.data(), d.a.data(), d.w.data(), d.u.data(),
-                                                           d.log_gate.empty() ? nullptr : d.log_gate.data(), d.memory.data());
+  Gradients d{std::vector<double>(p.a.size()),
+              std::vector<double>(p.w.size()),
+              std::vector<double>(p.u.size()),
+              std::vector<double>(p.memory.size()),
+              {}};
+  const std::vector<double> gates = SlotGates(p);
+  std::vector<double> dgates(gates.size());
+  (p.match ? ref::SumMatchBackward : ref::SumReadBackward)(
+      p.shape, p.a.data(), p.w.data(), p.u.data(), p.gates == 0 ? nullptr : gates.data(), p.Mask(), p.memory.data(), p.g.data(),
+      p.dmemory_T.data(), d.a.data(), d.w.data(), d.u.data(), p.gates == 0 ? nullptr : dgates.data(), d.memory.data());
+  d.log_gate = SumOverSlots(p, dgates);
   return d;
 }
 
@@ -26,19 +32,19 @@ Gradients Kernels(const Problem& p, Layout layout = Layout::kBTHW) {
   const Array<T> a(p.shape, p.AWidth(), layout, p.a), w(p.shape, n, layout, p.w), u(p.shape, d, layout, p.u),
       g(p.shape, p.OutWidth(), layout, p.g), gate = GateArray<T>(p, layout);
   Array<T> x(p.shape, n, layout), da(p.shape, p.AWidth(), layout), dw(p.shape, n, layout), du(p.shape, d, layout),
-      dgate(p.shape, n, layout);
+      dgate(p.shape, p.gates, layout);
   std::vector<double> memory = p.memory, G = p.dmemory_T, h(p.shape.batch * p.shape.heads * n);
   if (p.match) {
-    SumMatch<T>(p.shape, a.in(), w.in(), u.in(), GateRows(p, gate), p.Mask(), memory.data(), x.rows());
+    SumMatch<T>(p.shape, a.in(), w.in(), u.in(), KernelGates(p, gate), p.Mask(), memory.data(), x.rows());
     std::vector<double> again = p.memory;
-    SumRead<T>(p.shape, g.in(), w.in(), u.in(), GateRows(p, gate), p.Mask(), again.data(), da.rows());
+    SumRead<T>(p.shape, g.in(), w.in(), u.in(), KernelGates(p, gate), p.Mask(), again.data(), da.rows());
   } else {
-    SumMatch<T>(p.shape, g.in(), w.in(), u.in(), GateRows(p, gate), p.Mask(), memory.data(), da.rows());
+    SumMatch<T>(p.shape, g.in(), w.in(), u.in(), KernelGates(p, gate), p.Mask(), memory.data(), da.rows());
   }
   for (size_t i = 0; i < G.size(); ++i) h[i / size_t(d)] += G[i] * memory[i];
   SumAdjoint<T>(p.shape, (p.match ? g : a).in(), (p.match ? a : g).in(), w.in(), u.in(), std::as_const(p.match ? x : da).rows(),
-                GateRows(p, gate), p.Mask(), G.data(), h.data(), du.rows(), dw.rows(), dgate.rows());
-  return {da.Values(), dw.Values(), du.Values(), G, p.log_gate.empty() ? std::vector<double>() : dgate.Values()};
+                KernelGates(p, gate), p.Mask(), G.data(), h.data(), du.rows(), dw.rows(), dgate.rows());
+  return {da.Values(), dw.Values(), du.Values(), G, dgate.Values()};
 }
 
 // The root mean square of x - y.
@@ -56,8 +62,10 @@ void ExpectReference(const Problem& p, Layout layout = Layout::kBTHW) {
   EXPECT_LE(RelativeRms(got.u, want.u), kTolerance<T>) << p.name;
   EXPECT_LE(RelativeRms(got.memory, want.memory), kTolerance<T>) << p.name;
   // A gate's gradient is the sum of the later terms a b - w dw: their rounding adds up, and strong gates make it far smaller than they are.
-  std::vector<double> terms = want.log_gate;
-  for (size_t i = 0; i < terms.size(); ++i) terms[i] = std::abs(terms[i]) + std::abs(p.w[i] * want.w[i]);
+  std::vector<double> terms(p.gates == 0 ? 0 : p.w.size());
+  for (size_t i = 0; i < terms.size(); ++i) terms[i] = std::abs(p.w[i] * want.w[i]);
+  terms = SumOverSlots(p, terms);
+  for (size_t i = 0; i < terms.size(); ++i) terms[i] += std::abs(want.log_gate[i]);
   const double tolerance = kTolerance<T> * (1 + std::sqrt(double(p.shape.length)) / 10);
   EXPECT_LE(Rms(got.log_gate, want.log_gate), tolerance * Rms(terms, std::vector<double>(terms.size()))) << p.name;
   for (size_t i = 0; i < p.log_gate.size(); ++i) {
@@ -75,7 +83,9 @@ void ExpectReferenceInBoth(const Problem& p, Layout layout = Layout::kBTHW) {
 // <g, out> + <dmemory_T, memory_T>
 double Loss(const Problem& p) {
   std::vector<double> out(p.Tokens() * p.OutWidth()), memory = p.memory;
-  (p.match ? ref::SumMatch : ref::SumRead)(p.shape, p.a.data(), p.w.data(), p.u.data(), p.Gate(), p.Mask(), memory.data(), out.data());
+  const std::vector<double> gates = SlotGates(p);
+  (p.match ? ref::SumMatch : ref::SumRead)(p.shape, p.a.data(), p.w.data(), p.u.data(), p.gates == 0 ? nullptr : gates.data(), p.Mask(),
+                                           memory.data(), out.data());
   double sum = 0;
   for (size_t i = 0; i < out.size(); ++i) sum += p.g[i] * out[i];
   for (size_t i = 0; i < memory.size(); ++i) sum += p.dmemory_T[i] * memory[i];
@@ -126,12 +136,13 @@ TEST(SumAdjoint, LengthsAndGates) {
 }
 
 TEST(SumAdjoint, Widths) {
+  static constexpr Gates kWidthGates[] = {Gates::kNone, Gates::kJumps, Gates::kShared};
   ForEachIsa([] {
     uint64_t seed = 1000;
     for (bool match : {false, true}) {
       for (int64_t n : {1, 3, 5, 16, 17, 64, 65}) {
         for (int64_t d : {1, 3, 5, 16, 17, 64, 65}) {
-          ExpectReferenceInBoth(MakeProblem(seed, match, {1, 2, 37, n, d}, {.gates = seed % 2 == 0 ? Gates::kNone : Gates::kJumps}));
+          ExpectReferenceInBoth(MakeProblem(seed, match, {1, 2, 37, n, d}, {.gates = kWidthGates[seed % 3]}));
           ++seed;
         }
       }
@@ -143,7 +154,7 @@ TEST(SumAdjoint, RandomShapesWithStartsAndLengths) {
   Random random(8);
   for (int i = 0; i < 200; ++i) {
     const SlotShape shape{1 + random.Below(3), 1 + random.Below(3), random.Below(150), 1 + random.Below(40), 1 + random.Below(80)};
-    const Options options{kAllGates[random.Below(6)], random.Below(2) == 0, random.Below(4) != 0, random.Below(2) == 0};
+    const Options options{kAllGates[random.Below(7)], random.Below(2) == 0, random.Below(4) != 0, random.Below(2) == 0};
     ExpectReferenceInBoth(MakeProblem(3000 + uint64_t(i), random.Below(2) == 0, shape, options));
   }
 }

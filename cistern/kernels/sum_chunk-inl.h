@@ -21,7 +21,7 @@ HWY_BEFORE_NAMESPACE();
 namespace cistern {
 namespace HWY_NAMESPACE {
 
-constexpr double kGateReach = 40;  // e^-40 = 4e-18
+constexpr double kGateReach = 30;  // e^-30 = 9e-14
 
 using Double = Vec<double>;
 
@@ -66,9 +66,13 @@ HWY_INLINE void StoreDoubleU(Double x, T* to) {
 // gate * x, where a gate of 0 forgets whatever x is.
 HWY_INLINE Double Keep(Double gate, Double x) { return hn::IfThenZeroElse(hn::Eq(gate, hn::Zero(Tag<double>())), hn::Mul(gate, x)); }
 
-// Without gates (kGated = false) there is no F, and E is w itself.
-template <bool kGated, class T>
+enum class Gating { kNone, kShared, kSlots };
+
+// Without gates there is no F, and E is w itself.
+template <Gating kGating, class T>
 class SumChunk {
+  static constexpr bool kGated = kGating != Gating::kNone;
+
  public:
   static size_t Bytes(size_t slots) {
     const size_t np = Padded<T>(slots);
@@ -85,11 +89,23 @@ class SumChunk {
     }
   }
 
-  // Settles `rows`, the rows t.. of the chunk, at most up to `end`; and F, first, last.
-  HWY_NOINLINE void Begin(const Sequence<const T>& log_gate, const Tokens& tokens, size_t t, size_t end) {
+  // Settles `rows`, the rows t.. of the chunk, at most up to `end`; and F, first, last, of which F is only needed with `factors`.
+  HWY_NOINLINE void Begin(const Sequence<const T>& log_gate, const Tokens& tokens, size_t t, size_t end, bool factors = true) {
     const size_t most = end - t < kChunkRows ? end - t : kChunkRows;
-    if constexpr (!kGated) {
-      for (rows = 1; rows < most && !tokens.StartsAt(t + rows);) ++rows;
+    rows = 1;
+    if constexpr (kGating == Gating::kNone) {
+      while (rows < most && !tokens.StartsAt(t + rows)) ++rows;
+    } else if constexpr (kGating == Gating::kShared) {
+      double sum = 0;
+      Fill(tokens.StartsAt(t) ? 1.0 : std::exp(static_cast<double>(*log_gate.At(t))), first);
+      Fill(T{1}, F);
+      for (; rows < most && !tokens.StartsAt(t + rows); ++rows) {
+        const double next = sum + static_cast<double>(*log_gate.At(t + rows));
+        if (!(std::abs(next) <= kGateReach)) break;
+        sum = next;
+        Fill(static_cast<T>(std::exp(sum)), F + rows * np);
+      }
+      Fill(std::exp(sum), last);
     } else {
       const Tag<double> d;
       const Tag<T> dt;
@@ -98,12 +114,12 @@ class SumChunk {
         hn::Store(tokens.StartsAt(t) ? hn::Set(d, 1.0) : ExpOrNaN<double>(LoadAsDouble(gate_ + l)), d, first + l);
         hn::Store(hn::Zero(d), d, c_ + l);
       }
-      for (size_t l = 0; l < np; l += kLanes<T>) hn::Store(hn::Set(dt, T{1}), dt, F + l);
-      for (rows = 1; rows < most && !tokens.StartsAt(t + rows); ++rows) {
+      Fill(T{1}, F);
+      for (; rows < most && !tokens.StartsAt(t + rows); ++rows) {
         PackRows(log_gate, t + rows, 1, n, np, T{0}, gate_);
         if (!Sum()) break;
         std::swap(c_, next_);
-        for (size_t l = 0; l < np; l += kLanes<T>) {
+        for (size_t l = 0; factors && l < np; l += kLanes<T>) {
           const Vec<T> f = hn::Exp(dt, hn::Load(dt, hi_ + l));
           hn::Store(hn::MulAdd(f, hn::Load(dt, lo_ + l), f), dt, F + rows * np + l);
         }
@@ -133,6 +149,12 @@ class SumChunk {
   double *first = nullptr, *last = nullptr;  // [np]: the first row's gate; e^c of the last row
 
  private:
+  template <class X>
+  void Fill(X value, X* row) const {
+    const Tag<X> d;
+    for (size_t l = 0; l < np; l += kLanes<X>) hn::Store(hn::Set(d, value), d, row + l);
+  }
+
   // next = c + the row's log-gates, also as hi + lo = next in T; whether all are within reach (NaN is not).
   bool Sum() const {
     const Tag<double> d;

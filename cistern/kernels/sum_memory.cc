@@ -21,22 +21,23 @@ struct SumHead {
   Sequence<const T> a, w, u, log_gate;
   Sequence<T> out;
   Tokens tokens;
-  size_t n, width, total;
+  size_t n, width, total, gates;
 };
 
 // Both are one product with the memory S [height, across], S_t = S_{t-1} + b_t (x) x_t and out_t = a_t S_t:
 //   read:  S = M [n, width],    b = E, x = v, gates scale the rows of S and the columns of a
 //   match: S = M^T [width, n],  b = k, x = E, gates scale the columns of S and of out
-template <bool kMatch, bool kGated, class T>
+template <bool kMatch, Gating kGating, class T>
 HWY_NOINLINE void SumOfHead(const SumHead<T>& head, double* memory) {
+  constexpr bool kGated = kGating != Gating::kNone;
   constexpr size_t kC = kChunkRows, kCp = kChunkPadded<T>;
   const size_t n = head.n, width = head.width, np = Padded<T>(n), dp = Padded<T>(width);
   const size_t height = kMatch ? width : n, across = kMatch ? n : width, hp = kMatch ? dp : np, ap = kMatch ? np : dp;
   Workspace& workspace = Workspace::OfThisThread();
   workspace.Start(
-      SumChunk<kGated, T>::Bytes(n) + sizeof(T) * (kC * (hp + dp + ap + kCp) + hp * kCp + 2 * hp * ap) + sizeof(double) * hp * ap,
-      SumChunk<kGated, T>::kPieces + 8);
-  SumChunk<kGated, T> chunk(n, workspace);
+      SumChunk<kGating, T>::Bytes(n) + sizeof(T) * (kC * (hp + dp + ap + kCp) + hp * kCp + 2 * hp * ap) + sizeof(double) * hp * ap,
+      SumChunk<kGating, T>::kPieces + 8);
+  SumChunk<kGating, T> chunk(n, workspace);
   T* const a = workspace.Take<T>(kC * hp);
   T* const u = workspace.Take<T>(kC * dp);
   T* const O = workspace.Take<T>(kC * ap);
@@ -109,8 +110,7 @@ HWY_NOINLINE void SumOfToken(const SumHead<T>& head, double* memory) {
   Workspace& workspace = Workspace::OfThisThread();
   workspace.Start(sizeof(double) * Padded<double>(head.n), 1);
   double* const gate = workspace.Take<double>(Padded<double>(head.n));
-  const bool gated = head.log_gate.data != nullptr;
-  StepGates(head.n, gated ? head.log_gate.At(0) : nullptr, head.tokens.StartsAt(0), gate);
+  StepGates(head.n, head.gates, head.gates > 0 ? head.log_gate.At(0) : nullptr, head.tokens.StartsAt(0), gate);
   if constexpr (kMatch) {
     StepSumMatch(head.n, head.width, head.a.At(0), head.w.At(0), head.u.At(0), gate, memory, head.out.At(0));
   } else {
@@ -119,7 +119,7 @@ HWY_NOINLINE void SumOfToken(const SumHead<T>& head, double* memory) {
 }
 
 template <bool kMatch, class T>
-void SumOfAll(const SlotShape& shape, const Rows<const T>& a, const Rows<const T>& w, const Rows<const T>& u, const Rows<const T>& log_gate,
+void SumOfAll(const SlotShape& shape, const Rows<const T>& a, const Rows<const T>& w, const Rows<const T>& u, const LogGates<T>& log_gate,
               const RowMask& mask, double* memory, const Rows<T>& out) {
   ParallelFor(shape.batch * shape.heads, HeadsPerThread(shape), [&](int64_t begin, int64_t end) {
     for (int64_t index = begin; index < end; ++index) {
@@ -127,28 +127,31 @@ void SumOfAll(const SlotShape& shape, const Rows<const T>& a, const Rows<const T
       const SumHead<T> head{{a, x, y},
                             {w, x, y},
                             {u, x, y},
-                            {log_gate, x, y},
+                            {log_gate.rows, x, y},
                             {out, x, y},
                             Tokens(shape, mask, x),
                             static_cast<size_t>(shape.slots),
                             static_cast<size_t>(shape.width),
-                            static_cast<size_t>(shape.length)};
+                            static_cast<size_t>(shape.length),
+                            static_cast<size_t>(log_gate.width)};
       double* const m = memory + index * shape.slots * shape.width;
       if (shape.length == 1) {
         SumOfToken<kMatch>(head, m);
-      } else if (log_gate.data != nullptr) {
-        SumOfHead<kMatch, true>(head, m);
+      } else if (log_gate.width == 0) {
+        SumOfHead<kMatch, Gating::kNone>(head, m);
+      } else if (log_gate.width == 1) {
+        SumOfHead<kMatch, Gating::kShared>(head, m);
       } else {
-        SumOfHead<kMatch, false>(head, m);
+        SumOfHead<kMatch, Gating::kSlots>(head, m);
       }
     }
   });
 }
 
-#define CISTERN_SUM_FORWARD(name, match, T)                                                                                         \
-  void name(const SlotShape& shape, Rows<const T> a, Rows<const T> w, Rows<const T> u, Rows<const T> log_gate, const RowMask& mask, \
-            double* memory, Rows<T> out) {                                                                                          \
-    SumOfAll<match, T>(shape, a, w, u, log_gate, mask, memory, out);                                                                \
+#define CISTERN_SUM_FORWARD(name, match, T)                                                                                       \
+  void name(const SlotShape& shape, Rows<const T> a, Rows<const T> w, Rows<const T> u, LogGates<T> log_gate, const RowMask& mask, \
+            double* memory, Rows<T> out) {                                                                                        \
+    SumOfAll<match, T>(shape, a, w, u, log_gate, mask, memory, out);                                                              \
   }
 CISTERN_SUM_FORWARD(SumReadFloat, false, float)
 CISTERN_SUM_FORWARD(SumReadDouble, false, double)
@@ -169,22 +172,22 @@ HWY_EXPORT(SumMatchFloat);
 HWY_EXPORT(SumMatchDouble);
 
 template <>
-void SumRead(const SlotShape& shape, Rows<const float> r, Rows<const float> w, Rows<const float> v, Rows<const float> log_gate,
+void SumRead(const SlotShape& shape, Rows<const float> r, Rows<const float> w, Rows<const float> v, LogGates<float> log_gate,
              const RowMask& mask, double* memory, Rows<float> out) {
   CISTERN_DISPATCH(SumReadFloat)(shape, r, w, v, log_gate, mask, memory, out);
 }
 template <>
-void SumRead(const SlotShape& shape, Rows<const double> r, Rows<const double> w, Rows<const double> v, Rows<const double> log_gate,
+void SumRead(const SlotShape& shape, Rows<const double> r, Rows<const double> w, Rows<const double> v, LogGates<double> log_gate,
              const RowMask& mask, double* memory, Rows<double> out) {
   CISTERN_DISPATCH(SumReadDouble)(shape, r, w, v, log_gate, mask, memory, out);
 }
 template <>
-void SumMatch(const SlotShape& shape, Rows<const float> q, Rows<const float> w, Rows<const float> k, Rows<const float> log_gate,
+void SumMatch(const SlotShape& shape, Rows<const float> q, Rows<const float> w, Rows<const float> k, LogGates<float> log_gate,
               const RowMask& mask, double* memory, Rows<float> out) {
   CISTERN_DISPATCH(SumMatchFloat)(shape, q, w, k, log_gate, mask, memory, out);
 }
 template <>
-void SumMatch(const SlotShape& shape, Rows<const double> q, Rows<const double> w, Rows<const double> k, Rows<const double> log_gate,
+void SumMatch(const SlotShape& shape, Rows<const double> q, Rows<const double> w, Rows<const double> k, LogGates<double> log_gate,
               const RowMask& mask, double* memory, Rows<double> out) {
   CISTERN_DISPATCH(SumMatchDouble)(shape, q, w, k, log_gate, mask, memory, out);
 }

@@ -3,8 +3,9 @@
 //
 //   M_t = e^{lg_t} M_{t-1} + w_t (x) u_t      per batch row, head and slot
 //
-// w: write weights of any sign. lg: log-gates <= 0, absent (data = nullptr) in raw mode; -inf empties the slot before the write. Before
-// the first token of a document the memory is emptied, and that token's gate is ignored. Each token is written, then reads (causal).
+// w: write weights of any sign. lg: log-gates <= 0, for every slot, one for all slots of a head, or none (raw mode); -inf empties the slot
+// before the write. Before the first token of a document the memory is emptied, and that token's gate is ignored. Each token is written,
+// then reads (causal).
 // The memory is double, because a float sum of ones stops growing at 2^24 tokens; products inside a chunk of rows are in T, float or
 // double. Time O(T n d), memory O(n d) beyond inputs and outputs. Causality is bitwise: outputs up to t depend on no bit of later tokens;
 // results do not depend on the number of threads.
@@ -12,15 +13,22 @@
 
 namespace cistern {
 
-// out[t] = sum_l r[t,l] M_t[l].
-//   r, w, log_gate: [B,H,T,n]   v, out: [B,H,T,d]   memory: [B,H,n,d], contiguous, before the sequence; replaced by that after it.
+// rows: [B,H,T,width], width = n or 1; width = 0 is raw mode.
 template <class T>
-void SumRead(const SlotShape& shape, Rows<const T> r, Rows<const T> w, Rows<const T> v, Rows<const T> log_gate, const RowMask& mask,
+struct LogGates {
+  Rows<const T> rows;
+  int64_t width = 0;
+};
+
+// out[t] = sum_l r[t,l] M_t[l].
+//   r, w: [B,H,T,n]   v, out: [B,H,T,d]   memory: [B,H,n,d], contiguous, before the sequence; replaced by that after it.
+template <class T>
+void SumRead(const SlotShape& shape, Rows<const T> r, Rows<const T> w, Rows<const T> v, LogGates<T> log_gate, const RowMask& mask,
              double* memory, Rows<T> out);
 
-// out[t,l] = q[t] . M_t[l], with keys in place of values.   q, k: [B,H,T,d]   w, log_gate, out: [B,H,T,n]
+// out[t,l] = q[t] . M_t[l], with keys in place of values.   q, k: [B,H,T,d]   w, out: [B,H,T,n]
 template <class T>
-void SumMatch(const SlotShape& shape, Rows<const T> q, Rows<const T> w, Rows<const T> k, Rows<const T> log_gate, const RowMask& mask,
+void SumMatch(const SlotShape& shape, Rows<const T> q, Rows<const T> w, Rows<const T> k, LogGates<T> log_gate, const RowMask& mask,
               double* memory, Rows<T> out);
 
 // The reverse pass shared by both backwards. Notation of the read: a = r [B,H,T,n], g = d(out) [B,H,T,d], u = v, b = dr.
@@ -30,9 +38,9 @@ void SumMatch(const SlotShape& shape, Rows<const T> q, Rows<const T> w, Rows<con
 //   dlg_t[l] = G_t[l] . e^{lg_t} M_{t-1}[l] = dlg_{t+1}[l] + a_t[l] b_t[l] - w_t[l] dw_t[l], and 0 where a gate is 0 or a document starts
 //   The error of dlg is what rounding its terms a b and w dw adds up to: about sqrt(T) ulps of one, also where strong gates make dlg small.
 //   G: [B,H,n,d], in: the gradient of the final memory; out: the gradient of the initial memory.
-//   h: [B,H,n], in: G[l] . M_T[l]; scratch.   b, dlog_gate: [B,H,T,n].   h, b and dlog_gate are not used in raw mode.
+//   h: [B,H,n], in: G[l] . M_T[l]; scratch.   b: [B,H,T,n].   dlog_gate: as log_gate.   h, b and dlog_gate are not used in raw mode.
 template <class T>
 void SumAdjoint(const SlotShape& shape, Rows<const T> a, Rows<const T> g, Rows<const T> w, Rows<const T> u, Rows<const T> b,
-                Rows<const T> log_gate, const RowMask& mask, double* G, double* h, Rows<T> du, Rows<T> dw, Rows<T> dlog_gate);
+                LogGates<T> log_gate, const RowMask& mask, double* G, double* h, Rows<T> du, Rows<T> dw, Rows<T> dlog_gate);
 
 }  // namespace cistern

@@ -3,6 +3,7 @@
 #include <benchmark/benchmark.h>
 
 #include <cmath>
+#include <utility>
 #include <vector>
 
 #include "cistern/base/parallel.h"
@@ -13,9 +14,10 @@ namespace cistern {
 namespace {
 
 struct Inputs {
-  explicit Inputs(const benchmark::State& state) : shape{1, 8, state.range(0), state.range(1), state.range(2)}, gated(state.range(3) != 0) {
+  explicit Inputs(const benchmark::State& state) : shape{1, 8, state.range(0), state.range(1), state.range(2)}, gates(state.range(3)) {
     Random random(1);
-    for (auto* x : {&slots, &slots2, &w, &gate}) x->resize(size_t(8 * shape.length * shape.slots));
+    gate.resize(size_t(8 * shape.length * gates));
+    for (auto* x : {&slots, &slots2, &w}) x->resize(size_t(8 * shape.length * shape.slots));
     for (auto* x : {&wide, &u}) x->resize(size_t(8 * shape.length * shape.width));
     for (auto* x : {&slots, &slots2, &w, &gate, &wide, &u}) {
       for (float& value : *x) value = float(random.Normal());
@@ -32,14 +34,14 @@ struct Inputs {
     const Rows<float> rows = R(x);
     return {rows.data, rows.batch, rows.head, rows.time};
   }
-  Rows<const float> Gate() { return gated ? C(gate) : Rows<const float>{}; }
+  LogGates<float> Gate() { return {C(gate), gates}; }
   void Report(benchmark::State& state, double operations) const {
     state.counters["GFLOP/s"] = benchmark::Counter(operations * 8e-9 * double(shape.length * shape.slots * shape.width),
                                                    benchmark::Counter::kIsIterationInvariantRate);
     state.counters["threads"] = NumThreads();
   }
   SlotShape shape;
-  bool gated;
+  int64_t gates;
   std::vector<float> slots, slots2, w, gate, wide, u;
   std::vector<double> memory, h;
 };
@@ -59,7 +61,7 @@ void Match(benchmark::State& state) {
 // The adjoint alone; a read's or match's backward is one more forward.
 void Adjoint(benchmark::State& state) {
   Inputs x(state);
-  std::vector<float> du(x.u.size()), dw(x.w.size()), dgate(x.w.size());
+  std::vector<float> du(x.u.size()), dw(x.w.size()), dgate(x.gate.size());
   for (auto _ : state) {
     SumAdjoint<float>(x.shape, x.C(x.slots), x.C(x.wide), x.C(x.w), x.C(x.u), x.C(x.slots2), x.Gate(), {}, x.memory.data(), x.h.data(),
                       x.R(du), x.R(dw), x.R(dgate));
@@ -68,11 +70,13 @@ void Adjoint(benchmark::State& state) {
 }
 
 void Shapes(benchmark::internal::Benchmark* benchmark) {
-  benchmark->ArgNames({"T", "n", "d", "gated"})->UseRealTime()->Unit(benchmark::kMillisecond);
-  for (int64_t gated : {0, 1}) benchmark->Args({4096, 64, 64, gated})->Args({4096, 32, 32, gated})->Args({4096, 16, 32, gated});
+  benchmark->ArgNames({"T", "n", "d", "gates"})->UseRealTime()->Unit(benchmark::kMillisecond);
+  for (const auto& [n, d] : {std::pair<int64_t, int64_t>{64, 64}, {32, 32}, {16, 32}}) {
+    for (int64_t gates : {int64_t{0}, int64_t{1}, n}) benchmark->Args({4096, n, d, gates});
+  }
 }
 void Decode(benchmark::internal::Benchmark* benchmark) {
-  benchmark->ArgNames({"T", "n", "d", "gated"})->UseRealTime()->Unit(benchmark::kMicrosecond)->Args({1, 64, 64, 0})->Args({1, 64, 64, 1});
+  benchmark->ArgNames({"T", "n", "d", "gates"})->UseRealTime()->Unit(benchmark::kMicrosecond)->Args({1, 64, 64, 0})->Args({1, 64, 64, 64});
 }
 
 BENCHMARK(Read)->Apply(Shapes);

@@ -77,11 +77,13 @@ HWY_NOINLINE void StepSumMatch(size_t n, size_t width, const T* q, const T* w, c
 }
 
 // The gates of one token, to gate [n rounded up to whole vectors]: e^{log_gate}; 1 without gates, 0 where a document starts.
+// log_gate [gates], gates = n, 1 or 0.
 template <class T>
-HWY_NOINLINE void StepGates(size_t n, const T* log_gate, bool starts, double* gate) {
+HWY_NOINLINE void StepGates(size_t n, size_t gates, const T* log_gate, bool starts, double* gate) {
   const Tag<double> d;
-  if (starts || log_gate == nullptr) {
-    for (size_t l = 0; l < n; ++l) gate[l] = starts ? 0 : 1;
+  if (starts || gates <= 1) {
+    const double one = starts ? 0 : gates == 0 ? 1 : std::exp(static_cast<double>(*log_gate));
+    for (size_t l = 0; l < n; ++l) gate[l] = one;
     return;
   }
   for (size_t l = 0; l < RoundUp(n, kLanes<double>); ++l) gate[l] = l < n ? static_cast<double>(log_gate[l]) : 0;

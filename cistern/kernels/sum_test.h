@@ -21,8 +21,10 @@ enum class Gates {
   kStrong,  // chunks end early
   kJumps,   // slow, with a few e^-200, e^-800 and 0
   kMixed,   // every slot has its own speed, 0 to e^-30
+  kShared,  // one mild gate for all slots, now and then 0 or e^-50
 };
-inline constexpr Gates kAllGates[] = {Gates::kNone, Gates::kMild, Gates::kSlow, Gates::kStrong, Gates::kJumps, Gates::kMixed};
+inline constexpr Gates kAllGates[] = {Gates::kNone,  Gates::kMild,  Gates::kSlow,  Gates::kStrong,
+                                      Gates::kJumps, Gates::kMixed, Gates::kShared};
 
 // Contiguous [B,H,T,w] arrays. a: r of a read [n], q of a match [d]. g: the gradient of the output.
 struct Problem {
@@ -35,14 +37,15 @@ struct Problem {
   int64_t AWidth() const { return match ? shape.width : shape.slots; }
   int64_t OutWidth() const { return match ? shape.slots : shape.width; }
   int64_t Tokens() const { return shape.batch * shape.heads * shape.length; }
-  const double* Gate() const { return log_gate.empty() ? nullptr : log_gate.data(); }
+  int64_t gates = 0;  // per token: n, 1 or 0
   RowMask Mask() const { return {starts.empty() ? nullptr : starts.data(), lengths.empty() ? nullptr : lengths.data()}; }
 };
 
-inline std::vector<double> LogGates(Random& random, const SlotShape& shape, Gates kind) {
+inline std::vector<double> RandomGates(Random& random, const SlotShape& shape, Gates kind) {
   std::vector<double> gates;
   if (kind == Gates::kNone) return gates;
-  for (int64_t i = 0; i < shape.batch * shape.heads * shape.length * shape.slots; ++i) {
+  const int64_t width = kind == Gates::kShared ? 1 : shape.slots;
+  for (int64_t i = 0; i < shape.batch * shape.heads * shape.length * width; ++i) {
     const double x = std::abs(random.Normal()), speed[] = {0, 1e-3, 0.1, 2, 30};
     double gate = -x;
     if (kind == Gates::kSlow) gate = -1e-6 * x;
@@ -52,6 +55,7 @@ inline std::vector<double> LogGates(Random& random, const SlotShape& shape, Gate
       const double jumps[] = {-200, -800, -kInf}, jump = jumps[random.Below(3)];
       gate = random.Below(30) == 0 ? jump : -1e-2 * x;
     }
+    if (kind == Gates::kShared && random.Below(10) == 0) gate = random.Below(2) == 0 ? -50 : -kInf;
     gates.push_back(static_cast<float>(gate));
   }
   return gates;
@@ -74,7 +78,8 @@ inline Problem MakeProblem(uint64_t seed, bool match, const SlotShape& shape, co
   p.a = Normals(random, p.Tokens() * p.AWidth());
   p.w = Normals(random, p.Tokens() * shape.slots);
   p.u = Normals(random, p.Tokens() * shape.width);
-  p.log_gate = LogGates(random, shape, options.gates);
+  p.log_gate = RandomGates(random, shape, options.gates);
+  p.gates = options.gates == Gates::kNone ? 0 : options.gates == Gates::kShared ? 1 : shape.slots;
   p.memory = Normals(random, memory, options.empty ? 0 : 1);
   p.g = Normals(random, p.Tokens() * p.OutWidth());
   p.dmemory_T = Normals(random, memory);
@@ -83,14 +88,26 @@ inline Problem MakeProblem(uint64_t seed, bool match, const SlotShape& shape, co
   return p;
 }
 
-// log_gate of p in the kernels' precision; no data in raw mode.
-template <class T>
-Rows<const T> GateRows(const Problem& p, const Array<T>& gate) {
-  return p.log_gate.empty() ? Rows<const T>{} : gate.in();
-}
+// log_gate of p in the kernels' precision.
 template <class T>
 Array<T> GateArray(const Problem& p, Layout layout) {
-  return p.log_gate.empty() ? Array<T>(p.shape, p.shape.slots, layout) : Array<T>(p.shape, p.shape.slots, layout, p.log_gate);
+  return Array<T>(p.shape, p.gates, layout, p.log_gate);
+}
+template <class T>
+cistern::LogGates<T> KernelGates(const Problem& p, const Array<T>& gates) {
+  return {gates.in(), p.gates};
+}
+
+// A gate for every slot, as the reference has it; and the gradient of p's gates from that of the slots' gates.
+inline std::vector<double> SlotGates(const Problem& p) {
+  std::vector<double> gates;
+  for (int64_t i = 0; p.gates > 0 && i < p.Tokens() * p.shape.slots; ++i) gates.push_back(p.log_gate[i * p.gates / p.shape.slots]);
+  return gates;
+}
+inline std::vector<double> SumOverSlots(const Problem& p, const std::vector<double>& slots) {
+  std::vector<double> gates(p.log_gate.size());
+  for (size_t i = 0; i < slots.size(); ++i) gates[int64_t(i) * p.gates / p.shape.slots] += slots[i];
+  return gates;
 }
 
 struct Forward {
@@ -103,7 +120,7 @@ Forward RunForward(const Problem& p, Layout layout = Layout::kBTHW) {
       gate = GateArray<T>(p, layout);
   Array<T> out(p.shape, p.OutWidth(), layout);
   std::vector<double> memory = p.memory;
-  (p.match ? SumMatch<T> : SumRead<T>)(p.shape, a.in(), w.in(), u.in(), GateRows(p, gate), p.Mask(), memory.data(), out.rows());
+  (p.match ? SumMatch<T> : SumRead<T>)(p.shape, a.in(), w.in(), u.in(), KernelGates(p, gate), p.Mask(), memory.data(), out.rows());
   return {out.Values(), memory};
 }
 

@@ -37,20 +37,26 @@ void CheckSums(bool match, const at::Tensor& a, const at::Tensor& w, const at::T
   TORCH_CHECK(a.scalar_type() == w.scalar_type() && w.scalar_type() == u.scalar_type(), op, " expected one dtype, got ", a_name, " ",
               a.scalar_type(), ", w ", w.scalar_type(), ", ", u_name, " ", u.scalar_type());
   if (log_gate) {
-    TORCH_CHECK(log_gate->sym_sizes() == w.sym_sizes() && log_gate->scalar_type() == w.scalar_type(), op, " expected log_gate of shape ",
-                w.sym_sizes(), " (or with one gate per token) and dtype ", w.scalar_type(), ", got ", log_gate->sym_sizes(), " ",
-                log_gate->scalar_type());
+    TORCH_CHECK(log_gate->dim() == 4 && log_gate->sym_sizes().slice(0, 3) == w.sym_sizes().slice(0, 3) &&
+                    (log_gate->sym_size(3) == w.sym_size(3) || log_gate->sym_size(3) == 1) && log_gate->scalar_type() == w.scalar_type(),
+                op, " expected log_gate of shape [B,H,T,n] or [B,H,T,1] and dtype ", w.scalar_type(), " for w ", w.sym_sizes(), ", got ",
+                log_gate->sym_sizes(), " ", log_gate->scalar_type());
   }
   CheckMask(op, w, starts, lengths);
 }
 
 SlotShape ShapeOf(const at::Tensor& w, const at::Tensor& u) { return {w.size(0), w.size(1), w.size(2), w.size(3), u.size(3)}; }
 
+// One gate per token serves every slot.
+OptionalTensor PerSlot(const OptionalTensor& log_gate, const at::Tensor& w) {
+  return log_gate ? Given(log_gate->expand_as(w)) : std::nullopt;
+}
+
 OptionalTensor GateUnitStride(const OptionalTensor& log_gate) { return log_gate ? Given(UnitStride(*log_gate)) : std::nullopt; }
 
 template <class T>
-Rows<const T> OptionalRows(const OptionalTensor& x) {
-  return x ? InputRows<T>(*x) : Rows<const T>{};
+LogGates<T> InputGates(const OptionalTensor& x) {
+  return x ? LogGates<T>{InputRows<T>(*x), x->size(3)} : LogGates<T>{};
 }
 
 // Forward into `out`; memory is a fresh copy that becomes the memory after. Inputs have unit stride.
@@ -58,7 +64,7 @@ void ForwardKernel(bool match, const at::Tensor& a, const at::Tensor& w, const a
                    const RowMask& mask, const at::Tensor& memory, const at::Tensor& out) {
   auto run = [&]<class T>(T) {
     (match ? &cistern::SumMatch<T> : &cistern::SumRead<T>)(ShapeOf(w, u), InputRows<T>(a), InputRows<T>(w), InputRows<T>(u),
-                                                           OptionalRows<T>(log_gate), mask, memory.mutable_data_ptr<double>(),
+                                                           InputGates<T>(log_gate), mask, memory.mutable_data_ptr<double>(),
                                                            OutputRows<T>(out));
   };
   u.scalar_type() == at::kFloat ? run(float{}) : run(double{});
@@ -71,7 +77,7 @@ Tensor2 ForwardCpu(bool match, const at::Tensor& a, const at::Tensor& w, const a
   const MaskView view(starts, lengths, w.size(2));
   const at::Tensor memory = memory_in.clone(at::MemoryFormat::Contiguous);
   if (ActiveImpl() == Impl::kReference) {
-    const at::Tensor ad = AsDouble(a), wd = AsDouble(w), ud = AsDouble(u), gate = AsDouble(log_gate);
+    const at::Tensor ad = AsDouble(a), wd = AsDouble(w), ud = AsDouble(u), gate = AsDouble(PerSlot(log_gate, w));
     const at::Tensor out = at::empty(match ? w.sizes() : u.sizes(), ad.options());
     (match ? &ref::SumMatch : &ref::SumRead)(ShapeOf(w, u), ad.const_data_ptr<double>(), wd.const_data_ptr<double>(),
                                              ud.const_data_ptr<double>(), DataOrNull(gate), view.mask, memory.mutable_data_ptr<double>(),
@@ -95,8 +101,8 @@ Tensor5 BackwardCpu(bool match, const OptionalTensor& d_out, const OptionalTenso
   const at::Tensor g_out = UnitStride(OrZeros(d_out, match ? w_in : u_in));
   const at::Tensor none = at::empty({0}, w_in.options());
   if (ActiveImpl() == Impl::kReference) {
-    const at::Tensor ad = AsDouble(a_in), wd = AsDouble(w_in), ud = AsDouble(u_in), m0 = AsDouble(memory_in), gate = AsDouble(log_gate),
-                     gd = AsDouble(g_out), gm = AsDouble(d_memory);
+    const at::Tensor ad = AsDouble(a_in), wd = AsDouble(w_in), ud = AsDouble(u_in), m0 = AsDouble(memory_in),
+                     gate = AsDouble(PerSlot(log_gate, w_in)), gd = AsDouble(g_out), gm = AsDouble(d_memory);
     const at::Tensor da = at::zeros_like(ad), dw = at::zeros_like(wd), du = at::zeros_like(ud), dm = at::zeros_like(m0),
                      dg = log_gate ? at::zeros_like(gate) : at::Tensor();
     (match ? &ref::SumMatchBackward : &ref::SumReadBackward)(
@@ -104,7 +110,7 @@ Tensor5 BackwardCpu(bool match, const OptionalTensor& d_out, const OptionalTenso
         da.mutable_data_ptr<double>(), dw.mutable_data_ptr<double>(), du.mutable_data_ptr<double>(),
         log_gate ? dg.mutable_data_ptr<double>() : nullptr, dm.mutable_data_ptr<double>());
     const auto dtype = u_in.scalar_type();
-    return {da.to(dtype), dw.to(dtype), du.to(dtype), dm, log_gate ? dg.to(dtype) : none};
+    return {da.to(dtype), dw.to(dtype), du.to(dtype), dm, log_gate ? dg.sum_to_size(log_gate->sizes()).to(dtype) : none};
   }
   const at::Tensor a = UnitStride(a_in), w = UnitStride(w_in), u = UnitStride(u_in);
   const OptionalTensor gate = GateUnitStride(log_gate);
@@ -113,15 +119,16 @@ Tensor5 BackwardCpu(bool match, const OptionalTensor& d_out, const OptionalTenso
   ForwardKernel(!match, g_out, w, u, gate, view.mask, memory_in.clone(at::MemoryFormat::Contiguous), da);
   // The reverse pass: weights r and values d_out for read; weights d_out and values q for match.
   const at::Tensor weights = match ? g_out : a, values = match ? a : g_out;
-  const OptionalTensor term = !gate ? std::nullopt : match ? Given(UnitStride(*out)) : Given(da);
+  const at::Tensor term = !gate ? none : match ? UnitStride(*out) : da;
   const at::Tensor G = d_memory ? d_memory->clone(at::MemoryFormat::Contiguous) : at::zeros_like(memory_in, at::MemoryFormat::Contiguous);
   const at::Tensor h = gate ? (G * *memory_end).sum(-1).contiguous() : at::Tensor();
   const at::Tensor du = EmptyHeads(u.sym_sizes(), u.options()), dw = EmptyHeads(w.sym_sizes(), w.options()),
-                   d_gate = gate ? EmptyHeads(w.sym_sizes(), w.options()) : none;
+                   d_gate = gate ? EmptyHeads(gate->sym_sizes(), w.options()) : none;
   auto run = [&]<class T>(T) {
-    SumAdjoint<T>(shape, InputRows<T>(weights), InputRows<T>(values), InputRows<T>(w), InputRows<T>(u), OptionalRows<T>(term),
-                  OptionalRows<T>(gate), view.mask, G.mutable_data_ptr<double>(), gate ? h.mutable_data_ptr<double>() : nullptr,
-                  OutputRows<T>(du), OutputRows<T>(dw), gate ? OutputRows<T>(d_gate) : Rows<T>{});
+    SumAdjoint<T>(shape, InputRows<T>(weights), InputRows<T>(values), InputRows<T>(w), InputRows<T>(u),
+                  gate ? InputRows<T>(term) : Rows<const T>{}, InputGates<T>(gate), view.mask, G.mutable_data_ptr<double>(),
+                  gate ? h.mutable_data_ptr<double>() : nullptr, OutputRows<T>(du), OutputRows<T>(dw),
+                  gate ? OutputRows<T>(d_gate) : Rows<T>{});
   };
   u.scalar_type() == at::kFloat ? run(float{}) : run(double{});
   return {da, dw, du, G, d_gate};
@@ -138,7 +145,7 @@ Tensor5 BackwardMeta(bool, const OptionalTensor&, const OptionalTensor&, const a
                      const OptionalTensor&, const OptionalTensor&) {
   return {EmptyHeads(a.sym_sizes(), a.options()), EmptyHeads(w.sym_sizes(), w.options()), EmptyHeads(u.sym_sizes(), u.options()),
           at::empty_symint(memory.sym_sizes(), memory.options()),
-          log_gate ? EmptyHeads(w.sym_sizes(), w.options()) : at::empty({0}, w.options())};
+          log_gate ? EmptyHeads(log_gate->sym_sizes(), w.options()) : at::empty({0}, w.options())};
 }
 
 // Typed handles of the registered ops.
@@ -251,18 +258,9 @@ CISTERN_SUM_IMPL(Meta, ForwardMeta, BackwardMeta)
 CISTERN_SUM_IMPL(Autograd, ForwardAutograd, BackwardAutograd)
 #undef CISTERN_SUM_IMPL
 
-// One gate per token serves every slot.
-OptionalTensor GatePerSlot(const at::Tensor& log_gate, const at::Tensor& w) {
-  if (!log_gate.defined()) return std::nullopt;
-  if (log_gate.dim() == 4 && w.dim() == 4 && log_gate.size(3) == 1 && log_gate.sizes().slice(0, 3) == w.sizes().slice(0, 3)) {
-    return log_gate.expand(w.sizes());
-  }
-  return log_gate;
-}
-
 SumResult Run(bool match, const at::Tensor& a, const at::Tensor& w, const at::Tensor& u, const at::Tensor& memory, const Mask& mask,
               const at::Tensor& log_gate) {
-  auto [out, after] = ForwardOp(match).call(a, w, u, memory, GatePerSlot(log_gate, w), mask.starts, mask.lengths);
+  auto [out, after] = ForwardOp(match).call(a, w, u, memory, Given(log_gate), mask.starts, mask.lengths);
   return {out, after};
 }
 
@@ -283,12 +281,13 @@ SumResult SumMatch(const at::Tensor& q, const at::Tensor& w, const at::Tensor& k
 
 at::Tensor SumWrite(const at::Tensor& w_in, const at::Tensor& v_in, const at::Tensor& memory, const Mask& mask,
                     const at::Tensor& log_gate) {
-  const OptionalTensor gate_in = sum_memory::GatePerSlot(log_gate, w_in);
   TORCH_CHECK(w_in.dim() == 4 && v_in.dim() == 4 && w_in.sizes().slice(0, 3) == v_in.sizes().slice(0, 3) && memory.dim() == 4 &&
                   memory.sizes().slice(0, 2) == w_in.sizes().slice(0, 2) && memory.size(2) == w_in.size(3) &&
-                  memory.size(3) == v_in.size(3) && (!gate_in || gate_in->sizes() == w_in.sizes()),
+                  memory.size(3) == v_in.size(3) &&
+                  (!log_gate.defined() || (log_gate.dim() == 4 && log_gate.sizes().slice(0, 3) == w_in.sizes().slice(0, 3) &&
+                                           (log_gate.size(3) == w_in.size(3) || log_gate.size(3) == 1))),
               "[sum_write] expected w [B,H,T,n], v [B,H,T,d], memory [B,H,n,d] and log_gate [B,H,T,n], [B,H,T,1] or none, got ",
-              w_in.sizes(), ", ", v_in.sizes(), ", ", memory.sizes(), " and ", gate_in ? gate_in->sizes() : at::IntArrayRef());
+              w_in.sizes(), ", ", v_in.sizes(), ", ", memory.sizes(), " and ", log_gate.defined() ? log_gate.sizes() : at::IntArrayRef());
   TORCH_CHECK(w_in.scalar_type() == v_in.scalar_type() && memory.scalar_type() == at::kDouble,
               "[sum_write] expected w and v of one dtype and memory in double, got ", w_in.scalar_type(), ", ", v_in.scalar_type(), " and ",
               memory.scalar_type());
@@ -301,9 +300,9 @@ at::Tensor SumWrite(const at::Tensor& w_in, const at::Tensor& v_in, const at::Te
     pad = (at::arange(length, mask.lengths->options()).unsqueeze(0) >= mask.lengths->unsqueeze(1)).unsqueeze(1).unsqueeze(-1);
     w = w.masked_fill(pad, 0.0), v = v.masked_fill(pad, 0.0);
   }
-  if (gate_in && length > 0) {
+  if (log_gate.defined() && length > 0) {
     // What is left at the end of the write of token i: e^{sum of the log-gates after i}, or 0 where one of those gates is 0.
-    at::Tensor gate = gate_in->to(at::kDouble);
+    at::Tensor gate = log_gate.to(at::kDouble);
     if (pad.defined()) gate = gate.masked_fill(pad, 0.0);
     const at::Tensor zero = gate < kZeroGate;
     const at::Tensor sums = gate.masked_fill(zero, 0.0).flip({2}).cumsum(2).flip({2}),

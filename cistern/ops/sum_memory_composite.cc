@@ -8,8 +8,8 @@
 namespace cistern::ops {
 namespace {
 
-constexpr int64_t kRawChunk = 64;
-constexpr int64_t kGatedChunk = 16;  // e^{c_t - c_i} is formed for every pair inside a chunk and every slot
+constexpr int64_t kSumChunk = 64;
+constexpr int64_t kSlotGatesChunk = 16;  // e^{c_t - c_i} is formed for every pair inside a chunk and every slot
 
 // What the tokens of one chunk keep of earlier writes.
 struct Decay {
@@ -17,8 +17,9 @@ struct Decay {
   at::Tensor pairs;   // [B,H,t,i,n] of the write of token i
 };
 
-// log_gate [B,H,c,n] in double; starts [B,c] or undefined. Exponents are differences c_t - c_i of running sums over the chunk, for i <= t
-// only. A gate of 0 and the start of a document do not enter the sums: they separate segments that do not see each other.
+// log_gate [B,H,c,n] (or n = 1, for all slots) in double; starts [B,c] or undefined. Exponents are differences c_t - c_i of running sums
+// over the chunk, for i <= t only. A gate of 0 and the start of a document do not enter the sums: they separate segments that do not see
+// each other.
 Decay GateDecay(const at::Tensor& log_gate, const at::Tensor& starts) {
   constexpr double kMinusInf = -std::numeric_limits<double>::infinity();
   const int64_t c = log_gate.size(2);
@@ -35,7 +36,8 @@ Decay GateDecay(const at::Tensor& log_gate, const at::Tensor& starts) {
 
 Tensor2 SumMemoryComposite(bool match, const at::Tensor& a_in, const at::Tensor& w_in, const at::Tensor& u_in, const at::Tensor& memory_in,
                            const OptionalTensor& log_gate, const OptionalTensor& starts_in, const OptionalTensor& lengths) {
-  const int64_t length = w_in.size(2), chunk = log_gate ? kGatedChunk : kRawChunk;
+  const bool slot_gates = log_gate && log_gate->size(3) > 1;
+  const int64_t length = w_in.size(2), chunk = slot_gates ? kSlotGatesChunk : kSumChunk;
   const auto dtype = at::toOpMathType(w_in.scalar_type());
   at::Tensor a = a_in.to(dtype), w = w_in.to(dtype), u = u_in.to(dtype), gate, starts, pad;
   if (log_gate) gate = log_gate->to(at::kDouble);
@@ -54,7 +56,7 @@ Tensor2 SumMemoryComposite(bool match, const at::Tensor& a_in, const at::Tensor&
     const int64_t c = std::min(chunk, length - t0);
     const at::Tensor ac = a.narrow(2, t0, c), wc = w.narrow(2, t0, c), uc = u.narrow(2, t0, c), past = memory.to(dtype);
     const at::Tensor begins = starts.defined() ? starts.narrow(1, t0, c) : at::Tensor();
-    if (gate.defined()) {
+    if (slot_gates) {
       const Decay decay = GateDecay(gate.narrow(2, t0, c), begins);
       const at::Tensor before = decay.before.to(dtype), writes = decay.pairs.to(dtype) * wc.unsqueeze(2);  // [B,H,t,i,n]
       if (match) {
@@ -67,19 +69,19 @@ Tensor2 SumMemoryComposite(bool match, const at::Tensor& a_in, const at::Tensor&
       memory = decay.before.select(2, c - 1).unsqueeze(-1) * memory + at::matmul(writes.select(2, c - 1).transpose(2, 3), uc);
       continue;
     }
-    // Raw mode: out = a M + tril(a b^T) x, where (b, x) is (w, v) for a read and (k, w) for a match.
+    // One gate for all slots, or none: out = a M + tril(a b^T) x, where (b, x) is (w, v) for a read and (k, w) for a match.
     const at::Tensor b = match ? uc : wc, x = match ? wc : uc;
-    at::Tensor scores = at::matmul(ac, b.transpose(2, 3)), ends = wc, of_past = ac;
-    if (begins.defined()) {
-      const at::Tensor document = begins.to(at::kLong).cumsum(1);  // [B,c]
-      const at::Tensor other = (document.unsqueeze(2) != document.unsqueeze(1)).unsqueeze(1);
-      const at::Tensor fresh = (document > 0).unsqueeze(1).unsqueeze(-1);
-      scores = scores.masked_fill(other, 0.0);
-      of_past = ac.masked_fill(fresh, 0.0);
-      ends = wc.masked_fill((document != document.narrow(1, c - 1, 1)).unsqueeze(1).unsqueeze(-1), 0.0);
-      memory = memory.masked_fill(fresh.narrow(2, c - 1, 1), 0.0);
+    at::Tensor scores = at::matmul(ac, b.transpose(2, 3)), of_past = ac, ends = wc;
+    if (gate.defined() || begins.defined()) {
+      const Decay decay = GateDecay(gate.defined() ? gate.narrow(2, t0, c) : at::zeros({1, 1, c, 1}, memory.options()), begins);
+      scores = scores * decay.pairs.squeeze(-1).to(dtype);
+      of_past = ac * decay.before.to(dtype);
+      ends = wc * decay.pairs.select(2, c - 1).to(dtype);
+      memory = decay.before.select(2, c - 1).unsqueeze(-1) * memory;
+    } else {
+      scores = scores.tril();
     }
-    outs.push_back(at::matmul(of_past, match ? past.transpose(2, 3) : past) + at::matmul(scores.tril(), x));
+    outs.push_back(at::matmul(of_past, match ? past.transpose(2, 3) : past) + at::matmul(scores, x));
     memory = memory + at::matmul(ends.transpose(2, 3), uc);
   }
   at::Tensor out = length > 0 ? at::cat(outs, 2) : match ? at::zeros_like(w) : at::zeros_like(u);

@@ -106,7 +106,9 @@ TEST(SumOps, ThreeImplementationsAgreeForwardAndBackward) {
         EXPECT_EQ(got[0].scalar_type(), dtype);
         EXPECT_EQ(got[1].scalar_type(), at::kDouble);
         for (size_t i = 0; i < want.size(); ++i) {
-          ExpectClose(got[i], want[i], dtype == at::kDouble ? 1e-12 : 1e-6,
+          // The kernels sum a gate's gradient over all later tokens, whose rounding adds up (kernels/sum_memory.h).
+          const double tolerance = dtype == at::kDouble ? 1e-12 : i == 6 ? 3e-6 : 1e-6;
+          ExpectClose(got[i], want[i], tolerance,
                       c.Name() + ", " + ImplName(impl) + (dtype == at::kFloat ? " float " : " double ") + kParts[i]);
         }
       }
