@@ -64,7 +64,7 @@ class RfaMechanism : public Mechanism {
   double tau_, factor_;  // factor_: c
   Denominator denominator_, cross_;
   at::Tensor sigma_;                            // [H,1,d], learned: W's columns are multiplied by it; undefined in fixed variants
-  at::Tensor evaluation_;                       // matrices 0..H-1, a buffer; made anew from the seed, so no model file holds it
+  at::Tensor evaluation_;                       // "matrices" [H,m,d], a buffer: those of evaluation, 0..H-1 of the bank
   mutable std::vector<int64_t> drawn_indices_;  // what drawn_ holds: the last draw that was used
   mutable at::Tensor drawn_;
 };
