@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "cistern/models/model_state_file.h"
 #include "cistern/ops/impl.h"
 #include "cistern/verify/subject.h"
 #include "cistern/verify/temporary_file.h"
@@ -159,25 +160,9 @@ Outcome FilesKeepEveryBit(Bench& b) {
   const int64_t half = b.length() / 2, rest = b.length() - half;
   ModelState state;
   RunText(b.model, b.ids.narrow(1, 0, half), {0, half}, {}, &state);
-  TensorFile file;
-  for (size_t i = 0; i < state.layers.size(); ++i) {
-    for (const NamedTensor& t : state.layers[i].tensors) {
-      if (t.value.defined()) file.tensors.push_back({StrCat(i, ".", t.name), t.value});
-    }
-  }
-  file.tensors.push_back({"positions", state.positions});
   const TemporaryFile temporary;
-  SaveTensors(temporary.path(), file);
-  const TensorFile read = LoadTensors(temporary.path());
-  ModelState loaded = b.model.EmptyState(1);
-  for (const NamedTensor& t : read.tensors) {
-    const size_t dot = t.name.find('.');
-    if (dot == std::string::npos) {
-      loaded.positions = t.value;
-    } else {
-      loaded.layers[size_t(std::stoul(t.name))][t.name.substr(dot + 1)] = t.value;
-    }
-  }
+  SaveModelState(temporary.path(), b.model, {state, {}, {}});
+  ModelState loaded = LoadModelState(temporary.path(), b.model).state;
   meter.Same(b.model.Extend(b.ids.narrow(1, half, rest), loaded), b.model.Extend(b.ids.narrow(1, half, rest), state),
              "second half of the text");
   return meter.result();

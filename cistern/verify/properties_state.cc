@@ -27,8 +27,10 @@ Outcome CheckState(Subject& subject, const Settings& settings) {
   State state;
   Pieces(m, first, {0, 3, 8, 9}, {}, &state);
   const State kept = state.Clone();
-  meter.True((state.Bytes() == m.EmptyState(3, first[0].options()).Bytes()) == subject.info().bounded, "the state's size, declared ",
-             subject.info().bounded ? "bounded" : "growing");
+  const int64_t bytes = m.Compact(state).Bytes(), empty = m.EmptyState(3, first[0].options()).Bytes();
+  meter.True((bytes == empty) == subject.info().bounded, "the state's size, declared ", subject.info().bounded ? "bounded" : "growing");
+  meter.True(bytes == m.StateBytes(3, 9, first[0].options()), "the state's size, foretold as ", m.StateBytes(3, 9, first[0].options()),
+             ", is ", bytes);
 
   const at::Tensor rows = at::tensor({2, 0, 0, 1}, at::kLong);
   State chosen = state.Reorder(rows);
@@ -61,7 +63,7 @@ Outcome CheckFile(Subject& subject, const Settings& settings) {
     State state;
     Pieces(m, first, {0, 4, 9}, {LengthsOf({9, 5, 0}), {}}, &state);
     TensorFile file;
-    for (const NamedTensor& t : state.tensors) {
+    for (const NamedTensor& t : m.Compact(state).tensors) {
       if (t.value.defined()) file.tensors.push_back(t);
     }
     const TemporaryFile temporary;
@@ -70,6 +72,7 @@ Outcome CheckFile(Subject& subject, const Settings& settings) {
     Subject fresh = subject.Again();
     State loaded = fresh.In(dtype).EmptyState(3, first[0].options());
     for (NamedTensor& t : LoadTensors(temporary.path()).tensors) loaded[t.name] = t.value;
+    fresh.In(dtype).CheckState(loaded);
     const at::Tensor want = m.Extend(second, state, {});
     meter.Same(fresh.In(dtype).Extend(second, loaded, {}), want, at::toString(dtype), ", continued from the file");
   }

@@ -6,13 +6,27 @@
 #include <algorithm>
 #include <cmath>
 
+#include "cistern/attention/head_groups.h"
 #include "cistern/verify/outcome.h"
 
 namespace cistern::verify {
 
+namespace {
+
+// Two; for head groups such as "window:2+latte:1" as many as they share out.
+int64_t HeadsOf(const std::string& name) {
+  if (!IsHeadGroups(name)) return 2;
+  int64_t heads = 0;
+  for (size_t colon = name.find(':'); colon != std::string::npos; colon = name.find(':', colon + 1))
+    heads += std::stoll(name.substr(colon + 1));
+  return heads;
+}
+
+}  // namespace
+
 Subject::Subject(const MechanismInfo& info, const Json& options, uint64_t seed, int64_t heads, int64_t max_length)
     : info_(info), options_(options), seed_(seed) {
-  dims_.heads = heads > 0 ? heads : 2;
+  dims_.heads = heads > 0 ? heads : HeadsOf(info.name);
   dims_.dim = 5 * dims_.heads;
   dims_.max_length = max_length;
   at::manual_seed(seed);

@@ -10,11 +10,11 @@ namespace cistern::verify {
 
 using Tensors = std::vector<at::Tensor>;
 
-// Projected tensors are [B,H,T,width/H] each, in declared order: doubles that float holds exactly, so that every precision computes the
-// same problem.
+// Projected tensors are [B,H,T,width/H] each (H of the projection), in declared order: doubles that float holds exactly, so that every
+// precision computes the same problem.
 class Subject {
  public:
-  // Parameters are made in float from the seed; evaluation mode. `heads` 0: two.
+  // Parameters are made in float from the seed; evaluation mode. `heads` 0: two, or those of head groups.
   Subject(const MechanismInfo& info, const Json& options, uint64_t seed, int64_t heads = 0, int64_t max_length = 256);
 
   // A new instance with the same parameters; `heads` 1: with one head, and parameters of its own.

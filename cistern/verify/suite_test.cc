@@ -65,6 +65,16 @@ TEST(Suite, NamesAreKnownAndCounted) {
   EXPECT_EQ(CountChecks(latte, some, settings), int64_t(3 * latte[0]->cases.size()));
 }
 
+TEST(Suite, HeadGroupsAreAMechanismToo) {
+  Subject subject(FindMechanism("softmax:2+latte:1"), Json::object(), 1);
+  EXPECT_EQ(subject.heads(), 3);
+  for (const char* name : {"definition", "pieces", "packed", "file"}) {
+    const Outcome outcome = RunCheck(FindProperty(name), subject, ops::Impl::kKernel, {});
+    EXPECT_EQ(outcome.kind, Outcome::Kind::kPass) << name << ": " << outcome.where << outcome.reason;
+  }
+  EXPECT_EQ(RunCheck(FindProperty("one-head"), subject, ops::Impl::kKernel, {}).kind, Outcome::Kind::kNotApplicable);
+}
+
 TEST(Suite, OnlyTheFormsAskedForAreRun) {
   Settings settings;
   settings.forms = {Form::kCross};
