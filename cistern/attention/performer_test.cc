@@ -38,7 +38,7 @@ TEST(Performer, FeaturesAreOrthogonalInBlocks) {
 // Without the signs of R's diagonal the mean is 2.34 at d = 8 and 2.15 at d = 32. A draw of d features has a standard deviation of 20
 // d^-1/2, and the tolerance is three times that of the mean.
 TEST(Performer, TheKernelIsUnbiased) {
-  for (const auto& [d, draws] : std::vector<std::pair<int64_t, int64_t>>{{8, 40000}, {32, 10000}}) {
+  for (const auto& [d, draws] : std::vector<std::pair<int64_t, int64_t>>{{8, 10000}, {32, 2500}}) {
     const at::Tensor x = at::zeros({d}, at::kDouble);
     x[0].fill_(1.0);  // x . x = 1
     double sum = 0;
@@ -58,7 +58,7 @@ TEST(Performer, TheErrorFallsAsTheRootOfTheFeatures) {
   }();
   at::manual_seed(4);
   std::vector<at::Tensor> x;
-  for (int i = 0; i < 3; ++i) x.push_back(Normal({2, kHeads, 50, 8}, i < 2 ? 0.8 : 1.0));
+  for (int i = 0; i < 3; ++i) x.push_back(Normal({2, kHeads, 50, 8}, i < 2 ? 0.3 : 1.0));
   const at::Tensor want = ExtendPieces(*softmax, x, {0, 50});
   std::vector<double> errors;
   for (const int64_t features : {16, 256, 4096}) {
