@@ -1,4 +1,5 @@
 // `cistern generate` from outside: states that are saved and loaded, and the interactive loop.
+#include <algorithm>
 #include <chrono>
 #include <thread>
 

@@ -1,5 +1,6 @@
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <csignal>
 #include <cstring>
@@ -77,6 +78,8 @@ class Session {
     const std::string word = line.substr(0, space);
     const size_t first = line.find_first_not_of(' ', space), last = line.find_last_not_of(' ');
     const std::string file = first == std::string::npos ? "" : line.substr(first, last - first + 1);
+    static const std::vector<std::string> known = {":save", ":load", ":back", ":reset", ":stats", ":help", ":quit"};
+    if (std::find(known.begin(), known.end(), word) == known.end()) throw UsageError(UnknownName("command", word, known));
     const bool takes_file = word == ":save" || word == ":load";
     if (takes_file && file.empty()) FailUsage(word, " takes a file: ", word, " FILE");
     if (!takes_file && !file.empty()) FailUsage(word, " takes nothing after it, got '", file, "'");
@@ -99,10 +102,8 @@ class Session {
     } else if (word == ":reset") {
       Remember();
       text_ = generator_.Empty();
-    } else if (word == ":stats") {
+    } else {  // :stats
       std::cerr << "text        " << text_.position(0) << " tokens\n" << stats_.ToText();
-    } else {
-      throw UsageError(UnknownName("command", word, {":save", ":load", ":back", ":reset", ":stats", ":help", ":quit"}));
     }
     return true;
   }

@@ -2,6 +2,8 @@
 
 #include <ATen/ATen.h>
 
+#include <algorithm>
+
 #include "cistern/base/error.h"
 #include "cistern/io/atomic_file.h"
 #include "cistern/io/safetensors.h"
@@ -106,6 +108,11 @@ TensorFile LoadTensors(const std::string& path) {
   out.metadata.assign(file.metadata().begin(), file.metadata().end());
   for (const TensorEntry& e : file.entries()) {
     const auto type = ToTorch(e.dtype, StrCat(path, ": tensor '", e.name, "'"));
+    if (e.dtype == DType::kBool) {  // any other byte would be undefined behaviour to read as a bool
+      const auto* bytes = static_cast<const unsigned char*>(e.data);
+      CISTERN_CHECK(std::all_of(bytes, bytes + e.bytes, [](unsigned char b) { return b <= 1; }), path, ": tensor '", e.name,
+                    "' of type BOOL holds a byte that is neither 0 nor 1; the file is corrupt");
+    }
     out.tensors.push_back({e.name, at::from_blob(const_cast<void*>(e.data), e.shape, at::TensorOptions().dtype(type)).clone()});
   }
   return out;

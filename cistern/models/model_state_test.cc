@@ -181,7 +181,7 @@ TEST(ModelStateFile, BrokenFilesAndOtherModelsAreNamed) {
     std::string changed = whole;
     changed[at] = char(changed[at] ^ 4);
     WriteFileAtomically(path, changed);
-    ExpectContains(error(*m), {path});
+    EXPECT_NE(error(*m).find(path), std::string::npos) << "byte " << at << " of " << whole.size();
   }
   for (const size_t size : {size_t(0), size_t(4), size_t(100), whole.size() / 2, whole.size() - 1}) {
     WriteFileAtomically(path, whole.substr(0, size));
