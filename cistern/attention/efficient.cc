@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 
 #include "cistern/attention/definition.h"
+#include "cistern/attention/feature_attention.h"
 #include "cistern/attention/token_positions.h"
 #include "cistern/base/error.h"
 #include "cistern/ops/sum_memory.h"
@@ -43,6 +44,7 @@ Fields EfficientMechanism::Describe(Options& options) {
 EfficientMechanism::EfficientMechanism(const MechanismInfo& info, const Options& options, const AttentionDims& dims)
     : LatteMechanism(info, {dims.dim}, dims), scaling_(options.normaliser == "scaling"), by_length_(options.divisor == "length") {
   if (by_length_ && !scaling_) FailUsage("[efficient] divisor=length goes with normaliser=scaling; softmax divides by nothing");
+  if (scaling_) RefuseAttentionDropout(info, dims);
 }
 
 State EfficientMechanism::EmptyState(int64_t batch, const at::TensorOptions& options) const {

@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "cistern/attention/definition.h"
+#include "cistern/attention/feature_attention.h"
 #include "cistern/base/random.h"
 
 namespace cistern {
@@ -52,6 +53,7 @@ PerformerMechanism::PerformerMechanism(const MechanismInfo& info, const Options&
       redraw_(options.redraw),
       seed_(options.seed),
       relu_(options.kernel == "relu") {
+  RefuseAttentionDropout(info, dims);
   const int64_t width = dims.dim / dims.heads;
   if (relu_) {
     features_ = width;
