@@ -26,15 +26,23 @@
 namespace cistern::cli {
 namespace {
 
-// What compare trains unless --set says otherwise; the same for every mechanism.
-const std::vector<std::string> kDefaults = {
-    "model.dim=128",   "model.layers=2", "model.heads=4", "model.conv=4", "model.attention_options={\"abc_mlp\":{\"slots\":16}}",
-    "task.length=256", "train.batch=8",  "train.lr=4e-3"};
+// What compare trains unless --set says otherwise; the same for every mechanism. The rate suits a few minutes of training: for hours take
+// less.
+const std::vector<std::string> kDefaults = {"model.dim=128",
+                                            "model.layers=2",
+                                            "model.heads=4",
+                                            "model.conv=4",
+                                            "model.init_std=0.0884",
+                                            "model.embedding_std=0.1",
+                                            "model.attention_options={\"abc_mlp\":{\"slots\":16},\"window\":{\"window\":64}}",
+                                            "task.length=256",
+                                            "train.batch=8",
+                                            "train.lr=12e-3"};
 
 struct CompareArguments {
   Common common;
   std::string text, file, out;
-  std::vector<std::string> mechanisms = {"softmax", "latte", "abc_mlp"}, set;
+  std::vector<std::string> mechanisms = {"softmax", "latte", "abc_mlp", "window:2+latte:2"}, set;
   double seconds = 120;
   int64_t sample_tokens = 120, decode_tokens = 4000;
 };
@@ -93,6 +101,13 @@ std::string Number(double x, int digits) {
   return text;
 }
 
+// "window:2+latte:2" lies in window2-latte2.
+std::string FolderName(std::string mechanism) {
+  std::erase(mechanism, ':');
+  std::replace(mechanism.begin(), mechanism.end(), '+', '-');
+  return mechanism;
+}
+
 std::string Bytes(double bytes) {
   if (bytes < 10e3) return Number(bytes, 0) + " B";
   if (bytes < 10e6) return Number(bytes / 1e3, 0) + " kB";
@@ -143,7 +158,8 @@ std::vector<std::string> Fairness(const Experiment& e, const CompareArguments& a
       StrCat("Equal for all: the text and its tokenizer, ", e.model.layers, " layers of width ", e.model.dim, " with ", e.model.heads,
              " heads", e.model.conv > 0 ? StrCat(", a causal convolution of ", e.model.conv, " taps on every projection") : std::string(),
              ", length ", e.task.length, ", batch ", e.train.batch, ", optimizer and schedule, seed, ", Number(a.seconds, 0),
-             " s of training time on ", NumThreads(), " threads (", ActiveIsa(), "), dtype ", e.dtype, "."),
+             " s of training time on ", NumThreads(), " threads (", ActiveIsa(), "), ",
+             e.dtype == "bfloat16" ? "matrix products in bfloat16, the rest in float32." : StrCat("dtype ", e.dtype, ".")),
       StrCat("Parameters differ by ", Number(100.0 * (double(most) / double(fewest) - 1.0), 1),
              " %. Training alone is timed; evaluation is not."),
       "bits/byte: on the last 5 % of the text, in consecutive blocks of the training length without carried context. Lower is better. One "
@@ -205,7 +221,11 @@ int RunCompare(CLI::App& command, CompareArguments a) {
   set.push_back(StrCat("train.seconds=", a.seconds));
   set.push_back("train.steps=0");
   set.push_back("seed=" + std::to_string(a.common.seed));
-  if (command.count("--dtype") > 0) set.push_back("dtype=" + a.common.dtype);
+  if (command.count("--dtype") > 0) {
+    set.push_back("dtype=" + a.common.dtype);
+  } else if (a.file.empty() && HasBFloat16()) {
+    set.push_back("dtype=bfloat16");
+  }
   Experiment experiment;
   ReadExperiment(experiment, a.file, set);
   if (experiment.task.kind != "lm")
@@ -225,7 +245,7 @@ int RunCompare(CLI::App& command, CompareArguments a) {
   }
   std::vector<Row> rows;
   for (const std::string& mechanism : a.mechanisms) {
-    Row row{mechanism, a.out + "/" + mechanism, FindMechanism(mechanism).bounded, {}, {}};
+    Row row{mechanism, a.out + "/" + FolderName(mechanism), FindMechanism(mechanism).bounded, {}, {}};
     std::vector<std::string> arguments = {"--json", "--out", row.folder, "--threads", std::to_string(a.common.threads)};
     if (Quiet()) arguments.push_back("--quiet");
     if (!a.file.empty()) arguments.push_back(a.file);
@@ -241,7 +261,7 @@ int RunCompare(CLI::App& command, CompareArguments a) {
     row.decode = MeasureDecoding(*lm.model, {0, a.decode_tokens / 4, a.decode_tokens / 2, a.decode_tokens}, 64, &Interrupted());
     if (Interrupted()) return 130;
     if (!Quiet() && !a.common.json) {
-      std::printf("  %-10s %s bits/byte, %s tokens/s, %ld parameters\n", mechanism.c_str(), Number(BitsPerByte(row), 3).c_str(),
+      std::printf("  %-16s %s bits/byte, %s tokens/s, %ld parameters\n", mechanism.c_str(), Number(BitsPerByte(row), 3).c_str(),
                   Number(row.result["tokens_per_s"].get<double>(), 0).c_str(), long(row.result["parameters"].get<int64_t>()));
       std::fflush(stdout);
     }

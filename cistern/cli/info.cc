@@ -116,7 +116,7 @@ int RunInfo(const InfoArguments& a) {
   std::printf("SIMD: %s in use; compiled: %s\n", ActiveIsa().c_str(), Joined(CompiledIsas()).c_str());
   std::printf("implementation: %s (CISTERN_IMPL)\n\n", ops::ImplName(ops::ActiveImpl()).c_str());
   for (const MechanismInfo* i : Mechanisms()) {
-    std::printf("%-10s %s\n", i->name.c_str(), i->summary.c_str());
+    std::printf("%-16s %s\n", i->name.c_str(), i->summary.c_str());
     std::printf("%10s forms: %s; positions: %s; time %s; state %s; %s\n", "", Joined(FormNames(*i)).c_str(), Joined(i->positions).c_str(),
                 i->time.c_str(), i->state.c_str(), i->source.c_str());
     const std::string help = i->options().Help(11);

@@ -83,4 +83,12 @@ std::string ActiveIsa() {
   return NameOf(active);
 }
 
+bool HasBFloat16() {
+#if HWY_ARCH_X86
+  return __builtin_cpu_supports("avx512bf16") != 0;
+#else
+  return false;
+#endif
+}
+
 }  // namespace cistern

@@ -15,4 +15,7 @@ void ForceIsa(const std::string& isa);
 // Reads CISTERN_ISA on the first call. Every kernel's dispatch goes through it (CISTERN_DISPATCH in dispatch.h).
 void ResolveIsa();
 
+// Whether the processor multiplies bfloat16 in hardware (AVX512-BF16), so that bfloat16 products are faster than those of float.
+bool HasBFloat16();
+
 }  // namespace cistern
