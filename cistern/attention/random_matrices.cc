@@ -1,6 +1,9 @@
 #include "cistern/attention/random_matrices.h"
 
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+
+#include <algorithm>
 
 #include "cistern/base/random.h"
 
