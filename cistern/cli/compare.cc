@@ -34,7 +34,7 @@ const std::vector<std::string> kDefaults = {"model.dim=128",
                                             "model.conv=4",
                                             "model.init_std=0.0884",
                                             "model.embedding_std=0.1",
-                                            "model.attention_options={\"abc_mlp\":{\"slots\":16},\"window\":{\"window\":64}}",
+                                            "model.attention_options={\"abc_mlp\":{\"slots\":16}}",
                                             "task.length=256",
                                             "train.batch=8",
                                             "train.lr=12e-3"};
