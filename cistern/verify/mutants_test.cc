@@ -232,7 +232,9 @@ TEST(Mutants, EachDefectIsCaughtByItsProperty) {
     const Outcome outcome = RunCheck(FindProperty(property), subject, ops::Impl::kKernel, {});
     EXPECT_TRUE(outcome.failed() || outcome.kind == Outcome::Kind::kNotApplicable)
         << "defect " << int(defect) << " passed " << property << ": " << Text(outcome);
-    if (outcome.kind == Outcome::Kind::kNotApplicable) EXPECT_EQ(property, "simd") << outcome.reason;
+    if (outcome.kind == Outcome::Kind::kNotApplicable) {
+      EXPECT_EQ(property, "simd") << outcome.reason;
+    }
   }
   // Nothing stays behind that would make the next check fail.
   Subject subject(PlainInfo(), Json::object(), 1);
