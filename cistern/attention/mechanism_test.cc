@@ -177,7 +177,7 @@ TEST(Mechanisms, PaddingChangesNothingAndGetsNoGradient) {
           ExpectClose(got_g[i].narrow(0, b, 1).narrow(2, 0, length), want_g[i], Tolerance(m, at::kDouble, 1e-11), name + " gradient");
       }
       std::vector<at::Tensor> longer;
-      for (const at::Tensor& y : x) longer.push_back(at::cat({y, Normal({3, kHeads, 6, y.size(3)}, 30)}, 2));
+      for (const at::Tensor& y : x) longer.push_back(at::cat({y, Normal({3, y.size(1), 6, y.size(3)}, 30)}, 2));
       ExpectClose(run(longer, mask).narrow(2, 0, T), got, Tolerance(m, at::kDouble), name + " with more padding");
     }
   });
@@ -357,7 +357,7 @@ TEST(Registry, RefusesWithAReasonAndASuggestion) {
     return std::string("no UsageError");
   };
   ExpectContains(text([] { FindMechanism("late"); }), {"mechanism 'late'", "did you mean 'latte'?"});
-  ExpectContains(text([] { FindMechanism("zzzzzzzz"); }), {"zzzzzzzz", "softmax, ", "latte, ", "abc_mlp"});
+  ExpectContains(text([] { FindMechanism("zzzzzzzz"); }), {"zzzzzzzz", "softmax, ", "latte", "abc_mlp"});
   AttentionDims dims;
   dims.dim = 12, dims.heads = 3;
   ExpectContains(text([&] { FindMechanism("latte").make(Json{{"latent", 6}}, dims); }), {"latte", "latent", "latents"});

@@ -18,7 +18,9 @@ void ForEachCase(F&& f) {
       at::manual_seed(11);
       AttentionDims dims;
       dims.dim = kDim, dims.heads = kHeads, dims.max_length = 256;
-      f(*info->make(options, dims), info->name + " " + options.dump());
+      const auto mechanism = info->make(options, dims);
+      mechanism->eval();  // no random draws
+      f(*mechanism, info->name + " " + options.dump());
     }
   }
 }

@@ -140,6 +140,8 @@ HWY_NOINLINE void SumAdjointOfHead(const SumAdjointHead<T>& head, double* grad, 
     LowerProduct<T>(rows, {g, dp, 1, UT, kCp, width}, B, kCp);
     Product<Triangle::kUpper, T>(rows, n, {u, dp, 1, GT, np, width}, {B, 1, kCp, W, np, rows}, Y, np);
     if constexpr (kGated) {
+      // The product writes whole vectors: what lies behind them in a padded row is not set, and one gate sums over all of the row.
+      for (size_t i = 0; i < rows; ++i) std::memset(Y + i * np + n, 0, (np - n) * sizeof(T));
       GateGradients(chunk, starts, Y, ab, h);
       UnpackRows(ab, t, rows, head.gates, kGating == Gating::kShared ? 1 : np, head.dlog_gate);
       for (size_t i = 0; i < rows * np; i += kLanes<T>) hn::Store(hn::Div(hn::Load(dt, Y + i), hn::Load(dt, chunk.F + i)), dt, Y + i);
