@@ -80,7 +80,7 @@ TEST(Registry, RefusesWithAReasonAndASuggestion) {
     return std::string("no UsageError");
   };
   ExpectContains(text([] { FindMechanism("late"); }), {"mechanism 'late'", "did you mean 'latte'?"});
-  ExpectContains(text([] { FindMechanism("zzzzzzzz"); }), {"zzzzzzzz", "softmax, ", "latte, ", "abc_mlp"});
+  ExpectContains(text([] { FindMechanism("zzzzzzzz"); }), {"zzzzzzzz", "softmax", "latte", "abc_mlp"});
   AttentionDims dims;
   dims.dim = 12, dims.heads = 3;
   ExpectContains(text([&] { FindMechanism("latte").make(Json{{"latent", 6}}, dims); }), {"latte", "latent", "latents"});
