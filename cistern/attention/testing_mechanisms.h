@@ -17,10 +17,6 @@ inline std::shared_ptr<Mechanism> Small(const MechanismInfo& info, size_t number
   return m;
 }
 
-inline bool IsBidirectional(const Mechanism& m) { return m.info().Supports(Form::kBidirectional); }
-inline bool IsCausal(const Mechanism& m) { return m.info().verbs && m.info().Supports(Form::kCausal); }
-inline bool Crosses(const Mechanism& m) { return m.info().verbs && m.info().Supports(Form::kCross); }
-
 // Projected tensors in declared order, [B,H,T,width/H], doubles that float holds.
 inline std::vector<at::Tensor> Inputs(const Mechanism& m, int64_t batch, int64_t length, bool heads_last = false) {
   std::vector<at::Tensor> x;

@@ -80,8 +80,9 @@ Outcome CheckThreads(Subject& subject, const Settings& settings) {
   Meter meter;
   Mechanism& m = subject.In(at::kFloat);
   const ThreadScope threads;
-  const Tensors x = Cast(subject.Inputs(8, 160), at::kFloat);
-  const at::Tensor g = subject.Weights(8, 160);
+  const int64_t batch = 24, length = settings.full ? 300 : 100;  // enough work for three threads, by the kernels' reckoning
+  const Tensors x = Cast(subject.Inputs(batch, length), at::kFloat);
+  const at::Tensor g = subject.Weights(batch, length);
   for (const Form form : FormsOf(subject, settings)) {
     threads.Use(1, 1);
     const Tensors want = Everything(m, form, x, g);

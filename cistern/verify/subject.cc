@@ -57,8 +57,19 @@ Tensors Subject::Inputs(int64_t batch, int64_t length, double scale) const {
 at::Tensor Subject::Weights(int64_t batch, int64_t length) const { return Normal({batch, dims_.heads, length, width()}); }
 
 at::Tensor Subject::Definition(Form form, const Tensors& queries, const Tensors& x) {
+  constexpr size_t kRemembered = 96;
   at::NoGradGuard guard;
-  return In(at::kDouble).Definition(form, Cast(queries, at::kDouble), Cast(x, at::kDouble));
+  Tensors inputs = Cast(queries, at::kDouble);
+  for (const at::Tensor& t : x) inputs.push_back(t.to(at::kDouble));
+  for (const Known& known : known_) {
+    const auto same = [](const at::Tensor& a, const at::Tensor& b) { return a.sizes() == b.sizes() && at::equal(a, b); };
+    if (known.form == form && std::equal(inputs.begin(), inputs.end(), known.inputs.begin(), known.inputs.end(), same)) return known.out;
+  }
+  Known fresh{form, {}, In(at::kDouble).Definition(form, Cast(queries, at::kDouble), Cast(x, at::kDouble))};
+  for (const at::Tensor& t : inputs) fresh.inputs.push_back(t.clone());  // callers may go on to change theirs
+  known_.push_back(std::move(fresh));
+  if (known_.size() > kRemembered) known_.pop_front();
+  return known_.back().out;
 }
 
 double Subject::Tolerance(at::ScalarType dtype) const {

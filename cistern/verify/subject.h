@@ -1,5 +1,6 @@
 #pragma once
 // What the suite looks at: one mechanism with one set of options, and the ways to run it.
+#include <deque>
 #include <memory>
 #include <string>
 #include <vector>
@@ -32,6 +33,7 @@ class Subject {
   bool Has(Form form) const;
   Tensors Inputs(int64_t batch, int64_t length, double scale = 1) const;
   at::Tensor Weights(int64_t batch, int64_t length) const;  // [B,H,T,d], to make one number of an output
+  // The last ones are remembered: every implementation is compared with the same.
   at::Tensor Definition(Form form, const Tensors& queries, const Tensors& x);
   // How far an output may be from the definition, relative RMS: what the mechanism declares in float, plus 2^-22 of logits up to 4; 1e-12
   // in double, and as much more as the mechanism declares above the usual 1e-6.
@@ -40,12 +42,19 @@ class Subject {
   double Tolerance(at::ScalarType dtype, Form form, const Tensors& queries, const Tensors& x);
 
  private:
+  struct Known {
+    Form form;
+    Tensors inputs;  // queries, then x
+    at::Tensor out;
+  };
+
   const MechanismInfo& info_;
   Json options_;
   uint64_t seed_;
   AttentionDims dims_;
   std::shared_ptr<Mechanism> mechanism_;
   at::ScalarType dtype_ = at::kDouble;
+  std::deque<Known> known_;
 };
 
 // Normal numbers that float holds exactly, as doubles.
