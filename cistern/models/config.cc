@@ -10,16 +10,13 @@
 namespace cistern {
 
 Fields ModelConfig::Describe() {
-  std::string mechanisms;
-  for (const MechanismInfo* info : Mechanisms()) mechanisms += (mechanisms.empty() ? "" : ", ") + info->name;
   Fields f;
   f.Add("kind", &kind, "what the model is", {"decoder_lm", "encoder_classifier"});
   f.Add("version", &version, "version of this file's format");
   f.Add("vocab_size", &vocab_size, "token ids; set by the task", {0, 1 << 24});
   f.Add("classes", &classes, "classes of a classifier; set by the task", {0, 1 << 20});
   f.Add("attention", &attention,
-        StrCat("mechanism of all layers, or a list with one for each; \"softmax:2+latte:2\" shares out the heads of a layer. One of ",
-               mechanisms));
+        "mechanism of all layers (cistern info lists them), one for each, or shares of the heads: softmax:2+latte:2");
   f.Add("attention_options", &attention_options, "options by mechanism, such as {\"latte\": {\"latents\": 64}}");
   f.Add("dim", &dim, "width of the model (D)", {1, 65536});
   f.Add("layers", &layers, "blocks", {1, 1024});
