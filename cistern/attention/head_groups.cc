@@ -208,16 +208,34 @@ at::Tensor HeadGroups::Definition(Form form, const std::vector<at::Tensor>& quer
 }
 
 State HeadGroups::Merge(const State& first, const State& second) const {
+  if (!info().merges) return Mechanism::Merge(first, second);  // throws
   State whole = first;
   for (const Group& g : groups_) PutBack(whole, g, g.mechanism->Merge(Part(first, g), Part(second, g)));
   return whole;
 }
 
 void HeadGroups::Truncate(State& state, int64_t count) const {
+  if (!info().truncates) return Mechanism::Truncate(state, count);  // throws, before any group is cut
   Each({}, state, [&](const Group& g, const auto&, State& part) {
     g.mechanism->Truncate(part, count);
     PutBack(state, g, part);
   });
+}
+
+int64_t HeadGroups::StateBytes(int64_t batch, int64_t tokens, const at::TensorOptions& options) const {
+  int64_t bytes = 0;
+  for (const Group& g : groups_) bytes += g.mechanism->StateBytes(batch, tokens, options);
+  return bytes;
+}
+
+State HeadGroups::Compact(const State& state) const {
+  State whole = state;
+  for (const Group& g : groups_) PutBack(whole, g, g.mechanism->Compact(Part(state, g)));
+  return whole;
+}
+
+void HeadGroups::CheckState(const State& state) const {
+  for (const Group& g : groups_) g.mechanism->CheckState(Part(state, g));
 }
 
 }  // namespace cistern

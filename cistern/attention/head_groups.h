@@ -28,6 +28,9 @@ class HeadGroups : public Mechanism {
   at::Tensor Definition(Form form, const std::vector<at::Tensor>& queries, const std::vector<at::Tensor>& x) const override;
   State Merge(const State& first, const State& second) const override;
   void Truncate(State& state, int64_t count) const override;
+  int64_t StateBytes(int64_t batch, int64_t tokens, const at::TensorOptions& options) const override;
+  State Compact(const State& state) const override;
+  void CheckState(const State& state) const override;
 
  protected:
   at::Tensor BidirectionalRows(const std::vector<at::Tensor>& x, const ops::Mask& mask) override;

@@ -18,8 +18,16 @@ void ForEachCase(F&& f) {
       at::manual_seed(11);
       AttentionDims dims;
       dims.dim = kDim, dims.heads = kHeads, dims.max_length = 256;
-      f(*info->make(options, dims), info->name + " " + options.dump());
+      const auto m = info->make(options, dims);
+      m->eval();  // random matrices are those of the seed
+      f(*m, info->name + " " + options.dump());
     }
+  }
+  for (const char* groups : {"softmax:1+latte:1", "softmax:1+softmax:1"}) {  // one that grows in part, and one all of whose parts do
+    at::manual_seed(11);
+    AttentionDims dims;
+    dims.dim = kDim, dims.heads = kHeads, dims.max_length = 256;
+    f(*FindMechanism(groups).make(Json{{"latte", {{"latents", 3}}}}, dims), groups);
   }
 }
 
@@ -124,7 +132,9 @@ TEST(State, MergesAndCutsBackWhereItSaysSo) {
     }
     State state = after(0, 20);
     if (!m.info().truncates) {
+      const State before = state.Clone();
       ExpectContains(Thrown([&] { m.Truncate(state, 5); }), {m.info().name, "cut back"});
+      ExpectSameState(state, before, what + ": a refusal changes nothing");
       return;
     }
     m.Extend(more, state, {});
@@ -132,7 +142,7 @@ TEST(State, MergesAndCutsBackWhereItSaysSo) {
     EXPECT_EQ(m.Compact(state).Bytes(), m.StateBytes(2, 8, x[0].options())) << what;
     State fresh = after(0, 8);
     ExpectClose(m.Extend(more, state, {}), m.Extend(more, fresh, {}), 1e-13, what + " cut back");
-    ExpectContains(Thrown([&] { m.Truncate(state, 12); }), {m.info().name, "11 tokens", "12"});
+    ExpectContains(Thrown([&] { m.Truncate(state, 12); }), {"[softmax]", "11 tokens", "12"});
   });
 }
 

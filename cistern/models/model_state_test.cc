@@ -37,6 +37,8 @@ std::vector<ModelConfig> Configs() {
   all.push_back(Config(names));
   all.push_back(Config(names));
   all.back().conv = 3;
+  all.push_back(Config({"softmax:1+latte:1", "softmax:1+softmax:1"}));  // groups of heads
+  all.back().attention_options["latte"] = {{"latents", 3}};
   return all;
 }
 
