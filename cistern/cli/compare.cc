@@ -42,7 +42,7 @@ const std::vector<std::string> kDefaults = {"model.dim=128",
 struct CompareArguments {
   Common common;
   std::string text, file, out;
-  std::vector<std::string> mechanisms = {"softmax", "latte", "abc_mlp", "window:2+latte:2"}, set;
+  std::vector<std::string> mechanisms = {"softmax", "latte", "abc_mlp"}, set;
   double seconds = 120;
   int64_t sample_tokens = 120, decode_tokens = 4000;
 };
