@@ -102,6 +102,10 @@ MechanismInfo Describe(const std::string& list) {
 
 bool IsHeadGroups(const std::string& name) { return name.find_first_of(":+") != std::string::npos; }
 
+bool InHeadGroups(const std::string& list, const std::string& mechanism) {
+  return IsHeadGroups(list) && ("+" + list).find("+" + mechanism + ":") != std::string::npos;
+}
+
 const MechanismInfo& HeadGroupsInfo(const std::string& name) {
   static std::mutex mutex;
   static std::map<std::string, MechanismInfo> known;

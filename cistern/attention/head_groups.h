@@ -6,6 +6,7 @@
 namespace cistern {
 
 bool IsHeadGroups(const std::string& name);  // has the form of a list of groups, whether or not its mechanisms exist
+bool InHeadGroups(const std::string& list, const std::string& mechanism);  // "latte" is in "window:2+latte:2"
 
 // Made on first use and kept. Its options are those of its mechanisms by name: {"window": {"size": 64}, "latte": {}}; other names are
 // left alone. UsageError where a mechanism is unknown, a count is no positive number, or a mechanism has no verbs.

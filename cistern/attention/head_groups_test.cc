@@ -72,6 +72,12 @@ TEST(HeadGroups, WhatAllHaveIsDeclared) {
   EXPECT_EQ(bounded.positions.back(), "sinusoidal");
 }
 
+TEST(HeadGroups, ANameInsideAnotherIsNoGroup) {
+  EXPECT_TRUE(InHeadGroups("rfa_gate:2+latte:2", "latte") && InHeadGroups("rfa_gate:2+latte:2", "rfa_gate"));
+  for (const char* other : {"rfa", "gate", "late", "latt"}) EXPECT_FALSE(InHeadGroups("rfa_gate:2+latte:2", other)) << other;
+  EXPECT_FALSE(InHeadGroups("latte", "latte"));
+}
+
 TEST(HeadGroups, RefusalsNameTheGroup) {
   ExpectContains(Refusal("softmax:1+late:1"), {"unknown mechanism 'late'", "did you mean 'latte'?"});
   ExpectContains(Refusal("softmax:1+latte:2"), {"shares out 3 heads, the layer has 2"});

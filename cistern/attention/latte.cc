@@ -13,9 +13,7 @@ const MechanismInfo& latte_mechanism() {
     i.name = "latte";
     i.title = "Latte";
     i.source = "P004 eq. 8-14; spec 2.15";
-    i.summary =
-        "Queries mix a few latents, each latent holds a running softmax-weighted mean of the values. Fast, small state, a good first "
-        "choice.";
+    i.summary = "Queries mix a few latents, each latent holds a running softmax-weighted mean of the values. Fast, with a small state.";
     i.definition = "y_t = sum_l softmax_l(q_t)_l M_{t,l}, M_{t,l} = sum_s softmax_s(k_{s,l}) v_s over the tokens s seen by t";
     i.forms = {Form::kBidirectional, Form::kCausal, Form::kCross};
     i.positions = {"none", "learned", "sinusoidal"};

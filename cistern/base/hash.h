@@ -7,7 +7,7 @@
 
 namespace cistern {
 
-// O(bytes), several GB/s. Several contents in a row: give each the hash of what came before as its seed.
+// O(bytes). Several contents in a row: give each the hash of what came before as its seed.
 uint64_t XxHash64(std::string_view bytes, uint64_t seed = 0);
 
 std::string HexText(uint64_t hash);  // 16 digits

@@ -56,7 +56,7 @@ void ModelConfig::Validate() const {
   for (const auto& [name, options] : attention_options.items()) {
     if (!options.is_object()) FailUsage("attention_options.", name, " must be an object");
     const MechanismInfo& info = FindMechanism(name);
-    const auto part = [&name](const std::string& a) { return IsHeadGroups(a) && a.find(name) != std::string::npos; };
+    const auto part = [&name](const std::string& a) { return InHeadGroups(a, name); };
     if (std::any_of(attention.begin(), attention.end(), part)) continue;  // for fewer heads: checked below
     info.make(options, {dim, heads, max_length, 0, attention_dropout});   // reads and checks them
   }

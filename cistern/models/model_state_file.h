@@ -21,7 +21,7 @@ struct ModelStateFile {
 };
 
 // XXH64 of what the model's numbers depend on: the settings of its config that are not the defaults, and every parameter and buffer by
-// name, type, shape and value. Reads all weights: some GB/s.
+// name, type, shape and value. Reads all weights.
 uint64_t ModelHash(const Model& model);
 
 // Appears whole or not at all. Error where the file cannot be written.

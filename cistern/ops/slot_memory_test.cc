@@ -382,6 +382,10 @@ TEST(SlotOps, WrongShapesNameTheOpAndTheShape) {
     ExpectContains(Thrown([&] { SlotRead(s, s, v, {state.memory, state.z.to(at::kFloat)}); }), {"[slot_read]", "z in double", "Float"});
     ExpectContains(Thrown([&] { SlotRead(s, s, v.to(at::kDouble), state); }), {"[slot_read]", "one dtype", "Double"});
     ExpectContains(Thrown([&] { SlotRead(s, s, v, state, {Lengths({1, 2, 3}), {}}); }), {"[slot_read]", "lengths", "[3]"});
+    if (impl != Impl::kComposite) {  // which cannot look at lengths on another device
+      ExpectContains(Thrown([&] { SlotRead(s, s, v, state, {Lengths({6, 7}), {}}); }), {"lengths[1] = 7", "0..T = 6"});
+      ExpectContains(Thrown([&] { SlotRead(s, s, v, state, {Lengths({-1, 6}), {}}); }), {"lengths[0] = -1"});
+    }
     ExpectContains(Thrown([&] { SlotRead(s, s, v, state, {{}, at::zeros({2, 5}, at::kBool)}); }), {"[slot_read]", "starts", "[2, 5]"});
     ExpectContains(Thrown([&] { SlotWrite(s, at::zeros({2, 3, 7, 4}), state); }), {"[slot_write]", "[2, 3, 7, 4]"});
     ExpectContains(Thrown([&] { MergeSlots(state, EmptySlots(2, 3, 5, 9, at::kFloat)); }), {"[merge_slots]", "[2, 3, 5, 9]"});
