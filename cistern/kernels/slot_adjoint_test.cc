@@ -1,6 +1,4 @@
 // The backwards: the reference's against finite differences, the kernels' (composed as slot_memory.h says) against the reference's.
-#include <cstring>
-
 #include "cistern/base/parallel.h"
 #include "cistern/kernels/ref/slot_memory_ref.h"
 #include "cistern/kernels/slot_test.h"
