@@ -175,10 +175,9 @@ template <class T>
 Forward RunForward(const Problem& p, Layout layout = Layout::kBTHW) {
   const Array<T> a(p.shape, p.AWidth(), layout, p.a), s(p.shape, p.shape.slots, layout, p.s), u(p.shape, p.shape.width, layout, p.u);
   Array<T> out(p.shape, p.OutWidth(), layout), z_out(p.shape, p.shape.slots, layout);
-  std::vector<T> memory(p.memory.begin(), p.memory.end());
-  std::vector<double> z = p.z;
+  std::vector<double> memory = p.memory, z = p.z;
   (p.match ? SlotMatch<T> : SlotRead<T>)(p.shape, a.in(), s.in(), u.in(), p.Mask(), memory.data(), z.data(), out.rows(), z_out.rows());
-  return {out.Values(), z_out.Values(), ToDouble(memory), z};
+  return {out.Values(), z_out.Values(), memory, z};
 }
 
 // The difference's root mean square over that of `want`; infinities must agree exactly, NaN never does.

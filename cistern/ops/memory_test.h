@@ -14,8 +14,7 @@ using Tensors = std::vector<at::Tensor>;
 struct MemoryProblem {
   std::string name;
   Tensors x;                       // in double: a (r or q), s or w, u (v or k), memory, then z, or log_gate, or nothing more
-  std::vector<size_t> state;       // which of x are the state before; the others are [B,H,T,w]
-  size_t always_double = 0;        // which of x is double in every precision
+  std::vector<size_t> state;       // which of x are the state before, double in every precision; the others are [B,H,T,w]
   size_t of_tokens = 1;            // outputs: so many [B,H,T,w], then the state after, in the order of `state`
   Tensors g;                       // one for each output: their gradients
   std::vector<std::string> parts;  // names: the outputs, then x
@@ -39,8 +38,7 @@ inline at::Tensor Loss(const MemoryProblem& p, const Tensors& outputs) {
 inline Tensors LeavesOf(const MemoryProblem& p, at::ScalarType dtype = at::kDouble, bool heads_last = false) {
   Tensors x;
   for (size_t i = 0; i < p.x.size(); ++i) {
-    const at::Tensor t = i == p.always_double ? p.x[i] : p.x[i].to(dtype);
-    x.push_back(Leaf(p.IsState(i) ? t : WithLayout(t, heads_last)));
+    x.push_back(Leaf(p.IsState(i) ? p.x[i] : WithLayout(p.x[i].to(dtype), heads_last)));
   }
   return x;
 }

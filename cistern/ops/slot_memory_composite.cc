@@ -45,18 +45,18 @@ Tensor4 SlotMemoryComposite(bool match, const at::Tensor& a, const at::Tensor& s
     const at::Tensor pairs = (log_pairs - m.unsqueeze(3)).exp();
     const at::Tensor alpha = from_before + pairs.sum(3);
     const at::Tensor safe = alpha.masked_fill(alpha == 0, 1.0);
-    const at::Tensor decay = (from_before / safe).to(dtype);
+    const at::Tensor kept = from_before / safe, decay = kept.to(dtype), m_seen = m_prev.to(dtype);
     const at::Tensor weights = (pairs / safe.unsqueeze(3)).to(dtype);  // e^{s_i - z_t}
     if (match) {
       const at::Tensor scores = at::matmul(ac, uc.transpose(2, 3));  // q_t . k_i
-      outs.push_back(decay * at::matmul(ac, m_prev.transpose(2, 3)) + at::einsum("bhti,bhtil->bhtl", {scores, weights}));
+      outs.push_back(decay * at::matmul(ac, m_seen.transpose(2, 3)) + at::einsum("bhti,bhtil->bhtl", {scores, weights}));
     } else {
       const at::Tensor scores = at::einsum("bhtl,bhtil->bhti", {ac, weights});
-      outs.push_back(at::matmul(ac * decay, m_prev) + at::matmul(scores, uc));
+      outs.push_back(at::matmul(ac * decay, m_seen) + at::matmul(scores, uc));
     }
     const at::Tensor z = at::where(alpha > 0, m + safe.log(), at::full({}, kNegativeInfinity, alpha.options()));
     if (want_z) zs.push_back(z.to(s_in.scalar_type()));
-    m_prev = decay.select(2, c - 1).unsqueeze(-1) * m_prev + at::matmul(weights.select(2, c - 1).transpose(2, 3), uc);
+    m_prev = kept.select(2, c - 1).unsqueeze(-1) * m_prev + at::matmul(weights.select(2, c - 1).transpose(2, 3), uc);
     z_prev = z.select(2, c - 1);
   }
   at::Tensor out = length > 0 ? at::cat(outs, 2) : (match ? at::zeros_like(s_in) : at::zeros_like(u));

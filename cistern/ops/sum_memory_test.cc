@@ -43,7 +43,7 @@ MemoryProblem MakeProblem(const Case& c) {
   at::manual_seed(17 + c.length);
   MemoryProblem p;
   p.name = c.Name();
-  p.state = {3}, p.always_double = 3;
+  p.state = {3};
   p.parts = {"out", "memory", "d_a", "d_w", "d_u", "d_memory", "d_log_gate"};
   const int64_t B = c.batch, H = c.heads, T = c.length, n = c.slots, d = c.width;
   p.x = {Normal({B, H, T, c.match ? d : n}), Normal({B, H, T, n}), Normal({B, H, T, d}), Normal({B, H, n, d}, c.empty ? 0 : 1)};
