@@ -258,14 +258,10 @@ int VerifyLong(const VerifyCommand& c) {
   }
   bar.Finish();
   if (c.common.json) {
-    std::cout << JsonLine({{"tokens", settings.tokens},
-                           {"piece", settings.piece},
-                           {"seed", settings.seed},
-                           {"tolerance", verify::kLongTolerance},
-                           {"failed", failed},
-                           {"interrupted", stopped},
-                           {"results", rows}})
-              << std::endl;
+    const Json out = {
+        {"tokens", settings.tokens}, {"piece", settings.piece}, {"seed", settings.seed}, {"tolerance", verify::kLongTolerance},
+        {"failed", failed},          {"interrupted", stopped},  {"results", rows}};
+    std::cout << JsonLine(out) << std::endl;
   } else {
     std::printf("\n%lld mechanisms, %lld failed: relative error of float after so many tokens, tolerance %s\n",
                 static_cast<long long>(finished), static_cast<long long>(failed), verify::ErrorText(verify::kLongTolerance).c_str());

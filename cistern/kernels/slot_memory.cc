@@ -35,7 +35,7 @@ struct ForwardHead {
 
   // One token: `step` updates memory and z in place.
   template <class Step>
-  void One(double* z, T* memory, const Sequence<T>& out, size_t out_width, const Sequence<T>& z_out, Step step) const {
+  void One(double* z, double* memory, const Sequence<T>& out, size_t out_width, const Sequence<T>& z_out, Step step) const {
     ZeroEmpty(z, memory);
     if (tokens.length > 0) {
       if (tokens.StartsAt(0)) {

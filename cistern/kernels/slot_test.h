@@ -106,7 +106,9 @@ struct Options {
 
 inline Problem MakeProblem(uint64_t seed, bool match, const SlotShape& shape, const Options& options = {}) {
   Random random(seed);
-  Problem p{{shape, match}};
+  Problem p;
+  p.shape = shape;
+  p.match = match;
   p.Draw(random, "seed " + std::to_string(seed) + " weights " + std::to_string(int(options.weights)), options.starts, options.lengths);
   p.s = LogWeights(random, shape, options.weights);
   p.z = Normals(random, p.States(), 2);

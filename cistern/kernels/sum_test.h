@@ -57,7 +57,9 @@ struct Options {
 
 inline Problem MakeProblem(uint64_t seed, bool match, const SlotShape& shape, const Options& options = {}) {
   Random random(seed);
-  Problem p{{shape, match}};
+  Problem p;
+  p.shape = shape;
+  p.match = match;
   p.Draw(random, "seed " + std::to_string(seed) + " gates " + std::to_string(int(options.gates)), options.starts, options.lengths);
   p.w = Normals(random, p.Tokens() * shape.slots);
   p.log_gate = RandomGates(random, shape, options.gates);

@@ -12,14 +12,16 @@ constexpr double kNegativeInfinity = -std::numeric_limits<double>::infinity();
 
 }  // namespace
 
-Tensor4 SlotMemoryComposite(bool match, const at::Tensor& a, const at::Tensor& s_in, const at::Tensor& u, const at::Tensor& memory,
+Tensor4 SlotMemoryComposite(bool match, const at::Tensor& a_in, const at::Tensor& s_in, const at::Tensor& u_in, const at::Tensor& memory,
                             const at::Tensor& z_in, const OptionalTensor& starts, const OptionalTensor& lengths, bool want_z) {
-  const int64_t length = u.size(2);
-  const auto dtype = u.scalar_type();
-  at::Tensor s = s_in.to(at::kDouble), valid;
+  const int64_t length = u_in.size(2);
+  const auto dtype = u_in.scalar_type();
+  at::Tensor a = a_in, s = s_in.to(at::kDouble), u = u_in, valid;
   if (lengths) {
     valid = at::arange(length, lengths->options()).unsqueeze(0) < lengths->unsqueeze(1);  // [B,T]
-    s = s.masked_fill(valid.logical_not().unsqueeze(1).unsqueeze(-1), kNegativeInfinity);
+    const at::Tensor pad = valid.logical_not().unsqueeze(1).unsqueeze(-1);
+    s = s.masked_fill(pad, kNegativeInfinity);
+    a = a.masked_fill(pad, 0.0), u = u.masked_fill(pad, 0.0);  // whatever padding holds, NaN too, is not multiplied
   }
   at::Tensor documents;  // [B,T]: number of document starts up to each token
   if (starts) documents = (valid.defined() ? starts->logical_and(valid) : *starts).to(at::kLong).cumsum(1);
