@@ -81,8 +81,9 @@ void AbcMechanism::WriteWith(const at::Tensor& s, const std::vector<at::Tensor>&
 }
 
 at::Tensor AbcMechanism::Read(const std::vector<at::Tensor>& x, const State& state) {
-  const at::Tensor matched = at::matmul(x[0], state["key_memory"].transpose(2, 3));
-  return at::matmul(ReadWeights(matched, state["z"].unsqueeze(2)), state["value_memory"]);
+  const auto type = x[0].scalar_type();
+  const at::Tensor matched = at::matmul(x[0], state["key_memory"].to(type).transpose(2, 3));
+  return at::matmul(ReadWeights(matched, state["z"].unsqueeze(2)), state["value_memory"].to(type));
 }
 
 at::Tensor AbcMechanism::Definition(Form form, const std::vector<at::Tensor>& queries, const std::vector<at::Tensor>& x) const {

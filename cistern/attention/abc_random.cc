@@ -42,7 +42,8 @@ AbcRandomMechanism::AbcRandomMechanism(const MechanismInfo& info, const Options&
 
 // The upper bits of 32 random ones: uniform up to n / 2^32.
 int64_t AbcRandomMechanism::Draw(int64_t head, int64_t position) const {
-  const uint64_t bits = Philox(uint64_t(seed_), uint64_t(dims().layer * dims().heads + head), uint64_t(position))[0];
+  const uint64_t stream = uint64_t(dims().layer * dims().heads + head) | uint64_t(dims().cross) << 63;
+  const uint64_t bits = Philox(uint64_t(seed_), stream, uint64_t(position))[0];
   return int64_t((bits * uint64_t(slots())) >> 32);
 }
 

@@ -1,8 +1,7 @@
 #pragma once
 // ABC with random writes (P003's RD, App. A.2; spec 2.14): each token goes to one slot drawn uniformly, keys and values to the same one,
 // and slots hold plain sums (or, with `mean`, means). In training slots are drawn anew at every call, from torch's generator; in evaluation
-// the draw is fixed by (seed, layer, head, position in the document). Self and cross attention of one layer draw alike unless their seeds
-// differ.
+// the draw is fixed by (seed, layer, self or cross attention, head, position in the document).
 #include "cistern/attention/abc_memory.h"
 
 namespace cistern {

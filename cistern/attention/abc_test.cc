@@ -7,9 +7,9 @@ namespace {
 
 using namespace cistern::testing;
 
-std::shared_ptr<Mechanism> Make(const std::string& name, const Json& options, int64_t layer = 0) {
+std::shared_ptr<Mechanism> Make(const std::string& name, const Json& options, int64_t layer = 0, bool cross = false) {
   AttentionDims dims;
-  dims.dim = kDim, dims.heads = kHeads, dims.max_length = 64, dims.layer = layer;
+  dims.dim = kDim, dims.heads = kHeads, dims.max_length = 64, dims.layer = layer, dims.cross = cross;
   const auto m = FindMechanism(name).make(options, dims);
   m->eval();
   return m;
@@ -135,6 +135,7 @@ TEST(AbcRandom, DrawsAreFixedInEvaluationAndNewInTraining) {
   ExpectSameBits(ExtendPieces(*m, x, {0, 40}), first, "again");
   EXPECT_FALSE(at::equal(ExtendPieces(*Make("abc_random", Json{{"slots", 5}, {"seed", 1}}), x, {0, 40}), first));
   EXPECT_FALSE(at::equal(ExtendPieces(*Make("abc_random", Json{{"slots", 5}}, 1), x, {0, 40}), first));
+  EXPECT_FALSE(at::equal(ExtendPieces(*Make("abc_random", Json{{"slots", 5}}, 0, true), x, {0, 40}), first));
   m->train();
   const at::Tensor trained = ExtendPieces(*m, x, {0, 40});
   EXPECT_FALSE(at::equal(trained, first));

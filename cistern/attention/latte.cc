@@ -69,7 +69,7 @@ void LatteMechanism::Write(const std::vector<at::Tensor>& x, State& state, const
 }
 
 at::Tensor LatteMechanism::Read(const std::vector<at::Tensor>& x, const State& state) {
-  return at::matmul(ReadWeights(x[0]), state["memory"]);
+  return at::matmul(ReadWeights(x[0]), state["memory"].to(x[0].scalar_type()));
 }
 
 at::Tensor LatteMechanism::Definition(Form form, const std::vector<at::Tensor>& queries, const std::vector<at::Tensor>& x) const {

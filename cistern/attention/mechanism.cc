@@ -84,6 +84,22 @@ at::Tensor Mechanism::BidirectionalRows(const std::vector<at::Tensor>& x, const 
   return Read(x, state);
 }
 
+State Mechanism::EmptyState(int64_t, const at::TensorOptions&) const { return {}; }
+
+namespace {
+
+[[noreturn]] void RefuseVerb(const MechanismInfo& info) {
+  throw Error(StrCat("[", info.name, "] has no state to write, read or extend; it takes whole sequences (Bidirectional)"));
+}
+
+}  // namespace
+
+at::Tensor Mechanism::Extend(const std::vector<at::Tensor>&, State&, const ops::Mask&) { RefuseVerb(info()); }
+
+void Mechanism::Write(const std::vector<at::Tensor>&, State&, const ops::Mask&) { RefuseVerb(info()); }
+
+at::Tensor Mechanism::Read(const std::vector<at::Tensor>&, const State&) { RefuseVerb(info()); }
+
 State Mechanism::Merge(const State&, const State&) const {
   throw Error(StrCat("[", info().name, "] states do not merge; extend one state by the second piece instead"));
 }

@@ -39,6 +39,7 @@ struct AttentionDims {
   int64_t layer = 0;
   double dropout = 0;                      // attention dropout
   const class Mechanism* first = nullptr;  // of an earlier layer, same model and options: owns what is tied across layers
+  bool cross = false;                      // the layer attends to another sequence: what it draws is not what self attention draws
 };
 
 // What a mechanism is and can do, for errors, help, docs, verification and benchmarks.
@@ -72,10 +73,11 @@ class Mechanism : public torch::nn::Module {
   virtual std::vector<Projection> Projections() const = 0;
 
   // Everything below: tensors in declared order, each [B,H,T,width/H]; those of the other side are undefined where not needed.
-  virtual State EmptyState(int64_t batch, const at::TensorOptions& options) const = 0;
-  virtual at::Tensor Extend(const std::vector<at::Tensor>& x, State& state, const ops::Mask& mask) = 0;  // -> [B,H,T,d]
-  virtual void Write(const std::vector<at::Tensor>& x, State& state, const ops::Mask& mask) = 0;
-  virtual at::Tensor Read(const std::vector<at::Tensor>& x, const State& state) = 0;
+  // Without verbs there is no state: EmptyState gives one of no tensors, and the verbs are Errors.
+  virtual State EmptyState(int64_t batch, const at::TensorOptions& options) const;
+  virtual at::Tensor Extend(const std::vector<at::Tensor>& x, State& state, const ops::Mask& mask);  // -> [B,H,T,d]
+  virtual void Write(const std::vector<at::Tensor>& x, State& state, const ops::Mask& mask);
+  virtual at::Tensor Read(const std::vector<at::Tensor>& x, const State& state);
   // The whole sequence, every token sees every valid token. Rows with several documents are taken apart first.
   at::Tensor Bidirectional(const std::vector<at::Tensor>& x, const ops::Mask& mask);
 

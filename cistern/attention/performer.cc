@@ -100,7 +100,7 @@ at::Tensor PerformerMechanism::Extend(const std::vector<at::Tensor>& x, State& s
                    ones = at::ones({1, 1, 1, 1}, s.options()).expand({s.size(0), s.size(1), s.size(2), 1});
   const ops::SlotState before = {state["memory"], state["z"]};
   // A memory one channel wide gives z at every position, which the read weights need.
-  const ops::SlotState narrow = {at::zeros({s.size(0), s.size(1), features_, 1}, s.options()), before.z};
+  const ops::SlotState narrow = {at::zeros({s.size(0), s.size(1), features_, 1}, s.options().dtype(at::kDouble)), before.z};
   const at::Tensor z = ops::SlotMatch(ones, s, ones, narrow, mask, true).z_out;
   const at::Tensor r = at::softmax((LogFeatures(x[0], Side::kQuery) + z).transpose(1, 2), -1).transpose(1, 2);
   const ops::SlotResult result = ops::SlotRead(r, s, x[2], before, mask);
@@ -119,7 +119,8 @@ void PerformerMechanism::Write(const std::vector<at::Tensor>& x, State& state, c
 at::Tensor PerformerMechanism::Read(const std::vector<at::Tensor>& x, const State& state) {
   const at::Tensor z = state["z"].masked_fill(at::isneginf(state["z"]), std::numeric_limits<float>::lowest());  // an empty memory reads 0
   const at::Tensor r = at::softmax(LogFeatures(x[0], Side::kQuery) + z.unsqueeze(2), -1);                       // in double, as z
-  return at::matmul(r.to(state["memory"].scalar_type()), state["memory"]);
+  const auto type = x[0].scalar_type();
+  return at::matmul(r.to(type), state["memory"].to(type));
 }
 
 at::Tensor PerformerMechanism::Definition(Form form, const std::vector<at::Tensor>& queries, const std::vector<at::Tensor>& x) const {

@@ -5,6 +5,7 @@
 #include <thread>
 
 #include "cistern/cli/testing_cli.h"
+#include "cistern/models/model.h"
 
 namespace cistern {
 namespace {
@@ -398,6 +399,40 @@ TEST_F(CliTest, VerifyShowsAMatrixAndChecksAModel) {
   Expect({"verify", "--model", Trained(), "--text", folder_ / "none.txt"}, 1, {"none.txt"});
   WriteFileAtomically(folder_ / "short.txt", "two words");
   Expect({"verify", "--model", Trained(), "--text", folder_ / "short.txt"}, 1, {"short.txt is too short", "at least 16"});
+}
+
+TEST_F(CliTest, VerifyChecksAClassifier) {
+  ModelConfig config;
+  config.kind = "encoder_classifier", config.vocab_size = 12, config.classes = 3, config.dim = 16, config.layers = 1;
+  config.attention = {"nystrom"}, config.max_length = 40;
+  SaveModel(*MakeModel(config, 1), folder_ / "classifier");
+  const Outcome model = Run({"verify", "--model", folder_ / "classifier"});
+  EXPECT_EQ(model.code, 0) << model;
+  for (const char* phrase : {"on 40 tokens of random ids", "padding", "batch", "4 checks, 0 failed"})
+    EXPECT_NE(model.out.find(phrase), std::string::npos) << phrase << "\n" << model;
+  Expect({"verify", "--model", folder_ / "classifier", "--text", TrainedText()}, 2, {"encoder_classifier", "leave --text away"});
+  Expect({"verify", "--model", folder_ / "classifier", "--tokens", "41"}, 2, {"max_length of 40"});
+  Expect({"verify", "--text", TrainedText()}, 2, {"--text goes with --model"});
+}
+
+TEST_F(CliTest, VerifyDecodesForLong) {
+  const Outcome o = Run({"verify", "--mechanism", "latte,rfa_gate", "--long", "3000", "--json"});
+  ASSERT_EQ(o.code, 0) << o;
+  const Json json = ParseJson(o.out, "stdout");
+  ASSERT_EQ(json["results"].size(), 2u);
+  for (const Json& row : json["results"]) {
+    EXPECT_FALSE(row["failed"]);
+    ASSERT_EQ(row["errors"].size(), 2u);
+    EXPECT_LT(row["errors"]["3000"].get<double>(), 1e-5);
+    EXPECT_GT(row["errors"]["1000"].get<double>(), 0);
+  }
+  const Outcome text = Run({"verify", "--mechanism", "linear", "--long", "1000", "--piece", "1"});
+  for (const char* phrase : {"ok    linear:  1000 ", "1 mechanisms, 0 failed"})
+    EXPECT_NE(text.out.find(phrase), std::string::npos) << phrase << "\n" << text;
+  Expect({"verify", "--mechanism", "softmax", "--long", "2000"}, 2, {"[softmax]", "grows"});
+  Expect({"verify", "--mechanism", "nystrom", "--long", "2000"}, 2, {"[nystrom]", "causal", "use latte"});
+  Expect({"verify", "--long", "10"}, 2, {"at least 1000"});
+  Expect({"verify", "--long", "2000", "--form", "causal"}, 2, {"--mechanism and --full alone"});
 }
 
 }  // namespace

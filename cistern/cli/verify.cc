@@ -1,5 +1,6 @@
 // cistern verify: the conformance suite on this machine, or a trained model's forms against each other.
 #include <ATen/Parallel.h>
+#include <ATen/ops/randint.h>
 #include <ATen/ops/tensor.h>
 #include <sys/ioctl.h>
 #include <unistd.h>
@@ -19,6 +20,7 @@
 #include "cistern/io/json_text.h"
 #include "cistern/kernels/isa.h"
 #include "cistern/train/trainer.h"
+#include "cistern/verify/long_run.h"
 #include "cistern/verify/model_check.h"
 #include "cistern/verify/report.h"
 #include "cistern/verify/suite.h"
@@ -33,6 +35,7 @@ struct VerifyCommand {
   bool quick = false, full = false;
   std::string folder, text;
   int64_t tokens = 0;
+  int64_t long_tokens = 0, piece = 4096;
 };
 
 Form ParseForm(const std::string& name) {
@@ -130,27 +133,56 @@ int VerifyMechanisms(const VerifyCommand& c) {
   return failed > 0 ? 1 : 0;
 }
 
-// The first tokens of a text, as many as are asked for or fit.
-at::Tensor TokensOf(const VerifyCommand& c, const LmFolder& lm) {
-  const int64_t fits = lm.model->config().max_length, wanted = c.tokens > 0 ? c.tokens : std::min<int64_t>(fits, c.full ? 512 : 192);
+// As many tokens as are asked for or fit.
+int64_t TokensWanted(const VerifyCommand& c, const ModelConfig& config) {
+  const int64_t fits = config.max_length, wanted = c.tokens > 0 ? c.tokens : std::min<int64_t>(fits, c.full ? 512 : 192);
   if (wanted > fits) FailUsage("--tokens ", wanted, " is more than the model's max_length of ", fits);
+  return wanted;
+}
+
+at::Tensor TokensOf(const VerifyCommand& c, const LmFolder& lm) {
   PromptReader reader(*lm.tokenizer, FileSource(c.text));
-  const std::vector<int32_t> ids = reader.Take(wanted);
+  const std::vector<int32_t> ids = reader.Take(TokensWanted(c, lm.model->config()));
   CISTERN_CHECK(ids.size() >= 16, c.text, " is too short: ", ids.size(), " tokens; at least 16 are needed");
   return at::tensor(std::vector<int64_t>(ids.begin(), ids.end()), at::kLong);
 }
 
-int VerifyModel(const VerifyCommand& c) {
+using HearModel = std::function<bool(const verify::ModelResult&)>;
+
+struct ModelResults {
+  std::vector<verify::ModelResult> all;
+  int64_t tokens;
+  std::string source;  // of the tokens
+};
+
+ModelResults CheckLm(const VerifyCommand& c, const HearModel& hear) {
+  if (c.text.empty()) FailUsage("--model and --text belong together for a language model: it is checked on a text of yours");
   const LmFolder lm = OpenLmFolder(c.folder), twin = OpenLmFolder(c.folder, "float64");
   const at::Tensor ids = TokensOf(c, lm);
+  return {verify::CheckModel(*lm.model, *twin.model, ids, c.full, hear), ids.size(0), c.text};
+}
+
+ModelResults CheckClassifier(const VerifyCommand& c, const ModelConfig& config, const HearModel& hear) {
+  if (!c.text.empty()) FailUsage(c.folder, " holds an ", config.kind, ", which is checked on random tokens; leave --text away");
+  auto open = [&] { return std::dynamic_pointer_cast<EncoderClassifier>(LoadModel(c.folder)); };
+  const auto model = open(), twin = open();
+  twin->to(at::kDouble);
+  at::manual_seed(c.common.seed);
+  const at::Tensor ids = at::randint(config.vocab_size, {TokensWanted(c, config)}, at::kLong);
+  return {verify::CheckClassifier(*model, *twin, ids, hear), ids.size(0), "random ids"};
+}
+
+int VerifyModel(const VerifyCommand& c) {
+  const ModelConfig config = ReadFolderConfig(c.folder);
   ProgressBar bar({.total = 0, .label = "verify", .unit = "checks"});
   int64_t done = 0;
   bool stopped = false;
-  const auto results = verify::CheckModel(*lm.model, *twin.model, ids, c.full, [&](const verify::ModelResult& r) {
+  const HearModel hear = [&](const verify::ModelResult& r) {
     bar.Update(++done, r.property);
     stopped = Interrupted();
     return !stopped;
-  });
+  };
+  const auto [results, tokens, source] = config.kind == "encoder_classifier" ? CheckClassifier(c, config, hear) : CheckLm(c, hear);
   bar.Finish();
   int64_t failed = 0;
   Json rows = Json::array();
@@ -161,11 +193,11 @@ int VerifyModel(const VerifyCommand& c) {
     rows.push_back(std::move(row));
   }
   if (c.common.json) {
-    const Json out = {{"model", c.folder}, {"tokens", ids.size(0)}, {"failed", failed}, {"interrupted", stopped}, {"results", rows}};
+    const Json out = {{"model", c.folder}, {"tokens", tokens}, {"failed", failed}, {"interrupted", stopped}, {"results", rows}};
     std::cout << JsonLine(out) << std::endl;
   } else {
-    std::printf("%s: %s, on %lld tokens of %s\n\n", c.folder.c_str(), lm.model->config().Summary().c_str(),
-                static_cast<long long>(ids.size(0)), c.text.c_str());
+    std::printf("%s: %s, on %lld tokens of %s\n\n", c.folder.c_str(), config.Summary().c_str(), static_cast<long long>(tokens),
+                source.c_str());
     for (const verify::ModelResult& r : results) {
       const verify::Outcome& o = r.outcome;
       std::printf("%-5s %-16s error %-6s tolerance %-6s %s\n", o.failed() ? "FAIL" : "ok", r.property.c_str(),
@@ -178,19 +210,83 @@ int VerifyModel(const VerifyCommand& c) {
   return failed > 0 ? 1 : 0;
 }
 
+int VerifyLong(const VerifyCommand& c) {
+  if (!c.forms.empty() || !c.properties.empty() || !c.implementations.empty() || !c.lengths.empty())
+    FailUsage("--long decodes with the kernels against the reference; of the other choices --mechanism and --full alone go with it");
+  if (c.long_tokens < 1000 || c.piece < 1) FailUsage("--long must be at least 1000 and --piece at least 1");
+  std::vector<const MechanismInfo*> mechanisms;
+  for (const std::string& name : c.mechanisms) {
+    mechanisms.push_back(&FindMechanism(name));
+    RequireForm(*mechanisms.back(), Form::kCausal);
+    if (!verify::DecodesForEver(*mechanisms.back())) FailUsage("[", name, "] its state grows with the text; --long is for bounded ones");
+  }
+  if (mechanisms.empty()) {
+    for (const MechanismInfo* info : Mechanisms()) {
+      if (verify::DecodesForEver(*info)) mechanisms.push_back(info);
+    }
+  }
+  verify::LongSettings settings;
+  settings.tokens = c.long_tokens, settings.piece = c.piece, settings.seed = c.common.seed;
+  int64_t runs = 0, finished = 0, failed = 0;
+  for (const MechanismInfo* info : mechanisms) runs += c.full ? int64_t(info->cases.size()) : 1;
+  ProgressBar bar({.total = runs * settings.tokens, .label = "verify", .unit = "tokens"});
+  bool stopped = false;
+  Json rows = Json::array();
+  for (const MechanismInfo* info : mechanisms) {
+    for (size_t i = 0; i < (c.full ? info->cases.size() : 1) && !stopped; ++i) {
+      const auto result = verify::RunLong(*info, info->cases[i], settings, [&](int64_t tokens) {
+        bar.Update(finished * settings.tokens + tokens, info->name);
+        return !(stopped = Interrupted());
+      });
+      if (stopped) break;
+      ++finished;
+      failed += result.failed();
+      Json errors = Json::object();
+      std::string line = StrCat(info->name, i > 0 ? " " + result.options.dump() : "", ":");
+      for (const auto& point : result.points) {
+        errors[std::to_string(point.tokens)] = point.error;
+        line += StrCat("  ", point.tokens, " ", verify::ErrorText(point.error));
+      }
+      rows.push_back({{"mechanism", info->name},
+                      {"options", result.options},
+                      {"failed", result.failed()},
+                      {"errors", errors},
+                      {"seconds", result.seconds}});
+      if (!c.common.json) std::printf("%-5s %s\n", result.failed() ? "FAIL" : "ok", line.c_str());
+      std::fflush(stdout);
+    }
+  }
+  bar.Finish();
+  if (c.common.json) {
+    const Json out = {
+        {"tokens", settings.tokens}, {"piece", settings.piece}, {"seed", settings.seed}, {"tolerance", verify::kLongTolerance},
+        {"failed", failed},          {"interrupted", stopped},  {"results", rows}};
+    std::cout << JsonLine(out) << std::endl;
+  } else {
+    std::printf("\n%lld mechanisms, %lld failed: relative error of float after so many tokens, tolerance %s\n",
+                static_cast<long long>(finished), static_cast<long long>(failed), verify::ErrorText(verify::kLongTolerance).c_str());
+  }
+  if (stopped) return 130;
+  return failed > 0 ? 1 : 0;
+}
+
 int RunVerify(VerifyCommand c) {
   // The tensors are tiny: more threads than one only wait for each other (the property "threads" brings its own).
   if (c.common.threads == 0) c.common.threads = 1;
   ApplyCommon(c.common);
   if (c.quick && c.full) FailUsage("give --quick or --full, not both");
   if (c.common.dtype != "float32") FailUsage("verify compares float32 with float64 by itself; leave --dtype away");
-  if (c.folder.empty() != c.text.empty()) FailUsage("--model and --text belong together: a trained model is checked on a text of yours");
+  if (c.folder.empty() && !c.text.empty()) FailUsage("--text goes with --model: a language model is checked on a text of yours");
+  if (c.long_tokens != 0) {
+    if (!c.folder.empty()) FailUsage("--long checks mechanisms, --model a model: give one of them");
+    return VerifyLong(c);
+  }
   if (c.folder.empty()) {
     if (c.tokens != 0) FailUsage("--tokens goes with --model");
     return VerifyMechanisms(c);
   }
   if (!c.mechanisms.empty() || !c.forms.empty() || !c.properties.empty() || !c.implementations.empty() || !c.lengths.empty())
-    FailUsage("--model checks all forms of that model; --mechanism, --form, --property, --implementation and --lengths do not go with it");
+    FailUsage("--model checks all that the model does; --mechanism, --form, --property, --implementation and --lengths do not go with it");
   if (c.tokens != 0 && c.tokens < 16) FailUsage("--tokens must be at least 16, got ", c.tokens);
   return VerifyModel(c);
 }
@@ -216,9 +312,12 @@ void AddVerify(CLI::App& app, Run& run) {
   sub->add_option("--lengths", c->lengths, "sequence lengths that the definition is compared at")->delimiter(',')->type_name("N,...");
   sub->add_flag("--quick", c->quick, "within a minute (the default)");
   sub->add_flag("--full", c->full, "longer sequences, a cut at every point, many more random shapes");
-  sub->add_option("--model", c->folder, "check a trained language model instead, on your own text")->type_name("FOLDER");
-  sub->add_option("--text", c->text, "--model: the text; -: standard input")->type_name("FILE");
-  sub->add_option("--tokens", c->tokens, "--model: how many tokens of it; 0: 192, or 512 with --full");
+  sub->add_option("--model", c->folder, "check a trained model instead: a language model on your own text, a classifier on random tokens")
+      ->type_name("FOLDER");
+  sub->add_option("--text", c->text, "--model: the text for a language model; -: standard input")->type_name("FILE");
+  sub->add_option("--tokens", c->tokens, "--model: how many tokens; 0: 192, or 512 with --full");
+  sub->add_option("--long", c->long_tokens, "decode so many tokens instead: how far does float drift from double?")->type_name("TOKENS");
+  sub->add_option("--piece", c->piece, "--long: tokens extended at a time between the comparisons; 1: token by token");
   AddCommon(*sub, c->common);
   sub->footer(
       "Examples:\n"
@@ -226,6 +325,7 @@ void AddVerify(CLI::App& app, Run& run) {
       "  cistern verify --mechanism latte --full --json\n"
       "  cistern verify --form causal --property pieces,future\n"
       "  cistern verify --model runs/kjv/latte --text my.txt     one model: whole, in pieces, token by token, padded, packed, from a file\n"
+      "  cistern verify --long 10000000                          ten million tokens of decoding: the drift of float, in minutes\n"
       "\nA cell is the error that came nearest to its tolerance (relative, root mean square), 0 where every bit agrees, FAIL, or the "
       "letter\n"
       "of a reason why the property does not apply. The exit code is 1 when anything failed.\n" +

@@ -1,6 +1,4 @@
 // The backwards: the reference's against finite differences, the kernels' (composed as slot_memory.h says) against the reference's.
-#include <cstring>
-
 #include "cistern/base/parallel.h"
 #include "cistern/kernels/ref/slot_memory_ref.h"
 #include "cistern/kernels/slot_test.h"
@@ -27,20 +25,18 @@ Gradients Kernels(const Problem& p, Layout layout = Layout::kBTHW) {
   const Array<T> a(p.shape, p.AWidth(), layout, p.a), s(p.shape, n, layout, p.s), u(p.shape, d, layout, p.u),
       g(p.shape, p.OutWidth(), layout, p.g), dz(p.shape, n, layout, p.dz);
   Array<T> x(p.shape, n, layout), da(p.shape, p.AWidth(), layout), ds(p.shape, n, layout), du(p.shape, d, layout);
-  const std::vector<T> memory0(p.memory.begin(), p.memory.end());
-  std::vector<T> memory = memory0, G(p.dmemory_T.begin(), p.dmemory_T.end()), h(p.z.size());
-  std::vector<double> z = p.z;
+  std::vector<double> memory = p.memory, z = p.z;
+  std::vector<T> G(p.dmemory_T.begin(), p.dmemory_T.end()), h(p.z.size());
   if (p.match) {
     SlotMatch<T>(p.shape, a.in(), s.in(), u.in(), p.Mask(), memory.data(), z.data(), x.rows(), {});
-    std::vector<T> again = memory0;
-    std::vector<double> z_again = p.z;
+    std::vector<double> again = p.memory, z_again = p.z;
     SlotRead<T>(p.shape, g.in(), s.in(), u.in(), p.Mask(), again.data(), z_again.data(), da.rows(), {});
   } else {
     SlotMatch<T>(p.shape, g.in(), s.in(), u.in(), p.Mask(), memory.data(), z.data(), da.rows(), {});
   }
   for (size_t l = 0; l < h.size(); ++l) {
     double dot = -p.dz_T[l];
-    for (int64_t j = 0; j < d; ++j) dot += double(G[l * d + j]) * double(memory[l * d + j]);
+    for (int64_t j = 0; j < d; ++j) dot += double(G[l * d + j]) * memory[l * d + j];
     h[l] = static_cast<T>(dot);
   }
   SlotAdjoint<T>(p.shape, (p.match ? g : a).in(), (p.match ? a : g).in(), s.in(), u.in(), std::as_const(p.match ? x : da).rows(), dz.in(),
@@ -48,7 +44,7 @@ Gradients Kernels(const Problem& p, Layout layout = Layout::kBTHW) {
   Gradients r{da.Values(), ds.Values(), du.Values(), ToDouble(G), std::vector<double>(p.z.size())};
   for (size_t l = 0; l < h.size(); ++l) {
     r.z[l] = p.z[l] == -kInf ? 0 : -double(h[l]);
-    for (int64_t j = 0; j < d && p.z[l] != -kInf; ++j) r.z[l] += double(G[l * d + j]) * double(memory0[l * d + j]);
+    for (int64_t j = 0; j < d && p.z[l] != -kInf; ++j) r.z[l] += double(G[l * d + j]) * p.memory[l * d + j];
   }
   return r;
 }

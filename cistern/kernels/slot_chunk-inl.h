@@ -16,6 +16,7 @@
 #include <cstdint>
 #include <cstring>
 #include <limits>
+#include <type_traits>
 
 #include "cistern/kernels/gemm-inl.h"
 #include "cistern/kernels/rows.h"
@@ -34,6 +35,46 @@ constexpr double kEmpty = -std::numeric_limits<double>::infinity();
 // Leading dimension of [rows, kChunkRows] panels.
 template <class T>
 constexpr size_t kChunkPadded = RoundUp(kChunkRows, kLanes<T> > kTileRows ? kLanes<T> : kTileRows);
+
+using Double = Vec<double>;
+
+// Vectors of doubles from and to aligned memory of either precision, and unaligned.
+template <class T>
+HWY_INLINE Double LoadAsDouble(const T* from) {
+  const Tag<double> d;
+  if constexpr (std::is_same_v<T, double>) {
+    return hn::Load(d, from);
+  } else {
+    return hn::PromoteTo(d, hn::Load(hn::Rebind<T, Tag<double>>(), from));
+  }
+}
+template <class T>
+HWY_INLINE Double LoadAsDoubleU(const T* from) {
+  const Tag<double> d;
+  if constexpr (std::is_same_v<T, double>) {
+    return hn::LoadU(d, from);
+  } else {
+    return hn::PromoteTo(d, hn::LoadU(hn::Rebind<T, Tag<double>>(), from));
+  }
+}
+template <class T>
+HWY_INLINE void StoreDouble(Double x, T* to) {
+  if constexpr (std::is_same_v<T, double>) {
+    hn::Store(x, Tag<double>(), to);
+  } else {
+    const hn::Rebind<T, Tag<double>> d;
+    hn::Store(hn::DemoteTo(d, x), d, to);
+  }
+}
+template <class T>
+HWY_INLINE void StoreDoubleU(Double x, T* to) {
+  if constexpr (std::is_same_v<T, double>) {
+    hn::StoreU(x, Tag<double>(), to);
+  } else {
+    const hn::Rebind<T, Tag<double>> d;
+    hn::StoreU(hn::DemoteTo(d, x), d, to);
+  }
+}
 
 // Highway's turn NaN into ordinary numbers.
 template <class T>

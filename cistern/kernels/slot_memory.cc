@@ -27,15 +27,15 @@ struct ForwardHead {
         tokens(shape, mask, b) {}
 
   // The memory of a slot that holds nothing counts as zero, whatever the caller left there.
-  void ZeroEmpty(const double* z, T* memory) const {
+  void ZeroEmpty(const double* z, double* memory) const {
     for (size_t l = 0; l < n; ++l) {
-      if (z[l] == kEmpty) std::memset(memory + l * width, 0, width * sizeof(T));
+      if (z[l] == kEmpty) std::memset(memory + l * width, 0, width * sizeof(double));
     }
   }
 
   // One token: `step` updates memory and z in place.
   template <class Step>
-  void One(double* z, T* memory, const Sequence<T>& out, size_t out_width, const Sequence<T>& z_out, Step step) const {
+  void One(double* z, double* memory, const Sequence<T>& out, size_t out_width, const Sequence<T>& z_out, Step step) const {
     ZeroEmpty(z, memory);
     if (tokens.length > 0) {
       if (tokens.StartsAt(0)) {
@@ -82,128 +82,146 @@ struct ForwardHead {
 
 template <class T>
 HWY_NOINLINE void ReadHead(const ForwardHead<T>& head, const Sequence<const T>& r, const Sequence<const T>& s, const Sequence<const T>& v,
-                           T* memory, double* z, const Sequence<T>& out, const Sequence<T>& z_out) {
+                           double* memory, double* z, const Sequence<T>& out, const Sequence<T>& z_out) {
   const size_t n = head.n, width = head.width, np = Padded<T>(n), dp = Padded<T>(width);
   constexpr size_t kC = kChunkRows, kCp = kChunkPadded<T>;
   Workspace& workspace = Workspace::OfThisThread();
-  workspace.Start(SlotChunk<T>::Bytes(n) + sizeof(T) * (kC * (np + 2 * dp + kCp) + np * (kCp + 2 * dp + 1)), SlotChunk<T>::kPieces + 8);
+  workspace.Start(SlotChunk<T>::Bytes(n) + sizeof(T) * (kC * (np + 2 * dp + kCp) + np * (kCp + 2 * dp + 1)) + sizeof(double) * np * dp,
+                  SlotChunk<T>::kPieces + 9);
   SlotChunk<T> chunk(n, workspace);
   T* const W = workspace.Take<T>(kC * np);  // r F
   T* const V = workspace.Take<T>(kC * dp);
   T* const O = workspace.Take<T>(kC * dp);
   T* const A = workspace.Take<T>(kC * kCp);  // tril(W E^T)
   T* const ET = workspace.Take<T>(np * kCp);
-  T* const M = workspace.Take<T>(np * dp);
-  T* const P = workspace.Take<T>(np * dp);  // E^T V, or the scaled memory
+  T* const past = workspace.Take<T>(np * dp);  // M, as the rows see it
+  T* const P = workspace.Take<T>(np * dp);     // E^T V, or the scaled memory
   T* const z_row = workspace.Take<T>(np);
+  double* const M = workspace.Take<double>(np * dp);
   const Tag<T> d;
+  const Tag<double> dd;
 
   chunk.LoadZ(z);
   head.ZeroEmpty(z, memory);
-  std::memset(M, 0, np * dp * sizeof(T));
-  PackRows(Sequence<const T>{memory, width}, 0, n, width, dp, T{0}, M);
-  head.Chunks(
-      chunk, s, out, width, z_out, z_row, [&]() HWY_ATTR { std::memset(M, 0, np * dp * sizeof(T)); },
-      [&](size_t t) HWY_ATTR {
-        const size_t rows = chunk.rows;
-        PackRows(r, t, rows, n, np, T{0}, W);
-        PackRows(v, t, rows, width, dp, T{0}, V);
-        for (size_t i = 0; i < rows * np; i += kLanes<T>) hn::Store(hn::Mul(hn::Load(d, W + i), hn::Load(d, chunk.F + i)), d, W + i);
-        const T* past = M;
-        if (chunk.scaled) {
-          for (size_t l = 0; l < np; ++l) {
-            for (size_t j = 0; j < dp; ++j) P[l * dp + j] = chunk.carry[l] * M[l * dp + j];
-          }
-          past = P;
-        }
-        Transpose(rows, n, chunk.E, np, ET, kCp);
-        LowerProduct<T>(rows, {W, np, 1, ET, kCp, n}, A, kCp);
-        Product<Triangle::kLower, T>(rows, width, {W, np, 1, past, dp, n}, {A, kCp, 1, V, dp, rows}, O, dp);
-        UnpackRows(O, t, rows, width, dp, out);
+  const auto clear = [&]() HWY_ATTR {
+    std::memset(M, 0, np * dp * sizeof(double));
+    std::memset(past, 0, np * dp * sizeof(T));
+  };
+  clear();
+  PackRows(Sequence<const double>{memory, width}, 0, n, width, dp, 0.0, M);
+  for (size_t i = 0; i < np * dp; i += kLanes<double>) StoreDouble(hn::Load(dd, M + i), past + i);
+  head.Chunks(chunk, s, out, width, z_out, z_row, clear, [&](size_t t) HWY_ATTR {
+    const size_t rows = chunk.rows;
+    PackRows(r, t, rows, n, np, T{0}, W);
+    PackRows(v, t, rows, width, dp, T{0}, V);
+    for (size_t i = 0; i < rows * np; i += kLanes<T>) hn::Store(hn::Mul(hn::Load(d, W + i), hn::Load(d, chunk.F + i)), d, W + i);
+    const T* seen = past;
+    if (chunk.scaled) {
+      for (size_t l = 0; l < np; ++l) {
+        for (size_t j = 0; j < dp; ++j) P[l * dp + j] = chunk.carry[l] * past[l * dp + j];
+      }
+      seen = P;
+    }
+    Transpose(rows, n, chunk.E, np, ET, kCp);
+    LowerProduct<T>(rows, {W, np, 1, ET, kCp, n}, A, kCp);
+    Product<Triangle::kLower, T>(rows, width, {W, np, 1, seen, dp, n}, {A, kCp, 1, V, dp, rows}, O, dp);
+    UnpackRows(O, t, rows, width, dp, out);
 
-        Product<T>(n, width, {chunk.E, 1, np, V, dp, rows}, P, dp);
-        chunk.Advance();
-        for (size_t l = 0; l < n; ++l) {
-          if (chunk.sum[l] == 0) continue;
-          const Vec<T> keep = hn::Set(d, chunk.keep[l]), sub = hn::Set(d, chunk.sub[l]), gain = hn::Set(d, chunk.gain[l]);
-          for (size_t j = l * dp; j < (l + 1) * dp; j += kLanes<T>) {
-            const Vec<T> m = hn::Load(d, M + j);
-            hn::Store(hn::MulAdd(gain, hn::NegMulAdd(sub, m, hn::Load(d, P + j)), hn::Mul(keep, m)), d, M + j);
-          }
-        }
-      });
-  UnpackRows(M, 0, n, width, dp, Sequence<T>{memory, width});
+    Product<T>(n, width, {chunk.E, 1, np, V, dp, rows}, P, dp);
+    chunk.Advance();
+    for (size_t l = 0; l < n; ++l) {
+      if (chunk.sum[l] == 0) continue;
+      const Double keep = hn::Set(dd, static_cast<double>(chunk.keep[l])), sub = hn::Set(dd, static_cast<double>(chunk.sub[l])),
+                   gain = hn::Set(dd, static_cast<double>(chunk.gain[l]));
+      for (size_t j = l * dp; j < (l + 1) * dp; j += kLanes<double>) {
+        const Double m = hn::Load(dd, M + j);
+        const Double next = hn::MulAdd(gain, hn::NegMulAdd(sub, m, LoadAsDouble(P + j)), hn::Mul(keep, m));
+        hn::Store(next, dd, M + j);
+        StoreDouble(next, past + j);
+      }
+    }
+  });
+  UnpackRows(M, 0, n, width, dp, Sequence<double>{memory, width});
   std::memcpy(z, chunk.z, n * sizeof(double));
 }
 
 template <class T>
 HWY_NOINLINE void MatchHead(const ForwardHead<T>& head, const Sequence<const T>& q, const Sequence<const T>& s, const Sequence<const T>& k,
-                            T* memory, double* z, const Sequence<T>& out, const Sequence<T>& z_out) {
+                            double* memory, double* z, const Sequence<T>& out, const Sequence<T>& z_out) {
   const size_t n = head.n, width = head.width, np = Padded<T>(n), dp = Padded<T>(width);
   constexpr size_t kC = kChunkRows, kCp = kChunkPadded<T>;
   Workspace& workspace = Workspace::OfThisThread();
-  workspace.Start(SlotChunk<T>::Bytes(n) + sizeof(T) * (kC * (np + 2 * dp + kCp) + dp * (kCp + 2 * np) + np), SlotChunk<T>::kPieces + 8);
+  workspace.Start(SlotChunk<T>::Bytes(n) + sizeof(T) * (kC * (np + 2 * dp + kCp) + dp * (kCp + 2 * np) + np) + sizeof(double) * np * dp,
+                  SlotChunk<T>::kPieces + 9);
   SlotChunk<T> chunk(n, workspace);
   T* const Q = workspace.Take<T>(kC * dp);
   T* const K = workspace.Take<T>(kC * dp);
   T* const X = workspace.Take<T>(kC * np);
   T* const A = workspace.Take<T>(kC * kCp);  // tril(Q K^T)
   T* const KT = workspace.Take<T>(dp * kCp);
-  T* const MT = workspace.Take<T>(dp * np);  // the memory, transposed
-  T* const P = workspace.Take<T>(dp * np);   // K^T E, or the scaled memory
+  T* const past = workspace.Take<T>(dp * np);  // MT, as the rows see it
+  T* const P = workspace.Take<T>(dp * np);     // K^T E, or the scaled memory
   T* const z_row = workspace.Take<T>(np);
+  double* const MT = workspace.Take<double>(dp * np);  // the memory, transposed
   const Tag<T> d;
+  const Tag<double> dd;
 
   chunk.LoadZ(z);
   head.ZeroEmpty(z, memory);
-  std::memset(P, 0, np * dp * sizeof(T));
-  PackRows(Sequence<const T>{memory, width}, 0, n, width, dp, T{0}, P);
-  Transpose(np, dp, P, dp, MT, np);
-  head.Chunks(
-      chunk, s, out, n, z_out, z_row, [&]() HWY_ATTR { std::memset(MT, 0, np * dp * sizeof(T)); },
-      [&](size_t t) HWY_ATTR {
-        const size_t rows = chunk.rows;
-        PackRows(q, t, rows, width, dp, T{0}, Q);
-        PackRows(k, t, rows, width, dp, T{0}, K);
-        const T* past = MT;
-        if (chunk.scaled) {
-          for (size_t j = 0; j < dp; ++j) {
-            for (size_t l = 0; l < np; ++l) P[j * np + l] = chunk.carry[l] * MT[j * np + l];
-          }
-          past = P;
-        }
-        Transpose(rows, width, K, dp, KT, kCp);
-        LowerProduct<T>(rows, {Q, dp, 1, KT, kCp, width}, A, kCp);
-        Product<Triangle::kLower, T>(rows, n, {Q, dp, 1, past, np, width}, {A, kCp, 1, chunk.E, np, rows}, X, np);
-        for (size_t i = 0; i < rows * np; i += kLanes<T>) hn::Store(hn::Mul(hn::Load(d, X + i), hn::Load(d, chunk.F + i)), d, X + i);
-        UnpackRows(X, t, rows, n, np, out);
+  const auto clear = [&]() HWY_ATTR {
+    std::memset(MT, 0, np * dp * sizeof(double));
+    std::memset(past, 0, np * dp * sizeof(T));
+  };
+  clear();
+  for (size_t l = 0; l < n; ++l) {
+    for (size_t j = 0; j < width; ++j) MT[j * np + l] = memory[l * width + j];
+  }
+  for (size_t i = 0; i < np * dp; i += kLanes<double>) StoreDouble(hn::Load(dd, MT + i), past + i);
+  head.Chunks(chunk, s, out, n, z_out, z_row, clear, [&](size_t t) HWY_ATTR {
+    const size_t rows = chunk.rows;
+    PackRows(q, t, rows, width, dp, T{0}, Q);
+    PackRows(k, t, rows, width, dp, T{0}, K);
+    const T* seen = past;
+    if (chunk.scaled) {
+      for (size_t j = 0; j < dp; ++j) {
+        for (size_t l = 0; l < np; ++l) P[j * np + l] = chunk.carry[l] * past[j * np + l];
+      }
+      seen = P;
+    }
+    Transpose(rows, width, K, dp, KT, kCp);
+    LowerProduct<T>(rows, {Q, dp, 1, KT, kCp, width}, A, kCp);
+    Product<Triangle::kLower, T>(rows, n, {Q, dp, 1, seen, np, width}, {A, kCp, 1, chunk.E, np, rows}, X, np);
+    for (size_t i = 0; i < rows * np; i += kLanes<T>) hn::Store(hn::Mul(hn::Load(d, X + i), hn::Load(d, chunk.F + i)), d, X + i);
+    UnpackRows(X, t, rows, n, np, out);
 
-        Product<T>(width, n, {K, 1, dp, chunk.E, np, rows}, P, np);
-        chunk.Advance();
-        for (size_t l = 0; l < np; l += kLanes<T>) {
-          const Vec<T> keep = hn::Load(d, chunk.keep + l), sub = hn::Load(d, chunk.sub + l), gain = hn::Load(d, chunk.gain + l);
-          const auto skip = hn::Eq(hn::Load(d, chunk.sum + l), hn::Zero(d));
-          for (size_t j = l; j < width * np; j += np) {
-            const Vec<T> m = hn::Load(d, MT + j);
-            const Vec<T> next = hn::MulAdd(gain, hn::NegMulAdd(sub, m, hn::Load(d, P + j)), hn::Mul(keep, m));
-            hn::Store(hn::IfThenElse(skip, m, next), d, MT + j);
-          }
-        }
-      });
-  Transpose(dp, np, MT, np, P, dp);
-  UnpackRows(P, 0, n, width, dp, Sequence<T>{memory, width});
+    Product<T>(width, n, {K, 1, dp, chunk.E, np, rows}, P, np);
+    chunk.Advance();
+    for (size_t l = 0; l < np; l += kLanes<double>) {
+      const Double keep = LoadAsDouble(chunk.keep + l), sub = LoadAsDouble(chunk.sub + l), gain = LoadAsDouble(chunk.gain + l);
+      const auto skip = hn::Eq(LoadAsDouble(chunk.sum + l), hn::Zero(dd));
+      for (size_t j = l; j < width * np; j += np) {
+        const Double m = hn::Load(dd, MT + j);
+        const Double next = hn::IfThenElse(skip, m, hn::MulAdd(gain, hn::NegMulAdd(sub, m, LoadAsDouble(P + j)), hn::Mul(keep, m)));
+        hn::Store(next, dd, MT + j);
+        StoreDouble(next, past + j);
+      }
+    }
+  });
+  for (size_t l = 0; l < n; ++l) {
+    for (size_t j = 0; j < width; ++j) memory[l * width + j] = MT[j * np + l];
+  }
   std::memcpy(z, chunk.z, n * sizeof(double));
 }
 
 template <class T>
-void ReadAll(const SlotShape& shape, const Rows<const T>& r, const Rows<const T>& s, const Rows<const T>& v, const RowMask& mask, T* memory,
-             double* z, const Rows<T>& out, const Rows<T>& z_out) {
+void ReadAll(const SlotShape& shape, const Rows<const T>& r, const Rows<const T>& s, const Rows<const T>& v, const RowMask& mask,
+             double* memory, double* z, const Rows<T>& out, const Rows<T>& z_out) {
   ParallelFor(shape.batch * shape.heads, HeadsPerThread(shape), [&](int64_t begin, int64_t end) {
     for (int64_t index = begin; index < end; ++index) {
       const ForwardHead<T> head(shape, mask, index);
       const Sequence<const T> rh(r, head.b, head.h), sh(s, head.b, head.h), vh(v, head.b, head.h);
       const Sequence<T> oh(out, head.b, head.h), zh(z_out, head.b, head.h);
-      T* const m = memory + index * shape.slots * shape.width;
+      double* const m = memory + index * shape.slots * shape.width;
       double* const zz = z + index * shape.slots;
       if (shape.length == 1) {
         head.One(zz, m, oh, head.width, zh, [&] { StepRead(head.n, head.width, rh.At(0), sh.At(0), vh.At(0), m, zz, oh.At(0)); });
@@ -216,13 +234,13 @@ void ReadAll(const SlotShape& shape, const Rows<const T>& r, const Rows<const T>
 
 template <class T>
 void MatchAll(const SlotShape& shape, const Rows<const T>& q, const Rows<const T>& s, const Rows<const T>& k, const RowMask& mask,
-              T* memory, double* z, const Rows<T>& out, const Rows<T>& z_out) {
+              double* memory, double* z, const Rows<T>& out, const Rows<T>& z_out) {
   ParallelFor(shape.batch * shape.heads, HeadsPerThread(shape), [&](int64_t begin, int64_t end) {
     for (int64_t index = begin; index < end; ++index) {
       const ForwardHead<T> head(shape, mask, index);
       const Sequence<const T> qh(q, head.b, head.h), sh(s, head.b, head.h), kh(k, head.b, head.h);
       const Sequence<T> oh(out, head.b, head.h), zh(z_out, head.b, head.h);
-      T* const m = memory + index * shape.slots * shape.width;
+      double* const m = memory + index * shape.slots * shape.width;
       double* const zz = z + index * shape.slots;
       if (shape.length == 1) {
         head.One(zz, m, oh, head.n, zh, [&] { StepMatch(head.n, head.width, qh.At(0), sh.At(0), kh.At(0), m, zz, oh.At(0)); });
@@ -233,10 +251,10 @@ void MatchAll(const SlotShape& shape, const Rows<const T>& q, const Rows<const T
   });
 }
 
-#define CISTERN_SLOT_FORWARD(Function, name, T)                                                                                   \
-  void name(const SlotShape& shape, Rows<const T> a, Rows<const T> s, Rows<const T> u, const RowMask& mask, T* memory, double* z, \
-            Rows<T> out, Rows<T> z_out) {                                                                                         \
-    Function<T>(shape, a, s, u, mask, memory, z, out, z_out);                                                                     \
+#define CISTERN_SLOT_FORWARD(Function, name, T)                                                                                        \
+  void name(const SlotShape& shape, Rows<const T> a, Rows<const T> s, Rows<const T> u, const RowMask& mask, double* memory, double* z, \
+            Rows<T> out, Rows<T> z_out) {                                                                                              \
+    Function<T>(shape, a, s, u, mask, memory, z, out, z_out);                                                                          \
   }
 CISTERN_SLOT_FORWARD(ReadAll, SlotReadFloat, float)
 CISTERN_SLOT_FORWARD(ReadAll, SlotReadDouble, double)
@@ -257,7 +275,7 @@ HWY_EXPORT(SlotMatchFloat);
 HWY_EXPORT(SlotMatchDouble);
 
 template <>
-void SlotRead(const SlotShape& shape, Rows<const float> r, Rows<const float> s, Rows<const float> v, const RowMask& mask, float* memory,
+void SlotRead(const SlotShape& shape, Rows<const float> r, Rows<const float> s, Rows<const float> v, const RowMask& mask, double* memory,
               double* z, Rows<float> out, Rows<float> z_out) {
   CISTERN_DISPATCH(SlotReadFloat)(shape, r, s, v, mask, memory, z, out, z_out);
 }
@@ -267,7 +285,7 @@ void SlotRead(const SlotShape& shape, Rows<const double> r, Rows<const double> s
   CISTERN_DISPATCH(SlotReadDouble)(shape, r, s, v, mask, memory, z, out, z_out);
 }
 template <>
-void SlotMatch(const SlotShape& shape, Rows<const float> q, Rows<const float> s, Rows<const float> k, const RowMask& mask, float* memory,
+void SlotMatch(const SlotShape& shape, Rows<const float> q, Rows<const float> s, Rows<const float> k, const RowMask& mask, double* memory,
                double* z, Rows<float> out, Rows<float> z_out) {
   CISTERN_DISPATCH(SlotMatchFloat)(shape, q, s, k, mask, memory, z, out, z_out);
 }

@@ -20,6 +20,7 @@ struct Inputs {
       for (float& value : *x) value = float(random.Normal());
     }
     memory.resize(size_t(8 * shape.slots * shape.width));
+    G.resize(memory.size());
     z.assign(size_t(8 * shape.slots), 0.0);
     h.resize(z.size());
   }
@@ -37,8 +38,8 @@ struct Inputs {
     state.counters["threads"] = NumThreads();
   }
   SlotShape shape;
-  std::vector<float> slots, slots2, s, wide, wide2, u, memory, h;
-  std::vector<double> z;
+  std::vector<float> slots, slots2, s, wide, wide2, u, G, h;
+  std::vector<double> memory, z;
 };
 
 void Read(benchmark::State& state) {
@@ -57,8 +58,8 @@ void Adjoint(benchmark::State& state) {
   Inputs x(state);
   std::vector<float> du(x.u.size()), ds(x.s.size());
   for (auto _ : state) {
-    SlotAdjoint<float>(x.shape, x.C(x.slots), x.C(x.wide), x.C(x.s), x.C(x.u), x.C(x.slots2), {}, {}, x.z.data(), x.memory.data(),
-                       x.h.data(), x.R(du), x.R(ds), false);
+    SlotAdjoint<float>(x.shape, x.C(x.slots), x.C(x.wide), x.C(x.s), x.C(x.u), x.C(x.slots2), {}, {}, x.z.data(), x.G.data(), x.h.data(),
+                       x.R(du), x.R(ds), false);
   }
   x.Report(state, 6);
 }

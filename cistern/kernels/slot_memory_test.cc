@@ -1,8 +1,6 @@
 // The forward kernels against their definition, on every instruction set.
 #include "cistern/kernels/slot_memory.h"
 
-#include <cstring>
-
 #include "cistern/base/parallel.h"
 #include "cistern/kernels/ref/slot_memory_ref.h"
 #include "cistern/kernels/slot_test.h"
@@ -87,16 +85,9 @@ Problem Piece(const Problem& p, int64_t begin, int64_t end, const std::vector<do
   piece.shape.length = end - begin;
   piece.memory = memory;
   piece.z = z;
-  const auto cut = [&](const std::vector<double>& from, int64_t width) {
-    std::vector<double> to;
-    for (int64_t i = 0; i < p.shape.batch * p.shape.heads; ++i) {
-      to.insert(to.end(), from.begin() + (i * p.shape.length + begin) * width, from.begin() + (i * p.shape.length + end) * width);
-    }
-    return to;
-  };
-  piece.a = cut(p.a, p.AWidth());
-  piece.s = cut(p.s, p.shape.slots);
-  piece.u = cut(p.u, p.shape.width);
+  piece.a = p.Cut(p.a, p.AWidth(), begin, end);
+  piece.s = p.Cut(p.s, p.shape.slots, begin, end);
+  piece.u = p.Cut(p.u, p.shape.width, begin, end);
   return piece;
 }
 
@@ -137,10 +128,6 @@ TEST(SlotMemory, SplitAnywhere) {
       ExpectPiecesEqualWhole<double>(p);
     }
   }
-}
-
-bool SameBits(const std::vector<double>& x, const std::vector<double>& y, size_t count) {
-  return std::memcmp(x.data(), y.data(), count * sizeof(double)) == 0;
 }
 
 // Outputs before t do not change by a bit when the tokens from t on become others, NaN, infinite or absent.

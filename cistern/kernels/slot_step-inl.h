@@ -1,4 +1,4 @@
-// One token of the slot memory, for decoding: no packing, no scratch memory; included once per Highway target.
+// One token of the slot memory, for decoding: no packing, no scratch memory, arithmetic in double; included once per Highway target.
 #if defined(CISTERN_KERNELS_SLOT_STEP_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef CISTERN_KERNELS_SLOT_STEP_INL_H_
 #undef CISTERN_KERNELS_SLOT_STEP_INL_H_
@@ -14,9 +14,9 @@ namespace HWY_NAMESPACE {
 
 constexpr size_t kStepSlots = 64;  // slots are taken in blocks, whose weights live on the stack
 
-// z = logaddexp(z, s) and w = e^{s - z} for up to kStepSlots slots, in double.
+// z = logaddexp(z, s) and w = e^{s - z} for up to kStepSlots slots.
 template <class T>
-HWY_INLINE void StepWeights(size_t count, const T* s, double* z, T* w) {
+HWY_INLINE void StepWeights(size_t count, const T* s, double* z, double* w) {
   const Tag<double> d;
   HWY_ALIGN double sd[kStepSlots], zd[kStepSlots];
   for (size_t l = 0; l < count; ++l) {
@@ -37,86 +37,90 @@ HWY_INLINE void StepWeights(size_t count, const T* s, double* z, T* w) {
   }
   for (size_t l = 0; l < count; ++l) {
     z[l] = zd[l];
-    w[l] = static_cast<T>(sd[l]);
+    w[l] = sd[l];
   }
 }
 
 // Columns [0, kVectors vectors) of out += sum_l r[l] M_l after M_l += w[l] (v - M_l).
 template <int kVectors, class T>
-HWY_INLINE void StepReadColumns(size_t count, const T* r, const T* w, const T* v, T* memory, size_t width, T* out) {
-  const Tag<T> d;
-  Vec<T> value[kVectors], total[kVectors];
+HWY_INLINE void StepReadColumns(size_t count, const T* r, const double* w, const T* v, double* memory, size_t width, T* out) {
+  const Tag<double> d;
+  constexpr size_t kN = kLanes<double>;
+  Double value[kVectors], total[kVectors];
 #pragma GCC unroll 4
   for (int j = 0; j < kVectors; ++j) {
-    value[j] = hn::LoadU(d, v + j * kLanes<T>);
-    total[j] = hn::LoadU(d, out + j * kLanes<T>);
+    value[j] = LoadAsDoubleU(v + j * kN);
+    total[j] = LoadAsDoubleU(out + j * kN);
   }
   for (size_t l = 0; l < count; ++l) {
-    T* row = memory + l * width;
-    const Vec<T> weight = hn::Set(d, w[l]), read = hn::Set(d, r[l]);
+    double* row = memory + l * width;
+    const Double weight = hn::Set(d, w[l]), read = hn::Set(d, static_cast<double>(r[l]));
     const bool written = w[l] != 0;
 #pragma GCC unroll 4
     for (int j = 0; j < kVectors; ++j) {
-      Vec<T> m = hn::LoadU(d, row + j * kLanes<T>);
+      Double m = hn::LoadU(d, row + j * kN);
       if (written) {
         m = hn::MulAdd(weight, hn::Sub(value[j], m), m);
-        hn::StoreU(m, d, row + j * kLanes<T>);
+        hn::StoreU(m, d, row + j * kN);
       }
       total[j] = hn::MulAdd(read, m, total[j]);
     }
   }
 #pragma GCC unroll 4
-  for (int j = 0; j < kVectors; ++j) hn::StoreU(total[j], d, out + j * kLanes<T>);
+  for (int j = 0; j < kVectors; ++j) StoreDoubleU(total[j], out + j * kN);
 }
 
 template <class T>
-HWY_NOINLINE void StepRead(size_t n, size_t width, const T* r, const T* s, const T* v, T* memory, double* z, T* out) {
-  HWY_ALIGN T w[kStepSlots];
+HWY_NOINLINE void StepRead(size_t n, size_t width, const T* r, const T* s, const T* v, double* memory, double* z, T* out) {
+  constexpr size_t kN = kLanes<double>;
+  HWY_ALIGN double w[kStepSlots];
   for (size_t j = 0; j < width; ++j) out[j] = 0;
   for (size_t begin = 0; begin < n; begin += kStepSlots) {
     const size_t count = n - begin < kStepSlots ? n - begin : kStepSlots;
     StepWeights(count, s + begin, z + begin, w);
-    T* block = memory + begin * width;
+    double* block = memory + begin * width;
     size_t j = 0;
-    for (; j + 4 * kLanes<T> <= width; j += 4 * kLanes<T>) StepReadColumns<4>(count, r + begin, w, v + j, block + j, width, out + j);
-    for (; j + kLanes<T> <= width; j += kLanes<T>) StepReadColumns<1>(count, r + begin, w, v + j, block + j, width, out + j);
+    for (; j + 4 * kN <= width; j += 4 * kN) StepReadColumns<4>(count, r + begin, w, v + j, block + j, width, out + j);
+    for (; j + kN <= width; j += kN) StepReadColumns<1>(count, r + begin, w, v + j, block + j, width, out + j);
     for (; j < width; ++j) {
+      double total = static_cast<double>(out[j]);
       for (size_t l = 0; l < count; ++l) {
-        T& m = block[l * width + j];
-        if (w[l] != 0) m += w[l] * (v[j] - m);
-        out[j] += r[begin + l] * m;
+        double& m = block[l * width + j];
+        if (w[l] != 0) m += w[l] * (static_cast<double>(v[j]) - m);
+        total += static_cast<double>(r[begin + l]) * m;
       }
+      out[j] = static_cast<T>(total);
     }
   }
 }
 
 template <class T>
-HWY_NOINLINE void StepMatch(size_t n, size_t width, const T* q, const T* s, const T* k, T* memory, double* z, T* out) {
-  const Tag<T> d;
-  HWY_ALIGN T w[kStepSlots];
+HWY_NOINLINE void StepMatch(size_t n, size_t width, const T* q, const T* s, const T* k, double* memory, double* z, T* out) {
+  const Tag<double> d;
+  HWY_ALIGN double w[kStepSlots];
   for (size_t begin = 0; begin < n; begin += kStepSlots) {
     const size_t count = n - begin < kStepSlots ? n - begin : kStepSlots;
     StepWeights(count, s + begin, z + begin, w);
     for (size_t l = 0; l < count; ++l) {
-      T* row = memory + (begin + l) * width;
-      const Vec<T> weight = hn::Set(d, w[l]);
+      double* row = memory + (begin + l) * width;
+      const Double weight = hn::Set(d, w[l]);
       const bool written = w[l] != 0;
-      Vec<T> total = hn::Zero(d);
+      Double total = hn::Zero(d);
       size_t j = 0;
-      for (; j + kLanes<T> <= width; j += kLanes<T>) {
-        Vec<T> m = hn::LoadU(d, row + j);
+      for (; j + kLanes<double> <= width; j += kLanes<double>) {
+        Double m = hn::LoadU(d, row + j);
         if (written) {
-          m = hn::MulAdd(weight, hn::Sub(hn::LoadU(d, k + j), m), m);
+          m = hn::MulAdd(weight, hn::Sub(LoadAsDoubleU(k + j), m), m);
           hn::StoreU(m, d, row + j);
         }
-        total = hn::MulAdd(hn::LoadU(d, q + j), m, total);
+        total = hn::MulAdd(LoadAsDoubleU(q + j), m, total);
       }
-      T rest = hn::GetLane(hn::SumOfLanes(d, total));
+      double rest = hn::GetLane(hn::SumOfLanes(d, total));
       for (; j < width; ++j) {
-        if (written) row[j] += w[l] * (k[j] - row[j]);
-        rest += q[j] * row[j];
+        if (written) row[j] += w[l] * (static_cast<double>(k[j]) - row[j]);
+        rest += static_cast<double>(q[j]) * row[j];
       }
-      out[begin + l] = rest;
+      out[begin + l] = static_cast<T>(rest);
     }
   }
 }

@@ -1,9 +1,11 @@
 #pragma once
-// Random problems for the tests of the slot memory: inputs that fit float exactly, so that every precision computes the same problem.
+// Random problems for the tests of the slot memory, and what those of the summing slot memory (sum_test.h) share with them: inputs that fit
+// float exactly, so that every precision computes the same problem.
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <limits>
 #include <string>
 #include <vector>
@@ -22,25 +24,50 @@ inline constexpr Weights kAllWeights[] = {Weights::kMild,   Weights::kJumps, Wei
 
 enum class Start { kEmpty, kFull, kMixed };
 
-// Contiguous [B,H,T,w] arrays. a: r of a read [n], q of a match [d]. g: the gradient of the output.
-struct Problem {
+inline std::vector<double> Normals(Random& random, int64_t count, double scale = 1) {
+  std::vector<double> x(static_cast<size_t>(count));
+  for (double& value : x) value = static_cast<float>(scale * random.Normal());
+  return x;
+}
+
+// What every mode has. Contiguous [B,H,T,w] arrays. a: r of a read [n], q of a match [d]. g: the gradient of the output.
+struct AnyProblem {
   SlotShape shape;
   bool match = false;
-  std::vector<double> a, s, u, memory, z, g, dz, dmemory_T, dz_T;
+  std::vector<double> a, u, memory, g, dmemory_T;
   std::vector<uint8_t> starts;
   std::vector<int64_t> lengths;
   std::string name;
   int64_t AWidth() const { return match ? shape.width : shape.slots; }
   int64_t OutWidth() const { return match ? shape.slots : shape.width; }
   int64_t Tokens() const { return shape.batch * shape.heads * shape.length; }
+  int64_t States() const { return shape.batch * shape.heads * shape.slots; }
   RowMask Mask() const { return {starts.empty() ? nullptr : starts.data(), lengths.empty() ? nullptr : lengths.data()}; }
+
+  void Draw(Random& random, const std::string& kind, bool with_starts, bool with_lengths) {
+    name = kind + (match ? " match" : " read") + " B" + std::to_string(shape.batch) + " H" + std::to_string(shape.heads) + " T" +
+           std::to_string(shape.length) + " n" + std::to_string(shape.slots) + " d" + std::to_string(shape.width) + " isa " + ActiveIsa();
+    a = Normals(random, Tokens() * AWidth());
+    u = Normals(random, Tokens() * shape.width);
+    memory = Normals(random, States() * shape.width);
+    g = Normals(random, Tokens() * OutWidth());
+    dmemory_T = Normals(random, States() * shape.width);
+    for (int64_t i = 0; with_starts && i < shape.batch * shape.length; ++i) starts.push_back(random.Below(12) == 0 ? 1 : 0);
+    for (int64_t b = 0; with_lengths && b < shape.batch; ++b) lengths.push_back(b == 0 ? shape.length : random.Below(shape.length + 1));
+  }
+  // Tokens [begin, end) of every head of an array of some width.
+  std::vector<double> Cut(const std::vector<double>& from, int64_t width, int64_t begin, int64_t end) const {
+    std::vector<double> to;
+    for (int64_t i = 0; i < shape.batch * shape.heads && !from.empty(); ++i) {
+      to.insert(to.end(), from.begin() + (i * shape.length + begin) * width, from.begin() + (i * shape.length + end) * width);
+    }
+    return to;
+  }
 };
 
-inline std::vector<double> Normals(Random& random, int64_t count, double scale = 1) {
-  std::vector<double> x(static_cast<size_t>(count));
-  for (double& value : x) value = static_cast<float>(scale * random.Normal());
-  return x;
-}
+struct Problem : AnyProblem {
+  std::vector<double> s, z, dz, dz_T;
+};
 
 inline std::vector<double> LogWeights(Random& random, const SlotShape& shape, Weights kind) {
   std::vector<double> s = Normals(random, shape.batch * shape.heads * shape.length * shape.slots, 2);
@@ -82,24 +109,14 @@ inline Problem MakeProblem(uint64_t seed, bool match, const SlotShape& shape, co
   Problem p;
   p.shape = shape;
   p.match = match;
-  p.name = "seed " + std::to_string(seed) + (match ? " match" : " read") + " B" + std::to_string(shape.batch) + " H" +
-           std::to_string(shape.heads) + " T" + std::to_string(shape.length) + " n" + std::to_string(shape.slots) + " d" +
-           std::to_string(shape.width) + " weights " + std::to_string(int(options.weights)) + " isa " + ActiveIsa();
-  const int64_t states = shape.batch * shape.heads * shape.slots;
-  p.a = Normals(random, p.Tokens() * p.AWidth());
+  p.Draw(random, "seed " + std::to_string(seed) + " weights " + std::to_string(int(options.weights)), options.starts, options.lengths);
   p.s = LogWeights(random, shape, options.weights);
-  p.u = Normals(random, p.Tokens() * shape.width);
-  p.memory = Normals(random, states * shape.width);
-  p.z = Normals(random, states, 2);
+  p.z = Normals(random, p.States(), 2);
   for (double& z : p.z) {
     if (options.start == Start::kEmpty || (options.start == Start::kMixed && random.Below(2) == 0)) z = -kInf;
   }
-  p.g = Normals(random, p.Tokens() * p.OutWidth());
   p.dz = Normals(random, p.Tokens() * shape.slots);
-  p.dmemory_T = Normals(random, states * shape.width);
-  p.dz_T = Normals(random, states);
-  for (int64_t i = 0; options.starts && i < shape.batch * shape.length; ++i) p.starts.push_back(random.Below(12) == 0 ? 1 : 0);
-  for (int64_t b = 0; options.lengths && b < shape.batch; ++b) p.lengths.push_back(b == 0 ? shape.length : random.Below(shape.length + 1));
+  p.dz_T = Normals(random, p.States());
   return p;
 }
 
@@ -160,10 +177,9 @@ template <class T>
 Forward RunForward(const Problem& p, Layout layout = Layout::kBTHW) {
   const Array<T> a(p.shape, p.AWidth(), layout, p.a), s(p.shape, p.shape.slots, layout, p.s), u(p.shape, p.shape.width, layout, p.u);
   Array<T> out(p.shape, p.OutWidth(), layout), z_out(p.shape, p.shape.slots, layout);
-  std::vector<T> memory(p.memory.begin(), p.memory.end());
-  std::vector<double> z = p.z;
+  std::vector<double> memory = p.memory, z = p.z;
   (p.match ? SlotMatch<T> : SlotRead<T>)(p.shape, a.in(), s.in(), u.in(), p.Mask(), memory.data(), z.data(), out.rows(), z_out.rows());
-  return {out.Values(), z_out.Values(), ToDouble(memory), z};
+  return {out.Values(), z_out.Values(), memory, z};
 }
 
 // The difference's root mean square over that of `want`; infinities must agree exactly, NaN never does.
@@ -181,6 +197,10 @@ inline double RelativeRms(const std::vector<double>& got, const std::vector<doub
     norm += want[i] * want[i];
   }
   return error == 0 ? 0 : std::sqrt(error / std::max(norm, 1e-30));
+}
+
+inline bool SameBits(const std::vector<double>& x, const std::vector<double>& y, size_t count) {
+  return std::memcmp(x.data(), y.data(), count * sizeof(double)) == 0;
 }
 
 // float 1e-6, double 1e-12, plus what rounding loses on the largest log-weights.

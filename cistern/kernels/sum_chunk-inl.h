@@ -12,7 +12,6 @@
 #define CISTERN_KERNELS_SUM_CHUNK_INL_H_
 #endif
 
-#include <type_traits>
 #include <utility>
 
 #include "cistern/kernels/slot_chunk-inl.h"
@@ -22,46 +21,6 @@ namespace cistern {
 namespace HWY_NAMESPACE {
 
 constexpr double kGateReach = 30;  // e^-30 = 9e-14
-
-using Double = Vec<double>;
-
-// Vectors of doubles from and to aligned memory of either precision, and unaligned.
-template <class T>
-HWY_INLINE Double LoadAsDouble(const T* from) {
-  const Tag<double> d;
-  if constexpr (std::is_same_v<T, double>) {
-    return hn::Load(d, from);
-  } else {
-    return hn::PromoteTo(d, hn::Load(hn::Rebind<T, Tag<double>>(), from));
-  }
-}
-template <class T>
-HWY_INLINE Double LoadAsDoubleU(const T* from) {
-  const Tag<double> d;
-  if constexpr (std::is_same_v<T, double>) {
-    return hn::LoadU(d, from);
-  } else {
-    return hn::PromoteTo(d, hn::LoadU(hn::Rebind<T, Tag<double>>(), from));
-  }
-}
-template <class T>
-HWY_INLINE void StoreDouble(Double x, T* to) {
-  if constexpr (std::is_same_v<T, double>) {
-    hn::Store(x, Tag<double>(), to);
-  } else {
-    const hn::Rebind<T, Tag<double>> d;
-    hn::Store(hn::DemoteTo(d, x), d, to);
-  }
-}
-template <class T>
-HWY_INLINE void StoreDoubleU(Double x, T* to) {
-  if constexpr (std::is_same_v<T, double>) {
-    hn::StoreU(x, Tag<double>(), to);
-  } else {
-    const hn::Rebind<T, Tag<double>> d;
-    hn::StoreU(hn::DemoteTo(d, x), d, to);
-  }
-}
 
 // gate * x, where a gate of 0 forgets whatever x is.
 HWY_INLINE Double Keep(Double gate, Double x) { return hn::IfThenZeroElse(hn::Eq(gate, hn::Zero(Tag<double>())), hn::Mul(gate, x)); }

@@ -83,18 +83,15 @@ TEST(SumMemory, RandomShapesWithStartsAndLengths) {
   });
 }
 
-// Tokens [begin, end) of p, one head, starting from the memory given.
+// Tokens [begin, end) of p, starting from the memory given.
 Problem Piece(const Problem& p, int64_t begin, int64_t end, const std::vector<double>& memory) {
   Problem piece = p;
   piece.shape.length = end - begin;
   piece.memory = memory;
-  const auto cut = [&](const std::vector<double>& from, int64_t width) {
-    return from.empty() ? from : std::vector<double>(from.begin() + begin * width, from.begin() + end * width);
-  };
-  piece.a = cut(p.a, p.AWidth());
-  piece.w = cut(p.w, p.shape.slots);
-  piece.log_gate = cut(p.log_gate, p.gates);
-  piece.u = cut(p.u, p.shape.width);
+  piece.a = p.Cut(p.a, p.AWidth(), begin, end);
+  piece.w = p.Cut(p.w, p.shape.slots, begin, end);
+  piece.log_gate = p.Cut(p.log_gate, p.gates, begin, end);
+  piece.u = p.Cut(p.u, p.shape.width, begin, end);
   return piece;
 }
 

@@ -1,7 +1,5 @@
 #pragma once
 // Random problems for the tests of the summing slot memory; the helpers that do not depend on the mode are slot_test.h's.
-#include <cstring>
-
 #include "cistern/kernels/slot_test.h"
 #include "cistern/kernels/sum_memory.h"
 
@@ -13,6 +11,7 @@ using slot_test::kInf;
 using slot_test::Layout;
 using slot_test::Normals;
 using slot_test::RelativeRms;
+using slot_test::SameBits;
 
 enum class Gates {
   kNone,    // raw mode
@@ -26,19 +25,9 @@ enum class Gates {
 inline constexpr Gates kAllGates[] = {Gates::kNone,  Gates::kMild,  Gates::kSlow,  Gates::kStrong,
                                       Gates::kJumps, Gates::kMixed, Gates::kShared};
 
-// Contiguous [B,H,T,w] arrays. a: r of a read [n], q of a match [d]. g: the gradient of the output.
-struct Problem {
-  SlotShape shape;
-  bool match = false;
-  std::vector<double> a, w, u, log_gate, memory, g, dmemory_T;
-  std::vector<uint8_t> starts;
-  std::vector<int64_t> lengths;
-  std::string name;
-  int64_t AWidth() const { return match ? shape.width : shape.slots; }
-  int64_t OutWidth() const { return match ? shape.slots : shape.width; }
-  int64_t Tokens() const { return shape.batch * shape.heads * shape.length; }
+struct Problem : slot_test::AnyProblem {
+  std::vector<double> w, log_gate;
   int64_t gates = 0;  // per token: n, 1 or 0
-  RowMask Mask() const { return {starts.empty() ? nullptr : starts.data(), lengths.empty() ? nullptr : lengths.data()}; }
 };
 
 inline std::vector<double> RandomGates(Random& random, const SlotShape& shape, Gates kind) {
@@ -71,20 +60,11 @@ inline Problem MakeProblem(uint64_t seed, bool match, const SlotShape& shape, co
   Problem p;
   p.shape = shape;
   p.match = match;
-  p.name = "seed " + std::to_string(seed) + (match ? " match" : " read") + " B" + std::to_string(shape.batch) + " H" +
-           std::to_string(shape.heads) + " T" + std::to_string(shape.length) + " n" + std::to_string(shape.slots) + " d" +
-           std::to_string(shape.width) + " gates " + std::to_string(int(options.gates)) + " isa " + ActiveIsa();
-  const int64_t memory = shape.batch * shape.heads * shape.slots * shape.width;
-  p.a = Normals(random, p.Tokens() * p.AWidth());
+  p.Draw(random, "seed " + std::to_string(seed) + " gates " + std::to_string(int(options.gates)), options.starts, options.lengths);
   p.w = Normals(random, p.Tokens() * shape.slots);
-  p.u = Normals(random, p.Tokens() * shape.width);
   p.log_gate = RandomGates(random, shape, options.gates);
   p.gates = options.gates == Gates::kNone ? 0 : options.gates == Gates::kShared ? 1 : shape.slots;
-  p.memory = Normals(random, memory, options.empty ? 0 : 1);
-  p.g = Normals(random, p.Tokens() * p.OutWidth());
-  p.dmemory_T = Normals(random, memory);
-  for (int64_t i = 0; options.starts && i < shape.batch * shape.length; ++i) p.starts.push_back(random.Below(12) == 0 ? 1 : 0);
-  for (int64_t b = 0; options.lengths && b < shape.batch; ++b) p.lengths.push_back(b == 0 ? shape.length : random.Below(shape.length + 1));
+  if (options.empty) std::fill(p.memory.begin(), p.memory.end(), 0);
   return p;
 }
 
@@ -122,10 +102,6 @@ Forward RunForward(const Problem& p, Layout layout = Layout::kBTHW) {
   std::vector<double> memory = p.memory;
   (p.match ? SumMatch<T> : SumRead<T>)(p.shape, a.in(), w.in(), u.in(), KernelGates(p, gate), p.Mask(), memory.data(), out.rows());
   return {out.Values(), memory};
-}
-
-inline bool SameBits(const std::vector<double>& x, const std::vector<double>& y, size_t count) {
-  return std::memcmp(x.data(), y.data(), count * sizeof(double)) == 0;
 }
 
 template <class T>

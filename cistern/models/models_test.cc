@@ -78,6 +78,30 @@ TEST(ParameterCount, LatteOfThePaper) {
   EXPECT_EQ(model->ParameterCount() + (50'257 - 205) * a_token, 90'313'105);
 }
 
+// P003 says that the control of ABC_MLP is less than 1% of the parameters: in its language model (16 layers, D = 1024, FFN 4096, n = 64)
+// and in its masked language model (12 layers, D = 768, FFN 3072, n = 128, 50,265 tokens). Counted at one and two layers, because the
+// control is shared by all and each further layer adds the same.
+TEST(ParameterCount, TheControlOfAbc) {
+  auto control_and_total = [](int64_t dim, int64_t heads, int64_t layers, int64_t slots, int64_t vocab) {
+    auto count = [&](const char* mechanism, int64_t depth) {
+      ModelConfig c;
+      c.vocab_size = vocab, c.dim = dim, c.heads = heads, c.layers = depth, c.max_length = 512, c.bias = true, c.positions = "learned";
+      c.attention = {mechanism}, c.attention_options = Json{{"abc_mlp", {{"slots", slots}, {"tied", true}}}};
+      return MakeModel(c, 0)->ParameterCount();
+    };
+    const int64_t softmax = count("softmax", 1), control = count("abc_mlp", 1) - softmax, layer = count("softmax", 2) - softmax;
+    EXPECT_EQ(count("abc_mlp", 2) - count("softmax", 2), control);
+    EXPECT_EQ(layer, 12 * dim * dim + 13 * dim);  // 4 D^2 of attention, 8 D^2 of feed-forward, biases, two norms
+    return std::pair(control, softmax + (layers - 1) * layer + control);
+  };
+  const auto [lm, lm_total] = control_and_total(1024, 8, 16, 64, 1000);
+  EXPECT_EQ(lm, 1024 * 8 * 64 + 8 * 64);
+  EXPECT_LT(double(lm) / double(lm_total), 0.003);  // of the layers alone: the paper's adaptive input makes it 0.22%
+  const auto [mlm, mlm_total] = control_and_total(768, 12, 12, 128, 50'265);
+  EXPECT_EQ(mlm, 768 * 12 * 128 + 12 * 128);
+  EXPECT_NEAR(double(mlm) / double(mlm_total), 0.0094, 0.0001);
+}
+
 TEST(ParameterCount, ATokenAndTheBiases) {
   auto count = [](auto&& change) {
     ModelConfig c = SmallLm({"latte"});

@@ -26,7 +26,8 @@ class ShortConvolution : public torch::nn::Module {
 
 std::shared_ptr<Mechanism> MakeMechanism(const AttentionLayerOptions& options) {
   const MechanismInfo& info = FindMechanism(options.mechanism);
-  const AttentionDims& dims = options.dims;
+  AttentionDims dims = options.dims;
+  dims.cross = options.form == Form::kCross;
   if (dims.dim % dims.heads != 0) FailUsage("dim=", dims.dim, " is not divisible by heads=", dims.heads);
   RequireForm(info, options.form);
   if (std::find(info.positions.begin(), info.positions.end(), options.positions) == info.positions.end()) {

@@ -36,10 +36,10 @@ void CheckShapes(bool match, const at::Tensor& a, const at::Tensor& s, const at:
               memory.sym_sizes());
   TORCH_CHECK(z.dim() == 3 && z.sym_size(0) == s.sym_size(0) && z.sym_size(1) == s.sym_size(1) && z.sym_size(2) == s.sym_size(3), op,
               " expected z of shape [B,H,n], got ", z.sym_sizes());
-  TORCH_CHECK(z.scalar_type() == at::kDouble, op, " expected z in double, got ", z.scalar_type());
-  TORCH_CHECK(a.scalar_type() == s.scalar_type() && s.scalar_type() == u.scalar_type() && u.scalar_type() == memory.scalar_type(), op,
-              " expected one dtype, got ", a_name, " ", a.scalar_type(), ", s ", s.scalar_type(), ", ", u_name, " ", u.scalar_type(),
-              ", memory ", memory.scalar_type());
+  TORCH_CHECK(memory.scalar_type() == at::kDouble && z.scalar_type() == at::kDouble, op, " expected memory and z in double, got ",
+              memory.scalar_type(), " and ", z.scalar_type());
+  TORCH_CHECK(a.scalar_type() == s.scalar_type() && s.scalar_type() == u.scalar_type(), op, " expected one dtype, got ", a_name, " ",
+              a.scalar_type(), ", s ", s.scalar_type(), ", ", u_name, " ", u.scalar_type());
   CheckMask(op, s, starts, lengths);
 }
 
@@ -50,8 +50,8 @@ void RunForward(bool match, const SlotShape& shape, const at::Tensor& a, const a
                 const at::Tensor& memory, const at::Tensor& z, const at::Tensor& out, const at::Tensor& z_out) {
   const Rows<T> z_rows = z_out.defined() ? OutputRows<T>(z_out) : Rows<T>{};
   (match ? &cistern::SlotMatch<T> : &cistern::SlotRead<T>)(shape, InputRows<T>(a), InputRows<T>(s), InputRows<T>(u), mask,
-                                                           memory.mutable_data_ptr<T>(), z.mutable_data_ptr<double>(), OutputRows<T>(out),
-                                                           z_rows);
+                                                           memory.mutable_data_ptr<double>(), z.mutable_data_ptr<double>(),
+                                                           OutputRows<T>(out), z_rows);
 }
 
 // Forward into fresh outputs; memory and z are fresh copies that become the state after.
@@ -68,14 +68,14 @@ void ForwardKernel(bool match, const at::Tensor& a, const at::Tensor& s, const a
 Tensor4 ForwardReference(bool match, const at::Tensor& a, const at::Tensor& s, const at::Tensor& u, const RowMask& mask,
                          const at::Tensor& memory_in, const at::Tensor& z_in, bool want_z) {
   const at::Tensor ad = AsDouble(a), sd = AsDouble(s), ud = AsDouble(u);
-  const at::Tensor memory = AsDouble(memory_in).clone(), z = AsDouble(z_in).clone();
+  const at::Tensor memory = memory_in.clone(at::MemoryFormat::Contiguous), z = z_in.clone(at::MemoryFormat::Contiguous);
   const at::Tensor out = at::empty(match ? s.sizes() : u.sizes(), ad.options());
   const at::Tensor z_out = want_z ? at::empty(s.sizes(), ad.options()) : at::empty({0}, ad.options());
   (match ? &ref::SlotMatch : &ref::SlotRead)(ShapeOf(s, u), ad.const_data_ptr<double>(), sd.const_data_ptr<double>(),
                                              ud.const_data_ptr<double>(), mask, memory.mutable_data_ptr<double>(),
                                              z.mutable_data_ptr<double>(), out.mutable_data_ptr<double>(),
                                              want_z ? z_out.mutable_data_ptr<double>() : nullptr);
-  return {out.to(u.scalar_type()), memory.to(u.scalar_type()), z, z_out.to(u.scalar_type())};
+  return {out.to(u.scalar_type()), memory, z, z_out.to(u.scalar_type())};
 }
 
 Tensor4 ForwardCpu(bool match, const at::Tensor& a, const at::Tensor& s, const at::Tensor& u, const at::Tensor& memory_in,
@@ -109,7 +109,7 @@ Tensor5 BackwardCpu(bool match, const OptionalTensor& d_out, const OptionalTenso
         DataOrNull(gz), DataOrNull(gm), DataOrNull(gzt), da.mutable_data_ptr<double>(), ds.mutable_data_ptr<double>(),
         du.mutable_data_ptr<double>(), dm.mutable_data_ptr<double>(), dz.mutable_data_ptr<double>());
     const auto dtype = u.scalar_type();
-    return {da.to(dtype), ds.to(dtype), du.to(dtype), dm.to(dtype), dz};
+    return {da.to(dtype), ds.to(dtype), du.to(dtype), dm, dz};
   }
   const at::Tensor ac = UnitStride(a), sc = UnitStride(s), uc = UnitStride(u);
   // read: da = dr = match(d_out, s, v); match: da = dq = read(d_out, s, k).
@@ -118,10 +118,10 @@ Tensor5 BackwardCpu(bool match, const OptionalTensor& d_out, const OptionalTenso
                 da, {});
   // The reverse pass: weights r and values d_out for read; weights d_out and values q for match.
   const at::Tensor weights = match ? g_out : ac, values = match ? ac : g_out, term = match ? UnitStride(out) : da;
-  const at::Tensor G = d_memory ? d_memory->clone(at::MemoryFormat::Contiguous) : at::zeros_like(memory_in, at::MemoryFormat::Contiguous);
-  at::Tensor h = (G * memory_end).sum(-1);
-  if (d_z) h = h - d_z->to(h.scalar_type());
-  h = h.contiguous();
+  const at::Tensor g_memory = OrZeros(d_memory, memory_in), G = g_memory.to(u.scalar_type(), false, true, at::MemoryFormat::Contiguous);
+  at::Tensor h = (g_memory * memory_end).sum(-1);
+  if (d_z) h = h - *d_z;
+  h = h.to(u.scalar_type()).contiguous();
   const at::Tensor du = EmptyHeads(u.sym_sizes(), u.options()), ds = EmptyHeads(s.sym_sizes(), s.options());
   const at::Tensor dz_rows = d_z_out ? UnitStride(*d_z_out) : at::Tensor(), z0 = z_in.contiguous();
   auto run = [&]<class T>(T) {
@@ -130,8 +130,8 @@ Tensor5 BackwardCpu(bool match, const OptionalTensor& d_out, const OptionalTenso
                    G.mutable_data_ptr<T>(), h.mutable_data_ptr<T>(), OutputRows<T>(du), OutputRows<T>(ds), false);
   };
   u.scalar_type() == at::kFloat ? run(float{}) : run(double{});
-  const at::Tensor dz = ((G * memory_in).sum(-1) - h).to(at::kDouble);
-  return {da, ds, du, G, dz};
+  const at::Tensor d_memory_in = G.to(at::kDouble);
+  return {da, ds, du, d_memory_in, (d_memory_in * memory_in).sum(-1) - h};
 }
 
 Tensor4 ForwardMeta(bool match, const at::Tensor& a, const at::Tensor& s, const at::Tensor& u, const at::Tensor& memory,
@@ -266,7 +266,7 @@ CISTERN_SLOT_IMPL(Autograd, ForwardAutograd, BackwardAutograd)
 #undef CISTERN_SLOT_IMPL
 
 SlotState EmptySlots(int64_t batch, int64_t heads, int64_t slots, int64_t width, const at::TensorOptions& options) {
-  return {at::zeros({batch, heads, slots, width}, options),
+  return {at::zeros({batch, heads, slots, width}, options.dtype(at::kDouble)),
           at::full({batch, heads, slots}, -std::numeric_limits<double>::infinity(), options.dtype(at::kDouble))};
 }
 
@@ -314,7 +314,7 @@ SlotState SlotWrite(const at::Tensor& s_in, const at::Tensor& v, const SlotState
   const at::Tensor sum = old + e.sum({2}, false, at::kDouble), safe = sum.masked_fill(sum == 0, 1.0);
   const at::Tensor scale = safe.reciprocal().unsqueeze(-1);
   const at::Tensor fresh = at::matmul(e.to(v.scalar_type()).transpose(2, 3), v);
-  return {(old.unsqueeze(-1) * scale).to(v.scalar_type()) * state.memory + scale.to(v.scalar_type()) * fresh, LogOrMinusInf(sum, safe, m)};
+  return {(old.unsqueeze(-1) * scale) * state.memory + scale * fresh, LogOrMinusInf(sum, safe, m)};
 }
 
 SlotState MergeSlots(const SlotState& first, const SlotState& second) {
@@ -323,9 +323,7 @@ SlotState MergeSlots(const SlotState& first, const SlotState& second) {
   at::Tensor m = at::maximum(first.z, second.z).detach();
   m = m.masked_fill(m == kMinusInf, 0.0);
   const at::Tensor a = (first.z - m).exp(), b = (second.z - m).exp(), sum = a + b, safe = sum.masked_fill(sum == 0, 1.0);
-  const auto dtype = first.memory.scalar_type();
-  return {(a / safe).to(dtype).unsqueeze(-1) * first.memory + (b / safe).to(dtype).unsqueeze(-1) * second.memory,
-          LogOrMinusInf(sum, safe, m)};
+  return {(a / safe).unsqueeze(-1) * first.memory + (b / safe).unsqueeze(-1) * second.memory, LogOrMinusInf(sum, safe, m)};
 }
 
 }  // namespace cistern::ops

@@ -13,7 +13,7 @@ struct Mask {
 };
 
 struct SlotState {
-  at::Tensor memory;  // [B,H,n,d], dtype of the values
+  at::Tensor memory;  // [B,H,n,d], double whatever the values are (kernels/slot_memory.h says why)
   at::Tensor z;       // [B,H,n], double, -inf where nothing was written
 };
 SlotState EmptySlots(int64_t batch, int64_t heads, int64_t slots, int64_t width, const at::TensorOptions& options);

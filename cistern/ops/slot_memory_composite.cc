@@ -12,14 +12,16 @@ constexpr double kNegativeInfinity = -std::numeric_limits<double>::infinity();
 
 }  // namespace
 
-Tensor4 SlotMemoryComposite(bool match, const at::Tensor& a, const at::Tensor& s_in, const at::Tensor& u, const at::Tensor& memory,
+Tensor4 SlotMemoryComposite(bool match, const at::Tensor& a_in, const at::Tensor& s_in, const at::Tensor& u_in, const at::Tensor& memory,
                             const at::Tensor& z_in, const OptionalTensor& starts, const OptionalTensor& lengths, bool want_z) {
-  const int64_t length = u.size(2);
-  const auto dtype = u.scalar_type();
-  at::Tensor s = s_in.to(at::kDouble), valid;
+  const int64_t length = u_in.size(2);
+  const auto dtype = u_in.scalar_type();
+  at::Tensor a = a_in, s = s_in.to(at::kDouble), u = u_in, valid;
   if (lengths) {
     valid = at::arange(length, lengths->options()).unsqueeze(0) < lengths->unsqueeze(1);  // [B,T]
-    s = s.masked_fill(valid.logical_not().unsqueeze(1).unsqueeze(-1), kNegativeInfinity);
+    const at::Tensor pad = valid.logical_not().unsqueeze(1).unsqueeze(-1);
+    s = s.masked_fill(pad, kNegativeInfinity);
+    a = a.masked_fill(pad, 0.0), u = u.masked_fill(pad, 0.0);  // whatever padding holds, NaN too, is not multiplied
   }
   at::Tensor documents;  // [B,T]: number of document starts up to each token
   if (starts) documents = (valid.defined() ? starts->logical_and(valid) : *starts).to(at::kLong).cumsum(1);
@@ -45,18 +47,18 @@ Tensor4 SlotMemoryComposite(bool match, const at::Tensor& a, const at::Tensor& s
     const at::Tensor pairs = (log_pairs - m.unsqueeze(3)).exp();
     const at::Tensor alpha = from_before + pairs.sum(3);
     const at::Tensor safe = alpha.masked_fill(alpha == 0, 1.0);
-    const at::Tensor decay = (from_before / safe).to(dtype);
+    const at::Tensor kept = from_before / safe, decay = kept.to(dtype), m_seen = m_prev.to(dtype);
     const at::Tensor weights = (pairs / safe.unsqueeze(3)).to(dtype);  // e^{s_i - z_t}
     if (match) {
       const at::Tensor scores = at::matmul(ac, uc.transpose(2, 3));  // q_t . k_i
-      outs.push_back(decay * at::matmul(ac, m_prev.transpose(2, 3)) + at::einsum("bhti,bhtil->bhtl", {scores, weights}));
+      outs.push_back(decay * at::matmul(ac, m_seen.transpose(2, 3)) + at::einsum("bhti,bhtil->bhtl", {scores, weights}));
     } else {
       const at::Tensor scores = at::einsum("bhtl,bhtil->bhti", {ac, weights});
-      outs.push_back(at::matmul(ac * decay, m_prev) + at::matmul(scores, uc));
+      outs.push_back(at::matmul(ac * decay, m_seen) + at::matmul(scores, uc));
     }
     const at::Tensor z = at::where(alpha > 0, m + safe.log(), at::full({}, kNegativeInfinity, alpha.options()));
     if (want_z) zs.push_back(z.to(s_in.scalar_type()));
-    m_prev = decay.select(2, c - 1).unsqueeze(-1) * m_prev + at::matmul(weights.select(2, c - 1).transpose(2, 3), uc);
+    m_prev = kept.select(2, c - 1).unsqueeze(-1) * m_prev + at::matmul(weights.select(2, c - 1).transpose(2, 3), uc);
     z_prev = z.select(2, c - 1);
   }
   at::Tensor out = length > 0 ? at::cat(outs, 2) : (match ? at::zeros_like(s_in) : at::zeros_like(u));

@@ -40,19 +40,6 @@ at::Tensor RunText(DecoderLm& model, const at::Tensor& ids, const std::vector<in
 
 at::Tensor WholeText(DecoderLm& model, const at::Tensor& ids) { return RunText(model, ids, {0, ids.size(1)}); }
 
-// What a relative change of every weight by up to `unit` does to the logits.
-double Sensitivity(DecoderLm& twin, const at::Tensor& ids, const at::Tensor& logits, double unit) {
-  Tensors before;
-  for (at::Tensor& p : twin.parameters()) {
-    before.push_back(p.clone());
-    p.mul_(1 + unit * (2 * at::rand_like(p) - 1));
-  }
-  const double change = RelativeRms(WholeText(twin, ids), logits);
-  const Tensors parameters = twin.parameters();
-  for (size_t i = 0; i < before.size(); ++i) parameters[i].copy_(before[i]);
-  return change;
-}
-
 Outcome Precision(Bench& b) {
   Meter meter;
   meter.Close(WholeText(b.model, b.ids), b.logits, b.in_float, "T=", b.length());
@@ -187,6 +174,34 @@ constexpr ModelProperty kProperties[] = {
 
 }  // namespace
 
+double Sensitivity(Model& twin, const std::function<at::Tensor()>& run, const at::Tensor& before, double unit) {
+  const Tensors parameters = twin.parameters();
+  Tensors kept;
+  for (const at::Tensor& p : parameters) {
+    kept.push_back(p.clone());
+    p.mul_(1 + unit * (2 * at::rand_like(p) - 1));
+  }
+  const double change = RelativeRms(run(), before);
+  for (size_t i = 0; i < kept.size(); ++i) parameters[i].copy_(kept[i]);
+  return change;
+}
+
+std::vector<ModelResult> RunModelChecks(const std::vector<ModelCheck>& checks, const std::function<bool(const ModelResult&)>& done) {
+  std::vector<ModelResult> results;
+  for (const ModelCheck& check : checks) {
+    ModelResult result{check.property, check.description, {}};
+    try {
+      result.outcome = check.check();
+    } catch (const std::exception& e) {
+      result.outcome.kind = Outcome::Kind::kFail;
+      result.outcome.reason = std::string(e.what()).substr(0, std::string(e.what()).find('\n'));
+    }
+    results.push_back(result);
+    if (done && !done(results.back())) break;
+  }
+  return results;
+}
+
 std::vector<ModelResult> CheckModel(DecoderLm& model, DecoderLm& twin, const at::Tensor& ids, bool full,
                                     const std::function<bool(const ModelResult&)>& done) {
   CISTERN_CHECK(ids.dim() == 1 && ids.size(0) >= 16, "[verify] expected ids of shape [T] with T of at least 16, got ", ids.sizes());
@@ -196,21 +211,12 @@ std::vector<ModelResult> CheckModel(DecoderLm& model, DecoderLm& twin, const at:
   at::manual_seed(1);
   Bench bench{model, twin, ids.unsqueeze(0), full, {}};
   bench.logits = WholeText(twin, bench.ids);
-  bench.in_float = 1e-6 + 16 * Sensitivity(twin, bench.ids, bench.logits, std::ldexp(1, -23));
-  bench.in_double = 1e-12 + 16 * Sensitivity(twin, bench.ids, bench.logits, std::ldexp(1, -52));
-  std::vector<ModelResult> results;
-  for (const ModelProperty& property : kProperties) {
-    ModelResult result{property.name, property.description, {}};
-    try {
-      result.outcome = property.check(bench);
-    } catch (const std::exception& e) {
-      result.outcome.kind = Outcome::Kind::kFail;
-      result.outcome.reason = std::string(e.what()).substr(0, std::string(e.what()).find('\n'));
-    }
-    results.push_back(result);
-    if (done && !done(results.back())) break;
-  }
-  return results;
+  auto whole = [&] { return WholeText(twin, bench.ids); };
+  bench.in_float = 1e-6 + 16 * Sensitivity(twin, whole, bench.logits, std::ldexp(1, -23));
+  bench.in_double = 1e-12 + 16 * Sensitivity(twin, whole, bench.logits, std::ldexp(1, -52));
+  std::vector<ModelCheck> checks;
+  for (const ModelProperty& p : kProperties) checks.push_back({p.name, p.description, [&bench, &p] { return p.check(bench); }});
+  return RunModelChecks(checks, done);
 }
 
 }  // namespace cistern::verify

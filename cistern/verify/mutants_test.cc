@@ -65,7 +65,7 @@ class Plain : public Mechanism {
   void Write(const Tensors& x, State& state, const ops::Mask& mask) override { Tokens(x, state, mask, false); }
 
   at::Tensor Read(const Tensors& x, const State& state) override {
-    at::Tensor memory = state["memory"];
+    at::Tensor memory = state["memory"].to(x[0].scalar_type());
     if (active == Defect::kEmptyIsNan) memory = memory / at::isneginf(state["z"]).logical_not().to(memory.scalar_type()).unsqueeze(-1);
     return at::matmul(at::softmax(x[0], -1), memory);
   }
@@ -97,7 +97,6 @@ class Plain : public Mechanism {
 
   at::Tensor Tokens(const Tensors& x, State& state, const ops::Mask& mask, bool reads) {
     const int64_t batch = x[2].size(0), length = x[2].size(2);
-    const auto type = x[2].scalar_type();
     at::Tensor memory = state["memory"], z = state["z"], weights = x[1].to(at::kDouble);
     if (active == Defect::kDetachesState) memory = memory.detach(), z = z.detach();
     if (active == Defect::kHiddenState && hidden_.defined() && !at::isneginf(z).all().item<bool>()) z = hidden_;
@@ -121,7 +120,7 @@ class Plain : public Mechanism {
         share = at::exp(s) / (at::exp(z) + at::exp(s));
       }
       if (top.defined()) share = at::exp(s - top) / at::exp(next - top);
-      memory = Where(real, memory + share.to(type).unsqueeze(-1) * (v - memory), memory);
+      memory = Where(real, memory + share.unsqueeze(-1) * (v - memory), memory);
       z = Where(real, next, z);
       if (reads) outs.push_back(ReadOne(x[0].select(2, t), active == Defect::kStepReadsFirst && length == 1 ? before : memory));
     }
@@ -134,7 +133,7 @@ class Plain : public Mechanism {
     at::Tensor p = at::softmax(q, -1);
     if (active == Defect::kLosesReadGradient) p = 0.5 * p + 0.5 * p.detach();
     if (active == Defect::kCoarse && p.scalar_type() == at::kFloat) p = p.to(at::kBFloat16).to(at::kFloat);
-    return at::matmul(p.unsqueeze(2), memory);
+    return at::matmul(p.unsqueeze(2), memory.to(p.scalar_type()));
   }
 
   void Keep(State& state, const at::Tensor& memory, const at::Tensor& z, int64_t length) {

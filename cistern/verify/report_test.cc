@@ -94,5 +94,38 @@ TEST(ModelCheck, ADifferentTwinIsFoundAndTheRunStopsWhenTold) {
   ExpectContains(testing::Thrown([&] { CheckModel(*model, *twin, ids.narrow(0, 0, 5), false); }), {"[verify]", "at least 16", "[5]"});
 }
 
+TEST(ClassifierCheck, AClassifierAgreesWithItselfAndADifferentTwinIsFound) {
+  auto make = [](const std::string& mechanism, const std::string& pooling) {
+    ModelConfig config;
+    config.kind = "encoder_classifier", config.vocab_size = 30, config.classes = 4, config.pooling = pooling;
+    config.dim = 16, config.heads = 2, config.layers = 2, config.max_length = 64, config.init_std = 0.2;
+    config.attention = {mechanism};
+    return std::dynamic_pointer_cast<EncoderClassifier>(MakeModel(config, 3));
+  };
+  at::manual_seed(1);
+  const at::Tensor ids = at::randint(30, {50}, at::kLong);
+  for (const MechanismInfo* info : Mechanisms()) {
+    if (!info->Supports(Form::kBidirectional)) continue;
+    const std::string pooling = info->name == "latte" ? "cls" : "mean";
+    const auto model = make(info->name, pooling), twin = make(info->name, pooling);
+    twin->to(at::kDouble);
+    const auto results = CheckClassifier(*model, *twin, ids);
+    ASSERT_EQ(results.size(), 4u);
+    for (const ModelResult& r : results) {
+      EXPECT_FALSE(r.outcome.failed()) << info->name << " " << r.property << ": " << FailureText(r.outcome);
+      EXPECT_GT(r.outcome.comparisons, 0) << r.property;
+    }
+  }
+  const auto model = make("latte", "mean"), twin = make("latte", "mean");
+  twin->to(at::kDouble);
+  {
+    at::NoGradGuard guard;
+    twin->parameters()[0].mul_(1.001);
+  }
+  const auto results = CheckClassifier(*model, *twin, ids, [](const ModelResult&) { return false; });
+  ASSERT_EQ(results.size(), 1u);
+  EXPECT_TRUE(results[0].outcome.failed());
+}
+
 }  // namespace
 }  // namespace cistern::verify

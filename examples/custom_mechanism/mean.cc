@@ -62,7 +62,7 @@ void MeanMechanism::Write(const std::vector<at::Tensor>& x, State& state, const 
 }
 
 at::Tensor MeanMechanism::Read(const std::vector<at::Tensor>& x, const State& state) {
-  return at::matmul(at::softmax(x[0], -1), state["memory"]);
+  return at::matmul(at::softmax(x[0], -1), state["memory"].to(x[0].scalar_type()));
 }
 
 at::Tensor MeanMechanism::Definition(Form form, const std::vector<at::Tensor>& queries, const std::vector<at::Tensor>& x) const {
