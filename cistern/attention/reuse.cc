@@ -2,6 +2,8 @@
 
 #include <ATen/ATen.h>
 
+#include <numeric>
+
 #include "cistern/base/error.h"
 
 namespace cistern {
@@ -133,23 +135,25 @@ SoftmaxMechanism::Compute ReuseMechanism::Sharing(Handles& handles) const {
       if (formed > 0) all.push_back({q.narrow(1, 0, formed), k.narrow(1, 0, formed), {}});
       if (formed < fresh) all.push_back({q.narrow(1, formed, fresh - formed), k.narrow(1, formed, fresh - formed), {}});
     }
-    const Handles taken = alone() ? Handles{{q.narrow(1, fresh, copied_), k.narrow(1, fresh, copied_), {}}} : FirstHeads(handles, copied_);
+    Handles taken = FirstHeads(handles, copied_);
+    if (alone() && copied_ > 0) taken = {{q.narrow(1, fresh, copied_), k.narrow(1, fresh, copied_), {}}};
     all.insert(all.end(), taken.begin(), taken.end());
-    std::vector<at::Tensor> out;
+    std::vector<int64_t> counts;
+    for (const HeadScores& s : all) counts.push_back(s.heads());
+    const int64_t total = std::accumulate(counts.begin(), counts.end(), int64_t(0));
+    CISTERN_CHECK(total == heads, "[reuse] expected the scores of ", copied_, " heads of the layer before, got those of ", total - fresh);
+    std::vector<at::Tensor> out, values = v.split_with_sizes(counts, 1);
     int64_t begin = 0;
-    for (HeadScores& s : all) {
-      const int64_t count = s.heads();
-      if (count == 0) continue;
-      const at::Tensor values = v.narrow(1, begin, count);
+    for (size_t i = 0; i < all.size(); ++i) {
+      HeadScores& s = all[i];
       if (scores && !s.p.defined() && (begin >= fresh || begin < left)) {
         CheckMemory(begin >= fresh ? copied_ : left, s.q, s.k);
         s = {{}, {}, ops::AttentionProbabilities(s.q, s.k, options, mask, key_valid)};
       }
-      out.push_back(s.p.defined() ? ops::ApplyProbabilities(s.p, values, options.dropout)
-                                  : ops::SoftmaxAttention(s.q, s.k, values, options, mask, key_valid));
-      begin += count;
+      out.push_back(s.p.defined() ? ops::ApplyProbabilities(s.p, values[i], options.dropout)
+                                  : ops::SoftmaxAttention(s.q, s.k, values[i], options, mask, key_valid));
+      begin += counts[i];
     }
-    CISTERN_CHECK(begin == heads, "[reuse] expected the scores of ", copied_, " heads of the layer before, got those of ", begin - fresh);
     handles = FirstHeads(all, left);
     return out.size() == 1 ? out[0] : at::cat(out, 1);
   };

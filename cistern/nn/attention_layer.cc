@@ -103,17 +103,17 @@ std::vector<at::Tensor> AttentionLayer::Project(const Stream& stream, State* sta
     y = filtered;
     (*state)["conv"] = after;
   }
-  std::vector<at::Tensor> x;
-  int64_t offset = 0;
+  std::vector<int64_t> widths;
   for (const Projection& p : projections_) {
-    if (!wanted(p)) {
-      x.emplace_back();
-      continue;
-    }
-    at::Tensor part = y.narrow(2, offset, p.width).view({batch, length, p.heads, p.width / p.heads}).transpose(1, 2);
-    if (options_.positions == "rotary" && p.rotary) part = Rotate(part, stream.positions);
-    x.push_back(part);
-    offset += p.width;
+    if (wanted(p)) widths.push_back(p.width);
+  }
+  std::vector<at::Tensor> x(projections_.size()),
+      parts = y.split_with_sizes(widths, 2);  // one gradient for all parts, where narrow makes one of full size for each
+  for (size_t i = 0, next = 0; i < x.size(); ++i) {
+    const Projection& p = projections_[i];
+    if (!wanted(p)) continue;
+    x[i] = parts[next++].view({batch, length, p.heads, p.width / p.heads}).transpose(1, 2);
+    if (options_.positions == "rotary" && p.rotary) x[i] = Rotate(x[i], stream.positions);
   }
   return x;
 }
