@@ -39,7 +39,7 @@ TEST(ReusePlan, ThePapersPlacements) {
 }
 
 TEST(ReusePlan, WhatDoesNotFitIsRefused) {
-  ExpectContains(PlanError({}, 4, 1), {"[reuse]", "one layer", "softmax"});
+  ExpectContains(PlanError(Json::object(), 4, 1), {"[reuse]", "one layer", "softmax"});
   ExpectContains(PlanError(Json{{"heads", 5}}, 4, 4), {"heads=5", "4 heads", "clamp_heads=true"});
   ExpectContains(PlanError(Json{{"placement", "partial"}}, 4, 2), {"placement=partial", "none of 2", "alternate"});
   ExpectContains(PlanError(Json{{"placement", "all_end"}, {"layers", 3}}, 4, 4), {"room for 2 of 4", "not for 3"});

@@ -206,7 +206,7 @@ TEST(ReuseModel, NothingCopiedIsSoftmax) {
 // Scores that the second layer takes over and would have formed itself: the same queries and keys of the same input, because the first
 // layer adds nothing.
 TEST(ReuseModel, CopiesOfTheSameScoresChangeNothing) {
-  ModelConfig softmax = Config({}, 2);
+  ModelConfig softmax = Config(Json::object(), 2);
   softmax.attention = {"softmax"};
   const auto copying = Make<DecoderLm>(Config({{"placement", "full"}}, 2)), exact = Make<DecoderLm>(softmax);
   at::NoGradGuard guard;
@@ -343,7 +343,7 @@ TEST(ReuseModel, ParametersOfBertBase) {
     for (const auto& p : MakeModel(c, 1)->named_parameters()) parameters += p.key().starts_with("classifier.") ? 0 : p.value().numel();
     return parameters;
   };
-  const int64_t whole = count("softmax", {});
+  const int64_t whole = count("softmax", Json::object());
   EXPECT_EQ(whole, 110'106'428);
   const int64_t partial = count("reuse", {{"heads", 6}, {"placement", "partial"}});
   EXPECT_EQ(whole - partial, 6 * 10 * 2 * 64 * (D + 1));
@@ -359,7 +359,7 @@ TEST(ReuseModel, SkippedLayersHaveOnlyTheirFeedForward) {
     const bool skipped = p.key().starts_with("layers.1.") || p.key().starts_with("layers.2.");
     EXPECT_FALSE(skipped && p.key().find("attention") != std::string::npos) << p.key();
   }
-  ModelConfig softmax = Config({});
+  ModelConfig softmax = Config(Json::object());
   softmax.attention = {"softmax"};
   EXPECT_EQ(MakeModel(softmax, 1)->ParameterCount() - m->ParameterCount(), 2 * (4 * kModel * kModel + 2 * kModel));
 }
