@@ -31,6 +31,10 @@ std::vector<Share> Shares(const std::string& list) {
     }
     const MechanismInfo& info = FindMechanism(item.substr(0, colon));
     if (!info.verbs) FailUsage("attention '", list, "': ", info.name, " has no state and cannot share a layer; give it a layer of its own");
+    if (info.copies_scores) {
+      FailUsage("attention '", list, "': ", info.name,
+                " takes over heads of whole layers and cannot share one; give it a layer of its own");
+    }
     shares.push_back({&info, info.name, heads});
     begin = end + 1;
   }

@@ -100,6 +100,12 @@ void Mechanism::Write(const std::vector<at::Tensor>&, State&, const ops::Mask&) 
 
 at::Tensor Mechanism::Read(const std::vector<at::Tensor>&, const State&) { RefuseVerb(info()); }
 
+at::Tensor Mechanism::Attend(Form form, const std::vector<at::Tensor>& x, State* state, const ops::Mask& mask, Handles& handles) {
+  handles.clear();
+  if (form == Form::kBidirectional) return Bidirectional(x, mask);
+  return form == Form::kCausal ? Extend(x, *state, mask) : Read(x, *state);
+}
+
 State Mechanism::Merge(const State&, const State&) const {
   throw Error(StrCat("[", info().name, "] states do not merge; extend one state by the second piece instead"));
 }

@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "cistern/attention/handles.h"
 #include "cistern/attention/state.h"
 #include "cistern/io/fields.h"
 #include "cistern/ops/slot_memory.h"
@@ -40,6 +41,11 @@ struct AttentionDims {
   double dropout = 0;                      // attention dropout
   const class Mechanism* first = nullptr;  // of an earlier layer, same model and options: owns what is tied across layers
   bool cross = false;                      // the layer attends to another sequence: what it draws is not what self attention draws
+  int64_t copied = kAlone;                 // heads whose scores are taken over from the layer before (handles.h, reuse.h)
+  int64_t copied_on = 0;                   // heads of this layer whose scores the layer after takes over
+
+  static constexpr int64_t kAlone = -1;    // no layer of a model: a mechanism that copies is given the scores as inputs
+  static constexpr int64_t kSkipped = -2;  // a layer of a model that has no attention
 };
 
 // What a mechanism is and can do, for errors, help, docs, verification and benchmarks.
@@ -59,6 +65,8 @@ struct MechanismInfo {
   double tolerance = 1e-6;                     // of the conformance suite in float, relative RMS; say why where it is wider
   bool merges = false;                         // has Merge
   bool truncates = false;                      // has Truncate
+  bool leaves_scores = false;                  // the next layer may take over the scores of its heads
+  bool copies_scores = false;                  // takes over scores of the layer before
   std::function<Fields()> options;             // its typed options with their defaults
   std::function<std::shared_ptr<class Mechanism>(const Json& options, const AttentionDims& dims)> make;
   bool Supports(Form form) const;
@@ -80,6 +88,10 @@ class Mechanism : public torch::nn::Module {
   virtual at::Tensor Read(const std::vector<at::Tensor>& x, const State& state);
   // The whole sequence, every token sees every valid token. Rows with several documents are taken apart first.
   at::Tensor Bidirectional(const std::vector<at::Tensor>& x, const ops::Mask& mask);
+
+  // One of the three as a layer of a model runs it: Extend (causal), Bidirectional (no state) or Read (cross). `handles` come from the
+  // layer before and leave for the next: the scores that a mechanism copies and those that may be copied from it; most know of none.
+  virtual at::Tensor Attend(Form form, const std::vector<at::Tensor>& x, State* state, const ops::Mask& mask, Handles& handles);
 
   // What the paper says, in plain double-precision code that shares nothing with the above (definition.h helps): rows without padding, x in
   // declared order; query-side tensors come from `queries`, which is x but for cross attention. As in evaluation: no dropout. -> [B,H,T,d]

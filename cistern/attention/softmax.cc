@@ -4,7 +4,6 @@
 
 #include "cistern/attention/definition.h"
 #include "cistern/base/error.h"
-#include "cistern/ops/softmax_attention.h"
 
 namespace cistern {
 
@@ -23,7 +22,7 @@ const MechanismInfo& softmax_mechanism() {
     i.positions = {"none", "learned", "sinusoidal", "rotary"};
     i.time = "O(T^2 d)";
     i.state = "2 T d per head";
-    i.truncates = true;
+    i.truncates = i.leaves_scores = true;
     return i;
   }();
   static const bool bound = (BindMechanism<SoftmaxMechanism>(info), true);
@@ -33,7 +32,11 @@ const MechanismInfo& softmax_mechanism() {
 
 Fields SoftmaxMechanism::Describe(Options&) { return {}; }
 
-SoftmaxMechanism::SoftmaxMechanism(const MechanismInfo& info, const Options&, const AttentionDims& dims) : Mechanism(info, dims) {}
+SoftmaxMechanism::SoftmaxMechanism(const MechanismInfo& info, const Options&, const AttentionDims& dims)
+    : SoftmaxMechanism(info, dims, dims.heads) {}
+
+SoftmaxMechanism::SoftmaxMechanism(const MechanismInfo& info, const AttentionDims& dims, int64_t key_heads)
+    : Mechanism(info, dims), key_heads_(key_heads) {}
 
 std::vector<Projection> SoftmaxMechanism::Projections() const {
   const int64_t dim = dims().dim;
@@ -42,8 +45,8 @@ std::vector<Projection> SoftmaxMechanism::Projections() const {
 
 State SoftmaxMechanism::EmptyState(int64_t batch, const at::TensorOptions& options) const {
   const int64_t heads = dims().heads, width = dims().dim / heads;
-  const at::Tensor none = at::empty({batch, heads, 0, width}, options);
-  return {{{"k", none}, {"v", none.clone()}, {"valid", at::Tensor()}, {"count", at::zeros({batch}, at::kLong)}}};
+  const auto none = [&](int64_t count) { return at::empty({batch, count, 0, width}, options); };
+  return {{{"k", none(key_heads_)}, {"v", none(heads)}, {"valid", at::Tensor()}, {"count", at::zeros({batch}, at::kLong)}}};
 }
 
 namespace {
@@ -81,6 +84,12 @@ void KeepLastDocument(State& state, const ops::Mask& mask, int64_t before) {
   state["valid"] = state["valid"].defined() ? state["valid"].logical_and(visible) : visible;
 }
 
+at::Tensor WithoutPadding(const at::Tensor& out, const ops::Mask& mask) {
+  if (!mask.lengths) return out;
+  const at::Tensor pad = at::arange(out.size(2), mask.lengths->options()).unsqueeze(0) >= mask.lengths->unsqueeze(1);
+  return out.masked_fill(pad.unsqueeze(1).unsqueeze(-1), 0.0);
+}
+
 }  // namespace
 
 void SoftmaxMechanism::Write(const std::vector<at::Tensor>& x, State& state, const ops::Mask& mask) {
@@ -97,33 +106,51 @@ void SoftmaxMechanism::Write(const std::vector<at::Tensor>& x, State& state, con
   state["count"] = at::full_like(state["count"], before + fresh);
 }
 
-at::Tensor SoftmaxMechanism::Read(const std::vector<at::Tensor>& x, const State& state) {
+at::Tensor SoftmaxMechanism::ReadBy(const at::Tensor& q, const State& state, const Compute& compute) {
   const int64_t rows = Count(state);
   ops::SoftmaxOptions options;
-  options.dropout = is_training() ? dims().dropout : 0.0;
+  options.dropout = Dropout();
   const at::Tensor valid = state.Has("valid") ? state["valid"] : at::Tensor();
-  return ops::SoftmaxAttention(x[0], state["k"].narrow(2, 0, rows), state["v"].narrow(2, 0, rows), options, {}, valid);
+  return compute(q, state["k"].narrow(2, 0, rows), state["v"].narrow(2, 0, rows), options, {}, valid);
 }
 
-at::Tensor SoftmaxMechanism::Extend(const std::vector<at::Tensor>& x, State& state, const ops::Mask& mask) {
+at::Tensor SoftmaxMechanism::ExtendBy(const std::vector<at::Tensor>& x, State& state, const ops::Mask& mask, const Compute& compute) {
   const int64_t before = Count(state);
-  Write(x, state, mask);
+  SoftmaxMechanism::Write(x, state, mask);
   const int64_t rows = Count(state);
   ops::SoftmaxOptions options;
   options.causal = true;
   options.query_offset = before;
-  options.dropout = is_training() ? dims().dropout : 0.0;
+  options.dropout = Dropout();
   at::Tensor out;
   if (before == 0) {
-    out = ops::SoftmaxAttention(x[0], x[1], x[2], options, mask);
+    out = compute(x[0], x[1], x[2], options, mask, {});
   } else {
     const at::Tensor valid = state.Has("valid") ? state["valid"] : at::Tensor();
-    out = ops::SoftmaxAttention(x[0], state["k"].narrow(2, 0, rows), state["v"].narrow(2, 0, rows), options, {{}, mask.starts}, valid);
+    out = compute(x[0], state["k"].narrow(2, 0, rows), state["v"].narrow(2, 0, rows), options, {{}, mask.starts}, valid);
   }
   if (mask.starts && rows > before) KeepLastDocument(state, mask, before);
-  if (!mask.lengths) return out;
-  const at::Tensor pad = at::arange(out.size(2), mask.lengths->options()).unsqueeze(0) >= mask.lengths->unsqueeze(1);
-  return out.masked_fill(pad.unsqueeze(1).unsqueeze(-1), 0.0);
+  return WithoutPadding(out, mask);
+}
+
+at::Tensor SoftmaxMechanism::BidirectionalBy(const std::vector<at::Tensor>& x, const ops::Mask& mask, const Compute& compute) {
+  ops::SoftmaxOptions options;
+  options.dropout = Dropout();
+  return WithoutPadding(compute(x[0], x[1], x[2], options, mask, {}), mask);
+}
+
+at::Tensor SoftmaxMechanism::Read(const std::vector<at::Tensor>& x, const State& state) {
+  return ReadBy(x[0], state, ops::SoftmaxAttention);
+}
+
+at::Tensor SoftmaxMechanism::Extend(const std::vector<at::Tensor>& x, State& state, const ops::Mask& mask) {
+  return ExtendBy(x, state, mask, ops::SoftmaxAttention);
+}
+
+at::Tensor SoftmaxMechanism::Attend(Form form, const std::vector<at::Tensor>& x, State* state, const ops::Mask& mask, Handles& handles) {
+  const at::Tensor out = Mechanism::Attend(form, x, state, mask, handles);
+  if (dims().copied_on > 0) handles = {{x[0], state ? (*state)["k"].narrow(2, 0, Count(*state)) : x[1], {}}};
+  return out;
 }
 
 at::Tensor SoftmaxMechanism::Definition(Form form, const std::vector<at::Tensor>& queries, const std::vector<at::Tensor>& x) const {
@@ -142,7 +169,8 @@ void SoftmaxMechanism::Truncate(State& state, int64_t count) const {
 }
 
 int64_t SoftmaxMechanism::StateBytes(int64_t batch, int64_t tokens, const at::TensorOptions& options) const {
-  return batch * (2 * tokens * dims().dim * int64_t(options.dtype().itemsize()) + int64_t(sizeof(int64_t)));
+  const int64_t width = dims().dim / dims().heads;
+  return batch * ((key_heads_ + dims().heads) * tokens * width * int64_t(options.dtype().itemsize()) + int64_t(sizeof(int64_t)));
 }
 
 State SoftmaxMechanism::Compact(const State& state) const {
@@ -155,6 +183,7 @@ void SoftmaxMechanism::CheckState(const State& state) const {
   const int64_t batch = state["count"].size(0), rows = Count(state);
   CISTERN_CHECK((state["count"] == rows).all().item<bool>() && state["k"].size(2) == rows && state["v"].size(2) == rows,
                 "[softmax] the cache says that it holds ", rows, " tokens, but k has ", state["k"].size(2), " and v ", state["v"].size(2));
+  CISTERN_CHECK(state["k"].size(1) == key_heads_, "[softmax] expected k of ", key_heads_, " heads, got ", state["k"].size(1));
   if (!state.Has("valid")) return;
   const at::Tensor& valid = state["valid"];
   CISTERN_CHECK(valid.scalar_type() == at::kBool && valid.sizes() == at::IntArrayRef({batch, rows}), "[softmax] expected valid of shape [",

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "cistern/attention/head_groups.h"
+#include "cistern/attention/reuse.h"
 #include "cistern/base/error.h"
 #include "cistern/nn/positions.h"
 
@@ -11,7 +12,7 @@ namespace cistern {
 
 Fields ModelConfig::Describe() {
   Fields f;
-  f.Add("kind", &kind, "what the model is", {"decoder_lm", "encoder_classifier"});
+  f.Add("kind", &kind, "what the model is", {"decoder_lm", "encoder_classifier", "encoder_decoder"});
   f.Add("version", &version, "version of this file's format");
   f.Add("vocab_size", &vocab_size, "token ids; set by the task", {0, 1 << 24});
   f.Add("classes", &classes, "classes of a classifier; set by the task", {0, 1 << 20});
@@ -23,7 +24,12 @@ Fields ModelConfig::Describe() {
   f.Add("heads", &heads, "attention heads; dim must be divisible by it", {1, 1024});
   f.Add("ffn_dim", &ffn_dim, "width of the feed-forward; 0: 4 dim", {0, 1 << 20});
   f.Add("max_length", &max_length, "longest input of mechanisms and positions that have a fixed length", {1, 1 << 30});
-  f.Add("conv", &conv, "taps of the causal convolution on the projections; 0: none", {0, 64});
+  f.Add("decoder_layers", &decoder_layers, "encoder_decoder: blocks of the decoder; 0: as many as `layers`, the encoder's", {0, 1024});
+  f.Add("decoder_attention", &decoder_attention,
+        "encoder_decoder: mechanism of the decoder's causal attention, or one for each layer; none: as `attention`, the encoder's");
+  f.Add("cross_attention", &cross_attention,
+        "encoder_decoder: mechanism by which the decoder attends to the source, or one for each layer");
+  f.Add("conv", &conv, "taps of the causal convolution on the projections (of an encoder_decoder: of the decoder's own); 0: none", {0, 64});
   f.Add("norm", &norm, "layer norm before or after attention and feed-forward", {"pre", "post"});
   f.Add("final_norm", &final_norm, "a layer norm after the last block");
   f.Add("norm_eps", &norm_eps, "epsilon of the layer norms", {0.0, 1.0});
@@ -32,8 +38,12 @@ Fields ModelConfig::Describe() {
   f.Add("pooling", &pooling, "encoder_classifier: what the head sees", {"mean", "cls"});
   f.Add("bias", &bias, "biases in all linear maps");
   f.Add("ffn_bias", &ffn_bias, "biases in the feed-forward, whatever `bias` says");
-  f.Add("head_bias", &head_bias, "decoder_lm: a bias in the output layer, whatever `bias` says; needs tie_embeddings=false");
-  f.Add("tie_embeddings", &tie_embeddings, "decoder_lm: the output layer shares the embedding matrix");
+  f.Add("head_bias", &head_bias,
+        "decoder_lm, encoder_decoder: a bias in the output layer, whatever `bias` says; needs tie_embeddings=false");
+  f.Add("tie_embeddings", &tie_embeddings, "decoder_lm, encoder_decoder: the output layer shares the (target's) embedding matrix");
+  f.Add("share_embeddings", &share_embeddings, "encoder_decoder: source and target share one embedding matrix");
+  f.Add("target_vocab_size", &target_vocab_size, "encoder_decoder without share_embeddings: token ids of the target; 0: vocab_size",
+        {0, 1 << 24});
   f.Add("dropout", &dropout, "after attention, feed-forward and embedding", {0.0, 0.95});
   f.Add("attention_dropout", &attention_dropout, "on the attention probabilities", {0.0, 0.95});
   f.Add("init_std", &init_std, "standard deviation of the initial weights", {1e-6, 10.0});
@@ -47,42 +57,112 @@ void ModelConfig::Validate() const {
               version > kConfigVersion ? "; a newer cistern wrote it" : "");
   }
   if (dim % heads != 0) FailUsage("dim=", dim, " is not divisible by heads=", heads);
-  if (head_bias && tie_embeddings && kind == "decoder_lm")
+  if (head_bias && tie_embeddings && kind != "encoder_classifier")
     FailUsage("head_bias=true needs tie_embeddings=false: a tied output layer has no bias");
-  if (attention.empty() || (attention.size() != 1 && int64_t(attention.size()) != layers)) {
-    FailUsage("attention lists ", attention.size(), " mechanisms for ", layers, " layers; give one for all or one for each");
+  if (kind == "encoder_decoder" && share_embeddings && TargetVocabSize() != vocab_size) {
+    FailUsage("target_vocab_size=", target_vocab_size, " needs share_embeddings=false: one shared matrix has vocab_size=", vocab_size,
+              " rows");
   }
   if (!attention_options.is_object()) FailUsage("attention_options must be an object of options by mechanism");
   for (const auto& [name, options] : attention_options.items()) {
     if (!options.is_object()) FailUsage("attention_options.", name, " must be an object");
     const MechanismInfo& info = FindMechanism(name);
     const auto part = [&name](const std::string& a) { return InHeadGroups(a, name); };
-    if (std::any_of(attention.begin(), attention.end(), part)) continue;  // for fewer heads: checked below
-    info.make(options, {dim, heads, max_length, 0, attention_dropout});   // reads and checks them
+    const auto parted = [&](Form form) { return std::any_of(Attention(form).begin(), Attention(form).end(), part); };
+    const std::vector<Form> forms = Forms();
+    if (std::any_of(forms.begin(), forms.end(), parted)) continue;       // for fewer heads: checked below
+    info.make(options, {dim, heads, max_length, 0, attention_dropout});  // reads and checks them
   }
-  const double parameters = double(vocab_size) * double(dim) + double(layers) * 12.0 * double(dim) * double(dim);
+  double blocks = 0;
+  for (const Form form : Forms()) blocks += double(Layers(form));
+  const double parameters = double(vocab_size) * double(dim) + blocks * 12.0 * double(dim) * double(dim);
   if (parameters > 1e11) FailUsage("the model would have about ", parameters, " parameters; check dim=", dim, " and layers=", layers);
-  for (int64_t layer = 0; layer < layers; ++layer) {  // form, positions, convolution and sizes of every mechanism in use
-    MakeMechanism(Block(layer, kind == "decoder_lm" ? Form::kCausal : Form::kBidirectional).attention);
-    if (attention.size() == 1) break;
+  for (const Form form : Forms()) ValidateStack(form);
+}
+
+std::vector<Form> ModelConfig::Forms() const {
+  if (kind == "encoder_decoder") return {Form::kBidirectional, Form::kCausal, Form::kCross};
+  return {kind == "decoder_lm" ? Form::kCausal : Form::kBidirectional};
+}
+
+void ModelConfig::ValidateStack(Form form) const {
+  const std::vector<std::string>& names = Attention(form);
+  const char* key = &names == &attention ? "attention" : form == Form::kCross ? "cross_attention" : "decoder_attention";
+  const int64_t count = Layers(form);
+  if (names.empty() || (names.size() != 1 && int64_t(names.size()) != count)) {
+    const bool decoder = kind == "encoder_decoder" && form == Form::kCausal;
+    FailUsage(key, " lists ", names.size(), " mechanisms for ", count, " layers", decoder ? " of the decoder" : "",
+              "; give one for all or one for each", decoder && &names == &attention ? " in decoder_attention" : "");
   }
+  bool copies = false, planned = false;
+  for (int64_t layer = 0; layer < count; ++layer) {  // scores that are copied
+    if (!FindMechanism(Mechanism(layer, form)).copies_scores) continue;
+    const int64_t copied = Copied(layer, form);
+    copies = copies || copied != 0;
+    const std::vector<int64_t> plan = ReusePlan(OptionsOf(Mechanism(layer, form)), heads, count);
+    planned = std::any_of(plan.begin(), plan.end(), [](int64_t c) { return c != 0; });
+    if (copied > 0 && !FindMechanism(Mechanism(layer - 1, form)).leaves_scores) {
+      FailUsage(key, ": layer ", layer + 1, " of ", count, " (", Mechanism(layer, form), ") would take over the scores of layer ", layer,
+                ", and ", Mechanism(layer - 1, form), " leaves none; put softmax or reuse there, or another mechanism in layer ",
+                layer + 1);
+    }
+  }
+  if (planned && !copies)
+    FailUsage(key, ": by its placement no layer with reuse takes over scores; use softmax there, or another placement");
+  for (int64_t layer = 0; layer < count; ++layer) {  // form, positions, convolution and sizes of every mechanism in use
+    MakeMechanism(AttentionOptions(layer, form));
+    if (names.size() == 1) break;
+  }
+}
+
+const std::vector<std::string>& ModelConfig::Attention(Form form) const {
+  if (kind != "encoder_decoder" || form == Form::kBidirectional) return attention;
+  if (form == Form::kCross) return cross_attention;
+  return decoder_attention.empty() ? attention : decoder_attention;
+}
+
+int64_t ModelConfig::Layers(Form form) const {
+  return kind == "encoder_decoder" && form != Form::kBidirectional && decoder_layers > 0 ? decoder_layers : layers;
+}
+
+const std::string& ModelConfig::Mechanism(int64_t layer, Form form) const {
+  const std::vector<std::string>& names = Attention(form);
+  return names[names.size() == 1 ? 0 : size_t(layer)];
+}
+
+const Json& ModelConfig::OptionsOf(const std::string& mechanism) const {
+  static const Json none = Json::object();
+  if (IsHeadGroups(mechanism)) return attention_options;
+  return attention_options.contains(mechanism) ? attention_options.at(mechanism) : none;
+}
+
+int64_t ModelConfig::Copied(int64_t layer, Form form) const {
+  const std::string& name = Mechanism(layer, form);
+  if (!FindMechanism(name).copies_scores) return 0;
+  return ReusePlan(OptionsOf(name), heads, Layers(form))[size_t(layer)];
+}
+
+AttentionLayerOptions ModelConfig::AttentionOptions(int64_t layer, Form form) const {
+  const bool decoder = kind == "encoder_decoder" && form != Form::kBidirectional;
+  AttentionLayerOptions a;
+  a.mechanism = Mechanism(layer, form);
+  a.mechanism_options = OptionsOf(a.mechanism);
+  a.dims = {dim, heads, max_length, layer, attention_dropout};
+  a.dims.copied = Copied(layer, form);
+  a.dims.copied_on = layer + 1 < Layers(form) ? std::max<int64_t>(0, Copied(layer + 1, form)) : 0;
+  a.form = form;
+  a.positions = form == Form::kCross && positions == "rotary" ? "none" : positions;  // source and target count apart
+  a.conv = kind == "encoder_decoder" && form != Form::kCausal ? 0 : conv;
+  a.bias = bias;
+  a.init_std = init_std;
+  a.out_std = init_std / std::sqrt((decoder ? 3.0 : 2.0) * double(Layers(form)));
+  return a;
 }
 
 BlockOptions ModelConfig::Block(int64_t layer, Form form) const {
   BlockOptions b;
-  b.attention.mechanism = Mechanism(layer);
-  if (IsHeadGroups(b.attention.mechanism)) {
-    b.attention.mechanism_options = attention_options;
-  } else if (attention_options.contains(b.attention.mechanism)) {
-    b.attention.mechanism_options = attention_options.at(b.attention.mechanism);
-  }
-  b.attention.dims = {dim, heads, max_length, layer, attention_dropout};
-  b.attention.form = form;
-  b.attention.positions = positions;
-  b.attention.conv = conv;
-  b.attention.bias = bias;
-  b.attention.init_std = init_std;
-  b.attention.out_std = init_std / std::sqrt(2.0 * double(layers));
+  b.attention = AttentionOptions(layer, form);
+  if (kind == "encoder_decoder" && form == Form::kCausal) b.cross = AttentionOptions(layer, Form::kCross);
   b.norm = norm;
   b.activation = activation;
   b.ffn_bias = bias || ffn_bias;
@@ -93,9 +173,22 @@ BlockOptions ModelConfig::Block(int64_t layer, Form form) const {
 }
 
 std::string ModelConfig::Summary() const {
-  std::string names;
-  for (const std::string& a : attention) names += (names.empty() ? "" : "+") + a;
-  return StrCat(names, ", ", layers, " layers x ", dim, ", ", heads, " heads", conv > 0 ? StrCat(", conv ", conv) : "");
+  std::string out, between;
+  for (const Form form : Forms()) {
+    std::string names;
+    for (const std::string& a : Attention(form)) names += (names.empty() ? "" : "+") + a;
+    if (form == Form::kCross) {
+      out += " and " + names + " to the source";
+    } else {
+      out += StrCat(between,
+                    kind != "encoder_decoder" ? ""
+                    : form == Form::kCausal   ? "decoder "
+                                              : "encoder ",
+                    names, ", ", Layers(form), " layers x ", dim);
+    }
+    between = "; ";
+  }
+  return StrCat(out, ", ", heads, " heads", conv > 0 ? StrCat(", conv ", conv) : "");
 }
 
 ModelConfig ReadModelConfig(const Json& json, const std::string& where) {

@@ -11,7 +11,7 @@ namespace cistern {
 inline constexpr int64_t kConfigVersion = 1;
 
 struct ModelConfig {
-  std::string kind = "decoder_lm";  // decoder_lm | encoder_classifier
+  std::string kind = "decoder_lm";  // decoder_lm | encoder_classifier | encoder_decoder
   int64_t version = kConfigVersion;
   int64_t vocab_size = 0;  // set by the task
   int64_t classes = 0;     // encoder_classifier: set by the task
@@ -21,6 +21,12 @@ struct ModelConfig {
   int64_t conv = 0;
   std::string norm = "pre", activation = "gelu", positions = "none", pooling = "mean";
   bool final_norm = true, tie_embeddings = true;
+  // encoder_decoder: `layers` and `attention` are the encoder's.
+  int64_t decoder_layers = 0;                              // 0: as many as `layers`
+  std::vector<std::string> decoder_attention = {};         // causal; none: as `attention`
+  std::vector<std::string> cross_attention = {"softmax"};  // one mechanism or one per decoder layer
+  int64_t target_vocab_size = 0;                           // 0: vocab_size
+  bool share_embeddings = true;                            // of source and target
   bool bias = false, ffn_bias = false, head_bias = false;  // bias: all of them; Latte's paper has the other two alone
   double dropout = 0, attention_dropout = 0, init_std = 0.02, embedding_std = 0, norm_eps = 1e-5;
 
@@ -28,9 +34,20 @@ struct ModelConfig {
   // Checks what single fields cannot: divisibility, mechanisms, options; UsageError names the key. Call after reading.
   void Validate() const;
   double EmbeddingStd() const { return embedding_std > 0 ? embedding_std : init_std; }
-  const std::string& Mechanism(int64_t layer) const { return attention[attention.size() == 1 ? 0 : size_t(layer)]; }
-  BlockOptions Block(int64_t layer, Form form) const;
+  // A stack of layers of one form: of an encoder_decoder the encoder (bidirectional), the decoder's own (causal) or cross attention.
+  const std::vector<std::string>& Attention(Form form) const;
+  int64_t Layers(Form form) const;
+  const std::string& Mechanism(int64_t layer, Form form = Form::kCausal) const;
+  AttentionLayerOptions AttentionOptions(int64_t layer, Form form) const;
+  BlockOptions Block(int64_t layer, Form form) const;  // a causal one of an encoder_decoder has cross attention
+  int64_t TargetVocabSize() const { return target_vocab_size > 0 ? target_vocab_size : vocab_size; }
   std::string Summary() const;  // "latte, 2 layers x 128, 4 heads"
+
+ private:
+  std::vector<Form> Forms() const;
+  void ValidateStack(Form form) const;
+  const Json& OptionsOf(const std::string& mechanism) const;
+  int64_t Copied(int64_t layer, Form form) const;  // AttentionDims::copied
 };
 
 ModelConfig ReadModelConfig(const Json& json, const std::string& where);

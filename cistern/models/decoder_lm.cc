@@ -9,12 +9,6 @@
 namespace cistern {
 namespace {
 
-class Embedding : public torch::nn::Module {
- public:
-  Embedding(int64_t vocab, int64_t dim, double std) { weight = register_parameter("weight", at::randn({vocab, dim}) * std); }
-  at::Tensor weight;
-};
-
 template <class F>
 ModelState MapState(const ModelState& state, F&& f) {
   ModelState out;

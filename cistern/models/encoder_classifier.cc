@@ -7,21 +7,12 @@
 #include "cistern/nn/positions.h"
 
 namespace cistern {
-namespace {
-
-class TokenTable : public torch::nn::Module {
- public:
-  TokenTable(int64_t vocab, int64_t dim, double std) { weight = register_parameter("weight", at::randn({vocab, dim}) * std); }
-  at::Tensor weight;
-};
-
-}  // namespace
 
 EncoderClassifier::EncoderClassifier(const ModelConfig& config) : Model(config) {
   if (config.vocab_size < 1 || config.classes < 2) {
     FailUsage("an encoder_classifier needs vocab_size >= 1 and classes >= 2, got ", config.vocab_size, " and ", config.classes);
   }
-  embedding_ = register_module("embed_tokens", std::make_shared<TokenTable>(config.vocab_size, config.dim, config.EmbeddingStd()))->weight;
+  embedding_ = register_module("embed_tokens", std::make_shared<Embedding>(config.vocab_size, config.dim, config.EmbeddingStd()))->weight;
   if (config.pooling == "cls") cls_ = register_parameter("cls_token", at::zeros({1, 1, config.dim}));
   positions_ = register_module(
       "embed_positions", std::make_shared<PositionEmbedding>(config.positions, config.dim,

@@ -9,6 +9,7 @@
 #include "cistern/io/safetensors.h"
 #include "cistern/models/decoder_lm.h"
 #include "cistern/models/encoder_classifier.h"
+#include "cistern/models/encoder_decoder.h"
 
 namespace cistern {
 namespace {
@@ -74,10 +75,12 @@ at::TensorOptions Model::options() const {
 
 std::vector<std::shared_ptr<Block>> AddBlocks(Container& layers, const ModelConfig& config, Form form) {
   std::vector<std::shared_ptr<Block>> blocks;
-  for (int64_t i = 0; i < config.layers; ++i) {
+  for (int64_t i = 0; i < config.Layers(form); ++i) {
     BlockOptions options = config.Block(i, form);
-    for (int64_t j = 0; j < i && !options.attention.first; ++j) {
-      if (config.Mechanism(j) == config.Mechanism(i)) options.attention.first = &blocks[size_t(j)]->attention();
+    for (int64_t j = i; j-- > 0;) {
+      const class Block& earlier = *blocks[size_t(j)];
+      if (config.Mechanism(j, form) == config.Mechanism(i, form)) options.attention.first = &earlier.attention();
+      if (options.cross && config.Mechanism(j, Form::kCross) == config.Mechanism(i, Form::kCross)) options.cross->first = &earlier.cross();
     }
     blocks.push_back(layers.Add(std::to_string(i), std::make_shared<Block>(options)));
   }
@@ -88,6 +91,7 @@ std::shared_ptr<Model> MakeModel(const ModelConfig& config, uint64_t seed) {
   config.Validate();
   at::manual_seed(seed);
   if (config.kind == "decoder_lm") return std::make_shared<DecoderLm>(config);
+  if (config.kind == "encoder_decoder") return std::make_shared<EncoderDecoder>(config);
   return std::make_shared<EncoderClassifier>(config);
 }
 

@@ -48,9 +48,6 @@ AttentionLayer::AttentionLayer(AttentionLayerOptions options) : options_(options
   if (options.first) options.dims.first = options.first->mechanism_.get();
   const AttentionDims& dims = options.dims;
   mechanism_ = register_module("core", MakeMechanism(options));
-  if (options.form == Form::kCross) {
-    FailUsage("an AttentionLayer attends to its own stream; for cross attention use the mechanism's Write and Read");
-  }
   projections_ = mechanism_->Projections();
   for (Projection& p : projections_) {
     if (p.heads == 0) p.heads = dims.heads;
@@ -63,12 +60,12 @@ AttentionLayer::AttentionLayer(AttentionLayerOptions options) : options_(options
       filters_.push_back(register_module(p.name + "_conv", std::make_shared<ShortConvolution>(p.width, options.conv))->weight);
     }
   }
-  out_ = register_module("o_proj", std::make_shared<Linear>(dims.dim, dims.dim, options.bias, options.out_std));
+  if (attends()) out_ = register_module("o_proj", std::make_shared<Linear>(dims.dim, dims.dim, options.bias, options.out_std));
 }
 
 State AttentionLayer::EmptyState(int64_t batch, const at::TensorOptions& options) const {
   State state = mechanism_->EmptyState(batch, options);
-  if (options_.conv > 0) state.tensors.push_back({"conv", EmptyConv(batch, options)});
+  if (options_.conv > 0 && attends()) state.tensors.push_back({"conv", EmptyConv(batch, options)});
   return state;
 }
 
@@ -89,14 +86,17 @@ std::string AttentionLayer::TruncateRefusal() const {
   return "";
 }
 
-// All projections of self attention in one product (and one convolution), then split into heads: views, no copies.
-std::vector<at::Tensor> AttentionLayer::Project(const Stream& stream, State* state) const {
+// All projections of a stream in one product (and one convolution), then split into heads: views, no copies.
+std::vector<at::Tensor> AttentionLayer::Project(const Stream& stream, State* state, std::optional<Side> side) const {
   const int64_t batch = stream.x.size(0), length = stream.x.size(1);
+  const auto wanted = [&](const Projection& p) { return !side || p.side == *side; };
   std::vector<at::Tensor> weights, biases;
-  for (const auto& map : maps_) {
-    weights.push_back(map->weight);
-    if (map->bias.defined()) biases.push_back(map->bias);
+  for (size_t i = 0; i < maps_.size(); ++i) {
+    if (!wanted(projections_[i])) continue;
+    weights.push_back(maps_[i]->weight);
+    if (maps_[i]->bias.defined()) biases.push_back(maps_[i]->bias);
   }
+  if (weights.empty()) return std::vector<at::Tensor>(projections_.size());
   at::Tensor y = at::linear(stream.x, at::cat(weights), biases.empty() ? std::nullopt : std::optional<at::Tensor>(at::cat(biases)));
   if (y.scalar_type() != weights[0].scalar_type()) y = y.to(weights[0].scalar_type());  // autocast: the cores run in full precision
   if (options_.conv > 0) {
@@ -105,27 +105,40 @@ std::vector<at::Tensor> AttentionLayer::Project(const Stream& stream, State* sta
     (*state)["conv"] = after;
   }
   std::vector<int64_t> widths;
-  for (const Projection& p : projections_) widths.push_back(p.width);
-  std::vector<at::Tensor> x = y.split_with_sizes(widths, 2);  // one gradient for all parts, where narrow makes one of full size for each
-  for (size_t i = 0; i < x.size(); ++i) {
+  for (const Projection& p : projections_) {
+    if (wanted(p)) widths.push_back(p.width);
+  }
+  std::vector<at::Tensor> x(projections_.size()),
+      parts = y.split_with_sizes(widths, 2);  // one gradient for all parts, where narrow makes one of full size for each
+  for (size_t i = 0, next = 0; i < x.size(); ++i) {
     const Projection& p = projections_[i];
-    x[i] = x[i].view({batch, length, p.heads, p.width / p.heads}).transpose(1, 2);
+    if (!wanted(p)) continue;
+    x[i] = parts[next++].view({batch, length, p.heads, p.width / p.heads}).transpose(1, 2);
     if (options_.positions == "rotary" && p.rotary) x[i] = Rotate(x[i], stream.positions);
   }
   return x;
 }
 
-at::Tensor AttentionLayer::Merge(const at::Tensor& heads) const {
+at::Tensor AttentionLayer::Attend(const std::vector<at::Tensor>& x, State* state, const ops::Mask& mask, Handles* handles) {
+  Handles none;
+  const at::Tensor heads = mechanism_->Attend(options_.form, x, state, mask, handles ? *handles : none);
   return out_->Forward(heads.transpose(1, 2).reshape({heads.size(0), heads.size(2), options_.dims.dim}));
 }
 
-at::Tensor AttentionLayer::Extend(const Stream& stream, State& state) {
-  const std::vector<at::Tensor> x = Project(stream, &state);
-  return Merge(mechanism_->Extend(x, state, stream.mask));
+at::Tensor AttentionLayer::Extend(const Stream& stream, State& state, Handles* handles) {
+  return Attend(Project(stream, &state), &state, stream.mask, handles);
 }
 
-at::Tensor AttentionLayer::Bidirectional(const Stream& stream) {
-  return Merge(mechanism_->Bidirectional(Project(stream, nullptr), stream.mask));
+at::Tensor AttentionLayer::Bidirectional(const Stream& stream, Handles* handles) {
+  return Attend(Project(stream, nullptr), nullptr, stream.mask, handles);
+}
+
+void AttentionLayer::Write(const Stream& source, State& state) {
+  mechanism_->Write(Project(source, nullptr, Side::kKey), state, source.mask);
+}
+
+at::Tensor AttentionLayer::Read(const Stream& target, State& state, Handles* handles) {
+  return Attend(Project(target, nullptr, Side::kQuery), &state, target.mask, handles);
 }
 
 }  // namespace cistern

@@ -1,6 +1,8 @@
 #pragma once
-// An attention layer: declared projections, short convolution, rotary positions, a mechanism's core, the output projection.
+// An attention layer: declared projections, short convolution, rotary positions, a mechanism's core, the output projection. Self attention
+// (bidirectional or causal) projects one stream; cross attention writes one, the source, into a state, and reads it with another.
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "cistern/attention/mechanism.h"
@@ -36,14 +38,21 @@ class AttentionLayer : public torch::nn::Module {
   int64_t StateBytes(int64_t batch, int64_t tokens, const at::TensorOptions& options) const;
   // Why a state cannot be cut back to fewer tokens; empty where mechanism().Truncate does it.
   std::string TruncateRefusal() const;
-  at::Tensor Extend(const Stream& stream, State& state);  // causal; [B,T,D]
-  at::Tensor Bidirectional(const Stream& stream);
+  // [B,T,D]. `handles`: scores from the layer before, replaced by those for the next (Mechanism::Attend); null: there is neither.
+  at::Tensor Extend(const Stream& stream, State& state, Handles* handles = nullptr);  // causal
+  at::Tensor Bidirectional(const Stream& stream, Handles* handles = nullptr);
+  // Cross: the source's tokens into the state, its padding left out, and queries of the target against it.
+  void Write(const Stream& source, State& state);
+  at::Tensor Read(const Stream& target, State& state, Handles* handles = nullptr);
+  // False for a layer of a model whose attention is left out (reuse.h): it has no parameters and no state, and does not run.
+  bool attends() const { return !projections_.empty(); }
   const Mechanism& mechanism() const { return *mechanism_; }
 
  private:
   at::Tensor EmptyConv(int64_t batch, const at::TensorOptions& options) const;
-  std::vector<at::Tensor> Project(const Stream& stream, State* state) const;
-  at::Tensor Merge(const at::Tensor& heads) const;
+  // In declared order; with `side`, the others are undefined.
+  std::vector<at::Tensor> Project(const Stream& stream, State* state, std::optional<Side> side = {}) const;
+  at::Tensor Attend(const std::vector<at::Tensor>& x, State* state, const ops::Mask& mask, Handles* handles);
 
   AttentionLayerOptions options_;
   std::shared_ptr<Mechanism> mechanism_;

@@ -15,6 +15,8 @@ at::Tensor Linear::Forward(const at::Tensor& x) const {
   return at::linear(x, weight, bias.defined() ? std::optional<at::Tensor>(bias) : std::nullopt);
 }
 
+Embedding::Embedding(int64_t vocab, int64_t dim, double std) { weight = register_parameter("weight", at::randn({vocab, dim}) * std); }
+
 LayerNorm::LayerNorm(int64_t width, double eps) : eps_(eps) {
   weight = register_parameter("weight", at::ones({width}));
   bias = register_parameter("bias", at::zeros({width}));

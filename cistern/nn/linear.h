@@ -1,5 +1,5 @@
 #pragma once
-// Linear map and layer normalisation as modules with Hugging Face-style parameter names (weight, bias).
+// Linear map, table of embeddings and layer normalisation as modules with Hugging Face-style parameter names (weight, bias).
 #include <torch/nn/module.h>
 
 namespace cistern {
@@ -10,6 +10,13 @@ class Linear : public torch::nn::Module {
   Linear(int64_t in, int64_t out, bool bias, double std = 0);
   at::Tensor Forward(const at::Tensor& x) const;
   at::Tensor weight, bias;
+};
+
+// One row for each token id, N(0, std).
+class Embedding : public torch::nn::Module {
+ public:
+  Embedding(int64_t vocab, int64_t dim, double std);
+  at::Tensor weight;  // [V,D]
 };
 
 // Layer normalisation over the last dimension.

@@ -31,18 +31,33 @@ at::Tensor Visible(const at::Tensor& q, const at::Tensor& k, const SoftmaxOption
   return visible;
 }
 
-// The definition: probabilities formed explicitly, rows without a visible key give zeros.
-at::Tensor Explicit(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& visible, double scale,
-                    double dropout) {
+// The definition: probabilities formed explicitly, rows without a visible key are zero.
+at::Tensor Probabilities(const at::Tensor& q, const at::Tensor& k, const at::Tensor& visible, double scale) {
   at::Tensor scores = at::matmul(q, k.transpose(2, 3)) * scale;
   if (visible.defined()) {
     // Finite instead of -inf, so that a fully masked row has finite gradients; its probabilities are set to 0 below.
     scores = scores.masked_fill(visible.logical_not(), std::numeric_limits<float>::lowest());
   }
-  at::Tensor p = at::softmax(scores, -1);
-  if (visible.defined()) p = p.masked_fill(visible.logical_not(), 0.0);
-  if (dropout > 0) p = at::dropout(p, dropout, true);
-  return at::matmul(p, v);
+  const at::Tensor p = at::softmax(scores, -1);
+  return visible.defined() ? p.masked_fill(visible.logical_not(), 0.0) : p;
+}
+
+at::Tensor Explicit(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& visible, double scale,
+                    double dropout) {
+  const at::Tensor p = Probabilities(q, k, visible, scale);
+  return at::matmul(dropout > 0 ? at::dropout(p, dropout, true) : p, v);
+}
+
+// Which keys each query sees; undefined when every query sees every key.
+at::Tensor VisibleOrAll(const at::Tensor& q, const at::Tensor& k, const SoftmaxOptions& options, const Mask& mask,
+                        const at::Tensor& key_valid) {
+  const bool sees_all = !options.causal || (q.size(2) == 1 && options.query_offset == k.size(2) - 1);
+  if (sees_all && !mask.lengths && !mask.starts && !key_valid.defined()) return {};
+  return Visible(q, k, options, mask, key_valid);
+}
+
+double ScaleOf(const SoftmaxOptions& options, const at::Tensor& q) {
+  return options.scale > 0 ? options.scale : 1.0 / std::sqrt(double(q.size(3)));
 }
 
 }  // namespace softmax_attention
@@ -54,18 +69,30 @@ at::Tensor SoftmaxAttention(const at::Tensor& q, const at::Tensor& k, const at::
               "[softmax_attention] expected q [B,H,T,d], k [B,H,S,d], v [B,H,S,e], got ", q.sizes(), ", ", k.sizes(), ", ", v.sizes());
   TORCH_CHECK(!mask.starts || q.size(2) <= k.size(2), "[softmax_attention] document starts need self attention, got T=", q.size(2),
               " queries and S=", k.size(2), " keys");
-  const double scale = options.scale > 0 ? options.scale : 1.0 / std::sqrt(double(q.size(3)));
+  const double scale = softmax_attention::ScaleOf(options, q);
   if (q.size(2) == 0 || k.size(2) == 0) return at::zeros({q.size(0), q.size(1), q.size(2), v.size(3)}, q.options()) + 0 * q.sum();
   const bool square = q.size(2) == k.size(2) && options.query_offset == 0;
   if (ActiveImpl() == Impl::kKernel && options.dropout == 0 && options.causal && square && !mask.lengths && !mask.starts &&
       !key_valid.defined()) {
     return at::scaled_dot_product_attention(q, k, v, {}, 0.0, true, scale);
   }
-  const bool sees_all = !options.causal || (q.size(2) == 1 && options.query_offset == k.size(2) - 1);
-  const at::Tensor visible = sees_all && !mask.lengths && !mask.starts && !key_valid.defined()
-                                 ? at::Tensor()
-                                 : softmax_attention::Visible(q, k, options, mask, key_valid);
-  return MaskedAttention(q, k, v, visible, scale, options.dropout);
+  return MaskedAttention(q, k, v, softmax_attention::VisibleOrAll(q, k, options, mask, key_valid), scale, options.dropout);
+}
+
+at::Tensor AttentionProbabilities(const at::Tensor& q, const at::Tensor& k, const SoftmaxOptions& options, const Mask& mask,
+                                  const at::Tensor& key_valid) {
+  TORCH_CHECK(q.dim() == 4 && k.dim() == 4 && q.size(0) == k.size(0) && q.size(1) == k.size(1) && q.size(3) == k.size(3),
+              "[attention_probabilities] expected q [B,H,T,d], k [B,H,S,d], got ", q.sizes(), ", ", k.sizes());
+  const at::Tensor visible = softmax_attention::VisibleOrAll(q, k, options, mask, key_valid);
+  if (ActiveImpl() != Impl::kReference) return softmax_attention::Probabilities(q, k, visible, softmax_attention::ScaleOf(options, q));
+  return softmax_attention::Probabilities(q.to(at::kDouble), k.to(at::kDouble), visible, softmax_attention::ScaleOf(options, q))
+      .to(q.scalar_type());
+}
+
+at::Tensor ApplyProbabilities(const at::Tensor& p, const at::Tensor& v, double dropout) {
+  const at::Tensor kept = dropout > 0 ? at::dropout(p, dropout, true) : p;
+  if (ActiveImpl() != Impl::kReference) return at::matmul(kept, v);
+  return at::matmul(kept.to(at::kDouble), v.to(at::kDouble)).to(v.scalar_type());
 }
 
 at::Tensor MaskedAttention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& visible, double scale,

@@ -23,7 +23,15 @@ struct SoftmaxOptions {
 at::Tensor SoftmaxAttention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const SoftmaxOptions& options,
                             const Mask& mask = {}, const at::Tensor& key_valid = {});
 
-// The same with the mask given: visible [B or 1, 1, T, S] bool, true where a query sees a key; undefined: all do.
+// softmax(q k^T scale) over the keys that each query sees: [B,H,T,S], formed explicitly, whatever the implementation. Rows that see no key
+// are zero. options.dropout is left to ApplyProbabilities.
+at::Tensor AttentionProbabilities(const at::Tensor& q, const at::Tensor& k, const SoftmaxOptions& options, const Mask& mask = {},
+                                  const at::Tensor& key_valid = {});
+
+// dropout(p) v: p [B,H,T,S], v [B,H,S,e] -> [B,H,T,e].
+at::Tensor ApplyProbabilities(const at::Tensor& p, const at::Tensor& v, double dropout);
+
+// SoftmaxAttention with the mask given: visible [B or 1, 1, T, S] bool, true where a query sees a key; undefined: all do.
 at::Tensor MaskedAttention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& visible, double scale,
                            double dropout);
 
