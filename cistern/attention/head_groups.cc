@@ -31,6 +31,9 @@ std::vector<Share> Shares(const std::string& list) {
     }
     const MechanismInfo& info = FindMechanism(item.substr(0, colon));
     if (!info.verbs) FailUsage("attention '", list, "': ", info.name, " has no state and cannot share a layer; give it a layer of its own");
+    if (info.memory != MemoryUse::kNone)
+      FailUsage("attention '", list, "': ", info.name,
+                " has a memory of the model's width and cannot share a layer; give it a layer of its own");
     shares.push_back({&info, info.name, heads});
     begin = end + 1;
   }

@@ -29,7 +29,13 @@ Fields ModelConfig::Describe() {
   f.Add("norm_eps", &norm_eps, "epsilon of the layer norms", {0.0, 1.0});
   f.Add("activation", &activation, "of the feed-forward", {"gelu", "gelu_tanh", "relu"});
   f.Add("positions", &positions, "position encoding", PositionKinds());
-  f.Add("pooling", &pooling, "encoder_classifier: what the head sees", {"mean", "cls"});
+  f.Add("pooling", &pooling,
+        "encoder_classifier: what the head sees: the mean of the tokens, a learned token put before them, the mean of the memory's slots",
+        {"mean", "cls", "memory"});
+  f.Add("norm_pooled", &norm_pooled, "encoder_classifier: the final norm comes after pooling, not before");
+  f.Add("head", &head,
+        "encoder_classifier: a hidden layer of ffn_dim with relu (Long Range Arena) or gelu (P000), or one linear map (Latte, UCU)",
+        {"relu", "gelu", "linear"});
   f.Add("bias", &bias, "biases in all linear maps");
   f.Add("ffn_bias", &ffn_bias, "biases in the feed-forward, whatever `bias` says");
   f.Add("head_bias", &head_bias, "decoder_lm: a bias in the output layer, whatever `bias` says; needs tie_embeddings=false");
@@ -38,6 +44,7 @@ Fields ModelConfig::Describe() {
   f.Add("attention_dropout", &attention_dropout, "on the attention probabilities", {0.0, 0.95});
   f.Add("init_std", &init_std, "standard deviation of the initial weights", {1e-6, 10.0});
   f.Add("embedding_std", &embedding_std, "the same of embeddings and learned positions; 0 takes init_std", {0.0, 10.0});
+  f.Add("position_std", &position_std, "the same of learned positions, 0 as P000's code; -1 takes that of embeddings", {-1.0, 10.0});
   return f;
 }
 
@@ -60,6 +67,23 @@ void ModelConfig::Validate() const {
     if (std::any_of(attention.begin(), attention.end(), part)) continue;  // for fewer heads: checked below
     info.make(options, {dim, heads, max_length, 0, attention_dropout});   // reads and checks them
   }
+  std::string streamed;  // the mechanism that hands a memory from block to block
+  for (int64_t layer = 0; layer < layers; ++layer) {
+    if (!HandsOnMemory(layer)) continue;
+    if (!streamed.empty() && streamed != Mechanism(layer)) {
+      FailUsage("attention has both ", streamed, " and ", Mechanism(layer), ", but one memory goes from block to block; use one of them");
+    }
+    streamed = Mechanism(layer);
+  }
+  if (pooling == "memory" && kind == "encoder_classifier" && !HandsOnMemory(layers - 1)) {
+    FailUsage("pooling=memory needs a last layer that hands on a memory, such as luna or conv_luna, not ", Mechanism(layers - 1),
+              "; use pooling=mean");
+  }
+  for (int64_t layer = 0; layer < layers && pooling == "cls" && kind == "encoder_classifier"; ++layer) {
+    if (FindMechanism(Mechanism(layer)).memory == MemoryUse::kLatents) {
+      FailUsage("pooling=cls sees a token, but after ", Mechanism(layer), " there are latents alone; use pooling=mean");
+    }
+  }
   const double parameters = double(vocab_size) * double(dim) + double(layers) * 12.0 * double(dim) * double(dim);
   if (parameters > 1e11) FailUsage("the model would have about ", parameters, " parameters; check dim=", dim, " and layers=", layers);
   for (int64_t layer = 0; layer < layers; ++layer) {  // form, positions, convolution and sizes of every mechanism in use
@@ -67,6 +91,8 @@ void ModelConfig::Validate() const {
     if (attention.size() == 1) break;
   }
 }
+
+bool ModelConfig::HandsOnMemory(int64_t layer) const { return FindMechanism(Mechanism(layer)).HandsOnMemory(); }
 
 BlockOptions ModelConfig::Block(int64_t layer, Form form) const {
   BlockOptions b;
@@ -89,6 +115,11 @@ BlockOptions ModelConfig::Block(int64_t layer, Form form) const {
   b.ffn_dim = ffn_dim;
   b.dropout = dropout;
   b.norm_eps = norm_eps;
+  // What reaches no later block and not the head is left out.
+  const bool memory_pooled = kind == "encoder_classifier" && pooling == "memory";
+  b.attention.tokens_out = layer + 1 < layers || !memory_pooled;
+  b.memory_out = memory_pooled;
+  for (int64_t later = layer + 1; later < layers; ++later) b.memory_out = b.memory_out || HandsOnMemory(later);
   return b;
 }
 

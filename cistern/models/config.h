@@ -19,18 +19,20 @@ struct ModelConfig {
   std::vector<std::string> attention = {"latte"};  // one mechanism for all layers, or one per layer
   Json attention_options = Json::object();         // options of the mechanisms, by name: {"latte": {"latents": 64}}
   int64_t conv = 0;
-  std::string norm = "pre", activation = "gelu", positions = "none", pooling = "mean";
-  bool final_norm = true, tie_embeddings = true;
+  std::string norm = "pre", activation = "gelu", positions = "none", pooling = "mean", head = "relu";
+  bool final_norm = true, norm_pooled = false, tie_embeddings = true;
   bool bias = false, ffn_bias = false, head_bias = false;  // bias: all of them; Latte's paper has the other two alone
-  double dropout = 0, attention_dropout = 0, init_std = 0.02, embedding_std = 0, norm_eps = 1e-5;
+  double dropout = 0, attention_dropout = 0, init_std = 0.02, embedding_std = 0, position_std = -1, norm_eps = 1e-5;
 
   Fields Describe();
   // Checks what single fields cannot: divisibility, mechanisms, options; UsageError names the key. Call after reading.
   void Validate() const;
+  double PositionStd() const { return position_std >= 0 ? position_std : EmbeddingStd(); }
   double EmbeddingStd() const { return embedding_std > 0 ? embedding_std : init_std; }
   const std::string& Mechanism(int64_t layer) const { return attention[attention.size() == 1 ? 0 : size_t(layer)]; }
   BlockOptions Block(int64_t layer, Form form) const;
-  std::string Summary() const;  // "latte, 2 layers x 128, 4 heads"
+  bool HandsOnMemory(int64_t layer) const;  // its mechanism does
+  std::string Summary() const;              // "latte, 2 layers x 128, 4 heads"
 };
 
 ModelConfig ReadModelConfig(const Json& json, const std::string& where);

@@ -47,22 +47,40 @@ AttentionLayer::AttentionLayer(AttentionLayerOptions options) : options_(options
   if (options.first) options.dims.first = options.first->mechanism_.get();
   const AttentionDims& dims = options.dims;
   mechanism_ = register_module("core", MakeMechanism(options));
-  if (options.form == Form::kCross) {
-    FailUsage("an AttentionLayer attends to its own stream; for cross attention use the mechanism's Write and Read");
+  memory_mechanism_ = dynamic_cast<MemoryMechanism*>(mechanism_.get());
+  for (const Projection& p : mechanism_->Projections()) AddProjection(p);
+  const auto packed = memory_mechanism_ ? memory_mechanism_->packed_output() : MemoryMechanism::PackedOutput::kNone;
+  if (options.tokens_out || packed == MemoryMechanism::PackedOutput::kShared)
+    out_ = register_module("o_proj", std::make_shared<Linear>(dims.dim, dims.dim, options.bias, options.out_std));
+  if (packed == MemoryMechanism::PackedOutput::kOwn)
+    packed_out_ = register_module("packed_o_proj", std::make_shared<Linear>(dims.dim, dims.dim, options.bias, options.out_std));
+  if (packed == MemoryMechanism::PackedOutput::kShared) packed_out_ = out_;
+}
+
+void AttentionLayer::AddProjection(Projection p) {
+  if (p.heads == 0) p.heads = options_.dims.heads;
+  std::vector<Mapped>& mapped = p.side == Side::kMemory ? memory_ : p.side == Side::kPacked ? packed_ : tokens_;
+  Mapped m{p, nullptr, {}};
+  const std::string name = p.map.empty() ? p.name : p.map;
+  // A map that only the tokens' reading would need is not made where nothing reads; another that shares it makes it.
+  m.needed = options_.tokens_out || (p.side != Side::kQuery && p.side != Side::kPacked);
+  if (m.needed && !p.identity) {
+    m.map = p.tied && options_.first ? options_.first->FindMap(name) : FindMap(name);
+    if (!m.map)
+      m.map = register_module(name + "_proj", std::make_shared<Linear>(options_.dims.dim, p.width, options_.bias, options_.init_std));
   }
-  projections_ = mechanism_->Projections();
-  for (Projection& p : projections_) {
-    if (p.heads == 0) p.heads = dims.heads;
-    if (p.tied && options.first) {
-      maps_.push_back(options.first->maps_[maps_.size()]);
-    } else {
-      maps_.push_back(register_module(p.name + "_proj", std::make_shared<Linear>(dims.dim, p.width, options.bias, options.init_std)));
-    }
-    if (options.conv > 0) {
-      filters_.push_back(register_module(p.name + "_conv", std::make_shared<ShortConvolution>(p.width, options.conv))->weight);
+  if (options_.conv > 0 && p.OfTokens())
+    m.filter = register_module(p.name + "_conv", std::make_shared<ShortConvolution>(p.width, options_.conv))->weight;
+  mapped.push_back(m);
+}
+
+std::shared_ptr<Linear> AttentionLayer::FindMap(const std::string& name) const {
+  for (const std::vector<Mapped>* mapped : {&tokens_, &memory_, &packed_}) {
+    for (const Mapped& m : *mapped) {
+      if (m.map && (m.projection.map.empty() ? m.projection.name : m.projection.map) == name) return m.map;
     }
   }
-  out_ = register_module("o_proj", std::make_shared<Linear>(dims.dim, dims.dim, options.bias, options.out_std));
+  return nullptr;
 }
 
 State AttentionLayer::EmptyState(int64_t batch, const at::TensorOptions& options) const {
@@ -73,7 +91,7 @@ State AttentionLayer::EmptyState(int64_t batch, const at::TensorOptions& options
 
 at::Tensor AttentionLayer::EmptyConv(int64_t batch, const at::TensorOptions& options) const {
   int64_t channels = 0;
-  for (const Projection& p : projections_) channels += p.width;
+  for (const Mapped& m : tokens_) channels += m.projection.width;
   return at::zeros({batch, options_.conv - 1, channels}, options);
 }
 
@@ -88,25 +106,32 @@ std::string AttentionLayer::TruncateRefusal() const {
   return "";
 }
 
-// All projections of self attention in one product (and one convolution), then split into heads: views, no copies.
-std::vector<at::Tensor> AttentionLayer::Project(const Stream& stream, State* state) const {
-  const int64_t batch = stream.x.size(0), length = stream.x.size(1);
-  std::vector<at::Tensor> weights, biases;
-  for (const auto& map : maps_) {
-    weights.push_back(map->weight);
-    if (map->bias.defined()) biases.push_back(map->bias);
+// All projections of the tokens in one product (and one convolution), then split into heads: views, no copies.
+std::vector<at::Tensor> AttentionLayer::Project(const Stream& stream, State* state, std::optional<Side> side) const {
+  const auto wanted = [&](const Mapped& m) { return m.needed && (!side || m.projection.side == *side); };
+  std::vector<at::Tensor> weights, biases, filters;
+  for (const Mapped& m : tokens_) {
+    if (!m.map || !wanted(m)) continue;
+    weights.push_back(m.map->weight);
+    if (m.map->bias.defined()) biases.push_back(m.map->bias);
+    if (m.filter.defined()) filters.push_back(m.filter);
   }
   at::Tensor y = at::linear(stream.x, at::cat(weights), biases.empty() ? std::nullopt : std::optional<at::Tensor>(at::cat(biases)));
   if (y.scalar_type() != weights[0].scalar_type()) y = y.to(weights[0].scalar_type());  // autocast: the cores run in full precision
   if (options_.conv > 0) {
-    auto [filtered, after] = ops::ShortConv(y, at::cat(filters_), (*state)["conv"], stream.mask);
+    auto [filtered, after] = ops::ShortConv(y, at::cat(filters), (*state)["conv"], stream.mask);
     y = filtered;
     (*state)["conv"] = after;
   }
   std::vector<at::Tensor> x;
   int64_t offset = 0;
-  for (const Projection& p : projections_) {
-    at::Tensor part = y.narrow(2, offset, p.width).view({batch, length, p.heads, p.width / p.heads}).transpose(1, 2);
+  for (const Mapped& m : tokens_) {
+    const Projection& p = m.projection;
+    if (!m.map || !wanted(m)) {
+      x.push_back(wanted(m) ? Split(stream.x, p) : at::Tensor());
+      continue;
+    }
+    at::Tensor part = Split(y.narrow(2, offset, p.width), p);
     if (options_.positions == "rotary" && p.rotary) part = Rotate(part, stream.positions);
     x.push_back(part);
     offset += p.width;
@@ -114,17 +139,54 @@ std::vector<at::Tensor> AttentionLayer::Project(const Stream& stream, State* sta
   return x;
 }
 
+void AttentionLayer::Project(const std::vector<Mapped>& maps, const at::Tensor& memory, std::vector<at::Tensor>* x) const {
+  const auto type = mechanism_->InitialMemory().scalar_type();  // autocast: as above
+  for (const Mapped& m : maps) x->push_back(Split((m.map ? m.map->Forward(memory) : memory).to(type), m.projection));
+}
+
+at::Tensor AttentionLayer::Split(const at::Tensor& y, const Projection& p) const {
+  return y.view({y.size(0), y.size(1), p.heads, p.width / p.heads}).transpose(1, 2);
+}
+
 at::Tensor AttentionLayer::Merge(const at::Tensor& heads) const {
-  return out_->Forward(heads.transpose(1, 2).reshape({heads.size(0), heads.size(2), options_.dims.dim}));
+  return heads.transpose(1, 2).reshape({heads.size(0), heads.size(2), options_.dims.dim});
 }
 
 at::Tensor AttentionLayer::Extend(const Stream& stream, State& state) {
-  const std::vector<at::Tensor> x = Project(stream, &state);
-  return Merge(mechanism_->Extend(x, state, stream.mask));
+  std::vector<at::Tensor> x = Project(stream, &state);
+  if (memory_mechanism_) Project(memory_, mechanism_->InitialMemory(), &x);
+  return out_->Forward(Merge(mechanism_->Extend(x, state, stream.mask)));
 }
 
-at::Tensor AttentionLayer::Bidirectional(const Stream& stream) {
-  return Merge(mechanism_->Bidirectional(Project(stream, nullptr), stream.mask));
+void AttentionLayer::Write(const Stream& source, State& state) {
+  std::vector<at::Tensor> x = Project(source, nullptr, Side::kKey);
+  if (memory_mechanism_) Project(memory_, mechanism_->InitialMemory(), &x);
+  mechanism_->Write(x, state, source.mask);
+}
+
+at::Tensor AttentionLayer::Read(const Stream& target, const State& state) {
+  std::vector<at::Tensor> x = Project(target, nullptr, Side::kQuery);
+  if (memory_mechanism_) {
+    const at::Tensor heads = Merge(memory_mechanism_->Packed(state));
+    Project(packed_, packed_out_ ? packed_out_->Forward(heads) : heads, &x);
+  }
+  return out_->Forward(Merge(mechanism_->Read(x, state)));
+}
+
+AttentionLayer::Attended AttentionLayer::Bidirectional(const Stream& stream) {
+  std::vector<at::Tensor> x = Project(stream, nullptr);
+  if (!memory_mechanism_) return {out_->Forward(Merge(mechanism_->Bidirectional(x, stream.mask))), {}};
+  if (stream.mask.starts) {
+    FailUsage("[", mechanism_->info().name, "] has one memory for each row, and every document needs its own: give each document a row");
+  }
+  const bool handed_on = mechanism_->info().HandsOnMemory() && stream.memory.defined();
+  Project(memory_, handed_on ? stream.memory : mechanism_->InitialMemory(), &x);
+  const at::Tensor heads = Merge(memory_mechanism_->Pack(x, stream.mask));
+  const at::Tensor packed = memory_mechanism_->Update(x, packed_out_ ? packed_out_->Forward(heads) : heads, stream.mask);
+  if (!options_.tokens_out) return {{}, packed};
+  std::vector<at::Tensor> read;
+  Project(packed_, packed, &read);
+  return {out_->Forward(Merge(ZeroPadding(memory_mechanism_->Unpack(x, read, stream.mask), stream.mask))), packed};
 }
 
 }  // namespace cistern

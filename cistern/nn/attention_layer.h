@@ -1,9 +1,11 @@
 #pragma once
-// An attention layer: declared projections, short convolution, rotary positions, a mechanism's core, the output projection.
+// An attention layer: declared projections, short convolution, rotary positions, a mechanism's core, the output projection. Where the
+// mechanism has a memory stream, also the projections of the memory and of what was packed into it.
 #include <memory>
+#include <optional>
 #include <vector>
 
-#include "cistern/attention/mechanism.h"
+#include "cistern/attention/memory_mechanism.h"
 #include "cistern/nn/linear.h"
 #include "cistern/nn/stream.h"
 
@@ -18,6 +20,7 @@ struct AttentionLayerOptions {
   int64_t conv = 0;                // taps of the causal convolution on every projection; 0: none
   bool bias = false;
   double init_std = 0.02, out_std = 0.02;
+  bool tokens_out = true;                       // false: only the memory is asked for, and what the tokens alone would need is left out
   const class AttentionLayer* first = nullptr;  // of an earlier block, same mechanism: owns what is tied across layers
 };
 
@@ -37,20 +40,40 @@ class AttentionLayer : public torch::nn::Module {
   // Why a state cannot be cut back to fewer tokens; empty where mechanism().Truncate does it.
   std::string TruncateRefusal() const;
   at::Tensor Extend(const Stream& stream, State& state);  // causal; [B,T,D]
-  at::Tensor Bidirectional(const Stream& stream);
+  // With a memory stream, `packed` is what its slots found in the tokens, to be added to the memory, or the next memory itself
+  // (MemoryUse::kReplaced). Its rows hold one document each: UsageError for packed rows.
+  struct Attended {
+    at::Tensor tokens;  // [B,T,D]; undefined without options.tokens_out
+    at::Tensor packed;  // [B,M,D]
+  };
+  Attended Bidirectional(const Stream& stream);
+  // Cross: the source's tokens into the state, its padding left out, and queries of the target against it.
+  void Write(const Stream& source, State& state);
+  at::Tensor Read(const Stream& target, const State& state);
   const Mechanism& mechanism() const { return *mechanism_; }
 
  private:
+  struct Mapped {
+    Projection projection;
+    std::shared_ptr<Linear> map;  // null: the stream itself
+    at::Tensor filter = {};       // [width, taps]; undefined without a convolution
+    bool needed = true;           // false: its tensor is left undefined
+  };
+  void AddProjection(Projection p);
+  std::shared_ptr<Linear> FindMap(const std::string& name) const;  // null: there is none
   at::Tensor EmptyConv(int64_t batch, const at::TensorOptions& options) const;
-  std::vector<at::Tensor> Project(const Stream& stream, State* state) const;
-  at::Tensor Merge(const at::Tensor& heads) const;
+  // Those of tokens in declared order; with `side`, the others are undefined.
+  std::vector<at::Tensor> Project(const Stream& stream, State* state, std::optional<Side> side = {}) const;
+  // Appends projections of [B,M,D], each [B,H,M,w].
+  void Project(const std::vector<Mapped>& maps, const at::Tensor& memory, std::vector<at::Tensor>* x) const;
+  at::Tensor Split(const at::Tensor& y, const Projection& p) const;
+  at::Tensor Merge(const at::Tensor& heads) const;  // [B,H,T,d] -> [B,T,D]
 
   AttentionLayerOptions options_;
   std::shared_ptr<Mechanism> mechanism_;
-  std::vector<Projection> projections_;
-  std::vector<std::shared_ptr<Linear>> maps_;
-  std::vector<at::Tensor> filters_;  // [width, taps] each
-  std::shared_ptr<Linear> out_;
+  MemoryMechanism* memory_mechanism_ = nullptr;  // the same, where it has a memory stream
+  std::vector<Mapped> tokens_, memory_, packed_;
+  std::shared_ptr<Linear> out_, packed_out_;
 };
 
 }  // namespace cistern

@@ -1,5 +1,7 @@
 #pragma once
-// A transformer block: attention and feed-forward, each with a residual and a norm before (pre) or after (post) it.
+// A transformer block: attention and feed-forward, each with a residual and a norm before (pre) or after (post) it. A memory stream has a
+// residual and a norm as the tokens have around attention, and no feed-forward: mem' = LN(mem + packed) (post), as in Luna and P000. A
+// block of a mechanism with latents puts these in the place of the tokens, which become the stream's source.
 #include <memory>
 
 #include "cistern/nn/attention_layer.h"
@@ -15,6 +17,7 @@ struct BlockOptions {
   bool ffn_bias = false;
   double dropout = 0;
   double norm_eps = 1e-5;
+  bool memory_out = true;  // false: the memory after this block is not used. attention.tokens_out: the same of the tokens
 };
 
 class FeedForward : public torch::nn::Module {
@@ -32,17 +35,19 @@ class Block : public torch::nn::Module {
   explicit Block(const BlockOptions& options);
   State EmptyState(int64_t batch, const at::TensorOptions& options) const { return attention_->EmptyState(batch, options); }
   Stream Extend(Stream stream, State& state);  // causal
-  Stream Bidirectional(Stream stream);
+  Stream Bidirectional(Stream stream);         // without attention.tokens_out only the memory is left in it
   const AttentionLayer& attention() const { return *attention_; }
 
  private:
   template <class Attend>
   Stream Run(Stream stream, Attend&& attend);
+  Stream ToLatents(Stream stream);
 
   BlockOptions options_;
   std::shared_ptr<AttentionLayer> attention_;
-  std::shared_ptr<FeedForward> ffn_;
-  std::shared_ptr<LayerNorm> attention_norm_, ffn_norm_;
+  std::shared_ptr<FeedForward> ffn_;                                                  // null without tokens_out
+  std::shared_ptr<LayerNorm> attention_norm_, ffn_norm_, memory_norm_, source_norm_;  // null where not needed
+  MemoryUse memory_ = MemoryUse::kNone;
 };
 
 }  // namespace cistern
