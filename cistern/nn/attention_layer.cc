@@ -110,8 +110,10 @@ std::string AttentionLayer::TruncateRefusal() const {
 std::vector<at::Tensor> AttentionLayer::Project(const Stream& stream, State* state, std::optional<Side> side) const {
   const auto wanted = [&](const Mapped& m) { return m.needed && (!side || m.projection.side == *side); };
   std::vector<at::Tensor> weights, biases, filters;
+  std::vector<int64_t> widths;
   for (const Mapped& m : tokens_) {
     if (!m.map || !wanted(m)) continue;
+    widths.push_back(m.projection.width);
     weights.push_back(m.map->weight);
     if (m.map->bias.defined()) biases.push_back(m.map->bias);
     if (m.filter.defined()) filters.push_back(m.filter);
@@ -123,18 +125,14 @@ std::vector<at::Tensor> AttentionLayer::Project(const Stream& stream, State* sta
     y = filtered;
     (*state)["conv"] = after;
   }
+  // One gradient for all parts, where narrow makes one of full size for each.
+  const std::vector<at::Tensor> parts = y.split_with_sizes(widths, 2);
   std::vector<at::Tensor> x;
-  int64_t offset = 0;
+  size_t next = 0;
   for (const Mapped& m : tokens_) {
     const Projection& p = m.projection;
-    if (!m.map || !wanted(m)) {
-      x.push_back(wanted(m) ? Split(stream.x, p) : at::Tensor());
-      continue;
-    }
-    at::Tensor part = Split(y.narrow(2, offset, p.width), p);
-    if (options_.positions == "rotary" && p.rotary) part = Rotate(part, stream.positions);
-    x.push_back(part);
-    offset += p.width;
+    x.push_back(!wanted(m) ? at::Tensor() : Split(m.map ? parts[next++] : stream.x, p));
+    if (options_.positions == "rotary" && p.rotary && wanted(m)) x.back() = Rotate(x.back(), stream.positions);
   }
   return x;
 }
