@@ -35,6 +35,9 @@ std::vector<Share> Shares(const std::string& list) {
       FailUsage("attention '", list, "': ", info.name,
                 " takes over heads of whole layers and cannot share one; give it a layer of its own");
     }
+    if (info.memory != MemoryUse::kNone)
+      FailUsage("attention '", list, "': ", info.name,
+                " has a memory of the model's width and cannot share a layer; give it a layer of its own");
     shares.push_back({&info, info.name, heads});
     begin = end + 1;
   }

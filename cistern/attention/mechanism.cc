@@ -122,12 +122,15 @@ State Mechanism::Compact(const State& state) const { return state; }
 
 void Mechanism::CheckState(const State&) const {}
 
+at::Tensor ZeroPadding(const at::Tensor& y, const ops::Mask& mask) {
+  if (!mask.lengths) return y;
+  const at::Tensor pad = at::arange(y.size(2), mask.lengths->options()).unsqueeze(0) >= mask.lengths->unsqueeze(1);
+  return y.masked_fill(pad.unsqueeze(1).unsqueeze(-1), 0.0);
+}
+
 at::Tensor Mechanism::Bidirectional(const std::vector<at::Tensor>& x, const ops::Mask& mask) {
   if (!mask.starts) {
-    const at::Tensor out = BidirectionalRows(x, mask);
-    if (!mask.lengths) return out;
-    const at::Tensor pad = at::arange(out.size(2), mask.lengths->options()).unsqueeze(0) >= mask.lengths->unsqueeze(1);
-    return out.masked_fill(pad.unsqueeze(1).unsqueeze(-1), 0.0);
+    return ZeroPadding(BidirectionalRows(x, mask), mask);
   }
   // Packed rows: every document becomes a row of its own, and goes back to its place afterwards.
   const int64_t batch = x[0].size(0), length = x[0].size(2);

@@ -22,16 +22,26 @@ namespace cistern {
 enum class Form { kBidirectional, kCausal, kCross };
 std::string FormName(Form form);
 
-enum class Side { kQuery, kKey };  // which stream a projection is made from; the same one in self attention
+// Which stream a projection is made from. Query and key side are the same one in self attention. Mechanisms with a memory stream
+// (memory_mechanism.h) also project the memory and what was packed into it.
+enum class Side { kQuery, kKey, kMemory, kPacked };
 
 struct Projection {
   std::string name;  // "q" gives the weight q_proj.weight
   Side side;
-  int64_t width;        // over its heads
-  bool rotary = false;  // rotary positions turn it
-  int64_t heads = 0;    // it is split into; 0: as many as the layer has. 1: shared by all heads
-  bool tied = false;    // the layers of one model with this mechanism share the map
+  int64_t width;          // over its heads
+  bool rotary = false;    // rotary positions turn it
+  int64_t heads = 0;      // it is split into; 0: as many as the layer has. 1: shared by all heads
+  bool tied = false;      // the layers of one model with this mechanism share the map
+  std::string map = {};   // of the projection whose map it uses, where it has none of its own; empty: its own
+  bool identity = false;  // no map at all: the stream itself, split into heads
+  bool OfTokens() const { return side == Side::kQuery || side == Side::kKey; }
 };
+
+// What a mechanism does with a memory stream beside the tokens: it has none; every layer gets the same learned one; each layer hands on the
+// memory plus what it packed (a residual and a norm around it); each layer makes the next memory itself. Or a layer turns the stream of
+// tokens into one of latents (perceiver.h).
+enum class MemoryUse { kNone, kFixed, kStream, kReplaced, kLatents };
 
 struct AttentionDims {
   int64_t dim = 0;         // D, the width of the model
@@ -57,7 +67,8 @@ struct MechanismInfo {
   bool verbs = true;                  // offers write, read and extend
   bool exact = false;                 // equals softmax attention
   bool stochastic = false;
-  bool bounded = true;                         // the state does not grow with the sequence
+  bool bounded = true;  // the state does not grow with the sequence
+  MemoryUse memory = MemoryUse::kNone;
   bool causal_is_prefix = true;                // causal at t = the last row of bidirectional over 0..t
   std::vector<std::string> positions;          // kinds that fit: none, learned, sinusoidal, rotary
   std::string time, state;                     // cost in words: "O(T n d)", "2 n (d + 1)"
@@ -70,6 +81,7 @@ struct MechanismInfo {
   std::function<Fields()> options;             // its typed options with their defaults
   std::function<std::shared_ptr<class Mechanism>(const Json& options, const AttentionDims& dims)> make;
   bool Supports(Form form) const;
+  bool HandsOnMemory() const { return memory == MemoryUse::kStream || memory == MemoryUse::kReplaced; }
 };
 
 class Mechanism : public torch::nn::Module {
@@ -80,7 +92,8 @@ class Mechanism : public torch::nn::Module {
 
   virtual std::vector<Projection> Projections() const = 0;
 
-  // Everything below: tensors in declared order, each [B,H,T,width/H]; those of the other side are undefined where not needed.
+  // Everything below: tensors in declared order, each [B,H,T,width/H]; those of the other side are undefined where not needed. Those of a
+  // memory stream are left away but by the attention layer (memory_mechanism.h).
   // Without verbs there is no state: EmptyState gives one of no tensors, and the verbs are Errors.
   virtual State EmptyState(int64_t batch, const at::TensorOptions& options) const;
   virtual at::Tensor Extend(const std::vector<at::Tensor>& x, State& state, const ops::Mask& mask);  // -> [B,H,T,d]
@@ -92,6 +105,9 @@ class Mechanism : public torch::nn::Module {
   // One of the three as a layer of a model runs it: Extend (causal), Bidirectional (no state) or Read (cross). `handles` come from the
   // layer before and leave for the next: the scores that a mechanism copies and those that may be copied from it; most know of none.
   virtual at::Tensor Attend(Form form, const std::vector<at::Tensor>& x, State* state, const ops::Mask& mask, Handles& handles);
+
+  // The learned memory before the first block, [1,M,D]; undefined where there is none.
+  virtual at::Tensor InitialMemory() const { return {}; }
 
   // What the paper says, in plain double-precision code that shares nothing with the above (definition.h helps): rows without padding, x in
   // declared order; query-side tensors come from `queries`, which is x but for cross attention. As in evaluation: no dropout. -> [B,H,T,d]
@@ -125,6 +141,9 @@ class Mechanism : public torch::nn::Module {
 const std::vector<const MechanismInfo*>& Mechanisms();
 // A name of mechanisms.def, or head groups such as "window:2+latte:2" (head_groups.h). UsageError with the nearest name.
 const MechanismInfo& FindMechanism(const std::string& name);
+
+// y [B,H,T,d] with zeros at the padding that mask.lengths tells of.
+at::Tensor ZeroPadding(const at::Tensor& y, const ops::Mask& mask);
 
 // UsageError with the reason and what works instead, unless the mechanism has the form.
 void RequireForm(const MechanismInfo& info, Form form);

@@ -21,6 +21,7 @@ inline std::shared_ptr<Mechanism> Small(const MechanismInfo& info, size_t number
 inline std::vector<at::Tensor> Inputs(const Mechanism& m, int64_t batch, int64_t length, bool heads_last = false) {
   std::vector<at::Tensor> x;
   for (const Projection& p : m.Projections()) {
+    if (!p.OfTokens()) continue;
     const int64_t heads = p.heads > 0 ? p.heads : kHeads;
     x.push_back(WithLayout(Normal({batch, heads, length, p.width / heads}), heads_last));
   }

@@ -35,7 +35,13 @@ Fields ModelConfig::Describe() {
   f.Add("norm_eps", &norm_eps, "epsilon of the layer norms", {0.0, 1.0});
   f.Add("activation", &activation, "of the feed-forward", {"gelu", "gelu_tanh", "relu"});
   f.Add("positions", &positions, "position encoding", PositionKinds());
-  f.Add("pooling", &pooling, "encoder_classifier: what the head sees", {"mean", "cls"});
+  f.Add("pooling", &pooling,
+        "encoder_classifier: what the head sees: the mean of the tokens, a learned token put before them, the mean of the memory's slots",
+        {"mean", "cls", "memory"});
+  f.Add("norm_pooled", &norm_pooled, "encoder_classifier: the final norm comes after pooling, not before");
+  f.Add("head", &head,
+        "encoder_classifier: a hidden layer of ffn_dim with relu (Long Range Arena) or gelu (P000), or one linear map (Latte, UCU)",
+        {"relu", "gelu", "linear"});
   f.Add("bias", &bias, "biases in all linear maps");
   f.Add("ffn_bias", &ffn_bias, "biases in the feed-forward, whatever `bias` says");
   f.Add("head_bias", &head_bias,
@@ -48,6 +54,7 @@ Fields ModelConfig::Describe() {
   f.Add("attention_dropout", &attention_dropout, "on the attention probabilities", {0.0, 0.95});
   f.Add("init_std", &init_std, "standard deviation of the initial weights", {1e-6, 10.0});
   f.Add("embedding_std", &embedding_std, "the same of embeddings and learned positions; 0 takes init_std", {0.0, 10.0});
+  f.Add("position_std", &position_std, "the same of learned positions, 0 as P000's code; -1 takes that of embeddings", {-1.0, 10.0});
   return f;
 }
 
@@ -78,6 +85,29 @@ void ModelConfig::Validate() const {
   const double parameters = double(vocab_size) * double(dim) + blocks * 12.0 * double(dim) * double(dim);
   if (parameters > 1e11) FailUsage("the model would have about ", parameters, " parameters; check dim=", dim, " and layers=", layers);
   for (const Form form : Forms()) ValidateStack(form);
+  ValidateMemory();
+}
+
+void ModelConfig::ValidateMemory() const {
+  std::string streamed;  // the mechanism that hands a memory from block to block
+  for (int64_t layer = 0; layer < layers; ++layer) {
+    if (!HandsOnMemory(layer)) continue;
+    const std::string& name = Mechanism(layer, Form::kBidirectional);
+    if (!streamed.empty() && streamed != name) {
+      FailUsage("attention has both ", streamed, " and ", name, ", but one memory goes from block to block; use one of them");
+    }
+    streamed = name;
+  }
+  if (kind != "encoder_classifier") return;
+  if (pooling == "memory" && !HandsOnMemory(layers - 1)) {
+    FailUsage("pooling=memory needs a last layer that hands on a memory, such as luna or conv_luna, not ", Mechanism(layers - 1),
+              "; use pooling=mean");
+  }
+  for (int64_t layer = 0; layer < layers && pooling == "cls"; ++layer) {
+    if (FindMechanism(Mechanism(layer)).memory == MemoryUse::kLatents) {
+      FailUsage("pooling=cls sees a token, but after ", Mechanism(layer), " there are latents alone; use pooling=mean");
+    }
+  }
 }
 
 std::vector<Form> ModelConfig::Forms() const {
@@ -159,6 +189,8 @@ AttentionLayerOptions ModelConfig::AttentionOptions(int64_t layer, Form form) co
   return a;
 }
 
+bool ModelConfig::HandsOnMemory(int64_t layer) const { return FindMechanism(Mechanism(layer, Form::kBidirectional)).HandsOnMemory(); }
+
 BlockOptions ModelConfig::Block(int64_t layer, Form form) const {
   BlockOptions b;
   b.attention = AttentionOptions(layer, form);
@@ -169,6 +201,12 @@ BlockOptions ModelConfig::Block(int64_t layer, Form form) const {
   b.ffn_dim = ffn_dim;
   b.dropout = dropout;
   b.norm_eps = norm_eps;
+  // What reaches no later block and not the head is left out.
+  const bool memory_pooled = kind == "encoder_classifier" && pooling == "memory";
+  b.attention.tokens_out = layer + 1 < layers || !memory_pooled;
+  b.memory_out = memory_pooled;
+  for (int64_t later = layer + 1; later < layers && form == Form::kBidirectional; ++later)
+    b.memory_out = b.memory_out || HandsOnMemory(later);
   return b;
 }
 

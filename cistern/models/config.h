@@ -19,8 +19,8 @@ struct ModelConfig {
   std::vector<std::string> attention = {"latte"};  // one mechanism for all layers, or one per layer
   Json attention_options = Json::object();         // options of the mechanisms, by name: {"latte": {"latents": 64}}
   int64_t conv = 0;
-  std::string norm = "pre", activation = "gelu", positions = "none", pooling = "mean";
-  bool final_norm = true, tie_embeddings = true;
+  std::string norm = "pre", activation = "gelu", positions = "none", pooling = "mean", head = "relu";
+  bool final_norm = true, norm_pooled = false, tie_embeddings = true;
   // encoder_decoder: `layers` and `attention` are the encoder's.
   int64_t decoder_layers = 0;                              // 0: as many as `layers`
   std::vector<std::string> decoder_attention = {};         // causal; none: as `attention`
@@ -28,11 +28,12 @@ struct ModelConfig {
   int64_t target_vocab_size = 0;                           // 0: vocab_size
   bool share_embeddings = true;                            // of source and target
   bool bias = false, ffn_bias = false, head_bias = false;  // bias: all of them; Latte's paper has the other two alone
-  double dropout = 0, attention_dropout = 0, init_std = 0.02, embedding_std = 0, norm_eps = 1e-5;
+  double dropout = 0, attention_dropout = 0, init_std = 0.02, embedding_std = 0, position_std = -1, norm_eps = 1e-5;
 
   Fields Describe();
   // Checks what single fields cannot: divisibility, mechanisms, options; UsageError names the key. Call after reading.
   void Validate() const;
+  double PositionStd() const { return position_std >= 0 ? position_std : EmbeddingStd(); }
   double EmbeddingStd() const { return embedding_std > 0 ? embedding_std : init_std; }
   // A stack of layers of one form: of an encoder_decoder the encoder (bidirectional), the decoder's own (causal) or cross attention.
   const std::vector<std::string>& Attention(Form form) const;
@@ -40,12 +41,14 @@ struct ModelConfig {
   const std::string& Mechanism(int64_t layer, Form form = Form::kCausal) const;
   AttentionLayerOptions AttentionOptions(int64_t layer, Form form) const;
   BlockOptions Block(int64_t layer, Form form) const;  // a causal one of an encoder_decoder has cross attention
+  bool HandsOnMemory(int64_t layer) const;             // the mechanism of this bidirectional layer does
   int64_t TargetVocabSize() const { return target_vocab_size > 0 ? target_vocab_size : vocab_size; }
   std::string Summary() const;  // "latte, 2 layers x 128, 4 heads"
 
  private:
   std::vector<Form> Forms() const;
   void ValidateStack(Form form) const;
+  void ValidateMemory() const;
   const Json& OptionsOf(const std::string& mechanism) const;
   int64_t Copied(int64_t layer, Form form) const;  // AttentionDims::copied
 };

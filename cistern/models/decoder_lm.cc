@@ -45,7 +45,7 @@ DecoderLm::DecoderLm(const ModelConfig& config) : Model(config) {
   embedding_ = embed->weight;
   embed_ = register_module("embed_tokens", embed);
   positions_ = register_module("embed_positions",
-                               std::make_shared<PositionEmbedding>(config.positions, config.dim, config.max_length, config.EmbeddingStd()));
+                               std::make_shared<PositionEmbedding>(config.positions, config.dim, config.max_length, config.PositionStd()));
   auto layers = register_module("layers", std::make_shared<Container>());
   blocks_ = AddBlocks(*layers, config, Form::kCausal);
   if (config.final_norm) norm_ = register_module("norm", std::make_shared<LayerNorm>(config.dim, config.norm_eps));

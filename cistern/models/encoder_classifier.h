@@ -9,7 +9,8 @@ class EncoderClassifier : public Model {
  public:
   explicit EncoderClassifier(const ModelConfig& config);
   // ids [B,T] int64, lengths [B] (padding on the right is never seen) -> logits [B, classes].
-  // pooling "mean": over the real tokens; "cls": a learned vector put before the tokens (before positions are added).
+  // pooling "mean": over the real tokens; "cls": a learned vector put before the tokens (before positions are added); "memory": over the
+  // slots of the memory stream after the last block (P000). After a perceiver layer the mean is that of the latents.
   at::Tensor Forward(const at::Tensor& ids, const at::Tensor& lengths);
 
  private:
@@ -17,7 +18,7 @@ class EncoderClassifier : public Model {
   std::shared_ptr<PositionEmbedding> positions_;
   std::vector<std::shared_ptr<Block>> blocks_;
   std::shared_ptr<LayerNorm> norm_;
-  std::shared_ptr<Linear> hidden_, head_;
+  std::shared_ptr<Linear> hidden_, head_;  // hidden_: null where the head is one map
 };
 
 }  // namespace cistern

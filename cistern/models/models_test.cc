@@ -1,3 +1,4 @@
+#include <array>
 #include <filesystem>
 #include <fstream>
 
@@ -252,7 +253,9 @@ TEST(DecoderLm, LossIgnoresMinus100) {
 TEST(EncoderClassifier, PaddingChangesNothingAndRowsAreAlone) {
   for (const MechanismInfo* info : Mechanisms()) {
     if (!info->Supports(Form::kBidirectional)) continue;
-    for (const std::string pooling : {"mean", "cls"}) {
+    for (const std::string pooling : {"mean", "cls", "memory"}) {
+      if (pooling == "memory" && !info->HandsOnMemory()) continue;
+      if (pooling == "cls" && info->memory == MemoryUse::kLatents) continue;
       for (const std::string positions : {"learned", "sinusoidal"}) {
         ModelConfig c = SmallLm({info->name});
         c.kind = "encoder_classifier", c.classes = 5, c.pooling = pooling, c.positions = positions,
@@ -284,6 +287,75 @@ TEST(EncoderClassifier, PaddingChangesNothingAndRowsAreAlone) {
       }
     }
   }
+}
+
+TEST(EncoderClassifier, EveryParameterHasAGradient) {
+  for (const MechanismInfo* info : Mechanisms()) {
+    if (!info->Supports(Form::kBidirectional) || info->memory == MemoryUse::kNone) continue;
+    for (const auto& [pooling, norm, head] : std::vector<std::array<std::string, 3>>{
+             {"mean", "pre", "gelu"}, {"cls", "post", "relu"}, {"memory", "pre", "linear"}, {"memory", "post", "gelu"}}) {
+      if (pooling == "memory" && !info->HandsOnMemory()) continue;
+      if (pooling == "cls" && info->memory == MemoryUse::kLatents) continue;
+      ModelConfig c = SmallLm({info->name, "latte", info->name});
+      if (pooling == "memory") c.attention[1] = info->name;
+      c.kind = "encoder_classifier", c.classes = 5, c.pooling = pooling, c.norm = norm, c.head = head;
+      const auto m = Make<EncoderClassifier>(c);
+      m->Forward(Ids(3, 11), Lengths({11, 4, 1})).square().sum().backward();
+      const std::string what = info->name + " " + pooling + " " + norm;
+      int memories = 0;
+      for (const auto& p : m->named_parameters()) {
+        memories += p.key().ends_with("core.memory") || p.key().ends_with("core.latents");
+        ASSERT_TRUE(p.value().grad().defined()) << what << ": " << p.key();
+        EXPECT_GT(p.value().grad().norm().item<double>(), 0) << what << ": " << p.key();
+      }
+      EXPECT_EQ(memories, 1) << what;
+      const std::string name = info->memory == MemoryUse::kLatents ? "latents" : "memory";
+      EXPECT_TRUE(m->named_parameters().contains("layers.0.attention.core." + name)) << what;
+    }
+  }
+}
+
+TEST(EncoderClassifier, HeadsByTheirFormulas) {
+  for (const std::string pooling : {"mean", "memory"}) {
+    for (const std::string head : {"relu", "gelu", "linear"}) {
+      for (const bool after : {false, true}) {
+        ModelConfig c = SmallLm({"luna"});
+        c.kind = "encoder_classifier", c.classes = 5, c.pooling = pooling, c.head = head, c.norm_pooled = after, c.layers = 1;
+        const auto m = Make<EncoderClassifier>(c);
+        auto p = m->named_parameters();
+        at::NoGradGuard guard;
+        const at::Tensor ids = Ids(2, 7);
+        // The block again, outside the model.
+        auto block = std::make_shared<Block>(c.Block(0, Form::kBidirectional));
+        block->to(at::kDouble);
+        for (const auto& q : block->named_parameters()) q.value().copy_(p["layers.0." + q.key()]);
+        const Stream s = block->Bidirectional({at::embedding(p["embed_tokens.weight"], ids), {}, {}, {}});
+        auto norm = [&](const at::Tensor& y) { return at::layer_norm(y, {12}, p["norm.weight"], p["norm.bias"], c.norm_eps); };
+        at::Tensor pooled = pooling == "memory" ? s.memory : s.x;
+        pooled = after ? norm(pooled.mean(1)) : norm(pooled).mean(1);
+        if (head != "linear") {
+          pooled = at::linear(pooled, p["classifier.dense.weight"], p["classifier.dense.bias"]);
+          pooled = head == "relu" ? pooled.clamp_min(0) : at::gelu(pooled);
+        }
+        const at::Tensor want = at::linear(pooled, p["classifier.out_proj.weight"], p["classifier.out_proj.bias"]);
+        ExpectClose(m->Forward(ids, Lengths({7, 7})), want, 1e-12, pooling + " " + head);
+      }
+    }
+  }
+}
+
+TEST(EncoderClassifier, OneMemoryGoesThroughTheLayers) {
+  auto message = [](const std::vector<std::string>& attention, const std::string& pooling) {
+    ModelConfig c = SmallLm(attention);
+    c.kind = "encoder_classifier", c.classes = 3, c.pooling = pooling;
+    return ErrorMessage([&] { MakeModel(c, 0); });
+  };
+  ExpectContains(message({"luna", "conv_luna"}, "mean"), {"luna", "conv_luna", "one memory"});
+  ExpectContains(message({"latte"}, "memory"), {"pooling=memory", "latte", "pooling=mean"});
+  ExpectContains(message({"luna", "latte"}, "memory"), {"pooling=memory", "latte"});
+  ExpectContains(message({"set_transformer"}, "memory"), {"pooling=memory", "set_transformer"});
+  ExpectContains(message({"perceiver", "softmax"}, "cls"), {"pooling=cls", "latents", "pooling=mean"});
+  EXPECT_EQ(message({"luna", "set_transformer", "latte", "luna"}, "memory"), "no error");
 }
 
 // ---- files

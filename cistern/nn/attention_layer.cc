@@ -48,19 +48,40 @@ AttentionLayer::AttentionLayer(AttentionLayerOptions options) : options_(options
   if (options.first) options.dims.first = options.first->mechanism_.get();
   const AttentionDims& dims = options.dims;
   mechanism_ = register_module("core", MakeMechanism(options));
-  projections_ = mechanism_->Projections();
-  for (Projection& p : projections_) {
-    if (p.heads == 0) p.heads = dims.heads;
-    if (p.tied && options.first) {
-      maps_.push_back(options.first->maps_[maps_.size()]);
-    } else {
-      maps_.push_back(register_module(p.name + "_proj", std::make_shared<Linear>(dims.dim, p.width, options.bias, options.init_std)));
-    }
-    if (options.conv > 0) {
-      filters_.push_back(register_module(p.name + "_conv", std::make_shared<ShortConvolution>(p.width, options.conv))->weight);
+  memory_mechanism_ = dynamic_cast<MemoryMechanism*>(mechanism_.get());
+  for (const Projection& p : mechanism_->Projections()) AddProjection(p);
+  const auto packed = memory_mechanism_ ? memory_mechanism_->packed_output() : MemoryMechanism::PackedOutput::kNone;
+  if ((options.tokens_out && attends()) || packed == MemoryMechanism::PackedOutput::kShared)
+    out_ = register_module("o_proj", std::make_shared<Linear>(dims.dim, dims.dim, options.bias, options.out_std));
+  if (packed == MemoryMechanism::PackedOutput::kOwn)
+    packed_out_ = register_module("packed_o_proj", std::make_shared<Linear>(dims.dim, dims.dim, options.bias, options.out_std));
+  if (packed == MemoryMechanism::PackedOutput::kShared) packed_out_ = out_;
+}
+
+void AttentionLayer::AddProjection(Projection p) {
+  if (p.heads == 0) p.heads = options_.dims.heads;
+  std::vector<Mapped>& mapped = p.side == Side::kMemory ? memory_ : p.side == Side::kPacked ? packed_ : tokens_;
+  Mapped m{p, nullptr, {}};
+  const std::string name = p.map.empty() ? p.name : p.map;
+  // A map that only the tokens' reading would need is not made where nothing reads; another that shares it makes it.
+  m.needed = options_.tokens_out || (p.side != Side::kQuery && p.side != Side::kPacked);
+  if (m.needed && !p.identity) {
+    m.map = p.tied && options_.first ? options_.first->FindMap(name) : FindMap(name);
+    if (!m.map)
+      m.map = register_module(name + "_proj", std::make_shared<Linear>(options_.dims.dim, p.width, options_.bias, options_.init_std));
+  }
+  if (options_.conv > 0 && p.OfTokens())
+    m.filter = register_module(p.name + "_conv", std::make_shared<ShortConvolution>(p.width, options_.conv))->weight;
+  mapped.push_back(m);
+}
+
+std::shared_ptr<Linear> AttentionLayer::FindMap(const std::string& name) const {
+  for (const std::vector<Mapped>* mapped : {&tokens_, &memory_, &packed_}) {
+    for (const Mapped& m : *mapped) {
+      if (m.map && (m.projection.map.empty() ? m.projection.name : m.projection.map) == name) return m.map;
     }
   }
-  if (attends()) out_ = register_module("o_proj", std::make_shared<Linear>(dims.dim, dims.dim, options.bias, options.out_std));
+  return nullptr;
 }
 
 State AttentionLayer::EmptyState(int64_t batch, const at::TensorOptions& options) const {
@@ -71,7 +92,7 @@ State AttentionLayer::EmptyState(int64_t batch, const at::TensorOptions& options
 
 at::Tensor AttentionLayer::EmptyConv(int64_t batch, const at::TensorOptions& options) const {
   int64_t channels = 0;
-  for (const Projection& p : projections_) channels += p.width;
+  for (const Mapped& m : tokens_) channels += m.projection.width;
   return at::zeros({batch, options_.conv - 1, channels}, options);
 }
 
@@ -86,59 +107,91 @@ std::string AttentionLayer::TruncateRefusal() const {
   return "";
 }
 
-// All projections of a stream in one product (and one convolution), then split into heads: views, no copies.
+// All projections of the tokens in one product (and one convolution), then split into heads: views, no copies.
 std::vector<at::Tensor> AttentionLayer::Project(const Stream& stream, State* state, std::optional<Side> side) const {
-  const int64_t batch = stream.x.size(0), length = stream.x.size(1);
-  const auto wanted = [&](const Projection& p) { return !side || p.side == *side; };
-  std::vector<at::Tensor> weights, biases;
-  for (size_t i = 0; i < maps_.size(); ++i) {
-    if (!wanted(projections_[i])) continue;
-    weights.push_back(maps_[i]->weight);
-    if (maps_[i]->bias.defined()) biases.push_back(maps_[i]->bias);
-  }
-  if (weights.empty()) return std::vector<at::Tensor>(projections_.size());
-  at::Tensor y = at::linear(stream.x, at::cat(weights), biases.empty() ? std::nullopt : std::optional<at::Tensor>(at::cat(biases)));
-  if (y.scalar_type() != weights[0].scalar_type()) y = y.to(weights[0].scalar_type());  // autocast: the cores run in full precision
-  if (options_.conv > 0) {
-    auto [filtered, after] = ops::ShortConv(y, at::cat(filters_), (*state)["conv"], stream.mask);
-    y = filtered;
-    (*state)["conv"] = after;
-  }
+  const auto wanted = [&](const Mapped& m) { return m.needed && (!side || m.projection.side == *side); };
+  std::vector<at::Tensor> weights, biases, filters, parts;
   std::vector<int64_t> widths;
-  for (const Projection& p : projections_) {
-    if (wanted(p)) widths.push_back(p.width);
+  for (const Mapped& m : tokens_) {
+    if (!m.map || !wanted(m)) continue;
+    widths.push_back(m.projection.width);
+    weights.push_back(m.map->weight);
+    if (m.map->bias.defined()) biases.push_back(m.map->bias);
+    if (m.filter.defined()) filters.push_back(m.filter);
   }
-  std::vector<at::Tensor> x(projections_.size()),
-      parts = y.split_with_sizes(widths, 2);  // one gradient for all parts, where narrow makes one of full size for each
-  for (size_t i = 0, next = 0; i < x.size(); ++i) {
-    const Projection& p = projections_[i];
-    if (!wanted(p)) continue;
-    x[i] = parts[next++].view({batch, length, p.heads, p.width / p.heads}).transpose(1, 2);
-    if (options_.positions == "rotary" && p.rotary) x[i] = Rotate(x[i], stream.positions);
+  if (!weights.empty()) {
+    at::Tensor y = at::linear(stream.x, at::cat(weights), biases.empty() ? std::nullopt : std::optional<at::Tensor>(at::cat(biases)));
+    if (y.scalar_type() != weights[0].scalar_type()) y = y.to(weights[0].scalar_type());  // autocast: the cores run in full precision
+    if (options_.conv > 0) {
+      auto [filtered, after] = ops::ShortConv(y, at::cat(filters), (*state)["conv"], stream.mask);
+      y = filtered;
+      (*state)["conv"] = after;
+    }
+    parts = y.split_with_sizes(widths, 2);  // one gradient for all parts, where narrow makes one of full size for each
+  }
+  std::vector<at::Tensor> x;
+  size_t next = 0;
+  for (const Mapped& m : tokens_) {
+    const Projection& p = m.projection;
+    x.push_back(!wanted(m) ? at::Tensor() : Split(m.map ? parts[next++] : stream.x, p));
+    if (options_.positions == "rotary" && p.rotary && wanted(m)) x.back() = Rotate(x.back(), stream.positions);
   }
   return x;
 }
 
-at::Tensor AttentionLayer::Attend(const std::vector<at::Tensor>& x, State* state, const ops::Mask& mask, Handles* handles) {
+void AttentionLayer::Project(const std::vector<Mapped>& maps, const at::Tensor& memory, std::vector<at::Tensor>* x) const {
+  const auto type = mechanism_->InitialMemory().scalar_type();  // autocast: as above
+  for (const Mapped& m : maps) x->push_back(Split((m.map ? m.map->Forward(memory) : memory).to(type), m.projection));
+}
+
+at::Tensor AttentionLayer::Split(const at::Tensor& y, const Projection& p) const {
+  return y.view({y.size(0), y.size(1), p.heads, p.width / p.heads}).transpose(1, 2);
+}
+
+at::Tensor AttentionLayer::Merge(const at::Tensor& heads) const {
+  return heads.transpose(1, 2).reshape({heads.size(0), heads.size(2), options_.dims.dim});
+}
+
+at::Tensor AttentionLayer::Attend(Form form, const std::vector<at::Tensor>& x, State* state, const ops::Mask& mask, Handles* handles) {
   Handles none;
-  const at::Tensor heads = mechanism_->Attend(options_.form, x, state, mask, handles ? *handles : none);
-  return out_->Forward(heads.transpose(1, 2).reshape({heads.size(0), heads.size(2), options_.dims.dim}));
+  return out_->Forward(Merge(mechanism_->Attend(form, x, state, mask, handles ? *handles : none)));
 }
 
 at::Tensor AttentionLayer::Extend(const Stream& stream, State& state, Handles* handles) {
-  return Attend(Project(stream, &state), &state, stream.mask, handles);
-}
-
-at::Tensor AttentionLayer::Bidirectional(const Stream& stream, Handles* handles) {
-  return Attend(Project(stream, nullptr), nullptr, stream.mask, handles);
+  std::vector<at::Tensor> x = Project(stream, &state);
+  if (memory_mechanism_) Project(memory_, mechanism_->InitialMemory(), &x);
+  return Attend(Form::kCausal, x, &state, stream.mask, handles);
 }
 
 void AttentionLayer::Write(const Stream& source, State& state) {
-  mechanism_->Write(Project(source, nullptr, Side::kKey), state, source.mask);
+  std::vector<at::Tensor> x = Project(source, nullptr, Side::kKey);
+  if (memory_mechanism_) Project(memory_, mechanism_->InitialMemory(), &x);
+  mechanism_->Write(x, state, source.mask);
 }
 
 at::Tensor AttentionLayer::Read(const Stream& target, State& state, Handles* handles) {
-  return Attend(Project(target, nullptr, Side::kQuery), &state, target.mask, handles);
+  std::vector<at::Tensor> x = Project(target, nullptr, Side::kQuery);
+  if (memory_mechanism_) {
+    const at::Tensor heads = Merge(memory_mechanism_->Packed(state));
+    Project(packed_, packed_out_ ? packed_out_->Forward(heads) : heads, &x);
+  }
+  return Attend(Form::kCross, x, &state, target.mask, handles);
+}
+
+AttentionLayer::Attended AttentionLayer::Bidirectional(const Stream& stream, Handles* handles) {
+  std::vector<at::Tensor> x = Project(stream, nullptr);
+  if (!memory_mechanism_) return {Attend(Form::kBidirectional, x, nullptr, stream.mask, handles), {}};
+  if (stream.mask.starts) {
+    FailUsage("[", mechanism_->info().name, "] has one memory for each row, and every document needs its own: give each document a row");
+  }
+  const bool handed_on = mechanism_->info().HandsOnMemory() && stream.memory.defined();
+  Project(memory_, handed_on ? stream.memory : mechanism_->InitialMemory(), &x);
+  const at::Tensor heads = Merge(memory_mechanism_->Pack(x, stream.mask));
+  const at::Tensor packed = memory_mechanism_->Update(x, packed_out_ ? packed_out_->Forward(heads) : heads, stream.mask);
+  if (!options_.tokens_out) return {{}, packed};
+  std::vector<at::Tensor> read;
+  Project(packed_, packed, &read);
+  return {out_->Forward(Merge(ZeroPadding(memory_mechanism_->Unpack(x, read, stream.mask), stream.mask))), packed};
 }
 
 }  // namespace cistern

@@ -1,11 +1,12 @@
 #pragma once
 // An attention layer: declared projections, short convolution, rotary positions, a mechanism's core, the output projection. Self attention
-// (bidirectional or causal) projects one stream; cross attention writes one, the source, into a state, and reads it with another.
+// (bidirectional or causal) projects one stream; cross attention writes one, the source, into a state, and reads it with another. Where the
+// mechanism has a memory stream, also the projections of the memory and of what was packed into it.
 #include <memory>
 #include <optional>
 #include <vector>
 
-#include "cistern/attention/mechanism.h"
+#include "cistern/attention/memory_mechanism.h"
 #include "cistern/nn/linear.h"
 #include "cistern/nn/stream.h"
 
@@ -20,6 +21,7 @@ struct AttentionLayerOptions {
   int64_t conv = 0;                // taps of the causal convolution on every projection; 0: none
   bool bias = false;
   double init_std = 0.02, out_std = 0.02;
+  bool tokens_out = true;                       // false: only the memory is asked for, and what the tokens alone would need is left out
   const class AttentionLayer* first = nullptr;  // of an earlier block, same mechanism: owns what is tied across layers
 };
 
@@ -40,26 +42,43 @@ class AttentionLayer : public torch::nn::Module {
   std::string TruncateRefusal() const;
   // [B,T,D]. `handles`: scores from the layer before, replaced by those for the next (Mechanism::Attend); null: there is neither.
   at::Tensor Extend(const Stream& stream, State& state, Handles* handles = nullptr);  // causal
-  at::Tensor Bidirectional(const Stream& stream, Handles* handles = nullptr);
+  // With a memory stream, `packed` is what its slots found in the tokens, to be added to the memory, or the next memory itself
+  // (MemoryUse::kReplaced). Its rows hold one document each: UsageError for packed rows.
+  struct Attended {
+    at::Tensor tokens;  // [B,T,D]; undefined without options.tokens_out
+    at::Tensor packed;  // [B,M,D]
+  };
+  Attended Bidirectional(const Stream& stream, Handles* handles = nullptr);
   // Cross: the source's tokens into the state, its padding left out, and queries of the target against it.
   void Write(const Stream& source, State& state);
   at::Tensor Read(const Stream& target, State& state, Handles* handles = nullptr);
   // False for a layer of a model whose attention is left out (reuse.h): it has no parameters and no state, and does not run.
-  bool attends() const { return !projections_.empty(); }
+  bool attends() const { return !tokens_.empty(); }
   const Mechanism& mechanism() const { return *mechanism_; }
 
  private:
+  struct Mapped {
+    Projection projection;
+    std::shared_ptr<Linear> map;  // null: the stream itself
+    at::Tensor filter = {};       // [width, taps]; undefined without a convolution
+    bool needed = true;           // false: its tensor is left undefined
+  };
+  void AddProjection(Projection p);
+  std::shared_ptr<Linear> FindMap(const std::string& name) const;  // null: there is none
   at::Tensor EmptyConv(int64_t batch, const at::TensorOptions& options) const;
-  // In declared order; with `side`, the others are undefined.
+  // Those of tokens in declared order; with `side`, the others are undefined.
   std::vector<at::Tensor> Project(const Stream& stream, State* state, std::optional<Side> side = {}) const;
-  at::Tensor Attend(const std::vector<at::Tensor>& x, State* state, const ops::Mask& mask, Handles* handles);
+  // Appends projections of [B,M,D], each [B,H,M,w].
+  void Project(const std::vector<Mapped>& maps, const at::Tensor& memory, std::vector<at::Tensor>* x) const;
+  at::Tensor Attend(Form form, const std::vector<at::Tensor>& x, State* state, const ops::Mask& mask, Handles* handles);
+  at::Tensor Split(const at::Tensor& y, const Projection& p) const;
+  at::Tensor Merge(const at::Tensor& heads) const;  // [B,H,T,d] -> [B,T,D]
 
   AttentionLayerOptions options_;
   std::shared_ptr<Mechanism> mechanism_;
-  std::vector<Projection> projections_;
-  std::vector<std::shared_ptr<Linear>> maps_;
-  std::vector<at::Tensor> filters_;  // [width, taps] each
-  std::shared_ptr<Linear> out_;
+  MemoryMechanism* memory_mechanism_ = nullptr;  // the same, where it has a memory stream
+  std::vector<Mapped> tokens_, memory_, packed_;
+  std::shared_ptr<Linear> out_, packed_out_;
 };
 
 }  // namespace cistern

@@ -1,6 +1,8 @@
 #pragma once
 // A transformer block: attention and feed-forward, each with a residual and a norm before (pre) or after (post) it. The block of a decoder
-// that has a source attends to it in between. Attention that is left out (AttentionLayer::attends) has neither norm nor residual.
+// that has a source attends to it in between. Attention that is left out (AttentionLayer::attends) has neither norm nor residual. A memory
+// stream has a residual and a norm as the tokens have around attention, and no feed-forward: mem' = LN(mem + packed) (post), as in Luna and
+// P000. A block of a mechanism with latents puts these in the place of the tokens, which become the stream's source.
 #include <memory>
 #include <optional>
 
@@ -18,6 +20,7 @@ struct BlockOptions {
   bool ffn_bias = false;
   double dropout = 0;
   double norm_eps = 1e-5;
+  bool memory_out = true;  // false: the memory after this block is not used. attention.tokens_out: the same of the tokens
 };
 
 class FeedForward : public torch::nn::Module {
@@ -36,21 +39,22 @@ class Block : public torch::nn::Module {
   State EmptyState(int64_t batch, const at::TensorOptions& options) const { return attention_->EmptyState(batch, options); }
   // Causal. `source`: the state of cross(), written before.
   Stream Extend(Stream stream, State& state, State* source = nullptr);
-  Stream Bidirectional(Stream stream);
+  Stream Bidirectional(Stream stream);  // without attention.tokens_out only the memory is left in it
   const AttentionLayer& attention() const { return *attention_; }
   AttentionLayer& cross() const { return *cross_; }  // of blocks with options.cross
 
  private:
   template <class Attend>
   Stream Run(Stream stream, Attend&& attend, State* source);
-  // x + f(norm(x)), or norm(x + f(x)).
-  template <class F>
-  at::Tensor Residual(const at::Tensor& x, const LayerNorm& norm, F&& f) const;
+  Stream ToLatents(Stream stream);
+  // x + y, and a norm after it (post) where it was not before.
+  at::Tensor Add(const at::Tensor& x, const at::Tensor& y, const LayerNorm* norm) const;
 
   BlockOptions options_;
   std::shared_ptr<AttentionLayer> attention_, cross_;
-  std::shared_ptr<FeedForward> ffn_;
-  std::shared_ptr<LayerNorm> attention_norm_, cross_norm_, ffn_norm_;
+  std::shared_ptr<FeedForward> ffn_;                                                               // null without tokens_out
+  std::shared_ptr<LayerNorm> attention_norm_, cross_norm_, ffn_norm_, memory_norm_, source_norm_;  // null where not needed
+  MemoryUse memory_ = MemoryUse::kNone;
 };
 
 }  // namespace cistern

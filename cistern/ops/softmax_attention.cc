@@ -107,7 +107,11 @@ at::Tensor MaskedAttention(const at::Tensor& q, const at::Tensor& k, const at::T
   // Rows that see nothing are let see everything and then set to zero: finite numbers, zero gradient.
   const at::Tensor any = visible.any(-1, true);
   const at::Tensor usable = visible.logical_or(any.logical_not());
-  const at::Tensor out = at::scaled_dot_product_attention(q, k, v, usable.expand({q.size(0), 1, q.size(2), k.size(2)}), 0.0, false, scale);
+  // Made additive before it is spread over the queries: torch would make it so afterwards, at full size.
+  const at::Tensor bias = at::zeros(usable.sizes(), q.options().requires_grad(false))
+                              .masked_fill_(usable.logical_not(), -std::numeric_limits<double>::infinity())
+                              .expand({q.size(0), 1, q.size(2), k.size(2)});
+  const at::Tensor out = at::scaled_dot_product_attention(q, k, v, bias, 0.0, false, scale);
   return out.masked_fill(any.logical_not(), 0.0);
 }
 

@@ -39,7 +39,9 @@ int64_t EstimateTrainingBytes(const ModelConfig& c, int64_t rows, int64_t length
   double widths = 0;  // of the projections of all layers
   for (int64_t layer = 0; layer < c.layers; ++layer) {
     const AttentionLayerOptions a = c.Block(layer, c.kind == "decoder_lm" ? Form::kCausal : Form::kBidirectional).attention;
-    for (const Projection& p : FindMechanism(a.mechanism).make(a.mechanism_options, a.dims)->Projections()) widths += double(p.width);
+    for (const Projection& p : FindMechanism(a.mechanism).make(a.mechanism_options, a.dims)->Projections()) {
+      if (p.OfTokens() && !p.identity) widths += double(p.width);
+    }
   }
   const double layers = double(c.layers), slots = std::max(0.0, widths - 3 * layers * dim);  // beyond q, k and v
   const double matrices = dim * widths + layers * (dim * dim + 2 * dim * ffn);

@@ -48,6 +48,7 @@ bool Subject::Has(Form form) const { return info_.Supports(form) && (info_.verbs
 Tensors Subject::Inputs(int64_t batch, int64_t length, double scale) const {
   Tensors x;
   for (const Projection& p : mechanism_->Projections()) {
+    if (!p.OfTokens()) continue;
     const int64_t heads = p.heads > 0 ? p.heads : dims_.heads;
     x.push_back(Normal({batch, heads, length, p.width / heads}, scale));
   }

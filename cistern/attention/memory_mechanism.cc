@@ -1,0 +1,72 @@
+#include "cistern/attention/memory_mechanism.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "cistern/base/error.h"
+
+namespace cistern {
+namespace {
+
+at::Tensor InitialSlots(const std::string& init, int64_t slots, int64_t dim) {
+  if (init == "identity") return at::eye(slots, dim).unsqueeze(0);
+  const at::Tensor memory = at::empty({1, slots, dim});
+  if (init == "normal") return memory.normal_();
+  if (init == "xavier") {
+    const double bound = std::sqrt(6.0 / double(slots + dim));
+    return memory.uniform_(-bound, bound);
+  }
+  return memory.normal_(0, 1 / std::sqrt(double(dim)));
+}
+
+}  // namespace
+
+MemoryMechanism::MemoryMechanism(const MechanismInfo& info, const MemoryOptions& options, const AttentionDims& dims)
+    : Mechanism(info, dims), scaled_(options.init == "scaled") {
+  memory_ = dims.first ? static_cast<const MemoryMechanism&>(*dims.first).memory_
+                       : register_parameter("memory", InitialSlots(options.init, options.slots, dims.dim));
+}
+
+void MemoryMechanism::Describe(MemoryOptions& options, Fields& fields) {
+  fields.Add("slots", &options.slots, "memory slots (M), each of the model's width and split into heads as a token is", {1, 65536});
+  fields.Add("init", &options.init,
+             "initial memory: N(0,1) as P000's code (normal), N(0,1/D) as Luna's (embedding), the same times sqrt(D) where it is used as "
+             "Luna's without learned positions (scaled), U(+-sqrt(6/(M+D))) (xavier), rows of the identity as the shared workspace's",
+             {"normal", "embedding", "scaled", "xavier", "identity"});
+}
+
+at::Tensor MemoryMechanism::InitialMemory() const { return scaled_ ? memory_ * std::sqrt(double(dims().dim)) : memory_; }
+
+at::Tensor MemoryMechanism::MemoryHeads() const { return InitialMemory().view({1, Slots(), dims().heads, Width()}).transpose(1, 2); }
+
+at::Tensor MemoryMechanism::OfMemory(const std::vector<at::Tensor>& x, size_t index, int64_t batch) const {
+  const std::vector<Projection> all = Projections();
+  const auto tokens = size_t(std::count_if(all.begin(), all.end(), [](const Projection& p) { return p.OfTokens(); }));
+  const at::Tensor memory = x.size() > tokens ? x[tokens + index] : MemoryHeads();
+  return memory.expand({batch, -1, -1, -1});
+}
+
+at::Tensor MemoryMechanism::Extend(const std::vector<at::Tensor>&, State&, const ops::Mask&) {
+  RequireForm(info(), Form::kCausal);
+  throw Error(StrCat("[", info().name, "] has no state to extend"));
+}
+void MemoryMechanism::Write(const std::vector<at::Tensor>&, State&, const ops::Mask&) {
+  RequireForm(info(), Form::kCross);
+  throw Error(StrCat("[", info().name, "] has no state to write"));
+}
+at::Tensor MemoryMechanism::Read(const std::vector<at::Tensor>&, const State&) {
+  RequireForm(info(), Form::kCross);
+  throw Error(StrCat("[", info().name, "] has no state to read"));
+}
+
+at::Tensor MemoryMechanism::BidirectionalRows(const std::vector<at::Tensor>& x, const ops::Mask& mask) {
+  const std::vector<Projection> all = Projections();
+  const auto count = size_t(std::count_if(all.begin(), all.end(), [](const Projection& p) { return p.side == Side::kPacked; }));
+  const at::Tensor packed = Update(x, Pack(x, mask).transpose(1, 2).flatten(2), mask);  // [B,M,D]
+  const at::Tensor heads = packed.unflatten(2, {dims().heads, Width()}).transpose(1, 2);
+  return Unpack(x, std::vector<at::Tensor>(count, heads), mask);
+}
+
+}  // namespace cistern
