@@ -42,9 +42,9 @@ def run(
     return (y.to(dtype) if dtype in _HALF else y), dict(zip(names, after))
 
 
-def empty(spec: str, names: Sequence[str], weights: Sequence[Tensor], like: Tensor, batch: int, training: bool) -> State:
+def empty(spec: str, names: Sequence[str], like: Tensor, batch: int, training: bool) -> State:
     """The empty state of `batch` rows, in the type of `like` (float32 for half precision) and on its device."""
-    row = torch.ops.cistern.empty_state(spec, [_single(w) for w in weights], _single(like), training)
+    row = torch.ops.cistern.empty_state(spec, _single(like), training)
     return {name: t.expand(batch, *t.shape[1:]).contiguous() for name, t in zip(names, row)}
 
 
@@ -148,7 +148,7 @@ class Core(nn.Module):
 
     def empty_state(self, batch: int, like: Tensor) -> State:
         """The state of `batch` rows in which nothing is written, in the type and on the device of `like`."""
-        return empty(self.spec, self.state_names, self.weights(), like, batch, self.training)
+        return empty(self.spec, self.state_names, like, batch, self.training)
 
     def extra_repr(self) -> str:
         return f"{self.mechanism}, dim={self.dim}, heads={self.heads}, form={self.form}"

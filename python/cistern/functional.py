@@ -136,7 +136,7 @@ def attention(
     of_state = state_names.split(",") if state_names else []
     keep = state is not None or return_state
     if keep and state is None:
-        state = empty(spec, of_state, own, tensors[0], tensors[0].shape[0], dropout > 0)
+        state = empty(spec, of_state, tensors[0], tensors[0].shape[0], dropout > 0)
     verb = "extend" if causal else form
     y, after = run(spec, of_state, verb, tensors, own, state, lengths, starts, dropout > 0, keep)
     if layout == "bthd":

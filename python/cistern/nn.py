@@ -187,7 +187,10 @@ class Attention(nn.Module):
         if self.form == "cross":
             if source is None:
                 raise UsageError("cross attention needs a source: layer(x, source)")
-            return self.read(x, self.write(source, lengths=lengths), positions=positions)
+            queries = iter(self._project(x, "query", positions, None, None, None)[0])
+            keys = iter(self._project(source, "key", None, None, None, None)[0])
+            parts = [next(queries if p["side"] == "query" else keys) for p in self.projections]
+            return self._merge(self.core(*parts, lengths=lengths))
         if source is not None:
             raise UsageError(f"the {self.form} form attends to x itself; make the layer with form='cross' for a source")
         conv = self._empty_conv(x.shape[0], x) if self.conv > 0 else None

@@ -95,8 +95,9 @@ std::vector<at::Tensor> InitialWeights(std::string_view spec) {
 }
 
 // The empty state of one row, on the device and in the type of `like`.
-std::vector<at::Tensor> EmptyRow(std::string_view spec, at::TensorList weights, const at::Tensor& like, bool training) {
-  const CoreScope core(std::string(spec), weights, training);
+std::vector<at::Tensor> EmptyRow(std::string_view spec, const at::Tensor& like, bool training) {
+  const CoreScope core{std::string(spec)};
+  core->train(training);
   std::vector<at::Tensor> out;
   for (const NamedTensor& t : core->EmptyState(1, like.options()).tensors) {
     out.push_back(t.value.defined() ? t.value : at::empty({1, 0}, like.options().dtype(at::kBool)));
@@ -104,7 +105,7 @@ std::vector<at::Tensor> EmptyRow(std::string_view spec, at::TensorList weights, 
   return out;
 }
 
-std::vector<at::Tensor> EmptyRowMeta(std::string_view spec, at::TensorList, const at::Tensor& like, bool) {
+std::vector<at::Tensor> EmptyRowMeta(std::string_view spec, const at::Tensor& like, bool) {
   const CoreScope core{std::string(spec)};
   std::vector<at::Tensor> out;
   for (const NamedTensor& t : core.form().tensors) {
@@ -119,9 +120,20 @@ at::Tensor Definition(at::TensorList x, at::TensorList weights, std::string_view
   const CoreScope core(std::string(spec), weights, false);
   const Form form = ParseForm(form_name);
   RequireForm(core->info(), form);
-  std::vector<at::Tensor> in_double;
-  for (const at::Tensor& t : x) in_double.push_back(t.to(at::kDouble));
-  return core->Definition(form, in_double, in_double);
+  const auto& projections = core.projections();
+  CISTERN_CHECK(x.size() == projections.size(), "[", core->info().name, "] expected ", projections.size(), " tensors, got ", x.size());
+  // In the cross form each of the two lists has its own length, and what stands in the other side's places does not matter.
+  std::vector<at::Tensor> queries, keys;
+  const at::Tensor *query = &x[0], *key = &x[0];
+  for (size_t i = 0; i < x.size(); ++i) (projections[i].side == Side::kQuery ? query : key) = &x[i];
+  for (size_t i = 0; i < x.size(); ++i) {
+    const at::Tensor t = x[i].to(at::kDouble);
+    auto zeros = [&](int64_t length) { return at::zeros({t.size(0), t.size(1), length, t.size(3)}, t.options()); };
+    const bool of_query = projections[i].side == Side::kQuery, cross = form == Form::kCross;
+    queries.push_back(cross && !of_query ? zeros(query->size(2)) : t);
+    keys.push_back(cross && of_query ? zeros(key->size(2)) : t);
+  }
+  return core->Definition(form, queries, keys);
 }
 
 // A model's config with every key, and the defaults of all of them.
@@ -155,7 +167,7 @@ TORCH_LIBRARY_FRAGMENT(cistern, m) {
   m.def("describe_core(str spec, str form, str positions, int conv) -> str", &DescribeCore);
   m.def("read_model_config(str path) -> str", &ReadConfig);
   m.def("initial_weights(str spec) -> Tensor[]", &InitialWeights);
-  m.def("empty_state(str spec, Tensor[] weights, Tensor like, bool training) -> Tensor[]", tags);
+  m.def("empty_state(str spec, Tensor like, bool training) -> Tensor[]", tags);
   m.def("definition(Tensor[] x, Tensor[] weights, str spec, str form) -> Tensor");
   m.def("folder_logits(str folder, Tensor ids, Tensor? lengths=None) -> Tensor");
 }
@@ -165,5 +177,8 @@ TORCH_LIBRARY_IMPL(cistern, CompositeExplicitAutograd, m) {
   m.impl("folder_logits", &FolderLogits);
 }
 TORCH_LIBRARY_IMPL(cistern, Meta, m) { m.impl("empty_state", &EmptyRowMeta); }
+TORCH_LIBRARY_IMPL(cistern, Autograd, m) {  // none of them has a gradient
+  for (const char* name : {"empty_state", "definition", "folder_logits"}) m.impl(name, torch::CppFunction::makeFallthrough());
+}
 
 }  // namespace cistern::python

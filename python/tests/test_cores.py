@@ -140,7 +140,7 @@ def test_lengths(name, length):
     core = make_core(name, options, "causal").eval()
     x = tensors(core, batch=1, length=length, requires_grad=True)
     y = core(*x)
-    assert y.shape == (1, 4, length, 4)
+    assert y.shape == (1, HEADS, length, DIM // HEADS)
     y.sum().backward()
     if length > 0:
         expected = torch.ops.cistern.definition(x, core.weights(), core.spec, "causal")

@@ -20,7 +20,7 @@ def write_folder(folder, model, **config):
 
 
 def make_config(**more):
-    config = dict(kind="decoder_lm", vocab_size=19, dim=16, layers=2, heads=4, max_length=32)
+    config = dict(kind="decoder_lm", vocab_size=19, dim=16, layers=2, heads=2, max_length=32)
     return config | more
 
 
@@ -62,7 +62,7 @@ def test_language_model(tmp_path, name):
     [
         dict(attention=["softmax"], positions="rotary", norm="post", bias=True),
         dict(attention=["latte", "window"], positions="learned", activation="relu", tie_embeddings=False, head_bias=True),
-        dict(attention=["window:2+latte:2"], positions="sinusoidal", activation="gelu_tanh", ffn_bias=True, final_norm=False),
+        dict(attention=["window:1+latte:1"], positions="sinusoidal", activation="gelu_tanh", ffn_bias=True, final_norm=False),
         dict(attention=["abc_mlp"], attention_options={"abc_mlp": {"tied": True, "slots": 4}}),
         dict(attention=["linformer"], attention_options={"linformer": {"sharing": "layerwise", "slots": 4}}),
     ],

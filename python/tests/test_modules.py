@@ -180,7 +180,7 @@ def test_rotary_goes_on():
 
 
 def test_head_groups():
-    layer = cistern.nn.Attention("window:2+t2r:2", DIM, HEADS, window={"window": 4}, t2r={"features": 5})
+    layer = cistern.nn.Attention("window:1+t2r:1", DIM, HEADS, window={"window": 4}, t2r={"features": 5})
     assert "core.t2r.map.weight" in layer.state_dict()
     x = torch.randn(1, LENGTH, DIM)
     a, state = layer.extend(x[:, :5])
