@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 
+#include <algorithm>
 #include <cmath>
 
 #include "cistern/attention/token_positions.h"
@@ -74,6 +75,21 @@ at::Tensor RingAge(const at::Tensor& count, int64_t ring) {
   return (count.unsqueeze(1) - 1 - at::arange(ring, count.options())).remainder(ring);
 }
 
+// The number all rows hold, or -1 where they differ or cannot be looked at without waiting for a device.
+int64_t SharedCount(const at::Tensor& count) {
+  if (!count.is_cpu() || count.numel() == 0) return -1;
+  const at::Tensor rows = count.contiguous();
+  const int64_t* c = rows.const_data_ptr<int64_t>();
+  return std::all_of(c, c + rows.numel(), [&](int64_t n) { return n == c[0]; }) ? c[0] : -1;
+}
+
+// tokens [B,H,T,d], the first of their sequence, as a ring of L rows: row i holds the newest whose position is i modulo L.
+at::Tensor RingOf(const at::Tensor& tokens, int64_t ring) {
+  const int64_t length = tokens.size(2);
+  if (length <= ring) return at::constant_pad_nd(tokens, {0, 0, 0, ring - length}, 0);
+  return tokens.narrow(2, length - ring, ring).roll(length % ring, 2);
+}
+
 // A piece behind the tokens the ring holds: k, v [B,H,L+T,d]; documents [B,L+T], negative where there is no token.
 struct RingPiece {
   RingPiece(const std::vector<at::Tensor>& x, const State& state, const ops::Mask& mask) {
@@ -123,14 +139,32 @@ at::Tensor WindowMechanism::Banded(const at::Tensor& q, const at::Tensor& k, con
 
 at::Tensor WindowMechanism::Extend(const std::vector<at::Tensor>& x, State& state, const ops::Mask& mask) {
   if (x[0].size(2) == 1 && !mask.lengths && !mask.starts && !at::GradMode::is_enabled()) return ExtendByOne(x, state);
+  if (!mask.lengths && !mask.starts && SharedCount(state["count"]) == 0) return ExtendEmpty(x, state);
   const RingPiece all(x, state, mask);
   const at::Tensor out = Banded(x[0], all.k, all.v, all.documents, state["k"].size(2), 0);
   KeepLast(all, state, mask);
   return out;
 }
 
+// A whole sequence, as in training: no ring before it, and inside one window nothing but causal attention.
+at::Tensor WindowMechanism::ExtendEmpty(const std::vector<at::Tensor>& x, State& state) const {
+  const int64_t length = x[0].size(2);
+  for (const auto& [name, tokens] : {std::pair{"k", x[1]}, std::pair{"v", x[2]}}) state[name] = RingOf(tokens, state[name].size(2));
+  state["count"] = state["count"] + length;
+  if (dilation_ == 1 && length <= window_) return ops::SoftmaxAttention(x[0], x[1], x[2], {true, 0, Dropout(), Scale()});
+  return Banded(x[0], x[1], x[2], at::zeros({1, length}, state["count"].options()), 0, 0);
+}
+
 // Decoding: the token takes its place in the ring, then sees the rows of its window.
 at::Tensor WindowMechanism::ExtendByOne(const std::vector<at::Tensor>& x, State& state) const {
+  const int64_t count = SharedCount(state["count"]), ring = state["k"].size(2);
+  if (dilation_ == 1 && count >= 0) {  // the order of the rows is no matter: no mask
+    for (const auto& [name, token] : {std::pair{"k", x[1]}, std::pair{"v", x[2]}})
+      state[name].select(2, count % ring).copy_(token.select(2, 0));
+    state["count"] = state["count"] + 1;
+    const int64_t rows = std::min(count + 1, ring);
+    return ops::MaskedAttention(x[0], state["k"].narrow(2, 0, rows), state["v"].narrow(2, 0, rows), {}, Scale(), Dropout());
+  }
   const at::Tensor row = state["count"].remainder(state["k"].size(2)).view({-1, 1, 1, 1}).expand_as(x[1]);
   state["k"].scatter_(2, row, x[1]);
   state["v"].scatter_(2, row, x[2]);

@@ -29,6 +29,7 @@ class WindowMechanism : public Mechanism {
   at::Tensor BidirectionalRows(const std::vector<at::Tensor>& x, const ops::Mask& mask) override;  // |t - s| <= (n - 1) g
 
  private:
+  at::Tensor ExtendEmpty(const std::vector<at::Tensor>& x, State& state) const;
   at::Tensor ExtendByOne(const std::vector<at::Tensor>& x, State& state) const;
   at::Tensor Banded(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& documents, int64_t lead,
                     int64_t after) const;

@@ -277,6 +277,7 @@ TEST_F(CliTest, ARunFolderHoldsWhatTheGuideSays) {
   EXPECT_EQ(result["steps"], 3);
   EXPECT_GT(result["test"]["bits_per_byte"].get<double>(), 0);
   EXPECT_GT(result["peak_bytes"].get<int64_t>(), 0);
+  EXPECT_GT(result["tokens_per_s"].get<double>(), 0);  // of a run shorter than a line of its log, too
 }
 
 // The other commands

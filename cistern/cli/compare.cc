@@ -42,7 +42,7 @@ const std::vector<std::string> kDefaults = {"model.dim=128",
 struct CompareArguments {
   Common common;
   std::string text, file, out;
-  std::vector<std::string> mechanisms = {"softmax", "latte", "abc_mlp"}, set;
+  std::vector<std::string> mechanisms = {"softmax", "latte", "abc_mlp", "window:2+latte:2"}, set;
   double seconds = 120;
   int64_t sample_tokens = 120, decode_tokens = 4000;
 };
@@ -117,9 +117,10 @@ std::string Bytes(double bytes) {
 double BitsPerByte(const Row& row) { return row.result.at("test").at("bits_per_byte").get<double>(); }
 
 HtmlTable ResultTable(const std::vector<Row>& rows) {
+  const std::string later = "at " + std::to_string(rows[0].decode.back().position);
   HtmlTable table;
-  table.header = {"mechanism",      "bits/byte",   "parameters",        "tokens/s",      "peak memory",
-                  "state at start", "state at 4k", "ms/token at start", "ms/token at 4k"};
+  table.header = {"mechanism",      "bits/byte",      "parameters",        "tokens/s",         "peak memory",
+                  "state at start", "state " + later, "ms/token at start", "ms/token " + later};
   for (const Row& row : rows) {
     const DecodePoint &first = row.decode.front(), &last = row.decode.back();
     table.rows.push_back({row.mechanism, Number(BitsPerByte(row), 3), std::to_string(row.result["parameters"].get<int64_t>()),

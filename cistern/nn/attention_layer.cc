@@ -103,13 +103,13 @@ std::vector<at::Tensor> AttentionLayer::Project(const Stream& stream, State* sta
     y = filtered;
     (*state)["conv"] = after;
   }
-  std::vector<at::Tensor> x;
-  int64_t offset = 0;
-  for (const Projection& p : projections_) {
-    at::Tensor part = y.narrow(2, offset, p.width).view({batch, length, p.heads, p.width / p.heads}).transpose(1, 2);
-    if (options_.positions == "rotary" && p.rotary) part = Rotate(part, stream.positions);
-    x.push_back(part);
-    offset += p.width;
+  std::vector<int64_t> widths;
+  for (const Projection& p : projections_) widths.push_back(p.width);
+  std::vector<at::Tensor> x = y.split_with_sizes(widths, 2);  // one gradient for all parts, where narrow makes one of full size for each
+  for (size_t i = 0; i < x.size(); ++i) {
+    const Projection& p = projections_[i];
+    x[i] = x[i].view({batch, length, p.heads, p.width / p.heads}).transpose(1, 2);
+    if (options_.positions == "rotary" && p.rotary) x[i] = Rotate(x[i], stream.positions);
   }
   return x;
 }

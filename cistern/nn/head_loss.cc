@@ -41,18 +41,19 @@ struct HeadLossFunction : torch::autograd::Function<HeadLossFunction> {
       const at::Tensor target = targets.narrow(0, begin, count).unsqueeze(1).masked_fill(real.logical_not(), 0);
       at::Tensor logits = at::matmul(part, w.t()).to(weight.scalar_type());
       if (bias) logits.add_(*bias);
-      const at::Tensor log_sum = at::logsumexp(logits, 1, true);
+      // The sum over the vocabulary from the largest probability, which is never small: one pass of exp for the loss and its gradient.
+      at::Tensor p = at::softmax(logits, 1);
+      const at::Tensor log_sum = logits.amax(1, true) - p.amax(1, true).log();
       at::Tensor nats = log_sum - (1 - smoothing) * logits.gather(1, target);
       if (smoothing > 0) nats = nats - uniform * logits.sum(1, true);
       loss.add_(nats.masked_fill(real.logical_not(), 0.0).sum(at::kDouble));
       if (!any) continue;
-      // d logits = (softmax - target) / count, in the place of the logits.
-      logits.sub_(log_sum).exp_();
-      if (smoothing > 0) logits.sub_(uniform);
-      logits.scatter_add_(1, target, at::full({count, 1}, smoothing - 1, logits.options()));
-      logits.mul_(real.to(logits.scalar_type()) * share);
-      if (wanted[2]) d_bias.add_(logits.sum(0));
-      const at::Tensor d_logits = logits.to(product_type);
+      // d logits = (softmax - target) / count, in the place of the probabilities.
+      if (smoothing > 0) p.sub_(uniform);
+      p.scatter_add_(1, target, at::full({count, 1}, smoothing - 1, p.options()));
+      p.mul_(real.to(p.scalar_type()) * share);
+      if (wanted[2]) d_bias.add_(p.sum(0));
+      const at::Tensor d_logits = p.to(product_type);
       if (wanted[0]) d_hidden.narrow(0, begin, count).copy_(at::matmul(d_logits, w));
       if (wanted[1]) {
         if (half) {

@@ -255,7 +255,7 @@ TrainResult Trainer::Run() {
     window_loss += out.loss;
     if (++window_steps == options_.log_every || step_ == total_steps_) {
       const double rate = double(window_tokens) / window_seconds;
-      if (step_ - first_step > 3) rates.push_back(rate);
+      if (step_ - first_step > 3 || rates.empty()) rates.push_back(rate);
       log_({{"event", "step"},
             {"step", step_},
             {"loss", window_loss / double(window_steps)},
@@ -284,6 +284,7 @@ TrainResult Trainer::Run() {
   result.steps = step_;
   result.parameters = model_->ParameterCount();
   result.seconds = trained_seconds_;
+  if (rates.empty() && window_steps > 0) rates.push_back(double(window_tokens) / window_seconds);  // interrupted before the first line
   result.tokens_per_second = Median(rates);
   result.peak_bytes = PeakBytes();
   result.valid = best_metrics_;
