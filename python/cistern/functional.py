@@ -118,8 +118,7 @@ def attention(
     if layout not in ("bhtd", "bthd"):
         raise UsageError(f"unknown layout '{layout}'; expected bhtd or bthd")
     if len(tensors) < 3 or any(t.dim() != 4 for t in tensors):
-        shapes = [list(t.shape) for t in tensors]
-        raise UsageError(f"[{mechanism}] expected at least q, k, v of shape [B,H,T,d], got {shapes}")
+        raise UsageError(f"[{mechanism}] expected at least q, k, v of shape [B,H,T,d], got {[list(t.shape) for t in tensors]}")
     if layout == "bthd":
         tensors = tuple(t.transpose(1, 2) for t in tensors)
     form = check_form(causal, cross)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -104,6 +104,17 @@ def _mechanism(config: dict[str, Any], layer: int) -> str:
     return names[0] if len(names) == 1 else names[layer]
 
 
+class _Head(nn.Module):
+    def __init__(self, dim: int, hidden: int, classes: int, dropout: float) -> None:
+        super().__init__()
+        self.dropout = dropout
+        self.dense = nn.Linear(dim, hidden)
+        self.out_proj = nn.Linear(hidden, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out_proj(F.dropout(F.relu(self.dense(x)), self.dropout, self.training))
+
+
 def _blocks(config: dict[str, Any], form: str) -> nn.ModuleList:
     blocks: list[Block] = []
     for i in range(config["layers"]):
@@ -154,7 +165,7 @@ class DecoderLM(nn.Module):
     def empty_state(self, batch: int) -> Any:
         """The state before the first token: {"layers": [state of each layer], "positions": [B]}."""
         positions = torch.zeros(batch, dtype=torch.int64, device=self.embed_tokens.weight.device)
-        return {"layers": [block.attention.empty_state(batch) for block in self.layers], "positions": positions}
+        return {"layers": [cast(Block, block).attention.empty_state(batch) for block in self.layers], "positions": positions}
 
 
 class EncoderClassifier(nn.Module):
@@ -170,9 +181,7 @@ class EncoderClassifier(nn.Module):
         self.embed_positions = _Positions(config["positions"], dim, config["max_length"] + self.cls)
         self.layers = _blocks(config, "bidirectional")
         self.norm = nn.LayerNorm(dim, config["norm_eps"]) if config["final_norm"] else None
-        self.classifier = nn.Module()
-        self.classifier.dense = nn.Linear(dim, config["ffn_dim"] or 4 * dim)
-        self.classifier.out_proj = nn.Linear(config["ffn_dim"] or 4 * dim, config["classes"])
+        self.classifier = _Head(dim, config["ffn_dim"] or 4 * dim, config["classes"], config["dropout"])
 
     def forward(self, ids: Tensor, lengths: Tensor | None = None) -> Tensor:
         """ids [B, T] int64, lengths [B] int64: padding on the right is never seen."""
@@ -192,8 +201,7 @@ class EncoderClassifier(nn.Module):
         else:
             real = positions < lengths.unsqueeze(1)
             pooled = x.masked_fill(~real.unsqueeze(-1), 0).sum(1) / lengths.clamp_min(1).unsqueeze(1).to(x.dtype)
-        h = F.dropout(F.relu(self.classifier.dense(pooled)), self.config["dropout"], self.training)
-        return self.classifier.out_proj(h)
+        return self.classifier(pooled)
 
 
 def load(folder: str | os.PathLike[str]) -> DecoderLM | EncoderClassifier:
@@ -210,16 +218,16 @@ def load(folder: str | os.PathLike[str]) -> DecoderLM | EncoderClassifier:
     path = os.path.join(folder, "config.json")
     read = answer(torch.ops.cistern.read_model_config(path))
     config, defaults = read["config"], read["defaults"]
-    kinds = {"decoder_lm": DecoderLM, "encoder_classifier": EncoderClassifier}
     lacking = [f"{key}={config[key]}" for key in config if key not in _KNOWN and config[key] != defaults[key]]
-    if config["kind"] not in kinds:
+    if config["kind"] not in ("decoder_lm", "encoder_classifier"):
         lacking.append(f"kind={config['kind']}")
     if config["pooling"] not in ("mean", "cls"):
         lacking.append(f"pooling={config['pooling']}")
     if lacking:
         raise UsageError(f"{path}: the Python package lacks {', '.join(lacking)}; run this model with the program")
     weights = load_file(os.path.join(folder, "model.safetensors"))
-    model = kinds[config["kind"]](config)
+    model = DecoderLM(config) if config["kind"] == "decoder_lm" else EncoderClassifier(config)
     model.to(next(iter(weights.values())).dtype)
     model.load_state_dict(weights)
-    return model.eval()
+    model.eval()
+    return model

@@ -104,7 +104,7 @@ class Attention(nn.Module):
         **parameters: Any,
     ) -> None:
         super().__init__()
-        self.core = Core(
+        self.core: Core = Core(
             mechanism,
             dim,
             heads,
@@ -351,9 +351,9 @@ class MultiheadAttention(nn.Module):
         elif not self.batch_first:
             x = [t.transpose(0, 1) for t in x]
         if itself:
-            parts = F.linear(x[0], self.in_proj_weight, self.in_proj_bias).chunk(3, -1)
+            parts = list(F.linear(x[0], self.in_proj_weight, self.in_proj_bias).chunk(3, -1))
         else:
-            biases = (None,) * 3 if self.in_proj_bias is None else self.in_proj_bias.chunk(3)
+            biases = [None] * 3 if self.in_proj_bias is None else list(self.in_proj_bias.chunk(3))
             parts = [F.linear(t, w, b) for t, w, b in zip(x, self.in_proj_weight.chunk(3), biases)]
         heads = [t.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for t in parts]
         verb = "extend" if is_causal else "bidirectional" if itself else "cross"
