@@ -55,7 +55,7 @@ AbcClusterMechanism::AbcClusterMechanism(const MechanismInfo& info, const Option
   const at::Tensor planes = at::empty({dims.heads, kHyperplanes, dims.dim / dims.heads + 1}, at::kFloat);
   float* plane = planes.mutable_data_ptr<float>();
   for (int64_t i = 0; i < planes.numel(); ++i) plane[i] = float(random.Normal());
-  planes_ = register_buffer("planes", planes);
+  AddWeight("planes", planes_, planes, CoreWeight::Kind::kDrawn);
 }
 
 // +1 or -1 for each of the first `count` hyperplanes: [B,H,T,count], double.

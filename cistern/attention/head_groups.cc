@@ -127,7 +127,10 @@ const MechanismInfo& HeadGroupsInfo(const std::string& name) {
 
 HeadGroups::HeadGroups(const MechanismInfo& info, const AttentionDims& dims, std::vector<Group> groups)
     : Mechanism(info, dims), groups_(std::move(groups)) {
-  for (const Group& g : groups_) register_module(g.name, g.mechanism);
+  for (const Group& g : groups_) {
+    register_module(g.name, g.mechanism);
+    AddWeightsOf(g.name, *g.mechanism);
+  }
 }
 
 std::vector<Projection> HeadGroups::Projections() const {

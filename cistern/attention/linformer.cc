@@ -24,13 +24,6 @@ at::Tensor Initial(const std::string& init, int64_t length, int64_t heads, int64
   return x.normal_(0, 1 / std::sqrt(k));
 }
 
-// One of the two matrices, so that its name in a model file is core.key.weight.
-class PositionWeights : public torch::nn::Module {
- public:
-  explicit PositionWeights(const at::Tensor& initial) { weight = register_parameter("weight", initial); }
-  at::Tensor weight;
-};
-
 }  // namespace
 
 const MechanismInfo& linformer_mechanism() {
@@ -76,16 +69,15 @@ LinformerMechanism::LinformerMechanism(const MechanismInfo& info, const Options&
     : Mechanism(info, dims), options_(options) {
   if (dims.max_length < 1) FailUsage("[linformer] has weights for each position and needs a max_length, got ", dims.max_length);
   if (options.sharing == "layerwise" && dims.first) {
-    key_ = value_ = static_cast<const LinformerMechanism&>(*dims.first).key_;
+    key_ = static_cast<const LinformerMechanism&>(*dims.first).key_;
     return;
   }
   const int64_t heads = options.sharing == "none" ? dims.heads : 1;
-  auto add = [&](const std::string& name) {
-    const at::Tensor initial = Initial(options.init, dims.max_length, heads, options.slots);
-    return register_module(name, std::make_shared<PositionWeights>(initial))->weight;
+  auto add = [&](const std::string& name, at::Tensor& member) {
+    AddWeight(name, member, Initial(options.init, dims.max_length, heads, options.slots), CoreWeight::Kind::kTrained);
   };
-  key_ = add("key");
-  value_ = options.sharing == "key_value" || options.sharing == "layerwise" ? key_ : add("value");
+  add("key.weight", key_);
+  if (options.sharing == "none" || options.sharing == "headwise") add("value.weight", value_);
 }
 
 std::vector<Projection> LinformerMechanism::Projections() const {
@@ -130,7 +122,7 @@ at::Tensor LinformerMechanism::Attend(const at::Tensor& logits) const {
 at::Tensor LinformerMechanism::Extend(const std::vector<at::Tensor>& x, State& state, const ops::Mask& mask) {
   const auto type = x[0].scalar_type();
   const at::Tensor positions = Positions(state, x[0].size(2), mask), e = Weights(key_, positions, type);
-  const at::Tensor f = value_.is_same(key_) ? e : Weights(value_, positions, type);
+  const at::Tensor f = value_.defined() ? Weights(value_, positions, type) : e;
   const ops::SumResult matched = ops::SumMatch(x[0], e, x[1], state["key_memory"], mask);
   const ops::SumResult result = ops::SumRead(Attend(matched.out), f, x[2], state["value_memory"], mask);
   state["key_memory"] = matched.memory;
@@ -142,7 +134,7 @@ at::Tensor LinformerMechanism::Extend(const std::vector<at::Tensor>& x, State& s
 void LinformerMechanism::Write(const std::vector<at::Tensor>& x, State& state, const ops::Mask& mask) {
   const auto type = x[1].scalar_type();
   const at::Tensor positions = Positions(state, x[1].size(2), mask), e = Weights(key_, positions, type);
-  const at::Tensor f = value_.is_same(key_) ? e : Weights(value_, positions, type);
+  const at::Tensor f = value_.defined() ? Weights(value_, positions, type) : e;
   state["key_memory"] = ops::SumWrite(e, x[1], state["key_memory"], mask);
   state["value_memory"] = ops::SumWrite(f, x[2], state["value_memory"], mask);
   state["count"] = PositionsAfter(state["count"], positions, mask);
@@ -160,7 +152,7 @@ at::Tensor LinformerMechanism::Definition(Form form, const std::vector<at::Tenso
       const at::Tensor weights = matrix.to(at::kDouble).narrow(0, 0, y.size(2)).permute({1, 2, 0});  // [1 or H,k,S]
       return at::matmul(weights, y);
     };
-    const at::Tensor keys = mixed(key_, seen[1]), values = mixed(value_, seen[2]);
+    const at::Tensor keys = mixed(key_, seen[1]), values = mixed(value_.defined() ? value_ : key_, seen[2]);
     return at::matmul(at::softmax(at::matmul(query[0], keys.transpose(2, 3)) * scale, 3), values);
   });
 }

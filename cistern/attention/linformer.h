@@ -38,7 +38,7 @@ class LinformerMechanism : public Mechanism {
   at::Tensor Attend(const at::Tensor& logits) const;
 
   Options options_;
-  at::Tensor key_, value_;  // key.weight, value.weight [N, 1 or H, k], the transpose of the papers' E and F; one tensor where E = F
+  at::Tensor key_, value_;  // key.weight, value.weight [N, 1 or H, k], the transpose of the papers' E and F; no value_ where E = F
 };
 
 }  // namespace cistern

@@ -78,6 +78,24 @@ std::vector<Document> Documents(const ops::Mask& mask, int64_t batch, int64_t le
 
 }  // namespace
 
+void Mechanism::AddWeight(const std::string& name, at::Tensor& member, const at::Tensor& initial, CoreWeight::Kind kind) {
+  torch::nn::Module* owner = this;
+  const size_t dot = name.find('.');
+  if (dot != std::string::npos) {
+    const std::string child = name.substr(0, dot);
+    const auto children = named_children();
+    const auto* known = children.find(child);
+    owner = known ? known->get() : register_module(child, std::make_shared<torch::nn::Module>()).get();
+  }
+  const std::string leaf = name.substr(dot + 1);  // all of it where there is no dot
+  member = kind == CoreWeight::Kind::kTrained ? owner->register_parameter(leaf, initial) : owner->register_buffer(leaf, initial);
+  weights_.push_back({name, &member, kind});
+}
+
+void Mechanism::AddWeightsOf(const std::string& name, const Mechanism& held) {
+  for (const CoreWeight& w : held.weights()) weights_.push_back({name + "." + w.name, w.value, w.kind});
+}
+
 at::Tensor Mechanism::BidirectionalRows(const std::vector<at::Tensor>& x, const ops::Mask& mask) {
   State state = EmptyState(x[0].size(0), x[0].options());
   Write(x, state, mask);

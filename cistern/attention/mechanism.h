@@ -58,6 +58,14 @@ struct AttentionDims {
   static constexpr int64_t kSkipped = -2;  // a layer of a model that has no attention
 };
 
+// A tensor that the core itself owns, by its name in a model file below "core.": "map.weight".
+struct CoreWeight {
+  enum class Kind { kTrained, kDrawn, kRedrawn };  // a parameter; a buffer; a buffer that calls in training change
+  std::string name;
+  at::Tensor* value;  // the member that the verbs use: another tensor put there takes its place
+  Kind kind;
+};
+
 // What a mechanism is and can do, for errors, help, docs, verification and benchmarks.
 struct MechanismInfo {
   std::string name, title, source, summary;
@@ -91,6 +99,7 @@ class Mechanism : public torch::nn::Module {
   const AttentionDims& dims() const { return dims_; }
 
   virtual std::vector<Projection> Projections() const = 0;
+  const std::vector<CoreWeight>& weights() const { return weights_; }
 
   // Everything below: tensors in declared order, each [B,H,T,width/H]; those of the other side are undefined where not needed. Those of a
   // memory stream are left away but by the attention layer (memory_mechanism.h).
@@ -132,9 +141,15 @@ class Mechanism : public torch::nn::Module {
   // Bidirectional for rows of one document each; padding reads anything. By default: write all, read all.
   virtual at::Tensor BidirectionalRows(const std::vector<at::Tensor>& x, const ops::Mask& mask);
 
+  // Registers a tensor of the core and sets `member` to it. A dot in the name puts it into a module of its own: "map.weight".
+  void AddWeight(const std::string& name, at::Tensor& member, const at::Tensor& initial, CoreWeight::Kind kind);
+  // The weights of a mechanism that this one holds, with "name." before theirs.
+  void AddWeightsOf(const std::string& name, const Mechanism& held);
+
  private:
   const MechanismInfo& info_;
   AttentionDims dims_;
+  std::vector<CoreWeight> weights_;
 };
 
 // All mechanisms, in the order of mechanisms.def.

@@ -60,8 +60,9 @@ PerformerMechanism::PerformerMechanism(const MechanismInfo& info, const Options&
     return;
   }
   if (features_ == 0) features_ = std::max<int64_t>(1, int64_t(double(width) * std::log(double(width))));
-  projection_ = register_buffer("projection", OrthogonalFeatures(features_, width, scaling_, uint64_t(seed_), uint64_t(dims.layer)));
-  sequences_ = register_buffer("sequences", at::zeros({1}));
+  const auto kind = redraw_ > 0 ? CoreWeight::Kind::kRedrawn : CoreWeight::Kind::kDrawn;
+  AddWeight("projection", projection_, OrthogonalFeatures(features_, width, scaling_, uint64_t(seed_), uint64_t(dims.layer)), kind);
+  AddWeight("sequences", sequences_, at::zeros({1}), kind);
 }
 
 std::vector<Projection> PerformerMechanism::Projections() const {

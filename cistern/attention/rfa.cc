@@ -105,10 +105,10 @@ RfaMechanism::RfaMechanism(const MechanismInfo& info, const Options& options, co
   cross_ = variant_.cross;
   // Weights of a gated memory sum to one and not to the number of tokens: after t of them at a gate g, to 1 - g^t.
   if (gated) denominator_.value = 1e-6;
-  if (!variant_.fixed) sigma_ = register_parameter("sigma", at::ones({heads, 1, width}));
+  if (!variant_.fixed) AddWeight("sigma", sigma_, at::ones({heads, 1, width}), CoreWeight::Kind::kTrained);
   std::vector<at::Tensor> matrices;
   for (int64_t h = 0; h < heads; ++h) matrices.push_back(Matrix(h));
-  evaluation_ = register_buffer("matrices", at::stack(matrices));
+  AddWeight("matrices", evaluation_, at::stack(matrices), CoreWeight::Kind::kDrawn);
 }
 
 std::vector<Projection> RfaMechanism::Projections() const {

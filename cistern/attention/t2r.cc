@@ -7,21 +7,6 @@
 #include "cistern/attention/definition.h"
 
 namespace cistern {
-namespace {
-
-// The learned maps of all heads.
-class FeatureMap : public torch::nn::Module {
- public:
-  FeatureMap(int64_t heads, int64_t features, int64_t width) {
-    const double bound = 1 / std::sqrt(double(width));
-    weight = register_parameter("weight", at::empty({heads, features, width}).uniform_(-bound, bound));
-    bias = register_parameter("bias", at::empty({heads, features}).uniform_(-bound, bound));
-  }
-  at::Tensor weight, bias;
-};
-
-}  // namespace
-
 const MechanismInfo& t2r_mechanism() {
   static MechanismInfo info = [] {
     MechanismInfo i;
@@ -59,9 +44,11 @@ T2rMechanism::T2rMechanism(const MechanismInfo& info, const Options& options, co
       denominator_{Denominator::Rule::kAtLeast, options.minimum},
       scale_(1 / std::sqrt(double(dims.dim / dims.heads))) {
   RefuseAttentionDropout(info, dims);
-  const auto map = register_module("map", std::make_shared<FeatureMap>(dims.heads, options.features, dims.dim / dims.heads));
-  weight_ = map->weight;
-  bias_ = map->bias;
+  const int64_t width = dims.dim / dims.heads;
+  const double bound = 1 / std::sqrt(double(width));
+  auto uniform = [bound](at::IntArrayRef shape) { return at::empty(shape).uniform_(-bound, bound); };
+  AddWeight("map.weight", weight_, uniform({dims.heads, options.features, width}), CoreWeight::Kind::kTrained);
+  AddWeight("map.bias", bias_, uniform({dims.heads, options.features}), CoreWeight::Kind::kTrained);
 }
 
 std::vector<Projection> T2rMechanism::Projections() const {

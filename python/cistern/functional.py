@@ -1,0 +1,170 @@
+"""Every mechanism's core as a function of projected tensors, as scaled_dot_product_attention is one.
+
+    import cistern.functional as CF
+    y = CF.latte(q, k, v, causal=True)                          # [B, H, T, d]
+    y, state = CF.latte(q, k, v, causal=True, return_state=True)
+    y, state = CF.latte(q2, k2, v2, causal=True, state=state)   # goes on
+
+There is one function for each mechanism, by its name: latte, abc_mlp, linear, ...; names that are adjectives have `_attention` behind them as
+well: softmax_attention, linear_attention, efficient_attention, window_attention, dilated_attention. `abc` is abc_mlp. `dir()` lists them, and
+help(CF.latte) has its tensors, options and definition. All of them have the same signature, `Attend`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from cistern._library import UsageError, describe, make_spec, mechanisms
+from cistern.core import check_form, empty, run
+from cistern.state import State
+
+_ADJECTIVES = ("softmax", "linear", "efficient", "window", "dilated")
+_ALIASES = {f"{name}_attention": name for name in _ADJECTIVES} | {"abc": "abc_mlp"}
+_SIZES = ("latents", "slots")  # options that the tensors themselves tell
+_BETWEEN = "\n"  # torch.compile takes one string for a constant, but no tuple
+
+
+class Attend(Protocol):
+    """The signature of every function here."""
+
+    def __call__(
+        self,
+        *tensors: Tensor,
+        causal: bool = False,
+        cross: bool = False,
+        lengths: Tensor | None = None,
+        starts: Tensor | None = None,
+        state: State | None = None,
+        return_state: bool = False,
+        weights: dict[str, Tensor] | None = None,
+        layout: str = "bhtd",
+        max_length: int = 0,
+        dropout: float = 0.0,
+        **options: Any,
+    ) -> Any: ...
+
+
+@torch.compiler.assume_constant_result
+def _resolve(
+    mechanism: str, form: str, options: tuple[tuple[str, Any], ...], shapes: tuple[tuple[int, int], ...], max_length: int, dropout: float
+) -> str:
+    """The specification of a core for tensors of these (heads, width), with the names of its weights and of its state, in one string.
+
+    Where the caller does not give the size that sets a tensor's width (latents, slots), the tensors do.
+    """
+    if mechanism not in mechanisms():
+        describe(make_spec(mechanism, {}, 1, 1), form)  # says which name is near
+        raise UsageError(f"head groups such as '{mechanism}' are for cistern.nn.Attention")
+    given = dict(options)
+    known = mechanisms()[mechanism]["options"]
+    heads, width = shapes[0][0], shapes[2][1]
+
+    def about(more: dict[str, int]) -> tuple[str, dict[str, Any]]:
+        text = make_spec(mechanism, given | more, heads * width, heads, max_length, 0, dropout)
+        return text, describe(text, form)
+
+    spec, core = about({})
+    for name in _SIZES:
+        if name not in known or name in given:
+            continue
+        larger = about({name: 2 * heads * int(known[name] or width)})[1]["projections"]
+        told = [i for i, (a, b) in enumerate(zip(core["projections"], larger)) if a["width"] != b["width"] and i < len(shapes)]
+        if told:
+            spec, core = about({name: shapes[told[0]][1] * (heads if name == "latents" else 1)})
+    return _BETWEEN.join([spec, ",".join(w["name"] for w in core["weights"]), ",".join(core["state"])])
+
+
+def attention(
+    mechanism: str,
+    *tensors: Tensor,
+    causal: bool = False,
+    cross: bool = False,
+    lengths: Tensor | None = None,
+    starts: Tensor | None = None,
+    state: State | None = None,
+    return_state: bool = False,
+    weights: dict[str, Tensor] | None = None,
+    layout: str = "bhtd",
+    max_length: int = 0,
+    dropout: float = 0.0,
+    **options: Any,
+) -> Any:
+    """A mechanism's core on projected tensors.
+
+    Args:
+        mechanism: a name of `cistern.mechanisms()`.
+        *tensors: [B, H, T, w] each, in the order that the mechanism declares: q, k, v, then what it has beside them.
+        causal: each token sees itself and what came before; else every token sees every token.
+        cross: keys and values come from another sequence, of its own length S.
+        lengths: [B] int64, real tokens of each row, padding on its right (cross: of the keys). Padding is never seen and reads 0.
+        starts: [B, T] bool, true where a document begins: nothing is seen across a start.
+        state: causal: what earlier pieces left; the given state is unchanged.
+        return_state: causal: also without a state.
+        weights: of the core, by name, where it has any (t2r, rfa, performer, linformer, abc_cluster): those of a `cistern.nn.Core`.
+        layout: "bhtd", or "bthd" for tensors [B, T, H, w], which are not copied; the output has it too.
+        max_length: for mechanisms whose weights depend on the position.
+        dropout: on the attention probabilities, where the mechanism forms them. It is applied: give 0 in evaluation.
+        **options: of the mechanism.
+
+    Returns:
+        y [B, H, T, d], or (y, state) with a state or return_state. float16 and bfloat16 are computed in float32.
+
+    Raises:
+        UsageError: unknown names, forms and options; RuntimeError: tensors that do not fit.
+    """
+    if layout not in ("bhtd", "bthd"):
+        raise UsageError(f"unknown layout '{layout}'; expected bhtd or bthd")
+    if len(tensors) < 3 or any(t.dim() != 4 for t in tensors):
+        raise UsageError(f"[{mechanism}] expected at least q, k, v of shape [B,H,T,d], got {[list(t.shape) for t in tensors]}")
+    if layout == "bthd":
+        tensors = tuple(t.transpose(1, 2) for t in tensors)
+    form = check_form(causal, cross)
+    if (state is not None or return_state) and not causal:
+        raise UsageError(f"[{mechanism}] a state in and out belongs to the causal form; cistern.nn.Core has write and read for cross attention")
+    shapes = tuple((t.shape[1], t.shape[3]) for t in tensors)
+    spec, own_names, state_names = _resolve(mechanism, form, tuple(options.items()), shapes, max_length, dropout).split(_BETWEEN)
+    names = own_names.split(",") if own_names else []
+    missing = [name for name in names if weights is None or name not in weights]
+    if missing:
+        wanted = ", ".join(f"'{name}': ..." for name in missing)
+        raise UsageError(f"[{mechanism}] has weights of its own: give weights={{{wanted}}}, or use cistern.nn.Core")
+    own = [weights[name] for name in names] if weights is not None else []
+    of_state = state_names.split(",") if state_names else []
+    keep = state is not None or return_state
+    if keep and state is None:
+        state = empty(spec, of_state, tensors[0], tensors[0].shape[0], dropout > 0)
+    verb = "extend" if causal else form
+    y, after = run(spec, of_state, verb, tensors, own, state, lengths, starts, dropout > 0, keep)
+    if layout == "bthd":
+        y = y.transpose(1, 2)
+    return (y, after) if keep else y
+
+
+def _function(name: str) -> Attend:
+    info = mechanisms()[name]
+
+    def call(*tensors: Tensor, **kw: Any) -> Any:
+        return attention(name, *tensors, **kw)
+
+    call.__name__ = call.__qualname__ = name
+    call.__doc__ = (
+        f"{info['title']} ({info['source']}). {info['summary']}\n\n    {info['definition']}\n\nForms: {', '.join(info['forms'])}. "
+        + "".join(f"Not {r}. " for r in info["refusals"])
+        + f"Time {info['time']}, state {info['state']}.\nArguments: those of `attention`, and the options\n\n{info['help']}"
+    )
+    return call
+
+
+def __getattr__(name: str) -> Attend:
+    mechanism = _ALIASES.get(name, name)
+    if mechanism not in mechanisms():
+        raise AttributeError(f"cistern.functional has no '{name}'; it has {', '.join(__dir__())}")
+    globals()[name] = _function(mechanism)
+    return globals()[name]
+
+
+def __dir__() -> list[str]:
+    return sorted(["attention", *mechanisms(), *_ALIASES])

@@ -1,0 +1,184 @@
+// What Python asks the library: mechanisms and what they declare, first weights, empty states, definitions, models. Answers that are no
+// tensors are JSON; {"error": "..."} stands for a UsageError, which Python raises as one.
+#include <ATen/ATen.h>
+#include <torch/library.h>
+
+#include "cistern/base/error.h"
+#include "cistern/io/json_text.h"
+#include "cistern/models/decoder_lm.h"
+#include "cistern/models/encoder_classifier.h"
+#include "python/src/core_scope.h"
+
+namespace cistern::python {
+namespace {
+
+template <class F>
+std::string Answer(F&& f) {
+  try {
+    return f().dump();
+  } catch (const UsageError& e) {
+    return Json{{"error", e.what()}}.dump();
+  }
+}
+
+std::vector<std::string> FormNames(const MechanismInfo& info) {
+  std::vector<std::string> names;
+  for (const Form form : info.forms) names.push_back(FormName(form));
+  return names;
+}
+
+std::string AllMechanisms() {
+  return Answer([] {
+    Json all = Json::object();
+    for (const MechanismInfo* i : Mechanisms()) {
+      all[i->name] = {{"title", i->title},           {"source", i->source},        {"summary", i->summary},
+                      {"definition", i->definition}, {"forms", FormNames(*i)},     {"refusals", i->refusals},
+                      {"verbs", i->verbs},           {"exact", i->exact},          {"stochastic", i->stochastic},
+                      {"bounded", i->bounded},       {"positions", i->positions},  {"time", i->time},
+                      {"state", i->state},           {"tolerance", i->tolerance},  {"options", i->options().Write()},
+                      {"cases", i->cases},           {"help", i->options().Help()}};
+    }
+    return all;
+  });
+}
+
+Form ParseForm(std::string_view name) {
+  for (const Form form : {Form::kBidirectional, Form::kCausal, Form::kCross}) {
+    if (name == FormName(form)) return form;
+  }
+  FailUsage(UnknownName("form", std::string(name), {"bidirectional", "causal", "cross"}));
+}
+
+// What the core of a layer is made of, after all checks of the layer (form, positions, convolution).
+std::string DescribeCore(std::string_view text, std::string_view form, std::string_view positions, int64_t conv) {
+  const Undisturbed undisturbed;
+  return Answer([&] {
+    const CoreSpec spec = ParseSpec(std::string(text));
+    AttentionLayerOptions layer;
+    layer.mechanism = spec.mechanism;
+    layer.mechanism_options = spec.options;
+    layer.dims = spec.dims;
+    layer.form = ParseForm(form);
+    layer.positions = std::string(positions);
+    layer.conv = conv;
+    const std::shared_ptr<Mechanism> checked = MakeCore(spec);
+    layer.dims.first = checked.get();
+    const std::shared_ptr<Mechanism> later = MakeMechanism(layer);  // in a later layer, which does not own what is tied
+    Json projections = Json::array(), weights = Json::array(), state = Json::array();
+    for (const Projection& p : checked->Projections()) {
+      projections.push_back({{"name", p.name},
+                             {"side", p.side == Side::kQuery ? "query" : "key"},
+                             {"width", p.width},
+                             {"rotary", p.rotary},
+                             {"heads", p.heads == 0 ? spec.dims.heads : p.heads},
+                             {"tied", p.tied}});
+    }
+    for (const CoreWeight& w : checked->weights()) {
+      bool tied = true;
+      for (const CoreWeight& other : later->weights()) tied = tied && other.name != w.name;
+      weights.push_back(
+          {{"name", w.name}, {"trained", w.kind == CoreWeight::Kind::kTrained}, {"tied", tied}, {"shape", w.value->sizes().vec()}});
+    }
+    for (const NamedTensor& t : checked->EmptyState(1, at::TensorOptions().device(at::kMeta)).tensors) state.push_back(t.name);
+    const MechanismInfo& info = checked->info();
+    return Json{{"projections", projections}, {"weights", weights},      {"state", state},
+                {"forms", FormNames(info)},   {"bounded", info.bounded}, {"summary", info.summary}};
+  });
+}
+
+// The weights of a new core, drawn from torch's generator where they are random parameters.
+std::vector<at::Tensor> InitialWeights(std::string_view spec) {
+  const std::shared_ptr<Mechanism> core = MakeCore(ParseSpec(std::string(spec)));
+  std::vector<at::Tensor> out;
+  for (const CoreWeight& w : core->weights()) out.push_back(w.value->detach());
+  return out;
+}
+
+// The empty state of one row, on the device and in the type of `like`.
+std::vector<at::Tensor> EmptyRow(std::string_view spec, const at::Tensor& like, bool training) {
+  const CoreScope core{std::string(spec)};
+  core->train(training);
+  std::vector<at::Tensor> out;
+  for (const NamedTensor& t : core->EmptyState(1, like.options()).tensors) {
+    out.push_back(t.value.defined() ? t.value : at::empty({1, 0}, like.options().dtype(at::kBool)));
+  }
+  return out;
+}
+
+std::vector<at::Tensor> EmptyRowMeta(std::string_view spec, const at::Tensor& like, bool) {
+  const CoreScope core{std::string(spec)};
+  std::vector<at::Tensor> out;
+  for (const NamedTensor& t : core.form().tensors) {
+    const auto type = !t.value.defined() ? at::kBool : t.value.scalar_type() == at::kFloat ? like.scalar_type() : t.value.scalar_type();
+    out.push_back(at::empty(t.value.defined() ? t.value.sizes() : at::IntArrayRef({1, 0}), like.options().dtype(type)));
+  }
+  return out;
+}
+
+// What the paper says, in plain double-precision code. x in declared order, key-side tensors of their own length in the cross form.
+at::Tensor Definition(at::TensorList x, at::TensorList weights, std::string_view spec, std::string_view form_name) {
+  const CoreScope core(std::string(spec), weights, false);
+  const Form form = ParseForm(form_name);
+  RequireForm(core->info(), form);
+  const auto& projections = core.projections();
+  CISTERN_CHECK(x.size() == projections.size(), "[", core->info().name, "] expected ", projections.size(), " tensors, got ", x.size());
+  // In the cross form each of the two lists has its own length, and what stands in the other side's places does not matter.
+  std::vector<at::Tensor> queries, keys;
+  const at::Tensor *query = &x[0], *key = &x[0];
+  for (size_t i = 0; i < x.size(); ++i) (projections[i].side == Side::kQuery ? query : key) = &x[i];
+  for (size_t i = 0; i < x.size(); ++i) {
+    const at::Tensor t = x[i].to(at::kDouble);
+    auto zeros = [&](int64_t length) { return at::zeros({t.size(0), t.size(1), length, t.size(3)}, t.options()); };
+    const bool of_query = projections[i].side == Side::kQuery, cross = form == Form::kCross;
+    queries.push_back(cross && !of_query ? zeros(query->size(2)) : t);
+    keys.push_back(cross && of_query ? zeros(key->size(2)) : t);
+  }
+  return core->Definition(form, queries, keys);
+}
+
+// A model's config with every key, and the defaults of all of them.
+std::string ReadConfig(std::string_view path) {
+  const Undisturbed undisturbed;
+  return Answer([&] {
+    ModelConfig config = ReadModelConfig(ReadJsonFile(std::string(path)), std::string(path)), defaults;
+    return Json{{"config", config.Describe().Write()}, {"defaults", defaults.Describe().Write()}};
+  });
+}
+
+// What the C++ program computes: logits [B,T,V] of a language model, [B,classes] of a classifier, from a model folder.
+at::Tensor FolderLogits(std::string_view folder, const at::Tensor& ids, const std::optional<at::Tensor>& lengths) {
+  const at::NoGradGuard guard;
+  const Undisturbed undisturbed;
+  const std::shared_ptr<Model> model = LoadModel(std::string(folder));
+  if (auto* lm = dynamic_cast<DecoderLm*>(model.get())) {
+    ModelState state = lm->EmptyState(ids.size(0));
+    return lm->Extend(ids, state, {lengths, {}});
+  }
+  auto* classifier = dynamic_cast<EncoderClassifier*>(model.get());
+  CISTERN_CHECK(classifier, std::string(folder), " holds neither a language model nor a classifier");
+  return classifier->Forward(ids, lengths ? *lengths : at::full({ids.size(0)}, ids.size(1), ids.options()));
+}
+
+}  // namespace
+
+TORCH_LIBRARY_FRAGMENT(cistern, m) {
+  const std::vector<at::Tag> tags = {at::Tag::pt2_compliant_tag};
+  m.def("mechanisms() -> str", &AllMechanisms);
+  m.def("describe_core(str spec, str form, str positions, int conv) -> str", &DescribeCore);
+  m.def("read_model_config(str path) -> str", &ReadConfig);
+  m.def("initial_weights(str spec) -> Tensor[]", &InitialWeights);
+  m.def("empty_state(str spec, Tensor like, bool training) -> Tensor[]", tags);
+  m.def("definition(Tensor[] x, Tensor[] weights, str spec, str form) -> Tensor");
+  m.def("folder_logits(str folder, Tensor ids, Tensor? lengths=None) -> Tensor");
+}
+TORCH_LIBRARY_IMPL(cistern, CompositeExplicitAutograd, m) {
+  m.impl("empty_state", &EmptyRow);
+  m.impl("definition", &Definition);
+  m.impl("folder_logits", &FolderLogits);
+}
+TORCH_LIBRARY_IMPL(cistern, Meta, m) { m.impl("empty_state", &EmptyRowMeta); }
+TORCH_LIBRARY_IMPL(cistern, Autograd, m) {  // none of them has a gradient
+  for (const char* name : {"empty_state", "definition", "folder_logits"}) m.impl(name, torch::CppFunction::makeFallthrough());
+}
+
+}  // namespace cistern::python

@@ -1,0 +1,192 @@
+"""The conformance properties on a sample of shapes, from Python: every mechanism, every form."""
+
+import cistern
+import cistern.functional as CF
+import pytest
+import torch
+from conftest import DIM, HEADS, LENGTH, MAX_LENGTH, error, forms, make_core, tensors
+
+CAUSAL = [p for p in forms() if p.values[2] == "causal"]
+
+
+@pytest.mark.parametrize("name, options, form", forms())
+def test_definition(name, options, form):
+    core = make_core(name, options, form).double().eval()
+    x = tensors(core, source=9 if form == "cross" else None, dtype=torch.float64)
+    expected = torch.ops.cistern.definition(x, core.weights(), core.spec, form)
+    assert error(core(*x), expected) < 1e-10
+    core.float()
+    assert error(core(*(t.float() for t in x)), expected) < 2e-5
+
+
+@pytest.mark.parametrize("name, options, form", forms())
+def test_padding_is_not_seen(name, options, form):
+    core = make_core(name, options, form).eval()
+    source = 9 if form == "cross" else None
+    x = tensors(core, source=source)
+    keys = source or LENGTH
+    lengths = torch.tensor([keys, 5])
+    y = core(*x, lengths=lengths)
+    short = [t[1:, :, : (5 if t.shape[2] == keys else None)] for t in x]
+    alone = core(*short)
+    rows = alone.shape[2]
+    assert error(y[1:, :, :rows], alone) < 2e-5
+    if form != "cross":
+        assert (y[1, :, 5:] == 0).all()
+
+
+@pytest.mark.parametrize("name, options, form", CAUSAL)
+@pytest.mark.parametrize("pieces", [(5, 7), (1, 3, 8), (1,) * LENGTH])
+def test_pieces_are_the_whole(name, options, form, pieces):
+    core = make_core(name, options, form).double().eval()
+    x = tensors(core, dtype=torch.float64)
+    whole, end = core.extend(*x)
+    state, out, at = None, [], 0
+    for n in pieces:
+        with torch.no_grad():
+            before = {k: v.clone() for k, v in state.items()} if state else None
+            y, after = core.extend(*(t[:, :, at : at + n] for t in x), state=state)
+            for k, v in (before or {}).items():
+                assert torch.equal(state[k], v), f"{k} of the given state was changed"
+        out.append(y)
+        state, at = after, at + n
+    assert error(torch.cat(out, 2), whole) < 1e-10
+    assert error(core(*x), whole) < 1e-10
+    assert set(state) == set(end)
+
+
+@pytest.mark.parametrize("name, options, form", CAUSAL)
+def test_a_state_can_branch(name, options, form):
+    """Two continuations of one state do not disturb each other."""
+    core = make_core(name, options, form).eval()
+    with torch.no_grad():
+        _, state = core.extend(*tensors(core))
+        a, b = tensors(core, length=2), tensors(core, length=2)
+        first, after_a = core.extend(*a, state=state)
+        core.extend(*b, state=state)
+        again, _ = core.extend(*a, state=state)
+        assert torch.equal(first, again)
+        y, _ = core.extend(*b, state=after_a)
+        _, after_a2 = core.extend(*a, state=state)
+        y2, _ = core.extend(*b, state=after_a2)
+        assert torch.equal(y, y2)
+
+
+@pytest.mark.parametrize("name, options, form", CAUSAL)
+def test_the_future_changes_no_bit(name, options, form):
+    core = make_core(name, options, form).eval()
+    x = tensors(core)
+    other = [torch.cat([t[:, :, :7], 3 * torch.randn_like(t[:, :, 7:])], 2) for t in x]
+    a, b = core(*x)[:, :, :7], core(*other)[:, :, :7]
+    assert error(a, b) < 1e-6 if name in ("softmax", "window", "dilated") else torch.equal(a, b)
+
+
+@pytest.mark.parametrize("name, options, form", [p for p in forms() if p.values[2] != "cross"])
+def test_packed_rows_are_rows_of_their_own(name, options, form):
+    core = make_core(name, options, form).double().eval()
+    x = tensors(core, batch=1, dtype=torch.float64)
+    starts = torch.zeros(1, LENGTH, dtype=torch.bool)
+    starts[0, 5] = True
+    y = core(*x, starts=starts)
+    alone = torch.cat([core(*(t[:, :, :5] for t in x)), core(*(t[:, :, 5:] for t in x))], 2)
+    assert error(y, alone) < 1e-10
+
+
+@pytest.mark.parametrize("name, options, form", [p for p in forms() if p.values[2] == "cross"])
+def test_write_once_read_often(name, options, form):
+    core = make_core(name, options, form).double().eval()
+    x = tensors(core, source=9, dtype=torch.float64)
+    queries = [t for t, p in zip(x, core.projections) if p["side"] == "query"]
+    keys = [t for t, p in zip(x, core.projections) if p["side"] == "key"]
+    state = core.write(*keys)
+    in_two = core.write(*(t[:, :, 4:] for t in keys), state=core.write(*(t[:, :, :4] for t in keys)))
+    y = torch.cat([core.read(*(t[:, :, :1] for t in queries), state=state), core.read(*(t[:, :, 1:] for t in queries), state=in_two)], 2)
+    assert error(y, core(*x)) < 1e-10
+
+
+@pytest.mark.parametrize("name, options, form", forms())
+def test_functional(name, options, form):
+    """The function gives what the module gives, in both layouts, without a copy of the inputs."""
+    core = make_core(name, options, form).eval()
+    x = tensors(core, source=9 if form == "cross" else None)
+    weights = dict(zip(core._weights, core.weights()))
+    kw = dict(causal=form == "causal", cross=form == "cross", weights=weights, max_length=MAX_LENGTH, **options)
+    f = getattr(CF, name)
+    expected = core(*x)
+    assert torch.equal(f(*x, **kw), expected)
+    y = f(*(t.transpose(1, 2) for t in x), layout="bthd", **kw)
+    assert torch.equal(y.transpose(1, 2), expected)
+    assert y.is_contiguous()
+    if form == "causal":
+        y, state = f(*x, return_state=True, **kw)
+        assert torch.equal(y, expected)
+        assert f(*x, state=state, **kw)[0].shape == expected.shape
+
+
+def test_sizes_come_from_the_tensors():
+    q, k, v = torch.randn(1, 2, 6, 24), torch.randn(1, 2, 6, 24), torch.randn(1, 2, 6, 8)
+    assert CF.latte(q, k, v, causal=True).shape == (1, 2, 6, 8)
+    q, k, v, control = (torch.randn(1, 2, 6, w) for w in (8, 8, 8, 5))
+    a = CF.abc(q, k, v, control, causal=True)
+    assert torch.equal(a, CF.abc_mlp(q, k, v, control, causal=True, slots=5))
+    with pytest.raises(RuntimeError, match=r"expected k of shape \[B,2,T,24\]"):
+        CF.latte(torch.randn(1, 2, 6, 24), torch.randn(1, 2, 6, 23), v, latents=48)
+
+
+@pytest.mark.parametrize("name", ["latte", "abc_mlp", "softmax", "linear"])
+@pytest.mark.parametrize("length", [0, 1, 63, 64, 65, 1000])
+def test_lengths(name, length):
+    options = {"latte": {"latents": 16}, "abc_mlp": {"slots": 4}}.get(name, {})
+    core = make_core(name, options, "causal").eval()
+    x = tensors(core, batch=1, length=length, requires_grad=True)
+    y = core(*x)
+    assert y.shape == (1, HEADS, length, DIM // HEADS)
+    y.sum().backward()
+    if length > 0:
+        expected = torch.ops.cistern.definition(x, core.weights(), core.spec, "causal")
+        assert error(y, expected) < 1e-5
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_is_computed_in_float(dtype):
+    q, k, v = (torch.randn(1, 2, 50, 8).to(dtype) for _ in range(3))
+    y, state = CF.latte(q, k, v, causal=True, return_state=True)
+    assert y.dtype == dtype and state["memory"].dtype == torch.float32
+    assert torch.equal(y, CF.latte(q.float(), k.float(), v.float(), causal=True).to(dtype))
+
+
+def test_errors():
+    q = k = v = torch.randn(1, 2, 6, 8)
+    with pytest.raises(AttributeError, match="latte"):
+        CF.late
+    with pytest.raises(cistern.UsageError, match="did you mean 'latte'"):
+        CF.attention("late", q, k, v)
+    with pytest.raises(cistern.UsageError, match="latents"):
+        CF.latte(q, k, v, latent=8)
+    with pytest.raises(cistern.UsageError, match="cross"):
+        CF.dilated_attention(q, k, v, cross=True)
+    with pytest.raises(cistern.UsageError, match="weights of its own"):
+        CF.t2r(q, k, v)
+    with pytest.raises(cistern.UsageError, match="causal form"):
+        CF.latte(q, k, v, return_state=True)
+    with pytest.raises(RuntimeError, match=r"within 0\.\.6"):
+        CF.latte(q, k, v, lengths=torch.tensor([7]))
+    with pytest.raises(RuntimeError, match="int64"):
+        CF.latte(q, k, v, lengths=torch.tensor([3], dtype=torch.int32))
+    with pytest.raises(RuntimeError, match="expected the state's memory"):
+        _, state = CF.latte(q, k, v, causal=True, return_state=True)
+        CF.latte(*(t.expand(3, -1, -1, -1) for t in (q, k, v)), causal=True, state=state)
+
+
+def test_questions_leave_random_numbers_alone():
+    from cistern._library import describe, make_spec
+
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    describe(make_spec("linformer", {"slots": 9}, DIM, HEADS, MAX_LENGTH), "causal")
+    assert torch.equal(torch.rand(3), expected)
+    core = make_core("linformer", {"slots": 9}, "causal")
+    torch.manual_seed(5)
+    core(*tensors(core, batch=0))
+    assert torch.equal(torch.rand(3), expected)

@@ -1,0 +1,97 @@
+"""cistern.load: the C++ program's model folders, read and written, with the same logits."""
+
+import json
+
+import cistern
+import pytest
+import torch
+from conftest import error, forms
+from safetensors.torch import save_file
+
+MECHANISMS = list(cistern.mechanisms())
+
+
+def write_folder(folder, model, **config):
+    """A model folder from Python: the C++ library reads it below."""
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    save_file(model.state_dict(), folder / "model.safetensors")
+    return folder
+
+
+def make_config(**more):
+    config = dict(kind="decoder_lm", vocab_size=19, dim=16, layers=2, heads=2, max_length=32)
+    return config | more
+
+
+def complete(config, folder):
+    """With the keys that are left to their defaults, as `load` gets it."""
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    return json.loads(torch.ops.cistern.read_model_config(str(folder / "config.json")))["config"]
+
+
+def check(folder, config, lengths=None):
+    kind = cistern.DecoderLM if config["kind"] == "decoder_lm" else cistern.EncoderClassifier
+    made = kind(complete(config, folder))
+    for p in made.parameters():
+        torch.nn.init.normal_(p, std=0.3)
+    write_folder(folder, made, **config)
+    ids = torch.randint(config["vocab_size"], (2, 12))
+    expected = torch.ops.cistern.folder_logits(str(folder), ids, lengths)
+    model = cistern.load(folder)
+    with torch.no_grad():
+        logits = model(ids, lengths=lengths)
+    real = slice(None) if lengths is None or logits.dim() == 2 else torch.arange(12) < lengths.unsqueeze(1)
+    assert float((logits - expected)[real].abs().max()) < 1e-5 * max(1.0, float(expected[real].abs().max()))
+    return model, ids, logits
+
+
+@pytest.mark.parametrize("name", [p.values[0] for p in forms() if p.values[2] == "causal"])
+def test_language_model(tmp_path, name):
+    options = cistern.mechanisms()[name]["cases"][0]
+    model, ids, logits = check(tmp_path / "m", make_config(attention=[name], attention_options={name: options}, conv=3))
+    with torch.no_grad():
+        a, state = model.extend(ids[:, :5])
+        b, _ = model.extend(ids[:, 5:], state)
+    assert error(torch.cat([a, b], 1), logits) < 1e-5
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        dict(attention=["softmax"], positions="rotary", norm="post", bias=True),
+        dict(attention=["latte", "window"], positions="learned", activation="relu", tie_embeddings=False, head_bias=True),
+        dict(attention=["window:1+latte:1"], positions="sinusoidal", activation="gelu_tanh", ffn_bias=True, final_norm=False),
+        dict(attention=["abc_mlp"], attention_options={"abc_mlp": {"tied": True, "slots": 4}}),
+        dict(attention=["linformer"], attention_options={"linformer": {"sharing": "layerwise", "slots": 4}}),
+    ],
+    ids=lambda more: more["attention"][0] + "-" + str(len(more)),
+)
+def test_what_configs_can_ask_for(tmp_path, more):
+    check(tmp_path / "m", make_config(**more))
+    check(tmp_path / "m", make_config(**more), lengths=torch.tensor([12, 7]))
+
+
+@pytest.mark.parametrize("pooling", ["mean", "cls"])
+@pytest.mark.parametrize("name", ["latte", "softmax", "abc_cluster"])
+def test_classifier(tmp_path, name, pooling):
+    config = make_config(kind="encoder_classifier", classes=3, attention=[name], pooling=pooling, positions="learned")
+    check(tmp_path / "m", config)
+    check(tmp_path / "m", config, lengths=torch.tensor([12, 7]))
+
+
+def test_refusals(tmp_path):
+    config = make_config(attention=["late"])
+    with pytest.raises(cistern.UsageError, match="config.json.*did you mean 'latte'"):
+        write_folder(tmp_path / "m", torch.nn.Linear(1, 1), **config)
+        cistern.load(tmp_path / "m")
+    (tmp_path / "m" / "config.json").write_text("{")
+    with pytest.raises(RuntimeError, match="config.json:1"):
+        cistern.load(tmp_path / "m")
+
+
+def test_learned_positions_end(tmp_path):
+    model, _, _ = check(tmp_path / "m", make_config(positions="learned", attention=["latte"]))
+    with pytest.raises(cistern.UsageError, match="max_length=32"):
+        model(torch.zeros(1, 33, dtype=torch.int64))

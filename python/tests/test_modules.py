@@ -1,0 +1,260 @@
+"""Modules under torch's tools: compile, export, deepcopy, state_dict, pickle, autocast; the drop-in for torch.nn.MultiheadAttention."""
+
+import copy
+import io
+import pickle
+
+import cistern
+import cistern.functional as CF
+import pytest
+import torch
+from conftest import DIM, HEADS, LENGTH, error, forms, make_layer
+from torch import nn
+
+CAUSAL = [p for p in forms() if p.values[2] == "causal"]
+
+
+def call(layer, form, x):
+    return layer(x, x[:, :7]) if form == "cross" else layer(x)
+
+
+@pytest.mark.parametrize("name, options, form", forms())
+def test_compile(name, options, form):
+    layer = make_layer(name, options, form)
+    if name == "performer":
+        layer.eval()  # redraws its features in training
+    if name in ("rfa", "rfa_gate", "abc_random"):
+        layer.eval()  # draw in training: a graph draws other numbers than eager code
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    x = torch.randn(2, LENGTH, DIM)
+    a, b = x.clone().requires_grad_(), x.clone().requires_grad_()
+    call(layer, form, a).square().sum().backward()
+    eager = [p.grad.clone() for p in layer.parameters() if p.grad is not None]
+    layer.zero_grad()
+    y = call(compiled, form, b)
+    y.square().sum().backward()
+    assert error(y, call(layer, form, a)) < 1e-5
+    assert error(b.grad, a.grad) < 1e-4
+    for p, g in zip([p for p in layer.parameters() if p.grad is not None], eager, strict=True):
+        assert error(p.grad, g) < 1e-4
+
+
+@pytest.mark.parametrize("name", ["latte", "linear_attention", "softmax_attention"])
+def test_compile_functions(name):
+    f = torch.compile(lambda q, k, v: getattr(CF, name)(q, k, v, causal=True), fullgraph=True, backend="aot_eager")
+    q, k, v = (torch.randn(2, 3, 9, 8) for _ in range(3))
+    assert error(f(q, k, v), getattr(CF, name)(q, k, v, causal=True)) < 1e-6
+    g = torch.compile(lambda q, k, v, s: CF.latte(q, k, v, causal=True, state=s), fullgraph=True, backend="aot_eager")
+    _, state = CF.latte(q, k, v, causal=True, return_state=True)
+    assert error(g(q, k, v, state)[0], CF.latte(q, k, v, causal=True, state=state)[0]) < 1e-6
+
+
+def test_compile_with_inductor_and_dynamic_length():
+    layer = cistern.nn.Attention("latte", DIM, HEADS, conv=3)
+    compiled = torch.compile(layer, fullgraph=True, dynamic=True)
+    for length in (8, 12, 20):
+        x = torch.randn(2, length, DIM, requires_grad=True)
+        y = compiled(x)
+        assert error(y, layer(x)) < 1e-5
+        y.sum().backward()
+
+
+@pytest.mark.parametrize("name, options, form", [p for p in CAUSAL if p.values[0] != "softmax"])
+def test_compile_extend(name, options, form):
+    layer = make_layer(name, options, form, conv=3).eval()
+    step = torch.compile(lambda x, state: layer.extend(x, state), fullgraph=True, backend="aot_eager")
+    x = torch.randn(2, LENGTH, DIM)
+    with torch.no_grad():
+        state = layer.empty_state(2)
+        out = []
+        for piece in x.split(4, 1):
+            y, state = step(piece, state)
+            out.append(y)
+        assert error(torch.cat(out, 1), layer(x)) < 1e-5
+
+
+def test_a_growing_state_is_no_part_of_a_graph():
+    layer = cistern.nn.Attention("softmax", DIM, HEADS).eval()
+    step = torch.compile(lambda x, state: layer.extend(x, state), fullgraph=True, backend="aot_eager")
+    with pytest.raises(Exception, match="the state grows with every call"):
+        step(torch.randn(1, 2, DIM), layer.empty_state(1))
+
+
+def test_compiled_dropout_has_the_gradient_of_its_own_draw():
+    layer = cistern.nn.Attention("latte", DIM, HEADS, dropout=0.5)
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    x = torch.randn(1, LENGTH, DIM, requires_grad=True)
+    y = compiled(x)
+    (g,) = torch.autograd.grad(y.sum(), layer.o_proj.weight, retain_graph=True)
+    assert not torch.equal(compiled(x), compiled(x))
+    # v only scales linearly: sum_{values} dL/dv . v = L where every draw of the backward is the forward's.
+    (gv,) = torch.autograd.grad(y.sum(), layer.v_proj.weight)
+    assert error((gv * layer.v_proj.weight).sum(), y.sum()) < 1e-4
+
+
+@pytest.mark.parametrize("name, options, form", forms())
+def test_export(name, options, form):
+    layer = make_layer(name, options, form).eval()
+    x = torch.randn(2, LENGTH, DIM)
+    args = (x, x[:, :7]) if form == "cross" else (x,)
+    program = torch.export.export(layer, args, strict=False)
+    file = io.BytesIO()
+    torch.export.save(program, file)
+    file.seek(0)
+    with torch.no_grad():
+        assert error(torch.export.load(file).module()(*args), layer(*args)) < 1e-6
+
+
+def test_export_with_dynamic_shapes():
+    layer = cistern.nn.Attention("abc_mlp", DIM, HEADS, slots=4).eval()
+    batch, time = torch.export.Dim("batch", min=1, max=64), torch.export.Dim("time", min=2, max=4096)
+    program = torch.export.export(layer, (torch.randn(2, 8, DIM),), dynamic_shapes=({0: batch, 1: time},))
+    x = torch.randn(3, 50, DIM)
+    assert error(program.module()(x), layer(x)) < 1e-6
+
+
+@pytest.mark.parametrize("name, options, form", forms())
+def test_copies(name, options, form):
+    layer = make_layer(name, options, form, bias=True, conv=3 if form == "causal" else 0).eval()
+    x = torch.randn(2, LENGTH, DIM)
+    expected = call(layer, form, x)
+    assert torch.equal(call(copy.deepcopy(layer), form, x), expected)
+    assert torch.equal(call(pickle.loads(pickle.dumps(layer)), form, x), expected)
+    other = make_layer(name, options, form, bias=True, conv=3 if form == "causal" else 0).eval()
+    other.load_state_dict(layer.state_dict())
+    assert torch.equal(call(other, form, x), expected)
+
+
+@pytest.mark.parametrize("name, options, form", CAUSAL)
+def test_states_are_values(name, options, form):
+    layer = make_layer(name, options, form, conv=3).eval()
+    x = torch.randn(2, LENGTH, DIM)
+    with torch.no_grad():
+        whole = layer(x)
+        _, state = layer.extend(x[:, :7])
+        file = io.BytesIO()
+        torch.save(state, file)
+        file.seek(0)
+        for other in (state, pickle.loads(pickle.dumps(state)), copy.deepcopy(state), torch.load(file)):
+            assert error(layer.extend(x[:, 7:], other)[0], whole[:, 7:]) < 1e-5
+        swapped = cistern.state.reorder(state, torch.tensor([1, 0]))
+        assert error(layer.extend(x[:, 7:].flip(0), swapped)[0].flip(0), whole[:, 7:]) < 1e-5
+        assert cistern.state.state_bytes(state) == sum(t.nbytes for t in state.values())
+
+
+def test_gradients_go_through_states():
+    layer = cistern.nn.Attention("latte", DIM, HEADS, conv=3).double()
+    x = torch.randn(1, LENGTH, DIM, dtype=torch.float64, requires_grad=True)
+    (whole,) = torch.autograd.grad(layer(x)[:, 6:].square().sum(), x)
+    _, state = layer.extend(x[:, :6])
+    (pieces,) = torch.autograd.grad(layer.extend(x[:, 6:], state)[0].square().sum(), x)
+    torch.testing.assert_close(pieces, whole)
+    _, state = layer.extend(x[:, :6])
+    (cut,) = torch.autograd.grad(layer.extend(x[:, 6:], cistern.state.detach(state))[0].square().sum(), x)
+    assert (cut[:, :6] == 0).all() and not (whole[:, :6] == 0).all()
+
+
+@pytest.mark.parametrize("name, options, form", CAUSAL)
+def test_autocast(name, options, form):
+    layer = make_layer(name, options, form, conv=3).eval()
+    x = torch.randn(2, LENGTH, DIM, requires_grad=True)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        y = layer(x)
+    assert y.dtype == torch.bfloat16
+    y.float().sum().backward()
+    assert x.grad.isfinite().all()
+    if name != "abc_cluster":  # rounded keys may take another slot
+        assert error(y.float(), layer(x)) < 0.05
+
+
+def test_rotary_goes_on():
+    layer = cistern.nn.Attention("softmax", DIM, HEADS, positions="rotary").eval()
+    x = torch.randn(1, LENGTH, DIM)
+    a, state = layer.extend(x[:, :5])
+    b, _ = layer.extend(x[:, 5:], state, positions=torch.arange(5, LENGTH).unsqueeze(0))
+    assert error(torch.cat([a, b], 1), layer(x)) < 1e-5
+    with pytest.raises(cistern.UsageError, match="positions"):
+        layer.extend(x[:, 5:], state)
+    with pytest.raises(cistern.UsageError, match="rotary"):
+        cistern.nn.Attention("latte", DIM, HEADS, positions="rotary")
+
+
+def test_head_groups():
+    layer = cistern.nn.Attention("window:1+t2r:1", DIM, HEADS, window={"window": 4}, t2r={"features": 5})
+    assert "core.t2r.map.weight" in layer.state_dict()
+    x = torch.randn(1, LENGTH, DIM)
+    a, state = layer.extend(x[:, :5])
+    b, _ = layer.extend(x[:, 5:], state)
+    assert error(torch.cat([a, b], 1), layer(x)) < 1e-5
+
+
+def test_tied_layers():
+    first = cistern.nn.Attention("linformer", DIM, HEADS, max_length=20, slots=4, sharing="layerwise")
+    later = cistern.nn.Attention("linformer", DIM, HEADS, max_length=20, slots=4, sharing="layerwise", layer=1, first=first)
+    assert "core.key.weight" in first.state_dict() and not any(k.startswith("core") for k in later.state_dict())
+    later(torch.randn(1, 8, DIM)).sum().backward()
+    assert first.core.key.weight.grad.abs().sum() > 0
+
+
+def torch_mha(**kw):
+    return nn.MultiheadAttention(DIM, HEADS, **kw)
+
+
+@pytest.mark.parametrize("batch_first", [False, True])
+@pytest.mark.parametrize("bias", [False, True])
+def test_softmax_is_torch_multihead_attention(batch_first, bias):
+    theirs, ours = torch_mha(batch_first=batch_first, bias=bias), cistern.nn.MultiheadAttention(
+        DIM, HEADS, batch_first=batch_first, bias=bias, mechanism="softmax"
+    )
+    ours.load_state_dict(theirs.state_dict())
+    x = torch.randn(3, LENGTH, DIM)
+    source = torch.randn(3, 7, DIM)
+    if not batch_first:
+        x, source = x.transpose(0, 1), source.transpose(0, 1)
+    pad = torch.arange(7) >= torch.tensor([[7], [4], [1]])
+    mask = nn.Transformer.generate_square_subsequent_mask(LENGTH)
+    torch.testing.assert_close(ours(x, x, x)[0], theirs(x, x, x)[0], rtol=1e-4, atol=1e-5)
+    causal = dict(attn_mask=mask, is_causal=True, need_weights=False)
+    torch.testing.assert_close(ours(x, x, x, **causal)[0], theirs(x, x, x, **causal)[0], rtol=1e-4, atol=1e-5)
+    for padding in (pad, torch.zeros(3, 7).masked_fill(pad, -torch.inf)):
+        a, b = (m(x, source, source, key_padding_mask=padding)[0] for m in (ours, theirs))
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+    one = x[:, 0] if not batch_first else x[0]
+    torch.testing.assert_close(ours(one, one, one)[0], theirs(one, one, one)[0], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", list(cistern.mechanisms()))
+def test_drop_in_or_reason(name):
+    options = {k: v for k, v in cistern.mechanisms()[name]["cases"][0].items() if k != "latents"}
+    try:
+        ours = cistern.nn.MultiheadAttention(DIM, HEADS, batch_first=True, mechanism=name, max_length=64, **options)
+    except cistern.UsageError as e:
+        assert "cannot take the place of torch.nn.MultiheadAttention" in str(e) and "use cistern.nn.Attention" in str(e)
+        assert name in ("abc_mlp", "gated_slots", "rfa_gate")
+        return
+    ours.load_state_dict(torch_mha().state_dict(), strict=False)
+    layer = nn.TransformerEncoderLayer(DIM, HEADS, batch_first=True, dropout=0.0)
+    layer.self_attn = ours
+    x = torch.randn(2, LENGTH, DIM)
+    layer.train()
+    trained = layer(x)
+    layer.eval()
+    ours.core.train()  # mechanisms that draw in training: the same core on both sides
+    ours.core.eval()
+    with torch.no_grad():
+        evaluated = layer(x)  # torch's fused path would compute softmax attention here
+    if not cistern.mechanisms()[name]["stochastic"]:
+        assert error(evaluated, trained) < 1e-5
+
+
+def test_drop_in_refusals():
+    ours = cistern.nn.MultiheadAttention(DIM, HEADS, batch_first=True, mechanism="latte")
+    x = torch.randn(2, LENGTH, DIM)
+    with pytest.raises(cistern.UsageError, match="no attention masks"):
+        ours(x, x, x, attn_mask=torch.ones(LENGTH, LENGTH, dtype=torch.bool))
+    with pytest.raises(RuntimeError, match="causal mask"):
+        ours(x, x, x, attn_mask=torch.zeros(LENGTH, LENGTH, dtype=torch.bool), is_causal=True)
+    with pytest.raises(RuntimeError, match="right"):
+        ours(x, x, x, key_padding_mask=torch.arange(LENGTH).expand(2, -1) < 2)
+    with pytest.raises(cistern.UsageError, match="kdim"):
+        cistern.nn.MultiheadAttention(DIM, HEADS, kdim=8)

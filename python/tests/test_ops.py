@@ -1,0 +1,89 @@
+"""The primitives and the cores as torch operators: schema, fake tensors, autograd, gradients."""
+
+import pytest
+import torch
+from conftest import forms, make_core, tensors
+
+B, H, T, N, D = 2, 2, 7, 3, 4
+
+
+def rand(*shape, grad=True):
+    return torch.randn(*shape, dtype=torch.float64, requires_grad=grad)
+
+
+def masks():
+    starts = torch.zeros(B, T, dtype=torch.bool)
+    starts[0, 4] = True
+    return [(None, None), (starts, None), (None, torch.tensor([T, 3])), (starts, torch.tensor([6, T]))]
+
+
+def slot_inputs(name):
+    a = rand(B, H, T, N) if name == "slot_read" else rand(B, H, T, D)
+    return [a, rand(B, H, T, N), rand(B, H, T, D), rand(B, H, N, D), rand(B, H, N)]
+
+
+def sum_inputs(name):
+    a = rand(B, H, T, N) if name == "sum_read" else rand(B, H, T, D)
+    return [a, rand(B, H, T, N), rand(B, H, T, D), rand(B, H, N, D)]
+
+
+def cases():
+    for starts, lengths in masks():
+        for name in ("slot_read", "slot_match"):
+            for want_z in (False, True):
+                yield name, slot_inputs(name), (starts, lengths, want_z)
+        for name in ("sum_read", "sum_match"):
+            for gate in (None, -rand(B, H, T, N, grad=False).abs(), -rand(B, H, T, 1, grad=False).abs()):
+                extra = [] if gate is None else [gate.requires_grad_()]
+                yield name, sum_inputs(name), (*(extra or [None]), starts, lengths)
+        yield "short_conv", [rand(B, T, D), rand(D, 3), rand(B, 2, D)], (starts, lengths)
+
+
+CASES = list(cases())
+
+
+@pytest.mark.parametrize("index", range(len(CASES)), ids=lambda i: f"{CASES[i][0]}-{i}")
+def test_primitive(index):
+    name, inputs, rest = CASES[index]
+    op = getattr(torch.ops.cistern, name).default
+    torch.library.opcheck(op, (*inputs, *rest))
+    differentiable = [*inputs, *(r for r in rest if isinstance(r, torch.Tensor) and r.requires_grad)]
+
+    def f(*x):
+        own = iter(x[len(inputs) :])
+        out = op(*x[: len(inputs)], *(next(own) if isinstance(r, torch.Tensor) and r.requires_grad else r for r in rest))
+        return tuple(o for o in out if o.numel() > 0)
+
+    assert torch.autograd.gradcheck(f, differentiable)
+
+
+@pytest.mark.parametrize("name, options, form", forms())
+def test_attend(name, options, form):
+    core = make_core(name, options, form).double().eval()
+    x = tensors(core, source=5 if form == "cross" else None, dtype=torch.float64, requires_grad=True)
+    verb = "extend" if form == "causal" else form
+    op = torch.ops.cistern.attend.default
+    lengths = torch.tensor([5, 3])
+    for mask in (None, lengths):
+        torch.library.opcheck(op, (x, core.weights(), [], mask, None, core.spec, verb, False, False))
+    if form == "causal" and name != "softmax":
+        state = list(core.empty_state(2, x[0]).values())
+        torch.library.opcheck(op, (x, core.weights(), state, None, None, core.spec, verb, False, True))
+
+
+@pytest.mark.parametrize("name, options, form", forms())
+def test_traced_gradient_is_the_eager_one(name, options, form):
+    """attend_backward runs the forward again; its gradients are those of eager autograd through the primitives."""
+    core = make_core(name, options, form).double().eval()
+    x = tensors(core, source=5 if form == "cross" else None, dtype=torch.float64, requires_grad=True)
+    y = core(*x, lengths=torch.tensor([5, 3]))
+    g = torch.randn_like(y)
+    wanted = [*x, *(w for w in core.weights() if w.requires_grad)]
+    eager = torch.autograd.grad(y, wanted, g, allow_unused=True, materialize_grads=True)
+    weights = [w.detach() for w in core.weights()]
+    verb = "extend" if form == "causal" else form
+    args = ([t.detach() for t in x], weights, [], torch.tensor([5, 3]), None, core.spec, verb, False, False)
+    again = torch.ops.cistern.attend_backward([g], *args)
+    trained = [again[len(x) + i] for i, w in enumerate(core.weights()) if w.requires_grad]
+    for a, b in zip(eager, [*again[: len(x)], *trained], strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
