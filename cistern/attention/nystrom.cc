@@ -62,7 +62,7 @@ NystromMechanism::NystromMechanism(const MechanismInfo& info, const Options& opt
   if (options.conv == 0) return;
   if (options.conv % 2 == 0) FailUsage("[nystrom] conv=", options.conv, " has no middle: its taps must be odd in number, or 0 for none");
   const double bound = 1 / std::sqrt(double(options.conv));
-  filter_ = register_parameter("filter", at::empty({dims.heads, 1, options.conv, 1}).uniform_(-bound, bound));
+  AddWeight("filter", filter_, at::empty({dims.heads, 1, options.conv, 1}).uniform_(-bound, bound), CoreWeight::Kind::kTrained);
 }
 
 std::vector<Projection> NystromMechanism::Projections() const {
