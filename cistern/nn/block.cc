@@ -51,7 +51,7 @@ Stream Block::Run(Stream stream, Attend&& attend) {
     if (!pre) stream.memory = memory_norm_->Forward(stream.memory);
   }
   if (!ffn_) {
-    stream.x = {};
+    stream.x = at::Tensor();
     return stream;
   }
   if (pre) {
