@@ -7,6 +7,7 @@
 
 #include "cistern/attention/definition.h"
 #include "cistern/base/error.h"
+#include "cistern/ops/short_conv.h"
 #include "cistern/ops/softmax_attention.h"
 
 namespace cistern {
@@ -54,9 +55,9 @@ at::Tensor PadOf(const at::Tensor& lengths, int64_t length) {  // [B,T], true at
 const MechanismInfo& conv_luna_mechanism() {
   static MechanismInfo info = [] {
     MechanismInfo i =
-        Info("conv_luna", "ConvLuna",
-             "Luna with a learned filter along the tokens and a learned temperature where the memory attends to them, which keeps "
-             "its slots apart.");
+        ConvLunaInfo("conv_luna", "ConvLuna",
+                     "Luna with a learned filter along the tokens and a learned temperature where the memory attends to them, which keeps "
+                     "its slots apart.");
     i.cases = {Json{{"slots", 3}, {"kernel", 4}},
                Json{{"slots", 2}, {"kernel", 5}, {"temperature", "sqrt"}, {"values", "separate"}, {"init", "xavier"}},
                Json{{"slots", 3}, {"kernel", 4}, {"filter", "maxpool"}, {"unpack_scale", "unit"}},
@@ -83,8 +84,8 @@ const MechanismInfo& only_scaling_mechanism() {
 
 const MechanismInfo& only_filtering_mechanism() {
   static MechanismInfo info = [] {
-    MechanismInfo i =
-        Info("only_filtering", "ConvLuna's ablation OnlyFiltering", "ConvLuna with the divisor fixed at sqrt(d): the filter alone.");
+    MechanismInfo i = ConvLunaInfo("only_filtering", "ConvLuna's ablation OnlyFiltering",
+                                   "ConvLuna with the divisor fixed at sqrt(d): the filter alone.");
     i.cases = {Json{{"slots", 3}, {"kernel", 4}}, Json{{"slots", 3}, {"kernel", 4}, {"filter", "maxpool"}}};
     return i;
   }();
@@ -159,25 +160,25 @@ at::Tensor ConvLunaMechanism::Filter(const at::Tensor& x, const std::optional<at
   const int64_t taps = options_.kernel, stride = options_.stride, length = x.size(2);
   const bool conv = filter_.defined();
   if (taps == 1 && stride == 1) return x;
-  // [B, H d, T, 1] in channels-last memory, which is that of [B,T,H d].
-  at::Tensor y = x.transpose(1, 2).flatten(2);
-  if (lengths) y = y.masked_fill(PadOf(*lengths, length).unsqueeze(-1), conv || taps == 1 ? 0.0 : kMinusInf);
+  at::Tensor y = x.transpose(1, 2).flatten(2);  // [B,T,H d]
+  const double beyond = conv || taps == 1 ? 0.0 : kMinusInf;
+  if (lengths) y = y.masked_fill(PadOf(*lengths, length).unsqueeze(-1), beyond);
   const int64_t before = Centred() ? (taps - 1) / 2 : 0;
   const int64_t after = (FilteredLength(length) - 1) * stride + taps - before - length;
-  y = at::constant_pad_nd(y, {0, 0, before, after}, conv || taps == 1 ? 0.0 : kMinusInf).transpose(1, 2).unsqueeze(-1);
-  if (taps == 1) {
-    y = y.slice(2, 0, std::nullopt, stride);
-  } else if (conv) {
-    const at::Tensor weight = filter_.to(y.scalar_type()).unsqueeze(1).expand({-1, Width(), -1}).reshape({-1, 1, taps, 1});
-    y = at::conv2d(y, weight, {}, at::IntArrayRef({stride, 1}), at::IntArrayRef({0, 0}), at::IntArrayRef({1, 1}), y.size(1));
+  if (conv) {
+    // A causal convolution sees the window of key j when it is at token jS + K - 1 - before.
+    const at::Tensor weight = filter_.to(y.scalar_type()).unsqueeze(1).expand({-1, Width(), -1}).flatten(0, 1);
+    const at::Tensor none = at::zeros({y.size(0), taps - 1, y.size(2)}, y.options().requires_grad(false));
+    y = std::get<0>(ops::ShortConv(at::constant_pad_nd(y, {0, 0, 0, after}), weight, none));
+    y = y.slice(1, taps - 1 - before, std::nullopt, stride);
+  } else if (taps == 1) {
+    y = y.slice(1, 0, std::nullopt, stride);
   } else {
-    y = at::max_pool2d(y, {taps, 1}, {stride, 1});
-    if (lengths) {
-      const at::Tensor tokens = (*lengths + (stride - 1)).div(stride, "floor");
-      y = y.masked_fill(PadOf(tokens, y.size(2)).unsqueeze(1).unsqueeze(-1), 0.0);
-    }
+    y = at::constant_pad_nd(y, {0, 0, 0, after}, beyond).transpose(1, 2).unsqueeze(-1);  // [B, H d, T, 1], channels last in memory
+    y = at::max_pool2d(y, {taps, 1}, {stride, 1}).squeeze(-1).transpose(1, 2);
+    if (lengths) y = y.masked_fill(PadOf((*lengths + (stride - 1)).div(stride, "floor"), y.size(1)).unsqueeze(-1), 0.0);
   }
-  return y.squeeze(-1).transpose(1, 2).unflatten(2, {dims().heads, Width()}).transpose(1, 2);
+  return y.unflatten(2, {dims().heads, Width()}).transpose(1, 2);
 }
 
 at::Tensor ConvLunaMechanism::Pack(const std::vector<at::Tensor>& x, const ops::Mask& mask) {

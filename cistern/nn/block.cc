@@ -56,7 +56,7 @@ Stream Block::Run(Stream stream, Attend&& attend, State* source) {
     stream.memory = memory_ == MemoryUse::kReplaced ? attended.packed : memory;
     if (memory_ == MemoryUse::kStream && options_.memory_out) stream.memory = Add(memory, attended.packed, memory_norm_.get());
     if (!ffn_) {
-      stream.x = {};
+      stream.x = at::Tensor();
       return stream;
     }
     x = Add(x, attended.tokens, attention_norm_.get());

@@ -115,7 +115,7 @@ TEST(AttentionLayer, LastRowIsBidirectionalOverThePrefix) {
       const auto causal = make(Form::kCausal), both = make(Form::kBidirectional);
       const at::Tensor x = Normal({2, 15, kModel}), rows = ExtendLayer(*causal, x, {0, 15});
       for (int64_t t = 0; t < 15; ++t) {
-        ExpectClose(rows.select(1, t), both->Bidirectional(MakeStream(x.narrow(1, 0, t + 1))).select(1, t), Tolerance(*info),
+        ExpectClose(rows.select(1, t), both->Bidirectional(MakeStream(x.narrow(1, 0, t + 1))).tokens.select(1, t), Tolerance(*info),
                     info->name + " " + positions);
       }
     }
