@@ -60,7 +60,7 @@ def _resolve(
         raise UsageError(f"head groups such as '{mechanism}' are for cistern.nn.Attention")
     given = dict(options)
     known = mechanisms()[mechanism]["options"]
-    heads, width = shapes[0][0], shapes[2][1]
+    heads, width = max(h for h, _ in shapes), shapes[2][1]
 
     def about(more: dict[str, int]) -> tuple[str, dict[str, Any]]:
         text = make_spec(mechanism, given | more, heads * width, heads, max_length, 0, dropout)

@@ -119,6 +119,10 @@ class Attention(nn.Module):
         )
         self.dim, self.form, self.rotary, self.conv = dim, form, positions == "rotary", conv
         self.projections = self.core.projections
+        if any(p["name"].startswith("copied_") for p in self.projections):
+            raise UsageError(
+                f"[{mechanism}] takes over scores of the layer before, which a layer of its own does not have; cistern.nn.Core takes them as tensors"
+            )
         self._first = [first]  # in a list, so that its weights are not registered here again
         for p in self.projections:
             if not (p["tied"] and first is not None):

@@ -71,6 +71,16 @@ std::vector<at::Tensor> Arrange(const CoreScope& core, Verb verb, at::TensorList
   return x;
 }
 
+// The first tensor of a side, or of the other where that side has none.
+const at::Tensor& FirstOf(const CoreScope& core, Side side, const std::vector<at::Tensor>& x) {
+  const at::Tensor* found = nullptr;
+  for (size_t i = 0; i < x.size(); ++i) {
+    if (x[i].defined() && (!found || core.projections()[i].side == side)) found = &x[i];
+    if (found && core.projections()[i].side == side) break;
+  }
+  return *found;
+}
+
 // The tensors of a state as an operator takes and gives them: one that is undefined is an empty bool of as many rows.
 State FromList(const CoreScope& core, at::TensorList tensors) {
   const auto& form = core.form().tensors;
@@ -134,7 +144,7 @@ Result Run(at::TensorList given, at::TensorList weights, at::TensorList state_in
   RequireForm(core->info(), FormOf(verb));
   const std::vector<at::Tensor> x = Arrange(core, verb, given);
   const ops::Mask mask = {lengths, starts};
-  CheckMask(core, verb, given.back(), mask);
+  CheckMask(core, verb, FirstOf(core, Side::kKey, x), mask);
   CISTERN_CHECK(state_in.empty() || TakesState(verb), "[", core->info().name, "] a whole sequence takes no state");
   const int64_t batch = given[0].size(0);
   State state;
@@ -215,7 +225,7 @@ Result AttendMeta(at::TensorList given, at::TensorList, at::TensorList state_in,
   const CoreScope core{std::string(spec)};
   const std::string& name = core->info().name;
   RequireForm(core->info(), FormOf(verb));
-  Arrange(core, verb, given);
+  const std::vector<at::Tensor> x = Arrange(core, verb, given);
   CISTERN_CHECK(
       core->info().bounded || (state_in.empty() && !GivesState(verb, keep_state)), "[", name,
       "] the state grows with every call, so a graph cannot hold it: compile the whole sequence, or call extend outside the graph");
@@ -226,9 +236,11 @@ Result AttendMeta(at::TensorList given, at::TensorList, at::TensorList state_in,
   const c10::SymInt batch = given[0].sym_size(0);
   const AttentionDims& dims = core->dims();
   const auto options = given[0].options();
-  const at::Tensor out = verb == Verb::kWrite
-                             ? at::empty({0}, options)
-                             : at::empty_symint({batch, given[0].sym_size(2), dims.heads, dims.dim / dims.heads}, options).transpose(1, 2);
+  const at::Tensor out =
+      verb == Verb::kWrite
+          ? at::empty({0}, options)
+          : at::empty_symint({batch, FirstOf(core, Side::kQuery, x).sym_size(2), dims.heads, dims.dim / dims.heads}, options)
+                .transpose(1, 2);
   std::vector<at::Tensor> after;
   if (GivesState(verb, keep_state)) {
     for (const NamedTensor& t : core.form().tensors) {

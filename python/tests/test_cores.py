@@ -78,7 +78,7 @@ def test_the_future_changes_no_bit(name, options, form):
     x = tensors(core)
     other = [torch.cat([t[:, :, :7], 3 * torch.randn_like(t[:, :, 7:])], 2) for t in x]
     a, b = core(*x)[:, :, :7], core(*other)[:, :, :7]
-    assert error(a, b) < 1e-6 if name in ("softmax", "window", "dilated") else torch.equal(a, b)
+    assert error(a, b) < 1e-6 if cistern.mechanisms()[name]["exact"] or name in ("window", "dilated") else torch.equal(a, b)
 
 
 @pytest.mark.parametrize("name, options, form", [p for p in forms() if p.values[2] != "cross"])
@@ -151,7 +151,7 @@ def test_lengths(name, length):
 def test_half_precision_is_computed_in_float(dtype):
     q, k, v = (torch.randn(1, 2, 50, 8).to(dtype) for _ in range(3))
     y, state = CF.latte(q, k, v, causal=True, return_state=True)
-    assert y.dtype == dtype and state["memory"].dtype == torch.float32
+    assert y.dtype == dtype and state["memory"].dtype in (torch.float32, torch.float64)
     assert torch.equal(y, CF.latte(q.float(), k.float(), v.float(), causal=True).to(dtype))
 
 

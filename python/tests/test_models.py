@@ -5,10 +5,8 @@ import json
 import cistern
 import pytest
 import torch
-from conftest import error, forms
+from conftest import error, forms, make_layer
 from safetensors.torch import save_file
-
-MECHANISMS = list(cistern.mechanisms())
 
 
 def write_folder(folder, model, **config):
@@ -47,7 +45,7 @@ def check(folder, config, lengths=None):
     return model, ids, logits
 
 
-@pytest.mark.parametrize("name", [p.values[0] for p in forms() if p.values[2] == "causal"])
+@pytest.mark.parametrize("name", [p.values[0] for p in forms(make_layer) if p.values[2] == "causal"])
 def test_language_model(tmp_path, name):
     options = cistern.mechanisms()[name]["cases"][0]
     model, ids, logits = check(tmp_path / "m", make_config(attention=[name], attention_options={name: options}, conv=3))
