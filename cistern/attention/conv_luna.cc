@@ -62,7 +62,7 @@ const MechanismInfo& conv_luna_mechanism() {
                Json{{"slots", 2}, {"kernel", 5}, {"temperature", "sqrt"}, {"values", "separate"}, {"init", "xavier"}},
                Json{{"slots", 3}, {"kernel", 4}, {"filter", "maxpool"}, {"unpack_scale", "unit"}},
                Json{{"slots", 3}, {"kernel", 3}, {"stride", 2}, {"temperature", "unit"}, {"values", "shared"}},
-               Json{{"slots", 1}, {"kernel", 3}, {"stride", 4}, {"filter", "maxpool"}}};
+               Json{{"slots", 2}, {"kernel", 3}, {"stride", 4}, {"filter", "maxpool"}}};
     return i;
   }();
   static const bool bound = (BindMechanism<ConvLunaMechanism>(info), true);

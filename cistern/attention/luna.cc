@@ -33,7 +33,7 @@ const MechanismInfo& luna_mechanism() {
                Json{{"slots", 4}, {"tie_kv", false}, {"sharing", "all"}, {"packed_output", "shared"}, {"init", "scaled"}},
                Json{{"slots", 6}, {"tie_kv", false}, {"sharing", "query_key"}, {"packed_output", "own"}, {"init", "identity"}},
                Json{{"slots", 20}, {"dynamic_projection", true}, {"init", "embedding"}},
-               Json{{"slots", 1}, {"tie_kv", false}, {"init", "xavier"}}};
+               Json{{"slots", 2}, {"tie_kv", false}, {"init", "xavier"}}};
     i.merges = true;
     return i;
   }();
@@ -118,7 +118,8 @@ void LunaMechanism::Write(const std::vector<at::Tensor>& x, State& state, const 
 
 at::Tensor LunaMechanism::Read(const std::vector<at::Tensor>& x, const State& state) {
   const size_t tokens = options_.tie_kv ? 2 : 3;
-  const at::Tensor &k = x.size() > tokens ? x[tokens] : state["memory"], &v = x.size() > tokens ? x.back() : state["memory"];
+  const at::Tensor packed = state["memory"].to(x[0].scalar_type());
+  const at::Tensor &k = x.size() > tokens ? x[tokens] : packed, &v = x.size() > tokens ? x.back() : packed;
   const at::Tensor written = state["z"].detach().select(1, 0) > -std::numeric_limits<double>::infinity();  // [B,M], of every head alike
   const at::Tensor readable = Readable(state["count"]);
   ops::SoftmaxOptions options;

@@ -172,7 +172,7 @@ void AttentionLayer::Write(const Stream& source, State& state) {
 at::Tensor AttentionLayer::Read(const Stream& target, State& state, Handles* handles) {
   std::vector<at::Tensor> x = Project(target, nullptr, Side::kQuery);
   if (memory_mechanism_) {
-    const at::Tensor heads = Merge(memory_mechanism_->Packed(state));
+    const at::Tensor heads = Merge(memory_mechanism_->Packed(state)).to(mechanism_->InitialMemory().scalar_type());
     Project(packed_, packed_out_ ? packed_out_->Forward(heads) : heads, &x);
   }
   return Attend(Form::kCross, x, &state, target.mask, handles);
