@@ -17,7 +17,7 @@ EncoderDecoder::EncoderDecoder(const ModelConfig& config) : Model(config) {
   const auto half = [&](const std::string& name, Form form, auto& positions, auto& blocks, auto& norm) {
     auto part = register_module(name, std::make_shared<Container>());
     positions = part->Add("embed_positions",
-                          std::make_shared<PositionEmbedding>(config.positions, config.dim, config.max_length, config.EmbeddingStd()));
+                          std::make_shared<PositionEmbedding>(config.positions, config.dim, config.max_length, config.PositionStd()));
     blocks = AddBlocks(*part->Add("layers", std::make_shared<Container>()), config, form);
     if (config.final_norm) norm = part->Add("norm", std::make_shared<LayerNorm>(config.dim, config.norm_eps));
   };

@@ -181,6 +181,7 @@ at::Tensor AttentionLayer::Read(const Stream& target, State& state, Handles* han
 AttentionLayer::Attended AttentionLayer::Bidirectional(const Stream& stream, Handles* handles) {
   std::vector<at::Tensor> x = Project(stream, nullptr);
   if (!memory_mechanism_) return {Attend(Form::kBidirectional, x, nullptr, stream.mask, handles), {}};
+  if (handles) handles->clear();
   if (stream.mask.starts) {
     FailUsage("[", mechanism_->info().name, "] has one memory for each row, and every document needs its own: give each document a row");
   }
