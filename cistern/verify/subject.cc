@@ -77,16 +77,23 @@ double Subject::Tolerance(at::ScalarType dtype) const {
 }
 
 double Subject::Tolerance(at::ScalarType dtype, Form form, const Tensors& queries, const Tensors& x) {
+  if (form != Form::kCross) {
+    return Tolerance(dtype, x, Definition(form, x, x), [&](const Tensors& moved) { return Definition(form, moved, moved); });
+  }
+  Tensors inputs = queries;
+  inputs.insert(inputs.end(), x.begin(), x.end());
+  return Tolerance(dtype, inputs, Definition(form, queries, x), [&](const Tensors& moved) {
+    const auto middle = moved.begin() + int64_t(queries.size());
+    return Definition(form, {moved.begin(), middle}, {middle, moved.end()});
+  });
+}
+
+double Subject::Tolerance(at::ScalarType dtype, const Tensors& inputs, const at::Tensor& want,
+                          const std::function<at::Tensor(const Tensors&)>& define) const {
   const double unit = dtype == at::kDouble ? std::ldexp(1, -52) : std::ldexp(1, -23);
-  auto rounded = [&](const Tensors& y) {
-    Tensors out;
-    for (const at::Tensor& t : y) out.push_back(t * (1 + unit * (2 * at::rand(t.sizes(), t.options()) - 1)));
-    return out;
-  };
-  const Tensors moved = rounded(x);
-  const bool same = form != Form::kCross;
-  const double change = RelativeRms(Definition(form, same ? moved : rounded(queries), moved), Definition(form, queries, x));
-  return Tolerance(dtype) + 16 * std::min(change, 1.0);
+  Tensors moved;
+  for (const at::Tensor& t : inputs) moved.push_back(t * (1 + unit * (2 * at::rand(t.sizes(), t.options()) - 1)));
+  return Tolerance(dtype) + 16 * std::min(RelativeRms(define(moved), want), 1.0);
 }
 
 at::Tensor Normal(at::IntArrayRef sizes, double scale) { return (at::randn(sizes, at::kDouble) * scale).to(at::kFloat).to(at::kDouble); }

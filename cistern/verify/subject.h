@@ -1,6 +1,7 @@
 #pragma once
 // What the suite looks at: one mechanism with one set of options, and the ways to run it.
 #include <deque>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -40,6 +41,9 @@ class Subject {
   double Tolerance(at::ScalarType dtype) const;
   // The same plus 16 times what rounding the inputs to this type once would change: for problems that are ill conditioned.
   double Tolerance(at::ScalarType dtype, Form form, const Tensors& queries, const Tensors& x);
+  // The same, where `define` says what the outputs are: it gives `want` for the inputs, and is asked once more with these rounded.
+  double Tolerance(at::ScalarType dtype, const Tensors& inputs, const at::Tensor& want,
+                   const std::function<at::Tensor(const Tensors&)>& define) const;
 
  private:
   struct Known {
