@@ -44,8 +44,9 @@ at::Tensor MemoryMechanism::MemoryHeads() const { return InitialMemory().view({1
 at::Tensor MemoryMechanism::OfMemory(const std::vector<at::Tensor>& x, size_t index, int64_t batch) const {
   const std::vector<Projection> all = Projections();
   const auto tokens = size_t(std::count_if(all.begin(), all.end(), [](const Projection& p) { return p.OfTokens(); }));
-  const at::Tensor memory = x.size() > tokens ? x[tokens + index] : MemoryHeads();
-  return memory.expand({batch, -1, -1, -1});
+  if (x.size() > tokens) return x[tokens + index].expand({batch, -1, -1, -1});
+  const auto known = std::find_if(x.begin(), x.end(), [](const at::Tensor& t) { return t.defined(); });
+  return MemoryHeads().to(known->scalar_type()).expand({batch, -1, -1, -1});
 }
 
 at::Tensor MemoryMechanism::Extend(const std::vector<at::Tensor>&, State&, const ops::Mask&) {
