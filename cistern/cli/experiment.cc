@@ -73,6 +73,7 @@ std::string ExperimentToml(Experiment& experiment) {
 }
 
 Trained TrainExperiment(Experiment experiment, const std::string& folder, bool resume) {
+  experiment.model.kind = experiment.task.ModelKind();
   experiment.model.Validate();
   std::error_code ignored;  // a folder that cannot be looked into is refused when the run begins to write
   if (!resume && std::filesystem::exists(folder + "/experiment.json", ignored)) {

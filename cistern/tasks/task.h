@@ -51,6 +51,8 @@ struct TaskOptions {
   std::string cache = "";         // folder for tokens and generated data; empty: $XDG_CACHE_HOME/cistern or ~/.cache/cistern
   std::string data;               // listops: folder with the published TSV files; empty: generated
   int64_t data_seed = 1, train_examples = 96000, valid_examples = 2000, test_examples = 2000;  // listops, generated
+  // What Complete will make of the model, known before the data is.
+  std::string ModelKind() const { return kind == "listops" ? "encoder_classifier" : "decoder_lm"; }
   Fields Describe();
 };
 
