@@ -340,6 +340,14 @@ TEST_F(CliTest, ListOpsDataTrainAndEval) {
   EXPECT_TRUE(ParseJson(trained.out, "stdout")["test"].contains("root_operator"));
   EXPECT_EQ(Run({"eval", run}).code, 0);
   Expect({"generate", run}, 2, {"encoder_classifier"});
+  // Mechanisms that have no causal form are for classifiers, those that have no other are not.
+  words[2] = folder_ / "memory";
+  const Outcome memory = Run(words + Words{"--set", "model.attention=conv_luna", "--set", "model.pooling=memory"});
+  EXPECT_EQ(memory.code, 0) << memory;
+  EXPECT_EQ(Run({"eval", folder_ / "memory"}).code, 0);
+  words[2] = folder_ / "gate";
+  Expect(words + Words{"--set", "model.attention=rfa_gate"}, 2, {"bidirectional", "use rfa instead"});
+  Expect(Train(TrainedText(), folder_ / "luna", {"--set", "model.attention=conv_luna"}), 2, {"causal", "use luna_causal or latte instead"});
   WriteFileAtomically(data + "/basic_train.tsv", "Source\tTarget\nnonsense\n");
   Expect({"train", "--out", folder_ / "broken", "--set", "task.kind=listops", "--set", "task.data=" + data}, 1, {"basic_train.tsv"});
 }
