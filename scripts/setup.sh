@@ -242,7 +242,7 @@ build() {
   [ $((SECONDS - started)) -lt 3 ] || say "Built build/$preset in $((SECONDS - started)) s"
 }
 
-# configured_with PRESET NAME: its value in that build folder.
-configured_with() { sed -n "s/^$2:[A-Z]*=//p" "build/$1/CMakeCache.txt" 2>/dev/null; }
+# configured_with PRESET NAME: its value in that build folder; nothing where that is not there yet.
+configured_with() { sed -n "s/^$2:[A-Z]*=//p" "build/$1/CMakeCache.txt" 2>/dev/null || true; }
 
 end_setup() { exec 9>&-; }
