@@ -25,8 +25,11 @@ at::Tensor InitialSlots(const std::string& init, int64_t slots, int64_t dim) {
 
 MemoryMechanism::MemoryMechanism(const MechanismInfo& info, const MemoryOptions& options, const AttentionDims& dims)
     : Mechanism(info, dims), scaled_(options.init == "scaled") {
-  memory_ = dims.first ? static_cast<const MemoryMechanism&>(*dims.first).memory_
-                       : register_parameter("memory", InitialSlots(options.init, options.slots, dims.dim));
+  if (dims.first) {
+    memory_ = static_cast<const MemoryMechanism&>(*dims.first).memory_;
+  } else {
+    AddWeight("memory", memory_, InitialSlots(options.init, options.slots, dims.dim), CoreWeight::Kind::kTrained);
+  }
 }
 
 void MemoryMechanism::Describe(MemoryOptions& options, Fields& fields) {
