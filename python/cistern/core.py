@@ -133,7 +133,10 @@ class Core(nn.Module):
         return out
 
     def _run(self, verb: str, x: Sequence[Tensor], state: State | None = None, **kw: Any) -> tuple[Tensor, State]:
-        return run(self.spec, self.state_names, verb, x, self.weights(), state, training=self.training, **kw)
+        weights = self.weights()
+        if self.memory_use == "latents":  # a layer projects them to queries; the core itself does not see them
+            weights = [w.detach() for w in weights]
+        return run(self.spec, self.state_names, verb, x, weights, state, training=self.training, **kw)
 
     def forward(self, *x: Tensor, lengths: Tensor | None = None, starts: Tensor | None = None) -> Tensor:
         """The whole sequence: [B, H, T, d].

@@ -203,20 +203,21 @@ class Attention(nn.Module):
         channels = sum(p["width"] for p in self.projections)
         return torch.zeros(batch, self.conv - 1, channels, dtype=self.o_proj.weight.dtype, device=like.device)
 
-    # The tensors of the core, those that are copied among them, and what this layer leaves to the next where that is asked for.
-    def _share(self, parts: list[Tensor], handles: Handles | None, leave: bool) -> tuple[list[Tensor], Handles | None]:
-        copied: list[Tensor] = []
-        if self.copied > 0:
-            if handles is None or handles[0].shape[1] < self.copied:
-                raise UsageError(
-                    f"[{self.core.mechanism}] takes over the scores of {self.copied} heads of the layer before, got those of "
-                    f"{0 if handles is None else handles[0].shape[1]}: give handles=, which a layer returns with return_handles=True"
-                )
-            copied = [h[:, : self.copied] for h in handles]
-        elif handles is not None:
+    def _check_handles(self, handles: Handles | None, leave: bool) -> None:
+        given = 0 if handles is None else handles[0].shape[1]
+        if given < self.copied:
+            raise UsageError(
+                f"[{self.core.mechanism}] takes over the scores of {self.copied} heads of the layer before, got those of {given}: give handles=, "
+                "which a layer returns with return_handles=True"
+            )
+        if handles is not None and self.copied == 0:
             raise UsageError(f"[{self.core.mechanism}] takes over no scores: handles= are for reuse attention")
         if leave and not self.core.leaves_scores:
             raise UsageError(f"[{self.core.mechanism}] leaves no scores to the next layer; softmax and reuse do")
+
+    # The tensors of the core, those that are copied among them, and what this layer leaves to the next where that is asked for.
+    def _share(self, parts: list[Tensor], handles: Handles | None, leave: bool) -> tuple[list[Tensor], Handles | None]:
+        copied = [] if handles is None else [h[:, : self.copied] for h in handles]
         left = []
         for i, name in enumerate(("q", "k") if leave else ()):
             groups = [t for p, t in zip(self.projections, parts) if p["name"] == name] + copied[i : i + 1]
@@ -252,6 +253,7 @@ class Attention(nn.Module):
         leave: bool = False,
     ) -> tuple[Tensor | None, Tensor | None, Handles | None]:
         core = self.core
+        self._check_handles(handles, leave)
         if self.form == "cross":
             if source is None:
                 raise UsageError("cross attention needs a source: layer(x, source)")
@@ -335,6 +337,7 @@ class Attention(nn.Module):
             raise UsageError(f"extend is causal; this layer is {self.form}")
         if self.rotary and state is not None and positions is None:
             raise UsageError("rotary positions of a later piece have to be given: extend(x, state, positions=...)")
+        self._check_handles(handles, return_handles)
         if state is None:
             state = self.empty_state(x.shape[0], x)
         parts, conv = self._project(x, ("query", "key"), self._positions(x, positions, starts), starts, lengths, state.get("conv"))
