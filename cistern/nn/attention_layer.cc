@@ -1,6 +1,8 @@
 #include "cistern/nn/attention_layer.h"
 
 #include <ATen/ATen.h>
+#include <ATen/autocast_mode.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <algorithm>
 
@@ -21,6 +23,13 @@ class ShortConvolution : public torch::nn::Module {
   }
   at::Tensor weight;
 };
+
+// Under autocast the linear maps of a layer run in bfloat16; what its core computes runs in full precision, the core's own products too.
+template <class F>
+auto InFullPrecision(F&& core) {
+  const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
+  return core();
+}
 
 }  // namespace
 
@@ -121,7 +130,7 @@ std::vector<at::Tensor> AttentionLayer::Project(const Stream& stream, State* sta
   }
   if (!weights.empty()) {
     at::Tensor y = at::linear(stream.x, at::cat(weights), biases.empty() ? std::nullopt : std::optional<at::Tensor>(at::cat(biases)));
-    if (y.scalar_type() != weights[0].scalar_type()) y = y.to(weights[0].scalar_type());  // autocast: the cores run in full precision
+    if (y.scalar_type() != weights[0].scalar_type()) y = y.to(weights[0].scalar_type());  // InFullPrecision
     if (options_.conv > 0) {
       auto [filtered, after] = ops::ShortConv(y, at::cat(filters), (*state)["conv"], stream.mask);
       y = filtered;
@@ -140,7 +149,7 @@ std::vector<at::Tensor> AttentionLayer::Project(const Stream& stream, State* sta
 }
 
 void AttentionLayer::Project(const std::vector<Mapped>& maps, const at::Tensor& memory, std::vector<at::Tensor>* x) const {
-  const auto type = mechanism_->InitialMemory().scalar_type();  // autocast: as above
+  const auto type = mechanism_->InitialMemory().scalar_type();  // InFullPrecision
   for (const Mapped& m : maps) x->push_back(Split((m.map ? m.map->Forward(memory) : memory).to(type), m.projection));
 }
 
@@ -154,7 +163,7 @@ at::Tensor AttentionLayer::Merge(const at::Tensor& heads) const {
 
 at::Tensor AttentionLayer::Attend(Form form, const std::vector<at::Tensor>& x, State* state, const ops::Mask& mask, Handles* handles) {
   Handles none;
-  return out_->Forward(Merge(mechanism_->Attend(form, x, state, mask, handles ? *handles : none)));
+  return out_->Forward(Merge(InFullPrecision([&] { return mechanism_->Attend(form, x, state, mask, handles ? *handles : none); })));
 }
 
 at::Tensor AttentionLayer::Extend(const Stream& stream, State& state, Handles* handles) {
@@ -166,7 +175,7 @@ at::Tensor AttentionLayer::Extend(const Stream& stream, State& state, Handles* h
 void AttentionLayer::Write(const Stream& source, State& state) {
   std::vector<at::Tensor> x = Project(source, nullptr, Side::kKey);
   if (memory_mechanism_) Project(memory_, mechanism_->InitialMemory(), &x);
-  mechanism_->Write(x, state, source.mask);
+  InFullPrecision([&] { mechanism_->Write(x, state, source.mask); });
 }
 
 at::Tensor AttentionLayer::Read(const Stream& target, State& state, Handles* handles) {
@@ -187,12 +196,14 @@ AttentionLayer::Attended AttentionLayer::Bidirectional(const Stream& stream, Han
   }
   const bool handed_on = mechanism_->info().HandsOnMemory() && stream.memory.defined();
   Project(memory_, handed_on ? stream.memory : mechanism_->InitialMemory(), &x);
-  const at::Tensor heads = Merge(memory_mechanism_->Pack(x, stream.mask));
-  const at::Tensor packed = memory_mechanism_->Update(x, packed_out_ ? packed_out_->Forward(heads) : heads, stream.mask);
+  const at::Tensor heads = Merge(InFullPrecision([&] { return memory_mechanism_->Pack(x, stream.mask); }));
+  const at::Tensor mapped = packed_out_ ? packed_out_->Forward(heads).to(heads.scalar_type()) : heads;
+  const at::Tensor packed = InFullPrecision([&] { return memory_mechanism_->Update(x, mapped, stream.mask); });
   if (!options_.tokens_out) return {{}, packed};
   std::vector<at::Tensor> read;
   Project(packed_, packed, &read);
-  return {out_->Forward(Merge(ZeroPadding(memory_mechanism_->Unpack(x, read, stream.mask), stream.mask))), packed};
+  const at::Tensor y = InFullPrecision([&] { return memory_mechanism_->Unpack(x, read, stream.mask); });
+  return {out_->Forward(Merge(ZeroPadding(y, stream.mask))), packed};
 }
 
 }  // namespace cistern
