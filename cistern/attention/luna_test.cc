@@ -184,6 +184,22 @@ TEST(MemoryMechanisms, InitialMemories) {
   }
   const auto m = Make("luna", {{"slots", 3}, {"init", "identity"}});
   ExpectSameBits(m->named_parameters()["memory"][0], at::eye(3, kDim, at::kDouble), "identity");
+  // The defaults that are not Luna's.
+  ExpectSameBits(Make("shared_workspace", {{"slots", 3}})->named_parameters()["memory"][0], at::eye(3, kDim, at::kDouble), "workspace");
+  const at::Tensor set = Make("set_transformer", {{"slots", 4000}})->named_parameters()["memory"];
+  const double bound = std::sqrt(6.0 / (4000 + kDim));
+  EXPECT_LE(set.abs().max().item<double>(), bound);
+  EXPECT_NEAR(set.std().item<double>(), bound / std::sqrt(3.0), 0.02 * bound);
+}
+
+TEST(Perceiver, InitialLatents) {
+  const at::Tensor normal = Make("perceiver", {{"latents", 4000}})->named_parameters()["latents"];
+  EXPECT_NEAR(normal.std().item<double>(), 1, 0.03);
+  EXPECT_GT(normal.abs().max().item<double>(), 3);
+  // A normal variable cut at two deviations keeps 0.8796 of its deviation.
+  const at::Tensor cut = Make("perceiver", {{"latents", 4000}, {"init", "truncated"}})->named_parameters()["latents"];
+  EXPECT_LE(cut.abs().max().item<double>(), 0.04 * (1 + 1e-6));
+  EXPECT_NEAR(cut.std().item<double>(), 0.02 * 0.8796, 0.02 * 0.02);
 }
 
 TEST(MemoryMechanisms, SinusoidsAndANormOfTheInitialMemory) {

@@ -413,6 +413,12 @@ TEST(EncoderClassifier, OneMemoryGoesThroughTheLayers) {
   ExpectContains(message({"set_transformer"}, "memory"), {"pooling=memory", "set_transformer"});
   ExpectContains(message({"perceiver", "softmax"}, "cls"), {"pooling=cls", "latents", "pooling=mean"});
   EXPECT_EQ(message({"luna", "set_transformer", "latte", "luna"}, "memory"), "no error");
+  // The first layer makes the memory that the last one reads; what the last makes of it reaches nothing.
+  ModelConfig c = SmallLm({"luna", "latte", "luna"});
+  c.kind = "encoder_classifier", c.classes = 3, c.norm = "post";
+  const auto names = MakeModel(c, 0)->named_parameters();
+  EXPECT_TRUE(names.contains("layers.0.memory_norm.weight"));
+  EXPECT_FALSE(names.contains("layers.2.memory_norm.weight"));
 }
 
 // ---- files

@@ -150,6 +150,33 @@ TEST(MemoryStream, ConvLunaWithoutFilterIsLunaWithItsMaps) {
   ExpectClose(got.packed, want.packed, 1e-13, "packed");
 }
 
+TEST(MemoryStream, SetTransformerIsLunaWithTheMapsOfQueriesAndKeysInCommon) {
+  at::NoGradGuard guard;
+  const auto set = Make<AttentionLayer>(Options("set_transformer", {{"slots", 3}}).attention);
+  const auto luna = Make<AttentionLayer>(
+      Options("luna", {{"slots", 3}, {"tie_kv", false}, {"sharing", "query_key"}, {"packed_output", "own"}}).attention);
+  std::vector<std::string> names = {"core.memory"};
+  for (const char* map : {"k", "o", "packed_o", "pv", "q", "v"}) {
+    for (const char* part : {"bias", "weight"}) names.push_back(std::string(map) + "_proj." + part);
+  }
+  EXPECT_EQ(Names(*set), names);
+  auto from = luna->named_parameters();
+  for (const auto& p : set->named_parameters()) p.value().copy_(from[p.key()]);
+  const Stream stream = MakeStream(Normal({3, 11, kModel}), {Lengths({11, 4, 0}), {}});
+  ExpectSameBits(set->Bidirectional(stream).tokens, luna->Bidirectional(stream).tokens, "tokens");
+}
+
+TEST(MemoryStream, PaddingReadsNothing) {
+  at::NoGradGuard guard;
+  for (const char* name : {"luna", "conv_luna", "set_transformer", "shared_workspace"}) {
+    const auto layer = Make<AttentionLayer>(Options(name, {{"slots", 3}}).attention);
+    const at::Tensor got = layer->Bidirectional(MakeStream(Normal({2, 9, kModel}), {Lengths({9, 4}), {}})).tokens;
+    const at::Tensor bias = layer->named_parameters()["o_proj.bias"];
+    ExpectClose(got[1].narrow(0, 4, 5), bias.expand({5, -1}), 1e-15, name);
+    EXPECT_GT(RelRms(got[1].narrow(0, 0, 4), bias.expand({4, -1})), 1e-3) << name;
+  }
+}
+
 TEST(MemoryStream, WhatIsNotUsedIsNotMade) {
   auto options = Options("conv_luna", {{"slots", 3}, {"kernel", 4}});
   options.attention.tokens_out = false;
@@ -224,6 +251,16 @@ TEST(Latents, BlocksByTheirFormulas) {
       EXPECT_FALSE(stream.mask.lengths);
     }
   }
+}
+
+TEST(Latents, AMemoryPassesBy) {
+  at::NoGradGuard guard;
+  const auto block = Make<Block>(Options("perceiver", {{"latents", 5}}));
+  Stream stream = MakeStream(Normal({2, 9, kModel}));
+  stream.memory = Normal({2, 3, kModel});
+  const Stream once = block->Bidirectional(stream), twice = block->Bidirectional(once);
+  ExpectSameBits(once.memory, stream.memory, "into latents");
+  ExpectSameBits(twice.memory, stream.memory, "from latents to latents");
 }
 
 TEST(MemoryStream, CrossAttentionIsTheBidirectionalFormOfTheSource) {
