@@ -46,6 +46,7 @@ DecoderLm::DecoderLm(const ModelConfig& config) : Model(config) {
   embed_ = register_module("embed_tokens", embed);
   positions_ = register_module("embed_positions",
                                std::make_shared<PositionEmbedding>(config.positions, config.dim, config.max_length, config.PositionStd()));
+  if (config.embedding_norm) embedding_norm_ = register_module("embed_norm", std::make_shared<LayerNorm>(config.dim, config.norm_eps));
   auto layers = register_module("layers", std::make_shared<Container>());
   blocks_ = AddBlocks(*layers, config, Form::kCausal);
   if (config.final_norm) norm_ = register_module("norm", std::make_shared<LayerNorm>(config.dim, config.norm_eps));
@@ -105,6 +106,7 @@ at::Tensor DecoderLm::Hidden(const at::Tensor& ids, ModelState& state, const ops
   stream.mask = mask;
   stream.positions = PiecePositions(state.positions, ids.size(1), mask);
   stream.x = positions_->Forward(at::embedding(embedding_, ids), stream.positions);
+  if (embedding_norm_) stream.x = embedding_norm_->Forward(stream.x);
   if (is_training() && config_.dropout > 0) stream.x = at::dropout(stream.x, config_.dropout, true);
   for (size_t i = 0; i < blocks_.size(); ++i) stream = blocks_[i]->Extend(std::move(stream), state.layers[i]);
   state.positions = PositionsAfter(state.positions, stream.positions, mask);

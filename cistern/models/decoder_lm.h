@@ -47,7 +47,7 @@ class DecoderLm : public Model {
   at::Tensor embedding_;  // [V,D]
   std::shared_ptr<PositionEmbedding> positions_;
   std::vector<std::shared_ptr<Block>> blocks_;
-  std::shared_ptr<LayerNorm> norm_;
+  std::shared_ptr<LayerNorm> embedding_norm_, norm_;  // null where not asked for
   std::shared_ptr<Linear> head_;
 };
 

@@ -192,7 +192,9 @@ AttentionLayer::Attended AttentionLayer::Bidirectional(const Stream& stream, Han
   if (!memory_mechanism_) return {Attend(Form::kBidirectional, x, nullptr, stream.mask, handles), {}};
   if (handles) handles->clear();
   if (stream.mask.starts) {
-    FailUsage("[", mechanism_->info().name, "] has one memory for each row, and every document needs its own: give each document a row");
+    FailUsage("[", mechanism_->info().name,
+              "] has one memory for each row, and a row of several documents would need one for each: give each document a row of its own, "
+              "with lengths, or use a mechanism without a memory, such as latte");
   }
   const bool handed_on = mechanism_->info().HandsOnMemory() && stream.memory.defined();
   Project(memory_, handed_on ? stream.memory : mechanism_->InitialMemory(), &x);

@@ -43,7 +43,8 @@ class AttentionLayer : public torch::nn::Module {
   // [B,T,D]. `handles`: scores from the layer before, replaced by those for the next (Mechanism::Attend); null: there is neither.
   at::Tensor Extend(const Stream& stream, State& state, Handles* handles = nullptr);  // causal
   // With a memory stream, `packed` is what its slots found in the tokens, to be added to the memory, or the next memory itself
-  // (MemoryUse::kReplaced). Its rows hold one document each: UsageError for packed rows.
+  // (MemoryUse::kReplaced). Its rows hold one document each: packed rows are a UsageError, because the memory that goes from block to block
+  // is one for each row, and no source says how that of several documents in a row would be handed on.
   struct Attended {
     at::Tensor tokens;  // [B,T,D]; undefined without options.tokens_out
     at::Tensor packed;  // [B,M,D]

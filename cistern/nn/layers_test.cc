@@ -80,6 +80,25 @@ at::Tensor ExtendLayer(AttentionLayer& layer, const at::Tensor& x, const std::ve
   return at::cat(outs, 1);
 }
 
+TEST(FeedForward, DropoutComesAfterTheActivation) {
+  at::NoGradGuard guard;
+  const auto ffn = std::make_shared<FeedForward>(4, 4, "relu", true, 0.02, 0.02, 0.25);
+  auto p = ffn->named_parameters();
+  p["up_proj.weight"].zero_();
+  p["up_proj.bias"].copy_(at::tensor({-1.0, 1.0, 3.0, -2.0}));  // relu leaves 0, 1, 3, 0
+  p["down_proj.weight"].copy_(at::eye(4));
+  p["down_proj.bias"].fill_(10);
+  const at::Tensor x = at::zeros({1, 10'000, 4}), kept = at::tensor({10.0f, 11.0f, 13.0f, 10.0f}).expand_as(x);
+  ffn->eval();
+  ExpectSameBits(ffn->Forward(x), kept, "evaluation");
+  ffn->train();
+  at::manual_seed(1);
+  const at::Tensor got = ffn->Forward(x) - 10, scaled = (kept - 10) / 0.75;
+  EXPECT_LT(at::minimum((got - scaled).abs(), got.abs()).max().item<double>(), 1e-5) << "each is left out or grows by 1 / 0.75";
+  for (const int64_t channel : {1, 2})
+    EXPECT_NEAR((got.select(2, channel) == 0).to(at::kDouble).mean().item<double>(), 0.25, 0.02) << "channel " << channel;
+}
+
 TEST(AttentionLayer, SplitAnywhereEqualsWholeWithItsGradients) {
   ForEachLayer([](AttentionLayer& layer, const std::string& what) {
     const int64_t T = 37;

@@ -36,15 +36,18 @@ int64_t AvailableBytes() { return ProcBytes("/proc/meminfo", "MemAvailable"); }
 
 int64_t EstimateTrainingBytes(const ModelConfig& c, int64_t rows, int64_t length) {
   const double ffn = c.ffn_dim > 0 ? double(c.ffn_dim) : 4.0 * double(c.dim), dim = double(c.dim), tokens = double(rows) * double(length);
-  double widths = 0;  // of the projections of all layers
+  double widths = 0, own_widths = 0, own_layers = 0;  // of the projections of all layers, and of those with parameters of their own
   for (int64_t layer = 0; layer < c.layers; ++layer) {
     const AttentionLayerOptions a = c.Block(layer, c.kind == "decoder_lm" ? Form::kCausal : Form::kBidirectional).attention;
     for (const Projection& p : FindMechanism(a.mechanism).make(a.mechanism_options, a.dims)->Projections()) {
-      if (p.OfTokens() && !p.identity) widths += double(p.width);
+      if (!p.OfTokens() || p.identity) continue;
+      widths += double(p.width);
+      own_widths += c.TiedTo(layer) == layer ? double(p.width) : 0;
     }
+    own_layers += c.TiedTo(layer) == layer;
   }
   const double layers = double(c.layers), slots = std::max(0.0, widths - 3 * layers * dim);  // beyond q, k and v
-  const double matrices = dim * widths + layers * (dim * dim + 2 * dim * ffn);
+  const double matrices = dim * own_widths + own_layers * (dim * dim + 2 * dim * ffn);
   const double tables =
       double(c.vocab_size) * dim * (c.tie_embeddings ? 1 : 2) + (c.positions == "learned" ? double(c.max_length) * dim : 0);
   // Weights, gradients, two moments; then what the backward pass keeps for each token: norms, projections, core, feed-forward, residuals.
