@@ -94,8 +94,10 @@ Fields ConvLunaMechanism::DescribeAll(Options& options, bool filter, bool temper
     f.Add("stride", &options.stride, "tokens from one filtered key to the next (S)", {1, 4096});
     f.Add(
         "mask", &options.mask,
-        "padding is left out (tokens), or takes part like any token as in P000's published runs (none): the length of a batch then changes "
-        "its results",
+        "tokens: padding is left out, and a row of n tokens gives ceil(n/S) filtered keys, however long its batch; none, P000's published "
+        "runs: padding takes part like any token, so added padding changes results, and a length of T gives floor((T-K)/S) + 1 keys (T "
+        "with a "
+        "convolution of stride 1)",
         {"tokens", "none"});
   }
   if (temperature) {

@@ -31,6 +31,7 @@ const MechanismInfo& luna_mechanism() {
     i.state = "M (d + 1) per head";
     i.cases = {Json{{"slots", 3}},
                Json{{"slots", 4}, {"tie_kv", false}, {"sharing", "all"}, {"packed_output", "shared"}, {"init", "scaled"}},
+               Json{{"slots", 4}, {"packing_heads", 1}, {"init", "scaled"}, {"sinusoid", true}, {"norm", true}},
                Json{{"slots", 6}, {"tie_kv", false}, {"sharing", "query_key"}, {"packed_output", "own"}, {"init", "identity"}},
                Json{{"slots", 20}, {"dynamic_projection", true}, {"init", "embedding"}},
                Json{{"slots", 2}, {"tie_kv", false}, {"init", "xavier"}}};
@@ -54,11 +55,16 @@ Fields LunaMechanism::Describe(Options& options) {
         "what was packed goes through no linear map as in Luna, its own, or the tokens' output projection as P000's Luna (shared)",
         {"none", "own", "shared"});
   f.Add("dynamic_projection", &options.dynamic_projection, "no more slots are read than there are tokens, as Luna's option of this name");
+  f.Add("packing_heads", &options.packing_heads,
+        "heads by which the memory attends to the tokens, as Luna's projected attention heads; 0: as many as the layer has", {0, 1024});
   return f;
 }
 
 LunaMechanism::LunaMechanism(const MechanismInfo& info, const Options& options, const AttentionDims& dims)
-    : MemoryMechanism(info, options, dims), options_(options) {}
+    : MemoryMechanism(info, options, dims), options_(options) {
+  if (dims.dim % PackingHeads() != 0)
+    FailUsage("[luna] packing_heads=", options.packing_heads, " does not divide the width dim=", dims.dim, "; 0 takes those of the layer");
+}
 
 std::vector<Projection> LunaMechanism::Projections() const {
   const int64_t dim = dims().dim;
@@ -67,6 +73,7 @@ std::vector<Projection> LunaMechanism::Projections() const {
   auto add = [&](const std::string& name, Side side, const std::string& map = "") {
     all.push_back({name, side, dim});
     all.back().map = map;
+    if (side != Side::kPacked) all.back().heads = options_.packing_heads;
   };
   auto add_packed = [&](const std::string& name, bool shared) {
     shared ? add("packed_" + name, Side::kPacked, name) : add(name, Side::kPacked);
@@ -82,6 +89,10 @@ std::vector<Projection> LunaMechanism::Projections() const {
 MemoryMechanism::PackedOutput LunaMechanism::packed_output() const {
   if (options_.packed_output == "none") return PackedOutput::kNone;
   return options_.packed_output == "own" ? PackedOutput::kOwn : PackedOutput::kShared;
+}
+
+at::Tensor LunaMechanism::LayerHeads(const at::Tensor& packed) const {
+  return packed.transpose(1, 2).flatten(2).unflatten(2, {dims().heads, Width()}).transpose(1, 2);
 }
 
 at::Tensor LunaMechanism::Readable(const at::Tensor& lengths) const {
@@ -103,13 +114,13 @@ at::Tensor LunaMechanism::Unpack(const std::vector<at::Tensor>& x, const std::ve
 }
 
 State LunaMechanism::EmptyState(int64_t batch, const at::TensorOptions& options) const {
-  const ops::SlotState slots = ops::EmptySlots(batch, dims().heads, Slots(), Width(), options);
+  const ops::SlotState slots = ops::EmptySlots(batch, PackingHeads(), Slots(), dims().dim / PackingHeads(), options);
   return {{{"memory", slots.memory}, {"z", slots.z}, {"count", at::zeros({batch}, options.dtype(at::kLong).requires_grad(false))}}};
 }
 
 void LunaMechanism::Write(const std::vector<at::Tensor>& x, State& state, const ops::Mask& mask) {
   const at::Tensor& keys = Keys(x);
-  const at::Tensor fit = at::matmul(keys, OfMemory(x, 0, keys.size(0)).transpose(2, 3)) / std::sqrt(double(Width()));  // [B,H,T,M]
+  const at::Tensor fit = at::matmul(keys, OfMemory(x, 0, keys.size(0)).transpose(2, 3)) / std::sqrt(double(keys.size(3)));  // [B,H,T,M]
   const ops::SlotState slots = ops::SlotWrite(fit, Values(x), {state["memory"], state["z"]}, mask);
   state["memory"] = slots.memory;
   state["z"] = slots.z;
@@ -118,7 +129,7 @@ void LunaMechanism::Write(const std::vector<at::Tensor>& x, State& state, const 
 
 at::Tensor LunaMechanism::Read(const std::vector<at::Tensor>& x, const State& state) {
   const size_t tokens = options_.tie_kv ? 2 : 3;
-  const at::Tensor packed = state["memory"].to(x[0].scalar_type());
+  const at::Tensor packed = LayerHeads(state["memory"]).to(x[0].scalar_type());
   const at::Tensor &k = x.size() > tokens ? x[tokens] : packed, &v = x.size() > tokens ? x.back() : packed;
   const at::Tensor written = state["z"].detach().select(1, 0) > -std::numeric_limits<double>::infinity();  // [B,M], of every head alike
   const at::Tensor readable = Readable(state["count"]);
@@ -133,11 +144,12 @@ State LunaMechanism::Merge(const State& first, const State& second) const {
 }
 
 at::Tensor LunaMechanism::Definition(Form form, const std::vector<at::Tensor>& queries, const std::vector<at::Tensor>& x) const {
-  const double scale = 1 / std::sqrt(double(Width()));
+  const double root = std::sqrt(double(Width())), packing_root = std::sqrt(double(dims().dim) / double(PackingHeads()));
   return EachQuery(form, queries, x, Width(), [&](const auto& query, const auto& seen) {
-    at::Tensor packed = at::matmul(at::softmax(at::matmul(MemoryHeads(), Keys(seen).transpose(2, 3)) * scale, 3), Values(seen));
+    const at::Tensor p = at::softmax(at::matmul(MemoryHeads(PackingHeads()), Keys(seen).transpose(2, 3)) / packing_root, 3);
+    at::Tensor packed = LayerHeads(at::matmul(p, Values(seen)));
     if (options_.dynamic_projection) packed = packed.narrow(2, 0, std::min(Slots(), Keys(seen).size(2)));
-    return at::matmul(at::softmax(at::matmul(query[0], packed.transpose(2, 3)) * scale, 3), packed);
+    return at::matmul(at::softmax(at::matmul(query[0], packed.transpose(2, 3)) / root, 3), packed);
   });
 }
 

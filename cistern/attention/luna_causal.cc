@@ -29,7 +29,7 @@ const MechanismInfo& luna_causal_mechanism() {
     i.positions = {"none", "learned", "sinusoidal"};
     i.time = "O(T M d)";
     i.state = "2 M d per head";
-    i.cases = {Json{{"slots", 3}}, Json{{"slots", 4}, {"weight", "elu"}, {"tie_kv", false}, {"init", "scaled"}}};
+    i.cases = {Json{{"slots", 3}}, Json{{"slots", 4}, {"weight", "elu"}, {"tie_kv", false}, {"init", "scaled"}, {"sinusoid", true}}};
     return i;
   }();
   static const bool bound = (BindMechanism<LunaCausalMechanism>(info), true);

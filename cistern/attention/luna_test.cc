@@ -62,6 +62,35 @@ TEST(Luna, FewTokensReadAsManySlots) {
   ExpectClose(got, four->Bidirectional(x, {}), 1e-14, "the first four slots");
 }
 
+TEST(Luna, PackingHasHeadsOfItsOwn) {
+  at::NoGradGuard guard;
+  auto attention = [](const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
+    return at::matmul(at::softmax(at::matmul(q, k.transpose(2, 3)) / std::sqrt(double(k.size(3))), 3), v);
+  };
+  for (const int64_t heads : {1, 5}) {
+    const std::string what = std::to_string(heads) + " packing heads";
+    const auto m = Make("luna", {{"slots", 3}, {"tie_kv", false}, {"packing_heads", heads}});
+    const auto x = Inputs(*m, 2, 9);  // q, pk, pv
+    ASSERT_EQ(x[1].sizes(), at::IntArrayRef({2, heads, 9, kDim / heads}));
+    const at::Tensor memory = m->named_parameters()["memory"].view({1, 3, heads, kDim / heads}).transpose(1, 2);
+    const at::Tensor packed = attention(memory, x[1], x[2]).transpose(1, 2).reshape({2, 3, kHeads, kWidth}).transpose(1, 2);
+    const at::Tensor want = attention(x[0], packed, packed);
+    ExpectClose(m->Bidirectional(x, {}), want, 1e-13, what);
+    ExpectClose(m->Definition(Form::kBidirectional, x, x), want, 1e-13, what + ", definition");
+    State state = m->EmptyState(2, x[0].options());
+    m->Write(Narrow(x, 0, 4), state, {});
+    m->Write(Narrow(x, 4, 5), state, {});
+    EXPECT_EQ(state["memory"].sizes(), at::IntArrayRef({2, heads, 3, kDim / heads}));
+    ExpectClose(m->Read(x, state), want, 1e-13, what + ", written in two pieces");
+    ExpectClose(Narrow(Row({m->Bidirectional(x, {Lengths({9, 4}), {}})}, 1), 0, 4)[0], m->Bidirectional(Narrow(Row(x, 1), 0, 4), {}), 1e-13,
+                what + ", a padded row");
+  }
+  const auto plain = Make("luna", {{"slots", 3}}), same = Make("luna", {{"slots", 3}, {"packing_heads", kHeads}});
+  const auto x = Inputs(*plain, 2, 9);
+  ExpectSameBits(same->Bidirectional(x, {}), plain->Bidirectional(x, {}), "as many heads");
+  ExpectContains(Thrown([] { Make("luna", {{"slots", 3}, {"packing_heads", 3}}); }), {"[luna]", "packing_heads=3", "dim=10"});
+}
+
 TEST(LunaCausal, EqualFitsMakeMeans) {
   // With all of the memory at 0 every token weighs log2(1 + 2^0) = 1 (elu(0) + 1 = 1 likewise), so the slots are running means.
   at::NoGradGuard guard;
@@ -155,6 +184,58 @@ TEST(MemoryMechanisms, InitialMemories) {
   }
   const auto m = Make("luna", {{"slots", 3}, {"init", "identity"}});
   ExpectSameBits(m->named_parameters()["memory"][0], at::eye(3, kDim, at::kDouble), "identity");
+  // The defaults that are not Luna's.
+  ExpectSameBits(Make("shared_workspace", {{"slots", 3}})->named_parameters()["memory"][0], at::eye(3, kDim, at::kDouble), "workspace");
+  const at::Tensor set = Make("set_transformer", {{"slots", 4000}})->named_parameters()["memory"];
+  const double bound = std::sqrt(6.0 / (4000 + kDim));
+  EXPECT_LE(set.abs().max().item<double>(), bound);
+  EXPECT_NEAR(set.std().item<double>(), bound / std::sqrt(3.0), 0.02 * bound);
+}
+
+TEST(Perceiver, InitialLatents) {
+  const at::Tensor normal = Make("perceiver", {{"latents", 4000}})->named_parameters()["latents"];
+  EXPECT_NEAR(normal.std().item<double>(), 1, 0.03);
+  EXPECT_GT(normal.abs().max().item<double>(), 3);
+  // A normal variable cut at two deviations keeps 0.8796 of its deviation.
+  const at::Tensor cut = Make("perceiver", {{"latents", 4000}, {"init", "truncated"}})->named_parameters()["latents"];
+  EXPECT_LE(cut.abs().max().item<double>(), 0.04 * (1 + 1e-6));
+  EXPECT_NEAR(cut.std().item<double>(), 0.02 * 0.8796, 0.02 * 0.02);
+}
+
+TEST(MemoryMechanisms, SinusoidsAndANormOfTheInitialMemory) {
+  at::NoGradGuard guard;
+  for (const int64_t width : {10, 7}) {  // an odd one ends in a zero
+    AttentionDims dims;
+    dims.dim = width, dims.heads = 1;
+    const int64_t slots = 5, half = width / 2;
+    at::Tensor sinusoid = at::zeros({slots, width}, at::kDouble);
+    for (int64_t m = 0; m < slots; ++m) {
+      for (int64_t i = 0; i < half; ++i) {
+        const double angle = double(m) * std::pow(10000.0, -double(i) / double(half - 1));
+        sinusoid[m][i] = std::sin(angle);
+        sinusoid[m][half + i] = std::cos(angle);
+      }
+    }
+    for (const char* name : {"luna", "luna_causal", "set_transformer"}) {
+      const MechanismInfo& info = FindMechanism(name);
+      const auto with = info.make({{"slots", slots}, {"init", "scaled"}, {"sinusoid", true}}, dims);
+      const auto normed = info.make({{"slots", slots}, {"init", "embedding"}, {"sinusoid", true}, {"norm", true}}, dims);
+      AttentionDims later = dims;
+      later.first = normed.get();
+      const auto second = info.make({{"slots", slots}, {"init", "embedding"}, {"sinusoid", true}, {"norm", true}}, later);
+      for (const auto& m : {with, normed}) m->to(at::kDouble);
+      const at::Tensor memory = with->named_parameters()["memory"];
+      ExpectClose(with->InitialMemory(), memory * std::sqrt(double(width)) + sinusoid, 1e-14, name);
+      auto p = normed->named_parameters();
+      p["memory_norm.weight"].normal_();
+      p["memory_norm.bias"].normal_();
+      const at::Tensor sum = p["memory"] + sinusoid, centred = sum - sum.mean(2, true);
+      const at::Tensor unit = centred / (centred.square().mean(2, true) + 1e-5).sqrt();
+      ExpectClose(normed->InitialMemory(), unit * p["memory_norm.weight"] + p["memory_norm.bias"], 1e-13, std::string(name) + ", norm");
+      ExpectSameBits(second->InitialMemory(), normed->InitialMemory(), std::string(name) + ", second layer");
+      EXPECT_TRUE(second->named_parameters().is_empty()) << name;
+    }
+  }
 }
 
 TEST(MemoryMechanisms, RefuseWithAReason) {

@@ -17,7 +17,8 @@ class MemoryMechanism : public Mechanism {
  public:
   at::Tensor InitialMemory() const override;
 
-  // Tokens into the memory: -> [B,H,M,d]. x: tensors of the tokens, then of the memory. Padding is left out; packed rows are an error.
+  // Tokens into the memory: -> [B,H,M,d], H and d those of the packing projections, which may have other heads than the layer. x: tensors
+  // of the tokens, then of the memory. Padding is left out; packed rows are an error.
   virtual at::Tensor Pack(const std::vector<at::Tensor>& x, const ops::Mask& mask) = 0;
   // What the tokens read in place of `packed` [B,M,D], heads merged, after its linear map: with MemoryUse::kReplaced the next memory.
   virtual at::Tensor Update(const std::vector<at::Tensor>&, const at::Tensor& packed, const ops::Mask&) const { return packed; }
@@ -44,16 +45,19 @@ class MemoryMechanism : public Mechanism {
     //   scaled   the same, times sqrt(D) where it is used: Luna's without learned positions
     //   xavier   U(+-sqrt(6/(M+D))): the Set-Transformer-like model of P000's code
     std::string init = "normal";
+    // What is added to it, and then done to it, before the first layer; both as in Luna's encoders.
+    bool sinusoid = false;  // sinusoids of the slot's number m: sin(m w_i) beside cos(m w_i), w_i = 10000^(-i/(D/2 - 1))
+    bool norm = false;      // a layer norm: memory_norm.weight and .bias
   };
 
  protected:
   MemoryMechanism(const MechanismInfo& info, const MemoryOptions& options, const AttentionDims& dims);
   static void Describe(MemoryOptions& options, Fields& fields);
 
-  // The memory's tensor `index`: that of x, or the parameter split into heads; for each of `batch` rows.
+  // The memory's tensor `index`: that of x, or the initial memory split into as many heads; for each of `batch` rows.
   at::Tensor OfMemory(const std::vector<at::Tensor>& x, size_t index, int64_t batch) const;
-  // The parameter split into heads, [1,H,M,d].
-  at::Tensor MemoryHeads() const;
+  // The initial memory split into heads, [1,H,M,d]; heads 0: as many as the layer has.
+  at::Tensor MemoryHeads(int64_t heads = 0) const;
   at::Tensor BidirectionalRows(const std::vector<at::Tensor>& x, const ops::Mask& mask) override;
   int64_t Width() const { return dims().dim / dims().heads; }
   int64_t Slots() const { return memory_.size(1); }
@@ -62,6 +66,8 @@ class MemoryMechanism : public Mechanism {
  private:
   bool scaled_;
   at::Tensor memory_;
+  at::Tensor sinusoid_;                 // [M,D] in double; undefined without
+  at::Tensor norm_weight_, norm_bias_;  // undefined without
 };
 
 }  // namespace cistern

@@ -22,6 +22,8 @@ Fields ModelConfig::Describe() {
   f.Add("dim", &dim, "width of the model (D)", {1, 65536});
   f.Add("layers", &layers, "blocks", {1, 1024});
   f.Add("heads", &heads, "attention heads; dim must be divisible by it", {1, 1024});
+  f.Add("tied_layers", &tied_layers,
+        "the layer whose parameters each layer has, by number from 0: 0,1,0,1 runs two layers twice; none: each has its own", {0, 1023});
   f.Add("ffn_dim", &ffn_dim, "width of the feed-forward; 0: 4 dim", {0, 1 << 20});
   f.Add("max_length", &max_length, "longest input of mechanisms and positions that have a fixed length", {1, 1 << 30});
   f.Add("decoder_layers", &decoder_layers, "encoder_decoder: blocks of the decoder; 0: as many as `layers`, the encoder's", {0, 1024});
@@ -31,6 +33,9 @@ Fields ModelConfig::Describe() {
         "encoder_decoder: mechanism by which the decoder attends to the source, or one for each layer");
   f.Add("conv", &conv, "taps of the causal convolution on the projections (of an encoder_decoder: of the decoder's own); 0: none", {0, 64});
   f.Add("norm", &norm, "layer norm before or after attention and feed-forward", {"pre", "post"});
+  f.Add("embedding_norm", &embedding_norm,
+        "a layer norm of embeddings and positions, before the first block: BERT, Luna's encoders (whose memory has one too, its option "
+        "norm)");
   f.Add("final_norm", &final_norm, "a layer norm after the last block");
   f.Add("norm_eps", &norm_eps, "epsilon of the layer norms", {0.0, 1.0});
   f.Add("activation", &activation, "of the feed-forward", {"gelu", "gelu_tanh", "relu"});
@@ -52,6 +57,8 @@ Fields ModelConfig::Describe() {
         {0, 1 << 24});
   f.Add("dropout", &dropout, "after attention, feed-forward and embedding", {0.0, 0.95});
   f.Add("attention_dropout", &attention_dropout, "on the attention probabilities", {0.0, 0.95});
+  f.Add("ffn_dropout", &ffn_dropout, "after the activation of the feed-forward: Long Range Arena, P000's code, Luna and fairseq have it",
+        {0.0, 0.95});
   f.Add("init_std", &init_std, "standard deviation of the initial weights", {1e-6, 10.0});
   f.Add("embedding_std", &embedding_std, "the same of embeddings and learned positions; 0 takes init_std", {0.0, 10.0});
   f.Add("position_std", &position_std, "the same of learned positions, 0 as P000's code; -1 takes that of embeddings", {-1.0, 10.0});
@@ -66,6 +73,8 @@ void ModelConfig::Validate() const {
   if (dim % heads != 0) FailUsage("dim=", dim, " is not divisible by heads=", heads);
   if (head_bias && tie_embeddings && kind != "encoder_classifier")
     FailUsage("head_bias=true needs tie_embeddings=false: a tied output layer has no bias");
+  if (kind == "encoder_decoder" && embedding_norm)
+    FailUsage("embedding_norm=true is for the other kinds: an encoder_decoder has no norm there; leave it out");
   if (kind == "encoder_decoder" && share_embeddings && TargetVocabSize() != vocab_size) {
     FailUsage("target_vocab_size=", target_vocab_size, " needs share_embeddings=false: one shared matrix has vocab_size=", vocab_size,
               " rows");
@@ -86,6 +95,41 @@ void ModelConfig::Validate() const {
   if (parameters > 1e11) FailUsage("the model would have about ", parameters, " parameters; check dim=", dim, " and layers=", layers);
   for (const Form form : Forms()) ValidateStack(form);
   ValidateMemory();
+  ValidateTies();
+}
+
+void ModelConfig::ValidateTies() const {
+  if (tied_layers.empty()) return;
+  if (kind == "encoder_decoder")
+    FailUsage("tied_layers has no meaning for an encoder_decoder, which has two stacks of layers; leave it out");
+  if (int64_t(tied_layers.size()) != layers) {
+    FailUsage("tied_layers lists ", tied_layers.size(), " numbers for ", layers,
+              " layers; give for each the layer whose parameters it has");
+  }
+  const Form form = Forms()[0];
+  for (int64_t layer = 0; layer < layers; ++layer) {
+    const int64_t owner = TiedTo(layer);
+    if (owner < 0 || owner > layer || TiedTo(owner) != owner) {
+      FailUsage("tied_layers: layer ", layer, " cannot have the parameters of layer ", owner,
+                ": that must be an earlier layer with its own, or the layer itself");
+    }
+    if (owner == layer) continue;
+    const AttentionLayerOptions a = AttentionOptions(layer, form), b = AttentionOptions(owner, form);
+    if (a.mechanism != b.mechanism) {
+      FailUsage("tied_layers: layer ", layer, " (", a.mechanism, ") cannot have the parameters of layer ", owner, " (", b.mechanism,
+                "); tie layers of one mechanism");
+    }
+    const auto core = MakeMechanism(a);
+    const auto redrawn = [](const CoreWeight& w) { return w.kind == CoreWeight::Kind::kRedrawn; };
+    if (std::any_of(core->weights().begin(), core->weights().end(), redrawn)) {
+      FailUsage("tied_layers: ", a.mechanism, " draws features anew while it is trained, which must not happen between layers ", owner,
+                " and ", layer, "; set its redraw=0");
+    }
+    if (a.dims.copied != b.dims.copied || a.dims.copied_on != b.dims.copied_on) {
+      FailUsage("tied_layers: by the placement of ", a.mechanism, " layers ", owner, " and ", layer,
+                " do not copy the same scores, so they cannot have the same parameters; tie other layers, or choose another placement");
+    }
+  }
 }
 
 void ModelConfig::ValidateMemory() const {
@@ -200,6 +244,7 @@ BlockOptions ModelConfig::Block(int64_t layer, Form form) const {
   b.ffn_bias = bias || ffn_bias;
   b.ffn_dim = ffn_dim;
   b.dropout = dropout;
+  b.ffn_dropout = ffn_dropout;
   b.norm_eps = norm_eps;
   // What reaches no later block and not the head is left out.
   const bool memory_pooled = kind == "encoder_classifier" && pooling == "memory";

@@ -20,7 +20,8 @@ struct ModelConfig {
   Json attention_options = Json::object();         // options of the mechanisms, by name: {"latte": {"latents": 64}}
   int64_t conv = 0;
   std::string norm = "pre", activation = "gelu", positions = "none", pooling = "mean", head = "relu";
-  bool final_norm = true, norm_pooled = false, tie_embeddings = true;
+  bool embedding_norm = false, final_norm = true, norm_pooled = false, tie_embeddings = true;
+  std::vector<int64_t> tied_layers = {};  // the layer whose parameters each layer has, by number from 0; none: each has its own
   // encoder_decoder: `layers` and `attention` are the encoder's.
   int64_t decoder_layers = 0;                              // 0: as many as `layers`
   std::vector<std::string> decoder_attention = {};         // causal; none: as `attention`
@@ -28,7 +29,7 @@ struct ModelConfig {
   int64_t target_vocab_size = 0;                           // 0: vocab_size
   bool share_embeddings = true;                            // of source and target
   bool bias = false, ffn_bias = false, head_bias = false;  // bias: all of them; Latte's paper has the other two alone
-  double dropout = 0, attention_dropout = 0, init_std = 0.02, embedding_std = 0, position_std = -1, norm_eps = 1e-5;
+  double dropout = 0, attention_dropout = 0, ffn_dropout = 0, init_std = 0.02, embedding_std = 0, position_std = -1, norm_eps = 1e-5;
 
   Fields Describe();
   // Checks what single fields cannot: divisibility, mechanisms, options; UsageError names the key. Call after reading.
@@ -42,6 +43,7 @@ struct ModelConfig {
   AttentionLayerOptions AttentionOptions(int64_t layer, Form form) const;
   BlockOptions Block(int64_t layer, Form form) const;  // a causal one of an encoder_decoder has cross attention
   bool HandsOnMemory(int64_t layer) const;             // the mechanism of this bidirectional layer does
+  int64_t TiedTo(int64_t layer) const { return tied_layers.empty() ? layer : tied_layers[size_t(layer)]; }
   int64_t TargetVocabSize() const { return target_vocab_size > 0 ? target_vocab_size : vocab_size; }
   std::string Summary() const;  // "latte, 2 layers x 128, 4 heads"
 
@@ -49,6 +51,7 @@ struct ModelConfig {
   std::vector<Form> Forms() const;
   void ValidateStack(Form form) const;
   void ValidateMemory() const;
+  void ValidateTies() const;
   const Json& OptionsOf(const std::string& mechanism) const;
   int64_t Copied(int64_t layer, Form form) const;  // AttentionDims::copied
 };

@@ -17,6 +17,7 @@ EncoderClassifier::EncoderClassifier(const ModelConfig& config) : Model(config) 
   positions_ = register_module(
       "embed_positions", std::make_shared<PositionEmbedding>(config.positions, config.dim,
                                                              config.max_length + (config.pooling == "cls" ? 1 : 0), config.PositionStd()));
+  if (config.embedding_norm) embedding_norm_ = register_module("embed_norm", std::make_shared<LayerNorm>(config.dim, config.norm_eps));
   auto layers = register_module("layers", std::make_shared<Container>());
   blocks_ = AddBlocks(*layers, config, Form::kBidirectional);
   if (config.final_norm) norm_ = register_module("norm", std::make_shared<LayerNorm>(config.dim, config.norm_eps));
@@ -37,6 +38,7 @@ at::Tensor EncoderClassifier::Forward(const at::Tensor& ids, const at::Tensor& l
   stream.mask.lengths = lengths + (cls ? 1 : 0);
   stream.positions = PiecePositions(at::zeros({1}, lengths.options()), stream.x.size(1), {});
   stream.x = positions_->Forward(stream.x, stream.positions);
+  if (embedding_norm_) stream.x = embedding_norm_->Forward(stream.x);
   if (is_training() && config_.dropout > 0) stream.x = at::dropout(stream.x, config_.dropout, true);
   for (const auto& block : blocks_) stream = block->Bidirectional(std::move(stream));
   const bool memory = config_.pooling == "memory";

@@ -1,5 +1,6 @@
 #pragma once
-// A bidirectional encoder with a pooled classification head (Long Range Arena's shape; spec 1.3).
+// A bidirectional encoder with a pooled classification head (Long Range Arena's shape; spec 1.3). A row is one input with one answer, so
+// there are lengths, but no rows packed with several documents.
 #include "cistern/models/model.h"
 #include "cistern/nn/positions.h"
 
@@ -17,8 +18,8 @@ class EncoderClassifier : public Model {
   at::Tensor embedding_, cls_;
   std::shared_ptr<PositionEmbedding> positions_;
   std::vector<std::shared_ptr<Block>> blocks_;
-  std::shared_ptr<LayerNorm> norm_;
-  std::shared_ptr<Linear> hidden_, head_;  // hidden_: null where the head is one map
+  std::shared_ptr<LayerNorm> embedding_norm_, norm_;  // null where not asked for
+  std::shared_ptr<Linear> hidden_, head_;             // hidden_: null where the head is one map
 };
 
 }  // namespace cistern

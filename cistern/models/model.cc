@@ -76,6 +76,10 @@ at::TensorOptions Model::options() const {
 std::vector<std::shared_ptr<Block>> AddBlocks(Container& layers, const ModelConfig& config, Form form) {
   std::vector<std::shared_ptr<Block>> blocks;
   for (int64_t i = 0; i < config.Layers(form); ++i) {
+    if (const int64_t owner = config.TiedTo(i); owner != i) {
+      blocks.push_back(blocks[size_t(owner)]);
+      continue;
+    }
     BlockOptions options = config.Block(i, form);
     for (int64_t j = i; j-- > 0;) {
       const class Block& earlier = *blocks[size_t(j)];

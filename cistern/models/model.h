@@ -23,6 +23,7 @@ class Model : public torch::nn::Module {
 };
 
 // The blocks of a model, registered in `layers` as "0", "1", ...; what a mechanism ties across layers belongs to its first block.
+// A layer tied to an earlier one (ModelConfig::tied_layers) is that block again, so its parameters are counted, saved and trained once.
 std::vector<std::shared_ptr<Block>> AddBlocks(Container& layers, const ModelConfig& config, Form form);
 
 std::shared_ptr<Model> MakeModel(const ModelConfig& config, uint64_t seed);

@@ -5,8 +5,8 @@
 #include "cistern/attention/testing_mechanisms.h"
 #include "cistern/base/error.h"
 #include "cistern/io/test_folder.h"
-#include "cistern/models/decoder_lm.h"
 #include "cistern/models/encoder_classifier.h"
+#include "cistern/models/testing_models.h"
 
 namespace cistern {
 namespace {
@@ -37,27 +37,13 @@ std::shared_ptr<M> Make(const ModelConfig& config, at::ScalarType dtype = at::kD
 
 at::Tensor Ids(int64_t batch, int64_t length) { return at::randint(0, 23, {batch, length}, at::kLong); }
 
-at::Tensor ExtendModel(DecoderLm& m, const at::Tensor& ids, const std::vector<int64_t>& cuts, const ops::Mask& mask = {},
-                       ModelState* state_out = nullptr) {
-  ModelState state = m.EmptyState(ids.size(0));
-  std::vector<at::Tensor> outs;
-  for (size_t i = 0; i + 1 < cuts.size(); ++i) {
-    const int64_t begin = cuts[i], count = cuts[i + 1] - begin;
-    ops::Mask piece;
-    if (mask.lengths) piece.lengths = (*mask.lengths - begin).clamp(0, count);
-    if (mask.starts) piece.starts = mask.starts->narrow(1, begin, count);
-    outs.push_back(m.Extend(ids.narrow(1, begin, count), state, piece));
-  }
-  if (state_out) *state_out = state;
-  return at::cat(outs, 1);
-}
-
 // Mixed mechanisms, with convolution and learned positions; softmax alone with rotary ones.
 std::vector<ModelConfig> Lms() {
-  std::vector<ModelConfig> all = {SmallLm(), SmallLm(), SmallLm({"softmax"}), SmallLm({"latte"})};
+  std::vector<ModelConfig> all = {SmallLm(), SmallLm(), SmallLm({"softmax"}), SmallLm({"latte"}), SmallLm({"latte", "softmax", "latte"})};
   all[1].conv = 3, all[1].positions = "learned", all[1].norm = "post", all[1].bias = true, all[1].tie_embeddings = false;
   all[2].positions = "rotary", all[2].final_norm = false;
   all[3].positions = "sinusoidal", all[3].conv = 4;
+  all[4].tied_layers = {0, 1, 0}, all[4].embedding_norm = true;
   return all;
 }
 
@@ -344,6 +330,62 @@ TEST(EncoderClassifier, HeadsByTheirFormulas) {
   }
 }
 
+ModelConfig SmallClassifier(const std::string& pooling) {
+  ModelConfig c = SmallLm({"latte"});
+  c.kind = "encoder_classifier", c.classes = 3, c.pooling = pooling;
+  return c;
+}
+
+TEST(EncoderClassifier, NormsItsEmbeddings) {
+  at::NoGradGuard guard;
+  for (const std::string pooling : {"mean", "cls"}) {
+    ModelConfig c = SmallClassifier(pooling);
+    c.positions = "learned";
+    const auto plain = Make<EncoderClassifier>(c);
+    c.embedding_norm = true;
+    const auto normed = Make<EncoderClassifier>(c);
+    auto from = normed->named_parameters(), to = plain->named_parameters();
+    for (const auto& p : to) p.value().copy_(from[p.key()]);
+    // One token at one place: the plain model sees what the norm makes of their sum when that is its embedding and the position is 0.
+    const at::Tensor ids = at::full({1, 1}, 5, at::kLong), weight = to["embed_tokens.weight"], places = to["embed_positions.weight"];
+    auto norm = [&](const at::Tensor& y) {
+      const at::Tensor centred = y - y.mean(-1, true);
+      return centred / (centred.square().mean(-1, true) + c.norm_eps).sqrt() * from["embed_norm.weight"] + from["embed_norm.bias"];
+    };
+    const bool cls = pooling == "cls";
+    weight[5] = norm(weight[5] + places[cls ? 1 : 0]);
+    if (cls) to["cls_token"][0][0] = norm(to["cls_token"][0][0] + places[0]);
+    places.zero_();
+    ExpectClose(normed->Forward(ids, Lengths({1})), plain->Forward(ids, Lengths({1})), 1e-12, pooling);
+  }
+}
+
+TEST(DecoderLm, NormsItsEmbeddings) {
+  at::NoGradGuard guard;
+  ModelConfig c = SmallLm({"latte"});
+  c.tie_embeddings = false;
+  const auto plain = Make<DecoderLm>(c);
+  c.embedding_norm = true;
+  const auto normed = Make<DecoderLm>(c);
+  auto from = normed->named_parameters(), to = plain->named_parameters();
+  for (const auto& p : to) p.value().copy_(from[p.key()]);
+  to["embed_tokens.weight"].copy_(
+      at::layer_norm(from["embed_tokens.weight"], {c.dim}, from["embed_norm.weight"], from["embed_norm.bias"], c.norm_eps));
+  const at::Tensor ids = Ids(2, 9);
+  ExpectClose(ExtendModel(*normed, ids, {0, 9}), ExtendModel(*plain, ids, {0, 9}), 1e-12, "logits");
+}
+
+TEST(ModelConfig, FeedForwardDropoutReachesTheBlocks) {
+  ModelConfig c = SmallClassifier("mean");
+  c.ffn_dropout = 0.25;
+  const auto m = Make<EncoderClassifier>(c);
+  const at::Tensor ids = Ids(2, 9), lengths = Lengths({9, 9}), evaluated = m->Forward(ids, lengths);
+  ExpectSameBits(m->Forward(ids, lengths), evaluated, "evaluation");
+  m->train();
+  EXPECT_GT(RelRms(m->Forward(ids, lengths), evaluated), 1e-3);
+  EXPECT_EQ(c.Block(0, Form::kBidirectional).ffn_dropout, 0.25);
+}
+
 TEST(EncoderClassifier, OneMemoryGoesThroughTheLayers) {
   auto message = [](const std::vector<std::string>& attention, const std::string& pooling) {
     ModelConfig c = SmallLm(attention);
@@ -356,6 +398,12 @@ TEST(EncoderClassifier, OneMemoryGoesThroughTheLayers) {
   ExpectContains(message({"set_transformer"}, "memory"), {"pooling=memory", "set_transformer"});
   ExpectContains(message({"perceiver", "softmax"}, "cls"), {"pooling=cls", "latents", "pooling=mean"});
   EXPECT_EQ(message({"luna", "set_transformer", "latte", "luna"}, "memory"), "no error");
+  // The first layer makes the memory that the last one reads; what the last makes of it reaches nothing.
+  ModelConfig c = SmallLm({"luna", "latte", "luna"});
+  c.kind = "encoder_classifier", c.classes = 3, c.norm = "post";
+  const auto names = MakeModel(c, 0)->named_parameters();
+  EXPECT_TRUE(names.contains("layers.0.memory_norm.weight"));
+  EXPECT_FALSE(names.contains("layers.2.memory_norm.weight"));
 }
 
 // ---- files

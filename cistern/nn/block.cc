@@ -6,15 +6,16 @@
 
 namespace cistern {
 
-FeedForward::FeedForward(int64_t dim, int64_t hidden, const std::string& activation, bool bias, double std, double out_std)
+FeedForward::FeedForward(int64_t dim, int64_t hidden, const std::string& activation, bool bias, double std, double out_std, double dropout)
     : activation_(activation),
+      dropout_(dropout),
       up_(register_module("up_proj", std::make_shared<Linear>(dim, hidden, bias, std))),
       down_(register_module("down_proj", std::make_shared<Linear>(hidden, dim, bias, out_std))) {}
 
 at::Tensor FeedForward::Forward(const at::Tensor& x) const {
   at::Tensor h = up_->Forward(x);
   h = activation_ == "relu" ? at::relu(h) : at::gelu(h, activation_ == "gelu_tanh" ? "tanh" : "none");
-  return down_->Forward(h);
+  return down_->Forward(is_training() && dropout_ > 0 ? at::dropout(h, dropout_, true) : h);
 }
 
 Block::Block(const BlockOptions& options)
@@ -23,8 +24,9 @@ Block::Block(const BlockOptions& options)
   const bool pre = options.norm == "pre", tokens = options.attention.tokens_out, attends = attention_->attends();
   auto norm = [&](const std::string& name) { return register_module(name, std::make_shared<LayerNorm>(dim, options.norm_eps)); };
   if (tokens) {
-    ffn_ = register_module("ffn", std::make_shared<FeedForward>(dim, options.ffn_dim > 0 ? options.ffn_dim : 4 * dim, options.activation,
-                                                                options.ffn_bias, options.attention.init_std, options.attention.out_std));
+    ffn_ = register_module(
+        "ffn", std::make_shared<FeedForward>(dim, options.ffn_dim > 0 ? options.ffn_dim : 4 * dim, options.activation, options.ffn_bias,
+                                             options.attention.init_std, options.attention.out_std, options.ffn_dropout));
   }
   memory_ = attention_->mechanism().info().memory;
   if (attends && (tokens || pre)) attention_norm_ = norm("attention_norm");
@@ -82,7 +84,11 @@ Stream Block::Bidirectional(Stream stream) {
 
 Stream Block::ToLatents(Stream stream) {
   const std::string& name = attention_->mechanism().info().name;
-  if (stream.mask.starts) FailUsage("[", name, "] has one set of latents for each row: give each document a row");
+  if (stream.mask.starts) {
+    FailUsage("[", name,
+              "] has one set of latents for each row, and a row of several documents would need one for each: give each document a row of "
+              "its own, with lengths, or use a mechanism without latents of its own, such as latte");
+  }
   if (!stream.source) {
     Stream latents;
     latents.x = attention_->mechanism().InitialMemory().expand({stream.x.size(0), -1, -1});

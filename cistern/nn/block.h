@@ -18,18 +18,21 @@ struct BlockOptions {
   std::string activation = "gelu";  // gelu (erf) | gelu_tanh | relu
   int64_t ffn_dim = 0;              // 0: 4 D
   bool ffn_bias = false;
-  double dropout = 0;
+  double dropout = 0;      // of what attention and feed-forward add
+  double ffn_dropout = 0;  // in the feed-forward, after its activation
   double norm_eps = 1e-5;
   bool memory_out = true;  // false: the memory after this block is not used. attention.tokens_out: the same of the tokens
 };
 
 class FeedForward : public torch::nn::Module {
  public:
-  FeedForward(int64_t dim, int64_t hidden, const std::string& activation, bool bias, double std, double out_std);
+  // `dropout` comes after the activation, in training: Long Range Arena's reference, P000's code, fairseq's activation dropout.
+  FeedForward(int64_t dim, int64_t hidden, const std::string& activation, bool bias, double std, double out_std, double dropout = 0);
   at::Tensor Forward(const at::Tensor& x) const;
 
  private:
   std::string activation_;
+  double dropout_;
   std::shared_ptr<Linear> up_, down_;
 };
 
@@ -41,7 +44,8 @@ class Block : public torch::nn::Module {
   Stream Extend(Stream stream, State& state, State* source = nullptr);
   Stream Bidirectional(Stream stream);  // without attention.tokens_out only the memory is left in it
   const AttentionLayer& attention() const { return *attention_; }
-  AttentionLayer& cross() const { return *cross_; }  // of blocks with options.cross
+  bool has_cross() const { return cross_ != nullptr; }
+  AttentionLayer& cross() const { return *cross_; }  // where there is one
 
  private:
   template <class Attend>

@@ -1,4 +1,6 @@
 // The attention layer with and without convolution, positions, blocks.
+#include <ATen/autocast_mode.h>
+
 #include "cistern/attention/testing_mechanisms.h"
 #include "cistern/base/error.h"
 #include "cistern/nn/block.h"
@@ -78,6 +80,25 @@ at::Tensor ExtendLayer(AttentionLayer& layer, const at::Tensor& x, const std::ve
   return at::cat(outs, 1);
 }
 
+TEST(FeedForward, DropoutComesAfterTheActivation) {
+  at::NoGradGuard guard;
+  const auto ffn = std::make_shared<FeedForward>(4, 4, "relu", true, 0.02, 0.02, 0.25);
+  auto p = ffn->named_parameters();
+  p["up_proj.weight"].zero_();
+  p["up_proj.bias"].copy_(at::tensor({-1.0, 1.0, 3.0, -2.0}));  // relu leaves 0, 1, 3, 0
+  p["down_proj.weight"].copy_(at::eye(4));
+  p["down_proj.bias"].fill_(10);
+  const at::Tensor x = at::zeros({1, 10'000, 4}), kept = at::tensor({10.0f, 11.0f, 13.0f, 10.0f}).expand_as(x);
+  ffn->eval();
+  ExpectSameBits(ffn->Forward(x), kept, "evaluation");
+  ffn->train();
+  at::manual_seed(1);
+  const at::Tensor got = ffn->Forward(x) - 10, scaled = (kept - 10) / 0.75;
+  EXPECT_LT(at::minimum((got - scaled).abs(), got.abs()).max().item<double>(), 1e-5) << "each is left out or grows by 1 / 0.75";
+  for (const int64_t channel : {1, 2})
+    EXPECT_NEAR((got.select(2, channel) == 0).to(at::kDouble).mean().item<double>(), 0.25, 0.02) << "channel " << channel;
+}
+
 TEST(AttentionLayer, SplitAnywhereEqualsWholeWithItsGradients) {
   ForEachLayer([](AttentionLayer& layer, const std::string& what) {
     const int64_t T = 37;
@@ -147,6 +168,42 @@ TEST(AttentionLayer, PaddingAndPackedRows) {
       }
     }
   });
+}
+
+// Products in bfloat16 while it lives, as in training with --dtype bfloat16.
+class BFloat16Products {
+ public:
+  BFloat16Products() {
+    at::autocast::set_autocast_dtype(at::kCPU, at::kBFloat16);
+    at::autocast::set_autocast_enabled(at::kCPU, true);
+  }
+  ~BFloat16Products() {
+    at::autocast::clear_cache();
+    at::autocast::set_autocast_enabled(at::kCPU, false);
+  }
+};
+
+TEST(AttentionLayer, BFloat16RoundsTheLinearMapsAlone) {
+  for (const MechanismInfo* info : Mechanisms()) {
+    const Form form = info->Supports(Form::kCausal) ? Form::kCausal : Form::kBidirectional;
+    at::manual_seed(4);
+    const auto layer = InDouble(std::make_shared<AttentionLayer>(LayerOptions(info->name, form, 0)));
+    layer->to(at::kFloat);
+    const at::Tensor x = Leaf(Normal({2, 19, kModel}).to(at::kFloat)), g = Normal({2, 19, kModel}).to(at::kFloat);
+    const ops::Mask mask = {Lengths({19, 7}), {}};
+    const auto run = [&] {
+      State state = layer->EmptyState(2, x.options().requires_grad(false));
+      const at::Tensor y =
+          form == Form::kCausal ? layer->Extend(MakeStream(x, mask), state) : layer->Bidirectional(MakeStream(x, mask)).tokens;
+      return std::vector<at::Tensor>{y.to(at::kFloat), Gradients((y * g).sum(), {x})[0]};
+    };
+    const auto want = run();
+    const BFloat16Products products;
+    const auto got = run();
+    ExpectClose(got[0], want[0], 0.05, info->name);
+    ExpectClose(got[1], want[1], 0.15, info->name + " gradient");
+    EXPECT_GT((got[0] - want[0]).abs().max().item<double>(), 0) << info->name;
+  }
 }
 
 TEST(AttentionLayer, RefusesWithAReasonAndASuggestion) {

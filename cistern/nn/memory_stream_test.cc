@@ -44,12 +44,12 @@ std::vector<std::string> Names(const torch::nn::Module& m) {
   return names;
 }
 
-// Softmax attention of heads of 6, by its formula. [B,T,12] each.
-at::Tensor Attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, double divisor = std::sqrt(6.0)) {
+// Softmax attention of heads of 6, or another width, by its formula. [B,T,12] each.
+at::Tensor Attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, double divisor = std::sqrt(6.0), int64_t width = 6) {
   std::vector<at::Tensor> heads;
-  for (const int64_t h : {0, 6}) {
-    const at::Tensor p = at::softmax(at::matmul(q.narrow(2, h, 6), k.narrow(2, h, 6).transpose(1, 2)) / divisor, 2);
-    heads.push_back(at::matmul(p, v.narrow(2, h, 6)));
+  for (int64_t h = 0; h < kModel; h += width) {
+    const at::Tensor p = at::softmax(at::matmul(q.narrow(2, h, width), k.narrow(2, h, width).transpose(1, 2)) / divisor, 2);
+    heads.push_back(at::matmul(p, v.narrow(2, h, width)));
   }
   return at::cat(heads, 2);
 }
@@ -101,6 +101,35 @@ TEST(MemoryStream, BlocksByTheirFormulas) {
   }
 }
 
+TEST(MemoryStream, LunaPacksWithHeadsOfItsOwn) {
+  at::NoGradGuard guard;
+  for (const std::string sharing : {"none", "all"}) {
+    const Json options = {{"slots", 3}, {"tie_kv", false}, {"sharing", sharing}, {"packed_output", sharing == "all" ? "shared" : "none"}};
+    Json other = options;
+    other["packing_heads"] = 4;
+    const auto plain = Make<AttentionLayer>(Options("luna", options).attention),
+               layer = Make<AttentionLayer>(Options("luna", other).attention);
+    EXPECT_EQ(Names(*layer), Names(*plain)) << "the same parameters";
+    auto p = layer->named_parameters();
+    auto map = [&](const std::string& name, const at::Tensor& x) { return at::matmul(x, p[name + ".weight"].t()) + p[name + ".bias"]; };
+    const at::Tensor x = Normal({2, 9, kModel}), memory = p["core.memory"].expand({2, -1, -1});
+    const bool all = sharing == "all";
+    at::Tensor packed = Attention(map(all ? "q_proj" : "pq_proj", memory), map(all ? "k_proj" : "pk_proj", x),
+                                  map(all ? "v_proj" : "pv_proj", x), std::sqrt(3.0), 3);
+    if (all) packed = map("o_proj", packed);
+    const at::Tensor want = map("o_proj", Attention(map("q_proj", x), map("k_proj", packed), map("v_proj", packed)));
+    const auto got = layer->Bidirectional(MakeStream(x));
+    ExpectClose(got.tokens, want, 1e-12, sharing);
+    ExpectClose(got.packed, packed, 1e-12, sharing + ", packed");
+    auto cross_options = Options("luna", other).attention;
+    cross_options.form = Form::kCross;
+    const auto cross = Make<AttentionLayer>(cross_options);
+    State state = cross->EmptyState(2, x.options());
+    cross->Write(MakeStream(x), state);
+    ExpectClose(cross->Read(MakeStream(x), state), want, 1e-12, sharing + ", cross");
+  }
+}
+
 TEST(MemoryStream, ConvLunaWithoutFilterIsLunaWithItsMaps) {
   at::NoGradGuard guard;
   const auto conv =
@@ -119,6 +148,33 @@ TEST(MemoryStream, ConvLunaWithoutFilterIsLunaWithItsMaps) {
   const auto got = conv->Bidirectional(stream), want = luna->Bidirectional(stream);
   ExpectClose(got.tokens, want.tokens, 1e-13, "tokens");
   ExpectClose(got.packed, want.packed, 1e-13, "packed");
+}
+
+TEST(MemoryStream, SetTransformerIsLunaWithTheMapsOfQueriesAndKeysInCommon) {
+  at::NoGradGuard guard;
+  const auto set = Make<AttentionLayer>(Options("set_transformer", {{"slots", 3}}).attention);
+  const auto luna = Make<AttentionLayer>(
+      Options("luna", {{"slots", 3}, {"tie_kv", false}, {"sharing", "query_key"}, {"packed_output", "own"}}).attention);
+  std::vector<std::string> names = {"core.memory"};
+  for (const char* map : {"k", "o", "packed_o", "pv", "q", "v"}) {
+    for (const char* part : {"bias", "weight"}) names.push_back(std::string(map) + "_proj." + part);
+  }
+  EXPECT_EQ(Names(*set), names);
+  auto from = luna->named_parameters();
+  for (const auto& p : set->named_parameters()) p.value().copy_(from[p.key()]);
+  const Stream stream = MakeStream(Normal({3, 11, kModel}), {Lengths({11, 4, 0}), {}});
+  ExpectSameBits(set->Bidirectional(stream).tokens, luna->Bidirectional(stream).tokens, "tokens");
+}
+
+TEST(MemoryStream, PaddingReadsNothing) {
+  at::NoGradGuard guard;
+  for (const char* name : {"luna", "conv_luna", "set_transformer", "shared_workspace"}) {
+    const auto layer = Make<AttentionLayer>(Options(name, {{"slots", 3}}).attention);
+    const at::Tensor got = layer->Bidirectional(MakeStream(Normal({2, 9, kModel}), {Lengths({9, 4}), {}})).tokens;
+    const at::Tensor bias = layer->named_parameters()["o_proj.bias"];
+    ExpectClose(got[1].narrow(0, 4, 5), bias.expand({5, -1}), 1e-15, name);
+    EXPECT_GT(RelRms(got[1].narrow(0, 0, 4), bias.expand({4, -1})), 1e-3) << name;
+  }
 }
 
 TEST(MemoryStream, WhatIsNotUsedIsNotMade) {
@@ -197,6 +253,16 @@ TEST(Latents, BlocksByTheirFormulas) {
   }
 }
 
+TEST(Latents, AMemoryPassesBy) {
+  at::NoGradGuard guard;
+  const auto block = Make<Block>(Options("perceiver", {{"latents", 5}}));
+  Stream stream = MakeStream(Normal({2, 9, kModel}));
+  stream.memory = Normal({2, 3, kModel});
+  const Stream once = block->Bidirectional(stream), twice = block->Bidirectional(once);
+  ExpectSameBits(once.memory, stream.memory, "into latents");
+  ExpectSameBits(twice.memory, stream.memory, "from latents to latents");
+}
+
 TEST(MemoryStream, CrossAttentionIsTheBidirectionalFormOfTheSource) {
   at::NoGradGuard guard;
   for (const Json& options : {Json{{"slots", 3}}, Json{{"slots", 3}, {"tie_kv", false}, {"sharing", "all"}, {"packed_output", "shared"}}}) {
@@ -214,9 +280,19 @@ TEST(MemoryStream, CrossAttentionIsTheBidirectionalFormOfTheSource) {
 }
 
 TEST(MemoryStream, PackedRowsAreRefused) {
-  const auto layer = Make<AttentionLayer>(Options("luna", {{"slots", 3}}).attention);
+  at::NoGradGuard guard;
   const Stream stream = MakeStream(Normal({2, 7, kModel}), {{}, Starts(2, 7, {{0, 3}})});
-  ExpectContains(Thrown([&] { layer->Bidirectional(stream); }), {"[luna]", "give each document a row"});
+  for (const char* name : {"luna", "conv_luna", "set_transformer", "shared_workspace"}) {
+    const auto layer = Make<AttentionLayer>(Options(name, {{"slots", 3}}).attention);
+    ExpectContains(Thrown([&] { layer->Bidirectional(stream); }),
+                   {"[" + std::string(name) + "]", "several documents", "a row of its own, with lengths", "such as latte"});
+  }
+  const auto perceiver = Make<Block>(Options("perceiver", {{"latents", 3}}));
+  ExpectContains(Thrown([&] { perceiver->Bidirectional(stream); }), {"[perceiver]", "several documents", "with lengths", "such as latte"});
+  // What the message names works.
+  const auto latte = Make<AttentionLayer>(Options("latte", {{"latents", 6}}).attention);
+  const at::Tensor got = latte->Bidirectional(stream).tokens.narrow(0, 0, 1);
+  ExpectClose(got.narrow(1, 3, 4), latte->Bidirectional(MakeStream(stream.x.narrow(0, 0, 1).narrow(1, 3, 4))).tokens, 1e-13, "latte");
 }
 
 }  // namespace
