@@ -17,7 +17,7 @@ from cistern.nn import Attention, Handles, piece_positions, positions_after
 _KNOWN = set(
     "kind version vocab_size classes attention attention_options dim layers heads ffn_dim max_length conv norm final_norm norm_eps activation "
     "positions pooling head norm_pooled bias ffn_bias head_bias tie_embeddings dropout attention_dropout init_std embedding_std "
-    "position_std".split()
+    "position_std tied_layers embedding_norm ffn_dropout".split()
 )
 
 
@@ -44,16 +44,16 @@ class _Positions(nn.Module):
 
 
 class _FeedForward(nn.Module):
-    def __init__(self, dim: int, hidden: int, activation: str, bias: bool) -> None:
+    def __init__(self, dim: int, hidden: int, activation: str, bias: bool, dropout: float) -> None:
         super().__init__()
-        self.activation = activation
+        self.activation, self.dropout = activation, dropout
         self.up_proj = nn.Linear(dim, hidden, bias=bias)
         self.down_proj = nn.Linear(hidden, dim, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
         h = self.up_proj(x)
         h = F.relu(h) if self.activation == "relu" else F.gelu(h, approximate="tanh" if self.activation == "gelu_tanh" else "none")
-        return self.down_proj(h)
+        return self.down_proj(F.dropout(h, self.dropout, self.training))
 
 
 class Stream(NamedTuple):
@@ -84,7 +84,8 @@ class Block(nn.Module):
         self.memory_out: bool = about["memory_out"] and self.memory_use == "stream"
         tokens = self.attention is None or self.attention.tokens_out
         if tokens:
-            self.ffn = _FeedForward(dim, config["ffn_dim"] or 4 * dim, config["activation"], config["bias"] or config["ffn_bias"])
+            bias = config["bias"] or config["ffn_bias"]
+            self.ffn = _FeedForward(dim, config["ffn_dim"] or 4 * dim, config["activation"], bias, config["ffn_dropout"])
         needed = {
             "attention_norm": self.attention is not None and (tokens or self.norm_first),
             "ffn_norm": tokens,
@@ -157,15 +158,34 @@ class _Head(nn.Module):
         return self.out_proj(F.dropout(F.gelu(h) if self.kind == "gelu" else F.relu(h), self.dropout, self.training))
 
 
-def _blocks(config: dict[str, Any], form: str) -> nn.ModuleList:
+class _Layers(nn.Module):
+    """Blocks in the order in which they run. One that is tied to an earlier one is that block again: its weights are there once."""
+
+    def __init__(self, blocks: list[Block]) -> None:
+        super().__init__()
+        self._order = [blocks.index(block) for block in blocks]
+        for i in sorted(set(self._order)):
+            self.add_module(str(i), blocks[i])
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+    def __getitem__(self, layer: int) -> Block:
+        return cast(Block, getattr(self, str(self._order[layer])))
+
+
+def _blocks(config: dict[str, Any], form: str) -> _Layers:
     first: dict[str, Attention] = {}  # of each mechanism
-    blocks = []
-    for about in model_blocks(config, form):
+    blocks: list[Block] = []
+    for layer, about in enumerate(model_blocks(config, form)):
+        if about["tied_to"] != layer:
+            blocks.append(blocks[about["tied_to"]])
+            continue
         mechanism = "" if about["attention"] is None else about["attention"]["mechanism"]
         blocks.append(Block(config, about, form, first.get(mechanism)))
         if blocks[-1].attention is not None:
             first.setdefault(mechanism, blocks[-1].attention)
-    return nn.ModuleList(blocks)
+    return _Layers(blocks)
 
 
 class DecoderLM(nn.Module):
@@ -180,13 +200,14 @@ class DecoderLM(nn.Module):
         dim, vocab = config["dim"], config["vocab_size"]
         self.embed_tokens = nn.Embedding(vocab, dim)
         self.embed_positions = _Positions(config["positions"], dim, config["max_length"])
+        self.embed_norm = nn.LayerNorm(dim, config["norm_eps"]) if config["embedding_norm"] else nn.Identity()
         self.layers = _blocks(config, "causal")
         self.norm = nn.LayerNorm(dim, config["norm_eps"]) if config["final_norm"] else None
         self.lm_head = None if config["tie_embeddings"] else nn.Linear(dim, vocab, bias=config["bias"] or config["head_bias"])
 
     def _run(self, ids: Tensor, state: Any, keep: bool, lengths: Tensor | None, starts: Tensor | None) -> tuple[Tensor, Any]:
         positions = piece_positions(state["positions"], ids.shape[1], starts)
-        x = self.embed_positions(self.embed_tokens(ids), positions)
+        x = self.embed_norm(self.embed_positions(self.embed_tokens(ids), positions))
         x = F.dropout(x, self.config["dropout"], self.training)
         layers, stream = [], Stream(x, positions, lengths, starts)
         for block, before in zip(self.layers, state["layers"]):
@@ -210,7 +231,7 @@ class DecoderLM(nn.Module):
     def empty_state(self, batch: int) -> Any:
         """The state before the first token: {"layers": [state of each layer], "positions": [B]}."""
         positions = torch.zeros(batch, dtype=torch.int64, device=self.embed_tokens.weight.device)
-        attention = [cast(Block, block).attention for block in self.layers]
+        attention = [block.attention for block in self.layers]
         return {"layers": [{} if a is None else a.empty_state(batch) for a in attention], "positions": positions}
 
 
@@ -225,6 +246,7 @@ class EncoderClassifier(nn.Module):
         if self.cls:
             self.cls_token = nn.Parameter(torch.zeros(1, 1, dim))
         self.embed_positions = _Positions(config["positions"], dim, config["max_length"] + self.cls)
+        self.embed_norm = nn.LayerNorm(dim, config["norm_eps"]) if config["embedding_norm"] else nn.Identity()
         self.layers = _blocks(config, "bidirectional")
         self.norm = nn.LayerNorm(dim, config["norm_eps"]) if config["final_norm"] else None
         self.classifier = _Head(config["head"], dim, config["ffn_dim"] or 4 * dim, config["classes"], config["dropout"])
@@ -238,7 +260,7 @@ class EncoderClassifier(nn.Module):
             x = torch.cat([self.cls_token.expand(ids.shape[0], 1, -1), x], 1)
         seen = lengths + int(self.cls)
         positions = torch.arange(x.shape[1], device=ids.device).unsqueeze(0)
-        x = F.dropout(self.embed_positions(x, positions), self.config["dropout"], self.training)
+        x = F.dropout(self.embed_norm(self.embed_positions(x, positions)), self.config["dropout"], self.training)
         stream = Stream(x, positions, seen)
         for block in self.layers:
             stream, _ = block(stream)

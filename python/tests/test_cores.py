@@ -163,6 +163,9 @@ def test_sizes_come_from_the_tensors():
     memory = torch.randn(1, 5, 16)
     a = CF.luna(q, k, weights={"memory": memory})
     assert torch.equal(a, CF.luna(q, k, weights={"memory": memory}, slots=5))
+    wide = torch.randn(1, 1, 6, 16)
+    assert CF.luna(q, wide, weights={"memory": memory}, packing_heads=1).shape == (1, 2, 6, 8)
+    assert CF.luna(wide, k, weights={"memory": memory}, packing_heads=2).shape == (1, 1, 6, 16)
     with pytest.raises(RuntimeError, match=r"expected k of shape \[B,2,T,24\]"):
         CF.latte(torch.randn(1, 2, 6, 24), torch.randn(1, 2, 6, 23), v, latents=48)
 

@@ -62,6 +62,7 @@ def test_language_model(tmp_path, name):
         dict(attention=["latte", "window"], positions="learned", activation="relu", tie_embeddings=False, head_bias=True),
         dict(attention=["window:1+latte:1"], positions="sinusoidal", activation="gelu_tanh", ffn_bias=True, final_norm=False),
         dict(attention=["abc_mlp"], attention_options={"abc_mlp": {"tied": True, "slots": 4}}),
+        dict(attention=["latte"], layers=4, tied_layers=[0, 1, 1, 0], embedding_norm=True, ffn_dropout=0.5),
         dict(attention=["linformer"], attention_options={"linformer": {"sharing": "layerwise", "slots": 4}}),
     ],
     ids=lambda more: more["attention"][0] + "-" + str(len(more)),
@@ -103,6 +104,7 @@ def test_classifier_with_a_memory(tmp_path, name, case, norm):
         bias=case % 2 == 1,
         head=["relu", "gelu", "linear"][case % 3],
         norm_pooled=case % 2 == 0,
+        embedding_norm=case % 2 == 1,
     )
     for pooling in ("mean", "memory") if info["memory"] in ("stream", "replaced") else ("mean",):
         for lengths in (None, torch.tensor([12, 7])):
@@ -120,6 +122,7 @@ def test_mixed_streams(tmp_path, attention, norm):
     check(tmp_path / "m", config, lengths=torch.tensor([12, 7]))
     if "latte luna" in attention:
         check(tmp_path / "m", config | dict(pooling="cls"), lengths=torch.tensor([12, 7]))
+        check(tmp_path / "m", config | dict(tied_layers=[0, 1, 0], attention_options={"luna": {"slots": 3, "norm": True}}))
 
 
 REUSE = [
