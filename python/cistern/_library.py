@@ -70,8 +70,7 @@ def make_spec(
 
 
 def model_blocks(config: dict[str, Any], form: str) -> list[dict[str, Any]]:
-    """Of each block of a model with this config: {"attention": arguments of Attention, or None, "memory_out", "leaves": bools, "tied_to": the
-    number of the layer whose block it is}."""
+    """Of each block of a model with this config: {"attention": arguments of Attention, or None, "memory_out", "leaves": bools}."""
     return answer(torch.ops.cistern.model_blocks(json.dumps(config), form))
 
 

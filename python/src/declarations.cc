@@ -215,7 +215,7 @@ std::string ReadConfig(std::string_view path) {
 }
 
 // Arguments of the blocks of a model whose config is `text`: those of each attention layer by Python's names (null: it has none), whether
-// the memory after the block is used, whether the next layer takes over scores, and the layer whose block it is, by number from 0.
+// the memory after the block is used, and whether the next layer takes over scores.
 std::string ModelBlocks(std::string_view text, std::string_view form_name) {
   const Undisturbed undisturbed;
   return Answer([&] {
@@ -238,10 +238,7 @@ std::string ModelBlocks(std::string_view text, std::string_view form_name) {
                         {"out_std", a.out_std},
                         {"tokens_out", a.tokens_out}};
       if (a.dims.copied == AttentionDims::kSkipped) attention = nullptr;
-      blocks.push_back({{"attention", attention},
-                        {"memory_out", block.memory_out},
-                        {"leaves", a.dims.copied_on > 0},
-                        {"tied_to", config.TiedTo(layer)}});
+      blocks.push_back({{"attention", attention}, {"memory_out", block.memory_out}, {"leaves", a.dims.copied_on > 0}});
     }
     return blocks;
   });
