@@ -62,7 +62,6 @@ def test_language_model(tmp_path, name):
         dict(attention=["latte", "window"], positions="learned", activation="relu", tie_embeddings=False, head_bias=True),
         dict(attention=["window:1+latte:1"], positions="sinusoidal", activation="gelu_tanh", ffn_bias=True, final_norm=False),
         dict(attention=["abc_mlp"], attention_options={"abc_mlp": {"tied": True, "slots": 4}}),
-        dict(attention=["latte"], layers=4, tied_layers=[0, 1, 1, 0], embedding_norm=True, ffn_dropout=0.5),
         dict(attention=["linformer"], attention_options={"linformer": {"sharing": "layerwise", "slots": 4}}),
         dict(attention=["latte", "softmax", "latte"], layers=3, tied_layers=[0, 1, 0], embedding_norm=True, ffn_dropout=0.5),
     ],
