@@ -129,15 +129,19 @@ def test_pack_and_unpack_are_the_core(name, options):
     torch.nn.init.normal_(core.memory)
     x, lengths = tensors(core, dtype=torch.float64), torch.tensor([LENGTH, 5])
     queries, keys = ([t for t, p in zip(x, core.projections) if p["side"] == side] for side in ("query", "key"))
-    learned = core.initial_memory().unflatten(-1, (HEADS, -1)).transpose(1, 2)
-    for slots in ([], [learned] * len(core.memory_projections)):
+    learned = core.initial_memory()
+
+    def split(memory):
+        return [memory.unflatten(-1, (p["heads"], -1)).transpose(1, 2) for p in core.memory_projections]
+
+    for slots in ([], split(learned)):
         heads = core.pack(*keys, *slots, lengths=lengths)
         read = core.update(*keys, *slots, packed=heads, lengths=lengths)
         assert heads.shape == read.shape == (2, HEADS, options["slots"], DIM // HEADS)
         y = core.unpack(*queries, packed=[read] * len(core.packed_projections), lengths=lengths)
         assert error(y, core(*x, lengths=lengths)) < 1e-12
-    other = [torch.randn(2, *learned.shape[1:], dtype=torch.float64)] * len(core.memory_projections)
-    assert error(core.pack(*keys, *other), core.pack(*keys)) > 1e-3
+    other = torch.randn(2, *learned.shape[1:], dtype=torch.float64)
+    assert error(core.pack(*keys, *split(other)), core.pack(*keys)) > 1e-3
 
 
 def test_what_packs_nothing_says_so():
