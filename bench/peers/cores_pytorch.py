@@ -127,7 +127,7 @@ def linear_causal(q, k, v, C=64):
     return y.flatten(-3, -2)[..., :T, :]
 
 
-# The forms of ../../shared/prototype/ptbench.py: the shortest a user would write. Weights e = exp(s - global maximum): not safe.
+# The shortest forms a user would write. Weights e = exp(s - global maximum): not safe.
 def _lin(q, k, v, C):
     qc, kc, vc = chunked(q, C), chunked(k, C), chunked(v, C)
     st = kc.transpose(-1, -2) @ vc

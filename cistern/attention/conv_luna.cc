@@ -36,16 +36,6 @@ MechanismInfo ConvLunaInfo(const std::string& name, const std::string& title, co
   return i;
 }
 
-// One filter, so that its name in a model file is core.filter.weight.
-class TokenFilter : public torch::nn::Module {
- public:
-  TokenFilter(int64_t heads, int64_t taps) {
-    const double bound = 1 / std::sqrt(double(taps));
-    weight = register_parameter("weight", at::empty({heads, taps}).uniform_(-bound, bound));
-  }
-  at::Tensor weight;
-};
-
 at::Tensor PadOf(const at::Tensor& lengths, int64_t length) {  // [B,T], true at padding
   return at::arange(length, lengths.options()).unsqueeze(0) >= lengths.unsqueeze(1);
 }
@@ -133,9 +123,11 @@ Fields OnlyFilteringMechanism::Describe(Options& options) {
 
 ConvLunaMechanism::ConvLunaMechanism(const MechanismInfo& info, const Options& options, const AttentionDims& dims)
     : MemoryMechanism(info, options, dims), options_(options) {
-  if (options_.kernel > 1 && options_.filter == "conv")
-    filter_ = register_module("filter", std::make_shared<TokenFilter>(dims.heads, options_.kernel))->weight;
-  if (options_.temperature == "learn") tau_ = register_parameter("tau", at::zeros({}));
+  if (options_.kernel > 1 && options_.filter == "conv") {
+    const double bound = 1 / std::sqrt(double(options_.kernel));
+    AddWeight("filter.weight", filter_, at::empty({dims.heads, options_.kernel}).uniform_(-bound, bound), CoreWeight::Kind::kTrained);
+  }
+  if (options_.temperature == "learn") AddWeight("tau", tau_, at::zeros({}), CoreWeight::Kind::kTrained);
 }
 OnlyScalingMechanism::OnlyScalingMechanism(const MechanismInfo& info, const Options& options, const AttentionDims& dims)
     : ConvLunaMechanism(info, options, dims) {}

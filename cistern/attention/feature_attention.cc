@@ -1,6 +1,8 @@
 #include "cistern/attention/feature_attention.h"
 
 #include <ATen/ATen.h>
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/csrc/autograd/functions/utils.h>
 
 #include "cistern/base/error.h"
 #include "cistern/ops/sum_memory.h"
@@ -9,6 +11,7 @@ namespace cistern {
 namespace {
 
 using Rule = Denominator::Rule;
+using torch::autograd::variable_list;
 
 at::Tensor Divisor(const at::Tensor& z, const Denominator& denominator) {
   const double value = denominator.value;
@@ -27,16 +30,56 @@ at::Tensor Divisor(const at::Tensor& z, const Denominator& denominator) {
   Fail("[feature attention] this rule has no divisor");
 }
 
-// [..,d+1], or [..,d] where nothing is divided, -> [..,d].
-at::Tensor Divide(const at::Tensor& sums, const Denominator& denominator) {
-  if (denominator.rule == Rule::kNone) return sums * denominator.value;
+// Derivative of the divisor by z.
+at::Tensor DivisorSlope(const at::Tensor& z, const Denominator& denominator) {
+  switch (denominator.rule) {
+    case Rule::kAtLeast:
+      return (z >= denominator.value).to(z.scalar_type());
+    case Rule::kMagnitude:
+      return z.sign() * (z.abs() >= denominator.value);
+    case Rule::kSignSafe:
+      return (z.abs() >= denominator.value).to(z.scalar_type());
+    case Rule::kPlus:
+    case Rule::kNone:
+      break;
+  }
+  return at::ones_like(z);
+}
+
+at::Tensor Quotient(const at::Tensor& sums, const Denominator& denominator) {
   const int64_t width = sums.size(-1) - 1;
   return sums.narrow(-1, 0, width) / Divisor(sums.narrow(-1, width, 1), denominator);
 }
 
+// The quotient with a gradient in few passes over memory: that of two narrow() would fill two tensors of all sums with zeros first.
+struct QuotientFunction : torch::autograd::Function<QuotientFunction> {
+  static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& sums, const Denominator& denominator) {
+    const at::AutoDispatchBelowADInplaceOrView below;
+    const at::Tensor y = Quotient(sums, denominator);
+    ctx->save_for_backward({sums, y});
+    ctx->saved_data["rule"] = int64_t(denominator.rule);
+    ctx->saved_data["value"] = denominator.value;
+    return y;
+  }
+  static variable_list backward(torch::autograd::AutogradContext* ctx, const variable_list& grads) {
+    const auto saved = ctx->get_saved_variables();
+    const Denominator denominator = {Rule(ctx->saved_data["rule"].toInt()), ctx->saved_data["value"].toDouble()};
+    const at::Tensor z = saved[0].narrow(-1, saved[1].size(-1), 1), d_values = grads[0] / Divisor(z, denominator);
+    const at::Tensor d_z = (d_values * saved[1]).sum(-1, true).neg() * DivisorSlope(z, denominator);
+    return {at::cat({d_values, d_z}, -1), at::Tensor()};
+  }
+};
+
+// [..,d+1], or [..,d] where nothing is divided, -> [..,d].
+at::Tensor Divide(const at::Tensor& sums, const Denominator& denominator) {
+  if (denominator.rule == Rule::kNone) return sums * denominator.value;
+  return torch::autograd::compute_requires_grad(sums) ? QuotientFunction::apply(sums, denominator) : Quotient(sums, denominator);
+}
+
 // The values with the column of ones that becomes z.
 at::Tensor WithOnes(const at::Tensor& v, const Denominator& denominator) {
-  return denominator.rule == Rule::kNone ? v : at::constant_pad_nd(v, {0, 1}, 1.0);
+  if (denominator.rule == Rule::kNone) return v;
+  return at::cat({v, at::ones({1}, v.options()).expand({v.size(0), v.size(1), v.size(2), 1})}, -1);
 }
 
 }  // namespace

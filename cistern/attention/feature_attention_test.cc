@@ -1,6 +1,7 @@
 // Attention by feature maps: denominators, linear attention and T2R by hand, refusals.
 #include "cistern/attention/feature_attention.h"
 
+#include "cistern/attention/folding.h"
 #include "cistern/attention/testing_mechanisms.h"
 #include "cistern/base/error.h"
 
@@ -92,6 +93,27 @@ TEST(T2r, ByHand) {
   EXPECT_NEAR(causal[0][0][0][1].item<double>(), 5, 1e-12);
   // A query without a positive feature weighs nothing: zeros over the smallest denominator.
   EXPECT_EQ(m->Bidirectional({q * 0 - 100, k, v}, {})[0][0].abs().sum().item<double>(), 0);
+}
+
+// What a layer runs whose projections have the map in them.
+TEST(T2r, AfterTheMapItIsTheSame) {
+  const auto m = std::dynamic_pointer_cast<FoldingMechanism>(Small(FindMechanism("t2r")));
+  const auto after = m->AfterMaps();
+  EXPECT_TRUE(after->weights().empty());
+  at::manual_seed(3);
+  const auto x = Inputs(*m, 2, 9);
+  std::vector<at::Tensor> mapped;
+  for (size_t i = 0; i < x.size(); ++i) {
+    const auto map = m->FirstMap(i);
+    mapped.push_back(map.weight.defined() ? at::matmul(x[i], map.weight.transpose(1, 2)) + map.bias.unsqueeze(1) : x[i]);
+    EXPECT_EQ(after->Projections()[i].width, mapped[i].size(1) * mapped[i].size(3));
+  }
+  for (const Form form : {Form::kBidirectional, Form::kCausal, Form::kCross})
+    ExpectClose(after->Definition(form, mapped, mapped), m->Definition(form, x, x), 1e-12, FormName(form));
+  ExpectClose(after->Bidirectional(mapped, {}), m->Bidirectional(x, {}), 1e-12, "bidirectional");
+  State a, b;
+  ExpectClose(ExtendPieces(*after, mapped, {0, 4, 9}, {}, &a), ExtendPieces(*m, x, {0, 4, 9}, {}, &b), 1e-12, "causal");
+  ExpectClose(a["memory"], b["memory"], 1e-12, "state");
 }
 
 TEST(T2r, NormalisedInputsHaveNoLength) {

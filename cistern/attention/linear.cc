@@ -1,6 +1,8 @@
 #include "cistern/attention/linear.h"
 
 #include <ATen/ATen.h>
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/csrc/autograd/functions/utils.h>
 
 #include <cmath>
 
@@ -57,8 +59,27 @@ State LinearMechanism::EmptyState(int64_t batch, const at::TensorOptions& option
 
 namespace {
 
+using torch::autograd::variable_list;
+
 // elu(x) + 1, without the loss of digits that adding one to expm1(x) has for x far below zero.
-at::Tensor EluPlusOne(const at::Tensor& x) { return x.clamp_max(0).exp() + at::relu(x); }
+at::Tensor EluPlusOneOf(const at::Tensor& x) { return x.clamp_max(0).exp_().add_(at::relu(x)); }
+
+// Its derivative is e^x below zero and one above: the smaller of the output and one.
+struct EluPlusOneFunction : torch::autograd::Function<EluPlusOneFunction> {
+  static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& x) {
+    const at::AutoDispatchBelowADInplaceOrView below;
+    const at::Tensor y = EluPlusOneOf(x);
+    ctx->save_for_backward({y});
+    return y;
+  }
+  static variable_list backward(torch::autograd::AutogradContext* ctx, const variable_list& grads) {
+    return {ctx->get_saved_variables()[0].clamp_max(1) * grads[0]};
+  }
+};
+
+at::Tensor EluPlusOne(const at::Tensor& x) {
+  return torch::autograd::compute_requires_grad(x) ? EluPlusOneFunction::apply(x) : EluPlusOneOf(x);
+}
 
 }  // namespace
 

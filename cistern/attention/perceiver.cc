@@ -50,7 +50,7 @@ PerceiverMechanism::PerceiverMechanism(const MechanismInfo& info, const Options&
     const double inside = std::erf(std::sqrt(2.0));  // of a normal variable, within two deviations
     initial.uniform_(-inside, inside).erfinv_().mul_(std::sqrt(2.0) * 0.02);
   }
-  latents_ = register_parameter("latents", initial);
+  AddWeight("latents", latents_, initial, CoreWeight::Kind::kTrained);
 }
 
 std::vector<Projection> PerceiverMechanism::Projections() const {

@@ -14,13 +14,6 @@ namespace {
 
 constexpr double kNormEps = 1e-5;
 
-class AffineModule : public torch::nn::Module {
- public:
-  AffineModule(const at::Tensor& weight_in, const at::Tensor& bias_in)
-      : weight(register_parameter("weight", weight_in)), bias(register_parameter("bias", bias_in)) {}
-  at::Tensor weight, bias;
-};
-
 }  // namespace
 
 const MechanismInfo& shared_workspace_mechanism() {
@@ -60,23 +53,19 @@ Fields SharedWorkspaceMechanism::Describe(Options& options) {
 
 SharedWorkspaceMechanism::SharedWorkspaceMechanism(const MechanismInfo& info, const Options& options, const AttentionDims& dims)
     : MemoryMechanism(info, options, dims), top_k_(options.top_k) {
-  packed_norm_ = AddNorm("packed_norm");
-  up_ = AddLinear("up_proj", dims.dim);
-  down_ = AddLinear("down_proj", dims.dim);
-  mlp_norm_ = AddNorm("mlp_norm");
-  gate_ = AddLinear("memory_gate_proj", 2 * dims.dim);
-}
-
-SharedWorkspaceMechanism::Affine SharedWorkspaceMechanism::AddLinear(const std::string& name, int64_t out) {
-  const double bound = 1 / std::sqrt(double(dims().dim));
-  const auto module = std::make_shared<AffineModule>(at::empty({out, dims().dim}).uniform_(-bound, bound), at::zeros({out}));
-  register_module(name, module);
-  return {module->weight, module->bias};
-}
-SharedWorkspaceMechanism::Affine SharedWorkspaceMechanism::AddNorm(const std::string& name) {
-  const auto module = std::make_shared<AffineModule>(at::ones({dims().dim}), at::zeros({dims().dim}));
-  register_module(name, module);
-  return {module->weight, module->bias};
+  const auto add = [&](const std::string& name, Affine& affine, const at::Tensor& weight) {
+    AddWeight(name + ".weight", affine.weight, weight, CoreWeight::Kind::kTrained);
+    AddWeight(name + ".bias", affine.bias, at::zeros({weight.size(0)}), CoreWeight::Kind::kTrained);
+  };
+  const auto uniform = [&](int64_t out) {
+    const double bound = 1 / std::sqrt(double(dims.dim));
+    return at::empty({out, dims.dim}).uniform_(-bound, bound);
+  };
+  add("packed_norm", packed_norm_, at::ones({dims.dim}));
+  add("up_proj", up_, uniform(dims.dim));
+  add("down_proj", down_, uniform(dims.dim));
+  add("mlp_norm", mlp_norm_, at::ones({dims.dim}));
+  add("memory_gate_proj", gate_, uniform(2 * dims.dim));
 }
 
 std::vector<Projection> SharedWorkspaceMechanism::Projections() const {

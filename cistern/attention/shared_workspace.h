@@ -28,8 +28,6 @@ class SharedWorkspaceMechanism : public MemoryMechanism {
   struct Affine {
     at::Tensor weight, bias;
   };
-  Affine AddLinear(const std::string& name, int64_t out);
-  Affine AddNorm(const std::string& name);
 
   int64_t top_k_;
   Affine packed_norm_, up_, down_, mlp_norm_, gate_;

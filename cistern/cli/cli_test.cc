@@ -380,6 +380,15 @@ TEST_F(CliTest, Info) {
   const Outcome model = Run({"info", Trained(), "--json"});
   ASSERT_EQ(model.code, 0) << model;
   EXPECT_GT(ParseJson(model.out, "stdout")["parameters"].get<int64_t>(), 0);
+  ModelConfig config;
+  config.kind = "encoder_decoder", config.vocab_size = 12, config.dim = 16, config.layers = 1;
+  SaveModel(*MakeModel(config, 1), folder_ / "both");
+  const Outcome both = Run({"info", folder_ / "both"});
+  EXPECT_EQ(both.code, 0) << both;
+  for (const char* phrase : {"as many of its source", "layer 0 (latte)", "layer 0 to the source (softmax)"})
+    EXPECT_NE(both.out.find(phrase), std::string::npos) << phrase << "\n" << both;
+  const Json bytes = ParseJson(Run({"info", folder_ / "both", "--json"}).out, "stdout")["state_bytes"];
+  EXPECT_EQ(bytes["1000"].get<int64_t>() - bytes["0"].get<int64_t>(), 1000 * 2 * 16 * 4);  // keys and values of the source
   EXPECT_EQ(Run({"--version"}).code, 0);
   for (const char* command : {"train", "eval", "generate", "compare", "data", "info"})
     EXPECT_EQ(Run({command, "--help"}).code, 0) << command;

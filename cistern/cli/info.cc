@@ -8,7 +8,7 @@
 #include "cistern/base/error.h"
 #include "cistern/cli/command.h"
 #include "cistern/kernels/isa.h"
-#include "cistern/models/decoder_lm.h"
+#include "cistern/models/model_state.h"
 #include "cistern/ops/impl.h"
 
 namespace cistern::cli {
@@ -68,12 +68,31 @@ int PrintDocs() {
 // Where the size of a model's state is shown.
 constexpr int64_t kStateTokens[] = {0, 1'000, 1'000'000};
 
+void PrintState(const StatefulModel& model) {
+  const auto& layers = model.state_layers();
+  const size_t self = size_t(model.config().Layers(Form::kCausal));
+  std::printf("state        bytes of one text after so many tokens%s:\n%33s", layers.size() > self ? ", with as many of its source" : "",
+              "");
+  for (const int64_t tokens : kStateTokens) std::printf(" %14lld", static_cast<long long>(tokens));
+  for (size_t i = 0; i <= layers.size(); ++i) {
+    const bool all = i == layers.size();
+    const std::string name =
+        all ? "model" : StrCat("layer ", i % self, i < self ? " (" : " to the source (", layers[i]->mechanism().info().name, ")");
+    std::printf("\n  %-31s", name.c_str());
+    for (const int64_t tokens : kStateTokens) {
+      std::printf(" %14lld",
+                  static_cast<long long>(all ? model.StateBytes(1, tokens, tokens) : layers[i]->StateBytes(1, tokens, model.options())));
+    }
+  }
+  std::printf("\n");
+}
+
 int PrintModel(const InfoArguments& a) {
   const auto model = LoadModel(a.folder);
   Json json = {{"folder", a.folder}, {"model", model->config().Summary()}, {"parameters", model->ParameterCount()}};
-  const auto* lm = dynamic_cast<DecoderLm*>(model.get());
-  if (lm) {
-    for (const int64_t tokens : kStateTokens) json["state_bytes"][std::to_string(tokens)] = lm->StateBytes(1, tokens);
+  const auto* stateful = dynamic_cast<StatefulModel*>(model.get());
+  if (stateful) {
+    for (const int64_t tokens : kStateTokens) json["state_bytes"][std::to_string(tokens)] = stateful->StateBytes(1, tokens, tokens);
   }
   if (a.common.json) {
     for (const auto& p : model->named_parameters()) json["tensors"][p.key()] = p.value().sizes().vec();
@@ -82,19 +101,7 @@ int PrintModel(const InfoArguments& a) {
   }
   std::printf("%-12s %s\n%-12s %s\n%-12s %lld\n", "folder", a.folder.c_str(), "model", model->config().Summary().c_str(), "parameters",
               static_cast<long long>(model->ParameterCount()));
-  if (lm) {
-    std::printf("state        bytes of one text after so many tokens:\n%28s", "");
-    for (const int64_t tokens : kStateTokens) std::printf(" %14lld", static_cast<long long>(tokens));
-    for (int64_t i = 0; i <= model->config().layers; ++i) {
-      const bool all = i == model->config().layers;
-      std::printf("\n  %-26s", all ? "model" : StrCat("layer ", i, " (", model->config().Mechanism(i), ")").c_str());
-      for (const int64_t tokens : kStateTokens) {
-        std::printf(" %14lld", static_cast<long long>(all ? lm->StateBytes(1, tokens)
-                                                          : lm->block(size_t(i)).attention().StateBytes(1, tokens, lm->options())));
-      }
-    }
-    std::printf("\n");
-  }
+  if (stateful) PrintState(*stateful);
   for (const auto& p : model->named_parameters()) {
     std::printf("  %-48s %s\n", p.key().c_str(), Json(p.value().sizes().vec()).dump().c_str());
   }

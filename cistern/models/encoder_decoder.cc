@@ -7,7 +7,7 @@
 
 namespace cistern {
 
-EncoderDecoder::EncoderDecoder(const ModelConfig& config) : Model(config) {
+EncoderDecoder::EncoderDecoder(const ModelConfig& config) : StatefulModel(config) {
   if (config.vocab_size < 1) FailUsage("an encoder_decoder needs vocab_size of at least 1, got ", config.vocab_size);
   const auto table = [&](const std::string& name, int64_t vocab) {
     return register_module(name, std::make_shared<Embedding>(vocab, config.dim, config.EmbeddingStd()))->weight;
@@ -23,6 +23,7 @@ EncoderDecoder::EncoderDecoder(const ModelConfig& config) : Model(config) {
   };
   half("encoder", Form::kBidirectional, source_positions_, encoder_, encoder_norm_);
   half("decoder", Form::kCausal, target_positions_, decoder_, decoder_norm_);
+  SetStateLayers(decoder_);
   if (!config.tie_embeddings) {
     head_ = register_module(
         "lm_head", std::make_shared<Linear>(config.dim, config.TargetVocabSize(), config.bias || config.head_bias, config.init_std));
@@ -40,28 +41,25 @@ ModelState EncoderDecoder::Encode(const at::Tensor& source, const at::Tensor& le
                 "[encoder_decoder] expected source ids of shape [B,S] and lengths of shape [B], got ", source.sizes(), " and ",
                 lengths.sizes());
   Stream stream;
-  stream.mask.lengths = lengths;
+  // Without padding there is no mask to be kept and applied at every token. (Where the lengths are elsewhere, looking would mean to wait.)
+  if (!lengths.is_cpu() || !(lengths == source.size(1)).all().item<bool>()) stream.mask.lengths = lengths;
   stream.positions = PiecePositions(at::zeros({1}, lengths.options()), source.size(1), {});
   stream.x = Embed(source_embedding_, *source_positions_, source, stream.positions);
   for (const auto& block : encoder_) stream = block->Bidirectional(std::move(stream));
   if (encoder_norm_) stream.x = encoder_norm_->Forward(stream.x);
-  const int64_t batch = source.size(0);
-  ModelState state;
-  for (const auto& block : decoder_) state.layers.push_back(block->EmptyState(batch, options()));
-  for (const auto& block : decoder_) {
-    state.layers.push_back(block->cross().EmptyState(batch, options()));
-    if (block->cross().attends()) block->cross().Write(stream, state.layers.back());
+  ModelState state = EmptyStates(source.size(0));
+  for (size_t i = 0; i < decoder_.size(); ++i) {
+    AttentionLayer& cross = decoder_[i]->cross();
+    if (cross.attends()) cross.Write(stream, state.layers[decoder_.size() + i]);
   }
-  state.positions = at::zeros({batch}, options().dtype(at::kLong));
   return state;
 }
 
 at::Tensor EncoderDecoder::Hidden(const at::Tensor& target, ModelState& state, const ops::Mask& mask) {
   CISTERN_CHECK(target.dim() == 2, "[encoder_decoder] expected target ids of shape [B,T], got ", target.dim(), " dimensions");
   CISTERN_CHECK(!mask.starts, "[encoder_decoder] several documents in a row would need a source each; give every document a row");
+  CheckLayers(state);
   const size_t count = decoder_.size();
-  CISTERN_CHECK(state.layers.size() == 2 * count, "[encoder_decoder] the state has ", state.layers.size(), " layers, the decoder ", count,
-                " with two each; begin with Encode");
   Stream stream;
   stream.mask = mask;
   stream.positions = PiecePositions(state.positions, target.size(1), mask);

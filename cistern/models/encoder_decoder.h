@@ -1,12 +1,13 @@
 #pragma once
 // A sequence-to-sequence model: a bidirectional encoder reads the source once, and a causal decoder, whose blocks also attend to what the
 // encoder made of it, writes the target (Vaswani et al. 2017). The mechanisms of encoder, decoder and cross attention are chosen apart.
-#include "cistern/models/decoder_lm.h"
-#include "cistern/nn/linear.h"
+#include "cistern/attention/token_positions.h"
+#include "cistern/models/model_state.h"
+#include "cistern/nn/positions.h"
 
 namespace cistern {
 
-class EncoderDecoder : public Model {
+class EncoderDecoder : public StatefulModel {
  public:
   explicit EncoderDecoder(const ModelConfig& config);
   // source [B,S] int64, lengths [B] (padding on the right is never seen) -> the state before the first target token: an empty state of each

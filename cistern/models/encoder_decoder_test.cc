@@ -6,6 +6,8 @@
 #include "cistern/attention/testing_mechanisms.h"
 #include "cistern/base/error.h"
 #include "cistern/io/test_folder.h"
+#include "cistern/models/decoder_lm.h"
+#include "cistern/models/model_state_file.h"
 
 namespace cistern {
 namespace {
@@ -199,6 +201,79 @@ TEST(EncoderDecoder, StatesAreValues) {
     ModelState again = kept.Clone();
     ExpectClose(m->Extend(next.narrow(0, 2, 2), again), want.narrow(0, 2, 2), Tolerance(config), what + ", clone");
   }
+}
+
+TEST(EncoderDecoder, StateBytesAreKnownBeforeARun) {
+  at::NoGradGuard guard;
+  for (const ModelConfig& config : Configs()) {
+    const auto m = Make(config);
+    for (const auto& [source, target] : {std::pair{6, 0}, std::pair{1, 9}, std::pair{30, 12}}) {
+      ModelState state = m->Encode(Source(2, source), Lengths({source, source}));
+      m->Extend(Target(config, 2, target / 3), state);
+      m->Extend(Target(config, 2, target - target / 3), state);
+      EXPECT_EQ(m->Compact(state).Bytes(), m->StateBytes(2, target, source)) << Name(config) << " " << source << " " << target;
+    }
+  }
+  const auto bounded = Make(Config("latte", "latte"));
+  EXPECT_EQ(bounded->StateBytes(1, 0, 0), bounded->StateBytes(1, 1'000'000, 1'000'000));
+  const auto cross = Make(Config("softmax", "latte"));  // three layers of keys and values, 12 doubles wide
+  EXPECT_EQ(cross->StateBytes(2, 5, 107) - cross->StateBytes(2, 5, 7), 2 * 3 * 100 * 2 * 12 * 8);
+}
+
+TEST(EncoderDecoder, TheTargetIsCutBackAndTheSourceStays) {
+  at::NoGradGuard guard;
+  ModelConfig config = Config("latte", "softmax");
+  config.positions = "rotary";
+  const auto m = Make(config);
+  at::manual_seed(3);
+  const at::Tensor source = Source(2, 7), lengths = Lengths({7, 4}), target = Target(config, 2, 9), next = Target(config, 2, 3);
+  ModelState state = m->Encode(source, lengths);
+  m->Extend(target, state);
+  m->Truncate(state, 4);
+  const at::Tensor want = Whole(*m, source, lengths, at::cat({target.narrow(1, 0, 4), next}, 1)).narrow(1, 4, 3);
+  ExpectClose(m->Extend(next, state), want, 1e-11, "cut back");
+  EXPECT_TRUE(at::equal(state.positions, Lengths({7, 7})));
+  ExpectContains(Thrown([&] { m->Truncate(state, 8); }), {"[encoder_decoder]", "7 tokens", "8"});
+  ModelState uneven = m->Encode(source, lengths);
+  m->Extend(target, uneven, {Lengths({9, 5}), {}});
+  ExpectContains(Thrown([&] { m->Truncate(uneven, 2); }), {"[encoder_decoder]", "padded or packed", "Clone"});
+  const auto fixed = Make(Config("softmax", "latte"));
+  ModelState whole = fixed->Encode(source, lengths);
+  fixed->Extend(target, whole);
+  ExpectContains(Thrown([&] { fixed->Truncate(whole, 2); }), {"layer 0", "latte", "Clone"});
+}
+
+TEST(EncoderDecoder, AFileGoesOnToTheBit) {
+  at::NoGradGuard guard;
+  const TestFolder folder;
+  const std::string path = folder / "a.state";
+  for (const ModelConfig& config : Configs()) {
+    const auto m = Make(config);
+    at::manual_seed(3);
+    ModelState state = m->Encode(Source(3, 7), Lengths({7, 1, 4}));
+    m->Extend(Target(config, 3, 5), state, {Lengths({5, 0, 2}), {}});
+    m->Extend(Target(config, 3, 1), state);
+    SaveModelState(path, *m, {state, {}, {{"tokenizer", "17"}}});
+    ModelState loaded = LoadModelState(path, *m, {{"tokenizer", "17"}}).state;
+    ASSERT_EQ(loaded.layers.size(), state.layers.size());
+    EXPECT_EQ(loaded.Bytes(), m->Compact(state).Bytes()) << Name(config);
+    for (const int64_t length : {4, 1, 1}) {
+      const at::Tensor target = Target(config, 3, length);
+      ExpectSameBits(m->Extend(target, loaded), m->Extend(target, state), Name(config));
+    }
+    EXPECT_TRUE(at::equal(loaded.positions, state.positions));
+  }
+  // Of another model: one with other cross attention has other layers, a language model has fewer.
+  const auto m = Make(Config("latte"));
+  ModelState state = m->Encode(Source(1, 3), Lengths({3}));
+  SaveModelState(path, *m, {state, {}, {}});
+  ExpectContains(Thrown([&] { LoadModelState(path, *Make(Config("softmax"))); }),
+                 {"another model", "latte,latte,latte,latte,latte,latte", "latte,latte,latte,softmax,softmax,softmax"});
+  ModelConfig lm;
+  lm.vocab_size = kVocab, lm.dim = 12, lm.heads = 2, lm.layers = 3, lm.attention = {"latte"};
+  const auto decoder = std::dynamic_pointer_cast<DecoderLm>(MakeModel(lm, 1));
+  decoder->to(at::kDouble);
+  ExpectContains(Thrown([&] { LoadModelState(path, *decoder); }), {"another model", "those of this model latte,latte,latte"});
 }
 
 // A reused head of cross attention needs no keys: its layer caches the source's values alone.

@@ -36,23 +36,23 @@ std::string Checksum(const TensorFile& file) {
 
 std::string LayerName(size_t layer, const std::string& tensor) { return StrCat("layers.", layer, ".", tensor); }
 
-std::string LayerMechanisms(const ModelConfig& config) {
+std::string LayerMechanisms(const StatefulModel& model) {
   std::string out;
-  for (int64_t i = 0; i < config.layers; ++i) out += (i == 0 ? "" : ",") + config.Mechanism(i);
+  for (const AttentionLayer* layer : model.state_layers()) out += (out.empty() ? "" : ",") + layer->mechanism().info().name;
   return out;
 }
 
 // As --dtype has it.
-std::string DTypeText(const DecoderLm& model) {
+std::string DTypeText(const StatefulModel& model) {
   const at::ScalarType type = at::typeMetaToScalarType(model.options().dtype());
   return type == at::kFloat ? "float32" : type == at::kDouble ? "float64" : at::toString(type);
 }
 
 // What the file says about the model, other than its hash.
-Metadata ModelMetadata(const DecoderLm& model) {
+Metadata ModelMetadata(const StatefulModel& model) {
   return {{"format", kFormat},
           {"version", std::to_string(kModelStateVersion)},
-          {"mechanisms", LayerMechanisms(model.config())},
+          {"mechanisms", LayerMechanisms(model)},
           {"dtype", DTypeText(model)}};
 }
 
@@ -64,7 +64,7 @@ const std::string& MetadataOf(const Metadata& metadata, const std::string& key, 
 }
 
 // From what makes it no state at all to what makes it one of another model.
-void CheckMetadata(const std::string& path, const TensorFile& file, const DecoderLm& model, const Metadata& made) {
+void CheckMetadata(const std::string& path, const TensorFile& file, const StatefulModel& model, const Metadata& made) {
   const Metadata found(file.metadata.begin(), file.metadata.end());
   const auto format = found.find("format");
   CISTERN_CHECK(format != found.end() && format->second == kFormat, path, " is no saved state: its metadata lack format='", kFormat,
@@ -137,7 +137,7 @@ uint64_t ModelHash(const Model& model) {
   return hash;
 }
 
-void SaveModelState(const std::string& path, const DecoderLm& model, const ModelStateFile& file) {
+void SaveModelState(const std::string& path, const StatefulModel& model, const ModelStateFile& file) {
   CISTERN_CHECK(file.state.positions.defined() && file.state.positions.size(0) > 0, "[model_state] there is no row to be saved");
   const ModelState state = model.Compact(file.state);
   TensorFile out;
@@ -160,7 +160,7 @@ void SaveModelState(const std::string& path, const DecoderLm& model, const Model
   SaveTensors(path, out);
 }
 
-ModelStateFile LoadModelState(const std::string& path, const DecoderLm& model, const Metadata& made) {
+ModelStateFile LoadModelState(const std::string& path, const StatefulModel& model, const Metadata& made) {
   TensorFile file = LoadTensors(path);
   CheckMetadata(path, file, model, made);
   const std::string rows = MetadataOf(Metadata(file.metadata.begin(), file.metadata.end()), "batch", path);
@@ -172,11 +172,11 @@ ModelStateFile LoadModelState(const std::string& path, const DecoderLm& model, c
   const int64_t batch = out.state.positions.size(0);
   CISTERN_CHECK(batch > 0 && rows == std::to_string(batch), path, ": tensor 'positions' has ", batch, " rows, the metadata say ", rows);
   CISTERN_CHECK((out.state.positions >= 0).all().item<bool>(), path, ": tensor 'positions' holds a position below 0");
-  for (int64_t i = 0; i < model.config().layers; ++i) {
-    const AttentionLayer& layer = model.block(size_t(i)).attention();
+  for (size_t i = 0; i < model.state_layers().size(); ++i) {
+    const AttentionLayer& layer = *model.state_layers()[i];
     State state = layer.EmptyState(batch, options);
     for (NamedTensor& t : state.tensors) {
-      const at::Tensor value = tensors.Take(LayerName(size_t(i), t.name), t.value);
+      const at::Tensor value = tensors.Take(LayerName(i, t.name), t.value);
       t.value = value.defined() ? value.to(t.value.defined() ? t.value.device() : options.device()) : value;
     }
     try {

@@ -1,14 +1,14 @@
 #pragma once
-// The state of a language model in one safetensors file, so that a text that was read once can be gone on with later and elsewhere.
+// The state of a model in one safetensors file, so that what was read once can be gone on with later and elsewhere.
 //
-// Tensors: "layers.0.memory", ... as the mechanisms name them, caches without their spare room, undefined ones left out; "positions" [B];
-// and what the caller adds under names of its own. Metadata: format, version, mechanisms (one per layer), dtype, batch, model (ModelHash),
-// the caller's own keys, and checksum, the XXH64 of all of these and of every tensor.
+// Tensors: "layers.0.memory", ... as the mechanisms name them (layers as in StatefulModel::state_layers), caches without their spare room,
+// undefined ones left out; "positions" [B]; and what the caller adds under names of its own. Metadata: format, version, mechanisms (of each
+// layer), dtype, batch, model (ModelHash), the caller's own keys, and checksum, the XXH64 of all of these and of every tensor.
 #include <map>
 #include <string>
 #include <vector>
 
-#include "cistern/models/decoder_lm.h"
+#include "cistern/models/model_state.h"
 
 namespace cistern {
 
@@ -25,10 +25,10 @@ struct ModelStateFile {
 uint64_t ModelHash(const Model& model);
 
 // Appears whole or not at all. Error where the file cannot be written.
-void SaveModelState(const std::string& path, const DecoderLm& model, const ModelStateFile& file);
+void SaveModelState(const std::string& path, const StatefulModel& model, const ModelStateFile& file);
 
 // The same bits that were saved. Everything is checked before anything is returned: Error, naming the file and the tensor, where it is
 // broken; UsageError where it was made with another model, dtype, version or by another `made`.
-ModelStateFile LoadModelState(const std::string& path, const DecoderLm& model, const std::map<std::string, std::string>& made = {});
+ModelStateFile LoadModelState(const std::string& path, const StatefulModel& model, const std::map<std::string, std::string>& made = {});
 
 }  // namespace cistern

@@ -5,8 +5,8 @@
 #include "cistern/attention/testing_mechanisms.h"
 #include "cistern/base/error.h"
 #include "cistern/io/test_folder.h"
-#include "cistern/models/decoder_lm.h"
 #include "cistern/models/encoder_classifier.h"
+#include "cistern/models/testing_models.h"
 
 namespace cistern {
 namespace {
@@ -36,21 +36,6 @@ std::shared_ptr<M> Make(const ModelConfig& config, at::ScalarType dtype = at::kD
 }
 
 at::Tensor Ids(int64_t batch, int64_t length) { return at::randint(0, 23, {batch, length}, at::kLong); }
-
-at::Tensor ExtendModel(DecoderLm& m, const at::Tensor& ids, const std::vector<int64_t>& cuts, const ops::Mask& mask = {},
-                       ModelState* state_out = nullptr) {
-  ModelState state = m.EmptyState(ids.size(0));
-  std::vector<at::Tensor> outs;
-  for (size_t i = 0; i + 1 < cuts.size(); ++i) {
-    const int64_t begin = cuts[i], count = cuts[i + 1] - begin;
-    ops::Mask piece;
-    if (mask.lengths) piece.lengths = (*mask.lengths - begin).clamp(0, count);
-    if (mask.starts) piece.starts = mask.starts->narrow(1, begin, count);
-    outs.push_back(m.Extend(ids.narrow(1, begin, count), state, piece));
-  }
-  if (state_out) *state_out = state;
-  return at::cat(outs, 1);
-}
 
 // Mixed mechanisms, with convolution and learned positions; softmax alone with rotary ones.
 std::vector<ModelConfig> Lms() {

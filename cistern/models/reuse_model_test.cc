@@ -5,9 +5,9 @@
 #include "cistern/attention/testing_mechanisms.h"
 #include "cistern/base/error.h"
 #include "cistern/io/test_folder.h"
-#include "cistern/models/decoder_lm.h"
 #include "cistern/models/encoder_classifier.h"
 #include "cistern/models/model_state_file.h"
+#include "cistern/models/testing_models.h"
 
 namespace cistern {
 namespace {
@@ -43,21 +43,6 @@ std::shared_ptr<M> Make(const ModelConfig& config, at::ScalarType dtype = at::kD
 }
 
 at::Tensor Ids(int64_t batch, int64_t length) { return at::randint(0, kVocab, {batch, length}, at::kLong); }
-
-at::Tensor ExtendModel(DecoderLm& m, const at::Tensor& ids, const std::vector<int64_t>& cuts, const ops::Mask& mask = {},
-                       ModelState* state_out = nullptr) {
-  ModelState state = m.EmptyState(ids.size(0));
-  std::vector<at::Tensor> outs;
-  for (size_t i = 0; i + 1 < cuts.size(); ++i) {
-    const int64_t begin = cuts[i], count = cuts[i + 1] - begin;
-    ops::Mask piece;
-    if (mask.lengths) piece.lengths = (*mask.lengths - begin).clamp(0, count);
-    if (mask.starts) piece.starts = mask.starts->narrow(1, begin, count);
-    outs.push_back(m.Extend(ids.narrow(1, begin, count), state, piece));
-  }
-  if (state_out) *state_out = state;
-  return at::cat(outs, 1);
-}
 
 // Every placement; K below and above H/2, and all.
 std::vector<ModelConfig> Configs() {

@@ -1,6 +1,8 @@
 #include "cistern/nn/attention_layer.h"
 
 #include <ATen/ATen.h>
+#include <ATen/autocast_mode.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <algorithm>
 
@@ -21,6 +23,13 @@ class ShortConvolution : public torch::nn::Module {
   }
   at::Tensor weight;
 };
+
+// Under autocast the linear maps of a layer run in bfloat16; what its core computes runs in full precision, the core's own products too.
+template <class F>
+auto InFullPrecision(F&& core) {
+  const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
+  return core();
+}
 
 }  // namespace
 
@@ -56,6 +65,10 @@ AttentionLayer::AttentionLayer(AttentionLayerOptions options) : options_(options
   if (packed == MemoryMechanism::PackedOutput::kOwn)
     packed_out_ = register_module("packed_o_proj", std::make_shared<Linear>(dims.dim, dims.dim, options.bias, options.out_std));
   if (packed == MemoryMechanism::PackedOutput::kShared) packed_out_ = out_;
+  if (!FoldRefusal().empty()) return;
+  after_maps_ = dynamic_cast<FoldingMechanism&>(*mechanism_).AfterMaps();
+  const std::vector<Projection> after = after_maps_->Projections();
+  for (size_t i = 0; i < after.size(); ++i) tokens_[i].folded_width = after[i].width;
 }
 
 void AttentionLayer::AddProjection(Projection p) {
@@ -107,21 +120,71 @@ std::string AttentionLayer::TruncateRefusal() const {
   return "";
 }
 
+std::string AttentionLayer::FoldRefusal() const {
+  const auto* folding = dynamic_cast<const FoldingMechanism*>(mechanism_.get());
+  if (!folding) return mechanism_->info().name + " has no map that could be folded into its projections";
+  if (options_.conv > 0) return StrCat("the convolution, conv=", options_.conv, ", stands between the projections and the map");
+  return folding->FoldRefusal();
+}
+
+void AttentionLayer::train(bool on) {
+  for (FoldedMap* map : {&folded_, &folded_query_, &folded_key_}) map->Clear();
+  torch::nn::Module::train(on);
+}
+
+bool AttentionLayer::Folds() const { return after_maps_ && !is_training() && !at::GradMode::is_enabled(); }
+
+FoldedMap::Map AttentionLayer::Join(const std::vector<const Mapped*>& mapped) const {
+  std::vector<at::Tensor> weights, biases;
+  for (const Mapped* m : mapped) {
+    weights.push_back(m->map->weight);
+    if (m->map->bias.defined()) biases.push_back(m->map->bias);
+  }
+  return {at::cat(weights), biases.empty() ? at::Tensor() : at::cat(biases)};
+}
+
+FoldedMap::Map AttentionLayer::Fold(const std::vector<const Mapped*>& mapped, FoldedMap& kept) const {
+  std::vector<at::Tensor> sources;
+  for (const Mapped* m : mapped) sources.insert(sources.end(), {m->map->weight, m->map->bias});
+  for (const CoreWeight& w : mechanism_->weights()) sources.push_back(*w.value);
+  return kept.Get(sources, [&] {
+    std::vector<at::Tensor> weights, biases;
+    for (const Mapped* m : mapped) {
+      at::Tensor weight = m->map->weight, bias = m->map->bias;
+      const auto type = weight.scalar_type();
+      const auto then = dynamic_cast<const FoldingMechanism&>(*mechanism_).FirstMap(size_t(m - tokens_.data()));
+      if (then.weight.defined()) {  // [H,w',w] times [H,w,D], in double: rounded once
+        const at::Tensor map = then.weight.to(at::kDouble);
+        const auto by_head = [&](const at::Tensor& x) { return x.to(at::kDouble).reshape({map.size(0), map.size(2), -1}); };
+        const at::Tensor added = then.bias.to(at::kDouble).unsqueeze(2);
+        weight = at::matmul(map, by_head(weight)).flatten(0, 1).to(type);
+        bias = (bias.defined() ? at::matmul(map, by_head(bias)) + added : added).flatten().to(type);
+      }
+      weights.push_back(weight);
+      biases.push_back(bias.defined() ? bias : at::zeros({weight.size(0)}, weight.options()));
+    }
+    return FoldedMap::Map{at::cat(weights), at::cat(biases)};
+  });
+}
+
 // All projections of the tokens in one product (and one convolution), then split into heads: views, no copies.
 std::vector<at::Tensor> AttentionLayer::Project(const Stream& stream, State* state, std::optional<Side> side) const {
+  const bool folds = Folds();
   const auto wanted = [&](const Mapped& m) { return m.needed && (!side || m.projection.side == *side); };
-  std::vector<at::Tensor> weights, biases, filters, parts;
+  std::vector<const Mapped*> mapped;
+  std::vector<at::Tensor> filters, parts;
   std::vector<int64_t> widths;
   for (const Mapped& m : tokens_) {
     if (!m.map || !wanted(m)) continue;
-    widths.push_back(m.projection.width);
-    weights.push_back(m.map->weight);
-    if (m.map->bias.defined()) biases.push_back(m.map->bias);
+    mapped.push_back(&m);
+    widths.push_back(folds ? m.folded_width : m.projection.width);
     if (m.filter.defined()) filters.push_back(m.filter);
   }
-  if (!weights.empty()) {
-    at::Tensor y = at::linear(stream.x, at::cat(weights), biases.empty() ? std::nullopt : std::optional<at::Tensor>(at::cat(biases)));
-    if (y.scalar_type() != weights[0].scalar_type()) y = y.to(weights[0].scalar_type());  // autocast: the cores run in full precision
+  if (!mapped.empty()) {
+    FoldedMap& kept = !side ? folded_ : *side == Side::kQuery ? folded_query_ : folded_key_;
+    const FoldedMap::Map map = folds ? Fold(mapped, kept) : Join(mapped);
+    at::Tensor y = at::linear(stream.x, map.weight, map.bias.defined() ? std::optional<at::Tensor>(map.bias) : std::nullopt);
+    if (y.scalar_type() != map.weight.scalar_type()) y = y.to(map.weight.scalar_type());  // InFullPrecision
     if (options_.conv > 0) {
       auto [filtered, after] = ops::ShortConv(y, at::cat(filters), (*state)["conv"], stream.mask);
       y = filtered;
@@ -133,19 +196,19 @@ std::vector<at::Tensor> AttentionLayer::Project(const Stream& stream, State* sta
   size_t next = 0;
   for (const Mapped& m : tokens_) {
     const Projection& p = m.projection;
-    x.push_back(!wanted(m) ? at::Tensor() : Split(m.map ? parts[next++] : stream.x, p));
+    x.push_back(!wanted(m) ? at::Tensor() : Split(m.map ? parts[next++] : stream.x, p.heads));
     if (options_.positions == "rotary" && p.rotary && wanted(m)) x.back() = Rotate(x.back(), stream.positions);
   }
   return x;
 }
 
 void AttentionLayer::Project(const std::vector<Mapped>& maps, const at::Tensor& memory, std::vector<at::Tensor>* x) const {
-  const auto type = mechanism_->InitialMemory().scalar_type();  // autocast: as above
-  for (const Mapped& m : maps) x->push_back(Split((m.map ? m.map->Forward(memory) : memory).to(type), m.projection));
+  const auto type = mechanism_->InitialMemory().scalar_type();  // InFullPrecision
+  for (const Mapped& m : maps) x->push_back(Split((m.map ? m.map->Forward(memory) : memory).to(type), m.projection.heads));
 }
 
-at::Tensor AttentionLayer::Split(const at::Tensor& y, const Projection& p) const {
-  return y.view({y.size(0), y.size(1), p.heads, p.width / p.heads}).transpose(1, 2);
+at::Tensor AttentionLayer::Split(const at::Tensor& y, int64_t heads) {
+  return y.view({y.size(0), y.size(1), heads, y.size(2) / heads}).transpose(1, 2);
 }
 
 at::Tensor AttentionLayer::Merge(const at::Tensor& heads) const {
@@ -154,7 +217,7 @@ at::Tensor AttentionLayer::Merge(const at::Tensor& heads) const {
 
 at::Tensor AttentionLayer::Attend(Form form, const std::vector<at::Tensor>& x, State* state, const ops::Mask& mask, Handles* handles) {
   Handles none;
-  return out_->Forward(Merge(mechanism_->Attend(form, x, state, mask, handles ? *handles : none)));
+  return out_->Forward(Merge(InFullPrecision([&] { return Running().Attend(form, x, state, mask, handles ? *handles : none); })));
 }
 
 at::Tensor AttentionLayer::Extend(const Stream& stream, State& state, Handles* handles) {
@@ -166,7 +229,7 @@ at::Tensor AttentionLayer::Extend(const Stream& stream, State& state, Handles* h
 void AttentionLayer::Write(const Stream& source, State& state) {
   std::vector<at::Tensor> x = Project(source, nullptr, Side::kKey);
   if (memory_mechanism_) Project(memory_, mechanism_->InitialMemory(), &x);
-  mechanism_->Write(x, state, source.mask);
+  InFullPrecision([&] { Running().Write(x, state, source.mask); });
 }
 
 at::Tensor AttentionLayer::Read(const Stream& target, State& state, Handles* handles) {
@@ -189,12 +252,14 @@ AttentionLayer::Attended AttentionLayer::Bidirectional(const Stream& stream, Han
   }
   const bool handed_on = mechanism_->info().HandsOnMemory() && stream.memory.defined();
   Project(memory_, handed_on ? stream.memory : mechanism_->InitialMemory(), &x);
-  const at::Tensor heads = Merge(memory_mechanism_->Pack(x, stream.mask));
-  const at::Tensor packed = memory_mechanism_->Update(x, packed_out_ ? packed_out_->Forward(heads) : heads, stream.mask);
+  const at::Tensor heads = Merge(InFullPrecision([&] { return memory_mechanism_->Pack(x, stream.mask); }));
+  const at::Tensor mapped = packed_out_ ? packed_out_->Forward(heads).to(heads.scalar_type()) : heads;
+  const at::Tensor packed = InFullPrecision([&] { return memory_mechanism_->Update(x, mapped, stream.mask); });
   if (!options_.tokens_out) return {{}, packed};
   std::vector<at::Tensor> read;
   Project(packed_, packed, &read);
-  return {out_->Forward(Merge(ZeroPadding(memory_mechanism_->Unpack(x, read, stream.mask), stream.mask))), packed};
+  const at::Tensor y = InFullPrecision([&] { return memory_mechanism_->Unpack(x, read, stream.mask); });
+  return {out_->Forward(Merge(ZeroPadding(y, stream.mask))), packed};
 }
 
 }  // namespace cistern

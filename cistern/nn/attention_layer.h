@@ -2,11 +2,16 @@
 // An attention layer: declared projections, short convolution, rotary positions, a mechanism's core, the output projection. Self attention
 // (bidirectional or causal) projects one stream; cross attention writes one, the source, into a state, and reads it with another. Where the
 // mechanism has a memory stream, also the projections of the memory and of what was packed into it.
+//
+// In evaluation without gradients the map that a FoldingMechanism begins with is part of the projections: their product is made at the
+// first call and again whenever a weight has changed or train() was called. The weights themselves stay as they are.
 #include <memory>
 #include <optional>
 #include <vector>
 
+#include "cistern/attention/folding.h"
 #include "cistern/attention/memory_mechanism.h"
+#include "cistern/nn/folded_map.h"
 #include "cistern/nn/linear.h"
 #include "cistern/nn/stream.h"
 
@@ -40,6 +45,9 @@ class AttentionLayer : public torch::nn::Module {
   int64_t StateBytes(int64_t batch, int64_t tokens, const at::TensorOptions& options) const;
   // Why a state cannot be cut back to fewer tokens; empty where mechanism().Truncate does it.
   std::string TruncateRefusal() const;
+  // Why no map of the mechanism is folded into the projections in evaluation; empty where it is.
+  std::string FoldRefusal() const;
+  void train(bool on = true) override;
   // [B,T,D]. `handles`: scores from the layer before, replaced by those for the next (Mechanism::Attend); null: there is neither.
   at::Tensor Extend(const Stream& stream, State& state, Handles* handles = nullptr);  // causal
   // With a memory stream, `packed` is what its slots found in the tokens, to be added to the memory, or the next memory itself
@@ -63,22 +71,29 @@ class AttentionLayer : public torch::nn::Module {
     std::shared_ptr<Linear> map;  // null: the stream itself
     at::Tensor filter = {};       // [width, taps]; undefined without a convolution
     bool needed = true;           // false: its tensor is left undefined
+    int64_t folded_width = 0;     // over its heads, after the mechanism's first map
   };
   void AddProjection(Projection p);
   std::shared_ptr<Linear> FindMap(const std::string& name) const;  // null: there is none
+  bool Folds() const;
+  Mechanism& Running() const { return Folds() ? *after_maps_ : *mechanism_; }
+  FoldedMap::Map Join(const std::vector<const Mapped*>& mapped) const;                   // weights and biases, one after the other
+  FoldedMap::Map Fold(const std::vector<const Mapped*>& mapped, FoldedMap& kept) const;  // the same, each with the mechanism's first map
   at::Tensor EmptyConv(int64_t batch, const at::TensorOptions& options) const;
   // Those of tokens in declared order; with `side`, the others are undefined.
   std::vector<at::Tensor> Project(const Stream& stream, State* state, std::optional<Side> side = {}) const;
   // Appends projections of [B,M,D], each [B,H,M,w].
   void Project(const std::vector<Mapped>& maps, const at::Tensor& memory, std::vector<at::Tensor>* x) const;
   at::Tensor Attend(Form form, const std::vector<at::Tensor>& x, State* state, const ops::Mask& mask, Handles* handles);
-  at::Tensor Split(const at::Tensor& y, const Projection& p) const;
-  at::Tensor Merge(const at::Tensor& heads) const;  // [B,H,T,d] -> [B,T,D]
+  static at::Tensor Split(const at::Tensor& y, int64_t heads);  // [B,T,width] -> [B,H,T,width/H]
+  at::Tensor Merge(const at::Tensor& heads) const;              // [B,H,T,d] -> [B,T,D]
 
   AttentionLayerOptions options_;
   std::shared_ptr<Mechanism> mechanism_;
   MemoryMechanism* memory_mechanism_ = nullptr;  // the same, where it has a memory stream
   std::vector<Mapped> tokens_, memory_, packed_;
+  std::shared_ptr<Mechanism> after_maps_;                 // null: nothing can be folded
+  mutable FoldedMap folded_, folded_query_, folded_key_;  // of all projections, of one side
   std::shared_ptr<Linear> out_, packed_out_;
 };
 

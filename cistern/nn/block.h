@@ -44,7 +44,8 @@ class Block : public torch::nn::Module {
   Stream Extend(Stream stream, State& state, State* source = nullptr);
   Stream Bidirectional(Stream stream);  // without attention.tokens_out only the memory is left in it
   const AttentionLayer& attention() const { return *attention_; }
-  AttentionLayer& cross() const { return *cross_; }  // of blocks with options.cross
+  bool has_cross() const { return cross_ != nullptr; }
+  AttentionLayer& cross() const { return *cross_; }  // where there is one
 
  private:
   template <class Attend>

@@ -1,4 +1,6 @@
 // The attention layer with and without convolution, positions, blocks.
+#include <ATen/autocast_mode.h>
+
 #include "cistern/attention/testing_mechanisms.h"
 #include "cistern/base/error.h"
 #include "cistern/nn/block.h"
@@ -166,6 +168,42 @@ TEST(AttentionLayer, PaddingAndPackedRows) {
       }
     }
   });
+}
+
+// Products in bfloat16 while it lives, as in training with --dtype bfloat16.
+class BFloat16Products {
+ public:
+  BFloat16Products() {
+    at::autocast::set_autocast_dtype(at::kCPU, at::kBFloat16);
+    at::autocast::set_autocast_enabled(at::kCPU, true);
+  }
+  ~BFloat16Products() {
+    at::autocast::clear_cache();
+    at::autocast::set_autocast_enabled(at::kCPU, false);
+  }
+};
+
+TEST(AttentionLayer, BFloat16RoundsTheLinearMapsAlone) {
+  for (const MechanismInfo* info : Mechanisms()) {
+    const Form form = info->Supports(Form::kCausal) ? Form::kCausal : Form::kBidirectional;
+    at::manual_seed(4);
+    const auto layer = InDouble(std::make_shared<AttentionLayer>(LayerOptions(info->name, form, 0)));
+    layer->to(at::kFloat);
+    const at::Tensor x = Leaf(Normal({2, 19, kModel}).to(at::kFloat)), g = Normal({2, 19, kModel}).to(at::kFloat);
+    const ops::Mask mask = {Lengths({19, 7}), {}};
+    const auto run = [&] {
+      State state = layer->EmptyState(2, x.options().requires_grad(false));
+      const at::Tensor y =
+          form == Form::kCausal ? layer->Extend(MakeStream(x, mask), state) : layer->Bidirectional(MakeStream(x, mask)).tokens;
+      return std::vector<at::Tensor>{y.to(at::kFloat), Gradients((y * g).sum(), {x})[0]};
+    };
+    const auto want = run();
+    const BFloat16Products products;
+    const auto got = run();
+    ExpectClose(got[0], want[0], 0.05, info->name);
+    ExpectClose(got[1], want[1], 0.15, info->name + " gradient");
+    EXPECT_GT((got[0] - want[0]).abs().max().item<double>(), 0) << info->name;
+  }
 }
 
 TEST(AttentionLayer, RefusesWithAReasonAndASuggestion) {

@@ -34,26 +34,54 @@ int64_t PeakBytes() { return ProcBytes("/proc/self/status", "VmHWM"); }
 void ResetPeakMemory() { std::ofstream("/proc/self/clear_refs") << "5"; }
 int64_t AvailableBytes() { return ProcBytes("/proc/meminfo", "MemAvailable"); }
 
-int64_t EstimateTrainingBytes(const ModelConfig& c, int64_t rows, int64_t length) {
-  const double ffn = c.ffn_dim > 0 ? double(c.ffn_dim) : 4.0 * double(c.dim), dim = double(c.dim), tokens = double(rows) * double(length);
-  double widths = 0, own_widths = 0, own_layers = 0;  // of the projections of all layers, and of those with parameters of their own
-  for (int64_t layer = 0; layer < c.layers; ++layer) {
-    const AttentionLayerOptions a = c.Block(layer, c.kind == "decoder_lm" ? Form::kCausal : Form::kBidirectional).attention;
-    for (const Projection& p : FindMechanism(a.mechanism).make(a.mechanism_options, a.dims)->Projections()) {
-      if (!p.OfTokens() || p.identity) continue;
-      widths += double(p.width);
-      own_widths += c.TiedTo(layer) == layer ? double(p.width) : 0;
+namespace {
+
+// Numbers of a stack of layers.
+struct Stack {
+  double weights = 0, token = 0;  // what the backward pass keeps for each token: norms, projections, core, feed-forward, residuals
+  double source = 0;              // and for each token of what it attends to, where that is another sequence
+};
+
+Stack NumbersOf(const ModelConfig& c, Form form) {
+  const double dim = double(c.dim), ffn = c.ffn_dim > 0 ? double(c.ffn_dim) : 4 * dim;
+  Stack s;
+  for (int64_t layer = 0; layer < c.Layers(form); ++layer) {
+    const AttentionLayerOptions a = c.AttentionOptions(layer, form);
+    double query = 0, key = 0;  // widths of the projections
+    for (const Projection& p : MakeMechanism(a)->Projections()) {
+      if (p.OfTokens() && !p.identity) (p.side == Side::kQuery ? query : key) += double(p.width);
     }
-    own_layers += c.TiedTo(layer) == layer;
+    const double widths = query + key, slots = std::max(0.0, widths - 3 * dim);  // beyond q, k and v
+    const bool own = c.TiedTo(layer) == layer;
+    if (own) s.weights += dim * (widths + dim);
+    s.source += form == Form::kCross ? key + 3 * slots : 0;
+    if (form == Form::kCross) {
+      s.token += query + 6 * dim;
+    } else {
+      if (own) s.weights += 2 * dim * ffn;
+      s.token += 13 * dim + 3 * ffn + widths + 3 * slots + (a.conv > 0 ? dim + widths : 0);
+    }
   }
-  const double layers = double(c.layers), slots = std::max(0.0, widths - 3 * layers * dim);  // beyond q, k and v
-  const double matrices = dim * own_widths + own_layers * (dim * dim + 2 * dim * ffn);
-  const double tables =
-      double(c.vocab_size) * dim * (c.tie_embeddings ? 1 : 2) + (c.positions == "learned" ? double(c.max_length) * dim : 0);
-  // Weights, gradients, two moments; then what the backward pass keeps for each token: norms, projections, core, feed-forward, residuals.
-  const double blocks = layers * (13 * dim + 3 * ffn) + widths + 3 * slots + (c.conv > 0 ? layers * dim + widths : 0);
-  const double logits = c.kind == "decoder_lm" ? 4 * double(c.vocab_size) : 0;
-  return int64_t(std::min(4 * (4 * (matrices + tables) + tokens * (blocks + 6 * dim + logits)), 9e18));
+  return s;
+}
+
+}  // namespace
+
+int64_t EstimateTrainingBytes(const ModelConfig& c, int64_t rows, int64_t length, int64_t source) {
+  const bool both = c.kind == "encoder_decoder";
+  const double dim = double(c.dim), tokens = double(rows) * double(length), sources = double(rows) * double(source > 0 ? source : length);
+  const double vocabulary = c.kind == "encoder_classifier" ? 0 : double(c.TargetVocabSize());
+  double tables = double(c.vocab_size) * dim + (c.positions == "learned" ? double(c.max_length) * dim * (both ? 2 : 1) : 0);
+  if (both && !c.share_embeddings) tables += vocabulary * dim;
+  if (!c.tie_embeddings) tables += double(both ? c.TargetVocabSize() : c.vocab_size) * dim;
+  const Stack stack = NumbersOf(c, c.kind == "encoder_classifier" ? Form::kBidirectional : Form::kCausal);
+  // Weights, gradients, two moments.
+  double numbers = 4 * (stack.weights + tables) + tokens * (stack.token + 6 * dim + 4 * vocabulary);
+  if (both) {
+    const Stack encoder = NumbersOf(c, Form::kBidirectional), cross = NumbersOf(c, Form::kCross);
+    numbers += 4 * (encoder.weights + cross.weights) + tokens * cross.token + sources * (encoder.token + cross.source + 6 * dim);
+  }
+  return int64_t(std::min(4 * numbers, 9e18));
 }
 
 void CheckMemory(const ModelConfig& config, int64_t rows, int64_t length) {

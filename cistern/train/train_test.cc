@@ -1,5 +1,6 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
+#include <malloc.h>
 
 #include <cmath>
 #include <filesystem>
@@ -7,6 +8,7 @@
 #include "cistern/base/error.h"
 #include "cistern/io/test_folder.h"
 #include "cistern/models/decoder_lm.h"
+#include "cistern/models/encoder_decoder.h"
 #include "cistern/train/checkpoint.h"
 #include "cistern/train/optimizer.h"
 #include "cistern/train/schedule.h"
@@ -128,6 +130,49 @@ TEST(Memory, ForetellsWhatCannotFit) {
   CheckMemory(c, 1, 16);
   EXPECT_THROW(CheckMemory(c, 1 << 20, 1 << 20), UsageError);
   EXPECT_GT(EstimateTrainingBytes(c, 8, 512), EstimateTrainingBytes(c, 8, 256));
+}
+
+// The estimate is not below what a step takes, and not far above. Measured in this process, whose libraries are warm.
+TEST(Memory, IsForetoldToAHalf) {
+  ModelConfig lm;
+  lm.vocab_size = 50, lm.dim = 64, lm.heads = 4, lm.layers = 4, lm.max_length = 512,
+  lm.attention = {"softmax", "latte", "latte", "softmax"};
+  ModelConfig both = lm;
+  both.kind = "encoder_decoder", both.layers = 2, both.attention = {"softmax"};
+  both.decoder_attention = {"softmax", "latte"}, both.cross_attention = {"latte", "softmax"};
+  const int64_t rows = 4;
+  const auto step = [&](const ModelConfig& config, int64_t length, int64_t source) {
+    const auto model = MakeModel(config, 1);
+    AdamW optimizer(*model, {});
+    const auto ids = [&](int64_t count) { return at::randint(0, config.vocab_size, {rows, count}, at::kLong); };
+    at::Tensor loss;
+    if (auto* m = dynamic_cast<EncoderDecoder*>(model.get())) {
+      ModelState state = m->Encode(ids(source), at::full({rows}, source - 1, at::kLong));
+      loss = m->Loss(m->Hidden(ids(length), state), ids(length));
+    } else {
+      auto& decoder = dynamic_cast<DecoderLm&>(*model);
+      ModelState state = decoder.EmptyState(rows);
+      loss = decoder.Loss(decoder.Hidden(ids(length), state), ids(length));
+    }
+    loss.backward();
+    optimizer.Step(0.01, 1.0);
+  };
+  struct Case {
+    ModelConfig config;
+    int64_t length, source;
+  };
+  for (const Case& c : {Case{lm, 1024, 0}, Case{both, 512, 512}, Case{both, 128, 1024}, Case{both, 1024, 128}}) {
+    step(c.config, 8, 8);
+    malloc_trim(0);
+    ResetPeakMemory();
+    const int64_t before = ResidentBytes();
+    if (PeakBytes() > before + (8 << 20)) GTEST_SKIP() << "the system does not reset the peak of memory";
+    step(c.config, c.length, c.source);
+    const double ratio = double(PeakBytes() - before) / double(EstimateTrainingBytes(c.config, rows, c.length, c.source));
+    std::printf("%s, %d and %d tokens: %.2f of the estimate\n", c.config.kind.c_str(), int(c.length), int(c.source), ratio);
+    EXPECT_LT(ratio, 1.0) << c.config.Summary();
+    EXPECT_GT(ratio, 0.5) << c.config.Summary();
+  }
 }
 
 }  // namespace

@@ -80,8 +80,9 @@ class Trainer {
   std::unique_ptr<Prefetcher<Batch>> batches_;  // made on a thread of their own, a few ahead
 };
 
-// Bytes a training step will need at most, estimated from the configuration, and what the machine has to give.
-int64_t EstimateTrainingBytes(const ModelConfig& config, int64_t rows, int64_t length);
+// Bytes a training step will need at most, estimated from the configuration, and what the machine has to give. `source`: tokens of each
+// source of an encoder_decoder, where `length` is that of the targets; 0: as many.
+int64_t EstimateTrainingBytes(const ModelConfig& config, int64_t rows, int64_t length, int64_t source = 0);
 int64_t AvailableBytes();
 // UsageError with the estimate when it does not fit.
 void CheckMemory(const ModelConfig& config, int64_t rows, int64_t length);

@@ -69,6 +69,11 @@ def make_spec(
     )
 
 
+def model_blocks(config: dict[str, Any], form: str) -> list[dict[str, Any]]:
+    """Of each block of a model with this config: {"attention": arguments of Attention, or None, "memory_out", "leaves": bools}."""
+    return answer(torch.ops.cistern.model_blocks(json.dumps(config), form))
+
+
 @functools.lru_cache(maxsize=4096)
 def describe(spec: str, form: str, positions: str = "none", conv: int = 0) -> dict[str, Any]:
     """Projections, weights and state of a core, after all checks; UsageError where it cannot be made."""

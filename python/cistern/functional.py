@@ -7,12 +7,13 @@
 
 There is one function for each mechanism, by its name: latte, abc_mlp, linear, ...; names that are adjectives have `_attention` behind them as
 well: softmax_attention, linear_attention, efficient_attention, window_attention, dilated_attention. `abc` is abc_mlp. `dir()` lists them, and
-help(CF.latte) has its tensors, options and definition. All of them have the same signature, `Attend`.
+help(CF.latte) has its tensors, options and definition. All of them have the arguments of `attention` but for the first.
 """
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+import inspect
+from typing import Any, Callable, Mapping
 
 import torch
 from torch import Tensor
@@ -27,40 +28,26 @@ _SIZES = ("latents", "slots")  # options that the tensors themselves tell
 _BETWEEN = "\n"  # torch.compile takes one string for a constant, but no tuple
 
 
-class Attend(Protocol):
-    """The signature of every function here."""
-
-    def __call__(
-        self,
-        *tensors: Tensor,
-        causal: bool = False,
-        cross: bool = False,
-        lengths: Tensor | None = None,
-        starts: Tensor | None = None,
-        state: State | None = None,
-        return_state: bool = False,
-        weights: dict[str, Tensor] | None = None,
-        layout: str = "bhtd",
-        max_length: int = 0,
-        dropout: float = 0.0,
-        **options: Any,
-    ) -> Any: ...
-
-
 @torch.compiler.assume_constant_result
 def _resolve(
-    mechanism: str, form: str, options: tuple[tuple[str, Any], ...], shapes: tuple[tuple[int, int], ...], max_length: int, dropout: float
+    mechanism: str,
+    form: str,
+    options: tuple[tuple[str, Any], ...],
+    shapes: tuple[tuple[int, int], ...],
+    own: tuple[tuple[str, tuple[int, ...]], ...],
+    max_length: int,
+    dropout: float,
 ) -> str:
     """The specification of a core for tensors of these (heads, width), with the names of its weights and of its state, in one string.
 
-    Where the caller does not give the size that sets a tensor's width (latents, slots), the tensors do.
+    Where the caller does not give the size that sets the width of a tensor or the shape of a weight (latents, slots), these do.
     """
     if mechanism not in mechanisms():
         describe(make_spec(mechanism, {}, 1, 1), form)  # says which name is near
         raise UsageError(f"head groups such as '{mechanism}' are for cistern.nn.Attention")
     given = dict(options)
     known = mechanisms()[mechanism]["options"]
-    heads, width = max(h for h, _ in shapes), shapes[2][1]
+    heads, width = max(h for h, _ in shapes), shapes[min(2, len(shapes) - 1)][1]  # the values': the third, or the last where keys are values
 
     def about(more: dict[str, int]) -> tuple[str, dict[str, Any]]:
         text = make_spec(mechanism, given | more, heads * width, heads, max_length, 0, dropout)
@@ -70,10 +57,19 @@ def _resolve(
     for name in _SIZES:
         if name not in known or name in given:
             continue
-        larger = about({name: 2 * heads * int(known[name] or width)})[1]["projections"]
-        told = [i for i, (a, b) in enumerate(zip(core["projections"], larger)) if a["width"] != b["width"] and i < len(shapes)]
+        size = 2 * heads * int(known[name] or width)
+        larger = about({name: size})[1]
+        told = [
+            shapes[i][1] * (heads if name == "latents" else 1)
+            for i, (a, b) in enumerate(zip(core["projections"], larger["projections"]))
+            if a["width"] != b["width"] and i < len(shapes)
+        ]
+        for a, b in zip(core["weights"], larger["weights"]):
+            axes = [i for i, (m, n) in enumerate(zip(a["shape"], b["shape"])) if m != n]
+            if len(axes) == 1 and b["shape"][axes[0]] == size:
+                told += [shape[axes[0]] for owner, shape in own if owner == a["name"]]
         if told:
-            spec, core = about({name: shapes[told[0]][1] * (heads if name == "latents" else 1)})
+            spec, core = about({name: told[0]})
     return _BETWEEN.join([spec, ",".join(w["name"] for w in core["weights"]), ",".join(core["state"])])
 
 
@@ -90,24 +86,26 @@ def attention(
     layout: str = "bhtd",
     max_length: int = 0,
     dropout: float = 0.0,
-    **options: Any,
+    options: Mapping[str, Any] | None = None,
+    **more: Any,
 ) -> Any:
     """A mechanism's core on projected tensors.
 
     Args:
         mechanism: a name of `cistern.mechanisms()`.
-        *tensors: [B, H, T, w] each, in the order that the mechanism declares: q, k, v, then what it has beside them.
+        *tensors: [B, H, T, w] each, in the order that the mechanism declares: q, k, v, then what it has beside them; of mechanisms with a
+            memory stream those of the tokens, whose slots are `weights`: `cistern.nn.Core` has the parts, pack and unpack.
         causal: each token sees itself and what came before; else every token sees every token.
         cross: keys and values come from another sequence, of its own length S.
         lengths: [B] int64, real tokens of each row, padding on its right (cross: of the keys). Padding is never seen and reads 0.
         starts: [B, T] bool, true where a document begins: nothing is seen across a start.
         state: causal: what earlier pieces left; the given state is unchanged.
         return_state: causal: also without a state.
-        weights: of the core, by name, where it has any (t2r, rfa, performer, linformer, abc_cluster): those of a `cistern.nn.Core`.
+        weights: of the core, by name, where it has any (t2r, rfa, performer, linformer, abc_cluster, luna): those of a `cistern.nn.Core`.
         layout: "bhtd", or "bthd" for tensors [B, T, H, w], which are not copied; the output has it too.
         max_length: for mechanisms whose weights depend on the position.
         dropout: on the attention probabilities, where the mechanism forms them. It is applied: give 0 in evaluation.
-        **options: of the mechanism.
+        options, **more: of the mechanism. `options` is a mapping, for those with the name of another argument.
 
     Returns:
         y [B, H, T, d], or (y, state) with a state or return_state. float16 and bfloat16 are computed in float32.
@@ -117,15 +115,17 @@ def attention(
     """
     if layout not in ("bhtd", "bthd"):
         raise UsageError(f"unknown layout '{layout}'; expected bhtd or bthd")
-    if len(tensors) < 3 or any(t.dim() != 4 for t in tensors):
-        raise UsageError(f"[{mechanism}] expected at least q, k, v of shape [B,H,T,d], got {[list(t.shape) for t in tensors]}")
+    if len(tensors) < 2 or any(t.dim() != 4 for t in tensors):
+        raise UsageError(f"[{mechanism}] expected queries, keys and values of shape [B,H,T,d], got {[list(t.shape) for t in tensors]}")
     if layout == "bthd":
         tensors = tuple(t.transpose(1, 2) for t in tensors)
     form = check_form(causal, cross)
     if (state is not None or return_state) and not causal:
         raise UsageError(f"[{mechanism}] a state in and out belongs to the causal form; cistern.nn.Core has write and read for cross attention")
     shapes = tuple((t.shape[1], t.shape[3]) for t in tensors)
-    spec, own_names, state_names = _resolve(mechanism, form, tuple(options.items()), shapes, max_length, dropout).split(_BETWEEN)
+    given = tuple({**(options or {}), **more}.items())
+    sizes = tuple((name, tuple(w.shape)) for name, w in (weights or {}).items())
+    spec, own_names, state_names = _resolve(mechanism, form, given, shapes, sizes, max_length, dropout).split(_BETWEEN)
     names = own_names.split(",") if own_names else []
     missing = [name for name in names if weights is None or name not in weights]
     if missing:
@@ -143,12 +143,14 @@ def attention(
     return (y, after) if keep else y
 
 
-def _function(name: str) -> Attend:
+def _function(name: str) -> Callable[..., Any]:
     info = mechanisms()[name]
 
     def call(*tensors: Tensor, **kw: Any) -> Any:
         return attention(name, *tensors, **kw)
 
+    signature = inspect.signature(attention)
+    call.__signature__ = signature.replace(parameters=list(signature.parameters.values())[1:])  # type: ignore[attr-defined]
     call.__name__ = call.__qualname__ = name
     call.__doc__ = (
         f"{info['title']} ({info['source']}). {info['summary']}\n\n    {info['definition']}\n\nForms: {', '.join(info['forms'])}. "
@@ -158,7 +160,7 @@ def _function(name: str) -> Attend:
     return call
 
 
-def __getattr__(name: str) -> Attend:
+def __getattr__(name: str) -> Callable[..., Any]:
     mechanism = _ALIASES.get(name, name)
     if mechanism not in mechanisms():
         raise AttributeError(f"cistern.functional has no '{name}'; it has {', '.join(__dir__())}")

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import math
 import os
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from cistern._library import UsageError, answer
-from cistern.nn import Attention, piece_positions, positions_after
+from cistern._library import UsageError, answer, model_blocks
+from cistern.nn import Attention, Handles, piece_positions, positions_after
 
 # Keys of config.json that these modules know. A file with another one that is not at its default is refused.
 _KNOWN = set(
     "kind version vocab_size classes attention attention_options dim layers heads ffn_dim max_length conv norm final_norm norm_eps activation "
-    "positions pooling bias ffn_bias head_bias tie_embeddings dropout attention_dropout init_std embedding_std".split()
+    "positions pooling head norm_pooled bias ffn_bias head_bias tie_embeddings dropout attention_dropout init_std embedding_std "
+    "position_std".split()
 )
 
 
@@ -55,71 +56,115 @@ class _FeedForward(nn.Module):
         return self.down_proj(h)
 
 
+class Stream(NamedTuple):
+    """What goes from block to block: tokens [B, T, dim], a memory beside them, and the scores that the next layer may take over."""
+
+    x: Tensor | None
+    positions: Tensor
+    lengths: Tensor | None = None
+    starts: Tensor | None = None
+    memory: Tensor | None = None  # [1 or B, M, dim]
+    source: tuple[Tensor, Tensor | None] | None = None  # where x holds latents: the tokens that they attend to, and their lengths
+    handles: Handles | None = None
+
+
 class Block(nn.Module):
-    """Attention and feed-forward, each with a residual and a norm before or after it."""
+    """Attention and feed-forward, each with a residual and a norm before or after it. A memory that is handed on has them as well.
 
-    def __init__(self, config: dict[str, Any], layer: int, form: str, first: Attention | None) -> None:
+    attention is None where a placement of reuse attention leaves it out.
+    """
+
+    def __init__(self, config: dict[str, Any], about: dict[str, Any], form: str, first: Attention | None) -> None:
         super().__init__()
-        dim, mechanism = config["dim"], _mechanism(config, layer)
-        options = config["attention_options"] if ":" in mechanism else config["attention_options"].get(mechanism, {})
+        dim, options = config["dim"], about["attention"]
         self.norm_first, self.dropout = config["norm"] == "pre", config["dropout"]
-        self.attention = Attention(
-            mechanism,
-            dim,
-            config["heads"],
-            form=form,
-            positions=config["positions"],
-            conv=config["conv"],
-            bias=config["bias"],
-            max_length=config["max_length"],
-            dropout=config["attention_dropout"],
-            init_std=config["init_std"],
-            out_std=config["init_std"] / math.sqrt(2 * config["layers"]),
-            layer=layer,
-            first=first,
-            **options,
+        self.leaves: bool = about["leaves"]
+        self.attention = None if options is None else Attention(dim=dim, heads=config["heads"], form=form, first=first, **options)
+        self.memory_use = "none" if self.attention is None else self.attention.core.memory_use
+        self.memory_out: bool = about["memory_out"] and self.memory_use == "stream"
+        tokens = self.attention is None or self.attention.tokens_out
+        if tokens:
+            self.ffn = _FeedForward(dim, config["ffn_dim"] or 4 * dim, config["activation"], config["bias"] or config["ffn_bias"])
+        needed = {
+            "attention_norm": self.attention is not None and (tokens or self.norm_first),
+            "ffn_norm": tokens,
+            "memory_norm": self.memory_out or (self.memory_use == "stream" and self.norm_first),
+            "source_norm": self.memory_use == "latents" and self.norm_first,
+        }
+        for name in [name for name in needed if needed[name]]:
+            self.add_module(name, nn.LayerNorm(dim, config["norm_eps"]))
+
+    def _before(self, x: Tensor, norm: str) -> Tensor:
+        return getattr(self, norm)(x) if self.norm_first else x
+
+    def _add(self, x: Tensor, y: Tensor, norm: str) -> Tensor:
+        total = x + F.dropout(y, self.dropout, self.training)
+        return total if self.norm_first else getattr(self, norm)(total)
+
+    # Latents in the place of the tokens, which become their source.
+    def _to_latents(self, attention: Attention, stream: Stream) -> Stream:
+        if stream.source is None:
+            latents = attention.core.initial_memory().expand(stream.x.shape[0], -1, -1)
+            positions = torch.arange(latents.shape[1], device=latents.device).unsqueeze(0)
+            stream = Stream(latents, positions, memory=stream.memory, source=(stream.x, stream.lengths))
+        source, lengths = stream.source
+        y, _, _ = attention._attend(
+            self._before(source, "source_norm"), lengths=lengths, memory=self._before(stream.x, "attention_norm")
         )
-        self.ffn = _FeedForward(dim, config["ffn_dim"] or 4 * dim, config["activation"], config["bias"] or config["ffn_bias"])
-        self.attention_norm = nn.LayerNorm(dim, config["norm_eps"])
-        self.ffn_norm = nn.LayerNorm(dim, config["norm_eps"])
+        return stream._replace(x=self._add(stream.x, y, "attention_norm"))
 
-    def _drop(self, x: Tensor) -> Tensor:
-        return F.dropout(x, self.dropout, self.training)
-
-    def forward(self, x: Tensor, state: Any = None, keep: bool = False, **mask: Any) -> tuple[Tensor, Any]:
-        h = self.attention_norm(x) if self.norm_first else x
+    def _attend(self, attention: Attention, stream: Stream, state: Any, keep: bool) -> tuple[Stream, Any]:
+        x, memory = stream.x, stream.memory
+        h = self._before(x, "attention_norm")
+        mask: dict[str, Any] = dict(lengths=stream.lengths, starts=stream.starts, positions=stream.positions)
+        mask["handles"] = stream.handles if attention.copied > 0 else None
         if keep:
-            y, state = self.attention.extend(h, state, **mask)
-        else:
-            y = self.attention(h, **mask)
-        if self.norm_first:
-            a = x + self._drop(y)
-            return a + self._drop(self.ffn(self.ffn_norm(a))), state
-        a = self.attention_norm(x + self._drop(y))
-        return self.ffn_norm(a + self._drop(self.ffn(a))), state
+            y, state, left = (*attention.extend(h, state, return_handles=self.leaves, **mask), None)[:3]
+            return stream._replace(x=self._add(x, y, "attention_norm"), handles=left), state
+        given = None
+        if self.memory_use in ("stream", "replaced"):
+            memory = attention.core.initial_memory() if memory is None else memory
+            given = self._before(memory, "memory_norm") if self.memory_use == "stream" else memory
+        y, packed, left = attention._attend(h, memory=given, leave=self.leaves, **mask)
+        if self.memory_use == "replaced":
+            memory = packed
+        elif self.memory_out:
+            memory = self._add(memory, packed, "memory_norm")
+        return stream._replace(x=None if y is None else self._add(x, y, "attention_norm"), memory=memory, handles=left), state
 
-
-def _mechanism(config: dict[str, Any], layer: int) -> str:
-    names = config["attention"]
-    return names[0] if len(names) == 1 else names[layer]
+    def forward(self, stream: Stream, state: Any = None, keep: bool = False) -> tuple[Stream, Any]:
+        if self.memory_use == "latents":
+            stream = self._to_latents(self.attention, stream)
+        elif self.attention is not None:
+            stream, state = self._attend(self.attention, stream, state, keep)
+        if stream.x is None:  # only the memory is asked for
+            return stream, state
+        return stream._replace(x=self._add(stream.x, self.ffn(self._before(stream.x, "ffn_norm")), "ffn_norm")), state
 
 
 class _Head(nn.Module):
-    def __init__(self, dim: int, hidden: int, classes: int, dropout: float) -> None:
+    def __init__(self, kind: str, dim: int, hidden: int, classes: int, dropout: float) -> None:
         super().__init__()
-        self.dropout = dropout
-        self.dense = nn.Linear(dim, hidden)
-        self.out_proj = nn.Linear(hidden, classes)
+        self.kind, self.dropout = kind, dropout
+        if kind != "linear":
+            self.dense = nn.Linear(dim, hidden)
+        self.out_proj = nn.Linear(dim if kind == "linear" else hidden, classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.out_proj(F.dropout(F.relu(self.dense(x)), self.dropout, self.training))
+        if self.kind == "linear":
+            return self.out_proj(x)
+        h = self.dense(x)
+        return self.out_proj(F.dropout(F.gelu(h) if self.kind == "gelu" else F.relu(h), self.dropout, self.training))
 
 
 def _blocks(config: dict[str, Any], form: str) -> nn.ModuleList:
-    blocks: list[Block] = []
-    for i in range(config["layers"]):
-        same = [b for j, b in enumerate(blocks) if _mechanism(config, j) == _mechanism(config, i)]
-        blocks.append(Block(config, i, form, same[0].attention if same else None))
+    first: dict[str, Attention] = {}  # of each mechanism
+    blocks = []
+    for about in model_blocks(config, form):
+        mechanism = "" if about["attention"] is None else about["attention"]["mechanism"]
+        blocks.append(Block(config, about, form, first.get(mechanism)))
+        if blocks[-1].attention is not None:
+            first.setdefault(mechanism, blocks[-1].attention)
     return nn.ModuleList(blocks)
 
 
@@ -143,11 +188,11 @@ class DecoderLM(nn.Module):
         positions = piece_positions(state["positions"], ids.shape[1], starts)
         x = self.embed_positions(self.embed_tokens(ids), positions)
         x = F.dropout(x, self.config["dropout"], self.training)
-        layers = []
+        layers, stream = [], Stream(x, positions, lengths, starts)
         for block, before in zip(self.layers, state["layers"]):
-            x, after = block(x, before, keep, lengths=lengths, starts=starts, positions=positions)
+            stream, after = block(stream, before, keep)
             layers.append(after)
-        x = x if self.norm is None else self.norm(x)
+        x = stream.x if self.norm is None else self.norm(stream.x)
         logits = F.linear(x, self.embed_tokens.weight) if self.lm_head is None else self.lm_head(x)
         return logits, {"layers": layers, "positions": positions_after(state["positions"], positions, lengths)}
 
@@ -165,7 +210,8 @@ class DecoderLM(nn.Module):
     def empty_state(self, batch: int) -> Any:
         """The state before the first token: {"layers": [state of each layer], "positions": [B]}."""
         positions = torch.zeros(batch, dtype=torch.int64, device=self.embed_tokens.weight.device)
-        return {"layers": [cast(Block, block).attention.empty_state(batch) for block in self.layers], "positions": positions}
+        attention = [cast(Block, block).attention for block in self.layers]
+        return {"layers": [{} if a is None else a.empty_state(batch) for a in attention], "positions": positions}
 
 
 class EncoderClassifier(nn.Module):
@@ -181,7 +227,7 @@ class EncoderClassifier(nn.Module):
         self.embed_positions = _Positions(config["positions"], dim, config["max_length"] + self.cls)
         self.layers = _blocks(config, "bidirectional")
         self.norm = nn.LayerNorm(dim, config["norm_eps"]) if config["final_norm"] else None
-        self.classifier = _Head(dim, config["ffn_dim"] or 4 * dim, config["classes"], config["dropout"])
+        self.classifier = _Head(config["head"], dim, config["ffn_dim"] or 4 * dim, config["classes"], config["dropout"])
 
     def forward(self, ids: Tensor, lengths: Tensor | None = None) -> Tensor:
         """ids [B, T] int64, lengths [B] int64: padding on the right is never seen."""
@@ -193,27 +239,34 @@ class EncoderClassifier(nn.Module):
         seen = lengths + int(self.cls)
         positions = torch.arange(x.shape[1], device=ids.device).unsqueeze(0)
         x = F.dropout(self.embed_positions(x, positions), self.config["dropout"], self.training)
+        stream = Stream(x, positions, seen)
         for block in self.layers:
-            x, _ = block(x, lengths=seen, positions=positions)
-        x = x if self.norm is None else self.norm(x)
-        if self.cls:
+            stream, _ = block(stream)
+        slots = self.config["pooling"] == "memory"
+        x = stream.memory if slots else stream.x
+        if self.norm is not None and not self.config["norm_pooled"]:
+            x = self.norm(x)
+        if slots or stream.source is not None:  # slots or latents: no padding among them
+            pooled = x.mean(1)
+        elif self.cls:
             pooled = x[:, 0]
         else:
             real = positions < lengths.unsqueeze(1)
             pooled = x.masked_fill(~real.unsqueeze(-1), 0).sum(1) / lengths.clamp_min(1).unsqueeze(1).to(x.dtype)
+        if self.norm is not None and self.config["norm_pooled"]:
+            pooled = self.norm(pooled)
         return self.classifier(pooled)
 
 
 def load(folder: str | os.PathLike[str]) -> DecoderLM | EncoderClassifier:
     """A model that the C++ program trained: a folder with config.json and model.safetensors, in evaluation mode.
 
-    Needs the package safetensors. To save one back: save_file(model.state_dict(), folder + "/model.safetensors").
+    To save one back, with the package safetensors: save_file(model.state_dict(), folder + "/model.safetensors").
 
     Raises:
-        UsageError: a config that is not valid, or that asks for what these modules lack.
+        UsageError: a config that is not valid, or that asks for what these modules lack; weights that are not those of the config.
+        RuntimeError: a file that cannot be read. All of them name the file.
     """
-    from safetensors.torch import load_file
-
     folder = os.fspath(folder)
     path = os.path.join(folder, "config.json")
     read = answer(torch.ops.cistern.read_model_config(path))
@@ -221,13 +274,15 @@ def load(folder: str | os.PathLike[str]) -> DecoderLM | EncoderClassifier:
     lacking = [f"{key}={config[key]}" for key in config if key not in _KNOWN and config[key] != defaults[key]]
     if config["kind"] not in ("decoder_lm", "encoder_classifier"):
         lacking.append(f"kind={config['kind']}")
-    if config["pooling"] not in ("mean", "cls"):
-        lacking.append(f"pooling={config['pooling']}")
     if lacking:
         raise UsageError(f"{path}: the Python package lacks {', '.join(lacking)}; run this model with the program")
-    weights = load_file(os.path.join(folder, "model.safetensors"))
+    file = os.path.join(folder, "model.safetensors")
+    weights = torch.ops.cistern.load_tensors(file)
     model = DecoderLM(config) if config["kind"] == "decoder_lm" else EncoderClassifier(config)
-    model.to(next(iter(weights.values())).dtype)
-    model.load_state_dict(weights)
+    model.to(next((w.dtype for w in weights.values()), torch.float32))
+    try:
+        model.load_state_dict(weights)
+    except RuntimeError as e:
+        raise UsageError(f"{file}: {e}") from None
     model.eval()
     return model

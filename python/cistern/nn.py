@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, Mapping
 
 import torch
 import torch.nn.functional as F
@@ -13,7 +13,9 @@ from cistern._library import UsageError
 from cistern.core import FORMS, Core
 from cistern.state import State
 
-__all__ = ["Attention", "Core", "MultiheadAttention", "rotate"]
+__all__ = ["Attention", "Core", "Handles", "MultiheadAttention", "rotate"]
+
+Handles = tuple[Tensor, Tensor]  # queries and keys [B, h, T, d] of the heads of a layer, as they meet
 
 
 def rotate(x: Tensor, positions: Tensor, base: float = 10000.0) -> Tensor:
@@ -64,6 +66,18 @@ class Attention(nn.Module):
         y, state = layer.extend(x)                  # the same, and what is needed to go on
         y, state = layer.extend(next_token, state)  # decoding: any number of tokens, the state stays as small as it was
 
+    Mechanisms with a memory stream (luna, conv_luna, shared_workspace) pack the tokens into slots, which the tokens then read:
+
+        layer = cistern.nn.Attention("luna", dim=512, heads=8, form="bidirectional", slots=16)
+        y = layer(x)                                              # from the learned memory, layer.core.memory [1, 16, 512]
+        y, packed = layer(x, memory=memory, return_memory=True)   # from one that an earlier layer left; both without a residual
+        memory = norm(memory + packed)                            # for the next layer, as the models do it
+
+    Reuse attention takes over scores of the layer before, which hands its queries and keys on:
+
+        y, handles = cistern.nn.Attention("softmax", dim=512, heads=8)(x, return_handles=True)
+        z = cistern.nn.Attention("reuse", dim=512, heads=8, options={"heads": 4})(y, handles=handles)
+
     Weights are named as in models of the C++ program (q_proj.weight, ..., core.*, o_proj.weight). Under autocast the projections run in half
     precision, the core in float32.
 
@@ -74,12 +88,11 @@ class Attention(nn.Module):
         positions: "rotary" turns the projections of mechanisms that allow it; else "none".
         conv: taps of the causal short convolution on every projection; 0 for none.
         bias: biases in all projections.
-        max_length: longest sequence, for mechanisms whose weights depend on the position.
-        dropout: on the attention probabilities, where the mechanism forms them.
         init_std, out_std: standard deviations of the first weights of the input and the output projections.
-        layer: tells layers of one model apart where a mechanism draws at random.
+        tokens_out: False where only what the memory packed is asked for, as after the last layer of a classifier that sees the memory: what
+            the tokens alone would need is left out, and y is None.
         first: the Attention of an earlier layer with the same mechanism: owns what the mechanism ties across layers.
-        **parameters: of the mechanism, such as latents=256 or slots=32: `cistern.mechanisms()[name]["help"]`.
+        max_length, dropout, layer, options, **more: as in `Core`.
 
     Raises:
         UsageError: with the reason and the nearest thing that works.
@@ -95,41 +108,33 @@ class Attention(nn.Module):
         positions: str = "none",
         conv: int = 0,
         bias: bool = False,
-        max_length: int = 0,
-        dropout: float = 0.0,
         init_std: float = 0.02,
         out_std: float = 0.02,
-        layer: int = 0,
+        tokens_out: bool = True,
         first: "Attention | None" = None,
-        **parameters: Any,
+        **core: Any,
     ) -> None:
         super().__init__()
-        self.core: Core = Core(
-            mechanism,
-            dim,
-            heads,
-            form=form,
-            max_length=max_length,
-            dropout=dropout,
-            layer=layer,
-            positions=positions,
-            conv=conv,
-            first=None if first is None else first.core,
-            **parameters,
-        )
-        self.dim, self.form, self.rotary, self.conv = dim, form, positions == "rotary", conv
-        self.projections = self.core.projections
-        if any(p["name"].startswith("copied_") for p in self.projections):
-            raise UsageError(
-                f"[{mechanism}] takes over scores of the layer before, which a layer of its own does not have; cistern.nn.Core takes them as tensors"
-            )
+        owner = None if first is None else first.core
+        self.core: Core = Core(mechanism, dim, heads, form=form, positions=positions, conv=conv, first=owner, **core)
+        self.dim, self.form, self.rotary, self.conv, self.tokens_out = dim, form, positions == "rotary", conv, tokens_out
+        if not tokens_out and not self.core.memory_projections:
+            raise UsageError(f"[{mechanism}] has no memory, so its tokens are all that comes out: tokens_out=True")
+        # Those of tokens, but for copied ones, which come from the layer before.
+        self.projections = [p for p in self.core.projections if not p["copied"]]
+        self.copied: int = max((p["heads"] for p in self.core.projections if p["copied"]), default=0)
         self._first = [first]  # in a list, so that its weights are not registered here again
-        for p in self.projections:
-            if not (p["tied"] and first is not None):
-                self.add_module(p["name"] + "_proj", self._linear(dim, p["width"], bias, init_std))
-            if conv > 0:
-                self.add_module(p["name"] + "_conv", _Convolution(p["width"], conv))
-        self.o_proj = self._linear(dim, dim, bias, out_std)
+        wanted = [p for p in self.projections if tokens_out or p["side"] == "key"] + self.core.memory_projections
+        for p in wanted + (self.core.packed_projections if tokens_out else []):
+            name = p["map"] + "_proj"
+            if not p["identity"] and not (p["tied"] and first is not None) and not hasattr(self, name):
+                self.add_module(name, self._linear(dim, p["width"], bias, init_std))
+        for p in self.projections if conv > 0 else []:
+            self.add_module(p["name"] + "_conv", _Convolution(p["width"], conv))
+        if tokens_out or self.core.packed_output == "shared":
+            self.o_proj = self._linear(dim, dim, bias, out_std)
+        if self.core.packed_output == "own":
+            self.packed_o_proj = self._linear(dim, dim, bias, out_std)
 
     @staticmethod
     def _linear(inputs: int, outputs: int, bias: bool, std: float) -> nn.Linear:
@@ -141,29 +146,53 @@ class Attention(nn.Module):
 
     def _map(self, p: dict[str, Any]) -> nn.Linear:
         owner = self._first[0] if p["tied"] and self._first[0] is not None else self
-        return getattr(owner, p["name"] + "_proj")
+        return getattr(owner, p["map"] + "_proj")
 
-    # The projections of one side in one product (and one convolution), then split into heads: views, no copies.
+    def _split(self, y: Tensor, p: dict[str, Any]) -> Tensor:
+        return y.unflatten(-1, (p["heads"], -1)).transpose(1, 2)
+
+    # The projections of these sides in one product (and one convolution), then split into heads: views, no copies.
     def _project(
-        self, x: Tensor, side: str, positions: Tensor | None, starts: Tensor | None, lengths: Tensor | None, conv: Tensor | None
+        self,
+        x: Tensor,
+        sides: tuple[str, ...],
+        positions: Tensor | None = None,
+        starts: Tensor | None = None,
+        lengths: Tensor | None = None,
+        conv: Tensor | None = None,
     ) -> tuple[list[Tensor], Tensor | None]:
-        chosen = [p for p in self.projections if side in (p["side"], "both")]
-        maps = [self._map(p) for p in chosen]
-        bias = None if maps[0].bias is None else torch.cat([m.bias for m in maps])
-        y = F.linear(x, torch.cat([m.weight for m in maps]), bias)
-        if self.conv > 0:
-            filters = torch.cat([getattr(self, p["name"] + "_conv").weight for p in chosen])
-            y, conv = torch.ops.cistern.short_conv(y.to(filters.dtype), filters, conv, starts, lengths)
+        chosen = [p for p in self.projections if p["side"] in sides]
+        mapped = [p for p in chosen if not p["identity"]]
+        parts = iter(())
+        if mapped:
+            maps = [self._map(p) for p in mapped]
+            bias = None if maps[0].bias is None else torch.cat([m.bias for m in maps])
+            y = F.linear(x, torch.cat([m.weight for m in maps]), bias)
+            if self.conv > 0:
+                filters = torch.cat([getattr(self, p["name"] + "_conv").weight for p in mapped])
+                y, conv = torch.ops.cistern.short_conv(y.to(filters.dtype), filters, conv, starts, lengths)
+            parts = iter(y.split([p["width"] for p in mapped], -1))
         out = []
-        for p, part in zip(chosen, y.split([p["width"] for p in chosen], -1)):
-            part = part.unflatten(-1, (p["heads"], -1)).transpose(1, 2)
+        for p in chosen:
+            part = self._split(x if p["identity"] else next(parts), p)
             if self.rotary and p["rotary"]:
                 part = rotate(part, positions if positions is not None else torch.arange(x.shape[1], device=x.device).unsqueeze(0))
             out.append(part)
         return out, conv
 
+    # [1 or B, M, dim] -> the tensors made of the memory or of what was packed, [1 or B, H, M, w].
+    def _of_memory(self, projections: list[dict[str, Any]], memory: Tensor) -> list[Tensor]:
+        return [self._split(memory if p["identity"] else self._map(p)(memory), p) for p in projections]
+
     def _merge(self, y: Tensor) -> Tensor:
         return self.o_proj(y.transpose(1, 2).flatten(2))
+
+    # What was packed after its linear map, [B, M, dim].
+    def _packed(self, heads: Tensor) -> Tensor:
+        merged = heads.transpose(1, 2).flatten(2)
+        if self.core.packed_output == "none":
+            return merged
+        return self.packed_o_proj(merged) if self.core.packed_output == "own" else self.o_proj(merged)
 
     def _positions(self, x: Tensor, positions: Tensor | None, starts: Tensor | None) -> Tensor | None:
         if positions is not None or not self.rotary:
@@ -174,6 +203,86 @@ class Attention(nn.Module):
         channels = sum(p["width"] for p in self.projections)
         return torch.zeros(batch, self.conv - 1, channels, dtype=self.o_proj.weight.dtype, device=like.device)
 
+    def _check_handles(self, handles: Handles | None, leave: bool) -> None:
+        given = 0 if handles is None else handles[0].shape[1]
+        if given < self.copied:
+            raise UsageError(
+                f"[{self.core.mechanism}] takes over the scores of {self.copied} heads of the layer before, got those of {given}: give handles=, "
+                "which a layer returns with return_handles=True"
+            )
+        if handles is not None and self.copied == 0:
+            raise UsageError(f"[{self.core.mechanism}] takes over no scores: handles= are for reuse attention")
+        if leave and not self.core.leaves_scores:
+            raise UsageError(f"[{self.core.mechanism}] leaves no scores to the next layer; softmax and reuse do")
+
+    # The tensors of the core, those that are copied among them, and what this layer leaves to the next where that is asked for.
+    def _share(self, parts: list[Tensor], handles: Handles | None, leave: bool) -> tuple[list[Tensor], Handles | None]:
+        copied = [] if handles is None else [h[:, : self.copied] for h in handles]
+        left = []
+        for i, name in enumerate(("q", "k") if leave else ()):
+            groups = [t for p, t in zip(self.projections, parts) if p["name"] == name] + copied[i : i + 1]
+            left.append(groups[0] if len(groups) == 1 else torch.cat(groups, 1))
+        return [*parts, *copied], (left[0], left[1]) if leave else None
+
+    # Tokens into the memory, and what was packed to the tokens: [B, T, dim] or None, and [B, M, dim].
+    def _through_memory(self, x: Tensor, memory: Tensor | None, lengths: Tensor | None) -> tuple[Tensor | None, Tensor]:
+        core = self.core
+        sides = ("query", "key") if self.tokens_out else ("key",)
+        parts = list(zip([p["side"] for p in self.projections if p["side"] in sides], self._project(x, sides)[0]))
+        keys = [t for side, t in parts if side == "key"]
+        slots = self._of_memory(core.memory_projections, core.initial_memory() if memory is None else memory)
+        heads = core.pack(*keys, *slots, lengths=lengths)
+        found = self._packed(heads).unflatten(-1, (core.heads, -1)).transpose(1, 2)
+        packed = core.update(*keys, *slots, packed=found, lengths=lengths).transpose(1, 2).flatten(2)
+        if not self.tokens_out:
+            return None, packed
+        queries = [t for side, t in parts if side == "query"]
+        return self._merge(core.unpack(*queries, packed=self._of_memory(core.packed_projections, packed), lengths=lengths)), packed
+
+    # What a layer of a model computes: its output, what its memory packed, and the scores that it leaves.
+    def _attend(
+        self,
+        x: Tensor,
+        source: Tensor | None = None,
+        *,
+        lengths: Tensor | None = None,
+        starts: Tensor | None = None,
+        positions: Tensor | None = None,
+        memory: Tensor | None = None,
+        handles: Handles | None = None,
+        leave: bool = False,
+    ) -> tuple[Tensor | None, Tensor | None, Handles | None]:
+        core = self.core
+        self._check_handles(handles, leave)
+        if self.form == "cross":
+            if source is None:
+                raise UsageError("cross attention needs a source: layer(x, source)")
+            if core.memory_projections:
+                return self.read(x, self.write(source, lengths=lengths), positions=positions), None, None
+            queries = iter(self._project(x, ("query",), positions)[0])
+            keys = iter(self._project(source, ("key",))[0])
+            parts, left = self._share([next(queries if p["side"] == "query" else keys) for p in self.projections], handles, leave)
+            return self._merge(core(*parts, lengths=lengths)), None, left
+        if source is not None:
+            raise UsageError(f"the {self.form} form attends to x itself; make the layer with form='cross' for a source")
+        one_memory = self.form == "bidirectional" and core.memory_use != "none"
+        if one_memory and starts is not None:
+            raise UsageError(f"[{core.mechanism}] has one memory for each row, and every document needs its own: give each document a row")
+        if one_memory and core.memory_use == "latents":
+            latents = (core.initial_memory() if memory is None else memory).expand(x.shape[0], -1, -1)
+            parts = self._project(latents, ("query",))[0] + self._project(x, ("key",))[0]
+            return self._merge(core._run("cross", parts, lengths=lengths)[0]), None, None
+        if one_memory:
+            return *self._through_memory(x, memory, lengths), None
+        conv = self._empty_conv(x.shape[0], x) if self.conv > 0 else None
+        parts, _ = self._project(x, ("query", "key"), self._positions(x, positions, starts), starts, lengths, conv)
+        parts, left = self._share(parts, handles, leave)
+        return self._merge(core(*parts, *self._own_memory(), lengths=lengths, starts=starts)), None, left
+
+    # The tensors of a memory that is the same in every layer; none where there is none.
+    def _own_memory(self) -> list[Tensor]:
+        return self._of_memory(self.core.memory_projections, self.core.initial_memory()) if self.core.memory_projections else []
+
     def forward(
         self,
         x: Tensor,
@@ -182,24 +291,31 @@ class Attention(nn.Module):
         lengths: Tensor | None = None,
         starts: Tensor | None = None,
         positions: Tensor | None = None,
-    ) -> Tensor:
-        """The whole sequence: x [B, T, dim] -> [B, T, dim]. Cross attention takes keys and values from source [B, S, dim].
+        memory: Tensor | None = None,
+        return_memory: bool = False,
+        handles: Handles | None = None,
+        return_handles: bool = False,
+    ) -> Any:
+        """The whole sequence: x [B, T, dim] -> y [B, T, dim]. Cross attention takes keys and values from source [B, S, dim].
 
         lengths: [B] int64, real tokens of each row, padding on its right (cross: of the source). starts: [B, T] bool, true where a document
         begins. positions: [1 or B, T] int64 for rotary positions; by default counted from each document's start.
+
+        memory: [1 or B, M, dim] in place of the learned one, for mechanisms that hand it on; return_memory: (y, packed), where packed
+        [B, M, dim] is to be added to the memory, or is the next memory itself where `layer.core.memory_use` is "replaced" (shared_workspace).
+        Of perceiver, bidirectional, the memory are the latents, which attend to x: y [B, M, dim].
+
+        handles: of the layer before, for reuse attention; return_handles: (y, handles), for the layer after.
         """
-        if self.form == "cross":
-            if source is None:
-                raise UsageError("cross attention needs a source: layer(x, source)")
-            queries = iter(self._project(x, "query", positions, None, None, None)[0])
-            keys = iter(self._project(source, "key", None, None, None, None)[0])
-            parts = [next(queries if p["side"] == "query" else keys) for p in self.projections]
-            return self._merge(self.core(*parts, lengths=lengths))
-        if source is not None:
-            raise UsageError(f"the {self.form} form attends to x itself; make the layer with form='cross' for a source")
-        conv = self._empty_conv(x.shape[0], x) if self.conv > 0 else None
-        parts, _ = self._project(x, "both", self._positions(x, positions, starts), starts, lengths, conv)
-        return self._merge(self.core(*parts, lengths=lengths, starts=starts))
+        use = self.core.memory_use if self.form == "bidirectional" else "none"
+        if return_memory and use not in ("stream", "replaced") or memory is not None and use not in ("stream", "replaced", "latents"):
+            raise UsageError(f"[{self.core.mechanism}], {self.form}, hands no memory on: memory= and return_memory= are for mechanisms such as luna")
+        if not self.tokens_out and not return_memory:
+            raise UsageError("a layer with tokens_out=False gives its memory alone: layer(x, return_memory=True)")
+        y, packed, left = self._attend(
+            x, source, lengths=lengths, starts=starts, positions=positions, memory=memory, handles=handles, leave=return_handles
+        )
+        return (y, packed) if return_memory else (y, left) if return_handles else y
 
     def extend(
         self,
@@ -209,38 +325,51 @@ class Attention(nn.Module):
         lengths: Tensor | None = None,
         starts: Tensor | None = None,
         positions: Tensor | None = None,
-    ) -> tuple[Tensor, State]:
+        handles: Handles | None = None,
+        return_handles: bool = False,
+    ) -> Any:
         """Causal, in pieces of any length: x [B, T, dim] -> ([B, T, dim], the state after). The given state is unchanged.
 
-        With rotary positions give `positions`, those of the piece's tokens.
+        With rotary positions give `positions`, those of the piece's tokens. handles, return_handles: of the piece, as in forward; those that
+        are returned are the third result.
         """
         if self.form != "causal":
             raise UsageError(f"extend is causal; this layer is {self.form}")
         if self.rotary and state is not None and positions is None:
             raise UsageError("rotary positions of a later piece have to be given: extend(x, state, positions=...)")
+        self._check_handles(handles, return_handles)
         if state is None:
             state = self.empty_state(x.shape[0], x)
-        parts, conv = self._project(x, "both", self._positions(x, positions, starts), starts, lengths, state.get("conv"))
-        y, after = self.core.extend(*parts, state=state, lengths=lengths, starts=starts)
+        parts, conv = self._project(x, ("query", "key"), self._positions(x, positions, starts), starts, lengths, state.get("conv"))
+        parts, left = self._share(parts, handles, return_handles)
+        y, after = self.core.extend(*parts, *self._own_memory(), state=state, lengths=lengths, starts=starts)
         if conv is not None:
             after["conv"] = conv
-        return self._merge(y), after
+        return (self._merge(y), after, left) if return_handles else (self._merge(y), after)
+
+    def _check_cross(self) -> None:
+        if self.form != "cross":
+            raise UsageError(f"write and read are for cross attention; this layer is {self.form}")
+        if self.copied > 0:
+            raise UsageError(f"[{self.core.mechanism}] takes over scores of the layer before: use layer(x, source, handles=...)")
 
     def write(self, source: Tensor, state: State | None = None, *, lengths: Tensor | None = None) -> State:
         """Cross: writes source [B, S, dim] into the state, to be read any number of times."""
-        if self.form != "cross":
-            raise UsageError(f"write and read are for cross attention; this layer is {self.form}")
-        parts, _ = self._project(source, "key", None, None, None, None)
-        return self.core.write(*parts, state=state, lengths=lengths)
+        self._check_cross()
+        return self.core.write(*self._project(source, ("key",))[0], *self._own_memory(), state=state, lengths=lengths)
 
     def read(self, x: Tensor, state: State, *, positions: Tensor | None = None) -> Tensor:
         """Cross: x [B, T, dim] reads what was written."""
-        parts, _ = self._project(x, "query", positions, None, None, None)
+        self._check_cross()
+        parts, _ = self._project(x, ("query",), positions)
+        if self.core.packed_projections:
+            parts = parts + self._of_memory(self.core.packed_projections, self._packed(state["memory"].to(self.o_proj.weight.dtype)))
         return self._merge(self.core.read(*parts, state=state))
 
     def empty_state(self, batch: int, like: Tensor | None = None) -> State:
         """The state of `batch` rows in which nothing is written; the core's, and with a convolution "conv" [B, taps-1, widths]."""
-        like = self.o_proj.weight if like is None else like.to(self.o_proj.weight.dtype)
+        weight = self.o_proj.weight
+        like = weight if like is None else like.to(weight.dtype)
         state = self.core.empty_state(batch, like)
         if self.conv > 0:
             state["conv"] = self._empty_conv(batch, like)
@@ -260,8 +389,7 @@ class MultiheadAttention(nn.Module):
     Args:
         embed_dim, num_heads, dropout, bias, batch_first, device, dtype: as in torch.nn.MultiheadAttention.
         mechanism: a name of `cistern.mechanisms()`.
-        max_length: longest sequence, for mechanisms whose weights depend on the position.
-        **parameters: of the mechanism.
+        max_length, options, **more: as in `Core`.
     """
 
     def __init__(
@@ -280,15 +408,18 @@ class MultiheadAttention(nn.Module):
         *,
         mechanism: str = "latte",
         max_length: int = 0,
-        **parameters: Any,
+        options: Mapping[str, Any] | None = None,
+        **more: Any,
     ) -> None:
         super().__init__()
         if add_bias_kv or add_zero_attn or kdim not in (None, embed_dim) or vdim not in (None, embed_dim):
             raise UsageError("add_bias_kv, add_zero_attn, kdim and vdim are of softmax attention alone; use torch.nn.MultiheadAttention")
         self.embed_dim, self.num_heads, self.dropout, self.batch_first = embed_dim, num_heads, dropout, batch_first
         self._qkv_same_embed_dim = False  # keeps torch's encoder layer from its fused softmax attention on these weights
-        self.core = self._core(mechanism, max_length, dropout, parameters)
+        self.core = self._core(mechanism, max_length, dropout, {**(options or {}), **more})
         widths = {p["name"]: p["width"] for p in self.core.projections}
+        if self.core.memory_use != "none":
+            raise UsageError(f"[{mechanism}] cannot take the place of torch.nn.MultiheadAttention: it has a memory; use cistern.nn.Attention")
         if widths != {"q": embed_dim, "k": embed_dim, "v": embed_dim}:
             raise UsageError(
                 f"[{mechanism}] cannot take the place of torch.nn.MultiheadAttention: its projections are "
@@ -302,11 +433,11 @@ class MultiheadAttention(nn.Module):
             nn.init.zeros_(self.out_proj.bias)
         self.to(device=device, dtype=dtype)
 
-    def _core(self, mechanism: str, max_length: int, dropout: float, parameters: dict[str, Any]) -> Core:
+    def _core(self, mechanism: str, max_length: int, dropout: float, options: dict[str, Any]) -> Core:
         reasons = []
         for form in FORMS:  # any form will do: which one is needed is known in forward
             try:
-                return Core(mechanism, self.embed_dim, self.num_heads, form=form, max_length=max_length, dropout=dropout, **parameters)
+                return Core(mechanism, self.embed_dim, self.num_heads, form=form, max_length=max_length, dropout=dropout, options=options)
             except UsageError as e:
                 reasons.append(str(e))
         raise UsageError(reasons[0])

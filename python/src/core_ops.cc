@@ -23,58 +23,105 @@ using ops::OptionalTensor;
 using torch::autograd::variable_list;
 using Result = std::tuple<at::Tensor, std::vector<at::Tensor>>;
 
-enum class Verb { kBidirectional, kExtend, kCross, kWrite, kRead };
+// The last three are of mechanisms with a memory stream (attention/memory_mechanism.h).
+enum class Verb { kBidirectional, kExtend, kCross, kWrite, kRead, kPack, kUpdate, kUnpack };
 
 Verb ParseVerb(std::string_view name) {
-  if (name == "bidirectional") return Verb::kBidirectional;
-  if (name == "extend") return Verb::kExtend;
-  if (name == "cross") return Verb::kCross;
-  if (name == "write") return Verb::kWrite;
-  if (name == "read") return Verb::kRead;
-  FailUsage("unknown verb '", std::string(name), "'; expected bidirectional, extend, cross, write or read");
+  static constexpr std::pair<std::string_view, Verb> kVerbs[] = {{"bidirectional", Verb::kBidirectional},
+                                                                 {"extend", Verb::kExtend},
+                                                                 {"cross", Verb::kCross},
+                                                                 {"write", Verb::kWrite},
+                                                                 {"read", Verb::kRead},
+                                                                 {"pack", Verb::kPack},
+                                                                 {"update", Verb::kUpdate},
+                                                                 {"unpack", Verb::kUnpack}};
+  for (const auto& [known, verb] : kVerbs) {
+    if (name == known) return verb;
+  }
+  FailUsage("unknown verb '", std::string(name), "'; expected bidirectional, extend, cross, write, read, pack, update or unpack");
 }
 
+bool OfMemory(Verb verb) { return verb == Verb::kPack || verb == Verb::kUpdate || verb == Verb::kUnpack; }
 Form FormOf(Verb verb) {
-  return verb == Verb::kBidirectional ? Form::kBidirectional : verb == Verb::kExtend ? Form::kCausal : Form::kCross;
+  if (verb == Verb::kBidirectional || OfMemory(verb)) return Form::kBidirectional;
+  return verb == Verb::kExtend ? Form::kCausal : Form::kCross;
 }
 bool TakesState(Verb verb) { return verb == Verb::kExtend || verb == Verb::kWrite || verb == Verb::kRead; }
 bool GivesState(Verb verb, bool keep_state) { return verb == Verb::kWrite || (verb == Verb::kExtend && keep_state); }
 
-bool Takes(Verb verb, Side side) { return verb == Verb::kWrite ? side == Side::kKey : verb == Verb::kRead ? side == Side::kQuery : true; }
+// The verb, after the checks of it and its form. UsageError.
+Verb VerbOf(const CoreScope& core, std::string_view name) {
+  const Verb verb = ParseVerb(name);
+  RequireForm(core->info(), FormOf(verb));
+  if (OfMemory(verb) && !core.memory()) {
+    FailUsage("[", core->info().name, "] has no memory to ", std::string(name),
+              ": that is for mechanisms with a memory stream such as luna");
+  }
+  return verb;
+}
 
-// x in declared order with the tensors of the other side left undefined. Error where a shape is not what the mechanism declares.
-std::vector<at::Tensor> Arrange(const CoreScope& core, Verb verb, at::TensorList given) {
+// Whether a verb takes the tensors of a side. Those of the memory or of what was packed come after those of the tokens, all or none of
+// them: the learned memory and the packed heads take their places (unpack: all).
+bool Takes(Verb verb, Side side) {
+  const bool writes = verb == Verb::kWrite || verb == Verb::kPack || verb == Verb::kUpdate,
+             reads = verb == Verb::kRead || verb == Verb::kUnpack;
+  if (side == Side::kMemory) return writes || verb == Verb::kExtend;
+  if (side == Side::kPacked) return reads;
+  return side == Side::kQuery ? !writes : !reads;
+}
+
+struct Inputs {
+  std::vector<at::Tensor> x;       // of the tokens in declared order, undefined where the verb takes none; then of the memory, if given
+  std::vector<at::Tensor> packed;  // of what was packed, if given; update: the packed heads
+};
+
+// Error where a shape is not what the mechanism declares.
+Inputs Arrange(const CoreScope& core, Verb verb, at::TensorList given) {
   const std::string& name = core->info().name;
-  std::vector<at::Tensor> x;
+  size_t wanted = verb == Verb::kUpdate ? 1 : 0, extra = 0;
+  for (const Projection& p : core.projections()) (p.OfTokens() || verb == Verb::kUnpack ? wanted : extra) += Takes(verb, p.side) ? 1 : 0;
+  const bool more = extra > 0 && given.size() == wanted + extra;
+  CISTERN_CHECK(more || given.size() == wanted, "[", name, "] expected ", wanted, extra > 0 ? StrCat(" or ", wanted + extra) : "",
+                " tensors, got ", given.size());
+  const at::Tensor& like = given[0];
+  const auto check = [&](const at::Tensor& t, const std::string& what, int64_t heads, Side side, const c10::SymInt& rows,
+                         int64_t width) -> const at::Tensor& {
+    const bool shared = side == Side::kMemory;  // one memory may be that of all rows
+    const char letter = side == Side::kMemory || side == Side::kPacked ? 'M' : 'T';
+    CISTERN_CHECK(t.dim() == 4 && ((shared && t.sym_size(0) == 1) || t.sym_size(0) == like.sym_size(0)) && t.sym_size(1) == heads &&
+                      (rows == -1 || t.sym_size(2) == rows) && t.sym_size(3) == width,
+                  "[", name, "] expected ", what, " of shape [B,", heads, ",", letter, ",", width, "] with B=", like.sym_size(0),
+                  shared ? " or 1" : "", rows == -1 ? "" : StrCat(" and ", letter, "=", rows), ", got ", t.sym_sizes());
+    CISTERN_CHECK(t.scalar_type() == like.scalar_type() && (t.scalar_type() == at::kFloat || t.scalar_type() == at::kDouble), "[", name,
+                  "] expected ", what, " in float32 or float64 as the others, got ", at::toString(t.scalar_type()));
+    return t;
+  };
+  Inputs in;
   size_t next = 0;
-  const at::Tensor* like = nullptr;
   c10::SymInt rows[2] = {-1, -1};  // of the query side, of the key side
   for (const Projection& p : core.projections()) {
-    if (!Takes(verb, p.side)) {
-      x.emplace_back();
-      continue;
+    const int64_t width = p.width / p.heads;
+    if (!p.OfTokens()) {
+      if (!Takes(verb, p.side) || !(more || verb == Verb::kUnpack)) continue;
+      const at::Tensor& t = check(given[next++], p.name, p.heads, p.side, core.slots(), width);
+      (p.side == Side::kMemory ? in.x : in.packed).push_back(t);
+    } else if (Takes(verb, p.side)) {
+      c10::SymInt& length = rows[verb == Verb::kCross && p.side == Side::kQuery ? 0 : 1];
+      in.x.push_back(check(given[next++], p.name, p.heads, p.side, length, width));
+      length = in.x.back().sym_size(2);
+    } else {
+      in.x.emplace_back();
     }
-    CISTERN_CHECK(next < given.size(), "[", name, "] expected a tensor for ", p.name, " after ", next, " of them");
-    const at::Tensor& t = given[next++];
-    if (!like) like = &t;
-    c10::SymInt& length = rows[verb == Verb::kCross && p.side == Side::kQuery ? 0 : 1];
-    CISTERN_CHECK(t.dim() == 4 && t.sym_size(0) == like->sym_size(0) && t.sym_size(1) == p.heads &&
-                      (length == -1 || t.sym_size(2) == length) && t.sym_size(3) == p.width / p.heads,
-                  "[", name, "] expected ", p.name, " of shape [B,", p.heads, ",T,", p.width / p.heads, "] with B=", like->sym_size(0),
-                  length == -1 ? "" : StrCat(" and T=", length), ", got ", t.sym_sizes());
-    CISTERN_CHECK(t.scalar_type() == like->scalar_type() && (t.scalar_type() == at::kFloat || t.scalar_type() == at::kDouble), "[", name,
-                  "] expected ", p.name, " in float32 or float64 as the others, got ", at::toString(t.scalar_type()));
-    length = t.sym_size(2);
-    x.push_back(t);
   }
-  CISTERN_CHECK(next == given.size(), "[", name, "] expected ", next, " tensors, got ", given.size());
-  return x;
+  const AttentionDims& dims = core->dims();
+  if (verb == Verb::kUpdate) in.packed = {check(given.back(), "packed", dims.heads, Side::kPacked, core.slots(), dims.dim / dims.heads)};
+  return in;
 }
 
 // The first tensor of a side, or of the other where that side has none.
 const at::Tensor& FirstOf(const CoreScope& core, Side side, const std::vector<at::Tensor>& x) {
   const at::Tensor* found = nullptr;
-  for (size_t i = 0; i < x.size(); ++i) {
+  for (size_t i = 0; i < x.size() && core.projections()[i].OfTokens(); ++i) {
     if (x[i].defined() && (!found || core.projections()[i].side == side)) found = &x[i];
     if (found && core.projections()[i].side == side) break;
   }
@@ -120,8 +167,9 @@ void CheckMask(const CoreScope& core, Verb verb, const at::Tensor& like, const o
   const std::string& name = core->info().name;
   const bool masked = mask.lengths || mask.starts;
   CISTERN_CHECK(!masked || verb != Verb::kRead, "[", name, "] reading takes no lengths and no starts: the state knows what was written");
-  CISTERN_CHECK(!mask.starts || verb == Verb::kExtend || verb == Verb::kBidirectional, "[", name,
-                "] several documents in a row (starts) are for self attention; cross attention takes one source a row");
+  CISTERN_CHECK(
+      !mask.starts || verb == Verb::kExtend || verb == Verb::kBidirectional, "[", name,
+      "] several documents in a row (starts) are for self attention; cross attention takes one source a row, a memory one document");
   CISTERN_CHECK(
       !mask.lengths || (mask.lengths->dim() == 1 && mask.lengths->size(0) == like.size(0) && mask.lengths->scalar_type() == at::kLong), "[",
       name, "] expected lengths of shape [", like.size(0), "] and dtype int64, got ", mask.lengths->sizes(), " ",
@@ -138,11 +186,13 @@ void CheckMask(const CoreScope& core, Verb verb, const at::Tensor& like, const o
 }
 
 Result Run(at::TensorList given, at::TensorList weights, at::TensorList state_in, const OptionalTensor& lengths,
-           const OptionalTensor& starts, std::string_view spec, Verb verb, bool training, bool keep_state) {
+           const OptionalTensor& starts, std::string_view spec, std::string_view verb_name, bool training, bool keep_state) {
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
   const CoreScope core(std::string(spec), weights, training);
-  RequireForm(core->info(), FormOf(verb));
-  const std::vector<at::Tensor> x = Arrange(core, verb, given);
+  const Verb verb = VerbOf(core, verb_name);
+  const auto [tokens, packed] = Arrange(core, verb, given);
+  std::vector<at::Tensor> x = tokens;
+  if (verb == Verb::kRead) x.insert(x.end(), packed.begin(), packed.end());
   const ops::Mask mask = {lengths, starts};
   CheckMask(core, verb, FirstOf(core, Side::kKey, x), mask);
   CISTERN_CHECK(state_in.empty() || TakesState(verb), "[", core->info().name, "] a whole sequence takes no state");
@@ -174,6 +224,18 @@ Result Run(at::TensorList given, at::TensorList weights, at::TensorList state_in
       break;
     case Verb::kRead:
       out = core->Read(x, state);
+      break;
+    case Verb::kPack:
+      out = core.memory()->Pack(x, mask);
+      break;
+    case Verb::kUpdate: {
+      const AttentionDims& dims = core->dims();
+      const at::Tensor updated = core.memory()->Update(x, packed[0].transpose(1, 2).flatten(2), mask);  // [B,M,D]
+      out = updated.unflatten(2, {dims.heads, dims.dim / dims.heads}).transpose(1, 2);
+      break;
+    }
+    case Verb::kUnpack:
+      out = ZeroPadding(core.memory()->Unpack(x, packed, mask), mask);
       break;
   }
   if (out.dim() == 4) out = HeadsInside(out);
@@ -213,7 +275,10 @@ Result Attend(at::TensorList x, at::TensorList weights, at::TensorList state, co
               std::string_view spec, std::string_view verb, bool training, bool keep_state, const OptionalTensor& seed) {
   CISTERN_CHECK(!x.empty(), "[attend] expected at least one tensor");
   const SeedScope seeded(seed, x[0].device());
-  auto [out, after] = Run(x, weights, state, lengths, starts, spec, ParseVerb(verb), training, keep_state);
+  auto [out, after] = Run(x, weights, state, lengths, starts, spec, verb, training, keep_state);
+  for (const at::Tensor& t : x) {
+    if (out.is_alias_of(t)) out = out.clone();  // update, where the memory stays what was packed
+  }
   for (at::Tensor& t : after) t = t.contiguous();
   return {out, after};
 }
@@ -221,11 +286,10 @@ Result Attend(at::TensorList x, at::TensorList weights, at::TensorList state, co
 Result AttendMeta(at::TensorList given, at::TensorList, at::TensorList state_in, const OptionalTensor&, const OptionalTensor&,
                   std::string_view spec, std::string_view verb_name, bool training, bool keep_state, const OptionalTensor&) {
   CISTERN_CHECK(!given.empty(), "[attend] expected at least one tensor");
-  const Verb verb = ParseVerb(verb_name);
   const CoreScope core{std::string(spec)};
+  const Verb verb = VerbOf(core, verb_name);
   const std::string& name = core->info().name;
-  RequireForm(core->info(), FormOf(verb));
-  const std::vector<at::Tensor> x = Arrange(core, verb, given);
+  const std::vector<at::Tensor> x = Arrange(core, verb, given).x;
   CISTERN_CHECK(
       core->info().bounded || (state_in.empty() && !GivesState(verb, keep_state)), "[", name,
       "] the state grows with every call, so a graph cannot hold it: compile the whole sequence, or call extend outside the graph");
@@ -236,11 +300,10 @@ Result AttendMeta(at::TensorList given, at::TensorList, at::TensorList state_in,
   const c10::SymInt batch = given[0].sym_size(0);
   const AttentionDims& dims = core->dims();
   const auto options = given[0].options();
-  const at::Tensor out =
-      verb == Verb::kWrite
-          ? at::empty({0}, options)
-          : at::empty_symint({batch, FirstOf(core, Side::kQuery, x).sym_size(2), dims.heads, dims.dim / dims.heads}, options)
-                .transpose(1, 2);
+  const bool packs = verb == Verb::kPack || verb == Verb::kUpdate;
+  const c10::SymInt rows = packs ? c10::SymInt(core.slots()) : FirstOf(core, Side::kQuery, x).sym_size(2);
+  const at::Tensor out = verb == Verb::kWrite ? at::empty({0}, options)
+                                              : at::empty_symint({batch, rows, dims.heads, dims.dim / dims.heads}, options).transpose(1, 2);
   std::vector<at::Tensor> after;
   if (GivesState(verb, keep_state)) {
     for (const NamedTensor& t : core.form().tensors) {
@@ -274,7 +337,7 @@ std::vector<at::Tensor> AttendBackward(at::TensorList grads, at::TensorList x, a
       if (Floats(t)) wanted.push_back(leaves[i].back().requires_grad_());
     }
   }
-  auto [out, after] = Run(leaves[0], leaves[1], leaves[2], lengths, starts, spec, ParseVerb(verb), training, keep_state);
+  auto [out, after] = Run(leaves[0], leaves[1], leaves[2], lengths, starts, spec, verb, training, keep_state);
   variable_list outputs, weighed;
   size_t next = 0;
   auto add = [&](const at::Tensor& value) {
@@ -384,7 +447,7 @@ Result AttendAutograd(at::TensorList x, at::TensorList weights, at::TensorList s
   CISTERN_CHECK(!x.empty(), "[attend] expected at least one tensor");
   if (!Traced(x[0])) {
     const SeedScope seeded(seed_in, x[0].device());
-    return Run(x, weights, state, lengths, starts, spec, ParseVerb(verb), training, keep_state);
+    return Run(x, weights, state, lengths, starts, spec, verb, training, keep_state);
   }
   OptionalTensor seed = seed_in;
   if (!seed && training) {  // the backward has to draw what the forward drew

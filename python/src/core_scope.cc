@@ -24,6 +24,8 @@ const Core& CachedCore(const std::string& spec) {
   for (Projection& p : core.projections) p.heads = p.heads == 0 ? core.mechanism->dims().heads : p.heads;
   for (const CoreWeight& w : core.mechanism->weights()) core.own.push_back(*w.value);
   core.form = core.mechanism->EmptyState(1, at::TensorOptions().dtype(at::kFloat).device(at::kMeta));
+  core.memory = dynamic_cast<MemoryMechanism*>(core.mechanism.get());
+  core.slots = core.memory ? core.memory->InitialMemory().size(1) : 0;
   if (cache.size() >= kCached) cache.clear();
   return cache.emplace(spec, std::move(core)).first->second;
 }
@@ -56,12 +58,6 @@ std::shared_ptr<Mechanism> MakeCore(const CoreSpec& spec) {
     FailUsage("dim=", spec.dims.dim, " is not divisible by heads=", spec.dims.heads);
   }
   std::shared_ptr<Mechanism> core = FindMechanism(spec.mechanism).make(spec.options, spec.dims);
-  for (const Projection& p : core->Projections()) {
-    if (p.side != Side::kQuery && p.side != Side::kKey) {
-      FailUsage("[", spec.mechanism, "] is not in the Python package yet: its projection ", p.name,
-                " comes from a second stream; train it with the program");
-    }
-  }
   if (core->weights().size() != core->named_parameters().size() + core->named_buffers().size()) {
     FailUsage("[", spec.mechanism, "] is not in the Python package yet: it holds weights that cannot be passed; train it with the program");
   }

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "cistern/attention/mechanism.h"
+#include "cistern/attention/memory_mechanism.h"
 
 namespace cistern::python {
 
@@ -34,15 +34,16 @@ struct CoreSpec {
 };
 CoreSpec ParseSpec(const std::string& spec);  // UsageError on what is no specification
 
-// As FindMechanism(spec.mechanism).make, but UsageError for what Python cannot use: streams other than queries and keys, tensors
-// registered without AddWeight.
+// As FindMechanism(spec.mechanism).make, but UsageError for what Python cannot use: tensors registered without AddWeight.
 std::shared_ptr<Mechanism> MakeCore(const CoreSpec& spec);
 
 struct Core {
   std::shared_ptr<Mechanism> mechanism;
   std::vector<Projection> projections;
-  std::vector<at::Tensor> own;  // the weights it was made with, which tell the shapes
-  State form;                   // of one row, on the meta device: names, types and shapes of a state
+  std::vector<at::Tensor> own;        // the weights it was made with, which tell the shapes
+  State form;                         // of one row, on the meta device: names, types and shapes of a state
+  MemoryMechanism* memory = nullptr;  // the same mechanism, where it has a memory stream, of `slots` slots
+  int64_t slots = 0;
 };
 
 // A mechanism with the given weights in place of its own, in evaluation or training. The weights go when the scope ends; what autograd
@@ -59,6 +60,8 @@ class CoreScope {
   Mechanism* operator->() const { return core_.mechanism.get(); }
   const std::vector<Projection>& projections() const { return core_.projections; }
   const State& form() const { return core_.form; }
+  MemoryMechanism* memory() const { return core_.memory; }
+  int64_t slots() const { return core_.slots; }
 
  private:
   const Core& core_;

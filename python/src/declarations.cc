@@ -27,16 +27,66 @@ std::vector<std::string> FormNames(const MechanismInfo& info) {
   return names;
 }
 
+std::string MemoryUseName(MemoryUse use) {
+  switch (use) {
+    case MemoryUse::kNone:
+      return "none";
+    case MemoryUse::kFixed:
+      return "fixed";
+    case MemoryUse::kStream:
+      return "stream";
+    case MemoryUse::kReplaced:
+      return "replaced";
+    case MemoryUse::kLatents:
+      return "latents";
+  }
+  return "";
+}
+
+std::string SideName(Side side) {
+  switch (side) {
+    case Side::kQuery:
+      return "query";
+    case Side::kKey:
+      return "key";
+    case Side::kMemory:
+      return "memory";
+    case Side::kPacked:
+      return "packed";
+  }
+  return "";
+}
+
+std::string PackedOutputName(const Mechanism& mechanism) {
+  const auto* memory = dynamic_cast<const MemoryMechanism*>(&mechanism);
+  if (!memory || memory->packed_output() == MemoryMechanism::PackedOutput::kNone) return "none";
+  return memory->packed_output() == MemoryMechanism::PackedOutput::kOwn ? "own" : "shared";
+}
+
 std::string AllMechanisms() {
   return Answer([] {
     Json all = Json::object();
     for (const MechanismInfo* i : Mechanisms()) {
-      all[i->name] = {{"title", i->title},           {"source", i->source},        {"summary", i->summary},
-                      {"definition", i->definition}, {"forms", FormNames(*i)},     {"refusals", i->refusals},
-                      {"verbs", i->verbs},           {"exact", i->exact},          {"stochastic", i->stochastic},
-                      {"bounded", i->bounded},       {"positions", i->positions},  {"time", i->time},
-                      {"state", i->state},           {"tolerance", i->tolerance},  {"options", i->options().Write()},
-                      {"cases", i->cases},           {"help", i->options().Help()}};
+      all[i->name] = {{"title", i->title},
+                      {"source", i->source},
+                      {"summary", i->summary},
+                      {"definition", i->definition},
+                      {"forms", FormNames(*i)},
+                      {"refusals", i->refusals},
+                      {"verbs", i->verbs},
+                      {"exact", i->exact},
+                      {"stochastic", i->stochastic},
+                      {"bounded", i->bounded},
+                      {"positions", i->positions},
+                      {"time", i->time},
+                      {"state", i->state},
+                      {"tolerance", i->tolerance},
+                      {"options", i->options().Write()},
+                      {"cases", i->cases},
+                      {"help", i->options().Help()},
+                      {"memory", MemoryUseName(i->memory)},
+                      {"leaves_scores", i->leaves_scores},
+                      {"copies_scores", i->copies_scores}};
     }
     return all;
   });
@@ -67,7 +117,10 @@ std::string DescribeCore(std::string_view text, std::string_view form, std::stri
     Json projections = Json::array(), weights = Json::array(), state = Json::array();
     for (const Projection& p : checked->Projections()) {
       projections.push_back({{"name", p.name},
-                             {"side", p.side == Side::kQuery ? "query" : "key"},
+                             {"side", SideName(p.side)},
+                             {"map", p.map.empty() ? p.name : p.map},
+                             {"identity", p.identity},
+                             {"copied", p.name.starts_with("copied_")},
                              {"width", p.width},
                              {"rotary", p.rotary},
                              {"heads", p.heads == 0 ? spec.dims.heads : p.heads},
@@ -81,8 +134,15 @@ std::string DescribeCore(std::string_view text, std::string_view form, std::stri
     }
     for (const NamedTensor& t : checked->EmptyState(1, at::TensorOptions().device(at::kMeta)).tensors) state.push_back(t.name);
     const MechanismInfo& info = checked->info();
-    return Json{{"projections", projections}, {"weights", weights},      {"state", state},
-                {"forms", FormNames(info)},   {"bounded", info.bounded}, {"summary", info.summary}};
+    return Json{{"projections", projections},
+                {"weights", weights},
+                {"state", state},
+                {"forms", FormNames(info)},
+                {"bounded", info.bounded},
+                {"summary", info.summary},
+                {"memory", MemoryUseName(info.memory)},
+                {"packed_output", PackedOutputName(*checked)},
+                {"leaves_scores", info.leaves_scores}};
   });
 }
 
@@ -92,6 +152,14 @@ std::vector<at::Tensor> InitialWeights(std::string_view spec) {
   std::vector<at::Tensor> out;
   for (const CoreWeight& w : core->weights()) out.push_back(w.value->detach());
   return out;
+}
+
+// The learned memory or latents before the first layer, [1,M,D], made of the weights.
+at::Tensor InitialMemory(at::TensorList weights, std::string_view spec) {
+  const CoreScope core(std::string(spec), weights, false);
+  const at::Tensor memory = core->InitialMemory();
+  if (!memory.defined()) FailUsage("[", core->info().name, "] has no memory");
+  return memory;
 }
 
 // The empty state of one row, on the device and in the type of `like`.
@@ -120,7 +188,8 @@ at::Tensor Definition(at::TensorList x, at::TensorList weights, std::string_view
   const CoreScope core(std::string(spec), weights, false);
   const Form form = ParseForm(form_name);
   RequireForm(core->info(), form);
-  const auto& projections = core.projections();
+  std::vector<Projection> projections = core.projections();
+  std::erase_if(projections, [](const Projection& p) { return !p.OfTokens(); });
   CISTERN_CHECK(x.size() == projections.size(), "[", core->info().name, "] expected ", projections.size(), " tensors, got ", x.size());
   // In the cross form each of the two lists has its own length, and what stands in the other side's places does not matter.
   std::vector<at::Tensor> queries, keys;
@@ -145,6 +214,43 @@ std::string ReadConfig(std::string_view path) {
   });
 }
 
+// Arguments of the blocks of a model whose config is `text`: those of each attention layer by Python's names (null: it has none), whether
+// the memory after the block is used, and whether the next layer takes over scores.
+std::string ModelBlocks(std::string_view text, std::string_view form_name) {
+  const Undisturbed undisturbed;
+  return Answer([&] {
+    const ModelConfig config = ReadModelConfig(ParseJson(std::string(text), "config"), "config");
+    Json blocks = Json::array();
+    for (int64_t layer = 0; layer < config.layers; ++layer) {
+      const BlockOptions block = config.Block(layer, ParseForm(form_name));
+      const AttentionLayerOptions& a = block.attention;
+      Json options = a.mechanism_options;
+      if (FindMechanism(a.mechanism).copies_scores) options["heads"] = a.dims.copied;  // by the placement
+      Json attention = {{"mechanism", a.mechanism},
+                        {"options", options},
+                        {"max_length", a.dims.max_length},
+                        {"layer", layer},
+                        {"dropout", a.dims.dropout},
+                        {"positions", a.positions},
+                        {"conv", a.conv},
+                        {"bias", a.bias},
+                        {"init_std", a.init_std},
+                        {"out_std", a.out_std},
+                        {"tokens_out", a.tokens_out}};
+      if (a.dims.copied == AttentionDims::kSkipped) attention = nullptr;
+      blocks.push_back({{"attention", attention}, {"memory_out", block.memory_out}, {"leaves", a.dims.copied_on > 0}});
+    }
+    return blocks;
+  });
+}
+
+// The tensors of a safetensors file by their names; Error names the file.
+c10::Dict<std::string, at::Tensor> LoadTensorFile(std::string_view path) {
+  c10::Dict<std::string, at::Tensor> tensors;
+  for (const NamedTensor& t : LoadTensors(std::string(path)).tensors) tensors.insert(t.name, t.value);
+  return tensors;
+}
+
 // What the C++ program computes: logits [B,T,V] of a language model, [B,classes] of a classifier, from a model folder.
 at::Tensor FolderLogits(std::string_view folder, const at::Tensor& ids, const std::optional<at::Tensor>& lengths) {
   const at::NoGradGuard guard;
@@ -166,7 +272,10 @@ TORCH_LIBRARY_FRAGMENT(cistern, m) {
   m.def("mechanisms() -> str", &AllMechanisms);
   m.def("describe_core(str spec, str form, str positions, int conv) -> str", &DescribeCore);
   m.def("read_model_config(str path) -> str", &ReadConfig);
+  m.def("model_blocks(str config, str form) -> str", &ModelBlocks);
+  m.def("load_tensors(str path) -> Dict(str, Tensor)", &LoadTensorFile);
   m.def("initial_weights(str spec) -> Tensor[]", &InitialWeights);
+  m.def("initial_memory(Tensor[] weights, str spec) -> Tensor", &InitialMemory, tags);
   m.def("empty_state(str spec, Tensor like, bool training) -> Tensor[]", tags);
   m.def("definition(Tensor[] x, Tensor[] weights, str spec, str form) -> Tensor");
   m.def("folder_logits(str folder, Tensor ids, Tensor? lengths=None) -> Tensor");

@@ -15,33 +15,38 @@ DIM, HEADS, LENGTH = 16, 2, 12
 MAX_LENGTH = 64
 
 
-def refusal(name, make):
-    """Why a mechanism cannot be made, or None."""
-    info = cistern.mechanisms()[name]
-    if "heads" in info["options"]:  # reuse: its K is no head of a layer
-        return "not in the Python package yet: its options have the names of a layer's arguments"
-    try:
-        make(name, info["cases"][0], info["forms"][0])
-    except cistern.UsageError as e:
-        return str(e)
-
-
-def forms(make=None):
-    """(mechanism, options, form) for the first case of every mechanism that Python has and every form of it."""
+def forms():
+    """(mechanism, options, form) for the first case of every mechanism and every form of it."""
     return [
         pytest.param(name, info["cases"][0], form, id=f"{name}-{form}")
         for name, info in cistern.mechanisms().items()
         for form in info["forms"]
-        if refusal(name, make or make_core) is None
+    ]
+
+
+def memories():
+    """(mechanism, options) for every case of every mechanism that packs tokens into a memory."""
+    return [
+        pytest.param(name, options, id=f"{name}-{i}")
+        for name, info in cistern.mechanisms().items()
+        if info["memory"] in ("fixed", "stream", "replaced") and "bidirectional" in info["forms"]
+        for i, options in enumerate(info["cases"])
     ]
 
 
 def make_core(name, options, form, **kw):
-    return cistern.nn.Core(name, DIM, HEADS, form=form, max_length=MAX_LENGTH, **options, **kw)
+    return cistern.nn.Core(name, DIM, HEADS, form=form, max_length=MAX_LENGTH, options=options, **kw)
 
 
 def make_layer(name, options, form, **kw):
-    return cistern.nn.Attention(name, DIM, HEADS, form=form, max_length=MAX_LENGTH, **options, **kw)
+    return cistern.nn.Attention(name, DIM, HEADS, form=form, max_length=MAX_LENGTH, options=options, **kw)
+
+
+def handles(layer, x, source=None):
+    """What reuse attention takes from the layer before, as arguments: here its inputs, split into heads."""
+    if layer.copied == 0:
+        return {}
+    return {"handles": tuple(t.unflatten(-1, (HEADS, -1)).transpose(1, 2) for t in (x, x if source is None else source))}
 
 
 def tensors(core, batch=2, length=LENGTH, source=None, dtype=torch.float32, requires_grad=False):

@@ -4,7 +4,7 @@ import cistern
 import cistern.functional as CF
 import pytest
 import torch
-from conftest import DIM, HEADS, LENGTH, MAX_LENGTH, error, forms, make_core, tensors
+from conftest import DIM, HEADS, LENGTH, MAX_LENGTH, error, forms, make_core, memories, tensors
 
 CAUSAL = [p for p in forms() if p.values[2] == "causal"]
 
@@ -110,7 +110,7 @@ def test_functional(name, options, form):
     core = make_core(name, options, form).eval()
     x = tensors(core, source=9 if form == "cross" else None)
     weights = dict(zip(core._weights, core.weights()))
-    kw = dict(causal=form == "causal", cross=form == "cross", weights=weights, max_length=MAX_LENGTH, **options)
+    kw = dict(causal=form == "causal", cross=form == "cross", weights=weights, max_length=MAX_LENGTH, options=options)
     f = getattr(CF, name)
     expected = core(*x)
     assert torch.equal(f(*x, **kw), expected)
@@ -123,12 +123,46 @@ def test_functional(name, options, form):
         assert f(*x, state=state, **kw)[0].shape == expected.shape
 
 
+@pytest.mark.parametrize("name, options", memories())
+def test_pack_and_unpack_are_the_core(name, options):
+    core = make_core(name, options, "bidirectional").double().eval()
+    torch.nn.init.normal_(core.memory)
+    x, lengths = tensors(core, dtype=torch.float64), torch.tensor([LENGTH, 5])
+    queries, keys = ([t for t, p in zip(x, core.projections) if p["side"] == side] for side in ("query", "key"))
+    learned = core.initial_memory().unflatten(-1, (HEADS, -1)).transpose(1, 2)
+    for slots in ([], [learned] * len(core.memory_projections)):
+        heads = core.pack(*keys, *slots, lengths=lengths)
+        read = core.update(*keys, *slots, packed=heads, lengths=lengths)
+        assert heads.shape == read.shape == (2, HEADS, options["slots"], DIM // HEADS)
+        y = core.unpack(*queries, packed=[read] * len(core.packed_projections), lengths=lengths)
+        assert error(y, core(*x, lengths=lengths)) < 1e-12
+    other = [torch.randn(2, *learned.shape[1:], dtype=torch.float64)] * len(core.memory_projections)
+    assert error(core.pack(*keys, *other), core.pack(*keys)) > 1e-3
+
+
+def test_what_packs_nothing_says_so():
+    x = torch.randn(2, HEADS, LENGTH, 8)
+    for name, form in (("latte", "bidirectional"), ("perceiver", "bidirectional")):
+        with pytest.raises(cistern.UsageError, match=rf"\[{name}\] has no memory to pack.*luna"):
+            make_core(name, {}, form).pack(x, x)
+    with pytest.raises(RuntimeError, match="use luna instead"):
+        make_core("luna_causal", {"slots": 2}, "causal").pack(x, x)
+    core = make_core("luna", {"slots": 2}, "bidirectional")
+    with pytest.raises(RuntimeError, match=r"expected pq of shape \[B,2,M,8\] with B=2 or 1 and M=2, got \[3, 2, 2, 8\]"):
+        core.pack(x, torch.randn(3, 2, 2, 8))
+    with pytest.raises(RuntimeError, match="expected 1 or 2 tensors, got 3"):
+        core.pack(x, x, x)
+
+
 def test_sizes_come_from_the_tensors():
     q, k, v = torch.randn(1, 2, 6, 24), torch.randn(1, 2, 6, 24), torch.randn(1, 2, 6, 8)
     assert CF.latte(q, k, v, causal=True).shape == (1, 2, 6, 8)
     q, k, v, control = (torch.randn(1, 2, 6, w) for w in (8, 8, 8, 5))
     a = CF.abc(q, k, v, control, causal=True)
     assert torch.equal(a, CF.abc_mlp(q, k, v, control, causal=True, slots=5))
+    memory = torch.randn(1, 5, 16)
+    a = CF.luna(q, k, weights={"memory": memory})
+    assert torch.equal(a, CF.luna(q, k, weights={"memory": memory}, slots=5))
     with pytest.raises(RuntimeError, match=r"expected k of shape \[B,2,T,24\]"):
         CF.latte(torch.randn(1, 2, 6, 24), torch.randn(1, 2, 6, 23), v, latents=48)
 

@@ -5,7 +5,7 @@ import json
 import cistern
 import pytest
 import torch
-from conftest import error, forms, make_layer
+from conftest import error, forms
 from safetensors.torch import save_file
 
 
@@ -45,7 +45,7 @@ def check(folder, config, lengths=None):
     return model, ids, logits
 
 
-@pytest.mark.parametrize("name", [p.values[0] for p in forms(make_layer) if p.values[2] == "causal"])
+@pytest.mark.parametrize("name", [p.values[0] for p in forms() if p.values[2] == "causal"])
 def test_language_model(tmp_path, name):
     options = cistern.mechanisms()[name]["cases"][0]
     model, ids, logits = check(tmp_path / "m", make_config(attention=[name], attention_options={name: options}, conv=3))
@@ -77,6 +77,105 @@ def test_classifier(tmp_path, name, pooling):
     config = make_config(kind="encoder_classifier", classes=3, attention=[name], pooling=pooling, positions="learned")
     check(tmp_path / "m", config)
     check(tmp_path / "m", config, lengths=torch.tensor([12, 7]))
+
+
+STREAMS = [
+    (name, i, norm)
+    for name, info in cistern.mechanisms().items()
+    if info["memory"] != "none" and "bidirectional" in info["forms"]
+    for i in range(len(info["cases"]))
+    for norm in (["pre", "post"] if i == 0 else ["pre"])
+]
+
+
+@pytest.mark.parametrize("name, case, norm", STREAMS)
+def test_classifier_with_a_memory(tmp_path, name, case, norm):
+    """Handed from block to block with residual and norm, pooled where it is, in every case that the mechanism declares."""
+    info = cistern.mechanisms()[name]
+    config = make_config(
+        kind="encoder_classifier",
+        classes=3,
+        layers=3,
+        attention=[name],
+        attention_options={name: info["cases"][case]},
+        positions="learned",
+        norm=norm,
+        bias=case % 2 == 1,
+        head=["relu", "gelu", "linear"][case % 3],
+        norm_pooled=case % 2 == 0,
+    )
+    for pooling in ("mean", "memory") if info["memory"] in ("stream", "replaced") else ("mean",):
+        for lengths in (None, torch.tensor([12, 7])):
+            check(tmp_path / "m", config | dict(pooling=pooling), lengths)
+
+
+@pytest.mark.parametrize(
+    "attention",
+    ["luna latte luna", "perceiver luna perceiver", "set_transformer conv_luna softmax", "softmax shared_workspace", "latte perceiver"],
+)
+@pytest.mark.parametrize("norm", ["pre", "post"])
+def test_mixed_streams(tmp_path, attention, norm):
+    names = attention.split()
+    config = make_config(kind="encoder_classifier", classes=3, layers=len(names), attention=names, norm=norm)
+    check(tmp_path / "m", config, lengths=torch.tensor([12, 7]))
+    if "latte luna" in attention:
+        check(tmp_path / "m", config | dict(pooling="cls"), lengths=torch.tensor([12, 7]))
+
+
+REUSE = [
+    dict(heads=1),
+    dict(heads=-1, placement="partial", keep="scores"),
+    dict(heads=1, placement="partial"),
+    dict(heads=-1, placement="full"),
+    dict(heads=1, placement="all_end", layers=1),
+    dict(heads=-1, placement="skip", layers=2),
+]
+
+
+@pytest.mark.parametrize("options", REUSE, ids=lambda o: "-".join(str(v) for v in o.values()))
+@pytest.mark.parametrize("kind", ["decoder_lm", "encoder_classifier"])
+def test_reuse(tmp_path, options, kind):
+    config = make_config(kind=kind, layers=4, attention=["reuse"], attention_options={"reuse": options}, positions="rotary")
+    if kind == "encoder_classifier":
+        check(tmp_path / "m", config | dict(classes=3))
+        check(tmp_path / "m", config | dict(classes=3), lengths=torch.tensor([12, 7]))
+        return
+    model, ids, logits = check(tmp_path / "m", config | dict(conv=3))
+    with torch.no_grad():
+        a, state = model.extend(ids[:, :5])
+        b, _ = model.extend(ids[:, 5:], state)
+    assert error(torch.cat([a, b], 1), logits) < 1e-5
+    check(tmp_path / "m", config | dict(norm="post", attention=["softmax", "reuse", "reuse", "reuse"]), lengths=torch.tensor([12, 7]))
+
+
+def test_models_compile_and_train(tmp_path):
+    """Gradients of a loaded classifier reach its memory, compiled as eager."""
+    more = dict(attention=["luna"], attention_options={"luna": {"slots": 3, "init": "scaled"}}, pooling="memory", layers=3)
+    model, ids, _ = check(tmp_path / "m", make_config(kind="encoder_classifier", classes=3, **more))
+    grads = []
+    for run in (model, torch.compile(model, fullgraph=True, backend="aot_eager")):
+        model.zero_grad()
+        run(ids, torch.tensor([12, 7])).square().sum().backward()
+        grads.append({name: p.grad.clone() for name, p in model.named_parameters()})
+    assert grads[0]["layers.0.attention.core.memory"].abs().sum() > 0
+    for name, grad in grads[0].items():
+        assert error(grads[1][name], grad) < 1e-4, name
+
+
+def test_files_that_are_broken(tmp_path):
+    check(tmp_path / "m", make_config(attention=["latte"]))
+    file = tmp_path / "m" / "model.safetensors"
+    whole = file.read_bytes()
+    for broken in (whole[:100], b"", b"\xff" * 64):
+        file.write_bytes(broken)
+        with pytest.raises(RuntimeError, match="m/model.safetensors"):
+            cistern.load(tmp_path / "m")
+    save_file({"other": torch.zeros(2)}, file)
+    with pytest.raises(cistern.UsageError, match=r"(?s)m/model.safetensors.*embed_tokens.weight.*other"):
+        cistern.load(tmp_path / "m")
+    file.unlink()
+    with pytest.raises(RuntimeError, match="m/model.safetensors"):
+        cistern.load(tmp_path / "m")
 
 
 def test_refusals(tmp_path):

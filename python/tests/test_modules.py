@@ -8,16 +8,19 @@ import cistern
 import cistern.functional as CF
 import pytest
 import torch
-from conftest import DIM, HEADS, LENGTH, error, forms, make_layer, refusal
+from conftest import DIM, HEADS, LENGTH, error, forms, handles, make_layer, memories
 from torch import nn
 
-LAYERS = forms(make_layer)
+LAYERS = forms()
 CAUSAL = [p for p in LAYERS if p.values[2] == "causal"]
+MEMORIES = {p.values[0] for p in memories()}
 BOUNDED = [p for p in CAUSAL if cistern.mechanisms()[p.values[0]]["bounded"]]
 
 
 def call(layer, form, x):
-    return layer(x, x[:, :7]) if form == "cross" else layer(x)
+    source = x[:, :7] if form == "cross" else None
+    module = getattr(layer, "_orig_mod", layer)  # of torch.compile
+    return layer(x, source, **handles(module, x, source))
 
 
 @pytest.mark.parametrize("name, options, form", LAYERS)
@@ -99,12 +102,13 @@ def test_export(name, options, form):
     layer = make_layer(name, options, form).eval()
     x = torch.randn(2, LENGTH, DIM)
     args = (x, x[:, :7]) if form == "cross" else (x,)
-    program = torch.export.export(layer, args, strict=False)
+    kw = handles(layer, *args)
+    program = torch.export.export(layer, args, kw, strict=False)
     file = io.BytesIO()
     torch.export.save(program, file)
     file.seek(0)
     with torch.no_grad():
-        assert error(torch.export.load(file).module()(*args), layer(*args)) < 1e-6
+        assert error(torch.export.load(file).module()(*args, **kw), layer(*args, **kw)) < 1e-6
 
 
 def test_export_with_dynamic_shapes():
@@ -132,15 +136,17 @@ def test_states_are_values(name, options, form):
     layer = make_layer(name, options, form, conv=3).eval()
     x = torch.randn(2, LENGTH, DIM)
     with torch.no_grad():
-        whole = layer(x)
-        _, state = layer.extend(x[:, :7])
+        whole = call(layer, form, x)
+        _, state = layer.extend(x[:, :7], **handles(layer, x[:, :7]))
+        later = handles(layer, x[:, 7:])
         file = io.BytesIO()
         torch.save(state, file)
         file.seek(0)
         for other in (state, pickle.loads(pickle.dumps(state)), copy.deepcopy(state), torch.load(file)):
-            assert error(layer.extend(x[:, 7:], other)[0], whole[:, 7:]) < 1e-5
+            assert error(layer.extend(x[:, 7:], other, **later)[0], whole[:, 7:]) < 1e-5
         swapped = cistern.state.reorder(state, torch.tensor([1, 0]))
-        assert error(layer.extend(x[:, 7:].flip(0), swapped)[0].flip(0), whole[:, 7:]) < 1e-5
+        swapped_later = handles(layer, x[:, 7:].flip(0))
+        assert error(layer.extend(x[:, 7:].flip(0), swapped, **swapped_later)[0].flip(0), whole[:, 7:]) < 1e-5
         assert cistern.state.state_bytes(state) == sum(t.nbytes for t in state.values())
 
 
@@ -156,17 +162,17 @@ def test_gradients_go_through_states():
     assert (cut[:, :6] == 0).all() and not (whole[:, :6] == 0).all()
 
 
-@pytest.mark.parametrize("name, options, form", CAUSAL)
+@pytest.mark.parametrize("name, options, form", CAUSAL + [p for p in LAYERS if p.values[0] in MEMORIES])
 def test_autocast(name, options, form):
-    layer = make_layer(name, options, form, conv=3).eval()
+    layer = make_layer(name, options, form, conv=3 if form == "causal" else 0).eval()
     x = torch.randn(2, LENGTH, DIM, requires_grad=True)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        y = layer(x)
+        y = call(layer, form, x)
     assert y.dtype == torch.bfloat16
     y.float().sum().backward()
     assert x.grad.isfinite().all()
     if name != "abc_cluster":  # rounded keys may take another slot
-        assert error(y.float(), layer(x)) < 0.05
+        assert error(y.float(), call(layer, form, x)) < 0.05
 
 
 def test_rotary_goes_on():
@@ -225,23 +231,111 @@ def test_softmax_is_torch_multihead_attention(batch_first, bias):
     torch.testing.assert_close(ours(one, one, one)[0], theirs(one, one, one)[0], rtol=1e-4, atol=1e-5)
 
 
-def test_what_is_not_in_the_package_says_why():
-    reasons = {name: refusal(name, make_layer) for name in cistern.mechanisms()}
-    for name, reason in reasons.items():
-        assert reason is None or "not in the Python package yet" in reason or "scores of the layer before" in reason, name
-    wanted = "softmax window dilated local_to_global linear efficient t2r rfa rfa_gate performer linformer latte gated_slots".split()
-    wanted += ["abc_mlp", "abc_random", "abc_cluster", "abc_compressive"]
-    assert not [name for name in wanted if reasons[name] is not None]
+@pytest.mark.parametrize("name", sorted(MEMORIES))
+def test_a_memory_comes_in_and_goes_out(name):
+    info = cistern.mechanisms()[name]
+    layer = make_layer(name, info["cases"][0], "bidirectional").eval()
+    x, lengths = torch.randn(2, LENGTH, DIM), torch.tensor([LENGTH, 5])
+    learned = layer.core.initial_memory()
+    assert isinstance(layer.core.memory, nn.Parameter) and learned.shape == (1, info["cases"][0]["slots"], DIM)
+    if info["memory"] == "fixed":
+        for kw in (dict(memory=learned), dict(return_memory=True)):
+            with pytest.raises(cistern.UsageError, match=rf"\[{name}\], bidirectional, hands no memory on.*luna"):
+                layer(x, **kw)
+        return
+    y, packed = layer(x, lengths=lengths, return_memory=True)
+    assert torch.equal(y, layer(x, lengths=lengths)) and packed.shape == (2, *learned.shape[1:])
+    assert torch.equal(y, layer(x, memory=learned, lengths=lengths)) and (y[1, 5:] == 0).all()
+    z, other = layer(x, memory=(learned + packed).detach().requires_grad_(), lengths=lengths, return_memory=True)
+    assert error(z, y) > 1e-5 and error(other, packed) > 1e-5
+    with pytest.raises(cistern.UsageError, match="give each document a row"):
+        layer(x, starts=torch.zeros(2, LENGTH, dtype=torch.bool))
+    with pytest.raises(cistern.UsageError, match="return_memory=True"):
+        make_layer(name, info["cases"][0], "bidirectional", tokens_out=False)(x)
+    alone = make_layer(name, info["cases"][0], "bidirectional", tokens_out=False).eval()
+    alone.load_state_dict({k: v for k, v in layer.state_dict().items() if k in alone.state_dict()})
+    nothing, same = alone(x, lengths=lengths, return_memory=True)
+    assert nothing is None and torch.equal(same, packed) and set(alone.state_dict()) <= set(layer.state_dict())
+
+
+def test_memory_goes_through_a_compiled_stack():
+    first = make_layer("luna", {"slots": 3, "init": "scaled"}, "bidirectional")
+    later = make_layer("luna", {"slots": 3, "init": "scaled"}, "bidirectional", first=first)
+    layers = nn.ModuleList([first, later])
+    assert "core.memory" in first.state_dict() and "core.memory" not in later.state_dict()
+
+    def run(x):
+        memory = layers[0].core.initial_memory()
+        for layer in layers:
+            y, packed = layer(x, memory=memory, return_memory=True)
+            x, memory = x + y, memory + packed
+        return x, memory
+
+    x = torch.randn(2, LENGTH, DIM)
+    for got, wanted in zip(torch.compile(run, fullgraph=True, backend="aot_eager")(x), run(x)):
+        assert error(got, wanted) < 1e-5
+    got, wanted = torch.compile(run, fullgraph=True)(x), run(x)
+    assert error(got[0], wanted[0]) < 1e-5 and error(got[1], wanted[1]) < 1e-5
+
+
+def test_latents_attend_to_the_tokens():
+    layer = make_layer("perceiver", {"latents": 4}, "bidirectional").eval()
+    x = torch.randn(2, LENGTH, DIM)
+    assert layer(x).shape == (2, 4, DIM)
+    shuffled = x[:, torch.randperm(LENGTH)]
+    assert error(layer(shuffled), layer(x)) < 1e-5
+    latents = torch.randn(2, 9, DIM)
+    cross = make_layer("softmax", {}, "cross").eval()
+    cross.load_state_dict({k: v for k, v in layer.state_dict().items() if not k.startswith("core.")})
+    assert torch.equal(layer(x, memory=latents), cross(latents, x))
+    with pytest.raises(cistern.UsageError, match="hands no memory on"):
+        layer(x, return_memory=True)
+
+
+@pytest.mark.parametrize("form", ["causal", "bidirectional", "cross"])
+def test_reuse_takes_over_scores(form):
+    """With the weights of its own heads at softmax attention's, and the first heads' scores from a layer whose weights are those of the rest."""
+    whole = make_layer("softmax", {}, form).eval()
+    before, reuse = make_layer("softmax", {}, form).eval(), make_layer("reuse", {"heads": 1}, form).eval()
+    half = DIM // HEADS
+    with torch.no_grad():
+        for name in ("q_proj", "k_proj"):
+            weight = getattr(whole, name).weight
+            getattr(reuse, name).weight.copy_(weight[:half])
+            getattr(before, name).weight[:half] = weight[half:]
+        for name in ("v_proj", "o_proj"):
+            getattr(reuse, name).weight.copy_(getattr(whole, name).weight)
+    x = torch.randn(2, LENGTH, DIM)
+    source = (x[:, :7],) if form == "cross" else ()
+    _, left = before(x, *source, return_handles=True)
+    y, again = reuse(x, *source, handles=left, return_handles=True)
+    assert error(y, whole(x, *source)) < 1e-5
+    assert torch.equal(again[0][:, 1:], left[0][:, :1]) and again[1].shape[1] == HEADS
+    if form == "causal":
+        _, state, first = before.extend(x[:, :5], return_handles=True)
+        _, _, second = before.extend(x[:, 5:], state, return_handles=True)
+        a, state = reuse.extend(x[:, :5], handles=first)
+        b, _ = reuse.extend(x[:, 5:], state, handles=second)
+        assert error(torch.cat([a, b], 1), y) < 1e-5
+    if form == "cross":
+        with pytest.raises(cistern.UsageError, match="layer\\(x, source, handles=...\\)"):
+            reuse.write(source[0])
+    with pytest.raises(cistern.UsageError, match="takes over the scores of 1 heads of the layer before, got those of 0"):
+        reuse(x, *source)
+    with pytest.raises(cistern.UsageError, match="takes over no scores"):
+        before(x, *source, handles=left)
+    with pytest.raises(cistern.UsageError, match="leaves no scores"):
+        make_layer("latte", {}, form)(x, *source, return_handles=True)
 
 
 @pytest.mark.parametrize("name", sorted({p.values[0] for p in LAYERS}))
 def test_drop_in_or_reason(name):
     options = {k: v for k, v in cistern.mechanisms()[name]["cases"][0].items() if k != "latents"}
     try:
-        ours = cistern.nn.MultiheadAttention(DIM, HEADS, batch_first=True, mechanism=name, max_length=64, **options)
+        ours = cistern.nn.MultiheadAttention(DIM, HEADS, batch_first=True, mechanism=name, max_length=64, options=options)
     except cistern.UsageError as e:
         assert "cannot take the place of torch.nn.MultiheadAttention" in str(e) and "use cistern.nn.Attention" in str(e)
-        assert name in ("abc_mlp", "gated_slots", "rfa_gate")
+        assert name in ("abc_mlp", "gated_slots", "rfa_gate", "reuse") or cistern.mechanisms()[name]["memory"] != "none"
         return
     ours.load_state_dict(torch_mha().state_dict(), strict=False)
     layer = nn.TransformerEncoderLayer(DIM, HEADS, batch_first=True, dropout=0.0)

@@ -3,7 +3,7 @@
 import cistern
 import pytest
 import torch
-from conftest import forms, make_core, tensors
+from conftest import forms, make_core, memories, tensors
 
 B, H, T, N, D = 2, 2, 7, 3, 4
 
@@ -58,33 +58,76 @@ def test_primitive(index):
     assert torch.autograd.gradcheck(f, differentiable)
 
 
+def check_op(core, verb, x, lengths=None, state=(), keep=False):
+    """opcheck, with the inputs that the verb does not use without a gradient: None in eager code is zeros in a graph."""
+    op = torch.ops.cistern.attend.default
+    rest = (list(state), lengths, None, core.spec, verb, False, keep)
+    trained = [t for t in (*x, *core.weights()) if t.requires_grad]
+    found = torch.autograd.grad(op(x, core.weights(), *rest)[0].sum(), trained, allow_unused=True)
+    unused = {id(t) for t, g in zip(trained, found) if g is None}
+    x, weights = ([t.detach() if id(t) in unused else t for t in list] for list in (x, core.weights()))
+    torch.library.opcheck(op, (x, weights, *rest))
+
+
 @pytest.mark.parametrize("name, options, form", forms())
 def test_attend(name, options, form):
     core = make_core(name, options, form).double().eval()
     x = tensors(core, source=5 if form == "cross" else None, dtype=torch.float64, requires_grad=True)
     verb = "extend" if form == "causal" else form
-    op = torch.ops.cistern.attend.default
-    lengths = torch.tensor([5, 3])
-    for mask in (None, lengths):
-        torch.library.opcheck(op, (x, core.weights(), [], mask, None, core.spec, verb, False, False))
+    check_op(core, verb, x, torch.tensor([5, 3]))
     if form == "causal" and cistern.mechanisms()[name]["bounded"]:
         state = list(core.empty_state(2, x[0]).values())
-        torch.library.opcheck(op, (x, core.weights(), state, None, None, core.spec, verb, False, True))
+        check_op(core, verb, x, state=state, keep=True)
 
 
-@pytest.mark.parametrize("name, options, form", forms())
-def test_traced_gradient_is_the_eager_one(name, options, form):
+def memory_verbs(core, batch=2, length=T):
+    """(verb, inputs) of each part of a memory stream, the memory's tensors among them."""
+    x = tensors(core, batch=batch, length=length, dtype=torch.float64, requires_grad=True)
+    rows, width = core.initial_memory().shape[1], core.dim // core.heads
+
+    def of(count, batch):
+        return [torch.randn(batch, core.heads, rows, width, dtype=torch.float64, requires_grad=True) for _ in range(count)]
+
+    queries, keys = ([t for t, p in zip(x, core.projections) if p["side"] == side] for side in ("query", "key"))
+    slots = of(len(core.memory_projections), 1)
+    yield "pack", [*keys, *slots]
+    yield "update", [*keys, *slots, *of(1, batch)]
+    yield "unpack", [*queries, *of(len(core.packed_projections), batch)]
+
+
+@pytest.mark.parametrize("name, options", memories())
+def test_memory(name, options):
+    core = make_core(name, options, "bidirectional").double().eval()
+    torch.nn.init.normal_(core.memory)
+    for verb, x in memory_verbs(core):
+        check_op(core, verb, x, torch.tensor([5, 3]))
+        check_traced_gradient(core, verb, x)
+    weights = [w.detach().requires_grad_() for w in core.weights()]
+    for verb, x in memory_verbs(core, batch=1, length=4):
+
+        def f(*given):
+            parts = [list(given[: len(x)]), list(given[len(x) :])]
+            return torch.ops.cistern.attend(*parts, [], None, None, core.spec, verb, False, False)[0]
+
+        assert torch.autograd.gradcheck(f, (*x, *weights), fast_mode=True)
+
+
+def check_traced_gradient(core, verb, x):
     """attend_backward runs the forward again; its gradients are those of eager autograd through the primitives."""
-    core = make_core(name, options, form).double().eval()
-    x = tensors(core, source=5 if form == "cross" else None, dtype=torch.float64, requires_grad=True)
-    y = core(*x, lengths=torch.tensor([5, 3]))
+    rest = ([], torch.tensor([5, 3]), None, core.spec, verb, False, False)
+    y, _ = torch.ops.cistern.attend(x, core.weights(), *rest)
     g = torch.randn_like(y)
     wanted = [*x, *(w for w in core.weights() if w.requires_grad)]
     eager = torch.autograd.grad(y, wanted, g, allow_unused=True, materialize_grads=True)
-    weights = [w.detach() for w in core.weights()]
-    verb = "extend" if form == "causal" else form
-    args = ([t.detach() for t in x], weights, [], torch.tensor([5, 3]), None, core.spec, verb, False, False)
+    args = ([t.detach() for t in x], [w.detach() for w in core.weights()], *rest)
     again = torch.ops.cistern.attend_backward([g], *args)
     trained = [again[len(x) + i] for i, w in enumerate(core.weights()) if w.requires_grad]
     for a, b in zip(eager, [*again[: len(x)], *trained], strict=True):
         torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("name, options, form", forms())
+def test_traced_gradient_is_the_eager_one(name, options, form):
+    core = make_core(name, options, form).double().eval()
+    x = tensors(core, source=5 if form == "cross" else None, dtype=torch.float64, requires_grad=True)
+    check_traced_gradient(core, "extend" if form == "causal" else form, x)

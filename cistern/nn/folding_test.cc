@@ -1,0 +1,116 @@
+// The map that a mechanism begins with, folded into the projections: the same numbers as without, always of the weights as they are.
+#include "cistern/attention/testing_mechanisms.h"
+#include "cistern/nn/attention_layer.h"
+
+namespace cistern {
+namespace {
+
+using namespace cistern::testing;
+
+constexpr int64_t kModel = 12;
+
+AttentionLayerOptions Options(Form form, bool bias, const Json& options = Json{{"features", 6}}) {
+  AttentionLayerOptions o;
+  o.mechanism = "t2r", o.mechanism_options = options;
+  o.dims.dim = kModel, o.dims.heads = 3, o.dims.max_length = 64;
+  o.form = form, o.bias = bias;
+  o.init_std = o.out_std = 0.5;
+  return o;
+}
+
+std::shared_ptr<AttentionLayer> Make(const AttentionLayerOptions& options, at::ScalarType dtype) {
+  at::manual_seed(4);
+  const auto layer = std::make_shared<AttentionLayer>(options);
+  at::NoGradGuard guard;
+  for (at::Tensor& p : layer->parameters()) p.normal_(0, 0.5);
+  layer->to(dtype);
+  layer->eval();
+  return layer;
+}
+
+Stream MakeStream(const at::Tensor& x, const ops::Mask& mask = {}) { return {x, mask, at::arange(x.size(1), at::kLong).unsqueeze(0)}; }
+
+// Every way the layer runs, one after the other: [B,T,D] of its form.
+at::Tensor RunLayer(AttentionLayer& layer, Form form, const at::Tensor& x) {
+  if (form == Form::kBidirectional) return layer.Bidirectional(MakeStream(x, {Lengths({9, 5}), {}})).tokens;
+  State state = layer.EmptyState(x.size(0), x.options());
+  std::vector<at::Tensor> outs;
+  if (form == Form::kCross) layer.Write(MakeStream(x, {Lengths({9, 5}), {}}), state);
+  for (const auto& [begin, count] : {std::pair{0, 6}, std::pair{6, 1}, std::pair{7, 2}}) {
+    const Stream piece = MakeStream(x.narrow(1, begin, count));
+    outs.push_back(form == Form::kCross ? layer.Read(piece, state) : layer.Extend(piece, state));
+  }
+  return at::cat(outs, 1);
+}
+
+at::Tensor Folded(AttentionLayer& layer, Form form, const at::Tensor& x) {
+  at::NoGradGuard guard;
+  return RunLayer(layer, form, x);
+}
+
+constexpr Form kForms[] = {Form::kBidirectional, Form::kCausal, Form::kCross};
+
+TEST(Folding, GivesTheSameNumbers) {
+  for (const Form form : kForms) {
+    for (const bool bias : {false, true}) {
+      for (const auto dtype : {at::kDouble, at::kFloat}) {
+        const auto layer = Make(Options(form, bias), dtype);
+        EXPECT_EQ(layer->FoldRefusal(), "");
+        const at::Tensor x = Normal({2, 9, kModel}).to(dtype);
+        const at::Tensor plain = RunLayer(*layer, form, x), folded = Folded(*layer, form, x);  // with gradients nothing is folded
+        const std::string what = FormName(form) + (bias ? " with biases" : "") + (dtype == at::kFloat ? " in float" : "");
+        ExpectClose(folded, plain, dtype == at::kFloat ? 1e-6 : 1e-12, what);
+        EXPECT_FALSE(at::equal(folded, plain)) << what << ": the same bits, so nothing was folded";
+        ExpectSameBits(Folded(*layer, form, x), folded, what + ", again");
+        layer->train();
+        ExpectSameBits(Folded(*layer, form, x), plain, what + ", in training");
+      }
+    }
+  }
+}
+
+TEST(Folding, SeesEveryChangeOfAWeight) {
+  for (const Form form : kForms) {
+    const auto layer = Make(Options(form, true), at::kDouble);
+    const at::Tensor x = Normal({2, 9, kModel});
+    at::Tensor before = Folded(*layer, form, x);
+    const auto expect_new = [&](const std::string& what, double tolerance = 1e-12) {
+      const at::Tensor input = x.to(layer->parameters()[0].scalar_type()), folded = Folded(*layer, form, input);
+      ExpectClose(folded, RunLayer(*layer, form, input), tolerance, FormName(form) + ", " + what);
+      EXPECT_GT(RelRms(folded, before), 1e-9) << FormName(form) << ", " << what;
+      before = folded;
+    };
+    for (auto& p : layer->named_parameters()) {
+      at::NoGradGuard guard;
+      p.value().mul_(1.5);
+      expect_new(p.key() + " in place");
+    }
+    for (auto& p : layer->named_parameters()) p.value().set_data(p.value().detach() * 0.7);
+    expect_new("other memory");
+    layer->to(at::kFloat);
+    expect_new("other type", 1e-6);
+  }
+}
+
+TEST(Folding, IsRefusedWithTheReason) {
+  const auto refusal = [](auto&& change) {
+    AttentionLayerOptions o = Options(Form::kCausal, false);
+    change(o);
+    return std::make_shared<AttentionLayer>(o)->FoldRefusal();
+  };
+  EXPECT_EQ(refusal([](auto&) {}), "");
+  ExpectContains(refusal([](auto& o) { o.conv = 3; }), {"conv=3", "stands between"});
+  ExpectContains(refusal([](auto& o) { o.mechanism_options["norm"] = true; }), {"norm=true"});
+  EXPECT_EQ(refusal([](auto& o) { o.mechanism_options["features"] = 6; }), "");  // 6 (12 - 4) = 12 * 4
+  ExpectContains(refusal([](auto& o) { o.mechanism_options["features"] = 7; }), {"features=7", "4 channels"});
+  ExpectContains(refusal([](auto& o) { o.mechanism = "latte", o.mechanism_options = Json::object(); }), {"latte"});
+  // Refused, it runs as it does with gradients.
+  for (const Json& options : {Json{{"features", 6}, {"norm", true}}, Json{{"features", 7}}}) {
+    const auto layer = Make(Options(Form::kCausal, true, options), at::kDouble);
+    const at::Tensor x = Normal({2, 9, kModel});
+    ExpectSameBits(Folded(*layer, Form::kCausal, x), RunLayer(*layer, Form::kCausal, x), options.dump());
+  }
+}
+
+}  // namespace
+}  // namespace cistern
