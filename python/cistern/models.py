@@ -16,8 +16,8 @@ from cistern.nn import Attention, Handles, piece_positions, positions_after
 # Keys of config.json that these modules know. A file with another one that is not at its default is refused.
 _KNOWN = set(
     "kind version vocab_size classes attention attention_options dim layers heads ffn_dim max_length conv norm final_norm norm_eps activation "
-    "positions pooling head norm_pooled bias ffn_bias head_bias tie_embeddings dropout attention_dropout init_std embedding_std "
-    "position_std".split()
+    "positions pooling head norm_pooled bias ffn_bias head_bias tie_embeddings dropout attention_dropout ffn_dropout init_std "
+    "embedding_std position_std embedding_norm tied_layers".split()
 )
 
 
@@ -44,16 +44,16 @@ class _Positions(nn.Module):
 
 
 class _FeedForward(nn.Module):
-    def __init__(self, dim: int, hidden: int, activation: str, bias: bool) -> None:
+    def __init__(self, dim: int, hidden: int, activation: str, bias: bool, dropout: float) -> None:
         super().__init__()
-        self.activation = activation
+        self.activation, self.dropout = activation, dropout
         self.up_proj = nn.Linear(dim, hidden, bias=bias)
         self.down_proj = nn.Linear(hidden, dim, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
         h = self.up_proj(x)
         h = F.relu(h) if self.activation == "relu" else F.gelu(h, approximate="tanh" if self.activation == "gelu_tanh" else "none")
-        return self.down_proj(h)
+        return self.down_proj(F.dropout(h, self.dropout, self.training))
 
 
 class Stream(NamedTuple):
@@ -84,7 +84,7 @@ class Block(nn.Module):
         self.memory_out: bool = about["memory_out"] and self.memory_use == "stream"
         tokens = self.attention is None or self.attention.tokens_out
         if tokens:
-            self.ffn = _FeedForward(dim, config["ffn_dim"] or 4 * dim, config["activation"], config["bias"] or config["ffn_bias"])
+            self.ffn = _FeedForward(dim, config["ffn_dim"] or 4 * dim, config["activation"], config["bias"] or config["ffn_bias"], config["ffn_dropout"])
         needed = {
             "attention_norm": self.attention is not None and (tokens or self.norm_first),
             "ffn_norm": tokens,
@@ -157,15 +157,25 @@ class _Head(nn.Module):
         return self.out_proj(F.dropout(F.gelu(h) if self.kind == "gelu" else F.relu(h), self.dropout, self.training))
 
 
-def _blocks(config: dict[str, Any], form: str) -> nn.ModuleList:
-    first: dict[str, Attention] = {}  # of each mechanism
-    blocks = []
-    for about in model_blocks(config, form):
-        mechanism = "" if about["attention"] is None else about["attention"]["mechanism"]
-        blocks.append(Block(config, about, form, first.get(mechanism)))
-        if blocks[-1].attention is not None:
-            first.setdefault(mechanism, blocks[-1].attention)
-    return nn.ModuleList(blocks)
+class _Blocks(nn.Module):
+    """The blocks of a model by their numbers. A tied layer is the block of the layer whose parameters it has."""
+
+    def __init__(self, config: dict[str, Any], form: str) -> None:
+        super().__init__()
+        first: dict[str, Attention] = {}  # of each mechanism
+        self.owners: list[int] = config["tied_layers"] or list(range(config["layers"]))
+        for i, about in enumerate(model_blocks(config, form)):
+            if self.owners[i] != i:
+                continue
+            mechanism = "" if about["attention"] is None else about["attention"]["mechanism"]
+            block = Block(config, about, form, first.get(mechanism))
+            self.add_module(str(i), block)
+            if block.attention is not None:
+                first.setdefault(mechanism, block.attention)
+
+    def each(self) -> list[Block]:
+        """The block of each layer."""
+        return [cast(Block, getattr(self, str(i))) for i in self.owners]
 
 
 class DecoderLM(nn.Module):
@@ -180,16 +190,17 @@ class DecoderLM(nn.Module):
         dim, vocab = config["dim"], config["vocab_size"]
         self.embed_tokens = nn.Embedding(vocab, dim)
         self.embed_positions = _Positions(config["positions"], dim, config["max_length"])
-        self.layers = _blocks(config, "causal")
+        self.embed_norm = nn.LayerNorm(dim, config["norm_eps"]) if config["embedding_norm"] else None
+        self.layers = _Blocks(config, "causal")
         self.norm = nn.LayerNorm(dim, config["norm_eps"]) if config["final_norm"] else None
         self.lm_head = None if config["tie_embeddings"] else nn.Linear(dim, vocab, bias=config["bias"] or config["head_bias"])
 
     def _run(self, ids: Tensor, state: Any, keep: bool, lengths: Tensor | None, starts: Tensor | None) -> tuple[Tensor, Any]:
         positions = piece_positions(state["positions"], ids.shape[1], starts)
         x = self.embed_positions(self.embed_tokens(ids), positions)
-        x = F.dropout(x, self.config["dropout"], self.training)
+        x = F.dropout(x if self.embed_norm is None else self.embed_norm(x), self.config["dropout"], self.training)
         layers, stream = [], Stream(x, positions, lengths, starts)
-        for block, before in zip(self.layers, state["layers"]):
+        for block, before in zip(self.layers.each(), state["layers"]):
             stream, after = block(stream, before, keep)
             layers.append(after)
         x = stream.x if self.norm is None else self.norm(stream.x)
@@ -199,7 +210,7 @@ class DecoderLM(nn.Module):
     def forward(self, ids: Tensor, *, lengths: Tensor | None = None, starts: Tensor | None = None) -> Tensor:
         """ids [B, T] int64 -> logits [B, T, V]. lengths, starts: as in `Attention`."""
         before = torch.zeros(ids.shape[0], dtype=torch.int64, device=ids.device)
-        return self._run(ids, {"layers": [None] * len(self.layers), "positions": before}, False, lengths, starts)[0]
+        return self._run(ids, {"layers": [None] * len(self.layers.owners), "positions": before}, False, lengths, starts)[0]
 
     def extend(
         self, ids: Tensor, state: Any = None, *, lengths: Tensor | None = None, starts: Tensor | None = None
@@ -210,7 +221,7 @@ class DecoderLM(nn.Module):
     def empty_state(self, batch: int) -> Any:
         """The state before the first token: {"layers": [state of each layer], "positions": [B]}."""
         positions = torch.zeros(batch, dtype=torch.int64, device=self.embed_tokens.weight.device)
-        attention = [cast(Block, block).attention for block in self.layers]
+        attention = [block.attention for block in self.layers.each()]
         return {"layers": [{} if a is None else a.empty_state(batch) for a in attention], "positions": positions}
 
 
@@ -225,7 +236,8 @@ class EncoderClassifier(nn.Module):
         if self.cls:
             self.cls_token = nn.Parameter(torch.zeros(1, 1, dim))
         self.embed_positions = _Positions(config["positions"], dim, config["max_length"] + self.cls)
-        self.layers = _blocks(config, "bidirectional")
+        self.embed_norm = nn.LayerNorm(dim, config["norm_eps"]) if config["embedding_norm"] else None
+        self.layers = _Blocks(config, "bidirectional")
         self.norm = nn.LayerNorm(dim, config["norm_eps"]) if config["final_norm"] else None
         self.classifier = _Head(config["head"], dim, config["ffn_dim"] or 4 * dim, config["classes"], config["dropout"])
 
@@ -238,9 +250,10 @@ class EncoderClassifier(nn.Module):
             x = torch.cat([self.cls_token.expand(ids.shape[0], 1, -1), x], 1)
         seen = lengths + int(self.cls)
         positions = torch.arange(x.shape[1], device=ids.device).unsqueeze(0)
-        x = F.dropout(self.embed_positions(x, positions), self.config["dropout"], self.training)
+        x = self.embed_positions(x, positions)
+        x = F.dropout(x if self.embed_norm is None else self.embed_norm(x), self.config["dropout"], self.training)
         stream = Stream(x, positions, seen)
-        for block in self.layers:
+        for block in self.layers.each():
             stream, _ = block(stream)
         slots = self.config["pooling"] == "memory"
         x = stream.memory if slots else stream.x

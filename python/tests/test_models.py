@@ -63,6 +63,7 @@ def test_language_model(tmp_path, name):
         dict(attention=["window:1+latte:1"], positions="sinusoidal", activation="gelu_tanh", ffn_bias=True, final_norm=False),
         dict(attention=["abc_mlp"], attention_options={"abc_mlp": {"tied": True, "slots": 4}}),
         dict(attention=["linformer"], attention_options={"linformer": {"sharing": "layerwise", "slots": 4}}),
+        dict(attention=["latte", "softmax", "latte"], layers=3, tied_layers=[0, 1, 0], embedding_norm=True, ffn_dropout=0.5),
     ],
     ids=lambda more: more["attention"][0] + "-" + str(len(more)),
 )
@@ -107,6 +108,13 @@ def test_classifier_with_a_memory(tmp_path, name, case, norm):
     for pooling in ("mean", "memory") if info["memory"] in ("stream", "replaced") else ("mean",):
         for lengths in (None, torch.tensor([12, 7])):
             check(tmp_path / "m", config | dict(pooling=pooling), lengths)
+
+
+@pytest.mark.parametrize("name", ["luna", "perceiver"])
+def test_tied_layers_and_a_norm_after_the_embedding(tmp_path, name):
+    config = make_config(kind="encoder_classifier", classes=3, layers=3, attention=[name], tied_layers=[0, 0, 0], embedding_norm=True)
+    model, _, _ = check(tmp_path / "m", config, lengths=torch.tensor([12, 7]))
+    assert not any(key.startswith("layers.1") for key in model.state_dict())
 
 
 @pytest.mark.parametrize(

@@ -64,6 +64,21 @@ def test_compile_with_inductor_and_dynamic_length():
         y.sum().backward()
 
 
+def test_inductor_takes_every_mechanism():
+    """One graph, so that the compiler runs once."""
+    chosen = {p.values[0]: p.values for p in LAYERS}
+    layers = [(make_layer(*values).eval(), values[2]) for values in chosen.values()]
+    assert len(layers) > 20
+
+    def run(x):
+        return [call(layer, form, x) for layer, form in layers]
+
+    x = torch.randn(2, LENGTH, DIM)
+    with torch.no_grad():
+        for (layer, _), y, wanted in zip(layers, torch.compile(run, fullgraph=True)(x), run(x), strict=True):
+            assert error(y, wanted) < 1e-5, layer
+
+
 @pytest.mark.parametrize("name, options, form", BOUNDED)
 def test_compile_extend(name, options, form):
     layer = make_layer(name, options, form, conv=3).eval()
