@@ -21,18 +21,19 @@ at::Tensor InitialSlots(const std::string& init, int64_t slots, int64_t dim) {
   return memory.normal_(0, 1 / std::sqrt(double(dim)));
 }
 
-at::Tensor Sinusoid(int64_t slots, int64_t dim) {  // [M,D], as fairseq has it: sines in the first half, a zero where D is odd
+// [M,D] in double, as fairseq has it: sines in the first half, cosines in the second, a zero where D is odd.
+at::Tensor Sinusoid(int64_t slots, int64_t dim, at::Device device) {
+  const at::TensorOptions options = at::TensorOptions().dtype(at::kDouble).device(device);
   const int64_t half = dim / 2;
-  const at::Tensor rates = (at::arange(half, at::kDouble) * (-std::log(10000.0) / double(std::max<int64_t>(1, half - 1)))).exp();
-  const at::Tensor angles = at::arange(slots, at::kDouble).unsqueeze(1) * rates;
-  return at::cat({angles.sin(), angles.cos(), at::zeros({slots, dim - 2 * half}, at::kDouble)}, 1);
+  const at::Tensor rates = (at::arange(half, options) * (-std::log(10000.0) / double(std::max<int64_t>(1, half - 1)))).exp();
+  const at::Tensor angles = at::arange(slots, options).unsqueeze(1) * rates;
+  return at::cat({angles.sin(), angles.cos(), at::zeros({slots, dim - 2 * half}, options)}, 1);
 }
 
 }  // namespace
 
 MemoryMechanism::MemoryMechanism(const MechanismInfo& info, const MemoryOptions& options, const AttentionDims& dims)
-    : Mechanism(info, dims), scaled_(options.init == "scaled") {
-  if (options.sinusoid) sinusoid_ = Sinusoid(options.slots, dims.dim);
+    : Mechanism(info, dims), scaled_(options.init == "scaled"), sinusoid_(options.sinusoid) {
   if (dims.first) {
     const auto& first = static_cast<const MemoryMechanism&>(*dims.first);
     memory_ = first.memory_, norm_weight_ = first.norm_weight_, norm_bias_ = first.norm_bias_;
@@ -58,7 +59,7 @@ void MemoryMechanism::Describe(MemoryOptions& options, Fields& fields) {
 
 at::Tensor MemoryMechanism::InitialMemory() const {
   at::Tensor memory = scaled_ ? memory_ * std::sqrt(double(dims().dim)) : memory_;
-  if (sinusoid_.defined()) memory = memory + sinusoid_.to(memory.device(), memory.scalar_type());
+  if (sinusoid_) memory = memory + Sinusoid(Slots(), dims().dim, memory.device()).to(memory.scalar_type());
   return norm_weight_.defined() ? at::layer_norm(memory, {dims().dim}, norm_weight_, norm_bias_) : memory;
 }
 

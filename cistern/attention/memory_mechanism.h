@@ -64,9 +64,8 @@ class MemoryMechanism : public Mechanism {
   double Dropout() const { return is_training() ? dims().dropout : 0.0; }
 
  private:
-  bool scaled_;
+  bool scaled_, sinusoid_;
   at::Tensor memory_;
-  at::Tensor sinusoid_;                 // [M,D] in double; undefined without
   at::Tensor norm_weight_, norm_bias_;  // undefined without
 };
 

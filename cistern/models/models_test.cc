@@ -302,10 +302,12 @@ TEST(EncoderClassifier, EveryParameterHasAGradient) {
 }
 
 TEST(EncoderClassifier, HeadsByTheirFormulas) {
-  for (const std::string pooling : {"mean", "memory"}) {
+  for (const std::string pooled_from : {"mean", "memory", "latents"}) {
     for (const std::string head : {"relu", "gelu", "linear"}) {
       for (const bool after : {false, true}) {
-        ModelConfig c = SmallLm({"luna"});
+        const bool latents = pooled_from == "latents";  // 64 of 7 tokens, the mean of all
+        const std::string pooling = latents ? "mean" : pooled_from;
+        ModelConfig c = SmallLm({latents ? "perceiver" : "luna"});
         c.kind = "encoder_classifier", c.classes = 5, c.pooling = pooling, c.head = head, c.norm_pooled = after, c.layers = 1;
         const auto m = Make<EncoderClassifier>(c);
         auto p = m->named_parameters();
@@ -324,7 +326,7 @@ TEST(EncoderClassifier, HeadsByTheirFormulas) {
           pooled = head == "relu" ? pooled.clamp_min(0) : at::gelu(pooled);
         }
         const at::Tensor want = at::linear(pooled, p["classifier.out_proj.weight"], p["classifier.out_proj.bias"]);
-        ExpectClose(m->Forward(ids, Lengths({7, 7})), want, 1e-12, pooling + " " + head);
+        ExpectClose(m->Forward(ids, Lengths({7, 7})), want, 1e-12, pooled_from + " " + head);
       }
     }
   }
