@@ -53,6 +53,8 @@ def main():
     p.add_argument("--no-compile", action="store_true")
     o = p.parse_args()
     cores.keep_pages()
+    torch._dynamo.config.recompile_limit = 64  # all contestants are one code object to it; beyond the limit it falls back to eager
+    torch._dynamo.config.fail_on_recompile_limit_hit = True
     torch.set_num_threads(o.threads)
     torch.manual_seed(0)
     rows = []
