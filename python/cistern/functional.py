@@ -47,13 +47,23 @@ def _resolve(
         raise UsageError(f"head groups such as '{mechanism}' are for cistern.nn.Attention")
     given = dict(options)
     known = mechanisms()[mechanism]["options"]
-    heads, width = max(h for h, _ in shapes), shapes[min(2, len(shapes) - 1)][1]  # the values': the third, or the last where keys are values
+    values = shapes[min(2, len(shapes) - 1)]  # the third, or the last where keys are values
+    dim = values[0] * values[1]
 
     def about(more: dict[str, int]) -> tuple[str, dict[str, Any]]:
-        text = make_spec(mechanism, given | more, heads * width, heads, max_length, 0, dropout)
+        text = make_spec(mechanism, given | more, dim, heads, max_length, 0, dropout)
         return text, describe(text, form)
 
-    spec, core = about({})
+    for heads in sorted({h for h, _ in shapes}):  # those of the layer; some tensors may have others. If none fits, the call says so
+        try:
+            spec, core = about({})
+        except UsageError:
+            if heads == max(h for h, _ in shapes):
+                raise
+            continue
+        if [p["heads"] for p in core["projections"] if p["side"] in ("query", "key")] == [h for h, _ in shapes]:
+            break
+    width = dim // heads
     for name in _SIZES:
         if name not in known or name in given:
             continue

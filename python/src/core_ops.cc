@@ -152,6 +152,12 @@ std::vector<at::Tensor> ToList(const State& state, int64_t batch, const at::Tens
 // [B,H,T,d] stored as [B,T,H,d]: what most mechanisms give, and what merging the heads wants.
 at::Tensor HeadsInside(const at::Tensor& x) { return x.transpose(1, 2).contiguous().transpose(1, 2); }
 
+// [B,M,D] -> [B,H,M,d], the heads of the layer, which packing need not have.
+at::Tensor SplitHeads(const CoreScope& core, const at::Tensor& x) {
+  const AttentionDims& dims = core->dims();
+  return x.unflatten(2, {dims.heads, dims.dim / dims.heads}).transpose(1, 2);
+}
+
 // What a bounded state's tensors must be: those of an empty state but for the batch.
 void CheckState(const CoreScope& core, const State& state, const at::Tensor& like) {
   if (!core->info().bounded) return;
@@ -226,14 +232,11 @@ Result Run(at::TensorList given, at::TensorList weights, at::TensorList state_in
       out = core->Read(x, state);
       break;
     case Verb::kPack:
-      out = core.memory()->Pack(x, mask);
+      out = SplitHeads(core, core.memory()->Pack(x, mask).transpose(1, 2).flatten(2));
       break;
-    case Verb::kUpdate: {
-      const AttentionDims& dims = core->dims();
-      const at::Tensor updated = core.memory()->Update(x, packed[0].transpose(1, 2).flatten(2), mask);  // [B,M,D]
-      out = updated.unflatten(2, {dims.heads, dims.dim / dims.heads}).transpose(1, 2);
+    case Verb::kUpdate:
+      out = SplitHeads(core, core.memory()->Update(x, packed[0].transpose(1, 2).flatten(2), mask));
       break;
-    }
     case Verb::kUnpack:
       out = ZeroPadding(core.memory()->Unpack(x, packed, mask), mask);
       break;

@@ -32,10 +32,20 @@ const Core& CachedCore(const std::string& spec) {
 
 }  // namespace
 
+namespace {
+
+// As it is now, but without the modes of Python and the shapes alone (the Meta backend) that fake tensors ask for.
+c10::impl::LocalDispatchKeySet WithoutModes() {
+  c10::impl::LocalDispatchKeySet keys = c10::impl::tls_local_dispatch_key_set();
+  keys.excluded_ = keys.excluded_ | c10::DispatchKeySet({c10::DispatchKey::Python, c10::DispatchKey::PythonTLSSnapshot});
+  keys.included_ = keys.included_.remove_backend(c10::BackendComponent::MetaBit);
+  return keys;
+}
+
+}  // namespace
+
 Undisturbed::Undisturbed()
-    : no_modes_(c10::DispatchKeySet({c10::DispatchKey::Python, c10::DispatchKey::PythonTLSSnapshot})),
-      generator_(at::globalContext().defaultGenerator(at::kCPU)),
-      before_(generator_.get_state()) {}
+    : no_modes_(WithoutModes()), generator_(at::globalContext().defaultGenerator(at::kCPU)), before_(generator_.get_state()) {}
 
 Undisturbed::~Undisturbed() { generator_.set_state(before_); }
 

@@ -21,7 +21,7 @@ class Undisturbed {
   Undisturbed& operator=(const Undisturbed&) = delete;
 
  private:
-  c10::impl::ExcludeDispatchKeyGuard no_modes_;
+  c10::impl::ForceDispatchKeyGuard no_modes_;
   at::Generator generator_;
   at::Tensor before_;
 };

@@ -129,15 +129,19 @@ def test_pack_and_unpack_are_the_core(name, options):
     torch.nn.init.normal_(core.memory)
     x, lengths = tensors(core, dtype=torch.float64), torch.tensor([LENGTH, 5])
     queries, keys = ([t for t, p in zip(x, core.projections) if p["side"] == side] for side in ("query", "key"))
-    learned = core.initial_memory().unflatten(-1, (HEADS, -1)).transpose(1, 2)
-    for slots in ([], [learned] * len(core.memory_projections)):
+    learned = core.initial_memory()
+
+    def split(memory):
+        return [memory.unflatten(-1, (p["heads"], -1)).transpose(1, 2) for p in core.memory_projections]
+
+    for slots in ([], split(learned)):
         heads = core.pack(*keys, *slots, lengths=lengths)
         read = core.update(*keys, *slots, packed=heads, lengths=lengths)
         assert heads.shape == read.shape == (2, HEADS, options["slots"], DIM // HEADS)
         y = core.unpack(*queries, packed=[read] * len(core.packed_projections), lengths=lengths)
         assert error(y, core(*x, lengths=lengths)) < 1e-12
-    other = [torch.randn(2, *learned.shape[1:], dtype=torch.float64)] * len(core.memory_projections)
-    assert error(core.pack(*keys, *other), core.pack(*keys)) > 1e-3
+    other = torch.randn(2, *learned.shape[1:], dtype=torch.float64)
+    assert error(core.pack(*keys, *split(other)), core.pack(*keys)) > 1e-3
 
 
 def test_what_packs_nothing_says_so():
@@ -163,6 +167,9 @@ def test_sizes_come_from_the_tensors():
     memory = torch.randn(1, 5, 16)
     a = CF.luna(q, k, weights={"memory": memory})
     assert torch.equal(a, CF.luna(q, k, weights={"memory": memory}, slots=5))
+    wide = torch.randn(1, 1, 6, 16)
+    assert CF.luna(q, wide, weights={"memory": memory}, packing_heads=1).shape == (1, 2, 6, 8)
+    assert CF.luna(wide, k, weights={"memory": memory}, packing_heads=2).shape == (1, 1, 6, 16)
     with pytest.raises(RuntimeError, match=r"expected k of shape \[B,2,T,24\]"):
         CF.latte(torch.randn(1, 2, 6, 24), torch.randn(1, 2, 6, 23), v, latents=48)
 

@@ -104,6 +104,7 @@ def test_classifier_with_a_memory(tmp_path, name, case, norm):
         bias=case % 2 == 1,
         head=["relu", "gelu", "linear"][case % 3],
         norm_pooled=case % 2 == 0,
+        embedding_norm=case % 2 == 1,
     )
     for pooling in ("mean", "memory") if info["memory"] in ("stream", "replaced") else ("mean",):
         for lengths in (None, torch.tensor([12, 7])):
@@ -128,6 +129,7 @@ def test_mixed_streams(tmp_path, attention, norm):
     check(tmp_path / "m", config, lengths=torch.tensor([12, 7]))
     if "latte luna" in attention:
         check(tmp_path / "m", config | dict(pooling="cls"), lengths=torch.tensor([12, 7]))
+        check(tmp_path / "m", config | dict(tied_layers=[0, 1, 0], attention_options={"luna": {"slots": 3, "norm": True}}))
 
 
 REUSE = [

@@ -83,16 +83,16 @@ def test_attend(name, options, form):
 def memory_verbs(core, batch=2, length=T):
     """(verb, inputs) of each part of a memory stream, the memory's tensors among them."""
     x = tensors(core, batch=batch, length=length, dtype=torch.float64, requires_grad=True)
-    rows, width = core.initial_memory().shape[1], core.dim // core.heads
+    rows = core.initial_memory().shape[1]
 
-    def of(count, batch):
-        return [torch.randn(batch, core.heads, rows, width, dtype=torch.float64, requires_grad=True) for _ in range(count)]
+    def of(heads, batch):
+        return [torch.randn(batch, h, rows, core.dim // h, dtype=torch.float64, requires_grad=True) for h in heads]
 
     queries, keys = ([t for t, p in zip(x, core.projections) if p["side"] == side] for side in ("query", "key"))
-    slots = of(len(core.memory_projections), 1)
+    slots = of([p["heads"] for p in core.memory_projections], 1)
     yield "pack", [*keys, *slots]
-    yield "update", [*keys, *slots, *of(1, batch)]
-    yield "unpack", [*queries, *of(len(core.packed_projections), batch)]
+    yield "update", [*keys, *slots, *of([core.heads], batch)]
+    yield "unpack", [*queries, *of([p["heads"] for p in core.packed_projections], batch)]
 
 
 @pytest.mark.parametrize("name, options", memories())
