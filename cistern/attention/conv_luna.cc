@@ -151,26 +151,27 @@ int64_t ConvLunaMechanism::FilteredLength(int64_t length) const {
 }
 
 at::Tensor ConvLunaMechanism::Filter(const at::Tensor& x, const std::optional<at::Tensor>& lengths) const {
-  const int64_t taps = options_.kernel, stride = options_.stride, length = x.size(2);
+  const int64_t taps = options_.kernel, stride = options_.stride, length = x.size(2), keys = FilteredLength(length);
   const bool conv = filter_.defined();
   if (taps == 1 && stride == 1) return x;
   at::Tensor y = x.transpose(1, 2).flatten(2);  // [B,T,H d]
-  const double beyond = conv || taps == 1 ? 0.0 : kMinusInf;
-  if (lengths) y = y.masked_fill(PadOf(*lengths, length).unsqueeze(-1), beyond);
-  const int64_t before = Centred() ? (taps - 1) / 2 : 0;
-  const int64_t after = (FilteredLength(length) - 1) * stride + taps - before - length;
   if (conv) {
-    // A causal convolution sees the window of key j when it is at token jS + K - 1 - before.
+    const int64_t ahead = Centred() ? taps / 2 : taps - 1;
     const at::Tensor weight = filter_.to(y.scalar_type()).unsqueeze(1).expand({-1, Width(), -1}).flatten(0, 1);
     const at::Tensor none = at::zeros({y.size(0), taps - 1, y.size(2)}, y.options().requires_grad(false));
-    y = std::get<0>(ops::ShortConv(at::constant_pad_nd(y, {0, 0, 0, after}), weight, none));
-    y = y.slice(1, taps - 1 - before, std::nullopt, stride);
-  } else if (taps == 1) {
-    y = y.slice(1, 0, std::nullopt, stride);
+    y = std::get<0>(ops::ShortConv(y, weight, none, {lengths, {}}, ahead));
+    if (stride > 1 || keys < length) y = y.slice(1, 0, (keys - 1) * stride + 1, stride);
   } else {
-    y = at::constant_pad_nd(y, {0, 0, 0, after}, beyond).transpose(1, 2).unsqueeze(-1);  // [B, H d, T, 1], channels last in memory
-    y = at::max_pool2d(y, {taps, 1}, {stride, 1}).squeeze(-1).transpose(1, 2);
-    if (lengths) y = y.masked_fill(PadOf((*lengths + (stride - 1)).div(stride, "floor"), y.size(1)).unsqueeze(-1), 0.0);
+    const double beyond = taps == 1 ? 0.0 : kMinusInf;
+    if (lengths) y = y.masked_fill(PadOf(*lengths, length).unsqueeze(-1), beyond);
+    if (taps > 1) {
+      y = at::constant_pad_nd(y, {0, 0, 0, (keys - 1) * stride + taps - length}, beyond);
+      y = at::max_pool2d(y.transpose(1, 2).unsqueeze(-1), {taps, 1}, {stride, 1});  // of [B, H d, T, 1], channels last in memory
+      y = y.squeeze(-1).transpose(1, 2);
+      if (lengths) y = y.masked_fill(PadOf((*lengths + (stride - 1)).div(stride, "floor"), y.size(1)).unsqueeze(-1), 0.0);
+    } else {
+      y = y.slice(1, 0, std::nullopt, stride);
+    }
   }
   return y.unflatten(2, {dims().heads, Width()}).transpose(1, 2);
 }

@@ -18,150 +18,275 @@ namespace HWY_NAMESPACE {
 
 namespace hn = hwy::HWY_NAMESPACE;
 
-// y[0..count) += w * x
 template <class T>
-HWY_INLINE void AddProduct(size_t count, const T* w, const T* x, T* y) {
-  const hn::ScalableTag<T> d;
-  const size_t lanes = hn::Lanes(d);
-  size_t c = 0;
-  for (; c + lanes <= count; c += lanes) hn::StoreU(hn::MulAdd(hn::LoadU(d, w + c), hn::LoadU(d, x + c), hn::LoadU(d, y + c)), d, y + c);
-  for (; c < count; ++c) y[c] += w[c] * x[c];
-}
+using Tag = hn::ScalableTag<T>;
+template <class T>
+using Vec = hn::Vec<Tag<T>>;
 
-// One batch row seen from the filter. Tap j of token t meets token t - (K-1) + j; negative tokens are rows of the state.
-struct ConvTokens {
-  ConvTokens(const ConvShape& shape, const RowMask& mask, int64_t b)
-      : length(mask.lengths == nullptr ? shape.length : mask.lengths[b]),
-        starts(mask.starts == nullptr ? nullptr : mask.starts + b * shape.length),
-        reach(shape.taps - 1) {}
+// One batch row seen from the filter. Tap j of token t meets token t - (K-1) + j + ahead; negative tokens are rows of the state.
+template <class T>
+struct ConvRow {
+  ConvRow(const ConvShape& shape, const RowMask& mask, int64_t b)
+      : b(b),
+        channels(shape.channels),
+        taps(shape.taps),
+        ahead(shape.ahead),
+        length(mask.lengths == nullptr ? shape.length : std::min(mask.lengths[b], shape.length)),
+        starts(mask.starts == nullptr ? nullptr : mask.starts + b * shape.length) {}
 
-  // The earliest token that a tap of t may meet: not before t's document, nor before the state.
-  int64_t First(int64_t t) const {
-    const int64_t earliest = t - reach;
-    if (starts != nullptr) {
-      for (int64_t i = t; i >= std::max<int64_t>(earliest, 0); --i) {
-        if (starts[i] != 0) return i;
-      }
+  int64_t reach() const { return taps - 1; }
+  // The last document start in (from, to], or -K where there is none.
+  int64_t LastStart(int64_t from, int64_t to) const {
+    if (starts == nullptr) return -taps;
+    for (int64_t i = std::min(to, length - 1); i > std::max<int64_t>(from, -1); --i) {
+      if (starts[i] != 0) return i;
     }
-    return earliest;
+    return -taps;
   }
-  int64_t length;
+  // The first document start in (from, to], or length.
+  int64_t NextStart(int64_t from, int64_t to) const {
+    if (starts == nullptr) return length;
+    for (int64_t i = std::max<int64_t>(from + 1, 0); i <= std::min(to, length - 1); ++i) {
+      if (starts[i] != 0) return i;
+    }
+    return length;
+  }
+  template <class U>
+  U* StateRow(U* state, int64_t t) const {
+    return state == nullptr ? nullptr : state + (b * reach() + reach() + t) * channels;
+  }
+  // Token t of x, or of the state; null where there is none.
+  const T* Token(const Rows<const T>& x, const T* state, int64_t t) const {
+    return t >= length ? nullptr : t >= 0 ? x.At(b, 0, t) : StateRow(state, t);
+  }
+
+  int64_t b, channels, taps, ahead, length;
   const uint8_t* starts;
-  int64_t reach;  // K - 1
 };
 
-template <class T>
-void ForwardRows(const ConvShape& shape, const Rows<const T>& x, const T* wt, const T* state, const RowMask& mask, int64_t b, int64_t begin,
-                 int64_t end, const Rows<T>& y) {
-  const ConvTokens tokens(shape, mask, b);
-  const size_t channels = static_cast<size_t>(shape.channels);
-  for (int64_t t = begin; t < end; ++t) {
-    T* out = y.At(b, 0, t);
-    std::fill_n(out, channels, T{0});
-    if (t >= tokens.length) continue;
-    for (int64_t i = tokens.First(t); i <= t; ++i) {
-      const T* in = i >= 0 ? x.At(b, 0, i) : state == nullptr ? nullptr : state + (b * tokens.reach + tokens.reach + i) * shape.channels;
-      if (in != nullptr) AddProduct(channels, wt + (i - t + tokens.reach) * shape.channels, in, out);
+// A vector of channels from the first on: all of its lanes, or what is left of them.
+template <class T, bool kWhole>
+struct Lanes {
+  int64_t first, left;
+  HWY_INLINE Vec<T> Load(const T* from) const {
+    const Tag<T> d;
+    if constexpr (kWhole) return hn::LoadU(d, from + first);
+    HWY_ALIGN T part[HWY_MAX_BYTES / sizeof(T)] = {};
+    std::copy_n(from + first, left, part);
+    return hn::Load(d, part);
+  }
+  HWY_INLINE void Store(Vec<T> v, T* to) const {
+    const Tag<T> d;
+    if constexpr (kWhole) {
+      hn::StoreU(v, d, to + first);
+    } else {
+      HWY_ALIGN T part[HWY_MAX_BYTES / sizeof(T)];
+      hn::Store(v, d, part);
+      std::copy_n(part, left, to + first);
     }
   }
+};
+
+template <class T, class Body>
+HWY_INLINE void ForEachVector(int64_t channels, const Body& body) {
+  const auto lanes = static_cast<int64_t>(hn::Lanes(Tag<T>()));
+  int64_t c = 0;
+  for (; c + lanes <= channels; c += lanes) body(Lanes<T, true>{c, lanes});
+  if (c < channels) body(Lanes<T, false>{c, channels - c});
+}
+
+// Tokens whose sums are kept in registers, with as many taps or more. A narrow filter waits for memory, which likes one row after another.
+constexpr int64_t kTile = 8;
+
+// out[r] = sum_p w[p - r] * rows[p] for R neighbours r, w: [K, C]; p ascends, so a token's bits do not depend on its neighbours. Null
+// rows are left out.
+template <class T, int64_t R>
+void Correlate(int64_t channels, int64_t taps, const T* const* rows, const T* w, T* const* out) {
+  ForEachVector<T>(channels, [&](auto at) HWY_ATTR {
+    Vec<T> sum[R];
+    for (int64_t r = 0; r < R; ++r) sum[r] = hn::Zero(Tag<T>());
+    for (int64_t p = 0; p < taps + R - 1; ++p) {
+      if (rows[p] == nullptr) continue;
+      const Vec<T> x = at.Load(rows[p]);
+      const T* tap = w + p * channels;
+      if (p >= R - 1 && p < taps) {
+        for (int64_t r = 0; r < R; ++r) sum[r] = hn::MulAdd(at.Load(tap - r * channels), x, sum[r]);
+      } else {
+        for (int64_t r = 0; r < R; ++r) {
+          if (r <= p && p - r < taps) sum[r] = hn::MulAdd(at.Load(tap - r * channels), x, sum[r]);
+        }
+      }
+    }
+    for (int64_t r = 0; r < R; ++r) at.Store(sum[r], out[r]);
+  });
+}
+
+// dw[j] += sum_r g[r] * rows[j + r], dw: [K, C]
+template <class T, int64_t R>
+void AddOuter(int64_t channels, int64_t taps, const T* const* g, const T* const* rows, T* dw) {
+  const bool whole = std::none_of(rows, rows + taps + R - 1, [](const T* row) { return row == nullptr; });
+  ForEachVector<T>(channels, [&](auto at) HWY_ATTR {
+    Vec<T> gv[R];
+    for (int64_t r = 0; r < R; ++r) gv[r] = at.Load(g[r]);
+    for (int64_t j = 0; j < taps; ++j) {
+      T* to = dw + j * channels;
+      Vec<T> sum = at.Load(to);
+      if (whole) {
+        for (int64_t r = 0; r < R; ++r) sum = hn::MulAdd(gv[r], at.Load(rows[j + r]), sum);
+      } else {
+        for (int64_t r = 0; r < R; ++r) {
+          if (rows[j + r] != nullptr) sum = hn::MulAdd(gv[r], at.Load(rows[j + r]), sum);
+        }
+      }
+      at.Store(sum, to);
+    }
+  });
+}
+
+// y of tokens [begin, end) of one batch row.
+template <class T>
+void ForwardTokens(const ConvRow<T>& row, const Rows<const T>& x, const T* wt, const T* state, int64_t begin, int64_t end,
+                   const Rows<T>& y) {
+  std::vector<const T*> rows(static_cast<size_t>(row.taps + kTile - 1));
+  T* out[kTile];
+  const int64_t real = std::min(end, row.length);
+  for (int64_t t = begin; t < real;) {
+    const int64_t first = t - row.reach() + row.ahead;
+    const int64_t last = std::min(t + kTile, real) - 1;
+    // A tile is cut where a document starts inside it, or within reach before it: those tokens go one by one.
+    const bool tile = row.taps >= kTile && t + kTile <= real && row.LastStart(first, last) < 0;
+    const int64_t cut = tile ? -row.taps : row.LastStart(first, t), count = tile ? kTile : 1;
+    for (int64_t p = 0; p < row.taps + count - 1; ++p) rows[p] = first + p < cut ? nullptr : row.Token(x, state, first + p);
+    for (int64_t r = 0; r < count; ++r) out[r] = y.At(row.b, 0, t + r);
+    (tile ? Correlate<T, kTile> : Correlate<T, 1>)(row.channels, row.taps, rows.data(), wt, out);
+    t += count;
+  }
+  for (int64_t t = std::max(begin, row.length); t < end; ++t) std::fill_n(y.At(row.b, 0, t), row.channels, T{0});
+}
+
+// dx of tokens [begin, end) of one batch row; negative ones are rows of dstate_in. reversed: the filter's taps in reversed order.
+template <class T>
+void BackwardTokens(const ConvRow<T>& row, const Rows<const T>& dy, const T* dstate_out, const T* reversed, int64_t begin, int64_t end,
+                    const Rows<T>& dx, T* dstate_in) {
+  std::vector<const T*> rows(static_cast<size_t>(row.taps + kTile - 1));
+  T* out[kTile];
+  const auto gradient = [&](int64_t i) { return i >= 0 ? dx.At(row.b, 0, i) : row.StateRow(dstate_in, i); };
+  const int64_t real = std::min(end, row.length);
+  for (int64_t i = begin; i < real;) {
+    const int64_t first = i - row.ahead, reach = row.reach();  // the first token that meets i
+    const bool tile = row.taps >= kTile && i + kTile <= real && row.NextStart(i, i + kTile - 1 + reach) == row.length;
+    const int64_t cut = tile ? row.length : row.NextStart(i, i + reach), count = tile ? kTile : 1;
+    for (int64_t q = 0; q < row.taps + count - 1; ++q) {
+      const int64_t t = first + q;
+      rows[q] = t >= 0 && t < cut ? dy.At(row.b, 0, t) : nullptr;
+    }
+    for (int64_t r = 0; r < count; ++r) out[r] = gradient(i + r);
+    (tile ? Correlate<T, kTile> : Correlate<T, 1>)(row.channels, row.taps, rows.data(), reversed, out);
+    i += count;
+  }
+  for (int64_t t = std::max(begin, row.length); t < end; ++t) std::fill_n(gradient(t), row.channels, T{0});
+  if (dstate_out == nullptr) return;
+  for (int64_t i = std::max({begin, row.length - row.reach(), row.LastStart(row.length - 1 - row.reach(), row.length - 1)}); i < real;
+       ++i) {
+    T* to = gradient(i);
+    const T* from = row.StateRow(dstate_out, i - row.length);
+    for (int64_t c = 0; c < row.channels; ++c) to[c] += from[c];
+  }
+}
+
+// dw [K, C] += what tokens [begin, end) of one batch row give it.
+template <class T>
+void BackwardFilter(const ConvRow<T>& row, const Rows<const T>& dy, const Rows<const T>& x, const T* state, int64_t begin, int64_t end,
+                    double* dw) {
+  constexpr int64_t kFlush = 64;  // tokens summed in T, beyond in double
+  std::vector<const T*> rows(static_cast<size_t>(row.taps + kTile - 1));
+  std::vector<T> part(static_cast<size_t>(row.taps * row.channels));
+  const T* g[kTile];
+  const int64_t real = std::min(end, row.length);
+  const auto flush = [&] {
+    for (size_t i = 0; i < part.size(); ++i) dw[i] += static_cast<double>(part[i]);
+    std::fill(part.begin(), part.end(), T{0});
+  };
+  int64_t flushed = begin;
+  for (int64_t t = begin; t < real;) {
+    const int64_t first = t - row.reach() + row.ahead;
+    const int64_t last = std::min(t + kTile, real) - 1;
+    const bool tile = t + kTile <= real && row.LastStart(first, last) < 0;
+    const int64_t cut = tile ? -row.taps : row.LastStart(first, t), count = tile ? kTile : 1;
+    for (int64_t p = 0; p < row.taps + count - 1; ++p) rows[p] = first + p < cut ? nullptr : row.Token(x, state, first + p);
+    for (int64_t r = 0; r < count; ++r) g[r] = dy.At(row.b, 0, t + r);
+    (tile ? AddOuter<T, kTile> : AddOuter<T, 1>)(row.channels, row.taps, g, rows.data(), part.data());
+    t += count;
+    if (t - flushed >= kFlush) flush(), flushed = t;
+  }
+  flush();
 }
 
 // state_out[i] = token length - (K-1) + i, or zero before the last document start. Ascending, so state_out may be state_in.
 template <class T>
-void NextState(const ConvShape& shape, const Rows<const T>& x, const T* state_in, const RowMask& mask, int64_t b, T* state_out) {
-  const ConvTokens tokens(shape, mask, b);
-  const int64_t first = tokens.length > 0 ? tokens.First(tokens.length - 1) : -tokens.reach;
-  for (int64_t i = 0; i < tokens.reach; ++i) {
-    const int64_t t = tokens.length - tokens.reach + i;
-    const T* from = t < first             ? nullptr
-                    : t >= 0              ? x.At(b, 0, t)
-                    : state_in == nullptr ? nullptr
-                                          : state_in + (b * tokens.reach + tokens.reach + t) * shape.channels;
-    T* to = state_out + (b * tokens.reach + i) * shape.channels;
-    for (int64_t c = 0; c < shape.channels; ++c) to[c] = from == nullptr ? T{0} : from[c];
+void NextState(const ConvRow<T>& row, const Rows<const T>& x, const T* state_in, T* state_out) {
+  const int64_t reach = row.reach(), first = row.LastStart(row.length - 1 - reach, row.length - 1);
+  for (int64_t i = 0; i < reach; ++i) {
+    const int64_t t = row.length - reach + i;
+    const T* from = t < first ? nullptr : row.Token(x, state_in, t);
+    T* to = row.StateRow(state_out, i - reach);
+    for (int64_t c = 0; c < row.channels; ++c) to[c] = from == nullptr ? T{0} : from[c];
   }
+}
+
+// w [C, K] as [K, C], the taps in order or reversed.
+template <class T>
+std::vector<T> TapsFirst(const ConvShape& shape, const T* w, bool reversed) {
+  std::vector<T> wt(static_cast<size_t>(shape.taps * shape.channels));
+  for (int64_t c = 0; c < shape.channels; ++c) {
+    for (int64_t j = 0; j < shape.taps; ++j) wt[(reversed ? shape.taps - 1 - j : j) * shape.channels + c] = w[c * shape.taps + j];
+  }
+  return wt;
+}
+
+// Calls job(batch row, begin, end, number) for blocks of tokens, on all threads.
+template <class T, class Job>
+void ForEachBlock(const ConvShape& shape, const RowMask& mask, int64_t block, const Job& job) {
+  const int64_t blocks = std::max<int64_t>(1, (shape.length + block - 1) / block);
+  const int64_t work = std::min(block, shape.length) * shape.taps * shape.channels;
+  ParallelFor(shape.batch * blocks, 65536 / (work + 1) + 1, [&](int64_t begin, int64_t end) {
+    for (int64_t n = begin; n < end; ++n) {
+      const int64_t t = n % blocks * block;
+      job(ConvRow<T>(shape, mask, n / blocks), t, std::min(t + block, shape.length), n);
+    }
+  });
 }
 
 template <class T>
 void ConvAll(const ConvShape& shape, const Rows<const T>& x, const T* w, const T* state_in, const RowMask& mask, const Rows<T>& y,
              T* state_out) {
-  constexpr int64_t kBlock = 256;                                       // tokens of one job
-  std::vector<T> wt(static_cast<size_t>(shape.taps * shape.channels));  // [K, C]
-  for (int64_t c = 0; c < shape.channels; ++c) {
-    for (int64_t j = 0; j < shape.taps; ++j) wt[j * shape.channels + c] = w[c * shape.taps + j];
-  }
-  const int64_t blocks = (shape.length + kBlock - 1) / kBlock;
-  const int64_t work = std::min(kBlock, shape.length) * shape.taps * shape.channels;
-  ParallelFor(shape.batch * blocks, 65536 / (work + 1) + 1, [&](int64_t begin, int64_t end) {
-    for (int64_t job = begin; job < end; ++job) {
-      const int64_t t = job % blocks * kBlock;
-      ForwardRows(shape, x, wt.data(), state_in, mask, job / blocks, t, std::min(t + kBlock, shape.length), y);
-    }
+  const std::vector<T> wt = TapsFirst(shape, w, false);
+  ForEachBlock<T>(shape, mask, 256, [&](const ConvRow<T>& row, int64_t begin, int64_t end, int64_t) {
+    ForwardTokens(row, x, wt.data(), state_in, begin, end, y);
   });
   if (state_out == nullptr) return;
-  for (int64_t b = 0; b < shape.batch; ++b) NextState(shape, x, state_in, mask, b, state_out);
-}
-
-constexpr int64_t kChannels = 64;  // of one backward job, which sees all tokens: dw needs no sum over threads
-
-// Channels [c0, c0 + count) of everything. wt, dwt: [K, kChannels].
-template <class T>
-void BackwardChannels(const ConvShape& shape, const Rows<const T>& dy, const T* dstate_out, const Rows<const T>& x, const T* w,
-                      const T* state_in, const RowMask& mask, const Rows<T>& dx, T* dw, T* dstate_in, int64_t c0, size_t count) {
-  constexpr int64_t kBlock = 64;  // dw is summed in T within that many tokens, in double beyond
-  const int64_t C = shape.channels, K = shape.taps;
-  std::vector<T> wt(static_cast<size_t>(K * kChannels)), part(wt.size());
-  std::vector<double> dwt(wt.size());
-  for (int64_t j = 0; j < K; ++j) {
-    for (size_t c = 0; c < count; ++c) wt[j * kChannels + c] = w[(c0 + c) * K + j];
-  }
-  const auto flush = [&] {
-    for (size_t i = 0; i < part.size(); ++i) dwt[i] += static_cast<double>(part[i]);
-    std::fill(part.begin(), part.end(), T{0});
-  };
-  for (int64_t b = 0; b < shape.batch; ++b) {
-    const ConvTokens tokens(shape, mask, b);
-    const int64_t reach = tokens.reach;
-    const auto state_row = [&](auto* state, int64_t t) { return state + (b * reach + reach + t) * C + c0; };
-    for (int64_t t = 0; t < shape.length; ++t) std::fill_n(dx.At(b, 0, t) + c0, count, T{0});
-    if (dstate_in != nullptr) {
-      for (int64_t t = -reach; t < 0; ++t) std::fill_n(state_row(dstate_in, t), count, T{0});
-    }
-    if (dstate_out != nullptr) {
-      const int64_t first = tokens.length > 0 ? tokens.First(tokens.length - 1) : -reach;
-      for (int64_t t = std::max(first, tokens.length - reach); t < tokens.length; ++t) {
-        T* to = t >= 0 ? dx.At(b, 0, t) + c0 : dstate_in == nullptr ? nullptr : state_row(dstate_in, t);
-        if (to != nullptr) std::copy_n(dstate_out + (b * reach + reach + t - tokens.length) * C + c0, count, to);
-      }
-    }
-    for (int64_t t = 0; t < tokens.length; ++t) {
-      const T* g = dy.At(b, 0, t) + c0;
-      for (int64_t i = tokens.First(t); i <= t; ++i) {
-        const int64_t j = i - t + reach;
-        const T* in = i >= 0 ? x.At(b, 0, i) + c0 : state_in == nullptr ? nullptr : state_row(state_in, i);
-        T* to = i >= 0 ? dx.At(b, 0, i) + c0 : dstate_in == nullptr ? nullptr : state_row(dstate_in, i);
-        if (in != nullptr) AddProduct(count, g, in, part.data() + j * kChannels);
-        if (to != nullptr) AddProduct(count, wt.data() + j * kChannels, g, to);
-      }
-      if (t % kBlock == kBlock - 1) flush();
-    }
-    flush();
-  }
-  for (int64_t j = 0; j < K; ++j) {
-    for (size_t c = 0; c < count; ++c) dw[(c0 + c) * K + j] = static_cast<T>(dwt[j * kChannels + c]);
-  }
+  for (int64_t b = 0; b < shape.batch; ++b) NextState(ConvRow<T>(shape, mask, b), x, state_in, state_out);
 }
 
 template <class T>
 void ConvBackwardAll(const ConvShape& shape, const Rows<const T>& dy, const T* dstate_out, const Rows<const T>& x, const T* w,
                      const T* state_in, const RowMask& mask, const Rows<T>& dx, T* dw, T* dstate_in) {
-  const int64_t work = shape.batch * shape.length * shape.taps * std::min(kChannels, shape.channels);
-  ParallelFor((shape.channels + kChannels - 1) / kChannels, 65536 / (work + 1) + 1, [&](int64_t begin, int64_t end) {
-    for (int64_t job = begin; job < end; ++job) {
-      const int64_t c0 = job * kChannels, count = std::min(kChannels, shape.channels - c0);
-      BackwardChannels(shape, dy, dstate_out, x, w, state_in, mask, dx, dw, dstate_in, c0, static_cast<size_t>(count));
-    }
+  constexpr int64_t kBlock = 1024;
+  const std::vector<T> reversed = TapsFirst(shape, w, true);
+  const size_t size = static_cast<size_t>(shape.taps * shape.channels);
+  const int64_t parts = shape.batch * std::max<int64_t>(1, (shape.length + kBlock - 1) / kBlock);
+  std::vector<double> part(static_cast<size_t>(parts) * size);  // each block's dw, added in their order: the same for any threads
+  ForEachBlock<T>(shape, mask, kBlock, [&](const ConvRow<T>& row, int64_t begin, int64_t end, int64_t n) {
+    const int64_t first = begin == 0 && dstate_in != nullptr ? -row.reach() : begin;
+    BackwardTokens(row, dy, dstate_out, reversed.data(), first, end, dx, dstate_in);
+    BackwardFilter(row, dy, x, state_in, begin, end, part.data() + static_cast<size_t>(n) * size);
   });
+  for (int64_t n = 1; n < parts; ++n) {
+    for (size_t i = 0; i < size; ++i) part[i] += part[static_cast<size_t>(n) * size + i];
+  }
+  for (int64_t j = 0; j < shape.taps; ++j) {
+    for (int64_t c = 0; c < shape.channels; ++c) dw[c * shape.taps + j] = static_cast<T>(part.empty() ? 0.0 : part[j * shape.channels + c]);
+  }
 }
 
 #define CISTERN_SHORT_CONV(Suffix, T)                                                                                                      \

@@ -13,13 +13,18 @@ using namespace cistern::testing;
 struct Conv {
   at::Tensor x, weight, state, g_y, g_after;
   Mask mask;
+  int64_t ahead = 0;
 };
 
-Conv MakeConv(int64_t batch, int64_t length, int64_t channels, int64_t taps, bool lengths, bool starts) {
+Conv MakeConv(int64_t batch, int64_t length, int64_t channels, int64_t taps, bool lengths, bool starts, int64_t ahead = 0) {
   at::manual_seed(3 + length);
-  Conv c = {Normal({batch, length, channels}),   Normal({channels, taps}),
-            Normal({batch, taps - 1, channels}), Normal({batch, length, channels}),
-            Normal({batch, taps - 1, channels}), {}};
+  Conv c = {Normal({batch, length, channels}),
+            Normal({channels, taps}),
+            Normal({batch, taps - 1, channels}),
+            Normal({batch, length, channels}),
+            Normal({batch, taps - 1, channels}),
+            {},
+            ahead};
   if (lengths) c.mask.lengths = at::cat({Lengths({0, length}), at::randint(0, length + 1, {batch}, at::kLong)}).narrow(0, 0, batch);
   if (starts) c.mask.starts = at::rand({batch, length}) < 0.2;
   return c;
@@ -35,11 +40,11 @@ std::pair<at::Tensor, at::Tensor> ConvByLoops(const Conv& c) {
   for (int64_t b = 0; b < B; ++b) {
     const int64_t length = c.mask.lengths ? c.mask.lengths->index({b}).item<int64_t>() : T;
     int64_t begin = -(K - 1);  // the first token that can be seen
-    auto value = [&](int64_t t, int64_t ch) { return t < begin ? 0.0 : t < 0 ? state[b][t + K - 1][ch] : x[b][t][ch]; };
+    auto value = [&](int64_t t, int64_t ch) { return t < begin || t >= length ? 0.0 : t < 0 ? state[b][t + K - 1][ch] : x[b][t][ch]; };
     for (int64_t t = 0; t < length; ++t) {
       if (c.mask.starts && c.mask.starts->index({b, t}).item<bool>()) begin = t;
       for (int64_t ch = 0; ch < C; ++ch) {
-        for (int64_t j = 0; j < K; ++j) out[b][t][ch] += w[ch][j] * value(t - (K - 1) + j, ch);
+        for (int64_t j = 0; j < K; ++j) out[b][t][ch] += w[ch][j] * value(t - (K - 1) + j + c.ahead, ch);
       }
     }
     for (int64_t i = 0; i < K - 1; ++i) {
@@ -62,6 +67,12 @@ std::vector<Conv> Convs() {
     }
   }
   all.push_back(MakeConv(2, 200, 67, 4, true, true));
+  for (const int64_t length : {0, 2, 37}) {
+    for (const int64_t ahead : {1, 3, 6}) {
+      all.push_back(MakeConv(3, length, 13, 7, false, false, ahead));
+      all.push_back(MakeConv(3, length, 13, 7, true, false, ahead));
+    }
+  }
   return all;
 }
 
@@ -74,40 +85,41 @@ TEST(ShortConv, ThreeImplementationsAreTheDefinition) {
         ImplScope scope(impl);
         const std::string what = ImplName(impl) + " T" + std::to_string(c.x.size(1)) + " K" + std::to_string(c.weight.size(1)) +
                                  (dtype == at::kFloat ? " float" : "") + (c.mask.lengths ? " lengths" : "") +
-                                 (c.mask.starts ? " starts" : "");
+                                 (c.mask.starts ? " starts" : "") + " ahead " + std::to_string(c.ahead);
         const double tolerance = dtype == at::kDouble ? 1e-13 : 1e-6;
         // x lies in a wider buffer, as a slice of the joint projection does.
         const at::Tensor wide = at::cat({c.x, c.x}, 2).to(dtype).narrow(2, 0, c.x.size(2));
         const std::vector<at::Tensor> x = {Leaf(wide), Leaf(c.weight.to(dtype)), Leaf(c.state.to(dtype))};
-        const auto got = ShortConv(x[0], x[1], x[2], c.mask);
+        const auto got = ShortConv(x[0], x[1], x[2], c.mask, c.ahead);
         ExpectClose(std::get<0>(got), y, tolerance, what + " y");
         ExpectClose(std::get<1>(got), after, tolerance, what + " after");
         const auto g = Gradients(ConvLoss(c, got), x);
         if (want.empty()) want = g;
         for (size_t i = 0; i < 3; ++i) ExpectClose(g[i], want[i], tolerance, what + " gradient " + std::to_string(i));
         at::NoGradGuard guard;
-        ExpectSameBits(std::get<0>(ShortConv(x[0], x[1], x[2], c.mask)), std::get<0>(got).detach(), what + " without gradient");
+        ExpectSameBits(std::get<0>(ShortConv(x[0], x[1], x[2], c.mask, c.ahead)), std::get<0>(got).detach(), what + " without gradient");
       }
     }
   }
 }
 
 TEST(ShortConv, GradientsMatchFiniteDifferencesTwice) {
-  for (const int64_t taps : {1, 4}) {
-    const Conv c = MakeConv(3, 11, 5, taps, true, true);
+  const std::vector<Conv> convs = {MakeConv(3, 11, 5, 1, true, true), MakeConv(3, 11, 5, 4, true, true),
+                                   MakeConv(3, 11, 5, 4, true, false, 2)};
+  for (const Conv& c : convs) {
     for (const Impl impl : kImpls) {
       ImplScope scope(impl);
-      ExpectGradientsMatchDifferences([&](const auto& x) { return ConvLoss(c, ShortConv(x[0], x[1], x[2], c.mask)); },
+      ExpectGradientsMatchDifferences([&](const auto& x) { return ConvLoss(c, ShortConv(x[0], x[1], x[2], c.mask, c.ahead)); },
                                       {c.x, c.weight, c.state}, ImplName(impl));
       auto second = [&](at::ScalarType dtype) {
         const std::vector<at::Tensor> x = {Leaf(c.x.to(dtype)), Leaf(c.weight.to(dtype)), Leaf(c.state.to(dtype))};
         at::Tensor loss = at::zeros({}, dtype);
-        const auto r = ShortConv(x[0], x[1], x[2], c.mask);
+        const auto r = ShortConv(x[0], x[1], x[2], c.mask, c.ahead);
         for (const at::Tensor& g : torch::autograd::grad({ConvLoss(c, r).square()}, x, {}, true, true)) loss = loss + g.square().sum();
         return Gradients(loss, x);
       };
-      static std::vector<at::Tensor> want;
-      if (impl == Impl::kKernel) {
+      std::vector<at::Tensor> want;
+      {
         ImplScope composite(Impl::kComposite);
         want = second(at::kDouble);
       }
@@ -147,6 +159,11 @@ TEST(ShortConv, WrongShapesNameTheOpAndTheShape) {
                    }),
                    {"[short_conv]", "starts", "[2, 3]"});
     ExpectContains(Thrown([&] { ShortConv(c.x, c.weight, c.state, {Lengths({1}), {}}); }), {"[short_conv]", "lengths", "[1]"});
+    ExpectContains(Thrown([&] { ShortConv(c.x, c.weight, c.state, {}, 4); }), {"[short_conv]", "ahead of 0 .. K-1 with K=4", "got 4"});
+    ExpectContains(Thrown([&] {
+                     ShortConv(c.x, c.weight, c.state, {{}, at::zeros({2, 6}, at::kBool)}, 1);
+                   }),
+                   {"[short_conv]", "document starts", "got 1"});
   }
 }
 

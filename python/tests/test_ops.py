@@ -38,6 +38,8 @@ def cases():
                 extra = [] if gate is None else [gate.requires_grad_()]
                 yield name, sum_inputs(name), (*(extra or [None]), starts, lengths)
         yield "short_conv", [rand(B, T, D), rand(D, 3), rand(B, 2, D)], (starts, lengths)
+        if starts is None:
+            yield "short_conv", [rand(B, T, D), rand(D, 3), rand(B, 2, D)], (None, lengths, 1)
 
 
 CASES = list(cases())

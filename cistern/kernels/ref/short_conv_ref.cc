@@ -6,16 +6,16 @@
 namespace cistern::ref {
 namespace {
 
-// Calls tap(t, j, i) for every token t, tap j and padded token i (state rows first: i = t + j) that meet; i < K-1 is the state.
+// Calls tap(t, j, i) for every token t, tap j and padded token i (state rows first: i = t + j + ahead) that meet; i < K-1 is the state.
 // A document start cuts a tap off when it lies after the token the tap meets, up to and including t.
 template <class Tap>
 void ForEachTap(const ConvShape& shape, const RowMask& mask, int64_t b, Tap tap) {
   const int64_t T = shape.length, K = shape.taps, length = mask.lengths == nullptr ? T : mask.lengths[b];
   for (int64_t t = 0; t < length; ++t) {
     for (int64_t j = 0; j < K; ++j) {
-      bool cut = false;
+      bool cut = t - (K - 1) + j + shape.ahead >= length;
       for (int64_t i = std::max<int64_t>(t - (K - 1) + j + 1, 0); mask.starts != nullptr && i <= t; ++i) cut |= mask.starts[b * T + i] != 0;
-      if (!cut) tap(t, j, t + j);
+      if (!cut) tap(t, j, t + j + shape.ahead);
     }
   }
 }
