@@ -25,6 +25,36 @@ std::string FormName(Form form) {
   return "";
 }
 
+std::string SideName(Side side) {
+  switch (side) {
+    case Side::kQuery:
+      return "query";
+    case Side::kKey:
+      return "key";
+    case Side::kMemory:
+      return "memory";
+    case Side::kPacked:
+      return "packed";
+  }
+  return "";
+}
+
+std::string MemoryUseName(MemoryUse use) {
+  switch (use) {
+    case MemoryUse::kNone:
+      return "none";
+    case MemoryUse::kFixed:
+      return "fixed";
+    case MemoryUse::kStream:
+      return "stream";
+    case MemoryUse::kReplaced:
+      return "replaced";
+    case MemoryUse::kLatents:
+      return "latents";
+  }
+  return "";
+}
+
 bool MechanismInfo::Supports(Form form) const { return std::find(forms.begin(), forms.end(), form) != forms.end(); }
 
 const std::vector<const MechanismInfo*>& Mechanisms() {

@@ -25,6 +25,7 @@ std::string FormName(Form form);
 // Which stream a projection is made from. Query and key side are the same one in self attention. Mechanisms with a memory stream
 // (memory_mechanism.h) also project the memory and what was packed into it.
 enum class Side { kQuery, kKey, kMemory, kPacked };
+std::string SideName(Side side);  // query, key, memory, packed
 
 struct Projection {
   std::string name;  // "q" gives the weight q_proj.weight
@@ -42,6 +43,7 @@ struct Projection {
 // memory plus what it packed (a residual and a norm around it); each layer makes the next memory itself. Or a layer turns the stream of
 // tokens into one of latents (perceiver.h).
 enum class MemoryUse { kNone, kFixed, kStream, kReplaced, kLatents };
+std::string MemoryUseName(MemoryUse use);  // none, fixed, stream, replaced, latents
 
 struct AttentionDims {
   int64_t dim = 0;         // D, the width of the model

@@ -26,6 +26,7 @@ class ProgressBar {
   ProgressBar& operator=(const ProgressBar&) = delete;
 
   void Update(int64_t done, const std::string& extra = "");
+  void SetTotal(int64_t total) { options_.total = total; }  // it became known, or is another
   void Clear();   // wipes the line, so that other text can be printed; the next Update draws it again
   void Finish();  // wipes the line; later calls do nothing
 

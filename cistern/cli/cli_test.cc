@@ -2,6 +2,7 @@
 #include <sys/mount.h>
 
 #include <chrono>
+#include <sstream>
 #include <thread>
 
 #include "cistern/cli/testing_cli.h"
@@ -342,7 +343,8 @@ TEST_F(CliTest, ListOpsDataTrainAndEval) {
   Expect({"generate", run}, 2, {"encoder_classifier"});
   // Mechanisms that have no causal form are for classifiers, those that have no other are not.
   words[2] = folder_ / "memory";
-  const Outcome memory = Run(words + Words{"--set", "model.attention=conv_luna", "--set", "model.pooling=memory"});
+  const Outcome memory =
+      Run(words + Words{"--set", "model.attention=conv_luna", "--set", "model.pooling=memory", "--set", "task.group_by_length=true"});
   EXPECT_EQ(memory.code, 0) << memory;
   EXPECT_EQ(Run({"eval", folder_ / "memory"}).code, 0);
   words[2] = folder_ / "gate";
@@ -368,6 +370,16 @@ TEST_F(CliTest, CompareWritesAReport) {
   EXPECT_NE(report.find("<svg"), std::string::npos);
   EXPECT_EQ(report.find("<script"), std::string::npos);
   EXPECT_EQ(Run({"generate", out + "/softmax", "--max-tokens", "2"}).code, 0);
+  // A budget of time becomes steps, estimated more than once; the last estimate is the run.
+  std::istringstream lines(ReadFile(out + "/softmax/metrics.jsonl"));
+  int64_t estimates = 0, total = 0, steps = 0;
+  for (std::string line; std::getline(lines, line);) {
+    const Json row = ParseJson(line, "metrics.jsonl");
+    if (row["event"] == "calibrated") ++estimates, total = row["total_steps"];
+    if (row["event"] == "step") steps = row["step"];
+  }
+  EXPECT_GE(estimates, 2);
+  EXPECT_EQ(steps, total);
 }
 
 TEST_F(CliTest, Info) {

@@ -15,7 +15,7 @@ struct Common {
   bool quiet = false;   // no progress, no notes
   int64_t threads = 0;  // 0: all cores
   uint64_t seed = 1;
-  std::string dtype = "float32";  // float32 | float64 | bfloat16 (products in bfloat16, everything else in float32)
+  std::string dtype = "float32";  // float32 | float64 | bfloat16 (linear maps in bfloat16, everything else in float32)
 };
 
 // Adds --json, --quiet, --threads, --seed and --dtype to a subcommand.

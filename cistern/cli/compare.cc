@@ -160,7 +160,7 @@ std::vector<std::string> Fairness(const Experiment& e, const CompareArguments& a
              " heads", e.model.conv > 0 ? StrCat(", a causal convolution of ", e.model.conv, " taps on every projection") : std::string(),
              ", length ", e.task.length, ", batch ", e.train.batch, ", optimizer and schedule, seed, ", Number(a.seconds, 0),
              " s of training time on ", NumThreads(), " threads (", ActiveIsa(), "), ",
-             e.dtype == "bfloat16" ? "matrix products in bfloat16, the rest in float32." : StrCat("dtype ", e.dtype, ".")),
+             e.dtype == "bfloat16" ? "linear maps in bfloat16, the rest in float32." : StrCat("dtype ", e.dtype, ".")),
       StrCat("Parameters differ by ", Number(100.0 * (double(most) / double(fewest) - 1.0), 1),
              " %. Training alone is timed; evaluation is not."),
       "bits/byte: on the last 5 % of the text, in consecutive blocks of the training length without carried context. Lower is better. One "

@@ -33,8 +33,11 @@ int RunListOps(const DataArguments& a) {
   }
   const ListOpsBaselines b = MeasureListOpsBaselines(splits.train, splits.test);
   if (a.common.json) {
-    const Json line = {
-        {"out", a.out}, {"candidates", splits.candidates}, {"majority", 100 * b.majority}, {"root_operator", 100 * b.root_operator}};
+    const Json line = {{"out", a.out},
+                       {"candidates", splits.candidates},
+                       {"majority", 100 * b.majority},
+                       {"root_operator", 100 * b.root_operator},
+                       {"root_operator_loss", b.root_operator_loss}};
     std::printf("%s\n", line.dump().c_str());
     return 0;
   }

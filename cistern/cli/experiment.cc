@@ -13,7 +13,7 @@ namespace cistern::cli {
 Fields Experiment::Describe() {
   Fields f;
   f.Add("seed", &seed, "of the weights, the order of the data, dropout", {0, int64_t{1} << 62});
-  f.Add("dtype", &dtype, "bfloat16: matrix products in bfloat16, everything else in float32", {"float32", "float64", "bfloat16"});
+  f.Add("dtype", &dtype, "bfloat16: linear maps in bfloat16, everything else in float32", {"float32", "float64", "bfloat16"});
   f.Group("task", task.Describe());
   f.Group("model", model.Describe());
   f.Group("train", train.Describe());

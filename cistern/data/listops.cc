@@ -1,6 +1,8 @@
 #include "cistern/data/listops.h"
 
 #include <algorithm>
+#include <cmath>
+#include <numeric>
 #include <string_view>
 #include <unordered_map>
 
@@ -184,12 +186,15 @@ ListOpsBaselines MeasureListOpsBaselines(const ListOpsSet& train, const ListOpsS
   }
   const auto best = [](const std::array<int64_t, 10>& counts) { return std::max_element(counts.begin(), counts.end()) - counts.begin(); };
   int64_t majority = 0, operators = 0;
+  double nats = 0;
   for (int64_t i = 0; i < test.size(); ++i) {
     majority += test.labels[i] == best(all);
-    operators += test.labels[i] == best(by_root[root(test, i)]);
+    const auto& counts = by_root[root(test, i)];
+    operators += test.labels[i] == best(counts);
+    nats += std::log(double(std::accumulate(counts.begin(), counts.end(), int64_t{10})) / double(counts[test.labels[i]] + 1));
   }
   const double n = double(std::max<int64_t>(test.size(), 1));
-  return {double(majority) / n, double(operators) / n};
+  return {double(majority) / n, double(operators) / n, nats / n};
 }
 
 }  // namespace cistern

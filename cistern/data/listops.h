@@ -72,9 +72,10 @@ ListOpsSet ReadListOps(const std::string& path, const ListOpsReadOptions& option
 ListOpsSplits ReadListOpsFolder(const std::string& folder, const ListOpsReadOptions& options = {});
 
 // What must be beaten: accuracy on `test` of always giving `train`'s most frequent label, and of giving the most frequent label for the
-// expression's first token. Published tables near 37 % show a model that reads no further than that.
+// expression's first token. Published tables near 37 % show a model that reads no further than that. root_operator_loss: nats of the
+// answers by their shares (one added to each) under the same first token.
 struct ListOpsBaselines {
-  double majority, root_operator;
+  double majority, root_operator, root_operator_loss;
 };
 ListOpsBaselines MeasureListOpsBaselines(const ListOpsSet& train, const ListOpsSet& test);
 

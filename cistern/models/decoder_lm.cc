@@ -49,6 +49,21 @@ at::Tensor DecoderLm::Loss(const at::Tensor& hidden, const at::Tensor& targets, 
 
 at::Tensor DecoderLm::Extend(const at::Tensor& ids, ModelState& state, const ops::Mask& mask) { return Logits(Hidden(ids, state, mask)); }
 
+at::Tensor ExtendInPieces(DecoderLm& model, const at::Tensor& ids, const std::vector<int64_t>& cuts, const ops::Mask& mask,
+                          ModelState* last) {
+  ModelState state = model.EmptyState(ids.size(0));
+  std::vector<at::Tensor> outs;
+  for (size_t i = 0; i + 1 < cuts.size(); ++i) {
+    const int64_t begin = cuts[i], count = cuts[i + 1] - begin;
+    ops::Mask piece;
+    if (mask.lengths) piece.lengths = (*mask.lengths - begin).clamp(0, count);
+    if (mask.starts) piece.starts = mask.starts->narrow(1, begin, count);
+    outs.push_back(model.Extend(ids.narrow(1, begin, count), state, piece));
+  }
+  if (last) *last = state;
+  return at::cat(outs, 1);
+}
+
 at::Tensor NextTokenLoss(const at::Tensor& logits, const at::Tensor& targets, double label_smoothing) {
   return at::cross_entropy_loss(logits.reshape({-1, logits.size(-1)}), targets.reshape({-1}), {}, at::Reduction::Mean, -100,
                                 label_smoothing);

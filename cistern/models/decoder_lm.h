@@ -28,6 +28,11 @@ class DecoderLm : public StatefulModel {
   std::shared_ptr<Linear> head_;
 };
 
+// Logits [B,T,V] of ids [B,T] extended piece by piece from the empty state; cuts begin with 0 and end with T. last: the state after, if
+// wanted.
+at::Tensor ExtendInPieces(DecoderLm& model, const at::Tensor& ids, const std::vector<int64_t>& cuts, const ops::Mask& mask = {},
+                          ModelState* last = nullptr);
+
 // Mean next-token cross-entropy in nats over targets != -100. targets [B,T] int64.
 at::Tensor NextTokenLoss(const at::Tensor& logits, const at::Tensor& targets, double label_smoothing = 0);
 

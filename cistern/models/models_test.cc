@@ -5,8 +5,8 @@
 #include "cistern/attention/testing_mechanisms.h"
 #include "cistern/base/error.h"
 #include "cistern/io/test_folder.h"
+#include "cistern/models/decoder_lm.h"
 #include "cistern/models/encoder_classifier.h"
-#include "cistern/models/testing_models.h"
 
 namespace cistern {
 namespace {
@@ -118,11 +118,11 @@ TEST(DecoderLm, PiecesWithCarriedStateEqualTheWhole) {
       ImplScope scope(impl);
       const std::string what = config.Summary() + " " + ImplName(impl);
       ModelState end;
-      const at::Tensor whole = ExtendModel(*m, ids, {0, 21}, {}, &end);
+      const at::Tensor whole = ExtendInPieces(*m, ids, {0, 21}, {}, &end);
       const auto want = Gradients(NextTokenLoss(whole, targets), m->parameters());
       for (const std::vector<int64_t>& cuts : std::vector<std::vector<int64_t>>{{0, 1, 21}, {0, 10, 10, 21}, {0, 20, 21}, EachToken(21)}) {
         ModelState state;
-        const at::Tensor got = ExtendModel(*m, ids, cuts, {}, &state);
+        const at::Tensor got = ExtendInPieces(*m, ids, cuts, {}, &state);
         ExpectClose(got, whole, 1e-11, what);
         EXPECT_TRUE(at::equal(state.positions, end.positions)) << what;
         const auto g = Gradients(NextTokenLoss(got, targets), m->parameters());
@@ -130,12 +130,12 @@ TEST(DecoderLm, PiecesWithCarriedStateEqualTheWhole) {
           EXPECT_LE((g[i] - want[i]).norm().item<double>(), 1e-10 * want[i].norm().item<double>() + 1e-12) << what << " gradient " << i;
         }
         at::NoGradGuard guard;
-        ExpectClose(ExtendModel(*m, ids, cuts), whole, 1e-11, what + " without gradient");
+        ExpectClose(ExtendInPieces(*m, ids, cuts), whole, 1e-11, what + " without gradient");
       }
     }
     const auto f = Make<DecoderLm>(config, at::kFloat);
     at::NoGradGuard guard;
-    ExpectClose(ExtendModel(*f, ids, EachToken(21)), ExtendModel(*f, ids, {0, 21}), 1e-5,
+    ExpectClose(ExtendInPieces(*f, ids, EachToken(21)), ExtendInPieces(*f, ids, {0, 21}), 1e-5,
                 config.Summary() + " float");  // layers amplify 1e-6
   }
 }
@@ -152,10 +152,10 @@ TEST(DecoderLm, PackedAndPaddedRowsAreEachDocumentAlone) {
       ImplScope scope(impl);
       for (const std::vector<int64_t>& cuts : std::vector<std::vector<int64_t>>{{0, T}, {0, 3, T}, {0, 6, T}, {0, 10, T}, EachToken(T)}) {
         ModelState state;
-        const at::Tensor got = ExtendModel(*m, ids, cuts, mask, &state);
+        const at::Tensor got = ExtendInPieces(*m, ids, cuts, mask, &state);
         for (const Piece& d : documents) {
           const at::Tensor alone = ids.narrow(0, d.row, 1).narrow(1, d.begin, d.count);
-          ExpectClose(got.narrow(0, d.row, 1).narrow(1, d.begin, d.count), ExtendModel(*m, alone, {0, d.count}), 1e-11,
+          ExpectClose(got.narrow(0, d.row, 1).narrow(1, d.begin, d.count), ExtendInPieces(*m, alone, {0, d.count}), 1e-11,
                       config.Summary() + ImplName(impl));
         }
         EXPECT_TRUE(at::equal(state.positions, at::tensor({13, 5, 0}, at::kLong))) << config.Summary();
@@ -163,7 +163,7 @@ TEST(DecoderLm, PackedAndPaddedRowsAreEachDocumentAlone) {
         const at::Tensor next = Ids(3, 4), more = m->Extend(next, state);
         for (const Piece& d : {Piece{0, 6, 13}, Piece{1, 8, 5}, Piece{2, 0, 0}}) {
           const at::Tensor row = at::cat({ids.narrow(0, d.row, 1).narrow(1, d.begin, d.count), next.narrow(0, d.row, 1)}, 1);
-          ExpectClose(more.narrow(0, d.row, 1), ExtendModel(*m, row, {0, row.size(1)}).narrow(1, d.count, 4), 1e-11,
+          ExpectClose(more.narrow(0, d.row, 1), ExtendInPieces(*m, row, {0, row.size(1)}).narrow(1, d.count, 4), 1e-11,
                       config.Summary() + " next");
         }
       }
@@ -176,17 +176,17 @@ TEST(DecoderLm, StatesAreReorderedClonedAndDetached) {
   at::manual_seed(3);
   const at::Tensor ids = Ids(3, 9), next = Ids(4, 3), rows = at::tensor({2, 2, 0, 1}, at::kLong);
   ModelState state;
-  ExtendModel(*m, ids, {0, 4, 9}, {}, &state);
+  ExtendInPieces(*m, ids, {0, 4, 9}, {}, &state);
   EXPECT_FALSE(state.Detach().layers[0]["memory"].requires_grad());
   at::NoGradGuard guard;
   const ModelState kept = state.Clone();
   ModelState chosen = state.Reorder(rows);
-  const at::Tensor want = ExtendModel(*m, at::cat({ids.index_select(0, rows), next}, 1), {0, 12}).narrow(1, 9, 3);
+  const at::Tensor want = ExtendInPieces(*m, at::cat({ids.index_select(0, rows), next}, 1), {0, 12}).narrow(1, 9, 3);
   ExpectClose(m->Extend(next, chosen), want, 1e-12, "reordered");
   for (int round = 0; round < 2; ++round) {
     ModelState branch = kept.Clone();
-    ExpectClose(m->Extend(next.narrow(0, 0, 3), branch), ExtendModel(*m, at::cat({ids, next.narrow(0, 0, 3)}, 1), {0, 12}).narrow(1, 9, 3),
-                1e-12, "branch");
+    ExpectClose(m->Extend(next.narrow(0, 0, 3), branch),
+                ExtendInPieces(*m, at::cat({ids, next.narrow(0, 0, 3)}, 1), {0, 12}).narrow(1, 9, 3), 1e-12, "branch");
   }
 }
 
@@ -215,8 +215,8 @@ TEST(DecoderLm, TiedMapsAreOneForAllLayers) {
   own["layers.4.attention.core.key.weight"].copy_(own["layers.3.attention.core.key.weight"]);
   const at::Tensor ids = Ids(2, 12), targets = Ids(2, 12);
   at::AutoGradMode enable(true);
-  const at::Tensor loss = NextTokenLoss(ExtendModel(*m, ids, {0, 7, 12}), targets),
-                   want = NextTokenLoss(ExtendModel(*untied, ids, {0, 7, 12}), targets);
+  const at::Tensor loss = NextTokenLoss(ExtendInPieces(*m, ids, {0, 7, 12}), targets),
+                   want = NextTokenLoss(ExtendInPieces(*untied, ids, {0, 7, 12}), targets);
   ExpectClose(loss, want, 1e-13, "loss");
   loss.backward();
   want.backward();
@@ -374,7 +374,7 @@ TEST(DecoderLm, NormsItsEmbeddings) {
   to["embed_tokens.weight"].copy_(
       at::layer_norm(from["embed_tokens.weight"], {c.dim}, from["embed_norm.weight"], from["embed_norm.bias"], c.norm_eps));
   const at::Tensor ids = Ids(2, 9);
-  ExpectClose(ExtendModel(*normed, ids, {0, 9}), ExtendModel(*plain, ids, {0, 9}), 1e-12, "logits");
+  ExpectClose(ExtendInPieces(*normed, ids, {0, 9}), ExtendInPieces(*plain, ids, {0, 9}), 1e-12, "logits");
 }
 
 TEST(ModelConfig, FeedForwardDropoutReachesTheBlocks) {

@@ -5,9 +5,9 @@
 #include "cistern/attention/testing_mechanisms.h"
 #include "cistern/base/error.h"
 #include "cistern/io/test_folder.h"
+#include "cistern/models/decoder_lm.h"
 #include "cistern/models/encoder_classifier.h"
 #include "cistern/models/model_state_file.h"
-#include "cistern/models/testing_models.h"
 
 namespace cistern {
 namespace {
@@ -118,7 +118,7 @@ TEST(ReuseModel, EqualsListsOfScoresAndTheirGradients) {
       for (const ops::Impl impl : kImpls) {
         const ops::ImplScope scope(impl);
         const std::string what = c.options.dump() + " " + keep + " " + ops::ImplName(impl);
-        const at::Tensor got = ExtendModel(*m, ids, {0, 11});
+        const at::Tensor got = ExtendInPieces(*m, ids, {0, 11});
         ExpectClose(got, want, 1e-12, what);
         ExpectSameGradients((got * g).sum(), (want * g).sum(), *m, *m, what);
       }
@@ -139,7 +139,7 @@ TEST(ReuseModel, HandlesEqualScores) {
         for (const std::vector<int64_t>& cuts : {std::vector<int64_t>{0, T}, {0, 6, T}, EachToken(T)}) {
           const std::string what = config.attention_options.dump() + " " + ops::ImplName(impl) + " " + std::to_string(cuts.size());
           const at::Tensor real = m.lengths ? (at::arange(T).unsqueeze(0) < m.lengths->unsqueeze(1)).unsqueeze(2) : at::ones({1});
-          const at::Tensor a = ExtendModel(*handles, ids, cuts, m) * real, b = ExtendModel(*scores, ids, cuts, m) * real;
+          const at::Tensor a = ExtendInPieces(*handles, ids, cuts, m) * real, b = ExtendInPieces(*scores, ids, cuts, m) * real;
           ExpectClose(b, a, 1e-12, what);
           ExpectSameGradients((b * g).sum(), (a * g).sum(), *scores, *handles, what);
         }
@@ -178,7 +178,7 @@ TEST(ReuseModel, NothingCopiedIsSoftmax) {
       softmax.attention = {"softmax"};
       const at::Tensor ids = Ids(2, 9);
       if (kind == "decoder_lm") {
-        ExpectSameBits(ExtendModel(*Make<DecoderLm>(none), ids, {0, 9}), ExtendModel(*Make<DecoderLm>(softmax), ids, {0, 9}), keep);
+        ExpectSameBits(ExtendInPieces(*Make<DecoderLm>(none), ids, {0, 9}), ExtendInPieces(*Make<DecoderLm>(softmax), ids, {0, 9}), keep);
       } else {
         const at::Tensor lengths = Lengths({9, 5});
         ExpectClose(Make<EncoderClassifier>(none)->Forward(ids, lengths), Make<EncoderClassifier>(softmax)->Forward(ids, lengths), 1e-13,
@@ -205,9 +205,9 @@ TEST(ReuseModel, CopiesOfTheSameScoresChangeNothing) {
     if (name.starts_with("attention_norm")) from["layers.1." + name].copy_(to["layers.0." + name]);
   }
   const at::Tensor ids = Ids(2, 9);
-  ExpectClose(ExtendModel(*copying, ids, {0, 9}), ExtendModel(*exact, ids, {0, 9}), 1e-13, "identical scores");
+  ExpectClose(ExtendInPieces(*copying, ids, {0, 9}), ExtendInPieces(*exact, ids, {0, 9}), 1e-13, "identical scores");
   to["layers.1.attention.q_proj.weight"].mul_(1.5);
-  EXPECT_GT(RelRms(ExtendModel(*copying, ids, {0, 9}), ExtendModel(*exact, ids, {0, 9})), 1e-3);
+  EXPECT_GT(RelRms(ExtendInPieces(*copying, ids, {0, 9}), ExtendInPieces(*exact, ids, {0, 9})), 1e-3);
 }
 
 TEST(ReuseModel, PiecesPaddedAndPackedRowsAreTheWhole) {
@@ -217,22 +217,22 @@ TEST(ReuseModel, PiecesPaddedAndPackedRowsAreTheWhole) {
     const int64_t T = 19;
     const at::Tensor ids = Ids(3, T);
     const std::string what = config.attention_options.dump();
-    const at::Tensor whole = ExtendModel(*m, ids, {0, T});
+    const at::Tensor whole = ExtendInPieces(*m, ids, {0, T});
     const auto want = Gradients(whole.square().sum(), m->parameters());
     for (const std::vector<int64_t>& cuts : {std::vector<int64_t>{0, 1, T}, {0, 10, 10, T}, EachToken(T)}) {
-      const at::Tensor got = ExtendModel(*m, ids, cuts);
+      const at::Tensor got = ExtendInPieces(*m, ids, cuts);
       ExpectClose(got, whole, 1e-11, what);
       ExpectSameGradients(got.square().sum(), whole.square().sum(), *m, *m, what);
       at::NoGradGuard guard;
-      ExpectClose(ExtendModel(*m, ids, cuts), whole, 1e-11, what + " in place");
+      ExpectClose(ExtendInPieces(*m, ids, cuts), whole, 1e-11, what + " in place");
     }
     const ops::Mask mask = {Lengths({T, 13, 0}), Starts(3, T, {{0, 0}, {0, 5}, {0, 6}, {1, 8}})};
     const std::vector<Piece> documents = {{0, 0, 5}, {0, 5, 1}, {0, 6, 13}, {1, 0, 8}, {1, 8, 5}};
     for (const std::vector<int64_t>& cuts : {std::vector<int64_t>{0, T}, {0, 6, T}, EachToken(T)}) {
-      const at::Tensor got = ExtendModel(*m, ids, cuts, mask);
+      const at::Tensor got = ExtendInPieces(*m, ids, cuts, mask);
       for (const Piece& d : documents) {
         const at::Tensor alone = ids.narrow(0, d.row, 1).narrow(1, d.begin, d.count);
-        ExpectClose(got.narrow(0, d.row, 1).narrow(1, d.begin, d.count), ExtendModel(*m, alone, {0, d.count}), 1e-11, what);
+        ExpectClose(got.narrow(0, d.row, 1).narrow(1, d.begin, d.count), ExtendInPieces(*m, alone, {0, d.count}), 1e-11, what);
       }
     }
   }
@@ -244,7 +244,7 @@ TEST(ReuseModel, GradientsFlowThroughTheCopies) {
     const auto m = Make<DecoderLm>(Config({{"heads", 2}, {"placement", "partial"}, {"keep", keep}}, 5));  // P = 3
     at::manual_seed(3);
     const at::Tensor ids = Ids(2, 8), g = Normal({2, 8, kVocab});
-    const auto loss = [&] { return (ExtendModel(*m, ids, {0, 8}) * g).sum(); };
+    const auto loss = [&] { return (ExtendInPieces(*m, ids, {0, 8}) * g).sum(); };
     for (const std::string name : {"layers.0.attention.q_proj.weight", "layers.0.attention.k_proj.weight",
                                    "layers.1.attention.v_proj.weight", "layers.2.attention.q_proj.weight"}) {
       at::Tensor p = m->named_parameters()[name];
@@ -270,7 +270,7 @@ TEST(ReuseModel, KeysAreCachedOnlyWhereTheyAreComputed) {
   const auto m = Make<DecoderLm>(Config({{"heads", 3}, {"placement", "partial"}}), at::kFloat);
   at::NoGradGuard guard;
   ModelState state;
-  ExtendModel(*m, Ids(2, 40), {0, 40}, {}, &state);
+  ExtendInPieces(*m, Ids(2, 40), {0, 40}, {}, &state);
   const std::vector<int64_t> keys = {4, 1, 1, 4};
   for (size_t i = 0; i < keys.size(); ++i) {
     EXPECT_EQ(state.layers[i]["k"].sizes(), at::IntArrayRef({2, keys[i], 40, kHeadWidth})) << i;
@@ -290,10 +290,10 @@ TEST(ReuseModel, StatesAreValues) {
     at::manual_seed(3);
     const at::Tensor ids = Ids(2, 12), next = Ids(4, 5), rows = at::tensor({1, 1, 0, 1}, at::kLong);
     ModelState state;
-    ExtendModel(*m, ids, EachToken(12), {}, &state);
+    ExtendInPieces(*m, ids, EachToken(12), {}, &state);
     const ModelState kept = state.Clone();
     ModelState beams = state.Reorder(rows);
-    const at::Tensor whole = at::cat({ids.index_select(0, rows), next}, 1), want = ExtendModel(*m, whole, {0, 17}).narrow(1, 12, 5);
+    const at::Tensor whole = at::cat({ids.index_select(0, rows), next}, 1), want = ExtendInPieces(*m, whole, {0, 17}).narrow(1, 12, 5);
     ExpectClose(m->Extend(next, beams), want, 1e-11, what + ", beams");
     m->Extend(next.narrow(0, 0, 2), state);  // must not reach the clone
     ModelState again = kept.Clone();
@@ -307,7 +307,7 @@ TEST(ReuseModel, StatesAreValues) {
     if (config.conv > 0) continue;
     ModelState cut = kept.Clone();
     m->Truncate(cut, 7);
-    ExpectClose(m->Extend(ids.narrow(1, 7, 5), cut), ExtendModel(*m, ids, {0, 12}).narrow(1, 7, 5), 1e-11, what + ", cut back");
+    ExpectClose(m->Extend(ids.narrow(1, 7, 5), cut), ExtendInPieces(*m, ids, {0, 12}).narrow(1, 7, 5), 1e-11, what + ", cut back");
   }
 }
 
@@ -373,7 +373,7 @@ TEST(ReuseModel, FoldersRoundTrip) {
     SaveModel(*m, folder.path());
     const auto loaded = std::dynamic_pointer_cast<DecoderLm>(LoadModel(folder.path()));
     const at::Tensor ids = Ids(2, 9);
-    ExpectSameBits(ExtendModel(*loaded, ids, {0, 9}), ExtendModel(*m, ids, {0, 9}), config.attention_options.dump());
+    ExpectSameBits(ExtendInPieces(*loaded, ids, {0, 9}), ExtendInPieces(*m, ids, {0, 9}), config.attention_options.dump());
   }
 }
 

@@ -128,11 +128,20 @@ std::string AttentionLayer::FoldRefusal() const {
 }
 
 void AttentionLayer::train(bool on) {
-  for (FoldedMap* map : {&folded_, &folded_query_, &folded_key_}) map->Clear();
+  for (FoldedMap* map : {&joined_, &joined_query_, &joined_key_}) map->Clear();
   torch::nn::Module::train(on);
 }
 
 bool AttentionLayer::Folds() const { return after_maps_ && !is_training() && !at::GradMode::is_enabled(); }
+
+FoldedMap::Map AttentionLayer::Joined(const std::vector<const Mapped*>& mapped, FoldedMap& kept) const {
+  if (is_training() || at::GradMode::is_enabled()) return Join(mapped);
+  std::vector<at::Tensor> sources;
+  for (const Mapped* m : mapped) sources.insert(sources.end(), {m->map->weight, m->map->bias});
+  if (!Folds()) return kept.Get(sources, [&] { return Join(mapped); });
+  for (const CoreWeight& w : mechanism_->weights()) sources.push_back(*w.value);
+  return kept.Get(sources, [&] { return Fold(mapped); });
+}
 
 FoldedMap::Map AttentionLayer::Join(const std::vector<const Mapped*>& mapped) const {
   std::vector<at::Tensor> weights, biases;
@@ -143,28 +152,23 @@ FoldedMap::Map AttentionLayer::Join(const std::vector<const Mapped*>& mapped) co
   return {at::cat(weights), biases.empty() ? at::Tensor() : at::cat(biases)};
 }
 
-FoldedMap::Map AttentionLayer::Fold(const std::vector<const Mapped*>& mapped, FoldedMap& kept) const {
-  std::vector<at::Tensor> sources;
-  for (const Mapped* m : mapped) sources.insert(sources.end(), {m->map->weight, m->map->bias});
-  for (const CoreWeight& w : mechanism_->weights()) sources.push_back(*w.value);
-  return kept.Get(sources, [&] {
-    std::vector<at::Tensor> weights, biases;
-    for (const Mapped* m : mapped) {
-      at::Tensor weight = m->map->weight, bias = m->map->bias;
-      const auto type = weight.scalar_type();
-      const auto then = dynamic_cast<const FoldingMechanism&>(*mechanism_).FirstMap(size_t(m - tokens_.data()));
-      if (then.weight.defined()) {  // [H,w',w] times [H,w,D], in double: rounded once
-        const at::Tensor map = then.weight.to(at::kDouble);
-        const auto by_head = [&](const at::Tensor& x) { return x.to(at::kDouble).reshape({map.size(0), map.size(2), -1}); };
-        const at::Tensor added = then.bias.to(at::kDouble).unsqueeze(2);
-        weight = at::matmul(map, by_head(weight)).flatten(0, 1).to(type);
-        bias = (bias.defined() ? at::matmul(map, by_head(bias)) + added : added).flatten().to(type);
-      }
-      weights.push_back(weight);
-      biases.push_back(bias.defined() ? bias : at::zeros({weight.size(0)}, weight.options()));
+FoldedMap::Map AttentionLayer::Fold(const std::vector<const Mapped*>& mapped) const {
+  std::vector<at::Tensor> weights, biases;
+  for (const Mapped* m : mapped) {
+    at::Tensor weight = m->map->weight, bias = m->map->bias;
+    const auto type = weight.scalar_type();
+    const auto then = dynamic_cast<const FoldingMechanism&>(*mechanism_).FirstMap(size_t(m - tokens_.data()));
+    if (then.weight.defined()) {  // [H,w',w] times [H,w,D], in double: rounded once
+      const at::Tensor map = then.weight.to(at::kDouble);
+      const auto by_head = [&](const at::Tensor& x) { return x.to(at::kDouble).reshape({map.size(0), map.size(2), -1}); };
+      const at::Tensor added = then.bias.to(at::kDouble).unsqueeze(2);
+      weight = at::matmul(map, by_head(weight)).flatten(0, 1).to(type);
+      bias = (bias.defined() ? at::matmul(map, by_head(bias)) + added : added).flatten().to(type);
     }
-    return FoldedMap::Map{at::cat(weights), at::cat(biases)};
-  });
+    weights.push_back(weight);
+    biases.push_back(bias.defined() ? bias : at::zeros({weight.size(0)}, weight.options()));
+  }
+  return {at::cat(weights), at::cat(biases)};
 }
 
 // All projections of the tokens in one product (and one convolution), then split into heads: views, no copies.
@@ -181,8 +185,7 @@ std::vector<at::Tensor> AttentionLayer::Project(const Stream& stream, State* sta
     if (m.filter.defined()) filters.push_back(m.filter);
   }
   if (!mapped.empty()) {
-    FoldedMap& kept = !side ? folded_ : *side == Side::kQuery ? folded_query_ : folded_key_;
-    const FoldedMap::Map map = folds ? Fold(mapped, kept) : Join(mapped);
+    const FoldedMap::Map map = Joined(mapped, !side ? joined_ : *side == Side::kQuery ? joined_query_ : joined_key_);
     at::Tensor y = at::linear(stream.x, map.weight, map.bias.defined() ? std::optional<at::Tensor>(map.bias) : std::nullopt);
     if (y.scalar_type() != map.weight.scalar_type()) y = y.to(map.weight.scalar_type());  // InFullPrecision
     if (options_.conv > 0) {

@@ -3,8 +3,8 @@
 // (bidirectional or causal) projects one stream; cross attention writes one, the source, into a state, and reads it with another. Where the
 // mechanism has a memory stream, also the projections of the memory and of what was packed into it.
 //
-// In evaluation without gradients the map that a FoldingMechanism begins with is part of the projections: their product is made at the
-// first call and again whenever a weight has changed or train() was called. The weights themselves stay as they are.
+// In evaluation without gradients the projections' weights are kept as one matrix, and the map that a FoldingMechanism begins with is part
+// of it: it is made at the first call and again whenever a weight has changed or train() was called. The weights stay as they are.
 #include <memory>
 #include <optional>
 #include <vector>
@@ -77,8 +77,10 @@ class AttentionLayer : public torch::nn::Module {
   std::shared_ptr<Linear> FindMap(const std::string& name) const;  // null: there is none
   bool Folds() const;
   Mechanism& Running() const { return Folds() ? *after_maps_ : *mechanism_; }
-  FoldedMap::Map Join(const std::vector<const Mapped*>& mapped) const;                   // weights and biases, one after the other
-  FoldedMap::Map Fold(const std::vector<const Mapped*>& mapped, FoldedMap& kept) const;  // the same, each with the mechanism's first map
+  // The maps as one: Join, or where it folds Fold, kept in evaluation without gradients.
+  FoldedMap::Map Joined(const std::vector<const Mapped*>& mapped, FoldedMap& kept) const;
+  FoldedMap::Map Join(const std::vector<const Mapped*>& mapped) const;  // weights and biases, one after the other
+  FoldedMap::Map Fold(const std::vector<const Mapped*>& mapped) const;  // the same, each with the mechanism's first map
   at::Tensor EmptyConv(int64_t batch, const at::TensorOptions& options) const;
   // Those of tokens in declared order; with `side`, the others are undefined.
   std::vector<at::Tensor> Project(const Stream& stream, State* state, std::optional<Side> side = {}) const;
@@ -93,7 +95,7 @@ class AttentionLayer : public torch::nn::Module {
   MemoryMechanism* memory_mechanism_ = nullptr;  // the same, where it has a memory stream
   std::vector<Mapped> tokens_, memory_, packed_;
   std::shared_ptr<Mechanism> after_maps_;                 // null: nothing can be folded
-  mutable FoldedMap folded_, folded_query_, folded_key_;  // of all projections, of one side
+  mutable FoldedMap joined_, joined_query_, joined_key_;  // of all projections, of one side
   std::shared_ptr<Linear> out_, packed_out_;
 };
 

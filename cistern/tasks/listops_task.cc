@@ -29,7 +29,10 @@ void ListOpsTask::Prepare() {
   read.check = false;
   data_ = ReadListOpsFolder(folder, read);
   for (const Split split : {Split::kTrain, Split::kValid, Split::kTest}) CISTERN_CHECK(Set(split).size() > 0, folder, ": an empty split");
-  order_ = std::make_unique<ShuffledOrder>(data_.train.size());
+  std::vector<int64_t> lengths;
+  for (int64_t i = 0; options_.group_by_length && i < data_.train.size(); ++i) lengths.push_back(int64_t(data_.train.Row(i).size()));
+  order_ =
+      options_.group_by_length ? std::make_unique<ShuffledOrder>(std::move(lengths)) : std::make_unique<ShuffledOrder>(data_.train.size());
 }
 
 const ListOpsSet& ListOpsTask::Set(Split split) const {
@@ -63,7 +66,7 @@ Batch ListOpsTask::MakeBatch(const ListOpsSet& set, const std::vector<int64_t>& 
 
 Batch ListOpsTask::TrainBatch(uint64_t seed, int64_t step, int64_t rows) const {
   std::vector<int64_t> picked;
-  for (int64_t r = 0; r < rows; ++r) picked.push_back(order_->At(seed, step * rows + r));
+  for (int64_t r = 0; r < rows; ++r) picked.push_back(order_->At(seed, step * rows + r, rows));
   return MakeBatch(data_.train, picked);
 }
 
@@ -96,7 +99,8 @@ Json ListOpsTask::Evaluate(Model& model, Split split, const EvalOptions& options
           {"loss", nats / n},
           {"examples", seen},
           {"majority", 100.0 * baselines.majority},
-          {"root_operator", 100.0 * baselines.root_operator}};
+          {"root_operator", 100.0 * baselines.root_operator},
+          {"root_operator_loss", baselines.root_operator_loss}};
 }
 
 Json ListOpsTask::DataSummary() const {

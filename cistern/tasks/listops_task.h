@@ -15,7 +15,8 @@ class ListOpsTask : public Task {
   void Complete(ModelConfig& config) const override;
   Batch TrainBatch(uint64_t seed, int64_t step, int64_t rows) const override;
   at::Tensor Loss(Model& model, const Batch& batch, double label_smoothing) const override;
-  // accuracy in percent, loss in nats, and what it must beat: majority and root_operator (the first token alone), in percent.
+  // accuracy in percent, loss in nats, and what it must beat: majority and root_operator (the first token alone), in percent, and
+  // root_operator_loss, in nats.
   Json Evaluate(Model& model, Split split, const EvalOptions& options) const override;
   std::string metric() const override { return "accuracy"; }
   bool lower_is_better() const override { return false; }

@@ -67,7 +67,7 @@ Batch LmTask::TrainBatch(uint64_t seed, int64_t step, int64_t rows) const {
   for (int64_t r = 0; r < rows; ++r) {
     const int64_t index = step * rows + r;
     const int64_t offset = int64_t(Philox(seed, 0x0ff5e7, uint64_t(index / blocks))[0]) % length;
-    data_->train.Copy(offset + order_->At(seed, index) * length, length + 1, window.mutable_data_ptr<int64_t>() + r * (length + 1));
+    data_->train.Copy(offset + order_->At(seed, index, rows) * length, length + 1, window.mutable_data_ptr<int64_t>() + r * (length + 1));
   }
   batch.ids = window.narrow(1, 0, length);
   batch.targets = window.narrow(1, 1, length);

@@ -3,6 +3,7 @@
 // was interrupted.
 #include <cstdint>
 #include <mutex>
+#include <utility>
 #include <vector>
 
 namespace cistern {
@@ -10,14 +11,20 @@ namespace cistern {
 class ShuffledOrder {
  public:
   explicit ShuffledOrder(int64_t count) : count_(count) {}
-  // The example at place `index` of the endless sequence of shuffled epochs.
-  int64_t At(uint64_t seed, int64_t index) const;
+  // Examples of these lengths, those of a batch of about one length, so that little of it is padding: the shuffled order is cut into pools
+  // of 50 batches, each sorted by length and cut into batches, which are shuffled.
+  explicit ShuffledOrder(std::vector<int64_t> lengths) : count_(int64_t(lengths.size())), lengths_(std::move(lengths)) {}
+  // The example at place `index` of the endless sequence of shuffled epochs, of which batches of `rows` are made.
+  int64_t At(uint64_t seed, int64_t index, int64_t rows) const;
 
  private:
+  void GroupByLength(uint64_t seed, int64_t epoch, int64_t rows) const;
+
   int64_t count_;
+  std::vector<int64_t> lengths_;  // empty: any lengths beside each other
   mutable std::mutex mutex_;
   mutable uint64_t seed_ = 0;
-  mutable int64_t epoch_ = -1;
+  mutable int64_t epoch_ = -1, rows_ = 0;
   mutable std::vector<int64_t> order_;
 };
 

@@ -27,6 +27,7 @@ Fields TaskOptions::Describe() {
   f.Add("length", &length, "tokens of a training row; listops: longer examples are cut", {2, int64_t{1} << 30});
   f.Add("cache", &cache, "folder for tokens and generated data; empty: ~/.cache/cistern");
   f.Add("data", &data, "listops: folder with basic_{train,val,test}.tsv; empty: generated");
+  f.Add("group_by_length", &group_by_length, "listops: training batches of examples of about one length: less padding, so faster");
   f.Add("data_seed", &data_seed, "listops: seed of the generator", {0, int64_t{1} << 62});
   f.Add("train_examples", &train_examples, "listops: generated training examples", {1, 1 << 28});
   f.Add("valid_examples", &valid_examples, "listops: generated validation examples", {1, 1 << 28});

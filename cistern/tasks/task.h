@@ -50,6 +50,7 @@ struct TaskOptions {
   int64_t length = 256;           // tokens of a training row; listops: longest row
   std::string cache = "";         // folder for tokens and generated data; empty: $XDG_CACHE_HOME/cistern or ~/.cache/cistern
   std::string data;               // listops: folder with the published TSV files; empty: generated
+  bool group_by_length = false;   // listops: training batches of examples of about one length, with little padding
   int64_t data_seed = 1, train_examples = 96000, valid_examples = 2000, test_examples = 2000;  // listops, generated
   // What Complete will make of the model, known before the data is.
   std::string ModelKind() const { return kind == "listops" ? "encoder_classifier" : "decoder_lm"; }

@@ -75,8 +75,8 @@ int64_t EstimateTrainingBytes(const ModelConfig& c, int64_t rows, int64_t length
   if (both && !c.share_embeddings) tables += vocabulary * dim;
   if (!c.tie_embeddings) tables += double(both ? c.TargetVocabSize() : c.vocab_size) * dim;
   const Stack stack = NumbersOf(c, c.kind == "encoder_classifier" ? Form::kBidirectional : Form::kCausal);
-  // Weights, gradients, two moments.
-  double numbers = 4 * (stack.weights + tables) + tokens * (stack.token + 6 * dim + 4 * vocabulary);
+  // Weights, gradients, two moments; the logits are never held (nn/head_loss.h).
+  double numbers = 4 * (stack.weights + tables) + tokens * (stack.token + 6 * dim);
   if (both) {
     const Stack encoder = NumbersOf(c, Form::kBidirectional), cross = NumbersOf(c, Form::kCross);
     numbers += 4 * (encoder.weights + cross.weights) + tokens * cross.token + sources * (encoder.token + cross.source + 6 * dim);

@@ -8,7 +8,9 @@
 #include <cmath>
 #include <cstdio>
 #include <filesystem>
+#include <iterator>
 #include <limits>
+#include <numeric>
 
 #include "cistern/base/error.h"
 #include "cistern/base/progress.h"
@@ -23,7 +25,7 @@ namespace {
 
 double Now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
-// Products in bfloat16 while it lives; sums, norms, softmax and our cores stay in float32.
+// Linear maps in bfloat16 while it lives; sums, norms and the cores stay in float32.
 class BFloat16Scope {
  public:
   explicit BFloat16Scope(bool on) : on_(on) {
@@ -41,6 +43,9 @@ class BFloat16Scope {
  private:
   bool on_;
 };
+
+// Shares of a budget of time after which the number of steps is estimated.
+constexpr double kEstimates[] = {0.03, 0.1, 0.3, 0.6, 0.9};
 
 double Median(std::vector<double> x) {
   if (x.empty()) return 0;
@@ -170,7 +175,7 @@ void Trainer::FailNonFinite(const char* what, double value) {
   Fail("the ", what, " is ", value, " at step ", step_ + 1, "; ", place, ". ", Advice(folder_));
 }
 
-void Trainer::Calibrate(double step_seconds) {
+void Trainer::Estimate(double step_seconds) {
   const double left = std::max(0.0, options_.seconds - trained_seconds_);
   total_steps_ = std::max<int64_t>(step_ + 1, step_ + int64_t(left / step_seconds));
   log_({{"event", "calibrated"}, {"step_seconds", step_seconds}, {"seconds", options_.seconds}, {"total_steps", total_steps_}});
@@ -244,12 +249,16 @@ TrainResult Trainer::Run() {
     if (total_steps_ == 0) {
       // The first steps warm caches and threads up: they count as time, not as a measure.
       if (step_ > 3) calibration.push_back(seconds);
-      if (calibration.size() >= 8 && (trained_seconds_ > 0.03 * options_.seconds || calibration.size() >= 200)) {
-        Calibrate(Median(calibration));
-        bar.Finish();
+      if (calibration.size() >= 8 && (trained_seconds_ > kEstimates[0] * options_.seconds || calibration.size() >= 200)) {
+        Estimate(std::accumulate(calibration.begin(), calibration.end(), 0.0) / double(calibration.size()));
       }
       if (trained_seconds_ >= options_.seconds && total_steps_ == 0) total_steps_ = step_;
+    } else if (options_.seconds > 0 && step_ < total_steps_ && std::any_of(std::begin(kEstimates), std::end(kEstimates), [&](double share) {
+                 return trained_seconds_ >= share * options_.seconds && trained_seconds_ - seconds < share * options_.seconds;
+               })) {
+      Estimate(trained_seconds_ / double(step_));
     }
+    bar.SetTotal(total_steps_);
     window_seconds += seconds;
     window_tokens += out.tokens;
     window_loss += out.loss;

@@ -58,7 +58,7 @@ class Trainer {
     int64_t tokens;
   };
   StepOutcome Step();
-  void Calibrate(double step_seconds);
+  void Estimate(double step_seconds);  // total_steps_ from the time that is left
   ScheduleOptions Schedule() const;
   void Evaluate();
   void SaveCheckpoint();

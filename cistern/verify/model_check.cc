@@ -23,22 +23,7 @@ struct Bench {
   int64_t length() const { return ids.size(1); }
 };
 
-at::Tensor RunText(DecoderLm& model, const at::Tensor& ids, const std::vector<int64_t>& cuts, const ops::Mask& mask = {},
-                   ModelState* last = nullptr) {
-  ModelState state = model.EmptyState(ids.size(0));
-  Tensors outs;
-  for (size_t i = 0; i + 1 < cuts.size(); ++i) {
-    const int64_t begin = cuts[i], count = cuts[i + 1] - begin;
-    ops::Mask piece;
-    if (mask.lengths) piece.lengths = (*mask.lengths - begin).clamp(0, count);
-    if (mask.starts) piece.starts = mask.starts->narrow(1, begin, count);
-    outs.push_back(model.Extend(ids.narrow(1, begin, count), state, piece));
-  }
-  if (last) *last = state;
-  return at::cat(outs, 1);
-}
-
-at::Tensor WholeText(DecoderLm& model, const at::Tensor& ids) { return RunText(model, ids, {0, ids.size(1)}); }
+at::Tensor WholeText(DecoderLm& model, const at::Tensor& ids) { return ExtendInPieces(model, ids, {0, ids.size(1)}); }
 
 Outcome Precision(Bench& b) {
   Meter meter;
@@ -51,16 +36,16 @@ Outcome PiecesAreTheWhole(Bench& b) {
   const int64_t length = b.length(), step = b.full ? 1 : std::max<int64_t>(1, length / 9);
   const at::Tensor whole = WholeText(b.model, b.ids);
   for (int64_t cut = 1; cut < length; cut += step) {
-    meter.Close(RunText(b.twin, b.ids, {0, cut, length}), b.logits, b.in_double, "double, cut at ", cut);
-    meter.Close(RunText(b.model, b.ids, {0, cut, length}), whole, b.in_float, "float, cut at ", cut);
+    meter.Close(ExtendInPieces(b.twin, b.ids, {0, cut, length}), b.logits, b.in_double, "double, cut at ", cut);
+    meter.Close(ExtendInPieces(b.model, b.ids, {0, cut, length}), whole, b.in_float, "float, cut at ", cut);
   }
   return meter.result();
 }
 
 Outcome StepsAreTheWhole(Bench& b) {
   Meter meter;
-  meter.Close(RunText(b.twin, b.ids, EachToken(b.length())), b.logits, b.in_double, "double");
-  meter.Close(RunText(b.model, b.ids, EachToken(b.length())), WholeText(b.model, b.ids), b.in_float, "float");
+  meter.Close(ExtendInPieces(b.twin, b.ids, EachToken(b.length())), b.logits, b.in_double, "double");
+  meter.Close(ExtendInPieces(b.model, b.ids, EachToken(b.length())), WholeText(b.model, b.ids), b.in_float, "float");
   return meter.result();
 }
 
@@ -83,7 +68,7 @@ Outcome PaddedRowsAreAlone(Bench& b) {
   const at::Tensor ids = b.ids.expand({3, -1}).contiguous();
   for (const std::vector<int64_t>& cuts : {std::vector<int64_t>{0, b.length()}, {0, b.length() / 2 + 1, b.length()}}) {
     ModelState state;
-    const at::Tensor got = RunText(b.twin, ids, cuts, {LengthsOf(lengths), {}}, &state);
+    const at::Tensor got = ExtendInPieces(b.twin, ids, cuts, {LengthsOf(lengths), {}}, &state);
     for (int64_t row = 0; row < 3; ++row) {
       const int64_t count = lengths[size_t(row)];
       meter.Close(got.narrow(0, row, 1).narrow(1, 0, count), b.logits.narrow(1, 0, count), b.in_double, "row of ", count, " tokens");
@@ -106,7 +91,7 @@ Outcome PackedDocumentsAreAlone(Bench& b) {
   const std::vector<int64_t> begins = {0, b.length() / 3, b.length() / 2};
   const at::Tensor starts = StartsAt(1, b.length(), {{0, begins[0]}, {0, begins[1]}, {0, begins[2]}});
   for (const std::vector<int64_t>& cuts : {std::vector<int64_t>{0, b.length()}, {0, begins[1], b.length()}, EachToken(b.length())}) {
-    const at::Tensor got = RunText(b.twin, b.ids, cuts, {{}, starts});
+    const at::Tensor got = ExtendInPieces(b.twin, b.ids, cuts, {{}, starts});
     for (size_t i = 0; i < begins.size(); ++i) {
       const int64_t begin = begins[i], end = i + 1 < begins.size() ? begins[i + 1] : b.length();
       meter.Close(got.narrow(1, begin, end - begin), WholeText(b.twin, b.ids.narrow(1, begin, end - begin)), b.in_double,
@@ -130,7 +115,7 @@ Outcome StatesAreValues(Bench& b) {
   Meter meter;
   const int64_t half = b.length() / 2, rest = b.length() - half;
   ModelState state;
-  RunText(b.twin, b.ids.narrow(1, 0, half), {0, half}, {}, &state);
+  ExtendInPieces(b.twin, b.ids.narrow(1, 0, half), {0, half}, {}, &state);
   for (int round = 0; round < 2; ++round) {
     ModelState branch = state.Clone();
     meter.Close(b.twin.Extend(b.ids.narrow(1, half, rest), branch), b.logits.narrow(1, half, rest), b.in_double, "clone ", round);
@@ -146,7 +131,7 @@ Outcome FilesKeepEveryBit(Bench& b) {
   Meter meter;
   const int64_t half = b.length() / 2, rest = b.length() - half;
   ModelState state;
-  RunText(b.model, b.ids.narrow(1, 0, half), {0, half}, {}, &state);
+  ExtendInPieces(b.model, b.ids.narrow(1, 0, half), {0, half}, {}, &state);
   const TemporaryFile temporary;
   SaveModelState(temporary.path(), b.model, {state, {}, {}});
   ModelState loaded = LoadModelState(temporary.path(), b.model).state;

@@ -27,36 +27,6 @@ std::vector<std::string> FormNames(const MechanismInfo& info) {
   return names;
 }
 
-std::string MemoryUseName(MemoryUse use) {
-  switch (use) {
-    case MemoryUse::kNone:
-      return "none";
-    case MemoryUse::kFixed:
-      return "fixed";
-    case MemoryUse::kStream:
-      return "stream";
-    case MemoryUse::kReplaced:
-      return "replaced";
-    case MemoryUse::kLatents:
-      return "latents";
-  }
-  return "";
-}
-
-std::string SideName(Side side) {
-  switch (side) {
-    case Side::kQuery:
-      return "query";
-    case Side::kKey:
-      return "key";
-    case Side::kMemory:
-      return "memory";
-    case Side::kPacked:
-      return "packed";
-  }
-  return "";
-}
-
 std::string PackedOutputName(const Mechanism& mechanism) {
   const auto* memory = dynamic_cast<const MemoryMechanism*>(&mechanism);
   if (!memory || memory->packed_output() == MemoryMechanism::PackedOutput::kNone) return "none";
