@@ -16,8 +16,12 @@ struct Options {
 
   cistern::Fields fields() {
     cistern::Fields train, all;
-    train.Add("lr", &lr, "rate", {0, 10}).Add("steps", &steps, "steps", {1, 1000000}).Add("amp", &amp, "bf16");
-    all.Add("name", &name, "a name", {"a", "b"}).Add("names", &names, "names").Add("sizes", &sizes, "sizes", {0, 100});
+    train.Add("lr", &lr, "rate", {0, 10})
+        .Add("steps", &steps, "steps", {1, 1000000})
+        .Add("amp", &amp, "bf16");
+    all.Add("name", &name, "a name", {"a", "b"})
+        .Add("names", &names, "names")
+        .Add("sizes", &sizes, "sizes", {0, 100});
     all.Add("extra", &extra, "anything").Group("train", train);
     return all;
   }
@@ -35,9 +39,12 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     if (format == 's') {
       fields.Set(std::string(text));
     } else {
-      fields.Read(format == 't' ? cistern::ParseToml(text, "fuzz") : cistern::ParseJson(text, "fuzz"), "fuzz");
+      fields.Read(
+          format == 't' ? cistern::ParseToml(text, "fuzz") : cistern::ParseJson(text, "fuzz"),
+          "fuzz");
     }
-    if (options.steps < 1 || options.steps > 1000000 || !(options.lr >= 0 && options.lr <= 10)) __builtin_trap();
+    if (options.steps < 1 || options.steps > 1000000 || !(options.lr >= 0 && options.lr <= 10))
+      __builtin_trap();
     const cistern::Json written = fields.Write();
     (void)fields.Help();
     Options again;

@@ -8,7 +8,8 @@
 
 namespace cistern {
 
-// Runs f on the input. Bad input may only end in an Error with a message; anything else is a finding.
+// Runs f on the input. Bad input may only end in an Error with a message; anything else is a
+// finding.
 template <class F>
 int FuzzOne(const uint8_t* data, size_t size, const F& f) {
   try {

@@ -1,9 +1,12 @@
 #pragma once
-// ABC with clustered writes (P003 Table 1 and App. A; spec 2.14): a slot holds the mean key and the mean value of one cluster of keys.
-//   bidirectional: k-means of the whole sequence in Hamming space (Vyas et al. 2020), on the signs of 32 random hyperplanes with bias
-//   causal, cross: a key's slot is its hash, the first ceil(log2 n) signs read as a number modulo n, so that memories may grow by pieces.
+// ABC with clustered writes (P003 Table 1 and App. A; spec 2.14): a slot holds the mean key and the
+// mean value of one cluster of keys.
+//   bidirectional: k-means of the whole sequence in Hamming space (Vyas et al. 2020), on the signs
+//   of 32 random hyperplanes with bias causal, cross: a key's slot is its hash, the first ceil(log2
+//   n) signs read as a number modulo n, so that memories may grow by pieces.
 //                  P003 does not say how its decoder clustered.
-// Signs are taken in double, so that a key keeps its slot whatever piece it comes in. Clusters have no gradient of their own.
+// Signs are taken in double, so that a key keeps its slot whatever piece it comes in. Clusters have
+// no gradient of their own.
 #include "cistern/attention/abc_memory.h"
 
 namespace cistern {
@@ -19,7 +22,8 @@ class AbcClusterMechanism : public AbcMechanism {
   AbcClusterMechanism(const MechanismInfo& info, const Options& options, const AttentionDims& dims);
 
  protected:
-  at::Tensor LogWeights(const std::vector<at::Tensor>& x, const at::Tensor& positions) const override;
+  at::Tensor LogWeights(const std::vector<at::Tensor>& x,
+                        const at::Tensor& positions) const override;
   at::Tensor BidirectionalRows(const std::vector<at::Tensor>& x, const ops::Mask& mask) override;
   at::Tensor DefinedWeights(Form form, const std::vector<at::Tensor>& seen) const override;
 

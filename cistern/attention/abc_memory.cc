@@ -10,24 +10,34 @@
 
 namespace cistern {
 
-AbcMechanism::AbcMechanism(const MechanismInfo& info, const MemoryOptions& memory, Weights weights, const AttentionDims& dims)
-    : Mechanism(info, dims), slots_(memory.slots), masked_(memory.empty_slots == "masked"), weights_(weights) {}
+AbcMechanism::AbcMechanism(const MechanismInfo& info, const MemoryOptions& memory, Weights weights,
+                           const AttentionDims& dims)
+    : Mechanism(info, dims),
+      slots_(memory.slots),
+      masked_(memory.empty_slots == "masked"),
+      weights_(weights) {}
 
 void AbcMechanism::DescribeMemory(Fields& fields, MemoryOptions& memory) {
   fields.Add("slots", &memory.slots, "memory slots of each head (n)", {1, 65536});
   fields.Add("empty_slots", &memory.empty_slots,
-             "slots never written: masked, or take_part in the softmax with logit 0 and value 0 (P003 to the letter)",
+             "slots never written: masked, or take_part in the softmax with logit 0 and value 0 "
+             "(P003 to the letter)",
              {"masked", "take_part"});
 }
 
 std::vector<Projection> AbcMechanism::Projections() const {
-  return {{"q", Side::kQuery, dims().dim}, {"k", Side::kKey, dims().dim}, {"v", Side::kKey, dims().dim}};
+  return {{"q", Side::kQuery, dims().dim},
+          {"k", Side::kKey, dims().dim},
+          {"v", Side::kKey, dims().dim}};
 }
 
 State AbcMechanism::EmptyState(int64_t batch, const at::TensorOptions& options) const {
-  const ops::SlotState slots = ops::EmptySlots(batch, dims().heads, slots_, dims().dim / dims().heads, options);
-  State state = {{{"key_memory", slots.memory}, {"value_memory", slots.memory.clone()}, {"z", slots.z}}};
-  if (weights_ == Weights::kByPosition) state.tensors.push_back({"count", at::zeros({batch}, options.dtype(at::kLong))});
+  const ops::SlotState slots =
+      ops::EmptySlots(batch, dims().heads, slots_, dims().dim / dims().heads, options);
+  State state = {
+      {{"key_memory", slots.memory}, {"value_memory", slots.memory.clone()}, {"z", slots.z}}};
+  if (weights_ == Weights::kByPosition)
+    state.tensors.push_back({"count", at::zeros({batch}, options.dtype(at::kLong))});
   return state;
 }
 
@@ -39,29 +49,34 @@ at::Tensor AbcMechanism::Positions(const at::Tensor& x, State& state, const ops:
   return positions;
 }
 
-// Softmax over the slots of q . keys [B,H,T,n]. z [B,H,T or 1,n]: log-weights written so far, -inf in empty slots; undefined: none is
-// empty.
+// Softmax over the slots of q . keys [B,H,T,n]. z [B,H,T or 1,n]: log-weights written so far, -inf
+// in empty slots; undefined: none is empty.
 at::Tensor AbcMechanism::ReadWeights(const at::Tensor& matched, const at::Tensor& z) const {
   const double scale = 1.0 / std::sqrt(double(dims().dim) / double(dims().heads));
   at::Tensor x = matched, factor;
   if (HoldsSums()) {
-    factor = (z.detach().exp().round() / SumDivisor()).to(x.scalar_type());  // z is the logarithm of a count
+    factor = (z.detach().exp().round() / SumDivisor())
+                 .to(x.scalar_type());  // z is the logarithm of a count
     x = x * factor;
   }
   x = x.transpose(1, 2) * scale;  // [B,T,H,n]
-  if (z.defined() && masked_) x = x.masked_fill(at::isneginf(z).transpose(1, 2), std::numeric_limits<float>::lowest());
+  if (z.defined() && masked_)
+    x = x.masked_fill(at::isneginf(z).transpose(1, 2), std::numeric_limits<float>::lowest());
   at::Tensor p = at::softmax(x, -1);
   if (is_training() && dims().dropout > 0) p = at::dropout(p, dims().dropout, true);
   p = p.transpose(1, 2);
   return factor.defined() ? p * factor : p;
 }
 
-at::Tensor AbcMechanism::Extend(const std::vector<at::Tensor>& x, State& state, const ops::Mask& mask) {
+at::Tensor AbcMechanism::Extend(const std::vector<at::Tensor>& x, State& state,
+                                const ops::Mask& mask) {
   const at::Tensor z = state["z"], s = LogWeights(x, Positions(x[1], state, mask));
-  // Where each token writes all slots, one that reads has itself been written to all of them: no slot is empty.
+  // Where each token writes all slots, one that reads has itself been written to all of them: no
+  // slot is empty.
   const bool want_z = weights_ != Weights::kEverySlot && (masked_ || HoldsSums());
   ops::SlotResult matched = ops::SlotMatch(x[0], s, x[1], {state["key_memory"], z}, mask, want_z);
-  ops::SlotResult result = ops::SlotRead(ReadWeights(matched.out, matched.z_out), s, x[2], {state["value_memory"], z}, mask);
+  ops::SlotResult result = ops::SlotRead(ReadWeights(matched.out, matched.z_out), s, x[2],
+                                         {state["value_memory"], z}, mask);
   state["key_memory"] = matched.state.memory;
   state["value_memory"] = result.state.memory;
   state["z"] = result.state.z;
@@ -72,7 +87,8 @@ void AbcMechanism::Write(const std::vector<at::Tensor>& x, State& state, const o
   WriteWith(LogWeights(x, Positions(x[1], state, mask)), x, state, mask);
 }
 
-void AbcMechanism::WriteWith(const at::Tensor& s, const std::vector<at::Tensor>& x, State& state, const ops::Mask& mask) const {
+void AbcMechanism::WriteWith(const at::Tensor& s, const std::vector<at::Tensor>& x, State& state,
+                             const ops::Mask& mask) const {
   const at::Tensor z = state["z"];
   state["key_memory"] = ops::SlotWrite(s, x[1], {state["key_memory"], z}, mask).memory;
   const ops::SlotState values = ops::SlotWrite(s, x[2], {state["value_memory"], z}, mask);
@@ -86,7 +102,8 @@ at::Tensor AbcMechanism::Read(const std::vector<at::Tensor>& x, const State& sta
   return at::matmul(ReadWeights(matched, state["z"].unsqueeze(2)), state["value_memory"].to(type));
 }
 
-at::Tensor AbcMechanism::Definition(Form form, const std::vector<at::Tensor>& queries, const std::vector<at::Tensor>& x) const {
+at::Tensor AbcMechanism::Definition(Form form, const std::vector<at::Tensor>& queries,
+                                    const std::vector<at::Tensor>& x) const {
   const double scale = 1 / std::sqrt(double(dims().dim / dims().heads));
   return EachQuery(form, queries, x, x[2].size(3), [&](const auto& query, const auto& seen) {
     const at::Tensor phi = DefinedWeights(form, seen);  // [B,H,n,S]
@@ -98,14 +115,18 @@ at::Tensor AbcMechanism::Definition(Form form, const std::vector<at::Tensor>& qu
 
 State AbcMechanism::Merge(const State& first, const State& second) const {
   if (weights_ == Weights::kByPosition) return Mechanism::Merge(first, second);
-  const ops::SlotState keys = ops::MergeSlots({first["key_memory"], first["z"]}, {second["key_memory"], second["z"]});
-  const ops::SlotState values = ops::MergeSlots({first["value_memory"], first["z"]}, {second["value_memory"], second["z"]});
+  const ops::SlotState keys =
+      ops::MergeSlots({first["key_memory"], first["z"]}, {second["key_memory"], second["z"]});
+  const ops::SlotState values =
+      ops::MergeSlots({first["value_memory"], first["z"]}, {second["value_memory"], second["z"]});
   return {{{"key_memory", keys.memory}, {"value_memory", values.memory}, {"z", values.z}}};
 }
 
-at::Tensor OneHotLogWeights(const at::Tensor& slot, int64_t slots, const at::TensorOptions& options) {
+at::Tensor OneHotLogWeights(const at::Tensor& slot, int64_t slots,
+                            const at::TensorOptions& options) {
   const at::Tensor chosen = slot.unsqueeze(-1) == at::arange(slots, slot.options());
-  return at::zeros(chosen.sizes(), options).masked_fill_(chosen.logical_not(), -std::numeric_limits<double>::infinity());
+  return at::zeros(chosen.sizes(), options)
+      .masked_fill_(chosen.logical_not(), -std::numeric_limits<double>::infinity());
 }
 
 }  // namespace cistern

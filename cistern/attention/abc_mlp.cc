@@ -12,15 +12,19 @@ const MechanismInfo& abc_mlp_mechanism() {
     i.name = "abc_mlp";
     i.title = "ABC, MLP control";
     i.source = "P003 eq. 7, App. B.1; spec 2.13";
-    i.summary = "Tokens write keys and values into n slots, weighted by a learned control; a query attends to the slots by softmax.";
+    i.summary =
+        "Tokens write keys and values into n slots, weighted by a learned control; a query attends "
+        "to the slots by softmax.";
     i.definition =
-        "y_t = softmax(q_t K_t^T / sqrt(d)) V_t, K_t = sum_s phi_s k_s^T, V_t likewise, phi_s = a_s / sum_s a_s, a_s = exp(W_phi x_s)";
+        "y_t = softmax(q_t K_t^T / sqrt(d)) V_t, K_t = sum_s phi_s k_s^T, V_t likewise, phi_s = "
+        "a_s / sum_s a_s, a_s = exp(W_phi x_s)";
     i.forms = {Form::kBidirectional, Form::kCausal, Form::kCross};
     i.positions = {"none", "learned", "sinusoidal"};
     i.time = "O(T n d)";
     i.state = "n (2 d + 1) per head";
     i.cases = {Json{{"slots", 3}}, Json{{"slots", 3}, {"activation", "relu"}},
-               Json{{"slots", 3}, {"activation", "relu"}, {"empty_slots", "take_part"}}, Json{{"slots", 3}, {"activation", "sigmoid"}},
+               Json{{"slots", 3}, {"activation", "relu"}, {"empty_slots", "take_part"}},
+               Json{{"slots", 3}, {"activation", "sigmoid"}},
                Json{{"slots", 4}, {"shared_heads", true}}};
     i.merges = true;
     return i;
@@ -33,14 +37,19 @@ const MechanismInfo& abc_mlp_mechanism() {
 Fields AbcMlpMechanism::Describe(Options& options) {
   Fields f;
   DescribeMemory(f, options.memory);
-  f.Add("activation", &options.activation, "makes write weights of the control: exp, relu or sigmoid", {"exp", "relu", "sigmoid"});
-  f.Add("shared_heads", &options.shared_heads, "one control for all heads, of n channels in place of n per head");
-  f.Add("tied", &options.tied, "one control for all layers of the model with this mechanism (P003)");
+  f.Add("activation", &options.activation,
+        "makes write weights of the control: exp, relu or sigmoid", {"exp", "relu", "sigmoid"});
+  f.Add("shared_heads", &options.shared_heads,
+        "one control for all heads, of n channels in place of n per head");
+  f.Add("tied", &options.tied,
+        "one control for all layers of the model with this mechanism (P003)");
   return f;
 }
 
-AbcMlpMechanism::AbcMlpMechanism(const MechanismInfo& info, const Options& options, const AttentionDims& dims)
-    : AbcMechanism(info, options.memory, options.activation == "relu" ? Weights::kSomeSlots : Weights::kEverySlot, dims),
+AbcMlpMechanism::AbcMlpMechanism(const MechanismInfo& info, const Options& options,
+                                 const AttentionDims& dims)
+    : AbcMechanism(info, options.memory,
+                   options.activation == "relu" ? Weights::kSomeSlots : Weights::kEverySlot, dims),
       activation_(options.activation),
       shared_heads_(options.shared_heads),
       tied_(options.tied) {}

@@ -1,7 +1,8 @@
 #pragma once
-// ABC with an MLP control (P003, eq. 7 and App. B.1; spec 2.13): token i writes key and value into n slots with weights
-// alpha_i / sum_j alpha_j, alpha = exp, relu or sigmoid of W_phi x; a query attends to the n slots by softmax. In the exp mode of the slot
-// memory the log-weights are log(alpha); log 0 = -inf is not written.
+// ABC with an MLP control (P003, eq. 7 and App. B.1; spec 2.13): token i writes key and value into
+// n slots with weights alpha_i / sum_j alpha_j, alpha = exp, relu or sigmoid of W_phi x; a query
+// attends to the n slots by softmax. In the exp mode of the slot memory the log-weights are
+// log(alpha); log 0 = -inf is not written.
 #include "cistern/attention/abc_memory.h"
 
 namespace cistern {
@@ -20,7 +21,8 @@ class AbcMlpMechanism : public AbcMechanism {
   std::vector<Projection> Projections() const override;  // q, k, v, control
 
  protected:
-  at::Tensor LogWeights(const std::vector<at::Tensor>& x, const at::Tensor& positions) const override;
+  at::Tensor LogWeights(const std::vector<at::Tensor>& x,
+                        const at::Tensor& positions) const override;
   at::Tensor DefinedWeights(Form form, const std::vector<at::Tensor>& seen) const override;
 
  private:

@@ -1,12 +1,15 @@
 #pragma once
-// ConvLuna (P000; spec 2.11): Luna whose packing reads keys and values through a filter along the tokens, one convolution of K taps for
-// each head or a maximum of K tokens, and divides its logits by a learned temperature e^tau in place of sqrt(d). Values are the stream
-// itself (W^V = I), and packing and unpacking share their maps. Bidirectional only.
+// ConvLuna (P000; spec 2.11): Luna whose packing reads keys and values through a filter along the
+// tokens, one convolution of K taps for each head or a maximum of K tokens, and divides its logits
+// by a learned temperature e^tau in place of sqrt(d). Values are the stream itself (W^V = I), and
+// packing and unpacking share their maps. Bidirectional only.
 //
-// Windows of the filter: a convolution of stride 1 is centred, floor((K-1)/2) tokens to the left; else window j covers tokens jS to jS + K
-// - 1. mask=tokens (ours): a row of n tokens gives ceil(n/S) filtered keys, whose windows begin at, or are centred on, a token; what is
-// beyond the row is a zero to a convolution and is left out of a maximum: so padding changes nothing. mask=none: as published, padding is
-// tokens like any other, and without the centred convolution a length of T gives floor((T-K)/S) + 1 keys.
+// Windows of the filter: a convolution of stride 1 is centred, floor((K-1)/2) tokens to the left;
+// else window j covers tokens jS to jS + K
+// - 1. mask=tokens (ours): a row of n tokens gives ceil(n/S) filtered keys, whose windows begin at,
+// or are centred on, a token; what is beyond the row is a zero to a convolution and is left out of
+// a maximum: so padding changes nothing. mask=none: as published, padding is tokens like any other,
+// and without the centred convolution a length of T gives floor((T-K)/S) + 1 keys.
 #include "cistern/attention/memory_mechanism.h"
 
 namespace cistern {
@@ -14,9 +17,10 @@ namespace cistern {
 class ConvLunaMechanism : public MemoryMechanism {
  public:
   struct Options : MemoryOptions {
-    std::string filter = "conv";         // conv | maxpool
-    int64_t kernel = 4, stride = 1;      // K, S; K = 1 is no filter
-    std::string temperature = "learn";   // learn: tau, at first 0; unit: 1, sqrt: sqrt(d), both fixed
+    std::string filter = "conv";     // conv | maxpool
+    int64_t kernel = 4, stride = 1;  // K, S; K = 1 is no filter
+    std::string temperature =
+        "learn";  // learn: tau, at first 0; unit: 1, sqrt: sqrt(d), both fixed
     std::string unpack_scale = "paper";  // paper: 1/sqrt(d); unit: 1, as its code has it
     std::string values = "identity";     // identity | shared | separate
     std::string mask = "tokens";         // tokens | none
@@ -27,8 +31,10 @@ class ConvLunaMechanism : public MemoryMechanism {
   std::vector<Projection> Projections() const override;
   PackedOutput packed_output() const override { return PackedOutput::kShared; }
   at::Tensor Pack(const std::vector<at::Tensor>& x, const ops::Mask& mask) override;
-  at::Tensor Unpack(const std::vector<at::Tensor>& x, const std::vector<at::Tensor>& packed, const ops::Mask& mask) override;
-  at::Tensor Definition(Form form, const std::vector<at::Tensor>& queries, const std::vector<at::Tensor>& x) const override;
+  at::Tensor Unpack(const std::vector<at::Tensor>& x, const std::vector<at::Tensor>& packed,
+                    const ops::Mask& mask) override;
+  at::Tensor Definition(Form form, const std::vector<at::Tensor>& queries,
+                        const std::vector<at::Tensor>& x) const override;
 
  protected:
   static Fields DescribeAll(Options& options, bool filter, bool temperature);
@@ -48,12 +54,14 @@ class ConvLunaMechanism : public MemoryMechanism {
 class OnlyScalingMechanism : public ConvLunaMechanism {
  public:
   static Fields Describe(Options& options);
-  OnlyScalingMechanism(const MechanismInfo& info, const Options& options, const AttentionDims& dims);
+  OnlyScalingMechanism(const MechanismInfo& info, const Options& options,
+                       const AttentionDims& dims);
 };
 class OnlyFilteringMechanism : public ConvLunaMechanism {
  public:
   static Fields Describe(Options& options);
-  OnlyFilteringMechanism(const MechanismInfo& info, const Options& options, const AttentionDims& dims);
+  OnlyFilteringMechanism(const MechanismInfo& info, const Options& options,
+                         const AttentionDims& dims);
 };
 
 }  // namespace cistern

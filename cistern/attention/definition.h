@@ -1,5 +1,6 @@
 #pragma once
-// What the definitions of the mechanisms are written with: one query at a time against the tokens it sees, in double. Slow and plain.
+// What the definitions of the mechanisms are written with: one query at a time against the tokens
+// it sees, in double. Slow and plain.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/zeros.h>
@@ -10,10 +11,12 @@
 
 namespace cistern {
 
-// f(query, seen) -> [B,H,1,d] for every token: `query` is its row of every tensor of `queries`, `seen` the rows of `x` that it sees (up to
-// itself in the causal form, else all). Where it sees none, zeros of `width` channels.
+// f(query, seen) -> [B,H,1,d] for every token: `query` is its row of every tensor of `queries`,
+// `seen` the rows of `x` that it sees (up to itself in the causal form, else all). Where it sees
+// none, zeros of `width` channels.
 template <class F>
-at::Tensor EachQuery(Form form, const std::vector<at::Tensor>& queries, const std::vector<at::Tensor>& x, int64_t width, F&& f) {
+at::Tensor EachQuery(Form form, const std::vector<at::Tensor>& queries,
+                     const std::vector<at::Tensor>& x, int64_t width, F&& f) {
   auto rows = [](const std::vector<at::Tensor>& y, int64_t begin, int64_t count) {
     std::vector<at::Tensor> out;
     for (const at::Tensor& t : y) out.push_back(t.narrow(2, begin, count));

@@ -1,5 +1,6 @@
 #pragma once
-// Dilated window attention (P003 App. A.4; spec 2.14): exact softmax attention to the tokens t, t-g, .., t-(n-1)g.
+// Dilated window attention (P003 App. A.4; spec 2.14): exact softmax attention to the tokens t,
+// t-g, .., t-(n-1)g.
 #include "cistern/attention/window.h"
 
 namespace cistern {

@@ -14,13 +14,15 @@ std::shared_ptr<Mechanism> Make(const std::string& name, const Json& options) {
 }
 
 TEST(Efficient, IsLatteWithAsManyLatentsAsChannels) {
-  const auto efficient = Make("efficient", Json::object()), latte = Make("latte", Json{{"latents", kDim}});
+  const auto efficient = Make("efficient", Json::object()),
+             latte = Make("latte", Json{{"latents", kDim}});
   at::manual_seed(1);
   const auto x = Inputs(*efficient, 2, 40);
   EXPECT_EQ(efficient->EmptyState(2, at::kFloat).Bytes(), latte->EmptyState(2, at::kFloat).Bytes());
   for (const ops::Impl impl : kImpls) {
     ops::ImplScope scope(impl);
-    ExpectSameBits(ExtendPieces(*efficient, x, {0, 13, 40}), ExtendPieces(*latte, x, {0, 13, 40}), "causal");
+    ExpectSameBits(ExtendPieces(*efficient, x, {0, 13, 40}), ExtendPieces(*latte, x, {0, 13, 40}),
+                   "causal");
     ExpectSameBits(efficient->Bidirectional(x, {}), latte->Bidirectional(x, {}), "bidirectional");
   }
 }
@@ -29,13 +31,16 @@ TEST(Efficient, ScalingDividesThePlainProduct) {
   at::manual_seed(2);
   const int64_t T = 70;
   for (const bool by_length : {false, true}) {
-    const auto m = Make("efficient", Json{{"normaliser", "scaling"}, {"divisor", by_length ? "length" : "width"}});
+    const auto m = Make(
+        "efficient", Json{{"normaliser", "scaling"}, {"divisor", by_length ? "length" : "width"}});
     const auto x = Inputs(*m, 2, T);
     const at::Tensor scores = at::matmul(x[0], x[1].transpose(2, 3));  // [B,H,T,T]
     const double width = double(kWidth);
     const at::Tensor seen = at::arange(1, T + 1, at::kDouble).unsqueeze(1);
-    ExpectClose(m->Bidirectional(x, {}), at::matmul(scores / (by_length ? double(T) : width), x[2]), 1e-12, "bidirectional");
-    ExpectClose(ExtendPieces(*m, x, {0, 30, T}), at::matmul(by_length ? scores.tril() / seen : scores.tril() / width, x[2]), 1e-12,
+    ExpectClose(m->Bidirectional(x, {}), at::matmul(scores / (by_length ? double(T) : width), x[2]),
+                1e-12, "bidirectional");
+    ExpectClose(ExtendPieces(*m, x, {0, 30, T}),
+                at::matmul(by_length ? scores.tril() / seen : scores.tril() / width, x[2]), 1e-12,
                 "causal");
   }
 }
@@ -55,7 +60,10 @@ TEST(Efficient, AdjacentPiecesMerge) {
 }
 
 TEST(Efficient, ADivisorNeedsScaling) {
-  ExpectContains(Thrown([] { Make("efficient", Json{{"divisor", "length"}}); }), {"[efficient]", "divisor=length", "normaliser=scaling"});
+  ExpectContains(Thrown([] {
+                   Make("efficient", Json{{"divisor", "length"}});
+                 }),
+                 {"[efficient]", "divisor=length", "normaliser=scaling"});
 }
 
 }  // namespace

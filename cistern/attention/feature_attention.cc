@@ -51,9 +51,11 @@ at::Tensor Quotient(const at::Tensor& sums, const Denominator& denominator) {
   return sums.narrow(-1, 0, width) / Divisor(sums.narrow(-1, width, 1), denominator);
 }
 
-// The quotient with a gradient in few passes over memory: that of two narrow() would fill two tensors of all sums with zeros first.
+// The quotient with a gradient in few passes over memory: that of two narrow() would fill two
+// tensors of all sums with zeros first.
 struct QuotientFunction : torch::autograd::Function<QuotientFunction> {
-  static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& sums, const Denominator& denominator) {
+  static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& sums,
+                            const Denominator& denominator) {
     const at::AutoDispatchBelowADInplaceOrView below;
     const at::Tensor y = Quotient(sums, denominator);
     ctx->save_for_backward({sums, y});
@@ -63,8 +65,10 @@ struct QuotientFunction : torch::autograd::Function<QuotientFunction> {
   }
   static variable_list backward(torch::autograd::AutogradContext* ctx, const variable_list& grads) {
     const auto saved = ctx->get_saved_variables();
-    const Denominator denominator = {Rule(ctx->saved_data["rule"].toInt()), ctx->saved_data["value"].toDouble()};
-    const at::Tensor z = saved[0].narrow(-1, saved[1].size(-1), 1), d_values = grads[0] / Divisor(z, denominator);
+    const Denominator denominator = {Rule(ctx->saved_data["rule"].toInt()),
+                                     ctx->saved_data["value"].toDouble()};
+    const at::Tensor z = saved[0].narrow(-1, saved[1].size(-1), 1),
+                     d_values = grads[0] / Divisor(z, denominator);
     const at::Tensor d_z = (d_values * saved[1]).sum(-1, true).neg() * DivisorSlope(z, denominator);
     return {at::cat({d_values, d_z}, -1), at::Tensor()};
   }
@@ -73,7 +77,8 @@ struct QuotientFunction : torch::autograd::Function<QuotientFunction> {
 // [..,d+1], or [..,d] where nothing is divided, -> [..,d].
 at::Tensor Divide(const at::Tensor& sums, const Denominator& denominator) {
   if (denominator.rule == Rule::kNone) return sums * denominator.value;
-  return torch::autograd::compute_requires_grad(sums) ? QuotientFunction::apply(sums, denominator) : Quotient(sums, denominator);
+  return torch::autograd::compute_requires_grad(sums) ? QuotientFunction::apply(sums, denominator)
+                                                      : Quotient(sums, denominator);
 }
 
 // The values with the column of ones that becomes z.
@@ -84,31 +89,38 @@ at::Tensor WithOnes(const at::Tensor& v, const Denominator& denominator) {
 
 }  // namespace
 
-at::Tensor EmptyFeatureSums(int64_t batch, const AttentionDims& dims, int64_t features, const Denominator& denominator,
-                            const at::TensorOptions& options) {
+at::Tensor EmptyFeatureSums(int64_t batch, const AttentionDims& dims, int64_t features,
+                            const Denominator& denominator, const at::TensorOptions& options) {
   const int64_t width = dims.dim / dims.heads + (denominator.rule == Rule::kNone ? 0 : 1);
   return ops::EmptySums(batch, dims.heads, features, width, options);
 }
 
-at::Tensor FeatureExtend(const at::Tensor& phi_q, const at::Tensor& phi_k, const at::Tensor& v, at::Tensor& memory, const ops::Mask& mask,
-                         const Denominator& denominator, const at::Tensor& log_gate) {
-  const ops::SumResult result = ops::SumRead(phi_q, phi_k, WithOnes(v, denominator), memory, mask, log_gate);
+at::Tensor FeatureExtend(const at::Tensor& phi_q, const at::Tensor& phi_k, const at::Tensor& v,
+                         at::Tensor& memory, const ops::Mask& mask, const Denominator& denominator,
+                         const at::Tensor& log_gate) {
+  const ops::SumResult result =
+      ops::SumRead(phi_q, phi_k, WithOnes(v, denominator), memory, mask, log_gate);
   memory = result.memory;
   return Divide(result.out, denominator);
 }
 
-void FeatureWrite(const at::Tensor& phi_k, const at::Tensor& v, at::Tensor& memory, const ops::Mask& mask, const Denominator& denominator,
+void FeatureWrite(const at::Tensor& phi_k, const at::Tensor& v, at::Tensor& memory,
+                  const ops::Mask& mask, const Denominator& denominator,
                   const at::Tensor& log_gate) {
   memory = ops::SumWrite(phi_k, WithOnes(v, denominator), memory, mask, log_gate);
 }
 
-at::Tensor FeatureRead(const at::Tensor& phi_q, const at::Tensor& memory, const Denominator& denominator) {
+at::Tensor FeatureRead(const at::Tensor& phi_q, const at::Tensor& memory,
+                       const Denominator& denominator) {
   return Divide(at::matmul(phi_q, memory.to(phi_q.scalar_type())), denominator);
 }
 
-at::Tensor Normalised(const at::Tensor& x) { return x / (at::linalg_vector_norm(x, 2, {-1}, true) + 1e-3); }
+at::Tensor Normalised(const at::Tensor& x) {
+  return x / (at::linalg_vector_norm(x, 2, {-1}, true) + 1e-3);
+}
 
-at::Tensor WeightedValues(const at::Tensor& weights, const at::Tensor& v, const Denominator& denominator) {
+at::Tensor WeightedValues(const at::Tensor& weights, const at::Tensor& v,
+                          const Denominator& denominator) {
   const at::Tensor sum = (weights.transpose(2, 3) * v).sum(2, true);
   if (denominator.rule == Rule::kNone) return sum * denominator.value;
   return sum / Divisor(weights.sum(3, true), denominator);
@@ -116,7 +128,8 @@ at::Tensor WeightedValues(const at::Tensor& weights, const at::Tensor& v, const 
 
 void RefuseAttentionDropout(const MechanismInfo& info, const AttentionDims& dims) {
   if (dims.dropout <= 0) return;
-  FailUsage("[", info.name, "] forms no attention probabilities that attention_dropout=", dims.dropout,
+  FailUsage("[", info.name,
+            "] forms no attention probabilities that attention_dropout=", dims.dropout,
             " could drop; set attention_dropout=0, and dropout for the output of the layer");
 }
 

@@ -1,13 +1,16 @@
 #pragma once
-// Attention by feature maps: a query weighs a key by phi(q) . phi(k), so that the sum over the keys needs only
+// Attention by feature maps: a query weighs a key by phi(q) . phi(k), so that the sum over the keys
+// needs only
 //   S_t = sum_i phi(k_i) (x) v_i    z_t = sum_i phi(k_i)    o_t = phi(q_t)^T S_t / (phi(q_t) . z_t)
-// (Katharopoulos et al. 2020, eq. 4-12; spec 2.3-2.5). S and z are one raw memory (ops/sum_memory.h): z is the column of the values that
-// are all one. Linear attention, T2R and RFA differ in phi and in what keeps the division safe.
+// (Katharopoulos et al. 2020, eq. 4-12; spec 2.3-2.5). S and z are one raw memory
+// (ops/sum_memory.h): z is the column of the values that are all one. Linear attention, T2R and RFA
+// differ in phi and in what keeps the division safe.
 #include "cistern/attention/mechanism.h"
 
 namespace cistern {
 
-// What the sum of the values is divided by. An empty memory and padding read zeros under every rule.
+// What the sum of the values is divided by. An empty memory and padding read zeros under every
+// rule.
 struct Denominator {
   enum class Rule {
     kPlus,       // z + value: z >= 0
@@ -21,24 +24,29 @@ struct Denominator {
 };
 
 // The empty memory: double, [B,H,f,d+1], without the last column where nothing is divided.
-at::Tensor EmptyFeatureSums(int64_t batch, const AttentionDims& dims, int64_t features, const Denominator& denominator,
-                            const at::TensorOptions& options);
+at::Tensor EmptyFeatureSums(int64_t batch, const AttentionDims& dims, int64_t features,
+                            const Denominator& denominator, const at::TensorOptions& options);
 
-// phi_q, phi_k [B,H,T,f], v [B,H,T,d] -> [B,H,T,d]; memory is replaced by the one after. log_gate [B,H,T,1]: the memory decays by its
-// exponential before each write. O(T f d).
-at::Tensor FeatureExtend(const at::Tensor& phi_q, const at::Tensor& phi_k, const at::Tensor& v, at::Tensor& memory, const ops::Mask& mask,
-                         const Denominator& denominator, const at::Tensor& log_gate = {});
-void FeatureWrite(const at::Tensor& phi_k, const at::Tensor& v, at::Tensor& memory, const ops::Mask& mask, const Denominator& denominator,
+// phi_q, phi_k [B,H,T,f], v [B,H,T,d] -> [B,H,T,d]; memory is replaced by the one after. log_gate
+// [B,H,T,1]: the memory decays by its exponential before each write. O(T f d).
+at::Tensor FeatureExtend(const at::Tensor& phi_q, const at::Tensor& phi_k, const at::Tensor& v,
+                         at::Tensor& memory, const ops::Mask& mask, const Denominator& denominator,
+                         const at::Tensor& log_gate = {});
+void FeatureWrite(const at::Tensor& phi_k, const at::Tensor& v, at::Tensor& memory,
+                  const ops::Mask& mask, const Denominator& denominator,
                   const at::Tensor& log_gate = {});
-at::Tensor FeatureRead(const at::Tensor& phi_q, const at::Tensor& memory, const Denominator& denominator);
+at::Tensor FeatureRead(const at::Tensor& phi_q, const at::Tensor& memory,
+                       const Denominator& denominator);
 
 // x / (||x|| + 1e-3), over the last dimension (RFA and T2R).
 at::Tensor Normalised(const at::Tensor& x);
 
 // For definitions: the rows of `weights` [B,H,1,S] over v [B,H,S,d], divided by the rule.
-at::Tensor WeightedValues(const at::Tensor& weights, const at::Tensor& v, const Denominator& denominator);
+at::Tensor WeightedValues(const at::Tensor& weights, const at::Tensor& v,
+                          const Denominator& denominator);
 
-// UsageError where attention dropout is asked for: these mechanisms form no probabilities that it could drop.
+// UsageError where attention dropout is asked for: these mechanisms form no probabilities that it
+// could drop.
 void RefuseAttentionDropout(const MechanismInfo& info, const AttentionDims& dims);
 
 }  // namespace cistern

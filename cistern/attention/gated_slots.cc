@@ -16,13 +16,18 @@ const MechanismInfo& gated_slots_mechanism() {
     i.title = "ABC with gated slots";
     i.source = "P003 sec. 4; Zhang et al. 2024 (Gated Slot Attention); spec 2.14";
     i.summary =
-        "Each slot forgets and takes in by a learned gate of the token; a query attends to the slots by softmax. ABC's successor for text: "
+        "Each slot forgets and takes in by a learned gate of the token; a query attends to the "
+        "slots by softmax. ABC's successor for text: "
         "it can drop what it no longer needs.";
     i.definition =
-        "K_t = g_t K_{t-1} + (1 - g_t) k_t^T, V_t likewise, g_t = sigmoid(W_g x_t)^(1/temperature); y_t = softmax(q_t K_t^T / sqrt(d)) V_t";
+        "K_t = g_t K_{t-1} + (1 - g_t) k_t^T, V_t likewise, g_t = sigmoid(W_g "
+        "x_t)^(1/temperature); y_t = softmax(q_t K_t^T / sqrt(d)) V_t";
     i.forms = {Form::kCausal};
-    i.refusals = {"bidirectional: its gates forget what is further back, and a token in the middle has no back; use abc_mlp instead",
-                  "cross: its gates favour what was written last, and no source token is nearest to a query; use abc_mlp instead"};
+    i.refusals = {
+        "bidirectional: its gates forget what is further back, and a token in the middle has no "
+        "back; use abc_mlp instead",
+        "cross: its gates favour what was written last, and no source token is nearest to a query; "
+        "use abc_mlp instead"};
     i.positions = {"none", "learned", "sinusoidal"};
     i.time = "O(T n d)";
     i.state = "2 n d per head";
@@ -37,11 +42,13 @@ const MechanismInfo& gated_slots_mechanism() {
 Fields GatedSlotsMechanism::Describe(Options& options) {
   Fields f;
   f.Add("slots", &options.slots, "memory slots of each head (n)", {1, 65536});
-  f.Add("temperature", &options.temperature, "the gate is sigmoid(x)^(1/temperature): larger remembers longer", {1e-2, 1e4});
+  f.Add("temperature", &options.temperature,
+        "the gate is sigmoid(x)^(1/temperature): larger remembers longer", {1e-2, 1e4});
   return f;
 }
 
-GatedSlotsMechanism::GatedSlotsMechanism(const MechanismInfo& info, const Options& options, const AttentionDims& dims)
+GatedSlotsMechanism::GatedSlotsMechanism(const MechanismInfo& info, const Options& options,
+                                         const AttentionDims& dims)
     : Mechanism(info, dims), options_(options) {}
 
 std::vector<Projection> GatedSlotsMechanism::Projections() const {
@@ -76,33 +83,43 @@ at::Tensor GatedSlotsMechanism::Attend(const at::Tensor& logits) const {
   return p.transpose(1, 2);
 }
 
-at::Tensor GatedSlotsMechanism::Extend(const std::vector<at::Tensor>& x, State& state, const ops::Mask& mask) {
+at::Tensor GatedSlotsMechanism::Extend(const std::vector<at::Tensor>& x, State& state,
+                                       const ops::Mask& mask) {
   const Gate gate = MakeGate(x[3], options_.temperature);
-  const ops::SumResult matched = ops::SumMatch(x[0], gate.write, x[1], state["key_memory"], mask, gate.log_gate);
-  const ops::SumResult result = ops::SumRead(Attend(matched.out), gate.write, x[2], state["value_memory"], mask, gate.log_gate);
+  const ops::SumResult matched =
+      ops::SumMatch(x[0], gate.write, x[1], state["key_memory"], mask, gate.log_gate);
+  const ops::SumResult result = ops::SumRead(Attend(matched.out), gate.write, x[2],
+                                             state["value_memory"], mask, gate.log_gate);
   state["key_memory"] = matched.memory;
   state["value_memory"] = result.memory;
   return result.out;
 }
 
-void GatedSlotsMechanism::Write(const std::vector<at::Tensor>& x, State& state, const ops::Mask& mask) {
+void GatedSlotsMechanism::Write(const std::vector<at::Tensor>& x, State& state,
+                                const ops::Mask& mask) {
   const Gate gate = MakeGate(x[3], options_.temperature);
   state["key_memory"] = ops::SumWrite(gate.write, x[1], state["key_memory"], mask, gate.log_gate);
-  state["value_memory"] = ops::SumWrite(gate.write, x[2], state["value_memory"], mask, gate.log_gate);
+  state["value_memory"] =
+      ops::SumWrite(gate.write, x[2], state["value_memory"], mask, gate.log_gate);
 }
 
 at::Tensor GatedSlotsMechanism::Read(const std::vector<at::Tensor>& x, const State& state) {
   const auto type = x[0].scalar_type();
-  return at::matmul(Attend(at::matmul(x[0], state["key_memory"].to(type).transpose(2, 3))), state["value_memory"].to(type));
+  return at::matmul(Attend(at::matmul(x[0], state["key_memory"].to(type).transpose(2, 3))),
+                    state["value_memory"].to(type));
 }
 
-at::Tensor GatedSlotsMechanism::Definition(Form form, const std::vector<at::Tensor>& queries, const std::vector<at::Tensor>& x) const {
+at::Tensor GatedSlotsMechanism::Definition(Form form, const std::vector<at::Tensor>& queries,
+                                           const std::vector<at::Tensor>& x) const {
   const double scale = 1 / std::sqrt(double(dims().dim / dims().heads));
   return EachQuery(form, queries, x, x[2].size(3), [&](const auto& query, const auto& seen) {
     at::Tensor keys, values;
     for (int64_t t = 0; t < seen[1].size(2); ++t) {
-      const at::Tensor gate = at::sigmoid(seen[3].select(2, t)).pow(1 / options_.temperature).unsqueeze(-1);  // [B,H,n,1]
-      const at::Tensor k = (1 - gate) * seen[1].narrow(2, t, 1), v = (1 - gate) * seen[2].narrow(2, t, 1);
+      const at::Tensor gate = at::sigmoid(seen[3].select(2, t))
+                                  .pow(1 / options_.temperature)
+                                  .unsqueeze(-1);  // [B,H,n,1]
+      const at::Tensor k = (1 - gate) * seen[1].narrow(2, t, 1),
+                       v = (1 - gate) * seen[2].narrow(2, t, 1);
       keys = t == 0 ? k : gate * keys + k;
       values = t == 0 ? v : gate * values + v;
     }

@@ -1,9 +1,12 @@
 #pragma once
-// ABC with gated slots (P003 sec. 4 remarks that a gate fits every ABC; Zhang et al. 2024, Gated Slot Attention; spec 2.14): each slot
-// decays by a learned gate and takes in what the gate lets go,
-//   K_t = g_t K_(t-1) + (1 - g_t) (x) k_t    V_t likewise    o_t = V_t^T softmax(K_t q_t / sqrt(d)),
-// with g_t = sigmoid(W_g x_t)^(1/temperature) in (0,1)^n per head. Slots are running means that favour recent tokens, so nothing has to be
-// divided, and every token that reads has been written to every slot.
+// ABC with gated slots (P003 sec. 4 remarks that a gate fits every ABC; Zhang et al. 2024, Gated
+// Slot Attention; spec 2.14): each slot decays by a learned gate and takes in what the gate lets
+// go,
+//   K_t = g_t K_(t-1) + (1 - g_t) (x) k_t    V_t likewise    o_t = V_t^T softmax(K_t q_t /
+//   sqrt(d)),
+// with g_t = sigmoid(W_g x_t)^(1/temperature) in (0,1)^n per head. Slots are running means that
+// favour recent tokens, so nothing has to be divided, and every token that reads has been written
+// to every slot.
 #include "cistern/attention/mechanism.h"
 
 namespace cistern {
@@ -12,17 +15,20 @@ class GatedSlotsMechanism : public Mechanism {
  public:
   struct Options {
     int64_t slots = 32;      // n, per head
-    double temperature = 8;  // of the gate's logarithm: larger remembers longer from the start (8 in Zhang et al.); 1: the plain sigmoid
+    double temperature = 8;  // of the gate's logarithm: larger remembers longer from the start (8
+                             // in Zhang et al.); 1: the plain sigmoid
   };
   static Fields Describe(Options& options);
   GatedSlotsMechanism(const MechanismInfo& info, const Options& options, const AttentionDims& dims);
 
   std::vector<Projection> Projections() const override;
-  State EmptyState(int64_t batch, const at::TensorOptions& options) const override;  // key_memory, value_memory [B,H,n,d] in double
+  State EmptyState(int64_t batch, const at::TensorOptions& options)
+      const override;  // key_memory, value_memory [B,H,n,d] in double
   at::Tensor Extend(const std::vector<at::Tensor>& x, State& state, const ops::Mask& mask) override;
   void Write(const std::vector<at::Tensor>& x, State& state, const ops::Mask& mask) override;
   at::Tensor Read(const std::vector<at::Tensor>& x, const State& state) override;
-  at::Tensor Definition(Form form, const std::vector<at::Tensor>& queries, const std::vector<at::Tensor>& x) const override;
+  at::Tensor Definition(Form form, const std::vector<at::Tensor>& queries,
+                        const std::vector<at::Tensor>& x) const override;
 
  private:
   at::Tensor Attend(const at::Tensor& logits) const;

@@ -1,5 +1,6 @@
 #pragma once
-// What a layer leaves to the next so that its heads may take over the attention scores (Reuse, P001; spec 2.16).
+// What a layer leaves to the next so that its heads may take over the attention scores (Reuse,
+// P001; spec 2.16).
 #include <ATen/core/Tensor.h>
 
 #include <algorithm>
@@ -7,11 +8,13 @@
 
 namespace cistern {
 
-// The scores of h heads: what they are made of, queries and keys as they meet (turned by rotary positions), or the probabilities, before
-// dropout. The mask is not part of it: it is the same in every layer.
+// The scores of h heads: what they are made of, queries and keys as they meet (turned by rotary
+// positions), or the probabilities, before dropout. The mask is not part of it: it is the same in
+// every layer.
 struct HeadScores {
-  at::Tensor q, k;  // [B,h,T,d], [B,h,S,d]; k may be a view of a cache, to be used before that grows
-  at::Tensor p;     // [B,h,T,S]; undefined where q and k are defined
+  at::Tensor q,
+      k;         // [B,h,T,d], [B,h,S,d]; k may be a view of a cache, to be used before that grows
+  at::Tensor p;  // [B,h,T,S]; undefined where q and k are defined
   int64_t heads() const { return (p.defined() ? p : q).size(1); }
 };
 
@@ -24,7 +27,9 @@ inline Handles FirstHeads(const Handles& all, int64_t heads) {
   for (const HeadScores& s : all) {
     const int64_t count = std::min(heads, s.heads());
     if (count == 0) break;
-    const auto narrow = [&](const at::Tensor& x) { return x.defined() ? x.narrow(1, 0, count) : x; };
+    const auto narrow = [&](const at::Tensor& x) {
+      return x.defined() ? x.narrow(1, 0, count) : x;
+    };
     first.push_back({narrow(s.q), narrow(s.k), narrow(s.p)});
     heads -= count;
   }

@@ -26,18 +26,26 @@ std::vector<Share> Shares(const std::string& list) {
     const size_t colon = item.find(':');
     int64_t heads = 0;
     const char* const last = item.data() + item.size();
-    if (colon == std::string::npos || std::from_chars(item.data() + colon + 1, last, heads).ptr != last || heads < 1) {
-      FailUsage("attention '", list, "': expected MECHANISM:HEADS between the plus signs, such as softmax:2+latte:2, got '", item, "'");
+    if (colon == std::string::npos ||
+        std::from_chars(item.data() + colon + 1, last, heads).ptr != last || heads < 1) {
+      FailUsage(
+          "attention '", list,
+          "': expected MECHANISM:HEADS between the plus signs, such as softmax:2+latte:2, got '",
+          item, "'");
     }
     const MechanismInfo& info = FindMechanism(item.substr(0, colon));
-    if (!info.verbs) FailUsage("attention '", list, "': ", info.name, " has no state and cannot share a layer; give it a layer of its own");
-    if (info.copies_scores) {
+    if (!info.verbs)
       FailUsage("attention '", list, "': ", info.name,
-                " takes over heads of whole layers and cannot share one; give it a layer of its own");
+                " has no state and cannot share a layer; give it a layer of its own");
+    if (info.copies_scores) {
+      FailUsage(
+          "attention '", list, "': ", info.name,
+          " takes over heads of whole layers and cannot share one; give it a layer of its own");
     }
     if (info.memory != MemoryUse::kNone)
       FailUsage("attention '", list, "': ", info.name,
-                " has a memory of the model's width and cannot share a layer; give it a layer of its own");
+                " has a memory of the model's width and cannot share a layer; give it a layer of "
+                "its own");
     shares.push_back({&info, info.name, heads});
     begin = end + 1;
   }
@@ -48,11 +56,13 @@ std::vector<Share> Shares(const std::string& list) {
   return shares;
 }
 
-std::shared_ptr<Mechanism> Make(const MechanismInfo& info, const std::vector<Share>& shares, const Json& options,
-                                const AttentionDims& dims) {
+std::shared_ptr<Mechanism> Make(const MechanismInfo& info, const std::vector<Share>& shares,
+                                const Json& options, const AttentionDims& dims) {
   int64_t heads = 0;
   for (const Share& s : shares) heads += s.heads;
-  if (heads != dims.heads) FailUsage("attention '", info.name, "' shares out ", heads, " heads, the layer has ", dims.heads);
+  if (heads != dims.heads)
+    FailUsage("attention '", info.name, "' shares out ", heads, " heads, the layer has ",
+              dims.heads);
   std::vector<HeadGroups::Group> groups;
   for (size_t i = 0; i < shares.size(); ++i) {
     AttentionDims part = dims;
@@ -60,7 +70,9 @@ std::shared_ptr<Mechanism> Make(const MechanismInfo& info, const std::vector<Sha
     part.dim = dims.dim / dims.heads * shares[i].heads;
     if (dims.first) part.first = static_cast<const HeadGroups&>(*dims.first).mechanism(i);
     const std::string& name = shares[i].info->name;
-    groups.push_back({shares[i].name, shares[i].info->make(options.contains(name) ? options.at(name) : Json::object(), part)});
+    groups.push_back(
+        {shares[i].name,
+         shares[i].info->make(options.contains(name) ? options.at(name) : Json::object(), part)});
   }
   return std::make_shared<HeadGroups>(info, dims, std::move(groups));
 }
@@ -83,11 +95,13 @@ MechanismInfo Describe(const std::string& list) {
   }
   for (const char* kind : {"none", "learned", "sinusoidal", "rotary"}) {
     const auto fits = [&](const Share& s) {
-      return std::find(s.info->positions.begin(), s.info->positions.end(), kind) != s.info->positions.end();
+      return std::find(s.info->positions.begin(), s.info->positions.end(), kind) !=
+             s.info->positions.end();
     };
     // Rotary positions turn only the projections that allow it: one such mechanism is enough.
     const bool rotary = std::string(kind) == "rotary";
-    if (rotary ? std::any_of(shares.begin(), shares.end(), fits) : std::all_of(shares.begin(), shares.end(), fits))
+    if (rotary ? std::any_of(shares.begin(), shares.end(), fits)
+               : std::all_of(shares.begin(), shares.end(), fits))
       i.positions.push_back(kind);
   }
   i.exact = i.bounded = i.merges = i.truncates = i.causal_is_prefix = true;
@@ -121,11 +135,14 @@ const MechanismInfo& HeadGroupsInfo(const std::string& name) {
   if (found != known.end()) return found->second;
   MechanismInfo& info = known[name] = Describe(name);
   info.options = [] { return Fields(); };
-  info.make = [&info, shares = Shares(name)](const Json& options, const AttentionDims& dims) { return Make(info, shares, options, dims); };
+  info.make = [&info, shares = Shares(name)](const Json& options, const AttentionDims& dims) {
+    return Make(info, shares, options, dims);
+  };
   return info;
 }
 
-HeadGroups::HeadGroups(const MechanismInfo& info, const AttentionDims& dims, std::vector<Group> groups)
+HeadGroups::HeadGroups(const MechanismInfo& info, const AttentionDims& dims,
+                       std::vector<Group> groups)
     : Mechanism(info, dims), groups_(std::move(groups)) {
   for (const Group& g : groups_) {
     register_module(g.name, g.mechanism);
@@ -148,7 +165,8 @@ std::vector<Projection> HeadGroups::Projections() const {
 State HeadGroups::EmptyState(int64_t batch, const at::TensorOptions& options) const {
   State whole;
   for (const Group& g : groups_) {
-    for (const NamedTensor& t : g.mechanism->EmptyState(batch, options).tensors) whole.tensors.push_back({g.name + "_" + t.name, t.value});
+    for (const NamedTensor& t : g.mechanism->EmptyState(batch, options).tensors)
+      whole.tensors.push_back({g.name + "_" + t.name, t.value});
   }
   return whole;
 }
@@ -179,7 +197,8 @@ void HeadGroups::Each(const std::vector<at::Tensor>& x, const State& state, F&& 
   }
 }
 
-at::Tensor HeadGroups::Extend(const std::vector<at::Tensor>& x, State& state, const ops::Mask& mask) {
+at::Tensor HeadGroups::Extend(const std::vector<at::Tensor>& x, State& state,
+                              const ops::Mask& mask) {
   std::vector<at::Tensor> out;
   Each(x, state, [&](const Group& g, const auto& own, State& part) {
     out.push_back(g.mechanism->Extend(own, part, mask));
@@ -197,17 +216,22 @@ void HeadGroups::Write(const std::vector<at::Tensor>& x, State& state, const ops
 
 at::Tensor HeadGroups::Read(const std::vector<at::Tensor>& x, const State& state) {
   std::vector<at::Tensor> out;
-  Each(x, state, [&](const Group& g, const auto& own, State& part) { out.push_back(g.mechanism->Read(own, part)); });
+  Each(x, state, [&](const Group& g, const auto& own, State& part) {
+    out.push_back(g.mechanism->Read(own, part));
+  });
   return at::cat(out, 1);
 }
 
 at::Tensor HeadGroups::BidirectionalRows(const std::vector<at::Tensor>& x, const ops::Mask& mask) {
   std::vector<at::Tensor> out;
-  Each(x, {}, [&](const Group& g, const auto& own, State&) { out.push_back(g.mechanism->Bidirectional(own, mask)); });
+  Each(x, {}, [&](const Group& g, const auto& own, State&) {
+    out.push_back(g.mechanism->Bidirectional(own, mask));
+  });
   return at::cat(out, 1);
 }
 
-at::Tensor HeadGroups::Definition(Form form, const std::vector<at::Tensor>& queries, const std::vector<at::Tensor>& x) const {
+at::Tensor HeadGroups::Definition(Form form, const std::vector<at::Tensor>& queries,
+                                  const std::vector<at::Tensor>& x) const {
   std::vector<at::Tensor> out;
   size_t next = 0;
   for (const Group& g : groups_) {
@@ -224,19 +248,22 @@ at::Tensor HeadGroups::Definition(Form form, const std::vector<at::Tensor>& quer
 State HeadGroups::Merge(const State& first, const State& second) const {
   if (!info().merges) return Mechanism::Merge(first, second);  // throws
   State whole = first;
-  for (const Group& g : groups_) PutBack(whole, g, g.mechanism->Merge(Part(first, g), Part(second, g)));
+  for (const Group& g : groups_)
+    PutBack(whole, g, g.mechanism->Merge(Part(first, g), Part(second, g)));
   return whole;
 }
 
 void HeadGroups::Truncate(State& state, int64_t count) const {
-  if (!info().truncates) return Mechanism::Truncate(state, count);  // throws, before any group is cut
+  if (!info().truncates)
+    return Mechanism::Truncate(state, count);  // throws, before any group is cut
   Each({}, state, [&](const Group& g, const auto&, State& part) {
     g.mechanism->Truncate(part, count);
     PutBack(state, g, part);
   });
 }
 
-int64_t HeadGroups::StateBytes(int64_t batch, int64_t tokens, const at::TensorOptions& options) const {
+int64_t HeadGroups::StateBytes(int64_t batch, int64_t tokens,
+                               const at::TensorOptions& options) const {
   int64_t bytes = 0;
   for (const Group& g : groups_) bytes += g.mechanism->StateBytes(batch, tokens, options);
   return bytes;

@@ -1,35 +1,44 @@
 #pragma once
-// Several mechanisms in one layer, each on its own heads: "window:2+latte:2" gives the first two heads to a window and the next two to
-// Latte. All have the width D/H of the layer's heads; the output projection mixes them.
+// Several mechanisms in one layer, each on its own heads: "window:2+latte:2" gives the first two
+// heads to a window and the next two to Latte. All have the width D/H of the layer's heads; the
+// output projection mixes them.
 #include "cistern/attention/mechanism.h"
 
 namespace cistern {
 
-bool IsHeadGroups(const std::string& name);  // has the form of a list of groups, whether or not its mechanisms exist
-bool InHeadGroups(const std::string& list, const std::string& mechanism);  // "latte" is in "window:2+latte:2"
+bool IsHeadGroups(const std::string& name);  // has the form of a list of groups, whether or not its
+                                             // mechanisms exist
+bool InHeadGroups(const std::string& list,
+                  const std::string& mechanism);  // "latte" is in "window:2+latte:2"
 
-// Made on first use and kept. Its options are those of its mechanisms by name: {"window": {"size": 64}, "latte": {}}; other names are
-// left alone. UsageError where a mechanism is unknown, a count is no positive number, or a mechanism has no verbs.
+// Made on first use and kept. Its options are those of its mechanisms by name: {"window": {"size":
+// 64}, "latte": {}}; other names are left alone. UsageError where a mechanism is unknown, a count
+// is no positive number, or a mechanism has no verbs.
 const MechanismInfo& HeadGroupsInfo(const std::string& name);
 
 class HeadGroups : public Mechanism {
  public:
   struct Group {
-    std::string name;  // of its tensors and projections: the mechanism's, with the group's number where one comes twice
+    std::string name;  // of its tensors and projections: the mechanism's, with the group's number
+                       // where one comes twice
     std::shared_ptr<Mechanism> mechanism;
   };
   HeadGroups(const MechanismInfo& info, const AttentionDims& dims, std::vector<Group> groups);
   const Mechanism* mechanism(size_t group) const { return groups_[group].mechanism.get(); }
 
-  std::vector<Projection> Projections() const override;                              // "latte_q", ...: the group's name before each
-  State EmptyState(int64_t batch, const at::TensorOptions& options) const override;  // "latte_memory", ...
+  std::vector<Projection> Projections()
+      const override;  // "latte_q", ...: the group's name before each
+  State EmptyState(int64_t batch,
+                   const at::TensorOptions& options) const override;  // "latte_memory", ...
   at::Tensor Extend(const std::vector<at::Tensor>& x, State& state, const ops::Mask& mask) override;
   void Write(const std::vector<at::Tensor>& x, State& state, const ops::Mask& mask) override;
   at::Tensor Read(const std::vector<at::Tensor>& x, const State& state) override;
-  at::Tensor Definition(Form form, const std::vector<at::Tensor>& queries, const std::vector<at::Tensor>& x) const override;
+  at::Tensor Definition(Form form, const std::vector<at::Tensor>& queries,
+                        const std::vector<at::Tensor>& x) const override;
   State Merge(const State& first, const State& second) const override;
   void Truncate(State& state, int64_t count) const override;
-  int64_t StateBytes(int64_t batch, int64_t tokens, const at::TensorOptions& options) const override;
+  int64_t StateBytes(int64_t batch, int64_t tokens,
+                     const at::TensorOptions& options) const override;
   State Compact(const State& state) const override;
   void CheckState(const State& state) const override;
 

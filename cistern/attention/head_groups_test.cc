@@ -8,7 +8,8 @@ namespace {
 
 using namespace cistern::testing;
 
-std::string Refusal(const std::string& name, Json options = Json::object(), int64_t heads = kHeads) {
+std::string Refusal(const std::string& name, Json options = Json::object(),
+                    int64_t heads = kHeads) {
   try {
     AttentionDims dims;
     dims.dim = 6 * heads, dims.heads = heads;
@@ -31,22 +32,27 @@ TEST(HeadGroups, EachGroupIsItsMechanismAlone) {
     names.push_back(p.name);
     x.push_back(Normal({2, p.heads, 17, p.width / p.heads}));
   }
-  EXPECT_EQ(names, (std::vector<std::string>{"softmax_q", "softmax_k", "softmax_v", "latte_q", "latte_k", "latte_v", "abc_mlp_q",
-                                             "abc_mlp_k", "abc_mlp_v", "abc_mlp_control"}));
-  const at::Tensor whole = ExtendPieces(*m, x, {0, 17}), everywhere = m->Bidirectional(x, {Lengths({17, 5}), {}});
+  EXPECT_EQ(names, (std::vector<std::string>{"softmax_q", "softmax_k", "softmax_v", "latte_q",
+                                             "latte_k", "latte_v", "abc_mlp_q", "abc_mlp_k",
+                                             "abc_mlp_v", "abc_mlp_control"}));
+  const at::Tensor whole = ExtendPieces(*m, x, {0, 17}),
+                   everywhere = m->Bidirectional(x, {Lengths({17, 5}), {}});
   EXPECT_EQ(whole.sizes(), (std::vector<int64_t>{2, 4, 17, 5}));
   ExpectClose(ExtendPieces(*m, x, {0, 6, 7, 17}), whole, 1e-12, "pieces");
   ExpectClose(whole, m->Definition(Form::kCausal, x, x), 1e-12, "definition");
   int64_t head = 0;
   size_t next = 0;
-  for (const auto& [name, heads] : std::vector<std::pair<std::string, int64_t>>{{"softmax", 1}, {"latte", 2}, {"abc_mlp", 1}}) {
+  for (const auto& [name, heads] :
+       std::vector<std::pair<std::string, int64_t>>{{"softmax", 1}, {"latte", 2}, {"abc_mlp", 1}}) {
     AttentionDims part;
     part.dim = 5 * heads, part.heads = heads;
-    const auto alone = FindMechanism(name).make(options.contains(name) ? options.at(name) : Json::object(), part);
+    const auto alone =
+        FindMechanism(name).make(options.contains(name) ? options.at(name) : Json::object(), part);
     const size_t count = alone->Projections().size();
     const std::vector<at::Tensor> own(x.begin() + int64_t(next), x.begin() + int64_t(next + count));
     ExpectSameBits(whole.narrow(1, head, heads), ExtendPieces(*alone, own, {0, 17}), name);
-    ExpectSameBits(everywhere.narrow(1, head, heads), alone->Bidirectional(own, {Lengths({17, 5}), {}}), name + " bidirectional");
+    ExpectSameBits(everywhere.narrow(1, head, heads),
+                   alone->Bidirectional(own, {Lengths({17, 5}), {}}), name + " bidirectional");
     head += heads;
     next += count;
   }
@@ -58,7 +64,8 @@ TEST(HeadGroups, TheSameMechanismTwiceKeepsTwoStates) {
   const auto m = FindMechanism("latte:1+latte:1").make(Json{{"latte", {{"latents", 3}}}}, dims);
   std::vector<std::string> names;
   for (const NamedTensor& t : m->EmptyState(1, at::kFloat).tensors) names.push_back(t.name);
-  EXPECT_EQ(names, (std::vector<std::string>{"latte0_memory", "latte0_z", "latte1_memory", "latte1_z"}));
+  EXPECT_EQ(names,
+            (std::vector<std::string>{"latte0_memory", "latte0_z", "latte1_memory", "latte1_z"}));
 }
 
 TEST(HeadGroups, WhatAllHaveIsDeclared) {
@@ -73,13 +80,16 @@ TEST(HeadGroups, WhatAllHaveIsDeclared) {
 }
 
 TEST(HeadGroups, ANameInsideAnotherIsNoGroup) {
-  EXPECT_TRUE(InHeadGroups("rfa_gate:2+latte:2", "latte") && InHeadGroups("rfa_gate:2+latte:2", "rfa_gate"));
-  for (const char* other : {"rfa", "gate", "late", "latt"}) EXPECT_FALSE(InHeadGroups("rfa_gate:2+latte:2", other)) << other;
+  EXPECT_TRUE(InHeadGroups("rfa_gate:2+latte:2", "latte") &&
+              InHeadGroups("rfa_gate:2+latte:2", "rfa_gate"));
+  for (const char* other : {"rfa", "gate", "late", "latt"})
+    EXPECT_FALSE(InHeadGroups("rfa_gate:2+latte:2", other)) << other;
   EXPECT_FALSE(InHeadGroups("latte", "latte"));
 }
 
 TEST(HeadGroups, RefusalsNameTheGroup) {
-  ExpectContains(Refusal("softmax:1+late:1"), {"unknown mechanism 'late'", "did you mean 'latte'?"});
+  ExpectContains(Refusal("softmax:1+late:1"),
+                 {"unknown mechanism 'late'", "did you mean 'latte'?"});
   ExpectContains(Refusal("softmax:1+latte:2"), {"shares out 3 heads, the layer has 2"});
   ExpectContains(Refusal("softmax:1+latte"), {"MECHANISM:HEADS", "got 'latte'"});
   ExpectContains(Refusal("softmax:0+latte:2"), {"got 'softmax:0'"});

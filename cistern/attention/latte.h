@@ -1,6 +1,7 @@
 #pragma once
-// Latte (P004; spec 2.15): latents stand between queries and keys. Read weights P = softmax over the latents of a head of x Wq; each latent
-// holds the softmax(x Wk)-weighted mean of the values. The slot memory's read alone; no key memory.
+// Latte (P004; spec 2.15): latents stand between queries and keys. Read weights P = softmax over
+// the latents of a head of x Wq; each latent holds the softmax(x Wk)-weighted mean of the values.
+// The slot memory's read alone; no key memory.
 #include "cistern/attention/mechanism.h"
 
 namespace cistern {
@@ -14,11 +15,13 @@ class LatteMechanism : public Mechanism {
   LatteMechanism(const MechanismInfo& info, const Options& options, const AttentionDims& dims);
 
   std::vector<Projection> Projections() const override;
-  State EmptyState(int64_t batch, const at::TensorOptions& options) const override;  // memory [B,H,L/H,d], z [B,H,L/H]
+  State EmptyState(int64_t batch, const at::TensorOptions& options)
+      const override;  // memory [B,H,L/H,d], z [B,H,L/H]
   at::Tensor Extend(const std::vector<at::Tensor>& x, State& state, const ops::Mask& mask) override;
   void Write(const std::vector<at::Tensor>& x, State& state, const ops::Mask& mask) override;
   at::Tensor Read(const std::vector<at::Tensor>& x, const State& state) override;
-  at::Tensor Definition(Form form, const std::vector<at::Tensor>& queries, const std::vector<at::Tensor>& x) const override;
+  at::Tensor Definition(Form form, const std::vector<at::Tensor>& queries,
+                        const std::vector<at::Tensor>& x) const override;
   State Merge(const State& first, const State& second) const override;
 
  private:

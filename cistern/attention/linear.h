@@ -1,6 +1,6 @@
 #pragma once
-// Linear attention with elu + 1 (Katharopoulos et al. 2020, eq. 7; spec 2.3): phi(x) = x + 1 for x > 0, else e^x. The simplest feature map:
-// no parameters, positive, d features a head.
+// Linear attention with elu + 1 (Katharopoulos et al. 2020, eq. 7; spec 2.3): phi(x) = x + 1 for x
+// > 0, else e^x. The simplest feature map: no parameters, positive, d features a head.
 #include "cistern/attention/feature_attention.h"
 
 namespace cistern {
@@ -8,8 +8,9 @@ namespace cistern {
 class LinearMechanism : public Mechanism {
  public:
   struct Options {
-    // False: no denominator; the sum is divided by sqrt(max_length), as the "linear" model of the Nystromformer's repository for the Long
-    // Range Arena does with its inputs, which are padded to that length. Another model, not another way to compute this one.
+    // False: no denominator; the sum is divided by sqrt(max_length), as the "linear" model of the
+    // Nystromformer's repository for the Long Range Arena does with its inputs, which are padded to
+    // that length. Another model, not another way to compute this one.
     bool denominator = true;
     double eps = 1e-6;  // added to the denominator
   };
@@ -18,11 +19,13 @@ class LinearMechanism : public Mechanism {
   LinearMechanism(const MechanismInfo& info, const Options& options, const AttentionDims& dims);
 
   std::vector<Projection> Projections() const override;
-  State EmptyState(int64_t batch, const at::TensorOptions& options) const override;  // memory [B,H,d,d+1] in double
+  State EmptyState(int64_t batch, const at::TensorOptions& options)
+      const override;  // memory [B,H,d,d+1] in double
   at::Tensor Extend(const std::vector<at::Tensor>& x, State& state, const ops::Mask& mask) override;
   void Write(const std::vector<at::Tensor>& x, State& state, const ops::Mask& mask) override;
   at::Tensor Read(const std::vector<at::Tensor>& x, const State& state) override;
-  at::Tensor Definition(Form form, const std::vector<at::Tensor>& queries, const std::vector<at::Tensor>& x) const override;
+  at::Tensor Definition(Form form, const std::vector<at::Tensor>& queries,
+                        const std::vector<at::Tensor>& x) const override;
   State Merge(const State& first, const State& second) const override;
 
  private:

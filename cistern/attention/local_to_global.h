@@ -1,6 +1,7 @@
 #pragma once
-// Local-to-global attention as ABC (P003 App. A.1; spec 2.14): n tokens chosen by their position are global, and every query attends to the
-// global tokens alone. Despite its name there is no local window.
+// Local-to-global attention as ABC (P003 App. A.1; spec 2.14): n tokens chosen by their position
+// are global, and every query attends to the global tokens alone. Despite its name there is no
+// local window.
 #include "cistern/attention/abc_memory.h"
 
 namespace cistern {
@@ -9,13 +10,16 @@ class LocalToGlobalMechanism : public AbcMechanism {
  public:
   struct Options {
     MemoryOptions memory;
-    int64_t stride = 1;  // the i-th global token stands at position i * stride; 0: max_length / slots
+    int64_t stride =
+        1;  // the i-th global token stands at position i * stride; 0: max_length / slots
   };
   static Fields Describe(Options& options);
-  LocalToGlobalMechanism(const MechanismInfo& info, const Options& options, const AttentionDims& dims);
+  LocalToGlobalMechanism(const MechanismInfo& info, const Options& options,
+                         const AttentionDims& dims);
 
  protected:
-  at::Tensor LogWeights(const std::vector<at::Tensor>& x, const at::Tensor& positions) const override;
+  at::Tensor LogWeights(const std::vector<at::Tensor>& x,
+                        const at::Tensor& positions) const override;
   at::Tensor DefinedWeights(Form form, const std::vector<at::Tensor>& seen) const override;
 
  private:

@@ -1,8 +1,9 @@
 #pragma once
-// Luna's causal attention (Ma et al. 2021 sec. 3.3; P004 eq. 24-26; spec 2.10): slots weigh each token by a_s = omega(P c'_s / sqrt(d)) >=
-// 0, hold the sums G_t = 1/t sum_s a_s (x) k_s and R_t = 1/t sum_s a_s (x) v_s, and a token reads y_t = softmax(q_t G_t^T / sqrt(d)) R_t.
-// The memory P is learned and the same for all tokens and layers. Sums are the raw mode of ops/sum_memory; t counts the tokens of a
-// document.
+// Luna's causal attention (Ma et al. 2021 sec. 3.3; P004 eq. 24-26; spec 2.10): slots weigh each
+// token by a_s = omega(P c'_s / sqrt(d)) >= 0, hold the sums G_t = 1/t sum_s a_s (x) k_s and R_t =
+// 1/t sum_s a_s (x) v_s, and a token reads y_t = softmax(q_t G_t^T / sqrt(d)) R_t. The memory P is
+// learned and the same for all tokens and layers. Sums are the raw mode of ops/sum_memory; t counts
+// the tokens of a document.
 #include "cistern/attention/memory_mechanism.h"
 
 namespace cistern {
@@ -10,24 +11,31 @@ namespace cistern {
 class LunaCausalMechanism : public MemoryMechanism {
  public:
   struct Options : MemoryOptions {
-    std::string weight = "softplus";  // omega: softplus of base 2, log2(1 + 2^u), as Luna's code; elu: elu(u) + 1, the paper's other choice
+    std::string weight = "softplus";  // omega: softplus of base 2, log2(1 + 2^u), as Luna's code;
+                                      // elu: elu(u) + 1, the paper's other choice
     bool tie_kv = true;
   };
   static Fields Describe(Options& options);
   LunaCausalMechanism(const MechanismInfo& info, const Options& options, const AttentionDims& dims);
 
   std::vector<Projection> Projections() const override;
-  at::Tensor Pack(const std::vector<at::Tensor>& x, const ops::Mask& mask) override;  // Error, as Unpack: luna packs
-  at::Tensor Unpack(const std::vector<at::Tensor>& x, const std::vector<at::Tensor>& packed, const ops::Mask& mask) override;
-  // key_memory, value_memory [B,H,M,d] in double, the sums; count [B] int64: tokens of the document each row is in
+  at::Tensor Pack(const std::vector<at::Tensor>& x,
+                  const ops::Mask& mask) override;  // Error, as Unpack: luna packs
+  at::Tensor Unpack(const std::vector<at::Tensor>& x, const std::vector<at::Tensor>& packed,
+                    const ops::Mask& mask) override;
+  // key_memory, value_memory [B,H,M,d] in double, the sums; count [B] int64: tokens of the document
+  // each row is in
   State EmptyState(int64_t batch, const at::TensorOptions& options) const override;
   at::Tensor Extend(const std::vector<at::Tensor>& x, State& state, const ops::Mask& mask) override;
   void Write(const std::vector<at::Tensor>& x, State& state, const ops::Mask& mask) override;
   at::Tensor Read(const std::vector<at::Tensor>& x, const State& state) override;
-  at::Tensor Definition(Form form, const std::vector<at::Tensor>& queries, const std::vector<at::Tensor>& x) const override;
+  at::Tensor Definition(Form form, const std::vector<at::Tensor>& queries,
+                        const std::vector<at::Tensor>& x) const override;
 
  private:
-  const at::Tensor& Values(const std::vector<at::Tensor>& x) const { return options_.tie_kv ? x[2] : x[3]; }
+  const at::Tensor& Values(const std::vector<at::Tensor>& x) const {
+    return options_.tie_kv ? x[2] : x[3];
+  }
   at::Tensor Omega(const at::Tensor& u) const;
   at::Tensor WriteWeights(const std::vector<at::Tensor>& x) const;                    // [B,H,T,M]
   at::Tensor ReadWeights(const at::Tensor& matched, const at::Tensor& tokens) const;  // [B,H,T,M]

@@ -55,7 +55,9 @@ std::string MemoryUseName(MemoryUse use) {
   return "";
 }
 
-bool MechanismInfo::Supports(Form form) const { return std::find(forms.begin(), forms.end(), form) != forms.end(); }
+bool MechanismInfo::Supports(Form form) const {
+  return std::find(forms.begin(), forms.end(), form) != forms.end();
+}
 
 const std::vector<const MechanismInfo*>& Mechanisms() {
   static const std::vector<const MechanismInfo*> all = {
@@ -97,7 +99,8 @@ std::vector<Document> Documents(const ops::Mask& mask, int64_t batch, int64_t le
   std::vector<Document> documents;
   for (int64_t b = 0; b < batch; ++b) {
     const bool* start = starts.const_data_ptr<bool>() + b * length;
-    const int64_t end = lengths.defined() ? std::min(length, lengths.const_data_ptr<int64_t>()[b]) : length;
+    const int64_t end =
+        lengths.defined() ? std::min(length, lengths.const_data_ptr<int64_t>()[b]) : length;
     for (int64_t t = 0; t < end; ++t) {
       if (t == 0 || start[t]) documents.push_back({b, t, 0});
       documents.back().length = t + 1 - documents.back().begin;
@@ -108,22 +111,26 @@ std::vector<Document> Documents(const ops::Mask& mask, int64_t batch, int64_t le
 
 }  // namespace
 
-void Mechanism::AddWeight(const std::string& name, at::Tensor& member, const at::Tensor& initial, CoreWeight::Kind kind) {
+void Mechanism::AddWeight(const std::string& name, at::Tensor& member, const at::Tensor& initial,
+                          CoreWeight::Kind kind) {
   torch::nn::Module* owner = this;
   const size_t dot = name.find('.');
   if (dot != std::string::npos) {
     const std::string child = name.substr(0, dot);
     const auto children = named_children();
     const auto* known = children.find(child);
-    owner = known ? known->get() : register_module(child, std::make_shared<torch::nn::Module>()).get();
+    owner =
+        known ? known->get() : register_module(child, std::make_shared<torch::nn::Module>()).get();
   }
   const std::string leaf = name.substr(dot + 1);  // all of it where there is no dot
-  member = kind == CoreWeight::Kind::kTrained ? owner->register_parameter(leaf, initial) : owner->register_buffer(leaf, initial);
+  member = kind == CoreWeight::Kind::kTrained ? owner->register_parameter(leaf, initial)
+                                              : owner->register_buffer(leaf, initial);
   weights_.push_back({name, &member, kind});
 }
 
 void Mechanism::AddWeightsOf(const std::string& name, const Mechanism& held) {
-  for (const CoreWeight& w : held.weights()) weights_.push_back({name + "." + w.name, w.value, w.kind});
+  for (const CoreWeight& w : held.weights())
+    weights_.push_back({name + "." + w.name, w.value, w.kind});
 }
 
 at::Tensor Mechanism::BidirectionalRows(const std::vector<at::Tensor>& x, const ops::Mask& mask) {
@@ -137,29 +144,39 @@ State Mechanism::EmptyState(int64_t, const at::TensorOptions&) const { return {}
 namespace {
 
 [[noreturn]] void RefuseVerb(const MechanismInfo& info) {
-  throw Error(StrCat("[", info.name, "] has no state to write, read or extend; it takes whole sequences (Bidirectional)"));
+  throw Error(
+      StrCat("[", info.name,
+             "] has no state to write, read or extend; it takes whole sequences (Bidirectional)"));
 }
 
 }  // namespace
 
-at::Tensor Mechanism::Extend(const std::vector<at::Tensor>&, State&, const ops::Mask&) { RefuseVerb(info()); }
+at::Tensor Mechanism::Extend(const std::vector<at::Tensor>&, State&, const ops::Mask&) {
+  RefuseVerb(info());
+}
 
-void Mechanism::Write(const std::vector<at::Tensor>&, State&, const ops::Mask&) { RefuseVerb(info()); }
+void Mechanism::Write(const std::vector<at::Tensor>&, State&, const ops::Mask&) {
+  RefuseVerb(info());
+}
 
 at::Tensor Mechanism::Read(const std::vector<at::Tensor>&, const State&) { RefuseVerb(info()); }
 
-at::Tensor Mechanism::Attend(Form form, const std::vector<at::Tensor>& x, State* state, const ops::Mask& mask, Handles& handles) {
+at::Tensor Mechanism::Attend(Form form, const std::vector<at::Tensor>& x, State* state,
+                             const ops::Mask& mask, Handles& handles) {
   handles.clear();
   if (form == Form::kBidirectional) return Bidirectional(x, mask);
   return form == Form::kCausal ? Extend(x, *state, mask) : Read(x, *state);
 }
 
 State Mechanism::Merge(const State&, const State&) const {
-  throw Error(StrCat("[", info().name, "] states do not merge; extend one state by the second piece instead"));
+  throw Error(StrCat("[", info().name,
+                     "] states do not merge; extend one state by the second piece instead"));
 }
 
 void Mechanism::Truncate(State&, int64_t) const {
-  throw Error(StrCat("[", info().name, "] the state does not hold single tokens and cannot be cut back; keep a Clone of it instead"));
+  throw Error(StrCat("[", info().name,
+                     "] the state does not hold single tokens and cannot be cut back; keep a Clone "
+                     "of it instead"));
 }
 
 int64_t Mechanism::StateBytes(int64_t batch, int64_t, const at::TensorOptions& options) const {
@@ -172,7 +189,8 @@ void Mechanism::CheckState(const State&) const {}
 
 at::Tensor ZeroPadding(const at::Tensor& y, const ops::Mask& mask) {
   if (!mask.lengths) return y;
-  const at::Tensor pad = at::arange(y.size(2), mask.lengths->options()).unsqueeze(0) >= mask.lengths->unsqueeze(1);
+  const at::Tensor pad =
+      at::arange(y.size(2), mask.lengths->options()).unsqueeze(0) >= mask.lengths->unsqueeze(1);
   return y.masked_fill(pad.unsqueeze(1).unsqueeze(-1), 0.0);
 }
 
@@ -186,7 +204,8 @@ at::Tensor Mechanism::Bidirectional(const std::vector<at::Tensor>& x, const ops:
   int64_t longest = 0;
   for (const Document& d : documents) longest = std::max(longest, d.length);
   const int64_t count = int64_t(documents.size());
-  const at::Tensor index = at::full({count, longest}, batch * length, at::kLong);  // the last row of the padded table is zeros
+  const at::Tensor index = at::full({count, longest}, batch * length,
+                                    at::kLong);  // the last row of the padded table is zeros
   const at::Tensor back = at::full({batch * length}, count * longest, at::kLong);
   const at::Tensor lengths = at::empty({count}, at::kLong);
   for (int64_t i = 0; i < count; ++i) {
@@ -201,10 +220,13 @@ at::Tensor Mechanism::Bidirectional(const std::vector<at::Tensor>& x, const ops:
   auto pick = [](const at::Tensor& y, const at::Tensor& rows, int64_t b, int64_t t) {
     const at::Tensor flat = y.transpose(1, 2).reshape({-1, y.size(1), y.size(3)});
     const at::Tensor table = at::cat({flat, at::zeros({1, y.size(1), y.size(3)}, y.options())});
-    return table.index_select(0, rows.reshape({-1}).to(y.device())).reshape({b, t, y.size(1), y.size(3)}).transpose(1, 2);
+    return table.index_select(0, rows.reshape({-1}).to(y.device()))
+        .reshape({b, t, y.size(1), y.size(3)})
+        .transpose(1, 2);
   };
   std::vector<at::Tensor> unpacked;
-  for (const at::Tensor& y : x) unpacked.push_back(y.defined() ? pick(y, index, count, longest) : y);
+  for (const at::Tensor& y : x)
+    unpacked.push_back(y.defined() ? pick(y, index, count, longest) : y);
   ops::Mask rows;
   rows.lengths = lengths.to(x[0].device());
   return pick(Bidirectional(unpacked, rows), back, batch, length);

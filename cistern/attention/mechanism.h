@@ -1,9 +1,11 @@
 #pragma once
-// A mechanism: a way to attend. It is a core (a function of projected tensors) plus the projections it declares; the attention layer
-// (nn/attention_layer.h) owns the projections, the short convolution, the positions and the output projection.
+// A mechanism: a way to attend. It is a core (a function of projected tensors) plus the projections
+// it declares; the attention layer (nn/attention_layer.h) owns the projections, the short
+// convolution, the positions and the output projection.
 //
-// Three verbs: write (tokens into a state), read (queries against a state) and extend (causal: each token is written, then reads), for a
-// piece of any length. Bidirectional = write all, read all. Cross = write once, read often. Decoding = extend by one token.
+// Three verbs: write (tokens into a state), read (queries against a state) and extend (causal: each
+// token is written, then reads), for a piece of any length. Bidirectional = write all, read all.
+// Cross = write once, read often. Decoding = extend by one token.
 #include <ATen/core/Tensor.h>
 #include <torch/nn/module.h>
 
@@ -22,26 +24,29 @@ namespace cistern {
 enum class Form { kBidirectional, kCausal, kCross };
 std::string FormName(Form form);
 
-// Which stream a projection is made from. Query and key side are the same one in self attention. Mechanisms with a memory stream
-// (memory_mechanism.h) also project the memory and what was packed into it.
+// Which stream a projection is made from. Query and key side are the same one in self attention.
+// Mechanisms with a memory stream (memory_mechanism.h) also project the memory and what was packed
+// into it.
 enum class Side { kQuery, kKey, kMemory, kPacked };
 std::string SideName(Side side);  // query, key, memory, packed
 
 struct Projection {
   std::string name;  // "q" gives the weight q_proj.weight
   Side side;
-  int64_t width;          // over its heads
-  bool rotary = false;    // rotary positions turn it
-  int64_t heads = 0;      // it is split into; 0: as many as the layer has. 1: shared by all heads
-  bool tied = false;      // the layers of one model with this mechanism share the map
-  std::string map = {};   // of the projection whose map it uses, where it has none of its own; empty: its own
+  int64_t width;        // over its heads
+  bool rotary = false;  // rotary positions turn it
+  int64_t heads = 0;    // it is split into; 0: as many as the layer has. 1: shared by all heads
+  bool tied = false;    // the layers of one model with this mechanism share the map
+  std::string map =
+      {};  // of the projection whose map it uses, where it has none of its own; empty: its own
   bool identity = false;  // no map at all: the stream itself, split into heads
   bool OfTokens() const { return side == Side::kQuery || side == Side::kKey; }
 };
 
-// What a mechanism does with a memory stream beside the tokens: it has none; every layer gets the same learned one; each layer hands on the
-// memory plus what it packed (a residual and a norm around it); each layer makes the next memory itself. Or a layer turns the stream of
-// tokens into one of latents (perceiver.h).
+// What a mechanism does with a memory stream beside the tokens: it has none; every layer gets the
+// same learned one; each layer hands on the memory plus what it packed (a residual and a norm
+// around it); each layer makes the next memory itself. Or a layer turns the stream of tokens into
+// one of latents (perceiver.h).
 enum class MemoryUse { kNone, kFixed, kStream, kReplaced, kLatents };
 std::string MemoryUseName(MemoryUse use);  // none, fixed, stream, replaced, latents
 
@@ -50,19 +55,27 @@ struct AttentionDims {
   int64_t heads = 0;       // H; d = D/H
   int64_t max_length = 0;  // of the model, for mechanisms of fixed length
   int64_t layer = 0;
-  double dropout = 0;                      // attention dropout
-  const class Mechanism* first = nullptr;  // of an earlier layer, same model and options: owns what is tied across layers
-  bool cross = false;                      // the layer attends to another sequence: what it draws is not what self attention draws
-  int64_t copied = kAlone;                 // heads whose scores are taken over from the layer before (handles.h, reuse.h)
-  int64_t copied_on = 0;                   // heads of this layer whose scores the layer after takes over
+  double dropout = 0;  // attention dropout
+  const class Mechanism* first =
+      nullptr;  // of an earlier layer, same model and options: owns what is tied across layers
+  bool cross = false;  // the layer attends to another sequence: what it draws is not what self
+                       // attention draws
+  int64_t copied =
+      kAlone;  // heads whose scores are taken over from the layer before (handles.h, reuse.h)
+  int64_t copied_on = 0;  // heads of this layer whose scores the layer after takes over
 
-  static constexpr int64_t kAlone = -1;    // no layer of a model: a mechanism that copies is given the scores as inputs
+  static constexpr int64_t kAlone =
+      -1;  // no layer of a model: a mechanism that copies is given the scores as inputs
   static constexpr int64_t kSkipped = -2;  // a layer of a model that has no attention
 };
 
 // A tensor that the core itself owns, by its name in a model file below "core.": "map.weight".
 struct CoreWeight {
-  enum class Kind { kTrained, kDrawn, kRedrawn };  // a parameter; a buffer; a buffer that calls in training change
+  enum class Kind {
+    kTrained,
+    kDrawn,
+    kRedrawn
+  };  // a parameter; a buffer; a buffer that calls in training change
   std::string name;
   at::Tensor* value;  // the member that the verbs use: another tensor put there takes its place
   Kind kind;
@@ -79,19 +92,24 @@ struct MechanismInfo {
   bool stochastic = false;
   bool bounded = true;  // the state does not grow with the sequence
   MemoryUse memory = MemoryUse::kNone;
-  bool causal_is_prefix = true;                // causal at t = the last row of bidirectional over 0..t
-  std::vector<std::string> positions;          // kinds that fit: none, learned, sinusoidal, rotary
-  std::string time, state;                     // cost in words: "O(T n d)", "2 n (d + 1)"
-  std::vector<Json> cases = {Json::object()};  // options the conformance suite runs: every variant once, sizes of a few
-  double tolerance = 1e-6;                     // of the conformance suite in float, relative RMS; say why where it is wider
-  bool merges = false;                         // has Merge
-  bool truncates = false;                      // has Truncate
-  bool leaves_scores = false;                  // the next layer may take over the scores of its heads
-  bool copies_scores = false;                  // takes over scores of the layer before
-  std::function<Fields()> options;             // its typed options with their defaults
-  std::function<std::shared_ptr<class Mechanism>(const Json& options, const AttentionDims& dims)> make;
+  bool causal_is_prefix = true;        // causal at t = the last row of bidirectional over 0..t
+  std::vector<std::string> positions;  // kinds that fit: none, learned, sinusoidal, rotary
+  std::string time, state;             // cost in words: "O(T n d)", "2 n (d + 1)"
+  std::vector<Json> cases = {
+      Json::object()};  // options the conformance suite runs: every variant once, sizes of a few
+  double tolerance =
+      1e-6;  // of the conformance suite in float, relative RMS; say why where it is wider
+  bool merges = false;              // has Merge
+  bool truncates = false;           // has Truncate
+  bool leaves_scores = false;       // the next layer may take over the scores of its heads
+  bool copies_scores = false;       // takes over scores of the layer before
+  std::function<Fields()> options;  // its typed options with their defaults
+  std::function<std::shared_ptr<class Mechanism>(const Json& options, const AttentionDims& dims)>
+      make;
   bool Supports(Form form) const;
-  bool HandsOnMemory() const { return memory == MemoryUse::kStream || memory == MemoryUse::kReplaced; }
+  bool HandsOnMemory() const {
+    return memory == MemoryUse::kStream || memory == MemoryUse::kReplaced;
+  }
 };
 
 class Mechanism : public torch::nn::Module {
@@ -103,48 +121,62 @@ class Mechanism : public torch::nn::Module {
   virtual std::vector<Projection> Projections() const = 0;
   const std::vector<CoreWeight>& weights() const { return weights_; }
 
-  // Everything below: tensors in declared order, each [B,H,T,width/H]; those of the other side are undefined where not needed. Those of a
-  // memory stream are left away but by the attention layer (memory_mechanism.h).
-  // Without verbs there is no state: EmptyState gives one of no tensors, and the verbs are Errors.
+  // Everything below: tensors in declared order, each [B,H,T,width/H]; those of the other side are
+  // undefined where not needed. Those of a memory stream are left away but by the attention layer
+  // (memory_mechanism.h). Without verbs there is no state: EmptyState gives one of no tensors, and
+  // the verbs are Errors.
   virtual State EmptyState(int64_t batch, const at::TensorOptions& options) const;
-  virtual at::Tensor Extend(const std::vector<at::Tensor>& x, State& state, const ops::Mask& mask);  // -> [B,H,T,d]
+  virtual at::Tensor Extend(const std::vector<at::Tensor>& x, State& state,
+                            const ops::Mask& mask);  // -> [B,H,T,d]
   virtual void Write(const std::vector<at::Tensor>& x, State& state, const ops::Mask& mask);
   virtual at::Tensor Read(const std::vector<at::Tensor>& x, const State& state);
-  // The whole sequence, every token sees every valid token. Rows with several documents are taken apart first.
+  // The whole sequence, every token sees every valid token. Rows with several documents are taken
+  // apart first.
   at::Tensor Bidirectional(const std::vector<at::Tensor>& x, const ops::Mask& mask);
 
-  // One of the three as a layer of a model runs it: Extend (causal), Bidirectional (no state) or Read (cross). `handles` come from the
-  // layer before and leave for the next: the scores that a mechanism copies and those that may be copied from it; most know of none.
-  virtual at::Tensor Attend(Form form, const std::vector<at::Tensor>& x, State* state, const ops::Mask& mask, Handles& handles);
+  // One of the three as a layer of a model runs it: Extend (causal), Bidirectional (no state) or
+  // Read (cross). `handles` come from the layer before and leave for the next: the scores that a
+  // mechanism copies and those that may be copied from it; most know of none.
+  virtual at::Tensor Attend(Form form, const std::vector<at::Tensor>& x, State* state,
+                            const ops::Mask& mask, Handles& handles);
 
   // The learned memory before the first block, [1,M,D]; undefined where there is none.
   virtual at::Tensor InitialMemory() const { return {}; }
 
-  // What the paper says, in plain double-precision code that shares nothing with the above (definition.h helps): rows without padding, x in
-  // declared order; query-side tensors come from `queries`, which is x but for cross attention. As in evaluation: no dropout. -> [B,H,T,d]
-  virtual at::Tensor Definition(Form form, const std::vector<at::Tensor>& queries, const std::vector<at::Tensor>& x) const = 0;
+  // What the paper says, in plain double-precision code that shares nothing with the above
+  // (definition.h helps): rows without padding, x in declared order; query-side tensors come from
+  // `queries`, which is x but for cross attention. As in evaluation: no dropout. -> [B,H,T,d]
+  virtual at::Tensor Definition(Form form, const std::vector<at::Tensor>& queries,
+                                const std::vector<at::Tensor>& x) const = 0;
 
-  // The state after two adjacent pieces of one sequence, each begun empty (info().merges), and the state as it was after the first `count`
-  // tokens (info().truncates: nothing written is ever forgotten). Error where the mechanism has none.
+  // The state after two adjacent pieces of one sequence, each begun empty (info().merges), and the
+  // state as it was after the first `count` tokens (info().truncates: nothing written is ever
+  // forgotten). Error where the mechanism has none.
   virtual State Merge(const State& first, const State& second) const;
   virtual void Truncate(State& state, int64_t count) const;
 
-  // Bytes of the state after `tokens` tokens in each of `batch` rows, without running anything: Compact(state).Bytes(). By default those of
-  // the empty state, which a bounded mechanism keeps. A cache may hold up to as much again as room to grow into (State::Bytes counts it),
-  // and rows that were padded or packed add what tells their tokens apart.
+  // Bytes of the state after `tokens` tokens in each of `batch` rows, without running anything:
+  // Compact(state).Bytes(). By default those of the empty state, which a bounded mechanism keeps. A
+  // cache may hold up to as much again as room to grow into (State::Bytes counts it), and rows that
+  // were padded or packed add what tells their tokens apart.
   virtual int64_t StateBytes(int64_t batch, int64_t tokens, const at::TensorOptions& options) const;
-  // The state without spare room: what a file of it holds. By default the state itself. Shares memory.
+  // The state without spare room: what a file of it holds. By default the state itself. Shares
+  // memory.
   virtual State Compact(const State& state) const;
-  // For a compact state that was read from a file, whose tensors have the names, types and shapes of EmptyState (a size of 0 there may be
-  // any other): Error where the tensors do not fit each other.
+  // For a compact state that was read from a file, whose tensors have the names, types and shapes
+  // of EmptyState (a size of 0 there may be any other): Error where the tensors do not fit each
+  // other.
   virtual void CheckState(const State& state) const;
 
  protected:
-  // Bidirectional for rows of one document each; padding reads anything. By default: write all, read all.
+  // Bidirectional for rows of one document each; padding reads anything. By default: write all,
+  // read all.
   virtual at::Tensor BidirectionalRows(const std::vector<at::Tensor>& x, const ops::Mask& mask);
 
-  // Registers a tensor of the core and sets `member` to it. A dot in the name puts it into a module of its own: "map.weight".
-  void AddWeight(const std::string& name, at::Tensor& member, const at::Tensor& initial, CoreWeight::Kind kind);
+  // Registers a tensor of the core and sets `member` to it. A dot in the name puts it into a module
+  // of its own: "map.weight".
+  void AddWeight(const std::string& name, at::Tensor& member, const at::Tensor& initial,
+                 CoreWeight::Kind kind);
   // The weights of a mechanism that this one holds, with "name." before theirs.
   void AddWeightsOf(const std::string& name, const Mechanism& held);
 
@@ -156,7 +188,8 @@ class Mechanism : public torch::nn::Module {
 
 // All mechanisms, in the order of mechanisms.def.
 const std::vector<const MechanismInfo*>& Mechanisms();
-// A name of mechanisms.def, or head groups such as "window:2+latte:2" (head_groups.h). UsageError with the nearest name.
+// A name of mechanisms.def, or head groups such as "window:2+latte:2" (head_groups.h). UsageError
+// with the nearest name.
 const MechanismInfo& FindMechanism(const std::string& name);
 
 // y [B,H,T,d] with zeros at the padding that mask.lengths tells of.
@@ -165,7 +198,8 @@ at::Tensor ZeroPadding(const at::Tensor& y, const ops::Mask& mask);
 // UsageError with the reason and what works instead, unless the mechanism has the form.
 void RequireForm(const MechanismInfo& info, Form form);
 
-// Fills in `options` and `make` of an info from M::Options, M::Describe(Options&) -> Fields and M(info, options, dims).
+// Fills in `options` and `make` of an info from M::Options, M::Describe(Options&) -> Fields and
+// M(info, options, dims).
 template <class M>
 void BindMechanism(MechanismInfo& info) {
   info.options = [] {

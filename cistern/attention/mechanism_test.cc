@@ -10,7 +10,8 @@ using namespace cistern::testing;
 using ops::ImplName;
 using ops::ImplScope;
 
-// What every mechanism must have is checked by the conformance suite (verify/suite_test.cc); here is what some are known to be besides.
+// What every mechanism must have is checked by the conformance suite (verify/suite_test.cc); here
+// is what some are known to be besides.
 template <class F>
 void InEveryImplementation(const std::string& name, F&& f) {
   for (const ops::Impl impl : kImpls) {
@@ -22,7 +23,8 @@ void InEveryImplementation(const std::string& name, F&& f) {
 
 TEST(Mechanisms, OrderOfSlotsDoesNotMatter) {
   at::manual_seed(2);
-  for (const auto& [name, slots] : std::vector<std::pair<std::string, std::vector<size_t>>>{{"latte", {0, 1}}, {"abc_mlp", {3}}}) {
+  for (const auto& [name, slots] : std::vector<std::pair<std::string, std::vector<size_t>>>{
+           {"latte", {0, 1}}, {"abc_mlp", {3}}}) {
     const auto m = Small(FindMechanism(name));
     const auto x = Inputs(*m, 2, 20);
     auto y = x;
@@ -45,7 +47,8 @@ TEST(Latte, ConstantValuesComeBackAndHeadsAreIndependent) {
       const auto single = m.info().make(Json{{"latents", 3}}, dims);
       std::vector<at::Tensor> one;
       for (const at::Tensor& y : x) one.push_back(y.narrow(1, h, 1));
-      ExpectClose(ExtendPieces(*single, one, {0, 30}), out.narrow(1, h, 1), 1e-13, what + " single head");
+      ExpectClose(ExtendPieces(*single, one, {0, 30}), out.narrow(1, h, 1), 1e-13,
+                  what + " single head");
     }
     x[2] = Normal({2, kHeads, 1, kWidth}).expand({2, kHeads, 30, kWidth});
     ExpectClose(ExtendPieces(m, x, {0, 30}), x[2], 1e-13, what + " constant values");
@@ -79,29 +82,52 @@ TEST(Registry, RefusesWithAReasonAndASuggestion) {
     }
     return std::string("no UsageError");
   };
-  ExpectContains(text([] { FindMechanism("late"); }), {"mechanism 'late'", "did you mean 'latte'?"});
-  ExpectContains(text([] { FindMechanism("zzzzzzzz"); }), {"zzzzzzzz", "softmax", "latte", "abc_mlp"});
+  ExpectContains(text([] { FindMechanism("late"); }),
+                 {"mechanism 'late'", "did you mean 'latte'?"});
+  ExpectContains(text([] { FindMechanism("zzzzzzzz"); }),
+                 {"zzzzzzzz", "softmax", "latte", "abc_mlp"});
   AttentionDims dims;
   dims.dim = 12, dims.heads = 3;
-  ExpectContains(text([&] { FindMechanism("latte").make(Json{{"latent", 6}}, dims); }), {"latte", "latent", "latents"});
-  ExpectContains(text([&] { FindMechanism("latte").make(Json{{"latents", 7}}, dims); }), {"[latte]", "latents=7", "heads=3"});
-  ExpectContains(text([&] { FindMechanism("abc_mlp").make(Json{{"slots", 0}}, dims); }), {"abc_mlp", "slots", "0"});
-  ExpectContains(text([&] { FindMechanism("abc_mlp").make(Json{{"slots", "many"}}, dims); }), {"slots", "many"});
-  ExpectContains(text([&] { FindMechanism("softmax").make(Json{{"slots", 3}}, dims); }), {"softmax", "slots"});
+  ExpectContains(text([&] {
+                   FindMechanism("latte").make(Json{{"latent", 6}}, dims);
+                 }),
+                 {"latte", "latent", "latents"});
+  ExpectContains(text([&] {
+                   FindMechanism("latte").make(Json{{"latents", 7}}, dims);
+                 }),
+                 {"[latte]", "latents=7", "heads=3"});
+  ExpectContains(text([&] {
+                   FindMechanism("abc_mlp").make(Json{{"slots", 0}}, dims);
+                 }),
+                 {"abc_mlp", "slots", "0"});
+  ExpectContains(text([&] {
+                   FindMechanism("abc_mlp").make(Json{{"slots", "many"}}, dims);
+                 }),
+                 {"slots", "many"});
+  ExpectContains(text([&] {
+                   FindMechanism("softmax").make(Json{{"slots", 3}}, dims);
+                 }),
+                 {"softmax", "slots"});
   MechanismInfo info;
-  info.name = "toy", info.forms = {Form::kCausal}, info.refusals = {"cross: it has no keys; use softmax instead"};
-  ExpectContains(text([&] { RequireForm(info, Form::kCross); }), {"[toy]", "cross", "use softmax instead"});
-  ExpectContains(text([&] { RequireForm(info, Form::kBidirectional); }), {"[toy]", "bidirectional"});
+  info.name = "toy", info.forms = {Form::kCausal},
+  info.refusals = {"cross: it has no keys; use softmax instead"};
+  ExpectContains(text([&] { RequireForm(info, Form::kCross); }),
+                 {"[toy]", "cross", "use softmax instead"});
+  ExpectContains(text([&] { RequireForm(info, Form::kBidirectional); }),
+                 {"[toy]", "bidirectional"});
   RequireForm(info, Form::kCausal);
   State state = {{{"memory", at::zeros({1})}}};
   ExpectContains(Thrown([&] { state["memoryy"]; }), {"memoryy", "did you mean 'memory'?"});
   for (const MechanismInfo* m : Mechanisms()) {
-    EXPECT_FALSE(m->title.empty() || m->source.empty() || m->summary.empty() || m->time.empty() || m->state.empty() || m->positions.empty())
+    EXPECT_FALSE(m->title.empty() || m->source.empty() || m->summary.empty() || m->time.empty() ||
+                 m->state.empty() || m->positions.empty())
         << m->name;
     for (const Form form : {Form::kBidirectional, Form::kCausal, Form::kCross}) {
       bool explained = m->Supports(form);
-      for (const std::string& refusal : m->refusals) explained = explained || refusal.starts_with(FormName(form) + ":");
-      EXPECT_TRUE(explained) << m->name << " neither has nor refuses the " << FormName(form) << " form";
+      for (const std::string& refusal : m->refusals)
+        explained = explained || refusal.starts_with(FormName(form) + ":");
+      EXPECT_TRUE(explained) << m->name << " neither has nor refuses the " << FormName(form)
+                             << " form";
     }
   }
 }

@@ -21,58 +21,76 @@ at::Tensor InitialSlots(const std::string& init, int64_t slots, int64_t dim) {
   return memory.normal_(0, 1 / std::sqrt(double(dim)));
 }
 
-// [M,D] in double, as fairseq has it: sines in the first half, cosines in the second, a zero where D is odd.
+// [M,D] in double, as fairseq has it: sines in the first half, cosines in the second, a zero where
+// D is odd.
 at::Tensor Sinusoid(int64_t slots, int64_t dim, at::Device device) {
   const at::TensorOptions options = at::TensorOptions().dtype(at::kDouble).device(device);
   const int64_t half = dim / 2;
-  const at::Tensor rates = (at::arange(half, options) * (-std::log(10000.0) / double(std::max<int64_t>(1, half - 1)))).exp();
+  const at::Tensor rates =
+      (at::arange(half, options) * (-std::log(10000.0) / double(std::max<int64_t>(1, half - 1))))
+          .exp();
   const at::Tensor angles = at::arange(slots, options).unsqueeze(1) * rates;
   return at::cat({angles.sin(), angles.cos(), at::zeros({slots, dim - 2 * half}, options)}, 1);
 }
 
 }  // namespace
 
-MemoryMechanism::MemoryMechanism(const MechanismInfo& info, const MemoryOptions& options, const AttentionDims& dims)
+MemoryMechanism::MemoryMechanism(const MechanismInfo& info, const MemoryOptions& options,
+                                 const AttentionDims& dims)
     : Mechanism(info, dims), scaled_(options.init == "scaled"), sinusoid_(options.sinusoid) {
   if (dims.first) {
     const auto& first = static_cast<const MemoryMechanism&>(*dims.first);
     memory_ = first.memory_, norm_weight_ = first.norm_weight_, norm_bias_ = first.norm_bias_;
     return;
   }
-  AddWeight("memory", memory_, InitialSlots(options.init, options.slots, dims.dim), CoreWeight::Kind::kTrained);
+  AddWeight("memory", memory_, InitialSlots(options.init, options.slots, dims.dim),
+            CoreWeight::Kind::kTrained);
   if (!options.norm) return;
   AddWeight("memory_norm.weight", norm_weight_, at::ones({dims.dim}), CoreWeight::Kind::kTrained);
   AddWeight("memory_norm.bias", norm_bias_, at::zeros({dims.dim}), CoreWeight::Kind::kTrained);
 }
 
 void MemoryMechanism::Describe(MemoryOptions& options, Fields& fields) {
-  fields.Add("slots", &options.slots, "memory slots (M), each of the model's width and split into heads as a token is", {1, 65536});
+  fields.Add("slots", &options.slots,
+             "memory slots (M), each of the model's width and split into heads as a token is",
+             {1, 65536});
   fields.Add("init", &options.init,
-             "initial memory: N(0,1) as P000's code (normal), N(0,1/D) as Luna's (embedding), the same times sqrt(D) where it is used as "
-             "Luna's without learned positions (scaled), U(+-sqrt(6/(M+D))) (xavier), rows of the identity as the shared workspace's",
+             "initial memory: N(0,1) as P000's code (normal), N(0,1/D) as Luna's (embedding), the "
+             "same times sqrt(D) where it is used as "
+             "Luna's without learned positions (scaled), U(+-sqrt(6/(M+D))) (xavier), rows of the "
+             "identity as the shared workspace's",
              {"normal", "embedding", "scaled", "xavier", "identity"});
   fields.Add("sinusoid", &options.sinusoid,
-             "sinusoids of the slots' numbers are added to the initial memory: Luna's without learned positions");
+             "sinusoids of the slots' numbers are added to the initial memory: Luna's without "
+             "learned positions");
   fields.Add("norm", &options.norm,
-             "a layer norm of the initial memory, after the sinusoids: Luna's encoders, whose embeddings have one too (embedding_norm)");
+             "a layer norm of the initial memory, after the sinusoids: Luna's encoders, whose "
+             "embeddings have one too (embedding_norm)");
 }
 
 at::Tensor MemoryMechanism::InitialMemory() const {
   at::Tensor memory = scaled_ ? memory_ * std::sqrt(double(dims().dim)) : memory_;
-  if (sinusoid_) memory = memory + Sinusoid(Slots(), dims().dim, memory.device()).to(memory.scalar_type());
-  return norm_weight_.defined() ? at::layer_norm(memory, {dims().dim}, norm_weight_, norm_bias_) : memory;
+  if (sinusoid_)
+    memory = memory + Sinusoid(Slots(), dims().dim, memory.device()).to(memory.scalar_type());
+  return norm_weight_.defined() ? at::layer_norm(memory, {dims().dim}, norm_weight_, norm_bias_)
+                                : memory;
 }
 
 at::Tensor MemoryMechanism::MemoryHeads(int64_t heads) const {
   return InitialMemory().unflatten(2, {heads > 0 ? heads : dims().heads, -1}).transpose(1, 2);
 }
 
-at::Tensor MemoryMechanism::OfMemory(const std::vector<at::Tensor>& x, size_t index, int64_t batch) const {
+at::Tensor MemoryMechanism::OfMemory(const std::vector<at::Tensor>& x, size_t index,
+                                     int64_t batch) const {
   const std::vector<Projection> all = Projections();
-  const auto tokens = size_t(std::count_if(all.begin(), all.end(), [](const Projection& p) { return p.OfTokens(); }));
+  const auto tokens = size_t(
+      std::count_if(all.begin(), all.end(), [](const Projection& p) { return p.OfTokens(); }));
   if (x.size() > tokens) return x[tokens + index].expand({batch, -1, -1, -1});
-  const auto known = std::find_if(x.begin(), x.end(), [](const at::Tensor& t) { return t.defined(); });
-  return MemoryHeads(all[tokens + index].heads).to(known->scalar_type()).expand({batch, -1, -1, -1});
+  const auto known =
+      std::find_if(x.begin(), x.end(), [](const at::Tensor& t) { return t.defined(); });
+  return MemoryHeads(all[tokens + index].heads)
+      .to(known->scalar_type())
+      .expand({batch, -1, -1, -1});
 }
 
 at::Tensor MemoryMechanism::Extend(const std::vector<at::Tensor>&, State&, const ops::Mask&) {
@@ -88,9 +106,11 @@ at::Tensor MemoryMechanism::Read(const std::vector<at::Tensor>&, const State&) {
   throw Error(StrCat("[", info().name, "] has no state to read"));
 }
 
-at::Tensor MemoryMechanism::BidirectionalRows(const std::vector<at::Tensor>& x, const ops::Mask& mask) {
+at::Tensor MemoryMechanism::BidirectionalRows(const std::vector<at::Tensor>& x,
+                                              const ops::Mask& mask) {
   const std::vector<Projection> all = Projections();
-  const auto count = size_t(std::count_if(all.begin(), all.end(), [](const Projection& p) { return p.side == Side::kPacked; }));
+  const auto count = size_t(std::count_if(
+      all.begin(), all.end(), [](const Projection& p) { return p.side == Side::kPacked; }));
   const at::Tensor packed = Update(x, Pack(x, mask).transpose(1, 2).flatten(2), mask);  // [B,M,D]
   const at::Tensor heads = packed.unflatten(2, {dims().heads, Width()}).transpose(1, 2);
   return Unpack(x, std::vector<at::Tensor>(count, heads), mask);

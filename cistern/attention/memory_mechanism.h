@@ -1,14 +1,16 @@
 #pragma once
-// A mechanism with a memory stream: M slots of the model's width D that gather from the tokens (packing) and are read by them (unpacking).
-// Where MechanismInfo says kStream the memory is updated and handed from block to block, with a residual and a norm of its own
-// (nn/block.h).
+// A mechanism with a memory stream: M slots of the model's width D that gather from the tokens
+// (packing) and are read by them (unpacking). Where MechanismInfo says kStream the memory is
+// updated and handed from block to block, with a residual and a norm of its own (nn/block.h).
 //
-// Its initial value is a learned parameter, `memory` [1,M,D], owned by the first layer of a model that has the mechanism.
+// Its initial value is a learned parameter, `memory` [1,M,D], owned by the first layer of a model
+// that has the mechanism.
 //
-// Projections() lists those of tokens first, then those of the memory, then those of what was packed. The attention layer appends the
-// memory's tensors to x ([B or 1,H,M,w]; Extend, Write, Bidirectional, Pack) and gives the packed ones to Unpack. Where they are left away
-// the parameter itself and the packed heads, split, take their places, as if all those maps were the identity: so the core alone is a
-// function of the tokens' tensors like any other.
+// Projections() lists those of tokens first, then those of the memory, then those of what was
+// packed. The attention layer appends the memory's tensors to x ([B or 1,H,M,w]; Extend, Write,
+// Bidirectional, Pack) and gives the packed ones to Unpack. Where they are left away the parameter
+// itself and the packed heads, split, take their places, as if all those maps were the identity: so
+// the core alone is a function of the tokens' tensors like any other.
 #include "cistern/attention/mechanism.h"
 
 namespace cistern {
@@ -17,15 +19,23 @@ class MemoryMechanism : public Mechanism {
  public:
   at::Tensor InitialMemory() const override;
 
-  // Tokens into the memory: -> [B,H,M,d], H and d those of the packing projections, which may have other heads than the layer. x: tensors
-  // of the tokens, then of the memory. Padding is left out; packed rows are an error.
+  // Tokens into the memory: -> [B,H,M,d], H and d those of the packing projections, which may have
+  // other heads than the layer. x: tensors of the tokens, then of the memory. Padding is left out;
+  // packed rows are an error.
   virtual at::Tensor Pack(const std::vector<at::Tensor>& x, const ops::Mask& mask) = 0;
-  // What the tokens read in place of `packed` [B,M,D], heads merged, after its linear map: with MemoryUse::kReplaced the next memory.
-  virtual at::Tensor Update(const std::vector<at::Tensor>&, const at::Tensor& packed, const ops::Mask&) const { return packed; }
-  // Tokens read what was packed: -> [B,H,T,d]; padding reads anything. x: tensors of the tokens; packed: tensors of the packed memory.
-  virtual at::Tensor Unpack(const std::vector<at::Tensor>& x, const std::vector<at::Tensor>& packed, const ops::Mask& mask) = 0;
+  // What the tokens read in place of `packed` [B,M,D], heads merged, after its linear map: with
+  // MemoryUse::kReplaced the next memory.
+  virtual at::Tensor Update(const std::vector<at::Tensor>&, const at::Tensor& packed,
+                            const ops::Mask&) const {
+    return packed;
+  }
+  // Tokens read what was packed: -> [B,H,T,d]; padding reads anything. x: tensors of the tokens;
+  // packed: tensors of the packed memory.
+  virtual at::Tensor Unpack(const std::vector<at::Tensor>& x, const std::vector<at::Tensor>& packed,
+                            const ops::Mask& mask) = 0;
 
-  // The linear map that what was packed goes through: none, a map of its own, or the tokens' output projection.
+  // The linear map that what was packed goes through: none, a map of its own, or the tokens' output
+  // projection.
   enum class PackedOutput { kNone, kOwn, kShared };
   virtual PackedOutput packed_output() const { return PackedOutput::kNone; }
 
@@ -41,20 +51,24 @@ class MemoryMechanism : public Mechanism {
   // The options of the parameter.
   struct MemoryOptions {
     int64_t slots = 16;
-    //   normal   N(0,1): P000's code            embedding  N(0, 1/D): Luna's          identity  rows of the identity: shared workspace's
-    //   scaled   the same, times sqrt(D) where it is used: Luna's without learned positions
-    //   xavier   U(+-sqrt(6/(M+D))): the Set-Transformer-like model of P000's code
+    //   normal   N(0,1): P000's code            embedding  N(0, 1/D): Luna's          identity rows
+    //   of the identity: shared workspace's scaled   the same, times sqrt(D) where it is used:
+    //   Luna's without learned positions xavier   U(+-sqrt(6/(M+D))): the Set-Transformer-like
+    //   model of P000's code
     std::string init = "normal";
     // What is added to it, and then done to it, before the first layer; both as in Luna's encoders.
-    bool sinusoid = false;  // sinusoids of the slot's number m: sin(m w_i) beside cos(m w_i), w_i = 10000^(-i/(D/2 - 1))
+    bool sinusoid = false;  // sinusoids of the slot's number m: sin(m w_i) beside cos(m w_i), w_i =
+                            // 10000^(-i/(D/2 - 1))
     bool norm = false;      // a layer norm: memory_norm.weight and .bias
   };
 
  protected:
-  MemoryMechanism(const MechanismInfo& info, const MemoryOptions& options, const AttentionDims& dims);
+  MemoryMechanism(const MechanismInfo& info, const MemoryOptions& options,
+                  const AttentionDims& dims);
   static void Describe(MemoryOptions& options, Fields& fields);
 
-  // The memory's tensor `index`: that of x, or the initial memory split into as many heads; for each of `batch` rows.
+  // The memory's tensor `index`: that of x, or the initial memory split into as many heads; for
+  // each of `batch` rows.
   at::Tensor OfMemory(const std::vector<at::Tensor>& x, size_t index, int64_t batch) const;
   // The initial memory split into heads, [1,H,M,d]; heads 0: as many as the layer has.
   at::Tensor MemoryHeads(int64_t heads = 0) const;

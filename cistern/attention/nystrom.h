@@ -1,14 +1,17 @@
 #pragma once
-// Nystrom attention (Xiong et al. 2021; P002 sec. 2.5; spec 2.8): softmax attention seen through m landmarks, the means of m contiguous
-// segments of the queries and of the keys:
-//   Y = F (A^+ (B V)),   F = softmax(Q Kl^T / sqrt(d)) [T,m],  A = softmax(Ql Kl^T / sqrt(d)) [m,m],  B = softmax(Ql K^T / sqrt(d)) [m,T]
-// in this order, so that nothing of size [T,T] is formed: O(T m d + m^3) time, O(T m) memory at most. Scaling queries and keys by d^-1/4
-// each, as some do, gives the same logits.
+// Nystrom attention (Xiong et al. 2021; P002 sec. 2.5; spec 2.8): softmax attention seen through m
+// landmarks, the means of m contiguous segments of the queries and of the keys:
+//   Y = F (A^+ (B V)),   F = softmax(Q Kl^T / sqrt(d)) [T,m],  A = softmax(Ql Kl^T / sqrt(d))
+//   [m,m],  B = softmax(Ql K^T / sqrt(d)) [m,T]
+// in this order, so that nothing of size [T,T] is formed: O(T m d + m^3) time, O(T m) memory at
+// most. Scaling queries and keys by d^-1/4 each, as some do, gives the same logits.
 //
-// Segments are cut over the valid tokens of each document, as evenly as goes, so that neither padding nor a length that m does not divide
-// changes anything; a document shorter than m has a landmark for each token. (The repositories pad to a multiple of m, with zeros that take
-// part.) The iterative inverse begins at A^T / (the largest column sum of A), for each row and head; the repositories take the largest of
-// the whole batch, which makes the output of a row depend on its batch mates, and is not offered.
+// Segments are cut over the valid tokens of each document, as evenly as goes, so that neither
+// padding nor a length that m does not divide changes anything; a document shorter than m has a
+// landmark for each token. (The repositories pad to a multiple of m, with zeros that take part.)
+// The iterative inverse begins at A^T / (the largest column sum of A), for each row and head; the
+// repositories take the largest of the whole batch, which makes the output of a row depend on its
+// batch mates, and is not offered.
 #include "cistern/attention/mechanism.h"
 
 namespace cistern {
@@ -19,13 +22,16 @@ class NystromMechanism : public Mechanism {
     int64_t landmarks = 64;             // m
     std::string inverse = "iterative";  // iterative, svd
     int64_t iterations = 6;
-    int64_t conv = 0;  // taps of the convolution of the values that is added: 0 none (P002), 33 (lucidrains), 35 (Nystromformer's LRA)
+    int64_t conv = 0;  // taps of the convolution of the values that is added: 0 none (P002), 33
+                       // (lucidrains), 35 (Nystromformer's LRA)
   };
   static Fields Describe(Options& options);
-  NystromMechanism(const MechanismInfo& info, const Options& options, const AttentionDims& dims);  // UsageError: even conv
+  NystromMechanism(const MechanismInfo& info, const Options& options,
+                   const AttentionDims& dims);  // UsageError: even conv
 
   std::vector<Projection> Projections() const override;
-  at::Tensor Definition(Form form, const std::vector<at::Tensor>& queries, const std::vector<at::Tensor>& x) const override;
+  at::Tensor Definition(Form form, const std::vector<at::Tensor>& queries,
+                        const std::vector<at::Tensor>& x) const override;
 
  protected:
   at::Tensor BidirectionalRows(const std::vector<at::Tensor>& x, const ops::Mask& mask) override;
@@ -35,11 +41,13 @@ class NystromMechanism : public Mechanism {
   at::Tensor filter_;  // [H,1,conv,1]: one for each head, shared by its channels
 };
 
-// The pseudo-inverse of matrices A [..,m,m] whose rows are distributions or zeros, by Razavi's iteration (Xiong et al., eq. 11): of third
-// order, A Z A is within 1e-2 of A after 6 iterations on random softmax matrices of 16 x 16 and within 1e-12 after 30. Rows and columns of
-// zeros stay zeros. Differentiable.
+// The pseudo-inverse of matrices A [..,m,m] whose rows are distributions or zeros, by Razavi's
+// iteration (Xiong et al., eq. 11): of third order, A Z A is within 1e-2 of A after 6 iterations on
+// random softmax matrices of 16 x 16 and within 1e-12 after 30. Rows and columns of zeros stay
+// zeros. Differentiable.
 at::Tensor IterativePseudoInverse(const at::Tensor& A, int64_t iterations);
-// By singular values; those below m 2^-23 of the largest count as zero, in every precision. Differentiable.
+// By singular values; those below m 2^-23 of the largest count as zero, in every precision.
+// Differentiable.
 at::Tensor SvdPseudoInverse(const at::Tensor& A);
 
 }  // namespace cistern

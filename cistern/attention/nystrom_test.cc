@@ -21,10 +21,14 @@ std::shared_ptr<Mechanism> Make(const Json& options) {
   return m;
 }
 
-at::Tensor SoftmaxMatrices(int64_t count, int64_t size) { return at::softmax(Normal({count, size, size}), -1); }
+at::Tensor SoftmaxMatrices(int64_t count, int64_t size) {
+  return at::softmax(Normal({count, size, size}), -1);
+}
 
 // The largest entry of A Z A - A.
-double InverseError(const at::Tensor& A, const at::Tensor& Z) { return (at::matmul(A, at::matmul(Z, A)) - A).abs().max().item<double>(); }
+double InverseError(const at::Tensor& A, const at::Tensor& Z) {
+  return (at::matmul(A, at::matmul(Z, A)) - A).abs().max().item<double>();
+}
 
 TEST(Nystrom, InversesOfSoftmaxMatrices) {
   at::manual_seed(2);
@@ -43,12 +47,17 @@ TEST(Nystrom, InversesOfSoftmaxMatrices) {
   // Rows and columns that are not there stay so, and the rest does not notice.
   const at::Tensor padded = at::constant_pad_nd(A, {0, 3, 0, 3}, 0);
   for (const bool svd : {false, true}) {
-    auto inverse = [&](const at::Tensor& x) { return svd ? SvdPseudoInverse(x) : IterativePseudoInverse(x, 6); };
-    ExpectClose(inverse(padded), at::constant_pad_nd(inverse(A), {0, 3, 0, 3}, 0), 1e-11, svd ? "svd" : "iterative");
+    auto inverse = [&](const at::Tensor& x) {
+      return svd ? SvdPseudoInverse(x) : IterativePseudoInverse(x, 6);
+    };
+    ExpectClose(inverse(padded), at::constant_pad_nd(inverse(A), {0, 3, 0, 3}, 0), 1e-11,
+                svd ? "svd" : "iterative");
     EXPECT_EQ(inverse(at::zeros({2, 4, 4}, at::kDouble)).abs().max().item<double>(), 0);
-    const at::Tensor g = Normal({20, 16, 16}), regular = at::softmax(Normal({20, 16, 16}) + 4 * at::eye(16, at::kDouble), -1);
-    ExpectGradientsMatchDifferences([&](const std::vector<at::Tensor>& x) { return (inverse(x[0]) * g).sum(); }, {regular},
-                                    svd ? "svd" : "iterative");
+    const at::Tensor g = Normal({20, 16, 16}),
+                     regular = at::softmax(Normal({20, 16, 16}) + 4 * at::eye(16, at::kDouble), -1);
+    ExpectGradientsMatchDifferences(
+        [&](const std::vector<at::Tensor>& x) { return (inverse(x[0]) * g).sum(); }, {regular},
+        svd ? "svd" : "iterative");
   }
 }
 
@@ -63,10 +72,12 @@ TEST(Nystrom, ALandmarkForEachTokenIsSoftmaxAttention) {
     return RelRms(m->Bidirectional(x, {}), softmax->Definition(Form::kBidirectional, x, x));
   };
   for (const int64_t landmarks : {T, 2 * T}) {
-    EXPECT_LT(error({{"landmarks", landmarks}, {"inverse", "svd"}}), 1e-5);  // it drops 16 2^-23 of the largest
+    EXPECT_LT(error({{"landmarks", landmarks}, {"inverse", "svd"}}),
+              1e-5);  // it drops 16 2^-23 of the largest
     EXPECT_LT(error({{"landmarks", landmarks}, {"iterations", 40}}), 1e-5);
     EXPECT_LT(error({{"landmarks", landmarks}}), 0.2);
-    EXPECT_GT(error({{"landmarks", landmarks}}), error({{"landmarks", landmarks}, {"iterations", 12}}) * 1.5);
+    EXPECT_GT(error({{"landmarks", landmarks}}),
+              error({{"landmarks", landmarks}, {"iterations", 12}}) * 1.5);
   }
   EXPECT_GT(error({{"landmarks", 2}, {"inverse", "svd"}}), 0.1);
 }
@@ -80,7 +91,8 @@ TEST(Nystrom, ErrorFallsWithTheLandmarks) {
   const at::Tensor want = Small(FindMechanism("softmax"))->Definition(Form::kBidirectional, x, x);
   double before = 1e300;
   for (const int64_t landmarks : {4, 16, 64, 128}) {
-    const double error = RelRms(Make({{"landmarks", landmarks}, {"inverse", "svd"}})->Bidirectional(x, {}), want);
+    const double error =
+        RelRms(Make({{"landmarks", landmarks}, {"inverse", "svd"}})->Bidirectional(x, {}), want);
     EXPECT_LT(error, before / 1.5) << landmarks << " landmarks";
     before = error;
   }
@@ -92,21 +104,27 @@ TEST(Nystrom, LandmarksAreMeansOfEqualSegmentsWhereTheyCanBe) {
   const auto m = Make({{"landmarks", count}, {"inverse", "svd"}});
   at::manual_seed(5);
   const auto x = Inputs(*m, 2, T);
-  auto mean = [&](const at::Tensor& y) { return y.reshape({2, kHeads, count, T / count, kWidth}).mean(3); };
+  auto mean = [&](const at::Tensor& y) {
+    return y.reshape({2, kHeads, count, T / count, kWidth}).mean(3);
+  };
   auto attention = [](const at::Tensor& a, const at::Tensor& b) {
     return at::softmax(at::matmul(a, b.transpose(2, 3)) / std::sqrt(double(kWidth)), 3);
   };
   const at::Tensor ql = mean(x[0]), kl = mean(x[1]);
-  const at::Tensor want =
-      at::matmul(attention(x[0], kl), at::matmul(at::linalg_inv(attention(ql, kl)), at::matmul(attention(ql, x[1]), x[2])));
+  const at::Tensor want = at::matmul(
+      attention(x[0], kl),
+      at::matmul(at::linalg_inv(attention(ql, kl)), at::matmul(attention(ql, x[1]), x[2])));
   ExpectClose(m->Bidirectional(x, {}), want, 1e-10, "segments of 6");
-  // Seven tokens more than fit: the segments' lengths differ by one at most, in the padded batch too.
+  // Seven tokens more than fit: the segments' lengths differ by one at most, in the padded batch
+  // too.
   const auto longer = Inputs(*m, 2, T + 7);
   const at::Tensor whole = m->Bidirectional(longer, {});
-  ExpectClose(whole, m->Definition(Form::kBidirectional, longer, longer), 1e-10, "segments of 7 and 8");
+  ExpectClose(whole, m->Definition(Form::kBidirectional, longer, longer), 1e-10,
+              "segments of 7 and 8");
   std::vector<at::Tensor> padded;
   for (const at::Tensor& y : longer) padded.push_back(at::constant_pad_nd(y, {0, 0, 0, 40}, 1e3));
-  ExpectClose(m->Bidirectional(padded, {Lengths({T + 7, T + 7}), {}}).narrow(2, 0, T + 7), whole, 1e-12, "padded with large numbers");
+  ExpectClose(m->Bidirectional(padded, {Lengths({T + 7, T + 7}), {}}).narrow(2, 0, T + 7), whole,
+              1e-12, "padded with large numbers");
 }
 
 TEST(Nystrom, Convolution) {
@@ -117,8 +135,10 @@ TEST(Nystrom, Convolution) {
   EXPECT_EQ(plain->parameters().size(), 0u);
   at::manual_seed(6);
   const auto x = Inputs(*m, 2, 20);
-  ExpectClose(m->Bidirectional(x, {}), m->Definition(Form::kBidirectional, x, x), 1e-11, "shorter than the filter");
-  // The tap before the middle gives every head's tokens their neighbour to the left, times what the head says.
+  ExpectClose(m->Bidirectional(x, {}), m->Definition(Form::kBidirectional, x, x), 1e-11,
+              "shorter than the filter");
+  // The tap before the middle gives every head's tokens their neighbour to the left, times what the
+  // head says.
   filter.zero_();
   filter.select(2, 16).copy_(at::tensor({2.0, -3.0}, at::kDouble).view({2, 1, 1}));
   const at::Tensor left = at::constant_pad_nd(x[2], {0, 0, 1, -1}, 0);
@@ -156,15 +176,18 @@ TEST(Nystrom, RefusesWithAReason) {
     return std::string("no UsageError");
   };
   const MechanismInfo& info = FindMechanism("nystrom");
-  ExpectContains(text([&] { RequireForm(info, Form::kCausal); }), {"[nystrom]", "causal", "later tokens", "latte"});
-  ExpectContains(text([&] { RequireForm(info, Form::kCross); }), {"[nystrom]", "cross", "linformer"});
+  ExpectContains(text([&] { RequireForm(info, Form::kCausal); }),
+                 {"[nystrom]", "causal", "later tokens", "latte"});
+  ExpectContains(text([&] { RequireForm(info, Form::kCross); }),
+                 {"[nystrom]", "cross", "linformer"});
   ExpectContains(text([] { Make({{"conv", 34}}); }), {"[nystrom]", "conv=34", "odd"});
   const auto m = Make({{"landmarks", 4}});
   const auto x = Inputs(*m, 1, 3);
   State state = m->EmptyState(1, x[0].options());
   EXPECT_TRUE(state.tensors.empty());
   for (const std::string& message :
-       {Thrown([&] { m->Extend(x, state, {}); }), Thrown([&] { m->Write(x, state, {}); }), Thrown([&] { m->Read(x, state); })})
+       {Thrown([&] { m->Extend(x, state, {}); }), Thrown([&] { m->Write(x, state, {}); }),
+        Thrown([&] { m->Read(x, state); })})
     ExpectContains(message, {"[nystrom]", "no state", "Bidirectional"});
 }
 

@@ -13,12 +13,16 @@ const MechanismInfo& perceiver_mechanism() {
     i.title = "Perceiver";
     i.source = "Jaegle et al. 2021; P004 eq. 29; spec 2.9";
     i.summary =
-        "Learned latents attend to the tokens; the layers after it, of any mechanism, run on the latents alone, whose number does not grow "
+        "Learned latents attend to the tokens; the layers after it, of any mechanism, run on the "
+        "latents alone, whose number does not grow "
         "with "
         "the text.";
-    i.definition = "z_l = sum_s softmax_s(q_l . k_s / sqrt(d)) v_s, q from the latents, k and v from the tokens";
+    i.definition =
+        "z_l = sum_s softmax_s(q_l . k_s / sqrt(d)) v_s, q from the latents, k and v from the "
+        "tokens";
     i.forms = {Form::kBidirectional, Form::kCross};
-    i.refusals = {"causal: its latents see all tokens; use latte instead, whose latents are causal"};
+    i.refusals = {
+        "causal: its latents see all tokens; use latte instead, whose latents are causal"};
     i.memory = MemoryUse::kLatents;
     i.bounded = false;
     i.positions = {"none", "learned", "sinusoidal"};
@@ -35,12 +39,14 @@ const MechanismInfo& perceiver_mechanism() {
 Fields PerceiverMechanism::Describe(Options& options) {
   Fields f;
   f.Add("latents", &options.latents, "latents that the stream has after the layer (L)", {1, 65536});
-  f.Add("init", &options.init, "initial latents: N(0,1) as lucidrains, or N(0, 0.02^2) cut at two deviations as the paper",
+  f.Add("init", &options.init,
+        "initial latents: N(0,1) as lucidrains, or N(0, 0.02^2) cut at two deviations as the paper",
         {"normal", "truncated"});
   return f;
 }
 
-PerceiverMechanism::PerceiverMechanism(const MechanismInfo& info, const Options& options, const AttentionDims& dims)
+PerceiverMechanism::PerceiverMechanism(const MechanismInfo& info, const Options& options,
+                                       const AttentionDims& dims)
     : SoftmaxMechanism(info, {}, dims) {
   if (dims.first) return;
   at::Tensor initial = at::empty({1, options.latents, dims.dim});

@@ -1,4 +1,5 @@
-// The random features of the Performer: unbiased, orthogonal, and an error that falls as the root of their number (spec 2.6, 2.18).
+// The random features of the Performer: unbiased, orthogonal, and an error that falls as the root
+// of their number (spec 2.6, 2.18).
 #include "cistern/attention/performer.h"
 
 #include "cistern/attention/testing_mechanisms.h"
@@ -20,7 +21,8 @@ TEST(Performer, FeaturesAreOrthogonalInBlocks) {
   for (const int64_t scaling : {0, 1}) {
     const at::Tensor w = OrthogonalFeatures(20, 8, scaling, 3, 1).to(at::kDouble);
     for (int64_t begin = 0; begin < 20; begin += 8) {
-      const at::Tensor block = w.narrow(0, begin, std::min<int64_t>(8, 20 - begin)), gram = at::matmul(block, block.t());
+      const at::Tensor block = w.narrow(0, begin, std::min<int64_t>(8, 20 - begin)),
+                       gram = at::matmul(block, block.t());
       EXPECT_LT((gram - gram.diagonal().diag()).abs().max().item<double>(), 1e-5);
       const at::Tensor squares = gram.diagonal();
       if (scaling == 1) {
@@ -31,12 +33,14 @@ TEST(Performer, FeaturesAreOrthogonalInBlocks) {
     }
     EXPECT_GT(at::matmul(w.narrow(0, 0, 8), w.narrow(0, 8, 8).t()).abs().max().item<double>(), 0.1);
   }
-  ExpectSameBits(OrthogonalFeatures(20, 8, 0, 3, 1), OrthogonalFeatures(20, 8, 0, 3, 1), "the same seed");
+  ExpectSameBits(OrthogonalFeatures(20, 8, 0, 3, 1), OrthogonalFeatures(20, 8, 0, 3, 1),
+                 "the same seed");
   EXPECT_FALSE(at::equal(OrthogonalFeatures(20, 8, 0, 3, 1), OrthogonalFeatures(20, 8, 0, 3, 2)));
 }
 
-// Without the signs of R's diagonal the mean is 2.34 at d = 8 and 2.15 at d = 32. A draw of d features has a standard deviation of 20
-// d^-1/2, and the tolerance is three times that of the mean.
+// Without the signs of R's diagonal the mean is 2.34 at d = 8 and 2.15 at d = 32. A draw of d
+// features has a standard deviation of 20 d^-1/2, and the tolerance is three times that of the
+// mean.
 TEST(Performer, TheKernelIsUnbiased) {
   for (const auto& [d, draws] : std::vector<std::pair<int64_t, int64_t>>{{8, 10000}, {32, 2500}}) {
     const at::Tensor x = at::zeros({d}, at::kDouble);
@@ -46,7 +50,8 @@ TEST(Performer, TheKernelIsUnbiased) {
       const at::Tensor w = OrthogonalFeatures(d, d, 0, 11, uint64_t(i)).to(at::kDouble);
       sum += (2 * at::mv(w, x) - 1).exp().mean().item<double>();
     }
-    EXPECT_NEAR(sum / double(draws), std::exp(1.0), 3 * 20 / std::sqrt(double(d * draws))) << "d=" << d;
+    EXPECT_NEAR(sum / double(draws), std::exp(1.0), 3 * 20 / std::sqrt(double(d * draws)))
+        << "d=" << d;
   }
 }
 
@@ -83,8 +88,10 @@ TEST(Performer, NoStabiliserIsNeeded) {
   auto x = Inputs(*m, 2, 40);
   for (const double scale : {1.0, 30.0, 300.0}) {
     const std::vector<at::Tensor> y = {x[0], x[1] * scale, x[2]};
-    ExpectClose(ExtendPieces(*m, y, {0, 17, 40}), m->Definition(Form::kCausal, y, y), 1e-8, "causal");
-    ExpectClose(m->Bidirectional(y, {}), m->Definition(Form::kBidirectional, y, y), 1e-8, "bidirectional");
+    ExpectClose(ExtendPieces(*m, y, {0, 17, 40}), m->Definition(Form::kCausal, y, y), 1e-8,
+                "causal");
+    ExpectClose(m->Bidirectional(y, {}), m->Definition(Form::kBidirectional, y, y), 1e-8,
+                "bidirectional");
   }
 }
 
@@ -105,7 +112,8 @@ TEST(Performer, FeaturesAreDrawnAnewWhereSequencesBegin) {
   EXPECT_FALSE(at::equal(seen[2], first));
   ExpectSameBits(seen[3], seen[2], "the next two");
   EXPECT_FALSE(at::equal(seen[4], seen[2]));
-  // The gradient of a sequence belongs to the features it was computed with, though others have been drawn since.
+  // The gradient of a sequence belongs to the features it was computed with, though others have
+  // been drawn since.
   m->train();
   const auto leaves = Leaves(To(x, at::kFloat));
   const at::Tensor sixth = ExtendPieces(*m, leaves, {0, 6}).square().sum();

@@ -19,7 +19,8 @@ at::Tensor Gaussian(Random& random, int64_t rows, int64_t width) {
 
 }  // namespace
 
-at::Tensor RandomMatrix(uint64_t seed, uint64_t index, int64_t features, int64_t width, bool orthogonal) {
+at::Tensor RandomMatrix(uint64_t seed, uint64_t index, int64_t features, int64_t width,
+                        bool orthogonal) {
   at::NoGradGuard guard;
   Random random(seed, index);
   if (!orthogonal) return Gaussian(random, features, width).to(at::kFloat);

@@ -15,7 +15,9 @@ at::Tensor Valid(const at::Tensor& s, const ops::Mask& mask) {
   return at::arange(s.size(2), mask.lengths->options()).unsqueeze(0) < mask.lengths->unsqueeze(1);
 }
 
-at::Tensor Heads(const at::Tensor& rows) { return rows.unsqueeze(1).unsqueeze(-1); }  // [B,T] -> [B,1,T,1]
+at::Tensor Heads(const at::Tensor& rows) {
+  return rows.unsqueeze(1).unsqueeze(-1);
+}  // [B,T] -> [B,1,T,1]
 
 // e^(a - b), and 1 where both are -inf.
 at::Tensor Ratio(const at::Tensor& a, const at::Tensor& b) {
@@ -23,13 +25,17 @@ at::Tensor Ratio(const at::Tensor& a, const at::Tensor& b) {
   return at::where(none, at::zeros_like(a), a - b.masked_fill(none, 0.0)).exp();
 }
 
-// Running maximum of m [B,H,T,1] inside runs of equal `document` [B,T]: log2(T) steps, each doubling what a row has seen.
+// Running maximum of m [B,H,T,1] inside runs of equal `document` [B,T]: log2(T) steps, each
+// doubling what a row has seen.
 at::Tensor MaxInDocuments(at::Tensor m, const at::Tensor& document) {
   const int64_t length = m.size(2);
   for (int64_t shift = 1; shift < length; shift *= 2) {
-    const at::Tensor same = Heads(document.narrow(1, shift, length - shift) == document.narrow(1, 0, length - shift));
-    const at::Tensor earlier = m.narrow(2, 0, length - shift).masked_fill(same.logical_not(), kNegativeInfinity);
-    m = at::cat({m.narrow(2, 0, shift), at::maximum(m.narrow(2, shift, length - shift), earlier)}, 2);
+    const at::Tensor same =
+        Heads(document.narrow(1, shift, length - shift) == document.narrow(1, 0, length - shift));
+    const at::Tensor earlier =
+        m.narrow(2, 0, length - shift).masked_fill(same.logical_not(), kNegativeInfinity);
+    m = at::cat({m.narrow(2, 0, shift), at::maximum(m.narrow(2, shift, length - shift), earlier)},
+                2);
   }
   return m;
 }
@@ -43,16 +49,20 @@ at::Tensor EmptyMax(int64_t batch, int64_t heads, const at::TensorOptions& optio
 RunningMaxResult RunningMax(const at::Tensor& s, const at::Tensor& before, const ops::Mask& mask) {
   const int64_t length = s.size(2);
   const at::Tensor valid = Valid(s, mask), first = before.unsqueeze(-1).unsqueeze(-1);
-  const at::Tensor real = valid.defined() ? s.masked_fill(Heads(valid).logical_not(), kNegativeInfinity) : s;
+  const at::Tensor real =
+      valid.defined() ? s.masked_fill(Heads(valid).logical_not(), kNegativeInfinity) : s;
   at::Tensor m = at::cat({first, real}, 2), restart;  // m: row 0 is what came before
   if (mask.starts) {
     restart = valid.defined() ? mask.starts->logical_and(valid) : *mask.starts;
-    m = MaxInDocuments(m, at::cat({at::zeros({s.size(0), 1}, restart.options().dtype(at::kLong)), restart.to(at::kLong).cumsum(1)}, 1));
+    m = MaxInDocuments(m, at::cat({at::zeros({s.size(0), 1}, restart.options().dtype(at::kLong)),
+                                   restart.to(at::kLong).cumsum(1)},
+                                  1));
   } else {
     m = std::get<0>(at::cummax(m, 2));
   }
   const at::Tensor now = m.narrow(2, 1, length);
-  at::Tensor ignored = restart.defined() ? Heads(restart) : at::Tensor();  // where the gate has no say
+  at::Tensor ignored =
+      restart.defined() ? Heads(restart) : at::Tensor();  // where the gate has no say
   at::Tensor exponent = s - now, log_gate = m.narrow(2, 0, length) - now;
   if (valid.defined()) {
     const at::Tensor pad = Heads(valid).logical_not();

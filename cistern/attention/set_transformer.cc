@@ -8,11 +8,16 @@ const MechanismInfo& set_transformer_mechanism() {
     i.name = "set_transformer";
     i.title = "Set-Transformer-like attention";
     i.source = "P000 sec. 2; Lee et al. 2019; spec 2.10";
-    i.summary = "Luna whose blocks all begin with the same learned memory: what one packed is not handed on.";
-    i.definition = "y_t = softmax(q_t Y^T / sqrt(d)) Y, Y_m = softmax(p_m K^T / sqrt(d)) V over the tokens, the same P in every block";
+    i.summary =
+        "Luna whose blocks all begin with the same learned memory: what one packed is not handed "
+        "on.";
+    i.definition =
+        "y_t = softmax(q_t Y^T / sqrt(d)) Y, Y_m = softmax(p_m K^T / sqrt(d)) V over the tokens, "
+        "the same P in every block";
     i.forms = {Form::kBidirectional};
-    i.refusals = {"causal: its slots attend to all tokens at once; use luna_causal instead",
-                  "cross: no source defines it; use luna instead, whose cross attention computes the same"};
+    i.refusals = {
+        "causal: its slots attend to all tokens at once; use luna_causal instead",
+        "cross: no source defines it; use luna instead, whose cross attention computes the same"};
     i.verbs = false;
     i.memory = MemoryUse::kFixed;
     i.positions = {"none", "learned", "sinusoidal"};
@@ -36,7 +41,8 @@ Fields SetTransformerMechanism::Describe(Options& options) {
   return f;
 }
 
-SetTransformerMechanism::SetTransformerMechanism(const MechanismInfo& info, const Options& options, const AttentionDims& dims)
+SetTransformerMechanism::SetTransformerMechanism(const MechanismInfo& info, const Options& options,
+                                                 const AttentionDims& dims)
     : LunaMechanism(info, options, dims) {}
 
 }  // namespace cistern

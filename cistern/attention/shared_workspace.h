@@ -1,9 +1,11 @@
 #pragma once
-// Shared workspace (Goyal et al. 2022; the relation to bounded memory is P003 eq. 10; spec 2.14): slots compete for tokens by a softmax
-// without 1/sqrt(d), of which each slot keeps its top_k weights, not renormalised; the memory then changes through norms, a two-layer map
-// and LSTM-like gates, and the tokens attend to the changed memory:
+// Shared workspace (Goyal et al. 2022; the relation to bounded memory is P003 eq. 10; spec 2.14):
+// slots compete for tokens by a softmax without 1/sqrt(d), of which each slot keeps its top_k
+// weights, not renormalised; the memory then changes through norms, a two-layer map and LSTM-like
+// gates, and the tokens attend to the changed memory:
 //
-//   A = LN(M + packed), A' = LN(A + W2 relu(W1 A)), (i, f) = Wg mean(x) + Wm tanh(M), M' = sigmoid(i) tanh(A') + sigmoid(f + 1) M
+//   A = LN(M + packed), A' = LN(A + W2 relu(W1 A)), (i, f) = Wg mean(x) + Wm tanh(M), M' =
+//   sigmoid(i) tanh(A') + sigmoid(f + 1) M
 //
 // M' goes on to the next block as it is. Bidirectional only.
 #include "cistern/attention/memory_mechanism.h"
@@ -16,13 +18,17 @@ class SharedWorkspaceMechanism : public MemoryMechanism {
     int64_t top_k = 3;  // 0: all
   };
   static Fields Describe(Options& options);
-  SharedWorkspaceMechanism(const MechanismInfo& info, const Options& options, const AttentionDims& dims);
+  SharedWorkspaceMechanism(const MechanismInfo& info, const Options& options,
+                           const AttentionDims& dims);
 
   std::vector<Projection> Projections() const override;
   at::Tensor Pack(const std::vector<at::Tensor>& x, const ops::Mask& mask) override;
-  at::Tensor Update(const std::vector<at::Tensor>& x, const at::Tensor& packed, const ops::Mask& mask) const override;
-  at::Tensor Unpack(const std::vector<at::Tensor>& x, const std::vector<at::Tensor>& packed, const ops::Mask& mask) override;
-  at::Tensor Definition(Form form, const std::vector<at::Tensor>& queries, const std::vector<at::Tensor>& x) const override;
+  at::Tensor Update(const std::vector<at::Tensor>& x, const at::Tensor& packed,
+                    const ops::Mask& mask) const override;
+  at::Tensor Unpack(const std::vector<at::Tensor>& x, const std::vector<at::Tensor>& packed,
+                    const ops::Mask& mask) override;
+  at::Tensor Definition(Form form, const std::vector<at::Tensor>& queries,
+                        const std::vector<at::Tensor>& x) const override;
 
  private:
   struct Affine {

@@ -14,7 +14,8 @@ const MechanismInfo& softmax_mechanism() {
     i.title = "Exact softmax attention";
     i.source = "Vaswani et al. 2017; spec 2.1";
     i.summary =
-        "Every token attends to every token before it. Exact, quadratic in time; its state, the key-value cache, grows with the text.";
+        "Every token attends to every token before it. Exact, quadratic in time; its state, the "
+        "key-value cache, grows with the text.";
     i.definition = "y_t = sum_s softmax_s(q_t . k_s / sqrt(d)) v_s";
     i.forms = {Form::kBidirectional, Form::kCausal, Form::kCross};
     i.exact = true;
@@ -32,10 +33,12 @@ const MechanismInfo& softmax_mechanism() {
 
 Fields SoftmaxMechanism::Describe(Options&) { return {}; }
 
-SoftmaxMechanism::SoftmaxMechanism(const MechanismInfo& info, const Options&, const AttentionDims& dims)
+SoftmaxMechanism::SoftmaxMechanism(const MechanismInfo& info, const Options&,
+                                   const AttentionDims& dims)
     : SoftmaxMechanism(info, dims, dims.heads) {}
 
-SoftmaxMechanism::SoftmaxMechanism(const MechanismInfo& info, const AttentionDims& dims, int64_t key_heads)
+SoftmaxMechanism::SoftmaxMechanism(const MechanismInfo& info, const AttentionDims& dims,
+                                   int64_t key_heads)
     : Mechanism(info, dims), key_heads_(key_heads) {}
 
 std::vector<Projection> SoftmaxMechanism::Projections() const {
@@ -46,15 +49,22 @@ std::vector<Projection> SoftmaxMechanism::Projections() const {
 State SoftmaxMechanism::EmptyState(int64_t batch, const at::TensorOptions& options) const {
   const int64_t heads = dims().heads, width = dims().dim / heads;
   const auto none = [&](int64_t count) { return at::empty({batch, count, 0, width}, options); };
-  return {{{"k", none(key_heads_)}, {"v", none(heads)}, {"valid", at::Tensor()}, {"count", at::zeros({batch}, at::kLong)}}};
+  return {{{"k", none(key_heads_)},
+           {"v", none(heads)},
+           {"valid", at::Tensor()},
+           {"count", at::zeros({batch}, at::kLong)}}};
 }
 
 namespace {
 
-// Rows of the cache in use: the same for the whole batch, kept once a batch row so that Reorder fits every tensor of a state.
-int64_t Count(const State& state) { return state["count"].numel() > 0 ? state["count"].const_data_ptr<int64_t>()[0] : 0; }
+// Rows of the cache in use: the same for the whole batch, kept once a batch row so that Reorder
+// fits every tensor of a state.
+int64_t Count(const State& state) {
+  return state["count"].numel() > 0 ? state["count"].const_data_ptr<int64_t>()[0] : 0;
+}
 
-// The `rows` in use with x appended after them. In place, into spare capacity that doubles, unless a gradient is recorded.
+// The `rows` in use with x appended after them. In place, into spare capacity that doubles, unless
+// a gradient is recorded.
 at::Tensor Append(at::Tensor& cache, int64_t rows, const at::Tensor& x, int64_t time) {
   if (rows == 0 && cache.size(time) == 0) return cache = x;
   if (at::GradMode::is_enabled() && (x.requires_grad() || cache.requires_grad()))
@@ -77,44 +87,53 @@ void KeepLastDocument(State& state, const ops::Mask& mask, int64_t before) {
   at::Tensor last = document.narrow(1, document.size(1) - 1, 1);
   if (mask.lengths) {
     const at::Tensor length = mask.lengths->unsqueeze(1);
-    last = document.gather(1, (length - 1).clamp_min(0)).masked_fill(length == 0, 0);  // no token: no document has begun
+    last = document.gather(1, (length - 1).clamp_min(0))
+               .masked_fill(length == 0, 0);  // no token: no document has begun
   }
-  const at::Tensor keys = at::cat({at::zeros({document.size(0), before}, document.options()), document}, 1);
+  const at::Tensor keys =
+      at::cat({at::zeros({document.size(0), before}, document.options()), document}, 1);
   const at::Tensor visible = keys == last;
   state["valid"] = state["valid"].defined() ? state["valid"].logical_and(visible) : visible;
 }
 
 at::Tensor WithoutPadding(const at::Tensor& out, const ops::Mask& mask) {
   if (!mask.lengths) return out;
-  const at::Tensor pad = at::arange(out.size(2), mask.lengths->options()).unsqueeze(0) >= mask.lengths->unsqueeze(1);
+  const at::Tensor pad =
+      at::arange(out.size(2), mask.lengths->options()).unsqueeze(0) >= mask.lengths->unsqueeze(1);
   return out.masked_fill(pad.unsqueeze(1).unsqueeze(-1), 0.0);
 }
 
 }  // namespace
 
-void SoftmaxMechanism::Write(const std::vector<at::Tensor>& x, State& state, const ops::Mask& mask) {
+void SoftmaxMechanism::Write(const std::vector<at::Tensor>& x, State& state,
+                             const ops::Mask& mask) {
   const int64_t before = Count(state), fresh = x[1].size(2);
   Append(state["k"], before, x[1], 2);
   Append(state["v"], before, x[2], 2);
   if (mask.lengths || state["valid"].defined()) {
     const auto index = x[1].options().dtype(at::kLong);
-    const at::Tensor valid = mask.lengths ? at::arange(fresh, index).unsqueeze(0) < mask.lengths->unsqueeze(1)
-                                          : at::ones({x[1].size(0), fresh}, x[1].options().dtype(at::kBool));
-    if (!state["valid"].defined()) state["valid"] = at::ones({x[1].size(0), before}, valid.options());
+    const at::Tensor valid =
+        mask.lengths ? at::arange(fresh, index).unsqueeze(0) < mask.lengths->unsqueeze(1)
+                     : at::ones({x[1].size(0), fresh}, x[1].options().dtype(at::kBool));
+    if (!state["valid"].defined())
+      state["valid"] = at::ones({x[1].size(0), before}, valid.options());
     state["valid"] = at::cat({state["valid"].narrow(1, 0, before), valid}, 1);
   }
   state["count"] = at::full_like(state["count"], before + fresh);
 }
 
-at::Tensor SoftmaxMechanism::ReadBy(const at::Tensor& q, const State& state, const Compute& compute) {
+at::Tensor SoftmaxMechanism::ReadBy(const at::Tensor& q, const State& state,
+                                    const Compute& compute) {
   const int64_t rows = Count(state);
   ops::SoftmaxOptions options;
   options.dropout = Dropout();
   const at::Tensor valid = state.Has("valid") ? state["valid"] : at::Tensor();
-  return compute(q, state["k"].narrow(2, 0, rows), state["v"].narrow(2, 0, rows), options, {}, valid);
+  return compute(q, state["k"].narrow(2, 0, rows), state["v"].narrow(2, 0, rows), options, {},
+                 valid);
 }
 
-at::Tensor SoftmaxMechanism::ExtendBy(const std::vector<at::Tensor>& x, State& state, const ops::Mask& mask, const Compute& compute) {
+at::Tensor SoftmaxMechanism::ExtendBy(const std::vector<at::Tensor>& x, State& state,
+                                      const ops::Mask& mask, const Compute& compute) {
   const int64_t before = Count(state);
   SoftmaxMechanism::Write(x, state, mask);
   const int64_t rows = Count(state);
@@ -127,13 +146,15 @@ at::Tensor SoftmaxMechanism::ExtendBy(const std::vector<at::Tensor>& x, State& s
     out = compute(x[0], x[1], x[2], options, mask, {});
   } else {
     const at::Tensor valid = state.Has("valid") ? state["valid"] : at::Tensor();
-    out = compute(x[0], state["k"].narrow(2, 0, rows), state["v"].narrow(2, 0, rows), options, {{}, mask.starts}, valid);
+    out = compute(x[0], state["k"].narrow(2, 0, rows), state["v"].narrow(2, 0, rows), options,
+                  {{}, mask.starts}, valid);
   }
   if (mask.starts && rows > before) KeepLastDocument(state, mask, before);
   return WithoutPadding(out, mask);
 }
 
-at::Tensor SoftmaxMechanism::BidirectionalBy(const std::vector<at::Tensor>& x, const ops::Mask& mask, const Compute& compute) {
+at::Tensor SoftmaxMechanism::BidirectionalBy(const std::vector<at::Tensor>& x,
+                                             const ops::Mask& mask, const Compute& compute) {
   ops::SoftmaxOptions options;
   options.dropout = Dropout();
   return WithoutPadding(compute(x[0], x[1], x[2], options, mask, {}), mask);
@@ -143,34 +164,43 @@ at::Tensor SoftmaxMechanism::Read(const std::vector<at::Tensor>& x, const State&
   return ReadBy(x[0], state, ops::SoftmaxAttention);
 }
 
-at::Tensor SoftmaxMechanism::Extend(const std::vector<at::Tensor>& x, State& state, const ops::Mask& mask) {
+at::Tensor SoftmaxMechanism::Extend(const std::vector<at::Tensor>& x, State& state,
+                                    const ops::Mask& mask) {
   return ExtendBy(x, state, mask, ops::SoftmaxAttention);
 }
 
-at::Tensor SoftmaxMechanism::Attend(Form form, const std::vector<at::Tensor>& x, State* state, const ops::Mask& mask, Handles& handles) {
+at::Tensor SoftmaxMechanism::Attend(Form form, const std::vector<at::Tensor>& x, State* state,
+                                    const ops::Mask& mask, Handles& handles) {
   const at::Tensor out = Mechanism::Attend(form, x, state, mask, handles);
-  if (dims().copied_on > 0) handles = {{x[0], state ? (*state)["k"].narrow(2, 0, Count(*state)) : x[1], {}}};
+  if (dims().copied_on > 0)
+    handles = {{x[0], state ? (*state)["k"].narrow(2, 0, Count(*state)) : x[1], {}}};
   return out;
 }
 
-at::Tensor SoftmaxMechanism::Definition(Form form, const std::vector<at::Tensor>& queries, const std::vector<at::Tensor>& x) const {
+at::Tensor SoftmaxMechanism::Definition(Form form, const std::vector<at::Tensor>& queries,
+                                        const std::vector<at::Tensor>& x) const {
   const double scale = 1 / std::sqrt(double(dims().dim / dims().heads));
   return EachQuery(form, queries, x, x[2].size(3), [&](const auto& query, const auto& seen) {
-    return at::matmul(at::softmax(at::matmul(query[0], seen[1].transpose(2, 3)) * scale, 3), seen[2]);
+    return at::matmul(at::softmax(at::matmul(query[0], seen[1].transpose(2, 3)) * scale, 3),
+                      seen[2]);
   });
 }
 
 void SoftmaxMechanism::Truncate(State& state, int64_t count) const {
   const int64_t rows = Count(state);
-  CISTERN_CHECK(count >= 0 && count <= rows, "[softmax] cannot cut a state of ", rows, " tokens back to ", count);
+  CISTERN_CHECK(count >= 0 && count <= rows, "[softmax] cannot cut a state of ", rows,
+                " tokens back to ", count);
   for (const char* name : {"k", "v"}) state[name] = state[name].narrow(2, 0, count);
   if (state.Has("valid")) state["valid"] = state["valid"].narrow(1, 0, count);
   state["count"] = at::full_like(state["count"], count);
 }
 
-int64_t SoftmaxMechanism::StateBytes(int64_t batch, int64_t tokens, const at::TensorOptions& options) const {
+int64_t SoftmaxMechanism::StateBytes(int64_t batch, int64_t tokens,
+                                     const at::TensorOptions& options) const {
   const int64_t width = dims().dim / dims().heads;
-  return batch * ((key_heads_ + dims().heads) * tokens * width * int64_t(options.dtype().itemsize()) + int64_t(sizeof(int64_t)));
+  return batch *
+         ((key_heads_ + dims().heads) * tokens * width * int64_t(options.dtype().itemsize()) +
+          int64_t(sizeof(int64_t)));
 }
 
 State SoftmaxMechanism::Compact(const State& state) const {
@@ -181,13 +211,17 @@ State SoftmaxMechanism::Compact(const State& state) const {
 
 void SoftmaxMechanism::CheckState(const State& state) const {
   const int64_t batch = state["count"].size(0), rows = Count(state);
-  CISTERN_CHECK((state["count"] == rows).all().item<bool>() && state["k"].size(2) == rows && state["v"].size(2) == rows,
-                "[softmax] the cache says that it holds ", rows, " tokens, but k has ", state["k"].size(2), " and v ", state["v"].size(2));
-  CISTERN_CHECK(state["k"].size(1) == key_heads_, "[softmax] expected k of ", key_heads_, " heads, got ", state["k"].size(1));
+  CISTERN_CHECK((state["count"] == rows).all().item<bool>() && state["k"].size(2) == rows &&
+                    state["v"].size(2) == rows,
+                "[softmax] the cache says that it holds ", rows, " tokens, but k has ",
+                state["k"].size(2), " and v ", state["v"].size(2));
+  CISTERN_CHECK(state["k"].size(1) == key_heads_, "[softmax] expected k of ", key_heads_,
+                " heads, got ", state["k"].size(1));
   if (!state.Has("valid")) return;
   const at::Tensor& valid = state["valid"];
-  CISTERN_CHECK(valid.scalar_type() == at::kBool && valid.sizes() == at::IntArrayRef({batch, rows}), "[softmax] expected valid of shape [",
-                batch, ", ", rows, "] and type Bool, got ", valid.sizes(), " and ", at::toString(valid.scalar_type()));
+  CISTERN_CHECK(valid.scalar_type() == at::kBool && valid.sizes() == at::IntArrayRef({batch, rows}),
+                "[softmax] expected valid of shape [", batch, ", ", rows, "] and type Bool, got ",
+                valid.sizes(), " and ", at::toString(valid.scalar_type()));
 }
 
 }  // namespace cistern

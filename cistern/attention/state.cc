@@ -10,7 +10,8 @@ namespace {
 template <class F>
 State Map(const State& state, F&& f) {
   State out;
-  for (const NamedTensor& t : state.tensors) out.tensors.push_back({t.name, t.value.defined() ? f(t.value) : t.value});
+  for (const NamedTensor& t : state.tensors)
+    out.tensors.push_back({t.name, t.value.defined() ? f(t.value) : t.value});
   return out;
 }
 
@@ -25,7 +26,9 @@ const at::Tensor& State::operator[](const std::string& name) const {
   throw Error(UnknownName("state tensor", name, known));
 }
 
-at::Tensor& State::operator[](const std::string& name) { return const_cast<at::Tensor&>(std::as_const(*this)[name]); }
+at::Tensor& State::operator[](const std::string& name) {
+  return const_cast<at::Tensor&>(std::as_const(*this)[name]);
+}
 
 bool State::Has(const std::string& name) const {
   for (const NamedTensor& t : tensors) {
@@ -36,7 +39,8 @@ bool State::Has(const std::string& name) const {
 
 int64_t State::Bytes() const {
   int64_t bytes = 0;
-  for (const NamedTensor& t : tensors) bytes += t.value.defined() ? t.value.numel() * t.value.element_size() : 0;
+  for (const NamedTensor& t : tensors)
+    bytes += t.value.defined() ? t.value.numel() * t.value.element_size() : 0;
   return bytes;
 }
 

@@ -13,8 +13,9 @@ struct NamedTensor {
   at::Tensor value;
 };
 
-// A value: tensors in the mechanism's declared order, first dimension B. Copies share memory; Extend may write into it in place when no
-// gradient is recorded, so keep a Clone() of a state that must survive.
+// A value: tensors in the mechanism's declared order, first dimension B. Copies share memory;
+// Extend may write into it in place when no gradient is recorded, so keep a Clone() of a state that
+// must survive.
 struct State {
   std::vector<NamedTensor> tensors;
 
@@ -24,7 +25,8 @@ struct State {
   int64_t Bytes() const;
   State Clone() const;
   State Detach() const;
-  State Reorder(const at::Tensor& rows) const;  // rows [B'] int64: row i of the result is row rows[i] of this one (beam search)
+  State Reorder(const at::Tensor& rows)
+      const;  // rows [B'] int64: row i of the result is row rows[i] of this one (beam search)
 };
 
 }  // namespace cistern

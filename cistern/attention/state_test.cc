@@ -1,4 +1,5 @@
-// States as values: their size before a run, copies without spare room, gradients through them, merging and cutting back.
+// States as values: their size before a run, copies without spare room, gradients through them,
+// merging and cutting back.
 #include "cistern/attention/state.h"
 
 #include "cistern/attention/testing_mechanisms.h"
@@ -23,7 +24,9 @@ void ForEachCase(F&& f) {
       f(*m, info->name + " " + options.dump());
     }
   }
-  for (const char* groups : {"softmax:1+latte:1", "softmax:1+softmax:1"}) {  // one that grows in part, and one all of whose parts do
+  for (const char* groups :
+       {"softmax:1+latte:1",
+        "softmax:1+softmax:1"}) {  // one that grows in part, and one all of whose parts do
     at::manual_seed(11);
     AttentionDims dims;
     dims.dim = kDim, dims.heads = kHeads, dims.max_length = 256;
@@ -53,7 +56,8 @@ TEST(State, BytesAreKnownBeforeARun) {
           State state;
           ExtendPieces(m, x, {0, tokens / 3, tokens}, {}, &state);
           EXPECT_EQ(m.Compact(state).Bytes(), foretold) << what << ", " << tokens << " tokens";
-          // Token by token a cache has room to grow into, at most as much again, and the least room is 64 tokens.
+          // Token by token a cache has room to grow into, at most as much again, and the least room
+          // is 64 tokens.
           if (tokens == 200) {
             ExtendPieces(m, x, EachToken(tokens), {}, &state);
             EXPECT_EQ(m.Compact(state).Bytes(), foretold) << what << ", one by one";
@@ -62,7 +66,9 @@ TEST(State, BytesAreKnownBeforeARun) {
         }
       }
     }
-    EXPECT_EQ(m.StateBytes(2, 1'000'000, at::kFloat) == m.StateBytes(2, 1'000, at::kFloat), m.info().bounded) << what;
+    EXPECT_EQ(m.StateBytes(2, 1'000'000, at::kFloat) == m.StateBytes(2, 1'000, at::kFloat),
+              m.info().bounded)
+        << what;
   });
 }
 
@@ -92,7 +98,8 @@ TEST(State, GradientsFlowThroughItsCopies) {
       m.Extend(y, state, {});
       if (!copied) {
         std::vector<at::Tensor> whole;
-        for (size_t i = 0; i < y.size(); ++i) whole.push_back(at::cat({y[i].index_select(0, rows), more[i]}, 2));
+        for (size_t i = 0; i < y.size(); ++i)
+          whole.push_back(at::cat({y[i].index_select(0, rows), more[i]}, 2));
         return (ExtendPieces(m, whole, {0, 13}).narrow(2, 9, 4) * g).sum();
       }
       State copy = m.Compact(state).Clone().Reorder(rows);
@@ -102,13 +109,16 @@ TEST(State, GradientsFlowThroughItsCopies) {
     const auto got = Gradients(loss(a, true), a), want = Gradients(loss(b, false), b);
     double size = 0;
     for (size_t i = 0; i < x.size(); ++i) {
-      EXPECT_LE((got[i] - want[i]).norm().item<double>(), 1e-10 * (1 + want[i].norm().item<double>())) << what << " " << i;
+      EXPECT_LE((got[i] - want[i]).norm().item<double>(),
+                1e-10 * (1 + want[i].norm().item<double>()))
+          << what << " " << i;
       size += got[i].norm().item<double>();
     }
     EXPECT_GT(size, 0) << what;
     State state = m.EmptyState(2, a[0].options().requires_grad(false));
     m.Extend(a, state, {});
-    for (const NamedTensor& t : state.Detach().tensors) EXPECT_FALSE(t.value.defined() && t.value.requires_grad()) << what;
+    for (const NamedTensor& t : state.Detach().tensors)
+      EXPECT_FALSE(t.value.defined() && t.value.requires_grad()) << what;
   });
 }
 
@@ -157,11 +167,19 @@ TEST(Softmax, CachesThatDoNotFitAreRefused) {
     return Thrown([&] { m->CheckState(state); });
   };
   EXPECT_EQ(message([](State&) {}), "no error");
-  ExpectContains(message([](State& s) { s["count"] = at::tensor({6, 5}, at::kLong); }), {"[softmax]", "6 tokens"});
-  ExpectContains(message([](State& s) { s["count"] = at::tensor({-1, -1}, at::kLong); }), {"-1 tokens"});
+  ExpectContains(message([](State& s) {
+                   s["count"] = at::tensor({6, 5}, at::kLong);
+                 }),
+                 {"[softmax]", "6 tokens"});
+  ExpectContains(message([](State& s) {
+                   s["count"] = at::tensor({-1, -1}, at::kLong);
+                 }),
+                 {"-1 tokens"});
   ExpectContains(message([](State& s) { s["v"] = s["v"].narrow(2, 0, 5); }), {"k has 6 and v 5"});
-  ExpectContains(message([](State& s) { s["valid"] = s["valid"].narrow(1, 0, 5); }), {"valid of shape [2, 6]", "[2, 5]"});
-  ExpectContains(message([](State& s) { s["valid"] = s["valid"].to(at::kLong); }), {"Bool", "Long"});
+  ExpectContains(message([](State& s) { s["valid"] = s["valid"].narrow(1, 0, 5); }),
+                 {"valid of shape [2, 6]", "[2, 5]"});
+  ExpectContains(message([](State& s) { s["valid"] = s["valid"].to(at::kLong); }),
+                 {"Bool", "Long"});
 }
 
 }  // namespace

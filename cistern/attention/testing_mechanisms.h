@@ -7,7 +7,8 @@ namespace cistern::testing {
 
 inline constexpr int64_t kDim = 10, kHeads = 2, kWidth = kDim / kHeads;
 
-// In evaluation and in double; To(m, kFloat) rounds nothing, because the parameters are made in float.
+// In evaluation and in double; To(m, kFloat) rounds nothing, because the parameters are made in
+// float.
 inline std::shared_ptr<Mechanism> Small(const MechanismInfo& info, size_t number = 0) {
   AttentionDims dims;
   dims.dim = kDim, dims.heads = kHeads, dims.max_length = 256;
@@ -18,7 +19,8 @@ inline std::shared_ptr<Mechanism> Small(const MechanismInfo& info, size_t number
 }
 
 // Projected tensors in declared order, [B,H,T,width/H], doubles that float holds.
-inline std::vector<at::Tensor> Inputs(const Mechanism& m, int64_t batch, int64_t length, bool heads_last = false) {
+inline std::vector<at::Tensor> Inputs(const Mechanism& m, int64_t batch, int64_t length,
+                                      bool heads_last = false) {
   std::vector<at::Tensor> x;
   for (const Projection& p : m.Projections()) {
     if (!p.OfTokens()) continue;
@@ -28,7 +30,8 @@ inline std::vector<at::Tensor> Inputs(const Mechanism& m, int64_t batch, int64_t
   return x;
 }
 
-inline std::vector<at::Tensor> Narrow(const std::vector<at::Tensor>& x, int64_t begin, int64_t count) {
+inline std::vector<at::Tensor> Narrow(const std::vector<at::Tensor>& x, int64_t begin,
+                                      int64_t count) {
   std::vector<at::Tensor> y;
   for (const at::Tensor& t : x) y.push_back(t.narrow(2, begin, count));
   return y;
@@ -49,8 +52,10 @@ inline std::vector<at::Tensor> Leaves(const std::vector<at::Tensor>& x) {
   return y;
 }
 
-// Extends piece by piece, from the empty state or a given one; cuts begin with 0 and end with the length.
-inline at::Tensor ExtendPieces(Mechanism& m, const std::vector<at::Tensor>& x, const std::vector<int64_t>& cuts, const ops::Mask& mask = {},
+// Extends piece by piece, from the empty state or a given one; cuts begin with 0 and end with the
+// length.
+inline at::Tensor ExtendPieces(Mechanism& m, const std::vector<at::Tensor>& x,
+                               const std::vector<int64_t>& cuts, const ops::Mask& mask = {},
                                State* state_out = nullptr) {
   State state = m.EmptyState(x[0].size(0), x[0].options().requires_grad(false));
   std::vector<at::Tensor> outs;

@@ -23,12 +23,15 @@ size_t EditDistance(const std::string& a, const std::string& b) {
 
 }  // namespace
 
-std::string UnknownName(const std::string& what, const std::string& name, const std::vector<std::string>& known) {
+std::string UnknownName(const std::string& what, const std::string& name,
+                        const std::vector<std::string>& known) {
   const std::string head = StrCat("unknown ", what, " '", name, "'");
-  const auto nearest = std::min_element(known.begin(), known.end(), [&](const std::string& a, const std::string& b) {
-    return EditDistance(name, a) < EditDistance(name, b);
-  });
-  if (nearest != known.end() && EditDistance(name, *nearest) <= std::max<size_t>(2, name.size() / 3)) {
+  const auto nearest =
+      std::min_element(known.begin(), known.end(), [&](const std::string& a, const std::string& b) {
+        return EditDistance(name, a) < EditDistance(name, b);
+      });
+  if (nearest != known.end() &&
+      EditDistance(name, *nearest) <= std::max<size_t>(2, name.size() / 3)) {
     return StrCat(head, "; did you mean '", *nearest, "'?");
   }
   std::string all;

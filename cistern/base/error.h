@@ -37,8 +37,10 @@ template <class... Args>
   throw UsageError(StrCat(args...));
 }
 
-// "unknown mechanism 'late'; did you mean 'latte'?": the nearest of `known` by edit distance, or all of them when none is near.
-std::string UnknownName(const std::string& what, const std::string& name, const std::vector<std::string>& known);
+// "unknown mechanism 'late'; did you mean 'latte'?": the nearest of `known` by edit distance, or
+// all of them when none is near.
+std::string UnknownName(const std::string& what, const std::string& name,
+                        const std::vector<std::string>& known);
 
 }  // namespace cistern
 

@@ -1,6 +1,7 @@
 #pragma once
-// XXH64 (Collet 2014, https://github.com/Cyan4973/xxHash/blob/dev/doc/xxhash_spec.md): a fast 64-bit hash that tells contents apart. It is
-// no protection against someone who wants two contents to look the same.
+// XXH64 (Collet 2014, https://github.com/Cyan4973/xxHash/blob/dev/doc/xxhash_spec.md): a fast
+// 64-bit hash that tells contents apart. It is no protection against someone who wants two contents
+// to look the same.
 #include <cstdint>
 #include <string>
 #include <string_view>

@@ -14,8 +14,8 @@ void ParallelForRaw(int64_t n, int64_t, RangeFn fn, void* context) {
 
 #else
 
-// libgomp's own entry points, called directly: torch's pool with any compiler and without -fopenmp (clang's -fopenmp would bring
-// libomp, a second pool that fights the first).
+// libgomp's own entry points, called directly: torch's pool with any compiler and without -fopenmp
+// (clang's -fopenmp would bring libomp, a second pool that fights the first).
 extern "C" {
 void GOMP_parallel(void (*fn)(void*), void* data, unsigned num_threads, unsigned flags);
 int omp_get_thread_num(void);
@@ -48,9 +48,11 @@ void SetNumThreads(int threads) { omp_set_num_threads(threads); }
 
 void ParallelForRaw(int64_t n, int64_t grain, RangeFn fn, void* context) {
   if (n <= 0) return;
-  Job job{n, std::min<int64_t>(NumThreads(), (n + grain - 1) / std::max<int64_t>(grain, 1)), fn, context};
+  Job job{n, std::min<int64_t>(NumThreads(), (n + grain - 1) / std::max<int64_t>(grain, 1)), fn,
+          context};
   if (job.parts <= 1 || omp_in_parallel()) return fn(context, 0, n);
-  GOMP_parallel(&RunPart, &job, 0, 0);  // 0: the whole team; a changing team size makes libgomp restart its threads
+  GOMP_parallel(&RunPart, &job, 0,
+                0);  // 0: the whole team; a changing team size makes libgomp restart its threads
 }
 
 }  // namespace cistern

@@ -28,7 +28,12 @@ bool Terminal() {
 // Three significant digits at most: 1234, 12.4, 0.532.
 std::string Rate(double x) {
   char text[32];
-  std::snprintf(text, sizeof(text), x >= 100 ? "%.0f" : x >= 10 ? "%.1f" : x >= 1 ? "%.2f" : "%.3f", x);
+  std::snprintf(text, sizeof(text),
+                x >= 100  ? "%.0f"
+                : x >= 10 ? "%.1f"
+                : x >= 1  ? "%.2f"
+                          : "%.3f",
+                x);
   return text;
 }
 
@@ -37,9 +42,11 @@ std::string Duration(double seconds) {
   const int64_t s = std::llround(std::clamp(seconds, 0.0, 1e9));
   char text[64];
   if (s >= 86400) {
-    std::snprintf(text, sizeof(text), "%lldd %02lld:%02lld", (long long)(s / 86400), (long long)(s / 3600 % 24), (long long)(s / 60 % 60));
+    std::snprintf(text, sizeof(text), "%lldd %02lld:%02lld", (long long)(s / 86400),
+                  (long long)(s / 3600 % 24), (long long)(s / 60 % 60));
   } else if (s >= 3600) {
-    std::snprintf(text, sizeof(text), "%lld:%02lld:%02lld", (long long)(s / 3600), (long long)(s / 60 % 60), (long long)(s % 60));
+    std::snprintf(text, sizeof(text), "%lld:%02lld:%02lld", (long long)(s / 3600),
+                  (long long)(s / 60 % 60), (long long)(s % 60));
   } else {
     std::snprintf(text, sizeof(text), "%lld:%02lld", (long long)(s / 60), (long long)(s % 60));
   }
@@ -64,19 +71,24 @@ void SetQuiet(bool value) { quiet = value; }
 bool Quiet() { return quiet; }
 
 ProgressBar::ProgressBar(ProgressOptions options)
-    : options_(std::move(options)), begin_(std::chrono::steady_clock::now()), terminal_(Terminal()) {
+    : options_(std::move(options)),
+      begin_(std::chrono::steady_clock::now()),
+      terminal_(Terminal()) {
   drawn_ = terminal_ ? begin_ - std::chrono::seconds(1) : begin_;
 }
 
-ProgressBar::ProgressBar(int64_t total, std::string label) : ProgressBar(ProgressOptions{.total = total, .label = std::move(label)}) {}
+ProgressBar::ProgressBar(int64_t total, std::string label)
+    : ProgressBar(ProgressOptions{.total = total, .label = std::move(label)}) {}
 
 ProgressBar::~ProgressBar() { Finish(); }
 
-std::string ProgressBar::Line(int64_t done, const std::string& extra, double seconds, int columns) const {
+std::string ProgressBar::Line(int64_t done, const std::string& extra, double seconds,
+                              int columns) const {
   const int64_t total = options_.total;
   const int64_t fresh = done - options_.start;
   const double rate = seconds > 0 && fresh > 0 ? double(fresh) / seconds : 0;
-  std::string tail = std::to_string(done) + (total > 0 ? "/" + std::to_string(total) : "") + " " + options_.unit;
+  std::string tail =
+      std::to_string(done) + (total > 0 ? "/" + std::to_string(total) : "") + " " + options_.unit;
   if (rate > 0) tail += "  " + Rate(rate) + " " + options_.unit + "/s";
   if (rate > 0 && total > done) tail += "  ETA " + Duration(double(total - done) / rate);
   if (total <= 0) tail += "  " + Duration(seconds);
@@ -105,7 +117,8 @@ void ProgressBar::Update(int64_t done, const std::string& extra) {
   drawn_ = now;
   const double seconds = std::chrono::duration<double>(now - begin_).count();
   if (terminal_) {
-    // \r to the line's start, text, \x1b[K to wipe what an earlier, longer line left; one column free, so that nothing wraps
+    // \r to the line's start, text, \x1b[K to wipe what an earlier, longer line left; one column
+    // free, so that nothing wraps
     const std::string line = "\r" + Line(done, extra, seconds, Columns() - 1) + "\x1b[K";
     std::fwrite(line.data(), 1, line.size(), stderr);
     std::fflush(stderr);

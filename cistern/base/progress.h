@@ -12,11 +12,12 @@ struct ProgressOptions {
   std::string label;
   std::string unit = "steps";  // steps, tokens, MB
   int64_t start = 0;           // what was done before (a resumed run); left out of the rate
-  double plain_seconds = 0;    // above 0: without a terminal, a plain line every so many seconds (not when quiet)
+  double plain_seconds =
+      0;  // above 0: without a terminal, a plain line every so many seconds (not when quiet)
 };
 
-// Draws at most 10 times a second, and nothing at all without a terminal or when quiet. The line is wiped by Finish and the destructor.
-// Use one at a time, from one thread.
+// Draws at most 10 times a second, and nothing at all without a terminal or when quiet. The line is
+// wiped by Finish and the destructor. Use one at a time, from one thread.
 class ProgressBar {
  public:
   explicit ProgressBar(ProgressOptions options);
@@ -27,7 +28,8 @@ class ProgressBar {
 
   void Update(int64_t done, const std::string& extra = "");
   void SetTotal(int64_t total) { options_.total = total; }  // it became known, or is another
-  void Clear();   // wipes the line, so that other text can be printed; the next Update draws it again
+  void
+  Clear();  // wipes the line, so that other text can be printed; the next Update draws it again
   void Finish();  // wipes the line; later calls do nothing
 
   // The line itself, without control characters, cut to `columns` (characters, not bytes).

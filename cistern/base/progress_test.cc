@@ -12,9 +12,11 @@ namespace {
 TEST(ProgressBar, Line) {
   const ProgressBar bar({.total = 5000, .label = "train"});
   EXPECT_EQ(bar.Line(1900, "loss 2.31", 152, 100),
-            "train  [###########-------------------]  38%  1900/5000 steps  12.5 steps/s  ETA 4:08  loss 2.31");
+            "train  [###########-------------------]  38%  1900/5000 steps  12.5 steps/s  ETA 4:08 "
+            " loss 2.31");
   EXPECT_EQ(bar.Line(0, "", 0, 60), "train  [------------------------------]   0%  0/5000 steps");
-  EXPECT_EQ(bar.Line(5000, "", 10, 60), "train  [################] 100%  5000/5000 steps  500 steps/s");
+  EXPECT_EQ(bar.Line(5000, "", 10, 60),
+            "train  [################] 100%  5000/5000 steps  500 steps/s");
   EXPECT_EQ(bar.Line(1900, "loss 2.31", 152, 20), "train   38%  1900/50");
   const ProgressBar resumed({.total = 100, .label = "", .unit = "MB", .start = 50});
   EXPECT_EQ(resumed.Line(60, "", 100, 42), " 60%  60/100 MB  0.100 MB/s  ETA 6:40");
@@ -28,10 +30,14 @@ TEST(ProgressBar, CutsCharactersAndControls) {
 }
 
 // What reaches standard error when it is a pipe or a terminal.
-std::string Drawn(bool terminal, const ProgressOptions& options, int updates = 1000, int columns = 60) {
+std::string Drawn(bool terminal, const ProgressOptions& options, int updates = 1000,
+                  int columns = 60) {
   int reader, writer;
   if (terminal) {
-    winsize size{.ws_row = 24, .ws_col = static_cast<unsigned short>(columns), .ws_xpixel = 0, .ws_ypixel = 0};
+    winsize size{.ws_row = 24,
+                 .ws_col = static_cast<unsigned short>(columns),
+                 .ws_xpixel = 0,
+                 .ws_ypixel = 0};
     EXPECT_EQ(openpty(&reader, &writer, nullptr, nullptr, &size), 0);
   } else {
     int ends[2];
@@ -52,7 +58,8 @@ std::string Drawn(bool terminal, const ProgressOptions& options, int updates = 1
   dup2(saved, STDERR_FILENO);
   close(saved);
   std::string text;
-  for (char c = 0; c != '!'; text += c) {  // a terminal hands out what was written in several pieces
+  for (char c = 0; c != '!';
+       text += c) {  // a terminal hands out what was written in several pieces
     if (read(reader, &c, 1) != 1) break;
   }
   close(writer);
@@ -70,7 +77,8 @@ TEST(ProgressBar, OnlyOnATerminal) {
   SetQuiet(true);
   EXPECT_EQ(Drawn(true, {.total = 10, .label = "a"}), "!");
   SetQuiet(false);
-  EXPECT_NE(Drawn(false, {.total = 10, .label = "a", .plain_seconds = 1e-9}, 10).find("a  ["), std::string::npos);
+  EXPECT_NE(Drawn(false, {.total = 10, .label = "a", .plain_seconds = 1e-9}, 10).find("a  ["),
+            std::string::npos);
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 #pragma once
-// Counter-based random numbers (Philox 4x32-10, Salmon et al. 2011): the draw depends on (seed, stream, counter) alone, so pieces of a
-// sequence, threads and resumed runs draw exactly what the whole does.
+// Counter-based random numbers (Philox 4x32-10, Salmon et al. 2011): the draw depends on (seed,
+// stream, counter) alone, so pieces of a sequence, threads and resumed runs draw exactly what the
+// whole does.
 #include <array>
 #include <cstdint>
 

@@ -43,7 +43,8 @@ TEST_F(CliTest, OddTextIsAcceptedWithANote) {
 
 TEST_F(CliTest, BrokenCheckpointStopsAResumeAndNothingIsOverwritten) {
   for (const char* name : {"model.safetensors", "optimizer.safetensors", "trainer.json"}) {
-    const std::string run = Copy(std::string("halved-") + name), path = run + "/checkpoint-3/" + name;
+    const std::string run = Copy(std::string("halved-") + name),
+                      path = run + "/checkpoint-3/" + name;
     Halve(path);
     const auto before = Contents(run);
     Expect({"train", "--resume", "--out", run, "--steps", "5"}, 1, {path});
@@ -105,15 +106,19 @@ TEST_F(CliTest, AFolderThatHoldsARunIsLeftAlone) {
 // Words
 
 TEST_F(CliTest, UnknownNamesGetTheNearestOne) {
-  const auto with = [&](const std::string& assignment) { return Train(TrainedText(), folder_ / "run", {"--set", assignment}); };
+  const auto with = [&](const std::string& assignment) {
+    return Train(TrainedText(), folder_ / "run", {"--set", assignment});
+  };
   Expect(with("model.attention=late"), 2, {"did you mean 'latte'?"});
   Expect(with("model.dmi=16"), 2, {"did you mean 'model.dim'?"});
   Expect(with("task.kind=listop"), 2, {"did you mean 'listops'?"});
   Expect(with("model.attention_options.latte.latent=8"), 2, {"did you mean 'latents'?"});
-  Expect(Train(TrainedText(), folder_ / "run", {"--dtype", "float23"}), 2, {"did you mean 'float32'?"});
+  Expect(Train(TrainedText(), folder_ / "run", {"--dtype", "float23"}), 2,
+         {"did you mean 'float32'?"});
   Expect(Train(TrainedText(), folder_ / "run", {"--stpes", "3"}), 2, {"did you mean '--steps'?"});
   Expect({"trian"}, 2, {"did you mean 'train'?"});
-  Expect({"compare", TrainedText(), "--mechanisms", "latte,abc_mpl"}, 2, {"did you mean 'abc_mlp'?"});
+  Expect({"compare", TrainedText(), "--mechanisms", "latte,abc_mpl"}, 2,
+         {"did you mean 'abc_mlp'?"});
   Expect({}, 2, {"subcommand"});
   const std::string file = folder_ / "experiment.toml";
   WriteFileAtomically(file, "[train]\nbacth = 8\n");
@@ -125,14 +130,19 @@ TEST_F(CliTest, UnknownNamesGetTheNearestOne) {
 
 TEST_F(CliTest, SizesThatMakeNoSense) {
   const std::string out = folder_ / "run";
-  const Words refused = {"model.dim=0",   "model.dim=-16",     "model.dim=1000000000000", "model.layers=0",     "model.heads=-1",
-                         "train.batch=0", "train.batch=-3",    "task.length=1",           "task.vocab_size=10", "train.lr=-1",
-                         "train.lr=nan",  "model.dropout=1.5", "train.batch=2.5",         "model.dim=wide"};
+  const Words refused = {"model.dim=0",     "model.dim=-16",  "model.dim=1000000000000",
+                         "model.layers=0",  "model.heads=-1", "train.batch=0",
+                         "train.batch=-3",  "task.length=1",  "task.vocab_size=10",
+                         "train.lr=-1",     "train.lr=nan",   "model.dropout=1.5",
+                         "train.batch=2.5", "model.dim=wide"};
   for (const std::string& assignment : refused) {
-    Expect(Train(TrainedText(), out, {"--set", assignment}), 2, {assignment.substr(0, assignment.find('='))});
+    Expect(Train(TrainedText(), out, {"--set", assignment}), 2,
+           {assignment.substr(0, assignment.find('='))});
   }
-  Expect(Train(TrainedText(), out, {"--set", "model.heads=3"}), 2, {"dim=16 is not divisible by heads=3"});
-  Expect(Train(TrainedText(), out, {"--set", "model.dim=65536", "--set", "model.layers=1024"}), 2, {"parameters", "model"});
+  Expect(Train(TrainedText(), out, {"--set", "model.heads=3"}), 2,
+         {"dim=16 is not divisible by heads=3"});
+  Expect(Train(TrainedText(), out, {"--set", "model.dim=65536", "--set", "model.layers=1024"}), 2,
+         {"parameters", "model"});
   Expect({"train", "--text", TrainedText(), "--out", out, "--steps", "-5"}, 2, {"--steps"});
   Expect({"train", "--text", TrainedText(), "--out", out, "--seconds", "-5"}, 2, {"--seconds"});
   Expect({"train", "--text", TrainedText(), "--out", out, "--threads", "-1"}, 2, {"--threads"});
@@ -148,10 +158,14 @@ TEST_F(CliTest, SizesThatMakeNoSense) {
 
 TEST_F(CliTest, MemoryIsForetold) {
   const std::string out = folder_ / "run";
-  Expect(Train(TrainedText(), out, {"--set", "train.batch=1048576", "--set", "task.length=256", "--set", "model.dim=1024"}), 2,
-         {"a training step would need about", " GB", "batch 1048576 x length 256", "train.batch"});
+  Expect(
+      Train(
+          TrainedText(), out,
+          {"--set", "train.batch=1048576", "--set", "task.length=256", "--set", "model.dim=1024"}),
+      2, {"a training step would need about", " GB", "batch 1048576 x length 256", "train.batch"});
   Expect(Train(TrainedText(), out,
-               {"--set", "model.attention=abc_mlp", "--set", "model.attention_options.abc_mlp.slots=65536", "--set", "train.batch=65536"}),
+               {"--set", "model.attention=abc_mlp", "--set",
+                "model.attention_options.abc_mlp.slots=65536", "--set", "train.batch=65536"}),
          2, {"a training step would need about"});
   EXPECT_FALSE(fs::exists(out + "/experiment.json"));
 }
@@ -183,10 +197,12 @@ TEST_F(CliTest, AnOrdinaryUserWithoutPermission) {
 TEST_F(CliTest, FullDisk) {
   const std::string disk = folder_ / "disk";
   fs::create_directory(disk);
-  if (::mount("tmpfs", disk.c_str(), "tmpfs", 0, "size=128k") != 0) GTEST_SKIP() << "cannot mount a small disk here";
+  if (::mount("tmpfs", disk.c_str(), "tmpfs", 0, "size=128k") != 0)
+    GTEST_SKIP() << "cannot mount a small disk here";
   const Outcome o = Run(Train(TrainedText(), disk + "/run"));
   size_t left_over = 0;
-  for (const auto& [path, bytes] : Contents(disk)) left_over += path.find(".tmp") != std::string::npos;
+  for (const auto& [path, bytes] : Contents(disk))
+    left_over += path.find(".tmp") != std::string::npos;
   ::umount(disk.c_str());
   EXPECT_EQ(o.code, 1) << o;
   EXPECT_NE(o.err.find("No space left on device"), std::string::npos) << o;
@@ -197,23 +213,28 @@ TEST_F(CliTest, FullDisk) {
 // Training
 
 TEST_F(CliTest, LossThatIsNotFiniteStopsTheRunAndKeepsTheCheckpoint) {
-  // Decay of lr * 100 multiplies every matrix by about -1e5 at each step: float overflows within ten.
+  // Decay of lr * 100 multiplies every matrix by about -1e5 at each step: float overflows within
+  // ten.
   const auto train = [&](const std::string& run, const Words& more) {
     Words words = Train(TrainedText(), run);
     words[8] = "60";
-    for (const char* s : {"lr=1000", "weight_decay=100", "clip=0", "warmup=1", "schedule=constant", "eval_tokens=64"}) {
+    for (const char* s : {"lr=1000", "weight_decay=100", "clip=0", "warmup=1", "schedule=constant",
+                          "eval_tokens=64"}) {
       words = words + Words{"--set", StrCat("train.", s)};
     }
     return words + more;
   };
   // Met by a training step, or by an evaluation.
-  const std::string step = folder_ / "step", eval = folder_ / "eval", kept = "last good checkpoint is kept: ";
+  const std::string step = folder_ / "step", eval = folder_ / "eval",
+                    kept = "last good checkpoint is kept: ";
   Expect(train(step, {"--set", "train.eval_every=1000", "--set", "train.checkpoint_every=1"}), 1,
          {"the loss is ", " at step ", "finite", kept + step + "/checkpoint-"});
-  Expect(train(eval, {"--set", "train.eval_every=1"}), 1, {" at step ", kept + eval + "/checkpoint-"});
+  Expect(train(eval, {"--set", "train.eval_every=1"}), 1,
+         {" at step ", kept + eval + "/checkpoint-"});
   for (const std::string& run : {step, eval}) {
     int checkpoints = 0;
-    for (const auto& entry : fs::directory_iterator(run)) checkpoints += entry.path().filename().string().starts_with("checkpoint-");
+    for (const auto& entry : fs::directory_iterator(run))
+      checkpoints += entry.path().filename().string().starts_with("checkpoint-");
     EXPECT_EQ(checkpoints, 1) << run;
   }
   EXPECT_EQ(Run({"generate", eval, "--max-tokens", "2"}).code, 0);  // the best model so far
@@ -224,9 +245,11 @@ TEST_F(CliTest, InterruptSavesAndResumeGivesTheSameWeights) {
   const auto train = [&](const std::string& out) {
     Words words = Train(TrainedText(), out);
     words[8] = std::to_string(steps);
-    return words + Words{"--set", "train.log_every=1", "--set", "model.dropout=0.1", "--set", "train.eval_tokens=64"};
+    return words + Words{"--set", "train.log_every=1",   "--set", "model.dropout=0.1",
+                         "--set", "train.eval_tokens=64"};
   };
-  const std::string whole = folder_ / "whole", parts = folder_ / "parts", log = parts + "/metrics.jsonl";
+  const std::string whole = folder_ / "whole", parts = folder_ / "parts",
+                    log = parts + "/metrics.jsonl";
   const Outcome at_once = Run(train(whole));
   ASSERT_EQ(at_once.code, 0) << at_once;
 
@@ -238,7 +261,8 @@ TEST_F(CliTest, InterruptSavesAndResumeGivesTheSameWeights) {
   const Outcome stopped = Wait(child, prefix);
   ASSERT_EQ(stopped.code, 130) << stopped;
   EXPECT_NE(stopped.err.find("interrupted after step"), std::string::npos) << stopped;
-  EXPECT_NE(stopped.err.find("cistern train --resume --out " + parts), std::string::npos) << stopped;
+  EXPECT_NE(stopped.err.find("cistern train --resume --out " + parts), std::string::npos)
+      << stopped;
   EXPECT_EQ(Run({"generate", parts, "--max-tokens", "2"}).code, 0);
 
   const Outcome resumed = Run({"train", "--resume", "--out", parts, "--threads", "1", "--json"});
@@ -251,9 +275,11 @@ TEST_F(CliTest, InterruptSavesAndResumeGivesTheSameWeights) {
 }
 
 TEST_F(CliTest, PrintedConfigurationsAreReadBack) {
-  const Words changes = {"--set",        "model.attention=latte,abc_mlp", "--set", "model.attention_options.abc_mlp.slots=5", "--set",
-                         "train.lr=3e-5"};
-  const Outcome first = Run(Train(TrainedText(), folder_ / "run", changes + Words{"--print-config"}));
+  const Words changes = {"--set", "model.attention=latte,abc_mlp",
+                         "--set", "model.attention_options.abc_mlp.slots=5",
+                         "--set", "train.lr=3e-5"};
+  const Outcome first =
+      Run(Train(TrainedText(), folder_ / "run", changes + Words{"--print-config"}));
   ASSERT_EQ(first.code, 0) << first;
   EXPECT_NE(first.out.find("slots = 5"), std::string::npos) << first;
   const std::string file = folder_ / "printed.toml";
@@ -269,8 +295,8 @@ TEST_F(CliTest, PrintedConfigurationsAreReadBack) {
 
 TEST_F(CliTest, ARunFolderHoldsWhatTheGuideSays) {
   const std::string run = Trained();
-  for (const char* name :
-       {"config.json", "model.safetensors", "tokenizer.json", "experiment.json", "metrics.jsonl", "checkpoint-3/trainer.json"}) {
+  for (const char* name : {"config.json", "model.safetensors", "tokenizer.json", "experiment.json",
+                           "metrics.jsonl", "checkpoint-3/trainer.json"}) {
     EXPECT_TRUE(fs::exists(run + "/" + name)) << name;
   }
   const Outcome o = Run(Train(TrainedText(), folder_ / "json", {"--json"}));
@@ -279,14 +305,18 @@ TEST_F(CliTest, ARunFolderHoldsWhatTheGuideSays) {
   EXPECT_EQ(result["steps"], 3);
   EXPECT_GT(result["test"]["bits_per_byte"].get<double>(), 0);
   EXPECT_GT(result["peak_bytes"].get<int64_t>(), 0);
-  EXPECT_GT(result["tokens_per_s"].get<double>(), 0);  // of a run shorter than a line of its log, too
+  EXPECT_GT(result["tokens_per_s"].get<double>(),
+            0);  // of a run shorter than a line of its log, too
 }
 
 // The other commands
 
 TEST_F(CliTest, Generate) {
-  const Words words = {"generate", Trained(), "--prompt", "line 1 of", "--max-tokens", "8", "--threads", "1"};
-  const Outcome one = Run(words), again = Run(words), json = Run(words + Words{"--json", "--stats", "--stats-at", "0,40", "--logprobs=2"});
+  const Words words = {"generate",     Trained(), "--prompt",  "line 1 of",
+                       "--max-tokens", "8",       "--threads", "1"};
+  const Outcome one = Run(words), again = Run(words),
+                json =
+                    Run(words + Words{"--json", "--stats", "--stats-at", "0,40", "--logprobs=2"});
   EXPECT_EQ(one.code, 0) << one;
   EXPECT_EQ(one.out, again.out);
   ASSERT_EQ(json.code, 0) << json;
@@ -300,8 +330,10 @@ TEST_F(CliTest, Generate) {
   EXPECT_EQ(stats.out, one.out);  // figures go to standard error
   EXPECT_NE(stats.err.find("state bytes"), std::string::npos) << stats;
 
-  WriteFileAtomically(folder_ / "prompts.jsonl", "{\"prompt\": \"the book\", \"id\": 7}\n{\"prompt\": \"a sea\"}\n");
-  const Outcome batch = Run({"generate", Trained(), "--prompts", folder_ / "prompts.jsonl", "--max-tokens", "4"});
+  WriteFileAtomically(folder_ / "prompts.jsonl",
+                      "{\"prompt\": \"the book\", \"id\": 7}\n{\"prompt\": \"a sea\"}\n");
+  const Outcome batch =
+      Run({"generate", Trained(), "--prompts", folder_ / "prompts.jsonl", "--max-tokens", "4"});
   ASSERT_EQ(batch.code, 0) << batch;
   EXPECT_EQ(ParseJson(batch.out.substr(0, batch.out.find('\n')), "stdout")["id"], 7);
   Expect({"generate", Trained(), "--prompt-file", folder_ / "none.txt"}, 1, {"none.txt"});
@@ -314,12 +346,14 @@ TEST_F(CliTest, Eval) {
   const Json score = ParseJson(own.out, "stdout");
   EXPECT_EQ(score["length"], 16);
   EXPECT_GT(score["bits_per_byte"].get<double>(), 0);
-  const Outcome other = Run({"eval", Trained(), TrainedText(), "--by-position", "--rows", "2", "--max-tokens", "400", "--json"});
+  const Outcome other = Run({"eval", Trained(), TrainedText(), "--by-position", "--rows", "2",
+                             "--max-tokens", "400", "--json"});
   ASSERT_EQ(other.code, 0) << other;
   const Json far = ParseJson(other.out, "stdout");
   EXPECT_EQ(far["trained_length"], 16);
   EXPECT_EQ(far["positions"].back()["end"], 200);  // far beyond the training length
-  const Outcome table = Run({"eval", Trained(), TrainedText(), "--by-position", "--max-tokens", "400", "--svg", folder_ / "p.svg"});
+  const Outcome table = Run({"eval", Trained(), TrainedText(), "--by-position", "--max-tokens",
+                             "400", "--svg", folder_ / "p.svg"});
   EXPECT_EQ(table.code, 0) << table;
   EXPECT_NE(table.out.find("bits per byte"), std::string::npos) << table;
   EXPECT_NE(ReadFile(folder_ / "p.svg").find("<svg"), std::string::npos);
@@ -332,8 +366,10 @@ TEST_F(CliTest, ListOpsDataTrainAndEval) {
   ASSERT_EQ(made.code, 0) << made;
   EXPECT_TRUE(ParseJson(made.out, "stdout").contains("majority"));
   EXPECT_TRUE(ReadFile(data + "/basic_test.tsv").starts_with("Source\tTarget"));
-  Words words = {"train", "--out", run, "--steps", "2", "--threads", "1", "--json", "--set", "task.data=" + data};
-  for (const char* s : {"task.kind=listops", "task.length=64", "model.dim=16", "model.heads=2", "model.layers=1", "train.batch=2"}) {
+  Words words = {"train",     "--out", run,      "--steps", "2",
+                 "--threads", "1",     "--json", "--set",   "task.data=" + data};
+  for (const char* s : {"task.kind=listops", "task.length=64", "model.dim=16", "model.heads=2",
+                        "model.layers=1", "train.batch=2"}) {
     words = words + Words{"--set", s};
   }
   const Outcome trained = Run(words);
@@ -344,21 +380,28 @@ TEST_F(CliTest, ListOpsDataTrainAndEval) {
   // Mechanisms that have no causal form are for classifiers, those that have no other are not.
   words[2] = folder_ / "memory";
   const Outcome memory =
-      Run(words + Words{"--set", "model.attention=conv_luna", "--set", "model.pooling=memory", "--set", "task.group_by_length=true"});
+      Run(words + Words{"--set", "model.attention=conv_luna", "--set", "model.pooling=memory",
+                        "--set", "task.group_by_length=true"});
   EXPECT_EQ(memory.code, 0) << memory;
   EXPECT_EQ(Run({"eval", folder_ / "memory"}).code, 0);
   words[2] = folder_ / "gate";
-  Expect(words + Words{"--set", "model.attention=rfa_gate"}, 2, {"bidirectional", "use rfa instead"});
-  Expect(Train(TrainedText(), folder_ / "luna", {"--set", "model.attention=conv_luna"}), 2, {"causal", "use luna_causal or latte instead"});
+  Expect(words + Words{"--set", "model.attention=rfa_gate"}, 2,
+         {"bidirectional", "use rfa instead"});
+  Expect(Train(TrainedText(), folder_ / "luna", {"--set", "model.attention=conv_luna"}), 2,
+         {"causal", "use luna_causal or latte instead"});
   WriteFileAtomically(data + "/basic_train.tsv", "Source\tTarget\nnonsense\n");
-  Expect({"train", "--out", folder_ / "broken", "--set", "task.kind=listops", "--set", "task.data=" + data}, 1, {"basic_train.tsv"});
+  Expect({"train", "--out", folder_ / "broken", "--set", "task.kind=listops", "--set",
+          "task.data=" + data},
+         1, {"basic_train.tsv"});
 }
 
 TEST_F(CliTest, CompareWritesAReport) {
   const std::string out = folder_ / "compare";
-  Words words = {"compare", TrainedText(), "--out", out, "--mechanisms", "softmax,latte", "--seconds", "1", "--threads", "1"};
+  Words words = {"compare",       TrainedText(), "--out", out,         "--mechanisms",
+                 "softmax,latte", "--seconds",   "1",     "--threads", "1"};
   words = words + Words{"--sample-tokens", "8", "--decode-tokens", "40"};
-  for (const char* s : {"model.dim=16", "model.heads=2", "model.layers=1", "task.length=16", "task.vocab_size=300"})
+  for (const char* s :
+       {"model.dim=16", "model.heads=2", "model.layers=1", "task.length=16", "task.vocab_size=300"})
     words = words + Words{"--set", s};
   const Outcome o = Run(words);
   ASSERT_EQ(o.code, 0) << o;
@@ -397,10 +440,13 @@ TEST_F(CliTest, Info) {
   SaveModel(*MakeModel(config, 1), folder_ / "both");
   const Outcome both = Run({"info", folder_ / "both"});
   EXPECT_EQ(both.code, 0) << both;
-  for (const char* phrase : {"as many of its source", "layer 0 (latte)", "layer 0 to the source (softmax)"})
+  for (const char* phrase :
+       {"as many of its source", "layer 0 (latte)", "layer 0 to the source (softmax)"})
     EXPECT_NE(both.out.find(phrase), std::string::npos) << phrase << "\n" << both;
-  const Json bytes = ParseJson(Run({"info", folder_ / "both", "--json"}).out, "stdout")["state_bytes"];
-  EXPECT_EQ(bytes["1000"].get<int64_t>() - bytes["0"].get<int64_t>(), 1000 * 2 * 16 * 4);  // keys and values of the source
+  const Json bytes =
+      ParseJson(Run({"info", folder_ / "both", "--json"}).out, "stdout")["state_bytes"];
+  EXPECT_EQ(bytes["1000"].get<int64_t>() - bytes["0"].get<int64_t>(),
+            1000 * 2 * 16 * 4);  // keys and values of the source
   EXPECT_EQ(Run({"--version"}).code, 0);
   for (const char* command : {"train", "eval", "generate", "compare", "data", "info"})
     EXPECT_EQ(Run({command, "--help"}).code, 0) << command;
@@ -409,15 +455,19 @@ TEST_F(CliTest, Info) {
 // Verification
 
 TEST_F(CliTest, VerifyShowsAMatrixAndChecksAModel) {
-  const Outcome matrix = Run({"verify", "--mechanism", "latte", "--property", "definition,truncate", "--implementation", "kernel"});
+  const Outcome matrix = Run({"verify", "--mechanism", "latte", "--property", "definition,truncate",
+                              "--implementation", "kernel"});
   EXPECT_EQ(matrix.code, 0) << matrix;
-  for (const char* phrase : {"definition", "latte", "-a  its state cannot be cut back", "0 failed (seed 1"})
+  for (const char* phrase :
+       {"definition", "latte", "-a  its state cannot be cut back", "0 failed (seed 1"})
     EXPECT_NE(matrix.out.find(phrase), std::string::npos) << phrase << "\n" << matrix;
   EXPECT_EQ(matrix.out.find('\033'), std::string::npos) << "colours are for terminals";
-  const Outcome json = Run({"verify", "--mechanism", "latte", "--property", "empty", "--form", "causal", "--json"});
+  const Outcome json =
+      Run({"verify", "--mechanism", "latte", "--property", "empty", "--form", "causal", "--json"});
   EXPECT_EQ(json.code, 0) << json;
   EXPECT_EQ(ParseJson(json.out, "out")["failed"], 0) << json;
-  const Outcome model = Run({"verify", "--model", Trained(), "--text", TrainedText(), "--tokens", "16"});
+  const Outcome model =
+      Run({"verify", "--model", Trained(), "--text", TrainedText(), "--tokens", "16"});
   EXPECT_EQ(model.code, 0) << model;
   EXPECT_NE(model.out.find("9 checks, 0 failed"), std::string::npos) << model;
   Expect({"verify", "--mechanism", "late"}, 2, {"mechanism 'late'", "did you mean 'latte'?"});
@@ -427,19 +477,23 @@ TEST_F(CliTest, VerifyShowsAMatrixAndChecksAModel) {
   Expect({"verify", "--model", Trained()}, 2, {"--model and --text belong together"});
   Expect({"verify", "--model", Trained(), "--text", folder_ / "none.txt"}, 1, {"none.txt"});
   WriteFileAtomically(folder_ / "short.txt", "two words");
-  Expect({"verify", "--model", Trained(), "--text", folder_ / "short.txt"}, 1, {"short.txt is too short", "at least 16"});
+  Expect({"verify", "--model", Trained(), "--text", folder_ / "short.txt"}, 1,
+         {"short.txt is too short", "at least 16"});
 }
 
 TEST_F(CliTest, VerifyChecksAClassifier) {
   ModelConfig config;
-  config.kind = "encoder_classifier", config.vocab_size = 12, config.classes = 3, config.dim = 16, config.layers = 1;
+  config.kind = "encoder_classifier", config.vocab_size = 12, config.classes = 3, config.dim = 16,
+  config.layers = 1;
   config.attention = {"nystrom"}, config.max_length = 40;
   SaveModel(*MakeModel(config, 1), folder_ / "classifier");
   const Outcome model = Run({"verify", "--model", folder_ / "classifier"});
   EXPECT_EQ(model.code, 0) << model;
-  for (const char* phrase : {"on 40 tokens of random ids", "padding", "batch", "4 checks, 0 failed"})
+  for (const char* phrase :
+       {"on 40 tokens of random ids", "padding", "batch", "4 checks, 0 failed"})
     EXPECT_NE(model.out.find(phrase), std::string::npos) << phrase << "\n" << model;
-  Expect({"verify", "--model", folder_ / "classifier", "--text", TrainedText()}, 2, {"encoder_classifier", "leave --text away"});
+  Expect({"verify", "--model", folder_ / "classifier", "--text", TrainedText()}, 2,
+         {"encoder_classifier", "leave --text away"});
   Expect({"verify", "--model", folder_ / "classifier", "--tokens", "41"}, 2, {"max_length of 40"});
   Expect({"verify", "--text", TrainedText()}, 2, {"--text goes with --model"});
 }
@@ -459,7 +513,8 @@ TEST_F(CliTest, VerifyDecodesForLong) {
   for (const char* phrase : {"ok    linear:  1000 ", "1 mechanisms, 0 failed"})
     EXPECT_NE(text.out.find(phrase), std::string::npos) << phrase << "\n" << text;
   Expect({"verify", "--mechanism", "softmax", "--long", "2000"}, 2, {"[softmax]", "grows"});
-  Expect({"verify", "--mechanism", "nystrom", "--long", "2000"}, 2, {"[nystrom]", "causal", "use latte"});
+  Expect({"verify", "--mechanism", "nystrom", "--long", "2000"}, 2,
+         {"[nystrom]", "causal", "use latte"});
   Expect({"verify", "--long", "10"}, 2, {"at least 1000"});
   Expect({"verify", "--long", "2000", "--form", "causal"}, 2, {"--mechanism and --full alone"});
 }

@@ -1,6 +1,7 @@
 #pragma once
-// The program's subcommands. Each file cli/NAME.cc adds one to the CLI11 app; main.cc parses, runs it and turns errors into exit codes:
-// 0, 1 the work failed (Error), 2 the command line or a configuration is wrong (UsageError), 130 interrupted.
+// The program's subcommands. Each file cli/NAME.cc adds one to the CLI11 app; main.cc parses, runs
+// it and turns errors into exit codes: 0, 1 the work failed (Error), 2 the command line or a
+// configuration is wrong (UsageError), 130 interrupted.
 #include <CLI/CLI.hpp>
 
 #include <cstdint>
@@ -15,7 +16,8 @@ struct Common {
   bool quiet = false;   // no progress, no notes
   int64_t threads = 0;  // 0: all cores
   uint64_t seed = 1;
-  std::string dtype = "float32";  // float32 | float64 | bfloat16 (linear maps in bfloat16, everything else in float32)
+  std::string dtype = "float32";  // float32 | float64 | bfloat16 (linear maps in bfloat16,
+                                  // everything else in float32)
 };
 
 // Adds --json, --quiet, --threads, --seed and --dtype to a subcommand.
@@ -23,7 +25,8 @@ void AddCommon(CLI::App& command, Common& common);
 // Applies threads, seed, quiet; checks dtype. Call first in a subcommand's run function.
 void ApplyCommon(const Common& common);
 
-// Each returns the subcommand's CLI::App; its callback stores what to run in `run`, which main calls after parsing.
+// Each returns the subcommand's CLI::App; its callback stores what to run in `run`, which main
+// calls after parsing.
 using Run = std::function<int()>;
 void AddTrain(CLI::App& app, Run& run);
 void AddEval(CLI::App& app, Run& run);

@@ -11,9 +11,12 @@ namespace cistern::cli {
 void AddCommon(CLI::App& command, Common& common) {
   command.add_flag("--json", common.json, "machine-readable output on standard output");
   command.add_flag("-q,--quiet", common.quiet, "no progress bars, no notes");
-  command.add_option("--threads", common.threads, "threads to use; 0: all cores")->check(CLI::Range(0, 1024));
+  command.add_option("--threads", common.threads, "threads to use; 0: all cores")
+      ->check(CLI::Range(0, 1024));
   command.add_option("--seed", common.seed, "seed of everything random");
-  command.add_option("--dtype", common.dtype, "float32, float64, or bfloat16 (linear maps in bfloat16, the rest in float32)");
+  command.add_option(
+      "--dtype", common.dtype,
+      "float32, float64, or bfloat16 (linear maps in bfloat16, the rest in float32)");
 }
 
 void ApplyCommon(const Common& common) {

@@ -1,4 +1,5 @@
-// cistern compare: trains one model per mechanism with equal size and time, measures quality, speed, memory and decoding, writes a report.
+// cistern compare: trains one model per mechanism with equal size and time, measures quality,
+// speed, memory and decoding, writes a report.
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -26,8 +27,8 @@
 namespace cistern::cli {
 namespace {
 
-// What compare trains unless --set says otherwise; the same for every mechanism. The rate suits a few minutes of training: for hours take
-// less.
+// What compare trains unless --set says otherwise; the same for every mechanism. The rate suits a
+// few minutes of training: for hours take less.
 const std::vector<std::string> kDefaults = {"model.dim=128",
                                             "model.layers=2",
                                             "model.heads=4",
@@ -54,7 +55,8 @@ struct Row {
   std::vector<DecodePoint> decode;
 };
 
-// Runs `cistern train` in a process of its own, so that peak memory is that model's alone. Returns the JSON it printed.
+// Runs `cistern train` in a process of its own, so that peak memory is that model's alone. Returns
+// the JSON it printed.
 Json TrainInChild(const std::vector<std::string>& arguments) {
   int fds[2];
   CISTERN_CHECK(pipe(fds) == 0, "cannot make a pipe");
@@ -114,20 +116,26 @@ std::string Bytes(double bytes) {
   return Number(bytes / 1e6, 0) + " MB";
 }
 
-double BitsPerByte(const Row& row) { return row.result.at("test").at("bits_per_byte").get<double>(); }
+double BitsPerByte(const Row& row) {
+  return row.result.at("test").at("bits_per_byte").get<double>();
+}
 
 HtmlTable ResultTable(const std::vector<Row>& rows) {
   const std::string later = "at " + std::to_string(rows[0].decode.back().position);
   HtmlTable table;
-  table.header = {"mechanism",      "bits/byte",      "parameters",        "tokens/s",         "peak memory",
-                  "state at start", "state " + later, "ms/token at start", "ms/token " + later};
+  table.header = {"mechanism",      "bits/byte",         "parameters",
+                  "tokens/s",       "peak memory",       "state at start",
+                  "state " + later, "ms/token at start", "ms/token " + later};
   for (const Row& row : rows) {
     const DecodePoint &first = row.decode.front(), &last = row.decode.back();
-    table.rows.push_back({row.mechanism, Number(BitsPerByte(row), 3), std::to_string(row.result["parameters"].get<int64_t>()),
-                          Number(row.result["tokens_per_s"].get<double>(), 0), Bytes(row.result["peak_bytes"].get<double>()),
-                          Bytes(double(first.state_bytes)), Bytes(double(last.state_bytes)), Number(first.milliseconds, 3),
-                          Number(last.milliseconds, 3)});
-    if (table.best_row < 0 || BitsPerByte(row) < BitsPerByte(rows[size_t(table.best_row)])) table.best_row = int(table.rows.size()) - 1;
+    table.rows.push_back({row.mechanism, Number(BitsPerByte(row), 3),
+                          std::to_string(row.result["parameters"].get<int64_t>()),
+                          Number(row.result["tokens_per_s"].get<double>(), 0),
+                          Bytes(row.result["peak_bytes"].get<double>()),
+                          Bytes(double(first.state_bytes)), Bytes(double(last.state_bytes)),
+                          Number(first.milliseconds, 3), Number(last.milliseconds, 3)});
+    if (table.best_row < 0 || BitsPerByte(row) < BitsPerByte(rows[size_t(table.best_row)]))
+      table.best_row = int(table.rows.size()) - 1;
   }
   return table;
 }
@@ -149,27 +157,35 @@ void PrintTable(const HtmlTable& table) {
   for (const auto& row : table.rows) print(row);
 }
 
-std::vector<std::string> Fairness(const Experiment& e, const CompareArguments& a, const std::vector<Row>& rows) {
+std::vector<std::string> Fairness(const Experiment& e, const CompareArguments& a,
+                                  const std::vector<Row>& rows) {
   int64_t fewest = rows[0].result["parameters"].get<int64_t>(), most = fewest;
   for (const Row& row : rows) {
     fewest = std::min(fewest, row.result["parameters"].get<int64_t>());
     most = std::max(most, row.result["parameters"].get<int64_t>());
   }
-  return {
-      StrCat("Equal for all: the text and its tokenizer, ", e.model.layers, " layers of width ", e.model.dim, " with ", e.model.heads,
-             " heads", e.model.conv > 0 ? StrCat(", a causal convolution of ", e.model.conv, " taps on every projection") : std::string(),
-             ", length ", e.task.length, ", batch ", e.train.batch, ", optimizer and schedule, seed, ", Number(a.seconds, 0),
-             " s of training time on ", NumThreads(), " threads (", ActiveIsa(), "), ",
-             e.dtype == "bfloat16" ? "linear maps in bfloat16, the rest in float32." : StrCat("dtype ", e.dtype, ".")),
-      StrCat("Parameters differ by ", Number(100.0 * (double(most) / double(fewest) - 1.0), 1),
-             " %. Training alone is timed; evaluation is not."),
-      "bits/byte: on the last 5 % of the text, in consecutive blocks of the training length without carried context. Lower is better. One "
-      "seed ranks nothing closer than about 0.02."};
+  return {StrCat("Equal for all: the text and its tokenizer, ", e.model.layers, " layers of width ",
+                 e.model.dim, " with ", e.model.heads, " heads",
+                 e.model.conv > 0 ? StrCat(", a causal convolution of ", e.model.conv,
+                                           " taps on every projection")
+                                  : std::string(),
+                 ", length ", e.task.length, ", batch ", e.train.batch,
+                 ", optimizer and schedule, seed, ", Number(a.seconds, 0),
+                 " s of training time on ", NumThreads(), " threads (", ActiveIsa(), "), ",
+                 e.dtype == "bfloat16" ? "linear maps in bfloat16, the rest in float32."
+                                       : StrCat("dtype ", e.dtype, ".")),
+          StrCat("Parameters differ by ", Number(100.0 * (double(most) / double(fewest) - 1.0), 1),
+                 " %. Training alone is timed; evaluation is not."),
+          "bits/byte: on the last 5 % of the text, in consecutive blocks of the training length "
+          "without carried context. Lower is better. One "
+          "seed ranks nothing closer than about 0.02."};
 }
 
-std::string WriteReport(const std::string& folder, const Experiment& e, const CompareArguments& a, const std::vector<Row>& rows,
-                        const std::string& sample_title, const std::string& sample) {
-  HtmlReport report("Attention mechanisms compared", StrCat(a.text, ", ", Number(a.seconds, 0), " s each"));
+std::string WriteReport(const std::string& folder, const Experiment& e, const CompareArguments& a,
+                        const std::vector<Row>& rows, const std::string& sample_title,
+                        const std::string& sample) {
+  HtmlReport report("Attention mechanisms compared",
+                    StrCat(a.text, ", ", Number(a.seconds, 0), " s each"));
   report.Table(ResultTable(rows));
   for (const std::string& line : Fairness(e, a, rows)) report.Paragraph(line);
   LineChart valid{"Learning curve", "seconds of training", "bits per byte (validation)", {}};
@@ -230,7 +246,8 @@ int RunCompare(CLI::App& command, CompareArguments a) {
   Experiment experiment;
   ReadExperiment(experiment, a.file, set);
   if (experiment.task.kind != "lm")
-    FailUsage("compare measures language models; for ", experiment.task.kind, " train each mechanism with cistern train");
+    FailUsage("compare measures language models; for ", experiment.task.kind,
+              " train each mechanism with cistern train");
   for (const std::string& m : a.mechanisms) FindMechanism(m);
   if (a.out.empty()) {
     char stamp[32];
@@ -240,14 +257,17 @@ int RunCompare(CLI::App& command, CompareArguments a) {
   }
   EnsureDirectory(a.out);
   if (!Quiet() && !a.common.json) {
-    std::printf("%s: %s s for each of %zu mechanisms, results in %s\n", experiment.task.text.c_str(), Number(a.seconds, 0).c_str(),
-                a.mechanisms.size(), a.out.c_str());
+    std::printf("%s: %s s for each of %zu mechanisms, results in %s\n",
+                experiment.task.text.c_str(), Number(a.seconds, 0).c_str(), a.mechanisms.size(),
+                a.out.c_str());
     std::fflush(stdout);
   }
   std::vector<Row> rows;
   for (const std::string& mechanism : a.mechanisms) {
-    Row row{mechanism, a.out + "/" + FolderName(mechanism), FindMechanism(mechanism).bounded, {}, {}};
-    std::vector<std::string> arguments = {"--json", "--out", row.folder, "--threads", std::to_string(a.common.threads)};
+    Row row{
+        mechanism, a.out + "/" + FolderName(mechanism), FindMechanism(mechanism).bounded, {}, {}};
+    std::vector<std::string> arguments = {"--json", "--out", row.folder, "--threads",
+                                          std::to_string(a.common.threads)};
     if (Quiet()) arguments.push_back("--quiet");
     if (!a.file.empty()) arguments.push_back(a.file);
     std::vector<std::string> assignments = set;
@@ -259,18 +279,24 @@ int RunCompare(CLI::App& command, CompareArguments a) {
     row.result = TrainInChild(arguments);
     if (Interrupted()) return 130;
     LmFolder lm = OpenLmFolder(row.folder);
-    row.decode = MeasureDecoding(*lm.model, {0, a.decode_tokens / 4, a.decode_tokens / 2, a.decode_tokens}, 64, &Interrupted());
+    row.decode =
+        MeasureDecoding(*lm.model, {0, a.decode_tokens / 4, a.decode_tokens / 2, a.decode_tokens},
+                        64, &Interrupted());
     if (Interrupted()) return 130;
     if (!Quiet() && !a.common.json) {
-      std::printf("  %-16s %s bits/byte, %s tokens/s, %ld parameters\n", mechanism.c_str(), Number(BitsPerByte(row), 3).c_str(),
-                  Number(row.result["tokens_per_s"].get<double>(), 0).c_str(), long(row.result["parameters"].get<int64_t>()));
+      std::printf("  %-16s %s bits/byte, %s tokens/s, %ld parameters\n", mechanism.c_str(),
+                  Number(BitsPerByte(row), 3).c_str(),
+                  Number(row.result["tokens_per_s"].get<double>(), 0).c_str(),
+                  long(row.result["parameters"].get<int64_t>()));
       std::fflush(stdout);
     }
     rows.push_back(std::move(row));
   }
   const Row* best = nullptr;  // of those with bounded memory, when there is one
   for (const Row& row : rows) {
-    if (!best || (row.bounded && !best->bounded) || (row.bounded == best->bounded && BitsPerByte(row) < BitsPerByte(*best))) best = &row;
+    if (!best || (row.bounded && !best->bounded) ||
+        (row.bounded == best->bounded && BitsPerByte(row) < BitsPerByte(*best)))
+      best = &row;
   }
   LmFolder lm = OpenLmFolder(best->folder);
   Generator generator(lm.model, lm.tokenizer);
@@ -286,7 +312,9 @@ int RunCompare(CLI::App& command, CompareArguments a) {
   for (const Row& row : rows) {
     Json r = row.result;
     for (const DecodePoint& p : row.decode) {
-      r["decode"].push_back({{"position", p.position}, {"ms_per_token", p.milliseconds}, {"state_bytes", p.state_bytes}});
+      r["decode"].push_back({{"position", p.position},
+                             {"ms_per_token", p.milliseconds},
+                             {"state_bytes", p.state_bytes}});
     }
     json["mechanisms"][row.mechanism] = r;
   }
@@ -300,7 +328,8 @@ int RunCompare(CLI::App& command, CompareArguments a) {
   std::printf("\n");
   for (const std::string& line : Fairness(experiment, a, rows)) std::printf("%s\n", line.c_str());
   std::printf("\n%s:\n%s\n\n", title.c_str(), sample.c_str());
-  std::printf("report: %s\nmodels: cistern generate %s --prompt \"In the beginning\"\n", path.c_str(), best->folder.c_str());
+  std::printf("report: %s\nmodels: cistern generate %s --prompt \"In the beginning\"\n",
+              path.c_str(), best->folder.c_str());
   return 0;
 }
 
@@ -308,22 +337,31 @@ int RunCompare(CLI::App& command, CompareArguments a) {
 
 void AddCompare(CLI::App& app, Run& run) {
   auto a = std::make_shared<CompareArguments>();
-  CLI::App* command = app.add_subcommand("compare", "train one model per mechanism, equal in size and time, and report");
+  CLI::App* command = app.add_subcommand(
+      "compare", "train one model per mechanism, equal in size and time, and report");
   command->footer(
       "Examples:\n"
       "  cistern compare my.txt --seconds 60\n"
-      "  cistern compare my.txt --mechanisms latte,abc_mlp --set model.dim=256 --set task.length=1024\n"
+      "  cistern compare my.txt --mechanisms latte,abc_mlp --set model.dim=256 --set "
+      "task.length=1024\n"
       "Every key of cistern train --list can be set; each holds for all mechanisms.");
   command->add_option("text", a->text, "text file or folder");
   command->add_option("--experiment", a->file, "TOML file to begin with");
   command->add_option("--mechanisms", a->mechanisms, "mechanisms to compare")->delimiter(',');
-  command->add_option("--seconds", a->seconds, "training time of each")->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
+  command->add_option("--seconds", a->seconds, "training time of each")
+      ->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
   command->add_option("--out", a->out, "folder for the models and report.html");
-  command->add_option("--set", a->set, "KEY=VALUE for all of them; may be repeated")->take_all()->allow_extra_args(false);
-  command->add_option("--sample-tokens", a->sample_tokens, "tokens of text written at the end")->check(CLI::Range(0, 1 << 20));
-  command->add_option("--decode-tokens", a->decode_tokens, "position of the last decoding measurement")->check(CLI::Range(4, 1 << 24));
+  command->add_option("--set", a->set, "KEY=VALUE for all of them; may be repeated")
+      ->take_all()
+      ->allow_extra_args(false);
+  command->add_option("--sample-tokens", a->sample_tokens, "tokens of text written at the end")
+      ->check(CLI::Range(0, 1 << 20));
+  command
+      ->add_option("--decode-tokens", a->decode_tokens, "position of the last decoding measurement")
+      ->check(CLI::Range(4, 1 << 24));
   AddCommon(*command, a->common);
-  command->callback([a, command, &run] { run = [a, command] { return RunCompare(*command, *a); }; });
+  command->callback(
+      [a, command, &run] { run = [a, command] { return RunCompare(*command, *a); }; });
 }
 
 }  // namespace cistern::cli

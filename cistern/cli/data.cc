@@ -23,12 +23,14 @@ int RunListOps(const DataArguments& a) {
   ListOpsOptions options;
   options.counts = {a.counts[0], a.counts[1], a.counts[2]};
   for (const int64_t count : options.counts) {
-    if (count < 1 || count > 1 << 28) FailUsage("--counts takes numbers from 1 to ", 1 << 28, ", got ", count);
+    if (count < 1 || count > 1 << 28)
+      FailUsage("--counts takes numbers from 1 to ", 1 << 28, ", got ", count);
   }
   ListOpsSplits splits;
   {
     ProgressBar bar({a.counts[0] + a.counts[1] + a.counts[2], "generate", "examples"});
-    splits = GenerateListOps(options, a.common.seed, [&](int64_t done, int64_t) { bar.Update(done); });
+    splits =
+        GenerateListOps(options, a.common.seed, [&](int64_t done, int64_t) { bar.Update(done); });
     WriteListOps(splits, a.out);
   }
   const ListOpsBaselines b = MeasureListOpsBaselines(splits.train, splits.test);
@@ -41,10 +43,13 @@ int RunListOps(const DataArguments& a) {
     std::printf("%s\n", line.dump().c_str());
     return 0;
   }
-  std::printf("ListOps in %s: %ld / %ld / %ld examples (of %ld candidates)\n", a.out.c_str(), long(splits.train.size()),
-              long(splits.valid.size()), long(splits.test.size()), long(splits.candidates));
-  std::printf("what a model must beat on the test part: most frequent label %.1f %%, guess from the first operator %.1f %%\n",
-              100 * b.majority, 100 * b.root_operator);
+  std::printf("ListOps in %s: %ld / %ld / %ld examples (of %ld candidates)\n", a.out.c_str(),
+              long(splits.train.size()), long(splits.valid.size()), long(splits.test.size()),
+              long(splits.candidates));
+  std::printf(
+      "what a model must beat on the test part: most frequent label %.1f %%, guess from the first "
+      "operator %.1f %%\n",
+      100 * b.majority, 100 * b.root_operator);
   return 0;
 }
 
@@ -69,11 +74,16 @@ void AddData(CLI::App& app, Run& run) {
   command->require_subcommand(1);
   command->footer(
       "Examples:\n"
-      "  cistern data listops --out data/listops           the published sizes: 96,000 / 2,000 / 2,000\n"
-      "  cistern data text my.txt --vocab-size 4096        learns a tokenizer, fills the cache, prints counts");
-  CLI::App* listops = command->add_subcommand("listops", "generate ListOps as Long Range Arena has it");
+      "  cistern data listops --out data/listops           the published sizes: 96,000 / 2,000 / "
+      "2,000\n"
+      "  cistern data text my.txt --vocab-size 4096        learns a tokenizer, fills the cache, "
+      "prints counts");
+  CLI::App* listops =
+      command->add_subcommand("listops", "generate ListOps as Long Range Arena has it");
   listops->add_option("--out", a->out, "folder for basic_{train,val,test}.tsv");
-  listops->add_option("--counts", a->counts, "examples for training, validation and test")->expected(3)->delimiter(',');
+  listops->add_option("--counts", a->counts, "examples for training, validation and test")
+      ->expected(3)
+      ->delimiter(',');
   AddCommon(*listops, a->common);
   listops->callback([a, &run] {
     run = [a] {
@@ -90,7 +100,8 @@ void AddData(CLI::App& app, Run& run) {
   text->callback([a, &run] {
     run = [a] {
       ApplyCommon(a->common);
-      if (a->tokenizer != "bpe" && a->tokenizer != "bytes") throw UsageError(UnknownName("tokenizer", a->tokenizer, {"bpe", "bytes"}));
+      if (a->tokenizer != "bpe" && a->tokenizer != "bytes")
+        throw UsageError(UnknownName("tokenizer", a->tokenizer, {"bpe", "bytes"}));
       return RunText(*a);
     };
   });

@@ -13,14 +13,16 @@ namespace cistern::cli {
 Fields Experiment::Describe() {
   Fields f;
   f.Add("seed", &seed, "of the weights, the order of the data, dropout", {0, int64_t{1} << 62});
-  f.Add("dtype", &dtype, "bfloat16: linear maps in bfloat16, everything else in float32", {"float32", "float64", "bfloat16"});
+  f.Add("dtype", &dtype, "bfloat16: linear maps in bfloat16, everything else in float32",
+        {"float32", "float64", "bfloat16"});
   f.Group("task", task.Describe());
   f.Group("model", model.Describe());
   f.Group("train", train.Describe());
   return f;
 }
 
-void ReadExperiment(Experiment& experiment, const std::string& file, const std::vector<std::string>& assignments) {
+void ReadExperiment(Experiment& experiment, const std::string& file,
+                    const std::vector<std::string>& assignments) {
   Fields fields = experiment.Describe();
   if (!file.empty()) {
     const bool json = file.ends_with(".json");
@@ -30,10 +32,12 @@ void ReadExperiment(Experiment& experiment, const std::string& file, const std::
     } catch (const UsageError&) {
       throw;
     } catch (const Error& e) {
-      throw UsageError(e.what());  // a configuration that cannot be read is wrong use, before any work
+      throw UsageError(
+          e.what());  // a configuration that cannot be read is wrong use, before any work
     }
     if (tree.is_object()) {
-      for (const char* result : {"result", "data", "environment"}) tree.erase(result);  // an experiment.json of a finished run
+      for (const char* result : {"result", "data", "environment"})
+        tree.erase(result);  // an experiment.json of a finished run
     }
     fields.Read(tree, file);
   }
@@ -45,7 +49,8 @@ namespace {
 std::string TomlValue(const Json& value) {
   if (value.is_object()) {
     std::string inner;
-    for (const auto& [key, v] : value.items()) inner += (inner.empty() ? " " : ", ") + key + " = " + TomlValue(v);
+    for (const auto& [key, v] : value.items())
+      inner += (inner.empty() ? " " : ", ") + key + " = " + TomlValue(v);
     return "{" + inner + (inner.empty() ? "}" : " }");
   }
   if (value.is_array()) {
@@ -75,7 +80,8 @@ std::string ExperimentToml(Experiment& experiment) {
 Trained TrainExperiment(Experiment experiment, const std::string& folder, bool resume) {
   experiment.model.kind = experiment.task.ModelKind();
   experiment.model.Validate();
-  std::error_code ignored;  // a folder that cannot be looked into is refused when the run begins to write
+  std::error_code
+      ignored;  // a folder that cannot be looked into is refused when the run begins to write
   if (!resume && std::filesystem::exists(folder + "/experiment.json", ignored)) {
     FailUsage(folder, " already holds a run; give another --out, or --resume to go on with it");
   }
@@ -84,7 +90,8 @@ Trained TrainExperiment(Experiment experiment, const std::string& folder, bool r
   out.task->Prepare();
   const Json data = out.task->DataSummary();
   if (data.contains("notes") && !Quiet()) {
-    for (const Json& note : data["notes"]) std::fprintf(stderr, "note: %s\n", note.get<std::string>().c_str());
+    for (const Json& note : data["notes"])
+      std::fprintf(stderr, "note: %s\n", note.get<std::string>().c_str());
   }
   out.config = experiment.model;
   out.task->Complete(out.config);
@@ -95,7 +102,8 @@ Trained TrainExperiment(Experiment experiment, const std::string& folder, bool r
   Json record = experiment.Describe().Write();
   record["data"] = data;
   record["environment"] = {{"threads", NumThreads()}};
-  Trainer trainer(out.model, *out.task, experiment.train, uint64_t(experiment.seed), folder, record, experiment.dtype == "bfloat16");
+  Trainer trainer(out.model, *out.task, experiment.train, uint64_t(experiment.seed), folder, record,
+                  experiment.dtype == "bfloat16");
   if (resume) trainer.Resume();
   out.result = trainer.Run();
   return out;

@@ -1,5 +1,6 @@
 #pragma once
-// An experiment: task, model and training in one typed tree, from a TOML file, --set key=value and defaults.
+// An experiment: task, model and training in one typed tree, from a TOML file, --set key=value and
+// defaults.
 #include <string>
 #include <vector>
 
@@ -19,13 +20,16 @@ struct Experiment {
   Fields Describe();
 };
 
-// Reads `file` (TOML, or JSON by its name; empty: none), then applies the assignments in order. UsageError on anything unknown or wrong.
-void ReadExperiment(Experiment& experiment, const std::string& file, const std::vector<std::string>& assignments);
+// Reads `file` (TOML, or JSON by its name; empty: none), then applies the assignments in order.
+// UsageError on anything unknown or wrong.
+void ReadExperiment(Experiment& experiment, const std::string& file,
+                    const std::vector<std::string>& assignments);
 
 // TOML text of everything, ready to be edited and given back.
 std::string ExperimentToml(Experiment& experiment);
 
-// Prepares the data, completes and checks the model's configuration, foretells the memory, trains into `folder`.
+// Prepares the data, completes and checks the model's configuration, foretells the memory, trains
+// into `folder`.
 struct Trained {
   TrainResult result;
   std::unique_ptr<Task> task;

@@ -26,16 +26,22 @@ std::vector<PromptLine> ReadPrompts(const std::string& path) {
   std::vector<PromptLine> lines;
   ForEachJsonl(path, [&](const Json& json, size_t number) {
     const std::string where = StrCat(path, ":", number);
-    CISTERN_CHECK(json.is_object() && json.contains("prompt"), where, ": expected an object such as {\"prompt\": \"In the beginning\"}");
+    CISTERN_CHECK(json.is_object() && json.contains("prompt"), where,
+                  ": expected an object such as {\"prompt\": \"In the beginning\"}");
     PromptLine line;
     try {
-      Fields().Add("prompt", &line.text, "the text to go on from").Add("id", &line.id, "handed through").Read(json, where);
+      Fields()
+          .Add("prompt", &line.text, "the text to go on from")
+          .Add("id", &line.id, "handed through")
+          .Read(json, where);
     } catch (const UsageError& e) {
       Fail(e.what());
     }
     lines.push_back(std::move(line));
   });
-  CISTERN_CHECK(!lines.empty(), path, " holds no prompt; each line is an object such as {\"prompt\": \"In the beginning\"}");
+  CISTERN_CHECK(
+      !lines.empty(), path,
+      " holds no prompt; each line is an object such as {\"prompt\": \"In the beginning\"}");
   return lines;
 }
 
@@ -63,21 +69,27 @@ void CheckCommand(GenerateCommand& c) {
   if (int(!c.prompt.empty()) + int(!c.prompt_file.empty()) + int(!c.prompts.empty()) > 1) {
     FailUsage("give one of --prompt, --prompt-file and --prompts");
   }
-  if (c.interactive && !c.prompts.empty()) FailUsage("--interactive takes its prompts from standard input; leave --prompts away");
+  if (c.interactive && !c.prompts.empty())
+    FailUsage("--interactive takes its prompts from standard input; leave --prompts away");
   if (c.interactive && c.prompt_file == "-") {
-    FailUsage("--interactive reads its lines from standard input, so --prompt-file cannot be -; give a file");
+    FailUsage(
+        "--interactive reads its lines from standard input, so --prompt-file cannot be -; give a "
+        "file");
   }
   if (!c.save_state.empty() && !c.prompts.empty()) {
-    FailUsage("--save-state keeps one text, and --prompts makes many; give --prompt or --prompt-file");
+    FailUsage(
+        "--save-state keeps one text, and --prompts makes many; give --prompt or --prompt-file");
   }
   if (c.batch < 1) FailUsage("--batch must be 1 or above, got ", c.batch);
-  if (!c.logprobs_text.empty()) c.logprobs = c.logprobs_text == "chosen" ? 0 : ParseCount("--logprobs", c.logprobs_text);
+  if (!c.logprobs_text.empty())
+    c.logprobs = c.logprobs_text == "chosen" ? 0 : ParseCount("--logprobs", c.logprobs_text);
   for (std::string& s : c.options.stop) {
     s = Unescape(s);
     if (s.empty()) FailUsage("--stop must not be empty");
   }
   std::istringstream positions(c.stats_text);
-  for (std::string word; std::getline(positions, word, ',');) c.stats_at.push_back(ParseCount("--stats-at", word));
+  for (std::string word; std::getline(positions, word, ',');)
+    c.stats_at.push_back(ParseCount("--stats-at", word));
   std::sort(c.stats_at.begin(), c.stats_at.end());
   c.options.sampler.seed = c.common.seed;
   c.options.top_logprobs = std::max<int64_t>(c.logprobs, 0);
@@ -85,7 +97,8 @@ void CheckCommand(GenerateCommand& c) {
 }
 
 // Every prompt of the file, a batch at a time; one line of JSON for each, in the file's order.
-void RunPrompts(const GenerateCommand& c, Generator& generator, const Tokenizer& tokenizer, const TextState* from, Stats& stats) {
+void RunPrompts(const GenerateCommand& c, Generator& generator, const Tokenizer& tokenizer,
+                const TextState* from, Stats& stats) {
   const std::vector<PromptLine> lines = ReadPrompts(c.prompts);
   ProgressBar bar({.total = int64_t(lines.size()), .label = "generate", .unit = "prompts"});
   for (size_t begin = 0; begin < lines.size() && !Interrupted(); begin += size_t(c.batch)) {
@@ -94,7 +107,8 @@ void RunPrompts(const GenerateCommand& c, Generator& generator, const Tokenizer&
     for (size_t i = begin; i < end; ++i) sources.push_back(StringSource(lines[i].text));
     GenerateOptions options = c.options;
     options.first_row = int64_t(begin);
-    const std::vector<Generation> results = generator.Run(std::move(sources), options, {}, &Interrupted(), from);
+    const std::vector<Generation> results =
+        generator.Run(std::move(sources), options, {}, &Interrupted(), from);
     stats.Add(generator.stats());
     bar.Clear();
     for (size_t i = begin; i < end; ++i) {
@@ -108,14 +122,18 @@ void RunPrompts(const GenerateCommand& c, Generator& generator, const Tokenizer&
 }
 
 // False: interrupted before the end of the prompt, so that `text` holds a part of it.
-bool RunPrompt(const GenerateCommand& c, Generator& generator, const Tokenizer& tokenizer, TextState& text, Stats& stats) {
+bool RunPrompt(const GenerateCommand& c, Generator& generator, const Tokenizer& tokenizer,
+               TextState& text, Stats& stats) {
   const bool stream = !c.common.json;
-  std::vector<ByteSource> source = {c.prompt_file.empty() ? StringSource(c.prompt) : FileSource(c.prompt_file)};
+  std::vector<ByteSource> source = {c.prompt_file.empty() ? StringSource(c.prompt)
+                                                          : FileSource(c.prompt_file)};
   const auto on_text = [&](size_t, std::string_view shown) {
     if (stream) WriteOut(shown);
   };
-  const Generation result = c.save_state.empty() ? generator.Run(std::move(source), c.options, on_text, &Interrupted(), &text)[0]
-                                                 : generator.Continue(text, std::move(source), c.options, on_text, &Interrupted())[0];
+  const Generation result =
+      c.save_state.empty()
+          ? generator.Run(std::move(source), c.options, on_text, &Interrupted(), &text)[0]
+          : generator.Continue(text, std::move(source), c.options, on_text, &Interrupted())[0];
   stats.Add(generator.stats());
   if (stream) {
     WriteOut("\n");
@@ -133,8 +151,9 @@ bool ReadFirst(const GenerateCommand& c, Generator& generator, TextState& text, 
   if (c.prompt.empty() && c.prompt_file.empty()) return true;
   GenerateOptions options = c.options;
   options.max_tokens = 0;
-  const Generation read = generator.Continue(text, {c.prompt_file.empty() ? StringSource(c.prompt) : FileSource(c.prompt_file)}, options,
-                                             {}, &Interrupted())[0];
+  const Generation read = generator.Continue(
+      text, {c.prompt_file.empty() ? StringSource(c.prompt) : FileSource(c.prompt_file)}, options,
+      {}, &Interrupted())[0];
   stats.Add(generator.stats());
   return read.prompt_read;
 }
@@ -142,7 +161,8 @@ bool ReadFirst(const GenerateCommand& c, Generator& generator, TextState& text, 
 // Before the work: that the file cannot be written should not come out after it.
 void CheckWritable(const std::string& path) {
   std::error_code ignored;
-  if (!std::filesystem::is_other(path, ignored)) AtomicFile probe(path);  // a pipe must not be opened twice
+  if (!std::filesystem::is_other(path, ignored))
+    AtomicFile probe(path);  // a pipe must not be opened twice
 }
 
 int RunGenerate(GenerateCommand c) {
@@ -156,7 +176,8 @@ int RunGenerate(GenerateCommand c) {
   stats.million_bytes = lm.model->StateBytes(1, 1'000'000);
   // Measured first for --json, whose one object holds the figures.
   const bool one_object = c.common.json && !c.interactive;
-  if (c.stats && one_object) stats.points = MeasureDecoding(*lm.model, c.stats_at, 64, &Interrupted());
+  if (c.stats && one_object)
+    stats.points = MeasureDecoding(*lm.model, c.stats_at, 64, &Interrupted());
   bool complete = true;
   if (c.interactive) {
     complete = ReadFirst(c, generator, text, stats);
@@ -184,7 +205,9 @@ int RunGenerate(GenerateCommand c) {
 
 TextState LoadOneText(const std::string& path, const LmFolder& lm) {
   TextState text = LoadTextState(path, *lm.model, *lm.tokenizer);
-  if (text.rows() != 1) FailUsage(path, " holds ", text.rows(), " texts; `cistern generate` goes on from a file of one");
+  if (text.rows() != 1)
+    FailUsage(path, " holds ", text.rows(),
+              " texts; `cistern generate` goes on from a file of one");
   return text;
 }
 
@@ -192,43 +215,72 @@ void AddGenerate(CLI::App& app, Run& run) {
   auto c = std::make_shared<GenerateCommand>();
   c->options.sampler.temperature = 0.8;
   CLI::App* sub = app.add_subcommand("generate", "Continue a text with a trained language model");
-  sub->add_option("model", c->folder, "model folder: config.json, model.safetensors, tokenizer.json")->required()->type_name("FOLDER");
-  sub->add_option("--prompt,-p", c->prompt, "the text to go on from; none: <|endoftext|> or a newline begins")->type_name("TEXT");
-  sub->add_option("--prompt-file", c->prompt_file, "the same from a file of any length; -: standard input")->type_name("FILE");
-  sub->add_option("--prompts", c->prompts, "JSON lines {\"prompt\": ..., \"id\": ...}; writes a JSON line for each")->type_name("FILE");
-  sub->add_option("--load-state", c->load_state, "go on from a saved state: the prompt, or every one of --prompts, continues it")
+  sub->add_option("model", c->folder,
+                  "model folder: config.json, model.safetensors, tokenizer.json")
+      ->required()
+      ->type_name("FOLDER");
+  sub->add_option("--prompt,-p", c->prompt,
+                  "the text to go on from; none: <|endoftext|> or a newline begins")
+      ->type_name("TEXT");
+  sub->add_option("--prompt-file", c->prompt_file,
+                  "the same from a file of any length; -: standard input")
       ->type_name("FILE");
-  sub->add_option("--save-state", c->save_state, "keep what was read and written, to go on from (with -n 0: the prompt alone)")
+  sub->add_option("--prompts", c->prompts,
+                  "JSON lines {\"prompt\": ..., \"id\": ...}; writes a JSON line for each")
       ->type_name("FILE");
-  sub->add_flag("--interactive,-i", c->interactive, "append each line of standard input and answer it; :help shows the commands");
-  sub->add_option("--max-tokens,-n", c->options.max_tokens, "tokens to write at most")->capture_default_str();
-  sub->add_option("--temperature,-t", c->options.sampler.temperature, "0: always the likeliest token; higher: more variety")
+  sub->add_option("--load-state", c->load_state,
+                  "go on from a saved state: the prompt, or every one of --prompts, continues it")
+      ->type_name("FILE");
+  sub->add_option("--save-state", c->save_state,
+                  "keep what was read and written, to go on from (with -n 0: the prompt alone)")
+      ->type_name("FILE");
+  sub->add_flag("--interactive,-i", c->interactive,
+                "append each line of standard input and answer it; :help shows the commands");
+  sub->add_option("--max-tokens,-n", c->options.max_tokens, "tokens to write at most")
       ->capture_default_str();
-  sub->add_option("--top-k", c->options.sampler.top_k, "draw among the K likeliest; 0: all")->capture_default_str();
-  sub->add_option("--top-p", c->options.sampler.top_p, "draw among the fewest tokens that hold this much probability")
+  sub->add_option("--temperature,-t", c->options.sampler.temperature,
+                  "0: always the likeliest token; higher: more variety")
       ->capture_default_str();
-  sub->add_option("--repetition-penalty", c->options.sampler.repetition_penalty, "above 1 shuns tokens seen; 1: off")
+  sub->add_option("--top-k", c->options.sampler.top_k, "draw among the K likeliest; 0: all")
       ->capture_default_str();
-  sub->add_option("--repetition-window", c->options.sampler.repetition_window, "only the last N tokens count as seen; 0: all")
+  sub->add_option("--top-p", c->options.sampler.top_p,
+                  "draw among the fewest tokens that hold this much probability")
       ->capture_default_str();
-  sub->add_option("--stop", c->options.stop, "end before this text (\\n and \\t are understood); may be given several times")
+  sub->add_option("--repetition-penalty", c->options.sampler.repetition_penalty,
+                  "above 1 shuns tokens seen; 1: off")
+      ->capture_default_str();
+  sub->add_option("--repetition-window", c->options.sampler.repetition_window,
+                  "only the last N tokens count as seen; 0: all")
+      ->capture_default_str();
+  sub->add_option("--stop", c->options.stop,
+                  "end before this text (\\n and \\t are understood); may be given several times")
       ->type_name("TEXT")
       ->expected(1)
       ->take_all();
-  sub->add_flag("--logprobs{chosen}", c->logprobs_text, "log-probability of every token; --logprobs=N: and the N likeliest");
-  sub->add_option("--batch", c->batch, "prompts of --prompts to run together")->capture_default_str();
-  sub->add_flag("--stats", c->stats, "speed, state and memory, also far into a text (on standard error; with --json in the result)");
-  sub->add_option("--stats-at", c->stats_text, "positions where --stats looks")->capture_default_str()->type_name("N,N,...");
+  sub->add_flag("--logprobs{chosen}", c->logprobs_text,
+                "log-probability of every token; --logprobs=N: and the N likeliest");
+  sub->add_option("--batch", c->batch, "prompts of --prompts to run together")
+      ->capture_default_str();
+  sub->add_flag("--stats", c->stats,
+                "speed, state and memory, also far into a text (on standard error; with --json in "
+                "the result)");
+  sub->add_option("--stats-at", c->stats_text, "positions where --stats looks")
+      ->capture_default_str()
+      ->type_name("N,N,...");
   AddCommon(*sub, c->common);
   sub->footer(
       "Examples:\n"
       "  cistern generate runs/kjv/latte --prompt 'In the beginning' --max-tokens 300\n"
-      "  cat book.txt | cistern generate runs/kjv/latte --prompt-file - --temperature 0 --stop '\\n\\n' --stats\n"
+      "  cat book.txt | cistern generate runs/kjv/latte --prompt-file - --temperature 0 --stop "
+      "'\\n\\n' --stats\n"
       "  cistern generate runs/kjv/latte --prompts questions.jsonl --logprobs=3 > answers.jsonl\n"
-      "  cistern generate runs/kjv/latte --prompt-file book.txt -n 0 --save-state book.state     # read once\n"
-      "  cistern generate runs/kjv/latte --load-state book.state --prompt 'And so' -n 100        # use often\n"
+      "  cistern generate runs/kjv/latte --prompt-file book.txt -n 0 --save-state book.state     # "
+      "read once\n"
+      "  cistern generate runs/kjv/latte --load-state book.state --prompt 'And so' -n 100        # "
+      "use often\n"
       "  cistern generate runs/kjv/latte --load-state book.state --interactive\n"
-      "\nText is shown as it is written, whole characters only. Ctrl-C ends it politely (exit code 130). One seed, one text:\n"
+      "\nText is shown as it is written, whole characters only. Ctrl-C ends it politely (exit code "
+      "130). One seed, one text:\n"
       "prompt i of a file draws as it would alone as prompt i, whatever the batch.");
   sub->callback([c, &run] { run = [c] { return RunGenerate(*c); }; });
 }

@@ -1,5 +1,6 @@
 #pragma once
-// The parts of `cistern generate`: its options (generate.cc), what it prints (generate_report.cc), the interactive loop (interactive.cc).
+// The parts of `cistern generate`: its options (generate.cc), what it prints (generate_report.cc),
+// the interactive loop (interactive.cc).
 #include <algorithm>
 #include <string>
 #include <string_view>
@@ -44,8 +45,10 @@ struct Stats {
 // A saved state of one text; UsageError where it holds several.
 TextState LoadOneText(const std::string& path, const LmFolder& lm);
 
-// Reads lines from standard input, appends each to the text and answers it; ends at :quit, at the end of the input, and without a terminal
-// at the first error, which it throws. Ctrl-C stops an answer.
-void RunInteractive(const GenerateCommand& c, const LmFolder& lm, Generator& generator, TextState& text, Stats& stats);
+// Reads lines from standard input, appends each to the text and answers it; ends at :quit, at the
+// end of the input, and without a terminal at the first error, which it throws. Ctrl-C stops an
+// answer.
+void RunInteractive(const GenerateCommand& c, const LmFolder& lm, Generator& generator,
+                    TextState& text, Stats& stats);
 
 }  // namespace cistern::cli

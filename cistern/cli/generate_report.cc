@@ -10,7 +10,8 @@ namespace cistern::cli {
 namespace {
 
 Json TokenJson(const Tokenizer& tokenizer, const TokenLogprob& t) {
-  return {{"token", t.token}, {"text", std::string(tokenizer.Bytes(t.token))}, {"logprob", t.logprob}};
+  return {
+      {"token", t.token}, {"text", std::string(tokenizer.Bytes(t.token))}, {"logprob", t.logprob}};
 }
 
 std::string Quoted(std::string_view bytes) { return JsonLine(Json(std::string(bytes))); }
@@ -25,7 +26,10 @@ void WriteOut(std::string_view text) {
 }
 
 Json ResultJson(const GenerateCommand& c, const Tokenizer& tokenizer, const Generation& g) {
-  Json out = {{"text", g.text}, {"finish", FinishName(g.finish)}, {"prompt_tokens", g.prompt_tokens}, {"tokens", g.tokens}};
+  Json out = {{"text", g.text},
+              {"finish", FinishName(g.finish)},
+              {"prompt_tokens", g.prompt_tokens},
+              {"tokens", g.tokens}};
   if (c.logprobs >= 0) out["logprobs"] = g.logprobs;
   if (c.logprobs > 0) {
     Json& steps = out["top"] = Json::array();
@@ -87,15 +91,17 @@ std::string Stats::ToText() const {
   };
   add("prompt      %10lld tokens  %10.0f tokens/s\n", static_cast<long long>(sum.prompt_tokens),
       Rate(sum.prompt_tokens, sum.prompt_seconds));
-  add("generated   %10lld tokens  %10.0f tokens/s\n", static_cast<long long>(sum.tokens), Rate(sum.tokens, sum.seconds));
-  add("state       %10lld bytes   %10lld for one text of a million tokens\n", static_cast<long long>(sum.state_bytes),
-      static_cast<long long>(million_bytes));
+  add("generated   %10lld tokens  %10.0f tokens/s\n", static_cast<long long>(sum.tokens),
+      Rate(sum.tokens, sum.seconds));
+  add("state       %10lld bytes   %10lld for one text of a million tokens\n",
+      static_cast<long long>(sum.state_bytes), static_cast<long long>(million_bytes));
   add("memory      %10.1f MB resident\n", double(ResidentBytes()) / 1e6);
   if (points.empty()) return out;
-  add("\n%10s %12s %12s %14s   (64 tokens each, one sequence)\n", "position", "ms/token", "tokens/s", "state bytes");
+  add("\n%10s %12s %12s %14s   (64 tokens each, one sequence)\n", "position", "ms/token",
+      "tokens/s", "state bytes");
   for (const DecodePoint& p : points) {
-    add("%10lld %12.3f %12.0f %14lld\n", static_cast<long long>(p.position), p.milliseconds, 1000 / p.milliseconds,
-        static_cast<long long>(p.state_bytes));
+    add("%10lld %12.3f %12.0f %14lld\n", static_cast<long long>(p.position), p.milliseconds,
+        1000 / p.milliseconds, static_cast<long long>(p.state_bytes));
   }
   return out;
 }

@@ -10,7 +10,9 @@ namespace {
 
 class GenerateCliTest : public CliTest {
  protected:
-  static Words Generate(const Words& more) { return Words{"generate", Trained(), "--threads", "1"} + more; }
+  static Words Generate(const Words& more) {
+    return Words{"generate", Trained(), "--threads", "1"} + more;
+  }
 
   // What a run printed, which must have succeeded.
   static std::string Out(const Words& more) {
@@ -19,7 +21,9 @@ class GenerateCliTest : public CliTest {
     return o.out;
   }
 
-  static Json Tokens(const Words& more) { return ParseJson(Out(more + Words{"--json"}), "stdout")["tokens"]; }
+  static Json Tokens(const Words& more) {
+    return ParseJson(Out(more + Words{"--json"}), "stdout")["tokens"];
+  }
 
   static std::vector<std::string> Lines(const std::string& text) {
     std::vector<std::string> lines;
@@ -44,11 +48,15 @@ TEST_F(GenerateCliTest, AStateIsReadOnceAndUsedOften) {
   EXPECT_EQ(first, whole);
   EXPECT_EQ(ReadFile(state), before);
 
-  // Every prompt of a file continues it, as it does alone (prompt 0 of a file draws as a prompt alone).
+  // Every prompt of a file continues it, as it does alone (prompt 0 of a file draws as a prompt
+  // alone).
   const Json alone = Tokens({"--load-state", state, "--prompt", " tells of", "-n", "12"});
-  WriteFileAtomically(folder_ / "prompts.jsonl", "{\"prompt\": \" tells of\"}\n{\"prompt\": \"\"}\n{\"prompt\": \" tells of\"}\n");
+  WriteFileAtomically(
+      folder_ / "prompts.jsonl",
+      "{\"prompt\": \" tells of\"}\n{\"prompt\": \"\"}\n{\"prompt\": \" tells of\"}\n");
   for (const char* batch : {"1", "3"}) {
-    const auto lines = Lines(Out({"--load-state", state, "--prompts", folder_ / "prompts.jsonl", "-n", "12", "--batch", batch}));
+    const auto lines = Lines(Out({"--load-state", state, "--prompts", folder_ / "prompts.jsonl",
+                                  "-n", "12", "--batch", batch}));
     ASSERT_EQ(lines.size(), 3u);
     EXPECT_EQ(ParseJson(lines[0], "stdout")["tokens"], alone) << batch;
     EXPECT_EQ(ParseJson(lines[1], "stdout")["prompt_tokens"], 0);
@@ -64,7 +72,8 @@ TEST_F(GenerateCliTest, SizesAreForetold) {
   EXPECT_NE(info.out.find("layer 0 (latte)"), std::string::npos) << info;
   const Json foretold = ParseJson(Run({"info", Trained(), "--json"}).out, "stdout")["state_bytes"];
   EXPECT_EQ(foretold["0"], foretold["1000000"]);
-  const Json stats = ParseJson(Out({"-n", "3", "--json", "--stats", "--stats-at", "0"}), "stdout")["stats"];
+  const Json stats =
+      ParseJson(Out({"-n", "3", "--json", "--stats", "--stats-at", "0"}), "stdout")["stats"];
   EXPECT_EQ(stats["state_bytes"], foretold["1000"]);
   EXPECT_EQ(stats["state_bytes_after_million_tokens"], foretold["1000000"]);
 }
@@ -73,7 +82,9 @@ TEST_F(GenerateCliTest, StatesThatCannotBeUsed) {
   const std::string state = folder_ / "good.state", bad = folder_ / "bad.state";
   Out({"--prompt", "line 1", "-n", "2", "--save-state", state});
   const std::string whole = ReadFile(state);
-  const auto load = [&](int code, const Words& phrases) { Expect(Generate({"--load-state", bad, "-n", "2"}), code, phrases); };
+  const auto load = [&](int code, const Words& phrases) {
+    Expect(Generate({"--load-state", bad, "-n", "2"}), code, phrases);
+  };
   load(1, {"cannot read", bad, "No such file"});
   WriteFileAtomically(bad, whole.substr(0, whole.size() / 2));
   load(1, {bad, "truncated"});
@@ -98,23 +109,28 @@ TEST_F(GenerateCliTest, StatesThatCannotBeUsed) {
   // Another model, another precision.
   const Outcome trained = Run(Train(TrainedText(), folder_ / "other", {"--seed", "9"}));
   ASSERT_EQ(trained.code, 0) << trained;
-  Expect({"generate", folder_ / "other", "--load-state", state}, 2, {state, "another model (hash "});
-  Expect(Generate({"--load-state", state, "--dtype", "float64"}), 2, {state, "float32", "float64", "--dtype"});
+  Expect({"generate", folder_ / "other", "--load-state", state}, 2,
+         {state, "another model (hash "});
+  Expect(Generate({"--load-state", state, "--dtype", "float64"}), 2,
+         {state, "float32", "float64", "--dtype"});
   EXPECT_EQ(ReadFile(state), whole);
 
   // Where it cannot be written: said before the work where that is known, and the old file stays.
-  Expect(Generate({"--save-state", folder_ / "no/such/x.state", "-n", "2"}), 1, {"cannot write", "no/such/x.state", "No such file"});
+  Expect(Generate({"--save-state", folder_ / "no/such/x.state", "-n", "2"}), 1,
+         {"cannot write", "no/such/x.state", "No such file"});
   const Outcome early = Run(Generate({"--save-state", folder_.path(), "-n", "2"}));
   EXPECT_EQ(early.code, 1) << early;
   EXPECT_EQ(early.out, "") << "before the work";
-  Expect(Generate({"--save-state", "/dev/full", "-n", "2"}), 1, {"cannot write /dev/full", "No space left on device"});
+  Expect(Generate({"--save-state", "/dev/full", "-n", "2"}), 1,
+         {"cannot write /dev/full", "No space left on device"});
   for (const auto& entry : fs::directory_iterator(folder_.path())) {
     EXPECT_EQ(entry.path().string().find(".tmp"), std::string::npos) << entry.path();
   }
 
   const std::string prompts = folder_ / "prompts.jsonl";
   WriteFileAtomically(prompts, "{\"prompt\": \"a\"}\n");
-  Expect(Generate({"--prompts", prompts, "--save-state", state}), 2, {"--save-state keeps one text"});
+  Expect(Generate({"--prompts", prompts, "--save-state", state}), 2,
+         {"--save-state keeps one text"});
   Expect(Generate({"--prompts", prompts, "--interactive"}), 2, {"--interactive", "--prompts"});
   Expect(Generate({"--prompt-file", "-", "--interactive"}), 2, {"--interactive", "--prompt-file"});
 }
@@ -122,7 +138,8 @@ TEST_F(GenerateCliTest, StatesThatCannotBeUsed) {
 TEST_F(GenerateCliTest, InteractiveLinesAreAppendedAndAnswered) {
   const std::string state = folder_ / "talk.state";
   const Words options = {"--interactive", "-n", "9", "--json"};
-  const Outcome o = RunWith("line 1 of\nthe book\\\n\n:stats\n", Generate(options + Words{"--save-state", state}));
+  const Outcome o = RunWith("line 1 of\nthe book\\\n\n:stats\n",
+                            Generate(options + Words{"--save-state", state}));
   ASSERT_EQ(o.code, 0) << o;
   const auto lines = Lines(o.out);
   ASSERT_EQ(lines.size(), 3u) << o;
@@ -132,7 +149,8 @@ TEST_F(GenerateCliTest, InteractiveLinesAreAppendedAndAnswered) {
   // The same by hand: the line with its end, then one without, then nothing more.
   const std::string hand = folder_ / "hand.state";
   Json first = Tokens({"--prompt", "line 1 of\n", "-n", "9", "--save-state", hand});
-  Json second = Tokens({"--load-state", hand, "--prompt", "the book", "-n", "9", "--save-state", hand});
+  Json second =
+      Tokens({"--load-state", hand, "--prompt", "the book", "-n", "9", "--save-state", hand});
   Json third = Tokens({"--load-state", hand, "-n", "9", "--save-state", hand});
   EXPECT_EQ(ParseJson(lines[0], "stdout")["tokens"], first);
   EXPECT_EQ(ParseJson(lines[1], "stdout")["tokens"], second);
@@ -140,12 +158,14 @@ TEST_F(GenerateCliTest, InteractiveLinesAreAppendedAndAnswered) {
   EXPECT_EQ(ReadFile(state), ReadFile(hand));
 
   // A prompt is read before the lines, and text goes to standard output as it is written.
-  const Outcome spoken = RunWith("the book\\", Generate({"-i", "-n", "9", "--prompt", "line 1 of\n"}));
+  const Outcome spoken =
+      RunWith("the book\\", Generate({"-i", "-n", "9", "--prompt", "line 1 of\n"}));
   EXPECT_EQ(spoken.code, 0) << spoken;
   EXPECT_EQ(spoken.out, Out({"--prompt", "line 1 of\nthe book", "-n", "9"}));
   EXPECT_EQ(RunWith("", Generate({"-i"})).code, 0);
   // Two colons begin a line that is no command.
-  EXPECT_EQ(RunWith("::quit\n", Generate({"-i", "-n", "9"})).out, Out({"--prompt", ":quit\n", "-n", "9"}));
+  EXPECT_EQ(RunWith("::quit\n", Generate({"-i", "-n", "9"})).out,
+            Out({"--prompt", ":quit\n", "-n", "9"}));
 }
 
 TEST_F(GenerateCliTest, InteractiveCommands) {
@@ -153,7 +173,8 @@ TEST_F(GenerateCliTest, InteractiveCommands) {
   const Words options = Generate({"-i", "-n", "9", "--json"});
   const auto tokens = [](const std::string& line) { return ParseJson(line, "stdout")["tokens"]; };
   const Outcome o =
-      RunWith("one\n:save " + state + "\ntwo\n:back\ntwo\n:back\n:back\none\n:reset\none\n:load " + state + "\ntwo\n:help\n:quit\nthree\n",
+      RunWith("one\n:save " + state + "\ntwo\n:back\ntwo\n:back\n:back\none\n:reset\none\n:load " +
+                  state + "\ntwo\n:help\n:quit\nthree\n",
               options);
   ASSERT_EQ(o.code, 0) << o;
   const auto lines = Lines(o.out);
@@ -171,7 +192,8 @@ TEST_F(GenerateCliTest, InteractiveCommands) {
     EXPECT_EQ(failed.code, code) << input << "\n" << failed;
     EXPECT_EQ(failed.out, "") << input;
     for (const std::string& phrase : phrases)
-      EXPECT_NE(failed.err.find(phrase), std::string::npos) << "no '" << phrase << "' in\n" << failed;
+      EXPECT_NE(failed.err.find(phrase), std::string::npos) << "no '" << phrase << "' in\n"
+                                                            << failed;
   };
   fails(":sav x", 2, {"did you mean ':save'?"});
   fails(":save", 2, {":save FILE"});
@@ -190,7 +212,8 @@ TEST_F(GenerateCliTest, CtrlCStopsTheAnswerAndNotTheProgram) {
   const pid_t child = Start(Generate({"-i", "-n", "100000000"}), prefix, false, ends[0]);
   ::close(ends[0]);
   const auto wait_for_output = [&](uintmax_t size) {
-    for (int i = 0; i < 60000 && fs::file_size(prefix + ".out") <= size; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    for (int i = 0; i < 60000 && fs::file_size(prefix + ".out") <= size; ++i)
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
     return fs::file_size(prefix + ".out");
   };
   uintmax_t size = 0;
@@ -198,7 +221,8 @@ TEST_F(GenerateCliTest, CtrlCStopsTheAnswerAndNotTheProgram) {
     ASSERT_EQ(::write(ends[1], "go\n", 3), 3);
     wait_for_output(size + 20);
     ASSERT_EQ(::kill(child, SIGINT), 0);
-    std::this_thread::sleep_for(std::chrono::milliseconds(200));  // the answer's last tokens and its line end
+    std::this_thread::sleep_for(
+        std::chrono::milliseconds(200));  // the answer's last tokens and its line end
     size = fs::file_size(prefix + ".out");
     std::this_thread::sleep_for(std::chrono::milliseconds(100));
     EXPECT_EQ(fs::file_size(prefix + ".out"), size) << "the answer goes on after Ctrl-C";
@@ -222,8 +246,10 @@ TEST_F(GenerateCliTest, CtrlCStopsTheAnswerAndNotTheProgram) {
 
 TEST_F(GenerateCliTest, AnInterruptedTextIsKept) {
   const std::string state = folder_ / "half.state", prefix = folder_ / "half";
-  const pid_t child = Start(Generate({"--prompt", "line", "-n", "100000000", "--save-state", state}), prefix);
-  for (int i = 0; i < 60000 && !(fs::exists(prefix + ".out") && fs::file_size(prefix + ".out") > 50); ++i)
+  const pid_t child =
+      Start(Generate({"--prompt", "line", "-n", "100000000", "--save-state", state}), prefix);
+  for (int i = 0;
+       i < 60000 && !(fs::exists(prefix + ".out") && fs::file_size(prefix + ".out") > 50); ++i)
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   ::kill(child, SIGINT);
   const Outcome o = Wait(child, prefix);

@@ -50,14 +50,17 @@ Json MechanismJson(const MechanismInfo& info) {
 
 // The generated part of docs/mechanisms.md.
 int PrintDocs() {
-  std::printf("| mechanism | forms | time | decoding state | positions | source |\n|---|---|---|---|---|---|\n");
+  std::printf(
+      "| mechanism | forms | time | decoding state | positions | source "
+      "|\n|---|---|---|---|---|---|\n");
   for (const MechanismInfo* i : Mechanisms()) {
-    std::printf("| `%s` | %s | %s | %s | %s | %s |\n", i->name.c_str(), Joined(FormNames(*i)).c_str(), i->time.c_str(), i->state.c_str(),
+    std::printf("| `%s` | %s | %s | %s | %s | %s |\n", i->name.c_str(),
+                Joined(FormNames(*i)).c_str(), i->time.c_str(), i->state.c_str(),
                 Joined(i->positions).c_str(), i->source.c_str());
   }
   for (const MechanismInfo* i : Mechanisms()) {
-    std::printf("\n### %s (`%s`)\n\n%s\n\n```text\n%s\n```\n", i->title.c_str(), i->name.c_str(), i->summary.c_str(),
-                i->definition.c_str());
+    std::printf("\n### %s (`%s`)\n\n%s\n\n```text\n%s\n```\n", i->title.c_str(), i->name.c_str(),
+                i->summary.c_str(), i->definition.c_str());
     for (const std::string& refusal : i->refusals) std::printf("\nNot %s.\n", refusal.c_str());
     const std::string help = i->options().Help();
     if (!help.empty()) std::printf("\n```text\n%s```\n", help.c_str());
@@ -71,17 +74,19 @@ constexpr int64_t kStateTokens[] = {0, 1'000, 1'000'000};
 void PrintState(const StatefulModel& model) {
   const auto& layers = model.state_layers();
   const size_t self = size_t(model.config().Layers(Form::kCausal));
-  std::printf("state        bytes of one text after so many tokens%s:\n%33s", layers.size() > self ? ", with as many of its source" : "",
-              "");
+  std::printf("state        bytes of one text after so many tokens%s:\n%33s",
+              layers.size() > self ? ", with as many of its source" : "", "");
   for (const int64_t tokens : kStateTokens) std::printf(" %14lld", static_cast<long long>(tokens));
   for (size_t i = 0; i <= layers.size(); ++i) {
     const bool all = i == layers.size();
-    const std::string name =
-        all ? "model" : StrCat("layer ", i % self, i < self ? " (" : " to the source (", layers[i]->mechanism().info().name, ")");
+    const std::string name = all ? "model"
+                                 : StrCat("layer ", i % self, i < self ? " (" : " to the source (",
+                                          layers[i]->mechanism().info().name, ")");
     std::printf("\n  %-31s", name.c_str());
     for (const int64_t tokens : kStateTokens) {
       std::printf(" %14lld",
-                  static_cast<long long>(all ? model.StateBytes(1, tokens, tokens) : layers[i]->StateBytes(1, tokens, model.options())));
+                  static_cast<long long>(all ? model.StateBytes(1, tokens, tokens)
+                                             : layers[i]->StateBytes(1, tokens, model.options())));
     }
   }
   std::printf("\n");
@@ -89,17 +94,22 @@ void PrintState(const StatefulModel& model) {
 
 int PrintModel(const InfoArguments& a) {
   const auto model = LoadModel(a.folder);
-  Json json = {{"folder", a.folder}, {"model", model->config().Summary()}, {"parameters", model->ParameterCount()}};
+  Json json = {{"folder", a.folder},
+               {"model", model->config().Summary()},
+               {"parameters", model->ParameterCount()}};
   const auto* stateful = dynamic_cast<StatefulModel*>(model.get());
   if (stateful) {
-    for (const int64_t tokens : kStateTokens) json["state_bytes"][std::to_string(tokens)] = stateful->StateBytes(1, tokens, tokens);
+    for (const int64_t tokens : kStateTokens)
+      json["state_bytes"][std::to_string(tokens)] = stateful->StateBytes(1, tokens, tokens);
   }
   if (a.common.json) {
-    for (const auto& p : model->named_parameters()) json["tensors"][p.key()] = p.value().sizes().vec();
+    for (const auto& p : model->named_parameters())
+      json["tensors"][p.key()] = p.value().sizes().vec();
     std::printf("%s\n", json.dump().c_str());
     return 0;
   }
-  std::printf("%-12s %s\n%-12s %s\n%-12s %lld\n", "folder", a.folder.c_str(), "model", model->config().Summary().c_str(), "parameters",
+  std::printf("%-12s %s\n%-12s %s\n%-12s %lld\n", "folder", a.folder.c_str(), "model",
+              model->config().Summary().c_str(), "parameters",
               static_cast<long long>(model->ParameterCount()));
   if (stateful) PrintState(*stateful);
   for (const auto& p : model->named_parameters()) {
@@ -112,20 +122,25 @@ int RunInfo(const InfoArguments& a) {
   ApplyCommon(a.common);
   if (a.docs) return PrintDocs();
   if (!a.folder.empty()) return PrintModel(a);
-  Json json = {{"version", CISTERN_VERSION},     {"libtorch", TORCH_VERSION},  {"threads", at::get_num_threads()},
-               {"simd_targets", CompiledIsas()}, {"simd_in_use", ActiveIsa()}, {"implementation", ops::ImplName(ops::ActiveImpl())}};
+  Json json = {
+      {"version", CISTERN_VERSION},       {"libtorch", TORCH_VERSION},
+      {"threads", at::get_num_threads()}, {"simd_targets", CompiledIsas()},
+      {"simd_in_use", ActiveIsa()},       {"implementation", ops::ImplName(ops::ActiveImpl())}};
   if (a.common.json) {
     for (const MechanismInfo* i : Mechanisms()) json["mechanisms"].push_back(MechanismJson(*i));
     std::printf("%s\n", json.dump().c_str());
     return 0;
   }
-  std::printf("cistern %s, libtorch %s, %d threads\n", CISTERN_VERSION, TORCH_VERSION, at::get_num_threads());
-  std::printf("SIMD: %s in use; compiled: %s\n", ActiveIsa().c_str(), Joined(CompiledIsas()).c_str());
+  std::printf("cistern %s, libtorch %s, %d threads\n", CISTERN_VERSION, TORCH_VERSION,
+              at::get_num_threads());
+  std::printf("SIMD: %s in use; compiled: %s\n", ActiveIsa().c_str(),
+              Joined(CompiledIsas()).c_str());
   std::printf("implementation: %s (CISTERN_IMPL)\n\n", ops::ImplName(ops::ActiveImpl()).c_str());
   for (const MechanismInfo* i : Mechanisms()) {
     std::printf("%-16s %s\n", i->name.c_str(), i->summary.c_str());
-    std::printf("%10s forms: %s; positions: %s; time %s; state %s; %s\n", "", Joined(FormNames(*i)).c_str(), Joined(i->positions).c_str(),
-                i->time.c_str(), i->state.c_str(), i->source.c_str());
+    std::printf("%10s forms: %s; positions: %s; time %s; state %s; %s\n", "",
+                Joined(FormNames(*i)).c_str(), Joined(i->positions).c_str(), i->time.c_str(),
+                i->state.c_str(), i->source.c_str());
     const std::string help = i->options().Help(11);
     if (!help.empty()) std::printf("%s", help.c_str());
   }
@@ -136,7 +151,8 @@ int RunInfo(const InfoArguments& a) {
 
 void AddInfo(CLI::App& app, Run& run) {
   auto a = std::make_shared<InfoArguments>();
-  CLI::App* command = app.add_subcommand("info", "the build, the machine and the mechanisms; or what a model folder holds");
+  CLI::App* command = app.add_subcommand(
+      "info", "the build, the machine and the mechanisms; or what a model folder holds");
   command->add_option("folder", a->folder, "model folder");
   command->add_flag("--docs", a->docs, "print the generated part of docs/mechanisms.md");
   AddCommon(*command, a->common);

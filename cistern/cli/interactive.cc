@@ -17,8 +17,10 @@ namespace cistern::cli {
 namespace {
 
 constexpr char kHelp[] =
-    "A line is appended to the text with its line end, and answered; a backslash at its end leaves the line end away. An empty line\n"
-    "goes on without adding anything. Ctrl-C stops an answer. A line that begins with a colon is a command (:: begins one that is not):\n"
+    "A line is appended to the text with its line end, and answered; a backslash at its end leaves "
+    "the line end away. An empty line\n"
+    "goes on without adding anything. Ctrl-C stops an answer. A line that begins with a colon is a "
+    "command (:: begins one that is not):\n"
     "  :save FILE   the text's state, for --load-state and :load\n"
     "  :load FILE   go on from a saved state\n"
     "  :back        undo the last turn (or :load, or :reset)\n"
@@ -69,7 +71,8 @@ class LineReader {
 
 class Session {
  public:
-  Session(const GenerateCommand& c, const LmFolder& lm, Generator& generator, TextState& text, Stats& stats)
+  Session(const GenerateCommand& c, const LmFolder& lm, Generator& generator, TextState& text,
+          Stats& stats)
       : c_(c), lm_(lm), generator_(generator), text_(text), stats_(stats) {}
 
   // False: the end.
@@ -78,8 +81,10 @@ class Session {
     const std::string word = line.substr(0, space);
     const size_t first = line.find_first_not_of(' ', space), last = line.find_last_not_of(' ');
     const std::string file = first == std::string::npos ? "" : line.substr(first, last - first + 1);
-    static const std::vector<std::string> known = {":save", ":load", ":back", ":reset", ":stats", ":help", ":quit"};
-    if (std::find(known.begin(), known.end(), word) == known.end()) throw UsageError(UnknownName("command", word, known));
+    static const std::vector<std::string> known = {":save",  ":load", ":back", ":reset",
+                                                   ":stats", ":help", ":quit"};
+    if (std::find(known.begin(), known.end(), word) == known.end())
+      throw UsageError(UnknownName("command", word, known));
     const bool takes_file = word == ":save" || word == ":load";
     if (takes_file && file.empty()) FailUsage(word, " takes a file: ", word, " FILE");
     if (!takes_file && !file.empty()) FailUsage(word, " takes nothing after it, got '", file, "'");
@@ -108,7 +113,8 @@ class Session {
     return true;
   }
 
-  // Appends and answers; when that fails or the line cannot be read to its end, the text is as it was before.
+  // Appends and answers; when that fails or the line cannot be read to its end, the text is as it
+  // was before.
   void Turn(const std::string& added) {
     Remember();
     ArmInterrupt();
@@ -117,7 +123,8 @@ class Session {
     };
     Generation answer;
     try {
-      answer = generator_.Continue(text_, {StringSource(added)}, c_.options, on_text, &Interrupted())[0];
+      answer =
+          generator_.Continue(text_, {StringSource(added)}, c_.options, on_text, &Interrupted())[0];
     } catch (...) {
       GoBack();
       throw;
@@ -175,7 +182,8 @@ std::string Added(std::string line) {
 
 }  // namespace
 
-void RunInteractive(const GenerateCommand& c, const LmFolder& lm, Generator& generator, TextState& text, Stats& stats) {
+void RunInteractive(const GenerateCommand& c, const LmFolder& lm, Generator& generator,
+                    TextState& text, Stats& stats) {
   const bool terminal = ::isatty(STDIN_FILENO) != 0;
   Session session(c, lm, generator, text, stats);
   LineReader lines;

@@ -46,17 +46,21 @@ int Report(const char* what, int code) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  // Freed blocks stay in the process: fresh large tensors would cost a page fault for every 4 KiB otherwise.
+  // Freed blocks stay in the process: fresh large tensors would cost a page fault for every 4 KiB
+  // otherwise.
   mallopt(M_MMAP_THRESHOLD, 1 << 30);
   mallopt(M_TRIM_THRESHOLD, 2000 << 20);
   mallopt(M_TOP_PAD, 64 << 20);
 
   CLI::App app{
-      "Linear-time attention with bounded memory: train a model with any mechanism on your data, compare mechanisms, generate text with\n"
+      "Linear-time attention with bounded memory: train a model with any mechanism on your data, "
+      "compare mechanisms, generate text with\n"
       "constant memory per token. 'cistern COMMAND --help' explains a command."};
   app.set_version_flag("--version", std::string("cistern ") + CISTERN_VERSION);
   app.require_subcommand(1);
-  app.failure_message([](const CLI::App*, const CLI::Error& e) { return std::string("cistern: ") + e.what() + "\n"; });
+  app.failure_message([](const CLI::App*, const CLI::Error& e) {
+    return std::string("cistern: ") + e.what() + "\n";
+  });
   cistern::cli::Run run;
   cistern::cli::AddTrain(app, run);
   cistern::cli::AddCompare(app, run);

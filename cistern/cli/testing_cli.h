@@ -1,6 +1,7 @@
 #pragma once
-// For tests of the program from outside: what it prints, what it leaves on disk, and its exit codes. Every run is a process of its own in a
-// folder of its own; $CISTERN_BINARY names the program.
+// For tests of the program from outside: what it prints, what it leaves on disk, and its exit
+// codes. Every run is a process of its own in a folder of its own; $CISTERN_BINARY names the
+// program.
 #include <fcntl.h>
 #include <grp.h>
 #include <gtest/gtest.h>
@@ -28,7 +29,9 @@ struct Outcome {
   std::string out, err;
 };
 
-inline std::ostream& operator<<(std::ostream& to, const Outcome& o) { return to << "exit code " << o.code << "\n" << o.out << o.err; }
+inline std::ostream& operator<<(std::ostream& to, const Outcome& o) {
+  return to << "exit code " << o.code << "\n" << o.out << o.err;
+}
 
 inline Words operator+(Words a, const Words& b) {
   a.insert(a.end(), b.begin(), b.end());
@@ -54,21 +57,26 @@ class CliTest : public ::testing::Test {
 
   static std::string Text() {
     std::string text;
-    for (int i = 0; i < 400; ++i) text += StrCat("line ", i * i % 97, " of the book tells of ", i * 7 % 31, " ships and a sea\n");
+    for (int i = 0; i < 400; ++i)
+      text +=
+          StrCat("line ", i * i % 97, " of the book tells of ", i * 7 % 31, " ships and a sea\n");
     return text;
   }
 
   // Arguments of a tiny training run.
   static Words Train(const std::string& text, const std::string& out, const Words& more = {}) {
     Words words = {"train", "--text", text, "--out", out, "--threads", "1", "--steps", "3"};
-    for (const char* s : {"model.dim=16", "model.heads=2", "model.layers=1", "task.length=16", "task.vocab_size=300", "train.batch=2"}) {
+    for (const char* s : {"model.dim=16", "model.heads=2", "model.layers=1", "task.length=16",
+                          "task.vocab_size=300", "train.batch=2"}) {
       words = words + Words{"--set", s};
     }
     return words + more;
   }
 
-  // Starts the program with its output in PREFIX.out and PREFIX.err; as an ordinary user where asked, and with that standard input.
-  static pid_t Start(const Words& arguments, const std::string& prefix, bool ordinary = false, int input = -1) {
+  // Starts the program with its output in PREFIX.out and PREFIX.err; as an ordinary user where
+  // asked, and with that standard input.
+  static pid_t Start(const Words& arguments, const std::string& prefix, bool ordinary = false,
+                     int input = -1) {
     Words words = Words{"cistern"} + arguments;
     std::vector<char*> argv;
     for (std::string& w : words) argv.push_back(w.data());
@@ -84,7 +92,9 @@ class CliTest : public ::testing::Test {
       if (input >= 0) ::dup2(input, STDIN_FILENO);
       ::dup2(out, STDOUT_FILENO);
       ::dup2(err, STDERR_FILENO);
-      if (ordinary && ::geteuid() == 0 && (::setgroups(0, nullptr) != 0 || ::setgid(kNobody) != 0 || ::setuid(kNobody) != 0)) ::_exit(126);
+      if (ordinary && ::geteuid() == 0 &&
+          (::setgroups(0, nullptr) != 0 || ::setgid(kNobody) != 0 || ::setuid(kNobody) != 0))
+        ::_exit(126);
       ::execv(std::getenv("CISTERN_BINARY"), argv.data());
       ::_exit(127);
     }
@@ -96,7 +106,8 @@ class CliTest : public ::testing::Test {
   static Outcome Wait(pid_t child, const std::string& prefix) {
     int status = 0;
     ::waitpid(child, &status, 0);
-    return {WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status), ReadFile(prefix + ".out"), ReadFile(prefix + ".err")};
+    return {WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status),
+            ReadFile(prefix + ".out"), ReadFile(prefix + ".err")};
   }
 
   static Outcome Run(const Words& arguments, bool ordinary = false) {
@@ -116,13 +127,15 @@ class CliTest : public ::testing::Test {
     return Wait(child, prefix);
   }
 
-  // Can the ordinary user start the program at all? Build folders below a private home cannot be entered.
+  // Can the ordinary user start the program at all? Build folders below a private home cannot be
+  // entered.
   static bool OrdinaryUserWorks() { return Run({"--version"}, true).code == 0; }
 
   static void Expect(const Words& arguments, int code, const Words& phrases) {
     const Outcome o = Run(arguments);
     EXPECT_EQ(o.code, code) << ::testing::PrintToString(arguments) << "\n" << o;
-    for (const std::string& phrase : phrases) EXPECT_NE(o.err.find(phrase), std::string::npos) << "no '" << phrase << "' in\n" << o;
+    for (const std::string& phrase : phrases)
+      EXPECT_NE(o.err.find(phrase), std::string::npos) << "no '" << phrase << "' in\n" << o;
     EXPECT_EQ(o.err.find("terminate called"), std::string::npos) << o;
   }
 

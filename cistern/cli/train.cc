@@ -39,13 +39,18 @@ int RunTrain(CLI::App& command, const TrainArguments& a) {
   }
   std::string file = a.file;
   if (a.resume) {
-    if (!file.empty()) FailUsage("--resume goes on with the experiment in --out; leave the file away (--set may still change train.steps)");
+    if (!file.empty())
+      FailUsage(
+          "--resume goes on with the experiment in --out; leave the file away (--set may still "
+          "change train.steps)");
     file = a.out + "/experiment.json";
   }
   std::vector<std::string> set = a.set;
   if (!a.text.empty()) set.push_back("task.text=" + a.text);
-  if (a.steps >= 0) set.push_back("train.steps=" + std::to_string(a.steps)), set.push_back("train.seconds=0");
-  if (a.seconds >= 0) set.push_back("train.seconds=" + std::to_string(a.seconds)), set.push_back("train.steps=0");
+  if (a.steps >= 0)
+    set.push_back("train.steps=" + std::to_string(a.steps)), set.push_back("train.seconds=0");
+  if (a.seconds >= 0)
+    set.push_back("train.seconds=" + std::to_string(a.seconds)), set.push_back("train.steps=0");
   if (command.count("--seed") > 0) set.push_back("seed=" + std::to_string(a.common.seed));
   if (command.count("--dtype") > 0) set.push_back("dtype=" + a.common.dtype);
   ReadExperiment(experiment, file, set);
@@ -56,8 +61,10 @@ int RunTrain(CLI::App& command, const TrainArguments& a) {
   const Trained trained = TrainExperiment(experiment, a.out, a.resume);
   const TrainResult& r = trained.result;
   if (r.interrupted) {
-    std::fprintf(stderr, "cistern: interrupted after step %ld; saved in %s; go on with: cistern train --resume --out %s\n", long(r.steps),
-                 a.out.c_str(), a.out.c_str());
+    std::fprintf(stderr,
+                 "cistern: interrupted after step %ld; saved in %s; go on with: cistern train "
+                 "--resume --out %s\n",
+                 long(r.steps), a.out.c_str(), a.out.c_str());
     return 130;
   }
   if (a.common.json) {
@@ -72,8 +79,9 @@ int RunTrain(CLI::App& command, const TrainArguments& a) {
     std::printf("%s\n", line.dump().c_str());
     return 0;
   }
-  std::printf("%s, %ld parameters: %ld steps in %.0f s, %.0f tokens/s\n", trained.config.Summary().c_str(), long(r.parameters),
-              long(r.steps), r.seconds, r.tokens_per_second);
+  std::printf("%s, %ld parameters: %ld steps in %.0f s, %.0f tokens/s\n",
+              trained.config.Summary().c_str(), long(r.parameters), long(r.steps), r.seconds,
+              r.tokens_per_second);
   if (!r.valid.is_null()) PrintMetrics("valid", r.valid);
   if (!r.test.is_null()) PrintMetrics("test", r.test);
   std::printf("saved in %s\n", a.out.c_str());
@@ -88,15 +96,20 @@ void AddTrain(CLI::App& app, Run& run) {
   command->footer(
       "Examples:\n"
       "  cistern train --text my.txt --out runs/mine --seconds 120\n"
-      "  cistern train configs/listops.toml --out runs/listops --set model.attention=abc_mlp --set train.lr=1e-3\n"
+      "  cistern train configs/listops.toml --out runs/listops --set model.attention=abc_mlp --set "
+      "train.lr=1e-3\n"
       "  cistern train --resume --out runs/mine            goes on after Ctrl-C\n"
-      "  cistern train --list                              every key, its type, default and meaning");
+      "  cistern train --list                              every key, its type, default and "
+      "meaning");
   command->add_option("experiment", a->file, "TOML file with [task], [model] and [train] tables");
   command->add_option("--text", a->text, "text file or folder to learn from (task.text)");
   command->add_option("--out", a->out, "run folder");
-  command->add_option("--set", a->set, "KEY=VALUE, such as model.dim=256; may be repeated")->take_all()->allow_extra_args(false);
+  command->add_option("--set", a->set, "KEY=VALUE, such as model.dim=256; may be repeated")
+      ->take_all()
+      ->allow_extra_args(false);
   command->add_option("--steps", a->steps, "updates (train.steps)")->check(CLI::NonNegativeNumber);
-  command->add_option("--seconds", a->seconds, "budget of training time (train.seconds)")->check(CLI::NonNegativeNumber);
+  command->add_option("--seconds", a->seconds, "budget of training time (train.seconds)")
+      ->check(CLI::NonNegativeNumber);
   command->add_flag("--print-config", a->print_config, "print the experiment as TOML and stop");
   command->add_flag("--list", a->list, "print every key and stop");
   command->add_flag("--resume", a->resume, "go on from the newest checkpoint in --out");

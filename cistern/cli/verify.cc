@@ -1,4 +1,5 @@
-// cistern verify: the conformance suite on this machine, or a trained model's forms against each other.
+// cistern verify: the conformance suite on this machine, or a trained model's forms against each
+// other.
 #include <ATen/Parallel.h>
 #include <ATen/ops/randint.h>
 #include <ATen/ops/tensor.h>
@@ -58,13 +59,15 @@ verify::Settings SettingsOf(const VerifyCommand& c) {
   if (!c.forms.empty()) settings.forms.clear();
   for (const std::string& form : c.forms) settings.forms.push_back(ParseForm(form));
   if (!c.implementations.empty()) settings.implementations.clear();
-  for (const std::string& name : c.implementations) settings.implementations.push_back(ops::ParseImpl(name));
+  for (const std::string& name : c.implementations)
+    settings.implementations.push_back(ops::ParseImpl(name));
   return settings;
 }
 
 std::string CommandToRepeat(const VerifyCommand& c, const verify::Result& r) {
-  return StrCat("cistern verify --mechanism ", r.mechanism, " --property ", r.property, " --implementation ",
-                ops::ImplName(r.implementation), c.full ? " --full" : "", " --seed ", c.common.seed);
+  return StrCat("cistern verify --mechanism ", r.mechanism, " --property ", r.property,
+                " --implementation ", ops::ImplName(r.implementation), c.full ? " --full" : "",
+                " --seed ", c.common.seed);
 }
 
 int TerminalColumns() {
@@ -92,15 +95,20 @@ int VerifyMechanisms(const VerifyCommand& c) {
     for (const verify::Property& p : verify::Properties()) properties.push_back(&p);
   }
   const int64_t total = verify::CountChecks(mechanisms, properties, settings);
-  if (total == 0) FailUsage("nothing to check: the properties asked for look at the kernels alone; add --implementation kernel");
+  if (total == 0)
+    FailUsage(
+        "nothing to check: the properties asked for look at the kernels alone; add "
+        "--implementation kernel");
   const auto begin = std::chrono::steady_clock::now();
   ProgressBar bar({.total = total, .label = "verify", .unit = "checks"});
   int64_t done = 0, failed = 0;
-  const auto results = verify::RunSuite(mechanisms, properties, settings, [&](const verify::Result& r) {
-    failed += r.outcome.failed();
-    bar.Update(++done, r.mechanism + " " + r.property + (failed > 0 ? StrCat(", ", failed, " failed") : ""));
-    return !Interrupted();
-  });
+  const auto results =
+      verify::RunSuite(mechanisms, properties, settings, [&](const verify::Result& r) {
+        failed += r.outcome.failed();
+        bar.Update(++done, r.mechanism + " " + r.property +
+                               (failed > 0 ? StrCat(", ", failed, " failed") : ""));
+        return !Interrupted();
+      });
   bar.Finish();
   int64_t comparisons = 0;
   for (const verify::Result& r : results) comparisons += r.outcome.comparisons;
@@ -123,10 +131,12 @@ int VerifyMechanisms(const VerifyCommand& c) {
       }
     }
     char line[200];
-    std::snprintf(line, sizeof line, "%lld checks with %lld comparisons in %.1f s, %lld failed (seed %llu, SIMD %s, %d threads)%s\n",
-                  static_cast<long long>(done), static_cast<long long>(comparisons), Since(begin), static_cast<long long>(failed),
-                  static_cast<unsigned long long>(settings.seed), ActiveIsa().c_str(), at::get_num_threads(),
-                  done < total ? "; interrupted" : "");
+    std::snprintf(line, sizeof line,
+                  "%lld checks with %lld comparisons in %.1f s, %lld failed (seed %llu, SIMD %s, "
+                  "%d threads)%s\n",
+                  static_cast<long long>(done), static_cast<long long>(comparisons), Since(begin),
+                  static_cast<long long>(failed), static_cast<unsigned long long>(settings.seed),
+                  ActiveIsa().c_str(), at::get_num_threads(), done < total ? "; interrupted" : "");
     std::cout << line;
   }
   if (done < total) return 130;
@@ -135,15 +145,18 @@ int VerifyMechanisms(const VerifyCommand& c) {
 
 // As many tokens as are asked for or fit.
 int64_t TokensWanted(const VerifyCommand& c, const ModelConfig& config) {
-  const int64_t fits = config.max_length, wanted = c.tokens > 0 ? c.tokens : std::min<int64_t>(fits, c.full ? 512 : 192);
-  if (wanted > fits) FailUsage("--tokens ", wanted, " is more than the model's max_length of ", fits);
+  const int64_t fits = config.max_length,
+                wanted = c.tokens > 0 ? c.tokens : std::min<int64_t>(fits, c.full ? 512 : 192);
+  if (wanted > fits)
+    FailUsage("--tokens ", wanted, " is more than the model's max_length of ", fits);
   return wanted;
 }
 
 at::Tensor TokensOf(const VerifyCommand& c, const LmFolder& lm) {
   PromptReader reader(*lm.tokenizer, FileSource(c.text));
   const std::vector<int32_t> ids = reader.Take(TokensWanted(c, lm.model->config()));
-  CISTERN_CHECK(ids.size() >= 16, c.text, " is too short: ", ids.size(), " tokens; at least 16 are needed");
+  CISTERN_CHECK(ids.size() >= 16, c.text, " is too short: ", ids.size(),
+                " tokens; at least 16 are needed");
   return at::tensor(std::vector<int64_t>(ids.begin(), ids.end()), at::kLong);
 }
 
@@ -156,14 +169,20 @@ struct ModelResults {
 };
 
 ModelResults CheckLm(const VerifyCommand& c, const HearModel& hear) {
-  if (c.text.empty()) FailUsage("--model and --text belong together for a language model: it is checked on a text of yours");
+  if (c.text.empty())
+    FailUsage(
+        "--model and --text belong together for a language model: it is checked on a text of "
+        "yours");
   const LmFolder lm = OpenLmFolder(c.folder), twin = OpenLmFolder(c.folder, "float64");
   const at::Tensor ids = TokensOf(c, lm);
   return {verify::CheckModel(*lm.model, *twin.model, ids, c.full, hear), ids.size(0), c.text};
 }
 
-ModelResults CheckClassifier(const VerifyCommand& c, const ModelConfig& config, const HearModel& hear) {
-  if (!c.text.empty()) FailUsage(c.folder, " holds an ", config.kind, ", which is checked on random tokens; leave --text away");
+ModelResults CheckClassifier(const VerifyCommand& c, const ModelConfig& config,
+                             const HearModel& hear) {
+  if (!c.text.empty())
+    FailUsage(c.folder, " holds an ", config.kind,
+              ", which is checked on random tokens; leave --text away");
   auto open = [&] { return std::dynamic_pointer_cast<EncoderClassifier>(LoadModel(c.folder)); };
   const auto model = open(), twin = open();
   twin->to(at::kDouble);
@@ -182,7 +201,8 @@ int VerifyModel(const VerifyCommand& c) {
     stopped = Interrupted();
     return !stopped;
   };
-  const auto [results, tokens, source] = config.kind == "encoder_classifier" ? CheckClassifier(c, config, hear) : CheckLm(c, hear);
+  const auto [results, tokens, source] =
+      config.kind == "encoder_classifier" ? CheckClassifier(c, config, hear) : CheckLm(c, hear);
   bar.Finish();
   int64_t failed = 0;
   Json rows = Json::array();
@@ -193,18 +213,24 @@ int VerifyModel(const VerifyCommand& c) {
     rows.push_back(std::move(row));
   }
   if (c.common.json) {
-    const Json out = {{"model", c.folder}, {"tokens", tokens}, {"failed", failed}, {"interrupted", stopped}, {"results", rows}};
+    const Json out = {{"model", c.folder},
+                      {"tokens", tokens},
+                      {"failed", failed},
+                      {"interrupted", stopped},
+                      {"results", rows}};
     std::cout << JsonLine(out) << std::endl;
   } else {
-    std::printf("%s: %s, on %lld tokens of %s\n\n", c.folder.c_str(), config.Summary().c_str(), static_cast<long long>(tokens),
-                source.c_str());
+    std::printf("%s: %s, on %lld tokens of %s\n\n", c.folder.c_str(), config.Summary().c_str(),
+                static_cast<long long>(tokens), source.c_str());
     for (const verify::ModelResult& r : results) {
       const verify::Outcome& o = r.outcome;
-      std::printf("%-5s %-16s error %-6s tolerance %-6s %s\n", o.failed() ? "FAIL" : "ok", r.property.c_str(),
-                  verify::ErrorText(o.error).c_str(), verify::ErrorText(o.tolerance).c_str(), r.description.c_str());
+      std::printf("%-5s %-16s error %-6s tolerance %-6s %s\n", o.failed() ? "FAIL" : "ok",
+                  r.property.c_str(), verify::ErrorText(o.error).c_str(),
+                  verify::ErrorText(o.tolerance).c_str(), r.description.c_str());
       if (o.failed()) std::printf("      %s\n", verify::FailureText(o).c_str());
     }
-    std::printf("\n%lld checks, %lld failed\n", static_cast<long long>(results.size()), static_cast<long long>(failed));
+    std::printf("\n%lld checks, %lld failed\n", static_cast<long long>(results.size()),
+                static_cast<long long>(failed));
   }
   if (stopped) return 130;
   return failed > 0 ? 1 : 0;
@@ -212,13 +238,17 @@ int VerifyModel(const VerifyCommand& c) {
 
 int VerifyLong(const VerifyCommand& c) {
   if (!c.forms.empty() || !c.properties.empty() || !c.implementations.empty() || !c.lengths.empty())
-    FailUsage("--long decodes with the kernels against the reference; of the other choices --mechanism and --full alone go with it");
-  if (c.long_tokens < 1000 || c.piece < 1) FailUsage("--long must be at least 1000 and --piece at least 1");
+    FailUsage(
+        "--long decodes with the kernels against the reference; of the other choices --mechanism "
+        "and --full alone go with it");
+  if (c.long_tokens < 1000 || c.piece < 1)
+    FailUsage("--long must be at least 1000 and --piece at least 1");
   std::vector<const MechanismInfo*> mechanisms;
   for (const std::string& name : c.mechanisms) {
     mechanisms.push_back(&FindMechanism(name));
     RequireForm(*mechanisms.back(), Form::kCausal);
-    if (!verify::DecodesForEver(*mechanisms.back())) FailUsage("[", name, "] its state grows with the text; --long is for bounded ones");
+    if (!verify::DecodesForEver(*mechanisms.back()))
+      FailUsage("[", name, "] its state grows with the text; --long is for bounded ones");
   }
   if (mechanisms.empty()) {
     for (const MechanismInfo* info : Mechanisms()) {
@@ -258,25 +288,35 @@ int VerifyLong(const VerifyCommand& c) {
   }
   bar.Finish();
   if (c.common.json) {
-    const Json out = {
-        {"tokens", settings.tokens}, {"piece", settings.piece}, {"seed", settings.seed}, {"tolerance", verify::kLongTolerance},
-        {"failed", failed},          {"interrupted", stopped},  {"results", rows}};
+    const Json out = {{"tokens", settings.tokens},
+                      {"piece", settings.piece},
+                      {"seed", settings.seed},
+                      {"tolerance", verify::kLongTolerance},
+                      {"failed", failed},
+                      {"interrupted", stopped},
+                      {"results", rows}};
     std::cout << JsonLine(out) << std::endl;
   } else {
-    std::printf("\n%lld mechanisms, %lld failed: relative error of float after so many tokens, tolerance %s\n",
-                static_cast<long long>(finished), static_cast<long long>(failed), verify::ErrorText(verify::kLongTolerance).c_str());
+    std::printf(
+        "\n%lld mechanisms, %lld failed: relative error of float after so many tokens, tolerance "
+        "%s\n",
+        static_cast<long long>(finished), static_cast<long long>(failed),
+        verify::ErrorText(verify::kLongTolerance).c_str());
   }
   if (stopped) return 130;
   return failed > 0 ? 1 : 0;
 }
 
 int RunVerify(VerifyCommand c) {
-  // The tensors are tiny: more threads than one only wait for each other (the property "threads" brings its own).
+  // The tensors are tiny: more threads than one only wait for each other (the property "threads"
+  // brings its own).
   if (c.common.threads == 0) c.common.threads = 1;
   ApplyCommon(c.common);
   if (c.quick && c.full) FailUsage("give --quick or --full, not both");
-  if (c.common.dtype != "float32") FailUsage("verify compares float32 with float64 by itself; leave --dtype away");
-  if (c.folder.empty() && !c.text.empty()) FailUsage("--text goes with --model: a language model is checked on a text of yours");
+  if (c.common.dtype != "float32")
+    FailUsage("verify compares float32 with float64 by itself; leave --dtype away");
+  if (c.folder.empty() && !c.text.empty())
+    FailUsage("--text goes with --model: a language model is checked on a text of yours");
   if (c.long_tokens != 0) {
     if (!c.folder.empty()) FailUsage("--long checks mechanisms, --model a model: give one of them");
     return VerifyLong(c);
@@ -285,8 +325,11 @@ int RunVerify(VerifyCommand c) {
     if (c.tokens != 0) FailUsage("--tokens goes with --model");
     return VerifyMechanisms(c);
   }
-  if (!c.mechanisms.empty() || !c.forms.empty() || !c.properties.empty() || !c.implementations.empty() || !c.lengths.empty())
-    FailUsage("--model checks all that the model does; --mechanism, --form, --property, --implementation and --lengths do not go with it");
+  if (!c.mechanisms.empty() || !c.forms.empty() || !c.properties.empty() ||
+      !c.implementations.empty() || !c.lengths.empty())
+    FailUsage(
+        "--model checks all that the model does; --mechanism, --form, --property, --implementation "
+        "and --lengths do not go with it");
   if (c.tokens != 0 && c.tokens < 16) FailUsage("--tokens must be at least 16, got ", c.tokens);
   return VerifyModel(c);
 }
@@ -302,31 +345,53 @@ std::string PropertyHelp() {
 
 void AddVerify(CLI::App& app, Run& run) {
   auto c = std::make_shared<VerifyCommand>();
-  CLI::App* sub = app.add_subcommand("verify", "Prove on this machine that every form of every mechanism computes the same numbers");
-  sub->add_option("--mechanism,--mechanisms", c->mechanisms, "only these")->delimiter(',')->type_name("NAME,...");
-  sub->add_option("--form,--forms", c->forms, "only these: bidirectional, causal, cross")->delimiter(',')->type_name("FORM,...");
-  sub->add_option("--property,--properties", c->properties, "only these of the list below")->delimiter(',')->type_name("NAME,...");
-  sub->add_option("--implementation,--implementations", c->implementations, "only these: kernel, composite, reference")
+  CLI::App* sub = app.add_subcommand(
+      "verify",
+      "Prove on this machine that every form of every mechanism computes the same numbers");
+  sub->add_option("--mechanism,--mechanisms", c->mechanisms, "only these")
       ->delimiter(',')
       ->type_name("NAME,...");
-  sub->add_option("--lengths", c->lengths, "sequence lengths that the definition is compared at")->delimiter(',')->type_name("N,...");
+  sub->add_option("--form,--forms", c->forms, "only these: bidirectional, causal, cross")
+      ->delimiter(',')
+      ->type_name("FORM,...");
+  sub->add_option("--property,--properties", c->properties, "only these of the list below")
+      ->delimiter(',')
+      ->type_name("NAME,...");
+  sub->add_option("--implementation,--implementations", c->implementations,
+                  "only these: kernel, composite, reference")
+      ->delimiter(',')
+      ->type_name("NAME,...");
+  sub->add_option("--lengths", c->lengths, "sequence lengths that the definition is compared at")
+      ->delimiter(',')
+      ->type_name("N,...");
   sub->add_flag("--quick", c->quick, "within a minute (the default)");
-  sub->add_flag("--full", c->full, "longer sequences, a cut at every point, many more random shapes");
-  sub->add_option("--model", c->folder, "check a trained model instead: a language model on your own text, a classifier on random tokens")
+  sub->add_flag("--full", c->full,
+                "longer sequences, a cut at every point, many more random shapes");
+  sub->add_option("--model", c->folder,
+                  "check a trained model instead: a language model on your own text, a classifier "
+                  "on random tokens")
       ->type_name("FOLDER");
-  sub->add_option("--text", c->text, "--model: the text for a language model; -: standard input")->type_name("FILE");
+  sub->add_option("--text", c->text, "--model: the text for a language model; -: standard input")
+      ->type_name("FILE");
   sub->add_option("--tokens", c->tokens, "--model: how many tokens; 0: 192, or 512 with --full");
-  sub->add_option("--long", c->long_tokens, "decode so many tokens instead: how far does float drift from double?")->type_name("TOKENS");
-  sub->add_option("--piece", c->piece, "--long: tokens extended at a time between the comparisons; 1: token by token");
+  sub->add_option("--long", c->long_tokens,
+                  "decode so many tokens instead: how far does float drift from double?")
+      ->type_name("TOKENS");
+  sub->add_option("--piece", c->piece,
+                  "--long: tokens extended at a time between the comparisons; 1: token by token");
   AddCommon(*sub, c->common);
   sub->footer(
       "Examples:\n"
-      "  cistern verify                                          all mechanisms, a matrix of the measured errors\n"
+      "  cistern verify                                          all mechanisms, a matrix of the "
+      "measured errors\n"
       "  cistern verify --mechanism latte --full --json\n"
       "  cistern verify --form causal --property pieces,future\n"
-      "  cistern verify --model runs/kjv/latte --text my.txt     one model: whole, in pieces, token by token, padded, packed, from a file\n"
-      "  cistern verify --long 10000000                          ten million tokens of decoding: the drift of float, in minutes\n"
-      "\nA cell is the error that came nearest to its tolerance (relative, root mean square), 0 where every bit agrees, FAIL, or the "
+      "  cistern verify --model runs/kjv/latte --text my.txt     one model: whole, in pieces, "
+      "token by token, padded, packed, from a file\n"
+      "  cistern verify --long 10000000                          ten million tokens of decoding: "
+      "the drift of float, in minutes\n"
+      "\nA cell is the error that came nearest to its tolerance (relative, root mean square), 0 "
+      "where every bit agrees, FAIL, or the "
       "letter\n"
       "of a reason why the property does not apply. The exit code is 1 when anything failed.\n" +
       PropertyHelp());

@@ -15,8 +15,10 @@ namespace cistern {
 namespace {
 
 constexpr double kOperatorShare = .25;
-constexpr int64_t kCandidateBlock = 4096;  // candidates drawn in parallel at a time; no result depends on it
-constexpr int64_t kPatience = 1 << 20;     // candidates without one new example until the search is given up
+constexpr int64_t kCandidateBlock =
+    4096;  // candidates drawn in parallel at a time; no result depends on it
+constexpr int64_t kPatience =
+    1 << 20;  // candidates without one new example until the search is given up
 
 // The value of an operator over digits, given how often each digit occurs.
 int ApplyListOp(uint8_t op, const std::array<int64_t, 10>& counts) {
@@ -43,12 +45,16 @@ int ApplyListOp(uint8_t op, const std::array<int64_t, 10>& counts) {
 // One candidate; stops early once it is too long.
 class ListOpsCandidate {
  public:
-  ListOpsCandidate(const ListOpsOptions& options, uint64_t seed, uint64_t index, std::vector<uint8_t>& out)
+  ListOpsCandidate(const ListOpsOptions& options, uint64_t seed, uint64_t index,
+                   std::vector<uint8_t>& out)
       : options_(options), random_(seed, index), out_(out) {
     out_.clear();
     label_ = Node(1);
   }
-  bool accepted() const { return label_ >= 0 && int64_t(out_.size()) > options_.min_length && int64_t(out_.size()) < options_.max_length; }
+  bool accepted() const {
+    return label_ >= 0 && int64_t(out_.size()) > options_.min_length &&
+           int64_t(out_.size()) < options_.max_length;
+  }
   int label() const { return label_; }
 
  private:
@@ -79,17 +85,22 @@ class ListOpsCandidate {
   int label_;
 };
 
-std::string_view ListOpsBytes(std::span<const uint8_t> row) { return {reinterpret_cast<const char*>(row.data()), row.size()}; }
+std::string_view ListOpsBytes(std::span<const uint8_t> row) {
+  return {reinterpret_cast<const char*>(row.data()), row.size()};
+}
 
 void CheckListOpsOptions(const ListOpsOptions& o) {
   for (const int64_t count : o.counts) {
-    if (count < 0 || count > int64_t{1} << 31) FailUsage("listops: the counts must lie in 0..2^31, got ", count);
+    if (count < 0 || count > int64_t{1} << 31)
+      FailUsage("listops: the counts must lie in 0..2^31, got ", count);
   }
-  if (o.max_depth < 1 || o.max_depth > 100) FailUsage("listops: max_depth must lie in 1..100, got ", o.max_depth);
-  if (o.max_args < 2 || o.max_args > 1000) FailUsage("listops: max_args must lie in 2..1000, got ", o.max_args);
+  if (o.max_depth < 1 || o.max_depth > 100)
+    FailUsage("listops: max_depth must lie in 1..100, got ", o.max_depth);
+  if (o.max_args < 2 || o.max_args > 1000)
+    FailUsage("listops: max_args must lie in 2..1000, got ", o.max_args);
   if (o.min_length < 0 || o.max_length > 1 << 24 || o.min_length + 1 >= o.max_length) {
-    FailUsage("listops: no length lies between min_length ", o.min_length, " and max_length ", o.max_length,
-              " (both strict, at most 2^24)");
+    FailUsage("listops: no length lies between min_length ", o.min_length, " and max_length ",
+              o.max_length, " (both strict, at most 2^24)");
   }
 }
 
@@ -101,13 +112,18 @@ void ListOpsSet::Add(std::span<const uint8_t> row, uint8_t label) {
   labels.push_back(label);
 }
 
-ListOpsSplits GenerateListOps(const ListOpsOptions& options, uint64_t seed, const ListOpsProgress& progress) {
+ListOpsSplits GenerateListOps(const ListOpsOptions& options, uint64_t seed,
+                              const ListOpsProgress& progress) {
   CheckListOpsOptions(options);
   const int64_t wanted = options.counts[0] + options.counts[1] + options.counts[2];
   ListOpsSplits splits;
   ListOpsSet* const sets[] = {&splits.train, &splits.valid, &splits.test};
-  const auto set_of = [&](int64_t n) { return n < options.counts[0] ? 0 : n < options.counts[0] + options.counts[1] ? 1 : 2; };
-  const auto start_of = [&](int set) { return set == 0 ? 0 : set == 1 ? options.counts[0] : options.counts[0] + options.counts[1]; };
+  const auto set_of = [&](int64_t n) {
+    return n < options.counts[0] ? 0 : n < options.counts[0] + options.counts[1] ? 1 : 2;
+  };
+  const auto start_of = [&](int set) {
+    return set == 0 ? 0 : set == 1 ? options.counts[0] : options.counts[0] + options.counts[1];
+  };
   std::unordered_multimap<uint64_t, int64_t> seen;  // hash -> number of the example
   std::vector<std::vector<uint8_t>> rows(kCandidateBlock);
   std::vector<int> labels(kCandidateBlock);
@@ -136,8 +152,9 @@ ListOpsSplits GenerateListOps(const ListOpsOptions& options, uint64_t seed, cons
     }
     if (progress) progress(done, wanted);
     if (done < wanted && first + kCandidateBlock - last_found > kPatience) {
-      FailUsage("listops: found ", done, " of ", wanted, " different expressions with ", options.min_length, " < length < ",
-                options.max_length, ", max_depth ", options.max_depth, " and max_args ", options.max_args, ", and none in the last ",
+      FailUsage("listops: found ", done, " of ", wanted, " different expressions with ",
+                options.min_length, " < length < ", options.max_length, ", max_depth ",
+                options.max_depth, " and max_args ", options.max_args, ", and none in the last ",
                 kPatience, " draws");
     }
   }
@@ -179,19 +196,24 @@ int EvaluateListOps(std::span<const uint8_t> tokens) {
 ListOpsBaselines MeasureListOpsBaselines(const ListOpsSet& train, const ListOpsSet& test) {
   std::array<int64_t, 10> all{};
   std::array<std::array<int64_t, 10>, 256> by_root{};
-  const auto root = [](const ListOpsSet& set, int64_t i) { return set.Row(i).empty() ? 0 : set.Row(i)[0]; };
+  const auto root = [](const ListOpsSet& set, int64_t i) {
+    return set.Row(i).empty() ? 0 : set.Row(i)[0];
+  };
   for (int64_t i = 0; i < train.size(); ++i) {
     ++all[train.labels[i]];
     ++by_root[root(train, i)][train.labels[i]];
   }
-  const auto best = [](const std::array<int64_t, 10>& counts) { return std::max_element(counts.begin(), counts.end()) - counts.begin(); };
+  const auto best = [](const std::array<int64_t, 10>& counts) {
+    return std::max_element(counts.begin(), counts.end()) - counts.begin();
+  };
   int64_t majority = 0, operators = 0;
   double nats = 0;
   for (int64_t i = 0; i < test.size(); ++i) {
     majority += test.labels[i] == best(all);
     const auto& counts = by_root[root(test, i)];
     operators += test.labels[i] == best(counts);
-    nats += std::log(double(std::accumulate(counts.begin(), counts.end(), int64_t{10})) / double(counts[test.labels[i]] + 1));
+    nats += std::log(double(std::accumulate(counts.begin(), counts.end(), int64_t{10})) /
+                     double(counts[test.labels[i]] + 1));
   }
   const double n = double(std::max<int64_t>(test.size(), 1));
   return {double(majority) / n, double(operators) / n, nats / n};

@@ -1,6 +1,7 @@
 #pragma once
-// ListOps (Nangia & Bowman 2018) as Long Range Arena makes it: nested lists of digits with MIN, MAX, MED and SM (sum modulo 10) over
-// them; the label is the value, 0 to 9. Generator, the published TSV form, evaluator and the two baselines worth knowing.
+// ListOps (Nangia & Bowman 2018) as Long Range Arena makes it: nested lists of digits with MIN,
+// MAX, MED and SM (sum modulo 10) over them; the label is the value, 0 to 9. Generator, the
+// published TSV form, evaluator and the two baselines worth knowing.
 #include <array>
 #include <cstdint>
 #include <functional>
@@ -10,7 +11,8 @@
 
 namespace cistern {
 
-// Ids: 0 pads, digits 0..9 are 1..10, then the operators, the closing bracket, and whatever is unknown.
+// Ids: 0 pads, digits 0..9 are 1..10, then the operators, the closing bracket, and whatever is
+// unknown.
 enum ListOpsToken : uint8_t {
   kListOpsPad = 0,
   kListOpsDigit0 = 1,
@@ -30,7 +32,9 @@ struct ListOpsSet {
   std::vector<uint8_t> labels;
 
   int64_t size() const { return int64_t(labels.size()); }
-  std::span<const uint8_t> Row(int64_t i) const { return {tokens.data() + offsets[i], size_t(offsets[i + 1] - offsets[i])}; }
+  std::span<const uint8_t> Row(int64_t i) const {
+    return {tokens.data() + offsets[i], size_t(offsets[i + 1] - offsets[i])};
+  }
   void Add(std::span<const uint8_t> row, uint8_t label);
 };
 
@@ -48,32 +52,41 @@ struct ListOpsOptions {
 // Progress is (examples so far, wanted).
 using ListOpsProgress = std::function<void(int64_t done, int64_t total)>;
 
-// Draws expressions until `counts` different ones have a length within the limits. Depends on seed and options alone: candidate i has
-// its own random stream, whatever the threads. Options that cannot be met are a UsageError; so is a search that finds (nearly) nothing
-// new within 2^20 candidates. 100,000 published-size examples take about 8.2 % of 1.2 million candidates.
-ListOpsSplits GenerateListOps(const ListOpsOptions& options, uint64_t seed, const ListOpsProgress& progress = nullptr);
+// Draws expressions until `counts` different ones have a length within the limits. Depends on seed
+// and options alone: candidate i has its own random stream, whatever the threads. Options that
+// cannot be met are a UsageError; so is a search that finds (nearly) nothing new within 2^20
+// candidates. 100,000 published-size examples take about 8.2 % of 1.2 million candidates.
+ListOpsSplits GenerateListOps(const ListOpsOptions& options, uint64_t seed,
+                              const ListOpsProgress& progress = nullptr);
 
-// The value of an expression of ids 1..15, or -1 when it is not one whole well-formed expression. O(length).
+// The value of an expression of ids 1..15, or -1 when it is not one whole well-formed expression.
+// O(length).
 int EvaluateListOps(std::span<const uint8_t> tokens);
 
-// The published text of an expression, in fully parenthesised binary form: "( ( ( [MIN 3 ) 4 ) ] )". The expression must be well-formed.
+// The published text of an expression, in fully parenthesised binary form: "( ( ( [MIN 3 ) 4 ) ]
+// )". The expression must be well-formed.
 std::string ListOpsText(std::span<const uint8_t> tokens);
 
-// basic_train.tsv, basic_val.tsv and basic_test.tsv in `folder` (made if missing): a header "Source\tTarget", then one example a line.
-void WriteListOps(const ListOpsSplits& splits, const std::string& folder, const ListOpsProgress& progress = nullptr);
-void WriteListOpsFile(const ListOpsSet& set, const std::string& path, const std::function<void()>& each = nullptr);
+// basic_train.tsv, basic_val.tsv and basic_test.tsv in `folder` (made if missing): a header
+// "Source\tTarget", then one example a line.
+void WriteListOps(const ListOpsSplits& splits, const std::string& folder,
+                  const ListOpsProgress& progress = nullptr);
+void WriteListOpsFile(const ListOpsSet& set, const std::string& path,
+                      const std::function<void()>& each = nullptr);
 
 struct ListOpsReadOptions {
   int64_t max_length = 2000;  // longer examples are cut at the end, as LRA does; 0: never
-  bool check = true;          // evaluate every expression and compare with its label; unknown words are then an Error, not kListOpsUnknown
+  bool check = true;  // evaluate every expression and compare with its label; unknown words are
+                      // then an Error, not kListOpsUnknown
 };
 // Reads one file; parentheses are dropped. An Error names the file and the line.
 ListOpsSet ReadListOps(const std::string& path, const ListOpsReadOptions& options = {});
 ListOpsSplits ReadListOpsFolder(const std::string& folder, const ListOpsReadOptions& options = {});
 
-// What must be beaten: accuracy on `test` of always giving `train`'s most frequent label, and of giving the most frequent label for the
-// expression's first token. Published tables near 37 % show a model that reads no further than that. root_operator_loss: nats of the
-// answers by their shares (one added to each) under the same first token.
+// What must be beaten: accuracy on `test` of always giving `train`'s most frequent label, and of
+// giving the most frequent label for the expression's first token. Published tables near 37 % show
+// a model that reads no further than that. root_operator_loss: nats of the answers by their shares
+// (one added to each) under the same first token.
 struct ListOpsBaselines {
   double majority, root_operator, root_operator_loss;
 };

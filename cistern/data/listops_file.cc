@@ -12,12 +12,14 @@
 namespace cistern {
 namespace {
 
-constexpr const char* kListOpsNames[] = {"<pad>", "0", "1",    "2",    "3",    "4",   "5", "6",        "7",
-                                         "8",     "9", "[MIN", "[MAX", "[MED", "[SM", "]", "<unknown>"};
+constexpr const char* kListOpsNames[] = {"<pad>", "0",    "1",   "2", "3",        "4",
+                                         "5",     "6",    "7",   "8", "9",        "[MIN",
+                                         "[MAX",  "[MED", "[SM", "]", "<unknown>"};
 constexpr const char* kListOpsFiles[] = {"basic_train.tsv", "basic_val.tsv", "basic_test.tsv"};
 
 uint8_t TokenOf(std::string_view word) {
-  if (word.size() == 1 && word[0] >= '0' && word[0] <= '9') return uint8_t(kListOpsDigit0 + word[0] - '0');
+  if (word.size() == 1 && word[0] >= '0' && word[0] <= '9')
+    return uint8_t(kListOpsDigit0 + word[0] - '0');
   if (word == "]" || word == "X") return kListOpsClose;  // LRA's pipeline writes X
   for (uint8_t token = kListOpsMin; token <= kListOpsSm; ++token) {
     if (word == kListOpsNames[token]) return token;
@@ -28,7 +30,8 @@ uint8_t TokenOf(std::string_view word) {
 }  // namespace
 
 std::string ListOpsText(std::span<const uint8_t> tokens) {
-  // An operator with n arguments is opened by n + 1 parentheses; each argument and the bracket close one.
+  // An operator with n arguments is opened by n + 1 parentheses; each argument and the bracket
+  // close one.
   std::vector<int64_t> opened(tokens.size(), 0), stack;
   for (size_t i = 0; i < tokens.size(); ++i) {
     if (!stack.empty()) ++opened[stack.back()];
@@ -50,12 +53,14 @@ std::string ListOpsText(std::span<const uint8_t> tokens) {
       continue;
     }
     if (depth > 0) text += " )";
-    if (tokens[i] == kListOpsClose && --depth > 0) text += " )";  // the list itself is an argument of the one around it
+    if (tokens[i] == kListOpsClose && --depth > 0)
+      text += " )";  // the list itself is an argument of the one around it
   }
   return text;
 }
 
-void WriteListOpsFile(const ListOpsSet& set, const std::string& path, const std::function<void()>& each) {
+void WriteListOpsFile(const ListOpsSet& set, const std::string& path,
+                      const std::function<void()>& each) {
   const std::string temporary = path + ".tmp";
   std::ofstream file(temporary, std::ios::binary);
   file << "Source\tTarget\n";
@@ -71,7 +76,8 @@ void WriteListOpsFile(const ListOpsSet& set, const std::string& path, const std:
   }
 }
 
-void WriteListOps(const ListOpsSplits& splits, const std::string& folder, const ListOpsProgress& progress) {
+void WriteListOps(const ListOpsSplits& splits, const std::string& folder,
+                  const ListOpsProgress& progress) {
   std::error_code error;
   std::filesystem::create_directories(folder, error);
   CISTERN_CHECK(!error, "cannot make the folder ", folder, ": ", error.message());
@@ -87,7 +93,8 @@ void WriteListOps(const ListOpsSplits& splits, const std::string& folder, const 
 
 ListOpsSet ReadListOps(const std::string& path, const ListOpsReadOptions& options) {
   std::error_code ignored;
-  CISTERN_CHECK(!std::filesystem::is_directory(path, ignored), path, " is a folder; a file is expected");
+  CISTERN_CHECK(!std::filesystem::is_directory(path, ignored), path,
+                " is a folder; a file is expected");
   std::ifstream file(path, std::ios::binary);
   CISTERN_CHECK(file, "cannot open ", path, ": ", std::strerror(errno));
   ListOpsSet set;
@@ -102,9 +109,10 @@ ListOpsSet ReadListOps(const std::string& path, const ListOpsReadOptions& option
     }
     if (line.empty()) continue;
     const size_t tab = line.find('\t');
-    CISTERN_CHECK(tab != line.npos && line.find('\t', tab + 1) == line.npos, where(), "expected an expression, a tab and a label");
-    CISTERN_CHECK(tab + 2 == line.size() && line[tab + 1] >= '0' && line[tab + 1] <= '9', where(), "the label is not a digit: '",
-                  line.substr(tab + 1, 20), "'");
+    CISTERN_CHECK(tab != line.npos && line.find('\t', tab + 1) == line.npos, where(),
+                  "expected an expression, a tab and a label");
+    CISTERN_CHECK(tab + 2 == line.size() && line[tab + 1] >= '0' && line[tab + 1] <= '9', where(),
+                  "the label is not a digit: '", line.substr(tab + 1, 20), "'");
     const int label = line[tab + 1] - '0';
     row.clear();
     const std::string_view source = std::string_view(line).substr(0, tab);
@@ -113,15 +121,18 @@ ListOpsSet ReadListOps(const std::string& path, const ListOpsReadOptions& option
       const std::string_view word = source.substr(begin, end - begin);
       if (word.empty() || word == "(" || word == ")") continue;
       row.push_back(TokenOf(word));
-      CISTERN_CHECK(!options.check || row.back() != kListOpsUnknown, where(), "unknown word '", word.substr(0, 40), "'");
+      CISTERN_CHECK(!options.check || row.back() != kListOpsUnknown, where(), "unknown word '",
+                    word.substr(0, 40), "'");
     }
     CISTERN_CHECK(!row.empty(), where(), "the expression is empty");
     if (options.check) {
       const int value = EvaluateListOps(row);
       CISTERN_CHECK(value >= 0, where(), "the expression is not well-formed");
-      CISTERN_CHECK(value == label, where(), "the label is ", label, ", but the expression's value is ", value);
+      CISTERN_CHECK(value == label, where(), "the label is ", label,
+                    ", but the expression's value is ", value);
     }
-    if (options.max_length > 0 && int64_t(row.size()) > options.max_length) row.resize(options.max_length);
+    if (options.max_length > 0 && int64_t(row.size()) > options.max_length)
+      row.resize(options.max_length);
     set.Add(row, uint8_t(label));
   }
   CISTERN_CHECK(!file.bad(), "cannot read ", path, ": ", std::strerror(errno));

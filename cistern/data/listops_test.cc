@@ -17,14 +17,18 @@ namespace {
 using Row = std::vector<uint8_t>;
 
 Row Tokens(const std::string& text) {  // "[MIN 3 4 ]" by way of the reader
-  const std::string path = (std::filesystem::path(testing::TempDir()) / StrCat("cistern_listops_", getpid(), ".tsv")).string();
+  const std::string path =
+      (std::filesystem::path(testing::TempDir()) / StrCat("cistern_listops_", getpid(), ".tsv"))
+          .string();
   WriteFileAtomic(path, "Source\tTarget\n" + text + "\t0\n");
   const ListOpsSet set = ReadListOps(path, {.max_length = 0, .check = false});
   return {set.tokens.begin(), set.tokens.end()};
 }
 
 std::string ReadError(const std::string& contents) {
-  const std::string path = (std::filesystem::path(testing::TempDir()) / StrCat("cistern_listops_bad_", getpid(), ".tsv")).string();
+  const std::string path =
+      (std::filesystem::path(testing::TempDir()) / StrCat("cistern_listops_bad_", getpid(), ".tsv"))
+          .string();
   WriteFileAtomic(path, contents);
   try {
     ReadListOps(path);
@@ -43,13 +47,15 @@ TEST(ListOps, Evaluates) {
   EXPECT_EQ(value("[MED 9 0 5 ]"), 5);
   EXPECT_EQ(value("[SM 5 5 5 ]"), 5);
   EXPECT_EQ(value("[MIN [MAX 2 8 ] [MED 3 3 9 9 ] 7 X"), 6);
-  for (const char* bad : {"[MIN ]", "[MIN 3", "3 4", "]", "[MIN 3 ] ]", "[MIN 3 ? ]"}) EXPECT_EQ(value(bad), -1) << bad;
+  for (const char* bad : {"[MIN ]", "[MIN 3", "3 4", "]", "[MIN 3 ] ]", "[MIN 3 ? ]"})
+    EXPECT_EQ(value(bad), -1) << bad;
   EXPECT_EQ(EvaluateListOps({}), -1);
 }
 
 TEST(ListOps, WritesTheBinaryForm) {
   EXPECT_EQ(ListOpsText(Tokens("[MIN 3 4 ]")), "( ( ( [MIN 3 ) 4 ) ] )");
-  EXPECT_EQ(ListOpsText(Tokens("[SM [MAX 1 2 ] 5 ]")), "( ( ( [SM ( ( ( [MAX 1 ) 2 ) ] ) ) 5 ) ] )");
+  EXPECT_EQ(ListOpsText(Tokens("[SM [MAX 1 2 ] 5 ]")),
+            "( ( ( [SM ( ( ( [MAX 1 ) 2 ) ] ) ) 5 ) ] )");
   EXPECT_EQ(ListOpsText(Tokens("4")), "4");
   EXPECT_THROW(ListOpsText(Tokens("[MIN 3")), Error);
 }
@@ -81,16 +87,22 @@ TEST(ListOps, IsDeterministicAndDistinctAndLabelled) {
 }
 
 TEST(ListOps, RefusesWhatCannotBeMet) {
-  EXPECT_THROW(GenerateListOps({.counts = {1, 0, 0}, .min_length = 10, .max_length = 11}, 0), UsageError);
+  EXPECT_THROW(GenerateListOps({.counts = {1, 0, 0}, .min_length = 10, .max_length = 11}, 0),
+               UsageError);
   EXPECT_THROW(GenerateListOps({.max_args = 1}, 0), UsageError);
   EXPECT_THROW(GenerateListOps({.max_depth = 0}, 0), UsageError);
-  EXPECT_THROW(GenerateListOps({.counts = {11, 0, 0}, .min_length = 0, .max_length = 2}, 0), UsageError) << "there are ten digits";
-  EXPECT_EQ(GenerateListOps({.counts = {10, 0, 0}, .min_length = 0, .max_length = 2}, 0).train.size(), 10);
+  EXPECT_THROW(GenerateListOps({.counts = {11, 0, 0}, .min_length = 0, .max_length = 2}, 0),
+               UsageError)
+      << "there are ten digits";
+  EXPECT_EQ(
+      GenerateListOps({.counts = {10, 0, 0}, .min_length = 0, .max_length = 2}, 0).train.size(),
+      10);
 }
 
 TEST(ListOps, HasThePublishedStatistics) {
-  // Of 96,000 examples, and of a direct transcription of the original into Python: acceptance 8.2 %, mean length 1032, median 953,
-  // labels 0 and 9 .169 each, the others .071 to .090. Tolerances are about 4 standard errors at 3,000 examples.
+  // Of 96,000 examples, and of a direct transcription of the original into Python: acceptance 8.2
+  // %, mean length 1032, median 953, labels 0 and 9 .169 each, the others .071 to .090. Tolerances
+  // are about 4 standard errors at 3,000 examples.
   const ListOpsSplits splits = GenerateListOps({.counts = {3000, 0, 0}}, 1);
   const ListOpsSet& set = splits.train;
   EXPECT_NEAR(3000.0 / double(splits.candidates), .082, .006);
@@ -113,8 +125,10 @@ TEST(ListOps, HasThePublishedStatistics) {
 }
 
 TEST(ListOpsFile, ReadsWhatItWrote) {
-  const std::string folder = (std::filesystem::path(testing::TempDir()) / StrCat("cistern_listops_", getpid())).string();
-  const ListOpsSplits splits = GenerateListOps({.counts = {50, 5, 5}, .min_length = 20, .max_length = 60}, 5);
+  const std::string folder =
+      (std::filesystem::path(testing::TempDir()) / StrCat("cistern_listops_", getpid())).string();
+  const ListOpsSplits splits =
+      GenerateListOps({.counts = {50, 5, 5}, .min_length = 20, .max_length = 60}, 5);
   WriteListOps(splits, folder);
   const ListOpsSplits read = ReadListOpsFolder(folder);
   EXPECT_EQ(read.train.tokens, splits.train.tokens);

@@ -15,9 +15,12 @@ namespace cistern {
 template <class T>
 class Prefetcher {
  public:
-  // `produce` runs on the background thread alone, in order, and returns nullopt at the end. At most `capacity` (at least 1) results wait.
+  // `produce` runs on the background thread alone, in order, and returns nullopt at the end. At
+  // most `capacity` (at least 1) results wait.
   Prefetcher(std::function<std::optional<T>()> produce, size_t capacity)
-      : produce_(std::move(produce)), capacity_(std::max<size_t>(capacity, 1)), thread_([this] { Run(); }) {}
+      : produce_(std::move(produce)),
+        capacity_(std::max<size_t>(capacity, 1)),
+        thread_([this] { Run(); }) {}
 
   // Waits for a call of `produce` in progress; results not fetched are dropped.
   ~Prefetcher() {
@@ -32,8 +35,8 @@ class Prefetcher {
   Prefetcher(const Prefetcher&) = delete;
   Prefetcher& operator=(const Prefetcher&) = delete;
 
-  // The next result; nullopt at the end and ever after. What `produce` threw is thrown here, after the results that came before it, and
-  // again by every later call.
+  // The next result; nullopt at the end and ever after. What `produce` threw is thrown here, after
+  // the results that came before it, and again by every later call.
   std::optional<T> Next() {
     std::unique_lock lock(mutex_);
     changed_.wait(lock, [this] { return !ready_.empty() || done_; });
@@ -59,7 +62,8 @@ class Prefetcher {
       std::exception_ptr error;
       bool more = false;
       try {
-        // Declared here, not before the try: g++ 12 drops the initialization of an optional that a throwing call would have assigned.
+        // Declared here, not before the try: g++ 12 drops the initialization of an optional that a
+        // throwing call would have assigned.
         if (std::optional<T> result = produce_()) {
           std::lock_guard lock(mutex_);
           ready_.push_back(std::move(*result));

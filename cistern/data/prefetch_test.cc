@@ -16,7 +16,9 @@ using std::chrono::milliseconds;
 TEST(Prefetcher, GivesEverythingInOrderThenTheEnd) {
   for (const size_t capacity : {0, 1, 3, 1000}) {
     int next = 0;
-    Prefetcher<int> prefetcher([&]() -> std::optional<int> { return next < 500 ? std::optional(next++) : std::nullopt; }, capacity);
+    Prefetcher<int> prefetcher(
+        [&]() -> std::optional<int> { return next < 500 ? std::optional(next++) : std::nullopt; },
+        capacity);
     for (int i = 0; i < 500; ++i) ASSERT_EQ(prefetcher.Next(), i);
     EXPECT_EQ(prefetcher.Next(), std::nullopt);
     EXPECT_EQ(prefetcher.Next(), std::nullopt);
@@ -56,7 +58,8 @@ TEST(Prefetcher, EndsWhenDestroyedEarly) {
 
 TEST(Prefetcher, MovesItsResults) {
   int next = 0;
-  Prefetcher<std::unique_ptr<int>> prefetcher([&]() -> std::optional<std::unique_ptr<int>> { return std::make_unique<int>(next++); }, 2);
+  Prefetcher<std::unique_ptr<int>> prefetcher(
+      [&]() -> std::optional<std::unique_ptr<int>> { return std::make_unique<int>(next++); }, 2);
   EXPECT_EQ(**prefetcher.Next(), 0);
   EXPECT_EQ(**prefetcher.Next(), 1);
 }

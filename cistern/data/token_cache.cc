@@ -30,11 +30,15 @@ struct IdChecksum {
   void Add(uint32_t id) { value = (value ^ id) * 0x100000001b3u; }
 };
 
-// Writes ids behind a header that is filled in last; the file takes its name when all is well, else it goes.
+// Writes ids behind a header that is filled in last; the file takes its name when all is well, else
+// it goes.
 class TokenWriter {
  public:
   TokenWriter(std::string path, TokenHeader header)
-      : path_(std::move(path)), temporary_(StrCat(path_, ".tmp", getpid())), header_(header), file_(std::fopen(temporary_.c_str(), "wb")) {
+      : path_(std::move(path)),
+        temporary_(StrCat(path_, ".tmp", getpid())),
+        header_(header),
+        file_(std::fopen(temporary_.c_str(), "wb")) {
     CISTERN_CHECK(file_, "cannot write ", path_, ": ", std::strerror(errno));
     Write(&header_, sizeof header_);
   }
@@ -57,9 +61,11 @@ class TokenWriter {
   void Finish() {
     header_.checksum = checksum_.value;
     header_.header_checksum = HeaderChecksum(header_);
-    CISTERN_CHECK(std::fseek(file_, 0, SEEK_SET) == 0, "cannot write ", path_, ": ", std::strerror(errno));
+    CISTERN_CHECK(std::fseek(file_, 0, SEEK_SET) == 0, "cannot write ", path_, ": ",
+                  std::strerror(errno));
     Write(&header_, sizeof header_);
-    const bool ok = std::fclose(std::exchange(file_, nullptr)) == 0 && std::rename(temporary_.c_str(), path_.c_str()) == 0;
+    const bool ok = std::fclose(std::exchange(file_, nullptr)) == 0 &&
+                    std::rename(temporary_.c_str(), path_.c_str()) == 0;
     if (ok) return;
     const std::string why = std::strerror(errno);
     std::remove(temporary_.c_str());
@@ -68,7 +74,8 @@ class TokenWriter {
 
  private:
   void Write(const void* data, size_t size) {
-    CISTERN_CHECK(size == 0 || std::fwrite(data, 1, size, file_) == size, "cannot write ", path_, ": ", std::strerror(errno));
+    CISTERN_CHECK(size == 0 || std::fwrite(data, 1, size, file_) == size, "cannot write ", path_,
+                  ": ", std::strerror(errno));
   }
 
   std::string path_, temporary_;
@@ -79,13 +86,16 @@ class TokenWriter {
 };
 
 // "" when the file at `path` can be used as it is, else why not ("missing" when there is none).
-std::string WhyNotReuse(const std::string& path, uint64_t source_hash, uint64_t tokenizer_hash, ByteRange range) {
+std::string WhyNotReuse(const std::string& path, uint64_t source_hash, uint64_t tokenizer_hash,
+                        ByteRange range) {
   std::error_code ignored;
   if (!std::filesystem::exists(path, ignored)) return "missing";
   try {
     const TokenFile file(path);
     const TokenHeader& h = file.header();
-    if (h.source_hash != source_hash || h.begin != uint64_t(range.begin) || h.end != uint64_t(range.end)) return "the text has changed";
+    if (h.source_hash != source_hash || h.begin != uint64_t(range.begin) ||
+        h.end != uint64_t(range.end))
+      return "the text has changed";
     if (h.tokenizer_hash != tokenizer_hash) return "the tokenizer has changed";
     if (file.size() * h.width <= kVerifyUpTo) file.Verify();
   } catch (const Error& e) {
@@ -108,18 +118,20 @@ TokenFile::TokenFile(const std::string& path) : path_(path) {
   }
   const std::string why = std::strerror(errno);
   close(descriptor);
-  CISTERN_CHECK(map_size_ >= sizeof header_, path, " is no token file: it has only ", map_size_, " bytes");
+  CISTERN_CHECK(map_size_ >= sizeof header_, path, " is no token file: it has only ", map_size_,
+                " bytes");
   CISTERN_CHECK(map_, "cannot map ", path, ": ", why);
   std::memcpy(&header_, map_, sizeof header_);
   std::string broken;
   if (std::memcmp(header_.magic, kTokenMagic, sizeof kTokenMagic) != 0) {
     broken = " is no token file: it does not begin with CISTTOK1";
-  } else if (header_.header_checksum != HeaderChecksum(header_) || (header_.width != 2 && header_.width != 4) ||
-             header_.begin > header_.end) {
+  } else if (header_.header_checksum != HeaderChecksum(header_) ||
+             (header_.width != 2 && header_.width != 4) || header_.begin > header_.end) {
     broken = " is damaged: its header does not fit its checksum";
-  } else if ((map_size_ - sizeof header_) % header_.width != 0 || (map_size_ - sizeof header_) / header_.width != header_.count) {
-    broken = StrCat(" is damaged: ", header_.count, " tokens of ", header_.width, " bytes are announced, ", map_size_ - sizeof header_,
-                    " bytes are there");
+  } else if ((map_size_ - sizeof header_) % header_.width != 0 ||
+             (map_size_ - sizeof header_) / header_.width != header_.count) {
+    broken = StrCat(" is damaged: ", header_.count, " tokens of ", header_.width,
+                    " bytes are announced, ", map_size_ - sizeof header_, " bytes are there");
   }
   if (!broken.empty()) {
     Close();
@@ -149,18 +161,19 @@ void TokenFile::Close() {
 }
 
 void TokenFile::CheckRange(int64_t begin, int64_t count) const {
-  CISTERN_CHECK(begin >= 0 && count >= 0 && begin <= size() && count <= size() - begin, "tokens ", begin, " and ", count,
-                " on are not within the ", size(), " of ", path_);
+  CISTERN_CHECK(begin >= 0 && count >= 0 && begin <= size() && count <= size() - begin, "tokens ",
+                begin, " and ", count, " on are not within the ", size(), " of ", path_);
 }
 
 void TokenFile::Verify() const {
   IdChecksum checksum;
   for (int64_t i = 0; i < size(); ++i) checksum.Add(uint32_t((*this)[i]));
-  CISTERN_CHECK(checksum.value == header_.checksum, path_, " is damaged: its tokens do not fit their checksum");
+  CISTERN_CHECK(checksum.value == header_.checksum, path_,
+                " is damaged: its tokens do not fit their checksum");
 }
 
-void BuildTokenFile(const TextSource& source, ByteRange range, const Tokenizer& tokenizer, const std::string& path,
-                    const TextProgress& progress) {
+void BuildTokenFile(const TextSource& source, ByteRange range, const Tokenizer& tokenizer,
+                    const std::string& path, const TextProgress& progress) {
   TokenHeader header{};
   std::memcpy(header.magic, kTokenMagic, sizeof kTokenMagic);
   header.vocab_size = uint64_t(tokenizer.vocab_size());
@@ -180,12 +193,14 @@ void BuildTokenFile(const TextSource& source, ByteRange range, const Tokenizer& 
   writer.Finish();
 }
 
-std::unique_ptr<Tokenizer> TrainBpeOn(const TextSource& source, ByteRange range, int64_t vocab_size, const TextProgress& progress) {
+std::unique_ptr<Tokenizer> TrainBpeOn(const TextSource& source, ByteRange range, int64_t vocab_size,
+                                      const TextProgress& progress) {
   TextReader reader(source, range);
   return TrainBpe([&] { return reader.Next(); }, vocab_size, progress);
 }
 
-TokenSplits OpenTokenSplits(const TextSource& source, const Tokenizer& tokenizer, const std::string& folder, const TextProgress& progress) {
+TokenSplits OpenTokenSplits(const TextSource& source, const Tokenizer& tokenizer,
+                            const std::string& folder, const TextProgress& progress) {
   std::error_code error;
   std::filesystem::create_directories(folder, error);
   CISTERN_CHECK(!error, "cannot make the folder ", folder, ": ", error.message());
@@ -199,12 +214,15 @@ TokenSplits OpenTokenSplits(const TextSource& source, const Tokenizer& tokenizer
     if (!why.empty()) {
       reused = false;
       if (why != "missing") notes.push_back(StrCat("made ", path, " anew: ", why));
-      BuildTokenFile(source, range, tokenizer, path,
-                     progress ? [&](int64_t done, int64_t) { progress(range.begin + done, source.bytes()); } : TextProgress());
+      BuildTokenFile(
+          source, range, tokenizer, path,
+          progress ? [&](int64_t done, int64_t) { progress(range.begin + done, source.bytes()); }
+                   : TextProgress());
     }
     return TokenFile(path);
   };
-  TokenFile train = get("train.tok", splits.train), valid = get("valid.tok", splits.valid), test = get("test.tok", splits.test);
+  TokenFile train = get("train.tok", splits.train), valid = get("valid.tok", splits.valid),
+            test = get("test.tok", splits.test);
   return {std::move(train), std::move(valid), std::move(test), reused, std::move(notes)};
 }
 

@@ -1,5 +1,6 @@
 #pragma once
-// Tokens of a text on disk: made once by streaming, mapped into memory afterwards, made anew when the text or the tokenizer changes.
+// Tokens of a text on disk: made once by streaming, mapped into memory afterwards, made anew when
+// the text or the tokenizer changes.
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -11,7 +12,8 @@
 
 namespace cistern {
 
-// The beginning of a token file; little-endian. The ids follow, uint16 for vocabularies up to 65,536, else uint32.
+// The beginning of a token file; little-endian. The ids follow, uint16 for vocabularies up to
+// 65,536, else uint32.
 struct TokenHeader {
   char magic[8];   // "CISTTOK1"
   uint32_t width;  // bytes per id: 2 or 4
@@ -27,7 +29,8 @@ static_assert(sizeof(TokenHeader) == 80);
 // A token file mapped read-only. Copies nothing; safe to read from any thread.
 class TokenFile {
  public:
-  // Checks magic, header and size, not the ids. An Error names the file and says what is broken. O(1).
+  // Checks magic, header and size, not the ids. An Error names the file and says what is broken.
+  // O(1).
   explicit TokenFile(const std::string& path);
   ~TokenFile();
   TokenFile(TokenFile&& other) noexcept;
@@ -38,7 +41,8 @@ class TokenFile {
   int64_t size() const { return int64_t(header_.count); }                 // tokens
   int64_t bytes() const { return int64_t(header_.end - header_.begin); }  // of text they stand for
   int32_t operator[](int64_t i) const {
-    return header_.width == 2 ? int32_t(static_cast<const uint16_t*>(ids_)[i]) : int32_t(static_cast<const uint32_t*>(ids_)[i]);
+    return header_.width == 2 ? int32_t(static_cast<const uint16_t*>(ids_)[i])
+                              : int32_t(static_cast<const uint32_t*>(ids_)[i]);
   }
   // out[i] = token begin+i as int32_t or int64_t; an Error when the range is not within the file.
   template <class Int>
@@ -62,11 +66,13 @@ class TokenFile {
 
 using TextProgress = std::function<void(int64_t done, int64_t total)>;  // in bytes
 
-// Tokenizes a range of a source piece by piece into `path`, which appears only when complete. Its folder must exist.
-void BuildTokenFile(const TextSource& source, ByteRange range, const Tokenizer& tokenizer, const std::string& path,
-                    const TextProgress& progress = nullptr);
+// Tokenizes a range of a source piece by piece into `path`, which appears only when complete. Its
+// folder must exist.
+void BuildTokenFile(const TextSource& source, ByteRange range, const Tokenizer& tokenizer,
+                    const std::string& path, const TextProgress& progress = nullptr);
 
-// Byte-level BPE learned from a range of a source: the training part, so that nothing of the rest leaks. Progress is in tokens.
+// Byte-level BPE learned from a range of a source: the training part, so that nothing of the rest
+// leaks. Progress is in tokens.
 std::unique_ptr<Tokenizer> TrainBpeOn(const TextSource& source, ByteRange range, int64_t vocab_size,
                                       const TextProgress& progress = nullptr);
 
@@ -76,10 +82,11 @@ struct TokenSplits {
   std::vector<std::string> notes;  // why files were made anew, if any were there
 };
 
-// train.tok, valid.tok and test.tok in `folder` (made if missing) for SplitText(source). Files whose source, tokenizer and range agree
-// are used as they are (their checksum is verified up to 1 GiB); others, broken ones too, are made anew, with a note. A split may be
-// empty: what is too short is the caller's to say.
-TokenSplits OpenTokenSplits(const TextSource& source, const Tokenizer& tokenizer, const std::string& folder,
-                            const TextProgress& progress = nullptr);
+// train.tok, valid.tok and test.tok in `folder` (made if missing) for SplitText(source). Files
+// whose source, tokenizer and range agree are used as they are (their checksum is verified up to 1
+// GiB); others, broken ones too, are made anew, with a note. A split may be empty: what is too
+// short is the caller's to say.
+TokenSplits OpenTokenSplits(const TextSource& source, const Tokenizer& tokenizer,
+                            const std::string& folder, const TextProgress& progress = nullptr);
 
 }  // namespace cistern

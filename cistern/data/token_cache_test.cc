@@ -52,7 +52,8 @@ TEST_F(TokenCacheTest, HoldsTheTokensOfEachSplit) {
   EXPECT_EQ(splits.train.header().width, 2u);
   EXPECT_EQ(splits.train.bytes() + splits.valid.bytes() + splits.test.bytes(), source.bytes());
   EXPECT_EQ(All(splits.train), tokenizer->Encode(text_.substr(0, parts.train.end)));
-  EXPECT_EQ(tokenizer->Decode(All(splits.valid)), text_.substr(parts.valid.begin, parts.valid.size()));
+  EXPECT_EQ(tokenizer->Decode(All(splits.valid)),
+            text_.substr(parts.valid.begin, parts.valid.size()));
   EXPECT_EQ(tokenizer->Decode(All(splits.test)), text_.substr(parts.test.begin));
   EXPECT_EQ(splits.test[0], All(splits.test)[0]);
   std::vector<int64_t> wide(5);
@@ -93,9 +94,12 @@ TEST_F(TokenCacheTest, IsReusedUntilSomethingChanges) {
   WriteFileAtomic(cache + "/valid.tok", damaged);
   const TokenSplits repaired = OpenTokenSplits(TextSource(text_path_), *bpe, cache);
   ASSERT_EQ(repaired.notes.size(), 1u);
-  EXPECT_NE(repaired.notes[0].find("valid.tok is damaged: its tokens do not fit their checksum"), std::string::npos) << repaired.notes[0];
+  EXPECT_NE(repaired.notes[0].find("valid.tok is damaged: its tokens do not fit their checksum"),
+            std::string::npos)
+      << repaired.notes[0];
   EXPECT_TRUE(OpenTokenSplits(TextSource(text_path_), *bpe, cache).reused);
-  for (const auto& entry : fs::directory_iterator(cache)) EXPECT_EQ(entry.path().extension(), ".tok");
+  for (const auto& entry : fs::directory_iterator(cache))
+    EXPECT_EQ(entry.path().extension(), ".tok");
 }
 
 TEST_F(TokenCacheTest, BrokenFilesAreNamed) {
@@ -106,7 +110,8 @@ TEST_F(TokenCacheTest, BrokenFilesAreNamed) {
   EXPECT_EQ(ErrorOf(good, true), "fine");
   EXPECT_EQ(ErrorOf(""), " is no token file: it has only 0 bytes");
   EXPECT_EQ(ErrorOf(std::string(100, 'x')), " is no token file: it does not begin with CISTTOK1");
-  EXPECT_EQ(ErrorOf(good.substr(0, good.size() - 1)), " is damaged: 1000 tokens of 2 bytes are announced, 1999 bytes are there");
+  EXPECT_EQ(ErrorOf(good.substr(0, good.size() - 1)),
+            " is damaged: 1000 tokens of 2 bytes are announced, 1999 bytes are there");
   std::string header = good;
   header[24] ^= 1;
   EXPECT_EQ(ErrorOf(header), " is damaged: its header does not fit its checksum");
@@ -117,7 +122,8 @@ TEST_F(TokenCacheTest, BrokenFilesAreNamed) {
 
 TEST_F(TokenCacheTest, TinyTextsHaveEmptySplits) {
   WriteFileAtomic(text_path_, "x");
-  const TokenSplits splits = OpenTokenSplits(TextSource(text_path_), *MakeByteTokenizer(), folder_ + "/cache");
+  const TokenSplits splits =
+      OpenTokenSplits(TextSource(text_path_), *MakeByteTokenizer(), folder_ + "/cache");
   EXPECT_EQ(splits.train.size() + splits.valid.size() + splits.test.size(), 1);
   splits.train.Verify();
 }

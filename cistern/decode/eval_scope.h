@@ -8,7 +8,9 @@ namespace cistern {
 // A model without gradients and dropout, for a scope; its former mode comes back.
 class EvalScope {
  public:
-  explicit EvalScope(Model& model) : model_(model), training_(model.is_training()) { model_.eval(); }
+  explicit EvalScope(Model& model) : model_(model), training_(model.is_training()) {
+    model_.eval();
+  }
   ~EvalScope() { model_.train(training_); }
   EvalScope(const EvalScope&) = delete;
   EvalScope& operator=(const EvalScope&) = delete;

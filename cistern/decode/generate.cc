@@ -18,15 +18,19 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-double SecondsSince(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
+double SecondsSince(Clock::time_point begin) {
+  return std::chrono::duration<double>(Clock::now() - begin).count();
+}
 
-// ids [B,T] from rows of up to T tokens, padded on the right, and the mask that says so; no mask where nothing is padded.
+// ids [B,T] from rows of up to T tokens, padded on the right, and the mask that says so; no mask
+// where nothing is padded.
 struct TokenBatch {
   at::Tensor ids;
   ops::Mask mask;
 };
 
-TokenBatch MakeTokenBatch(const std::vector<std::vector<int32_t>>& rows, const at::TensorOptions& options) {
+TokenBatch MakeTokenBatch(const std::vector<std::vector<int32_t>>& rows,
+                          const at::TensorOptions& options) {
   size_t longest = 0;
   for (const auto& row : rows) longest = std::max(longest, row.size());
   const auto integers = at::TensorOptions().dtype(at::kLong);
@@ -47,7 +51,8 @@ TokenBatch MakeTokenBatch(const std::vector<std::vector<int32_t>>& rows, const a
 }  // namespace
 
 struct Generator::Row {
-  Row(const Tokenizer& tokenizer, ByteSource source, const GenerateOptions& options, TokenHistory& history_, bool start)
+  Row(const Tokenizer& tokenizer, ByteSource source, const GenerateOptions& options,
+      TokenHistory& history_, bool start)
       : prompt(tokenizer, std::move(source), start),
         history(history_),
         seen(tokenizer.vocab_size(), options.sampler.repetition_window),
@@ -96,39 +101,48 @@ std::string FinishName(Finish finish) {
 Generator::Generator(std::shared_ptr<DecoderLm> model, std::shared_ptr<const Tokenizer> tokenizer)
     : model_(std::move(model)), tokenizer_(std::move(tokenizer)) {
   CISTERN_CHECK(model_ && tokenizer_, "[generate] needs a model and a tokenizer");
-  CISTERN_CHECK(model_->config().vocab_size == tokenizer_->vocab_size(), "[generate] the model has ", model_->config().vocab_size,
-                " tokens, the tokenizer ", tokenizer_->vocab_size());
+  CISTERN_CHECK(model_->config().vocab_size == tokenizer_->vocab_size(),
+                "[generate] the model has ", model_->config().vocab_size, " tokens, the tokenizer ",
+                tokenizer_->vocab_size());
 }
 
 Generation Generator::Run(const std::string& prompt, const GenerateOptions& options) {
   return Run(std::vector<ByteSource>{StringSource(prompt)}, options)[0];
 }
 
-std::vector<Generation> Generator::Run(std::vector<ByteSource> prompts, const GenerateOptions& options, const OnText& on_text,
+std::vector<Generation> Generator::Run(std::vector<ByteSource> prompts,
+                                       const GenerateOptions& options, const OnText& on_text,
                                        const std::atomic<bool>* interrupt, const TextState* from) {
   const int64_t rows = int64_t(prompts.size());
-  CISTERN_CHECK(!from || from->rows() == 1, "[generate] prompts go on from a text of one row, got ", from ? from->rows() : 0);
-  TextState text = from ? from->Reorder(std::vector<int64_t>(prompts.size(), 0)) : EmptyTextState(*model_, rows);
+  CISTERN_CHECK(!from || from->rows() == 1, "[generate] prompts go on from a text of one row, got ",
+                from ? from->rows() : 0);
+  TextState text =
+      from ? from->Reorder(std::vector<int64_t>(prompts.size(), 0)) : EmptyTextState(*model_, rows);
   return Go(text, std::move(prompts), {options, on_text, interrupt, false});
 }
 
-std::vector<Generation> Generator::Continue(TextState& text, std::vector<ByteSource> prompts, const GenerateOptions& options,
-                                            const OnText& on_text, const std::atomic<bool>* interrupt) {
-  CISTERN_CHECK(int64_t(prompts.size()) == text.rows(), "[generate] the text has ", text.rows(), " rows, got ", prompts.size(), " prompts");
+std::vector<Generation> Generator::Continue(TextState& text, std::vector<ByteSource> prompts,
+                                            const GenerateOptions& options, const OnText& on_text,
+                                            const std::atomic<bool>* interrupt) {
+  CISTERN_CHECK(int64_t(prompts.size()) == text.rows(), "[generate] the text has ", text.rows(),
+                " rows, got ", prompts.size(), " prompts");
   return Go(text, std::move(prompts), {options, on_text, interrupt, true});
 }
 
-std::vector<Generation> Generator::Go(TextState& text, std::vector<ByteSource> prompts, const Job& job) {
+std::vector<Generation> Generator::Go(TextState& text, std::vector<ByteSource> prompts,
+                                      const Job& job) {
   const GenerateOptions& options = job.options;
   options.Validate();
   stats_ = {};
   std::deque<Row> rows;
   for (size_t b = 0; b < prompts.size(); ++b) {
     const int64_t position = text.position(int64_t(b));
-    if (options.sampler.repetition_penalty != 1 && options.sampler.repetition_window > TokenHistory::kRecent &&
+    if (options.sampler.repetition_penalty != 1 &&
+        options.sampler.repetition_window > TokenHistory::kRecent &&
         position > TokenHistory::kRecent) {
       FailUsage("a text that is gone on with remembers its last ", TokenHistory::kRecent,
-                " tokens, got repetition-window=", options.sampler.repetition_window, "; take a smaller one, or 0 for all tokens");
+                " tokens, got repetition-window=", options.sampler.repetition_window,
+                "; take a smaller one, or 0 for all tokens");
     }
     rows.emplace_back(*tokenizer_, std::move(prompts[b]), options, text.history[b], position == 0);
   }
@@ -169,8 +183,10 @@ void Generator::Prefill(std::deque<Row>& rows, TextState& text, const Job& job) 
       row.result.prompt_tokens = row.prompt.taken();
       const int64_t tokens = before[b] + row.result.prompt_tokens;
       if (config.positions == "learned" && tokens + options.max_tokens > config.max_length) {
-        FailUsage("prompt ", options.first_row + int64_t(b), before[b] > 0 ? " and what it goes on from have " : " has ", tokens,
-                  " tokens or more, and with max-tokens=", options.max_tokens, " it would go beyond max_length=", config.max_length,
+        FailUsage("prompt ", options.first_row + int64_t(b),
+                  before[b] > 0 ? " and what it goes on from have " : " has ", tokens,
+                  " tokens or more, and with max-tokens=", options.max_tokens,
+                  " it would go beyond max_length=", config.max_length,
                   ", where the learned positions of this model end");
       }
     }
@@ -178,10 +194,13 @@ void Generator::Prefill(std::deque<Row>& rows, TextState& text, const Job& job) 
     CheckStateGrowth(config, text.Bytes(), before[0] + position);
     const TokenBatch batch = MakeTokenBatch(pieces, model_->options());
     const at::Tensor hidden = model_->Hidden(batch.ids, text.model, batch.mask);
-    if (!text.hidden.defined()) text.hidden = at::zeros({hidden.size(0), 1, hidden.size(2)}, hidden.options());
+    if (!text.hidden.defined())
+      text.hidden = at::zeros({hidden.size(0), 1, hidden.size(2)}, hidden.options());
     for (size_t b = 0; b < rows.size(); ++b) {
       const int64_t length = int64_t(pieces[b].size());
-      if (length > 0) text.hidden.select(0, int64_t(b)).copy_(hidden.select(0, int64_t(b)).narrow(0, length - 1, 1));
+      if (length > 0)
+        text.hidden.select(0, int64_t(b))
+            .copy_(hidden.select(0, int64_t(b)).narrow(0, length - 1, 1));
     }
   }
   stats_.prompt_seconds = SecondsSince(begin);
@@ -209,7 +228,8 @@ void Generator::Decode(std::deque<Row>& rows, TextState& text, const Job& job) {
       }
       break;
     }
-    const at::Tensor logits = model_->Logits(text.hidden).to(at::kCPU, at::kDouble).contiguous();  // [B,1,V]
+    const at::Tensor logits =
+        model_->Logits(text.hidden).to(at::kCPU, at::kDouble).contiguous();  // [B,1,V]
     const size_t vocab = size_t(logits.size(2));
     std::vector<std::vector<int32_t>> next(rows.size());
     bool going = false, writing = false;
@@ -217,7 +237,8 @@ void Generator::Decode(std::deque<Row>& rows, TextState& text, const Job& job) {
       Row& row = rows[b];
       if (row.done) continue;
       const std::span<const double> scores(logits.const_data_ptr<double>() + b * vocab, vocab);
-      Choice choice = sampler.Choose(scores, &row.seen, options.first_row + int64_t(b), text.drawn[b] + step, options.top_logprobs);
+      Choice choice = sampler.Choose(scores, &row.seen, options.first_row + int64_t(b),
+                                     text.drawn[b] + step, options.top_logprobs);
       row.result.tokens.push_back(choice.token);
       row.result.logprobs.push_back(choice.logprob);
       if (options.top_logprobs > 0) row.result.top.push_back(std::move(choice.top));
@@ -237,9 +258,12 @@ void Generator::Decode(std::deque<Row>& rows, TextState& text, const Job& job) {
     if (!job.keep && step + 1 == options.max_tokens) continue;
     if (!(job.keep ? writing : going)) break;
     if (step % 1024 == 0) CheckStateGrowth(model_->config(), text.Bytes(), text.position(0));
-    const TokenBatch batch = MakeTokenBatch(next, model_->options());  // rows that ended are padding
+    const TokenBatch batch =
+        MakeTokenBatch(next, model_->options());  // rows that ended are padding
     const at::Tensor hidden = model_->Hidden(batch.ids, text.model, batch.mask);
-    text.hidden = batch.mask.lengths ? at::where((*batch.mask.lengths > 0).view({-1, 1, 1}), hidden, text.hidden) : hidden;
+    text.hidden = batch.mask.lengths
+                      ? at::where((*batch.mask.lengths > 0).view({-1, 1, 1}), hidden, text.hidden)
+                      : hidden;
     if (!going) break;
   }
   stats_.seconds = SecondsSince(begin);

@@ -1,6 +1,7 @@
 #pragma once
-// Text from a language model: prompts are consumed piece by piece, then one token at a time is drawn, written and shown. What was read can
-// be kept (text_state.h) and gone on with: a long prompt is read once and used often.
+// Text from a language model: prompts are consumed piece by piece, then one token at a time is
+// drawn, written and shown. What was read can be kept (text_state.h) and gone on with: a long
+// prompt is read once and used often.
 #include <atomic>
 #include <deque>
 #include <functional>
@@ -32,8 +33,9 @@ enum class Finish { kLength, kStopString, kStopToken, kInterrupted };
 std::string FinishName(Finish finish);
 
 struct Generation {
-  std::string text;              // whole characters; without the stop string
-  std::vector<int32_t> tokens;   // all that were drawn, those of a stop string and the stop token included
+  std::string text;  // whole characters; without the stop string
+  std::vector<int32_t>
+      tokens;  // all that were drawn, those of a stop string and the stop token included
   std::vector<double> logprobs;  // of each token, by the model itself
   std::vector<std::vector<TokenLogprob>> top;
   int64_t prompt_tokens = 0;
@@ -54,23 +56,30 @@ class Generator {
 
   Generator(std::shared_ptr<DecoderLm> model, std::shared_ptr<const Tokenizer> tokenizer);
 
-  // Prompts of any lengths as one batch, each with the result it has alone. An interrupt ends all of them cleanly. With `from`, a text of
-  // one row that stays as it is, every prompt goes on from there.
-  std::vector<Generation> Run(std::vector<ByteSource> prompts, const GenerateOptions& options, const OnText& on_text = {},
-                              const std::atomic<bool>* interrupt = nullptr, const TextState* from = nullptr);
+  // Prompts of any lengths as one batch, each with the result it has alone. An interrupt ends all
+  // of them cleanly. With `from`, a text of one row that stays as it is, every prompt goes on from
+  // there.
+  std::vector<Generation> Run(std::vector<ByteSource> prompts, const GenerateOptions& options,
+                              const OnText& on_text = {},
+                              const std::atomic<bool>* interrupt = nullptr,
+                              const TextState* from = nullptr);
   Generation Run(const std::string& prompt, const GenerateOptions& options);
-  // Row b of `text` reads prompt b, or nothing more where that is empty, and then draws. Afterwards `text` holds all that was read and
-  // drawn, stop strings too, but for an <|endoftext|> that ended a row: that row can be gone on with as if it had not been drawn.
-  // Continuing is, to the bit, not having stopped; prompts are encoded each for itself. When an interrupt came before the end of a prompt
-  // (prompt_read), `text` holds a part of it: go on from a Clone of before. After an Error `text` must not be used.
-  std::vector<Generation> Continue(TextState& text, std::vector<ByteSource> prompts, const GenerateOptions& options,
-                                   const OnText& on_text = {}, const std::atomic<bool>* interrupt = nullptr);
+  // Row b of `text` reads prompt b, or nothing more where that is empty, and then draws. Afterwards
+  // `text` holds all that was read and drawn, stop strings too, but for an <|endoftext|> that ended
+  // a row: that row can be gone on with as if it had not been drawn. Continuing is, to the bit, not
+  // having stopped; prompts are encoded each for itself. When an interrupt came before the end of a
+  // prompt (prompt_read), `text` holds a part of it: go on from a Clone of before. After an Error
+  // `text` must not be used.
+  std::vector<Generation> Continue(TextState& text, std::vector<ByteSource> prompts,
+                                   const GenerateOptions& options, const OnText& on_text = {},
+                                   const std::atomic<bool>* interrupt = nullptr);
   TextState Empty(int64_t rows = 1) const { return EmptyTextState(*model_, rows); }
   const GenerateStats& stats() const { return stats_; }  // of the last Run
 
  private:
   struct Row;
-  // What one call works with. keep: the text is gone on with, so the last token drawn is written too.
+  // What one call works with. keep: the text is gone on with, so the last token drawn is written
+  // too.
   struct Job {
     const GenerateOptions& options;
     const OnText& on_text;

@@ -65,7 +65,8 @@ TEST_P(GenerateTest, PiecesEqualTheWhole) {
     const Generation g = generator.Run(kLong, options);
     EXPECT_EQ(g.tokens, once.tokens);
     EXPECT_EQ(g.prompt_tokens, int64_t(ids.size()));
-    for (size_t i = 0; i < g.logprobs.size(); ++i) EXPECT_NEAR(g.logprobs[i], once.logprobs[i], 1e-9);
+    for (size_t i = 0; i < g.logprobs.size(); ++i)
+      EXPECT_NEAR(g.logprobs[i], once.logprobs[i], 1e-9);
   }
   EXPECT_EQ(generator.stats().tokens, 20);
 }
@@ -76,13 +77,16 @@ TEST_P(GenerateTest, ABatchEqualsEachAlone) {
   GenerateOptions options;
   options.max_tokens = 40;
   options.piece = 50;
-  options.sampler = {.temperature = 1, .top_k = 50, .top_p = 0.9, .repetition_penalty = 1.2, .seed = 3};
+  options.sampler = {
+      .temperature = 1, .top_k = 50, .top_p = 0.9, .repetition_penalty = 1.2, .seed = 3};
   options.stop = {"e", "q"};  // rows end at different times
-  const std::vector<std::string> prompts = {"short", kLong, "", "of middling length, with a few words more", "short"};
+  const std::vector<std::string> prompts = {"short", kLong, "",
+                                            "of middling length, with a few words more", "short"};
   std::vector<ByteSource> sources;
   for (const std::string& p : prompts) sources.push_back(StringSource(p));
   std::vector<std::string> streamed(prompts.size());
-  const auto batch = generator.Run(std::move(sources), options, [&](size_t b, std::string_view text) { streamed[b] += text; });
+  const auto batch = generator.Run(std::move(sources), options,
+                                   [&](size_t b, std::string_view text) { streamed[b] += text; });
   for (size_t b = 0; b < prompts.size(); ++b) {
     options.first_row = int64_t(b);
     const Generation alone = generator.Run(prompts[b], options);
@@ -90,7 +94,8 @@ TEST_P(GenerateTest, ABatchEqualsEachAlone) {
     EXPECT_EQ(batch[b].text, alone.text) << b;
     EXPECT_EQ(batch[b].finish, alone.finish) << b;
     EXPECT_EQ(streamed[b], alone.text) << b;
-    for (size_t i = 0; i < alone.logprobs.size(); ++i) EXPECT_NEAR(batch[b].logprobs[i], alone.logprobs[i], 1e-9);
+    for (size_t i = 0; i < alone.logprobs.size(); ++i)
+      EXPECT_NEAR(batch[b].logprobs[i], alone.logprobs[i], 1e-9);
   }
   EXPECT_NE(batch[0].tokens, batch[4].tokens);  // another row, other draws
 }
@@ -110,7 +115,8 @@ TEST_P(GenerateTest, LogprobsAreThoseOfTheModel) {
   const at::Tensor all = at::tensor(ids, at::kLong).unsqueeze(0);
   ModelState state = model->EmptyState(1);
   const at::Tensor logp = at::log_softmax(model->Extend(all, state), -1);
-  const at::Tensor expected = logp.narrow(1, prompt - 1, 30).gather(2, all.narrow(1, prompt, 30).unsqueeze(2)).sum();
+  const at::Tensor expected =
+      logp.narrow(1, prompt - 1, 30).gather(2, all.narrow(1, prompt, 30).unsqueeze(2)).sum();
   double sum = 0;
   for (const double x : g.logprobs) sum += x;
   EXPECT_NEAR(sum, expected.item<double>(), 1e-9);
@@ -158,12 +164,14 @@ TEST(Generate, InterruptKeepsWhatIsThere) {
   std::atomic<bool> interrupt{false};
   int shown = 0;
   const auto g = generator.Run(
-      {StringSource("abc")}, GenerateOptions{}, [&](size_t, std::string_view) { interrupt = ++shown == 3; }, &interrupt);
+      {StringSource("abc")}, GenerateOptions{},
+      [&](size_t, std::string_view) { interrupt = ++shown == 3; }, &interrupt);
   EXPECT_EQ(g[0].finish, Finish::kInterrupted);
   EXPECT_FALSE(g[0].text.empty());
   EXPECT_LT(g[0].tokens.size(), 200u);
   interrupt = true;
-  EXPECT_EQ(generator.Run({StringSource("abc")}, GenerateOptions{}, {}, &interrupt)[0].tokens.size(), 0u);
+  EXPECT_EQ(
+      generator.Run({StringSource("abc")}, GenerateOptions{}, {}, &interrupt)[0].tokens.size(), 0u);
 }
 
 TEST(Generate, Errors) {
@@ -174,26 +182,38 @@ TEST(Generate, Errors) {
   GenerateOptions options;
   options.max_tokens = 20;
   EXPECT_EQ(learned.Run("twelve bytes", options).tokens.size(), 20u);
-  EXPECT_NE(ErrorMessage([&] { learned.Run("thirteen byte", options); }).find("max_length=32, where the learned positions"),
+  EXPECT_NE(ErrorMessage([&] {
+              learned.Run("thirteen byte", options);
+            }).find("max_length=32, where the learned positions"),
             std::string::npos);
   options.max_tokens = -1;
-  EXPECT_NE(ErrorMessage([&] { learned.Run("a", options); }).find("max-tokens must be 0 or above"), std::string::npos);
+  EXPECT_NE(ErrorMessage([&] { learned.Run("a", options); }).find("max-tokens must be 0 or above"),
+            std::string::npos);
 
   const auto broken = TinyModel(TinyConfig("latte"));
   {
     at::NoGradGuard guard;
     broken->parameters()[0].fill_(std::nan(""));
   }
-  EXPECT_NE(ErrorMessage([&] { Generator(broken, ByteTokens()).Run("a", GenerateOptions{}); }).find("is nan"), std::string::npos);
+  EXPECT_NE(ErrorMessage([&] {
+              Generator(broken, ByteTokens()).Run("a", GenerateOptions{});
+            }).find("is nan"),
+            std::string::npos);
 
   config.vocab_size = 300;
-  EXPECT_NE(ErrorMessage([&] { Generator(TinyModel(config), ByteTokens()); }).find("300 tokens, the tokenizer 256"), std::string::npos);
-  EXPECT_NE(ErrorMessage([] { FileSource("/no/such/file"); }).find("cannot read /no/such/file"), std::string::npos);
+  EXPECT_NE(ErrorMessage([&] {
+              Generator(TinyModel(config), ByteTokens());
+            }).find("300 tokens, the tokenizer 256"),
+            std::string::npos);
+  EXPECT_NE(ErrorMessage([] { FileSource("/no/such/file"); }).find("cannot read /no/such/file"),
+            std::string::npos);
   EXPECT_NE(ErrorMessage([] { FileSource("/tmp"); }).find("it is a folder"), std::string::npos);
 }
 
 TEST(Generate, GrowingStatesAreForetold) {
-  EXPECT_NE(ErrorMessage([] { CheckStateGrowth(TinyConfig("softmax"), 600'000'000, 4096, 1'000'000'000); }).find("softmax attention grows"),
+  EXPECT_NE(ErrorMessage([] {
+              CheckStateGrowth(TinyConfig("softmax"), 600'000'000, 4096, 1'000'000'000);
+            }).find("softmax attention grows"),
             std::string::npos);
   EXPECT_NO_THROW(CheckStateGrowth(TinyConfig("softmax"), 400'000'000, 4096, 1'000'000'000));
   EXPECT_NO_THROW(CheckStateGrowth(TinyConfig("latte"), 600'000'000, 4096, 1'000'000'000));
@@ -212,23 +232,31 @@ TEST(Measure, BoundedStatesStayFlat) {
 TEST(LmFolder, OpensAndRefuses) {
   TestFolder folder;
   const std::string path = folder / "model";
-  EXPECT_NE(ErrorMessage([&] { OpenLmFolder(path); }).find("there is no folder"), std::string::npos);
+  EXPECT_NE(ErrorMessage([&] { OpenLmFolder(path); }).find("there is no folder"),
+            std::string::npos);
   const auto model = std::dynamic_pointer_cast<DecoderLm>(MakeModel(TinyConfig("latte"), 5));
   SaveModel(*model, path);
-  EXPECT_NE(ErrorMessage([&] { OpenLmFolder(path); }).find("lacks tokenizer.json"), std::string::npos);
+  EXPECT_NE(ErrorMessage([&] { OpenLmFolder(path); }).find("lacks tokenizer.json"),
+            std::string::npos);
   ByteTokens()->Save(path + "/tokenizer.json");
   EXPECT_EQ(OpenLmFolder(path).model->options().dtype(), at::kFloat);
   EXPECT_EQ(OpenLmFolder(path, "float64").model->options().dtype(), at::kDouble);
-  EXPECT_NE(ErrorMessage([&] { OpenLmFolder(path, "bfloat16"); }).find("float32 or float64"), std::string::npos);
-  EXPECT_NE(ErrorMessage([&] { OpenLmFolder(folder.path()); }).find("model folders inside: " + path), std::string::npos);
-  EXPECT_NE(ErrorMessage([&] { OpenLmFolder(path + "/config.json"); }).find("is a file"), std::string::npos);
+  EXPECT_NE(ErrorMessage([&] { OpenLmFolder(path, "bfloat16"); }).find("float32 or float64"),
+            std::string::npos);
+  EXPECT_NE(
+      ErrorMessage([&] { OpenLmFolder(folder.path()); }).find("model folders inside: " + path),
+      std::string::npos);
+  EXPECT_NE(ErrorMessage([&] { OpenLmFolder(path + "/config.json"); }).find("is a file"),
+            std::string::npos);
 
   ModelConfig other = TinyConfig("latte");
   other.kind = "encoder_classifier";
   other.classes = 3;
   other.conv = 0;
   SaveModel(*MakeModel(other, 1), folder / "classifier");
-  EXPECT_NE(ErrorMessage([&] { OpenLmFolder(folder / "classifier"); }).find("kind encoder_classifier"), std::string::npos);
+  EXPECT_NE(
+      ErrorMessage([&] { OpenLmFolder(folder / "classifier"); }).find("kind encoder_classifier"),
+      std::string::npos);
 }
 
 // docs/decoding.md shows the very code of examples/decode.
@@ -241,7 +269,8 @@ TEST(Docs, ShowTheExample) {
     const std::string mark = "// [begin " + part + "]\n";
     const size_t begin = code.find(mark), end = code.find("// [end " + part + "]");
     ASSERT_NE(begin, std::string::npos);
-    EXPECT_NE(page.find(code.substr(begin + mark.size(), end - begin - mark.size())), std::string::npos)
+    EXPECT_NE(page.find(code.substr(begin + mark.size(), end - begin - mark.size())),
+              std::string::npos)
         << "copy the part between the marks of '" << part << "' into docs/decoding.md";
   }
 }

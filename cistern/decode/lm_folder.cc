@@ -16,7 +16,8 @@ std::string ModelsInside(const std::string& folder) {
   std::error_code error;
   for (fs::directory_iterator it(folder, error), end; !error && it != end; it.increment(error)) {
     std::error_code ignored;
-    if (fs::exists(it->path() / "config.json", ignored) && fs::exists(it->path() / "model.safetensors", ignored))
+    if (fs::exists(it->path() / "config.json", ignored) &&
+        fs::exists(it->path() / "model.safetensors", ignored))
       found.push_back(it->path().string());
   }
   std::sort(found.begin(), found.end());
@@ -28,7 +29,8 @@ std::string ModelsInside(const std::string& folder) {
 void RequireFile(const std::string& folder, const std::string& name) {
   std::error_code ignored;
   if (!fs::exists(fs::path(folder) / name, ignored)) {
-    Fail(folder, " is no model folder: it lacks ", name, " (a model folder holds config.json, model.safetensors and tokenizer.json)",
+    Fail(folder, " is no model folder: it lacks ", name,
+         " (a model folder holds config.json, model.safetensors and tokenizer.json)",
          ModelsInside(folder));
   }
 }
@@ -38,7 +40,8 @@ void RequireFile(const std::string& folder, const std::string& name) {
 ModelConfig ReadFolderConfig(const std::string& folder) {
   std::error_code ignored;
   CISTERN_CHECK(fs::exists(folder, ignored), "there is no folder ", folder);
-  CISTERN_CHECK(fs::is_directory(folder, ignored), folder, " is a file; give the folder that holds config.json and model.safetensors");
+  CISTERN_CHECK(fs::is_directory(folder, ignored), folder,
+                " is a file; give the folder that holds config.json and model.safetensors");
   RequireFile(folder, "config.json");
   RequireFile(folder, "model.safetensors");
   const std::string path = folder + "/config.json";
@@ -46,7 +49,8 @@ ModelConfig ReadFolderConfig(const std::string& folder) {
 }
 
 LmFolder OpenLmFolder(const std::string& folder, const std::string& dtype) {
-  if (dtype != "float32" && dtype != "float64") FailUsage("decoding works in float32 or float64, got dtype ", dtype);
+  if (dtype != "float32" && dtype != "float64")
+    FailUsage("decoding works in float32 or float64, got dtype ", dtype);
   const ModelConfig config = ReadFolderConfig(folder);
   if (config.kind != "decoder_lm") {
     FailUsage(folder, " holds a model of kind ", config.kind,
@@ -55,8 +59,10 @@ LmFolder OpenLmFolder(const std::string& folder, const std::string& dtype) {
   RequireFile(folder, "tokenizer.json");
   LmFolder out;
   out.tokenizer = LoadTokenizer(folder + "/tokenizer.json");
-  CISTERN_CHECK(out.tokenizer->vocab_size() == config.vocab_size, folder, ": tokenizer.json has ", out.tokenizer->vocab_size(),
-                " tokens, config.json says vocab_size=", config.vocab_size, "; they belong to different models");
+  CISTERN_CHECK(out.tokenizer->vocab_size() == config.vocab_size, folder, ": tokenizer.json has ",
+                out.tokenizer->vocab_size(),
+                " tokens, config.json says vocab_size=", config.vocab_size,
+                "; they belong to different models");
   out.model = std::dynamic_pointer_cast<DecoderLm>(LoadModel(folder));
   if (dtype == "float64") out.model->to(at::kDouble);
   return out;

@@ -1,5 +1,6 @@
 #pragma once
-// A model folder of a language model: config.json, model.safetensors, tokenizer.json (and experiment.json, how it was trained).
+// A model folder of a language model: config.json, model.safetensors, tokenizer.json (and
+// experiment.json, how it was trained).
 #include <memory>
 #include <string>
 
@@ -13,8 +14,8 @@ struct LmFolder {
   std::shared_ptr<const Tokenizer> tokenizer;
 };
 
-// Errors name the missing file, and the model folders inside when there are some. A model of another kind, a tokenizer of another size
-// and a dtype other than float32 and float64 are refused.
+// Errors name the missing file, and the model folders inside when there are some. A model of
+// another kind, a tokenizer of another size and a dtype other than float32 and float64 are refused.
 LmFolder OpenLmFolder(const std::string& folder, const std::string& dtype = "float32");
 
 // The config of any model folder, with the same errors about what is missing.

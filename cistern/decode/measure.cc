@@ -20,35 +20,41 @@ namespace {
 int64_t FreeMemoryBytes() {
   std::ifstream in("/proc/meminfo");
   for (std::string line; std::getline(in, line);) {
-    if (line.starts_with("MemAvailable:")) return std::strtoll(line.c_str() + 13, nullptr, 10) * 1024;
+    if (line.starts_with("MemAvailable:"))
+      return std::strtoll(line.c_str() + 13, nullptr, 10) * 1024;
   }
   return 0;
 }
 
 }  // namespace
 
-void CheckStateGrowth(const ModelConfig& config, int64_t state_bytes, int64_t position, int64_t available) {
+void CheckStateGrowth(const ModelConfig& config, int64_t state_bytes, int64_t position,
+                      int64_t available) {
   if (available < 0) available = FreeMemoryBytes();
   if (available == 0 || 2 * state_bytes <= available) return;
   for (const std::string& name : config.attention) {
     if (FindMechanism(name).bounded) continue;
-    Fail("the state of ", name, " attention grows with the text: it holds ", state_bytes / 1000000, " MB after ", position,
-         " tokens, and its next doubling does not fit into the ", available / 1000000,
-         " MB that are free; shorten the text, or use a mechanism of bounded state (`cistern info` lists them)");
+    Fail("the state of ", name, " attention grows with the text: it holds ", state_bytes / 1000000,
+         " MB after ", position, " tokens, and its next doubling does not fit into the ",
+         available / 1000000,
+         " MB that are free; shorten the text, or use a mechanism of bounded state (`cistern info` "
+         "lists them)");
   }
 }
 
-std::vector<DecodePoint> MeasureDecoding(DecoderLm& model, const std::vector<int64_t>& positions, int64_t tokens,
-                                         const std::atomic<bool>* interrupt) {
+std::vector<DecodePoint> MeasureDecoding(DecoderLm& model, const std::vector<int64_t>& positions,
+                                         int64_t tokens, const std::atomic<bool>* interrupt) {
   using Clock = std::chrono::steady_clock;
-  CISTERN_CHECK(std::is_sorted(positions.begin(), positions.end()), "[measure] positions must ascend");
+  CISTERN_CHECK(std::is_sorted(positions.begin(), positions.end()),
+                "[measure] positions must ascend");
   const EvalScope scope(model);
   const ModelConfig& config = model.config();
   ModelState state = model.EmptyState(1);
   Random random(1);
   const auto draw = [&](int64_t count) {
     const at::Tensor ids = at::empty({1, count}, model.options().dtype(at::kLong).device(at::kCPU));
-    for (int64_t i = 0; i < count; ++i) ids.mutable_data_ptr<int64_t>()[i] = random.Below(config.vocab_size);
+    for (int64_t i = 0; i < count; ++i)
+      ids.mutable_data_ptr<int64_t>()[i] = random.Below(config.vocab_size);
     return ids.to(model.options().device());
   };
   std::vector<DecodePoint> points;

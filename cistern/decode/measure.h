@@ -14,13 +14,16 @@ struct DecodePoint {
   int64_t state_bytes = 0;  // of the whole model, one sequence, after the tokens
 };
 
-// Prefills arbitrary tokens up to each position (ascending) and times `tokens` single-token extends there, output layer included. Positions
-// that a learned table does not reach are left out.
-std::vector<DecodePoint> MeasureDecoding(DecoderLm& model, const std::vector<int64_t>& positions, int64_t tokens = 64,
+// Prefills arbitrary tokens up to each position (ascending) and times `tokens` single-token extends
+// there, output layer included. Positions that a learned table does not reach are left out.
+std::vector<DecodePoint> MeasureDecoding(DecoderLm& model, const std::vector<int64_t>& positions,
+                                         int64_t tokens = 64,
                                          const std::atomic<bool>* interrupt = nullptr);
 
-// A state that grows (the key-value cache of softmax) doubles its room when full; an Error, in place of the system's killer, when the next
-// doubling would not fit into `available` bytes (below 0: what the system has free). Nothing happens for bounded states.
-void CheckStateGrowth(const ModelConfig& config, int64_t state_bytes, int64_t position, int64_t available = -1);
+// A state that grows (the key-value cache of softmax) doubles its room when full; an Error, in
+// place of the system's killer, when the next doubling would not fit into `available` bytes (below
+// 0: what the system has free). Nothing happens for bounded states.
+void CheckStateGrowth(const ModelConfig& config, int64_t state_bytes, int64_t position,
+                      int64_t available = -1);
 
 }  // namespace cistern

@@ -32,7 +32,8 @@ ByteSource FileSource(const std::string& path) {
     delete f;
   });
   struct stat info;
-  CISTERN_CHECK(::fstat(fd, &info) != 0 || !S_ISDIR(info.st_mode), "cannot read ", name, ": it is a folder");
+  CISTERN_CHECK(::fstat(fd, &info) != 0 || !S_ISDIR(info.st_mode), "cannot read ", name,
+                ": it is a folder");
   auto buffer = std::make_shared<std::string>(1 << 16, '\0');
   return [file, buffer, name]() -> std::string_view {
     const ssize_t n = ::read(*file, buffer->data(), buffer->size());

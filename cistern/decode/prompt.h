@@ -1,5 +1,6 @@
 #pragma once
-// Prompts of any length: bytes come piece by piece from a string, a file or standard input, and leave as tokens piece by piece.
+// Prompts of any length: bytes come piece by piece from a string, a file or standard input, and
+// leave as tokens piece by piece.
 #include <cstdint>
 #include <functional>
 #include <string>
@@ -14,13 +15,14 @@ namespace cistern {
 using ByteSource = std::function<std::string_view()>;
 
 ByteSource StringSource(std::string text);
-// "-" is standard input. Errors name the file: at once when it cannot be opened, later when it cannot be read. A read broken off by a
-// signal ends the source.
+// "-" is standard input. Errors name the file: at once when it cannot be opened, later when it
+// cannot be read. A read broken off by a signal ends the source.
 ByteSource FileSource(const std::string& path);
 
 class PromptReader {
  public:
-  // The tokenizer must outlive it. `start`: an empty prompt gives one token, <|endoftext|> where the tokenizer has it, else a newline.
+  // The tokenizer must outlive it. `start`: an empty prompt gives one token, <|endoftext|> where
+  // the tokenizer has it, else a newline.
   PromptReader(const Tokenizer& tokenizer, ByteSource source, bool start = true);
   // Up to `count` tokens; none at the end.
   std::vector<int32_t> Take(int64_t count);

@@ -18,7 +18,8 @@ std::vector<int32_t> Likeliest(std::span<const double> scores, int64_t count) {
   const auto better = [&](int32_t a, int32_t b) {
     return scores[size_t(a)] != scores[size_t(b)] ? scores[size_t(a)] > scores[size_t(b)] : a < b;
   };
-  std::partial_sort(ids.begin(), ids.begin() + std::min<int64_t>(count, int64_t(ids.size())), ids.end(), better);
+  std::partial_sort(ids.begin(), ids.begin() + std::min<int64_t>(count, int64_t(ids.size())),
+                    ids.end(), better);
   return ids;
 }
 
@@ -27,11 +28,13 @@ double LogSumExp(std::span<const double> logits, int64_t step) {
   double max = -std::numeric_limits<double>::infinity();
   for (size_t i = 0; i < logits.size(); ++i) {
     if (std::isnan(logits[i]) || logits[i] == std::numeric_limits<double>::infinity()) {
-      Fail("[sampler] the logit of token ", i, " is ", logits[i], " at step ", step, "; the model's weights or state are broken");
+      Fail("[sampler] the logit of token ", i, " is ", logits[i], " at step ", step,
+           "; the model's weights or state are broken");
     }
     max = std::max(max, logits[i]);
   }
-  CISTERN_CHECK(std::isfinite(max), "[sampler] no logit of ", logits.size(), " is finite at step ", step);
+  CISTERN_CHECK(std::isfinite(max), "[sampler] no logit of ", logits.size(), " is finite at step ",
+                step);
   double sum = 0;
   for (const double x : logits) sum += std::exp(x - max);
   return max + std::log(sum);
@@ -40,13 +43,15 @@ double LogSumExp(std::span<const double> logits, int64_t step) {
 }  // namespace
 
 void SamplerOptions::Validate() const {
-  if (!(temperature >= 0 && std::isfinite(temperature))) FailUsage("temperature must be 0 (greedy) or above, got ", temperature);
+  if (!(temperature >= 0 && std::isfinite(temperature)))
+    FailUsage("temperature must be 0 (greedy) or above, got ", temperature);
   if (top_k < 0) FailUsage("top-k must be 0 (all tokens) or above, got ", top_k);
   if (!(top_p > 0 && top_p <= 1)) FailUsage("top-p must be above 0 and at most 1, got ", top_p);
   if (!(repetition_penalty > 0 && std::isfinite(repetition_penalty))) {
     FailUsage("repetition-penalty must be above 0 (1: none), got ", repetition_penalty);
   }
-  if (repetition_window < 0) FailUsage("repetition-window must be 0 (all tokens) or above, got ", repetition_window);
+  if (repetition_window < 0)
+    FailUsage("repetition-window must be 0 (all tokens) or above, got ", repetition_window);
 }
 
 void SeenTokens::Push(int32_t token) {
@@ -61,27 +66,31 @@ void SeenTokens::Push(int32_t token) {
 
 Sampler::Sampler(const SamplerOptions& options) : options_(options) { options_.Validate(); }
 
-Choice Sampler::Choose(std::span<const double> logits, const SeenTokens* seen, int64_t row, int64_t step, int64_t top) const {
+Choice Sampler::Choose(std::span<const double> logits, const SeenTokens* seen, int64_t row,
+                       int64_t step, int64_t top) const {
   const double total = LogSumExp(logits, step);
   const int64_t vocab = int64_t(logits.size());
   Choice choice;
   if (top > 0) {
     const std::vector<int32_t> ids = Likeliest(logits, top);
-    for (int64_t i = 0; i < std::min(top, vocab); ++i) choice.top.push_back({ids[size_t(i)], logits[size_t(ids[size_t(i)])] - total});
+    for (int64_t i = 0; i < std::min(top, vocab); ++i)
+      choice.top.push_back({ids[size_t(i)], logits[size_t(ids[size_t(i)])] - total});
   }
 
   std::vector<double> scores(logits.begin(), logits.end());
   if (seen && options_.repetition_penalty != 1) {
     for (int64_t i = 0; i < vocab; ++i) {
       double& x = scores[size_t(i)];
-      if (seen->Has(i)) x = x > 0 ? x / options_.repetition_penalty : x * options_.repetition_penalty;
+      if (seen->Has(i))
+        x = x > 0 ? x / options_.repetition_penalty : x * options_.repetition_penalty;
     }
   }
   const double best = *std::max_element(scores.begin(), scores.end());
   if (options_.temperature == 0) {
     choice.token = int32_t(std::max_element(scores.begin(), scores.end()) - scores.begin());
   } else {
-    // Candidates in a fixed order with their unnormalised probabilities; one uniform number walks along them.
+    // Candidates in a fixed order with their unnormalised probabilities; one uniform number walks
+    // along them.
     const bool filtered = options_.top_p < 1 || (options_.top_k > 0 && options_.top_k < vocab);
     int64_t count = options_.top_k > 0 ? std::min(options_.top_k, vocab) : vocab;
     std::vector<int32_t> ids;
@@ -94,7 +103,8 @@ Choice Sampler::Choose(std::span<const double> logits, const SeenTokens* seen, i
     std::vector<double> weights(static_cast<size_t>(count));
     double sum = 0;
     for (int64_t i = 0; i < count; ++i)
-      sum += weights[size_t(i)] = std::exp((scores[size_t(ids[size_t(i)])] - best) / options_.temperature);
+      sum += weights[size_t(i)] =
+          std::exp((scores[size_t(ids[size_t(i)])] - best) / options_.temperature);
     if (options_.top_p < 1) {
       double kept = 0;
       int64_t n = 0;
@@ -106,7 +116,8 @@ Choice Sampler::Choose(std::span<const double> logits, const SeenTokens* seen, i
     random.set_position(2 * uint64_t(step));
     double left = random.Uniform() * sum;
     int64_t chosen = -1;
-    for (int64_t i = 0; i < count && left >= 0; ++i) {  // rounding may leave a crumb: then the last possible token
+    for (int64_t i = 0; i < count && left >= 0;
+         ++i) {  // rounding may leave a crumb: then the last possible token
       if (weights[size_t(i)] > 0) chosen = i;
       left -= weights[size_t(i)];
     }

@@ -1,5 +1,6 @@
 #pragma once
-// From logits to the next token. The draw depends on (seed, row, step) alone, so a prompt in a batch draws what it draws alone.
+// From logits to the next token. The draw depends on (seed, row, step) alone, so a prompt in a
+// batch draws what it draws alone.
 #include <cstdint>
 #include <deque>
 #include <span>
@@ -8,17 +9,20 @@
 namespace cistern {
 
 struct SamplerOptions {
-  double temperature = 0;         // 0: greedy, the likeliest token (of equals the lowest id)
-  int64_t top_k = 0;              // draw among the k likeliest; 0: all
-  double top_p = 1;               // draw among the fewest likeliest tokens that hold this much probability (after temperature and top_k)
-  double repetition_penalty = 1;  // of tokens seen, positive logits are divided by it and negative ones multiplied (Keskar et al. 2019)
+  double temperature = 0;  // 0: greedy, the likeliest token (of equals the lowest id)
+  int64_t top_k = 0;       // draw among the k likeliest; 0: all
+  double top_p = 1;        // draw among the fewest likeliest tokens that hold this much probability
+                           // (after temperature and top_k)
+  double repetition_penalty = 1;  // of tokens seen, positive logits are divided by it and negative
+                                  // ones multiplied (Keskar et al. 2019)
   int64_t repetition_window = 0;  // the last N tokens count as seen; 0: all, the prompt included
   uint64_t seed = 1;
 
   void Validate() const;  // UsageError naming the option, its value and what is allowed
 };
 
-// Which tokens occurred among the last `window` (0: ever). Memory: the vocabulary and the window, however long the text.
+// Which tokens occurred among the last `window` (0: ever). Memory: the vocabulary and the window,
+// however long the text.
 class SeenTokens {
  public:
   SeenTokens(int64_t vocab_size, int64_t window) : counts_(size_t(vocab_size)), window_(window) {}
@@ -46,8 +50,10 @@ struct Choice {
 class Sampler {
  public:
   explicit Sampler(const SamplerOptions& options);  // validates
-  // `seen` may be null when there is no penalty. NaN, +infinity, or no finite logit at all: an Error.
-  Choice Choose(std::span<const double> logits, const SeenTokens* seen, int64_t row, int64_t step, int64_t top = 0) const;
+  // `seen` may be null when there is no penalty. NaN, +infinity, or no finite logit at all: an
+  // Error.
+  Choice Choose(std::span<const double> logits, const SeenTokens* seen, int64_t row, int64_t step,
+                int64_t top = 0) const;
   const SamplerOptions& options() const { return options_; }
 
  private:

@@ -15,7 +15,8 @@ const std::vector<double> kLogits = {std::log(0.5), std::log(0.25), std::log(0.1
 std::vector<double> Shares(const SamplerOptions& options, int64_t draws = 20000) {
   const Sampler sampler(options);
   std::vector<double> shares(kLogits.size());
-  for (int64_t i = 0; i < draws; ++i) shares[size_t(sampler.Choose(kLogits, nullptr, 3, i).token)] += 1.0 / double(draws);
+  for (int64_t i = 0; i < draws; ++i)
+    shares[size_t(sampler.Choose(kLogits, nullptr, 3, i).token)] += 1.0 / double(draws);
   return shares;
 }
 
@@ -31,15 +32,18 @@ TEST(Sampler, FiltersKeepTheLikeliest) {
   const auto k = Shares({.temperature = 1, .top_k = 2});
   EXPECT_NEAR(k[0], 2.0 / 3, 0.012);
   EXPECT_EQ(k[2] + k[3], 0);
-  const auto p = Shares({.temperature = 1, .top_p = 0.8});  // 0.5 + 0.25 are not enough, the third crosses
+  const auto p =
+      Shares({.temperature = 1, .top_p = 0.8});  // 0.5 + 0.25 are not enough, the third crosses
   EXPECT_NEAR(p[2], 0.15 / 0.9, 0.012);
   EXPECT_EQ(p[3], 0);
-  EXPECT_EQ(Shares({.temperature = 1, .top_p = 1e-9})[0], Shares({.temperature = 1, .top_k = 1})[0]);
+  EXPECT_EQ(Shares({.temperature = 1, .top_p = 1e-9})[0],
+            Shares({.temperature = 1, .top_k = 1})[0]);
   EXPECT_EQ(Shares({.temperature = 1e-300})[0], Shares({.temperature = 0})[0]);
 }
 
 TEST(Sampler, DependsOnSeedRowAndStepAlone) {
-  const Sampler a({.temperature = 1, .seed = 7}), b({.temperature = 1, .seed = 7}), other({.temperature = 1, .seed = 8});
+  const Sampler a({.temperature = 1, .seed = 7}), b({.temperature = 1, .seed = 7}),
+      other({.temperature = 1, .seed = 8});
   int same_row = 0, same_seed = 0;
   for (int64_t i = 0; i < 400; ++i) {
     const int32_t token = a.Choose(kLogits, nullptr, 1, i).token;
@@ -47,7 +51,8 @@ TEST(Sampler, DependsOnSeedRowAndStepAlone) {
     same_row += token == a.Choose(kLogits, nullptr, 2, i).token;
     same_seed += token == other.Choose(kLogits, nullptr, 1, i).token;
   }
-  for (const int same : {same_row, same_seed}) EXPECT_NEAR(same / 400.0, 0.345, 0.12);  // independent: the sum of squares
+  for (const int same : {same_row, same_seed})
+    EXPECT_NEAR(same / 400.0, 0.345, 0.12);  // independent: the sum of squares
 }
 
 TEST(Sampler, GreedyAndLogprobs) {
@@ -71,7 +76,8 @@ TEST(Sampler, PenaltyTurnsAwayFromSeenTokens) {
   const Sampler sampler({.repetition_penalty = 2});
   const Choice choice = sampler.Choose(logits, &seen, 0, 0);
   EXPECT_EQ(choice.token, 1);
-  EXPECT_NEAR(choice.logprob, Sampler({}).Choose(logits, nullptr, 0, 0, 2).top[1].logprob, 1e-12);  // the model's own
+  EXPECT_NEAR(choice.logprob, Sampler({}).Choose(logits, nullptr, 0, 0, 2).top[1].logprob,
+              1e-12);  // the model's own
   seen.Push(1);
   seen.Push(1);  // the window of 2 has forgotten token 0
   EXPECT_FALSE(seen.Has(0));
@@ -79,15 +85,23 @@ TEST(Sampler, PenaltyTurnsAwayFromSeenTokens) {
 }
 
 TEST(Sampler, Errors) {
-  EXPECT_NE(ErrorMessage([] { Sampler({.temperature = -1}); }).find("temperature must be 0"), std::string::npos);
+  EXPECT_NE(ErrorMessage([] { Sampler({.temperature = -1}); }).find("temperature must be 0"),
+            std::string::npos);
   EXPECT_NE(ErrorMessage([] { Sampler({.top_k = -1}); }).find("top-k"), std::string::npos);
   EXPECT_NE(ErrorMessage([] { Sampler({.top_p = 0}); }).find("top-p"), std::string::npos);
-  EXPECT_NE(ErrorMessage([] { Sampler({.repetition_penalty = std::nan("")}); }).find("repetition-penalty"), std::string::npos);
+  EXPECT_NE(ErrorMessage([] {
+              Sampler({.repetition_penalty = std::nan("")});
+            }).find("repetition-penalty"),
+            std::string::npos);
   const double inf = std::numeric_limits<double>::infinity();
-  for (const std::vector<double>& bad : {std::vector<double>{0, std::nan("")}, {0, inf}, {-inf, -inf}}) {
-    EXPECT_NE(ErrorMessage([&] { Sampler({}).Choose(bad, nullptr, 0, 5); }).find("at step 5"), std::string::npos);
+  for (const std::vector<double>& bad :
+       {std::vector<double>{0, std::nan("")}, {0, inf}, {-inf, -inf}}) {
+    EXPECT_NE(ErrorMessage([&] { Sampler({}).Choose(bad, nullptr, 0, 5); }).find("at step 5"),
+              std::string::npos);
   }
-  EXPECT_EQ(Sampler({.temperature = 1}).Choose(std::vector<double>{-inf, 0, -inf}, nullptr, 0, 0).token, 1);
+  EXPECT_EQ(
+      Sampler({.temperature = 1}).Choose(std::vector<double>{-inf, 0, -inf}, nullptr, 0, 0).token,
+      1);
 }
 
 }  // namespace

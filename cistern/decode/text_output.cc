@@ -33,7 +33,8 @@ std::string StopFilter::Push(std::string_view bytes) {
   } else {
     for (const std::string& stop : stops_) {
       for (size_t n = std::min(stop.size() - 1, held_.size()); n > 0; --n) {
-        if (std::string_view(held_).substr(held_.size() - n) == std::string_view(stop).substr(0, n)) {
+        if (std::string_view(held_).substr(held_.size() - n) ==
+            std::string_view(stop).substr(0, n)) {
           shown = std::min(shown, held_.size() - n);
           break;
         }

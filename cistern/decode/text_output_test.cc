@@ -11,7 +11,8 @@ namespace {
 std::string Shown(const std::vector<std::string>& stops, const std::string& text, size_t size) {
   TextOutput output(stops);
   std::string shown;
-  for (size_t i = 0; i < text.size() && !output.stopped(); i += size) shown += output.Push(std::string_view(text).substr(i, size));
+  for (size_t i = 0; i < text.size() && !output.stopped(); i += size)
+    shown += output.Push(std::string_view(text).substr(i, size));
   return shown + output.Finish();
 }
 
@@ -21,7 +22,8 @@ TEST(TextOutput, StopsAreFoundWhereverPiecesAreCut) {
     EXPECT_EQ(Shown({"END"}, text, size), "one aab aaab ") << size;
     EXPECT_EQ(Shown({"aaab"}, text, size), "one aab ") << size;
     EXPECT_EQ(Shown({"two", "b aaab EN", "aab "}, text, size), "one ") << size;
-    EXPECT_EQ(Shown({"ab aaab E", "aaa"}, text, size), "one aab ") << size;  // the one that ends first
+    EXPECT_EQ(Shown({"ab aaab E", "aaa"}, text, size), "one aab ")
+        << size;  // the one that ends first
     EXPECT_EQ(Shown({"aaab", "ab"}, text, size), "one a") << size;
     EXPECT_EQ(Shown({"no such", "two."}, text, size), text) << size;  // held back, then shown
     EXPECT_EQ(Shown({}, text, size), text) << size;
@@ -48,7 +50,10 @@ TEST(TextOutput, NeverSplitsACharacter) {
 }
 
 TEST(TextOutput, AnEmptyStopIsRefused) {
-  EXPECT_NE(ErrorMessage([] { TextOutput({"a", ""}); }).find("must not be empty"), std::string::npos);
+  EXPECT_NE(ErrorMessage([] {
+              TextOutput({"a", ""});
+            }).find("must not be empty"),
+            std::string::npos);
 }
 
 }  // namespace

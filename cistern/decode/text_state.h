@@ -1,5 +1,6 @@
 #pragma once
-// Where a text stands: what the model remembers, and what drawing the next token needs. Read a long prompt once, keep it, use it often.
+// Where a text stands: what the model remembers, and what drawing the next token needs. Read a long
+// prompt once, keep it, use it often.
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
@@ -12,7 +13,8 @@
 
 namespace cistern {
 
-// The tokens of one row, for the repetition penalty: which of them occurred at all, and the last kRecent in order.
+// The tokens of one row, for the repetition penalty: which of them occurred at all, and the last
+// kRecent in order.
 struct TokenHistory {
   static constexpr int64_t kRecent = 8192;
   std::vector<bool> ever;  // V
@@ -21,7 +23,8 @@ struct TokenHistory {
   void Push(int32_t token);
 };
 
-// A value like ModelState, for a batch of rows: Clone what must survive (a checkpoint; going on from it rolls back).
+// A value like ModelState, for a batch of rows: Clone what must survive (a checkpoint; going on
+// from it rolls back).
 struct TextState {
   ModelState model;
   at::Tensor hidden;           // [B,1,D] at each row's last token; undefined while nothing was read
@@ -32,15 +35,20 @@ struct TextState {
   int64_t position(int64_t row) const;  // tokens in the model's state
   int64_t Bytes() const;                // of the model's state
   TextState Clone() const;
-  TextState Reorder(const std::vector<int64_t>& rows) const;  // row i of the result is row rows[i], a copy; rows may occur often
+  TextState Reorder(const std::vector<int64_t>& rows)
+      const;  // row i of the result is row rows[i], a copy; rows may occur often
 };
 
 TextState EmptyTextState(const DecoderLm& model, int64_t rows);
 
-// One safetensors file (models/model_state_file.h), with "text.hidden", "text.drawn" [B], "text.ever" [B,V] and "text.recent" [B,<=8192],
-// -1 before the first token. What goes on from a loaded state is, to the bit, what would have come without stopping. A text that nothing
-// was read into cannot be saved. Errors as LoadModelState; a file made with another tokenizer is a UsageError too.
-void SaveTextState(const std::string& path, const DecoderLm& model, const Tokenizer& tokenizer, const TextState& text);
-TextState LoadTextState(const std::string& path, const DecoderLm& model, const Tokenizer& tokenizer);
+// One safetensors file (models/model_state_file.h), with "text.hidden", "text.drawn" [B],
+// "text.ever" [B,V] and "text.recent" [B,<=8192], -1 before the first token. What goes on from a
+// loaded state is, to the bit, what would have come without stopping. A text that nothing was read
+// into cannot be saved. Errors as LoadModelState; a file made with another tokenizer is a
+// UsageError too.
+void SaveTextState(const std::string& path, const DecoderLm& model, const Tokenizer& tokenizer,
+                   const TextState& text);
+TextState LoadTextState(const std::string& path, const DecoderLm& model,
+                        const Tokenizer& tokenizer);
 
 }  // namespace cistern

@@ -1,4 +1,5 @@
-// A text read once and gone on with: in one piece or after a stop, from memory or a file, to the bit.
+// A text read once and gone on with: in one piece or after a stop, from memory or a file, to the
+// bit.
 #include "cistern/decode/text_state.h"
 
 #include <ATen/ATen.h>
@@ -52,13 +53,19 @@ std::vector<ByteSource> Sources(const std::vector<std::string>& prompts) {
 
 std::unique_ptr<Tokenizer> Bpe(const std::string& text, int64_t vocab_size) {
   bool given = false;
-  return TrainBpe([&] { return std::exchange(given, true) ? std::string_view() : std::string_view(text); }, vocab_size);
+  return TrainBpe(
+      [&] { return std::exchange(given, true) ? std::string_view() : std::string_view(text); },
+      vocab_size);
 }
 
 GenerateOptions Drawing(int64_t tokens) {
   GenerateOptions options;
   options.max_tokens = tokens;
-  options.sampler = {.temperature = 1, .top_p = 0.95, .repetition_penalty = 1.3, .repetition_window = 30, .seed = 3};
+  options.sampler = {.temperature = 1,
+                     .top_p = 0.95,
+                     .repetition_penalty = 1.3,
+                     .repetition_window = 30,
+                     .seed = 3};
   return options;
 }
 
@@ -128,7 +135,10 @@ TEST(TextState, ReadOnceUsedOften) {
             }).find("1 rows, got 2 prompts"),
             std::string::npos);
   TextState two = text.Reorder({0, 0});
-  EXPECT_NE(ErrorMessage([&] { generator.Run(Sources({"a"}), Drawing(1), {}, nullptr, &two); }).find("one row, got 2"), std::string::npos);
+  EXPECT_NE(ErrorMessage([&] {
+              generator.Run(Sources({"a"}), Drawing(1), {}, nullptr, &two);
+            }).find("one row, got 2"),
+            std::string::npos);
 }
 
 TEST(TextState, RowsThatEndAtDifferentTimesGoOnAsEachAlone) {
@@ -137,7 +147,8 @@ TEST(TextState, RowsThatEndAtDifferentTimesGoOnAsEachAlone) {
   Generator generator(model, MakeByteTokenizer());
   GenerateOptions options = Drawing(30);
   options.stop = {"e", "q", "7"};
-  const std::vector<std::string> prompts = {"short", "a good deal longer than that", "", "short"}, more = {"x", "", "yz", ""};
+  const std::vector<std::string> prompts = {"short", "a good deal longer than that", "", "short"},
+                                 more = {"x", "", "yz", ""};
   TextState text = generator.Empty(4);
   const auto first = generator.Continue(text, Sources(prompts), options);
   const auto second = generator.Continue(text, Sources(more), options);
@@ -146,9 +157,13 @@ TEST(TextState, RowsThatEndAtDifferentTimesGoOnAsEachAlone) {
     different = different || first[b].tokens.size() != first[0].tokens.size();
     options.first_row = int64_t(b);
     TextState alone = generator.Empty();
-    EXPECT_EQ(generator.Continue(alone, Sources({prompts[b]}), options)[0].tokens, first[b].tokens) << b;
-    EXPECT_EQ(alone.position(0), text.position(int64_t(b)) - int64_t(more[b].size()) - int64_t(second[b].tokens.size())) << b;
-    EXPECT_EQ(generator.Continue(alone, Sources({more[b]}), options)[0].tokens, second[b].tokens) << b;
+    EXPECT_EQ(generator.Continue(alone, Sources({prompts[b]}), options)[0].tokens, first[b].tokens)
+        << b;
+    EXPECT_EQ(alone.position(0), text.position(int64_t(b)) - int64_t(more[b].size()) -
+                                     int64_t(second[b].tokens.size()))
+        << b;
+    EXPECT_EQ(generator.Continue(alone, Sources({more[b]}), options)[0].tokens, second[b].tokens)
+        << b;
     // All that was read and drawn is in the state, the stop string too.
     EXPECT_EQ(alone.position(0), text.position(int64_t(b))) << b;
     for (const int32_t token : first[b].tokens) EXPECT_TRUE(text.history[b].ever[size_t(token)]);
@@ -162,7 +177,8 @@ TEST(TextState, TheEndOfATextIsLeftOut) {
   std::string json = MakeByteTokenizer()->ToJson();
   const std::string none = "\"added_tokens\": []";
   ASSERT_NE(json.find(none), std::string::npos);
-  json.replace(json.find(none), none.size(), R"("added_tokens": [{"id": 256, "content": "<|endoftext|>", "special": true}])");
+  json.replace(json.find(none), none.size(),
+               R"("added_tokens": [{"id": 256, "content": "<|endoftext|>", "special": true}])");
   WriteFileAtomically(folder / "tokenizer.json", json);
   const std::shared_ptr<const Tokenizer> tokenizer = LoadTokenizer(folder / "tokenizer.json");
   const int32_t end = tokenizer->AddedToken("<|endoftext|>");
@@ -188,10 +204,12 @@ TEST(TextState, AnInterruptSaysWhetherThePromptWasRead) {
   Generator generator(StateModel(StateConfig({"latte"})), MakeByteTokenizer());
   std::atomic<bool> interrupt{true};
   TextState text = generator.Empty();
-  EXPECT_FALSE(generator.Continue(text, Sources({"abc"}), Drawing(5), {}, &interrupt)[0].prompt_read);
+  EXPECT_FALSE(
+      generator.Continue(text, Sources({"abc"}), Drawing(5), {}, &interrupt)[0].prompt_read);
   interrupt = false;
   const auto g = generator.Continue(
-      text, Sources({"abc"}), Drawing(50), [&](size_t, std::string_view) { interrupt = true; }, &interrupt)[0];
+      text, Sources({"abc"}), Drawing(50), [&](size_t, std::string_view) { interrupt = true; },
+      &interrupt)[0];
   EXPECT_TRUE(g.prompt_read);
   EXPECT_EQ(g.finish, Finish::kInterrupted);
   EXPECT_EQ(text.position(0), 3 + int64_t(g.tokens.size()));  // and the text can be gone on with
@@ -205,15 +223,23 @@ TEST(TextState, FilesThatDoNotFit) {
   const std::shared_ptr<const Tokenizer> tokenizer = MakeByteTokenizer();
   Generator generator(model, tokenizer);
   TextState text = generator.Empty();
-  EXPECT_NE(ErrorMessage([&] { SaveTextState(path, *model, *tokenizer, text); }).find("nothing was read yet"), std::string::npos);
+  EXPECT_NE(ErrorMessage([&] {
+              SaveTextState(path, *model, *tokenizer, text);
+            }).find("nothing was read yet"),
+            std::string::npos);
   generator.Continue(text, Sources({"abc"}), Drawing(2));
   SaveTextState(path, *model, *tokenizer, text);
 
-  const auto message = [&] { return ErrorMessage([&] { LoadTextState(path, *model, *tokenizer); }); };
+  const auto message = [&] {
+    return ErrorMessage([&] { LoadTextState(path, *model, *tokenizer); });
+  };
   EXPECT_EQ(message(), "no error");
   const std::string own = HexText(tokenizer->Hash());
   const auto other = Bpe("abcabcabc", 257);
-  EXPECT_NE(ErrorMessage([&] { LoadTextState(path, *model, *other); }).find("another tokenizer (hash " + own), std::string::npos);
+  EXPECT_NE(ErrorMessage([&] {
+              LoadTextState(path, *model, *other);
+            }).find("another tokenizer (hash " + own),
+            std::string::npos);
 
   // Everything but the model's own state, changed.
   const auto changed = [&](const std::string& name, const at::Tensor& value) {
@@ -226,13 +252,15 @@ TEST(TextState, FilesThatDoNotFit) {
   };
   EXPECT_EQ(changed("text.none", at::Tensor()), "no error");
   const auto expect = [](const std::string& text_, const std::vector<std::string>& parts) {
-    for (const std::string& part : parts) EXPECT_NE(text_.find(part), std::string::npos) << "'" << part << "' is missing in " << text_;
+    for (const std::string& part : parts)
+      EXPECT_NE(text_.find(part), std::string::npos) << "'" << part << "' is missing in " << text_;
   };
   expect(changed("text.hidden", at::Tensor()), {path, "text.hidden", "missing", "gone on with"});
   expect(changed("text.hidden", at::ones({1, 16})), {path, "text.hidden", "[1, 16]", "[1, 1, 16]"});
   expect(changed("text.drawn", at::ones({1})), {path, "text.drawn", "Float", "Long"});
   expect(changed("text.drawn", at::tensor({int64_t{-2}})), {path, "text.drawn", "below 0"});
-  expect(changed("text.ever", at::ones({1, 255}, at::kBool)), {path, "text.ever", "[1, 255]", "[1, 256]"});
+  expect(changed("text.ever", at::ones({1, 255}, at::kBool)),
+         {path, "text.ever", "[1, 255]", "[1, 256]"});
   expect(changed("text.recent", at::full({1, 3}, 256, at::kInt)), {path, "text.recent", "256"});
   expect(changed("text.recent", at::ones({3}, at::kInt)), {path, "text.recent", "[3]"});
 }
@@ -244,7 +272,10 @@ TEST(TextState, ALongHistoryRefusesLongerWindows) {
   options.sampler.repetition_window = TokenHistory::kRecent + 1;
   generator.Continue(text, Sources({std::string(TokenHistory::kRecent, 'a')}), options);
   EXPECT_EQ(int64_t(text.history[0].recent.size()), TokenHistory::kRecent);
-  EXPECT_NE(ErrorMessage([&] { generator.Continue(text, Sources({""}), options); }).find("its last 8192 tokens"), std::string::npos);
+  EXPECT_NE(ErrorMessage([&] {
+              generator.Continue(text, Sources({""}), options);
+            }).find("its last 8192 tokens"),
+            std::string::npos);
   options.sampler.repetition_window = TokenHistory::kRecent;
   EXPECT_NO_THROW(generator.Continue(text, Sources({""}), options));
   options.sampler.repetition_window = 0;

@@ -11,7 +11,8 @@
 
 namespace cistern {
 
-AppendFile::AppendFile(const std::string& path) : path_(path), fd_(::open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666)) {
+AppendFile::AppendFile(const std::string& path)
+    : path_(path), fd_(::open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666)) {
   if (fd_ < 0) Fail("cannot write ", path, ": ", std::strerror(errno));
 }
 
@@ -37,7 +38,8 @@ void AppendFile::Truncate(int64_t bytes) {
 }
 
 void AppendFile::Sync() {
-  if (::fsync(fd_) != 0 && errno != EINVAL && errno != ENOTSUP) Fail("cannot write ", path_, ": ", std::strerror(errno));
+  if (::fsync(fd_) != 0 && errno != EINVAL && errno != ENOTSUP)
+    Fail("cannot write ", path_, ": ", std::strerror(errno));
 }
 
 }  // namespace cistern

@@ -1,5 +1,6 @@
 #pragma once
-// A log that grows by whole records: each Append is one write; when the system refuses part of it, the file goes back to its former end.
+// A log that grows by whole records: each Append is one write; when the system refuses part of it,
+// the file goes back to its former end.
 #include <cstdint>
 #include <string>
 #include <string_view>

@@ -30,7 +30,9 @@ bool WriteAll(int fd, const char* data, size_t bytes) {
   return true;
 }
 
-bool SyncFails(int fd) { return ::fsync(fd) != 0 && errno != EINVAL && errno != ENOTSUP && errno != EROFS; }
+bool SyncFails(int fd) {
+  return ::fsync(fd) != 0 && errno != EINVAL && errno != ENOTSUP && errno != EROFS;
+}
 
 std::string ResolveLinks(const std::string& path) {
   struct stat info;
@@ -68,7 +70,8 @@ AtomicFile::~AtomicFile() {
   if (!temporary_.empty()) ::unlink(temporary_.c_str());
 }
 
-// The object may still be under construction, where the destructor does not run, so the temporary file goes here.
+// The object may still be under construction, where the destructor does not run, so the temporary
+// file goes here.
 void AtomicFile::FailWrite() {
   const int error = errno;
   if (fd_ >= 0) ::close(fd_);
@@ -79,7 +82,8 @@ void AtomicFile::FailWrite() {
 }
 
 void AtomicFile::Write(const void* data, size_t bytes) {
-  CISTERN_CHECK(fd_ >= 0, "cannot write ", path_, ": an earlier write failed, or it is committed already");
+  CISTERN_CHECK(fd_ >= 0, "cannot write ", path_,
+                ": an earlier write failed, or it is committed already");
   if (buffer_.size() + bytes > kBufferBytes) Flush();
   if (bytes > kBufferBytes) {
     if (!WriteAll(fd_, static_cast<const char*>(data), bytes)) FailWrite();
@@ -94,7 +98,8 @@ void AtomicFile::Flush() {
 }
 
 void AtomicFile::Commit() {
-  CISTERN_CHECK(fd_ >= 0, "cannot write ", path_, ": an earlier write failed, or it is committed already");
+  CISTERN_CHECK(fd_ >= 0, "cannot write ", path_,
+                ": an earlier write failed, or it is committed already");
   Flush();
   if (SyncFails(fd_)) FailWrite();
   const int closed = ::close(fd_);
@@ -104,7 +109,8 @@ void AtomicFile::Commit() {
   if (::rename(temporary_.c_str(), target_.c_str()) != 0) FailWrite();
   temporary_.clear();
   const std::string parent = std::filesystem::path(target_).parent_path().string();
-  const int directory = ::open(parent.empty() ? "." : parent.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  const int directory =
+      ::open(parent.empty() ? "." : parent.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   if (directory >= 0) {  // best effort: makes the rename itself survive a power cut
     (void)!::fsync(directory);
     ::close(directory);
@@ -123,7 +129,8 @@ std::string ReadFile(const std::string& path) {
   std::string bytes;
   struct stat info;
   size_t size = 0, room = 1 << 16;
-  if (::fstat(fd, &info) == 0 && S_ISREG(info.st_mode)) room = size_t(info.st_size) + 1;  // + 1: the end shows in the same read
+  if (::fstat(fd, &info) == 0 && S_ISREG(info.st_mode))
+    room = size_t(info.st_size) + 1;  // + 1: the end shows in the same read
   for (;;) {
     if (bytes.size() < size + room) bytes.resize(size + room);
     const ssize_t n = ::read(fd, bytes.data() + size, bytes.size() - size);
@@ -146,7 +153,8 @@ std::string ReadFile(const std::string& path) {
 void EnsureDirectory(const std::string& path) {
   std::error_code error;
   std::filesystem::create_directories(path, error);
-  if (!error && !std::filesystem::is_directory(path)) error = std::make_error_code(std::errc::not_a_directory);
+  if (!error && !std::filesystem::is_directory(path))
+    error = std::make_error_code(std::errc::not_a_directory);
   if (error) Fail("cannot create directory ", path, ": ", error.message());
 }
 

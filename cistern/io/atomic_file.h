@@ -1,15 +1,18 @@
 #pragma once
-// Whole files: read at once, or written so that a reader sees the old contents or the new ones, never a part. Errors name the path and
-// the system's reason: "cannot write out/model.safetensors: No space left on device".
+// Whole files: read at once, or written so that a reader sees the old contents or the new ones,
+// never a part. Errors name the path and the system's reason: "cannot write out/model.safetensors:
+// No space left on device".
 #include <cstddef>
 #include <string>
 #include <string_view>
 
 namespace cistern {
 
-// Streams to PATH.tmp-<pid>-<n> beside the target. Commit() syncs it to disk and renames it over PATH; without Commit() the destructor
-// removes it and the old file stays as it was. A symbolic link keeps pointing where it did: its target is replaced. What exists and is
-// no regular file (/dev/stdout, a pipe) is written directly. Any failure throws Error and leaves the old file untouched.
+// Streams to PATH.tmp-<pid>-<n> beside the target. Commit() syncs it to disk and renames it over
+// PATH; without Commit() the destructor removes it and the old file stays as it was. A symbolic
+// link keeps pointing where it did: its target is replaced. What exists and is no regular file
+// (/dev/stdout, a pipe) is written directly. Any failure throws Error and leaves the old file
+// untouched.
 class AtomicFile {
  public:
   explicit AtomicFile(const std::string& path);

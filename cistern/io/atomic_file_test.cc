@@ -50,7 +50,8 @@ TEST(AtomicFile, RefusedWritesKeepTheOldFile) {
   getrlimit(RLIMIT_FSIZE, &before);
   const rlimit small = {1000, before.rlim_max};
   setrlimit(RLIMIT_FSIZE, &small);
-  const std::string message = ErrorMessage([&] { WriteFileAtomically(path, std::string(5000, 'x')); });
+  const std::string message =
+      ErrorMessage([&] { WriteFileAtomically(path, std::string(5000, 'x')); });
   setrlimit(RLIMIT_FSIZE, &before);
   EXPECT_EQ(message, "cannot write " + path + ": File too large");
   EXPECT_EQ(ReadFile(path), "old");
@@ -59,12 +60,16 @@ TEST(AtomicFile, RefusedWritesKeepTheOldFile) {
 
 TEST(AtomicFile, ErrorsNameThePathAndTheReason) {
   TestFolder folder;
-  EXPECT_EQ(ErrorMessage([&] { WriteFileAtomically("/dev/full", "x"); }), "cannot write /dev/full: No space left on device");
+  EXPECT_EQ(ErrorMessage([&] { WriteFileAtomically("/dev/full", "x"); }),
+            "cannot write /dev/full: No space left on device");
   EXPECT_EQ(ErrorMessage([&] { WriteFileAtomically(folder / "no/a", "x"); }),
             "cannot write " + (folder / "no/a") + ": No such file or directory");
-  EXPECT_EQ(ErrorMessage([&] { WriteFileAtomically(folder.path(), "x"); }), "cannot write " + folder.path() + ": Is a directory");
-  EXPECT_EQ(ErrorMessage([&] { ReadFile(folder / "b"); }), "cannot read " + (folder / "b") + ": No such file or directory");
-  EXPECT_EQ(ErrorMessage([&] { ReadFile(folder.path()); }), "cannot read " + folder.path() + ": Is a directory");
+  EXPECT_EQ(ErrorMessage([&] { WriteFileAtomically(folder.path(), "x"); }),
+            "cannot write " + folder.path() + ": Is a directory");
+  EXPECT_EQ(ErrorMessage([&] { ReadFile(folder / "b"); }),
+            "cannot read " + (folder / "b") + ": No such file or directory");
+  EXPECT_EQ(ErrorMessage([&] { ReadFile(folder.path()); }),
+            "cannot read " + folder.path() + ": Is a directory");
 }
 
 TEST(AtomicFile, LinksAndDevices) {
@@ -94,8 +99,10 @@ TEST(EnsureDirectory, CreatesParents) {
   EnsureDirectory(folder / "a/b/c");
   EXPECT_TRUE(fs::is_directory(folder / "a/b/c"));
   WriteFileAtomically(folder / "f", "");
-  EXPECT_NE(ErrorMessage([&] { EnsureDirectory(folder / "f/g"); }).find("cannot create directory"), std::string::npos);
-  EXPECT_NE(ErrorMessage([&] { EnsureDirectory(folder / "f"); }).find("Not a directory"), std::string::npos);
+  EXPECT_NE(ErrorMessage([&] { EnsureDirectory(folder / "f/g"); }).find("cannot create directory"),
+            std::string::npos);
+  EXPECT_NE(ErrorMessage([&] { EnsureDirectory(folder / "f"); }).find("Not a directory"),
+            std::string::npos);
 }
 
 }  // namespace

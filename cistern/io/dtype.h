@@ -7,7 +7,23 @@
 
 namespace cistern {
 
-enum class DType { kF64, kF32, kF16, kBF16, kF8E4M3, kF8E5M2, kI64, kI32, kI16, kI8, kU64, kU32, kU16, kU8, kBool };
+enum class DType {
+  kF64,
+  kF32,
+  kF16,
+  kBF16,
+  kF8E4M3,
+  kF8E5M2,
+  kI64,
+  kI32,
+  kI16,
+  kI8,
+  kU64,
+  kU32,
+  kU16,
+  kU8,
+  kBool
+};
 
 // As safetensors names them: "F32", "BF16", "F8_E4M3", "BOOL".
 const char* DTypeName(DType dtype);

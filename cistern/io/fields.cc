@@ -12,7 +12,8 @@
 namespace cistern {
 
 struct Fields::Field {
-  using Target = std::variant<int64_t*, double*, bool*, std::string*, std::vector<std::string>*, std::vector<int64_t>*, Json*, Fields>;
+  using Target = std::variant<int64_t*, double*, bool*, std::string*, std::vector<std::string>*,
+                              std::vector<int64_t>*, Json*, Fields>;
   std::string name, help;
   Target target;
   Range<int64_t> integers = {};
@@ -69,7 +70,8 @@ std::string Shown(const Json& json) {
 std::optional<int64_t> AsInteger(const Json& json) {
   if (json.is_number_unsigned()) {
     const uint64_t u = json.get<uint64_t>();
-    return u <= uint64_t(std::numeric_limits<int64_t>::max()) ? std::optional(int64_t(u)) : std::nullopt;
+    return u <= uint64_t(std::numeric_limits<int64_t>::max()) ? std::optional(int64_t(u))
+                                                              : std::nullopt;
   }
   if (json.is_number_integer()) return json.get<int64_t>();
   if (json.is_number_float()) {
@@ -84,8 +86,10 @@ struct Reader {
   const std::string& where;
   const std::string& dotted;
 
-  [[noreturn]] void Expected(const Json& got, const std::string& kind, const std::string& range) const {
-    FailUsage(where, ": '", dotted, "' is ", Shown(got), "; expected ", kind, range.empty() ? "" : " (" + range + ")");
+  [[noreturn]] void Expected(const Json& got, const std::string& kind,
+                             const std::string& range) const {
+    FailUsage(where, ": '", dotted, "' is ", Shown(got), "; expected ", kind,
+              range.empty() ? "" : " (" + range + ")");
   }
   int64_t Integer(const Json& json, const Range<int64_t>& range, const std::string& kind) const {
     const std::optional<int64_t> x = AsInteger(json);
@@ -94,11 +98,13 @@ struct Reader {
   }
   double Number(const Json& json, const Range<double>& range) const {
     const double x = json.is_number() ? json.get<double>() : NAN;
-    if (!(x >= range.min && x <= range.max)) Expected(json, "a number", RangeText(range));  // catches NaN
+    if (!(x >= range.min && x <= range.max))
+      Expected(json, "a number", RangeText(range));  // catches NaN
     return x;
   }
   std::string Text(const Json& json, const Texts& choices, const std::string& kind) const {
-    if (!json.is_string()) Expected(json, kind, choices.empty() ? "" : "one of " + ChoicesText(choices));
+    if (!json.is_string())
+      Expected(json, kind, choices.empty() ? "" : "one of " + ChoicesText(choices));
     std::string text = json.get<std::string>();
     if (!choices.empty() && std::find(choices.begin(), choices.end(), text) == choices.end()) {
       FailUsage(where, ": '", dotted, "': ", UnknownName("value", text, choices));
@@ -120,7 +126,8 @@ struct Reader {
 std::string Trimmed(const std::string& text) {
   const char* const blank = " \t\r\n";
   const size_t begin = text.find_first_not_of(blank);
-  return begin == std::string::npos ? "" : text.substr(begin, text.find_last_not_of(blank) - begin + 1);
+  return begin == std::string::npos ? ""
+                                    : text.substr(begin, text.find_last_not_of(blank) - begin + 1);
 }
 
 // A command-line number as JSON; anything else stays text, for the error message.
@@ -145,19 +152,26 @@ Json CommaList(const std::string& text, bool numbers) {
 Json JsonOrWord(const std::string& text, const std::string& dotted) {
   Json json = Json::parse(text, nullptr, false);
   if (!json.is_discarded() && text.find_first_of("[{") == std::string::npos) return json;
-  if (!text.empty() && std::isalpha(static_cast<unsigned char>(text[0])) && text.find_first_of("\"{}[]") == std::string::npos) return text;
+  if (!text.empty() && std::isalpha(static_cast<unsigned char>(text[0])) &&
+      text.find_first_of("\"{}[]") == std::string::npos)
+    return text;
   return ParseJson(text, "--set " + dotted);  // strict, and complains
 }
 
-bool StartsWith(const std::string& text, const std::string& prefix) { return text.rfind(prefix, 0) == 0; }
+bool StartsWith(const std::string& text, const std::string& prefix) {
+  return text.rfind(prefix, 0) == 0;
+}
 bool EndsWith(const std::string& text, const std::string& suffix) {
-  return text.size() >= suffix.size() && text.compare(text.size() - suffix.size(), suffix.size(), suffix) == 0;
+  return text.size() >= suffix.size() &&
+         text.compare(text.size() - suffix.size(), suffix.size(), suffix) == 0;
 }
 
-// The nearest of all dotted names; "lr" finds "train.lr"; with nothing near, only the names of the same group are listed.
+// The nearest of all dotted names; "lr" finds "train.lr"; with nothing near, only the names of the
+// same group are listed.
 std::string UnknownKey(const std::string& dotted, const Texts& all, const std::string& prefix) {
   for (const std::string& name : all) {
-    if (EndsWith(name, "." + dotted)) return StrCat("unknown key '", dotted, "'; did you mean '", name, "'?");
+    if (EndsWith(name, "." + dotted))
+      return StrCat("unknown key '", dotted, "'; did you mean '", name, "'?");
   }
   std::string message = UnknownName("key", dotted, all);
   if (message.find("; did you mean '") != std::string::npos) return message;
@@ -173,38 +187,47 @@ std::string UnknownKey(const std::string& dotted, const Texts& all, const std::s
 }  // namespace
 
 Fields& Fields::AddField(Field field) {
-  CISTERN_CHECK(!field.name.empty() && field.name.find_first_of(".= ") == std::string::npos, "bad field name '", field.name, "'");
-  for (const auto& f : fields_) CISTERN_CHECK(f->name != field.name, "field '", field.name, "' is added twice");
+  CISTERN_CHECK(!field.name.empty() && field.name.find_first_of(".= ") == std::string::npos,
+                "bad field name '", field.name, "'");
+  for (const auto& f : fields_)
+    CISTERN_CHECK(f->name != field.name, "field '", field.name, "' is added twice");
   fields_.push_back(std::make_shared<Field>(std::move(field)));
   fields_.back()->initial = WriteField(*fields_.back());
   return *this;
 }
 
-Fields& Fields::Add(const std::string& name, int64_t* value, const std::string& help, Range<int64_t> range) {
+Fields& Fields::Add(const std::string& name, int64_t* value, const std::string& help,
+                    Range<int64_t> range) {
   return AddField({.name = name, .help = help, .target = value, .integers = range});
 }
-Fields& Fields::Add(const std::string& name, double* value, const std::string& help, Range<double> range) {
+Fields& Fields::Add(const std::string& name, double* value, const std::string& help,
+                    Range<double> range) {
   return AddField({.name = name, .help = help, .target = value, .numbers = range});
 }
 Fields& Fields::Add(const std::string& name, bool* value, const std::string& help) {
   return AddField({.name = name, .help = help, .target = value});
 }
-Fields& Fields::Add(const std::string& name, std::string* value, const std::string& help, Texts choices) {
+Fields& Fields::Add(const std::string& name, std::string* value, const std::string& help,
+                    Texts choices) {
   return AddField({.name = name, .help = help, .target = value, .choices = std::move(choices)});
 }
 Fields& Fields::Add(const std::string& name, Texts* value, const std::string& help, Texts choices) {
   return AddField({.name = name, .help = help, .target = value, .choices = std::move(choices)});
 }
-Fields& Fields::Add(const std::string& name, Ints* value, const std::string& help, Range<int64_t> range) {
+Fields& Fields::Add(const std::string& name, Ints* value, const std::string& help,
+                    Range<int64_t> range) {
   return AddField({.name = name, .help = help, .target = value, .integers = range});
 }
 Fields& Fields::Add(const std::string& name, Json* value, const std::string& help) {
   return AddField({.name = name, .help = help, .target = value});
 }
-Fields& Fields::Group(const std::string& name, Fields group) { return AddField({.name = name, .help = "", .target = std::move(group)}); }
+Fields& Fields::Group(const std::string& name, Fields group) {
+  return AddField({.name = name, .help = "", .target = std::move(group)});
+}
 
 Json Fields::WriteField(const Field& field) {
-  return std::visit(Overloaded{[](const Fields& group) { return group.Write(); }, [](const auto* value) { return Json(*value); }},
+  return std::visit(Overloaded{[](const Fields& group) { return group.Write(); },
+                               [](const auto* value) { return Json(*value); }},
                     field.target);
 }
 
@@ -220,13 +243,15 @@ Texts Fields::Names() const {
     if (!field->IsGroup()) {
       names.push_back(field->name);
     } else {
-      for (const std::string& inner : field->group().Names()) names.push_back(field->name + "." + inner);
+      for (const std::string& inner : field->group().Names())
+        names.push_back(field->name + "." + inner);
     }
   }
   return names;
 }
 
-void Fields::ReadField(Field& field, const Json& json, const std::string& where, const std::string& dotted, const Texts& all) {
+void Fields::ReadField(Field& field, const Json& json, const std::string& where,
+                       const std::string& dotted, const Texts& all) {
   const Reader reader{where, dotted};
   std::visit(
       Overloaded{
@@ -238,10 +263,14 @@ void Fields::ReadField(Field& field, const Json& json, const std::string& where,
           },
           [&](std::string* value) { *value = reader.Text(json, field.choices, "a text"); },
           [&](Texts* value) {
-            *value = reader.Items<Texts>(json, [&](const Json& item) { return reader.Text(item, field.choices, "a list of texts"); });
+            *value = reader.Items<Texts>(json, [&](const Json& item) {
+              return reader.Text(item, field.choices, "a list of texts");
+            });
           },
           [&](Ints* value) {
-            *value = reader.Items<Ints>(json, [&](const Json& item) { return reader.Integer(item, field.integers, "a list of integers"); });
+            *value = reader.Items<Ints>(json, [&](const Json& item) {
+              return reader.Integer(item, field.integers, "a list of integers");
+            });
           },
           [&](Json* value) { *value = json; },
           [&](Fields& group) { group.ReadObject(json, where, dotted + ".", all); },
@@ -249,19 +278,25 @@ void Fields::ReadField(Field& field, const Json& json, const std::string& where,
       field.target);
 }
 
-void Fields::ReadObject(const Json& object, const std::string& where, const std::string& prefix, const Texts& all) {
+void Fields::ReadObject(const Json& object, const std::string& where, const std::string& prefix,
+                        const Texts& all) {
   if (!object.is_object()) {
-    const std::string key = prefix.empty() ? "" : "'" + prefix.substr(0, prefix.size() - 1) + "' is ";
-    FailUsage(where, ": ", prefix.empty() ? "expected an object, got " : key, Shown(object), prefix.empty() ? "" : "; expected an object");
+    const std::string key =
+        prefix.empty() ? "" : "'" + prefix.substr(0, prefix.size() - 1) + "' is ";
+    FailUsage(where, ": ", prefix.empty() ? "expected an object, got " : key, Shown(object),
+              prefix.empty() ? "" : "; expected an object");
   }
   for (const auto& [key, value] : object.items()) {
     Field* field = Find(key);
-    if (field == nullptr || key.find('.') != std::string::npos) FailUsage(where, ": ", UnknownKey(prefix + key, all, prefix));
+    if (field == nullptr || key.find('.') != std::string::npos)
+      FailUsage(where, ": ", UnknownKey(prefix + key, all, prefix));
     ReadField(*field, value, where, prefix + key, all);
   }
 }
 
-void Fields::Read(const Json& object, const std::string& where) { ReadObject(object, where, "", Names()); }
+void Fields::Read(const Json& object, const std::string& where) {
+  ReadObject(object, where, "", Names());
+}
 
 Fields::Field* Fields::Find(const std::string& dotted) const {
   const size_t dot = dotted.find('.');
@@ -284,7 +319,8 @@ void Fields::Set(const std::string& assignment) {
   if (field == nullptr && SetInside(dotted, text)) return;
   if (field == nullptr) {
     const size_t dot = dotted.rfind('.');
-    FailUsage(where, ": ", UnknownKey(dotted, all, dot == std::string::npos ? "" : dotted.substr(0, dot + 1)));
+    FailUsage(where, ": ",
+              UnknownKey(dotted, all, dot == std::string::npos ? "" : dotted.substr(0, dot + 1)));
   }
   Json json;
   try {
@@ -324,7 +360,8 @@ bool Fields::SetInside(const std::string& dotted, const std::string& text) {
     for (size_t begin = dot + 1; begin <= dotted.size();) {
       const size_t end = std::min(dotted.find('.', begin), dotted.size());
       if (!place->is_object() && !place->is_null()) {
-        FailUsage("--set: '", dotted.substr(0, begin - 1), "' is ", Shown(*place), ", which has no keys");
+        FailUsage("--set: '", dotted.substr(0, begin - 1), "' is ", Shown(*place),
+                  ", which has no keys");
       }
       place = &(*place)[dotted.substr(begin, end - begin)];
       begin = end + 1;
@@ -339,7 +376,8 @@ bool Fields::SetInside(const std::string& dotted, const std::string& text) {
   return false;
 }
 
-void Fields::HelpRows(const std::string& prefix, std::vector<std::array<std::string, 3>>* rows) const {
+void Fields::HelpRows(const std::string& prefix,
+                      std::vector<std::array<std::string, 3>>* rows) const {
   for (const auto& field : fields_) {
     if (field->IsGroup()) {
       field->group().HelpRows(prefix + field->name + ".", rows);
@@ -357,21 +395,25 @@ void Fields::HelpRows(const std::string& prefix, std::vector<std::array<std::str
                                         },
                                         field->target);
     std::string initial;
-    if (field->initial.is_array() && !field->initial.empty() && !field->initial[0].is_structured()) {
+    if (field->initial.is_array() && !field->initial.empty() &&
+        !field->initial[0].is_structured()) {
       for (const Json& item : field->initial) {
-        initial += (initial.empty() ? "" : ",") + (item.is_string() ? item.get<std::string>() : JsonLine(item));
+        initial += (initial.empty() ? "" : ",") +
+                   (item.is_string() ? item.get<std::string>() : JsonLine(item));
       }
-    } else if (field->initial.is_string() && !field->initial.get_ref<const std::string&>().empty()) {
+    } else if (field->initial.is_string() &&
+               !field->initial.get_ref<const std::string&>().empty()) {
       initial = field->initial.get<std::string>();
     } else if (field->initial.is_number_float()) {
       initial = NumberText(field->initial.get<double>());
     } else {
       initial = JsonLine(field->initial);
     }
-    std::string allowed = !field->choices.empty() ? ChoicesText(field->choices) : RangeText(field->integers);
+    std::string allowed =
+        !field->choices.empty() ? ChoicesText(field->choices) : RangeText(field->integers);
     if (std::holds_alternative<double*>(field->target)) allowed = RangeText(field->numbers);
-    rows->push_back(
-        {prefix + field->name, StrCat(kind, " = ", initial), StrCat(field->help, allowed.empty() ? "" : StrCat(" (", allowed, ")"))});
+    rows->push_back({prefix + field->name, StrCat(kind, " = ", initial),
+                     StrCat(field->help, allowed.empty() ? "" : StrCat(" (", allowed, ")"))});
   }
 }
 
@@ -386,7 +428,9 @@ std::string Fields::Help(int indent) const {
   std::string text;
   for (const auto& row : rows) {
     std::string line(size_t(indent), ' ');
-    for (int i : {0, 1}) line += row[i] + std::string(row[i].size() < width[i] ? width[i] - row[i].size() : 0, ' ') + "  ";
+    for (int i : {0, 1})
+      line +=
+          row[i] + std::string(row[i].size() < width[i] ? width[i] - row[i].size() : 0, ' ') + "  ";
     line += row[2];
     text += line.substr(0, line.find_last_not_of(' ') + 1) + "\n";
   }

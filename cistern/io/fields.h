@@ -1,5 +1,6 @@
 #pragma once
-// One description of an options struct serves reading (JSON, TOML, --set key=value), checking, writing and help.
+// One description of an options struct serves reading (JSON, TOML, --set key=value), checking,
+// writing and help.
 #include <array>
 #include <cstdint>
 #include <functional>
@@ -23,22 +24,28 @@ struct Range {
 class Fields {
  public:
   // The pointers must outlive the Fields; they hold the defaults when added.
-  Fields& Add(const std::string& name, int64_t* value, const std::string& help, Range<int64_t> range = {});
-  Fields& Add(const std::string& name, double* value, const std::string& help, Range<double> range = {});
+  Fields& Add(const std::string& name, int64_t* value, const std::string& help,
+              Range<int64_t> range = {});
+  Fields& Add(const std::string& name, double* value, const std::string& help,
+              Range<double> range = {});
   Fields& Add(const std::string& name, bool* value, const std::string& help);
-  Fields& Add(const std::string& name, std::string* value, const std::string& help, std::vector<std::string> choices = {});
+  Fields& Add(const std::string& name, std::string* value, const std::string& help,
+              std::vector<std::string> choices = {});
   // A single value is read as a list of one. `--set name=a,b` gives a list.
-  Fields& Add(const std::string& name, std::vector<std::string>* value, const std::string& help, std::vector<std::string> choices = {});
-  Fields& Add(const std::string& name, std::vector<int64_t>* value, const std::string& help, Range<int64_t> range = {});
+  Fields& Add(const std::string& name, std::vector<std::string>* value, const std::string& help,
+              std::vector<std::string> choices = {});
+  Fields& Add(const std::string& name, std::vector<int64_t>* value, const std::string& help,
+              Range<int64_t> range = {});
   // Anything JSON, checked by its owner later (a mechanism's own options).
   Fields& Add(const std::string& name, Json* value, const std::string& help);
   Fields& Group(const std::string& name, Fields group);  // a nested object: "train.lr"
 
-  // Reads an object. Unknown keys, wrong types and values out of range are a UsageError that names `where`, the dotted key, the value
-  // and what is allowed, with the nearest known key.
+  // Reads an object. Unknown keys, wrong types and values out of range are a UsageError that names
+  // `where`, the dotted key, the value and what is allowed, with the nearest known key.
   void Read(const Json& object, const std::string& where);
-  // "train.lr=4e-3", by the field's type: lists as `a,b` or JSON, true/false/1/0/yes/no/on/off, JSON or a bare word for Json fields, whose
-  // insides are reached by their own dotted names ("model.options.slots=32"). Errors as of Read, with where = "--set".
+  // "train.lr=4e-3", by the field's type: lists as `a,b` or JSON, true/false/1/0/yes/no/on/off,
+  // JSON or a bare word for Json fields, whose insides are reached by their own dotted names
+  // ("model.options.slots=32"). Errors as of Read, with where = "--set".
   void Set(const std::string& assignment);
   Json Write() const;
   std::string Help(int indent = 0) const;  // one line per field: name, type, default, range, help
@@ -50,11 +57,12 @@ class Fields {
 
   Field* Find(const std::string& dotted) const;
   Fields& AddField(Field field);
-  void ReadObject(const Json& object, const std::string& where, const std::string& prefix, const std::vector<std::string>& all);
+  void ReadObject(const Json& object, const std::string& where, const std::string& prefix,
+                  const std::vector<std::string>& all);
   bool SetInside(const std::string& dotted, const std::string& text);
   void HelpRows(const std::string& prefix, std::vector<std::array<std::string, 3>>* rows) const;
-  static void ReadField(Field& field, const Json& json, const std::string& where, const std::string& dotted,
-                        const std::vector<std::string>& all);
+  static void ReadField(Field& field, const Json& json, const std::string& where,
+                        const std::string& dotted, const std::vector<std::string>& all);
   static Json WriteField(const Field& field);
 };
 

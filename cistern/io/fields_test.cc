@@ -18,10 +18,13 @@ struct Options {
 
   Fields fields() {
     Fields train;
-    train.Add("lr", &lr, "learning rate", {0, 10}).Add("steps", &steps, "optimizer steps", {.min = 1}).Add("amp", &amp, "use bf16");
+    train.Add("lr", &lr, "learning rate", {0, 10})
+        .Add("steps", &steps, "optimizer steps", {.min = 1})
+        .Add("amp", &amp, "use bf16");
     train.Add("schedule", &schedule, "of the learning rate", {"cosine", "linear"});
     Fields all;
-    all.Add("mechanisms", &mechanisms, "what to compare").Add("lengths", &lengths, "in tokens", {1, 1000});
+    all.Add("mechanisms", &mechanisms, "what to compare")
+        .Add("lengths", &lengths, "in tokens", {1, 1000});
     all.Add("extra", &extra, "the mechanism's own").Group("train", train);
     return all;
   }
@@ -46,7 +49,8 @@ TEST(Fields, ReadsAndWrites) {
   Options options;
   Fields fields = options.fields();
   fields.Read(
-      Json::parse(R"({"train": {"steps": 1e3, "lr": 1, "amp": true}, "mechanisms": "softmax", "lengths": [1, 2], "extra": {"k": [1]}})"),
+      Json::parse(
+          R"({"train": {"steps": 1e3, "lr": 1, "amp": true}, "mechanisms": "softmax", "lengths": [1, 2], "extra": {"k": [1]}})"),
       "x");
   EXPECT_EQ(options.steps, 1000);
   EXPECT_EQ(options.lr, 1.0);
@@ -57,26 +61,39 @@ TEST(Fields, ReadsAndWrites) {
       fields.Write().dump(),
       R"({"mechanisms":["softmax"],"lengths":[1,2],"extra":{"k":[1]},"train":{"lr":1.0,"steps":1000,"amp":true,"schedule":"cosine"}})");
   EXPECT_EQ(fields.Names(),
-            (std::vector<std::string>{"mechanisms", "lengths", "extra", "train.lr", "train.steps", "train.amp", "train.schedule"}));
+            (std::vector<std::string>{"mechanisms", "lengths", "extra", "train.lr", "train.steps",
+                                      "train.amp", "train.schedule"}));
 }
 
 TEST(Fields, ReadErrorsSayWhatIsAllowed) {
-  EXPECT_EQ(ReadError(R"({"train": {"lrr": 1}})"), "config.json: unknown key 'train.lrr'; did you mean 'train.lr'?");
-  EXPECT_EQ(ReadError(R"({"steps": 1})"), "config.json: unknown key 'steps'; did you mean 'train.steps'?");
-  EXPECT_EQ(ReadError(R"({"train.lr": 1})"), "config.json: unknown key 'train.lr'; did you mean 'train.lr'?");
+  EXPECT_EQ(ReadError(R"({"train": {"lrr": 1}})"),
+            "config.json: unknown key 'train.lrr'; did you mean 'train.lr'?");
+  EXPECT_EQ(ReadError(R"({"steps": 1})"),
+            "config.json: unknown key 'steps'; did you mean 'train.steps'?");
+  EXPECT_EQ(ReadError(R"({"train.lr": 1})"),
+            "config.json: unknown key 'train.lr'; did you mean 'train.lr'?");
   EXPECT_EQ(ReadError(R"({"train": {"zzzzzzzzzzzz": 1}})"),
-            "config.json: unknown key 'train.zzzzzzzzzzzz'; known are: train.lr, train.steps, train.amp, train.schedule");
-  EXPECT_EQ(ReadError(R"({"qqqqqqqqqqqq": 1})"), "config.json: unknown key 'qqqqqqqqqqqq'; known are: mechanisms, lengths, extra, train");
-  EXPECT_EQ(ReadError(R"({"train": {"lr": "fast"}})"), "config.json: 'train.lr' is \"fast\"; expected a number (0 .. 10)");
-  EXPECT_EQ(ReadError(R"({"train": {"lr": -1}})"), "config.json: 'train.lr' is -1; expected a number (0 .. 10)");
-  EXPECT_EQ(ReadError(R"({"train": {"steps": 0}})"), "config.json: 'train.steps' is 0; expected an integer (at least 1)");
-  EXPECT_EQ(ReadError(R"({"train": {"steps": 1.5}})"), "config.json: 'train.steps' is 1.5; expected an integer (at least 1)");
+            "config.json: unknown key 'train.zzzzzzzzzzzz'; known are: train.lr, train.steps, "
+            "train.amp, train.schedule");
+  EXPECT_EQ(
+      ReadError(R"({"qqqqqqqqqqqq": 1})"),
+      "config.json: unknown key 'qqqqqqqqqqqq'; known are: mechanisms, lengths, extra, train");
+  EXPECT_EQ(ReadError(R"({"train": {"lr": "fast"}})"),
+            "config.json: 'train.lr' is \"fast\"; expected a number (0 .. 10)");
+  EXPECT_EQ(ReadError(R"({"train": {"lr": -1}})"),
+            "config.json: 'train.lr' is -1; expected a number (0 .. 10)");
+  EXPECT_EQ(ReadError(R"({"train": {"steps": 0}})"),
+            "config.json: 'train.steps' is 0; expected an integer (at least 1)");
+  EXPECT_EQ(ReadError(R"({"train": {"steps": 1.5}})"),
+            "config.json: 'train.steps' is 1.5; expected an integer (at least 1)");
   EXPECT_EQ(ReadError(R"({"train": {"steps": 18446744073709551615}})"),
             "config.json: 'train.steps' is 18446744073709551615; expected an integer (at least 1)");
-  EXPECT_EQ(ReadError(R"({"train": {"amp": 1}})"), "config.json: 'train.amp' is 1; expected true or false");
+  EXPECT_EQ(ReadError(R"({"train": {"amp": 1}})"),
+            "config.json: 'train.amp' is 1; expected true or false");
   EXPECT_EQ(ReadError(R"({"train": {"schedule": "cosin"}})"),
             "config.json: 'train.schedule': unknown value 'cosin'; did you mean 'cosine'?");
-  EXPECT_EQ(ReadError(R"({"lengths": [1, 2000]})"), "config.json: 'lengths' is 2000; expected a list of integers (1 .. 1000)");
+  EXPECT_EQ(ReadError(R"({"lengths": [1, 2000]})"),
+            "config.json: 'lengths' is 2000; expected a list of integers (1 .. 1000)");
   EXPECT_EQ(ReadError(R"({"train": 3})"), "config.json: 'train' is 3; expected an object");
   EXPECT_EQ(ReadError("[1]"), "config.json: expected an object, got [1]");
 }
@@ -84,7 +101,8 @@ TEST(Fields, ReadErrorsSayWhatIsAllowed) {
 TEST(Fields, Set) {
   Options options;
   Fields fields = options.fields();
-  for (const char* text : {"train.lr=4e-3", "train.steps=2e3", "train.amp=on", "train.schedule=linear", "mechanisms=a, b", "lengths=7",
+  for (const char* text : {"train.lr=4e-3", "train.steps=2e3", "train.amp=on",
+                           "train.schedule=linear", "mechanisms=a, b", "lengths=7",
                            "extra={\"k\": 1}", "extra.deep.feature=elu", "extra.deep.slots=32"}) {
     fields.Set(text);
   }
@@ -107,10 +125,14 @@ TEST(Fields, SetErrors) {
   EXPECT_EQ(SetError("train.lr"), "--set: expected key=value, got 'train.lr'");
   EXPECT_EQ(SetError("lr=1"), "--set: unknown key 'lr'; did you mean 'train.lr'?");
   EXPECT_EQ(SetError("train.lr=nan"), "--set: 'train.lr' is \"nan\"; expected a number (0 .. 10)");
-  EXPECT_EQ(SetError("train.steps="), "--set: 'train.steps' is \"\"; expected an integer (at least 1)");
-  EXPECT_EQ(SetError("lengths=1,x"), "--set: 'lengths' is \"x\"; expected a list of integers (1 .. 1000)");
-  EXPECT_EQ(SetError("extra={").rfind("--set extra:1:2: not valid JSON", 0), 0u) << SetError("extra={");
-  EXPECT_EQ(SetError("lengths=[1").rfind("--set:1:3: not valid JSON", 0), 0u) << SetError("lengths=[1");
+  EXPECT_EQ(SetError("train.steps="),
+            "--set: 'train.steps' is \"\"; expected an integer (at least 1)");
+  EXPECT_EQ(SetError("lengths=1,x"),
+            "--set: 'lengths' is \"x\"; expected a list of integers (1 .. 1000)");
+  EXPECT_EQ(SetError("extra={").rfind("--set extra:1:2: not valid JSON", 0), 0u)
+      << SetError("extra={");
+  EXPECT_EQ(SetError("lengths=[1").rfind("--set:1:3: not valid JSON", 0), 0u)
+      << SetError("lengths=[1");
   EXPECT_EQ(SetError("train.lr.x=1").rfind("--set: unknown key 'train.lr.x'", 0), 0u);
 }
 

@@ -38,12 +38,14 @@ summary { cursor: pointer; color: var(--accent); margin: 0.75rem 0; }
 
 bool LooksLikeNumber(const std::string& cell) {
   const size_t first = cell.find_first_not_of("+-~<>= .");
-  return cell == "-" || cell == "n/a" || (first != std::string::npos && cell[first] >= '0' && cell[first] <= '9');
+  return cell == "-" || cell == "n/a" ||
+         (first != std::string::npos && cell[first] >= '0' && cell[first] <= '9');
 }
 
 }  // namespace
 
-HtmlReport::HtmlReport(const std::string& title, const std::string& subtitle) : title_(title), subtitle_(subtitle) {}
+HtmlReport::HtmlReport(const std::string& title, const std::string& subtitle)
+    : title_(title), subtitle_(subtitle) {}
 
 HtmlReport& HtmlReport::Heading(const std::string& text) {
   body_ += "<h2>" + EscapeXml(text) + "</h2>\n";
@@ -58,12 +60,15 @@ HtmlReport& HtmlReport::Paragraph(const std::string& text) {
 HtmlReport& HtmlReport::Table(const HtmlTable& table) {
   std::vector<bool> number(table.header.size(), !table.rows.empty());
   for (const auto& row : table.rows) {
-    CISTERN_CHECK(row.size() == table.header.size(), "[report] a row has ", row.size(), " cells, the header ", table.header.size());
-    for (size_t i = 0; i < row.size(); ++i) number[i] = number[i] && (row[i].empty() || LooksLikeNumber(row[i]));
+    CISTERN_CHECK(row.size() == table.header.size(), "[report] a row has ", row.size(),
+                  " cells, the header ", table.header.size());
+    for (size_t i = 0; i < row.size(); ++i)
+      number[i] = number[i] && (row[i].empty() || LooksLikeNumber(row[i]));
   }
   const auto cells = [&](const std::vector<std::string>& row, const std::string& tag) {
     for (size_t i = 0; i < row.size(); ++i) {
-      body_ += StrCat("<", tag, number[i] ? " class=\"number\">" : ">", EscapeXml(row[i]), "</", tag, ">");
+      body_ += StrCat("<", tag, number[i] ? " class=\"number\">" : ">", EscapeXml(row[i]), "</",
+                      tag, ">");
     }
     body_ += "</tr>\n";
   };
@@ -93,14 +98,17 @@ HtmlReport& HtmlReport::Svg(const std::string& svg, const std::string& caption) 
 }
 
 HtmlReport& HtmlReport::Details(const std::string& summary, const std::string& preformatted) {
-  body_ += "<details><summary>" + EscapeXml(summary) + "</summary>\n<pre>" + EscapeXml(preformatted) + "</pre></details>\n";
+  body_ += "<details><summary>" + EscapeXml(summary) + "</summary>\n<pre>" +
+           EscapeXml(preformatted) + "</pre></details>\n";
   return *this;
 }
 
 std::string HtmlReport::Html() const {
   std::string html = "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n";
-  html += "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n<title>" + EscapeXml(title_) + "</title>\n";
-  html += "<style>" + std::string(kStyle) + "</style>\n</head>\n<body>\n<main>\n<h1>" + EscapeXml(title_) + "</h1>\n";
+  html += "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n<title>" +
+          EscapeXml(title_) + "</title>\n";
+  html += "<style>" + std::string(kStyle) + "</style>\n</head>\n<body>\n<main>\n<h1>" +
+          EscapeXml(title_) + "</h1>\n";
   if (!subtitle_.empty()) html += "<p class=\"subtitle\">" + EscapeXml(subtitle_) + "</p>\n";
   return html + body_ + "</main>\n</body>\n</html>\n";
 }

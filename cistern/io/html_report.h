@@ -1,5 +1,6 @@
 #pragma once
-// One self-contained HTML page: no scripts, no links to other files; reads well in light and dark, and on paper. All text is escaped.
+// One self-contained HTML page: no scripts, no links to other files; reads well in light and dark,
+// and on paper. All text is escaped.
 #include <string>
 #include <vector>
 
@@ -7,7 +8,8 @@ namespace cistern {
 
 struct HtmlTable {
   std::vector<std::string> header;
-  std::vector<std::vector<std::string>> rows;  // each as long as the header; cells that are numbers are set to the right
+  std::vector<std::vector<std::string>>
+      rows;  // each as long as the header; cells that are numbers are set to the right
   std::string caption = "";
   int best_row = -1;  // drawn bold
 };
@@ -20,8 +22,10 @@ class HtmlReport {
   HtmlReport& Paragraph(const std::string& text);
   HtmlReport& Table(const HtmlTable& table);  // Error when a row's length differs from the header's
   HtmlReport& Preformatted(const std::string& text);
-  HtmlReport& Svg(const std::string& svg, const std::string& caption = "");          // RenderSvg's output, taken as it is
-  HtmlReport& Details(const std::string& summary, const std::string& preformatted);  // closed at first
+  HtmlReport& Svg(const std::string& svg,
+                  const std::string& caption = "");  // RenderSvg's output, taken as it is
+  HtmlReport& Details(const std::string& summary,
+                      const std::string& preformatted);  // closed at first
 
   std::string Html() const;
   void Write(const std::string& path) const;  // atomically

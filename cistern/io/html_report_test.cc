@@ -16,11 +16,13 @@ TEST(HtmlReport, EscapesAndAligns) {
       {.header = {"mechanism", "ms"}, .rows = {{"latte", "1.5"}, {"<x>", "-"}}, .best_row = 0});
   report.Preformatted("x & y")
       .Details("more", "<z>")
-      .Svg(RenderSvg(LineChart{.title = "t", .x_label = "", .y_label = "", .series = {}}), "fig <1>");
+      .Svg(RenderSvg(LineChart{.title = "t", .x_label = "", .y_label = "", .series = {}}),
+           "fig <1>");
   const std::string html = report.Html();
   EXPECT_NE(html.find("<title>Latte &amp; &lt;softmax&gt;</title>"), std::string::npos);
   EXPECT_NE(html.find("<p>a &lt; b</p>"), std::string::npos);
-  EXPECT_NE(html.find("<tr class=\"best\"><td>latte</td><td class=\"number\">1.5</td></tr>"), std::string::npos);
+  EXPECT_NE(html.find("<tr class=\"best\"><td>latte</td><td class=\"number\">1.5</td></tr>"),
+            std::string::npos);
   EXPECT_NE(html.find("<td>&lt;x&gt;</td><td class=\"number\">-</td>"), std::string::npos);
   EXPECT_NE(html.find("<pre>x &amp; y</pre>"), std::string::npos);
   EXPECT_NE(html.find("<figcaption>fig &lt;1&gt;</figcaption>"), std::string::npos);

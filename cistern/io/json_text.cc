@@ -13,7 +13,8 @@ namespace cistern {
 namespace {
 
 // name:line:column of the byte at `offset`.
-std::string Place(std::string_view text, size_t offset, const std::string& name, size_t first_line) {
+std::string Place(std::string_view text, size_t offset, const std::string& name,
+                  size_t first_line) {
   offset = std::min(offset, text.size());
   const std::string_view before = text.substr(0, offset);
   const size_t line = size_t(std::count(before.begin(), before.end(), '\n'));
@@ -21,7 +22,8 @@ std::string Place(std::string_view text, size_t offset, const std::string& name,
   return StrCat(name, ":", first_line + line, ":", offset - start + 1);
 }
 
-// The library's reason without its own prefix: "[json.exception.parse_error.101] parse error at line 1, column 2: REASON".
+// The library's reason without its own prefix: "[json.exception.parse_error.101] parse error at
+// line 1, column 2: REASON".
 std::string Reason(const std::string& what) {
   const size_t prefix = what.find("] ");
   std::string reason = prefix == std::string::npos ? what : what.substr(prefix + 2);
@@ -42,7 +44,8 @@ J Parse(std::string_view text, const std::string& name, size_t first_line) {
     if (event == J::parse_event_t::key) {
       const std::string& key = parsed.template get_ref<const std::string&>();
       if (!keys.back().insert(key).second) {
-        Fail(name, first_line > 1 ? StrCat(":", first_line) : "", ": key '", key, "' is given twice in one object");
+        Fail(name, first_line > 1 ? StrCat(":", first_line) : "", ": key '", key,
+             "' is given twice in one object");
       }
     }
     return true;
@@ -50,14 +53,17 @@ J Parse(std::string_view text, const std::string& name, size_t first_line) {
   try {
     return J::parse(text.begin(), text.end(), watch);
   } catch (const typename J::parse_error& e) {
-    Fail(Place(text, e.byte > 0 ? e.byte - 1 : 0, name, first_line), ": not valid JSON: ", Reason(e.what()));
+    Fail(Place(text, e.byte > 0 ? e.byte - 1 : 0, name, first_line),
+         ": not valid JSON: ", Reason(e.what()));
   } catch (const typename J::exception& e) {  // a number that no double holds
-    Fail(name, first_line > 1 ? StrCat(":", first_line) : "", ": not valid JSON: ", Reason(e.what()));
+    Fail(name, first_line > 1 ? StrCat(":", first_line) : "",
+         ": not valid JSON: ", Reason(e.what()));
   }
 }
 
-// The first byte above 127 outside strings and comments, where TOML 1.0 allows none, or npos. toml++ 3.3 runs into undefined behaviour
-// on some of them (is_non_ascii_horizontal_whitespace), so it must not see any.
+// The first byte above 127 outside strings and comments, where TOML 1.0 allows none, or npos.
+// toml++ 3.3 runs into undefined behaviour on some of them (is_non_ascii_horizontal_whitespace), so
+// it must not see any.
 size_t BareNonAscii(std::string_view text) {
   size_t i = text.substr(0, 3) == "\xef\xbb\xbf" ? 3 : 0;  // byte order mark
   while (i < text.size()) {
@@ -74,7 +80,8 @@ size_t BareNonAscii(std::string_view text) {
           ++i;
           break;
         } else if (block && text.substr(i, 3) == std::string(3, c)) {
-          for (int quotes = 0; quotes < 5 && i < text.size() && text[i] == c; ++quotes) ++i;  // up to two belong to the string
+          for (int quotes = 0; quotes < 5 && i < text.size() && text[i] == c; ++quotes)
+            ++i;  // up to two belong to the string
           break;
         }
       }
@@ -103,7 +110,8 @@ Json FromToml(const toml::node& node, const std::string& name, int depth) {
       return std::pair(x.line, x.column) < std::pair(y.line, y.column);
     });
     Json object = Json::object();
-    for (const auto& [key, value] : items) object.push_back({key, FromToml(*value, name, depth + 1)});
+    for (const auto& [key, value] : items)
+      object.push_back({key, FromToml(*value, name, depth + 1)});
     return object;
   }
   if (const auto* array = node.as_array()) {
@@ -122,19 +130,25 @@ Json FromToml(const toml::node& node, const std::string& name, int depth) {
 
 }  // namespace
 
-Json ParseJson(std::string_view text, const std::string& name, size_t first_line) { return Parse<Json>(text, name, first_line); }
+Json ParseJson(std::string_view text, const std::string& name, size_t first_line) {
+  return Parse<Json>(text, name, first_line);
+}
 
-nlohmann::json ParseSortedJson(std::string_view text, const std::string& name) { return Parse<nlohmann::json>(text, name, 1); }
+nlohmann::json ParseSortedJson(std::string_view text, const std::string& name) {
+  return Parse<nlohmann::json>(text, name, 1);
+}
 
 Json ParseToml(std::string_view text, const std::string& name) {
   const size_t bare = BareNonAscii(text);
   if (bare != std::string_view::npos) {
-    Fail(Place(text, bare, name, 1), ": not valid TOML: a character outside ASCII must stand in quotes");
+    Fail(Place(text, bare, name, 1),
+         ": not valid TOML: a character outside ASCII must stand in quotes");
   }
   try {
     return FromToml(toml::parse(text), name, 0);
   } catch (const toml::parse_error& e) {
-    Fail(name, ":", e.source().begin.line, ":", e.source().begin.column, ": not valid TOML: ", e.description());
+    Fail(name, ":", e.source().begin.line, ":", e.source().begin.column,
+         ": not valid TOML: ", e.description());
   }
 }
 
@@ -142,6 +156,8 @@ Json ReadJsonFile(const std::string& path) { return ParseJson(ReadFile(path), pa
 
 Json ReadTomlFile(const std::string& path) { return ParseToml(ReadFile(path), path); }
 
-std::string JsonLine(const Json& json) { return json.dump(-1, ' ', false, Json::error_handler_t::replace); }
+std::string JsonLine(const Json& json) {
+  return json.dump(-1, ' ', false, Json::error_handler_t::replace);
+}
 
 }  // namespace cistern

@@ -1,5 +1,6 @@
 #pragma once
-// Strict JSON from text: duplicate keys and nesting deeper than kMaxJsonDepth are refused, and errors carry line and column.
+// Strict JSON from text: duplicate keys and nesting deeper than kMaxJsonDepth are refused, and
+// errors carry line and column.
 #include <cstddef>
 #include <string>
 #include <string_view>
@@ -10,7 +11,8 @@ namespace cistern {
 
 constexpr int kMaxJsonDepth = 100;
 
-// "config.json:3:14: not valid JSON: ...". `first_line` is the number of the text's first line (for JSON lines).
+// "config.json:3:14: not valid JSON: ...". `first_line` is the number of the text's first line (for
+// JSON lines).
 Json ParseJson(std::string_view text, const std::string& name, size_t first_line = 1);
 
 // The same with keys sorted: for objects with very many keys, where the ordered kind is slow.

@@ -9,24 +9,37 @@ namespace cistern {
 namespace {
 
 TEST(ParseJson, KeepsOrderAndNamesThePlace) {
-  EXPECT_EQ(ParseJson(R"({"b": 1, "a": [true, null, "x"]})", "f").dump(), R"({"b":1,"a":[true,null,"x"]})");
-  const std::string message = ErrorMessage([] { ParseJson("{\n  \"a\": 1,\n  \"b\": }\n", "config.json"); });
+  EXPECT_EQ(ParseJson(R"({"b": 1, "a": [true, null, "x"]})", "f").dump(),
+            R"({"b":1,"a":[true,null,"x"]})");
+  const std::string message =
+      ErrorMessage([] { ParseJson("{\n  \"a\": 1,\n  \"b\": }\n", "config.json"); });
   EXPECT_EQ(message.rfind("config.json:3:8: not valid JSON: syntax error", 0), 0u) << message;
   EXPECT_EQ(ErrorMessage([] { ParseJson("", "f"); }).rfind("f:1:1: not valid JSON", 0), 0u);
   EXPECT_EQ(ErrorMessage([] { ParseJson("[1,]", "f", 7); }).rfind("f:7:4: not valid JSON", 0), 0u);
 }
 
 TEST(ParseJson, RefusesDuplicatesDepthAndHugeNumbers) {
-  EXPECT_EQ(ErrorMessage([] { ParseJson(R"({"a": {"x": 1}, "b": {"x": 1, "x": 2}})", "f"); }), "f: key 'x' is given twice in one object");
-  EXPECT_EQ(ErrorMessage([] { ParseJson(std::string(100000, '['), "f"); }), "f: nested deeper than 100 levels");
-  EXPECT_NE(ErrorMessage([] { ParseJson("1e999", "f"); }).find("f: not valid JSON"), std::string::npos);
-  EXPECT_NE(ErrorMessage([] { ParseJson("\"\xff\"", "f"); }).find("f:1:2: not valid JSON"), std::string::npos);
+  EXPECT_EQ(ErrorMessage([] { ParseJson(R"({"a": {"x": 1}, "b": {"x": 1, "x": 2}})", "f"); }),
+            "f: key 'x' is given twice in one object");
+  EXPECT_EQ(ErrorMessage([] { ParseJson(std::string(100000, '['), "f"); }),
+            "f: nested deeper than 100 levels");
+  EXPECT_NE(ErrorMessage([] { ParseJson("1e999", "f"); }).find("f: not valid JSON"),
+            std::string::npos);
+  EXPECT_NE(ErrorMessage([] { ParseJson("\"\xff\"", "f"); }).find("f:1:2: not valid JSON"),
+            std::string::npos);
 }
 
 TEST(ParseToml, BecomesJson) {
-  const Json json = ParseToml("z = 1\na = 0.5\n[train]\nsteps = 1_000\nnames = ['x', \"y\"]\nday = 2024-05-06\non = true\n", "f");
-  EXPECT_EQ(json.dump(), R"({"z":1,"a":0.5,"train":{"steps":1000,"names":["x","y"],"day":"2024-05-06","on":true}})");
-  EXPECT_EQ(ErrorMessage([] { ParseToml("a = 1\nb = = 2\n", "c.toml"); }).rfind("c.toml:2:5: not valid TOML: ", 0), 0u)
+  const Json json = ParseToml(
+      "z = 1\na = 0.5\n[train]\nsteps = 1_000\nnames = ['x', \"y\"]\nday = 2024-05-06\non = true\n",
+      "f");
+  EXPECT_EQ(
+      json.dump(),
+      R"({"z":1,"a":0.5,"train":{"steps":1000,"names":["x","y"],"day":"2024-05-06","on":true}})");
+  EXPECT_EQ(ErrorMessage([] {
+              ParseToml("a = 1\nb = = 2\n", "c.toml");
+            }).rfind("c.toml:2:5: not valid TOML: ", 0),
+            0u)
       << ErrorMessage([] { ParseToml("a = 1\nb = = 2\n", "c.toml"); });
   EXPECT_EQ(ErrorMessage([] { ParseToml("a = 1\na = 2\n", "c.toml"); }).rfind("c.toml:2:", 0), 0u);
 }
@@ -35,20 +48,28 @@ TEST(ParseToml, NonAsciiOnlyInQuotesAndComments) {
   EXPECT_EQ(ErrorMessage([] { ParseToml("a = 1\ntzn\xce\x8b", "c.toml"); }),
             "c.toml:2:4: not valid TOML: a character outside ASCII must stand in quotes");
   const std::string text =
-      "\xef\xbb\xbf# \xc3\xa9 'x\na = \"\\\"\xc3\xa9\"\nb = '\xc3\xa9'\nc = \"\"\"\"\xc3\xa9\n\"\"\"\"\nd = 1 # \xc3\xa9\n";
-  EXPECT_EQ(ParseToml(text, "f").dump(), "{\"a\":\"\\\"\xc3\xa9\",\"b\":\"\xc3\xa9\",\"c\":\"\\\"\xc3\xa9\\n\\\"\",\"d\":1}");
+      "\xef\xbb\xbf# \xc3\xa9 'x\na = \"\\\"\xc3\xa9\"\nb = '\xc3\xa9'\nc = "
+      "\"\"\"\"\xc3\xa9\n\"\"\"\"\nd = 1 # \xc3\xa9\n";
+  EXPECT_EQ(ParseToml(text, "f").dump(),
+            "{\"a\":\"\\\"\xc3\xa9\",\"b\":\"\xc3\xa9\",\"c\":\"\\\"\xc3\xa9\\n\\\"\",\"d\":1}");
 }
 
 TEST(ReadFiles, NameTheFile) {
   TestFolder folder;
   WriteFileAtomically(folder / "a.json", "{");
-  EXPECT_EQ(ErrorMessage([&] { ReadJsonFile(folder / "a.json"); }).rfind((folder / "a.json") + ":1:2: not valid JSON", 0), 0u);
+  EXPECT_EQ(ErrorMessage([&] {
+              ReadJsonFile(folder / "a.json");
+            }).rfind((folder / "a.json") + ":1:2: not valid JSON", 0),
+            0u);
   WriteFileAtomically(folder / "a.toml", "x = 3");
   EXPECT_EQ(ReadTomlFile(folder / "a.toml")["x"], 3);
-  EXPECT_NE(ErrorMessage([&] { ReadTomlFile(folder / "b.toml"); }).find("No such file"), std::string::npos);
+  EXPECT_NE(ErrorMessage([&] { ReadTomlFile(folder / "b.toml"); }).find("No such file"),
+            std::string::npos);
 }
 
-TEST(JsonLine, AlwaysGivesUtf8) { EXPECT_EQ(JsonLine(Json{{"a", "\xff"}}), "{\"a\":\"\xef\xbf\xbd\"}"); }
+TEST(JsonLine, AlwaysGivesUtf8) {
+  EXPECT_EQ(JsonLine(Json{{"a", "\xff"}}), "{\"a\":\"\xef\xbf\xbd\"}");
+}
 
 }  // namespace
 }  // namespace cistern

@@ -26,7 +26,9 @@ OpenFile OpenToRead(const std::string& path) {
   return file;
 }
 
-bool Blank(std::string_view line) { return line.find_first_not_of(" \t\r\n") == std::string_view::npos; }
+bool Blank(std::string_view line) {
+  return line.find_first_not_of(" \t\r\n") == std::string_view::npos;
+}
 
 Json ParseLine(std::string_view line, const std::string& name, size_t number) {
   try {
@@ -60,7 +62,9 @@ JsonlWriter::JsonlWriter(const std::string& path) : file_(path) {
   const int64_t start = size > 0 ? LastLineStart(file.get(), size) : size;
   if (start >= size) return;
   std::string last(size_t(size - start), '\0');
-  if (std::fseek(file.get(), long(start), SEEK_SET) != 0 || std::fread(last.data(), 1, last.size(), file.get()) != last.size()) return;
+  if (std::fseek(file.get(), long(start), SEEK_SET) != 0 ||
+      std::fread(last.data(), 1, last.size(), file.get()) != last.size())
+    return;
   const Json line = Json::parse(last, nullptr, false);
   // A number may be the first half of a longer one, so only what closes itself counts as complete.
   if (!line.is_discarded() && (line.is_structured() || line.is_string())) {
@@ -84,11 +88,13 @@ void ForEachJsonl(const std::string& path, const std::function<void(Json line, s
     const int error = errno;
     buffer.reset(raw);
     if (n < 0) {
-      if (std::ferror(file.get()) || error == ENOMEM) Fail("cannot read ", path, ": ", std::strerror(error));
+      if (std::ferror(file.get()) || error == ENOMEM)
+        Fail("cannot read ", path, ": ", std::strerror(error));
       return;
     }
     const std::string_view line(raw, size_t(n));
-    if (!Blank(line)) f(ParseLine(line.substr(0, line.find_last_not_of("\r\n") + 1), path, number), number);
+    if (!Blank(line))
+      f(ParseLine(line.substr(0, line.find_last_not_of("\r\n") + 1), path, number), number);
   }
 }
 

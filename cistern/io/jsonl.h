@@ -10,8 +10,9 @@
 
 namespace cistern {
 
-// Appends; every line is in the file when Write returns. A last line without its newline (a process that was killed) is completed when it
-// is valid JSON, and removed otherwise. Numbers that JSON lacks (NaN, infinity) become null.
+// Appends; every line is in the file when Write returns. A last line without its newline (a process
+// that was killed) is completed when it is valid JSON, and removed otherwise. Numbers that JSON
+// lacks (NaN, infinity) become null.
 class JsonlWriter {
  public:
   explicit JsonlWriter(const std::string& path);
@@ -21,10 +22,12 @@ class JsonlWriter {
   AppendFile file_;
 };
 
-// Empty lines are skipped. A bad line is an Error "log.jsonl:12:5: not valid JSON: ...; the line is: ...".
+// Empty lines are skipped. A bad line is an Error "log.jsonl:12:5: not valid JSON: ...; the line
+// is: ...".
 std::vector<Json> ReadJsonl(const std::string& path);
 
-// The same one line at a time, for files larger than memory; `f` gets the line and its number from 1.
+// The same one line at a time, for files larger than memory; `f` gets the line and its number
+// from 1.
 void ForEachJsonl(const std::string& path, const std::function<void(Json line, size_t number)>& f);
 
 std::vector<Json> ParseJsonl(std::string_view text, const std::string& name);

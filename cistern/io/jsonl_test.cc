@@ -18,12 +18,15 @@ TEST(Jsonl, AppendsAndReads) {
     writer.Write({{"step", i}, {"text", "a\nb"}, {"loss", NAN}});
     EXPECT_EQ(ReadJsonl(path).size(), size_t(i + 1));
   }
-  EXPECT_EQ(ReadFile(path), "{\"step\":0,\"text\":\"a\\nb\",\"loss\":null}\n{\"step\":1,\"text\":\"a\\nb\",\"loss\":null}\n");
+  EXPECT_EQ(ReadFile(path),
+            "{\"step\":0,\"text\":\"a\\nb\",\"loss\":null}\n{\"step\":1,\"text\":\"a\\nb\","
+            "\"loss\":null}\n");
 }
 
 TEST(Jsonl, MendsATornLastLine) {
   TestFolder folder;
-  const std::string path = folder / "log.jsonl", filler = "{\"x\":\"" + std::string(10000, 'y') + "\"}\n";
+  const std::string path = folder / "log.jsonl",
+                    filler = "{\"x\":\"" + std::string(10000, 'y') + "\"}\n";
   const auto mended = [&](const std::string& text) {
     WriteFileAtomically(path, text);
     JsonlWriter(path).Write(1);
@@ -45,8 +48,10 @@ TEST(Jsonl, ErrorsNameTheLine) {
   EXPECT_EQ(message.rfind(path + ":3:7: not valid JSON: ", 0), 0u) << message;
   EXPECT_NE(message.find("; the line is: {\"a\": }"), std::string::npos) << message;
   EXPECT_EQ(ErrorMessage([&] { ParseJsonl("1\n\n{\"a\": }\n", path); }), message);
-  EXPECT_EQ(ErrorMessage([] { ReadJsonl("/nowhere/x"); }), "cannot read /nowhere/x: No such file or directory");
-  EXPECT_EQ(ErrorMessage([&] { ReadJsonl(folder.path()); }), "cannot read " + folder.path() + ": Is a directory");
+  EXPECT_EQ(ErrorMessage([] { ReadJsonl("/nowhere/x"); }),
+            "cannot read /nowhere/x: No such file or directory");
+  EXPECT_EQ(ErrorMessage([&] { ReadJsonl(folder.path()); }),
+            "cannot read " + folder.path() + ": Is a directory");
 }
 
 TEST(Jsonl, ARefusedLineLeavesWholeLines) {
@@ -62,7 +67,8 @@ TEST(Jsonl, ARefusedLineLeavesWholeLines) {
   setrlimit(RLIMIT_FSIZE, &before);
   EXPECT_EQ(message, "cannot write " + (folder / "a") + ": File too large");
   EXPECT_EQ(ReadFile(folder / "a"), "\"first\"\n");
-  EXPECT_EQ(ErrorMessage([] { JsonlWriter("/dev/full").Write(1); }), "cannot write /dev/full: No space left on device");
+  EXPECT_EQ(ErrorMessage([] { JsonlWriter("/dev/full").Write(1); }),
+            "cannot write /dev/full: No space left on device");
 }
 
 }  // namespace

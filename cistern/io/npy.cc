@@ -12,14 +12,16 @@ struct Code {
   const char* text;
   DType dtype;
 };
-constexpr Code kCodes[] = {{"<f8", DType::kF64}, {"<f4", DType::kF32}, {"<f2", DType::kF16}, {"<i8", DType::kI64},
-                           {"<i4", DType::kI32}, {"<i2", DType::kI16}, {"|i1", DType::kI8},  {"<u8", DType::kU64},
-                           {"<u4", DType::kU32}, {"<u2", DType::kU16}, {"|u1", DType::kU8},  {"|b1", DType::kBool}};
+constexpr Code kCodes[] = {{"<f8", DType::kF64}, {"<f4", DType::kF32}, {"<f2", DType::kF16},
+                           {"<i8", DType::kI64}, {"<i4", DType::kI32}, {"<i2", DType::kI16},
+                           {"|i1", DType::kI8},  {"<u8", DType::kU64}, {"<u4", DType::kU32},
+                           {"<u2", DType::kU16}, {"|u1", DType::kU8},  {"|b1", DType::kBool}};
 
 // The header is a Python literal: {'descr': '<f4', 'fortran_order': False, 'shape': (2, 3), }
 class HeaderReader {
  public:
-  HeaderReader(std::string_view text, size_t offset, const std::string& name) : text_(text), offset_(offset), name_(name) {}
+  HeaderReader(std::string_view text, size_t offset, const std::string& name)
+      : text_(text), offset_(offset), name_(name) {}
 
   void Read(NpyArray* array) {
     bool have[3] = {};
@@ -41,7 +43,9 @@ class HeaderReader {
   }
 
  private:
-  [[noreturn]] void Complain(const std::string& what) const { Fail(name_, ": header, offset ", offset_ + at_, ": ", what); }
+  [[noreturn]] void Complain(const std::string& what) const {
+    Fail(name_, ": header, offset ", offset_ + at_, ": ", what);
+  }
   char Peek() {
     while (at_ < text_.size() && std::isspace(static_cast<unsigned char>(text_[at_]))) ++at_;
     return at_ < text_.size() ? text_[at_] : '\0';
@@ -78,17 +82,21 @@ class HeaderReader {
   void ReadOrder() {
     Peek();
     const std::string_view rest = text_.substr(at_);
-    if (rest.substr(0, 4) == "True") Complain("the array is in Fortran order; save numpy.ascontiguousarray(x)");
+    if (rest.substr(0, 4) == "True")
+      Complain("the array is in Fortran order; save numpy.ascontiguousarray(x)");
     if (rest.substr(0, 5) != "False") Complain("fortran_order: expected True or False");
     at_ += 5;
   }
   void ReadShape(NpyArray* array) {
     Expect('(');
     while (!Accept(')')) {
-      if (!std::isdigit(static_cast<unsigned char>(Peek()))) Complain("shape: expected a whole number");
+      if (!std::isdigit(static_cast<unsigned char>(Peek())))
+        Complain("shape: expected a whole number");
       int64_t size = 0;
       for (; at_ < text_.size() && std::isdigit(static_cast<unsigned char>(text_[at_])); ++at_) {
-        if (__builtin_mul_overflow(size, 10, &size) || __builtin_add_overflow(size, text_[at_] - '0', &size)) Complain("shape: too large");
+        if (__builtin_mul_overflow(size, 10, &size) ||
+            __builtin_add_overflow(size, text_[at_] - '0', &size))
+          Complain("shape: too large");
       }
       array->shape.push_back(size);
       if (!Accept(',') && Peek() != ')') Complain("shape: expected ',' or ')'");
@@ -106,20 +114,24 @@ NpyArray ParseNpy(std::string_view bytes, const std::string& name) {
   CISTERN_CHECK(bytes.size() >= 10 && bytes.substr(0, 6) == std::string_view("\x93NUMPY", 6), name,
                 ": offset 0: no .npy file (or a truncated one): expected \\x93NUMPY and a version");
   const int version = static_cast<unsigned char>(bytes[6]);
-  CISTERN_CHECK(version >= 1 && version <= 3, name, ": offset 6: version ", version, "; expected 1 to 3");
+  CISTERN_CHECK(version >= 1 && version <= 3, name, ": offset 6: version ", version,
+                "; expected 1 to 3");
   const size_t length_bytes = version == 1 ? 2 : 4, begin = 8 + length_bytes;
-  CISTERN_CHECK(bytes.size() >= begin, name, ": offset 8: the file ends inside the header's length");
+  CISTERN_CHECK(bytes.size() >= begin, name,
+                ": offset 8: the file ends inside the header's length");
   uint32_t length = 0;
   std::memcpy(&length, bytes.data() + 8, length_bytes);
-  CISTERN_CHECK(length <= bytes.size() - begin, name, ": offset 8: the header should have ", length, " bytes, the file has ",
-                bytes.size() - begin, " more; it is truncated");
+  CISTERN_CHECK(length <= bytes.size() - begin, name, ": offset 8: the header should have ", length,
+                " bytes, the file has ", bytes.size() - begin, " more; it is truncated");
   NpyArray array;
   array.name = name;
   HeaderReader(bytes.substr(begin, length), begin, name).Read(&array);
   const std::string_view data = bytes.substr(begin + length);
-  CISTERN_CHECK(TensorBytes(array.shape, array.dtype, &array.bytes), name, ": shape ", ShapeText(array.shape), " is too large");
-  CISTERN_CHECK(uint64_t(array.bytes) == data.size(), name, ": offset ", begin + length, ": shape ", ShapeText(array.shape), " of ",
-                DTypeName(array.dtype), " needs ", array.bytes, " bytes, the file has ", data.size());
+  CISTERN_CHECK(TensorBytes(array.shape, array.dtype, &array.bytes), name, ": shape ",
+                ShapeText(array.shape), " is too large");
+  CISTERN_CHECK(uint64_t(array.bytes) == data.size(), name, ": offset ", begin + length, ": shape ",
+                ShapeText(array.shape), " of ", DTypeName(array.dtype), " needs ", array.bytes,
+                " bytes, the file has ", data.size());
   array.storage.resize(size_t(array.bytes) / 8 + 1);
   if (!data.empty()) std::memcpy(array.storage.data(), data.data(), data.size());
   return array;
@@ -127,9 +139,11 @@ NpyArray ParseNpy(std::string_view bytes, const std::string& name) {
 
 NpyArray ReadNpy(const std::string& path) { return ParseNpy(ReadFile(path), path); }
 
-void WriteNpy(const std::string& path, DType dtype, const std::vector<int64_t>& shape, const void* data) {
+void WriteNpy(const std::string& path, DType dtype, const std::vector<int64_t>& shape,
+              const void* data) {
   int64_t bytes = 0;
-  CISTERN_CHECK(TensorBytes(shape, dtype, &bytes), path, ": shape ", ShapeText(shape), " is negative or too large");
+  CISTERN_CHECK(TensorBytes(shape, dtype, &bytes), path, ": shape ", ShapeText(shape),
+                " is negative or too large");
   const char* code = nullptr;
   for (const Code& c : kCodes) {
     if (c.dtype == dtype) code = c.text;
@@ -139,8 +153,10 @@ void WriteNpy(const std::string& path, DType dtype, const std::vector<int64_t>& 
   for (const int64_t size : shape) sizes += std::to_string(size) + ", ";
   if (shape.size() > 1) sizes.resize(sizes.size() - 2);
   if (shape.size() == 1) sizes.pop_back();
-  std::string header = StrCat("{'descr': '", code, "', 'fortran_order': False, 'shape': (", sizes, "), }");
-  header.resize((10 + header.size() + 1 + 63) / 64 * 64 - 10 - 1, ' ');  // data starts at a multiple of 64
+  std::string header =
+      StrCat("{'descr': '", code, "', 'fortran_order': False, 'shape': (", sizes, "), }");
+  header.resize((10 + header.size() + 1 + 63) / 64 * 64 - 10 - 1,
+                ' ');  // data starts at a multiple of 64
   header += '\n';
   CISTERN_CHECK(header.size() < 65536, path, ": too many dimensions");
   const char length[2] = {char(header.size() & 255), char(header.size() >> 8)};

@@ -1,6 +1,6 @@
 #pragma once
-// numpy's .npy files: written as version 1.0, read as 1.0 to 3.0; little-endian, C order; F64, F32, F16, I64, I32, I16, I8, U8, U16, U32,
-// U64 and BOOL.
+// numpy's .npy files: written as version 1.0, read as 1.0 to 3.0; little-endian, C order; F64, F32,
+// F16, I64, I32, I16, I8, U8, U16, U32, U64 and BOOL.
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -33,7 +33,8 @@ struct NpyArray {
   // Throws Error when the elements have another type.
   template <class T>
   const T* data() const {
-    CISTERN_CHECK(dtype == DTypeOf<T>(), name, ": expected ", DTypeName(DTypeOf<T>()), ", it holds ", DTypeName(dtype));
+    CISTERN_CHECK(dtype == DTypeOf<T>(), name, ": expected ", DTypeName(DTypeOf<T>()),
+                  ", it holds ", DTypeName(dtype));
     return reinterpret_cast<const T*>(storage.data());
   }
 };
@@ -42,7 +43,8 @@ struct NpyArray {
 NpyArray ReadNpy(const std::string& path);
 NpyArray ParseNpy(std::string_view bytes, const std::string& name);
 
-void WriteNpy(const std::string& path, DType dtype, const std::vector<int64_t>& shape, const void* data);
+void WriteNpy(const std::string& path, DType dtype, const std::vector<int64_t>& shape,
+              const void* data);
 template <class T>
 void WriteNpy(const std::string& path, const std::vector<int64_t>& shape, const T* data) {
   WriteNpy(path, DTypeOf<T>(), shape, static_cast<const void*>(data));

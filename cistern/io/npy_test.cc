@@ -22,15 +22,18 @@ TEST(Npy, RoundTrip) {
   const NpyArray a = ReadNpy(folder / "a.npy");
   EXPECT_EQ(a.shape, (std::vector<int64_t>{2, 3}));
   EXPECT_EQ(std::vector<float>(a.data<float>(), a.data<float>() + a.size()), x);
-  EXPECT_EQ(ErrorMessage([&] { a.data<double>(); }), (folder / "a.npy") + ": expected F64, it holds F32");
+  EXPECT_EQ(ErrorMessage([&] { a.data<double>(); }),
+            (folder / "a.npy") + ": expected F64, it holds F32");
   const std::string bytes = ReadFile(folder / "a.npy");
   EXPECT_EQ(bytes.size(), 128u + 24u);
   EXPECT_EQ(bytes.substr(10, 60), "{'descr': '<f4', 'fortran_order': False, 'shape': (2, 3), } ");
-  for (size_t n = 0; n < bytes.size(); ++n) EXPECT_NE(ParseError(bytes.substr(0, n)), "no error") << n;
+  for (size_t n = 0; n < bytes.size(); ++n)
+    EXPECT_NE(ParseError(bytes.substr(0, n)), "no error") << n;
 
   const int64_t one[1] = {7};
   WriteNpy(folder / "b.npy", {1}, one);
-  EXPECT_EQ(ReadFile(folder / "b.npy").substr(10, 57), "{'descr': '<i8', 'fortran_order': False, 'shape': (1,), }");
+  EXPECT_EQ(ReadFile(folder / "b.npy").substr(10, 57),
+            "{'descr': '<i8', 'fortran_order': False, 'shape': (1,), }");
   EXPECT_EQ(ReadNpy(folder / "b.npy").data<int64_t>()[0], 7);
   WriteNpy(folder / "c.npy", {}, one);
   EXPECT_TRUE(ReadNpy(folder / "c.npy").shape.empty());
@@ -39,16 +42,24 @@ TEST(Npy, RoundTrip) {
 }
 
 TEST(Npy, ErrorsNameThePlace) {
-  EXPECT_EQ(ParseError("PK"), "a.npy: offset 0: no .npy file (or a truncated one): expected \\x93NUMPY and a version");
-  EXPECT_EQ(ParseError(FileOf("{'descr': '>f4', 'fortran_order': False, 'shape': ()}", ""))
-                .rfind("a.npy: header, offset 25: element type '>f4' is not supported; expected one of <f8", 0),
-            0u);
-  EXPECT_EQ(ParseError(FileOf("{'descr': '<f4', 'fortran_order': True, 'shape': ()}", "")),
-            "a.npy: header, offset 44: the array is in Fortran order; save numpy.ascontiguousarray(x)");
+  EXPECT_EQ(
+      ParseError("PK"),
+      "a.npy: offset 0: no .npy file (or a truncated one): expected \\x93NUMPY and a version");
+  EXPECT_EQ(
+      ParseError(FileOf("{'descr': '>f4', 'fortran_order': False, 'shape': ()}", ""))
+          .rfind(
+              "a.npy: header, offset 25: element type '>f4' is not supported; expected one of <f8",
+              0),
+      0u);
+  EXPECT_EQ(
+      ParseError(FileOf("{'descr': '<f4', 'fortran_order': True, 'shape': ()}", "")),
+      "a.npy: header, offset 44: the array is in Fortran order; save numpy.ascontiguousarray(x)");
   EXPECT_EQ(ParseError(FileOf("{'descr': '<f4', 'fortran_order': False, 'shape': (2,)}", "1234")),
             "a.npy: offset 65: shape [2] of F32 needs 8 bytes, the file has 4");
-  EXPECT_EQ(ParseError(FileOf("{'descr': '<f4'}", "")), "a.npy: header, offset 26: descr, fortran_order or shape is missing");
-  EXPECT_EQ(ParseError(FileOf("{'descr': '<f4', 'fortran_order': False, 'shape': (99999999999999999999,)}", "")),
+  EXPECT_EQ(ParseError(FileOf("{'descr': '<f4'}", "")),
+            "a.npy: header, offset 26: descr, fortran_order or shape is missing");
+  EXPECT_EQ(ParseError(FileOf(
+                "{'descr': '<f4', 'fortran_order': False, 'shape': (99999999999999999999,)}", "")),
             "a.npy: header, offset 79: shape: too large");
 }
 

@@ -35,30 +35,38 @@ bool AsSize(const nlohmann::json& json, uint64_t* value) {
 }
 
 // One header entry: {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}.
-Span ParseTensor(const std::string& place, const nlohmann::json& json, uint64_t data_bytes, TensorEntry* entry) {
+Span ParseTensor(const std::string& place, const nlohmann::json& json, uint64_t data_bytes,
+                 TensorEntry* entry) {
   CISTERN_CHECK(json.is_object(), place, "expected an object with dtype, shape and data_offsets");
   for (const auto& [key, value] : json.items()) {
-    CISTERN_CHECK(key == "dtype" || key == "shape" || key == "data_offsets", place, "unknown key '", key,
-                  "'; expected dtype, shape and data_offsets");
+    CISTERN_CHECK(key == "dtype" || key == "shape" || key == "data_offsets", place, "unknown key '",
+                  key, "'; expected dtype, shape and data_offsets");
   }
-  const auto dtype = json.find("dtype"), shape = json.find("shape"), offsets = json.find("data_offsets");
-  CISTERN_CHECK(dtype != json.end() && dtype->is_string() && ParseDType(dtype->get_ref<const std::string&>(), &entry->dtype), place,
-                "dtype is ", dtype == json.end() ? "missing" : JsonLine(*dtype), "; expected one of ", DTypeNames());
+  const auto dtype = json.find("dtype"), shape = json.find("shape"),
+             offsets = json.find("data_offsets");
+  CISTERN_CHECK(dtype != json.end() && dtype->is_string() &&
+                    ParseDType(dtype->get_ref<const std::string&>(), &entry->dtype),
+                place, "dtype is ", dtype == json.end() ? "missing" : JsonLine(*dtype),
+                "; expected one of ", DTypeNames());
   CISTERN_CHECK(shape != json.end() && shape->is_array(), place, "shape is missing or no list");
   for (const auto& size : *shape) {
     uint64_t value;
-    CISTERN_CHECK(AsSize(size, &value), place, "shape holds ", JsonLine(size), "; expected whole numbers of at least 0");
+    CISTERN_CHECK(AsSize(size, &value), place, "shape holds ", JsonLine(size),
+                  "; expected whole numbers of at least 0");
     entry->shape.push_back(int64_t(value));
   }
   Span span;
-  CISTERN_CHECK(offsets != json.end() && offsets->is_array() && offsets->size() == 2 && AsSize((*offsets)[0], &span.begin) &&
-                    AsSize((*offsets)[1], &span.end),
+  CISTERN_CHECK(offsets != json.end() && offsets->is_array() && offsets->size() == 2 &&
+                    AsSize((*offsets)[0], &span.begin) && AsSize((*offsets)[1], &span.end),
                 place, "data_offsets is missing or not two whole numbers");
-  CISTERN_CHECK(span.begin <= span.end && span.end <= data_bytes, place, "data_offsets [", span.begin, ",", span.end,
-                "] leave the data, which has ", data_bytes, " bytes; the file is truncated or corrupt");
-  CISTERN_CHECK(TensorBytes(entry->shape, entry->dtype, &entry->bytes), place, "shape ", ShapeText(entry->shape), " is too large");
-  CISTERN_CHECK(uint64_t(entry->bytes) == span.end - span.begin, place, "shape ", ShapeText(entry->shape), " of ", DTypeName(entry->dtype),
-                " needs ", entry->bytes, " bytes, data_offsets give ", span.end - span.begin);
+  CISTERN_CHECK(span.begin <= span.end && span.end <= data_bytes, place, "data_offsets [",
+                span.begin, ",", span.end, "] leave the data, which has ", data_bytes,
+                " bytes; the file is truncated or corrupt");
+  CISTERN_CHECK(TensorBytes(entry->shape, entry->dtype, &entry->bytes), place, "shape ",
+                ShapeText(entry->shape), " is too large");
+  CISTERN_CHECK(uint64_t(entry->bytes) == span.end - span.begin, place, "shape ",
+                ShapeText(entry->shape), " of ", DTypeName(entry->dtype), " needs ", entry->bytes,
+                " bytes, data_offsets give ", span.end - span.begin);
   return span;
 }
 
@@ -87,7 +95,9 @@ SafetensorsFile::SafetensorsFile(const std::string& path) : path_(path) {
   }
 }
 
-SafetensorsFile::SafetensorsFile(std::string_view bytes, const std::string& name) : path_(name) { Parse(bytes); }
+SafetensorsFile::SafetensorsFile(std::string_view bytes, const std::string& name) : path_(name) {
+  Parse(bytes);
+}
 
 SafetensorsFile::~SafetensorsFile() { Unmap(); }
 
@@ -97,14 +107,17 @@ void SafetensorsFile::Unmap() {
 }
 
 void SafetensorsFile::Parse(std::string_view bytes) {
-  CISTERN_CHECK(bytes.size() >= 8, path_, ": ", bytes.size(), " bytes are too few for a safetensors file; it is empty or truncated");
+  CISTERN_CHECK(bytes.size() >= 8, path_, ": ", bytes.size(),
+                " bytes are too few for a safetensors file; it is empty or truncated");
   uint64_t header_bytes;
   std::memcpy(&header_bytes, bytes.data(), 8);
-  CISTERN_CHECK(header_bytes <= kMaxHeader, path_, ": offset 0: header length ", header_bytes, " is over ", kMaxHeader,
-                "; this is no safetensors file");
-  CISTERN_CHECK(header_bytes <= bytes.size() - 8, path_, ": offset 0: the header should have ", header_bytes, " bytes, the file has ",
-                bytes.size() - 8, " after its length; it is truncated");
-  const std::string_view header = bytes.substr(8, header_bytes), data = bytes.substr(8 + header_bytes);
+  CISTERN_CHECK(header_bytes <= kMaxHeader, path_, ": offset 0: header length ", header_bytes,
+                " is over ", kMaxHeader, "; this is no safetensors file");
+  CISTERN_CHECK(header_bytes <= bytes.size() - 8, path_, ": offset 0: the header should have ",
+                header_bytes, " bytes, the file has ", bytes.size() - 8,
+                " after its length; it is truncated");
+  const std::string_view header = bytes.substr(8, header_bytes),
+                         data = bytes.substr(8 + header_bytes);
   const nlohmann::json json = ParseSortedJson(header, path_ + " (header)");
   CISTERN_CHECK(json.is_object() && header[0] == '{', path_, ": the header is no JSON object");
 
@@ -113,14 +126,16 @@ void SafetensorsFile::Parse(std::string_view bytes) {
     if (name == "__metadata__") {
       CISTERN_CHECK(value.is_object(), path_, ": __metadata__ is no object");
       for (const auto& [key, text] : value.items()) {
-        CISTERN_CHECK(text.is_string(), path_, ": __metadata__: '", key, "' is ", JsonLine(text), "; expected a text");
+        CISTERN_CHECK(text.is_string(), path_, ": __metadata__: '", key, "' is ", JsonLine(text),
+                      "; expected a text");
         metadata_[key] = text.get<std::string>();
       }
       continue;
     }
     TensorEntry entry;
     entry.name = name;
-    const Span span = ParseTensor(StrCat(path_, ": tensor '", name, "': "), value, data.size(), &entry);
+    const Span span =
+        ParseTensor(StrCat(path_, ": tensor '", name, "': "), value, data.size(), &entry);
     found.emplace_back(span, std::move(entry));
   }
   std::stable_sort(found.begin(), found.end(), [](const auto& a, const auto& b) {
@@ -128,8 +143,9 @@ void SafetensorsFile::Parse(std::string_view bytes) {
   });
   uint64_t end = 0;
   for (auto& [span, entry] : found) {
-    CISTERN_CHECK(span.begin == end, path_, ": tensor '", entry.name, "': data begins at ", span.begin, ", ",
-                  span.begin > end ? "leaving a gap after " : "inside the tensor that ends at ", end);
+    CISTERN_CHECK(
+        span.begin == end, path_, ": tensor '", entry.name, "': data begins at ", span.begin, ", ",
+        span.begin > end ? "leaving a gap after " : "inside the tensor that ends at ", end);
     end = span.end;
     entry.data = data.data() + span.begin;
     if (reinterpret_cast<uintptr_t>(entry.data) % uintptr_t(DTypeBytes(entry.dtype)) != 0) {
@@ -140,7 +156,8 @@ void SafetensorsFile::Parse(std::string_view bytes) {
     index_[entry.name] = entries_.size();
     entries_.push_back(std::move(entry));
   }
-  CISTERN_CHECK(end == data.size(), path_, ": the tensors end at byte ", end, " of the data, which has ", data.size());
+  CISTERN_CHECK(end == data.size(), path_, ": the tensors end at byte ", end,
+                " of the data, which has ", data.size());
 }
 
 const TensorEntry* SafetensorsFile::Find(const std::string& name) const {
@@ -161,20 +178,24 @@ void WriteSafetensors(const std::string& path, const std::vector<TensorEntry>& e
   std::set<std::string> names;
   for (const TensorEntry& entry : entries) {
     int64_t bytes = 0;
-    CISTERN_CHECK(TensorBytes(entry.shape, entry.dtype, &bytes) && bytes == entry.bytes, path, ": tensor '", entry.name, "': shape ",
-                  ShapeText(entry.shape), " of ", DTypeName(entry.dtype), " does not have the ", entry.bytes, " bytes given");
-    CISTERN_CHECK(entry.name != "__metadata__" && names.insert(entry.name).second, path, ": tensor '", entry.name,
-                  "' is given twice or has a reserved name");
+    CISTERN_CHECK(TensorBytes(entry.shape, entry.dtype, &bytes) && bytes == entry.bytes, path,
+                  ": tensor '", entry.name, "': shape ", ShapeText(entry.shape), " of ",
+                  DTypeName(entry.dtype), " does not have the ", entry.bytes, " bytes given");
+    CISTERN_CHECK(entry.name != "__metadata__" && names.insert(entry.name).second, path,
+                  ": tensor '", entry.name, "' is given twice or has a reserved name");
     order.push_back(&entry);
   }
-  std::stable_sort(order.begin(), order.end(),
-                   [](const TensorEntry* a, const TensorEntry* b) { return DTypeBytes(a->dtype) > DTypeBytes(b->dtype); });
-  std::string header = "{";  // by hand: an ordered object takes time quadratic in the number of keys
+  std::stable_sort(order.begin(), order.end(), [](const TensorEntry* a, const TensorEntry* b) {
+    return DTypeBytes(a->dtype) > DTypeBytes(b->dtype);
+  });
+  std::string header =
+      "{";  // by hand: an ordered object takes time quadratic in the number of keys
   if (!metadata.empty()) header += "\"__metadata__\":" + JsonLine(Json(metadata)) + ",";
   int64_t offset = 0;
   for (const TensorEntry* entry : order) {
-    header += StrCat(JsonLine(entry->name), ":{\"dtype\":\"", DTypeName(entry->dtype), "\",\"shape\":", ShapeText(entry->shape),
-                     ",\"data_offsets\":[", offset, ",", offset + entry->bytes, "]},");
+    header += StrCat(JsonLine(entry->name), ":{\"dtype\":\"", DTypeName(entry->dtype),
+                     "\",\"shape\":", ShapeText(entry->shape), ",\"data_offsets\":[", offset, ",",
+                     offset + entry->bytes, "]},");
     offset += entry->bytes;
   }
   if (header.back() == ',') header.pop_back();

@@ -1,5 +1,6 @@
 #pragma once
-// The safetensors format (https://github.com/huggingface/safetensors): 8 bytes of header length, a JSON header, the tensors' bytes.
+// The safetensors format (https://github.com/huggingface/safetensors): 8 bytes of header length, a
+// JSON header, the tensors' bytes.
 #include <cstdint>
 #include <map>
 #include <string>
@@ -19,11 +20,12 @@ struct TensorEntry {
   int64_t bytes = 0;           // must be the product of shape and element size
 };
 
-// A file mapped into memory (private and writable: writing to a tensor changes this process's view alone). Everything is checked before the
-// constructor returns: header length, JSON, types, shapes against bytes, offsets that cover the data exactly once, duplicates. A broken or
-// truncated file is an Error "model.safetensors: tensor 'wte': ...". Entries point into this object. Where the file leaves a tensor
-// unaligned for its type, the entry points to an aligned copy. Nobody may truncate the file meanwhile (our own writers replace, never
-// truncate).
+// A file mapped into memory (private and writable: writing to a tensor changes this process's view
+// alone). Everything is checked before the constructor returns: header length, JSON, types, shapes
+// against bytes, offsets that cover the data exactly once, duplicates. A broken or truncated file
+// is an Error "model.safetensors: tensor 'wte': ...". Entries point into this object. Where the
+// file leaves a tensor unaligned for its type, the entry points to an aligned copy. Nobody may
+// truncate the file meanwhile (our own writers replace, never truncate).
 class SafetensorsFile {
  public:
   explicit SafetensorsFile(const std::string& path);
@@ -33,10 +35,13 @@ class SafetensorsFile {
   SafetensorsFile(const SafetensorsFile&) = delete;
   SafetensorsFile& operator=(const SafetensorsFile&) = delete;
 
-  const std::vector<TensorEntry>& entries() const { return entries_; }  // in the order of their data
+  const std::vector<TensorEntry>& entries() const {
+    return entries_;
+  }  // in the order of their data
   const std::map<std::string, std::string>& metadata() const { return metadata_; }
   const TensorEntry* Find(const std::string& name) const;  // null when there is none
-  const TensorEntry& Get(const std::string& name) const;   // Error naming the file and the nearest tensor
+  const TensorEntry& Get(
+      const std::string& name) const;  // Error naming the file and the nearest tensor
   const std::string& path() const { return path_; }
 
  private:
@@ -52,8 +57,9 @@ class SafetensorsFile {
   std::vector<std::vector<uint64_t>> copies_;  // of unaligned tensors
 };
 
-// Writes atomically. Data starts at a multiple of 8 and larger elements come first, so that every tensor is aligned; tensors of one
-// element size keep the order given. Errors: bytes that do not fit the shape, names twice or "__metadata__", and every write error.
+// Writes atomically. Data starts at a multiple of 8 and larger elements come first, so that every
+// tensor is aligned; tensors of one element size keep the order given. Errors: bytes that do not
+// fit the shape, names twice or "__metadata__", and every write error.
 void WriteSafetensors(const std::string& path, const std::vector<TensorEntry>& entries,
                       const std::map<std::string, std::string>& metadata = {});
 

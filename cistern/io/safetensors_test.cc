@@ -41,9 +41,11 @@ TEST(Safetensors, RoundTrip) {
   EXPECT_EQ(*static_cast<const double*>(file.Get("d").data), 2.5);
   EXPECT_EQ(static_cast<const uint8_t*>(file.Find("b\"\n")->data)[2], 3);
   EXPECT_EQ(file.Find("x"), nullptr);
-  EXPECT_EQ(ErrorMessage([&] { file.Get("dd"); }), path + ": unknown tensor 'dd'; did you mean 'd'?");
+  EXPECT_EQ(ErrorMessage([&] { file.Get("dd"); }),
+            path + ": unknown tensor 'dd'; did you mean 'd'?");
   for (const TensorEntry& entry : file.entries()) {
-    EXPECT_EQ(reinterpret_cast<uintptr_t>(entry.data) % uintptr_t(DTypeBytes(entry.dtype)), 0u) << entry.name;
+    EXPECT_EQ(reinterpret_cast<uintptr_t>(entry.data) % uintptr_t(DTypeBytes(entry.dtype)), 0u)
+        << entry.name;
   }
   uint64_t header_bytes;
   std::memcpy(&header_bytes, ReadFile(path).data(), 8);
@@ -63,45 +65,66 @@ TEST(Safetensors, EveryTruncationIsAnError) {
   const std::string whole = ReadFile(folder / "m");
   for (size_t n = 0; n < whole.size(); ++n) {
     WriteFileAtomically(folder / "t", whole.substr(0, n));
-    EXPECT_EQ(ErrorMessage([&] { SafetensorsFile file(folder / "t"); }).rfind(folder / "t", 0), 0u) << n;
+    EXPECT_EQ(ErrorMessage([&] { SafetensorsFile file(folder / "t"); }).rfind(folder / "t", 0), 0u)
+        << n;
   }
   EXPECT_NE(ParseError(whole + "x"), "no error");
 }
 
 TEST(Safetensors, UnalignedTensorsAreCopied) {
-  const std::string bytes =
-      FileOf(R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"b":{"dtype":"F64","shape":[1],"data_offsets":[1,9]}})", 9);
+  const std::string bytes = FileOf(
+      R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"b":{"dtype":"F64","shape":[1],"data_offsets":[1,9]}})",
+      9);
   SafetensorsFile file(bytes, "m");
   EXPECT_EQ(reinterpret_cast<uintptr_t>(file.Get("b").data) % 8, 0u);
   EXPECT_EQ(std::memcmp(file.Get("b").data, bytes.data() + bytes.size() - 8, 8), 0);
 }
 
 TEST(Safetensors, ErrorsNameThePlace) {
-  EXPECT_EQ(ParseError(""), "m.st: 0 bytes are too few for a safetensors file; it is empty or truncated");
+  EXPECT_EQ(ParseError(""),
+            "m.st: 0 bytes are too few for a safetensors file; it is empty or truncated");
   EXPECT_EQ(ParseError(std::string(8, '\xff')),
-            "m.st: offset 0: header length 18446744073709551615 is over 100000000; this is no safetensors file");
+            "m.st: offset 0: header length 18446744073709551615 is over 100000000; this is no "
+            "safetensors file");
   EXPECT_EQ(ParseError(FileOf("{}", 0).substr(0, 9)),
-            "m.st: offset 0: the header should have 2 bytes, the file has 1 after its length; it is truncated");
-  EXPECT_EQ(ParseError(FileOf("{]", 0)).rfind("m.st (header):1:2: not valid JSON", 0), 0u) << ParseError(FileOf("{]", 0));
+            "m.st: offset 0: the header should have 2 bytes, the file has 1 after its length; it "
+            "is truncated");
+  EXPECT_EQ(ParseError(FileOf("{]", 0)).rfind("m.st (header):1:2: not valid JSON", 0), 0u)
+      << ParseError(FileOf("{]", 0));
   EXPECT_EQ(ParseError(FileOf("[]", 0)), "m.st: the header is no JSON object");
-  EXPECT_EQ(ParseError(FileOf("{}", 3)), "m.st: the tensors end at byte 0 of the data, which has 3");
-  const auto tensor = [](const std::string& dtype, const std::string& shape, const std::string& offsets) {
-    return ParseError(FileOf(R"({"a":{"dtype":)" + dtype + ",\"shape\":" + shape + ",\"data_offsets\":" + offsets + "}}", 8));
+  EXPECT_EQ(ParseError(FileOf("{}", 3)),
+            "m.st: the tensors end at byte 0 of the data, which has 3");
+  const auto tensor = [](const std::string& dtype, const std::string& shape,
+                         const std::string& offsets) {
+    return ParseError(FileOf(
+        R"({"a":{"dtype":)" + dtype + ",\"shape\":" + shape + ",\"data_offsets\":" + offsets + "}}",
+        8));
   };
   EXPECT_EQ(tensor("\"F32\"", "[2]", "[0,8]"), "no error");
-  EXPECT_EQ(tensor("\"F31\"", "[2]", "[0,8]").rfind("m.st: tensor 'a': dtype is \"F31\"; expected one of F64, F32", 0), 0u);
-  EXPECT_EQ(tensor("\"F32\"", "[-2]", "[0,8]"), "m.st: tensor 'a': shape holds -2; expected whole numbers of at least 0");
-  EXPECT_EQ(tensor("\"F32\"", "[3]", "[0,8]"), "m.st: tensor 'a': shape [3] of F32 needs 12 bytes, data_offsets give 8");
+  EXPECT_EQ(tensor("\"F31\"", "[2]", "[0,8]")
+                .rfind("m.st: tensor 'a': dtype is \"F31\"; expected one of F64, F32", 0),
+            0u);
+  EXPECT_EQ(tensor("\"F32\"", "[-2]", "[0,8]"),
+            "m.st: tensor 'a': shape holds -2; expected whole numbers of at least 0");
+  EXPECT_EQ(tensor("\"F32\"", "[3]", "[0,8]"),
+            "m.st: tensor 'a': shape [3] of F32 needs 12 bytes, data_offsets give 8");
   EXPECT_EQ(tensor("\"F32\"", "[2]", "[8,16]"),
-            "m.st: tensor 'a': data_offsets [8,16] leave the data, which has 8 bytes; the file is truncated or corrupt");
-  EXPECT_EQ(tensor("\"F32\"", "[1]", "[4,8]"), "m.st: tensor 'a': data begins at 4, leaving a gap after 0");
-  EXPECT_EQ(tensor("\"F32\"", "[4611686018427387904, 4]", "[0,8]"), "m.st: tensor 'a': shape [4611686018427387904,4] is too large");
-  EXPECT_EQ(tensor("\"F32\"", "[2]", "[0]"), "m.st: tensor 'a': data_offsets is missing or not two whole numbers");
+            "m.st: tensor 'a': data_offsets [8,16] leave the data, which has 8 bytes; the file is "
+            "truncated or corrupt");
+  EXPECT_EQ(tensor("\"F32\"", "[1]", "[4,8]"),
+            "m.st: tensor 'a': data begins at 4, leaving a gap after 0");
+  EXPECT_EQ(tensor("\"F32\"", "[4611686018427387904, 4]", "[0,8]"),
+            "m.st: tensor 'a': shape [4611686018427387904,4] is too large");
+  EXPECT_EQ(tensor("\"F32\"", "[2]", "[0]"),
+            "m.st: tensor 'a': data_offsets is missing or not two whole numbers");
   const std::string a = R"("a":{"dtype":"U8","shape":[8],"data_offsets":[0,8]})";
-  EXPECT_EQ(ParseError(FileOf("{" + a + "," + a + "}", 8)), "m.st (header): key 'a' is given twice in one object");
-  EXPECT_EQ(ParseError(FileOf("{" + a + R"(,"b":{"dtype":"U8","shape":[4],"data_offsets":[4,8]}})", 8)),
-            "m.st: tensor 'b': data begins at 4, inside the tensor that ends at 8");
-  EXPECT_EQ(ParseError(FileOf(R"({"__metadata__":{"k":1}})", 0)), "m.st: __metadata__: 'k' is 1; expected a text");
+  EXPECT_EQ(ParseError(FileOf("{" + a + "," + a + "}", 8)),
+            "m.st (header): key 'a' is given twice in one object");
+  EXPECT_EQ(
+      ParseError(FileOf("{" + a + R"(,"b":{"dtype":"U8","shape":[4],"data_offsets":[4,8]}})", 8)),
+      "m.st: tensor 'b': data begins at 4, inside the tensor that ends at 8");
+  EXPECT_EQ(ParseError(FileOf(R"({"__metadata__":{"k":1}})", 0)),
+            "m.st: __metadata__: 'k' is 1; expected a text");
 }
 
 TEST(Safetensors, WriteChecks) {
@@ -111,7 +134,11 @@ TEST(Safetensors, WriteChecks) {
               WriteSafetensors("m", {{"a", DType::kF32, {3}, x, 16}});
             }),
             "m: tensor 'a': shape [3] of F32 does not have the 16 bytes given");
-  EXPECT_NE(ErrorMessage([&] { WriteSafetensors("m", {{"a", DType::kF32, {4}, x, 16}, {"a", DType::kF32, {4}, x, 16}}); }), "no error");
+  EXPECT_NE(
+      ErrorMessage([&] {
+        WriteSafetensors("m", {{"a", DType::kF32, {4}, x, 16}, {"a", DType::kF32, {4}, x, 16}});
+      }),
+      "no error");
   EXPECT_EQ(ErrorMessage([&] {
               WriteSafetensors("/dev/full", {{"a", DType::kF32, {4}, x, 16}});
             }),

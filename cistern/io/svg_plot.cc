@@ -10,7 +10,8 @@
 namespace cistern {
 namespace {
 
-constexpr const char* kColours[] = {"#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F7F7F", "#A6761D"};
+constexpr const char* kColours[] = {"#0072B2", "#D55E00", "#009E73", "#CC79A7",
+                                    "#E69F00", "#56B4E9", "#7F7F7F", "#A6761D"};
 constexpr size_t kColourCount = sizeof(kColours) / sizeof(kColours[0]);
 constexpr const char* kInk = "#777777";   // text: contrast 4.5 on white, 4.7 on black
 constexpr const char* kGrid = "#808080";  // drawn faintly
@@ -40,7 +41,8 @@ std::string TickText(double x) {
       scaled /= 1000;
       ++power;
     }
-    std::snprintf(text, sizeof(text), "%.4g%s", scaled, (const char*[]){"", "k", "M", "G", "T"}[power]);
+    std::snprintf(text, sizeof(text), "%.4g%s", scaled,
+                  (const char*[]){"", "k", "M", "G", "T"}[power]);
   } else {
     std::snprintf(text, sizeof(text), magnitude >= 1e-4 ? "%.6g" : "%.3g", x);
   }
@@ -49,15 +51,21 @@ std::string TickText(double x) {
 
 // Characters of UTF-8 text, as a guess of its width.
 double TextWidth(const std::string& text) {
-  return kCharWidth *
-         double(std::count_if(text.begin(), text.end(), [](char c) { return (static_cast<unsigned char>(c) & 0xC0) != 0x80; }));
+  return kCharWidth * double(std::count_if(text.begin(), text.end(), [](char c) {
+           return (static_cast<unsigned char>(c) & 0xC0) != 0x80;
+         }));
 }
 
-// The position of the character after the one that begins at i, or i when the bytes there are not UTF-8.
+// The position of the character after the one that begins at i, or i when the bytes there are not
+// UTF-8.
 size_t NextCharacter(std::string_view text, size_t i) {
   const auto byte = [&](size_t k) { return static_cast<unsigned char>(text[k]); };
   const unsigned char c = byte(i);
-  const size_t n = c < 0x80 ? 1 : c >= 0xC2 && c < 0xE0 ? 2 : c >= 0xE0 && c < 0xF0 ? 3 : c >= 0xF0 && c < 0xF5 ? 4 : 0;
+  const size_t n = c < 0x80                ? 1
+                   : c >= 0xC2 && c < 0xE0 ? 2
+                   : c >= 0xE0 && c < 0xF0 ? 3
+                   : c >= 0xF0 && c < 0xF5 ? 4
+                                           : 0;
   if (n == 0 || i + n > text.size()) return i;
   for (size_t k = i + 1; k < i + n; ++k) {
     if ((byte(k) & 0xC0) != 0x80) return i;
@@ -76,22 +84,26 @@ struct Axis {
 
   bool Shows(double x) const { return std::isfinite(x) && (!log || x > 0); }
   double operator()(double x) const {
-    const double part = log ? (std::log(x) - std::log(min)) / (std::log(max) - std::log(min)) : (x - min) / (max - min);
+    const double part = log ? (std::log(x) - std::log(min)) / (std::log(max) - std::log(min))
+                            : (x - min) / (max - min);
     return from + part * (to - from);
   }
 };
 
-// Powers of ten (of two, when all values are powers of two: sequence lengths), or 1-2-5 when the range is short.
+// Powers of ten (of two, when all values are powers of two: sequence lengths), or 1-2-5 when the
+// range is short.
 void LogTicks(const std::vector<double>& values, Axis* axis) {
-  const bool binary = axis->max / axis->min <= 4096 && std::all_of(values.begin(), values.end(), [](double x) {
-                        int exponent;
-                        return std::frexp(x, &exponent) == 0.5;
-                      });
+  const bool binary =
+      axis->max / axis->min <= 4096 && std::all_of(values.begin(), values.end(), [](double x) {
+        int exponent;
+        return std::frexp(x, &exponent) == 0.5;
+      });
   if (binary) {
     for (double x = axis->min; x <= axis->max; x *= 2) axis->ticks.push_back(x);
     return;
   }
-  const int low = int(std::floor(std::log10(axis->min) + 1e-9)), high = int(std::ceil(std::log10(axis->max) - 1e-9));
+  const int low = int(std::floor(std::log10(axis->min) + 1e-9)),
+            high = int(std::ceil(std::log10(axis->max) - 1e-9));
   const int step = std::max(1, (high - low) / 8);
   for (int e = low; e <= high; ++e) {
     for (const double m : {1.0, 2.0, 5.0}) {
@@ -139,7 +151,9 @@ Axis MakeAxis(const std::vector<double>& values, bool log, bool nice, int ticks)
     axis.min = std::min(axis.min, axis.ticks.front());
     axis.max = std::max(axis.max, axis.ticks.back());
   } else {
-    std::erase_if(axis.ticks, [&](double t) { return t < axis.min - 1e-9 * spread || t > axis.max + 1e-9 * spread; });
+    std::erase_if(axis.ticks, [&](double t) {
+      return t < axis.min - 1e-9 * spread || t > axis.max + 1e-9 * spread;
+    });
   }
   return axis;
 }
@@ -147,20 +161,25 @@ Axis MakeAxis(const std::vector<double>& values, bool log, bool nice, int ticks)
 class Svg {
  public:
   Svg(int width, int height, const std::string& title) {
-    out_ = StrCat("<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"", width, "\" height=\"", height, "\" viewBox=\"0 0 ", width, " ",
-                  height, "\" role=\"img\" font-family=\"system-ui, 'Helvetica Neue', Arial, 'DejaVu Sans', sans-serif\" font-size=\"",
+    out_ = StrCat("<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"", width, "\" height=\"",
+                  height, "\" viewBox=\"0 0 ", width, " ", height,
+                  "\" role=\"img\" font-family=\"system-ui, 'Helvetica Neue', Arial, 'DejaVu "
+                  "Sans', sans-serif\" font-size=\"",
                   kFont, "\">\n<title>", EscapeXml(title), "</title>\n");
   }
   void Line(double x1, double y1, double x2, double y2, double opacity) {
-    out_ += StrCat("<line x1=\"", Number(x1), "\" y1=\"", Number(y1), "\" x2=\"", Number(x2), "\" y2=\"", Number(y2), "\" stroke=\"", kGrid,
-                   "\" stroke-opacity=\"", opacity, "\"/>\n");
+    out_ += StrCat("<line x1=\"", Number(x1), "\" y1=\"", Number(y1), "\" x2=\"", Number(x2),
+                   "\" y2=\"", Number(y2), "\" stroke=\"", kGrid, "\" stroke-opacity=\"", opacity,
+                   "\"/>\n");
   }
-  void Text(double x, double y, const std::string& text, const char* anchor, const std::string& more = "") {
-    out_ += StrCat("<text x=\"", Number(x), "\" y=\"", Number(y), "\" text-anchor=\"", anchor, "\" fill=\"", kInk, "\"", more, ">",
-                   EscapeXml(text), "</text>\n");
+  void Text(double x, double y, const std::string& text, const char* anchor,
+            const std::string& more = "") {
+    out_ += StrCat("<text x=\"", Number(x), "\" y=\"", Number(y), "\" text-anchor=\"", anchor,
+                   "\" fill=\"", kInk, "\"", more, ">", EscapeXml(text), "</text>\n");
   }
   void Title(double width, const std::string& title) {
-    Text(width / 2, 24, title, "middle", StrCat(" font-size=\"", kTitleFont, "\" font-weight=\"600\""));
+    Text(width / 2, 24, title, "middle",
+         StrCat(" font-size=\"", kTitleFont, "\" font-weight=\"600\""));
   }
   void Marker(size_t series, double x, double y) {
     const double r = 3.6;
@@ -170,15 +189,17 @@ class Svg {
         out_ += StrCat("<circle cx=\"", Number(x), "\" cy=\"", Number(y), "\" r=\"", r, fill);
         break;
       case 1:
-        out_ += StrCat("<rect x=\"", Number(x - 3.2), "\" y=\"", Number(y - 3.2), "\" width=\"6.4\" height=\"6.4", fill);
+        out_ += StrCat("<rect x=\"", Number(x - 3.2), "\" y=\"", Number(y - 3.2),
+                       "\" width=\"6.4\" height=\"6.4", fill);
         break;
       case 2:
-        out_ += StrCat("<path d=\"M", Number(x), " ", Number(y - 4.4), "L", Number(x + 4.2), " ", Number(y + 3.2), "H", Number(x - 4.2),
-                       "Z", fill);
+        out_ += StrCat("<path d=\"M", Number(x), " ", Number(y - 4.4), "L", Number(x + 4.2), " ",
+                       Number(y + 3.2), "H", Number(x - 4.2), "Z", fill);
         break;
       default:
-        out_ += StrCat("<path d=\"M", Number(x), " ", Number(y - 4.8), "L", Number(x + 4.4), " ", Number(y), "L", Number(x), " ",
-                       Number(y + 4.8), "L", Number(x - 4.4), " ", Number(y), "Z", fill);
+        out_ += StrCat("<path d=\"M", Number(x), " ", Number(y - 4.8), "L", Number(x + 4.4), " ",
+                       Number(y), "L", Number(x), " ", Number(y + 4.8), "L", Number(x - 4.4), " ",
+                       Number(y), "Z", fill);
     }
   }
   void Raw(const std::string& text) { out_ += text; }
@@ -209,7 +230,8 @@ std::vector<std::vector<size_t>> LegendRows(const std::vector<std::string>& name
   return rows;
 }
 
-void DrawLegend(Svg* svg, const std::vector<std::string>& names, const std::vector<std::vector<size_t>>& rows, const Frame& frame, double y,
+void DrawLegend(Svg* svg, const std::vector<std::string>& names,
+                const std::vector<std::vector<size_t>>& rows, const Frame& frame, double y,
                 bool lines) {
   for (const auto& row : rows) {
     double total = -16;
@@ -218,12 +240,13 @@ void DrawLegend(Svg* svg, const std::vector<std::string>& names, const std::vect
     for (const size_t i : row) {
       const char* colour = kColours[i % kColourCount];
       if (lines) {
-        svg->Raw(StrCat("<line x1=\"", Number(x), "\" y1=\"", Number(y), "\" x2=\"", Number(x + 20), "\" y2=\"", Number(y), "\" stroke=\"",
-                        colour, "\" stroke-width=\"2\"", i >= kColourCount ? " stroke-dasharray=\"5 3\"" : "", "/>\n"));
+        svg->Raw(StrCat("<line x1=\"", Number(x), "\" y1=\"", Number(y), "\" x2=\"", Number(x + 20),
+                        "\" y2=\"", Number(y), "\" stroke=\"", colour, "\" stroke-width=\"2\"",
+                        i >= kColourCount ? " stroke-dasharray=\"5 3\"" : "", "/>\n"));
         svg->Marker(i, x + 10, y);
       } else {
-        svg->Raw(StrCat("<rect x=\"", Number(x + 6), "\" y=\"", Number(y - 6), "\" width=\"12\" height=\"12\" rx=\"2\" fill=\"", colour,
-                        "\"/>\n"));
+        svg->Raw(StrCat("<rect x=\"", Number(x + 6), "\" y=\"", Number(y - 6),
+                        "\" width=\"12\" height=\"12\" rx=\"2\" fill=\"", colour, "\"/>\n"));
       }
       svg->Text(x + 26, y + 4, names[i], "start");
       x += 44 + TextWidth(names[i]);
@@ -232,7 +255,8 @@ void DrawLegend(Svg* svg, const std::vector<std::string>& names, const std::vect
   }
 }
 
-Frame MakeFrame(int width, int height, bool title, bool y_label, bool x_label, size_t legend_rows, const Axis& y) {
+Frame MakeFrame(int width, int height, bool title, bool y_label, bool x_label, size_t legend_rows,
+                const Axis& y) {
   double widest = 0;
   for (const double tick : y.ticks) widest = std::max(widest, TextWidth(TickText(tick)));
   Frame frame;
@@ -250,7 +274,8 @@ void DrawYAxis(Svg* svg, const Axis& y, const Frame& frame, const std::string& l
   }
   if (label.empty()) return;
   const double middle = (frame.top + frame.bottom) / 2;
-  svg->Text(16, middle, label, "middle", StrCat(" transform=\"rotate(-90 16 ", Number(middle), ")\""));
+  svg->Text(16, middle, label, "middle",
+            StrCat(" transform=\"rotate(-90 16 ", Number(middle), ")\""));
 }
 
 }  // namespace
@@ -302,7 +327,8 @@ std::string RenderSvg(const LineChart& chart) {
   std::vector<std::string> names;
   if (chart.y_from_zero && !chart.log_y) ys.push_back(0);
   for (const Series& s : chart.series) {
-    CISTERN_CHECK(s.x.size() == s.y.size(), "[svg] series '", s.name, "' has ", s.x.size(), " x and ", s.y.size(), " y");
+    CISTERN_CHECK(s.x.size() == s.y.size(), "[svg] series '", s.name, "' has ", s.x.size(),
+                  " x and ", s.y.size(), " y");
     for (size_t i = 0; i < s.x.size(); ++i) {
       if (!std::isfinite(s.x[i]) || !std::isfinite(s.y[i])) continue;
       if ((chart.log_x && s.x[i] <= 0) || (chart.log_y && s.y[i] <= 0)) continue;
@@ -312,9 +338,10 @@ std::string RenderSvg(const LineChart& chart) {
     names.push_back(s.name);
   }
   Axis x = MakeAxis(xs, chart.log_x, false, 7), y = MakeAxis(ys, chart.log_y, true, 5);
-  const auto rows = names.size() > 1 ? LegendRows(names, chart.width - 60) : std::vector<std::vector<size_t>>();
-  const Frame frame =
-      MakeFrame(chart.width, chart.height, !chart.title.empty(), !chart.y_label.empty(), !chart.x_label.empty(), rows.size(), y);
+  const auto rows =
+      names.size() > 1 ? LegendRows(names, chart.width - 60) : std::vector<std::vector<size_t>>();
+  const Frame frame = MakeFrame(chart.width, chart.height, !chart.title.empty(),
+                                !chart.y_label.empty(), !chart.x_label.empty(), rows.size(), y);
   x.from = frame.left + 10;
   x.to = frame.right - 10;
   y.from = frame.bottom;
@@ -333,7 +360,8 @@ std::string RenderSvg(const LineChart& chart) {
     svg.Text(x(tick), frame.bottom + 19, TickText(tick), "middle");
     last = x(tick) + half;
   }
-  if (!chart.x_label.empty()) svg.Text((frame.left + frame.right) / 2, chart.height - 12, chart.x_label, "middle");
+  if (!chart.x_label.empty())
+    svg.Text((frame.left + frame.right) / 2, chart.height - 12, chart.x_label, "middle");
 
   for (size_t i = 0; i < chart.series.size(); ++i) {
     const Series& s = chart.series[i];
@@ -344,7 +372,8 @@ std::string RenderSvg(const LineChart& chart) {
       const bool shown = x.Shows(s.x[k]) && y.Shows(s.y[k]);
       if (shown) {
         points.emplace_back(x(s.x[k]), y(s.y[k]));
-        path += (pen_down ? "L" : "M") + Number(points.back().first) + " " + Number(points.back().second);
+        path += (pen_down ? "L" : "M") + Number(points.back().first) + " " +
+                Number(points.back().second);
       }
       pen_down = shown;
     }
@@ -362,15 +391,18 @@ std::string RenderSvg(const BarChart& chart) {
   std::vector<double> values = {0};
   std::vector<std::string> names;
   for (const BarSeries& s : chart.series) {
-    CISTERN_CHECK(s.values.size() == chart.groups.size(), "[svg] series '", s.name, "' has ", s.values.size(), " values for ",
-                  chart.groups.size(), " groups");
+    CISTERN_CHECK(s.values.size() == chart.groups.size(), "[svg] series '", s.name, "' has ",
+                  s.values.size(), " values for ", chart.groups.size(), " groups");
     values.insert(values.end(), s.values.begin(), s.values.end());
     names.push_back(s.name);
   }
   Axis y = MakeAxis(values, false, true, 5);
-  const auto rows = names.size() > 1 ? LegendRows(names, chart.width - 60) : std::vector<std::vector<size_t>>();
-  Frame frame = MakeFrame(chart.width, chart.height, !chart.title.empty(), !chart.y_label.empty(), false, rows.size(), y);
-  const double group = (frame.right - frame.left) / double(std::max<size_t>(chart.groups.size(), 1));
+  const auto rows =
+      names.size() > 1 ? LegendRows(names, chart.width - 60) : std::vector<std::vector<size_t>>();
+  Frame frame = MakeFrame(chart.width, chart.height, !chart.title.empty(), !chart.y_label.empty(),
+                          false, rows.size(), y);
+  const double group =
+      (frame.right - frame.left) / double(std::max<size_t>(chart.groups.size(), 1));
   double widest = 0;
   for (const std::string& name : chart.groups) widest = std::max(widest, TextWidth(name));
   const bool slanted = widest + 8 > group;
@@ -389,20 +421,27 @@ std::string RenderSvg(const BarChart& chart) {
     for (size_t i = 0; i < chart.series.size(); ++i) {
       const double value = chart.series[i].values[g];
       if (!std::isfinite(value)) continue;
-      const double x = middle + (double(i) - double(count) / 2) * bar, top = std::min(y(value), y(0)), height = std::abs(y(value) - y(0));
-      svg.Raw(StrCat("<rect x=\"", Number(x + 1), "\" y=\"", Number(top), "\" width=\"", Number(std::max(bar - 2, 0.5)), "\" height=\"",
-                     Number(height), "\" rx=\"", Number(std::min(2.0, height / 2)), "\" fill=\"", kColours[i % kColourCount], "\"><title>",
-                     EscapeXml(chart.groups[g] + (names.size() > 1 ? ", " + names[i] : "") + ": " + TickText(value)), "</title></rect>\n"));
+      const double x = middle + (double(i) - double(count) / 2) * bar,
+                   top = std::min(y(value), y(0)), height = std::abs(y(value) - y(0));
+      svg.Raw(StrCat("<rect x=\"", Number(x + 1), "\" y=\"", Number(top), "\" width=\"",
+                     Number(std::max(bar - 2, 0.5)), "\" height=\"", Number(height), "\" rx=\"",
+                     Number(std::min(2.0, height / 2)), "\" fill=\"", kColours[i % kColourCount],
+                     "\"><title>",
+                     EscapeXml(chart.groups[g] + (names.size() > 1 ? ", " + names[i] : "") + ": " +
+                               TickText(value)),
+                     "</title></rect>\n"));
       if (bar >= 30) {
         char text[32];
         std::snprintf(text, sizeof(text), "%.3g", value);
         const std::string shown = std::abs(value) >= 1000 ? TickText(value) : text;
-        svg.Text(x + bar / 2, value >= 0 ? top - 5 : top + height + 14, shown, "middle", " font-size=\"11\"");
+        svg.Text(x + bar / 2, value >= 0 ? top - 5 : top + height + 14, shown, "middle",
+                 " font-size=\"11\"");
       }
     }
     if (slanted) {
       const std::string at = Number(middle) + " " + Number(frame.bottom + 16);
-      svg.Text(middle, frame.bottom + 16, chart.groups[g], "end", " transform=\"rotate(-30 " + at + ")\"");
+      svg.Text(middle, frame.bottom + 16, chart.groups[g], "end",
+               " transform=\"rotate(-30 " + at + ")\"");
     } else {
       svg.Text(middle, frame.bottom + 19, chart.groups[g], "middle");
     }

@@ -1,7 +1,8 @@
 #pragma once
-// Small charts as SVG text: lines over x, and grouped bars. Colours are safe for colour-blind readers (Okabe and Ito), series differ by
-// marker too, and text and grid are a grey that reads on white and on dark pages. All text is XML-escaped; points that are NaN or infinite
-// are skipped, and so are those at or below 0 on a logarithmic axis.
+// Small charts as SVG text: lines over x, and grouped bars. Colours are safe for colour-blind
+// readers (Okabe and Ito), series differ by marker too, and text and grid are a grey that reads on
+// white and on dark pages. All text is XML-escaped; points that are NaN or infinite are skipped,
+// and so are those at or below 0 on a logarithmic axis.
 #include <string>
 #include <string_view>
 #include <vector>
@@ -36,10 +37,12 @@ struct BarChart {
 std::string RenderSvg(const LineChart& chart);  // Error when x and y of a series differ in length
 std::string RenderSvg(const BarChart& chart);   // Error when a series has not one value per group
 
-// & < > " ' escaped, for XML and HTML; control characters, which XML forbids, and bytes that are not UTF-8 become U+FFFD.
+// & < > " ' escaped, for XML and HTML; control characters, which XML forbids, and bytes that are
+// not UTF-8 become U+FFFD.
 std::string EscapeXml(std::string_view text);
 
-// Round values that cover [min, max]: steps of 1, 2, 2.5 or 5 times a power of ten, about `count` of them.
+// Round values that cover [min, max]: steps of 1, 2, 2.5 or 5 times a power of ten, about `count`
+// of them.
 std::vector<double> NiceTicks(double min, double max, int count);
 
 }  // namespace cistern

@@ -14,19 +14,23 @@ namespace {
 
 size_t Count(const std::string& text, const std::string& part) {
   size_t n = 0;
-  for (size_t at = text.find(part); at != std::string::npos; at = text.find(part, at + part.size())) ++n;
+  for (size_t at = text.find(part); at != std::string::npos; at = text.find(part, at + part.size()))
+    ++n;
   return n;
 }
 
 // CISTERN_TEST_OUTPUT=DIR keeps the picture, to look at.
 void Keep(const std::string& name, const std::string& svg) {
-  if (const char* folder = std::getenv("CISTERN_TEST_OUTPUT")) WriteFileAtomically(std::string(folder) + "/" + name, svg);
+  if (const char* folder = std::getenv("CISTERN_TEST_OUTPUT"))
+    WriteFileAtomically(std::string(folder) + "/" + name, svg);
 }
 
 TEST(SvgPlot, Lines) {
   const double nan = std::numeric_limits<double>::quiet_NaN();
-  LineChart chart{
-      .title = "Time per token <by length> & \"mechanism\"", .x_label = "length (tokens)", .y_label = "microseconds", .series = {}};
+  LineChart chart{.title = "Time per token <by length> & \"mechanism\"",
+                  .x_label = "length (tokens)",
+                  .y_label = "microseconds",
+                  .series = {}};
   chart.log_x = true;
   const std::vector<double> n = {256, 512, 1024, 2048, 4096, 8192, 16384};
   chart.series = {{"softmax", n, {3.1, 4.9, 8.8, 16.5, 32.0, 63.9, nan}},
@@ -36,7 +40,8 @@ TEST(SvgPlot, Lines) {
   const std::string svg = RenderSvg(chart);
   Keep("lines.svg", svg);
   EXPECT_NE(svg.find("width=\"720\" height=\"420\" viewBox=\"0 0 720 420\""), std::string::npos);
-  EXPECT_NE(svg.find("Time per token &lt;by length&gt; &amp; &quot;mechanism&quot;"), std::string::npos);
+  EXPECT_NE(svg.find("Time per token &lt;by length&gt; &amp; &quot;mechanism&quot;"),
+            std::string::npos);
   EXPECT_EQ(svg.find("<by"), std::string::npos);
   EXPECT_EQ(Count(svg, "<circle"), 6u + 1u);  // one point is skipped; one in the legend
   EXPECT_EQ(Count(svg, "fill=\"none\""), 4u);
@@ -52,7 +57,8 @@ TEST(SvgPlot, Bars) {
   const std::string svg = RenderSvg(chart);
   Keep("bars.svg", svg);
   EXPECT_EQ(Count(svg, "</title></rect>"), 5u);
-  BarChart many{.title = "Memory per token", .y_label = "bytes", .groups = {}, .series = {{"", {}}}};
+  BarChart many{
+      .title = "Memory per token", .y_label = "bytes", .groups = {}, .series = {{"", {}}}};
   for (int i = 0; i < 12; ++i) {
     many.groups.push_back("mechanism-" + std::to_string(i));
     many.series[0].values.push_back(1000.0 * (i - 2));
@@ -63,8 +69,14 @@ TEST(SvgPlot, Bars) {
 TEST(SvgPlot, OddInput) {
   const double inf = std::numeric_limits<double>::infinity(), huge = 1e308;
   for (const bool log : {false, true}) {
-    for (const auto& points :
-         std::vector<std::vector<double>>{{}, {5}, {0, 0}, {-1, 2}, {inf, NAN}, {-huge, huge}, {1e-300, 1e-299}, {1e9, 1e9 + 1}}) {
+    for (const auto& points : std::vector<std::vector<double>>{{},
+                                                               {5},
+                                                               {0, 0},
+                                                               {-1, 2},
+                                                               {inf, NAN},
+                                                               {-huge, huge},
+                                                               {1e-300, 1e-299},
+                                                               {1e9, 1e9 + 1}}) {
       LineChart chart;
       chart.series = {{"a", points, points}};
       chart.log_x = chart.log_y = log;
@@ -76,10 +88,11 @@ TEST(SvgPlot, OddInput) {
   LineChart bad;
   bad.series = {{"a", {1}, {}}};
   EXPECT_EQ(ErrorMessage([&] { RenderSvg(bad); }), "[svg] series 'a' has 1 x and 0 y");
-  EXPECT_EQ(ErrorMessage([&] {
-              RenderSvg(BarChart{.title = "", .y_label = "", .groups = {"x"}, .series = {{"a", {}}}});
-            }),
-            "[svg] series 'a' has 0 values for 1 groups");
+  EXPECT_EQ(
+      ErrorMessage([&] {
+        RenderSvg(BarChart{.title = "", .y_label = "", .groups = {"x"}, .series = {{"a", {}}}});
+      }),
+      "[svg] series 'a' has 0 values for 1 groups");
 }
 
 TEST(SvgPlot, Ticks) {

@@ -25,7 +25,10 @@ class TestFolder {
 
   const std::string& path() const { return path_; }
   std::string operator/(const std::string& name) const { return path_ + "/" + name; }
-  int Count() const { return int(std::distance(std::filesystem::directory_iterator(path_), std::filesystem::directory_iterator())); }
+  int Count() const {
+    return int(std::distance(std::filesystem::directory_iterator(path_),
+                             std::filesystem::directory_iterator()));
+  }
 
  private:
   std::string path_;

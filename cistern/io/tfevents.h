@@ -1,5 +1,6 @@
 #pragma once
-// TensorBoard's event files: TFRecord frames (length, data, masked CRC-32C of each) around protobuf messages, scalars only.
+// TensorBoard's event files: TFRecord frames (length, data, masked CRC-32C of each) around protobuf
+// messages, scalars only.
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -9,8 +10,9 @@
 
 namespace cistern {
 
-// Writes DIR/events.out.tfevents.<seconds>.<host>.<pid>.<n>, a new file per writer, which `tensorboard --logdir DIR` finds. Every scalar
-// is in the file when AddScalar returns. Errors: "cannot write PATH: ...".
+// Writes DIR/events.out.tfevents.<seconds>.<host>.<pid>.<n>, a new file per writer, which
+// `tensorboard --logdir DIR` finds. Every scalar is in the file when AddScalar returns. Errors:
+// "cannot write PATH: ...".
 class TfEventsWriter {
  public:
   explicit TfEventsWriter(const std::string& directory);  // created when missing

@@ -23,16 +23,21 @@ TEST(TfEvents, BytesOfAScalar) {
   const size_t head = ReadFile(writer.path()).size();
   EXPECT_EQ(head, 16u + 9u + 2u + 13u);
   writer.AddScalar("loss", 1.5, 300, 2.0);
-  const std::string event("\x09\0\0\0\0\0\0\0\x40\x10\xac\x02\x2a\x0d\x0a\x0b\x0a\x04loss\x15\0\0\xc0\x3f", 27);
+  const std::string event(
+      "\x09\0\0\0\0\0\0\0\x40\x10\xac\x02\x2a\x0d\x0a\x0b\x0a\x04loss\x15\0\0\xc0\x3f", 27);
   EXPECT_EQ(ReadFile(writer.path()).substr(head), TfRecord(event));
-  EXPECT_EQ(std::filesystem::path(writer.path()).filename().string().rfind("events.out.tfevents.", 0), 0u);
+  EXPECT_EQ(
+      std::filesystem::path(writer.path()).filename().string().rfind("events.out.tfevents.", 0),
+      0u);
   EXPECT_NE(TfEventsWriter(folder / "run").path(), writer.path());
 }
 
 TEST(TfEvents, Errors) {
   TestFolder folder;
   WriteFileAtomically(folder / "f", "");
-  EXPECT_NE(ErrorMessage([&] { TfEventsWriter writer(folder / "f"); }).find("cannot create directory"), std::string::npos);
+  EXPECT_NE(
+      ErrorMessage([&] { TfEventsWriter writer(folder / "f"); }).find("cannot create directory"),
+      std::string::npos);
 }
 
 }  // namespace

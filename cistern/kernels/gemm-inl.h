@@ -1,7 +1,9 @@
-// Small matrix products on padded, aligned row-major panels, for any vector width; included once per Highway target.
+// Small matrix products on padded, aligned row-major panels, for any vector width; included once
+// per Highway target.
 //
-// Every element of a product is one sequential chain of multiply-adds over the depth, whatever the tile it falls into, and triangular
-// products stop exactly at the diagonal: an element depends on no bit of rows outside its triangle, be they NaN.
+// Every element of a product is one sequential chain of multiply-adds over the depth, whatever the
+// tile it falls into, and triangular products stop exactly at the diagonal: an element depends on
+// no bit of rows outside its triangle, be they NaN.
 #if defined(CISTERN_KERNELS_GEMM_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef CISTERN_KERNELS_GEMM_INL_H_
 #undef CISTERN_KERNELS_GEMM_INL_H_
@@ -26,7 +28,8 @@ using Vec = hn::Vec<Tag<T>>;
 template <class T>
 constexpr size_t kLanes = hn::MaxLanes(Tag<T>());
 
-// A register tile has kTileRows x kTileVectors accumulators: 4x4 where there are 32 vector registers, 4x2 where there are 16.
+// A register tile has kTileRows x kTileVectors accumulators: 4x4 where there are 32 vector
+// registers, 4x2 where there are 16.
 constexpr size_t kTileRows = 4;
 #if HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX3_DL || HWY_TARGET == HWY_NEON
 constexpr int kTileVectors = 4;
@@ -34,15 +37,19 @@ constexpr int kTileVectors = 4;
 constexpr int kTileVectors = 2;
 #endif
 
-constexpr size_t RoundUp(size_t x, size_t multiple) { return (x + multiple - 1) / multiple * multiple; }
+constexpr size_t RoundUp(size_t x, size_t multiple) {
+  return (x + multiple - 1) / multiple * multiple;
+}
 
-// Leading dimension of a panel: whole vectors, and whole tiles when its columns become the rows of a product.
+// Leading dimension of a panel: whole vectors, and whole tiles when its columns become the rows of
+// a product.
 template <class T>
 constexpr size_t Padded(size_t columns) {
   return RoundUp(columns, kLanes<T> > kTileRows ? kLanes<T> : kTileRows);
 }
 
-// One product A B. A(i,k) = a[i*row + k*step], so a transposed panel is a choice of strides; B(k,j) = b[k*ldb + j].
+// One product A B. A(i,k) = a[i*row + k*step], so a transposed panel is a choice of strides; B(k,j)
+// = b[k*ldb + j].
 template <class T>
 struct Factors {
   const T* a;
@@ -60,7 +67,8 @@ struct Tile {
 
 // tile rows [kFirst, kLast) += A(., k) B(k, .); a and b point at step k.
 template <int kFirst, int kLast, int kVectors, class T>
-HWY_INLINE void Step(Tile<T, kVectors>& tile, const T* HWY_RESTRICT a, size_t row, const T* HWY_RESTRICT b) {
+HWY_INLINE void Step(Tile<T, kVectors>& tile, const T* HWY_RESTRICT a, size_t row,
+                     const T* HWY_RESTRICT b) {
   const Tag<T> d;
   Vec<T> bv[kVectors];
 #pragma GCC unroll 4
@@ -73,9 +81,11 @@ HWY_INLINE void Step(Tile<T, kVectors>& tile, const T* HWY_RESTRICT a, size_t ro
   }
 }
 
-// C[rows, kVectors vectors] = full + triangle of `tri` (kLower: depth k <= row; kUpper: row <= k < tri.depth). rows: whole tiles.
+// C[rows, kVectors vectors] = full + triangle of `tri` (kLower: depth k <= row; kUpper: row <= k <
+// tri.depth). rows: whole tiles.
 template <Triangle kTriangle, int kVectors, class T>
-HWY_NOINLINE void Panel(size_t rows, const Factors<T>& full, const Factors<T>& tri, T* HWY_RESTRICT c, size_t ldc) {
+HWY_NOINLINE void Panel(size_t rows, const Factors<T>& full, const Factors<T>& tri,
+                        T* HWY_RESTRICT c, size_t ldc) {
   const Tag<T> d;
   for (size_t r = 0; r < rows; r += kTileRows) {
     Tile<T, kVectors> tile;
@@ -87,7 +97,8 @@ HWY_NOINLINE void Panel(size_t rows, const Factors<T>& full, const Factors<T>& t
     {
       const T* a = full.a + r * full.row;
       const T* b = full.b;
-      for (size_t k = 0; k < full.depth; ++k, a += full.step, b += full.ldb) Step<0, 4>(tile, a, full.row, b);
+      for (size_t k = 0; k < full.depth; ++k, a += full.step, b += full.ldb)
+        Step<0, 4>(tile, a, full.row, b);
     }
     if constexpr (kTriangle == Triangle::kLower) {
       const T* a = tri.a + r * tri.row;
@@ -107,23 +118,27 @@ HWY_NOINLINE void Panel(size_t rows, const Factors<T>& full, const Factors<T>& t
       if (depth > 2) Step<0, 3>(tile, a + 2 * tri.step, tri.row, b + 2 * tri.ldb);
       a += 3 * tri.step;
       b += 3 * tri.ldb;
-      for (size_t k = 3; k < depth; ++k, a += tri.step, b += tri.ldb) Step<0, 4>(tile, a, tri.row, b);
+      for (size_t k = 3; k < depth; ++k, a += tri.step, b += tri.ldb)
+        Step<0, 4>(tile, a, tri.row, b);
     }
 #pragma GCC unroll 4
     for (size_t i = 0; i < kTileRows; ++i) {
 #pragma GCC unroll 4
-      for (int j = 0; j < kVectors; ++j) hn::Store(tile.c[i][j], d, c + (r + i) * ldc + j * kLanes<T>);
+      for (int j = 0; j < kVectors; ++j)
+        hn::Store(tile.c[i][j], d, c + (r + i) * ldc + j * kLanes<T>);
     }
   }
 }
 
-// C[rows, columns] = full.A full.B + triangle(tri.A) tri.B; rows are rounded up to whole tiles, columns to whole vectors.
+// C[rows, columns] = full.A full.B + triangle(tri.A) tri.B; rows are rounded up to whole tiles,
+// columns to whole vectors.
 template <Triangle kTriangle, class T>
 void Product(size_t rows, size_t columns, Factors<T> full, Factors<T> tri, T* c, size_t ldc) {
   constexpr size_t kStride = kTileVectors * kLanes<T>;
   rows = RoundUp(rows, kTileRows);
   size_t left = (columns + kLanes<T> - 1) / kLanes<T>;
-  for (; left >= size_t{kTileVectors}; left -= kTileVectors, c += kStride, full.b += kStride, tri.b += kStride) {
+  for (; left >= size_t{kTileVectors};
+       left -= kTileVectors, c += kStride, full.b += kStride, tri.b += kStride) {
     Panel<kTriangle, kTileVectors>(rows, full, tri, c, ldc);
   }
   if (left == 1) Panel<kTriangle, 1>(rows, full, tri, c, ldc);
@@ -152,7 +167,8 @@ void LowerProduct(size_t rows, const Factors<T>& full, T* c, size_t ldc) {
 
 // dst[columns, rows] = src[rows, columns]^T; both dimensions are rounded up to whole vectors.
 template <class T>
-void Transpose(size_t rows, size_t columns, const T* HWY_RESTRICT src, size_t lds, T* HWY_RESTRICT dst, size_t ldd) {
+void Transpose(size_t rows, size_t columns, const T* HWY_RESTRICT src, size_t lds,
+               T* HWY_RESTRICT dst, size_t ldd) {
   constexpr size_t kN = kLanes<T>;
   const Tag<T> d;
   for (size_t r = 0; r < rows; r += kN) {
@@ -160,7 +176,8 @@ void Transpose(size_t rows, size_t columns, const T* HWY_RESTRICT src, size_t ld
 #if HWY_TARGET == HWY_SCALAR
       hn::Store(hn::Load(d, src + r * lds + c), d, dst + c * ldd + r);
 #else
-      // Each round moves the even elements of the whole block to its first half: a rotation of the index (row, column) by one bit.
+      // Each round moves the even elements of the whole block to its first half: a rotation of the
+      // index (row, column) by one bit.
       Vec<T> x[kN], y[kN];
 #pragma GCC unroll 16
       for (size_t i = 0; i < kN; ++i) x[i] = hn::Load(d, src + (r + i) * lds + c);

@@ -75,7 +75,8 @@ void ForceIsa(const std::string& isa) {
 }
 
 void ResolveIsa() {
-  [[maybe_unused]] static const bool once = (ForceIsa(""), true);  // a failed first try throws again on the next call
+  [[maybe_unused]] static const bool once =
+      (ForceIsa(""), true);  // a failed first try throws again on the next call
 }
 
 std::string ActiveIsa() {

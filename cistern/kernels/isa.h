@@ -1,5 +1,6 @@
 #pragma once
-// Which SIMD instruction set the kernels use: the best the machine has, or the one forced by CISTERN_ISA (avx512, avx2, sse4, portable...).
+// Which SIMD instruction set the kernels use: the best the machine has, or the one forced by
+// CISTERN_ISA (avx512, avx2, sse4, portable...).
 #include <string>
 #include <vector>
 
@@ -7,15 +8,19 @@ namespace cistern {
 
 std::vector<std::string> CompiledIsas();   // best first
 std::vector<std::string> SupportedIsas();  // those of them this machine can run, best first
-std::string ActiveIsa();  // the one in use; throws UsageError when CISTERN_ISA names one that is unknown or not supported here
+std::string ActiveIsa();  // the one in use; throws UsageError when CISTERN_ISA names one that is
+                          // unknown or not supported here
 
-// Switches this process to another one (tests compare them); the empty name means CISTERN_ISA again. Not while a kernel runs.
+// Switches this process to another one (tests compare them); the empty name means CISTERN_ISA
+// again. Not while a kernel runs.
 void ForceIsa(const std::string& isa);
 
-// Reads CISTERN_ISA on the first call. Every kernel's dispatch goes through it (CISTERN_DISPATCH in dispatch.h).
+// Reads CISTERN_ISA on the first call. Every kernel's dispatch goes through it (CISTERN_DISPATCH in
+// dispatch.h).
 void ResolveIsa();
 
-// Whether the processor multiplies bfloat16 in hardware (AVX512-BF16), so that bfloat16 products are faster than those of float.
+// Whether the processor multiplies bfloat16 in hardware (AVX512-BF16), so that bfloat16 products
+// are faster than those of float.
 bool HasBFloat16();
 
 }  // namespace cistern

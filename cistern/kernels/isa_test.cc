@@ -37,7 +37,8 @@ TEST(Isa, EnvironmentIsReadBeforeTheFirstDispatch) {
   setenv("CISTERN_ISA", "nonsense", 1);
   EXPECT_THROW(CISTERN_DISPATCH(WhichTarget)(), UsageError);
   setenv("CISTERN_ISA", "portable", 1);
-  EXPECT_EQ(CISTERN_DISPATCH(WhichTarget)() & (HWY_SCALAR | HWY_EMU128), CISTERN_DISPATCH(WhichTarget)());
+  EXPECT_EQ(CISTERN_DISPATCH(WhichTarget)() & (HWY_SCALAR | HWY_EMU128),
+            CISTERN_DISPATCH(WhichTarget)());
   EXPECT_EQ(ActiveIsa(), "portable");
   unsetenv("CISTERN_ISA");
   ForceIsa("");

@@ -23,7 +23,8 @@ using Tag = hn::ScalableTag<T>;
 template <class T>
 using Vec = hn::Vec<Tag<T>>;
 
-// One batch row seen from the filter. Tap j of token t meets token t - (K-1) + j + ahead; negative tokens are rows of the state.
+// One batch row seen from the filter. Tap j of token t meets token t - (K-1) + j + ahead; negative
+// tokens are rows of the state.
 template <class T>
 struct ConvRow {
   ConvRow(const ConvShape& shape, const RowMask& mask, int64_t b)
@@ -95,11 +96,12 @@ HWY_INLINE void ForEachVector(int64_t channels, const Body& body) {
   if (c < channels) body(Lanes<T, false>{c, channels - c});
 }
 
-// Tokens whose sums are kept in registers, with as many taps or more. A narrow filter waits for memory, which likes one row after another.
+// Tokens whose sums are kept in registers, with as many taps or more. A narrow filter waits for
+// memory, which likes one row after another.
 constexpr int64_t kTile = 8;
 
-// out[r] = sum_p w[p - r] * rows[p] for R neighbours r, w: [K, C]; p ascends, so a token's bits do not depend on its neighbours. Null
-// rows are left out.
+// out[r] = sum_p w[p - r] * rows[p] for R neighbours r, w: [K, C]; p ascends, so a token's bits do
+// not depend on its neighbours. Null rows are left out.
 template <class T, int64_t R>
 void Correlate(int64_t channels, int64_t taps, const T* const* rows, const T* w, T* const* out) {
   ForEachVector<T>(channels, [&](auto at) HWY_ATTR {
@@ -124,7 +126,8 @@ void Correlate(int64_t channels, int64_t taps, const T* const* rows, const T* w,
 // dw[j] += sum_r g[r] * rows[j + r], dw: [K, C]
 template <class T, int64_t R>
 void AddOuter(int64_t channels, int64_t taps, const T* const* g, const T* const* rows, T* dw) {
-  const bool whole = std::none_of(rows, rows + taps + R - 1, [](const T* row) { return row == nullptr; });
+  const bool whole =
+      std::none_of(rows, rows + taps + R - 1, [](const T* row) { return row == nullptr; });
   ForEachVector<T>(channels, [&](auto at) HWY_ATTR {
     Vec<T> gv[R];
     for (int64_t r = 0; r < R; ++r) gv[r] = at.Load(g[r]);
@@ -145,49 +148,60 @@ void AddOuter(int64_t channels, int64_t taps, const T* const* g, const T* const*
 
 // y of tokens [begin, end) of one batch row.
 template <class T>
-void ForwardTokens(const ConvRow<T>& row, const Rows<const T>& x, const T* wt, const T* state, int64_t begin, int64_t end,
-                   const Rows<T>& y) {
+void ForwardTokens(const ConvRow<T>& row, const Rows<const T>& x, const T* wt, const T* state,
+                   int64_t begin, int64_t end, const Rows<T>& y) {
   std::vector<const T*> rows(static_cast<size_t>(row.taps + kTile - 1));
   T* out[kTile];
   const int64_t real = std::min(end, row.length);
   for (int64_t t = begin; t < real;) {
     const int64_t first = t - row.reach() + row.ahead;
     const int64_t last = std::min(t + kTile, real) - 1;
-    // A tile is cut where a document starts inside it, or within reach before it: those tokens go one by one.
+    // A tile is cut where a document starts inside it, or within reach before it: those tokens go
+    // one by one.
     const bool tile = row.taps >= kTile && t + kTile <= real && row.LastStart(first, last) < 0;
     const int64_t cut = tile ? -row.taps : row.LastStart(first, t), count = tile ? kTile : 1;
-    for (int64_t p = 0; p < row.taps + count - 1; ++p) rows[p] = first + p < cut ? nullptr : row.Token(x, state, first + p);
+    for (int64_t p = 0; p < row.taps + count - 1; ++p)
+      rows[p] = first + p < cut ? nullptr : row.Token(x, state, first + p);
     for (int64_t r = 0; r < count; ++r) out[r] = y.At(row.b, 0, t + r);
     (tile ? Correlate<T, kTile> : Correlate<T, 1>)(row.channels, row.taps, rows.data(), wt, out);
     t += count;
   }
-  for (int64_t t = std::max(begin, row.length); t < end; ++t) std::fill_n(y.At(row.b, 0, t), row.channels, T{0});
+  for (int64_t t = std::max(begin, row.length); t < end; ++t)
+    std::fill_n(y.At(row.b, 0, t), row.channels, T{0});
 }
 
-// dx of tokens [begin, end) of one batch row; negative ones are rows of dstate_in. reversed: the filter's taps in reversed order.
+// dx of tokens [begin, end) of one batch row; negative ones are rows of dstate_in. reversed: the
+// filter's taps in reversed order.
 template <class T>
-void BackwardTokens(const ConvRow<T>& row, const Rows<const T>& dy, const T* dstate_out, const T* reversed, int64_t begin, int64_t end,
-                    const Rows<T>& dx, T* dstate_in) {
+void BackwardTokens(const ConvRow<T>& row, const Rows<const T>& dy, const T* dstate_out,
+                    const T* reversed, int64_t begin, int64_t end, const Rows<T>& dx,
+                    T* dstate_in) {
   std::vector<const T*> rows(static_cast<size_t>(row.taps + kTile - 1));
   T* out[kTile];
-  const auto gradient = [&](int64_t i) { return i >= 0 ? dx.At(row.b, 0, i) : row.StateRow(dstate_in, i); };
+  const auto gradient = [&](int64_t i) {
+    return i >= 0 ? dx.At(row.b, 0, i) : row.StateRow(dstate_in, i);
+  };
   const int64_t real = std::min(end, row.length);
   for (int64_t i = begin; i < real;) {
     const int64_t first = i - row.ahead, reach = row.reach();  // the first token that meets i
-    const bool tile = row.taps >= kTile && i + kTile <= real && row.NextStart(i, i + kTile - 1 + reach) == row.length;
+    const bool tile = row.taps >= kTile && i + kTile <= real &&
+                      row.NextStart(i, i + kTile - 1 + reach) == row.length;
     const int64_t cut = tile ? row.length : row.NextStart(i, i + reach), count = tile ? kTile : 1;
     for (int64_t q = 0; q < row.taps + count - 1; ++q) {
       const int64_t t = first + q;
       rows[q] = t >= 0 && t < cut ? dy.At(row.b, 0, t) : nullptr;
     }
     for (int64_t r = 0; r < count; ++r) out[r] = gradient(i + r);
-    (tile ? Correlate<T, kTile> : Correlate<T, 1>)(row.channels, row.taps, rows.data(), reversed, out);
+    (tile ? Correlate<T, kTile> : Correlate<T, 1>)(row.channels, row.taps, rows.data(), reversed,
+                                                   out);
     i += count;
   }
-  for (int64_t t = std::max(begin, row.length); t < end; ++t) std::fill_n(gradient(t), row.channels, T{0});
+  for (int64_t t = std::max(begin, row.length); t < end; ++t)
+    std::fill_n(gradient(t), row.channels, T{0});
   if (dstate_out == nullptr) return;
-  for (int64_t i = std::max({begin, row.length - row.reach(), row.LastStart(row.length - 1 - row.reach(), row.length - 1)}); i < real;
-       ++i) {
+  for (int64_t i = std::max({begin, row.length - row.reach(),
+                             row.LastStart(row.length - 1 - row.reach(), row.length - 1)});
+       i < real; ++i) {
     T* to = gradient(i);
     const T* from = row.StateRow(dstate_out, i - row.length);
     for (int64_t c = 0; c < row.channels; ++c) to[c] += from[c];
@@ -196,8 +210,8 @@ void BackwardTokens(const ConvRow<T>& row, const Rows<const T>& dy, const T* dst
 
 // dw [K, C] += what tokens [begin, end) of one batch row give it.
 template <class T>
-void BackwardFilter(const ConvRow<T>& row, const Rows<const T>& dy, const Rows<const T>& x, const T* state, int64_t begin, int64_t end,
-                    double* dw) {
+void BackwardFilter(const ConvRow<T>& row, const Rows<const T>& dy, const Rows<const T>& x,
+                    const T* state, int64_t begin, int64_t end, double* dw) {
   constexpr int64_t kFlush = 64;  // tokens summed in T, beyond in double
   std::vector<const T*> rows(static_cast<size_t>(row.taps + kTile - 1));
   std::vector<T> part(static_cast<size_t>(row.taps * row.channels));
@@ -213,16 +227,19 @@ void BackwardFilter(const ConvRow<T>& row, const Rows<const T>& dy, const Rows<c
     const int64_t last = std::min(t + kTile, real) - 1;
     const bool tile = t + kTile <= real && row.LastStart(first, last) < 0;
     const int64_t cut = tile ? -row.taps : row.LastStart(first, t), count = tile ? kTile : 1;
-    for (int64_t p = 0; p < row.taps + count - 1; ++p) rows[p] = first + p < cut ? nullptr : row.Token(x, state, first + p);
+    for (int64_t p = 0; p < row.taps + count - 1; ++p)
+      rows[p] = first + p < cut ? nullptr : row.Token(x, state, first + p);
     for (int64_t r = 0; r < count; ++r) g[r] = dy.At(row.b, 0, t + r);
-    (tile ? AddOuter<T, kTile> : AddOuter<T, 1>)(row.channels, row.taps, g, rows.data(), part.data());
+    (tile ? AddOuter<T, kTile> : AddOuter<T, 1>)(row.channels, row.taps, g, rows.data(),
+                                                 part.data());
     t += count;
     if (t - flushed >= kFlush) flush(), flushed = t;
   }
   flush();
 }
 
-// state_out[i] = token length - (K-1) + i, or zero before the last document start. Ascending, so state_out may be state_in.
+// state_out[i] = token length - (K-1) + i, or zero before the last document start. Ascending, so
+// state_out may be state_in.
 template <class T>
 void NextState(const ConvRow<T>& row, const Rows<const T>& x, const T* state_in, T* state_out) {
   const int64_t reach = row.reach(), first = row.LastStart(row.length - 1 - reach, row.length - 1);
@@ -239,7 +256,8 @@ template <class T>
 std::vector<T> TapsFirst(const ConvShape& shape, const T* w, bool reversed) {
   std::vector<T> wt(static_cast<size_t>(shape.taps * shape.channels));
   for (int64_t c = 0; c < shape.channels; ++c) {
-    for (int64_t j = 0; j < shape.taps; ++j) wt[(reversed ? shape.taps - 1 - j : j) * shape.channels + c] = w[c * shape.taps + j];
+    for (int64_t j = 0; j < shape.taps; ++j)
+      wt[(reversed ? shape.taps - 1 - j : j) * shape.channels + c] = w[c * shape.taps + j];
   }
   return wt;
 }
@@ -258,45 +276,54 @@ void ForEachBlock(const ConvShape& shape, const RowMask& mask, int64_t block, co
 }
 
 template <class T>
-void ConvAll(const ConvShape& shape, const Rows<const T>& x, const T* w, const T* state_in, const RowMask& mask, const Rows<T>& y,
-             T* state_out) {
+void ConvAll(const ConvShape& shape, const Rows<const T>& x, const T* w, const T* state_in,
+             const RowMask& mask, const Rows<T>& y, T* state_out) {
   const std::vector<T> wt = TapsFirst(shape, w, false);
-  ForEachBlock<T>(shape, mask, 256, [&](const ConvRow<T>& row, int64_t begin, int64_t end, int64_t) {
-    ForwardTokens(row, x, wt.data(), state_in, begin, end, y);
-  });
+  ForEachBlock<T>(shape, mask, 256,
+                  [&](const ConvRow<T>& row, int64_t begin, int64_t end, int64_t) {
+                    ForwardTokens(row, x, wt.data(), state_in, begin, end, y);
+                  });
   if (state_out == nullptr) return;
-  for (int64_t b = 0; b < shape.batch; ++b) NextState(ConvRow<T>(shape, mask, b), x, state_in, state_out);
+  for (int64_t b = 0; b < shape.batch; ++b)
+    NextState(ConvRow<T>(shape, mask, b), x, state_in, state_out);
 }
 
 template <class T>
-void ConvBackwardAll(const ConvShape& shape, const Rows<const T>& dy, const T* dstate_out, const Rows<const T>& x, const T* w,
-                     const T* state_in, const RowMask& mask, const Rows<T>& dx, T* dw, T* dstate_in) {
+void ConvBackwardAll(const ConvShape& shape, const Rows<const T>& dy, const T* dstate_out,
+                     const Rows<const T>& x, const T* w, const T* state_in, const RowMask& mask,
+                     const Rows<T>& dx, T* dw, T* dstate_in) {
   constexpr int64_t kBlock = 1024;
   const std::vector<T> reversed = TapsFirst(shape, w, true);
   const size_t size = static_cast<size_t>(shape.taps * shape.channels);
   const int64_t parts = shape.batch * std::max<int64_t>(1, (shape.length + kBlock - 1) / kBlock);
-  std::vector<double> part(static_cast<size_t>(parts) * size);  // each block's dw, added in their order: the same for any threads
-  ForEachBlock<T>(shape, mask, kBlock, [&](const ConvRow<T>& row, int64_t begin, int64_t end, int64_t n) {
-    const int64_t first = begin == 0 && dstate_in != nullptr ? -row.reach() : begin;
-    BackwardTokens(row, dy, dstate_out, reversed.data(), first, end, dx, dstate_in);
-    BackwardFilter(row, dy, x, state_in, begin, end, part.data() + static_cast<size_t>(n) * size);
-  });
+  std::vector<double> part(
+      static_cast<size_t>(parts) *
+      size);  // each block's dw, added in their order: the same for any threads
+  ForEachBlock<T>(shape, mask, kBlock,
+                  [&](const ConvRow<T>& row, int64_t begin, int64_t end, int64_t n) {
+                    const int64_t first = begin == 0 && dstate_in != nullptr ? -row.reach() : begin;
+                    BackwardTokens(row, dy, dstate_out, reversed.data(), first, end, dx, dstate_in);
+                    BackwardFilter(row, dy, x, state_in, begin, end,
+                                   part.data() + static_cast<size_t>(n) * size);
+                  });
   for (int64_t n = 1; n < parts; ++n) {
     for (size_t i = 0; i < size; ++i) part[i] += part[static_cast<size_t>(n) * size + i];
   }
   for (int64_t j = 0; j < shape.taps; ++j) {
-    for (int64_t c = 0; c < shape.channels; ++c) dw[c * shape.taps + j] = static_cast<T>(part.empty() ? 0.0 : part[j * shape.channels + c]);
+    for (int64_t c = 0; c < shape.channels; ++c)
+      dw[c * shape.taps + j] = static_cast<T>(part.empty() ? 0.0 : part[j * shape.channels + c]);
   }
 }
 
-#define CISTERN_SHORT_CONV(Suffix, T)                                                                                                      \
-  void Conv##Suffix(const ConvShape& shape, Rows<const T> x, const T* w, const T* state_in, const RowMask& mask, Rows<T> y,                \
-                    T* state_out) {                                                                                                        \
-    ConvAll<T>(shape, x, w, state_in, mask, y, state_out);                                                                                 \
-  }                                                                                                                                        \
-  void ConvBackward##Suffix(const ConvShape& shape, Rows<const T> dy, const T* dstate_out, Rows<const T> x, const T* w, const T* state_in, \
-                            const RowMask& mask, Rows<T> dx, T* dw, T* dstate_in) {                                                        \
-    ConvBackwardAll<T>(shape, dy, dstate_out, x, w, state_in, mask, dx, dw, dstate_in);                                                    \
+#define CISTERN_SHORT_CONV(Suffix, T)                                                            \
+  void Conv##Suffix(const ConvShape& shape, Rows<const T> x, const T* w, const T* state_in,      \
+                    const RowMask& mask, Rows<T> y, T* state_out) {                              \
+    ConvAll<T>(shape, x, w, state_in, mask, y, state_out);                                       \
+  }                                                                                              \
+  void ConvBackward##Suffix(const ConvShape& shape, Rows<const T> dy, const T* dstate_out,       \
+                            Rows<const T> x, const T* w, const T* state_in, const RowMask& mask, \
+                            Rows<T> dx, T* dw, T* dstate_in) {                                   \
+    ConvBackwardAll<T>(shape, dy, dstate_out, x, w, state_in, mask, dx, dw, dstate_in);          \
   }
 CISTERN_SHORT_CONV(Float, float)
 CISTERN_SHORT_CONV(Double, double)
@@ -315,24 +342,28 @@ HWY_EXPORT(ConvBackwardFloat);
 HWY_EXPORT(ConvBackwardDouble);
 
 template <>
-void ShortConv(const ConvShape& shape, Rows<const float> x, const float* w, const float* state_in, const RowMask& mask, Rows<float> y,
-               float* state_out) {
+void ShortConv(const ConvShape& shape, Rows<const float> x, const float* w, const float* state_in,
+               const RowMask& mask, Rows<float> y, float* state_out) {
   CISTERN_DISPATCH(ConvFloat)(shape, x, w, state_in, mask, y, state_out);
 }
 template <>
-void ShortConv(const ConvShape& shape, Rows<const double> x, const double* w, const double* state_in, const RowMask& mask, Rows<double> y,
-               double* state_out) {
+void ShortConv(const ConvShape& shape, Rows<const double> x, const double* w,
+               const double* state_in, const RowMask& mask, Rows<double> y, double* state_out) {
   CISTERN_DISPATCH(ConvDouble)(shape, x, w, state_in, mask, y, state_out);
 }
 template <>
-void ShortConvBackward(const ConvShape& shape, Rows<const float> dy, const float* dstate_out, Rows<const float> x, const float* w,
-                       const float* state_in, const RowMask& mask, Rows<float> dx, float* dw, float* dstate_in) {
-  CISTERN_DISPATCH(ConvBackwardFloat)(shape, dy, dstate_out, x, w, state_in, mask, dx, dw, dstate_in);
+void ShortConvBackward(const ConvShape& shape, Rows<const float> dy, const float* dstate_out,
+                       Rows<const float> x, const float* w, const float* state_in,
+                       const RowMask& mask, Rows<float> dx, float* dw, float* dstate_in) {
+  CISTERN_DISPATCH(ConvBackwardFloat)
+  (shape, dy, dstate_out, x, w, state_in, mask, dx, dw, dstate_in);
 }
 template <>
-void ShortConvBackward(const ConvShape& shape, Rows<const double> dy, const double* dstate_out, Rows<const double> x, const double* w,
-                       const double* state_in, const RowMask& mask, Rows<double> dx, double* dw, double* dstate_in) {
-  CISTERN_DISPATCH(ConvBackwardDouble)(shape, dy, dstate_out, x, w, state_in, mask, dx, dw, dstate_in);
+void ShortConvBackward(const ConvShape& shape, Rows<const double> dy, const double* dstate_out,
+                       Rows<const double> x, const double* w, const double* state_in,
+                       const RowMask& mask, Rows<double> dx, double* dw, double* dstate_in) {
+  CISTERN_DISPATCH(ConvBackwardDouble)
+  (shape, dy, dstate_out, x, w, state_in, mask, dx, dw, dstate_in);
 }
 
 }  // namespace cistern

@@ -1,8 +1,10 @@
 #pragma once
 // Short causal convolution over time, one filter per channel:
-//   y[b,t,c] = sum_j w[c,j] x[b, t-(K-1)+j+ahead, c],  j = 0..K-1. Causal with ahead = 0: w[c,K-1] meets the token itself.
-// Tokens before the sequence come from the state [B, K-1, C] (zeros when empty), those after it are zeros, taps never cross a document
-// start, padding rows (t >= length) count as zeros, give 0 and do not enter the new state. Time O(T K C).
+//   y[b,t,c] = sum_j w[c,j] x[b, t-(K-1)+j+ahead, c],  j = 0..K-1. Causal with ahead = 0: w[c,K-1]
+//   meets the token itself.
+// Tokens before the sequence come from the state [B, K-1, C] (zeros when empty), those after it are
+// zeros, taps never cross a document start, padding rows (t >= length) count as zeros, give 0 and
+// do not enter the new state. Time O(T K C).
 #include <cstdint>
 
 #include "cistern/kernels/rows.h"
@@ -11,17 +13,22 @@ namespace cistern {
 
 struct ConvShape {
   int64_t batch, length, channels, taps;  // B, T, C, K >= 1
-  int64_t ahead = 0;                      // tokens after its own that a filter sees, 0 .. K-1; above 0 without document starts alone
+  int64_t ahead = 0;  // tokens after its own that a filter sees, 0 .. K-1; above 0 without document
+                      // starts alone
 };
 
-// x, y: [B,T,C] contiguous in the last dimension with the strides given; w: [C,K]; state_in (may be null) and state_out: [B,K-1,C].
-// state_out holds the last K-1 real inputs, with zeros where they lie before the last document start.
+// x, y: [B,T,C] contiguous in the last dimension with the strides given; w: [C,K]; state_in (may be
+// null) and state_out: [B,K-1,C]. state_out holds the last K-1 real inputs, with zeros where they
+// lie before the last document start.
 template <class T>
-void ShortConv(const ConvShape& shape, Rows<const T> x, const T* w, const T* state_in, const RowMask& mask, Rows<T> y, T* state_out);
+void ShortConv(const ConvShape& shape, Rows<const T> x, const T* w, const T* state_in,
+               const RowMask& mask, Rows<T> y, T* state_out);
 
-// dstate_out may be null. dw: [C,K], written. dstate_in: [B,K-1,C] or null. Rows use batch and time strides; head is unused.
+// dstate_out may be null. dw: [C,K], written. dstate_in: [B,K-1,C] or null. Rows use batch and time
+// strides; head is unused.
 template <class T>
-void ShortConvBackward(const ConvShape& shape, Rows<const T> dy, const T* dstate_out, Rows<const T> x, const T* w, const T* state_in,
-                       const RowMask& mask, Rows<T> dx, T* dw, T* dstate_in);
+void ShortConvBackward(const ConvShape& shape, Rows<const T> dy, const T* dstate_out,
+                       Rows<const T> x, const T* w, const T* state_in, const RowMask& mask,
+                       Rows<T> dx, T* dw, T* dstate_in);
 
 }  // namespace cistern

@@ -34,7 +34,8 @@ void PutDs(const AdjointHead<T>& head, const T* from, size_t np, size_t t, size_
   }
 }
 
-// G [n, width] and h [n] in place. Per chunk, with W = a F, Gs = F_last G, hs = F_last h (the gradients at the chunk's reference):
+// G [n, width] and h [n] in place. Per chunk, with W = a F, Gs = F_last G, hs = F_last h (the
+// gradients at the chunk's reference):
 //   du_i = sum_{t>=i} (W_t . E_i) g_t + E_i Gs
 //   ds_i = E_i (sum_{t>=i} (g_t . u_i) W_t + Gs u_i - sum_{t>=i} (W_t b_t - F_t dz_t) - hs)
 //   G = carry (W^T g + Gs),   h = carry (sum_t (W_t b_t - F_t dz_t) + hs)
@@ -43,7 +44,8 @@ HWY_NOINLINE void AdjointOfHead(const AdjointHead<T>& head, const double* z0, T*
   const size_t n = head.n, width = head.width, np = Padded<T>(n), dp = Padded<T>(width);
   constexpr size_t kC = kChunkRows, kCp = kChunkPadded<T>;
   Workspace& workspace = Workspace::OfThisThread();
-  workspace.Start(SlotChunk<T>::Bytes(n) + sizeof(T) * (kC * (4 * np + 3 * dp + 2 * kCp) + (np + dp) * kCp + 3 * np * dp + np),
+  workspace.Start(SlotChunk<T>::Bytes(n) + sizeof(T) * (kC * (4 * np + 3 * dp + 2 * kCp) +
+                                                        (np + dp) * kCp + 3 * np * dp + np),
                   SlotChunk<T>::kPieces + 15);
   SlotChunk<T> chunk(n, workspace);
   T* const W = workspace.Take<T>(kC * np);
@@ -93,7 +95,8 @@ HWY_NOINLINE void AdjointOfHead(const AdjointHead<T>& head, const double* z0, T*
     PackRows(head.g, t, rows, width, dp, T{0}, g);
     PackRows(head.u, t, rows, width, dp, T{0}, u);
     if (head.dz.data != nullptr) PackRows(head.dz, t, rows, n, np, T{0}, dz);
-    for (size_t i = 0; i < rows * np; i += kLanes<T>) hn::Store(hn::Mul(hn::Load(d, W + i), hn::Load(d, chunk.F + i)), d, W + i);
+    for (size_t i = 0; i < rows * np; i += kLanes<T>)
+      hn::Store(hn::Mul(hn::Load(d, W + i), hn::Load(d, chunk.F + i)), d, W + i);
     for (size_t l = 0; l < n; ++l) {
       const Vec<T> f = hn::Set(d, last[l]);
       const auto never = hn::Eq(f, hn::Zero(d));
@@ -105,12 +108,14 @@ HWY_NOINLINE void AdjointOfHead(const AdjointHead<T>& head, const double* z0, T*
 
     Transpose(rows, n, chunk.E, np, ET, kCp);
     LowerProduct<T>(rows, {W, np, 1, ET, kCp, n}, A, kCp);
-    Product<Triangle::kUpper, T>(rows, width, {chunk.E, np, 1, G, dp, n}, {A, 1, kCp, g, dp, rows}, D, dp);
+    Product<Triangle::kUpper, T>(rows, width, {chunk.E, np, 1, G, dp, n}, {A, 1, kCp, g, dp, rows},
+                                 D, dp);
     UnpackRows(D, t, rows, width, dp, head.du);
 
     Transpose(rows, width, u, dp, UT, kCp);
     LowerProduct<T>(rows, {g, dp, 1, UT, kCp, width}, B, kCp);
-    Product<Triangle::kUpper, T>(rows, n, {u, dp, 1, GT, np, width}, {B, 1, kCp, W, np, rows}, Y, np);
+    Product<Triangle::kUpper, T>(rows, n, {u, dp, 1, GT, np, width}, {B, 1, kCp, W, np, rows}, Y,
+                                 np);
     for (size_t l = 0; l < np; l += kLanes<T>) {
       const Vec<T> zero = hn::Zero(d), empty = hn::Set(d, -std::numeric_limits<T>::infinity());
       Vec<T> sum = hn::Load(d, h + l);
@@ -150,9 +155,10 @@ HWY_NOINLINE void AdjointOfHead(const AdjointHead<T>& head, const double* z0, T*
 }
 
 template <class T>
-void AdjointOfAll(const SlotShape& shape, const Rows<const T>& a, const Rows<const T>& g, const Rows<const T>& s, const Rows<const T>& u,
-                  const Rows<const T>& b, const Rows<const T>& dz, const RowMask& mask, const double* z0, T* G, T* h, const Rows<T>& du,
-                  const Rows<T>& ds, bool accumulate_ds) {
+void AdjointOfAll(const SlotShape& shape, const Rows<const T>& a, const Rows<const T>& g,
+                  const Rows<const T>& s, const Rows<const T>& u, const Rows<const T>& b,
+                  const Rows<const T>& dz, const RowMask& mask, const double* z0, T* G, T* h,
+                  const Rows<T>& du, const Rows<T>& ds, bool accumulate_ds) {
   ParallelFor(shape.batch * shape.heads, HeadsPerThread(shape), [&](int64_t begin, int64_t end) {
     for (int64_t index = begin; index < end; ++index) {
       const int64_t x = index / shape.heads, y = index % shape.heads;
@@ -169,15 +175,17 @@ void AdjointOfAll(const SlotShape& shape, const Rows<const T>& a, const Rows<con
                                 static_cast<size_t>(shape.width),
                                 static_cast<size_t>(shape.length),
                                 accumulate_ds};
-      AdjointOfHead(head, z0 + index * shape.slots, G + index * shape.slots * shape.width, h + index * shape.slots);
+      AdjointOfHead(head, z0 + index * shape.slots, G + index * shape.slots * shape.width,
+                    h + index * shape.slots);
     }
   });
 }
 
-#define CISTERN_SLOT_ADJOINT(name, T)                                                                                                      \
-  void name(const SlotShape& shape, Rows<const T> a, Rows<const T> g, Rows<const T> s, Rows<const T> u, Rows<const T> b, Rows<const T> dz, \
-            const RowMask& mask, const double* z0, T* G, T* h, Rows<T> du, Rows<T> ds, bool accumulate_ds) {                               \
-    AdjointOfAll<T>(shape, a, g, s, u, b, dz, mask, z0, G, h, du, ds, accumulate_ds);                                                      \
+#define CISTERN_SLOT_ADJOINT(name, T)                                                   \
+  void name(const SlotShape& shape, Rows<const T> a, Rows<const T> g, Rows<const T> s,  \
+            Rows<const T> u, Rows<const T> b, Rows<const T> dz, const RowMask& mask,    \
+            const double* z0, T* G, T* h, Rows<T> du, Rows<T> ds, bool accumulate_ds) { \
+    AdjointOfAll<T>(shape, a, g, s, u, b, dz, mask, z0, G, h, du, ds, accumulate_ds);   \
   }
 CISTERN_SLOT_ADJOINT(SlotAdjointFloat, float)
 CISTERN_SLOT_ADJOINT(SlotAdjointDouble, double)
@@ -194,16 +202,20 @@ HWY_EXPORT(SlotAdjointFloat);
 HWY_EXPORT(SlotAdjointDouble);
 
 template <>
-void SlotAdjoint(const SlotShape& shape, Rows<const float> a, Rows<const float> g, Rows<const float> s, Rows<const float> u,
-                 Rows<const float> b, Rows<const float> dz, const RowMask& mask, const double* z0, float* G, float* h, Rows<float> du,
-                 Rows<float> ds, bool accumulate_ds) {
-  CISTERN_DISPATCH(SlotAdjointFloat)(shape, a, g, s, u, b, dz, mask, z0, G, h, du, ds, accumulate_ds);
+void SlotAdjoint(const SlotShape& shape, Rows<const float> a, Rows<const float> g,
+                 Rows<const float> s, Rows<const float> u, Rows<const float> b,
+                 Rows<const float> dz, const RowMask& mask, const double* z0, float* G, float* h,
+                 Rows<float> du, Rows<float> ds, bool accumulate_ds) {
+  CISTERN_DISPATCH(SlotAdjointFloat)
+  (shape, a, g, s, u, b, dz, mask, z0, G, h, du, ds, accumulate_ds);
 }
 template <>
-void SlotAdjoint(const SlotShape& shape, Rows<const double> a, Rows<const double> g, Rows<const double> s, Rows<const double> u,
-                 Rows<const double> b, Rows<const double> dz, const RowMask& mask, const double* z0, double* G, double* h, Rows<double> du,
-                 Rows<double> ds, bool accumulate_ds) {
-  CISTERN_DISPATCH(SlotAdjointDouble)(shape, a, g, s, u, b, dz, mask, z0, G, h, du, ds, accumulate_ds);
+void SlotAdjoint(const SlotShape& shape, Rows<const double> a, Rows<const double> g,
+                 Rows<const double> s, Rows<const double> u, Rows<const double> b,
+                 Rows<const double> dz, const RowMask& mask, const double* z0, double* G, double* h,
+                 Rows<double> du, Rows<double> ds, bool accumulate_ds) {
+  CISTERN_DISPATCH(SlotAdjointDouble)
+  (shape, a, g, s, u, b, dz, mask, z0, G, h, du, ds, accumulate_ds);
 }
 
 }  // namespace cistern

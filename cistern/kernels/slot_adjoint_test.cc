@@ -1,4 +1,5 @@
-// The backwards: the reference's against finite differences, the kernels' (composed as slot_memory.h says) against the reference's.
+// The backwards: the reference's against finite differences, the kernels' (composed as
+// slot_memory.h says) against the reference's.
 #include "cistern/base/parallel.h"
 #include "cistern/kernels/ref/slot_memory_ref.h"
 #include "cistern/kernels/slot_test.h"
@@ -11,26 +12,31 @@ struct Gradients {
 };
 
 Gradients Reference(const Problem& p) {
-  Gradients d{std::vector<double>(p.a.size()), std::vector<double>(p.s.size()), std::vector<double>(p.u.size()),
-              std::vector<double>(p.memory.size()), std::vector<double>(p.z.size())};
-  (p.match ? ref::SlotMatchBackward : ref::SlotReadBackward)(p.shape, p.a.data(), p.s.data(), p.u.data(), p.Mask(), p.memory.data(),
-                                                             p.z.data(), p.g.data(), p.dz.data(), p.dmemory_T.data(), p.dz_T.data(),
-                                                             d.a.data(), d.s.data(), d.u.data(), d.memory.data(), d.z.data());
+  Gradients d{std::vector<double>(p.a.size()), std::vector<double>(p.s.size()),
+              std::vector<double>(p.u.size()), std::vector<double>(p.memory.size()),
+              std::vector<double>(p.z.size())};
+  (p.match ? ref::SlotMatchBackward : ref::SlotReadBackward)(
+      p.shape, p.a.data(), p.s.data(), p.u.data(), p.Mask(), p.memory.data(), p.z.data(),
+      p.g.data(), p.dz.data(), p.dmemory_T.data(), p.dz_T.data(), d.a.data(), d.s.data(),
+      d.u.data(), d.memory.data(), d.z.data());
   return d;
 }
 
 template <class T>
 Gradients Kernels(const Problem& p, Layout layout = Layout::kBTHW) {
   const int64_t n = p.shape.slots, d = p.shape.width;
-  const Array<T> a(p.shape, p.AWidth(), layout, p.a), s(p.shape, n, layout, p.s), u(p.shape, d, layout, p.u),
-      g(p.shape, p.OutWidth(), layout, p.g), dz(p.shape, n, layout, p.dz);
-  Array<T> x(p.shape, n, layout), da(p.shape, p.AWidth(), layout), ds(p.shape, n, layout), du(p.shape, d, layout);
+  const Array<T> a(p.shape, p.AWidth(), layout, p.a), s(p.shape, n, layout, p.s),
+      u(p.shape, d, layout, p.u), g(p.shape, p.OutWidth(), layout, p.g),
+      dz(p.shape, n, layout, p.dz);
+  Array<T> x(p.shape, n, layout), da(p.shape, p.AWidth(), layout), ds(p.shape, n, layout),
+      du(p.shape, d, layout);
   std::vector<double> memory = p.memory, z = p.z;
   std::vector<T> G(p.dmemory_T.begin(), p.dmemory_T.end()), h(p.z.size());
   if (p.match) {
     SlotMatch<T>(p.shape, a.in(), s.in(), u.in(), p.Mask(), memory.data(), z.data(), x.rows(), {});
     std::vector<double> again = p.memory, z_again = p.z;
-    SlotRead<T>(p.shape, g.in(), s.in(), u.in(), p.Mask(), again.data(), z_again.data(), da.rows(), {});
+    SlotRead<T>(p.shape, g.in(), s.in(), u.in(), p.Mask(), again.data(), z_again.data(), da.rows(),
+                {});
   } else {
     SlotMatch<T>(p.shape, g.in(), s.in(), u.in(), p.Mask(), memory.data(), z.data(), da.rows(), {});
   }
@@ -39,12 +45,14 @@ Gradients Kernels(const Problem& p, Layout layout = Layout::kBTHW) {
     for (int64_t j = 0; j < d; ++j) dot += double(G[l * d + j]) * memory[l * d + j];
     h[l] = static_cast<T>(dot);
   }
-  SlotAdjoint<T>(p.shape, (p.match ? g : a).in(), (p.match ? a : g).in(), s.in(), u.in(), std::as_const(p.match ? x : da).rows(), dz.in(),
-                 p.Mask(), p.z.data(), G.data(), h.data(), du.rows(), ds.rows(), false);
+  SlotAdjoint<T>(p.shape, (p.match ? g : a).in(), (p.match ? a : g).in(), s.in(), u.in(),
+                 std::as_const(p.match ? x : da).rows(), dz.in(), p.Mask(), p.z.data(), G.data(),
+                 h.data(), du.rows(), ds.rows(), false);
   Gradients r{da.Values(), ds.Values(), du.Values(), ToDouble(G), std::vector<double>(p.z.size())};
   for (size_t l = 0; l < h.size(); ++l) {
     r.z[l] = p.z[l] == -kInf ? 0 : -double(h[l]);
-    for (int64_t j = 0; j < d && p.z[l] != -kInf; ++j) r.z[l] += double(G[l * d + j]) * p.memory[l * d + j];
+    for (int64_t j = 0; j < d && p.z[l] != -kInf; ++j)
+      r.z[l] += double(G[l * d + j]) * p.memory[l * d + j];
   }
   return r;
 }
@@ -57,7 +65,8 @@ void ExpectReference(const Problem& p, Layout layout = Layout::kBTHW) {
   EXPECT_LE(RelativeRms(got.s, want.s), tolerance) << p.name;
   EXPECT_LE(RelativeRms(got.u, want.u), tolerance) << p.name;
   EXPECT_LE(RelativeRms(got.memory, want.memory), tolerance) << p.name;
-  EXPECT_LE(RelativeRms(got.z, want.z), 5 * tolerance) << p.name;  // few numbers, each the difference of two dot products of width d
+  EXPECT_LE(RelativeRms(got.z, want.z), 5 * tolerance)
+      << p.name;  // few numbers, each the difference of two dot products of width d
   for (size_t i = 0; i < p.s.size(); ++i) {
     if (p.s[i] == -kInf) {
       EXPECT_EQ(got.s[i], 0) << p.name;
@@ -79,8 +88,8 @@ double Dot(const std::vector<double>& x, const std::vector<double>& y) {
 // <g, out> + <dz, z_out> + <dmemory_T, memory_T> + <dz_T, z_T>
 double Loss(const Problem& p) {
   std::vector<double> out(p.Tokens() * p.OutWidth()), z_out(p.s.size()), memory = p.memory, z = p.z;
-  (p.match ? ref::SlotMatch : ref::SlotRead)(p.shape, p.a.data(), p.s.data(), p.u.data(), p.Mask(), memory.data(), z.data(), out.data(),
-                                             z_out.data());
+  (p.match ? ref::SlotMatch : ref::SlotRead)(p.shape, p.a.data(), p.s.data(), p.u.data(), p.Mask(),
+                                             memory.data(), z.data(), out.data(), z_out.data());
   return Dot(p.g, out) + Dot(p.dz, z_out) + Dot(p.dmemory_T, memory) + Dot(p.dz_T, z);
 }
 
@@ -89,9 +98,11 @@ TEST(SlotReference, FiniteDifferences) {
   for (bool match : {false, true}) {
     for (Weights weights : {Weights::kMild, Weights::kHoles, Weights::kLate}) {
       for (bool masked : {false, true}) {
-        Problem p = MakeProblem(seed++, match, {2, 1, 12, 4, 3}, {.weights = weights, .starts = masked, .lengths = masked});
+        Problem p = MakeProblem(seed++, match, {2, 1, 12, 4, 3},
+                                {.weights = weights, .starts = masked, .lengths = masked});
         const Gradients d = Reference(p);
-        const auto check = [&](std::vector<double>& x, const std::vector<double>& gradient, const char* what) {
+        const auto check = [&](std::vector<double>& x, const std::vector<double>& gradient,
+                               const char* what) {
           for (size_t i = 0; i < x.size(); ++i) {
             const double kept = x[i], step = 1e-5;
             if (!std::isfinite(kept)) continue;
@@ -100,7 +111,8 @@ TEST(SlotReference, FiniteDifferences) {
             x[i] = kept - step;
             const double down = Loss(p);
             x[i] = kept;
-            EXPECT_NEAR((up - down) / (2 * step), gradient[i], 1e-7) << what << " " << i << " " << p.name;
+            EXPECT_NEAR((up - down) / (2 * step), gradient[i], 1e-7)
+                << what << " " << i << " " << p.name;
           }
         };
         check(p.a, d.a, "a");
@@ -134,7 +146,8 @@ TEST(SlotAdjoint, Widths) {
     for (bool match : {false, true}) {
       for (int64_t n : {1, 3, 5, 16, 17, 64, 65}) {
         for (int64_t d : {1, 3, 5, 16, 17, 64, 65})
-          ExpectReferenceInBoth(MakeProblem(seed++, match, {1, 2, 37, n, d}, {.weights = Weights::kHoles}));
+          ExpectReferenceInBoth(
+              MakeProblem(seed++, match, {1, 2, 37, n, d}, {.weights = Weights::kHoles}));
       }
     }
   });
@@ -143,21 +156,25 @@ TEST(SlotAdjoint, Widths) {
 TEST(SlotAdjoint, RandomShapesWithStartsAndLengths) {
   Random random(8);
   for (int i = 0; i < 200; ++i) {
-    const SlotShape shape{1 + random.Below(3), 1 + random.Below(3), random.Below(150), 1 + random.Below(40), 1 + random.Below(80)};
-    const Options options{kAllWeights[random.Below(6)], Start(random.Below(3)), random.Below(4) != 0, random.Below(2) == 0};
+    const SlotShape shape{1 + random.Below(3), 1 + random.Below(3), random.Below(150),
+                          1 + random.Below(40), 1 + random.Below(80)};
+    const Options options{kAllWeights[random.Below(6)], Start(random.Below(3)),
+                          random.Below(4) != 0, random.Below(2) == 0};
     ExpectReferenceInBoth(MakeProblem(3000 + uint64_t(i), random.Below(2) == 0, shape, options));
   }
 }
 
 TEST(SlotAdjoint, AccumulatesDs) {
   const Problem p = MakeProblem(5, false, {2, 2, 40, 6, 7}, {.starts = true, .lengths = true});
-  const Array<float> a(p.shape, 6, Layout::kBHTW, p.a), s(p.shape, 6, Layout::kBHTW, p.s), u(p.shape, 7, Layout::kBHTW, p.u),
-      g(p.shape, 7, Layout::kBHTW, p.g), b(p.shape, 6, Layout::kBHTW, p.dz);
-  Array<float> written(p.shape, 6, Layout::kBHTW), added(p.shape, 6, Layout::kBHTW, p.a), du(p.shape, 7, Layout::kBHTW);
+  const Array<float> a(p.shape, 6, Layout::kBHTW, p.a), s(p.shape, 6, Layout::kBHTW, p.s),
+      u(p.shape, 7, Layout::kBHTW, p.u), g(p.shape, 7, Layout::kBHTW, p.g),
+      b(p.shape, 6, Layout::kBHTW, p.dz);
+  Array<float> written(p.shape, 6, Layout::kBHTW), added(p.shape, 6, Layout::kBHTW, p.a),
+      du(p.shape, 7, Layout::kBHTW);
   for (auto* ds : {&written, &added}) {
     std::vector<float> G(p.memory.size()), h(p.z.size());
-    SlotAdjoint<float>(p.shape, a.in(), g.in(), s.in(), u.in(), b.in(), {}, p.Mask(), p.z.data(), G.data(), h.data(), du.rows(), ds->rows(),
-                       ds == &added);
+    SlotAdjoint<float>(p.shape, a.in(), g.in(), s.in(), u.in(), b.in(), {}, p.Mask(), p.z.data(),
+                       G.data(), h.data(), du.rows(), ds->rows(), ds == &added);
   }
   const std::vector<double> x = written.Values(), y = added.Values();
   for (size_t i = 0; i < x.size(); ++i) EXPECT_EQ(float(y[i]), float(x[i]) + float(p.a[i]));
@@ -165,7 +182,8 @@ TEST(SlotAdjoint, AccumulatesDs) {
 
 TEST(SlotAdjoint, SameBitsForAnyThreadCount) {
   const int threads = NumThreads();
-  const Problem p = MakeProblem(6000, false, {3, 3, 300, 20, 33}, {.weights = Weights::kJumps, .starts = true, .lengths = true});
+  const Problem p = MakeProblem(6000, false, {3, 3, 300, 20, 33},
+                                {.weights = Weights::kJumps, .starts = true, .lengths = true});
   SetNumThreads(1);
   const Gradients one = Kernels<float>(p);
   SetNumThreads(2);

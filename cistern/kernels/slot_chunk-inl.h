@@ -1,10 +1,14 @@
-// Chunks of the slot memory: where they end, their references and their exponentials; included once per Highway target.
+// Chunks of the slot memory: where they end, their references and their exponentials; included once
+// per Highway target.
 //
-// Inside a chunk e^{s_i - z_t} (i <= t) is split into E_i = e^{s_i - zc} and F_t = e^{zc - z_t}. The reference zc of a slot comes from
-// the past of every row that uses it: z before the chunk, or the log-weight of the chunk's first row where that would be too far off, or
-// the first finite log-weight of a slot that is still empty. With carry = e^{z_before - zc} (1, tiny, or 0) and sums over rows i <= t
+// Inside a chunk e^{s_i - z_t} (i <= t) is split into E_i = e^{s_i - zc} and F_t = e^{zc - z_t}.
+// The reference zc of a slot comes from the past of every row that uses it: z before the chunk, or
+// the log-weight of the chunk's first row where that would be too far off, or the first finite
+// log-weight of a slot that is still empty. With carry = e^{z_before - zc} (1, tiny, or 0) and sums
+// over rows i <= t
 //   1 / F_t = carry + sum_i E_i,   M_t = F_t (carry M_before + sum_i E_i v_i).
-// A chunk ends before a row that starts a document and before a row with s > zc + kReach: then all factors stay within float's range.
+// A chunk ends before a row that starts a document and before a row with s > zc + kReach: then all
+// factors stay within float's range.
 #if defined(CISTERN_KERNELS_SLOT_CHUNK_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef CISTERN_KERNELS_SLOT_CHUNK_INL_H_
 #undef CISTERN_KERNELS_SLOT_CHUNK_INL_H_
@@ -29,7 +33,8 @@ namespace cistern {
 namespace HWY_NAMESPACE {
 
 constexpr size_t kChunkRows = 32;
-constexpr double kReach = 60;  // e^60 and sums of kChunkRows of them fit float, as do their reciprocals
+constexpr double kReach =
+    60;  // e^60 and sums of kChunkRows of them fit float, as do their reciprocals
 constexpr double kEmpty = -std::numeric_limits<double>::infinity();
 
 // Leading dimension of [rows, kChunkRows] panels.
@@ -90,7 +95,8 @@ HWY_INLINE Vec<T> LogOrNaN(Vec<T> x) {
 template <class T>
 struct Sequence {
   Sequence(T* first, size_t stride) : data(first), time(static_cast<int64_t>(stride)) {}
-  Sequence(const Rows<T>& rows, int64_t b, int64_t h) : data(rows.data == nullptr ? nullptr : rows.At(b, h, 0)), time(rows.time) {}
+  Sequence(const Rows<T>& rows, int64_t b, int64_t h)
+      : data(rows.data == nullptr ? nullptr : rows.At(b, h, 0)), time(rows.time) {}
   T* At(size_t t) const { return data + static_cast<int64_t>(t) * time; }
   T* data;
   int64_t time;
@@ -113,7 +119,8 @@ inline int64_t HeadsPerThread(const SlotShape& shape) {
 
 // panel[0..count, 0..padded) = rows t.. of x, with `fill` in the padding columns.
 template <class T>
-void PackRows(const Sequence<const T>& x, size_t t, size_t count, size_t width, size_t padded, T fill, T* panel) {
+void PackRows(const Sequence<const T>& x, size_t t, size_t count, size_t width, size_t padded,
+              T fill, T* panel) {
   for (size_t i = 0; i < count; ++i, panel += padded) {
     std::memcpy(panel, x.At(t + i), width * sizeof(T));
     for (size_t j = width; j < padded; ++j) panel[j] = fill;
@@ -121,8 +128,10 @@ void PackRows(const Sequence<const T>& x, size_t t, size_t count, size_t width, 
 }
 
 template <class T>
-void UnpackRows(const T* panel, size_t t, size_t count, size_t width, size_t padded, const Sequence<T>& x) {
-  for (size_t i = 0; i < count; ++i) std::memcpy(x.At(t + i), panel + i * padded, width * sizeof(T));
+void UnpackRows(const T* panel, size_t t, size_t count, size_t width, size_t padded,
+                const Sequence<T>& x) {
+  for (size_t i = 0; i < count; ++i)
+    std::memcpy(x.At(t + i), panel + i * padded, width * sizeof(T));
 }
 
 template <class T>
@@ -130,11 +139,14 @@ void ZeroRows(size_t t, size_t end, size_t width, const Sequence<T>& x) {
   for (; t < end; ++t) std::memset(x.At(t), 0, width * sizeof(T));
 }
 
-// The log-weights of one chunk and all that follows from them. Slots are padded with log-weights of -inf: never written, zero factors.
+// The log-weights of one chunk and all that follows from them. Slots are padded with log-weights of
+// -inf: never written, zero factors.
 template <class T>
 class SlotChunk {
  public:
-  static size_t Bytes(size_t slots) { return Padded<T>(slots) * ((3 * kChunkRows + 7) * sizeof(T) + 2 * sizeof(double)); }
+  static size_t Bytes(size_t slots) {
+    return Padded<T>(slots) * ((3 * kChunkRows + 7) * sizeof(T) + 2 * sizeof(double));
+  }
   static constexpr size_t kPieces = 12;
 
   SlotChunk(size_t slots, Workspace& workspace) : n(slots), np(Padded<T>(slots)) {
@@ -153,8 +165,10 @@ class SlotChunk {
     for (size_t l = 0; l < np; ++l) z[l] = kEmpty;
   }
 
-  // Takes rows t.. into the chunk, at most up to `end`, and settles the references. z must be that before row t.
-  HWY_NOINLINE void Gather(const Sequence<const T>& log_weights, const Tokens& tokens, size_t t, size_t end) {
+  // Takes rows t.. into the chunk, at most up to `end`, and settles the references. z must be that
+  // before row t.
+  HWY_NOINLINE void Gather(const Sequence<const T>& log_weights, const Tokens& tokens, size_t t,
+                           size_t end) {
     PackRows(log_weights, t, 1, n, np, -std::numeric_limits<T>::infinity(), s);
     scaled = false;
     bool open = false;  // some slot has no reference yet
@@ -172,7 +186,8 @@ class SlotChunk {
         scaled = true;
       }
       hi[l] = static_cast<T>(reference[l]);
-      lo[l] = reference[l] == kEmpty ? T{0} : static_cast<T>(reference[l] - static_cast<double>(hi[l]));
+      lo[l] =
+          reference[l] == kEmpty ? T{0} : static_cast<T>(reference[l] - static_cast<double>(hi[l]));
     }
     for (rows = 1; rows < kChunkRows && t + rows < end && !tokens.StartsAt(t + rows); ++rows) {
       T* row = s + rows * np;
@@ -199,7 +214,8 @@ class SlotChunk {
         total = hn::Add(total, e);
         const Vec<T> a = hn::Add(c, total);
         hn::Store(e, d, E + i * np + l);
-        hn::Store(hn::IfThenZeroElse(hn::Eq(a, hn::Zero(d)), hn::Div(hn::Set(d, T{1}), a)), d, F + i * np + l);
+        hn::Store(hn::IfThenZeroElse(hn::Eq(a, hn::Zero(d)), hn::Div(hn::Set(d, T{1}), a)), d,
+                  F + i * np + l);
       }
       hn::Store(total, d, sum + l);
     }
@@ -210,21 +226,27 @@ class SlotChunk {
     const Tag<T> d;
     for (size_t l = 0; l < np; l += kLanes<T>) {
       const Vec<T> f = hn::Load(d, F + i * np + l);
-      const Vec<T> value = hn::Add(hn::Load(d, hi + l), hn::Sub(hn::Load(d, lo + l), LogOrNaN<T>(f)));
-      hn::Store(hn::IfThenElse(hn::Eq(f, hn::Zero(d)), hn::Set(d, -std::numeric_limits<T>::infinity()), value), d, row + l);
+      const Vec<T> value =
+          hn::Add(hn::Load(d, hi + l), hn::Sub(hn::Load(d, lo + l), LogOrNaN<T>(f)));
+      hn::Store(hn::IfThenElse(hn::Eq(f, hn::Zero(d)),
+                               hn::Set(d, -std::numeric_limits<T>::infinity()), value),
+                d, row + l);
     }
   }
 
-  // z after the chunk, in double; and the factors of M' = keep M + gain (E^T V - sub M). The delta form (keep = 1) does not drift when
-  // the chunk adds little to a slot, the other one forgets exactly when it adds much.
+  // z after the chunk, in double; and the factors of M' = keep M + gain (E^T V - sub M). The delta
+  // form (keep = 1) does not drift when the chunk adds little to a slot, the other one forgets
+  // exactly when it adds much.
   HWY_NOINLINE void Advance() {
     const Tag<double> d;
     const T* last = F + (rows - 1) * np;
     HWY_ALIGN double added[64];
     for (size_t begin = 0; begin < np; begin += 64) {
       const size_t count = np - begin < 64 ? np - begin : 64;
-      for (size_t l = 0; l < count; ++l) added[l] = static_cast<double>(carry[begin + l]) + static_cast<double>(sum[begin + l]);
-      for (size_t l = 0; l < count; l += kLanes<double>) hn::Store(LogOrNaN<double>(hn::Load(d, added + l)), d, added + l);
+      for (size_t l = 0; l < count; ++l)
+        added[l] = static_cast<double>(carry[begin + l]) + static_cast<double>(sum[begin + l]);
+      for (size_t l = 0; l < count; l += kLanes<double>)
+        hn::Store(LogOrNaN<double>(hn::Load(d, added + l)), d, added + l);
       for (size_t i = 0; i < count; ++i) {
         const size_t l = begin + i;
         const bool written = sum[l] != 0;  // also when it is NaN
@@ -248,7 +270,8 @@ class SlotChunk {
  private:
   bool OutOfReach(const T* row) const {
     const Tag<T> d;
-    const Vec<T> reach = hn::Set(d, static_cast<T>(kReach)), empty = hn::Set(d, -std::numeric_limits<T>::infinity());
+    const Vec<T> reach = hn::Set(d, static_cast<T>(kReach)),
+                 empty = hn::Set(d, -std::numeric_limits<T>::infinity());
     for (size_t l = 0; l < np; l += kLanes<T>) {
       const Vec<T> h = hn::Load(d, hi + l);
       const Vec<T> x = hn::Sub(hn::Sub(hn::Load(d, row + l), h), hn::Load(d, lo + l));

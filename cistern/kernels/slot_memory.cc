@@ -35,7 +35,8 @@ struct ForwardHead {
 
   // One token: `step` updates memory and z in place.
   template <class Step>
-  void One(double* z, double* memory, const Sequence<T>& out, size_t out_width, const Sequence<T>& z_out, Step step) const {
+  void One(double* z, double* memory, const Sequence<T>& out, size_t out_width,
+           const Sequence<T>& z_out, Step step) const {
     ZeroEmpty(z, memory);
     if (tokens.length > 0) {
       if (tokens.StartsAt(0)) {
@@ -54,8 +55,9 @@ struct ForwardHead {
 
   // All tokens: `compute(t)` does the chunk's outputs and state, `empty()` zeroes the memory.
   template <class Empty, class Compute>
-  void Chunks(SlotChunk<T>& chunk, const Sequence<const T>& s, const Sequence<T>& out, size_t out_width, const Sequence<T>& z_out, T* z_row,
-              Empty empty, Compute compute) const {
+  void Chunks(SlotChunk<T>& chunk, const Sequence<const T>& s, const Sequence<T>& out,
+              size_t out_width, const Sequence<T>& z_out, T* z_row, Empty empty,
+              Compute compute) const {
     for (size_t t = 0; t < tokens.length; t += chunk.rows) {
       if (tokens.StartsAt(t)) {
         chunk.Empty();
@@ -81,12 +83,15 @@ struct ForwardHead {
 };
 
 template <class T>
-HWY_NOINLINE void ReadHead(const ForwardHead<T>& head, const Sequence<const T>& r, const Sequence<const T>& s, const Sequence<const T>& v,
-                           double* memory, double* z, const Sequence<T>& out, const Sequence<T>& z_out) {
+HWY_NOINLINE void ReadHead(const ForwardHead<T>& head, const Sequence<const T>& r,
+                           const Sequence<const T>& s, const Sequence<const T>& v, double* memory,
+                           double* z, const Sequence<T>& out, const Sequence<T>& z_out) {
   const size_t n = head.n, width = head.width, np = Padded<T>(n), dp = Padded<T>(width);
   constexpr size_t kC = kChunkRows, kCp = kChunkPadded<T>;
   Workspace& workspace = Workspace::OfThisThread();
-  workspace.Start(SlotChunk<T>::Bytes(n) + sizeof(T) * (kC * (np + 2 * dp + kCp) + np * (kCp + 2 * dp + 1)) + sizeof(double) * np * dp,
+  workspace.Start(SlotChunk<T>::Bytes(n) +
+                      sizeof(T) * (kC * (np + 2 * dp + kCp) + np * (kCp + 2 * dp + 1)) +
+                      sizeof(double) * np * dp,
                   SlotChunk<T>::kPieces + 9);
   SlotChunk<T> chunk(n, workspace);
   T* const W = workspace.Take<T>(kC * np);  // r F
@@ -114,7 +119,8 @@ HWY_NOINLINE void ReadHead(const ForwardHead<T>& head, const Sequence<const T>& 
     const size_t rows = chunk.rows;
     PackRows(r, t, rows, n, np, T{0}, W);
     PackRows(v, t, rows, width, dp, T{0}, V);
-    for (size_t i = 0; i < rows * np; i += kLanes<T>) hn::Store(hn::Mul(hn::Load(d, W + i), hn::Load(d, chunk.F + i)), d, W + i);
+    for (size_t i = 0; i < rows * np; i += kLanes<T>)
+      hn::Store(hn::Mul(hn::Load(d, W + i), hn::Load(d, chunk.F + i)), d, W + i);
     const T* seen = past;
     if (chunk.scaled) {
       for (size_t l = 0; l < np; ++l) {
@@ -124,18 +130,21 @@ HWY_NOINLINE void ReadHead(const ForwardHead<T>& head, const Sequence<const T>& 
     }
     Transpose(rows, n, chunk.E, np, ET, kCp);
     LowerProduct<T>(rows, {W, np, 1, ET, kCp, n}, A, kCp);
-    Product<Triangle::kLower, T>(rows, width, {W, np, 1, seen, dp, n}, {A, kCp, 1, V, dp, rows}, O, dp);
+    Product<Triangle::kLower, T>(rows, width, {W, np, 1, seen, dp, n}, {A, kCp, 1, V, dp, rows}, O,
+                                 dp);
     UnpackRows(O, t, rows, width, dp, out);
 
     Product<T>(n, width, {chunk.E, 1, np, V, dp, rows}, P, dp);
     chunk.Advance();
     for (size_t l = 0; l < n; ++l) {
       if (chunk.sum[l] == 0) continue;
-      const Double keep = hn::Set(dd, static_cast<double>(chunk.keep[l])), sub = hn::Set(dd, static_cast<double>(chunk.sub[l])),
+      const Double keep = hn::Set(dd, static_cast<double>(chunk.keep[l])),
+                   sub = hn::Set(dd, static_cast<double>(chunk.sub[l])),
                    gain = hn::Set(dd, static_cast<double>(chunk.gain[l]));
       for (size_t j = l * dp; j < (l + 1) * dp; j += kLanes<double>) {
         const Double m = hn::Load(dd, M + j);
-        const Double next = hn::MulAdd(gain, hn::NegMulAdd(sub, m, LoadAsDouble(P + j)), hn::Mul(keep, m));
+        const Double next =
+            hn::MulAdd(gain, hn::NegMulAdd(sub, m, LoadAsDouble(P + j)), hn::Mul(keep, m));
         hn::Store(next, dd, M + j);
         StoreDouble(next, past + j);
       }
@@ -146,12 +155,15 @@ HWY_NOINLINE void ReadHead(const ForwardHead<T>& head, const Sequence<const T>& 
 }
 
 template <class T>
-HWY_NOINLINE void MatchHead(const ForwardHead<T>& head, const Sequence<const T>& q, const Sequence<const T>& s, const Sequence<const T>& k,
-                            double* memory, double* z, const Sequence<T>& out, const Sequence<T>& z_out) {
+HWY_NOINLINE void MatchHead(const ForwardHead<T>& head, const Sequence<const T>& q,
+                            const Sequence<const T>& s, const Sequence<const T>& k, double* memory,
+                            double* z, const Sequence<T>& out, const Sequence<T>& z_out) {
   const size_t n = head.n, width = head.width, np = Padded<T>(n), dp = Padded<T>(width);
   constexpr size_t kC = kChunkRows, kCp = kChunkPadded<T>;
   Workspace& workspace = Workspace::OfThisThread();
-  workspace.Start(SlotChunk<T>::Bytes(n) + sizeof(T) * (kC * (np + 2 * dp + kCp) + dp * (kCp + 2 * np) + np) + sizeof(double) * np * dp,
+  workspace.Start(SlotChunk<T>::Bytes(n) +
+                      sizeof(T) * (kC * (np + 2 * dp + kCp) + dp * (kCp + 2 * np) + np) +
+                      sizeof(double) * np * dp,
                   SlotChunk<T>::kPieces + 9);
   SlotChunk<T> chunk(n, workspace);
   T* const Q = workspace.Take<T>(kC * dp);
@@ -190,18 +202,23 @@ HWY_NOINLINE void MatchHead(const ForwardHead<T>& head, const Sequence<const T>&
     }
     Transpose(rows, width, K, dp, KT, kCp);
     LowerProduct<T>(rows, {Q, dp, 1, KT, kCp, width}, A, kCp);
-    Product<Triangle::kLower, T>(rows, n, {Q, dp, 1, seen, np, width}, {A, kCp, 1, chunk.E, np, rows}, X, np);
-    for (size_t i = 0; i < rows * np; i += kLanes<T>) hn::Store(hn::Mul(hn::Load(d, X + i), hn::Load(d, chunk.F + i)), d, X + i);
+    Product<Triangle::kLower, T>(rows, n, {Q, dp, 1, seen, np, width},
+                                 {A, kCp, 1, chunk.E, np, rows}, X, np);
+    for (size_t i = 0; i < rows * np; i += kLanes<T>)
+      hn::Store(hn::Mul(hn::Load(d, X + i), hn::Load(d, chunk.F + i)), d, X + i);
     UnpackRows(X, t, rows, n, np, out);
 
     Product<T>(width, n, {K, 1, dp, chunk.E, np, rows}, P, np);
     chunk.Advance();
     for (size_t l = 0; l < np; l += kLanes<double>) {
-      const Double keep = LoadAsDouble(chunk.keep + l), sub = LoadAsDouble(chunk.sub + l), gain = LoadAsDouble(chunk.gain + l);
+      const Double keep = LoadAsDouble(chunk.keep + l), sub = LoadAsDouble(chunk.sub + l),
+                   gain = LoadAsDouble(chunk.gain + l);
       const auto skip = hn::Eq(LoadAsDouble(chunk.sum + l), hn::Zero(dd));
       for (size_t j = l; j < width * np; j += np) {
         const Double m = hn::Load(dd, MT + j);
-        const Double next = hn::IfThenElse(skip, m, hn::MulAdd(gain, hn::NegMulAdd(sub, m, LoadAsDouble(P + j)), hn::Mul(keep, m)));
+        const Double next = hn::IfThenElse(
+            skip, m,
+            hn::MulAdd(gain, hn::NegMulAdd(sub, m, LoadAsDouble(P + j)), hn::Mul(keep, m)));
         hn::Store(next, dd, MT + j);
         StoreDouble(next, past + j);
       }
@@ -214,8 +231,9 @@ HWY_NOINLINE void MatchHead(const ForwardHead<T>& head, const Sequence<const T>&
 }
 
 template <class T>
-void ReadAll(const SlotShape& shape, const Rows<const T>& r, const Rows<const T>& s, const Rows<const T>& v, const RowMask& mask,
-             double* memory, double* z, const Rows<T>& out, const Rows<T>& z_out) {
+void ReadAll(const SlotShape& shape, const Rows<const T>& r, const Rows<const T>& s,
+             const Rows<const T>& v, const RowMask& mask, double* memory, double* z,
+             const Rows<T>& out, const Rows<T>& z_out) {
   ParallelFor(shape.batch * shape.heads, HeadsPerThread(shape), [&](int64_t begin, int64_t end) {
     for (int64_t index = begin; index < end; ++index) {
       const ForwardHead<T> head(shape, mask, index);
@@ -224,7 +242,9 @@ void ReadAll(const SlotShape& shape, const Rows<const T>& r, const Rows<const T>
       double* const m = memory + index * shape.slots * shape.width;
       double* const zz = z + index * shape.slots;
       if (shape.length == 1) {
-        head.One(zz, m, oh, head.width, zh, [&] { StepRead(head.n, head.width, rh.At(0), sh.At(0), vh.At(0), m, zz, oh.At(0)); });
+        head.One(zz, m, oh, head.width, zh, [&] {
+          StepRead(head.n, head.width, rh.At(0), sh.At(0), vh.At(0), m, zz, oh.At(0));
+        });
       } else {
         ReadHead(head, rh, sh, vh, m, zz, oh, zh);
       }
@@ -233,8 +253,9 @@ void ReadAll(const SlotShape& shape, const Rows<const T>& r, const Rows<const T>
 }
 
 template <class T>
-void MatchAll(const SlotShape& shape, const Rows<const T>& q, const Rows<const T>& s, const Rows<const T>& k, const RowMask& mask,
-              double* memory, double* z, const Rows<T>& out, const Rows<T>& z_out) {
+void MatchAll(const SlotShape& shape, const Rows<const T>& q, const Rows<const T>& s,
+              const Rows<const T>& k, const RowMask& mask, double* memory, double* z,
+              const Rows<T>& out, const Rows<T>& z_out) {
   ParallelFor(shape.batch * shape.heads, HeadsPerThread(shape), [&](int64_t begin, int64_t end) {
     for (int64_t index = begin; index < end; ++index) {
       const ForwardHead<T> head(shape, mask, index);
@@ -243,7 +264,9 @@ void MatchAll(const SlotShape& shape, const Rows<const T>& q, const Rows<const T
       double* const m = memory + index * shape.slots * shape.width;
       double* const zz = z + index * shape.slots;
       if (shape.length == 1) {
-        head.One(zz, m, oh, head.n, zh, [&] { StepMatch(head.n, head.width, qh.At(0), sh.At(0), kh.At(0), m, zz, oh.At(0)); });
+        head.One(zz, m, oh, head.n, zh, [&] {
+          StepMatch(head.n, head.width, qh.At(0), sh.At(0), kh.At(0), m, zz, oh.At(0));
+        });
       } else {
         MatchHead(head, qh, sh, kh, m, zz, oh, zh);
       }
@@ -251,10 +274,10 @@ void MatchAll(const SlotShape& shape, const Rows<const T>& q, const Rows<const T
   });
 }
 
-#define CISTERN_SLOT_FORWARD(Function, name, T)                                                                                        \
-  void name(const SlotShape& shape, Rows<const T> a, Rows<const T> s, Rows<const T> u, const RowMask& mask, double* memory, double* z, \
-            Rows<T> out, Rows<T> z_out) {                                                                                              \
-    Function<T>(shape, a, s, u, mask, memory, z, out, z_out);                                                                          \
+#define CISTERN_SLOT_FORWARD(Function, name, T)                                           \
+  void name(const SlotShape& shape, Rows<const T> a, Rows<const T> s, Rows<const T> u,    \
+            const RowMask& mask, double* memory, double* z, Rows<T> out, Rows<T> z_out) { \
+    Function<T>(shape, a, s, u, mask, memory, z, out, z_out);                             \
   }
 CISTERN_SLOT_FORWARD(ReadAll, SlotReadFloat, float)
 CISTERN_SLOT_FORWARD(ReadAll, SlotReadDouble, double)
@@ -275,23 +298,26 @@ HWY_EXPORT(SlotMatchFloat);
 HWY_EXPORT(SlotMatchDouble);
 
 template <>
-void SlotRead(const SlotShape& shape, Rows<const float> r, Rows<const float> s, Rows<const float> v, const RowMask& mask, double* memory,
-              double* z, Rows<float> out, Rows<float> z_out) {
+void SlotRead(const SlotShape& shape, Rows<const float> r, Rows<const float> s, Rows<const float> v,
+              const RowMask& mask, double* memory, double* z, Rows<float> out, Rows<float> z_out) {
   CISTERN_DISPATCH(SlotReadFloat)(shape, r, s, v, mask, memory, z, out, z_out);
 }
 template <>
-void SlotRead(const SlotShape& shape, Rows<const double> r, Rows<const double> s, Rows<const double> v, const RowMask& mask, double* memory,
-              double* z, Rows<double> out, Rows<double> z_out) {
+void SlotRead(const SlotShape& shape, Rows<const double> r, Rows<const double> s,
+              Rows<const double> v, const RowMask& mask, double* memory, double* z,
+              Rows<double> out, Rows<double> z_out) {
   CISTERN_DISPATCH(SlotReadDouble)(shape, r, s, v, mask, memory, z, out, z_out);
 }
 template <>
-void SlotMatch(const SlotShape& shape, Rows<const float> q, Rows<const float> s, Rows<const float> k, const RowMask& mask, double* memory,
-               double* z, Rows<float> out, Rows<float> z_out) {
+void SlotMatch(const SlotShape& shape, Rows<const float> q, Rows<const float> s,
+               Rows<const float> k, const RowMask& mask, double* memory, double* z, Rows<float> out,
+               Rows<float> z_out) {
   CISTERN_DISPATCH(SlotMatchFloat)(shape, q, s, k, mask, memory, z, out, z_out);
 }
 template <>
-void SlotMatch(const SlotShape& shape, Rows<const double> q, Rows<const double> s, Rows<const double> k, const RowMask& mask,
-               double* memory, double* z, Rows<double> out, Rows<double> z_out) {
+void SlotMatch(const SlotShape& shape, Rows<const double> q, Rows<const double> s,
+               Rows<const double> k, const RowMask& mask, double* memory, double* z,
+               Rows<double> out, Rows<double> z_out) {
   CISTERN_DISPATCH(SlotMatchDouble)(shape, q, s, k, mask, memory, z, out, z_out);
 }
 

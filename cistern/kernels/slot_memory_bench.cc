@@ -1,5 +1,5 @@
-// B*H = 8 heads in float. GFLOP/s count the recurrence's least operations per token and head: 4 n d forward (write, read), 6 n d for the
-// adjoint (G, du, ds), so chunking's extra work shows as time.
+// B*H = 8 heads in float. GFLOP/s count the recurrence's least operations per token and head: 4 n d
+// forward (write, read), 6 n d for the adjoint (G, du, ds), so chunking's extra work shows as time.
 #include <benchmark/benchmark.h>
 
 #include <vector>
@@ -12,7 +12,8 @@ namespace cistern {
 namespace {
 
 struct Inputs {
-  explicit Inputs(const benchmark::State& state) : shape{1, 8, state.range(0), state.range(1), state.range(2)} {
+  explicit Inputs(const benchmark::State& state)
+      : shape{1, 8, state.range(0), state.range(1), state.range(2)} {
     Random random(1);
     for (auto* x : {&slots, &slots2, &s}) x->resize(size_t(8 * shape.length * shape.slots));
     for (auto* x : {&wide, &wide2, &u}) x->resize(size_t(8 * shape.length * shape.width));
@@ -33,8 +34,9 @@ struct Inputs {
     return {rows.data, rows.batch, rows.head, rows.time};
   }
   void Report(benchmark::State& state, double operations) const {
-    state.counters["GFLOP/s"] = benchmark::Counter(operations * 8e-9 * double(shape.length * shape.slots * shape.width),
-                                                   benchmark::Counter::kIsIterationInvariantRate);
+    state.counters["GFLOP/s"] =
+        benchmark::Counter(operations * 8e-9 * double(shape.length * shape.slots * shape.width),
+                           benchmark::Counter::kIsIterationInvariantRate);
     state.counters["threads"] = NumThreads();
   }
   SlotShape shape;
@@ -44,13 +46,17 @@ struct Inputs {
 
 void Read(benchmark::State& state) {
   Inputs x(state);
-  for (auto _ : state) SlotRead<float>(x.shape, x.C(x.slots), x.C(x.s), x.C(x.u), {}, x.memory.data(), x.z.data(), x.R(x.wide), {});
+  for (auto _ : state)
+    SlotRead<float>(x.shape, x.C(x.slots), x.C(x.s), x.C(x.u), {}, x.memory.data(), x.z.data(),
+                    x.R(x.wide), {});
   x.Report(state, 4);
 }
 
 void Match(benchmark::State& state) {
   Inputs x(state);
-  for (auto _ : state) SlotMatch<float>(x.shape, x.C(x.wide), x.C(x.s), x.C(x.u), {}, x.memory.data(), x.z.data(), x.R(x.slots), {});
+  for (auto _ : state)
+    SlotMatch<float>(x.shape, x.C(x.wide), x.C(x.s), x.C(x.u), {}, x.memory.data(), x.z.data(),
+                     x.R(x.slots), {});
   x.Report(state, 4);
 }
 
@@ -58,8 +64,8 @@ void Adjoint(benchmark::State& state) {
   Inputs x(state);
   std::vector<float> du(x.u.size()), ds(x.s.size());
   for (auto _ : state) {
-    SlotAdjoint<float>(x.shape, x.C(x.slots), x.C(x.wide), x.C(x.s), x.C(x.u), x.C(x.slots2), {}, {}, x.z.data(), x.G.data(), x.h.data(),
-                       x.R(du), x.R(ds), false);
+    SlotAdjoint<float>(x.shape, x.C(x.slots), x.C(x.wide), x.C(x.s), x.C(x.u), x.C(x.slots2), {},
+                       {}, x.z.data(), x.G.data(), x.h.data(), x.R(du), x.R(ds), false);
   }
   x.Report(state, 6);
 }
@@ -69,7 +75,11 @@ void Shapes(benchmark::internal::Benchmark* benchmark) {
   for (int64_t T : {1024, 4096}) benchmark->Args({T, 64, 64})->Args({T, 32, 32})->Args({T, 16, 32});
 }
 void Decode(benchmark::internal::Benchmark* benchmark) {
-  benchmark->ArgNames({"T", "n", "d"})->UseRealTime()->Unit(benchmark::kMicrosecond)->Args({1, 64, 64})->Args({1, 32, 32});
+  benchmark->ArgNames({"T", "n", "d"})
+      ->UseRealTime()
+      ->Unit(benchmark::kMicrosecond)
+      ->Args({1, 64, 64})
+      ->Args({1, 32, 32});
 }
 
 BENCHMARK(Read)->Apply(Shapes);

@@ -9,9 +9,11 @@ namespace cistern::slot_test {
 namespace {
 
 Forward Reference(const Problem& p) {
-  Forward f{std::vector<double>(p.Tokens() * p.OutWidth()), std::vector<double>(p.Tokens() * p.shape.slots), p.memory, p.z};
-  (p.match ? ref::SlotMatch : ref::SlotRead)(p.shape, p.a.data(), p.s.data(), p.u.data(), p.Mask(), f.memory.data(), f.z.data(),
-                                             f.out.data(), f.z_out.data());
+  Forward f{std::vector<double>(p.Tokens() * p.OutWidth()),
+            std::vector<double>(p.Tokens() * p.shape.slots), p.memory, p.z};
+  (p.match ? ref::SlotMatch : ref::SlotRead)(p.shape, p.a.data(), p.s.data(), p.u.data(), p.Mask(),
+                                             f.memory.data(), f.z.data(), f.out.data(),
+                                             f.z_out.data());
   return f;
 }
 
@@ -51,7 +53,9 @@ TEST(SlotMemory, Widths) {
     for (bool match : {false, true}) {
       for (int64_t n : {1, 3, 5, 16, 17, 64, 65}) {
         for (int64_t d : {1, 3, 5, 16, 17, 64, 65}) {
-          for (int64_t T : {1, 37}) ExpectDefinitionInBoth(MakeProblem(seed++, match, {1, 2, T, n, d}, {.weights = Weights::kHoles}));
+          for (int64_t T : {1, 37})
+            ExpectDefinitionInBoth(
+                MakeProblem(seed++, match, {1, 2, T, n, d}, {.weights = Weights::kHoles}));
         }
       }
     }
@@ -64,7 +68,8 @@ TEST(SlotMemory, StartsAndLengths) {
       const Weights weights = kAllWeights[seed % 6];
       for (int64_t T : {1, 2, 90}) {
         ExpectDefinitionInBoth(
-            MakeProblem(seed, seed % 4 < 2, {3, 2, T, 9, 20}, {.weights = weights, .starts = true, .lengths = seed % 3 != 0}));
+            MakeProblem(seed, seed % 4 < 2, {3, 2, T, 9, 20},
+                        {.weights = weights, .starts = true, .lengths = seed % 3 != 0}));
       }
     }
   });
@@ -73,14 +78,17 @@ TEST(SlotMemory, StartsAndLengths) {
 TEST(SlotMemory, RandomShapes) {
   Random random(7);
   for (int i = 0; i < 150; ++i) {
-    const SlotShape shape{1 + random.Below(3), 1 + random.Below(3), random.Below(150), 1 + random.Below(40), 1 + random.Below(80)};
-    const Options options{kAllWeights[random.Below(6)], Start(random.Below(3)), random.Below(2) == 0, random.Below(2) == 0};
+    const SlotShape shape{1 + random.Below(3), 1 + random.Below(3), random.Below(150),
+                          1 + random.Below(40), 1 + random.Below(80)};
+    const Options options{kAllWeights[random.Below(6)], Start(random.Below(3)),
+                          random.Below(2) == 0, random.Below(2) == 0};
     ExpectDefinitionInBoth(MakeProblem(3000 + uint64_t(i), random.Below(2) == 0, shape, options));
   }
 }
 
 // Tokens [begin, end) of p, starting from the state given.
-Problem Piece(const Problem& p, int64_t begin, int64_t end, const std::vector<double>& memory, const std::vector<double>& z) {
+Problem Piece(const Problem& p, int64_t begin, int64_t end, const std::vector<double>& memory,
+              const std::vector<double>& z) {
   Problem piece = p;
   piece.shape.length = end - begin;
   piece.memory = memory;
@@ -115,7 +123,8 @@ void ExpectPiecesEqualWhole(const Problem& p) {
     expect_same(all, split);
   }
   Forward all{{}, {}, p.memory, p.z};
-  for (int64_t t = 0; t < p.shape.length; ++t) Append(RunForward<T>(Piece(p, t, t + 1, all.memory, all.z)), all);
+  for (int64_t t = 0; t < p.shape.length; ++t)
+    Append(RunForward<T>(Piece(p, t, t + 1, all.memory, all.z)), all);
   expect_same(all, -1);
 }
 
@@ -130,12 +139,14 @@ TEST(SlotMemory, SplitAnywhere) {
   }
 }
 
-// Outputs before t do not change by a bit when the tokens from t on become others, NaN, infinite or absent.
+// Outputs before t do not change by a bit when the tokens from t on become others, NaN, infinite or
+// absent.
 TEST(SlotMemory, CausalBitwise) {
   ForEachIsa([] {
     for (Weights weights : kAllWeights) {
       for (bool match : {false, true}) {
-        const Problem p = MakeProblem(5000 + uint64_t(weights), match, {1, 1, 80, 18, 21}, {.weights = weights});
+        const Problem p =
+            MakeProblem(5000 + uint64_t(weights), match, {1, 1, 80, 18, 21}, {.weights = weights});
         const Forward whole = RunForward<float>(p);
         for (int64_t t : {2, 3, 17, 31, 32, 33, 50, 63, 64, 79}) {
           const size_t outs = size_t(t * p.OutWidth()), zs = size_t(t * p.shape.slots);
@@ -145,10 +156,14 @@ TEST(SlotMemory, CausalBitwise) {
             std::fill(other.u.begin() + t * p.shape.width, other.u.end(), poison);
             std::fill(other.s.begin() + t * p.shape.slots, other.s.end(), poison);
             const Forward changed = RunForward<float>(other);
-            EXPECT_TRUE(SameBits(changed.out, whole.out, outs) && SameBits(changed.z_out, whole.z_out, zs)) << p.name << " t " << t;
+            EXPECT_TRUE(SameBits(changed.out, whole.out, outs) &&
+                        SameBits(changed.z_out, whole.z_out, zs))
+                << p.name << " t " << t;
           }
           const Forward shorter = RunForward<float>(Piece(p, 0, t, p.memory, p.z));
-          EXPECT_TRUE(SameBits(shorter.out, whole.out, outs) && SameBits(shorter.z_out, whole.z_out, zs)) << p.name << " t " << t;
+          EXPECT_TRUE(SameBits(shorter.out, whole.out, outs) &&
+                      SameBits(shorter.z_out, whole.z_out, zs))
+              << p.name << " t " << t;
         }
       }
     }
@@ -161,7 +176,9 @@ TEST(SlotMemory, NanIsNotSwallowed) {
       Problem p = MakeProblem(1, match, {1, 1, T, 4, 4});
       p.s[0] = std::numeric_limits<double>::quiet_NaN();
       const Forward f = RunForward<float>(p);
-      EXPECT_TRUE(std::isnan(f.out[0]) && std::isnan(f.z[0]) && std::isnan(f.memory[0]) && std::isnan(f.z_out[0])) << p.name;
+      EXPECT_TRUE(std::isnan(f.out[0]) && std::isnan(f.z[0]) && std::isnan(f.memory[0]) &&
+                  std::isnan(f.z_out[0]))
+          << p.name;
     }
   }
 }
@@ -169,17 +186,20 @@ TEST(SlotMemory, NanIsNotSwallowed) {
 TEST(SlotMemory, SameBitsForAnyThreadCount) {
   const int threads = NumThreads();
   for (bool match : {false, true}) {
-    const Problem p = MakeProblem(6000, match, {3, 3, 300, 20, 33}, {.weights = Weights::kJumps, .starts = true, .lengths = true});
+    const Problem p = MakeProblem(6000, match, {3, 3, 300, 20, 33},
+                                  {.weights = Weights::kJumps, .starts = true, .lengths = true});
     SetNumThreads(1);
     const Forward one = RunForward<float>(p);
     SetNumThreads(2);
     const Forward two = RunForward<float>(p);
-    EXPECT_TRUE(SameBits(one.out, two.out, one.out.size()) && SameBits(one.memory, two.memory, one.memory.size()) && one.z == two.z);
+    EXPECT_TRUE(SameBits(one.out, two.out, one.out.size()) &&
+                SameBits(one.memory, two.memory, one.memory.size()) && one.z == two.z);
   }
   SetNumThreads(threads);
 }
 
-// A slot that is hardly written any more must still move by the right amount, and not drift: 1e5 tokens of weight e^-9.
+// A slot that is hardly written any more must still move by the right amount, and not drift: 1e5
+// tokens of weight e^-9.
 TEST(SlotMemory, LongRunDoesNotDrift) {
   const int64_t T = 100000;
   Problem p = MakeProblem(8000, false, {1, 1, T, 2, 3}, {.start = Start::kFull});

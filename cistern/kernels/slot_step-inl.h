@@ -1,4 +1,5 @@
-// One token of the slot memory, for decoding: no packing, no scratch memory, arithmetic in double; included once per Highway target.
+// One token of the slot memory, for decoding: no packing, no scratch memory, arithmetic in double;
+// included once per Highway target.
 #if defined(CISTERN_KERNELS_SLOT_STEP_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef CISTERN_KERNELS_SLOT_STEP_INL_H_
 #undef CISTERN_KERNELS_SLOT_STEP_INL_H_
@@ -28,7 +29,8 @@ HWY_INLINE void StepWeights(size_t count, const T* s, double* z, double* w) {
   for (size_t l = 0; l < count; l += kLanes<double>) {
     const Vec<double> sv = hn::Load(d, sd + l), zv = hn::Load(d, zd + l);
     const auto skip = hn::Eq(sv, empty), grows = hn::Gt(sv, zv);
-    const Vec<double> distance = hn::IfThenElse(grows, hn::Sub(zv, sv), hn::Sub(sv, zv));  // <= 0, or NaN
+    const Vec<double> distance =
+        hn::IfThenElse(grows, hn::Sub(zv, sv), hn::Sub(sv, zv));  // <= 0, or NaN
     const Vec<double> e = ExpOrNaN<double>(distance), total = hn::Add(one, e);
     const Vec<double> next = hn::Add(hn::IfThenElse(grows, sv, zv), LogOrNaN<double>(total));
     const Vec<double> weight = hn::Div(hn::IfThenElse(grows, one, e), total);
@@ -43,7 +45,8 @@ HWY_INLINE void StepWeights(size_t count, const T* s, double* z, double* w) {
 
 // Columns [0, kVectors vectors) of out += sum_l r[l] M_l after M_l += w[l] (v - M_l).
 template <int kVectors, class T>
-HWY_INLINE void StepReadColumns(size_t count, const T* r, const double* w, const T* v, double* memory, size_t width, T* out) {
+HWY_INLINE void StepReadColumns(size_t count, const T* r, const double* w, const T* v,
+                                double* memory, size_t width, T* out) {
   const Tag<double> d;
   constexpr size_t kN = kLanes<double>;
   Double value[kVectors], total[kVectors];
@@ -71,7 +74,8 @@ HWY_INLINE void StepReadColumns(size_t count, const T* r, const double* w, const
 }
 
 template <class T>
-HWY_NOINLINE void StepRead(size_t n, size_t width, const T* r, const T* s, const T* v, double* memory, double* z, T* out) {
+HWY_NOINLINE void StepRead(size_t n, size_t width, const T* r, const T* s, const T* v,
+                           double* memory, double* z, T* out) {
   constexpr size_t kN = kLanes<double>;
   HWY_ALIGN double w[kStepSlots];
   for (size_t j = 0; j < width; ++j) out[j] = 0;
@@ -80,8 +84,10 @@ HWY_NOINLINE void StepRead(size_t n, size_t width, const T* r, const T* s, const
     StepWeights(count, s + begin, z + begin, w);
     double* block = memory + begin * width;
     size_t j = 0;
-    for (; j + 4 * kN <= width; j += 4 * kN) StepReadColumns<4>(count, r + begin, w, v + j, block + j, width, out + j);
-    for (; j + kN <= width; j += kN) StepReadColumns<1>(count, r + begin, w, v + j, block + j, width, out + j);
+    for (; j + 4 * kN <= width; j += 4 * kN)
+      StepReadColumns<4>(count, r + begin, w, v + j, block + j, width, out + j);
+    for (; j + kN <= width; j += kN)
+      StepReadColumns<1>(count, r + begin, w, v + j, block + j, width, out + j);
     for (; j < width; ++j) {
       double total = static_cast<double>(out[j]);
       for (size_t l = 0; l < count; ++l) {
@@ -95,7 +101,8 @@ HWY_NOINLINE void StepRead(size_t n, size_t width, const T* r, const T* s, const
 }
 
 template <class T>
-HWY_NOINLINE void StepMatch(size_t n, size_t width, const T* q, const T* s, const T* k, double* memory, double* z, T* out) {
+HWY_NOINLINE void StepMatch(size_t n, size_t width, const T* q, const T* s, const T* k,
+                            double* memory, double* z, T* out) {
   const Tag<double> d;
   HWY_ALIGN double w[kStepSlots];
   for (size_t begin = 0; begin < n; begin += kStepSlots) {

@@ -1,6 +1,7 @@
 #pragma once
-// Random problems for the tests of the slot memory, and what those of the summing slot memory (sum_test.h) share with them: inputs that fit
-// float exactly, so that every precision computes the same problem.
+// Random problems for the tests of the slot memory, and what those of the summing slot memory
+// (sum_test.h) share with them: inputs that fit float exactly, so that every precision computes the
+// same problem.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -30,7 +31,8 @@ inline std::vector<double> Normals(Random& random, int64_t count, double scale =
   return x;
 }
 
-// What every mode has. Contiguous [B,H,T,w] arrays. a: r of a read [n], q of a match [d]. g: the gradient of the output.
+// What every mode has. Contiguous [B,H,T,w] arrays. a: r of a read [n], q of a match [d]. g: the
+// gradient of the output.
 struct AnyProblem {
   SlotShape shape;
   bool match = false;
@@ -42,24 +44,31 @@ struct AnyProblem {
   int64_t OutWidth() const { return match ? shape.slots : shape.width; }
   int64_t Tokens() const { return shape.batch * shape.heads * shape.length; }
   int64_t States() const { return shape.batch * shape.heads * shape.slots; }
-  RowMask Mask() const { return {starts.empty() ? nullptr : starts.data(), lengths.empty() ? nullptr : lengths.data()}; }
+  RowMask Mask() const {
+    return {starts.empty() ? nullptr : starts.data(), lengths.empty() ? nullptr : lengths.data()};
+  }
 
   void Draw(Random& random, const std::string& kind, bool with_starts, bool with_lengths) {
-    name = kind + (match ? " match" : " read") + " B" + std::to_string(shape.batch) + " H" + std::to_string(shape.heads) + " T" +
-           std::to_string(shape.length) + " n" + std::to_string(shape.slots) + " d" + std::to_string(shape.width) + " isa " + ActiveIsa();
+    name = kind + (match ? " match" : " read") + " B" + std::to_string(shape.batch) + " H" +
+           std::to_string(shape.heads) + " T" + std::to_string(shape.length) + " n" +
+           std::to_string(shape.slots) + " d" + std::to_string(shape.width) + " isa " + ActiveIsa();
     a = Normals(random, Tokens() * AWidth());
     u = Normals(random, Tokens() * shape.width);
     memory = Normals(random, States() * shape.width);
     g = Normals(random, Tokens() * OutWidth());
     dmemory_T = Normals(random, States() * shape.width);
-    for (int64_t i = 0; with_starts && i < shape.batch * shape.length; ++i) starts.push_back(random.Below(12) == 0 ? 1 : 0);
-    for (int64_t b = 0; with_lengths && b < shape.batch; ++b) lengths.push_back(b == 0 ? shape.length : random.Below(shape.length + 1));
+    for (int64_t i = 0; with_starts && i < shape.batch * shape.length; ++i)
+      starts.push_back(random.Below(12) == 0 ? 1 : 0);
+    for (int64_t b = 0; with_lengths && b < shape.batch; ++b)
+      lengths.push_back(b == 0 ? shape.length : random.Below(shape.length + 1));
   }
   // Tokens [begin, end) of every head of an array of some width.
-  std::vector<double> Cut(const std::vector<double>& from, int64_t width, int64_t begin, int64_t end) const {
+  std::vector<double> Cut(const std::vector<double>& from, int64_t width, int64_t begin,
+                          int64_t end) const {
     std::vector<double> to;
     for (int64_t i = 0; i < shape.batch * shape.heads && !from.empty(); ++i) {
-      to.insert(to.end(), from.begin() + (i * shape.length + begin) * width, from.begin() + (i * shape.length + end) * width);
+      to.insert(to.end(), from.begin() + (i * shape.length + begin) * width,
+                from.begin() + (i * shape.length + end) * width);
     }
     return to;
   }
@@ -70,7 +79,8 @@ struct Problem : AnyProblem {
 };
 
 inline std::vector<double> LogWeights(Random& random, const SlotShape& shape, Weights kind) {
-  std::vector<double> s = Normals(random, shape.batch * shape.heads * shape.length * shape.slots, 2);
+  std::vector<double> s =
+      Normals(random, shape.batch * shape.heads * shape.length * shape.slots, 2);
   for (size_t i = 0; i < s.size(); ++i) {
     const int64_t l = int64_t(i) % shape.slots, t = int64_t(i) / shape.slots % shape.length;
     double& x = s[i];
@@ -104,16 +114,20 @@ struct Options {
   bool starts = false, lengths = false;
 };
 
-inline Problem MakeProblem(uint64_t seed, bool match, const SlotShape& shape, const Options& options = {}) {
+inline Problem MakeProblem(uint64_t seed, bool match, const SlotShape& shape,
+                           const Options& options = {}) {
   Random random(seed);
   Problem p;
   p.shape = shape;
   p.match = match;
-  p.Draw(random, "seed " + std::to_string(seed) + " weights " + std::to_string(int(options.weights)), options.starts, options.lengths);
+  p.Draw(random,
+         "seed " + std::to_string(seed) + " weights " + std::to_string(int(options.weights)),
+         options.starts, options.lengths);
   p.s = LogWeights(random, shape, options.weights);
   p.z = Normals(random, p.States(), 2);
   for (double& z : p.z) {
-    if (options.start == Start::kEmpty || (options.start == Start::kMixed && random.Below(2) == 0)) z = -kInf;
+    if (options.start == Start::kEmpty || (options.start == Start::kMixed && random.Below(2) == 0))
+      z = -kInf;
   }
   p.dz = Normals(random, p.Tokens() * shape.slots);
   p.dz_T = Normals(random, p.States());
@@ -133,9 +147,11 @@ class Array {
     } else {
       head_ = width, time_ = H * width + 3, batch_ = T_ * time_;
     }
-    data_.assign(static_cast<size_t>(shape.batch * batch_ + 1), std::numeric_limits<T>::quiet_NaN());
+    data_.assign(static_cast<size_t>(shape.batch * batch_ + 1),
+                 std::numeric_limits<T>::quiet_NaN());
   }
-  Array(const SlotShape& shape, int64_t width, Layout layout, const std::vector<double>& values) : Array(shape, width, layout) {
+  Array(const SlotShape& shape, int64_t width, Layout layout, const std::vector<double>& values)
+      : Array(shape, width, layout) {
     size_t i = 0;
     ForEach([&](T& x) { x = static_cast<T>(values[i++]); });
   }
@@ -175,14 +191,17 @@ std::vector<double> ToDouble(const std::vector<T>& x) {
 
 template <class T>
 Forward RunForward(const Problem& p, Layout layout = Layout::kBTHW) {
-  const Array<T> a(p.shape, p.AWidth(), layout, p.a), s(p.shape, p.shape.slots, layout, p.s), u(p.shape, p.shape.width, layout, p.u);
+  const Array<T> a(p.shape, p.AWidth(), layout, p.a), s(p.shape, p.shape.slots, layout, p.s),
+      u(p.shape, p.shape.width, layout, p.u);
   Array<T> out(p.shape, p.OutWidth(), layout), z_out(p.shape, p.shape.slots, layout);
   std::vector<double> memory = p.memory, z = p.z;
-  (p.match ? SlotMatch<T> : SlotRead<T>)(p.shape, a.in(), s.in(), u.in(), p.Mask(), memory.data(), z.data(), out.rows(), z_out.rows());
+  (p.match ? SlotMatch<T> : SlotRead<T>)(p.shape, a.in(), s.in(), u.in(), p.Mask(), memory.data(),
+                                         z.data(), out.rows(), z_out.rows());
   return {out.Values(), z_out.Values(), memory, z};
 }
 
-// The difference's root mean square over that of `want`; infinities must agree exactly, NaN never does.
+// The difference's root mean square over that of `want`; infinities must agree exactly, NaN never
+// does.
 inline double RelativeRms(const std::vector<double>& got, const std::vector<double>& want) {
   if (got.size() != want.size()) return kInf;
   double error = 0, norm = 0;
@@ -208,7 +227,8 @@ template <class T>
 double Tolerance(const Problem& p) {
   double largest = 0;
   for (double s : p.s) largest = std::max(largest, std::isfinite(s) ? std::abs(s) : 0);
-  return std::is_same_v<T, float> ? 1e-6 + 0x1p-22 * std::min(largest, 200.0) / 16 : 1e-12 + 0x1p-51 * largest;
+  return std::is_same_v<T, float> ? 1e-6 + 0x1p-22 * std::min(largest, 200.0) / 16
+                                  : 1e-12 + 0x1p-51 * largest;
 }
 
 // Runs `body` once for every instruction set of this machine.

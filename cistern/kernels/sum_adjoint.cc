@@ -23,17 +23,19 @@ struct SumAdjointHead {
   size_t n, width, total, gates;
 };
 
-// dlg of one chunk, in reverse: h += a_t b_t - w_t dw_t, dlg_t = h. A document's start and a gate of 0, which are first rows, end the sum.
-// ab = a b, E and Y = F dw [rows, np]; w dw = E Y.
-// A gate for every slot: h [np], and ab becomes dlg.
+// dlg of one chunk, in reverse: h += a_t b_t - w_t dw_t, dlg_t = h. A document's start and a gate
+// of 0, which are first rows, end the sum. ab = a b, E and Y = F dw [rows, np]; w dw = E Y. A gate
+// for every slot: h [np], and ab becomes dlg.
 template <class T>
-HWY_NOINLINE void GateGradients(const SumChunk<Gating::kSlots, T>& chunk, bool starts, const T* Y, T* ab, double* h) {
+HWY_NOINLINE void GateGradients(const SumChunk<Gating::kSlots, T>& chunk, bool starts, const T* Y,
+                                T* ab, double* h) {
   const Tag<double> d;
   for (size_t l = 0; l < chunk.np; l += kLanes<double>) {
     Double sum = hn::Load(d, h + l);
     for (size_t i = chunk.rows; i-- > 0;) {
       const size_t at = i * chunk.np + l;
-      sum = hn::Add(sum, hn::NegMulAdd(LoadAsDouble(chunk.E + at), LoadAsDouble(Y + at), LoadAsDouble(ab + at)));
+      sum = hn::Add(sum, hn::NegMulAdd(LoadAsDouble(chunk.E + at), LoadAsDouble(Y + at),
+                                       LoadAsDouble(ab + at)));
       if (i == 0) {
         const auto cut = hn::Eq(hn::Load(d, chunk.first + l), hn::Zero(d));
         sum = starts ? hn::Zero(d) : hn::IfThenZeroElse(cut, sum);
@@ -46,13 +48,15 @@ HWY_NOINLINE void GateGradients(const SumChunk<Gating::kSlots, T>& chunk, bool s
 
 // One gate for all slots: h [1], their sum; and ab [rows] becomes dlg.
 template <class T>
-HWY_NOINLINE void GateGradients(const SumChunk<Gating::kShared, T>& chunk, bool starts, const T* Y, T* ab, double* h) {
+HWY_NOINLINE void GateGradients(const SumChunk<Gating::kShared, T>& chunk, bool starts, const T* Y,
+                                T* ab, double* h) {
   const Tag<double> d;
   T dlg[kChunkRows];
   for (size_t i = chunk.rows; i-- > 0;) {
     Double sum = hn::Zero(d);
     for (size_t at = i * chunk.np; at < (i + 1) * chunk.np; at += kLanes<double>) {
-      sum = hn::Add(sum, hn::NegMulAdd(LoadAsDouble(chunk.E + at), LoadAsDouble(Y + at), LoadAsDouble(ab + at)));
+      sum = hn::Add(sum, hn::NegMulAdd(LoadAsDouble(chunk.E + at), LoadAsDouble(Y + at),
+                                       LoadAsDouble(ab + at)));
     }
     *h += hn::GetLane(hn::SumOfLanes(d, sum));
     if (i == 0 && (starts || *chunk.first == 0)) *h = 0;
@@ -61,7 +65,8 @@ HWY_NOINLINE void GateGradients(const SumChunk<Gating::kShared, T>& chunk, bool 
   std::memcpy(ab, dlg, chunk.rows * sizeof(T));
 }
 
-// grad [n, width] and h [n] in place. Per chunk, with W = a F and Gs = last G (the gradients at the chunk's reference):
+// grad [n, width] and h [n] in place. Per chunk, with W = a F and Gs = last G (the gradients at the
+// chunk's reference):
 //   du_i = sum_{t>=i} (W_t . E_i) g_t + E_i Gs
 //   dw_i = (sum_{t>=i} (g_t . u_i) W_t + Gs u_i) / F_i
 //   G = first (W^T g + Gs)
@@ -71,9 +76,11 @@ HWY_NOINLINE void SumAdjointOfHead(const SumAdjointHead<T>& head, double* grad, 
   const size_t n = head.n, width = head.width, np = Padded<T>(n), dp = Padded<T>(width);
   constexpr size_t kC = kChunkRows, kCp = kChunkPadded<T>;
   Workspace& workspace = Workspace::OfThisThread();
-  workspace.Start(SumChunk<kGating, T>::Bytes(n) + sizeof(T) * (kC * (3 * np + 3 * dp + 2 * kCp) + (np + dp) * kCp + 3 * np * dp) +
-                      sizeof(double) * (np * dp + np),
-                  SumChunk<kGating, T>::kPieces + 15);
+  workspace.Start(
+      SumChunk<kGating, T>::Bytes(n) +
+          sizeof(T) * (kC * (3 * np + 3 * dp + 2 * kCp) + (np + dp) * kCp + 3 * np * dp) +
+          sizeof(double) * (np * dp + np),
+      SumChunk<kGating, T>::kPieces + 15);
   SumChunk<kGating, T> chunk(n, workspace);
   T* const W = workspace.Take<T>(kC * np);
   T* const Y = workspace.Take<T>(kC * np);   // F dw
@@ -119,7 +126,8 @@ HWY_NOINLINE void SumAdjointOfHead(const SumAdjointHead<T>& head, double* grad, 
     PackRows(head.u, t, rows, width, dp, T{0}, u);
     if constexpr (kGated) {
       PackRows(head.b, t, rows, n, np, T{0}, ab);
-      for (size_t i = 0; i < rows * np; i += kLanes<T>) hn::Store(hn::Mul(hn::Load(dt, W + i), hn::Load(dt, ab + i)), dt, ab + i);
+      for (size_t i = 0; i < rows * np; i += kLanes<T>)
+        hn::Store(hn::Mul(hn::Load(dt, W + i), hn::Load(dt, ab + i)), dt, ab + i);
       chunk.TimesF(W);
     }
     for (size_t l = 0; l < n; ++l) {
@@ -133,18 +141,22 @@ HWY_NOINLINE void SumAdjointOfHead(const SumAdjointHead<T>& head, double* grad, 
 
     Transpose(rows, n, chunk.E, np, ET, kCp);
     LowerProduct<T>(rows, {W, np, 1, ET, kCp, n}, A, kCp);
-    Product<Triangle::kUpper, T>(rows, width, {chunk.E, np, 1, Gs, dp, n}, {A, 1, kCp, g, dp, rows}, D, dp);
+    Product<Triangle::kUpper, T>(rows, width, {chunk.E, np, 1, Gs, dp, n}, {A, 1, kCp, g, dp, rows},
+                                 D, dp);
     UnpackRows(D, t, rows, width, dp, head.du);
 
     Transpose(rows, width, u, dp, UT, kCp);
     LowerProduct<T>(rows, {g, dp, 1, UT, kCp, width}, B, kCp);
-    Product<Triangle::kUpper, T>(rows, n, {u, dp, 1, GT, np, width}, {B, 1, kCp, W, np, rows}, Y, np);
+    Product<Triangle::kUpper, T>(rows, n, {u, dp, 1, GT, np, width}, {B, 1, kCp, W, np, rows}, Y,
+                                 np);
     if constexpr (kGated) {
-      // The product writes whole vectors: what lies behind them in a padded row is not set, and one gate sums over all of the row.
+      // The product writes whole vectors: what lies behind them in a padded row is not set, and one
+      // gate sums over all of the row.
       for (size_t i = 0; i < rows; ++i) std::memset(Y + i * np + n, 0, (np - n) * sizeof(T));
       GateGradients(chunk, starts, Y, ab, h);
       UnpackRows(ab, t, rows, head.gates, kGating == Gating::kShared ? 1 : np, head.dlog_gate);
-      for (size_t i = 0; i < rows * np; i += kLanes<T>) hn::Store(hn::Div(hn::Load(dt, Y + i), hn::Load(dt, chunk.F + i)), dt, Y + i);
+      for (size_t i = 0; i < rows * np; i += kLanes<T>)
+        hn::Store(hn::Div(hn::Load(dt, Y + i), hn::Load(dt, chunk.F + i)), dt, Y + i);
     }
     UnpackRows(Y, t, rows, n, np, head.dw);
 
@@ -174,9 +186,10 @@ HWY_NOINLINE void SumAdjointOfHead(const SumAdjointHead<T>& head, double* grad, 
 }
 
 template <class T>
-void SumAdjointOfAll(const SlotShape& shape, const Rows<const T>& a, const Rows<const T>& g, const Rows<const T>& w, const Rows<const T>& u,
-                     const Rows<const T>& b, const LogGates<T>& log_gate, const RowMask& mask, double* G, double* h, const Rows<T>& du,
-                     const Rows<T>& dw, const Rows<T>& dlog_gate) {
+void SumAdjointOfAll(const SlotShape& shape, const Rows<const T>& a, const Rows<const T>& g,
+                     const Rows<const T>& w, const Rows<const T>& u, const Rows<const T>& b,
+                     const LogGates<T>& log_gate, const RowMask& mask, double* G, double* h,
+                     const Rows<T>& du, const Rows<T>& dw, const Rows<T>& dlog_gate) {
   ParallelFor(shape.batch * shape.heads, HeadsPerThread(shape), [&](int64_t begin, int64_t end) {
     for (int64_t index = begin; index < end; ++index) {
       const int64_t x = index / shape.heads, y = index % shape.heads;
@@ -206,10 +219,11 @@ void SumAdjointOfAll(const SlotShape& shape, const Rows<const T>& a, const Rows<
   });
 }
 
-#define CISTERN_SUM_ADJOINT(name, T)                                                                                      \
-  void name(const SlotShape& shape, Rows<const T> a, Rows<const T> g, Rows<const T> w, Rows<const T> u, Rows<const T> b,  \
-            LogGates<T> log_gate, const RowMask& mask, double* G, double* h, Rows<T> du, Rows<T> dw, Rows<T> dlog_gate) { \
-    SumAdjointOfAll<T>(shape, a, g, w, u, b, log_gate, mask, G, h, du, dw, dlog_gate);                                    \
+#define CISTERN_SUM_ADJOINT(name, T)                                                     \
+  void name(const SlotShape& shape, Rows<const T> a, Rows<const T> g, Rows<const T> w,   \
+            Rows<const T> u, Rows<const T> b, LogGates<T> log_gate, const RowMask& mask, \
+            double* G, double* h, Rows<T> du, Rows<T> dw, Rows<T> dlog_gate) {           \
+    SumAdjointOfAll<T>(shape, a, g, w, u, b, log_gate, mask, G, h, du, dw, dlog_gate);   \
   }
 CISTERN_SUM_ADJOINT(SumAdjointFloat, float)
 CISTERN_SUM_ADJOINT(SumAdjointDouble, double)
@@ -226,15 +240,17 @@ HWY_EXPORT(SumAdjointFloat);
 HWY_EXPORT(SumAdjointDouble);
 
 template <>
-void SumAdjoint(const SlotShape& shape, Rows<const float> a, Rows<const float> g, Rows<const float> w, Rows<const float> u,
-                Rows<const float> b, LogGates<float> log_gate, const RowMask& mask, double* G, double* h, Rows<float> du, Rows<float> dw,
-                Rows<float> dlog_gate) {
+void SumAdjoint(const SlotShape& shape, Rows<const float> a, Rows<const float> g,
+                Rows<const float> w, Rows<const float> u, Rows<const float> b,
+                LogGates<float> log_gate, const RowMask& mask, double* G, double* h, Rows<float> du,
+                Rows<float> dw, Rows<float> dlog_gate) {
   CISTERN_DISPATCH(SumAdjointFloat)(shape, a, g, w, u, b, log_gate, mask, G, h, du, dw, dlog_gate);
 }
 template <>
-void SumAdjoint(const SlotShape& shape, Rows<const double> a, Rows<const double> g, Rows<const double> w, Rows<const double> u,
-                Rows<const double> b, LogGates<double> log_gate, const RowMask& mask, double* G, double* h, Rows<double> du,
-                Rows<double> dw, Rows<double> dlog_gate) {
+void SumAdjoint(const SlotShape& shape, Rows<const double> a, Rows<const double> g,
+                Rows<const double> w, Rows<const double> u, Rows<const double> b,
+                LogGates<double> log_gate, const RowMask& mask, double* G, double* h,
+                Rows<double> du, Rows<double> dw, Rows<double> dlog_gate) {
   CISTERN_DISPATCH(SumAdjointDouble)(shape, a, g, w, u, b, log_gate, mask, G, h, du, dw, dlog_gate);
 }
 

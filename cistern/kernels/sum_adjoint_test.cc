@@ -1,5 +1,5 @@
-// The backwards of the summing slot memory: the reference's against finite differences, the kernels' (composed as sum_memory.h says)
-// against the reference's.
+// The backwards of the summing slot memory: the reference's against finite differences, the
+// kernels' (composed as sum_memory.h says) against the reference's.
 #include "cistern/base/parallel.h"
 #include "cistern/kernels/ref/sum_memory_ref.h"
 #include "cistern/kernels/sum_test.h"
@@ -20,8 +20,9 @@ Gradients Reference(const Problem& p) {
   const std::vector<double> gates = SlotGates(p);
   std::vector<double> dgates(gates.size());
   (p.match ? ref::SumMatchBackward : ref::SumReadBackward)(
-      p.shape, p.a.data(), p.w.data(), p.u.data(), p.gates == 0 ? nullptr : gates.data(), p.Mask(), p.memory.data(), p.g.data(),
-      p.dmemory_T.data(), d.a.data(), d.w.data(), d.u.data(), p.gates == 0 ? nullptr : dgates.data(), d.memory.data());
+      p.shape, p.a.data(), p.w.data(), p.u.data(), p.gates == 0 ? nullptr : gates.data(), p.Mask(),
+      p.memory.data(), p.g.data(), p.dmemory_T.data(), d.a.data(), d.w.data(), d.u.data(),
+      p.gates == 0 ? nullptr : dgates.data(), d.memory.data());
   d.log_gate = SumOverSlots(p, dgates);
   return d;
 }
@@ -29,21 +30,26 @@ Gradients Reference(const Problem& p) {
 template <class T>
 Gradients Kernels(const Problem& p, Layout layout = Layout::kBTHW) {
   const int64_t n = p.shape.slots, d = p.shape.width;
-  const Array<T> a(p.shape, p.AWidth(), layout, p.a), w(p.shape, n, layout, p.w), u(p.shape, d, layout, p.u),
-      g(p.shape, p.OutWidth(), layout, p.g), gate = GateArray<T>(p, layout);
-  Array<T> x(p.shape, n, layout), da(p.shape, p.AWidth(), layout), dw(p.shape, n, layout), du(p.shape, d, layout),
-      dgate(p.shape, p.gates, layout);
+  const Array<T> a(p.shape, p.AWidth(), layout, p.a), w(p.shape, n, layout, p.w),
+      u(p.shape, d, layout, p.u), g(p.shape, p.OutWidth(), layout, p.g),
+      gate = GateArray<T>(p, layout);
+  Array<T> x(p.shape, n, layout), da(p.shape, p.AWidth(), layout), dw(p.shape, n, layout),
+      du(p.shape, d, layout), dgate(p.shape, p.gates, layout);
   std::vector<double> memory = p.memory, G = p.dmemory_T, h(p.shape.batch * p.shape.heads * n);
   if (p.match) {
-    SumMatch<T>(p.shape, a.in(), w.in(), u.in(), KernelGates(p, gate), p.Mask(), memory.data(), x.rows());
+    SumMatch<T>(p.shape, a.in(), w.in(), u.in(), KernelGates(p, gate), p.Mask(), memory.data(),
+                x.rows());
     std::vector<double> again = p.memory;
-    SumRead<T>(p.shape, g.in(), w.in(), u.in(), KernelGates(p, gate), p.Mask(), again.data(), da.rows());
+    SumRead<T>(p.shape, g.in(), w.in(), u.in(), KernelGates(p, gate), p.Mask(), again.data(),
+               da.rows());
   } else {
-    SumMatch<T>(p.shape, g.in(), w.in(), u.in(), KernelGates(p, gate), p.Mask(), memory.data(), da.rows());
+    SumMatch<T>(p.shape, g.in(), w.in(), u.in(), KernelGates(p, gate), p.Mask(), memory.data(),
+                da.rows());
   }
   for (size_t i = 0; i < G.size(); ++i) h[i / size_t(d)] += G[i] * memory[i];
-  SumAdjoint<T>(p.shape, (p.match ? g : a).in(), (p.match ? a : g).in(), w.in(), u.in(), std::as_const(p.match ? x : da).rows(),
-                KernelGates(p, gate), p.Mask(), G.data(), h.data(), du.rows(), dw.rows(), dgate.rows());
+  SumAdjoint<T>(p.shape, (p.match ? g : a).in(), (p.match ? a : g).in(), w.in(), u.in(),
+                std::as_const(p.match ? x : da).rows(), KernelGates(p, gate), p.Mask(), G.data(),
+                h.data(), du.rows(), dw.rows(), dgate.rows());
   return {da.Values(), dw.Values(), du.Values(), G, dgate.Values()};
 }
 
@@ -61,13 +67,16 @@ void ExpectReference(const Problem& p, Layout layout = Layout::kBTHW) {
   EXPECT_LE(RelativeRms(got.w, want.w), kTolerance<T>) << p.name;
   EXPECT_LE(RelativeRms(got.u, want.u), kTolerance<T>) << p.name;
   EXPECT_LE(RelativeRms(got.memory, want.memory), kTolerance<T>) << p.name;
-  // A gate's gradient is the sum of the later terms a b - w dw: their rounding adds up, and strong gates make it far smaller than they are.
+  // A gate's gradient is the sum of the later terms a b - w dw: their rounding adds up, and strong
+  // gates make it far smaller than they are.
   std::vector<double> terms(p.gates == 0 ? 0 : p.w.size());
   for (size_t i = 0; i < terms.size(); ++i) terms[i] = std::abs(p.w[i] * want.w[i]);
   terms = SumOverSlots(p, terms);
   for (size_t i = 0; i < terms.size(); ++i) terms[i] += std::abs(want.log_gate[i]);
   const double tolerance = kTolerance<T> * (1 + std::sqrt(double(p.shape.length)) / 10);
-  EXPECT_LE(Rms(got.log_gate, want.log_gate), tolerance * Rms(terms, std::vector<double>(terms.size()))) << p.name;
+  EXPECT_LE(Rms(got.log_gate, want.log_gate),
+            tolerance * Rms(terms, std::vector<double>(terms.size())))
+      << p.name;
   for (size_t i = 0; i < p.log_gate.size(); ++i) {
     if (p.log_gate[i] == -kInf) {
       EXPECT_EQ(got.log_gate[i], 0) << p.name;
@@ -84,7 +93,8 @@ void ExpectReferenceInBoth(const Problem& p, Layout layout = Layout::kBTHW) {
 double Loss(const Problem& p) {
   std::vector<double> out(p.Tokens() * p.OutWidth()), memory = p.memory;
   const std::vector<double> gates = SlotGates(p);
-  (p.match ? ref::SumMatch : ref::SumRead)(p.shape, p.a.data(), p.w.data(), p.u.data(), p.gates == 0 ? nullptr : gates.data(), p.Mask(),
+  (p.match ? ref::SumMatch : ref::SumRead)(p.shape, p.a.data(), p.w.data(), p.u.data(),
+                                           p.gates == 0 ? nullptr : gates.data(), p.Mask(),
                                            memory.data(), out.data());
   double sum = 0;
   for (size_t i = 0; i < out.size(); ++i) sum += p.g[i] * out[i];
@@ -97,9 +107,11 @@ TEST(SumReference, FiniteDifferences) {
   for (bool match : {false, true}) {
     for (Gates gates : kAllGates) {
       for (bool masked : {false, true}) {
-        Problem p = MakeProblem(seed++, match, {2, 1, 12, 4, 3}, {.gates = gates, .starts = masked, .lengths = masked});
+        Problem p = MakeProblem(seed++, match, {2, 1, 12, 4, 3},
+                                {.gates = gates, .starts = masked, .lengths = masked});
         const Gradients d = Reference(p);
-        const auto check = [&](std::vector<double>& x, const std::vector<double>& gradient, const char* what) {
+        const auto check = [&](std::vector<double>& x, const std::vector<double>& gradient,
+                               const char* what) {
           for (size_t i = 0; i < x.size(); ++i) {
             const double kept = x[i], step = 1e-5;
             if (!std::isfinite(kept)) continue;
@@ -108,7 +120,8 @@ TEST(SumReference, FiniteDifferences) {
             x[i] = kept - step;
             const double down = Loss(p);
             x[i] = kept;
-            EXPECT_NEAR((up - down) / (2 * step), gradient[i], 1e-7) << what << " " << i << " " << p.name;
+            EXPECT_NEAR((up - down) / (2 * step), gradient[i], 1e-7)
+                << what << " " << i << " " << p.name;
           }
         };
         check(p.a, d.a, "a");
@@ -127,10 +140,12 @@ TEST(SumAdjoint, LengthsAndGates) {
     for (bool match : {false, true}) {
       for (int64_t T : {0, 1, 2, 31, 32, 33, 63, 64, 65, 200}) {
         for (Gates gates : kAllGates) {
-          ExpectReferenceInBoth(MakeProblem(seed++, match, {2, 2, T, 17, 5}, {.gates = gates}), T % 2 == 0 ? Layout::kBHTW : Layout::kBTHW);
+          ExpectReferenceInBoth(MakeProblem(seed++, match, {2, 2, T, 17, 5}, {.gates = gates}),
+                                T % 2 == 0 ? Layout::kBHTW : Layout::kBTHW);
         }
       }
-      for (Gates gates : kAllGates) ExpectReferenceInBoth(MakeProblem(seed++, match, {1, 1, 1000, 64, 64}, {.gates = gates}));
+      for (Gates gates : kAllGates)
+        ExpectReferenceInBoth(MakeProblem(seed++, match, {1, 1, 1000, 64, 64}, {.gates = gates}));
     }
   });
 }
@@ -142,7 +157,8 @@ TEST(SumAdjoint, Widths) {
     for (bool match : {false, true}) {
       for (int64_t n : {1, 3, 5, 16, 17, 64, 65}) {
         for (int64_t d : {1, 3, 5, 16, 17, 64, 65}) {
-          ExpectReferenceInBoth(MakeProblem(seed, match, {1, 2, 37, n, d}, {.gates = kWidthGates[seed % 3]}));
+          ExpectReferenceInBoth(
+              MakeProblem(seed, match, {1, 2, 37, n, d}, {.gates = kWidthGates[seed % 3]}));
           ++seed;
         }
       }
@@ -153,20 +169,24 @@ TEST(SumAdjoint, Widths) {
 TEST(SumAdjoint, RandomShapesWithStartsAndLengths) {
   Random random(8);
   for (int i = 0; i < 200; ++i) {
-    const SlotShape shape{1 + random.Below(3), 1 + random.Below(3), random.Below(150), 1 + random.Below(40), 1 + random.Below(80)};
-    const Options options{kAllGates[random.Below(7)], random.Below(2) == 0, random.Below(4) != 0, random.Below(2) == 0};
+    const SlotShape shape{1 + random.Below(3), 1 + random.Below(3), random.Below(150),
+                          1 + random.Below(40), 1 + random.Below(80)};
+    const Options options{kAllGates[random.Below(7)], random.Below(2) == 0, random.Below(4) != 0,
+                          random.Below(2) == 0};
     ExpectReferenceInBoth(MakeProblem(3000 + uint64_t(i), random.Below(2) == 0, shape, options));
   }
 }
 
 TEST(SumAdjoint, SameBitsForAnyThreadCount) {
   const int threads = NumThreads();
-  const Problem p = MakeProblem(6000, false, {3, 3, 300, 20, 33}, {.gates = Gates::kJumps, .starts = true, .lengths = true});
+  const Problem p = MakeProblem(6000, false, {3, 3, 300, 20, 33},
+                                {.gates = Gates::kJumps, .starts = true, .lengths = true});
   SetNumThreads(1);
   const Gradients one = Kernels<float>(p);
   SetNumThreads(2);
   const Gradients two = Kernels<float>(p);
-  EXPECT_TRUE(one.w == two.w && one.u == two.u && one.memory == two.memory && one.log_gate == two.log_gate);
+  EXPECT_TRUE(one.w == two.w && one.u == two.u && one.memory == two.memory &&
+              one.log_gate == two.log_gate);
   SetNumThreads(threads);
 }
 

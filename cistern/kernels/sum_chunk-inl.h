@@ -1,10 +1,13 @@
-// Chunks of the summing slot memory: where they end and their gates; included once per Highway target.
+// Chunks of the summing slot memory: where they end and their gates; included once per Highway
+// target.
 //
-// With c_t the sum of the log-gates of a slot after the chunk's first row, e^{c_t - c_i} (i <= t) is split into F_t = e^{c_t} and 1 / F_i.
-// The first row's own gate is applied to the memory that comes in, so that any single gate works, 0 too:
+// With c_t the sum of the log-gates of a slot after the chunk's first row, e^{c_t - c_i} (i <= t)
+// is split into F_t = e^{c_t} and 1 / F_i. The first row's own gate is applied to the memory that
+// comes in, so that any single gate works, 0 too:
 //   M_t = F_t (first M_before + sum_{i<=t} E_i (x) u_i),   E_i = w_i / F_i.
-// A chunk ends before a row that starts a document and before a row whose c leaves +-kGateReach. Then F stays so far from the ends of
-// float's range that products with other small factors do too. c is a double, and F is rounded once: 1 / F_i cancels F_i to the last bit.
+// A chunk ends before a row that starts a document and before a row whose c leaves +-kGateReach.
+// Then F stays so far from the ends of float's range that products with other small factors do too.
+// c is a double, and F is rounded once: 1 / F_i cancels F_i to the last bit.
 #if defined(CISTERN_KERNELS_SUM_CHUNK_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef CISTERN_KERNELS_SUM_CHUNK_INL_H_
 #undef CISTERN_KERNELS_SUM_CHUNK_INL_H_
@@ -23,7 +26,9 @@ namespace HWY_NAMESPACE {
 constexpr double kGateReach = 30;  // e^-30 = 9e-14
 
 // gate * x, where a gate of 0 forgets whatever x is.
-HWY_INLINE Double Keep(Double gate, Double x) { return hn::IfThenZeroElse(hn::Eq(gate, hn::Zero(Tag<double>())), hn::Mul(gate, x)); }
+HWY_INLINE Double Keep(Double gate, Double x) {
+  return hn::IfThenZeroElse(hn::Eq(gate, hn::Zero(Tag<double>())), hn::Mul(gate, x));
+}
 
 enum class Gating { kNone, kShared, kSlots };
 
@@ -35,7 +40,8 @@ class SumChunk {
  public:
   static size_t Bytes(size_t slots) {
     const size_t np = Padded<T>(slots);
-    return np * (kChunkRows * sizeof(T) + (kGated ? (kChunkRows + 3) * sizeof(T) + 4 * sizeof(double) : 0));
+    return np * (kChunkRows * sizeof(T) +
+                 (kGated ? (kChunkRows + 3) * sizeof(T) + 4 * sizeof(double) : 0));
   }
   static constexpr size_t kPieces = 9;
 
@@ -48,8 +54,10 @@ class SumChunk {
     }
   }
 
-  // Settles `rows`, the rows t.. of the chunk, at most up to `end`; and F, first, last, of which F is only needed with `factors`.
-  HWY_NOINLINE void Begin(const Sequence<const T>& log_gate, const Tokens& tokens, size_t t, size_t end, bool factors = true) {
+  // Settles `rows`, the rows t.. of the chunk, at most up to `end`; and F, first, last, of which F
+  // is only needed with `factors`.
+  HWY_NOINLINE void Begin(const Sequence<const T>& log_gate, const Tokens& tokens, size_t t,
+                          size_t end, bool factors = true) {
     const size_t most = end - t < kChunkRows ? end - t : kChunkRows;
     rows = 1;
     if constexpr (kGating == Gating::kNone) {
@@ -70,7 +78,8 @@ class SumChunk {
       const Tag<T> dt;
       PackRows(log_gate, t, 1, n, np, T{0}, gate_);
       for (size_t l = 0; l < np; l += kLanes<double>) {
-        hn::Store(tokens.StartsAt(t) ? hn::Set(d, 1.0) : ExpOrNaN<double>(LoadAsDouble(gate_ + l)), d, first + l);
+        hn::Store(tokens.StartsAt(t) ? hn::Set(d, 1.0) : ExpOrNaN<double>(LoadAsDouble(gate_ + l)),
+                  d, first + l);
         hn::Store(hn::Zero(d), d, c_ + l);
       }
       Fill(T{1}, F);
@@ -83,7 +92,8 @@ class SumChunk {
           hn::Store(hn::MulAdd(f, hn::Load(dt, lo_ + l), f), dt, F + rows * np + l);
         }
       }
-      for (size_t l = 0; l < np; l += kLanes<double>) hn::Store(hn::Exp(d, hn::Load(d, c_ + l)), d, last + l);
+      for (size_t l = 0; l < np; l += kLanes<double>)
+        hn::Store(hn::Exp(d, hn::Load(d, c_ + l)), d, last + l);
     }
   }
 
@@ -92,14 +102,16 @@ class SumChunk {
     PackRows(w, t, rows, n, np, T{0}, E);
     if constexpr (kGated) {
       const Tag<T> d;
-      for (size_t i = 0; i < rows * np; i += kLanes<T>) hn::Store(hn::Div(hn::Load(d, E + i), hn::Load(d, F + i)), d, E + i);
+      for (size_t i = 0; i < rows * np; i += kLanes<T>)
+        hn::Store(hn::Div(hn::Load(d, E + i), hn::Load(d, F + i)), d, E + i);
     }
   }
 
   // panel [rows, np] times F.
   void TimesF(T* panel) const {
     const Tag<T> d;
-    for (size_t i = 0; i < rows * np; i += kLanes<T>) hn::Store(hn::Mul(hn::Load(d, panel + i), hn::Load(d, F + i)), d, panel + i);
+    for (size_t i = 0; i < rows * np; i += kLanes<T>)
+      hn::Store(hn::Mul(hn::Load(d, panel + i), hn::Load(d, F + i)), d, panel + i);
   }
 
   const size_t n, np;
@@ -114,7 +126,8 @@ class SumChunk {
     for (size_t l = 0; l < np; l += kLanes<X>) hn::Store(hn::Set(d, value), d, row + l);
   }
 
-  // next = c + the row's log-gates, also as hi + lo = next in T; whether all are within reach (NaN is not).
+  // next = c + the row's log-gates, also as hi + lo = next in T; whether all are within reach (NaN
+  // is not).
   bool Sum() const {
     const Tag<double> d;
     const Double reach = hn::Set(d, kGateReach);

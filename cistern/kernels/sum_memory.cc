@@ -24,7 +24,8 @@ struct SumHead {
   size_t n, width, total, gates;
 };
 
-// Both are one product with the memory S [height, across], S_t = S_{t-1} + b_t (x) x_t and out_t = a_t S_t:
+// Both are one product with the memory S [height, across], S_t = S_{t-1} + b_t (x) x_t and out_t =
+// a_t S_t:
 //   read:  S = M [n, width],    b = E, x = v, gates scale the rows of S and the columns of a
 //   match: S = M^T [width, n],  b = k, x = E, gates scale the columns of S and of out
 template <bool kMatch, Gating kGating, class T>
@@ -32,11 +33,13 @@ HWY_NOINLINE void SumOfHead(const SumHead<T>& head, double* memory) {
   constexpr bool kGated = kGating != Gating::kNone;
   constexpr size_t kC = kChunkRows, kCp = kChunkPadded<T>;
   const size_t n = head.n, width = head.width, np = Padded<T>(n), dp = Padded<T>(width);
-  const size_t height = kMatch ? width : n, across = kMatch ? n : width, hp = kMatch ? dp : np, ap = kMatch ? np : dp;
+  const size_t height = kMatch ? width : n, across = kMatch ? n : width, hp = kMatch ? dp : np,
+               ap = kMatch ? np : dp;
   Workspace& workspace = Workspace::OfThisThread();
-  workspace.Start(
-      SumChunk<kGating, T>::Bytes(n) + sizeof(T) * (kC * (hp + dp + ap + kCp) + hp * kCp + 2 * hp * ap) + sizeof(double) * hp * ap,
-      SumChunk<kGating, T>::kPieces + 8);
+  workspace.Start(SumChunk<kGating, T>::Bytes(n) +
+                      sizeof(T) * (kC * (hp + dp + ap + kCp) + hp * kCp + 2 * hp * ap) +
+                      sizeof(double) * hp * ap,
+                  SumChunk<kGating, T>::kPieces + 8);
   SumChunk<kGating, T> chunk(n, workspace);
   T* const a = workspace.Take<T>(kC * hp);
   T* const u = workspace.Take<T>(kC * dp);
@@ -56,7 +59,8 @@ HWY_NOINLINE void SumOfHead(const SumHead<T>& head, double* memory) {
   for (size_t l = 0; l < n; ++l) {
     for (size_t j = 0; j < width; ++j) S[kMatch ? j * ap + l : l * ap + j] = memory[l * width + j];
   }
-  for (size_t i = 0; i < height * ap; i += kLanes<double>) StoreDouble(hn::Load(d, S + i), past + i);
+  for (size_t i = 0; i < height * ap; i += kLanes<double>)
+    StoreDouble(hn::Load(d, S + i), past + i);
 
   for (size_t t = 0; t < head.tokens.length; t += chunk.rows) {
     if (head.tokens.StartsAt(t)) clear();
@@ -77,7 +81,8 @@ HWY_NOINLINE void SumOfHead(const SumHead<T>& head, double* memory) {
     }
     Transpose(rows, height, b, hp, BT, kCp);
     LowerProduct<T>(rows, {a, hp, 1, BT, kCp, height}, A, kCp);
-    Product<Triangle::kLower, T>(rows, across, {a, hp, 1, past, ap, height}, {A, kCp, 1, x, ap, rows}, O, ap);
+    Product<Triangle::kLower, T>(rows, across, {a, hp, 1, past, ap, height},
+                                 {A, kCp, 1, x, ap, rows}, O, ap);
     if constexpr (kGated && kMatch) chunk.TimesF(O);
     UnpackRows(O, t, rows, across, ap, head.out);
 
@@ -110,17 +115,21 @@ HWY_NOINLINE void SumOfToken(const SumHead<T>& head, double* memory) {
   Workspace& workspace = Workspace::OfThisThread();
   workspace.Start(sizeof(double) * Padded<double>(head.n), 1);
   double* const gate = workspace.Take<double>(Padded<double>(head.n));
-  StepGates(head.n, head.gates, head.gates > 0 ? head.log_gate.At(0) : nullptr, head.tokens.StartsAt(0), gate);
+  StepGates(head.n, head.gates, head.gates > 0 ? head.log_gate.At(0) : nullptr,
+            head.tokens.StartsAt(0), gate);
   if constexpr (kMatch) {
-    StepSumMatch(head.n, head.width, head.a.At(0), head.w.At(0), head.u.At(0), gate, memory, head.out.At(0));
+    StepSumMatch(head.n, head.width, head.a.At(0), head.w.At(0), head.u.At(0), gate, memory,
+                 head.out.At(0));
   } else {
-    StepSumRead(head.n, head.width, head.a.At(0), head.w.At(0), head.u.At(0), gate, memory, head.out.At(0));
+    StepSumRead(head.n, head.width, head.a.At(0), head.w.At(0), head.u.At(0), gate, memory,
+                head.out.At(0));
   }
 }
 
 template <bool kMatch, class T>
-void SumOfAll(const SlotShape& shape, const Rows<const T>& a, const Rows<const T>& w, const Rows<const T>& u, const LogGates<T>& log_gate,
-              const RowMask& mask, double* memory, const Rows<T>& out) {
+void SumOfAll(const SlotShape& shape, const Rows<const T>& a, const Rows<const T>& w,
+              const Rows<const T>& u, const LogGates<T>& log_gate, const RowMask& mask,
+              double* memory, const Rows<T>& out) {
   ParallelFor(shape.batch * shape.heads, HeadsPerThread(shape), [&](int64_t begin, int64_t end) {
     for (int64_t index = begin; index < end; ++index) {
       const int64_t x = index / shape.heads, y = index % shape.heads;
@@ -148,10 +157,10 @@ void SumOfAll(const SlotShape& shape, const Rows<const T>& a, const Rows<const T
   });
 }
 
-#define CISTERN_SUM_FORWARD(name, match, T)                                                                                       \
-  void name(const SlotShape& shape, Rows<const T> a, Rows<const T> w, Rows<const T> u, LogGates<T> log_gate, const RowMask& mask, \
-            double* memory, Rows<T> out) {                                                                                        \
-    SumOfAll<match, T>(shape, a, w, u, log_gate, mask, memory, out);                                                              \
+#define CISTERN_SUM_FORWARD(name, match, T)                                            \
+  void name(const SlotShape& shape, Rows<const T> a, Rows<const T> w, Rows<const T> u, \
+            LogGates<T> log_gate, const RowMask& mask, double* memory, Rows<T> out) {  \
+    SumOfAll<match, T>(shape, a, w, u, log_gate, mask, memory, out);                   \
   }
 CISTERN_SUM_FORWARD(SumReadFloat, false, float)
 CISTERN_SUM_FORWARD(SumReadDouble, false, double)
@@ -172,23 +181,25 @@ HWY_EXPORT(SumMatchFloat);
 HWY_EXPORT(SumMatchDouble);
 
 template <>
-void SumRead(const SlotShape& shape, Rows<const float> r, Rows<const float> w, Rows<const float> v, LogGates<float> log_gate,
-             const RowMask& mask, double* memory, Rows<float> out) {
+void SumRead(const SlotShape& shape, Rows<const float> r, Rows<const float> w, Rows<const float> v,
+             LogGates<float> log_gate, const RowMask& mask, double* memory, Rows<float> out) {
   CISTERN_DISPATCH(SumReadFloat)(shape, r, w, v, log_gate, mask, memory, out);
 }
 template <>
-void SumRead(const SlotShape& shape, Rows<const double> r, Rows<const double> w, Rows<const double> v, LogGates<double> log_gate,
-             const RowMask& mask, double* memory, Rows<double> out) {
+void SumRead(const SlotShape& shape, Rows<const double> r, Rows<const double> w,
+             Rows<const double> v, LogGates<double> log_gate, const RowMask& mask, double* memory,
+             Rows<double> out) {
   CISTERN_DISPATCH(SumReadDouble)(shape, r, w, v, log_gate, mask, memory, out);
 }
 template <>
-void SumMatch(const SlotShape& shape, Rows<const float> q, Rows<const float> w, Rows<const float> k, LogGates<float> log_gate,
-              const RowMask& mask, double* memory, Rows<float> out) {
+void SumMatch(const SlotShape& shape, Rows<const float> q, Rows<const float> w, Rows<const float> k,
+              LogGates<float> log_gate, const RowMask& mask, double* memory, Rows<float> out) {
   CISTERN_DISPATCH(SumMatchFloat)(shape, q, w, k, log_gate, mask, memory, out);
 }
 template <>
-void SumMatch(const SlotShape& shape, Rows<const double> q, Rows<const double> w, Rows<const double> k, LogGates<double> log_gate,
-              const RowMask& mask, double* memory, Rows<double> out) {
+void SumMatch(const SlotShape& shape, Rows<const double> q, Rows<const double> w,
+              Rows<const double> k, LogGates<double> log_gate, const RowMask& mask, double* memory,
+              Rows<double> out) {
   CISTERN_DISPATCH(SumMatchDouble)(shape, q, w, k, log_gate, mask, memory, out);
 }
 

@@ -1,15 +1,17 @@
 #pragma once
-// The slot memory in raw and gated mode (spec 2.19): slots that hold sums of what was written, optionally with a decay per step.
+// The slot memory in raw and gated mode (spec 2.19): slots that hold sums of what was written,
+// optionally with a decay per step.
 //
 //   M_t = e^{lg_t} M_{t-1} + w_t (x) u_t      per batch row, head and slot
 //
-// w: write weights of any sign. lg: log-gates <= 0, for every slot, one for all slots of a head, or none (raw mode); -inf empties the slot
-// before the write. Before the first token of a document the memory is emptied, and that token's gate is ignored. Each token is written,
-// then reads (causal).
-// The memory is double, because a float sum of ones stops growing at 2^24 tokens; products inside a chunk of rows are in T, float or
-// double. Time O(T n d), memory O(n d) beyond inputs and outputs; a chunk ends where the gates of some slot multiply to less than e^-30, so
-// gates near 0 at most tokens cost as much as single tokens. Causality is bitwise: outputs up to t depend on no bit of later tokens;
-// results do not depend on the number of threads.
+// w: write weights of any sign. lg: log-gates <= 0, for every slot, one for all slots of a head, or
+// none (raw mode); -inf empties the slot before the write. Before the first token of a document the
+// memory is emptied, and that token's gate is ignored. Each token is written, then reads (causal).
+// The memory is double, because a float sum of ones stops growing at 2^24 tokens; products inside a
+// chunk of rows are in T, float or double. Time O(T n d), memory O(n d) beyond inputs and outputs;
+// a chunk ends where the gates of some slot multiply to less than e^-30, so gates near 0 at most
+// tokens cost as much as single tokens. Causality is bitwise: outputs up to t depend on no bit of
+// later tokens; results do not depend on the number of threads.
 #include "cistern/kernels/slot_memory.h"
 
 namespace cistern {
@@ -22,26 +24,32 @@ struct LogGates {
 };
 
 // out[t] = sum_l r[t,l] M_t[l].
-//   r, w: [B,H,T,n]   v, out: [B,H,T,d]   memory: [B,H,n,d], contiguous, before the sequence; replaced by that after it.
+//   r, w: [B,H,T,n]   v, out: [B,H,T,d]   memory: [B,H,n,d], contiguous, before the sequence;
+//   replaced by that after it.
 template <class T>
-void SumRead(const SlotShape& shape, Rows<const T> r, Rows<const T> w, Rows<const T> v, LogGates<T> log_gate, const RowMask& mask,
-             double* memory, Rows<T> out);
+void SumRead(const SlotShape& shape, Rows<const T> r, Rows<const T> w, Rows<const T> v,
+             LogGates<T> log_gate, const RowMask& mask, double* memory, Rows<T> out);
 
 // out[t,l] = q[t] . M_t[l], with keys in place of values.   q, k: [B,H,T,d]   w, out: [B,H,T,n]
 template <class T>
-void SumMatch(const SlotShape& shape, Rows<const T> q, Rows<const T> w, Rows<const T> k, LogGates<T> log_gate, const RowMask& mask,
-              double* memory, Rows<T> out);
+void SumMatch(const SlotShape& shape, Rows<const T> q, Rows<const T> w, Rows<const T> k,
+              LogGates<T> log_gate, const RowMask& mask, double* memory, Rows<T> out);
 
-// The reverse pass shared by both backwards. Notation of the read: a = r [B,H,T,n], g = d(out) [B,H,T,d], u = v, b = dr.
-//   read backward:  b = dr = SumMatch(q := g, w, k := v, initial memory);      SumAdjoint(a := r,  g,      w, u := v, b := dr)
-//   match backward: dq    = SumRead(r := dx, w, v := k, initial memory);       SumAdjoint(a := dx, g := q, w, u := k, b := x)
-//   G_t = e^{lg_{t+1}} G_{t+1} + a_t (x) g_t,   du_t = sum_l w_t[l] G_t[l],   dw_t[l] = G_t[l] . u_t
-//   dlg_t[l] = G_t[l] . e^{lg_t} M_{t-1}[l] = dlg_{t+1}[l] + a_t[l] b_t[l] - w_t[l] dw_t[l], and 0 where a gate is 0 or a document starts
-//   The error of dlg is what rounding its terms a b and w dw adds up to: about sqrt(T) ulps of one, also where strong gates make dlg small.
-//   G: [B,H,n,d], in: the gradient of the final memory; out: the gradient of the initial memory.
-//   h: [B,H,n], in: G[l] . M_T[l]; scratch.   b: [B,H,T,n].   dlog_gate: as log_gate.   h, b and dlog_gate are not used in raw mode.
+// The reverse pass shared by both backwards. Notation of the read: a = r [B,H,T,n], g = d(out)
+// [B,H,T,d], u = v, b = dr.
+//   read backward:  b = dr = SumMatch(q := g, w, k := v, initial memory);      SumAdjoint(a := r,
+//   g,      w, u := v, b := dr) match backward: dq    = SumRead(r := dx, w, v := k, initial
+//   memory);       SumAdjoint(a := dx, g := q, w, u := k, b := x) G_t = e^{lg_{t+1}} G_{t+1} + a_t
+//   (x) g_t,   du_t = sum_l w_t[l] G_t[l],   dw_t[l] = G_t[l] . u_t dlg_t[l] = G_t[l] . e^{lg_t}
+//   M_{t-1}[l] = dlg_{t+1}[l] + a_t[l] b_t[l] - w_t[l] dw_t[l], and 0 where a gate is 0 or a
+//   document starts The error of dlg is what rounding its terms a b and w dw adds up to: about
+//   sqrt(T) ulps of one, also where strong gates make dlg small. G: [B,H,n,d], in: the gradient of
+//   the final memory; out: the gradient of the initial memory. h: [B,H,n], in: G[l] . M_T[l];
+//   scratch.   b: [B,H,T,n].   dlog_gate: as log_gate.   h, b and dlog_gate are not used in raw
+//   mode.
 template <class T>
-void SumAdjoint(const SlotShape& shape, Rows<const T> a, Rows<const T> g, Rows<const T> w, Rows<const T> u, Rows<const T> b,
-                LogGates<T> log_gate, const RowMask& mask, double* G, double* h, Rows<T> du, Rows<T> dw, Rows<T> dlog_gate);
+void SumAdjoint(const SlotShape& shape, Rows<const T> a, Rows<const T> g, Rows<const T> w,
+                Rows<const T> u, Rows<const T> b, LogGates<T> log_gate, const RowMask& mask,
+                double* G, double* h, Rows<T> du, Rows<T> dw, Rows<T> dlog_gate);
 
 }  // namespace cistern

@@ -1,5 +1,6 @@
-// The summing slot memory with B*H = 8 heads in float, next to slot_memory_bench's exp mode. GFLOP/s count the recurrence's least
-// operations per token and head: 4 n d forward (write, read), 6 n d for the adjoint (G, du, dw), so chunking's extra work shows as time.
+// The summing slot memory with B*H = 8 heads in float, next to slot_memory_bench's exp mode.
+// GFLOP/s count the recurrence's least operations per token and head: 4 n d forward (write, read),
+// 6 n d for the adjoint (G, du, dw), so chunking's extra work shows as time.
 #include <benchmark/benchmark.h>
 
 #include <cmath>
@@ -14,7 +15,8 @@ namespace cistern {
 namespace {
 
 struct Inputs {
-  explicit Inputs(const benchmark::State& state) : shape{1, 8, state.range(0), state.range(1), state.range(2)}, gates(state.range(3)) {
+  explicit Inputs(const benchmark::State& state)
+      : shape{1, 8, state.range(0), state.range(1), state.range(2)}, gates(state.range(3)) {
     Random random(1);
     gate.resize(size_t(8 * shape.length * gates));
     for (auto* x : {&slots, &slots2, &w}) x->resize(size_t(8 * shape.length * shape.slots));
@@ -36,8 +38,9 @@ struct Inputs {
   }
   LogGates<float> Gate() { return {C(gate), gates}; }
   void Report(benchmark::State& state, double operations) const {
-    state.counters["GFLOP/s"] = benchmark::Counter(operations * 8e-9 * double(shape.length * shape.slots * shape.width),
-                                                   benchmark::Counter::kIsIterationInvariantRate);
+    state.counters["GFLOP/s"] =
+        benchmark::Counter(operations * 8e-9 * double(shape.length * shape.slots * shape.width),
+                           benchmark::Counter::kIsIterationInvariantRate);
     state.counters["threads"] = NumThreads();
   }
   SlotShape shape;
@@ -48,13 +51,17 @@ struct Inputs {
 
 void Read(benchmark::State& state) {
   Inputs x(state);
-  for (auto _ : state) SumRead<float>(x.shape, x.C(x.slots), x.C(x.w), x.C(x.u), x.Gate(), {}, x.memory.data(), x.R(x.wide));
+  for (auto _ : state)
+    SumRead<float>(x.shape, x.C(x.slots), x.C(x.w), x.C(x.u), x.Gate(), {}, x.memory.data(),
+                   x.R(x.wide));
   x.Report(state, 4);
 }
 
 void Match(benchmark::State& state) {
   Inputs x(state);
-  for (auto _ : state) SumMatch<float>(x.shape, x.C(x.wide), x.C(x.w), x.C(x.u), x.Gate(), {}, x.memory.data(), x.R(x.slots));
+  for (auto _ : state)
+    SumMatch<float>(x.shape, x.C(x.wide), x.C(x.w), x.C(x.u), x.Gate(), {}, x.memory.data(),
+                    x.R(x.slots));
   x.Report(state, 4);
 }
 
@@ -63,8 +70,8 @@ void Adjoint(benchmark::State& state) {
   Inputs x(state);
   std::vector<float> du(x.u.size()), dw(x.w.size()), dgate(x.gate.size());
   for (auto _ : state) {
-    SumAdjoint<float>(x.shape, x.C(x.slots), x.C(x.wide), x.C(x.w), x.C(x.u), x.C(x.slots2), x.Gate(), {}, x.memory.data(), x.h.data(),
-                      x.R(du), x.R(dw), x.R(dgate));
+    SumAdjoint<float>(x.shape, x.C(x.slots), x.C(x.wide), x.C(x.w), x.C(x.u), x.C(x.slots2),
+                      x.Gate(), {}, x.memory.data(), x.h.data(), x.R(du), x.R(dw), x.R(dgate));
   }
   x.Report(state, 6);
 }
@@ -76,7 +83,11 @@ void Shapes(benchmark::internal::Benchmark* benchmark) {
   }
 }
 void Decode(benchmark::internal::Benchmark* benchmark) {
-  benchmark->ArgNames({"T", "n", "d", "gates"})->UseRealTime()->Unit(benchmark::kMicrosecond)->Args({1, 64, 64, 0})->Args({1, 64, 64, 64});
+  benchmark->ArgNames({"T", "n", "d", "gates"})
+      ->UseRealTime()
+      ->Unit(benchmark::kMicrosecond)
+      ->Args({1, 64, 64, 0})
+      ->Args({1, 64, 64, 64});
 }
 
 BENCHMARK(Read)->Apply(Shapes);

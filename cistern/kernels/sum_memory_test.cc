@@ -1,4 +1,5 @@
-// The forward kernels of the summing slot memory against their definition, on every instruction set.
+// The forward kernels of the summing slot memory against their definition, on every instruction
+// set.
 #include "cistern/kernels/sum_memory.h"
 
 #include "cistern/base/parallel.h"
@@ -11,7 +12,8 @@ namespace {
 Forward Reference(const Problem& p) {
   Forward f{std::vector<double>(p.Tokens() * p.OutWidth()), p.memory};
   const std::vector<double> gates = SlotGates(p);
-  (p.match ? ref::SumMatch : ref::SumRead)(p.shape, p.a.data(), p.w.data(), p.u.data(), p.gates == 0 ? nullptr : gates.data(), p.Mask(),
+  (p.match ? ref::SumMatch : ref::SumRead)(p.shape, p.a.data(), p.w.data(), p.u.data(),
+                                           p.gates == 0 ? nullptr : gates.data(), p.Mask(),
                                            f.memory.data(), f.out.data());
   return f;
 }
@@ -28,10 +30,12 @@ void ExpectDefinitionInBoth(const Problem& p, Layout layout = Layout::kBTHW) {
   ExpectDefinition<double>(p, layout);
 }
 
-// One slot, one column: 1, 1 + 1/2, 1/4 (after a gate of 0), then 1/4 e^-1 + 1; a document begins at the fifth token.
+// One slot, one column: 1, 1 + 1/2, 1/4 (after a gate of 0), then 1/4 e^-1 + 1; a document begins
+// at the fifth token.
 TEST(SumReference, ByHand) {
   Problem p = MakeProblem(1, false, {1, 1, 5, 1, 1}, {.empty = true});
-  p.a = {1, 1, 2, 1, 1}, p.w = {1, 0.5, 0.25, 1, -1}, p.u = {1, 1, 1, 1, 3}, p.log_gate = {-5, 0, -kInf, -1, 0}, p.starts = {0, 0, 0, 0, 1};
+  p.a = {1, 1, 2, 1, 1}, p.w = {1, 0.5, 0.25, 1, -1}, p.u = {1, 1, 1, 1, 3},
+  p.log_gate = {-5, 0, -kInf, -1, 0}, p.starts = {0, 0, 0, 0, 1};
   const std::vector<double> want = {1, 1.5, 0.5, 1 + 0.25 * std::exp(-1), -3};
   const Forward f = Reference(p);
   for (size_t t = 0; t < 5; ++t) EXPECT_NEAR(f.out[t], want[t], 1e-15);
@@ -63,7 +67,8 @@ TEST(SumMemory, Widths) {
       for (int64_t n : {1, 3, 5, 16, 17, 64, 65}) {
         for (int64_t d : {1, 3, 5, 16, 17, 64, 65}) {
           for (int64_t T : {1, 37}) {
-            ExpectDefinitionInBoth(MakeProblem(seed, match, {1, 2, T, n, d}, {.gates = kWidthGates[seed % 3]}));
+            ExpectDefinitionInBoth(
+                MakeProblem(seed, match, {1, 2, T, n, d}, {.gates = kWidthGates[seed % 3]}));
             ++seed;
           }
         }
@@ -76,8 +81,10 @@ TEST(SumMemory, RandomShapesWithStartsAndLengths) {
   ForEachIsa([] {
     Random random(7);
     for (int i = 0; i < 100; ++i) {
-      const SlotShape shape{1 + random.Below(3), 1 + random.Below(3), random.Below(120), 1 + random.Below(40), 1 + random.Below(80)};
-      const Options options{kAllGates[random.Below(7)], random.Below(2) == 0, random.Below(3) != 0, random.Below(2) == 0};
+      const SlotShape shape{1 + random.Below(3), 1 + random.Below(3), random.Below(120),
+                            1 + random.Below(40), 1 + random.Below(80)};
+      const Options options{kAllGates[random.Below(7)], random.Below(2) == 0, random.Below(3) != 0,
+                            random.Below(2) == 0};
       ExpectDefinitionInBoth(MakeProblem(3000 + uint64_t(i), random.Below(2) == 0, shape, options));
     }
   });
@@ -121,12 +128,14 @@ TEST(SumMemory, SplitAnywhere) {
   }
 }
 
-// Outputs before t do not change by a bit when the tokens from t on become others, NaN, infinite or absent.
+// Outputs before t do not change by a bit when the tokens from t on become others, NaN, infinite or
+// absent.
 TEST(SumMemory, CausalBitwise) {
   ForEachIsa([] {
     for (Gates gates : kAllGates) {
       for (bool match : {false, true}) {
-        const Problem p = MakeProblem(5000 + uint64_t(gates), match, {1, 1, 80, 18, 21}, {.gates = gates});
+        const Problem p =
+            MakeProblem(5000 + uint64_t(gates), match, {1, 1, 80, 18, 21}, {.gates = gates});
         const Forward whole = RunForward<float>(p);
         for (int64_t t : {2, 3, 17, 31, 32, 33, 50, 63, 64, 79}) {
           const size_t outs = size_t(t * p.OutWidth());
@@ -135,10 +144,14 @@ TEST(SumMemory, CausalBitwise) {
             std::fill(other.a.begin() + t * p.AWidth(), other.a.end(), poison);
             std::fill(other.u.begin() + t * p.shape.width, other.u.end(), poison);
             std::fill(other.w.begin() + t * p.shape.slots, other.w.end(), poison);
-            if (!other.log_gate.empty()) std::fill(other.log_gate.begin() + t * p.gates, other.log_gate.end(), -std::abs(poison));
-            EXPECT_TRUE(SameBits(RunForward<float>(other).out, whole.out, outs)) << p.name << " t " << t;
+            if (!other.log_gate.empty())
+              std::fill(other.log_gate.begin() + t * p.gates, other.log_gate.end(),
+                        -std::abs(poison));
+            EXPECT_TRUE(SameBits(RunForward<float>(other).out, whole.out, outs))
+                << p.name << " t " << t;
           }
-          EXPECT_TRUE(SameBits(RunForward<float>(Piece(p, 0, t, p.memory)).out, whole.out, outs)) << p.name << " t " << t;
+          EXPECT_TRUE(SameBits(RunForward<float>(Piece(p, 0, t, p.memory)).out, whole.out, outs))
+              << p.name << " t " << t;
         }
       }
     }
@@ -150,7 +163,8 @@ TEST(SumMemory, ForgetsInfinity) {
   for (bool match : {false, true}) {
     for (bool start : {false, true}) {
       for (int64_t T : {1, 3, 40}) {
-        Problem p = MakeProblem(6, match, {1, 1, T, 6, 5}, {.gates = start ? Gates::kNone : Gates::kMild});
+        Problem p =
+            MakeProblem(6, match, {1, 1, T, 6, 5}, {.gates = start ? Gates::kNone : Gates::kMild});
         if (start) {
           p.starts.assign(size_t(T), 0);
           p.starts[0] = 1;
@@ -160,7 +174,9 @@ TEST(SumMemory, ForgetsInfinity) {
         const Forward want = RunForward<float>(p);
         std::fill(p.memory.begin(), p.memory.end(), kInf);
         const Forward got = RunForward<float>(p);
-        EXPECT_TRUE(SameBits(got.out, want.out, want.out.size()) && SameBits(got.memory, want.memory, want.memory.size())) << p.name;
+        EXPECT_TRUE(SameBits(got.out, want.out, want.out.size()) &&
+                    SameBits(got.memory, want.memory, want.memory.size()))
+            << p.name;
       }
     }
   }
@@ -174,7 +190,8 @@ TEST(SumMemory, NanIsNotSwallowed) {
         Problem p = MakeProblem(1, match, {1, 1, T, 4, 4});
         (input == 0 ? p.w : p.log_gate)[size_t(T / 2 * 4)] = nan;
         const Forward f = RunForward<float>(p);
-        EXPECT_TRUE(std::isnan(f.out[size_t(T / 2 * 4)]) && std::isnan(f.memory[0])) << p.name << " input " << input;
+        EXPECT_TRUE(std::isnan(f.out[size_t(T / 2 * 4)]) && std::isnan(f.memory[0]))
+            << p.name << " input " << input;
       }
     }
   }
@@ -184,12 +201,14 @@ TEST(SumMemory, SameBitsForAnyThreadCount) {
   const int threads = NumThreads();
   for (Gates gates : {Gates::kNone, Gates::kJumps}) {
     for (bool match : {false, true}) {
-      const Problem p = MakeProblem(6000, match, {3, 3, 300, 20, 33}, {.gates = gates, .starts = true, .lengths = true});
+      const Problem p = MakeProblem(6000, match, {3, 3, 300, 20, 33},
+                                    {.gates = gates, .starts = true, .lengths = true});
       SetNumThreads(1);
       const Forward one = RunForward<float>(p);
       SetNumThreads(2);
       const Forward two = RunForward<float>(p);
-      EXPECT_TRUE(SameBits(one.out, two.out, one.out.size()) && SameBits(one.memory, two.memory, one.memory.size()));
+      EXPECT_TRUE(SameBits(one.out, two.out, one.out.size()) &&
+                  SameBits(one.memory, two.memory, one.memory.size()));
     }
   }
   SetNumThreads(threads);
@@ -205,7 +224,8 @@ TEST(SumMemory, CountsBeyondFloat) {
   }
 }
 
-// A slow decay keeps its rate over many chunks: 1e5 tokens with a gate that float rounds by a third of its distance from 1.
+// A slow decay keeps its rate over many chunks: 1e5 tokens with a gate that float rounds by a third
+// of its distance from 1.
 TEST(SumMemory, SlowGatesDoNotDrift) {
   Problem p = MakeProblem(8000, false, {1, 1, 100000, 2, 3}, {.gates = Gates::kSlow});
   for (double& gate : p.log_gate) gate = static_cast<float>(-1.8e-7);

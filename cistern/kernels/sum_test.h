@@ -1,5 +1,6 @@
 #pragma once
-// Random problems for the tests of the summing slot memory; the helpers that do not depend on the mode are slot_test.h's.
+// Random problems for the tests of the summing slot memory; the helpers that do not depend on the
+// mode are slot_test.h's.
 #include "cistern/kernels/slot_test.h"
 #include "cistern/kernels/sum_memory.h"
 
@@ -55,12 +56,14 @@ struct Options {
   bool empty = false, starts = false, lengths = false;
 };
 
-inline Problem MakeProblem(uint64_t seed, bool match, const SlotShape& shape, const Options& options = {}) {
+inline Problem MakeProblem(uint64_t seed, bool match, const SlotShape& shape,
+                           const Options& options = {}) {
   Random random(seed);
   Problem p;
   p.shape = shape;
   p.match = match;
-  p.Draw(random, "seed " + std::to_string(seed) + " gates " + std::to_string(int(options.gates)), options.starts, options.lengths);
+  p.Draw(random, "seed " + std::to_string(seed) + " gates " + std::to_string(int(options.gates)),
+         options.starts, options.lengths);
   p.w = Normals(random, p.Tokens() * shape.slots);
   p.log_gate = RandomGates(random, shape, options.gates);
   p.gates = options.gates == Gates::kNone ? 0 : options.gates == Gates::kShared ? 1 : shape.slots;
@@ -78,10 +81,12 @@ cistern::LogGates<T> KernelGates(const Problem& p, const Array<T>& gates) {
   return {gates.in(), p.gates};
 }
 
-// A gate for every slot, as the reference has it; and the gradient of p's gates from that of the slots' gates.
+// A gate for every slot, as the reference has it; and the gradient of p's gates from that of the
+// slots' gates.
 inline std::vector<double> SlotGates(const Problem& p) {
   std::vector<double> gates;
-  for (int64_t i = 0; p.gates > 0 && i < p.Tokens() * p.shape.slots; ++i) gates.push_back(p.log_gate[i * p.gates / p.shape.slots]);
+  for (int64_t i = 0; p.gates > 0 && i < p.Tokens() * p.shape.slots; ++i)
+    gates.push_back(p.log_gate[i * p.gates / p.shape.slots]);
   return gates;
 }
 inline std::vector<double> SumOverSlots(const Problem& p, const std::vector<double>& slots) {
@@ -96,11 +101,12 @@ struct Forward {
 
 template <class T>
 Forward RunForward(const Problem& p, Layout layout = Layout::kBTHW) {
-  const Array<T> a(p.shape, p.AWidth(), layout, p.a), w(p.shape, p.shape.slots, layout, p.w), u(p.shape, p.shape.width, layout, p.u),
-      gate = GateArray<T>(p, layout);
+  const Array<T> a(p.shape, p.AWidth(), layout, p.a), w(p.shape, p.shape.slots, layout, p.w),
+      u(p.shape, p.shape.width, layout, p.u), gate = GateArray<T>(p, layout);
   Array<T> out(p.shape, p.OutWidth(), layout);
   std::vector<double> memory = p.memory;
-  (p.match ? SumMatch<T> : SumRead<T>)(p.shape, a.in(), w.in(), u.in(), KernelGates(p, gate), p.Mask(), memory.data(), out.rows());
+  (p.match ? SumMatch<T> : SumRead<T>)(p.shape, a.in(), w.in(), u.in(), KernelGates(p, gate),
+                                       p.Mask(), memory.data(), out.rows());
   return {out.Values(), memory};
 }
 

@@ -1,5 +1,6 @@
 #pragma once
-// Scratch memory of one thread, kept between calls: 64-byte aligned pieces that start as zeros or as leftovers of an earlier call.
+// Scratch memory of one thread, kept between calls: 64-byte aligned pieces that start as zeros or
+// as leftovers of an earlier call.
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -17,7 +18,8 @@ class Workspace {
     return workspace;
   }
 
-  // Verification: from now on every Start leaves bytes of 0xff, NaN as float and double, instead of leftovers.
+  // Verification: from now on every Start leaves bytes of 0xff, NaN as float and double, instead of
+  // leftovers.
   static void PoisonAll(bool on) { Poisoned().store(on, std::memory_order_relaxed); }
 
   // Makes room for `bytes` (plus 64 per piece) and forgets all earlier pieces.

@@ -10,22 +10,34 @@ namespace cistern {
 
 EncoderClassifier::EncoderClassifier(const ModelConfig& config) : Model(config) {
   if (config.vocab_size < 1 || config.classes < 2) {
-    FailUsage("an encoder_classifier needs vocab_size >= 1 and classes >= 2, got ", config.vocab_size, " and ", config.classes);
+    FailUsage("an encoder_classifier needs vocab_size >= 1 and classes >= 2, got ",
+              config.vocab_size, " and ", config.classes);
   }
-  embedding_ = register_module("embed_tokens", std::make_shared<Embedding>(config.vocab_size, config.dim, config.EmbeddingStd()))->weight;
-  if (config.pooling == "cls") cls_ = register_parameter("cls_token", at::zeros({1, 1, config.dim}));
+  embedding_ =
+      register_module("embed_tokens", std::make_shared<Embedding>(config.vocab_size, config.dim,
+                                                                  config.EmbeddingStd()))
+          ->weight;
+  if (config.pooling == "cls")
+    cls_ = register_parameter("cls_token", at::zeros({1, 1, config.dim}));
   positions_ = register_module(
-      "embed_positions", std::make_shared<PositionEmbedding>(config.positions, config.dim,
-                                                             config.max_length + (config.pooling == "cls" ? 1 : 0), config.PositionStd()));
-  if (config.embedding_norm) embedding_norm_ = register_module("embed_norm", std::make_shared<LayerNorm>(config.dim, config.norm_eps));
+      "embed_positions",
+      std::make_shared<PositionEmbedding>(config.positions, config.dim,
+                                          config.max_length + (config.pooling == "cls" ? 1 : 0),
+                                          config.PositionStd()));
+  if (config.embedding_norm)
+    embedding_norm_ =
+        register_module("embed_norm", std::make_shared<LayerNorm>(config.dim, config.norm_eps));
   auto layers = register_module("layers", std::make_shared<Container>());
   blocks_ = AddBlocks(*layers, config, Form::kBidirectional);
-  if (config.final_norm) norm_ = register_module("norm", std::make_shared<LayerNorm>(config.dim, config.norm_eps));
+  if (config.final_norm)
+    norm_ = register_module("norm", std::make_shared<LayerNorm>(config.dim, config.norm_eps));
   const int64_t width = config.ffn_dim > 0 ? config.ffn_dim : 4 * config.dim;
   auto classifier = register_module("classifier", std::make_shared<Container>());
   const bool linear = config.head == "linear";
-  if (!linear) hidden_ = classifier->Add("dense", std::make_shared<Linear>(config.dim, width, true));
-  head_ = classifier->Add("out_proj", std::make_shared<Linear>(linear ? config.dim : width, config.classes, true));
+  if (!linear)
+    hidden_ = classifier->Add("dense", std::make_shared<Linear>(config.dim, width, true));
+  head_ = classifier->Add(
+      "out_proj", std::make_shared<Linear>(linear ? config.dim : width, config.classes, true));
 }
 
 at::Tensor EncoderClassifier::Forward(const at::Tensor& ids, const at::Tensor& lengths) {
@@ -49,8 +61,11 @@ at::Tensor EncoderClassifier::Forward(const at::Tensor& ids, const at::Tensor& l
   } else if (cls) {
     pooled = pooled.select(1, 0);
   } else {
-    const at::Tensor pad = (at::arange(pooled.size(1), lengths.options()).unsqueeze(0) >= lengths.unsqueeze(1)).unsqueeze(-1);
-    pooled = pooled.masked_fill(pad, 0.0).sum(1) / lengths.clamp_min(1).unsqueeze(1).to(pooled.scalar_type());
+    const at::Tensor pad =
+        (at::arange(pooled.size(1), lengths.options()).unsqueeze(0) >= lengths.unsqueeze(1))
+            .unsqueeze(-1);
+    pooled = pooled.masked_fill(pad, 0.0).sum(1) /
+             lengths.clamp_min(1).unsqueeze(1).to(pooled.scalar_type());
   }
   if (norm_ && config_.norm_pooled) pooled = norm_->Forward(pooled);
   if (!hidden_) return head_->Forward(pooled);

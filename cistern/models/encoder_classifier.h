@@ -1,6 +1,7 @@
 #pragma once
-// A bidirectional encoder with a pooled classification head (Long Range Arena's shape; spec 1.3). A row is one input with one answer, so
-// there are lengths, but no rows packed with several documents.
+// A bidirectional encoder with a pooled classification head (Long Range Arena's shape; spec 1.3). A
+// row is one input with one answer, so there are lengths, but no rows packed with several
+// documents.
 #include "cistern/models/model.h"
 #include "cistern/nn/positions.h"
 
@@ -10,8 +11,9 @@ class EncoderClassifier : public Model {
  public:
   explicit EncoderClassifier(const ModelConfig& config);
   // ids [B,T] int64, lengths [B] (padding on the right is never seen) -> logits [B, classes].
-  // pooling "mean": over the real tokens; "cls": a learned vector put before the tokens (before positions are added); "memory": over the
-  // slots of the memory stream after the last block (P000). After a perceiver layer the mean is that of the latents.
+  // pooling "mean": over the real tokens; "cls": a learned vector put before the tokens (before
+  // positions are added); "memory": over the slots of the memory stream after the last block
+  // (P000). After a perceiver layer the mean is that of the latents.
   at::Tensor Forward(const at::Tensor& ids, const at::Tensor& lengths);
 
  private:

@@ -1,4 +1,5 @@
-// Sequence to sequence: every mechanism that has a cross form, decoding step by step, padding, gradients, states, folders, refusals.
+// Sequence to sequence: every mechanism that has a cross form, decoding step by step, padding,
+// gradients, states, folders, refusals.
 #include "cistern/models/encoder_decoder.h"
 
 #include <algorithm>
@@ -18,26 +19,31 @@ using ops::ImplScope;
 
 constexpr int64_t kVocab = 19;
 
-ModelConfig Config(const std::string& cross = "softmax", const std::string& decoder = "latte", const std::string& encoder = "softmax") {
+ModelConfig Config(const std::string& cross = "softmax", const std::string& decoder = "latte",
+                   const std::string& encoder = "softmax") {
   ModelConfig c;
   c.kind = "encoder_decoder";
-  c.vocab_size = kVocab, c.dim = 12, c.heads = 2, c.max_length = 64, c.layers = 2, c.decoder_layers = 3;
+  c.vocab_size = kVocab, c.dim = 12, c.heads = 2, c.max_length = 64, c.layers = 2,
+  c.decoder_layers = 3;
   c.attention = {encoder}, c.decoder_attention = {decoder}, c.cross_attention = {cross};
   for (const MechanismInfo* info : Mechanisms()) c.attention_options[info->name] = info->cases[0];
   return c;
 }
 
-// Every cross mechanism; norms, positions, convolution, embeddings and mechanisms per layer in some.
+// Every cross mechanism; norms, positions, convolution, embeddings and mechanisms per layer in
+// some.
 std::vector<ModelConfig> Configs() {
   std::vector<ModelConfig> all;
   for (const MechanismInfo* info : Mechanisms()) {
     if (info->Supports(Form::kCross) && info->verbs) all.push_back(Config(info->name));
   }
   ModelConfig c = Config("latte", "softmax");
-  c.norm = "post", c.positions = "rotary", c.bias = true, c.share_embeddings = false, c.target_vocab_size = 11, c.final_norm = false;
+  c.norm = "post", c.positions = "rotary", c.bias = true, c.share_embeddings = false,
+  c.target_vocab_size = 11, c.final_norm = false;
   all.push_back(c);
   c = Config();
-  c.cross_attention = {"latte", "softmax", "abc_mlp"}, c.decoder_attention = {"window", "gated_slots", "softmax"};
+  c.cross_attention = {"latte", "softmax", "abc_mlp"},
+  c.decoder_attention = {"window", "gated_slots", "softmax"};
   c.conv = 3, c.positions = "learned", c.tie_embeddings = false, c.head_bias = true;
   all.push_back(c);
   c = Config("reuse", "reuse", "reuse");
@@ -51,7 +57,9 @@ std::vector<ModelConfig> Configs() {
   return all;
 }
 
-std::string Name(const ModelConfig& c) { return c.Summary() + " " + c.attention_options["reuse"].dump(); }
+std::string Name(const ModelConfig& c) {
+  return c.Summary() + " " + c.attention_options["reuse"].dump();
+}
 
 std::shared_ptr<EncoderDecoder> Make(const ModelConfig& config) {
   auto model = std::dynamic_pointer_cast<EncoderDecoder>(MakeModel(config, 1));
@@ -66,24 +74,28 @@ std::shared_ptr<EncoderDecoder> Make(const ModelConfig& config) {
 double Tolerance(const ModelConfig& c) {
   double wide = 1;
   for (const Form form : {Form::kBidirectional, Form::kCausal, Form::kCross}) {
-    for (const std::string& name : c.Attention(form)) wide = std::max(wide, FindMechanism(name).tolerance / 1e-6);
+    for (const std::string& name : c.Attention(form))
+      wide = std::max(wide, FindMechanism(name).tolerance / 1e-6);
   }
   return 1e-11 * wide;
 }
 
-at::Tensor Source(int64_t batch, int64_t length) { return at::randint(0, kVocab, {batch, length}, at::kLong); }
+at::Tensor Source(int64_t batch, int64_t length) {
+  return at::randint(0, kVocab, {batch, length}, at::kLong);
+}
 at::Tensor Target(const ModelConfig& c, int64_t batch, int64_t length) {
   return at::randint(0, c.TargetVocabSize(), {batch, length}, at::kLong);
 }
 
 at::Tensor Steps(EncoderDecoder& m, const at::Tensor& target, ModelState& state) {
   std::vector<at::Tensor> outs;
-  for (int64_t t = 0; t < target.size(1); ++t) outs.push_back(m.Extend(target.narrow(1, t, 1), state));
+  for (int64_t t = 0; t < target.size(1); ++t)
+    outs.push_back(m.Extend(target.narrow(1, t, 1), state));
   return at::cat(outs, 1);
 }
 
-at::Tensor Whole(EncoderDecoder& m, const at::Tensor& source, const at::Tensor& lengths, const at::Tensor& target,
-                 const ops::Mask& mask = {}) {
+at::Tensor Whole(EncoderDecoder& m, const at::Tensor& source, const at::Tensor& lengths,
+                 const at::Tensor& target, const ops::Mask& mask = {}) {
   ModelState state = m.Encode(source, lengths);
   return m.Extend(target, state, mask);
 }
@@ -92,7 +104,8 @@ TEST(EncoderDecoder, TeacherForcingEqualsDecodingStepByStep) {
   for (const ModelConfig& config : Configs()) {
     const auto m = Make(config);
     at::manual_seed(3);
-    const at::Tensor source = Source(2, 7), target = Target(config, 2, 9), lengths = Lengths({7, 4});
+    const at::Tensor source = Source(2, 7), target = Target(config, 2, 9),
+                     lengths = Lengths({7, 4});
     for (const ops::Impl impl : kImpls) {
       ImplScope scope(impl);
       const std::string what = Name(config) + " " + ImplName(impl);
@@ -102,9 +115,12 @@ TEST(EncoderDecoder, TeacherForcingEqualsDecodingStepByStep) {
       const at::Tensor steps = Steps(*m, target, state);
       ExpectClose(steps, whole, Tolerance(config), what);
       EXPECT_TRUE(at::equal(state.positions, Lengths({9, 9}))) << what;
-      const auto g = Gradients(steps.square().sum(), m->parameters()), want = Gradients(whole.square().sum(), m->parameters());
+      const auto g = Gradients(steps.square().sum(), m->parameters()),
+                 want = Gradients(whole.square().sum(), m->parameters());
       for (size_t i = 0; i < g.size(); ++i) {
-        EXPECT_LE((g[i] - want[i]).norm().item<double>(), 10 * Tolerance(config) * (want[i].norm().item<double>() + 1)) << what << i;
+        EXPECT_LE((g[i] - want[i]).norm().item<double>(),
+                  10 * Tolerance(config) * (want[i].norm().item<double>() + 1))
+            << what << i;
       }
       at::NoGradGuard guard;
       state = m->Encode(source, lengths);
@@ -118,41 +134,50 @@ TEST(EncoderDecoder, PaddingIsNotSeenAndRowsAreAlone) {
     const auto m = Make(config);
     at::manual_seed(3);
     const std::vector<int64_t> source_lengths = {7, 3, 1}, target_lengths = {2, 5, 4};
-    const at::Tensor source = Source(3, 7), target = Target(config, 3, 5), lengths = Lengths(source_lengths);
+    const at::Tensor source = Source(3, 7), target = Target(config, 3, 5),
+                     lengths = Lengths(source_lengths);
     const ops::Mask mask = {Lengths(target_lengths), {}};
     const at::Tensor real = (at::arange(5).unsqueeze(0) < mask.lengths->unsqueeze(1)).unsqueeze(2);
     for (const ops::Impl impl : kImpls) {
       ImplScope scope(impl);
       const std::string what = Name(config) + " " + ImplName(impl);
       const at::Tensor got = Whole(*m, source, lengths, target, mask) * real;
-      ExpectClose(Whole(*m, at::cat({source, Source(3, 4)}, 1), lengths, target, mask) * real, got, Tolerance(config),
-                  what + ", more source");
+      ExpectClose(Whole(*m, at::cat({source, Source(3, 4)}, 1), lengths, target, mask) * real, got,
+                  Tolerance(config), what + ", more source");
       ModelState state = m->Encode(source, lengths);
       m->Extend(target, state, mask);
       EXPECT_TRUE(at::equal(state.positions, *mask.lengths)) << what;
       const at::Tensor next = Target(config, 3, 2), more = m->Extend(next, state);
       for (int64_t b = 0; b < 3; ++b) {
         const int64_t s = source_lengths[size_t(b)], t = target_lengths[size_t(b)];
-        const at::Tensor joined = at::cat({target.narrow(0, b, 1).narrow(1, 0, t), next.narrow(0, b, 1)}, 1);
-        const at::Tensor alone = Whole(*m, source.narrow(0, b, 1).narrow(1, 0, s), Lengths({s}), joined);
-        ExpectClose(got.narrow(0, b, 1).narrow(1, 0, t), alone.narrow(1, 0, t), Tolerance(config), what + ", row alone");
-        ExpectClose(more.narrow(0, b, 1), alone.narrow(1, t, 2), Tolerance(config), what + ", goes on");
+        const at::Tensor joined =
+            at::cat({target.narrow(0, b, 1).narrow(1, 0, t), next.narrow(0, b, 1)}, 1);
+        const at::Tensor alone =
+            Whole(*m, source.narrow(0, b, 1).narrow(1, 0, s), Lengths({s}), joined);
+        ExpectClose(got.narrow(0, b, 1).narrow(1, 0, t), alone.narrow(1, 0, t), Tolerance(config),
+                    what + ", row alone");
+        ExpectClose(more.narrow(0, b, 1), alone.narrow(1, t, 2), Tolerance(config),
+                    what + ", goes on");
       }
     }
     // What is real is seen.
     at::Tensor other = source.clone();
     other[1][2] = (other[1][2] + 1) % kVocab;
-    const at::Tensor got = Whole(*m, source, lengths, target, mask), changed = Whole(*m, other, lengths, target, mask);
+    const at::Tensor got = Whole(*m, source, lengths, target, mask),
+                     changed = Whole(*m, other, lengths, target, mask);
     EXPECT_GT(RelRms(changed[1].narrow(0, 0, 5), got[1].narrow(0, 0, 5)), 1e-6) << Name(config);
     ExpectClose(changed[0].narrow(0, 0, 2), got[0].narrow(0, 0, 2), 1e-13, "another row");
   }
 }
 
 TEST(EncoderDecoder, GradientsEqualDifferences) {
-  for (const ModelConfig& config : {Config("latte", "softmax"), Config("softmax", "abc_mlp", "latte"), Config("reuse", "reuse", "reuse")}) {
+  for (const ModelConfig& config :
+       {Config("latte", "softmax"), Config("softmax", "abc_mlp", "latte"),
+        Config("reuse", "reuse", "reuse")}) {
     const auto m = Make(config);
     at::manual_seed(3);
-    const at::Tensor source = Source(2, 5), target = Target(config, 2, 4), lengths = Lengths({5, 3});
+    const at::Tensor source = Source(2, 5), target = Target(config, 2, 4),
+                     lengths = Lengths({5, 3});
     at::Tensor targets = Target(config, 2, 4);
     targets[1][3] = -100;
     const auto loss = [&] {
@@ -170,12 +195,15 @@ TEST(EncoderDecoder, GradientsEqualDifferences) {
       value.copy_(before + step * direction);
       const double up = loss().item<double>();
       value.copy_(before - step * direction);
-      const double down = loss().item<double>(), want = (up - down) / (2 * step), got = (gradients[i++] * direction).sum().item<double>();
+      const double down = loss().item<double>(), want = (up - down) / (2 * step),
+                   got = (gradients[i++] * direction).sum().item<double>();
       value.copy_(before);
-      EXPECT_NEAR(got, want, 1e-7 * std::max(1.0, std::abs(want))) << Name(config) << " " << p.key();
+      EXPECT_NEAR(got, want, 1e-7 * std::max(1.0, std::abs(want)))
+          << Name(config) << " " << p.key();
     }
     ModelState state = m->Encode(source, lengths);
-    ExpectClose(loss(), NextTokenLoss(m->Extend(target, state, {Lengths({4, 3}), {}}), targets), 1e-12, "loss");
+    ExpectClose(loss(), NextTokenLoss(m->Extend(target, state, {Lengths({4, 3}), {}}), targets),
+                1e-12, "loss");
   }
 }
 
@@ -185,7 +213,8 @@ TEST(EncoderDecoder, StatesAreValues) {
     at::NoGradGuard guard;
     at::manual_seed(3);
     const std::string what = Name(config);
-    const at::Tensor source = Source(2, 6), lengths = Lengths({6, 4}), first = Target(config, 2, 3), next = Target(config, 4, 3);
+    const at::Tensor source = Source(2, 6), lengths = Lengths({6, 4}), first = Target(config, 2, 3),
+                     next = Target(config, 4, 3);
     ModelState state = m->Encode(source, lengths);
     m->Extend(first, state);
     const ModelState kept = state.Clone();
@@ -195,11 +224,13 @@ TEST(EncoderDecoder, StatesAreValues) {
     const at::Tensor rows = at::tensor({1, 0, 0, 1}, at::kLong);  // beams
     ModelState beams = state.Reorder(rows);
     const auto pick = [&](const at::Tensor& x) { return x.index_select(0, rows); };
-    const at::Tensor want = Whole(*m, pick(source), pick(lengths), at::cat({pick(first), next}, 1)).narrow(1, 3, 3);
+    const at::Tensor want =
+        Whole(*m, pick(source), pick(lengths), at::cat({pick(first), next}, 1)).narrow(1, 3, 3);
     ExpectClose(m->Extend(next, beams), want, Tolerance(config), what + ", beams");
     m->Extend(next.narrow(0, 2, 2), state);  // must not reach the clone
     ModelState again = kept.Clone();
-    ExpectClose(m->Extend(next.narrow(0, 2, 2), again), want.narrow(0, 2, 2), Tolerance(config), what + ", clone");
+    ExpectClose(m->Extend(next.narrow(0, 2, 2), again), want.narrow(0, 2, 2), Tolerance(config),
+                what + ", clone");
   }
 }
 
@@ -211,12 +242,14 @@ TEST(EncoderDecoder, StateBytesAreKnownBeforeARun) {
       ModelState state = m->Encode(Source(2, source), Lengths({source, source}));
       m->Extend(Target(config, 2, target / 3), state);
       m->Extend(Target(config, 2, target - target / 3), state);
-      EXPECT_EQ(m->Compact(state).Bytes(), m->StateBytes(2, target, source)) << Name(config) << " " << source << " " << target;
+      EXPECT_EQ(m->Compact(state).Bytes(), m->StateBytes(2, target, source))
+          << Name(config) << " " << source << " " << target;
     }
   }
   const auto bounded = Make(Config("latte", "latte"));
   EXPECT_EQ(bounded->StateBytes(1, 0, 0), bounded->StateBytes(1, 1'000'000, 1'000'000));
-  const auto cross = Make(Config("softmax", "latte"));  // three layers of keys and values, 12 doubles wide
+  const auto cross =
+      Make(Config("softmax", "latte"));  // three layers of keys and values, 12 doubles wide
   EXPECT_EQ(cross->StateBytes(2, 5, 107) - cross->StateBytes(2, 5, 7), 2 * 3 * 100 * 2 * 12 * 8);
 }
 
@@ -226,17 +259,20 @@ TEST(EncoderDecoder, TheTargetIsCutBackAndTheSourceStays) {
   config.positions = "rotary";
   const auto m = Make(config);
   at::manual_seed(3);
-  const at::Tensor source = Source(2, 7), lengths = Lengths({7, 4}), target = Target(config, 2, 9), next = Target(config, 2, 3);
+  const at::Tensor source = Source(2, 7), lengths = Lengths({7, 4}), target = Target(config, 2, 9),
+                   next = Target(config, 2, 3);
   ModelState state = m->Encode(source, lengths);
   m->Extend(target, state);
   m->Truncate(state, 4);
-  const at::Tensor want = Whole(*m, source, lengths, at::cat({target.narrow(1, 0, 4), next}, 1)).narrow(1, 4, 3);
+  const at::Tensor want =
+      Whole(*m, source, lengths, at::cat({target.narrow(1, 0, 4), next}, 1)).narrow(1, 4, 3);
   ExpectClose(m->Extend(next, state), want, 1e-11, "cut back");
   EXPECT_TRUE(at::equal(state.positions, Lengths({7, 7})));
   ExpectContains(Thrown([&] { m->Truncate(state, 8); }), {"[encoder_decoder]", "7 tokens", "8"});
   ModelState uneven = m->Encode(source, lengths);
   m->Extend(target, uneven, {Lengths({9, 5}), {}});
-  ExpectContains(Thrown([&] { m->Truncate(uneven, 2); }), {"[encoder_decoder]", "padded or packed", "Clone"});
+  ExpectContains(Thrown([&] { m->Truncate(uneven, 2); }),
+                 {"[encoder_decoder]", "padded or packed", "Clone"});
   const auto fixed = Make(Config("softmax", "latte"));
   ModelState whole = fixed->Encode(source, lengths);
   fixed->Extend(target, whole);
@@ -268,12 +304,14 @@ TEST(EncoderDecoder, AFileGoesOnToTheBit) {
   ModelState state = m->Encode(Source(1, 3), Lengths({3}));
   SaveModelState(path, *m, {state, {}, {}});
   ExpectContains(Thrown([&] { LoadModelState(path, *Make(Config("softmax"))); }),
-                 {"another model", "latte,latte,latte,latte,latte,latte", "latte,latte,latte,softmax,softmax,softmax"});
+                 {"another model", "latte,latte,latte,latte,latte,latte",
+                  "latte,latte,latte,softmax,softmax,softmax"});
   ModelConfig lm;
   lm.vocab_size = kVocab, lm.dim = 12, lm.heads = 2, lm.layers = 3, lm.attention = {"latte"};
   const auto decoder = std::dynamic_pointer_cast<DecoderLm>(MakeModel(lm, 1));
   decoder->to(at::kDouble);
-  ExpectContains(Thrown([&] { LoadModelState(path, *decoder); }), {"another model", "those of this model latte,latte,latte"});
+  ExpectContains(Thrown([&] { LoadModelState(path, *decoder); }),
+                 {"another model", "those of this model latte,latte,latte"});
 }
 
 // A reused head of cross attention needs no keys: its layer caches the source's values alone.
@@ -292,8 +330,8 @@ TEST(EncoderDecoder, ReuseHasListsOfItsOwnForSelfAndCross) {
   // Nothing copied: softmax.
   config.attention_options["reuse"] = {{"heads", 0}};
   const at::Tensor source = Source(2, 6), target = Target(config, 2, 5), lengths = Lengths({6, 4});
-  ExpectClose(Whole(*Make(config), source, lengths, target), Whole(*Make(Config("softmax", "softmax")), source, lengths, target), 1e-13,
-              "K=0");
+  ExpectClose(Whole(*Make(config), source, lengths, target),
+              Whole(*Make(Config("softmax", "softmax")), source, lengths, target), 1e-13, "K=0");
 }
 
 TEST(EncoderDecoder, ReuseKeepsHandlesOrScores) {
@@ -304,10 +342,13 @@ TEST(EncoderDecoder, ReuseKeepsHandlesOrScores) {
     config.attention_options["reuse"]["keep"] = "scores";
     const auto scores = Make(config);
     at::manual_seed(3);
-    const at::Tensor source = Source(2, 6), target = Target(config, 2, 5), lengths = Lengths({6, 4});
-    const at::Tensor a = Whole(*handles, source, lengths, target), b = Whole(*scores, source, lengths, target);
+    const at::Tensor source = Source(2, 6), target = Target(config, 2, 5),
+                     lengths = Lengths({6, 4});
+    const at::Tensor a = Whole(*handles, source, lengths, target),
+                     b = Whole(*scores, source, lengths, target);
     ExpectClose(b, a, 1e-12, placement);
-    const auto g = Gradients(b.square().sum(), scores->parameters()), want = Gradients(a.square().sum(), handles->parameters());
+    const auto g = Gradients(b.square().sum(), scores->parameters()),
+               want = Gradients(a.square().sum(), handles->parameters());
     for (size_t i = 0; i < g.size(); ++i) ExpectClose(g[i], want[i], 1e-9, placement);
   }
 }
@@ -317,15 +358,20 @@ TEST(EncoderDecoder, ReuseKeepsHandlesOrScores) {
 TEST(EncoderDecoder, Parameters) {
   ModelConfig c = Config("softmax", "softmax", "softmax");
   const int64_t D = c.dim, attention = 4 * D * D, ffn = 8 * D * D, norm = 2 * D;
-  const int64_t blocks = 2 * (attention + ffn + 2 * norm) + 3 * (2 * attention + ffn + 3 * norm) + 2 * norm;
+  const int64_t blocks =
+      2 * (attention + ffn + 2 * norm) + 3 * (2 * attention + ffn + 3 * norm) + 2 * norm;
   EXPECT_EQ(MakeModel(c, 1)->ParameterCount(), blocks + kVocab * D);
   c.share_embeddings = false, c.target_vocab_size = 11;
   EXPECT_EQ(MakeModel(c, 1)->ParameterCount(), blocks + (kVocab + 11) * D);
   c.tie_embeddings = false, c.head_bias = true;
   EXPECT_EQ(MakeModel(c, 1)->ParameterCount(), blocks + (kVocab + 11) * D + 11 * (D + 1));
-  EXPECT_EQ(c.Summary(), "encoder softmax, 2 layers x 12; decoder softmax, 3 layers x 12 and softmax to the source, 2 heads");
+  EXPECT_EQ(c.Summary(),
+            "encoder softmax, 2 layers x 12; decoder softmax, 3 layers x 12 and softmax to the "
+            "source, 2 heads");
   c.decoder_layers = 0, c.decoder_attention.clear(), c.attention = {"latte"};
-  EXPECT_EQ(c.Summary(), "encoder latte, 2 layers x 12; decoder latte, 2 layers x 12 and softmax to the source, 2 heads");
+  EXPECT_EQ(c.Summary(),
+            "encoder latte, 2 layers x 12; decoder latte, 2 layers x 12 and softmax to the source, "
+            "2 heads");
 }
 
 TEST(EncoderDecoder, FoldersRoundTrip) {
@@ -337,8 +383,10 @@ TEST(EncoderDecoder, FoldersRoundTrip) {
     ASSERT_TRUE(loaded) << Name(config);
     ModelConfig a = config, b = loaded->config();
     EXPECT_EQ(a.Describe().Write(), b.Describe().Write());
-    const at::Tensor source = Source(2, 6), target = Target(config, 2, 5), lengths = Lengths({6, 4});
-    ExpectSameBits(Whole(*loaded, source, lengths, target), Whole(*m, source, lengths, target), Name(config));
+    const at::Tensor source = Source(2, 6), target = Target(config, 2, 5),
+                     lengths = Lengths({6, 4});
+    ExpectSameBits(Whole(*loaded, source, lengths, target), Whole(*m, source, lengths, target),
+                   Name(config));
   }
 }
 
@@ -349,27 +397,43 @@ TEST(EncoderDecoder, WhatCannotBeIsRefused) {
     return Thrown([&] { MakeModel(c, 1); });
   };
   EXPECT_EQ(error([](ModelConfig&) {}), "no error");
-  ExpectContains(error([](ModelConfig& c) { c.cross_attention = {"gated_slots"}; }), {"gated_slots", "no cross"});
-  ExpectContains(error([](ModelConfig& c) { c.attention = {"gated_slots"}; }), {"gated_slots", "no bidirectional"});
-  ExpectContains(error([](ModelConfig& c) { c.cross_attention = {"sofmax"}; }), {"sofmax", "softmax"});
-  ExpectContains(error([](ModelConfig& c) { c.cross_attention = {"latte", "latte"}; }), {"cross_attention lists 2", "3 layers"});
-  ExpectContains(error([](ModelConfig& c) { c.decoder_attention = {"latte", "latte"}; }), {"decoder_attention lists 2", "3 layers"});
+  ExpectContains(error([](ModelConfig& c) { c.cross_attention = {"gated_slots"}; }),
+                 {"gated_slots", "no cross"});
+  ExpectContains(error([](ModelConfig& c) { c.attention = {"gated_slots"}; }),
+                 {"gated_slots", "no bidirectional"});
+  ExpectContains(error([](ModelConfig& c) { c.cross_attention = {"sofmax"}; }),
+                 {"sofmax", "softmax"});
+  ExpectContains(error([](ModelConfig& c) {
+                   c.cross_attention = {"latte", "latte"};
+                 }),
+                 {"cross_attention lists 2", "3 layers"});
+  ExpectContains(error([](ModelConfig& c) {
+                   c.decoder_attention = {"latte", "latte"};
+                 }),
+                 {"decoder_attention lists 2", "3 layers"});
   ExpectContains(error([](ModelConfig& c) {
                    c.attention = {"latte", "latte"};
                    c.decoder_attention.clear();
                  }),
                  {"attention lists 2", "3 layers of the decoder", "decoder_attention"});
-  ExpectContains(error([](ModelConfig& c) { c.cross_attention.clear(); }), {"cross_attention lists 0"});
-  ExpectContains(error([](ModelConfig& c) { c.target_vocab_size = 7; }), {"target_vocab_size=7", "share_embeddings=false"});
-  ExpectContains(error([](ModelConfig& c) { c.head_bias = true; }), {"head_bias", "tie_embeddings=false"});
+  ExpectContains(error([](ModelConfig& c) { c.cross_attention.clear(); }),
+                 {"cross_attention lists 0"});
+  ExpectContains(error([](ModelConfig& c) { c.target_vocab_size = 7; }),
+                 {"target_vocab_size=7", "share_embeddings=false"});
+  ExpectContains(error([](ModelConfig& c) { c.head_bias = true; }),
+                 {"head_bias", "tie_embeddings=false"});
   ExpectContains(error([](ModelConfig& c) { c.vocab_size = 0; }), {"vocab_size"});
   ExpectContains(error([](ModelConfig& c) {
                    c.cross_attention = {"latte", "reuse", "softmax"};
                  }),
                  {"cross_attention", "latte leaves none"});
   const auto m = Make(Config());
-  const at::Tensor source = Source(2, 6), target = Target(Config(), 2, 5), lengths = Lengths({6, 4});
-  ExpectContains(Thrown([&] { Whole(*m, source, lengths, target, {{}, Starts(2, 5, {{0, 2}})}); }), {"[encoder_decoder]", "source each"});
+  const at::Tensor source = Source(2, 6), target = Target(Config(), 2, 5),
+                   lengths = Lengths({6, 4});
+  ExpectContains(Thrown([&] {
+                   Whole(*m, source, lengths, target, {{}, Starts(2, 5, {{0, 2}})});
+                 }),
+                 {"[encoder_decoder]", "source each"});
   ExpectContains(Thrown([&] { Whole(*m, source, Lengths({6}), target); }), {"[B,S]", "lengths"});
   ModelState none;
   ExpectContains(Thrown([&] { m->Extend(target, none); }), {"0 layers", "Encode"});

@@ -73,7 +73,8 @@ at::TensorOptions Model::options() const {
   return at::TensorOptions().dtype(all[0].dtype()).device(all[0].device());
 }
 
-std::vector<std::shared_ptr<Block>> AddBlocks(Container& layers, const ModelConfig& config, Form form) {
+std::vector<std::shared_ptr<Block>> AddBlocks(Container& layers, const ModelConfig& config,
+                                              Form form) {
   std::vector<std::shared_ptr<Block>> blocks;
   for (int64_t i = 0; i < config.Layers(form); ++i) {
     if (const int64_t owner = config.TiedTo(i); owner != i) {
@@ -83,8 +84,10 @@ std::vector<std::shared_ptr<Block>> AddBlocks(Container& layers, const ModelConf
     BlockOptions options = config.Block(i, form);
     for (int64_t j = i; j-- > 0;) {
       const class Block& earlier = *blocks[size_t(j)];
-      if (config.Mechanism(j, form) == config.Mechanism(i, form)) options.attention.first = &earlier.attention();
-      if (options.cross && config.Mechanism(j, Form::kCross) == config.Mechanism(i, Form::kCross)) options.cross->first = &earlier.cross();
+      if (config.Mechanism(j, form) == config.Mechanism(i, form))
+        options.attention.first = &earlier.attention();
+      if (options.cross && config.Mechanism(j, Form::kCross) == config.Mechanism(i, Form::kCross))
+        options.cross->first = &earlier.cross();
     }
     blocks.push_back(layers.Add(std::to_string(i), std::make_shared<Block>(options)));
   }
@@ -105,7 +108,8 @@ void SaveTensors(const std::string& path, const TensorFile& file) {
   for (const NamedTensor& t : file.tensors) {
     kept.push_back(t.value.detach().to(at::kCPU).contiguous());
     const at::Tensor& x = kept.back();
-    entries.push_back({t.name, FromTorch(x.scalar_type()), x.sizes().vec(), x.const_data_ptr(), int64_t(x.nbytes())});
+    entries.push_back({t.name, FromTorch(x.scalar_type()), x.sizes().vec(), x.const_data_ptr(),
+                       int64_t(x.nbytes())});
   }
   WriteSafetensors(path, entries, {file.metadata.begin(), file.metadata.end()});
 }
@@ -118,17 +122,21 @@ TensorFile LoadTensors(const std::string& path) {
     const auto type = ToTorch(e.dtype, StrCat(path, ": tensor '", e.name, "'"));
     if (e.dtype == DType::kBool) {  // any other byte would be undefined behaviour to read as a bool
       const auto* bytes = static_cast<const unsigned char*>(e.data);
-      CISTERN_CHECK(std::all_of(bytes, bytes + e.bytes, [](unsigned char b) { return b <= 1; }), path, ": tensor '", e.name,
+      CISTERN_CHECK(std::all_of(bytes, bytes + e.bytes, [](unsigned char b) { return b <= 1; }),
+                    path, ": tensor '", e.name,
                     "' of type BOOL holds a byte that is neither 0 nor 1; the file is corrupt");
     }
-    out.tensors.push_back({e.name, at::from_blob(const_cast<void*>(e.data), e.shape, at::TensorOptions().dtype(type)).clone()});
+    out.tensors.push_back(
+        {e.name, at::from_blob(const_cast<void*>(e.data), e.shape, at::TensorOptions().dtype(type))
+                     .clone()});
   }
   return out;
 }
 
 namespace {
 
-// What a model file holds: parameters, then buffers (drawn once and not trained, such as random projections).
+// What a model file holds: parameters, then buffers (drawn once and not trained, such as random
+// projections).
 torch::OrderedDict<std::string, at::Tensor> Weights(const Model& model) {
   auto all = model.named_parameters();
   for (const auto& b : model.named_buffers()) all.insert(b.key(), b.value());
@@ -156,10 +164,10 @@ void LoadWeights(Model& model, const std::string& path) {
   for (const NamedTensor& t : file.tensors) {
     const at::Tensor* p = weights.find(t.name);
     if (!p) throw Error(StrCat(path, ": ", UnknownName("tensor", t.name, names)));
-    CISTERN_CHECK(p->sizes() == t.value.sizes(), path, ": tensor '", t.name, "' has shape ", t.value.sizes(),
-                  ", the model's config asks for ", p->sizes());
-    CISTERN_CHECK(t.value.is_floating_point(), path, ": tensor '", t.name, "' has type ", at::toString(t.value.scalar_type()),
-                  ", expected floating point");
+    CISTERN_CHECK(p->sizes() == t.value.sizes(), path, ": tensor '", t.name, "' has shape ",
+                  t.value.sizes(), ", the model's config asks for ", p->sizes());
+    CISTERN_CHECK(t.value.is_floating_point(), path, ": tensor '", t.name, "' has type ",
+                  at::toString(t.value.scalar_type()), ", expected floating point");
   }
   for (const std::string& name : names) {
     bool found = false;
@@ -175,7 +183,9 @@ std::shared_ptr<Model> LoadModel(const std::string& folder) {
   const ModelConfig config = ReadModelConfig(ReadJsonFile(path), path);
   const std::string weights = folder + "/model.safetensors";
   auto model = MakeModel(config, 0);
-  if (const SafetensorsFile file(weights); !file.entries().empty() && file.entries()[0].dtype == DType::kF64) model->to(at::kDouble);
+  if (const SafetensorsFile file(weights);
+      !file.entries().empty() && file.entries()[0].dtype == DType::kF64)
+    model->to(at::kDouble);
   LoadWeights(*model, weights);
   model->eval();
   return model;

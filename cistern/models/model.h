@@ -22,14 +22,16 @@ class Model : public torch::nn::Module {
   ModelConfig config_;
 };
 
-// The blocks of a model, registered in `layers` as "0", "1", ...; what a mechanism ties across layers belongs to its first block.
-// A layer tied to an earlier one (ModelConfig::tied_layers) is that block again, so its parameters are counted, saved and trained once.
-std::vector<std::shared_ptr<Block>> AddBlocks(Container& layers, const ModelConfig& config, Form form);
+// The blocks of a model, registered in `layers` as "0", "1", ...; what a mechanism ties across
+// layers belongs to its first block. A layer tied to an earlier one (ModelConfig::tied_layers) is
+// that block again, so its parameters are counted, saved and trained once.
+std::vector<std::shared_ptr<Block>> AddBlocks(Container& layers, const ModelConfig& config,
+                                              Form form);
 
 std::shared_ptr<Model> MakeModel(const ModelConfig& config, uint64_t seed);
 
-// A model folder: config.json and model.safetensors, both written atomically. Loading checks names, shapes and dtypes before anything is
-// used; errors name the file and the tensor.
+// A model folder: config.json and model.safetensors, both written atomically. Loading checks names,
+// shapes and dtypes before anything is used; errors name the file and the tensor.
 void SaveModel(const Model& model, const std::string& folder);
 std::shared_ptr<Model> LoadModel(const std::string& folder);
 // Weights alone, into an existing model.

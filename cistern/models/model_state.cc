@@ -47,21 +47,24 @@ void StatefulModel::SetStateLayers(const std::vector<std::shared_ptr<Block>>& bl
 
 ModelState StatefulModel::EmptyStates(int64_t batch) const {
   ModelState state;
-  for (const AttentionLayer* layer : state_layers_) state.layers.push_back(layer->EmptyState(batch, options()));
+  for (const AttentionLayer* layer : state_layers_)
+    state.layers.push_back(layer->EmptyState(batch, options()));
   state.positions = at::zeros({batch}, options().dtype(at::kLong));
   return state;
 }
 
 int64_t StatefulModel::StateBytes(int64_t batch, int64_t tokens, int64_t source) const {
   int64_t bytes = batch * int64_t(sizeof(int64_t));  // positions
-  for (size_t i = 0; i < state_layers_.size(); ++i) bytes += state_layers_[i]->StateBytes(batch, i < self_ ? tokens : source, options());
+  for (size_t i = 0; i < state_layers_.size(); ++i)
+    bytes += state_layers_[i]->StateBytes(batch, i < self_ ? tokens : source, options());
   return bytes;
 }
 
 ModelState StatefulModel::Compact(const ModelState& state) const {
   CheckLayers(state);
   ModelState out = state;
-  for (size_t i = 0; i < state_layers_.size(); ++i) out.layers[i] = state_layers_[i]->mechanism().Compact(state.layers[i]);
+  for (size_t i = 0; i < state_layers_.size(); ++i)
+    out.layers[i] = state_layers_[i]->mechanism().Compact(state.layers[i]);
   return out;
 }
 
@@ -70,28 +73,33 @@ void StatefulModel::Truncate(ModelState& state, int64_t count) const {
   const std::string& kind = config_.kind;
   for (size_t i = 0; i < self_; ++i) {
     const std::string refusal = state_layers_[i]->TruncateRefusal();
-    CISTERN_CHECK(refusal.empty(), "[", kind, "] the state cannot be cut back: layer ", i, ": ", refusal,
-                  "; keep a Clone of the state of before instead");
+    CISTERN_CHECK(refusal.empty(), "[", kind, "] the state cannot be cut back: layer ", i, ": ",
+                  refusal, "; keep a Clone of the state of before instead");
   }
   const int64_t batch = state.positions.size(0);
   if (batch == 0) return;
   const int64_t tokens = state.positions[0].item<int64_t>();
   bool plain = (state.positions == tokens).all().item<bool>();
-  // Padding and earlier documents stand in a cache beside the tokens of a row, so its size tells of them.
+  // Padding and earlier documents stand in a cache beside the tokens of a row, so its size tells of
+  // them.
   for (size_t i = 0; i < self_; ++i) {
     const AttentionLayer& layer = *state_layers_[i];
-    plain = plain && layer.mechanism().Compact(state.layers[i]).Bytes() == layer.StateBytes(batch, tokens, options());
+    plain = plain && layer.mechanism().Compact(state.layers[i]).Bytes() ==
+                         layer.StateBytes(batch, tokens, options());
   }
   CISTERN_CHECK(plain, "[", kind,
-                "] a state of rows that were padded or packed cannot be cut back; keep a Clone of the state of before instead");
-  CISTERN_CHECK(count >= 0 && count <= tokens, "[", kind, "] cannot cut a state of ", tokens, " tokens back to ", count);
+                "] a state of rows that were padded or packed cannot be cut back; keep a Clone of "
+                "the state of before instead");
+  CISTERN_CHECK(count >= 0 && count <= tokens, "[", kind, "] cannot cut a state of ", tokens,
+                " tokens back to ", count);
   for (size_t i = 0; i < self_; ++i) state_layers_[i]->mechanism().Truncate(state.layers[i], count);
   state.positions = at::full_like(state.positions, count);
 }
 
 void StatefulModel::CheckLayers(const ModelState& state) const {
-  CISTERN_CHECK(state.layers.size() == state_layers_.size(), "[", config_.kind, "] the state has ", state.layers.size(),
-                " layers, the model ", state_layers_.size(), "; begin with ", self_ < state_layers_.size() ? "Encode" : "EmptyState");
+  CISTERN_CHECK(state.layers.size() == state_layers_.size(), "[", config_.kind, "] the state has ",
+                state.layers.size(), " layers, the model ", state_layers_.size(), "; begin with ",
+                self_ < state_layers_.size() ? "Encode" : "EmptyState");
 }
 
 }  // namespace cistern

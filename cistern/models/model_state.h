@@ -4,10 +4,12 @@
 
 namespace cistern {
 
-// The state of a whole model for a batch of sequences: a value. A checkpoint is a Clone, rolling back is going on from it; each costs a
-// copy of Bytes(), for bounded mechanisms the same however long the text. Copies by `=` share memory, and Extend may write into it. States
-// of a model do not merge, though those of a core may (Mechanism::Merge): what the second layer writes for a later segment depends on what
-// its first layer read from the earlier one. Pass the state on from segment to segment instead.
+// The state of a whole model for a batch of sequences: a value. A checkpoint is a Clone, rolling
+// back is going on from it; each costs a copy of Bytes(), for bounded mechanisms the same however
+// long the text. Copies by `=` share memory, and Extend may write into it. States of a model do not
+// merge, though those of a core may (Mechanism::Merge): what the second layer writes for a later
+// segment depends on what its first layer read from the earlier one. Pass the state on from segment
+// to segment instead.
 struct ModelState {
   std::vector<State> layers;  // as StatefulModel::state_layers
   at::Tensor positions;       // [B] int64: tokens each row has seen since its document began
@@ -22,15 +24,18 @@ struct ModelState {
 class StatefulModel : public Model {
  public:
   using Model::Model;
-  // Whose states a ModelState holds: self attention of every block, then cross attention of every block that has it.
+  // Whose states a ModelState holds: self attention of every block, then cross attention of every
+  // block that has it.
   const std::vector<const AttentionLayer*>& state_layers() const { return state_layers_; }
-  // Bytes of the state after `tokens` tokens in each of `batch` rows, before any run: Compact(state).Bytes() (Mechanism::StateBytes).
-  // `source`: tokens that cross attention sees in each row, without padding.
+  // Bytes of the state after `tokens` tokens in each of `batch` rows, before any run:
+  // Compact(state).Bytes() (Mechanism::StateBytes). `source`: tokens that cross attention sees in
+  // each row, without padding.
   int64_t StateBytes(int64_t batch, int64_t tokens, int64_t source = 0) const;
   // Without the spare room of caches; shares memory.
   ModelState Compact(const ModelState& state) const;
-  // The state as it was after the first `count` tokens; what cross attention sees stays. O(1). Error, and nothing is changed, where a layer
-  // cannot (it says which and why) and where the rows do not hold the same number of tokens, of one document each.
+  // The state as it was after the first `count` tokens; what cross attention sees stays. O(1).
+  // Error, and nothing is changed, where a layer cannot (it says which and why) and where the rows
+  // do not hold the same number of tokens, of one document each.
   void Truncate(ModelState& state, int64_t count) const;
 
  protected:

@@ -29,16 +29,20 @@ std::string Checksum(const TensorFile& file) {
   }
   std::vector<const NamedTensor*> sorted;
   for (const NamedTensor& t : file.tensors) sorted.push_back(&t);
-  std::sort(sorted.begin(), sorted.end(), [](const NamedTensor* a, const NamedTensor* b) { return a->name < b->name; });
+  std::sort(sorted.begin(), sorted.end(),
+            [](const NamedTensor* a, const NamedTensor* b) { return a->name < b->name; });
   for (const NamedTensor* t : sorted) hash = HashTensor(t->name, t->value, hash);
   return HexText(hash);
 }
 
-std::string LayerName(size_t layer, const std::string& tensor) { return StrCat("layers.", layer, ".", tensor); }
+std::string LayerName(size_t layer, const std::string& tensor) {
+  return StrCat("layers.", layer, ".", tensor);
+}
 
 std::string LayerMechanisms(const StatefulModel& model) {
   std::string out;
-  for (const AttentionLayer* layer : model.state_layers()) out += (out.empty() ? "" : ",") + layer->mechanism().info().name;
+  for (const AttentionLayer* layer : model.state_layers())
+    out += (out.empty() ? "" : ",") + layer->mechanism().info().name;
   return out;
 }
 
@@ -57,38 +61,46 @@ Metadata ModelMetadata(const StatefulModel& model) {
 }
 
 // The file's own word for `key`, which has to be there.
-const std::string& MetadataOf(const Metadata& metadata, const std::string& key, const std::string& path) {
+const std::string& MetadataOf(const Metadata& metadata, const std::string& key,
+                              const std::string& path) {
   const auto at = metadata.find(key);
   CISTERN_CHECK(at != metadata.end(), path, ": the metadata lack '", key, "'; the file is broken");
   return at->second;
 }
 
 // From what makes it no state at all to what makes it one of another model.
-void CheckMetadata(const std::string& path, const TensorFile& file, const StatefulModel& model, const Metadata& made) {
+void CheckMetadata(const std::string& path, const TensorFile& file, const StatefulModel& model,
+                   const Metadata& made) {
   const Metadata found(file.metadata.begin(), file.metadata.end());
   const auto format = found.find("format");
-  CISTERN_CHECK(format != found.end() && format->second == kFormat, path, " is no saved state: its metadata lack format='", kFormat,
+  CISTERN_CHECK(format != found.end() && format->second == kFormat, path,
+                " is no saved state: its metadata lack format='", kFormat,
                 "' (`cistern generate MODEL --save-state FILE` writes one)");
   Metadata want = ModelMetadata(model);
   const std::string& version = MetadataOf(found, "version", path);
   if (version != want["version"]) {
-    FailUsage(path, " has version ", version, " of the format, and this cistern reads version ", want["version"],
-              "; save the state again with this one");
+    FailUsage(path, " has version ", version, " of the format, and this cistern reads version ",
+              want["version"], "; save the state again with this one");
   }
   CISTERN_CHECK(MetadataOf(found, "checksum", path) == Checksum(file), path,
                 ": the contents do not fit their checksum; the file is corrupt");
-  if (const std::string& mechanisms = MetadataOf(found, "mechanisms", path); mechanisms != want["mechanisms"]) {
-    FailUsage(path, " was made with another model: its layers are ", mechanisms, ", those of this model ", want["mechanisms"]);
+  if (const std::string& mechanisms = MetadataOf(found, "mechanisms", path);
+      mechanisms != want["mechanisms"]) {
+    FailUsage(path, " was made with another model: its layers are ", mechanisms,
+              ", those of this model ", want["mechanisms"]);
   }
   if (const std::string& dtype = MetadataOf(found, "dtype", path); dtype != want["dtype"]) {
-    FailUsage(path, " was made in ", dtype, ", and this model runs in ", want["dtype"], "; use the same --dtype for both");
+    FailUsage(path, " was made in ", dtype, ", and this model runs in ", want["dtype"],
+              "; use the same --dtype for both");
   }
-  if (const std::string& hash = MetadataOf(found, "model", path), own = HexText(ModelHash(model)); hash != own) {
+  if (const std::string& hash = MetadataOf(found, "model", path), own = HexText(ModelHash(model));
+      hash != own) {
     FailUsage(path, " was made with another model (hash ", hash, "; this model has ", own, ")");
   }
   for (const auto& [key, value] : made) {
     if (const std::string& other = MetadataOf(found, key, path); other != value) {
-      FailUsage(path, " was made with another ", key, " (hash ", other, "; this one has ", value, ")");
+      FailUsage(path, " was made with another ", key, " (hash ", other, "; this one has ", value,
+                ")");
     }
   }
 }
@@ -96,12 +108,14 @@ void CheckMetadata(const std::string& path, const TensorFile& file, const Statef
 // Tensors of the file by name; those taken are gone.
 class StateTensors {
  public:
-  StateTensors(const std::string& path, std::vector<NamedTensor> all) : path_(path), all_(std::move(all)) {}
+  StateTensors(const std::string& path, std::vector<NamedTensor> all)
+      : path_(path), all_(std::move(all)) {}
 
-  // The tensor that stands in place of `like`, with its type and sizes, where a size of 0 may be any other. Where `like` is undefined it
-  // may be missing or anything.
+  // The tensor that stands in place of `like`, with its type and sizes, where a size of 0 may be
+  // any other. Where `like` is undefined it may be missing or anything.
   at::Tensor Take(const std::string& name, const at::Tensor& like) {
-    const auto at = std::find_if(all_.begin(), all_.end(), [&](const NamedTensor& t) { return t.name == name; });
+    const auto at = std::find_if(all_.begin(), all_.end(),
+                                 [&](const NamedTensor& t) { return t.name == name; });
     if (at == all_.end()) {
       CISTERN_CHECK(!like.defined(), path_, ": tensor '", name, "' is missing");
       return {};
@@ -110,9 +124,11 @@ class StateTensors {
     all_.erase(at);
     if (!like.defined()) return found;
     bool fits = found.dim() == like.dim() && found.scalar_type() == like.scalar_type();
-    for (int64_t d = 0; fits && d < like.dim(); ++d) fits = like.size(d) == 0 || found.size(d) == like.size(d);
-    CISTERN_CHECK(fits, path_, ": tensor '", name, "' has shape ", found.sizes(), " of type ", at::toString(found.scalar_type()),
-                  ", expected ", like.sizes(), " of type ", at::toString(like.scalar_type()));
+    for (int64_t d = 0; fits && d < like.dim(); ++d)
+      fits = like.size(d) == 0 || found.size(d) == like.size(d);
+    CISTERN_CHECK(fits, path_, ": tensor '", name, "' has shape ", found.sizes(), " of type ",
+                  at::toString(found.scalar_type()), ", expected ", like.sizes(), " of type ",
+                  at::toString(like.scalar_type()));
     return found;
   }
   std::vector<NamedTensor> Rest() { return std::move(all_); }
@@ -137,18 +153,22 @@ uint64_t ModelHash(const Model& model) {
   return hash;
 }
 
-void SaveModelState(const std::string& path, const StatefulModel& model, const ModelStateFile& file) {
-  CISTERN_CHECK(file.state.positions.defined() && file.state.positions.size(0) > 0, "[model_state] there is no row to be saved");
+void SaveModelState(const std::string& path, const StatefulModel& model,
+                    const ModelStateFile& file) {
+  CISTERN_CHECK(file.state.positions.defined() && file.state.positions.size(0) > 0,
+                "[model_state] there is no row to be saved");
   const ModelState state = model.Compact(file.state);
   TensorFile out;
   for (size_t i = 0; i < state.layers.size(); ++i) {
     for (const NamedTensor& t : state.layers[i].tensors) {
-      if (t.value.defined()) out.tensors.push_back({LayerName(i, t.name), t.value.detach().to(at::kCPU).contiguous()});
+      if (t.value.defined())
+        out.tensors.push_back({LayerName(i, t.name), t.value.detach().to(at::kCPU).contiguous()});
     }
   }
   out.tensors.push_back({"positions", state.positions});
   for (const NamedTensor& t : file.extra) {
-    CISTERN_CHECK(!t.name.starts_with("layers.") && t.name != "positions", "[model_state] '", t.name, "' is a name of the state's own");
+    CISTERN_CHECK(!t.name.starts_with("layers.") && t.name != "positions", "[model_state] '",
+                  t.name, "' is a name of the state's own");
     out.tensors.push_back(t);
   }
   Metadata metadata = ModelMetadata(model);
@@ -160,24 +180,29 @@ void SaveModelState(const std::string& path, const StatefulModel& model, const M
   SaveTensors(path, out);
 }
 
-ModelStateFile LoadModelState(const std::string& path, const StatefulModel& model, const Metadata& made) {
+ModelStateFile LoadModelState(const std::string& path, const StatefulModel& model,
+                              const Metadata& made) {
   TensorFile file = LoadTensors(path);
   CheckMetadata(path, file, model, made);
-  const std::string rows = MetadataOf(Metadata(file.metadata.begin(), file.metadata.end()), "batch", path);
+  const std::string rows =
+      MetadataOf(Metadata(file.metadata.begin(), file.metadata.end()), "batch", path);
   StateTensors tensors(path, std::move(file.tensors));
   ModelStateFile out;
   out.made = made;
   const at::TensorOptions options = model.options();
   out.state.positions = tensors.Take("positions", at::empty({0}, at::kLong)).to(options.device());
   const int64_t batch = out.state.positions.size(0);
-  CISTERN_CHECK(batch > 0 && rows == std::to_string(batch), path, ": tensor 'positions' has ", batch, " rows, the metadata say ", rows);
-  CISTERN_CHECK((out.state.positions >= 0).all().item<bool>(), path, ": tensor 'positions' holds a position below 0");
+  CISTERN_CHECK(batch > 0 && rows == std::to_string(batch), path, ": tensor 'positions' has ",
+                batch, " rows, the metadata say ", rows);
+  CISTERN_CHECK((out.state.positions >= 0).all().item<bool>(), path,
+                ": tensor 'positions' holds a position below 0");
   for (size_t i = 0; i < model.state_layers().size(); ++i) {
     const AttentionLayer& layer = *model.state_layers()[i];
     State state = layer.EmptyState(batch, options);
     for (NamedTensor& t : state.tensors) {
       const at::Tensor value = tensors.Take(LayerName(i, t.name), t.value);
-      t.value = value.defined() ? value.to(t.value.defined() ? t.value.device() : options.device()) : value;
+      t.value = value.defined() ? value.to(t.value.defined() ? t.value.device() : options.device())
+                                : value;
     }
     try {
       layer.mechanism().CheckState(state);
@@ -188,7 +213,8 @@ ModelStateFile LoadModelState(const std::string& path, const StatefulModel& mode
   }
   out.extra = tensors.Rest();
   for (const NamedTensor& t : out.extra) {
-    CISTERN_CHECK(!t.name.starts_with("layers."), path, ": tensor '", t.name, "' is not of this model's state");
+    CISTERN_CHECK(!t.name.starts_with("layers."), path, ": tensor '", t.name,
+                  "' is not of this model's state");
   }
   return out;
 }

@@ -1,9 +1,12 @@
 #pragma once
-// The state of a model in one safetensors file, so that what was read once can be gone on with later and elsewhere.
+// The state of a model in one safetensors file, so that what was read once can be gone on with
+// later and elsewhere.
 //
-// Tensors: "layers.0.memory", ... as the mechanisms name them (layers as in StatefulModel::state_layers), caches without their spare room,
-// undefined ones left out; "positions" [B]; and what the caller adds under names of its own. Metadata: format, version, mechanisms (of each
-// layer), dtype, batch, model (ModelHash), the caller's own keys, and checksum, the XXH64 of all of these and of every tensor.
+// Tensors: "layers.0.memory", ... as the mechanisms name them (layers as in
+// StatefulModel::state_layers), caches without their spare room, undefined ones left out;
+// "positions" [B]; and what the caller adds under names of its own. Metadata: format, version,
+// mechanisms (of each layer), dtype, batch, model (ModelHash), the caller's own keys, and checksum,
+// the XXH64 of all of these and of every tensor.
 #include <map>
 #include <string>
 #include <vector>
@@ -16,19 +19,24 @@ inline constexpr int kModelStateVersion = 1;
 
 struct ModelStateFile {
   ModelState state;
-  std::vector<NamedTensor> extra;           // without names that begin with "layers." and without "positions"
-  std::map<std::string, std::string> made;  // what else must be the same where the file is read, such as {"tokenizer", its hash}
+  std::vector<NamedTensor>
+      extra;  // without names that begin with "layers." and without "positions"
+  std::map<std::string, std::string>
+      made;  // what else must be the same where the file is read, such as {"tokenizer", its hash}
 };
 
-// XXH64 of what the model's numbers depend on: the settings of its config that are not the defaults, and every parameter and buffer by
-// name, type, shape and value. Reads all weights.
+// XXH64 of what the model's numbers depend on: the settings of its config that are not the
+// defaults, and every parameter and buffer by name, type, shape and value. Reads all weights.
 uint64_t ModelHash(const Model& model);
 
 // Appears whole or not at all. Error where the file cannot be written.
-void SaveModelState(const std::string& path, const StatefulModel& model, const ModelStateFile& file);
+void SaveModelState(const std::string& path, const StatefulModel& model,
+                    const ModelStateFile& file);
 
-// The same bits that were saved. Everything is checked before anything is returned: Error, naming the file and the tensor, where it is
-// broken; UsageError where it was made with another model, dtype, version or by another `made`.
-ModelStateFile LoadModelState(const std::string& path, const StatefulModel& model, const std::map<std::string, std::string>& made = {});
+// The same bits that were saved. Everything is checked before anything is returned: Error, naming
+// the file and the tensor, where it is broken; UsageError where it was made with another model,
+// dtype, version or by another `made`.
+ModelStateFile LoadModelState(const std::string& path, const StatefulModel& model,
+                              const std::map<std::string, std::string>& made = {});
 
 }  // namespace cistern

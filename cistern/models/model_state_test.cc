@@ -26,7 +26,8 @@ ModelConfig Config(std::vector<std::string> attention) {
   return c;
 }
 
-// Two layers of every mechanism that decodes, and all of them in one model, with and without a convolution.
+// Two layers of every mechanism that decodes, and all of them in one model, with and without a
+// convolution.
 std::vector<ModelConfig> Configs() {
   std::vector<ModelConfig> all;
   std::vector<std::string> names;
@@ -43,14 +44,17 @@ std::vector<ModelConfig> Configs() {
   return all;
 }
 
-std::shared_ptr<DecoderLm> Make(const ModelConfig& config, at::ScalarType dtype = at::kFloat, uint64_t seed = 1) {
+std::shared_ptr<DecoderLm> Make(const ModelConfig& config, at::ScalarType dtype = at::kFloat,
+                                uint64_t seed = 1) {
   auto model = std::dynamic_pointer_cast<DecoderLm>(MakeModel(config, seed));
   model->to(dtype);
   model->eval();
   return model;
 }
 
-at::Tensor Ids(int64_t batch, int64_t length) { return at::randint(0, 23, {batch, length}, at::kLong); }
+at::Tensor Ids(int64_t batch, int64_t length) {
+  return at::randint(0, 23, {batch, length}, at::kLong);
+}
 
 void ExpectSame(const ModelState& got, const ModelState& want, const std::string& what) {
   ASSERT_EQ(got.layers.size(), want.layers.size()) << what;
@@ -72,7 +76,8 @@ TEST(ModelState, BytesAreKnownBeforeARun) {
       ModelState state = m->EmptyState(2);
       m->Extend(Ids(2, tokens / 2), state);
       m->Extend(Ids(2, tokens - tokens / 2), state);
-      EXPECT_EQ(m->Compact(state).Bytes(), m->StateBytes(2, tokens)) << config.Summary() << ", " << tokens << " tokens";
+      EXPECT_EQ(m->Compact(state).Bytes(), m->StateBytes(2, tokens))
+          << config.Summary() << ", " << tokens << " tokens";
     }
   }
   const auto latte = Make(Config({"latte", "latte"})), softmax = Make(Config({"softmax"}));
@@ -88,7 +93,8 @@ TEST(ModelState, AFileGoesOnToTheBit) {
     for (const auto dtype : {at::kFloat, at::kDouble}) {
       const auto m = Make(config, dtype);
       at::manual_seed(3);
-      const ops::Mask masks[] = {{}, {Lengths({11, 4, 0}), {}}, {{}, Starts(3, 11, {{0, 0}, {0, 7}, {2, 3}})}};
+      const ops::Mask masks[] = {
+          {}, {Lengths({11, 4, 0}), {}}, {{}, Starts(3, 11, {{0, 0}, {0, 7}, {2, 3}})}};
       for (const ops::Mask& mask : masks) {
         ModelState state = m->EmptyState(3);
         m->Extend(Ids(3, 11), state, mask);
@@ -136,8 +142,8 @@ TEST(ModelState, ItIsCutBackWhereEveryLayerCan) {
 
   ExpectContains(Thrown([&] { m->Truncate(state, 10); }), {"9 tokens", "10"});
   ExpectContains(Thrown([&] { m->Truncate(state, -1); }), {"9 tokens", "-1"});
-  for (const ops::Mask& mask :
-       {ops::Mask{Lengths({12, 7}), {}}, ops::Mask{Lengths({7, 7}), {}}, ops::Mask{{}, Starts(2, 12, {{0, 3}, {1, 3}})}}) {
+  for (const ops::Mask& mask : {ops::Mask{Lengths({12, 7}), {}}, ops::Mask{Lengths({7, 7}), {}},
+                                ops::Mask{{}, Starts(2, 12, {{0, 3}, {1, 3}})}}) {
     ModelState uneven = m->EmptyState(2);
     m->Extend(ids, uneven, mask);
     ExpectContains(Thrown([&] { m->Truncate(uneven, 2); }), {"padded or packed", "Clone"});
@@ -146,7 +152,8 @@ TEST(ModelState, ItIsCutBackWhereEveryLayerCan) {
   ModelState fixed = mixed->EmptyState(1);
   mixed->Extend(Ids(1, 6), fixed);
   const ModelState before = fixed.Clone();
-  ExpectContains(Thrown([&] { mixed->Truncate(fixed, 3); }), {"layer 1", "latte", "single tokens", "Clone"});
+  ExpectContains(Thrown([&] { mixed->Truncate(fixed, 3); }),
+                 {"layer 1", "latte", "single tokens", "Clone"});
   ExpectSame(fixed, before, "a refusal changes nothing");
   config.conv = 3;
   const auto convolved = Make(config);
@@ -163,7 +170,9 @@ TEST(ModelStateFile, BrokenFilesAndOtherModelsAreNamed) {
   ModelState state = m->EmptyState(2);
   m->Extend(Ids(2, 9), state, {Lengths({9, 4}), {}});
   const auto save = [&] { SaveModelState(path, *m, {state, {}, {{"tokenizer", "17"}}}); };
-  const auto load = [&](const DecoderLm& model) { return LoadModelState(path, model, {{"tokenizer", "17"}}); };
+  const auto load = [&](const DecoderLm& model) {
+    return LoadModelState(path, model, {{"tokenizer", "17"}});
+  };
   const auto error = [&](const DecoderLm& model) { return ErrorMessage([&] { load(model); }); };
   const auto usage = [&](const DecoderLm& model) -> std::string {
     try {
@@ -186,7 +195,8 @@ TEST(ModelStateFile, BrokenFilesAndOtherModelsAreNamed) {
     WriteFileAtomically(path, changed);
     EXPECT_NE(error(*m).find(path), std::string::npos) << "byte " << at << " of " << whole.size();
   }
-  for (const size_t size : {size_t(0), size_t(4), size_t(100), whole.size() / 2, whole.size() - 1}) {
+  for (const size_t size :
+       {size_t(0), size_t(4), size_t(100), whole.size() / 2, whole.size() - 1}) {
     WriteFileAtomically(path, whole.substr(0, size));
     ExpectContains(error(*m), {path});
   }
@@ -195,8 +205,8 @@ TEST(ModelStateFile, BrokenFilesAndOtherModelsAreNamed) {
   SaveTensors(path, {{{"wte", at::ones({2})}}, {}});
   ExpectContains(error(*m), {path, "is no saved state", "--save-state"});
 
-  // Files that somebody else made, with a checksum that fits: `change` works on a state whose tensors are then saved under this model's
-  // name.
+  // Files that somebody else made, with a checksum that fits: `change` works on a state whose
+  // tensors are then saved under this model's name.
   const auto changed = [&](auto&& change) {
     save();
     TensorFile file = LoadTensors(path);
@@ -205,36 +215,63 @@ TEST(ModelStateFile, BrokenFilesAndOtherModelsAreNamed) {
     return usage(*m);
   };
   const auto metadata = [](TensorFile& file, const std::string& key) -> std::string& {
-    return std::find_if(file.metadata.begin(), file.metadata.end(), [&](const auto& pair) { return pair.first == key; })->second;
+    return std::find_if(file.metadata.begin(), file.metadata.end(),
+                        [&](const auto& pair) { return pair.first == key; })
+        ->second;
   };
-  ExpectContains(changed([&](TensorFile& f) { metadata(f, "version") = "2"; }), {path, "version 2", "reads version 1"});
-  ExpectContains(changed([&](TensorFile& f) { metadata(f, "model") = "0"; }), {"an Error", path, "corrupt"});
-  ExpectContains(changed([&](TensorFile& f) { f.tensors[0].value.add_(1); }), {"an Error", path, "corrupt"});
-  ExpectContains(changed([&](TensorFile& f) { f.tensors.pop_back(); }), {"an Error", path, "corrupt"});
+  ExpectContains(changed([&](TensorFile& f) { metadata(f, "version") = "2"; }),
+                 {path, "version 2", "reads version 1"});
+  ExpectContains(changed([&](TensorFile& f) { metadata(f, "model") = "0"; }),
+                 {"an Error", path, "corrupt"});
+  ExpectContains(changed([&](TensorFile& f) { f.tensors[0].value.add_(1); }),
+                 {"an Error", path, "corrupt"});
+  ExpectContains(changed([&](TensorFile& f) { f.tensors.pop_back(); }),
+                 {"an Error", path, "corrupt"});
 
   save();
   ModelConfig other = Config({"latte", "latte"});
   ExpectContains(usage(*Make(other)), {path, "another model", "latte,softmax", "latte,latte"});
-  ExpectContains(usage(*Make(Config({"latte", "softmax"}), at::kDouble)), {path, "float32", "float64", "--dtype"});
-  ExpectContains(usage(*Make(Config({"latte", "softmax"}), at::kFloat, 2)), {path, "another model", "hash"});
+  ExpectContains(usage(*Make(Config({"latte", "softmax"}), at::kDouble)),
+                 {path, "float32", "float64", "--dtype"});
+  ExpectContains(usage(*Make(Config({"latte", "softmax"}), at::kFloat, 2)),
+                 {path, "another model", "hash"});
   other = Config({"latte", "softmax"});
   other.positions = "sinusoidal";  // the same weights, other numbers
   ExpectContains(usage(*Make(other)), {path, "another model", "hash"});
   other = Config({"latte", "softmax"});
   EXPECT_EQ(usage(*Make(other)), "no error");
   EXPECT_EQ(ModelHash(*Make(other)), ModelHash(*m));
-  ExpectContains(ErrorMessage([&] { LoadModelState(path, *m, {{"tokenizer", "18"}}); }), {path, "another tokenizer", "17", "18"});
-  ExpectContains(ErrorMessage([&] { LoadModelState(path, *m, {{"alphabet", "18"}}); }), {path, "alphabet"});
+  ExpectContains(ErrorMessage([&] {
+                   LoadModelState(path, *m, {{"tokenizer", "18"}});
+                 }),
+                 {path, "another tokenizer", "17", "18"});
+  ExpectContains(ErrorMessage([&] {
+                   LoadModelState(path, *m, {{"alphabet", "18"}});
+                 }),
+                 {path, "alphabet"});
 
-  ExpectContains(ErrorMessage([&] { SaveModelState(folder / "no/such/folder", *m, {state, {}, {}}); }), {"cannot write", "no/such/folder"});
-  ExpectContains(ErrorMessage([&] { SaveModelState("/dev/full", *m, {state, {}, {}}); }), {"/dev/full", "No space left"});
-  ExpectContains(ErrorMessage([&] { SaveModelState(path, *m, {state, {{"layers.0.x", at::ones({1})}}, {}}); }), {"layers.0.x"});
-  ExpectContains(ErrorMessage([&] { SaveModelState(path, *m, {m->EmptyState(0), {}, {}}); }), {"no row"});
+  ExpectContains(ErrorMessage([&] {
+                   SaveModelState(folder / "no/such/folder", *m, {state, {}, {}});
+                 }),
+                 {"cannot write", "no/such/folder"});
+  ExpectContains(ErrorMessage([&] {
+                   SaveModelState("/dev/full", *m, {state, {}, {}});
+                 }),
+                 {"/dev/full", "No space left"});
+  ExpectContains(ErrorMessage([&] {
+                   SaveModelState(path, *m, {state, {{"layers.0.x", at::ones({1})}}, {}});
+                 }),
+                 {"layers.0.x"});
+  ExpectContains(ErrorMessage([&] {
+                   SaveModelState(path, *m, {m->EmptyState(0), {}, {}});
+                 }),
+                 {"no row"});
   EXPECT_EQ(error(*m), "no error");  // failed writes left the old file
   EXPECT_EQ(folder.Count(), 1);
 }
 
-// Tensors of other shapes, in a file whose checksum fits: as a program that writes such files wrongly would make it.
+// Tensors of other shapes, in a file whose checksum fits: as a program that writes such files
+// wrongly would make it.
 TEST(ModelStateFile, TensorsThatDoNotFitAreNamed) {
   at::NoGradGuard guard;
   const TestFolder folder;
@@ -253,15 +290,33 @@ TEST(ModelStateFile, TensorsThatDoNotFitAreNamed) {
                    s.layers[0]["memory"] = at::ones({2, 2, 3, 7});
                  }),
                  {path, "layers.0.memory", "[2, 2, 3, 7]", "expected"});
-  ExpectContains(message([](ModelState& s, auto&) { s.layers[0]["z"] = s.layers[0]["z"].to(at::kFloat); }),
-                 {path, "layers.0.z", "Float", "Double"});
-  ExpectContains(message([](ModelState& s, auto&) { s.layers[0]["z"] = at::Tensor(); }), {path, "layers.0.z", "missing"});
-  ExpectContains(message([](ModelState& s, auto&) { s.layers[0].tensors.push_back({"more", at::ones({2})}); }), {path, "layers.0.more"});
-  ExpectContains(message([](ModelState& s, auto&) { s.layers[1]["v"] = at::ones({2, 2, 20, 6}); }), {"no error"});
-  ExpectContains(message([](ModelState& s, auto&) { s.layers[1]["valid"] = at::ones({2, 8}, at::kBool); }), {path, "layers.1", "valid"});
-  ExpectContains(message([](ModelState& s, auto&) { s.positions = at::tensor({-1, 3}, at::kLong); }), {path, "positions", "below 0"});
-  ExpectContains(message([](ModelState& s, auto&) { s.positions = at::ones({2}); }), {path, "positions", "Float"});
-  ExpectContains(message([](ModelState& s, auto&) { s.positions = at::tensor({1, 2, 3}, at::kLong); }), {path, "layers.0", "expected [3,"});
+  ExpectContains(
+      message([](ModelState& s, auto&) { s.layers[0]["z"] = s.layers[0]["z"].to(at::kFloat); }),
+      {path, "layers.0.z", "Float", "Double"});
+  ExpectContains(message([](ModelState& s, auto&) { s.layers[0]["z"] = at::Tensor(); }),
+                 {path, "layers.0.z", "missing"});
+  ExpectContains(message([](ModelState& s, auto&) {
+                   s.layers[0].tensors.push_back({"more", at::ones({2})});
+                 }),
+                 {path, "layers.0.more"});
+  ExpectContains(message([](ModelState& s, auto&) {
+                   s.layers[1]["v"] = at::ones({2, 2, 20, 6});
+                 }),
+                 {"no error"});
+  ExpectContains(message([](ModelState& s, auto&) {
+                   s.layers[1]["valid"] = at::ones({2, 8}, at::kBool);
+                 }),
+                 {path, "layers.1", "valid"});
+  ExpectContains(message([](ModelState& s, auto&) {
+                   s.positions = at::tensor({-1, 3}, at::kLong);
+                 }),
+                 {path, "positions", "below 0"});
+  ExpectContains(message([](ModelState& s, auto&) { s.positions = at::ones({2}); }),
+                 {path, "positions", "Float"});
+  ExpectContains(message([](ModelState& s, auto&) {
+                   s.positions = at::tensor({1, 2, 3}, at::kLong);
+                 }),
+                 {path, "layers.0", "expected [3,"});
 }
 
 }  // namespace

@@ -1,12 +1,7 @@
 #include <array>
-#include <filesystem>
-#include <fstream>
 
-#include "cistern/attention/testing_mechanisms.h"
 #include "cistern/base/error.h"
-#include "cistern/io/test_folder.h"
-#include "cistern/models/decoder_lm.h"
-#include "cistern/models/encoder_classifier.h"
+#include "cistern/models/testing_models.h"
 
 namespace cistern {
 namespace {
@@ -15,75 +10,52 @@ using namespace cistern::testing;
 using ops::ImplName;
 using ops::ImplScope;
 
-ModelConfig SmallLm(std::vector<std::string> attention = {"latte", "softmax", "abc_mlp"}) {
-  ModelConfig c;
-  c.vocab_size = 23, c.dim = 12, c.heads = 2, c.max_length = 64;
-  c.layers = attention.size() == 1 ? 2 : int64_t(attention.size());
-  c.attention = std::move(attention);
-  c.attention_options = Json{{"latte", {{"latents", 6}}}, {"abc_mlp", {{"slots", 3}}}};
-  c.init_std = 0.5;
-  return c;
-}
-
-template <class M>
-std::shared_ptr<M> Make(const ModelConfig& config, at::ScalarType dtype = at::kDouble) {
-  auto model = std::dynamic_pointer_cast<M>(MakeModel(config, 1));
-  at::NoGradGuard guard;
-  model->to(dtype);
-  for (at::Tensor& p : model->parameters()) p.normal_(0, 0.4);
-  model->eval();
-  return model;
-}
-
-at::Tensor Ids(int64_t batch, int64_t length) { return at::randint(0, 23, {batch, length}, at::kLong); }
-
-// Mixed mechanisms, with convolution and learned positions; softmax alone with rotary ones.
-std::vector<ModelConfig> Lms() {
-  std::vector<ModelConfig> all = {SmallLm(), SmallLm(), SmallLm({"softmax"}), SmallLm({"latte"}), SmallLm({"latte", "softmax", "latte"})};
-  all[1].conv = 3, all[1].positions = "learned", all[1].norm = "post", all[1].bias = true, all[1].tie_embeddings = false;
-  all[2].positions = "rotary", all[2].final_norm = false;
-  all[3].positions = "sinusoidal", all[3].conv = 4;
-  all[4].tied_layers = {0, 1, 0}, all[4].embedding_norm = true;
-  return all;
-}
-
 // ---- sizes
 
-// Counted from the paper's description: D = L = 516, 12 layers, 12 heads, feed-forward 4D with bias, untied head with bias, no other
-// biases.
+// Counted from the paper's description: D = L = 516, 12 layers, 12 heads, feed-forward 4D with
+// bias, untied head with bias, no other biases.
 TEST(ParameterCount, LatteOfThePaper) {
   ModelConfig c;
-  c.dim = 516, c.layers = 12, c.heads = 12, c.attention = {"latte"}, c.tie_embeddings = false, c.positions = "sinusoidal";
+  c.dim = 516, c.layers = 12, c.heads = 12, c.attention = {"latte"}, c.tie_embeddings = false,
+  c.positions = "sinusoidal";
   c.ffn_bias = c.head_bias = true;
   c.init_std = 0.02;
   c.vocab_size = 205;
   const std::shared_ptr<Model> model = MakeModel(c, 0);
   EXPECT_EQ(model->ParameterCount(), 38'609'389);
-  // The vocabulary alone sets the rest: an embedding row, a head row and a head bias for each token.
+  // The vocabulary alone sets the rest: an embedding row, a head row and a head bias for each
+  // token.
   const int64_t a_token = 2 * 516 + 1;
   EXPECT_EQ(model->ParameterCount() + (208 - 205) * a_token, 38'612'488);
   EXPECT_EQ(model->ParameterCount() + (50'257 - 205) * a_token, 90'313'105);
 }
 
-// P003 says that the control of ABC_MLP is less than 1% of the parameters: in its language model (16 layers, D = 1024, FFN 4096, n = 64)
-// and in its masked language model (12 layers, D = 768, FFN 3072, n = 128, 50,265 tokens). Counted at one and two layers, because the
-// control is shared by all and each further layer adds the same.
+// P003 says that the control of ABC_MLP is less than 1% of the parameters: in its language model
+// (16 layers, D = 1024, FFN 4096, n = 64) and in its masked language model (12 layers, D = 768, FFN
+// 3072, n = 128, 50,265 tokens). Counted at one and two layers, because the control is shared by
+// all and each further layer adds the same.
 TEST(ParameterCount, TheControlOfAbc) {
-  auto control_and_total = [](int64_t dim, int64_t heads, int64_t layers, int64_t slots, int64_t vocab) {
+  auto control_and_total = [](int64_t dim, int64_t heads, int64_t layers, int64_t slots,
+                              int64_t vocab) {
     auto count = [&](const char* mechanism, int64_t depth) {
       ModelConfig c;
-      c.vocab_size = vocab, c.dim = dim, c.heads = heads, c.layers = depth, c.max_length = 512, c.bias = true, c.positions = "learned";
-      c.attention = {mechanism}, c.attention_options = Json{{"abc_mlp", {{"slots", slots}, {"tied", true}}}};
+      c.vocab_size = vocab, c.dim = dim, c.heads = heads, c.layers = depth, c.max_length = 512,
+      c.bias = true, c.positions = "learned";
+      c.attention = {mechanism},
+      c.attention_options = Json{{"abc_mlp", {{"slots", slots}, {"tied", true}}}};
       return MakeModel(c, 0)->ParameterCount();
     };
-    const int64_t softmax = count("softmax", 1), control = count("abc_mlp", 1) - softmax, layer = count("softmax", 2) - softmax;
+    const int64_t softmax = count("softmax", 1), control = count("abc_mlp", 1) - softmax,
+                  layer = count("softmax", 2) - softmax;
     EXPECT_EQ(count("abc_mlp", 2) - count("softmax", 2), control);
-    EXPECT_EQ(layer, 12 * dim * dim + 13 * dim);  // 4 D^2 of attention, 8 D^2 of feed-forward, biases, two norms
+    EXPECT_EQ(layer, 12 * dim * dim +
+                         13 * dim);  // 4 D^2 of attention, 8 D^2 of feed-forward, biases, two norms
     return std::pair(control, softmax + (layers - 1) * layer + control);
   };
   const auto [lm, lm_total] = control_and_total(1024, 8, 16, 64, 1000);
   EXPECT_EQ(lm, 1024 * 8 * 64 + 8 * 64);
-  EXPECT_LT(double(lm) / double(lm_total), 0.003);  // of the layers alone: the paper's adaptive input makes it 0.22%
+  EXPECT_LT(double(lm) / double(lm_total),
+            0.003);  // of the layers alone: the paper's adaptive input makes it 0.22%
   const auto [mlm, mlm_total] = control_and_total(768, 12, 12, 128, 50'265);
   EXPECT_EQ(mlm, 768 * 12 * 128 + 12 * 128);
   EXPECT_NEAR(double(mlm) / double(mlm_total), 0.0094, 0.0001);
@@ -101,8 +73,10 @@ TEST(ParameterCount, ATokenAndTheBiases) {
   EXPECT_EQ(count([](ModelConfig& c) { c.ffn_bias = true; }), plain + 2 * 5 * D);
   EXPECT_EQ(count([](ModelConfig& c) { c.head_bias = true; }), plain + V);
   EXPECT_EQ(count([](ModelConfig& c) { c.bias = true; }), plain + 2 * (5 * D + 2 * L + 2 * D) + V);
-  EXPECT_EQ(count([](ModelConfig& c) { c.bias = c.ffn_bias = c.head_bias = true; }), plain + 2 * (5 * D + 2 * L + 2 * D) + V);
-  EXPECT_EQ(count([](ModelConfig& c) { c.vocab_size = 24, c.head_bias = true; }), plain + V + 2 * D + 1);
+  EXPECT_EQ(count([](ModelConfig& c) { c.bias = c.ffn_bias = c.head_bias = true; }),
+            plain + 2 * (5 * D + 2 * L + 2 * D) + V);
+  EXPECT_EQ(count([](ModelConfig& c) { c.vocab_size = 24, c.head_bias = true; }),
+            plain + V + 2 * D + 1);
   EXPECT_EQ(count([](ModelConfig& c) { c.tie_embeddings = true; }), plain - V * D);
   EXPECT_EQ(count([](ModelConfig& c) { c.positions = "learned"; }), plain + 64 * D);
 }
@@ -120,14 +94,17 @@ TEST(DecoderLm, PiecesWithCarriedStateEqualTheWhole) {
       ModelState end;
       const at::Tensor whole = ExtendInPieces(*m, ids, {0, 21}, {}, &end);
       const auto want = Gradients(NextTokenLoss(whole, targets), m->parameters());
-      for (const std::vector<int64_t>& cuts : std::vector<std::vector<int64_t>>{{0, 1, 21}, {0, 10, 10, 21}, {0, 20, 21}, EachToken(21)}) {
+      for (const std::vector<int64_t>& cuts : std::vector<std::vector<int64_t>>{
+               {0, 1, 21}, {0, 10, 10, 21}, {0, 20, 21}, EachToken(21)}) {
         ModelState state;
         const at::Tensor got = ExtendInPieces(*m, ids, cuts, {}, &state);
         ExpectClose(got, whole, 1e-11, what);
         EXPECT_TRUE(at::equal(state.positions, end.positions)) << what;
         const auto g = Gradients(NextTokenLoss(got, targets), m->parameters());
         for (size_t i = 0; i < g.size(); ++i) {
-          EXPECT_LE((g[i] - want[i]).norm().item<double>(), 1e-10 * want[i].norm().item<double>() + 1e-12) << what << " gradient " << i;
+          EXPECT_LE((g[i] - want[i]).norm().item<double>(),
+                    1e-10 * want[i].norm().item<double>() + 1e-12)
+              << what << " gradient " << i;
         }
         at::NoGradGuard guard;
         ExpectClose(ExtendInPieces(*m, ids, cuts), whole, 1e-11, what + " without gradient");
@@ -150,20 +127,25 @@ TEST(DecoderLm, PackedAndPaddedRowsAreEachDocumentAlone) {
     const std::vector<Piece> documents = {{0, 0, 5}, {0, 5, 1}, {0, 6, 13}, {1, 0, 8}, {1, 8, 5}};
     for (const ops::Impl impl : kImpls) {
       ImplScope scope(impl);
-      for (const std::vector<int64_t>& cuts : std::vector<std::vector<int64_t>>{{0, T}, {0, 3, T}, {0, 6, T}, {0, 10, T}, EachToken(T)}) {
+      for (const std::vector<int64_t>& cuts : std::vector<std::vector<int64_t>>{
+               {0, T}, {0, 3, T}, {0, 6, T}, {0, 10, T}, EachToken(T)}) {
         ModelState state;
         const at::Tensor got = ExtendInPieces(*m, ids, cuts, mask, &state);
         for (const Piece& d : documents) {
           const at::Tensor alone = ids.narrow(0, d.row, 1).narrow(1, d.begin, d.count);
-          ExpectClose(got.narrow(0, d.row, 1).narrow(1, d.begin, d.count), ExtendInPieces(*m, alone, {0, d.count}), 1e-11,
+          ExpectClose(got.narrow(0, d.row, 1).narrow(1, d.begin, d.count),
+                      ExtendInPieces(*m, alone, {0, d.count}), 1e-11,
                       config.Summary() + ImplName(impl));
         }
-        EXPECT_TRUE(at::equal(state.positions, at::tensor({13, 5, 0}, at::kLong))) << config.Summary();
+        EXPECT_TRUE(at::equal(state.positions, at::tensor({13, 5, 0}, at::kLong)))
+            << config.Summary();
         // Every row goes on with its own last document, from its own position.
         const at::Tensor next = Ids(3, 4), more = m->Extend(next, state);
         for (const Piece& d : {Piece{0, 6, 13}, Piece{1, 8, 5}, Piece{2, 0, 0}}) {
-          const at::Tensor row = at::cat({ids.narrow(0, d.row, 1).narrow(1, d.begin, d.count), next.narrow(0, d.row, 1)}, 1);
-          ExpectClose(more.narrow(0, d.row, 1), ExtendInPieces(*m, row, {0, row.size(1)}).narrow(1, d.count, 4), 1e-11,
+          const at::Tensor row = at::cat(
+              {ids.narrow(0, d.row, 1).narrow(1, d.begin, d.count), next.narrow(0, d.row, 1)}, 1);
+          ExpectClose(more.narrow(0, d.row, 1),
+                      ExtendInPieces(*m, row, {0, row.size(1)}).narrow(1, d.count, 4), 1e-11,
                       config.Summary() + " next");
         }
       }
@@ -181,37 +163,45 @@ TEST(DecoderLm, StatesAreReorderedClonedAndDetached) {
   at::NoGradGuard guard;
   const ModelState kept = state.Clone();
   ModelState chosen = state.Reorder(rows);
-  const at::Tensor want = ExtendInPieces(*m, at::cat({ids.index_select(0, rows), next}, 1), {0, 12}).narrow(1, 9, 3);
+  const at::Tensor want =
+      ExtendInPieces(*m, at::cat({ids.index_select(0, rows), next}, 1), {0, 12}).narrow(1, 9, 3);
   ExpectClose(m->Extend(next, chosen), want, 1e-12, "reordered");
   for (int round = 0; round < 2; ++round) {
     ModelState branch = kept.Clone();
-    ExpectClose(m->Extend(next.narrow(0, 0, 3), branch),
-                ExtendInPieces(*m, at::cat({ids, next.narrow(0, 0, 3)}, 1), {0, 12}).narrow(1, 9, 3), 1e-12, "branch");
+    ExpectClose(
+        m->Extend(next.narrow(0, 0, 3), branch),
+        ExtendInPieces(*m, at::cat({ids, next.narrow(0, 0, 3)}, 1), {0, 12}).narrow(1, 9, 3), 1e-12,
+        "branch");
   }
 }
 
-// abc_mlp's control and Linformer's matrix, each for all layers of its mechanism; the second layer has another one.
+// abc_mlp's control and Linformer's matrix, each for all layers of its mechanism; the second layer
+// has another one.
 ModelConfig TiedLm(bool tied) {
   ModelConfig c = SmallLm({"abc_mlp", "latte", "abc_mlp", "linformer", "linformer"});
   c.max_length = 20;
-  c.attention_options = Json{{"abc_mlp", {{"slots", 3}, {"tied", tied}}},
-                             {"linformer", {{"slots", 5}, {"sharing", tied ? "layerwise" : "key_value"}}},
-                             {"latte", {{"latents", 6}}}};
+  c.attention_options =
+      Json{{"abc_mlp", {{"slots", 3}, {"tied", tied}}},
+           {"linformer", {{"slots", 5}, {"sharing", tied ? "layerwise" : "key_value"}}},
+           {"latte", {{"latents", 6}}}};
   return c;
 }
 
 TEST(DecoderLm, TiedMapsAreOneForAllLayers) {
   const auto m = Make<DecoderLm>(TiedLm(true)), untied = Make<DecoderLm>(TiedLm(false));
   EXPECT_EQ(untied->ParameterCount() - m->ParameterCount(), 12 * 2 * 3 + 20 * 5);
-  for (const std::string name : {"layers.2.attention.control_proj.weight", "layers.4.attention.core.key.weight"}) {
+  for (const std::string name :
+       {"layers.2.attention.control_proj.weight", "layers.4.attention.core.key.weight"}) {
     EXPECT_FALSE(m->named_parameters().contains(name));
     EXPECT_TRUE(untied->named_parameters().contains(name));
   }
-  // With equal maps in the untied model, the same numbers; and the gradient of the tied map is the sum.
+  // With equal maps in the untied model, the same numbers; and the gradient of the tied map is the
+  // sum.
   at::NoGradGuard guard;
   auto own = untied->named_parameters();
   for (const auto& p : m->named_parameters()) own[p.key()].copy_(p.value());
-  own["layers.2.attention.control_proj.weight"].copy_(own["layers.0.attention.control_proj.weight"]);
+  own["layers.2.attention.control_proj.weight"].copy_(
+      own["layers.0.attention.control_proj.weight"]);
   own["layers.4.attention.core.key.weight"].copy_(own["layers.3.attention.core.key.weight"]);
   const at::Tensor ids = Ids(2, 12), targets = Ids(2, 12);
   at::AutoGradMode enable(true);
@@ -230,9 +220,12 @@ TEST(DecoderLm, TiedMapsAreOneForAllLayers) {
 
 TEST(DecoderLm, LossIgnoresMinus100) {
   at::manual_seed(3);
-  const at::Tensor logits = Normal({2, 3, 5}), targets = at::tensor({1, -100, 4, 0, 2, -100}, at::kLong).view({2, 3});
+  const at::Tensor logits = Normal({2, 3, 5}),
+                   targets = at::tensor({1, -100, 4, 0, 2, -100}, at::kLong).view({2, 3});
   const at::Tensor log_p = at::log_softmax(logits, -1);
-  const at::Tensor want = -(log_p.index({0, 0, 1}) + log_p.index({0, 2, 4}) + log_p.index({1, 0, 0}) + log_p.index({1, 1, 2})) / 4;
+  const at::Tensor want = -(log_p.index({0, 0, 1}) + log_p.index({0, 2, 4}) +
+                            log_p.index({1, 0, 0}) + log_p.index({1, 1, 2})) /
+                          4;
   ExpectClose(NextTokenLoss(logits, targets), want, 1e-14, "loss");
 }
 
@@ -251,20 +244,25 @@ TEST(EncoderClassifier, PaddingChangesNothingAndRowsAreAlone) {
         const at::Tensor ids = Ids(3, 11), lengths = Lengths({11, 4, 1});
         for (const ops::Impl impl : kImpls) {
           ImplScope scope(impl);
-          const std::string what = info->name + " " + pooling + " " + positions + " " + ImplName(impl);
+          const std::string what =
+              info->name + " " + pooling + " " + positions + " " + ImplName(impl);
           const at::Tensor got = m->Forward(ids, lengths);
           EXPECT_EQ(got.sizes(), at::IntArrayRef({3, 5}));
-          ExpectClose(m->Forward(at::cat({ids, Ids(3, 7)}, 1), lengths), got, 1e-12, what + ", more padding");
-          const auto g = Gradients(m->Forward(at::cat({ids, Ids(3, 7)}, 1), lengths).square().sum(), m->parameters()),
+          ExpectClose(m->Forward(at::cat({ids, Ids(3, 7)}, 1), lengths), got, 1e-12,
+                      what + ", more padding");
+          const auto g = Gradients(m->Forward(at::cat({ids, Ids(3, 7)}, 1), lengths).square().sum(),
+                                   m->parameters()),
                      want_g = Gradients(got.square().sum(), m->parameters());
           for (size_t i = 0; i < g.size(); ++i) {
-            EXPECT_LE((g[i] - want_g[i]).norm().item<double>(), 1e-10 * want_g[i].norm().item<double>() + 1e-10)
+            EXPECT_LE((g[i] - want_g[i]).norm().item<double>(),
+                      1e-10 * want_g[i].norm().item<double>() + 1e-10)
                 << what << " gradient " << i;
           }
           for (int64_t b = 0; b < 3; ++b) {
             const int64_t length = lengths.index({b}).item<int64_t>();
             const at::Tensor row = ids.narrow(0, b, 1).narrow(1, 0, length);
-            ExpectClose(got.narrow(0, b, 1), m->Forward(row, Lengths({length})), 1e-12, what + " row " + std::to_string(b));
+            ExpectClose(got.narrow(0, b, 1), m->Forward(row, Lengths({length})), 1e-12,
+                        what + " row " + std::to_string(b));
           }
           at::Tensor changed = ids.clone();
           changed[1][3] = (changed[1][3] + 1) % 23;  // the last real token of row 1
@@ -278,13 +276,17 @@ TEST(EncoderClassifier, PaddingChangesNothingAndRowsAreAlone) {
 TEST(EncoderClassifier, EveryParameterHasAGradient) {
   for (const MechanismInfo* info : Mechanisms()) {
     if (!info->Supports(Form::kBidirectional) || info->memory == MemoryUse::kNone) continue;
-    for (const auto& [pooling, norm, head] : std::vector<std::array<std::string, 3>>{
-             {"mean", "pre", "gelu"}, {"cls", "post", "relu"}, {"memory", "pre", "linear"}, {"memory", "post", "gelu"}}) {
+    for (const auto& [pooling, norm, head] :
+         std::vector<std::array<std::string, 3>>{{"mean", "pre", "gelu"},
+                                                 {"cls", "post", "relu"},
+                                                 {"memory", "pre", "linear"},
+                                                 {"memory", "post", "gelu"}}) {
       if (pooling == "memory" && !info->HandsOnMemory()) continue;
       if (pooling == "cls" && info->memory == MemoryUse::kLatents) continue;
       ModelConfig c = SmallLm({info->name, "latte", info->name});
       if (pooling == "memory") c.attention[1] = info->name;
-      c.kind = "encoder_classifier", c.classes = 5, c.pooling = pooling, c.norm = norm, c.head = head;
+      c.kind = "encoder_classifier", c.classes = 5, c.pooling = pooling, c.norm = norm,
+      c.head = head;
       const auto m = Make<EncoderClassifier>(c);
       m->Forward(Ids(3, 11), Lengths({11, 4, 1})).square().sum().backward();
       const std::string what = info->name + " " + pooling + " " + norm;
@@ -308,7 +310,8 @@ TEST(EncoderClassifier, HeadsByTheirFormulas) {
         const bool latents = pooled_from == "latents";  // 64 of 7 tokens, the mean of all
         const std::string pooling = latents ? "mean" : pooled_from;
         ModelConfig c = SmallLm({latents ? "perceiver" : "luna"});
-        c.kind = "encoder_classifier", c.classes = 5, c.pooling = pooling, c.head = head, c.norm_pooled = after, c.layers = 1;
+        c.kind = "encoder_classifier", c.classes = 5, c.pooling = pooling, c.head = head,
+        c.norm_pooled = after, c.layers = 1;
         const auto m = Make<EncoderClassifier>(c);
         auto p = m->named_parameters();
         at::NoGradGuard guard;
@@ -317,15 +320,19 @@ TEST(EncoderClassifier, HeadsByTheirFormulas) {
         auto block = std::make_shared<Block>(c.Block(0, Form::kBidirectional));
         block->to(at::kDouble);
         for (const auto& q : block->named_parameters()) q.value().copy_(p["layers.0." + q.key()]);
-        const Stream s = block->Bidirectional({at::embedding(p["embed_tokens.weight"], ids), {}, {}, {}});
-        auto norm = [&](const at::Tensor& y) { return at::layer_norm(y, {12}, p["norm.weight"], p["norm.bias"], c.norm_eps); };
+        const Stream s =
+            block->Bidirectional({at::embedding(p["embed_tokens.weight"], ids), {}, {}, {}});
+        auto norm = [&](const at::Tensor& y) {
+          return at::layer_norm(y, {12}, p["norm.weight"], p["norm.bias"], c.norm_eps);
+        };
         at::Tensor pooled = pooling == "memory" ? s.memory : s.x;
         pooled = after ? norm(pooled.mean(1)) : norm(pooled).mean(1);
         if (head != "linear") {
           pooled = at::linear(pooled, p["classifier.dense.weight"], p["classifier.dense.bias"]);
           pooled = head == "relu" ? pooled.clamp_min(0) : at::gelu(pooled);
         }
-        const at::Tensor want = at::linear(pooled, p["classifier.out_proj.weight"], p["classifier.out_proj.bias"]);
+        const at::Tensor want =
+            at::linear(pooled, p["classifier.out_proj.weight"], p["classifier.out_proj.bias"]);
         ExpectClose(m->Forward(ids, Lengths({7, 7})), want, 1e-12, pooled_from + " " + head);
       }
     }
@@ -348,17 +355,22 @@ TEST(EncoderClassifier, NormsItsEmbeddings) {
     const auto normed = Make<EncoderClassifier>(c);
     auto from = normed->named_parameters(), to = plain->named_parameters();
     for (const auto& p : to) p.value().copy_(from[p.key()]);
-    // One token at one place: the plain model sees what the norm makes of their sum when that is its embedding and the position is 0.
-    const at::Tensor ids = at::full({1, 1}, 5, at::kLong), weight = to["embed_tokens.weight"], places = to["embed_positions.weight"];
+    // One token at one place: the plain model sees what the norm makes of their sum when that is
+    // its embedding and the position is 0.
+    const at::Tensor ids = at::full({1, 1}, 5, at::kLong), weight = to["embed_tokens.weight"],
+                     places = to["embed_positions.weight"];
     auto norm = [&](const at::Tensor& y) {
       const at::Tensor centred = y - y.mean(-1, true);
-      return centred / (centred.square().mean(-1, true) + c.norm_eps).sqrt() * from["embed_norm.weight"] + from["embed_norm.bias"];
+      return centred / (centred.square().mean(-1, true) + c.norm_eps).sqrt() *
+                 from["embed_norm.weight"] +
+             from["embed_norm.bias"];
     };
     const bool cls = pooling == "cls";
     weight[5] = norm(weight[5] + places[cls ? 1 : 0]);
     if (cls) to["cls_token"][0][0] = norm(to["cls_token"][0][0] + places[0]);
     places.zero_();
-    ExpectClose(normed->Forward(ids, Lengths({1})), plain->Forward(ids, Lengths({1})), 1e-12, pooling);
+    ExpectClose(normed->Forward(ids, Lengths({1})), plain->Forward(ids, Lengths({1})), 1e-12,
+                pooling);
   }
 }
 
@@ -371,10 +383,12 @@ TEST(DecoderLm, NormsItsEmbeddings) {
   const auto normed = Make<DecoderLm>(c);
   auto from = normed->named_parameters(), to = plain->named_parameters();
   for (const auto& p : to) p.value().copy_(from[p.key()]);
-  to["embed_tokens.weight"].copy_(
-      at::layer_norm(from["embed_tokens.weight"], {c.dim}, from["embed_norm.weight"], from["embed_norm.bias"], c.norm_eps));
+  to["embed_tokens.weight"].copy_(at::layer_norm(from["embed_tokens.weight"], {c.dim},
+                                                 from["embed_norm.weight"], from["embed_norm.bias"],
+                                                 c.norm_eps));
   const at::Tensor ids = Ids(2, 9);
-  ExpectClose(ExtendInPieces(*normed, ids, {0, 9}), ExtendInPieces(*plain, ids, {0, 9}), 1e-12, "logits");
+  ExpectClose(ExtendInPieces(*normed, ids, {0, 9}), ExtendInPieces(*plain, ids, {0, 9}), 1e-12,
+              "logits");
 }
 
 TEST(ModelConfig, FeedForwardDropoutReachesTheBlocks) {
@@ -398,127 +412,16 @@ TEST(EncoderClassifier, OneMemoryGoesThroughTheLayers) {
   ExpectContains(message({"latte"}, "memory"), {"pooling=memory", "latte", "pooling=mean"});
   ExpectContains(message({"luna", "latte"}, "memory"), {"pooling=memory", "latte"});
   ExpectContains(message({"set_transformer"}, "memory"), {"pooling=memory", "set_transformer"});
-  ExpectContains(message({"perceiver", "softmax"}, "cls"), {"pooling=cls", "latents", "pooling=mean"});
+  ExpectContains(message({"perceiver", "softmax"}, "cls"),
+                 {"pooling=cls", "latents", "pooling=mean"});
   EXPECT_EQ(message({"luna", "set_transformer", "latte", "luna"}, "memory"), "no error");
-  // The first layer makes the memory that the last one reads; what the last makes of it reaches nothing.
+  // The first layer makes the memory that the last one reads; what the last makes of it reaches
+  // nothing.
   ModelConfig c = SmallLm({"luna", "latte", "luna"});
   c.kind = "encoder_classifier", c.classes = 3, c.norm = "post";
   const auto names = MakeModel(c, 0)->named_parameters();
   EXPECT_TRUE(names.contains("layers.0.memory_norm.weight"));
   EXPECT_FALSE(names.contains("layers.2.memory_norm.weight"));
-}
-
-// ---- files
-
-std::string ReadFile(const std::string& path) {
-  std::ifstream in(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(in), {}};
-}
-void WriteFile(const std::string& path, const std::string& text) { std::ofstream(path, std::ios::binary) << text; }
-
-TEST(ModelFiles, RoundTripIsBitwise) {
-  std::vector<ModelConfig> configs = Lms();
-  configs.push_back(SmallLm({"latte"}));
-  configs.back().kind = "encoder_classifier", configs.back().classes = 3, configs.back().pooling = "cls", configs.back().ffn_bias = true;
-  configs.push_back(SmallLm({"performer", "abc_cluster", "latte"}));  // mechanisms with buffers
-  configs.push_back(TiedLm(true));
-  for (const ModelConfig& config : configs) {
-    const TestFolder folder;
-    const auto m = MakeModel(config, 7);
-    for (const auto& buffer : m->named_buffers()) buffer.value().add_(1);  // as drawn anew in training
-    SaveModel(*m, folder / "model");
-    const auto loaded = LoadModel(folder / "model");
-    const auto a = m->named_parameters(), b = loaded->named_parameters();
-    ASSERT_EQ(a.size(), b.size());
-    for (const auto& p : a) ExpectSameBits(b[p.key()], p.value(), p.key());
-    for (const auto& p : m->named_buffers()) ExpectSameBits(loaded->named_buffers()[p.key()], p.value(), p.key());
-    ModelConfig x = config, y = loaded->config();
-    EXPECT_EQ(x.Describe().Write(), y.Describe().Write());
-    EXPECT_FALSE(loaded->is_training());
-    SaveModel(*loaded, folder / "again");
-    EXPECT_EQ(ReadFile(folder / "model/model.safetensors"), ReadFile(folder / "again/model.safetensors"));
-    EXPECT_EQ(ReadFile(folder / "model/config.json"), ReadFile(folder / "again/config.json"));
-    // The same seed, the same model; another seed, another one.
-    const std::string embedding = "embed_tokens.weight";
-    ExpectSameBits(MakeModel(config, 7)->named_parameters()[embedding], a[embedding], "seed");
-    EXPECT_FALSE(at::equal(MakeModel(config, 8)->named_parameters()[embedding], a[embedding]));
-  }
-}
-
-TEST(ModelFiles, BrokenWeightsNameFileAndTensor) {
-  const TestFolder folder;
-  const auto m = MakeModel(SmallLm(), 1);
-  SaveModel(*m, folder.path());
-  const std::string path = folder / "model.safetensors", whole = ReadFile(path);
-  auto message = [&](auto&& change) {
-    TensorFile file = LoadTensors(path);
-    change(file);
-    SaveTensors(path, file);
-    const std::string text = ErrorMessage([&] { LoadModel(folder.path()); });
-    WriteFile(path, whole);
-    return text;
-  };
-  auto find = [](TensorFile& file, const std::string& name) {
-    return std::find_if(file.tensors.begin(), file.tensors.end(), [&](const NamedTensor& t) { return t.name == name; });
-  };
-  const std::string name = "layers.1.attention.q_proj.weight";
-  ExpectContains(message([&](TensorFile& f) { f.tensors.erase(find(f, name)); }), {path, name, "missing"});
-  ExpectContains(message([&](TensorFile& f) {
-                   f.tensors.push_back({"layers.1.attention.q_proj.weights", at::ones({2})});
-                 }),
-                 {path, "unknown tensor 'layers.1.attention.q_proj.weights'", "did you mean"});
-  ExpectContains(message([&](TensorFile& f) { find(f, name)->value = at::ones({12, 11}); }), {path, name, "[12, 11]", "[12, 12]"});
-  ExpectContains(message([&](TensorFile& f) { find(f, name)->value = at::ones({12, 12}, at::kLong); }), {path, name, "Long"});
-  // Half precision is read into the model's own.
-  EXPECT_EQ(message([&](TensorFile& f) { find(f, name)->value = at::ones({12, 12}, at::kHalf); }), "no error");
-  for (const size_t size : {size_t(0), size_t(4), size_t(100), whole.size() / 2, whole.size() - 1}) {
-    WriteFile(path, whole.substr(0, size));
-    ExpectContains(ErrorMessage([&] { LoadModel(folder.path()); }), {path});
-  }
-  std::filesystem::remove(path);
-  ExpectContains(ErrorMessage([&] { LoadModel(folder.path()); }), {path});
-  // A failed load leaves the model as it was.
-  WriteFile(path, whole);
-  TensorFile file = LoadTensors(path);
-  for (NamedTensor& t : file.tensors) t.value.zero_();
-  file.tensors.pop_back();
-  SaveTensors(path, file);
-  const at::Tensor before = m->parameters()[0].clone();
-  EXPECT_NE(ErrorMessage([&] { LoadWeights(*m, path); }), "no error");
-  ExpectSameBits(m->parameters()[0], before, "untouched");
-}
-
-TEST(ModelFiles, BrokenConfigsSayWhatToDo) {
-  const TestFolder folder;
-  SaveModel(*MakeModel(SmallLm(), 1), folder.path());
-  const std::string path = folder / "config.json";
-  const Json good = Json::parse(ReadFile(path));
-  auto message = [&](auto&& change) {
-    Json json = good;
-    change(json);
-    WriteFile(path, json.dump());
-    return ErrorMessage([&] { LoadModel(folder.path()); });
-  };
-  EXPECT_EQ(message([](Json&) {}), "no error");
-  ExpectContains(message([](Json& j) { j["version"] = 99, j["new_key"] = 1; }), {"version 99", "newer"});
-  ExpectContains(message([](Json& j) { j["version"] = 0; }), {"version 0"});
-  ExpectContains(message([](Json& j) { j["layer"] = 3; }), {path, "layer", "layers"});
-  ExpectContains(message([](Json& j) { j["attention"] = "lattte"; }), {path, "lattte", "latte"});
-  ExpectContains(message([](Json& j) { j["attention"] = Json{"latte", "softmax"}; }), {"2 mechanisms", "3 layers"});
-  ExpectContains(message([](Json& j) { j["attention_options"] = Json{{"latte", {{"latent", 4}}}}; }), {"latte", "latent", "latents"});
-  ExpectContains(message([](Json& j) { j["heads"] = 5; }), {"dim=12", "heads=5"});
-  ExpectContains(message([](Json& j) { j["heads"] = 0; }), {path, "heads", "0"});
-  ExpectContains(message([](Json& j) { j["dim"] = "wide"; }), {path, "dim", "wide"});
-  ExpectContains(message([](Json& j) { j["positions"] = "rotary"; }), {"rotary", "latte"});
-  ExpectContains(message([](Json& j) { j["head_bias"] = true; }), {"head_bias", "tie_embeddings=false"});
-  WriteFile(path, "{");
-  ExpectContains(ErrorMessage([&] { LoadModel(folder.path()); }), {path});
-  ModelConfig c = SmallLm();
-  c.vocab_size = 0;
-  ExpectContains(ErrorMessage([&] { MakeModel(c, 0); }), {"vocab_size"});
-  c = SmallLm();
-  c.kind = "encoder_classifier", c.conv = 4, c.classes = 3;
-  ExpectContains(ErrorMessage([&] { MakeModel(c, 0); }), {"conv=4", "conv=0"});
 }
 
 }  // namespace

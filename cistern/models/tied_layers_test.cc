@@ -1,5 +1,5 @@
-// Layers that share their parameters (ModelConfig::tied_layers): the same numbers as of equal layers, gradients summed, saved and counted
-// once.
+// Layers that share their parameters (ModelConfig::tied_layers): the same numbers as of equal
+// layers, gradients summed, saved and counted once.
 #include <map>
 
 #include "cistern/attention/testing_mechanisms.h"
@@ -17,11 +17,13 @@ ModelConfig Small(std::vector<std::string> attention) {
   c.vocab_size = 23, c.dim = 12, c.heads = 2, c.max_length = 64;
   c.layers = int64_t(attention.size());
   c.attention = std::move(attention);
-  c.attention_options = Json{{"latte", {{"latents", 6}}}, {"perceiver", {{"latents", 4}}}, {"luna", {{"slots", 3}}}};
+  c.attention_options =
+      Json{{"latte", {{"latents", 6}}}, {"perceiver", {{"latents", 4}}}, {"luna", {{"slots", 3}}}};
   return c;
 }
 
-ModelConfig SmallClassifier(std::vector<std::string> attention, const std::string& pooling = "mean") {
+ModelConfig SmallClassifier(std::vector<std::string> attention,
+                            const std::string& pooling = "mean") {
   ModelConfig c = Small(std::move(attention));
   c.kind = "encoder_classifier", c.classes = 3, c.pooling = pooling;
   return c;
@@ -36,14 +38,16 @@ std::shared_ptr<EncoderClassifier> Make(const ModelConfig& config) {
   return model;
 }
 
-// A Perceiver of depth 3 whose later two repeats have their parameters in common (the latents belong to the first cross attention), and
-// memories, whose last block alone would have less.
+// A Perceiver of depth 3 whose later two repeats have their parameters in common (the latents
+// belong to the first cross attention), and memories, whose last block alone would have less.
 TEST(TiedLayers, AreOneBlock) {
-  const std::vector<std::string> perceiver = {"perceiver", "softmax", "perceiver", "softmax", "perceiver", "softmax"};
-  std::vector<std::pair<ModelConfig, std::vector<int64_t>>> all = {{SmallClassifier(perceiver), {0, 1, 0, 1, 0, 1}},
-                                                                   {SmallClassifier(perceiver), {0, 1, 2, 3, 2, 3}},
-                                                                   {SmallClassifier({"luna", "luna", "luna"}, "memory"), {0, 0, 0}},
-                                                                   {SmallClassifier({"luna", "latte", "luna"}), {0, 1, 0}}};
+  const std::vector<std::string> perceiver = {"perceiver", "softmax",   "perceiver",
+                                              "softmax",   "perceiver", "softmax"};
+  std::vector<std::pair<ModelConfig, std::vector<int64_t>>> all = {
+      {SmallClassifier(perceiver), {0, 1, 0, 1, 0, 1}},
+      {SmallClassifier(perceiver), {0, 1, 2, 3, 2, 3}},
+      {SmallClassifier({"luna", "luna", "luna"}, "memory"), {0, 0, 0}},
+      {SmallClassifier({"luna", "latte", "luna"}), {0, 1, 0}}};
   all[2].first.norm = "post";
   for (auto& [config, ties] : all) {
     const std::string what = config.Summary() + " " + Json(ties).dump();
@@ -51,8 +55,11 @@ TEST(TiedLayers, AreOneBlock) {
     config.tied_layers = ties;
     const auto tied = Make(config);
     auto own = untied->named_parameters(), shared = tied->named_parameters();
-    auto name = [](size_t layer, const std::string& rest) { return "layers." + std::to_string(layer) + "." + rest; };
-    std::map<std::string, at::Tensor> want;  // gradients of the shared parameters: the sum of the untied ones
+    auto name = [](size_t layer, const std::string& rest) {
+      return "layers." + std::to_string(layer) + "." + rest;
+    };
+    std::map<std::string, at::Tensor>
+        want;  // gradients of the shared parameters: the sum of the untied ones
     int64_t count = 0;
     for (const auto& p : shared) count += p.value().numel();
     EXPECT_EQ(tied->ParameterCount(), count) << what;
@@ -62,7 +69,8 @@ TEST(TiedLayers, AreOneBlock) {
       for (const auto& p : own) {
         const std::string prefix = name(layer, "");
         if (p.key().rfind(prefix, 0) != 0) continue;
-        EXPECT_EQ(shared.contains(p.key()), ties[layer] == int64_t(layer)) << what << ": " << p.key();
+        EXPECT_EQ(shared.contains(p.key()), ties[layer] == int64_t(layer))
+            << what << ": " << p.key();
         p.value().copy_(shared[name(size_t(ties[layer]), p.key().substr(prefix.size()))]);
       }
     }
@@ -82,17 +90,21 @@ TEST(TiedLayers, AreOneBlock) {
         sum = sum.defined() ? sum + p.value().grad() : p.value().grad();
       }
     }
-    for (const auto& [key, gradient] : want) ExpectClose(shared[key].grad(), gradient, 1e-10, what + " gradient of " + key);
+    for (const auto& [key, gradient] : want)
+      ExpectClose(shared[key].grad(), gradient, 1e-10, what + " gradient of " + key);
     const TestFolder folder;
     SaveModel(*tied, folder / "model");
-    EXPECT_EQ(LoadTensors(folder / "model/model.safetensors").tensors.size(), shared.size()) << what;
+    EXPECT_EQ(LoadTensors(folder / "model/model.safetensors").tensors.size(), shared.size())
+        << what;
     const auto loaded = std::dynamic_pointer_cast<EncoderClassifier>(LoadModel(folder / "model"));
-    ExpectSameBits(loaded->Forward(ids, lengths), tied->Forward(ids, lengths), what + ", saved and loaded");
+    ExpectSameBits(loaded->Forward(ids, lengths), tied->Forward(ids, lengths),
+                   what + ", saved and loaded");
   }
 }
 
 TEST(TiedLayers, RefuseWithAReason) {
-  auto message = [](const std::vector<std::string>& attention, const std::vector<int64_t>& ties, const Json& options = Json::object()) {
+  auto message = [](const std::vector<std::string>& attention, const std::vector<int64_t>& ties,
+                    const Json& options = Json::object()) {
     ModelConfig c = Small(attention);
     c.layers = int64_t(ties.size());
     c.tied_layers = ties;
@@ -103,11 +115,14 @@ TEST(TiedLayers, RefuseWithAReason) {
   ExpectContains(message({"latte"}, {1, 1}), {"layer 0", "parameters of layer 1", "earlier layer"});
   ExpectContains(message({"latte"}, {0, 0, 1}), {"layer 2", "layer 1", "with its own"});
   ExpectContains(message({"latte"}, {0, -1}), {"layer 1", "layer -1"});
-  ExpectContains(message({"latte", "softmax"}, {0, 0}), {"layer 1 (softmax)", "layer 0 (latte)", "one mechanism"});
+  ExpectContains(message({"latte", "softmax"}, {0, 0}),
+                 {"layer 1 (softmax)", "layer 0 (latte)", "one mechanism"});
   ExpectContains(message({"performer"}, {0, 0}), {"performer", "redraw=0"});
   EXPECT_EQ(message({"performer"}, {0, 0}, {{"performer", {{"redraw", 0}}}}), "no error");
-  ExpectContains(message({"reuse"}, {0, 0}, {{"reuse", {{"placement", "alternate"}}}}), {"reuse", "do not copy the same scores"});
-  EXPECT_EQ(message({"reuse"}, {0, 1, 2, 1}, {{"reuse", {{"placement", "alternate"}}}}), "no error");
+  ExpectContains(message({"reuse"}, {0, 0}, {{"reuse", {{"placement", "alternate"}}}}),
+                 {"reuse", "do not copy the same scores"});
+  EXPECT_EQ(message({"reuse"}, {0, 1, 2, 1}, {{"reuse", {{"placement", "alternate"}}}}),
+            "no error");
   ModelConfig c = Small({"latte", "softmax", "latte"});
   c.tied_layers = {0};
   ExpectContains(ErrorMessage([&] { MakeModel(c, 0); }), {"tied_layers lists 1", "3 layers"});

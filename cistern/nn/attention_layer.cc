@@ -13,7 +13,8 @@
 namespace cistern {
 namespace {
 
-// The filter of one projection, [width, taps]; begins as the identity: 1 on the token itself, small noise on the tokens before it.
+// The filter of one projection, [width, taps]; begins as the identity: 1 on the token itself, small
+// noise on the tokens before it.
 class ShortConvolution : public torch::nn::Module {
  public:
   ShortConvolution(int64_t width, int64_t taps) {
@@ -24,7 +25,8 @@ class ShortConvolution : public torch::nn::Module {
   at::Tensor weight;
 };
 
-// Under autocast the linear maps of a layer run in bfloat16; what its core computes runs in full precision, the core's own products too.
+// Under autocast the linear maps of a layer run in bfloat16; what its core computes runs in full
+// precision, the core's own products too.
 template <class F>
 auto InFullPrecision(F&& core) {
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
@@ -37,18 +39,22 @@ std::shared_ptr<Mechanism> MakeMechanism(const AttentionLayerOptions& options) {
   const MechanismInfo& info = FindMechanism(options.mechanism);
   AttentionDims dims = options.dims;
   dims.cross = options.form == Form::kCross;
-  if (dims.dim % dims.heads != 0) FailUsage("dim=", dims.dim, " is not divisible by heads=", dims.heads);
+  if (dims.dim % dims.heads != 0)
+    FailUsage("dim=", dims.dim, " is not divisible by heads=", dims.heads);
   RequireForm(info, options.form);
-  if (std::find(info.positions.begin(), info.positions.end(), options.positions) == info.positions.end()) {
+  if (std::find(info.positions.begin(), info.positions.end(), options.positions) ==
+      info.positions.end()) {
     std::string fitting;
     for (const std::string& p : info.positions) fitting += (fitting.empty() ? "" : ", ") + p;
-    FailUsage("positions=", options.positions, " do not fit mechanism ", info.name, "; those that do: ", fitting);
+    FailUsage("positions=", options.positions, " do not fit mechanism ", info.name,
+              "; those that do: ", fitting);
   }
   if (options.positions == "rotary" && (dims.dim / dims.heads) % 2 != 0) {
     FailUsage("rotary positions need an even head width, got dim/heads=", dims.dim / dims.heads);
   }
   if (options.conv > 0 && options.form != Form::kCausal) {
-    FailUsage("conv=", options.conv, " is a causal convolution; the ", FormName(options.form), " form has none: set conv=0");
+    FailUsage("conv=", options.conv, " is a causal convolution; the ", FormName(options.form),
+              " form has none: set conv=0");
   }
   return info.make(options.mechanism_options, dims);
 }
@@ -59,11 +65,15 @@ AttentionLayer::AttentionLayer(AttentionLayerOptions options) : options_(options
   mechanism_ = register_module("core", MakeMechanism(options));
   memory_mechanism_ = dynamic_cast<MemoryMechanism*>(mechanism_.get());
   for (const Projection& p : mechanism_->Projections()) AddProjection(p);
-  const auto packed = memory_mechanism_ ? memory_mechanism_->packed_output() : MemoryMechanism::PackedOutput::kNone;
+  const auto packed =
+      memory_mechanism_ ? memory_mechanism_->packed_output() : MemoryMechanism::PackedOutput::kNone;
   if ((options.tokens_out && attends()) || packed == MemoryMechanism::PackedOutput::kShared)
-    out_ = register_module("o_proj", std::make_shared<Linear>(dims.dim, dims.dim, options.bias, options.out_std));
+    out_ = register_module(
+        "o_proj", std::make_shared<Linear>(dims.dim, dims.dim, options.bias, options.out_std));
   if (packed == MemoryMechanism::PackedOutput::kOwn)
-    packed_out_ = register_module("packed_o_proj", std::make_shared<Linear>(dims.dim, dims.dim, options.bias, options.out_std));
+    packed_out_ = register_module(
+        "packed_o_proj",
+        std::make_shared<Linear>(dims.dim, dims.dim, options.bias, options.out_std));
   if (packed == MemoryMechanism::PackedOutput::kShared) packed_out_ = out_;
   if (!FoldRefusal().empty()) return;
   after_maps_ = dynamic_cast<FoldingMechanism&>(*mechanism_).AfterMaps();
@@ -73,25 +83,33 @@ AttentionLayer::AttentionLayer(AttentionLayerOptions options) : options_(options
 
 void AttentionLayer::AddProjection(Projection p) {
   if (p.heads == 0) p.heads = options_.dims.heads;
-  std::vector<Mapped>& mapped = p.side == Side::kMemory ? memory_ : p.side == Side::kPacked ? packed_ : tokens_;
+  std::vector<Mapped>& mapped = p.side == Side::kMemory   ? memory_
+                                : p.side == Side::kPacked ? packed_
+                                                          : tokens_;
   Mapped m{p, nullptr, {}};
   const std::string name = p.map.empty() ? p.name : p.map;
-  // A map that only the tokens' reading would need is not made where nothing reads; another that shares it makes it.
+  // A map that only the tokens' reading would need is not made where nothing reads; another that
+  // shares it makes it.
   m.needed = options_.tokens_out || (p.side != Side::kQuery && p.side != Side::kPacked);
   if (m.needed && !p.identity) {
     m.map = p.tied && options_.first ? options_.first->FindMap(name) : FindMap(name);
     if (!m.map)
-      m.map = register_module(name + "_proj", std::make_shared<Linear>(options_.dims.dim, p.width, options_.bias, options_.init_std));
+      m.map = register_module(
+          name + "_proj",
+          std::make_shared<Linear>(options_.dims.dim, p.width, options_.bias, options_.init_std));
   }
   if (options_.conv > 0 && p.OfTokens())
-    m.filter = register_module(p.name + "_conv", std::make_shared<ShortConvolution>(p.width, options_.conv))->weight;
+    m.filter = register_module(p.name + "_conv",
+                               std::make_shared<ShortConvolution>(p.width, options_.conv))
+                   ->weight;
   mapped.push_back(m);
 }
 
 std::shared_ptr<Linear> AttentionLayer::FindMap(const std::string& name) const {
   for (const std::vector<Mapped>* mapped : {&tokens_, &memory_, &packed_}) {
     for (const Mapped& m : *mapped) {
-      if (m.map && (m.projection.map.empty() ? m.projection.name : m.projection.map) == name) return m.map;
+      if (m.map && (m.projection.map.empty() ? m.projection.name : m.projection.map) == name)
+        return m.map;
     }
   }
   return nullptr;
@@ -109,21 +127,28 @@ at::Tensor AttentionLayer::EmptyConv(int64_t batch, const at::TensorOptions& opt
   return at::zeros({batch, options_.conv - 1, channels}, options);
 }
 
-int64_t AttentionLayer::StateBytes(int64_t batch, int64_t tokens, const at::TensorOptions& options) const {
-  const int64_t conv = options_.conv > 0 ? int64_t(EmptyConv(batch, options.device(at::kMeta)).nbytes()) : 0;
+int64_t AttentionLayer::StateBytes(int64_t batch, int64_t tokens,
+                                   const at::TensorOptions& options) const {
+  const int64_t conv =
+      options_.conv > 0 ? int64_t(EmptyConv(batch, options.device(at::kMeta)).nbytes()) : 0;
   return mechanism_->StateBytes(batch, tokens, options) + conv;
 }
 
 std::string AttentionLayer::TruncateRefusal() const {
-  if (!mechanism_->info().truncates) return "the state of " + mechanism_->info().name + " does not hold single tokens";
-  if (options_.conv > 0) return StrCat("of its convolution, conv=", options_.conv, ", only the last inputs are kept");
+  if (!mechanism_->info().truncates)
+    return "the state of " + mechanism_->info().name + " does not hold single tokens";
+  if (options_.conv > 0)
+    return StrCat("of its convolution, conv=", options_.conv, ", only the last inputs are kept");
   return "";
 }
 
 std::string AttentionLayer::FoldRefusal() const {
   const auto* folding = dynamic_cast<const FoldingMechanism*>(mechanism_.get());
-  if (!folding) return mechanism_->info().name + " has no map that could be folded into its projections";
-  if (options_.conv > 0) return StrCat("the convolution, conv=", options_.conv, ", stands between the projections and the map");
+  if (!folding)
+    return mechanism_->info().name + " has no map that could be folded into its projections";
+  if (options_.conv > 0)
+    return StrCat("the convolution, conv=", options_.conv,
+                  ", stands between the projections and the map");
   return folding->FoldRefusal();
 }
 
@@ -132,9 +157,12 @@ void AttentionLayer::train(bool on) {
   torch::nn::Module::train(on);
 }
 
-bool AttentionLayer::Folds() const { return after_maps_ && !is_training() && !at::GradMode::is_enabled(); }
+bool AttentionLayer::Folds() const {
+  return after_maps_ && !is_training() && !at::GradMode::is_enabled();
+}
 
-FoldedMap::Map AttentionLayer::Joined(const std::vector<const Mapped*>& mapped, FoldedMap& kept) const {
+FoldedMap::Map AttentionLayer::Joined(const std::vector<const Mapped*>& mapped,
+                                      FoldedMap& kept) const {
   if (is_training() || at::GradMode::is_enabled()) return Join(mapped);
   std::vector<at::Tensor> sources;
   for (const Mapped* m : mapped) sources.insert(sources.end(), {m->map->weight, m->map->bias});
@@ -157,10 +185,13 @@ FoldedMap::Map AttentionLayer::Fold(const std::vector<const Mapped*>& mapped) co
   for (const Mapped* m : mapped) {
     at::Tensor weight = m->map->weight, bias = m->map->bias;
     const auto type = weight.scalar_type();
-    const auto then = dynamic_cast<const FoldingMechanism&>(*mechanism_).FirstMap(size_t(m - tokens_.data()));
+    const auto then =
+        dynamic_cast<const FoldingMechanism&>(*mechanism_).FirstMap(size_t(m - tokens_.data()));
     if (then.weight.defined()) {  // [H,w',w] times [H,w,D], in double: rounded once
       const at::Tensor map = then.weight.to(at::kDouble);
-      const auto by_head = [&](const at::Tensor& x) { return x.to(at::kDouble).reshape({map.size(0), map.size(2), -1}); };
+      const auto by_head = [&](const at::Tensor& x) {
+        return x.to(at::kDouble).reshape({map.size(0), map.size(2), -1});
+      };
       const at::Tensor added = then.bias.to(at::kDouble).unsqueeze(2);
       weight = at::matmul(map, by_head(weight)).flatten(0, 1).to(type);
       bias = (bias.defined() ? at::matmul(map, by_head(bias)) + added : added).flatten().to(type);
@@ -171,10 +202,14 @@ FoldedMap::Map AttentionLayer::Fold(const std::vector<const Mapped*>& mapped) co
   return {at::cat(weights), at::cat(biases)};
 }
 
-// All projections of the tokens in one product (and one convolution), then split into heads: views, no copies.
-std::vector<at::Tensor> AttentionLayer::Project(const Stream& stream, State* state, std::optional<Side> side) const {
+// All projections of the tokens in one product (and one convolution), then split into heads: views,
+// no copies.
+std::vector<at::Tensor> AttentionLayer::Project(const Stream& stream, State* state,
+                                                std::optional<Side> side) const {
   const bool folds = Folds();
-  const auto wanted = [&](const Mapped& m) { return m.needed && (!side || m.projection.side == *side); };
+  const auto wanted = [&](const Mapped& m) {
+    return m.needed && (!side || m.projection.side == *side);
+  };
   std::vector<const Mapped*> mapped;
   std::vector<at::Tensor> filters, parts;
   std::vector<int64_t> widths;
@@ -185,29 +220,38 @@ std::vector<at::Tensor> AttentionLayer::Project(const Stream& stream, State* sta
     if (m.filter.defined()) filters.push_back(m.filter);
   }
   if (!mapped.empty()) {
-    const FoldedMap::Map map = Joined(mapped, !side ? joined_ : *side == Side::kQuery ? joined_query_ : joined_key_);
-    at::Tensor y = at::linear(stream.x, map.weight, map.bias.defined() ? std::optional<at::Tensor>(map.bias) : std::nullopt);
-    if (y.scalar_type() != map.weight.scalar_type()) y = y.to(map.weight.scalar_type());  // InFullPrecision
+    const FoldedMap::Map map = Joined(mapped, !side                   ? joined_
+                                              : *side == Side::kQuery ? joined_query_
+                                                                      : joined_key_);
+    at::Tensor y =
+        at::linear(stream.x, map.weight,
+                   map.bias.defined() ? std::optional<at::Tensor>(map.bias) : std::nullopt);
+    if (y.scalar_type() != map.weight.scalar_type())
+      y = y.to(map.weight.scalar_type());  // InFullPrecision
     if (options_.conv > 0) {
       auto [filtered, after] = ops::ShortConv(y, at::cat(filters), (*state)["conv"], stream.mask);
       y = filtered;
       (*state)["conv"] = after;
     }
-    parts = y.split_with_sizes(widths, 2);  // one gradient for all parts, where narrow makes one of full size for each
+    parts = y.split_with_sizes(
+        widths, 2);  // one gradient for all parts, where narrow makes one of full size for each
   }
   std::vector<at::Tensor> x;
   size_t next = 0;
   for (const Mapped& m : tokens_) {
     const Projection& p = m.projection;
     x.push_back(!wanted(m) ? at::Tensor() : Split(m.map ? parts[next++] : stream.x, p.heads));
-    if (options_.positions == "rotary" && p.rotary && wanted(m)) x.back() = Rotate(x.back(), stream.positions);
+    if (options_.positions == "rotary" && p.rotary && wanted(m))
+      x.back() = Rotate(x.back(), stream.positions);
   }
   return x;
 }
 
-void AttentionLayer::Project(const std::vector<Mapped>& maps, const at::Tensor& memory, std::vector<at::Tensor>* x) const {
+void AttentionLayer::Project(const std::vector<Mapped>& maps, const at::Tensor& memory,
+                             std::vector<at::Tensor>* x) const {
   const auto type = mechanism_->InitialMemory().scalar_type();  // InFullPrecision
-  for (const Mapped& m : maps) x->push_back(Split((m.map ? m.map->Forward(memory) : memory).to(type), m.projection.heads));
+  for (const Mapped& m : maps)
+    x->push_back(Split((m.map ? m.map->Forward(memory) : memory).to(type), m.projection.heads));
 }
 
 at::Tensor AttentionLayer::Split(const at::Tensor& y, int64_t heads) {
@@ -218,9 +262,11 @@ at::Tensor AttentionLayer::Merge(const at::Tensor& heads) const {
   return heads.transpose(1, 2).reshape({heads.size(0), heads.size(2), options_.dims.dim});
 }
 
-at::Tensor AttentionLayer::Attend(Form form, const std::vector<at::Tensor>& x, State* state, const ops::Mask& mask, Handles* handles) {
+at::Tensor AttentionLayer::Attend(Form form, const std::vector<at::Tensor>& x, State* state,
+                                  const ops::Mask& mask, Handles* handles) {
   Handles none;
-  return out_->Forward(Merge(InFullPrecision([&] { return Running().Attend(form, x, state, mask, handles ? *handles : none); })));
+  return out_->Forward(Merge(InFullPrecision(
+      [&] { return Running().Attend(form, x, state, mask, handles ? *handles : none); })));
 }
 
 at::Tensor AttentionLayer::Extend(const Stream& stream, State& state, Handles* handles) {
@@ -238,7 +284,8 @@ void AttentionLayer::Write(const Stream& source, State& state) {
 at::Tensor AttentionLayer::Read(const Stream& target, State& state, Handles* handles) {
   std::vector<at::Tensor> x = Project(target, nullptr, Side::kQuery);
   if (memory_mechanism_) {
-    const at::Tensor heads = Merge(memory_mechanism_->Packed(state)).to(mechanism_->InitialMemory().scalar_type());
+    const at::Tensor heads =
+        Merge(memory_mechanism_->Packed(state)).to(mechanism_->InitialMemory().scalar_type());
     Project(packed_, packed_out_ ? packed_out_->Forward(heads) : heads, &x);
   }
   return Attend(Form::kCross, x, &state, target.mask, handles);
@@ -246,22 +293,28 @@ at::Tensor AttentionLayer::Read(const Stream& target, State& state, Handles* han
 
 AttentionLayer::Attended AttentionLayer::Bidirectional(const Stream& stream, Handles* handles) {
   std::vector<at::Tensor> x = Project(stream, nullptr);
-  if (!memory_mechanism_) return {Attend(Form::kBidirectional, x, nullptr, stream.mask, handles), {}};
+  if (!memory_mechanism_)
+    return {Attend(Form::kBidirectional, x, nullptr, stream.mask, handles), {}};
   if (handles) handles->clear();
   if (stream.mask.starts) {
     FailUsage("[", mechanism_->info().name,
-              "] has one memory for each row, and a row of several documents would need one for each: give each document a row of its own, "
+              "] has one memory for each row, and a row of several documents would need one for "
+              "each: give each document a row of its own, "
               "with lengths, or use a mechanism without a memory, such as latte");
   }
   const bool handed_on = mechanism_->info().HandsOnMemory() && stream.memory.defined();
   Project(memory_, handed_on ? stream.memory : mechanism_->InitialMemory(), &x);
-  const at::Tensor heads = Merge(InFullPrecision([&] { return memory_mechanism_->Pack(x, stream.mask); }));
-  const at::Tensor mapped = packed_out_ ? packed_out_->Forward(heads).to(heads.scalar_type()) : heads;
-  const at::Tensor packed = InFullPrecision([&] { return memory_mechanism_->Update(x, mapped, stream.mask); });
+  const at::Tensor heads =
+      Merge(InFullPrecision([&] { return memory_mechanism_->Pack(x, stream.mask); }));
+  const at::Tensor mapped =
+      packed_out_ ? packed_out_->Forward(heads).to(heads.scalar_type()) : heads;
+  const at::Tensor packed =
+      InFullPrecision([&] { return memory_mechanism_->Update(x, mapped, stream.mask); });
   if (!options_.tokens_out) return {{}, packed};
   std::vector<at::Tensor> read;
   Project(packed_, packed, &read);
-  const at::Tensor y = InFullPrecision([&] { return memory_mechanism_->Unpack(x, read, stream.mask); });
+  const at::Tensor y =
+      InFullPrecision([&] { return memory_mechanism_->Unpack(x, read, stream.mask); });
   return {out_->Forward(Merge(ZeroPadding(y, stream.mask))), packed};
 }
 

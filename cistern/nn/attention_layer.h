@@ -1,10 +1,12 @@
 #pragma once
-// An attention layer: declared projections, short convolution, rotary positions, a mechanism's core, the output projection. Self attention
-// (bidirectional or causal) projects one stream; cross attention writes one, the source, into a state, and reads it with another. Where the
-// mechanism has a memory stream, also the projections of the memory and of what was packed into it.
+// An attention layer: declared projections, short convolution, rotary positions, a mechanism's
+// core, the output projection. Self attention (bidirectional or causal) projects one stream; cross
+// attention writes one, the source, into a state, and reads it with another. Where the mechanism
+// has a memory stream, also the projections of the memory and of what was packed into it.
 //
-// In evaluation without gradients the projections' weights are kept as one matrix, and the map that a FoldingMechanism begins with is part
-// of it: it is made at the first call and again whenever a weight has changed or train() was called. The weights stay as they are.
+// In evaluation without gradients the projections' weights are kept as one matrix, and the map that
+// a FoldingMechanism begins with is part of it: it is made at the first call and again whenever a
+// weight has changed or train() was called. The weights stay as they are.
 #include <memory>
 #include <optional>
 #include <vector>
@@ -26,12 +28,14 @@ struct AttentionLayerOptions {
   int64_t conv = 0;                // taps of the causal convolution on every projection; 0: none
   bool bias = false;
   double init_std = 0.02, out_std = 0.02;
-  bool tokens_out = true;                       // false: only the memory is asked for, and what the tokens alone would need is left out
-  const class AttentionLayer* first = nullptr;  // of an earlier block, same mechanism: owns what is tied across layers
+  bool tokens_out = true;  // false: only the memory is asked for, and what the tokens alone would
+                           // need is left out
+  const class AttentionLayer* first =
+      nullptr;  // of an earlier block, same mechanism: owns what is tied across layers
 };
 
-// The core alone, after all checks: UsageError where the mechanism does not have the form, the positions or the convolution, or the sizes
-// do not fit.
+// The core alone, after all checks: UsageError where the mechanism does not have the form, the
+// positions or the convolution, or the sizes do not fit.
 std::shared_ptr<Mechanism> MakeMechanism(const AttentionLayerOptions& options);
 
 class AttentionLayer : public torch::nn::Module {
@@ -48,20 +52,24 @@ class AttentionLayer : public torch::nn::Module {
   // Why no map of the mechanism is folded into the projections in evaluation; empty where it is.
   std::string FoldRefusal() const;
   void train(bool on = true) override;
-  // [B,T,D]. `handles`: scores from the layer before, replaced by those for the next (Mechanism::Attend); null: there is neither.
+  // [B,T,D]. `handles`: scores from the layer before, replaced by those for the next
+  // (Mechanism::Attend); null: there is neither.
   at::Tensor Extend(const Stream& stream, State& state, Handles* handles = nullptr);  // causal
-  // With a memory stream, `packed` is what its slots found in the tokens, to be added to the memory, or the next memory itself
-  // (MemoryUse::kReplaced). Its rows hold one document each: packed rows are a UsageError, because the memory that goes from block to block
-  // is one for each row, and no source says how that of several documents in a row would be handed on.
+  // With a memory stream, `packed` is what its slots found in the tokens, to be added to the
+  // memory, or the next memory itself (MemoryUse::kReplaced). Its rows hold one document each:
+  // packed rows are a UsageError, because the memory that goes from block to block is one for each
+  // row, and no source says how that of several documents in a row would be handed on.
   struct Attended {
     at::Tensor tokens;  // [B,T,D]; undefined without options.tokens_out
     at::Tensor packed;  // [B,M,D]
   };
   Attended Bidirectional(const Stream& stream, Handles* handles = nullptr);
-  // Cross: the source's tokens into the state, its padding left out, and queries of the target against it.
+  // Cross: the source's tokens into the state, its padding left out, and queries of the target
+  // against it.
   void Write(const Stream& source, State& state);
   at::Tensor Read(const Stream& target, State& state, Handles* handles = nullptr);
-  // False for a layer of a model whose attention is left out (reuse.h): it has no parameters and no state, and does not run.
+  // False for a layer of a model whose attention is left out (reuse.h): it has no parameters and no
+  // state, and does not run.
   bool attends() const { return !tokens_.empty(); }
   const Mechanism& mechanism() const { return *mechanism_; }
 
@@ -79,14 +87,19 @@ class AttentionLayer : public torch::nn::Module {
   Mechanism& Running() const { return Folds() ? *after_maps_ : *mechanism_; }
   // The maps as one: Join, or where it folds Fold, kept in evaluation without gradients.
   FoldedMap::Map Joined(const std::vector<const Mapped*>& mapped, FoldedMap& kept) const;
-  FoldedMap::Map Join(const std::vector<const Mapped*>& mapped) const;  // weights and biases, one after the other
-  FoldedMap::Map Fold(const std::vector<const Mapped*>& mapped) const;  // the same, each with the mechanism's first map
+  FoldedMap::Map Join(
+      const std::vector<const Mapped*>& mapped) const;  // weights and biases, one after the other
+  FoldedMap::Map Fold(const std::vector<const Mapped*>& mapped)
+      const;  // the same, each with the mechanism's first map
   at::Tensor EmptyConv(int64_t batch, const at::TensorOptions& options) const;
   // Those of tokens in declared order; with `side`, the others are undefined.
-  std::vector<at::Tensor> Project(const Stream& stream, State* state, std::optional<Side> side = {}) const;
+  std::vector<at::Tensor> Project(const Stream& stream, State* state,
+                                  std::optional<Side> side = {}) const;
   // Appends projections of [B,M,D], each [B,H,M,w].
-  void Project(const std::vector<Mapped>& maps, const at::Tensor& memory, std::vector<at::Tensor>* x) const;
-  at::Tensor Attend(Form form, const std::vector<at::Tensor>& x, State* state, const ops::Mask& mask, Handles* handles);
+  void Project(const std::vector<Mapped>& maps, const at::Tensor& memory,
+               std::vector<at::Tensor>* x) const;
+  at::Tensor Attend(Form form, const std::vector<at::Tensor>& x, State* state,
+                    const ops::Mask& mask, Handles* handles);
   static at::Tensor Split(const at::Tensor& y, int64_t heads);  // [B,T,width] -> [B,H,T,width/H]
   at::Tensor Merge(const at::Tensor& heads) const;              // [B,H,T,d] -> [B,T,D]
 

@@ -33,9 +33,12 @@ std::shared_ptr<AttentionLayer> Make(const AttentionLayerOptions& options) {
   return layer;
 }
 
-Stream MakeStream(const at::Tensor& x, const ops::Mask& mask = {}) { return {x, mask, at::arange(x.size(1), at::kLong).unsqueeze(0)}; }
+Stream MakeStream(const at::Tensor& x, const ops::Mask& mask = {}) {
+  return {x, mask, at::arange(x.size(1), at::kLong).unsqueeze(0)};
+}
 
-at::Tensor Cross(AttentionLayer& layer, const at::Tensor& target, const at::Tensor& source, const ops::Mask& mask = {}) {
+at::Tensor Cross(AttentionLayer& layer, const at::Tensor& target, const at::Tensor& source,
+                 const ops::Mask& mask = {}) {
   State state = layer.EmptyState(source.size(0), source.options().requires_grad(false));
   layer.Write(MakeStream(source, mask), state);
   return layer.Read(MakeStream(target), state);
@@ -49,7 +52,8 @@ void ForEachCrossLayer(F&& f) {
       const auto layer = Make(CrossOptions(*info, options));
       for (const ops::Impl impl : kImpls) {
         ImplScope scope(impl);
-        f(*layer, std::max(1.0, info->tolerance / 1e-6), info->name + options.dump() + " " + ImplName(impl));
+        f(*layer, std::max(1.0, info->tolerance / 1e-6),
+          info->name + options.dump() + " " + ImplName(impl));
       }
     }
   }
@@ -67,20 +71,25 @@ TEST(CrossAttention, IsTheDefinitionOfTheProjections) {
     const auto project = [&](const at::Tensor& x) {
       std::vector<at::Tensor> out;
       for (const Projection& p : layer.mechanism().Projections()) {
-        const at::Tensor y = at::linear(x, all[p.name + "_proj.weight"], all[p.name + "_proj.bias"]);
-        out.push_back(y.view({x.size(0), x.size(1), p.heads > 0 ? p.heads : 2, -1}).transpose(1, 2));
+        const at::Tensor y =
+            at::linear(x, all[p.name + "_proj.weight"], all[p.name + "_proj.bias"]);
+        out.push_back(
+            y.view({x.size(0), x.size(1), p.heads > 0 ? p.heads : 2, -1}).transpose(1, 2));
       }
       return out;
     };
-    const at::Tensor heads = layer.mechanism().Definition(Form::kCross, project(target), project(source));
-    const at::Tensor want = at::linear(heads.transpose(1, 2).reshape({2, 5, kModel}), all["o_proj.weight"], all["o_proj.bias"]);
+    const at::Tensor heads =
+        layer.mechanism().Definition(Form::kCross, project(target), project(source));
+    const at::Tensor want = at::linear(heads.transpose(1, 2).reshape({2, 5, kModel}),
+                                       all["o_proj.weight"], all["o_proj.bias"]);
     ExpectClose(Cross(layer, target, source), want, 1e-11 * wide, what);
   });
 }
 
 TEST(CrossAttention, PaddingOfTheSourceIsNotSeenAndRowsAreAlone) {
   ForEachCrossLayer([](AttentionLayer& layer, double wide, const std::string& what) {
-    const at::Tensor target = Normal({3, 5, kModel}), source = Leaf(Normal({3, 9, kModel})), g = Normal({3, 5, kModel});
+    const at::Tensor target = Normal({3, 5, kModel}), source = Leaf(Normal({3, 9, kModel})),
+                     g = Normal({3, 5, kModel});
     const std::vector<int64_t> lengths = {9, 4, 1};
     const at::Tensor got = Cross(layer, target, source, {Lengths(lengths), {}});
     const at::Tensor gradient = Gradients((got * g).sum(), {source})[0];
@@ -90,8 +99,12 @@ TEST(CrossAttention, PaddingOfTheSourceIsNotSeenAndRowsAreAlone) {
       ExpectClose(got.narrow(0, b, 1), want, 1e-11 * wide, what);
       const at::Tensor want_g = Gradients((want * g.narrow(0, b, 1)).sum(), {alone})[0];
       const at::Tensor row = gradient.narrow(0, b, 1), real = row.narrow(1, 0, lengths[size_t(b)]);
-      EXPECT_LE((real - want_g).norm().item<double>(), 1e-9 * wide * (want_g.norm().item<double>() + 1)) << what;
-      EXPECT_EQ(row.narrow(1, lengths[size_t(b)], 9 - lengths[size_t(b)]).abs().sum().item<double>(), 0) << what;
+      EXPECT_LE((real - want_g).norm().item<double>(),
+                1e-9 * wide * (want_g.norm().item<double>() + 1))
+          << what;
+      EXPECT_EQ(
+          row.narrow(1, lengths[size_t(b)], 9 - lengths[size_t(b)]).abs().sum().item<double>(), 0)
+          << what;
     }
   });
 }
@@ -104,12 +117,14 @@ TEST(CrossAttention, ReadsAreIndependentAndLeaveTheStateAsItIs) {
     State state = layer.EmptyState(2, source.options());
     layer.Write(MakeStream(source), state);
     for (int64_t t = 0; t < 7; ++t)
-      ExpectClose(layer.Read(MakeStream(target.narrow(1, t, 1)), state), whole.narrow(1, t, 1), 1e-11 * wide, what);
+      ExpectClose(layer.Read(MakeStream(target.narrow(1, t, 1)), state), whole.narrow(1, t, 1),
+                  1e-11 * wide, what);
   });
 }
 
 TEST(CrossAttention, RefusesWithAReason) {
-  ExpectContains(Thrown([] { Make(CrossOptions(FindMechanism("gated_slots"), Json::object())); }), {"gated_slots", "no cross"});
+  ExpectContains(Thrown([] { Make(CrossOptions(FindMechanism("gated_slots"), Json::object())); }),
+                 {"gated_slots", "no cross"});
 }
 
 TEST(CrossAttention, BlocksReadBetweenAttentionAndFeedForward) {
@@ -125,22 +140,29 @@ TEST(CrossAttention, BlocksReadBetweenAttentionAndFeedForward) {
     block->eval();
     for (at::Tensor& p : block->parameters()) p.normal_(0, 0.5);
     const at::Tensor x = Normal({2, 6, kModel}), source = Normal({2, 4, kModel});
-    State state = block->EmptyState(2, x.options()), own = state.Clone(), written = block->cross().EmptyState(2, x.options());
+    State state = block->EmptyState(2, x.options()), own = state.Clone(),
+          written = block->cross().EmptyState(2, x.options());
     block->cross().Write(MakeStream(source), written);
     const auto p = block->named_parameters();
     const auto sublayer = [&](const at::Tensor& y, const std::string& name, auto&& f) {
-      const auto normed = [&](const at::Tensor& z) { return at::layer_norm(z, {kModel}, p[name + ".weight"], p[name + ".bias"], 1e-5); };
+      const auto normed = [&](const at::Tensor& z) {
+        return at::layer_norm(z, {kModel}, p[name + ".weight"], p[name + ".bias"], 1e-5);
+      };
       return norm == "pre" ? y + f(normed(y)) : normed(y + f(y));
     };
     at::Tensor want = sublayer(x, "attention_norm", [&](const at::Tensor& y) {
       return const_cast<AttentionLayer&>(block->attention()).Extend(MakeStream(y), own);
     });
-    want = sublayer(want, "cross_attention_norm", [&](const at::Tensor& y) { return block->cross().Read(MakeStream(y), written); });
+    want = sublayer(want, "cross_attention_norm", [&](const at::Tensor& y) {
+      return block->cross().Read(MakeStream(y), written);
+    });
     want = sublayer(want, "ffn_norm", [&](const at::Tensor& y) {
-      return at::linear(at::gelu(at::linear(y, p["ffn.up_proj.weight"])), p["ffn.down_proj.weight"]);
+      return at::linear(at::gelu(at::linear(y, p["ffn.up_proj.weight"])),
+                        p["ffn.down_proj.weight"]);
     });
     ExpectClose(block->Extend(MakeStream(x), state, &written).x, want, 1e-12, norm);
-    ExpectContains(Thrown([&] { block->Extend(MakeStream(x), state); }), {"cross attention", "source"});
+    ExpectContains(Thrown([&] { block->Extend(MakeStream(x), state); }),
+                   {"cross attention", "source"});
   }
 }
 

@@ -5,7 +5,9 @@
 namespace cistern {
 namespace {
 
-int64_t VersionOf(const at::Tensor& x) { return !x.defined() ? 0 : x.is_inference() ? -1 : x._version(); }
+int64_t VersionOf(const at::Tensor& x) {
+  return !x.defined() ? 0 : x.is_inference() ? -1 : x._version();
+}
 
 }  // namespace
 
@@ -15,17 +17,20 @@ bool FoldedMap::Fresh(const std::vector<at::Tensor>& sources) const {
     const Source& kept = sources_[i];
     if (!sources[i].is_same(kept.tensor)) return false;
     if (!sources[i].defined()) continue;
-    if (kept.version < 0 || VersionOf(sources[i]) != kept.version || sources[i].const_data_ptr() != kept.memory.const_data_ptr())
+    if (kept.version < 0 || VersionOf(sources[i]) != kept.version ||
+        sources[i].const_data_ptr() != kept.memory.const_data_ptr())
       return false;
   }
   return true;
 }
 
-FoldedMap::Map FoldedMap::Get(const std::vector<at::Tensor>& sources, const std::function<Map()>& make) {
+FoldedMap::Map FoldedMap::Get(const std::vector<at::Tensor>& sources,
+                              const std::function<Map()>& make) {
   const std::lock_guard lock(mutex_);
   if (!Fresh(sources)) {
     sources_.clear();
-    for (const at::Tensor& x : sources) sources_.push_back({x, x.defined() ? x.detach() : x, VersionOf(x)});
+    for (const at::Tensor& x : sources)
+      sources_.push_back({x, x.defined() ? x.detach() : x, VersionOf(x)});
     map_ = make();
   }
   return map_;

@@ -18,30 +18,37 @@ constexpr int64_t kIgnore = -100;
 constexpr int64_t kLogits = 1 << 19;  // formed at once: what stays in the cache of a core
 
 struct HeadLossFunction : torch::autograd::Function<HeadLossFunction> {
-  static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& hidden, const at::Tensor& weight,
-                            const std::optional<at::Tensor>& bias, const at::Tensor& targets, double smoothing, bool recording) {
+  static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& hidden,
+                            const at::Tensor& weight, const std::optional<at::Tensor>& bias,
+                            const at::Tensor& targets, double smoothing, bool recording) {
     at::AutoDispatchBelowADInplaceOrView below;
     const bool half = at::autocast::is_autocast_enabled(at::kCPU) && hidden.is_cpu();
     const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
-    const auto product_type = half ? at::autocast::get_autocast_dtype(at::kCPU) : hidden.scalar_type();
+    const auto product_type =
+        half ? at::autocast::get_autocast_dtype(at::kCPU) : hidden.scalar_type();
     const at::Tensor h = hidden.to(product_type), w = weight.to(product_type);
-    const int64_t rows = h.size(0), vocabulary = w.size(0), at_once = std::max<int64_t>(16, kLogits / vocabulary);
+    const int64_t rows = h.size(0), vocabulary = w.size(0),
+                  at_once = std::max<int64_t>(16, kLogits / vocabulary);
     const bool wanted[] = {recording && hidden.requires_grad(), recording && weight.requires_grad(),
                            recording && bias && bias->requires_grad()};
     const bool any = wanted[0] || wanted[1] || wanted[2];
     const at::Tensor counted = targets.ne(kIgnore);
-    const double share = 1.0 / double(std::max<int64_t>(1, counted.sum().item<int64_t>())), uniform = smoothing / double(vocabulary);
+    const double share = 1.0 / double(std::max<int64_t>(1, counted.sum().item<int64_t>())),
+                 uniform = smoothing / double(vocabulary);
     const at::Tensor d_hidden = wanted[0] ? at::empty_like(hidden) : at::Tensor();
     const at::Tensor d_weight = wanted[1] ? at::zeros_like(weight) : at::Tensor();
     const at::Tensor d_bias = wanted[2] ? at::zeros_like(*bias) : at::Tensor();
     const at::Tensor loss = at::zeros({}, hidden.options().dtype(at::kDouble));
     for (int64_t begin = 0; begin < rows; begin += at_once) {
       const int64_t count = std::min(at_once, rows - begin);
-      const at::Tensor part = h.narrow(0, begin, count), real = counted.narrow(0, begin, count).unsqueeze(1);
-      const at::Tensor target = targets.narrow(0, begin, count).unsqueeze(1).masked_fill(real.logical_not(), 0);
+      const at::Tensor part = h.narrow(0, begin, count),
+                       real = counted.narrow(0, begin, count).unsqueeze(1);
+      const at::Tensor target =
+          targets.narrow(0, begin, count).unsqueeze(1).masked_fill(real.logical_not(), 0);
       at::Tensor logits = at::matmul(part, w.t()).to(weight.scalar_type());
       if (bias) logits.add_(*bias);
-      // The sum over the vocabulary from the largest probability, which is never small: one pass of exp for the loss and its gradient.
+      // The sum over the vocabulary from the largest probability, which is never small: one pass of
+      // exp for the loss and its gradient.
       at::Tensor p = at::softmax(logits, 1);
       const at::Tensor log_sum = logits.amax(1, true) - p.amax(1, true).log();
       at::Tensor nats = log_sum - (1 - smoothing) * logits.gather(1, target);
@@ -69,9 +76,11 @@ struct HeadLossFunction : torch::autograd::Function<HeadLossFunction> {
 
   static variable_list backward(torch::autograd::AutogradContext* ctx, variable_list grads) {
     const variable_list saved = ctx->get_saved_variables();
-    CISTERN_CHECK(!at::GradMode::is_enabled(), "[head_loss] is differentiable once; form the logits for second derivatives");
+    CISTERN_CHECK(!at::GradMode::is_enabled(),
+                  "[head_loss] is differentiable once; form the logits for second derivatives");
     variable_list out;
-    for (const at::Tensor& d : saved) out.push_back(d.defined() ? d * grads[0].to(d.scalar_type()) : d);
+    for (const at::Tensor& d : saved)
+      out.push_back(d.defined() ? d * grads[0].to(d.scalar_type()) : d);
     out.resize(6);
     return out;
   }
@@ -79,14 +88,18 @@ struct HeadLossFunction : torch::autograd::Function<HeadLossFunction> {
 
 }  // namespace
 
-at::Tensor HeadLoss(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& bias, const at::Tensor& targets,
-                    double label_smoothing) {
-  CISTERN_CHECK(hidden.dim() == 2 && weight.dim() == 2 && hidden.size(1) == weight.size(1) && targets.dim() == 1 &&
-                    targets.size(0) == hidden.size(0) && (!bias.defined() || (bias.dim() == 1 && bias.size(0) == weight.size(0))),
-                "[head_loss] expected hidden [N,D], weight [V,D], bias [V] and targets [N], got ", StrCat(hidden.sizes()), ", ",
-                StrCat(weight.sizes()), bias.defined() ? StrCat(", bias ", bias.sizes()) : std::string(), " and ", StrCat(targets.sizes()));
-  return HeadLossFunction::apply(hidden, weight, bias.defined() ? std::optional(bias) : std::nullopt, targets, label_smoothing,
-                                 at::GradMode::is_enabled());
+at::Tensor HeadLoss(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& bias,
+                    const at::Tensor& targets, double label_smoothing) {
+  CISTERN_CHECK(hidden.dim() == 2 && weight.dim() == 2 && hidden.size(1) == weight.size(1) &&
+                    targets.dim() == 1 && targets.size(0) == hidden.size(0) &&
+                    (!bias.defined() || (bias.dim() == 1 && bias.size(0) == weight.size(0))),
+                "[head_loss] expected hidden [N,D], weight [V,D], bias [V] and targets [N], got ",
+                StrCat(hidden.sizes()), ", ", StrCat(weight.sizes()),
+                bias.defined() ? StrCat(", bias ", bias.sizes()) : std::string(), " and ",
+                StrCat(targets.sizes()));
+  return HeadLossFunction::apply(hidden, weight,
+                                 bias.defined() ? std::optional(bias) : std::nullopt, targets,
+                                 label_smoothing, at::GradMode::is_enabled());
 }
 
 }  // namespace cistern

@@ -19,20 +19,24 @@ at::Tensor Logits(const std::vector<at::Tensor>& x) {
 TEST(HeadLoss, IsCrossEntropyOfTheLogits) {
   at::manual_seed(5);
   // 900 rows of 1,500 logits are three pieces and a part of one.
-  for (const auto& [rows, vocabulary] : std::vector<std::pair<int64_t, int64_t>>{{1, 3}, {900, 1500}, {40, 60000}}) {
+  for (const auto& [rows, vocabulary] :
+       std::vector<std::pair<int64_t, int64_t>>{{1, 3}, {900, 1500}, {40, 60000}}) {
     for (const double smoothing : {0.0, 0.1}) {
       for (const bool bias : {false, true}) {
         std::vector<at::Tensor> x = {Leaf(Normal({rows, 7})), Leaf(Normal({vocabulary, 7}))};
         if (bias) x.push_back(Leaf(Normal({vocabulary})));
         at::Tensor targets = at::randint(vocabulary, {rows}, at::kLong);
         if (rows > 1) targets.narrow(0, 3, 5).fill_(-100);
-        const at::Tensor want = at::cross_entropy_loss(Logits(x), targets, {}, at::Reduction::Mean, -100, smoothing);
+        const at::Tensor want =
+            at::cross_entropy_loss(Logits(x), targets, {}, at::Reduction::Mean, -100, smoothing);
         const at::Tensor got = HeadLoss(x[0], x[1], bias ? x[2] : at::Tensor(), targets, smoothing);
         ExpectClose(got, want, 1e-13, "loss");
         const auto want_g = Gradients(want * 3, x), got_g = Gradients(got * 3, x);
-        for (size_t i = 0; i < x.size(); ++i) ExpectClose(got_g[i], want_g[i], 1e-12, "gradient " + std::to_string(i));
+        for (size_t i = 0; i < x.size(); ++i)
+          ExpectClose(got_g[i], want_g[i], 1e-12, "gradient " + std::to_string(i));
         at::NoGradGuard guard;
-        ExpectClose(HeadLoss(x[0], x[1], bias ? x[2] : at::Tensor(), targets, smoothing), want, 1e-13, "without gradients");
+        ExpectClose(HeadLoss(x[0], x[1], bias ? x[2] : at::Tensor(), targets, smoothing), want,
+                    1e-13, "without gradients");
       }
     }
   }
@@ -47,7 +51,8 @@ TEST(HeadLoss, NothingToCountIsZero) {
 
 TEST(HeadLoss, BFloat16ProductsStayClose) {
   at::manual_seed(5);
-  const std::vector<at::Tensor> x = {Leaf(Normal({300, 16}).to(at::kFloat)), Leaf(Normal({2000, 16}).to(at::kFloat))};
+  const std::vector<at::Tensor> x = {Leaf(Normal({300, 16}).to(at::kFloat)),
+                                     Leaf(Normal({2000, 16}).to(at::kFloat))};
   const at::Tensor targets = at::randint(2000, {300}, at::kLong);
   const at::Tensor want = HeadLoss(x[0], x[1], {}, targets);
   const auto want_g = Gradients(want, x);

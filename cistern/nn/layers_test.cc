@@ -15,7 +15,8 @@ using ops::ImplScope;
 
 constexpr int64_t kModel = 12;
 
-AttentionLayerOptions LayerOptions(const std::string& mechanism, Form form, int64_t conv, const std::string& positions = "none") {
+AttentionLayerOptions LayerOptions(const std::string& mechanism, Form form, int64_t conv,
+                                   const std::string& positions = "none") {
   AttentionLayerOptions o;
   o.mechanism = mechanism;
   for (const MechanismInfo* info : Mechanisms()) {
@@ -31,7 +32,9 @@ AttentionLayerOptions LayerOptions(const std::string& mechanism, Form form, int6
 }
 
 // 1e-12, wider where a mechanism declares that it amplifies rounding.
-double Tolerance(const MechanismInfo& info, double base = 1e-12) { return base * std::max(1.0, info.tolerance / 1e-6); }
+double Tolerance(const MechanismInfo& info, double base = 1e-12) {
+  return base * std::max(1.0, info.tolerance / 1e-6);
+}
 
 // In double and in evaluation, every parameter random.
 template <class M>
@@ -43,30 +46,38 @@ std::shared_ptr<M> InDouble(std::shared_ptr<M> module) {
   return module;
 }
 
-at::Tensor Positions(int64_t begin, int64_t count) { return at::arange(begin, begin + count, at::kLong).unsqueeze(0); }
+at::Tensor Positions(int64_t begin, int64_t count) {
+  return at::arange(begin, begin + count, at::kLong).unsqueeze(0);
+}
 
-Stream MakeStream(const at::Tensor& x, const ops::Mask& mask = {}, int64_t begin = 0) { return {x, mask, Positions(begin, x.size(1))}; }
+Stream MakeStream(const at::Tensor& x, const ops::Mask& mask = {}, int64_t begin = 0) {
+  return {x, mask, Positions(begin, x.size(1))};
+}
 
 // All mechanisms x implementations x (plain, convolution, rotary where it fits).
 template <class F>
 void ForEachLayer(F&& f) {
   for (const MechanismInfo* info : Mechanisms()) {
-    for (const auto& [conv, positions] :
-         std::vector<std::pair<int64_t, std::string>>{{0, "none"}, {4, "none"}, {1, "none"}, {0, "rotary"}, {3, "rotary"}}) {
-      if (std::find(info->positions.begin(), info->positions.end(), positions) == info->positions.end()) continue;
+    for (const auto& [conv, positions] : std::vector<std::pair<int64_t, std::string>>{
+             {0, "none"}, {4, "none"}, {1, "none"}, {0, "rotary"}, {3, "rotary"}}) {
+      if (std::find(info->positions.begin(), info->positions.end(), positions) ==
+          info->positions.end())
+        continue;
       if (!info->Supports(Form::kCausal)) continue;
       at::manual_seed(4);
-      const auto layer = InDouble(std::make_shared<AttentionLayer>(LayerOptions(info->name, Form::kCausal, conv, positions)));
+      const auto layer = InDouble(std::make_shared<AttentionLayer>(
+          LayerOptions(info->name, Form::kCausal, conv, positions)));
       for (const ops::Impl impl : kImpls) {
         ImplScope scope(impl);
-        f(*layer, info->name + " conv " + std::to_string(conv) + " " + positions + " " + ImplName(impl));
+        f(*layer,
+          info->name + " conv " + std::to_string(conv) + " " + positions + " " + ImplName(impl));
       }
     }
   }
 }
 
-at::Tensor ExtendLayer(AttentionLayer& layer, const at::Tensor& x, const std::vector<int64_t>& cuts, const ops::Mask& mask = {},
-                       const at::Tensor& positions = {}) {
+at::Tensor ExtendLayer(AttentionLayer& layer, const at::Tensor& x, const std::vector<int64_t>& cuts,
+                       const ops::Mask& mask = {}, const at::Tensor& positions = {}) {
   State state = layer.EmptyState(x.size(0), x.options().requires_grad(false));
   std::vector<at::Tensor> outs;
   for (size_t i = 0; i + 1 < cuts.size(); ++i) {
@@ -88,15 +99,18 @@ TEST(FeedForward, DropoutComesAfterTheActivation) {
   p["up_proj.bias"].copy_(at::tensor({-1.0, 1.0, 3.0, -2.0}));  // relu leaves 0, 1, 3, 0
   p["down_proj.weight"].copy_(at::eye(4));
   p["down_proj.bias"].fill_(10);
-  const at::Tensor x = at::zeros({1, 10'000, 4}), kept = at::tensor({10.0f, 11.0f, 13.0f, 10.0f}).expand_as(x);
+  const at::Tensor x = at::zeros({1, 10'000, 4}),
+                   kept = at::tensor({10.0f, 11.0f, 13.0f, 10.0f}).expand_as(x);
   ffn->eval();
   ExpectSameBits(ffn->Forward(x), kept, "evaluation");
   ffn->train();
   at::manual_seed(1);
   const at::Tensor got = ffn->Forward(x) - 10, scaled = (kept - 10) / 0.75;
-  EXPECT_LT(at::minimum((got - scaled).abs(), got.abs()).max().item<double>(), 1e-5) << "each is left out or grows by 1 / 0.75";
+  EXPECT_LT(at::minimum((got - scaled).abs(), got.abs()).max().item<double>(), 1e-5)
+      << "each is left out or grows by 1 / 0.75";
   for (const int64_t channel : {1, 2})
-    EXPECT_NEAR((got.select(2, channel) == 0).to(at::kDouble).mean().item<double>(), 0.25, 0.02) << "channel " << channel;
+    EXPECT_NEAR((got.select(2, channel) == 0).to(at::kDouble).mean().item<double>(), 0.25, 0.02)
+        << "channel " << channel;
 }
 
 TEST(AttentionLayer, SplitAnywhereEqualsWholeWithItsGradients) {
@@ -108,36 +122,46 @@ TEST(AttentionLayer, SplitAnywhereEqualsWholeWithItsGradients) {
     const at::Tensor whole = ExtendLayer(layer, x, {0, T});
     const auto want = Gradients((whole * g).sum(), inputs);
     for (const int64_t cut : {0, 1, 2, 3, 4, 16, 36, 37, -1}) {
-      const at::Tensor got = ExtendLayer(layer, x, cut < 0 ? EachToken(T) : std::vector<int64_t>{0, cut, T});
-      ExpectClose(got, whole, Tolerance(layer.mechanism().info()), what + " cut " + std::to_string(cut));
+      const at::Tensor got =
+          ExtendLayer(layer, x, cut < 0 ? EachToken(T) : std::vector<int64_t>{0, cut, T});
+      ExpectClose(got, whole, Tolerance(layer.mechanism().info()),
+                  what + " cut " + std::to_string(cut));
       const auto got_g = Gradients((got * g).sum(), inputs);
       for (size_t i = 0; i < inputs.size(); ++i) {
-        // Softmax does not see a common shift of its keys, so the gradient of their bias is zero up to rounding: hence the absolute 1e-10.
-        EXPECT_LE((got_g[i] - want[i]).norm().item<double>(),
-                  Tolerance(layer.mechanism().info(), 1e-11) * want[i].norm().item<double>() + 1e-10)
+        // Softmax does not see a common shift of its keys, so the gradient of their bias is zero up
+        // to rounding: hence the absolute 1e-10.
+        EXPECT_LE(
+            (got_g[i] - want[i]).norm().item<double>(),
+            Tolerance(layer.mechanism().info(), 1e-11) * want[i].norm().item<double>() + 1e-10)
             << what << " gradient " << i;
       }
     }
     at::NoGradGuard guard;
     for (int64_t cut = 0; cut <= T; ++cut)
-      ExpectClose(ExtendLayer(layer, x, {0, cut, T}), whole, Tolerance(layer.mechanism().info()), what + " without gradient");
-    ExpectClose(ExtendLayer(layer, x, EachToken(T)), whole, Tolerance(layer.mechanism().info()), what + " decoding");
+      ExpectClose(ExtendLayer(layer, x, {0, cut, T}), whole, Tolerance(layer.mechanism().info()),
+                  what + " without gradient");
+    ExpectClose(ExtendLayer(layer, x, EachToken(T)), whole, Tolerance(layer.mechanism().info()),
+                what + " decoding");
   });
 }
 
 TEST(AttentionLayer, LastRowIsBidirectionalOverThePrefix) {
   for (const MechanismInfo* info : Mechanisms()) {
-    if (!info->causal_is_prefix || !info->Supports(Form::kCausal) || !info->Supports(Form::kBidirectional)) continue;
+    if (!info->causal_is_prefix || !info->Supports(Form::kCausal) ||
+        !info->Supports(Form::kBidirectional))
+      continue;
     for (const std::string& positions : info->positions) {
       auto make = [&](Form form) {
         at::manual_seed(4);
-        return InDouble(std::make_shared<AttentionLayer>(LayerOptions(info->name, form, 0, positions)));
+        return InDouble(
+            std::make_shared<AttentionLayer>(LayerOptions(info->name, form, 0, positions)));
       };
       const auto causal = make(Form::kCausal), both = make(Form::kBidirectional);
       const at::Tensor x = Normal({2, 15, kModel}), rows = ExtendLayer(*causal, x, {0, 15});
       for (int64_t t = 0; t < 15; ++t) {
-        ExpectClose(rows.select(1, t), both->Bidirectional(MakeStream(x.narrow(1, 0, t + 1))).tokens.select(1, t), Tolerance(*info),
-                    info->name + " " + positions);
+        ExpectClose(rows.select(1, t),
+                    both->Bidirectional(MakeStream(x.narrow(1, 0, t + 1))).tokens.select(1, t),
+                    Tolerance(*info), info->name + " " + positions);
       }
     }
   }
@@ -147,7 +171,8 @@ TEST(AttentionLayer, PaddingAndPackedRows) {
   ForEachLayer([](AttentionLayer& layer, const std::string& what) {
     const int64_t T = 19;
     const at::Tensor x = Leaf(Normal({3, T, kModel})), g = Normal({3, T, kModel});
-    const ops::Mask mask = {Lengths({T, 13, 0}), Starts(3, T, {{0, 0}, {0, 5}, {0, 6}, {1, 8}, {2, 0}})};
+    const ops::Mask mask = {Lengths({T, 13, 0}),
+                            Starts(3, T, {{0, 0}, {0, 5}, {0, 6}, {1, 8}, {2, 0}})};
     const std::vector<Piece> documents = {{0, 0, 5}, {0, 5, 1}, {0, 6, 13}, {1, 0, 8}, {1, 8, 5}};
     at::Tensor positions = at::zeros({3, T}, at::kLong), real = at::zeros({3, T, 1}, at::kDouble);
     for (const Piece& d : documents) {
@@ -155,16 +180,20 @@ TEST(AttentionLayer, PaddingAndPackedRows) {
       real[d.row].narrow(0, d.begin, d.count).fill_(1);
     }
     for (int cut = -1; cut <= T; ++cut) {
-      const at::Tensor got = ExtendLayer(layer, x, cut < 0 ? EachToken(T) : std::vector<int64_t>{0, cut, T}, mask, positions);
+      const at::Tensor got = ExtendLayer(
+          layer, x, cut < 0 ? EachToken(T) : std::vector<int64_t>{0, cut, T}, mask, positions);
       const at::Tensor got_g = Gradients((got * g * real).sum(), {x})[0];
       const std::string name = what + " cut " + std::to_string(cut);
       EXPECT_EQ((got_g * (1 - real)).abs().sum().item<double>(), 0) << name;
       for (const Piece& d : documents) {
-        const at::Tensor alone = Leaf(x.narrow(0, d.row, 1).narrow(1, d.begin, d.count)), want = ExtendLayer(layer, alone, {0, d.count});
-        ExpectClose(got.narrow(0, d.row, 1).narrow(1, d.begin, d.count), want, Tolerance(layer.mechanism().info()), name);
-        const at::Tensor want_g = Gradients((want * g.narrow(0, d.row, 1).narrow(1, d.begin, d.count)).sum(), {alone})[0];
-        ExpectClose(got_g.narrow(0, d.row, 1).narrow(1, d.begin, d.count), want_g, Tolerance(layer.mechanism().info(), 1e-11),
-                    name + " gradient");
+        const at::Tensor alone = Leaf(x.narrow(0, d.row, 1).narrow(1, d.begin, d.count)),
+                         want = ExtendLayer(layer, alone, {0, d.count});
+        ExpectClose(got.narrow(0, d.row, 1).narrow(1, d.begin, d.count), want,
+                    Tolerance(layer.mechanism().info()), name);
+        const at::Tensor want_g =
+            Gradients((want * g.narrow(0, d.row, 1).narrow(1, d.begin, d.count)).sum(), {alone})[0];
+        ExpectClose(got_g.narrow(0, d.row, 1).narrow(1, d.begin, d.count), want_g,
+                    Tolerance(layer.mechanism().info(), 1e-11), name + " gradient");
       }
     }
   });
@@ -187,14 +216,16 @@ TEST(AttentionLayer, BFloat16RoundsTheLinearMapsAlone) {
   for (const MechanismInfo* info : Mechanisms()) {
     const Form form = info->Supports(Form::kCausal) ? Form::kCausal : Form::kBidirectional;
     at::manual_seed(4);
-    const auto layer = InDouble(std::make_shared<AttentionLayer>(LayerOptions(info->name, form, 0)));
+    const auto layer =
+        InDouble(std::make_shared<AttentionLayer>(LayerOptions(info->name, form, 0)));
     layer->to(at::kFloat);
-    const at::Tensor x = Leaf(Normal({2, 19, kModel}).to(at::kFloat)), g = Normal({2, 19, kModel}).to(at::kFloat);
+    const at::Tensor x = Leaf(Normal({2, 19, kModel}).to(at::kFloat)),
+                     g = Normal({2, 19, kModel}).to(at::kFloat);
     const ops::Mask mask = {Lengths({19, 7}), {}};
     const auto run = [&] {
       State state = layer->EmptyState(2, x.options().requires_grad(false));
-      const at::Tensor y =
-          form == Form::kCausal ? layer->Extend(MakeStream(x, mask), state) : layer->Bidirectional(MakeStream(x, mask)).tokens;
+      const at::Tensor y = form == Form::kCausal ? layer->Extend(MakeStream(x, mask), state)
+                                                 : layer->Bidirectional(MakeStream(x, mask)).tokens;
       return std::vector<at::Tensor>{y.to(at::kFloat), Gradients((y * g).sum(), {x})[0]};
     };
     const auto want = run();
@@ -215,9 +246,12 @@ TEST(AttentionLayer, RefusesWithAReasonAndASuggestion) {
     }
     return std::string("no UsageError");
   };
-  ExpectContains(text(LayerOptions("latte", Form::kCausal, 0, "rotary")), {"rotary", "latte", "none, learned, sinusoidal"});
-  ExpectContains(text(LayerOptions("sofmax", Form::kCausal, 0)), {"sofmax", "did you mean 'softmax'?"});
-  ExpectContains(text(LayerOptions("latte", Form::kBidirectional, 4)), {"conv=4", "bidirectional", "conv=0"});
+  ExpectContains(text(LayerOptions("latte", Form::kCausal, 0, "rotary")),
+                 {"rotary", "latte", "none, learned, sinusoidal"});
+  ExpectContains(text(LayerOptions("sofmax", Form::kCausal, 0)),
+                 {"sofmax", "did you mean 'softmax'?"});
+  ExpectContains(text(LayerOptions("latte", Form::kBidirectional, 4)),
+                 {"conv=4", "bidirectional", "conv=0"});
   ExpectContains(text(LayerOptions("latte", Form::kCross, 4)), {"conv=4", "cross", "conv=0"});
   auto o = LayerOptions("softmax", Form::kCausal, 0);
   o.dims.heads = 5;
@@ -241,7 +275,8 @@ TEST(AttentionLayer, NamesAndStates) {
   want.insert(want.end(), {"o_proj.bias", "o_proj.weight"});
   std::sort(want.begin(), want.end());
   EXPECT_EQ(names, want);
-  EXPECT_EQ(layer.EmptyState(3, at::kFloat)["conv"].sizes(), at::IntArrayRef({3, 3, 3 * kModel + 2 * 3}));
+  EXPECT_EQ(layer.EmptyState(3, at::kFloat)["conv"].sizes(),
+            at::IntArrayRef({3, 3, 3 * kModel + 2 * 3}));
   // A new filter is nearly the identity.
   for (const auto& p : layer.named_parameters()) {
     if (p.key().find("_conv") == std::string::npos) continue;
@@ -252,18 +287,24 @@ TEST(AttentionLayer, NamesAndStates) {
 
 TEST(Positions, SinusoidalByItsFormula) {
   const PositionEmbedding embedding("sinusoidal", 6, 4, 0.02);
-  const at::Tensor positions = at::tensor({0, 3, 1000000}, at::kLong).unsqueeze(0);  // far beyond max_length
+  const at::Tensor positions =
+      at::tensor({0, 3, 1000000}, at::kLong).unsqueeze(0);  // far beyond max_length
   const at::Tensor got = embedding.Forward(at::zeros({1, 3, 6}, at::kDouble), positions);
   for (int64_t t = 0; t < 3; ++t) {
     for (int64_t i = 0; i < 3; ++i) {
-      const double angle = double(positions.index({0, t}).item<int64_t>()) * std::pow(10000.0, -2.0 * double(i) / 6);
+      const double angle =
+          double(positions.index({0, t}).item<int64_t>()) * std::pow(10000.0, -2.0 * double(i) / 6);
       EXPECT_NEAR(got.index({0, t, 2 * i}).item<double>(), std::sin(angle), 1e-9);
       EXPECT_NEAR(got.index({0, t, 2 * i + 1}).item<double>(), std::cos(angle), 1e-9);
     }
   }
-  ExpectContains(Thrown([] { PositionEmbedding("sinusoidal", 5, 4, 0.02); }), {"sinusoidal", "even", "5"});
+  ExpectContains(Thrown([] { PositionEmbedding("sinusoidal", 5, 4, 0.02); }),
+                 {"sinusoidal", "even", "5"});
   const PositionEmbedding learned("learned", 6, 4, 0.02);
-  ExpectContains(Thrown([&] { learned.Forward(at::zeros({1, 3, 6}), positions); }), {"1000000", "max_length=4", "sinusoidal"});
+  ExpectContains(Thrown([&] {
+                   learned.Forward(at::zeros({1, 3, 6}), positions);
+                 }),
+                 {"1000000", "max_length=4", "sinusoidal"});
 }
 
 TEST(Positions, RotaryDependsOnDistanceAlone) {
@@ -272,7 +313,8 @@ TEST(Positions, RotaryDependsOnDistanceAlone) {
   auto at_position = [](const at::Tensor& x, int64_t p) { return Rotate(x, Positions(p, 1)); };
   const double want = (at_position(q, 5) * at_position(k, 2)).sum().item<double>();
   for (const int64_t shift : {1, 40, 5000}) {
-    EXPECT_NEAR((at_position(q, 5 + shift) * at_position(k, 2 + shift)).sum().item<double>(), want, 1e-10);
+    EXPECT_NEAR((at_position(q, 5 + shift) * at_position(k, 2 + shift)).sum().item<double>(), want,
+                1e-10);
   }
   EXPECT_GT(std::abs((at_position(q, 6) * at_position(k, 2)).sum().item<double>() - want), 1e-3);
   ExpectClose(at_position(q, 0), q, 1e-15, "position 0 turns nothing");
@@ -294,20 +336,24 @@ TEST(Block, PreAndPostNormByTheirFormulas) {
       auto p = block->named_parameters();
       auto layer_norm = [&](const std::string& name, const at::Tensor& x) {
         const at::Tensor mean = x.mean(-1, true), centred = x - mean;
-        return centred / (centred.square().mean(-1, true) + 1e-5).sqrt() * p[name + ".weight"] + p[name + ".bias"];
+        return centred / (centred.square().mean(-1, true) + 1e-5).sqrt() * p[name + ".weight"] +
+               p[name + ".bias"];
       };
       auto ffn = [&](const at::Tensor& x) {
         at::Tensor h = at::matmul(x, p["ffn.up_proj.weight"].t()) + p["ffn.up_proj.bias"];
         if (activation == "relu") h = h.clamp_min(0);
         if (activation == "gelu") h = h * 0.5 * (1 + at::erf(h / std::sqrt(2.0)));
-        if (activation == "gelu_tanh") h = h * 0.5 * (1 + at::tanh(std::sqrt(2 / M_PI) * (h + 0.044715 * h.pow(3))));
+        if (activation == "gelu_tanh")
+          h = h * 0.5 * (1 + at::tanh(std::sqrt(2 / M_PI) * (h + 0.044715 * h.pow(3))));
         return at::matmul(h, p["ffn.down_proj.weight"].t()) + p["ffn.down_proj.bias"];
       };
       at::NoGradGuard guard;
       const at::Tensor x = Normal({2, 9, kModel});
       State state = block->EmptyState(2, x.options()), inner = state.Clone();
       const at::Tensor got = block->Extend(MakeStream(x), state).x;
-      auto attend = [&](const at::Tensor& y) { return const_cast<AttentionLayer&>(block->attention()).Extend(MakeStream(y), inner); };
+      auto attend = [&](const at::Tensor& y) {
+        return const_cast<AttentionLayer&>(block->attention()).Extend(MakeStream(y), inner);
+      };
       at::Tensor want;
       if (norm == "pre") {
         const at::Tensor a = x + attend(layer_norm("attention_norm", x));

@@ -7,7 +7,8 @@
 namespace cistern {
 
 Linear::Linear(int64_t in, int64_t out, bool with_bias, double std) {
-  weight = register_parameter("weight", at::randn({out, in}) * (std > 0 ? std : 1.0 / std::sqrt(3.0 * double(in))));
+  weight = register_parameter(
+      "weight", at::randn({out, in}) * (std > 0 ? std : 1.0 / std::sqrt(3.0 * double(in))));
   if (with_bias) bias = register_parameter("bias", at::zeros({out}));
 }
 
@@ -15,13 +16,17 @@ at::Tensor Linear::Forward(const at::Tensor& x) const {
   return at::linear(x, weight, bias.defined() ? std::optional<at::Tensor>(bias) : std::nullopt);
 }
 
-Embedding::Embedding(int64_t vocab, int64_t dim, double std) { weight = register_parameter("weight", at::randn({vocab, dim}) * std); }
+Embedding::Embedding(int64_t vocab, int64_t dim, double std) {
+  weight = register_parameter("weight", at::randn({vocab, dim}) * std);
+}
 
 LayerNorm::LayerNorm(int64_t width, double eps) : eps_(eps) {
   weight = register_parameter("weight", at::ones({width}));
   bias = register_parameter("bias", at::zeros({width}));
 }
 
-at::Tensor LayerNorm::Forward(const at::Tensor& x) const { return at::layer_norm(x, {x.size(-1)}, weight, bias, eps_); }
+at::Tensor LayerNorm::Forward(const at::Tensor& x) const {
+  return at::layer_norm(x, {x.size(-1)}, weight, bias, eps_);
+}
 
 }  // namespace cistern

@@ -1,10 +1,12 @@
 #pragma once
-// Linear map, table of embeddings and layer normalisation as modules with Hugging Face-style parameter names (weight, bias).
+// Linear map, table of embeddings and layer normalisation as modules with Hugging Face-style
+// parameter names (weight, bias).
 #include <torch/nn/module.h>
 
 namespace cistern {
 
-// y = x W^T + b, W [out, in]. Initialised N(0, std), bias 0; std = 0 takes 1/sqrt(3 in), the variance of torch's default uniform.
+// y = x W^T + b, W [out, in]. Initialised N(0, std), bias 0; std = 0 takes 1/sqrt(3 in), the
+// variance of torch's default uniform.
 class Linear : public torch::nn::Module {
  public:
   Linear(int64_t in, int64_t out, bool bias, double std = 0);

@@ -1,4 +1,5 @@
-// The memory stream through attention layers and blocks: formulas, what shares a map, what is left out.
+// The memory stream through attention layers and blocks: formulas, what shares a map, what is left
+// out.
 #include <algorithm>
 #include <map>
 
@@ -13,7 +14,8 @@ using namespace cistern::testing;
 
 constexpr int64_t kModel = 12;
 
-BlockOptions Options(const std::string& mechanism, const Json& options, const std::string& norm = "post") {
+BlockOptions Options(const std::string& mechanism, const Json& options,
+                     const std::string& norm = "post") {
   BlockOptions o;
   o.attention.mechanism = mechanism;
   o.attention.mechanism_options = options;
@@ -35,7 +37,9 @@ std::shared_ptr<M> Make(const O& options) {
   return module;
 }
 
-Stream MakeStream(const at::Tensor& x, const ops::Mask& mask = {}) { return {x, mask, at::arange(x.size(1)).unsqueeze(0), {}}; }
+Stream MakeStream(const at::Tensor& x, const ops::Mask& mask = {}) {
+  return {x, mask, at::arange(x.size(1)).unsqueeze(0), {}};
+}
 
 std::vector<std::string> Names(const torch::nn::Module& m) {
   std::vector<std::string> names;
@@ -45,10 +49,12 @@ std::vector<std::string> Names(const torch::nn::Module& m) {
 }
 
 // Softmax attention of heads of 6, or another width, by its formula. [B,T,12] each.
-at::Tensor Attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, double divisor = std::sqrt(6.0), int64_t width = 6) {
+at::Tensor Attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                     double divisor = std::sqrt(6.0), int64_t width = 6) {
   std::vector<at::Tensor> heads;
   for (int64_t h = 0; h < kModel; h += width) {
-    const at::Tensor p = at::softmax(at::matmul(q.narrow(2, h, width), k.narrow(2, h, width).transpose(1, 2)) / divisor, 2);
+    const at::Tensor p = at::softmax(
+        at::matmul(q.narrow(2, h, width), k.narrow(2, h, width).transpose(1, 2)) / divisor, 2);
     heads.push_back(at::matmul(p, v.narrow(2, h, width)));
   }
   return at::cat(heads, 2);
@@ -62,26 +68,34 @@ TEST(MemoryStream, BlocksByTheirFormulas) {
       const Json options = conv ? Json{{"slots", 3}, {"kernel", 1}} : Json{{"slots", 3}};
       const auto block = Make<Block>(Options(kind, options, norm));
       auto p = block->named_parameters();
-      auto map = [&](const std::string& name, const at::Tensor& x) { return at::matmul(x, p[name + ".weight"].t()) + p[name + ".bias"]; };
+      auto map = [&](const std::string& name, const at::Tensor& x) {
+        return at::matmul(x, p[name + ".weight"].t()) + p[name + ".bias"];
+      };
       auto layer_norm = [&](const std::string& name, const at::Tensor& x) {
         return at::layer_norm(x, {kModel}, p[name + ".weight"], p[name + ".bias"]);
       };
-      auto ffn = [&](const at::Tensor& x) { return map("ffn.down_proj", at::gelu(map("ffn.up_proj", x))); };
-      at::Tensor x = Normal({2, 9, kModel}), memory = p["attention.core.memory"].expand({2, -1, -1});
+      auto ffn = [&](const at::Tensor& x) {
+        return map("ffn.down_proj", at::gelu(map("ffn.up_proj", x)));
+      };
+      at::Tensor x = Normal({2, 9, kModel}),
+                 memory = p["attention.core.memory"].expand({2, -1, -1});
       Stream stream = MakeStream(x);
       for (int round = 0; round < 2; ++round) {  // the second time with a memory that was handed on
         stream = block->Bidirectional(stream);
         const bool pre = norm == "pre";
-        const at::Tensor xs = pre ? layer_norm("attention_norm", x) : x, ms = pre ? layer_norm("memory_norm", memory) : memory;
+        const at::Tensor xs = pre ? layer_norm("attention_norm", x) : x,
+                         ms = pre ? layer_norm("memory_norm", memory) : memory;
         at::Tensor packed, read;
         if (conv) {
-          packed = map("attention.o_proj", Attention(map("attention.q_proj", ms), map("attention.k_proj", xs), xs,
-                                                     p["attention.core.tau"].exp().item<double>()));
+          packed = map("attention.o_proj",
+                       Attention(map("attention.q_proj", ms), map("attention.k_proj", xs), xs,
+                                 p["attention.core.tau"].exp().item<double>()));
           read = Attention(map("attention.q_proj", xs), map("attention.k_proj", packed), packed);
         } else {
           const at::Tensor c = map("attention.pc_proj", xs);
           packed = Attention(map("attention.pq_proj", ms), c, c);
-          read = Attention(map("attention.q_proj", xs), map("attention.c_proj", packed), map("attention.c_proj", packed));
+          read = Attention(map("attention.q_proj", xs), map("attention.c_proj", packed),
+                           map("attention.c_proj", packed));
         }
         const at::Tensor y = map("attention.o_proj", read);
         if (pre) {
@@ -104,20 +118,27 @@ TEST(MemoryStream, BlocksByTheirFormulas) {
 TEST(MemoryStream, LunaPacksWithHeadsOfItsOwn) {
   at::NoGradGuard guard;
   for (const std::string sharing : {"none", "all"}) {
-    const Json options = {{"slots", 3}, {"tie_kv", false}, {"sharing", sharing}, {"packed_output", sharing == "all" ? "shared" : "none"}};
+    const Json options = {{"slots", 3},
+                          {"tie_kv", false},
+                          {"sharing", sharing},
+                          {"packed_output", sharing == "all" ? "shared" : "none"}};
     Json other = options;
     other["packing_heads"] = 4;
     const auto plain = Make<AttentionLayer>(Options("luna", options).attention),
                layer = Make<AttentionLayer>(Options("luna", other).attention);
     EXPECT_EQ(Names(*layer), Names(*plain)) << "the same parameters";
     auto p = layer->named_parameters();
-    auto map = [&](const std::string& name, const at::Tensor& x) { return at::matmul(x, p[name + ".weight"].t()) + p[name + ".bias"]; };
+    auto map = [&](const std::string& name, const at::Tensor& x) {
+      return at::matmul(x, p[name + ".weight"].t()) + p[name + ".bias"];
+    };
     const at::Tensor x = Normal({2, 9, kModel}), memory = p["core.memory"].expand({2, -1, -1});
     const bool all = sharing == "all";
-    at::Tensor packed = Attention(map(all ? "q_proj" : "pq_proj", memory), map(all ? "k_proj" : "pk_proj", x),
-                                  map(all ? "v_proj" : "pv_proj", x), std::sqrt(3.0), 3);
+    at::Tensor packed =
+        Attention(map(all ? "q_proj" : "pq_proj", memory), map(all ? "k_proj" : "pk_proj", x),
+                  map(all ? "v_proj" : "pv_proj", x), std::sqrt(3.0), 3);
     if (all) packed = map("o_proj", packed);
-    const at::Tensor want = map("o_proj", Attention(map("q_proj", x), map("k_proj", packed), map("v_proj", packed)));
+    const at::Tensor want =
+        map("o_proj", Attention(map("q_proj", x), map("k_proj", packed), map("v_proj", packed)));
     const auto got = layer->Bidirectional(MakeStream(x));
     ExpectClose(got.tokens, want, 1e-12, sharing);
     ExpectClose(got.packed, packed, 1e-12, sharing + ", packed");
@@ -132,12 +153,20 @@ TEST(MemoryStream, LunaPacksWithHeadsOfItsOwn) {
 
 TEST(MemoryStream, ConvLunaWithoutFilterIsLunaWithItsMaps) {
   at::NoGradGuard guard;
-  const auto conv =
-      Make<AttentionLayer>(Options("conv_luna", {{"slots", 3}, {"kernel", 1}, {"temperature", "sqrt"}, {"values", "separate"}}).attention);
+  const auto conv = Make<AttentionLayer>(
+      Options("conv_luna",
+              {{"slots", 3}, {"kernel", 1}, {"temperature", "sqrt"}, {"values", "separate"}})
+          .attention);
   const auto luna = Make<AttentionLayer>(
-      Options("luna", {{"slots", 3}, {"tie_kv", false}, {"sharing", "query_key"}, {"packed_output", "shared"}}).attention);
-  const std::map<std::string, std::string> names = {
-      {"q_proj", "q_proj"}, {"k_proj", "k_proj"}, {"v_proj", "pv_proj"}, {"packed_v_proj", "v_proj"}, {"o_proj", "o_proj"}};
+      Options(
+          "luna",
+          {{"slots", 3}, {"tie_kv", false}, {"sharing", "query_key"}, {"packed_output", "shared"}})
+          .attention);
+  const std::map<std::string, std::string> names = {{"q_proj", "q_proj"},
+                                                    {"k_proj", "k_proj"},
+                                                    {"v_proj", "pv_proj"},
+                                                    {"packed_v_proj", "v_proj"},
+                                                    {"o_proj", "o_proj"}};
   auto from = conv->named_parameters(), to = luna->named_parameters();
   ASSERT_EQ(from.size(), to.size());
   to["core.memory"].copy_(from["core.memory"]);
@@ -154,7 +183,9 @@ TEST(MemoryStream, SetTransformerIsLunaWithTheMapsOfQueriesAndKeysInCommon) {
   at::NoGradGuard guard;
   const auto set = Make<AttentionLayer>(Options("set_transformer", {{"slots", 3}}).attention);
   const auto luna = Make<AttentionLayer>(
-      Options("luna", {{"slots", 3}, {"tie_kv", false}, {"sharing", "query_key"}, {"packed_output", "own"}}).attention);
+      Options("luna",
+              {{"slots", 3}, {"tie_kv", false}, {"sharing", "query_key"}, {"packed_output", "own"}})
+          .attention);
   std::vector<std::string> names = {"core.memory"};
   for (const char* map : {"k", "o", "packed_o", "pv", "q", "v"}) {
     for (const char* part : {"bias", "weight"}) names.push_back(std::string(map) + "_proj." + part);
@@ -170,7 +201,8 @@ TEST(MemoryStream, PaddingReadsNothing) {
   at::NoGradGuard guard;
   for (const char* name : {"luna", "conv_luna", "set_transformer", "shared_workspace"}) {
     const auto layer = Make<AttentionLayer>(Options(name, {{"slots", 3}}).attention);
-    const at::Tensor got = layer->Bidirectional(MakeStream(Normal({2, 9, kModel}), {Lengths({9, 4}), {}})).tokens;
+    const at::Tensor got =
+        layer->Bidirectional(MakeStream(Normal({2, 9, kModel}), {Lengths({9, 4}), {}})).tokens;
     const at::Tensor bias = layer->named_parameters()["o_proj.bias"];
     ExpectClose(got[1].narrow(0, 4, 5), bias.expand({5, -1}), 1e-15, name);
     EXPECT_GT(RelRms(got[1].narrow(0, 0, 4), bias.expand({4, -1})), 1e-3) << name;
@@ -181,15 +213,19 @@ TEST(MemoryStream, WhatIsNotUsedIsNotMade) {
   auto options = Options("conv_luna", {{"slots", 3}, {"kernel", 4}});
   options.attention.tokens_out = false;
   const auto last = Make<Block>(options);
-  EXPECT_EQ(Names(*last), (std::vector<std::string>{"attention.core.filter.weight", "attention.core.memory", "attention.core.tau",
-                                                    "attention.k_proj.bias", "attention.k_proj.weight", "attention.o_proj.bias",
-                                                    "attention.o_proj.weight", "attention.q_proj.bias", "attention.q_proj.weight",
-                                                    "memory_norm.bias", "memory_norm.weight"}));
+  EXPECT_EQ(Names(*last),
+            (std::vector<std::string>{
+                "attention.core.filter.weight", "attention.core.memory", "attention.core.tau",
+                "attention.k_proj.bias", "attention.k_proj.weight", "attention.o_proj.bias",
+                "attention.o_proj.weight", "attention.q_proj.bias", "attention.q_proj.weight",
+                "memory_norm.bias", "memory_norm.weight"}));
   options = Options("luna", {{"slots", 3}});
   options.attention.tokens_out = false;
   EXPECT_EQ(Names(*Make<Block>(options)),
-            (std::vector<std::string>{"attention.core.memory", "attention.pc_proj.bias", "attention.pc_proj.weight",
-                                      "attention.pq_proj.bias", "attention.pq_proj.weight", "memory_norm.bias", "memory_norm.weight"}));
+            (std::vector<std::string>{"attention.core.memory", "attention.pc_proj.bias",
+                                      "attention.pc_proj.weight", "attention.pq_proj.bias",
+                                      "attention.pq_proj.weight", "memory_norm.bias",
+                                      "memory_norm.weight"}));
   // The memory is that of the whole block.
   const auto whole = Make<Block>(Options("luna", {{"slots", 3}}));
   const auto part = Make<Block>(options);
@@ -213,7 +249,8 @@ TEST(MemoryStream, FixedAndReplacedMemories) {
   ExpectSameBits(after.x, alone, "fixed memory");
   ExpectSameBits(after.memory, other, "fixed memory hands on what came");
   const auto replaced = Make<Block>(Options("shared_workspace", {{"slots", 3}}));
-  EXPECT_GT(RelRms(replaced->Bidirectional(stream).x, replaced->Bidirectional(MakeStream(x)).x), 1e-3);
+  EXPECT_GT(RelRms(replaced->Bidirectional(stream).x, replaced->Bidirectional(MakeStream(x)).x),
+            1e-3);
   EXPECT_EQ(replaced->Bidirectional(MakeStream(x)).memory.sizes(), at::IntArrayRef({2, 3, kModel}));
 }
 
@@ -231,22 +268,28 @@ TEST(Latents, BlocksByTheirFormulas) {
     for (const auto& block : {first, second}) {
       stream = block->Bidirectional(stream);
       auto p = block->named_parameters();
-      auto map = [&](const std::string& name, const at::Tensor& y) { return at::matmul(y, p[name + ".weight"].t()) + p[name + ".bias"]; };
+      auto map = [&](const std::string& name, const at::Tensor& y) {
+        return at::matmul(y, p[name + ".weight"].t()) + p[name + ".bias"];
+      };
       auto layer_norm = [&](const std::string& name, const at::Tensor& y) {
         return at::layer_norm(y, {kModel}, p[name + ".weight"], p[name + ".bias"]);
       };
       const bool pre = norm == "pre";
-      const at::Tensor z = pre ? layer_norm("attention_norm", latents) : latents, xs = pre ? layer_norm("source_norm", x) : x;
+      const at::Tensor z = pre ? layer_norm("attention_norm", latents) : latents,
+                       xs = pre ? layer_norm("source_norm", x) : x;
       std::vector<at::Tensor> rows;
       for (const auto& [row, count] : {std::pair<int64_t, int64_t>{0, 9}, {1, 4}}) {
         const at::Tensor tokens = xs.narrow(0, row, 1).narrow(1, 0, count);
-        rows.push_back(
-            Attention(map("attention.q_proj", z.narrow(0, row, 1)), map("attention.k_proj", tokens), map("attention.v_proj", tokens)));
+        rows.push_back(Attention(map("attention.q_proj", z.narrow(0, row, 1)),
+                                 map("attention.k_proj", tokens), map("attention.v_proj", tokens)));
       }
       const at::Tensor y = map("attention.o_proj", at::cat(rows));
-      auto ffn = [&](const at::Tensor& a) { return map("ffn.down_proj", at::gelu(map("ffn.up_proj", a))); };
+      auto ffn = [&](const at::Tensor& a) {
+        return map("ffn.down_proj", at::gelu(map("ffn.up_proj", a)));
+      };
       latents = pre ? latents + y : layer_norm("attention_norm", latents + y);
-      latents = pre ? latents + ffn(layer_norm("ffn_norm", latents)) : layer_norm("ffn_norm", latents + ffn(latents));
+      latents = pre ? latents + ffn(layer_norm("ffn_norm", latents))
+                    : layer_norm("ffn_norm", latents + ffn(latents));
       ExpectClose(stream.x, latents, 1e-12, norm);
       EXPECT_FALSE(stream.mask.lengths);
     }
@@ -265,7 +308,9 @@ TEST(Latents, AMemoryPassesBy) {
 
 TEST(MemoryStream, CrossAttentionIsTheBidirectionalFormOfTheSource) {
   at::NoGradGuard guard;
-  for (const Json& options : {Json{{"slots", 3}}, Json{{"slots", 3}, {"tie_kv", false}, {"sharing", "all"}, {"packed_output", "shared"}}}) {
+  for (const Json& options :
+       {Json{{"slots", 3}},
+        Json{{"slots", 3}, {"tie_kv", false}, {"sharing", "all"}, {"packed_output", "shared"}}}) {
     const auto self = Make<AttentionLayer>(Options("luna", options).attention);
     auto cross_options = Options("luna", options).attention;
     cross_options.form = Form::kCross;
@@ -275,7 +320,8 @@ TEST(MemoryStream, CrossAttentionIsTheBidirectionalFormOfTheSource) {
     cross->Write(stream, state);
     const at::Tensor got = cross->Read(stream, state), want = self->Bidirectional(stream).tokens;
     for (const auto& [row, count] : {std::pair<int64_t, int64_t>{0, 11}, {1, 4}, {2, 1}})
-      ExpectClose(got[row].narrow(0, 0, count), want[row].narrow(0, 0, count), 1e-13, "row of " + std::to_string(count));
+      ExpectClose(got[row].narrow(0, 0, count), want[row].narrow(0, 0, count), 1e-13,
+                  "row of " + std::to_string(count));
   }
 }
 
@@ -285,14 +331,18 @@ TEST(MemoryStream, PackedRowsAreRefused) {
   for (const char* name : {"luna", "conv_luna", "set_transformer", "shared_workspace"}) {
     const auto layer = Make<AttentionLayer>(Options(name, {{"slots", 3}}).attention);
     ExpectContains(Thrown([&] { layer->Bidirectional(stream); }),
-                   {"[" + std::string(name) + "]", "several documents", "a row of its own, with lengths", "such as latte"});
+                   {"[" + std::string(name) + "]", "several documents",
+                    "a row of its own, with lengths", "such as latte"});
   }
   const auto perceiver = Make<Block>(Options("perceiver", {{"latents", 3}}));
-  ExpectContains(Thrown([&] { perceiver->Bidirectional(stream); }), {"[perceiver]", "several documents", "with lengths", "such as latte"});
+  ExpectContains(Thrown([&] { perceiver->Bidirectional(stream); }),
+                 {"[perceiver]", "several documents", "with lengths", "such as latte"});
   // What the message names works.
   const auto latte = Make<AttentionLayer>(Options("latte", {{"latents", 6}}).attention);
   const at::Tensor got = latte->Bidirectional(stream).tokens.narrow(0, 0, 1);
-  ExpectClose(got.narrow(1, 3, 4), latte->Bidirectional(MakeStream(stream.x.narrow(0, 0, 1).narrow(1, 3, 4))).tokens, 1e-13, "latte");
+  ExpectClose(got.narrow(1, 3, 4),
+              latte->Bidirectional(MakeStream(stream.x.narrow(0, 0, 1).narrow(1, 3, 4))).tokens,
+              1e-13, "latte");
 }
 
 }  // namespace

@@ -9,9 +9,11 @@
 namespace cistern {
 namespace {
 
-// angles [1 or B,T,half] in double: positions times base^(-i/half), exact to far beyond a million tokens.
+// angles [1 or B,T,half] in double: positions times base^(-i/half), exact to far beyond a million
+// tokens.
 at::Tensor Angles(const at::Tensor& positions, int64_t half, double base) {
-  const at::Tensor exponents = at::arange(half, positions.options().dtype(at::kDouble)) * (-std::log(base) / double(half));
+  const at::Tensor exponents =
+      at::arange(half, positions.options().dtype(at::kDouble)) * (-std::log(base) / double(half));
   return positions.to(at::kDouble).unsqueeze(-1) * exponents.exp();
 }
 
@@ -19,16 +21,20 @@ at::Tensor Angles(const at::Tensor& positions, int64_t half, double base) {
 
 std::vector<std::string> PositionKinds() { return {"none", "learned", "sinusoidal", "rotary"}; }
 
-PositionEmbedding::PositionEmbedding(const std::string& kind, int64_t width, int64_t max_length, double std)
+PositionEmbedding::PositionEmbedding(const std::string& kind, int64_t width, int64_t max_length,
+                                     double std)
     : kind_(kind), max_length_(max_length) {
-  if (kind == "learned") weight_ = register_parameter("weight", at::randn({max_length, width}) * std);
-  if (kind == "sinusoidal" && width % 2 != 0) FailUsage("sinusoidal positions need an even width, got ", width);
+  if (kind == "learned")
+    weight_ = register_parameter("weight", at::randn({max_length, width}) * std);
+  if (kind == "sinusoidal" && width % 2 != 0)
+    FailUsage("sinusoidal positions need an even width, got ", width);
 }
 
 at::Tensor PositionEmbedding::Forward(const at::Tensor& x, const at::Tensor& positions) const {
   if (kind_ == "learned") {
     const int64_t last = positions.numel() > 0 ? positions.max().item<int64_t>() : 0;
-    CISTERN_CHECK(last < max_length_, "position ", last, " is beyond the learned table of max_length=", max_length_,
+    CISTERN_CHECK(last < max_length_, "position ", last,
+                  " is beyond the learned table of max_length=", max_length_,
                   "; sinusoidal, rotary or no positions go on for ever");
     return x + at::embedding(weight_, positions);
   }

@@ -1,5 +1,6 @@
 #pragma once
-// Where a token stands: learned, sinusoidal (added to the embedding) or rotary (turns queries and keys).
+// Where a token stands: learned, sinusoidal (added to the embedding) or rotary (turns queries and
+// keys).
 #include <torch/nn/module.h>
 
 #include <string>
@@ -9,7 +10,8 @@ namespace cistern {
 
 std::vector<std::string> PositionKinds();  // none, learned, sinusoidal, rotary
 
-// Adds positions to embeddings. Sinusoids interleave sin and cos (10000^(-2i/D)) and are computed on demand: no longest length.
+// Adds positions to embeddings. Sinusoids interleave sin and cos (10000^(-2i/D)) and are computed
+// on demand: no longest length.
 class PositionEmbedding : public torch::nn::Module {
  public:
   PositionEmbedding(const std::string& kind, int64_t width, int64_t max_length, double std);
@@ -22,7 +24,8 @@ class PositionEmbedding : public torch::nn::Module {
   at::Tensor weight_;
 };
 
-// Rotary positions on the halves convention (first d/2 channels pair with the last d/2). x [B,H,T,d], positions [1 or B,T].
+// Rotary positions on the halves convention (first d/2 channels pair with the last d/2). x
+// [B,H,T,d], positions [1 or B,T].
 at::Tensor Rotate(const at::Tensor& x, const at::Tensor& positions, double base = 10000.0);
 
 }  // namespace cistern

@@ -13,8 +13,10 @@ struct Stream {
   at::Tensor x;            // [B,T,D]
   ops::Mask mask;          // lengths [B]: padding on the right; starts [B,T]: packed documents
   at::Tensor positions;    // [1 or B,T] int64, counted from the start of each document
-  at::Tensor memory = {};  // [1 or B,M,D]: the second stream of mechanisms that have one; undefined before the first of them
-  std::shared_ptr<const Stream> source = {};  // where x holds latents: the tokens they attend to (attention/perceiver.h)
+  at::Tensor memory = {};  // [1 or B,M,D]: the second stream of mechanisms that have one; undefined
+                           // before the first of them
+  std::shared_ptr<const Stream> source =
+      {};  // where x holds latents: the tokens they attend to (attention/perceiver.h)
   // Scores that the block before leaves to its self attention and its cross attention.
   Handles handles = {}, cross_handles = {};
 };

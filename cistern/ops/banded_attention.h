@@ -1,6 +1,7 @@
 #pragma once
-// Exact softmax attention inside a band: a query sees the keys near it. Blocks of queries meet the keys of their own and the next block, so
-// time and memory are O(T (before + after + 64) d) and no [T,T] mask exists.
+// Exact softmax attention inside a band: a query sees the keys near it. Blocks of queries meet the
+// keys of their own and the next block, so time and memory are O(T (before + after + 64) d) and no
+// [T,T] mask exists.
 #include <ATen/core/Tensor.h>
 
 namespace cistern::ops {
@@ -10,10 +11,12 @@ struct Band {
   int64_t lead = 0;               // query t stands at key row lead + t
 };
 
-// q [B,H,T,d], k, v [B,H,lead+T,d] -> [B,H,T,d]. documents [B or 1, lead+T] int64: a query sees the keys of its own document alone, none
-// where it is negative (padding); undefined: all rows are one document. A query that sees no key gives zeros, with zero gradient.
-// Implementations as SoftmaxAttention (ops/softmax_attention.h).
-at::Tensor BandedAttention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const Band& band, const at::Tensor& documents,
-                           double scale, double dropout);
+// q [B,H,T,d], k, v [B,H,lead+T,d] -> [B,H,T,d]. documents [B or 1, lead+T] int64: a query sees the
+// keys of its own document alone, none where it is negative (padding); undefined: all rows are one
+// document. A query that sees no key gives zeros, with zero gradient. Implementations as
+// SoftmaxAttention (ops/softmax_attention.h).
+at::Tensor BandedAttention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                           const Band& band, const at::Tensor& documents, double scale,
+                           double dropout);
 
 }  // namespace cistern::ops

@@ -16,7 +16,8 @@ struct Conv {
   int64_t ahead = 0;
 };
 
-Conv MakeConv(int64_t batch, int64_t length, int64_t channels, int64_t taps, bool lengths, bool starts, int64_t ahead = 0) {
+Conv MakeConv(int64_t batch, int64_t length, int64_t channels, int64_t taps, bool lengths,
+              bool starts, int64_t ahead = 0) {
   at::manual_seed(3 + length);
   Conv c = {Normal({batch, length, channels}),
             Normal({channels, taps}),
@@ -25,7 +26,9 @@ Conv MakeConv(int64_t batch, int64_t length, int64_t channels, int64_t taps, boo
             Normal({batch, taps - 1, channels}),
             {},
             ahead};
-  if (lengths) c.mask.lengths = at::cat({Lengths({0, length}), at::randint(0, length + 1, {batch}, at::kLong)}).narrow(0, 0, batch);
+  if (lengths)
+    c.mask.lengths = at::cat({Lengths({0, length}), at::randint(0, length + 1, {batch}, at::kLong)})
+                         .narrow(0, 0, batch);
   if (starts) c.mask.starts = at::rand({batch, length}) < 0.2;
   return c;
 }
@@ -34,17 +37,20 @@ Conv MakeConv(int64_t batch, int64_t length, int64_t channels, int64_t taps, boo
 std::pair<at::Tensor, at::Tensor> ConvByLoops(const Conv& c) {
   const int64_t B = c.x.size(0), T = c.x.size(1), C = c.x.size(2), K = c.weight.size(1);
   at::Tensor y = at::zeros_like(c.x), after = at::zeros_like(c.state);
-  auto x = c.x.accessor<double, 3>(), state = c.state.accessor<double, 3>(), out = y.accessor<double, 3>(),
-       end = after.accessor<double, 3>();
+  auto x = c.x.accessor<double, 3>(), state = c.state.accessor<double, 3>(),
+       out = y.accessor<double, 3>(), end = after.accessor<double, 3>();
   auto w = c.weight.accessor<double, 2>();
   for (int64_t b = 0; b < B; ++b) {
     const int64_t length = c.mask.lengths ? c.mask.lengths->index({b}).item<int64_t>() : T;
     int64_t begin = -(K - 1);  // the first token that can be seen
-    auto value = [&](int64_t t, int64_t ch) { return t < begin || t >= length ? 0.0 : t < 0 ? state[b][t + K - 1][ch] : x[b][t][ch]; };
+    auto value = [&](int64_t t, int64_t ch) {
+      return t < begin || t >= length ? 0.0 : t < 0 ? state[b][t + K - 1][ch] : x[b][t][ch];
+    };
     for (int64_t t = 0; t < length; ++t) {
       if (c.mask.starts && c.mask.starts->index({b, t}).item<bool>()) begin = t;
       for (int64_t ch = 0; ch < C; ++ch) {
-        for (int64_t j = 0; j < K; ++j) out[b][t][ch] += w[ch][j] * value(t - (K - 1) + j + c.ahead, ch);
+        for (int64_t j = 0; j < K; ++j)
+          out[b][t][ch] += w[ch][j] * value(t - (K - 1) + j + c.ahead, ch);
       }
     }
     for (int64_t i = 0; i < K - 1; ++i) {
@@ -63,7 +69,8 @@ std::vector<Conv> Convs() {
   std::vector<Conv> all;
   for (const int64_t length : {0, 1, 2, 5, 37}) {
     for (const int64_t taps : {1, 2, 4, 7}) {
-      for (int masks = 0; masks < 4; ++masks) all.push_back(MakeConv(3, length, 13, taps, (masks & 1) != 0, (masks & 2) != 0));
+      for (int masks = 0; masks < 4; ++masks)
+        all.push_back(MakeConv(3, length, 13, taps, (masks & 1) != 0, (masks & 2) != 0));
     }
   }
   all.push_back(MakeConv(2, 200, 67, 4, true, true));
@@ -83,39 +90,49 @@ TEST(ShortConv, ThreeImplementationsAreTheDefinition) {
     for (const auto dtype : {at::kDouble, at::kFloat}) {
       for (const Impl impl : {Impl::kReference, Impl::kKernel, Impl::kComposite}) {
         ImplScope scope(impl);
-        const std::string what = ImplName(impl) + " T" + std::to_string(c.x.size(1)) + " K" + std::to_string(c.weight.size(1)) +
-                                 (dtype == at::kFloat ? " float" : "") + (c.mask.lengths ? " lengths" : "") +
-                                 (c.mask.starts ? " starts" : "") + " ahead " + std::to_string(c.ahead);
+        const std::string what =
+            ImplName(impl) + " T" + std::to_string(c.x.size(1)) + " K" +
+            std::to_string(c.weight.size(1)) + (dtype == at::kFloat ? " float" : "") +
+            (c.mask.lengths ? " lengths" : "") + (c.mask.starts ? " starts" : "") + " ahead " +
+            std::to_string(c.ahead);
         const double tolerance = dtype == at::kDouble ? 1e-13 : 1e-6;
         // x lies in a wider buffer, as a slice of the joint projection does.
         const at::Tensor wide = at::cat({c.x, c.x}, 2).to(dtype).narrow(2, 0, c.x.size(2));
-        const std::vector<at::Tensor> x = {Leaf(wide), Leaf(c.weight.to(dtype)), Leaf(c.state.to(dtype))};
+        const std::vector<at::Tensor> x = {Leaf(wide), Leaf(c.weight.to(dtype)),
+                                           Leaf(c.state.to(dtype))};
         const auto got = ShortConv(x[0], x[1], x[2], c.mask, c.ahead);
         ExpectClose(std::get<0>(got), y, tolerance, what + " y");
         ExpectClose(std::get<1>(got), after, tolerance, what + " after");
         const auto g = Gradients(ConvLoss(c, got), x);
         if (want.empty()) want = g;
-        for (size_t i = 0; i < 3; ++i) ExpectClose(g[i], want[i], tolerance, what + " gradient " + std::to_string(i));
+        for (size_t i = 0; i < 3; ++i)
+          ExpectClose(g[i], want[i], tolerance, what + " gradient " + std::to_string(i));
         at::NoGradGuard guard;
-        ExpectSameBits(std::get<0>(ShortConv(x[0], x[1], x[2], c.mask, c.ahead)), std::get<0>(got).detach(), what + " without gradient");
+        ExpectSameBits(std::get<0>(ShortConv(x[0], x[1], x[2], c.mask, c.ahead)),
+                       std::get<0>(got).detach(), what + " without gradient");
       }
     }
   }
 }
 
 TEST(ShortConv, GradientsMatchFiniteDifferencesTwice) {
-  const std::vector<Conv> convs = {MakeConv(3, 11, 5, 1, true, true), MakeConv(3, 11, 5, 4, true, true),
+  const std::vector<Conv> convs = {MakeConv(3, 11, 5, 1, true, true),
+                                   MakeConv(3, 11, 5, 4, true, true),
                                    MakeConv(3, 11, 5, 4, true, false, 2)};
   for (const Conv& c : convs) {
     for (const Impl impl : kImpls) {
       ImplScope scope(impl);
-      ExpectGradientsMatchDifferences([&](const auto& x) { return ConvLoss(c, ShortConv(x[0], x[1], x[2], c.mask, c.ahead)); },
-                                      {c.x, c.weight, c.state}, ImplName(impl));
+      ExpectGradientsMatchDifferences(
+          [&](const auto& x) { return ConvLoss(c, ShortConv(x[0], x[1], x[2], c.mask, c.ahead)); },
+          {c.x, c.weight, c.state}, ImplName(impl));
       auto second = [&](at::ScalarType dtype) {
-        const std::vector<at::Tensor> x = {Leaf(c.x.to(dtype)), Leaf(c.weight.to(dtype)), Leaf(c.state.to(dtype))};
+        const std::vector<at::Tensor> x = {Leaf(c.x.to(dtype)), Leaf(c.weight.to(dtype)),
+                                           Leaf(c.state.to(dtype))};
         at::Tensor loss = at::zeros({}, dtype);
         const auto r = ShortConv(x[0], x[1], x[2], c.mask, c.ahead);
-        for (const at::Tensor& g : torch::autograd::grad({ConvLoss(c, r).square()}, x, {}, true, true)) loss = loss + g.square().sum();
+        for (const at::Tensor& g :
+             torch::autograd::grad({ConvLoss(c, r).square()}, x, {}, true, true))
+          loss = loss + g.square().sum();
         return Gradients(loss, x);
       };
       std::vector<at::Tensor> want;
@@ -124,7 +141,9 @@ TEST(ShortConv, GradientsMatchFiniteDifferencesTwice) {
         want = second(at::kDouble);
       }
       const auto got = second(at::kFloat);
-      for (size_t i = 0; i < 3; ++i) ExpectClose(got[i], want[i], 1e-5, ImplName(impl) + " second derivative " + std::to_string(i));
+      for (size_t i = 0; i < 3; ++i)
+        ExpectClose(got[i], want[i], 1e-5,
+                    ImplName(impl) + " second derivative " + std::to_string(i));
     }
   }
 }
@@ -136,7 +155,8 @@ TEST(ShortConv, SplitEqualsWhole) {
     const auto [want, want_after] = ShortConv(c.x, c.weight, c.state, c.mask);
     for (int64_t cut = 0; cut <= 17; ++cut) {
       auto part = [&](int64_t begin, int64_t count, const at::Tensor& state) {
-        return ShortConv(c.x.narrow(1, begin, count), c.weight, state, {{}, c.mask.starts->narrow(1, begin, count)});
+        return ShortConv(c.x.narrow(1, begin, count), c.weight, state,
+                         {{}, c.mask.starts->narrow(1, begin, count)});
       };
       const auto [first, middle] = part(0, cut, c.state);
       const auto [second, after] = part(cut, 17 - cut, middle);
@@ -150,16 +170,24 @@ TEST(ShortConv, WrongShapesNameTheOpAndTheShape) {
   const Conv c = MakeConv(2, 6, 5, 4, false, false);
   for (const Impl impl : kImpls) {
     ImplScope scope(impl);
-    ExpectContains(Thrown([&] { ShortConv(c.x.select(0, 0), c.weight, c.state); }), {"[short_conv]", "x of shape [B,T,C]", "[6, 5]"});
-    ExpectContains(Thrown([&] { ShortConv(c.x, c.weight.t(), c.state); }), {"[short_conv]", "weight", "[4, 5]"});
-    ExpectContains(Thrown([&] { ShortConv(c.x, c.weight, c.x); }), {"[short_conv]", "state of shape [B,K-1,C]", "[2, 6, 5]"});
-    ExpectContains(Thrown([&] { ShortConv(c.x, c.weight.to(at::kFloat), c.state); }), {"[short_conv]", "one dtype", "Float"});
+    ExpectContains(Thrown([&] { ShortConv(c.x.select(0, 0), c.weight, c.state); }),
+                   {"[short_conv]", "x of shape [B,T,C]", "[6, 5]"});
+    ExpectContains(Thrown([&] { ShortConv(c.x, c.weight.t(), c.state); }),
+                   {"[short_conv]", "weight", "[4, 5]"});
+    ExpectContains(Thrown([&] { ShortConv(c.x, c.weight, c.x); }),
+                   {"[short_conv]", "state of shape [B,K-1,C]", "[2, 6, 5]"});
+    ExpectContains(Thrown([&] { ShortConv(c.x, c.weight.to(at::kFloat), c.state); }),
+                   {"[short_conv]", "one dtype", "Float"});
     ExpectContains(Thrown([&] {
                      ShortConv(c.x, c.weight, c.state, {{}, at::zeros({2, 3}, at::kBool)});
                    }),
                    {"[short_conv]", "starts", "[2, 3]"});
-    ExpectContains(Thrown([&] { ShortConv(c.x, c.weight, c.state, {Lengths({1}), {}}); }), {"[short_conv]", "lengths", "[1]"});
-    ExpectContains(Thrown([&] { ShortConv(c.x, c.weight, c.state, {}, 4); }), {"[short_conv]", "ahead of 0 .. K-1 with K=4", "got 4"});
+    ExpectContains(Thrown([&] {
+                     ShortConv(c.x, c.weight, c.state, {Lengths({1}), {}});
+                   }),
+                   {"[short_conv]", "lengths", "[1]"});
+    ExpectContains(Thrown([&] { ShortConv(c.x, c.weight, c.state, {}, 4); }),
+                   {"[short_conv]", "ahead of 0 .. K-1 with K=4", "got 4"});
     ExpectContains(Thrown([&] {
                      ShortConv(c.x, c.weight, c.state, {{}, at::zeros({2, 6}, at::kBool)}, 1);
                    }),
@@ -177,19 +205,29 @@ struct Softmax {
   std::string name;
 };
 
-Softmax MakeSoftmax(const std::string& name, int64_t queries, int64_t keys, SoftmaxOptions options = {}) {
+Softmax MakeSoftmax(const std::string& name, int64_t queries, int64_t keys,
+                    SoftmaxOptions options = {}) {
   at::manual_seed(5);
-  return {Normal({3, 2, queries, 5}), Normal({3, 2, keys, 5}), Normal({3, 2, keys, 5}), Normal({3, 2, queries, 5}), options, {}, {}, name};
+  return {Normal({3, 2, queries, 5}),
+          Normal({3, 2, keys, 5}),
+          Normal({3, 2, keys, 5}),
+          Normal({3, 2, queries, 5}),
+          options,
+          {},
+          {},
+          name};
 }
 
 at::Tensor SoftmaxByLoops(const Softmax& c) {
   const int64_t B = c.q.size(0), H = c.q.size(1), T = c.q.size(2), S = c.k.size(2), d = c.q.size(3);
   at::Tensor out = at::zeros({B, H, T, d}, at::kDouble);
-  auto q = c.q.accessor<double, 4>(), k = c.k.accessor<double, 4>(), v = c.v.accessor<double, 4>(), o = out.accessor<double, 4>();
+  auto q = c.q.accessor<double, 4>(), k = c.k.accessor<double, 4>(), v = c.v.accessor<double, 4>(),
+       o = out.accessor<double, 4>();
   const double scale = c.options.scale > 0 ? c.options.scale : 1 / std::sqrt(double(d));
   for (int64_t b = 0; b < B; ++b) {
     std::vector<int64_t> document(S, 0);
-    for (int64_t j = 0, count = 0; c.mask.starts && j < T; ++j) document[S - T + j] = count += c.mask.starts->index({b, j}).item<bool>();
+    for (int64_t j = 0, count = 0; c.mask.starts && j < T; ++j)
+      document[S - T + j] = count += c.mask.starts->index({b, j}).item<bool>();
     for (int64_t h = 0; h < H; ++h) {
       for (int64_t t = 0; t < T; ++t) {
         std::vector<double> e(S, 0);
@@ -215,8 +253,9 @@ at::Tensor SoftmaxByLoops(const Softmax& c) {
 std::vector<Softmax> Softmaxes() {
   SoftmaxOptions causal, scaled;
   causal.causal = true, scaled.scale = 0.3;
-  std::vector<Softmax> all = {MakeSoftmax("full", 9, 9), MakeSoftmax("cross", 4, 11), MakeSoftmax("scaled", 7, 7, scaled),
-                              MakeSoftmax("causal", 37, 37, causal), MakeSoftmax("one", 1, 1, causal)};
+  std::vector<Softmax> all = {
+      MakeSoftmax("full", 9, 9), MakeSoftmax("cross", 4, 11), MakeSoftmax("scaled", 7, 7, scaled),
+      MakeSoftmax("causal", 37, 37, causal), MakeSoftmax("one", 1, 1, causal)};
   for (const int64_t queries : {1, 5}) {
     SoftmaxOptions cached = causal;
     cached.query_offset = 8;
@@ -244,9 +283,12 @@ TEST(SoftmaxAttention, ThreeImplementationsAreTheDefinition) {
       for (const auto dtype : {at::kDouble, at::kFloat}) {
         for (const Impl impl : {Impl::kReference, Impl::kKernel, Impl::kComposite}) {
           ImplScope scope(impl);
-          const std::string what = c.name + (c.options.causal ? " causal " : " ") + ImplName(impl) + (dtype == at::kFloat ? " float" : "");
-          const double tolerance = dtype == at::kDouble ? 1e-12 : 2e-6;  // torch's flash attention in float
-          const std::vector<at::Tensor> x = {Leaf(WithLayout(c.q.to(dtype), heads_last)), Leaf(WithLayout(c.k.to(dtype), heads_last)),
+          const std::string what = c.name + (c.options.causal ? " causal " : " ") + ImplName(impl) +
+                                   (dtype == at::kFloat ? " float" : "");
+          const double tolerance =
+              dtype == at::kDouble ? 1e-12 : 2e-6;  // torch's flash attention in float
+          const std::vector<at::Tensor> x = {Leaf(WithLayout(c.q.to(dtype), heads_last)),
+                                             Leaf(WithLayout(c.k.to(dtype), heads_last)),
                                              Leaf(WithLayout(c.v.to(dtype), heads_last))};
           const at::Tensor got = SoftmaxAttention(x[0], x[1], x[2], c.options, c.mask, c.key_valid);
           ExpectClose(got, want, tolerance, what);
@@ -267,7 +309,10 @@ TEST(SoftmaxAttention, ThreeImplementationsAreTheDefinition) {
       for (const Impl impl : kImpls) {
         ImplScope scope(impl);
         ExpectGradientsMatchDifferences(
-            [&](const auto& x) { return (SoftmaxAttention(x[0], x[1], x[2], c.options, c.mask, c.key_valid) * c.g).sum(); },
+            [&](const auto& x) {
+              return (SoftmaxAttention(x[0], x[1], x[2], c.options, c.mask, c.key_valid) * c.g)
+                  .sum();
+            },
             {c.q, c.k, c.v}, c.name + ImplName(impl));
       }
     }
@@ -283,7 +328,8 @@ TEST(SoftmaxAttention, NothingToSee) {
     EXPECT_EQ(out.abs().sum().item<double>(), 0);
     EXPECT_EQ(Gradients(out.sum(), {q})[0].abs().sum().item<double>(), 0);
     EXPECT_EQ(SoftmaxAttention(none, q.detach(), q.detach(), {}).size(2), 0);
-    ExpectContains(Thrown([&] { SoftmaxAttention(q, none, q, {}); }), {"[softmax_attention]", "[2, 3, 0, 5]", "[2, 3, 4, 5]"});
+    ExpectContains(Thrown([&] { SoftmaxAttention(q, none, q, {}); }),
+                   {"[softmax_attention]", "[2, 3, 0, 5]", "[2, 3, 4, 5]"});
   }
 }
 

@@ -36,11 +36,13 @@ Impl ParseImpl(const std::string& name) {
   for (const Impl impl : {Impl::kKernel, Impl::kComposite, Impl::kReference}) {
     if (name == ImplName(impl)) return impl;
   }
-  throw UsageError(UnknownName("implementation (CISTERN_IMPL)", name, {"kernel", "composite", "reference"}));
+  throw UsageError(
+      UnknownName("implementation (CISTERN_IMPL)", name, {"kernel", "composite", "reference"}));
 }
 
 bool UsesKernel(const at::Tensor& x) {
-  return ActiveImpl() != Impl::kComposite && x.device().is_cpu() && (x.scalar_type() == at::kFloat || x.scalar_type() == at::kDouble);
+  return ActiveImpl() != Impl::kComposite && x.device().is_cpu() &&
+         (x.scalar_type() == at::kFloat || x.scalar_type() == at::kDouble);
 }
 
 }  // namespace cistern::ops

@@ -1,5 +1,6 @@
 #pragma once
-// Which implementation the ops use on the CPU: CISTERN_IMPL=kernel|composite|reference, or set by a test.
+// Which implementation the ops use on the CPU: CISTERN_IMPL=kernel|composite|reference, or set by a
+// test.
 //   kernel:    our SIMD kernels, float and double (the default)
 //   composite: plain ATen operations, differentiated by autograd: what every other device runs
 //   reference: the definition, plain loops in double precision

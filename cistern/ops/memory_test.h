@@ -1,5 +1,6 @@
 #pragma once
-// What the tests of the slot memory and of the summing memory share: an op on random inputs, and what must hold of it.
+// What the tests of the slot memory and of the summing memory share: an op on random inputs, and
+// what must hold of it.
 #include <string>
 #include <utility>
 #include <vector>
@@ -13,10 +14,13 @@ using Tensors = std::vector<at::Tensor>;
 
 struct MemoryProblem {
   std::string name;
-  Tensors x;                       // in double: a (r or q), s or w, u (v or k), memory, then z, or log_gate, or nothing more
-  std::vector<size_t> state;       // which of x are the state before, double in every precision; the others are [B,H,T,w]
-  size_t of_tokens = 1;            // outputs: so many [B,H,T,w], then the state after, in the order of `state`
-  Tensors g;                       // one for each output: their gradients
+  Tensors
+      x;  // in double: a (r or q), s or w, u (v or k), memory, then z, or log_gate, or nothing more
+  std::vector<size_t> state;  // which of x are the state before, double in every precision; the
+                              // others are [B,H,T,w]
+  size_t of_tokens =
+      1;      // outputs: so many [B,H,T,w], then the state after, in the order of `state`
+  Tensors g;  // one for each output: their gradients
   std::vector<std::string> parts;  // names: the outputs, then x
   ops::Mask mask;
   std::function<Tensors(const Tensors& x, const ops::Mask& mask)> run;
@@ -31,11 +35,13 @@ inline at::Tensor Finite(const at::Tensor& z) { return z.masked_fill(z.isinf(), 
 inline at::Tensor Loss(const MemoryProblem& p, const Tensors& outputs) {
   at::Tensor sum = at::zeros({}, outputs[0].scalar_type());
   for (size_t i = 0; i < outputs.size(); ++i)
-    sum = sum + (Finite(outputs[i]) * p.g[i].to(outputs[i].scalar_type())).sum().to(sum.scalar_type());
+    sum = sum +
+          (Finite(outputs[i]) * p.g[i].to(outputs[i].scalar_type())).sum().to(sum.scalar_type());
   return sum;
 }
 
-inline Tensors LeavesOf(const MemoryProblem& p, at::ScalarType dtype = at::kDouble, bool heads_last = false) {
+inline Tensors LeavesOf(const MemoryProblem& p, at::ScalarType dtype = at::kDouble,
+                        bool heads_last = false) {
   Tensors x;
   for (size_t i = 0; i < p.x.size(); ++i) {
     x.push_back(Leaf(p.IsState(i) ? p.x[i] : WithLayout(p.x[i].to(dtype), heads_last)));
@@ -44,9 +50,11 @@ inline Tensors LeavesOf(const MemoryProblem& p, at::ScalarType dtype = at::kDoub
 }
 
 // Tokens [begin, begin + count), going on from the state given.
-inline Tensors PieceOf(const MemoryProblem& p, const Tensors& x, int64_t begin, int64_t count, const Tensors& state) {
+inline Tensors PieceOf(const MemoryProblem& p, const Tensors& x, int64_t begin, int64_t count,
+                       const Tensors& state) {
   Tensors piece;
-  for (size_t i = 0, s = 0; i < x.size(); ++i) piece.push_back(p.IsState(i) ? state[s++] : x[i].narrow(2, begin, count));
+  for (size_t i = 0, s = 0; i < x.size(); ++i)
+    piece.push_back(p.IsState(i) ? state[s++] : x[i].narrow(2, begin, count));
   return piece;
 }
 inline Tensors StateOf(const MemoryProblem& p, const Tensors& x) {
@@ -62,7 +70,8 @@ inline Tensors WithGradients(const MemoryProblem& p, const Tensors& outputs, con
   for (const at::Tensor& g : Gradients(Loss(p, outputs), x)) all.push_back(g);
   return all;
 }
-inline Tensors Everything(const MemoryProblem& p, ops::Impl impl, at::ScalarType dtype, bool heads_last = false) {
+inline Tensors Everything(const MemoryProblem& p, ops::Impl impl, at::ScalarType dtype,
+                          bool heads_last = false) {
   ops::ImplScope scope(impl);
   const Tensors x = LeavesOf(p, dtype, heads_last);
   return WithGradients(p, p.run(x, p.mask), x);
@@ -78,7 +87,8 @@ void ExpectImplementationsAgree(const MemoryProblem& p, bool heads_last, Toleran
       EXPECT_EQ(got[0].scalar_type(), dtype);
       for (size_t i = 0; i < want.size(); ++i)
         ExpectClose(got[i], want[i], tolerance(dtype, i),
-                    p.name + ", " + ops::ImplName(impl) + (dtype == at::kFloat ? " float " : " double ") + p.parts[i]);
+                    p.name + ", " + ops::ImplName(impl) +
+                        (dtype == at::kFloat ? " float " : " double ") + p.parts[i]);
     }
   }
 }
@@ -86,7 +96,8 @@ void ExpectImplementationsAgree(const MemoryProblem& p, bool heads_last, Toleran
 inline void ExpectFiniteDifferences(const MemoryProblem& p) {
   for (const ops::Impl impl : kImpls) {
     ops::ImplScope scope(impl);
-    ExpectGradientsMatchDifferences([&](const Tensors& x) { return Loss(p, p.run(x, p.mask)); }, p.x, p.name + ", " + ops::ImplName(impl));
+    ExpectGradientsMatchDifferences([&](const Tensors& x) { return Loss(p, p.run(x, p.mask)); },
+                                    p.x, p.name + ", " + ops::ImplName(impl));
   }
 }
 
@@ -100,7 +111,8 @@ inline void ExpectGradientsOfOneOutputAlone(const MemoryProblem& p) {
       all.push_back(Gradients(Finite(p.run(x, p.mask)[output]).square().sum(), x));
     }
     for (size_t i = 0; i < p.x.size(); ++i)
-      ExpectClose(all[1][i], all[0][i], 1e-12, p.name + ", output " + p.parts[output] + ", input " + std::to_string(i));
+      ExpectClose(all[1][i], all[0][i], 1e-12,
+                  p.name + ", output " + p.parts[output] + ", input " + std::to_string(i));
   }
 }
 
@@ -109,15 +121,18 @@ inline void ExpectSecondDerivatives(const MemoryProblem& p) {
     ops::ImplScope scope(impl);
     const Tensors x = LeavesOf(p, dtype);
     at::Tensor loss = at::zeros({}, dtype);
-    for (const at::Tensor& t : torch::autograd::grad({Loss(p, p.run(x, p.mask)).square()}, x, {}, true, true))
+    for (const at::Tensor& t :
+         torch::autograd::grad({Loss(p, p.run(x, p.mask)).square()}, x, {}, true, true))
       loss = loss + t.square().sum().to(dtype);
     return Gradients(loss, x);
   };
-  const Tensors want = second(ops::Impl::kComposite, at::kDouble), exact = second(ops::Impl::kKernel, at::kDouble),
+  const Tensors want = second(ops::Impl::kComposite, at::kDouble),
+                exact = second(ops::Impl::kKernel, at::kDouble),
                 got = second(ops::Impl::kKernel, at::kFloat);
   for (size_t i = 0; i < want.size(); ++i) {
     ExpectClose(exact[i], want[i], 1e-11, p.name + " double, input " + std::to_string(i));
-    ExpectClose(got[i], want[i], 1e-5, p.name + " float, input " + std::to_string(i));  // two backward passes deep
+    ExpectClose(got[i], want[i], 1e-5,
+                p.name + " float, input " + std::to_string(i));  // two backward passes deep
   }
   // The composite's second derivative is itself checked by differences of its first.
   ops::ImplScope scope(ops::Impl::kKernel);
@@ -127,13 +142,16 @@ inline void ExpectSecondDerivatives(const MemoryProblem& p) {
         Tensors x;
         for (const at::Tensor& t : x_in) x.push_back(t.requires_grad() ? t : Leaf(t));
         at::Tensor loss = at::zeros({}, at::kDouble);
-        for (const at::Tensor& t : torch::autograd::grad({Loss(p, p.run(x, p.mask))}, x, {}, true, true)) loss = loss + t.square().sum();
+        for (const at::Tensor& t :
+             torch::autograd::grad({Loss(p, p.run(x, p.mask))}, x, {}, true, true))
+          loss = loss + t.square().sum();
         return loss;
       },
       p.x, p.name + " second");
 }
 
-// Cut anywhere, and token by token: the same numbers and gradients through the state. Starts, but no lengths.
+// Cut anywhere, and token by token: the same numbers and gradients through the state. Starts, but
+// no lengths.
 inline void ExpectPiecesEqualWhole(const MemoryProblem& p) {
   const int64_t length = p.length();
   for (const ops::Impl impl : kImpls) {
@@ -144,7 +162,8 @@ inline void ExpectPiecesEqualWhole(const MemoryProblem& p) {
       std::vector<Tensors> outs(p.of_tokens);
       for (size_t c = 0; c + 1 < cuts.size(); ++c) {
         const int64_t begin = cuts[c], count = cuts[c + 1] - begin;
-        const Tensors y = p.run(PieceOf(p, x, begin, count, state), {{}, p.mask.starts->narrow(1, begin, count)});
+        const Tensors y =
+            p.run(PieceOf(p, x, begin, count, state), {{}, p.mask.starts->narrow(1, begin, count)});
         for (size_t i = 0; i < p.of_tokens; ++i) outs[i].push_back(y[i]);
         state.assign(y.begin() + int64_t(p.of_tokens), y.end());
       }
@@ -159,7 +178,9 @@ inline void ExpectPiecesEqualWhole(const MemoryProblem& p) {
     for (int64_t cut = 0; cut <= length + 1; ++cut) {
       const Tensors got = run(cut > length ? each : std::vector<int64_t>{0, cut, length});
       for (size_t i = 0; i < want.size(); ++i)
-        ExpectClose(got[i], want[i], 1e-12, p.name + " " + ops::ImplName(impl) + " cut " + std::to_string(cut) + " " + p.parts[i]);
+        ExpectClose(
+            got[i], want[i], 1e-12,
+            p.name + " " + ops::ImplName(impl) + " cut " + std::to_string(cut) + " " + p.parts[i]);
     }
   }
 }
@@ -170,7 +191,8 @@ inline void ExpectSameBitsForAnyNumberOfThreads(const MemoryProblem& p) {
     SetNumThreads(threads);
     const Tensors got = Everything(p, ops::Impl::kKernel, at::kFloat, true);
     SetNumThreads(1);
-    for (size_t i = 0; i < want.size(); ++i) ExpectSameBits(got[i], want[i], p.name + " " + p.parts[i]);
+    for (size_t i = 0; i < want.size(); ++i)
+      ExpectSameBits(got[i], want[i], p.name + " " + p.parts[i]);
   }
 }
 
@@ -178,7 +200,8 @@ inline void ExpectSameBitsForAnyNumberOfThreads(const MemoryProblem& p) {
 inline void ExpectPaddingHasNoEffect(MemoryProblem p) {
   const int64_t length = p.length();
   const ops::Mask mask = {Lengths({length, 9, 0}), {}};
-  const at::Tensor pad = (at::arange(length).unsqueeze(0) >= mask.lengths->unsqueeze(1)).unsqueeze(1).unsqueeze(-1);
+  const at::Tensor pad =
+      (at::arange(length).unsqueeze(0) >= mask.lengths->unsqueeze(1)).unsqueeze(1).unsqueeze(-1);
   for (size_t i = 0; i < p.x.size(); ++i) {
     if (!p.IsState(i)) p.x[i] = p.x[i].masked_fill(pad, std::nan(""));
   }
@@ -190,25 +213,30 @@ inline void ExpectPaddingHasNoEffect(MemoryProblem p) {
       Tensors alone = PieceOf(p, p.x, 0, count, StateOf(p, p.x));
       for (at::Tensor& t : alone) t = t.narrow(0, b, 1);
       const Tensors want = p.run(alone, {});
-      const std::string what = p.name + " " + ops::ImplName(impl) + " row " + std::to_string(b) + " ";
+      const std::string what =
+          p.name + " " + ops::ImplName(impl) + " row " + std::to_string(b) + " ";
       for (size_t i = 0; i < want.size(); ++i) {
         const at::Tensor row = got[i].narrow(0, b, 1);
-        ExpectClose(i < p.of_tokens ? row.narrow(2, 0, count) : row, want[i], 1e-14, what + p.parts[i]);
+        ExpectClose(i < p.of_tokens ? row.narrow(2, 0, count) : row, want[i], 1e-14,
+                    what + p.parts[i]);
         if (i < p.of_tokens) {
           EXPECT_EQ(row.narrow(2, count, pads).abs().sum().item<double>(), 0) << what << p.parts[i];
         }
       }
       for (size_t i = 0; i < g.size(); ++i) {
         if (!p.IsState(i)) {
-          EXPECT_EQ(g[i].narrow(0, b, 1).narrow(2, count, pads).abs().sum().item<double>(), 0) << what << i;
+          EXPECT_EQ(g[i].narrow(0, b, 1).narrow(2, count, pads).abs().sum().item<double>(), 0)
+              << what << i;
         }
       }
     }
   }
 }
 
-// The documents of one row, as (first token, count): each as if it were alone, gradients too. Returns those of x.
-inline Tensors ExpectDocumentsApart(const MemoryProblem& p, const std::vector<std::pair<int64_t, int64_t>>& documents) {
+// The documents of one row, as (first token, count): each as if it were alone, gradients too.
+// Returns those of x.
+inline Tensors ExpectDocumentsApart(const MemoryProblem& p,
+                                    const std::vector<std::pair<int64_t, int64_t>>& documents) {
   std::vector<std::pair<int64_t, int64_t>> begins;
   for (const auto& document : documents) begins.emplace_back(0, document.first);
   const ops::Mask mask = {{}, Starts(1, p.length(), begins)};
@@ -217,13 +245,16 @@ inline Tensors ExpectDocumentsApart(const MemoryProblem& p, const std::vector<st
     ops::ImplScope scope(impl);
     const Tensors x = LeavesOf(p), y = LeavesOf(p);
     Tensors outs;
-    for (const auto& [begin, count] : documents) outs.push_back(p.run(PieceOf(p, y, begin, count, StateOf(p, y)), {})[0]);
+    for (const auto& [begin, count] : documents)
+      outs.push_back(p.run(PieceOf(p, y, begin, count, StateOf(p, y)), {})[0]);
     const at::Tensor packed = p.run(x, mask)[0], apart = at::cat(outs, 2);
     ExpectClose(packed, apart, 1e-13, p.name + " " + ops::ImplName(impl));
     g = Gradients((packed * p.g[0]).sum(), x);
     const Tensors want = Gradients((apart * p.g[0]).sum(), y);
     for (size_t i = 0; i < g.size(); ++i) {
-      if (!p.IsState(i)) ExpectClose(g[i], want[i], 1e-12, p.name + " " + ops::ImplName(impl) + " gradient " + std::to_string(i));
+      if (!p.IsState(i))
+        ExpectClose(g[i], want[i], 1e-12,
+                    p.name + " " + ops::ImplName(impl) + " gradient " + std::to_string(i));
     }
     for (const size_t i : p.state) EXPECT_EQ(g[i].abs().sum().item<double>(), 0) << p.name;
   }

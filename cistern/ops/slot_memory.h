@@ -1,13 +1,14 @@
 #pragma once
-// The slot memory in exp mode as differentiable ops (kernels/slot_memory.h has the algebra; spec 2.19).
+// The slot memory in exp mode as differentiable ops (kernels/slot_memory.h has the algebra;
+// spec 2.19).
 #include <ATen/core/Tensor.h>
 
 #include <optional>
 
 namespace cistern::ops {
 
-// What a padded or packed batch holds. lengths [B] int64: tokens t >= lengths[b] are padding. starts [B,T] bool: true where a document
-// begins; nothing written before it is seen after it.
+// What a padded or packed batch holds. lengths [B] int64: tokens t >= lengths[b] are padding.
+// starts [B,T] bool: true where a document begins; nothing written before it is seen after it.
 struct Mask {
   std::optional<at::Tensor> lengths, starts;
 };
@@ -16,7 +17,8 @@ struct SlotState {
   at::Tensor memory;  // [B,H,n,d], double whatever the values are (kernels/slot_memory.h says why)
   at::Tensor z;       // [B,H,n], double, -inf where nothing was written
 };
-SlotState EmptySlots(int64_t batch, int64_t heads, int64_t slots, int64_t width, const at::TensorOptions& options);
+SlotState EmptySlots(int64_t batch, int64_t heads, int64_t slots, int64_t width,
+                     const at::TensorOptions& options);
 
 struct SlotResult {
   at::Tensor out;
@@ -24,17 +26,18 @@ struct SlotResult {
   at::Tensor z_out;  // [B,H,T,n] the z at every position, dtype of s; undefined unless asked for
 };
 
-// Causal: each token is written, then reads. Differentiable in every tensor, state in and out included.
-// out[t] = sum_l r[t,l] M_t[l].    r, s [B,H,T,n], v [B,H,T,d] -> out [B,H,T,d]
-SlotResult SlotRead(const at::Tensor& r, const at::Tensor& s, const at::Tensor& v, const SlotState& state, const Mask& mask = {},
-                    bool want_z = false);
+// Causal: each token is written, then reads. Differentiable in every tensor, state in and out
+// included. out[t] = sum_l r[t,l] M_t[l].    r, s [B,H,T,n], v [B,H,T,d] -> out [B,H,T,d]
+SlotResult SlotRead(const at::Tensor& r, const at::Tensor& s, const at::Tensor& v,
+                    const SlotState& state, const Mask& mask = {}, bool want_z = false);
 // out[t,l] = q[t] . M_t[l].        q, k [B,H,T,d], s [B,H,T,n] -> out [B,H,T,n]
-SlotResult SlotMatch(const at::Tensor& q, const at::Tensor& s, const at::Tensor& k, const SlotState& state, const Mask& mask = {},
-                     bool want_z = false);
+SlotResult SlotMatch(const at::Tensor& q, const at::Tensor& s, const at::Tensor& k,
+                     const SlotState& state, const Mask& mask = {}, bool want_z = false);
 
-// Writes a whole piece and returns the state only: M = softmax-weighted mean over the piece and what was there before. O(T n d), plain
-// ATen.
-SlotState SlotWrite(const at::Tensor& s, const at::Tensor& v, const SlotState& state, const Mask& mask = {});
+// Writes a whole piece and returns the state only: M = softmax-weighted mean over the piece and
+// what was there before. O(T n d), plain ATen.
+SlotState SlotWrite(const at::Tensor& s, const at::Tensor& v, const SlotState& state,
+                    const Mask& mask = {});
 
 // States of two adjacent pieces of one sequence, each begun empty: the state of the whole.
 SlotState MergeSlots(const SlotState& first, const SlotState& second);

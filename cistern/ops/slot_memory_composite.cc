@@ -7,13 +7,16 @@
 namespace cistern::ops {
 namespace {
 
-constexpr int64_t kChunk = 16;  // e^{s_i - m_t} is formed for every pair inside a chunk: every exponent is <= 0
+constexpr int64_t kChunk =
+    16;  // e^{s_i - m_t} is formed for every pair inside a chunk: every exponent is <= 0
 constexpr double kNegativeInfinity = -std::numeric_limits<double>::infinity();
 
 }  // namespace
 
-Tensor4 SlotMemoryComposite(bool match, const at::Tensor& a_in, const at::Tensor& s_in, const at::Tensor& u_in, const at::Tensor& memory,
-                            const at::Tensor& z_in, const OptionalTensor& starts, const OptionalTensor& lengths, bool want_z) {
+Tensor4 SlotMemoryComposite(bool match, const at::Tensor& a_in, const at::Tensor& s_in,
+                            const at::Tensor& u_in, const at::Tensor& memory,
+                            const at::Tensor& z_in, const OptionalTensor& starts,
+                            const OptionalTensor& lengths, bool want_z) {
   const int64_t length = u_in.size(2);
   const auto dtype = u_in.scalar_type();
   at::Tensor a = a_in, s = s_in.to(at::kDouble), u = u_in, valid;
@@ -21,10 +24,12 @@ Tensor4 SlotMemoryComposite(bool match, const at::Tensor& a_in, const at::Tensor
     valid = at::arange(length, lengths->options()).unsqueeze(0) < lengths->unsqueeze(1);  // [B,T]
     const at::Tensor pad = valid.logical_not().unsqueeze(1).unsqueeze(-1);
     s = s.masked_fill(pad, kNegativeInfinity);
-    a = a.masked_fill(pad, 0.0), u = u.masked_fill(pad, 0.0);  // whatever padding holds, NaN too, is not multiplied
+    a = a.masked_fill(pad, 0.0),
+    u = u.masked_fill(pad, 0.0);  // whatever padding holds, NaN too, is not multiplied
   }
   at::Tensor documents;  // [B,T]: number of document starts up to each token
-  if (starts) documents = (valid.defined() ? starts->logical_and(valid) : *starts).to(at::kLong).cumsum(1);
+  if (starts)
+    documents = (valid.defined() ? starts->logical_and(valid) : *starts).to(at::kLong).cumsum(1);
 
   at::Tensor m_prev = memory, z_prev = z_in;
   std::vector<at::Tensor> outs, zs;
@@ -32,15 +37,20 @@ Tensor4 SlotMemoryComposite(bool match, const at::Tensor& a_in, const at::Tensor
     const int64_t c = std::min(kChunk, length - t0);
     const at::Tensor sc = s.narrow(2, t0, c), uc = u.narrow(2, t0, c), ac = a.narrow(2, t0, c);
     at::Tensor seen = at::ones({c, c}, s.options().dtype(at::kBool)).tril();  // [t,i]
-    at::Tensor z_before = z_prev.unsqueeze(2).expand({-1, -1, c, -1});        // what token t still sees of it  [B,H,c,n]
+    at::Tensor z_before =
+        z_prev.unsqueeze(2).expand({-1, -1, c, -1});  // what token t still sees of it  [B,H,c,n]
     if (documents.defined()) {
       const at::Tensor doc = documents.narrow(1, t0, c);
       seen = seen.logical_and(doc.unsqueeze(2) == doc.unsqueeze(1)).unsqueeze(1);  // [B,1,t,i]
-      const at::Tensor before = t0 > 0 ? documents.narrow(1, t0 - 1, 1) : at::zeros_like(doc.narrow(1, 0, 1));
-      z_before = z_before.masked_fill((doc != before).unsqueeze(1).unsqueeze(-1), kNegativeInfinity);
+      const at::Tensor before =
+          t0 > 0 ? documents.narrow(1, t0 - 1, 1) : at::zeros_like(doc.narrow(1, 0, 1));
+      z_before =
+          z_before.masked_fill((doc != before).unsqueeze(1).unsqueeze(-1), kNegativeInfinity);
     }
-    const at::Tensor log_pairs = sc.unsqueeze(2).masked_fill(seen.logical_not().unsqueeze(-1), kNegativeInfinity);  // [B,H,t,i,n]
-    // m_t: a finite reference, the largest log-weight that t sees. The result does not depend on it, so it carries no gradient.
+    const at::Tensor log_pairs = sc.unsqueeze(2).masked_fill(seen.logical_not().unsqueeze(-1),
+                                                             kNegativeInfinity);  // [B,H,t,i,n]
+    // m_t: a finite reference, the largest log-weight that t sees. The result does not depend on
+    // it, so it carries no gradient.
     at::Tensor m = at::maximum(log_pairs.detach().amax(3), z_before.detach());
     m = m.masked_fill(m == kNegativeInfinity, 0.0);
     const at::Tensor from_before = (z_before - m).exp();
@@ -51,25 +61,31 @@ Tensor4 SlotMemoryComposite(bool match, const at::Tensor& a_in, const at::Tensor
     const at::Tensor weights = (pairs / safe.unsqueeze(3)).to(dtype);  // e^{s_i - z_t}
     if (match) {
       const at::Tensor scores = at::matmul(ac, uc.transpose(2, 3));  // q_t . k_i
-      outs.push_back(decay * at::matmul(ac, m_seen.transpose(2, 3)) + at::einsum("bhti,bhtil->bhtl", {scores, weights}));
+      outs.push_back(decay * at::matmul(ac, m_seen.transpose(2, 3)) +
+                     at::einsum("bhti,bhtil->bhtl", {scores, weights}));
     } else {
       const at::Tensor scores = at::einsum("bhtl,bhtil->bhti", {ac, weights});
       outs.push_back(at::matmul(ac * decay, m_seen) + at::matmul(scores, uc));
     }
-    const at::Tensor z = at::where(alpha > 0, m + safe.log(), at::full({}, kNegativeInfinity, alpha.options()));
+    const at::Tensor z =
+        at::where(alpha > 0, m + safe.log(), at::full({}, kNegativeInfinity, alpha.options()));
     if (want_z) zs.push_back(z.to(s_in.scalar_type()));
-    m_prev = kept.select(2, c - 1).unsqueeze(-1) * m_prev + at::matmul(weights.select(2, c - 1).transpose(2, 3), uc);
+    m_prev = kept.select(2, c - 1).unsqueeze(-1) * m_prev +
+             at::matmul(weights.select(2, c - 1).transpose(2, 3), uc);
     z_prev = z.select(2, c - 1);
   }
-  at::Tensor out = length > 0 ? at::cat(outs, 2) : (match ? at::zeros_like(s_in) : at::zeros_like(u));
-  at::Tensor z_out = want_z ? (length > 0 ? at::cat(zs, 2) : at::zeros_like(s_in)) : at::empty({0}, s_in.options());
+  at::Tensor out =
+      length > 0 ? at::cat(outs, 2) : (match ? at::zeros_like(s_in) : at::zeros_like(u));
+  at::Tensor z_out = want_z ? (length > 0 ? at::cat(zs, 2) : at::zeros_like(s_in))
+                            : at::empty({0}, s_in.options());
   if (valid.defined()) {
     const at::Tensor pad = valid.logical_not().unsqueeze(1).unsqueeze(-1);
     out = out.masked_fill(pad, 0.0);
     if (want_z) z_out = z_out.masked_fill(pad, 0.0);
   }
   if (length == 0) {
-    m_prev = m_prev.masked_fill((z_in == kNegativeInfinity).unsqueeze(-1), 0.0);  // as every step does
+    m_prev =
+        m_prev.masked_fill((z_in == kNegativeInfinity).unsqueeze(-1), 0.0);  // as every step does
     z_prev = z_prev.clone();
   }
   return {out, m_prev, z_prev, z_out};

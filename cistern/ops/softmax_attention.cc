@@ -11,20 +11,25 @@ namespace cistern::ops {
 namespace softmax_attention {
 
 // [B or 1, 1, T, S] bool, true where a query sees a key; undefined when every query sees every key.
-at::Tensor Visible(const at::Tensor& q, const at::Tensor& k, const SoftmaxOptions& options, const Mask& mask, const at::Tensor& key_valid) {
+at::Tensor Visible(const at::Tensor& q, const at::Tensor& k, const SoftmaxOptions& options,
+                   const Mask& mask, const at::Tensor& key_valid) {
   const int64_t rows = q.size(2), keys = k.size(2);
   const auto index = q.options().dtype(at::kLong).requires_grad(false);
   at::Tensor visible;
-  auto restrict_to = [&](const at::Tensor& condition) { visible = visible.defined() ? visible.logical_and(condition) : condition; };
+  auto restrict_to = [&](const at::Tensor& condition) {
+    visible = visible.defined() ? visible.logical_and(condition) : condition;
+  };
   const at::Tensor key = at::arange(keys, index);
   if (options.causal) {
     const at::Tensor last = at::arange(rows, index).unsqueeze(1) + options.query_offset;
     restrict_to((key.unsqueeze(0) <= last).unsqueeze(0).unsqueeze(0));
   }
-  if (mask.lengths) restrict_to((key.unsqueeze(0) < mask.lengths->unsqueeze(1)).unsqueeze(1).unsqueeze(1));
+  if (mask.lengths)
+    restrict_to((key.unsqueeze(0) < mask.lengths->unsqueeze(1)).unsqueeze(1).unsqueeze(1));
   if (mask.starts) {
     const at::Tensor document = mask.starts->to(at::kLong).cumsum(1);
-    const at::Tensor key_document = at::cat({at::zeros({q.size(0), keys - rows}, document.options()), document}, 1);
+    const at::Tensor key_document =
+        at::cat({at::zeros({q.size(0), keys - rows}, document.options()), document}, 1);
     restrict_to((document.unsqueeze(2) == key_document.unsqueeze(1)).unsqueeze(1));
   }
   if (key_valid.defined()) restrict_to(key_valid.unsqueeze(1).unsqueeze(1));
@@ -32,26 +37,29 @@ at::Tensor Visible(const at::Tensor& q, const at::Tensor& k, const SoftmaxOption
 }
 
 // The definition: probabilities formed explicitly, rows without a visible key are zero.
-at::Tensor Probabilities(const at::Tensor& q, const at::Tensor& k, const at::Tensor& visible, double scale) {
+at::Tensor Probabilities(const at::Tensor& q, const at::Tensor& k, const at::Tensor& visible,
+                         double scale) {
   at::Tensor scores = at::matmul(q, k.transpose(2, 3)) * scale;
   if (visible.defined()) {
-    // Finite instead of -inf, so that a fully masked row has finite gradients; its probabilities are set to 0 below.
+    // Finite instead of -inf, so that a fully masked row has finite gradients; its probabilities
+    // are set to 0 below.
     scores = scores.masked_fill(visible.logical_not(), std::numeric_limits<float>::lowest());
   }
   const at::Tensor p = at::softmax(scores, -1);
   return visible.defined() ? p.masked_fill(visible.logical_not(), 0.0) : p;
 }
 
-at::Tensor Explicit(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& visible, double scale,
-                    double dropout) {
+at::Tensor Explicit(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                    const at::Tensor& visible, double scale, double dropout) {
   const at::Tensor p = Probabilities(q, k, visible, scale);
   return at::matmul(dropout > 0 ? at::dropout(p, dropout, true) : p, v);
 }
 
 // Which keys each query sees; undefined when every query sees every key.
-at::Tensor VisibleOrAll(const at::Tensor& q, const at::Tensor& k, const SoftmaxOptions& options, const Mask& mask,
-                        const at::Tensor& key_valid) {
-  const bool sees_all = !options.causal || (q.size(2) == 1 && options.query_offset == k.size(2) - 1);
+at::Tensor VisibleOrAll(const at::Tensor& q, const at::Tensor& k, const SoftmaxOptions& options,
+                        const Mask& mask, const at::Tensor& key_valid) {
+  const bool sees_all =
+      !options.causal || (q.size(2) == 1 && options.query_offset == k.size(2) - 1);
   if (sees_all && !mask.lengths && !mask.starts && !key_valid.defined()) return {};
   return Visible(q, k, options, mask, key_valid);
 }
@@ -62,30 +70,41 @@ double ScaleOf(const SoftmaxOptions& options, const at::Tensor& q) {
 
 }  // namespace softmax_attention
 
-at::Tensor SoftmaxAttention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const SoftmaxOptions& options, const Mask& mask,
+at::Tensor SoftmaxAttention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                            const SoftmaxOptions& options, const Mask& mask,
                             const at::Tensor& key_valid) {
-  TORCH_CHECK(q.dim() == 4 && k.dim() == 4 && v.dim() == 4 && q.size(0) == k.size(0) && q.size(1) == k.size(1) && q.size(3) == k.size(3) &&
+  TORCH_CHECK(q.dim() == 4 && k.dim() == 4 && v.dim() == 4 && q.size(0) == k.size(0) &&
+                  q.size(1) == k.size(1) && q.size(3) == k.size(3) &&
                   k.sizes().slice(0, 3) == v.sizes().slice(0, 3),
-              "[softmax_attention] expected q [B,H,T,d], k [B,H,S,d], v [B,H,S,e], got ", q.sizes(), ", ", k.sizes(), ", ", v.sizes());
-  TORCH_CHECK(!mask.starts || q.size(2) <= k.size(2), "[softmax_attention] document starts need self attention, got T=", q.size(2),
+              "[softmax_attention] expected q [B,H,T,d], k [B,H,S,d], v [B,H,S,e], got ", q.sizes(),
+              ", ", k.sizes(), ", ", v.sizes());
+  TORCH_CHECK(!mask.starts || q.size(2) <= k.size(2),
+              "[softmax_attention] document starts need self attention, got T=", q.size(2),
               " queries and S=", k.size(2), " keys");
   const double scale = softmax_attention::ScaleOf(options, q);
-  if (q.size(2) == 0 || k.size(2) == 0) return at::zeros({q.size(0), q.size(1), q.size(2), v.size(3)}, q.options()) + 0 * q.sum();
+  if (q.size(2) == 0 || k.size(2) == 0)
+    return at::zeros({q.size(0), q.size(1), q.size(2), v.size(3)}, q.options()) + 0 * q.sum();
   const bool square = q.size(2) == k.size(2) && options.query_offset == 0;
-  if (ActiveImpl() == Impl::kKernel && options.dropout == 0 && options.causal && square && !mask.lengths && !mask.starts &&
-      !key_valid.defined()) {
+  if (ActiveImpl() == Impl::kKernel && options.dropout == 0 && options.causal && square &&
+      !mask.lengths && !mask.starts && !key_valid.defined()) {
     return at::scaled_dot_product_attention(q, k, v, {}, 0.0, true, scale);
   }
-  return MaskedAttention(q, k, v, softmax_attention::VisibleOrAll(q, k, options, mask, key_valid), scale, options.dropout);
+  return MaskedAttention(q, k, v, softmax_attention::VisibleOrAll(q, k, options, mask, key_valid),
+                         scale, options.dropout);
 }
 
-at::Tensor AttentionProbabilities(const at::Tensor& q, const at::Tensor& k, const SoftmaxOptions& options, const Mask& mask,
+at::Tensor AttentionProbabilities(const at::Tensor& q, const at::Tensor& k,
+                                  const SoftmaxOptions& options, const Mask& mask,
                                   const at::Tensor& key_valid) {
-  TORCH_CHECK(q.dim() == 4 && k.dim() == 4 && q.size(0) == k.size(0) && q.size(1) == k.size(1) && q.size(3) == k.size(3),
-              "[attention_probabilities] expected q [B,H,T,d], k [B,H,S,d], got ", q.sizes(), ", ", k.sizes());
+  TORCH_CHECK(q.dim() == 4 && k.dim() == 4 && q.size(0) == k.size(0) && q.size(1) == k.size(1) &&
+                  q.size(3) == k.size(3),
+              "[attention_probabilities] expected q [B,H,T,d], k [B,H,S,d], got ", q.sizes(), ", ",
+              k.sizes());
   const at::Tensor visible = softmax_attention::VisibleOrAll(q, k, options, mask, key_valid);
-  if (ActiveImpl() != Impl::kReference) return softmax_attention::Probabilities(q, k, visible, softmax_attention::ScaleOf(options, q));
-  return softmax_attention::Probabilities(q.to(at::kDouble), k.to(at::kDouble), visible, softmax_attention::ScaleOf(options, q))
+  if (ActiveImpl() != Impl::kReference)
+    return softmax_attention::Probabilities(q, k, visible, softmax_attention::ScaleOf(options, q));
+  return softmax_attention::Probabilities(q.to(at::kDouble), k.to(at::kDouble), visible,
+                                          softmax_attention::ScaleOf(options, q))
       .to(q.scalar_type());
 }
 
@@ -95,22 +114,27 @@ at::Tensor ApplyProbabilities(const at::Tensor& p, const at::Tensor& v, double d
   return at::matmul(kept.to(at::kDouble), v.to(at::kDouble)).to(v.scalar_type());
 }
 
-at::Tensor MaskedAttention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& visible, double scale,
-                           double dropout) {
+at::Tensor MaskedAttention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                           const at::Tensor& visible, double scale, double dropout) {
   const Impl impl = ActiveImpl();
   if (impl == Impl::kReference) {
-    return softmax_attention::Explicit(q.to(at::kDouble), k.to(at::kDouble), v.to(at::kDouble), visible, scale, dropout)
+    return softmax_attention::Explicit(q.to(at::kDouble), k.to(at::kDouble), v.to(at::kDouble),
+                                       visible, scale, dropout)
         .to(q.scalar_type());
   }
-  if (impl == Impl::kComposite || dropout > 0) return softmax_attention::Explicit(q, k, v, visible, scale, dropout);
+  if (impl == Impl::kComposite || dropout > 0)
+    return softmax_attention::Explicit(q, k, v, visible, scale, dropout);
   if (!visible.defined()) return at::scaled_dot_product_attention(q, k, v, {}, 0.0, false, scale);
-  // Rows that see nothing are let see everything and then set to zero: finite numbers, zero gradient.
+  // Rows that see nothing are let see everything and then set to zero: finite numbers, zero
+  // gradient.
   const at::Tensor any = visible.any(-1, true);
   const at::Tensor usable = visible.logical_or(any.logical_not());
-  // Made additive before it is spread over the queries: torch would make it so afterwards, at full size.
-  const at::Tensor bias = at::zeros(usable.sizes(), q.options().requires_grad(false))
-                              .masked_fill_(usable.logical_not(), -std::numeric_limits<double>::infinity())
-                              .expand({q.size(0), 1, q.size(2), k.size(2)});
+  // Made additive before it is spread over the queries: torch would make it so afterwards, at full
+  // size.
+  const at::Tensor bias =
+      at::zeros(usable.sizes(), q.options().requires_grad(false))
+          .masked_fill_(usable.logical_not(), -std::numeric_limits<double>::infinity())
+          .expand({q.size(0), 1, q.size(2), k.size(2)});
   const at::Tensor out = at::scaled_dot_product_attention(q, k, v, bias, 0.0, false, scale);
   return out.masked_fill(any.logical_not(), 0.0);
 }

@@ -1,6 +1,6 @@
 #pragma once
-// Exact softmax attention on torch's own CPU flash attention (scaled_dot_product_attention), with masks for caches, padding and packed
-// rows.
+// Exact softmax attention on torch's own CPU flash attention (scaled_dot_product_attention), with
+// masks for caches, padding and packed rows.
 #include <ATen/core/Tensor.h>
 
 #include "cistern/ops/slot_memory.h"
@@ -9,30 +9,35 @@ namespace cistern::ops {
 
 struct SoftmaxOptions {
   bool causal = false;
-  int64_t query_offset = 0;  // causal: query row t sees keys 0 .. query_offset + t (query_offset = cached keys)
-  double dropout = 0;        // on the probabilities, training only; takes the explicit path
-  double scale = 0;          // 0: 1/sqrt(d)
+  int64_t query_offset =
+      0;  // causal: query row t sees keys 0 .. query_offset + t (query_offset = cached keys)
+  double dropout = 0;  // on the probabilities, training only; takes the explicit path
+  double scale = 0;    // 0: 1/sqrt(d)
 };
 
 // q [B,H,T,d], k, v [B,H,S,d] -> [B,H,T,d].
-//   mask.lengths [B]: with T == S the real tokens of each row (padding is no key); with a cache the padding follows from key_valid.
-//   mask.starts [B,T]: documents begin there; the S - T keys before the piece belong to the document before its first start.
-//   key_valid [B,S] bool: false where a key must not be seen; undefined: all are.
-// A row that sees no key gives zeros, with zero gradient. CISTERN_IMPL=composite forms the probabilities explicitly; reference does so in
-// double.
-at::Tensor SoftmaxAttention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const SoftmaxOptions& options,
-                            const Mask& mask = {}, const at::Tensor& key_valid = {});
+//   mask.lengths [B]: with T == S the real tokens of each row (padding is no key); with a cache the
+//   padding follows from key_valid. mask.starts [B,T]: documents begin there; the S - T keys before
+//   the piece belong to the document before its first start. key_valid [B,S] bool: false where a
+//   key must not be seen; undefined: all are.
+// A row that sees no key gives zeros, with zero gradient. CISTERN_IMPL=composite forms the
+// probabilities explicitly; reference does so in double.
+at::Tensor SoftmaxAttention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                            const SoftmaxOptions& options, const Mask& mask = {},
+                            const at::Tensor& key_valid = {});
 
-// softmax(q k^T scale) over the keys that each query sees: [B,H,T,S], formed explicitly, whatever the implementation. Rows that see no key
-// are zero. options.dropout is left to ApplyProbabilities.
-at::Tensor AttentionProbabilities(const at::Tensor& q, const at::Tensor& k, const SoftmaxOptions& options, const Mask& mask = {},
+// softmax(q k^T scale) over the keys that each query sees: [B,H,T,S], formed explicitly, whatever
+// the implementation. Rows that see no key are zero. options.dropout is left to ApplyProbabilities.
+at::Tensor AttentionProbabilities(const at::Tensor& q, const at::Tensor& k,
+                                  const SoftmaxOptions& options, const Mask& mask = {},
                                   const at::Tensor& key_valid = {});
 
 // dropout(p) v: p [B,H,T,S], v [B,H,S,e] -> [B,H,T,e].
 at::Tensor ApplyProbabilities(const at::Tensor& p, const at::Tensor& v, double dropout);
 
-// SoftmaxAttention with the mask given: visible [B or 1, 1, T, S] bool, true where a query sees a key; undefined: all do.
-at::Tensor MaskedAttention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& visible, double scale,
-                           double dropout);
+// SoftmaxAttention with the mask given: visible [B or 1, 1, T, S] bool, true where a query sees a
+// key; undefined: all do.
+at::Tensor MaskedAttention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                           const at::Tensor& visible, double scale, double dropout);
 
 }  // namespace cistern::ops

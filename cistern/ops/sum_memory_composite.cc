@@ -9,7 +9,8 @@ namespace cistern::ops {
 namespace {
 
 constexpr int64_t kSumChunk = 64;
-constexpr int64_t kSlotGatesChunk = 16;  // e^{c_t - c_i} is formed for every pair inside a chunk and every slot
+constexpr int64_t kSlotGatesChunk =
+    16;  // e^{c_t - c_i} is formed for every pair inside a chunk and every slot
 
 // What the tokens of one chunk keep of earlier writes.
 struct Decay {
@@ -17,15 +18,16 @@ struct Decay {
   at::Tensor pairs;   // [B,H,t,i,n] of the write of token i
 };
 
-// log_gate [B,H,c,n] (or n = 1, for all slots) in double; starts [B,c] or undefined. Exponents are differences c_t - c_i of running sums
-// over the chunk, for i <= t only. A gate of 0 and the start of a document do not enter the sums: they separate segments that do not see
-// each other.
+// log_gate [B,H,c,n] (or n = 1, for all slots) in double; starts [B,c] or undefined. Exponents are
+// differences c_t - c_i of running sums over the chunk, for i <= t only. A gate of 0 and the start
+// of a document do not enter the sums: they separate segments that do not see each other.
 Decay GateDecay(const at::Tensor& log_gate, const at::Tensor& starts) {
   constexpr double kMinusInf = -std::numeric_limits<double>::infinity();
   const int64_t c = log_gate.size(2);
   at::Tensor cut = log_gate < kZeroGate;
   if (starts.defined()) cut = cut.logical_or(starts.unsqueeze(1).unsqueeze(-1));
-  const at::Tensor sum = log_gate.masked_fill(cut, 0.0).cumsum(2), segment = cut.to(at::kLong).cumsum(2);
+  const at::Tensor sum = log_gate.masked_fill(cut, 0.0).cumsum(2),
+                   segment = cut.to(at::kLong).cumsum(2);
   const at::Tensor causal = at::ones({c, c}, cut.options()).tril().unsqueeze(-1);
   const at::Tensor seen = (segment.unsqueeze(3) == segment.unsqueeze(2)).logical_and(causal);
   return {sum.masked_fill(segment > 0, kMinusInf).exp(),
@@ -34,8 +36,10 @@ Decay GateDecay(const at::Tensor& log_gate, const at::Tensor& starts) {
 
 }  // namespace
 
-Tensor2 SumMemoryComposite(bool match, const at::Tensor& a_in, const at::Tensor& w_in, const at::Tensor& u_in, const at::Tensor& memory_in,
-                           const OptionalTensor& log_gate, const OptionalTensor& starts_in, const OptionalTensor& lengths) {
+Tensor2 SumMemoryComposite(bool match, const at::Tensor& a_in, const at::Tensor& w_in,
+                           const at::Tensor& u_in, const at::Tensor& memory_in,
+                           const OptionalTensor& log_gate, const OptionalTensor& starts_in,
+                           const OptionalTensor& lengths) {
   const bool slot_gates = log_gate && log_gate->size(3) > 1;
   const int64_t length = w_in.size(2), chunk = slot_gates ? kSlotGatesChunk : kSumChunk;
   const auto dtype = at::toOpMathType(w_in.scalar_type());
@@ -43,7 +47,8 @@ Tensor2 SumMemoryComposite(bool match, const at::Tensor& a_in, const at::Tensor&
   if (log_gate) gate = log_gate->to(at::kDouble);
   if (starts_in) starts = *starts_in;
   if (lengths) {
-    const at::Tensor beyond = at::arange(length, lengths->options()).unsqueeze(0) >= lengths->unsqueeze(1);  // [B,T]
+    const at::Tensor beyond =
+        at::arange(length, lengths->options()).unsqueeze(0) >= lengths->unsqueeze(1);  // [B,T]
     if (starts.defined()) starts = starts.logical_and(beyond.logical_not());
     pad = beyond.unsqueeze(1).unsqueeze(-1);
     for (at::Tensor* x : {&a, &w, &u}) *x = x->masked_fill(pad, 0.0);
@@ -54,26 +59,33 @@ Tensor2 SumMemoryComposite(bool match, const at::Tensor& a_in, const at::Tensor&
   std::vector<at::Tensor> outs;
   for (int64_t t0 = 0; t0 < length; t0 += chunk) {
     const int64_t c = std::min(chunk, length - t0);
-    const at::Tensor ac = a.narrow(2, t0, c), wc = w.narrow(2, t0, c), uc = u.narrow(2, t0, c), past = memory.to(dtype);
+    const at::Tensor ac = a.narrow(2, t0, c), wc = w.narrow(2, t0, c), uc = u.narrow(2, t0, c),
+                     past = memory.to(dtype);
     const at::Tensor begins = starts.defined() ? starts.narrow(1, t0, c) : at::Tensor();
     if (slot_gates) {
       const Decay decay = GateDecay(gate.narrow(2, t0, c), begins);
-      const at::Tensor before = decay.before.to(dtype), writes = decay.pairs.to(dtype) * wc.unsqueeze(2);  // [B,H,t,i,n]
+      const at::Tensor before = decay.before.to(dtype),
+                       writes = decay.pairs.to(dtype) * wc.unsqueeze(2);  // [B,H,t,i,n]
       if (match) {
         const at::Tensor scores = at::matmul(ac, uc.transpose(2, 3));
-        outs.push_back(before * at::matmul(ac, past.transpose(2, 3)) + at::einsum("bhti,bhtil->bhtl", {scores, writes}));
+        outs.push_back(before * at::matmul(ac, past.transpose(2, 3)) +
+                       at::einsum("bhti,bhtil->bhtl", {scores, writes}));
       } else {
         const at::Tensor scores = at::einsum("bhtl,bhtil->bhti", {ac, writes});
         outs.push_back(at::matmul(ac * before, past) + at::matmul(scores, uc));
       }
-      memory = decay.before.select(2, c - 1).unsqueeze(-1) * memory + at::matmul(writes.select(2, c - 1).transpose(2, 3), uc);
+      memory = decay.before.select(2, c - 1).unsqueeze(-1) * memory +
+               at::matmul(writes.select(2, c - 1).transpose(2, 3), uc);
       continue;
     }
-    // One gate for all slots, or none: out = a M + tril(a b^T) x, where (b, x) is (w, v) for a read and (k, w) for a match.
+    // One gate for all slots, or none: out = a M + tril(a b^T) x, where (b, x) is (w, v) for a read
+    // and (k, w) for a match.
     const at::Tensor b = match ? uc : wc, x = match ? wc : uc;
     at::Tensor scores = at::matmul(ac, b.transpose(2, 3)), of_past = ac, ends = wc;
     if (gate.defined() || begins.defined()) {
-      const Decay decay = GateDecay(gate.defined() ? gate.narrow(2, t0, c) : at::zeros({1, 1, c, 1}, memory.options()), begins);
+      const Decay decay = GateDecay(
+          gate.defined() ? gate.narrow(2, t0, c) : at::zeros({1, 1, c, 1}, memory.options()),
+          begins);
       scores = scores * decay.pairs.squeeze(-1).to(dtype);
       of_past = ac * decay.before.to(dtype);
       ends = wc * decay.pairs.select(2, c - 1).to(dtype);
@@ -81,7 +93,8 @@ Tensor2 SumMemoryComposite(bool match, const at::Tensor& a_in, const at::Tensor&
     } else {
       scores = scores.tril();
     }
-    outs.push_back(at::matmul(of_past, match ? past.transpose(2, 3) : past) + at::matmul(scores, x));
+    outs.push_back(at::matmul(of_past, match ? past.transpose(2, 3) : past) +
+                   at::matmul(scores, x));
     memory = memory + at::matmul(ends.transpose(2, 3), uc);
   }
   at::Tensor out = length > 0 ? at::cat(outs, 2) : match ? at::zeros_like(w) : at::zeros_like(u);

@@ -13,7 +13,9 @@ namespace cistern::ops {
 using OptionalTensor = std::optional<at::Tensor>;
 
 // [B,H,T,w] with unit stride in the last dimension, copied only where it is not.
-inline at::Tensor UnitStride(const at::Tensor& x) { return x.stride(-1) == 1 || x.size(-1) <= 1 ? x : x.contiguous(); }
+inline at::Tensor UnitStride(const at::Tensor& x) {
+  return x.stride(-1) == 1 || x.size(-1) <= 1 ? x : x.contiguous();
+}
 
 template <class T>
 Rows<const T> InputRows(const at::Tensor& x) {
@@ -42,8 +44,8 @@ struct MaskView {
       lengths = lengths_in->contiguous();
       mask.lengths = lengths.const_data_ptr<int64_t>();
       for (int64_t b = 0; b < lengths.numel(); ++b) {
-        TORCH_CHECK(mask.lengths[b] >= 0 && mask.lengths[b] <= length, "lengths[", b, "] = ", mask.lengths[b],
-                    " is not within 0..T = ", length);
+        TORCH_CHECK(mask.lengths[b] >= 0 && mask.lengths[b] <= length, "lengths[", b,
+                    "] = ", mask.lengths[b], " is not within 0..T = ", length);
       }
     }
   }

@@ -16,37 +16,48 @@
 namespace cistern::testing {
 
 inline constexpr double kInf = std::numeric_limits<double>::infinity();
-// One thread: the tests' tensors are tiny, and on a busy machine idle threads that spin make them fifty times slower.
+// One thread: the tests' tensors are tiny, and on a busy machine idle threads that spin make them
+// fifty times slower.
 inline const bool kOneThread = (SetNumThreads(1), true);
 
-inline constexpr ops::Impl kImpls[] = {ops::Impl::kKernel, ops::Impl::kComposite, ops::Impl::kReference};
+inline constexpr ops::Impl kImpls[] = {ops::Impl::kKernel, ops::Impl::kComposite,
+                                       ops::Impl::kReference};
 
-// Normal numbers that float holds exactly, as doubles: every precision then computes the same problem.
+// Normal numbers that float holds exactly, as doubles: every precision then computes the same
+// problem.
 inline at::Tensor Normal(at::IntArrayRef sizes, double scale = 1) {
   return (at::randn(sizes, at::kDouble) * scale).to(at::kFloat).to(at::kDouble);
 }
 
-inline at::Tensor Lengths(const std::vector<int64_t>& lengths) { return at::tensor(lengths, at::kLong); }
+inline at::Tensor Lengths(const std::vector<int64_t>& lengths) {
+  return at::tensor(lengths, at::kLong);
+}
 
 // [B,T] bool, true at the given (row, token).
-inline at::Tensor Starts(int64_t batch, int64_t length, const std::vector<std::pair<int64_t, int64_t>>& at_) {
+inline at::Tensor Starts(int64_t batch, int64_t length,
+                         const std::vector<std::pair<int64_t, int64_t>>& at_) {
   at::Tensor starts = at::zeros({batch, length}, at::kBool);
-  for (const auto& [b, t] : at_) starts.index_put_({at::tensor({b}), at::tensor({t})}, at::ones({}, at::kBool));
+  for (const auto& [b, t] : at_)
+    starts.index_put_({at::tensor({b}), at::tensor({t})}, at::ones({}, at::kBool));
   return starts;
 }
 
 // The same numbers in [B,T,H,w] memory with spare columns, when asked.
 inline at::Tensor WithLayout(const at::Tensor& x, bool heads_last) {
   if (!heads_last) return x.contiguous();
-  at::Tensor memory = at::full({x.size(0), x.size(2), x.size(1) * x.size(3) + 3}, std::nan(""), x.options());
-  at::Tensor view = memory.narrow(2, 0, x.size(1) * x.size(3)).view({x.size(0), x.size(2), x.size(1), x.size(3)}).transpose(1, 2);
+  at::Tensor memory =
+      at::full({x.size(0), x.size(2), x.size(1) * x.size(3) + 3}, std::nan(""), x.options());
+  at::Tensor view = memory.narrow(2, 0, x.size(1) * x.size(3))
+                        .view({x.size(0), x.size(2), x.size(1), x.size(3)})
+                        .transpose(1, 2);
   view.copy_(x.detach());
   return view;
 }
 
 inline at::Tensor Leaf(const at::Tensor& x) { return x.detach().requires_grad_(true); }
 
-// |a - b| / |b| in root mean square; where b is all zero, |a| must be too. Infinities have to be in the same places.
+// |a - b| / |b| in root mean square; where b is all zero, |a| must be too. Infinities have to be in
+// the same places.
 inline double RelRms(const at::Tensor& a_in, const at::Tensor& b_in) {
   at::Tensor a = a_in.detach().to(at::kDouble), b = b_in.detach().to(at::kDouble);
   if (a.sizes() != b.sizes()) return kInf;
@@ -57,7 +68,8 @@ inline double RelRms(const at::Tensor& a_in, const at::Tensor& b_in) {
   if (std::isnan(difference)) return kInf;
   return difference == 0 ? 0 : difference / std::max(size, 1e-300);
 }
-inline void ExpectClose(const at::Tensor& got, const at::Tensor& want, double tolerance, const std::string& what) {
+inline void ExpectClose(const at::Tensor& got, const at::Tensor& want, double tolerance,
+                        const std::string& what) {
   EXPECT_LE(RelRms(got, want), tolerance) << what;
 }
 inline void ExpectSameBits(const at::Tensor& got, const at::Tensor& want, const std::string& what) {
@@ -73,9 +85,11 @@ inline std::vector<at::Tensor> Gradients(const at::Tensor& loss, const std::vect
   return g;
 }
 
-// Central differences along random directions, one for each input, in double. Infinite entries of an input stay where they are.
-inline void ExpectGradientsMatchDifferences(const std::function<at::Tensor(const std::vector<at::Tensor>&)>& f,
-                                            const std::vector<at::Tensor>& x, const std::string& what, double tolerance = 2e-7) {
+// Central differences along random directions, one for each input, in double. Infinite entries of
+// an input stay where they are.
+inline void ExpectGradientsMatchDifferences(
+    const std::function<at::Tensor(const std::vector<at::Tensor>&)>& f,
+    const std::vector<at::Tensor>& x, const std::string& what, double tolerance = 2e-7) {
   std::vector<at::Tensor> leaves;
   for (const at::Tensor& t : x) leaves.push_back(Leaf(t));
   const std::vector<at::Tensor> g = Gradients(f(leaves), leaves);
@@ -106,7 +120,8 @@ std::string Thrown(F&& f) {
 }
 inline void ExpectContains(const std::string& text, const std::vector<std::string>& parts) {
   for (const std::string& part : parts)
-    EXPECT_NE(text.find(part), std::string::npos) << "'" << part << "' is missing in: " << text.substr(0, 400);
+    EXPECT_NE(text.find(part), std::string::npos)
+        << "'" << part << "' is missing in: " << text.substr(0, 400);
 }
 
 }  // namespace cistern::testing

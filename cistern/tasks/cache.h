@@ -3,7 +3,8 @@
 
 namespace cistern {
 
-// Where tokens and generated data are kept: `asked`, or $XDG_CACHE_HOME/cistern, or ~/.cache/cistern. Made when missing.
+// Where tokens and generated data are kept: `asked`, or $XDG_CACHE_HOME/cistern, or
+// ~/.cache/cistern. Made when missing.
 std::string CacheFolder(const std::string& asked);
 
 }  // namespace cistern

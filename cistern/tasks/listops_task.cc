@@ -15,24 +15,30 @@ namespace cistern {
 void ListOpsTask::Prepare() {
   std::string folder = options_.data;
   if (folder.empty()) {
-    folder = StrCat(CacheFolder(options_.cache), "/listops-", options_.train_examples, "-", options_.valid_examples, "-",
-                    options_.test_examples, "-seed", options_.data_seed);
+    folder =
+        StrCat(CacheFolder(options_.cache), "/listops-", options_.train_examples, "-",
+               options_.valid_examples, "-", options_.test_examples, "-seed", options_.data_seed);
     if (!std::filesystem::exists(folder + "/basic_test.tsv")) {  // written last
       ListOpsOptions generate;
       generate.counts = {options_.train_examples, options_.valid_examples, options_.test_examples};
-      ProgressBar bar({generate.counts[0] + generate.counts[1] + generate.counts[2], "generate ListOps", "examples"});
-      WriteListOps(GenerateListOps(generate, uint64_t(options_.data_seed), [&](int64_t done, int64_t) { bar.Update(done); }), folder);
+      ProgressBar bar({generate.counts[0] + generate.counts[1] + generate.counts[2],
+                       "generate ListOps", "examples"});
+      WriteListOps(GenerateListOps(generate, uint64_t(options_.data_seed),
+                                   [&](int64_t done, int64_t) { bar.Update(done); }),
+                   folder);
     }
   }
   ListOpsReadOptions read;
   read.max_length = options_.length;
   read.check = false;
   data_ = ReadListOpsFolder(folder, read);
-  for (const Split split : {Split::kTrain, Split::kValid, Split::kTest}) CISTERN_CHECK(Set(split).size() > 0, folder, ": an empty split");
+  for (const Split split : {Split::kTrain, Split::kValid, Split::kTest})
+    CISTERN_CHECK(Set(split).size() > 0, folder, ": an empty split");
   std::vector<int64_t> lengths;
-  for (int64_t i = 0; options_.group_by_length && i < data_.train.size(); ++i) lengths.push_back(int64_t(data_.train.Row(i).size()));
-  order_ =
-      options_.group_by_length ? std::make_unique<ShuffledOrder>(std::move(lengths)) : std::make_unique<ShuffledOrder>(data_.train.size());
+  for (int64_t i = 0; options_.group_by_length && i < data_.train.size(); ++i)
+    lengths.push_back(int64_t(data_.train.Row(i).size()));
+  order_ = options_.group_by_length ? std::make_unique<ShuffledOrder>(std::move(lengths))
+                                    : std::make_unique<ShuffledOrder>(data_.train.size());
 }
 
 const ListOpsSet& ListOpsTask::Set(Split split) const {
@@ -71,7 +77,8 @@ Batch ListOpsTask::TrainBatch(uint64_t seed, int64_t step, int64_t rows) const {
 }
 
 at::Tensor ListOpsTask::Loss(Model& model, const Batch& batch, double label_smoothing) const {
-  const at::Tensor logits = dynamic_cast<EncoderClassifier&>(model).Forward(batch.ids, batch.lengths);
+  const at::Tensor logits =
+      dynamic_cast<EncoderClassifier&>(model).Forward(batch.ids, batch.lengths);
   return NextTokenLoss(logits, batch.targets, label_smoothing);
 }
 
@@ -87,7 +94,8 @@ Json ListOpsTask::Evaluate(Model& model, Split split, const EvalOptions& options
     std::vector<int64_t> rows;
     for (int64_t i = begin; i < std::min(set.size(), begin + 16); ++i) rows.push_back(i);
     const Batch batch = MakeBatch(set, rows);
-    const at::Tensor logits = dynamic_cast<EncoderClassifier&>(model).Forward(batch.ids, batch.lengths);
+    const at::Tensor logits =
+        dynamic_cast<EncoderClassifier&>(model).Forward(batch.ids, batch.lengths);
     nats += NextTokenLoss(logits, batch.targets).item<double>() * double(rows.size());
     right += (logits.argmax(1) == batch.targets).sum().item<int64_t>();
     seen += int64_t(rows.size());
@@ -104,7 +112,8 @@ Json ListOpsTask::Evaluate(Model& model, Split split, const EvalOptions& options
 }
 
 Json ListOpsTask::DataSummary() const {
-  return {{"train", data_.train.size()}, {"valid", data_.valid.size()}, {"test", data_.test.size()}};
+  return {
+      {"train", data_.train.size()}, {"valid", data_.valid.size()}, {"test", data_.test.size()}};
 }
 
 }  // namespace cistern

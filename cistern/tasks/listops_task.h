@@ -1,5 +1,6 @@
 #pragma once
-// ListOps as a sequence classification task (spec 3.1): the published TSV files, or generated from a seed and cached as such.
+// ListOps as a sequence classification task (spec 3.1): the published TSV files, or generated from
+// a seed and cached as such.
 #include <memory>
 
 #include "cistern/data/listops.h"
@@ -15,8 +16,8 @@ class ListOpsTask : public Task {
   void Complete(ModelConfig& config) const override;
   Batch TrainBatch(uint64_t seed, int64_t step, int64_t rows) const override;
   at::Tensor Loss(Model& model, const Batch& batch, double label_smoothing) const override;
-  // accuracy in percent, loss in nats, and what it must beat: majority and root_operator (the first token alone), in percent, and
-  // root_operator_loss, in nats.
+  // accuracy in percent, loss in nats, and what it must beat: majority and root_operator (the first
+  // token alone), in percent, and root_operator_loss, in nats.
   Json Evaluate(Model& model, Split split, const EvalOptions& options) const override;
   std::string metric() const override { return "accuracy"; }
   bool lower_is_better() const override { return false; }

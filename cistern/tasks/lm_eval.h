@@ -1,5 +1,6 @@
 #pragma once
-// How well a language model predicts a text: in blocks of one length without carried context, and by position with the state carried on.
+// How well a language model predicts a text: in blocks of one length without carried context, and
+// by position with the state carried on.
 #include <atomic>
 #include <cstdint>
 #include <functional>
@@ -36,10 +37,10 @@ struct LmEvalOptions {
   std::function<void(int64_t done, int64_t total)> progress;
 };
 
-// Blocks of length + 1 tokens begin at every multiple of `length`, each from the empty state: every token but the first is predicted once,
-// from the tokens of its block. The last block is shorter.
-LmScore EvaluateBlocks(DecoderLm& model, const TokenReader& read, int64_t tokens, const std::vector<int32_t>& token_bytes,
-                       const LmEvalOptions& options);
+// Blocks of length + 1 tokens begin at every multiple of `length`, each from the empty state: every
+// token but the first is predicted once, from the tokens of its block. The last block is shorter.
+LmScore EvaluateBlocks(DecoderLm& model, const TokenReader& read, int64_t tokens,
+                       const std::vector<int32_t>& token_bytes, const LmEvalOptions& options);
 
 struct PositionBucket {
   int64_t begin = 0, end = 0;  // tokens of context: positions begin .. end-1
@@ -58,7 +59,9 @@ struct ByPositionOptions {
 };
 
 // The state is carried on from token to token, however far: memory is one piece and the state.
-std::vector<PositionBucket> EvaluateByPosition(DecoderLm& model, const TokenReader& read, int64_t tokens,
-                                               const std::vector<int32_t>& token_bytes, const ByPositionOptions& options);
+std::vector<PositionBucket> EvaluateByPosition(DecoderLm& model, const TokenReader& read,
+                                               int64_t tokens,
+                                               const std::vector<int32_t>& token_bytes,
+                                               const ByPositionOptions& options);
 
 }  // namespace cistern

@@ -13,7 +13,8 @@ namespace {
 
 constexpr int64_t kTokens = 333;
 
-std::shared_ptr<DecoderLm> EvalModel(const std::string& mechanism, const std::string& positions = "none") {
+std::shared_ptr<DecoderLm> EvalModel(const std::string& mechanism,
+                                     const std::string& positions = "none") {
   ModelConfig c;
   c.vocab_size = 11;
   c.dim = 16;
@@ -49,8 +50,10 @@ std::vector<double> Nats(DecoderLm& model, int64_t begin, int64_t length) {
   model.eval();
   ModelState state = model.EmptyState(1);
   const at::Tensor ids = at::tensor(kText, at::kLong).narrow(0, begin, length + 1);
-  const at::Tensor logp = at::log_softmax(model.Extend(ids.narrow(0, 0, length).unsqueeze(0), state)[0], -1);
-  const at::Tensor nats = -logp.gather(1, ids.narrow(0, 1, length).unsqueeze(1)).squeeze(1).contiguous();
+  const at::Tensor logp =
+      at::log_softmax(model.Extend(ids.narrow(0, 0, length).unsqueeze(0), state)[0], -1);
+  const at::Tensor nats =
+      -logp.gather(1, ids.narrow(0, 1, length).unsqueeze(1)).squeeze(1).contiguous();
   return {nats.const_data_ptr<double>(), nats.const_data_ptr<double>() + length};
 }
 
@@ -58,7 +61,8 @@ TEST(LmEval, BlocksPredictEveryTokenButTheFirstOnce) {
   const auto model = EvalModel("latte");
   double expected = 0;
   for (int64_t begin = 0; begin < kTokens - 1; begin += 32) {
-    for (const double x : Nats(*model, begin, std::min<int64_t>(32, kTokens - 1 - begin))) expected += x;
+    for (const double x : Nats(*model, begin, std::min<int64_t>(32, kTokens - 1 - begin)))
+      expected += x;
   }
   int64_t bytes = 0;
   for (int64_t i = 1; i < kTokens; ++i) bytes += kBytes[size_t(kText[size_t(i)])];
@@ -90,7 +94,8 @@ TEST(LmEval, PositionsCarryTheStateOn) {
     options.first_bucket = 16;
     const auto buckets = EvaluateByPosition(*model, Read, kTokens, kBytes, options);
     const int64_t stride = (kTokens - 1) / 2;
-    const std::vector<double> first = Nats(*model, 0, stride), second = Nats(*model, stride, stride);
+    const std::vector<double> first = Nats(*model, 0, stride),
+                              second = Nats(*model, stride, stride);
     ASSERT_EQ(buckets.size(), 5u);  // 16 32 64 128 166
     EXPECT_EQ(buckets.back().end, stride);
     for (const PositionBucket& b : buckets) {
@@ -136,15 +141,27 @@ TEST(LmEval, Errors) {
   const auto learned = EvalModel("latte", "learned");
   LmEvalOptions options;
   options.length = 65;
-  EXPECT_NE(ErrorMessage([&] { EvaluateBlocks(*learned, Read, kTokens, kBytes, options); }).find("max_length=64"), std::string::npos);
+  EXPECT_NE(ErrorMessage([&] {
+              EvaluateBlocks(*learned, Read, kTokens, kBytes, options);
+            }).find("max_length=64"),
+            std::string::npos);
   options.length = 0;
-  EXPECT_NE(ErrorMessage([&] { EvaluateBlocks(*learned, Read, kTokens, kBytes, options); }).find("length must be"), std::string::npos);
+  EXPECT_NE(ErrorMessage([&] {
+              EvaluateBlocks(*learned, Read, kTokens, kBytes, options);
+            }).find("length must be"),
+            std::string::npos);
   options.length = 8;
-  EXPECT_NE(ErrorMessage([&] { EvaluateBlocks(*learned, Read, 1, kBytes, options); }).find("the text has 1 tokens"), std::string::npos);
+  EXPECT_NE(ErrorMessage([&] {
+              EvaluateBlocks(*learned, Read, 1, kBytes, options);
+            }).find("the text has 1 tokens"),
+            std::string::npos);
   ByPositionOptions positions;
-  EXPECT_EQ(EvaluateByPosition(*learned, Read, kTokens, kBytes, positions).back().end, 64);  // as far as they reach
+  EXPECT_EQ(EvaluateByPosition(*learned, Read, kTokens, kBytes, positions).back().end,
+            64);  // as far as they reach
   positions.max_positions = 70;
-  EXPECT_NE(ErrorMessage([&] { EvaluateByPosition(*learned, Read, kTokens, kBytes, positions); }).find("learned positions"),
+  EXPECT_NE(ErrorMessage([&] {
+              EvaluateByPosition(*learned, Read, kTokens, kBytes, positions);
+            }).find("learned positions"),
             std::string::npos);
 }
 

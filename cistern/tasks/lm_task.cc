@@ -22,36 +22,43 @@ void LmTask::Prepare() {
   if (options_.tokenizer == "bytes") {
     tokenizer_ = MakeByteTokenizer();
   } else {
-    const std::string path = StrCat(cache, "/bpe-", options_.vocab_size, "-", std::hex, source.Hash(), ".json");
+    const std::string path =
+        StrCat(cache, "/bpe-", options_.vocab_size, "-", std::hex, source.Hash(), ".json");
     if (std::filesystem::exists(path)) {
       tokenizer_ = LoadTokenizer(path);
     } else {
       ProgressBar bar({0, "learn BPE", "merges"});
-      tokenizer_ = TrainBpeOn(source, splits.train, options_.vocab_size, [&](int64_t done, int64_t) { bar.Update(done); });
+      tokenizer_ = TrainBpeOn(source, splits.train, options_.vocab_size,
+                              [&](int64_t done, int64_t) { bar.Update(done); });
       tokenizer_->Save(path);
     }
   }
   {
     ProgressBar bar({source.bytes(), "encode text", "bytes"});
-    data_ = std::make_unique<TokenSplits>(OpenTokenSplits(source, *tokenizer_,
-                                                          StrCat(cache, "/tokens-", std::hex, source.Hash(), "-", tokenizer_->Hash()),
-                                                          [&](int64_t done, int64_t) { bar.Update(done); }));
+    data_ = std::make_unique<TokenSplits>(
+        OpenTokenSplits(source, *tokenizer_,
+                        StrCat(cache, "/tokens-", std::hex, source.Hash(), "-", tokenizer_->Hash()),
+                        [&](int64_t done, int64_t) { bar.Update(done); }));
   }
   notes_ = source.notes();
   notes_.insert(notes_.end(), data_->notes.begin(), data_->notes.end());
   token_bytes_ = TokenBytes(*tokenizer_);
   const int64_t train = data_->train.size(), needed = 2 * options_.length + 1;
-  CISTERN_CHECK(train >= needed, options_.text, ": too short: the training part (90 %) has ", train, " tokens, and rows of length ",
-                options_.length, " need at least ", needed, "; use a longer text or a smaller task.length");
+  CISTERN_CHECK(train >= needed, options_.text, ": too short: the training part (90 %) has ", train,
+                " tokens, and rows of length ", options_.length, " need at least ", needed,
+                "; use a longer text or a smaller task.length");
   for (const Split split : {Split::kValid, Split::kTest}) {
-    CISTERN_CHECK(tokens(split).size() >= 2, options_.text, ": too short: the ", split == Split::kValid ? "validation" : "test",
-                  " part (5 %) has ", tokens(split).size(), " tokens; use a longer text");
+    CISTERN_CHECK(tokens(split).size() >= 2, options_.text, ": too short: the ",
+                  split == Split::kValid ? "validation" : "test", " part (5 %) has ",
+                  tokens(split).size(), " tokens; use a longer text");
   }
   order_ = std::make_unique<ShuffledOrder>((train - 1 - (options_.length - 1)) / options_.length);
 }
 
 const TokenFile& LmTask::tokens(Split split) const {
-  return split == Split::kTrain ? data_->train : split == Split::kValid ? data_->valid : data_->test;
+  return split == Split::kTrain   ? data_->train
+         : split == Split::kValid ? data_->valid
+                                  : data_->test;
 }
 
 void LmTask::Complete(ModelConfig& config) const {
@@ -61,13 +68,15 @@ void LmTask::Complete(ModelConfig& config) const {
 }
 
 Batch LmTask::TrainBatch(uint64_t seed, int64_t step, int64_t rows) const {
-  const int64_t length = options_.length, blocks = (data_->train.size() - 1 - (length - 1)) / length;
+  const int64_t length = options_.length,
+                blocks = (data_->train.size() - 1 - (length - 1)) / length;
   Batch batch;
   const at::Tensor window = at::empty({rows, length + 1}, at::kLong);
   for (int64_t r = 0; r < rows; ++r) {
     const int64_t index = step * rows + r;
     const int64_t offset = int64_t(Philox(seed, 0x0ff5e7, uint64_t(index / blocks))[0]) % length;
-    data_->train.Copy(offset + order_->At(seed, index, rows) * length, length + 1, window.mutable_data_ptr<int64_t>() + r * (length + 1));
+    data_->train.Copy(offset + order_->At(seed, index, rows) * length, length + 1,
+                      window.mutable_data_ptr<int64_t>() + r * (length + 1));
   }
   batch.ids = window.narrow(1, 0, length);
   batch.targets = window.narrow(1, 1, length);
@@ -88,8 +97,9 @@ Json LmTask::Evaluate(Model& model, Split split, const EvalOptions& options) con
   eval.max_tokens = options.max_tokens;
   eval.interrupt = options.interrupted;
   const LmScore score = EvaluateBlocks(
-      dynamic_cast<DecoderLm&>(model), [&](int64_t begin, int64_t count, int64_t* out) { file.Copy(begin, count, out); }, file.size(),
-      token_bytes_, eval);
+      dynamic_cast<DecoderLm&>(model),
+      [&](int64_t begin, int64_t count, int64_t* out) { file.Copy(begin, count, out); },
+      file.size(), token_bytes_, eval);
   return {{"bits_per_byte", score.bits_per_byte()},
           {"nats_per_token", score.nats_per_token()},
           {"perplexity", score.perplexity()},
@@ -109,6 +119,8 @@ Json LmTask::DataSummary() const {
           {"notes", notes_}};
 }
 
-void LmTask::SaveAssets(const std::string& folder) const { tokenizer_->Save(folder + "/tokenizer.json"); }
+void LmTask::SaveAssets(const std::string& folder) const {
+  tokenizer_->Save(folder + "/tokenizer.json");
+}
 
 }  // namespace cistern

@@ -1,6 +1,7 @@
 #pragma once
-// Language modelling on any text file or folder, in bytes or byte-level BPE. 90/5/5 % of the bytes by position; test figures are on the
-// last 5 %, in consecutive blocks of the training length without carried context. Tokens are cached on disk and mapped.
+// Language modelling on any text file or folder, in bytes or byte-level BPE. 90/5/5 % of the bytes
+// by position; test figures are on the last 5 %, in consecutive blocks of the training length
+// without carried context. Tokens are cached on disk and mapped.
 #include <memory>
 
 #include "cistern/data/token_cache.h"
@@ -18,7 +19,8 @@ class LmTask : public Task {
   // Shuffled blocks of `length` tokens; each epoch cuts the text at another offset.
   Batch TrainBatch(uint64_t seed, int64_t step, int64_t rows) const override;
   at::Tensor Loss(Model& model, const Batch& batch, double label_smoothing) const override;
-  // bits_per_byte, nats_per_token, perplexity, accuracy (of the next token, in percent), tokens, bytes.
+  // bits_per_byte, nats_per_token, perplexity, accuracy (of the next token, in percent), tokens,
+  // bytes.
   Json Evaluate(Model& model, Split split, const EvalOptions& options) const override;
   std::string metric() const override { return "bits_per_byte"; }
   bool lower_is_better() const override { return true; }

@@ -1,6 +1,6 @@
 #pragma once
-// A shuffled order of examples, epoch after epoch, as a pure function of (seed, index): what training sees does not depend on where it
-// was interrupted.
+// A shuffled order of examples, epoch after epoch, as a pure function of (seed, index): what
+// training sees does not depend on where it was interrupted.
 #include <cstdint>
 #include <mutex>
 #include <utility>
@@ -11,10 +11,13 @@ namespace cistern {
 class ShuffledOrder {
  public:
   explicit ShuffledOrder(int64_t count) : count_(count) {}
-  // Examples of these lengths, those of a batch of about one length, so that little of it is padding: the shuffled order is cut into pools
-  // of 50 batches, each sorted by length and cut into batches, which are shuffled.
-  explicit ShuffledOrder(std::vector<int64_t> lengths) : count_(int64_t(lengths.size())), lengths_(std::move(lengths)) {}
-  // The example at place `index` of the endless sequence of shuffled epochs, of which batches of `rows` are made.
+  // Examples of these lengths, those of a batch of about one length, so that little of it is
+  // padding: the shuffled order is cut into pools of 50 batches, each sorted by length and cut into
+  // batches, which are shuffled.
+  explicit ShuffledOrder(std::vector<int64_t> lengths)
+      : count_(int64_t(lengths.size())), lengths_(std::move(lengths)) {}
+  // The example at place `index` of the endless sequence of shuffled epochs, of which batches of
+  // `rows` are made.
   int64_t At(uint64_t seed, int64_t index, int64_t rows) const;
 
  private:

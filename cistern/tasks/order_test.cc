@@ -20,7 +20,8 @@ TEST(ShuffledOrder, EveryEpochIsAPermutationOfItsOwn) {
 
 TEST(ShuffledOrder, IsAFunctionOfSeedAndIndex) {
   const ShuffledOrder a(31), b(31);
-  for (int64_t i = 90; i >= 0; i -= 7) EXPECT_EQ(a.At(3, i, 4), b.At(3, i, 4));  // any order of asking
+  for (int64_t i = 90; i >= 0; i -= 7)
+    EXPECT_EQ(a.At(3, i, 4), b.At(3, i, 4));  // any order of asking
   int same = 0;
   for (int64_t i = 0; i < 31; ++i) same += a.At(3, i, 4) == a.At(4, i, 4);
   EXPECT_LT(same, 10);
@@ -55,7 +56,8 @@ TEST(ShuffledOrder, GroupsByLength) {
   }
   int ascending = 0;  // batches are shuffled again: long ones come among short ones
   for (int64_t b = 0; b + 1 < 50; ++b)
-    ascending += lengths[size_t(grouped.At(5, b * 16, 16))] < lengths[size_t(grouped.At(5, b * 16 + 16, 16))];
+    ascending += lengths[size_t(grouped.At(5, b * 16, 16))] <
+                 lengths[size_t(grouped.At(5, b * 16 + 16, 16))];
   EXPECT_GT(ascending, 10);
   EXPECT_LT(ascending, 40);
 }

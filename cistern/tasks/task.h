@@ -1,5 +1,6 @@
 #pragma once
-// A task = data + model head + loss + metric. Batches are a pure function of (seed, step), so training resumes exactly.
+// A task = data + model head + loss + metric. Batches are a pure function of (seed, step), so
+// training resumes exactly.
 #include <ATen/core/Tensor.h>
 
 #include <atomic>
@@ -36,8 +37,8 @@ class Task {
   virtual Json Evaluate(Model& model, Split split, const EvalOptions& options) const = 0;
   virtual std::string metric() const = 0;  // its name in what Evaluate returns
   virtual bool lower_is_better() const = 0;
-  virtual int64_t tokens_per_row() const = 0;                    // longest row, for the memory estimate
-  virtual Json DataSummary() const = 0;                          // what was read: counts, hashes, notes
+  virtual int64_t tokens_per_row() const = 0;  // longest row, for the memory estimate
+  virtual Json DataSummary() const = 0;        // what was read: counts, hashes, notes
   virtual void SaveAssets(const std::string& folder) const = 0;  // tokenizer.json and the like
 };
 
@@ -48,10 +49,13 @@ struct TaskOptions {
   std::string tokenizer = "bpe";  // lm: bpe | bytes
   int64_t vocab_size = 2048;      // lm with bpe
   int64_t length = 256;           // tokens of a training row; listops: longest row
-  std::string cache = "";         // folder for tokens and generated data; empty: $XDG_CACHE_HOME/cistern or ~/.cache/cistern
-  std::string data;               // listops: folder with the published TSV files; empty: generated
-  bool group_by_length = false;   // listops: training batches of examples of about one length, with little padding
-  int64_t data_seed = 1, train_examples = 96000, valid_examples = 2000, test_examples = 2000;  // listops, generated
+  std::string cache = "";  // folder for tokens and generated data; empty: $XDG_CACHE_HOME/cistern
+                           // or ~/.cache/cistern
+  std::string data;        // listops: folder with the published TSV files; empty: generated
+  bool group_by_length =
+      false;  // listops: training batches of examples of about one length, with little padding
+  int64_t data_seed = 1, train_examples = 96000, valid_examples = 2000,
+          test_examples = 2000;  // listops, generated
   // What Complete will make of the model, known before the data is.
   std::string ModelKind() const { return kind == "listops" ? "encoder_classifier" : "decoder_lm"; }
   Fields Describe();

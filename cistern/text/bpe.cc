@@ -19,7 +19,9 @@ struct StringHash {
 template <class T>
 using StringMap = std::unordered_map<std::string, T, StringHash, std::equal_to<>>;
 
-uint64_t Key(int32_t left, int32_t right) { return uint64_t(uint32_t(left)) << 32 | uint32_t(right); }
+uint64_t Key(int32_t left, int32_t right) {
+  return uint64_t(uint32_t(left)) << 32 | uint32_t(right);
+}
 
 struct Merge {
   int32_t rank, id;
@@ -40,30 +42,35 @@ class Bpe : public Tokenizer {
     byte_ids_.fill(-1);
     for (size_t id = 0; id < tokens.size(); ++id) {
       CISTERN_CHECK(!tokens[id].empty(), where, ": token ", id, " is empty");
-      CISTERN_CHECK(known.emplace(tokens[id], id).second, where, ": tokens ", known.find(tokens[id])->second, " and ", id,
+      CISTERN_CHECK(known.emplace(tokens[id], id).second, where, ": tokens ",
+                    known.find(tokens[id])->second, " and ", id,
                     " are the same: ", BytesToName(tokens[id]));
       if (tokens[id].size() == 1) byte_ids_[uint8_t(tokens[id][0])] = int32_t(id);
     }
     for (int byte = 0; byte < 256; ++byte) {
-      CISTERN_CHECK(byte_ids_[byte] >= 0, where, ": the vocabulary lacks byte ", byte, " (", BytesToName(std::string(1, char(byte))), ")");
+      CISTERN_CHECK(byte_ids_[byte] >= 0, where, ": the vocabulary lacks byte ", byte, " (",
+                    BytesToName(std::string(1, char(byte))), ")");
     }
     merges_.reserve(model_.merges.size() * 2);
     for (size_t rank = 0; rank < model_.merges.size(); ++rank) {
       const auto [left, right] = model_.merges[rank];
       const auto joined = known.find(tokens[left] + tokens[right]);
       const std::string names = BytesToName(tokens[left]) + " " + BytesToName(tokens[right]);
-      CISTERN_CHECK(joined != known.end(), where, ": merge ", rank, " (", names, ") gives a token that is not in the vocabulary");
-      CISTERN_CHECK(merges_.emplace(Key(left, right), Merge{int32_t(rank), joined->second}).second, where, ": merge ", rank, " (", names,
-                    ") is there twice");
+      CISTERN_CHECK(joined != known.end(), where, ": merge ", rank, " (", names,
+                    ") gives a token that is not in the vocabulary");
+      CISTERN_CHECK(merges_.emplace(Key(left, right), Merge{int32_t(rank), joined->second}).second,
+                    where, ": merge ", rank, " (", names, ") is there twice");
     }
   }
 
   std::string kind() const override {
-    return model_.merges.empty() && model_.added.empty() && model_.tokens.size() == 256 ? "bytes" : "bpe";
+    return model_.merges.empty() && model_.added.empty() && model_.tokens.size() == 256 ? "bytes"
+                                                                                        : "bpe";
   }
   int64_t vocab_size() const override { return int64_t(model_.tokens.size()); }
   std::string_view Bytes(int32_t id) const override {
-    CISTERN_CHECK(id >= 0 && id < vocab_size(), "token id ", id, " is outside the vocabulary of ", vocab_size());
+    CISTERN_CHECK(id >= 0 && id < vocab_size(), "token id ", id, " is outside the vocabulary of ",
+                  vocab_size());
     return model_.tokens[id];
   }
   std::string ToJson() const override { return BpeJson(model_); }
@@ -85,8 +92,10 @@ class Bpe : public Tokenizer {
       const BpeAdded* added = nullptr;  // the leftmost, then longest
       size_t at = text.size();
       for (const BpeAdded& token : model_.added) {
-        const size_t found = text.substr(0, std::min(text.size(), at + token.content.size())).find(token.content);
-        if (found < at || (found == at && added && token.content.size() > added->content.size())) at = found, added = &token;
+        const size_t found =
+            text.substr(0, std::min(text.size(), at + token.content.size())).find(token.content);
+        if (found < at || (found == at && added && token.content.size() > added->content.size()))
+          at = found, added = &token;
       }
       EncodePlain(text.substr(0, at), cache, ids);
       text.remove_prefix(at);
@@ -161,12 +170,15 @@ class Bpe : public Tokenizer {
       int32_t rank;
       int64_t at;
       int32_t left, right, id;
-      bool operator<(const Candidate& o) const { return rank != o.rank ? rank > o.rank : at > o.at; }
+      bool operator<(const Candidate& o) const {
+        return rank != o.rank ? rank > o.rank : at > o.at;
+      }
     };
     std::priority_queue<Candidate> heap;
     const auto push = [&](int64_t at) {
       if (at < 0 || after[at] >= n) return;
-      if (const Merge* merge = Find(word[at], word[after[at]])) heap.push({merge->rank, at, word[at], word[after[at]], merge->id});
+      if (const Merge* merge = Find(word[at], word[after[at]]))
+        heap.push({merge->rank, at, word[at], word[after[at]], merge->id});
     };
     for (int64_t i = 0; i < n; ++i) before[i] = i - 1, after[i] = i + 1;
     for (int64_t i = 0; i + 1 < n; ++i) push(i);
@@ -195,6 +207,8 @@ class Bpe : public Tokenizer {
 
 }  // namespace
 
-std::unique_ptr<Tokenizer> MakeBpe(BpeModel model, const std::string& where) { return std::make_unique<Bpe>(std::move(model), where); }
+std::unique_ptr<Tokenizer> MakeBpe(BpeModel model, const std::string& where) {
+  return std::make_unique<Bpe>(std::move(model), where);
+}
 
 }  // namespace cistern

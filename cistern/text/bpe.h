@@ -1,5 +1,6 @@
 #pragma once
-// Byte-level BPE over GPT-2's pre-tokens: the model behind both kinds of tokenizer, and its file form.
+// Byte-level BPE over GPT-2's pre-tokens: the model behind both kinds of tokenizer, and its file
+// form.
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -19,12 +20,14 @@ struct BpeAdded {
 };
 
 struct BpeModel {
-  std::vector<std::string> tokens;                  // the bytes of each id
-  std::vector<std::pair<int32_t, int32_t>> merges;  // by rank; the two tokens' joined bytes are a token
-  std::vector<BpeAdded> added;                      // found in the text before anything is split
+  std::vector<std::string> tokens;  // the bytes of each id
+  std::vector<std::pair<int32_t, int32_t>>
+      merges;                   // by rank; the two tokens' joined bytes are a token
+  std::vector<BpeAdded> added;  // found in the text before anything is split
 };
 
-// Checks the model (all 256 bytes, no duplicates, merges of known tokens into known tokens); an Error begins with `where`.
+// Checks the model (all 256 bytes, no duplicates, merges of known tokens into known tokens); an
+// Error begins with `where`.
 std::unique_ptr<Tokenizer> MakeBpe(BpeModel model, const std::string& where);
 
 std::string BpeJson(const BpeModel& model);

@@ -16,7 +16,8 @@ namespace {
 
 using nlohmann::json;
 
-// GPT-2's alphabet: printable Latin-1 stands for itself, the other 68 bytes for U+0100 and up, in order.
+// GPT-2's alphabet: printable Latin-1 stands for itself, the other 68 bytes for U+0100 and up, in
+// order.
 struct Alphabet {
   std::array<int32_t, 256> code;
   std::unordered_map<int32_t, uint8_t> byte;
@@ -51,7 +52,8 @@ json ParseStrictly(const std::string& path) {
     return json::parse(text, watch);
   } catch (const json::exception& e) {
     const std::string_view what = e.what();
-    const size_t end = what.find("] ");  // "[json.exception.parse_error.101] parse error at line 1, column 2: ..."
+    const size_t end =
+        what.find("] ");  // "[json.exception.parse_error.101] parse error at line 1, column 2: ..."
     Fail(path, ": ", end == what.npos ? what : what.substr(end + 2));
   }
 }
@@ -82,15 +84,18 @@ class Reader {
     if (!object.contains(key)) return;
     const json& v = object[key];
     if (v.is_null() || v == false || v == 0 || v == "") return;
-    Bad(where, key, " = ", v.dump().substr(0, 80), " is not supported (byte-level BPE as GPT-2's is)");
+    Bad(where, key, " = ", v.dump().substr(0, 80),
+        " is not supported (byte-level BPE as GPT-2's is)");
   }
 
   void Vocabulary(const json& vocab, const std::string& where) {
     if (!vocab.is_object()) Bad(where, " is not an object of token: id");
-    for (const auto& [name, id] : vocab.items()) Place(Id(id, StrCat(where, " '", name, "'")), name, "");
+    for (const auto& [name, id] : vocab.items())
+      Place(Id(id, StrCat(where, " '", name, "'")), name, "");
   }
 
-  // The token `name`, whose bytes are `raw`, or to be decoded from the name later when raw is empty.
+  // The token `name`, whose bytes are `raw`, or to be decoded from the name later when raw is
+  // empty.
   void Place(int32_t id, const std::string& name, const std::string& raw) {
     const auto [slot, fresh] = names_.emplace(id, std::pair(name, raw));
     if (!fresh) Bad("the id ", id, " belongs to both '", slot->second.first, "' and '", name, "'");
@@ -104,13 +109,17 @@ class Reader {
       const json& entry = list[i];
       const int32_t id = Id(Member(entry, "id", where + "."), where);
       const json& content = Member(entry, "content", where + ".");
-      if (!content.is_string() || content.get_ref<const std::string&>().empty()) Bad(where, ".content is not a text");
+      if (!content.is_string() || content.get_ref<const std::string&>().empty())
+        Bad(where, ".content is not a text");
       const std::string text = content;
-      for (const char* flag : {"single_word", "lstrip", "rstrip"}) RefuseSetting(entry, flag, where + ".");
-      if (text.find_first_of(" \t\r\n\v\f") != text.npos) Bad(where, ".content '", text, "' has white space, which is not supported");
+      for (const char* flag : {"single_word", "lstrip", "rstrip"})
+        RefuseSetting(entry, flag, where + ".");
+      if (text.find_first_of(" \t\r\n\v\f") != text.npos)
+        Bad(where, ".content '", text, "' has white space, which is not supported");
       const auto same = ids_.find(text);
       const bool in_vocab = same != ids_.end();
-      if (in_vocab && same->second != id) Bad(where, " '", text, "' has id ", id, ", but ", same->second, " in the vocabulary");
+      if (in_vocab && same->second != id)
+        Bad(where, " '", text, "' has id ", id, ", but ", same->second, " in the vocabulary");
       if (in_vocab) {
         names_[id].second = text;
       } else {
@@ -145,14 +154,16 @@ class Reader {
 
   void MergeLine(const std::string& line, const std::string& where) {
     const size_t space = line.find(' ');
-    if (space == line.npos || line.find(' ', space + 1) != line.npos) Bad(where, ": '", line, "' is not two tokens");
+    if (space == line.npos || line.find(' ', space + 1) != line.npos)
+      Bad(where, ": '", line, "' is not two tokens");
     Merge(line.substr(0, space), line.substr(space + 1), where);
   }
 
   std::unique_ptr<Tokenizer> Finish() {
     int32_t next = 0;
     for (const auto& [id, token] : names_) {  // in order of ids
-      if (id != next) Bad("ids must run from 0 to ", names_.size() - 1, " without gaps; ", next, " is missing");
+      if (id != next)
+        Bad("ids must run from 0 to ", names_.size() - 1, " without gaps; ", next, " is missing");
       ++next;
       std::string bytes = token.second;
       if (bytes.empty() && !NameToBytes(token.first, &bytes))
@@ -199,17 +210,24 @@ std::string BpeJson(const BpeModel& model) {
   for (const BpeAdded& token : model.added) {
     names[token.id] = token.content;
     outside[token.id] = !token.in_vocab;
-    added += StrCat(added.empty() ? "" : ",", "\n    {\"id\": ", token.id, ", \"content\": ", Quoted(token.content),
-                    ", \"single_word\": false, \"lstrip\": false, \"rstrip\": false, \"normalized\": false, \"special\": ",
+    added += StrCat(added.empty() ? "" : ",", "\n    {\"id\": ", token.id,
+                    ", \"content\": ", Quoted(token.content),
+                    ", \"single_word\": false, \"lstrip\": false, \"rstrip\": false, "
+                    "\"normalized\": false, \"special\": ",
                     token.special ? "true" : "false", "}");
   }
-  const std::string level = R"({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true})";
-  std::string out =
-      StrCat("{\n  \"version\": \"1.0\",\n  \"truncation\": null,\n  \"padding\": null,\n  \"added_tokens\": [", added,
-             "],\n  \"normalizer\": null,\n  \"pre_tokenizer\": ", level, ",\n  \"post_processor\": null,\n  \"decoder\": ", level,
-             ",\n  \"model\": {\n    \"type\": \"BPE\", \"dropout\": null, \"unk_token\": null, \"continuing_subword_prefix\": null, "
-             "\"end_of_word_suffix\": null, \"fuse_unk\": false, \"byte_fallback\": false, \"ignore_merges\": false,\n"
-             "    \"vocab\": {");
+  const std::string level =
+      R"({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true})";
+  std::string out = StrCat(
+      "{\n  \"version\": \"1.0\",\n  \"truncation\": null,\n  \"padding\": null,\n  "
+      "\"added_tokens\": [",
+      added, "],\n  \"normalizer\": null,\n  \"pre_tokenizer\": ", level,
+      ",\n  \"post_processor\": null,\n  \"decoder\": ", level,
+      ",\n  \"model\": {\n    \"type\": \"BPE\", \"dropout\": null, \"unk_token\": null, "
+      "\"continuing_subword_prefix\": null, "
+      "\"end_of_word_suffix\": null, \"fuse_unk\": false, \"byte_fallback\": false, "
+      "\"ignore_merges\": false,\n"
+      "    \"vocab\": {");
   const char* comma = "";
   for (size_t id = 0; id < names.size(); ++id) {
     if (outside[id]) continue;
@@ -231,25 +249,31 @@ std::unique_ptr<Tokenizer> LoadTokenizer(const std::string& path) {
   const json& model = reader.Member(file, "model", "");
   const json& type = reader.Member(model, "type", "model.");
   if (type != "BPE") reader.Bad("model.type is ", type.dump(), "; only \"BPE\" is supported");
-  for (const char* key : {"dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix", "byte_fallback", "ignore_merges"}) {
+  for (const char* key : {"dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix",
+                          "byte_fallback", "ignore_merges"}) {
     reader.RefuseSetting(model, key, "model.");
   }
   reader.RefuseSetting(file, "normalizer", "");
   const json& split = reader.Member(file, "pre_tokenizer", "");
   if (!split.is_object() || split.value("type", json()) != "ByteLevel") {
-    reader.Bad("pre_tokenizer is not of type ByteLevel, the only one supported: ", split.dump().substr(0, 80));
+    reader.Bad("pre_tokenizer is not of type ByteLevel, the only one supported: ",
+               split.dump().substr(0, 80));
   }
   // Absent means true to Python's library.
-  if (split.value("add_prefix_space", json(true)) != false) reader.Bad("pre_tokenizer.add_prefix_space must be false");
-  if (split.value("use_regex", json(true)) != true) reader.Bad("pre_tokenizer.use_regex must be true");
+  if (split.value("add_prefix_space", json(true)) != false)
+    reader.Bad("pre_tokenizer.add_prefix_space must be false");
+  if (split.value("use_regex", json(true)) != true)
+    reader.Bad("pre_tokenizer.use_regex must be true");
   if (file.contains("post_processor") && !file["post_processor"].is_null()) {
     const json& post = file["post_processor"];
     if (!post.is_object() || post.value("type", json()) != "ByteLevel") {
-      reader.Bad("post_processor is not of type ByteLevel, the only one supported: ", post.dump().substr(0, 80));
+      reader.Bad("post_processor is not of type ByteLevel, the only one supported: ",
+                 post.dump().substr(0, 80));
     }
   }
   reader.Vocabulary(reader.Member(model, "vocab", "model."), "model.vocab");
-  if (file.contains("added_tokens") && !file["added_tokens"].is_null()) reader.Added(file["added_tokens"]);
+  if (file.contains("added_tokens") && !file["added_tokens"].is_null())
+    reader.Added(file["added_tokens"]);
   reader.Merges(reader.Member(model, "merges", "model."));
   return reader.Finish();
 }
@@ -259,7 +283,8 @@ std::unique_ptr<Tokenizer> LoadGpt2(const std::string& encoder, const std::strin
   const json vocabulary = ParseStrictly(encoder);
   reader.Vocabulary(vocabulary, "the vocabulary");
   if (vocabulary.contains("<|endoftext|>")) {
-    reader.Added({{{"id", vocabulary["<|endoftext|>"]}, {"content", "<|endoftext|>"}, {"special", true}}});
+    reader.Added(
+        {{{"id", vocabulary["<|endoftext|>"]}, {"content", "<|endoftext|>"}, {"special", true}}});
   }
   const std::string text = ReadWholeFile(merges);
   int64_t number = 0;

@@ -8,8 +8,8 @@
 #include "cistern/text/bpe.h"
 #include "cistern/text/pretokenize.h"
 
-// Pair counts are kept up to date merge by merge (Sennrich et al. 2016): each pair remembers the words it was seen in, and a heap whose
-// entries may be stale gives the most frequent one.
+// Pair counts are kept up to date merge by merge (Sennrich et al. 2016): each pair remembers the
+// words it was seen in, and a heap whose entries may be stale gives the most frequent one.
 namespace cistern {
 namespace {
 
@@ -27,10 +27,14 @@ struct Pair {
 struct HeapEntry {
   int64_t count;
   uint64_t pair;
-  bool operator<(const HeapEntry& o) const { return count != o.count ? count < o.count : pair > o.pair; }
+  bool operator<(const HeapEntry& o) const {
+    return count != o.count ? count < o.count : pair > o.pair;
+  }
 };
 
-uint64_t PairKey(int32_t left, int32_t right) { return uint64_t(uint32_t(left)) << 32 | uint32_t(right); }
+uint64_t PairKey(int32_t left, int32_t right) {
+  return uint64_t(uint32_t(left)) << 32 | uint32_t(right);
+}
 
 struct WordHash {
   using is_transparent = void;
@@ -69,7 +73,8 @@ class Trainer {
   explicit Trainer(std::vector<Word> words) : words_(std::move(words)) {
     for (size_t w = 0; w < words_.size(); ++w) {
       const auto& ids = words_[w].ids;
-      for (size_t i = 0; i + 1 < ids.size(); ++i) Add(ids[i], ids[i + 1], int32_t(w), words_[w].count);
+      for (size_t i = 0; i + 1 < ids.size(); ++i)
+        Add(ids[i], ids[i + 1], int32_t(w), words_[w].count);
     }
     PushTouched();
   }
@@ -149,14 +154,18 @@ class Trainer {
 
 }  // namespace
 
-std::unique_ptr<Tokenizer> TrainBpe(const std::function<std::string_view()>& next, int64_t vocab_size,
-                                    const std::function<void(int64_t done, int64_t total)>& progress) {
-  if (vocab_size < 256) FailUsage("a byte-level vocabulary has at least 256 tokens, got ", vocab_size);
-  if (vocab_size > 1 << 24) FailUsage("a vocabulary of ", vocab_size, " tokens is too large (at most ", 1 << 24, ")");
+std::unique_ptr<Tokenizer> TrainBpe(
+    const std::function<std::string_view()>& next, int64_t vocab_size,
+    const std::function<void(int64_t done, int64_t total)>& progress) {
+  if (vocab_size < 256)
+    FailUsage("a byte-level vocabulary has at least 256 tokens, got ", vocab_size);
+  if (vocab_size > 1 << 24)
+    FailUsage("a vocabulary of ", vocab_size, " tokens is too large (at most ", 1 << 24, ")");
   BpeModel model;
   for (int byte = 0; byte < 256; ++byte) model.tokens.emplace_back(1, char(byte));
   Trainer trainer(CountWords(next));
-  // Two ways to one string ("a"+"bc", "ab"+"c") share its id, so a pair may come up again; it keeps its rank.
+  // Two ways to one string ("a"+"bc", "ab"+"c") share its id, so a pair may come up again; it keeps
+  // its rank.
   std::unordered_map<std::string, int32_t> known;
   std::unordered_set<uint64_t> merged;
   while (int64_t(model.tokens.size()) < vocab_size) {
@@ -164,7 +173,8 @@ std::unique_ptr<Tokenizer> TrainBpe(const std::function<std::string_view()>& nex
     const HeapEntry best = trainer.Best();
     if (best.count < 2) break;
     const auto left = int32_t(best.pair >> 32), right = int32_t(best.pair);
-    const auto [token, fresh] = known.emplace(model.tokens[left] + model.tokens[right], int32_t(model.tokens.size()));
+    const auto [token, fresh] =
+        known.emplace(model.tokens[left] + model.tokens[right], int32_t(model.tokens.size()));
     if (fresh) model.tokens.push_back(token->first);
     if (merged.insert(best.pair).second) model.merges.emplace_back(left, right);
     trainer.Apply(best.pair, token->second);

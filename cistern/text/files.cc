@@ -22,12 +22,14 @@ using FilePtr = std::unique_ptr<std::FILE, CloseFile>;
 
 std::string ReadWholeFile(const std::string& path) {
   std::error_code ignored;
-  CISTERN_CHECK(!std::filesystem::is_directory(path, ignored), path, " is a folder; a file is expected");
+  CISTERN_CHECK(!std::filesystem::is_directory(path, ignored), path,
+                " is a folder; a file is expected");
   FilePtr file(std::fopen(path.c_str(), "rb"));
   CISTERN_CHECK(file, "cannot open ", path, ": ", std::strerror(errno));
   std::string contents;
   char buffer[1 << 16];
-  while (const size_t n = std::fread(buffer, 1, sizeof buffer, file.get())) contents.append(buffer, n);
+  while (const size_t n = std::fread(buffer, 1, sizeof buffer, file.get()))
+    contents.append(buffer, n);
   CISTERN_CHECK(!std::ferror(file.get()), "cannot read ", path, ": ", std::strerror(errno));
   return contents;
 }

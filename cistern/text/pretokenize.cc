@@ -28,12 +28,14 @@ size_t RunEnd(std::string_view text, size_t position, CharClass kind) {
 
 // The length of 's 't 're 've 'm 'll 'd at an apostrophe, or 0.
 size_t Contraction(std::string_view rest) {
-  if (rest.size() >= 2 && std::string_view("stmd").find(rest[1]) != std::string_view::npos) return 2;
+  if (rest.size() >= 2 && std::string_view("stmd").find(rest[1]) != std::string_view::npos)
+    return 2;
   const std::string_view three = rest.substr(0, 3);
   return three == "'re" || three == "'ve" || three == "'ll" ? 3 : 0;
 }
 
-// Whether the character that ends at text[end] (which an ASCII byte follows) is anything but white space.
+// Whether the character that ends at text[end] (which an ASCII byte follows) is anything but white
+// space.
 bool EndsInNonSpace(std::string_view text, size_t end) {
   for (size_t length = 1; length <= std::min<size_t>(4, end); ++length) {
     const Utf8Char c = DecodeUtf8(text, end - length);
@@ -50,12 +52,16 @@ size_t PreTokenEnd(std::string_view text, size_t begin) {
   }
   const Char first = CharAt(text, begin);
   if (first.kind != CharClass::kSpace) return RunEnd(text, begin + first.length, first.kind);
-  size_t last = begin, position = begin + first.length;  // a run of white space: [begin, position), its last character at `last`
+  size_t last = begin,
+         position =
+             begin +
+             first.length;  // a run of white space: [begin, position), its last character at `last`
   while (position < text.size()) {
     const Char c = CharAt(text, position);
     if (c.kind != CharClass::kSpace) {
-      if (last != begin) return last;                                         // \s+(?!\S) leaves the last one to the next pre-token
-      return text[begin] == ' ' ? RunEnd(text, position, c.kind) : position;  // " ?" joins, any other white space stands alone
+      if (last != begin) return last;  // \s+(?!\S) leaves the last one to the next pre-token
+      return text[begin] == ' ' ? RunEnd(text, position, c.kind)
+                                : position;  // " ?" joins, any other white space stands alone
     }
     last = position;
     position += c.length;

@@ -11,11 +11,13 @@ namespace cistern {
 // The end of the pre-token that begins at text[begin]; begin < text.size().
 size_t PreTokenEnd(std::string_view text, size_t begin);
 
-// Cuts a stream where a pre-token is sure to end whatever comes next (before white space that follows something else), so that pieces
-// give the same pre-tokens as the whole. A text without white space is held whole.
+// Cuts a stream where a pre-token is sure to end whatever comes next (before white space that
+// follows something else), so that pieces give the same pre-tokens as the whole. A text without
+// white space is held whole.
 class PreTokenStream {
  public:
-  // Adds bytes; returns what is now safe to split, perhaps nothing. The view lives until the next call.
+  // Adds bytes; returns what is now safe to split, perhaps nothing. The view lives until the next
+  // call.
   std::string_view Push(std::string_view bytes);
   std::string_view Finish();
 

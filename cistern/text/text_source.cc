@@ -150,14 +150,19 @@ void TextSource::Scan(const std::function<void(int64_t done, int64_t total)>& pr
       if (progress) progress(reader.position(), bytes_);
     }
     if (bad < 0 && !text.empty()) bad = base;
-    if (bad >= 0) notes_.push_back(StrCat(file.path, " is not UTF-8 from byte offset ", bad, " on; treated as raw bytes"));
-    if (crlf > 0) notes_.push_back(StrCat(file.path, " has ", crlf, " CRLF line ends; they are kept and counted as two bytes"));
+    if (bad >= 0)
+      notes_.push_back(
+          StrCat(file.path, " is not UTF-8 from byte offset ", bad, " on; treated as raw bytes"));
+    if (crlf > 0)
+      notes_.push_back(StrCat(file.path, " has ", crlf,
+                              " CRLF line ends; they are kept and counted as two bytes"));
   }
 }
 
 uint64_t TextSource::Hash() const {
   uint64_t hash = Hash64("text source");
-  for (const File& file : files_) hash = Hash64(StrCat(file.path, '\0', file.bytes, '\0', file.modified, '\0'), hash);
+  for (const File& file : files_)
+    hash = Hash64(StrCat(file.path, '\0', file.bytes, '\0', file.modified, '\0'), hash);
   return hash;
 }
 
@@ -178,9 +183,14 @@ struct TextReader::Stream {
 };
 
 TextReader::TextReader(const TextSource& source, ByteRange range, int64_t piece)
-    : source_(source), position_(range.begin), end_(range.end), piece_(std::max<int64_t>(piece, 1)), stream_(std::make_unique<Stream>()) {
-  CISTERN_CHECK(range.begin >= 0 && range.begin <= range.end && range.end <= source.bytes(), "range ", range.begin, "..", range.end,
-                " is outside the ", source.bytes(), " bytes of ", source.path());
+    : source_(source),
+      position_(range.begin),
+      end_(range.end),
+      piece_(std::max<int64_t>(piece, 1)),
+      stream_(std::make_unique<Stream>()) {
+  CISTERN_CHECK(range.begin >= 0 && range.begin <= range.end && range.end <= source.bytes(),
+                "range ", range.begin, "..", range.end, " is outside the ", source.bytes(),
+                " bytes of ", source.path());
 }
 TextReader::~TextReader() = default;
 
@@ -195,10 +205,12 @@ std::string_view TextReader::Next() {
   const TextSource::File& file = files[file_];
   if (!stream_->file) {
     stream_->file = OpenForReading(file.path);
-    CISTERN_CHECK(fseeko(stream_->file, position_ - file.begin, SEEK_SET) == 0, "cannot read ", file.path, ": ", std::strerror(errno));
+    CISTERN_CHECK(fseeko(stream_->file, position_ - file.begin, SEEK_SET) == 0, "cannot read ",
+                  file.path, ": ", std::strerror(errno));
   }
   buffer_.resize(std::min({piece_, end_ - position_, file.begin + file.bytes - position_}));
-  CISTERN_CHECK(std::fread(buffer_.data(), 1, buffer_.size(), stream_->file) == buffer_.size(), "cannot read ", file.path, ": ",
+  CISTERN_CHECK(std::fread(buffer_.data(), 1, buffer_.size(), stream_->file) == buffer_.size(),
+                "cannot read ", file.path, ": ",
                 std::ferror(stream_->file) ? std::strerror(errno) : "it has become shorter");
   position_ += int64_t(buffer_.size());
   return buffer_;
@@ -208,7 +220,8 @@ TextSplits SplitText(const TextSource& source) {
   const auto boundary = [&](double share) {
     const auto at = int64_t(double(source.bytes()) * share);
     if (at == 0) return at;
-    const std::string near = source.Read(at - 1, kNear + 1);  // near[0] is the byte before the boundary
+    const std::string near =
+        source.Read(at - 1, kNear + 1);  // near[0] is the byte before the boundary
     const size_t line = near.find('\n');
     if (line != near.npos) return at + int64_t(line);
     size_t i = 1;

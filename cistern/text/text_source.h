@@ -1,5 +1,6 @@
 #pragma once
-// A source of text: a file, or a folder whose text files are taken as one text, end to end, in the order of their paths.
+// A source of text: a file, or a folder whose text files are taken as one text, end to end, in the
+// order of their paths.
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -22,15 +23,17 @@ class TextSource {
     int64_t modified;      // in the file system's ticks
   };
 
-  // Looks at the files and at the first 64 KiB of each, no more. An Error when the path is missing, unreadable or neither file nor
-  // folder; when a file is empty or looks binary (a NUL byte); when a folder holds no text. In a folder hidden, empty and binary files
-  // are skipped with a note; an unreadable one is an Error. Symbolic links to folders are not followed.
+  // Looks at the files and at the first 64 KiB of each, no more. An Error when the path is missing,
+  // unreadable or neither file nor folder; when a file is empty or looks binary (a NUL byte); when
+  // a folder holds no text. In a folder hidden, empty and binary files are skipped with a note; an
+  // unreadable one is an Error. Symbolic links to folders are not followed.
   explicit TextSource(const std::string& path);
 
   const std::string& path() const { return path_; }
   const std::vector<File>& files() const { return files_; }
   int64_t bytes() const { return bytes_; }  // of the whole text
-  // What the user should know: files skipped, and after Scan() bytes that are no UTF-8 (kept as they are) and CRLF line ends (kept too).
+  // What the user should know: files skipped, and after Scan() bytes that are no UTF-8 (kept as
+  // they are) and CRLF line ends (kept too).
   const std::vector<std::string>& notes() const { return notes_; }
 
   // Reads everything once for the notes on its contents; the second call does nothing.
@@ -39,7 +42,8 @@ class TextSource {
   // Changes when a path, a size or a time of modification does.
   uint64_t Hash() const;
 
-  // Up to `size` bytes from `offset`; fewer only at the end. A file that has shrunk since is an Error.
+  // Up to `size` bytes from `offset`; fewer only at the end. A file that has shrunk since is an
+  // Error.
   std::string Read(int64_t offset, int64_t size) const;
 
  private:
@@ -50,7 +54,8 @@ class TextSource {
   bool scanned_ = false;
 };
 
-// Streams a range of a source (which must outlive it) in pieces, across files; never holds more than one piece.
+// Streams a range of a source (which must outlive it) in pieces, across files; never holds more
+// than one piece.
 class TextReader {
  public:
   TextReader(const TextSource& source, ByteRange range, int64_t piece = 1 << 20);
@@ -68,8 +73,9 @@ class TextReader {
   std::string buffer_;
 };
 
-// Train, validation and test: 90, 5 and 5 % of the bytes. Each boundary is moved forward to the next line start, or, failing one within
-// 4 KiB, to the next beginning of a UTF-8 character. Ranges of a tiny text may be empty.
+// Train, validation and test: 90, 5 and 5 % of the bytes. Each boundary is moved forward to the
+// next line start, or, failing one within 4 KiB, to the next beginning of a UTF-8 character. Ranges
+// of a tiny text may be empty.
 struct TextSplits {
   ByteRange train, valid, test;
 };

@@ -70,7 +70,8 @@ TEST_F(TextSourceTest, AFolderIsOneTextInOrderOfPaths) {
   EXPECT_EQ(All(source, 10), "1233");
   EXPECT_EQ(source.Read(1, 2), "23");
   ASSERT_EQ(source.notes().size(), 3u);
-  EXPECT_NE(source.notes()[0].find("skipped 2 hidden files: "), std::string::npos) << source.notes()[0];
+  EXPECT_NE(source.notes()[0].find("skipped 2 hidden files: "), std::string::npos)
+      << source.notes()[0];
   EXPECT_EQ(source.notes()[1], "skipped 1 binary file: " + folder_ + "/binary");
   EXPECT_EQ(source.notes()[2], "skipped 1 empty file: " + folder_ + "/empty");
 }
@@ -78,10 +79,12 @@ TEST_F(TextSourceTest, AFolderIsOneTextInOrderOfPaths) {
 TEST_F(TextSourceTest, WhatCannotBeText) {
   EXPECT_EQ(ErrorOf(folder_ + "/none"), folder_ + "/none does not exist");
   EXPECT_EQ(ErrorOf(Write("e", "")), folder_ + "/e is empty; text is expected");
-  EXPECT_EQ(ErrorOf(Write("n", std::string("abc\0", 4))), folder_ + "/n looks binary (NUL byte at offset 3); text is expected");
+  EXPECT_EQ(ErrorOf(Write("n", std::string("abc\0", 4))),
+            folder_ + "/n looks binary (NUL byte at offset 3); text is expected");
   EXPECT_EQ(ErrorOf("/dev/null"), "/dev/null is neither a file nor a folder");
   fs::remove(folder_ + "/e");
-  EXPECT_NE(ErrorOf(folder_).find("holds no text files; skipped 1 binary file"), std::string::npos) << ErrorOf(folder_);
+  EXPECT_NE(ErrorOf(folder_).find("holds no text files; skipped 1 binary file"), std::string::npos)
+      << ErrorOf(folder_);
   if (geteuid() != 0) {
     chmod(Write("secret", "x").c_str(), 0);
     EXPECT_NE(ErrorOf(folder_ + "/secret").find("cannot open"), std::string::npos);
@@ -93,8 +96,10 @@ TEST_F(TextSourceTest, ScanNotesBadUtf8AndCrlf) {
   source.Scan();
   source.Scan();
   ASSERT_EQ(source.notes().size(), 2u);
-  EXPECT_EQ(source.notes()[0], folder_ + "/a is not UTF-8 from byte offset 10 on; treated as raw bytes");
-  EXPECT_EQ(source.notes()[1], folder_ + "/a has 2 CRLF line ends; they are kept and counted as two bytes");
+  EXPECT_EQ(source.notes()[0],
+            folder_ + "/a is not UTF-8 from byte offset 10 on; treated as raw bytes");
+  EXPECT_EQ(source.notes()[1],
+            folder_ + "/a has 2 CRLF line ends; they are kept and counted as two bytes");
   TextSource cut(Write("b", "ab\xE4\xB8"));
   cut.Scan();
   ASSERT_EQ(cut.notes().size(), 1u);

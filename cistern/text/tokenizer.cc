@@ -22,11 +22,13 @@ std::unique_ptr<Tokenizer> MakeByteTokenizer() {
   return MakeBpe(std::move(model), "byte tokenizer");
 }
 
-StreamEncoder::StreamEncoder(const Tokenizer& tokenizer) : tokenizer_(tokenizer), cut_(std::make_unique<PreTokenStream>()) {}
+StreamEncoder::StreamEncoder(const Tokenizer& tokenizer)
+    : tokenizer_(tokenizer), cut_(std::make_unique<PreTokenStream>()) {}
 StreamEncoder::~StreamEncoder() = default;
 
 std::vector<int32_t> StreamEncoder::Push(std::string_view bytes) {
-  if (tokenizer_.kind() == "bytes") return tokenizer_.Encode(bytes);  // nothing merges: no cut is wrong
+  if (tokenizer_.kind() == "bytes")
+    return tokenizer_.Encode(bytes);  // nothing merges: no cut is wrong
   return tokenizer_.Encode(cut_->Push(bytes));
 }
 

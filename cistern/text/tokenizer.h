@@ -1,5 +1,6 @@
 #pragma once
-// Text to token ids and back. Two kinds: bytes (256 ids) and byte-level BPE, both saved as Hugging Face tokenizer.json.
+// Text to token ids and back. Two kinds: bytes (256 ids) and byte-level BPE, both saved as Hugging
+// Face tokenizer.json.
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -31,15 +32,19 @@ class Tokenizer {
 
 std::unique_ptr<Tokenizer> MakeByteTokenizer();
 
-// Learns merges from text by pair counts over pre-tokens (GPT-2's split: letters, digits, punctuation with a leading space, white space).
-// `next` returns pieces of the text and an empty view at the end. Deterministic. vocab_size >= 256 (ids 0..255 are the bytes), else a
-// UsageError. Stops early, with a smaller vocabulary, when no pair occurs twice. Of two equally frequent pairs the one of lower ids wins.
-// Memory grows with the number of different pre-tokens; time is about linear in it (4.4 MB of English to 2,048 tokens: under a second).
-std::unique_ptr<Tokenizer> TrainBpe(const std::function<std::string_view()>& next, int64_t vocab_size,
-                                    const std::function<void(int64_t done, int64_t total)>& progress = nullptr);
+// Learns merges from text by pair counts over pre-tokens (GPT-2's split: letters, digits,
+// punctuation with a leading space, white space). `next` returns pieces of the text and an empty
+// view at the end. Deterministic. vocab_size >= 256 (ids 0..255 are the bytes), else a UsageError.
+// Stops early, with a smaller vocabulary, when no pair occurs twice. Of two equally frequent pairs
+// the one of lower ids wins. Memory grows with the number of different pre-tokens; time is about
+// linear in it (4.4 MB of English to 2,048 tokens: under a second).
+std::unique_ptr<Tokenizer> TrainBpe(
+    const std::function<std::string_view()>& next, int64_t vocab_size,
+    const std::function<void(int64_t done, int64_t total)>& progress = nullptr);
 
-// Reads tokenizer.json (ours, or another byte-level BPE such as GPT-2's). A broken file is an Error that names the file and the place, and
-// so is one that asks for what we would not do the same way (normalizers, other splits, prefixes). Truncation and padding are ignored.
+// Reads tokenizer.json (ours, or another byte-level BPE such as GPT-2's). A broken file is an Error
+// that names the file and the place, and so is one that asks for what we would not do the same way
+// (normalizers, other splits, prefixes). Truncation and padding are ignored.
 std::unique_ptr<Tokenizer> LoadTokenizer(const std::string& path);
 
 // GPT-2's two published files: encoder.json (or vocab.json) and vocab.bpe (or merges.txt).
@@ -58,7 +63,8 @@ class StreamEncoder {
   std::unique_ptr<class PreTokenStream> cut_;
 };
 
-// Holds back bytes until they form whole UTF-8 characters, so that a stream never shows half a character. Invalid bytes pass as U+FFFD.
+// Holds back bytes until they form whole UTF-8 characters, so that a stream never shows half a
+// character. Invalid bytes pass as U+FFFD.
 class Utf8Stream {
  public:
   std::string Push(std::string_view bytes);

@@ -21,7 +21,8 @@ namespace {
 using Ids = std::vector<int32_t>;
 
 std::string TempPath(const std::string& name) {
-  return (std::filesystem::path(testing::TempDir()) / StrCat("cistern_tok_", getpid(), "_", name)).string();
+  return (std::filesystem::path(testing::TempDir()) / StrCat("cistern_tok_", getpid(), "_", name))
+      .string();
 }
 
 std::unique_ptr<Tokenizer> Train(std::string text, int64_t vocab, size_t piece = 1 << 20) {
@@ -45,7 +46,9 @@ std::string RandomBytes(uint64_t seed, int64_t n, int64_t alphabet) {
 std::string Sample() {
   std::string text;
   for (int i = 0; i < 50; ++i)
-    text += "It's the lower newest widest thing, isn't it?\r\n  We'll see 1999 tokens\t\tand caf\xC3\xA9s \xF0\x9F\x98\x80!\n\n";
+    text +=
+        "It's the lower newest widest thing, isn't it?\r\n  We'll see 1999 tokens\t\tand "
+        "caf\xC3\xA9s \xF0\x9F\x98\x80!\n\n";
   return text;
 }
 
@@ -90,7 +93,8 @@ TEST(PreToken, SplitsAsGpt2Does) {
 TEST(PreToken, PiecesOfAStreamGiveTheSplitOfTheWhole) {
   for (uint64_t seed = 0; seed < 300; ++seed) {
     Random random(seed);
-    const std::vector<std::string> parts = {"a", "'", "ll", " ", "\n", "\xC2\xA0", "\xE2\x80\x83", "7", "\xFF", "\xC3\xA9", "!", "re"};
+    const std::vector<std::string> parts = {
+        "a", "'", "ll", " ", "\n", "\xC2\xA0", "\xE2\x80\x83", "7", "\xFF", "\xC3\xA9", "!", "re"};
     std::string text;
     for (int i = 0; i < 60; ++i) text += parts[random.Below(int64_t(parts.size()))];
     PreTokenStream stream;
@@ -150,7 +154,8 @@ TEST(Bpe, RoundTripsAnyBytes) {
 }
 
 // The definition: again and again the pair of the lowest rank, the leftmost of equals.
-std::vector<std::string> MergeByDefinition(const std::string& word, const std::map<std::string, int>& ranks) {
+std::vector<std::string> MergeByDefinition(const std::string& word,
+                                           const std::map<std::string, int>& ranks) {
   std::vector<std::string> parts;
   for (const char c : word) parts.emplace_back(1, c);
   for (;;) {
@@ -203,7 +208,8 @@ TEST(Bpe, ThreadsMayShareOne) {
   const Ids want = t->Encode(Sample());
   std::vector<std::thread> threads;
   std::vector<int> equal(4);
-  for (int i = 0; i < 4; ++i) threads.emplace_back([&, i] { equal[i] = t->Encode(Sample()) == want; });
+  for (int i = 0; i < 4; ++i)
+    threads.emplace_back([&, i] { equal[i] = t->Encode(Sample()) == want; });
   for (auto& thread : threads) thread.join();
   EXPECT_EQ(equal, (std::vector<int>{1, 1, 1, 1}));
 }
@@ -223,8 +229,9 @@ TEST(TokenizerFile, LoadsWhatItSaved) {
 }
 
 TEST(TokenizerFile, AddedTokensAreFoundInText) {
-  const std::string json = Replaced(MakeByteTokenizer()->ToJson(), "\"added_tokens\": []",
-                                    R"("added_tokens": [{"id": 256, "content": "<|endoftext|>", "special": true}])");
+  const std::string json =
+      Replaced(MakeByteTokenizer()->ToJson(), "\"added_tokens\": []",
+               R"("added_tokens": [{"id": 256, "content": "<|endoftext|>", "special": true}])");
   const std::string path = TempPath("added.json");
   WriteFileAtomic(path, json);
   const auto t = LoadTokenizer(path);
@@ -238,7 +245,9 @@ TEST(TokenizerFile, AddedTokensAreFoundInText) {
 }
 
 TEST(TokenizerFile, BrokenFilesAreNamedWithThePlace) {
-  const auto has = [](const std::string& error, const std::string& part) { EXPECT_NE(error.find(part), std::string::npos) << error; };
+  const auto has = [](const std::string& error, const std::string& part) {
+    EXPECT_NE(error.find(part), std::string::npos) << error;
+  };
   const std::string good = Train("abc\nabc\nabc\n", 258)->ToJson();
   has(LoadError("{"), "line 1, column 2");
   has(LoadError(""), "parse error");
@@ -250,14 +259,19 @@ TEST(TokenizerFile, BrokenFilesAreNamedWithThePlace) {
   has(LoadError(Replaced(good, "\"abc\": 257", "\"abc\": \"257\"")), "has the id \"257\"");
   has(LoadError(Replaced(good, "\"abc\": 257", "\"abc\": -1")), "has the id -1");
   has(LoadError(Replaced(good, "\"abc\": 257", "\"abc\": 1e99")), "has the id");
-  has(LoadError(Replaced(good, "\"abc\": 257", "\"a\xE2\x82\xAC\": 257")), "outside GPT-2's byte alphabet");
+  has(LoadError(Replaced(good, "\"abc\": 257", "\"a\xE2\x82\xAC\": 257")),
+      "outside GPT-2's byte alphabet");
   has(LoadError(Replaced(good, "\"a\": 97", "\"aa\": 97")), "not in the vocabulary");
-  has(LoadError(Replaced(good, "\"ab c\"", "\"ab c d\"")), "model.merges[1]: 'ab c d' is not two tokens");
+  has(LoadError(Replaced(good, "\"ab c\"", "\"ab c d\"")),
+      "model.merges[1]: 'ab c d' is not two tokens");
   has(LoadError(Replaced(good, "\"ab c\"", "7")), "model.merges[1] is neither");
   has(LoadError(Replaced(good, "\"ab c\"", "\"a b\"")), "merge 1 (a b) is there twice");
-  has(LoadError(Replaced(good, "\"ab c\"", "\"ab d\"")), "gives a token that is not in the vocabulary");
-  has(LoadError(Replaced(good, "\"normalizer\": null", "\"normalizer\": {\"type\": \"NFC\"}")), "normalizer");
-  has(LoadError(Replaced(good, "\"add_prefix_space\": false", "\"add_prefix_space\": true")), "add_prefix_space");
+  has(LoadError(Replaced(good, "\"ab c\"", "\"ab d\"")),
+      "gives a token that is not in the vocabulary");
+  has(LoadError(Replaced(good, "\"normalizer\": null", "\"normalizer\": {\"type\": \"NFC\"}")),
+      "normalizer");
+  has(LoadError(Replaced(good, "\"add_prefix_space\": false", "\"add_prefix_space\": true")),
+      "add_prefix_space");
   has(LoadError(Replaced(good, "\"dropout\": null", "\"dropout\": 0.1")), "model.dropout = 0.1");
   EXPECT_THROW(LoadTokenizer(TempPath("missing")), Error);
   EXPECT_THROW(LoadTokenizer(testing::TempDir()), Error);

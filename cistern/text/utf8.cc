@@ -11,13 +11,16 @@ namespace {
 
 CharClass UnicodeClass(int32_t code) {
   // Unicode's White_Space, which is what \s means to GPT-2's regular expression.
-  if ((code >= 9 && code <= 13) || code == 0x20 || code == 0x85 || code == 0xA0 || code == 0x1680 || (code >= 0x2000 && code <= 0x200A) ||
-      code == 0x2028 || code == 0x2029 || code == 0x202F || code == 0x205F || code == 0x3000) {
+  if ((code >= 9 && code <= 13) || code == 0x20 || code == 0x85 || code == 0xA0 || code == 0x1680 ||
+      (code >= 0x2000 && code <= 0x200A) || code == 0x2028 || code == 0x2029 || code == 0x202F ||
+      code == 0x205F || code == 0x3000) {
     return CharClass::kSpace;
   }
   const utf8proc_category_t category = utf8proc_category(code);
-  if (category >= UTF8PROC_CATEGORY_LU && category <= UTF8PROC_CATEGORY_LO) return CharClass::kLetter;
-  if (category >= UTF8PROC_CATEGORY_ND && category <= UTF8PROC_CATEGORY_NO) return CharClass::kNumber;
+  if (category >= UTF8PROC_CATEGORY_LU && category <= UTF8PROC_CATEGORY_LO)
+    return CharClass::kLetter;
+  if (category >= UTF8PROC_CATEGORY_ND && category <= UTF8PROC_CATEGORY_NO)
+    return CharClass::kNumber;
   return CharClass::kOther;
 }
 
@@ -51,7 +54,8 @@ void AppendUtf8(int32_t code, std::string* out) {
   } else if (code < 0x10000) {
     *out += {char(0xE0 | code >> 12), char(0x80 | (code >> 6 & 0x3F)), char(0x80 | (code & 0x3F))};
   } else {
-    *out += {char(0xF0 | code >> 18), char(0x80 | (code >> 12 & 0x3F)), char(0x80 | (code >> 6 & 0x3F)), char(0x80 | (code & 0x3F))};
+    *out += {char(0xF0 | code >> 18), char(0x80 | (code >> 12 & 0x3F)),
+             char(0x80 | (code >> 6 & 0x3F)), char(0x80 | (code & 0x3F))};
   }
 }
 
@@ -72,7 +76,8 @@ std::string Utf8Stream::Push(std::string_view bytes) {
   while (position < held_.size()) {
     const Utf8Char c = DecodeUtf8(held_, position);
     if (c.code == Utf8Char::kIncomplete) break;
-    out += c.code == Utf8Char::kInvalid ? kReplacement : std::string_view(held_).substr(position, c.length);
+    out += c.code == Utf8Char::kInvalid ? kReplacement
+                                        : std::string_view(held_).substr(position, c.length);
     position += c.length;
   }
   held_.erase(0, position);

@@ -7,10 +7,12 @@
 namespace cistern {
 
 struct Utf8Char {
-  static constexpr int32_t kInvalid = -1;     // broken bytes: `length` of them, the longest part that could have begun a character
-  static constexpr int32_t kIncomplete = -2;  // the text ends inside a character that is fine so far
-  int32_t code;                               // code point, or one of the above
-  int length;                                 // bytes, at least 1
+  static constexpr int32_t kInvalid =
+      -1;  // broken bytes: `length` of them, the longest part that could have begun a character
+  static constexpr int32_t kIncomplete =
+      -2;        // the text ends inside a character that is fine so far
+  int32_t code;  // code point, or one of the above
+  int length;    // bytes, at least 1
 };
 
 // The character at text[position]; position < text.size().
@@ -19,7 +21,12 @@ Utf8Char DecodeUtf8(std::string_view text, size_t position);
 void AppendUtf8(int32_t code, std::string* out);
 
 // What GPT-2's split tells apart, by Unicode category (utf8proc).
-enum class CharClass : uint8_t { kLetter, kNumber, kSpace, kOther };  // \p{L}, \p{N}, \s, the rest (invalid bytes too)
+enum class CharClass : uint8_t {
+  kLetter,
+  kNumber,
+  kSpace,
+  kOther
+};  // \p{L}, \p{N}, \s, the rest (invalid bytes too)
 CharClass ClassOf(int32_t code);
 
 }  // namespace cistern

@@ -22,12 +22,14 @@ int64_t StepOf(const fs::path& path) {
 
 }  // namespace
 
-void WriteCheckpoint(const std::string& run, int64_t step, const Model& model, const AdamW& optimizer, const Json& trainer) {
+void WriteCheckpoint(const std::string& run, int64_t step, const Model& model,
+                     const AdamW& optimizer, const Json& trainer) {
   const fs::path folder = fs::path(run) / (kPrefix + std::to_string(step));
   EnsureDirectory(folder.string());
   fs::remove(folder / "trainer.json");
   SaveModel(model, folder.string());
-  SaveTensors((folder / "optimizer.safetensors").string(), {optimizer.Save(), {{"step", std::to_string(step)}}});
+  SaveTensors((folder / "optimizer.safetensors").string(),
+              {optimizer.Save(), {{"step", std::to_string(step)}}});
   WriteFileAtomically((folder / "trainer.json").string(), trainer.dump(2) + "\n");
   for (const auto& entry : fs::directory_iterator(run)) {
     const int64_t other = StepOf(entry.path());

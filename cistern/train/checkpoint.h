@@ -1,5 +1,6 @@
 #pragma once
-// Checkpoints: folders checkpoint-<step> inside a run folder. trainer.json is written last, so a folder that has it is complete.
+// Checkpoints: folders checkpoint-<step> inside a run folder. trainer.json is written last, so a
+// folder that has it is complete.
 #include <optional>
 #include <string>
 
@@ -8,7 +9,8 @@
 namespace cistern {
 
 // Writes checkpoint-<step>, then removes older ones. Any error leaves the older ones alone.
-void WriteCheckpoint(const std::string& run, int64_t step, const Model& model, const AdamW& optimizer, const Json& trainer);
+void WriteCheckpoint(const std::string& run, int64_t step, const Model& model,
+                     const AdamW& optimizer, const Json& trainer);
 
 // The newest complete checkpoint of a run; empty when there is none.
 std::optional<std::string> NewestCheckpoint(const std::string& run);

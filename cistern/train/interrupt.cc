@@ -13,7 +13,8 @@ void InstallInterruptHandler() {
   Interrupted();  // made before a signal can arrive
   struct sigaction action = {};
   action.sa_handler = [](int) { Interrupted() = true; };
-  action.sa_flags = int(SA_RESETHAND);  // the second Ctrl-C has the default effect: it ends the process
+  action.sa_flags =
+      int(SA_RESETHAND);  // the second Ctrl-C has the default effect: it ends the process
   sigaction(SIGINT, &action, nullptr);
   sigaction(SIGTERM, &action, nullptr);
 }

@@ -38,8 +38,9 @@ namespace {
 
 // Numbers of a stack of layers.
 struct Stack {
-  double weights = 0, token = 0;  // what the backward pass keeps for each token: norms, projections, core, feed-forward, residuals
-  double source = 0;              // and for each token of what it attends to, where that is another sequence
+  double weights = 0, token = 0;  // what the backward pass keeps for each token: norms,
+                                  // projections, core, feed-forward, residuals
+  double source = 0;  // and for each token of what it attends to, where that is another sequence
 };
 
 Stack NumbersOf(const ModelConfig& c, Form form) {
@@ -51,7 +52,8 @@ Stack NumbersOf(const ModelConfig& c, Form form) {
     for (const Projection& p : MakeMechanism(a)->Projections()) {
       if (p.OfTokens() && !p.identity) (p.side == Side::kQuery ? query : key) += double(p.width);
     }
-    const double widths = query + key, slots = std::max(0.0, widths - 3 * dim);  // beyond q, k and v
+    const double widths = query + key,
+                 slots = std::max(0.0, widths - 3 * dim);  // beyond q, k and v
     const bool own = c.TiedTo(layer) == layer;
     if (own) s.weights += dim * (widths + dim);
     s.source += form == Form::kCross ? key + 3 * slots : 0;
@@ -69,17 +71,21 @@ Stack NumbersOf(const ModelConfig& c, Form form) {
 
 int64_t EstimateTrainingBytes(const ModelConfig& c, int64_t rows, int64_t length, int64_t source) {
   const bool both = c.kind == "encoder_decoder";
-  const double dim = double(c.dim), tokens = double(rows) * double(length), sources = double(rows) * double(source > 0 ? source : length);
+  const double dim = double(c.dim), tokens = double(rows) * double(length),
+               sources = double(rows) * double(source > 0 ? source : length);
   const double vocabulary = c.kind == "encoder_classifier" ? 0 : double(c.TargetVocabSize());
-  double tables = double(c.vocab_size) * dim + (c.positions == "learned" ? double(c.max_length) * dim * (both ? 2 : 1) : 0);
+  double tables = double(c.vocab_size) * dim +
+                  (c.positions == "learned" ? double(c.max_length) * dim * (both ? 2 : 1) : 0);
   if (both && !c.share_embeddings) tables += vocabulary * dim;
   if (!c.tie_embeddings) tables += double(both ? c.TargetVocabSize() : c.vocab_size) * dim;
-  const Stack stack = NumbersOf(c, c.kind == "encoder_classifier" ? Form::kBidirectional : Form::kCausal);
+  const Stack stack =
+      NumbersOf(c, c.kind == "encoder_classifier" ? Form::kBidirectional : Form::kCausal);
   // Weights, gradients, two moments; the logits are never held (nn/head_loss.h).
   double numbers = 4 * (stack.weights + tables) + tokens * (stack.token + 6 * dim);
   if (both) {
     const Stack encoder = NumbersOf(c, Form::kBidirectional), cross = NumbersOf(c, Form::kCross);
-    numbers += 4 * (encoder.weights + cross.weights) + tokens * cross.token + sources * (encoder.token + cross.source + 6 * dim);
+    numbers += 4 * (encoder.weights + cross.weights) + tokens * cross.token +
+               sources * (encoder.token + cross.source + 6 * dim);
   }
   return int64_t(std::min(4 * numbers, 9e18));
 }
@@ -87,9 +93,10 @@ int64_t EstimateTrainingBytes(const ModelConfig& c, int64_t rows, int64_t length
 void CheckMemory(const ModelConfig& config, int64_t rows, int64_t length) {
   const int64_t need = EstimateTrainingBytes(config, rows, length), have = AvailableBytes();
   if (have > 0 && need > have) {
-    FailUsage("a training step would need about ", Gigabytes(need), " (batch ", rows, " x length ", length, ", ", config.Summary(),
-              "), and ", Gigabytes(have),
-              " are free; lower train.batch (train.accumulate keeps the effective batch), task.length or the model's size");
+    FailUsage("a training step would need about ", Gigabytes(need), " (batch ", rows, " x length ",
+              length, ", ", config.Summary(), "), and ", Gigabytes(have),
+              " are free; lower train.batch (train.accumulate keeps the effective batch), "
+              "task.length or the model's size");
   }
 }
 

@@ -31,13 +31,15 @@ double AdamW::Step(double lr, double clip) {
     if (p.grad().defined()) grads.push_back(p.grad());
   }
   if (grads.empty()) return 0;
-  const double norm = at::linalg_vector_norm(at::stack(at::_foreach_norm(grads, 2.0))).item<double>();
+  const double norm =
+      at::linalg_vector_norm(at::stack(at::_foreach_norm(grads, 2.0))).item<double>();
   if (!std::isfinite(norm)) return norm;
   if (clip > 0 && norm > clip) at::_foreach_mul_(grads, clip / (norm + 1e-6));
   for (Group& g : groups_) {
     std::vector<at::Tensor> parameters, gradients, means, squares, steps;
     for (size_t i = 0; i < g.parameters.size(); ++i) {
-      if (!g.parameters[i].grad().defined()) continue;  // out of the loss's reach: neither updated nor decayed
+      if (!g.parameters[i].grad().defined())
+        continue;  // out of the loss's reach: neither updated nor decayed
       parameters.push_back(g.parameters[i]);
       gradients.push_back(g.parameters[i].grad().contiguous());
       means.push_back(g.means[i]);
@@ -46,7 +48,8 @@ double AdamW::Step(double lr, double clip) {
       steps.push_back(g.steps[i]);
     }
     if (parameters.empty()) continue;
-    at::_fused_adamw_(parameters, gradients, means, squares, {}, steps, lr, options_.beta1, options_.beta2, g.weight_decay, options_.eps,
+    at::_fused_adamw_(parameters, gradients, means, squares, {}, steps, lr, options_.beta1,
+                      options_.beta2, g.weight_decay, options_.eps,
                       /*amsgrad=*/false, /*maximize=*/false);
   }
   for (const at::Tensor& p : parameters_) p.mutable_grad() = at::Tensor();
@@ -79,8 +82,8 @@ void AdamW::Load(const std::vector<NamedTensor>& tensors, const std::string& whe
     bool found = false;
     for (const NamedTensor& t : tensors) {
       if (t.name != target.name) continue;
-      CISTERN_CHECK(t.value.sizes() == target.value.sizes(), where, ": tensor '", t.name, "' has shape ", t.value.sizes(), ", expected ",
-                    target.value.sizes());
+      CISTERN_CHECK(t.value.sizes() == target.value.sizes(), where, ": tensor '", t.name,
+                    "' has shape ", t.value.sizes(), ", expected ", target.value.sizes());
       at::Tensor(target.value).copy_(t.value);
       found = true;
     }

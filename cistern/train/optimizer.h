@@ -1,5 +1,6 @@
 #pragma once
-// AdamW (Loshchilov & Hutter 2019) on torch's fused CPU update. Weight decay is decoupled and leaves vectors (norms, biases) alone.
+// AdamW (Loshchilov & Hutter 2019) on torch's fused CPU update. Weight decay is decoupled and
+// leaves vectors (norms, biases) alone.
 #include <ATen/core/Tensor.h>
 
 #include <string>
@@ -17,8 +18,9 @@ struct AdamWOptions {
 class AdamW {
  public:
   AdamW(const Model& model, const AdamWOptions& options);
-  // Clips the global gradient norm to `clip` (0: not), updates with rate lr, clears the gradients. Returns the norm before clipping. A
-  // norm that is not finite changes nothing: the caller decides.
+  // Clips the global gradient norm to `clip` (0: not), updates with rate lr, clears the gradients.
+  // Returns the norm before clipping. A norm that is not finite changes nothing: the caller
+  // decides.
   double Step(double lr, double clip);
   // The first parameter whose value, or whose gradient, is not finite; empty when all are.
   std::string FirstNonFinite(bool gradients) const;

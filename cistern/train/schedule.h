@@ -8,8 +8,8 @@ namespace cistern {
 
 struct ScheduleOptions {
   std::string kind = "cosine";  // cosine | linear | rsqrt | constant
-  double lr = 1e-3;             // the peak; for rsqrt the base, as Long Range Arena has it (not normalised)
-  double min_lr = 0;            // where cosine and linear end
+  double lr = 1e-3;   // the peak; for rsqrt the base, as Long Range Arena has it (not normalised)
+  double min_lr = 0;  // where cosine and linear end
   int64_t warmup = 0, steps = 0;
 };
 

@@ -26,7 +26,8 @@ ModelConfig TinyConfig() {
   return c;
 }
 
-TEST(Schedule, RsqrtIsLongRangeArenas) {  // spec 1.4: base .005, warm-up 1000 peaks at 1.6e-4; base .05 at 1.6e-3
+TEST(Schedule, RsqrtIsLongRangeArenas) {  // spec 1.4: base .005, warm-up 1000 peaks at 1.6e-4; base
+                                          // .05 at 1.6e-3
   ScheduleOptions o{"rsqrt", 0.005, 0, 1000, 50000};
   EXPECT_NEAR(LearningRate(o, 999), 0.005 / std::sqrt(1000.0), 1e-12);
   EXPECT_NEAR(LearningRate(o, 499), 0.5 * 0.005 / std::sqrt(1000.0), 1e-12);
@@ -66,13 +67,15 @@ TEST(AdamW, FollowsTheFormula) {
       const double decay = parameters[i].dim() >= 2 ? options.weight_decay : 0;
       mean[i] = options.beta1 * mean[i] + (1 - options.beta1) * gradient[i];
       square[i] = options.beta2 * square[i] + (1 - options.beta2) * gradient[i] * gradient[i];
-      const at::Tensor m = mean[i] / (1 - std::pow(options.beta1, t)), v = square[i] / (1 - std::pow(options.beta2, t));
+      const at::Tensor m = mean[i] / (1 - std::pow(options.beta1, t)),
+                       v = square[i] / (1 - std::pow(options.beta2, t));
       expected[i] = expected[i] * (1 - lr * decay) - lr * m / (v.sqrt() + options.eps);
     }
     optimizer.Step(lr, 0);
   }
   const auto parameters = model->parameters();
-  for (size_t i = 0; i < parameters.size(); ++i) EXPECT_LT((parameters[i].detach() - expected[i]).abs().max().item<double>(), 1e-6);
+  for (size_t i = 0; i < parameters.size(); ++i)
+    EXPECT_LT((parameters[i].detach() - expected[i]).abs().max().item<double>(), 1e-6);
 }
 
 TEST(AdamW, ClipsTheGlobalNorm) {
@@ -115,13 +118,15 @@ TEST(Checkpoint, RoundTripKeepsTheNewestAlone) {
   EXPECT_EQ(ReadCheckpoint(*newest, *other, moments)["step"], 2);
   const auto a = optimizer.Save(), b = moments.Save();
   for (size_t i = 0; i < a.size(); ++i) EXPECT_TRUE(at::equal(a[i].value, b[i].value)) << a[i].name;
-  for (size_t i = 0; i < model->parameters().size(); ++i) EXPECT_TRUE(at::equal(model->parameters()[i], other->parameters()[i]));
+  for (size_t i = 0; i < model->parameters().size(); ++i)
+    EXPECT_TRUE(at::equal(model->parameters()[i], other->parameters()[i]));
 }
 
 TEST(Checkpoint, AnIncompleteOneIsNotTheNewest) {
   const TestFolder folder;
   const std::string run = folder / "run";
-  std::filesystem::create_directories(run + "/checkpoint-9");  // no trainer.json: it was being written
+  std::filesystem::create_directories(run +
+                                      "/checkpoint-9");  // no trainer.json: it was being written
   EXPECT_FALSE(NewestCheckpoint(run));
 }
 
@@ -132,7 +137,8 @@ TEST(Memory, ForetellsWhatCannotFit) {
   EXPECT_GT(EstimateTrainingBytes(c, 8, 512), EstimateTrainingBytes(c, 8, 256));
 }
 
-// The estimate is not below what a step takes, and not far above. Measured in this process, whose libraries are warm.
+// The estimate is not below what a step takes, and not far above. Measured in this process, whose
+// libraries are warm.
 TEST(Memory, IsForetoldToAHalf) {
   ModelConfig lm;
   lm.vocab_size = 50, lm.dim = 64, lm.heads = 4, lm.layers = 4, lm.max_length = 512,
@@ -145,7 +151,9 @@ TEST(Memory, IsForetoldToAHalf) {
   const auto step = [&](const ModelConfig& config, int64_t length, int64_t source) {
     const auto model = MakeModel(config, 1);
     AdamW optimizer(*model, {});
-    const auto ids = [&](int64_t count) { return at::randint(0, config.vocab_size, {rows, count}, at::kLong); };
+    const auto ids = [&](int64_t count) {
+      return at::randint(0, config.vocab_size, {rows, count}, at::kLong);
+    };
     at::Tensor loss;
     if (auto* m = dynamic_cast<EncoderDecoder*>(model.get())) {
       ModelState state = m->Encode(ids(source), at::full({rows}, source - 1, at::kLong));
@@ -164,14 +172,18 @@ TEST(Memory, IsForetoldToAHalf) {
   };
   ModelConfig wide = lm;
   wide.vocab_size = 8192;  // logits of 4,096 tokens would be 134 MB, which nothing holds
-  for (const Case& c : {Case{lm, 1024, 0}, Case{wide, 1024, 0}, Case{both, 512, 512}, Case{both, 128, 1024}, Case{both, 1024, 128}}) {
+  for (const Case& c : {Case{lm, 1024, 0}, Case{wide, 1024, 0}, Case{both, 512, 512},
+                        Case{both, 128, 1024}, Case{both, 1024, 128}}) {
     step(c.config, 8, 8);
     ResetPeakMemory();
     const int64_t before = ResidentBytes();
-    if (PeakBytes() > before + (8 << 20)) GTEST_SKIP() << "the system does not reset the peak of memory";
+    if (PeakBytes() > before + (8 << 20))
+      GTEST_SKIP() << "the system does not reset the peak of memory";
     step(c.config, c.length, c.source);
-    const double ratio = double(PeakBytes() - before) / double(EstimateTrainingBytes(c.config, rows, c.length, c.source));
-    std::printf("%s, %d and %d tokens: %.2f of the estimate\n", c.config.kind.c_str(), int(c.length), int(c.source), ratio);
+    const double ratio = double(PeakBytes() - before) /
+                         double(EstimateTrainingBytes(c.config, rows, c.length, c.source));
+    std::printf("%s, %d and %d tokens: %.2f of the estimate\n", c.config.kind.c_str(),
+                int(c.length), int(c.source), ratio);
     EXPECT_LT(ratio, 1.0) << c.config.Summary();
     EXPECT_GT(ratio, 0.5) << c.config.Summary();
   }

@@ -23,7 +23,9 @@
 namespace cistern {
 namespace {
 
-double Now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
+double Now() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
 
 // Linear maps in bfloat16 while it lives; sums, norms and the cores stay in float32.
 class BFloat16Scope {
@@ -56,14 +58,16 @@ double Median(std::vector<double> x) {
 // What is left after numbers went wrong, and what helps.
 std::string Advice(const std::string& folder) {
   const auto kept = NewestCheckpoint(folder);
-  return StrCat(kept ? "The last good checkpoint is kept: " + *kept : "No checkpoint had been written yet",
-                ". A lower train.lr, a longer train.warmup or train.clip usually helps");
+  return StrCat(
+      kept ? "The last good checkpoint is kept: " + *kept : "No checkpoint had been written yet",
+      ". A lower train.lr, a longer train.warmup or train.clip usually helps");
 }
 
 void RequireFinite(const AdamW& optimizer, int64_t step, const std::string& folder) {
   const std::string broken = optimizer.FirstNonFinite(false);
   if (!broken.empty())
-    Fail("the update at step ", step, " left parameters that are not finite, the first of them ", broken, ". ", Advice(folder));
+    Fail("the update at step ", step, " left parameters that are not finite, the first of them ",
+         broken, ". ", Advice(folder));
 }
 
 std::string Short(double x) {
@@ -77,9 +81,11 @@ std::string Short(double x) {
 Fields TrainOptions::Describe() {
   Fields f;
   f.Add("steps", &steps, "updates; with seconds = 0 as well: 1000", {0, int64_t{1} << 40});
-  f.Add("seconds", &seconds, "budget of training time, turned into steps after a short calibration", {0.0, 1e9});
+  f.Add("seconds", &seconds, "budget of training time, turned into steps after a short calibration",
+        {0.0, 1e9});
   f.Add("batch", &batch, "rows of a step", {1, 1 << 20});
-  f.Add("accumulate", &accumulate, "steps whose gradients are added up before an update", {1, 1 << 20});
+  f.Add("accumulate", &accumulate, "steps whose gradients are added up before an update",
+        {1, 1 << 20});
   f.Add("lr", &lr, "peak learning rate", {0.0, 1e3});
   f.Add("min_lr", &min_lr, "where cosine and linear schedules end", {0.0, 1e3});
   f.Add("schedule", &schedule, "learning-rate schedule after the warm-up", ScheduleKinds());
@@ -89,18 +95,23 @@ Fields TrainOptions::Describe() {
   f.Add("eps", &adamw.eps, "AdamW", {0.0, 1.0});
   f.Add("weight_decay", &adamw.weight_decay, "decoupled, on matrices only", {0.0, 100.0});
   f.Add("clip", &clip, "largest global gradient norm; 0: no clipping", {0.0, 1e9});
-  f.Add("label_smoothing", &label_smoothing, "share of the target spread over all classes", {0.0, 0.999});
-  f.Add("eval_every", &eval_every, "steps between evaluations; 0: ten in a run", {0, int64_t{1} << 40});
-  f.Add("eval_tokens", &eval_tokens, "tokens of the validation split at each of them; 0: all", {0, int64_t{1} << 40});
-  f.Add("checkpoint_every", &checkpoint_every, "steps between checkpoints; 0: at each evaluation", {0, int64_t{1} << 40});
+  f.Add("label_smoothing", &label_smoothing, "share of the target spread over all classes",
+        {0.0, 0.999});
+  f.Add("eval_every", &eval_every, "steps between evaluations; 0: ten in a run",
+        {0, int64_t{1} << 40});
+  f.Add("eval_tokens", &eval_tokens, "tokens of the validation split at each of them; 0: all",
+        {0, int64_t{1} << 40});
+  f.Add("checkpoint_every", &checkpoint_every, "steps between checkpoints; 0: at each evaluation",
+        {0, int64_t{1} << 40});
   f.Add("log_every", &log_every, "steps between logged lines", {1, int64_t{1} << 40});
-  f.Add("patience", &patience, "evaluations without a better metric before stopping; 0: never stop early", {0, 1 << 30});
+  f.Add("patience", &patience,
+        "evaluations without a better metric before stopping; 0: never stop early", {0, 1 << 30});
   f.Add("final_test", &final_test, "evaluate the best model on the test split at the end");
   return f;
 }
 
-Trainer::Trainer(std::shared_ptr<Model> model, const Task& task, const TrainOptions& options, uint64_t seed, const std::string& folder,
-                 const Json& experiment, bool bfloat16)
+Trainer::Trainer(std::shared_ptr<Model> model, const Task& task, const TrainOptions& options,
+                 uint64_t seed, const std::string& folder, const Json& experiment, bool bfloat16)
     : model_(std::move(model)),
       task_(task),
       options_(options),
@@ -110,7 +121,8 @@ Trainer::Trainer(std::shared_ptr<Model> model, const Task& task, const TrainOpti
       bfloat16_(bfloat16),
       optimizer_(*model_, options.adamw) {
   if (options_.steps == 0 && options_.seconds == 0) options_.steps = 1000;
-  if (options_.steps > 0 && options_.seconds > 0) FailUsage("give train.steps or train.seconds, not both");
+  if (options_.steps > 0 && options_.seconds > 0)
+    FailUsage("give train.steps or train.seconds, not both");
   total_steps_ = options_.steps;
   EnsureDirectory(folder_);
 }
@@ -139,14 +151,20 @@ ScheduleOptions Trainer::Schedule() const {
   s.lr = options_.lr;
   s.min_lr = options_.min_lr;
   s.steps = total_steps_ > 0 ? total_steps_ : std::numeric_limits<int64_t>::max();
-  s.warmup = options_.warmup >= 1 ? int64_t(options_.warmup) : std::max<int64_t>(1, int64_t(options_.warmup * double(total_steps_)));
-  if (total_steps_ == 0) s.warmup = options_.warmup >= 1 ? int64_t(options_.warmup) : 1000;  // calibrating: the foot of a long warm-up
+  s.warmup = options_.warmup >= 1
+                 ? int64_t(options_.warmup)
+                 : std::max<int64_t>(1, int64_t(options_.warmup * double(total_steps_)));
+  if (total_steps_ == 0)
+    s.warmup = options_.warmup >= 1 ? int64_t(options_.warmup)
+                                    : 1000;  // calibrating: the foot of a long warm-up
   return s;
 }
 
 Trainer::StepOutcome Trainer::Step() {
   model_->train();
-  at::manual_seed(Philox(seed_, 0xd40, uint64_t(step_))[0]);  // dropout is a function of (seed, step): a resumed run draws the same
+  at::manual_seed(Philox(
+      seed_, 0xd40,
+      uint64_t(step_))[0]);  // dropout is a function of (seed, step): a resumed run draws the same
   StepOutcome out = {0, 0, LearningRate(Schedule(), step_), 0};
   for (int64_t micro = 0; micro < options_.accumulate; ++micro) {
     const Batch batch = *batches_->Next();
@@ -168,17 +186,24 @@ Trainer::StepOutcome Trainer::Step() {
 }
 
 void Trainer::FailNonFinite(const char* what, double value) {
-  const std::string parameter = optimizer_.FirstNonFinite(false), gradient = optimizer_.FirstNonFinite(true);
-  std::string place = !parameter.empty()  ? StrCat("the first parameter that is not finite is ", parameter)
-                      : !gradient.empty() ? StrCat("all parameters are finite; the first gradient that is not is that of ", gradient)
-                                          : "all parameters and gradients so far are finite: it arose in this step's forward pass";
+  const std::string parameter = optimizer_.FirstNonFinite(false),
+                    gradient = optimizer_.FirstNonFinite(true);
+  std::string place =
+      !parameter.empty() ? StrCat("the first parameter that is not finite is ", parameter)
+      : !gradient.empty()
+          ? StrCat("all parameters are finite; the first gradient that is not is that of ",
+                   gradient)
+          : "all parameters and gradients so far are finite: it arose in this step's forward pass";
   Fail("the ", what, " is ", value, " at step ", step_ + 1, "; ", place, ". ", Advice(folder_));
 }
 
 void Trainer::Estimate(double step_seconds) {
   const double left = std::max(0.0, options_.seconds - trained_seconds_);
   total_steps_ = std::max<int64_t>(step_ + 1, step_ + int64_t(left / step_seconds));
-  log_({{"event", "calibrated"}, {"step_seconds", step_seconds}, {"seconds", options_.seconds}, {"total_steps", total_steps_}});
+  log_({{"event", "calibrated"},
+        {"step_seconds", step_seconds},
+        {"seconds", options_.seconds},
+        {"total_steps", total_steps_}});
 }
 
 void Trainer::Evaluate() {
@@ -228,13 +253,17 @@ TrainResult Trainer::Run() {
     const std::string group = line.at("event") == "valid" ? "valid/" : "train/";
     if (!line.contains("step")) return;
     for (const auto& [key, value] : line.items()) {
-      if (value.is_number() && key != "step") events.AddScalar(group + key, value.get<double>(), line["step"].get<int64_t>());
+      if (value.is_number() && key != "step")
+        events.AddScalar(group + key, value.get<double>(), line["step"].get<int64_t>());
     }
   };
   WriteFileAtomically(folder_ + "/experiment.json", experiment_.dump(2) + "\n");
   task_.SaveAssets(folder_);
   batches_ = std::make_unique<Prefetcher<Batch>>(
-      [this, index = step_ * options_.accumulate]() mutable { return std::optional(task_.TrainBatch(seed_, index++, options_.batch)); }, 4);
+      [this, index = step_ * options_.accumulate]() mutable {
+        return std::optional(task_.TrainBatch(seed_, index++, options_.batch));
+      },
+      4);
   ResetPeakMemory();
   ProgressBar bar({total_steps_, "train", "steps", step_, 0});
   std::vector<double> rates, calibration;
@@ -249,12 +278,16 @@ TrainResult Trainer::Run() {
     if (total_steps_ == 0) {
       // The first steps warm caches and threads up: they count as time, not as a measure.
       if (step_ > 3) calibration.push_back(seconds);
-      if (calibration.size() >= 8 && (trained_seconds_ > kEstimates[0] * options_.seconds || calibration.size() >= 200)) {
-        Estimate(std::accumulate(calibration.begin(), calibration.end(), 0.0) / double(calibration.size()));
+      if (calibration.size() >= 8 &&
+          (trained_seconds_ > kEstimates[0] * options_.seconds || calibration.size() >= 200)) {
+        Estimate(std::accumulate(calibration.begin(), calibration.end(), 0.0) /
+                 double(calibration.size()));
       }
       if (trained_seconds_ >= options_.seconds && total_steps_ == 0) total_steps_ = step_;
-    } else if (options_.seconds > 0 && step_ < total_steps_ && std::any_of(std::begin(kEstimates), std::end(kEstimates), [&](double share) {
-                 return trained_seconds_ >= share * options_.seconds && trained_seconds_ - seconds < share * options_.seconds;
+    } else if (options_.seconds > 0 && step_ < total_steps_ &&
+               std::any_of(std::begin(kEstimates), std::end(kEstimates), [&](double share) {
+                 return trained_seconds_ >= share * options_.seconds &&
+                        trained_seconds_ - seconds < share * options_.seconds;
                })) {
       Estimate(trained_seconds_ / double(step_));
     }
@@ -275,16 +308,21 @@ TrainResult Trainer::Run() {
       window_seconds = window_loss = 0;
       window_tokens = window_steps = 0;
     }
-    bar.Update(step_, "loss " + Short(out.loss) + (has_best_ ? "  best " + task_.metric() + " " + Short(best_) : ""));
-    const int64_t every = options_.eval_every > 0 ? options_.eval_every : std::max<int64_t>(1, total_steps_ / 10);
+    bar.Update(step_, "loss " + Short(out.loss) +
+                          (has_best_ ? "  best " + task_.metric() + " " + Short(best_) : ""));
+    const int64_t every =
+        options_.eval_every > 0 ? options_.eval_every : std::max<int64_t>(1, total_steps_ / 10);
     const bool last = total_steps_ > 0 && step_ >= total_steps_;
     const bool evaluate = total_steps_ > 0 && (step_ % every == 0 || last);
     if (evaluate && !Interrupted()) Evaluate();
-    const bool checkpoint = options_.checkpoint_every > 0 ? step_ % options_.checkpoint_every == 0 : evaluate;
+    const bool checkpoint =
+        options_.checkpoint_every > 0 ? step_ % options_.checkpoint_every == 0 : evaluate;
     if (checkpoint || last || Interrupted()) SaveCheckpoint();
     if (Interrupted()) break;
     if (options_.patience > 0 && evals_without_better_ >= options_.patience) {
-      log_({{"event", "stopped"}, {"step", step_}, {"why", "no better metric in " + std::to_string(options_.patience) + " evaluations"}});
+      log_({{"event", "stopped"},
+            {"step", step_},
+            {"why", "no better metric in " + std::to_string(options_.patience) + " evaluations"}});
       break;
     }
   }
@@ -293,7 +331,8 @@ TrainResult Trainer::Run() {
   result.steps = step_;
   result.parameters = model_->ParameterCount();
   result.seconds = trained_seconds_;
-  if (rates.empty() && window_steps > 0) rates.push_back(double(window_tokens) / window_seconds);  // interrupted before the first line
+  if (rates.empty() && window_steps > 0)
+    rates.push_back(double(window_tokens) / window_seconds);  // interrupted before the first line
   result.tokens_per_second = Median(rates);
   result.peak_bytes = PeakBytes();
   result.valid = best_metrics_;

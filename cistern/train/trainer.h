@@ -1,9 +1,11 @@
 #pragma once
-// The training loop: steps, schedule, evaluation, checkpoints, logs. What it leaves in the run folder:
-//   config.json, model.safetensors   the best model by the task's metric on the validation split; with the task's assets a model folder
-//   experiment.json                  everything that was asked for, defaults included
-//   metrics.jsonl, events.out.*      every logged step and evaluation, for people and for TensorBoard
-//   checkpoint-<step>/               the newest complete checkpoint: model, optimizer, trainer.json (written last)
+// The training loop: steps, schedule, evaluation, checkpoints, logs. What it leaves in the run
+// folder:
+//   config.json, model.safetensors   the best model by the task's metric on the validation split;
+//   with the task's assets a model folder experiment.json                  everything that was
+//   asked for, defaults included metrics.jsonl, events.out.*      every logged step and evaluation,
+//   for people and for TensorBoard checkpoint-<step>/               the newest complete checkpoint:
+//   model, optimizer, trainer.json (written last)
 #include <atomic>
 #include <functional>
 #include <string>
@@ -17,9 +19,11 @@ namespace cistern {
 
 struct TrainOptions {
   int64_t steps = 0;   // updates; 0 with seconds = 0: 1,000
-  double seconds = 0;  // a budget of training time (evaluation not counted), turned into steps after a short calibration
+  double seconds = 0;  // a budget of training time (evaluation not counted), turned into steps
+                       // after a short calibration
   int64_t batch = 8, accumulate = 1;
-  double lr = 4e-3, min_lr = 0, warmup = 0.05;  // warm-up: steps when >= 1, a share of the run below 1
+  double lr = 4e-3, min_lr = 0,
+         warmup = 0.05;  // warm-up: steps when >= 1, a share of the run below 1
   std::string schedule = "cosine";
   AdamWOptions adamw;
   double clip = 1.0, label_smoothing = 0;
@@ -34,9 +38,10 @@ struct TrainOptions {
 
 struct TrainResult {
   int64_t steps = 0, parameters = 0;
-  double seconds = 0, tokens_per_second = 0;  // training alone, evaluations left out; median over logged windows
-  Json valid, test;                           // metrics of the best model
-  int64_t peak_bytes = 0;                     // of the process's memory during training
+  double seconds = 0,
+         tokens_per_second = 0;  // training alone, evaluations left out; median over logged windows
+  Json valid, test;              // metrics of the best model
+  int64_t peak_bytes = 0;        // of the process's memory during training
   bool interrupted = false;
 };
 
@@ -46,9 +51,10 @@ void InstallInterruptHandler();
 
 class Trainer {
  public:
-  // resume: goes on from the newest checkpoint in `folder`; otherwise the folder must not hold a run.
-  Trainer(std::shared_ptr<Model> model, const Task& task, const TrainOptions& options, uint64_t seed, const std::string& folder,
-          const Json& experiment, bool bfloat16);
+  // resume: goes on from the newest checkpoint in `folder`; otherwise the folder must not hold a
+  // run.
+  Trainer(std::shared_ptr<Model> model, const Task& task, const TrainOptions& options,
+          uint64_t seed, const std::string& folder, const Json& experiment, bool bfloat16);
   void Resume();
   TrainResult Run();
 
@@ -80,9 +86,11 @@ class Trainer {
   std::unique_ptr<Prefetcher<Batch>> batches_;  // made on a thread of their own, a few ahead
 };
 
-// Bytes a training step will need at most, estimated from the configuration, and what the machine has to give. `source`: tokens of each
-// source of an encoder_decoder, where `length` is that of the targets; 0: as many.
-int64_t EstimateTrainingBytes(const ModelConfig& config, int64_t rows, int64_t length, int64_t source = 0);
+// Bytes a training step will need at most, estimated from the configuration, and what the machine
+// has to give. `source`: tokens of each source of an encoder_decoder, where `length` is that of the
+// targets; 0: as many.
+int64_t EstimateTrainingBytes(const ModelConfig& config, int64_t rows, int64_t length,
+                              int64_t source = 0);
 int64_t AvailableBytes();
 // UsageError with the estimate when it does not fit.
 void CheckMemory(const ModelConfig& config, int64_t rows, int64_t length);

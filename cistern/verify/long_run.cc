@@ -34,7 +34,8 @@ class Pair {
       maps_.push_back(at::randn({like.size(1), kHidden, like.size(3)}) / std::sqrt(kHidden));
   }
 
-  // [1,H,count,w] each, projections of the same hidden numbers, as a layer makes them: what is written goes with how it is weighted.
+  // [1,H,count,w] each, projections of the same hidden numbers, as a layer makes them: what is
+  // written goes with how it is weighted.
   Tensors Next(int64_t count) const {
     const at::Tensor hidden = at::randn({1, 1, count, kHidden}) + mean_;
     Tensors x;
@@ -62,12 +63,16 @@ class Pair {
 }  // namespace
 
 bool LongResult::failed() const {
-  return points.empty() || std::any_of(points.begin(), points.end(), [](const Point& p) { return !(p.error <= kLongTolerance); });
+  return points.empty() || std::any_of(points.begin(), points.end(),
+                                       [](const Point& p) { return !(p.error <= kLongTolerance); });
 }
 
-bool DecodesForEver(const MechanismInfo& info) { return info.bounded && info.verbs && info.Supports(Form::kCausal); }
+bool DecodesForEver(const MechanismInfo& info) {
+  return info.bounded && info.verbs && info.Supports(Form::kCausal);
+}
 
-LongResult RunLong(const MechanismInfo& info, const Json& options, const LongSettings& settings, const std::function<bool(int64_t)>& done) {
+LongResult RunLong(const MechanismInfo& info, const Json& options, const LongSettings& settings,
+                   const std::function<bool(int64_t)>& done) {
   at::NoGradGuard guard;
   const auto begin = std::chrono::steady_clock::now();
   LongResult result{info.name, options, {}, 0};
@@ -79,7 +84,8 @@ LongResult RunLong(const MechanismInfo& info, const Json& options, const LongSet
     while (t < point - steps) {
       const int64_t count = std::min(block, point - steps - t);
       const Tensors x = pair.Next(count);
-      for (int64_t i = 0; i < count; i += settings.piece) pair.Fast(Narrow(x, i, std::min(settings.piece, count - i)));
+      for (int64_t i = 0; i < count; i += settings.piece)
+        pair.Fast(Narrow(x, i, std::min(settings.piece, count - i)));
       pair.Plain(x);
       t += count;
       if (done && !done(t)) return result;
@@ -89,7 +95,8 @@ LongResult RunLong(const MechanismInfo& info, const Json& options, const LongSet
     Tensors single;
     for (int64_t i = 0; i < steps; ++i) single.push_back(pair.Fast(Narrow(x, i, 1)));
     t = point;
-    result.points.push_back({t, std::max(RelativeRms(piece, want), RelativeRms(at::cat(single, 2), want))});
+    result.points.push_back(
+        {t, std::max(RelativeRms(piece, want), RelativeRms(at::cat(single, 2), want))});
   }
   result.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   return result;

@@ -18,7 +18,8 @@ TEST(LongRun, TenThousandTokens) {
     const LongResult result = RunLong(*info, info->cases[0], settings);
     ASSERT_EQ(result.points.size(), 2u) << info->name;
     EXPECT_EQ(result.points[1].tokens, 10'000);
-    for (const auto& point : result.points) EXPECT_LT(point.error, kLongTolerance / 5) << info->name << " after " << point.tokens;
+    for (const auto& point : result.points)
+      EXPECT_LT(point.error, kLongTolerance / 5) << info->name << " after " << point.tokens;
     EXPECT_FALSE(result.failed());
   }
   EXPECT_GT(runs, 10);
@@ -29,7 +30,8 @@ TEST(LongRun, PiecesAndSingleTokensSeeTheSameTokens) {
   pieces.tokens = single.tokens = 1500;
   single.piece = 1;
   const MechanismInfo& info = FindMechanism("latte");
-  const LongResult a = RunLong(info, info.cases[0], pieces), b = RunLong(info, info.cases[0], single);
+  const LongResult a = RunLong(info, info.cases[0], pieces),
+                   b = RunLong(info, info.cases[0], single);
   ASSERT_EQ(b.points.size(), 2u);
   EXPECT_LT(b.points[1].error, 1e-5);
   EXPECT_NE(a.points[1].error, b.points[1].error);  // rounded in another order
@@ -43,7 +45,8 @@ TEST(LongRun, DriftFailsAndTheRunStopsWhenTold) {
   LongSettings settings;
   settings.tokens = 100'000;
   const MechanismInfo& info = FindMechanism("linear");
-  const LongResult result = RunLong(info, info.cases[0], settings, [](int64_t tokens) { return tokens < 5000; });
+  const LongResult result =
+      RunLong(info, info.cases[0], settings, [](int64_t tokens) { return tokens < 5000; });
   EXPECT_EQ(result.points.size(), 1u);
   EXPECT_FALSE(DecodesForEver(FindMechanism("softmax")));
   EXPECT_FALSE(DecodesForEver(FindMechanism("nystrom")));

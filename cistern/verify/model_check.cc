@@ -23,7 +23,9 @@ struct Bench {
   int64_t length() const { return ids.size(1); }
 };
 
-at::Tensor WholeText(DecoderLm& model, const at::Tensor& ids) { return ExtendInPieces(model, ids, {0, ids.size(1)}); }
+at::Tensor WholeText(DecoderLm& model, const at::Tensor& ids) {
+  return ExtendInPieces(model, ids, {0, ids.size(1)});
+}
 
 Outcome Precision(Bench& b) {
   Meter meter;
@@ -36,16 +38,20 @@ Outcome PiecesAreTheWhole(Bench& b) {
   const int64_t length = b.length(), step = b.full ? 1 : std::max<int64_t>(1, length / 9);
   const at::Tensor whole = WholeText(b.model, b.ids);
   for (int64_t cut = 1; cut < length; cut += step) {
-    meter.Close(ExtendInPieces(b.twin, b.ids, {0, cut, length}), b.logits, b.in_double, "double, cut at ", cut);
-    meter.Close(ExtendInPieces(b.model, b.ids, {0, cut, length}), whole, b.in_float, "float, cut at ", cut);
+    meter.Close(ExtendInPieces(b.twin, b.ids, {0, cut, length}), b.logits, b.in_double,
+                "double, cut at ", cut);
+    meter.Close(ExtendInPieces(b.model, b.ids, {0, cut, length}), whole, b.in_float,
+                "float, cut at ", cut);
   }
   return meter.result();
 }
 
 Outcome StepsAreTheWhole(Bench& b) {
   Meter meter;
-  meter.Close(ExtendInPieces(b.twin, b.ids, EachToken(b.length())), b.logits, b.in_double, "double");
-  meter.Close(ExtendInPieces(b.model, b.ids, EachToken(b.length())), WholeText(b.model, b.ids), b.in_float, "float");
+  meter.Close(ExtendInPieces(b.twin, b.ids, EachToken(b.length())), b.logits, b.in_double,
+              "double");
+  meter.Close(ExtendInPieces(b.model, b.ids, EachToken(b.length())), WholeText(b.model, b.ids),
+              b.in_float, "float");
   return meter.result();
 }
 
@@ -53,8 +59,10 @@ Outcome TheFutureIsUnseen(Bench& b) {
   Meter meter;
   for (const int64_t t : {b.length() / 4, b.length() / 2, b.length() - 1}) {
     at::Tensor changed = b.ids.clone();
-    changed.narrow(1, t, b.length() - t).copy_((changed.narrow(1, t, b.length() - t) + 1).remainder(b.model.config().vocab_size));
-    meter.Close(WholeText(b.twin, changed).narrow(1, 0, t), b.logits.narrow(1, 0, t), b.in_double, "tokens from ", t, " on changed");
+    changed.narrow(1, t, b.length() - t)
+        .copy_((changed.narrow(1, t, b.length() - t) + 1).remainder(b.model.config().vocab_size));
+    meter.Close(WholeText(b.twin, changed).narrow(1, 0, t), b.logits.narrow(1, 0, t), b.in_double,
+                "tokens from ", t, " on changed");
   }
   return meter.result();
 }
@@ -66,12 +74,14 @@ Outcome PaddedRowsAreAlone(Bench& b) {
   Meter meter;
   const std::vector<int64_t> lengths = RowLengths(b.length());
   const at::Tensor ids = b.ids.expand({3, -1}).contiguous();
-  for (const std::vector<int64_t>& cuts : {std::vector<int64_t>{0, b.length()}, {0, b.length() / 2 + 1, b.length()}}) {
+  for (const std::vector<int64_t>& cuts :
+       {std::vector<int64_t>{0, b.length()}, {0, b.length() / 2 + 1, b.length()}}) {
     ModelState state;
     const at::Tensor got = ExtendInPieces(b.twin, ids, cuts, {LengthsOf(lengths), {}}, &state);
     for (int64_t row = 0; row < 3; ++row) {
       const int64_t count = lengths[size_t(row)];
-      meter.Close(got.narrow(0, row, 1).narrow(1, 0, count), b.logits.narrow(1, 0, count), b.in_double, "row of ", count, " tokens");
+      meter.Close(got.narrow(0, row, 1).narrow(1, 0, count), b.logits.narrow(1, 0, count),
+                  b.in_double, "row of ", count, " tokens");
     }
     // Each goes on where it stopped, here with the text's first tokens.
     const int64_t more = std::min<int64_t>(8, b.length() / 3);
@@ -79,8 +89,8 @@ Outcome PaddedRowsAreAlone(Bench& b) {
     for (int64_t row = 1; row < 3; ++row) {
       const int64_t count = lengths[size_t(row)];
       const at::Tensor joined = at::cat({b.ids.narrow(1, 0, count), b.ids.narrow(1, 0, more)}, 1);
-      meter.Close(next.narrow(0, row, 1), WholeText(b.twin, joined).narrow(1, count, more), b.in_double, "row of ", count,
-                  " tokens goes on");
+      meter.Close(next.narrow(0, row, 1), WholeText(b.twin, joined).narrow(1, count, more),
+                  b.in_double, "row of ", count, " tokens goes on");
     }
   }
   return meter.result();
@@ -89,13 +99,17 @@ Outcome PaddedRowsAreAlone(Bench& b) {
 Outcome PackedDocumentsAreAlone(Bench& b) {
   Meter meter;
   const std::vector<int64_t> begins = {0, b.length() / 3, b.length() / 2};
-  const at::Tensor starts = StartsAt(1, b.length(), {{0, begins[0]}, {0, begins[1]}, {0, begins[2]}});
-  for (const std::vector<int64_t>& cuts : {std::vector<int64_t>{0, b.length()}, {0, begins[1], b.length()}, EachToken(b.length())}) {
+  const at::Tensor starts =
+      StartsAt(1, b.length(), {{0, begins[0]}, {0, begins[1]}, {0, begins[2]}});
+  for (const std::vector<int64_t>& cuts :
+       {std::vector<int64_t>{0, b.length()}, {0, begins[1], b.length()}, EachToken(b.length())}) {
     const at::Tensor got = ExtendInPieces(b.twin, b.ids, cuts, {{}, starts});
     for (size_t i = 0; i < begins.size(); ++i) {
       const int64_t begin = begins[i], end = i + 1 < begins.size() ? begins[i + 1] : b.length();
-      meter.Close(got.narrow(1, begin, end - begin), WholeText(b.twin, b.ids.narrow(1, begin, end - begin)), b.in_double,
-                  "document of tokens ", begin, " to ", end - 1, " in ", cuts.size() - 1, " pieces");
+      meter.Close(got.narrow(1, begin, end - begin),
+                  WholeText(b.twin, b.ids.narrow(1, begin, end - begin)), b.in_double,
+                  "document of tokens ", begin, " to ", end - 1, " in ", cuts.size() - 1,
+                  " pieces");
     }
   }
   return meter.result();
@@ -118,12 +132,15 @@ Outcome StatesAreValues(Bench& b) {
   ExtendInPieces(b.twin, b.ids.narrow(1, 0, half), {0, half}, {}, &state);
   for (int round = 0; round < 2; ++round) {
     ModelState branch = state.Clone();
-    meter.Close(b.twin.Extend(b.ids.narrow(1, half, rest), branch), b.logits.narrow(1, half, rest), b.in_double, "clone ", round);
+    meter.Close(b.twin.Extend(b.ids.narrow(1, half, rest), branch), b.logits.narrow(1, half, rest),
+                b.in_double, "clone ", round);
   }
   ModelState rows = state.Reorder(at::zeros({3}, at::kLong));
-  const at::Tensor got = b.twin.Extend(b.ids.narrow(1, half, rest).expand({3, -1}).contiguous(), rows);
+  const at::Tensor got =
+      b.twin.Extend(b.ids.narrow(1, half, rest).expand({3, -1}).contiguous(), rows);
   for (int64_t row = 0; row < 3; ++row)
-    meter.Close(got.narrow(0, row, 1), b.logits.narrow(1, half, rest), b.in_double, "one state for three rows");
+    meter.Close(got.narrow(0, row, 1), b.logits.narrow(1, half, rest), b.in_double,
+                "one state for three rows");
   return meter.result();
 }
 
@@ -135,8 +152,8 @@ Outcome FilesKeepEveryBit(Bench& b) {
   const TemporaryFile temporary;
   SaveModelState(temporary.path(), b.model, {state, {}, {}});
   ModelState loaded = LoadModelState(temporary.path(), b.model).state;
-  meter.Same(b.model.Extend(b.ids.narrow(1, half, rest), loaded), b.model.Extend(b.ids.narrow(1, half, rest), state),
-             "second half of the text");
+  meter.Same(b.model.Extend(b.ids.narrow(1, half, rest), loaded),
+             b.model.Extend(b.ids.narrow(1, half, rest), state), "second half of the text");
   return meter.result();
 }
 
@@ -150,7 +167,8 @@ constexpr ModelProperty kProperties[] = {
     {"pieces", "the whole text at once = in two pieces, wherever it is cut", PiecesAreTheWhole},
     {"steps", "the whole text at once = token by token, as it is generated", StepsAreTheWhole},
     {"future", "no change of later tokens changes earlier logits", TheFutureIsUnseen},
-    {"padding", "padded rows of a batch = each alone, and each goes on where it stopped", PaddedRowsAreAlone},
+    {"padding", "padded rows of a batch = each alone, and each goes on where it stopped",
+     PaddedRowsAreAlone},
     {"packed", "documents packed in a row = each alone", PackedDocumentsAreAlone},
     {"implementations", "kernel = composite = reference", ImplementationsAgree},
     {"state", "states are cloned, and shared out over rows", StatesAreValues},
@@ -159,7 +177,8 @@ constexpr ModelProperty kProperties[] = {
 
 }  // namespace
 
-double Sensitivity(Model& twin, const std::function<at::Tensor()>& run, const at::Tensor& before, double unit) {
+double Sensitivity(Model& twin, const std::function<at::Tensor()>& run, const at::Tensor& before,
+                   double unit) {
   const Tensors parameters = twin.parameters();
   Tensors kept;
   for (const at::Tensor& p : parameters) {
@@ -171,7 +190,8 @@ double Sensitivity(Model& twin, const std::function<at::Tensor()>& run, const at
   return change;
 }
 
-std::vector<ModelResult> RunModelChecks(const std::vector<ModelCheck>& checks, const std::function<bool(const ModelResult&)>& done) {
+std::vector<ModelResult> RunModelChecks(const std::vector<ModelCheck>& checks,
+                                        const std::function<bool(const ModelResult&)>& done) {
   std::vector<ModelResult> results;
   for (const ModelCheck& check : checks) {
     ModelResult result{check.property, check.description, {}};
@@ -187,9 +207,11 @@ std::vector<ModelResult> RunModelChecks(const std::vector<ModelCheck>& checks, c
   return results;
 }
 
-std::vector<ModelResult> CheckModel(DecoderLm& model, DecoderLm& twin, const at::Tensor& ids, bool full,
+std::vector<ModelResult> CheckModel(DecoderLm& model, DecoderLm& twin, const at::Tensor& ids,
+                                    bool full,
                                     const std::function<bool(const ModelResult&)>& done) {
-  CISTERN_CHECK(ids.dim() == 1 && ids.size(0) >= 16, "[verify] expected ids of shape [T] with T of at least 16, got ", ids.sizes());
+  CISTERN_CHECK(ids.dim() == 1 && ids.size(0) >= 16,
+                "[verify] expected ids of shape [T] with T of at least 16, got ", ids.sizes());
   at::NoGradGuard guard;
   model.eval();
   twin.eval();
@@ -200,7 +222,8 @@ std::vector<ModelResult> CheckModel(DecoderLm& model, DecoderLm& twin, const at:
   bench.in_float = 1e-6 + 16 * Sensitivity(twin, whole, bench.logits, std::ldexp(1, -23));
   bench.in_double = 1e-12 + 16 * Sensitivity(twin, whole, bench.logits, std::ldexp(1, -52));
   std::vector<ModelCheck> checks;
-  for (const ModelProperty& p : kProperties) checks.push_back({p.name, p.description, [&bench, &p] { return p.check(bench); }});
+  for (const ModelProperty& p : kProperties)
+    checks.push_back({p.name, p.description, [&bench, &p] { return p.check(bench); }});
   return RunModelChecks(checks, done);
 }
 

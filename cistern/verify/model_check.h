@@ -1,6 +1,6 @@
 #pragma once
-// The suite for one trained model: a language model's ways to run a text against each other, on the user's text; a classifier's ways to see
-// an input.
+// The suite for one trained model: a language model's ways to run a text against each other, on the
+// user's text; a classifier's ways to see an input.
 #include <functional>
 #include <string>
 #include <vector>
@@ -16,23 +16,30 @@ struct ModelResult {
   Outcome outcome;
 };
 
-// `model` in float and `twin`, the same weights in double; both in evaluation mode. ids [T]: at least 16 tokens of the text, no more than
-// the model takes. Tolerances follow the model: 16 times what rounding its weights once more would change in its logits. `full` cuts the
-// text at every point. `done` hears of each result and stops the run by returning false.
-std::vector<ModelResult> CheckModel(DecoderLm& model, DecoderLm& twin, const at::Tensor& ids, bool full,
+// `model` in float and `twin`, the same weights in double; both in evaluation mode. ids [T]: at
+// least 16 tokens of the text, no more than the model takes. Tolerances follow the model: 16 times
+// what rounding its weights once more would change in its logits. `full` cuts the text at every
+// point. `done` hears of each result and stops the run by returning false.
+std::vector<ModelResult> CheckModel(DecoderLm& model, DecoderLm& twin, const at::Tensor& ids,
+                                    bool full,
                                     const std::function<bool(const ModelResult&)>& done = nullptr);
 
-// The same for a classifier: ids [T] is one input, which is looked at whole, cut short, beside others and beside padding.
-std::vector<ModelResult> CheckClassifier(EncoderClassifier& model, EncoderClassifier& twin, const at::Tensor& ids,
-                                         const std::function<bool(const ModelResult&)>& done = nullptr);
+// The same for a classifier: ids [T] is one input, which is looked at whole, cut short, beside
+// others and beside padding.
+std::vector<ModelResult> CheckClassifier(
+    EncoderClassifier& model, EncoderClassifier& twin, const at::Tensor& ids,
+    const std::function<bool(const ModelResult&)>& done = nullptr);
 
-// For both. What a relative change of every weight by up to `unit` does to `before`, what `run` gave.
-double Sensitivity(Model& twin, const std::function<at::Tensor()>& run, const at::Tensor& before, double unit);
+// For both. What a relative change of every weight by up to `unit` does to `before`, what `run`
+// gave.
+double Sensitivity(Model& twin, const std::function<at::Tensor()>& run, const at::Tensor& before,
+                   double unit);
 struct ModelCheck {
   const char *property, *description;
   std::function<Outcome()> check;
 };
 // In order; throwing is failing.
-std::vector<ModelResult> RunModelChecks(const std::vector<ModelCheck>& checks, const std::function<bool(const ModelResult&)>& done);
+std::vector<ModelResult> RunModelChecks(const std::vector<ModelCheck>& checks,
+                                        const std::function<bool(const ModelResult&)>& done);
 
 }  // namespace cistern::verify

@@ -1,5 +1,5 @@
-// Tests of the tests: a slot memory written plainly, token by token, passes the suite; the same with one defect is caught by the property
-// that is there for it.
+// Tests of the tests: a slot memory written plainly, token by token, passes the suite; the same
+// with one defect is caught by the property that is there for it.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
@@ -28,17 +28,17 @@ enum class Defect {
   kHiddenState,          // z is kept in the mechanism, not in the state
   kDetachesState,        // no gradient reaches the pieces before
   kLosesReadGradient,    // half the gradient of the read weights
-  kPieceMaximum,         // exponentials refer to the largest log-weight of the piece, the future's too
-  kReadsUnset,           // memory nobody wrote enters, times zero
-  kGrows,                // every token leaves something in the state
-  kMergeForgets,         // a merge takes the second piece's z for the whole's
-  kCoarse,               // float read weights are rounded to bfloat16
-  kOverflows,            // sums of plain exponentials
-  kEmptyIsNan,           // an empty memory divides zero by zero
-  kOneHeadTurned,        // one row of one head comes out in reverse
-  kStepReadsFirst,       // a single token reads, then is written
-  kThreadDependent,      // a last bit depends on the number of threads
-  kIsaDependent,         // one instruction set is wrong
+  kPieceMaximum,     // exponentials refer to the largest log-weight of the piece, the future's too
+  kReadsUnset,       // memory nobody wrote enters, times zero
+  kGrows,            // every token leaves something in the state
+  kMergeForgets,     // a merge takes the second piece's z for the whole's
+  kCoarse,           // float read weights are rounded to bfloat16
+  kOverflows,        // sums of plain exponentials
+  kEmptyIsNan,       // an empty memory divides zero by zero
+  kOneHeadTurned,    // one row of one head comes out in reverse
+  kStepReadsFirst,   // a single token reads, then is written
+  kThreadDependent,  // a last bit depends on the number of threads
+  kIsaDependent,     // one instruction set is wrong
   kBidirectionalScaled,  // bidirectional reads are scaled by the wrong power of the latents
 };
 
@@ -51,33 +51,45 @@ class Plain : public Mechanism {
   using Mechanism::Mechanism;
 
   std::vector<Projection> Projections() const override {
-    return {{"q", Side::kQuery, 3 * dims().heads}, {"k", Side::kKey, 3 * dims().heads}, {"v", Side::kKey, dims().dim}};
+    return {{"q", Side::kQuery, 3 * dims().heads},
+            {"k", Side::kKey, 3 * dims().heads},
+            {"v", Side::kKey, dims().dim}};
   }
 
   State EmptyState(int64_t batch, const at::TensorOptions& options) const override {
-    const ops::SlotState slots = ops::EmptySlots(batch, dims().heads, 3, dims().dim / dims().heads, options);
+    const ops::SlotState slots =
+        ops::EmptySlots(batch, dims().heads, 3, dims().dim / dims().heads, options);
     State state = {{{"memory", slots.memory}, {"z", slots.z}}};
     if (active == Defect::kGrows) state.tensors.push_back({"log", at::zeros({batch, 0})});
     return state;
   }
 
-  at::Tensor Extend(const Tensors& x, State& state, const ops::Mask& mask) override { return Tokens(x, state, mask, true); }
-  void Write(const Tensors& x, State& state, const ops::Mask& mask) override { Tokens(x, state, mask, false); }
+  at::Tensor Extend(const Tensors& x, State& state, const ops::Mask& mask) override {
+    return Tokens(x, state, mask, true);
+  }
+  void Write(const Tensors& x, State& state, const ops::Mask& mask) override {
+    Tokens(x, state, mask, false);
+  }
 
   at::Tensor Read(const Tensors& x, const State& state) override {
     at::Tensor memory = state["memory"].to(x[0].scalar_type());
-    if (active == Defect::kEmptyIsNan) memory = memory / at::isneginf(state["z"]).logical_not().to(memory.scalar_type()).unsqueeze(-1);
+    if (active == Defect::kEmptyIsNan)
+      memory =
+          memory / at::isneginf(state["z"]).logical_not().to(memory.scalar_type()).unsqueeze(-1);
     return at::matmul(at::softmax(x[0], -1), memory);
   }
 
   State Merge(const State& first, const State& second) const override {
-    const ops::SlotState whole = ops::MergeSlots({first["memory"], first["z"]}, {second["memory"], second["z"]});
-    return {{{"memory", whole.memory}, {"z", active == Defect::kMergeForgets ? second["z"] : whole.z}}};
+    const ops::SlotState whole =
+        ops::MergeSlots({first["memory"], first["z"]}, {second["memory"], second["z"]});
+    return {
+        {{"memory", whole.memory}, {"z", active == Defect::kMergeForgets ? second["z"] : whole.z}}};
   }
 
   at::Tensor Definition(Form form, const Tensors& queries, const Tensors& x) const override {
     return EachQuery(form, queries, x, x[2].size(3), [](const auto& query, const auto& seen) {
-      return at::matmul(at::softmax(query[0], 3), at::matmul(at::softmax(seen[1], 2).transpose(2, 3), seen[2]));
+      return at::matmul(at::softmax(query[0], 3),
+                        at::matmul(at::softmax(seen[1], 2).transpose(2, 3), seen[2]));
     });
   }
 
@@ -99,14 +111,18 @@ class Plain : public Mechanism {
     const int64_t batch = x[2].size(0), length = x[2].size(2);
     at::Tensor memory = state["memory"], z = state["z"], weights = x[1].to(at::kDouble);
     if (active == Defect::kDetachesState) memory = memory.detach(), z = z.detach();
-    if (active == Defect::kHiddenState && hidden_.defined() && !at::isneginf(z).all().item<bool>()) z = hidden_;
-    if (active == Defect::kSharedStatistic && weights.numel() > 0) weights = at::maximum(weights, weights.amax({0}, true) - 30.0);
-    const at::Tensor top = active == Defect::kPieceMaximum && length > 0 ? weights.amax({2}) : at::Tensor();
+    if (active == Defect::kHiddenState && hidden_.defined() && !at::isneginf(z).all().item<bool>())
+      z = hidden_;
+    if (active == Defect::kSharedStatistic && weights.numel() > 0)
+      weights = at::maximum(weights, weights.amax({0}, true) - 30.0);
+    const at::Tensor top =
+        active == Defect::kPieceMaximum && length > 0 ? weights.amax({2}) : at::Tensor();
     Tensors outs;
     for (int64_t t = 0; t < length; ++t) {
       at::Tensor real = mask.lengths ? *mask.lengths > t : at::ones({batch}, at::kBool);
       const at::Tensor s = weights.select(2, t), v = x[2].select(2, t).unsqueeze(2);
-      const bool restarts = mask.starts && active != Defect::kLeaksOverStart && !(active == Defect::kStartAtPieceIgnored && t == 0);
+      const bool restarts = mask.starts && active != Defect::kLeaksOverStart &&
+                            !(active == Defect::kStartAtPieceIgnored && t == 0);
       if (restarts) {
         const at::Tensor begins = mask.starts->select(1, t).logical_and(real);
         z = Where(begins, at::full({}, -kInf, z.options()), z);
@@ -122,7 +138,9 @@ class Plain : public Mechanism {
       if (top.defined()) share = at::exp(s - top) / at::exp(next - top);
       memory = Where(real, memory + share.unsqueeze(-1) * (v - memory), memory);
       z = Where(real, next, z);
-      if (reads) outs.push_back(ReadOne(x[0].select(2, t), active == Defect::kStepReadsFirst && length == 1 ? before : memory));
+      if (reads)
+        outs.push_back(ReadOne(x[0].select(2, t),
+                               active == Defect::kStepReadsFirst && length == 1 ? before : memory));
     }
     Keep(state, memory, z, length);
     if (!reads) return {};
@@ -132,7 +150,8 @@ class Plain : public Mechanism {
   at::Tensor ReadOne(const at::Tensor& q, const at::Tensor& memory) const {
     at::Tensor p = at::softmax(q, -1);
     if (active == Defect::kLosesReadGradient) p = 0.5 * p + 0.5 * p.detach();
-    if (active == Defect::kCoarse && p.scalar_type() == at::kFloat) p = p.to(at::kBFloat16).to(at::kFloat);
+    if (active == Defect::kCoarse && p.scalar_type() == at::kFloat)
+      p = p.to(at::kBFloat16).to(at::kFloat);
     return at::matmul(p.unsqueeze(2), memory.to(p.scalar_type()));
   }
 
@@ -145,7 +164,8 @@ class Plain : public Mechanism {
       hidden_ = z.detach();
       state["z"] = at::zeros_like(z);
     }
-    if (active == Defect::kGrows) state["log"] = at::cat({state["log"], at::zeros({memory.size(0), length})}, 1);
+    if (active == Defect::kGrows)
+      state["log"] = at::cat({state["log"], at::zeros({memory.size(0), length})}, 1);
   }
 
   at::Tensor Finish(Tensors outs, const at::Tensor& like, const ops::Mask& mask) const {
@@ -174,7 +194,9 @@ const MechanismInfo& PlainInfo() {
     i.name = "plain";
     i.forms = {Form::kBidirectional, Form::kCausal, Form::kCross};
     i.merges = true;
-    i.make = [](const Json&, const AttentionDims& dims) { return std::make_shared<Plain>(PlainInfo(), dims); };
+    i.make = [](const Json&, const AttentionDims& dims) {
+      return std::make_shared<Plain>(PlainInfo(), dims);
+    };
     return i;
   }();
   return info;
@@ -186,7 +208,9 @@ class DefectScope {
   ~DefectScope() { active = Defect::kNone; }
 };
 
-std::string Text(const Outcome& o) { return StrCat("error ", o.error, ", tolerance ", o.tolerance, ", at ", o.where, " ", o.reason); }
+std::string Text(const Outcome& o) {
+  return StrCat("error ", o.error, ", tolerance ", o.tolerance, ", at ", o.where, " ", o.reason);
+}
 
 TEST(Mutants, ThePlainCopyPassesEveryProperty) {
   Subject subject(PlainInfo(), Json::object(), 1);
@@ -245,7 +269,8 @@ class LateCut : public SoftmaxMechanism {
  public:
   using SoftmaxMechanism::SoftmaxMechanism;
   void Truncate(State& state, int64_t count) const override {
-    SoftmaxMechanism::Truncate(state, std::min(count + 1, state["count"].const_data_ptr<int64_t>()[0]));
+    SoftmaxMechanism::Truncate(state,
+                               std::min(count + 1, state["count"].const_data_ptr<int64_t>()[0]));
   }
 };
 

@@ -49,7 +49,9 @@ double Meter::Largest(const at::Tensor& x) {
 bool Meter::Count(double error, double tolerance) {
   ++worst_.comparisons;
   if (std::isnan(error)) error = kInfinity;
-  const double badness = error <= tolerance ? (tolerance > 0 ? error / tolerance : 0) : tolerance > 0 ? error / tolerance : kInfinity;
+  const double badness = error <= tolerance ? (tolerance > 0 ? error / tolerance : 0)
+                         : tolerance > 0    ? error / tolerance
+                                            : kInfinity;
   if (badness <= badness_) return false;
   badness_ = badness;
   worst_.error = error;

@@ -1,5 +1,6 @@
 #pragma once
-// What a check finds: the worst error against its tolerance, and where it happened; or why the check does not apply.
+// What a check finds: the worst error against its tolerance, and where it happened; or why the
+// check does not apply.
 #include <ATen/core/Tensor.h>
 
 #include <string>
@@ -11,7 +12,9 @@ namespace cistern::verify {
 struct Outcome {
   enum class Kind { kPass, kFail, kNotApplicable };
   Kind kind = Kind::kPass;
-  double error = 0, tolerance = 0;  // of the comparison that came nearest to its tolerance, or passed it furthest
+  double error = 0,
+         tolerance =
+             0;  // of the comparison that came nearest to its tolerance, or passed it furthest
   int64_t comparisons = 0;
   std::string where;   // of that comparison: form, shape, piece
   std::string reason;  // not applicable: why; failed by an exception: its message
@@ -21,15 +24,18 @@ struct Outcome {
 
 Outcome NotApplicable(const std::string& reason);
 
-// |got - want| / |want| in root mean square, in double; where `want` is all zero, infinite unless `got` is too. Infinities have to be in
-// the same places. NaN and different shapes count as infinitely far.
+// |got - want| / |want| in root mean square, in double; where `want` is all zero, infinite unless
+// `got` is too. Infinities have to be in the same places. NaN and different shapes count as
+// infinitely far.
 double RelativeRms(const at::Tensor& got, const at::Tensor& want);
 
-// Collects comparisons and keeps the worst. `where` is anything StrCat takes; it becomes text only for the worst so far.
+// Collects comparisons and keeps the worst. `where` is anything StrCat takes; it becomes text only
+// for the worst so far.
 class Meter {
  public:
   template <class... Where>
-  void Close(const at::Tensor& got, const at::Tensor& want, double tolerance, const Where&... where) {
+  void Close(const at::Tensor& got, const at::Tensor& want, double tolerance,
+             const Where&... where) {
     Add(RelativeRms(got, want), tolerance, where...);
   }
   // Every bit; the error is the relative difference.

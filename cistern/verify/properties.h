@@ -1,5 +1,6 @@
 #pragma once
-// The checks behind suite.h's table of properties, by family. Each runs with the active implementation and says where its worst error was.
+// The checks behind suite.h's table of properties, by family. Each runs with the active
+// implementation and says where its worst error was.
 #include "cistern/verify/suite.h"
 
 namespace cistern::verify {

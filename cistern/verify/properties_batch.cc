@@ -11,12 +11,14 @@ namespace {
 struct Way {
   Form form;
   std::string name;
-  std::vector<int64_t> cuts;  // causal: where pieces begin and end; for another length they are cut off or go on
+  std::vector<int64_t>
+      cuts;  // causal: where pieces begin and end; for another length they are cut off or go on
 };
 
 std::vector<Way> Ways(const Subject& subject, const Settings& settings, int64_t length) {
   std::vector<Way> ways;
-  if (settings.Has(Form::kBidirectional) && subject.Has(Form::kBidirectional)) ways.push_back({Form::kBidirectional, "bidirectional", {}});
+  if (settings.Has(Form::kBidirectional) && subject.Has(Form::kBidirectional))
+    ways.push_back({Form::kBidirectional, "bidirectional", {}});
   if (settings.Has(Form::kCausal) && subject.Has(Form::kCausal)) {
     ways.push_back({Form::kCausal, "causal", {0, length}});
     ways.push_back({Form::kCausal, "causal in two pieces", {0, length / 2, length}});
@@ -49,7 +51,8 @@ void CrossPadding(Subject& subject, Meter& meter) {
   for (int64_t b = 0; b < 3; ++b) {
     const int64_t count = mask.lengths->select(0, b).item<int64_t>();
     for (size_t i = 0; i < x.size(); ++i)
-      meter.Zero(got_g[x.size() + i][b].narrow(1, count, length - count), "cross, gradient of the padding of ", m.Projections()[i].name);
+      meter.Zero(got_g[x.size() + i][b].narrow(1, count, length - count),
+                 "cross, gradient of the padding of ", m.Projections()[i].name);
     if (count == 0) {
       meter.Zero(got[b], "cross, a row of padding alone");
       continue;
@@ -59,8 +62,9 @@ void CrossPadding(Subject& subject, Meter& meter) {
     meter.Close(got.narrow(0, b, 1), want, tolerance, "cross, row of ", count, " keys");
     const Tensors want_g = Gradients((want * g.narrow(0, b, 1)).sum(), alone);
     for (size_t i = 0; i < x.size(); ++i)
-      meter.Close(got_g[x.size() + i].narrow(0, b, 1).narrow(2, 0, count), want_g[i], 10 * tolerance, "cross, gradient of ",
-                  m.Projections()[i].name, ", row of ", count, " keys");
+      meter.Close(got_g[x.size() + i].narrow(0, b, 1).narrow(2, 0, count), want_g[i],
+                  10 * tolerance, "cross, gradient of ", m.Projections()[i].name, ", row of ",
+                  count, " keys");
   }
 }
 
@@ -81,27 +85,32 @@ Outcome CheckPadding(Subject& subject, const Settings& settings) {
     const Tensors got_g = Gradients((got * g).sum(), x);
     for (int64_t b = 0; b < 3; ++b) {
       const int64_t count = mask.lengths->select(0, b).item<int64_t>(), pads = length - count;
-      meter.Zero(got[b].narrow(1, count, pads), way.name, ", output at the padding of a row of ", count);
+      meter.Zero(got[b].narrow(1, count, pads), way.name, ", output at the padding of a row of ",
+                 count);
       for (size_t i = 0; i < x.size(); ++i)
-        meter.Zero(got_g[i][b].narrow(1, count, pads), way.name, ", gradient of the padding of ", m.Projections()[i].name);
+        meter.Zero(got_g[i][b].narrow(1, count, pads), way.name, ", gradient of the padding of ",
+                   m.Projections()[i].name);
       if (count == 0) continue;
       const Tensors alone = Leaves(Narrow(Rows(x, b), 0, count));
       const at::Tensor want = RunWay(m, way, alone, {});
-      meter.Close(got.narrow(0, b, 1).narrow(2, 0, count), want, tolerance, way.name, ", row of ", count);
+      meter.Close(got.narrow(0, b, 1).narrow(2, 0, count), want, tolerance, way.name, ", row of ",
+                  count);
       const Tensors want_g = Gradients((want * g.narrow(0, b, 1).narrow(2, 0, count)).sum(), alone);
       for (size_t i = 0; i < x.size(); ++i)
-        meter.Close(got_g[i].narrow(0, b, 1).narrow(2, 0, count), want_g[i], 10 * tolerance, way.name, ", gradient of ",
-                    m.Projections()[i].name, ", row of ", count);
+        meter.Close(got_g[i].narrow(0, b, 1).narrow(2, 0, count), want_g[i], 10 * tolerance,
+                    way.name, ", gradient of ", m.Projections()[i].name, ", row of ", count);
     }
     const Tensors longer = Joined(x, subject.Inputs(3, 6, 30));
-    meter.Close(RunWay(m, way, longer, mask).narrow(2, 0, length), got, tolerance, way.name, ", with more padding");
+    meter.Close(RunWay(m, way, longer, mask).narrow(2, 0, length), got, tolerance, way.name,
+                ", with more padding");
   }
   if (settings.Has(Form::kCross) && subject.Has(Form::kCross)) CrossPadding(subject, meter);
   return meter.result();
 }
 
 Outcome CheckResume(Subject& subject, const Settings& settings) {
-  if (!settings.Has(Form::kCausal) || !subject.Has(Form::kCausal)) return NotApplicable("it has no causal form");
+  if (!settings.Has(Form::kCausal) || !subject.Has(Form::kCausal))
+    return NotApplicable("it has no causal form");
   at::NoGradGuard guard;
   Meter meter;
   Mechanism& m = subject.In(at::kDouble);
@@ -109,12 +118,15 @@ Outcome CheckResume(Subject& subject, const Settings& settings) {
   const std::vector<int64_t> lengths = {9, 4, 0};
   for (const bool in_steps : {false, true}) {
     State state;
-    Pieces(m, first, in_steps ? EachToken(9) : std::vector<int64_t>{0, 9}, {LengthsOf(lengths), {}}, &state);
+    Pieces(m, first, in_steps ? EachToken(9) : std::vector<int64_t>{0, 9}, {LengthsOf(lengths), {}},
+           &state);
     const at::Tensor got = m.Extend(second, state, {});
     for (int64_t b = 0; b < 3; ++b) {
       const Tensors row = Joined(Narrow(Rows(first, b), 0, lengths[size_t(b)]), Rows(second, b));
-      meter.Close(got.narrow(0, b, 1), subject.Definition(Form::kCausal, row, row).narrow(2, lengths[size_t(b)], 6),
-                  subject.Tolerance(at::kDouble), "row of ", lengths[size_t(b)], " tokens goes on", in_steps ? ", after single steps" : "");
+      meter.Close(got.narrow(0, b, 1),
+                  subject.Definition(Form::kCausal, row, row).narrow(2, lengths[size_t(b)], 6),
+                  subject.Tolerance(at::kDouble), "row of ", lengths[size_t(b)], " tokens goes on",
+                  in_steps ? ", after single steps" : "");
     }
   }
   return meter.result();
@@ -133,12 +145,17 @@ Outcome CheckBatch(Subject& subject, const Settings& settings) {
       loud.back().narrow(0, 1, 1).copy_(y.narrow(0, 1, 1));
     }
     std::vector<Way> ways = Ways(subject, settings, 37);
-    if (settings.Has(Form::kCross) && subject.Has(Form::kCross)) ways.push_back({Form::kCross, "cross", {}});
+    if (settings.Has(Form::kCross) && subject.Has(Form::kCross))
+      ways.push_back({Form::kCross, "cross", {}});
     for (const Way& way : ways) {
-      auto run = [&](const Tensors& y) { return way.form == Form::kCross ? Whole(m, Form::kCross, y, y) : RunWay(m, way, y, {}); };
+      auto run = [&](const Tensors& y) {
+        return way.form == Form::kCross ? Whole(m, Form::kCross, y, y) : RunWay(m, way, y, {});
+      };
       const at::Tensor got = run(x).narrow(0, 1, 1);
-      meter.Close(got, run(Rows(x, 1)), tolerance, way.name, ", ", at::toString(dtype), ", alone and in a batch");
-      meter.Close(run(loud).narrow(0, 1, 1), got, tolerance, way.name, ", ", at::toString(dtype), ", with other rows beside it");
+      meter.Close(got, run(Rows(x, 1)), tolerance, way.name, ", ", at::toString(dtype),
+                  ", alone and in a batch");
+      meter.Close(run(loud).narrow(0, 1, 1), got, tolerance, way.name, ", ", at::toString(dtype),
+                  ", with other rows beside it");
     }
   }
   return meter.result();
@@ -154,11 +171,14 @@ Outcome CheckPacked(Subject& subject, const Settings& settings) {
   x = Leaves(x);
   const at::Tensor g = subject.Weights(3, length);
   // Row 1 begins without a start; row 2 is all padding, though a start is marked in it.
-  const ops::Mask mask = {LengthsOf({length, 17, 0}), StartsAt(3, length, {{0, 0}, {0, 5}, {0, 15}, {1, 1}, {1, 12}, {2, 0}, {1, 20}})};
+  const ops::Mask mask = {
+      LengthsOf({length, 17, 0}),
+      StartsAt(3, length, {{0, 0}, {0, 5}, {0, 15}, {1, 1}, {1, 12}, {2, 0}, {1, 20}})};
   const std::vector<Document> documents = DocumentsOf(mask, 3, length);
   std::vector<Way> ways = Ways(subject, settings, length);
   if (settings.full && settings.Has(Form::kCausal) && subject.Has(Form::kCausal)) {
-    for (int64_t cut = 1; cut < length; ++cut) ways.push_back({Form::kCausal, StrCat("causal, cut at ", cut), {0, cut, length}});
+    for (int64_t cut = 1; cut < length; ++cut)
+      ways.push_back({Form::kCausal, StrCat("causal, cut at ", cut), {0, cut, length}});
   }
   for (const Way& way : ways) {
     const at::Tensor got = RunWay(m, way, x, mask);
@@ -166,15 +186,22 @@ Outcome CheckPacked(Subject& subject, const Settings& settings) {
     for (const Document& d : documents) {
       const Tensors alone = Leaves(Narrow(Rows(x, d.row), d.begin, d.count));
       const at::Tensor want = RunWay(m, {way.form, "", {0, d.count}}, alone, {});
-      const auto where = StrCat(way.name, ", document at row ", d.row, ", tokens ", d.begin, " to ", d.begin + d.count - 1);
+      const auto where = StrCat(way.name, ", document at row ", d.row, ", tokens ", d.begin, " to ",
+                                d.begin + d.count - 1);
       const Tensors plain = Cast(alone, at::kDouble);
-      meter.Close(got.narrow(0, d.row, 1).narrow(2, d.begin, d.count), want, subject.Tolerance(at::kDouble, way.form, plain, plain), where);
-      const Tensors want_g = Gradients((want * g.narrow(0, d.row, 1).narrow(2, d.begin, d.count)).sum(), alone);
+      meter.Close(got.narrow(0, d.row, 1).narrow(2, d.begin, d.count), want,
+                  subject.Tolerance(at::kDouble, way.form, plain, plain), where);
+      const Tensors want_g =
+          Gradients((want * g.narrow(0, d.row, 1).narrow(2, d.begin, d.count)).sum(), alone);
       for (size_t i = 0; i < x.size(); ++i) {
-        const double difference = (got_g[i].narrow(0, d.row, 1).narrow(2, d.begin, d.count) - want_g[i]).norm().item<double>();
+        const double difference =
+            (got_g[i].narrow(0, d.row, 1).narrow(2, d.begin, d.count) - want_g[i])
+                .norm()
+                .item<double>();
         // Levels of 400 in query and key make logits of 10^5, whose last bits are 10^-11.
-        meter.Add(difference / (1 + got_g[i].norm().item<double>()), 1000 * subject.Tolerance(at::kDouble), "gradient of ",
-                  m.Projections()[i].name, ", ", where);
+        meter.Add(difference / (1 + got_g[i].norm().item<double>()),
+                  1000 * subject.Tolerance(at::kDouble), "gradient of ", m.Projections()[i].name,
+                  ", ", where);
       }
     }
     meter.Zero(got[1].narrow(1, 17, length - 17), way.name, ", output at padding");
@@ -184,7 +211,8 @@ Outcome CheckPacked(Subject& subject, const Settings& settings) {
       meter.Zero(d[2], way.name, ", gradient of a row of padding alone");
     }
   }
-  return ways.empty() ? NotApplicable("it has neither a bidirectional nor a causal form") : meter.result();
+  return ways.empty() ? NotApplicable("it has neither a bidirectional nor a causal form")
+                      : meter.result();
 }
 
 }  // namespace cistern::verify

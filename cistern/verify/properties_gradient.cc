@@ -10,13 +10,15 @@
 namespace cistern::verify {
 namespace {
 
-// Central differences; the second step is tried where the first may have met a kink or a large third derivative.
+// Central differences; the second step is tried where the first may have met a kink or a large
+// third derivative.
 constexpr double kSteps[] = {1e-5, 1e-6};
 constexpr double kTolerance = 2e-7;  // 1e-10 of the third derivative, and 1e-16 / 1e-5 of the value
 
-// How far a gradient, given by its product with the direction, is from the slope that f(step) has there. The nearer of the two steps: a
-// wrong gradient is far from both.
-double Distance(const at::Tensor& product, double tolerance, const std::function<double(double)>& f) {
+// How far a gradient, given by its product with the direction, is from the slope that f(step) has
+// there. The nearer of the two steps: a wrong gradient is far from both.
+double Distance(const at::Tensor& product, double tolerance,
+                const std::function<double(double)>& f) {
   const double got = product.sum().item<double>(), norm = product.norm().item<double>();
   double distance = std::numeric_limits<double>::infinity();
   for (const double step : kSteps) {
@@ -28,9 +30,11 @@ double Distance(const at::Tensor& product, double tolerance, const std::function
   return distance;
 }
 
-// The scalar f(x) along a random direction of each tensor in turn. Infinite entries stay where they are.
-void Differences(const std::function<at::Tensor(const Tensors&)>& f, const Tensors& x, double tolerance, const std::string& where,
-                 const std::vector<std::string>& names, Meter& meter) {
+// The scalar f(x) along a random direction of each tensor in turn. Infinite entries stay where they
+// are.
+void Differences(const std::function<at::Tensor(const Tensors&)>& f, const Tensors& x,
+                 double tolerance, const std::string& where, const std::vector<std::string>& names,
+                 Meter& meter) {
   const Tensors leaves = Leaves(x);
   const Tensors g = Gradients(f(leaves), leaves);
   at::NoGradGuard guard;
@@ -46,7 +50,8 @@ void Differences(const std::function<at::Tensor(const Tensors&)>& f, const Tenso
 }
 
 // The same for the mechanism's own parameters, which are moved in place and put back.
-void ParameterDifferences(Mechanism& m, const std::function<at::Tensor()>& f, double tolerance, const std::string& where, Meter& meter) {
+void ParameterDifferences(Mechanism& m, const std::function<at::Tensor()>& f, double tolerance,
+                          const std::string& where, Meter& meter) {
   for (const auto& entry : m.named_parameters()) {
     at::Tensor p = entry.value();
     if (!p.requires_grad()) continue;
@@ -92,11 +97,13 @@ void StateDifferences(Subject& subject, double tolerance, Meter& meter) {
   const State kept = start.Detach().Clone();
   auto loss = [&](const Tensors& values) {
     State state = WithFloating(kept.Clone(), values);
-    const at::Tensor a = m.Extend(Narrow(next, 0, 4), state, {}), b = m.Extend(Narrow(next, 4, 2), state, {});
+    const at::Tensor a = m.Extend(Narrow(next, 0, 4), state, {}),
+                     b = m.Extend(Narrow(next, 4, 2), state, {});
     return (at::cat({a, b}, 2) * g).sum();
   };
   Tensors values = Floating(kept);
-  // Functions that own what they are given: a state may be written in place while no gradient is recorded.
+  // Functions that own what they are given: a state may be written in place while no gradient is
+  // recorded.
   Differences(
       [&](const Tensors& v) {
         Tensors own;
@@ -120,12 +127,15 @@ Outcome CheckGradient(Subject& subject, const Settings& settings) {
   const std::pair<std::string, ops::Mask> masks[] = {
       {"no mask", {}},
       {"padded", {LengthsOf({length, 5, 0}), {}}},
-      {"packed", {LengthsOf({length, 9, 4}), StartsAt(3, length, {{0, 0}, {0, 5}, {1, 7}, {2, 2}})}}};
+      {"packed",
+       {LengthsOf({length, 9, 4}), StartsAt(3, length, {{0, 0}, {0, 5}, {1, 7}, {2, 2}})}}};
   for (const auto& [mask_name, mask] : masks) {
     for (const Form form : {Form::kBidirectional, Form::kCausal, Form::kCross}) {
-      if (!settings.Has(form) || !subject.Has(form) || (form == Form::kCross && mask.starts)) continue;
+      if (!settings.Has(form) || !subject.Has(form) || (form == Form::kCross && mask.starts))
+        continue;
       auto loss = [&, &mask = mask](const Tensors& y) {
-        const at::Tensor out = form == Form::kCausal ? Pieces(m, y, {0, 6, length}, mask) : Whole(m, form, y, y, mask);
+        const at::Tensor out =
+            form == Form::kCausal ? Pieces(m, y, {0, 6, length}, mask) : Whole(m, form, y, y, mask);
         return (out * g).sum();
       };
       const std::string where = FormName(form) + ", " + mask_name;
@@ -135,7 +145,8 @@ Outcome CheckGradient(Subject& subject, const Settings& settings) {
             m, [&] { return loss(x); }, tolerance, where, meter);
     }
   }
-  if (settings.Has(Form::kCausal) && subject.Has(Form::kCausal)) StateDifferences(subject, tolerance, meter);
+  if (settings.Has(Form::kCausal) && subject.Has(Form::kCausal))
+    StateDifferences(subject, tolerance, meter);
   return meter.result();
 }
 

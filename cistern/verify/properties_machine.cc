@@ -29,7 +29,9 @@ std::vector<Form> FormsOf(const Subject& subject, const Settings& settings) {
   return forms;
 }
 
-std::string Part(const Mechanism& m, size_t i) { return i == 0 ? "output" : "gradient of " + m.Projections()[i - 1].name; }
+std::string Part(const Mechanism& m, size_t i) {
+  return i == 0 ? "output" : "gradient of " + m.Projections()[i - 1].name;
+}
 
 class ThreadScope {
  public:
@@ -80,7 +82,10 @@ Outcome CheckThreads(Subject& subject, const Settings& settings) {
   Meter meter;
   Mechanism& m = subject.In(at::kFloat);
   const ThreadScope threads;
-  const int64_t batch = 24, length = settings.full ? 300 : 100;  // enough work for three threads, by the kernels' reckoning
+  const int64_t batch = 24,
+                length = settings.full
+                             ? 300
+                             : 100;  // enough work for three threads, by the kernels' reckoning
   const Tensors x = Cast(subject.Inputs(batch, length), at::kFloat);
   const at::Tensor g = subject.Weights(batch, length);
   for (const Form form : FormsOf(subject, settings)) {
@@ -89,15 +94,16 @@ Outcome CheckThreads(Subject& subject, const Settings& settings) {
     for (const int count : settings.full ? std::vector<int>{2, 3, 5} : std::vector<int>{2, 3}) {
       threads.Use(count, count);
       const Tensors got = Everything(m, form, x, g);
-      // Matrix products of torch's BLAS and its attention may share out their sums; our kernels, which the causal form is made of, do not.
+      // Matrix products of torch's BLAS and its attention may share out their sums; our kernels,
+      // which the causal form is made of, do not.
       const bool bitwise = form == Form::kCausal && !subject.info().exact;
       for (size_t i = 0; i < got.size(); ++i) {
         if (bitwise) {
           meter.Same(got[i], want[i], FormName(form), ", ", Part(m, i), ", ", count, " threads");
         } else {
           // A gradient is a sum of more terms than an output.
-          meter.Close(got[i], want[i], subject.Tolerance(at::kFloat) * (i == 0 ? 1 : 10), FormName(form), ", ", Part(m, i), ", ", count,
-                      " threads");
+          meter.Close(got[i], want[i], subject.Tolerance(at::kFloat) * (i == 0 ? 1 : 10),
+                      FormName(form), ", ", Part(m, i), ", ", count, " threads");
         }
       }
     }
@@ -125,8 +131,8 @@ Outcome CheckSimd(Subject& subject, const Settings& settings) {
         const Tensors got = Everything(m, form, Cast(x, dtype), g);
         const double tolerance = subject.Tolerance(dtype);
         for (size_t i = 0; i < got.size(); ++i)
-          meter.Close(got[i], want[i], i == 0 ? tolerance : 10 * tolerance, FormName(form), ", ", at::toString(dtype), ", ", Part(m, i),
-                      ", ", isa);
+          meter.Close(got[i], want[i], i == 0 ? tolerance : 10 * tolerance, FormName(form), ", ",
+                      at::toString(dtype), ", ", Part(m, i), ", ", isa);
       }
     }
   }
@@ -151,9 +157,11 @@ Outcome CheckPoison(Subject& subject, const Settings& settings) {
           if (form == Form::kCausal) steps = Pieces(m, x, EachToken(length), {});
         }
         for (size_t i = 0; i < got.size(); ++i)
-          meter.Close(got[i], want[i], subject.Tolerance(dtype), FormName(form), ", ", at::toString(dtype), ", T=", length, ", ",
-                      Part(m, i));
-        if (steps.defined()) meter.Close(steps, want[0], subject.Tolerance(dtype), "token by token, ", at::toString(dtype), ", T=", length);
+          meter.Close(got[i], want[i], subject.Tolerance(dtype), FormName(form), ", ",
+                      at::toString(dtype), ", T=", length, ", ", Part(m, i));
+        if (steps.defined())
+          meter.Close(steps, want[0], subject.Tolerance(dtype), "token by token, ",
+                      at::toString(dtype), ", T=", length);
       }
     }
   }

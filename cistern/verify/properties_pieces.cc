@@ -25,8 +25,10 @@ void CrossPieces(Subject& subject, Meter& meter) {
     State state = m.EmptyState(2, x[0].options());
     m.Write(Narrow(x, 0, cut), state, {});
     m.Write(Narrow(x, cut, 13 - cut), state, {});
-    meter.Close(m.Read(queries, state), want, tolerance, "cross, written in two pieces, cut at ", cut);
-    meter.Close(m.Read(Narrow(queries, 2, 1), state), want.narrow(2, 2, 1), tolerance, "cross, a second read of one query, cut at ", cut);
+    meter.Close(m.Read(queries, state), want, tolerance, "cross, written in two pieces, cut at ",
+                cut);
+    meter.Close(m.Read(Narrow(queries, 2, 1), state), want.narrow(2, 2, 1), tolerance,
+                "cross, a second read of one query, cut at ", cut);
   }
 }
 
@@ -48,13 +50,15 @@ Outcome CheckPieces(Subject& subject, const Settings& settings) {
     for (const int64_t cut : SplitPoints(length, length < 64 || settings.full))
       meter.Close(Pieces(m, x, {0, cut, length}), whole, tolerance, "T=", length, ", cut at ", cut);
     if (length > 64 && !settings.full) continue;
-    meter.Close(Pieces(m, x, EachToken(length)), whole, tolerance, "T=", length, ", token by token");
-    meter.Close(Pieces(m, x, {0, 0, 5, 5, 20, 21, length}), whole, tolerance, "T=", length, ", some pieces empty");
+    meter.Close(Pieces(m, x, EachToken(length)), whole, tolerance, "T=", length,
+                ", token by token");
+    meter.Close(Pieces(m, x, {0, 0, 5, 5, 20, 21, length}), whole, tolerance, "T=", length,
+                ", some pieces empty");
     const Tensors y = Cast(x, at::kFloat);
-    meter.Close(Pieces(subject.In(at::kFloat), y, EachToken(length)), whole, subject.Tolerance(at::kFloat), "T=", length,
-                ", token by token in float");
-    meter.Close(Pieces(subject.In(at::kFloat), y, {0, 8, length}), whole, subject.Tolerance(at::kFloat), "T=", length,
-                ", cut at 8 in float");
+    meter.Close(Pieces(subject.In(at::kFloat), y, EachToken(length)), whole,
+                subject.Tolerance(at::kFloat), "T=", length, ", token by token in float");
+    meter.Close(Pieces(subject.In(at::kFloat), y, {0, 8, length}), whole,
+                subject.Tolerance(at::kFloat), "T=", length, ", cut at 8 in float");
     subject.In(at::kDouble);
   }
   return meter.result();
@@ -64,7 +68,8 @@ Outcome CheckPieceGradients(Subject& subject, const Settings& settings) {
   if (!settings.Has(Form::kCausal) || !subject.Has(Form::kCausal)) return NotApplicable(kNoCausal);
   Meter meter;
   Mechanism& m = subject.In(at::kDouble);
-  const double tolerance = 10 * subject.Tolerance(at::kDouble);  // sums of more terms than the outputs
+  const double tolerance =
+      10 * subject.Tolerance(at::kDouble);  // sums of more terms than the outputs
   for (const int64_t length : {19, 70}) {
     if (length == 70 && !settings.full) continue;
     const Tensors x = Leaves(subject.Inputs(2, length));
@@ -73,9 +78,11 @@ Outcome CheckPieceGradients(Subject& subject, const Settings& settings) {
     auto compare = [&](const std::vector<int64_t>& cuts, const std::string& where) {
       const Tensors got = Gradients((Pieces(m, x, cuts) * g).sum(), x);
       for (size_t i = 0; i < x.size(); ++i)
-        meter.Close(got[i], want[i], tolerance, "gradient of ", m.Projections()[i].name, ", T=", length, ", ", where);
+        meter.Close(got[i], want[i], tolerance, "gradient of ", m.Projections()[i].name,
+                    ", T=", length, ", ", where);
     };
-    for (int64_t cut = 0; cut <= length; cut += settings.full ? 1 : 4) compare({0, cut, length}, StrCat("cut at ", cut));
+    for (int64_t cut = 0; cut <= length; cut += settings.full ? 1 : 4)
+      compare({0, cut, length}, StrCat("cut at ", cut));
     compare(EachToken(length), "token by token");
   }
   return meter.result();
@@ -85,7 +92,8 @@ Outcome CheckFuture(Subject& subject, const Settings& settings) {
   if (!settings.Has(Form::kCausal) || !subject.Has(Form::kCausal)) return NotApplicable(kNoCausal);
   at::NoGradGuard guard;
   Meter meter;
-  // Torch's own attention sums in blocks that depend on the length alone, but promises no bits; nor does any composite of its operations.
+  // Torch's own attention sums in blocks that depend on the length alone, but promises no bits; nor
+  // does any composite of its operations.
   const bool bitwise = ops::ActiveImpl() == ops::Impl::kKernel && !subject.info().exact;
   const int64_t length = 150;
   for (const auto dtype : {at::kDouble, at::kFloat}) {
@@ -94,18 +102,24 @@ Outcome CheckFuture(Subject& subject, const Settings& settings) {
     const at::Tensor want = Pieces(m, x, {0, length});
     for (const int64_t t : {1, 63, 64, 65, 149}) {
       Tensors changed;
-      for (const at::Tensor& y : x) changed.push_back(at::cat({y.narrow(2, 0, t), y.narrow(2, t, length - t) * -50.0 + 3.0}, 2));
-      const at::Tensor got = Pieces(m, changed, {0, length}), past = got.narrow(2, 0, t), known = want.narrow(2, 0, t);
-      if (at::equal(got, want)) {  // then the definition has to say so, too: all later tokens may see the first alone
+      for (const at::Tensor& y : x)
+        changed.push_back(
+            at::cat({y.narrow(2, 0, t), y.narrow(2, t, length - t) * -50.0 + 3.0}, 2));
+      const at::Tensor got = Pieces(m, changed, {0, length}), past = got.narrow(2, 0, t),
+                       known = want.narrow(2, 0, t);
+      if (at::equal(got, want)) {  // then the definition has to say so, too: all later tokens may
+                                   // see the first alone
         const Tensors before = Cast(x, at::kDouble), after = Cast(changed, at::kDouble);
-        const bool none = at::equal(subject.Definition(Form::kCausal, after, after), subject.Definition(Form::kCausal, before, before));
+        const bool none = at::equal(subject.Definition(Form::kCausal, after, after),
+                                    subject.Definition(Form::kCausal, before, before));
         subject.In(dtype);
         meter.True(none, "the change after t=", t, " changed nothing at all");
       }
       if (bitwise) {
         meter.Same(past, known, at::toString(dtype), ", tokens from ", t, " on changed");
       } else {
-        meter.Close(past, known, subject.Tolerance(dtype), at::toString(dtype), ", tokens from ", t, " on changed");
+        meter.Close(past, known, subject.Tolerance(dtype), at::toString(dtype), ", tokens from ", t,
+                    " on changed");
       }
     }
   }

@@ -22,7 +22,8 @@ RandomCase Draw(Random& random) {
     for (int64_t b = 0; b < c.batch; ++b) c.lengths.push_back(random.Below(c.length + 1));
   }
   if (random.Below(2) == 0) {
-    for (int64_t i = random.Below(6); i >= 0; --i) c.starts.emplace_back(random.Below(c.batch), random.Below(c.length));
+    for (int64_t i = random.Below(6); i >= 0; --i)
+      c.starts.emplace_back(random.Below(c.batch), random.Below(c.length));
   }
   for (int64_t i = random.Below(5); i > 0; --i) c.cuts.push_back(random.Below(c.length + 1));
   c.cuts.push_back(0);
@@ -41,18 +42,20 @@ std::string Describe(const RandomCase& c) {
   if (!c.lengths.empty()) text += ", lengths " + Listed(c.lengths);
   if (!c.starts.empty()) text += ", starts";
   for (const auto& [row, token] : c.starts) text += StrCat(" (", row, ",", token, ")");
-  text += ", cuts " + Listed(c.cuts) + (c.heads_last ? ", heads last" : "") + (c.in_float ? ", float" : ", double");
+  text += ", cuts " + Listed(c.cuts) + (c.heads_last ? ", heads last" : "") +
+          (c.in_float ? ", float" : ", double");
   return text + StrCat(", seed ", c.seed);
 }
 
-// Compares with what `define` gives for the inputs. Random shapes meet ill-conditioned problems, such as a denominator near zero: the
-// tolerance then follows what rounding the inputs changes.
+// Compares with what `define` gives for the inputs. Random shapes meet ill-conditioned problems,
+// such as a denominator near zero: the tolerance then follows what rounding the inputs changes.
 template <class F>
-void Compare(Meter& meter, const Subject& subject, at::ScalarType dtype, const at::Tensor& got, const Tensors& inputs, F&& define,
-             const std::string& where) {
+void Compare(Meter& meter, const Subject& subject, at::ScalarType dtype, const at::Tensor& got,
+             const Tensors& inputs, F&& define, const std::string& where) {
   const at::Tensor want = define(inputs);
   double tolerance = subject.Tolerance(dtype);
-  for (int i = 0; i < 4 && !(RelativeRms(got, want) <= tolerance); ++i) {  // one rounding may happen to change little
+  for (int i = 0; i < 4 && !(RelativeRms(got, want) <= tolerance);
+       ++i) {  // one rounding may happen to change little
     tolerance = std::max(tolerance, subject.Tolerance(dtype, inputs, want, define));
   }
   meter.Close(got, want, tolerance, where);
@@ -72,9 +75,11 @@ Outcome CheckCase(Subject& subject, const Settings& settings, const RandomCase& 
   for (const Form form : {Form::kBidirectional, Form::kCausal}) {
     if (!settings.Has(form) || !subject.Has(form)) continue;
     Mechanism& m = subject.In(dtype);
-    const at::Tensor got = form == Form::kCausal ? Pieces(m, y, c.cuts, mask) : m.Bidirectional(y, mask);
+    const at::Tensor got =
+        form == Form::kCausal ? Pieces(m, y, c.cuts, mask) : m.Bidirectional(y, mask);
     Compare(
-        meter, subject, dtype, got, x, [&](const Tensors& z) { return DefinitionOf(subject, form, z, mask); },
+        meter, subject, dtype, got, x,
+        [&](const Tensors& z) { return DefinitionOf(subject, form, z, mask); },
         FormName(form) + ", " + Describe(c));
   }
   if (settings.Has(Form::kCross) && subject.Has(Form::kCross)) {
@@ -92,7 +97,9 @@ Outcome CheckCase(Subject& subject, const Settings& settings, const RandomCase& 
       const int64_t count = c.lengths.empty() ? c.length : c.lengths[size_t(b)];
       Compare(
           meter, subject, dtype, got.narrow(0, b, 1), x,
-          [&](const Tensors& z) { return subject.Definition(Form::kCross, Rows(queries, b), Narrow(Rows(z, b), 0, count)); },
+          [&](const Tensors& z) {
+            return subject.Definition(Form::kCross, Rows(queries, b), Narrow(Rows(z, b), 0, count));
+          },
           StrCat("cross, row ", b, ", ", Describe(c)));
     }
   }
@@ -106,7 +113,9 @@ Outcome CheckRandom(Subject& subject, const Settings& settings) {
   for (int i = 0; i < (settings.full ? 200 : 6); ++i) {
     const Outcome outcome = CheckCase(subject, settings, Draw(random));
     comparisons += outcome.comparisons;
-    const auto badness = [](const Outcome& o) { return o.tolerance > 0 ? o.error / o.tolerance : o.error > 0 ? 1e300 : 0.0; };
+    const auto badness = [](const Outcome& o) {
+      return o.tolerance > 0 ? o.error / o.tolerance : o.error > 0 ? 1e300 : 0.0;
+    };
     if (i == 0 || badness(outcome) > badness(worst)) worst = outcome;
   }
   worst.comparisons = comparisons;

@@ -7,7 +7,9 @@
 namespace cistern::verify {
 namespace {
 
-bool Applies(const Subject& subject, const Settings& settings) { return settings.Has(Form::kCausal) && subject.Has(Form::kCausal); }
+bool Applies(const Subject& subject, const Settings& settings) {
+  return settings.Has(Form::kCausal) && subject.Has(Form::kCausal);
+}
 
 State Written(Mechanism& m, const Tensors& x) {
   State state = m.EmptyState(x[0].size(0), x[0].options());
@@ -27,27 +29,34 @@ Outcome CheckState(Subject& subject, const Settings& settings) {
   State state;
   Pieces(m, first, {0, 3, 8, 9}, {}, &state);
   const State kept = state.Clone();
-  const int64_t bytes = m.Compact(state).Bytes(), empty = m.EmptyState(3, first[0].options()).Bytes();
-  meter.True((bytes == empty) == subject.info().bounded, "the state's size, declared ", subject.info().bounded ? "bounded" : "growing");
-  meter.True(bytes == m.StateBytes(3, 9, first[0].options()), "the state's size, foretold as ", m.StateBytes(3, 9, first[0].options()),
-             ", is ", bytes);
+  const int64_t bytes = m.Compact(state).Bytes(),
+                empty = m.EmptyState(3, first[0].options()).Bytes();
+  meter.True((bytes == empty) == subject.info().bounded, "the state's size, declared ",
+             subject.info().bounded ? "bounded" : "growing");
+  meter.True(bytes == m.StateBytes(3, 9, first[0].options()), "the state's size, foretold as ",
+             m.StateBytes(3, 9, first[0].options()), ", is ", bytes);
 
   const at::Tensor rows = at::tensor({2, 0, 0, 1}, at::kLong);
   State chosen = state.Reorder(rows);
   Tensors picked;
   for (const at::Tensor& y : first) picked.push_back(y.index_select(0, rows));
   const Tensors whole = Joined(picked, second);
-  meter.Close(m.Extend(second, chosen, {}), subject.Definition(Form::kCausal, whole, whole).narrow(2, 9, 5), tolerance, "reordered rows");
+  meter.Close(m.Extend(second, chosen, {}),
+              subject.Definition(Form::kCausal, whole, whole).narrow(2, 9, 5), tolerance,
+              "reordered rows");
 
-  // Continuations of one state: the clones are independent, and the one kept at the beginning still holds the first nine tokens.
+  // Continuations of one state: the clones are independent, and the one kept at the beginning still
+  // holds the first nine tokens.
   for (int round = 0; round < 2; ++round) {
     for (const int64_t row : {0, 1}) {
       State branch = kept.Clone();
       Tensors next;
-      for (const at::Tensor& y : second) next.push_back(y.narrow(0, row, 1).expand({3, -1, -1, -1}));
+      for (const at::Tensor& y : second)
+        next.push_back(y.narrow(0, row, 1).expand({3, -1, -1, -1}));
       const Tensors expected = Joined(first, next);
-      meter.Close(m.Extend(next, branch, {}), subject.Definition(Form::kCausal, expected, expected).narrow(2, 9, 5), tolerance, "branch ",
-                  row, " of a cloned state, round ", round);
+      meter.Close(m.Extend(next, branch, {}),
+                  subject.Definition(Form::kCausal, expected, expected).narrow(2, 9, 5), tolerance,
+                  "branch ", row, " of a cloned state, round ", round);
     }
   }
   return meter.result();
@@ -59,7 +68,8 @@ Outcome CheckFile(Subject& subject, const Settings& settings) {
   Meter meter;
   for (const auto dtype : {at::kDouble, at::kFloat}) {
     Mechanism& m = subject.In(dtype);
-    const Tensors first = Cast(subject.Inputs(3, 9), dtype), second = Cast(subject.Inputs(3, 5), dtype);
+    const Tensors first = Cast(subject.Inputs(3, 9), dtype),
+                  second = Cast(subject.Inputs(3, 5), dtype);
     State state;
     Pieces(m, first, {0, 4, 9}, {LengthsOf({9, 5, 0}), {}}, &state);
     TensorFile file;
@@ -74,7 +84,8 @@ Outcome CheckFile(Subject& subject, const Settings& settings) {
     for (NamedTensor& t : LoadTensors(temporary.path()).tensors) loaded[t.name] = t.value;
     fresh.In(dtype).CheckState(loaded);
     const at::Tensor want = m.Extend(second, state, {});
-    meter.Same(fresh.In(dtype).Extend(second, loaded, {}), want, at::toString(dtype), ", continued from the file");
+    meter.Same(fresh.In(dtype).Extend(second, loaded, {}), want, at::toString(dtype),
+               ", continued from the file");
   }
   return meter.result();
 }
@@ -90,13 +101,17 @@ Outcome CheckMerge(Subject& subject, const Settings& settings) {
     const State a = Written(m, Narrow(x, 0, cut)), b = Written(m, Narrow(x, cut, 20 - cut));
     State merged = m.Merge(a, b);
     if (settings.Has(Form::kCross) && subject.Has(Form::kCross))
-      meter.Close(m.Read(next, merged), subject.Definition(Form::kCross, next, x), tolerance, "read after a merge at ", cut);
+      meter.Close(m.Read(next, merged), subject.Definition(Form::kCross, next, x), tolerance,
+                  "read after a merge at ", cut);
     if (Applies(subject, settings))
-      meter.Close(m.Extend(next, merged, {}), subject.Definition(Form::kCausal, whole, whole).narrow(2, 20, 5), tolerance,
+      meter.Close(m.Extend(next, merged, {}),
+                  subject.Definition(Form::kCausal, whole, whole).narrow(2, 20, 5), tolerance,
                   "extended after a merge at ", cut);
   }
-  const State left = m.Merge(m.Merge(Written(m, Narrow(x, 0, 4)), Written(m, Narrow(x, 4, 9))), Written(m, Narrow(x, 13, 7)));
-  const State right = m.Merge(Written(m, Narrow(x, 0, 4)), m.Merge(Written(m, Narrow(x, 4, 9)), Written(m, Narrow(x, 13, 7))));
+  const State left = m.Merge(m.Merge(Written(m, Narrow(x, 0, 4)), Written(m, Narrow(x, 4, 9))),
+                             Written(m, Narrow(x, 13, 7)));
+  const State right = m.Merge(Written(m, Narrow(x, 0, 4)),
+                              m.Merge(Written(m, Narrow(x, 4, 9)), Written(m, Narrow(x, 13, 7))));
   for (const NamedTensor& t : left.tensors) {
     if (t.value.defined() && t.value.is_floating_point())
       meter.Close(right[t.name], t.value, tolerance, "three pieces in either order, ", t.name);
@@ -116,7 +131,8 @@ Outcome CheckTruncate(Subject& subject, const Settings& settings) {
     Pieces(m, x, {0, 7, 20}, {}, &state);
     m.Truncate(state, count);
     const Tensors whole = Joined(Narrow(x, 0, count), next);
-    meter.Close(m.Extend(next, state, {}), subject.Definition(Form::kCausal, whole, whole).narrow(2, count, 6),
+    meter.Close(m.Extend(next, state, {}),
+                subject.Definition(Form::kCausal, whole, whole).narrow(2, count, 6),
                 subject.Tolerance(at::kDouble), "cut back to ", count, " of 20 tokens");
   }
   return meter.result();

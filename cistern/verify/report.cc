@@ -16,14 +16,19 @@ double Badness(const Outcome& o) {
   return o.tolerance > 0 ? o.error / o.tolerance : 0;
 }
 
-// The worst of several outcomes: a failure, else the nearest to its tolerance, else why none applies.
+// The worst of several outcomes: a failure, else the nearest to its tolerance, else why none
+// applies.
 const Outcome& Worst(const std::vector<const Outcome*>& outcomes) {
-  return **std::max_element(outcomes.begin(), outcomes.end(), [](const Outcome* a, const Outcome* b) {
-    const auto rank = [](const Outcome* o) {
-      return std::make_pair(o->kind == Kind::kNotApplicable ? 0 : o->kind == Kind::kPass ? 1 : 2, Badness(*o));
-    };
-    return rank(a) < rank(b);
-  });
+  return **std::max_element(outcomes.begin(), outcomes.end(),
+                            [](const Outcome* a, const Outcome* b) {
+                              const auto rank = [](const Outcome* o) {
+                                return std::make_pair(o->kind == Kind::kNotApplicable ? 0
+                                                      : o->kind == Kind::kPass        ? 1
+                                                                                      : 2,
+                                                      Badness(*o));
+                              };
+                              return rank(a) < rank(b);
+                            });
 }
 
 std::string Padded(const std::string& text, size_t width) {
@@ -32,7 +37,9 @@ std::string Padded(const std::string& text, size_t width) {
 
 std::string Coloured(const std::string& text, Kind kind, bool colour) {
   if (!colour) return text;
-  const char* code = kind == Kind::kPass ? "\033[32m" : kind == Kind::kFail ? "\033[1;31m" : "\033[2m";
+  const char* code = kind == Kind::kPass   ? "\033[32m"
+                     : kind == Kind::kFail ? "\033[1;31m"
+                                           : "\033[2m";
   return code + text + "\033[0m";
 }
 
@@ -55,7 +62,8 @@ std::string ErrorText(double error) {
 
 std::string FailureText(const Outcome& o) {
   if (!o.reason.empty()) return o.reason;
-  return StrCat("error ", ErrorText(o.error), ", tolerance ", ErrorText(o.tolerance), ", at ", o.where);
+  return StrCat("error ", ErrorText(o.error), ", tolerance ", ErrorText(o.tolerance), ", at ",
+                o.where);
 }
 
 std::string MatrixText(const std::vector<Result>& results, const MatrixStyle& style) {
@@ -94,7 +102,8 @@ std::string MatrixText(const std::vector<Result>& results, const MatrixStyle& st
         std::string text = worst.failed() ? "FAIL" : ErrorText(worst.error);
         if (worst.kind == Kind::kNotApplicable) {
           AddOnce(reasons, worst.reason);
-          text = "-" + Letter(size_t(std::find(reasons.begin(), reasons.end(), worst.reason) - reasons.begin()));
+          text = "-" + Letter(size_t(std::find(reasons.begin(), reasons.end(), worst.reason) -
+                                     reasons.begin()));
         }
         out += "  " + Coloured(Padded(text, column), worst.kind, style.colour);
       }
@@ -107,14 +116,16 @@ std::string MatrixText(const std::vector<Result>& results, const MatrixStyle& st
   if (!reasons.empty()) out += "\n";
   for (const Result& r : results) {
     if (!r.outcome.failed()) continue;
-    out += Coloured("FAIL", Kind::kFail, style.colour) + StrCat("  ", r.mechanism, " ", r.options.dump(), ", ", r.property, ", ",
-                                                                ops::ImplName(r.implementation), ": ", FailureText(r.outcome), "\n");
+    out += Coloured("FAIL", Kind::kFail, style.colour) +
+           StrCat("  ", r.mechanism, " ", r.options.dump(), ", ", r.property, ", ",
+                  ops::ImplName(r.implementation), ": ", FailureText(r.outcome), "\n");
   }
   return out;
 }
 
 int64_t Failures(const std::vector<Result>& results) {
-  return std::count_if(results.begin(), results.end(), [](const Result& r) { return r.outcome.failed(); });
+  return std::count_if(results.begin(), results.end(),
+                       [](const Result& r) { return r.outcome.failed(); });
 }
 
 Json OutcomeJson(const Outcome& o) {
@@ -132,8 +143,10 @@ Json OutcomeJson(const Outcome& o) {
 Json ResultsJson(const std::vector<Result>& results) {
   Json all = Json::array();
   for (const Result& r : results) {
-    Json row = {
-        {"mechanism", r.mechanism}, {"options", r.options}, {"property", r.property}, {"implementation", ops::ImplName(r.implementation)}};
+    Json row = {{"mechanism", r.mechanism},
+                {"options", r.options},
+                {"property", r.property},
+                {"implementation", ops::ImplName(r.implementation)}};
     row.update(OutcomeJson(r.outcome));
     row["seconds"] = r.seconds;
     all.push_back(std::move(row));

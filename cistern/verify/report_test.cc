@@ -12,7 +12,8 @@ namespace {
 
 using testing::ExpectContains;
 
-Result Row(const std::string& mechanism, const std::string& property, double error, double tolerance, const std::string& reason = "") {
+Result Row(const std::string& mechanism, const std::string& property, double error,
+           double tolerance, const std::string& reason = "") {
   Result r{mechanism, {{"slots", 3}}, property, ops::Impl::kKernel, {}, 0.5};
   if (!reason.empty()) {
     r.outcome = NotApplicable(reason);
@@ -25,9 +26,10 @@ Result Row(const std::string& mechanism, const std::string& property, double err
 }
 
 TEST(Report, AMatrixWithALegendAndItsFailures) {
-  const std::vector<Result> results = {Row("latte", "definition", 3e-16, 1e-12), Row("latte", "definition", 2e-13, 1e-12),
-                                       Row("latte", "merge", 0, 0), Row("window", "definition", 4e-3, 1e-12),
-                                       Row("window", "merge", 0, 0, "its states do not merge")};
+  const std::vector<Result> results = {
+      Row("latte", "definition", 3e-16, 1e-12), Row("latte", "definition", 2e-13, 1e-12),
+      Row("latte", "merge", 0, 0), Row("window", "definition", 4e-3, 1e-12),
+      Row("window", "merge", 0, 0, "its states do not merge")};
   const std::string text = MatrixText(results, {100, false});
   EXPECT_EQ(text,
             "        definition  merge\n"
@@ -36,15 +38,19 @@ TEST(Report, AMatrixWithALegendAndItsFailures) {
             "\n"
             "-a  its states do not merge\n"
             "\n"
-            "FAIL  window {\"slots\":3}, definition, kernel: error 4e-03, tolerance 1e-12, at causal, T=65\n");
+            "FAIL  window {\"slots\":3}, definition, kernel: error 4e-03, tolerance 1e-12, at "
+            "causal, T=65\n");
   EXPECT_EQ(Failures(results), 1);
   const std::string narrow = MatrixText(results, {20, false});
-  ExpectContains(narrow, {"        definition\nlatte        2e-13\n", "        merge\nlatte       0\n"});
-  ExpectContains(MatrixText(results, {100, true}), {"\033[1;31m      FAIL\033[0m", "\033[32m", "\033[2m"});
+  ExpectContains(narrow,
+                 {"        definition\nlatte        2e-13\n", "        merge\nlatte       0\n"});
+  ExpectContains(MatrixText(results, {100, true}),
+                 {"\033[1;31m      FAIL\033[0m", "\033[32m", "\033[2m"});
 }
 
 TEST(Report, JsonHoldsEveryResult) {
-  const Json json = ResultsJson({Row("latte", "merge", 1e-13, 1e-12), Row("window", "merge", 0, 0, "its states do not merge")});
+  const Json json = ResultsJson({Row("latte", "merge", 1e-13, 1e-12),
+                                 Row("window", "merge", 0, 0, "its states do not merge")});
   EXPECT_EQ(json[0]["outcome"], "pass");
   EXPECT_EQ(json[0]["tolerance"], 1e-12);
   EXPECT_EQ(json[0]["options"]["slots"], 3);
@@ -56,7 +62,8 @@ TEST(Report, JsonHoldsEveryResult) {
 
 std::shared_ptr<DecoderLm> Small(const std::vector<std::string>& attention) {
   ModelConfig config;
-  config.vocab_size = 50, config.dim = 16, config.heads = 2, config.layers = 2, config.max_length = 128;
+  config.vocab_size = 50, config.dim = 16, config.heads = 2, config.layers = 2,
+  config.max_length = 128;
   config.attention = attention;
   config.conv = 3;
   config.init_std = 0.2;
@@ -68,13 +75,15 @@ TEST(ModelCheck, AModelAgreesWithItselfInEveryWay) {
   const at::Tensor ids = at::randint(50, {70}, at::kLong);
   for (const MechanismInfo* info : Mechanisms()) {
     if (!info->Supports(Form::kCausal) || !info->verbs) continue;
-    const std::string first = info->copies_scores ? "softmax" : "latte";  // one that leaves scores to be copied
+    const std::string first =
+        info->copies_scores ? "softmax" : "latte";  // one that leaves scores to be copied
     const auto model = Small({first, info->name}), twin = Small({first, info->name});
     twin->to(at::kDouble);
     const auto results = CheckModel(*model, *twin, ids, false);
     EXPECT_EQ(results.size(), 9u);
     for (const ModelResult& r : results) {
-      EXPECT_FALSE(r.outcome.failed()) << info->name << " " << r.property << ": " << FailureText(r.outcome);
+      EXPECT_FALSE(r.outcome.failed())
+          << info->name << " " << r.property << ": " << FailureText(r.outcome);
       EXPECT_GT(r.outcome.comparisons, 0) << r.property;
     }
   }
@@ -88,18 +97,22 @@ TEST(ModelCheck, ADifferentTwinIsFoundAndTheRunStopsWhenTold) {
     at::NoGradGuard guard;
     twin->parameters()[0].mul_(1.001);
   }
-  const auto results = CheckModel(*model, *twin, ids, false, [](const ModelResult&) { return false; });
+  const auto results =
+      CheckModel(*model, *twin, ids, false, [](const ModelResult&) { return false; });
   ASSERT_EQ(results.size(), 1u);
   EXPECT_EQ(results[0].property, "float");
   EXPECT_TRUE(results[0].outcome.failed());
-  ExpectContains(testing::Thrown([&] { CheckModel(*model, *twin, ids.narrow(0, 0, 5), false); }), {"[verify]", "at least 16", "[5]"});
+  ExpectContains(testing::Thrown([&] { CheckModel(*model, *twin, ids.narrow(0, 0, 5), false); }),
+                 {"[verify]", "at least 16", "[5]"});
 }
 
 TEST(ClassifierCheck, AClassifierAgreesWithItselfAndADifferentTwinIsFound) {
   auto make = [](const std::string& mechanism, const std::string& pooling) {
     ModelConfig config;
-    config.kind = "encoder_classifier", config.vocab_size = 30, config.classes = 4, config.pooling = pooling;
-    config.dim = 16, config.heads = 2, config.layers = 2, config.max_length = 64, config.init_std = 0.2;
+    config.kind = "encoder_classifier", config.vocab_size = 30, config.classes = 4,
+    config.pooling = pooling;
+    config.dim = 16, config.heads = 2, config.layers = 2, config.max_length = 64,
+    config.init_std = 0.2;
     config.attention = {mechanism};
     return std::dynamic_pointer_cast<EncoderClassifier>(MakeModel(config, 3));
   };
@@ -113,7 +126,8 @@ TEST(ClassifierCheck, AClassifierAgreesWithItselfAndADifferentTwinIsFound) {
     const auto results = CheckClassifier(*model, *twin, ids);
     ASSERT_EQ(results.size(), 4u);
     for (const ModelResult& r : results) {
-      EXPECT_FALSE(r.outcome.failed()) << info->name << " " << r.property << ": " << FailureText(r.outcome);
+      EXPECT_FALSE(r.outcome.failed())
+          << info->name << " " << r.property << ": " << FailureText(r.outcome);
       EXPECT_GT(r.outcome.comparisons, 0) << r.property;
     }
   }
@@ -123,7 +137,8 @@ TEST(ClassifierCheck, AClassifierAgreesWithItselfAndADifferentTwinIsFound) {
     at::NoGradGuard guard;
     twin->parameters()[0].mul_(1.001);
   }
-  const auto results = CheckClassifier(*model, *twin, ids, [](const ModelResult&) { return false; });
+  const auto results =
+      CheckClassifier(*model, *twin, ids, [](const ModelResult&) { return false; });
   ASSERT_EQ(results.size(), 1u);
   EXPECT_TRUE(results[0].outcome.failed());
 }

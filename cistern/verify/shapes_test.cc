@@ -1,5 +1,6 @@
-// Random batches by RapidCheck: shapes, padding, document starts, cuts and precision. The seed is printed; RC_PARAMS="seed=N max_success=N"
-// repeats or extends a run, and a failure is shrunk to a small batch before it is shown.
+// Random batches by RapidCheck: shapes, padding, document starts, cuts and precision. The seed is
+// printed; RC_PARAMS="seed=N max_success=N" repeats or extends a run, and a failure is shrunk to a
+// small batch before it is shown.
 #include <gtest/gtest.h>
 #include <rapidcheck.h>
 
@@ -20,10 +21,14 @@ RandomCase AnyCase() {
   c.batch = *rc::gen::inRange<int64_t>(1, 4);
   c.length = *rc::gen::inRange<int64_t>(1, 100);
   if (*rc::gen::arbitrary<bool>())
-    c.lengths = *rc::gen::container<std::vector<int64_t>>(size_t(c.batch), rc::gen::inRange<int64_t>(0, c.length + 1));
-  const auto token = rc::gen::pair(rc::gen::inRange<int64_t>(0, c.batch), rc::gen::inRange<int64_t>(0, c.length));
-  c.starts = *rc::gen::container<std::vector<std::pair<int64_t, int64_t>>>(size_t(*rc::gen::inRange(0, 5)), token);
-  c.cuts = *rc::gen::container<std::vector<int64_t>>(size_t(*rc::gen::inRange(0, 5)), rc::gen::inRange<int64_t>(0, c.length + 1));
+    c.lengths = *rc::gen::container<std::vector<int64_t>>(
+        size_t(c.batch), rc::gen::inRange<int64_t>(0, c.length + 1));
+  const auto token =
+      rc::gen::pair(rc::gen::inRange<int64_t>(0, c.batch), rc::gen::inRange<int64_t>(0, c.length));
+  c.starts = *rc::gen::container<std::vector<std::pair<int64_t, int64_t>>>(
+      size_t(*rc::gen::inRange(0, 5)), token);
+  c.cuts = *rc::gen::container<std::vector<int64_t>>(size_t(*rc::gen::inRange(0, 5)),
+                                                     rc::gen::inRange<int64_t>(0, c.length + 1));
   c.cuts.push_back(0);
   c.cuts.push_back(c.length);
   std::sort(c.cuts.begin(), c.cuts.end());
@@ -44,7 +49,8 @@ TEST_P(Shapes, AnyBatchIsItsDocumentsAlone) {
       const bool holds = rc::check(StrCat(subject.Name(), ", ", ops::ImplName(impl)), [&] {
         const RandomCase c = AnyCase();
         const Outcome outcome = CheckCase(subject, {}, c);
-        RC_LOG() << Describe(c) << ": error " << outcome.error << ", tolerance " << outcome.tolerance << ", at " << outcome.where << "\n";
+        RC_LOG() << Describe(c) << ": error " << outcome.error << ", tolerance "
+                 << outcome.tolerance << ", at " << outcome.where << "\n";
         RC_ASSERT(!outcome.failed());
       });
       EXPECT_TRUE(holds) << subject.Name() << ", " << ops::ImplName(impl);
@@ -52,7 +58,8 @@ TEST_P(Shapes, AnyBatchIsItsDocumentsAlone) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(All, Shapes, ::testing::ValuesIn(Mechanisms()), [](const auto& row) { return row.param->name; });
+INSTANTIATE_TEST_SUITE_P(All, Shapes, ::testing::ValuesIn(Mechanisms()),
+                         [](const auto& row) { return row.param->name; });
 
 }  // namespace
 }  // namespace cistern::verify

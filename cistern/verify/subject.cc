@@ -24,7 +24,8 @@ int64_t HeadsOf(const std::string& name) {
 
 }  // namespace
 
-Subject::Subject(const MechanismInfo& info, const Json& options, uint64_t seed, int64_t heads, int64_t max_length)
+Subject::Subject(const MechanismInfo& info, const Json& options, uint64_t seed, int64_t heads,
+                 int64_t max_length)
     : info_(info), options_(options), seed_(seed) {
   dims_.heads = heads > 0 ? heads : HeadsOf(info.name);
   dims_.dim = 5 * dims_.heads;
@@ -35,7 +36,9 @@ Subject::Subject(const MechanismInfo& info, const Json& options, uint64_t seed, 
   mechanism_->to(at::kDouble);
 }
 
-std::string Subject::Name() const { return info_.name + (options_.empty() ? "" : " " + options_.dump()); }
+std::string Subject::Name() const {
+  return info_.name + (options_.empty() ? "" : " " + options_.dump());
+}
 
 Mechanism& Subject::In(at::ScalarType dtype) {
   if (dtype != dtype_) mechanism_->to(dtype);
@@ -43,7 +46,9 @@ Mechanism& Subject::In(at::ScalarType dtype) {
   return *mechanism_;
 }
 
-bool Subject::Has(Form form) const { return info_.Supports(form) && (info_.verbs || form == Form::kBidirectional); }
+bool Subject::Has(Form form) const {
+  return info_.Supports(form) && (info_.verbs || form == Form::kBidirectional);
+}
 
 Tensors Subject::Inputs(int64_t batch, int64_t length, double scale) const {
   Tensors x;
@@ -55,7 +60,9 @@ Tensors Subject::Inputs(int64_t batch, int64_t length, double scale) const {
   return x;
 }
 
-at::Tensor Subject::Weights(int64_t batch, int64_t length) const { return Normal({batch, dims_.heads, length, width()}); }
+at::Tensor Subject::Weights(int64_t batch, int64_t length) const {
+  return Normal({batch, dims_.heads, length, width()});
+}
 
 at::Tensor Subject::Definition(Form form, const Tensors& queries, const Tensors& x) {
   constexpr size_t kRemembered = 96;
@@ -63,23 +70,32 @@ at::Tensor Subject::Definition(Form form, const Tensors& queries, const Tensors&
   Tensors inputs = Cast(queries, at::kDouble);
   for (const at::Tensor& t : x) inputs.push_back(t.to(at::kDouble));
   for (const Known& known : known_) {
-    const auto same = [](const at::Tensor& a, const at::Tensor& b) { return a.sizes() == b.sizes() && at::equal(a, b); };
-    if (known.form == form && std::equal(inputs.begin(), inputs.end(), known.inputs.begin(), known.inputs.end(), same)) return known.out;
+    const auto same = [](const at::Tensor& a, const at::Tensor& b) {
+      return a.sizes() == b.sizes() && at::equal(a, b);
+    };
+    if (known.form == form &&
+        std::equal(inputs.begin(), inputs.end(), known.inputs.begin(), known.inputs.end(), same))
+      return known.out;
   }
-  Known fresh{form, {}, In(at::kDouble).Definition(form, Cast(queries, at::kDouble), Cast(x, at::kDouble))};
-  for (const at::Tensor& t : inputs) fresh.inputs.push_back(t.clone());  // callers may go on to change theirs
+  Known fresh{
+      form, {}, In(at::kDouble).Definition(form, Cast(queries, at::kDouble), Cast(x, at::kDouble))};
+  for (const at::Tensor& t : inputs)
+    fresh.inputs.push_back(t.clone());  // callers may go on to change theirs
   known_.push_back(std::move(fresh));
   if (known_.size() > kRemembered) known_.pop_front();
   return known_.back().out;
 }
 
 double Subject::Tolerance(at::ScalarType dtype) const {
-  return dtype == at::kDouble ? 1e-12 * std::max(1.0, info_.tolerance / 1e-6) : info_.tolerance + 1e-6;
+  return dtype == at::kDouble ? 1e-12 * std::max(1.0, info_.tolerance / 1e-6)
+                              : info_.tolerance + 1e-6;
 }
 
-double Subject::Tolerance(at::ScalarType dtype, Form form, const Tensors& queries, const Tensors& x) {
+double Subject::Tolerance(at::ScalarType dtype, Form form, const Tensors& queries,
+                          const Tensors& x) {
   if (form != Form::kCross) {
-    return Tolerance(dtype, x, Definition(form, x, x), [&](const Tensors& moved) { return Definition(form, moved, moved); });
+    return Tolerance(dtype, x, Definition(form, x, x),
+                     [&](const Tensors& moved) { return Definition(form, moved, moved); });
   }
   Tensors inputs = queries;
   inputs.insert(inputs.end(), x.begin(), x.end());
@@ -93,11 +109,14 @@ double Subject::Tolerance(at::ScalarType dtype, const Tensors& inputs, const at:
                           const std::function<at::Tensor(const Tensors&)>& define) const {
   const double unit = dtype == at::kDouble ? std::ldexp(1, -52) : std::ldexp(1, -23);
   Tensors moved;
-  for (const at::Tensor& t : inputs) moved.push_back(t * (1 + unit * (2 * at::rand(t.sizes(), t.options()) - 1)));
+  for (const at::Tensor& t : inputs)
+    moved.push_back(t * (1 + unit * (2 * at::rand(t.sizes(), t.options()) - 1)));
   return Tolerance(dtype) + 16 * std::min(RelativeRms(define(moved), want), 1.0);
 }
 
-at::Tensor Normal(at::IntArrayRef sizes, double scale) { return (at::randn(sizes, at::kDouble) * scale).to(at::kFloat).to(at::kDouble); }
+at::Tensor Normal(at::IntArrayRef sizes, double scale) {
+  return (at::randn(sizes, at::kDouble) * scale).to(at::kFloat).to(at::kDouble);
+}
 
 namespace {
 
@@ -131,8 +150,11 @@ Tensors Joined(const Tensors& a, const Tensors& b) {
 Tensors HeadsLast(const Tensors& x) {
   return Map(x, [](const at::Tensor& t) {
     const int64_t columns = t.size(1) * t.size(3);
-    const at::Tensor memory = at::full({t.size(0), t.size(2), columns + 3}, std::nan(""), t.options());
-    const at::Tensor view = memory.narrow(2, 0, columns).view({t.size(0), t.size(2), t.size(1), t.size(3)}).transpose(1, 2);
+    const at::Tensor memory =
+        at::full({t.size(0), t.size(2), columns + 3}, std::nan(""), t.options());
+    const at::Tensor view = memory.narrow(2, 0, columns)
+                                .view({t.size(0), t.size(2), t.size(1), t.size(3)})
+                                .transpose(1, 2);
     view.copy_(t.detach());
     return view;
   });
@@ -140,13 +162,15 @@ Tensors HeadsLast(const Tensors& x) {
 
 at::Tensor LengthsOf(const std::vector<int64_t>& lengths) { return at::tensor(lengths, at::kLong); }
 
-at::Tensor StartsAt(int64_t batch, int64_t length, const std::vector<std::pair<int64_t, int64_t>>& at) {
+at::Tensor StartsAt(int64_t batch, int64_t length,
+                    const std::vector<std::pair<int64_t, int64_t>>& at) {
   const at::Tensor starts = at::zeros({batch, length}, at::kBool);
   for (const auto& [row, token] : at) starts.select(0, row).select(0, token).fill_(true);
   return starts;
 }
 
-at::Tensor Whole(Mechanism& m, Form form, const Tensors& queries, const Tensors& x, const ops::Mask& mask) {
+at::Tensor Whole(Mechanism& m, Form form, const Tensors& queries, const Tensors& x,
+                 const ops::Mask& mask) {
   if (form == Form::kBidirectional) return m.Bidirectional(x, mask);
   State state = m.EmptyState(x[0].size(0), x[0].options().requires_grad(false));
   if (form == Form::kCausal) return m.Extend(x, state, mask);
@@ -154,7 +178,8 @@ at::Tensor Whole(Mechanism& m, Form form, const Tensors& queries, const Tensors&
   return m.Read(queries, state);
 }
 
-at::Tensor Pieces(Mechanism& m, const Tensors& x, const std::vector<int64_t>& cuts, const ops::Mask& mask, State* state_out) {
+at::Tensor Pieces(Mechanism& m, const Tensors& x, const std::vector<int64_t>& cuts,
+                  const ops::Mask& mask, State* state_out) {
   State state = m.EmptyState(x[0].size(0), x[0].options().requires_grad(false));
   Tensors outs;
   for (size_t i = 0; i + 1 < cuts.size(); ++i) {
@@ -179,7 +204,8 @@ std::vector<Document> DocumentsOf(const ops::Mask& mask, int64_t batch, int64_t 
   for (int64_t b = 0; b < batch; ++b) {
     const int64_t end = mask.lengths ? mask.lengths->select(0, b).item<int64_t>() : length;
     for (int64_t t = 0; t < end; ++t) {
-      if (t == 0 || (mask.starts && mask.starts->select(0, b).select(0, t).item<bool>())) documents.push_back({b, t, 0});
+      if (t == 0 || (mask.starts && mask.starts->select(0, b).select(0, t).item<bool>()))
+        documents.push_back({b, t, 0});
       ++documents.back().count;
     }
   }
@@ -191,7 +217,9 @@ at::Tensor DefinitionOf(Subject& subject, Form form, const Tensors& x, const ops
   const at::Tensor out = at::zeros({batch, subject.heads(), length, subject.width()}, at::kDouble);
   for (const Document& d : DocumentsOf(mask, batch, length)) {
     const Tensors alone = Narrow(Rows(x, d.row), d.begin, d.count);
-    out.narrow(0, d.row, 1).narrow(2, d.begin, d.count).copy_(subject.Definition(form, alone, alone));
+    out.narrow(0, d.row, 1)
+        .narrow(2, d.begin, d.count)
+        .copy_(subject.Definition(form, alone, alone));
   }
   return out;
 }

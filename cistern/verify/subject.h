@@ -12,15 +12,19 @@ namespace cistern::verify {
 
 using Tensors = std::vector<at::Tensor>;
 
-// Projected tensors are [B,H,T,width/H] each (H of the projection), in declared order: doubles that float holds exactly, so that every
-// precision computes the same problem.
+// Projected tensors are [B,H,T,width/H] each (H of the projection), in declared order: doubles that
+// float holds exactly, so that every precision computes the same problem.
 class Subject {
  public:
-  // Parameters are made in float from the seed; evaluation mode. `heads` 0: two, or those of head groups.
-  Subject(const MechanismInfo& info, const Json& options, uint64_t seed, int64_t heads = 0, int64_t max_length = 256);
+  // Parameters are made in float from the seed; evaluation mode. `heads` 0: two, or those of head
+  // groups.
+  Subject(const MechanismInfo& info, const Json& options, uint64_t seed, int64_t heads = 0,
+          int64_t max_length = 256);
 
   // A new instance with the same parameters; `heads` 1: with one head, and parameters of its own.
-  Subject Again(int64_t heads = 0) const { return {info_, options_, seed_, heads > 0 ? heads : dims_.heads, dims_.max_length}; }
+  Subject Again(int64_t heads = 0) const {
+    return {info_, options_, seed_, heads > 0 ? heads : dims_.heads, dims_.max_length};
+  }
 
   const MechanismInfo& info() const { return info_; }
   const Json& options() const { return options_; }
@@ -33,15 +37,19 @@ class Subject {
   // Forms that can be run: causal and cross need the verbs.
   bool Has(Form form) const;
   Tensors Inputs(int64_t batch, int64_t length, double scale = 1) const;
-  at::Tensor Weights(int64_t batch, int64_t length) const;  // [B,H,T,d], to make one number of an output
+  at::Tensor Weights(int64_t batch,
+                     int64_t length) const;  // [B,H,T,d], to make one number of an output
   // The last ones are remembered: every implementation is compared with the same.
   at::Tensor Definition(Form form, const Tensors& queries, const Tensors& x);
-  // How far an output may be from the definition, relative RMS: what the mechanism declares in float, plus 2^-22 of logits up to 4; 1e-12
-  // in double, and as much more as the mechanism declares above the usual 1e-6.
+  // How far an output may be from the definition, relative RMS: what the mechanism declares in
+  // float, plus 2^-22 of logits up to 4; 1e-12 in double, and as much more as the mechanism
+  // declares above the usual 1e-6.
   double Tolerance(at::ScalarType dtype) const;
-  // The same plus 16 times what rounding the inputs to this type once would change: for problems that are ill conditioned.
+  // The same plus 16 times what rounding the inputs to this type once would change: for problems
+  // that are ill conditioned.
   double Tolerance(at::ScalarType dtype, Form form, const Tensors& queries, const Tensors& x);
-  // The same, where `define` says what the outputs are: it gives `want` for the inputs, and is asked once more with these rounded.
+  // The same, where `define` says what the outputs are: it gives `want` for the inputs, and is
+  // asked once more with these rounded.
   double Tolerance(at::ScalarType dtype, const Tensors& inputs, const at::Tensor& want,
                    const std::function<at::Tensor(const Tensors&)>& define) const;
 
@@ -74,12 +82,16 @@ Tensors HeadsLast(const Tensors& x);
 
 at::Tensor LengthsOf(const std::vector<int64_t>& lengths);
 // [B,T] bool, true at the given (row, token).
-at::Tensor StartsAt(int64_t batch, int64_t length, const std::vector<std::pair<int64_t, int64_t>>& at);
+at::Tensor StartsAt(int64_t batch, int64_t length,
+                    const std::vector<std::pair<int64_t, int64_t>>& at);
 
 // The whole at once. Cross writes x and reads with the queries; elsewhere these are x.
-at::Tensor Whole(Mechanism& m, Form form, const Tensors& queries, const Tensors& x, const ops::Mask& mask = {});
-// Extends piece by piece from the empty state; cuts begin with 0 and end with the length. The last state is left in `state`.
-at::Tensor Pieces(Mechanism& m, const Tensors& x, const std::vector<int64_t>& cuts, const ops::Mask& mask = {}, State* state = nullptr);
+at::Tensor Whole(Mechanism& m, Form form, const Tensors& queries, const Tensors& x,
+                 const ops::Mask& mask = {});
+// Extends piece by piece from the empty state; cuts begin with 0 and end with the length. The last
+// state is left in `state`.
+at::Tensor Pieces(Mechanism& m, const Tensors& x, const std::vector<int64_t>& cuts,
+                  const ops::Mask& mask = {}, State* state = nullptr);
 std::vector<int64_t> EachToken(int64_t length);
 
 // A row's documents; those of a packed batch are each alone.

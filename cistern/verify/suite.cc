@@ -9,7 +9,9 @@
 
 namespace cistern::verify {
 
-bool Settings::Has(Form form) const { return std::find(forms.begin(), forms.end(), form) != forms.end(); }
+bool Settings::Has(Form form) const {
+  return std::find(forms.begin(), forms.end(), form) != forms.end();
+}
 
 std::vector<int64_t> Settings::Lengths() const {
   if (!lengths.empty()) return lengths;
@@ -19,34 +21,50 @@ std::vector<int64_t> Settings::Lengths() const {
 
 bool Property::Runs(ops::Impl impl, const Settings& settings) const {
   if (impl == ops::Impl::kKernel || scope == Scope::kNumbers) return true;
-  return scope == Scope::kForms && (settings.full || impl == ops::Impl::kComposite || settings.implementations.size() == 1);
+  return scope == Scope::kForms &&
+         (settings.full || impl == ops::Impl::kComposite || settings.implementations.size() == 1);
 }
 
 const std::vector<Property>& Properties() {
   static const std::vector<Property> all = {
-      {"definition", "every form equals its definition, in double", CheckDefinition, Property::Scope::kNumbers},
+      {"definition", "every form equals its definition, in double", CheckDefinition,
+       Property::Scope::kNumbers},
       {"float", "every form in float equals its definition", CheckFloat, Property::Scope::kNumbers},
       {"one-head", "one row with one head equals its definition", CheckOneHead},
-      {"extreme", "inputs a thousand times larger give what they should, as far as their precision allows", CheckExtreme},
-      {"empty", "no tokens, no rows, and rows of padding alone give zeros and no gradient", CheckEmpty},
-      {"prefix", "causal output t is the last row of the bidirectional form of tokens 0 to t", CheckPrefix},
-      {"pieces", "the whole sequence = any two pieces = token by token; written in pieces = written at once", CheckPieces},
-      {"piece-grad", "the same for the gradients, which pass through the state", CheckPieceGradients},
-      {"future", "no change of later tokens changes earlier outputs (our kernels: not one bit)", CheckFuture},
-      {"gradient", "gradients equal finite differences: of inputs, parameters and the state, padded and packed", CheckGradient,
-       Property::Scope::kNumbers},
-      {"padding", "padding changes nothing, reads as zero and has exactly zero gradient", CheckPadding},
+      {"extreme",
+       "inputs a thousand times larger give what they should, as far as their precision allows",
+       CheckExtreme},
+      {"empty", "no tokens, no rows, and rows of padding alone give zeros and no gradient",
+       CheckEmpty},
+      {"prefix", "causal output t is the last row of the bidirectional form of tokens 0 to t",
+       CheckPrefix},
+      {"pieces",
+       "the whole sequence = any two pieces = token by token; written in pieces = written at once",
+       CheckPieces},
+      {"piece-grad", "the same for the gradients, which pass through the state",
+       CheckPieceGradients},
+      {"future", "no change of later tokens changes earlier outputs (our kernels: not one bit)",
+       CheckFuture},
+      {"gradient",
+       "gradients equal finite differences: of inputs, parameters and the state, padded and packed",
+       CheckGradient, Property::Scope::kNumbers},
+      {"padding", "padding changes nothing, reads as zero and has exactly zero gradient",
+       CheckPadding},
       {"resume", "rows of different lengths each go on where they stopped", CheckResume},
       {"batch", "a row alone = in a batch, whatever stands beside it", CheckBatch},
       {"packed", "documents packed in a row = each alone, gradients too", CheckPacked},
-      {"random", "all of this at random shapes, lengths, document starts and cuts", CheckRandom, Property::Scope::kNumbers},
+      {"random", "all of this at random shapes, lengths, document starts and cuts", CheckRandom,
+       Property::Scope::kNumbers},
       {"state", "states are cloned and reordered, and of the declared size", CheckState},
       {"file", "a state saved to a file and loaded goes on with the same bits", CheckFile},
       {"merge", "states of two adjacent pieces merge into the state of the whole", CheckMerge},
       {"truncate", "a state cut back goes on as if the rest had never been", CheckTruncate},
-      {"threads", "the same for any number of threads (our kernels: the same bits)", CheckThreads, Property::Scope::kMachine},
-      {"simd", "every instruction set of this machine gives the reference's numbers", CheckSimd, Property::Scope::kMachine},
-      {"poison", "nothing is read that was not written: unset memory holds NaN", CheckPoison, Property::Scope::kMachine},
+      {"threads", "the same for any number of threads (our kernels: the same bits)", CheckThreads,
+       Property::Scope::kMachine},
+      {"simd", "every instruction set of this machine gives the reference's numbers", CheckSimd,
+       Property::Scope::kMachine},
+      {"poison", "nothing is read that was not written: unset memory holds NaN", CheckPoison,
+       Property::Scope::kMachine},
   };
   return all;
 }
@@ -60,7 +78,8 @@ const Property& FindProperty(const std::string& name) {
   throw UsageError(UnknownName("property", name, names));
 }
 
-Outcome RunCheck(const Property& property, Subject& subject, ops::Impl impl, const Settings& settings) {
+Outcome RunCheck(const Property& property, Subject& subject, ops::Impl impl,
+                 const Settings& settings) {
   const ops::ImplScope scope(impl);
   at::manual_seed(settings.seed);
   Outcome outcome;
@@ -85,8 +104,10 @@ int64_t LongestOf(const Settings& settings) {
 
 }  // namespace
 
-std::vector<Result> RunSuite(const std::vector<const MechanismInfo*>& mechanisms, const std::vector<const Property*>& properties,
-                             const Settings& settings, const std::function<bool(const Result&)>& done) {
+std::vector<Result> RunSuite(const std::vector<const MechanismInfo*>& mechanisms,
+                             const std::vector<const Property*>& properties,
+                             const Settings& settings,
+                             const std::function<bool(const Result&)>& done) {
   std::vector<Result> results;
   for (const MechanismInfo* info : mechanisms) {
     for (const Json& options : info->cases) {
@@ -95,8 +116,14 @@ std::vector<Result> RunSuite(const std::vector<const MechanismInfo*>& mechanisms
         for (const ops::Impl impl : settings.implementations) {
           if (!property->Runs(impl, settings)) continue;
           const auto begin = std::chrono::steady_clock::now();
-          Result result{info->name, options, property->name, impl, RunCheck(*property, subject, impl, settings), 0};
-          result.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+          Result result{info->name,
+                        options,
+                        property->name,
+                        impl,
+                        RunCheck(*property, subject, impl, settings),
+                        0};
+          result.seconds =
+              std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
           results.push_back(std::move(result));
           if (done && !done(results.back())) return results;
         }
@@ -106,8 +133,8 @@ std::vector<Result> RunSuite(const std::vector<const MechanismInfo*>& mechanisms
   return results;
 }
 
-int64_t CountChecks(const std::vector<const MechanismInfo*>& mechanisms, const std::vector<const Property*>& properties,
-                    const Settings& settings) {
+int64_t CountChecks(const std::vector<const MechanismInfo*>& mechanisms,
+                    const std::vector<const Property*>& properties, const Settings& settings) {
   int64_t cases = 0, each = 0;
   for (const MechanismInfo* info : mechanisms) cases += int64_t(info->cases.size());
   for (const Property* property : properties) {

@@ -1,6 +1,7 @@
 #pragma once
-// The conformance suite: properties that every mechanism must have, checked from what it declares alone. `cistern verify` runs it on the
-// user's machine, the tests run it on every mechanism, and mutants_test.cc proves that it catches defects.
+// The conformance suite: properties that every mechanism must have, checked from what it declares
+// alone. `cistern verify` runs it on the user's machine, the tests run it on every mechanism, and
+// mutants_test.cc proves that it catches defects.
 #include <functional>
 #include <string>
 #include <vector>
@@ -12,7 +13,8 @@
 namespace cistern::verify {
 
 struct Settings {
-  std::vector<ops::Impl> implementations = {ops::Impl::kKernel, ops::Impl::kComposite, ops::Impl::kReference};
+  std::vector<ops::Impl> implementations = {ops::Impl::kKernel, ops::Impl::kComposite,
+                                            ops::Impl::kReference};
   std::vector<Form> forms = {Form::kBidirectional, Form::kCausal, Form::kCross};
   std::vector<int64_t> lengths;  // that the definition is compared at; empty: a choice of ours
   bool full = false;             // more lengths, every split point, more random shapes
@@ -26,8 +28,8 @@ struct Settings {
 using Check = Outcome (*)(Subject& subject, const Settings& settings);
 
 struct Property {
-  // The implementations it is checked in: all of them; all, but the reference only in a full run or when nothing else is asked for; the
-  // kernels alone.
+  // The implementations it is checked in: all of them; all, but the reference only in a full run or
+  // when nothing else is asked for; the kernels alone.
   enum class Scope { kNumbers, kForms, kMachine };
 
   std::string name;         // a word: a column of the matrix
@@ -40,9 +42,10 @@ struct Property {
 const std::vector<Property>& Properties();
 const Property& FindProperty(const std::string& name);  // UsageError with the nearest name
 
-// One check: the property of the subject in an implementation. Seeds torch, so that it can be repeated alone. An exception is a failure
-// with its message.
-Outcome RunCheck(const Property& property, Subject& subject, ops::Impl impl, const Settings& settings);
+// One check: the property of the subject in an implementation. Seeds torch, so that it can be
+// repeated alone. An exception is a failure with its message.
+Outcome RunCheck(const Property& property, Subject& subject, ops::Impl impl,
+                 const Settings& settings);
 
 // A cell of the result: one mechanism with one set of options, one property, one implementation.
 struct Result {
@@ -55,9 +58,11 @@ struct Result {
 };
 
 // All cases of the mechanisms. `done` hears of each result and stops the run by returning false.
-std::vector<Result> RunSuite(const std::vector<const MechanismInfo*>& mechanisms, const std::vector<const Property*>& properties,
-                             const Settings& settings, const std::function<bool(const Result&)>& done = nullptr);
-int64_t CountChecks(const std::vector<const MechanismInfo*>& mechanisms, const std::vector<const Property*>& properties,
-                    const Settings& settings);
+std::vector<Result> RunSuite(const std::vector<const MechanismInfo*>& mechanisms,
+                             const std::vector<const Property*>& properties,
+                             const Settings& settings,
+                             const std::function<bool(const Result&)>& done = nullptr);
+int64_t CountChecks(const std::vector<const MechanismInfo*>& mechanisms,
+                    const std::vector<const Property*>& properties, const Settings& settings);
 
 }  // namespace cistern::verify

@@ -27,7 +27,8 @@ std::vector<Row> Rows() {
 }
 
 std::string NameOf(const ::testing::TestParamInfo<Row>& row) {
-  std::string name = StrCat(row.param.info->name, "_", row.param.number, "_", row.param.property->name);
+  std::string name =
+      StrCat(row.param.info->name, "_", row.param.number, "_", row.param.property->name);
   for (char& c : name) c = std::isalnum(static_cast<unsigned char>(c)) ? c : '_';
   return name;
 }
@@ -41,9 +42,10 @@ TEST_P(Conformance, Holds) {
   for (const ops::Impl impl : settings.implementations) {
     if (!row.property->Runs(impl, settings)) continue;
     const Outcome outcome = RunCheck(*row.property, subject, impl, settings);
-    EXPECT_FALSE(outcome.failed()) << subject.Name() << ", " << ops::ImplName(impl) << ": " << row.property->description << "\nerror "
-                                   << outcome.error << ", tolerance " << outcome.tolerance << ", at " << outcome.where << " "
-                                   << outcome.reason << "\nseed " << settings.seed;
+    EXPECT_FALSE(outcome.failed())
+        << subject.Name() << ", " << ops::ImplName(impl) << ": " << row.property->description
+        << "\nerror " << outcome.error << ", tolerance " << outcome.tolerance << ", at "
+        << outcome.where << " " << outcome.reason << "\nseed " << settings.seed;
   }
 }
 
@@ -51,7 +53,8 @@ INSTANTIATE_TEST_SUITE_P(All, Conformance, ::testing::ValuesIn(Rows()), NameOf);
 
 TEST(Suite, NamesAreKnownAndCounted) {
   EXPECT_EQ(FindProperty("packed").name, "packed");
-  testing::ExpectContains(testing::Thrown([] { FindProperty("pakced"); }), {"property 'pakced'", "did you mean 'packed'?"});
+  testing::ExpectContains(testing::Thrown([] { FindProperty("pakced"); }),
+                          {"property 'pakced'", "did you mean 'packed'?"});
   const std::vector<const MechanismInfo*> latte = {&FindMechanism("latte")};
   const std::vector<const Property*> some = {&FindProperty("empty"), &FindProperty("simd")};
   const Settings settings;
@@ -70,17 +73,21 @@ TEST(Suite, HeadGroupsAreAMechanismToo) {
   EXPECT_EQ(subject.heads(), 3);
   for (const char* name : {"definition", "pieces", "packed", "file"}) {
     const Outcome outcome = RunCheck(FindProperty(name), subject, ops::Impl::kKernel, {});
-    EXPECT_EQ(outcome.kind, Outcome::Kind::kPass) << name << ": " << outcome.where << outcome.reason;
+    EXPECT_EQ(outcome.kind, Outcome::Kind::kPass)
+        << name << ": " << outcome.where << outcome.reason;
   }
-  EXPECT_EQ(RunCheck(FindProperty("one-head"), subject, ops::Impl::kKernel, {}).kind, Outcome::Kind::kNotApplicable);
+  EXPECT_EQ(RunCheck(FindProperty("one-head"), subject, ops::Impl::kKernel, {}).kind,
+            Outcome::Kind::kNotApplicable);
 }
 
 TEST(Suite, OnlyTheFormsAskedForAreRun) {
   Settings settings;
   settings.forms = {Form::kCross};
   Subject subject(FindMechanism("latte"), {{"latents", 6}}, 1);
-  EXPECT_EQ(RunCheck(FindProperty("future"), subject, ops::Impl::kKernel, settings).kind, Outcome::Kind::kNotApplicable);
-  const Outcome definition = RunCheck(FindProperty("definition"), subject, ops::Impl::kKernel, settings);
+  EXPECT_EQ(RunCheck(FindProperty("future"), subject, ops::Impl::kKernel, settings).kind,
+            Outcome::Kind::kNotApplicable);
+  const Outcome definition =
+      RunCheck(FindProperty("definition"), subject, ops::Impl::kKernel, settings);
   EXPECT_EQ(definition.kind, Outcome::Kind::kPass);
   EXPECT_NE(definition.where.find("cross"), std::string::npos) << definition.where;
   EXPECT_GT(definition.error, 0);

@@ -14,7 +14,9 @@ class TemporaryFile {
  public:
   TemporaryFile() {
     static std::atomic<int> number{0};
-    path_ = (std::filesystem::temp_directory_path() / StrCat("cistern-verify-", ::getpid(), "-", number++, ".safetensors")).string();
+    path_ = (std::filesystem::temp_directory_path() /
+             StrCat("cistern-verify-", ::getpid(), "-", number++, ".safetensors"))
+                .string();
   }
   ~TemporaryFile() {
     std::error_code ignored;

@@ -1,5 +1,6 @@
-// A mechanism outside the tree: made from options, run whole, in pieces, token by token and as the last row of the bidirectional form.
-// All must agree; the program prints by how much they differ and fails where that is more than rounding.
+// A mechanism outside the tree: made from options, run whole, in pieces, token by token and as the
+// last row of the bidirectional form. All must agree; the program prints by how much they differ
+// and fails where that is more than rounding.
 #include <ATen/ATen.h>
 
 #include <algorithm>
@@ -28,24 +29,31 @@ at::Tensor InPieces(cistern::Mechanism& mechanism, const std::vector<at::Tensor>
   return at::cat(out, 2);
 }
 
-double Difference(const at::Tensor& a, const at::Tensor& b) { return (a - b).abs().max().item<double>(); }
+double Difference(const at::Tensor& a, const at::Tensor& b) {
+  return (a - b).abs().max().item<double>();
+}
 
 bool Agree(const cistern::Json& options) {
   const int64_t batch = 2, length = 100;
   cistern::AttentionDims dims;
   dims.dim = 64;
   dims.heads = 4;
-  const auto mechanism = cistern::mean_mechanism().make(options, dims);  // an unknown option is an error with the nearest name
-  std::vector<at::Tensor> x;                                             // projected tensors, in declared order
+  const auto mechanism = cistern::mean_mechanism().make(
+      options, dims);         // an unknown option is an error with the nearest name
+  std::vector<at::Tensor> x;  // projected tensors, in declared order
   for (const cistern::Projection& p : mechanism->Projections())
     x.push_back(at::randn({batch, dims.heads, length, p.width / dims.heads}, at::kDouble));
 
   const at::Tensor whole = InPieces(*mechanism, x, length);
-  const double pieces = Difference(whole, InPieces(*mechanism, x, 33)), tokens = Difference(whole, InPieces(*mechanism, x, 1));
+  const double pieces = Difference(whole, InPieces(*mechanism, x, 33)),
+               tokens = Difference(whole, InPieces(*mechanism, x, 1));
   const at::Tensor last = mechanism->Bidirectional(x, {}).narrow(2, length - 1, 1);
   const double prefix = Difference(whole.narrow(2, length - 1, 1), last);
-  std::printf("%-28s pieces of 33: %.1e   token by token: %.1e   bidirectional, last token: %.1e   state: %lld bytes\n",
-              options.dump().c_str(), pieces, tokens, prefix, static_cast<long long>(mechanism->EmptyState(1, at::kFloat).Bytes()));
+  std::printf(
+      "%-28s pieces of 33: %.1e   token by token: %.1e   bidirectional, last token: %.1e   state: "
+      "%lld bytes\n",
+      options.dump().c_str(), pieces, tokens, prefix,
+      static_cast<long long>(mechanism->EmptyState(1, at::kFloat).Bytes()));
   return pieces < 1e-12 && tokens < 1e-12 && prefix < 1e-12;
 }
 

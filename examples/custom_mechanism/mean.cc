@@ -12,7 +12,8 @@ const MechanismInfo& mean_mechanism() {
     i.name = "mean";
     i.title = "Gated running mean";
     i.source = "examples/custom_mechanism";
-    i.summary = "A few slots, each the running mean of the values, weighted by a gate of the token.";
+    i.summary =
+        "A few slots, each the running mean of the values, weighted by a gate of the token.";
     i.forms = {Form::kBidirectional, Form::kCausal, Form::kCross};
     i.positions = {"none", "learned", "sinusoidal"};
     i.time = "O(T n d)";
@@ -32,7 +33,8 @@ Fields MeanMechanism::Describe(Options& options) {
   return f;
 }
 
-MeanMechanism::MeanMechanism(const MechanismInfo& info, const Options& options, const AttentionDims& dims)
+MeanMechanism::MeanMechanism(const MechanismInfo& info, const Options& options,
+                             const AttentionDims& dims)
     : Mechanism(info, dims), options_(options) {}
 
 // The layer makes a linear map for each, over all heads; the core sees [B,H,T,width/H].
@@ -42,21 +44,27 @@ std::vector<Projection> MeanMechanism::Projections() const {
 }
 
 State MeanMechanism::EmptyState(int64_t batch, const at::TensorOptions& options) const {
-  const ops::SlotState slots = ops::EmptySlots(batch, dims().heads, options_.slots, dims().dim / dims().heads, options);
+  const ops::SlotState slots =
+      ops::EmptySlots(batch, dims().heads, options_.slots, dims().dim / dims().heads, options);
   return {{{"memory", slots.memory}, {"z", slots.z}}};
 }
 
-at::Tensor MeanMechanism::LogWeights(const std::vector<at::Tensor>& x) const { return options_.gated ? x[1] : at::zeros_like(x[1]); }
+at::Tensor MeanMechanism::LogWeights(const std::vector<at::Tensor>& x) const {
+  return options_.gated ? x[1] : at::zeros_like(x[1]);
+}
 
-at::Tensor MeanMechanism::Extend(const std::vector<at::Tensor>& x, State& state, const ops::Mask& mask) {
-  ops::SlotResult result = ops::SlotRead(at::softmax(x[0], -1), LogWeights(x), x[2], {state["memory"], state["z"]}, mask);
+at::Tensor MeanMechanism::Extend(const std::vector<at::Tensor>& x, State& state,
+                                 const ops::Mask& mask) {
+  ops::SlotResult result = ops::SlotRead(at::softmax(x[0], -1), LogWeights(x), x[2],
+                                         {state["memory"], state["z"]}, mask);
   state["memory"] = result.state.memory;
   state["z"] = result.state.z;
   return result.out;
 }
 
 void MeanMechanism::Write(const std::vector<at::Tensor>& x, State& state, const ops::Mask& mask) {
-  const ops::SlotState slots = ops::SlotWrite(LogWeights(x), x[2], {state["memory"], state["z"]}, mask);
+  const ops::SlotState slots =
+      ops::SlotWrite(LogWeights(x), x[2], {state["memory"], state["z"]}, mask);
   state["memory"] = slots.memory;
   state["z"] = slots.z;
 }
@@ -65,7 +73,8 @@ at::Tensor MeanMechanism::Read(const std::vector<at::Tensor>& x, const State& st
   return at::matmul(at::softmax(x[0], -1), state["memory"].to(x[0].scalar_type()));
 }
 
-at::Tensor MeanMechanism::Definition(Form form, const std::vector<at::Tensor>& queries, const std::vector<at::Tensor>& x) const {
+at::Tensor MeanMechanism::Definition(Form form, const std::vector<at::Tensor>& queries,
+                                     const std::vector<at::Tensor>& x) const {
   return EachQuery(form, queries, x, x[2].size(3), [&](const auto& query, const auto& seen) {
     const at::Tensor weights = at::softmax(LogWeights(seen), 2);  // of each slot, over the tokens
     return at::matmul(at::softmax(query[0], 3), at::matmul(weights.transpose(2, 3), seen[2]));

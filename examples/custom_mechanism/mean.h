@@ -1,7 +1,8 @@
 #pragma once
-// A mechanism of one's own: slots that forget nothing and weigh every token alike, but each through its own gate. Token i writes its value
-// into slot l with weight exp(gate_i[l]); a token reads the slots with softmax(q). With `gated=false` all weights are equal and every slot
-// holds the plain running mean of the values: bag of words, the simplest bounded memory there is.
+// A mechanism of one's own: slots that forget nothing and weigh every token alike, but each through
+// its own gate. Token i writes its value into slot l with weight exp(gate_i[l]); a token reads the
+// slots with softmax(q). With `gated=false` all weights are equal and every slot holds the plain
+// running mean of the values: bag of words, the simplest bounded memory there is.
 #include "cistern/attention/mechanism.h"
 
 namespace cistern {
@@ -16,11 +17,13 @@ class MeanMechanism : public Mechanism {
 
   MeanMechanism(const MechanismInfo& info, const Options& options, const AttentionDims& dims);
   std::vector<Projection> Projections() const override;
-  State EmptyState(int64_t batch, const at::TensorOptions& options) const override;  // memory [B,H,n,d], z [B,H,n]
+  State EmptyState(int64_t batch,
+                   const at::TensorOptions& options) const override;  // memory [B,H,n,d], z [B,H,n]
   at::Tensor Extend(const std::vector<at::Tensor>& x, State& state, const ops::Mask& mask) override;
   void Write(const std::vector<at::Tensor>& x, State& state, const ops::Mask& mask) override;
   at::Tensor Read(const std::vector<at::Tensor>& x, const State& state) override;
-  at::Tensor Definition(Form form, const std::vector<at::Tensor>& queries, const std::vector<at::Tensor>& x) const override;
+  at::Tensor Definition(Form form, const std::vector<at::Tensor>& queries,
+                        const std::vector<at::Tensor>& x) const override;
 
  private:
   at::Tensor LogWeights(const std::vector<at::Tensor>& x) const;

@@ -1,4 +1,5 @@
-// Decoding from C++: open a model folder, put a prompt into the state, draw the likeliest tokens one by one.
+// Decoding from C++: open a model folder, put a prompt into the state, draw the likeliest tokens
+// one by one.
 //   cistern_example_decode MODEL_FOLDER [PROMPT [TOKENS [STATE_FILE]]]
 // With STATE_FILE the prompt is read once, kept in that file and gone on with several times.
 #include <ATen/ATen.h>
@@ -14,13 +15,14 @@
 namespace {
 
 // [begin decode]
-// Writes `count` tokens after `prompt`, greedily. The state is all the model remembers: how large it is does not depend on the length of
-// the text (softmax attention excepted).
+// Writes `count` tokens after `prompt`, greedily. The state is all the model remembers: how large
+// it is does not depend on the length of the text (softmax attention excepted).
 void Decode(const std::string& folder, const std::string& prompt, int64_t count) {
   const cistern::LmFolder lm = cistern::OpenLmFolder(folder);
   at::NoGradGuard no_grad;
 
-  // Prefill: any number of tokens per extend, here all at once. A long prompt goes in piece by piece, with the same result.
+  // Prefill: any number of tokens per extend, here all at once. A long prompt goes in piece by
+  // piece, with the same result.
   const std::vector<int32_t> ids = lm.tokenizer->Encode(prompt);
   cistern::ModelState state = lm.model->EmptyState(/*batch=*/1);
   at::Tensor logits = lm.model->Extend(at::tensor(ids, at::kLong).unsqueeze(0), state);  // [1,T,V]
@@ -29,36 +31,43 @@ void Decode(const std::string& folder, const std::string& prompt, int64_t count)
   // Decode: extend by one token. Utf8Stream holds back the bytes of a character until it is whole.
   cistern::Utf8Stream characters;
   for (int64_t i = 0; i < count; ++i) {
-    const at::Tensor next = logits.select(1, logits.size(1) - 1).argmax(-1, /*keepdim=*/true);  // [1,1]
+    const at::Tensor next =
+        logits.select(1, logits.size(1) - 1).argmax(-1, /*keepdim=*/true);  // [1,1]
     std::cout << characters.Push(lm.tokenizer->Bytes(int32_t(next.item<int64_t>()))) << std::flush;
     logits = lm.model->Extend(next, state);
   }
   std::cout << characters.Finish() << "\n";
-  std::fprintf(stderr, "state: %lld bytes after the prompt, %lld after %lld more tokens\n", static_cast<long long>(state_bytes),
-               static_cast<long long>(state.Bytes()), static_cast<long long>(count));
+  std::fprintf(stderr, "state: %lld bytes after the prompt, %lld after %lld more tokens\n",
+               static_cast<long long>(state_bytes), static_cast<long long>(state.Bytes()),
+               static_cast<long long>(count));
 }
 // [end decode]
 
 // [begin text]
-// Reads `prompt` once, keeps the state in a file, and goes on from it as often as one likes: in the same program or in another one.
-void ReadOnceUseOften(const std::string& folder, const std::string& prompt, int64_t count, const std::string& file) {
+// Reads `prompt` once, keeps the state in a file, and goes on from it as often as one likes: in the
+// same program or in another one.
+void ReadOnceUseOften(const std::string& folder, const std::string& prompt, int64_t count,
+                      const std::string& file) {
   const cistern::LmFolder lm = cistern::OpenLmFolder(folder);
   cistern::Generator generator(lm.model, lm.tokenizer);
   cistern::GenerateOptions options;
   options.max_tokens = 0;
   cistern::TextState read = generator.Empty();
-  generator.Continue(read, {cistern::StringSource(prompt)}, options);  // FileSource("book.txt") reads piece by piece
+  generator.Continue(read, {cistern::StringSource(prompt)},
+                     options);  // FileSource("book.txt") reads piece by piece
   cistern::SaveTextState(file, *lm.model, *lm.tokenizer, read);
 
   options.max_tokens = count;
   const cistern::TextState loaded = cistern::LoadTextState(file, *lm.model, *lm.tokenizer);
   // A batch of prompts, each after what was read; `loaded` stays as it is.
-  for (const auto& g : generator.Run({cistern::StringSource(" And"), cistern::StringSource(" But")}, options, {}, nullptr, &loaded)) {
+  for (const auto& g : generator.Run({cistern::StringSource(" And"), cistern::StringSource(" But")},
+                                     options, {}, nullptr, &loaded)) {
     std::cout << "[" << g.text << "]\n";
   }
   // A text that goes on and on; the clone is the checkpoint.
   cistern::TextState text = loaded.Clone();
-  for (const char* line : {" And", " But"}) std::cout << generator.Continue(text, {cistern::StringSource(line)}, options)[0].text << "\n";
+  for (const char* line : {" And", " But"})
+    std::cout << generator.Continue(text, {cistern::StringSource(line)}, options)[0].text << "\n";
 }
 // [end text]
 

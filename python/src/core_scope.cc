@@ -21,9 +21,11 @@ const Core& CachedCore(const std::string& spec) {
   core.mechanism = MakeCore(ParseSpec(spec));
   core.mechanism->eval();
   core.projections = core.mechanism->Projections();
-  for (Projection& p : core.projections) p.heads = p.heads == 0 ? core.mechanism->dims().heads : p.heads;
+  for (Projection& p : core.projections)
+    p.heads = p.heads == 0 ? core.mechanism->dims().heads : p.heads;
   for (const CoreWeight& w : core.mechanism->weights()) core.own.push_back(*w.value);
-  core.form = core.mechanism->EmptyState(1, at::TensorOptions().dtype(at::kFloat).device(at::kMeta));
+  core.form =
+      core.mechanism->EmptyState(1, at::TensorOptions().dtype(at::kFloat).device(at::kMeta));
   core.memory = dynamic_cast<MemoryMechanism*>(core.mechanism.get());
   core.slots = core.memory ? core.memory->InitialMemory().size(1) : 0;
   if (cache.size() >= kCached) cache.clear();
@@ -34,10 +36,12 @@ const Core& CachedCore(const std::string& spec) {
 
 namespace {
 
-// As it is now, but without the modes of Python and the shapes alone (the Meta backend) that fake tensors ask for.
+// As it is now, but without the modes of Python and the shapes alone (the Meta backend) that fake
+// tensors ask for.
 c10::impl::LocalDispatchKeySet WithoutModes() {
   c10::impl::LocalDispatchKeySet keys = c10::impl::tls_local_dispatch_key_set();
-  keys.excluded_ = keys.excluded_ | c10::DispatchKeySet({c10::DispatchKey::Python, c10::DispatchKey::PythonTLSSnapshot});
+  keys.excluded_ = keys.excluded_ | c10::DispatchKeySet({c10::DispatchKey::Python,
+                                                         c10::DispatchKey::PythonTLSSnapshot});
   keys.included_ = keys.included_.remove_backend(c10::BackendComponent::MetaBit);
   return keys;
 }
@@ -45,7 +49,9 @@ c10::impl::LocalDispatchKeySet WithoutModes() {
 }  // namespace
 
 Undisturbed::Undisturbed()
-    : no_modes_(WithoutModes()), generator_(at::globalContext().defaultGenerator(at::kCPU)), before_(generator_.get_state()) {}
+    : no_modes_(WithoutModes()),
+      generator_(at::globalContext().defaultGenerator(at::kCPU)),
+      before_(generator_.get_state()) {}
 
 Undisturbed::~Undisturbed() { generator_.set_state(before_); }
 
@@ -69,20 +75,24 @@ std::shared_ptr<Mechanism> MakeCore(const CoreSpec& spec) {
   }
   std::shared_ptr<Mechanism> core = FindMechanism(spec.mechanism).make(spec.options, spec.dims);
   if (core->weights().size() != core->named_parameters().size() + core->named_buffers().size()) {
-    FailUsage("[", spec.mechanism, "] is not in the Python package yet: it holds weights that cannot be passed; train it with the program");
+    FailUsage("[", spec.mechanism,
+              "] is not in the Python package yet: it holds weights that cannot be passed; train "
+              "it with the program");
   }
   return core;
 }
 
 CoreScope::CoreScope(const std::string& spec) : core_(CachedCore(spec)) {}
 
-CoreScope::CoreScope(const std::string& spec, at::TensorList weights, bool training) : core_(CachedCore(spec)) {
+CoreScope::CoreScope(const std::string& spec, at::TensorList weights, bool training)
+    : core_(CachedCore(spec)) {
   const auto& slots = core_.mechanism->weights();
-  CISTERN_CHECK(weights.size() == slots.size(), "[", core_.mechanism->info().name, "] expected ", slots.size(), " weights, got ",
-                weights.size());
+  CISTERN_CHECK(weights.size() == slots.size(), "[", core_.mechanism->info().name, "] expected ",
+                slots.size(), " weights, got ", weights.size());
   for (size_t i = 0; i < slots.size(); ++i) {
-    CISTERN_CHECK(weights[i].sizes() == core_.own[i].sizes(), "[", core_.mechanism->info().name, "] expected ", slots[i].name, " of shape ",
-                  core_.own[i].sizes(), ", got ", weights[i].sizes());
+    CISTERN_CHECK(weights[i].sizes() == core_.own[i].sizes(), "[", core_.mechanism->info().name,
+                  "] expected ", slots[i].name, " of shape ", core_.own[i].sizes(), ", got ",
+                  weights[i].sizes());
   }
   for (size_t i = 0; i < slots.size(); ++i) *slots[i].value = weights[i];
   core_.mechanism->train(training);

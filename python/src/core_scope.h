@@ -1,6 +1,7 @@
 #pragma once
-// The mechanisms that calls from Python run on. Python holds the weights and passes them with every call; a mechanism itself is made once
-// for each thread and specification, and takes the weights of the call for as long as the call lasts.
+// The mechanisms that calls from Python run on. Python holds the weights and passes them with every
+// call; a mechanism itself is made once for each thread and specification, and takes the weights of
+// the call for as long as the call lasts.
 #include <ATen/core/Generator.h>
 #include <ATen/core/Tensor.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
@@ -12,7 +13,8 @@
 
 namespace cistern::python {
 
-// While a mechanism is made: no mode of Python (fake tensors, tracing) sees it, and the user's random numbers are left alone.
+// While a mechanism is made: no mode of Python (fake tensors, tracing) sees it, and the user's
+// random numbers are left alone.
 class Undisturbed {
  public:
   Undisturbed();
@@ -26,7 +28,8 @@ class Undisturbed {
   at::Tensor before_;
 };
 
-// A specification is JSON: {"mechanism": "latte", "options": {}, "dim": 128, "heads": 4, "max_length": 0, "layer": 0, "dropout": 0}.
+// A specification is JSON: {"mechanism": "latte", "options": {}, "dim": 128, "heads": 4,
+// "max_length": 0, "layer": 0, "dropout": 0}.
 struct CoreSpec {
   std::string mechanism;
   Json options = Json::object();
@@ -34,20 +37,22 @@ struct CoreSpec {
 };
 CoreSpec ParseSpec(const std::string& spec);  // UsageError on what is no specification
 
-// As FindMechanism(spec.mechanism).make, but UsageError for what Python cannot use: tensors registered without AddWeight.
+// As FindMechanism(spec.mechanism).make, but UsageError for what Python cannot use: tensors
+// registered without AddWeight.
 std::shared_ptr<Mechanism> MakeCore(const CoreSpec& spec);
 
 struct Core {
   std::shared_ptr<Mechanism> mechanism;
   std::vector<Projection> projections;
-  std::vector<at::Tensor> own;        // the weights it was made with, which tell the shapes
-  State form;                         // of one row, on the meta device: names, types and shapes of a state
-  MemoryMechanism* memory = nullptr;  // the same mechanism, where it has a memory stream, of `slots` slots
+  std::vector<at::Tensor> own;  // the weights it was made with, which tell the shapes
+  State form;  // of one row, on the meta device: names, types and shapes of a state
+  MemoryMechanism* memory =
+      nullptr;  // the same mechanism, where it has a memory stream, of `slots` slots
   int64_t slots = 0;
 };
 
-// A mechanism with the given weights in place of its own, in evaluation or training. The weights go when the scope ends; what autograd
-// keeps of them stays. Error where their shapes do not fit.
+// A mechanism with the given weights in place of its own, in evaluation or training. The weights go
+// when the scope ends; what autograd keeps of them stays. Error where their shapes do not fit.
 class CoreScope {
  public:
   CoreScope(const std::string& spec, at::TensorList weights, bool training);

@@ -1,5 +1,6 @@
-// What Python asks the library: mechanisms and what they declare, first weights, empty states, definitions, models. Answers that are no
-// tensors are JSON; {"error": "..."} stands for a UsageError, which Python raises as one.
+// What Python asks the library: mechanisms and what they declare, first weights, empty states,
+// definitions, models. Answers that are no tensors are JSON; {"error": "..."} stands for a
+// UsageError, which Python raises as one.
 #include <ATen/ATen.h>
 #include <torch/library.h>
 
@@ -69,8 +70,10 @@ Form ParseForm(std::string_view name) {
   FailUsage(UnknownName("form", std::string(name), {"bidirectional", "causal", "cross"}));
 }
 
-// What the core of a layer is made of, after all checks of the layer (form, positions, convolution).
-std::string DescribeCore(std::string_view text, std::string_view form, std::string_view positions, int64_t conv) {
+// What the core of a layer is made of, after all checks of the layer (form, positions,
+// convolution).
+std::string DescribeCore(std::string_view text, std::string_view form, std::string_view positions,
+                         int64_t conv) {
   const Undisturbed undisturbed;
   return Answer([&] {
     const CoreSpec spec = ParseSpec(std::string(text));
@@ -83,7 +86,8 @@ std::string DescribeCore(std::string_view text, std::string_view form, std::stri
     layer.conv = conv;
     const std::shared_ptr<Mechanism> checked = MakeCore(spec);
     layer.dims.first = checked.get();
-    const std::shared_ptr<Mechanism> later = MakeMechanism(layer);  // in a later layer, which does not own what is tied
+    const std::shared_ptr<Mechanism> later =
+        MakeMechanism(layer);  // in a later layer, which does not own what is tied
     Json projections = Json::array(), weights = Json::array(), state = Json::array();
     for (const Projection& p : checked->Projections()) {
       projections.push_back({{"name", p.name},
@@ -99,10 +103,14 @@ std::string DescribeCore(std::string_view text, std::string_view form, std::stri
     for (const CoreWeight& w : checked->weights()) {
       bool tied = true;
       for (const CoreWeight& other : later->weights()) tied = tied && other.name != w.name;
-      weights.push_back(
-          {{"name", w.name}, {"trained", w.kind == CoreWeight::Kind::kTrained}, {"tied", tied}, {"shape", w.value->sizes().vec()}});
+      weights.push_back({{"name", w.name},
+                         {"trained", w.kind == CoreWeight::Kind::kTrained},
+                         {"tied", tied},
+                         {"shape", w.value->sizes().vec()}});
     }
-    for (const NamedTensor& t : checked->EmptyState(1, at::TensorOptions().device(at::kMeta)).tensors) state.push_back(t.name);
+    for (const NamedTensor& t :
+         checked->EmptyState(1, at::TensorOptions().device(at::kMeta)).tensors)
+      state.push_back(t.name);
     const MechanismInfo& info = checked->info();
     return Json{{"projections", projections},
                 {"weights", weights},
@@ -147,27 +155,36 @@ std::vector<at::Tensor> EmptyRowMeta(std::string_view spec, const at::Tensor& li
   const CoreScope core{std::string(spec)};
   std::vector<at::Tensor> out;
   for (const NamedTensor& t : core.form().tensors) {
-    const auto type = !t.value.defined() ? at::kBool : t.value.scalar_type() == at::kFloat ? like.scalar_type() : t.value.scalar_type();
-    out.push_back(at::empty(t.value.defined() ? t.value.sizes() : at::IntArrayRef({1, 0}), like.options().dtype(type)));
+    const auto type = !t.value.defined()                    ? at::kBool
+                      : t.value.scalar_type() == at::kFloat ? like.scalar_type()
+                                                            : t.value.scalar_type();
+    out.push_back(at::empty(t.value.defined() ? t.value.sizes() : at::IntArrayRef({1, 0}),
+                            like.options().dtype(type)));
   }
   return out;
 }
 
-// What the paper says, in plain double-precision code. x in declared order, key-side tensors of their own length in the cross form.
-at::Tensor Definition(at::TensorList x, at::TensorList weights, std::string_view spec, std::string_view form_name) {
+// What the paper says, in plain double-precision code. x in declared order, key-side tensors of
+// their own length in the cross form.
+at::Tensor Definition(at::TensorList x, at::TensorList weights, std::string_view spec,
+                      std::string_view form_name) {
   const CoreScope core(std::string(spec), weights, false);
   const Form form = ParseForm(form_name);
   RequireForm(core->info(), form);
   std::vector<Projection> projections = core.projections();
   std::erase_if(projections, [](const Projection& p) { return !p.OfTokens(); });
-  CISTERN_CHECK(x.size() == projections.size(), "[", core->info().name, "] expected ", projections.size(), " tensors, got ", x.size());
-  // In the cross form each of the two lists has its own length, and what stands in the other side's places does not matter.
+  CISTERN_CHECK(x.size() == projections.size(), "[", core->info().name, "] expected ",
+                projections.size(), " tensors, got ", x.size());
+  // In the cross form each of the two lists has its own length, and what stands in the other side's
+  // places does not matter.
   std::vector<at::Tensor> queries, keys;
   const at::Tensor *query = &x[0], *key = &x[0];
   for (size_t i = 0; i < x.size(); ++i) (projections[i].side == Side::kQuery ? query : key) = &x[i];
   for (size_t i = 0; i < x.size(); ++i) {
     const at::Tensor t = x[i].to(at::kDouble);
-    auto zeros = [&](int64_t length) { return at::zeros({t.size(0), t.size(1), length, t.size(3)}, t.options()); };
+    auto zeros = [&](int64_t length) {
+      return at::zeros({t.size(0), t.size(1), length, t.size(3)}, t.options());
+    };
     const bool of_query = projections[i].side == Side::kQuery, cross = form == Form::kCross;
     queries.push_back(cross && !of_query ? zeros(query->size(2)) : t);
     keys.push_back(cross && of_query ? zeros(key->size(2)) : t);
@@ -179,13 +196,15 @@ at::Tensor Definition(at::TensorList x, at::TensorList weights, std::string_view
 std::string ReadConfig(std::string_view path) {
   const Undisturbed undisturbed;
   return Answer([&] {
-    ModelConfig config = ReadModelConfig(ReadJsonFile(std::string(path)), std::string(path)), defaults;
+    ModelConfig config = ReadModelConfig(ReadJsonFile(std::string(path)), std::string(path)),
+                defaults;
     return Json{{"config", config.Describe().Write()}, {"defaults", defaults.Describe().Write()}};
   });
 }
 
-// Arguments of the blocks of a model whose config is `text`: those of each attention layer by Python's names (null: it has none), whether
-// the memory after the block is used, and whether the next layer takes over scores.
+// Arguments of the blocks of a model whose config is `text`: those of each attention layer by
+// Python's names (null: it has none), whether the memory after the block is used, and whether the
+// next layer takes over scores.
 std::string ModelBlocks(std::string_view text, std::string_view form_name) {
   const Undisturbed undisturbed;
   return Answer([&] {
@@ -195,7 +214,8 @@ std::string ModelBlocks(std::string_view text, std::string_view form_name) {
       const BlockOptions block = config.Block(layer, ParseForm(form_name));
       const AttentionLayerOptions& a = block.attention;
       Json options = a.mechanism_options;
-      if (FindMechanism(a.mechanism).copies_scores) options["heads"] = a.dims.copied;  // by the placement
+      if (FindMechanism(a.mechanism).copies_scores)
+        options["heads"] = a.dims.copied;  // by the placement
       Json attention = {{"mechanism", a.mechanism},
                         {"options", options},
                         {"max_length", a.dims.max_length},
@@ -208,7 +228,9 @@ std::string ModelBlocks(std::string_view text, std::string_view form_name) {
                         {"out_std", a.out_std},
                         {"tokens_out", a.tokens_out}};
       if (a.dims.copied == AttentionDims::kSkipped) attention = nullptr;
-      blocks.push_back({{"attention", attention}, {"memory_out", block.memory_out}, {"leaves", a.dims.copied_on > 0}});
+      blocks.push_back({{"attention", attention},
+                        {"memory_out", block.memory_out},
+                        {"leaves", a.dims.copied_on > 0}});
     }
     return blocks;
   });
@@ -217,12 +239,15 @@ std::string ModelBlocks(std::string_view text, std::string_view form_name) {
 // The tensors of a safetensors file by their names; Error names the file.
 c10::Dict<std::string, at::Tensor> LoadTensorFile(std::string_view path) {
   c10::Dict<std::string, at::Tensor> tensors;
-  for (const NamedTensor& t : LoadTensors(std::string(path)).tensors) tensors.insert(t.name, t.value);
+  for (const NamedTensor& t : LoadTensors(std::string(path)).tensors)
+    tensors.insert(t.name, t.value);
   return tensors;
 }
 
-// What the C++ program computes: logits [B,T,V] of a language model, [B,classes] of a classifier, from a model folder.
-at::Tensor FolderLogits(std::string_view folder, const at::Tensor& ids, const std::optional<at::Tensor>& lengths) {
+// What the C++ program computes: logits [B,T,V] of a language model, [B,classes] of a classifier,
+// from a model folder.
+at::Tensor FolderLogits(std::string_view folder, const at::Tensor& ids,
+                        const std::optional<at::Tensor>& lengths) {
   const at::NoGradGuard guard;
   const Undisturbed undisturbed;
   const std::shared_ptr<Model> model = LoadModel(std::string(folder));
@@ -231,8 +256,10 @@ at::Tensor FolderLogits(std::string_view folder, const at::Tensor& ids, const st
     return lm->Extend(ids, state, {lengths, {}});
   }
   auto* classifier = dynamic_cast<EncoderClassifier*>(model.get());
-  CISTERN_CHECK(classifier, std::string(folder), " holds neither a language model nor a classifier");
-  return classifier->Forward(ids, lengths ? *lengths : at::full({ids.size(0)}, ids.size(1), ids.options()));
+  CISTERN_CHECK(classifier, std::string(folder),
+                " holds neither a language model nor a classifier");
+  return classifier->Forward(
+      ids, lengths ? *lengths : at::full({ids.size(0)}, ids.size(1), ids.options()));
 }
 
 }  // namespace
@@ -257,7 +284,8 @@ TORCH_LIBRARY_IMPL(cistern, CompositeExplicitAutograd, m) {
 }
 TORCH_LIBRARY_IMPL(cistern, Meta, m) { m.impl("empty_state", &EmptyRowMeta); }
 TORCH_LIBRARY_IMPL(cistern, Autograd, m) {  // none of them has a gradient
-  for (const char* name : {"empty_state", "definition", "folder_logits"}) m.impl(name, torch::CppFunction::makeFallthrough());
+  for (const char* name : {"empty_state", "definition", "folder_logits"})
+    m.impl(name, torch::CppFunction::makeFallthrough());
 }
 
 }  // namespace cistern::python

@@ -1,4 +1,5 @@
-// The smallest program on an installed Cistern: find_package(cistern), a header, a call into the library.
+// The smallest program on an installed Cistern: find_package(cistern), a header, a call into the
+// library.
 #include <iostream>
 
 #include "cistern/base/error.h"

@@ -81,10 +81,12 @@ void Forward(const Head& head, State& state, const double* s, const double* u, U
   }
 }
 
-// The reverse recurrence of spec 2.19. a, b [T,n]: read has r and dr, match has dx and x. g [T,d]: read has dout, match has q.
-// G [n,d] and h [n] start as gradients of the state after all tokens and end as those of the state before.
-void Reverse(const Head& head, const double* a, const double* b, const double* g, const double* s, const double* u, const double* dz,
-             const double* z0, const std::vector<double>& z, std::vector<double>& G, std::vector<double>& h, double* ds, double* du) {
+// The reverse recurrence of spec 2.19. a, b [T,n]: read has r and dr, match has dx and x. g [T,d]:
+// read has dout, match has q. G [n,d] and h [n] start as gradients of the state after all tokens
+// and end as those of the state before.
+void Reverse(const Head& head, const double* a, const double* b, const double* g, const double* s,
+             const double* u, const double* dz, const double* z0, const std::vector<double>& z,
+             std::vector<double>& G, std::vector<double>& h, double* ds, double* du) {
   const int64_t n = head.n, d = head.d;
   for (int64_t t = head.length - 1; t >= 0; --t) {
     std::fill_n(du + t * d, d, 0.0);
@@ -117,12 +119,14 @@ struct Problem {
   double *ds, *du, *dmemory0, *dz0;
 };
 
-// One head backward. `fill(t, state)` computes the forward's part: read's dr, match's x (into b) and dq.
+// One head backward. `fill(t, state)` computes the forward's part: read's dr, match's x (into b)
+// and dq.
 template <class Fill>
-void Backward(const SlotShape& shape, const RowMask& mask, int64_t index, const Problem& p, const double* a, const double* b,
-              const double* g, Fill fill) {
+void Backward(const SlotShape& shape, const RowMask& mask, int64_t index, const Problem& p,
+              const double* a, const double* b, const double* g, Fill fill) {
   const Head head(shape, mask, index);
-  const int64_t n = head.n, d = head.d, N = index * n, ND = N * d, TN = N * head.T, TD = index * head.T * d;
+  const int64_t n = head.n, d = head.d, N = index * n, ND = N * d, TN = N * head.T,
+                TD = index * head.T * d;
   State state(head, p.memory0 + ND, p.z0 + N);
   std::vector<double> z(head.T * n);
   Forward(head, state, p.s + TN, p.u + TD, [&](int64_t t) {
@@ -138,7 +142,8 @@ void Backward(const SlotShape& shape, const RowMask& mask, int64_t index, const 
       h[l] += G[l * d + j] * state.M[l * d + j];
     }
   }
-  Reverse(head, a, b, g, p.s + TN, p.u + TD, p.dz_out == nullptr ? nullptr : p.dz_out + TN, p.z0 + N, z, G, h, p.ds + TN, p.du + TD);
+  Reverse(head, a, b, g, p.s + TN, p.u + TD, p.dz_out == nullptr ? nullptr : p.dz_out + TN,
+          p.z0 + N, z, G, h, p.ds + TN, p.du + TD);
   std::fill(p.ds + TN + head.length * n, p.ds + TN + head.T * n, 0.0);
   std::fill(p.du + TD + head.length * d, p.du + TD + head.T * d, 0.0);
   for (int64_t l = 0; l < n; ++l) {
@@ -155,8 +160,9 @@ void Backward(const SlotShape& shape, const RowMask& mask, int64_t index, const 
 
 // One head forward; `width` columns of out per token, computed by use(t, state).
 template <class Use>
-void Run(const SlotShape& shape, const RowMask& mask, int64_t index, const double* s, const double* u, double* memory, double* z,
-         double* out, int64_t width, double* z_out, Use use) {
+void Run(const SlotShape& shape, const RowMask& mask, int64_t index, const double* s,
+         const double* u, double* memory, double* z, double* out, int64_t width, double* z_out,
+         Use use) {
   const Head head(shape, mask, index);
   const int64_t n = head.n, d = head.d;
   State state(head, memory + index * n * d, z + index * n);
@@ -164,7 +170,8 @@ void Run(const SlotShape& shape, const RowMask& mask, int64_t index, const doubl
   if (z_out != nullptr) std::fill_n(z_out + index * head.T * n, head.T * n, 0.0);
   Forward(head, state, s + index * head.T * n, u + index * head.T * d, [&](int64_t t) {
     use(t, state, out + (index * head.T + t) * width);
-    if (z_out != nullptr) std::copy(state.z.begin(), state.z.end(), z_out + (index * head.T + t) * n);
+    if (z_out != nullptr)
+      std::copy(state.z.begin(), state.z.end(), z_out + (index * head.T + t) * n);
   });
   std::copy(state.M.begin(), state.M.end(), memory + index * n * d);
   std::copy(state.z.begin(), state.z.end(), z + index * n);
@@ -172,48 +179,59 @@ void Run(const SlotShape& shape, const RowMask& mask, int64_t index, const doubl
 
 }  // namespace
 
-void SlotRead(const SlotShape& shape, const double* r, const double* s, const double* v, const RowMask& mask, double* memory, double* z,
-              double* out, double* z_out) {
+void SlotRead(const SlotShape& shape, const double* r, const double* s, const double* v,
+              const RowMask& mask, double* memory, double* z, double* out, double* z_out) {
   for (int64_t i = 0; i < shape.batch * shape.heads; ++i) {
     Run(shape, mask, i, s, v, memory, z, out, shape.width, z_out,
-        [&](int64_t t, const State& state, double* row) { state.Read(r + (i * shape.length + t) * shape.slots, row); });
+        [&](int64_t t, const State& state, double* row) {
+          state.Read(r + (i * shape.length + t) * shape.slots, row);
+        });
   }
 }
 
-void SlotMatch(const SlotShape& shape, const double* q, const double* s, const double* k, const RowMask& mask, double* memory, double* z,
-               double* out, double* z_out) {
+void SlotMatch(const SlotShape& shape, const double* q, const double* s, const double* k,
+               const RowMask& mask, double* memory, double* z, double* out, double* z_out) {
   for (int64_t i = 0; i < shape.batch * shape.heads; ++i) {
     Run(shape, mask, i, s, k, memory, z, out, shape.slots, z_out,
-        [&](int64_t t, const State& state, double* row) { state.Match(q + (i * shape.length + t) * shape.width, row); });
+        [&](int64_t t, const State& state, double* row) {
+          state.Match(q + (i * shape.length + t) * shape.width, row);
+        });
   }
 }
 
-void SlotReadBackward(const SlotShape& shape, const double* r, const double* s, const double* v, const RowMask& mask, const double* memory0,
-                      const double* z0, const double* dout, const double* dz_out, const double* dmemory_T, const double* dz_T, double* dr,
-                      double* ds, double* dv, double* dmemory0, double* dz0) {
+void SlotReadBackward(const SlotShape& shape, const double* r, const double* s, const double* v,
+                      const RowMask& mask, const double* memory0, const double* z0,
+                      const double* dout, const double* dz_out, const double* dmemory_T,
+                      const double* dz_T, double* dr, double* ds, double* dv, double* dmemory0,
+                      double* dz0) {
   const Problem p{s, v, memory0, z0, dz_out, dmemory_T, dz_T, ds, dv, dmemory0, dz0};
   const int64_t n = shape.slots, d = shape.width;
   std::fill_n(dr, shape.batch * shape.heads * shape.length * n, 0.0);
   for (int64_t i = 0; i < shape.batch * shape.heads; ++i) {
     const int64_t first = i * shape.length;
     Backward(shape, mask, i, p, r + first * n, dr + first * n, dout + first * d,
-             [&](int64_t t, const State& state) { state.Match(dout + (first + t) * d, dr + (first + t) * n); });
+             [&](int64_t t, const State& state) {
+               state.Match(dout + (first + t) * d, dr + (first + t) * n);
+             });
   }
 }
 
-void SlotMatchBackward(const SlotShape& shape, const double* q, const double* s, const double* k, const RowMask& mask,
-                       const double* memory0, const double* z0, const double* dout, const double* dz_out, const double* dmemory_T,
-                       const double* dz_T, double* dq, double* ds, double* dk, double* dmemory0, double* dz0) {
+void SlotMatchBackward(const SlotShape& shape, const double* q, const double* s, const double* k,
+                       const RowMask& mask, const double* memory0, const double* z0,
+                       const double* dout, const double* dz_out, const double* dmemory_T,
+                       const double* dz_T, double* dq, double* ds, double* dk, double* dmemory0,
+                       double* dz0) {
   const Problem p{s, k, memory0, z0, dz_out, dmemory_T, dz_T, ds, dk, dmemory0, dz0};
   const int64_t n = shape.slots, d = shape.width;
   std::fill_n(dq, shape.batch * shape.heads * shape.length * d, 0.0);
   std::vector<double> x(shape.length * n);
   for (int64_t i = 0; i < shape.batch * shape.heads; ++i) {
     const int64_t first = i * shape.length;
-    Backward(shape, mask, i, p, dout + first * n, x.data(), q + first * d, [&](int64_t t, const State& state) {
-      state.Match(q + (first + t) * d, x.data() + t * n);
-      state.Read(dout + (first + t) * n, dq + (first + t) * d);
-    });
+    Backward(shape, mask, i, p, dout + first * n, x.data(), q + first * d,
+             [&](int64_t t, const State& state) {
+               state.Match(q + (first + t) * d, x.data() + t * n);
+               state.Read(dout + (first + t) * n, dq + (first + t) * d);
+             });
   }
 }
 

@@ -9,7 +9,8 @@ namespace {
 
 // One head's tokens and weights, w and log_gate [T,n], u [T,d].
 struct SumTokens {
-  SumTokens(const SlotShape& shape, const RowMask& mask, int64_t index, const double* w_all, const double* u_all, const double* gate_all)
+  SumTokens(const SlotShape& shape, const RowMask& mask, int64_t index, const double* w_all,
+            const double* u_all, const double* gate_all)
       : n(shape.slots),
         d(shape.width),
         T(shape.length),
@@ -57,9 +58,11 @@ void MatchRow(int64_t n, int64_t d, const double* a, const double* M, double* ou
   }
 }
 
-void ForwardAll(bool match, const SlotShape& shape, const double* a, const double* w, const double* u, const double* log_gate,
-                const RowMask& mask, double* memory, double* out) {
-  const int64_t n = shape.slots, d = shape.width, a_width = match ? d : n, out_width = match ? n : d;
+void ForwardAll(bool match, const SlotShape& shape, const double* a, const double* w,
+                const double* u, const double* log_gate, const RowMask& mask, double* memory,
+                double* out) {
+  const int64_t n = shape.slots, d = shape.width, a_width = match ? d : n,
+                out_width = match ? n : d;
   for (int64_t index = 0; index < shape.batch * shape.heads; ++index) {
     const SumTokens tokens(shape, mask, index, w, u, log_gate);
     double* M = memory + index * n * d;
@@ -75,16 +78,19 @@ void ForwardAll(bool match, const SlotShape& shape, const double* a, const doubl
   }
 }
 
-// a [B,H,T,n] and g [B,H,T,d] make the gradient G_t = gate_{t+1} G_{t+1} + a_t (x) g_t: (r, dout) of a read, (dx, q) of a match.
-// da [B,H,T,n] = dr of a read, or dg [B,H,T,d] = dq of a match; the other one is null.
-void BackwardAll(const SlotShape& shape, const double* a, const double* g, const double* w, const double* u, const double* log_gate,
-                 const RowMask& mask, const double* memory0, const double* dmemory_T, double* da, double* dg, double* dw, double* du,
-                 double* dlog_gate, double* dmemory0) {
+// a [B,H,T,n] and g [B,H,T,d] make the gradient G_t = gate_{t+1} G_{t+1} + a_t (x) g_t: (r, dout)
+// of a read, (dx, q) of a match. da [B,H,T,n] = dr of a read, or dg [B,H,T,d] = dq of a match; the
+// other one is null.
+void BackwardAll(const SlotShape& shape, const double* a, const double* g, const double* w,
+                 const double* u, const double* log_gate, const RowMask& mask,
+                 const double* memory0, const double* dmemory_T, double* da, double* dg, double* dw,
+                 double* du, double* dlog_gate, double* dmemory0) {
   const int64_t n = shape.slots, d = shape.width, T = shape.length;
   for (int64_t index = 0; index < shape.batch * shape.heads; ++index) {
     const SumTokens tokens(shape, mask, index, w, u, log_gate);
     const int64_t first = index * T;
-    std::vector<double> M(memory0 + index * n * d, memory0 + (index + 1) * n * d), before;  // before: M_{t-1} of every t
+    std::vector<double> M(memory0 + index * n * d, memory0 + (index + 1) * n * d),
+        before;  // before: M_{t-1} of every t
     for (int64_t t = 0; t < T; ++t) {
       if (da != nullptr) std::fill_n(da + (first + t) * n, n, 0.0);
       if (dg != nullptr) std::fill_n(dg + (first + t) * d, d, 0.0);
@@ -109,7 +115,8 @@ void BackwardAll(const SlotShape& shape, const double* a, const double* g, const
           du[(first + t) * d + j] += w[at] * grad;
           dw[at] += grad * u[(first + t) * d + j];
           grad = gate == 0 ? 0 : gate * grad;
-          if (dlog_gate != nullptr && gate != 0) dlog_gate[at] += grad * before[(t * n + l) * d + j];
+          if (dlog_gate != nullptr && gate != 0)
+            dlog_gate[at] += grad * before[(t * n + l) * d + j];
         }
       }
     }
@@ -119,26 +126,30 @@ void BackwardAll(const SlotShape& shape, const double* a, const double* g, const
 
 }  // namespace
 
-void SumRead(const SlotShape& shape, const double* r, const double* w, const double* v, const double* log_gate, const RowMask& mask,
-             double* memory, double* out) {
+void SumRead(const SlotShape& shape, const double* r, const double* w, const double* v,
+             const double* log_gate, const RowMask& mask, double* memory, double* out) {
   ForwardAll(false, shape, r, w, v, log_gate, mask, memory, out);
 }
 
-void SumMatch(const SlotShape& shape, const double* q, const double* w, const double* k, const double* log_gate, const RowMask& mask,
-              double* memory, double* out) {
+void SumMatch(const SlotShape& shape, const double* q, const double* w, const double* k,
+              const double* log_gate, const RowMask& mask, double* memory, double* out) {
   ForwardAll(true, shape, q, w, k, log_gate, mask, memory, out);
 }
 
-void SumReadBackward(const SlotShape& shape, const double* r, const double* w, const double* v, const double* log_gate, const RowMask& mask,
-                     const double* memory0, const double* dout, const double* dmemory_T, double* dr, double* dw, double* dv,
-                     double* dlog_gate, double* dmemory0) {
-  BackwardAll(shape, r, dout, w, v, log_gate, mask, memory0, dmemory_T, dr, nullptr, dw, dv, dlog_gate, dmemory0);
+void SumReadBackward(const SlotShape& shape, const double* r, const double* w, const double* v,
+                     const double* log_gate, const RowMask& mask, const double* memory0,
+                     const double* dout, const double* dmemory_T, double* dr, double* dw,
+                     double* dv, double* dlog_gate, double* dmemory0) {
+  BackwardAll(shape, r, dout, w, v, log_gate, mask, memory0, dmemory_T, dr, nullptr, dw, dv,
+              dlog_gate, dmemory0);
 }
 
-void SumMatchBackward(const SlotShape& shape, const double* q, const double* w, const double* k, const double* log_gate,
-                      const RowMask& mask, const double* memory0, const double* dout, const double* dmemory_T, double* dq, double* dw,
+void SumMatchBackward(const SlotShape& shape, const double* q, const double* w, const double* k,
+                      const double* log_gate, const RowMask& mask, const double* memory0,
+                      const double* dout, const double* dmemory_T, double* dq, double* dw,
                       double* dk, double* dlog_gate, double* dmemory0) {
-  BackwardAll(shape, dout, q, w, k, log_gate, mask, memory0, dmemory_T, nullptr, dq, dw, dk, dlog_gate, dmemory0);
+  BackwardAll(shape, dout, q, w, k, log_gate, mask, memory0, dmemory_T, nullptr, dq, dw, dk,
+              dlog_gate, dmemory0);
 }
 
 }  // namespace cistern::ref
