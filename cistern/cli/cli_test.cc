@@ -23,7 +23,7 @@ TEST_F(CliTest, TextThatCannotBeUsed) {
   WriteFileAtomically(path, "five words and no more\n");
   Expect(Train(path, out), 1, {path, "too short"});
   EXPECT_FALSE(fs::exists(out));
-  Expect({"train", "--out", out}, 2, {"task.text is empty"});
+  Expect({"train", "--out", out}, 2, {"task.lm.text is empty"});
 }
 
 TEST_F(CliTest, OddTextIsAcceptedWithANote) {
@@ -130,10 +130,10 @@ TEST_F(CliTest, UnknownNamesGetTheNearestOne) {
 
 TEST_F(CliTest, SizesThatMakeNoSense) {
   const std::string out = folder_ / "run";
-  const Words refused = {"model.dim=0",     "model.dim=-16",  "model.dim=1000000000000",
-                         "model.layers=0",  "model.heads=-1", "train.batch=0",
-                         "train.batch=-3",  "task.length=1",  "task.vocab_size=10",
-                         "train.lr=-1",     "train.lr=nan",   "model.dropout=1.5",
+  const Words refused = {"model.dim=0",     "model.dim=-16",    "model.dim=1000000000000",
+                         "model.layers=0",  "model.heads=-1",   "train.batch=0",
+                         "train.batch=-3",  "task.lm.length=1", "task.lm.vocab_size=10",
+                         "train.lr=-1",     "train.lr=nan",     "model.dropout=1.5",
                          "train.batch=2.5", "model.dim=wide"};
   for (const std::string& assignment : refused) {
     Expect(Train(TrainedText(), out, {"--set", assignment}), 2,
@@ -405,7 +405,7 @@ TEST_F(CliTest, CompareWritesAReport) {
     words = words + Words{"--set", s};
   const Outcome o = Run(words);
   ASSERT_EQ(o.code, 0) << o;
-  EXPECT_NE(o.out.find("bits/byte"), std::string::npos) << o;
+  EXPECT_NE(o.out.find("bits per byte"), std::string::npos) << o;
   const Json result = ParseJson(ReadFile(out + "/compare.json"), "compare.json");
   EXPECT_EQ(result["best_bounded"], "latte");
   EXPECT_TRUE(result["mechanisms"].contains("softmax"));

@@ -25,11 +25,16 @@ void AddCommon(CLI::App& command, Common& common);
 // Applies threads, seed, quiet; checks dtype. Call first in a subcommand's run function.
 void ApplyCommon(const Common& common);
 
+// " (this process got 55 % of the processor time it was ready to use: ...)" where the machine was
+// too busy for a speed to mean anything (base/cpu_share.h); empty where it was not.
+std::string BusyNote(double cpu_share);
+
 // Each returns the subcommand's CLI::App; its callback stores what to run in `run`, which main
 // calls after parsing.
 using Run = std::function<int()>;
 void AddTrain(CLI::App& app, Run& run);
 void AddEval(CLI::App& app, Run& run);
+void AddPredict(CLI::App& app, Run& run);
 void AddGenerate(CLI::App& app, Run& run);
 void AddCompare(CLI::App& app, Run& run);
 void AddData(CLI::App& app, Run& run);

@@ -1,6 +1,8 @@
 #include <ATen/Parallel.h>
 
+#include "cistern/base/cpu_share.h"
 #include "cistern/base/error.h"
+#include "cistern/base/format.h"
 #include "cistern/base/parallel.h"
 #include "cistern/base/progress.h"
 #include "cistern/cli/command.h"
@@ -29,6 +31,12 @@ void ApplyCommon(const Common& common) {
   }
   SetQuiet(common.quiet);
   ActiveIsa();  // a wrong CISTERN_ISA is an error now, not in the middle of the work
+}
+
+std::string BusyNote(double cpu_share) {
+  if (cpu_share >= kBusyShare) return "";
+  return StrCat(" (the machine was busy: this process got ", Fixed(100 * cpu_share, 0),
+                " % of the processor time that it was ready to use)");
 }
 
 }  // namespace cistern::cli

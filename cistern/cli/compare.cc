@@ -1,106 +1,47 @@
-// cistern compare: trains one model per mechanism with equal size and time, measures quality,
-// speed, memory and decoding, writes a report.
-#include <sys/wait.h>
-#include <unistd.h>
-
+// cistern compare: trains one model per mechanism with equal size and time, on the data of any
+// task; measures quality, speed, memory and, of language models, decoding; writes a report.
 #include <algorithm>
-#include <chrono>
-#include <cmath>
 #include <cstdio>
 #include <ctime>
 #include <filesystem>
 
 #include "cistern/base/error.h"
+#include "cistern/base/format.h"
 #include "cistern/base/parallel.h"
 #include "cistern/base/progress.h"
+#include "cistern/base/subprocess.h"
 #include "cistern/cli/command.h"
-#include "cistern/cli/experiment.h"
+#include "cistern/cli/compare_report.h"
 #include "cistern/decode/generate.h"
 #include "cistern/decode/lm_folder.h"
-#include "cistern/decode/measure.h"
 #include "cistern/io/atomic_file.h"
-#include "cistern/io/html_report.h"
-#include "cistern/io/jsonl.h"
-#include "cistern/io/svg_plot.h"
 #include "cistern/kernels/isa.h"
 
 namespace cistern::cli {
 namespace {
 
-// What compare trains unless --set says otherwise; the same for every mechanism. The rate suits a
-// few minutes of training: for hours take less.
-const std::vector<std::string> kDefaults = {"model.dim=128",
-                                            "model.layers=2",
-                                            "model.heads=4",
-                                            "model.conv=4",
-                                            "model.init_std=0.0884",
-                                            "model.embedding_std=0.1",
-                                            "model.attention_options={\"abc_mlp\":{\"slots\":16}}",
-                                            "task.length=256",
-                                            "train.batch=8",
-                                            "train.lr=12e-3"};
-
 struct CompareArguments {
   Common common;
-  std::string text, file, out;
-  std::vector<std::string> mechanisms = {"softmax", "latte", "abc_mlp", "window:2+latte:2"}, set;
+  std::string data, task, file, out;
+  std::vector<std::string> mechanisms, set;
   double seconds = 120;
   int64_t sample_tokens = 120, decode_tokens = 4000;
+  bool resume = false;
 };
 
-struct Row {
-  std::string mechanism, folder;
-  bool bounded = true;
-  Json result;  // what `cistern train --json` printed
-  std::vector<DecodePoint> decode;
-};
+// Thrown where the child was interrupted.
+struct InterruptedRun {};
 
 // Runs `cistern train` in a process of its own, so that peak memory is that model's alone. Returns
 // the JSON it printed.
 Json TrainInChild(const std::vector<std::string>& arguments) {
-  int fds[2];
-  CISTERN_CHECK(pipe(fds) == 0, "cannot make a pipe");
-  std::vector<std::string> words = {"cistern", "train"};
+  std::vector<std::string> words = {"train"};
   words.insert(words.end(), arguments.begin(), arguments.end());
-  std::vector<char*> argv;
-  for (std::string& w : words) argv.push_back(w.data());
-  argv.push_back(nullptr);
-  const pid_t child = fork();
-  CISTERN_CHECK(child >= 0, "cannot start a process for training");
-  if (child == 0) {
-    dup2(fds[1], STDOUT_FILENO);
-    close(fds[0]);
-    close(fds[1]);
-    execv("/proc/self/exe", argv.data());
-    _exit(127);
-  }
-  close(fds[1]);
-  std::string output;
-  char buffer[4096];
-  for (;;) {
-    const ssize_t n = read(fds[0], buffer, sizeof buffer);
-    if (n < 0 && errno == EINTR) continue;
-    if (n <= 0) break;
-    output.append(buffer, size_t(n));
-  }
-  close(fds[0]);
-  int status = 0;
-  while (waitpid(child, &status, 0) < 0 && errno == EINTR) {
-  }
-  const int code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
-  if (code == 130) {
-    Interrupted() = true;
-    return {};
-  }
-  if (code == 2) throw UsageError("the training run was refused (see above)");
-  CISTERN_CHECK(code == 0, "the training run failed with exit code ", code, " (see above)");
-  return Json::parse(output);
-}
-
-std::string Number(double x, int digits) {
-  char text[48];
-  std::snprintf(text, sizeof text, "%.*f", digits, x);
-  return text;
+  const ProcessResult run = RunProcess(ThisProgram(), words);
+  if (run.code == 130) throw InterruptedRun();
+  if (run.code == 2) throw UsageError("the training run was refused (see above)");
+  CISTERN_CHECK(run.code == 0, "the training run ended with exit code ", run.code, " (see above)");
+  return Json::parse(run.output);
 }
 
 // "window:2+latte:2" lies in window2-latte2.
@@ -110,130 +51,15 @@ std::string FolderName(std::string mechanism) {
   return mechanism;
 }
 
-std::string Bytes(double bytes) {
-  if (bytes < 10e3) return Number(bytes, 0) + " B";
-  if (bytes < 10e6) return Number(bytes / 1e3, 0) + " kB";
-  return Number(bytes / 1e6, 0) + " MB";
-}
-
-double BitsPerByte(const Row& row) {
-  return row.result.at("test").at("bits_per_byte").get<double>();
-}
-
-HtmlTable ResultTable(const std::vector<Row>& rows) {
-  const std::string later = "at " + std::to_string(rows[0].decode.back().position);
-  HtmlTable table;
-  table.header = {"mechanism",      "bits/byte",         "parameters",
-                  "tokens/s",       "peak memory",       "state at start",
-                  "state " + later, "ms/token at start", "ms/token " + later};
-  for (const Row& row : rows) {
-    const DecodePoint &first = row.decode.front(), &last = row.decode.back();
-    table.rows.push_back({row.mechanism, Number(BitsPerByte(row), 3),
-                          std::to_string(row.result["parameters"].get<int64_t>()),
-                          Number(row.result["tokens_per_s"].get<double>(), 0),
-                          Bytes(row.result["peak_bytes"].get<double>()),
-                          Bytes(double(first.state_bytes)), Bytes(double(last.state_bytes)),
-                          Number(first.milliseconds, 3), Number(last.milliseconds, 3)});
-    if (table.best_row < 0 || BitsPerByte(row) < BitsPerByte(rows[size_t(table.best_row)]))
-      table.best_row = int(table.rows.size()) - 1;
+// What all runs are trained with, as assignments; the user's own win.
+std::vector<std::string> Assignments(CLI::App& command, const CompareArguments& a,
+                                     const TaskInfo& task) {
+  std::vector<std::string> set;
+  if (a.file.empty()) set = task.defaults;
+  if (!a.data.empty() || !a.task.empty()) {
+    const auto named = DataAssignments(task.name, a.data);
+    set.insert(set.end(), named.begin(), named.end());
   }
-  return table;
-}
-
-void PrintTable(const HtmlTable& table) {
-  std::vector<size_t> widths(table.header.size());
-  auto widen = [&](const std::vector<std::string>& cells) {
-    for (size_t i = 0; i < cells.size(); ++i) widths[i] = std::max(widths[i], cells[i].size());
-  };
-  widen(table.header);
-  for (const auto& row : table.rows) widen(row);
-  auto print = [&](const std::vector<std::string>& cells) {
-    for (size_t i = 0; i < cells.size(); ++i) {
-      std::printf(i == 0 ? "%-*s" : "  %*s", int(widths[i]), cells[i].c_str());
-    }
-    std::printf("\n");
-  };
-  print(table.header);
-  for (const auto& row : table.rows) print(row);
-}
-
-std::vector<std::string> Fairness(const Experiment& e, const CompareArguments& a,
-                                  const std::vector<Row>& rows) {
-  int64_t fewest = rows[0].result["parameters"].get<int64_t>(), most = fewest;
-  for (const Row& row : rows) {
-    fewest = std::min(fewest, row.result["parameters"].get<int64_t>());
-    most = std::max(most, row.result["parameters"].get<int64_t>());
-  }
-  return {StrCat("Equal for all: the text and its tokenizer, ", e.model.layers, " layers of width ",
-                 e.model.dim, " with ", e.model.heads, " heads",
-                 e.model.conv > 0 ? StrCat(", a causal convolution of ", e.model.conv,
-                                           " taps on every projection")
-                                  : std::string(),
-                 ", length ", e.task.length, ", batch ", e.train.batch,
-                 ", optimizer and schedule, seed, ", Number(a.seconds, 0),
-                 " s of training time on ", NumThreads(), " threads (", ActiveIsa(), "), ",
-                 e.dtype == "bfloat16" ? "linear maps in bfloat16, the rest in float32."
-                                       : StrCat("dtype ", e.dtype, ".")),
-          StrCat("Parameters differ by ", Number(100.0 * (double(most) / double(fewest) - 1.0), 1),
-                 " %. Training alone is timed; evaluation is not."),
-          "bits/byte: on the last 5 % of the text, in consecutive blocks of the training length "
-          "without carried context. Lower is better. One "
-          "seed ranks nothing closer than about 0.02."};
-}
-
-std::string WriteReport(const std::string& folder, const Experiment& e, const CompareArguments& a,
-                        const std::vector<Row>& rows, const std::string& sample_title,
-                        const std::string& sample) {
-  HtmlReport report("Attention mechanisms compared",
-                    StrCat(a.text, ", ", Number(a.seconds, 0), " s each"));
-  report.Table(ResultTable(rows));
-  for (const std::string& line : Fairness(e, a, rows)) report.Paragraph(line);
-  LineChart valid{"Learning curve", "seconds of training", "bits per byte (validation)", {}};
-  LineChart loss{"Training loss", "step", "nats per token", {}};
-  LineChart time{"Decoding time", "tokens before", "ms per token", {}};
-  LineChart state{"Decoding state", "tokens before", "bytes", {}};
-  state.log_y = true;
-  time.y_from_zero = true;
-  for (const Row& row : rows) {
-    Series v{row.mechanism, {}, {}}, l = v, t = v, s = v;
-    double seconds = 0;
-    for (const Json& line : ReadJsonl(row.folder + "/metrics.jsonl")) {
-      if (line["event"] == "step") {
-        seconds = line["seconds"].get<double>();
-        l.x.push_back(line["step"].get<double>());
-        l.y.push_back(line["loss"].get<double>());
-      } else if (line["event"] == "valid") {
-        v.x.push_back(seconds);
-        v.y.push_back(line["bits_per_byte"].get<double>());
-      }
-    }
-    for (const DecodePoint& p : row.decode) {
-      t.x.push_back(double(p.position));
-      t.y.push_back(p.milliseconds);
-      s.x.push_back(double(p.position));
-      s.y.push_back(double(p.state_bytes));
-    }
-    valid.series.push_back(v);
-    loss.series.push_back(l);
-    time.series.push_back(t);
-    state.series.push_back(s);
-  }
-  report.Heading("Learning").Svg(RenderSvg(valid)).Svg(RenderSvg(loss));
-  report.Heading("Decoding").Svg(RenderSvg(time)).Svg(RenderSvg(state));
-  report.Heading(sample_title).Preformatted(sample);
-  Experiment copy = e;
-  report.Details("The experiment", ExperimentToml(copy));
-  const std::string path = folder + "/report.html";
-  report.Write(path);
-  return path;
-}
-
-int RunCompare(CLI::App& command, CompareArguments a) {
-  ApplyCommon(a.common);
-  if (a.text.empty() && a.file.empty()) FailUsage("name a text file or folder to learn from");
-  if (!(a.seconds > 0)) FailUsage("--seconds must be above 0, got ", a.seconds);
-  std::vector<std::string> set = kDefaults;
-  if (!a.text.empty()) set.push_back("task.text=" + a.text);
   set.insert(set.end(), a.set.begin(), a.set.end());
   set.push_back(StrCat("train.seconds=", a.seconds));
   set.push_back("train.steps=0");
@@ -243,32 +69,46 @@ int RunCompare(CLI::App& command, CompareArguments a) {
   } else if (a.file.empty() && HasBFloat16()) {
     set.push_back("dtype=bfloat16");
   }
-  Experiment experiment;
-  ReadExperiment(experiment, a.file, set);
-  if (experiment.task.kind != "lm")
-    FailUsage("compare measures language models; for ", experiment.task.kind,
-              " train each mechanism with cistern train");
-  for (const std::string& m : a.mechanisms) FindMechanism(m);
-  if (a.out.empty()) {
-    char stamp[32];
-    const std::time_t now = std::time(nullptr);
-    std::strftime(stamp, sizeof stamp, "%Y%m%d-%H%M%S", std::localtime(&now));
-    a.out = std::string("runs/compare-") + stamp;
+  return set;
+}
+
+// Every mechanism in a model of these settings, before any work.
+void CheckMechanisms(const Experiment& experiment, const std::vector<std::string>& mechanisms) {
+  for (size_t i = 0; i < mechanisms.size(); ++i) {
+    for (size_t j = 0; j < i; ++j) {
+      if (FolderName(mechanisms[i]) == FolderName(mechanisms[j]))
+        FailUsage("--mechanisms names ", mechanisms[i], " twice");
+    }
+    Experiment each = experiment;
+    each.model.attention = {mechanisms[i]};
+    each.model.Validate();
   }
-  EnsureDirectory(a.out);
-  if (!Quiet() && !a.common.json) {
-    std::printf("%s: %s s for each of %zu mechanisms, results in %s\n",
-                experiment.task.text.c_str(), Number(a.seconds, 0).c_str(), a.mechanisms.size(),
-                a.out.c_str());
-    std::fflush(stdout);
+}
+
+std::string TimeStamp() {
+  char stamp[32];
+  const std::time_t now = std::time(nullptr);
+  std::strftime(stamp, sizeof stamp, "%Y%m%d-%H%M%S", std::localtime(&now));
+  return stamp;
+}
+
+// One run: trained, or with --resume gone on with or taken as it is.
+CompareRow TrainOne(const CompareArguments& a, const std::vector<std::string>& set,
+                    const std::string& mechanism) {
+  CompareRow row{
+      mechanism, a.out + "/" + FolderName(mechanism), FindMechanism(mechanism).bounded, "", {}, {}};
+  const std::string done = row.folder + "/result.json";
+  std::error_code ignored;
+  if (a.resume && std::filesystem::exists(done, ignored)) {
+    row.result = ReadJsonFile(done);
+    return row;
   }
-  std::vector<Row> rows;
-  for (const std::string& mechanism : a.mechanisms) {
-    Row row{
-        mechanism, a.out + "/" + FolderName(mechanism), FindMechanism(mechanism).bounded, {}, {}};
-    std::vector<std::string> arguments = {"--json", "--out", row.folder, "--threads",
-                                          std::to_string(a.common.threads)};
-    if (Quiet()) arguments.push_back("--quiet");
+  std::vector<std::string> arguments = {"--json", "--out", row.folder, "--threads",
+                                        std::to_string(a.common.threads)};
+  if (Quiet()) arguments.push_back("--quiet");
+  if (a.resume && std::filesystem::exists(row.folder + "/experiment.json", ignored)) {
+    arguments.push_back("--resume");
+  } else {
     if (!a.file.empty()) arguments.push_back(a.file);
     std::vector<std::string> assignments = set;
     assignments.push_back("model.attention=" + mechanism);
@@ -276,60 +116,112 @@ int RunCompare(CLI::App& command, CompareArguments a) {
       arguments.push_back("--set");
       arguments.push_back(s);
     }
+  }
+  try {
     row.result = TrainInChild(arguments);
-    if (Interrupted()) return 130;
-    LmFolder lm = OpenLmFolder(row.folder);
-    row.decode =
-        MeasureDecoding(*lm.model, {0, a.decode_tokens / 4, a.decode_tokens / 2, a.decode_tokens},
-                        64, &Interrupted());
-    if (Interrupted()) return 130;
-    if (!Quiet() && !a.common.json) {
-      std::printf("  %-16s %s bits/byte, %s tokens/s, %ld parameters\n", mechanism.c_str(),
-                  Number(BitsPerByte(row), 3).c_str(),
-                  Number(row.result["tokens_per_s"].get<double>(), 0).c_str(),
-                  long(row.result["parameters"].get<int64_t>()));
-      std::fflush(stdout);
-    }
-    rows.push_back(std::move(row));
+    WriteFileAtomically(done, row.result.dump(2) + "\n");
+  } catch (const UsageError&) {
+    throw;
+  } catch (const Error& e) {
+    row.failed = e.what();
   }
-  const Row* best = nullptr;  // of those with bounded memory, when there is one
-  for (const Row& row : rows) {
-    if (!best || (row.bounded && !best->bounded) ||
-        (row.bounded == best->bounded && BitsPerByte(row) < BitsPerByte(*best)))
-      best = &row;
-  }
-  LmFolder lm = OpenLmFolder(best->folder);
+  return row;
+}
+
+void MeasureDecodingOf(const CompareArguments& a, const ModelConfig& config, CompareRow* row) {
+  if (!row->failed.empty() || config.kind != "decoder_lm") return;
+  const LmFolder lm = OpenLmFolder(row->folder);
+  row->decode =
+      MeasureDecoding(*lm.model, {0, a.decode_tokens / 4, a.decode_tokens / 2, a.decode_tokens}, 64,
+                      &Interrupted());
+}
+
+void WriteSample(const CompareArguments& a, Comparison* c) {
+  const CompareRow* best = c->Best();
+  if (!best || best->decode.empty()) return;
+  const LmFolder lm = OpenLmFolder(best->folder);
   Generator generator(lm.model, lm.tokenizer);
   GenerateOptions generate;
   generate.max_tokens = a.sample_tokens;
   generate.sampler.temperature = 0.8;
   generate.sampler.top_p = 0.95;
   generate.sampler.seed = a.common.seed;
-  const std::string sample = generator.Run("", generate).text;
-  const std::string title = "Written by " + best->mechanism;
-  const std::string path = WriteReport(a.out, experiment, a, rows, title, sample);
-  Json json = {{"out", a.out}, {"report", path}, {"best_bounded", best->mechanism}};
-  for (const Row& row : rows) {
-    Json r = row.result;
-    for (const DecodePoint& p : row.decode) {
-      r["decode"].push_back({{"position", p.position},
-                             {"ms_per_token", p.milliseconds},
-                             {"state_bytes", p.state_bytes}});
-    }
-    json["mechanisms"][row.mechanism] = r;
+  c->sample = generator.Run("", generate).text;
+  c->sample_title = "Written by " + best->mechanism;
+}
+
+int RunCompare(CLI::App& command, CompareArguments a) {
+  ApplyCommon(a.common);
+  if (a.data.empty() && a.file.empty() && a.task.empty())
+    FailUsage("name a text file or folder to learn from, or --task (cistern info --tasks)");
+  if (!(a.seconds > 0)) FailUsage("--seconds must be above 0, got ", a.seconds);
+  if (a.resume && a.out.empty()) FailUsage("--resume needs --out, the folder to go on with");
+  const TaskInfo* claims = a.data.empty() ? nullptr : TaskClaiming(a.data);
+  const TaskInfo& named = !a.task.empty() ? FindTask(a.task) : claims ? *claims : FindTask("lm");
+  const std::vector<std::string> set = Assignments(command, a, named);
+  Comparison c;
+  ReadExperiment(c.experiment, a.file, set);
+  const TaskInfo& task = c.experiment.task.info();
+  if (a.mechanisms.empty()) a.mechanisms = task.mechanisms;
+  CheckMechanisms(c.experiment, a.mechanisms);
+  c.metric = c.experiment.task.Make()->metric();
+  c.seconds = a.seconds;
+  c.data = a.data.empty() ? task.name : a.data;
+  if (a.out.empty()) a.out = "runs/compare-" + TimeStamp();
+  EnsureDirectory(a.out);
+  if (!Quiet() && !a.common.json) {
+    std::printf("%s: %s s for each of %zu mechanisms, results in %s\n", c.data.c_str(),
+                Fixed(a.seconds, 0).c_str(), a.mechanisms.size(), a.out.c_str());
+    std::fflush(stdout);
   }
+  try {
+    for (const std::string& mechanism : a.mechanisms) {
+      CompareRow row = TrainOne(a, set, mechanism);
+      MeasureDecodingOf(a, c.experiment.model, &row);
+      if (Interrupted()) throw InterruptedRun();
+      if (!Quiet() && !a.common.json) {
+        if (row.failed.empty()) {
+          std::printf("  %-16s %s %s, %s tokens/s%s, %s parameters\n", mechanism.c_str(),
+                      Fixed(c.Value(row), c.metric.lower_is_better ? 3 : 2).c_str(),
+                      c.metric.label.c_str(),
+                      Fixed(row.result["tokens_per_s"].get<double>(), 0).c_str(),
+                      BusyNote(row.result["cpu_share"].get<double>()).c_str(),
+                      Thousands(row.result["parameters"].get<int64_t>()).c_str());
+        } else {
+          std::printf("  %-16s failed: %s\n", mechanism.c_str(), row.failed.c_str());
+        }
+        std::fflush(stdout);
+      }
+      c.rows.push_back(std::move(row));
+    }
+  } catch (const InterruptedRun&) {
+    std::fprintf(stderr,
+                 "cistern: interrupted; go on with: cistern compare ... --resume --out %s\n",
+                 a.out.c_str());
+    return 130;
+  }
+  WriteSample(a, &c);
+  const std::string page = a.out + "/report.html";
+  WriteReport(c, page);
+  Json json = {{"out", a.out}, {"report", page}};
+  json.update(CompareJson(c));
   WriteFileAtomically(a.out + "/compare.json", json.dump(2) + "\n");
+  const CompareRow* best = c.Best();
   if (a.common.json) {
     std::printf("%s\n", json.dump().c_str());
-    return 0;
+    return best ? 0 : 1;
   }
   std::printf("\n");
-  PrintTable(ResultTable(rows));
+  PrintTable(CompareTable(c));
   std::printf("\n");
-  for (const std::string& line : Fairness(experiment, a, rows)) std::printf("%s\n", line.c_str());
-  std::printf("\n%s:\n%s\n\n", title.c_str(), sample.c_str());
-  std::printf("report: %s\nmodels: cistern generate %s --prompt \"In the beginning\"\n",
-              path.c_str(), best->folder.c_str());
+  for (const std::string& line : Fairness(c)) std::printf("%s\n", line.c_str());
+  if (!c.sample.empty()) std::printf("\n%s:\n%s\n", c.sample_title.c_str(), c.sample.c_str());
+  std::printf("\nreport: %s\n", page.c_str());
+  CISTERN_CHECK(best, "every training run failed (see above)");
+  std::printf("models: cistern %s\n",
+              best->decode.empty()
+                  ? ("eval " + best->folder).c_str()
+                  : ("generate " + best->folder + " --prompt \"In the beginning\"").c_str());
   return 0;
 }
 
@@ -344,13 +236,22 @@ void AddCompare(CLI::App& app, Run& run) {
       "  cistern compare my.txt --seconds 60\n"
       "  cistern compare my.txt --mechanisms latte,abc_mlp --set model.dim=256 --set "
       "task.length=1024\n"
+      "  cistern compare --task listops --seconds 600\n"
       "Every key of cistern train --list can be set; each holds for all mechanisms.");
-  command->add_option("text", a->text, "text file or folder");
+  command->add_option("data", a->data, "a text file or folder, or data of another task");
+  command->add_option(
+      "--task", a->task,
+      "what to learn (cistern info --tasks); without it the data's name says it, and "
+      "anything else is a text");
   command->add_option("--experiment", a->file, "TOML file to begin with");
-  command->add_option("--mechanisms", a->mechanisms, "mechanisms to compare")->delimiter(',');
+  command
+      ->add_option("--mechanisms", a->mechanisms, "mechanisms to compare; none: the task's choice")
+      ->delimiter(',');
   command->add_option("--seconds", a->seconds, "training time of each")
       ->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
   command->add_option("--out", a->out, "folder for the models and report.html");
+  command->add_flag("--resume", a->resume,
+                    "go on in --out: finished runs are kept, the interrupted one is gone on with");
   command->add_option("--set", a->set, "KEY=VALUE for all of them; may be repeated")
       ->take_all()
       ->allow_extra_args(false);

@@ -55,11 +55,12 @@ int RunListOps(const DataArguments& a) {
 
 int RunText(const DataArguments& a) {
   TaskOptions options;
-  options.text = a.text;
-  options.tokenizer = a.tokenizer;
-  options.Describe().Set(StrCat("vocab_size=", a.vocab_size));  // checks its range
-  options.length = 2;
-  auto task = MakeTask(options);
+  Fields fields = options.Describe();  // checks ranges and names
+  fields.Set("lm.text=" + a.text);
+  fields.Set("lm.tokenizer=" + a.tokenizer);
+  fields.Set(StrCat("lm.vocab_size=", a.vocab_size));
+  fields.Set("lm.length=2");
+  const auto task = options.Make();
   task->Prepare();
   if (!a.out.empty()) task->SaveAssets(a.out);
   std::printf("%s\n", task->DataSummary().dump(a.common.json ? -1 : 2).c_str());

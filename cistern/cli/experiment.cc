@@ -1,5 +1,6 @@
 #include "cistern/cli/experiment.h"
 
+#include <algorithm>
 #include <cstdio>
 #include <filesystem>
 
@@ -21,27 +22,79 @@ Fields Experiment::Describe() {
   return f;
 }
 
+Json Experiment::Write() {
+  Json tree = Describe().Write();
+  tree["task"] = task.Write();
+  return tree;
+}
+
+namespace {
+
+// The task that the file or, after it, an assignment names.
+std::string TaskKind(const Json& tree, const std::vector<std::string>& assignments,
+                     const std::string& otherwise) {
+  constexpr std::string_view kKey = "task.kind=";
+  std::string kind = otherwise;
+  if (tree.is_object() && tree.contains("task") && tree["task"].is_object() &&
+      tree["task"].contains("kind") && tree["task"]["kind"].is_string()) {
+    kind = tree["task"]["kind"].get<std::string>();
+  }
+  for (const std::string& a : assignments) {
+    if (a.starts_with(kKey)) kind = a.substr(kKey.size());
+  }
+  return FindTask(kind).name;
+}
+
+// The kind of model: the task's choice unless one was named, which must fit it.
+void ChooseModel(Experiment& experiment) {
+  const TaskInfo& task = experiment.task.info();
+  std::string& kind = experiment.model.kind;
+  if (kind.empty()) kind = task.models[0];
+  if (std::find(task.models.begin(), task.models.end(), kind) != task.models.end()) return;
+  std::string fit;
+  for (const std::string& m : task.models) fit += (fit.empty() ? "" : ", ") + m;
+  FailUsage("model.kind=", kind, " does not fit the task ", task.name, ", which trains ", fit);
+}
+
+}  // namespace
+
 void ReadExperiment(Experiment& experiment, const std::string& file,
                     const std::vector<std::string>& assignments) {
   Fields fields = experiment.Describe();
+  Json tree;
   if (!file.empty()) {
-    const bool json = file.ends_with(".json");
-    Json tree;
     try {
-      tree = json ? ReadJsonFile(file) : ReadTomlFile(file);
+      tree = file.ends_with(".json") ? ReadJsonFile(file) : ReadTomlFile(file);
     } catch (const UsageError&) {
       throw;
-    } catch (const Error& e) {
-      throw UsageError(
-          e.what());  // a configuration that cannot be read is wrong use, before any work
+    } catch (const Error& e) {  // a configuration that cannot be read is wrong use, before any work
+      throw UsageError(e.what());
     }
     if (tree.is_object()) {
       for (const char* result : {"result", "data", "environment"})
         tree.erase(result);  // an experiment.json of a finished run
     }
+  }
+  const std::string kind = TaskKind(tree, assignments, experiment.task.kind);
+  if (!file.empty()) {
+    if (tree.is_object() && tree.contains("task"))
+      tree["task"] = TaskOptions::Grouped(tree["task"], kind, file.ends_with(".json"));
     fields.Read(tree, file);
   }
-  for (const std::string& a : assignments) fields.Set(a);
+  for (const std::string& a : assignments) fields.Set(TaskOptions::Grouped(a, kind));
+  ChooseModel(experiment);
+}
+
+std::vector<std::string> DataAssignments(const std::string& task, const std::string& data) {
+  std::vector<std::string> set;
+  if (task.empty() && data.empty()) return set;
+  const TaskInfo& info = task.empty() ? TaskOfData(data) : FindTask(task);
+  set.push_back("task.kind=" + info.name);
+  if (data.empty()) return set;
+  if (info.data.empty())
+    FailUsage("the task ", info.name, " makes its own data; leave --data away");
+  set.push_back("task." + info.name + "." + info.data + "=" + data);
+  return set;
 }
 
 namespace {
@@ -61,24 +114,28 @@ std::string TomlValue(const Json& value) {
   return value.dump();
 }
 
+// The values of a table, then the tables in it, each under its whole name.
+void WriteTable(const std::string& name, const Json& table, std::string* text) {
+  for (const auto& [key, value] : table.items()) {
+    if (!value.is_object() || value.empty()) *text += key + " = " + TomlValue(value) + "\n";
+  }
+  for (const auto& [key, value] : table.items()) {
+    if (!value.is_object() || value.empty()) continue;
+    const std::string inner = name.empty() ? key : name + "." + key;
+    *text += "\n[" + inner + "]\n";
+    WriteTable(inner, value, text);
+  }
+}
+
 }  // namespace
 
 std::string ExperimentToml(Experiment& experiment) {
-  const Json tree = experiment.Describe().Write();
   std::string text;
-  for (const auto& [key, value] : tree.items()) {
-    if (!value.is_object()) text += key + " = " + TomlValue(value) + "\n";
-  }
-  for (const auto& [key, value] : tree.items()) {
-    if (!value.is_object()) continue;
-    text += "\n[" + key + "]\n";
-    for (const auto& [name, v] : value.items()) text += name + " = " + TomlValue(v) + "\n";
-  }
+  WriteTable("", experiment.Write(), &text);
   return text;
 }
 
 Trained TrainExperiment(Experiment experiment, const std::string& folder, bool resume) {
-  experiment.model.kind = experiment.task.ModelKind();
   experiment.model.Validate();
   std::error_code
       ignored;  // a folder that cannot be looked into is refused when the run begins to write
@@ -86,7 +143,8 @@ Trained TrainExperiment(Experiment experiment, const std::string& folder, bool r
     FailUsage(folder, " already holds a run; give another --out, or --resume to go on with it");
   }
   Trained out;
-  out.task = MakeTask(experiment.task);
+  out.task = experiment.task.Make();
+  if (resume) out.task->LoadAssets(folder);
   out.task->Prepare();
   const Json data = out.task->DataSummary();
   if (data.contains("notes") && !Quiet()) {
@@ -99,7 +157,7 @@ Trained TrainExperiment(Experiment experiment, const std::string& folder, bool r
   out.model = MakeModel(out.config, uint64_t(experiment.seed));
   if (experiment.dtype == "float64") out.model->to(at::kDouble);
   experiment.model = out.config;
-  Json record = experiment.Describe().Write();
+  Json record = experiment.Write();
   record["data"] = data;
   record["environment"] = {{"threads", NumThreads()}};
   Trainer trainer(out.model, *out.task, experiment.train, uint64_t(experiment.seed), folder, record,

@@ -11,6 +11,8 @@
 namespace cistern::cli {
 
 struct Experiment {
+  Experiment() { model.kind.clear(); }  // the task's choice, unless told
+
   TaskOptions task;
   ModelConfig model;
   TrainOptions train;
@@ -18,12 +20,17 @@ struct Experiment {
   std::string dtype = "float32";
 
   Fields Describe();
+  Json Write();  // as Describe().Write(), of the tasks the one that is chosen
 };
 
 // Reads `file` (TOML, or JSON by its name; empty: none), then applies the assignments in order.
 // UsageError on anything unknown or wrong.
 void ReadExperiment(Experiment& experiment, const std::string& file,
                     const std::vector<std::string>& assignments);
+
+// What --task and --data say, as assignments: the task, by the look of the data unless it is given,
+// and its option that names the data. Nothing where both are empty.
+std::vector<std::string> DataAssignments(const std::string& task, const std::string& data);
 
 // TOML text of everything, ready to be edited and given back.
 std::string ExperimentToml(Experiment& experiment);

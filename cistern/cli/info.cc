@@ -10,6 +10,7 @@
 #include "cistern/kernels/isa.h"
 #include "cistern/models/model_state.h"
 #include "cistern/ops/impl.h"
+#include "cistern/tasks/task.h"
 
 namespace cistern::cli {
 namespace {
@@ -17,7 +18,7 @@ namespace {
 struct InfoArguments {
   Common common;
   std::string folder;
-  bool docs = false;
+  bool docs = false, tasks = false;
 };
 
 std::string Joined(const std::vector<std::string>& words, const char* comma = ", ") {
@@ -118,8 +119,43 @@ int PrintModel(const InfoArguments& a) {
   return 0;
 }
 
+Json TaskJson(const TaskInfo& t) {
+  Json metrics = Json::array();
+  for (const Metric& m : t.metrics) {
+    metrics.push_back({{"name", m.name},
+                       {"summary", m.summary},
+                       {"better", m.lower_is_better ? "lower" : "higher"}});
+  }
+  return {{"name", t.name},
+          {"summary", t.summary},
+          {"models", t.models},
+          {"metrics", metrics},
+          {"data", t.data},
+          {"defaults", t.defaults},
+          {"options", t.config()->Describe().Write()}};
+}
+
+int PrintTasks(const InfoArguments& a) {
+  if (a.common.json) {
+    Json json = Json::array();
+    for (const TaskInfo* t : Tasks()) json.push_back(TaskJson(*t));
+    std::printf("%s\n", json.dump().c_str());
+    return 0;
+  }
+  for (const TaskInfo* t : Tasks()) {
+    std::printf("%-16s %s\n", t->name.c_str(), t->summary.c_str());
+    std::printf("%16s models: %s; --data: %s\n", "", Joined(t->models).c_str(),
+                t->data.empty() ? "none" : t->data.c_str());
+    for (const Metric& m : t->metrics)
+      std::printf("%16s %s: %s\n", "", m.name.c_str(), m.summary.c_str());
+    std::printf("%s", t->config()->Describe().Help(17).c_str());
+  }
+  return 0;
+}
+
 int RunInfo(const InfoArguments& a) {
   ApplyCommon(a.common);
+  if (a.tasks) return PrintTasks(a);
   if (a.docs) return PrintDocs();
   if (!a.folder.empty()) return PrintModel(a);
   Json json = {
@@ -154,6 +190,7 @@ void AddInfo(CLI::App& app, Run& run) {
   CLI::App* command = app.add_subcommand(
       "info", "the build, the machine and the mechanisms; or what a model folder holds");
   command->add_option("folder", a->folder, "model folder");
+  command->add_flag("--tasks", a->tasks, "every task: its models, metrics and options");
   command->add_flag("--docs", a->docs, "print the generated part of docs/mechanisms.md");
   AddCommon(*command, a->common);
   command->callback([a, &run] { run = [a] { return RunInfo(*a); }; });

@@ -1,4 +1,4 @@
-// The program: cistern train | eval | generate | compare | data | info | verify.
+// The program: cistern train | eval | predict | generate | compare | data | info | verify.
 #include <malloc.h>
 
 #include <cstdio>
@@ -65,6 +65,7 @@ int main(int argc, char** argv) {
   cistern::cli::AddTrain(app, run);
   cistern::cli::AddCompare(app, run);
   cistern::cli::AddEval(app, run);
+  cistern::cli::AddPredict(app, run);
   cistern::cli::AddGenerate(app, run);
   cistern::cli::AddData(app, run);
   cistern::cli::AddInfo(app, run);

@@ -2,6 +2,7 @@
 #include <cstdio>
 
 #include "cistern/base/error.h"
+#include "cistern/base/format.h"
 #include "cistern/base/progress.h"
 #include "cistern/cli/command.h"
 #include "cistern/cli/experiment.h"
@@ -11,7 +12,7 @@ namespace {
 
 struct TrainArguments {
   Common common;
-  std::string file, out = "runs/train", text;
+  std::string file, out = "runs/train", text, data, task;
   std::vector<std::string> set;
   bool print_config = false, resume = false, list = false;
   int64_t steps = -1;
@@ -21,11 +22,10 @@ struct TrainArguments {
 void PrintMetrics(const char* title, const Json& metrics) {
   std::printf("%s:", title);
   for (const auto& [key, value] : metrics.items()) {
-    if (value.is_number_float()) {
-      std::printf("  %s %.4g", key.c_str(), value.get<double>());
-    } else {
-      std::printf("  %s %s", key.c_str(), value.dump().c_str());
-    }
+    if (value.is_array()) continue;  // tables: cistern eval shows them
+    const std::string text =
+        value.is_number_float() ? Significant(value.get<double>(), 4) : value.dump();
+    std::printf("  %s %s", key.c_str(), text.c_str());
   }
   std::printf("\n");
 }
@@ -45,8 +45,15 @@ int RunTrain(CLI::App& command, const TrainArguments& a) {
           "change train.steps)");
     file = a.out + "/experiment.json";
   }
-  std::vector<std::string> set = a.set;
-  if (!a.text.empty()) set.push_back("task.text=" + a.text);
+  if (!a.text.empty() && !(a.task.empty() && a.data.empty()))
+    FailUsage("--text is --task lm --data; give one of the two");
+  std::vector<std::string> set =
+      a.text.empty() ? DataAssignments(a.task, a.data) : DataAssignments("lm", a.text);
+  if (!a.data.empty() && file.empty()) {  // no settings of one's own: those that suit the task
+    const TaskInfo& task = a.task.empty() ? TaskOfData(a.data) : FindTask(a.task);
+    set.insert(set.begin(), task.defaults.begin(), task.defaults.end());
+  }
+  set.insert(set.end(), a.set.begin(), a.set.end());
   if (a.steps >= 0)
     set.push_back("train.steps=" + std::to_string(a.steps)), set.push_back("train.seconds=0");
   if (a.seconds >= 0)
@@ -74,14 +81,15 @@ int RunTrain(CLI::App& command, const TrainArguments& a) {
                        {"tokens_per_s", r.tokens_per_second},
                        {"parameters", r.parameters},
                        {"peak_bytes", r.peak_bytes},
+                       {"cpu_share", r.cpu_share},
                        {"valid", r.valid},
                        {"test", r.test}};
     std::printf("%s\n", line.dump().c_str());
     return 0;
   }
-  std::printf("%s, %ld parameters: %ld steps in %.0f s, %.0f tokens/s\n",
+  std::printf("%s, %ld parameters: %ld steps in %.0f s, %.0f tokens/s%s\n",
               trained.config.Summary().c_str(), long(r.parameters), long(r.steps), r.seconds,
-              r.tokens_per_second);
+              r.tokens_per_second, BusyNote(r.cpu_share).c_str());
   if (!r.valid.is_null()) PrintMetrics("valid", r.valid);
   if (!r.test.is_null()) PrintMetrics("test", r.test);
   std::printf("saved in %s\n", a.out.c_str());
@@ -96,13 +104,18 @@ void AddTrain(CLI::App& app, Run& run) {
   command->footer(
       "Examples:\n"
       "  cistern train --text my.txt --out runs/mine --seconds 120\n"
+      "  cistern train --task listops --out runs/listops --steps 200\n"
       "  cistern train configs/listops.toml --out runs/listops --set model.attention=abc_mlp --set "
       "train.lr=1e-3\n"
       "  cistern train --resume --out runs/mine            goes on after Ctrl-C\n"
       "  cistern train --list                              every key, its type, default and "
       "meaning");
   command->add_option("experiment", a->file, "TOML file with [task], [model] and [train] tables");
-  command->add_option("--text", a->text, "text file or folder to learn from (task.text)");
+  command->add_option("--task", a->task, "what to learn: cistern info --tasks lists the tasks");
+  command->add_option("--data", a->data,
+                      "the task's data; without --task its name says which task it is for");
+  command->add_option("--text", a->text,
+                      "text file or folder to learn a language model from: --task lm --data");
   command->add_option("--out", a->out, "run folder");
   command->add_option("--set", a->set, "KEY=VALUE, such as model.dim=256; may be repeated")
       ->take_all()

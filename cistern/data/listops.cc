@@ -193,27 +193,41 @@ int EvaluateListOps(std::span<const uint8_t> tokens) {
   return result;
 }
 
-ListOpsBaselines MeasureListOpsBaselines(const ListOpsSet& train, const ListOpsSet& test) {
+namespace {
+
+uint8_t Root(const ListOpsSet& set, int64_t i) { return set.Row(i).empty() ? 0 : set.Row(i)[0]; }
+
+int Best(const std::array<int64_t, 10>& counts) {
+  return int(std::max_element(counts.begin(), counts.end()) - counts.begin());
+}
+
+}  // namespace
+
+ListOpsGuesses::ListOpsGuesses(const ListOpsSet& train) {
   std::array<int64_t, 10> all{};
-  std::array<std::array<int64_t, 10>, 256> by_root{};
-  const auto root = [](const ListOpsSet& set, int64_t i) {
-    return set.Row(i).empty() ? 0 : set.Row(i)[0];
-  };
   for (int64_t i = 0; i < train.size(); ++i) {
     ++all[train.labels[i]];
-    ++by_root[root(train, i)][train.labels[i]];
+    ++counts_[Root(train, i)][train.labels[i]];
   }
-  const auto best = [](const std::array<int64_t, 10>& counts) {
-    return std::max_element(counts.begin(), counts.end()) - counts.begin();
-  };
+  majority_ = Best(all);
+  for (size_t root = 0; root < best_.size(); ++root) best_[root] = Best(counts_[root]);
+}
+
+double ListOpsGuesses::Nats(uint8_t root, uint8_t label) const {
+  const std::array<int64_t, 10>& counts = counts_[root];
+  return std::log(double(std::accumulate(counts.begin(), counts.end(), int64_t{10})) /
+                  double(counts[label] + 1));
+}
+
+ListOpsBaselines MeasureListOpsBaselines(const ListOpsSet& train, const ListOpsSet& test) {
+  const ListOpsGuesses guesses(train);
   int64_t majority = 0, operators = 0;
   double nats = 0;
   for (int64_t i = 0; i < test.size(); ++i) {
-    majority += test.labels[i] == best(all);
-    const auto& counts = by_root[root(test, i)];
-    operators += test.labels[i] == best(counts);
-    nats += std::log(double(std::accumulate(counts.begin(), counts.end(), int64_t{10})) /
-                     double(counts[test.labels[i]] + 1));
+    const uint8_t root = Root(test, i), label = test.labels[i];
+    majority += label == guesses.majority();
+    operators += label == guesses.OfRoot(root);
+    nats += guesses.Nats(root, label);
   }
   const double n = double(std::max<int64_t>(test.size(), 1));
   return {double(majority) / n, double(operators) / n, nats / n};

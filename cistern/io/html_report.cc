@@ -14,7 +14,7 @@ constexpr const char* kStyle = R"css(
 }
 * { box-sizing: border-box; }
 body { margin: 0; background: var(--page); color: var(--ink); font: 16px/1.6 system-ui, "Helvetica Neue", Arial, "DejaVu Sans", sans-serif; }
-main { max-width: 54rem; margin: 0 auto; padding: 2.5rem 1.25rem 4rem; }
+main { max-width: 70rem; margin: 0 auto; padding: 2.5rem 1.25rem 4rem; }
 h1 { font-size: 1.9rem; line-height: 1.2; margin: 0; letter-spacing: -0.01em; }
 h2 { font-size: 1.25rem; margin: 2.5rem 0 0.75rem; padding-top: 0.75rem; border-top: 1px solid var(--line); }
 .subtitle { color: var(--soft); margin: 0.4rem 0 2rem; }
@@ -22,12 +22,12 @@ p { margin: 0.75rem 0; max-width: 46rem; }
 .wide { overflow-x: auto; margin: 1rem 0; }
 table { border-collapse: collapse; font-size: 0.92rem; font-variant-numeric: tabular-nums; min-width: 50%; }
 caption { caption-side: top; text-align: left; color: var(--soft); padding-bottom: 0.4rem; }
-th, td { padding: 0.35rem 0.9rem; text-align: left; border-bottom: 1px solid var(--line); white-space: nowrap; }
-th { border-bottom: 2px solid var(--line); font-weight: 600; }
+th, td { padding: 0.35rem 0.7rem; text-align: left; border-bottom: 1px solid var(--line); white-space: nowrap; }
+th { border-bottom: 2px solid var(--line); font-weight: 600; white-space: normal; vertical-align: bottom; }
 th.number, td.number { text-align: right; }
 tbody tr:hover { background: var(--shade); }
 tr.best td { font-weight: 700; color: var(--accent); }
-pre { background: var(--shade); border: 1px solid var(--line); border-radius: 6px; padding: 0.8rem 1rem; overflow-x: auto;
+pre { background: var(--shade); border: 1px solid var(--line); border-radius: 6px; padding: 0.8rem 1rem; white-space: pre-wrap; overflow-wrap: anywhere;
   font: 0.85rem/1.5 ui-monospace, "SF Mono", Menlo, Consolas, "DejaVu Sans Mono", monospace; }
 figure { margin: 1.25rem 0; }
 figure svg { max-width: 100%; height: auto; display: block; }

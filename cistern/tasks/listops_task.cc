@@ -3,20 +3,102 @@
 #include <ATen/ATen.h>
 
 #include <filesystem>
+#include <numeric>
 
 #include "cistern/base/error.h"
 #include "cistern/base/progress.h"
 #include "cistern/models/decoder_lm.h"
 #include "cistern/models/encoder_classifier.h"
 #include "cistern/tasks/cache.h"
+#include "cistern/tasks/row_reader.h"
 
 namespace cistern {
+namespace {
+
+constexpr int64_t kClasses = 10, kEvalRows = 16;
+
+Batch MakeBatch(const ListOpsSet& set, const std::vector<int64_t>& rows) {
+  const int64_t count = int64_t(rows.size());
+  int64_t longest = 1;
+  for (const int64_t i : rows) longest = std::max(longest, int64_t(set.Row(i).size()));
+  const at::Tensor ids = at::zeros({count, longest}, at::kLong);
+  const at::Tensor targets = at::empty({count}, at::kLong), lengths = at::empty({count}, at::kLong);
+  Batch batch;
+  batch.rows = count;
+  for (int64_t r = 0; r < count; ++r) {
+    const auto row = set.Row(rows[size_t(r)]);
+    std::copy(row.begin(), row.end(), ids.mutable_data_ptr<int64_t>() + r * longest);
+    targets.mutable_data_ptr<int64_t>()[r] = set.labels[size_t(rows[size_t(r)])];
+    lengths.mutable_data_ptr<int64_t>()[r] = int64_t(row.size());
+    batch.tokens += int64_t(row.size());
+  }
+  batch.Add("ids", ids);
+  batch.Add("lengths", lengths);
+  batch.Add("targets", targets);
+  return batch;
+}
+
+// Rows of `set` in their order; `keep` keeps it alive.
+std::unique_ptr<BatchReader> ReaderOf(const ListOpsSet& set, const ReadOptions& options,
+                                      std::shared_ptr<const ListOpsSet> keep = nullptr) {
+  return std::make_unique<RowReader>(set.size(), options.rows > 0 ? options.rows : kEvalRows,
+                                     [&set, keep](int64_t begin, int64_t end) {
+                                       std::vector<int64_t> rows(size_t(end - begin));
+                                       std::iota(rows.begin(), rows.end(), begin);
+                                       return MakeBatch(set, rows);
+                                     });
+}
+
+at::Tensor LogitsOf(Model& model, const Batch& batch) {
+  return dynamic_cast<EncoderClassifier&>(model).Forward(batch["ids"], batch["lengths"]);
+}
+
+}  // namespace
+
+Fields ListOpsTask::Describe(Options& o) {
+  Fields f;
+  f.Add("data", &o.data, "folder with basic_{train,val,test}.tsv; empty: generated");
+  f.Add("length", &o.length, "longer examples are cut", {2, int64_t{1} << 30});
+  f.Add("group_by_length", &o.group_by_length,
+        "training batches of examples of about one length: less padding, so faster");
+  f.Add("data_seed", &o.data_seed, "seed of the generator", {0, int64_t{1} << 62});
+  f.Add("train_examples", &o.train_examples, "generated training examples", {1, 1 << 28});
+  f.Add("valid_examples", &o.valid_examples, "generated validation examples", {1, 1 << 28});
+  f.Add("test_examples", &o.test_examples, "generated test examples", {1, 1 << 28});
+  return f;
+}
+
+const TaskInfo& listops_task() {
+  static const TaskInfo info = [] {
+    TaskInfo t;
+    t.name = "listops";
+    t.summary =
+        "ListOps of Long Range Arena: the value of nested lists of digits, 500 to 2,000 tokens";
+    t.models = {"encoder_classifier"};
+    t.metrics = {{"accuracy", "accuracy, %", "of whole examples, in percent; higher is better"}};
+    t.data = "data";
+    t.claims = [](const std::string& path) {
+      std::error_code ignored;
+      return std::filesystem::exists(path + "/basic_train.tsv", ignored);
+    };
+    t.defaults = {"model.layers=1",        "model.dim=64",        "model.ffn_dim=128",
+                  "model.norm=post",       "model.bias=true",     "model.positions=sinusoidal",
+                  "model.embedding_std=1", "model.init_std=0.12", "task.group_by_length=true",
+                  "train.batch=16",        "train.lr=1.5e-3"};
+    t.mechanisms = {"softmax", "latte", "luna", "conv_luna"};
+    BindTask<ListOpsTask>(t);
+    return t;
+  }();
+  return info;
+}
+
+const Metric& ListOpsTask::metric() const { return listops_task().metrics[0]; }
 
 void ListOpsTask::Prepare() {
   std::string folder = options_.data;
   if (folder.empty()) {
     folder =
-        StrCat(CacheFolder(options_.cache), "/listops-", options_.train_examples, "-",
+        StrCat(CacheFolder(cache_), "/listops-", options_.train_examples, "-",
                options_.valid_examples, "-", options_.test_examples, "-seed", options_.data_seed);
     if (!std::filesystem::exists(folder + "/basic_test.tsv")) {  // written last
       ListOpsOptions generate;
@@ -32,13 +114,18 @@ void ListOpsTask::Prepare() {
   read.max_length = options_.length;
   read.check = false;
   data_ = ReadListOpsFolder(folder, read);
-  for (const Split split : {Split::kTrain, Split::kValid, Split::kTest})
-    CISTERN_CHECK(Set(split).size() > 0, folder, ": an empty split");
+  for (const Split split : {Split::kTrain, Split::kValid, Split::kTest}) {
+    CISTERN_CHECK(Set(split).size() > 0, folder, ": the ", SplitName(split), " split is empty");
+  }
+  guesses_.emplace(data_.train);
+  if (!options_.group_by_length) {
+    order_ = std::make_unique<ShuffledOrder>(data_.train.size());
+    return;
+  }
   std::vector<int64_t> lengths;
-  for (int64_t i = 0; options_.group_by_length && i < data_.train.size(); ++i)
+  for (int64_t i = 0; i < data_.train.size(); ++i)
     lengths.push_back(int64_t(data_.train.Row(i).size()));
-  order_ = options_.group_by_length ? std::make_unique<ShuffledOrder>(std::move(lengths))
-                                    : std::make_unique<ShuffledOrder>(data_.train.size());
+  order_ = std::make_unique<ShuffledOrder>(std::move(lengths));
 }
 
 const ListOpsSet& ListOpsTask::Set(Split split) const {
@@ -46,28 +133,14 @@ const ListOpsSet& ListOpsTask::Set(Split split) const {
 }
 
 void ListOpsTask::Complete(ModelConfig& config) const {
-  config.kind = "encoder_classifier";
   config.vocab_size = kListOpsVocab;
-  config.classes = 10;
+  config.classes = kClasses;
   config.max_length = std::max(config.max_length, options_.length);
 }
 
-Batch ListOpsTask::MakeBatch(const ListOpsSet& set, const std::vector<int64_t>& rows) const {
-  const int64_t count = int64_t(rows.size());
-  int64_t longest = 1;
-  for (const int64_t i : rows) longest = std::max(longest, int64_t(set.Row(i).size()));
-  Batch batch;
-  batch.ids = at::zeros({count, longest}, at::kLong);
-  batch.targets = at::empty({count}, at::kLong);
-  batch.lengths = at::empty({count}, at::kLong);
-  for (int64_t r = 0; r < count; ++r) {
-    const auto row = set.Row(rows[size_t(r)]);
-    std::copy(row.begin(), row.end(), batch.ids.mutable_data_ptr<int64_t>() + r * longest);
-    batch.targets.mutable_data_ptr<int64_t>()[r] = set.labels[size_t(rows[size_t(r)])];
-    batch.lengths.mutable_data_ptr<int64_t>()[r] = int64_t(row.size());
-    batch.tokens += int64_t(row.size());
-  }
-  return batch;
+Json ListOpsTask::DataSummary() const {
+  return {
+      {"train", data_.train.size()}, {"valid", data_.valid.size()}, {"test", data_.test.size()}};
 }
 
 Batch ListOpsTask::TrainBatch(uint64_t seed, int64_t step, int64_t rows) const {
@@ -77,43 +150,65 @@ Batch ListOpsTask::TrainBatch(uint64_t seed, int64_t step, int64_t rows) const {
 }
 
 at::Tensor ListOpsTask::Loss(Model& model, const Batch& batch, double label_smoothing) const {
-  const at::Tensor logits =
-      dynamic_cast<EncoderClassifier&>(model).Forward(batch.ids, batch.lengths);
-  return NextTokenLoss(logits, batch.targets, label_smoothing);
+  return NextTokenLoss(LogitsOf(model, batch), batch["targets"], label_smoothing);
 }
 
-Json ListOpsTask::Evaluate(Model& model, Split split, const EvalOptions& options) const {
-  at::NoGradGuard guard;
-  model.eval();
-  const ListOpsSet& set = Set(split);
-  int64_t seen = 0, right = 0, tokens = 0;
-  double nats = 0;
-  for (int64_t begin = 0; begin < set.size(); begin += 16) {
-    if (options.interrupted && *options.interrupted) break;
-    if (options.max_tokens > 0 && tokens >= options.max_tokens) break;
-    std::vector<int64_t> rows;
-    for (int64_t i = begin; i < std::min(set.size(), begin + 16); ++i) rows.push_back(i);
-    const Batch batch = MakeBatch(set, rows);
-    const at::Tensor logits =
-        dynamic_cast<EncoderClassifier&>(model).Forward(batch.ids, batch.lengths);
-    nats += NextTokenLoss(logits, batch.targets).item<double>() * double(rows.size());
-    right += (logits.argmax(1) == batch.targets).sum().item<int64_t>();
-    seen += int64_t(rows.size());
-    tokens += batch.tokens;
+std::unique_ptr<BatchReader> ListOpsTask::Read(Split split, const ReadOptions& options) const {
+  return ReaderOf(Set(split), options);
+}
+
+std::unique_ptr<BatchReader> ListOpsTask::ReadFile(const std::string& path, bool,
+                                                   const ReadOptions& options) const {
+  ListOpsReadOptions read;
+  read.max_length = options_.length;
+  read.check = false;
+  auto set = std::make_shared<const ListOpsSet>(ReadListOps(path, read));
+  return ReaderOf(*set, options, set);
+}
+
+Score ListOpsTask::Measure(Model& model, const Batch& batch) const {
+  const at::Tensor logits = LogitsOf(model, batch), targets = batch["targets"];
+  Score score;
+  score.Add("examples", double(batch.rows));
+  score.Add("nats", NextTokenLoss(logits, targets).item<double>() * double(batch.rows));
+  score.Add("correct", (logits.argmax(1) == targets).sum().item<double>());
+  if (!guesses_) return score;
+  const at::Tensor ids = batch["ids"].cpu(), labels = targets.cpu();
+  for (int64_t r = 0; r < batch.rows; ++r) {
+    const auto root = uint8_t(ids.const_data_ptr<int64_t>()[r * ids.size(1)]),
+               label = uint8_t(labels.const_data_ptr<int64_t>()[r]);
+    score.Add("majority", label == guesses_->majority());
+    score.Add("root_operator", label == guesses_->OfRoot(root));
+    score.Add("root_operator_nats", guesses_->Nats(root, label));
   }
-  const ListOpsBaselines baselines = MeasureListOpsBaselines(data_.train, set);
-  const double n = double(std::max<int64_t>(seen, 1));
-  return {{"accuracy", 100.0 * double(right) / n},
-          {"loss", nats / n},
-          {"examples", seen},
-          {"majority", 100.0 * baselines.majority},
-          {"root_operator", 100.0 * baselines.root_operator},
-          {"root_operator_loss", baselines.root_operator_loss}};
+  return score;
 }
 
-Json ListOpsTask::DataSummary() const {
-  return {
-      {"train", data_.train.size()}, {"valid", data_.valid.size()}, {"test", data_.test.size()}};
+Json ListOpsTask::Metrics(const Score& score) const {
+  const double n = std::max(score["examples"], 1.0);
+  Json out = {{"accuracy", 100.0 * score["correct"] / n},
+              {"loss", score["nats"] / n},
+              {"examples", int64_t(score["examples"])}};
+  if (score.Has("majority")) {
+    out["majority"] = 100.0 * score["majority"] / n;
+    out["root_operator"] = 100.0 * score["root_operator"] / n;
+    out["root_operator_loss"] = score["root_operator_nats"] / n;
+  }
+  return out;
+}
+
+std::vector<Json> ListOpsTask::Predict(Model& model, const Batch& batch) const {
+  const at::Tensor p =
+      at::softmax(LogitsOf(model, batch), 1).to(at::kCPU, at::kDouble).contiguous();
+  std::vector<Json> out;
+  for (int64_t r = 0; r < batch.rows; ++r) {
+    const double* row = p.const_data_ptr<double>() + r * kClasses;
+    Json probabilities = Json::object();
+    for (int64_t c = 0; c < kClasses; ++c) probabilities[std::to_string(c)] = row[c];
+    out.push_back({{"label", std::to_string(std::max_element(row, row + kClasses) - row)},
+                   {"probabilities", probabilities}});
+  }
+  return out;
 }
 
 }  // namespace cistern

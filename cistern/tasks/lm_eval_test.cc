@@ -1,4 +1,4 @@
-#include "cistern/tasks/lm_eval.h"
+#include "cistern/tasks/lm_blocks.h"
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
@@ -7,6 +7,8 @@
 
 #include "cistern/base/random.h"
 #include "cistern/io/test_folder.h"
+#include "cistern/tasks/by_position.h"
+#include "cistern/tasks/evaluate.h"
 
 namespace cistern {
 namespace {
@@ -39,9 +41,36 @@ const std::vector<int64_t> kText = [] {
 }();
 const std::vector<int32_t> kBytes = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 0};
 
-void Read(int64_t begin, int64_t count, int64_t* out) {
+void CopyText(int64_t begin, int64_t count, int64_t* out) {
   ASSERT_TRUE(begin >= 0 && begin + count <= kTokens);
   std::copy_n(kText.begin() + begin, count, out);
+}
+
+TokenText Tokens(int64_t tokens = kTokens) { return {tokens, CopyText, kBytes, 0}; }
+
+// A task that has nothing but the text above.
+class TextTask : public Task {
+ public:
+  void SaveAssets(const std::string&) const override {}
+  void LoadAssets(const std::string&) override {}
+  void Prepare() override {}
+  Json DataSummary() const override { return {}; }
+  void Complete(ModelConfig&) const override {}
+  int64_t tokens_per_row() const override { return 32; }
+  Batch TrainBatch(uint64_t, int64_t, int64_t) const override { return {}; }
+  at::Tensor Loss(Model&, const Batch&, double) const override { return {}; }
+  std::unique_ptr<BatchReader> Read(Split, const ReadOptions& o) const override {
+    return ReadBlocks(Tokens(), o.length, o.rows, o.max_tokens);
+  }
+  Score Measure(Model& model, const Batch& batch) const override {
+    return MeasureBlocks(dynamic_cast<DecoderLm&>(model), batch, kBytes);
+  }
+  Json Metrics(const Score& score) const override { return TokenMetrics(score); }
+  const Metric& metric() const override { return BitsPerByte(); }
+};
+
+Evaluation EvaluateText(DecoderLm& model, const ReadOptions& read) {
+  return Evaluate(TextTask(), model, Split::kTest, {read});
 }
 
 // Nats of tokens begin+1 .. begin+length from the empty state at `begin`, one by one.
@@ -68,21 +97,19 @@ TEST(LmEval, BlocksPredictEveryTokenButTheFirstOnce) {
   for (int64_t i = 1; i < kTokens; ++i) bytes += kBytes[size_t(kText[size_t(i)])];
   model->train();
   for (const int64_t batch : {1, 3, 100}) {
-    LmEvalOptions options;
-    options.length = 32;
-    options.batch = batch;
-    const LmScore score = EvaluateBlocks(*model, Read, kTokens, kBytes, options);
-    EXPECT_EQ(score.tokens, kTokens - 1);
-    EXPECT_EQ(score.bytes, bytes);
-    EXPECT_NEAR(score.nats, expected, 1e-8);
-    EXPECT_NEAR(score.bits_per_byte(), expected / std::log(2.0) / double(bytes), 1e-10);
-    EXPECT_GT(score.accuracy(), 0);
+    const Evaluation done = EvaluateText(*model, {batch, 0, 32});
+    EXPECT_TRUE(done.complete);
+    EXPECT_EQ(done.tokens, kTokens - 1);
+    const Json metrics = TokenMetrics(done.score);
+    EXPECT_EQ(metrics["tokens"], kTokens - 1);
+    EXPECT_EQ(metrics["bytes"], bytes);
+    EXPECT_NEAR(done.score["nats"], expected, 1e-8);
+    EXPECT_NEAR(metrics["bits_per_byte"].get<double>(), expected / std::log(2.0) / double(bytes),
+                1e-10);
+    EXPECT_GT(metrics["accuracy"].get<double>(), 0);
   }
   EXPECT_TRUE(model->is_training());  // as before
-  LmEvalOptions some;
-  some.length = 32;
-  some.max_tokens = 40;
-  EXPECT_EQ(EvaluateBlocks(*model, Read, kTokens, kBytes, some).tokens, 40);
+  EXPECT_EQ(EvaluateText(*model, {8, 40, 32}).tokens, 40);
 }
 
 TEST(LmEval, PositionsCarryTheStateOn) {
@@ -92,7 +119,7 @@ TEST(LmEval, PositionsCarryTheStateOn) {
     options.rows = 2;
     options.piece = 20;
     options.first_bucket = 16;
-    const auto buckets = EvaluateByPosition(*model, Read, kTokens, kBytes, options);
+    const auto buckets = EvaluateByPosition(*model, Tokens(), options);
     const int64_t stride = (kTokens - 1) / 2;
     const std::vector<double> first = Nats(*model, 0, stride),
                               second = Nats(*model, stride, stride);
@@ -101,15 +128,15 @@ TEST(LmEval, PositionsCarryTheStateOn) {
     for (const PositionBucket& b : buckets) {
       double expected = 0;
       for (int64_t t = b.begin; t < b.end; ++t) expected += first[size_t(t)] + second[size_t(t)];
-      EXPECT_NEAR(b.score.nats, expected, 1e-8) << mechanism << b.begin;
-      EXPECT_EQ(b.score.tokens, 2 * (b.end - b.begin));
+      EXPECT_NEAR(b.score["nats"], expected, 1e-8) << mechanism << b.begin;
+      EXPECT_EQ(b.score["tokens"], 2 * (b.end - b.begin));
       if (std::string(mechanism) != "softmax") {
         EXPECT_EQ(b.state_bytes, buckets[0].state_bytes);
       }
     }
     options.buckets = 4;
     options.max_positions = 100;
-    const auto equal = EvaluateByPosition(*model, Read, kTokens, kBytes, options);
+    const auto equal = EvaluateByPosition(*model, Tokens(), options);
     ASSERT_EQ(equal.size(), 4u);
     EXPECT_EQ(equal[1].begin, 25);
     EXPECT_EQ(equal[3].end, 100);
@@ -119,48 +146,39 @@ TEST(LmEval, PositionsCarryTheStateOn) {
 TEST(LmEval, InterruptKeepsWhatIsDone) {
   const auto model = EvalModel("latte");
   std::atomic<bool> interrupt{false};
-  LmEvalOptions options;
-  options.length = 32;
-  options.batch = 1;
-  options.interrupt = &interrupt;
-  options.progress = [&](int64_t done, int64_t) { interrupt = done >= 64; };
-  const LmScore score = EvaluateBlocks(*model, Read, kTokens, kBytes, options);
-  EXPECT_TRUE(score.interrupted);
-  EXPECT_EQ(score.tokens, 64);
+  EvalOptions options;
+  options.read = {1, 0, 32};
+  options.interrupted = &interrupt;
+  options.progress = [&](const BatchReader& reader) { interrupt = reader.done() >= 64; };
+  const Evaluation done = Evaluate(TextTask(), *model, Split::kTest, options);
+  EXPECT_FALSE(done.complete);
+  EXPECT_EQ(done.tokens, 64);
   interrupt = false;
   ByPositionOptions positions;
   positions.piece = 10;
   positions.interrupt = &interrupt;
   positions.progress = [&](int64_t done, int64_t) { interrupt = done >= 30; };
-  const auto buckets = EvaluateByPosition(*model, Read, kTokens, kBytes, positions);
+  const auto buckets = EvaluateByPosition(*model, Tokens(), positions);
   ASSERT_EQ(buckets.size(), 1u);
   EXPECT_EQ(buckets[0].end, 30);
 }
 
 TEST(LmEval, Errors) {
   const auto learned = EvalModel("latte", "learned");
-  LmEvalOptions options;
-  options.length = 65;
-  EXPECT_NE(ErrorMessage([&] {
-              EvaluateBlocks(*learned, Read, kTokens, kBytes, options);
-            }).find("max_length=64"),
-            std::string::npos);
-  options.length = 0;
-  EXPECT_NE(ErrorMessage([&] {
-              EvaluateBlocks(*learned, Read, kTokens, kBytes, options);
-            }).find("length must be"),
-            std::string::npos);
-  options.length = 8;
-  EXPECT_NE(ErrorMessage([&] {
-              EvaluateBlocks(*learned, Read, 1, kBytes, options);
-            }).find("the text has 1 tokens"),
+  const auto refused = [&](const ReadOptions& read) {
+    return ErrorMessage([&] { EvaluateText(*learned, read); });
+  };
+  EXPECT_NE(refused({8, 0, 65}).find("max_length=64"), std::string::npos);
+  EXPECT_NE(refused({8, 0, 0}).find("length must be"), std::string::npos);
+  EXPECT_NE(refused({0, 0, 8}).find("batch must be"), std::string::npos);
+  EXPECT_NE(ErrorMessage([&] { ReadBlocks(Tokens(1), 8, 8, 0); }).find("the text has 1 tokens"),
             std::string::npos);
   ByPositionOptions positions;
-  EXPECT_EQ(EvaluateByPosition(*learned, Read, kTokens, kBytes, positions).back().end,
+  EXPECT_EQ(EvaluateByPosition(*learned, Tokens(), positions).back().end,
             64);  // as far as they reach
   positions.max_positions = 70;
   EXPECT_NE(ErrorMessage([&] {
-              EvaluateByPosition(*learned, Read, kTokens, kBytes, positions);
+              EvaluateByPosition(*learned, Tokens(), positions);
             }).find("learned positions"),
             std::string::npos);
 }

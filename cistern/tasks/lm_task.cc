@@ -1,6 +1,7 @@
 #include "cistern/tasks/lm_task.h"
 
 #include <ATen/ATen.h>
+#include <unistd.h>
 
 #include <filesystem>
 
@@ -10,29 +11,73 @@
 #include "cistern/tasks/cache.h"
 
 namespace cistern {
+Fields LmTask::Describe(Options& o) {
+  Fields f;
+  f.Add("text", &o.text, "a text file, or a folder of them");
+  f.Add("tokenizer", &o.tokenizer, "byte-level BPE learned from the text, or bytes",
+        {"bpe", "bytes"});
+  f.Add("vocab_size", &o.vocab_size, "tokens that BPE learns", {256, 1 << 20});
+  f.Add("length", &o.length, "tokens of a training row", {2, int64_t{1} << 30});
+  return f;
+}
+
+const TaskInfo& lm_task() {
+  static const TaskInfo info = [] {
+    TaskInfo t;
+    t.name = "lm";
+    t.summary = "language modelling: the next token of any text, in bytes or byte-level BPE";
+    t.models = {"decoder_lm"};
+    t.metrics = {BitsPerByte()};
+    t.data = "text";
+    t.claims = [](const std::string& path) {
+      return path.ends_with(".txt") || path.ends_with(".txt.gz") || path.ends_with(".md");
+    };
+    // The rate suits a few minutes of training: for hours take less.
+    t.defaults = {"model.dim=128",
+                  "model.layers=2",
+                  "model.heads=4",
+                  "model.conv=4",
+                  "model.init_std=0.0884",
+                  "model.embedding_std=0.1",
+                  "model.attention_options={\"abc_mlp\":{\"slots\":16}}",
+                  "task.length=256",
+                  "train.batch=8",
+                  "train.lr=12e-3"};
+    t.mechanisms = {"softmax", "latte", "abc_mlp", "window:2+latte:2"};
+    BindTask<LmTask>(t);
+    return t;
+  }();
+  return info;
+}
+
+LmTask::LmTask(const Options& options, const std::string& cache)
+    : options_(options), cache_(cache) {}
+
+// That of the options, learned from the training part; BPE is kept in the cache.
+std::shared_ptr<Tokenizer> LmTask::LearnTokenizer(const TextSource& source, ByteRange train,
+                                                  const std::string& cache) const {
+  if (options_.tokenizer == "bytes") return MakeByteTokenizer();
+  const std::string path =
+      StrCat(cache, "/bpe-", options_.vocab_size, "-", std::hex, source.Hash(), ".json");
+  if (std::filesystem::exists(path)) return LoadTokenizer(path);
+  ProgressBar bar({0, "learn BPE", "merges"});
+  std::shared_ptr<Tokenizer> tokenizer = TrainBpeOn(
+      source, train, options_.vocab_size, [&](int64_t done, int64_t) { bar.Update(done); });
+  tokenizer->Save(path);
+  return tokenizer;
+}
 
 void LmTask::Prepare() {
+  if (options_.text.empty())
+    FailUsage("task.lm.text is empty: name a text file or folder to learn from");
   TextSource source(options_.text);
-  const std::string cache = CacheFolder(options_.cache);
+  const std::string cache = CacheFolder(cache_);
   {
     ProgressBar bar({source.bytes(), "read text", "bytes"});
     source.Scan([&](int64_t done, int64_t) { bar.Update(done); });
   }
   const TextSplits splits = SplitText(source);
-  if (options_.tokenizer == "bytes") {
-    tokenizer_ = MakeByteTokenizer();
-  } else {
-    const std::string path =
-        StrCat(cache, "/bpe-", options_.vocab_size, "-", std::hex, source.Hash(), ".json");
-    if (std::filesystem::exists(path)) {
-      tokenizer_ = LoadTokenizer(path);
-    } else {
-      ProgressBar bar({0, "learn BPE", "merges"});
-      tokenizer_ = TrainBpeOn(source, splits.train, options_.vocab_size,
-                              [&](int64_t done, int64_t) { bar.Update(done); });
-      tokenizer_->Save(path);
-    }
-  }
+  if (!tokenizer_) tokenizer_ = LearnTokenizer(source, splits.train, cache);
   {
     ProgressBar bar({source.bytes(), "encode text", "bytes"});
     data_ = std::make_unique<TokenSplits>(
@@ -62,7 +107,6 @@ const TokenFile& LmTask::tokens(Split split) const {
 }
 
 void LmTask::Complete(ModelConfig& config) const {
-  config.kind = "decoder_lm";
   config.vocab_size = tokenizer_->vocab_size();
   config.max_length = std::max(config.max_length, options_.length);
 }
@@ -78,34 +122,68 @@ Batch LmTask::TrainBatch(uint64_t seed, int64_t step, int64_t rows) const {
     data_->train.Copy(offset + order_->At(seed, index, rows) * length, length + 1,
                       window.mutable_data_ptr<int64_t>() + r * (length + 1));
   }
-  batch.ids = window.narrow(1, 0, length);
-  batch.targets = window.narrow(1, 1, length);
+  batch.Add("ids", window.narrow(1, 0, length));
+  batch.Add("targets", window.narrow(1, 1, length));
+  batch.rows = rows;
   batch.tokens = rows * length;
   return batch;
 }
 
 at::Tensor LmTask::Loss(Model& model, const Batch& batch, double label_smoothing) const {
   auto& lm = dynamic_cast<DecoderLm&>(model);
-  ModelState state = lm.EmptyState(batch.ids.size(0));
-  return lm.Loss(lm.Hidden(batch.ids, state), batch.targets, label_smoothing);
+  ModelState state = lm.EmptyState(batch.rows);
+  return lm.Loss(lm.Hidden(batch["ids"], state), batch["targets"], label_smoothing);
 }
 
-Json LmTask::Evaluate(Model& model, Split split, const EvalOptions& options) const {
-  const TokenFile& file = tokens(split);
-  LmEvalOptions eval;
-  eval.length = options_.length;
-  eval.max_tokens = options.max_tokens;
-  eval.interrupt = options.interrupted;
-  const LmScore score = EvaluateBlocks(
-      dynamic_cast<DecoderLm&>(model),
-      [&](int64_t begin, int64_t count, int64_t* out) { file.Copy(begin, count, out); },
-      file.size(), token_bytes_, eval);
-  return {{"bits_per_byte", score.bits_per_byte()},
-          {"nats_per_token", score.nats_per_token()},
-          {"perplexity", score.perplexity()},
-          {"accuracy", 100.0 * score.accuracy()},
-          {"tokens", score.tokens},
-          {"bytes", score.bytes}};
+TokenText LmTask::Of(const TokenFile& file) const {
+  return {file.size(),
+          [&file](int64_t begin, int64_t count, int64_t* out) { file.Copy(begin, count, out); },
+          token_bytes_, options_.length};
+}
+
+std::unique_ptr<BatchReader> LmTask::Read(Split split, const ReadOptions& o) const {
+  return ReadBlocks(Of(tokens(split)), o.length > 0 ? o.length : options_.length,
+                    o.rows > 0 ? o.rows : 8, o.max_tokens);
+}
+
+std::shared_ptr<TokenFile> LmTask::Tokenize(const std::string& path) const {
+  const TextSource source(path);
+  const std::string temporary =
+      (std::filesystem::temp_directory_path() / StrCat("cistern-", ::getpid(), ".tok")).string();
+  ProgressBar bar({.total = source.bytes(), .label = "tokenise", .unit = "bytes"});
+  BuildTokenFile(source, {0, source.bytes()}, *tokenizer_, temporary,
+                 [&](int64_t done, int64_t) { bar.Update(done); });
+  auto file = std::make_shared<TokenFile>(temporary);
+  std::error_code ignored;
+  std::filesystem::remove(temporary, ignored);  // the mapping keeps it alive
+  CISTERN_CHECK(file->size() >= 2, path, " is too short: ", file->size(),
+                " tokens to measure; at least 2 are needed");
+  return file;
+}
+
+std::unique_ptr<BatchReader> LmTask::ReadFile(const std::string& path, bool labelled,
+                                              const ReadOptions& o) const {
+  if (!labelled) {
+    FailUsage(
+        "a language model continues a text (cistern generate) or is measured on one (cistern "
+        "eval MODEL TEXT); it has no predictions row by row");
+  }
+  const std::shared_ptr<TokenFile> file = Tokenize(path);
+  return ReadBlocks(Of(*file), o.length > 0 ? o.length : options_.length, o.rows > 0 ? o.rows : 8,
+                    o.max_tokens, file);
+}
+
+std::optional<TokenText> LmTask::Text(Split split) const { return Of(tokens(split)); }
+
+std::optional<TokenText> LmTask::Text(const std::string& path) const {
+  const std::shared_ptr<TokenFile> file = Tokenize(path);
+  TokenText text = Of(*file);
+  text.read = [file](int64_t begin, int64_t count, int64_t* out) { file->Copy(begin, count, out); };
+  return text;
+}
+
+Score LmTask::Measure(Model& model, const Batch& batch) const {
+  return MeasureBlocks(dynamic_cast<DecoderLm&>(model), batch, token_bytes_);
 }
 
 Json LmTask::DataSummary() const {
@@ -121,6 +199,15 @@ Json LmTask::DataSummary() const {
 
 void LmTask::SaveAssets(const std::string& folder) const {
   tokenizer_->Save(folder + "/tokenizer.json");
+}
+
+void LmTask::LoadAssets(const std::string& folder) {
+  const std::string path = folder + "/tokenizer.json";
+  std::error_code ignored;
+  CISTERN_CHECK(std::filesystem::exists(path, ignored), folder,
+                " is no folder of a language model: it lacks tokenizer.json");
+  tokenizer_ = LoadTokenizer(path);
+  token_bytes_ = TokenBytes(*tokenizer_);
 }
 
 }  // namespace cistern

@@ -1,66 +1,167 @@
 #pragma once
-// A task = data + model head + loss + metric. Batches are a pure function of (seed, step), so
-// training resumes exactly.
-#include <ATen/core/Tensor.h>
-
-#include <atomic>
+// A task = data + loss + score + metrics. What a task is, is declared (TaskInfo); from that follow
+// the program's options, help, errors, and which models fit. The walk of a batch: TrainBatch or a
+// BatchReader -> Loss (training) or Measure (sums) -> Metrics (named numbers).
+#include <functional>
 #include <memory>
+#include <optional>
 #include <string>
+#include <vector>
 
 #include "cistern/io/fields.h"
 #include "cistern/models/model.h"
+#include "cistern/tasks/batch.h"
+#include "cistern/tasks/score.h"
 
 namespace cistern {
 
-struct Batch {
-  at::Tensor ids, targets, lengths;  // lengths undefined: nothing is padded
-  int64_t tokens = 0;                // real tokens, for rates
+enum class Split { kTrain, kValid, kTest };
+const char* SplitName(Split split);  // "train", "valid", "test"
+
+struct Metric {
+  std::string name;     // its key in what Metrics returns
+  std::string label;    // on an axis or above a column: "bits per byte"
+  std::string summary;  // one sentence: what it is, on what it is measured
+  bool lower_is_better = false;
+  double scatter = 0;  // differences below it rank nothing with one seed; 0: not known
 };
 
-enum class Split { kTrain, kValid, kTest };
+struct ReadOptions {
+  int64_t rows = 0;        // of a batch; 0: the task's choice
+  int64_t max_tokens = 0;  // stops after that many; 0: all
+  int64_t length = 0;  // tokens of a row, where the task cuts its data itself; 0: as in training
+};
 
-struct EvalOptions {
-  int64_t max_tokens = 0;                          // 0: the whole split
-  const std::atomic<bool>* interrupted = nullptr;  // stops early, with what is done so far
+// The rows of a split or a file, once, in their order.
+class BatchReader {
+ public:
+  virtual ~BatchReader() = default;
+  virtual std::optional<Batch> Next() = 0;  // nullopt: the end
+  virtual int64_t total() const = 0;        // what progress is counted in (`unit`); 0: unknown
+  virtual int64_t done() const = 0;
+  virtual const char* unit() const { return "rows"; }
+  // What its figures depend on besides the data, such as {"length": 256}.
+  virtual Json Facts() const { return Json::object(); }
+};
+
+// A text as one row of tokens, for measurements that carry a state on through all of it.
+struct TokenText {
+  int64_t tokens = 0;
+  std::function<void(int64_t begin, int64_t count, int64_t* out)> read;
+  std::vector<int32_t> token_bytes;  // bytes of text that each token id stands for
+  int64_t trained_length = 0;        // tokens of a training row; 0: not known
 };
 
 class Task {
  public:
   virtual ~Task() = default;
+
+  // What was learned from the training data and belongs to a model (a tokenizer, names of classes):
+  // saved with it, and taken from its folder in place of making it anew.
+  virtual void SaveAssets(const std::string& folder) const = 0;
+  virtual void LoadAssets(const std::string& folder) = 0;
   // Reads or makes the data; slow the first time (progress bar), then cached.
   virtual void Prepare() = 0;
-  // Sets what the data decides: kind, vocab_size, classes, max_length.
+  virtual Json DataSummary() const = 0;  // what was read: counts, hashes, notes. After Prepare
+
+  // Sets what the data decides: vocab_size, classes, max_length. After Prepare or LoadAssets.
   virtual void Complete(ModelConfig& config) const = 0;
+  virtual int64_t tokens_per_row() const = 0;  // longest row, for the memory estimate
+
+  // A pure function of (seed, step), so that training resumes exactly.
   virtual Batch TrainBatch(uint64_t seed, int64_t step, int64_t rows) const = 0;
   virtual at::Tensor Loss(Model& model, const Batch& batch, double label_smoothing) const = 0;
-  // A flat object of named numbers, the metric among them.
-  virtual Json Evaluate(Model& model, Split split, const EvalOptions& options) const = 0;
-  virtual std::string metric() const = 0;  // its name in what Evaluate returns
-  virtual bool lower_is_better() const = 0;
-  virtual int64_t tokens_per_row() const = 0;  // longest row, for the memory estimate
-  virtual Json DataSummary() const = 0;        // what was read: counts, hashes, notes
-  virtual void SaveAssets(const std::string& folder) const = 0;  // tokenizer.json and the like
+
+  virtual std::unique_ptr<BatchReader> Read(Split split, const ReadOptions& options) const = 0;
+  // Rows of a file that the task did not train on. `labelled`: they carry what they are measured
+  // by. After Prepare or LoadAssets. By default a UsageError that says what works instead.
+  virtual std::unique_ptr<BatchReader> ReadFile(const std::string& path, bool labelled,
+                                                const ReadOptions& options) const;
+  // The sums of a batch: of the model's errors, and of the baselines that a metric is printed with.
+  // The model is in evaluation (tasks/evaluate.h).
+  virtual Score Measure(Model& model, const Batch& batch) const = 0;
+  // Named numbers in the order they are printed in, the deciding metric among them.
+  virtual Json Metrics(const Score& score) const = 0;
+  virtual const Metric& metric() const = 0;  // which decides what model is best
+
+  // One object for each row of a batch: what the model says of it. By default a UsageError.
+  virtual std::vector<Json> Predict(Model& model, const Batch& batch) const;
+  // The split, or a file, as one text; nullopt where the task has no such thing.
+  virtual std::optional<TokenText> Text(Split) const { return std::nullopt; }
+  virtual std::optional<TokenText> Text(const std::string&) const { return std::nullopt; }
 };
 
-// The [task] table: kind and the options of that kind.
-struct TaskOptions {
-  std::string kind = "lm";        // lm | listops
-  std::string text;               // lm: a file or folder
-  std::string tokenizer = "bpe";  // lm: bpe | bytes
-  int64_t vocab_size = 2048;      // lm with bpe
-  int64_t length = 256;           // tokens of a training row; listops: longest row
-  std::string cache = "";  // folder for tokens and generated data; empty: $XDG_CACHE_HOME/cistern
-                           // or ~/.cache/cistern
-  std::string data;        // listops: folder with the published TSV files; empty: generated
-  bool group_by_length =
-      false;  // listops: training batches of examples of about one length, with little padding
-  int64_t data_seed = 1, train_examples = 96000, valid_examples = 2000,
-          test_examples = 2000;  // listops, generated
-  // What Complete will make of the model, known before the data is.
-  std::string ModelKind() const { return kind == "listops" ? "encoder_classifier" : "decoder_lm"; }
-  Fields Describe();
+// Options of one task, as read; makes the task. One for each task (BindTask).
+class TaskConfig {
+ public:
+  virtual ~TaskConfig() = default;
+  virtual Fields Describe() = 0;  // points into this
+  virtual std::unique_ptr<TaskConfig> Clone() const = 0;
+  virtual std::unique_ptr<Task> Make(const std::string& cache) const = 0;  // UsageError
 };
 
-std::unique_ptr<Task> MakeTask(const TaskOptions& options);
+struct TaskInfo {
+  std::string name, summary;
+  std::vector<std::string> models;  // kinds of model that fit; the first is taken unless told
+  std::vector<Metric> metrics;  // those that can decide; the first does unless an option says so
+  std::string data;             // the option that names the data: `train --data`, `compare DATA`
+  std::vector<std::string> defaults;  // key=value that suit some minutes of training: `compare`
+  std::vector<std::string> mechanisms = {"softmax", "latte", "abc_mlp"};  // that it compares
+  // Whether a path looks like data of this task (its name; for a folder, what is in it).
+  std::function<bool(const std::string& path)> claims = nullptr;
+  std::function<std::unique_ptr<TaskConfig>()> config = nullptr;  // BindTask
+};
+
+// All tasks, in the order of tasks.def.
+const std::vector<const TaskInfo*>& Tasks();
+const TaskInfo& FindTask(const std::string& name);  // UsageError with the nearest name
+// The first task whose data the path looks like; null where none says so.
+const TaskInfo* TaskClaiming(const std::string& path);
+// The same, or a UsageError that lists the tasks.
+const TaskInfo& TaskOfData(const std::string& path);
+
+// The [task] table: the kind, what all kinds share, and a group for each kind ([task.lm]).
+class TaskOptions {
+ public:
+  TaskOptions();
+  TaskOptions(const TaskOptions& other);
+  TaskOptions& operator=(const TaskOptions& other);
+
+  std::string kind = "lm";
+  std::string cache;  // folder for tokens and generated data; empty: $XDG_CACHE_HOME/cistern
+
+  Fields Describe();  // all groups
+  Json Write();       // the kind's group alone
+  std::unique_ptr<Task> Make() const;
+  const TaskInfo& info() const { return FindTask(kind); }
+
+  // Options of the kind may stand in [task] itself (task.length for task.lm.length): moves them
+  // into the group of `kind`. Options of other kinds are dropped where `dropped` is given (files of
+  // version 0.1, which had all of them in one table). Unknown ones stay, for the reader's error.
+  static Json Grouped(Json task, const std::string& kind, bool drop_others);
+  // The same for "task.length=512".
+  static std::string Grouped(const std::string& assignment, const std::string& kind);
+
+ private:
+  std::vector<std::unique_ptr<TaskConfig>> configs_;  // as Tasks()
+};
+
+// Fills in `config` of an info from T::Options, T::Describe(Options&) -> Fields and
+// T(options, cache).
+template <class T>
+void BindTask(TaskInfo& info) {
+  class Config : public TaskConfig {
+   public:
+    Fields Describe() override { return T::Describe(options_); }
+    std::unique_ptr<TaskConfig> Clone() const override { return std::make_unique<Config>(*this); }
+    std::unique_ptr<Task> Make(const std::string& cache) const override {
+      return std::make_unique<T>(options_, cache);
+    }
+
+   private:
+    typename T::Options options_;
+  };
+  info.config = [] { return std::make_unique<Config>(); };
+}
 
 }  // namespace cistern

@@ -1,12 +1,12 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
-#include <cstdio>
 #include <fstream>
 #include <string>
 
 #include "cistern/attention/mechanism.h"
 #include "cistern/base/error.h"
+#include "cistern/base/format.h"
 #include "cistern/train/trainer.h"
 
 namespace cistern {
@@ -21,11 +21,7 @@ int64_t ProcBytes(const char* path, const std::string& name) {
   return 0;
 }
 
-std::string Gigabytes(int64_t bytes) {
-  char text[32];
-  std::snprintf(text, sizeof text, "%.1f GB", double(bytes) / 1e9);
-  return text;
-}
+std::string Gigabytes(int64_t bytes) { return Fixed(double(bytes) / 1e9, 1) + " GB"; }
 
 }  // namespace
 

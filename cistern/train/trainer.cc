@@ -6,18 +6,20 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
-#include <cstdio>
 #include <filesystem>
 #include <iterator>
 #include <limits>
 #include <numeric>
 
+#include "cistern/base/cpu_share.h"
 #include "cistern/base/error.h"
+#include "cistern/base/format.h"
 #include "cistern/base/progress.h"
 #include "cistern/base/random.h"
 #include "cistern/io/atomic_file.h"
 #include "cistern/io/jsonl.h"
 #include "cistern/io/tfevents.h"
+#include "cistern/tasks/evaluate.h"
 #include "cistern/train/checkpoint.h"
 
 namespace cistern {
@@ -70,12 +72,6 @@ void RequireFinite(const AdamW& optimizer, int64_t step, const std::string& fold
          broken, ". ", Advice(folder));
 }
 
-std::string Short(double x) {
-  char text[32];
-  std::snprintf(text, sizeof text, "%.4g", x);
-  return text;
-}
-
 }  // namespace
 
 Fields TrainOptions::Describe() {
@@ -99,7 +95,7 @@ Fields TrainOptions::Describe() {
         {0.0, 0.999});
   f.Add("eval_every", &eval_every, "steps between evaluations; 0: ten in a run",
         {0, int64_t{1} << 40});
-  f.Add("eval_tokens", &eval_tokens, "tokens of the validation split at each of them; 0: all",
+  f.Add("eval_tokens", &eval_tokens, "tokens of the validation split at each of them; 0: all rows",
         {0, int64_t{1} << 40});
   f.Add("checkpoint_every", &checkpoint_every, "steps between checkpoints; 0: at each evaluation",
         {0, int64_t{1} << 40});
@@ -167,7 +163,7 @@ Trainer::StepOutcome Trainer::Step() {
       uint64_t(step_))[0]);  // dropout is a function of (seed, step): a resumed run draws the same
   StepOutcome out = {0, 0, LearningRate(Schedule(), step_), 0};
   for (int64_t micro = 0; micro < options_.accumulate; ++micro) {
-    const Batch batch = *batches_->Next();
+    const Batch batch = batches_->Next()->To(model_->options().device());
     at::Tensor loss;
     {
       BFloat16Scope scope(bfloat16_);
@@ -206,23 +202,29 @@ void Trainer::Estimate(double step_seconds) {
         {"total_steps", total_steps_}});
 }
 
+Json Trainer::Measure(Split split, int64_t max_tokens) {
+  EvalOptions options;
+  options.read.max_tokens = max_tokens;
+  options.interrupted = &Interrupted();
+  const Evaluation done = cistern::Evaluate(task_, *model_, split, options);
+  return done.complete ? task_.Metrics(done.score) : Json();
+}
+
 void Trainer::Evaluate() {
-  EvalOptions eval;
-  eval.max_tokens = options_.eval_tokens;
-  eval.interrupted = &Interrupted();
   RequireFinite(optimizer_, step_, folder_);
   Json metrics;
   try {
-    metrics = task_.Evaluate(*model_, Split::kValid, eval);
+    metrics = Measure(Split::kValid, options_.eval_tokens);
   } catch (const Error& e) {
     Fail("evaluation at step ", step_, ": ", e.what(), ". ", Advice(folder_));
   }
-  if (Interrupted()) return;  // a partial evaluation decides nothing
-  const double value = metrics.at(task_.metric()).get<double>();
+  if (metrics.is_null()) return;  // a partial evaluation decides nothing
+  const double value = metrics.at(task_.metric().name).get<double>();
   Json line = {{"event", "valid"}, {"step", step_}};
   line.update(metrics);
   log_(line);
-  const bool better = !has_best_ || (task_.lower_is_better() ? value < best_ : value > best_);
+  const bool better =
+      !has_best_ || (task_.metric().lower_is_better ? value < best_ : value > best_);
   evals_without_better_ = better ? 0 : evals_without_better_ + 1;
   if (better && std::isfinite(value)) {
     has_best_ = true;
@@ -265,6 +267,7 @@ TrainResult Trainer::Run() {
       },
       4);
   ResetPeakMemory();
+  const CpuShare share;
   ProgressBar bar({total_steps_, "train", "steps", step_, 0});
   std::vector<double> rates, calibration;
   double window_seconds = 0, window_loss = 0;
@@ -308,8 +311,9 @@ TrainResult Trainer::Run() {
       window_seconds = window_loss = 0;
       window_tokens = window_steps = 0;
     }
-    bar.Update(step_, "loss " + Short(out.loss) +
-                          (has_best_ ? "  best " + task_.metric() + " " + Short(best_) : ""));
+    bar.Update(step_, "loss " + Significant(out.loss, 4) +
+                          (has_best_ ? "  best " + task_.metric().name + " " + Significant(best_, 4)
+                                     : ""));
     const int64_t every =
         options_.eval_every > 0 ? options_.eval_every : std::max<int64_t>(1, total_steps_ / 10);
     const bool last = total_steps_ > 0 && step_ >= total_steps_;
@@ -335,16 +339,18 @@ TrainResult Trainer::Run() {
     rates.push_back(double(window_tokens) / window_seconds);  // interrupted before the first line
   result.tokens_per_second = Median(rates);
   result.peak_bytes = PeakBytes();
+  result.cpu_share = share.Value();
   result.valid = best_metrics_;
   result.interrupted = Interrupted();
   if (!result.interrupted && has_best_) LoadWeights(*model_, folder_ + "/model.safetensors");
   if (!result.interrupted && options_.final_test) {
-    EvalOptions eval;
-    eval.interrupted = &Interrupted();
-    result.test = task_.Evaluate(*model_, Split::kTest, eval);
-    Json line = {{"event", "test"}};
-    line.update(result.test);
-    log_(line);
+    result.test = Measure(Split::kTest, 0);
+    result.interrupted = result.test.is_null();
+    if (!result.interrupted) {
+      Json line = {{"event", "test"}};
+      line.update(result.test);
+      log_(line);
+    }
   }
   if (!has_best_) SaveModel(*model_, folder_);
   return result;

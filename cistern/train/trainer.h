@@ -28,7 +28,7 @@ struct TrainOptions {
   AdamWOptions adamw;
   double clip = 1.0, label_smoothing = 0;
   int64_t eval_every = 0;        // steps; 0: ten times a run
-  int64_t eval_tokens = 65536;   // of the validation split at each evaluation; 0: all
+  int64_t eval_tokens = 0;       // of the validation split at each evaluation; 0: all rows
   int64_t checkpoint_every = 0;  // steps; 0: at each evaluation
   int64_t log_every = 20;        // steps
   int64_t patience = 0;          // evaluations without a better metric before stopping; 0: never
@@ -42,6 +42,7 @@ struct TrainResult {
          tokens_per_second = 0;  // training alone, evaluations left out; median over logged windows
   Json valid, test;              // metrics of the best model
   int64_t peak_bytes = 0;        // of the process's memory during training
+  double cpu_share = 1;          // base/cpu_share.h, while training
   bool interrupted = false;
 };
 
@@ -66,6 +67,7 @@ class Trainer {
   StepOutcome Step();
   void Estimate(double step_seconds);  // total_steps_ from the time that is left
   ScheduleOptions Schedule() const;
+  Json Measure(Split split, int64_t max_tokens);  // metrics; null: interrupted
   void Evaluate();
   void SaveCheckpoint();
   [[noreturn]] void FailNonFinite(const char* what, double value);

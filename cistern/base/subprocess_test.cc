@@ -1,0 +1,56 @@
+#include "cistern/base/subprocess.h"
+
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <fstream>
+#include <thread>
+
+#include "cistern/base/error.h"
+
+namespace cistern {
+namespace {
+
+TEST(Subprocess, OutputAndExitCode) {
+  const ProcessResult r = RunProcess("/bin/sh", {"-c", "echo one; echo two; exit 3"});
+  EXPECT_EQ(r.code, 3);
+  EXPECT_EQ(r.output, "one\ntwo\n");
+  EXPECT_EQ(RunProcess("/bin/sh", {"-c", "kill -9 $$"}).code, 128 + SIGKILL);
+  EXPECT_THROW(RunProcess("/no/such/program", {}), Error);
+}
+
+// The child of a process that is killed ends as well.
+TEST(Subprocess, NoOrphans) {
+  int fds[2];
+  ASSERT_EQ(pipe(fds), 0);
+  const pid_t middle = fork();
+  ASSERT_GE(middle, 0);
+  if (middle == 0) {
+    dup2(fds[1], STDERR_FILENO);
+    RunProcess("/bin/sh", {"-c", "echo $$ >&2; exec sleep 60"});
+    _exit(0);
+  }
+  close(fds[1]);
+  char text[32] = {};
+  ASSERT_GT(read(fds[0], text, sizeof text - 1), 0);
+  close(fds[0]);
+  const pid_t child = std::stoi(text);
+  ASSERT_EQ(kill(child, 0), 0);
+  kill(middle, SIGKILL);
+  waitpid(middle, nullptr, 0);
+  // Gone, or a zombie that nobody has waited for yet.
+  const auto ended = [child] {
+    std::ifstream stat("/proc/" + std::to_string(child) + "/stat");
+    std::string pid, name, state;
+    return !(stat >> pid >> name >> state) || state == "Z";
+  };
+  for (int i = 0; i < 500 && !ended(); ++i)
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  EXPECT_TRUE(ended());
+}
+
+}  // namespace
+}  // namespace cistern

@@ -1,0 +1,231 @@
+#include "cistern/cli/compare_report.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <filesystem>
+
+#include "cistern/base/cpu_share.h"
+#include "cistern/base/error.h"
+#include "cistern/base/format.h"
+#include "cistern/base/parallel.h"
+#include "cistern/io/jsonl.h"
+#include "cistern/io/svg_plot.h"
+#include "cistern/kernels/isa.h"
+
+namespace cistern::cli {
+namespace {
+
+bool Decodes(const Comparison& c) {
+  return std::any_of(c.rows.begin(), c.rows.end(),
+                     [](const CompareRow& row) { return !row.decode.empty(); });
+}
+
+double Number(const Json& result, const char* key) { return result.at(key).get<double>(); }
+
+// Of the rows that did not get the processor time they asked for.
+std::string Busy(const Comparison& c) {
+  double least = 1;
+  for (const CompareRow& row : c.rows) {
+    if (row.failed.empty()) least = std::min(least, Number(row.result, "cpu_share"));
+  }
+  if (least >= kBusyShare) return "";
+  return StrCat("The machine was busy: a run got as little as ", Fixed(100 * least, 0),
+                " % of the processor time that it was ready to use. Speeds, and what was reached "
+                "in the time, are not to be trusted.");
+}
+
+}  // namespace
+
+double Comparison::Value(const CompareRow& row) const {
+  if (!row.failed.empty()) return std::nan("");
+  const Json& value = row.result.at("test").at(metric.name);
+  return value.is_number() ? value.get<double>() : std::nan("");
+}
+
+bool Comparison::Better(const CompareRow& a, const CompareRow& b) const {
+  const double x = Value(a), y = Value(b);
+  if (std::isnan(x) || std::isnan(y)) return !std::isnan(x) && std::isnan(y);
+  return metric.lower_is_better ? x < y : x > y;
+}
+
+const CompareRow* Comparison::Best() const {
+  const CompareRow* best = nullptr;
+  for (const CompareRow& row : rows) {
+    if (!row.failed.empty()) continue;
+    if (!best || (row.bounded && !best->bounded) ||
+        (row.bounded == best->bounded && Better(row, *best)))
+      best = &row;
+  }
+  return best;
+}
+
+HtmlTable CompareTable(const Comparison& c) {
+  const bool decodes = Decodes(c);
+  HtmlTable table;
+  table.header = {"mechanism", c.metric.label, "parameters", "tokens/s", "peak memory"};
+  if (decodes) {
+    std::string later = "later";
+    for (const CompareRow& row : c.rows) {
+      if (!row.decode.empty()) later = "at " + std::to_string(row.decode.back().position);
+    }
+    for (const char* what : {"state ", "ms/token "}) {
+      table.header.push_back(what + std::string("at start"));
+      table.header.push_back(what + later);
+    }
+  }
+  const CompareRow* best = nullptr;
+  for (const CompareRow& row : c.rows) {
+    std::vector<std::string> cells = {row.mechanism};
+    if (row.failed.empty()) {
+      cells.push_back(Fixed(c.Value(row), c.metric.lower_is_better ? 3 : 2));
+      cells.push_back(Thousands(row.result.at("parameters").get<int64_t>()));
+      cells.push_back(Thousands(int64_t(Number(row.result, "tokens_per_s"))));
+      cells.push_back(ByteCount(Number(row.result, "peak_bytes")));
+    }
+    if (decodes && !row.decode.empty()) {
+      const DecodePoint &first = row.decode.front(), &last = row.decode.back();
+      cells.push_back(ByteCount(double(first.state_bytes)));
+      cells.push_back(ByteCount(double(last.state_bytes)));
+      cells.push_back(Fixed(first.milliseconds, 3));
+      cells.push_back(Fixed(last.milliseconds, 3));
+    }
+    while (cells.size() < table.header.size()) cells.push_back(cells.size() == 1 ? "failed" : "-");
+    if (row.failed.empty() && (!best || c.Better(row, *best))) {
+      best = &row;
+      table.best_row = int(table.rows.size());
+    }
+    table.rows.push_back(std::move(cells));
+  }
+  return table;
+}
+
+void PrintTable(const HtmlTable& table) {
+  std::vector<size_t> widths(table.header.size());
+  auto widen = [&](const std::vector<std::string>& cells) {
+    for (size_t i = 0; i < cells.size(); ++i) widths[i] = std::max(widths[i], cells[i].size());
+  };
+  widen(table.header);
+  for (const auto& row : table.rows) widen(row);
+  auto print = [&](const std::vector<std::string>& cells) {
+    for (size_t i = 0; i < cells.size(); ++i)
+      std::printf(i == 0 ? "%-*s" : "  %*s", int(widths[i]), cells[i].c_str());
+    std::printf("\n");
+  };
+  print(table.header);
+  for (const auto& row : table.rows) print(row);
+}
+
+std::vector<std::string> Fairness(const Comparison& c) {
+  const Experiment& e = c.experiment;
+  int64_t fewest = INT64_MAX, most = 0;
+  for (const CompareRow& row : c.rows) {
+    if (!row.failed.empty()) continue;
+    const int64_t parameters = row.result.at("parameters").get<int64_t>();
+    fewest = std::min(fewest, parameters);
+    most = std::max(most, parameters);
+  }
+  std::vector<std::string> lines = {
+      StrCat("Equal for all: the data, ", e.model.layers, " layers of width ", e.model.dim,
+             " with ", e.model.heads, " heads",
+             e.model.conv > 0
+                 ? StrCat(", a causal convolution of ", e.model.conv, " taps on every projection")
+                 : std::string(),
+             ", batch ", e.train.batch, ", optimizer and schedule, seed, ", Fixed(c.seconds, 0),
+             " s of training time on ", NumThreads(), " threads (", ActiveIsa(), "), ",
+             e.dtype == "bfloat16" ? "linear maps in bfloat16, the rest in float32."
+                                   : StrCat("dtype ", e.dtype, "."))};
+  if (most > 0) {
+    lines.push_back(StrCat("Parameters differ by ",
+                           Fixed(100.0 * (double(most) / double(fewest) - 1.0), 1),
+                           " %. Training alone is timed; evaluation is not."));
+  }
+  lines.push_back(StrCat(c.metric.label, ": on the test split, ", c.metric.summary, ".",
+                         c.metric.scatter > 0 ? StrCat(" One seed ranks nothing closer than about ",
+                                                       Significant(c.metric.scatter, 2), ".")
+                                              : ""));
+  for (const CompareRow& row : c.rows) {
+    if (!row.failed.empty()) lines.push_back(row.mechanism + " failed: " + row.failed);
+  }
+  if (const std::string busy = Busy(c); !busy.empty()) lines.push_back(busy);
+  return lines;
+}
+
+Json CompareJson(const Comparison& c) {
+  const CompareRow* best = c.Best();
+  Json json = {{"metric", c.metric.name}, {"best_bounded", best ? Json(best->mechanism) : Json()}};
+  for (const CompareRow& row : c.rows) {
+    Json r = row.result;
+    if (!row.failed.empty()) r = {{"failed", row.failed}};
+    for (const DecodePoint& p : row.decode) {
+      r["decode"].push_back({{"position", p.position},
+                             {"ms_per_token", p.milliseconds},
+                             {"state_bytes", p.state_bytes}});
+    }
+    json["mechanisms"][row.mechanism] = r;
+  }
+  return json;
+}
+
+void WriteReport(const Comparison& c, const std::string& path) {
+  HtmlReport report("Attention mechanisms compared",
+                    StrCat(c.data, ", ", Fixed(c.seconds, 0), " s each"));
+  report.Table(CompareTable(c));
+  for (const std::string& line : Fairness(c)) report.Paragraph(line);
+  LineChart valid{"Learning curve", "seconds of training", c.metric.label + " (validation)", {}};
+  LineChart loss{"Training loss", "step", "nats", {}};
+  LineChart time{"Decoding time", "tokens before", "ms per token", {}};
+  LineChart state{"Decoding state", "tokens before", "bytes", {}};
+  state.log_y = true;
+  time.y_from_zero = true;
+  for (const CompareRow& row : c.rows) {
+    Series v{row.mechanism, {}, {}}, l = v, t = v, s = v;
+    double seconds = 0;
+    std::error_code ignored;
+    const std::string log = row.folder + "/metrics.jsonl";
+    if (std::filesystem::exists(log, ignored)) {
+      for (const Json& line : ReadJsonl(log)) {
+        if (line["event"] == "step") {
+          seconds = Number(line, "seconds");
+          if (!line["loss"].is_number()) continue;
+          l.x.push_back(Number(line, "step"));
+          l.y.push_back(Number(line, "loss"));
+        } else if (line["event"] == "valid" && line[c.metric.name].is_number()) {
+          v.x.push_back(seconds);
+          v.y.push_back(Number(line, c.metric.name.c_str()));
+        }
+      }
+    }
+    for (const DecodePoint& p : row.decode) {
+      t.x.push_back(double(p.position));
+      t.y.push_back(p.milliseconds);
+      s.x.push_back(double(p.position));
+      s.y.push_back(double(p.state_bytes));
+    }
+    valid.series.push_back(v);
+    loss.series.push_back(l);
+    time.series.push_back(t);
+    state.series.push_back(s);
+  }
+  report.Heading("Learning").Svg(RenderSvg(valid)).Svg(RenderSvg(loss));
+  if (Decodes(c)) report.Heading("Decoding").Svg(RenderSvg(time)).Svg(RenderSvg(state));
+  if (const CompareRow* best = c.Best(); best && best->result.at("test").contains("confusion")) {
+    const Json& test = best->result.at("test");
+    HtmlTable table;
+    table.caption = "Rows: what was expected; columns: what the model said";
+    table.header = {""};
+    for (const Json& name : test["classes"]) table.header.push_back(name.get<std::string>());
+    for (size_t i = 0; i < test["classes"].size(); ++i) {
+      std::vector<std::string> cells = {test["classes"][i].get<std::string>()};
+      for (const Json& n : test["confusion"][i]) cells.push_back(Thousands(n.get<int64_t>()));
+      table.rows.push_back(std::move(cells));
+    }
+    report.Heading("Confusion matrix of " + best->mechanism).Table(table);
+  }
+  if (!c.sample.empty()) report.Heading(c.sample_title).Preformatted(c.sample);
+  Experiment copy = c.experiment;
+  report.Details("The experiment", ExperimentToml(copy));
+  report.Write(path);
+}
+
+}  // namespace cistern::cli

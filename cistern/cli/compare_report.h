@@ -1,0 +1,42 @@
+#pragma once
+// What `cistern compare` found: one row for each mechanism; table, text and page of them.
+#include <string>
+#include <vector>
+
+#include "cistern/cli/experiment.h"
+#include "cistern/decode/measure.h"
+#include "cistern/io/html_report.h"
+
+namespace cistern::cli {
+
+struct CompareRow {
+  std::string mechanism, folder;
+  bool bounded = true;
+  std::string failed;               // why there is no result; empty where there is one
+  Json result;                      // what `cistern train --json` printed
+  std::vector<DecodePoint> decode;  // of a language model
+};
+
+struct Comparison {
+  Experiment experiment;  // of all rows, but for the mechanism
+  Metric metric;          // that ranks them
+  double seconds = 0;     // of training, of each
+  std::string data;       // what they were trained on, for people
+  std::vector<CompareRow> rows;
+  std::string sample_title, sample;  // text by the best; empty: not a language model
+
+  double Value(
+      const CompareRow& row) const;  // of the metric on the test split; NaN where it failed
+  bool Better(const CompareRow& a, const CompareRow& b) const;
+  // The best row, of bounded memory when there is one; null where all failed.
+  const CompareRow* Best() const;
+};
+
+HtmlTable CompareTable(const Comparison& c);
+void PrintTable(const HtmlTable& table);
+// What was equal for all, what was not, what the figures mean.
+std::vector<std::string> Fairness(const Comparison& c);
+Json CompareJson(const Comparison& c);
+void WriteReport(const Comparison& c, const std::string& path);
+
+}  // namespace cistern::cli

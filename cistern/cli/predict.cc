@@ -1,0 +1,103 @@
+// cistern predict: what a trained model says of each row of a file, as a stream.
+#include <cstdio>
+
+#include "cistern/base/error.h"
+#include "cistern/base/format.h"
+#include "cistern/base/progress.h"
+#include "cistern/cli/command.h"
+#include "cistern/cli/run_folder.h"
+#include "cistern/decode/eval_scope.h"
+#include "cistern/io/json_text.h"
+#include "cistern/train/trainer.h"
+
+namespace cistern::cli {
+namespace {
+
+struct PredictCommand {
+  Common common;
+  std::string folder, data;
+  int64_t batch = 0;
+};
+
+std::string Cell(const Json& value) {
+  if (value.is_number_float()) return Significant(value.get<double>(), 6);
+  std::string text = value.is_string() ? value.get<std::string>() : value.dump();
+  for (char& c : text) {
+    if (c == '\t' || c == '\n' || c == '\r') c = ' ';
+  }
+  return text;
+}
+
+// The columns of a row: nested objects (probabilities by class) become columns of their own.
+void Columns(const Json& row, std::vector<std::string>* names, std::vector<std::string>* cells) {
+  for (const auto& [key, value] : row.items()) {
+    if (!value.is_object()) {
+      names->push_back(key);
+      cells->push_back(Cell(value));
+      continue;
+    }
+    for (const auto& [inner, number] : value.items()) {
+      names->push_back(key + "." + Cell(inner));
+      cells->push_back(Cell(number));
+    }
+  }
+}
+
+void PrintLine(const std::vector<std::string>& cells) {
+  std::string line;
+  for (size_t i = 0; i < cells.size(); ++i) line += (i == 0 ? "" : "\t") + cells[i];
+  std::printf("%s\n", line.c_str());
+}
+
+int RunPredict(const PredictCommand& c) {
+  ApplyCommon(c.common);
+  if (c.batch < 0) FailUsage("--batch must be 0 (the task's choice) or above, got ", c.batch);
+  const RunFolder run = OpenRun(c.folder);
+  const auto reader = run.task->ReadFile(c.data, false, {c.batch, 0, 0});
+  const auto model = LoadRunModel(run, c.common.dtype);
+  const EvalScope scope(*model);
+  ProgressBar bar({.total = reader->total(), .label = "predict", .unit = reader->unit()});
+  bool header = false;
+  while (const std::optional<Batch> batch = reader->Next()) {
+    if (Interrupted()) break;
+    bar.Clear();
+    for (const Json& row : run.task->Predict(*model, batch->To(model->options().device()))) {
+      if (c.common.json) {
+        std::printf("%s\n", JsonLine(row).c_str());
+        continue;
+      }
+      std::vector<std::string> names, cells;
+      Columns(row, &names, &cells);
+      if (!header) PrintLine(names);
+      header = true;
+      PrintLine(cells);
+    }
+    CISTERN_CHECK(std::fflush(stdout) == 0, "cannot write to standard output");
+    bar.Update(reader->done());
+  }
+  return Interrupted() ? 130 : 0;
+}
+
+}  // namespace
+
+void AddPredict(CLI::App& app, Run& run) {
+  auto c = std::make_shared<PredictCommand>();
+  CLI::App* sub = app.add_subcommand("predict", "what a trained model says of each row of a file");
+  sub->add_option("model", c->folder, "folder of a trained model")->required()->type_name("FOLDER");
+  sub->add_option("data", c->data, "a file of the task's kind; labels may be missing")
+      ->required()
+      ->type_name("DATA");
+  sub->add_option("--batch", c->batch, "rows at a time; 0: the task's choice")
+      ->capture_default_str();
+  AddCommon(*sub, c->common);
+  sub->footer(
+      "One line for each row, in their order, as soon as it is known: tab-separated columns with "
+      "a\n"
+      "header, or JSON lines with --json. The file may be of any size.\n"
+      "Examples:\n"
+      "  cistern predict runs/listops data/listops/basic_test.tsv > predictions.tsv\n"
+      "  cistern predict runs/listops data/listops/basic_test.tsv --json | head -n 3");
+  sub->callback([c, &run] { run = [c] { return RunPredict(*c); }; });
+}
+
+}  // namespace cistern::cli

@@ -1,0 +1,47 @@
+#include "cistern/cli/run_folder.h"
+
+#include <algorithm>
+#include <filesystem>
+
+#include "cistern/base/error.h"
+#include "cistern/decode/lm_folder.h"
+
+namespace cistern::cli {
+
+RunFolder OpenRun(const std::string& folder) {
+  RunFolder run;
+  run.folder = folder;
+  run.config = ReadFolderConfig(folder);
+  const std::string path = folder + "/experiment.json";
+  run.recorded = std::filesystem::exists(path);
+  if (run.recorded) {
+    const Json experiment = ReadJsonFile(path);
+    CISTERN_CHECK(experiment.is_object() && experiment.contains("task") &&
+                      experiment["task"].is_object() && experiment["task"].contains("kind") &&
+                      experiment["task"]["kind"].is_string(),
+                  path, " has no \"task\" with a \"kind\"");
+    const std::string kind = FindTask(experiment["task"]["kind"].get<std::string>()).name;
+    run.options.Describe().Read(TaskOptions::Grouped(experiment["task"], kind, true),
+                                path + ": task");
+  } else {
+    const auto fits = [&](const TaskInfo* t) {
+      return std::find(t->models.begin(), t->models.end(), run.config.kind) != t->models.end();
+    };
+    const auto task = std::find_if(Tasks().begin(), Tasks().end(), fits);
+    CISTERN_CHECK(task != Tasks().end(), folder, " holds a model of kind ", run.config.kind,
+                  ", for which there is no task");
+    run.options.kind = (*task)->name;
+  }
+  run.task = run.options.Make();
+  run.task->LoadAssets(folder);
+  return run;
+}
+
+std::shared_ptr<Model> LoadRunModel(const RunFolder& run, const std::string& dtype) {
+  if (dtype == "bfloat16") FailUsage("measured in float32 or float64, got dtype bfloat16");
+  auto model = LoadModel(run.folder);
+  if (dtype == "float64") model->to(at::kDouble);
+  return model;
+}
+
+}  // namespace cistern::cli

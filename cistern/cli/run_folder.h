@@ -1,0 +1,25 @@
+#pragma once
+// A model folder with the task that its model was trained for.
+#include <memory>
+#include <string>
+
+#include "cistern/tasks/task.h"
+
+namespace cistern::cli {
+
+struct RunFolder {
+  std::string folder;
+  ModelConfig config;
+  TaskOptions options;
+  bool recorded = false;       // experiment.json says what it was trained on
+  std::shared_ptr<Task> task;  // with the model's own assets; not prepared
+};
+
+// Errors name the missing file. Without experiment.json (a model from elsewhere) the task is the
+// first that trains such a kind of model; it can measure files, but has no data of its own.
+RunFolder OpenRun(const std::string& folder);
+
+// The model, in evaluation mode, as --dtype asks: float32 or float64, else a UsageError.
+std::shared_ptr<Model> LoadRunModel(const RunFolder& run, const std::string& dtype);
+
+}  // namespace cistern::cli

@@ -1,0 +1,71 @@
+#include "cistern/tasks/by_position.h"
+
+#include <ATen/ops/empty.h>
+
+#include <algorithm>
+
+#include "cistern/base/error.h"
+#include "cistern/decode/eval_scope.h"
+#include "cistern/decode/measure.h"
+#include "cistern/tasks/lm_blocks.h"
+
+namespace cistern {
+
+std::vector<PositionBucket> EvaluateByPosition(DecoderLm& model, const TokenText& text,
+                                               const ByPositionOptions& options) {
+  if (options.rows < 1 || options.piece < 1 || options.first_bucket < 1 || options.buckets < 0 ||
+      options.max_positions < 0) {
+    FailUsage(
+        "by-position: rows, piece and first bucket must be at least 1, buckets and positions at "
+        "least 0");
+  }
+  const int64_t tokens = text.tokens;
+  CISTERN_CHECK(tokens >= 2, "[eval] the text has ", tokens,
+                " tokens; at least 2 are needed to predict one");
+  const ModelConfig& config = model.config();
+  const int64_t rows = std::min(options.rows, tokens - 1), stride = (tokens - 1) / rows;
+  int64_t positions = options.max_positions > 0 ? std::min(options.max_positions, stride) : stride;
+  if (config.positions == "learned" && positions > config.max_length) {
+    if (options.max_positions > 0) {
+      FailUsage("positions up to ", options.max_positions,
+                " are beyond max_length=", config.max_length,
+                ", where the learned positions of this model end");
+    }
+    positions = config.max_length;
+  }
+  const EvalScope scope(model);
+  ModelState state = model.EmptyState(rows);
+  std::vector<PositionBucket> buckets;
+  int64_t bucket = 0;
+  for (int64_t begin = 0; begin < positions; ++bucket) {
+    int64_t end = bucket == 0 ? options.first_bucket : 2 * begin;
+    if (options.buckets > 0) end = positions * (bucket + 1) / options.buckets;
+    end = std::min(end, positions);
+    if (end == begin) continue;  // more buckets than positions
+    PositionBucket result{begin, end, 0, {}, false};
+    while (begin < end) {
+      if (options.interrupt && *options.interrupt) {
+        result.interrupted = true;
+        break;
+      }
+      CheckStateGrowth(config, state.Bytes(), begin);
+      const int64_t length = std::min(options.piece, end - begin);
+      const at::Tensor ids = at::empty({rows, length + 1}, at::kLong);
+      for (int64_t b = 0; b < rows; ++b)
+        text.read(b * stride + begin, length + 1,
+                  ids.mutable_data_ptr<int64_t>() + b * (length + 1));
+      const at::Tensor hidden =
+          model.Hidden(ids.narrow(1, 0, length).to(model.options().device()), state);
+      MeasureTokens(model, hidden, ids.narrow(1, 1, length), text.token_bytes, result.score);
+      begin += length;
+      if (options.progress) options.progress(begin, positions);
+    }
+    result.end = begin;
+    result.state_bytes = state.Bytes() / rows;
+    if (result.score["tokens"] > 0) buckets.push_back(result);
+    if (result.interrupted) break;
+  }
+  return buckets;
+}
+
+}  // namespace cistern

@@ -1,0 +1,131 @@
+#include "cistern/tasks/lm_blocks.h"
+
+#include <ATen/ops/argmax.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/logsumexp.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "cistern/base/error.h"
+
+namespace cistern {
+namespace {
+
+class BlockReader : public BatchReader {
+ public:
+  BlockReader(const TokenText& text, int64_t length, int64_t rows, int64_t max_tokens,
+              std::shared_ptr<void> keep)
+      : text_(text), length_(length), rows_(rows), keep_(std::move(keep)) {
+    total_ = std::max<int64_t>(text.tokens - 1, 0);
+    if (max_tokens > 0) total_ = std::min(max_tokens, total_);
+  }
+
+  std::optional<Batch> Next() override {
+    if (done_ >= total_) return std::nullopt;
+    const int64_t whole = (total_ - done_) / length_;
+    const int64_t rows = std::clamp<int64_t>(whole, 1, rows_),
+                  length = whole > 0 ? length_ : total_ - done_;
+    const at::Tensor ids = at::empty({rows, length + 1}, at::kLong);
+    for (int64_t b = 0; b < rows; ++b) {
+      text_.read(done_ + b * length, length + 1,
+                 ids.mutable_data_ptr<int64_t>() + b * (length + 1));
+    }
+    done_ += rows * length;
+    Batch batch;
+    batch.rows = rows;
+    batch.tokens = rows * length;
+    batch.Add("ids", ids.narrow(1, 0, length));
+    batch.Add("targets", ids.narrow(1, 1, length));
+    return batch;
+  }
+  int64_t total() const override { return total_; }
+  int64_t done() const override { return done_; }
+  const char* unit() const override { return "tokens"; }
+  Json Facts() const override { return {{"length", length_}}; }
+
+ private:
+  TokenText text_;
+  int64_t length_, rows_, total_, done_ = 0;
+  std::shared_ptr<void> keep_;
+};
+
+}  // namespace
+
+std::vector<int32_t> TokenBytes(const Tokenizer& tokenizer) {
+  std::vector<int32_t> bytes;
+  const int32_t separator = tokenizer.AddedToken("<|endoftext|>");
+  for (int32_t id = 0; id < tokenizer.vocab_size(); ++id)
+    bytes.push_back(id == separator ? 0 : int32_t(tokenizer.Bytes(id).size()));
+  return bytes;
+}
+
+std::unique_ptr<BatchReader> ReadBlocks(const TokenText& text, int64_t length, int64_t rows,
+                                        int64_t max_tokens, std::shared_ptr<void> keep) {
+  if (length < 1) FailUsage("length must be 1 or above, got ", length);
+  if (rows < 1) FailUsage("batch must be 1 or above, got ", rows);
+  CISTERN_CHECK(text.tokens >= 2, "[eval] the text has ", text.tokens,
+                " tokens; at least 2 are needed to predict one");
+  return std::make_unique<BlockReader>(text, length, rows, max_tokens, std::move(keep));
+}
+
+void MeasureTokens(const DecoderLm& model, const at::Tensor& hidden, const at::Tensor& targets,
+                   const std::vector<int32_t>& token_bytes, Score& score) {
+  CISTERN_CHECK(int64_t(token_bytes.size()) == model.config().vocab_size, "[eval] the model has ",
+                model.config().vocab_size, " tokens, the tokenizer ", token_bytes.size());
+  const at::Tensor flat = hidden.reshape({-1, hidden.size(-1)}), wanted = targets.reshape({-1});
+  const int64_t rows = flat.size(0),
+                at_once = std::max<int64_t>(1, (int64_t{1} << 24) / model.config().vocab_size);
+  double correct = 0, bytes = 0;
+  for (int64_t i = 0; i < rows; i += at_once) {
+    const int64_t n = std::min(at_once, rows - i);
+    const at::Tensor logits = model.Logits(flat.narrow(0, i, n)),
+                     target = wanted.narrow(0, i, n).to(flat.device());
+    const at::Tensor nats = at::logsumexp(logits, 1).to(at::kDouble) -
+                            logits.gather(1, target.unsqueeze(1)).squeeze(1).to(at::kDouble);
+    const double sum = nats.sum().item<double>();
+    CISTERN_CHECK(std::isfinite(sum), "[eval] the model's loss is ", sum,
+                  "; its weights are broken");
+    score.Add("nats", sum);
+    correct += at::argmax(logits, 1).eq(target).sum().item<double>();
+  }
+  const at::Tensor on_cpu = wanted.cpu().contiguous();
+  for (int64_t i = 0; i < rows; ++i)
+    bytes += token_bytes.at(size_t(on_cpu.const_data_ptr<int64_t>()[i]));
+  score.Add("correct", correct);
+  score.Add("tokens", double(rows));
+  score.Add("bytes", bytes);
+}
+
+Score MeasureBlocks(DecoderLm& model, const Batch& batch, const std::vector<int32_t>& token_bytes) {
+  const at::Tensor& ids = batch["ids"];
+  const ModelConfig& config = model.config();
+  if (config.positions == "learned" && ids.size(1) > config.max_length) {
+    FailUsage("length=", ids.size(1), " is beyond max_length=", config.max_length,
+              ", where the learned positions of this model end");
+  }
+  ModelState state = model.EmptyState(ids.size(0));
+  Score score;
+  MeasureTokens(model, model.Hidden(ids, state), batch["targets"], token_bytes, score);
+  return score;
+}
+
+Json TokenMetrics(const Score& score) {
+  const double nats = score["nats"], tokens = score["tokens"], bytes = score["bytes"];
+  return {{"bits_per_byte", bytes > 0 ? nats / std::log(2.0) / bytes : std::nan("")},
+          {"nats_per_token", nats / tokens},
+          {"perplexity", std::exp(nats / tokens)},
+          {"accuracy", 100.0 * (score["correct"] / tokens)},
+          {"tokens", int64_t(tokens)},
+          {"bytes", int64_t(bytes)}};
+}
+
+const Metric& BitsPerByte() {
+  static const Metric metric = {
+      "bits_per_byte", "bits per byte",
+      "in consecutive blocks of the training length, without carried context; lower is better",
+      true, 0.02};
+  return metric;
+}
+
+}  // namespace cistern

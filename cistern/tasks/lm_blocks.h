@@ -1,0 +1,41 @@
+#pragma once
+// A text in blocks of one length without carried context: the batches a language model is measured
+// on, and the sums of a batch.
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "cistern/models/decoder_lm.h"
+#include "cistern/tasks/task.h"
+#include "cistern/text/tokenizer.h"
+
+namespace cistern {
+
+// Bytes of text that each token id stands for; <|endoftext|>, which stands between texts, has none.
+std::vector<int32_t> TokenBytes(const Tokenizer& tokenizer);
+
+// Blocks of length + 1 tokens begin at every multiple of `length`, each from the empty state: every
+// token but the first is predicted once, from the tokens of its block. The last block is shorter.
+// Batches: ids, targets [B,T]; whole blocks together, the shorter last one alone. `keep` keeps
+// alive what text.read needs. UsageError where length or rows are below 1.
+std::unique_ptr<BatchReader> ReadBlocks(const TokenText& text, int64_t length, int64_t rows,
+                                        int64_t max_tokens, std::shared_ptr<void> keep = nullptr);
+
+// Adds nats (the sum of -log p), correct, tokens and bytes of `hidden` [B,T,D] predicting `targets`
+// [B,T] to `score`. The logits are formed for some rows at a time, so that a large vocabulary fits.
+// Error where the model's loss is not finite, or its vocabulary is not that of token_bytes.
+void MeasureTokens(const DecoderLm& model, const at::Tensor& hidden, const at::Tensor& targets,
+                   const std::vector<int32_t>& token_bytes, Score& score);
+
+// The sums of a batch of blocks, each from the empty state. UsageError where learned positions do
+// not reach that far.
+Score MeasureBlocks(DecoderLm& model, const Batch& batch, const std::vector<int32_t>& token_bytes);
+
+// bits_per_byte (NaN without bytes), nats_per_token, perplexity (per token), accuracy of the next
+// token in percent, tokens, bytes.
+Json TokenMetrics(const Score& score);
+
+// Metric::name of bits per byte.
+const Metric& BitsPerByte();
+
+}  // namespace cistern

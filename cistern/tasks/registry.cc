@@ -1,0 +1,162 @@
+#include <algorithm>
+#include <cstdlib>
+#include <utility>
+
+#include "cistern/base/error.h"
+#include "cistern/io/atomic_file.h"
+#include "cistern/tasks/cache.h"
+#include "cistern/tasks/task.h"
+
+namespace cistern {
+
+#define CISTERN_TASK(name) const TaskInfo& name##_task();
+#include "cistern/tasks/tasks.def"
+#undef CISTERN_TASK
+
+namespace {
+
+std::vector<std::string> Names() {
+  std::vector<std::string> names;
+  for (const TaskInfo* info : Tasks()) names.push_back(info->name);
+  return names;
+}
+
+// Options of a task, by name.
+std::vector<std::string> OptionsOf(const TaskInfo& info) {
+  return info.config()->Describe().Names();
+}
+
+bool Contains(const std::vector<std::string>& names, const std::string& name) {
+  return std::find(names.begin(), names.end(), name) != names.end();
+}
+
+}  // namespace
+
+const char* SplitName(Split split) {
+  return split == Split::kTrain ? "train" : split == Split::kValid ? "valid" : "test";
+}
+
+std::unique_ptr<BatchReader> Task::ReadFile(const std::string&, bool, const ReadOptions&) const {
+  FailUsage("this task reads no files of others; measure it on its own data: cistern eval MODEL");
+}
+
+std::vector<Json> Task::Predict(Model&, const Batch&) const {
+  FailUsage("this task has no predictions row by row; cistern eval measures it");
+}
+
+const std::vector<const TaskInfo*>& Tasks() {
+  static const std::vector<const TaskInfo*> all = {
+#define CISTERN_TASK(name) &name##_task(),
+#include "cistern/tasks/tasks.def"
+#undef CISTERN_TASK
+  };
+  return all;
+}
+
+const TaskInfo& FindTask(const std::string& name) {
+  for (const TaskInfo* info : Tasks()) {
+    if (info->name == name) return *info;
+  }
+  throw UsageError(UnknownName("task", name, Names()) + " (cistern info --tasks lists them)");
+}
+
+const TaskInfo* TaskClaiming(const std::string& path) {
+  for (const TaskInfo* info : Tasks()) {
+    if (info->claims && info->claims(path)) return info;
+  }
+  return nullptr;
+}
+
+const TaskInfo& TaskOfData(const std::string& path) {
+  if (const TaskInfo* info = TaskClaiming(path)) return *info;
+  std::string text;
+  for (const TaskInfo* info : Tasks()) text += (text.empty() ? "" : ", ") + info->name;
+  FailUsage(path, ": its name does not say what task it is for; name the task: --task ", text,
+            " (cistern info --tasks says what each reads)");
+}
+
+std::string CacheFolder(const std::string& asked) {
+  std::string folder = asked;
+  const char *xdg = std::getenv("XDG_CACHE_HOME"), *home = std::getenv("HOME");
+  if (folder.empty()) {
+    folder = xdg && *xdg ? std::string(xdg) + "/cistern"
+                         : StrCat(home && *home ? home : "/tmp", "/.cache/cistern");
+  }
+  EnsureDirectory(folder);
+  return folder;
+}
+
+TaskOptions::TaskOptions() {
+  for (const TaskInfo* info : Tasks()) configs_.push_back(info->config());
+}
+
+TaskOptions::TaskOptions(const TaskOptions& other) : kind(other.kind), cache(other.cache) {
+  for (const auto& config : other.configs_) configs_.push_back(config->Clone());
+}
+
+TaskOptions& TaskOptions::operator=(const TaskOptions& other) {
+  TaskOptions copy(other);
+  std::swap(kind, copy.kind);
+  std::swap(cache, copy.cache);
+  std::swap(configs_, copy.configs_);
+  return *this;
+}
+
+Fields TaskOptions::Describe() {
+  Fields f;
+  f.Add("kind", &kind, "what is learned (cistern info --tasks)", Names());
+  f.Add("cache", &cache, "folder for tokens and generated data; empty: ~/.cache/cistern");
+  for (size_t i = 0; i < configs_.size(); ++i) f.Group(Tasks()[i]->name, configs_[i]->Describe());
+  return f;
+}
+
+Json TaskOptions::Write() {
+  Json all = Describe().Write();
+  for (const TaskInfo* info : Tasks()) {
+    if (info->name != kind) all.erase(info->name);
+  }
+  return all;
+}
+
+std::unique_ptr<Task> TaskOptions::Make() const {
+  const TaskInfo& chosen = info();
+  for (size_t i = 0; i < configs_.size(); ++i) {
+    if (Tasks()[i] == &chosen) return configs_[i]->Make(cache);
+  }
+  Fail("[tasks] ", kind, " is not registered");
+}
+
+Json TaskOptions::Grouped(Json task, const std::string& kind, bool drop_others) {
+  if (!task.is_object()) return task;  // the reader says what is wrong
+  const std::vector<std::string> own = OptionsOf(FindTask(kind));
+  Json out = Json::object();
+  for (const auto& [key, value] : task.items()) {
+    if (key != "kind" && key != "cache" && !Contains(Names(), key)) {
+      if (Contains(own, key)) {
+        if (out[kind].is_null()) out[kind] = task.value(kind, Json::object());
+        if (!out[kind].contains(key)) out[kind][key] = value;
+        continue;
+      }
+      const bool known = std::any_of(Tasks().begin(), Tasks().end(), [&](const TaskInfo* info) {
+        return Contains(OptionsOf(*info), key);
+      });
+      if (drop_others && known) continue;
+    }
+    if (!out.contains(key)) out[key] = value;
+  }
+  return out;
+}
+
+std::string TaskOptions::Grouped(const std::string& assignment, const std::string& kind) {
+  constexpr std::string_view kTable = "task.";
+  if (!assignment.starts_with(kTable)) return assignment;
+  const std::string rest = assignment.substr(kTable.size());
+  const std::string key = rest.substr(0, rest.find_first_of(".="));
+  const std::vector<std::string> own = OptionsOf(FindTask(kind));
+  const bool option = std::any_of(own.begin(), own.end(), [&](const std::string& name) {
+    return name == key || name.starts_with(key + ".");
+  });
+  return option ? StrCat(kTable, kind, ".", rest) : assignment;
+}
+
+}  // namespace cistern

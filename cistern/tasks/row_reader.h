@@ -1,0 +1,30 @@
+#pragma once
+// Reads rows 0 .. count-1 of data that is held in memory.
+#include <algorithm>
+#include <functional>
+#include <utility>
+
+#include "cistern/tasks/task.h"
+
+namespace cistern {
+
+class RowReader : public BatchReader {
+ public:
+  // `make` gives the batch of rows begin .. end-1; `rows` of each batch.
+  RowReader(int64_t count, int64_t rows, std::function<Batch(int64_t begin, int64_t end)> make)
+      : count_(count), rows_(rows), make_(std::move(make)) {}
+  std::optional<Batch> Next() override {
+    if (done_ >= count_) return std::nullopt;
+    const int64_t begin = done_;
+    done_ = std::min(count_, begin + rows_);
+    return make_(begin, done_);
+  }
+  int64_t total() const override { return count_; }
+  int64_t done() const override { return done_; }
+
+ private:
+  int64_t count_, rows_, done_ = 0;
+  std::function<Batch(int64_t begin, int64_t end)> make_;
+};
+
+}  // namespace cistern
