@@ -9,8 +9,8 @@
 namespace cistern {
 
 EncoderClassifier::EncoderClassifier(const ModelConfig& config) : Model(config) {
-  if (config.vocab_size < 1 || config.classes < 2) {
-    FailUsage("an encoder_classifier needs vocab_size >= 1 and classes >= 2, got ",
+  if (config.vocab_size < 1 || config.classes < 1) {
+    FailUsage("an encoder_classifier needs vocab_size >= 1 and classes >= 1, got ",
               config.vocab_size, " and ", config.classes);
   }
   embedding_ =

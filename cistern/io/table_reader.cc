@@ -1,0 +1,195 @@
+#include "cistern/io/table_reader.h"
+
+#include <algorithm>
+#include <cstdlib>
+
+#include "cistern/base/error.h"
+#include "cistern/io/fields.h"
+#include "cistern/io/json_text.h"
+
+namespace cistern {
+namespace {
+
+bool IsNumber(const std::string& cell) {
+  if (cell.empty()) return false;
+  char* end = nullptr;
+  std::strtod(cell.c_str(), &end);
+  return *end == '\0';
+}
+
+std::vector<std::string> SplitTabs(const std::string& line) {
+  std::vector<std::string> cells;
+  for (size_t begin = 0;;) {
+    const size_t end = line.find('\t', begin);
+    cells.push_back(line.substr(begin, end - begin));
+    if (end == std::string::npos) return cells;
+    begin = end + 1;
+  }
+}
+
+// A row that cannot be read, where what follows can.
+class BadRow : public Error {
+ public:
+  using Error::Error;
+};
+
+#define CISTERN_ROW_CHECK(condition, ...)                \
+  do {                                                   \
+    if (!(condition)) throw BadRow(StrCat(__VA_ARGS__)); \
+  } while (false)
+
+std::string CellOf(const Json& value) {
+  if (value.is_null()) return "";
+  return value.is_string() ? value.get<std::string>() : value.dump();
+}
+
+}  // namespace
+
+bool TableReader::FormatOf(const std::string& path, Format* format) {
+  std::string name = path;
+  for (const char* packed : {".gz", ".xz"}) {
+    if (name.ends_with(packed)) name.resize(name.size() - 3);
+  }
+  if (name.ends_with(".tsv") || name.ends_with(".tab")) {
+    *format = Format::kTsv;
+  } else if (name.ends_with(".csv")) {
+    *format = Format::kCsv;
+  } else if (name.ends_with(".jsonl") || name.ends_with(".ndjson") || name.ends_with(".json")) {
+    *format = Format::kJsonl;
+  } else {
+    return false;
+  }
+  return true;
+}
+
+TableReader::TableReader(const std::string& path, const TableOptions& options)
+    : lines_(path), options_(options) {
+  if (!FormatOf(path, &format_)) {
+    FailUsage(path,
+              ": a table's name ends in .tsv, .csv or .jsonl, which may be followed by .gz or .xz");
+  }
+  CISTERN_CHECK(NextRow(&first_), path, " has no rows");
+  has_first_ = true;
+  if (format_ == Format::kJsonl) return;
+  const bool data = std::any_of(first_.begin(), first_.end(), [](const std::string& cell) {
+    return cell.empty() || IsNumber(cell);
+  });
+  if (options.header == TableOptions::Header::kYes ||
+      (options.header == TableOptions::Header::kAuto && !data)) {
+    columns_ = first_;
+    has_first_ = false;
+    if (columns_[0].starts_with("\xef\xbb\xbf")) columns_[0].erase(0, 3);  // a byte order mark
+    for (size_t i = 0; i < columns_.size(); ++i) {
+      CISTERN_CHECK(std::find(columns_.begin(), columns_.begin() + int64_t(i), columns_[i]) ==
+                        columns_.begin() + int64_t(i),
+                    path, ":1: two columns are named '", columns_[i], "'");
+    }
+    return;
+  }
+  for (size_t i = 1; i <= first_.size(); ++i) columns_.push_back(std::to_string(i));
+}
+
+size_t TableReader::Column(const std::string& name) const {
+  const auto found = std::find(columns_.begin(), columns_.end(), name);
+  if (found == columns_.end()) Fail(path(), ": ", UnknownName("column", name, columns_));
+  return size_t(found - columns_.begin());
+}
+
+// A quoted cell may go on over line ends.
+bool TableReader::SplitCsv(std::string line, std::vector<std::string>* cells) {
+  std::string cell;
+  bool quoted = false;
+  for (size_t i = 0;; ++i) {
+    if (i == line.size()) {
+      if (!quoted) break;
+      CISTERN_ROW_CHECK(lines_.Next(&line), path(), ":", row_line_, ": a quoted cell has no end");
+      cell += '\n';
+      i = size_t(-1);
+      continue;
+    }
+    const char c = line[i];
+    if (quoted) {
+      if (c != '"') {
+        cell += c;
+      } else if (i + 1 < line.size() && line[i + 1] == '"') {
+        cell += c;
+        ++i;
+      } else {
+        quoted = false;
+        CISTERN_ROW_CHECK(i + 1 == line.size() || line[i + 1] == ',', path(), ":", lines_.number(),
+                          ": text behind the closing quote of a cell");
+      }
+    } else if (c == '"' && cell.empty()) {
+      quoted = true;
+    } else if (c == ',') {
+      cells->push_back(std::move(cell));
+      cell.clear();
+    } else {
+      cell += c;
+    }
+  }
+  cells->push_back(std::move(cell));
+  return true;
+}
+
+void TableReader::ReadJson(const std::string& line, std::vector<std::string>* cells) {
+  Json row;
+  try {
+    row = ParseJson(line, path(), size_t(row_line_));
+  } catch (const Error& e) {
+    throw BadRow(e.what());
+  }
+  CISTERN_ROW_CHECK(row.is_object(), path(), ":", row_line_,
+                    ": expected an object {\"text\": ..., \"label\": ...}");
+  if (columns_.empty()) {
+    for (const auto& [key, value] : row.items()) columns_.push_back(key);
+  }
+  cells->assign(columns_.size(), "");
+  for (const auto& [key, value] : row.items()) {
+    const auto at = std::find(columns_.begin(), columns_.end(), key);
+    if (at != columns_.end()) (*cells)[size_t(at - columns_.begin())] = CellOf(value);
+  }
+}
+
+bool TableReader::NextRow(std::vector<std::string>* cells) {
+  std::string line;
+  do {
+    if (!lines_.Next(&line)) return false;
+  } while (line.empty());
+  row_line_ = lines_.number();
+  cells->clear();
+  switch (format_) {
+    case Format::kTsv:
+      *cells = SplitTabs(line);
+      break;
+    case Format::kCsv:
+      SplitCsv(std::move(line), cells);
+      break;
+    case Format::kJsonl:
+      ReadJson(line, cells);
+      break;
+  }
+  return true;
+}
+
+bool TableReader::Next(std::vector<std::string>* cells) {
+  if (has_first_) {
+    has_first_ = false;
+    *cells = std::move(first_);
+    return true;
+  }
+  for (;;) {
+    try {
+      if (!NextRow(cells)) return false;
+      CISTERN_ROW_CHECK(cells->size() == columns_.size(), path(), ":", row_line_, ": ",
+                        cells->size(), " cells, and ", columns_.size(), " columns (",
+                        columns_.front(), " ... ", columns_.back(), ")");
+      return true;
+    } catch (const BadRow&) {
+      if (!options_.skip_bad) throw;
+      ++skipped_;
+    }
+  }
+}
+
+}  // namespace cistern

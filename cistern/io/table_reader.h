@@ -1,0 +1,54 @@
+#pragma once
+// Rows of named columns from TSV, CSV (RFC 4180: quoted cells may hold commas, quotes and line
+// ends) and JSON lines, plain or compressed, as a stream.
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "cistern/io/line_reader.h"
+
+namespace cistern {
+
+struct TableOptions {
+  enum class Header { kAuto, kYes, kNo };
+  // kAuto: the first line is a header unless one of its cells is a number or empty.
+  Header header = Header::kAuto;
+  bool skip_bad = false;  // rows that cannot be read are counted and passed over
+};
+
+class TableReader {
+ public:
+  enum class Format { kTsv, kCsv, kJsonl };
+  // By the name: .tsv, .csv, .jsonl, .json, each also with .gz or .xz; false for another.
+  static bool FormatOf(const std::string& path, Format* format);
+
+  // UsageError for another name; Error where the file cannot be read or is empty. Reads the header.
+  TableReader(const std::string& path, const TableOptions& options = {});
+
+  // Column names: of the header, or "1", "2", ...; of JSON lines the keys of the first row.
+  const std::vector<std::string>& columns() const { return columns_; }
+  // The next row's cells in the order of columns(); false at the end. Numbers and true/false of
+  // JSON are as written; a missing key or null is an empty cell. Error "data.tsv:12: ..." where a
+  // row has another number of cells or is not valid, unless skip_bad.
+  bool Next(std::vector<std::string>* cells);
+  int64_t line() const { return row_line_; }  // where the last row begins
+  int64_t skipped() const { return skipped_; }
+  const std::string& path() const { return lines_.path(); }
+  const LineReader& lines() const { return lines_; }
+  // Column `name`, or an Error that lists the columns.
+  size_t Column(const std::string& name) const;
+
+ private:
+  bool NextRow(std::vector<std::string>* cells);
+  bool SplitCsv(std::string line, std::vector<std::string>* cells);
+  void ReadJson(const std::string& line, std::vector<std::string>* cells);
+
+  Format format_ = Format::kTsv;
+  LineReader lines_;
+  TableOptions options_;
+  std::vector<std::string> columns_, first_;  // first_: a first line that is no header
+  bool has_first_ = false;
+  int64_t row_line_ = 0, skipped_ = 0;
+};
+
+}  // namespace cistern

@@ -1,0 +1,144 @@
+#include "cistern/io/table_reader.h"
+
+#include <gtest/gtest.h>
+#include <lzma.h>
+#include <zlib.h>
+
+#include <fstream>
+
+#include "cistern/base/error.h"
+#include "cistern/io/test_folder.h"
+
+namespace cistern {
+namespace {
+
+using Cells = std::vector<std::string>;
+
+void WriteText(const std::string& path, const std::string& text) {
+  std::ofstream(path, std::ios::binary) << text;
+}
+
+std::vector<Cells> ReadAll(TableReader& table) {
+  std::vector<Cells> rows;
+  for (Cells cells; table.Next(&cells);) rows.push_back(cells);
+  return rows;
+}
+
+std::string Gzip(const std::string& text) {
+  z_stream z{};
+  deflateInit2(&z, 9, Z_DEFLATED, 15 + 16, 8, Z_DEFAULT_STRATEGY);
+  std::string out(deflateBound(&z, text.size()) + 64, '\0');
+  z.next_in = reinterpret_cast<Bytef*>(const_cast<char*>(text.data()));
+  z.avail_in = uInt(text.size());
+  z.next_out = reinterpret_cast<Bytef*>(out.data());
+  z.avail_out = uInt(out.size());
+  deflate(&z, Z_FINISH);
+  out.resize(z.total_out);
+  deflateEnd(&z);
+  return out;
+}
+
+std::string Xz(const std::string& text) {
+  std::string out(text.size() + 4096, '\0');
+  size_t size = 0;
+  EXPECT_EQ(lzma_easy_buffer_encode(6, LZMA_CHECK_CRC64, nullptr,
+                                    reinterpret_cast<const uint8_t*>(text.data()), text.size(),
+                                    reinterpret_cast<uint8_t*>(out.data()), &size, out.size()),
+            LZMA_OK);
+  out.resize(size);
+  return out;
+}
+
+TEST(TableReader, TheSameRowsInEveryForm) {
+  const TestFolder folder;
+  WriteText(folder / "a.tsv", "text\tlabel\none two\tx\nthree\ty");
+  WriteText(folder / "b.csv", "text,label\r\none two,x\r\n\"three\",y\r\n");
+  WriteText(
+      folder / "c.jsonl",
+      "{\"text\": \"one two\", \"label\": \"x\"}\n\n{\"label\": \"y\", \"text\": \"three\"}\n");
+  std::ifstream plain(folder / "a.tsv", std::ios::binary);
+  const std::string text{std::istreambuf_iterator<char>(plain), {}};
+  WriteText(folder / "d.tsv.gz", Gzip(text));
+  WriteText(folder / "e.tsv.gz", Gzip(text.substr(0, 20)) + Gzip(text.substr(20)));
+  WriteText(folder / "f.tsv.xz", Xz(text));
+  for (const char* name : {"a.tsv", "b.csv", "c.jsonl", "d.tsv.gz", "e.tsv.gz", "f.tsv.xz"}) {
+    TableReader table(folder / name);
+    EXPECT_EQ(table.columns(), (Cells{"text", "label"})) << name;
+    EXPECT_EQ(ReadAll(table), (std::vector<Cells>{{"one two", "x"}, {"three", "y"}})) << name;
+  }
+}
+
+TEST(TableReader, QuotedCells) {
+  const TestFolder folder;
+  WriteText(folder / "q.csv", "a,b\n\"one, \"\"two\"\"\nthree\",4\n,\"\"\n");
+  TableReader table(folder / "q.csv");
+  EXPECT_EQ(ReadAll(table), (std::vector<Cells>{{"one, \"two\"\nthree", "4"}, {"", ""}}));
+  EXPECT_EQ(table.line(), 4);
+}
+
+TEST(TableReader, Headers) {
+  const TestFolder folder;
+  WriteText(folder / "n.tsv", "1\tsome text\n0\tmore\n");
+  TableReader none(folder / "n.tsv");
+  EXPECT_EQ(none.columns(), (Cells{"1", "2"}));
+  EXPECT_EQ(ReadAll(none).size(), 2u);
+  TableOptions yes;
+  yes.header = TableOptions::Header::kYes;
+  TableReader forced(folder / "n.tsv", yes);
+  EXPECT_EQ(forced.columns(), (Cells{"1", "some text"}));
+  EXPECT_EQ(ReadAll(forced).size(), 1u);
+  WriteText(folder / "bom.csv",
+            "\xef\xbb\xbf"
+            "text,label\na,b\n");
+  EXPECT_EQ(TableReader(folder / "bom.csv").columns()[0], "text");
+}
+
+TEST(TableReader, LongLinesAcrossPieces) {
+  const TestFolder folder;
+  std::string text = "text\tlabel\n";
+  for (int i = 0; i < 50; ++i)
+    text += std::string(size_t(i) * 5000, 'x') + "a\t" + std::to_string(i) + "\n";
+  WriteText(folder / "long.tsv.gz", Gzip(text));
+  TableReader table(folder / "long.tsv.gz");
+  const auto rows = ReadAll(table);
+  ASSERT_EQ(rows.size(), 50u);
+  for (size_t i = 0; i < rows.size(); ++i) EXPECT_EQ(rows[i][0].size(), i * 5000 + 1);
+}
+
+TEST(TableReader, ErrorsNameFileAndLine) {
+  const TestFolder folder;
+  const auto message = [&](const std::string& name, const std::string& text) {
+    WriteText(folder / name, text);
+    return ErrorMessage([&] {
+      TableReader table(folder / name);
+      ReadAll(table);
+    });
+  };
+  const auto expect = [](const std::string& said, const std::string& phrase) {
+    EXPECT_NE(said.find(phrase), std::string::npos) << said;
+  };
+  expect(message("a.tsv", "x\ty\na\tb\nc\n"), "a.tsv:3: 1 cells, and 2 columns");
+  expect(message("a.csv", "x,y\na,\"b\nc"), "a.csv:2: a quoted cell has no end");
+  expect(message("a.csv", "x,y\na,\"b\"c\n"), "a.csv:2: text behind the closing quote");
+  expect(message("a.csv", "x,x\na,b\n"), "two columns are named 'x'");
+  expect(message("a.jsonl", "{\"x\": 1}\n[2]\n"), "a.jsonl:2: expected an object");
+  expect(message("a.jsonl", "{\"x\": 1}\n{\"x\": \n"), "a.jsonl:2");
+  expect(message("a.tsv", ""), "has no rows");
+  expect(message("a.parquet", "x"), ".tsv, .csv or .jsonl");
+  std::string packed = Gzip("x\ty\n" + std::string(1000, 'a') + "\tb\n");
+  expect(message("cut.tsv.gz", packed.substr(0, packed.size() / 2)), "ends early");
+  packed[packed.size() / 2] = char(packed[packed.size() / 2] ^ 0x55);
+  EXPECT_FALSE(message("bad.tsv.gz", packed).empty());
+  packed = Xz("x\ty\na\tb\n");
+  expect(message("cut.tsv.xz", packed.substr(0, packed.size() - 9)), "xz data ends early");
+  EXPECT_THROW(TableReader(folder / "none.tsv"), Error);
+  TableOptions skip;
+  skip.skip_bad = true;
+  WriteText(folder / "s.tsv", "x\ty\na\tb\nc\nd\te\n");
+  TableReader table(folder / "s.tsv", skip);
+  EXPECT_EQ(ReadAll(table).size(), 2u);
+  EXPECT_EQ(table.skipped(), 1);
+}
+
+}  // namespace
+}  // namespace cistern

@@ -1,0 +1,577 @@
+#include "cistern/tasks/classify_task.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+#include <numeric>
+
+#include "cistern/base/error.h"
+#include "cistern/base/progress.h"
+#include "cistern/io/atomic_file.h"
+#include "cistern/models/decoder_lm.h"
+#include "cistern/models/encoder_classifier.h"
+#include "cistern/tasks/confusion.h"
+#include "cistern/tasks/row_reader.h"
+
+namespace cistern {
+namespace {
+
+constexpr char kAssets[] = "/classify.json";
+
+at::Tensor ClassLogits(Model& model, const Batch& batch) {
+  return dynamic_cast<EncoderClassifier&>(model).Forward(batch["ids"], batch["lengths"]);
+}
+
+std::vector<Metric> ClassMetrics() {
+  return {{"accuracy", "accuracy, %", "of the rows, in percent; higher is better"},
+          {"macro_f1", "macro F1, %", "mean of the classes' F1, in percent; higher is better"},
+          {"matthews", "Matthews", "Matthews' correlation coefficient, -1 to 1; higher is better"},
+          {"log_loss", "log loss", "nats of the right class; lower is better", true},
+          {"rmse", "RMSE",
+           "root of the mean squared error, in the label's unit (regression); lower "
+           "is better",
+           true}};
+}
+
+}  // namespace
+
+Fields ClassifyTask::Describe(Options& o) {
+  Fields f;
+  f.Add("data", &o.data,
+        "a table (.tsv, .csv, .jsonl, each also .gz or .xz) or a folder with a folder for each "
+        "class");
+  f.Add("valid", &o.valid, "the same for validation; empty: a share of data");
+  f.Add("test", &o.test, "the same for the test; empty: a share of data");
+  f.Add("text_column", &o.text_column, "empty: the column with the longest cells");
+  f.Add("label_column", &o.label_column,
+        "empty: the column named label, class, target or category, or the only one left");
+  f.Add("header", &o.header,
+        "the first line of a table: auto takes it for a header unless it holds a number",
+        {"auto", "yes", "no"});
+  f.Add("input", &o.input,
+        "text, or numbers: all other columns, one token for the quantile bin of each",
+        {"text", "numbers"});
+  f.Add("tokenizer", &o.tokenizer, "of text: bytes, or byte-level BPE learned from it",
+        {"bytes", "bpe"});
+  f.Add("vocab_size", &o.vocab_size, "tokens that BPE learns", {256, 1 << 20});
+  f.Add("length", &o.length, "tokens of a row; what is longer is cut at the end", {1, 1 << 24});
+  f.Add("bins", &o.bins, "of numbers: quantile bins of each column", {2, 4096});
+  f.Add("regression", &o.regression, "the label is a number to be predicted, not a class");
+  f.Add("group_by_length", &o.group_by_length,
+        "training batches of rows of about one length: less padding, so faster");
+  f.Add("skip_bad_rows", &o.skip_bad_rows,
+        "pass over rows that cannot be read, and count them, instead of stopping");
+  f.Add("class_weights", &o.class_weights,
+        "balanced: the loss of a class is divided by its share of the training data",
+        {"none", "balanced"});
+  f.Add("metric", &o.metric, "that decides which model is best (regression: always rmse)",
+        {"accuracy", "macro_f1", "matthews", "log_loss"});
+  f.Add("valid_share", &o.valid_share, "of the data, where valid is empty", {0.001, 0.9});
+  f.Add("test_share", &o.test_share, "of the data, where test is empty", {0.001, 0.9});
+  f.Add("split_seed", &o.split_seed, "of the split, which keeps the shares of the classes",
+        {0, int64_t{1} << 62});
+  return f;
+}
+
+const TaskInfo& classify_task() {
+  static const TaskInfo info = [] {
+    TaskInfo t;
+    t.name = "classify";
+    t.summary = "your own data: a class, or a number, for each text or row of numbers";
+    t.models = {"encoder_classifier"};
+    t.metrics = ClassMetrics();
+    t.data = "data";
+    t.claims = IsRows;
+    t.defaults = {"model.dim=64",      "model.layers=2",         "model.heads=4",
+                  "model.conv=4",      "model.init_std=0.125",   "model.embedding_std=0.5",
+                  "model.dropout=0.1", "model.head=gelu",        "task.tokenizer=bpe",
+                  "task.length=512",   "train.batch=16",         "train.lr=2e-3",
+                  "train.seconds=180", "train.weight_decay=0.05"};
+    BindTask<ClassifyTask>(t);
+    return t;
+  }();
+  return info;
+}
+
+ClassifyTask::ClassifyTask(const Options& options, const std::string&) : options_(options) {
+  if (options_.valid_share + options_.test_share >= 1)
+    FailUsage("task.classify: valid_share + test_share leave nothing to train on");
+}
+
+const Metric& ClassifyTask::metric() const {
+  const std::string name = options_.regression ? "rmse" : options_.metric;
+  for (const Metric& m : classify_task().metrics) {
+    if (m.name == name) return m;
+  }
+  Fail("[classify] no metric ", name);
+}
+
+TableOptions ClassifyTask::table_options() const {
+  TableOptions t;
+  t.header = options_.header == "yes"  ? TableOptions::Header::kYes
+             : options_.header == "no" ? TableOptions::Header::kNo
+                                       : TableOptions::Header::kAuto;
+  t.skip_bad = options_.skip_bad_rows;
+  return t;
+}
+
+std::vector<LabelledRow> ClassifyTask::ReadRows(const std::string& path, const char* what) {
+  const auto source = OpenRows(path, columns_, table_options(), true);
+  ProgressBar bar({source->total(), what, "bytes"});
+  std::vector<LabelledRow> rows;
+  for (LabelledRow row; source->Next(&row);) {
+    CISTERN_CHECK(!row.label.empty(), path, ":", row.line, ": the label is empty");
+    rows.push_back(std::move(row));
+    bar.Update(source->done());
+  }
+  skipped_ += source->skipped();
+  CISTERN_CHECK(!rows.empty(), path, " has no rows");
+  return rows;
+}
+
+namespace {
+
+double NumberOf(const std::string& text, const std::string& where, const char* what) {
+  size_t used = 0;
+  double value = std::nan("");
+  try {
+    value = std::stod(text, &used);
+  } catch (const std::exception&) {
+  }
+  CISTERN_CHECK(used == text.size() && std::isfinite(value), where, ": expected a number as ", what,
+                ", got '", text.substr(0, 40), "'");
+  return value;
+}
+
+}  // namespace
+
+double ClassifyTask::Target(const std::string& label, const std::string& where) const {
+  if (options_.regression) return NumberOf(label, where, "the label");
+  const auto found = std::find(classes_.begin(), classes_.end(), label);
+  if (found == classes_.end()) throw Error(where + ": " + UnknownName("class", label, classes_));
+  return double(found - classes_.begin());
+}
+
+std::vector<int32_t> ClassifyTask::Encode(const LabelledRow& row, const std::string& where) const {
+  std::vector<int32_t> ids;
+  if (tokenizer_) {
+    ids = tokenizer_->Encode(row.inputs[0]);
+  } else {
+    // Bins of column c are ids c (bins + 1) + 1 .. ; the first of each column is a missing number.
+    for (size_t c = 0; c < edges_.size(); ++c) {
+      int64_t bin = 0;
+      if (!row.inputs[c].empty()) {
+        const double x = NumberOf(row.inputs[c], where, ("column " + columns_.inputs[c]).c_str());
+        bin = 1 + (std::upper_bound(edges_[c].begin(), edges_[c].end(), x) - edges_[c].begin());
+      }
+      ids.push_back(int32_t(int64_t(c) * (options_.bins + 1) + bin));
+    }
+  }
+  if (int64_t(ids.size()) > options_.length) ids.resize(size_t(options_.length));
+  return ids;
+}
+
+ClassifyTask::Examples ClassifyTask::Encoded(const std::vector<LabelledRow>& rows,
+                                             const std::string& path) const {
+  Examples out;
+  for (const LabelledRow& row : rows) {
+    const std::string where = StrCat(path, ":", row.line);
+    const std::vector<int32_t> ids = Encode(row, where);
+    out.tokens.insert(out.tokens.end(), ids.begin(), ids.end());
+    out.offsets.push_back(int64_t(out.tokens.size()));
+    out.targets.push_back(row.label.empty() ? 0 : Target(row.label, where));
+    out.lines.push_back(row.line);
+  }
+  return out;
+}
+
+void ClassifyTask::LearnLabels(const std::vector<LabelledRow>& rows) {
+  if (options_.regression) return;
+  for (const LabelledRow& row : rows) classes_.push_back(row.label);
+  std::sort(classes_.begin(), classes_.end());
+  classes_.erase(std::unique(classes_.begin(), classes_.end()), classes_.end());
+  CISTERN_CHECK(classes_.size() >= 2, options_.data, ": every row has the label '", classes_[0],
+                "'; at least two classes are needed");
+  const bool numbers = std::all_of(classes_.begin(), classes_.end(), [](const std::string& c) {
+    return c.find_first_not_of("0123456789.-+eE") == std::string::npos;
+  });
+  const size_t rows_of_each = rows.size() / classes_.size();
+  CISTERN_CHECK(rows_of_each >= 2, options_.data, ": ", classes_.size(), " different labels in ",
+                rows.size(), " rows; ",
+                numbers ? "if they are numbers to be predicted: --set task.regression=true"
+                        : "is this the label's column? --set task.label_column=...");
+  if (numbers) {
+    std::sort(classes_.begin(), classes_.end(), [](const std::string& a, const std::string& b) {
+      return std::strtod(a.c_str(), nullptr) < std::strtod(b.c_str(), nullptr);
+    });
+  }
+}
+
+void ClassifyTask::LearnInputs(const std::vector<LabelledRow>& train) {
+  if (options_.input == "numbers") {
+    for (size_t c = 0; c < columns_.inputs.size(); ++c) {
+      std::vector<double> values;
+      for (const LabelledRow& row : train) {
+        if (row.inputs[c].empty()) continue;
+        values.push_back(NumberOf(row.inputs[c], StrCat(options_.data, ":", row.line),
+                                  ("column " + columns_.inputs[c]).c_str()));
+      }
+      std::sort(values.begin(), values.end());
+      std::vector<double> edges;
+      for (int64_t b = 1; b < options_.bins && !values.empty(); ++b) {
+        const double edge =
+            values[size_t(double(b) / double(options_.bins) * double(values.size()))];
+        if (edges.empty() || edge > edges.back()) edges.push_back(edge);
+      }
+      edges_.push_back(std::move(edges));
+    }
+    return;
+  }
+  if (options_.tokenizer == "bytes") {
+    tokenizer_ = MakeByteTokenizer();
+    return;
+  }
+  ProgressBar bar({0, "learn BPE", "merges"});
+  size_t next = 0;
+  tokenizer_ = TrainBpe(
+      [&]() -> std::string_view {
+        while (next < train.size() && train[next].inputs[0].empty()) ++next;
+        return next < train.size() ? std::string_view(train[next++].inputs[0]) : std::string_view();
+      },
+      options_.vocab_size, [&](int64_t done, int64_t) { bar.Update(done); });
+}
+
+namespace {
+
+// Rows of each part: of every class (regression: of all) the same share, at least one where there
+// are three rows or more.
+std::vector<int> PartOfRows(const std::vector<LabelledRow>& rows, bool by_label, double valid,
+                            double test, uint64_t seed) {
+  std::vector<int> part(rows.size(), 0);
+  std::vector<size_t> order(rows.size());
+  std::iota(order.begin(), order.end(), size_t{0});
+  const ShuffledOrder shuffled{int64_t(rows.size())};
+  for (size_t i = 0; i < order.size(); ++i) order[i] = size_t(shuffled.At(seed, int64_t(i), 1));
+  if (by_label) {
+    std::stable_sort(order.begin(), order.end(),
+                     [&](size_t a, size_t b) { return rows[a].label < rows[b].label; });
+  }
+  for (size_t begin = 0; begin < order.size();) {
+    size_t end = begin + 1;
+    while (end < order.size() && (!by_label || rows[order[end]].label == rows[order[begin]].label))
+      ++end;
+    const size_t n = end - begin;
+    const auto share = [&](double s) {
+      return s <= 0 || n < 3 ? size_t{0} : std::max<size_t>(1, size_t(std::llround(s * double(n))));
+    };
+    const size_t v = share(valid), t = share(test);
+    for (size_t i = 0; i < n; ++i) part[order[begin + i]] = i < v ? 1 : i < v + t ? 2 : 0;
+    begin = end;
+  }
+  return part;
+}
+
+}  // namespace
+
+void ClassifyTask::Prepare() {
+  if (options_.data.empty())
+    FailUsage("task.classify.data is empty: name a table or a folder with a folder for each class");
+  const bool learn = columns_.inputs.empty();  // not LoadAssets
+  if (learn) {
+    columns_ =
+        FindColumns(options_.data,
+                    {options_.label_column, options_.text_column.empty()
+                                                ? std::vector<std::string>()
+                                                : std::vector<std::string>{options_.text_column}},
+                    options_.input == "numbers", table_options());
+  }
+  std::vector<LabelledRow> rows = ReadRows(options_.data, "read data"), valid, test;
+  if (!options_.valid.empty()) valid = ReadRows(options_.valid, "read validation data");
+  if (!options_.test.empty()) test = ReadRows(options_.test, "read test data");
+  const std::vector<int> part =
+      PartOfRows(rows, !options_.regression, options_.valid.empty() ? options_.valid_share : 0,
+                 options_.test.empty() ? options_.test_share : 0, uint64_t(options_.split_seed));
+  if (learn) LearnLabels(rows);
+  std::vector<LabelledRow> train;
+  for (size_t i = 0; i < rows.size(); ++i)
+    (part[i] == 0 ? train : part[i] == 1 ? valid : test).push_back(std::move(rows[i]));
+  if (learn) LearnInputs(train);
+  train_ = Encoded(train, options_.data);
+  valid_ = Encoded(valid, options_.valid.empty() ? options_.data : options_.valid);
+  test_ = Encoded(test, options_.test.empty() ? options_.data : options_.test);
+  for (const Split split : {Split::kTrain, Split::kValid, Split::kTest}) {
+    CISTERN_CHECK(Set(split).size() > 0, options_.data, ": no rows are left for the ",
+                  SplitName(split), " split; more rows are needed");
+  }
+  if (learn && options_.regression) {
+    double sum = 0, squares = 0;
+    for (const double y : train_.targets) sum += y;
+    mean_ = sum / double(train_.size());
+    for (const double y : train_.targets) squares += (y - mean_) * (y - mean_);
+    deviation_ = std::sqrt(squares / double(train_.size()));
+    CISTERN_CHECK(deviation_ > 0, options_.data, ": all labels are ", mean_);
+  } else if (learn) {
+    class_counts_.assign(classes_.size(), 0);
+    for (const double y : train_.targets) ++class_counts_[size_t(y)];
+    for (size_t c = 0; c < classes_.size(); ++c) {
+      CISTERN_CHECK(class_counts_[c] > 0, options_.data, ": no row of the class '", classes_[c],
+                    "' is left for training; it has too few");
+    }
+  }
+  std::vector<int64_t> lengths;
+  for (int64_t i = 0; i < train_.size(); ++i)
+    lengths.push_back(train_.offsets[size_t(i) + 1] - train_.offsets[size_t(i)]);
+  const int64_t cut = std::count(lengths.begin(), lengths.end(), options_.length);
+  empty_ = std::count(lengths.begin(), lengths.end(), 0);
+  notes_ = {StrCat("label: column ", columns_.label.empty() ? "of folders" : columns_.label,
+                   "; input: ",
+                   columns_.inputs.size() == 1 ? "column " + columns_.inputs[0]
+                                               : StrCat(columns_.inputs.size(), " columns"))};
+  if (tokenizer_ && cut > 0)
+    notes_.push_back(StrCat(cut, " training rows reach task.length=", options_.length,
+                            " tokens; what is longer was cut"));
+  if (empty_ > 0) notes_.push_back(StrCat(empty_, " training rows have an empty text"));
+  if (skipped_ > 0) notes_.push_back(StrCat(skipped_, " rows could not be read and were skipped"));
+  order_ = options_.group_by_length ? std::make_unique<ShuffledOrder>(std::move(lengths))
+                                    : std::make_unique<ShuffledOrder>(train_.size());
+}
+
+const ClassifyTask::Examples& ClassifyTask::Set(Split split) const {
+  return split == Split::kTrain ? train_ : split == Split::kValid ? valid_ : test_;
+}
+
+Json ClassifyTask::DataSummary() const {
+  Json counts = Json::object();
+  for (size_t c = 0; c < classes_.size() && c < 100; ++c) counts[classes_[c]] = class_counts_[c];
+  return {{"data", options_.data}, {"train", train_.size()}, {"valid", valid_.size()},
+          {"test", test_.size()},  {"classes", counts},      {"skipped_rows", skipped_},
+          {"notes", notes_}};
+}
+
+void ClassifyTask::SaveAssets(const std::string& folder) const {
+  const Json json = {{"label_column", columns_.label},
+                     {"inputs", columns_.inputs},
+                     {"classes", classes_},
+                     {"class_counts", class_counts_},
+                     {"mean", mean_},
+                     {"deviation", deviation_},
+                     {"edges", edges_}};
+  WriteFileAtomically(folder + kAssets, json.dump(2) + "\n");
+  if (tokenizer_) tokenizer_->Save(folder + "/tokenizer.json");
+}
+
+void ClassifyTask::LoadAssets(const std::string& folder) {
+  const std::string path = folder + kAssets;
+  const Json json = ReadJsonFile(path);
+  try {
+    columns_.label = json.at("label_column").get<std::string>();
+    columns_.inputs = json.at("inputs").get<std::vector<std::string>>();
+    classes_ = json.at("classes").get<std::vector<std::string>>();
+    class_counts_ = json.at("class_counts").get<std::vector<double>>();
+    mean_ = json.at("mean").get<double>();
+    deviation_ = json.at("deviation").get<double>();
+    edges_ = json.at("edges").get<std::vector<std::vector<double>>>();
+  } catch (const nlohmann::json::exception& e) {
+    Fail(path, " is broken: ", e.what());
+  }
+  CISTERN_CHECK(!columns_.inputs.empty() && class_counts_.size() == classes_.size() &&
+                    (options_.input != "numbers" || edges_.size() == columns_.inputs.size()) &&
+                    deviation_ > 0 && (options_.regression || classes_.size() >= 2),
+                path, " is broken: its parts do not fit each other");
+  if (options_.input == "text") tokenizer_ = LoadTokenizer(folder + "/tokenizer.json");
+}
+
+void ClassifyTask::Complete(ModelConfig& config) const {
+  config.vocab_size =
+      tokenizer_ ? tokenizer_->vocab_size() : int64_t(columns_.inputs.size()) * (options_.bins + 1);
+  config.classes = options_.regression ? 1 : int64_t(classes_.size());
+  config.max_length = std::max(config.max_length, options_.length);
+}
+
+Batch ClassifyTask::MakeBatch(const Examples& set, const std::vector<int64_t>& rows) const {
+  const int64_t count = int64_t(rows.size());
+  int64_t longest = 1;
+  for (const int64_t i : rows)
+    longest = std::max(longest, set.offsets[size_t(i) + 1] - set.offsets[size_t(i)]);
+  const at::Tensor ids = at::zeros({count, longest}, at::kLong),
+                   lengths = at::empty({count}, at::kLong), lines = at::empty({count}, at::kLong),
+                   targets = at::empty({count}, options_.regression ? at::kDouble : at::kLong);
+  Batch batch;
+  batch.rows = count;
+  for (int64_t r = 0; r < count; ++r) {
+    const size_t i = size_t(rows[size_t(r)]);
+    const int64_t begin = set.offsets[i], n = set.offsets[i + 1] - begin;
+    std::copy_n(set.tokens.begin() + begin, n, ids.mutable_data_ptr<int64_t>() + r * longest);
+    lengths.mutable_data_ptr<int64_t>()[r] = n;
+    lines.mutable_data_ptr<int64_t>()[r] = set.lines[i];
+    if (options_.regression) {
+      targets.mutable_data_ptr<double>()[r] = (set.targets[i] - mean_) / deviation_;
+    } else {
+      targets.mutable_data_ptr<int64_t>()[r] = int64_t(set.targets[i]);
+    }
+    batch.tokens += n;
+  }
+  batch.Add("ids", ids);
+  batch.Add("lengths", lengths);
+  batch.Add("targets", targets);
+  batch.Add("lines", lines);
+  return batch;
+}
+
+Batch ClassifyTask::TrainBatch(uint64_t seed, int64_t step, int64_t rows) const {
+  std::vector<int64_t> picked;
+  for (int64_t r = 0; r < rows; ++r) picked.push_back(order_->At(seed, step * rows + r, rows));
+  return MakeBatch(train_, picked);
+}
+
+at::Tensor ClassifyTask::Loss(Model& model, const Batch& batch, double label_smoothing) const {
+  const at::Tensor logits = ClassLogits(model, batch);
+  if (options_.regression)
+    return at::mse_loss(logits.squeeze(1), batch["targets"].to(logits.scalar_type()));
+  if (options_.class_weights == "none")
+    return NextTokenLoss(logits, batch["targets"], label_smoothing);
+  std::vector<double> weights;
+  const double total = std::accumulate(class_counts_.begin(), class_counts_.end(), 0.0);
+  for (const double n : class_counts_) weights.push_back(total / (n * double(classes_.size())));
+  return at::cross_entropy_loss(logits, batch["targets"], at::tensor(weights, logits.options()),
+                                at::Reduction::Mean, -100, label_smoothing);
+}
+
+std::unique_ptr<BatchReader> ClassifyTask::Read(Split split, const ReadOptions& options) const {
+  const Examples& set = Set(split);
+  return std::make_unique<RowReader>(set.size(), options.rows > 0 ? options.rows : 32,
+                                     [this, &set](int64_t begin, int64_t end) {
+                                       std::vector<int64_t> rows(size_t(end - begin));
+                                       std::iota(rows.begin(), rows.end(), begin);
+                                       return MakeBatch(set, rows);
+                                     });
+}
+
+// Rows of a file, a batch at a time.
+class ClassifyTask::FileReader : public BatchReader {
+ public:
+  FileReader(const ClassifyTask& task, const std::string& path, bool labelled, int64_t rows)
+      : task_(task),
+        path_(path),
+        source_(OpenRows(path, task.columns_, task.table_options(), labelled)),
+        labelled_(labelled),
+        rows_(rows > 0 ? rows : 32) {}
+  std::optional<Batch> Next() override {
+    std::vector<LabelledRow> rows;
+    for (LabelledRow row; int64_t(rows.size()) < rows_ && source_->Next(&row);) {
+      CISTERN_CHECK(!labelled_ || !row.label.empty(), path_, ":", row.line, ": the label is empty");
+      if (!labelled_) row.label.clear();
+      rows.push_back(std::move(row));
+    }
+    if (rows.empty()) return std::nullopt;
+    std::vector<int64_t> all(rows.size());
+    std::iota(all.begin(), all.end(), 0);
+    return task_.MakeBatch(task_.Encoded(rows, path_), all);
+  }
+  int64_t total() const override { return source_->total(); }
+  int64_t done() const override { return source_->done(); }
+  const char* unit() const override { return "bytes"; }
+
+ private:
+  const ClassifyTask& task_;
+  std::string path_;
+  std::unique_ptr<RowSource> source_;
+  bool labelled_;
+  int64_t rows_;
+};
+
+std::unique_ptr<BatchReader> ClassifyTask::ReadFile(const std::string& path, bool labelled,
+                                                    const ReadOptions& options) const {
+  return std::make_unique<FileReader>(*this, path, labelled, options.rows);
+}
+
+Score ClassifyTask::Measure(Model& model, const Batch& batch) const {
+  const at::Tensor logits = ClassLogits(model, batch);
+  Score score;
+  score.Add("examples", double(batch.rows));
+  if (options_.regression) {
+    const at::Tensor y = batch["targets"].cpu(),
+                     p = logits.squeeze(1).to(at::kCPU, at::kDouble).contiguous();
+    for (int64_t r = 0; r < batch.rows; ++r) {
+      const double wanted = mean_ + deviation_ * y.const_data_ptr<double>()[r],
+                   error = mean_ + deviation_ * p.const_data_ptr<double>()[r] - wanted;
+      score.Add("squares", error * error);
+      score.Add("absolute", std::abs(error));
+      score.Add("labels", wanted);
+      score.Add("label_squares", wanted * wanted);
+    }
+    return score;
+  }
+  const int64_t classes = int64_t(classes_.size());
+  const int64_t majority =
+      std::max_element(class_counts_.begin(), class_counts_.end()) - class_counts_.begin();
+  const at::Tensor nats =
+      -at::log_softmax(logits.to(at::kDouble), 1).gather(1, batch["targets"].unsqueeze(1)).cpu();
+  const at::Tensor targets = batch["targets"].cpu(), predicted = logits.argmax(1).cpu();
+  for (int64_t r = 0; r < batch.rows; ++r) {
+    const int64_t wanted = targets.const_data_ptr<int64_t>()[r];
+    score.Add("nats", nats.const_data_ptr<double>()[r]);
+    score.Add("confusion", wanted * classes + predicted.const_data_ptr<int64_t>()[r], 1);
+    score.Add("majority", wanted == majority);
+  }
+  return score;
+}
+
+Json ClassifyTask::Metrics(const Score& score) const {
+  const double n = score["examples"];
+  if (options_.regression) {
+    const double mean = score["labels"] / n,
+                 spread = score["label_squares"] - n * mean * mean;  // about their own mean
+    return {{"rmse", std::sqrt(score["squares"] / n)},
+            {"mae", score["absolute"] / n},
+            {"r2", spread > 0 ? 1 - score["squares"] / spread : std::nan("")},
+            {"examples", int64_t(n)},
+            {"mean_rmse", std::sqrt((score["label_squares"] - 2 * mean_ * score["labels"]) / n +
+                                    mean_ * mean_)}};
+  }
+  Confusion confusion{int64_t(classes_.size()), {}};
+  for (int64_t i = 0; i < confusion.classes * confusion.classes; ++i)
+    confusion.counts.push_back(score.At("confusion", i));
+  Json out = {{"accuracy", 100 * confusion.Accuracy()},
+              {"macro_f1", 100 * confusion.MacroF1()},
+              {"matthews", confusion.Matthews()},
+              {"log_loss", score["nats"] / n},
+              {"examples", int64_t(n)},
+              {"majority", 100 * score["majority"] / n}};
+  constexpr int64_t kShown = 20;
+  if (confusion.classes <= kShown) {
+    out["classes"] = classes_;
+    for (int64_t i = 0; i < confusion.classes; ++i) {
+      Json row = Json::array();
+      for (int64_t j = 0; j < confusion.classes; ++j)
+        row.push_back(int64_t(confusion.counts[size_t(i * confusion.classes + j)]));
+      out["confusion"].push_back(std::move(row));
+    }
+  }
+  return out;
+}
+
+std::vector<Json> ClassifyTask::Predict(Model& model, const Batch& batch) const {
+  const at::Tensor logits = ClassLogits(model, batch).to(at::kDouble);
+  const at::Tensor lines = batch["lines"].cpu(),
+                   p = (options_.regression ? logits : at::softmax(logits, 1)).cpu().contiguous();
+  std::vector<Json> out;
+  for (int64_t r = 0; r < batch.rows; ++r) {
+    const double* row = p.const_data_ptr<double>() + r * p.size(1);
+    Json line = {{"line", lines.const_data_ptr<int64_t>()[r]}};
+    if (options_.regression) {
+      line["value"] = mean_ + deviation_ * row[0];
+    } else {
+      const int64_t best = std::max_element(row, row + p.size(1)) - row;
+      line["label"] = classes_[size_t(best)];
+      line["probability"] = row[best];
+      for (size_t c = 0; c < classes_.size(); ++c) line["probabilities"][classes_[c]] = row[c];
+    }
+    out.push_back(std::move(line));
+  }
+  return out;
+}
+
+}  // namespace cistern

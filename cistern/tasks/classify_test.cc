@@ -1,0 +1,244 @@
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <set>
+
+#include "cistern/base/error.h"
+#include "cistern/io/test_folder.h"
+#include "cistern/models/encoder_classifier.h"
+#include "cistern/tasks/classify_task.h"
+#include "cistern/tasks/confusion.h"
+#include "cistern/tasks/evaluate.h"
+
+namespace cistern {
+namespace {
+
+void WriteText(const std::string& path, const std::string& text) {
+  std::ofstream(path, std::ios::binary) << text;
+}
+
+// 60 rows of three classes of very different sizes.
+std::string Reviews() {
+  std::string text = "text\tlabel\n";
+  for (int i = 0; i < 60; ++i) {
+    text += "row " + std::to_string(i) + (i % 2 ? " is fine" : " is bad, all of it") + "\t" +
+            (i < 42   ? "good"
+             : i < 54 ? "bad"
+                      : "odd") +
+            "\n";
+  }
+  return text;
+}
+
+ClassifyTask::Options Options(const std::string& data) {
+  ClassifyTask::Options o;
+  o.data = data;
+  o.length = 32;
+  return o;
+}
+
+std::shared_ptr<EncoderClassifier> ModelOf(const ClassifyTask& task) {
+  ModelConfig c;
+  c.kind = "encoder_classifier";
+  c.dim = 16, c.layers = 1, c.heads = 2, c.init_std = 0.3;
+  task.Complete(c);
+  auto model = std::dynamic_pointer_cast<EncoderClassifier>(MakeModel(c, 3));
+  model->eval();
+  return model;
+}
+
+// Every row of a split, as (line, target).
+std::map<int64_t, int64_t> Rows(const ClassifyTask& task, Split split) {
+  std::map<int64_t, int64_t> rows;
+  const auto reader = task.Read(split, {});
+  while (const auto batch = reader->Next()) {
+    for (int64_t r = 0; r < batch->rows; ++r)
+      rows[(*batch)["lines"][r].item<int64_t>()] = (*batch)["targets"][r].item<int64_t>();
+  }
+  return rows;
+}
+
+TEST(Confusion, FiguresByHand) {
+  // scikit-learn 1.5 on expected 0 0 0 1 1 2, predicted 0 0 1 1 1 0: f1 of 2/3, 4/5, 0.
+  const Confusion c{3, {2, 1, 0, 0, 2, 0, 1, 0, 0}};
+  EXPECT_NEAR(c.Accuracy(), 4.0 / 6, 1e-12);
+  EXPECT_NEAR(c.MacroF1(), (2.0 / 3 + 0.8) / 3, 1e-12);
+  // (4*6 - (3*3 + 2*3 + 1*0)) / sqrt((36 - 14) (36 - 18))
+  EXPECT_NEAR(c.Matthews(), 9 / std::sqrt(22.0 * 18.0), 1e-12);
+  EXPECT_EQ((Confusion{2, {5, 0, 3, 0}}).Matthews(), 0);
+}
+
+TEST(Classify, SplitsKeepTheSharesOfTheClassesAndLeaveNothingOut) {
+  const TestFolder folder;
+  const std::string path = folder / "reviews.tsv";
+  WriteText(path, Reviews());
+  ClassifyTask task(Options(path), "");
+  task.Prepare();
+  std::set<int64_t> all;
+  const std::map<int64_t, int64_t> sizes[] = {Rows(task, Split::kTrain), Rows(task, Split::kValid),
+                                              Rows(task, Split::kTest)};
+  for (const auto& rows : sizes) {
+    for (const auto& [line, target] : rows) {
+      EXPECT_TRUE(all.insert(line).second) << "line " << line << " is in two splits";
+      // classes in the order of their names: bad, good, odd; the header is line 1
+      EXPECT_EQ(target, line - 2 < 42 ? 1 : line - 2 < 54 ? 0 : 2);
+    }
+  }
+  EXPECT_EQ(all.size(), 60u);
+  for (const int split : {1, 2}) {
+    std::map<int64_t, int> counts;
+    for (const auto& [line, target] : sizes[split]) ++counts[target];
+    EXPECT_EQ(counts[1], 4);
+    EXPECT_EQ(counts[0], 1);
+    EXPECT_EQ(counts[2], 1);
+  }
+  ClassifyTask again(Options(path), "");
+  again.Prepare();
+  EXPECT_EQ(Rows(again, Split::kTest), sizes[2]);
+  ClassifyTask::Options other = Options(path);
+  other.split_seed = 2;
+  ClassifyTask reseeded(other, "");
+  reseeded.Prepare();
+  EXPECT_NE(Rows(reseeded, Split::kTest), sizes[2]);
+}
+
+TEST(Classify, MetricsAreThoseOfTheRows) {
+  const TestFolder folder;
+  WriteText(folder / "reviews.tsv", Reviews());
+  ClassifyTask task(Options(folder / "reviews.tsv"), "");
+  task.Prepare();
+  const auto model = ModelOf(task);
+  double nats = 0, right = 0, rows = 0, majority = 0;
+  const auto reader = task.Read(Split::kTrain, {1});
+  at::NoGradGuard guard;
+  while (const auto batch = reader->Next()) {
+    const at::Tensor p =
+        at::softmax(model->Forward((*batch)["ids"], (*batch)["lengths"]).to(at::kDouble), 1)[0];
+    const int64_t target = (*batch)["targets"].item<int64_t>();
+    nats -= std::log(p[target].item<double>());
+    right += p.argmax().item<int64_t>() == target;
+    majority += target == 1;
+    ++rows;
+  }
+  for (const int64_t at_once : {1, 7, 100}) {
+    const Json m = task.Metrics(Evaluate(task, *model, Split::kTrain, {{at_once}}).score);
+    EXPECT_EQ(m["examples"], int64_t(rows));
+    EXPECT_NEAR(m["accuracy"].get<double>(), 100 * right / rows, 1e-9);
+    EXPECT_NEAR(m["log_loss"].get<double>(), nats / rows, 1e-5);
+    EXPECT_NEAR(m["majority"].get<double>(), 100 * majority / rows, 1e-9);
+  }
+}
+
+TEST(Classify, AModelFolderPredictsWithoutTheData) {
+  const TestFolder folder;
+  const std::string path = folder / "reviews.tsv", assets = folder / "model";
+  WriteText(path, Reviews());
+  std::filesystem::create_directories(assets);
+  ClassifyTask task(Options(path), "");
+  task.Prepare();
+  task.SaveAssets(assets);
+  const auto model = ModelOf(task);
+  std::filesystem::remove(path);
+  WriteText(folder / "new.csv", "label,text\nodd,\"two, \"\"three\"\"\nlines\"\ngood,four\n");
+  WriteText(folder / "bare.csv", "text\nfour\n");
+  ClassifyTask loaded(Options(path), "");
+  loaded.LoadAssets(assets);
+  at::NoGradGuard guard;
+  const auto batch = loaded.ReadFile(folder / "new.csv", false, {})->Next();
+  const std::vector<Json> said = loaded.Predict(*model, *batch);
+  ASSERT_EQ(said.size(), 2u);
+  EXPECT_EQ(said[0]["line"], 2);
+  EXPECT_EQ(said[1]["line"], 4);
+  double sum = 0;
+  for (const auto& [name, p] : said[0]["probabilities"].items()) sum += p.get<double>();
+  EXPECT_NEAR(sum, 1, 1e-9);
+  EXPECT_TRUE(said[0]["probabilities"].contains("odd"));
+  const std::vector<Json> alone =
+      loaded.Predict(*model, *loaded.ReadFile(folder / "bare.csv", false, {})->Next());
+  EXPECT_NEAR(alone[0]["probability"].get<double>(), said[1]["probability"].get<double>(), 1e-6);
+  const auto reader = loaded.ReadFile(folder / "new.csv", true, {});
+  EXPECT_EQ(loaded.Metrics(Evaluate(loaded, *model, *reader).score)["examples"], 2);
+  EXPECT_THROW(loaded.ReadFile(folder / "bare.csv", true, {}), Error);
+}
+
+TEST(Classify, NumbersAndRegression) {
+  const TestFolder folder;
+  std::string table = "a,b,y\n";
+  for (int i = 0; i < 100; ++i) {
+    table += std::to_string(i) + "," + (i == 7 ? "" : std::to_string(i % 10)) + "," +
+             std::to_string(2.5 * i) + "\n";
+  }
+  WriteText(folder / "n.csv", table);
+  ClassifyTask::Options o = Options(folder / "n.csv");
+  o.input = "numbers", o.regression = true, o.label_column = "y", o.bins = 4;
+  ClassifyTask task(o, "");
+  task.Prepare();
+  const auto model = ModelOf(task);
+  EXPECT_EQ(model->config().classes, 1);
+  EXPECT_EQ(model->config().vocab_size, 2 * 5);
+  const Batch batch = *task.Read(Split::kTrain, {100})->Next();
+  for (int64_t r = 0; r < batch.rows; ++r) {
+    const int64_t i = batch["lines"][r].item<int64_t>() - 2;
+    const int64_t a = batch["ids"][r][0].item<int64_t>(), b = batch["ids"][r][1].item<int64_t>();
+    EXPECT_NEAR(double(a), 1 + double(i) / 25, 1.2) << i;  // quarters
+    EXPECT_EQ(b == 5, i == 7);                             // the missing one
+  }
+  // Of a model that always says 0 (the mean): rmse is that of the mean, r2 about 0.
+  at::NoGradGuard guard;
+  for (at::Tensor& p : model->parameters()) p.zero_();
+  const Json m = task.Metrics(Evaluate(task, *model, Split::kTest).score);
+  EXPECT_NEAR(m["rmse"].get<double>(), m["mean_rmse"].get<double>(), 1e-6);
+  EXPECT_LT(m["r2"].get<double>(), 0.01);
+}
+
+TEST(Classify, FoldersOfClasses) {
+  const TestFolder folder;
+  for (const char* c : {"ham", "spam"}) {
+    std::filesystem::create_directories(folder / "mail" + "/" + c);
+    for (int i = 0; i < 10; ++i)
+      WriteText(folder / "mail" + "/" + c + "/" + std::to_string(i) + ".txt", std::string(c) + "!");
+  }
+  ClassifyTask task(Options(folder / "mail"), "");
+  task.Prepare();
+  EXPECT_EQ(task.DataSummary()["classes"]["ham"], 8);
+  EXPECT_EQ(&TaskOfData(folder / "mail"), &FindTask("classify"));
+}
+
+TEST(Classify, ErrorsNameThePlace) {
+  const TestFolder folder;
+  const std::string path = folder / "t.tsv";
+  const auto message = [&](const std::string& text, auto change) {
+    WriteText(path, text);
+    ClassifyTask::Options o = Options(path);
+    change(o);
+    return ErrorMessage([&] { ClassifyTask(o, "").Prepare(); });
+  };
+  const auto as_is = [](ClassifyTask::Options&) {};
+  const auto expect = [](const std::string& said, const std::string& phrase) {
+    EXPECT_NE(said.find(phrase), std::string::npos) << said;
+  };
+  expect(message("text\tlabel\na b\tx\nonly\n", as_is), path + ":3: 1 cells, and 2 columns");
+  expect(message("text\tlabel\na b\tx\nc d\t\n", as_is), path + ":3: the label is empty");
+  expect(message("text\tlabel\na\tx\nb\tx\n", as_is), "every row has the label 'x'");
+  expect(message("text\tlabel\na\t1.5\nb\t2.5\nc\t3.5\n", as_is), "regression=true");
+  expect(message("one\ttwo\tthree\naaaa\tb\tc\n", as_is), "label_column=one");
+  expect(message("text\tlabel\na\tx\n", [](auto& o) { o.label_column = "lable"; }),
+         "did you mean 'label'?");
+  expect(message("", as_is), "has no rows");
+  expect(message("text\tlabel\na\tmany\nb\t2\n", [](auto& o) { o.regression = true; }),
+         path + ":2: expected a number as the label, got 'many'");
+  // A bad row is passed over, and counted, where asked.
+  WriteText(path, Reviews() + "broken\n");
+  ClassifyTask::Options o = Options(path);
+  o.skip_bad_rows = true;
+  ClassifyTask task(o, "");
+  task.Prepare();
+  EXPECT_EQ(task.DataSummary()["skipped_rows"], 1);
+}
+
+}  // namespace
+}  // namespace cistern

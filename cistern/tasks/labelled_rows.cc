@@ -1,0 +1,163 @@
+#include "cistern/tasks/labelled_rows.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+
+#include "cistern/base/error.h"
+
+namespace cistern {
+namespace fs = std::filesystem;
+namespace {
+
+class TableRows : public RowSource {
+ public:
+  TableRows(const std::string& path, const RowColumns& columns, const TableOptions& options,
+            bool labelled)
+      : table_(path, options) {
+    for (const std::string& name : columns.inputs) inputs_.push_back(table_.Column(name));
+    const auto& all = table_.columns();
+    has_label_ = labelled || std::find(all.begin(), all.end(), columns.label) != all.end();
+    if (has_label_) label_ = table_.Column(columns.label);
+  }
+  bool Next(LabelledRow* row) override {
+    if (!table_.Next(&cells_)) return false;
+    row->inputs.clear();
+    for (const size_t i : inputs_) row->inputs.push_back(cells_[i]);
+    row->label = has_label_ ? cells_[label_] : "";
+    row->line = table_.line();
+    return true;
+  }
+  int64_t skipped() const override { return table_.skipped(); }
+  int64_t done() const override { return table_.lines().bytes_read(); }
+  int64_t total() const override { return table_.lines().bytes_total(); }
+
+ private:
+  TableReader table_;
+  std::vector<size_t> inputs_;
+  std::vector<std::string> cells_;
+  size_t label_ = 0;
+  bool has_label_ = false;
+};
+
+class FolderRows : public RowSource {
+ public:
+  explicit FolderRows(const std::string& path) {
+    for (const auto& entry : fs::directory_iterator(path)) {
+      if (!entry.is_directory()) continue;
+      for (const auto& file : fs::directory_iterator(entry.path())) {
+        if (file.is_regular_file() && !file.path().filename().string().starts_with("."))
+          files_.push_back(file.path());
+      }
+    }
+    std::sort(files_.begin(), files_.end());
+    CISTERN_CHECK(!files_.empty(), path, ": no files in its folders");
+  }
+  bool Next(LabelledRow* row) override {
+    if (next_ == files_.size()) return false;
+    const fs::path& path = files_[next_++];
+    std::ifstream in(path, std::ios::binary);
+    CISTERN_CHECK(in, "cannot read ", path.string());
+    row->inputs = {std::string(std::istreambuf_iterator<char>(in), {})};
+    row->label = path.parent_path().filename().string();
+    row->line = int64_t(next_);
+    return true;
+  }
+  int64_t done() const override { return int64_t(next_); }
+  int64_t total() const override { return int64_t(files_.size()); }
+
+ private:
+  std::vector<fs::path> files_;
+  size_t next_ = 0;
+};
+
+std::string Joined(const std::vector<std::string>& names) {
+  std::string out;
+  for (const std::string& name : names) out += (out.empty() ? "" : ", ") + name;
+  return out;
+}
+
+}  // namespace
+
+bool IsClassFolder(const std::string& path) {
+  std::error_code error;
+  if (!fs::is_directory(path, error)) return false;
+  int folders = 0;
+  for (const auto& entry : fs::directory_iterator(path, error)) folders += entry.is_directory();
+  return folders >= 2;
+}
+
+bool IsRows(const std::string& path) {
+  TableReader::Format format;
+  return TableReader::FormatOf(path, &format) || IsClassFolder(path);
+}
+
+std::unique_ptr<RowSource> OpenRows(const std::string& path, const RowColumns& columns,
+                                    const TableOptions& options, bool labelled) {
+  std::error_code error;
+  if (fs::is_directory(path, error)) {
+    CISTERN_CHECK(IsClassFolder(path), path,
+                  ": expected a folder for each class, each with a file for each text");
+    return std::make_unique<FolderRows>(path);
+  }
+  return std::make_unique<TableRows>(path, columns, options, labelled);
+}
+
+RowColumns FindColumns(const std::string& path, const RowColumns& named, bool numbers,
+                       const TableOptions& options) {
+  constexpr int kLookedAt = 200;
+  RowColumns found = named;
+  std::error_code error;
+  if (fs::is_directory(path, error)) {
+    if (numbers) FailUsage(path, ": a folder for each class holds texts; numbers come in a table");
+    found.inputs = {"text"};
+    return found;
+  }
+  TableReader table(path, options);
+  const std::vector<std::string>& columns = table.columns();
+  std::vector<int64_t> lengths(columns.size());
+  std::vector<std::string> cells;
+  for (int i = 0; i < kLookedAt && table.Next(&cells); ++i) {
+    for (size_t c = 0; c < cells.size(); ++c) lengths[c] += int64_t(cells[c].size());
+  }
+  for (const char* word : {"label", "class", "target", "category"}) {
+    for (const std::string& name : columns) {
+      if (found.label.empty() && name == word && named.inputs != std::vector<std::string>{name})
+        found.label = name;
+    }
+  }
+  if (found.inputs.empty() && !numbers) {
+    size_t longest = columns.size();
+    for (size_t c = 0; c < columns.size(); ++c) {
+      if (columns[c] == found.label) continue;
+      if (longest == columns.size() || lengths[c] > lengths[longest]) longest = c;
+    }
+    if (longest == columns.size()) FailUsage(path, ": no column for the text beside the label");
+    found.inputs = {columns[longest]};
+  }
+  const auto is_input = [&](const std::string& name) {
+    return std::find(found.inputs.begin(), found.inputs.end(), name) != found.inputs.end();
+  };
+  if (found.label.empty()) {
+    std::vector<std::string> others;
+    for (const std::string& name : columns) {
+      if (!is_input(name)) others.push_back(name);
+    }
+    if (found.label.empty() && others.size() == 1) found.label = others[0];
+    if (found.label.empty()) {
+      FailUsage(path, ": which column is the label? Its columns are ", Joined(columns),
+                "; name it: --set task.label_column=", columns[0],
+                " (and the text: --set task.text_column=...)");
+    }
+  }
+  if (found.inputs.empty()) {
+    for (const std::string& name : columns) {
+      if (name != found.label) found.inputs.push_back(name);
+    }
+    if (found.inputs.empty()) FailUsage(path, ": no columns of numbers beside the label");
+  }
+  return found;
+}
+
+}  // namespace cistern

@@ -1,0 +1,51 @@
+#pragma once
+// Rows of a text and a label from a user's own files: a table (io/table_reader.h) or a folder with
+// a folder for each class.
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "cistern/io/table_reader.h"
+
+namespace cistern {
+
+// What of a table is what. Empty names are found by the look of the first rows.
+struct RowColumns {
+  std::string label;
+  std::vector<std::string> inputs;  // one column of text, or several of numbers
+};
+
+struct LabelledRow {
+  std::vector<std::string> inputs;
+  std::string label;  // empty where the file has none
+  int64_t line = 0;   // of the table; of a folder the number of the file, from 1
+};
+
+// A stream of rows. The label's column may be missing unless `labelled`.
+class RowSource {
+ public:
+  virtual ~RowSource() = default;
+  virtual bool Next(LabelledRow* row) = 0;
+  virtual int64_t skipped() const { return 0; }
+  virtual int64_t done() const = 0;  // of total(), for progress
+  virtual int64_t total() const = 0;
+};
+
+// A folder that holds folders: each file in one of them is a row, its label the folder's name.
+bool IsClassFolder(const std::string& path);
+// Whether a table or such a folder, by its name.
+bool IsRows(const std::string& path);
+
+// Errors name the file and the line.
+std::unique_ptr<RowSource> OpenRows(const std::string& path, const RowColumns& columns,
+                                    const TableOptions& options, bool labelled);
+
+// The columns that are not named, from the first rows: the label is the column of such a name
+// (label, class, target, category) or the only one beside the text; the text is the column with the
+// longest cells (numbers: all columns but the label). UsageError that lists the columns, and what
+// to set, where that does not decide. Folders have one input and no columns.
+RowColumns FindColumns(const std::string& path, const RowColumns& named, bool numbers,
+                       const TableOptions& options);
+
+}  // namespace cistern
