@@ -136,7 +136,7 @@ void WriteSvg(const EvalCommand& c, const ModelConfig& config,
   chart.x_label = "position in the text (middle of the bucket)";
   chart.y_label = "bits per byte";
   chart.log_x = c.buckets == 0;
-  Series series{config.Mechanism(0), {}, {}};
+  Series series{config.attention[0], {}, {}};
   for (const PositionBucket& b : buckets) {
     series.x.push_back(0.5 * double(b.begin + b.end));
     series.y.push_back(b.score.bits_per_byte());
@@ -262,6 +262,7 @@ void AddEval(CLI::App& app, Run& run) {
       ->capture_default_str();
   sub->add_option("--svg", c->svg, "--by-position: also draw it")->type_name("FILE");
   AddCommon(*sub, c->common);
+  AddDevice(*sub, c->common);
   sub->footer(
       "Examples:\n"
       "  cistern eval runs/kjv/latte                             the test split, in blocks of the "

@@ -16,7 +16,7 @@ namespace {
 
 // hidden [B,T,D] predicts targets [B,T]. The logits are formed for some rows at a time, so that a
 // large vocabulary fits.
-LmScore ScoreHidden(const DecoderLm& model, const at::Tensor& hidden, const at::Tensor& targets,
+LmScore ScoreHidden(const LanguageModel& model, const at::Tensor& hidden, const at::Tensor& targets,
                     const std::vector<int32_t>& token_bytes) {
   const at::Tensor flat = hidden.reshape({-1, hidden.size(-1)}), wanted = targets.reshape({-1});
   const int64_t rows = flat.size(0),
@@ -40,7 +40,7 @@ LmScore ScoreHidden(const DecoderLm& model, const at::Tensor& hidden, const at::
   return score;
 }
 
-void CheckEvalText(const DecoderLm& model, int64_t tokens,
+void CheckEvalText(const LanguageModel& model, int64_t tokens,
                    const std::vector<int32_t>& token_bytes) {
   CISTERN_CHECK(tokens >= 2, "[eval] the text has ", tokens,
                 " tokens; at least 2 are needed to predict one");
@@ -72,7 +72,7 @@ void LmScore::Add(const LmScore& other) {
   interrupted = interrupted || other.interrupted;
 }
 
-LmScore EvaluateBlocks(DecoderLm& model, const TokenReader& read, int64_t tokens,
+LmScore EvaluateBlocks(LanguageModel& model, const TokenReader& read, int64_t tokens,
                        const std::vector<int32_t>& token_bytes, const LmEvalOptions& options) {
   if (options.length < 1) FailUsage("length must be 1 or above, got ", options.length);
   if (options.batch < 1) FailUsage("batch must be 1 or above, got ", options.batch);
@@ -108,7 +108,7 @@ LmScore EvaluateBlocks(DecoderLm& model, const TokenReader& read, int64_t tokens
   return total;
 }
 
-std::vector<PositionBucket> EvaluateByPosition(DecoderLm& model, const TokenReader& read,
+std::vector<PositionBucket> EvaluateByPosition(LanguageModel& model, const TokenReader& read,
                                                int64_t tokens,
                                                const std::vector<int32_t>& token_bytes,
                                                const ByPositionOptions& options) {

@@ -6,7 +6,7 @@
 #include <functional>
 #include <vector>
 
-#include "cistern/models/decoder_lm.h"
+#include "cistern/models/language_model.h"
 #include "cistern/text/tokenizer.h"
 
 namespace cistern {
@@ -39,7 +39,7 @@ struct LmEvalOptions {
 
 // Blocks of length + 1 tokens begin at every multiple of `length`, each from the empty state: every
 // token but the first is predicted once, from the tokens of its block. The last block is shorter.
-LmScore EvaluateBlocks(DecoderLm& model, const TokenReader& read, int64_t tokens,
+LmScore EvaluateBlocks(LanguageModel& model, const TokenReader& read, int64_t tokens,
                        const std::vector<int32_t>& token_bytes, const LmEvalOptions& options);
 
 struct PositionBucket {
@@ -59,7 +59,7 @@ struct ByPositionOptions {
 };
 
 // The state is carried on from token to token, however far: memory is one piece and the state.
-std::vector<PositionBucket> EvaluateByPosition(DecoderLm& model, const TokenReader& read,
+std::vector<PositionBucket> EvaluateByPosition(LanguageModel& model, const TokenReader& read,
                                                int64_t tokens,
                                                const std::vector<int32_t>& token_bytes,
                                                const ByPositionOptions& options);
