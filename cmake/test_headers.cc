@@ -1,0 +1,2 @@
+// Its target owns the precompiled header of the tests (CisternTests.cmake).
+int main() { return 0; }
