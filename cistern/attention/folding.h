@@ -10,6 +10,7 @@ namespace cistern {
 class FoldingMechanism : public Mechanism {
  public:
   using Mechanism::Mechanism;
+  const FoldingMechanism* folding() const override { return this; }
 
   // Why the maps cannot or should not be folded into the projections; empty where they are.
   virtual std::string FoldRefusal() const = 0;

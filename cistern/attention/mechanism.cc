@@ -128,6 +128,15 @@ void Mechanism::AddWeight(const std::string& name, at::Tensor& member, const at:
   weights_.push_back({name, &member, kind});
 }
 
+std::string Mechanism::TieRefusal() const {
+  for (const CoreWeight& w : weights_) {
+    if (w.kind == CoreWeight::Kind::kRedrawn)
+      return "draws features anew while it is trained, which must not happen between them; set its "
+             "redraw=0";
+  }
+  return "";
+}
+
 void Mechanism::AddWeightsOf(const std::string& name, const Mechanism& held) {
   for (const CoreWeight& w : held.weights())
     weights_.push_back({name + "." + w.name, w.value, w.kind});

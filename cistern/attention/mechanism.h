@@ -40,6 +40,10 @@ struct Projection {
   std::string map =
       {};  // of the projection whose map it uses, where it has none of its own; empty: its own
   bool identity = false;  // no map at all: the stream itself, split into heads
+  // The layer's short convolution, where it has one, filters it. All projections so far are
+  // filtered, the gates of rfa_gate and gated_slots and the controls of abc_mlp included, as their
+  // models were trained; a new gate needs none and says false.
+  bool convolved = true;
   bool OfTokens() const { return side == Side::kQuery || side == Side::kKey; }
 };
 
@@ -99,14 +103,18 @@ struct MechanismInfo {
       Json::object()};  // options the conformance suite runs: every variant once, sizes of a few
   double tolerance =
       1e-6;  // of the conformance suite in float, relative RMS; say why where it is wider
-  bool merges = false;              // has Merge
-  bool truncates = false;           // has Truncate
-  bool leaves_scores = false;       // the next layer may take over the scores of its heads
-  bool copies_scores = false;       // takes over scores of the layer before
+  bool merges = false;         // has Merge
+  bool truncates = false;      // has Truncate
+  bool leaves_scores = false;  // the next layer may take over the scores of its heads
+  bool copies_scores = false;  // takes over scores of the layer before
+  // AttentionDims::copied of each of `layers` layers by the mechanism's options, where it
+  // copies_scores; UsageError where they do not fit.
+  std::function<std::vector<int64_t>(const Json& options, int64_t heads, int64_t layers)> copy_plan;
   std::function<Fields()> options;  // its typed options with their defaults
   std::function<std::shared_ptr<class Mechanism>(const Json& options, const AttentionDims& dims)>
       make;
   bool Supports(Form form) const;
+  bool MakesLatents() const { return memory == MemoryUse::kLatents; }
   bool HandsOnMemory() const {
     return memory == MemoryUse::kStream || memory == MemoryUse::kReplaced;
   }
@@ -142,6 +150,13 @@ class Mechanism : public torch::nn::Module {
 
   // The learned memory before the first block, [1,M,D]; undefined where there is none.
   virtual at::Tensor InitialMemory() const { return {}; }
+  // This mechanism, where it has a memory stream (memory_mechanism.h) and where it begins with
+  // linear maps that can be folded into its projections (folding.h); null: it has not.
+  virtual class MemoryMechanism* memory_mechanism() { return nullptr; }
+  virtual const class FoldingMechanism* folding() const { return nullptr; }
+  // Why a layer of it cannot have the parameters of another layer, to follow its name; empty: it
+  // can.
+  virtual std::string TieRefusal() const;
 
   // What the paper says, in plain double-precision code that shares nothing with the above
   // (definition.h helps): rows without padding, x in declared order; query-side tensors come from

@@ -58,6 +58,7 @@ const MechanismInfo& reuse_mechanism() {
     i.time = "O(T^2 d)";
     i.state = "2 T d per head, T d where it is copied";
     i.truncates = i.leaves_scores = i.copies_scores = true;
+    i.copy_plan = &ReusePlan;
     i.cases = {Json{{"heads", 1}}, Json{{"heads", -1}}, Json{{"heads", 0}},
                Json{{"heads", 1}, {"keep", "scores"}}, Json{{"heads", -1}, {"keep", "scores"}}};
     return i;

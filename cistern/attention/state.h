@@ -6,12 +6,9 @@
 #include <string>
 #include <vector>
 
-namespace cistern {
+#include "cistern/tensors/named_tensors.h"
 
-struct NamedTensor {
-  std::string name;
-  at::Tensor value;
-};
+namespace cistern {
 
 // A value: tensors in the mechanism's declared order, first dimension B. Copies share memory;
 // Extend may write into it in place when no gradient is recorded, so keep a Clone() of a state that

@@ -18,10 +18,12 @@ struct Common {
   uint64_t seed = 1;
   std::string dtype = "float32";  // float32 | float64 | bfloat16 (linear maps in bfloat16,
                                   // everything else in float32)
+  std::string device = "cpu";
 };
 
 // Adds --json, --quiet, --threads, --seed and --dtype to a subcommand.
 void AddCommon(CLI::App& command, Common& common);
+void AddDevice(CLI::App& command, Common& common);  // --device, for those that run a model
 // Applies threads, seed, quiet; checks dtype. Call first in a subcommand's run function.
 void ApplyCommon(const Common& common);
 

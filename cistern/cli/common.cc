@@ -7,6 +7,7 @@
 #include "cistern/base/progress.h"
 #include "cistern/cli/command.h"
 #include "cistern/kernels/isa.h"
+#include "cistern/tensors/device.h"
 
 namespace cistern::cli {
 
@@ -21,6 +22,10 @@ void AddCommon(CLI::App& command, Common& common) {
       "float32, float64, or bfloat16 (linear maps in bfloat16, the rest in float32)");
 }
 
+void AddDevice(CLI::App& command, Common& common) {
+  command.add_option("--device", common.device, "where the model runs: cpu, cuda, cuda:1, ...");
+}
+
 void ApplyCommon(const Common& common) {
   if (common.dtype != "float32" && common.dtype != "float64" && common.dtype != "bfloat16") {
     throw UsageError(UnknownName("dtype", common.dtype, {"float32", "float64", "bfloat16"}));
@@ -29,6 +34,7 @@ void ApplyCommon(const Common& common) {
     at::set_num_threads(int(common.threads));
     SetNumThreads(int(common.threads));
   }
+  SetActiveDevice(ParseDevice(common.device));
   SetQuiet(common.quiet);
   ActiveIsa();  // a wrong CISTERN_ISA is an error now, not in the middle of the work
 }

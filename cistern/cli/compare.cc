@@ -129,7 +129,7 @@ CompareRow TrainOne(const CompareArguments& a, const std::vector<std::string>& s
 }
 
 void MeasureDecodingOf(const CompareArguments& a, const ModelConfig& config, CompareRow* row) {
-  if (!row->failed.empty() || config.kind != "decoder_lm") return;
+  if (!row->failed.empty() || !config.info().extends || config.info().encodes) return;
   const LmFolder lm = OpenLmFolder(row->folder);
   row->decode =
       MeasureDecoding(*lm.model, {0, a.decode_tokens / 4, a.decode_tokens / 2, a.decode_tokens}, 64,

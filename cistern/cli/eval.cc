@@ -121,6 +121,7 @@ void AddEval(CLI::App& app, Run& run) {
       ->capture_default_str();
   sub->add_option("--svg", c->svg, "--by-position: also draw it")->type_name("FILE");
   AddCommon(*sub, c->common);
+  AddDevice(*sub, c->common);
   sub->footer(
       "Examples:\n"
       "  cistern eval runs/kjv/latte                             the test split, in blocks of the "

@@ -47,7 +47,7 @@ void WriteSvg(const EvalCommand& c, const ModelConfig& config, const std::vector
   chart.x_label = "position in the text (middle of the bucket)";
   chart.y_label = "bits per byte";
   chart.log_x = c.buckets == 0;
-  Series series{config.Mechanism(0), {}, {}};
+  Series series{config.attention[0], {}, {}};
   for (const Bucket& b : buckets) {
     series.x.push_back(0.5 * double(b.place.begin + b.place.end));
     series.y.push_back(b.bits);
@@ -62,7 +62,7 @@ int EvaluatePositions(const EvalCommand& c, const RunFolder& run) {
   if (c.data.empty()) run.task->Prepare();
   const auto text = c.data.empty() ? run.task->Text(ParseSplit(c.split)) : run.task->Text(c.data);
   const auto model = LoadRunModel(run, c.common.dtype);
-  auto* lm = dynamic_cast<DecoderLm*>(model.get());
+  auto* lm = dynamic_cast<LanguageModel*>(model.get());
   if (!text || !lm) {
     FailUsage("--by-position carries a state along a text, and ", c.folder,
               " holds a model of kind ", run.config.kind, " for the task ", run.options.kind,

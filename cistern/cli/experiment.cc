@@ -73,6 +73,7 @@ void ReadExperiment(Experiment& experiment, const std::string& file,
     if (tree.is_object()) {
       for (const char* result : {"result", "data", "environment"})
         tree.erase(result);  // an experiment.json of a finished run
+      if (tree.contains("model")) tree["model"] = ConvertModelConfig(tree["model"]);
     }
   }
   const std::string kind = TaskKind(tree, assignments, experiment.task.kind);

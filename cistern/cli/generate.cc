@@ -268,6 +268,7 @@ void AddGenerate(CLI::App& app, Run& run) {
       ->capture_default_str()
       ->type_name("N,N,...");
   AddCommon(*sub, c->common);
+  AddDevice(*sub, c->common);
   sub->footer(
       "Examples:\n"
       "  cistern generate runs/kjv/latte --prompt 'In the beginning' --max-tokens 300\n"

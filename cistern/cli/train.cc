@@ -127,6 +127,7 @@ void AddTrain(CLI::App& app, Run& run) {
   command->add_flag("--list", a->list, "print every key and stop");
   command->add_flag("--resume", a->resume, "go on from the newest checkpoint in --out");
   AddCommon(*command, a->common);
+  AddDevice(*command, a->common);
   command->callback([a, command, &run] { run = [a, command] { return RunTrain(*command, *a); }; });
 }
 

@@ -98,7 +98,8 @@ std::string FinishName(Finish finish) {
   return "";
 }
 
-Generator::Generator(std::shared_ptr<DecoderLm> model, std::shared_ptr<const Tokenizer> tokenizer)
+Generator::Generator(std::shared_ptr<LanguageModel> model,
+                     std::shared_ptr<const Tokenizer> tokenizer)
     : model_(std::move(model)), tokenizer_(std::move(tokenizer)) {
   CISTERN_CHECK(model_ && tokenizer_, "[generate] needs a model and a tokenizer");
   CISTERN_CHECK(model_->config().vocab_size == tokenizer_->vocab_size(),

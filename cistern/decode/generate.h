@@ -13,7 +13,7 @@
 #include "cistern/decode/prompt.h"
 #include "cistern/decode/sampler.h"
 #include "cistern/decode/text_state.h"
-#include "cistern/models/decoder_lm.h"
+#include "cistern/models/language_model.h"
 
 namespace cistern {
 
@@ -54,7 +54,7 @@ class Generator {
   // Row of the batch, and its next characters.
   using OnText = std::function<void(size_t row, std::string_view text)>;
 
-  Generator(std::shared_ptr<DecoderLm> model, std::shared_ptr<const Tokenizer> tokenizer);
+  Generator(std::shared_ptr<LanguageModel> model, std::shared_ptr<const Tokenizer> tokenizer);
 
   // Prompts of any lengths as one batch, each with the result it has alone. An interrupt ends all
   // of them cleanly. With `from`, a text of one row that stays as it is, every prompt goes on from
@@ -91,7 +91,7 @@ class Generator {
   void Prefill(std::deque<Row>& rows, TextState& text, const Job& job);
   void Decode(std::deque<Row>& rows, TextState& text, const Job& job);
 
-  std::shared_ptr<DecoderLm> model_;
+  std::shared_ptr<LanguageModel> model_;
   std::shared_ptr<const Tokenizer> tokenizer_;
   GenerateStats stats_;
 };

@@ -52,9 +52,10 @@ LmFolder OpenLmFolder(const std::string& folder, const std::string& dtype) {
   if (dtype != "float32" && dtype != "float64")
     FailUsage("decoding works in float32 or float64, got dtype ", dtype);
   const ModelConfig config = ReadFolderConfig(folder);
-  if (config.kind != "decoder_lm") {
+  if (!config.info().extends || config.info().encodes) {
     FailUsage(folder, " holds a model of kind ", config.kind,
-              "; only a decoder_lm continues a text (`cistern eval` measures the other kinds)");
+              "; only a language model without a source, such as a decoder_lm, continues a text "
+              "(`cistern eval` measures the other kinds)");
   }
   RequireFile(folder, "tokenizer.json");
   LmFolder out;
@@ -63,7 +64,7 @@ LmFolder OpenLmFolder(const std::string& folder, const std::string& dtype) {
                 out.tokenizer->vocab_size(),
                 " tokens, config.json says vocab_size=", config.vocab_size,
                 "; they belong to different models");
-  out.model = std::dynamic_pointer_cast<DecoderLm>(LoadModel(folder));
+  out.model = std::dynamic_pointer_cast<LanguageModel>(LoadModel(folder));
   if (dtype == "float64") out.model->to(at::kDouble);
   return out;
 }

@@ -4,13 +4,13 @@
 #include <memory>
 #include <string>
 
-#include "cistern/models/decoder_lm.h"
+#include "cistern/models/language_model.h"
 #include "cistern/text/tokenizer.h"
 
 namespace cistern {
 
 struct LmFolder {
-  std::shared_ptr<DecoderLm> model;  // in eval mode
+  std::shared_ptr<LanguageModel> model;  // in eval mode
   std::shared_ptr<const Tokenizer> tokenizer;
 };
 

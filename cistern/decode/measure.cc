@@ -32,9 +32,13 @@ void CheckStateGrowth(const ModelConfig& config, int64_t state_bytes, int64_t po
                       int64_t available) {
   if (available < 0) available = FreeMemoryBytes();
   if (available == 0 || 2 * state_bytes <= available) return;
-  for (const std::string& name : config.attention) {
-    if (FindMechanism(name).bounded) continue;
-    Fail("the state of ", name, " attention grows with the text: it holds ", state_bytes / 1000000,
+  for (const Form form : config.info().forms) {
+    if (form == Form::kBidirectional) continue;
+    const std::vector<std::string> names = config.Stack(form).options().attention;
+    const auto grows = [](const std::string& name) { return !FindMechanism(name).bounded; };
+    const auto name = std::find_if(names.begin(), names.end(), grows);
+    if (name == names.end()) continue;
+    Fail("the state of ", *name, " attention grows with the text: it holds ", state_bytes / 1000000,
          " MB after ", position, " tokens, and its next doubling does not fit into the ",
          available / 1000000,
          " MB that are free; shorten the text, or use a mechanism of bounded state (`cistern info` "
@@ -42,8 +46,9 @@ void CheckStateGrowth(const ModelConfig& config, int64_t state_bytes, int64_t po
   }
 }
 
-std::vector<DecodePoint> MeasureDecoding(DecoderLm& model, const std::vector<int64_t>& positions,
-                                         int64_t tokens, const std::atomic<bool>* interrupt) {
+std::vector<DecodePoint> MeasureDecoding(LanguageModel& model,
+                                         const std::vector<int64_t>& positions, int64_t tokens,
+                                         const std::atomic<bool>* interrupt) {
   using Clock = std::chrono::steady_clock;
   CISTERN_CHECK(std::is_sorted(positions.begin(), positions.end()),
                 "[measure] positions must ascend");

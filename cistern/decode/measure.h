@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "cistern/models/decoder_lm.h"
+#include "cistern/models/language_model.h"
 
 namespace cistern {
 
@@ -16,8 +16,8 @@ struct DecodePoint {
 
 // Prefills arbitrary tokens up to each position (ascending) and times `tokens` single-token extends
 // there, output layer included. Positions that a learned table does not reach are left out.
-std::vector<DecodePoint> MeasureDecoding(DecoderLm& model, const std::vector<int64_t>& positions,
-                                         int64_t tokens = 64,
+std::vector<DecodePoint> MeasureDecoding(LanguageModel& model,
+                                         const std::vector<int64_t>& positions, int64_t tokens = 64,
                                          const std::atomic<bool>* interrupt = nullptr);
 
 // A state that grows (the key-value cache of softmax) doubles its room when full; an Error, in

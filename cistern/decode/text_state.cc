@@ -36,7 +36,7 @@ TextState TextState::Reorder(const std::vector<int64_t>& order) const {
   return out;
 }
 
-TextState EmptyTextState(const DecoderLm& model, int64_t rows) {
+TextState EmptyTextState(const LanguageModel& model, int64_t rows) {
   TextState text;
   text.model = model.EmptyState(rows);
   text.drawn.assign(size_t(rows), 0);
@@ -44,7 +44,7 @@ TextState EmptyTextState(const DecoderLm& model, int64_t rows) {
   return text;
 }
 
-void SaveTextState(const std::string& path, const DecoderLm& model, const Tokenizer& tokenizer,
+void SaveTextState(const std::string& path, const LanguageModel& model, const Tokenizer& tokenizer,
                    const TextState& text) {
   CISTERN_CHECK(text.hidden.defined(),
                 "[text_state] nothing was read yet, so there is nothing to save in ", path);
@@ -69,7 +69,7 @@ void SaveTextState(const std::string& path, const DecoderLm& model, const Tokeni
                   {{"tokenizer", HexText(tokenizer.Hash())}}});
 }
 
-TextState LoadTextState(const std::string& path, const DecoderLm& model,
+TextState LoadTextState(const std::string& path, const LanguageModel& model,
                         const Tokenizer& tokenizer) {
   const ModelStateFile file =
       LoadModelState(path, model, {{"tokenizer", HexText(tokenizer.Hash())}});

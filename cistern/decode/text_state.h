@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "cistern/models/decoder_lm.h"
+#include "cistern/models/language_model.h"
 #include "cistern/text/tokenizer.h"
 
 namespace cistern {
@@ -39,16 +39,16 @@ struct TextState {
       const;  // row i of the result is row rows[i], a copy; rows may occur often
 };
 
-TextState EmptyTextState(const DecoderLm& model, int64_t rows);
+TextState EmptyTextState(const LanguageModel& model, int64_t rows);
 
 // One safetensors file (models/model_state_file.h), with "text.hidden", "text.drawn" [B],
 // "text.ever" [B,V] and "text.recent" [B,<=8192], -1 before the first token. What goes on from a
 // loaded state is, to the bit, what would have come without stopping. A text that nothing was read
 // into cannot be saved. Errors as LoadModelState; a file made with another tokenizer is a
 // UsageError too.
-void SaveTextState(const std::string& path, const DecoderLm& model, const Tokenizer& tokenizer,
+void SaveTextState(const std::string& path, const LanguageModel& model, const Tokenizer& tokenizer,
                    const TextState& text);
-TextState LoadTextState(const std::string& path, const DecoderLm& model,
+TextState LoadTextState(const std::string& path, const LanguageModel& model,
                         const Tokenizer& tokenizer);
 
 }  // namespace cistern

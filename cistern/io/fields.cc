@@ -20,6 +20,7 @@ struct Fields::Field {
   Range<double> numbers = {};
   std::vector<std::string> choices = {};
   Json initial = {};
+  std::optional<Json> unset = {};  // Write leaves the field out while it has this value
 
   bool IsGroup() const { return std::holds_alternative<Fields>(target); }
   Fields& group() { return std::get<Fields>(target); }
@@ -225,6 +226,11 @@ Fields& Fields::Group(const std::string& name, Fields group) {
   return AddField({.name = name, .help = "", .target = std::move(group)});
 }
 
+Fields& Fields::OmitWhen(Json value) {
+  fields_.back()->unset = std::move(value);
+  return *this;
+}
+
 Json Fields::WriteField(const Field& field) {
   return std::visit(Overloaded{[](const Fields& group) { return group.Write(); },
                                [](const auto* value) { return Json(*value); }},
@@ -233,7 +239,12 @@ Json Fields::WriteField(const Field& field) {
 
 Json Fields::Write() const {
   Json object = Json::object();
-  for (const auto& field : fields_) object[field->name] = WriteField(*field);
+  for (const auto& field : fields_) {
+    Json value = WriteField(*field);
+    if (field->unset && value == *field->unset) continue;
+    if (field->IsGroup() && value.empty() && !field->group().fields_.empty()) continue;
+    object[field->name] = std::move(value);
+  }
   return object;
 }
 

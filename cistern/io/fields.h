@@ -39,6 +39,9 @@ class Fields {
   // Anything JSON, checked by its owner later (a mechanism's own options).
   Fields& Add(const std::string& name, Json* value, const std::string& help);
   Fields& Group(const std::string& name, Fields group);  // a nested object: "train.lr"
+  // Write leaves the field added last out while it has this value, which stands for nothing said; a
+  // group of which nothing is left is left out, too.
+  Fields& OmitWhen(Json value);
 
   // Reads an object. Unknown keys, wrong types and values out of range are a UsageError that names
   // `where`, the dotted key, the value and what is allowed, with the nearest known key.

@@ -24,8 +24,8 @@ ModelConfig Config(const std::string& cross = "softmax", const std::string& deco
   ModelConfig c;
   c.kind = "encoder_decoder";
   c.vocab_size = kVocab, c.dim = 12, c.heads = 2, c.max_length = 64, c.layers = 2,
-  c.decoder_layers = 3;
-  c.attention = {encoder}, c.decoder_attention = {decoder}, c.cross_attention = {cross};
+  c.decoder.layers = 3;
+  c.attention = {encoder}, c.decoder.attention = {decoder}, c.cross.attention = {cross};
   for (const MechanismInfo* info : Mechanisms()) c.attention_options[info->name] = info->cases[0];
   return c;
 }
@@ -38,12 +38,13 @@ std::vector<ModelConfig> Configs() {
     if (info->Supports(Form::kCross) && info->verbs) all.push_back(Config(info->name));
   }
   ModelConfig c = Config("latte", "softmax");
-  c.norm = "post", c.positions = "rotary", c.bias = true, c.share_embeddings = false,
-  c.target_vocab_size = 11, c.final_norm = false;
+  c.norm = "post", c.positions = "rotary", c.bias = true,
+  c.own["encoder_decoder"]["share_embeddings"] = false, c.target_vocab_size = 11,
+  c.final_norm = false;
   all.push_back(c);
   c = Config();
-  c.cross_attention = {"latte", "softmax", "abc_mlp"},
-  c.decoder_attention = {"window", "gated_slots", "softmax"};
+  c.cross.attention = {"latte", "softmax", "abc_mlp"},
+  c.decoder.attention = {"window", "gated_slots", "softmax"};
   c.conv = 3, c.positions = "learned", c.tie_embeddings = false, c.head_bias = true;
   all.push_back(c);
   c = Config("reuse", "reuse", "reuse");
@@ -74,7 +75,8 @@ std::shared_ptr<EncoderDecoder> Make(const ModelConfig& config) {
 double Tolerance(const ModelConfig& c) {
   double wide = 1;
   for (const Form form : {Form::kBidirectional, Form::kCausal, Form::kCross}) {
-    for (const std::string& name : c.Attention(form))
+    const LayerStack stack = c.Stack(form);
+    for (const std::string& name : stack.options().attention)
       wide = std::max(wide, FindMechanism(name).tolerance / 1e-6);
   }
   return 1e-11 * wide;
@@ -361,14 +363,14 @@ TEST(EncoderDecoder, Parameters) {
   const int64_t blocks =
       2 * (attention + ffn + 2 * norm) + 3 * (2 * attention + ffn + 3 * norm) + 2 * norm;
   EXPECT_EQ(MakeModel(c, 1)->ParameterCount(), blocks + kVocab * D);
-  c.share_embeddings = false, c.target_vocab_size = 11;
+  c.own["encoder_decoder"]["share_embeddings"] = false, c.target_vocab_size = 11;
   EXPECT_EQ(MakeModel(c, 1)->ParameterCount(), blocks + (kVocab + 11) * D);
   c.tie_embeddings = false, c.head_bias = true;
   EXPECT_EQ(MakeModel(c, 1)->ParameterCount(), blocks + (kVocab + 11) * D + 11 * (D + 1));
   EXPECT_EQ(c.Summary(),
             "encoder softmax, 2 layers x 12; decoder softmax, 3 layers x 12 and softmax to the "
             "source, 2 heads");
-  c.decoder_layers = 0, c.decoder_attention.clear(), c.attention = {"latte"};
+  c.decoder.layers = 0, c.decoder.attention.clear(), c.attention = {"latte"};
   EXPECT_EQ(c.Summary(),
             "encoder latte, 2 layers x 12; decoder latte, 2 layers x 12 and softmax to the source, "
             "2 heads");
@@ -397,36 +399,36 @@ TEST(EncoderDecoder, WhatCannotBeIsRefused) {
     return Thrown([&] { MakeModel(c, 1); });
   };
   EXPECT_EQ(error([](ModelConfig&) {}), "no error");
-  ExpectContains(error([](ModelConfig& c) { c.cross_attention = {"gated_slots"}; }),
+  ExpectContains(error([](ModelConfig& c) { c.cross.attention = {"gated_slots"}; }),
                  {"gated_slots", "no cross"});
   ExpectContains(error([](ModelConfig& c) { c.attention = {"gated_slots"}; }),
                  {"gated_slots", "no bidirectional"});
-  ExpectContains(error([](ModelConfig& c) { c.cross_attention = {"sofmax"}; }),
+  ExpectContains(error([](ModelConfig& c) { c.cross.attention = {"sofmax"}; }),
                  {"sofmax", "softmax"});
   ExpectContains(error([](ModelConfig& c) {
-                   c.cross_attention = {"latte", "latte"};
+                   c.cross.attention = {"latte", "latte"};
                  }),
-                 {"cross_attention lists 2", "3 layers"});
+                 {"cross.attention lists 2", "3 layers"});
   ExpectContains(error([](ModelConfig& c) {
-                   c.decoder_attention = {"latte", "latte"};
+                   c.decoder.attention = {"latte", "latte"};
                  }),
-                 {"decoder_attention lists 2", "3 layers"});
+                 {"decoder.attention lists 2", "3 layers"});
   ExpectContains(error([](ModelConfig& c) {
                    c.attention = {"latte", "latte"};
-                   c.decoder_attention.clear();
+                   c.decoder.attention.clear();
                  }),
-                 {"attention lists 2", "3 layers of the decoder", "decoder_attention"});
-  ExpectContains(error([](ModelConfig& c) { c.cross_attention.clear(); }),
-                 {"cross_attention lists 0"});
+                 {"attention lists 2", "3 layers of the decoder", "decoder.attention"});
+  ExpectContains(error([](ModelConfig& c) { c.cross.attention.clear(); }),
+                 {"cross.attention lists 0"});
   ExpectContains(error([](ModelConfig& c) { c.target_vocab_size = 7; }),
                  {"target_vocab_size=7", "share_embeddings=false"});
   ExpectContains(error([](ModelConfig& c) { c.head_bias = true; }),
                  {"head_bias", "tie_embeddings=false"});
   ExpectContains(error([](ModelConfig& c) { c.vocab_size = 0; }), {"vocab_size"});
   ExpectContains(error([](ModelConfig& c) {
-                   c.cross_attention = {"latte", "reuse", "softmax"};
+                   c.cross.attention = {"latte", "reuse", "softmax"};
                  }),
-                 {"cross_attention", "latte leaves none"});
+                 {"cross.attention", "latte leaves none"});
   const auto m = Make(Config());
   const at::Tensor source = Source(2, 6), target = Target(Config(), 2, 5),
                    lengths = Lengths({6, 4});

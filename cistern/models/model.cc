@@ -7,60 +7,39 @@
 #include "cistern/base/error.h"
 #include "cistern/io/atomic_file.h"
 #include "cistern/io/safetensors.h"
-#include "cistern/models/decoder_lm.h"
-#include "cistern/models/encoder_classifier.h"
-#include "cistern/models/encoder_decoder.h"
+#include "cistern/tensors/device.h"
 
 namespace cistern {
-namespace {
 
-DType FromTorch(at::ScalarType type) {
-  switch (type) {
-    case at::kDouble:
-      return DType::kF64;
-    case at::kFloat:
-      return DType::kF32;
-    case at::kHalf:
-      return DType::kF16;
-    case at::kBFloat16:
-      return DType::kBF16;
-    case at::kLong:
-      return DType::kI64;
-    case at::kInt:
-      return DType::kI32;
-    case at::kBool:
-      return DType::kBool;
-    case at::kByte:
-      return DType::kU8;
-    default:
-      Fail("tensors of type ", at::toString(type), " are not written to files");
-  }
+#define CISTERN_MODEL(name) const ModelInfo& name##_model();
+#include "cistern/models/models.def"
+#undef CISTERN_MODEL
+
+const std::vector<const ModelInfo*>& Models() {
+  static const std::vector<const ModelInfo*> all = {
+#define CISTERN_MODEL(name) &name##_model(),
+#include "cistern/models/models.def"
+#undef CISTERN_MODEL
+  };
+  return all;
 }
 
-at::ScalarType ToTorch(DType type, const std::string& where) {
-  switch (type) {
-    case DType::kF64:
-      return at::kDouble;
-    case DType::kF32:
-      return at::kFloat;
-    case DType::kF16:
-      return at::kHalf;
-    case DType::kBF16:
-      return at::kBFloat16;
-    case DType::kI64:
-      return at::kLong;
-    case DType::kI32:
-      return at::kInt;
-    case DType::kBool:
-      return at::kBool;
-    case DType::kU8:
-      return at::kByte;
-    default:
-      Fail(where, ": tensors of type ", DTypeName(type), " are not supported");
-  }
+std::vector<std::string> ModelKinds() {
+  std::vector<std::string> names;
+  for (const ModelInfo* info : Models()) names.push_back(info->name);
+  return names;
 }
 
-}  // namespace
+const ModelInfo& FindModel(const std::string& kind) {
+  for (const ModelInfo* info : Models()) {
+    if (info->name == kind) return *info;
+  }
+  throw UsageError(UnknownName("kind of model", kind, ModelKinds()));
+}
+
+bool ModelInfo::Has(Form form) const {
+  return std::find(forms.begin(), forms.end(), form) != forms.end();
+}
 
 int64_t Model::ParameterCount() const {
   int64_t count = 0;
@@ -73,64 +52,12 @@ at::TensorOptions Model::options() const {
   return at::TensorOptions().dtype(all[0].dtype()).device(all[0].device());
 }
 
-std::vector<std::shared_ptr<Block>> AddBlocks(Container& layers, const ModelConfig& config,
-                                              Form form) {
-  std::vector<std::shared_ptr<Block>> blocks;
-  for (int64_t i = 0; i < config.Layers(form); ++i) {
-    if (const int64_t owner = config.TiedTo(i); owner != i) {
-      blocks.push_back(blocks[size_t(owner)]);
-      continue;
-    }
-    BlockOptions options = config.Block(i, form);
-    for (int64_t j = i; j-- > 0;) {
-      const class Block& earlier = *blocks[size_t(j)];
-      if (config.Mechanism(j, form) == config.Mechanism(i, form))
-        options.attention.first = &earlier.attention();
-      if (options.cross && config.Mechanism(j, Form::kCross) == config.Mechanism(i, Form::kCross))
-        options.cross->first = &earlier.cross();
-    }
-    blocks.push_back(layers.Add(std::to_string(i), std::make_shared<Block>(options)));
-  }
-  return blocks;
-}
-
 std::shared_ptr<Model> MakeModel(const ModelConfig& config, uint64_t seed) {
   config.Validate();
   at::manual_seed(seed);
-  if (config.kind == "decoder_lm") return std::make_shared<DecoderLm>(config);
-  if (config.kind == "encoder_decoder") return std::make_shared<EncoderDecoder>(config);
-  return std::make_shared<EncoderClassifier>(config);
-}
-
-void SaveTensors(const std::string& path, const TensorFile& file) {
-  std::vector<at::Tensor> kept;  // contiguous, alive until written
-  std::vector<TensorEntry> entries;
-  for (const NamedTensor& t : file.tensors) {
-    kept.push_back(t.value.detach().to(at::kCPU).contiguous());
-    const at::Tensor& x = kept.back();
-    entries.push_back({t.name, FromTorch(x.scalar_type()), x.sizes().vec(), x.const_data_ptr(),
-                       int64_t(x.nbytes())});
-  }
-  WriteSafetensors(path, entries, {file.metadata.begin(), file.metadata.end()});
-}
-
-TensorFile LoadTensors(const std::string& path) {
-  const SafetensorsFile file(path);
-  TensorFile out;
-  out.metadata.assign(file.metadata().begin(), file.metadata().end());
-  for (const TensorEntry& e : file.entries()) {
-    const auto type = ToTorch(e.dtype, StrCat(path, ": tensor '", e.name, "'"));
-    if (e.dtype == DType::kBool) {  // any other byte would be undefined behaviour to read as a bool
-      const auto* bytes = static_cast<const unsigned char*>(e.data);
-      CISTERN_CHECK(std::all_of(bytes, bytes + e.bytes, [](unsigned char b) { return b <= 1; }),
-                    path, ": tensor '", e.name,
-                    "' of type BOOL holds a byte that is neither 0 nor 1; the file is corrupt");
-    }
-    out.tensors.push_back(
-        {e.name, at::from_blob(const_cast<void*>(e.data), e.shape, at::TensorOptions().dtype(type))
-                     .clone()});
-  }
-  return out;
+  std::shared_ptr<Model> model = config.info().make(config);
+  if (ActiveDevice() != at::Device(at::kCPU)) model->to(ActiveDevice());
+  return model;
 }
 
 namespace {

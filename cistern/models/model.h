@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "cistern/models/config.h"
-#include "cistern/nn/linear.h"
+#include "cistern/tensors/tensor_file.h"
 
 namespace cistern {
 
@@ -15,19 +15,19 @@ class Model : public torch::nn::Module {
  public:
   explicit Model(const ModelConfig& config) : config_(config) {}
   const ModelConfig& config() const { return config_; }
+  const ModelInfo& info() const { return config_.info(); }
   int64_t ParameterCount() const;
   at::TensorOptions options() const;  // dtype and device of the parameters
+
+  // The mean loss, in nats, of what the model makes of `batch`: the tensors that info().inputs
+  // names and "targets", on the device of the parameters. Error where one is missing.
+  virtual at::Tensor TrainingLoss(const NamedTensors& batch, double label_smoothing = 0) = 0;
 
  protected:
   ModelConfig config_;
 };
 
-// The blocks of a model, registered in `layers` as "0", "1", ...; what a mechanism ties across
-// layers belongs to its first block. A layer tied to an earlier one (ModelConfig::tied_layers) is
-// that block again, so its parameters are counted, saved and trained once.
-std::vector<std::shared_ptr<Block>> AddBlocks(Container& layers, const ModelConfig& config,
-                                              Form form);
-
+// On ActiveDevice. Random parameters are a function of the seed: the same in every build.
 std::shared_ptr<Model> MakeModel(const ModelConfig& config, uint64_t seed);
 
 // A model folder: config.json and model.safetensors, both written atomically. Loading checks names,
@@ -37,12 +37,29 @@ std::shared_ptr<Model> LoadModel(const std::string& folder);
 // Weights alone, into an existing model.
 void LoadWeights(Model& model, const std::string& path);
 
-// Named tensors from and to safetensors files.
-struct TensorFile {
-  std::vector<NamedTensor> tensors;
-  std::vector<std::pair<std::string, std::string>> metadata;
-};
-void SaveTensors(const std::string& path, const TensorFile& file);
-TensorFile LoadTensors(const std::string& path);
+// Fills in `options`, `check` and `make` of an info from M::Options, M::Describe(Options&) ->
+// Fields, M::Check(const ModelConfig&) and M(config). A kind without options of its own says
+// `using Options = void`.
+template <class M>
+void BindModel(ModelInfo& info) {
+  if constexpr (!std::is_void_v<typename M::Options>) {
+    info.options = [] {
+      static typename M::Options defaults;
+      return M::Describe(defaults);
+    };
+  }
+  info.check = &M::Check;
+  info.make = [](const ModelConfig& config) -> std::shared_ptr<Model> {
+    return std::make_shared<M>(config);
+  };
+}
+
+// The options of M's own in a config; UsageError where they are not what M::Describe says.
+template <class M>
+typename M::Options OwnOptions(const ModelConfig& config) {
+  typename M::Options options;
+  M::Describe(options).Read(config.Own(), config.kind);
+  return options;
+}
 
 }  // namespace cistern

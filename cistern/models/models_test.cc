@@ -1,6 +1,7 @@
 #include <array>
 
 #include "cistern/base/error.h"
+#include "cistern/io/test_folder.h"
 #include "cistern/models/testing_models.h"
 
 namespace cistern {
@@ -317,7 +318,7 @@ TEST(EncoderClassifier, HeadsByTheirFormulas) {
         at::NoGradGuard guard;
         const at::Tensor ids = Ids(2, 7);
         // The block again, outside the model.
-        auto block = std::make_shared<Block>(c.Block(0, Form::kBidirectional));
+        auto block = MakeBlock(c.Stack(Form::kBidirectional).Block(0));
         block->to(at::kDouble);
         for (const auto& q : block->named_parameters()) q.value().copy_(p["layers.0." + q.key()]);
         const Stream s =
@@ -399,7 +400,7 @@ TEST(ModelConfig, FeedForwardDropoutReachesTheBlocks) {
   ExpectSameBits(m->Forward(ids, lengths), evaluated, "evaluation");
   m->train();
   EXPECT_GT(RelRms(m->Forward(ids, lengths), evaluated), 1e-3);
-  EXPECT_EQ(c.Block(0, Form::kBidirectional).ffn_dropout, 0.25);
+  EXPECT_EQ(c.Stack(Form::kBidirectional).Block(0).ffn_dropout, 0.25);
 }
 
 TEST(EncoderClassifier, OneMemoryGoesThroughTheLayers) {

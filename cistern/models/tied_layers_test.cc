@@ -126,10 +126,9 @@ TEST(TiedLayers, RefuseWithAReason) {
   ModelConfig c = Small({"latte", "softmax", "latte"});
   c.tied_layers = {0};
   ExpectContains(ErrorMessage([&] { MakeModel(c, 0); }), {"tied_layers lists 1", "3 layers"});
-  c.kind = "encoder_decoder", c.tied_layers = {0, 1, 2};
-  ExpectContains(ErrorMessage([&] { MakeModel(c, 0); }), {"tied_layers", "encoder_decoder"});
-  c.tied_layers = {}, c.embedding_norm = true;
-  ExpectContains(ErrorMessage([&] { MakeModel(c, 0); }), {"embedding_norm", "encoder_decoder"});
+  c.kind = "encoder_decoder", c.tied_layers = {}, c.decoder.tied_layers = {0, 0};
+  ExpectContains(ErrorMessage([&] { MakeModel(c, 0); }),
+                 {"decoder.tied_layers lists 2", "3 layers of the decoder"});
 }
 
 }  // namespace

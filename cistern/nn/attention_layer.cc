@@ -56,14 +56,22 @@ std::shared_ptr<Mechanism> MakeMechanism(const AttentionLayerOptions& options) {
     FailUsage("conv=", options.conv, " is a causal convolution; the ", FormName(options.form),
               " form has none: set conv=0");
   }
-  return info.make(options.mechanism_options, dims);
+  const std::shared_ptr<Mechanism> made = info.make(options.mechanism_options, dims);
+  for (const Projection& p : made->Projections()) {
+    if (p.side == Side::kKey && p.identity && options.source_dim > 0 &&
+        options.source_dim != dims.dim) {
+      FailUsage("[", info.name, "] takes the source as it is, so the source's width ",
+                options.source_dim, " has to be dim=", dims.dim, "; use another mechanism");
+    }
+  }
+  return made;
 }
 
 AttentionLayer::AttentionLayer(AttentionLayerOptions options) : options_(options) {
   if (options.first) options.dims.first = options.first->mechanism_.get();
   const AttentionDims& dims = options.dims;
   mechanism_ = register_module("core", MakeMechanism(options));
-  memory_mechanism_ = dynamic_cast<MemoryMechanism*>(mechanism_.get());
+  memory_mechanism_ = mechanism_->memory_mechanism();
   for (const Projection& p : mechanism_->Projections()) AddProjection(p);
   const auto packed =
       memory_mechanism_ ? memory_mechanism_->packed_output() : MemoryMechanism::PackedOutput::kNone;
@@ -76,7 +84,7 @@ AttentionLayer::AttentionLayer(AttentionLayerOptions options) : options_(options
         std::make_shared<Linear>(dims.dim, dims.dim, options.bias, options.out_std));
   if (packed == MemoryMechanism::PackedOutput::kShared) packed_out_ = out_;
   if (!FoldRefusal().empty()) return;
-  after_maps_ = dynamic_cast<FoldingMechanism&>(*mechanism_).AfterMaps();
+  after_maps_ = mechanism_->folding()->AfterMaps();
   const std::vector<Projection> after = after_maps_->Projections();
   for (size_t i = 0; i < after.size(); ++i) tokens_[i].folded_width = after[i].width;
 }
@@ -95,10 +103,12 @@ void AttentionLayer::AddProjection(Projection p) {
     m.map = p.tied && options_.first ? options_.first->FindMap(name) : FindMap(name);
     if (!m.map)
       m.map = register_module(
-          name + "_proj",
-          std::make_shared<Linear>(options_.dims.dim, p.width, options_.bias, options_.init_std));
+          name + "_proj", std::make_shared<Linear>(p.side == Side::kKey && options_.source_dim > 0
+                                                       ? options_.source_dim
+                                                       : options_.dims.dim,
+                                                   p.width, options_.bias, options_.init_std));
   }
-  if (options_.conv > 0 && p.OfTokens())
+  if (options_.conv > 0 && p.OfTokens() && p.convolved)
     m.filter = register_module(p.name + "_conv",
                                std::make_shared<ShortConvolution>(p.width, options_.conv))
                    ->weight;
@@ -123,7 +133,7 @@ State AttentionLayer::EmptyState(int64_t batch, const at::TensorOptions& options
 
 at::Tensor AttentionLayer::EmptyConv(int64_t batch, const at::TensorOptions& options) const {
   int64_t channels = 0;
-  for (const Mapped& m : tokens_) channels += m.projection.width;
+  for (const Mapped& m : tokens_) channels += m.projection.convolved ? m.projection.width : 0;
   return at::zeros({batch, options_.conv - 1, channels}, options);
 }
 
@@ -143,7 +153,7 @@ std::string AttentionLayer::TruncateRefusal() const {
 }
 
 std::string AttentionLayer::FoldRefusal() const {
-  const auto* folding = dynamic_cast<const FoldingMechanism*>(mechanism_.get());
+  const FoldingMechanism* folding = mechanism_->folding();
   if (!folding)
     return mechanism_->info().name + " has no map that could be folded into its projections";
   if (options_.conv > 0)
@@ -185,8 +195,7 @@ FoldedMap::Map AttentionLayer::Fold(const std::vector<const Mapped*>& mapped) co
   for (const Mapped* m : mapped) {
     at::Tensor weight = m->map->weight, bias = m->map->bias;
     const auto type = weight.scalar_type();
-    const auto then =
-        dynamic_cast<const FoldingMechanism&>(*mechanism_).FirstMap(size_t(m - tokens_.data()));
+    const auto then = mechanism_->folding()->FirstMap(size_t(m - tokens_.data()));
     if (then.weight.defined()) {  // [H,w',w] times [H,w,D], in double: rounded once
       const at::Tensor map = then.weight.to(at::kDouble);
       const auto by_head = [&](const at::Tensor& x) {
@@ -210,14 +219,19 @@ std::vector<at::Tensor> AttentionLayer::Project(const Stream& stream, State* sta
   const auto wanted = [&](const Mapped& m) {
     return m.needed && (!side || m.projection.side == *side);
   };
-  std::vector<const Mapped*> mapped;
+  std::vector<const Mapped*> mapped;  // those with a filter first
   std::vector<at::Tensor> filters, parts;
   std::vector<int64_t> widths;
-  for (const Mapped& m : tokens_) {
-    if (!m.map || !wanted(m)) continue;
-    mapped.push_back(&m);
-    widths.push_back(folds ? m.folded_width : m.projection.width);
-    if (m.filter.defined()) filters.push_back(m.filter);
+  int64_t filtered = 0;
+  for (const bool convolved : {true, false}) {
+    for (const Mapped& m : tokens_) {
+      if (!m.map || !wanted(m) || m.projection.convolved != convolved) continue;
+      mapped.push_back(&m);
+      widths.push_back(folds ? m.folded_width : m.projection.width);
+      if (!m.filter.defined()) continue;
+      filters.push_back(m.filter);
+      filtered += widths.back();
+    }
   }
   if (!mapped.empty()) {
     const FoldedMap::Map map = Joined(mapped, !side                   ? joined_
@@ -228,19 +242,22 @@ std::vector<at::Tensor> AttentionLayer::Project(const Stream& stream, State* sta
                    map.bias.defined() ? std::optional<at::Tensor>(map.bias) : std::nullopt);
     if (y.scalar_type() != map.weight.scalar_type())
       y = y.to(map.weight.scalar_type());  // InFullPrecision
-    if (options_.conv > 0) {
-      auto [filtered, after] = ops::ShortConv(y, at::cat(filters), (*state)["conv"], stream.mask);
-      y = filtered;
+    if (filtered > 0) {
+      const int64_t rest = y.size(2) - filtered;
+      const at::Tensor before = rest > 0 ? y.narrow(2, 0, filtered).contiguous() : y;
+      auto [convolved, after] =
+          ops::ShortConv(before, at::cat(filters), (*state)["conv"], stream.mask);
+      y = rest > 0 ? at::cat({convolved, y.narrow(2, filtered, rest)}, 2) : convolved;
       (*state)["conv"] = after;
     }
     parts = y.split_with_sizes(
         widths, 2);  // one gradient for all parts, where narrow makes one of full size for each
   }
   std::vector<at::Tensor> x;
-  size_t next = 0;
   for (const Mapped& m : tokens_) {
     const Projection& p = m.projection;
-    x.push_back(!wanted(m) ? at::Tensor() : Split(m.map ? parts[next++] : stream.x, p.heads));
+    const auto at = size_t(std::find(mapped.begin(), mapped.end(), &m) - mapped.begin());
+    x.push_back(!wanted(m) ? at::Tensor() : Split(m.map ? parts[at] : stream.x, p.heads));
     if (options_.positions == "rotary" && p.rotary && wanted(m))
       x.back() = Rotate(x.back(), stream.positions);
   }
@@ -249,6 +266,7 @@ std::vector<at::Tensor> AttentionLayer::Project(const Stream& stream, State* sta
 
 void AttentionLayer::Project(const std::vector<Mapped>& maps, const at::Tensor& memory,
                              std::vector<at::Tensor>* x) const {
+  if (maps.empty()) return;
   const auto type = mechanism_->InitialMemory().scalar_type();  // InFullPrecision
   for (const Mapped& m : maps)
     x->push_back(Split((m.map ? m.map->Forward(memory) : memory).to(type), m.projection.heads));
@@ -271,13 +289,13 @@ at::Tensor AttentionLayer::Attend(Form form, const std::vector<at::Tensor>& x, S
 
 at::Tensor AttentionLayer::Extend(const Stream& stream, State& state, Handles* handles) {
   std::vector<at::Tensor> x = Project(stream, &state);
-  if (memory_mechanism_) Project(memory_, mechanism_->InitialMemory(), &x);
+  Project(memory_, mechanism_->InitialMemory(), &x);
   return Attend(Form::kCausal, x, &state, stream.mask, handles);
 }
 
 void AttentionLayer::Write(const Stream& source, State& state) {
   std::vector<at::Tensor> x = Project(source, nullptr, Side::kKey);
-  if (memory_mechanism_) Project(memory_, mechanism_->InitialMemory(), &x);
+  Project(memory_, mechanism_->InitialMemory(), &x);
   InFullPrecision([&] { Running().Write(x, state, source.mask); });
 }
 
@@ -292,9 +310,13 @@ at::Tensor AttentionLayer::Read(const Stream& target, State& state, Handles* han
 }
 
 AttentionLayer::Attended AttentionLayer::Bidirectional(const Stream& stream, Handles* handles) {
+  if (memory_mechanism_) return WithMemory(stream, handles);
+  return {Attend(Form::kBidirectional, Project(stream, nullptr), nullptr, stream.mask, handles),
+          {}};
+}
+
+AttentionLayer::Attended AttentionLayer::WithMemory(const Stream& stream, Handles* handles) {
   std::vector<at::Tensor> x = Project(stream, nullptr);
-  if (!memory_mechanism_)
-    return {Attend(Form::kBidirectional, x, nullptr, stream.mask, handles), {}};
   if (handles) handles->clear();
   if (stream.mask.starts) {
     FailUsage("[", mechanism_->info().name,

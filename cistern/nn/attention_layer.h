@@ -23,6 +23,7 @@ struct AttentionLayerOptions {
   std::string mechanism = "softmax";
   Json mechanism_options = Json::object();
   AttentionDims dims;
+  int64_t source_dim = 0;  // cross: width of the source; 0: as dims.dim
   Form form = Form::kCausal;
   std::string positions = "none";  // "rotary" turns the projections that allow it
   int64_t conv = 0;                // taps of the causal convolution on every projection; 0: none
@@ -100,6 +101,8 @@ class AttentionLayer : public torch::nn::Module {
                std::vector<at::Tensor>* x) const;
   at::Tensor Attend(Form form, const std::vector<at::Tensor>& x, State* state,
                     const ops::Mask& mask, Handles* handles);
+  // Bidirectional of a mechanism with a memory stream.
+  Attended WithMemory(const Stream& stream, Handles* handles);
   static at::Tensor Split(const at::Tensor& y, int64_t heads);  // [B,T,width] -> [B,H,T,width/H]
   at::Tensor Merge(const at::Tensor& heads) const;              // [B,H,T,d] -> [B,T,D]
 

@@ -1,10 +1,8 @@
 #pragma once
 // A transformer block: attention and feed-forward, each with a residual and a norm before (pre) or
 // after (post) it. The block of a decoder that has a source attends to it in between. Attention
-// that is left out (AttentionLayer::attends) has neither norm nor residual. A memory stream has a
-// residual and a norm as the tokens have around attention, and no feed-forward: mem' = LN(mem +
-// packed) (post), as in Luna and P000. A block of a mechanism with latents puts these in the place
-// of the tokens, which become the stream's source.
+// that is left out (AttentionLayer::attends) has neither norm nor residual. Mechanisms with a
+// memory stream or latents have blocks of their own (memory_block.h, latent_block.h).
 #include <memory>
 #include <optional>
 
@@ -49,25 +47,40 @@ class Block : public torch::nn::Module {
   }
   // Causal. `source`: the state of cross(), written before.
   Stream Extend(Stream stream, State& state, State* source = nullptr);
-  Stream Bidirectional(
-      Stream stream);  // without attention.tokens_out only the memory is left in it
+  // Without attention.tokens_out only the memory is left in it.
+  virtual Stream Bidirectional(Stream stream);
   const AttentionLayer& attention() const { return *attention_; }
   bool has_cross() const { return cross_ != nullptr; }
   AttentionLayer& cross() const { return *cross_; }  // where there is one
 
- private:
-  template <class Attend>
-  Stream Run(Stream stream, Attend&& attend, State* source);
-  Stream ToLatents(Stream stream);
+ protected:
+  bool pre() const { return options_.norm == "pre"; }
+  std::shared_ptr<LayerNorm> AddNorm(const std::string& name);
+  at::Tensor Before(const at::Tensor& x, const LayerNorm* norm) const {
+    return pre() ? norm->Forward(x) : x;
+  }
   // x + y, and a norm after it (post) where it was not before.
   at::Tensor Add(const at::Tensor& x, const at::Tensor& y, const LayerNorm* norm) const;
+  // The stream after attention: attend(stream) is given the normed tokens and returns what is added
+  // to them.
+  template <class F>
+  Stream Attend(Stream stream, F&& attend) const {
+    if (!attention_->attends()) return stream;
+    const at::Tensor x = stream.x;
+    stream.x = Before(x, attention_norm_.get());
+    stream.x = Add(x, attend(stream), attention_norm_.get());
+    return stream;
+  }
+  // What comes after attention: cross attention and feed-forward.
+  Stream Rest(Stream stream, State* source) const;
 
   BlockOptions options_;
   std::shared_ptr<AttentionLayer> attention_, cross_;
-  std::shared_ptr<FeedForward> ffn_;  // null without tokens_out
-  std::shared_ptr<LayerNorm> attention_norm_, cross_norm_, ffn_norm_, memory_norm_,
-      source_norm_;  // null where not needed
-  MemoryUse memory_ = MemoryUse::kNone;
+  std::shared_ptr<FeedForward> ffn_;                                   // null without tokens_out
+  std::shared_ptr<LayerNorm> attention_norm_, cross_norm_, ffn_norm_;  // null where not needed
 };
+
+// The block that the options' mechanism asks for (MemoryUse).
+std::shared_ptr<Block> MakeBlock(const BlockOptions& options);
 
 }  // namespace cistern

@@ -22,10 +22,11 @@ struct HeadLossFunction : torch::autograd::Function<HeadLossFunction> {
                             const at::Tensor& weight, const std::optional<at::Tensor>& bias,
                             const at::Tensor& targets, double smoothing, bool recording) {
     at::AutoDispatchBelowADInplaceOrView below;
-    const bool half = at::autocast::is_autocast_enabled(at::kCPU) && hidden.is_cpu();
+    const auto device = hidden.device().type();
+    const bool half = !hidden.is_meta() && at::autocast::is_autocast_enabled(device);
     const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
     const auto product_type =
-        half ? at::autocast::get_autocast_dtype(at::kCPU) : hidden.scalar_type();
+        half ? at::autocast::get_autocast_dtype(device) : hidden.scalar_type();
     const at::Tensor h = hidden.to(product_type), w = weight.to(product_type);
     const int64_t rows = h.size(0), vocabulary = w.size(0),
                   at_once = std::max<int64_t>(16, kLogits / vocabulary);
@@ -33,7 +34,8 @@ struct HeadLossFunction : torch::autograd::Function<HeadLossFunction> {
                            recording && bias && bias->requires_grad()};
     const bool any = wanted[0] || wanted[1] || wanted[2];
     const at::Tensor counted = targets.ne(kIgnore);
-    const double share = 1.0 / double(std::max<int64_t>(1, counted.sum().item<int64_t>())),
+    const int64_t real = hidden.is_meta() ? rows : counted.sum().item<int64_t>();
+    const double share = 1.0 / double(std::max<int64_t>(1, real)),
                  uniform = smoothing / double(vocabulary);
     const at::Tensor d_hidden = wanted[0] ? at::empty_like(hidden) : at::Tensor();
     const at::Tensor d_weight = wanted[1] ? at::zeros_like(weight) : at::Tensor();
@@ -42,9 +44,9 @@ struct HeadLossFunction : torch::autograd::Function<HeadLossFunction> {
     for (int64_t begin = 0; begin < rows; begin += at_once) {
       const int64_t count = std::min(at_once, rows - begin);
       const at::Tensor part = h.narrow(0, begin, count),
-                       real = counted.narrow(0, begin, count).unsqueeze(1);
+                       mask = counted.narrow(0, begin, count).unsqueeze(1);
       const at::Tensor target =
-          targets.narrow(0, begin, count).unsqueeze(1).masked_fill(real.logical_not(), 0);
+          targets.narrow(0, begin, count).unsqueeze(1).masked_fill(mask.logical_not(), 0);
       at::Tensor logits = at::matmul(part, w.t()).to(weight.scalar_type());
       if (bias) logits.add_(*bias);
       // The sum over the vocabulary from the largest probability, which is never small: one pass of
@@ -53,12 +55,12 @@ struct HeadLossFunction : torch::autograd::Function<HeadLossFunction> {
       const at::Tensor log_sum = logits.amax(1, true) - p.amax(1, true).log();
       at::Tensor nats = log_sum - (1 - smoothing) * logits.gather(1, target);
       if (smoothing > 0) nats = nats - uniform * logits.sum(1, true);
-      loss.add_(nats.masked_fill(real.logical_not(), 0.0).sum(at::kDouble));
+      loss.add_(nats.masked_fill(mask.logical_not(), 0.0).sum(at::kDouble));
       if (!any) continue;
       // d logits = (softmax - target) / count, in the place of the probabilities.
       if (smoothing > 0) p.sub_(uniform);
       p.scatter_add_(1, target, at::full({count, 1}, smoothing - 1, p.options()));
-      p.mul_(real.to(p.scalar_type()) * share);
+      p.mul_(mask.to(p.scalar_type()) * share);
       if (wanted[2]) d_bias.add_(p.sum(0));
       const at::Tensor d_logits = p.to(product_type);
       if (wanted[0]) d_hidden.narrow(0, begin, count).copy_(at::matmul(d_logits, w));

@@ -29,7 +29,12 @@ BlockOptions Options(const std::string& mechanism, const Json& options,
 template <class M, class O>
 std::shared_ptr<M> Make(const O& options) {
   at::manual_seed(4);
-  const auto module = std::make_shared<M>(options);
+  std::shared_ptr<M> module;
+  if constexpr (std::is_same_v<M, Block>) {
+    module = MakeBlock(options);
+  } else {
+    module = std::make_shared<M>(options);
+  }
   at::NoGradGuard guard;
   module->to(at::kDouble);
   module->eval();

@@ -32,7 +32,8 @@ PositionEmbedding::PositionEmbedding(const std::string& kind, int64_t width, int
 
 at::Tensor PositionEmbedding::Forward(const at::Tensor& x, const at::Tensor& positions) const {
   if (kind_ == "learned") {
-    const int64_t last = positions.numel() > 0 ? positions.max().item<int64_t>() : 0;
+    const int64_t last =
+        positions.numel() > 0 && !positions.is_meta() ? positions.max().item<int64_t>() : 0;
     CISTERN_CHECK(last < max_length_, "position ", last,
                   " is beyond the learned table of max_length=", max_length_,
                   "; sinusoidal, rotary or no positions go on for ever");

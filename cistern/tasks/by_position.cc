@@ -11,7 +11,7 @@
 
 namespace cistern {
 
-std::vector<PositionBucket> EvaluateByPosition(DecoderLm& model, const TokenText& text,
+std::vector<PositionBucket> EvaluateByPosition(LanguageModel& model, const TokenText& text,
                                                const ByPositionOptions& options) {
   if (options.rows < 1 || options.piece < 1 || options.first_bucket < 1 || options.buckets < 0 ||
       options.max_positions < 0) {

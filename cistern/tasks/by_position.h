@@ -6,7 +6,7 @@
 #include <functional>
 #include <vector>
 
-#include "cistern/models/decoder_lm.h"
+#include "cistern/models/language_model.h"
 #include "cistern/tasks/task.h"
 
 namespace cistern {
@@ -29,7 +29,7 @@ struct ByPositionOptions {
 };
 
 // Memory is one piece and the state, however far.
-std::vector<PositionBucket> EvaluateByPosition(DecoderLm& model, const TokenText& text,
+std::vector<PositionBucket> EvaluateByPosition(LanguageModel& model, const TokenText& text,
                                                const ByPositionOptions& options);
 
 }  // namespace cistern

@@ -10,8 +10,7 @@
 #include "cistern/base/error.h"
 #include "cistern/base/progress.h"
 #include "cistern/io/atomic_file.h"
-#include "cistern/models/decoder_lm.h"
-#include "cistern/models/encoder_classifier.h"
+#include "cistern/models/classifier.h"
 #include "cistern/tasks/confusion.h"
 #include "cistern/tasks/row_reader.h"
 
@@ -21,7 +20,7 @@ namespace {
 constexpr char kAssets[] = "/classify.json";
 
 at::Tensor ClassLogits(Model& model, const Batch& batch) {
-  return dynamic_cast<EncoderClassifier&>(model).Forward(batch["ids"], batch["lengths"]);
+  return dynamic_cast<Classifier&>(model).Logits(batch.tensors);
 }
 
 std::vector<Metric> ClassMetrics() {

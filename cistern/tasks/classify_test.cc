@@ -9,7 +9,7 @@
 
 #include "cistern/base/error.h"
 #include "cistern/io/test_folder.h"
-#include "cistern/models/encoder_classifier.h"
+#include "cistern/models/classifier.h"
 #include "cistern/tasks/classify_task.h"
 #include "cistern/tasks/confusion.h"
 #include "cistern/tasks/evaluate.h"
@@ -41,12 +41,12 @@ ClassifyTask::Options Options(const std::string& data) {
   return o;
 }
 
-std::shared_ptr<EncoderClassifier> ModelOf(const ClassifyTask& task) {
+std::shared_ptr<Classifier> ModelOf(const ClassifyTask& task) {
   ModelConfig c;
   c.kind = "encoder_classifier";
   c.dim = 16, c.layers = 1, c.heads = 2, c.init_std = 0.3;
   task.Complete(c);
-  auto model = std::dynamic_pointer_cast<EncoderClassifier>(MakeModel(c, 3));
+  auto model = std::dynamic_pointer_cast<Classifier>(MakeModel(c, 3));
   model->eval();
   return model;
 }
@@ -116,8 +116,7 @@ TEST(Classify, MetricsAreThoseOfTheRows) {
   const auto reader = task.Read(Split::kTrain, {1});
   at::NoGradGuard guard;
   while (const auto batch = reader->Next()) {
-    const at::Tensor p =
-        at::softmax(model->Forward((*batch)["ids"], (*batch)["lengths"]).to(at::kDouble), 1)[0];
+    const at::Tensor p = at::softmax(model->Logits(batch->tensors).to(at::kDouble), 1)[0];
     const int64_t target = (*batch)["targets"].item<int64_t>();
     nats -= std::log(p[target].item<double>());
     right += p.argmax().item<int64_t>() == target;

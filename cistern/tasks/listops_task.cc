@@ -7,8 +7,7 @@
 
 #include "cistern/base/error.h"
 #include "cistern/base/progress.h"
-#include "cistern/models/decoder_lm.h"
-#include "cistern/models/encoder_classifier.h"
+#include "cistern/models/classifier.h"
 #include "cistern/tasks/cache.h"
 #include "cistern/tasks/row_reader.h"
 
@@ -50,7 +49,7 @@ std::unique_ptr<BatchReader> ReaderOf(const ListOpsSet& set, const ReadOptions& 
 }
 
 at::Tensor LogitsOf(Model& model, const Batch& batch) {
-  return dynamic_cast<EncoderClassifier&>(model).Forward(batch["ids"], batch["lengths"]);
+  return dynamic_cast<Classifier&>(model).Logits(batch.tensors);
 }
 
 }  // namespace
@@ -150,7 +149,7 @@ Batch ListOpsTask::TrainBatch(uint64_t seed, int64_t step, int64_t rows) const {
 }
 
 at::Tensor ListOpsTask::Loss(Model& model, const Batch& batch, double label_smoothing) const {
-  return NextTokenLoss(LogitsOf(model, batch), batch["targets"], label_smoothing);
+  return model.TrainingLoss(batch.tensors, label_smoothing);
 }
 
 std::unique_ptr<BatchReader> ListOpsTask::Read(Split split, const ReadOptions& options) const {

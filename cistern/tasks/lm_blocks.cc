@@ -69,13 +69,13 @@ std::unique_ptr<BatchReader> ReadBlocks(const TokenText& text, int64_t length, i
   return std::make_unique<BlockReader>(text, length, rows, max_tokens, std::move(keep));
 }
 
-void MeasureTokens(const DecoderLm& model, const at::Tensor& hidden, const at::Tensor& targets,
+void MeasureTokens(const LanguageModel& model, const at::Tensor& hidden, const at::Tensor& targets,
                    const std::vector<int32_t>& token_bytes, Score& score) {
-  CISTERN_CHECK(int64_t(token_bytes.size()) == model.config().vocab_size, "[eval] the model has ",
-                model.config().vocab_size, " tokens, the tokenizer ", token_bytes.size());
+  CISTERN_CHECK(int64_t(token_bytes.size()) == model.vocab_size(), "[eval] the model has ",
+                model.vocab_size(), " tokens, the tokenizer ", token_bytes.size());
   const at::Tensor flat = hidden.reshape({-1, hidden.size(-1)}), wanted = targets.reshape({-1});
   const int64_t rows = flat.size(0),
-                at_once = std::max<int64_t>(1, (int64_t{1} << 24) / model.config().vocab_size);
+                at_once = std::max<int64_t>(1, (int64_t{1} << 24) / model.vocab_size());
   double correct = 0, bytes = 0;
   for (int64_t i = 0; i < rows; i += at_once) {
     const int64_t n = std::min(at_once, rows - i);
@@ -97,7 +97,8 @@ void MeasureTokens(const DecoderLm& model, const at::Tensor& hidden, const at::T
   score.Add("bytes", bytes);
 }
 
-Score MeasureBlocks(DecoderLm& model, const Batch& batch, const std::vector<int32_t>& token_bytes) {
+Score MeasureBlocks(LanguageModel& model, const Batch& batch,
+                    const std::vector<int32_t>& token_bytes) {
   const at::Tensor& ids = batch["ids"];
   const ModelConfig& config = model.config();
   if (config.positions == "learned" && ids.size(1) > config.max_length) {

@@ -5,7 +5,7 @@
 #include <memory>
 #include <vector>
 
-#include "cistern/models/decoder_lm.h"
+#include "cistern/models/language_model.h"
 #include "cistern/tasks/task.h"
 #include "cistern/text/tokenizer.h"
 
@@ -24,12 +24,13 @@ std::unique_ptr<BatchReader> ReadBlocks(const TokenText& text, int64_t length, i
 // Adds nats (the sum of -log p), correct, tokens and bytes of `hidden` [B,T,D] predicting `targets`
 // [B,T] to `score`. The logits are formed for some rows at a time, so that a large vocabulary fits.
 // Error where the model's loss is not finite, or its vocabulary is not that of token_bytes.
-void MeasureTokens(const DecoderLm& model, const at::Tensor& hidden, const at::Tensor& targets,
+void MeasureTokens(const LanguageModel& model, const at::Tensor& hidden, const at::Tensor& targets,
                    const std::vector<int32_t>& token_bytes, Score& score);
 
 // The sums of a batch of blocks, each from the empty state. UsageError where learned positions do
 // not reach that far.
-Score MeasureBlocks(DecoderLm& model, const Batch& batch, const std::vector<int32_t>& token_bytes);
+Score MeasureBlocks(LanguageModel& model, const Batch& batch,
+                    const std::vector<int32_t>& token_bytes);
 
 // bits_per_byte (NaN without bytes), nats_per_token, perplexity (per token), accuracy of the next
 // token in percent, tokens, bytes.

@@ -15,8 +15,8 @@ namespace {
 
 constexpr int64_t kTokens = 333;
 
-std::shared_ptr<DecoderLm> EvalModel(const std::string& mechanism,
-                                     const std::string& positions = "none") {
+std::shared_ptr<LanguageModel> EvalModel(const std::string& mechanism,
+                                         const std::string& positions = "none") {
   ModelConfig c;
   c.vocab_size = 11;
   c.dim = 16;
@@ -28,7 +28,7 @@ std::shared_ptr<DecoderLm> EvalModel(const std::string& mechanism,
   c.max_length = 64;
   c.positions = positions;
   c.attention = {mechanism};
-  auto model = std::dynamic_pointer_cast<DecoderLm>(MakeModel(c, 5));
+  auto model = std::dynamic_pointer_cast<LanguageModel>(MakeModel(c, 5));
   model->to(at::kDouble);
   return model;
 }
@@ -63,18 +63,18 @@ class TextTask : public Task {
     return ReadBlocks(Tokens(), o.length, o.rows, o.max_tokens);
   }
   Score Measure(Model& model, const Batch& batch) const override {
-    return MeasureBlocks(dynamic_cast<DecoderLm&>(model), batch, kBytes);
+    return MeasureBlocks(dynamic_cast<LanguageModel&>(model), batch, kBytes);
   }
   Json Metrics(const Score& score) const override { return TokenMetrics(score); }
   const Metric& metric() const override { return BitsPerByte(); }
 };
 
-Evaluation EvaluateText(DecoderLm& model, const ReadOptions& read) {
+Evaluation EvaluateText(LanguageModel& model, const ReadOptions& read) {
   return Evaluate(TextTask(), model, Split::kTest, {read});
 }
 
 // Nats of tokens begin+1 .. begin+length from the empty state at `begin`, one by one.
-std::vector<double> Nats(DecoderLm& model, int64_t begin, int64_t length) {
+std::vector<double> Nats(LanguageModel& model, int64_t begin, int64_t length) {
   at::NoGradGuard guard;
   model.eval();
   ModelState state = model.EmptyState(1);

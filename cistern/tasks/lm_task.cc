@@ -130,9 +130,7 @@ Batch LmTask::TrainBatch(uint64_t seed, int64_t step, int64_t rows) const {
 }
 
 at::Tensor LmTask::Loss(Model& model, const Batch& batch, double label_smoothing) const {
-  auto& lm = dynamic_cast<DecoderLm&>(model);
-  ModelState state = lm.EmptyState(batch.rows);
-  return lm.Loss(lm.Hidden(batch["ids"], state), batch["targets"], label_smoothing);
+  return model.TrainingLoss(batch.tensors, label_smoothing);
 }
 
 TokenText LmTask::Of(const TokenFile& file) const {
@@ -183,7 +181,7 @@ std::optional<TokenText> LmTask::Text(const std::string& path) const {
 }
 
 Score LmTask::Measure(Model& model, const Batch& batch) const {
-  return MeasureBlocks(dynamic_cast<DecoderLm&>(model), batch, token_bytes_);
+  return MeasureBlocks(dynamic_cast<LanguageModel&>(model), batch, token_bytes_);
 }
 
 Json LmTask::DataSummary() const {

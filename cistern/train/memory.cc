@@ -40,17 +40,18 @@ struct Stack {
 };
 
 Stack NumbersOf(const ModelConfig& c, Form form) {
-  const double dim = double(c.dim), ffn = c.ffn_dim > 0 ? double(c.ffn_dim) : 4 * dim;
+  const LayerStack stack = c.Stack(form);
+  const double dim = double(stack.dim()), ffn = double(stack.ffn_dim());
   Stack s;
-  for (int64_t layer = 0; layer < c.Layers(form); ++layer) {
-    const AttentionLayerOptions a = c.AttentionOptions(layer, form);
+  for (int64_t layer = 0; layer < stack.layers(); ++layer) {
+    const AttentionLayerOptions a = stack.Attention(layer);
     double query = 0, key = 0;  // widths of the projections
     for (const Projection& p : MakeMechanism(a)->Projections()) {
       if (p.OfTokens() && !p.identity) (p.side == Side::kQuery ? query : key) += double(p.width);
     }
     const double widths = query + key,
                  slots = std::max(0.0, widths - 3 * dim);  // beyond q, k and v
-    const bool own = c.TiedTo(layer) == layer;
+    const bool own = stack.TiedTo(layer) == layer;
     if (own) s.weights += dim * (widths + dim);
     s.source += form == Form::kCross ? key + 3 * slots : 0;
     if (form == Form::kCross) {
@@ -66,22 +67,18 @@ Stack NumbersOf(const ModelConfig& c, Form form) {
 }  // namespace
 
 int64_t EstimateTrainingBytes(const ModelConfig& c, int64_t rows, int64_t length, int64_t source) {
-  const bool both = c.kind == "encoder_decoder";
-  const double dim = double(c.dim), tokens = double(rows) * double(length),
-               sources = double(rows) * double(source > 0 ? source : length);
-  const double vocabulary = c.kind == "encoder_classifier" ? 0 : double(c.TargetVocabSize());
-  double tables = double(c.vocab_size) * dim +
-                  (c.positions == "learned" ? double(c.max_length) * dim * (both ? 2 : 1) : 0);
-  if (both && !c.share_embeddings) tables += vocabulary * dim;
-  if (!c.tie_embeddings) tables += double(both ? c.TargetVocabSize() : c.vocab_size) * dim;
-  const Stack stack =
-      NumbersOf(c, c.kind == "encoder_classifier" ? Form::kBidirectional : Form::kCausal);
   // Weights, gradients, two moments; the logits are never held (nn/head_loss.h).
-  double numbers = 4 * (stack.weights + tables) + tokens * (stack.token + 6 * dim);
-  if (both) {
-    const Stack encoder = NumbersOf(c, Form::kBidirectional), cross = NumbersOf(c, Form::kCross);
-    numbers += 4 * (encoder.weights + cross.weights) + tokens * cross.token +
-               sources * (encoder.token + cross.source + 6 * dim);
+  double numbers = 4 * c.info().tables(c);
+  const bool both = c.info().encodes;
+  const double tokens = double(rows) * double(length),
+               sources = double(rows) * double(source > 0 ? source : length);
+  for (const Form form : c.info().forms) {
+    const Stack stack = NumbersOf(c, form);
+    const bool of_source = both && form == Form::kBidirectional;
+    numbers += 4 * stack.weights + (of_source ? sources : tokens) * stack.token;
+    numbers += sources * stack.source;
+    if (form != Form::kCross)
+      numbers += (of_source ? sources : tokens) * 6 * double(c.Stack(form).dim());
   }
   return int64_t(std::min(4 * numbers, 9e18));
 }

@@ -145,7 +145,7 @@ TEST(Memory, IsForetoldToAHalf) {
   lm.attention = {"softmax", "latte", "latte", "softmax"};
   ModelConfig both = lm;
   both.kind = "encoder_decoder", both.layers = 2, both.attention = {"softmax"};
-  both.decoder_attention = {"softmax", "latte"}, both.cross_attention = {"latte", "softmax"};
+  both.decoder.attention = {"softmax", "latte"}, both.cross.attention = {"latte", "softmax"};
   mallopt(M_MMAP_THRESHOLD, 1 << 17);  // what is freed goes back to the system
   const int64_t rows = 4;
   const auto step = [&](const ModelConfig& config, int64_t length, int64_t source) {

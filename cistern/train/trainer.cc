@@ -20,6 +20,7 @@
 #include "cistern/io/jsonl.h"
 #include "cistern/io/tfevents.h"
 #include "cistern/tasks/evaluate.h"
+#include "cistern/tensors/device.h"
 #include "cistern/train/checkpoint.h"
 
 namespace cistern {
@@ -28,25 +29,6 @@ namespace {
 double Now() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
-
-// Linear maps in bfloat16 while it lives; sums, norms and the cores stay in float32.
-class BFloat16Scope {
- public:
-  explicit BFloat16Scope(bool on) : on_(on) {
-    if (!on_) return;
-    at::autocast::set_autocast_enabled(at::kCPU, true);
-    at::autocast::set_autocast_dtype(at::kCPU, at::kBFloat16);
-    at::autocast::increment_nesting();
-  }
-  ~BFloat16Scope() {
-    if (!on_) return;
-    if (at::autocast::decrement_nesting() == 0) at::autocast::clear_cache();
-    at::autocast::set_autocast_enabled(at::kCPU, false);
-  }
-
- private:
-  bool on_;
-};
 
 // Shares of a budget of time after which the number of steps is estimated.
 constexpr double kEstimates[] = {0.03, 0.1, 0.3, 0.6, 0.9};
@@ -166,7 +148,7 @@ Trainer::StepOutcome Trainer::Step() {
     const Batch batch = batches_->Next()->To(model_->options().device());
     at::Tensor loss;
     {
-      BFloat16Scope scope(bfloat16_);
+      const BFloat16Scope scope(bfloat16_, model_->options().device());
       loss = task_.Loss(*model_, batch, options_.label_smoothing);
     }
     const double value = loss.item<double>();

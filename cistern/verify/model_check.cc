@@ -14,7 +14,7 @@ namespace cistern::verify {
 namespace {
 
 struct Bench {
-  DecoderLm &model, &twin;
+  LanguageModel &model, &twin;
   at::Tensor ids;  // [1,T]
   bool full;
   at::Tensor logits;                   // of the twin over the whole text, [1,T,V]
@@ -23,7 +23,7 @@ struct Bench {
   int64_t length() const { return ids.size(1); }
 };
 
-at::Tensor WholeText(DecoderLm& model, const at::Tensor& ids) {
+at::Tensor WholeText(LanguageModel& model, const at::Tensor& ids) {
   return ExtendInPieces(model, ids, {0, ids.size(1)});
 }
 
@@ -207,8 +207,8 @@ std::vector<ModelResult> RunModelChecks(const std::vector<ModelCheck>& checks,
   return results;
 }
 
-std::vector<ModelResult> CheckModel(DecoderLm& model, DecoderLm& twin, const at::Tensor& ids,
-                                    bool full,
+std::vector<ModelResult> CheckModel(LanguageModel& model, LanguageModel& twin,
+                                    const at::Tensor& ids, bool full,
                                     const std::function<bool(const ModelResult&)>& done) {
   CISTERN_CHECK(ids.dim() == 1 && ids.size(0) >= 16,
                 "[verify] expected ids of shape [T] with T of at least 16, got ", ids.sizes());

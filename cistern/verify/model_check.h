@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
-#include "cistern/models/decoder_lm.h"
 #include "cistern/models/encoder_classifier.h"
+#include "cistern/models/language_model.h"
 #include "cistern/verify/outcome.h"
 
 namespace cistern::verify {
@@ -20,8 +20,8 @@ struct ModelResult {
 // least 16 tokens of the text, no more than the model takes. Tolerances follow the model: 16 times
 // what rounding its weights once more would change in its logits. `full` cuts the text at every
 // point. `done` hears of each result and stops the run by returning false.
-std::vector<ModelResult> CheckModel(DecoderLm& model, DecoderLm& twin, const at::Tensor& ids,
-                                    bool full,
+std::vector<ModelResult> CheckModel(LanguageModel& model, LanguageModel& twin,
+                                    const at::Tensor& ids, bool full,
                                     const std::function<bool(const ModelResult&)>& done = nullptr);
 
 // The same for a classifier: ids [T] is one input, which is looked at whole, cut short, beside

@@ -15,6 +15,17 @@ torch.func.grad and torch.func.vmap do not go through operators whose autograd i
 from cistern import functional, nn, state
 from cistern._library import VERSION as __version__
 from cistern._library import UsageError, mechanisms
-from cistern.models import DecoderLM, EncoderClassifier, load
+from cistern.models import DecoderLM, EncoderClassifier, EncoderDecoder, load
 
-__all__ = ["DecoderLM", "EncoderClassifier", "UsageError", "__version__", "functional", "load", "mechanisms", "nn", "state"]
+__all__ = [
+    "DecoderLM",
+    "EncoderClassifier",
+    "EncoderDecoder",
+    "UsageError",
+    "__version__",
+    "functional",
+    "load",
+    "mechanisms",
+    "nn",
+    "state",
+]

@@ -69,9 +69,9 @@ def make_spec(
     )
 
 
-def model_blocks(config: dict[str, Any], form: str) -> list[dict[str, Any]]:
-    """Of each block of a model with this config: {"attention": arguments of Attention, or None, "memory_out", "leaves": bools}."""
-    return answer(torch.ops.cistern.model_blocks(json.dumps(config), form))
+def model_stack(config: dict[str, Any], form: str) -> dict[str, Any]:
+    """The stack of that form of a model with this config: its settings, and the arguments of its blocks."""
+    return answer(torch.ops.cistern.model_stack(json.dumps(config), form))
 
 
 @functools.lru_cache(maxsize=4096)

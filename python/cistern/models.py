@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 from typing import Any, NamedTuple, cast
@@ -10,16 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from cistern._library import UsageError, answer, model_blocks
+from cistern._library import UsageError, answer, model_stack
 from cistern.nn import Attention, Handles, piece_positions, positions_after
-
-# Keys of config.json that these modules know. A file with another one that is not at its default is refused.
-_KNOWN = set(
-    "kind version vocab_size classes attention attention_options dim layers heads ffn_dim max_length conv norm final_norm norm_eps activation "
-    "positions pooling head norm_pooled bias ffn_bias head_bias tie_embeddings dropout attention_dropout ffn_dropout init_std "
-    "embedding_std position_std embedding_norm tied_layers".split()
-)
-
 
 class _Positions(nn.Module):
     """Learned or sinusoidal positions, added to embeddings."""
@@ -66,30 +59,37 @@ class Stream(NamedTuple):
     memory: Tensor | None = None  # [1 or B, M, dim]
     source: tuple[Tensor, Tensor | None] | None = None  # where x holds latents: the tokens that they attend to, and their lengths
     handles: Handles | None = None
+    cross_handles: Handles | None = None
 
 
 class Block(nn.Module):
     """Attention and feed-forward, each with a residual and a norm before or after it. A memory that is handed on has them as well.
 
-    attention is None where a placement of reuse attention leaves it out.
+    attention and cross_attention, which comes between, are None where a placement of reuse attention leaves them out; most blocks have no
+    cross_attention at all.
     """
 
-    def __init__(self, config: dict[str, Any], about: dict[str, Any], form: str, first: Attention | None) -> None:
+    def __init__(
+        self, config: dict[str, Any], stack: dict[str, Any], about: dict[str, Any], first: Attention | None, cross: Attention | None
+    ) -> None:
         super().__init__()
-        dim, options = config["dim"], about["attention"]
-        self.norm_first, self.dropout = config["norm"] == "pre", config["dropout"]
+        dim, options = stack["dim"], about["attention"]
+        self.norm_first, self.dropout = config["norm"] == "pre", stack["dropout"]
         self.leaves: bool = about["leaves"]
-        self.attention = None if options is None else Attention(dim=dim, heads=config["heads"], form=form, first=first, **options)
+        self.cross_leaves: bool = about["cross_leaves"]
+        self.attention = None if options is None else Attention(first=first, **options)
         self.memory_use = "none" if self.attention is None else self.attention.core.memory_use
         self.memory_out: bool = about["memory_out"] and self.memory_use == "stream"
         tokens = self.attention is None or self.attention.tokens_out
         if tokens:
-            self.ffn = _FeedForward(dim, config["ffn_dim"] or 4 * dim, config["activation"], config["bias"] or config["ffn_bias"], config["ffn_dropout"])
+            self.ffn = _FeedForward(dim, stack["ffn_dim"], config["activation"], config["bias"] or config["ffn_bias"], stack["ffn_dropout"])
+        self.cross_attention = None if about["cross"] is None else Attention(first=cross, **about["cross"])
         needed = {
             "attention_norm": self.attention is not None and (tokens or self.norm_first),
             "ffn_norm": tokens,
             "memory_norm": self.memory_out or (self.memory_use == "stream" and self.norm_first),
             "source_norm": self.memory_use == "latents" and self.norm_first,
+            "cross_attention_norm": self.cross_attention is not None,
         }
         for name in [name for name in needed if needed[name]]:
             self.add_module(name, nn.LayerNorm(dim, config["norm_eps"]))
@@ -132,13 +132,38 @@ class Block(nn.Module):
             memory = self._add(memory, packed, "memory_norm")
         return stream._replace(x=None if y is None else self._add(x, y, "attention_norm"), memory=memory, handles=left), state
 
-    def forward(self, stream: Stream, state: Any = None, keep: bool = False) -> tuple[Stream, Any]:
+    def write(self, source: Tensor, lengths: Tensor | None) -> Any:
+        """What cross attention needs of the source: its state, or the source itself where scores go from layer to layer."""
+        cross = self.cross_attention
+        if cross is None:
+            return {}
+        if cross.copied == 0 and not self.cross_leaves:
+            return cross.write(source, lengths=lengths)
+        return {"source": source} if lengths is None else {"source": source, "lengths": lengths}
+
+    def _read(self, stream: Stream, written: Any) -> Stream:
+        cross, x = self.cross_attention, stream.x
+        if cross is None:
+            return stream
+        h = self._before(x, "cross_attention_norm")
+        left = None
+        if "source" in written:
+            handles = stream.cross_handles if cross.copied > 0 else None
+            y, _, left = cross._attend(
+                h, written["source"], lengths=written.get("lengths"), positions=stream.positions, handles=handles, leave=self.cross_leaves
+            )
+        else:
+            y = cross.read(h, written, positions=stream.positions)
+        return stream._replace(x=self._add(x, y, "cross_attention_norm"), cross_handles=left)
+
+    def forward(self, stream: Stream, state: Any = None, keep: bool = False, written: Any = None) -> tuple[Stream, Any]:
         if self.memory_use == "latents":
             stream = self._to_latents(self.attention, stream)
         elif self.attention is not None:
             stream, state = self._attend(self.attention, stream, state, keep)
         if stream.x is None:  # only the memory is asked for
             return stream, state
+        stream = self._read(stream, written)
         return stream._replace(x=self._add(stream.x, self.ffn(self._before(stream.x, "ffn_norm")), "ffn_norm")), state
 
 
@@ -158,27 +183,79 @@ class _Head(nn.Module):
 
 
 class _Blocks(nn.Module):
-    """The blocks of a model by their numbers. A tied layer is the block of the layer whose parameters it has."""
+    """The blocks of a stack by their numbers. A tied layer is the block of the layer whose parameters it has."""
 
-    def __init__(self, config: dict[str, Any], form: str) -> None:
+    def __init__(self, config: dict[str, Any], stack: dict[str, Any]) -> None:
         super().__init__()
-        first: dict[str, Attention] = {}  # of each mechanism
-        self.owners: list[int] = config["tied_layers"] or list(range(config["layers"]))
-        for i, about in enumerate(model_blocks(config, form)):
+        first: dict[str, Attention] = {}  # of each mechanism with its options
+        self.owners: list[int] = stack["owners"]
+
+        def alike(options: dict[str, Any] | None, which: str) -> str:
+            return "" if options is None else json.dumps([which, options["mechanism"], self._given(options)], sort_keys=True)
+
+        for i, about in enumerate(stack["blocks"]):
             if self.owners[i] != i:
                 continue
-            mechanism = "" if about["attention"] is None else about["attention"]["mechanism"]
-            block = Block(config, about, form, first.get(mechanism))
+            keys = alike(about["attention"], "self"), alike(about["cross"], "cross")
+            block = Block(config, stack, about, first.get(keys[0]), first.get(keys[1]))
             self.add_module(str(i), block)
-            if block.attention is not None:
-                first.setdefault(mechanism, block.attention)
+            for key, attention in zip(keys, (block.attention, block.cross_attention)):
+                if attention is not None:
+                    first.setdefault(key, attention)
+
+    # The options without what a placement says of single layers.
+    @staticmethod
+    def _given(options: dict[str, Any]) -> dict[str, Any]:
+        return {key: value for key, value in options["options"].items() if options["mechanism"] != "reuse" or key != "heads"}
 
     def each(self) -> list[Block]:
         """The block of each layer."""
         return [cast(Block, getattr(self, str(i))) for i in self.owners]
 
 
-class DecoderLM(nn.Module):
+class _Trunk(nn.Module):
+    """Positions, the norm of embeddings, dropout, blocks and the final norm: what all models are made of."""
+
+    def _build(self, config: dict[str, Any], form: str, extra: int = 0) -> None:
+        stack = model_stack(config, form)
+        dim = self._dim = stack["dim"]
+        self._dropout = stack["dropout"]
+        self.embed_positions = _Positions(stack["positions"], dim, stack["max_length"] + extra)
+        self.embed_norm = nn.LayerNorm(dim, config["norm_eps"]) if config["embedding_norm"] else None
+        self.layers = _Blocks(config, stack)
+        self.norm = nn.LayerNorm(dim, config["norm_eps"]) if config["final_norm"] else None
+
+    def _enter(self, x: Tensor, positions: Tensor) -> Tensor:
+        x = self.embed_positions(x, positions)
+        return F.dropout(x if self.embed_norm is None else self.embed_norm(x), self._dropout, self.training)
+
+    def _norm(self, x: Tensor) -> Tensor:
+        return x if self.norm is None else self.norm(x)
+
+    # A piece after `state`, with what each block has written of a source: hidden states, and the state after.
+    def _causal(
+        self, x: Tensor, state: Any, keep: bool, lengths: Tensor | None, starts: Tensor | None
+    ) -> tuple[Tensor, Any]:
+        positions = piece_positions(state["positions"], x.shape[1], starts)
+        layers, stream = [], Stream(self._enter(x, positions), positions, lengths, starts)
+        written = state.get("source") or [None] * len(self.layers.owners)
+        for block, before, source in zip(self.layers.each(), state["layers"], written):
+            stream, after = block(stream, before, keep, source)
+            layers.append(after)
+        after = {"layers": layers, "positions": positions_after(state["positions"], positions, lengths)}
+        return self._norm(stream.x), after | {key: state[key] for key in state if key == "source"}
+
+    def _empty(self, batch: int, device: torch.device) -> Any:
+        attention = [block.attention for block in self.layers.each()]
+        positions = torch.zeros(batch, dtype=torch.int64, device=device)
+        return {"layers": [{} if a is None else a.empty_state(batch) for a in attention], "positions": positions}
+
+
+def _whole(ids: Tensor, lengths: Tensor | None) -> Tensor:
+    return torch.full((ids.shape[0],), ids.shape[1], dtype=torch.int64, device=ids.device) if lengths is None else lengths
+
+
+class DecoderLM(_Trunk):
     """A causal language model. model(ids) -> logits; model.extend(ids, state) goes on from a state.
 
     config: as in config.json (`load` reads one).
@@ -187,25 +264,14 @@ class DecoderLM(nn.Module):
     def __init__(self, config: dict[str, Any]) -> None:
         super().__init__()
         self.config = config
-        dim, vocab = config["dim"], config["vocab_size"]
-        self.embed_tokens = nn.Embedding(vocab, dim)
-        self.embed_positions = _Positions(config["positions"], dim, config["max_length"])
-        self.embed_norm = nn.LayerNorm(dim, config["norm_eps"]) if config["embedding_norm"] else None
-        self.layers = _Blocks(config, "causal")
-        self.norm = nn.LayerNorm(dim, config["norm_eps"]) if config["final_norm"] else None
-        self.lm_head = None if config["tie_embeddings"] else nn.Linear(dim, vocab, bias=config["bias"] or config["head_bias"])
+        vocab = config["vocab_size"]
+        self.embed_tokens = nn.Embedding(vocab, model_stack(config, "causal")["dim"])
+        self._build(config, "causal")
+        self.lm_head = None if config["tie_embeddings"] else nn.Linear(self._dim, vocab, bias=config["bias"] or config["head_bias"])
 
     def _run(self, ids: Tensor, state: Any, keep: bool, lengths: Tensor | None, starts: Tensor | None) -> tuple[Tensor, Any]:
-        positions = piece_positions(state["positions"], ids.shape[1], starts)
-        x = self.embed_positions(self.embed_tokens(ids), positions)
-        x = F.dropout(x if self.embed_norm is None else self.embed_norm(x), self.config["dropout"], self.training)
-        layers, stream = [], Stream(x, positions, lengths, starts)
-        for block, before in zip(self.layers.each(), state["layers"]):
-            stream, after = block(stream, before, keep)
-            layers.append(after)
-        x = stream.x if self.norm is None else self.norm(stream.x)
-        logits = F.linear(x, self.embed_tokens.weight) if self.lm_head is None else self.lm_head(x)
-        return logits, {"layers": layers, "positions": positions_after(state["positions"], positions, lengths)}
+        x, after = self._causal(self.embed_tokens(ids), state, keep, lengths, starts)
+        return F.linear(x, self.embed_tokens.weight) if self.lm_head is None else self.lm_head(x), after
 
     def forward(self, ids: Tensor, *, lengths: Tensor | None = None, starts: Tensor | None = None) -> Tensor:
         """ids [B, T] int64 -> logits [B, T, V]. lengths, starts: as in `Attention`."""
@@ -220,45 +286,37 @@ class DecoderLM(nn.Module):
 
     def empty_state(self, batch: int) -> Any:
         """The state before the first token: {"layers": [state of each layer], "positions": [B]}."""
-        positions = torch.zeros(batch, dtype=torch.int64, device=self.embed_tokens.weight.device)
-        attention = [block.attention for block in self.layers.each()]
-        return {"layers": [{} if a is None else a.empty_state(batch) for a in attention], "positions": positions}
+        return self._empty(batch, self.embed_tokens.weight.device)
 
 
-class EncoderClassifier(nn.Module):
+class EncoderClassifier(_Trunk):
     """A bidirectional encoder with a pooled classification head: model(ids, lengths) -> logits [B, classes]."""
 
     def __init__(self, config: dict[str, Any]) -> None:
         super().__init__()
         self.config = config
-        dim, self.cls = config["dim"], config["pooling"] == "cls"
+        stack = model_stack(config, "bidirectional")
+        dim, self.cls = stack["dim"], config["pooling"] == "cls"
         self.embed_tokens = nn.Embedding(config["vocab_size"], dim)
         if self.cls:
             self.cls_token = nn.Parameter(torch.zeros(1, 1, dim))
-        self.embed_positions = _Positions(config["positions"], dim, config["max_length"] + self.cls)
-        self.embed_norm = nn.LayerNorm(dim, config["norm_eps"]) if config["embedding_norm"] else None
-        self.layers = _Blocks(config, "bidirectional")
-        self.norm = nn.LayerNorm(dim, config["norm_eps"]) if config["final_norm"] else None
-        self.classifier = _Head(config["head"], dim, config["ffn_dim"] or 4 * dim, config["classes"], config["dropout"])
+        self._build(config, "bidirectional", int(self.cls))
+        self.classifier = _Head(config["head"], dim, stack["ffn_dim"], config["classes"], stack["dropout"])
 
     def forward(self, ids: Tensor, lengths: Tensor | None = None) -> Tensor:
         """ids [B, T] int64, lengths [B] int64: padding on the right is never seen."""
-        if lengths is None:
-            lengths = torch.full((ids.shape[0],), ids.shape[1], dtype=torch.int64, device=ids.device)
+        lengths = _whole(ids, lengths)
         x = self.embed_tokens(ids)
         if self.cls:
             x = torch.cat([self.cls_token.expand(ids.shape[0], 1, -1), x], 1)
-        seen = lengths + int(self.cls)
         positions = torch.arange(x.shape[1], device=ids.device).unsqueeze(0)
-        x = self.embed_positions(x, positions)
-        x = F.dropout(x if self.embed_norm is None else self.embed_norm(x), self.config["dropout"], self.training)
-        stream = Stream(x, positions, seen)
+        stream = Stream(self._enter(x, positions), positions, lengths + int(self.cls))
         for block in self.layers.each():
             stream, _ = block(stream)
         slots = self.config["pooling"] == "memory"
         x = stream.memory if slots else stream.x
-        if self.norm is not None and not self.config["norm_pooled"]:
-            x = self.norm(x)
+        if not self.config["norm_pooled"]:
+            x = self._norm(x)
         if slots or stream.source is not None:  # slots or latents: no padding among them
             pooled = x.mean(1)
         elif self.cls:
@@ -266,36 +324,95 @@ class EncoderClassifier(nn.Module):
         else:
             real = positions < lengths.unsqueeze(1)
             pooled = x.masked_fill(~real.unsqueeze(-1), 0).sum(1) / lengths.clamp_min(1).unsqueeze(1).to(x.dtype)
-        if self.norm is not None and self.config["norm_pooled"]:
-            pooled = self.norm(pooled)
-        return self.classifier(pooled)
+        return self.classifier(self._norm(pooled) if self.config["norm_pooled"] else pooled)
 
 
-def load(folder: str | os.PathLike[str]) -> DecoderLM | EncoderClassifier:
+class _Half(_Trunk):
+    """The encoder or the decoder of a model that has both."""
+
+    def __init__(self, config: dict[str, Any], form: str) -> None:
+        super().__init__()
+        self._build(config, form)
+
+
+class EncoderDecoder(nn.Module):
+    """Sequence to sequence: model(source, ids) -> logits of the target; encode(source) once and extend(ids, state) often."""
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        super().__init__()
+        self.config = config
+        vocab = config["target_vocab_size"] or config["vocab_size"]
+        dims = [model_stack(config, form)["dim"] for form in ("bidirectional", "causal")]
+        self.embed_tokens = nn.Embedding(vocab, dims[1])
+        share = config.get("encoder_decoder", {}).get("share_embeddings", True)
+        self.source_embed_tokens = None if share else nn.Embedding(config["vocab_size"], dims[0])
+        self.encoder = _Half(config, "bidirectional")
+        self.decoder = _Half(config, "causal")
+        self.lm_head = None if config["tie_embeddings"] else nn.Linear(dims[1], vocab, bias=config["bias"] or config["head_bias"])
+
+    def _encoded(self, source: Tensor, lengths: Tensor | None) -> list[Any]:
+        table = self.embed_tokens if self.source_embed_tokens is None else self.source_embed_tokens
+        positions = torch.arange(source.shape[1], device=source.device).unsqueeze(0)
+        stream = Stream(self.encoder._enter(table(source), positions), positions, lengths)
+        for block in self.encoder.layers.each():
+            stream, _ = block(stream)
+        if stream.source is not None:  # latents: no padding among them
+            lengths = None
+        x = self.encoder._norm(stream.x)
+        return [block.write(x, lengths) for block in self.decoder.layers.each()]
+
+    def _run(self, ids: Tensor, state: Any, keep: bool, lengths: Tensor | None) -> tuple[Tensor, Any]:
+        x, after = self.decoder._causal(self.embed_tokens(ids), state, keep, lengths, None)
+        return F.linear(x, self.embed_tokens.weight) if self.lm_head is None else self.lm_head(x), after
+
+    def forward(
+        self, source: Tensor, ids: Tensor, *, source_lengths: Tensor | None = None, lengths: Tensor | None = None
+    ) -> Tensor:
+        """source [B, S], ids [B, T] int64, the target's tokens -> logits [B, T, V]. Padding on the right is never seen."""
+        before = torch.zeros(ids.shape[0], dtype=torch.int64, device=ids.device)
+        layers = [None] * len(self.decoder.layers.owners)
+        state = {"layers": layers, "positions": before, "source": self._encoded(source, source_lengths)}
+        return self._run(ids, state, False, lengths)[0]
+
+    def encode(self, source: Tensor, lengths: Tensor | None = None) -> Any:
+        """The state before the first token of the target."""
+        state = self.decoder._empty(source.shape[0], source.device)
+        return state | {"source": self._encoded(source, lengths)}
+
+    def extend(self, ids: Tensor, state: Any, *, lengths: Tensor | None = None) -> tuple[Tensor, Any]:
+        """Logits of the next tokens, and the state after; the given one is unchanged."""
+        return self._run(ids, state, True, lengths)
+
+
+# The module of each kind of model that the C++ library has.
+KINDS: dict[str, type[nn.Module]] = {
+    "decoder_lm": DecoderLM,
+    "encoder_classifier": EncoderClassifier,
+    "encoder_decoder": EncoderDecoder,
+}
+
+
+def load(folder: str | os.PathLike[str]) -> DecoderLM | EncoderClassifier | EncoderDecoder:
     """A model that the C++ program trained: a folder with config.json and model.safetensors, in evaluation mode.
 
     To save one back, with the package safetensors: save_file(model.state_dict(), folder + "/model.safetensors").
 
     Raises:
-        UsageError: a config that is not valid, or that asks for what these modules lack; weights that are not those of the config.
+        UsageError: a config that is not valid; weights that are not those of the config.
         RuntimeError: a file that cannot be read. All of them name the file.
     """
     folder = os.fspath(folder)
     path = os.path.join(folder, "config.json")
-    read = answer(torch.ops.cistern.read_model_config(path))
-    config, defaults = read["config"], read["defaults"]
-    lacking = [f"{key}={config[key]}" for key in config if key not in _KNOWN and config[key] != defaults[key]]
-    if config["kind"] not in ("decoder_lm", "encoder_classifier"):
-        lacking.append(f"kind={config['kind']}")
-    if lacking:
-        raise UsageError(f"{path}: the Python package lacks {', '.join(lacking)}; run this model with the program")
+    config = answer(torch.ops.cistern.read_model_config(path))["config"]
+    if config["kind"] not in KINDS:
+        raise UsageError(f"{path}: the Python package lacks models of kind {config['kind']}; run this one with the program")
     file = os.path.join(folder, "model.safetensors")
     weights = torch.ops.cistern.load_tensors(file)
-    model = DecoderLM(config) if config["kind"] == "decoder_lm" else EncoderClassifier(config)
+    model = KINDS[config["kind"]](config)
     model.to(next((w.dtype for w in weights.values()), torch.float32))
     try:
         model.load_state_dict(weights)
     except RuntimeError as e:
         raise UsageError(f"{file}: {e}") from None
     model.eval()
-    return model
+    return cast(Any, model)

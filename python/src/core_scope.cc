@@ -26,7 +26,7 @@ const Core& CachedCore(const std::string& spec) {
   for (const CoreWeight& w : core.mechanism->weights()) core.own.push_back(*w.value);
   core.form =
       core.mechanism->EmptyState(1, at::TensorOptions().dtype(at::kFloat).device(at::kMeta));
-  core.memory = dynamic_cast<MemoryMechanism*>(core.mechanism.get());
+  core.memory = core.mechanism->memory_mechanism();
   core.slots = core.memory ? core.memory->InitialMemory().size(1) : 0;
   if (cache.size() >= kCached) cache.clear();
   return cache.emplace(spec, std::move(core)).first->second;

@@ -6,8 +6,8 @@
 
 #include "cistern/base/error.h"
 #include "cistern/io/json_text.h"
-#include "cistern/models/decoder_lm.h"
-#include "cistern/models/encoder_classifier.h"
+#include "cistern/models/classifier.h"
+#include "cistern/models/language_model.h"
 #include "python/src/core_scope.h"
 
 namespace cistern::python {
@@ -29,7 +29,7 @@ std::vector<std::string> FormNames(const MechanismInfo& info) {
 }
 
 std::string PackedOutputName(const Mechanism& mechanism) {
-  const auto* memory = dynamic_cast<const MemoryMechanism*>(&mechanism);
+  const MemoryMechanism* memory = const_cast<Mechanism&>(mechanism).memory_mechanism();
   if (!memory || memory->packed_output() == MemoryMechanism::PackedOutput::kNone) return "none";
   return memory->packed_output() == MemoryMechanism::PackedOutput::kOwn ? "own" : "shared";
 }
@@ -98,7 +98,8 @@ std::string DescribeCore(std::string_view text, std::string_view form, std::stri
                              {"width", p.width},
                              {"rotary", p.rotary},
                              {"heads", p.heads == 0 ? spec.dims.heads : p.heads},
-                             {"tied", p.tied}});
+                             {"tied", p.tied},
+                             {"convolved", p.convolved}});
     }
     for (const CoreWeight& w : checked->weights()) {
       bool tied = true;
@@ -202,37 +203,67 @@ std::string ReadConfig(std::string_view path) {
   });
 }
 
-// Arguments of the blocks of a model whose config is `text`: those of each attention layer by
-// Python's names (null: it has none), whether the memory after the block is used, and whether the
-// next layer takes over scores.
-std::string ModelBlocks(std::string_view text, std::string_view form_name) {
+// Arguments of one attention layer by Python's names; null: its attention is left out.
+Json AttentionArguments(const AttentionLayerOptions& a) {
+  if (a.dims.copied == AttentionDims::kSkipped) return nullptr;
+  Json options = a.mechanism_options;
+  if (FindMechanism(a.mechanism).copies_scores)
+    options["heads"] = a.dims.copied;  // by the placement
+  return {
+      {"mechanism", a.mechanism},        {"dim", a.dims.dim},        {"heads", a.dims.heads},
+      {"source_dim", a.source_dim},      {"form", FormName(a.form)}, {"options", options},
+      {"max_length", a.dims.max_length}, {"layer", a.dims.layer},    {"dropout", a.dims.dropout},
+      {"positions", a.positions},        {"conv", a.conv},           {"bias", a.bias},
+      {"init_std", a.init_std},          {"out_std", a.out_std},     {"tokens_out", a.tokens_out}};
+}
+
+// The stack of one form of a model whose config is `text`: its settings, and of each of its blocks
+// the arguments of its attention and of its cross attention (null: it has none), whether the memory
+// after the block is used, and whether the next layer takes over scores.
+std::string ModelStack(std::string_view text, std::string_view form_name) {
   const Undisturbed undisturbed;
   return Answer([&] {
     const ModelConfig config = ReadModelConfig(ParseJson(std::string(text), "config"), "config");
-    Json blocks = Json::array();
-    for (int64_t layer = 0; layer < config.layers; ++layer) {
-      const BlockOptions block = config.Block(layer, ParseForm(form_name));
-      const AttentionLayerOptions& a = block.attention;
-      Json options = a.mechanism_options;
-      if (FindMechanism(a.mechanism).copies_scores)
-        options["heads"] = a.dims.copied;  // by the placement
-      Json attention = {{"mechanism", a.mechanism},
-                        {"options", options},
-                        {"max_length", a.dims.max_length},
-                        {"layer", layer},
-                        {"dropout", a.dims.dropout},
-                        {"positions", a.positions},
-                        {"conv", a.conv},
-                        {"bias", a.bias},
-                        {"init_std", a.init_std},
-                        {"out_std", a.out_std},
-                        {"tokens_out", a.tokens_out}};
-      if (a.dims.copied == AttentionDims::kSkipped) attention = nullptr;
-      blocks.push_back({{"attention", attention},
+    const LayerStack stack = config.Stack(ParseForm(form_name));
+    Json blocks = Json::array(), owners = Json::array();
+    for (int64_t layer = 0; layer < stack.layers(); ++layer) {
+      const BlockOptions block = stack.Block(layer);
+      owners.push_back(stack.TiedTo(layer));
+      blocks.push_back({{"attention", AttentionArguments(block.attention)},
+                        {"has_cross", block.cross.has_value()},
+                        {"cross", block.cross ? AttentionArguments(*block.cross) : Json()},
                         {"memory_out", block.memory_out},
-                        {"leaves", a.dims.copied_on > 0}});
+                        {"leaves", block.attention.dims.copied_on > 0},
+                        {"cross_leaves", block.cross && block.cross->dims.copied_on > 0}});
     }
-    return blocks;
+    const StackOptions& o = stack.options();
+    return Json{{"dim", o.dim},
+                {"ffn_dim", stack.ffn_dim()},
+                {"max_length", o.max_length},
+                {"positions", o.positions},
+                {"dropout", o.dropout},
+                {"ffn_dropout", o.ffn_dropout},
+                {"owners", owners},
+                {"blocks", blocks}};
+  });
+}
+
+// All kinds of models, as models.def lists them.
+std::string AllModels() {
+  return Answer([] {
+    Json all = Json::object();
+    for (const ModelInfo* i : Models()) {
+      Json forms = Json::array();
+      for (const Form form : i->forms) forms.push_back(FormName(form));
+      all[i->name] = {{"summary", i->summary},
+                      {"forms", forms},
+                      {"inputs", i->inputs},
+                      {"extends", i->extends},
+                      {"encodes", i->encodes},
+                      {"classifies", i->classifies},
+                      {"options", i->options ? i->options().Write() : Json::object()}};
+    }
+    return all;
   });
 }
 
@@ -244,22 +275,29 @@ c10::Dict<std::string, at::Tensor> LoadTensorFile(std::string_view path) {
   return tensors;
 }
 
-// What the C++ program computes: logits [B,T,V] of a language model, [B,classes] of a classifier,
-// from a model folder.
+// What the C++ program computes from a model folder: logits [B,T,V] of a language model,
+// [B,classes] of a classifier. With a source, `lengths` are the source's.
 at::Tensor FolderLogits(std::string_view folder, const at::Tensor& ids,
-                        const std::optional<at::Tensor>& lengths) {
+                        const std::optional<at::Tensor>& lengths,
+                        const std::optional<at::Tensor>& source) {
   const at::NoGradGuard guard;
   const Undisturbed undisturbed;
   const std::shared_ptr<Model> model = LoadModel(std::string(folder));
-  if (auto* lm = dynamic_cast<DecoderLm*>(model.get())) {
+  const auto all = [](const at::Tensor& x) {
+    return at::full({x.size(0)}, x.size(1), x.options());
+  };
+  if (auto* lm = dynamic_cast<LanguageModel*>(model.get())) {
+    if (source) {
+      ModelState state = lm->Encode(*source, lengths ? *lengths : all(*source));
+      return lm->Extend(ids, state);
+    }
     ModelState state = lm->EmptyState(ids.size(0));
     return lm->Extend(ids, state, {lengths, {}});
   }
-  auto* classifier = dynamic_cast<EncoderClassifier*>(model.get());
+  auto* classifier = dynamic_cast<Classifier*>(model.get());
   CISTERN_CHECK(classifier, std::string(folder),
                 " holds neither a language model nor a classifier");
-  return classifier->Forward(
-      ids, lengths ? *lengths : at::full({ids.size(0)}, ids.size(1), ids.options()));
+  return classifier->Logits({{"ids", ids}, {"lengths", lengths ? *lengths : all(ids)}});
 }
 
 }  // namespace
@@ -269,13 +307,15 @@ TORCH_LIBRARY_FRAGMENT(cistern, m) {
   m.def("mechanisms() -> str", &AllMechanisms);
   m.def("describe_core(str spec, str form, str positions, int conv) -> str", &DescribeCore);
   m.def("read_model_config(str path) -> str", &ReadConfig);
-  m.def("model_blocks(str config, str form) -> str", &ModelBlocks);
+  m.def("model_stack(str config, str form) -> str", &ModelStack);
+  m.def("models() -> str", &AllModels);
   m.def("load_tensors(str path) -> Dict(str, Tensor)", &LoadTensorFile);
   m.def("initial_weights(str spec) -> Tensor[]", &InitialWeights);
   m.def("initial_memory(Tensor[] weights, str spec) -> Tensor", &InitialMemory, tags);
   m.def("empty_state(str spec, Tensor like, bool training) -> Tensor[]", tags);
   m.def("definition(Tensor[] x, Tensor[] weights, str spec, str form) -> Tensor");
-  m.def("folder_logits(str folder, Tensor ids, Tensor? lengths=None) -> Tensor");
+  m.def(
+      "folder_logits(str folder, Tensor ids, Tensor? lengths=None, Tensor? source=None) -> Tensor");
 }
 TORCH_LIBRARY_IMPL(cistern, CompositeExplicitAutograd, m) {
   m.impl("empty_state", &EmptyRow);

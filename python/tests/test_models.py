@@ -5,6 +5,7 @@ import json
 import cistern
 import pytest
 import torch
+from cistern.models import KINDS
 from conftest import error, forms
 from safetensors.torch import save_file
 
@@ -30,8 +31,7 @@ def complete(config, folder):
 
 
 def check(folder, config, lengths=None):
-    kind = cistern.DecoderLM if config["kind"] == "decoder_lm" else cistern.EncoderClassifier
-    made = kind(complete(config, folder))
+    made = KINDS[config["kind"]](complete(config, folder))
     for p in made.parameters():
         torch.nn.init.normal_(p, std=0.3)
     write_folder(folder, made, **config)
@@ -78,6 +78,40 @@ def test_classifier(tmp_path, name, pooling):
     config = make_config(kind="encoder_classifier", classes=3, attention=[name], pooling=pooling, positions="learned")
     check(tmp_path / "m", config)
     check(tmp_path / "m", config, lengths=torch.tensor([12, 7]))
+
+
+def test_every_kind_has_a_module():
+    assert set(KINDS) == set(json.loads(torch.ops.cistern.models()))
+
+
+TRANSLATORS = [
+    dict(),
+    dict(attention=["latte"], cross=dict(attention=["latte"]), positions="learned", norm="post", bias=True, conv=3),
+    dict(encoder=dict(dim=8, layers=1), decoder=dict(attention=["softmax"]), encoder_decoder=dict(share_embeddings=False), positions="sinusoidal"),
+    dict(cross=dict(attention=["abc_mlp"], attention_options=dict(abc_mlp=dict(slots=7))), decoder=dict(attention=["abc_mlp"]), tie_embeddings=False),
+    dict(attention=["softmax"], cross=dict(attention=["reuse"]), attention_options=dict(reuse=dict(heads=1)), positions="rotary"),
+    dict(cross=dict(attention=["luna"]), attention_options=dict(luna=dict(slots=3)), embedding_norm=True, target_vocab_size=0),
+]
+
+
+@pytest.mark.parametrize("more", TRANSLATORS, ids=range(len(TRANSLATORS)))
+@pytest.mark.parametrize("lengths", [None, torch.tensor([9, 4])])
+def test_encoder_decoder(tmp_path, more, lengths):
+    config = make_config(kind="encoder_decoder", **more)
+    made = KINDS["encoder_decoder"](complete(config, tmp_path / "m"))
+    for p in made.parameters():
+        torch.nn.init.normal_(p, std=0.3)
+    write_folder(tmp_path / "m", made, **config)
+    source, ids = torch.randint(19, (2, 9)), torch.randint(19, (2, 7))
+    expected = torch.ops.cistern.folder_logits(str(tmp_path / "m"), ids, lengths, source)
+    model = cistern.load(tmp_path / "m")
+    with torch.no_grad():
+        logits = model(source, ids, source_lengths=lengths)
+        state = model.encode(source, lengths)
+        a, state = model.extend(ids[:, :3], state)
+        b, _ = model.extend(ids[:, 3:], state)
+    assert float((logits - expected).abs().max()) < 1e-5 * max(1.0, float(expected.abs().max()))
+    assert error(torch.cat([a, b], 1), logits) < 1e-5
 
 
 STREAMS = [

@@ -1,0 +1,19 @@
+#pragma once
+// A model that gives each row of a batch a class, whatever its kind.
+#include "cistern/models/heads.h"
+#include "cistern/models/model.h"
+
+namespace cistern {
+
+class Classifier : public Model {
+ public:
+  using Model::Model;
+  // The tensors that info().inputs names -> [B,classes].
+  virtual at::Tensor Logits(const NamedTensors& inputs) = 0;
+  // targets [B] int64.
+  at::Tensor TrainingLoss(const NamedTensors& batch, double label_smoothing = 0) override {
+    return NextTokenLoss(Logits(batch), batch["targets"], label_smoothing);
+  }
+};
+
+}  // namespace cistern

@@ -1,0 +1,62 @@
+#include "cistern/models/language_model.h"
+
+#include <ATen/ATen.h>
+
+#include "cistern/attention/token_positions.h"
+#include "cistern/base/error.h"
+
+namespace cistern {
+
+ModelState LanguageModel::EmptyState(int64_t batch) const {
+  CISTERN_CHECK(!info().encodes, "[", config_.kind,
+                "] has a source to attend to; begin with Encode in place of EmptyState");
+  return EmptyStates(batch);
+}
+
+ModelState LanguageModel::Encode(const at::Tensor&, const at::Tensor&) {
+  Fail("[", config_.kind, "] has no source to attend to; begin with EmptyState");
+}
+
+at::Tensor LanguageModel::Extend(const at::Tensor& ids, ModelState& state, const ops::Mask& mask) {
+  return Logits(Hidden(ids, state, mask));
+}
+
+at::Tensor LanguageModel::TrainingLoss(const NamedTensors& batch, double label_smoothing) {
+  const at::Tensor& ids = batch["ids"];
+  ModelState state =
+      info().encodes ? Encode(batch["source"], batch["source_lengths"]) : EmptyState(ids.size(0));
+  ops::Mask mask;
+  if (batch.Has("lengths")) mask.lengths = batch["lengths"];
+  if (batch.Has("starts")) mask.starts = batch["starts"];
+  return Loss(Hidden(ids, state, mask), batch["targets"], label_smoothing);
+}
+
+at::Tensor LanguageModel::Run(const Trunk& trunk, const at::Tensor& table, const at::Tensor& ids,
+                              ModelState& state, const ops::Mask& mask) const {
+  CISTERN_CHECK(ids.dim() == 2, "[", config_.kind, "] expected ids of shape [B,T], got ", ids.dim(),
+                " dimensions");
+  CheckLayers(state);
+  const at::Tensor positions = PiecePositions(state.positions, ids.size(1), mask);
+  const Stream stream =
+      trunk.Extend(trunk.Enter(at::embedding(table, ids), mask, positions), state);
+  state.positions = PositionsAfter(state.positions, positions, mask);
+  return trunk.Norm(stream.x);
+}
+
+at::Tensor ExtendInPieces(LanguageModel& model, const at::Tensor& ids,
+                          const std::vector<int64_t>& cuts, const ops::Mask& mask,
+                          ModelState* last) {
+  ModelState state = model.EmptyState(ids.size(0));
+  std::vector<at::Tensor> outs;
+  for (size_t i = 0; i + 1 < cuts.size(); ++i) {
+    const int64_t begin = cuts[i], count = cuts[i + 1] - begin;
+    ops::Mask piece;
+    if (mask.lengths) piece.lengths = (*mask.lengths - begin).clamp(0, count);
+    if (mask.starts) piece.starts = mask.starts->narrow(1, begin, count);
+    outs.push_back(model.Extend(ids.narrow(1, begin, count), state, piece));
+  }
+  if (last) *last = state;
+  return at::cat(outs, 1);
+}
+
+}  // namespace cistern

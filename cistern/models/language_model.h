@@ -1,0 +1,45 @@
+#pragma once
+// A causal language model, whatever its kind: it goes on from a state by any number of tokens.
+// Generation, beams and evaluation take any of them.
+#include "cistern/models/heads.h"
+#include "cistern/models/model_state.h"
+
+namespace cistern {
+
+class LanguageModel : public StatefulModel {
+ public:
+  using StatefulModel::StatefulModel;
+  // Token ids that it predicts: of the target, where the source has others.
+  int64_t vocab_size() const { return config_.TargetVocabSize(); }
+  // The state before the first token: the empty one, or what Encode makes of a source where
+  // info().encodes. Each is an Error where the other is needed.
+  virtual ModelState EmptyState(int64_t batch) const;
+  // source [B,S] int64, lengths [B] (padding on the right is never seen).
+  virtual ModelState Encode(const at::Tensor& source, const at::Tensor& lengths);
+  // ids [B,T] int64, the next tokens of each row -> hidden states [B,T,D]. Writes the tokens into
+  // the state. Padding (mask.lengths) is never seen.
+  virtual at::Tensor Hidden(const at::Tensor& ids, ModelState& state,
+                            const ops::Mask& mask = {}) = 0;
+  virtual at::Tensor Logits(const at::Tensor& hidden) const = 0;  // [...,D] -> [...,V]
+  // NextTokenLoss(Logits(hidden), targets) without the logits in memory.
+  virtual at::Tensor Loss(const at::Tensor& hidden, const at::Tensor& targets,
+                          double label_smoothing = 0) const = 0;
+  // Logits(Hidden(...)): [B,T,V].
+  at::Tensor Extend(const at::Tensor& ids, ModelState& state, const ops::Mask& mask = {});
+  // Of a batch's rows from their first token on: ids and targets [B,T], lengths and starts where
+  // rows are padded or packed; source and source_lengths where info().encodes.
+  at::Tensor TrainingLoss(const NamedTensors& batch, double label_smoothing = 0) override;
+
+ protected:
+  // Hidden by a causal trunk, from the embeddings' table on.
+  at::Tensor Run(const Trunk& trunk, const at::Tensor& table, const at::Tensor& ids,
+                 ModelState& state, const ops::Mask& mask) const;
+};
+
+// Logits [B,T,V] of ids [B,T] extended piece by piece from the empty state; cuts begin with 0 and
+// end with T. last: the state after, if wanted.
+at::Tensor ExtendInPieces(LanguageModel& model, const at::Tensor& ids,
+                          const std::vector<int64_t>& cuts, const ops::Mask& mask = {},
+                          ModelState* last = nullptr);
+
+}  // namespace cistern

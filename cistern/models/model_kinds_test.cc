@@ -1,0 +1,220 @@
+// What models of every kind have in common: their declarations, first weights that a seed fixes,
+// configs of version 1, a training step without data (meta) and on the composite path.
+#include <ATen/Context.h>
+
+#include <algorithm>
+#include <map>
+
+#include "cistern/attention/testing_mechanisms.h"
+#include "cistern/base/error.h"
+#include "cistern/base/hash.h"
+#include "cistern/io/json_text.h"
+#include "cistern/io/test_folder.h"
+#include "cistern/models/classifier.h"
+#include "cistern/models/language_model.h"
+
+namespace cistern {
+namespace {
+
+using namespace cistern::testing;
+using ops::Impl;
+using ops::ImplScope;
+
+ModelConfig SmallOf(const ModelInfo& info) {
+  ModelConfig c;
+  c.kind = info.name, c.vocab_size = 23, c.dim = 12, c.heads = 2, c.max_length = 64;
+  c.attention_options = Json{{"latte", {{"latents", 6}}}, {"abc_mlp", {{"slots", 4}}}};
+  if (info.classifies) c.classes = 5;
+  return c;
+}
+
+// A batch of what the kind says it reads: a new name needs a line here.
+NamedTensors BatchOf(const ModelInfo& info) {
+  const std::map<std::string, at::Tensor> known = {
+      {"ids", at::randint(0, 23, {3, 11}, at::kLong)},
+      {"lengths", Lengths({11, 4, 1})},
+      {"starts", Starts(3, 11, {{0, 0}, {0, 5}, {1, 2}})},
+      {"source", at::randint(0, 23, {3, 9}, at::kLong)},
+      {"source_lengths", Lengths({9, 2, 5})}};
+  NamedTensors batch;
+  for (std::string name : info.inputs) {
+    if (name.ends_with("?")) name.pop_back();
+    if (known.count(name) == 0) ADD_FAILURE() << info.name << " reads " << name;
+    batch.Set(name, known.at(name));
+  }
+  const bool rows = info.classifies;
+  batch.Set("targets",
+            at::randint(0, 5, rows ? at::IntArrayRef({3}) : at::IntArrayRef({3, 11}), at::kLong));
+  return batch;
+}
+
+uint64_t HashWeights(const Model& model) {
+  uint64_t hash = 0;
+  const auto add = [&hash](const std::string& name, const at::Tensor& value) {
+    const at::Tensor x = value.detach().contiguous();
+    hash =
+        XxHash64({static_cast<const char*>(x.const_data_ptr()), x.nbytes()}, XxHash64(name, hash));
+  };
+  for (const auto& p : model.named_parameters()) add(p.key(), p.value());
+  for (const auto& b : model.named_buffers()) add(b.key(), b.value());
+  return hash;
+}
+
+TEST(ModelKinds, AreFoundByName) {
+  ASSERT_GE(Models().size(), 3u);
+  for (const ModelInfo* info : Models()) {
+    EXPECT_EQ(&FindModel(info->name), info);
+    EXPECT_FALSE(info->summary.empty() || info->forms.empty() || info->inputs.empty());
+    EXPECT_EQ(MakeModel(SmallOf(*info), 1)->info().name, info->name);
+  }
+  ExpectContains(ErrorMessage([] { FindModel("decoder_ml"); }), {"decoder_ml", "decoder_lm"});
+}
+
+// config.json of version 1, and what the program that wrote them made of seed 7: names, order and
+// bits of the first weights.
+struct Version1 {
+  const char *name, *config;
+  uint64_t weights;
+};
+
+const std::vector<Version1>& Configs1() {
+  static const std::vector<Version1> all = {
+      {"lm",
+       R"({"version": 1, "kind": "decoder_lm", "vocab_size": 23, "dim": 12, "layers": 3, "heads": 2,
+         "max_length": 64, "conv": 3, "positions": "learned", "embedding_norm": true, "bias": true,
+         "attention": ["latte", "abc_mlp", "latte"], "tie_embeddings": false,
+         "tied_layers": [0, 1, 0],
+         "attention_options": {"latte": {"latents": 6}, "abc_mlp": {"slots": 4}},
+         "decoder_layers": 0, "decoder_attention": [], "cross_attention": ["softmax"],
+         "target_vocab_size": 0, "share_embeddings": true})",
+       0xb2070142e4f368e0},
+      {"lm_groups",
+       R"({"version": 1, "kind": "decoder_lm", "vocab_size": 23, "dim": 12, "layers": 4, "heads": 2,
+         "norm": "post",
+         "attention_options": {"reuse": {"layers": 1}, "luna_causal": {"slots": 3}},
+         "attention": ["softmax", "reuse", "performer:1+gated_slots:1", "luna_causal"],
+         "max_length": 64})",
+       0x8471e259f80b8086},
+      {"classifier",
+       R"({"version": 1, "kind": "encoder_classifier", "vocab_size": 23, "classes": 5, "dim": 12,
+         "layers": 2, "heads": 2, "norm": "post", "pooling": "memory",
+         "head": "gelu", "attention": ["conv_luna"],
+         "attention_options": {"conv_luna": {"slots": 3, "kernel": 4}},
+         "max_length": 64, "bias": true, "norm_pooled": true, "positions": "sinusoidal"})",
+       0xb7769a3d2f137f58},
+      {"perceiver",
+       R"({"version": 1, "kind": "encoder_classifier", "vocab_size": 23, "classes": 5, "dim": 12,
+         "layers": 3, "heads": 2, "attention": ["perceiver", "softmax", "perceiver"],
+         "max_length": 64,
+         "attention_options": {"perceiver": {"latents": 4}}, "tied_layers": [0, 1, 0],
+         "dropout": 0.1})",
+       0xb63e640b2b7d4b5e},
+      {"cls",
+       R"({"version": 1, "kind": "encoder_classifier", "vocab_size": 23, "classes": 5, "dim": 12,
+         "layers": 2, "heads": 2, "attention": ["shared_workspace", "softmax"], "max_length": 64,
+         "pooling": "cls", "positions": "learned", "head": "linear",
+         "attention_options": {"shared_workspace": {"slots": 3}}})",
+       0x70d254b5a443a331},
+      {"translation",
+       R"({"version": 1, "kind": "encoder_decoder", "vocab_size": 23, "target_vocab_size": 19,
+         "share_embeddings": false, "dim": 12, "layers": 2, "heads": 2, "max_length": 64, "conv": 2,
+         "attention": ["softmax"], "decoder_layers": 3, "decoder_attention": ["latte",
+         "abc_mlp", "latte"],
+         "cross_attention": ["abc_mlp"], "attention_options": {"abc_mlp": {"slots": 4}},
+         "tie_embeddings": false, "head_bias": true, "positions": "learned"})",
+       0xee3ee77798913ca7},
+      {"translation_alike",
+       R"({"version": 1, "kind": "encoder_decoder", "vocab_size": 23, "dim": 12, "layers": 2,
+         "heads": 2, "max_length": 64, "decoder_layers": 0, "decoder_attention": [],
+         "cross_attention": ["softmax", "latte"], "positions": "rotary", "attention": ["softmax"],
+         "norm": "post"})",
+       0x0e50a33195464887},
+  };
+  return all;
+}
+
+TEST(ModelConfig, Version1MakesTheSameFirstWeights) {
+  // Normal numbers are drawn by other code where a processor lacks AVX2.
+  const bool comparable = at::get_cpu_capability() != "DEFAULT";
+  for (const Version1& c : Configs1()) {
+    ModelConfig config = ReadModelConfig(ParseJson(c.config, c.name), c.name);
+    EXPECT_EQ(config.version, kConfigVersion);
+    const auto model = MakeModel(config, 7);
+    if (comparable) {
+      EXPECT_EQ(HashWeights(*model), c.weights) << c.name;
+    }
+    // What is written is of this version, and the same again.
+    const Json written = config.Describe().Write();
+    EXPECT_EQ(written["version"], kConfigVersion);
+    for (const char* old : {"decoder_layers", "decoder_attention", "cross_attention"})
+      EXPECT_FALSE(written.contains(old)) << c.name;
+    ModelConfig again = ReadModelConfig(written, c.name);
+    EXPECT_EQ(again.Describe().Write(), written) << c.name;
+  }
+}
+
+TEST(ModelConfig, Version1OfATranslatorFillsTheGroups) {
+  const auto find = [](const std::string& name) {
+    const auto& all = Configs1();
+    const auto at = std::find_if(all.begin(), all.end(), [&](auto& c) { return c.name == name; });
+    return ReadModelConfig(ParseJson(at->config, name), name);
+  };
+  const ModelConfig c = find("translation");
+  EXPECT_EQ(c.decoder.layers, 3);
+  EXPECT_EQ(c.decoder.attention, (std::vector<std::string>{"latte", "abc_mlp", "latte"}));
+  EXPECT_EQ(c.cross.attention, std::vector<std::string>{"abc_mlp"});
+  EXPECT_EQ(c.own.at("encoder_decoder"), (Json{{"share_embeddings", false}}));
+  EXPECT_EQ(find("translation_alike").decoder.layers, 0);
+  // Other kinds wrote these keys down and did not use them.
+  EXPECT_TRUE(find("lm").own.at("encoder_decoder").empty());
+  EXPECT_EQ(find("lm").target_vocab_size, 0);
+}
+
+// ---- a training step of each kind
+
+double Step(Model& model, const NamedTensors& batch, std::vector<at::Tensor>* gradients) {
+  model.train();
+  model.zero_grad();
+  const at::Tensor loss = model.TrainingLoss(batch);
+  loss.backward();
+  for (const auto& p : model.named_parameters()) {
+    EXPECT_TRUE(p.value().grad().defined()) << model.info().name << " " << p.key();
+    if (p.value().grad().defined()) gradients->push_back(p.value().grad().clone());
+  }
+  return loss.is_meta() ? 0 : loss.item<double>();
+}
+
+TEST(ModelKinds, TrainOnTheCompositePathAsOnTheKernels) {
+  for (const ModelInfo* info : Models()) {
+    ModelConfig config = SmallOf(*info);
+    config.positions = "learned", config.init_std = 0.3;
+    const auto model = MakeModel(config, 3);
+    model->to(at::kDouble);
+    at::manual_seed(5);
+    const NamedTensors batch = BatchOf(*info);
+    std::vector<at::Tensor> kernel, composite;
+    const double loss = Step(*model, batch, &kernel);
+    const ImplScope scope(Impl::kComposite);
+    EXPECT_NEAR(Step(*model, batch, &composite), loss, 1e-11) << info->name;
+    for (size_t i = 0; i < kernel.size(); ++i)
+      ExpectClose(composite[i], kernel[i], 1e-9, info->name);
+  }
+}
+
+// No tensor of a step is made elsewhere than where the model is: one on the CPU would not fit.
+TEST(ModelKinds, TrainOnAnotherDevice) {
+  for (const ModelInfo* info : Models()) {
+    ModelConfig config = SmallOf(*info);
+    config.positions = "learned";
+    config.dropout = 0.1;
+    const auto model = MakeModel(config, 3);
+    model->to(at::kMeta);
+    const NamedTensors batch = BatchOf(*info).To(at::kMeta);
+    std::vector<at::Tensor> gradients;
+    Step(*model, batch, &gradients);
+    for (const at::Tensor& g : gradients) EXPECT_TRUE(g.is_meta()) << info->name;
+  }
+}
+
+}  // namespace
+}  // namespace cistern

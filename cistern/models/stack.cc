@@ -1,0 +1,329 @@
+#include "cistern/models/stack.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "cistern/attention/head_groups.h"
+#include "cistern/base/error.h"
+#include "cistern/models/config.h"
+
+namespace cistern {
+namespace {
+
+// {"latte": {"latents": 64}} over {"latte": {"share": true}}, option by option.
+void MergeOptions(Json& all, const Json& over) {
+  for (const auto& [mechanism, options] : over.items()) {
+    Json& known = all[mechanism];
+    if (!known.is_object()) known = Json::object();
+    known.update(options);
+  }
+}
+
+void CheckByMechanism(const Json& options, const std::string& key) {
+  if (!options.is_object()) FailUsage(key, " must be an object of options by mechanism");
+  for (const auto& [name, inner] : options.items()) {
+    FindMechanism(name);
+    if (!inner.is_object()) FailUsage(key, ".", name, " must be an object");
+  }
+}
+
+}  // namespace
+
+Fields StackOptions::Describe() {
+  Fields f;
+  f.Add("attention", &attention, "mechanism of this stack's layers, or one for each")
+      .OmitWhen(Json::array());
+  f.Add("attention_options", &attention_options, "options by mechanism, over the model's")
+      .OmitWhen(Json::object());
+  f.Add("layer_options", &layer_options,
+        "options by layer and mechanism, such as {\"2\": {\"latte\": {\"latents\": 8}}}")
+      .OmitWhen(Json::object());
+  f.Add("dim", &dim, "width; 0: the model's", {0, 65536}).OmitWhen(0);
+  f.Add("layers", &layers, "blocks; 0: the model's", {0, 1024}).OmitWhen(0);
+  f.Add("heads", &heads, "attention heads; 0: the model's", {0, 1024}).OmitWhen(0);
+  f.Add("ffn_dim", &ffn_dim, "width of the feed-forward; 0: 4 dim; -1: the model's", {-1, 1 << 20})
+      .OmitWhen(-1);
+  f.Add("max_length", &max_length, "longest input; 0: the model's", {0, 1 << 30}).OmitWhen(0);
+  f.Add("conv", &conv, "taps of the short convolution; 0: none; -1: the model's", {-1, 64})
+      .OmitWhen(-1);
+  f.Add("positions", &positions, "position encoding; none said: the model's").OmitWhen("");
+  f.Add("dropout", &dropout, "-1: the model's", {-1.0, 0.95}).OmitWhen(-1.0);
+  f.Add("attention_dropout", &attention_dropout, "-1: the model's", {-1.0, 0.95}).OmitWhen(-1.0);
+  f.Add("ffn_dropout", &ffn_dropout, "-1: the model's", {-1.0, 0.95}).OmitWhen(-1.0);
+  f.Add("tied_layers", &tied_layers, "as the model's, of this stack's layers", {0, 1023})
+      .OmitWhen(Json::array());
+  return f;
+}
+
+Fields StackOptions::DescribeCross() {
+  Fields f;
+  f.Add("attention", &attention,
+        "mechanism by which the decoder attends to the source, or one for each layer")
+      .OmitWhen({"softmax"});
+  f.Add("attention_options", &attention_options, "options by mechanism, over the model's")
+      .OmitWhen(Json::object());
+  f.Add("layer_options", &layer_options, "options by layer and mechanism").OmitWhen(Json::object());
+  f.Add("heads", &heads, "attention heads; 0: the decoder's", {0, 1024}).OmitWhen(0);
+  f.Add("attention_dropout", &attention_dropout, "-1: the decoder's", {-1.0, 0.95}).OmitWhen(-1.0);
+  return f;
+}
+
+LayerStack::LayerStack(const ModelConfig& config, Form form)
+    : config_(config), form_(form), options_(config.Group(form)) {
+  const ModelInfo& info = config.info();
+  crossed_ = info.Has(Form::kCross) && form != Form::kBidirectional;
+  StackOptions& o = options_;
+  const bool cross = form == Form::kCross;
+  StackOptions above;  // what the group leaves open
+  above.dim = config.dim, above.layers = config.layers, above.heads = config.heads;
+  above.ffn_dim = config.ffn_dim, above.max_length = config.max_length;
+  above.positions = config.positions, above.tied_layers = config.tied_layers;
+  above.dropout = config.dropout, above.attention_dropout = config.attention_dropout;
+  above.ffn_dropout = config.ffn_dropout;
+  above.attention = config.attention;
+  // The model's convolution is that of the causal stack where there is one beside another.
+  above.conv = info.forms.size() > 1 && form != Form::kCausal ? 0 : config.conv;
+  source_dim_ = 0;
+  if (cross) {
+    above = LayerStack(config, Form::kCausal).options();
+    above.conv = 0;
+    const LayerStack source(config, Form::kBidirectional);
+    source_dim_ = source.dim();
+    above.max_length = source.options().max_length;
+    if (above.positions == "rotary") above.positions = "none";  // source and target count apart
+  } else if (o.attention.empty()) {
+    o.attention = above.attention;
+  }
+  const auto unset = [](auto& value, const auto& otherwise, auto none) {
+    if (value == none) value = otherwise;
+  };
+  unset(o.dim, above.dim, 0);
+  unset(o.layers, above.layers, 0);
+  unset(o.heads, above.heads, 0);
+  unset(o.ffn_dim, above.ffn_dim, -1);
+  unset(o.max_length, above.max_length, 0);
+  unset(o.conv, above.conv, -1);
+  unset(o.positions, above.positions, "");
+  unset(o.dropout, above.dropout, -1.0);
+  unset(o.attention_dropout, above.attention_dropout, -1.0);
+  unset(o.ffn_dropout, above.ffn_dropout, -1.0);
+  if (o.tied_layers.empty()) o.tied_layers = above.tied_layers;
+  o.attention_options = config.attention_options;
+  if (config.Group(form).attention_options.is_object())
+    MergeOptions(o.attention_options, config.Group(form).attention_options);
+}
+
+std::string LayerStack::Key(const std::string& name, bool in_group) const {
+  return in_group ? GroupName(form_) + "." + name : name;
+}
+
+const std::string& LayerStack::Mechanism(int64_t layer) const {
+  return options_.attention[options_.attention.size() == 1 ? 0 : size_t(layer)];
+}
+
+Json LayerStack::OptionsByMechanism(int64_t layer) const {
+  Json all = options_.attention_options;
+  const std::string number = std::to_string(layer);
+  if (form_ != Form::kCross && config_.layer_options.contains(number))
+    MergeOptions(all, config_.layer_options.at(number));
+  if (options_.layer_options.contains(number)) MergeOptions(all, options_.layer_options.at(number));
+  return all;
+}
+
+Json LayerStack::Options(int64_t layer) const {
+  const std::string& name = Mechanism(layer);
+  const Json all = OptionsByMechanism(layer);
+  if (IsHeadGroups(name)) return all;
+  return all.contains(name) ? all.at(name) : Json::object();
+}
+
+bool LayerStack::Uses(int64_t layer, const std::string& mechanism) const {
+  return Mechanism(layer) == mechanism || InHeadGroups(Mechanism(layer), mechanism);
+}
+
+bool LayerStack::Alike(int64_t a, int64_t b) const {
+  return Mechanism(a) == Mechanism(b) && Options(a) == Options(b);
+}
+
+int64_t LayerStack::Copied(int64_t layer) const {
+  const MechanismInfo& info = FindMechanism(Mechanism(layer));
+  if (!info.copies_scores) return 0;
+  return info.copy_plan(Options(layer), options_.heads, layers())[size_t(layer)];
+}
+
+AttentionLayerOptions LayerStack::Attention(int64_t layer) const {
+  AttentionLayerOptions a;
+  a.mechanism = Mechanism(layer);
+  a.mechanism_options = Options(layer);
+  a.dims = {options_.dim, options_.heads, options_.max_length, layer, options_.attention_dropout};
+  a.dims.copied = Copied(layer);
+  a.dims.copied_on = layer + 1 < layers() ? std::max<int64_t>(0, Copied(layer + 1)) : 0;
+  a.form = form_;
+  a.source_dim = source_dim_;
+  a.positions = options_.positions;
+  a.conv = options_.conv;
+  a.bias = config_.bias;
+  a.init_std = config_.init_std;
+  a.out_std = config_.init_std / std::sqrt((crossed_ ? 3.0 : 2.0) * double(layers()));
+  return a;
+}
+
+bool LayerStack::HandsOnMemory(int64_t layer) const {
+  return FindMechanism(Mechanism(layer)).HandsOnMemory();
+}
+
+BlockOptions LayerStack::Block(int64_t layer) const {
+  BlockOptions b;
+  b.attention = Attention(layer);
+  if (crossed_) b.cross = config_.Stack(Form::kCross).Attention(layer);
+  b.norm = config_.norm;
+  b.activation = config_.activation;
+  b.ffn_bias = config_.bias || config_.ffn_bias;
+  b.ffn_dim = options_.ffn_dim;
+  b.dropout = options_.dropout;
+  b.ffn_dropout = options_.ffn_dropout;
+  b.norm_eps = config_.norm_eps;
+  // What reaches no later block and not the head is left out.
+  const bool memory_pooled = form_ == Form::kBidirectional && config_.PoolsMemory();
+  b.attention.tokens_out = layer + 1 < layers() || !memory_pooled;
+  b.memory_out = memory_pooled;
+  for (int64_t later = layer + 1; later < layers() && form_ == Form::kBidirectional; ++later)
+    b.memory_out = b.memory_out || HandsOnMemory(later);
+  return b;
+}
+
+// ---- what single fields cannot check
+
+void LayerStack::Validate() const {
+  const std::vector<std::string>& names = options_.attention;
+  const bool several = config_.info().forms.size() > 1;
+  const bool own = form_ == Form::kCross || !config_.Group(form_).attention.empty();
+  const std::string key = Key("attention", own),
+                    of = several
+                             ? " of the " + GroupName(form_ == Form::kCross ? Form::kCausal : form_)
+                             : "";
+  if (names.empty() || (names.size() != 1 && int64_t(names.size()) != layers())) {
+    FailUsage(key, " lists ", names.size(), " mechanisms for ", layers(), " layers", of,
+              "; give one for all or one for each",
+              several && !own ? " in " + Key("attention", true) : "");
+  }
+  if (options_.dim % options_.heads != 0)
+    FailUsage(Key("dim", config_.Group(form_).dim > 0), "=", options_.dim, " is not divisible by ",
+              Key("heads", config_.Group(form_).heads > 0), "=", options_.heads);
+  ValidateOptions();
+  ValidateScores();
+  // Form, positions, convolution and sizes of every mechanism in use.
+  for (int64_t layer = 0; layer < layers(); ++layer) {
+    if (layer == 0 || !Alike(layer, layer - 1)) MakeMechanism(Attention(layer));
+  }
+  ValidateMemory();
+  ValidateTies();
+}
+
+void LayerStack::ValidateOptions() const {
+  const StackOptions& group = config_.Group(form_);
+  CheckByMechanism(group.attention_options, Key("attention_options", true));
+  const std::string key = Key("layer_options", true);
+  if (!group.layer_options.is_object())
+    FailUsage(key, " must be an object of options by layer, such as {\"2\": {\"latte\": ",
+              "{\"latents\": 8}}}");
+  for (const auto& [number, options] : group.layer_options.items()) {
+    int64_t layer = 0;
+    while (layer < layers() && std::to_string(layer) != number) ++layer;
+    if (layer == layers())
+      FailUsage(key, ": there is no layer '", number, "'; they are counted from 0 to ",
+                layers() - 1);
+    CheckByMechanism(options, key + "." + number);
+    for (const auto& [name, inner] : options.items()) {
+      if (!Uses(layer, name))
+        FailUsage(key, ".", number, ".", name, ": layer ", layer, " has ", Mechanism(layer));
+    }
+  }
+}
+
+// Scores that a layer takes over from the one before.
+void LayerStack::ValidateScores() const {
+  const std::string key =
+      Key("attention", form_ == Form::kCross || !config_.Group(form_).attention.empty());
+  bool copies = false, planned = false;
+  int64_t first = -1;
+  for (int64_t layer = 0; layer < layers(); ++layer) {
+    const MechanismInfo& info = FindMechanism(Mechanism(layer));
+    if (!info.copies_scores) continue;
+    if (first < 0) first = layer;
+    if (!(Options(layer) == Options(first))) {
+      FailUsage("layer_options: the options of ", info.name, " say which of all layers copy; set ",
+                "them in attention_options");
+    }
+    const int64_t copied = Copied(layer);
+    copies = copies || copied != 0;
+    const std::vector<int64_t> plan = info.copy_plan(Options(layer), options_.heads, layers());
+    planned = std::any_of(plan.begin(), plan.end(), [](int64_t c) { return c != 0; });
+    if (copied > 0 && !FindMechanism(Mechanism(layer - 1)).leaves_scores) {
+      FailUsage(key, ": layer ", layer + 1, " of ", layers(), " (", Mechanism(layer),
+                ") would take over the scores of layer ", layer, ", and ", Mechanism(layer - 1),
+                " leaves none; put softmax or reuse there, or another mechanism in layer ",
+                layer + 1);
+    }
+  }
+  if (planned && !copies)
+    FailUsage(key,
+              ": by its placement no layer with reuse takes over scores; use softmax there, or "
+              "another placement");
+}
+
+void LayerStack::ValidateMemory() const {
+  // One memory or set of latents goes from block to block, so their layers make the same ones.
+  int64_t first = -1;
+  for (int64_t layer = 0; layer < layers() && form_ == Form::kBidirectional; ++layer) {
+    const MechanismInfo& info = FindMechanism(Mechanism(layer));
+    if (!HandsOnMemory(layer)) continue;
+    if (first >= 0 && Mechanism(first) != info.name) {
+      FailUsage(Key("attention", !config_.Group(form_).attention.empty()), " has both ",
+                Mechanism(first), " and ", info.name,
+                ", but one memory goes from block to block; use one of them");
+    }
+    if (first >= 0 && !Alike(first, layer)) {
+      FailUsage("layer_options: layers ", first, " and ", layer, " have other options of ",
+                info.name, ", but one memory goes from block to block; give all the same");
+    }
+    if (first < 0) first = layer;
+  }
+}
+
+void LayerStack::ValidateTies() const {
+  const std::vector<int64_t>& ties = options_.tied_layers;
+  if (ties.empty()) return;
+  const std::string key = Key("tied_layers", !config_.Group(form_).tied_layers.empty());
+  if (int64_t(ties.size()) != layers()) {
+    FailUsage(key, " lists ", ties.size(), " numbers for ", layers(), " layers",
+              config_.info().forms.size() > 1 ? " of the " + GroupName(form_) : "",
+              "; give for each the layer whose parameters it has");
+  }
+  for (int64_t layer = 0; layer < layers(); ++layer) {
+    const int64_t owner = TiedTo(layer);
+    if (owner < 0 || owner > layer || TiedTo(owner) != owner) {
+      FailUsage(key, ": layer ", layer, " cannot have the parameters of layer ", owner,
+                ": that must be an earlier layer with its own, or the layer itself");
+    }
+    if (owner == layer) continue;
+    const AttentionLayerOptions a = Attention(layer), b = Attention(owner);
+    if (a.mechanism != b.mechanism) {
+      FailUsage(key, ": layer ", layer, " (", a.mechanism, ") cannot have the parameters of layer ",
+                owner, " (", b.mechanism, "); tie layers of one mechanism");
+    }
+    if (!Alike(layer, owner))
+      FailUsage(key, ": layers ", layer, " and ", owner, " have other options of ", a.mechanism,
+                "; tie layers with the same options");
+    const std::string refusal = MakeMechanism(a)->TieRefusal();
+    if (!refusal.empty())
+      FailUsage(key, ": layers ", owner, " and ", layer, ": ", a.mechanism, " ", refusal);
+    if (a.dims.copied != b.dims.copied || a.dims.copied_on != b.dims.copied_on) {
+      FailUsage(key, ": by the placement of ", a.mechanism, " layers ", owner, " and ", layer,
+                " do not copy the same scores, so they cannot have the same parameters; tie other "
+                "layers, or choose another placement");
+    }
+  }
+}
+
+}  // namespace cistern

@@ -1,0 +1,24 @@
+#pragma once
+// The group of one stack in config.json: what is said here holds for this stack alone, and what is
+// not said is as the model's key of the same name.
+#include <string>
+#include <vector>
+
+#include "cistern/io/fields.h"
+
+namespace cistern {
+
+struct StackOptions {
+  int64_t dim = 0, layers = 0, heads = 0, ffn_dim = -1, max_length = 0, conv = -1;
+  std::vector<std::string> attention = {};
+  Json attention_options = Json::object();  // by mechanism: {"latte": {"latents": 64}}
+  Json layer_options = Json::object();      // by layer: {"2": {"latte": {"latents": 8}}}
+  std::string positions = {};
+  double dropout = -1, attention_dropout = -1, ffn_dropout = -1;
+  std::vector<int64_t> tied_layers = {};
+
+  Fields Describe();
+  Fields DescribeCross();  // heads, mechanisms and their options
+};
+
+}  // namespace cistern

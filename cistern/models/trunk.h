@@ -1,0 +1,46 @@
+#pragma once
+// What all kinds of models are made of: positions, the norm of embeddings, dropout, blocks and the
+// final norm. It is no module of its own: its parts belong to the model, or to a part of it, under
+// the names of the model file.
+#include <memory>
+#include <vector>
+
+#include "cistern/models/config.h"
+#include "cistern/models/model_state.h"
+#include "cistern/nn/positions.h"
+
+namespace cistern {
+
+// A table of embeddings [vocab,D], registered in `owner`. UsageError where vocab < 1.
+at::Tensor AddEmbedding(torch::nn::Module& owner, const std::string& name,
+                        const ModelConfig& config, int64_t vocab, int64_t dim);
+
+class Trunk {
+ public:
+  // Registers embed_positions, embed_norm and norm (where the config has them) and layers in
+  // `owner`, which has to outlive the trunk. `extra`: learned positions beyond max_length.
+  Trunk(torch::nn::Module& owner, const ModelConfig& config, Form form, int64_t extra = 0);
+
+  // Embeddings [B,T,D] with positions [1 or B,T] -> what the first block is given.
+  Stream Enter(const at::Tensor& embedded, const ops::Mask& mask,
+               const at::Tensor& positions) const;
+  // Through all blocks; the final norm is left to Norm.
+  Stream Bidirectional(Stream stream) const;
+  // Causal: a piece that goes on from `state`, whose layers are those of the blocks, followed by
+  // those of their cross attention (StatefulModel). Its positions are not touched.
+  Stream Extend(Stream stream, ModelState& state) const;
+  at::Tensor Norm(const at::Tensor& x) const { return norm_ ? norm_->Forward(x) : x; }
+  const std::vector<std::shared_ptr<Block>>& blocks() const { return blocks_; }
+
+ private:
+  const torch::nn::Module* owner_;
+  double dropout_;
+  std::shared_ptr<PositionEmbedding> positions_;
+  std::vector<std::shared_ptr<Block>> blocks_;        // of a tied layer: its owner's again
+  std::shared_ptr<LayerNorm> embedding_norm_, norm_;  // null where not asked for
+};
+
+// The positions of a whole row of T tokens, [1,T], on the device of `like`.
+at::Tensor RowPositions(int64_t length, const at::Tensor& like);
+
+}  // namespace cistern

@@ -1,0 +1,42 @@
+#include "cistern/nn/latent_block.h"
+
+#include <ATen/ATen.h>
+
+#include "cistern/base/error.h"
+
+namespace cistern {
+
+LatentBlock::LatentBlock(const BlockOptions& options) : Block(options) {
+  if (pre()) source_norm_ = AddNorm("source_norm");
+}
+
+Stream LatentBlock::Bidirectional(Stream stream) {
+  const Mechanism& mechanism = attention_->mechanism();
+  if (stream.mask.starts) {
+    FailUsage(
+        "[", mechanism.info().name,
+        "] has one set of latents for each row, and a row of several documents would need one for "
+        "each: give each document a row of "
+        "its own, with lengths, or use a mechanism without latents of its own, such as latte");
+  }
+  if (!stream.source) {
+    Stream latents;
+    latents.x = mechanism.InitialMemory().expand({stream.x.size(0), -1, -1});
+    latents.positions =
+        at::arange(latents.x.size(1), stream.x.options().dtype(at::kLong).requires_grad(false))
+            .unsqueeze(0);
+    latents.memory = stream.memory;
+    latents.source = std::make_shared<const Stream>(std::move(stream));
+    stream = std::move(latents);
+  }
+  Stream source = *stream.source;
+  if (source_norm_) source.x = source_norm_->Forward(source.x);
+  auto attend = [&](Stream& s) {
+    State state = attention_->EmptyState(source.x.size(0), source.x.options().requires_grad(false));
+    attention_->Write(source, state);
+    return attention_->Read(s, state);
+  };
+  return Rest(Attend(std::move(stream), attend), nullptr);
+}
+
+}  // namespace cistern

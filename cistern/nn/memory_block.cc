@@ -1,0 +1,28 @@
+#include "cistern/nn/memory_block.h"
+
+namespace cistern {
+
+MemoryBlock::MemoryBlock(const BlockOptions& options)
+    : Block(options), replaced_(attention_->mechanism().info().memory == MemoryUse::kReplaced) {
+  if (!replaced_ && (options.memory_out || pre())) norm_ = AddNorm("memory_norm");
+}
+
+Stream MemoryBlock::Bidirectional(Stream stream) {
+  const at::Tensor x = stream.x, memory = stream.memory.defined()
+                                              ? stream.memory
+                                              : attention_->mechanism().InitialMemory();
+  stream.x = Before(x, attention_norm_.get());
+  stream.memory = replaced_ ? memory : Before(memory, norm_.get());
+  const AttentionLayer::Attended attended = attention_->Bidirectional(stream, &stream.handles);
+  stream.memory = replaced_             ? attended.packed
+                  : options_.memory_out ? Add(memory, attended.packed, norm_.get())
+                                        : memory;
+  if (!ffn_) {
+    stream.x = at::Tensor();
+    return stream;
+  }
+  stream.x = Add(x, attended.tokens, attention_norm_.get());
+  return Rest(std::move(stream), nullptr);
+}
+
+}  // namespace cistern

@@ -1,0 +1,58 @@
+#include "cistern/tensors/device.h"
+
+#include <ATen/Context.h>
+#include <ATen/autocast_mode.h>
+
+#include <algorithm>
+
+#include "cistern/base/error.h"
+
+namespace cistern {
+namespace {
+
+at::Device& Active() {
+  static at::Device device(at::kCPU);
+  return device;
+}
+
+}  // namespace
+
+std::vector<std::string> Devices() {
+  std::vector<std::string> names = {"cpu"};
+  const auto add = [&](bool there, at::DeviceType type, const char* name) {
+    if (!there) return;
+    const int count = at::globalContext().getAcceleratorHooksInterface(type).deviceCount();
+    for (int i = 0; i < count; ++i) names.push_back(StrCat(name, ":", i));
+  };
+  add(at::hasCUDA(), at::kCUDA, "cuda");
+  add(at::hasXPU(), at::kXPU, "xpu");
+  return names;
+}
+
+at::Device ParseDevice(const std::string& name) {
+  const std::vector<std::string> known = Devices();
+  for (const std::string& whole : {name, name + ":0"}) {
+    if (std::find(known.begin(), known.end(), whole) != known.end()) return at::Device(whole);
+  }
+  std::string list;
+  for (const std::string& device : known) list += (list.empty() ? "" : ", ") + device;
+  FailUsage("there is no device '", name, "' for this build on this machine; there is: ", list);
+}
+
+at::Device ActiveDevice() { return Active(); }
+void SetActiveDevice(at::Device device) { Active() = device; }
+
+BFloat16Scope::BFloat16Scope(bool on, at::Device device) : on_(on), type_(device.type()) {
+  if (!on_) return;
+  at::autocast::set_autocast_enabled(type_, true);
+  at::autocast::set_autocast_dtype(type_, at::kBFloat16);
+  at::autocast::increment_nesting();
+}
+
+BFloat16Scope::~BFloat16Scope() {
+  if (!on_) return;
+  if (at::autocast::decrement_nesting() == 0) at::autocast::clear_cache();
+  at::autocast::set_autocast_enabled(type_, false);
+}
+
+}  // namespace cistern
