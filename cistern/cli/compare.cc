@@ -99,7 +99,7 @@ Json TrainInChild(const std::vector<std::string>& arguments) {
 
 std::string Number(double x, int digits) {
   char text[48];
-  std::snprintf(text, sizeof text, "%.*f", digits, x);
+  std::snprintf(text, sizeof text, "%.*f", digits, NanUnsigned(x));
   return text;
 }
 

@@ -73,7 +73,7 @@ void Print(const EvalCommand& c, const Json& result) {
   for (const auto& [key, value] : result.items()) {
     char number[64];
     if (value.is_number_float()) {
-      std::snprintf(number, sizeof number, "%.4f", value.get<double>());
+      std::snprintf(number, sizeof number, "%.4f", NanUnsigned(value.get<double>()));
     } else {
       std::snprintf(number, sizeof number, "%s",
                     value.is_string() ? value.get<std::string>().c_str() : value.dump().c_str());

@@ -22,7 +22,7 @@ void PrintMetrics(const char* title, const Json& metrics) {
   std::printf("%s:", title);
   for (const auto& [key, value] : metrics.items()) {
     if (value.is_number_float()) {
-      std::printf("  %s %.4g", key.c_str(), value.get<double>());
+      std::printf("  %s %.4g", key.c_str(), NanUnsigned(value.get<double>()));
     } else {
       std::printf("  %s %s", key.c_str(), value.dump().c_str());
     }

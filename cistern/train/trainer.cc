@@ -72,7 +72,7 @@ void RequireFinite(const AdamW& optimizer, int64_t step, const std::string& fold
 
 std::string Short(double x) {
   char text[32];
-  std::snprintf(text, sizeof text, "%.4g", x);
+  std::snprintf(text, sizeof text, "%.4g", NanUnsigned(x));
   return text;
 }
 
