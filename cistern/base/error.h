@@ -1,8 +1,12 @@
 #pragma once
 // Errors of the whole project. The program turns them into exit codes: Error 1, UsageError 2.
+#include <cmath>
+#include <concepts>
+#include <limits>
 #include <sstream>
 #include <stdexcept>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 namespace cistern {
@@ -19,11 +23,25 @@ class UsageError : public Error {
   using Error::Error;
 };
 
+// x, but NaN without a sign: which one an operation leaves differs from processor to processor, and
+// a message should not.
+template <std::floating_point T>
+T NanUnsigned(T x) {
+  return std::isnan(x) ? std::numeric_limits<T>::quiet_NaN() : x;
+}
+
 // Joins anything printable into one string: StrCat("length ", 12).
 template <class... Args>
 std::string StrCat(const Args&... args) {
   std::ostringstream out;
-  (out << ... << args);
+  const auto put = [&out](const auto& x) {
+    if constexpr (std::is_floating_point_v<std::decay_t<decltype(x)>>) {
+      out << NanUnsigned(x);
+    } else {
+      out << x;
+    }
+  };
+  (put(args), ...);
   return out.str();
 }
 

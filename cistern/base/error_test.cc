@@ -2,6 +2,9 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
+#include <limits>
+
 namespace cistern {
 namespace {
 
@@ -10,6 +13,14 @@ TEST(UnknownName, SuggestsTheNearest) {
             "unknown mechanism 'late'; did you mean 'latte'?");
   EXPECT_EQ(UnknownName("mechanism", "zzzzzzzz", {"softmax", "latte"}),
             "unknown mechanism 'zzzzzzzz'; known are: softmax, latte");
+}
+
+TEST(Messages, NanHasNoSign) {
+  const double nan = std::numeric_limits<double>::quiet_NaN();
+  EXPECT_EQ(StrCat("x ", std::copysign(nan, -1.0), " ", std::copysign(float(nan), -1.0F), " ",
+                   std::copysign(nan, 1.0)),
+            "x nan nan nan");
+  EXPECT_EQ(StrCat(-0.5, " ", -std::numeric_limits<double>::infinity()), "-0.5 -inf");
 }
 
 TEST(Errors, UsageErrorIsAnError) { EXPECT_THROW(FailUsage("x ", 1), Error); }

@@ -10,6 +10,8 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "cistern/base/error.h"
+
 namespace cistern {
 namespace {
 
@@ -33,7 +35,7 @@ std::string Rate(double x) {
                 : x >= 10 ? "%.1f"
                 : x >= 1  ? "%.2f"
                           : "%.3f",
-                x);
+                NanUnsigned(x));
   return text;
 }
 

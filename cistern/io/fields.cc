@@ -40,7 +40,7 @@ using Texts = std::vector<std::string>;
 
 std::string NumberText(double x) {
   char text[64];
-  const auto end = std::to_chars(text, text + sizeof(text), x).ptr;
+  const auto end = std::to_chars(text, text + sizeof(text), NanUnsigned(x)).ptr;
   return std::string(text, end);
 }
 std::string NumberText(int64_t x) { return std::to_string(x); }

@@ -44,7 +44,7 @@ std::string TickText(double x) {
     std::snprintf(text, sizeof(text), "%.4g%s", scaled,
                   (const char*[]){"", "k", "M", "G", "T"}[power]);
   } else {
-    std::snprintf(text, sizeof(text), magnitude >= 1e-4 ? "%.6g" : "%.3g", x);
+    std::snprintf(text, sizeof(text), magnitude >= 1e-4 ? "%.6g" : "%.3g", NanUnsigned(x));
   }
   return text;
 }

@@ -5,6 +5,9 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/zeros_like.h>
 
+#include <cmath>
+#include <limits>
+
 #include "cistern/ops/tensor_rows.h"
 
 namespace cistern::ops {
@@ -38,6 +41,36 @@ inline at::Tensor AsDouble(const at::Tensor& x) { return x.to(at::kDouble).conti
 inline at::Tensor AsDouble(const OptionalTensor& x) { return x ? AsDouble(*x) : at::Tensor(); }
 inline const double* DataOrNull(const at::Tensor& x) {
   return x.defined() ? x.const_data_ptr<double>() : nullptr;
+}
+
+// Whether forward-mode differentiation (torch.func.jvp) has a tangent for one of these.
+template <class... Tensors>
+bool HaveTangents(const Tensors&... x) {
+  const auto has = [](const at::Tensor& t) { return t.defined() && t._fw_grad(0).defined(); };
+  return (has(x) || ...);
+}
+// Error where they have: a kernel would lose the tangent, and the derivative be zero.
+template <class... Tensors>
+void RefuseTangents(const char* op, const Tensors&... x) {
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      !HaveTangents(x...), op,
+      " has no forward-mode derivative; differentiate backwards (torch.autograd.grad), or run with "
+      "CISTERN_IMPL=composite");
+}
+
+// Tensors that have no numbers to look at: of shapes alone, traced or mapped.
+inline bool HasNoNumbers(const at::Tensor& x) {
+  return x.is_meta() || x.numel() == 0 || x.key_set().has(c10::DispatchKey::Python) ||
+         x.key_set().has(c10::DispatchKey::FuncTorchBatched);
+}
+// One pass. Finite numbers whose sum overflows count as not finite, which only costs time.
+inline bool AllFinite(const at::Tensor& x) {
+  return HasNoNumbers(x) || std::isfinite(x.detach().sum().item<double>());
+}
+// The same of log-weights, which may be -inf: no NaN, no +inf.
+inline bool AllBelowInfinity(const at::Tensor& s) {
+  return HasNoNumbers(s) ||
+         s.detach().max().item<double>() < std::numeric_limits<double>::infinity();
 }
 
 // Typed handle of a registered op.

@@ -234,6 +234,7 @@ Tensor2 ForwardAutograd(const at::Tensor& x, const at::Tensor& weight, const at:
     Check(x, weight, state, starts, lengths, ahead);
     return Composite(x, weight, state, starts, lengths, ahead);
   }
+  RefuseTangents("[short_conv]", x, weight, state);
   if (!torch::autograd::compute_requires_grad(x, weight, state)) {
     at::AutoDispatchBelowADInplaceOrView guard;
     return ForwardOp().call(x, weight, state, starts, lengths, ahead);

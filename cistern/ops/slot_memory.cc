@@ -239,6 +239,7 @@ Tensor4 ForwardAutograd(bool match, const at::Tensor& a, const at::Tensor& s, co
     CheckShapes(match, a, s, u, memory, z, starts, lengths);
     return SlotMemoryComposite(match, a, s, u, memory, z, starts, lengths, want_z);
   }
+  RefuseTangents(match ? "[slot_match]" : "[slot_read]", a, s, u, memory, z);
   if (!torch::autograd::compute_requires_grad(a, s, u, memory, z)) {
     at::AutoDispatchBelowADInplaceOrView guard;
     return ForwardOp(match).call(a, s, u, memory, z, starts, lengths, want_z);

@@ -4,6 +4,8 @@
 
 #include <limits>
 
+#include "cistern/ops/op_pair.h"
+
 namespace cistern::ops {
 namespace {
 
@@ -31,10 +33,13 @@ Tensor4 SlotMemoryComposite(bool match, const at::Tensor& a_in, const at::Tensor
   if (starts)
     documents = (valid.defined() ? starts->logical_and(valid) : *starts).to(at::kLong).cumsum(1);
 
+  // A chunk's products take 0 times every later token, which is NaN where that is not finite: then
+  // tokens are taken one by one.
+  const int64_t chunk = AllFinite(a) && AllFinite(u) && AllBelowInfinity(s) ? kChunk : 1;
   at::Tensor m_prev = memory, z_prev = z_in;
   std::vector<at::Tensor> outs, zs;
-  for (int64_t t0 = 0; t0 < length; t0 += kChunk) {
-    const int64_t c = std::min(kChunk, length - t0);
+  for (int64_t t0 = 0; t0 < length; t0 += chunk) {
+    const int64_t c = std::min(chunk, length - t0);
     const at::Tensor sc = s.narrow(2, t0, c), uc = u.narrow(2, t0, c), ac = a.narrow(2, t0, c);
     at::Tensor seen = at::ones({c, c}, s.options().dtype(at::kBool)).tril();  // [t,i]
     at::Tensor z_before =
@@ -44,8 +49,9 @@ Tensor4 SlotMemoryComposite(bool match, const at::Tensor& a_in, const at::Tensor
       seen = seen.logical_and(doc.unsqueeze(2) == doc.unsqueeze(1)).unsqueeze(1);  // [B,1,t,i]
       const at::Tensor before =
           t0 > 0 ? documents.narrow(1, t0 - 1, 1) : at::zeros_like(doc.narrow(1, 0, 1));
-      z_before =
-          z_before.masked_fill((doc != before).unsqueeze(1).unsqueeze(-1), kNegativeInfinity);
+      const at::Tensor gone = (doc != before).unsqueeze(1).unsqueeze(-1);  // [B,1,c,1]
+      z_before = z_before.masked_fill(gone, kNegativeInfinity);
+      if (chunk == 1) m_prev = m_prev.masked_fill(gone, 0.0);
     }
     const at::Tensor log_pairs = sc.unsqueeze(2).masked_fill(seen.logical_not().unsqueeze(-1),
                                                              kNegativeInfinity);  // [B,H,t,i,n]

@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "cistern/ops/impl.h"
+#include "cistern/ops/op_pair.h"
 
 namespace cistern::ops {
 namespace softmax_attention {
@@ -55,6 +56,43 @@ at::Tensor Explicit(const at::Tensor& q, const at::Tensor& k, const at::Tensor& 
   return at::matmul(dropout > 0 ? at::dropout(p, dropout, true) : p, v);
 }
 
+at::Tensor FiniteOrZero(const at::Tensor& x) {
+  return x.masked_fill(x.detach().isfinite().logical_not(), 0.0);
+}
+
+// NaN is added, not put in: so it passes on to gradients, too.
+at::Tensor WithNan(const at::Tensor& out, const at::Tensor& where) {
+  return out + at::zeros(where.sizes(), out.options().requires_grad(false))
+                   .masked_fill(where, std::numeric_limits<double>::quiet_NaN());
+}
+
+// run(q, k, v), but what is not finite reaches the queries that see it and no others: it is zero in
+// `run`, whose products would take 0 times NaN from keys that are masked, and torch's flash
+// attention takes a row of NaN scores for one that sees nothing. The queries that hold it or see it
+// are NaN. seen(keys): for each query whether it sees one of these [B,H,S] keys, [B,H,T,1].
+// `all`: every query sees every key, so that NaN of some keys is where it belongs.
+template <class Run, class Seen>
+at::Tensor KeepNonFinite(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, bool all,
+                         Run&& run, Seen&& seen) {
+  const bool finite =
+      AllFinite(q) && (all ? AllFinite(k.narrow(2, 0, std::min<int64_t>(1, k.size(2))))
+                           : AllFinite(k) && AllFinite(v));
+  if (finite) return run(q, k, v);
+  const auto broken = [](const at::Tensor& x) {
+    return x.detach().isfinite().all(-1).logical_not();
+  };
+  const at::Tensor any_key = seen(at::ones(k.sizes().slice(0, 3), k.options().dtype(at::kBool)));
+  const at::Tensor lost = seen(broken(k).logical_or(broken(v)))
+                              .logical_or(broken(q).unsqueeze(-1).logical_and(any_key));
+  return WithNan(run(FiniteOrZero(q), FiniteOrZero(k), FiniteOrZero(v)), lost);
+}
+
+// [B,H,T,1]: whether a query sees one of the keys [B,H,S]; visible as in Visible.
+at::Tensor SeesOneOf(const at::Tensor& keys, const at::Tensor& visible, int64_t queries) {
+  if (!visible.defined()) return keys.any(-1, true).unsqueeze(-1).expand({-1, -1, queries, -1});
+  return at::matmul(visible.to(at::kFloat), keys.to(at::kFloat).unsqueeze(-1)) > 0;
+}
+
 // Which keys each query sees; undefined when every query sees every key.
 at::Tensor VisibleOrAll(const at::Tensor& q, const at::Tensor& k, const SoftmaxOptions& options,
                         const Mask& mask, const at::Tensor& key_valid) {
@@ -83,11 +121,17 @@ at::Tensor SoftmaxAttention(const at::Tensor& q, const at::Tensor& k, const at::
               " queries and S=", k.size(2), " keys");
   const double scale = softmax_attention::ScaleOf(options, q);
   if (q.size(2) == 0 || k.size(2) == 0)
-    return at::zeros({q.size(0), q.size(1), q.size(2), v.size(3)}, q.options()) + 0 * q.sum();
+    return at::zeros({q.size(0), q.size(1), q.size(2), v.size(3)}, q.options()) +
+           q.narrow(3, 0, 0).sum();
   const bool square = q.size(2) == k.size(2) && options.query_offset == 0;
   if (ActiveImpl() == Impl::kKernel && options.dropout == 0 && options.causal && square &&
-      !mask.lengths && !mask.starts && !key_valid.defined()) {
-    return at::scaled_dot_product_attention(q, k, v, {}, 0.0, true, scale);
+      !mask.lengths && !mask.starts && !key_valid.defined() && !HaveTangents(q, k, v)) {
+    return softmax_attention::KeepNonFinite(
+        q, k, v, false,
+        [&](const at::Tensor& a, const at::Tensor& b, const at::Tensor& c) {
+          return at::scaled_dot_product_attention(a, b, c, {}, 0.0, true, scale);
+        },
+        [](const at::Tensor& keys) { return (keys.cumsum(2) > 0).unsqueeze(-1); });
   }
   return MaskedAttention(q, k, v, softmax_attention::VisibleOrAll(q, k, options, mask, key_valid),
                          scale, options.dropout);
@@ -108,22 +152,32 @@ at::Tensor AttentionProbabilities(const at::Tensor& q, const at::Tensor& k,
       .to(q.scalar_type());
 }
 
-at::Tensor ApplyProbabilities(const at::Tensor& p, const at::Tensor& v, double dropout) {
+at::Tensor ApplyProbabilities(const at::Tensor& p, const at::Tensor& v_in, double dropout) {
   const at::Tensor kept = dropout > 0 ? at::dropout(p, dropout, true) : p;
-  if (ActiveImpl() != Impl::kReference) return at::matmul(kept, v);
-  return at::matmul(kept.to(at::kDouble), v.to(at::kDouble)).to(v.scalar_type());
+  const auto run = [&](const at::Tensor& v) {
+    if (ActiveImpl() != Impl::kReference) return at::matmul(kept, v);
+    return at::matmul(kept.to(at::kDouble), v.to(at::kDouble)).to(v.scalar_type());
+  };
+  if (AllFinite(v_in)) return run(v_in);
+  const at::Tensor lost = softmax_attention::SeesOneOf(
+      v_in.detach().isfinite().all(-1).logical_not(), p.detach() != 0, p.size(2));
+  return softmax_attention::WithNan(run(softmax_attention::FiniteOrZero(v_in)), lost);
 }
 
-at::Tensor MaskedAttention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                           const at::Tensor& visible, double scale, double dropout) {
+namespace softmax_attention {
+
+// MaskedAttention of finite numbers.
+at::Tensor OfFinite(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                    const at::Tensor& visible, double scale, double dropout) {
   const Impl impl = ActiveImpl();
   if (impl == Impl::kReference) {
-    return softmax_attention::Explicit(q.to(at::kDouble), k.to(at::kDouble), v.to(at::kDouble),
-                                       visible, scale, dropout)
+    return Explicit(q.to(at::kDouble), k.to(at::kDouble), v.to(at::kDouble), visible, scale,
+                    dropout)
         .to(q.scalar_type());
   }
-  if (impl == Impl::kComposite || dropout > 0)
-    return softmax_attention::Explicit(q, k, v, visible, scale, dropout);
+  // Torch's flash attention has no forward-mode derivative.
+  if (impl == Impl::kComposite || dropout > 0 || HaveTangents(q, k, v))
+    return Explicit(q, k, v, visible, scale, dropout);
   if (!visible.defined()) return at::scaled_dot_product_attention(q, k, v, {}, 0.0, false, scale);
   // Rows that see nothing are let see everything and then set to zero: finite numbers, zero
   // gradient.
@@ -137,6 +191,20 @@ at::Tensor MaskedAttention(const at::Tensor& q, const at::Tensor& k, const at::T
           .expand({q.size(0), 1, q.size(2), k.size(2)});
   const at::Tensor out = at::scaled_dot_product_attention(q, k, v, bias, 0.0, false, scale);
   return out.masked_fill(any.logical_not(), 0.0);
+}
+
+}  // namespace softmax_attention
+
+at::Tensor MaskedAttention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                           const at::Tensor& visible, double scale, double dropout) {
+  return softmax_attention::KeepNonFinite(
+      q, k, v, !visible.defined(),
+      [&](const at::Tensor& a, const at::Tensor& b, const at::Tensor& c) {
+        return softmax_attention::OfFinite(a, b, c, visible, scale, dropout);
+      },
+      [&](const at::Tensor& keys) {
+        return softmax_attention::SeesOneOf(keys, visible, q.size(2));
+      });
 }
 
 }  // namespace cistern::ops

@@ -234,6 +234,8 @@ Tensor2 ForwardAutograd(bool match, const at::Tensor& a, const at::Tensor& w, co
     CheckSums(match, a, w, u, memory, log_gate, starts, lengths);
     return SumMemoryComposite(match, a, w, u, memory, log_gate, starts, lengths);
   }
+  RefuseTangents(match ? "[sum_match]" : "[sum_read]", a, w, u, memory,
+                 log_gate.value_or(at::Tensor()));
   if (!torch::autograd::compute_requires_grad(a, w, u, memory, log_gate.value_or(at::Tensor()))) {
     at::AutoDispatchBelowADInplaceOrView guard;
     return ForwardOp(match).call(a, w, u, memory, log_gate, starts, lengths);

@@ -5,6 +5,8 @@
 
 #include <limits>
 
+#include "cistern/ops/op_pair.h"
+
 namespace cistern::ops {
 namespace {
 
@@ -41,7 +43,7 @@ Tensor2 SumMemoryComposite(bool match, const at::Tensor& a_in, const at::Tensor&
                            const OptionalTensor& log_gate, const OptionalTensor& starts_in,
                            const OptionalTensor& lengths) {
   const bool slot_gates = log_gate && log_gate->size(3) > 1;
-  const int64_t length = w_in.size(2), chunk = slot_gates ? kSlotGatesChunk : kSumChunk;
+  const int64_t length = w_in.size(2);
   const auto dtype = at::toOpMathType(w_in.scalar_type());
   at::Tensor a = a_in.to(dtype), w = w_in.to(dtype), u = u_in.to(dtype), gate, starts, pad;
   if (log_gate) gate = log_gate->to(at::kDouble);
@@ -55,13 +57,20 @@ Tensor2 SumMemoryComposite(bool match, const at::Tensor& a_in, const at::Tensor&
     if (gate.defined()) gate = gate.masked_fill(pad, 0.0);
   }
 
+  // A chunk's products take 0 times every later token, which is NaN where that is not finite: then
+  // tokens are taken one by one.
+  const bool finite =
+      AllFinite(a) && AllFinite(w) && AllFinite(u) && (!gate.defined() || AllBelowInfinity(gate));
+  const int64_t chunk = !finite ? 1 : slot_gates ? kSlotGatesChunk : kSumChunk;
   at::Tensor memory = memory_in;
   std::vector<at::Tensor> outs;
   for (int64_t t0 = 0; t0 < length; t0 += chunk) {
     const int64_t c = std::min(chunk, length - t0);
+    const at::Tensor begins = starts.defined() ? starts.narrow(1, t0, c) : at::Tensor();
+    if (chunk == 1 && begins.defined())
+      memory = memory.masked_fill(begins.unsqueeze(-1).unsqueeze(-1), 0.0);
     const at::Tensor ac = a.narrow(2, t0, c), wc = w.narrow(2, t0, c), uc = u.narrow(2, t0, c),
                      past = memory.to(dtype);
-    const at::Tensor begins = starts.defined() ? starts.narrow(1, t0, c) : at::Tensor();
     if (slot_gates) {
       const Decay decay = GateDecay(gate.narrow(2, t0, c), begins);
       const at::Tensor before = decay.before.to(dtype),

@@ -56,9 +56,9 @@ inline at::Tensor WithLayout(const at::Tensor& x, bool heads_last) {
 
 inline at::Tensor Leaf(const at::Tensor& x) { return x.detach().requires_grad_(true); }
 
-// |a - b| / |b| in root mean square; where b is all zero, |a| must be too. Infinities have to be in
-// the same places.
-inline double RelRms(const at::Tensor& a_in, const at::Tensor& b_in) {
+// |a - b| / |b| in root mean square; where b is all zero, |a| / scale, or |a| must be zero too
+// (scale 0). Infinities have to be in the same places.
+inline double RelRms(const at::Tensor& a_in, const at::Tensor& b_in, double scale = 0) {
   at::Tensor a = a_in.detach().to(at::kDouble), b = b_in.detach().to(at::kDouble);
   if (a.sizes() != b.sizes()) return kInf;
   const at::Tensor infinite = b.isinf();
@@ -66,11 +66,12 @@ inline double RelRms(const at::Tensor& a_in, const at::Tensor& b_in) {
   a = a.masked_fill(infinite, 0.0), b = b.masked_fill(infinite, 0.0);
   const double difference = (a - b).norm().item<double>(), size = b.norm().item<double>();
   if (std::isnan(difference)) return kInf;
-  return difference == 0 ? 0 : difference / std::max(size, 1e-300);
+  return difference == 0 ? 0 : difference / std::max(size > 0 ? size : scale, 1e-300);
 }
+// scale: the size of what sums to `want` where that is exactly zero, which rounding need not be.
 inline void ExpectClose(const at::Tensor& got, const at::Tensor& want, double tolerance,
-                        const std::string& what) {
-  EXPECT_LE(RelRms(got, want), tolerance) << what;
+                        const std::string& what, double scale = 0) {
+  EXPECT_LE(RelRms(got, want, scale), tolerance) << what;
 }
 inline void ExpectSameBits(const at::Tensor& got, const at::Tensor& want, const std::string& what) {
   EXPECT_TRUE(at::equal(got, want)) << what << ": relative difference " << RelRms(got, want);

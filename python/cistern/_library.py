@@ -56,6 +56,14 @@ def make_spec(
     mechanism: str, options: dict[str, Any], dim: int, heads: int, max_length: int = 0, layer: int = 0, dropout: float = 0.0
 ) -> str:
     """What names a core to the library: its mechanism, options and sizes."""
+    sizes = {"max_length": max_length, "layer": layer, "dropout": dropout}
+    for name, value in {**options, **sizes}.items():
+        try:
+            json.dumps(value, allow_nan=False)
+        except (TypeError, ValueError):
+            number = isinstance(value, float)
+            wanted = "a finite number" if number else "a number, a string or a bool"
+            raise UsageError(f"[{mechanism}] expected {wanted} for {name}, got {value!r}") from None
     return json.dumps(
         {
             "mechanism": mechanism,

@@ -18,6 +18,31 @@ def _single(x: Tensor) -> Tensor:
     return x.float() if x.dtype in _HALF else x
 
 
+def check_tensors(mechanism: str, named: Mapping[str, Any]) -> None:
+    """UsageError where one of these is no tensor."""
+    for name, value in named.items():
+        if not isinstance(value, Tensor):
+            found = type(value).__name__
+            raise UsageError(f"[{mechanism}] expected a torch.Tensor for {name}, got {found}")
+
+
+def check_state(mechanism: str, names: Sequence[str], state: Any) -> None:
+    """UsageError where `state` is not a dict that has tensors of these names."""
+    wanted = ", ".join(names)
+    if not isinstance(state, dict):
+        found = type(state).__name__
+        raise UsageError(
+            f"[{mechanism}] expected a state, a dict of the tensors {wanted}, got {found}"
+        )
+    if any(name not in state for name in names):
+        found = ", ".join(map(str, state)) or "none"
+        raise UsageError(
+            f"[{mechanism}] expected a state of the tensors {wanted}, got {found}: "
+            "give what an earlier call returned, or None to begin"
+        )
+    check_tensors(mechanism, {f"the state's {name}": state[name] for name in names})
+
+
 def run(
     spec: str,
     names: Sequence[str],
@@ -133,6 +158,9 @@ class Core(nn.Module):
         return out
 
     def _run(self, verb: str, x: Sequence[Tensor], state: State | None = None, **kw: Any) -> tuple[Tensor, State]:
+        check_tensors(self.mechanism, {f"tensor {i + 1}": t for i, t in enumerate(x)})
+        if state is not None:
+            check_state(self.mechanism, self.state_names, state)
         weights = self.weights()
         if self.memory_use == "latents":  # a layer projects them to queries; the core itself does not see them
             weights = [w.detach() for w in weights]
@@ -145,6 +173,8 @@ class Core(nn.Module):
         begins; nothing is seen across a start.
         """
         verb = "extend" if self.form == "causal" else self.form
+        if verb == "bidirectional" and self.memory_use == "latents":
+            verb = "cross"  # there are as many queries as latents, and as many keys as tokens
         return self._run(verb, x, lengths=lengths, starts=starts)[0]
 
     def extend(

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from cistern._library import UsageError, describe, make_spec, mechanisms
-from cistern.core import check_form, empty, run
+from cistern.core import check_form, check_state, check_tensors, empty, run
 from cistern.state import State
 
 _ADJECTIVES = ("softmax", "linear", "efficient", "window", "dilated")
@@ -38,7 +38,8 @@ def _resolve(
     max_length: int,
     dropout: float,
 ) -> str:
-    """The specification of a core for tensors of these (heads, width), with the names of its weights and of its state, in one string.
+    """The specification of a core for tensors of these (heads, width), with the names of its
+    weights and of its state and the use of its memory, in one string.
 
     Where the caller does not give the size that sets the width of a tensor or the shape of a weight (latents, slots), these do.
     """
@@ -54,15 +55,25 @@ def _resolve(
         text = make_spec(mechanism, given | more, dim, heads, max_length, 0, dropout)
         return text, describe(text, form)
 
+    counts = [h for h, _ in shapes]
+    grouped = len(counts) >= 3 and counts[0] != counts[1] == counts[2]
+    grouped = grouped and "packing_heads" not in known
     for heads in sorted({h for h, _ in shapes}):  # those of the layer; some tensors may have others. If none fits, the call says so
         try:
             spec, core = about({})
         except UsageError:
-            if heads == max(h for h, _ in shapes):
+            if heads == max(h for h, _ in shapes) and not grouped:
                 raise
             continue
         if [p["heads"] for p in core["projections"] if p["side"] in ("query", "key")] == [h for h, _ in shapes]:
             break
+    else:
+        if grouped:
+            raise UsageError(
+                f"[{mechanism}] expected as many heads of queries as of keys and values, got "
+                f"{counts[0]} and {counts[1]}: grouped keys and values have to be repeated, as "
+                "torch.repeat_interleave(k, n, 1) does"
+            )
     width = dim // heads
     for name in _SIZES:
         if name not in known or name in given:
@@ -80,7 +91,8 @@ def _resolve(
                 told += [shape[axes[0]] for owner, shape in own if owner == a["name"]]
         if told:
             spec, core = about({name: told[0]})
-    return _BETWEEN.join([spec, ",".join(w["name"] for w in core["weights"]), ",".join(core["state"])])
+    names = ",".join(w["name"] for w in core["weights"])
+    return _BETWEEN.join([spec, names, ",".join(core["state"]), core["memory"]])
 
 
 def attention(
@@ -125,6 +137,8 @@ def attention(
     """
     if layout not in ("bhtd", "bthd"):
         raise UsageError(f"unknown layout '{layout}'; expected bhtd or bthd")
+    check_tensors(mechanism, {f"tensor {i + 1}": t for i, t in enumerate(tensors)})
+    check_tensors(mechanism, {f"the weight {name}": w for name, w in (weights or {}).items()})
     if len(tensors) < 2 or any(t.dim() != 4 for t in tensors):
         raise UsageError(f"[{mechanism}] expected queries, keys and values of shape [B,H,T,d], got {[list(t.shape) for t in tensors]}")
     if layout == "bthd":
@@ -135,8 +149,13 @@ def attention(
     shapes = tuple((t.shape[1], t.shape[3]) for t in tensors)
     given = tuple({**(options or {}), **more}.items())
     sizes = tuple((name, tuple(w.shape)) for name, w in (weights or {}).items())
-    spec, own_names, state_names = _resolve(mechanism, form, given, shapes, sizes, max_length, dropout).split(_BETWEEN)
+    resolved = _resolve(mechanism, form, given, shapes, sizes, max_length, dropout)
+    spec, own_names, state_names, memory = resolved.split(_BETWEEN)
     names = own_names.split(",") if own_names else []
+    unknown = [name for name in weights or {} if name not in names]
+    if unknown:
+        known = ", ".join(names) or "none"
+        raise UsageError(f"[{mechanism}] has no weight '{unknown[0]}'; its weights: {known}")
     missing = [name for name in names if weights is None or name not in weights]
     if missing:
         wanted = ", ".join(f"'{name}': ..." for name in missing)
@@ -144,9 +163,12 @@ def attention(
     own = [weights[name] for name in names] if weights is not None else []
     of_state = state_names.split(",") if state_names else []
     keep = state is not None or return_state
-    if keep and state is None:
+    if state is not None:
+        check_state(mechanism, of_state, state)
+    elif keep:
         state = empty(spec, of_state, tensors[0], tensors[0].shape[0], dropout > 0)
-    verb = "extend" if causal else form
+    # Of latents there are as many as queries, and as many keys as tokens.
+    verb = "extend" if causal else "cross" if memory == "latents" else form
     y, after = run(spec, of_state, verb, tensors, own, state, lengths, starts, dropout > 0, keep)
     if layout == "bthd":
         y = y.transpose(1, 2)

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from cistern._library import UsageError
-from cistern.core import FORMS, Core
+from cistern.core import FORMS, Core, check_state
 from cistern.state import State
 
 __all__ = ["Attention", "Core", "Handles", "MultiheadAttention", "rotate"]
@@ -346,6 +346,8 @@ class Attention(nn.Module):
         self._check_handles(handles, return_handles)
         if state is None:
             state = self.empty_state(x.shape[0], x)
+        names = self.core.state_names + (["conv"] if self.conv > 0 else [])
+        check_state(self.core.mechanism, names, state)
         parts, conv = self._project(x, ("query", "key"), self._positions(x, positions, starts), starts, lengths, state.get("conv"))
         parts, left = self._share(parts, handles, return_handles)
         y, after = self.core.extend(*parts, *self._own_memory(), state=state, lengths=lengths, starts=starts)
@@ -369,6 +371,7 @@ class Attention(nn.Module):
         self._check_cross()
         parts, _ = self._project(x, ("query",), positions)
         if self.core.packed_projections:
+            check_state(self.core.mechanism, self.core.state_names, state)
             parts = parts + self._of_memory(self.core.packed_projections, self._packed(state["memory"].to(self.o_proj.weight.dtype)))
         return self._merge(self.core.read(*parts, state=state))
 

@@ -183,17 +183,25 @@ at::Tensor SplitHeads(const CoreScope& core, const at::Tensor& x) {
   return x.unflatten(2, {dims.heads, dims.dim / dims.heads}).transpose(1, 2);
 }
 
-// What a bounded state's tensors must be: those of an empty state but for the batch.
+// What a state's tensors must be: those of an empty state but for the batch, and for sizes of 0
+// there, which grow. The form was made in float, which stands for the type of the inputs.
 void CheckState(const CoreScope& core, const State& state, const at::Tensor& like) {
-  if (!core->info().bounded) return;
   for (size_t i = 0; i < state.tensors.size(); ++i) {
     const at::Tensor &form = core.form().tensors[i].value, &value = state.tensors[i].value;
-    CISTERN_CHECK(value.dim() == form.dim() && value.size(0) == like.size(0) &&
-                      value.sizes().slice(1) == form.sizes().slice(1),
-                  "[", core->info().name, "] expected the state's ", state.tensors[i].name,
-                  " of shape ", form.sizes(), " with ", like.size(0), " for the first size, got ",
-                  value.sizes());
+    if (!form.defined()) continue;
+    bool fits = value.dim() == form.dim() && value.size(0) == like.size(0);
+    for (int64_t d = 1; fits && d < form.dim(); ++d)
+      fits = form.size(d) == 0 || value.size(d) == form.size(d);
+    CISTERN_CHECK(fits, "[", core->info().name, "] expected the state's ", state.tensors[i].name,
+                  " of shape ", form.sizes(), " with ", like.size(0),
+                  " for the first size (a 0 may be any size), got ", value.sizes());
+    const auto type = form.scalar_type() == at::kFloat ? like.scalar_type() : form.scalar_type();
+    CISTERN_CHECK(value.scalar_type() == type, "[", core->info().name, "] expected the state's ",
+                  state.tensors[i].name, " of type ", at::toString(type), ", got ",
+                  at::toString(value.scalar_type()),
+                  ": a state goes on with inputs of the type that began it");
   }
+  if (!core->info().bounded) core->CheckState(state);
 }
 
 void CheckMask(const CoreScope& core, Verb verb, const at::Tensor& like, const ops::Mask& mask) {

@@ -1,5 +1,7 @@
 """The conformance properties on a sample of shapes, from Python: every mechanism, every form."""
 
+import re
+
 import cistern
 import cistern.functional as CF
 import pytest
@@ -217,6 +219,88 @@ def test_errors():
     with pytest.raises(RuntimeError, match="expected the state's memory"):
         _, state = CF.latte(q, k, v, causal=True, return_state=True)
         CF.latte(*(t.expand(3, -1, -1, -1) for t in (q, k, v)), causal=True, state=state)
+
+
+def refuses(*words):
+    return pytest.raises(cistern.UsageError, match=".*".join(re.escape(w) for w in words))
+
+
+def test_arguments_of_other_kinds():
+    q = k = v = torch.randn(1, 2, 6, 8)
+    with refuses("[latte] expected a torch.Tensor for tensor 2, got list"):
+        CF.latte(q, k.tolist(), v)
+    with refuses("expected a torch.Tensor for tensor 1, got ndarray"):
+        CF.latte(q.numpy(), k, v)
+    with refuses("[latte] expected as many heads of queries", "got 4 and 2", "repeat_interleave"):
+        CF.latte(torch.randn(1, 4, 6, 8), k, v)
+    wide = torch.randn(1, 2, 6, 64)
+    with refuses("[softmax] expected as many heads"):
+        CF.softmax(torch.randn(1, 8, 6, 64), wide, wide)
+    core = cistern.nn.Core("rfa", 16, 2, form="causal")
+    weights = dict(zip(core._weights, core.weights()))
+    with refuses("[rfa] expected a finite number for tau, got nan"):
+        CF.rfa(q, k, v, weights=weights, tau=float("nan"))
+    with refuses("[latte] expected a number, a string or a bool for latents"):
+        CF.latte(q, k, v, latents=torch.ones(1))
+    with refuses("[rfa] has no weight 'sigmaa'; its weights: sigma, matrices"):
+        CF.rfa(q, k, v, weights={**weights, "sigmaa": q})
+    with refuses("[latte] has no weight 'memory'; its weights: none"):
+        CF.latte(q, k, v, weights={"memory": q})
+    with refuses("expected a torch.Tensor for the weight sigma, got float"):
+        CF.rfa(q, k, v, weights={**weights, "sigma": 1.0})
+
+
+def test_states_of_other_kinds():
+    q = k = v = torch.randn(1, 2, 6, 8)
+    states = (({}, "got none"), ({"memory": q}, "got memory"), ([q], "got list"), (q, "got Tensor"))
+    for state, found in states:
+        with refuses("[latte] expected a state", "memory, z", found):
+            CF.latte(q, k, v, causal=True, state=state)
+    _, state = CF.latte(q, k, v, causal=True, return_state=True)
+    with refuses("expected a torch.Tensor for the state's z, got list"):
+        CF.latte(q, k, v, causal=True, state={**state, "z": state["z"].tolist()})
+    with pytest.raises(RuntimeError, match="the state's memory of type Double, got Float"):
+        CF.latte(q, k, v, causal=True, state={**state, "memory": state["memory"].float()})
+    _, cache = CF.softmax(q, k, v, causal=True, return_state=True)
+    with pytest.raises(RuntimeError, match="expected the state's k of type Double, got Float"):
+        CF.softmax(q.double(), k.double(), v.double(), causal=True, state=cache)
+    with pytest.raises(RuntimeError, match="expected the state's k of shape"):
+        CF.softmax(q, k, v, causal=True, state={**cache, "k": cache["k"][..., :3]})
+    with pytest.raises(RuntimeError, match="cache says that it holds 6 tokens, but k has 4"):
+        CF.softmax(q, k, v, causal=True, state={**cache, "k": cache["k"][:, :, :4]})
+    with refuses("expected a state"):
+        cistern.nn.Attention("latte", 16, 2).extend(torch.randn(1, 6, 16), {})
+
+
+def test_perceiver_has_as_many_queries_as_latents():
+    q, k, v = torch.randn(2, 2, 4, 8), torch.randn(2, 2, 11, 8), torch.randn(2, 2, 11, 8)
+    weights = {"latents": torch.randn(1, 4, 16)}
+    for lengths in (None, torch.tensor([11, 5])):
+        y = CF.perceiver(q, k, v, weights=weights, lengths=lengths, latents=4)
+        assert y.shape == (2, 2, 4, 8)
+        assert torch.equal(y, CF.softmax(q, k, v, cross=True, lengths=lengths))
+
+
+def test_padding_that_is_not_finite_is_not_seen():
+    lengths = torch.tensor([9, 5, 0])
+    for name, info in cistern.mechanisms().items():
+        for form in info["forms"]:
+            if form == "cross" or info["memory"] == "latents":
+                continue
+            core = make_core(name, info["cases"][0], form).eval()
+            x = tensors(core, batch=3, length=9)
+            results = []
+            for value in (0.0, float("nan"), float("inf")):
+                y = [t.detach().clone() for t in x]
+                for t in y:
+                    t[1, :, 5:], t[2] = value, value
+                    t.requires_grad_(True)
+                out = core(*y, lengths=lengths)
+                out.square().sum().backward()
+                results.append([out.detach(), *(t.grad for t in y)])
+            for other in results[1:]:
+                for a, b in zip(results[0], other):
+                    assert torch.allclose(a, b, rtol=1e-6, atol=1e-6), (name, form)
 
 
 def test_questions_leave_random_numbers_alone():
