@@ -25,6 +25,9 @@ void AddCommon(CLI::App& command, Common& common);
 // Applies threads, seed, quiet; checks dtype. Call first in a subcommand's run function.
 void ApplyCommon(const Common& common);
 
+// For an option that is a budget of time: a number from 0.001 to 1e9, which a NaN is not.
+CLI::Validator CheckSeconds();
+
 // Each returns the subcommand's CLI::App; its callback stores what to run in `run`, which main
 // calls after parsing.
 using Run = std::function<int()>;

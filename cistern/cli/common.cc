@@ -1,5 +1,9 @@
 #include <ATen/Parallel.h>
 
+#include <charconv>
+#include <string>
+#include <system_error>
+
 #include "cistern/base/error.h"
 #include "cistern/base/parallel.h"
 #include "cistern/base/progress.h"
@@ -29,6 +33,19 @@ void ApplyCommon(const Common& common) {
   }
   SetQuiet(common.quiet);
   ActiveIsa();  // a wrong CISTERN_ISA is an error now, not in the middle of the work
+}
+
+CLI::Validator CheckSeconds() {
+  return CLI::Validator(
+      [](std::string& text) {
+        double seconds = 0;
+        const char* end = text.data() + text.size();
+        const auto [stop, error] = std::from_chars(text.data(), end, seconds);
+        if (error == std::errc() && stop == end && seconds >= 0.001 && seconds <= 1e9)
+          return std::string();
+        return "expected seconds from 0.001 to 1e9, got " + text;
+      },
+      "SECONDS");
 }
 
 }  // namespace cistern::cli

@@ -25,6 +25,11 @@ struct Experiment {
 void ReadExperiment(Experiment& experiment, const std::string& file,
                     const std::vector<std::string>& assignments);
 
+// The same of the run in a folder: what its newest checkpoint says it was begun with, or its
+// experiment.json where there is no checkpoint yet.
+void ReadRunExperiment(Experiment& experiment, const std::string& folder,
+                       const std::vector<std::string>& assignments);
+
 // TOML text of everything, ready to be edited and given back.
 std::string ExperimentToml(Experiment& experiment);
 

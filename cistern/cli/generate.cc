@@ -6,12 +6,12 @@
 #include <sstream>
 
 #include "cistern/base/error.h"
+#include "cistern/base/interrupt.h"
 #include "cistern/base/progress.h"
 #include "cistern/cli/generate_command.h"
 #include "cistern/io/atomic_file.h"
 #include "cistern/io/json_text.h"
 #include "cistern/io/jsonl.h"
-#include "cistern/train/trainer.h"
 
 namespace cistern::cli {
 namespace {

@@ -5,6 +5,7 @@
 #include "cistern/base/progress.h"
 #include "cistern/cli/command.h"
 #include "cistern/cli/experiment.h"
+#include "cistern/io/json_text.h"
 
 namespace cistern::cli {
 namespace {
@@ -14,8 +15,8 @@ struct TrainArguments {
   std::string file, out = "runs/train", text;
   std::vector<std::string> set;
   bool print_config = false, resume = false, list = false;
-  int64_t steps = -1;
-  double seconds = -1;
+  int64_t steps = 0;
+  double seconds = 0;
 };
 
 void PrintMetrics(const char* title, const Json& metrics) {
@@ -37,23 +38,23 @@ int RunTrain(CLI::App& command, const TrainArguments& a) {
     std::printf("%s", experiment.Describe().Help().c_str());
     return 0;
   }
-  std::string file = a.file;
-  if (a.resume) {
-    if (!file.empty())
-      FailUsage(
-          "--resume goes on with the experiment in --out; leave the file away (--set may still "
-          "change train.steps)");
-    file = a.out + "/experiment.json";
-  }
+  if (a.resume && !a.file.empty())
+    FailUsage(
+        "--resume goes on with the experiment in --out; leave the file away (--set may still "
+        "change train.steps)");
   std::vector<std::string> set = a.set;
   if (!a.text.empty()) set.push_back("task.text=" + a.text);
-  if (a.steps >= 0)
+  if (command.count("--steps") > 0)
     set.push_back("train.steps=" + std::to_string(a.steps)), set.push_back("train.seconds=0");
-  if (a.seconds >= 0)
-    set.push_back("train.seconds=" + std::to_string(a.seconds)), set.push_back("train.steps=0");
+  if (command.count("--seconds") > 0)
+    set.push_back(StrCat("train.seconds=", a.seconds)), set.push_back("train.steps=0");
   if (command.count("--seed") > 0) set.push_back("seed=" + std::to_string(a.common.seed));
   if (command.count("--dtype") > 0) set.push_back("dtype=" + a.common.dtype);
-  ReadExperiment(experiment, file, set);
+  if (a.resume) {
+    ReadRunExperiment(experiment, a.out, set);
+  } else {
+    ReadExperiment(experiment, a.file, set);
+  }
   if (a.print_config) {
     std::printf("%s", ExperimentToml(experiment).c_str());
     return 0;
@@ -76,7 +77,7 @@ int RunTrain(CLI::App& command, const TrainArguments& a) {
                        {"peak_bytes", r.peak_bytes},
                        {"valid", r.valid},
                        {"test", r.test}};
-    std::printf("%s\n", line.dump().c_str());
+    std::printf("%s\n", JsonLine(line).c_str());
     return 0;
   }
   std::printf("%s, %ld parameters: %ld steps in %.0f s, %.0f tokens/s\n",
@@ -107,9 +108,10 @@ void AddTrain(CLI::App& app, Run& run) {
   command->add_option("--set", a->set, "KEY=VALUE, such as model.dim=256; may be repeated")
       ->take_all()
       ->allow_extra_args(false);
-  command->add_option("--steps", a->steps, "updates (train.steps)")->check(CLI::NonNegativeNumber);
+  command->add_option("--steps", a->steps, "updates (train.steps)")
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 40));
   command->add_option("--seconds", a->seconds, "budget of training time (train.seconds)")
-      ->check(CLI::NonNegativeNumber);
+      ->check(CheckSeconds());
   command->add_flag("--print-config", a->print_config, "print the experiment as TOML and stop");
   command->add_flag("--list", a->list, "print every key and stop");
   command->add_flag("--resume", a->resume, "go on from the newest checkpoint in --out");

@@ -2,9 +2,8 @@
 
 #include <ATen/ATen.h>
 
-#include <filesystem>
-
 #include "cistern/base/error.h"
+#include "cistern/base/hash.h"
 #include "cistern/base/progress.h"
 #include "cistern/models/decoder_lm.h"
 #include "cistern/models/encoder_classifier.h"
@@ -18,20 +17,16 @@ void ListOpsTask::Prepare() {
     folder =
         StrCat(CacheFolder(options_.cache), "/listops-", options_.train_examples, "-",
                options_.valid_examples, "-", options_.test_examples, "-seed", options_.data_seed);
-    if (!std::filesystem::exists(folder + "/basic_test.tsv")) {  // written last
-      ListOpsOptions generate;
-      generate.counts = {options_.train_examples, options_.valid_examples, options_.test_examples};
-      ProgressBar bar({generate.counts[0] + generate.counts[1] + generate.counts[2],
-                       "generate ListOps", "examples"});
-      WriteListOps(GenerateListOps(generate, uint64_t(options_.data_seed),
-                                   [&](int64_t done, int64_t) { bar.Update(done); }),
-                   folder);
-    }
+    ListOpsOptions generate;
+    generate.counts = {options_.train_examples, options_.valid_examples, options_.test_examples};
+    ProgressBar bar({generate.counts[0] + generate.counts[1] + generate.counts[2],
+                     "generate ListOps", "examples"});
+    data_ = OpenListOps(generate, uint64_t(options_.data_seed), folder,
+                        {.max_length = options_.length, .check = false}, &notes_,
+                        [&](int64_t done, int64_t) { bar.Update(done); });
+  } else {  // somebody's files: every label is checked
+    data_ = ReadListOpsFolder(folder, {.max_length = options_.length, .check = true});
   }
-  ListOpsReadOptions read;
-  read.max_length = options_.length;
-  read.check = false;
-  data_ = ReadListOpsFolder(folder, read);
   for (const Split split : {Split::kTrain, Split::kValid, Split::kTest})
     CISTERN_CHECK(Set(split).size() > 0, folder, ": an empty split");
   std::vector<int64_t> lengths;
@@ -112,8 +107,11 @@ Json ListOpsTask::Evaluate(Model& model, Split split, const EvalOptions& options
 }
 
 Json ListOpsTask::DataSummary() const {
-  return {
-      {"train", data_.train.size()}, {"valid", data_.valid.size()}, {"test", data_.test.size()}};
+  return {{"train", data_.train.size()},
+          {"valid", data_.valid.size()},
+          {"test", data_.test.size()},
+          {"xxh64", HexText(HashListOps(data_))},
+          {"notes", notes_}};
 }
 
 }  // namespace cistern

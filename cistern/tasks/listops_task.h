@@ -32,6 +32,7 @@ class ListOpsTask : public Task {
   TaskOptions options_;
   ListOpsSplits data_;
   std::unique_ptr<ShuffledOrder> order_;
+  std::vector<std::string> notes_;
 };
 
 }  // namespace cistern

@@ -2,9 +2,8 @@
 
 #include <ATen/ATen.h>
 
-#include <filesystem>
-
 #include "cistern/base/error.h"
+#include "cistern/base/hash.h"
 #include "cistern/base/progress.h"
 #include "cistern/base/random.h"
 #include "cistern/tasks/cache.h"
@@ -18,29 +17,24 @@ void LmTask::Prepare() {
     ProgressBar bar({source.bytes(), "read text", "bytes"});
     source.Scan([&](int64_t done, int64_t) { bar.Update(done); });
   }
+  text_hash_ = source.Hash();
   const TextSplits splits = SplitText(source);
   if (options_.tokenizer == "bytes") {
     tokenizer_ = MakeByteTokenizer();
   } else {
-    const std::string path =
-        StrCat(cache, "/bpe-", options_.vocab_size, "-", std::hex, source.Hash(), ".json");
-    if (std::filesystem::exists(path)) {
-      tokenizer_ = LoadTokenizer(path);
-    } else {
-      ProgressBar bar({0, "learn BPE", "merges"});
-      tokenizer_ = TrainBpeOn(source, splits.train, options_.vocab_size,
-                              [&](int64_t done, int64_t) { bar.Update(done); });
-      tokenizer_->Save(path);
-    }
+    ProgressBar bar({0, "learn BPE", "merges"});
+    tokenizer_ = OpenBpe(source, splits.train, options_.vocab_size,
+                         StrCat(cache, "/bpe-", options_.vocab_size, "-", HexText(text_hash_)),
+                         &notes_, [&](int64_t done, int64_t) { bar.Update(done); });
   }
   {
     ProgressBar bar({source.bytes(), "encode text", "bytes"});
-    data_ = std::make_unique<TokenSplits>(
-        OpenTokenSplits(source, *tokenizer_,
-                        StrCat(cache, "/tokens-", std::hex, source.Hash(), "-", tokenizer_->Hash()),
-                        [&](int64_t done, int64_t) { bar.Update(done); }));
+    data_ = std::make_unique<TokenSplits>(OpenTokenSplits(
+        source, *tokenizer_,
+        StrCat(cache, "/tokens-", HexText(text_hash_), "-", HexText(tokenizer_->Hash())),
+        [&](int64_t done, int64_t) { bar.Update(done); }));
   }
-  notes_ = source.notes();
+  notes_.insert(notes_.end(), source.notes().begin(), source.notes().end());
   notes_.insert(notes_.end(), data_->notes.begin(), data_->notes.end());
   token_bytes_ = TokenBytes(*tokenizer_);
   const int64_t train = data_->train.size(), needed = 2 * options_.length + 1;
@@ -111,6 +105,8 @@ Json LmTask::Evaluate(Model& model, Split split, const EvalOptions& options) con
 Json LmTask::DataSummary() const {
   auto split = [](const TokenFile& f) { return Json{{"tokens", f.size()}, {"bytes", f.bytes()}}; };
   return {{"text", options_.text},
+          {"xxh64", HexText(text_hash_)},
+          {"tokenizer_xxh64", HexText(tokenizer_->Hash())},
           {"tokenizer", tokenizer_->kind()},
           {"vocab_size", tokenizer_->vocab_size()},
           {"train", split(data_->train)},

@@ -39,6 +39,7 @@ class LmTask : public Task {
   std::vector<int32_t> token_bytes_;
   std::unique_ptr<ShuffledOrder> order_;
   std::vector<std::string> notes_;
+  uint64_t text_hash_ = 0;
 };
 
 }  // namespace cistern

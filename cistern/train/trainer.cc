@@ -13,10 +13,14 @@
 #include <numeric>
 
 #include "cistern/base/error.h"
+#include "cistern/base/hash.h"
+#include "cistern/base/memory.h"
 #include "cistern/base/progress.h"
 #include "cistern/base/random.h"
+#include "cistern/base/terminal.h"
 #include "cistern/io/atomic_file.h"
-#include "cistern/io/jsonl.h"
+#include "cistern/io/json_text.h"
+#include "cistern/io/safetensors.h"
 #include "cistern/io/tfevents.h"
 #include "cistern/train/checkpoint.h"
 
@@ -57,18 +61,32 @@ double Median(std::vector<double> x) {
 
 // What is left after numbers went wrong, and what helps.
 std::string Advice(const std::string& folder) {
-  const auto kept = NewestCheckpoint(folder);
-  return StrCat(
-      kept ? "The last good checkpoint is kept: " + *kept : "No checkpoint had been written yet",
-      ". A lower train.lr, a longer train.warmup or train.clip usually helps");
+  const auto newest = NewestCheckpoint(folder);
+  std::string kept = "No checkpoint had been written yet";
+  if (newest) {
+    const std::string problem = CheckpointProblem(*newest);
+    kept = problem.empty() ? "The last good checkpoint is kept: " + *newest
+                           : "The last checkpoint is not good: " + problem;
+  }
+  return kept + ". A lower train.lr, a longer train.warmup or train.clip usually helps";
 }
 
-void RequireFinite(const AdamW& optimizer, int64_t step, const std::string& folder) {
-  const std::string broken = optimizer.FirstNonFinite(false);
+void RequireFinite(const Model& model, const AdamW& optimizer, int64_t step,
+                   const std::string& folder) {
+  std::string broken = optimizer.FirstNonFinite(false);
+  if (broken.empty()) broken = optimizer.FirstNonFiniteMoment();
+  for (const auto& b : model.named_buffers()) {
+    if (broken.empty() && b.value().is_floating_point() &&
+        !at::isfinite(b.value()).all().item<bool>())
+      broken = b.key();
+  }
   if (!broken.empty())
     Fail("the update at step ", step, " left parameters that are not finite, the first of them ",
          broken, ". ", Advice(folder));
 }
+
+// Seconds until the first checkpoint by the clock: a short run that fails should lose little.
+constexpr double kFirstCheckpoint = 30;
 
 std::string Short(double x) {
   char text[32];
@@ -103,11 +121,23 @@ Fields TrainOptions::Describe() {
         {0, int64_t{1} << 40});
   f.Add("checkpoint_every", &checkpoint_every, "steps between checkpoints; 0: at each evaluation",
         {0, int64_t{1} << 40});
+  f.Add("checkpoint_seconds", &checkpoint_seconds,
+        "seconds between checkpoints at most (the first one after 30); 0: by steps alone",
+        {0.0, 1e9});
   f.Add("log_every", &log_every, "steps between logged lines", {1, int64_t{1} << 40});
   f.Add("patience", &patience,
         "evaluations without a better metric before stopping; 0: never stop early", {0, 1 << 30});
   f.Add("final_test", &final_test, "evaluate the best model on the test split at the end");
   return f;
+}
+
+void TrainOptions::Validate() const {
+  if (steps > 0 && seconds > 0) FailUsage("give train.steps or train.seconds, not both");
+  if (seconds > 0 && seconds < 0.001)
+    FailUsage("train.seconds=", seconds, " is no time to train; give 0.001 or more");
+  if (min_lr > lr && (schedule == "cosine" || schedule == "linear"))
+    FailUsage("train.min_lr=", min_lr, " is above train.lr=", lr, ", from which ", schedule,
+              " goes down to it");
 }
 
 Trainer::Trainer(std::shared_ptr<Model> model, const Task& task, const TrainOptions& options,
@@ -120,28 +150,71 @@ Trainer::Trainer(std::shared_ptr<Model> model, const Task& task, const TrainOpti
       experiment_(experiment),
       bfloat16_(bfloat16),
       optimizer_(*model_, options.adamw) {
+  options_.Validate();
   if (options_.steps == 0 && options_.seconds == 0) options_.steps = 1000;
-  if (options_.steps > 0 && options_.seconds > 0)
-    FailUsage("give train.steps or train.seconds, not both");
-  total_steps_ = options_.steps;
+  state_.total_steps = options_.steps;
+  state_.seed = int64_t(seed_);
+  state_.experiment = experiment_;
   EnsureDirectory(folder_);
+  lock_ = std::make_unique<FileLock>(folder_ + "/lock", "the run folder " + folder_);
+  RemoveLeftovers(folder_);
 }
 
 void Trainer::Resume() {
   const auto newest = NewestCheckpoint(folder_);
   CISTERN_CHECK(newest, folder_, ": no complete checkpoint to resume from");
-  const Json t = ReadCheckpoint(*newest, *model_, optimizer_);
-  try {
-    step_ = t.at("step").get<int64_t>();
-    total_steps_ = t.at("total_steps").get<int64_t>();
-    if (options_.steps > total_steps_) total_steps_ = options_.steps;  // a longer run was asked for
-    trained_seconds_ = t.at("trained_seconds").get<double>();
-    has_best_ = t.at("has_best").get<bool>();
-    best_ = t.at("best").get<double>();
-    best_metrics_ = t.at("best_metrics");
-    evals_without_better_ = t.at("evals_without_better").get<int64_t>();
-  } catch (const nlohmann::json::exception& e) {
-    Fail(*newest, "/trainer.json is broken: ", e.what());
+  RunState state = ReadRunState(*newest);
+  const std::vector<std::string> changes = CompareRuns(experiment_, state.experiment, folder_);
+  state = ReadCheckpoint(*newest, *model_, optimizer_);
+  const Json begun = state.experiment;
+  state.experiment = experiment_;
+  state_ = std::move(state);
+  resumed_ = true;
+  for (const std::string& change : changes) Note("resumed with " + change);
+  TakeLengths(begun);
+  const std::string best = folder_ + "/model.safetensors";
+  if (!state_.has_best || state_.best_file.empty()) return;
+  std::error_code ignored;
+  CISTERN_CHECK(std::filesystem::exists(best, ignored), best, " is gone: it was the best model of ",
+                "this run so far; put it back, or begin again with another --out");
+  if (HexText(HashFile(best)) == state_.best_file) return;
+  // Better ones came after the checkpoint, and will come again, if nothing has changed.
+  const SafetensorsFile loads(best);
+  if (changes.empty()) return;
+  Note(best + " is of a later evaluation than the checkpoint; the next evaluation replaces it");
+  state_.has_best = false;
+}
+
+void Trainer::TakeLengths(const Json& begun) {
+  const auto length = [](const Json& experiment, const char* key) {
+    return experiment.value("train", Json::object()).value(key, Json());
+  };
+  if (length(begun, "steps") == length(experiment_, "steps") &&
+      length(begun, "seconds") == length(experiment_, "seconds"))
+    return;
+  if (options_.seconds > 0) {
+    if (options_.seconds <= state_.trained_seconds)
+      FailUsage(folder_, " has been trained for ", Short(state_.trained_seconds),
+                " s already; give more than that in train.seconds");
+    state_.total_steps = 0;
+    if (state_.step > 0) Estimate(state_.trained_seconds / double(state_.step));
+    return;
+  }
+  if (options_.steps < state_.step)
+    FailUsage(folder_, " is at step ", state_.step, " already; give more in train.steps");
+  state_.total_steps = options_.steps;
+}
+
+void Trainer::Begin() {
+  if (HoldsRun(folder_))
+    FailUsage(folder_, " already holds a run; give another --out, or --resume to go on with it");
+  std::error_code error;
+  std::filesystem::directory_iterator entry(folder_, error), end;
+  for (; !error && entry != end; entry.increment(error)) {
+    const std::string name = entry->path().filename().string();
+    std::error_code ignored;
+    if (name == "metrics.jsonl" || name.starts_with("events.out.tfevents."))
+      std::filesystem::remove(entry->path(), ignored);
   }
 }
 
@@ -150,11 +223,11 @@ ScheduleOptions Trainer::Schedule() const {
   s.kind = options_.schedule;
   s.lr = options_.lr;
   s.min_lr = options_.min_lr;
-  s.steps = total_steps_ > 0 ? total_steps_ : std::numeric_limits<int64_t>::max();
+  s.steps = state_.total_steps > 0 ? state_.total_steps : std::numeric_limits<int64_t>::max();
   s.warmup = options_.warmup >= 1
                  ? int64_t(options_.warmup)
-                 : std::max<int64_t>(1, int64_t(options_.warmup * double(total_steps_)));
-  if (total_steps_ == 0)
+                 : std::max<int64_t>(1, int64_t(options_.warmup * double(state_.total_steps)));
+  if (state_.total_steps == 0)
     s.warmup = options_.warmup >= 1 ? int64_t(options_.warmup)
                                     : 1000;  // calibrating: the foot of a long warm-up
   return s;
@@ -164,8 +237,9 @@ Trainer::StepOutcome Trainer::Step() {
   model_->train();
   at::manual_seed(Philox(
       seed_, 0xd40,
-      uint64_t(step_))[0]);  // dropout is a function of (seed, step): a resumed run draws the same
-  StepOutcome out = {0, 0, LearningRate(Schedule(), step_), 0};
+      uint64_t(
+          state_.step))[0]);  // dropout is a function of (seed, step): a resumed run draws the same
+  StepOutcome out = {0, 0, LearningRate(Schedule(), state_.step), 0};
   for (int64_t micro = 0; micro < options_.accumulate; ++micro) {
     const Batch batch = *batches_->Next();
     at::Tensor loss;
@@ -181,7 +255,7 @@ Trainer::StepOutcome Trainer::Step() {
   }
   out.grad_norm = optimizer_.Step(out.lr, options_.clip);
   if (!std::isfinite(out.grad_norm)) FailNonFinite("gradient norm", out.grad_norm);
-  ++step_;
+  ++state_.step;
   return out;
 }
 
@@ -194,62 +268,91 @@ void Trainer::FailNonFinite(const char* what, double value) {
           ? StrCat("all parameters are finite; the first gradient that is not is that of ",
                    gradient)
           : "all parameters and gradients so far are finite: it arose in this step's forward pass";
-  Fail("the ", what, " is ", value, " at step ", step_ + 1, "; ", place, ". ", Advice(folder_));
+  Fail("the ", what, " is ", value, " at step ", state_.step + 1, "; ", place, ". ",
+       Advice(folder_));
 }
 
 void Trainer::Estimate(double step_seconds) {
-  const double left = std::max(0.0, options_.seconds - trained_seconds_);
-  total_steps_ = std::max<int64_t>(step_ + 1, step_ + int64_t(left / step_seconds));
+  const double left = std::max(0.0, options_.seconds - state_.trained_seconds);
+  state_.total_steps =
+      std::max<int64_t>(state_.step + 1, state_.step + int64_t(left / step_seconds));
+  if (!log_) return;  // a run that is about to be resumed
   log_({{"event", "calibrated"},
         {"step_seconds", step_seconds},
         {"seconds", options_.seconds},
-        {"total_steps", total_steps_}});
+        {"total_steps", state_.total_steps}});
 }
 
 void Trainer::Evaluate() {
   EvalOptions eval;
   eval.max_tokens = options_.eval_tokens;
   eval.interrupted = &Interrupted();
-  RequireFinite(optimizer_, step_, folder_);
+  RequireFinite(*model_, optimizer_, state_.step, folder_);
   Json metrics;
   try {
     metrics = task_.Evaluate(*model_, Split::kValid, eval);
   } catch (const Error& e) {
-    Fail("evaluation at step ", step_, ": ", e.what(), ". ", Advice(folder_));
+    Fail("evaluation at step ", state_.step, ": ", e.what(), ". ", Advice(folder_));
   }
-  if (Interrupted()) return;  // a partial evaluation decides nothing
+  if (Interrupted()) return;  // a partial evaluation decides nothing; it is due when resumed
+  state_.evaluation_due = false;
   const double value = metrics.at(task_.metric()).get<double>();
-  Json line = {{"event", "valid"}, {"step", step_}};
+  Json line = {{"event", "valid"}, {"step", state_.step}};
   line.update(metrics);
   log_(line);
-  const bool better = !has_best_ || (task_.lower_is_better() ? value < best_ : value > best_);
-  evals_without_better_ = better ? 0 : evals_without_better_ + 1;
+  const bool better =
+      !state_.has_best || (task_.lower_is_better() ? value < state_.best : value > state_.best);
+  state_.evals_without_better = better ? 0 : state_.evals_without_better + 1;
   if (better && std::isfinite(value)) {
-    has_best_ = true;
-    best_ = value;
-    best_metrics_ = metrics;
-    SaveModel(*model_, folder_);
+    state_.has_best = true;
+    state_.best = value;
+    state_.best_metrics = metrics;
+    SaveBest();
   }
+}
+
+void Trainer::SaveBest() {
+  lock_->Check();
+  SaveModel(*model_, folder_);
+  state_.best_file = HexText(HashFile(folder_ + "/model.safetensors"));
 }
 
 void Trainer::SaveCheckpoint() {
-  RequireFinite(optimizer_, step_, folder_);
-  WriteCheckpoint(folder_, step_, *model_, optimizer_,
-                  {{"step", step_},
-                   {"total_steps", total_steps_},
-                   {"trained_seconds", trained_seconds_},
-                   {"has_best", has_best_},
-                   {"best", best_},
-                   {"best_metrics", best_metrics_},
-                   {"evals_without_better", evals_without_better_},
-                   {"seed", seed_}});
+  lock_->Check();
+  RequireFinite(*model_, optimizer_, state_.step, folder_);
+  lines_->Sync();
+  state_.log_bytes = lines_->Bytes();
+  WriteCheckpoint(folder_, *model_, optimizer_, state_);
+  last_save_ = Now();
+  ++saves_;
+}
+
+bool Trainer::OutOfPatience() const {
+  return options_.patience > 0 && state_.evals_without_better >= options_.patience;
+}
+
+void Trainer::LogStep(const StepOutcome& last) {
+  const double rate = double(state_.window_tokens) / state_.window_seconds;
+  if (state_.step - first_step_ > 3 || rates_.empty()) rates_.push_back(rate);
+  log_({{"event", "step"},
+        {"step", state_.step},
+        {"loss", state_.window_loss / double(state_.window_steps)},
+        {"lr", last.lr},
+        {"grad_norm", last.grad_norm},
+        {"tokens_per_s", rate},
+        {"seconds", state_.trained_seconds}});
+  state_.window_seconds = state_.window_loss = 0;
+  state_.window_tokens = state_.window_steps = 0;
 }
 
 TrainResult Trainer::Run() {
-  JsonlWriter jsonl(folder_ + "/metrics.jsonl");
+  if (!resumed_) Begin();
+  lines_ = std::make_unique<JsonlWriter>(folder_ + "/metrics.jsonl");
+  if (resumed_ && !lines_->Cut(state_.log_bytes))
+    Note(folder_ + "/metrics.jsonl lacks lines from before the checkpoint");
   TfEventsWriter events(folder_);
   log_ = [&](const Json& line) {
-    jsonl.Write(line);
+    lines_->Write(line);
     const std::string group = line.at("event") == "valid" ? "valid/" : "train/";
     if (!line.contains("step")) return;
     for (const auto& [key, value] : line.items()) {
@@ -257,97 +360,108 @@ TrainResult Trainer::Run() {
         events.AddScalar(group + key, value.get<double>(), line["step"].get<int64_t>());
     }
   };
-  WriteFileAtomically(folder_ + "/experiment.json", experiment_.dump(2) + "\n");
+  WriteFileAtomically(folder_ + "/experiment.json", JsonFileText(experiment_));
   task_.SaveAssets(folder_);
   batches_ = std::make_unique<Prefetcher<Batch>>(
-      [this, index = step_ * options_.accumulate]() mutable {
+      [this, index = state_.step * options_.accumulate]() mutable {
         return std::optional(task_.TrainBatch(seed_, index++, options_.batch));
       },
       4);
   ResetPeakMemory();
-  ProgressBar bar({total_steps_, "train", "steps", step_, 0});
-  std::vector<double> rates, calibration;
-  double window_seconds = 0, window_loss = 0;
-  int64_t window_tokens = 0, window_steps = 0;
-  const int64_t first_step = step_;
-  while (total_steps_ == 0 || step_ < total_steps_) {
-    const double begin = Now();
-    const StepOutcome out = Step();
-    const double seconds = Now() - begin;
-    trained_seconds_ += seconds;
-    if (total_steps_ == 0) {
-      // The first steps warm caches and threads up: they count as time, not as a measure.
-      if (step_ > 3) calibration.push_back(seconds);
-      if (calibration.size() >= 8 &&
-          (trained_seconds_ > kEstimates[0] * options_.seconds || calibration.size() >= 200)) {
-        Estimate(std::accumulate(calibration.begin(), calibration.end(), 0.0) /
-                 double(calibration.size()));
-      }
-      if (trained_seconds_ >= options_.seconds && total_steps_ == 0) total_steps_ = step_;
-    } else if (options_.seconds > 0 && step_ < total_steps_ &&
-               std::any_of(std::begin(kEstimates), std::end(kEstimates), [&](double share) {
-                 return trained_seconds_ >= share * options_.seconds &&
-                        trained_seconds_ - seconds < share * options_.seconds;
-               })) {
-      Estimate(trained_seconds_ / double(step_));
-    }
-    bar.SetTotal(total_steps_);
-    window_seconds += seconds;
-    window_tokens += out.tokens;
-    window_loss += out.loss;
-    if (++window_steps == options_.log_every || step_ == total_steps_) {
-      const double rate = double(window_tokens) / window_seconds;
-      if (step_ - first_step > 3 || rates.empty()) rates.push_back(rate);
-      log_({{"event", "step"},
-            {"step", step_},
-            {"loss", window_loss / double(window_steps)},
-            {"lr", out.lr},
-            {"grad_norm", out.grad_norm},
-            {"tokens_per_s", rate},
-            {"seconds", trained_seconds_}});
-      window_seconds = window_loss = 0;
-      window_tokens = window_steps = 0;
-    }
-    bar.Update(step_, "loss " + Short(out.loss) +
-                          (has_best_ ? "  best " + task_.metric() + " " + Short(best_) : ""));
-    const int64_t every =
-        options_.eval_every > 0 ? options_.eval_every : std::max<int64_t>(1, total_steps_ / 10);
-    const bool last = total_steps_ > 0 && step_ >= total_steps_;
-    const bool evaluate = total_steps_ > 0 && (step_ % every == 0 || last);
-    if (evaluate && !Interrupted()) Evaluate();
-    const bool checkpoint =
-        options_.checkpoint_every > 0 ? step_ % options_.checkpoint_every == 0 : evaluate;
-    if (checkpoint || last || Interrupted()) SaveCheckpoint();
+  ProgressBar bar({state_.total_steps, "train", "steps", state_.step, 0});
+  std::vector<double> calibration;
+  first_step_ = state_.step;
+  last_save_ = Now();
+  // A run that has begun can be resumed: the first checkpoint comes before the first step.
+  bool save = !resumed_ || state_.evaluation_due;
+  for (;;) {
+    if (state_.evaluation_due && !Interrupted()) Evaluate();
+    if (save || Interrupted()) SaveCheckpoint();
     if (Interrupted()) break;
-    if (options_.patience > 0 && evals_without_better_ >= options_.patience) {
+    if (OutOfPatience()) {
       log_({{"event", "stopped"},
-            {"step", step_},
+            {"step", state_.step},
             {"why", "no better metric in " + std::to_string(options_.patience) + " evaluations"}});
       break;
     }
+    if (state_.total_steps > 0 && state_.step >= state_.total_steps) break;
+    const double begin = Now();
+    const StepOutcome out = Step();
+    const double seconds = Now() - begin;
+    state_.trained_seconds += seconds;
+    if (state_.total_steps == 0) {
+      // The first steps warm caches and threads up: they count as time, not as a measure.
+      if (state_.step > 3) calibration.push_back(seconds);
+      if (calibration.size() >= 8 && (state_.trained_seconds > kEstimates[0] * options_.seconds ||
+                                      calibration.size() >= 200)) {
+        Estimate(std::accumulate(calibration.begin(), calibration.end(), 0.0) /
+                 double(calibration.size()));
+      }
+      if (state_.trained_seconds >= options_.seconds && state_.total_steps == 0)
+        state_.total_steps = state_.step;
+    } else if (options_.seconds > 0 && state_.step < state_.total_steps &&
+               std::any_of(std::begin(kEstimates), std::end(kEstimates), [&](double share) {
+                 return state_.trained_seconds >= share * options_.seconds &&
+                        state_.trained_seconds - seconds < share * options_.seconds;
+               })) {
+      Estimate(state_.trained_seconds / double(state_.step));
+    }
+    bar.SetTotal(state_.total_steps);
+    const bool last = state_.total_steps > 0 && state_.step >= state_.total_steps;
+    state_.window_seconds += seconds;
+    state_.window_tokens += out.tokens;
+    state_.window_loss += out.loss;
+    if (++state_.window_steps >= options_.log_every || last) LogStep(out);
+    bar.Update(state_.step,
+               "loss " + Short(out.loss) +
+                   (state_.has_best ? "  best " + task_.metric() + " " + Short(state_.best) : ""));
+    const int64_t every = options_.eval_every > 0 ? options_.eval_every
+                                                  : std::max<int64_t>(1, state_.total_steps / 10);
+    state_.evaluation_due = state_.total_steps > 0 && (state_.step % every == 0 || last);
+    save = last || (options_.checkpoint_every > 0 ? state_.step % options_.checkpoint_every == 0
+                                                  : state_.evaluation_due);
+    const double longest = saves_ <= 1 ? std::min(kFirstCheckpoint, options_.checkpoint_seconds)
+                                       : options_.checkpoint_seconds;
+    save = save || (longest > 0 && Now() - last_save_ >= longest);
   }
   bar.Finish();
   TrainResult result;
-  result.steps = step_;
+  result.steps = state_.step;
   result.parameters = model_->ParameterCount();
-  result.seconds = trained_seconds_;
-  if (rates.empty() && window_steps > 0)
-    rates.push_back(double(window_tokens) / window_seconds);  // interrupted before the first line
-  result.tokens_per_second = Median(rates);
+  result.seconds = state_.trained_seconds;
+  if (rates_.empty() && state_.window_steps > 0 && state_.window_seconds > 0)
+    rates_.push_back(double(state_.window_tokens) /
+                     state_.window_seconds);  // before the first line
+  result.tokens_per_second = Median(rates_);
   result.peak_bytes = PeakBytes();
-  result.valid = best_metrics_;
+  result.valid = state_.best_metrics;
   result.interrupted = Interrupted();
-  if (!result.interrupted && has_best_) LoadWeights(*model_, folder_ + "/model.safetensors");
-  if (!result.interrupted && options_.final_test) {
-    EvalOptions eval;
-    eval.interrupted = &Interrupted();
-    result.test = task_.Evaluate(*model_, Split::kTest, eval);
-    Json line = {{"event", "test"}};
-    line.update(result.test);
-    log_(line);
-  }
-  if (!has_best_) SaveModel(*model_, folder_);
+  if (!state_.has_best) SaveBest();
+  if (!result.interrupted) FinalTest(&result);
+  lock_->Check();
   return result;
+}
+
+void Trainer::FinalTest(TrainResult* result) {
+  const std::string best = folder_ + "/model.safetensors";
+  if (state_.has_best) {
+    CISTERN_CHECK(HexText(HashFile(best)) == state_.best_file, best,
+                  " is not the best model that this run saved: another program has changed it");
+    LoadWeights(*model_, best);
+  }
+  if (!options_.final_test) return;
+  EvalOptions eval;
+  eval.interrupted = &Interrupted();
+  const Json metrics = task_.Evaluate(*model_, Split::kTest, eval);
+  if (Interrupted()) {  // a part of the test split is no result; --resume tests again
+    result->interrupted = true;
+    return;
+  }
+  result->test = metrics;
+  Json line = {{"event", "test"}};
+  line.update(metrics);
+  log_(line);
+  lines_->Sync();
 }
 
 }  // namespace cistern
