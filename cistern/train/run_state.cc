@@ -97,7 +97,7 @@ std::vector<std::string> CompareRuns(const Json& asked, const Json& begun, const
   std::map<std::string, Json> now, before;
   Flatten("", asked, &now);
   Flatten("", begun, &before);
-  std::vector<std::string> changes;
+  std::vector<std::string> changes, data;  // data: keys that differ, the hash first
   for (const auto& [key, value] : now) {
     const auto old = before.find(key);
     if (old != before.end() && old->second == value) continue;
@@ -112,12 +112,17 @@ std::vector<std::string> CompareRuns(const Json& asked, const Json& begun, const
     // An option that the program that began the run did not have yet.
     if (old == before.end() && group != "data") continue;
     if (group == "data") {
-      FailUsage(run, " was begun with other data: ", key.substr(5), " is ", Shown(value),
-                " now and was ", Shown(was),
-                "; put the data back as they were, or give another --out for a new run");
+      data.insert(name == "xxh64" ? data.begin() : data.end(), key);
+      continue;
     }
     FailUsage(run, " was begun with ", key, "=", Shown(was), ", and ", Shown(value),
               " is asked for now: that is another run; leave it away, or give another --out");
+  }
+  if (!data.empty()) {
+    const auto old = before.find(data[0]);
+    FailUsage(run, " was begun with other data: ", data[0].substr(5), " is ", Shown(now[data[0]]),
+              " now and was ", Shown(old == before.end() ? Json() : old->second),
+              "; put the data back as they were, or give another --out for a new run");
   }
   return changes;
 }
