@@ -1,7 +1,12 @@
 #pragma once
 // What all fuzz targets share.
+#include <sys/mman.h>
+#include <unistd.h>
+
 #include <cstddef>
 #include <cstdint>
+#include <cstdlib>
+#include <string>
 #include <string_view>
 
 #include "cistern/base/error.h"
@@ -19,5 +24,21 @@ int FuzzOne(const uint8_t* data, size_t size, const F& f) {
   }
   return 0;
 }
+
+// A file in memory that holds the input, for readers that take a path.
+class FuzzFile {
+ public:
+  FuzzFile() : fd_(memfd_create("fuzz", 0)), path_("/proc/self/fd/" + std::to_string(fd_)) {}
+  const std::string& Holding(std::string_view bytes) {
+    if (ftruncate(fd_, 0) != 0 ||
+        pwrite(fd_, bytes.data(), bytes.size(), 0) != ssize_t(bytes.size()))
+      std::abort();
+    return path_;
+  }
+
+ private:
+  int fd_;
+  std::string path_;
+};
 
 }  // namespace cistern

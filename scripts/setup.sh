@@ -8,7 +8,7 @@ torch_oldest=2.11
 torch_venv=build/torch-venv
 
 packages_build=(g++ cmake ninja-build ccache libhwy-dev libcli11-dev libfmt-dev nlohmann-json3-dev libtomlplusplus-dev libutf8proc-dev
-                zlib1g-dev liblzma-dev)
+                libxxhash-dev zlib1g-dev liblzma-dev)
 packages_text=(bible-kjv bible-kjv-text)
 packages_test=(libgtest-dev libgmock-dev librapidcheck-dev)
 packages_ci=(clang-14 libclang-rt-14-dev clang-format-14 clang-tidy-14 libbenchmark-dev)

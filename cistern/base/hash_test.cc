@@ -34,6 +34,16 @@ TEST(XxHash64, EveryByteAndLengthCounts) {
   }
 }
 
+TEST(XxHash64Stream, PiecesDoNotMatter) {
+  const std::string text = "the quick brown fox jumps over the lazy dog and away";
+  EXPECT_EQ(XxHash64Stream().Value(), XxHash64(""));
+  for (size_t piece = 1; piece < text.size(); ++piece) {
+    XxHash64Stream stream;
+    for (size_t i = 0; i < text.size(); i += piece) stream.Add(text.substr(i, piece));
+    EXPECT_EQ(stream.Value(), XxHash64(text)) << piece;
+  }
+}
+
 TEST(HexText, HasSixteenDigits) {
   EXPECT_EQ(HexText(0), "0000000000000000");
   EXPECT_EQ(HexText(0xfedcba9876543210u), "fedcba9876543210");

@@ -30,6 +30,8 @@ void ApplyCommon(const Common& common);
 // " (this process got 55 % of the processor time it was ready to use: ...)" where the machine was
 // too busy for a speed to mean anything (base/cpu_share.h); empty where it was not.
 std::string BusyNote(double cpu_share);
+// For an option that is a budget of time: a number from 0.001 to 1e9, which a NaN is not.
+CLI::Validator CheckSeconds();
 
 // Each returns the subcommand's CLI::App; its callback stores what to run in `run`, which main
 // calls after parsing.

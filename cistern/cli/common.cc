@@ -1,5 +1,9 @@
 #include <ATen/Parallel.h>
 
+#include <charconv>
+#include <string>
+#include <system_error>
+
 #include "cistern/base/cpu_share.h"
 #include "cistern/base/error.h"
 #include "cistern/base/format.h"
@@ -43,6 +47,19 @@ std::string BusyNote(double cpu_share) {
   if (cpu_share >= kBusyShare) return "";
   return StrCat(" (the machine was busy: this process got ", Fixed(100 * cpu_share, 0),
                 " % of the processor time that it was ready to use)");
+}
+
+CLI::Validator CheckSeconds() {
+  return CLI::Validator(
+      [](std::string& text) {
+        double seconds = 0;
+        const char* end = text.data() + text.size();
+        const auto [stop, error] = std::from_chars(text.data(), end, seconds);
+        if (error == std::errc() && stop == end && seconds >= 0.001 && seconds <= 1e9)
+          return std::string();
+        return "expected seconds from 0.001 to 1e9, got " + text;
+      },
+      "SECONDS");
 }
 
 }  // namespace cistern::cli

@@ -7,6 +7,7 @@
 
 #include "cistern/base/error.h"
 #include "cistern/base/format.h"
+#include "cistern/base/interrupt.h"
 #include "cistern/base/parallel.h"
 #include "cistern/base/progress.h"
 #include "cistern/base/subprocess.h"
@@ -103,8 +104,9 @@ CompareRow TrainOne(const CompareArguments& a, const std::vector<std::string>& s
     row.result = ReadJsonFile(done);
     return row;
   }
-  std::vector<std::string> arguments = {"--json", "--out", row.folder, "--threads",
-                                        std::to_string(a.common.threads)};
+  std::vector<std::string> arguments = {
+      "--json",   "--out",        row.folder, "--threads", std::to_string(a.common.threads),
+      "--device", a.common.device};
   if (Quiet()) arguments.push_back("--quiet");
   if (a.resume && std::filesystem::exists(row.folder + "/experiment.json", ignored)) {
     arguments.push_back("--resume");
@@ -261,6 +263,7 @@ void AddCompare(CLI::App& app, Run& run) {
       ->add_option("--decode-tokens", a->decode_tokens, "position of the last decoding measurement")
       ->check(CLI::Range(4, 1 << 24));
   AddCommon(*command, a->common);
+  AddDevice(*command, a->common);
   command->callback(
       [a, command, &run] { run = [a, command] { return RunCompare(*command, *a); }; });
 }

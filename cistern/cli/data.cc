@@ -5,6 +5,7 @@
 #include "cistern/base/progress.h"
 #include "cistern/cli/command.h"
 #include "cistern/data/listops.h"
+#include "cistern/io/json_text.h"
 #include "cistern/tasks/task.h"
 
 namespace cistern::cli {
@@ -40,7 +41,7 @@ int RunListOps(const DataArguments& a) {
                        {"majority", 100 * b.majority},
                        {"root_operator", 100 * b.root_operator},
                        {"root_operator_loss", b.root_operator_loss}};
-    std::printf("%s\n", line.dump().c_str());
+    std::printf("%s\n", JsonLine(line).c_str());
     return 0;
   }
   std::printf("ListOps in %s: %ld / %ld / %ld examples (of %ld candidates)\n", a.out.c_str(),
@@ -63,7 +64,8 @@ int RunText(const DataArguments& a) {
   const auto task = options.Make();
   task->Prepare();
   if (!a.out.empty()) task->SaveAssets(a.out);
-  std::printf("%s\n", task->DataSummary().dump(a.common.json ? -1 : 2).c_str());
+  const Json summary = task->DataSummary();
+  std::printf("%s", (a.common.json ? JsonLine(summary) + "\n" : JsonFileText(summary)).c_str());
   return 0;
 }
 

@@ -4,11 +4,11 @@
 
 #include "cistern/base/error.h"
 #include "cistern/base/format.h"
+#include "cistern/base/interrupt.h"
 #include "cistern/base/progress.h"
 #include "cistern/cli/eval_command.h"
 #include "cistern/io/json_text.h"
 #include "cistern/tasks/evaluate.h"
-#include "cistern/train/trainer.h"
 
 namespace cistern::cli {
 

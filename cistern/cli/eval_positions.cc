@@ -5,13 +5,13 @@
 
 #include "cistern/base/error.h"
 #include "cistern/base/format.h"
+#include "cistern/base/interrupt.h"
 #include "cistern/base/progress.h"
 #include "cistern/cli/eval_command.h"
 #include "cistern/io/atomic_file.h"
 #include "cistern/io/json_text.h"
 #include "cistern/io/svg_plot.h"
 #include "cistern/tasks/by_position.h"
-#include "cistern/train/trainer.h"
 
 namespace cistern::cli {
 namespace {

@@ -1,12 +1,11 @@
 #include "cistern/cli/experiment.h"
 
 #include <algorithm>
-#include <cstdio>
-#include <filesystem>
+#include <utility>
 
 #include "cistern/base/error.h"
 #include "cistern/base/parallel.h"
-#include "cistern/base/progress.h"
+#include "cistern/base/terminal.h"
 #include "cistern/train/checkpoint.h"
 
 namespace cistern::cli {
@@ -56,11 +55,35 @@ void ChooseModel(Experiment& experiment) {
   FailUsage("model.kind=", kind, " does not fit the task ", task.name, ", which trains ", fit);
 }
 
+void ReadTree(Experiment& experiment, Json tree, const std::string& where,
+              const std::vector<std::string>& assignments) {
+  Fields fields = experiment.Describe();
+  if (tree.is_object()) {
+    for (const char* result : {"result", "data", "environment"})
+      tree.erase(result);  // an experiment.json of a finished run
+    if (tree.contains("model")) tree["model"] = ConvertModelConfig(tree["model"]);
+  }
+  const std::string kind = TaskKind(tree, assignments, experiment.task.kind);
+  if (!tree.is_null()) {
+    if (tree.is_object() && tree.contains("task"))
+      tree["task"] = TaskOptions::Grouped(tree["task"], kind, where.ends_with(".json"));
+    fields.Read(tree, where);
+  }
+  for (const std::string& a : assignments) fields.Set(TaskOptions::Grouped(a, kind));
+  ChooseModel(experiment);
+}
+
 }  // namespace
+
+void ReadRunExperiment(Experiment& experiment, const std::string& folder,
+                       const std::vector<std::string>& assignments) {
+  const auto newest = NewestCheckpoint(folder);
+  if (!newest) return ReadExperiment(experiment, folder + "/experiment.json", assignments);
+  ReadTree(experiment, ReadRunState(*newest).experiment, *newest + "/trainer.json", assignments);
+}
 
 void ReadExperiment(Experiment& experiment, const std::string& file,
                     const std::vector<std::string>& assignments) {
-  Fields fields = experiment.Describe();
   Json tree;
   if (!file.empty()) {
     try {
@@ -70,20 +93,8 @@ void ReadExperiment(Experiment& experiment, const std::string& file,
     } catch (const Error& e) {  // a configuration that cannot be read is wrong use, before any work
       throw UsageError(e.what());
     }
-    if (tree.is_object()) {
-      for (const char* result : {"result", "data", "environment"})
-        tree.erase(result);  // an experiment.json of a finished run
-      if (tree.contains("model")) tree["model"] = ConvertModelConfig(tree["model"]);
-    }
   }
-  const std::string kind = TaskKind(tree, assignments, experiment.task.kind);
-  if (!file.empty()) {
-    if (tree.is_object() && tree.contains("task"))
-      tree["task"] = TaskOptions::Grouped(tree["task"], kind, file.ends_with(".json"));
-    fields.Read(tree, file);
-  }
-  for (const std::string& a : assignments) fields.Set(TaskOptions::Grouped(a, kind));
-  ChooseModel(experiment);
+  ReadTree(experiment, std::move(tree), file, assignments);
 }
 
 std::vector<std::string> DataAssignments(const std::string& task, const std::string& data) {
@@ -138,23 +149,26 @@ std::string ExperimentToml(Experiment& experiment) {
 
 Trained TrainExperiment(Experiment experiment, const std::string& folder, bool resume) {
   experiment.model.Validate();
-  std::error_code
-      ignored;  // a folder that cannot be looked into is refused when the run begins to write
-  if (!resume && std::filesystem::exists(folder + "/experiment.json", ignored)) {
+  experiment.train.Validate();
+  if (!resume && HoldsRun(folder)) {
     FailUsage(folder, " already holds a run; give another --out, or --resume to go on with it");
+  }
+  if (resume && !HoldsRun(folder)) {
+    Note(folder + " holds no checkpoint yet; the run begins again");
+    resume = false;
   }
   Trained out;
   out.task = experiment.task.Make();
   if (resume) out.task->LoadAssets(folder);
   out.task->Prepare();
   const Json data = out.task->DataSummary();
-  if (data.contains("notes") && !Quiet()) {
-    for (const Json& note : data["notes"])
-      std::fprintf(stderr, "note: %s\n", note.get<std::string>().c_str());
+  if (data.contains("notes")) {
+    for (const Json& note : data["notes"]) Note(note.get<std::string>());
   }
   out.config = experiment.model;
   out.task->Complete(out.config);
-  CheckMemory(out.config, experiment.train.batch, out.task->tokens_per_row());
+  CheckMemory(out.config, experiment.train.batch, out.task->tokens_per_row(),
+              experiment.dtype == "float64" ? 8 : 4);
   out.model = MakeModel(out.config, uint64_t(experiment.seed));
   if (experiment.dtype == "float64") out.model->to(at::kDouble);
   experiment.model = out.config;

@@ -31,6 +31,10 @@ void ReadExperiment(Experiment& experiment, const std::string& file,
 // What --task and --data say, as assignments: the task, by the look of the data unless it is given,
 // and its option that names the data. Nothing where both are empty.
 std::vector<std::string> DataAssignments(const std::string& task, const std::string& data);
+// The same of the run in a folder: what its newest checkpoint says it was begun with, or its
+// experiment.json where there is no checkpoint yet.
+void ReadRunExperiment(Experiment& experiment, const std::string& folder,
+                       const std::vector<std::string>& assignments);
 
 // TOML text of everything, ready to be edited and given back.
 std::string ExperimentToml(Experiment& experiment);

@@ -6,12 +6,12 @@
 #include <sstream>
 
 #include "cistern/base/error.h"
+#include "cistern/base/interrupt.h"
 #include "cistern/base/progress.h"
 #include "cistern/cli/generate_command.h"
 #include "cistern/io/atomic_file.h"
 #include "cistern/io/json_text.h"
 #include "cistern/io/jsonl.h"
-#include "cistern/train/trainer.h"
 
 namespace cistern::cli {
 namespace {
@@ -177,7 +177,7 @@ int RunGenerate(GenerateCommand c) {
   // Measured first for --json, whose one object holds the figures.
   const bool one_object = c.common.json && !c.interactive;
   if (c.stats && one_object)
-    stats.points = MeasureDecoding(*lm.model, c.stats_at, 64, &Interrupted());
+    stats.points = MeasureDecoding(*lm.model, c.stats_at, 64, &Interrupted(), c.options.sampler);
   bool complete = true;
   if (c.interactive) {
     complete = ReadFirst(c, generator, text, stats);
@@ -193,7 +193,8 @@ int RunGenerate(GenerateCommand c) {
     std::cerr << c.save_state << " is not written: interrupted before the end of the prompt\n";
   }
   if (c.stats && !one_object) {
-    if (!Interrupted()) stats.points = MeasureDecoding(*lm.model, c.stats_at, 64, &Interrupted());
+    if (!Interrupted())
+      stats.points = MeasureDecoding(*lm.model, c.stats_at, 64, &Interrupted(), c.options.sampler);
     std::cerr << "\n" << stats.ToText();
   } else if (c.stats && !c.prompts.empty()) {
     std::cerr << JsonLine(stats.ToJson()) << "\n";

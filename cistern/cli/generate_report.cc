@@ -3,8 +3,8 @@
 #include <cstdio>
 
 #include "cistern/base/error.h"
+#include "cistern/base/memory.h"
 #include "cistern/io/json_text.h"
-#include "cistern/train/trainer.h"
 
 namespace cistern::cli {
 namespace {

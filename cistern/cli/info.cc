@@ -7,6 +7,7 @@
 #include "cistern/attention/mechanism.h"
 #include "cistern/base/error.h"
 #include "cistern/cli/command.h"
+#include "cistern/io/json_text.h"
 #include "cistern/kernels/isa.h"
 #include "cistern/models/model_state.h"
 #include "cistern/ops/impl.h"
@@ -106,7 +107,7 @@ int PrintModel(const InfoArguments& a) {
   if (a.common.json) {
     for (const auto& p : model->named_parameters())
       json["tensors"][p.key()] = p.value().sizes().vec();
-    std::printf("%s\n", json.dump().c_str());
+    std::printf("%s\n", JsonLine(json).c_str());
     return 0;
   }
   std::printf("%-12s %s\n%-12s %s\n%-12s %lld\n", "folder", a.folder.c_str(), "model",
@@ -164,7 +165,7 @@ int RunInfo(const InfoArguments& a) {
       {"simd_in_use", ActiveIsa()},       {"implementation", ops::ImplName(ops::ActiveImpl())}};
   if (a.common.json) {
     for (const MechanismInfo* i : Mechanisms()) json["mechanisms"].push_back(MechanismJson(*i));
-    std::printf("%s\n", json.dump().c_str());
+    std::printf("%s\n", JsonLine(json).c_str());
     return 0;
   }
   std::printf("cistern %s, libtorch %s, %d threads\n", CISTERN_VERSION, TORCH_VERSION,

@@ -9,9 +9,9 @@
 #include <utility>
 
 #include "cistern/base/error.h"
+#include "cistern/base/interrupt.h"
 #include "cistern/cli/generate_command.h"
 #include "cistern/io/json_text.h"
-#include "cistern/train/trainer.h"
 
 namespace cistern::cli {
 namespace {

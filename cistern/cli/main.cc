@@ -1,8 +1,15 @@
 // The program: cistern train | eval | predict | generate | compare | data | info | verify.
 #include <malloc.h>
+#include <unistd.h>
 
+#include <cerrno>
+#include <csignal>
 #include <cstdio>
+#include <cstdlib>
+#include <cstring>
 #include <exception>
+#include <filesystem>
+#include <iostream>
 #include <new>
 #include <string>
 #include <vector>
@@ -10,8 +17,9 @@
 #include <c10/util/Exception.h>
 
 #include "cistern/base/error.h"
+#include "cistern/base/interrupt.h"
+#include "cistern/base/terminal.h"
 #include "cistern/cli/command.h"
-#include "cistern/train/trainer.h"
 
 namespace {
 
@@ -37,10 +45,69 @@ std::string Mistyped(const CLI::App& app) {
   return "";
 }
 
-int Report(const char* what, int code) {
+// Names in a message may come from a file; they must not steer the terminal.
+int Report(const std::string& what, int code) {
   std::fflush(stdout);
-  std::fprintf(stderr, "cistern: %s\n", what);
+  std::fprintf(stderr, "cistern: %s\n", cistern::Printable(what).c_str());
   return code;
+}
+
+// The libraries' words, where no one above them has said it better.
+int ReportForeign(const std::string& command, const std::exception& e) {
+  if (dynamic_cast<const std::bad_alloc*>(&e) != nullptr)
+    return Report("out of memory; lower the batch, the length or the model's size", 1);
+  if (const auto* torch = dynamic_cast<const c10::Error*>(&e)) {
+    const std::string what = FirstLine(torch->what_without_backtrace());
+    const size_t asked = what.find("you tried to allocate ");
+    if (asked != what.npos) {
+      const std::string rest = what.substr(asked + 22);  // "123 bytes. Error code ..."
+      return Report("out of memory: " + rest.substr(0, rest.find('.')) +
+                        " more were asked for; lower the batch, the length or the model's size",
+                    1);
+    }
+    return Report("cistern " + command + " failed inside torch: " + what, 1);
+  }
+  if (const auto* file = dynamic_cast<const std::filesystem::filesystem_error*>(&e)) {
+    const std::string second = file->path2().string();
+    return Report("cannot work on " + file->path1().string() +
+                      (second.empty() ? "" : " and " + second) + ": " + file->code().message(),
+                  1);
+  }
+  return Report("cistern " + command + " failed inside a library: " + FirstLine(e.what()), 1);
+}
+
+// What was printed has arrived, or the run has failed.
+int Finish(int code) {
+  errno = 0;
+  std::cout.flush();
+  const bool failed = std::fflush(stdout) != 0 || std::ferror(stdout) != 0 || !std::cout;
+  if (!failed) return code;
+  const int error = errno;
+  return Report(std::string("cannot write to standard output") +
+                    (error != 0 ? std::string(": ") + std::strerror(error) : ""),
+                code == 0 ? 1 : code);
+}
+
+// An exception that nobody could catch, such as one thrown while another was on its way.
+[[noreturn]] void Terminate() {
+  if (const std::exception_ptr error = std::current_exception()) {
+    try {
+      std::rethrow_exception(error);
+    } catch (const std::exception& e) {
+      Report(std::string("stopped by an error inside: ") + FirstLine(e.what()), 1);
+    } catch (...) {
+      Report("stopped by an error inside", 1);
+    }
+  }
+  std::_Exit(1);
+}
+
+// Another program has cut short a file that is mapped into memory.
+void FileGone(int) {
+  constexpr char kText[] =
+      "cistern: a file was cut short, or its disk failed, while it was being read\n";
+  (void)!::write(STDERR_FILENO, kText, sizeof kText - 1);
+  std::_Exit(1);
 }
 
 }  // namespace
@@ -51,6 +118,8 @@ int main(int argc, char** argv) {
   mallopt(M_MMAP_THRESHOLD, 1 << 30);
   mallopt(M_TRIM_THRESHOLD, 2000 << 20);
   mallopt(M_TOP_PAD, 64 << 20);
+  std::set_terminate(Terminate);
+  std::signal(SIGBUS, FileGone);
 
   CLI::App app{
       "Linear-time attention with bounded memory: train a model with any mechanism on your data, "
@@ -74,21 +143,17 @@ int main(int argc, char** argv) {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& e) {
     const std::string mistyped = e.get_exit_code() == 0 ? "" : Mistyped(app);
-    if (!mistyped.empty()) return Report(mistyped.c_str(), 2);
-    return app.exit(e) == 0 ? 0 : 2;
+    if (!mistyped.empty()) return Report(mistyped, 2);
+    return Finish(app.exit(e) == 0 ? 0 : 2);
   }
   try {
     cistern::InstallInterruptHandler();
-    return run();
+    return Finish(run());
   } catch (const cistern::UsageError& e) {
     return Report(e.what(), 2);
   } catch (const cistern::Error& e) {
     return Report(e.what(), 1);
-  } catch (const c10::Error& e) {
-    return Report(FirstLine(e.what_without_backtrace()).c_str(), 1);
-  } catch (const std::bad_alloc&) {
-    return Report("out of memory; lower the batch, the length or the model's size", 1);
   } catch (const std::exception& e) {
-    return Report(e.what(), 1);
+    return ReportForeign(app.get_subcommands().front()->get_name(), e);
   }
 }

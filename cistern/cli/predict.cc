@@ -3,12 +3,12 @@
 
 #include "cistern/base/error.h"
 #include "cistern/base/format.h"
+#include "cistern/base/interrupt.h"
 #include "cistern/base/progress.h"
 #include "cistern/cli/command.h"
 #include "cistern/cli/run_folder.h"
 #include "cistern/decode/eval_scope.h"
 #include "cistern/io/json_text.h"
-#include "cistern/train/trainer.h"
 
 namespace cistern::cli {
 namespace {
@@ -90,6 +90,7 @@ void AddPredict(CLI::App& app, Run& run) {
   sub->add_option("--batch", c->batch, "rows at a time; 0: the task's choice")
       ->capture_default_str();
   AddCommon(*sub, c->common);
+  AddDevice(*sub, c->common);
   sub->footer(
       "One line for each row, in their order, as soon as it is known: tab-separated columns with "
       "a\n"

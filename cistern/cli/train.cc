@@ -6,6 +6,7 @@
 #include "cistern/base/progress.h"
 #include "cistern/cli/command.h"
 #include "cistern/cli/experiment.h"
+#include "cistern/io/json_text.h"
 
 namespace cistern::cli {
 namespace {
@@ -15,8 +16,8 @@ struct TrainArguments {
   std::string file, out = "runs/train", text, data, task;
   std::vector<std::string> set;
   bool print_config = false, resume = false, list = false;
-  int64_t steps = -1;
-  double seconds = -1;
+  int64_t steps = 0;
+  double seconds = 0;
 };
 
 void PrintMetrics(const char* title, const Json& metrics) {
@@ -37,30 +38,30 @@ int RunTrain(CLI::App& command, const TrainArguments& a) {
     std::printf("%s", experiment.Describe().Help().c_str());
     return 0;
   }
-  std::string file = a.file;
-  if (a.resume) {
-    if (!file.empty())
-      FailUsage(
-          "--resume goes on with the experiment in --out; leave the file away (--set may still "
-          "change train.steps)");
-    file = a.out + "/experiment.json";
-  }
+  if (a.resume && !a.file.empty())
+    FailUsage(
+        "--resume goes on with the experiment in --out; leave the file away (--set may still "
+        "change train.steps)");
   if (!a.text.empty() && !(a.task.empty() && a.data.empty()))
     FailUsage("--text is --task lm --data; give one of the two");
   std::vector<std::string> set =
       a.text.empty() ? DataAssignments(a.task, a.data) : DataAssignments("lm", a.text);
-  if (!a.data.empty() && file.empty()) {  // no settings of one's own: those that suit the task
+  if (!a.data.empty() && a.file.empty() && !a.resume) {  // the settings that suit the task
     const TaskInfo& task = a.task.empty() ? TaskOfData(a.data) : FindTask(a.task);
     set.insert(set.begin(), task.defaults.begin(), task.defaults.end());
   }
   set.insert(set.end(), a.set.begin(), a.set.end());
-  if (a.steps >= 0)
+  if (command.count("--steps") > 0)
     set.push_back("train.steps=" + std::to_string(a.steps)), set.push_back("train.seconds=0");
-  if (a.seconds >= 0)
-    set.push_back("train.seconds=" + std::to_string(a.seconds)), set.push_back("train.steps=0");
+  if (command.count("--seconds") > 0)
+    set.push_back(StrCat("train.seconds=", a.seconds)), set.push_back("train.steps=0");
   if (command.count("--seed") > 0) set.push_back("seed=" + std::to_string(a.common.seed));
   if (command.count("--dtype") > 0) set.push_back("dtype=" + a.common.dtype);
-  ReadExperiment(experiment, file, set);
+  if (a.resume) {
+    ReadRunExperiment(experiment, a.out, set);
+  } else {
+    ReadExperiment(experiment, a.file, set);
+  }
   if (a.print_config) {
     std::printf("%s", ExperimentToml(experiment).c_str());
     return 0;
@@ -84,7 +85,7 @@ int RunTrain(CLI::App& command, const TrainArguments& a) {
                        {"cpu_share", r.cpu_share},
                        {"valid", r.valid},
                        {"test", r.test}};
-    std::printf("%s\n", line.dump().c_str());
+    std::printf("%s\n", JsonLine(line).c_str());
     return 0;
   }
   std::printf("%s, %ld parameters: %ld steps in %.0f s, %.0f tokens/s%s\n",
@@ -120,9 +121,10 @@ void AddTrain(CLI::App& app, Run& run) {
   command->add_option("--set", a->set, "KEY=VALUE, such as model.dim=256; may be repeated")
       ->take_all()
       ->allow_extra_args(false);
-  command->add_option("--steps", a->steps, "updates (train.steps)")->check(CLI::NonNegativeNumber);
+  command->add_option("--steps", a->steps, "updates (train.steps)")
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 40));
   command->add_option("--seconds", a->seconds, "budget of training time (train.seconds)")
-      ->check(CLI::NonNegativeNumber);
+      ->check(CheckSeconds());
   command->add_flag("--print-config", a->print_config, "print the experiment as TOML and stop");
   command->add_flag("--list", a->list, "print every key and stop");
   command->add_flag("--resume", a->resume, "go on from the newest checkpoint in --out");

@@ -14,13 +14,13 @@
 #include <sstream>
 
 #include "cistern/base/error.h"
+#include "cistern/base/interrupt.h"
 #include "cistern/base/progress.h"
 #include "cistern/cli/command.h"
 #include "cistern/decode/lm_folder.h"
 #include "cistern/decode/prompt.h"
 #include "cistern/io/json_text.h"
 #include "cistern/kernels/isa.h"
-#include "cistern/train/trainer.h"
 #include "cistern/verify/long_run.h"
 #include "cistern/verify/model_check.h"
 #include "cistern/verify/report.h"

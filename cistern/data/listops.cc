@@ -7,9 +7,9 @@
 #include <unordered_map>
 
 #include "cistern/base/error.h"
+#include "cistern/base/hash.h"
 #include "cistern/base/parallel.h"
 #include "cistern/base/random.h"
-#include "cistern/text/files.h"
 
 namespace cistern {
 namespace {
@@ -137,7 +137,7 @@ ListOpsSplits GenerateListOps(const ListOpsOptions& options, uint64_t seed,
     });
     for (int64_t i = 0; i < kCandidateBlock && done < wanted; ++i) {
       if (labels[i] < 0) continue;
-      const uint64_t hash = Hash64(ListOpsBytes(rows[i]));
+      const uint64_t hash = XxHash64(ListOpsBytes(rows[i]));
       const auto [from, to] = seen.equal_range(hash);
       const bool known = std::any_of(from, to, [&](const auto& entry) {
         const int set = set_of(entry.second);
@@ -191,6 +191,18 @@ int EvaluateListOps(std::span<const uint8_t> tokens) {
     }
   }
   return result;
+}
+
+uint64_t HashListOps(const ListOpsSplits& splits) {
+  uint64_t hash = 0;
+  for (const ListOpsSet* set : {&splits.train, &splits.valid, &splits.test}) {
+    hash = XxHash64(ListOpsBytes(set->tokens), hash);
+    hash = XxHash64(ListOpsBytes(set->labels), hash);
+    hash = XxHash64(
+        {reinterpret_cast<const char*>(set->offsets.data()), set->offsets.size() * sizeof(int64_t)},
+        hash);
+  }
+  return hash;
 }
 
 namespace {

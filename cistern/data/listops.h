@@ -5,6 +5,7 @@
 #include <array>
 #include <cstdint>
 #include <functional>
+#include <iosfwd>
 #include <span>
 #include <string>
 #include <vector>
@@ -81,7 +82,19 @@ struct ListOpsReadOptions {
 };
 // Reads one file; parentheses are dropped. An Error names the file and the line.
 ListOpsSet ReadListOps(const std::string& path, const ListOpsReadOptions& options = {});
+ListOpsSet ReadListOps(std::istream& file, const std::string& name,
+                       const ListOpsReadOptions& options = {});
 ListOpsSplits ReadListOpsFolder(const std::string& folder, const ListOpsReadOptions& options = {});
+
+// Generated examples kept in `folder`, which appears whole, with checksums of its files; made anew,
+// with a note, when they do not fit. Several processes may ask at once: one makes it, the others
+// wait.
+ListOpsSplits OpenListOps(const ListOpsOptions& generate, uint64_t seed, const std::string& folder,
+                          const ListOpsReadOptions& options, std::vector<std::string>* notes,
+                          const ListOpsProgress& progress = nullptr);
+
+// XXH64 of the examples of all three parts.
+uint64_t HashListOps(const ListOpsSplits& splits);
 
 // What must be beaten: giving `train`'s most frequent label, and giving the most frequent label for
 // the expression's first token. Published tables near 37 % show a model that reads no further than

@@ -1,13 +1,15 @@
 #include <algorithm>
 #include <cerrno>
-#include <cstdio>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <string_view>
 
 #include "cistern/base/error.h"
+#include "cistern/base/hash.h"
 #include "cistern/data/listops.h"
+#include "cistern/io/atomic_file.h"
+#include "cistern/io/file_lock.h"
 
 namespace cistern {
 namespace {
@@ -15,6 +17,7 @@ namespace {
 constexpr const char* kListOpsNames[] = {"<pad>", "0",    "1",   "2", "3",        "4",
                                          "5",     "6",    "7",   "8", "9",        "[MIN",
                                          "[MAX",  "[MED", "[SM", "]", "<unknown>"};
+constexpr char kListOpsSums[] = "xxh64sums";  // as the program xxh64sum writes them
 constexpr const char* kListOpsFiles[] = {"basic_train.tsv", "basic_val.tsv", "basic_test.tsv"};
 
 uint8_t TokenOf(std::string_view word) {
@@ -25,6 +28,13 @@ uint8_t TokenOf(std::string_view word) {
     if (word == kListOpsNames[token]) return token;
   }
   return kListOpsUnknown;
+}
+
+std::string ListOpsSums(const std::string& folder) {
+  std::string text;
+  for (const char* name : kListOpsFiles)
+    text += HexText(HashFile(folder + "/" + name)) + "  " + name + "\n";
+  return text;
 }
 
 }  // namespace
@@ -61,26 +71,18 @@ std::string ListOpsText(std::span<const uint8_t> tokens) {
 
 void WriteListOpsFile(const ListOpsSet& set, const std::string& path,
                       const std::function<void()>& each) {
-  const std::string temporary = path + ".tmp";
-  std::ofstream file(temporary, std::ios::binary);
-  file << "Source\tTarget\n";
-  for (int64_t i = 0; i < set.size() && file; ++i) {
-    file << ListOpsText(set.Row(i)) << '\t' << int(set.labels[i]) << '\n';
+  AtomicFile file(path);
+  file.Write("Source\tTarget\n");
+  for (int64_t i = 0; i < set.size(); ++i) {
+    file.Write(StrCat(ListOpsText(set.Row(i)), '\t', int(set.labels[i]), '\n'));
     if (each) each();
   }
-  file.close();
-  if (!file || std::rename(temporary.c_str(), path.c_str()) != 0) {
-    const std::string why = std::strerror(errno);
-    std::remove(temporary.c_str());
-    Fail("cannot write ", path, ": ", why);
-  }
+  file.Commit();
 }
 
 void WriteListOps(const ListOpsSplits& splits, const std::string& folder,
                   const ListOpsProgress& progress) {
-  std::error_code error;
-  std::filesystem::create_directories(folder, error);
-  CISTERN_CHECK(!error, "cannot make the folder ", folder, ": ", error.message());
+  EnsureDirectory(folder);
   const int64_t total = splits.train.size() + splits.valid.size() + splits.test.size();
   int64_t done = 0;
   const auto each = [&] {
@@ -97,6 +99,13 @@ ListOpsSet ReadListOps(const std::string& path, const ListOpsReadOptions& option
                 " is a folder; a file is expected");
   std::ifstream file(path, std::ios::binary);
   CISTERN_CHECK(file, "cannot open ", path, ": ", std::strerror(errno));
+  ListOpsSet set = ReadListOps(file, path, options);
+  CISTERN_CHECK(!file.bad(), "cannot read ", path, ": ", std::strerror(errno));
+  return set;
+}
+
+ListOpsSet ReadListOps(std::istream& file, const std::string& path,
+                       const ListOpsReadOptions& options) {
   ListOpsSet set;
   std::vector<uint8_t> row;
   std::string line;
@@ -135,9 +144,44 @@ ListOpsSet ReadListOps(const std::string& path, const ListOpsReadOptions& option
       row.resize(options.max_length);
     set.Add(row, uint8_t(label));
   }
-  CISTERN_CHECK(!file.bad(), "cannot read ", path, ": ", std::strerror(errno));
-  CISTERN_CHECK(set.size() > 0, path, " holds no examples");
+  CISTERN_CHECK(file.bad() || set.size() > 0, path, " holds no examples");
   return set;
+}
+
+ListOpsSplits OpenListOps(const ListOpsOptions& generate, uint64_t seed, const std::string& folder,
+                          const ListOpsReadOptions& options, std::vector<std::string>* notes,
+                          const ListOpsProgress& progress) {
+  namespace fs = std::filesystem;
+  const fs::path path(folder);
+  const std::string parent = path.has_parent_path() ? path.parent_path().string() : ".",
+                    sums = folder + "/" + kListOpsSums;
+  EnsureDirectory(parent);
+  const FileLock lock(folder + ".lock", folder, FileLock::Wait::kYes);
+  RemoveLeftovers(parent, path.filename().string());
+  if (fs::exists(folder)) {
+    try {
+      CISTERN_CHECK(ReadFile(sums) == ListOpsSums(folder), folder,
+                    " is damaged: its files do not fit their checksums in ", kListOpsSums);
+      return ReadListOpsFolder(folder, options);
+    } catch (const Error& e) {
+      notes->push_back(StrCat("made ", folder, " anew: ", e.what()));
+    }
+    std::error_code error;
+    fs::remove_all(folder, error);
+    CISTERN_CHECK(!error, "cannot remove ", folder, ": ", error.message());
+  }
+  const std::string fresh = TemporaryName(folder);
+  std::error_code error;
+  try {
+    WriteListOps(GenerateListOps(generate, seed, progress), fresh);
+    WriteFileAtomically(fresh + "/" + kListOpsSums, ListOpsSums(fresh));
+    fs::rename(fresh, folder, error);
+    CISTERN_CHECK(!error, "cannot make ", folder, ": ", error.message());
+  } catch (...) {
+    fs::remove_all(fresh, error);
+    throw;
+  }
+  return ReadListOpsFolder(folder, options);
 }
 
 ListOpsSplits ReadListOpsFolder(const std::string& folder, const ListOpsReadOptions& options) {

@@ -9,7 +9,7 @@
 
 #include "cistern/base/error.h"
 #include "cistern/base/parallel.h"
-#include "cistern/text/files.h"
+#include "cistern/io/atomic_file.h"
 
 namespace cistern {
 namespace {
@@ -20,7 +20,7 @@ Row Tokens(const std::string& text) {  // "[MIN 3 4 ]" by way of the reader
   const std::string path =
       (std::filesystem::path(testing::TempDir()) / StrCat("cistern_listops_", getpid(), ".tsv"))
           .string();
-  WriteFileAtomic(path, "Source\tTarget\n" + text + "\t0\n");
+  WriteFileAtomically(path, "Source\tTarget\n" + text + "\t0\n");
   const ListOpsSet set = ReadListOps(path, {.max_length = 0, .check = false});
   return {set.tokens.begin(), set.tokens.end()};
 }
@@ -29,7 +29,7 @@ std::string ReadError(const std::string& contents) {
   const std::string path =
       (std::filesystem::path(testing::TempDir()) / StrCat("cistern_listops_bad_", getpid(), ".tsv"))
           .string();
-  WriteFileAtomic(path, contents);
+  WriteFileAtomically(path, contents);
   try {
     ReadListOps(path);
   } catch (const Error& e) {

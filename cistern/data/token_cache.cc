@@ -1,57 +1,40 @@
 #include "cistern/data/token_cache.h"
 
 #include <fcntl.h>
-#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
-#include <cstdio>
 #include <cstring>
 #include <filesystem>
 #include <utility>
 
 #include "cistern/base/error.h"
-#include "cistern/text/files.h"
+#include "cistern/base/hash.h"
+#include "cistern/io/atomic_file.h"
+#include "cistern/io/file_lock.h"
 
 namespace cistern {
 namespace {
 
-constexpr char kTokenMagic[8] = {'C', 'I', 'S', 'T', 'T', 'O', 'K', '1'};
+constexpr char kTokenMagic[8] = {'C', 'I', 'S', 'T', 'T', 'O', 'K', '2'};
 constexpr int64_t kVerifyUpTo = int64_t{1} << 30;
+constexpr size_t kDigits = 16;       // of a hash as text
+constexpr int64_t kPiece = 1 << 18;  // tokens read at a time
 
 uint64_t HeaderChecksum(const TokenHeader& header) {
-  return Hash64({reinterpret_cast<const char*>(&header), offsetof(TokenHeader, header_checksum)});
+  return XxHash64({reinterpret_cast<const char*>(&header), offsetof(TokenHeader, header_checksum)});
 }
 
-// One multiplication per id, whatever its width.
-struct IdChecksum {
-  uint64_t value = 0xcbf29ce484222325u;
-  void Add(uint32_t id) { value = (value ^ id) * 0x100000001b3u; }
-};
-
-// Writes ids behind a header that is filled in last; the file takes its name when all is well, else
-// it goes.
+// Writes ids behind a header that is filled in last.
 class TokenWriter {
  public:
-  TokenWriter(std::string path, TokenHeader header)
-      : path_(std::move(path)),
-        temporary_(StrCat(path_, ".tmp", getpid())),
-        header_(header),
-        file_(std::fopen(temporary_.c_str(), "wb")) {
-    CISTERN_CHECK(file_, "cannot write ", path_, ": ", std::strerror(errno));
-    Write(&header_, sizeof header_);
+  TokenWriter(const std::string& path, TokenHeader header) : file_(path), header_(header) {
+    file_.Write(&header_, sizeof header_);
   }
-  ~TokenWriter() {
-    if (!file_) return;
-    std::fclose(file_);
-    std::remove(temporary_.c_str());
-  }
-  TokenWriter(const TokenWriter&) = delete;
-  TokenWriter& operator=(const TokenWriter&) = delete;
 
   void Add(const std::vector<int32_t>& ids) {
-    for (const int32_t id : ids) checksum_.Add(uint32_t(id));
     header_.count += ids.size();
     if (header_.width == 4) return Write(ids.data(), ids.size() * 4);
     narrow_.assign(ids.begin(), ids.end());
@@ -59,29 +42,21 @@ class TokenWriter {
   }
 
   void Finish() {
-    header_.checksum = checksum_.value;
+    header_.checksum = checksum_.Value();
     header_.header_checksum = HeaderChecksum(header_);
-    CISTERN_CHECK(std::fseek(file_, 0, SEEK_SET) == 0, "cannot write ", path_, ": ",
-                  std::strerror(errno));
-    Write(&header_, sizeof header_);
-    const bool ok = std::fclose(std::exchange(file_, nullptr)) == 0 &&
-                    std::rename(temporary_.c_str(), path_.c_str()) == 0;
-    if (ok) return;
-    const std::string why = std::strerror(errno);
-    std::remove(temporary_.c_str());
-    Fail("cannot write ", path_, ": ", why);
+    file_.Overwrite(0, &header_, sizeof header_);
+    file_.Commit();
   }
 
  private:
   void Write(const void* data, size_t size) {
-    CISTERN_CHECK(size == 0 || std::fwrite(data, 1, size, file_) == size, "cannot write ", path_,
-                  ": ", std::strerror(errno));
+    checksum_.Add({static_cast<const char*>(data), size});
+    file_.Write(data, size);
   }
 
-  std::string path_, temporary_;
+  AtomicFile file_;
   TokenHeader header_;
-  std::FILE* file_;
-  IdChecksum checksum_;
+  XxHash64Stream checksum_;
   std::vector<uint16_t> narrow_;
 };
 
@@ -107,37 +82,29 @@ std::string WhyNotReuse(const std::string& path, uint64_t source_hash, uint64_t 
 }  // namespace
 
 TokenFile::TokenFile(const std::string& path) : path_(path) {
-  const int descriptor = open(path.c_str(), O_RDONLY | O_CLOEXEC);
-  CISTERN_CHECK(descriptor >= 0, "cannot open ", path, ": ", std::strerror(errno));
+  fd_ = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  CISTERN_CHECK(fd_ >= 0, "cannot open ", path, ": ", std::strerror(errno));
   struct stat info {};
-  const bool regular = fstat(descriptor, &info) == 0 && S_ISREG(info.st_mode);
-  map_size_ = regular ? size_t(info.st_size) : 0;
-  if (map_size_ >= sizeof header_) {
-    map_ = mmap(nullptr, map_size_, PROT_READ, MAP_SHARED, descriptor, 0);
-    if (map_ == MAP_FAILED) map_ = nullptr;
-  }
-  const std::string why = std::strerror(errno);
-  close(descriptor);
-  CISTERN_CHECK(map_size_ >= sizeof header_, path, " is no token file: it has only ", map_size_,
-                " bytes");
-  CISTERN_CHECK(map_, "cannot map ", path, ": ", why);
-  std::memcpy(&header_, map_, sizeof header_);
+  const bool regular = ::fstat(fd_, &info) == 0 && S_ISREG(info.st_mode);
+  const uint64_t size = regular ? uint64_t(info.st_size) : 0;
   std::string broken;
-  if (std::memcmp(header_.magic, kTokenMagic, sizeof kTokenMagic) != 0) {
-    broken = " is no token file: it does not begin with CISTTOK1";
+  if (size < sizeof header_ || ::pread(fd_, &header_, sizeof header_, 0) != sizeof header_) {
+    broken = StrCat(" is no token file: it has only ", size, " bytes");
+  } else if (std::memcmp(header_.magic, kTokenMagic, sizeof kTokenMagic) != 0) {
+    broken = StrCat(" is no token file: it does not begin with ",
+                    std::string(kTokenMagic, sizeof kTokenMagic));
   } else if (header_.header_checksum != HeaderChecksum(header_) ||
              (header_.width != 2 && header_.width != 4) || header_.begin > header_.end) {
     broken = " is damaged: its header does not fit its checksum";
-  } else if ((map_size_ - sizeof header_) % header_.width != 0 ||
-             (map_size_ - sizeof header_) / header_.width != header_.count) {
+  } else if ((size - sizeof header_) % header_.width != 0 ||
+             (size - sizeof header_) / header_.width != header_.count) {
     broken = StrCat(" is damaged: ", header_.count, " tokens of ", header_.width,
-                    " bytes are announced, ", map_size_ - sizeof header_, " bytes are there");
+                    " bytes are announced, ", size - sizeof header_, " bytes are there");
   }
   if (!broken.empty()) {
     Close();
     Fail(path, broken);
   }
-  ids_ = static_cast<const char*>(map_) + sizeof header_;
 }
 
 TokenFile::~TokenFile() { Close(); }
@@ -149,26 +116,59 @@ TokenFile& TokenFile::operator=(TokenFile&& other) noexcept {
   Close();
   path_ = std::move(other.path_);
   header_ = std::exchange(other.header_, {});
-  map_ = std::exchange(other.map_, nullptr);
-  map_size_ = std::exchange(other.map_size_, 0);
-  ids_ = std::exchange(other.ids_, nullptr);
+  fd_ = std::exchange(other.fd_, -1);
   return *this;
 }
 
 void TokenFile::Close() {
-  if (map_) munmap(map_, map_size_);
-  map_ = nullptr;
+  if (fd_ >= 0) ::close(fd_);
+  fd_ = -1;
 }
 
-void TokenFile::CheckRange(int64_t begin, int64_t count) const {
+void TokenFile::Read(int64_t begin, int64_t count, void* out) const {
   CISTERN_CHECK(begin >= 0 && count >= 0 && begin <= size() && count <= size() - begin, "tokens ",
                 begin, " and ", count, " on are not within the ", size(), " of ", path_);
+  char* to = static_cast<char*>(out);
+  size_t left = size_t(count) * header_.width;
+  for (off_t at = off_t(sizeof header_) + begin * off_t(header_.width); left > 0;) {
+    const ssize_t n = ::pread(fd_, to, left, at);
+    if (n < 0 && errno == EINTR) continue;
+    CISTERN_CHECK(n > 0, "cannot read ", path_, ": ",
+                  n < 0 ? std::strerror(errno) : "it has become shorter while it was in use");
+    to += n;
+    at += n;
+    left -= size_t(n);
+  }
 }
 
+template <class Int>
+void TokenFile::Copy(int64_t begin, int64_t count, Int* out) const {
+  std::vector<char> bytes(size_t(std::clamp<int64_t>(count, 0, kPiece)) * header_.width);
+  for (int64_t done = 0; done < count || done == 0;) {
+    const int64_t n = std::min(kPiece, count - done);
+    Read(begin + done, n, bytes.data());
+    for (int64_t i = 0; i < n; ++i) {
+      uint32_t id = 0;  // little-endian, as the file
+      std::memcpy(&id, bytes.data() + i * header_.width, header_.width);
+      CISTERN_CHECK(id < header_.vocab_size, path_, " is damaged: token ", begin + done + i,
+                    " has id ", id, ", the vocabulary has ", header_.vocab_size);
+      out[done + i] = Int(id);
+    }
+    done += std::max<int64_t>(n, 1);
+  }
+}
+template void TokenFile::Copy(int64_t, int64_t, int32_t*) const;
+template void TokenFile::Copy(int64_t, int64_t, int64_t*) const;
+
 void TokenFile::Verify() const {
-  IdChecksum checksum;
-  for (int64_t i = 0; i < size(); ++i) checksum.Add(uint32_t((*this)[i]));
-  CISTERN_CHECK(checksum.value == header_.checksum, path_,
+  XxHash64Stream checksum;
+  std::vector<char> bytes(size_t(std::min(size(), kPiece)) * header_.width);
+  for (int64_t begin = 0; begin < size(); begin += kPiece) {
+    const int64_t n = std::min(kPiece, size() - begin);
+    Read(begin, n, bytes.data());
+    checksum.Add({bytes.data(), size_t(n) * header_.width});
+  }
+  CISTERN_CHECK(checksum.Value() == header_.checksum, path_,
                 " is damaged: its tokens do not fit their checksum");
 }
 
@@ -190,6 +190,7 @@ void BuildTokenFile(const TextSource& source, ByteRange range, const Tokenizer& 
     if (progress) progress(reader.position() - range.begin, range.size());
   }
   writer.Add(encoder.Finish());
+  source.CheckUnchanged();
   writer.Finish();
 }
 
@@ -199,11 +200,38 @@ std::unique_ptr<Tokenizer> TrainBpeOn(const TextSource& source, ByteRange range,
   return TrainBpe([&] { return reader.Next(); }, vocab_size, progress);
 }
 
+// The file: the checksum of what follows in 16 digits, a newline, then tokenizer.json.
+std::unique_ptr<Tokenizer> OpenBpe(const TextSource& source, ByteRange range, int64_t vocab_size,
+                                   const std::string& path, std::vector<std::string>* notes,
+                                   const TextProgress& progress) {
+  const FileLock lock(path + ".lock", path, FileLock::Wait::kYes);
+  const std::filesystem::path file = path;
+  RemoveLeftovers(file.has_parent_path() ? file.parent_path().string() : ".",
+                  file.filename().string());
+  if (std::filesystem::exists(file)) {
+    try {
+      const std::string text = ReadFile(path);
+      CISTERN_CHECK(text.size() > kDigits && text[kDigits] == '\n' &&
+                        HexText(XxHash64(std::string_view(text).substr(kDigits + 1))) ==
+                            text.substr(0, kDigits),
+                    path, " is damaged: its contents do not fit their checksum");
+      return ParseTokenizer(std::string_view(text).substr(kDigits + 1), path);
+    } catch (const Error& e) {
+      notes->push_back(StrCat("made ", path, " anew: ", e.what()));
+    }
+  }
+  auto tokenizer = TrainBpeOn(source, range, vocab_size, progress);
+  source.CheckUnchanged();
+  const std::string json = tokenizer->ToJson();
+  WriteFileAtomically(path, HexText(XxHash64(json)) + "\n" + json);
+  return tokenizer;
+}
+
 TokenSplits OpenTokenSplits(const TextSource& source, const Tokenizer& tokenizer,
                             const std::string& folder, const TextProgress& progress) {
-  std::error_code error;
-  std::filesystem::create_directories(folder, error);
-  CISTERN_CHECK(!error, "cannot make the folder ", folder, ": ", error.message());
+  EnsureDirectory(folder);
+  const FileLock lock(folder + "/lock", folder, FileLock::Wait::kYes);
+  RemoveLeftovers(folder);
   const TextSplits splits = SplitText(source);
   const uint64_t source_hash = source.Hash(), tokenizer_hash = tokenizer.Hash();
   bool reused = true;

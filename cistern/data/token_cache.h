@@ -1,6 +1,7 @@
 #pragma once
-// Tokens of a text on disk: made once by streaming, mapped into memory afterwards, made anew when
-// the text or the tokenizer changes.
+// Tokens of a text on disk: made once by streaming, read in pieces afterwards, made anew when the
+// text or the tokenizer changes. What is in the text decides, not its name or time. Several
+// processes may share a folder: one makes what is missing, the others wait.
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -15,18 +16,19 @@ namespace cistern {
 // The beginning of a token file; little-endian. The ids follow, uint16 for vocabularies up to
 // 65,536, else uint32.
 struct TokenHeader {
-  char magic[8];   // "CISTTOK1"
+  char magic[8];   // "CISTTOK2"
   uint32_t width;  // bytes per id: 2 or 4
   uint32_t reserved;
   uint64_t vocab_size, count;
   uint64_t begin, end;  // the range of the source; end - begin bytes give bits per byte
-  uint64_t source_hash, tokenizer_hash;
-  uint64_t checksum;         // of the ids
-  uint64_t header_checksum;  // of all above
+  uint64_t source_hash, tokenizer_hash;  // TextSource::Hash, Tokenizer::Hash
+  uint64_t checksum;                     // XXH64 of the ids as they are in the file
+  uint64_t header_checksum;              // XXH64 of all above
 };
 static_assert(sizeof(TokenHeader) == 80);
 
-// A token file mapped read-only. Copies nothing; safe to read from any thread.
+// A token file, open for reading; safe from any thread. Nothing is mapped: a file that is cut short
+// while it is open is an Error, where a map would end the process.
 class TokenFile {
  public:
   // Checks magic, header and size, not the ids. An Error names the file and says what is broken.
@@ -40,28 +42,20 @@ class TokenFile {
   const TokenHeader& header() const { return header_; }
   int64_t size() const { return int64_t(header_.count); }                 // tokens
   int64_t bytes() const { return int64_t(header_.end - header_.begin); }  // of text they stand for
-  int32_t operator[](int64_t i) const {
-    return header_.width == 2 ? int32_t(static_cast<const uint16_t*>(ids_)[i])
-                              : int32_t(static_cast<const uint32_t*>(ids_)[i]);
-  }
-  // out[i] = token begin+i as int32_t or int64_t; an Error when the range is not within the file.
+  // out[i] = token begin+i as int32_t or int64_t; an Error when the range is not within the file,
+  // or holds an id outside the vocabulary.
   template <class Int>
-  void Copy(int64_t begin, int64_t count, Int* out) const {
-    CheckRange(begin, count);
-    for (int64_t i = 0; i < count; ++i) out[i] = Int((*this)[begin + i]);
-  }
+  void Copy(int64_t begin, int64_t count, Int* out) const;
   // Reads everything: an Error when the ids do not fit the checksum.
   void Verify() const;
 
  private:
-  void CheckRange(int64_t begin, int64_t count) const;
+  void Read(int64_t begin, int64_t count, void* out) const;  // as they are in the file
   void Close();
 
   std::string path_;
   TokenHeader header_{};
-  void* map_ = nullptr;
-  size_t map_size_ = 0;
-  const void* ids_ = nullptr;
+  int fd_ = -1;
 };
 
 using TextProgress = std::function<void(int64_t done, int64_t total)>;  // in bytes
@@ -75,6 +69,11 @@ void BuildTokenFile(const TextSource& source, ByteRange range, const Tokenizer& 
 // leaks. Progress is in tokens.
 std::unique_ptr<Tokenizer> TrainBpeOn(const TextSource& source, ByteRange range, int64_t vocab_size,
                                       const TextProgress& progress = nullptr);
+
+// The same, kept in a file `path` that is made when it is missing or damaged, with a note then.
+std::unique_ptr<Tokenizer> OpenBpe(const TextSource& source, ByteRange range, int64_t vocab_size,
+                                   const std::string& path, std::vector<std::string>* notes,
+                                   const TextProgress& progress = nullptr);
 
 struct TokenSplits {
   TokenFile train, valid, test;

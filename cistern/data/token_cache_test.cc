@@ -1,12 +1,14 @@
 #include "cistern/data/token_cache.h"
 
 #include <gtest/gtest.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <filesystem>
 
 #include "cistern/base/error.h"
-#include "cistern/text/files.h"
+#include "cistern/io/atomic_file.h"
+#include "cistern/io/test_folder.h"
 
 namespace cistern {
 namespace {
@@ -21,7 +23,7 @@ class TokenCacheTest : public testing::Test {
     fs::create_directories(folder_);
     for (int i = 0; i < 2000; ++i) text_ += StrCat("the ", i, "th line of the text\n");
     text_path_ = folder_ + "/text";
-    WriteFileAtomic(text_path_, text_);
+    WriteFileAtomically(text_path_, text_);
   }
   void TearDown() override { fs::remove_all(folder_); }
   static std::vector<int32_t> All(const TokenFile& file) {
@@ -31,7 +33,7 @@ class TokenCacheTest : public testing::Test {
   }
   std::string ErrorOf(const std::string& contents, bool verify = false) {
     const std::string path = folder_ + "/broken.tok";
-    WriteFileAtomic(path, contents);
+    WriteFileAtomically(path, contents);
     try {
       const TokenFile file(path);
       if (verify) file.Verify();
@@ -55,10 +57,9 @@ TEST_F(TokenCacheTest, HoldsTheTokensOfEachSplit) {
   EXPECT_EQ(tokenizer->Decode(All(splits.valid)),
             text_.substr(parts.valid.begin, parts.valid.size()));
   EXPECT_EQ(tokenizer->Decode(All(splits.test)), text_.substr(parts.test.begin));
-  EXPECT_EQ(splits.test[0], All(splits.test)[0]);
   std::vector<int64_t> wide(5);
   splits.train.Copy(7, 5, wide.data());
-  EXPECT_EQ(wide[4], splits.train[11]);
+  EXPECT_EQ(wide[4], All(splits.train)[11]);
   EXPECT_THROW(splits.train.Copy(splits.train.size() - 4, 5, wide.data()), Error);
   EXPECT_THROW(splits.train.Copy(-1, 5, wide.data()), Error);
 }
@@ -84,14 +85,14 @@ TEST_F(TokenCacheTest, IsReusedUntilSomethingChanges) {
   ASSERT_EQ(other.notes.size(), 3u);
   EXPECT_EQ(other.notes[0], "made " + cache + "/train.tok anew: the tokenizer has changed");
 
-  WriteFileAtomic(text_path_, text_ + "more\n");
+  WriteFileAtomically(text_path_, text_ + "more\n");
   const TokenSplits grown = OpenTokenSplits(TextSource(text_path_), *bpe, cache);
   EXPECT_FALSE(grown.reused);
   EXPECT_EQ(grown.notes[0], "made " + cache + "/train.tok anew: the text has changed");
 
-  std::string damaged = ReadWholeFile(cache + "/valid.tok");
+  std::string damaged = ReadFile(cache + "/valid.tok");
   damaged[200] ^= 1;
-  WriteFileAtomic(cache + "/valid.tok", damaged);
+  WriteFileAtomically(cache + "/valid.tok", damaged);
   const TokenSplits repaired = OpenTokenSplits(TextSource(text_path_), *bpe, cache);
   ASSERT_EQ(repaired.notes.size(), 1u);
   EXPECT_NE(repaired.notes[0].find("valid.tok is damaged: its tokens do not fit their checksum"),
@@ -102,14 +103,122 @@ TEST_F(TokenCacheTest, IsReusedUntilSomethingChanges) {
     EXPECT_EQ(entry.path().extension(), ".tok");
 }
 
+// Another text under the same name, with the same size and time, is another text; the same text
+// under another name is not.
+TEST_F(TokenCacheTest, ContentDecides) {
+  const std::string cache = folder_ + "/cache", other = folder_ + "/copy";
+  const auto bytes = MakeByteTokenizer();
+  OpenTokenSplits(TextSource(text_path_), *bytes, cache);
+  WriteFileAtomically(other, text_);
+  EXPECT_TRUE(OpenTokenSplits(TextSource(other), *bytes, cache).reused);
+  const auto time = fs::last_write_time(text_path_);
+  std::string changed = text_;
+  changed[10] = 'X';
+  WriteFileAtomically(text_path_, changed);
+  fs::last_write_time(text_path_, time);
+  const TokenSplits splits = OpenTokenSplits(TextSource(text_path_), *bytes, cache);
+  EXPECT_FALSE(splits.reused);
+  EXPECT_EQ(All(splits.train)[10], 'X');
+}
+
+TEST_F(TokenCacheTest, ATextThatChangesWhileItIsReadIsRefused) {
+  const TextSource source(text_path_);
+  WriteFileAtomically(text_path_, text_ + "more\n");
+  try {
+    OpenTokenSplits(source, *MakeByteTokenizer(), folder_ + "/cache");
+    FAIL();
+  } catch (const Error& e) {
+    EXPECT_NE(std::string(e.what()).find("text has changed while it was read"), std::string::npos)
+        << e.what();
+  }
+  EXPECT_TRUE(fs::is_empty(folder_ + "/cache"));
+}
+
+// With a map this would end the process (SIGBUS).
+TEST_F(TokenCacheTest, AFileCutShortWhileItIsOpenIsAnError) {
+  const std::string path = folder_ + "/a.tok";
+  BuildTokenFile(TextSource(text_path_), {0, 30000}, *MakeByteTokenizer(), path);
+  const TokenFile file(path);
+  fs::resize_file(path, 1000);
+  EXPECT_EQ(ErrorMessage([&] { All(file); }),
+            "cannot read " + path + ": it has become shorter while it was in use");
+}
+
+TEST_F(TokenCacheTest, IdsOutsideTheVocabularyAreNotHandedOut) {
+  const std::string path = folder_ + "/a.tok";
+  BuildTokenFile(TextSource(text_path_), {0, 1000}, *MakeByteTokenizer(), path);
+  std::string changed = ReadFile(path);
+  changed[80 + 2 * 7 + 1] = 1;
+  WriteFileAtomically(path, changed);
+  const TokenFile file(path);
+  EXPECT_EQ(ErrorMessage([&] { All(file); }).rfind(path + " is damaged: token 7 has id ", 0), 0u);
+}
+
+TEST_F(TokenCacheTest, ALearnedTokenizerIsKeptAndHealed) {
+  const TextSource source(text_path_);
+  const std::string path = folder_ + "/bpe";
+  std::vector<std::string> notes;
+  const ByteRange range = SplitText(source).train;
+  const uint64_t hash = OpenBpe(source, range, 300, path, &notes)->Hash();
+  const std::string good = ReadFile(path);
+  const auto never = [](int64_t, int64_t) { FAIL() << "learned again"; };
+  EXPECT_EQ(OpenBpe(source, range, 300, path, &notes, never)->Hash(), hash);
+  EXPECT_TRUE(notes.empty());
+  for (const size_t at : {size_t(3), size_t(16), good.size() / 2, good.size() - 1}) {
+    std::string damaged = good;
+    damaged[at] ^= 1;
+    WriteFileAtomically(path, damaged);
+    notes.clear();
+    EXPECT_EQ(OpenBpe(source, range, 300, path, &notes)->Hash(), hash);
+    ASSERT_EQ(notes.size(), 1u);
+    EXPECT_EQ(notes[0].rfind("made " + path + " anew: ", 0), 0u) << notes[0];
+    EXPECT_EQ(ReadFile(path), good);
+  }
+}
+
+// Eight processes at once: each has the right tokens, and nothing is left over.
+TEST_F(TokenCacheTest, SeveralProcessesMayMakeIt) {
+  const std::string cache = folder_ + "/cache";
+  const auto bytes = MakeByteTokenizer();
+  std::vector<pid_t> children;
+  for (int i = 0; i < 8; ++i) {
+    const pid_t child = fork();
+    if (child == 0) {
+      int code = 1;
+      try {
+        const TextSource source(text_path_);
+        std::vector<std::string> notes;
+        const auto bpe = OpenBpe(source, SplitText(source).train, 300, folder_ + "/bpe", &notes);
+        const TokenSplits splits = OpenTokenSplits(source, *bytes, cache);
+        code = bpe->vocab_size() == 300 && notes.empty() &&
+                       bytes->Decode(All(splits.train)) + bytes->Decode(All(splits.valid)) +
+                               bytes->Decode(All(splits.test)) ==
+                           text_
+                   ? 0
+                   : 2;
+      } catch (const Error& e) {
+        std::fprintf(stderr, "%s\n", e.what());
+      }
+      _exit(code);
+    }
+    children.push_back(child);
+  }
+  for (const pid_t child : children) {
+    int status = 0;
+    waitpid(child, &status, 0);
+    EXPECT_EQ(status, 0);
+  }
+  EXPECT_EQ(std::distance(fs::directory_iterator(cache), fs::directory_iterator()), 3);
+}
+
 TEST_F(TokenCacheTest, BrokenFilesAreNamed) {
   const std::string path = folder_ + "/a.tok";
   const TextSource source(text_path_);
   BuildTokenFile(source, {0, 1000}, *MakeByteTokenizer(), path);
-  const std::string good = ReadWholeFile(path);
+  const std::string good = ReadFile(path);
   EXPECT_EQ(ErrorOf(good, true), "fine");
   EXPECT_EQ(ErrorOf(""), " is no token file: it has only 0 bytes");
-  EXPECT_EQ(ErrorOf(std::string(100, 'x')), " is no token file: it does not begin with CISTTOK1");
+  EXPECT_EQ(ErrorOf(std::string(100, 'x')), " is no token file: it does not begin with CISTTOK2");
   EXPECT_EQ(ErrorOf(good.substr(0, good.size() - 1)),
             " is damaged: 1000 tokens of 2 bytes are announced, 1999 bytes are there");
   std::string header = good;
@@ -121,21 +230,21 @@ TEST_F(TokenCacheTest, BrokenFilesAreNamed) {
 }
 
 TEST_F(TokenCacheTest, TinyTextsHaveEmptySplits) {
-  WriteFileAtomic(text_path_, "x");
+  WriteFileAtomically(text_path_, "x");
   const TokenSplits splits =
       OpenTokenSplits(TextSource(text_path_), *MakeByteTokenizer(), folder_ + "/cache");
   EXPECT_EQ(splits.train.size() + splits.valid.size() + splits.test.size(), 1);
   splits.train.Verify();
 }
 
-TEST_F(TokenCacheTest, MovesKeepTheMap) {
+TEST_F(TokenCacheTest, MovesKeepTheFile) {
   const std::string path = folder_ + "/a.tok";
   BuildTokenFile(TextSource(text_path_), {0, 1000}, *MakeByteTokenizer(), path);
   TokenFile a(path);
   TokenFile b(std::move(a));
-  EXPECT_EQ(b[0], 't');
+  EXPECT_EQ(All(b)[0], 't');
   a = std::move(b);
-  EXPECT_EQ(a[1], 'h');
+  EXPECT_EQ(All(a)[1], 'h');
   EXPECT_EQ(a.size(), 1000);
 }
 

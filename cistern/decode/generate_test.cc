@@ -227,6 +227,9 @@ TEST(Measure, BoundedStatesStayFlat) {
   EXPECT_GT(flat[1].milliseconds, 0);
   const auto grows = MeasureDecoding(*TinyModel(TinyConfig("softmax")), {0, 400}, 8);
   EXPECT_LT(grows[0].state_bytes, grows[1].state_bytes);
+  // The choice of the next token is part of what is timed.
+  const SamplerOptions wrong{.temperature = -1};
+  EXPECT_THROW(MeasureDecoding(*TinyModel(TinyConfig("latte")), {0}, 2, nullptr, wrong), Error);
 }
 
 TEST(LmFolder, OpensAndRefuses) {

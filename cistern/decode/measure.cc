@@ -48,7 +48,8 @@ void CheckStateGrowth(const ModelConfig& config, int64_t state_bytes, int64_t po
 
 std::vector<DecodePoint> MeasureDecoding(LanguageModel& model,
                                          const std::vector<int64_t>& positions, int64_t tokens,
-                                         const std::atomic<bool>* interrupt) {
+                                         const std::atomic<bool>* interrupt,
+                                         const SamplerOptions& sampling) {
   using Clock = std::chrono::steady_clock;
   CISTERN_CHECK(std::is_sorted(positions.begin(), positions.end()),
                 "[measure] positions must ascend");
@@ -62,32 +63,39 @@ std::vector<DecodePoint> MeasureDecoding(LanguageModel& model,
       ids.mutable_data_ptr<int64_t>()[i] = random.Below(config.vocab_size);
     return ids.to(model.options().device());
   };
+  const Sampler sampler(sampling);
+  SeenTokens seen(config.vocab_size, sampling.repetition_window);
   std::vector<DecodePoint> points;
-  int64_t at = 0;
+  int64_t done = 0;
   {  // the first call of every operation is slow
     ModelState warm = model.EmptyState(1);
     for (int i = 0; i < 3; ++i) model.Extend(draw(1), warm);
   }
   for (const int64_t position : positions) {
-    if (config.positions == "learned" && std::max(position, at) + tokens > config.max_length) break;
-    while (at < position) {
+    if (config.positions == "learned" && std::max(position, done) + tokens > config.max_length)
+      break;
+    while (done < position) {
       if (interrupt && *interrupt) return points;
-      CheckStateGrowth(config, state.Bytes(), at);
-      const int64_t piece = std::min<int64_t>(1024, position - at);
+      CheckStateGrowth(config, state.Bytes(), done);
+      const int64_t piece = std::min<int64_t>(1024, position - done);
       model.Hidden(draw(piece), state);
-      at += piece;
+      done += piece;
     }
     std::vector<double> times;
+    at::Tensor id = draw(1);
     for (int64_t i = 0; i < tokens; ++i) {
       if (interrupt && *interrupt) return points;
-      const at::Tensor id = draw(1);
       const auto begin = Clock::now();
-      model.Extend(id, state);
+      const at::Tensor logits = model.Extend(id, state).to(at::kCPU, at::kDouble).contiguous();
+      const Choice choice = sampler.Choose(
+          {logits.const_data_ptr<double>(), size_t(logits.numel())}, &seen, 0, done + i);
+      seen.Push(choice.token);
+      id = at::full({1, 1}, choice.token, id.options());
       times.push_back(std::chrono::duration<double, std::milli>(Clock::now() - begin).count());
     }
     std::nth_element(times.begin(), times.begin() + tokens / 2, times.end());
-    points.push_back({at, times[size_t(tokens / 2)], state.Bytes()});
-    at += tokens;
+    points.push_back({done, times[size_t(tokens / 2)], state.Bytes()});
+    done += tokens;
   }
   return points;
 }

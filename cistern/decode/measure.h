@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "cistern/decode/sampler.h"
 #include "cistern/models/language_model.h"
 
 namespace cistern {
@@ -14,11 +15,13 @@ struct DecodePoint {
   int64_t state_bytes = 0;  // of the whole model, one sequence, after the tokens
 };
 
-// Prefills arbitrary tokens up to each position (ascending) and times `tokens` single-token extends
-// there, output layer included. Positions that a learned table does not reach are left out.
+// Prefills arbitrary tokens up to each position (ascending) and times `tokens` steps of decoding
+// there: one token into the state, the output layer, and the choice of the next one by `sampling`.
+// Positions that a learned table does not reach are left out.
 std::vector<DecodePoint> MeasureDecoding(LanguageModel& model,
                                          const std::vector<int64_t>& positions, int64_t tokens = 64,
-                                         const std::atomic<bool>* interrupt = nullptr);
+                                         const std::atomic<bool>* interrupt = nullptr,
+                                         const SamplerOptions& sampling = {});
 
 // A state that grows (the key-value cache of softmax) doubles its room when full; an Error, in
 // place of the system's killer, when the next doubling would not fit into `available` bytes (below

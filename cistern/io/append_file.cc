@@ -37,6 +37,11 @@ void AppendFile::Truncate(int64_t bytes) {
   if (::ftruncate(fd_, bytes) != 0) Fail("cannot write ", path_, ": ", std::strerror(errno));
 }
 
+int64_t AppendFile::Bytes() const {
+  struct stat info;
+  return ::fstat(fd_, &info) == 0 && S_ISREG(info.st_mode) ? int64_t(info.st_size) : 0;
+}
+
 void AppendFile::Sync() {
   if (::fsync(fd_) != 0 && errno != EINVAL && errno != ENOTSUP)
     Fail("cannot write ", path_, ": ", std::strerror(errno));

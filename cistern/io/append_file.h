@@ -17,6 +17,7 @@ class AppendFile {
 
   void Append(std::string_view record);
   void Truncate(int64_t bytes);  // keeps the first `bytes`
+  int64_t Bytes() const;         // of the file; 0 where it has no size
   void Sync();                   // to the disk; Append alone survives the process, not a power cut
   const std::string& path() const { return path_; }
 

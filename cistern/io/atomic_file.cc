@@ -5,13 +5,14 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
 
 #include "cistern/base/error.h"
+#include "cistern/base/hash.h"
+#include "cistern/io/file_lock.h"
 
 namespace cistern {
 namespace {
@@ -56,8 +57,7 @@ AtomicFile::AtomicFile(const std::string& path) : path_(path), target_(ResolveLi
   if (exists && !S_ISREG(info.st_mode)) {
     fd_ = ::open(target_.c_str(), O_WRONLY | O_CLOEXEC);
   } else {
-    static std::atomic<int> count{0};
-    temporary_ = StrCat(target_, ".tmp-", ::getpid(), "-", count++);
+    temporary_ = TemporaryName(target_);
     fd_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
     if (fd_ < 0) temporary_.clear();
     if (fd_ >= 0 && exists) (void)!::fchmod(fd_, info.st_mode & 07777);
@@ -92,6 +92,21 @@ void AtomicFile::Write(const void* data, size_t bytes) {
   }
 }
 
+void AtomicFile::Overwrite(size_t offset, const void* data, size_t bytes) {
+  CISTERN_CHECK(fd_ >= 0 && !temporary_.empty(), "cannot write ", path_,
+                ": an earlier write failed, or it is no regular file");
+  Flush();
+  const char* from = static_cast<const char*>(data);
+  while (bytes > 0) {
+    const ssize_t n = ::pwrite(fd_, from, bytes, off_t(offset));
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) FailWrite();
+    from += n;
+    offset += size_t(n);
+    bytes -= size_t(n);
+  }
+}
+
 void AtomicFile::Flush() {
   if (!WriteAll(fd_, buffer_.data(), buffer_.size())) FailWrite();
   buffer_.clear();
@@ -108,13 +123,15 @@ void AtomicFile::Commit() {
   if (temporary_.empty()) return;
   if (::rename(temporary_.c_str(), target_.c_str()) != 0) FailWrite();
   temporary_.clear();
-  const std::string parent = std::filesystem::path(target_).parent_path().string();
+  SyncDirectory(std::filesystem::path(target_).parent_path().string());
+}
+
+void SyncDirectory(const std::string& path) {
   const int directory =
-      ::open(parent.empty() ? "." : parent.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  if (directory >= 0) {  // best effort: makes the rename itself survive a power cut
-    (void)!::fsync(directory);
-    ::close(directory);
-  }
+      ::open(path.empty() ? "." : path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (directory < 0) return;
+  (void)!::fsync(directory);
+  ::close(directory);
 }
 
 void WriteFileAtomically(const std::string& path, std::string_view bytes) {
@@ -148,6 +165,25 @@ std::string ReadFile(const std::string& path) {
   ::close(fd);
   bytes.resize(size);
   return bytes;
+}
+
+uint64_t HashFile(const std::string& path) {
+  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  if (fd < 0) Fail("cannot read ", path, ": ", std::strerror(errno));
+  XxHash64Stream hash;
+  std::string piece(size_t{1} << 20, '\0');
+  for (;;) {
+    const ssize_t n = ::read(fd, piece.data(), piece.size());
+    if (n < 0 && errno == EINTR) continue;
+    if (n > 0) {
+      hash.Add(std::string_view(piece).substr(0, size_t(n)));
+      continue;
+    }
+    const int error = errno;
+    ::close(fd);
+    if (n < 0) Fail("cannot read ", path, ": ", std::strerror(error));
+    return hash.Value();
+  }
 }
 
 void EnsureDirectory(const std::string& path) {

@@ -3,6 +3,7 @@
 // never a part. Errors name the path and the system's reason: "cannot write out/model.safetensors:
 // No space left on device".
 #include <cstddef>
+#include <cstdint>
 #include <string>
 #include <string_view>
 
@@ -22,6 +23,9 @@ class AtomicFile {
 
   void Write(const void* data, size_t bytes);
   void Write(std::string_view text) { Write(text.data(), text.size()); }
+  // Puts `bytes` in the place of as many that were written before, such as a header that is known
+  // last.
+  void Overwrite(size_t offset, const void* data, size_t bytes);
   void Commit();  // call once, last
 
  private:
@@ -35,6 +39,12 @@ class AtomicFile {
 void WriteFileAtomically(const std::string& path, std::string_view bytes);
 
 std::string ReadFile(const std::string& path);
+
+// XXH64 of a file of any size, read in pieces.
+uint64_t HashFile(const std::string& path);
+
+// Makes renames in a directory survive a power cut; best effort.
+void SyncDirectory(const std::string& path);
 
 // Creates the directory and its parents where missing.
 void EnsureDirectory(const std::string& path);

@@ -6,6 +6,7 @@
 
 #include <filesystem>
 
+#include "cistern/base/hash.h"
 #include "cistern/io/test_folder.h"
 
 namespace cistern {
@@ -27,6 +28,18 @@ TEST(AtomicFile, WritesAndReplaces) {
   file.Commit();
   EXPECT_EQ(ReadFile(path), big + "tail");
   EXPECT_EQ(folder.Count(), 1);
+}
+
+TEST(AtomicFile, OverwritesABeginning) {
+  TestFolder folder;
+  AtomicFile file(folder / "a");
+  file.Write("head, and more");
+  file.Overwrite(0, "HEAD", 4);
+  file.Write("!");
+  file.Commit();
+  EXPECT_EQ(ReadFile(folder / "a"), "HEAD, and more!");
+  EXPECT_EQ(HashFile(folder / "a"), XxHash64("HEAD, and more!"));
+  EXPECT_THROW(HashFile(folder / "b"), Error);
 }
 
 TEST(AtomicFile, UncommittedLeavesNothing) {

@@ -325,6 +325,10 @@ void Fields::Set(const std::string& assignment) {
   if (equals == std::string::npos) FailUsage(where, ": expected key=value, got '", assignment, "'");
   const std::string dotted = Trimmed(assignment.substr(0, equals));
   const std::string text = Trimmed(assignment.substr(equals + 1));
+  if (!IsUtf8(assignment)) {  // it could not be written down as it is
+    FailUsage(where, ": '", dotted, "' is ", JsonLine(text),
+              "; expected UTF-8 (a path in another encoding has to be renamed or linked to)");
+  }
   const Texts all = Names();
   Field* field = Find(dotted);
   if (field == nullptr && SetInside(dotted, text)) return;

@@ -154,5 +154,15 @@ TEST(Fields, RefusesBadNames) {
   EXPECT_THROW(Fields().Add("a.b", &x, ""), Error);
 }
 
+TEST(Fields, TextHasToBeUtf8) {
+  std::string name;
+  Fields fields;
+  fields.Add("name", &name, "a name");
+  fields.Set("name=caf\xc3\xa9");
+  EXPECT_EQ(name, "caf\xc3\xa9");
+  EXPECT_THROW(fields.Set("name=caf\xe9"), UsageError);
+  EXPECT_EQ(name, "caf\xc3\xa9");
+}
+
 }  // namespace
 }  // namespace cistern

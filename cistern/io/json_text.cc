@@ -1,8 +1,10 @@
 #include "cistern/io/json_text.h"
 
 #include <algorithm>
-#include <set>
+#include <cstdint>
 #include <sstream>
+#include <type_traits>
+#include <unordered_set>
 
 #include <toml++/toml.h>
 
@@ -34,30 +36,70 @@ std::string Reason(const std::string& what) {
   return reason;
 }
 
+// What the library lets pass, looked for before it builds anything: its own hook for that, a
+// callback of `parse`, takes time quadratic in the number of objects.
+class JsonWatch : public nlohmann::json_sax<nlohmann::json> {
+ public:
+  JsonWatch(std::string where, size_t most_keys)
+      : where_(std::move(where)), most_keys_(most_keys) {}
+
+  bool null() override { return true; }
+  bool boolean(bool) override { return true; }
+  bool number_integer(number_integer_t) override { return true; }
+  bool number_unsigned(number_unsigned_t) override { return true; }
+  bool number_float(number_float_t, const string_t&) override { return true; }
+  bool string(string_t&) override { return true; }
+  bool binary(binary_t&) override { return true; }
+  bool start_object(size_t) override {
+    keys_.emplace_back();
+    return Open();
+  }
+  bool end_object() override {
+    keys_.pop_back();
+    return Close();
+  }
+  bool start_array(size_t) override { return Open(); }
+  bool end_array() override { return Close(); }
+  bool key(string_t& key) override {
+    if (!keys_.back().insert(key).second)
+      Fail(where_, ": key '", key, "' is given twice in one object");
+    if (keys_.back().size() > most_keys_)
+      Fail(where_, ": an object has more than ", most_keys_, " keys");
+    return true;
+  }
+  // The text is not JSON: building will say so, with the place.
+  bool parse_error(size_t, const std::string&, const nlohmann::json::exception&) override {
+    return false;
+  }
+
+ private:
+  bool Open() {
+    if (++depth_ > kMaxJsonDepth) Fail(where_, ": nested deeper than ", kMaxJsonDepth, " levels");
+    return true;
+  }
+  bool Close() {
+    --depth_;
+    return true;
+  }
+
+  std::string where_;
+  size_t most_keys_;
+  int depth_ = 0;
+  std::vector<std::unordered_set<std::string>> keys_;  // of the objects that are open
+};
+
 template <class J>
 J Parse(std::string_view text, const std::string& name, size_t first_line) {
-  std::vector<std::set<std::string>> keys;  // of the objects that are open
-  const auto watch = [&](int depth, typename J::parse_event_t event, J& parsed) {
-    if (depth >= kMaxJsonDepth) Fail(name, ": nested deeper than ", kMaxJsonDepth, " levels");
-    if (event == J::parse_event_t::object_start) keys.emplace_back();
-    if (event == J::parse_event_t::object_end) keys.pop_back();
-    if (event == J::parse_event_t::key) {
-      const std::string& key = parsed.template get_ref<const std::string&>();
-      if (!keys.back().insert(key).second) {
-        Fail(name, first_line > 1 ? StrCat(":", first_line) : "", ": key '", key,
-             "' is given twice in one object");
-      }
-    }
-    return true;
-  };
+  const std::string line = first_line > 1 ? StrCat(":", first_line) : "";
+  JsonWatch watch(name + line, std::is_same_v<J, Json> ? kMaxOrderedKeys : SIZE_MAX);
+  nlohmann::json::sax_parse(text.begin(), text.end(), &watch);
   try {
-    return J::parse(text.begin(), text.end(), watch);
+    return J::parse(text.begin(), text.end());
   } catch (const typename J::parse_error& e) {
     Fail(Place(text, e.byte > 0 ? e.byte - 1 : 0, name, first_line),
          ": not valid JSON: ", Reason(e.what()));
   } catch (const typename J::exception& e) {  // a number that no double holds
-    Fail(name, first_line > 1 ? StrCat(":", first_line) : "",
-         ": not valid JSON: ", Reason(e.what()));
+    Fail(name, line, ": not valid JSON: ", Reason(e.what()));
   }
 }
 
@@ -158,6 +200,14 @@ Json ReadTomlFile(const std::string& path) { return ParseToml(ReadFile(path), pa
 
 std::string JsonLine(const Json& json) {
   return json.dump(-1, ' ', false, Json::error_handler_t::replace);
+}
+
+std::string JsonFileText(const Json& json) {
+  return json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
+}
+
+bool IsUtf8(const std::string& text) {
+  return Json::parse(JsonLine(text)).get_ref<const std::string&>() == text;
 }
 
 }  // namespace cistern

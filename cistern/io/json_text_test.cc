@@ -2,6 +2,9 @@
 
 #include <gtest/gtest.h>
 
+#include <chrono>
+
+#include "cistern/base/error.h"
 #include "cistern/io/atomic_file.h"
 #include "cistern/io/test_folder.h"
 
@@ -21,12 +24,37 @@ TEST(ParseJson, KeepsOrderAndNamesThePlace) {
 TEST(ParseJson, RefusesDuplicatesDepthAndHugeNumbers) {
   EXPECT_EQ(ErrorMessage([] { ParseJson(R"({"a": {"x": 1}, "b": {"x": 1, "x": 2}})", "f"); }),
             "f: key 'x' is given twice in one object");
-  EXPECT_EQ(ErrorMessage([] { ParseJson(std::string(100000, '['), "f"); }),
-            "f: nested deeper than 100 levels");
+  const auto nested = [](size_t depth) {
+    return std::string(depth, '[') + std::string(depth, ']');
+  };
+  EXPECT_EQ(ErrorMessage([&] { ParseJson(nested(kMaxJsonDepth), "f"); }), "no error");
+  for (const size_t depth : {size_t(kMaxJsonDepth) + 1, size_t{100'000}, size_t{10'000'000}}) {
+    EXPECT_EQ(ErrorMessage([&] { ParseJson(nested(depth), "f"); }),
+              "f: nested deeper than 64 levels");
+    EXPECT_EQ(ErrorMessage([&] { ParseSortedJson(nested(depth), "f"); }),
+              "f: nested deeper than 64 levels");
+  }
+  std::string objects;
+  for (int i = 0; i < 100'000; ++i) objects += "{\"a\":";
+  EXPECT_EQ(ErrorMessage([&] { ParseJson(objects, "f", 3); }), "f:3: nested deeper than 64 levels");
   EXPECT_NE(ErrorMessage([] { ParseJson("1e999", "f"); }).find("f: not valid JSON"),
             std::string::npos);
   EXPECT_NE(ErrorMessage([] { ParseJson("\"\xff\"", "f"); }).find("f:1:2: not valid JSON"),
             std::string::npos);
+}
+
+// Both kinds stay fast, or say no: the library's own hook takes 100 s for such a file.
+TEST(ParseJson, ManyObjectsAndManyKeys) {
+  std::string text = "{";
+  for (int i = 0; i < 200'000; ++i) text += StrCat(i ? "," : "", "\"k", i, "\":{\"x\":[1]}");
+  text += "}";
+  const auto begin = std::chrono::steady_clock::now();
+  EXPECT_EQ(ParseSortedJson(text, "f").size(), 200'000u);
+  EXPECT_EQ(ErrorMessage([&] { ParseJson(text, "f"); }), "f: an object has more than 10000 keys");
+  std::string list = "[";
+  for (int i = 0; i < 200'000; ++i) list += StrCat(i ? "," : "", "{\"x\":[1]}");
+  EXPECT_EQ(ParseJson(list + "]", "f").size(), 200'000u);
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(20));
 }
 
 TEST(ParseToml, BecomesJson) {

@@ -76,6 +76,16 @@ JsonlWriter::JsonlWriter(const std::string& path) : file_(path) {
 
 void JsonlWriter::Write(const Json& line) { file_.Append(JsonLine(line) + "\n"); }
 
+void JsonlWriter::Sync() { file_.Sync(); }
+
+int64_t JsonlWriter::Bytes() const { return file_.Bytes(); }
+
+bool JsonlWriter::Cut(int64_t bytes) {
+  if (Bytes() < bytes) return false;
+  file_.Truncate(bytes);
+  return true;
+}
+
 void ForEachJsonl(const std::string& path, const std::function<void(Json line, size_t number)>& f) {
   const OpenFile file = OpenToRead(path);
   std::unique_ptr<char, FreeMemory> buffer;

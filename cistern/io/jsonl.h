@@ -17,6 +17,10 @@ class JsonlWriter {
  public:
   explicit JsonlWriter(const std::string& path);
   void Write(const Json& line);
+  void Sync();            // to the disk
+  int64_t Bytes() const;  // of the file
+  // Keeps the first `bytes`; false when there are fewer.
+  bool Cut(int64_t bytes);
 
  private:
   AppendFile file_;

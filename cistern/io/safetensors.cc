@@ -12,6 +12,7 @@
 #include <set>
 
 #include "cistern/base/error.h"
+#include "cistern/base/hash.h"
 #include "cistern/io/atomic_file.h"
 #include "cistern/io/json_text.h"
 
@@ -22,6 +23,7 @@ static_assert(std::endian::native == std::endian::little, "the format is little-
 
 constexpr uint64_t kMaxHeader = 100'000'000;  // as the reference implementation
 constexpr size_t kAlign = 8;
+constexpr char kChecksumKey[] = "cistern.xxh64";
 
 struct Span {
   uint64_t begin = 0, end = 0;
@@ -68,6 +70,28 @@ Span ParseTensor(const std::string& place, const nlohmann::json& json, uint64_t 
                 ShapeText(entry->shape), " of ", DTypeName(entry->dtype), " needs ", entry->bytes,
                 " bytes, data_offsets give ", span.end - span.begin);
   return span;
+}
+
+// `text` as JSON; what is not UTF-8 cannot be written as it is.
+std::string Quoted(const std::string& path, const std::string& text) {
+  CISTERN_CHECK(IsUtf8(text), path, ": '", text, "' is not UTF-8");
+  return JsonLine(text);
+}
+
+// Of all that the file says: metadata other than the checksum, then the tensors by name.
+std::string Checksum(const std::map<std::string, std::string>& metadata,
+                     std::vector<const TensorEntry*> entries) {
+  std::sort(entries.begin(), entries.end(),
+            [](const TensorEntry* a, const TensorEntry* b) { return a->name < b->name; });
+  uint64_t hash = 0;
+  for (const auto& [key, value] : metadata) {
+    if (key != kChecksumKey) hash = XxHash64(value, XxHash64(key, hash));
+  }
+  for (const TensorEntry* e : entries) {
+    hash = XxHash64(StrCat(e->name, ' ', DTypeName(e->dtype), ' ', ShapeText(e->shape)), hash);
+    hash = XxHash64({static_cast<const char*>(e->data), size_t(e->bytes)}, hash);
+  }
+  return HexText(hash);
 }
 
 }  // namespace
@@ -158,6 +182,20 @@ void SafetensorsFile::Parse(std::string_view bytes) {
   }
   CISTERN_CHECK(end == data.size(), path_, ": the tensors end at byte ", end,
                 " of the data, which has ", data.size());
+  VerifyChecksum();
+}
+
+void SafetensorsFile::VerifyChecksum() {
+  const auto at = metadata_.find(kChecksumKey);
+  if (at == metadata_.end()) return;
+  std::vector<const TensorEntry*> entries;
+  for (const TensorEntry& entry : entries_) entries.push_back(&entry);
+  const std::string found = Checksum(metadata_, std::move(entries));
+  CISTERN_CHECK(found == at->second, path_, ": the contents do not fit their checksum (", found,
+                " in place of ", at->second, " in the metadata, ", kChecksumKey,
+                "); the file is corrupt, or another program has changed it");
+  metadata_.erase(at);
+  checked_ = true;
 }
 
 const TensorEntry* SafetensorsFile::Find(const std::string& name) const {
@@ -188,18 +226,22 @@ void WriteSafetensors(const std::string& path, const std::vector<TensorEntry>& e
   std::stable_sort(order.begin(), order.end(), [](const TensorEntry* a, const TensorEntry* b) {
     return DTypeBytes(a->dtype) > DTypeBytes(b->dtype);
   });
-  std::string header =
-      "{";  // by hand: an ordered object takes time quadratic in the number of keys
-  if (!metadata.empty()) header += "\"__metadata__\":" + JsonLine(Json(metadata)) + ",";
+  std::map<std::string, std::string> said = metadata;
+  said[kChecksumKey] = Checksum(metadata, order);
+  // By hand: an ordered object takes time quadratic in the number of keys.
+  std::string header = "{\"__metadata__\":{";
+  for (const auto& [key, value] : said)
+    header += Quoted(path, key) + ":" + Quoted(path, value) + ",";
+  header.back() = '}';
+  header += ",";
   int64_t offset = 0;
   for (const TensorEntry* entry : order) {
-    header += StrCat(JsonLine(entry->name), ":{\"dtype\":\"", DTypeName(entry->dtype),
+    header += StrCat(Quoted(path, entry->name), ":{\"dtype\":\"", DTypeName(entry->dtype),
                      "\",\"shape\":", ShapeText(entry->shape), ",\"data_offsets\":[", offset, ",",
                      offset + entry->bytes, "]},");
     offset += entry->bytes;
   }
-  if (header.back() == ',') header.pop_back();
-  header += "}";
+  header.back() = '}';
   header.resize((header.size() + kAlign - 1) / kAlign * kAlign, ' ');
 
   AtomicFile file(path);

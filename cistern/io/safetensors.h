@@ -1,6 +1,7 @@
 #pragma once
 // The safetensors format (https://github.com/huggingface/safetensors): 8 bytes of header length, a
-// JSON header, the tensors' bytes.
+// JSON header, the tensors' bytes. What we write has a checksum in its metadata, which is verified
+// when the file is read.
 #include <cstdint>
 #include <map>
 #include <string>
@@ -25,7 +26,8 @@ struct TensorEntry {
 // against bytes, offsets that cover the data exactly once, duplicates. A broken or truncated file
 // is an Error "model.safetensors: tensor 'wte': ...". Entries point into this object. Where the
 // file leaves a tensor unaligned for its type, the entry points to an aligned copy. Nobody may
-// truncate the file meanwhile (our own writers replace, never truncate).
+// truncate the file meanwhile (our own writers replace, never truncate). Where the metadata have a
+// checksum, all of the file is read once and compared with it.
 class SafetensorsFile {
  public:
   explicit SafetensorsFile(const std::string& path);
@@ -39,6 +41,8 @@ class SafetensorsFile {
     return entries_;
   }  // in the order of their data
   const std::map<std::string, std::string>& metadata() const { return metadata_; }
+  // The file has a checksum, and its contents fit it; files of other programs have none.
+  bool checked() const { return checked_; }
   const TensorEntry* Find(const std::string& name) const;  // null when there is none
   const TensorEntry& Get(
       const std::string& name) const;  // Error naming the file and the nearest tensor
@@ -46,6 +50,7 @@ class SafetensorsFile {
 
  private:
   void Parse(std::string_view bytes);
+  void VerifyChecksum();
   void Unmap();
 
   std::string path_;
@@ -53,13 +58,16 @@ class SafetensorsFile {
   size_t map_bytes_ = 0;
   std::vector<TensorEntry> entries_;
   std::unordered_map<std::string, size_t> index_;
-  std::map<std::string, std::string> metadata_;
+  std::map<std::string, std::string> metadata_;  // without the checksum
+  bool checked_ = false;
   std::vector<std::vector<uint64_t>> copies_;  // of unaligned tensors
 };
 
 // Writes atomically. Data starts at a multiple of 8 and larger elements come first, so that every
 // tensor is aligned; tensors of one element size keep the order given. Errors: bytes that do not
 // fit the shape, names twice or "__metadata__", and every write error.
+// Adds metadata "cistern.xxh64": XXH64 of the other metadata and of every tensor's name, type,
+// shape and bytes, whatever their order in the file, in 16 hexadecimal digits.
 void WriteSafetensors(const std::string& path, const std::vector<TensorEntry>& entries,
                       const std::map<std::string, std::string>& metadata = {});
 

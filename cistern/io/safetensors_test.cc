@@ -58,6 +58,48 @@ TEST(Safetensors, Empty) {
   EXPECT_TRUE(SafetensorsFile(folder / "e").entries().empty());
 }
 
+// All of the file counts: tensors, their names, types and shapes, and the other metadata.
+TEST(Safetensors, EveryFlippedBitIsSeen) {
+  TestFolder folder;
+  const float x[4] = {1, 2, 3, 4};
+  const int32_t y[2] = {5, 6};
+  WriteSafetensors(folder / "m",
+                   {{"a", DType::kF32, {2, 2}, x, 16},
+                    {"b", DType::kI32, {2}, y, 8},
+                    {"c", DType::kF32, {0}, x, 0}},
+                   {{"format", "pt"}});
+  const std::string whole = ReadFile(folder / "m");
+  EXPECT_TRUE(SafetensorsFile(folder / "m").checked());
+  EXPECT_EQ(SafetensorsFile(folder / "m").metadata().size(), 1u);
+  int accepted = 0;
+  for (size_t i = 0; i < whole.size(); ++i) {
+    for (int bit = 0; bit < 8; ++bit) {
+      std::string changed = whole;
+      changed[i] = char(changed[i] ^ (1 << bit));
+      try {
+        // Without its checksum a file is as one of another program: the reader says so.
+        if (SafetensorsFile(changed, "m").checked()) ++accepted;
+      } catch (const Error& e) {
+        EXPECT_EQ(std::string(e.what()).rfind("m", 0), 0u);
+      }
+    }
+  }
+  // Blanks behind the header, and the digits' case: none of the contents.
+  EXPECT_LE(accepted, 8 * 3) << accepted;
+}
+
+TEST(Safetensors, ForeignFilesHaveNoChecksum) {
+  const std::string bytes = FileOf(
+      R"({"__metadata__":{"format":"pt"},"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}})", 1);
+  const SafetensorsFile file(bytes, "m");
+  EXPECT_FALSE(file.checked());
+  const std::string wrong = FileOf(
+      R"({"__metadata__":{"cistern.xxh64":"0123456789abcdef"},"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}})",
+      1);
+  const std::string message = ParseError(wrong);
+  EXPECT_EQ(message.rfind("m.st: the contents do not fit their checksum (", 0), 0u) << message;
+}
+
 TEST(Safetensors, EveryTruncationIsAnError) {
   TestFolder folder;
   const float x[4] = {1, 2, 3, 4};
@@ -139,6 +181,10 @@ TEST(Safetensors, WriteChecks) {
         WriteSafetensors("m", {{"a", DType::kF32, {4}, x, 16}, {"a", DType::kF32, {4}, x, 16}});
       }),
       "no error");
+  EXPECT_EQ(ErrorMessage([&] {
+              WriteSafetensors("m", {{"a\xff", DType::kF32, {4}, x, 16}});
+            }),
+            "m: 'a\xff' is not UTF-8");
   EXPECT_EQ(ErrorMessage([&] {
               WriteSafetensors("/dev/full", {{"a", DType::kF32, {4}, x, 16}});
             }),

@@ -3,9 +3,13 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
+#include <filesystem>
 
 #include "cistern/base/error.h"
+#include "cistern/base/hash.h"
+#include "cistern/base/terminal.h"
 #include "cistern/io/atomic_file.h"
+#include "cistern/io/json_text.h"
 #include "cistern/io/safetensors.h"
 #include "cistern/tensors/device.h"
 
@@ -72,14 +76,42 @@ torch::OrderedDict<std::string, at::Tensor> Weights(const Model& model) {
 
 }  // namespace
 
+namespace {
+
+// What a model's numbers depend on beside its weights; their hashes are in its metadata.
+constexpr const char* kBeside[] = {"config.json", "tokenizer.json"};
+
+// Of what a JSON file says, however it is written. O(bytes).
+std::string JsonHash(const std::string& path) {
+  return HexText(XxHash64(ParseSortedJson(ReadFile(path), path).dump()));
+}
+
+void NoteChanges(const SafetensorsFile& weights, const std::string& folder) {
+  for (const char* name : kBeside) {
+    const std::string path = folder + "/" + name;
+    const auto said = weights.metadata().find(name);
+    if (said == weights.metadata().end() || !std::filesystem::exists(path)) continue;
+    if (JsonHash(path) != said->second) {
+      Note(StrCat(path, " is not the one that ", weights.path(),
+                  " was saved with; unless it was changed on purpose, it is damaged"));
+    }
+  }
+}
+
+}  // namespace
+
 void SaveModel(const Model& model, const std::string& folder) {
   EnsureDirectory(folder);
+  ModelConfig config = model.config();
+  WriteFileAtomically(folder + "/config.json", JsonFileText(config.Describe().Write()));
   TensorFile file;
   for (const auto& p : Weights(model)) file.tensors.push_back({p.key(), p.value()});
   file.metadata.emplace_back("format", "pt");
+  for (const char* name : kBeside) {
+    const std::string path = folder + "/" + name;
+    if (std::filesystem::exists(path)) file.metadata.emplace_back(name, JsonHash(path));
+  }
   SaveTensors(folder + "/model.safetensors", file);
-  ModelConfig config = model.config();
-  WriteFileAtomically(folder + "/config.json", config.Describe().Write().dump(2) + "\n");
 }
 
 void LoadWeights(Model& model, const std::string& path) {
@@ -105,14 +137,42 @@ void LoadWeights(Model& model, const std::string& path) {
   for (const NamedTensor& t : file.tensors) weights.find(t.name)->copy_(t.value);
 }
 
+namespace {
+
+// Before anything of the config's sizes is allocated: embeddings and feed-forwards alone must not
+// have more numbers than the file.
+void CheckSizes(const ModelConfig& c, const std::string& config, const SafetensorsFile& file) {
+  double found = 0;
+  for (const TensorEntry& e : file.entries())
+    found += double(e.bytes) / double(DTypeBytes(e.dtype));
+  double least = double(c.vocab_size) * double(c.dim);
+  for (const Form form : c.info().forms) {
+    if (form == Form::kCross) continue;
+    const LayerStack stack = c.Stack(form);
+    for (int64_t layer = 0; layer < stack.layers(); ++layer) {
+      if (stack.TiedTo(layer) != layer || !stack.Attention(layer).tokens_out) continue;
+      least += 2 * double(stack.dim()) * double(stack.ffn_dim());
+    }
+  }
+  CISTERN_CHECK(least <= found, file.path(), ": its shapes hold ", int64_t(found), " numbers, and ",
+                config, " asks for more than ", least, " (vocab_size=", c.vocab_size,
+                ", dim=", c.dim, ", layers=", c.layers, "); they belong to different models");
+}
+
+}  // namespace
+
 std::shared_ptr<Model> LoadModel(const std::string& folder) {
   const std::string path = folder + "/config.json";
   const ModelConfig config = ReadModelConfig(ReadJsonFile(path), path);
   const std::string weights = folder + "/model.safetensors";
-  auto model = MakeModel(config, 0);
-  if (const SafetensorsFile file(weights);
-      !file.entries().empty() && file.entries()[0].dtype == DType::kF64)
-    model->to(at::kDouble);
+  std::shared_ptr<Model> model;
+  {
+    const SafetensorsFile file(weights);
+    CheckSizes(config, path, file);
+    NoteChanges(file, folder);
+    model = MakeModel(config, 0);
+    if (!file.entries().empty() && file.entries()[0].dtype == DType::kF64) model->to(at::kDouble);
+  }
   LoadWeights(*model, weights);
   model->eval();
   return model;

@@ -1,3 +1,4 @@
+#include <chrono>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
@@ -105,6 +106,37 @@ TEST(ModelFiles, BrokenWeightsNameFileAndTensor) {
   const at::Tensor before = m->parameters()[0].clone();
   EXPECT_NE(ErrorMessage([&] { LoadWeights(*m, path); }), "no error");
   ExpectSameBits(m->parameters()[0], before, "untouched");
+}
+
+// Compared with the file's header before anything is allocated: these would take minutes, or all of
+// the memory.
+TEST(ModelFiles, SizesOfAnotherModelAreRefusedAtOnce) {
+  const TestFolder folder;
+  SaveModel(*MakeModel(SmallLm(), 1), folder.path());
+  const std::string path = folder / "config.json";
+  const Json good = Json::parse(ReadFile(path));
+  for (const auto& [key, value] :
+       std::vector<std::pair<std::string, int64_t>>{{"dim", 49152}, {"ffn_dim", 1 << 20}}) {
+    Json json = good;
+    json[key] = value;
+    WriteFile(path, json.dump());
+    const auto begin = std::chrono::steady_clock::now();
+    ExpectContains(ErrorMessage([&] { LoadModel(folder.path()); }),
+                   {"model.safetensors: its shapes hold", path, key + "=" + std::to_string(value)});
+    EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(10)) << key;
+  }
+}
+
+TEST(ModelFiles, FlippedBitsAreSeen) {
+  const TestFolder folder;
+  SaveModel(*MakeModel(SmallLm(), 1), folder.path());
+  const std::string path = folder / "model.safetensors", whole = ReadFile(path);
+  for (size_t i = whole.size() / 3; i < whole.size(); i += whole.size() / 40) {
+    std::string changed = whole;
+    changed[i] = char(changed[i] ^ 64);
+    WriteFile(path, changed);
+    ExpectContains(ErrorMessage([&] { LoadModel(folder.path()); }), {path, "checksum"});
+  }
 }
 
 TEST(ModelFiles, BrokenConfigsSayWhatToDo) {

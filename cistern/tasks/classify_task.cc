@@ -8,6 +8,7 @@
 #include <numeric>
 
 #include "cistern/base/error.h"
+#include "cistern/base/hash.h"
 #include "cistern/base/progress.h"
 #include "cistern/io/atomic_file.h"
 #include "cistern/models/classifier.h"
@@ -344,9 +345,18 @@ const ClassifyTask::Examples& ClassifyTask::Set(Split split) const {
 Json ClassifyTask::DataSummary() const {
   Json counts = Json::object();
   for (size_t c = 0; c < classes_.size() && c < 100; ++c) counts[classes_[c]] = class_counts_[c];
-  return {{"data", options_.data}, {"train", train_.size()}, {"valid", valid_.size()},
-          {"test", test_.size()},  {"classes", counts},      {"skipped_rows", skipped_},
-          {"notes", notes_}};
+  uint64_t hash = 0;
+  for (const Examples* e : {&train_, &valid_, &test_}) {
+    const auto bytes = [](const auto& x) {
+      return std::string_view(reinterpret_cast<const char*>(x.data()), x.size() * sizeof(x[0]));
+    };
+    hash = XxHash64(bytes(e->tokens), hash);
+    hash = XxHash64(bytes(e->offsets), hash);
+    hash = XxHash64(bytes(e->targets), hash);
+  }
+  return {{"data", options_.data},    {"xxh64", HexText(hash)}, {"train", train_.size()},
+          {"valid", valid_.size()},   {"test", test_.size()},   {"classes", counts},
+          {"skipped_rows", skipped_}, {"notes", notes_}};
 }
 
 void ClassifyTask::SaveAssets(const std::string& folder) const {

@@ -6,6 +6,7 @@
 #include <numeric>
 
 #include "cistern/base/error.h"
+#include "cistern/base/hash.h"
 #include "cistern/base/progress.h"
 #include "cistern/models/classifier.h"
 #include "cistern/tasks/cache.h"
@@ -99,20 +100,16 @@ void ListOpsTask::Prepare() {
     folder =
         StrCat(CacheFolder(cache_), "/listops-", options_.train_examples, "-",
                options_.valid_examples, "-", options_.test_examples, "-seed", options_.data_seed);
-    if (!std::filesystem::exists(folder + "/basic_test.tsv")) {  // written last
-      ListOpsOptions generate;
-      generate.counts = {options_.train_examples, options_.valid_examples, options_.test_examples};
-      ProgressBar bar({generate.counts[0] + generate.counts[1] + generate.counts[2],
-                       "generate ListOps", "examples"});
-      WriteListOps(GenerateListOps(generate, uint64_t(options_.data_seed),
-                                   [&](int64_t done, int64_t) { bar.Update(done); }),
-                   folder);
-    }
+    ListOpsOptions generate;
+    generate.counts = {options_.train_examples, options_.valid_examples, options_.test_examples};
+    ProgressBar bar({generate.counts[0] + generate.counts[1] + generate.counts[2],
+                     "generate ListOps", "examples"});
+    data_ = OpenListOps(generate, uint64_t(options_.data_seed), folder,
+                        {.max_length = options_.length, .check = false}, &notes_,
+                        [&](int64_t done, int64_t) { bar.Update(done); });
+  } else {  // somebody's files: every label is checked
+    data_ = ReadListOpsFolder(folder, {.max_length = options_.length, .check = true});
   }
-  ListOpsReadOptions read;
-  read.max_length = options_.length;
-  read.check = false;
-  data_ = ReadListOpsFolder(folder, read);
   for (const Split split : {Split::kTrain, Split::kValid, Split::kTest}) {
     CISTERN_CHECK(Set(split).size() > 0, folder, ": the ", SplitName(split), " split is empty");
   }
@@ -138,8 +135,11 @@ void ListOpsTask::Complete(ModelConfig& config) const {
 }
 
 Json ListOpsTask::DataSummary() const {
-  return {
-      {"train", data_.train.size()}, {"valid", data_.valid.size()}, {"test", data_.test.size()}};
+  return {{"train", data_.train.size()},
+          {"valid", data_.valid.size()},
+          {"test", data_.test.size()},
+          {"xxh64", HexText(HashListOps(data_))},
+          {"notes", notes_}};
 }
 
 Batch ListOpsTask::TrainBatch(uint64_t seed, int64_t step, int64_t rows) const {

@@ -49,6 +49,7 @@ class ListOpsTask : public Task {
   ListOpsSplits data_;
   std::optional<ListOpsGuesses> guesses_;  // of the training split, once prepared
   std::unique_ptr<ShuffledOrder> order_;
+  std::vector<std::string> notes_;
 };
 
 }  // namespace cistern

@@ -6,6 +6,7 @@
 #include <filesystem>
 
 #include "cistern/base/error.h"
+#include "cistern/base/hash.h"
 #include "cistern/base/progress.h"
 #include "cistern/base/random.h"
 #include "cistern/tasks/cache.h"
@@ -55,16 +56,12 @@ LmTask::LmTask(const Options& options, const std::string& cache)
 
 // That of the options, learned from the training part; BPE is kept in the cache.
 std::shared_ptr<Tokenizer> LmTask::LearnTokenizer(const TextSource& source, ByteRange train,
-                                                  const std::string& cache) const {
+                                                  const std::string& cache) {
   if (options_.tokenizer == "bytes") return MakeByteTokenizer();
-  const std::string path =
-      StrCat(cache, "/bpe-", options_.vocab_size, "-", std::hex, source.Hash(), ".json");
-  if (std::filesystem::exists(path)) return LoadTokenizer(path);
   ProgressBar bar({0, "learn BPE", "merges"});
-  std::shared_ptr<Tokenizer> tokenizer = TrainBpeOn(
-      source, train, options_.vocab_size, [&](int64_t done, int64_t) { bar.Update(done); });
-  tokenizer->Save(path);
-  return tokenizer;
+  return OpenBpe(source, train, options_.vocab_size,
+                 StrCat(cache, "/bpe-", options_.vocab_size, "-", HexText(text_hash_)), &notes_,
+                 [&](int64_t done, int64_t) { bar.Update(done); });
 }
 
 void LmTask::Prepare() {
@@ -76,16 +73,17 @@ void LmTask::Prepare() {
     ProgressBar bar({source.bytes(), "read text", "bytes"});
     source.Scan([&](int64_t done, int64_t) { bar.Update(done); });
   }
+  text_hash_ = source.Hash();
   const TextSplits splits = SplitText(source);
   if (!tokenizer_) tokenizer_ = LearnTokenizer(source, splits.train, cache);
   {
     ProgressBar bar({source.bytes(), "encode text", "bytes"});
-    data_ = std::make_unique<TokenSplits>(
-        OpenTokenSplits(source, *tokenizer_,
-                        StrCat(cache, "/tokens-", std::hex, source.Hash(), "-", tokenizer_->Hash()),
-                        [&](int64_t done, int64_t) { bar.Update(done); }));
+    data_ = std::make_unique<TokenSplits>(OpenTokenSplits(
+        source, *tokenizer_,
+        StrCat(cache, "/tokens-", HexText(text_hash_), "-", HexText(tokenizer_->Hash())),
+        [&](int64_t done, int64_t) { bar.Update(done); }));
   }
-  notes_ = source.notes();
+  notes_.insert(notes_.end(), source.notes().begin(), source.notes().end());
   notes_.insert(notes_.end(), data_->notes.begin(), data_->notes.end());
   token_bytes_ = TokenBytes(*tokenizer_);
   const int64_t train = data_->train.size(), needed = 2 * options_.length + 1;
@@ -187,6 +185,8 @@ Score LmTask::Measure(Model& model, const Batch& batch) const {
 Json LmTask::DataSummary() const {
   auto split = [](const TokenFile& f) { return Json{{"tokens", f.size()}, {"bytes", f.bytes()}}; };
   return {{"text", options_.text},
+          {"xxh64", HexText(text_hash_)},
+          {"tokenizer_xxh64", HexText(tokenizer_->Hash())},
           {"tokenizer", tokenizer_->kind()},
           {"vocab_size", tokenizer_->vocab_size()},
           {"train", split(data_->train)},

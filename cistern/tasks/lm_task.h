@@ -44,7 +44,7 @@ class LmTask : public Task {
   const TokenFile& tokens(Split split) const;
   TokenText Of(const TokenFile& file) const;
   std::shared_ptr<Tokenizer> LearnTokenizer(const TextSource& source, ByteRange train,
-                                            const std::string& cache) const;
+                                            const std::string& cache);
   // All of a text, in tokens.
   std::shared_ptr<TokenFile> Tokenize(const std::string& path) const;
 
@@ -55,6 +55,7 @@ class LmTask : public Task {
   std::vector<int32_t> token_bytes_;
   std::unique_ptr<ShuffledOrder> order_;
   std::vector<std::string> notes_;
+  uint64_t text_hash_ = 0;
 };
 
 }  // namespace cistern

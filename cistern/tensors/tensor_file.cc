@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "cistern/base/error.h"
+#include "cistern/base/terminal.h"
 #include "cistern/io/safetensors.h"
 
 namespace cistern {
@@ -72,6 +73,7 @@ void SaveTensors(const std::string& path, const TensorFile& file) {
 
 TensorFile LoadTensors(const std::string& path) {
   const SafetensorsFile file(path);
+  if (!file.checked()) Note(path + " has no checksum of ours: damage to it would not be seen");
   TensorFile out;
   out.metadata.assign(file.metadata().begin(), file.metadata().end());
   for (const TensorEntry& e : file.entries()) {

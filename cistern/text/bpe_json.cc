@@ -1,14 +1,14 @@
 #include <algorithm>
 #include <array>
 #include <map>
-#include <set>
 #include <unordered_map>
 
 #include <nlohmann/json.hpp>
 
 #include "cistern/base/error.h"
+#include "cistern/io/atomic_file.h"
+#include "cistern/io/json_text.h"
 #include "cistern/text/bpe.h"
-#include "cistern/text/files.h"
 #include "cistern/text/utf8.h"
 
 namespace cistern {
@@ -35,29 +35,6 @@ const Alphabet& TheAlphabet() {
   return alphabet;
 }
 
-// nlohmann keeps one of two equal keys silently; here they are an Error.
-json ParseStrictly(const std::string& path) {
-  const std::string text = ReadWholeFile(path);
-  std::vector<std::set<std::string>> keys;
-  const json::parser_callback_t watch = [&](int, json::parse_event_t event, json& value) {
-    if (event == json::parse_event_t::object_start) keys.emplace_back();
-    if (event == json::parse_event_t::object_end) keys.pop_back();
-    if (event == json::parse_event_t::key) {
-      const auto& key = value.get_ref<const std::string&>();
-      CISTERN_CHECK(keys.back().insert(key).second, path, ": the key '", key, "' is there twice");
-    }
-    return true;
-  };
-  try {
-    return json::parse(text, watch);
-  } catch (const json::exception& e) {
-    const std::string_view what = e.what();
-    const size_t end =
-        what.find("] ");  // "[json.exception.parse_error.101] parse error at line 1, column 2: ..."
-    Fail(path, ": ", end == what.npos ? what : what.substr(end + 2));
-  }
-}
-
 // Reads the parts of one file; errors say where.
 class Reader {
  public:
@@ -75,7 +52,7 @@ class Reader {
 
   int32_t Id(const json& value, const std::string& where) const {
     if (!value.is_number_integer() || value < 0 || value > 1 << 30)
-      Bad(where, " has the id ", value.dump(), "; a whole number from 0 is expected");
+      Bad(where, " has the id ", value.dump().substr(0, 80), "; a whole number from 0 is expected");
     return value.get<int32_t>();
   }
 
@@ -244,11 +221,16 @@ std::string BpeJson(const BpeModel& model) {
 }
 
 std::unique_ptr<Tokenizer> LoadTokenizer(const std::string& path) {
-  const json file = ParseStrictly(path);
-  Reader reader(path);
+  return ParseTokenizer(ReadFile(path), path);
+}
+
+std::unique_ptr<Tokenizer> ParseTokenizer(std::string_view text, const std::string& name) {
+  const json file = ParseSortedJson(text, name);
+  Reader reader(name);
   const json& model = reader.Member(file, "model", "");
   const json& type = reader.Member(model, "type", "model.");
-  if (type != "BPE") reader.Bad("model.type is ", type.dump(), "; only \"BPE\" is supported");
+  if (type != "BPE")
+    reader.Bad("model.type is ", type.dump().substr(0, 80), "; only \"BPE\" is supported");
   for (const char* key : {"dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix",
                           "byte_fallback", "ignore_merges"}) {
     reader.RefuseSetting(model, key, "model.");
@@ -279,24 +261,27 @@ std::unique_ptr<Tokenizer> LoadTokenizer(const std::string& path) {
 }
 
 std::unique_ptr<Tokenizer> LoadGpt2(const std::string& encoder, const std::string& merges) {
-  Reader reader(encoder);
-  const json vocabulary = ParseStrictly(encoder);
+  return ParseGpt2(ReadFile(encoder), encoder, ReadFile(merges), merges);
+}
+
+std::unique_ptr<Tokenizer> ParseGpt2(std::string_view encoder, const std::string& encoder_name,
+                                     std::string_view merges, const std::string& merges_name) {
+  Reader reader(encoder_name);
+  const json vocabulary = ParseSortedJson(encoder, encoder_name);
   reader.Vocabulary(vocabulary, "the vocabulary");
   if (vocabulary.contains("<|endoftext|>")) {
     reader.Added(
         {{{"id", vocabulary["<|endoftext|>"]}, {"content", "<|endoftext|>"}, {"special", true}}});
   }
-  const std::string text = ReadWholeFile(merges);
   int64_t number = 0;
-  for (size_t begin = 0; begin < text.size();) {
-    size_t end = text.find('\n', begin);
-    if (end == text.npos) end = text.size();
-    std::string line = text.substr(begin, end - begin);
+  for (size_t begin = 0; begin < merges.size();) {
+    const size_t end = std::min(merges.find('\n', begin), merges.size());
+    std::string line(merges.substr(begin, end - begin));
     if (!line.empty() && line.back() == '\r') line.pop_back();
     begin = end + 1;
     ++number;
     if (line.empty() || (number == 1 && line.starts_with("#version"))) continue;
-    reader.MergeLine(line, StrCat("with ", merges, " line ", number));
+    reader.MergeLine(line, StrCat("with ", merges_name, " line ", number));
   }
   return reader.Finish();
 }

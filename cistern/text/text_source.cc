@@ -7,7 +7,7 @@
 #include <filesystem>
 
 #include "cistern/base/error.h"
-#include "cistern/text/files.h"
+#include "cistern/base/hash.h"
 #include "cistern/text/utf8.h"
 
 namespace cistern {
@@ -118,12 +118,14 @@ TextSource::TextSource(const std::string& path) : path_(path) {
 void TextSource::Scan(const std::function<void(int64_t done, int64_t total)>& progress) {
   if (scanned_) return;
   scanned_ = true;
+  XxHash64Stream hash;
   for (const File& file : files_) {
     TextReader reader(*this, {file.begin, file.begin + file.bytes});
     int64_t bad = -1, crlf = 0, base = 0;  // base: the offset in the file of text[0]
     std::string text;                      // a piece, after what the last one left of a character
     bool after_cr = false;
     for (std::string_view piece = reader.Next(); !piece.empty(); piece = reader.Next()) {
+      hash.Add(piece);
       for (const char c : piece) {
         crlf += after_cr && c == '\n';
         after_cr = c == '\r';
@@ -157,13 +159,27 @@ void TextSource::Scan(const std::function<void(int64_t done, int64_t total)>& pr
       notes_.push_back(StrCat(file.path, " has ", crlf,
                               " CRLF line ends; they are kept and counted as two bytes"));
   }
+  hash_ = hash.Value();
 }
 
 uint64_t TextSource::Hash() const {
-  uint64_t hash = Hash64("text source");
-  for (const File& file : files_)
-    hash = Hash64(StrCat(file.path, '\0', file.bytes, '\0', file.modified, '\0'), hash);
-  return hash;
+  if (!hash_) {
+    XxHash64Stream hash;
+    TextReader reader(*this, {0, bytes_});
+    for (std::string_view piece = reader.Next(); !piece.empty(); piece = reader.Next())
+      hash.Add(piece);
+    hash_ = hash.Value();
+  }
+  return *hash_;
+}
+
+void TextSource::CheckUnchanged() const {
+  for (const File& file : files_) {
+    std::error_code error;
+    const auto bytes = fs::file_size(file.path, error);
+    CISTERN_CHECK(!error && int64_t(bytes) == file.bytes && ModifiedAt(file.path) == file.modified,
+                  file.path, " has changed while it was read; begin again when it is complete");
+  }
 }
 
 std::string TextSource::Read(int64_t offset, int64_t size) const {

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -36,11 +37,17 @@ class TextSource {
   // they are) and CRLF line ends (kept too).
   const std::vector<std::string>& notes() const { return notes_; }
 
-  // Reads everything once for the notes on its contents; the second call does nothing.
+  // Reads everything once, for the notes on its contents and for Hash; the second call does
+  // nothing.
   void Scan(const std::function<void(int64_t done, int64_t total)>& progress = nullptr);
 
-  // Changes when a path, a size or a time of modification does.
+  // Of the text's bytes, whatever the names and times of its files. Reads everything unless Scan
+  // did.
   uint64_t Hash() const;
+
+  // An Error when a file's size or time of modification is no longer what it was: what was read
+  // since then may be of two texts.
+  void CheckUnchanged() const;
 
   // Up to `size` bytes from `offset`; fewer only at the end. A file that has shrunk since is an
   // Error.
@@ -52,6 +59,7 @@ class TextSource {
   std::vector<std::string> notes_;
   int64_t bytes_ = 0;
   bool scanned_ = false;
+  mutable std::optional<uint64_t> hash_;
 };
 
 // Streams a range of a source (which must outlive it) in pieces, across files; never holds more

@@ -7,7 +7,7 @@
 #include <filesystem>
 
 #include "cistern/base/error.h"
-#include "cistern/text/files.h"
+#include "cistern/io/atomic_file.h"
 
 namespace cistern {
 namespace {
@@ -25,7 +25,7 @@ class TextSourceTest : public testing::Test {
   std::string Write(const std::string& name, const std::string& text) {
     const std::string path = folder_ + "/" + name;
     fs::create_directories(fs::path(path).parent_path());
-    WriteFileAtomic(path, text);
+    WriteFileAtomically(path, text);
     return path;
   }
   static std::string ErrorOf(const std::string& path) {

@@ -1,12 +1,13 @@
 #include "cistern/text/tokenizer.h"
 
+#include "cistern/base/hash.h"
+#include "cistern/io/atomic_file.h"
 #include "cistern/text/bpe.h"
-#include "cistern/text/files.h"
 #include "cistern/text/pretokenize.h"
 
 namespace cistern {
 
-void Tokenizer::Save(const std::string& path) const { WriteFileAtomic(path, ToJson()); }
+void Tokenizer::Save(const std::string& path) const { WriteFileAtomically(path, ToJson()); }
 
 std::string Tokenizer::Decode(const std::vector<int32_t>& ids) const {
   std::string text;
@@ -14,7 +15,7 @@ std::string Tokenizer::Decode(const std::vector<int32_t>& ids) const {
   return text;
 }
 
-uint64_t Tokenizer::Hash() const { return Hash64(ToJson()); }
+uint64_t Tokenizer::Hash() const { return XxHash64(ToJson()); }
 
 std::unique_ptr<Tokenizer> MakeByteTokenizer() {
   BpeModel model;

@@ -26,7 +26,7 @@ class Tokenizer {
   virtual int32_t AddedToken(std::string_view content) const = 0;
   // An id out of range is an Error.
   std::string Decode(const std::vector<int32_t>& ids) const;
-  // Of ToJson(): two tokenizers with one hash give the same ids.
+  // XXH64 of ToJson(): two tokenizers with one hash give the same ids.
   uint64_t Hash() const;
 };
 
@@ -46,9 +46,12 @@ std::unique_ptr<Tokenizer> TrainBpe(
 // that names the file and the place, and so is one that asks for what we would not do the same way
 // (normalizers, other splits, prefixes). Truncation and padding are ignored.
 std::unique_ptr<Tokenizer> LoadTokenizer(const std::string& path);
+std::unique_ptr<Tokenizer> ParseTokenizer(std::string_view json, const std::string& name);
 
 // GPT-2's two published files: encoder.json (or vocab.json) and vocab.bpe (or merges.txt).
 std::unique_ptr<Tokenizer> LoadGpt2(const std::string& encoder, const std::string& merges);
+std::unique_ptr<Tokenizer> ParseGpt2(std::string_view encoder, const std::string& encoder_name,
+                                     std::string_view merges, const std::string& merges_name);
 
 // Encodes a text that comes in pieces; all ids together are those of the whole text.
 class StreamEncoder {

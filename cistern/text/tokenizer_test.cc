@@ -11,8 +11,8 @@
 
 #include "cistern/base/error.h"
 #include "cistern/base/random.h"
+#include "cistern/io/atomic_file.h"
 #include "cistern/text/bpe.h"
-#include "cistern/text/files.h"
 #include "cistern/text/pretokenize.h"
 
 namespace cistern {
@@ -63,7 +63,7 @@ std::vector<std::string> Split(std::string_view text) {
 
 std::string LoadError(const std::string& json) {
   const std::string path = TempPath("broken.json");
-  WriteFileAtomic(path, json);
+  WriteFileAtomically(path, json);
   try {
     LoadTokenizer(path);
   } catch (const Error& e) {
@@ -233,7 +233,7 @@ TEST(TokenizerFile, AddedTokensAreFoundInText) {
       Replaced(MakeByteTokenizer()->ToJson(), "\"added_tokens\": []",
                R"("added_tokens": [{"id": 256, "content": "<|endoftext|>", "special": true}])");
   const std::string path = TempPath("added.json");
-  WriteFileAtomic(path, json);
+  WriteFileAtomically(path, json);
   const auto t = LoadTokenizer(path);
   EXPECT_EQ(t->vocab_size(), 257);
   EXPECT_EQ(t->AddedToken("<|endoftext|>"), 256);
@@ -249,13 +249,14 @@ TEST(TokenizerFile, BrokenFilesAreNamedWithThePlace) {
     EXPECT_NE(error.find(part), std::string::npos) << error;
   };
   const std::string good = Train("abc\nabc\nabc\n", 258)->ToJson();
-  has(LoadError("{"), "line 1, column 2");
-  has(LoadError(""), "parse error");
+  has(LoadError("{"), ":1:2: not valid JSON");
+  has(LoadError(""), ":1:1: not valid JSON");
   has(LoadError("[]"), "no 'model'");
   has(LoadError(Replaced(good, "\"BPE\"", "\"Unigram\"")), "model.type is \"Unigram\"");
   has(LoadError(Replaced(good, "\"abc\": 257", "\"abc\": 258")), "257 is missing");
   has(LoadError(Replaced(good, "\"abc\": 257", "\"abc\": 256")), "the id 256 belongs to both");
-  has(LoadError(Replaced(good, "\"abc\": 257", "\"ab\": 257")), "the key 'ab' is there twice");
+  has(LoadError(Replaced(good, "\"abc\": 257", "\"ab\": 257")),
+      "key 'ab' is given twice in one object");
   has(LoadError(Replaced(good, "\"abc\": 257", "\"abc\": \"257\"")), "has the id \"257\"");
   has(LoadError(Replaced(good, "\"abc\": 257", "\"abc\": -1")), "has the id -1");
   has(LoadError(Replaced(good, "\"abc\": 257", "\"abc\": 1e99")), "has the id");

@@ -1,59 +1,121 @@
 #include "cistern/train/checkpoint.h"
 
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <charconv>
 #include <filesystem>
 
 #include "cistern/base/error.h"
 #include "cistern/io/atomic_file.h"
+#include "cistern/io/file_lock.h"
 
 namespace cistern {
 namespace fs = std::filesystem;
 namespace {
 
-constexpr char kPrefix[] = "checkpoint-";
+constexpr char kPrefix[] = "checkpoint-", kStateFile[] = "trainer.json",
+               kOptimizerFile[] = "optimizer.safetensors";
 
 // The step in a folder's name, or -1.
 int64_t StepOf(const fs::path& path) {
   const std::string name = path.filename().string();
   if (!name.starts_with(kPrefix)) return -1;
   const std::string digits = name.substr(sizeof kPrefix - 1);
-  if (digits.empty() || digits.find_first_not_of("0123456789") != std::string::npos) return -1;
-  return std::stoll(digits);
+  int64_t step = -1;
+  const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), step);
+  return error == std::errc() && end == digits.data() + digits.size() && digits[0] != '-' ? step
+                                                                                          : -1;
 }
 
 }  // namespace
 
-void WriteCheckpoint(const std::string& run, int64_t step, const Model& model,
-                     const AdamW& optimizer, const Json& trainer) {
-  const fs::path folder = fs::path(run) / (kPrefix + std::to_string(step));
-  EnsureDirectory(folder.string());
-  fs::remove(folder / "trainer.json");
-  SaveModel(model, folder.string());
-  SaveTensors((folder / "optimizer.safetensors").string(),
-              {optimizer.Save(), {{"step", std::to_string(step)}}});
-  WriteFileAtomically((folder / "trainer.json").string(), trainer.dump(2) + "\n");
-  for (const auto& entry : fs::directory_iterator(run)) {
-    const int64_t other = StepOf(entry.path());
-    if (other >= 0 && other != step) fs::remove_all(entry.path());
+void WriteCheckpoint(const std::string& run, const Model& model, const AdamW& optimizer,
+                     const RunState& state) {
+  const fs::path folder = fs::path(run) / (kPrefix + std::to_string(state.step));
+  if (fs::exists(folder / kStateFile)) {
+    WriteFileAtomically((folder / kStateFile).string(), RunStateText(state));
+  } else {
+    const std::string fresh = TemporaryName(folder.string());
+    std::error_code error;
+    try {
+      EnsureDirectory(fresh);
+      SaveModel(model, fresh);
+      SaveTensors(fresh + "/" + kOptimizerFile,
+                  {optimizer.Save(), {{"step", std::to_string(state.step)}}});
+      WriteFileAtomically(fresh + "/" + kStateFile, RunStateText(state));
+      fs::remove_all(folder, error);  // an incomplete one
+      fs::rename(fresh, folder, error);
+      CISTERN_CHECK(!error, "cannot write ", folder.string(), ": ", error.message());
+    } catch (...) {
+      fs::remove_all(fresh, error);
+      throw;
+    }
+    SyncDirectory(run);
+  }
+  std::error_code error;
+  fs::directory_iterator entry(run, error), end;
+  for (; !error && entry != end; entry.increment(error)) {
+    const int64_t other = StepOf(entry->path());
+    std::error_code ignored;
+    if (other >= 0 && other != state.step) fs::remove_all(entry->path(), ignored);
   }
 }
 
 std::optional<std::string> NewestCheckpoint(const std::string& run) {
   int64_t best = -1;
-  std::error_code ignored;
-  for (const auto& entry : fs::directory_iterator(run, ignored)) {
-    if (fs::exists(entry.path() / "trainer.json")) best = std::max(best, StepOf(entry.path()));
+  std::error_code error;
+  fs::directory_iterator entry(run, error), end;
+  for (; !error && entry != end; entry.increment(error)) {
+    std::error_code ignored;
+    if (fs::exists(entry->path() / kStateFile, ignored))
+      best = std::max(best, StepOf(entry->path()));
   }
   if (best < 0) return std::nullopt;
   return (fs::path(run) / (kPrefix + std::to_string(best))).string();
 }
 
-Json ReadCheckpoint(const std::string& folder, Model& model, AdamW& optimizer) {
-  const Json trainer = ReadJsonFile(folder + "/trainer.json");
-  const std::string path = folder + "/optimizer.safetensors";
+RunState ReadRunState(const std::string& folder) {
+  const std::string path = folder + "/" + kStateFile;
+  RunState state = ParseRunState(ReadFile(path), path);
+  CISTERN_CHECK(StepOf(folder) == state.step, path, ": step ", state.step,
+                " does not fit the folder's name");
+  return state;
+}
+
+RunState ReadCheckpoint(const std::string& folder, Model& model, AdamW& optimizer) {
+  const RunState state = ReadRunState(folder);
+  const std::string path = folder + "/" + kOptimizerFile;
   const TensorFile moments = LoadTensors(path);
+  const auto step = std::find_if(moments.metadata.begin(), moments.metadata.end(),
+                                 [](const auto& entry) { return entry.first == "step"; });
+  CISTERN_CHECK(step != moments.metadata.end() && step->second == std::to_string(state.step), path,
+                " is not of step ", state.step);
   LoadWeights(model, folder + "/model.safetensors");
   optimizer.Load(moments.tensors, path);
-  return trainer;
+  return state;
+}
+
+std::string CheckpointProblem(const std::string& folder) {
+  try {
+    ReadRunState(folder);
+    for (const char* name : {"model.safetensors", kOptimizerFile}) {
+      const std::string path = folder + "/" + name;
+      for (const NamedTensor& t : LoadTensors(path).tensors) {
+        if (t.value.is_floating_point() && !at::isfinite(t.value).all().item<bool>())
+          return StrCat(path, ": tensor '", t.name, "' holds numbers that are not finite");
+      }
+    }
+  } catch (const Error& e) {
+    return e.what();
+  }
+  return "";
+}
+
+bool HoldsRun(const std::string& folder) {
+  std::error_code ignored;
+  return NewestCheckpoint(folder).has_value() ||
+         fs::exists(fs::path(folder) / "model.safetensors", ignored);
 }
 
 }  // namespace cistern

@@ -1,21 +1,33 @@
 #pragma once
-// Checkpoints: folders checkpoint-<step> inside a run folder. trainer.json is written last, so a
-// folder that has it is complete.
+// Checkpoints: folders checkpoint-<step> inside a run folder. Each appears whole under its name.
 #include <optional>
 #include <string>
 
 #include "cistern/train/optimizer.h"
+#include "cistern/train/run_state.h"
 
 namespace cistern {
 
-// Writes checkpoint-<step>, then removes older ones. Any error leaves the older ones alone.
-void WriteCheckpoint(const std::string& run, int64_t step, const Model& model,
-                     const AdamW& optimizer, const Json& trainer);
+// Writes checkpoint-<state.step>, then removes the others. Any error leaves the others alone. A
+// step has one set of weights: where its checkpoint is there already, trainer.json alone is
+// replaced.
+void WriteCheckpoint(const std::string& run, const Model& model, const AdamW& optimizer,
+                     const RunState& state);
 
 // The newest complete checkpoint of a run; empty when there is none.
 std::optional<std::string> NewestCheckpoint(const std::string& run);
 
-// Reads all of it, checks it, then changes model and optimizer. Returns trainer.json.
-Json ReadCheckpoint(const std::string& folder, Model& model, AdamW& optimizer);
+// Reads all of it, checks it, then changes model and optimizer.
+RunState ReadCheckpoint(const std::string& folder, Model& model, AdamW& optimizer);
+
+// trainer.json alone.
+RunState ReadRunState(const std::string& folder);
+
+// Empty when every file of the checkpoint loads, fits its checksum and holds finite numbers; else
+// the first thing that is wrong.
+std::string CheckpointProblem(const std::string& folder);
+
+// A run has begun in this folder, and there is something to go on with or to keep.
+bool HoldsRun(const std::string& folder);
 
 }  // namespace cistern

@@ -1,43 +1,39 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
-#include <fstream>
 #include <string>
 
 #include "cistern/attention/mechanism.h"
 #include "cistern/base/error.h"
 #include "cistern/base/format.h"
+#include "cistern/base/memory.h"
 #include "cistern/train/trainer.h"
 
 namespace cistern {
 namespace {
 
-// A "Name:  123 kB" line of a /proc file, in bytes; 0 when it is not there.
-int64_t ProcBytes(const char* path, const std::string& name) {
-  std::ifstream file(path);
-  for (std::string line; std::getline(file, line);) {
-    if (line.starts_with(name + ":")) return std::stoll(line.substr(name.size() + 1)) * 1024;
-  }
-  return 0;
-}
-
 std::string Gigabytes(int64_t bytes) { return Fixed(double(bytes) / 1e9, 1) + " GB"; }
-
-}  // namespace
-
-int64_t ResidentBytes() { return ProcBytes("/proc/self/status", "VmRSS"); }
-int64_t PeakBytes() { return ProcBytes("/proc/self/status", "VmHWM"); }
-void ResetPeakMemory() { std::ofstream("/proc/self/clear_refs") << "5"; }
-int64_t AvailableBytes() { return ProcBytes("/proc/meminfo", "MemAvailable"); }
-
-namespace {
 
 // Numbers of a stack of layers.
 struct Stack {
   double weights = 0, token = 0;  // what the backward pass keeps for each token: norms,
                                   // projections, core, feed-forward, residuals
   double source = 0;  // and for each token of what it attends to, where that is another sequence
+  // For each pair of a token and what it attends to: probabilities that are written out, of all
+  // layers, and of the one whose gradients are being taken.
+  double pair = 0, pair_at_once = 0;
 };
+
+// With dropout on them, probabilities are written out: softmax and its kind keep them, which are
+// dropped, and the result; the backward pass has the gradients of both and of the scores.
+constexpr double kPairKept = 2.5, kPairBackward = 4;
+
+// Of all heads: slots or features, each a mean or a sum over tokens and its normaliser.
+double StateSlots(const Mechanism& mechanism, const LayerStack& stack) {
+  const at::TensorOptions options = at::TensorOptions().dtype(at::kFloat);
+  const double numbers = double(mechanism.StateBytes(1, 0, options)) / 8;
+  return numbers / (double(stack.dim()) / double(stack.options().heads) + 1);
+}
 
 Stack NumbersOf(const ModelConfig& c, Form form) {
   const LayerStack stack = c.Stack(form);
@@ -46,11 +42,17 @@ Stack NumbersOf(const ModelConfig& c, Form form) {
   for (int64_t layer = 0; layer < stack.layers(); ++layer) {
     const AttentionLayerOptions a = stack.Attention(layer);
     double query = 0, key = 0;  // widths of the projections
-    for (const Projection& p : MakeMechanism(a)->Projections()) {
+    const auto mechanism = MakeMechanism(a);
+    if (a.dims.dropout > 0 && mechanism->info().exact) {
+      s.pair += kPairKept * double(stack.options().heads);
+      s.pair_at_once = kPairBackward * double(stack.options().heads);
+    }
+    for (const Projection& p : mechanism->Projections()) {
       if (p.OfTokens() && !p.identity) (p.side == Side::kQuery ? query : key) += double(p.width);
     }
+    // Beyond q, k and v; features are computed, not projected, but no less kept.
     const double widths = query + key,
-                 slots = std::max(0.0, widths - 3 * dim);  // beyond q, k and v
+                 slots = std::max({0.0, widths - 3 * dim, StateSlots(*mechanism, stack)});
     const bool own = stack.TiedTo(layer) == layer;
     if (own) s.weights += dim * (widths + dim);
     s.source += form == Form::kCross ? key + 3 * slots : 0;
@@ -66,25 +68,28 @@ Stack NumbersOf(const ModelConfig& c, Form form) {
 
 }  // namespace
 
-int64_t EstimateTrainingBytes(const ModelConfig& c, int64_t rows, int64_t length, int64_t source) {
+int64_t EstimateTrainingBytes(const ModelConfig& c, int64_t rows, int64_t length, int64_t source,
+                              int64_t bytes) {
   // Weights, gradients, two moments; the logits are never held (nn/head_loss.h).
   double numbers = 4 * c.info().tables(c);
   const bool both = c.info().encodes;
-  const double tokens = double(rows) * double(length),
-               sources = double(rows) * double(source > 0 ? source : length);
+  const double wide = double(source > 0 ? source : length), tokens = double(rows) * double(length),
+               sources = double(rows) * wide;
   for (const Form form : c.info().forms) {
     const Stack stack = NumbersOf(c, form);
-    const bool of_source = both && form == Form::kBidirectional;
-    numbers += 4 * stack.weights + (of_source ? sources : tokens) * stack.token;
-    numbers += sources * stack.source;
-    if (form != Form::kCross)
-      numbers += (of_source ? sources : tokens) * 6 * double(c.Stack(form).dim());
+    const bool of_source = both && form == Form::kBidirectional, cross = form == Form::kCross;
+    const double own = of_source ? sources : tokens,
+                 seen = of_source || cross ? wide : double(length);  // by each of them
+    numbers += 4 * stack.weights + own * stack.token + sources * stack.source;
+    numbers += own * seen * (stack.pair + (cross ? 0 : stack.pair_at_once));
+    if (!cross) numbers += own * 6 * double(c.Stack(form).dim());
   }
-  return int64_t(std::min(4 * numbers, 9e18));
+  return int64_t(std::min(double(bytes) * numbers, 9e18));
 }
 
-void CheckMemory(const ModelConfig& config, int64_t rows, int64_t length) {
-  const int64_t need = EstimateTrainingBytes(config, rows, length), have = AvailableBytes();
+void CheckMemory(const ModelConfig& config, int64_t rows, int64_t length, int64_t bytes) {
+  const int64_t need = EstimateTrainingBytes(config, rows, length, 0, bytes),
+                have = AvailableBytes();
   if (have > 0 && need > have) {
     FailUsage("a training step would need about ", Gigabytes(need), " (batch ", rows, " x length ",
               length, ", ", config.Summary(), "), and ", Gigabytes(have),

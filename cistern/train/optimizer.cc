@@ -64,6 +64,13 @@ std::string AdamW::FirstNonFinite(bool gradients) const {
   return "";
 }
 
+std::string AdamW::FirstNonFiniteMoment() const {
+  for (const NamedTensor& t : Save()) {
+    if (!at::isfinite(t.value).all().item<bool>()) return t.name;
+  }
+  return "";
+}
+
 std::vector<NamedTensor> AdamW::Save() const {
   std::vector<NamedTensor> out;
   for (size_t i = 0; i < names_.size(); ++i) {

@@ -24,6 +24,8 @@ class AdamW {
   double Step(double lr, double clip);
   // The first parameter whose value, or whose gradient, is not finite; empty when all are.
   std::string FirstNonFinite(bool gradients) const;
+  // The same of its moments.
+  std::string FirstNonFiniteMoment() const;
 
   std::vector<NamedTensor> Save() const;
   void Load(const std::vector<NamedTensor>& tensors, const std::string& where);

@@ -7,6 +7,7 @@
 #include <benchmark/benchmark.h>
 #include <malloc.h>
 
+#include "cistern/base/memory.h"
 #include "cistern/models/decoder_lm.h"
 #include "cistern/models/encoder_classifier.h"
 #include "cistern/train/trainer.h"

@@ -13,11 +13,24 @@ struct ScheduleOptions {
   int64_t warmup = 0, steps = 0;
 };
 
+// The same over a budget of time, as a smooth function of the share of it that is spent: nothing
+// waits for an estimate of the number of steps, and nothing jumps when there is one.
+struct TimedScheduleOptions {
+  std::string kind = "cosine";
+  double lr = 1e-3, min_lr = 0;
+  double warmup = 0.05;  // steps when >= 1; below 1 a share of the budget, but kSafeWarmup steps
+};
+
+// A warm-up this long keeps the default rates from overshooting, however fast the steps are.
+inline constexpr int64_t kSafeWarmup = 50;
+
 std::vector<std::string> ScheduleKinds();
 
 // The rate of update `step`, counted from 0; the first update of a warm-up has lr/warmup.
 //   cosine, linear: warm-up, then down to min_lr at the last step
 //   rsqrt: lr * min(1, s/w) / sqrt(max(s, w)) with s = step + 1, w = max(warmup, 1)
 double LearningRate(const ScheduleOptions& options, int64_t step);
+// Of update `step` when `share` of the budget (0 to 1) is spent.
+double LearningRate(const TimedScheduleOptions& options, int64_t step, double share);
 
 }  // namespace cistern

@@ -6,6 +6,8 @@
 #include <filesystem>
 
 #include "cistern/base/error.h"
+#include "cistern/base/memory.h"
+#include "cistern/io/atomic_file.h"
 #include "cistern/io/test_folder.h"
 #include "cistern/models/decoder_lm.h"
 #include "cistern/models/encoder_decoder.h"
@@ -43,6 +45,35 @@ TEST(Schedule, CosineAndLinearEndAtTheFloor) {
     EXPECT_NEAR(LearningRate(o, 110), 0.1, 1e-12) << kind;
     EXPECT_NEAR(LearningRate(o, 1000), 0.1, 1e-12) << kind;
   }
+}
+
+// At a steady speed a budget of time has the rates of as many steps; whatever the speed, no two
+// neighbouring updates differ by more than the warm-up's slope.
+TEST(Schedule, ABudgetOfTimeIsThatOfItsSteps) {
+  for (const char* kind : {"cosine", "linear", "constant"}) {
+    const int64_t steps = 2000;
+    const ScheduleOptions o{kind, 1.0, 0.1, steps / 20, steps};
+    const TimedScheduleOptions timed{kind, 1.0, 0.1, 0.05};
+    for (int64_t s = 0; s < steps; ++s) {
+      EXPECT_NEAR(LearningRate(timed, s, double(s) / double(steps)), LearningRate(o, s), 0.012)
+          << kind << " " << s;
+    }
+  }
+}
+
+TEST(Schedule, ABudgetOfTimeNeverJumps) {
+  // Steps of very uneven length, the first ones slow.
+  const TimedScheduleOptions o{"cosine", 1.0, 0, 0.05};
+  double share = 0, before = LearningRate(o, 0, 0);
+  EXPECT_NEAR(before, 1.0 / double(kSafeWarmup), 1e-12);
+  for (int64_t s = 1; share < 1; ++s) {
+    share = std::min(1.0, share + (s < 5 ? 0.02 : s % 100 == 0 ? 0.01 : 0.0005));
+    const double rate = LearningRate(o, s, share);
+    EXPECT_LE(rate - before, 1.0 / double(kSafeWarmup) + 1e-9) << s;
+    EXPECT_LE(before - rate, 0.02) << s;
+    before = rate;
+  }
+  EXPECT_NEAR(before, 0, 1e-3);
 }
 
 // Two updates of every parameter by the published formula, with and without decay.
@@ -108,18 +139,52 @@ TEST(Checkpoint, RoundTripKeepsTheNewestAlone) {
   AdamW optimizer(*model, {});
   for (const at::Tensor& p : model->parameters()) p.mutable_grad() = at::randn_like(p);
   optimizer.Step(0.01, 1.0);
-  WriteCheckpoint(run, 1, *model, optimizer, {{"step", 1}});
-  WriteCheckpoint(run, 2, *model, optimizer, {{"step", 2}});
+  RunState state;
+  state.step = 1;
+  WriteCheckpoint(run, *model, optimizer, state);
+  state.step = 2;
+  WriteCheckpoint(run, *model, optimizer, state);
   EXPECT_FALSE(std::filesystem::exists(run + "/checkpoint-1"));
   const auto newest = NewestCheckpoint(run);
   ASSERT_TRUE(newest);
   auto other = MakeModel(TinyConfig(), 2);
   AdamW moments(*other, {});
-  EXPECT_EQ(ReadCheckpoint(*newest, *other, moments)["step"], 2);
+  EXPECT_EQ(ReadCheckpoint(*newest, *other, moments).step, 2);
   const auto a = optimizer.Save(), b = moments.Save();
   for (size_t i = 0; i < a.size(); ++i) EXPECT_TRUE(at::equal(a[i].value, b[i].value)) << a[i].name;
   for (size_t i = 0; i < model->parameters().size(); ++i)
     EXPECT_TRUE(at::equal(model->parameters()[i], other->parameters()[i]));
+}
+
+TEST(Checkpoint, AGoodOneLoadsAndIsFinite) {
+  const TestFolder folder;
+  const std::string run = folder.path();
+  auto model = MakeModel(TinyConfig(), 1);
+  AdamW optimizer(*model, {});
+  RunState state;
+  WriteCheckpoint(run, *model, optimizer, state);
+  const std::string checkpoint = *NewestCheckpoint(run);
+  EXPECT_EQ(CheckpointProblem(checkpoint), "");
+  // The same step again: trainer.json alone.
+  state.evaluation_due = true;
+  WriteCheckpoint(run, *model, optimizer, state);
+  EXPECT_TRUE(ReadRunState(checkpoint).evaluation_due);
+  for (const char* name : {"/model.safetensors", "/optimizer.safetensors", "/trainer.json"}) {
+    const std::string path = checkpoint + name, good = ReadFile(path);
+    std::string damaged = good;
+    damaged[damaged.size() / 2] ^= 1;
+    WriteFileAtomically(path, damaged);
+    EXPECT_NE(CheckpointProblem(checkpoint).find(path), std::string::npos) << name;
+    EXPECT_THROW(ReadCheckpoint(checkpoint, *model, optimizer), Error);
+    WriteFileAtomically(path, good);
+  }
+  {
+    at::NoGradGuard guard;
+    model->parameters()[0].fill_(std::nan(""));
+  }
+  state.step = 1;
+  WriteCheckpoint(run, *model, optimizer, state);
+  EXPECT_NE(CheckpointProblem(*NewestCheckpoint(run)).find("not finite"), std::string::npos);
 }
 
 TEST(Checkpoint, AnIncompleteOneIsNotTheNewest) {
@@ -148,8 +213,9 @@ TEST(Memory, IsForetoldToAHalf) {
   both.decoder.attention = {"softmax", "latte"}, both.cross.attention = {"latte", "softmax"};
   mallopt(M_MMAP_THRESHOLD, 1 << 17);  // what is freed goes back to the system
   const int64_t rows = 4;
-  const auto step = [&](const ModelConfig& config, int64_t length, int64_t source) {
+  const auto step = [&](const ModelConfig& config, int64_t length, int64_t source, bool wide) {
     const auto model = MakeModel(config, 1);
+    if (wide) model->to(at::kDouble);
     AdamW optimizer(*model, {});
     const auto ids = [&](int64_t count) {
       return at::randint(0, config.vocab_size, {rows, count}, at::kLong);
@@ -169,20 +235,27 @@ TEST(Memory, IsForetoldToAHalf) {
   struct Case {
     ModelConfig config;
     int64_t length, source;
+    bool doubles = false;
   };
+  ModelConfig dropped = lm, features = lm;
+  dropped.attention = {"softmax"}, dropped.attention_dropout = 0.1;
+  features.attention = {"performer"}, features.attention_options["performer"]["features"] = 96;
   ModelConfig wide = lm;
   wide.vocab_size = 8192;  // logits of 4,096 tokens would be 134 MB, which nothing holds
-  for (const Case& c : {Case{lm, 1024, 0}, Case{wide, 1024, 0}, Case{both, 512, 512},
-                        Case{both, 128, 1024}, Case{both, 1024, 128}}) {
-    step(c.config, 8, 8);
+  for (const Case& c :
+       {Case{lm, 1024, 0}, Case{wide, 1024, 0}, Case{both, 512, 512}, Case{both, 128, 1024},
+        Case{both, 1024, 128}, Case{dropped, 1024, 0}, Case{features, 1024, 0},
+        Case{lm, 1024, 0, true}, Case{features, 1024, 0, true}}) {
+    step(c.config, 8, 8, c.doubles);
     ResetPeakMemory();
     const int64_t before = ResidentBytes();
     if (PeakBytes() > before + (8 << 20))
       GTEST_SKIP() << "the system does not reset the peak of memory";
-    step(c.config, c.length, c.source);
-    const double ratio = double(PeakBytes() - before) /
-                         double(EstimateTrainingBytes(c.config, rows, c.length, c.source));
-    std::printf("%s, %d and %d tokens: %.2f of the estimate\n", c.config.kind.c_str(),
+    step(c.config, c.length, c.source, c.doubles);
+    const double ratio =
+        double(PeakBytes() - before) /
+        double(EstimateTrainingBytes(c.config, rows, c.length, c.source, c.doubles ? 8 : 4));
+    std::printf("%s, %d and %d tokens: %.2f of the estimate\n", c.config.Summary().c_str(),
                 int(c.length), int(c.source), ratio);
     EXPECT_LT(ratio, 1.0) << c.config.Summary();
     EXPECT_GT(ratio, 0.5) << c.config.Summary();

@@ -7,17 +7,18 @@
 #include <chrono>
 #include <cmath>
 #include <filesystem>
-#include <iterator>
-#include <limits>
-#include <numeric>
 
 #include "cistern/base/cpu_share.h"
 #include "cistern/base/error.h"
 #include "cistern/base/format.h"
+#include "cistern/base/hash.h"
+#include "cistern/base/memory.h"
 #include "cistern/base/progress.h"
 #include "cistern/base/random.h"
+#include "cistern/base/terminal.h"
 #include "cistern/io/atomic_file.h"
-#include "cistern/io/jsonl.h"
+#include "cistern/io/json_text.h"
+#include "cistern/io/safetensors.h"
 #include "cistern/io/tfevents.h"
 #include "cistern/tasks/evaluate.h"
 #include "cistern/tensors/device.h"
@@ -30,9 +31,6 @@ double Now() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-// Shares of a budget of time after which the number of steps is estimated.
-constexpr double kEstimates[] = {0.03, 0.1, 0.3, 0.6, 0.9};
-
 double Median(std::vector<double> x) {
   if (x.empty()) return 0;
   std::nth_element(x.begin(), x.begin() + int64_t(x.size() / 2), x.end());
@@ -41,26 +39,39 @@ double Median(std::vector<double> x) {
 
 // What is left after numbers went wrong, and what helps.
 std::string Advice(const std::string& folder) {
-  const auto kept = NewestCheckpoint(folder);
-  return StrCat(
-      kept ? "The last good checkpoint is kept: " + *kept : "No checkpoint had been written yet",
-      ". A lower train.lr, a longer train.warmup or train.clip usually helps");
+  const auto newest = NewestCheckpoint(folder);
+  std::string kept = "No checkpoint had been written yet";
+  if (newest) {
+    const std::string problem = CheckpointProblem(*newest);
+    kept = problem.empty() ? "The last good checkpoint is kept: " + *newest
+                           : "The last checkpoint is not good: " + problem;
+  }
+  return kept + ". A lower train.lr, a longer train.warmup or train.clip usually helps";
 }
 
-void RequireFinite(const AdamW& optimizer, int64_t step, const std::string& folder) {
-  const std::string broken = optimizer.FirstNonFinite(false);
+void RequireFinite(const Model& model, const AdamW& optimizer, int64_t step,
+                   const std::string& folder) {
+  std::string broken = optimizer.FirstNonFinite(false);
+  if (broken.empty()) broken = optimizer.FirstNonFiniteMoment();
+  for (const auto& b : model.named_buffers()) {
+    if (broken.empty() && b.value().is_floating_point() &&
+        !at::isfinite(b.value()).all().item<bool>())
+      broken = b.key();
+  }
   if (!broken.empty())
     Fail("the update at step ", step, " left parameters that are not finite, the first of them ",
          broken, ". ", Advice(folder));
 }
+
+// Seconds until the first checkpoint by the clock: a short run that fails should lose little.
+constexpr double kFirstCheckpoint = 30;
 
 }  // namespace
 
 Fields TrainOptions::Describe() {
   Fields f;
   f.Add("steps", &steps, "updates; with seconds = 0 as well: 1000", {0, int64_t{1} << 40});
-  f.Add("seconds", &seconds, "budget of training time, turned into steps after a short calibration",
-        {0.0, 1e9});
+  f.Add("seconds", &seconds, "budget of training time, evaluation not counted", {0.0, 1e9});
   f.Add("batch", &batch, "rows of a step", {1, 1 << 20});
   f.Add("accumulate", &accumulate, "steps whose gradients are added up before an update",
         {1, 1 << 20});
@@ -81,11 +92,23 @@ Fields TrainOptions::Describe() {
         {0, int64_t{1} << 40});
   f.Add("checkpoint_every", &checkpoint_every, "steps between checkpoints; 0: at each evaluation",
         {0, int64_t{1} << 40});
+  f.Add("checkpoint_seconds", &checkpoint_seconds,
+        "seconds between checkpoints at most (the first one after 30); 0: by steps alone",
+        {0.0, 1e9});
   f.Add("log_every", &log_every, "steps between logged lines", {1, int64_t{1} << 40});
   f.Add("patience", &patience,
         "evaluations without a better metric before stopping; 0: never stop early", {0, 1 << 30});
   f.Add("final_test", &final_test, "evaluate the best model on the test split at the end");
   return f;
+}
+
+void TrainOptions::Validate() const {
+  if (steps > 0 && seconds > 0) FailUsage("give train.steps or train.seconds, not both");
+  if (seconds > 0 && seconds < 0.001)
+    FailUsage("train.seconds=", seconds, " is no time to train; give 0.001 or more");
+  if (min_lr > lr && (schedule == "cosine" || schedule == "linear"))
+    FailUsage("train.min_lr=", min_lr, " is above train.lr=", lr, ", from which ", schedule,
+              " goes down to it");
 }
 
 Trainer::Trainer(std::shared_ptr<Model> model, const Task& task, const TrainOptions& options,
@@ -98,52 +121,107 @@ Trainer::Trainer(std::shared_ptr<Model> model, const Task& task, const TrainOpti
       experiment_(experiment),
       bfloat16_(bfloat16),
       optimizer_(*model_, options.adamw) {
+  options_.Validate();
   if (options_.steps == 0 && options_.seconds == 0) options_.steps = 1000;
-  if (options_.steps > 0 && options_.seconds > 0)
-    FailUsage("give train.steps or train.seconds, not both");
-  total_steps_ = options_.steps;
+  state_.total_steps = options_.steps;
+  state_.seed = int64_t(seed_);
+  state_.experiment = experiment_;
   EnsureDirectory(folder_);
+  lock_ = std::make_unique<FileLock>(folder_ + "/lock", "the run folder " + folder_);
+  RemoveLeftovers(folder_);
 }
 
 void Trainer::Resume() {
   const auto newest = NewestCheckpoint(folder_);
   CISTERN_CHECK(newest, folder_, ": no complete checkpoint to resume from");
-  const Json t = ReadCheckpoint(*newest, *model_, optimizer_);
-  try {
-    step_ = t.at("step").get<int64_t>();
-    total_steps_ = t.at("total_steps").get<int64_t>();
-    if (options_.steps > total_steps_) total_steps_ = options_.steps;  // a longer run was asked for
-    trained_seconds_ = t.at("trained_seconds").get<double>();
-    has_best_ = t.at("has_best").get<bool>();
-    best_ = t.at("best").get<double>();
-    best_metrics_ = t.at("best_metrics");
-    evals_without_better_ = t.at("evals_without_better").get<int64_t>();
-  } catch (const nlohmann::json::exception& e) {
-    Fail(*newest, "/trainer.json is broken: ", e.what());
+  RunState state = ReadRunState(*newest);
+  const std::vector<std::string> changes = CompareRuns(experiment_, state.experiment, folder_);
+  state = ReadCheckpoint(*newest, *model_, optimizer_);
+  const Json begun = state.experiment;
+  state.experiment = experiment_;
+  state_ = std::move(state);
+  resumed_ = true;
+  for (const std::string& change : changes) Note("resumed with " + change);
+  TakeLengths(begun);
+  const std::string best = folder_ + "/model.safetensors";
+  if (!state_.has_best || state_.best_file.empty()) return;
+  std::error_code ignored;
+  CISTERN_CHECK(std::filesystem::exists(best, ignored), best, " is gone: it was the best model of ",
+                "this run so far; put it back, or begin again with another --out");
+  if (HexText(HashFile(best)) == state_.best_file) return;
+  // Better ones came after the checkpoint, and will come again, if nothing has changed.
+  const SafetensorsFile loads(best);
+  if (changes.empty()) return;
+  Note(best + " is of a later evaluation than the checkpoint; the next evaluation replaces it");
+  state_.has_best = false;
+}
+
+void Trainer::TakeLengths(const Json& begun) {
+  const auto length = [](const Json& experiment, const char* key) {
+    return experiment.value("train", Json::object()).value(key, Json());
+  };
+  if (length(begun, "steps") == length(experiment_, "steps") &&
+      length(begun, "seconds") == length(experiment_, "seconds"))
+    return;
+  if (options_.seconds > 0) {
+    if (options_.seconds <= state_.trained_seconds)
+      FailUsage(folder_, " has been trained for ", Significant(state_.trained_seconds, 4),
+                " s already; give more than that in train.seconds");
+    state_.total_steps = 0;
+    return;
+  }
+  if (options_.steps < state_.step)
+    FailUsage(folder_, " is at step ", state_.step, " already; give more in train.steps");
+  state_.total_steps = options_.steps;
+}
+
+void Trainer::Begin() {
+  if (HoldsRun(folder_))
+    FailUsage(folder_, " already holds a run; give another --out, or --resume to go on with it");
+  std::error_code error;
+  std::filesystem::directory_iterator entry(folder_, error), end;
+  for (; !error && entry != end; entry.increment(error)) {
+    const std::string name = entry->path().filename().string();
+    std::error_code ignored;
+    if (name == "metrics.jsonl" || name.starts_with("events.out.tfevents."))
+      std::filesystem::remove(entry->path(), ignored);
   }
 }
 
-ScheduleOptions Trainer::Schedule() const {
+double Trainer::Spent() const {
+  if (options_.seconds > 0) return std::min(1.0, state_.trained_seconds / options_.seconds);
+  return double(state_.step) / double(state_.total_steps);
+}
+
+int64_t Trainer::Expected() const {
+  if (options_.seconds == 0) return state_.total_steps;
+  return state_.trained_seconds > 0 ? int64_t(double(state_.step) / Spent()) : 0;
+}
+
+double Trainer::Rate() const {
+  if (options_.seconds > 0) {
+    return LearningRate(
+        TimedScheduleOptions{options_.schedule, options_.lr, options_.min_lr, options_.warmup},
+        state_.step, Spent());
+  }
   ScheduleOptions s;
   s.kind = options_.schedule;
   s.lr = options_.lr;
   s.min_lr = options_.min_lr;
-  s.steps = total_steps_ > 0 ? total_steps_ : std::numeric_limits<int64_t>::max();
+  s.steps = state_.total_steps;
   s.warmup = options_.warmup >= 1
                  ? int64_t(options_.warmup)
-                 : std::max<int64_t>(1, int64_t(options_.warmup * double(total_steps_)));
-  if (total_steps_ == 0)
-    s.warmup = options_.warmup >= 1 ? int64_t(options_.warmup)
-                                    : 1000;  // calibrating: the foot of a long warm-up
-  return s;
+                 : std::max<int64_t>(1, int64_t(options_.warmup * double(state_.total_steps)));
+  return LearningRate(s, state_.step);
 }
 
 Trainer::StepOutcome Trainer::Step() {
   model_->train();
   at::manual_seed(Philox(
       seed_, 0xd40,
-      uint64_t(step_))[0]);  // dropout is a function of (seed, step): a resumed run draws the same
-  StepOutcome out = {0, 0, LearningRate(Schedule(), step_), 0};
+      uint64_t(
+          state_.step))[0]);  // dropout is a function of (seed, step): a resumed run draws the same
+  StepOutcome out = {0, 0, Rate(), 0};
   for (int64_t micro = 0; micro < options_.accumulate; ++micro) {
     const Batch batch = batches_->Next()->To(model_->options().device());
     at::Tensor loss;
@@ -159,7 +237,7 @@ Trainer::StepOutcome Trainer::Step() {
   }
   out.grad_norm = optimizer_.Step(out.lr, options_.clip);
   if (!std::isfinite(out.grad_norm)) FailNonFinite("gradient norm", out.grad_norm);
-  ++step_;
+  ++state_.step;
   return out;
 }
 
@@ -172,16 +250,8 @@ void Trainer::FailNonFinite(const char* what, double value) {
           ? StrCat("all parameters are finite; the first gradient that is not is that of ",
                    gradient)
           : "all parameters and gradients so far are finite: it arose in this step's forward pass";
-  Fail("the ", what, " is ", value, " at step ", step_ + 1, "; ", place, ". ", Advice(folder_));
-}
-
-void Trainer::Estimate(double step_seconds) {
-  const double left = std::max(0.0, options_.seconds - trained_seconds_);
-  total_steps_ = std::max<int64_t>(step_ + 1, step_ + int64_t(left / step_seconds));
-  log_({{"event", "calibrated"},
-        {"step_seconds", step_seconds},
-        {"seconds", options_.seconds},
-        {"total_steps", total_steps_}});
+  Fail("the ", what, " is ", value, " at step ", state_.step + 1, "; ", place, ". ",
+       Advice(folder_));
 }
 
 Json Trainer::Measure(Split split, int64_t max_tokens) {
@@ -193,47 +263,72 @@ Json Trainer::Measure(Split split, int64_t max_tokens) {
 }
 
 void Trainer::Evaluate() {
-  RequireFinite(optimizer_, step_, folder_);
+  RequireFinite(*model_, optimizer_, state_.step, folder_);
   Json metrics;
   try {
     metrics = Measure(Split::kValid, options_.eval_tokens);
   } catch (const Error& e) {
-    Fail("evaluation at step ", step_, ": ", e.what(), ". ", Advice(folder_));
+    Fail("evaluation at step ", state_.step, ": ", e.what(), ". ", Advice(folder_));
   }
-  if (metrics.is_null()) return;  // a partial evaluation decides nothing
+  if (metrics.is_null()) return;  // a partial evaluation decides nothing; it is due when resumed
+  state_.evaluation_due = false;
   const double value = metrics.at(task_.metric().name).get<double>();
-  Json line = {{"event", "valid"}, {"step", step_}};
+  Json line = {{"event", "valid"}, {"step", state_.step}};
   line.update(metrics);
   log_(line);
-  const bool better =
-      !has_best_ || (task_.metric().lower_is_better ? value < best_ : value > best_);
-  evals_without_better_ = better ? 0 : evals_without_better_ + 1;
+  const bool lower = task_.metric().lower_is_better,
+             better = !state_.has_best || (lower ? value < state_.best : value > state_.best);
+  state_.evals_without_better = better ? 0 : state_.evals_without_better + 1;
   if (better && std::isfinite(value)) {
-    has_best_ = true;
-    best_ = value;
-    best_metrics_ = metrics;
-    SaveModel(*model_, folder_);
+    state_.has_best = true;
+    state_.best = value;
+    state_.best_metrics = metrics;
+    SaveBest();
   }
+}
+
+void Trainer::SaveBest() {
+  lock_->Check();
+  SaveModel(*model_, folder_);
+  state_.best_file = HexText(HashFile(folder_ + "/model.safetensors"));
 }
 
 void Trainer::SaveCheckpoint() {
-  RequireFinite(optimizer_, step_, folder_);
-  WriteCheckpoint(folder_, step_, *model_, optimizer_,
-                  {{"step", step_},
-                   {"total_steps", total_steps_},
-                   {"trained_seconds", trained_seconds_},
-                   {"has_best", has_best_},
-                   {"best", best_},
-                   {"best_metrics", best_metrics_},
-                   {"evals_without_better", evals_without_better_},
-                   {"seed", seed_}});
+  lock_->Check();
+  RequireFinite(*model_, optimizer_, state_.step, folder_);
+  lines_->Sync();
+  state_.log_bytes = lines_->Bytes();
+  WriteCheckpoint(folder_, *model_, optimizer_, state_);
+  last_save_ = Now();
+  ++saves_;
+}
+
+bool Trainer::OutOfPatience() const {
+  return options_.patience > 0 && state_.evals_without_better >= options_.patience;
+}
+
+void Trainer::LogStep(const StepOutcome& last) {
+  const double rate = double(state_.window_tokens) / state_.window_seconds;
+  if (state_.step - first_step_ > 3 || rates_.empty()) rates_.push_back(rate);
+  log_({{"event", "step"},
+        {"step", state_.step},
+        {"loss", state_.window_loss / double(state_.window_steps)},
+        {"lr", last.lr},
+        {"grad_norm", last.grad_norm},
+        {"tokens_per_s", rate},
+        {"seconds", state_.trained_seconds}});
+  state_.window_seconds = state_.window_loss = 0;
+  state_.window_tokens = state_.window_steps = 0;
 }
 
 TrainResult Trainer::Run() {
-  JsonlWriter jsonl(folder_ + "/metrics.jsonl");
+  if (!resumed_) Begin();
+  lines_ = std::make_unique<JsonlWriter>(folder_ + "/metrics.jsonl");
+  if (resumed_ && !lines_->Cut(state_.log_bytes))
+    Note(folder_ + "/metrics.jsonl lacks lines from before the checkpoint");
   TfEventsWriter events(folder_);
   log_ = [&](const Json& line) {
-    jsonl.Write(line);
+    lines_->Write(line);
     const std::string group = line.at("event") == "valid" ? "valid/" : "train/";
     if (!line.contains("step")) return;
     for (const auto& [key, value] : line.items()) {
@@ -241,101 +336,97 @@ TrainResult Trainer::Run() {
         events.AddScalar(group + key, value.get<double>(), line["step"].get<int64_t>());
     }
   };
-  WriteFileAtomically(folder_ + "/experiment.json", experiment_.dump(2) + "\n");
+  WriteFileAtomically(folder_ + "/experiment.json", JsonFileText(experiment_));
   task_.SaveAssets(folder_);
   batches_ = std::make_unique<Prefetcher<Batch>>(
-      [this, index = step_ * options_.accumulate]() mutable {
+      [this, index = state_.step * options_.accumulate]() mutable {
         return std::optional(task_.TrainBatch(seed_, index++, options_.batch));
       },
       4);
   ResetPeakMemory();
   const CpuShare share;
-  ProgressBar bar({total_steps_, "train", "steps", step_, 0});
-  std::vector<double> rates, calibration;
-  double window_seconds = 0, window_loss = 0;
-  int64_t window_tokens = 0, window_steps = 0;
-  const int64_t first_step = step_;
-  while (total_steps_ == 0 || step_ < total_steps_) {
-    const double begin = Now();
-    const StepOutcome out = Step();
-    const double seconds = Now() - begin;
-    trained_seconds_ += seconds;
-    if (total_steps_ == 0) {
-      // The first steps warm caches and threads up: they count as time, not as a measure.
-      if (step_ > 3) calibration.push_back(seconds);
-      if (calibration.size() >= 8 &&
-          (trained_seconds_ > kEstimates[0] * options_.seconds || calibration.size() >= 200)) {
-        Estimate(std::accumulate(calibration.begin(), calibration.end(), 0.0) /
-                 double(calibration.size()));
-      }
-      if (trained_seconds_ >= options_.seconds && total_steps_ == 0) total_steps_ = step_;
-    } else if (options_.seconds > 0 && step_ < total_steps_ &&
-               std::any_of(std::begin(kEstimates), std::end(kEstimates), [&](double share) {
-                 return trained_seconds_ >= share * options_.seconds &&
-                        trained_seconds_ - seconds < share * options_.seconds;
-               })) {
-      Estimate(trained_seconds_ / double(step_));
-    }
-    bar.SetTotal(total_steps_);
-    window_seconds += seconds;
-    window_tokens += out.tokens;
-    window_loss += out.loss;
-    if (++window_steps == options_.log_every || step_ == total_steps_) {
-      const double rate = double(window_tokens) / window_seconds;
-      if (step_ - first_step > 3 || rates.empty()) rates.push_back(rate);
-      log_({{"event", "step"},
-            {"step", step_},
-            {"loss", window_loss / double(window_steps)},
-            {"lr", out.lr},
-            {"grad_norm", out.grad_norm},
-            {"tokens_per_s", rate},
-            {"seconds", trained_seconds_}});
-      window_seconds = window_loss = 0;
-      window_tokens = window_steps = 0;
-    }
-    bar.Update(step_, "loss " + Significant(out.loss, 4) +
-                          (has_best_ ? "  best " + task_.metric().name + " " + Significant(best_, 4)
-                                     : ""));
-    const int64_t every =
-        options_.eval_every > 0 ? options_.eval_every : std::max<int64_t>(1, total_steps_ / 10);
-    const bool last = total_steps_ > 0 && step_ >= total_steps_;
-    const bool evaluate = total_steps_ > 0 && (step_ % every == 0 || last);
-    if (evaluate && !Interrupted()) Evaluate();
-    const bool checkpoint =
-        options_.checkpoint_every > 0 ? step_ % options_.checkpoint_every == 0 : evaluate;
-    if (checkpoint || last || Interrupted()) SaveCheckpoint();
+  ProgressBar bar({Expected(), "train", "steps", state_.step, 0});
+  first_step_ = state_.step;
+  last_save_ = Now();
+  // A run that has begun can be resumed: the first checkpoint comes before the first step.
+  bool save = !resumed_ || state_.evaluation_due;
+  for (;;) {
+    if (state_.evaluation_due && !Interrupted()) Evaluate();
+    if (save || Interrupted()) SaveCheckpoint();
     if (Interrupted()) break;
-    if (options_.patience > 0 && evals_without_better_ >= options_.patience) {
+    if (OutOfPatience()) {
       log_({{"event", "stopped"},
-            {"step", step_},
+            {"step", state_.step},
             {"why", "no better metric in " + std::to_string(options_.patience) + " evaluations"}});
       break;
     }
+    if (Spent() >= 1) break;
+    const double begin = Now(), spent = Spent();
+    const StepOutcome out = Step();
+    const double seconds = Now() - begin;
+    state_.trained_seconds += seconds;
+    bar.SetTotal(Expected());
+    const bool last = Spent() >= 1;
+    state_.window_seconds += seconds;
+    state_.window_tokens += out.tokens;
+    state_.window_loss += out.loss;
+    if (++state_.window_steps >= options_.log_every || last) LogStep(out);
+    bar.Update(state_.step, "loss " + Significant(out.loss, 4) +
+                                (state_.has_best ? "  best " + task_.metric().name + " " +
+                                                       Significant(state_.best, 4)
+                                                 : ""));
+    const auto tenth = [](double share) { return int64_t(10 * share); };
+    if (options_.eval_every > 0) {
+      state_.evaluation_due = state_.step % options_.eval_every == 0;
+    } else if (options_.seconds > 0) {
+      state_.evaluation_due = tenth(Spent()) > tenth(spent);
+    } else {
+      state_.evaluation_due = state_.step % std::max<int64_t>(1, state_.total_steps / 10) == 0;
+    }
+    state_.evaluation_due = state_.evaluation_due || last;
+    save = last || (options_.checkpoint_every > 0 ? state_.step % options_.checkpoint_every == 0
+                                                  : state_.evaluation_due);
+    const double longest = saves_ <= 1 ? std::min(kFirstCheckpoint, options_.checkpoint_seconds)
+                                       : options_.checkpoint_seconds;
+    save = save || (longest > 0 && Now() - last_save_ >= longest);
   }
   bar.Finish();
   TrainResult result;
-  result.steps = step_;
+  result.steps = state_.step;
   result.parameters = model_->ParameterCount();
-  result.seconds = trained_seconds_;
-  if (rates.empty() && window_steps > 0)
-    rates.push_back(double(window_tokens) / window_seconds);  // interrupted before the first line
-  result.tokens_per_second = Median(rates);
+  result.seconds = state_.trained_seconds;
+  if (rates_.empty() && state_.window_steps > 0 && state_.window_seconds > 0)
+    rates_.push_back(double(state_.window_tokens) /
+                     state_.window_seconds);  // before the first line
+  result.tokens_per_second = Median(rates_);
   result.peak_bytes = PeakBytes();
   result.cpu_share = share.Value();
-  result.valid = best_metrics_;
+  result.valid = state_.best_metrics;
   result.interrupted = Interrupted();
-  if (!result.interrupted && has_best_) LoadWeights(*model_, folder_ + "/model.safetensors");
-  if (!result.interrupted && options_.final_test) {
-    result.test = Measure(Split::kTest, 0);
-    result.interrupted = result.test.is_null();
-    if (!result.interrupted) {
-      Json line = {{"event", "test"}};
-      line.update(result.test);
-      log_(line);
-    }
-  }
-  if (!has_best_) SaveModel(*model_, folder_);
+  if (!state_.has_best) SaveBest();
+  if (!result.interrupted) FinalTest(&result);
+  lock_->Check();
   return result;
+}
+
+void Trainer::FinalTest(TrainResult* result) {
+  const std::string best = folder_ + "/model.safetensors";
+  if (state_.has_best) {
+    CISTERN_CHECK(HexText(HashFile(best)) == state_.best_file, best,
+                  " is not the best model that this run saved: another program has changed it");
+    LoadWeights(*model_, best);
+  }
+  if (!options_.final_test) return;
+  const Json metrics = Measure(Split::kTest, 0);
+  if (metrics.is_null()) {  // a part of the test split is no result; --resume tests again
+    result->interrupted = true;
+    return;
+  }
+  result->test = metrics;
+  Json line = {{"event", "test"}};
+  line.update(metrics);
+  log_(line);
+  lines_->Sync();
 }
 
 }  // namespace cistern

@@ -6,33 +6,40 @@
 //   asked for, defaults included metrics.jsonl, events.out.*      every logged step and evaluation,
 //   for people and for TensorBoard checkpoint-<step>/               the newest complete checkpoint:
 //   model, optimizer, trainer.json (written last)
-#include <atomic>
 #include <functional>
+#include <memory>
 #include <string>
+#include <vector>
 
+#include "cistern/base/interrupt.h"
 #include "cistern/data/prefetch.h"
+#include "cistern/io/file_lock.h"
+#include "cistern/io/jsonl.h"
 #include "cistern/tasks/task.h"
 #include "cistern/train/optimizer.h"
+#include "cistern/train/run_state.h"
 #include "cistern/train/schedule.h"
 
 namespace cistern {
 
 struct TrainOptions {
   int64_t steps = 0;   // updates; 0 with seconds = 0: 1,000
-  double seconds = 0;  // a budget of training time (evaluation not counted), turned into steps
-                       // after a short calibration
+  double seconds = 0;  // a budget of training time, evaluation not counted
   int64_t batch = 8, accumulate = 1;
   double lr = 4e-3, min_lr = 0,
          warmup = 0.05;  // warm-up: steps when >= 1, a share of the run below 1
   std::string schedule = "cosine";
   AdamWOptions adamw;
   double clip = 1.0, label_smoothing = 0;
-  int64_t eval_every = 0;        // steps; 0: ten times a run
-  int64_t eval_tokens = 0;       // of the validation split at each evaluation; 0: all rows
-  int64_t checkpoint_every = 0;  // steps; 0: at each evaluation
-  int64_t log_every = 20;        // steps
-  int64_t patience = 0;          // evaluations without a better metric before stopping; 0: never
-  bool final_test = true;        // evaluates the best model on the test split at the end
+  int64_t eval_every = 0;           // steps; 0: ten times a run
+  int64_t eval_tokens = 0;          // of the validation split at each evaluation; 0: all rows
+  int64_t checkpoint_every = 0;     // steps; 0: at each evaluation
+  double checkpoint_seconds = 600;  // between checkpoints at most; 0: by steps alone
+  int64_t log_every = 20;           // steps
+  int64_t patience = 0;             // evaluations without a better metric before stopping; 0: never
+  bool final_test = true;           // evaluates the best model on the test split at the end
+  // What single fields cannot say; UsageError names the keys. Call after reading.
+  void Validate() const;
   Fields Describe();
 };
 
@@ -46,17 +53,17 @@ struct TrainResult {
   bool interrupted = false;
 };
 
-// The flag that Ctrl-C sets (main installs the handler; a second Ctrl-C ends the process).
-std::atomic<bool>& Interrupted();
-void InstallInterruptHandler();
-
 class Trainer {
  public:
-  // resume: goes on from the newest checkpoint in `folder`; otherwise the folder must not hold a
-  // run.
+  // Locks the folder for as long as the trainer lives: an Error where another process has it.
   Trainer(std::shared_ptr<Model> model, const Task& task, const TrainOptions& options,
           uint64_t seed, const std::string& folder, const Json& experiment, bool bfloat16);
+  // Goes on from the newest checkpoint in the folder; without it the folder must not hold a run.
+  // UsageError where the experiment is another than the one that the run was begun with
+  // (CompareRuns); what may change is taken, with a note.
   void Resume();
+  // Error, naming the place, where numbers are no longer finite, a file cannot be written, or the
+  // folder is gone; what was saved before stays.
   TrainResult Run();
 
  private:
@@ -65,11 +72,18 @@ class Trainer {
     int64_t tokens;
   };
   StepOutcome Step();
-  void Estimate(double step_seconds);  // total_steps_ from the time that is left
-  ScheduleOptions Schedule() const;
+  double Rate() const;       // of the next update
+  double Spent() const;      // the share of the budget that is spent, of steps or of time
+  int64_t Expected() const;  // steps of the whole run at the speed so far; 0: not known
   Json Measure(Split split, int64_t max_tokens);  // metrics; null: interrupted
+  void TakeLengths(const Json& begun);  // of a resumed run, where others are asked for now
+  void Begin();                         // a folder without a run: what an aborted one left goes
   void Evaluate();
   void SaveCheckpoint();
+  void SaveBest();
+  void LogStep(const StepOutcome& last);
+  bool OutOfPatience() const;
+  void FinalTest(TrainResult* result);
   [[noreturn]] void FailNonFinite(const char* what, double value);
 
   std::shared_ptr<Model> model_;
@@ -78,28 +92,24 @@ class Trainer {
   uint64_t seed_;
   std::string folder_;
   Json experiment_;
-  bool bfloat16_;
+  bool bfloat16_, resumed_ = false;
   AdamW optimizer_;
-  int64_t step_ = 0, total_steps_ = 0, warmup_steps_ = 0, evals_without_better_ = 0;
-  double trained_seconds_ = 0, best_ = 0;
-  bool has_best_ = false;
-  Json best_metrics_;
+  RunState state_;
+  std::unique_ptr<FileLock> lock_;
+  std::unique_ptr<JsonlWriter> lines_;
+  std::vector<double> rates_;  // tokens per second of each logged window
+  double last_save_ = 0;       // by the clock
+  int64_t saves_ = 0, first_step_ = 0;
   std::function<void(const Json&)> log_;
   std::unique_ptr<Prefetcher<Batch>> batches_;  // made on a thread of their own, a few ahead
 };
 
-// Bytes a training step will need at most, estimated from the configuration, and what the machine
-// has to give. `source`: tokens of each source of an encoder_decoder, where `length` is that of the
-// targets; 0: as many.
+// Bytes a training step will need at most, estimated from the configuration. `source`: tokens of
+// each source of an encoder_decoder, where `length` is that of the targets; 0: as many. `bytes`: of
+// a number, 8 in float64.
 int64_t EstimateTrainingBytes(const ModelConfig& config, int64_t rows, int64_t length,
-                              int64_t source = 0);
-int64_t AvailableBytes();
-// UsageError with the estimate when it does not fit.
-void CheckMemory(const ModelConfig& config, int64_t rows, int64_t length);
-
-// Resident memory of this process, now and at its highest since ResetPeakMemory.
-int64_t ResidentBytes();
-int64_t PeakBytes();
-void ResetPeakMemory();
+                              int64_t source = 0, int64_t bytes = 4);
+// UsageError with the estimate when it does not fit what is available (base/memory.h).
+void CheckMemory(const ModelConfig& config, int64_t rows, int64_t length, int64_t bytes = 4);
 
 }  // namespace cistern

@@ -1,6 +1,6 @@
-#include <csignal>
+#include "cistern/base/interrupt.h"
 
-#include "cistern/train/trainer.h"
+#include <csignal>
 
 namespace cistern {
 
@@ -13,10 +13,13 @@ void InstallInterruptHandler() {
   Interrupted();  // made before a signal can arrive
   struct sigaction action = {};
   action.sa_handler = [](int) { Interrupted() = true; };
-  action.sa_flags =
-      int(SA_RESETHAND);  // the second Ctrl-C has the default effect: it ends the process
+  action.sa_flags = int(SA_RESETHAND);  // the second has the default effect
   sigaction(SIGINT, &action, nullptr);
   sigaction(SIGTERM, &action, nullptr);
+  // A terminal that closes; what nohup started goes on as it asked to.
+  struct sigaction before = {};
+  sigaction(SIGHUP, nullptr, &before);
+  if (before.sa_handler != SIG_IGN) sigaction(SIGHUP, &action, nullptr);
 }
 
 }  // namespace cistern

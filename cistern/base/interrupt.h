@@ -1,0 +1,14 @@
+#pragma once
+// The flag that Ctrl-C, SIGTERM and SIGHUP set: long work looks at it, finishes what it is at and
+// saves.
+#include <atomic>
+
+namespace cistern {
+
+std::atomic<bool>& Interrupted();
+
+// From now on the first of these signals sets the flag; a second one of the same kind ends the
+// process.
+void InstallInterruptHandler();
+
+}  // namespace cistern

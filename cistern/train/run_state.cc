@@ -1,0 +1,130 @@
+#include "cistern/train/run_state.h"
+
+#include <algorithm>
+#include <iterator>
+#include <limits>
+#include <map>
+
+#include "cistern/base/error.h"
+#include "cistern/base/hash.h"
+#include "cistern/io/json_text.h"
+
+namespace cistern {
+namespace {
+
+constexpr char kChecksum[] = "checksum";
+
+// Of [train]; all but the rate and the schedule leave the weights of each step as they are.
+constexpr std::string_view kMayChange[] = {
+    "steps",      "seconds",     "lr",        "min_lr",   "schedule",         "warmup",
+    "eval_every", "eval_tokens", "log_every", "patience", "checkpoint_every", "checkpoint_seconds",
+    "final_test"};
+// Of [task], at any depth: where the data lie. What they are is compared by its hash.
+constexpr std::string_view kPlaces[] = {"text", "data", "cache"};
+
+bool In(const auto& list, std::string_view name) {
+  return std::find(std::begin(list), std::end(list), name) != std::end(list);
+}
+
+std::string Shown(const Json& json) {
+  const std::string line = JsonLine(json);
+  return line.size() > 60 ? line.substr(0, 57) + "..." : line;
+}
+
+// "model.attention_options.latte.latents" -> value, for every value that is no object.
+void Flatten(const std::string& prefix, const Json& json, std::map<std::string, Json>* out) {
+  for (const auto& [key, value] : json.items()) {
+    if (value.is_object() && !value.empty()) {
+      Flatten(prefix + key + ".", value, out);
+    } else {
+      (*out)[prefix + key] = value;
+    }
+  }
+}
+
+}  // namespace
+
+Fields RunState::Describe() {
+  constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
+  Fields f;
+  f.Add("step", &step, "updates done", {0, kMost});
+  f.Add("total_steps", &total_steps, "updates of the run; 0: not known yet", {0, kMost});
+  f.Add("trained_seconds", &trained_seconds, "time of them", {0.0, 1e12});
+  f.Add("has_best", &has_best, "there is a best model");
+  f.Add("best", &best, "its metric");
+  f.Add("best_metrics", &best_metrics, "all of its metrics");
+  f.Add("best_file", &best_file, "XXH64 of its file");
+  f.Add("evals_without_better", &evals_without_better, "evaluations since then", {0, kMost});
+  f.Add("evaluation_due", &evaluation_due, "the evaluation of this step was interrupted");
+  f.Add("window_loss", &window_loss, "sum since the last logged line");
+  f.Add("window_seconds", &window_seconds, "sum since the last logged line", {0.0, 1e12});
+  f.Add("window_tokens", &window_tokens, "sum since the last logged line", {0, kMost});
+  f.Add("window_steps", &window_steps, "steps since the last logged line", {0, kMost});
+  f.Add("log_bytes", &log_bytes, "length of metrics.jsonl", {0, kMost});
+  f.Add("seed", &seed, "of the run", {0, kMost});
+  f.Add("experiment", &experiment, "what was asked for");
+  return f;
+}
+
+std::string RunStateText(RunState state) {
+  Json json = state.Describe().Write();
+  json[kChecksum] = HexText(XxHash64(JsonLine(json)));
+  return JsonFileText(json);
+}
+
+RunState ParseRunState(std::string_view text, const std::string& name) {
+  Json json = ParseJson(text, name);
+  CISTERN_CHECK(json.is_object() && json.contains("step") && json.contains("total_steps") &&
+                    json.contains(kChecksum),
+                name, ": step, total_steps or ", kChecksum,
+                " is missing; the file is broken, or of an older cistern");
+  const Json found = json[kChecksum];
+  json.erase(kChecksum);
+  CISTERN_CHECK(found == HexText(XxHash64(JsonLine(json))), name,
+                ": the contents do not fit their checksum; the file is corrupt");
+  RunState state;
+  try {
+    state.Describe().Read(json, name);
+  } catch (const UsageError& e) {
+    throw Error(e.what());  // a file of ours, not a configuration
+  }
+  CISTERN_CHECK(state.total_steps == 0 || state.step <= state.total_steps, name, ": step ",
+                state.step, " is beyond total_steps ", state.total_steps);
+  return state;
+}
+
+std::vector<std::string> CompareRuns(const Json& asked, const Json& begun, const std::string& run) {
+  std::map<std::string, Json> now, before;
+  Flatten("", asked, &now);
+  Flatten("", begun, &before);
+  std::vector<std::string> changes, data;  // data: keys that differ, the hash first
+  for (const auto& [key, value] : now) {
+    const auto old = before.find(key);
+    if (old != before.end() && old->second == value) continue;
+    const std::string group = key.substr(0, key.find('.')), name = key.substr(key.rfind('.') + 1);
+    if (key == "data.notes" || (group == "data" && In(kPlaces, name))) continue;
+    const Json was = old == before.end() ? Json() : old->second;
+    if (group == "environment" || (group == "train" && In(kMayChange, name)) ||
+        (group == "task" && In(kPlaces, name))) {
+      changes.push_back(StrCat(key, "=", Shown(value), " (it was ", Shown(was), ")"));
+      continue;
+    }
+    // An option that the program that began the run did not have yet.
+    if (old == before.end() && group != "data") continue;
+    if (group == "data") {
+      data.insert(name == "xxh64" ? data.begin() : data.end(), key);
+      continue;
+    }
+    FailUsage(run, " was begun with ", key, "=", Shown(was), ", and ", Shown(value),
+              " is asked for now: that is another run; leave it away, or give another --out");
+  }
+  if (!data.empty()) {
+    const auto old = before.find(data[0]);
+    FailUsage(run, " was begun with other data: ", data[0].substr(5), " is ", Shown(now[data[0]]),
+              " now and was ", Shown(old == before.end() ? Json() : old->second),
+              "; put the data back as they were, or give another --out for a new run");
+  }
+  return changes;
+}
+
+}  // namespace cistern
