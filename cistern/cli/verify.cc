@@ -364,7 +364,7 @@ void AddVerify(CLI::App& app, Run& run) {
   sub->add_option("--lengths", c->lengths, "sequence lengths that the definition is compared at")
       ->delimiter(',')
       ->type_name("N,...");
-  sub->add_flag("--quick", c->quick, "within a minute (the default)");
+  sub->add_flag("--quick", c->quick, "one to two minutes on one core (the default)");
   sub->add_flag("--full", c->full,
                 "longer sequences, a cut at every point, many more random shapes");
   sub->add_option("--model", c->folder,
