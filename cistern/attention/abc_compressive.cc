@@ -42,7 +42,8 @@ Fields AbcCompressiveMechanism::Describe(Options& options) {
         "tokens pooled into a slot (c); 0 takes max_length / slots, rounded up", {0, 1 << 24});
   f.Add(
       "divisor", &options.divisor,
-      "of a slot's sum: the count of tokens so far, or the ratio c also while a slot fills (P003)",
+      "of a slot's sum: the count of tokens so far, or the ratio c also while a slot fills (P003) "
+      "and where the last one, which takes all tokens beyond n c, holds more than c",
       {"count", "ratio"});
   return f;
 }

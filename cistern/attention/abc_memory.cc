@@ -7,6 +7,7 @@
 
 #include "cistern/attention/definition.h"
 #include "cistern/attention/token_positions.h"
+#include "cistern/ops/finite.h"
 
 namespace cistern {
 
@@ -68,12 +69,13 @@ at::Tensor AbcMechanism::ReadWeights(const at::Tensor& matched, const at::Tensor
   return factor.defined() ? p * factor : p;
 }
 
-at::Tensor AbcMechanism::Extend(const std::vector<at::Tensor>& x, State& state,
-                                const ops::Mask& mask) {
+at::Tensor AbcMechanism::DoExtend(const std::vector<at::Tensor>& x, State& state,
+                                  const ops::Mask& mask) {
   const at::Tensor z = state["z"], s = LogWeights(x, Positions(x[1], state, mask));
   // Where each token writes all slots, one that reads has itself been written to all of them: no
-  // slot is empty.
-  const bool want_z = weights_ != Weights::kEverySlot && (masked_ || HoldsSums());
+  // slot is empty. A log-weight of -inf leaves a slot out.
+  const bool want_z =
+      (masked_ || HoldsSums()) && !(weights_ == Weights::kEverySlot && ops::AllFinite(s));
   ops::SlotResult matched = ops::SlotMatch(x[0], s, x[1], {state["key_memory"], z}, mask, want_z);
   ops::SlotResult result = ops::SlotRead(ReadWeights(matched.out, matched.z_out), s, x[2],
                                          {state["value_memory"], z}, mask);
@@ -83,7 +85,7 @@ at::Tensor AbcMechanism::Extend(const std::vector<at::Tensor>& x, State& state,
   return result.out;
 }
 
-void AbcMechanism::Write(const std::vector<at::Tensor>& x, State& state, const ops::Mask& mask) {
+void AbcMechanism::DoWrite(const std::vector<at::Tensor>& x, State& state, const ops::Mask& mask) {
   WriteWith(LogWeights(x, Positions(x[1], state, mask)), x, state, mask);
 }
 

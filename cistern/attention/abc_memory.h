@@ -17,8 +17,9 @@ class AbcMechanism : public Mechanism {
   // key_memory, value_memory [B,H,n,d], z [B,H,n]; count [B] int64 (tokens of the document so far)
   // where weights depend on the position.
   State EmptyState(int64_t batch, const at::TensorOptions& options) const override;
-  at::Tensor Extend(const std::vector<at::Tensor>& x, State& state, const ops::Mask& mask) override;
-  void Write(const std::vector<at::Tensor>& x, State& state, const ops::Mask& mask) override;
+  at::Tensor DoExtend(const std::vector<at::Tensor>& x, State& state,
+                      const ops::Mask& mask) override;
+  void DoWrite(const std::vector<at::Tensor>& x, State& state, const ops::Mask& mask) override;
   at::Tensor Read(const std::vector<at::Tensor>& x, const State& state) override;
   at::Tensor Definition(Form form, const std::vector<at::Tensor>& queries,
                         const std::vector<at::Tensor>& x) const override;
@@ -27,7 +28,7 @@ class AbcMechanism : public Mechanism {
 
  protected:
   enum class Weights {
-    kEverySlot,   // finite log-weights: each token writes all slots
+    kEverySlot,   // each token writes all slots, but those whose log-weight is -inf
     kSomeSlots,   // of the token alone
     kByPosition,  // of its position in the document too
   };

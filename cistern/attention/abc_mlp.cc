@@ -37,8 +37,11 @@ const MechanismInfo& abc_mlp_mechanism() {
 Fields AbcMlpMechanism::Describe(Options& options) {
   Fields f;
   DescribeMemory(f, options.memory);
-  f.Add("activation", &options.activation,
-        "makes write weights of the control: exp, relu or sigmoid", {"exp", "relu", "sigmoid"});
+  f.Add(
+      "activation", &options.activation,
+      "makes write weights of the control: exp, relu or sigmoid. No floor is added to them: where "
+      "relu gives 0, and where a control is -inf, nothing is written",
+      {"exp", "relu", "sigmoid"});
   f.Add("shared_heads", &options.shared_heads,
         "one control for all heads, of n channels in place of n per head");
   f.Add("tied", &options.tied,
@@ -73,7 +76,10 @@ at::Tensor AbcMlpMechanism::LogWeights(const std::vector<at::Tensor>& x, const a
 
 at::Tensor AbcMlpMechanism::DefinedWeights(Form, const std::vector<at::Tensor>& seen) const {
   const at::Tensor control = shared_heads_ ? seen[3].repeat({1, dims().heads, 1, 1}) : seen[3];
-  if (activation_ == "exp") return at::softmax(control, 2).transpose(2, 3);
+  if (activation_ == "exp") {
+    const at::Tensor never = at::isneginf(control).all(2, true);
+    return at::softmax(control.masked_fill(never, 0.0), 2).masked_fill(never, 0.0).transpose(2, 3);
+  }
   const at::Tensor alpha = activation_ == "relu" ? at::relu(control) : at::sigmoid(control);
   const at::Tensor sum = alpha.sum({2}, true);
   return (alpha / sum.masked_fill(sum == 0, 1.0)).transpose(2, 3);

@@ -37,7 +37,10 @@ Fields AbcRandomMechanism::Describe(Options& options) {
   Fields f;
   DescribeMemory(f, options.memory);
   f.Add("mean", &options.mean, "slots hold the mean of what was written, in place of the sum");
-  f.Add("seed", &options.seed, "of the draws in evaluation", {0});
+  f.Add("seed", &options.seed,
+        "of the draws in evaluation, which depend on the layer, the head and the position alone: "
+        "the forms of one core draw alike, a cross-attention layer of a model draws its own",
+        {0});
   return f;
 }
 

@@ -140,6 +140,37 @@ TEST(AbcMlp, ReluGradientsAreFiniteAtZero) {
   }
 }
 
+// A control of -inf writes nothing into its slot: one that nobody has written is empty in every
+// form.
+TEST(AbcMlp, ControlsOfMinusInfinityWriteNothing) {
+  const int64_t T = 15;
+  for (const char* empty : {"masked", "take_part"}) {
+    const auto m = Make("abc_mlp", Json{{"slots", 4}, {"empty_slots", empty}});
+    at::manual_seed(12);
+    auto x = Inputs(*m, 2, T), queries = Inputs(*m, 2, 3);
+    x[3].select(3, 0).fill_(-kInf);                                  // never written
+    x[3].select(3, 1).narrow(2, 0, 9).fill_(-kInf);                  // from token 9 on
+    x[3].select(3, 2).narrow(1, 1, 1).narrow(2, 3, 4).fill_(-kInf);  // left out for a while
+    const at::Tensor causal = m->Definition(Form::kCausal, x, x),
+                     whole = m->Definition(Form::kBidirectional, x, x),
+                     cross = m->Definition(Form::kCross, queries, x);
+    EXPECT_TRUE(causal.isfinite().all().item<bool>());
+    for (const ops::Impl impl : kImpls) {
+      ops::ImplScope scope(impl);
+      const std::string what = std::string(empty) + " " + ops::ImplName(impl);
+      ExpectClose(ExtendPieces(*m, x, {0, T}), causal, 1e-12, what + " causal");
+      ExpectClose(ExtendPieces(*m, x, {0, 4, 11, T}), causal, 1e-12, what + " pieces");
+      ExpectClose(ExtendPieces(*m, x, EachToken(T)), causal, 1e-12, what + " token by token");
+      ExpectClose(m->Bidirectional(x, {}), whole, 1e-12, what + " bidirectional");
+      ExpectClose(Cross(*m, queries, x), cross, 1e-12, what + " cross");
+      const auto leaves = Leaves(x);
+      for (const at::Tensor& g :
+           Gradients(ExtendPieces(*m, leaves, {0, 4, T}).square().sum(), leaves))
+        EXPECT_TRUE(g.isfinite().all().item<bool>()) << what;
+    }
+  }
+}
+
 TEST(AbcMlp, OneControlServesAllHeads) {
   const auto shared = Make("abc_mlp", Json{{"slots", 4}, {"shared_heads", true}}),
              own = Make("abc_mlp", Json{{"slots", 4}});

@@ -211,7 +211,7 @@ at::Tensor ConvLunaMechanism::Filter(const at::Tensor& x,
   return y.unflatten(2, {dims().heads, Width()}).transpose(1, 2);
 }
 
-at::Tensor ConvLunaMechanism::Pack(const std::vector<at::Tensor>& x, const ops::Mask& mask) {
+at::Tensor ConvLunaMechanism::DoPack(const std::vector<at::Tensor>& x, const ops::Mask& mask) {
   const int64_t batch = x[1].size(0), length = x[1].size(2);
   CISTERN_CHECK(options_.mask == "tokens" || FilteredLength(length) >= 1 || length == 0, "[",
                 info().name, "] a filter of ", options_.kernel,
@@ -229,8 +229,8 @@ at::Tensor ConvLunaMechanism::Pack(const std::vector<at::Tensor>& x, const ops::
                                filtered);
 }
 
-at::Tensor ConvLunaMechanism::Unpack(const std::vector<at::Tensor>& x,
-                                     const std::vector<at::Tensor>& packed, const ops::Mask&) {
+at::Tensor ConvLunaMechanism::DoUnpack(const std::vector<at::Tensor>& x,
+                                       const std::vector<at::Tensor>& packed, const ops::Mask&) {
   ops::SoftmaxOptions options;
   options.dropout = Dropout();
   options.scale = options_.unpack_scale == "unit" ? 1 : 0;

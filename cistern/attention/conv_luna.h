@@ -30,14 +30,15 @@ class ConvLunaMechanism : public MemoryMechanism {
 
   std::vector<Projection> Projections() const override;
   PackedOutput packed_output() const override { return PackedOutput::kShared; }
-  at::Tensor Pack(const std::vector<at::Tensor>& x, const ops::Mask& mask) override;
-  at::Tensor Unpack(const std::vector<at::Tensor>& x, const std::vector<at::Tensor>& packed,
-                    const ops::Mask& mask) override;
+  at::Tensor DoPack(const std::vector<at::Tensor>& x, const ops::Mask& mask) override;
+  at::Tensor DoUnpack(const std::vector<at::Tensor>& x, const std::vector<at::Tensor>& packed,
+                      const ops::Mask& mask) override;
   at::Tensor Definition(Form form, const std::vector<at::Tensor>& queries,
                         const std::vector<at::Tensor>& x) const override;
 
  protected:
   static Fields DescribeAll(Options& options, bool filter, bool temperature);
+  bool SeesPadding() const override { return options_.mask == "none"; }
 
  private:
   // [B,H,T,d] -> [B,H,T',d], or x itself where K = 1 and S = 1.

@@ -68,9 +68,9 @@ State EfficientMechanism::EmptyState(int64_t batch, const at::TensorOptions& opt
   return state;
 }
 
-at::Tensor EfficientMechanism::Extend(const std::vector<at::Tensor>& x, State& state,
-                                      const ops::Mask& mask) {
-  if (!scaling_) return LatteMechanism::Extend(x, state, mask);
+at::Tensor EfficientMechanism::DoExtend(const std::vector<at::Tensor>& x, State& state,
+                                        const ops::Mask& mask) {
+  if (!scaling_) return LatteMechanism::DoExtend(x, state, mask);
   const ops::SumResult result = ops::SumRead(x[0], x[1], x[2], state["memory"], mask);
   state["memory"] = result.memory;
   if (!by_length_) return result.out / double(x[0].size(3));
@@ -79,9 +79,9 @@ at::Tensor EfficientMechanism::Extend(const std::vector<at::Tensor>& x, State& s
   return result.out / (positions + 1).unsqueeze(1).unsqueeze(-1).to(result.out.scalar_type());
 }
 
-void EfficientMechanism::Write(const std::vector<at::Tensor>& x, State& state,
-                               const ops::Mask& mask) {
-  if (!scaling_) return LatteMechanism::Write(x, state, mask);
+void EfficientMechanism::DoWrite(const std::vector<at::Tensor>& x, State& state,
+                                 const ops::Mask& mask) {
+  if (!scaling_) return LatteMechanism::DoWrite(x, state, mask);
   state["memory"] = ops::SumWrite(x[1], x[2], state["memory"], mask);
   if (by_length_)
     state["count"] =

@@ -21,8 +21,9 @@ class EfficientMechanism : public LatteMechanism {
   // softmax: memory [B,H,d,d], z [B,H,d]. scaling: memory [B,H,d,d] in double, and count [B] int64
   // where it divides by the length.
   State EmptyState(int64_t batch, const at::TensorOptions& options) const override;
-  at::Tensor Extend(const std::vector<at::Tensor>& x, State& state, const ops::Mask& mask) override;
-  void Write(const std::vector<at::Tensor>& x, State& state, const ops::Mask& mask) override;
+  at::Tensor DoExtend(const std::vector<at::Tensor>& x, State& state,
+                      const ops::Mask& mask) override;
+  void DoWrite(const std::vector<at::Tensor>& x, State& state, const ops::Mask& mask) override;
   at::Tensor Read(const std::vector<at::Tensor>& x, const State& state) override;
   at::Tensor Definition(Form form, const std::vector<at::Tensor>& queries,
                         const std::vector<at::Tensor>& x) const override;

@@ -83,8 +83,8 @@ at::Tensor GatedSlotsMechanism::Attend(const at::Tensor& logits) const {
   return p.transpose(1, 2);
 }
 
-at::Tensor GatedSlotsMechanism::Extend(const std::vector<at::Tensor>& x, State& state,
-                                       const ops::Mask& mask) {
+at::Tensor GatedSlotsMechanism::DoExtend(const std::vector<at::Tensor>& x, State& state,
+                                         const ops::Mask& mask) {
   const Gate gate = MakeGate(x[3], options_.temperature);
   const ops::SumResult matched =
       ops::SumMatch(x[0], gate.write, x[1], state["key_memory"], mask, gate.log_gate);
@@ -95,8 +95,8 @@ at::Tensor GatedSlotsMechanism::Extend(const std::vector<at::Tensor>& x, State& 
   return result.out;
 }
 
-void GatedSlotsMechanism::Write(const std::vector<at::Tensor>& x, State& state,
-                                const ops::Mask& mask) {
+void GatedSlotsMechanism::DoWrite(const std::vector<at::Tensor>& x, State& state,
+                                  const ops::Mask& mask) {
   const Gate gate = MakeGate(x[3], options_.temperature);
   state["key_memory"] = ops::SumWrite(gate.write, x[1], state["key_memory"], mask, gate.log_gate);
   state["value_memory"] =

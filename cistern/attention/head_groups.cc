@@ -197,8 +197,8 @@ void HeadGroups::Each(const std::vector<at::Tensor>& x, const State& state, F&& 
   }
 }
 
-at::Tensor HeadGroups::Extend(const std::vector<at::Tensor>& x, State& state,
-                              const ops::Mask& mask) {
+at::Tensor HeadGroups::DoExtend(const std::vector<at::Tensor>& x, State& state,
+                                const ops::Mask& mask) {
   std::vector<at::Tensor> out;
   Each(x, state, [&](const Group& g, const auto& own, State& part) {
     out.push_back(g.mechanism->Extend(own, part, mask));
@@ -207,7 +207,7 @@ at::Tensor HeadGroups::Extend(const std::vector<at::Tensor>& x, State& state,
   return at::cat(out, 1);
 }
 
-void HeadGroups::Write(const std::vector<at::Tensor>& x, State& state, const ops::Mask& mask) {
+void HeadGroups::DoWrite(const std::vector<at::Tensor>& x, State& state, const ops::Mask& mask) {
   Each(x, state, [&](const Group& g, const auto& own, State& part) {
     g.mechanism->Write(own, part, mask);
     PutBack(state, g, part);

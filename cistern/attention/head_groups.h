@@ -30,8 +30,9 @@ class HeadGroups : public Mechanism {
       const override;  // "latte_q", ...: the group's name before each
   State EmptyState(int64_t batch,
                    const at::TensorOptions& options) const override;  // "latte_memory", ...
-  at::Tensor Extend(const std::vector<at::Tensor>& x, State& state, const ops::Mask& mask) override;
-  void Write(const std::vector<at::Tensor>& x, State& state, const ops::Mask& mask) override;
+  at::Tensor DoExtend(const std::vector<at::Tensor>& x, State& state,
+                      const ops::Mask& mask) override;
+  void DoWrite(const std::vector<at::Tensor>& x, State& state, const ops::Mask& mask) override;
   at::Tensor Read(const std::vector<at::Tensor>& x, const State& state) override;
   at::Tensor Definition(Form form, const std::vector<at::Tensor>& queries,
                         const std::vector<at::Tensor>& x) const override;

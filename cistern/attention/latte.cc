@@ -55,26 +55,23 @@ State LatteMechanism::EmptyState(int64_t batch, const at::TensorOptions& options
   return {{{"memory", slots.memory}, {"z", slots.z}}};
 }
 
-namespace {
-
 // Softmax over the last dimension of a [B,H,T,n] view of [B,T,H,n] memory, keeping that layout.
-at::Tensor ReadWeights(const at::Tensor& x) {
-  return at::softmax(x.transpose(1, 2), -1).transpose(1, 2);
+at::Tensor LatteMechanism::ReadWeights(const at::Tensor& x) const {
+  const at::Tensor p = at::softmax(x.transpose(1, 2), -1).transpose(1, 2);
+  return is_training() && dims().dropout > 0 ? at::dropout(p, dims().dropout, true) : p;
 }
 
-}  // namespace
-
-at::Tensor LatteMechanism::Extend(const std::vector<at::Tensor>& x, State& state,
-                                  const ops::Mask& mask) {
-  at::Tensor p = ReadWeights(x[0]);
-  if (is_training() && dims().dropout > 0) p = at::dropout(p, dims().dropout, true);
-  ops::SlotResult result = ops::SlotRead(p, x[1], x[2], {state["memory"], state["z"]}, mask);
+at::Tensor LatteMechanism::DoExtend(const std::vector<at::Tensor>& x, State& state,
+                                    const ops::Mask& mask) {
+  ops::SlotResult result =
+      ops::SlotRead(ReadWeights(x[0]), x[1], x[2], {state["memory"], state["z"]}, mask);
   state["memory"] = result.state.memory;
   state["z"] = result.state.z;
   return result.out;
 }
 
-void LatteMechanism::Write(const std::vector<at::Tensor>& x, State& state, const ops::Mask& mask) {
+void LatteMechanism::DoWrite(const std::vector<at::Tensor>& x, State& state,
+                             const ops::Mask& mask) {
   const ops::SlotState slots = ops::SlotWrite(x[1], x[2], {state["memory"], state["z"]}, mask);
   state["memory"] = slots.memory;
   state["z"] = slots.z;

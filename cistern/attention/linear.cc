@@ -93,13 +93,14 @@ at::Tensor EluPlusOne(const at::Tensor& x) {
 
 }  // namespace
 
-at::Tensor LinearMechanism::Extend(const std::vector<at::Tensor>& x, State& state,
-                                   const ops::Mask& mask) {
+at::Tensor LinearMechanism::DoExtend(const std::vector<at::Tensor>& x, State& state,
+                                     const ops::Mask& mask) {
   return FeatureExtend(EluPlusOne(x[0]), EluPlusOne(x[1]), x[2], state["memory"], mask,
                        denominator_);
 }
 
-void LinearMechanism::Write(const std::vector<at::Tensor>& x, State& state, const ops::Mask& mask) {
+void LinearMechanism::DoWrite(const std::vector<at::Tensor>& x, State& state,
+                              const ops::Mask& mask) {
   FeatureWrite(EluPlusOne(x[1]), x[2], state["memory"], mask, denominator_);
 }
 

@@ -139,8 +139,8 @@ at::Tensor LinformerMechanism::Attend(const at::Tensor& logits) const {
   return p.transpose(1, 2);
 }
 
-at::Tensor LinformerMechanism::Extend(const std::vector<at::Tensor>& x, State& state,
-                                      const ops::Mask& mask) {
+at::Tensor LinformerMechanism::DoExtend(const std::vector<at::Tensor>& x, State& state,
+                                        const ops::Mask& mask) {
   const auto type = x[0].scalar_type();
   const at::Tensor positions = Positions(state, x[0].size(2), mask),
                    e = Weights(key_, positions, type);
@@ -154,8 +154,8 @@ at::Tensor LinformerMechanism::Extend(const std::vector<at::Tensor>& x, State& s
   return result.out;
 }
 
-void LinformerMechanism::Write(const std::vector<at::Tensor>& x, State& state,
-                               const ops::Mask& mask) {
+void LinformerMechanism::DoWrite(const std::vector<at::Tensor>& x, State& state,
+                                 const ops::Mask& mask) {
   const auto type = x[1].scalar_type();
   const at::Tensor positions = Positions(state, x[1].size(2), mask),
                    e = Weights(key_, positions, type);

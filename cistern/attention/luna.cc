@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 
 #include "cistern/attention/definition.h"
 #include "cistern/base/error.h"
@@ -124,15 +123,15 @@ at::Tensor LunaMechanism::Readable(const at::Tensor& lengths) const {
   return at::arange(Slots(), lengths.options()).unsqueeze(0) < lengths.unsqueeze(1);
 }
 
-at::Tensor LunaMechanism::Pack(const std::vector<at::Tensor>& x, const ops::Mask& mask) {
+at::Tensor LunaMechanism::DoPack(const std::vector<at::Tensor>& x, const ops::Mask& mask) {
   ops::SoftmaxOptions options;
   options.dropout = Dropout();
   return ops::SoftmaxAttention(OfMemory(x, 0, Keys(x).size(0)), Keys(x), Values(x), options,
                                {mask.lengths, {}});
 }
 
-at::Tensor LunaMechanism::Unpack(const std::vector<at::Tensor>& x,
-                                 const std::vector<at::Tensor>& packed, const ops::Mask& mask) {
+at::Tensor LunaMechanism::DoUnpack(const std::vector<at::Tensor>& x,
+                                   const std::vector<at::Tensor>& packed, const ops::Mask& mask) {
   ops::SoftmaxOptions options;
   options.dropout = Dropout();
   const at::Tensor all = at::full({x[0].size(0)}, x[0].size(2), x[0].options().dtype(at::kLong));
@@ -148,7 +147,7 @@ State LunaMechanism::EmptyState(int64_t batch, const at::TensorOptions& options)
            {"count", at::zeros({batch}, options.dtype(at::kLong).requires_grad(false))}}};
 }
 
-void LunaMechanism::Write(const std::vector<at::Tensor>& x, State& state, const ops::Mask& mask) {
+void LunaMechanism::DoWrite(const std::vector<at::Tensor>& x, State& state, const ops::Mask& mask) {
   const at::Tensor& keys = Keys(x);
   const at::Tensor fit = at::matmul(keys, OfMemory(x, 0, keys.size(0)).transpose(2, 3)) /
                          std::sqrt(double(keys.size(3)));  // [B,H,T,M]
@@ -163,9 +162,8 @@ at::Tensor LunaMechanism::Read(const std::vector<at::Tensor>& x, const State& st
   const at::Tensor packed = LayerHeads(state["memory"]).to(x[0].scalar_type());
   const at::Tensor &k = x.size() > tokens ? x[tokens] : packed,
                    &v = x.size() > tokens ? x.back() : packed;
-  const at::Tensor written =
-      state["z"].detach().select(1, 0) >
-      -std::numeric_limits<double>::infinity();  // [B,M], of every head alike
+  // Every token is written to every slot: all slots of a row are, or none.
+  const at::Tensor written = (state["count"] > 0).unsqueeze(1).expand({-1, Slots()});  // [B,M]
   const at::Tensor readable = Readable(state["count"]);
   ops::SoftmaxOptions options;
   options.dropout = Dropout();

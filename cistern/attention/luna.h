@@ -32,13 +32,13 @@ class LunaMechanism : public MemoryMechanism {
 
   std::vector<Projection> Projections() const override;
   PackedOutput packed_output() const override;
-  at::Tensor Pack(const std::vector<at::Tensor>& x, const ops::Mask& mask) override;
-  at::Tensor Unpack(const std::vector<at::Tensor>& x, const std::vector<at::Tensor>& packed,
-                    const ops::Mask& mask) override;
+  at::Tensor DoPack(const std::vector<at::Tensor>& x, const ops::Mask& mask) override;
+  at::Tensor DoUnpack(const std::vector<at::Tensor>& x, const std::vector<at::Tensor>& packed,
+                      const ops::Mask& mask) override;
   // memory [B,H,M,d] and z [B,H,M] as of ops::SlotState, by packing heads; count [B] int64: tokens
   // written, for dynamic_projection.
   State EmptyState(int64_t batch, const at::TensorOptions& options) const override;
-  void Write(const std::vector<at::Tensor>& x, State& state, const ops::Mask& mask) override;
+  void DoWrite(const std::vector<at::Tensor>& x, State& state, const ops::Mask& mask) override;
   // x: tensors of the tokens, then of the packed memory, or its heads in their places.
   at::Tensor Read(const std::vector<at::Tensor>& x, const State& state) override;
   State Merge(const State& first, const State& second) const override;

@@ -74,11 +74,11 @@ std::vector<Projection> LunaCausalMechanism::Projections() const {
           {"pq", Side::kMemory, dim}};
 }
 
-at::Tensor LunaCausalMechanism::Pack(const std::vector<at::Tensor>&, const ops::Mask&) {
+at::Tensor LunaCausalMechanism::DoPack(const std::vector<at::Tensor>&, const ops::Mask&) {
   throw Error("[luna_causal] packs nothing; use luna instead");
 }
-at::Tensor LunaCausalMechanism::Unpack(const std::vector<at::Tensor>&,
-                                       const std::vector<at::Tensor>&, const ops::Mask&) {
+at::Tensor LunaCausalMechanism::DoUnpack(const std::vector<at::Tensor>&,
+                                         const std::vector<at::Tensor>&, const ops::Mask&) {
   throw Error("[luna_causal] unpacks nothing; use luna instead");
 }
 
@@ -103,8 +103,8 @@ at::Tensor LunaCausalMechanism::ReadWeights(const at::Tensor& matched,
   return at::softmax(matched / (tokens * std::sqrt(double(Width()))), -1) / tokens;
 }
 
-at::Tensor LunaCausalMechanism::Extend(const std::vector<at::Tensor>& x, State& state,
-                                       const ops::Mask& mask) {
+at::Tensor LunaCausalMechanism::DoExtend(const std::vector<at::Tensor>& x, State& state,
+                                         const ops::Mask& mask) {
   const at::Tensor a = WriteWeights(x),
                    positions = PiecePositions(state["count"], x[0].size(2), mask);
   const at::Tensor tokens =
@@ -118,8 +118,8 @@ at::Tensor LunaCausalMechanism::Extend(const std::vector<at::Tensor>& x, State& 
   return result.out;
 }
 
-void LunaCausalMechanism::Write(const std::vector<at::Tensor>& x, State& state,
-                                const ops::Mask& mask) {
+void LunaCausalMechanism::DoWrite(const std::vector<at::Tensor>& x, State& state,
+                                  const ops::Mask& mask) {
   const at::Tensor a = WriteWeights(x),
                    positions = PiecePositions(state["count"], x[2].size(2), mask);
   state["key_memory"] = ops::SumWrite(a, x[2], state["key_memory"], mask);

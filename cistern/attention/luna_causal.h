@@ -19,15 +19,16 @@ class LunaCausalMechanism : public MemoryMechanism {
   LunaCausalMechanism(const MechanismInfo& info, const Options& options, const AttentionDims& dims);
 
   std::vector<Projection> Projections() const override;
-  at::Tensor Pack(const std::vector<at::Tensor>& x,
-                  const ops::Mask& mask) override;  // Error, as Unpack: luna packs
-  at::Tensor Unpack(const std::vector<at::Tensor>& x, const std::vector<at::Tensor>& packed,
-                    const ops::Mask& mask) override;
+  at::Tensor DoPack(const std::vector<at::Tensor>& x,
+                    const ops::Mask& mask) override;  // Error, as Unpack: luna packs
+  at::Tensor DoUnpack(const std::vector<at::Tensor>& x, const std::vector<at::Tensor>& packed,
+                      const ops::Mask& mask) override;
   // key_memory, value_memory [B,H,M,d] in double, the sums; count [B] int64: tokens of the document
   // each row is in
   State EmptyState(int64_t batch, const at::TensorOptions& options) const override;
-  at::Tensor Extend(const std::vector<at::Tensor>& x, State& state, const ops::Mask& mask) override;
-  void Write(const std::vector<at::Tensor>& x, State& state, const ops::Mask& mask) override;
+  at::Tensor DoExtend(const std::vector<at::Tensor>& x, State& state,
+                      const ops::Mask& mask) override;
+  void DoWrite(const std::vector<at::Tensor>& x, State& state, const ops::Mask& mask) override;
   at::Tensor Read(const std::vector<at::Tensor>& x, const State& state) override;
   at::Tensor Definition(Form form, const std::vector<at::Tensor>& queries,
                         const std::vector<at::Tensor>& x) const override;

@@ -108,6 +108,26 @@ TEST(Luna, PackingHasHeadsOfItsOwn) {
                  {"[luna]", "packing_heads=3", "dim=10"});
 }
 
+TEST(Luna, OneHeadThatIsNotFiniteLeavesTheOthersAlone) {
+  at::NoGradGuard guard;
+  const auto m = Make("luna", {{"slots", 3}, {"tie_kv", false}});
+  const auto x = Inputs(*m, 2, 9);
+  const auto read = [&](const std::vector<at::Tensor>& y) {
+    State state = m->EmptyState(2, x[0].options());
+    m->Write(y, state, {});
+    return m->Read(x, state);
+  };
+  const at::Tensor want = read(x);
+  for (int64_t head = 0; head < kHeads; ++head) {
+    auto broken = x;
+    broken[1] = x[1].clone();
+    broken[1].select(1, head).select(1, 4).fill_(std::nan(""));
+    const at::Tensor got = read(broken);
+    EXPECT_TRUE(got.select(1, head).isnan().all().item<bool>()) << head;
+    ExpectClose(got.select(1, 1 - head), want.select(1, 1 - head), 1e-13, "the other head");
+  }
+}
+
 TEST(LunaCausal, EqualFitsMakeMeans) {
   // With all of the memory at 0 every token weighs log2(1 + 2^0) = 1 (elu(0) + 1 = 1 likewise), so
   // the slots are running means.

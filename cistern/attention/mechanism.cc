@@ -144,7 +144,7 @@ void Mechanism::AddWeightsOf(const std::string& name, const Mechanism& held) {
 
 at::Tensor Mechanism::BidirectionalRows(const std::vector<at::Tensor>& x, const ops::Mask& mask) {
   State state = EmptyState(x[0].size(0), x[0].options());
-  Write(x, state, mask);
+  DoWrite(x, state, mask);
   return Read(x, state);
 }
 
@@ -160,21 +160,59 @@ namespace {
 
 }  // namespace
 
-at::Tensor Mechanism::Extend(const std::vector<at::Tensor>&, State&, const ops::Mask&) {
+at::Tensor Mechanism::DoExtend(const std::vector<at::Tensor>&, State&, const ops::Mask&) {
   RefuseVerb(info());
 }
 
-void Mechanism::Write(const std::vector<at::Tensor>&, State&, const ops::Mask&) {
+void Mechanism::DoWrite(const std::vector<at::Tensor>&, State&, const ops::Mask&) {
   RefuseVerb(info());
 }
 
 at::Tensor Mechanism::Read(const std::vector<at::Tensor>&, const State&) { RefuseVerb(info()); }
 
+std::vector<at::Tensor> Mechanism::WithoutPadding(const std::vector<at::Tensor>& x,
+                                                  const ops::Mask& mask,
+                                                  std::optional<Side> side) const {
+  if (!mask.lengths || SeesPadding()) return x;
+  std::vector<at::Tensor> real = x;
+  const std::vector<Projection> all = Projections();
+  for (size_t i = 0; i < std::min(all.size(), x.size()); ++i) {
+    if (all[i].OfTokens() && x[i].defined() && (!side || all[i].side == *side))
+      real[i] = ZeroPadding(x[i], mask);
+  }
+  return real;
+}
+
+at::Tensor Mechanism::Extend(const std::vector<at::Tensor>& x, State& state,
+                             const ops::Mask& mask) {
+  return mask.lengths ? DoExtend(WithoutPadding(x, mask), state, mask) : DoExtend(x, state, mask);
+}
+
+void Mechanism::Write(const std::vector<at::Tensor>& x, State& state, const ops::Mask& mask) {
+  mask.lengths ? DoWrite(WithoutPadding(x, mask, Side::kKey), state, mask)
+               : DoWrite(x, state, mask);
+}
+
+at::Tensor Mechanism::Bidirectional(const std::vector<at::Tensor>& x, const ops::Mask& mask) {
+  if (mask.starts) return EachDocument(x, mask);
+  return mask.lengths ? ZeroPadding(BidirectionalRows(WithoutPadding(x, mask), mask), mask)
+                      : BidirectionalRows(x, mask);
+}
+
 at::Tensor Mechanism::Attend(Form form, const std::vector<at::Tensor>& x, State* state,
                              const ops::Mask& mask, Handles& handles) {
+  if (!mask.lengths) return DoAttend(form, x, state, mask, handles);
+  const bool reads = form == Form::kCross;
+  return DoAttend(form, WithoutPadding(x, mask, reads ? std::optional(Side::kQuery) : std::nullopt),
+                  state, mask, handles);
+}
+
+at::Tensor Mechanism::DoAttend(Form form, const std::vector<at::Tensor>& x, State* state,
+                               const ops::Mask& mask, Handles& handles) {
   handles.clear();
-  if (form == Form::kBidirectional) return Bidirectional(x, mask);
-  return form == Form::kCausal ? Extend(x, *state, mask) : Read(x, *state);
+  if (form == Form::kCausal) return DoExtend(x, *state, mask);
+  if (form == Form::kCross) return Read(x, *state);
+  return mask.starts ? EachDocument(x, mask) : ZeroPadding(BidirectionalRows(x, mask), mask);
 }
 
 State Mechanism::Merge(const State&, const State&) const {
@@ -203,11 +241,8 @@ at::Tensor ZeroPadding(const at::Tensor& y, const ops::Mask& mask) {
   return y.masked_fill(pad.unsqueeze(1).unsqueeze(-1), 0.0);
 }
 
-at::Tensor Mechanism::Bidirectional(const std::vector<at::Tensor>& x, const ops::Mask& mask) {
-  if (!mask.starts) {
-    return ZeroPadding(BidirectionalRows(x, mask), mask);
-  }
-  // Packed rows: every document becomes a row of its own, and goes back to its place afterwards.
+// Packed rows: every document becomes a row of its own, and goes back to its place afterwards.
+at::Tensor Mechanism::EachDocument(const std::vector<at::Tensor>& x, const ops::Mask& mask) {
   const int64_t batch = x[0].size(0), length = x[0].size(2);
   const std::vector<Document> documents = Documents(mask, batch, length);
   int64_t longest = 0;
@@ -238,7 +273,7 @@ at::Tensor Mechanism::Bidirectional(const std::vector<at::Tensor>& x, const ops:
     unpacked.push_back(y.defined() ? pick(y, index, count, longest) : y);
   ops::Mask rows;
   rows.lengths = lengths.to(x[0].device());
-  return pick(Bidirectional(unpacked, rows), back, batch, length);
+  return pick(BidirectionalRows(unpacked, rows), back, batch, length);
 }
 
 }  // namespace cistern

@@ -11,6 +11,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -132,21 +133,22 @@ class Mechanism : public torch::nn::Module {
   // Everything below: tensors in declared order, each [B,H,T,width/H]; those of the other side are
   // undefined where not needed. Those of a memory stream are left away but by the attention layer
   // (memory_mechanism.h). Without verbs there is no state: EmptyState gives one of no tensors, and
-  // the verbs are Errors.
+  // the verbs are Errors. What padding holds, NaN too, is put to zero before a mechanism sees it.
   virtual State EmptyState(int64_t batch, const at::TensorOptions& options) const;
-  virtual at::Tensor Extend(const std::vector<at::Tensor>& x, State& state,
-                            const ops::Mask& mask);  // -> [B,H,T,d]
-  virtual void Write(const std::vector<at::Tensor>& x, State& state, const ops::Mask& mask);
+  at::Tensor Extend(const std::vector<at::Tensor>& x, State& state,
+                    const ops::Mask& mask);  // -> [B,H,T,d]
+  void Write(const std::vector<at::Tensor>& x, State& state, const ops::Mask& mask);
   virtual at::Tensor Read(const std::vector<at::Tensor>& x, const State& state);
   // The whole sequence, every token sees every valid token. Rows with several documents are taken
   // apart first.
   at::Tensor Bidirectional(const std::vector<at::Tensor>& x, const ops::Mask& mask);
 
   // One of the three as a layer of a model runs it: Extend (causal), Bidirectional (no state) or
-  // Read (cross). `handles` come from the layer before and leave for the next: the scores that a
-  // mechanism copies and those that may be copied from it; most know of none.
-  virtual at::Tensor Attend(Form form, const std::vector<at::Tensor>& x, State* state,
-                            const ops::Mask& mask, Handles& handles);
+  // Read (cross; the mask is that of the queries). `handles` come from the layer before and leave
+  // for the next: the scores that a mechanism copies and those that may be copied from it; most
+  // know of none.
+  at::Tensor Attend(Form form, const std::vector<at::Tensor>& x, State* state,
+                    const ops::Mask& mask, Handles& handles);
 
   // The learned memory before the first block, [1,M,D]; undefined where there is none.
   virtual at::Tensor InitialMemory() const { return {}; }
@@ -184,9 +186,21 @@ class Mechanism : public torch::nn::Module {
   virtual void CheckState(const State& state) const;
 
  protected:
+  // The verbs of a mechanism; padding holds zeros.
+  virtual at::Tensor DoExtend(const std::vector<at::Tensor>& x, State& state,
+                              const ops::Mask& mask);
+  virtual void DoWrite(const std::vector<at::Tensor>& x, State& state, const ops::Mask& mask);
   // Bidirectional for rows of one document each; padding reads anything. By default: write all,
   // read all.
   virtual at::Tensor BidirectionalRows(const std::vector<at::Tensor>& x, const ops::Mask& mask);
+  virtual at::Tensor DoAttend(Form form, const std::vector<at::Tensor>& x, State* state,
+                              const ops::Mask& mask, Handles& handles);
+  // True where the verbs are given padding as it is, because it takes part like any token
+  // (conv_luna's mask=none).
+  virtual bool SeesPadding() const { return false; }
+  // The tokens' tensors of one side, or of both, with zeros at padding; the others as they are.
+  std::vector<at::Tensor> WithoutPadding(const std::vector<at::Tensor>& x, const ops::Mask& mask,
+                                         std::optional<Side> side = {}) const;
 
   // Registers a tensor of the core and sets `member` to it. A dot in the name puts it into a module
   // of its own: "map.weight".
@@ -196,6 +210,8 @@ class Mechanism : public torch::nn::Module {
   void AddWeightsOf(const std::string& name, const Mechanism& held);
 
  private:
+  at::Tensor EachDocument(const std::vector<at::Tensor>& x, const ops::Mask& mask);
+
   const MechanismInfo& info_;
   AttentionDims dims_;
   std::vector<CoreWeight> weights_;

@@ -1,5 +1,7 @@
 #include "cistern/attention/mechanism.h"
 
+#include <torch/csrc/autograd/forward_grad.h>
+
 #include "cistern/attention/testing_mechanisms.h"
 #include "cistern/base/error.h"
 
@@ -71,6 +73,81 @@ TEST(AbcMlp, SlotMemoryIsSoftmaxOverTime) {
       ExpectClose((*s)["z"], at::logsumexp(x[3], {2}), 1e-12, what + " z");
     }
   });
+}
+
+// A forward-mode derivative is right or refused, never a silent zero.
+TEST(Mechanisms, ForwardModeIsRightOrRefused) {
+  for (const MechanismInfo* info : Mechanisms()) {
+    for (const Form form : info->forms) {
+      if (!info->verbs && form != Form::kBidirectional) continue;
+      for (const ops::Impl impl : kImpls) {
+        ImplScope scope(impl);
+        at::manual_seed(7);
+        const auto m = Small(*info);
+        for (const at::Tensor& p : m->parameters()) p.requires_grad_(false);
+        const std::string what = info->name + ", " + FormName(form) + ", " + ImplName(impl);
+        const auto run = [&](const std::vector<at::Tensor>& x) {
+          if (form == Form::kBidirectional) return m->Bidirectional(x, {});
+          State state = m->EmptyState(2, x[0].options().requires_grad(false));
+          if (form == Form::kCausal) return m->Extend(x, state, {});
+          m->Write(x, state, {});
+          return m->Read(x, state);
+        };
+        const auto x = Inputs(*m, 2, 9), directions = Inputs(*m, 2, 9), leaves = Leaves(x);
+        const at::Tensor out = run(leaves), g = at::randn_like(out);
+        double want = 0;
+        const auto backward = Gradients((out * g).sum(), leaves);
+        for (size_t i = 0; i < x.size(); ++i)
+          want += (backward[i] * directions[i]).sum().item<double>();
+        const uint64_t level = torch::autograd::ForwardADLevel::get_next_idx();
+        const std::string refusal = Thrown([&] {
+          std::vector<at::Tensor> duals;
+          for (size_t i = 0; i < x.size(); ++i)
+            duals.push_back(at::_make_dual(x[i], directions[i], int64_t(level)));
+          const at::Tensor tangent = std::get<1>(at::_unpack_dual(run(duals), int64_t(level)));
+          ASSERT_TRUE(tangent.defined()) << what;
+          const double got = (tangent * g).sum().item<double>();
+          EXPECT_NEAR(got, want, 1e-9 * std::max(1.0, std::abs(want))) << what;
+        });
+        torch::autograd::ForwardADLevel::release_idx(level);
+        if (refusal != "no error")
+          ExpectContains(refusal, {"no forward-mode derivative", "CISTERN_IMPL=composite"});
+        if (impl == ops::Impl::kComposite) {
+          EXPECT_EQ(refusal, "no error") << what;
+        }
+      }
+    }
+  }
+}
+
+// Dropout that is asked for is drawn in every form, or refused.
+TEST(Mechanisms, DropoutIsDrawnOrRefused) {
+  for (const MechanismInfo* info : Mechanisms()) {
+    AttentionDims dims;
+    dims.dim = kDim, dims.heads = kHeads, dims.max_length = 64, dims.dropout = 0.5;
+    std::shared_ptr<Mechanism> m;
+    const std::string refusal = Thrown([&] { m = info->make(info->cases[0], dims); });
+    if (!m) {
+      ExpectContains(refusal, {info->name, "attention_dropout=0.5"});
+      continue;
+    }
+    m->train();
+    const auto x = To(Inputs(*m, 2, 12), at::kFloat);
+    for (const Form form : info->forms) {
+      const auto run = [&](uint64_t seed) {
+        at::manual_seed(seed);
+        if (form == Form::kBidirectional) return m->Bidirectional(x, {});
+        State state = m->EmptyState(2, x[0].options());
+        if (form == Form::kCausal) return m->Extend(x, state, {});
+        m->Write(x, state, {});
+        return m->Read(x, state);
+      };
+      if (!info->verbs && form != Form::kBidirectional) continue;
+      at::NoGradGuard guard;
+      EXPECT_FALSE(at::equal(run(1), run(2))) << info->name << ", " << FormName(form);
+      EXPECT_TRUE(at::equal(run(1), run(1))) << info->name << ", " << FormName(form);
+    }
+  }
 }
 
 TEST(Registry, RefusesWithAReasonAndASuggestion) {

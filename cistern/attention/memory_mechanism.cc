@@ -93,11 +93,11 @@ at::Tensor MemoryMechanism::OfMemory(const std::vector<at::Tensor>& x, size_t in
       .expand({batch, -1, -1, -1});
 }
 
-at::Tensor MemoryMechanism::Extend(const std::vector<at::Tensor>&, State&, const ops::Mask&) {
+at::Tensor MemoryMechanism::DoExtend(const std::vector<at::Tensor>&, State&, const ops::Mask&) {
   RequireForm(info(), Form::kCausal);
   throw Error(StrCat("[", info().name, "] has no state to extend"));
 }
-void MemoryMechanism::Write(const std::vector<at::Tensor>&, State&, const ops::Mask&) {
+void MemoryMechanism::DoWrite(const std::vector<at::Tensor>&, State&, const ops::Mask&) {
   RequireForm(info(), Form::kCross);
   throw Error(StrCat("[", info().name, "] has no state to write"));
 }
@@ -111,9 +111,9 @@ at::Tensor MemoryMechanism::BidirectionalRows(const std::vector<at::Tensor>& x,
   const std::vector<Projection> all = Projections();
   const auto count = size_t(std::count_if(
       all.begin(), all.end(), [](const Projection& p) { return p.side == Side::kPacked; }));
-  const at::Tensor packed = Update(x, Pack(x, mask).transpose(1, 2).flatten(2), mask);  // [B,M,D]
+  const at::Tensor packed = Update(x, DoPack(x, mask).transpose(1, 2).flatten(2), mask);  // [B,M,D]
   const at::Tensor heads = packed.unflatten(2, {dims().heads, Width()}).transpose(1, 2);
-  return Unpack(x, std::vector<at::Tensor>(count, heads), mask);
+  return DoUnpack(x, std::vector<at::Tensor>(count, heads), mask);
 }
 
 }  // namespace cistern

@@ -23,17 +23,21 @@ class MemoryMechanism : public Mechanism {
   // Tokens into the memory: -> [B,H,M,d], H and d those of the packing projections, which may have
   // other heads than the layer. x: tensors of the tokens, then of the memory. Padding is left out;
   // packed rows are an error.
-  virtual at::Tensor Pack(const std::vector<at::Tensor>& x, const ops::Mask& mask) = 0;
+  at::Tensor Pack(const std::vector<at::Tensor>& x, const ops::Mask& mask) {
+    return DoPack(WithoutPadding(x, mask, Side::kKey), mask);
+  }
   // What the tokens read in place of `packed` [B,M,D], heads merged, after its linear map: with
-  // MemoryUse::kReplaced the next memory.
+  // MemoryUse::kReplaced the next memory. Padding may hold anything.
   virtual at::Tensor Update(const std::vector<at::Tensor>&, const at::Tensor& packed,
                             const ops::Mask&) const {
     return packed;
   }
   // Tokens read what was packed: -> [B,H,T,d]; padding reads anything. x: tensors of the tokens;
   // packed: tensors of the packed memory.
-  virtual at::Tensor Unpack(const std::vector<at::Tensor>& x, const std::vector<at::Tensor>& packed,
-                            const ops::Mask& mask) = 0;
+  at::Tensor Unpack(const std::vector<at::Tensor>& x, const std::vector<at::Tensor>& packed,
+                    const ops::Mask& mask) {
+    return DoUnpack(WithoutPadding(x, mask, Side::kQuery), packed, mask);
+  }
 
   // The linear map that what was packed goes through: none, a map of its own, or the tokens' output
   // projection.
@@ -45,8 +49,9 @@ class MemoryMechanism : public Mechanism {
 
   // For those without a state: an empty one, and an Error that says what works instead.
   State EmptyState(int64_t, const at::TensorOptions&) const override { return {}; }
-  at::Tensor Extend(const std::vector<at::Tensor>& x, State& state, const ops::Mask& mask) override;
-  void Write(const std::vector<at::Tensor>& x, State& state, const ops::Mask& mask) override;
+  at::Tensor DoExtend(const std::vector<at::Tensor>& x, State& state,
+                      const ops::Mask& mask) override;
+  void DoWrite(const std::vector<at::Tensor>& x, State& state, const ops::Mask& mask) override;
   at::Tensor Read(const std::vector<at::Tensor>& x, const State& state) override;
 
   // The options of the parameter.
@@ -73,6 +78,10 @@ class MemoryMechanism : public Mechanism {
   at::Tensor OfMemory(const std::vector<at::Tensor>& x, size_t index, int64_t batch) const;
   // The initial memory split into heads, [1,H,M,d]; heads 0: as many as the layer has.
   at::Tensor MemoryHeads(int64_t heads = 0) const;
+  // Pack and Unpack; padding holds zeros.
+  virtual at::Tensor DoPack(const std::vector<at::Tensor>& x, const ops::Mask& mask) = 0;
+  virtual at::Tensor DoUnpack(const std::vector<at::Tensor>& x,
+                              const std::vector<at::Tensor>& packed, const ops::Mask& mask) = 0;
   at::Tensor BidirectionalRows(const std::vector<at::Tensor>& x, const ops::Mask& mask) override;
   int64_t Width() const { return dims().dim / dims().heads; }
   int64_t Slots() const { return memory_.size(1); }

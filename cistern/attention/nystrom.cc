@@ -49,10 +49,15 @@ const MechanismInfo& nystrom_mechanism() {
 
 Fields NystromMechanism::Describe(Options& options) {
   Fields f;
-  f.Add("landmarks", &options.landmarks, "landmarks of each head (m)", {1, 65536});
+  f.Add(
+      "landmarks", &options.landmarks,
+      "landmarks of each head (m): means of the segments that a row's real tokens are cut into as "
+      "evenly as goes, from token ceil(j n / m) on; a row of fewer tokens has one for each",
+      {1, 65536});
   f.Add("inverse", &options.inverse,
         "pseudo-inverse of the landmarks' attention: iterative (matrix products alone), or svd (in "
-        "double, slow for many landmarks)",
+        "double, slow for many landmarks; singular values below m 2^-23 of the largest count as "
+        "zero, in float64 too)",
         {"iterative", "svd"});
   f.Add("iterations", &options.iterations, "of the iterative inverse", {1, 100});
   f.Add("conv", &options.conv,
@@ -94,7 +99,12 @@ at::Tensor IterativePseudoInverse(const at::Tensor& A, int64_t iterations) {
 }
 
 at::Tensor SvdPseudoInverse(const at::Tensor& A) {
-  return at::linalg_pinv(A, std::optional<double>(), std::ldexp(double(A.size(-1)), -23), false);
+  // A matrix that is not finite would fail the whole batch: it is put aside.
+  const at::Tensor broken = A.detach().isfinite().all(-1, true).all(-2, true).logical_not();
+  const at::Tensor Z = at::linalg_pinv(A.masked_fill(broken, 0.0), std::optional<double>(),
+                                       std::ldexp(double(A.size(-1)), -23), false);
+  return Z + at::zeros_like(broken, Z.options().requires_grad(false))
+                 .masked_fill(broken, std::numeric_limits<double>::quiet_NaN());
 }
 
 namespace {
@@ -146,7 +156,7 @@ at::Tensor Landmarks(const at::Tensor& x, const Segments& s) {
 at::Tensor NystromMechanism::BidirectionalRows(const std::vector<at::Tensor>& x,
                                                const ops::Mask& mask) {
   const int64_t length = x[0].size(2), width = x[0].size(3);
-  if (x[0].numel() == 0) return at::zeros_like(x[2]);
+  if (x[0].numel() == 0) return at::zeros_like(x[2]) + 0 * (x[0] + x[1] + x[2]).sum();
   // The reference is in double as everywhere; so are singular values, because the inverse amplifies
   // rounding by up to 2^23 / m.
   const bool svd = options_.inverse == "svd",

@@ -191,5 +191,36 @@ TEST(Nystrom, RefusesWithAReason) {
     ExpectContains(message, {"[nystrom]", "no state", "Bidirectional"});
 }
 
+TEST(Nystrom, ARowThatIsNotFiniteIsItsOwn) {
+  at::manual_seed(8);
+  for (const char* inverse : {"iterative", "svd"}) {
+    const auto m = Make({{"landmarks", 4}, {"inverse", inverse}});
+    const auto x = Inputs(*m, 3, 13);
+    const at::Tensor want = m->Bidirectional(x, {});
+    for (size_t i = 0; i < 3; ++i) {
+      auto broken = x;
+      broken[i] = x[i].clone();
+      broken[i][1][0][5].fill_(std::nan(""));
+      const auto leaves = Leaves(broken);
+      const at::Tensor got = m->Bidirectional(leaves, {});
+      EXPECT_TRUE(got[1][0].isnan().any().item<bool>()) << inverse;
+      for (const int64_t row : {0, 2}) ExpectClose(got[row], want[row], 1e-12, inverse);
+      const auto g = Gradients((got[0].square().sum() + got[2].square().sum()), leaves);
+      for (const at::Tensor& d : g) EXPECT_TRUE(d[0].isfinite().all().item<bool>()) << inverse;
+    }
+  }
+}
+
+TEST(Nystrom, NothingHasAGraph) {
+  const auto m = Make({{"landmarks", 4}});
+  for (const auto& [batch, length] : {std::pair<int64_t, int64_t>{2, 0}, {0, 5}}) {
+    const auto x = Leaves(Inputs(*m, batch, length));
+    const at::Tensor out = m->Bidirectional(x, {});
+    EXPECT_EQ(out.sizes(), x[2].sizes());
+    for (const at::Tensor& g : torch::autograd::grad({out.sum()}, x))
+      EXPECT_EQ(g.sizes(), x[0].sizes());
+  }
+}
+
 }  // namespace
 }  // namespace cistern

@@ -114,8 +114,8 @@ void PerformerMechanism::BeginSequence(const State& state) {
   projection_.set_data(drawn.to(projection_.options()));
 }
 
-at::Tensor PerformerMechanism::Extend(const std::vector<at::Tensor>& x, State& state,
-                                      const ops::Mask& mask) {
+at::Tensor PerformerMechanism::DoExtend(const std::vector<at::Tensor>& x, State& state,
+                                        const ops::Mask& mask) {
   BeginSequence(state);
   const at::Tensor s = LogFeatures(x[1], Side::kKey),
                    ones = at::ones({1, 1, 1, 1}, s.options())
@@ -133,8 +133,8 @@ at::Tensor PerformerMechanism::Extend(const std::vector<at::Tensor>& x, State& s
   return result.out;
 }
 
-void PerformerMechanism::Write(const std::vector<at::Tensor>& x, State& state,
-                               const ops::Mask& mask) {
+void PerformerMechanism::DoWrite(const std::vector<at::Tensor>& x, State& state,
+                                 const ops::Mask& mask) {
   BeginSequence(state);
   const ops::SlotState slots =
       ops::SlotWrite(LogFeatures(x[1], Side::kKey), x[2], {state["memory"], state["z"]}, mask);

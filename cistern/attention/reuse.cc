@@ -23,8 +23,10 @@ class SkippedAttention : public Mechanism {
   using Mechanism::Mechanism;
   std::vector<Projection> Projections() const override { return {}; }
   State EmptyState(int64_t, const at::TensorOptions&) const override { return {}; }
-  at::Tensor Extend(const std::vector<at::Tensor>&, State&, const ops::Mask&) override { Refuse(); }
-  void Write(const std::vector<at::Tensor>&, State&, const ops::Mask&) override { Refuse(); }
+  at::Tensor DoExtend(const std::vector<at::Tensor>&, State&, const ops::Mask&) override {
+    Refuse();
+  }
+  void DoWrite(const std::vector<at::Tensor>&, State&, const ops::Mask&) override { Refuse(); }
   at::Tensor Read(const std::vector<at::Tensor>&, const State&) override { Refuse(); }
   at::Tensor Definition(Form, const std::vector<at::Tensor>&,
                         const std::vector<at::Tensor>&) const override {
@@ -84,7 +86,8 @@ Fields ReuseMechanism::Describe(Options& options) {
   f.Add("layers", &options.layers, "layers that copy (P); 0: as many as the placement has room for",
         {0, 1024});
   f.Add("placement", &options.placement,
-        "which: from the second on, the last exact (partial); the same with all heads (full); "
+        "which: from the second on, the last exact (partial); the same with all heads, where the "
+        "last may copy too, so that with layers=0 only the first is exact (full); "
         "every second; the last but one and those "
         "before it (all_end); or layers from the second on that have no attention (skip)",
         {"partial", "full", "alternate", "all_end", "skip"});
@@ -191,17 +194,18 @@ SoftmaxMechanism::Compute ReuseMechanism::Sharing(Handles& handles) const {
   };
 }
 
-at::Tensor ReuseMechanism::Attend(Form form, const std::vector<at::Tensor>& x, State* state,
-                                  const ops::Mask& mask, Handles& handles) {
-  if (alone()) return Mechanism::Attend(form, x, state, mask, handles);
+at::Tensor ReuseMechanism::DoAttend(Form form, const std::vector<at::Tensor>& x, State* state,
+                                    const ops::Mask& mask, Handles& handles) {
+  if (alone()) return Mechanism::DoAttend(form, x, state, mask, handles);
   const std::vector<at::Tensor> own = Joined(x);
   if (form == Form::kBidirectional) return BidirectionalBy(own, mask, Sharing(handles));
   return form == Form::kCausal ? ExtendBy(own, *state, mask, Sharing(handles))
                                : ReadBy(own[0], *state, Sharing(handles));
 }
 
-void ReuseMechanism::Write(const std::vector<at::Tensor>& x, State& state, const ops::Mask& mask) {
-  SoftmaxMechanism::Write(Joined(x), state, mask);
+void ReuseMechanism::DoWrite(const std::vector<at::Tensor>& x, State& state,
+                             const ops::Mask& mask) {
+  SoftmaxMechanism::DoWrite(Joined(x), state, mask);
 }
 
 at::Tensor ReuseMechanism::Read(const std::vector<at::Tensor>& x, const State& state) {
@@ -209,8 +213,8 @@ at::Tensor ReuseMechanism::Read(const std::vector<at::Tensor>& x, const State& s
   return ReadBy(Joined(x)[0], state, Sharing(none));
 }
 
-at::Tensor ReuseMechanism::Extend(const std::vector<at::Tensor>& x, State& state,
-                                  const ops::Mask& mask) {
+at::Tensor ReuseMechanism::DoExtend(const std::vector<at::Tensor>& x, State& state,
+                                    const ops::Mask& mask) {
   Handles none;
   return ExtendBy(Joined(x), state, mask, Sharing(none));
 }

@@ -29,13 +29,14 @@ class ReuseMechanism : public SoftmaxMechanism {
                  const AttentionDims& dims);  // UsageError: K > H
 
   std::vector<Projection> Projections() const override;
-  at::Tensor Extend(const std::vector<at::Tensor>& x, State& state, const ops::Mask& mask) override;
-  void Write(const std::vector<at::Tensor>& x, State& state, const ops::Mask& mask) override;
+  at::Tensor DoExtend(const std::vector<at::Tensor>& x, State& state,
+                      const ops::Mask& mask) override;
+  void DoWrite(const std::vector<at::Tensor>& x, State& state, const ops::Mask& mask) override;
   at::Tensor Read(const std::vector<at::Tensor>& x, const State& state) override;
   // Takes the scores of the copied heads from `handles`, and leaves there those that the next layer
   // copies.
-  at::Tensor Attend(Form form, const std::vector<at::Tensor>& x, State* state,
-                    const ops::Mask& mask, Handles& handles) override;
+  at::Tensor DoAttend(Form form, const std::vector<at::Tensor>& x, State* state,
+                      const ops::Mask& mask, Handles& handles) override;
   // Of the core alone.
   at::Tensor Definition(Form form, const std::vector<at::Tensor>& queries,
                         const std::vector<at::Tensor>& x) const override;

@@ -86,7 +86,9 @@ Fields RfaMechanism::Describe(Options& options) {
   f.Add("matrices", &options.matrices, "rows drawn alone, or orthogonal in blocks",
         {"iid", "orthogonal"});
   f.Add("tau", &options.tau,
-        "width of the Gaussian kernel; the temperature of the softmax is its square", {1e-3, 1e3});
+        "width of the Gaussian kernel; the temperature of the softmax is its square. The ucu "
+        "variants, whose sources have tau 1, divide queries and keys by it, too",
+        {1e-3, 1e3});
   f.Add("bank", &options.bank, "matrices that training draws from; 0: those of evaluation always",
         {0, 1 << 24});
   f.Add("seed", &options.seed, "of the bank", {0, std::numeric_limits<int64_t>::max()});
@@ -192,8 +194,8 @@ at::Tensor LogKeyFactor(const at::Tensor& scaled) {
 
 }  // namespace
 
-at::Tensor RfaMechanism::Extend(const std::vector<at::Tensor>& x, State& state,
-                                const ops::Mask& mask) {
+at::Tensor RfaMechanism::DoExtend(const std::vector<at::Tensor>& x, State& state,
+                                  const ops::Mask& mask) {
   const auto type = x[0].scalar_type();
   const at::Tensor matrices = Matrices(state, type), key = Scaled(x[1]);
   at::Tensor weights = Features(key, matrices), log_gate;
@@ -211,7 +213,7 @@ at::Tensor RfaMechanism::Extend(const std::vector<at::Tensor>& x, State& state,
                        denominator_, log_gate);
 }
 
-void RfaMechanism::Write(const std::vector<at::Tensor>& x, State& state, const ops::Mask& mask) {
+void RfaMechanism::DoWrite(const std::vector<at::Tensor>& x, State& state, const ops::Mask& mask) {
   const auto type = x[1].scalar_type();
   const at::Tensor key = Scaled(x[1]);
   at::Tensor weights = Features(key, Matrices(state, type)), log_gate;
@@ -236,7 +238,7 @@ at::Tensor RfaMechanism::Read(const std::vector<at::Tensor>& x, const State& sta
 at::Tensor RfaMechanism::BidirectionalRows(const std::vector<at::Tensor>& x,
                                            const ops::Mask& mask) {
   State state = EmptyState(x[0].size(0), x[0].options());
-  Write(x, state, mask);
+  DoWrite(x, state, mask);
   return FeatureRead(Features(Scaled(x[0]), Matrices(state, x[0].scalar_type())), state["memory"],
                      denominator_);
 }

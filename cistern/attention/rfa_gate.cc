@@ -12,7 +12,8 @@ const MechanismInfo& rfa_gate_mechanism() {
     i.source = "Peng et al. 2021 sec. 3.3; spec 2.5";
     i.summary =
         "Random feature attention whose memory decays by a learned gate of each token, so that "
-        "recent tokens weigh more.";
+        "recent tokens weigh more. Its denominator keeps |z| >= 1e-6, not 1e-3 as rfa's: gated "
+        "weights sum to one at most.";
     i.definition =
         "S_t = g_t S_{t-1} + (1 - g_t) phi(k_t) v_t^T, z_t likewise, g_t = sigmoid(w_g . x_t + "
         "b_g); y_t as rfa";

@@ -90,7 +90,8 @@ std::vector<Projection> SharedWorkspaceMechanism::Projections() const {
   return all;
 }
 
-at::Tensor SharedWorkspaceMechanism::Pack(const std::vector<at::Tensor>& x, const ops::Mask& mask) {
+at::Tensor SharedWorkspaceMechanism::DoPack(const std::vector<at::Tensor>& x,
+                                            const ops::Mask& mask) {
   const int64_t batch = x[1].size(0), length = x[1].size(2);
   const at::Tensor queries = OfMemory(x, 0, batch);
   ops::SoftmaxOptions options;
@@ -135,9 +136,9 @@ at::Tensor SharedWorkspaceMechanism::Update(const std::vector<at::Tensor>& x,
          at::sigmoid(gates.narrow(2, dim, dim) + 1) * memory;
 }
 
-at::Tensor SharedWorkspaceMechanism::Unpack(const std::vector<at::Tensor>& x,
-                                            const std::vector<at::Tensor>& packed,
-                                            const ops::Mask&) {
+at::Tensor SharedWorkspaceMechanism::DoUnpack(const std::vector<at::Tensor>& x,
+                                              const std::vector<at::Tensor>& packed,
+                                              const ops::Mask&) {
   ops::SoftmaxOptions options;
   options.dropout = Dropout();
   return ops::SoftmaxAttention(x[0], packed[0], packed[1], options);

@@ -22,11 +22,11 @@ class SharedWorkspaceMechanism : public MemoryMechanism {
                            const AttentionDims& dims);
 
   std::vector<Projection> Projections() const override;
-  at::Tensor Pack(const std::vector<at::Tensor>& x, const ops::Mask& mask) override;
+  at::Tensor DoPack(const std::vector<at::Tensor>& x, const ops::Mask& mask) override;
   at::Tensor Update(const std::vector<at::Tensor>& x, const at::Tensor& packed,
                     const ops::Mask& mask) const override;
-  at::Tensor Unpack(const std::vector<at::Tensor>& x, const std::vector<at::Tensor>& packed,
-                    const ops::Mask& mask) override;
+  at::Tensor DoUnpack(const std::vector<at::Tensor>& x, const std::vector<at::Tensor>& packed,
+                      const ops::Mask& mask) override;
   at::Tensor Definition(Form form, const std::vector<at::Tensor>& queries,
                         const std::vector<at::Tensor>& x) const override;
 

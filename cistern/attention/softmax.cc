@@ -96,17 +96,10 @@ void KeepLastDocument(State& state, const ops::Mask& mask, int64_t before) {
   state["valid"] = state["valid"].defined() ? state["valid"].logical_and(visible) : visible;
 }
 
-at::Tensor WithoutPadding(const at::Tensor& out, const ops::Mask& mask) {
-  if (!mask.lengths) return out;
-  const at::Tensor pad =
-      at::arange(out.size(2), mask.lengths->options()).unsqueeze(0) >= mask.lengths->unsqueeze(1);
-  return out.masked_fill(pad.unsqueeze(1).unsqueeze(-1), 0.0);
-}
-
 }  // namespace
 
-void SoftmaxMechanism::Write(const std::vector<at::Tensor>& x, State& state,
-                             const ops::Mask& mask) {
+void SoftmaxMechanism::DoWrite(const std::vector<at::Tensor>& x, State& state,
+                               const ops::Mask& mask) {
   const int64_t before = Count(state), fresh = x[1].size(2);
   Append(state["k"], before, x[1], 2);
   Append(state["v"], before, x[2], 2);
@@ -135,7 +128,7 @@ at::Tensor SoftmaxMechanism::ReadBy(const at::Tensor& q, const State& state,
 at::Tensor SoftmaxMechanism::ExtendBy(const std::vector<at::Tensor>& x, State& state,
                                       const ops::Mask& mask, const Compute& compute) {
   const int64_t before = Count(state);
-  SoftmaxMechanism::Write(x, state, mask);
+  SoftmaxMechanism::DoWrite(x, state, mask);
   const int64_t rows = Count(state);
   ops::SoftmaxOptions options;
   options.causal = true;
@@ -150,28 +143,28 @@ at::Tensor SoftmaxMechanism::ExtendBy(const std::vector<at::Tensor>& x, State& s
                   {{}, mask.starts}, valid);
   }
   if (mask.starts && rows > before) KeepLastDocument(state, mask, before);
-  return WithoutPadding(out, mask);
+  return ZeroPadding(out, mask);
 }
 
 at::Tensor SoftmaxMechanism::BidirectionalBy(const std::vector<at::Tensor>& x,
                                              const ops::Mask& mask, const Compute& compute) {
   ops::SoftmaxOptions options;
   options.dropout = Dropout();
-  return WithoutPadding(compute(x[0], x[1], x[2], options, mask, {}), mask);
+  return ZeroPadding(compute(x[0], x[1], x[2], options, mask, {}), mask);
 }
 
 at::Tensor SoftmaxMechanism::Read(const std::vector<at::Tensor>& x, const State& state) {
   return ReadBy(x[0], state, ops::SoftmaxAttention);
 }
 
-at::Tensor SoftmaxMechanism::Extend(const std::vector<at::Tensor>& x, State& state,
-                                    const ops::Mask& mask) {
+at::Tensor SoftmaxMechanism::DoExtend(const std::vector<at::Tensor>& x, State& state,
+                                      const ops::Mask& mask) {
   return ExtendBy(x, state, mask, ops::SoftmaxAttention);
 }
 
-at::Tensor SoftmaxMechanism::Attend(Form form, const std::vector<at::Tensor>& x, State* state,
-                                    const ops::Mask& mask, Handles& handles) {
-  const at::Tensor out = Mechanism::Attend(form, x, state, mask, handles);
+at::Tensor SoftmaxMechanism::DoAttend(Form form, const std::vector<at::Tensor>& x, State* state,
+                                      const ops::Mask& mask, Handles& handles) {
+  const at::Tensor out = Mechanism::DoAttend(form, x, state, mask, handles);
   if (dims().copied_on > 0)
     handles = {{x[0], state ? (*state)["k"].narrow(2, 0, Count(*state)) : x[1], {}}};
   return out;

@@ -18,8 +18,9 @@ class SoftmaxMechanism : public Mechanism {
   // k [B,key_heads,capacity,d], v [B,H,capacity,d]; valid [B,capacity] bool, undefined while no row
   // was padded; count [B] int64: cache rows in use, on the CPU.
   State EmptyState(int64_t batch, const at::TensorOptions& options) const override;
-  at::Tensor Extend(const std::vector<at::Tensor>& x, State& state, const ops::Mask& mask) override;
-  void Write(const std::vector<at::Tensor>& x, State& state, const ops::Mask& mask) override;
+  at::Tensor DoExtend(const std::vector<at::Tensor>& x, State& state,
+                      const ops::Mask& mask) override;
+  void DoWrite(const std::vector<at::Tensor>& x, State& state, const ops::Mask& mask) override;
   at::Tensor Read(const std::vector<at::Tensor>& x, const State& state) override;
   at::Tensor Definition(Form form, const std::vector<at::Tensor>& queries,
                         const std::vector<at::Tensor>& x) const override;
@@ -29,8 +30,8 @@ class SoftmaxMechanism : public Mechanism {
   State Compact(const State& state) const override;
   void CheckState(const State& state) const override;
   // Leaves q and k to the next layer where that copies scores.
-  at::Tensor Attend(Form form, const std::vector<at::Tensor>& x, State* state,
-                    const ops::Mask& mask, Handles& handles) override;
+  at::Tensor DoAttend(Form form, const std::vector<at::Tensor>& x, State* state,
+                      const ops::Mask& mask, Handles& handles) override;
 
  protected:
   // Queries and keys of `key_heads` heads, values of all.

@@ -80,13 +80,13 @@ at::Tensor T2rMechanism::Features(const at::Tensor& x, double scale) const {
   return at::relu(at::matmul(y, weight_.to(type).transpose(1, 2)) + bias_.to(type).unsqueeze(1));
 }
 
-at::Tensor T2rMechanism::Extend(const std::vector<at::Tensor>& x, State& state,
-                                const ops::Mask& mask) {
+at::Tensor T2rMechanism::DoExtend(const std::vector<at::Tensor>& x, State& state,
+                                  const ops::Mask& mask) {
   return FeatureExtend(Features(x[0], scale_), Features(x[1], 1), x[2], state["memory"], mask,
                        denominator_);
 }
 
-void T2rMechanism::Write(const std::vector<at::Tensor>& x, State& state, const ops::Mask& mask) {
+void T2rMechanism::DoWrite(const std::vector<at::Tensor>& x, State& state, const ops::Mask& mask) {
   FeatureWrite(Features(x[1], 1), x[2], state["memory"], mask, denominator_);
 }
 

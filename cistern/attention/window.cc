@@ -162,8 +162,8 @@ at::Tensor WindowMechanism::Banded(const at::Tensor& q, const at::Tensor& k, con
       .narrow(2, 0, length);
 }
 
-at::Tensor WindowMechanism::Extend(const std::vector<at::Tensor>& x, State& state,
-                                   const ops::Mask& mask) {
+at::Tensor WindowMechanism::DoExtend(const std::vector<at::Tensor>& x, State& state,
+                                     const ops::Mask& mask) {
   if (x[0].size(2) == 1 && !mask.lengths && !mask.starts && !at::GradMode::is_enabled())
     return ExtendByOne(x, state);
   if (!mask.lengths && !mask.starts && SharedCount(state["count"]) == 0)
@@ -209,7 +209,8 @@ at::Tensor WindowMechanism::ExtendByOne(const std::vector<at::Tensor>& x, State&
                               Scale(), Dropout());
 }
 
-void WindowMechanism::Write(const std::vector<at::Tensor>& x, State& state, const ops::Mask& mask) {
+void WindowMechanism::DoWrite(const std::vector<at::Tensor>& x, State& state,
+                              const ops::Mask& mask) {
   KeepLast(RingPiece(x, state, mask), state, mask);
 }
 

@@ -19,8 +19,9 @@ class WindowMechanism : public Mechanism {
   // k, v [B,H,n g,d], a ring: the token at position p of its document lies in row p mod n g; count
   // [B] int64, tokens of the document so far.
   State EmptyState(int64_t batch, const at::TensorOptions& options) const override;
-  at::Tensor Extend(const std::vector<at::Tensor>& x, State& state, const ops::Mask& mask) override;
-  void Write(const std::vector<at::Tensor>& x, State& state, const ops::Mask& mask) override;
+  at::Tensor DoExtend(const std::vector<at::Tensor>& x, State& state,
+                      const ops::Mask& mask) override;
+  void DoWrite(const std::vector<at::Tensor>& x, State& state, const ops::Mask& mask) override;
   at::Tensor Read(const std::vector<at::Tensor>& x,
                   const State& state) override;  // every query sees the last n tokens written
   at::Tensor Definition(Form form, const std::vector<at::Tensor>& queries,

@@ -364,7 +364,7 @@ void AddVerify(CLI::App& app, Run& run) {
   sub->add_option("--lengths", c->lengths, "sequence lengths that the definition is compared at")
       ->delimiter(',')
       ->type_name("N,...");
-  sub->add_flag("--quick", c->quick, "within a minute (the default)");
+  sub->add_flag("--quick", c->quick, "one to two minutes on one core (the default)");
   sub->add_flag("--full", c->full,
                 "longer sequences, a cut at every point, many more random shapes");
   sub->add_option("--model", c->folder,
@@ -390,10 +390,10 @@ void AddVerify(CLI::App& app, Run& run) {
       "token by token, padded, packed, from a file\n"
       "  cistern verify --long 10000000                          ten million tokens of decoding: "
       "the drift of float, in minutes\n"
-      "\nA cell is the error that came nearest to its tolerance (relative, root mean square), 0 "
-      "where every bit agrees, FAIL, or the "
-      "letter\n"
-      "of a reason why the property does not apply. The exit code is 1 when anything failed.\n" +
+      "\nA cell is the error that came nearest to its tolerance (relative, root mean square) and "
+      "that tolerance,\n"
+      "0 where every bit agrees, FAIL, or the letter of a reason why the property does not apply.\n"
+      "The exit code is 1 when anything failed.\n" +
       PropertyHelp());
   sub->callback([c, &run] { run = [c] { return RunVerify(*c); }; });
 }

@@ -5,9 +5,6 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/zeros_like.h>
 
-#include <cmath>
-#include <limits>
-
 #include "cistern/ops/tensor_rows.h"
 
 namespace cistern::ops {
@@ -56,21 +53,6 @@ void RefuseTangents(const char* op, const Tensors&... x) {
       !HaveTangents(x...), op,
       " has no forward-mode derivative; differentiate backwards (torch.autograd.grad), or run with "
       "CISTERN_IMPL=composite");
-}
-
-// Tensors that have no numbers to look at: of shapes alone, traced or mapped.
-inline bool HasNoNumbers(const at::Tensor& x) {
-  return x.is_meta() || x.numel() == 0 || x.key_set().has(c10::DispatchKey::Python) ||
-         x.key_set().has(c10::DispatchKey::FuncTorchBatched);
-}
-// One pass. Finite numbers whose sum overflows count as not finite, which only costs time.
-inline bool AllFinite(const at::Tensor& x) {
-  return HasNoNumbers(x) || std::isfinite(x.detach().sum().item<double>());
-}
-// The same of log-weights, which may be -inf: no NaN, no +inf.
-inline bool AllBelowInfinity(const at::Tensor& s) {
-  return HasNoNumbers(s) ||
-         s.detach().max().item<double>() < std::numeric_limits<double>::infinity();
 }
 
 // Typed handle of a registered op.

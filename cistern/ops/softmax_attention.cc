@@ -5,6 +5,7 @@
 #include <cmath>
 #include <limits>
 
+#include "cistern/ops/finite.h"
 #include "cistern/ops/impl.h"
 #include "cistern/ops/op_pair.h"
 

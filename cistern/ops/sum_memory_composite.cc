@@ -5,7 +5,7 @@
 
 #include <limits>
 
-#include "cistern/ops/op_pair.h"
+#include "cistern/ops/finite.h"
 
 namespace cistern::ops {
 namespace {

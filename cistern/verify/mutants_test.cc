@@ -40,6 +40,9 @@ enum class Defect {
   kThreadDependent,  // a last bit depends on the number of threads
   kIsaDependent,     // one instruction set is wrong
   kBidirectionalScaled,  // bidirectional reads are scaled by the wrong power of the latents
+  kPaddingTimesZero,     // padding is written with weight zero
+  kFutureTimesZero,      // every output has zero times all later values in it
+  kNanIsZero,            // NaN reads as zero
 };
 
 Defect active = Defect::kNone;
@@ -64,10 +67,10 @@ class Plain : public Mechanism {
     return state;
   }
 
-  at::Tensor Extend(const Tensors& x, State& state, const ops::Mask& mask) override {
+  at::Tensor DoExtend(const Tensors& x, State& state, const ops::Mask& mask) override {
     return Tokens(x, state, mask, true);
   }
-  void Write(const Tensors& x, State& state, const ops::Mask& mask) override {
+  void DoWrite(const Tensors& x, State& state, const ops::Mask& mask) override {
     Tokens(x, state, mask, false);
   }
 
@@ -94,6 +97,7 @@ class Plain : public Mechanism {
   }
 
  protected:
+  bool SeesPadding() const override { return active == Defect::kPaddingTimesZero; }
   at::Tensor BidirectionalRows(const Tensors& x, const ops::Mask& mask) override {
     const at::Tensor out = Mechanism::BidirectionalRows(x, mask);
     return active == Defect::kBidirectionalScaled ? out * 1.001 : out;
@@ -136,7 +140,11 @@ class Plain : public Mechanism {
         share = at::exp(s) / (at::exp(z) + at::exp(s));
       }
       if (top.defined()) share = at::exp(s - top) / at::exp(next - top);
-      memory = Where(real, memory + share.unsqueeze(-1) * (v - memory), memory);
+      if (active == Defect::kPaddingTimesZero) {
+        memory = memory + share.unsqueeze(-1) * (v - memory) * real.view({-1, 1, 1, 1});
+      } else {
+        memory = Where(real, memory + share.unsqueeze(-1) * (v - memory), memory);
+      }
       z = Where(real, next, z);
       if (reads)
         outs.push_back(ReadOne(x[0].select(2, t),
@@ -178,6 +186,8 @@ class Plain : public Mechanism {
     const bool single = like.size(0) * like.size(1) == 1;
     if (active == Defect::kOneHeadTurned && single) out = out.flip({2});
     if (active == Defect::kReadsUnset) out = out + 0.0 * at::empty(out.sizes(), out.options());
+    if (active == Defect::kFutureTimesZero) out = out + 0.0 * like.sum(2, true);
+    if (active == Defect::kNanIsZero) out = at::nan_to_num(out, 0.0);
     if (active == Defect::kThreadDependent && NumThreads() > 2) out = out * (1 + 1e-7);
     if (active == Defect::kIsaDependent && ActiveIsa() == SupportedIsas().back()) out = out * 1.001;
     if (!mask.lengths) return out;
@@ -248,7 +258,10 @@ TEST(Mutants, EachDefectIsCaughtByItsProperty) {
                                                         {Defect::kStepReadsFirst, "pieces"},
                                                         {Defect::kThreadDependent, "threads"},
                                                         {Defect::kIsaDependent, "simd"},
-                                                        {Defect::kBidirectionalScaled, "prefix"}};
+                                                        {Defect::kBidirectionalScaled, "prefix"},
+                                                        {Defect::kPaddingTimesZero, "nonfinite"},
+                                                        {Defect::kFutureTimesZero, "nonfinite"},
+                                                        {Defect::kNanIsZero, "nonfinite"}};
   for (const auto& [defect, property] : caught_by) {
     const DefectScope scope(defect);
     Subject subject(PlainInfo(), Json::object(), 1);
@@ -287,7 +300,9 @@ TEST(Mutants, AnExceptionIsAFailureWithItsMessage) {
   info.make = [](const Json&, const AttentionDims& dims) -> std::shared_ptr<Mechanism> {
     struct Throws : Plain {
       using Plain::Plain;
-      at::Tensor Extend(const Tensors&, State&, const ops::Mask&) override { Fail("no room left"); }
+      at::Tensor DoExtend(const Tensors&, State&, const ops::Mask&) override {
+        Fail("no room left");
+      }
     };
     return std::make_shared<Throws>(info, dims);
   };

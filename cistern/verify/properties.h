@@ -27,6 +27,9 @@ Outcome CheckResume(Subject& subject, const Settings& settings);
 Outcome CheckBatch(Subject& subject, const Settings& settings);
 Outcome CheckPacked(Subject& subject, const Settings& settings);
 
+// properties_nonfinite.cc: what is not finite stays where it may be seen
+Outcome CheckNonFinite(Subject& subject, const Settings& settings);
+
 // properties_random.cc: shapes, masks and cuts nobody thought of
 struct RandomCase {
   int64_t batch = 1, length = 1;

@@ -31,6 +31,12 @@ const Outcome& Worst(const std::vector<const Outcome*>& outcomes) {
                             });
 }
 
+// "2e-13/1e-12": the error and its tolerance; "0" where every bit agrees.
+std::string CellText(const Outcome& o) {
+  if (o.failed()) return "FAIL";
+  return o.error == 0 ? "0" : ErrorText(o.error) + "/" + ErrorText(o.tolerance);
+}
+
 std::string Padded(const std::string& text, size_t width) {
   return text.size() < width ? std::string(width - text.size(), ' ') + text : text;
 }
@@ -42,6 +48,10 @@ std::string Coloured(const std::string& text, Kind kind, bool colour) {
                                            : "\033[2m";
   return code + text + "\033[0m";
 }
+
+constexpr const char* kCellsAre =
+    "error/tolerance of the comparison that came nearest to its tolerance; 0: every bit agrees.\n"
+    "Errors are relative, in root mean square: |got - wanted| / |wanted|.\n\n";
 
 template <class T>
 void AddOnce(std::vector<T>& all, const T& one) {
@@ -56,7 +66,7 @@ std::string Letter(size_t i) { return (i >= 26 ? Letter(i / 26 - 1) : "") + char
 std::string ErrorText(double error) {
   if (error == 0) return "0";
   char text[32];
-  std::snprintf(text, sizeof text, "%.0e", error);
+  std::snprintf(text, sizeof text, "%.0e", NanUnsigned(error));
   return text;
 }
 
@@ -76,30 +86,36 @@ std::string MatrixText(const std::vector<Result>& results, const MatrixStyle& st
   }
   size_t first = 0;
   for (const std::string& m : mechanisms) first = std::max(first, m.size());
+  // A column is as wide as its name and its widest cell.
+  std::map<std::string, size_t> widths;
+  for (const auto& [key, outcomes] : cells) {
+    size_t& width = widths[key.second];
+    width = std::max({width, key.second.size(), size_t{5}, CellText(Worst(outcomes)).size()});
+  }
 
-  std::string out;
+  std::string out = kCellsAre;
   for (size_t begin = 0; begin < properties.size();) {
     size_t end = begin, width = first;
     while (end < properties.size()) {
-      const size_t more = std::max<size_t>(properties[end].size(), 5) + 2;
+      const size_t more = widths[properties[end]] + 2;
       if (end > begin && width + more > size_t(style.columns)) break;
       width += more;
       ++end;
     }
     out += std::string(first, ' ');
-    for (size_t p = begin; p < end; ++p) out += "  " + Padded(properties[p], 5);
+    for (size_t p = begin; p < end; ++p) out += "  " + Padded(properties[p], widths[properties[p]]);
     out += "\n";
     for (const std::string& m : mechanisms) {
       out += m + std::string(first - m.size(), ' ');
       for (size_t p = begin; p < end; ++p) {
-        const size_t column = std::max<size_t>(properties[p].size(), 5);
+        const size_t column = widths[properties[p]];
         const auto cell = cells.find({m, properties[p]});
         if (cell == cells.end()) {
           out += "  " + Padded("", column);
           continue;
         }
         const Outcome& worst = Worst(cell->second);
-        std::string text = worst.failed() ? "FAIL" : ErrorText(worst.error);
+        std::string text = CellText(worst);
         if (worst.kind == Kind::kNotApplicable) {
           AddOnce(reasons, worst.reason);
           text = "-" + Letter(size_t(std::find(reasons.begin(), reasons.end(), worst.reason) -

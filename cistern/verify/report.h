@@ -14,9 +14,9 @@ struct MatrixStyle {
 };
 
 // A row for each mechanism, a column for each property. A cell is the error that came nearest to
-// its tolerance over all options and implementations ("2e-16"; "0" where every bit agrees), "FAIL",
-// or "-a": it does not apply, for reason a of the legend. Below: what failed, where, how to repeat
-// it.
+// its tolerance over all options and implementations, and that tolerance ("2e-16/1e-12"; "0" where
+// every bit agrees), "FAIL", or "-a": it does not apply, for reason a of the legend. Above: what a
+// cell is. Below: what failed, where, how to repeat it.
 std::string MatrixText(const std::vector<Result>& results, const MatrixStyle& style);
 
 // How many failed.

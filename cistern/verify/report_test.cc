@@ -32,9 +32,13 @@ TEST(Report, AMatrixWithALegendAndItsFailures) {
       Row("window", "merge", 0, 0, "its states do not merge")};
   const std::string text = MatrixText(results, {100, false});
   EXPECT_EQ(text,
-            "        definition  merge\n"
-            "latte        2e-13      0\n"
-            "window        FAIL     -a\n"
+            "error/tolerance of the comparison that came nearest to its tolerance; 0: every bit "
+            "agrees.\n"
+            "Errors are relative, in root mean square: |got - wanted| / |wanted|.\n"
+            "\n"
+            "         definition  merge\n"
+            "latte   2e-13/1e-12      0\n"
+            "window         FAIL     -a\n"
             "\n"
             "-a  its states do not merge\n"
             "\n"
@@ -43,9 +47,9 @@ TEST(Report, AMatrixWithALegendAndItsFailures) {
   EXPECT_EQ(Failures(results), 1);
   const std::string narrow = MatrixText(results, {20, false});
   ExpectContains(narrow,
-                 {"        definition\nlatte        2e-13\n", "        merge\nlatte       0\n"});
+                 {"         definition\nlatte   2e-13/1e-12\n", "        merge\nlatte       0\n"});
   ExpectContains(MatrixText(results, {100, true}),
-                 {"\033[1;31m      FAIL\033[0m", "\033[32m", "\033[2m"});
+                 {"\033[1;31m       FAIL\033[0m", "\033[32m", "\033[2m"});
 }
 
 TEST(Report, JsonHoldsEveryResult) {

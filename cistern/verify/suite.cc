@@ -53,6 +53,10 @@ const std::vector<Property>& Properties() {
       {"resume", "rows of different lengths each go on where they stopped", CheckResume},
       {"batch", "a row alone = in a batch, whatever stands beside it", CheckBatch},
       {"packed", "documents packed in a row = each alone, gradients too", CheckPacked},
+      {"nonfinite",
+       "NaN and infinities in padding, in later tokens, in other rows and documents are not seen; "
+       "in a token itself they are",
+       CheckNonFinite},
       {"random", "all of this at random shapes, lengths, document starts and cuts", CheckRandom,
        Property::Scope::kNumbers},
       {"state", "states are cloned and reordered, and of the declared size", CheckState},

@@ -53,8 +53,8 @@ at::Tensor MeanMechanism::LogWeights(const std::vector<at::Tensor>& x) const {
   return options_.gated ? x[1] : at::zeros_like(x[1]);
 }
 
-at::Tensor MeanMechanism::Extend(const std::vector<at::Tensor>& x, State& state,
-                                 const ops::Mask& mask) {
+at::Tensor MeanMechanism::DoExtend(const std::vector<at::Tensor>& x, State& state,
+                                   const ops::Mask& mask) {
   ops::SlotResult result = ops::SlotRead(at::softmax(x[0], -1), LogWeights(x), x[2],
                                          {state["memory"], state["z"]}, mask);
   state["memory"] = result.state.memory;
@@ -62,7 +62,7 @@ at::Tensor MeanMechanism::Extend(const std::vector<at::Tensor>& x, State& state,
   return result.out;
 }
 
-void MeanMechanism::Write(const std::vector<at::Tensor>& x, State& state, const ops::Mask& mask) {
+void MeanMechanism::DoWrite(const std::vector<at::Tensor>& x, State& state, const ops::Mask& mask) {
   const ops::SlotState slots =
       ops::SlotWrite(LogWeights(x), x[2], {state["memory"], state["z"]}, mask);
   state["memory"] = slots.memory;

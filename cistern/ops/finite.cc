@@ -1,0 +1,63 @@
+#include "cistern/ops/finite.h"
+
+#include <ATen/ops/max.h>
+#include <ATen/ops/sum.h>
+
+#include <cmath>
+#include <limits>
+
+namespace cistern::ops {
+namespace {
+
+constexpr int64_t kFew = 4096;  // numbers that plain loops look at sooner than a call of torch
+
+bool HasNoNumbers(const at::Tensor& x) {
+  return x.is_meta() || x.numel() == 0 || x.key_set().has(c10::DispatchKey::Python) ||
+         x.key_set().has(c10::DispatchKey::FuncTorchBatched);
+}
+
+// Few numbers on the CPU, in four dimensions as a decoding step has them.
+bool IsSmall(const at::Tensor& x) {
+  return x.dim() == 4 && x.numel() <= kFew && x.is_cpu() && x.has_storage() &&
+         (x.scalar_type() == at::kFloat || x.scalar_type() == at::kDouble);
+}
+
+// sum(term(number)) over a small tensor.
+template <class T, class Term>
+double Accumulate(const at::Tensor& x, Term&& term) {
+  const T* data = x.const_data_ptr<T>();
+  const auto size = x.sizes(), stride = x.strides();
+  double sum = 0;
+  for (int64_t i = 0; i < size[0]; ++i) {
+    for (int64_t j = 0; j < size[1]; ++j) {
+      for (int64_t k = 0; k < size[2]; ++k) {
+        const T* row = data + i * stride[0] + j * stride[1] + k * stride[2];
+        for (int64_t l = 0; l < size[3]; ++l) sum += term(double(row[l * stride[3]]));
+      }
+    }
+  }
+  return sum;
+}
+template <class Term>
+double Accumulate(const at::Tensor& x, Term&& term) {
+  return x.scalar_type() == at::kFloat ? Accumulate<float>(x, term) : Accumulate<double>(x, term);
+}
+
+}  // namespace
+
+bool AllFinite(const at::Tensor& x) {
+  if (HasNoNumbers(x)) return true;
+  const auto itself = [](double number) { return number; };
+  return std::isfinite(IsSmall(x) ? Accumulate(x, itself) : x.detach().sum().item<double>());
+}
+
+bool AllBelowInfinity(const at::Tensor& s) {
+  if (HasNoNumbers(s)) return true;
+  const auto broken = [](double number) {
+    return number < std::numeric_limits<double>::infinity() ? 0.0 : 1.0;
+  };
+  return IsSmall(s) ? Accumulate(s, broken) == 0
+                    : s.detach().max().item<double>() < std::numeric_limits<double>::infinity();
+}
+
+}  // namespace cistern::ops
