@@ -167,7 +167,7 @@ TEST_F(RobustTest, AResumedRunIsTheSameRun) {
   refused(set("model.norm=post"), {"model.norm"});
   refused(set("model.activation=relu"), {"model.activation"});
   refused(set("model.positions=sinusoidal"), {"model.positions"});
-  refused(set("task.vocab_size=310"), {"task.vocab_size"});
+  refused(set("task.vocab_size=310"), {"vocab_size"});
   refused(set("train.batch=3"), {"train.batch"});
   refused({"--steps", "6", "--seed", "2"}, {"seed=1"});
   refused({"--steps", "6", "--dtype", "float64"}, {"dtype"});
