@@ -7,6 +7,7 @@
 
 #include "cistern/attention/definition.h"
 #include "cistern/attention/token_positions.h"
+#include "cistern/ops/slot_attention.h"
 
 namespace cistern {
 
@@ -71,6 +72,15 @@ at::Tensor AbcMechanism::ReadWeights(const at::Tensor& matched, const at::Tensor
 at::Tensor AbcMechanism::Extend(const std::vector<at::Tensor>& x, State& state,
                                 const ops::Mask& mask) {
   const at::Tensor z = state["z"], s = LogWeights(x, Positions(x[1], state, mask));
+  if (weights_ == Weights::kEverySlot && !HoldsSums() && !(is_training() && dims().dropout > 0)) {
+    const double scale = 1.0 / std::sqrt(double(dims().dim) / double(dims().heads));
+    const ops::AbcResult result = ops::AbcAttention(
+        x[0], x[1], x[2], s, {state["key_memory"], state["value_memory"], z}, scale, mask);
+    state["key_memory"] = result.state.keys;
+    state["value_memory"] = result.state.values;
+    state["z"] = result.state.z;
+    return result.out;
+  }
   // Where each token writes all slots, one that reads has itself been written to all of them: no
   // slot is empty.
   const bool want_z = weights_ != Weights::kEverySlot && (masked_ || HoldsSums());
