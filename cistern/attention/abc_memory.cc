@@ -8,6 +8,7 @@
 #include "cistern/attention/definition.h"
 #include "cistern/attention/token_positions.h"
 #include "cistern/ops/finite.h"
+#include "cistern/ops/slot_attention.h"
 
 namespace cistern {
 
@@ -74,8 +75,17 @@ at::Tensor AbcMechanism::DoExtend(const std::vector<at::Tensor>& x, State& state
   const at::Tensor z = state["z"], s = LogWeights(x, Positions(x[1], state, mask));
   // Where each token writes all slots, one that reads has itself been written to all of them: no
   // slot is empty. A log-weight of -inf leaves a slot out.
-  const bool want_z =
-      (masked_ || HoldsSums()) && !(weights_ == Weights::kEverySlot && ops::AllFinite(s));
+  const bool every_slot = weights_ == Weights::kEverySlot && ops::AllFinite(s);
+  if (every_slot && !HoldsSums() && !(is_training() && dims().dropout > 0)) {
+    const double scale = 1.0 / std::sqrt(double(dims().dim) / double(dims().heads));
+    const ops::AbcResult result = ops::AbcAttention(
+        x[0], x[1], x[2], s, {state["key_memory"], state["value_memory"], z}, scale, mask);
+    state["key_memory"] = result.state.keys;
+    state["value_memory"] = result.state.values;
+    state["z"] = result.state.z;
+    return result.out;
+  }
+  const bool want_z = (masked_ || HoldsSums()) && !every_slot;
   ops::SlotResult matched = ops::SlotMatch(x[0], s, x[1], {state["key_memory"], z}, mask, want_z);
   ops::SlotResult result = ops::SlotRead(ReadWeights(matched.out, matched.z_out), s, x[2],
                                          {state["value_memory"], z}, mask);

@@ -4,6 +4,7 @@
 
 #include "cistern/attention/definition.h"
 #include "cistern/base/error.h"
+#include "cistern/ops/slot_attention.h"
 
 namespace cistern {
 
@@ -63,11 +64,19 @@ at::Tensor LatteMechanism::ReadWeights(const at::Tensor& x) const {
 
 at::Tensor LatteMechanism::DoExtend(const std::vector<at::Tensor>& x, State& state,
                                     const ops::Mask& mask) {
-  ops::SlotResult result =
-      ops::SlotRead(ReadWeights(x[0]), x[1], x[2], {state["memory"], state["z"]}, mask);
-  state["memory"] = result.state.memory;
-  state["z"] = result.state.z;
-  return result.out;
+  const ops::SlotState before = {state["memory"], state["z"]};
+  at::Tensor out;
+  ops::SlotState after;
+  if (is_training() && dims().dropout > 0) {
+    const ops::SlotResult result = ops::SlotRead(ReadWeights(x[0]), x[1], x[2], before, mask);
+    out = result.out, after = result.state;
+  } else {
+    const ops::AttentionResult result = ops::LatteAttention(x[0], x[1], x[2], before, mask);
+    out = result.out, after = result.state;
+  }
+  state["memory"] = after.memory;
+  state["z"] = after.z;
+  return out;
 }
 
 void LatteMechanism::DoWrite(const std::vector<at::Tensor>& x, State& state,

@@ -28,14 +28,15 @@ using Vec = hn::Vec<Tag<T>>;
 template <class T>
 constexpr size_t kLanes = hn::MaxLanes(Tag<T>());
 
-// A register tile has kTileRows x kTileVectors accumulators: 4x4 where there are 32 vector
-// registers, 4x2 where there are 16.
-constexpr size_t kTileRows = 4;
+// A register tile has kTileRows x kTileVectors accumulators: 8x2 where there are 32 vector
+// registers, 4x2 where there are 16. Of the shapes that fit 32 registers, 8x2 is the one that the
+// compiler keeps in registers without folding loads of B into the multiply-adds.
 #if HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX3_DL || HWY_TARGET == HWY_NEON
-constexpr int kTileVectors = 4;
+constexpr size_t kTileRows = 8;
 #else
-constexpr int kTileVectors = 2;
+constexpr size_t kTileRows = 4;
 #endif
+constexpr int kTileVectors = 2;
 
 constexpr size_t RoundUp(size_t x, size_t multiple) {
   return (x + multiple - 1) / multiple * multiple;
@@ -66,30 +67,47 @@ struct Tile {
 };
 
 // tile rows [kFirst, kLast) += A(., k) B(k, .); a and b point at step k.
-template <int kFirst, int kLast, int kVectors, class T>
+template <size_t kFirst, size_t kLast, int kVectors, class T>
 HWY_INLINE void Step(Tile<T, kVectors>& tile, const T* HWY_RESTRICT a, size_t row,
                      const T* HWY_RESTRICT b) {
   const Tag<T> d;
   Vec<T> bv[kVectors];
 #pragma GCC unroll 4
-  for (int j = 0; j < kVectors; ++j) bv[j] = hn::Load(d, b + j * kLanes<T>);
-#pragma GCC unroll 4
-  for (int i = kFirst; i < kLast; ++i) {
+  for (int j = 0; j < kVectors; ++j) bv[j] = hn::LoadU(d, b + j * kLanes<T>);
+#pragma GCC unroll 8
+  for (size_t i = kFirst; i < kLast; ++i) {
     const Vec<T> av = hn::Set(d, a[i * row]);
 #pragma GCC unroll 4
     for (int j = 0; j < kVectors; ++j) tile.c[i][j] = hn::MulAdd(av, bv[j], tile.c[i][j]);
   }
 }
 
+// The steps on the diagonal of a lower triangle: step i reaches rows i and below.
+template <size_t kFirst, int kVectors, class T>
+HWY_INLINE void LowerSteps(Tile<T, kVectors>& tile, const Factors<T>& x, const T* a, const T* b) {
+  Step<kFirst, kTileRows>(tile, a, x.row, b);
+  if constexpr (kFirst + 1 < kTileRows) LowerSteps<kFirst + 1>(tile, x, a + x.step, b + x.ldb);
+}
+
+// Those of an upper triangle, as far as its depth goes: step i reaches rows up to i.
+template <size_t kLast, int kVectors, class T>
+HWY_INLINE void UpperSteps(Tile<T, kVectors>& tile, const Factors<T>& x, const T* a, const T* b,
+                           size_t depth) {
+  if (depth == 0) return;
+  Step<0, kLast>(tile, a, x.row, b);
+  if constexpr (kLast + 1 < kTileRows)
+    UpperSteps<kLast + 1>(tile, x, a + x.step, b + x.ldb, depth - 1);
+}
+
 // C[rows, kVectors vectors] = full + triangle of `tri` (kLower: depth k <= row; kUpper: row <= k <
-// tri.depth). rows: whole tiles.
-template <Triangle kTriangle, int kVectors, class T>
+// tri.depth), added to C where kAdd. rows: whole tiles.
+template <Triangle kTriangle, bool kAdd, int kVectors, class T>
 HWY_NOINLINE void Panel(size_t rows, const Factors<T>& full, const Factors<T>& tri,
                         T* HWY_RESTRICT c, size_t ldc) {
   const Tag<T> d;
   for (size_t r = 0; r < rows; r += kTileRows) {
     Tile<T, kVectors> tile;
-#pragma GCC unroll 4
+#pragma GCC unroll 8
     for (size_t i = 0; i < kTileRows; ++i) {
 #pragma GCC unroll 4
       for (int j = 0; j < kVectors; ++j) tile.c[i][j] = hn::Zero(d);
@@ -98,59 +116,64 @@ HWY_NOINLINE void Panel(size_t rows, const Factors<T>& full, const Factors<T>& t
       const T* a = full.a + r * full.row;
       const T* b = full.b;
       for (size_t k = 0; k < full.depth; ++k, a += full.step, b += full.ldb)
-        Step<0, 4>(tile, a, full.row, b);
+        Step<0, kTileRows>(tile, a, full.row, b);
     }
     if constexpr (kTriangle == Triangle::kLower) {
       const T* a = tri.a + r * tri.row;
       const T* b = tri.b;
-      for (size_t k = 0; k < r; ++k, a += tri.step, b += tri.ldb) Step<0, 4>(tile, a, tri.row, b);
-      Step<0, 4>(tile, a, tri.row, b);
-      Step<1, 4>(tile, a + tri.step, tri.row, b + tri.ldb);
-      Step<2, 4>(tile, a + 2 * tri.step, tri.row, b + 2 * tri.ldb);
-      Step<3, 4>(tile, a + 3 * tri.step, tri.row, b + 3 * tri.ldb);
+      for (size_t k = 0; k < r; ++k, a += tri.step, b += tri.ldb)
+        Step<0, kTileRows>(tile, a, tri.row, b);
+      LowerSteps<0>(tile, tri, a, b);
     }
     if constexpr (kTriangle == Triangle::kUpper) {
       const T* a = tri.a + r * tri.row + r * tri.step;
       const T* b = tri.b + r * tri.ldb;
       const size_t depth = tri.depth > r ? tri.depth - r : 0;
-      if (depth > 0) Step<0, 1>(tile, a, tri.row, b);
-      if (depth > 1) Step<0, 2>(tile, a + tri.step, tri.row, b + tri.ldb);
-      if (depth > 2) Step<0, 3>(tile, a + 2 * tri.step, tri.row, b + 2 * tri.ldb);
-      a += 3 * tri.step;
-      b += 3 * tri.ldb;
-      for (size_t k = 3; k < depth; ++k, a += tri.step, b += tri.ldb)
-        Step<0, 4>(tile, a, tri.row, b);
+      UpperSteps<1>(tile, tri, a, b, depth);
+      a += (kTileRows - 1) * tri.step;
+      b += (kTileRows - 1) * tri.ldb;
+      for (size_t k = kTileRows - 1; k < depth; ++k, a += tri.step, b += tri.ldb)
+        Step<0, kTileRows>(tile, a, tri.row, b);
     }
-#pragma GCC unroll 4
+#pragma GCC unroll 8
     for (size_t i = 0; i < kTileRows; ++i) {
+      T* const to = c + (r + i) * ldc;
 #pragma GCC unroll 4
-      for (int j = 0; j < kVectors; ++j)
-        hn::Store(tile.c[i][j], d, c + (r + i) * ldc + j * kLanes<T>);
+      for (int j = 0; j < kVectors; ++j) {
+        Vec<T> sum = tile.c[i][j];
+        if constexpr (kAdd) sum = hn::Add(hn::LoadU(d, to + j * kLanes<T>), sum);
+        hn::StoreU(sum, d, to + j * kLanes<T>);
+      }
     }
   }
 }
 
-// C[rows, columns] = full.A full.B + triangle(tri.A) tri.B; rows are rounded up to whole tiles,
-// columns to whole vectors.
-template <Triangle kTriangle, class T>
+// C[rows, columns] = full.A full.B + triangle(tri.A) tri.B, added to C where kAdd; rows are rounded
+// up to whole tiles, columns to whole vectors.
+template <Triangle kTriangle, bool kAdd, class T>
 void Product(size_t rows, size_t columns, Factors<T> full, Factors<T> tri, T* c, size_t ldc) {
   constexpr size_t kStride = kTileVectors * kLanes<T>;
   rows = RoundUp(rows, kTileRows);
   size_t left = (columns + kLanes<T> - 1) / kLanes<T>;
   for (; left >= size_t{kTileVectors};
        left -= kTileVectors, c += kStride, full.b += kStride, tri.b += kStride) {
-    Panel<kTriangle, kTileVectors>(rows, full, tri, c, ldc);
+    Panel<kTriangle, kAdd, kTileVectors>(rows, full, tri, c, ldc);
   }
-  if (left == 1) Panel<kTriangle, 1>(rows, full, tri, c, ldc);
-  if constexpr (kTileVectors > 2) {
-    if (left == 2) Panel<kTriangle, 2>(rows, full, tri, c, ldc);
-    if (left == 3) Panel<kTriangle, 3>(rows, full, tri, c, ldc);
-  }
+  if (left == 1) Panel<kTriangle, kAdd, 1>(rows, full, tri, c, ldc);
 }
-
+template <Triangle kTriangle, class T>
+void Product(size_t rows, size_t columns, const Factors<T>& full, const Factors<T>& tri, T* c,
+             size_t ldc) {
+  Product<kTriangle, false>(rows, columns, full, tri, c, ldc);
+}
 template <class T>
 void Product(size_t rows, size_t columns, const Factors<T>& full, T* c, size_t ldc) {
-  Product<Triangle::kNone>(rows, columns, full, full, c, ldc);
+  Product<Triangle::kNone, false>(rows, columns, full, full, c, ldc);
+}
+// C += A B
+template <class T>
+void AddProduct(size_t rows, size_t columns, const Factors<T>& full, T* c, size_t ldc) {
+  Product<Triangle::kNone, true>(rows, columns, full, full, c, ldc);
 }
 
 // The lower triangle of C[rows, rows] = A B; above the diagonal C holds anything.
@@ -165,34 +188,60 @@ void LowerProduct(size_t rows, const Factors<T>& full, T* c, size_t ldc) {
   }
 }
 
+#if HWY_TARGET != HWY_SCALAR
+// One vector of 128-bit blocks: block b from src + b * step.
+template <class T>
+HWY_INLINE Vec<T> GatherBlocks(const T* HWY_RESTRICT src, size_t step) {
+  const Tag<T> d;
+  constexpr size_t kBlock = 16 / sizeof(T);
+  Vec<T> x = hn::LoadDup128(d, src);
+#pragma GCC unroll 4
+  for (size_t b = 1; b < kLanes<T> / kBlock; ++b)
+    x = hn::IfThenElse(hn::FirstN(d, b * kBlock), x, hn::LoadDup128(d, src + b * step));
+  return x;
+}
+#endif
+
 // dst[columns, rows] = src[rows, columns]^T; both dimensions are rounded up to whole vectors.
 template <class T>
-void Transpose(size_t rows, size_t columns, const T* HWY_RESTRICT src, size_t lds,
-               T* HWY_RESTRICT dst, size_t ldd) {
+HWY_NOINLINE void Transpose(size_t rows, size_t columns, const T* HWY_RESTRICT src, size_t lds,
+                            T* HWY_RESTRICT dst, size_t ldd) {
   constexpr size_t kN = kLanes<T>;
   const Tag<T> d;
   for (size_t r = 0; r < rows; r += kN) {
     for (size_t c = 0; c < columns; c += kN) {
 #if HWY_TARGET == HWY_SCALAR
-      hn::Store(hn::Load(d, src + r * lds + c), d, dst + c * ldd + r);
+      hn::Store(hn::LoadU(d, src + r * lds + c), d, dst + c * ldd + r);
 #else
-      // Each round moves the even elements of the whole block to its first half: a rotation of the
-      // index (row, column) by one bit.
-      Vec<T> x[kN], y[kN];
-#pragma GCC unroll 16
-      for (size_t i = 0; i < kN; ++i) x[i] = hn::Load(d, src + (r + i) * lds + c);
-#pragma GCC unroll 4
-      for (size_t round = 1; round < kN; round *= 2) {
-#pragma GCC unroll 8
-        for (size_t i = 0; i < kN / 2; ++i) {
-          y[i] = hn::ConcatEven(d, x[2 * i + 1], x[2 * i]);
-          y[kN / 2 + i] = hn::ConcatOdd(d, x[2 * i + 1], x[2 * i]);
+      // Blocks that lie kBlock rows apart share a vector, so that a transposition inside of blocks
+      // leaves whole rows of dst.
+      constexpr size_t kBlock = 16 / sizeof(T);
+      for (size_t j = c; j < c + kN; j += kBlock) {
+        const T* const from = src + r * lds + j;
+        T* const to = dst + j * ldd + r;
+        if constexpr (sizeof(T) == 8) {
+          const Vec<T> x0 = GatherBlocks(from, kBlock * lds),
+                       x1 = GatherBlocks(from + lds, kBlock * lds);
+          hn::Store(hn::InterleaveLower(d, x0, x1), d, to);
+          hn::Store(hn::InterleaveUpper(d, x0, x1), d, to + ldd);
+        } else {
+          const hn::Repartition<double, Tag<T>> pairs;
+          const Vec<T> x0 = GatherBlocks(from, kBlock * lds),
+                       x1 = GatherBlocks(from + lds, kBlock * lds),
+                       x2 = GatherBlocks(from + 2 * lds, kBlock * lds),
+                       x3 = GatherBlocks(from + 3 * lds, kBlock * lds);
+          const auto low01 = hn::BitCast(pairs, hn::InterleaveLower(d, x0, x1)),
+                     low23 = hn::BitCast(pairs, hn::InterleaveLower(d, x2, x3)),
+                     high01 = hn::BitCast(pairs, hn::InterleaveUpper(d, x0, x1)),
+                     high23 = hn::BitCast(pairs, hn::InterleaveUpper(d, x2, x3));
+          const auto put = [&](auto v, size_t i)
+                               HWY_ATTR { hn::Store(hn::BitCast(d, v), d, to + i * ldd); };
+          put(hn::InterleaveLower(pairs, low01, low23), 0);
+          put(hn::InterleaveUpper(pairs, low01, low23), 1);
+          put(hn::InterleaveLower(pairs, high01, high23), 2);
+          put(hn::InterleaveUpper(pairs, high01, high23), 3);
         }
-#pragma GCC unroll 16
-        for (size_t i = 0; i < kN; ++i) x[i] = y[i];
       }
-#pragma GCC unroll 16
-      for (size_t i = 0; i < kN; ++i) hn::Store(x[i], d, dst + (c + i) * ldd + r);
 #endif
     }
   }

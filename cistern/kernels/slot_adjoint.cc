@@ -1,5 +1,3 @@
-#include <vector>
-
 #include "cistern/base/parallel.h"
 #include "cistern/kernels/dispatch.h"
 #include "cistern/kernels/slot_memory.h"
@@ -8,8 +6,7 @@
 #define HWY_TARGET_INCLUDE "cistern/kernels/slot_adjoint.cc"
 #include "hwy/foreach_target.h"  // must come before the headers below
 
-#include "cistern/kernels/gemm-inl.h"
-#include "cistern/kernels/slot_chunk-inl.h"
+#include "cistern/kernels/slot_reverse-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace cistern {
@@ -34,117 +31,59 @@ void PutDs(const AdjointHead<T>& head, const T* from, size_t np, size_t t, size_
   }
 }
 
-// G [n, width] and h [n] in place. Per chunk, with W = a F, Gs = F_last G, hs = F_last h (the
-// gradients at the chunk's reference):
-//   du_i = sum_{t>=i} (W_t . E_i) g_t + E_i Gs
-//   ds_i = E_i (sum_{t>=i} (g_t . u_i) W_t + Gs u_i - sum_{t>=i} (W_t b_t - F_t dz_t) - hs)
-//   G = carry (W^T g + Gs),   h = carry (sum_t (W_t b_t - F_t dz_t) + hs)
+template <class T>
+struct AdjointVisit {
+  void Scale(const T* factor) { core.Scale(factor); }
+  void Prefetch(size_t t, size_t end) const {
+    for (const auto* x : {&head.a, &head.b}) PrefetchRows(*x, t, end, head.n);
+    for (const auto* x : {&head.g, &head.u}) PrefetchRows(*x, t, end, head.width);
+  }
+  void Rows(size_t t) {
+    const Tag<T> d;
+    const SlotChunk<T>& chunk = walk.chunk;
+    const size_t rows = chunk.rows, np = chunk.np;
+    PackRows(head.a, t, rows, head.n, np, T{0}, W);
+    PackRows(head.b, t, rows, head.n, np, T{0}, ab);
+    if (dz != nullptr) PackRows(head.dz, t, rows, head.n, np, T{0}, dz);
+    TimesF(chunk, W, W);
+    for (size_t i = 0; i < rows * np; i += kLanes<T>)
+      hn::Store(hn::Mul(hn::Load(d, W + i), hn::Load(d, ab + i)), d, ab + i);
+    core.template Rows<false>(rows, chunk.E, walk.ET, W, head.g, head.u, t, head.du, Y);
+    walk.Gradients(Y, ab, dz);
+    PutDs(head, Y, np, t, rows);
+  }
+  const AdjointHead<T>& head;
+  ReverseWalk<T>& walk;
+  ReverseCore<T>& core;
+  T *W, *Y, *ab, *dz;
+};
+
+// grad [n, width] and h_io [n] in place.
 template <class T>
 HWY_NOINLINE void AdjointOfHead(const AdjointHead<T>& head, const double* z0, T* grad, T* h_io) {
-  const size_t n = head.n, width = head.width, np = Padded<T>(n), dp = Padded<T>(width);
-  constexpr size_t kC = kChunkRows, kCp = kChunkPadded<T>;
+  const size_t n = head.n, width = head.width, np = Padded<T>(n);
   Workspace& workspace = Workspace::OfThisThread();
-  workspace.Start(SlotChunk<T>::Bytes(n) + sizeof(T) * (kC * (4 * np + 3 * dp + 2 * kCp) +
-                                                        (np + dp) * kCp + 3 * np * dp + np),
-                  SlotChunk<T>::kPieces + 15);
-  SlotChunk<T> chunk(n, workspace);
-  T* const W = workspace.Take<T>(kC * np);
-  T* const Y = workspace.Take<T>(kC * np);  // ds
-  T* const b = workspace.Take<T>(kC * np);
-  T* const dz = workspace.Take<T>(kC * np);
-  T* const g = workspace.Take<T>(kC * dp);
-  T* const u = workspace.Take<T>(kC * dp);
-  T* const D = workspace.Take<T>(kC * dp);   // du
-  T* const A = workspace.Take<T>(kC * kCp);  // tril(W E^T)
-  T* const B = workspace.Take<T>(kC * kCp);  // tril(g u^T)
-  T* const ET = workspace.Take<T>(np * kCp);
-  T* const UT = workspace.Take<T>(dp * kCp);
-  T* const G = workspace.Take<T>(np * dp);
-  T* const GT = workspace.Take<T>(dp * np);
-  T* const P = workspace.Take<T>(np * dp);  // W^T g
-  T* const h = workspace.Take<T>(np);
-  const Tag<T> d;
+  workspace.Start(
+      ReverseWalk<T>::Bytes(n) + ReverseCore<T>::Bytes(n, width) + sizeof(T) * 4 * kChunkRows * np,
+      ReverseWalk<T>::kPieces + ReverseCore<T>::kPieces + 4);
+  ReverseWalk<T> walk(n, workspace);
+  ReverseCore<T> core(n, width, workspace);
+  AdjointVisit<T> visit{head, walk, core, nullptr, nullptr, nullptr, nullptr};
+  for (T** panel : {&visit.W, &visit.Y, &visit.ab, &visit.dz})
+    *panel = workspace.Take<T>(kChunkRows * np);
+  if (head.dz.data == nullptr) visit.dz = nullptr;
 
-  // Forward over the log-weights: where the chunks begin and each slot's z there.
-  std::vector<size_t> begins;
-  std::vector<double> z_before;
-  chunk.LoadZ(z0);
-  for (size_t t = 0; t < head.tokens.length; t += chunk.rows) {
-    if (head.tokens.StartsAt(t)) chunk.Empty();
-    begins.push_back(t);
-    z_before.insert(z_before.end(), chunk.z, chunk.z + n);
-    chunk.Gather(head.s, head.tokens, t, head.tokens.length);
-    chunk.Exponentials();
-    chunk.Advance();
-  }
+  // Forward over the log-weights: where the spans begin and each slot's z there.
+  SpanList spans;
+  SpanVisit<T> finder{walk.chunk, spans};
+  walk.chunk.LoadZ(z0);
+  WalkChunks(walk.chunk, head.s, head.tokens, finder);
 
-  std::memset(G, 0, np * dp * sizeof(T));
-  PackRows(Sequence<const T>(grad, width), 0, n, width, dp, T{0}, G);
-  for (size_t l = 0; l < np; ++l) h[l] = l < n ? h_io[l] : T{0};
-  std::memset(dz, 0, kC * np * sizeof(T));
-
-  for (size_t c = begins.size(); c-- > 0;) {
-    const size_t t = begins[c], end = c + 1 < begins.size() ? begins[c + 1] : head.tokens.length;
-    chunk.LoadZ(z_before.data() + c * n);
-    chunk.Gather(head.s, head.tokens, t, end);
-    chunk.Exponentials();
-    const size_t rows = chunk.rows;
-    const T* last = chunk.F + (rows - 1) * np;
-    PackRows(head.a, t, rows, n, np, T{0}, W);
-    PackRows(head.b, t, rows, n, np, T{0}, b);
-    PackRows(head.g, t, rows, width, dp, T{0}, g);
-    PackRows(head.u, t, rows, width, dp, T{0}, u);
-    if (head.dz.data != nullptr) PackRows(head.dz, t, rows, n, np, T{0}, dz);
-    for (size_t i = 0; i < rows * np; i += kLanes<T>)
-      hn::Store(hn::Mul(hn::Load(d, W + i), hn::Load(d, chunk.F + i)), d, W + i);
-    for (size_t l = 0; l < n; ++l) {
-      const Vec<T> f = hn::Set(d, last[l]);
-      const auto never = hn::Eq(f, hn::Zero(d));
-      for (size_t j = l * dp; j < (l + 1) * dp; j += kLanes<T>)
-        hn::Store(hn::IfThenZeroElse(never, hn::Mul(f, hn::Load(d, G + j))), d, G + j);
-      h[l] = last[l] == 0 ? T{0} : h[l] * last[l];
-    }
-    Transpose(np, dp, G, dp, GT, np);
-
-    Transpose(rows, n, chunk.E, np, ET, kCp);
-    LowerProduct<T>(rows, {W, np, 1, ET, kCp, n}, A, kCp);
-    Product<Triangle::kUpper, T>(rows, width, {chunk.E, np, 1, G, dp, n}, {A, 1, kCp, g, dp, rows},
-                                 D, dp);
-    UnpackRows(D, t, rows, width, dp, head.du);
-
-    Transpose(rows, width, u, dp, UT, kCp);
-    LowerProduct<T>(rows, {g, dp, 1, UT, kCp, width}, B, kCp);
-    Product<Triangle::kUpper, T>(rows, n, {u, dp, 1, GT, np, width}, {B, 1, kCp, W, np, rows}, Y,
-                                 np);
-    for (size_t l = 0; l < np; l += kLanes<T>) {
-      const Vec<T> zero = hn::Zero(d), empty = hn::Set(d, -std::numeric_limits<T>::infinity());
-      Vec<T> sum = hn::Load(d, h + l);
-      for (size_t i = rows; i-- > 0;) {
-        const size_t at = i * np + l;
-        const Vec<T> f = hn::Load(d, chunk.F + at);
-        sum = hn::MulAdd(hn::Load(d, W + at), hn::Load(d, b + at), sum);
-        sum = hn::Sub(sum, hn::IfThenZeroElse(hn::Eq(f, zero), hn::Mul(f, hn::Load(d, dz + at))));
-        const Vec<T> y = hn::Mul(hn::Load(d, chunk.E + at), hn::Sub(hn::Load(d, Y + at), sum));
-        hn::Store(hn::IfThenZeroElse(hn::Eq(hn::Load(d, chunk.s + at), empty), y), d, Y + at);
-      }
-      const Vec<T> carry = hn::Load(d, chunk.carry + l);
-      hn::Store(hn::IfThenZeroElse(hn::Eq(carry, zero), hn::Mul(carry, sum)), d, h + l);
-    }
-    PutDs(head, Y, np, t, rows);
-
-    Product<T>(n, width, {W, 1, np, g, dp, rows}, P, dp);
-    for (size_t l = 0; l < n; ++l) {
-      const Vec<T> carry = hn::Set(d, chunk.carry[l]);
-      const auto forgotten = hn::Eq(carry, hn::Zero(d));
-      for (size_t j = l * dp; j < (l + 1) * dp; j += kLanes<T>) {
-        const Vec<T> sum = hn::Add(hn::Load(d, G + j), hn::Load(d, P + j));
-        hn::Store(hn::IfThenZeroElse(forgotten, hn::Mul(carry, sum)), d, G + j);
-      }
-    }
-  }
-
-  UnpackRows(G, 0, n, width, dp, Sequence<T>(grad, width));
-  std::memcpy(h_io, h, n * sizeof(T));
+  core.Load(grad);
+  for (size_t l = 0; l < np; ++l) walk.h[l] = l < n ? h_io[l] : T{0};
+  walk.Run(head.s, head.tokens, spans, visit);
+  core.Store(grad);
+  std::memcpy(h_io, walk.h, n * sizeof(T));
   for (size_t l = 0; l < n; ++l) {  // the memory of an empty slot counts as zero, whatever it holds
     if (z0[l] != kEmpty) continue;
     h_io[l] = 0;

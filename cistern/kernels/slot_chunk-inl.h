@@ -1,14 +1,16 @@
-// Chunks of the slot memory: where they end, their references and their exponentials; included once
-// per Highway target.
+// Spans and chunks of the slot memory: where they end, their references and their exponentials;
+// included once per Highway target.
 //
-// Inside a chunk e^{s_i - z_t} (i <= t) is split into E_i = e^{s_i - zc} and F_t = e^{zc - z_t}.
-// The reference zc of a slot comes from the past of every row that uses it: z before the chunk, or
-// the log-weight of the chunk's first row where that would be too far off, or the first finite
-// log-weight of a slot that is still empty. With carry = e^{z_before - zc} (1, tiny, or 0) and sums
-// over rows i <= t
+// A span is a run of up to kSpanRows rows with one reference zc for each slot; a chunk is up to
+// kChunkRows rows of a span. Inside a span e^{s_i - z_t} (i <= t) is split into E_i = e^{s_i - zc}
+// and F_t = e^{zc - z_t}. The reference comes from the past of every row that uses it: z before the
+// span, or the log-weight of the span's first row where that would be too far off, or the first
+// finite log-weight of a slot that is still empty. With carry = e^{z_before - zc} (1, tiny, or 0)
+// and sums over the rows i <= t of the span
 //   1 / F_t = carry + sum_i E_i,   M_t = F_t (carry M_before + sum_i E_i v_i).
-// A chunk ends before a row that starts a document and before a row with s > zc + kReach: then all
-// factors stay within float's range.
+// A span ends before a row that starts a document and before a row with s > zc + kReach: then all
+// factors stay within float's range. The memory is a double where a span begins; in a span its
+// sums are of type T.
 #if defined(CISTERN_KERNELS_SLOT_CHUNK_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef CISTERN_KERNELS_SLOT_CHUNK_INL_H_
 #undef CISTERN_KERNELS_SLOT_CHUNK_INL_H_
@@ -26,6 +28,7 @@
 #include "cistern/kernels/rows.h"
 #include "cistern/kernels/slot_memory.h"
 #include "cistern/kernels/workspace.h"
+#include "hwy/cache_control.h"
 #include "hwy/contrib/math/math-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -33,8 +36,9 @@ namespace cistern {
 namespace HWY_NAMESPACE {
 
 constexpr size_t kChunkRows = 32;
+constexpr size_t kSpanRows = 128;
 constexpr double kReach =
-    60;  // e^60 and sums of kChunkRows of them fit float, as do their reciprocals
+    60;  // e^60 and sums of kSpanRows of them fit float, as do their reciprocals
 constexpr double kEmpty = -std::numeric_limits<double>::infinity();
 
 // Leading dimension of [rows, kChunkRows] panels.
@@ -91,6 +95,30 @@ HWY_INLINE Vec<T> LogOrNaN(Vec<T> x) {
   return hn::IfThenElse(hn::IsNaN(x), x, hn::Log(Tag<T>(), x));
 }
 
+// e^x to 1 ulp for x < 88, NaN for NaN; 0 below -86, where e^x is of no weight beside sums of at
+// least 1.
+HWY_INLINE Vec<float> WeightExp(Vec<float> x) {
+  const Tag<float> d;
+  const hn::RebindToSigned<Tag<float>> di;
+  const auto q = hn::NearestInt(hn::Mul(x, hn::Set(d, 1.44269504088896341f)));
+  const Vec<float> n = hn::ConvertTo(d, q);
+  // ln 2 in two parts, the first with few enough bits that n times it is exact.
+  Vec<float> r = hn::NegMulAdd(n, hn::Set(d, 0.693359375f), x);
+  r = hn::NegMulAdd(n, hn::Set(d, -2.12194440e-4f), r);
+  // Cephes' expf.
+  Vec<float> p = hn::Set(d, 1.9875691500e-4f);
+  p = hn::MulAdd(p, r, hn::Set(d, 1.3981999507e-3f));
+  p = hn::MulAdd(p, r, hn::Set(d, 8.3334519073e-3f));
+  p = hn::MulAdd(p, r, hn::Set(d, 4.1665795894e-2f));
+  p = hn::MulAdd(p, r, hn::Set(d, 1.6666665459e-1f));
+  p = hn::MulAdd(p, r, hn::Set(d, 5.0000001201e-1f));
+  p = hn::MulAdd(p, hn::Mul(r, r), hn::Add(r, hn::Set(d, 1.0f)));
+  // Times 2^q: a product, because a sum of bits would not keep NaN.
+  const Vec<float> power = hn::BitCast(d, hn::ShiftLeft<23>(hn::Add(q, hn::Set(di, 127))));
+  return hn::IfThenZeroElse(hn::Lt(x, hn::Set(d, -86.0f)), hn::Mul(p, power));
+}
+HWY_INLINE Vec<double> WeightExp(Vec<double> x) { return ExpOrNaN<double>(x); }
+
 // The tokens of one head.
 template <class T>
 struct Sequence {
@@ -119,19 +147,52 @@ inline int64_t HeadsPerThread(const SlotShape& shape) {
 
 // panel[0..count, 0..padded) = rows t.. of x, with `fill` in the padding columns.
 template <class T>
-void PackRows(const Sequence<const T>& x, size_t t, size_t count, size_t width, size_t padded,
-              T fill, T* panel) {
+HWY_NOINLINE void PackRows(const Sequence<const T>& x, size_t t, size_t count, size_t width,
+                           size_t padded, T fill, T* panel) {
+  const Tag<T> d;
+  const size_t whole = width / kLanes<T> * kLanes<T>;
   for (size_t i = 0; i < count; ++i, panel += padded) {
-    std::memcpy(panel, x.At(t + i), width * sizeof(T));
-    for (size_t j = width; j < padded; ++j) panel[j] = fill;
+    const T* from = x.At(t + i);
+    for (size_t j = 0; j < whole; j += kLanes<T>) hn::Store(hn::LoadU(d, from + j), d, panel + j);
+    for (size_t j = whole; j < padded; ++j) panel[j] = j < width ? from[j] : fill;
   }
 }
 
 template <class T>
-void UnpackRows(const T* panel, size_t t, size_t count, size_t width, size_t padded,
-                const Sequence<T>& x) {
-  for (size_t i = 0; i < count; ++i)
-    std::memcpy(x.At(t + i), panel + i * padded, width * sizeof(T));
+HWY_NOINLINE void UnpackRows(const T* panel, size_t t, size_t count, size_t width, size_t padded,
+                             const Sequence<T>& x) {
+  const Tag<T> d;
+  const size_t whole = width / kLanes<T> * kLanes<T>;
+  for (size_t i = 0; i < count; ++i, panel += padded) {
+    T* to = x.At(t + i);
+    for (size_t j = 0; j < whole; j += kLanes<T>) hn::StoreU(hn::Load(d, panel + j), d, to + j);
+    for (size_t j = whole; j < width; ++j) to[j] = panel[j];
+  }
+}
+
+// Rows of a product that need no panel: whole vectors, whole tiles, and one row after another (rows
+// a power of two apart would fall into few sets of the cache).
+template <class T>
+bool InPlace(const Sequence<T>& x, size_t count, size_t width) {
+  return width == Padded<T>(width) && count % kTileRows == 0 &&
+         x.time == static_cast<int64_t>(width);
+}
+
+// Rows t.. of x as a panel of leading dimension Padded(width): in place, or packed into `panel`.
+template <class T>
+const T* PanelOf(const Sequence<const T>& x, size_t t, size_t count, size_t width, T* panel) {
+  if (InPlace(x, count, width)) return x.At(t);
+  PackRows(x, t, count, width, Padded<T>(width), T{0}, panel);
+  return panel;
+}
+
+// Asks for rows [t, end) of x ahead of their use.
+template <class T>
+void PrefetchRows(const Sequence<const T>& x, size_t t, size_t end, size_t width) {
+  for (; t < end; ++t) {
+    const T* row = x.At(t);
+    for (size_t j = 0; j < width; j += 64 / sizeof(T)) hwy::Prefetch(row + j);
+  }
 }
 
 template <class T>
@@ -139,23 +200,23 @@ void ZeroRows(size_t t, size_t end, size_t width, const Sequence<T>& x) {
   for (; t < end; ++t) std::memset(x.At(t), 0, width * sizeof(T));
 }
 
-// The log-weights of one chunk and all that follows from them. Slots are padded with log-weights of
-// -inf: never written, zero factors.
+// The log-weights of one span, chunk by chunk, and all that follows from them. Slots are padded
+// with log-weights of -inf: never written, zero factors.
 template <class T>
 class SlotChunk {
  public:
   static size_t Bytes(size_t slots) {
-    return Padded<T>(slots) * ((3 * kChunkRows + 7) * sizeof(T) + 2 * sizeof(double));
+    return Padded<T>(slots) * ((3 * kChunkRows + 5) * sizeof(T) + 7 * sizeof(double));
   }
-  static constexpr size_t kPieces = 12;
+  static constexpr size_t kPieces = 15;
 
   SlotChunk(size_t slots, Workspace& workspace) : n(slots), np(Padded<T>(slots)) {
-    z = workspace.Take<double>(np);
-    reference = workspace.Take<double>(np);
-    s = workspace.Take<T>(kChunkRows * np);
+    for (double** piece : {&z, &reference, &total, &keep, &sub, &gain, &scratch_})
+      *piece = workspace.Take<double>(np);
+    packed_ = workspace.Take<T>(kChunkRows * np);
     E = workspace.Take<T>(kChunkRows * np);
     F = workspace.Take<T>(kChunkRows * np);
-    for (T** piece : {&hi, &lo, &carry, &sum, &keep, &sub, &gain}) *piece = workspace.Take<T>(np);
+    for (T** piece : {&hi, &lo, &carry, &base, &sum_}) *piece = workspace.Take<T>(np);
   }
 
   void LoadZ(const double* from) {
@@ -165,60 +226,66 @@ class SlotChunk {
     for (size_t l = 0; l < np; ++l) z[l] = kEmpty;
   }
 
-  // Takes rows t.. into the chunk, at most up to `end`, and settles the references. z must be that
-  // before row t.
-  HWY_NOINLINE void Gather(const Sequence<const T>& log_weights, const Tokens& tokens, size_t t,
-                           size_t end) {
-    PackRows(log_weights, t, 1, n, np, -std::numeric_limits<T>::infinity(), s);
-    scaled = false;
-    bool open = false;  // some slot has no reference yet
+  // Begins a span at row t and settles its references. z must be that before row t.
+  HWY_NOINLINE void Begin(const Sequence<const T>& log_weights, size_t t) {
+    PackRows(log_weights, t, 1, n, np, -std::numeric_limits<T>::infinity(), packed_);
+    scaled = open_ = false;
+    first_ = true;
     for (size_t l = 0; l < np; ++l) {
-      const double first = s[l];
+      const double first = packed_[l];
       reference[l] = z[l];
       carry[l] = 1;
+      total[l] = 0;
       if (z[l] == kEmpty) {
         reference[l] = first;
         carry[l] = 0;
-        open |= first == kEmpty;
+        open_ |= l < n && first == kEmpty;
       } else if (first > z[l] + kReach) {
         reference[l] = first;
         carry[l] = static_cast<T>(std::exp(z[l] - first));
         scaled = true;
       }
+      // A reference of -inf in the padding would make its factors NaN.
+      if (l >= n) reference[l] = 0;
       hi[l] = static_cast<T>(reference[l]);
       lo[l] =
           reference[l] == kEmpty ? T{0} : static_cast<T>(reference[l] - static_cast<double>(hi[l]));
-    }
-    for (rows = 1; rows < kChunkRows && t + rows < end && !tokens.StartsAt(t + rows); ++rows) {
-      T* row = s + rows * np;
-      PackRows(log_weights, t + rows, 1, n, np, -std::numeric_limits<T>::infinity(), row);
-      if (OutOfReach(row)) break;
-      if (open) open = Open(row);
-    }
-    for (size_t l = 0; l < np; ++l) {
-      if (reference[l] == kEmpty) reference[l] = static_cast<double>(hi[l]);
+      base[l] = l < n ? carry[l] : T{1};
     }
   }
 
-  // E, F, and sum = the last row's sum of E.
-  HWY_NOINLINE void Exponentials() {
-    const Tag<T> d;
-    const Vec<T> empty = hn::Set(d, -std::numeric_limits<T>::infinity());
-    for (size_t l = 0; l < np; l += kLanes<T>) {
-      const Vec<T> h = hn::Load(d, hi + l), low = hn::Load(d, lo + l), c = hn::Load(d, carry + l);
-      Vec<T> total = hn::Zero(d);
-      for (size_t i = 0; i < rows; ++i) {
-        const Vec<T> weight = hn::Load(d, s + i * np + l);
-        const Vec<T> x = hn::Sub(hn::Sub(weight, h), low);
-        const Vec<T> e = hn::IfThenZeroElse(hn::Eq(weight, empty), ExpOrNaN<T>(x));
-        total = hn::Add(total, e);
-        const Vec<T> a = hn::Add(c, total);
-        hn::Store(e, d, E + i * np + l);
-        hn::Store(hn::IfThenZeroElse(hn::Eq(a, hn::Zero(d)), hn::Div(hn::Set(d, T{1}), a)), d,
-                  F + i * np + l);
-      }
-      hn::Store(total, d, sum + l);
+  // The span's next chunk: rows t.., at most up to `end`, with E and F, as far as they are within
+  // reach. Its number of rows, 0 where row t is not.
+  HWY_NOINLINE size_t Take(const Sequence<const T>& log_weights, const Tokens& tokens, size_t t,
+                           size_t end) {
+    size_t most = 1;
+    for (; most < kChunkRows && t + most < end && !tokens.StartsAt(t + most); ++most) {
     }
+    const bool in_place = n == np;
+    if (!in_place)
+      PackRows(log_weights, t, most, n, np, -std::numeric_limits<T>::infinity(), packed_);
+    s_ = in_place ? log_weights.At(t) : packed_;
+    s_row_ = in_place ? static_cast<size_t>(log_weights.time) : np;
+    rows = most;
+    // Where the last chunk was cut, look first: exponentials of rows that are cut away are wasted.
+    if (open_ || cut_ || !Exponentials<false>()) {
+      rows = RowsWithinReach(most);
+      if (rows > 0) Exponentials<true>();
+    }
+    cut_ = rows < most;
+    return rows;
+  }
+
+  // The chunk's sums join those of the span.
+  void Pass() {
+    const Tag<double> d;
+    for (size_t l = 0; l < np; l += kLanes<double>) {
+      const Double sum = hn::Add(hn::Load(d, total + l), LoadAsDouble(sum_ + l));
+      hn::Store(sum, d, total + l);
+      StoreDouble(hn::Add(LoadAsDouble(carry + l), sum), base + l);
+    }
+    for (size_t l = n; l < np; ++l) base[l] = 1;
+    first_ = false;
   }
 
   // z of row i of the chunk, to `row` [np].
@@ -234,47 +301,88 @@ class SlotChunk {
     }
   }
 
-  // z after the chunk, in double; and the factors of M' = keep M + gain (E^T V - sub M). The delta
-  // form (keep = 1) does not drift when the chunk adds little to a slot, the other one forgets
-  // exactly when it adds much.
-  HWY_NOINLINE void Advance() {
+  // Ends the span: z after it, in double; and the factors of M' = keep M + gain (U - sub M), where
+  // U = sum_i E_i v_i. The delta form (keep = 1) does not drift when the span adds little to a
+  // slot, the other one forgets exactly when it adds much. gain = 0: the slot was not written.
+  HWY_NOINLINE void Close() {
     const Tag<double> d;
-    const T* last = F + (rows - 1) * np;
-    HWY_ALIGN double added[64];
-    for (size_t begin = 0; begin < np; begin += 64) {
-      const size_t count = np - begin < 64 ? np - begin : 64;
-      for (size_t l = 0; l < count; ++l)
-        added[l] = static_cast<double>(carry[begin + l]) + static_cast<double>(sum[begin + l]);
-      for (size_t l = 0; l < count; l += kLanes<double>)
-        hn::Store(LogOrNaN<double>(hn::Load(d, added + l)), d, added + l);
-      for (size_t i = 0; i < count; ++i) {
-        const size_t l = begin + i;
-        const bool written = sum[l] != 0;  // also when it is NaN
-        const T left = carry[l] * last[l];
-        const bool delta = !written || left > T{0.5};
-        keep[l] = delta ? T{1} : left;
-        sub[l] = delta ? sum[l] : T{0};
-        gain[l] = written ? last[l] : T{0};
-        if (written) z[l] = reference[l] + added[i];
-      }
+    for (size_t l = 0; l < np; l += kLanes<double>) {
+      const Double all = hn::Add(LoadAsDouble(carry + l), hn::Load(d, total + l));
+      hn::Store(LogOrNaN<double>(all), d, scratch_ + l);
     }
+    for (size_t l = 0; l < n; ++l) {
+      const bool written = total[l] != 0;  // also when it is NaN
+      const double before = static_cast<double>(carry[l]), factor = 1 / (before + total[l]);
+      const double left = before * factor;
+      const bool delta = !written || left > 0.5;
+      keep[l] = delta ? 1 : left;
+      sub[l] = delta ? total[l] : 0;
+      gain[l] = written ? factor : 0;
+      if (written) z[l] = reference[l] + scratch_[l];
+    }
+    for (size_t l = n; l < np; ++l) keep[l] = 1, sub[l] = gain[l] = 0;
   }
 
   const size_t n, np;
-  size_t rows = 0;      // of this chunk
-  bool scaled = false;  // some carry is neither 0 nor 1
-  double *z, *reference;
-  T *s, *E, *F;                                  // [rows, np]
-  T *hi, *lo, *carry, *sum, *keep, *sub, *gain;  // [np]; hi + lo = reference
+  size_t rows = 0;                // of this chunk
+  bool scaled = false;            // some carry is neither 0 nor 1
+  double *z, *reference, *total;  // [np]; total: the span's sums of E before this chunk
+  T *E, *F;                       // [rows, np]
+  T *hi, *lo, *carry, *base;      // [np]; hi + lo = reference, base = carry + total
+  double *keep, *sub, *gain;      // [np]
 
  private:
+  // E, F and the last row's sum of E; whether all rows are within reach. kOpen: some slots have no
+  // reference yet, and stay empty.
+  template <bool kOpen>
+  bool Exponentials() {
+    const Tag<T> d;
+    const Vec<T> reach = hn::Set(d, static_cast<T>(kReach)), one = hn::Set(d, T{1}),
+                 empty = hn::Set(d, -std::numeric_limits<T>::infinity());
+    Vec<T> highest = empty;
+    for (size_t l = 0; l < np; l += kLanes<T>) {
+      const Vec<T> h = hn::Load(d, hi + l), low = hn::Load(d, lo + l),
+                   before = hn::Load(d, base + l);
+      const T* from = s_ + l;
+      Vec<T> sum = hn::Zero(d);
+      for (size_t i = 0; i < rows; ++i, from += s_row_) {
+        const Vec<T> weight = hn::LoadU(d, from);
+        const Vec<T> x = hn::Sub(hn::Sub(weight, h), low);
+        Vec<T> e = WeightExp(x);
+        if constexpr (kOpen) {
+          e = hn::IfThenZeroElse(hn::Eq(weight, empty), e);
+        } else {
+          highest = hn::IfThenElse(hn::Gt(x, highest), x, highest);
+        }
+        sum = hn::Add(sum, e);
+        const Vec<T> a = hn::Add(before, sum);
+        Vec<T> f = hn::Div(one, a);
+        if constexpr (kOpen) f = hn::IfThenZeroElse(hn::Eq(a, hn::Zero(d)), f);
+        hn::Store(e, d, E + i * np + l);
+        hn::Store(f, d, F + i * np + l);
+      }
+      hn::Store(sum, d, sum_ + l);
+    }
+    return kOpen || hn::AllFalse(d, hn::Gt(highest, reach));
+  }
+
+  // How many of the first `most` rows are within reach. Gives open slots their references.
+  size_t RowsWithinReach(size_t most) {
+    for (size_t i = 0; i < most; ++i) {
+      const T* row = s_ + i * s_row_;
+      if ((i > 0 || !first_) && OutOfReach(row)) return i;
+      if (open_) open_ = Open(row);
+    }
+    return most;
+  }
+
   bool OutOfReach(const T* row) const {
     const Tag<T> d;
     const Vec<T> reach = hn::Set(d, static_cast<T>(kReach)),
                  empty = hn::Set(d, -std::numeric_limits<T>::infinity());
     for (size_t l = 0; l < np; l += kLanes<T>) {
       const Vec<T> h = hn::Load(d, hi + l);
-      const Vec<T> x = hn::Sub(hn::Sub(hn::Load(d, row + l), h), hn::Load(d, lo + l));
+      const Vec<T> x = hn::Sub(hn::Sub(hn::LoadU(d, row + l), h), hn::Load(d, lo + l));
       if (!hn::AllFalse(d, hn::AndNot(hn::Eq(h, empty), hn::Gt(x, reach)))) return true;
     }
     return false;
@@ -285,12 +393,20 @@ class SlotChunk {
     bool open = false;
     for (size_t l = 0; l < n; ++l) {
       if (hi[l] == -std::numeric_limits<T>::infinity()) {
-        hi[l] = row[l];
+        reference[l] = hi[l] = row[l];
         open |= row[l] == -std::numeric_limits<T>::infinity();
       }
     }
     return open;
   }
+
+  bool open_ = false;   // some slot has no reference yet
+  bool first_ = false;  // the next chunk is the span's first, which always takes a row
+  bool cut_ = false;    // the row after the last chunk was out of reach
+  const T* s_ = nullptr;
+  size_t s_row_ = 0;
+  T *packed_, *sum_;
+  double* scratch_;
 };
 
 }  // namespace HWY_NAMESPACE

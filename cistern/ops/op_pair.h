@@ -3,6 +3,7 @@
 // files of this layer.
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/ops/view_as.h>
 #include <ATen/ops/zeros_like.h>
 
 #include "cistern/ops/tensor_rows.h"
@@ -31,6 +32,15 @@ inline OptionalTensor Given(const at::Tensor& x) {
 }
 inline at::Tensor OrZeros(const OptionalTensor& grad, const at::Tensor& like) {
   return grad ? *grad : at::zeros_like(like);
+}
+
+// Inputs to differentiate by, each on its own: where one was computed from another, a view keeps
+// the path through it out of that other's gradient.
+inline std::vector<at::Tensor> Apart(at::TensorList x) {
+  std::vector<at::Tensor> inputs;
+  for (const at::Tensor& t : x)
+    inputs.push_back(t.requires_grad() ? t.view_as(t) : t.detach().requires_grad_());
+  return inputs;
 }
 
 // For the references: contiguous, in double; the data of such a tensor, or null.

@@ -264,10 +264,7 @@ Tensor5 BackwardAutograd(bool match, const OptionalTensor& d_out, const Optional
                                   memory_end, starts, lengths);
   }
   at::AutoGradMode enable(true);
-  variable_list inputs = {a, s, u, memory, z};
-  for (at::Tensor& x : inputs) {
-    if (!x.requires_grad()) x = x.detach().requires_grad_();
-  }
+  variable_list inputs = Apart({a, s, u, memory, z});
   auto [o, m, ze, zo] = SlotMemoryComposite(match, inputs[0], inputs[1], inputs[2], inputs[3],
                                             inputs[4], starts, lengths, d_z_out.has_value());
   variable_list outputs, grads;

@@ -260,9 +260,7 @@ Tensor5 BackwardAutograd(bool match, const OptionalTensor& d_out, const Optional
   at::AutoGradMode enable(true);
   variable_list inputs = {a, w, u, memory};
   if (log_gate) inputs.push_back(*log_gate);
-  for (at::Tensor& x : inputs) {
-    if (!x.requires_grad()) x = x.detach().requires_grad_();
-  }
+  inputs = Apart(inputs);
   auto [o, m] = SumMemoryComposite(match, inputs[0], inputs[1], inputs[2], inputs[3],
                                    log_gate ? Given(inputs[4]) : std::nullopt, starts, lengths);
   variable_list outputs, grads;

@@ -1,5 +1,7 @@
 #pragma once
 // From tensors to the kernels' views, and the layout of what the ops return.
+#include <ATen/Context.h>
+#include <ATen/EmptyTensor.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 #include <c10/util/Exception.h>
@@ -7,6 +9,7 @@
 #include <optional>
 
 #include "cistern/kernels/rows.h"
+#include "cistern/ops/output_memory.h"
 
 namespace cistern::ops {
 
@@ -26,9 +29,18 @@ Rows<T> OutputRows(const at::Tensor& x) {
   return {x.mutable_data_ptr<T>(), x.stride(0), x.stride(1), x.stride(2)};
 }
 
-// A [B,H,T,w] tensor stored as [B,T,H,w], so that merging the heads afterwards is a view.
+// A [B,H,T,w] tensor stored as [B,T,H,w], so that merging the heads afterwards is a view. Where
+// torch is asked to fill unset memory, it is torch's.
 inline at::Tensor EmptyHeads(c10::SymIntArrayRef sizes, const at::TensorOptions& options) {
-  return at::empty_symint({sizes[0], sizes[2], sizes[1], sizes[3]}, options).transpose(1, 2);
+  const c10::SymInt stored[] = {sizes[0], sizes[2], sizes[1], sizes[3]};
+  const at::Context& context = at::globalContext();
+  if (!options.device().is_cpu() ||
+      (context.deterministicAlgorithms() && context.deterministicFillUninitializedMemory()))
+    return at::empty_symint(stored, options).transpose(1, 2);
+  const at::Tensor x = at::detail::empty_generic_symint(
+      stored, &OutputAllocator(), c10::DispatchKeySet(c10::DispatchKey::CPU),
+      c10::typeMetaToScalarType(options.dtype()), std::nullopt);
+  return x.transpose(1, 2);
 }
 
 // starts [B,T] bool and lengths [B] int64 as a RowMask; keeps what it points to alive.

@@ -1,0 +1,218 @@
+#include "cistern/kernels/slot_attention.h"
+
+#include "cistern/base/parallel.h"
+#include "cistern/kernels/dispatch.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "cistern/kernels/slot_attention.cc"
+#include "hwy/foreach_target.h"  // must come before the headers below
+
+#include "cistern/kernels/slot_softmax-inl.h"
+#include "cistern/kernels/slot_step-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace cistern {
+namespace HWY_NAMESPACE {
+
+template <class T>
+struct LatteVisit {
+  void Empty() { core.Empty(); }
+  void Begin(size_t) { core.Begin(chunk); }
+  void Prefetch(size_t t, size_t end) const {
+    PrefetchRows(q, t, end, chunk.n);
+    PrefetchRows(v, t, end, core.width());
+  }
+  void Rows(size_t t) {
+    PackRows(q, t, chunk.rows, chunk.n, chunk.np, kMinusInfinity<T>, W);
+    SoftmaxRows(chunk.rows, chunk.np, W, W);
+    TimesF(chunk, W, W);
+    core.Rows(chunk, W, v, t, out);
+  }
+  void Close() { core.Close(chunk); }
+  SlotChunk<T>& chunk;
+  ReadCore<T>& core;
+  Sequence<const T> q, v;
+  Sequence<T> out;
+  T* W;
+};
+
+template <class T>
+HWY_NOINLINE void LatteHead(const ForwardHead<T>& head, const Sequence<const T>& q,
+                            const Sequence<const T>& s, const Sequence<const T>& v, double* memory,
+                            double* z, const Sequence<T>& out) {
+  const size_t n = head.n, width = head.width, np = Padded<T>(n);
+  const Sequence<T> none(nullptr, 0);
+  Workspace& workspace = Workspace::OfThisThread();
+  workspace.Start(
+      SlotChunk<T>::Bytes(n) + ReadCore<T>::Bytes(n, width) + sizeof(T) * kChunkRows * np,
+      SlotChunk<T>::kPieces + ReadCore<T>::kPieces + 1);
+  SlotChunk<T> chunk(n, workspace);
+  ReadCore<T> core(n, width, workspace);
+  T* const W = workspace.Take<T>(kChunkRows * np);
+  if (head.total == 1) {
+    return head.One(z, memory, out, width, none, [&]() HWY_ATTR {
+      PackRows(q, 0, 1, n, np, kMinusInfinity<T>, W);
+      SoftmaxRows(1, np, W, W);
+      StepRead(n, width, W, s.At(0), v.At(0), memory, z, out.At(0));
+    });
+  }
+  LatteVisit<T> visit{chunk, core, q, v, out, W};
+  chunk.LoadZ(z);
+  core.LoadMemory(memory, z);
+  WalkChunks(chunk, s, head.tokens, visit);
+  core.StoreMemory(memory);
+  head.Finish(chunk, z, out, width, none);
+}
+
+template <class T>
+struct AbcVisit {
+  void Empty() { keys.Empty(), values.Empty(); }
+  void Begin(size_t) { keys.Begin(chunk), values.Begin(chunk); }
+  void Prefetch(size_t t, size_t end) const {
+    for (const auto* x : {&q, &k, &v}) PrefetchRows(*x, t, end, keys.width());
+  }
+  void Rows(size_t t) {
+    keys.Rows(chunk, q, k, t, X);
+    Scores(t);
+    SoftmaxRows(chunk.rows, chunk.np, X, X);
+    TimesF(chunk, X, X);
+    values.Rows(chunk, X, v, t, out);
+  }
+  void Close() { keys.Close(chunk), values.Close(chunk); }
+
+  // X = scale X, -inf in its padding.
+  void Scores(size_t t) {
+    const Tag<T> d;
+    const size_t n = chunk.n, np = chunk.np;
+    for (size_t i = 0; i < chunk.rows * np; i += kLanes<T>)
+      hn::Store(hn::Mul(hn::Set(d, scale), hn::Load(d, X + i)), d, X + i);
+    if (x.data != nullptr) UnpackRows(X, t, chunk.rows, n, np, x);
+    for (size_t i = 0; i < chunk.rows; ++i) {
+      for (size_t l = n; l < np; ++l) X[i * np + l] = kMinusInfinity<T>;
+    }
+  }
+
+  SlotChunk<T>& chunk;
+  MatchCore<T>& keys;
+  ReadCore<T>& values;
+  T scale;
+  Sequence<const T> q, k, v;
+  Sequence<T> out, x;
+  T* X;
+};
+
+template <class T>
+HWY_NOINLINE void AbcHead(const ForwardHead<T>& head, T scale, const Sequence<const T>& q,
+                          const Sequence<const T>& k, const Sequence<const T>& v,
+                          const Sequence<const T>& s, double* keys, double* values, double* z,
+                          const Sequence<T>& out, const Sequence<T>& x) {
+  const size_t n = head.n, width = head.width, np = Padded<T>(n);
+  const Sequence<T> none(nullptr, 0);
+  Workspace& workspace = Workspace::OfThisThread();
+  workspace.Start(SlotChunk<T>::Bytes(n) + MatchCore<T>::Bytes(n, width) +
+                      ReadCore<T>::Bytes(n, width) + sizeof(T) * kChunkRows * np,
+                  SlotChunk<T>::kPieces + MatchCore<T>::kPieces + ReadCore<T>::kPieces + 1);
+  SlotChunk<T> chunk(n, workspace);
+  MatchCore<T> key_core(n, width, workspace);
+  ReadCore<T> value_core(n, width, workspace);
+  AbcVisit<T> visit{chunk, key_core, value_core, scale, q,
+                    k,     v,        out,        x,     workspace.Take<T>(kChunkRows * np)};
+  if (head.total == 1) {
+    head.One(z, keys, out, width, none, [&]() HWY_ATTR {
+      head.ForgetEmpty(z, values);
+      std::memcpy(chunk.z, z, n * sizeof(double));
+      StepMatch(n, width, q.At(0), s.At(0), k.At(0), keys, chunk.z, visit.X);
+      chunk.rows = 1;
+      visit.Scores(0);
+      SoftmaxRows(1, np, visit.X, visit.X);
+      StepRead(n, width, visit.X, s.At(0), v.At(0), values, z, out.At(0));
+    });
+    if (head.tokens.length == 0) {
+      head.ForgetEmpty(z, values);
+      if (x.data != nullptr) ZeroRows(0, 1, n, x);
+    }
+    return;
+  }
+  chunk.LoadZ(z);
+  key_core.LoadMemory(keys, z);
+  value_core.LoadMemory(values, z);
+  WalkChunks(chunk, s, head.tokens, visit);
+  key_core.StoreMemory(keys);
+  value_core.StoreMemory(values);
+  head.Finish(chunk, z, out, width, none);
+  if (x.data != nullptr) ZeroRows(head.tokens.length, head.total, n, x);
+}
+
+template <class T>
+void LatteAll(const SlotShape& shape, const Rows<const T>& q, const Rows<const T>& s,
+              const Rows<const T>& v, const RowMask& mask, double* memory, double* z,
+              const Rows<T>& out) {
+  ParallelFor(shape.batch * shape.heads, HeadsPerThread(shape), [&](int64_t begin, int64_t end) {
+    for (int64_t index = begin; index < end; ++index) {
+      const ForwardHead<T> head(shape, mask, index);
+      LatteHead<T>(head, {q, head.b, head.h}, {s, head.b, head.h}, {v, head.b, head.h},
+                   memory + index * shape.slots * shape.width, z + index * shape.slots,
+                   {out, head.b, head.h});
+    }
+  });
+}
+
+template <class T>
+void AbcAll(const SlotShape& shape, double scale, const Rows<const T>& q, const Rows<const T>& k,
+            const Rows<const T>& v, const Rows<const T>& s, const RowMask& mask, double* keys,
+            double* values, double* z, const Rows<T>& out, const Rows<T>& x) {
+  ParallelFor(shape.batch * shape.heads, HeadsPerThread(shape), [&](int64_t begin, int64_t end) {
+    for (int64_t index = begin; index < end; ++index) {
+      const ForwardHead<T> head(shape, mask, index);
+      const int64_t at = index * shape.slots * shape.width;
+      AbcHead<T>(head, static_cast<T>(scale), {q, head.b, head.h}, {k, head.b, head.h},
+                 {v, head.b, head.h}, {s, head.b, head.h}, keys + at, values + at,
+                 z + index * shape.slots, {out, head.b, head.h}, {x, head.b, head.h});
+    }
+  });
+}
+
+#define CISTERN_SLOT_ATTENTION(T, Name)                                                       \
+  void Latte##Name(const SlotShape& shape, Rows<const T> q, Rows<const T> s, Rows<const T> v, \
+                   const RowMask& mask, double* memory, double* z, Rows<T> out) {             \
+    LatteAll<T>(shape, q, s, v, mask, memory, z, out);                                        \
+  }                                                                                           \
+  void Abc##Name(const SlotShape& shape, double scale, Rows<const T> q, Rows<const T> k,      \
+                 Rows<const T> v, Rows<const T> s, const RowMask& mask, double* keys,         \
+                 double* values, double* z, Rows<T> out, Rows<T> x) {                         \
+    AbcAll<T>(shape, scale, q, k, v, s, mask, keys, values, z, out, x);                       \
+  }
+CISTERN_SLOT_ATTENTION(float, Float)
+CISTERN_SLOT_ATTENTION(double, Double)
+#undef CISTERN_SLOT_ATTENTION
+
+}  // namespace HWY_NAMESPACE
+}  // namespace cistern
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace cistern {
+
+HWY_EXPORT(LatteFloat);
+HWY_EXPORT(LatteDouble);
+HWY_EXPORT(AbcFloat);
+HWY_EXPORT(AbcDouble);
+
+#define CISTERN_SLOT_ATTENTION(T, Name)                                                        \
+  template <>                                                                                  \
+  void LatteForward(const SlotShape& shape, Rows<const T> q, Rows<const T> s, Rows<const T> v, \
+                    const RowMask& mask, double* memory, double* z, Rows<T> out) {             \
+    CISTERN_DISPATCH(Latte##Name)(shape, q, s, v, mask, memory, z, out);                       \
+  }                                                                                            \
+  template <>                                                                                  \
+  void AbcForward(const SlotShape& shape, double scale, Rows<const T> q, Rows<const T> k,      \
+                  Rows<const T> v, Rows<const T> s, const RowMask& mask, double* keys,         \
+                  double* values, double* z, Rows<T> out, Rows<T> x) {                         \
+    CISTERN_DISPATCH(Abc##Name)(shape, scale, q, k, v, s, mask, keys, values, z, out, x);      \
+  }
+CISTERN_SLOT_ATTENTION(float, Float)
+CISTERN_SLOT_ATTENTION(double, Double)
+#undef CISTERN_SLOT_ATTENTION
+
+}  // namespace cistern
+#endif  // HWY_ONCE

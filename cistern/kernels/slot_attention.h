@@ -1,0 +1,42 @@
+#pragma once
+// Attention by the slot memory in one walk over the tokens (slot_memory.h has the algebra and what
+// it promises, all of which holds here): the softmax of the read weights is inside, and the
+// exponentials of the log-weights are made once. Time O(T n d), memory O(n d) beyond inputs and
+// outputs.
+#include "cistern/kernels/slot_memory.h"
+
+namespace cistern {
+
+// Latte (P004 eq. 8-14): out[t] = sum_l softmax_l(q_t)_l M_t[l].
+//   q, s: [B,H,T,n]   v, out: [B,H,T,d]   memory: [B,H,n,d] and z: [B,H,n], contiguous, the state
+//   before; replaced by the state after.
+template <class T>
+void LatteForward(const SlotShape& shape, Rows<const T> q, Rows<const T> s, Rows<const T> v,
+                  const RowMask& mask, double* memory, double* z, Rows<T> out);
+
+// Its gradients. memory, z: the state before the sequence. G, h: as in SlotAdjoint.
+template <class T>
+void LatteBackward(const SlotShape& shape, Rows<const T> q, Rows<const T> s, Rows<const T> v,
+                   Rows<const T> d_out, const RowMask& mask, const double* memory, const double* z,
+                   T* G, T* h, Rows<T> dq, Rows<T> ds, Rows<T> dv);
+
+// ABC (P003 sec. 2-3): x_t[l] = scale q_t . K_t[l],  out[t] = sum_l softmax_l(x_t)_l V_t[l], where
+// K and V are the memories of keys and values, written with the same s. A slot that holds nothing
+// has x = 0 and value 0.
+//   q, k, v, out: [B,H,T,d]   s: [B,H,T,n]   x: [B,H,T,n], wanted by the backward, or data =
+//   nullptr keys, values: [B,H,n,d] and z: [B,H,n], as memory and z above.
+template <class T>
+void AbcForward(const SlotShape& shape, double scale, Rows<const T> q, Rows<const T> k,
+                Rows<const T> v, Rows<const T> s, const RowMask& mask, double* keys, double* values,
+                double* z, Rows<T> out, Rows<T> x);
+
+// Its gradients. G_keys, G_values: as G of SlotAdjoint; h: the sum of both memories' h. dx: scratch
+// of the shape of x.
+template <class T>
+void AbcBackward(const SlotShape& shape, double scale, Rows<const T> q, Rows<const T> k,
+                 Rows<const T> v, Rows<const T> s, Rows<const T> x, Rows<const T> d_out,
+                 const RowMask& mask, const double* keys, const double* values, const double* z,
+                 T* G_keys, T* G_values, T* h, Rows<T> dq, Rows<T> dk, Rows<T> dv, Rows<T> ds,
+                 Rows<T> dx);
+
+}  // namespace cistern

@@ -1,0 +1,355 @@
+// The memory of one head over the chunks of its tokens: what reads and matches compute with it, and
+// how it moves on; included once per Highway target.
+#if defined(CISTERN_KERNELS_SLOT_CORE_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef CISTERN_KERNELS_SLOT_CORE_INL_H_
+#undef CISTERN_KERNELS_SLOT_CORE_INL_H_
+#else
+#define CISTERN_KERNELS_SLOT_CORE_INL_H_
+#endif
+
+#include "cistern/kernels/slot_chunk-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace cistern {
+namespace HWY_NAMESPACE {
+
+// out = F panel, [rows, np].
+template <class T>
+HWY_INLINE void TimesF(const SlotChunk<T>& chunk, const T* panel, T* out) {
+  const Tag<T> d;
+  for (size_t i = 0; i < chunk.rows * chunk.np; i += kLanes<T>)
+    hn::Store(hn::Mul(hn::Load(d, panel + i), hn::Load(d, chunk.F + i)), d, out + i);
+}
+
+// A panel of T sums beside a panel of doubles: S = past + U, where past is the memory at the span's
+// beginning and U what its chunks have added.
+template <class T>
+class SpanMemory {
+ public:
+  static size_t Bytes(size_t rows, size_t padded) {
+    return rows * padded * (sizeof(double) + 3 * sizeof(T));
+  }
+  static constexpr size_t kPieces = 4;
+  SpanMemory(size_t rows, size_t padded, Workspace& workspace) : size_(rows * padded), ld(padded) {
+    M = workspace.Take<double>(size_);
+    past = workspace.Take<T>(size_);
+    U_ = workspace.Take<T>(size_);
+    S_ = workspace.Take<T>(size_);
+  }
+  void Clear() {
+    std::memset(M, 0, size_ * sizeof(double));
+    std::memset(past, 0, size_ * sizeof(T));
+    fresh_ = true;
+  }
+  // past = M, where a span begins.
+  void Load() {
+    for (size_t i = 0; i < size_; i += kLanes<double>)
+      StoreDouble(hn::Load(Tag<double>(), M + i), past + i);
+    fresh_ = true;
+  }
+  // What the rows of the coming chunk see of earlier ones.
+  HWY_NOINLINE const T* Seen() {
+    if (fresh_) return past;
+    const Tag<T> d;
+    for (size_t i = 0; i < size_; i += kLanes<T>)
+      hn::Store(hn::Add(hn::Load(d, past + i), hn::Load(d, U_ + i)), d, S_ + i);
+    return S_;
+  }
+  // U += A B
+  void Write(size_t rows, size_t columns, const Factors<T>& product) {
+    if (fresh_) {
+      Product<T>(rows, columns, product, U_, ld);
+    } else {
+      AddProduct<T>(rows, columns, product, U_, ld);
+    }
+    fresh_ = false;
+  }
+  const T* added() const { return U_; }
+  void set_fresh() { fresh_ = true; }
+
+ private:
+  const size_t size_;
+  T *U_, *S_;
+  bool fresh_ = true;  // U counts as zero
+
+ public:
+  const size_t ld;
+  double* M;
+  T* past;
+};
+
+// Reads: slots are the rows of the memory [np, dp].
+template <class T>
+class ReadCore {
+ public:
+  static size_t Bytes(size_t n, size_t width) {
+    const size_t np = Padded<T>(n), dp = Padded<T>(width);
+    return SpanMemory<T>::Bytes(np, dp) +
+           sizeof(T) * (kChunkRows * (2 * dp + kChunkPadded<T>)+np * kChunkPadded<T>);
+  }
+  static constexpr size_t kPieces = SpanMemory<T>::kPieces + 4;
+
+  ReadCore(size_t slots, size_t columns, Workspace& workspace)
+      : memory_(Padded<T>(slots), Padded<T>(columns), workspace),
+        n_(slots),
+        width_(columns),
+        np_(Padded<T>(slots)),
+        dp_(Padded<T>(columns)) {
+    V_ = workspace.Take<T>(kChunkRows * dp_);
+    O_ = workspace.Take<T>(kChunkRows * dp_);
+    A_ = workspace.Take<T>(kChunkRows * kChunkPadded<T>);
+    ET_ = workspace.Take<T>(np_ * kChunkPadded<T>);
+  }
+
+  // The memory of a slot that holds nothing counts as zero, whatever the caller left there.
+  void LoadMemory(const double* memory, const double* z) {
+    memory_.Clear();
+    PackRows(Sequence<const double>{memory, width_}, 0, n_, width_, dp_, 0.0, memory_.M);
+    for (size_t l = 0; l < n_; ++l) {
+      if (z[l] == kEmpty) std::memset(memory_.M + l * dp_, 0, dp_ * sizeof(double));
+    }
+    memory_.Load();
+  }
+  void StoreMemory(double* memory) const {
+    UnpackRows(memory_.M, 0, n_, width_, dp_, Sequence<double>{memory, width_});
+  }
+  void Empty() { memory_.Clear(); }
+  size_t width() const { return width_; }
+
+  HWY_NOINLINE void Begin(const SlotChunk<T>& chunk) {
+    if (!chunk.scaled) return;
+    const Tag<T> d;
+    for (size_t l = 0; l < n_; ++l) {
+      const Vec<T> carry = hn::Set(d, chunk.carry[l]);
+      for (size_t j = l * dp_; j < (l + 1) * dp_; j += kLanes<T>)
+        hn::Store(hn::Mul(carry, hn::Load(d, memory_.past + j)), d, memory_.past + j);
+    }
+  }
+
+  // out rows t.. = W S + tril(W E^T) V, with W = r F [rows, np]; then the chunk is written.
+  void Rows(const SlotChunk<T>& chunk, const T* W, const Sequence<const T>& v, size_t t,
+            const Sequence<T>& out) {
+    constexpr size_t kCp = kChunkPadded<T>;
+    const size_t rows = chunk.rows;
+    const T* const V = PanelOf(v, t, rows, width_, V_);
+    Transpose(rows, n_, chunk.E, np_, ET_, kCp);
+    LowerProduct<T>(rows, {W, np_, 1, ET_, kCp, n_}, A_, kCp);
+    const bool direct = width_ % kLanes<T> == 0 && rows % kTileRows == 0;
+    T* const O = direct ? out.At(t) : O_;
+    Product<Triangle::kLower, T>(rows, width_, {W, np_, 1, memory_.Seen(), dp_, n_},
+                                 {A_, kCp, 1, V, dp_, rows}, O,
+                                 direct ? static_cast<size_t>(out.time) : dp_);
+    if (!direct) UnpackRows(O_, t, rows, width_, dp_, out);
+    memory_.Write(n_, width_, {chunk.E, 1, np_, V, dp_, rows});  // E^T V
+  }
+
+  HWY_NOINLINE void Close(const SlotChunk<T>& chunk) {
+    const Tag<double> d;
+    const T* const U = memory_.added();
+    for (size_t l = 0; l < n_; ++l) {
+      const Double keep = hn::Set(d, chunk.keep[l]), sub = hn::Set(d, chunk.sub[l]),
+                   gain = hn::Set(d, chunk.gain[l]);
+      const bool written = chunk.gain[l] != 0;
+      for (size_t j = l * dp_; j < (l + 1) * dp_; j += kLanes<double>) {
+        Double m = hn::Load(d, memory_.M + j);
+        if (written) {
+          m = hn::MulAdd(gain, hn::NegMulAdd(sub, m, LoadAsDouble(U + j)), hn::Mul(keep, m));
+          hn::Store(m, d, memory_.M + j);
+        }
+        StoreDouble(m, memory_.past + j);
+      }
+    }
+    memory_.set_fresh();
+  }
+
+ private:
+  SpanMemory<T> memory_;
+  const size_t n_, width_, np_, dp_;
+  T *V_, *O_, *A_, *ET_;
+};
+
+// Matches: slots are the columns of the memory [dp, np], the transposed one.
+template <class T>
+class MatchCore {
+ public:
+  static size_t Bytes(size_t n, size_t width) {
+    const size_t np = Padded<T>(n), dp = Padded<T>(width);
+    return SpanMemory<T>::Bytes(dp, np) +
+           sizeof(T) * (kChunkRows * (2 * dp + kChunkPadded<T>)+dp * kChunkPadded<T>);
+  }
+  static constexpr size_t kPieces = SpanMemory<T>::kPieces + 4;
+
+  MatchCore(size_t slots, size_t columns, Workspace& workspace)
+      : memory_(Padded<T>(columns), Padded<T>(slots), workspace),
+        n_(slots),
+        width_(columns),
+        np_(Padded<T>(slots)),
+        dp_(Padded<T>(columns)) {
+    Q_ = workspace.Take<T>(kChunkRows * dp_);
+    K_ = workspace.Take<T>(kChunkRows * dp_);
+    A_ = workspace.Take<T>(kChunkRows * kChunkPadded<T>);
+    KT_ = workspace.Take<T>(dp_ * kChunkPadded<T>);
+  }
+
+  void LoadMemory(const double* memory, const double* z) {
+    memory_.Clear();
+    for (size_t l = 0; l < n_; ++l) {
+      if (z[l] == kEmpty) continue;
+      for (size_t j = 0; j < width_; ++j) memory_.M[j * np_ + l] = memory[l * width_ + j];
+    }
+    memory_.Load();
+  }
+  void StoreMemory(double* memory) const {
+    for (size_t l = 0; l < n_; ++l) {
+      for (size_t j = 0; j < width_; ++j) memory[l * width_ + j] = memory_.M[j * np_ + l];
+    }
+  }
+  void Empty() { memory_.Clear(); }
+  size_t width() const { return width_; }
+
+  HWY_NOINLINE void Begin(const SlotChunk<T>& chunk) {
+    if (!chunk.scaled) return;
+    const Tag<T> d;
+    for (size_t l = 0; l < np_; l += kLanes<T>) {
+      const Vec<T> carry = hn::Load(d, chunk.carry + l);
+      for (size_t j = l; j < width_ * np_; j += np_)
+        hn::Store(hn::Mul(carry, hn::Load(d, memory_.past + j)), d, memory_.past + j);
+    }
+  }
+
+  // X = F (Q S + tril(Q K^T) E) [rows, np]; then the chunk is written.
+  void Rows(const SlotChunk<T>& chunk, const Sequence<const T>& q, const Sequence<const T>& k,
+            size_t t, T* X) {
+    constexpr size_t kCp = kChunkPadded<T>;
+    const size_t rows = chunk.rows;
+    const T* const Q = PanelOf(q, t, rows, width_, Q_);
+    const T* const K = PanelOf(k, t, rows, width_, K_);
+    Transpose(rows, width_, K, dp_, KT_, kCp);
+    LowerProduct<T>(rows, {Q, dp_, 1, KT_, kCp, width_}, A_, kCp);
+    Product<Triangle::kLower, T>(rows, n_, {Q, dp_, 1, memory_.Seen(), np_, width_},
+                                 {A_, kCp, 1, chunk.E, np_, rows}, X, np_);
+    const Tag<T> d;
+    for (size_t i = 0; i < rows * np_; i += kLanes<T>)
+      hn::Store(hn::Mul(hn::Load(d, X + i), hn::Load(d, chunk.F + i)), d, X + i);
+    memory_.Write(width_, n_, {K, 1, dp_, chunk.E, np_, rows});  // K^T E
+  }
+
+  HWY_NOINLINE void Close(const SlotChunk<T>& chunk) {
+    const Tag<double> d;
+    const T* const U = memory_.added();
+    for (size_t l = 0; l < np_; l += kLanes<double>) {
+      const Double keep = hn::Load(d, chunk.keep + l), sub = hn::Load(d, chunk.sub + l),
+                   gain = hn::Load(d, chunk.gain + l);
+      const auto skip = hn::Eq(gain, hn::Zero(d));
+      for (size_t j = l; j < width_ * np_; j += np_) {
+        const Double m = hn::Load(d, memory_.M + j);
+        const Double next = hn::IfThenElse(
+            skip, m,
+            hn::MulAdd(gain, hn::NegMulAdd(sub, m, LoadAsDouble(U + j)), hn::Mul(keep, m)));
+        hn::Store(next, d, memory_.M + j);
+        StoreDouble(next, memory_.past + j);
+      }
+    }
+    memory_.set_fresh();
+  }
+
+ private:
+  SpanMemory<T> memory_;
+  const size_t n_, width_, np_, dp_;
+  T *Q_, *K_, *A_, *KT_;
+};
+
+// One head of a forward pass.
+template <class T>
+struct ForwardHead {
+  ForwardHead(const SlotShape& shape, const RowMask& mask, int64_t index)
+      : b(index / shape.heads),
+        h(index % shape.heads),
+        n(static_cast<size_t>(shape.slots)),
+        width(static_cast<size_t>(shape.width)),
+        total(static_cast<size_t>(shape.length)),
+        tokens(shape, mask, b) {}
+
+  // Zeroes the memory of slots that hold nothing, whatever the caller left there.
+  void ForgetEmpty(const double* z, double* memory) const {
+    for (size_t l = 0; l < n; ++l) {
+      if (z[l] == kEmpty) std::memset(memory + l * width, 0, width * sizeof(double));
+    }
+  }
+
+  // One token: `step` updates memory and z in place.
+  template <class Step>
+  void One(double* z, double* memory, const Sequence<T>& out, size_t out_width,
+           const Sequence<T>& z_out, Step step) const {
+    ForgetEmpty(z, memory);
+    if (tokens.length > 0) {
+      if (tokens.StartsAt(0)) {
+        for (size_t l = 0; l < n; ++l) z[l] = kEmpty;
+        ForgetEmpty(z, memory);
+      }
+      step();
+      if (z_out.data != nullptr) {
+        for (size_t l = 0; l < n; ++l) z_out.At(0)[l] = static_cast<T>(z[l]);
+      }
+    } else {
+      ZeroRows(0, 1, out_width, out);
+      if (z_out.data != nullptr) ZeroRows(0, 1, n, z_out);
+    }
+  }
+
+  // Behind the last chunk: padding, and the state.
+  void Finish(const SlotChunk<T>& chunk, double* z, const Sequence<T>& out, size_t out_width,
+              const Sequence<T>& z_out) const {
+    ZeroRows(tokens.length, total, out_width, out);
+    if (z_out.data != nullptr) ZeroRows(tokens.length, total, n, z_out);
+    std::memcpy(z, chunk.z, n * sizeof(double));
+  }
+
+  int64_t b, h;
+  size_t n, width, total;
+  Tokens tokens;
+};
+
+// Walks over the spans and chunks of a head's tokens. visit: Empty(), Begin(t), Rows(t), Close(),
+// and Prefetch(t, end), the rows that come after the ones at hand.
+template <class T, class Visit>
+HWY_INLINE void WalkChunks(SlotChunk<T>& chunk, const Sequence<const T>& s, const Tokens& tokens,
+                           Visit& visit) {
+  bool open = false;
+  size_t begun = 0;
+  const auto close = [&]() HWY_ATTR {
+    if (!open) return;
+    chunk.Close();
+    visit.Close();
+    open = false;
+  };
+  for (size_t t = 0; t < tokens.length; t += chunk.rows) {
+    if (tokens.StartsAt(t)) {
+      chunk.Empty();
+      visit.Empty();
+      open = false;
+    } else if (open && (t - begun >= kSpanRows || chunk.Take(s, tokens, t, tokens.length) == 0)) {
+      close();
+    }
+    if (!open) {
+      chunk.Begin(s, t);
+      visit.Begin(t);
+      begun = t;
+      open = true;
+      chunk.Take(s, tokens, t, tokens.length);
+    }
+    const size_t next = t + chunk.rows,
+                 end = tokens.length - next < kChunkRows ? tokens.length : next + kChunkRows;
+    PrefetchRows(s, next, end, chunk.n);
+    visit.Prefetch(next, end);
+    visit.Rows(t);
+    chunk.Pass();
+  }
+  close();
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace cistern
+HWY_AFTER_NAMESPACE();
+
+#endif  // include guard

@@ -1,0 +1,33 @@
+#pragma once
+// Causal attention by the slot memory, fused (kernels/slot_attention.h has the algebra): the same
+// as a composition of softmax, SlotMatch and SlotRead, in one walk over the tokens. Differentiable
+// in every tensor, the state in and out included.
+#include "cistern/ops/slot_memory.h"
+
+namespace cistern::ops {
+
+struct AttentionResult {
+  at::Tensor out;
+  SlotState state;  // after the last token
+};
+
+// SlotRead(softmax(q), s, v).   q, s [B,H,T,n], v [B,H,T,d] -> out [B,H,T,d]
+AttentionResult LatteAttention(const at::Tensor& q, const at::Tensor& s, const at::Tensor& v,
+                               const SlotState& state, const Mask& mask = {});
+
+struct AbcState {
+  at::Tensor keys, values;  // [B,H,n,d], double
+  at::Tensor z;             // [B,H,n], double
+};
+struct AbcResult {
+  at::Tensor out;
+  AbcState state;
+};
+
+// SlotRead(softmax(scale SlotMatch(q, s, k)), s, v).   q, k, v [B,H,T,d], s [B,H,T,n] -> [B,H,T,d]
+// A slot that holds nothing takes part in the softmax with the logit 0 and the value 0.
+AbcResult AbcAttention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                       const at::Tensor& s, const AbcState& state, double scale,
+                       const Mask& mask = {});
+
+}  // namespace cistern::ops

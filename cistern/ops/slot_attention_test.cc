@@ -1,0 +1,193 @@
+#include "cistern/ops/slot_attention.h"
+
+#include "cistern/ops/memory_test.h"
+#include "cistern/ops/output_memory.h"
+#include "cistern/ops/tensor_rows.h"
+
+namespace cistern::ops {
+namespace {
+
+using namespace cistern::testing;
+
+enum class Weights { kMild, kJumps, kHoles };
+
+struct Case {
+  bool abc;
+  int64_t batch, heads, length, slots, width;
+  Weights weights = Weights::kMild;
+  bool empty = false, lengths = false, starts = false, heads_last = false;
+  std::string Name() const {
+    return std::string(abc ? "abc" : "latte") + " T" + std::to_string(length) + " n" +
+           std::to_string(slots) + " d" + std::to_string(width) + " weights " +
+           std::to_string(int(weights)) + (empty ? " empty" : "") + (lengths ? " lengths" : "") +
+           (starts ? " starts" : "") + (heads_last ? " heads last" : "");
+  }
+};
+
+std::vector<Case> Cases() {
+  std::vector<Case> cases;
+  for (const bool abc : {false, true}) {
+    for (const int64_t length : {0, 1, 5, 31, 32, 33, 65, 161}) {
+      for (int masks = 0; masks < 4; ++masks) {
+        cases.push_back({abc, 3, 2, length, 7, 5, Weights::kMild, length % 2 == 0, (masks & 1) != 0,
+                         (masks & 2) != 0, length != 5});
+      }
+    }
+    for (const Weights w : {Weights::kJumps, Weights::kHoles}) {
+      for (int masks = 0; masks < 4; ++masks)
+        cases.push_back(
+            {abc, 3, 2, 150, 7, 5, w, masks == 0, (masks & 1) != 0, (masks & 2) != 0, masks == 3});
+    }
+    cases.push_back({abc, 1, 1, 37, 1, 1});
+    cases.push_back({abc, 2, 1, 130, 33, 43, Weights::kMild, true});
+    cases.push_back({abc, 1, 2, 300, 64, 32, Weights::kMild, true});
+    cases.push_back({abc, 0, 2, 5, 3, 4});
+  }
+  return cases;
+}
+
+MemoryProblem MakeProblem(const Case& c) {
+  at::manual_seed(23 + c.length);
+  MemoryProblem p;
+  p.name = c.Name();
+  const int64_t B = c.batch, H = c.heads, T = c.length, n = c.slots, d = c.width;
+  at::Tensor s = Normal({B, H, T, n}, 2);
+  if (c.weights == Weights::kJumps)
+    s = s + (at::rand({B, H, T, n}) < 0.1).to(at::kDouble) * 300 -
+        (at::rand({B, H, T, n}) < 0.1).to(at::kDouble) * 900;
+  if (c.weights == Weights::kHoles)
+    s = s.masked_fill((at::rand({B, H, T, n}) < 0.5).logical_or(at::arange(n) % 5 == 4), -kInf);
+  at::Tensor keys = Normal({B, H, n, d}), values = Normal({B, H, n, d}), z = Normal({B, H, n}, 2);
+  const at::Tensor fresh = c.empty ? at::ones({B, H, n}, at::kBool) : at::rand({B, H, n}) < 0.3;
+  z = z.masked_fill(fresh, -kInf);
+  keys = keys.masked_fill(fresh.unsqueeze(-1), 0.0);
+  values = values.masked_fill(fresh.unsqueeze(-1), 0.0);
+  if (c.lengths)
+    p.mask.lengths =
+        at::cat({Lengths({T, 0}), at::randint(0, T + 1, {B}, at::kLong)}).narrow(0, 0, B);
+  if (c.starts) p.mask.starts = at::rand({B, T}) < 0.1;
+  if (c.abc) {
+    p.state = {4, 5, 6};
+    p.parts = {"out", "keys", "values", "z", "dq", "dk", "dv", "ds", "d_keys", "d_values", "dz"};
+    p.x = {Normal({B, H, T, d}), Normal({B, H, T, d}), Normal({B, H, T, d}), s, keys, values, z};
+    p.g = {Normal({B, H, T, d}), Normal({B, H, n, d}), Normal({B, H, n, d}), Normal({B, H, n})};
+    p.run = [](const Tensors& x, const Mask& mask) {
+      const AbcResult r = AbcAttention(x[0], x[1], x[2], x[3], {x[4], x[5], x[6]}, 0.4, mask);
+      return Tensors{r.out, r.state.keys, r.state.values, r.state.z};
+    };
+  } else {
+    p.state = {3, 4};
+    p.parts = {"out", "memory", "z", "dq", "ds", "dv", "d_memory", "dz"};
+    p.x = {Normal({B, H, T, n}, 2), s, Normal({B, H, T, d}), values, z};
+    p.g = {Normal({B, H, T, d}), Normal({B, H, n, d}), Normal({B, H, n})};
+    p.run = [](const Tensors& x, const Mask& mask) {
+      const AttentionResult r = LatteAttention(x[0], x[1], x[2], {x[3], x[4]}, mask);
+      return Tensors{r.out, r.state.memory, r.state.z};
+    };
+  }
+  return p;
+}
+
+size_t LogWeights(const MemoryProblem& p) { return p.state.size() == 3 ? 3 : 1; }
+
+TEST(SlotAttention, ThreeImplementationsAgreeForwardAndBackward) {
+  for (const Case& c : Cases()) {
+    const MemoryProblem p = MakeProblem(c);
+    const at::Tensor s = Finite(p.x[LogWeights(p)]);
+    const double largest = s.numel() > 0 ? s.abs().max().item<double>() : 0;
+    ExpectImplementationsAgree(p, c.heads_last, [&](at::ScalarType dtype, size_t) {
+      return dtype == at::kDouble ? 1e-12 : 2e-6 + largest * std::ldexp(1.0, -21);
+    });
+    if (HasFailure()) break;
+  }
+}
+
+TEST(SlotAttention, GradientsMatchFiniteDifferences) {
+  for (const Case& c : Cases()) {
+    if (c.length <= 33 && c.batch > 0 && c.weights == Weights::kMild && c.heads_last)
+      ExpectFiniteDifferences(MakeProblem(c));
+  }
+}
+
+TEST(SlotAttention, BothAlike) {
+  for (const bool abc : {false, true}) {
+    ExpectGradientsOfOneOutputAlone(MakeProblem({abc, 2, 2, 19, 3, 4}));
+    ExpectSecondDerivatives(MakeProblem({abc, 2, 2, 21, 3, 5, Weights::kMild, false, true, true}));
+    ExpectPiecesEqualWhole(MakeProblem({abc, 2, 2, 37, 5, 4, Weights::kMild, true, false, true}));
+    ExpectSameBitsForAnyNumberOfThreads(
+        MakeProblem({abc, 3, 5, 200, 16, 20, Weights::kMild, false, true, true}));
+    ExpectPaddingHasNoEffect(MakeProblem({abc, 3, 2, 23, 4, 5}));
+    MemoryProblem p = MakeProblem({abc, 1, 2, 40, 4, 5, Weights::kMild, true});
+    at::Tensor& s = p.x[LogWeights(p)];
+    s = at::cat({s.narrow(2, 0, 7) + 1000, s.narrow(2, 7, 13) - 1000, s.narrow(2, 20, 20)}, 2);
+    ExpectDocumentsApart(p, {{0, 7}, {7, 13}, {20, 20}});
+  }
+}
+
+TEST(SlotAttention, PastIsBitwiseBlindToTheFuture) {
+  ImplScope scope(Impl::kKernel);
+  for (const auto dtype : {at::kFloat, at::kDouble}) {
+    for (const bool abc : {false, true}) {
+      const MemoryProblem p = MakeProblem({abc, 2, 2, 300, 16, 16, Weights::kJumps, true});
+      Tensors x;
+      for (size_t i = 0; i < p.x.size(); ++i) x.push_back(p.IsState(i) ? p.x[i] : p.x[i].to(dtype));
+      const at::Tensor want = p.run(x, {})[0];
+      for (const int64_t t : {1, 31, 32, 33, 127, 128, 129, 299}) {
+        Tensors changed = x;
+        for (size_t i = 0; i < x.size(); ++i) {
+          if (p.IsState(i)) continue;
+          changed[i] =
+              at::cat({x[i].narrow(2, 0, t), x[i].narrow(2, t, 300 - t) * -37.0 + 11.0}, 2);
+        }
+        const at::Tensor got = p.run(changed, {})[0];
+        ExpectSameBits(got.narrow(2, 0, t), want.narrow(2, 0, t),
+                       p.name + " before " + std::to_string(t));
+        EXPECT_FALSE(at::equal(got, want));
+      }
+    }
+  }
+}
+
+TEST(SlotAttention, ShapesAreChecked) {
+  const MemoryProblem p = MakeProblem({true, 2, 2, 9, 3, 4});
+  for (size_t i = 0; i < p.x.size(); ++i) {
+    Tensors x = p.x;
+    x[i] = x[i].narrow(-1, 0, x[i].size(-1) - 1);
+    EXPECT_THROW(p.run(x, {}), c10::Error) << p.parts[4 + i];
+  }
+  Tensors x = p.x;
+  x[0] = x[0].to(at::kFloat);
+  EXPECT_THROW(p.run(x, {}), c10::Error);
+}
+
+TEST(SlotAttention, MetaTensorsHaveTheShapes) {
+  for (const bool abc : {false, true}) {
+    const MemoryProblem p = MakeProblem({abc, 2, 2, 9, 3, 4});
+    Tensors x;
+    for (const at::Tensor& t : p.x) x.push_back(Leaf(t.to(at::kMeta)));
+    const Tensors want = p.run(p.x, {}), got = p.run(x, {});
+    for (size_t i = 0; i < want.size(); ++i) {
+      EXPECT_EQ(got[i].sizes(), want[i].sizes());
+      EXPECT_EQ(got[i].strides(), want[i].strides());
+    }
+  }
+}
+
+TEST(OutputMemory, LargeBlocksAreUsedAgainAndNeverTwiceAtOnce) {
+  const c10::SymInt sizes[] = {1, 8, 4096, 64};
+  void* first = nullptr;
+  {
+    const at::Tensor x = EmptyHeads(sizes, at::kFloat), y = EmptyHeads(sizes, at::kFloat);
+    first = x.data_ptr();
+    EXPECT_NE(first, y.data_ptr());
+    x.fill_(1), y.fill_(2);
+    EXPECT_EQ(x.sum().item<float>(), float(x.numel()));
+  }
+  EXPECT_GE(WaitingOutputBytes(), size_t{16} << 20);
+  const at::Tensor x = EmptyHeads(sizes, at::kFloat), y = EmptyHeads(sizes, at::kFloat);
+  EXPECT_TRUE(x.data_ptr() == first || y.data_ptr() == first);
+  EXPECT_NE(x.data_ptr(), y.data_ptr());
+}
+
+}  // namespace
+}  // namespace cistern::ops
