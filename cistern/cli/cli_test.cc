@@ -115,6 +115,8 @@ TEST_F(CliTest, UnknownNamesGetTheNearestOne) {
   Expect(with("model.attention_options.latte.latent=8"), 2, {"did you mean 'latents'?"});
   Expect(Train(TrainedText(), folder_ / "run", {"--dtype", "float23"}), 2,
          {"did you mean 'float32'?"});
+  Expect(Train(TrainedText(), folder_ / "run", {"--device", "moon"}), 2,
+         {"no device 'moon'", "there is: cpu"});
   Expect(Train(TrainedText(), folder_ / "run", {"--stpes", "3"}), 2, {"did you mean '--steps'?"});
   Expect({"trian"}, 2, {"did you mean 'train'?"});
   Expect({"compare", TrainedText(), "--mechanisms", "latte,abc_mpl"}, 2,
@@ -438,6 +440,9 @@ TEST_F(CliTest, Info) {
   EXPECT_TRUE(info.contains("libtorch"));
   EXPECT_TRUE(info.contains("simd_in_use"));
   EXPECT_GE(info["mechanisms"].size(), 3u);
+  const Outcome kinds = Run({"info", "--models"});
+  for (const char* phrase : {"decoder_lm", "stacks: encoder, decoder, cross", "share_embeddings"})
+    EXPECT_NE(kinds.out.find(phrase), std::string::npos) << phrase << "\n" << kinds;
   const Outcome model = Run({"info", Trained(), "--json"});
   ASSERT_EQ(model.code, 0) << model;
   EXPECT_GT(ParseJson(model.out, "stdout")["parameters"].get<int64_t>(), 0);

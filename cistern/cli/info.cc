@@ -19,7 +19,7 @@ namespace {
 struct InfoArguments {
   Common common;
   std::string folder;
-  bool docs = false, tasks = false;
+  bool docs = false, tasks = false, models = false;
 };
 
 std::string Joined(const std::vector<std::string>& words, const char* comma = ", ") {
@@ -28,11 +28,12 @@ std::string Joined(const std::vector<std::string>& words, const char* comma = ",
   return out;
 }
 
-std::vector<std::string> FormNames(const MechanismInfo& info) {
+std::vector<std::string> FormNames(const std::vector<Form>& forms) {
   std::vector<std::string> names;
-  for (const Form form : info.forms) names.push_back(FormName(form));
+  for (const Form form : forms) names.push_back(FormName(form));
   return names;
 }
+std::vector<std::string> FormNames(const MechanismInfo& info) { return FormNames(info.forms); }
 
 Json MechanismJson(const MechanismInfo& info) {
   return {{"name", info.name},
@@ -48,6 +49,27 @@ Json MechanismJson(const MechanismInfo& info) {
           {"state", info.state},
           {"refusals", info.refusals},
           {"options", info.options().Write()}};
+}
+
+// The kinds of models.
+int PrintModels(bool as_json) {
+  Json all = Json::array();
+  for (const ModelInfo* i : Models()) {
+    std::vector<std::string> groups;
+    for (const Form form : i->forms) groups.push_back(GroupName(form));
+    const Json own = i->options ? i->options().Write() : Json::object();
+    all.push_back({{"name", i->name},
+                   {"summary", i->summary},
+                   {"groups", groups},
+                   {"inputs", i->inputs},
+                   {"options", own}});
+    if (as_json) continue;
+    std::printf("%-20s %s\n%20s stacks: %s; reads %s\n", i->name.c_str(), i->summary.c_str(), "",
+                Joined(groups).c_str(), Joined(i->inputs).c_str());
+    if (i->options) std::printf("%s", i->options().Help(21).c_str());
+  }
+  if (as_json) std::printf("%s\n", all.dump().c_str());
+  return 0;
 }
 
 // The generated part of docs/mechanisms.md.
@@ -158,6 +180,7 @@ int RunInfo(const InfoArguments& a) {
   ApplyCommon(a.common);
   if (a.tasks) return PrintTasks(a);
   if (a.docs) return PrintDocs();
+  if (a.models) return PrintModels(a.common.json);
   if (!a.folder.empty()) return PrintModel(a);
   Json json = {
       {"version", CISTERN_VERSION},       {"libtorch", TORCH_VERSION},
@@ -193,6 +216,7 @@ void AddInfo(CLI::App& app, Run& run) {
   command->add_option("folder", a->folder, "model folder");
   command->add_flag("--tasks", a->tasks, "every task: its models, metrics and options");
   command->add_flag("--docs", a->docs, "print the generated part of docs/mechanisms.md");
+  command->add_flag("--models", a->models, "the kinds of models and their own options");
   AddCommon(*command, a->common);
   command->callback([a, &run] { run = [a] { return RunInfo(*a); }; });
 }
