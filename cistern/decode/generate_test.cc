@@ -11,6 +11,7 @@
 #include "cistern/decode/measure.h"
 #include "cistern/io/atomic_file.h"
 #include "cistern/io/test_folder.h"
+#include "cistern/models/decoder_lm.h"
 
 namespace cistern {
 namespace {

@@ -13,6 +13,7 @@
 #include "cistern/decode/generate.h"
 #include "cistern/io/atomic_file.h"
 #include "cistern/io/test_folder.h"
+#include "cistern/models/decoder_lm.h"
 #include "cistern/models/model_state_file.h"
 
 namespace cistern {

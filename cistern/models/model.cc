@@ -145,18 +145,20 @@ void CheckSizes(const ModelConfig& c, const std::string& config, const Safetenso
   double found = 0;
   for (const TensorEntry& e : file.entries())
     found += double(e.bytes) / double(DTypeBytes(e.dtype));
-  double least = double(c.vocab_size) * double(c.dim);
+  const LayerStack first = c.Stack(c.info().forms[0]);  // the one that reads the embeddings
+  double least = double(c.vocab_size) * double(first.dim());
   for (const Form form : c.info().forms) {
     if (form == Form::kCross) continue;
     const LayerStack stack = c.Stack(form);
     for (int64_t layer = 0; layer < stack.layers(); ++layer) {
-      if (stack.TiedTo(layer) != layer || !stack.Attention(layer).tokens_out) continue;
+      if (stack.TiedTo(layer) != layer || !stack.Block(layer).attention.tokens_out) continue;
       least += 2 * double(stack.dim()) * double(stack.ffn_dim());
     }
   }
   CISTERN_CHECK(least <= found, file.path(), ": its shapes hold ", int64_t(found), " numbers, and ",
                 config, " asks for more than ", least, " (vocab_size=", c.vocab_size,
-                ", dim=", c.dim, ", layers=", c.layers, "); they belong to different models");
+                ", dim=", first.dim(), ", layers=", first.layers(), ", ffn_dim=", first.ffn_dim(),
+                "); they belong to different models");
 }
 
 }  // namespace

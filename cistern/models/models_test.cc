@@ -176,18 +176,6 @@ TEST(DecoderLm, StatesAreReorderedClonedAndDetached) {
   }
 }
 
-// abc_mlp's control and Linformer's matrix, each for all layers of its mechanism; the second layer
-// has another one.
-ModelConfig TiedLm(bool tied) {
-  ModelConfig c = SmallLm({"abc_mlp", "latte", "abc_mlp", "linformer", "linformer"});
-  c.max_length = 20;
-  c.attention_options =
-      Json{{"abc_mlp", {{"slots", 3}, {"tied", tied}}},
-           {"linformer", {{"slots", 5}, {"sharing", tied ? "layerwise" : "key_value"}}},
-           {"latte", {{"latents", 6}}}};
-  return c;
-}
-
 TEST(DecoderLm, TiedMapsAreOneForAllLayers) {
   const auto m = Make<DecoderLm>(TiedLm(true)), untied = Make<DecoderLm>(TiedLm(false));
   EXPECT_EQ(untied->ParameterCount() - m->ParameterCount(), 12 * 2 * 3 + 20 * 5);

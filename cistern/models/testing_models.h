@@ -47,4 +47,16 @@ inline std::vector<ModelConfig> Lms() {
   return all;
 }
 
+// abc_mlp's control and Linformer's matrix, each for all layers of its mechanism; the second layer
+// has another one.
+inline ModelConfig TiedLm(bool tied) {
+  ModelConfig c = SmallLm({"abc_mlp", "latte", "abc_mlp", "linformer", "linformer"});
+  c.max_length = 20;
+  c.attention_options =
+      Json{{"abc_mlp", {{"slots", 3}, {"tied", tied}}},
+           {"linformer", {{"slots", 5}, {"sharing", tied ? "layerwise" : "key_value"}}},
+           {"latte", {{"latents", 6}}}};
+  return c;
+}
+
 }  // namespace cistern::testing

@@ -4,6 +4,7 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include "cistern/models/decoder_lm.h"
 #include "cistern/ops/testing.h"
 #include "cistern/verify/model_check.h"
 
