@@ -6,6 +6,7 @@
 
 #include "cistern/attention/head_groups.h"
 #include "cistern/base/error.h"
+#include "cistern/tensors/device.h"
 
 namespace cistern {
 
@@ -123,8 +124,9 @@ void Mechanism::AddWeight(const std::string& name, at::Tensor& member, const at:
         known ? known->get() : register_module(child, std::make_shared<torch::nn::Module>()).get();
   }
   const std::string leaf = name.substr(dot + 1);  // all of it where there is no dot
-  member = kind == CoreWeight::Kind::kTrained ? owner->register_parameter(leaf, initial)
-                                              : owner->register_buffer(leaf, initial);
+  member = kind == CoreWeight::Kind::kTrained
+               ? owner->register_parameter(leaf, ToActiveDevice(initial))
+               : owner->register_buffer(leaf, ToActiveDevice(initial));
   weights_.push_back({name, &member, kind});
 }
 

@@ -4,6 +4,7 @@
 #include <thread>
 
 #include "cistern/cli/testing_cli.h"
+#include "cistern/io/safetensors.h"
 
 namespace cistern {
 namespace {
@@ -94,11 +95,13 @@ TEST_F(GenerateCliTest, StatesThatCannotBeUsed) {
   changed[changed.size() - 3] ^= 1;
   WriteFileAtomically(bad, changed);
   load(1, {bad, "corrupt"});
-  changed = whole;
-  const std::string version = "\"version\":\"1\"";
-  ASSERT_NE(changed.find(version), std::string::npos);
-  changed.replace(changed.find(version), version.size(), "\"version\":\"7\"");
-  WriteFileAtomically(bad, changed);
+  {  // of a later version, whole
+    const SafetensorsFile file(state);
+    auto metadata = file.metadata();
+    ASSERT_EQ(metadata["version"], "1");
+    metadata["version"] = "7";
+    WriteSafetensors(bad, file.entries(), {metadata.begin(), metadata.end()});
+  }
   load(2, {bad, "version 7", "reads version 1"});
   fs::copy_file(Trained() + "/model.safetensors", bad, fs::copy_options::overwrite_existing);
   load(1, {bad, "is no saved state", "--save-state"});

@@ -4,6 +4,7 @@
 
 #include "cistern/base/error.h"
 #include "cistern/nn/head_loss.h"
+#include "cistern/tensors/device.h"
 
 namespace cistern {
 
@@ -34,8 +35,8 @@ at::Tensor OutputLayer::Loss(const at::Tensor& hidden, const at::Tensor& targets
 Pooling::Pooling(torch::nn::Module& owner, const ModelConfig& config)
     : memory_(config.pooling == "memory"), norm_pooled_(config.norm_pooled) {
   if (config.pooling == "cls") {
-    cls_ = owner.register_parameter("cls_token",
-                                    at::zeros({1, 1, config.Stack(Form::kBidirectional).dim()}));
+    cls_ = owner.register_parameter(
+        "cls_token", ToActiveDevice(at::zeros({1, 1, config.Stack(Form::kBidirectional).dim()})));
   }
 }
 

@@ -9,6 +9,7 @@
 #include "cistern/base/error.h"
 #include "cistern/nn/positions.h"
 #include "cistern/ops/short_conv.h"
+#include "cistern/tensors/device.h"
 
 namespace cistern {
 namespace {
@@ -20,7 +21,7 @@ class ShortConvolution : public torch::nn::Module {
   ShortConvolution(int64_t width, int64_t taps) {
     at::Tensor filter = at::randn({width, taps}) * 0.02;
     filter.select(1, taps - 1).add_(1.0);
-    weight = register_parameter("weight", filter);
+    weight = register_parameter("weight", ToActiveDevice(filter));
   }
   at::Tensor weight;
 };

@@ -4,12 +4,15 @@
 
 #include <cmath>
 
+#include "cistern/tensors/device.h"
+
 namespace cistern {
 
 Linear::Linear(int64_t in, int64_t out, bool with_bias, double std) {
   weight = register_parameter(
-      "weight", at::randn({out, in}) * (std > 0 ? std : 1.0 / std::sqrt(3.0 * double(in))));
-  if (with_bias) bias = register_parameter("bias", at::zeros({out}));
+      "weight",
+      ToActiveDevice(at::randn({out, in}) * (std > 0 ? std : 1.0 / std::sqrt(3.0 * double(in)))));
+  if (with_bias) bias = register_parameter("bias", ToActiveDevice(at::zeros({out})));
 }
 
 at::Tensor Linear::Forward(const at::Tensor& x) const {
@@ -17,12 +20,12 @@ at::Tensor Linear::Forward(const at::Tensor& x) const {
 }
 
 Embedding::Embedding(int64_t vocab, int64_t dim, double std) {
-  weight = register_parameter("weight", at::randn({vocab, dim}) * std);
+  weight = register_parameter("weight", ToActiveDevice(at::randn({vocab, dim}) * std));
 }
 
 LayerNorm::LayerNorm(int64_t width, double eps) : eps_(eps) {
-  weight = register_parameter("weight", at::ones({width}));
-  bias = register_parameter("bias", at::zeros({width}));
+  weight = register_parameter("weight", ToActiveDevice(at::ones({width})));
+  bias = register_parameter("bias", ToActiveDevice(at::zeros({width})));
 }
 
 at::Tensor LayerNorm::Forward(const at::Tensor& x) const {

@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "cistern/base/error.h"
+#include "cistern/tensors/device.h"
 
 namespace cistern {
 namespace {
@@ -25,7 +26,7 @@ PositionEmbedding::PositionEmbedding(const std::string& kind, int64_t width, int
                                      double std)
     : kind_(kind), max_length_(max_length) {
   if (kind == "learned")
-    weight_ = register_parameter("weight", at::randn({max_length, width}) * std);
+    weight_ = register_parameter("weight", ToActiveDevice(at::randn({max_length, width}) * std));
   if (kind == "sinusoidal" && width % 2 != 0)
     FailUsage("sinusoidal positions need an even width, got ", width);
 }

@@ -177,6 +177,7 @@ class OpPair {
       Check(x, starts, lengths);
       return P::Compose(x.vec(), {lengths, starts}, option);
     }
+    for (const at::Tensor& t : x) RefuseTangents((std::string("[") + P::kName + "]").c_str(), t);
     if (!NeedsGradient(x)) {
       at::AutoDispatchBelowADInplaceOrView guard;
       return Op().call(x, starts, lengths, option, save);

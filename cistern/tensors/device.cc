@@ -42,6 +42,10 @@ at::Device ParseDevice(const std::string& name) {
 at::Device ActiveDevice() { return Active(); }
 void SetActiveDevice(at::Device device) { Active() = device; }
 
+at::Tensor ToActiveDevice(const at::Tensor& x) {
+  return ActiveDevice() == x.device() ? x : x.to(ActiveDevice());
+}
+
 BFloat16Scope::BFloat16Scope(bool on, at::Device device) : on_(on), type_(device.type()) {
   if (!on_) return;
   at::autocast::set_autocast_enabled(type_, true);

@@ -14,6 +14,8 @@ at::Device ParseDevice(const std::string& name);
 
 at::Device ActiveDevice();  // the CPU until SetActiveDevice is called
 void SetActiveDevice(at::Device device);
+// x there. Weights are drawn on the CPU, so that a seed gives the same ones on every device.
+at::Tensor ToActiveDevice(const at::Tensor& x);
 
 // Linear maps in bfloat16 on `device` while it lives; sums, norms and the cores of mechanisms stay
 // in float32.
