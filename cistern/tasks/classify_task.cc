@@ -197,11 +197,14 @@ void ClassifyTask::LearnLabels(const std::vector<LabelledRow>& rows) {
   const bool numbers = std::all_of(classes_.begin(), classes_.end(), [](const std::string& c) {
     return c.find_first_not_of("0123456789.-+eE") == std::string::npos;
   });
+  constexpr size_t kMostClasses = 1000;  // their confusion matrix has a million cells
   const size_t rows_of_each = rows.size() / classes_.size();
   CISTERN_CHECK(rows_of_each >= 2, options_.data, ": ", classes_.size(), " different labels in ",
                 rows.size(), " rows; ",
                 numbers ? "if they are numbers to be predicted: --set task.regression=true"
                         : "is this the label's column? --set task.label_column=...");
+  CISTERN_CHECK(classes_.size() <= kMostClasses, options_.data, ": ", classes_.size(), " classes; ",
+                kMostClasses, " at most");
   if (numbers) {
     std::sort(classes_.begin(), classes_.end(), [](const std::string& a, const std::string& b) {
       return std::strtod(a.c_str(), nullptr) < std::strtod(b.c_str(), nullptr);
