@@ -19,6 +19,7 @@ ProcessResult RunProcess(const std::string& program, const std::vector<std::stri
   std::vector<std::string> words = {program};
   words.insert(words.end(), arguments.begin(), arguments.end());
   std::vector<char*> argv;
+  argv.reserve(words.size() + 1);
   for (std::string& w : words) argv.push_back(w.data());
   argv.push_back(nullptr);
   int fds[2];
