@@ -84,11 +84,13 @@ const TaskInfo& classify_task() {
     t.metrics = ClassMetrics();
     t.data = "data";
     t.claims = IsRows;
-    t.defaults = {"model.dim=64",      "model.layers=2",         "model.heads=4",
-                  "model.conv=4",      "model.init_std=0.125",   "model.embedding_std=0.5",
-                  "model.dropout=0.1", "model.head=gelu",        "task.tokenizer=bpe",
-                  "task.length=512",   "train.batch=16",         "train.lr=2e-3",
-                  "train.seconds=180", "train.weight_decay=0.05"};
+    t.defaults = {"model.dim=64",         "model.layers=2",
+                  "model.heads=4",        "model.positions=sinusoidal",
+                  "model.init_std=0.125", "model.embedding_std=0.5",
+                  "model.dropout=0.1",    "model.head=gelu",
+                  "task.tokenizer=bpe",   "task.length=512",
+                  "train.batch=16",       "train.lr=2e-3",
+                  "train.seconds=180",    "train.weight_decay=0.05"};
     BindTask<ClassifyTask>(t);
     return t;
   }();

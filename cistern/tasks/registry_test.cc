@@ -1,0 +1,49 @@
+#include <gtest/gtest.h>
+
+#include "cistern/io/test_folder.h"
+#include "cistern/tasks/task.h"
+
+namespace cistern {
+namespace {
+
+// What a task recommends works: its settings are known, and its mechanisms fit them.
+TEST(Tasks, DefaultsAndMechanismsFit) {
+  for (const TaskInfo* info : Tasks()) {
+    for (const std::string& mechanism : info->mechanisms) {
+      ModelConfig model;
+      model.kind = info->models[0];
+      Fields fields;
+      fields.Group("model", model.Describe());
+      TaskOptions task;
+      task.kind = info->name;
+      Fields options;
+      options.Group("task", task.Describe());
+      for (const std::string& assignment : info->defaults) {
+        const std::string full = TaskOptions::Grouped(assignment, info->name);
+        if (full.starts_with("model.")) fields.Set(full);
+        if (full.starts_with("task.")) options.Set(full);
+      }
+      model.attention = {mechanism};
+      EXPECT_EQ(ErrorMessage([&] { model.Validate(); }), "no error")
+          << info->name << " " << mechanism;
+    }
+  }
+}
+
+TEST(Tasks, OptionsMayLeaveTheirGroupAway) {
+  EXPECT_EQ(TaskOptions::Grouped("task.length=5", "lm"), "task.lm.length=5");
+  EXPECT_EQ(TaskOptions::Grouped("task.length=5", "listops"), "task.listops.length=5");
+  EXPECT_EQ(TaskOptions::Grouped("task.kind=lm", "lm"), "task.kind=lm");
+  EXPECT_EQ(TaskOptions::Grouped("task.nothing=1", "lm"), "task.nothing=1");
+  EXPECT_EQ(TaskOptions::Grouped("model.dim=8", "lm"), "model.dim=8");
+  const Json old = {{"kind", "listops"}, {"text", "a.txt"}, {"length", 9}, {"data_seed", 3}};
+  EXPECT_EQ(TaskOptions::Grouped(old, "listops", true),
+            (Json{{"kind", "listops"}, {"listops", {{"length", 9}, {"data_seed", 3}}}}));
+  // Those of another task are an error where nobody says that they are of an old file.
+  EXPECT_TRUE(TaskOptions::Grouped(old, "listops", false).contains("text"));
+  EXPECT_NE(ErrorMessage([] { FindTask("listop"); }).find("did you mean 'listops'?"),
+            std::string::npos);
+}
+
+}  // namespace
+}  // namespace cistern
