@@ -4,33 +4,18 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cstdlib>
-#include <fstream>
 #include <string>
 
 #include "cistern/attention/mechanism.h"
 #include "cistern/base/error.h"
+#include "cistern/base/memory.h"
 #include "cistern/base/random.h"
 #include "cistern/decode/eval_scope.h"
 
 namespace cistern {
-namespace {
-
-// MemAvailable of /proc/meminfo in bytes; 0 when it cannot be read.
-int64_t FreeMemoryBytes() {
-  std::ifstream in("/proc/meminfo");
-  for (std::string line; std::getline(in, line);) {
-    if (line.starts_with("MemAvailable:"))
-      return std::strtoll(line.c_str() + 13, nullptr, 10) * 1024;
-  }
-  return 0;
-}
-
-}  // namespace
-
 void CheckStateGrowth(const ModelConfig& config, int64_t state_bytes, int64_t position,
                       int64_t available) {
-  if (available < 0) available = FreeMemoryBytes();
+  if (available < 0) available = AvailableBytes();
   if (available == 0 || 2 * state_bytes <= available) return;
   for (const Form form : config.info().forms) {
     if (form == Form::kBidirectional) continue;

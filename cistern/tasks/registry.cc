@@ -152,11 +152,10 @@ std::string TaskOptions::Grouped(const std::string& assignment, const std::strin
   if (!assignment.starts_with(kTable)) return assignment;
   const std::string rest = assignment.substr(kTable.size());
   const std::string key = rest.substr(0, rest.find_first_of(".="));
-  const std::vector<std::string> own = OptionsOf(FindTask(kind));
-  const bool option = std::any_of(own.begin(), own.end(), [&](const std::string& name) {
-    return name == key || name.starts_with(key + ".");
-  });
-  return option ? StrCat(kTable, kind, ".", rest) : assignment;
+  // What is misspelt goes there as well: the error then names the nearest of the task's own
+  // options.
+  const bool elsewhere = key == "kind" || key == "cache" || Contains(Names(), key);
+  return elsewhere ? assignment : StrCat(kTable, kind, ".", rest);
 }
 
 }  // namespace cistern

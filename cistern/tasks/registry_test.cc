@@ -34,7 +34,7 @@ TEST(Tasks, OptionsMayLeaveTheirGroupAway) {
   EXPECT_EQ(TaskOptions::Grouped("task.length=5", "lm"), "task.lm.length=5");
   EXPECT_EQ(TaskOptions::Grouped("task.length=5", "listops"), "task.listops.length=5");
   EXPECT_EQ(TaskOptions::Grouped("task.kind=lm", "lm"), "task.kind=lm");
-  EXPECT_EQ(TaskOptions::Grouped("task.nothing=1", "lm"), "task.nothing=1");
+  EXPECT_EQ(TaskOptions::Grouped("task.lenght=1", "lm"), "task.lm.lenght=1");
   EXPECT_EQ(TaskOptions::Grouped("model.dim=8", "lm"), "model.dim=8");
   const Json old = {{"kind", "listops"}, {"text", "a.txt"}, {"length", 9}, {"data_seed", 3}};
   EXPECT_EQ(TaskOptions::Grouped(old, "listops", true),
