@@ -234,6 +234,7 @@ void ClassifyTask::LearnInputs(const std::vector<LabelledRow>& train) {
     }
     return;
   }
+  if (tokenizer_) return;  // TakeTokenizer
   if (options_.tokenizer == "bytes") {
     tokenizer_ = MakeByteTokenizer();
     return;
@@ -395,6 +396,12 @@ void ClassifyTask::LoadAssets(const std::string& folder) {
                     deviation_ > 0 && (options_.regression || classes_.size() >= 2),
                 path, " is broken: its parts do not fit each other");
   if (options_.input == "text") tokenizer_ = LoadTokenizer(folder + "/tokenizer.json");
+}
+
+bool ClassifyTask::TakeTokenizer(std::shared_ptr<const Tokenizer> tokenizer) {
+  if (options_.input != "text") return false;
+  tokenizer_ = std::move(tokenizer);
+  return true;
 }
 
 void ClassifyTask::Complete(ModelConfig& config) const {

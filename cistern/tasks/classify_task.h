@@ -34,6 +34,7 @@ class ClassifyTask : public Task {
 
   void SaveAssets(const std::string& folder) const override;  // classify.json, tokenizer.json
   void LoadAssets(const std::string& folder) override;
+  bool TakeTokenizer(std::shared_ptr<const Tokenizer> tokenizer) override;
   void Prepare() override;
   Json DataSummary() const override;
   void Complete(ModelConfig& config) const override;
@@ -74,11 +75,11 @@ class ClassifyTask : public Task {
   Options options_;
   // What is saved with the model.
   RowColumns columns_;
-  std::vector<std::string> classes_;        // sorted; none for regression
-  std::vector<double> class_counts_;        // in the training data
-  double mean_ = 0, deviation_ = 1;         // regression: of the training labels
-  std::vector<std::vector<double>> edges_;  // numbers: bin edges of each column
-  std::shared_ptr<Tokenizer> tokenizer_;    // text
+  std::vector<std::string> classes_;            // sorted; none for regression
+  std::vector<double> class_counts_;            // in the training data
+  double mean_ = 0, deviation_ = 1;             // regression: of the training labels
+  std::vector<std::vector<double>> edges_;      // numbers: bin edges of each column
+  std::shared_ptr<const Tokenizer> tokenizer_;  // text
   // Of the data.
   Examples train_, valid_, test_;
   std::unique_ptr<ShuffledOrder> order_;

@@ -12,6 +12,7 @@
 #include "cistern/models/model.h"
 #include "cistern/tasks/batch.h"
 #include "cistern/tasks/score.h"
+#include "cistern/text/tokenizer.h"
 
 namespace cistern {
 
@@ -60,6 +61,9 @@ class Task {
   // saved with it, and taken from its folder in place of making it anew.
   virtual void SaveAssets(const std::string& folder) const = 0;
   virtual void LoadAssets(const std::string& folder) = 0;
+  // Takes the tokenizer of another model in place of learning one (train --from); false where the
+  // task has none. Before Prepare.
+  virtual bool TakeTokenizer(std::shared_ptr<const Tokenizer>) { return false; }
   // Reads or makes the data; slow the first time (progress bar), then cached.
   virtual void Prepare() = 0;
   virtual Json DataSummary() const = 0;  // what was read: counts, hashes, notes. After Prepare
