@@ -201,8 +201,14 @@ int VerifyModel(const VerifyCommand& c) {
     stopped = Interrupted();
     return !stopped;
   };
+  const ModelInfo& info = config.info();
+  if (!info.extends && !info.classifies) {
+    FailUsage(c.folder, " holds a ", config.kind,
+              "; verify --model takes language models and classifiers, and cistern verify alone "
+              "checks the mechanisms that they are made of");
+  }
   const auto [results, tokens, source] =
-      config.kind == "encoder_classifier" ? CheckClassifier(c, config, hear) : CheckLm(c, hear);
+      info.classifies ? CheckClassifier(c, config, hear) : CheckLm(c, hear);
   bar.Finish();
   int64_t failed = 0;
   Json rows = Json::array();
