@@ -15,12 +15,13 @@ torch.func.grad and torch.func.vmap do not go through operators whose autograd i
 from cistern import functional, nn, state
 from cistern._library import VERSION as __version__
 from cistern._library import UsageError, mechanisms
-from cistern.models import DecoderLM, EncoderClassifier, EncoderDecoder, load
+from cistern.models import DecoderLM, EncoderClassifier, EncoderDecoder, MaskedLM, load
 
 __all__ = [
     "DecoderLM",
     "EncoderClassifier",
     "EncoderDecoder",
+    "MaskedLM",
     "UsageError",
     "__version__",
     "functional",

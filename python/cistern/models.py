@@ -327,6 +327,36 @@ class EncoderClassifier(_Trunk):
         return self.classifier(self._norm(pooled) if self.config["norm_pooled"] else pooled)
 
 
+class MaskedLM(_Trunk):
+    """A bidirectional encoder that predicts hidden tokens: model(ids, lengths) -> logits [B, T, V]. `mask_id` among the ids hides a token."""
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        super().__init__()
+        self.config = config
+        vocab = self.mask_id = config["vocab_size"]
+        dim = model_stack(config, "bidirectional")["dim"]
+        self.embed_tokens = nn.Embedding(vocab, dim)
+        self.mask_token = nn.Parameter(torch.zeros(dim))
+        self._build(config, "bidirectional")
+        self.lm_head = None if config["tie_embeddings"] else nn.Linear(dim, vocab, bias=config["bias"] or config["head_bias"])
+        transform = config.get("masked_lm", {}).get("transform", True)
+        self.transform = nn.Linear(dim, dim) if transform else None
+        self.transform_norm = nn.LayerNorm(dim, config["norm_eps"]) if transform else None
+
+    def forward(self, ids: Tensor, lengths: Tensor | None = None) -> Tensor:
+        """ids [B, T] int64, lengths [B] int64: padding on the right is never seen."""
+        masked = ids == self.mask_id
+        x = torch.where(masked.unsqueeze(-1), self.mask_token, self.embed_tokens(ids.masked_fill(masked, 0)))
+        positions = torch.arange(ids.shape[1], device=ids.device).unsqueeze(0)
+        stream = Stream(self._enter(x, positions), positions, lengths)
+        for block in self.layers.each():
+            stream, _ = block(stream)
+        x = self._norm(stream.x)
+        if self.transform is not None and self.transform_norm is not None:
+            x = self.transform_norm(F.gelu(self.transform(x)))
+        return F.linear(x, self.embed_tokens.weight) if self.lm_head is None else self.lm_head(x)
+
+
 class _Half(_Trunk):
     """The encoder or the decoder of a model that has both."""
 
@@ -389,10 +419,11 @@ KINDS: dict[str, type[nn.Module]] = {
     "decoder_lm": DecoderLM,
     "encoder_classifier": EncoderClassifier,
     "encoder_decoder": EncoderDecoder,
+    "masked_lm": MaskedLM,
 }
 
 
-def load(folder: str | os.PathLike[str]) -> DecoderLM | EncoderClassifier | EncoderDecoder:
+def load(folder: str | os.PathLike[str]) -> DecoderLM | EncoderClassifier | EncoderDecoder | MaskedLM:
     """A model that the C++ program trained: a folder with config.json and model.safetensors, in evaluation mode.
 
     To save one back, with the package safetensors: save_file(model.state_dict(), folder + "/model.safetensors").

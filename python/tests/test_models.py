@@ -80,6 +80,19 @@ def test_classifier(tmp_path, name, pooling):
     check(tmp_path / "m", config, lengths=torch.tensor([12, 7]))
 
 
+@pytest.mark.parametrize("more", [dict(), dict(tie_embeddings=False, head_bias=True, masked_lm=dict(transform=False))], ids=["", "plain"])
+@pytest.mark.parametrize("name", ["latte", "softmax", "luna"])
+def test_masked_language_model(tmp_path, name, more):
+    model, ids, logits = check(tmp_path / "m", make_config(kind="masked_lm", attention=[name], positions="sinusoidal", **more))
+    ids[0, 3] = model.mask_id
+    expected = torch.ops.cistern.folder_logits(str(tmp_path / "m"), ids, None)
+    with torch.no_grad():
+        hidden = model(ids)
+    assert error(hidden, expected) < 1e-5
+    assert error(hidden, logits) > 1e-3
+    check(tmp_path / "m", make_config(kind="masked_lm", attention=[name], positions="learned", **more), lengths=torch.tensor([12, 7]))
+
+
 def test_every_kind_has_a_module():
     assert set(KINDS) == set(json.loads(torch.ops.cistern.models()))
 
