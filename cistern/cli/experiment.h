@@ -18,6 +18,9 @@ struct Experiment {
   TrainOptions train;
   int64_t seed = 1;
   std::string dtype = "float32";
+  // A folder whose weights the run begins with, its settings the defaults of [model] (TakeWeights).
+  std::string from;
+  bool new_head = false, swap_attention = false;
 
   Fields Describe();
   Json Write();  // as Describe().Write(), of the tasks the one that is chosen

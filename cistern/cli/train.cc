@@ -13,9 +13,10 @@ namespace {
 
 struct TrainArguments {
   Common common;
-  std::string file, out = "runs/train", text, data, task;
+  std::string file, out = "runs/train", text, data, task, from;
   std::vector<std::string> set;
   bool print_config = false, resume = false, list = false;
+  bool new_head = false, swap_attention = false;
   int64_t steps = 0;
   double seconds = 0;
 };
@@ -48,7 +49,18 @@ int RunTrain(CLI::App& command, const TrainArguments& a) {
       a.text.empty() ? DataAssignments(a.task, a.data) : DataAssignments("lm", a.text);
   if (!a.data.empty() && a.file.empty() && !a.resume) {  // the settings that suit the task
     const TaskInfo& task = a.task.empty() ? TaskOfData(a.data) : FindTask(a.task);
-    set.insert(set.begin(), task.defaults.begin(), task.defaults.end());
+    std::vector<std::string> defaults = task.defaults;
+    defaults.insert(defaults.begin(), "task.kind=" + task.name);
+    ReadExperiment(experiment, "", defaults);
+  }
+  if (a.resume && !a.from.empty())
+    FailUsage("--resume goes on with the weights of the run in --out; leave --from out");
+  if (a.from.empty() && (a.new_head || a.swap_attention))
+    FailUsage("--new-head and --swap-attention say what --from FOLDER may begin anew; give it");
+  if (!a.from.empty()) {
+    set.push_back("from=" + a.from);
+    set.push_back(StrCat("new_head=", a.new_head ? "true" : "false"));
+    set.push_back(StrCat("swap_attention=", a.swap_attention ? "true" : "false"));
   }
   set.insert(set.end(), a.set.begin(), a.set.end());
   if (command.count("--steps") > 0)
@@ -108,6 +120,7 @@ void AddTrain(CLI::App& app, Run& run) {
       "  cistern train --task listops --out runs/listops --steps 200\n"
       "  cistern train configs/listops.toml --out runs/listops --set model.attention=abc_mlp --set "
       "train.lr=1e-3\n"
+      "  cistern train --data reviews.tsv --from runs/mlm --out runs/reviews\n"
       "  cistern train --resume --out runs/mine            goes on after Ctrl-C\n"
       "  cistern train --list                              every key, its type, default and "
       "meaning");
@@ -117,6 +130,12 @@ void AddTrain(CLI::App& app, Run& run) {
                       "the task's data; without --task its name says which task it is for");
   command->add_option("--text", a->text,
                       "text file or folder to learn a language model from: --task lm --data");
+  command->add_option("--from", a->from,
+                      "model folder to begin with: its weights, tokenizer and settings");
+  command->add_flag("--new-head", a->new_head,
+                    "with --from: what comes after the layers begins anew");
+  command->add_flag("--swap-attention", a->swap_attention,
+                    "with --from: another attention; of its weights, those that fit are taken");
   command->add_option("--out", a->out, "run folder");
   command->add_option("--set", a->set, "KEY=VALUE, such as model.dim=256; may be repeated")
       ->take_all()
