@@ -1,4 +1,5 @@
-# One ctest entry per test binary. Torch-free tests (cistern/{base,kernels,io,text}/*_test.cc) link the light layers alone.
+# One ctest entry per test binary, LAYER/NAME, of the *_test.cc of a layer's folder and one folder deeper.
+# Torch-free tests (of base, kernels, io and text) link the light layers alone.
 find_package(GTest REQUIRED)
 
 # The headers that nearly every test above ops reads, read once: more than half of the time of a test's compilation.
@@ -11,13 +12,8 @@ if(NOT CISTERN_KERNELS_ONLY)
   target_precompile_headers(cistern_test_headers PRIVATE <ATen/ATen.h> <gtest/gtest.h> <nlohmann/json.hpp> <torch/nn/module.h>)
 endif()
 
-function(cistern_test source light)
+function(cistern_test layer source light)
   cmake_path(GET source STEM name)
-  cmake_path(GET source PARENT_PATH dir)
-  cmake_path(GET dir FILENAME layer)
-  if(layer STREQUAL "ref")
-    set(layer kernels)
-  endif()
   set(target ${layer}_${name})
   add_executable(${target} ${source})
   if(light)
@@ -42,16 +38,16 @@ function(cistern_test source light)
 endfunction()
 
 foreach(layer base kernels io text)
-  file(GLOB sources CONFIGURE_DEPENDS cistern/${layer}/*_test.cc)
+  file(GLOB sources CONFIGURE_DEPENDS cistern/${layer}/*_test.cc cistern/${layer}/*/*_test.cc)
   foreach(source IN LISTS sources)
-    cistern_test(${source} TRUE)
+    cistern_test(${layer} ${source} TRUE)
   endforeach()
 endforeach()
 if(NOT CISTERN_KERNELS_ONLY)
   foreach(layer ops tensors attention nn models data decode tasks train analysis verify cli)
-    file(GLOB sources CONFIGURE_DEPENDS cistern/${layer}/*_test.cc)
+    file(GLOB sources CONFIGURE_DEPENDS cistern/${layer}/*_test.cc cistern/${layer}/*/*_test.cc)
     foreach(source IN LISTS sources)
-      cistern_test(${source} FALSE)
+      cistern_test(${layer} ${source} FALSE)
       if(layer STREQUAL "cli" AND TARGET cistern_cli)  # they start the program
         cmake_path(GET source STEM name)
         add_dependencies(cli_${name} cistern_cli)
