@@ -17,6 +17,8 @@
 #include "cistern/decode/lm_folder.h"
 #include "cistern/io/atomic_file.h"
 #include "cistern/kernels/isa.h"
+#include "cistern/tensors/device.h"
+#include "cistern/tensors/product_speed.h"
 
 namespace cistern::cli {
 namespace {
@@ -67,10 +69,34 @@ std::vector<std::string> Assignments(CLI::App& command, const CompareArguments& 
   set.push_back("seed=" + std::to_string(a.common.seed));
   if (command.count("--dtype") > 0) {
     set.push_back("dtype=" + a.common.dtype);
-  } else if (a.file.empty() && HasBFloat16()) {
-    set.push_back("dtype=bfloat16");
   }
   return set;
+}
+
+// The dtype that the runs of an interrupted comparison were begun with; empty: none was begun.
+std::string BegunDtype(const CompareArguments& a) {
+  for (const std::string& mechanism : a.mechanisms) {
+    const std::string path = a.out + "/" + FolderName(mechanism) + "/experiment.json";
+    if (std::filesystem::exists(path)) return ReadJsonFile(path).value("dtype", "");
+  }
+  return "";
+}
+
+// bfloat16 where the products of these models are faster in it on this machine. Empty: as the
+// experiment says.
+std::string ChooseDtype(CLI::App& command, const CompareArguments& a, const Experiment& e,
+                        const Task& task, std::string* why) {
+  if (command.count("--dtype") > 0 || !a.file.empty() || e.dtype != "float32") return "";
+  if (a.resume) return BegunDtype(a);
+  if (!HasBFloat16() || ActiveDevice() != at::Device(at::kCPU)) return "";
+  const LayerStack stack = e.model.Stack(e.model.info().forms[0]);
+  const ProductSpeed speed =
+      MeasureProducts(e.train.batch * task.tokens_per_row(), stack.dim(), stack.ffn_dim());
+  const bool better = speed.PrefersBFloat16();
+  *why = StrCat("matrix products here: ", Fixed(speed.float32, 0), " GFLOP/s in float32, ",
+                Fixed(speed.bfloat16, 0), " in bfloat16; the linear maps train in ",
+                better ? "bfloat16" : "float32", " (--dtype decides otherwise)");
+  return better ? "bfloat16" : "float32";
 }
 
 // Every mechanism in a model of these settings, before any work.
@@ -160,13 +186,20 @@ int RunCompare(CLI::App& command, CompareArguments a) {
   if (a.resume && a.out.empty()) FailUsage("--resume needs --out, the folder to go on with");
   const TaskInfo* claims = a.data.empty() ? nullptr : TaskClaiming(a.data);
   const TaskInfo& named = !a.task.empty() ? FindTask(a.task) : claims ? *claims : FindTask("lm");
-  const std::vector<std::string> set = Assignments(command, a, named);
+  std::vector<std::string> set = Assignments(command, a, named);
   Comparison c;
   ReadExperiment(c.experiment, a.file, set);
   const TaskInfo& task = c.experiment.task.info();
   if (a.mechanisms.empty()) a.mechanisms = task.mechanisms;
   CheckMechanisms(c.experiment, a.mechanisms);
-  c.metric = c.experiment.task.Make()->metric();
+  const std::unique_ptr<Task> made = c.experiment.task.Make();
+  c.metric = made->metric();
+  std::string why;
+  if (const std::string dtype = ChooseDtype(command, a, c.experiment, *made, &why);
+      !dtype.empty()) {
+    set.push_back("dtype=" + dtype);
+    c.experiment.dtype = dtype;
+  }
   c.seconds = a.seconds;
   c.data = a.data.empty() ? task.name : a.data;
   if (a.out.empty()) a.out = "runs/compare-" + TimeStamp();
@@ -174,6 +207,7 @@ int RunCompare(CLI::App& command, CompareArguments a) {
   if (!Quiet() && !a.common.json) {
     std::printf("%s: %s s for each of %zu mechanisms, results in %s\n", c.data.c_str(),
                 Fixed(a.seconds, 0).c_str(), a.mechanisms.size(), a.out.c_str());
+    if (!why.empty()) std::printf("%s\n", why.c_str());
     std::fflush(stdout);
   }
   try {
