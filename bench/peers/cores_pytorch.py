@@ -11,7 +11,8 @@ chunk (the clamp of z keeps even that finite). Our own kernels do without that r
 
 What matters for speed: one batched product over all chunks instead of a Python loop; torch.cumsum
 over positions is slow and does not use the second thread, so sums inside a chunk are products with
-a triangle of ones; keys and values carried in one state; malloc set to keep freed pages (see keep_pages).
+a triangle of ones; keys and values carried in one state; malloc set to keep freed pages (see
+keep_pages).
 """
 import ctypes
 import math

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The peer of `cistern train`: a small decoder LM in current PyTorch (eager, fp32), tuned for speed.
+"""The peer of `cistern train`: a small decoder LM in PyTorch (eager, fp32), tuned for speed.
 
 Protocol (the same as `cistern compare`): a text file; 90/5/5 % by byte position; a byte-level BPE
 learned on the first 90 %; training on windows of --length tokens of the first part. The figure is

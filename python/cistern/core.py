@@ -33,14 +33,12 @@ def check_state(mechanism: str, names: Sequence[str], state: Any) -> None:
     if not isinstance(state, dict):
         found = type(state).__name__
         raise UsageError(
-            f"[{mechanism}] expected a state, a dict of the tensors {wanted}, got {found}"
-        )
+            f"[{mechanism}] expected a state, a dict of the tensors {wanted}, got {found}")
     if any(name not in state for name in names):
         found = ", ".join(map(str, state)) or "none"
         raise UsageError(
             f"[{mechanism}] expected a state of the tensors {wanted}, got {found}: "
-            "give what an earlier call returned, or None to begin"
-        )
+            "give what an earlier call returned, or None to begin")
     check_tensors(mechanism, {f"the state's {name}": state[name] for name in names})
 
 
@@ -223,8 +221,7 @@ class Core(nn.Module):
         if not self.memory_projections:
             raise UsageError(
                 f"[{self.mechanism}] has no memory to {verb}: that is for mechanisms with a memory "
-                "stream such as luna"
-            )
+                "stream such as luna")
         return self._run(verb, x, lengths=lengths)[0]
 
     def pack(self, *x: Tensor, lengths: Tensor | None = None) -> Tensor:

@@ -78,8 +78,7 @@ def _resolve(
             raise UsageError(
                 f"[{mechanism}] expected as many heads of queries as of keys and values, got "
                 f"{counts[0]} and {counts[1]}: grouped keys and values have to be repeated, as "
-                "torch.repeat_interleave(k, n, 1) does"
-            )
+                "torch.repeat_interleave(k, n, 1) does")
     width = dim // heads
     for name in _SIZES:
         if name not in known or name in given:
@@ -155,16 +154,14 @@ def attention(
     if len(tensors) < 2 or any(t.dim() != 4 for t in tensors):
         raise UsageError(
             f"[{mechanism}] expected queries, keys and values of shape [B,H,T,d], got "
-            f"{[list(t.shape) for t in tensors]}"
-        )
+            f"{[list(t.shape) for t in tensors]}")
     if layout == "bthd":
         tensors = tuple(t.transpose(1, 2) for t in tensors)
     form = check_form(causal, cross)
     if (state is not None or return_state) and not causal:
         raise UsageError(
             f"[{mechanism}] a state in and out belongs to the causal form; cistern.nn.Core has "
-            "write and read for cross attention"
-        )
+            "write and read for cross attention")
     shapes = tuple((t.shape[1], t.shape[3]) for t in tensors)
     given = tuple({**(options or {}), **more}.items())
     sizes = tuple((name, tuple(w.shape)) for name, w in (weights or {}).items())
@@ -180,8 +177,7 @@ def attention(
         wanted = ", ".join(f"'{name}': ..." for name in missing)
         raise UsageError(
             f"[{mechanism}] has weights of its own: give weights={{{wanted}}}, or use "
-            "cistern.nn.Core"
-        )
+            "cistern.nn.Core")
     own = [weights[name] for name in names] if weights is not None else []
     of_state = state_names.split(",") if state_names else []
     keep = state is not None or return_state

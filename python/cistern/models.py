@@ -30,8 +30,7 @@ class _Positions(nn.Module):
                     positions.max()) >= self.max_length:
                 raise UsageError(
                     f"position {int(positions.max())} is beyond the learned table of "
-                    f"max_length={self.max_length}"
-                )
+                    f"max_length={self.max_length}")
             return x + F.embedding(positions, self.weight)
         if self.kind == "sinusoidal":
             half = x.shape[-1] // 2
@@ -496,8 +495,7 @@ def load(
     if config["kind"] not in KINDS:
         raise UsageError(
             f"{path}: the Python package lacks models of kind {config['kind']}; run this one with "
-            "the program"
-        )
+            "the program")
     file = os.path.join(folder, "model.safetensors")
     weights = torch.ops.cistern.load_tensors(file)
     model = KINDS[config["kind"]](config)

@@ -136,8 +136,7 @@ class Attention(nn.Module):
         if not tokens_out and not self.core.memory_projections:
             raise UsageError(
                 f"[{mechanism}] has no memory, so its tokens are all that comes out: "
-                "tokens_out=True"
-            )
+                "tokens_out=True")
         # Those of tokens, but for copied ones, which come from the layer before.
         self.projections = [p for p in self.core.projections if not p["copied"]]
         self.copied: int = max((p["heads"] for p in self.core.projections if p["copied"]),
@@ -226,8 +225,8 @@ class Attention(nn.Module):
         merged = heads.transpose(1, 2).flatten(2)
         if self.core.packed_output == "none":
             return merged
-        return self.packed_o_proj(merged) if self.core.packed_output == "own" else self.o_proj(
-            merged)
+        out = self.packed_o_proj if self.core.packed_output == "own" else self.o_proj
+        return out(merged)
 
     def _positions(self, x: Tensor, positions: Tensor | None,
                    starts: Tensor | None) -> Tensor | None:
@@ -262,13 +261,13 @@ class Attention(nn.Module):
         copied = [] if handles is None else [h[:, : self.copied] for h in handles]
         left = []
         for i, name in enumerate(("q", "k") if leave else ()):
-            groups = [t for p, t in zip(self.projections, parts) if p["name"] == name
-                      ] + copied[i:i + 1]
+            groups = [t for p, t in zip(self.projections, parts) if p["name"] == name]
+            groups += copied[i:i + 1]
             left.append(groups[0] if len(groups) == 1 else torch.cat(groups, 1))
         return [*parts, *copied], (left[0], left[1]) if leave else None
 
-    # Tokens into the memory, and what was packed to the tokens: [B, T, dim] or None, and [B, M,
-    # dim].
+    # Tokens into the memory, and what was packed to the tokens: [B, T, dim] or None, and
+    # [B, M, dim].
     def _through_memory(self, x: Tensor, memory: Tensor | None,
                         lengths: Tensor | None) -> tuple[Tensor | None, Tensor]:
         core = self.core
@@ -281,8 +280,8 @@ class Attention(nn.Module):
                                 core.initial_memory() if memory is None else memory)
         heads = core.pack(*keys, *slots, lengths=lengths)
         found = self._packed(heads).unflatten(-1, (core.heads, -1)).transpose(1, 2)
-        packed = core.update(*keys, *slots, packed=found, lengths=lengths).transpose(1,
-                                                                                     2).flatten(2)
+        packed = core.update(*keys, *slots, packed=found, lengths=lengths)
+        packed = packed.transpose(1, 2).flatten(2)
         if not self.tokens_out:
             return None, packed
         queries = [t for side, t in parts if side == "query"]
@@ -321,14 +320,12 @@ class Attention(nn.Module):
         if source is not None:
             raise UsageError(
                 f"the {self.form} form attends to x itself; make the layer with form='cross' for a "
-                "source"
-            )
+                "source")
         one_memory = self.form == "bidirectional" and core.memory_use != "none"
         if one_memory and starts is not None:
             raise UsageError(
                 f"[{core.mechanism}] has one memory for each row, and every document needs its "
-                "own: give each document a row"
-            )
+                "own: give each document a row")
         if one_memory and core.memory_use == "latents":
             latents = (core.initial_memory() if memory is None else memory).expand(
                 x.shape[0], -1, -1)
@@ -377,13 +374,12 @@ class Attention(nn.Module):
         layer after.
         """
         use = self.core.memory_use if self.form == "bidirectional" else "none"
-        if return_memory and use not in (
-                "stream", "replaced") or memory is not None and use not in ("stream", "replaced",
-                                                                            "latents"):
+        streams = ("stream", "replaced")
+        if (return_memory and use not in streams
+                or memory is not None and use not in (*streams, "latents")):
             raise UsageError(
                 f"[{self.core.mechanism}], {self.form}, hands no memory on: memory= and "
-                "return_memory= are for mechanisms such as luna"
-            )
+                "return_memory= are for mechanisms such as luna")
         if not self.tokens_out and not return_memory:
             raise UsageError(
                 "a layer with tokens_out=False gives its memory alone: layer(x, return_memory=True)"
@@ -415,8 +411,7 @@ class Attention(nn.Module):
         if self.rotary and state is not None and positions is None:
             raise UsageError(
                 "rotary positions of a later piece have to be given: extend(x, state, "
-                "positions=...)"
-            )
+                "positions=...)")
         self._check_handles(handles, return_handles)
         if state is None:
             state = self.empty_state(x.shape[0], x)
@@ -437,8 +432,7 @@ class Attention(nn.Module):
         if self.copied > 0:
             raise UsageError(
                 f"[{self.core.mechanism}] takes over scores of the layer before: use layer(x, "
-                "source, handles=...)"
-            )
+                "source, handles=...)")
 
     def write(self, source: Tensor, state: State | None = None, *,
               lengths: Tensor | None = None) -> State:
@@ -509,12 +503,11 @@ class MultiheadAttention(nn.Module):
         **more: Any,
     ) -> None:
         super().__init__()
-        if add_bias_kv or add_zero_attn or kdim not in (None, embed_dim) or vdim not in (None,
-                                                                                         embed_dim):
+        if (add_bias_kv or add_zero_attn or kdim not in (None, embed_dim)
+                or vdim not in (None, embed_dim)):
             raise UsageError(
                 "add_bias_kv, add_zero_attn, kdim and vdim are of softmax attention alone; use "
-                "torch.nn.MultiheadAttention"
-            )
+                "torch.nn.MultiheadAttention")
         self.embed_dim, self.num_heads = embed_dim, num_heads
         self.dropout, self.batch_first = dropout, batch_first
         # keeps torch's encoder layer from its fused softmax attention on these weights
@@ -524,15 +517,13 @@ class MultiheadAttention(nn.Module):
         if self.core.memory_use != "none":
             raise UsageError(
                 f"[{mechanism}] cannot take the place of torch.nn.MultiheadAttention: it has a "
-                "memory; use cistern.nn.Attention"
-            )
+                "memory; use cistern.nn.Attention")
         if widths != {"q": embed_dim, "k": embed_dim, "v": embed_dim}:
             raise UsageError(
                 f"[{mechanism}] cannot take the place of torch.nn.MultiheadAttention: its "
                 "projections are "
                 f"{', '.join(f'{name} ({width})' for name, width in widths.items())}, not q, k, v "
-                f"of {embed_dim} each; use cistern.nn.Attention"
-            )
+                f"of {embed_dim} each; use cistern.nn.Attention")
         self.in_proj_weight = nn.Parameter(torch.empty(3 * embed_dim, embed_dim))
         nn.init.xavier_uniform_(self.in_proj_weight)
         self.in_proj_bias = nn.Parameter(torch.zeros(3 * embed_dim)) if bias else None
@@ -541,8 +532,8 @@ class MultiheadAttention(nn.Module):
             nn.init.zeros_(self.out_proj.bias)
         self.to(device=device, dtype=dtype)
 
-    def _core(self, mechanism: str, max_length: int, dropout: float, options: dict[str,
-                                                                                   Any]) -> Core:
+    def _core(self, mechanism: str, max_length: int, dropout: float,
+              options: dict[str, Any]) -> Core:
         reasons = []
         for form in FORMS:  # any form will do: which one is needed is known in forward
             try:
@@ -571,8 +562,7 @@ class MultiheadAttention(nn.Module):
         if not is_causal:
             raise UsageError(
                 "no attention masks but the causal one: give is_causal=True, or use "
-                "key_padding_mask for padding"
-            )
+                "key_padding_mask for padding")
         seen = ~attn_mask if attn_mask.dtype == torch.bool else attn_mask == 0
         causal = torch.ones(length, length, dtype=torch.bool, device=attn_mask.device).tril()
         torch._assert_async((seen == causal).all(),
