@@ -133,7 +133,7 @@ TEST_F(GenerateCliTest, StatesThatCannotBeUsed) {
   const std::string prompts = folder_ / "prompts.jsonl";
   WriteFileAtomically(prompts, "{\"prompt\": \"a\"}\n");
   Expect(Generate({"--prompts", prompts, "--save-state", state}), 2,
-         {"--save-state keeps one text"});
+         {"--save-state saves one text"});
   Expect(Generate({"--prompts", prompts, "--interactive"}), 2, {"--interactive", "--prompts"});
   Expect(Generate({"--prompt-file", "-", "--interactive"}), 2, {"--interactive", "--prompt-file"});
 }
@@ -184,8 +184,8 @@ TEST_F(GenerateCliTest, InteractiveCommands) {
   ASSERT_EQ(lines.size(), 6u) << o;  // one two two one one two
   EXPECT_EQ(tokens(lines[1]), tokens(lines[2])) << ":back undoes a turn";
   EXPECT_EQ(tokens(lines[0]), tokens(lines[3])) << "two turns";
-  EXPECT_EQ(tokens(lines[0]), tokens(lines[4])) << ":reset begins anew";
-  EXPECT_EQ(tokens(lines[1]), tokens(lines[5])) << ":load goes on from the file";
+  EXPECT_EQ(tokens(lines[0]), tokens(lines[4])) << ":reset starts a new text";
+  EXPECT_EQ(tokens(lines[1]), tokens(lines[5])) << ":load continues the file";
   EXPECT_NE(tokens(lines[0]), tokens(lines[1]));
   EXPECT_NE(o.err.find(":save FILE"), std::string::npos) << ":help";
 
@@ -228,7 +228,7 @@ TEST_F(GenerateCliTest, CtrlCStopsTheAnswerAndNotTheProgram) {
         std::chrono::milliseconds(200));  // the answer's last tokens and its line end
     size = fs::file_size(prefix + ".out");
     std::this_thread::sleep_for(std::chrono::milliseconds(100));
-    EXPECT_EQ(fs::file_size(prefix + ".out"), size) << "the answer goes on after Ctrl-C";
+    EXPECT_EQ(fs::file_size(prefix + ".out"), size) << "the answer continues after Ctrl-C";
   }
   ASSERT_EQ(::write(ends[1], ":quit\n", 6), 6);
   const Outcome o = Wait(child, prefix);

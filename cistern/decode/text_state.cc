@@ -85,7 +85,7 @@ TextState LoadTextState(const std::string& path, const LanguageModel& model,
       return t.value;
     }
     Fail(path, ": tensor '", name,
-         "' is missing; the file holds a model's state, but not a text that can be gone on with");
+         "' is missing; the file holds a model's state, but not a text that can be continued");
   };
   TextState text = EmptyTextState(model, rows);
   text.model = file.state;

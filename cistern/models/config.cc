@@ -37,7 +37,7 @@ Fields ModelConfig::Describe() {
   f.Add("max_length", &max_length,
         "longest input of mechanisms and positions that have a fixed length", {1, 1 << 30});
   f.Add("conv", &conv,
-        "taps of the causal convolution on the projections (beside an encoder: of the decoder's "
+        "taps of the causal convolution on the projections (with an encoder: of the decoder's "
         "own); 0: none",
         {0, 64});
   f.Add("norm", &norm, "layer norm before or after attention and feed-forward", {"pre", "post"});
@@ -76,9 +76,9 @@ Fields ModelConfig::Describe() {
         {0.0, 0.95});
   f.Add("init_std", &init_std, "standard deviation of the initial weights", {1e-6, 10.0});
   f.Add("embedding_std", &embedding_std,
-        "the same of embeddings and learned positions; 0 takes init_std", {0.0, 10.0});
+        "standard deviation of embeddings and learned positions; 0 takes init_std", {0.0, 10.0});
   f.Add("position_std", &position_std,
-        "the same of learned positions, 0 as P000's code; -1 takes that of embeddings",
+        "standard deviation of learned positions, 0 as P000's code; -1 takes that of embeddings",
         {-1.0, 10.0});
   f.Group("encoder", encoder.Describe());
   f.Group("decoder", decoder.Describe());

@@ -81,7 +81,7 @@ LayerStack::LayerStack(const ModelConfig& config, Form form)
   above.dropout = config.dropout, above.attention_dropout = config.attention_dropout;
   above.ffn_dropout = config.ffn_dropout;
   above.attention = config.attention;
-  // The model's convolution is that of the causal stack where there is one beside another.
+  // The model's convolution is that of the causal stack if there is another stack.
   above.conv = info.forms.size() > 1 && form != Form::kCausal ? 0 : config.conv;
   source_dim_ = 0;
   if (cross) {
@@ -241,7 +241,7 @@ void LayerStack::ValidateOptions() const {
   }
 }
 
-// Scores that a layer takes over from the one before.
+// Scores that a layer reuses from the previous one.
 void LayerStack::ValidateScores() const {
   const std::string key =
       Key("attention", form_ == Form::kCross || !config_.Group(form_).attention.empty());
