@@ -116,7 +116,7 @@ TEST_F(CliTest, UnknownNamesGetTheNearestOne) {
   Expect(Train(TrainedText(), folder_ / "run", {"--dtype", "float23"}), 2,
          {"did you mean 'float32'?"});
   Expect(Train(TrainedText(), folder_ / "run", {"--device", "moon"}), 2,
-         {"no device 'moon'", "there is: cpu"});
+         {"no device 'moon'", "available: cpu"});
   Expect(Train(TrainedText(), folder_ / "run", {"--stpes", "3"}), 2, {"did you mean '--steps'?"});
   Expect({"trian"}, 2, {"did you mean 'train'?"});
   Expect({"compare", TrainedText(), "--mechanisms", "latte,abc_mpl"}, 2,

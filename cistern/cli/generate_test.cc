@@ -104,7 +104,7 @@ TEST_F(GenerateCliTest, StatesThatCannotBeUsed) {
   }
   load(2, {bad, "version 7", "reads version 1"});
   fs::copy_file(Trained() + "/model.safetensors", bad, fs::copy_options::overwrite_existing);
-  load(1, {bad, "is no saved state", "--save-state"});
+  load(1, {bad, "is not a saved state", "--save-state"});
   fs::remove(bad);
   fs::create_directory(bad);
   load(1, {"cannot read", bad, "Is a directory"});
@@ -202,7 +202,7 @@ TEST_F(GenerateCliTest, InteractiveCommands) {
   fails(":save", 2, {":save FILE"});
   fails(":back 3", 2, {":back", "'3'"});
   fails(":back", 1, {"nothing to go back to"});
-  fails(":save " + state, 1, {"nothing was read yet"});
+  fails(":save " + state, 1, {"nothing has been read yet"});
   fails(":load " + (folder_ / "none.state"), 1, {"none.state", "No such file"});
   Expect(Generate({"--load-state", state, "-n", "1"}), 0, {});  // a refused :save left the file
 }

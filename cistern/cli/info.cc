@@ -212,7 +212,7 @@ int RunInfo(const InfoArguments& a) {
 void AddInfo(CLI::App& app, Run& run) {
   auto a = std::make_shared<InfoArguments>();
   CLI::App* command = app.add_subcommand(
-      "info", "the build, the machine and the mechanisms; or what a model folder holds");
+      "info", "show the build, the machine and the mechanisms, or the contents of a model folder");
   command->add_option("folder", a->folder, "model folder");
   command->add_flag("--tasks", a->tasks, "every task: its models, metrics and options");
   command->add_flag("--docs", a->docs, "print the generated part of docs/mechanisms.md");

@@ -132,7 +132,7 @@ class Session {
     stats_.Add(generator_.stats());
     if (!answer.prompt_read) {
       GoBack();
-      Note("interrupted while the line was read; the text is as it was before");
+      Note("interrupted while reading the line; the text is unchanged");
     }
     if (c_.common.json) {
       WriteOut(JsonLine(ResultJson(c_, *lm_.tokenizer, answer)) + "\n");

@@ -226,7 +226,7 @@ TEST(TextState, FilesThatDoNotFit) {
   TextState text = generator.Empty();
   EXPECT_NE(ErrorMessage([&] {
               SaveTextState(path, *model, *tokenizer, text);
-            }).find("nothing was read yet"),
+            }).find("nothing has been read yet"),
             std::string::npos);
   generator.Continue(text, Sources({"abc"}), Drawing(2));
   SaveTextState(path, *model, *tokenizer, text);

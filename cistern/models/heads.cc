@@ -52,7 +52,7 @@ void Pooling::Check(const ModelConfig& config) {
   for (int64_t layer = 0; layer <= last && config.pooling == "cls"; ++layer) {
     if (FindMechanism(stack.Mechanism(layer)).MakesLatents()) {
       FailUsage("pooling=cls sees a token, but after ", stack.Mechanism(layer),
-                " there are latents alone; use pooling=mean");
+                " there are only latents; use pooling=mean");
     }
   }
 }
