@@ -1,15 +1,16 @@
-# One ctest entry per test binary, LAYER/NAME, of the *_test.cc of a layer's folder and one folder deeper.
-# Torch-free tests (of base, kernels, io and text) link the light layers alone.
+# One ctest entry per test binary, LAYER/NAME, of the *_test.cc of a layer's folder and one folder
+# deeper. Torch-free tests (of base, kernels, io and text) link the light layers alone.
 find_package(GTest REQUIRED)
 
-# The headers that nearly every test above ops reads, read once: more than half of the time of a test's compilation.
-# -O1: a test's own code need not be fast, and what it tests is built apart.
+# The headers that nearly every test above ops reads, read once: more than half of the time of a
+# test's compilation. -O1: a test's own code need not be fast, and what it tests is built apart.
 if(NOT CISTERN_KERNELS_ONLY)
   add_executable(cistern_test_headers EXCLUDE_FROM_ALL cmake/test_headers.cc)
   target_link_libraries(cistern_test_headers PRIVATE cistern GTest::gtest_main)
   target_compile_options(cistern_test_headers PRIVATE -O1)
   cistern_warnings(cistern_test_headers)
-  target_precompile_headers(cistern_test_headers PRIVATE <ATen/ATen.h> <gtest/gtest.h> <nlohmann/json.hpp> <torch/nn/module.h>)
+  target_precompile_headers(cistern_test_headers PRIVATE <ATen/ATen.h> <gtest/gtest.h>
+    <nlohmann/json.hpp> <torch/nn/module.h>)
 endif()
 
 function(cistern_test layer source light)
@@ -34,7 +35,8 @@ function(cistern_test layer source light)
   set_target_properties(${target} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tests)
   cistern_warnings(${target})
   add_test(NAME ${layer}/${name} COMMAND ${target})
-  set_tests_properties(${layer}/${name} PROPERTIES ENVIRONMENT "CISTERN_SOURCE_DIR=${PROJECT_SOURCE_DIR};CISTERN_BINARY=${CMAKE_BINARY_DIR}/cistern")
+  set_tests_properties(${layer}/${name} PROPERTIES ENVIRONMENT
+    "CISTERN_SOURCE_DIR=${PROJECT_SOURCE_DIR};CISTERN_BINARY=${CMAKE_BINARY_DIR}/cistern")
 endfunction()
 
 foreach(layer base kernels io text)

@@ -95,7 +95,7 @@ std::string ChooseDtype(CLI::App& command, const CompareArguments& a, const Expe
   const bool better = speed.PrefersBFloat16();
   *why = StrCat("matrix products here: ", Fixed(speed.float32, 0), " GFLOP/s in float32, ",
                 Fixed(speed.bfloat16, 0), " in bfloat16; the linear maps train in ",
-                better ? "bfloat16" : "float32", " (--dtype decides otherwise)");
+                better ? "bfloat16" : "float32", " (--dtype overrides this)");
   return better ? "bfloat16" : "float32";
 }
 
@@ -119,7 +119,7 @@ std::string TimeStamp() {
   return stamp;
 }
 
-// One run: trained, or with --resume gone on with or taken as it is.
+// One run: trained; with --resume, continued or reused.
 CompareRow TrainOne(const CompareArguments& a, const std::vector<std::string>& set,
                     const std::string& mechanism) {
   CompareRow row{
@@ -181,8 +181,8 @@ void WriteSample(const CompareArguments& a, Comparison* c) {
 int RunCompare(CLI::App& command, CompareArguments a) {
   ApplyCommon(a.common);
   if (a.data.empty() && a.file.empty() && a.task.empty())
-    FailUsage("name a text file or folder to learn from, or --task (cistern info --tasks)");
-  if (a.resume && a.out.empty()) FailUsage("--resume needs --out, the folder to go on with");
+    FailUsage("give a text file or folder to learn from, or --task (cistern info --tasks)");
+  if (a.resume && a.out.empty()) FailUsage("--resume needs --out, the folder to continue");
   const TaskInfo* claims = a.data.empty() ? nullptr : TaskClaiming(a.data);
   const TaskInfo& named = !a.task.empty() ? FindTask(a.task) : claims ? *claims : FindTask("lm");
   std::vector<std::string> set = Assignments(command, a, named);
@@ -231,7 +231,7 @@ int RunCompare(CLI::App& command, CompareArguments a) {
     }
   } catch (const InterruptedRun&) {
     std::fprintf(stderr,
-                 "cistern: interrupted; go on with: cistern compare ... --resume --out %s\n",
+                 "cistern: interrupted; to continue: cistern compare ... --resume --out %s\n",
                  a.out.c_str());
     return 130;
   }
@@ -276,9 +276,9 @@ void AddCompare(CLI::App& app, Run& run) {
   command->add_option("data", a->data, "a text file or folder, or data of another task");
   command->add_option(
       "--task", a->task,
-      "what to learn (cistern info --tasks); without it the data's name says it, and "
+      "what to learn (cistern info --tasks); without it the data's name decides, and "
       "anything else is a text");
-  command->add_option("--experiment", a->file, "TOML file to begin with");
+  command->add_option("--experiment", a->file, "TOML file to start from");
   command
       ->add_option("--mechanisms", a->mechanisms, "mechanisms to compare; none: the task's choice")
       ->delimiter(',');
@@ -287,11 +287,13 @@ void AddCompare(CLI::App& app, Run& run) {
       ->check(CheckSeconds());
   command->add_option("--out", a->out, "folder for the models and report.html");
   command->add_flag("--resume", a->resume,
-                    "go on in --out: finished runs are kept, the interrupted one is gone on with");
+                    "continue in --out: keeps finished runs and resumes the interrupted one");
   command->add_option("--set", a->set, "KEY=VALUE for all of them; may be repeated")
       ->take_all()
       ->allow_extra_args(false);
-  command->add_option("--sample-tokens", a->sample_tokens, "tokens of text written at the end")
+  command
+      ->add_option("--sample-tokens", a->sample_tokens,
+                   "tokens of sample text generated at the end")
       ->check(CLI::Range(0, 1 << 20));
   command
       ->add_option("--decode-tokens", a->decode_tokens, "position of the last decoding measurement")

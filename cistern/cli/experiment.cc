@@ -18,11 +18,11 @@ Fields Experiment::Describe() {
   f.Add("dtype", &dtype, "bfloat16: linear maps in bfloat16, everything else in float32",
         {"float32", "float64", "bfloat16"});
   f.Add("from", &from,
-        "a model folder that the run begins with: its weights, its tokenizer and, unless told "
+        "a model folder to start from: its weights, its tokenizer and, unless told "
         "otherwise, the settings of its layers; empty: random weights");
-  f.Add("new_head", &new_head, "with from: what comes after the layers begins anew");
+  f.Add("new_head", &new_head, "with from: initialize what follows the layers from scratch");
   f.Add("swap_attention", &swap_attention,
-        "with from: mechanisms may be others; of their weights, those that fit are taken");
+        "with from: allow other mechanisms; of their weights, take those that fit");
   f.Group("task", task.Describe());
   f.Group("model", model.Describe());
   f.Group("train", train.Describe());
@@ -122,8 +122,7 @@ std::vector<std::string> DataAssignments(const std::string& task, const std::str
   const TaskInfo& info = task.empty() ? TaskOfData(data) : FindTask(task);
   set.push_back("task.kind=" + info.name);
   if (data.empty()) return set;
-  if (info.data.empty())
-    FailUsage("the task ", info.name, " makes its own data; leave --data away");
+  if (info.data.empty()) FailUsage("the task ", info.name, " generates its own data; omit --data");
   set.push_back("task." + info.name + "." + info.data + "=" + data);
   return set;
 }
@@ -172,7 +171,7 @@ namespace {
 void TakeTokenizer(Task& task, const std::string& from) {
   const std::string path = from + "/tokenizer.json";
   if (!std::filesystem::exists(path)) return;
-  if (task.TakeTokenizer(LoadTokenizer(path))) Note("the tokenizer is that of " + from);
+  if (task.TakeTokenizer(LoadTokenizer(path))) Note("using the tokenizer of " + from);
 }
 
 }  // namespace
@@ -181,10 +180,10 @@ Trained TrainExperiment(Experiment experiment, const std::string& folder, bool r
   experiment.model.Validate();
   experiment.train.Validate();
   if (!resume && HoldsRun(folder)) {
-    FailUsage(folder, " already holds a run; give another --out, or --resume to go on with it");
+    FailUsage(folder, " already holds a run; give another --out, or --resume to continue it");
   }
   if (resume && !HoldsRun(folder)) {
-    Note(folder + " holds no checkpoint yet; the run begins again");
+    Note(folder + " holds no checkpoint yet; the run starts again");
     resume = false;
   }
   Trained out;

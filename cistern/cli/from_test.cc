@@ -40,8 +40,8 @@ TEST_F(FromTest, AnotherTaskBeginsWithTheWeightsAndTheTokenizer) {
   const std::string out = folder_ / "rows";
   Outcome o = Run(Classify(out));
   ASSERT_EQ(o.code, 0) << o;
-  ExpectContains(o.err,
-                 {"tokenizer is that of", "tensors taken", "new: classifier.", "left: mask_token"});
+  ExpectContains(
+      o.err, {"using the tokenizer of", "tensors taken", "new: classifier.", "left: mask_token"});
   EXPECT_EQ(ReadFile(out + "/tokenizer.json"), ReadFile(folder_ / "mlm/tokenizer.json"));
   const Json config = ReadJsonFile(out + "/config.json");
   EXPECT_EQ(config["dim"], 16);  // the folder's, not the task's 64

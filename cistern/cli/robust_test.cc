@@ -315,7 +315,7 @@ TEST_F(RobustTest, AFolderWithoutACheckpointMayBeBegunAgain) {
   WriteFileAtomically(again + "/experiment.json", ReadFile(Trained() + "/experiment.json"));
   const Outcome resumed = Run({"train", "--resume", "--out", again, "--threads", "1"});
   ASSERT_EQ(resumed.code, 0) << resumed;
-  EXPECT_NE(resumed.err.find("begins again"), std::string::npos) << resumed;
+  EXPECT_NE(resumed.err.find("starts again"), std::string::npos) << resumed;
   EXPECT_EQ(EndOf(again, 3), EndOf(Trained(), 3));
 }
 

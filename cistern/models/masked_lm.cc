@@ -30,7 +30,7 @@ const ModelInfo& masked_lm_model() {
 Fields MaskedLm::Describe(Options& options) {
   Fields f;
   f.Add("transform", &options.transform,
-        "a linear map, gelu and a norm before the output layer, as RoBERTa has them");
+        "a linear map, gelu and a norm before the output layer, as in RoBERTa");
   return f;
 }
 
@@ -40,7 +40,7 @@ void MaskedLm::Check(const ModelConfig& config) {
   for (int64_t layer = 0; layer < stack.layers(); ++layer) {
     if (FindMechanism(stack.Mechanism(layer)).MakesLatents()) {
       FailUsage("a model of kind masked_lm predicts each token, but after ", stack.Mechanism(layer),
-                " there are latents alone; use another mechanism, such as latte");
+                " there are only latents; use another mechanism, such as latte");
     }
   }
 }

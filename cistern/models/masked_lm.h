@@ -1,6 +1,6 @@
 #pragma once
 // A bidirectional encoder that predicts tokens which are hidden from it (masked language model:
-// Devlin et al. 2019; RoBERTa, Liu et al. 2019). The mask is a vector of its own beside the
+// Devlin et al. 2019; RoBERTa, Liu et al. 2019). The mask is a vector of its own next to the
 // embeddings, so that the vocabulary is the tokenizer's and the weights fit other kinds of model.
 #include <memory>
 

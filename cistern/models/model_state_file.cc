@@ -60,7 +60,7 @@ void CheckMetadata(const std::string& path, const TensorFile& file, const Statef
   const Metadata found(file.metadata.begin(), file.metadata.end());
   const auto format = found.find("format");
   CISTERN_CHECK(format != found.end() && format->second == kFormat, path,
-                " is no saved state: its metadata lack format='", kFormat,
+                " is not a saved state: its metadata lack format='", kFormat,
                 "' (`cistern generate MODEL --save-state FILE` writes one)");
   Metadata want = ModelMetadata(model);
   const std::string& version = MetadataOf(found, "version", path);
@@ -159,7 +159,7 @@ uint64_t ModelHash(const Model& model) {
 void SaveModelState(const std::string& path, const StatefulModel& model,
                     const ModelStateFile& file) {
   CISTERN_CHECK(file.state.positions.defined() && file.state.positions.size(0) > 0,
-                "[model_state] there is no row to be saved");
+                "[model_state] there is no row to save");
   const ModelState state = model.Compact(file.state);
   TensorFile out;
   for (size_t i = 0; i < state.layers.size(); ++i) {

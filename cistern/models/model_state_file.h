@@ -1,5 +1,5 @@
 #pragma once
-// The state of a model in one safetensors file, so that what was read once can be gone on with
+// The state of a model in one safetensors file, so that what was read once can be continued
 // later and elsewhere.
 //
 // Tensors: "layers.0.memory", ... as the mechanisms name them (layers as in

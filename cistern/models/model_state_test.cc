@@ -203,7 +203,7 @@ TEST(ModelStateFile, BrokenFilesAndOtherModelsAreNamed) {
   std::filesystem::remove(path);
   ExpectContains(error(*m), {"cannot read", path});
   SaveTensors(path, {{{"wte", at::ones({2})}}, {}});
-  ExpectContains(error(*m), {path, "is no saved state", "--save-state"});
+  ExpectContains(error(*m), {path, "is not a saved state", "--save-state"});
 
   // Files that somebody else made, with a checksum that fits: `change` works on a state whose
   // tensors are then saved under this model's name.

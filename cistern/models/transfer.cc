@@ -47,7 +47,8 @@ void CheckMechanisms(const ModelConfig& here, const ModelConfig& there, const st
     FailUsage("layer ", layer, " has the attention ", b,
               a == b ? " with options " + theirs.Options(layer).dump() : std::string(), " in ",
               folder, " and ", a, a == b ? " with " + mine.Options(layer).dump() : std::string(),
-              " here; --swap-attention takes the weights that fit and begins the others anew");
+              " here; --swap-attention takes the weights that fit and initializes the others from "
+              "scratch");
   }
 }
 
@@ -119,9 +120,9 @@ TransferReport TakeWeights(Model& model, const std::string& folder,
                                  : StrCat("'", name, "' has the shape ", found->second->sizes(),
                                           " in ", folder, " and ", p.value().sizes(), " here");
     if (part == Part::kHead && found != theirs.end() && !options.new_head)
-      FailUsage(what, "; --new-head begins what comes after the layers anew");
+      FailUsage(what, "; --new-head initializes what follows the layers from scratch");
     if (part == Part::kAttention && !options.swap_attention)
-      FailUsage(what, "; --swap-attention begins anew what does not fit");
+      FailUsage(what, "; --swap-attention initializes what does not fit from scratch");
     if (part == Part::kTrunk) {
       const bool tokens = found != theirs.end() && name.find("embed_tokens") != std::string::npos &&
                           found->second->size(0) != p.value().size(0);

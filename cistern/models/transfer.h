@@ -1,6 +1,6 @@
 #pragma once
 // Weights of one model as the beginning of another (train --from): those of the same name and shape
-// are taken; what does not fit is refused unless the caller says that it may begin anew.
+// are taken; what does not fit is refused unless the caller allows it to start from scratch.
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -10,7 +10,7 @@
 namespace cistern {
 
 struct TransferOptions {
-  bool new_head = false;        // what comes after the trunk begins anew, even where it would fit
+  bool new_head = false;  // initialize what follows the trunk from scratch, even if it would fit
   bool swap_attention = false;  // mechanisms may differ; of their weights, those that fit are taken
 };
 

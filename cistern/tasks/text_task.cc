@@ -144,7 +144,7 @@ void TextTask::LoadAssets(const std::string& folder) {
   const std::string path = folder + "/tokenizer.json";
   std::error_code ignored;
   CISTERN_CHECK(std::filesystem::exists(path, ignored), folder,
-                " is no folder of a model of text: it lacks tokenizer.json");
+                " is not the folder of a text model: it lacks tokenizer.json");
   TakeTokenizer(LoadTokenizer(path));
 }
 

@@ -184,7 +184,7 @@ void Trainer::TakeLengths(const Json& begun) {
 
 void Trainer::Begin() {
   if (HoldsRun(folder_))
-    FailUsage(folder_, " already holds a run; give another --out, or --resume to go on with it");
+    FailUsage(folder_, " already holds a run; give another --out, or --resume to continue it");
   std::error_code error;
   std::filesystem::directory_iterator entry(folder_, error), end;
   for (; !error && entry != end; entry.increment(error)) {
