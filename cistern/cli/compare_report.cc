@@ -182,18 +182,16 @@ void WriteReport(const Comparison& c, const std::string& path) {
   time.y_from_zero = true;
   for (const CompareRow& row : c.rows) {
     Series v{row.mechanism, {}, {}}, l = v, t = v, s = v;
-    double seconds = 0;
     std::error_code ignored;
     const std::string log = row.folder + "/metrics.jsonl";
     if (std::filesystem::exists(log, ignored)) {
       for (const Json& line : ReadJsonl(log)) {
         if (line["event"] == "step") {
-          seconds = Number(line, "seconds");
           if (!line["loss"].is_number()) continue;
           l.x.push_back(Number(line, "step"));
           l.y.push_back(Number(line, "loss"));
         } else if (line["event"] == "valid" && line[c.metric.name].is_number()) {
-          v.x.push_back(seconds);
+          v.x.push_back(Number(line, "seconds"));
           v.y.push_back(Number(line, c.metric.name.c_str()));
         }
       }

@@ -275,7 +275,7 @@ void Trainer::Evaluate() {
   if (metrics.is_null()) return;  // a partial evaluation decides nothing; it is due when resumed
   state_.evaluation_due = false;
   const double value = metrics.at(task_.metric().name).get<double>();
-  Json line = {{"event", "valid"}, {"step", state_.step}};
+  Json line = {{"event", "valid"}, {"step", state_.step}, {"seconds", state_.trained_seconds}};
   line.update(metrics);
   log_(line);
   const bool lower = task_.metric().lower_is_better,
