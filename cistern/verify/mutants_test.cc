@@ -10,6 +10,7 @@
 #include "cistern/attention/softmax.h"
 #include "cistern/base/parallel.h"
 #include "cistern/kernels/isa.h"
+#include "cistern/ops/slot_memory.h"
 #include "cistern/ops/testing.h"
 #include "cistern/verify/suite.h"
 
