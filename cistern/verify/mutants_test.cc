@@ -238,6 +238,8 @@ TEST(Mutants, EachDefectIsCaughtByItsProperty) {
                                                         {Defect::kLooksAhead, "definition"},
                                                         {Defect::kPaddingInSum, "padding"},
                                                         {Defect::kPaddingInSum, "resume"},
+                                                        {Defect::kPaddingInSum, "masked"},
+                                                        {Defect::kLeaksOverStart, "masked"},
                                                         {Defect::kSharedStatistic, "batch"},
                                                         {Defect::kFloatZ, "pieces"},
                                                         {Defect::kLeaksOverStart, "packed"},

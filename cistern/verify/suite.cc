@@ -50,6 +50,10 @@ const std::vector<Property>& Properties() {
        CheckGradient, Property::Scope::kNumbers},
       {"padding", "padding changes nothing, reads as zero and has exactly zero gradient",
        CheckPadding},
+      {"masked",
+       "masked tokens (padding on the left, holes) are as if they were not there: they change "
+       "nothing, read as zero and have exactly zero gradient",
+       CheckMasked},
       {"resume", "rows of different lengths each go on where they stopped", CheckResume},
       {"batch", "a row alone = in a batch, whatever stands beside it", CheckBatch},
       {"packed", "documents packed in a row = each alone, gradients too", CheckPacked},
