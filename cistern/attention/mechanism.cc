@@ -87,31 +87,6 @@ void RequireForm(const MechanismInfo& info, Form form) {
   FailUsage("[", info.name, "] has no ", FormName(form), " form");
 }
 
-namespace {
-
-// Where each document of a packed batch lies: (row, first token, length).
-struct Document {
-  int64_t row, begin, length;
-};
-
-std::vector<Document> Documents(const ops::Mask& mask, int64_t batch, int64_t length) {
-  const at::Tensor starts = mask.starts->to(at::kCPU).contiguous();
-  const at::Tensor lengths = mask.lengths ? mask.lengths->to(at::kCPU).contiguous() : at::Tensor();
-  std::vector<Document> documents;
-  for (int64_t b = 0; b < batch; ++b) {
-    const bool* start = starts.const_data_ptr<bool>() + b * length;
-    const int64_t end =
-        lengths.defined() ? std::min(length, lengths.const_data_ptr<int64_t>()[b]) : length;
-    for (int64_t t = 0; t < end; ++t) {
-      if (t == 0 || start[t]) documents.push_back({b, t, 0});
-      documents.back().length = t + 1 - documents.back().begin;
-    }
-  }
-  return documents;
-}
-
-}  // namespace
-
 void Mechanism::AddWeight(const std::string& name, at::Tensor& member, const at::Tensor& initial,
                           CoreWeight::Kind kind) {
   torch::nn::Module* owner = this;
@@ -172,30 +147,67 @@ void Mechanism::DoWrite(const std::vector<at::Tensor>&, State&, const ops::Mask&
 
 at::Tensor Mechanism::Read(const std::vector<at::Tensor>&, const State&) { RefuseVerb(info()); }
 
-std::vector<at::Tensor> Mechanism::WithoutPadding(const std::vector<at::Tensor>& x,
-                                                  const ops::Mask& mask,
-                                                  std::optional<Side> side) const {
-  if (!mask.lengths || SeesPadding()) return x;
-  std::vector<at::Tensor> real = x;
+template <class Change>
+std::vector<at::Tensor> Mechanism::OfTokens(const std::vector<at::Tensor>& x,
+                                            std::optional<Side> side, Change&& change) const {
+  std::vector<at::Tensor> changed = x;
   const std::vector<Projection> all = Projections();
   for (size_t i = 0; i < std::min(all.size(), x.size()); ++i) {
     if (all[i].OfTokens() && x[i].defined() && (!side || all[i].side == *side))
-      real[i] = ZeroPadding(x[i], mask);
+      changed[i] = change(x[i]);
   }
-  return real;
+  return changed;
+}
+
+std::vector<at::Tensor> Mechanism::WithoutPadding(const std::vector<at::Tensor>& x,
+                                                  const ops::Mask& mask,
+                                                  std::optional<Side> side) const {
+  if (!mask.Padded() || SeesPadding()) return x;
+  return OfTokens(x, side, [&](const at::Tensor& t) { return ZeroPadding(t, mask); });
+}
+
+std::vector<at::Tensor> Mechanism::Moved(const std::vector<at::Tensor>& x,
+                                         const ops::TokenMap& map) const {
+  return OfTokens(x, {}, [&](const at::Tensor& t) { return map.Move(t, 2); });
+}
+
+void Mechanism::RequireMaskable() const {
+  if (SeesPadding())
+    FailUsage("[", info_.name,
+              "] sees padding like any token with mask=none, so that no token can be masked; use "
+              "mask=tokens");
+}
+
+ops::TokenMap Mechanism::RealTokensFirst(const ops::Mask& mask) const {
+  RequireMaskable();
+  return ToFront(mask, mask.valid->size(1));
 }
 
 at::Tensor Mechanism::Extend(const std::vector<at::Tensor>& x, State& state,
                              const ops::Mask& mask) {
+  if (mask.valid) {
+    const ops::TokenMap front = RealTokensFirst(mask);
+    return front.Back(Extend(Moved(x, front), state, front.mask()), 2);
+  }
   return mask.lengths ? DoExtend(WithoutPadding(x, mask), state, mask) : DoExtend(x, state, mask);
 }
 
 void Mechanism::Write(const std::vector<at::Tensor>& x, State& state, const ops::Mask& mask) {
+  if (mask.valid) {
+    const ops::TokenMap front = RealTokensFirst(mask);
+    const auto keys =
+        OfTokens(x, Side::kKey, [&](const at::Tensor& t) { return front.Move(t, 2); });
+    return Write(keys, state, front.mask());
+  }
   mask.lengths ? DoWrite(WithoutPadding(x, mask, Side::kKey), state, mask)
                : DoWrite(x, state, mask);
 }
 
 at::Tensor Mechanism::Bidirectional(const std::vector<at::Tensor>& x, const ops::Mask& mask) {
+  if (mask.valid) {
+    const ops::TokenMap front = RealTokensFirst(mask);
+    return front.Back(Bidirectional(Moved(x, front), front.mask()), 2);
+  }
   if (mask.starts) return EachDocument(x, mask);
   return mask.lengths ? ZeroPadding(BidirectionalRows(WithoutPadding(x, mask), mask), mask)
                       : BidirectionalRows(x, mask);
@@ -203,8 +215,12 @@ at::Tensor Mechanism::Bidirectional(const std::vector<at::Tensor>& x, const ops:
 
 at::Tensor Mechanism::Attend(Form form, const std::vector<at::Tensor>& x, State* state,
                              const ops::Mask& mask, Handles& handles) {
-  if (!mask.lengths) return DoAttend(form, x, state, mask, handles);
+  if (!mask.Padded()) return DoAttend(form, x, state, mask, handles);
   const bool reads = form == Form::kCross;
+  if (mask.valid && !reads) {
+    const ops::TokenMap front = RealTokensFirst(mask);
+    return front.Back(Attend(form, Moved(x, front), state, front.mask(), handles), 2);
+  }
   return DoAttend(form, WithoutPadding(x, mask, reads ? std::optional(Side::kQuery) : std::nullopt),
                   state, mask, handles);
 }
@@ -237,45 +253,16 @@ State Mechanism::Compact(const State& state) const { return state; }
 void Mechanism::CheckState(const State&) const {}
 
 at::Tensor ZeroPadding(const at::Tensor& y, const ops::Mask& mask) {
-  if (!mask.lengths) return y;
-  const at::Tensor pad =
-      at::arange(y.size(2), mask.lengths->options()).unsqueeze(0) >= mask.lengths->unsqueeze(1);
-  return y.masked_fill(pad.unsqueeze(1).unsqueeze(-1), 0.0);
+  const at::Tensor pad = mask.HeadsPadding(y.size(2));
+  return pad.defined() ? y.masked_fill(pad, 0.0) : y;
 }
 
 // Packed rows: every document becomes a row of its own, and goes back to its place afterwards.
 at::Tensor Mechanism::EachDocument(const std::vector<at::Tensor>& x, const ops::Mask& mask) {
-  const int64_t batch = x[0].size(0), length = x[0].size(2);
-  const std::vector<Document> documents = Documents(mask, batch, length);
-  int64_t longest = 0;
-  for (const Document& d : documents) longest = std::max(longest, d.length);
-  const int64_t count = int64_t(documents.size());
-  const at::Tensor index = at::full({count, longest}, batch * length,
-                                    at::kLong);  // the last row of the padded table is zeros
-  const at::Tensor back = at::full({batch * length}, count * longest, at::kLong);
-  const at::Tensor lengths = at::empty({count}, at::kLong);
-  for (int64_t i = 0; i < count; ++i) {
-    const Document& d = documents[i];
-    lengths.mutable_data_ptr<int64_t>()[i] = d.length;
-    for (int64_t t = 0; t < d.length; ++t) {
-      index.mutable_data_ptr<int64_t>()[i * longest + t] = d.row * length + d.begin + t;
-      back.mutable_data_ptr<int64_t>()[d.row * length + d.begin + t] = i * longest + t;
-    }
-  }
-  // Rows of a [.., H, w] table picked by index; an index past the end picks zeros.
-  auto pick = [](const at::Tensor& y, const at::Tensor& rows, int64_t b, int64_t t) {
-    const at::Tensor flat = y.transpose(1, 2).reshape({-1, y.size(1), y.size(3)});
-    const at::Tensor table = at::cat({flat, at::zeros({1, y.size(1), y.size(3)}, y.options())});
-    return table.index_select(0, rows.reshape({-1}).to(y.device()))
-        .reshape({b, t, y.size(1), y.size(3)})
-        .transpose(1, 2);
-  };
+  const ops::TokenMap rows = ops::EachDocument(mask, mask.starts->size(1));
   std::vector<at::Tensor> unpacked;
-  for (const at::Tensor& y : x)
-    unpacked.push_back(y.defined() ? pick(y, index, count, longest) : y);
-  ops::Mask rows;
-  rows.lengths = lengths.to(x[0].device());
-  return pick(BidirectionalRows(unpacked, rows), back, batch, length);
+  for (const at::Tensor& y : x) unpacked.push_back(rows.Move(y, 2));
+  return rows.Back(BidirectionalRows(unpacked, rows.mask()), 2);
 }
 
 }  // namespace cistern

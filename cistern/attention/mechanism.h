@@ -18,7 +18,7 @@
 #include "cistern/attention/handles.h"
 #include "cistern/attention/state.h"
 #include "cistern/io/fields.h"
-#include "cistern/ops/slot_memory.h"
+#include "cistern/ops/mask.h"
 
 namespace cistern {
 
@@ -134,6 +134,8 @@ class Mechanism : public torch::nn::Module {
   // undefined where not needed. Those of a memory stream are left away but by the attention layer
   // (memory_mechanism.h). Without verbs there is no state: EmptyState gives one of no tensors, and
   // the verbs are Errors. What padding holds, NaN too, is put to zero before a mechanism sees it.
+  // With masked tokens (mask.valid) the result is that of the others alone, and 0 at them; a
+  // mechanism's own verbs are given lengths and starts in their place.
   virtual State EmptyState(int64_t batch, const at::TensorOptions& options) const;
   at::Tensor Extend(const std::vector<at::Tensor>& x, State& state,
                     const ops::Mask& mask);  // -> [B,H,T,d]
@@ -149,6 +151,11 @@ class Mechanism : public torch::nn::Module {
   // know of none.
   at::Tensor Attend(Form form, const std::vector<at::Tensor>& x, State* state,
                     const ops::Mask& mask, Handles& handles);
+
+  // Where the tokens of a mask with `valid` move to, so that lengths say which are real. UsageError
+  // where the mechanism sees padding, so that no token can be masked.
+  ops::TokenMap RealTokensFirst(const ops::Mask& mask) const;
+  void RequireMaskable() const;
 
   // The learned memory before the first block, [1,M,D]; undefined where there is none.
   virtual at::Tensor InitialMemory() const { return {}; }
@@ -211,6 +218,11 @@ class Mechanism : public torch::nn::Module {
 
  private:
   at::Tensor EachDocument(const std::vector<at::Tensor>& x, const ops::Mask& mask);
+  // Those of x that belong to tokens, of one side or of both, changed; the others as they are.
+  template <class Change>
+  std::vector<at::Tensor> OfTokens(const std::vector<at::Tensor>& x, std::optional<Side> side,
+                                   Change&& change) const;
+  std::vector<at::Tensor> Moved(const std::vector<at::Tensor>& x, const ops::TokenMap& map) const;
 
   const MechanismInfo& info_;
   AttentionDims dims_;
@@ -223,7 +235,7 @@ const std::vector<const MechanismInfo*>& Mechanisms();
 // with the nearest name.
 const MechanismInfo& FindMechanism(const std::string& name);
 
-// y [B,H,T,d] with zeros at the padding that mask.lengths tells of.
+// y [B,H,T,d] with zeros at padding and masked tokens.
 at::Tensor ZeroPadding(const at::Tensor& y, const ops::Mask& mask);
 
 // UsageError with the reason and what works instead, unless the mechanism has the form.

@@ -68,6 +68,11 @@ void MemoryMechanism::Describe(MemoryOptions& options, Fields& fields) {
              "embeddings have one too (embedding_norm)");
 }
 
+void MemoryMechanism::RequireNoneMasked(const ops::Mask& mask) const {
+  CISTERN_CHECK(!mask.valid, "[", info().name,
+                "] expected a mask of lengths; RealTokensFirst makes one of masked tokens");
+}
+
 at::Tensor MemoryMechanism::InitialMemory() const {
   at::Tensor memory = scaled_ ? memory_ * std::sqrt(double(dims().dim)) : memory_;
   if (sinusoid_)

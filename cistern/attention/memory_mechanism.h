@@ -22,8 +22,9 @@ class MemoryMechanism : public Mechanism {
 
   // Tokens into the memory: -> [B,H,M,d], H and d those of the packing projections, which may have
   // other heads than the layer. x: tensors of the tokens, then of the memory. Padding is left out;
-  // packed rows are an error.
+  // packed rows and masked tokens (the layer has moved the real ones to the front) are an error.
   at::Tensor Pack(const std::vector<at::Tensor>& x, const ops::Mask& mask) {
+    RequireNoneMasked(mask);
     return DoPack(WithoutPadding(x, mask, Side::kKey), mask);
   }
   // What the tokens read in place of `packed` [B,M,D], heads merged, after its linear map: with
@@ -36,6 +37,7 @@ class MemoryMechanism : public Mechanism {
   // packed: tensors of the packed memory.
   at::Tensor Unpack(const std::vector<at::Tensor>& x, const std::vector<at::Tensor>& packed,
                     const ops::Mask& mask) {
+    RequireNoneMasked(mask);
     return DoUnpack(WithoutPadding(x, mask, Side::kQuery), packed, mask);
   }
 
@@ -88,6 +90,8 @@ class MemoryMechanism : public Mechanism {
   double Dropout() const { return is_training() ? dims().dropout : 0.0; }
 
  private:
+  void RequireNoneMasked(const ops::Mask& mask) const;
+
   bool scaled_, sinusoid_;
   at::Tensor memory_;
   at::Tensor norm_weight_, norm_bias_;  // undefined without

@@ -9,12 +9,6 @@ namespace {
 
 constexpr double kNegativeInfinity = -std::numeric_limits<double>::infinity();
 
-// [B,T], undefined where all tokens are real.
-at::Tensor Valid(const at::Tensor& s, const ops::Mask& mask) {
-  if (!mask.lengths) return {};
-  return at::arange(s.size(2), mask.lengths->options()).unsqueeze(0) < mask.lengths->unsqueeze(1);
-}
-
 at::Tensor Heads(const at::Tensor& rows) {
   return rows.unsqueeze(1).unsqueeze(-1);
 }  // [B,T] -> [B,1,T,1]
@@ -48,12 +42,11 @@ at::Tensor EmptyMax(int64_t batch, int64_t heads, const at::TensorOptions& optio
 
 RunningMaxResult RunningMax(const at::Tensor& s, const at::Tensor& before, const ops::Mask& mask) {
   const int64_t length = s.size(2);
-  const at::Tensor valid = Valid(s, mask), first = before.unsqueeze(-1).unsqueeze(-1);
-  const at::Tensor real =
-      valid.defined() ? s.masked_fill(Heads(valid).logical_not(), kNegativeInfinity) : s;
+  const at::Tensor pad = mask.HeadsPadding(length), first = before.unsqueeze(-1).unsqueeze(-1);
+  const at::Tensor real = pad.defined() ? s.masked_fill(pad, kNegativeInfinity) : s;
   at::Tensor m = at::cat({first, real}, 2), restart;  // m: row 0 is what came before
   if (mask.starts) {
-    restart = valid.defined() ? mask.starts->logical_and(valid) : *mask.starts;
+    restart = mask.RealStarts(length);
     m = MaxInDocuments(m, at::cat({at::zeros({s.size(0), 1}, restart.options().dtype(at::kLong)),
                                    restart.to(at::kLong).cumsum(1)},
                                   1));
@@ -64,8 +57,7 @@ RunningMaxResult RunningMax(const at::Tensor& s, const at::Tensor& before, const
   at::Tensor ignored =
       restart.defined() ? Heads(restart) : at::Tensor();  // where the gate has no say
   at::Tensor exponent = s - now, log_gate = m.narrow(2, 0, length) - now;
-  if (valid.defined()) {
-    const at::Tensor pad = Heads(valid).logical_not();
+  if (pad.defined()) {
     exponent = at::where(pad, at::zeros_like(exponent), exponent);
     ignored = ignored.defined() ? ignored.logical_or(pad) : pad;
   }
@@ -74,8 +66,7 @@ RunningMaxResult RunningMax(const at::Tensor& s, const at::Tensor& before, const
 }
 
 PieceMaxResult PieceMax(const at::Tensor& s, const at::Tensor& before, const ops::Mask& mask) {
-  const at::Tensor valid = Valid(s, mask), first = before.unsqueeze(-1).unsqueeze(-1);
-  const at::Tensor pad = valid.defined() ? Heads(valid).logical_not() : at::Tensor();
+  const at::Tensor pad = mask.HeadsPadding(s.size(2)), first = before.unsqueeze(-1).unsqueeze(-1);
   const at::Tensor real = pad.defined() ? s.masked_fill(pad, kNegativeInfinity) : s;
   const at::Tensor last = at::cat({first, real}, 2).amax(2, true);
   at::Tensor exponent = s - last;

@@ -2,7 +2,7 @@
 // Weights e^s over a sequence without overflow: a memory that holds sums of e^(s_i - m_t), where
 // m_t is the largest s so far, decays by e^(m_(t-1) - m_t) at each step. Everything is [B,H,T,1] in
 // double and differentiable.
-#include "cistern/ops/slot_memory.h"
+#include "cistern/ops/mask.h"
 
 namespace cistern {
 

@@ -2,7 +2,7 @@
 // Where each token of a piece stands in its document, from the tokens each row has seen before and
 // the piece's mask. Models count them for position embeddings, mechanisms whose weights depend on
 // the position keep `count` [B] in their state.
-#include "cistern/ops/slot_memory.h"
+#include "cistern/ops/mask.h"
 
 namespace cistern {
 

@@ -8,7 +8,7 @@ const ModelInfo& decoder_lm_model() {
     i.name = "decoder_lm";
     i.summary = "A causal language model: it predicts each token from those before it.";
     i.forms = {Form::kCausal};
-    i.inputs = {"ids", "lengths?", "starts?"};
+    i.inputs = {"ids", "lengths?", "starts?", "valid?"};
     i.extends = true;
     i.tables = [](const ModelConfig& c) {
       const StackOptions o = c.Stack(Form::kCausal).options();

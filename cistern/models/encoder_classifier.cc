@@ -12,7 +12,7 @@ const ModelInfo& encoder_classifier_model() {
     i.name = "encoder_classifier";
     i.summary = "A bidirectional encoder that assigns a class to each row.";
     i.forms = {Form::kBidirectional};
-    i.inputs = {"ids", "lengths"};
+    i.inputs = {"ids", "lengths", "valid?"};
     i.classifies = true;
     i.tables = [](const ModelConfig& c) {
       const LayerStack stack = c.Stack(Form::kBidirectional);
@@ -46,6 +46,13 @@ at::Tensor EncoderClassifier::Forward(const at::Tensor& ids, const at::Tensor& l
   const Stream stream =
       trunk_.Enter(x, {lengths + pooling_.extra(), {}}, RowPositions(x.size(1), lengths));
   return head_->Forward(pooling_.Forward(trunk_, trunk_.Bidirectional(stream), lengths));
+}
+
+at::Tensor EncoderClassifier::Logits(const NamedTensors& inputs) {
+  if (!inputs.Has("valid")) return Forward(inputs["ids"], inputs["lengths"]);
+  const ops::TokenMap front =
+      trunk_.RealTokensFirst({inputs["lengths"], std::nullopt, inputs["valid"]});
+  return Forward(front.Move(inputs["ids"], 1), *front.mask().lengths);
 }
 
 }  // namespace cistern

@@ -13,9 +13,7 @@ class EncoderClassifier : public Classifier {
   explicit EncoderClassifier(const ModelConfig& config);
   // ids [B,T] int64, lengths [B] (padding on the right is never seen) -> logits [B,classes].
   at::Tensor Forward(const at::Tensor& ids, const at::Tensor& lengths);
-  at::Tensor Logits(const NamedTensors& inputs) override {
-    return Forward(inputs["ids"], inputs["lengths"]);
-  }
+  at::Tensor Logits(const NamedTensors& inputs) override;
 
  private:
   at::Tensor embedding_;  // [V,D]

@@ -70,9 +70,7 @@ at::Tensor Pooling::Forward(const Trunk& trunk, const Stream& out,
   } else if (cls_.defined()) {
     pooled = pooled.select(1, 0);
   } else {
-    const at::Tensor pad =
-        (at::arange(pooled.size(1), lengths.options()).unsqueeze(0) >= lengths.unsqueeze(1))
-            .unsqueeze(-1);
+    const at::Tensor pad = ops::Mask{lengths, {}}.Padding(pooled.size(1)).unsqueeze(-1);
     pooled = pooled.masked_fill(pad, 0.0).sum(1) /
              lengths.clamp_min(1).unsqueeze(1).to(pooled.scalar_type());
   }

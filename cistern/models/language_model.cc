@@ -28,6 +28,7 @@ at::Tensor LanguageModel::TrainingLoss(const NamedTensors& batch, double label_s
   ops::Mask mask;
   if (batch.Has("lengths")) mask.lengths = batch["lengths"];
   if (batch.Has("starts")) mask.starts = batch["starts"];
+  if (batch.Has("valid")) mask.valid = batch["valid"];
   return Loss(Hidden(ids, state, mask), batch["targets"], label_smoothing);
 }
 
@@ -35,6 +36,10 @@ at::Tensor LanguageModel::Run(const Trunk& trunk, const at::Tensor& table, const
                               ModelState& state, const ops::Mask& mask) const {
   CISTERN_CHECK(ids.dim() == 2, "[", config_.kind, "] expected ids of shape [B,T], got ", ids.dim(),
                 " dimensions");
+  if (mask.valid) {
+    const ops::TokenMap front = trunk.RealTokensFirst(mask);
+    return front.Back(Run(trunk, table, front.Move(ids, 1), state, front.mask()), 1);
+  }
   CheckLayers(state);
   const at::Tensor positions = PiecePositions(state.positions, ids.size(1), mask);
   const Stream stream =
@@ -50,10 +55,7 @@ at::Tensor ExtendInPieces(LanguageModel& model, const at::Tensor& ids,
   std::vector<at::Tensor> outs;
   for (size_t i = 0; i + 1 < cuts.size(); ++i) {
     const int64_t begin = cuts[i], count = cuts[i + 1] - begin;
-    ops::Mask piece;
-    if (mask.lengths) piece.lengths = (*mask.lengths - begin).clamp(0, count);
-    if (mask.starts) piece.starts = mask.starts->narrow(1, begin, count);
-    outs.push_back(model.Extend(ids.narrow(1, begin, count), state, piece));
+    outs.push_back(model.Extend(ids.narrow(1, begin, count), state, mask.Narrow(begin, count)));
   }
   if (last) *last = state;
   return at::cat(outs, 1);

@@ -35,6 +35,7 @@ NamedTensors BatchOf(const ModelInfo& info) {
       {"ids", at::randint(0, 23, {3, 11}, at::kLong)},
       {"lengths", Lengths({11, 4, 1})},
       {"starts", Starts(3, 11, {{0, 0}, {0, 5}, {1, 2}})},
+      {"valid", at::arange(11).unsqueeze(0) >= at::tensor({4, 0, 0}).unsqueeze(1)},
       {"source", at::randint(0, 23, {3, 9}, at::kLong)},
       {"source_lengths", Lengths({9, 2, 5})}};
   NamedTensors batch;

@@ -59,6 +59,13 @@ Trunk::Trunk(torch::nn::Module& owner, const ModelConfig& config, Form form, int
   if (config.final_norm) norm_ = norm("norm");
 }
 
+ops::TokenMap Trunk::RealTokensFirst(const ops::Mask& mask) const {
+  for (const auto& block : blocks_) {
+    if (block->attention().attends()) block->attention().mechanism().RequireMaskable();
+  }
+  return ops::ToFront(mask, mask.valid->size(1));
+}
+
 Stream Trunk::Enter(const at::Tensor& embedded, const ops::Mask& mask,
                     const at::Tensor& positions) const {
   Stream stream;

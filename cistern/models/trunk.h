@@ -21,6 +21,9 @@ class Trunk {
   // `owner`, which has to outlive the trunk. `extra`: learned positions beyond max_length.
   Trunk(torch::nn::Module& owner, const ModelConfig& config, Form form, int64_t extra = 0);
 
+  // Of a mask of masked tokens (mask.valid): where they move to, for all that follows. UsageError
+  // where a block's mechanism sees padding.
+  ops::TokenMap RealTokensFirst(const ops::Mask& mask) const;
   // Embeddings [B,T,D] with positions [1 or B,T] -> what the first block is given.
   Stream Enter(const at::Tensor& embedded, const ops::Mask& mask,
                const at::Tensor& positions) const;

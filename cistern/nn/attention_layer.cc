@@ -288,13 +288,32 @@ at::Tensor AttentionLayer::Attend(Form form, const std::vector<at::Tensor>& x, S
       [&] { return Running().Attend(form, x, state, mask, handles ? *handles : none); })));
 }
 
+namespace {
+
+Stream Moved(const Stream& stream, const ops::TokenMap& map) {
+  Stream moved = stream;
+  moved.mask = map.mask();
+  moved.x = map.Move(stream.x, 1);
+  if (stream.positions.defined())
+    moved.positions = map.Move(stream.positions.expand({stream.x.size(0), -1}), 1);
+  return moved;
+}
+
+}  // namespace
+
 at::Tensor AttentionLayer::Extend(const Stream& stream, State& state, Handles* handles) {
+  if (stream.mask.valid) {
+    const ops::TokenMap front = mechanism_->RealTokensFirst(stream.mask);
+    return front.Back(Extend(Moved(stream, front), state, handles), 1);
+  }
   std::vector<at::Tensor> x = Project(stream, &state);
   Project(memory_, mechanism_->InitialMemory(), &x);
   return Attend(Form::kCausal, x, &state, stream.mask, handles);
 }
 
 void AttentionLayer::Write(const Stream& source, State& state) {
+  if (source.mask.valid)
+    return Write(Moved(source, mechanism_->RealTokensFirst(source.mask)), state);
   std::vector<at::Tensor> x = Project(source, nullptr, Side::kKey);
   Project(memory_, mechanism_->InitialMemory(), &x);
   InFullPrecision([&] { Running().Write(x, state, source.mask); });
@@ -311,6 +330,12 @@ at::Tensor AttentionLayer::Read(const Stream& target, State& state, Handles* han
 }
 
 AttentionLayer::Attended AttentionLayer::Bidirectional(const Stream& stream, Handles* handles) {
+  if (stream.mask.valid) {
+    const ops::TokenMap front = mechanism_->RealTokensFirst(stream.mask);
+    Attended attended = Bidirectional(Moved(stream, front), handles);
+    attended.tokens = front.Back(attended.tokens, 1);
+    return attended;
+  }
   if (memory_mechanism_) return WithMemory(stream, handles);
   return {Attend(Form::kBidirectional, Project(stream, nullptr), nullptr, stream.mask, handles),
           {}};

@@ -5,13 +5,13 @@
 #include <memory>
 
 #include "cistern/attention/handles.h"
-#include "cistern/ops/slot_memory.h"
+#include "cistern/ops/mask.h"
 
 namespace cistern {
 
 struct Stream {
   at::Tensor x;            // [B,T,D]
-  ops::Mask mask;          // lengths [B]: padding on the right; starts [B,T]: packed documents
+  ops::Mask mask;          // padding, masked tokens, packed documents
   at::Tensor positions;    // [1 or B,T] int64, counted from the start of each document
   at::Tensor memory = {};  // [1 or B,M,D]: the second stream of mechanisms that have one; undefined
                            // before the first of them

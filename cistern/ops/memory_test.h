@@ -162,8 +162,7 @@ inline void ExpectPiecesEqualWhole(const MemoryProblem& p) {
       std::vector<Tensors> outs(p.of_tokens);
       for (size_t c = 0; c + 1 < cuts.size(); ++c) {
         const int64_t begin = cuts[c], count = cuts[c + 1] - begin;
-        const Tensors y =
-            p.run(PieceOf(p, x, begin, count, state), {{}, p.mask.starts->narrow(1, begin, count)});
+        const Tensors y = p.run(PieceOf(p, x, begin, count, state), p.mask.Narrow(begin, count));
         for (size_t i = 0; i < p.of_tokens; ++i) outs[i].push_back(y[i]);
         state.assign(y.begin() + int64_t(p.of_tokens), y.end());
       }
@@ -200,8 +199,7 @@ inline void ExpectSameBitsForAnyNumberOfThreads(const MemoryProblem& p) {
 inline void ExpectPaddingHasNoEffect(MemoryProblem p) {
   const int64_t length = p.length();
   const ops::Mask mask = {Lengths({length, 9, 0}), {}};
-  const at::Tensor pad =
-      (at::arange(length).unsqueeze(0) >= mask.lengths->unsqueeze(1)).unsqueeze(1).unsqueeze(-1);
+  const at::Tensor pad = mask.HeadsPadding(length);
   for (size_t i = 0; i < p.x.size(); ++i) {
     if (!p.IsState(i)) p.x[i] = p.x[i].masked_fill(pad, std::nan(""));
   }

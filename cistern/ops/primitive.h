@@ -1,30 +1,48 @@
 #pragma once
 // The scaffold of a fused primitive: from one description P it makes the op pair
-//   NAME(Tensor[] x, Tensor? starts, Tensor? lengths, float option, bool save) -> Tensor[]
-//   NAME_backward(Tensor?[] grads, Tensor[] x, Tensor[] outputs, Tensor? starts, Tensor? lengths,
-//                 float option) -> Tensor[]
+//   NAME(arguments) -> (Tensor, ...)
+//   NAME_backward(Tensor?[] grads, Tensor?[] outputs, arguments) -> Tensor[]
 // with checks, the CPU kernels in float and double, shapes for meta tensors, the autograd formula
-// and second derivatives. Where no kernel of ours serves a tensor (another device without one,
-// another dtype, CISTERN_IMPL=composite or reference), the primitive is what P composes of other
-// ops, differentiated by autograd. For .cc files of this layer.
+// and second derivatives; forward-mode derivatives are refused. For .cc files of this layer.
+//
+// At the Autograd key the pair is joined and sent on to the device's own kernels: those below for
+// the CPU, and whatever is registered for NAME and NAME_backward under another device's dispatch
+// key. Only where nothing serves a tensor (a device without a kernel, another dtype,
+// CISTERN_IMPL=composite) the primitive is what P composes of other ops, differentiated by
+// autograd.
 //
 // P has:
-//   kName, kOutputs     outputs that callers see; the forward saves others after them
-//   Check(x)            TORCH_CHECKs of shapes and dtypes
-//   Tokens(x)           the input [B,H,T,.] that lengths and starts belong to
-//   Compose(x, mask, option)      the outputs, as other ops make them
-//   Empty(x, save)                all outputs, not yet filled
-//   Forward(x, mask, option, outputs)              by the kernel; Backward(grads, x, outputs, mask,
-//   option) likewise, with a gradient for each of x; grads of outputs may be undefined
+//   kSchema             "NAME(Tensor q, ..., Tensor? starts=None, Tensor? lengths=None) -> (...)"
+//   Arguments, kFields  the arguments as a struct with a Mask `mask`; [](auto& a) { return
+//                       std::tie(a.q, ..., a.mask.starts, a.mask.lengths); } in the schema's order.
+//                       Its tensors are differentiable, but for the mask's. A field `save` is true
+//                       where a gradient is recorded.
+//   kOutputs, kDifferentiable      how many tensors are returned; those after the differentiable
+//                                  ones are for the backward
+//   kTime               the dimension of time in Tokens(a), whose rows are dimension 0: lengths and
+//                       starts are of them, and their dtype and device choose the kernel
+//   Check(a)            TORCH_CHECKs of shapes and dtypes; the mask's come with the scaffold
+//   Empty(a)            the outputs, not filled; EmptyGradients(a) of the differentiable arguments
+//                       that are given, in the order of the fields: what the kernels return
+//   Compose(a)          the outputs, as other ops make them; those for the backward may be missing
+//   Forward(a, mask, outputs)      by the kernel
+//   Backward(a, mask, grads, outputs)    -> gradients; those of outputs may be undefined
+// and may have:
+//   ForwardReference(a, mask) -> outputs, BackwardReference(a, mask, grads, outputs): the
+//                       definition; without them CISTERN_IMPL=reference composes
+//   Keep(a, outputs)    leaves undefined what the backward does not need
 #include <ATen/ATen.h>
 #include <c10/core/TensorOptions.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
+#include <array>
+#include <tuple>
+
 #include "cistern/ops/impl.h"
-#include "cistern/ops/op_pair.h"
-#include "cistern/ops/slot_memory.h"
+#include "cistern/ops/mask.h"
+#include "cistern/ops/tensor_rows.h"
 
 namespace cistern::ops {
 
@@ -36,28 +54,71 @@ void DispatchType(const at::Tensor& x, Run&& run) {
   x.scalar_type() == at::kFloat ? run(float{}) : run(double{});
 }
 
-inline bool NeedsGradient(at::TensorList x) {
-  return c10::GradMode::is_enabled() &&
-         std::any_of(x.begin(), x.end(), [](const at::Tensor& t) { return t.requires_grad(); });
+inline OptionalTensor Given(const at::Tensor& x) {
+  return x.defined() ? OptionalTensor(x) : std::nullopt;
+}
+inline at::Tensor OrZeros(const at::Tensor& grad, const at::Tensor& like) {
+  return grad.defined() ? grad : at::zeros_like(like);
 }
 
+// For the references: contiguous, in double; the data of such a tensor, or null. Undefined stays
+// so.
+inline at::Tensor AsDouble(const at::Tensor& x) {
+  return x.defined() ? x.to(at::kDouble).contiguous() : x;
+}
+inline const double* DataOrNull(const at::Tensor& x) {
+  return x.defined() ? x.const_data_ptr<double>() : nullptr;
+}
+
+// Not filled, like x: as EmptyHeads, or contiguous.
+inline at::Tensor LikeHeads(const at::Tensor& x) { return EmptyHeads(x.sym_sizes(), x.options()); }
+inline at::Tensor LikePlain(const at::Tensor& x) {
+  return at::empty_symint(x.sym_sizes(), x.options());
+}
+
+inline bool NeedsGradient(at::TensorList x) {
+  return c10::GradMode::is_enabled() && std::any_of(x.begin(), x.end(), [](const at::Tensor& t) {
+           return t.defined() && t.requires_grad();
+         });
+}
+
+// Whether forward-mode differentiation (torch.func.jvp) has a tangent for one of these.
+inline bool HaveTangents(at::TensorList x) {
+  return std::any_of(x.begin(), x.end(),
+                     [](const at::Tensor& t) { return t.defined() && t._fw_grad(0).defined(); });
+}
+
+// Typed handle of a registered op.
+template <class Schema>
+c10::TypedOperatorHandle<Schema> OpHandle(const std::string& name) {
+  return c10::Dispatcher::singleton().findSchemaOrThrow(name.c_str(), "").typed<Schema>();
+}
+
+template <class P, class Fields>
+class OpPairOf;
 template <class P>
-class OpPair {
+using OpPair = OpPairOf<P, decltype(P::kFields(std::declval<typename P::Arguments&>()))>;
+
+template <class P, class... F>
+class OpPairOf<P, std::tuple<F&...>> {
  public:
-  static Tensors Call(const Tensors& x, const Mask& mask, double option = 0) {
-    Tensors y = Op().call(x, mask.starts, mask.lengths, option, false);
-    y.resize(P::kOutputs);
-    return y;
+  using Arguments = typename P::Arguments;
+  using Outputs = decltype(std::tuple_cat(std::array<at::Tensor, P::kOutputs>()));
+
+  static Outputs Call(const Arguments& a) {
+    TORCH_CHECK(!a.mask.valid, Prefix(),
+                " expected a mask of lengths and starts; ToFront "
+                "(ops/mask.h) makes one of a token mask");
+    return std::apply([](const auto&... f) { return Op().call(f...); }, P::kFields(a));
   }
 
   static void Define(torch::Library& m) {
     const std::vector<at::Tag> tags = {at::Tag::pt2_compliant_tag};
-    m.def((std::string(P::kName) + "(Tensor[] x, Tensor? starts, Tensor? lengths, float option, "
-                                   "bool save) -> Tensor[]")
-              .c_str(),
-          tags);
-    m.def((std::string(P::kName) + "_backward(Tensor?[] grads, Tensor[] x, Tensor[] outputs, "
-                                   "Tensor? starts, Tensor? lengths, float option) -> Tensor[]")
+    const std::string schema = P::kSchema;
+    const size_t open = schema.find('('), close = schema.find(") ->");
+    m.def(P::kSchema, tags);
+    m.def((Name() + "_backward(Tensor?[] grads, Tensor?[] outputs, " +
+           schema.substr(open + 1, close - open - 1) + ") -> Tensor[]")
               .c_str(),
           tags);
   }
@@ -66,138 +127,240 @@ class OpPair {
   static void Autograd(torch::Library& m) { Register(m, &ForwardAutograd, &BackwardAutograd); }
 
  private:
-  using Grads = c10::List<OptionalTensor>;
-  using ForwardSchema = Tensors(at::TensorList, const OptionalTensor&, const OptionalTensor&,
-                                double, bool);
-  using BackwardSchema = Tensors(const Grads&, at::TensorList, at::TensorList,
-                                 const OptionalTensor&, const OptionalTensor&, double);
+  // As the dispatcher passes a field.
+  template <class T>
+  using Passed = std::conditional_t<std::is_arithmetic_v<T>, T, const T&>;
+  using List = c10::List<OptionalTensor>;
+  using ForwardSchema = Outputs(Passed<F>...);
+  using BackwardSchema = Tensors(const List&, const List&, Passed<F>...);
+  static constexpr bool kHasReference = requires(const Arguments& a, const RowMask& mask) {
+    P::ForwardReference(a, mask);
+  };
 
+  static std::string Name() {
+    const std::string schema = P::kSchema;
+    return schema.substr(0, schema.find('('));
+  }
+  static const char* Prefix() {  // of messages
+    static const std::string prefix = "[" + Name() + "]";
+    return prefix.c_str();
+  }
   static void Register(torch::Library& m, ForwardSchema* forward, BackwardSchema* backward) {
-    m.impl(P::kName, forward);
-    m.impl((std::string(P::kName) + "_backward").c_str(), backward);
+    m.impl(Name().c_str(), forward);
+    m.impl((Name() + "_backward").c_str(), backward);
   }
   static const c10::TypedOperatorHandle<ForwardSchema>& Op() {
-    static const auto op = OpHandle<ForwardSchema>((std::string("cistern::") + P::kName).c_str());
+    static const auto op = OpHandle<ForwardSchema>("cistern::" + Name());
     return op;
   }
   static const c10::TypedOperatorHandle<BackwardSchema>& BackwardOp() {
-    static const auto op =
-        OpHandle<BackwardSchema>((std::string("cistern::") + P::kName + "_backward").c_str());
+    static const auto op = OpHandle<BackwardSchema>("cistern::" + Name() + "_backward");
     return op;
   }
 
-  // Whether the op below Autograd has a kernel for x.
+  static Arguments Packed(Passed<F>... f) {
+    Arguments a;
+    P::kFields(a) = std::tie(f...);
+    return a;
+  }
+  static Outputs Tuple(Tensors y) {
+    return [&]<size_t... i>(std::index_sequence<i...>) { return Outputs{std::move(y[i])...}; }
+    (std::make_index_sequence<P::kOutputs>());
+  }
+  static Tensors Vector(Outputs y) {
+    return std::apply([](auto&... t) { return Tensors{std::move(t)...}; }, y);
+  }
+  static Tensors Vector(const List& list) {
+    Tensors x;
+    for (const OptionalTensor& t : list) x.push_back(t.value_or(at::Tensor()));
+    return x;
+  }
+  static List Listed(at::TensorList x) {
+    List list;
+    for (const at::Tensor& t : x) list.push_back(Given(t));
+    return list;
+  }
+
+  // visit(tensor) of each differentiable argument that is given.
+  template <class Visit>
+  static void EachInput(Arguments& a, Visit&& visit) {
+    const auto one = [&](auto& field) {
+      using T = std::remove_cvref_t<decltype(field)>;
+      if constexpr (std::is_same_v<T, at::Tensor>) {
+        visit(field);
+      } else if constexpr (std::is_same_v<T, OptionalTensor>) {
+        if (field && &field != &a.mask.starts && &field != &a.mask.lengths) visit(*field);
+      }
+    };
+    std::apply([&](auto&... field) { (one(field), ...); }, P::kFields(a));
+  }
+  static Tensors Inputs(Arguments& a) {
+    Tensors x;
+    EachInput(a, [&](const at::Tensor& t) { x.push_back(t); });
+    return x;
+  }
+
+  // Whether below Autograd there is a kernel that serves x.
   static bool HasKernel(const at::Tensor& x) {
-    if (x.device().is_cpu()) return UsesKernel(x) && ActiveImpl() == Impl::kKernel;
-    return x.is_meta() || Op().hasKernelForDispatchKey(
-                              c10::computeDispatchKey(x.scalar_type(), x.layout(), x.device()));
+    if (x.is_meta()) return true;
+    if (x.device().is_cpu())
+      return UsesKernel(x) && (kHasReference || ActiveImpl() == Impl::kKernel);
+    if (ActiveImpl() != Impl::kKernel) return false;
+    const auto key = c10::computeDispatchKey(x.scalar_type(), x.layout(), x.device());
+    return Op().hasKernelForDispatchKey(key) && BackwardOp().hasKernelForDispatchKey(key);
   }
 
-  static void Check(at::TensorList x, const OptionalTensor& starts, const OptionalTensor& lengths) {
-    P::Check(x);
-    CheckMask((std::string("[") + P::kName + "]").c_str(), P::Tokens(x), starts, lengths);
+  static void Check(const Arguments& a) {
+    P::Check(a);
+    const at::Tensor& tokens = P::Tokens(a);
+    a.mask.Check(Prefix(), tokens.sym_size(0), tokens.sym_size(P::kTime));
   }
 
-  static Tensors ForwardCpu(at::TensorList x, const OptionalTensor& starts,
-                            const OptionalTensor& lengths, double option, bool save) {
-    Check(x, starts, lengths);
-    if (!HasKernel(P::Tokens(x))) {
-      Tensors y = P::Compose(x.vec(), {lengths, starts}, option);
-      y.resize(save ? P::Empty(x, true).size() : P::kOutputs, at::empty({0}));
-      return y;
+  static Tensors Composed(const Arguments& a) {
+    Tensors y = P::Compose(a);
+    y.resize(P::kOutputs);
+    for (at::Tensor& t : y) {
+      if (!t.defined()) t = at::empty({0}, P::Tokens(a).options());
     }
-    const MaskView view(starts, lengths, P::Tokens(x).size(2));
-    const Tensors y = P::Empty(x, save);
-    P::Forward(x, view.mask, option, y);
     return y;
   }
-  static Tensors BackwardCpu(const Grads& grads, at::TensorList x, at::TensorList outputs,
-                             const OptionalTensor& starts, const OptionalTensor& lengths,
-                             double option) {
-    TORCH_CHECK(HasKernel(P::Tokens(x)), "[", P::kName, "_backward] has no kernel for ",
-                P::Tokens(x).scalar_type(), " with CISTERN_IMPL=", ImplName(ActiveImpl()),
-                "; differentiate ", P::kName, " instead");
-    const MaskView view(starts, lengths, P::Tokens(x).size(2));
-    return P::Backward(Vector(grads), x, outputs, view.mask, option);
+
+  static Outputs ForwardCpu(Passed<F>... f) {
+    const Arguments a = Packed(f...);
+    Check(a);
+    const at::Tensor& tokens = P::Tokens(a);
+    if (!HasKernel(tokens)) return Tuple(Composed(a));
+    const MaskView view(a.mask, tokens.size(P::kTime));
+    if constexpr (kHasReference) {
+      if (ActiveImpl() == Impl::kReference) return Tuple(P::ForwardReference(a, view.mask));
+    }
+    const Tensors y = P::Empty(a);
+    P::Forward(a, view.mask, y);
+    return Tuple(y);
+  }
+  static Tensors BackwardCpu(const List& grads, const List& outputs, Passed<F>... f) {
+    const Arguments a = Packed(f...);
+    const at::Tensor& tokens = P::Tokens(a);
+    TORCH_CHECK(HasKernel(tokens), "[", Name(), "_backward] has no kernel for ",
+                tokens.scalar_type(), " with CISTERN_IMPL=", ImplName(ActiveImpl()),
+                "; differentiate ", Name(), " instead");
+    const MaskView view(a.mask, tokens.size(P::kTime));
+    if constexpr (kHasReference) {
+      if (ActiveImpl() == Impl::kReference)
+        return P::BackwardReference(a, view.mask, Vector(grads), Vector(outputs));
+    }
+    return P::Backward(a, view.mask, Vector(grads), Vector(outputs));
   }
 
-  static Tensors ForwardMeta(at::TensorList x, const OptionalTensor& starts,
-                             const OptionalTensor& lengths, double, bool save) {
-    Check(x, starts, lengths);
-    return P::Empty(x, save);
+  static Outputs ForwardMeta(Passed<F>... f) {
+    const Arguments a = Packed(f...);
+    Check(a);
+    return Tuple(P::Empty(a));
   }
-  static Tensors BackwardMeta(const Grads&, at::TensorList x, at::TensorList, const OptionalTensor&,
-                              const OptionalTensor&, double) {
-    Tensors grads;
-    for (const at::Tensor& t : x) grads.push_back(EmptyLike(t));
-    return grads;
+  static Tensors BackwardMeta(const List&, const List&, Passed<F>... f) {
+    return P::EmptyGradients(Packed(f...));
   }
 
   struct Function : torch::autograd::Function<Function> {
     static torch::autograd::variable_list forward(torch::autograd::AutogradContext* ctx,
-                                                  at::TensorList x, const OptionalTensor& starts,
-                                                  const OptionalTensor& lengths, double option) {
+                                                  at::TensorList inputs, const Arguments& a) {
       at::AutoDispatchBelowADInplaceOrView guard;
-      Tensors y = Op().call(x, starts, lengths, option, true);
-      torch::autograd::variable_list kept = x.vec();
-      kept.insert(kept.end(), y.begin(), y.end());
-      kept.push_back(starts.value_or(at::Tensor()));
-      kept.push_back(lengths.value_or(at::Tensor()));
-      ctx->save_for_backward(std::move(kept));
-      ctx->saved_data["inputs"] = static_cast<int64_t>(x.size());
-      ctx->saved_data["option"] = option;
+      const Tensors y = Vector(Call(a));
+      Tensors saved;
+      int options = 0;
+      const auto save = [&](const auto& field) {
+        using T = std::remove_cvref_t<decltype(field)>;
+        if constexpr (std::is_same_v<T, at::Tensor>) {
+          saved.push_back(field);
+        } else if constexpr (std::is_same_v<T, OptionalTensor>) {
+          saved.push_back(field.value_or(at::Tensor()));
+        } else {
+          ctx->saved_data[std::to_string(options++)] = field;
+        }
+      };
+      std::apply([&](const auto&... field) { (save(field), ...); }, P::kFields(a));
+      for (const at::Tensor& t : Kept(a, y)) saved.push_back(t);
+      ctx->save_for_backward(std::move(saved));
+      ctx->saved_data["inputs"] = static_cast<int64_t>(inputs.size());
       ctx->set_materialize_grads(false);
-      y.resize(P::kOutputs);
+      if constexpr (P::kOutputs > P::kDifferentiable)
+        ctx->mark_non_differentiable({y.begin() + P::kDifferentiable, y.end()});
       return y;
     }
     static torch::autograd::variable_list backward(torch::autograd::AutogradContext* ctx,
                                                    const torch::autograd::variable_list& grads) {
-      const auto count = static_cast<size_t>(ctx->saved_data["inputs"].toInt());
-      torch::autograd::variable_list to(count + 3);
-      Grads given;
-      bool any = false;
-      for (const at::Tensor& g : grads) {
-        given.push_back(Given(g));
-        any |= g.defined();
-      }
-      if (!any) return to;
-      const auto kept = ctx->get_saved_variables();
-      const at::TensorList all(kept);
-      const Tensors dx = BackwardOp().call(
-          given, all.slice(0, count), all.slice(count, kept.size() - count - 2),
-          Given(kept[kept.size() - 2]), Given(kept.back()), ctx->saved_data["option"].toDouble());
+      torch::autograd::variable_list to(size_t(ctx->saved_data["inputs"].toInt()) + 1);
+      if (std::none_of(grads.begin(), grads.end(), [](const auto& g) { return g.defined(); }))
+        return to;
+      const Tensors saved = ctx->get_saved_variables();
+      Arguments a;
+      size_t tensors = 0;
+      int options = 0;
+      const auto restore = [&](auto& field) {
+        using T = std::remove_cvref_t<decltype(field)>;
+        if constexpr (std::is_same_v<T, at::Tensor>) {
+          field = saved[tensors++];
+        } else if constexpr (std::is_same_v<T, OptionalTensor>) {
+          field = Given(saved[tensors++]);
+        } else {
+          field = ctx->saved_data[std::to_string(options++)].template to<T>();
+        }
+      };
+      std::apply([&](auto&... field) { (restore(field), ...); }, P::kFields(a));
+      const Tensors dx = std::apply(
+          [&](const auto&... field) {
+            return BackwardOp().call(Listed(at::TensorList(grads).slice(0, P::kDifferentiable)),
+                                     Listed(at::TensorList(saved).slice(tensors)), field...);
+          },
+          P::kFields(a));
       std::copy(dx.begin(), dx.end(), to.begin());
       return to;
     }
+    static Tensors Kept(const Arguments& a, const Tensors& y) {
+      if constexpr (requires { P::Keep(a, y); }) {
+        return P::Keep(a, y);
+      } else {
+        return y;
+      }
+    }
   };
 
-  static Tensors ForwardAutograd(at::TensorList x, const OptionalTensor& starts,
-                                 const OptionalTensor& lengths, double option, bool save) {
-    if (!HasKernel(P::Tokens(x))) {
-      Check(x, starts, lengths);
-      return P::Compose(x.vec(), {lengths, starts}, option);
+  static Outputs ForwardAutograd(Passed<F>... f) {
+    Arguments a = Packed(f...);
+    if (!HasKernel(P::Tokens(a))) {
+      Check(a);
+      return Tuple(Composed(a));
     }
-    for (const at::Tensor& t : x) RefuseTangents((std::string("[") + P::kName + "]").c_str(), t);
+    const Tensors x = Inputs(a);
+    // A kernel would lose the tangent, and the derivative be zero.
+    TORCH_CHECK_NOT_IMPLEMENTED(!HaveTangents(x), Prefix(),
+                                " has no forward-mode derivative; differentiate backwards "
+                                "(torch.autograd.grad), or run with CISTERN_IMPL=composite");
     if (!NeedsGradient(x)) {
       at::AutoDispatchBelowADInplaceOrView guard;
-      return Op().call(x, starts, lengths, option, save);
+      return Call(a);
     }
-    return Function::apply(x, starts, lengths, option);
+    if constexpr (requires { a.save; }) a.save = true;
+    return Tuple(Function::apply(at::TensorList(x), a));
   }
 
   // Second derivatives: autograd through what P composes.
-  static Tensors BackwardAutograd(const Grads& grads, at::TensorList x, at::TensorList outputs,
-                                  const OptionalTensor& starts, const OptionalTensor& lengths,
-                                  double option) {
+  static Tensors BackwardAutograd(const List& grads, const List& outputs, Passed<F>... f) {
+    Arguments a = Packed(f...);
     const Tensors g = Vector(grads);
-    if (!NeedsGradient(x) && !NeedsGradient(g)) {
+    if (!NeedsGradient(Inputs(a)) && !NeedsGradient(g)) {
       at::AutoDispatchBelowADInplaceOrView guard;
-      return BackwardOp().call(grads, x, outputs, starts, lengths, option);
+      return BackwardOp().call(grads, outputs, f...);
     }
     at::AutoGradMode enable(true);
-    Tensors inputs = Apart(x), to, from;
-    const Tensors y = P::Compose(inputs, {lengths, starts}, option);
-    for (size_t i = 0; i < P::kOutputs; ++i) {
+    // Each input on its own: where one was computed from another, a view keeps the path through it
+    // out of that other's gradient.
+    EachInput(a, [](at::Tensor& t) {
+      t = t.requires_grad() ? t.view_as(t) : t.detach().requires_grad_();
+    });
+    const Tensors inputs = Inputs(a), y = P::Compose(a);
+    Tensors to, from;
+    for (size_t i = 0; i < P::kDifferentiable; ++i) {
       if (g[i].defined()) to.push_back(y[i]), from.push_back(g[i]);
     }
     Tensors dx = torch::autograd::grad(to, inputs, from, true, true, true);
@@ -205,17 +368,6 @@ class OpPair {
       if (!dx[i].defined()) dx[i] = at::zeros_like(inputs[i]);
     }
     return dx;
-  }
-
-  static Tensors Vector(const Grads& grads) {
-    Tensors g;
-    for (const OptionalTensor& x : grads) g.push_back(x.value_or(at::Tensor()));
-    return g;
-  }
-  static at::Tensor EmptyLike(const at::Tensor& x) {
-    return x.dim() == 4 && x.scalar_type() != at::kDouble
-               ? EmptyHeads(x.sym_sizes(), x.options())
-               : at::empty_symint(x.sym_sizes(), x.options());
   }
 };
 

@@ -5,7 +5,7 @@
 
 #include <tuple>
 
-#include "cistern/ops/slot_memory.h"
+#include "cistern/ops/mask.h"
 
 namespace cistern::ops {
 

@@ -2,27 +2,10 @@
 
 #include "cistern/kernels/slot_attention.h"
 #include "cistern/ops/primitive.h"
+#include "cistern/ops/slot_checks.h"
 
 namespace cistern::ops {
 namespace slot_attention {
-
-void CheckState(const char* op, const at::Tensor& s, const at::Tensor& v, const at::Tensor& memory,
-                const at::Tensor& z) {
-  TORCH_CHECK(s.dim() == 4, op, " expected s of shape [B,H,T,n], got ", s.sym_sizes());
-  TORCH_CHECK(v.dim() == 4 && v.sym_sizes().slice(0, 3) == s.sym_sizes().slice(0, 3), op,
-              " expected v of shape [B,H,T,d] with the B, H, T of s ", s.sym_sizes(), ", got ",
-              v.sym_sizes());
-  TORCH_CHECK(memory.dim() == 4 && memory.sym_size(0) == s.sym_size(0) &&
-                  memory.sym_size(1) == s.sym_size(1) && memory.sym_size(2) == s.sym_size(3) &&
-                  memory.sym_size(3) == v.sym_size(3),
-              op, " expected a memory of shape [B,H,n,d] for s ", s.sym_sizes(), " and v ",
-              v.sym_sizes(), ", got ", memory.sym_sizes());
-  TORCH_CHECK(z.dim() == 3 && z.sym_sizes() == memory.sym_sizes().slice(0, 3), op,
-              " expected z of shape [B,H,n], got ", z.sym_sizes());
-  TORCH_CHECK(memory.scalar_type() == at::kDouble && z.scalar_type() == at::kDouble, op,
-              " expected the state in double, got ", memory.scalar_type(), " and ",
-              z.scalar_type());
-}
 
 SlotShape ShapeOf(const at::Tensor& s, const at::Tensor& v) {
   return {s.size(0), s.size(1), s.size(2), s.size(3), v.size(3)};
@@ -39,65 +22,72 @@ void AddDot(const at::Tensor& d_memory, const at::Tensor& memory_end, at::Tensor
   if (d_memory.defined()) h = h + (d_memory * memory_end).sum(-1);
 }
 
-struct Latte {
-  static constexpr const char* kName = "latte";
-  static constexpr size_t kOutputs = 3;
-  enum { kQ, kS, kV, kMemory, kZ };  // x; and the outputs: out, memory, z
-  static const at::Tensor& Tokens(at::TensorList x) { return x[kV]; }
+struct LatteArguments {
+  at::Tensor q, s, v, memory, z;
+  Mask mask;
+};
 
-  static void Check(at::TensorList x) {
-    TORCH_CHECK(x.size() == 5, "[latte] expected q, s, v, memory and z, got ", x.size(),
-                " tensors");
-    CheckState("[latte]", x[kS], x[kV], x[kMemory], x[kZ]);
-    TORCH_CHECK(x[kQ].sym_sizes() == x[kS].sym_sizes(), "[latte] expected q of shape ",
-                x[kS].sym_sizes(), ", got ", x[kQ].sym_sizes());
-    TORCH_CHECK(
-        x[kQ].scalar_type() == x[kS].scalar_type() && x[kS].scalar_type() == x[kV].scalar_type(),
-        "[latte] expected one dtype, got q ", x[kQ].scalar_type(), ", s ", x[kS].scalar_type(),
-        ", v ", x[kV].scalar_type());
+struct Latte {
+  static constexpr const char* kSchema =
+      "latte(Tensor q, Tensor s, Tensor v, Tensor memory, Tensor z, Tensor? starts=None, Tensor? "
+      "lengths=None) -> (Tensor, Tensor, Tensor)";
+  using Arguments = LatteArguments;
+  static constexpr auto kFields = [](auto& x) {
+    return std::tie(x.q, x.s, x.v, x.memory, x.z, x.mask.starts, x.mask.lengths);
+  };
+  static constexpr size_t kOutputs = 3, kDifferentiable = 3;
+  enum { kOut, kMemory, kZ };
+  static constexpr int64_t kTime = 2;
+  static const at::Tensor& Tokens(const Arguments& x) { return x.v; }
+
+  static void Check(const Arguments& x) {
+    CheckSlots("[latte]", "s", x.s, "v", x.v, x.memory, &x.z);
+    TORCH_CHECK(x.q.sym_sizes() == x.s.sym_sizes(), "[latte] expected q of shape ", x.s.sym_sizes(),
+                ", got ", x.q.sym_sizes());
+    TORCH_CHECK(x.q.scalar_type() == x.s.scalar_type() && x.s.scalar_type() == x.v.scalar_type(),
+                "[latte] expected one dtype, got q ", x.q.scalar_type(), ", s ", x.s.scalar_type(),
+                ", v ", x.v.scalar_type());
   }
 
-  static Tensors Compose(const Tensors& x, const Mask& mask, double) {
-    at::Tensor q = x[kQ];
-    if (mask.lengths) {  // whatever padding holds, NaN too, has no gradient
-      const at::Tensor pad =
-          at::arange(q.size(2), mask.lengths->options()).unsqueeze(0) >= mask.lengths->unsqueeze(1);
-      q = q.masked_fill(pad.unsqueeze(1).unsqueeze(-1), 0.0);
-    }
-    const SlotResult r = SlotRead(at::softmax(q, -1), x[kS], x[kV], {x[kMemory], x[kZ]}, mask);
+  static Tensors Compose(const Arguments& x) {
+    // Whatever padding holds, NaN too, has no gradient.
+    const at::Tensor pad = x.mask.HeadsPadding(x.q.size(2)),
+                     q = pad.defined() ? x.q.masked_fill(pad, 0.0) : x.q;
+    const SlotResult r = SlotRead(at::softmax(q, -1), x.s, x.v, {x.memory, x.z}, x.mask);
     return {r.out, r.state.memory, r.state.z};
   }
 
-  static Tensors Empty(at::TensorList x, bool) {
-    return {EmptyHeads(x[kV].sym_sizes(), x[kV].options()),
-            at::empty_symint(x[kMemory].sym_sizes(), x[kMemory].options()),
-            at::empty_symint(x[kZ].sym_sizes(), x[kZ].options())};
+  static Tensors Empty(const Arguments& x) {
+    return {LikeHeads(x.v), LikePlain(x.memory), LikePlain(x.z)};
+  }
+  static Tensors EmptyGradients(const Arguments& x) {
+    return {LikeHeads(x.q), LikeHeads(x.s), LikeHeads(x.v), LikePlain(x.memory), LikePlain(x.z)};
   }
 
-  static void Forward(at::TensorList x, const RowMask& mask, double, const Tensors& y) {
-    const at::Tensor q = UnitStride(x[kQ]), s = UnitStride(x[kS]), v = UnitStride(x[kV]);
-    y[1].copy_(x[kMemory]), y[2].copy_(x[kZ]);
+  static void Forward(const Arguments& x, const RowMask& mask, const Tensors& y) {
+    const at::Tensor q = UnitStride(x.q), s = UnitStride(x.s), v = UnitStride(x.v);
+    y[kMemory].copy_(x.memory), y[kZ].copy_(x.z);
     DispatchType(v, [&]<class T>(T) {
       LatteForward<T>(ShapeOf(s, v), InputRows<T>(q), InputRows<T>(s), InputRows<T>(v), mask,
-                      y[1].mutable_data_ptr<double>(), y[2].mutable_data_ptr<double>(),
-                      OutputRows<T>(y[0]));
+                      y[kMemory].mutable_data_ptr<double>(), y[kZ].mutable_data_ptr<double>(),
+                      OutputRows<T>(y[kOut]));
     });
   }
 
-  static Tensors Backward(const Tensors& g, at::TensorList x, at::TensorList y, const RowMask& mask,
-                          double) {
-    const at::Tensor q = UnitStride(x[kQ]), s = UnitStride(x[kS]), v = UnitStride(x[kV]),
-                     d_out = UnitStride(OrZeros(Given(g[0]), y[0])),
-                     memory = x[kMemory].contiguous(), z = x[kZ].contiguous();
+  static Tensors Keep(const Arguments&, const Tensors& y) { return {y[kMemory]}; }
+
+  static Tensors Backward(const Arguments& x, const RowMask& mask, const Tensors& g,
+                          const Tensors& kept) {
+    const at::Tensor q = UnitStride(x.q), s = UnitStride(x.s), v = UnitStride(x.v),
+                     d_out = UnitStride(OrZeros(g[kOut], v)), memory = x.memory.contiguous(),
+                     z = x.z.contiguous();
     const auto type = v.scalar_type();
-    const at::Tensor G = GradientOf(g[1], memory, type);
+    const at::Tensor G = GradientOf(g[kMemory], memory, type);
     at::Tensor h = at::zeros(z.sizes(), z.options());
-    AddDot(g[1], y[1], h);
-    if (g[2].defined()) h = h - g[2];
+    AddDot(g[kMemory], kept[0], h);
+    if (g[kZ].defined()) h = h - g[kZ];
     h = h.to(type);
-    const at::Tensor dq = EmptyHeads(q.sym_sizes(), q.options()),
-                     ds = EmptyHeads(s.sym_sizes(), s.options()),
-                     dv = EmptyHeads(v.sym_sizes(), v.options());
+    const at::Tensor dq = LikeHeads(q), ds = LikeHeads(s), dv = LikeHeads(v);
     DispatchType(v, [&]<class T>(T) {
       LatteBackward<T>(ShapeOf(s, v), InputRows<T>(q), InputRows<T>(s), InputRows<T>(v),
                        InputRows<T>(d_out), mask, memory.const_data_ptr<double>(),
@@ -109,73 +99,91 @@ struct Latte {
   }
 };
 
-struct Abc {
-  static constexpr const char* kName = "abc";
-  static constexpr size_t kOutputs = 4;
-  enum { kQ, kK, kV, kS, kKeys, kValues, kZ };  // x; outputs: out, keys, values, z; saved: scores
-  static const at::Tensor& Tokens(at::TensorList x) { return x[kV]; }
+struct AbcArguments {
+  at::Tensor q, k, v, s, keys, values, z;
+  Mask mask;
+  double scale = 1;
+  bool save = false;
+};
 
-  static void Check(at::TensorList x) {
-    TORCH_CHECK(x.size() == 7, "[abc] expected q, k, v, s, keys, values and z, got ", x.size(),
-                " tensors");
-    CheckState("[abc]", x[kS], x[kV], x[kValues], x[kZ]);
-    CheckState("[abc]", x[kS], x[kV], x[kKeys], x[kZ]);
-    for (const size_t i : {kQ, kK}) {
-      TORCH_CHECK(x[i].sym_sizes() == x[kV].sym_sizes(), "[abc] expected q and k of shape ",
-                  x[kV].sym_sizes(), ", got ", x[i].sym_sizes());
+struct Abc {
+  static constexpr const char* kSchema =
+      "abc(Tensor q, Tensor k, Tensor v, Tensor s, Tensor keys, Tensor values, Tensor z, Tensor? "
+      "starts=None, Tensor? lengths=None, float scale=1, bool save=False) -> (Tensor, Tensor, "
+      "Tensor, Tensor, Tensor)";
+  using Arguments = AbcArguments;
+  static constexpr auto kFields = [](auto& x) {
+    return std::tie(x.q, x.k, x.v, x.s, x.keys, x.values, x.z, x.mask.starts, x.mask.lengths,
+                    x.scale, x.save);
+  };
+  static constexpr size_t kOutputs = 5, kDifferentiable = 4;
+  enum { kOut, kKeys, kValues, kZ, kScores };  // scores: what SlotMatch gives, if saved
+  static constexpr int64_t kTime = 2;
+  static const at::Tensor& Tokens(const Arguments& x) { return x.v; }
+
+  static void Check(const Arguments& x) {
+    CheckSlots("[abc]", "s", x.s, "v", x.v, x.values, &x.z);
+    CheckSlots("[abc]", "s", x.s, "k", x.k, x.keys, &x.z);
+    for (const at::Tensor& t : {x.q, x.k}) {
+      TORCH_CHECK(t.sym_sizes() == x.v.sym_sizes(), "[abc] expected q and k of shape ",
+                  x.v.sym_sizes(), ", got ", t.sym_sizes());
     }
-    for (const size_t i : {kQ, kK, kS}) {
-      TORCH_CHECK(x[i].scalar_type() == x[kV].scalar_type(), "[abc] expected one dtype, got ",
-                  x[i].scalar_type(), " beside v ", x[kV].scalar_type());
+    for (const at::Tensor& t : {x.q, x.k, x.s}) {
+      TORCH_CHECK(t.scalar_type() == x.v.scalar_type(), "[abc] expected one dtype, got ",
+                  t.scalar_type(), " beside v ", x.v.scalar_type());
     }
   }
 
-  static Tensors Compose(const Tensors& x, const Mask& mask, double scale) {
-    const SlotResult matched = SlotMatch(x[kQ], x[kS], x[kK], {x[kKeys], x[kZ]}, mask);
+  static Tensors Compose(const Arguments& x) {
+    const SlotResult matched = SlotMatch(x.q, x.s, x.k, {x.keys, x.z}, x.mask);
     const SlotResult r =
-        SlotRead(at::softmax(matched.out * scale, -1), x[kS], x[kV], {x[kValues], x[kZ]}, mask);
+        SlotRead(at::softmax(matched.out * x.scale, -1), x.s, x.v, {x.values, x.z}, x.mask);
     return {r.out, matched.state.memory, r.state.memory, r.state.z};
   }
 
-  static Tensors Empty(at::TensorList x, bool save) {
-    Tensors y = {EmptyHeads(x[kV].sym_sizes(), x[kV].options()),
-                 at::empty_symint(x[kKeys].sym_sizes(), x[kKeys].options()),
-                 at::empty_symint(x[kValues].sym_sizes(), x[kValues].options()),
-                 at::empty_symint(x[kZ].sym_sizes(), x[kZ].options())};
-    if (save) y.push_back(EmptyHeads(x[kS].sym_sizes(), x[kS].options()));
-    return y;
+  static Tensors Empty(const Arguments& x) {
+    return {LikeHeads(x.v), LikePlain(x.keys), LikePlain(x.values), LikePlain(x.z),
+            x.save ? LikeHeads(x.s) : at::empty({0}, x.s.options())};
+  }
+  static Tensors EmptyGradients(const Arguments& x) {
+    return {LikeHeads(x.q),    LikeHeads(x.k),      LikeHeads(x.v), LikeHeads(x.s),
+            LikePlain(x.keys), LikePlain(x.values), LikePlain(x.z)};
   }
 
-  static void Forward(at::TensorList x, const RowMask& mask, double scale, const Tensors& y) {
-    const at::Tensor q = UnitStride(x[kQ]), k = UnitStride(x[kK]), v = UnitStride(x[kV]),
-                     s = UnitStride(x[kS]);
-    y[1].copy_(x[kKeys]), y[2].copy_(x[kValues]), y[3].copy_(x[kZ]);
+  static void Forward(const Arguments& x, const RowMask& mask, const Tensors& y) {
+    const at::Tensor q = UnitStride(x.q), k = UnitStride(x.k), v = UnitStride(x.v),
+                     s = UnitStride(x.s);
+    y[kKeys].copy_(x.keys), y[kValues].copy_(x.values), y[kZ].copy_(x.z);
     DispatchType(v, [&]<class T>(T) {
-      AbcForward<T>(ShapeOf(s, v), scale, InputRows<T>(q), InputRows<T>(k), InputRows<T>(v),
-                    InputRows<T>(s), mask, y[1].mutable_data_ptr<double>(),
-                    y[2].mutable_data_ptr<double>(), y[3].mutable_data_ptr<double>(),
-                    OutputRows<T>(y[0]), y.size() > 4 ? OutputRows<T>(y[4]) : Rows<T>{});
+      AbcForward<T>(ShapeOf(s, v), x.scale, InputRows<T>(q), InputRows<T>(k), InputRows<T>(v),
+                    InputRows<T>(s), mask, y[kKeys].mutable_data_ptr<double>(),
+                    y[kValues].mutable_data_ptr<double>(), y[kZ].mutable_data_ptr<double>(),
+                    OutputRows<T>(y[kOut]), x.save ? OutputRows<T>(y[kScores]) : Rows<T>{});
     });
   }
 
-  static Tensors Backward(const Tensors& g, at::TensorList x, at::TensorList y, const RowMask& mask,
-                          double scale) {
-    const at::Tensor q = UnitStride(x[kQ]), k = UnitStride(x[kK]), v = UnitStride(x[kV]),
-                     s = UnitStride(x[kS]), d_out = UnitStride(OrZeros(Given(g[0]), y[0])),
-                     keys = x[kKeys].contiguous(), values = x[kValues].contiguous(),
-                     z = x[kZ].contiguous();
+  static Tensors Keep(const Arguments&, const Tensors& y) {
+    return {y[kKeys], y[kValues], y[kScores]};
+  }
+
+  static Tensors Backward(const Arguments& x, const RowMask& mask, const Tensors& g,
+                          const Tensors& kept) {
+    const at::Tensor q = UnitStride(x.q), k = UnitStride(x.k), v = UnitStride(x.v),
+                     s = UnitStride(x.s), d_out = UnitStride(OrZeros(g[kOut], v)),
+                     keys = x.keys.contiguous(), values = x.values.contiguous(),
+                     z = x.z.contiguous();
     const auto type = v.scalar_type();
-    const at::Tensor G_keys = GradientOf(g[1], keys, type),
-                     G_values = GradientOf(g[2], values, type);
+    const at::Tensor G_keys = GradientOf(g[kKeys], keys, type),
+                     G_values = GradientOf(g[kValues], values, type);
     at::Tensor h = at::zeros(z.sizes(), z.options());
-    AddDot(g[1], y[1], h), AddDot(g[2], y[2], h);
-    if (g[3].defined()) h = h - g[3];
+    AddDot(g[kKeys], kept[0], h), AddDot(g[kValues], kept[1], h);
+    if (g[kZ].defined()) h = h - g[kZ];
     h = h.to(type);
-    const auto like = [](const at::Tensor& t) { return EmptyHeads(t.sym_sizes(), t.options()); };
-    const at::Tensor dq = like(q), dk = like(k), dv = like(v), ds = like(s), dx = like(s);
+    const at::Tensor dq = LikeHeads(q), dk = LikeHeads(k), dv = LikeHeads(v), ds = LikeHeads(s),
+                     dx = LikeHeads(s);
     DispatchType(v, [&]<class T>(T) {
-      AbcBackward<T>(ShapeOf(s, v), scale, InputRows<T>(q), InputRows<T>(k), InputRows<T>(v),
-                     InputRows<T>(s), InputRows<T>(y[4]), InputRows<T>(d_out), mask,
+      AbcBackward<T>(ShapeOf(s, v), x.scale, InputRows<T>(q), InputRows<T>(k), InputRows<T>(v),
+                     InputRows<T>(s), InputRows<T>(kept[2]), InputRows<T>(d_out), mask,
                      keys.const_data_ptr<double>(), values.const_data_ptr<double>(),
                      z.const_data_ptr<double>(), G_keys.mutable_data_ptr<T>(),
                      G_values.mutable_data_ptr<T>(), h.mutable_data_ptr<T>(), OutputRows<T>(dq),
@@ -199,15 +207,16 @@ CISTERN_PRIMITIVE(slot_attention::Abc)
 
 AttentionResult LatteAttention(const at::Tensor& q, const at::Tensor& s, const at::Tensor& v,
                                const SlotState& state, const Mask& mask) {
-  const Tensors y = OpPair<slot_attention::Latte>::Call({q, s, v, state.memory, state.z}, mask);
-  return {y[0], {y[1], y[2]}};
+  auto [out, memory, z] =
+      OpPair<slot_attention::Latte>::Call({q, s, v, state.memory, state.z, mask});
+  return {out, {memory, z}};
 }
 
 AbcResult AbcAttention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                        const at::Tensor& s, const AbcState& state, double scale, const Mask& mask) {
-  const Tensors y = OpPair<slot_attention::Abc>::Call(
-      {q, k, v, s, state.keys, state.values, state.z}, mask, scale);
-  return {y[0], {y[1], y[2], y[3]}};
+  auto [out, keys, values, z, scores] = OpPair<slot_attention::Abc>::Call(
+      {q, k, v, s, state.keys, state.values, state.z, mask, scale});
+  return {out, {keys, values, z}};
 }
 
 }  // namespace cistern::ops

@@ -3,15 +3,9 @@
 // spec 2.19).
 #include <ATen/core/Tensor.h>
 
-#include <optional>
+#include "cistern/ops/mask.h"
 
 namespace cistern::ops {
-
-// What a padded or packed batch holds. lengths [B] int64: tokens t >= lengths[b] are padding.
-// starts [B,T] bool: true where a document begins; nothing written before it is seen after it.
-struct Mask {
-  std::optional<at::Tensor> lengths, starts;
-};
 
 struct SlotState {
   at::Tensor memory;  // [B,H,n,d], double whatever the values are (kernels/slot_memory.h says why)

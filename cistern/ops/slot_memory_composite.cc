@@ -15,28 +15,21 @@ constexpr double kNegativeInfinity = -std::numeric_limits<double>::infinity();
 
 }  // namespace
 
-Tensor4 SlotMemoryComposite(bool match, const at::Tensor& a_in, const at::Tensor& s_in,
-                            const at::Tensor& u_in, const at::Tensor& memory,
-                            const at::Tensor& z_in, const OptionalTensor& starts,
-                            const OptionalTensor& lengths, bool want_z) {
-  const int64_t length = u_in.size(2);
-  const auto dtype = u_in.scalar_type();
-  at::Tensor a = a_in, s = s_in.to(at::kDouble), u = u_in, valid;
-  if (lengths) {
-    valid = at::arange(length, lengths->options()).unsqueeze(0) < lengths->unsqueeze(1);  // [B,T]
-    const at::Tensor pad = valid.logical_not().unsqueeze(1).unsqueeze(-1);
+std::vector<at::Tensor> SlotMemoryComposite(bool match, const SlotArguments& x) {
+  const int64_t length = x.u.size(2);
+  const auto dtype = x.u.scalar_type();
+  at::Tensor a = x.a, s = x.s.to(at::kDouble), u = x.u;
+  const at::Tensor pad = x.mask.HeadsPadding(length), documents = x.mask.Documents(length);
+  if (pad.defined()) {
     s = s.masked_fill(pad, kNegativeInfinity);
     a = a.masked_fill(pad, 0.0),
     u = u.masked_fill(pad, 0.0);  // whatever padding holds, NaN too, is not multiplied
   }
-  at::Tensor documents;  // [B,T]: number of document starts up to each token
-  if (starts)
-    documents = (valid.defined() ? starts->logical_and(valid) : *starts).to(at::kLong).cumsum(1);
 
   // A chunk's products take 0 times every later token, which is NaN where that is not finite: then
   // tokens are taken one by one.
   const int64_t chunk = AllFinite(a) && AllFinite(u) && AllBelowInfinity(s) ? kChunk : 1;
-  at::Tensor m_prev = memory, z_prev = z_in;
+  at::Tensor m_prev = x.memory, z_prev = x.z;
   std::vector<at::Tensor> outs, zs;
   for (int64_t t0 = 0; t0 < length; t0 += chunk) {
     const int64_t c = std::min(chunk, length - t0);
@@ -75,23 +68,22 @@ Tensor4 SlotMemoryComposite(bool match, const at::Tensor& a_in, const at::Tensor
     }
     const at::Tensor z =
         at::where(alpha > 0, m + safe.log(), at::full({}, kNegativeInfinity, alpha.options()));
-    if (want_z) zs.push_back(z.to(s_in.scalar_type()));
+    if (x.want_z) zs.push_back(z.to(x.s.scalar_type()));
     m_prev = kept.select(2, c - 1).unsqueeze(-1) * m_prev +
              at::matmul(weights.select(2, c - 1).transpose(2, 3), uc);
     z_prev = z.select(2, c - 1);
   }
   at::Tensor out =
-      length > 0 ? at::cat(outs, 2) : (match ? at::zeros_like(s_in) : at::zeros_like(u));
-  at::Tensor z_out = want_z ? (length > 0 ? at::cat(zs, 2) : at::zeros_like(s_in))
-                            : at::empty({0}, s_in.options());
-  if (valid.defined()) {
-    const at::Tensor pad = valid.logical_not().unsqueeze(1).unsqueeze(-1);
+      length > 0 ? at::cat(outs, 2) : (match ? at::zeros_like(x.s) : at::zeros_like(u));
+  at::Tensor z_out = x.want_z ? (length > 0 ? at::cat(zs, 2) : at::zeros_like(x.s))
+                              : at::empty({0}, x.s.options());
+  if (pad.defined()) {
     out = out.masked_fill(pad, 0.0);
-    if (want_z) z_out = z_out.masked_fill(pad, 0.0);
+    if (x.want_z) z_out = z_out.masked_fill(pad, 0.0);
   }
   if (length == 0) {
     m_prev =
-        m_prev.masked_fill((z_in == kNegativeInfinity).unsqueeze(-1), 0.0);  // as every step does
+        m_prev.masked_fill((x.z == kNegativeInfinity).unsqueeze(-1), 0.0);  // as every step does
     z_prev = z_prev.clone();
   }
   return {out, m_prev, z_prev, z_out};

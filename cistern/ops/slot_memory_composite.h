@@ -1,19 +1,21 @@
 #pragma once
 // The slot memory in plain ATen operations, for any device and dtype, differentiated by autograd
 // (ops/slot_memory.h documents the shapes).
-#include <tuple>
+#include <vector>
 
-#include "cistern/ops/tensor_rows.h"
+#include "cistern/ops/slot_memory.h"
 
 namespace cistern::ops {
 
-using Tensor4 =
-    std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor>;  // out, memory, z, z_out
+// What slot_read and slot_match take: a = r [B,H,T,n], u = v [B,H,T,d]; or a = q [B,H,T,d], u = k
+// [B,H,T,d].
+struct SlotArguments {
+  at::Tensor a, s, u, memory, z;
+  Mask mask;
+  bool want_z = false;
+};
 
-// match = false: a = r [B,H,T,n], u = v [B,H,T,d]; match = true: a = q [B,H,T,d], u = k [B,H,T,d].
-Tensor4 SlotMemoryComposite(bool match, const at::Tensor& a, const at::Tensor& s,
-                            const at::Tensor& u, const at::Tensor& memory, const at::Tensor& z,
-                            const OptionalTensor& starts, const OptionalTensor& lengths,
-                            bool want_z);
+// -> out, memory, z, z_out; the last one empty unless asked for.
+std::vector<at::Tensor> SlotMemoryComposite(bool match, const SlotArguments& x);
 
 }  // namespace cistern::ops

@@ -8,7 +8,7 @@
 #include "cistern/ops/finite.h"
 #include "cistern/ops/flash_attention.h"
 #include "cistern/ops/impl.h"
-#include "cistern/ops/op_pair.h"
+#include "cistern/ops/primitive.h"
 
 namespace cistern::ops {
 namespace softmax_attention {
@@ -27,8 +27,8 @@ at::Tensor Visible(const at::Tensor& q, const at::Tensor& k, const SoftmaxOption
     const at::Tensor last = at::arange(rows, index).unsqueeze(1) + options.query_offset;
     restrict_to((key.unsqueeze(0) <= last).unsqueeze(0).unsqueeze(0));
   }
-  if (mask.lengths)
-    restrict_to((key.unsqueeze(0) < mask.lengths->unsqueeze(1)).unsqueeze(1).unsqueeze(1));
+  const at::Tensor real = mask.Real(keys);
+  if (real.defined()) restrict_to(real.unsqueeze(1).unsqueeze(1));
   if (mask.starts) {
     const at::Tensor document = mask.starts->to(at::kLong).cumsum(1);
     const at::Tensor key_document =
@@ -100,7 +100,7 @@ at::Tensor VisibleOrAll(const at::Tensor& q, const at::Tensor& k, const SoftmaxO
                         const Mask& mask, const at::Tensor& key_valid) {
   const bool sees_all =
       !options.causal || (q.size(2) == 1 && options.query_offset == k.size(2) - 1);
-  if (sees_all && !mask.lengths && !mask.starts && !key_valid.defined()) return {};
+  if (sees_all && !mask && !key_valid.defined()) return {};
   return Visible(q, k, options, mask, key_valid);
 }
 
@@ -121,13 +121,16 @@ at::Tensor SoftmaxAttention(const at::Tensor& q, const at::Tensor& k, const at::
   TORCH_CHECK(!mask.starts || q.size(2) <= k.size(2),
               "[softmax_attention] document starts need self attention, got T=", q.size(2),
               " queries and S=", k.size(2), " keys");
+  TORCH_CHECK(!mask.starts || !mask.valid,
+              "[softmax_attention] expected document starts without masked tokens; ToFront "
+              "(ops/mask.h) makes one mask of both");
   const double scale = softmax_attention::ScaleOf(options, q);
   if (q.size(2) == 0 || k.size(2) == 0)
     return at::zeros({q.size(0), q.size(1), q.size(2), v.size(3)}, q.options()) +
            q.narrow(3, 0, 0).sum();
   const bool square = q.size(2) == k.size(2) && options.query_offset == 0;
-  if (ActiveImpl() == Impl::kKernel && options.dropout == 0 && options.causal && square &&
-      !mask.lengths && !mask.starts && !key_valid.defined() && !HaveTangents(q, k, v)) {
+  if (ActiveImpl() == Impl::kKernel && options.dropout == 0 && options.causal && square && !mask &&
+      !key_valid.defined() && !HaveTangents({q, k, v})) {
     return softmax_attention::KeepNonFinite(
         q, k, v, false,
         [&](const at::Tensor& a, const at::Tensor& b, const at::Tensor& c) {
@@ -178,7 +181,7 @@ at::Tensor OfFinite(const at::Tensor& q, const at::Tensor& k, const at::Tensor& 
         .to(q.scalar_type());
   }
   // Torch's flash attention has no forward-mode derivative.
-  if (impl == Impl::kComposite || dropout > 0 || HaveTangents(q, k, v))
+  if (impl == Impl::kComposite || dropout > 0 || HaveTangents({q, k, v}))
     return Explicit(q, k, v, visible, scale, dropout);
   if (!visible.defined()) return FlashAttention(q, k, v, {}, false, scale);
   // Rows that see nothing are let see everything and then set to zero: finite numbers, zero

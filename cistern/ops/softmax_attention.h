@@ -4,7 +4,7 @@
 // graph of their own (create_graph) form the probabilities explicitly.
 #include <ATen/core/Tensor.h>
 
-#include "cistern/ops/slot_memory.h"
+#include "cistern/ops/mask.h"
 
 namespace cistern::ops {
 
@@ -17,10 +17,10 @@ struct SoftmaxOptions {
 };
 
 // q [B,H,T,d], k, v [B,H,S,d] -> [B,H,T,d].
-//   mask.lengths [B]: with T == S the real tokens of each row (padding is no key); with a cache the
-//   padding follows from key_valid. mask.starts [B,T]: documents begin there; the S - T keys before
-//   the piece belong to the document before its first start. key_valid [B,S] bool: false where a
-//   key must not be seen; undefined: all are.
+//   mask: with T == S, or without starts, its lengths and valid tokens are of the keys; with a
+//   cache the padding follows from key_valid. mask.starts [B,T]: documents begin there; the S - T
+//   keys before the piece belong to the document before its first start. key_valid [B,S] bool:
+//   false where a key must not be seen; undefined: all are.
 // A row that sees no key gives zeros, with zero gradient. CISTERN_IMPL=composite forms the
 // probabilities explicitly; reference does so in double.
 at::Tensor SoftmaxAttention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,

@@ -1,319 +1,178 @@
 #include "cistern/ops/sum_memory.h"
 
-#include <ATen/ATen.h>
 #include <ATen/OpMathType.h>
-#include <torch/csrc/autograd/custom_function.h>
-#include <torch/csrc/autograd/functions/utils.h>
-#include <torch/library.h>
 
 #include "cistern/kernels/ref/sum_memory_ref.h"
 #include "cistern/kernels/sum_memory.h"
-#include "cistern/ops/impl.h"
-#include "cistern/ops/op_pair.h"
+#include "cistern/ops/primitive.h"
+#include "cistern/ops/slot_checks.h"
 #include "cistern/ops/sum_memory_composite.h"
 
-// The two ops share everything here: `match` says which. a is r or q, u is v or k.
 namespace cistern::ops {
 namespace sum_memory {
 
-using torch::autograd::variable_list;
-using Tensor5 = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
-
-void CheckSums(bool match, const at::Tensor& a, const at::Tensor& w, const at::Tensor& u,
-               const at::Tensor& memory, const OptionalTensor& log_gate,
-               const OptionalTensor& starts, const OptionalTensor& lengths) {
-  const char* op = match ? "[sum_match]" : "[sum_read]";
-  const char* a_name = match ? "q" : "r";
-  const char* u_name = match ? "k" : "v";
-  TORCH_CHECK(w.dim() == 4, op, " expected w of shape [B,H,T,n], got ", w.sym_sizes());
-  TORCH_CHECK(u.dim() == 4 && u.sym_size(0) == w.sym_size(0) && u.sym_size(1) == w.sym_size(1) &&
-                  u.sym_size(2) == w.sym_size(2),
-              op, " expected ", u_name, " of shape [B,H,T,d] with the B, H, T of w ", w.sym_sizes(),
-              ", got ", u.sym_sizes());
-  TORCH_CHECK(a.sym_sizes() == (match ? u.sym_sizes() : w.sym_sizes()), op, " expected ", a_name,
-              " of shape ", match ? u.sym_sizes() : w.sym_sizes(), ", got ", a.sym_sizes());
-  TORCH_CHECK(memory.dim() == 4 && memory.sym_size(0) == w.sym_size(0) &&
-                  memory.sym_size(1) == w.sym_size(1) && memory.sym_size(2) == w.sym_size(3) &&
-                  memory.sym_size(3) == u.sym_size(3),
-              op, " expected memory of shape [B,H,n,d] for w ", w.sym_sizes(), " and ", u_name, " ",
-              u.sym_sizes(), ", got ", memory.sym_sizes());
-  TORCH_CHECK(memory.scalar_type() == at::kDouble, op, " expected memory in double, got ",
-              memory.scalar_type());
-  TORCH_CHECK(a.scalar_type() == w.scalar_type() && w.scalar_type() == u.scalar_type(), op,
-              " expected one dtype, got ", a_name, " ", a.scalar_type(), ", w ", w.scalar_type(),
-              ", ", u_name, " ", u.scalar_type());
-  if (log_gate) {
-    TORCH_CHECK(
-        log_gate->dim() == 4 && log_gate->sym_sizes().slice(0, 3) == w.sym_sizes().slice(0, 3) &&
-            (log_gate->sym_size(3) == w.sym_size(3) || log_gate->sym_size(3) == 1) &&
-            log_gate->scalar_type() == w.scalar_type(),
-        op, " expected log_gate of shape [B,H,T,n] or [B,H,T,1] and dtype ", w.scalar_type(),
-        " for w ", w.sym_sizes(), ", got ", log_gate->sym_sizes(), " ", log_gate->scalar_type());
-  }
-  CheckMask(op, w, starts, lengths);
-}
-
-SlotShape ShapeOf(const at::Tensor& w, const at::Tensor& u) {
-  return {w.size(0), w.size(1), w.size(2), w.size(3), u.size(3)};
-}
-
-// One gate per token serves every slot.
-OptionalTensor PerSlot(const OptionalTensor& log_gate, const at::Tensor& w) {
-  return log_gate ? Given(log_gate->expand_as(w)) : std::nullopt;
-}
-
-OptionalTensor GateUnitStride(const OptionalTensor& log_gate) {
-  return log_gate ? Given(UnitStride(*log_gate)) : std::nullopt;
+SlotShape ShapeOf(const SumArguments& x) {
+  return {x.w.size(0), x.w.size(1), x.w.size(2), x.w.size(3), x.u.size(3)};
 }
 
 template <class T>
-LogGates<T> InputGates(const OptionalTensor& x) {
-  return x ? LogGates<T>{InputRows<T>(*x), x->size(3)} : LogGates<T>{};
+LogGates<T> InputGates(const at::Tensor& x) {
+  return x.defined() ? LogGates<T>{InputRows<T>(x), x.size(3)} : LogGates<T>{};
+}
+at::Tensor GateUnitStride(const OptionalTensor& log_gate) {
+  return log_gate ? UnitStride(*log_gate) : at::Tensor();
+}
+// One gate per token serves every slot.
+at::Tensor GatePerSlot(const SumArguments& x) {
+  return x.log_gate ? AsDouble(x.log_gate->expand_as(x.w)) : at::Tensor();
 }
 
-// Forward into `out`; memory is a fresh copy that becomes the memory after. Inputs have unit
-// stride.
-void ForwardKernel(bool match, const at::Tensor& a, const at::Tensor& w, const at::Tensor& u,
-                   const OptionalTensor& log_gate, const RowMask& mask, const at::Tensor& memory,
-                   const at::Tensor& out) {
-  auto run = [&]<class T>(T) {
-    (match ? &cistern::SumMatch<T>
-           : &cistern::SumRead<T>)(ShapeOf(w, u), InputRows<T>(a), InputRows<T>(w), InputRows<T>(u),
-                                   InputGates<T>(log_gate), mask, memory.mutable_data_ptr<double>(),
-                                   OutputRows<T>(out));
+// memory is what it was before, and becomes what it is after. Inputs have unit stride.
+void RunKernel(bool match, const SlotShape& shape, const at::Tensor& a, const at::Tensor& w,
+               const at::Tensor& u, const at::Tensor& gate, const RowMask& mask,
+               const at::Tensor& memory, const at::Tensor& out) {
+  DispatchType(u, [&]<class T>(T) {
+    (match ? &cistern::SumMatch<T> : &cistern::SumRead<T>)(shape, InputRows<T>(a), InputRows<T>(w),
+                                                           InputRows<T>(u), InputGates<T>(gate),
+                                                           mask, memory.mutable_data_ptr<double>(),
+                                                           OutputRows<T>(out));
+  });
+}
+
+// sum_read and sum_match (sum_memory_composite.h says what a and u are).
+template <bool kMatch>
+struct Memory {
+  static constexpr const char* kSchema =
+      kMatch ? "sum_match(Tensor q, Tensor w, Tensor k, Tensor memory, Tensor? log_gate=None, "
+               "Tensor? starts=None, Tensor? lengths=None) -> (Tensor, Tensor)"
+             : "sum_read(Tensor r, Tensor w, Tensor v, Tensor memory, Tensor? log_gate=None, "
+               "Tensor? starts=None, Tensor? lengths=None) -> (Tensor, Tensor)";
+  using Arguments = SumArguments;
+  static constexpr auto kFields = [](auto& x) {
+    return std::tie(x.a, x.w, x.u, x.memory, x.log_gate, x.mask.starts, x.mask.lengths);
   };
-  u.scalar_type() == at::kFloat ? run(float{}) : run(double{});
-}
+  static constexpr size_t kOutputs = 2, kDifferentiable = 2;
+  enum { kOut, kMemory };
+  static constexpr int64_t kTime = 2;
+  static const at::Tensor& Tokens(const Arguments& x) { return x.u; }
 
-Tensor2 ForwardCpu(bool match, const at::Tensor& a, const at::Tensor& w, const at::Tensor& u,
-                   const at::Tensor& memory_in, const OptionalTensor& log_gate,
-                   const OptionalTensor& starts, const OptionalTensor& lengths) {
-  CheckSums(match, a, w, u, memory_in, log_gate, starts, lengths);
-  if (!UsesKernel(u))
-    return SumMemoryComposite(match, a, w, u, memory_in, log_gate, starts, lengths);
-  const MaskView view(starts, lengths, w.size(2));
-  const at::Tensor memory = memory_in.clone(at::MemoryFormat::Contiguous);
-  if (ActiveImpl() == Impl::kReference) {
-    const at::Tensor ad = AsDouble(a), wd = AsDouble(w), ud = AsDouble(u),
-                     gate = AsDouble(PerSlot(log_gate, w));
-    const at::Tensor out = at::empty(match ? w.sizes() : u.sizes(), ad.options());
-    (match ? &ref::SumMatch : &ref::SumRead)(
-        ShapeOf(w, u), ad.const_data_ptr<double>(), wd.const_data_ptr<double>(),
-        ud.const_data_ptr<double>(), DataOrNull(gate), view.mask, memory.mutable_data_ptr<double>(),
-        out.mutable_data_ptr<double>());
-    return {out.to(u.scalar_type()), memory};
+  static void Check(const Arguments& x) {
+    const char* op = kMatch ? "[sum_match]" : "[sum_read]";
+    const char* a = kMatch ? "q" : "r";
+    const char* u = kMatch ? "k" : "v";
+    CheckSlots(op, "w", x.w, u, x.u, x.memory, nullptr);
+    TORCH_CHECK(x.a.sym_sizes() == (kMatch ? x.u : x.w).sym_sizes(), op, " expected ", a,
+                " of shape ", (kMatch ? x.u : x.w).sym_sizes(), ", got ", x.a.sym_sizes());
+    TORCH_CHECK(x.a.scalar_type() == x.w.scalar_type() && x.w.scalar_type() == x.u.scalar_type(),
+                op, " expected one dtype, got ", a, " ", x.a.scalar_type(), ", w ",
+                x.w.scalar_type(), ", ", u, " ", x.u.scalar_type());
+    if (!x.log_gate) return;
+    const at::Tensor& gate = *x.log_gate;
+    TORCH_CHECK(gate.dim() == 4 && gate.sym_sizes().slice(0, 3) == x.w.sym_sizes().slice(0, 3) &&
+                    (gate.sym_size(3) == x.w.sym_size(3) || gate.sym_size(3) == 1) &&
+                    gate.scalar_type() == x.w.scalar_type(),
+                op, " expected log_gate of shape [B,H,T,n] or [B,H,T,1] and dtype ",
+                x.w.scalar_type(), " for w ", x.w.sym_sizes(), ", got ", gate.sym_sizes(), " ",
+                gate.scalar_type());
   }
-  const at::Tensor out = EmptyHeads(match ? w.sym_sizes() : u.sym_sizes(), u.options());
-  ForwardKernel(match, UnitStride(a), UnitStride(w), UnitStride(u), GateUnitStride(log_gate),
-                view.mask, memory, out);
-  return {out, memory};
-}
 
-// Gradients of (a, w, u, memory, log_gate); the last one is empty in raw mode. With gates, a match
-// needs its out and both need the memory after the last token.
-Tensor5 BackwardCpu(bool match, const OptionalTensor& d_out, const OptionalTensor& d_memory,
-                    const at::Tensor& a_in, const at::Tensor& w_in, const at::Tensor& u_in,
-                    const at::Tensor& memory_in, const OptionalTensor& log_gate,
-                    const OptionalTensor& out, const OptionalTensor& memory_end,
-                    const OptionalTensor& starts, const OptionalTensor& lengths) {
-  TORCH_CHECK(!log_gate || (memory_end && (out || !match)), match ? "[sum_match" : "[sum_read",
-              "_backward] expected out and memory_end of the forward where there is a log_gate");
-  const MaskView view(starts, lengths, w_in.size(2));
-  const SlotShape shape = ShapeOf(w_in, u_in);
-  const at::Tensor g_out = UnitStride(OrZeros(d_out, match ? w_in : u_in));
-  const at::Tensor none = at::empty({0}, w_in.options());
-  if (ActiveImpl() == Impl::kReference) {
-    const at::Tensor ad = AsDouble(a_in), wd = AsDouble(w_in), ud = AsDouble(u_in),
-                     m0 = AsDouble(memory_in), gate = AsDouble(PerSlot(log_gate, w_in)),
-                     gd = AsDouble(g_out), gm = AsDouble(d_memory);
-    const at::Tensor da = at::zeros_like(ad), dw = at::zeros_like(wd), du = at::zeros_like(ud),
-                     dm = at::zeros_like(m0), dg = log_gate ? at::zeros_like(gate) : at::Tensor();
-    (match ? &ref::SumMatchBackward : &ref::SumReadBackward)(
-        shape, DataOrNull(ad), DataOrNull(wd), DataOrNull(ud), DataOrNull(gate), view.mask,
-        DataOrNull(m0), DataOrNull(gd), DataOrNull(gm), da.mutable_data_ptr<double>(),
+  static Tensors Compose(const Arguments& x) { return SumMemoryComposite(kMatch, x); }
+
+  static Tensors Empty(const Arguments& x) {
+    return {EmptyHeads((kMatch ? x.w : x.u).sym_sizes(), x.u.options()), LikePlain(x.memory)};
+  }
+  static Tensors EmptyGradients(const Arguments& x) {
+    Tensors g = {LikeHeads(x.a), LikeHeads(x.w), LikeHeads(x.u), LikePlain(x.memory)};
+    if (x.log_gate) g.push_back(LikeHeads(*x.log_gate));
+    return g;
+  }
+
+  static void Forward(const Arguments& x, const RowMask& mask, const Tensors& y) {
+    y[kMemory].copy_(x.memory);
+    RunKernel(kMatch, ShapeOf(x), UnitStride(x.a), UnitStride(x.w), UnitStride(x.u),
+              GateUnitStride(x.log_gate), mask, y[kMemory], y[kOut]);
+  }
+
+  // With gates, a match needs its out and both need the memory after the last token.
+  static Tensors Keep(const Arguments& x, const Tensors& y) {
+    return {x.log_gate && kMatch ? y[kOut] : at::Tensor(), x.log_gate ? y[kMemory] : at::Tensor()};
+  }
+
+  static Tensors Backward(const Arguments& x, const RowMask& mask, const Tensors& g,
+                          const Tensors& kept) {
+    const at::Tensor a = UnitStride(x.a), w = UnitStride(x.w), u = UnitStride(x.u),
+                     gate = GateUnitStride(x.log_gate),
+                     g_out = UnitStride(OrZeros(g[kOut], kMatch ? w : u));
+    const bool gated = gate.defined();
+    // read: da = dr = match(d_out, w, v); match: da = dq = read(d_out, w, k).
+    const at::Tensor da = LikeHeads(x.a);
+    RunKernel(!kMatch, ShapeOf(x), g_out, w, u, gate, mask,
+              x.memory.clone(at::MemoryFormat::Contiguous), da);
+    // The reverse pass: weights r and values d_out for read; weights d_out and values q for match.
+    const at::Tensor weights = kMatch ? g_out : a, values = kMatch ? a : g_out,
+                     term = !gated   ? at::Tensor()
+                            : kMatch ? UnitStride(kept[0])
+                                     : da,
+                     G = g[kMemory].defined()
+                             ? g[kMemory].clone(at::MemoryFormat::Contiguous)
+                             : at::zeros_like(x.memory, at::MemoryFormat::Contiguous),
+                     h = gated ? (G * kept[1]).sum(-1).contiguous() : at::Tensor();
+    Tensors dx = {da, LikeHeads(x.w), LikeHeads(x.u), G};
+    if (gated) dx.push_back(LikeHeads(gate));
+    DispatchType(u, [&]<class T>(T) {
+      SumAdjoint<T>(ShapeOf(x), InputRows<T>(weights), InputRows<T>(values), InputRows<T>(w),
+                    InputRows<T>(u), gated ? InputRows<T>(term) : Rows<const T>{},
+                    InputGates<T>(gate), mask, G.mutable_data_ptr<double>(),
+                    gated ? h.mutable_data_ptr<double>() : nullptr, OutputRows<T>(dx[2]),
+                    OutputRows<T>(dx[1]), gated ? OutputRows<T>(dx[4]) : Rows<T>{});
+    });
+    return dx;
+  }
+
+  static Tensors ForwardReference(const Arguments& x, const RowMask& mask) {
+    const at::Tensor a = AsDouble(x.a), w = AsDouble(x.w), u = AsDouble(x.u), gate = GatePerSlot(x),
+                     memory = x.memory.clone(at::MemoryFormat::Contiguous),
+                     out = at::empty((kMatch ? x.w : x.u).sizes(), a.options());
+    (kMatch ? &ref::SumMatch : &ref::SumRead)(
+        ShapeOf(x), DataOrNull(a), DataOrNull(w), DataOrNull(u), DataOrNull(gate), mask,
+        memory.mutable_data_ptr<double>(), out.mutable_data_ptr<double>());
+    return {out.to(x.u.scalar_type()), memory};
+  }
+
+  static Tensors BackwardReference(const Arguments& x, const RowMask& mask, const Tensors& g,
+                                   const Tensors&) {
+    const at::Tensor a = AsDouble(x.a), w = AsDouble(x.w), u = AsDouble(x.u),
+                     memory = AsDouble(x.memory), gate = GatePerSlot(x),
+                     g_out = AsDouble(OrZeros(g[kOut], kMatch ? x.w : x.u)),
+                     g_memory = AsDouble(g[kMemory]);
+    const at::Tensor da = at::zeros_like(a), dw = at::zeros_like(w), du = at::zeros_like(u),
+                     dm = at::zeros_like(memory),
+                     dg = gate.defined() ? at::zeros_like(gate) : at::Tensor();
+    (kMatch ? &ref::SumMatchBackward : &ref::SumReadBackward)(
+        ShapeOf(x), DataOrNull(a), DataOrNull(w), DataOrNull(u), DataOrNull(gate), mask,
+        DataOrNull(memory), DataOrNull(g_out), DataOrNull(g_memory), da.mutable_data_ptr<double>(),
         dw.mutable_data_ptr<double>(), du.mutable_data_ptr<double>(),
-        log_gate ? dg.mutable_data_ptr<double>() : nullptr, dm.mutable_data_ptr<double>());
-    const auto dtype = u_in.scalar_type();
-    return {da.to(dtype), dw.to(dtype), du.to(dtype), dm,
-            log_gate ? dg.sum_to_size(log_gate->sizes()).to(dtype) : none};
-  }
-  const at::Tensor a = UnitStride(a_in), w = UnitStride(w_in), u = UnitStride(u_in);
-  const OptionalTensor gate = GateUnitStride(log_gate);
-  // read: da = dr = match(d_out, w, v); match: da = dq = read(d_out, w, k).
-  const at::Tensor da = EmptyHeads(a.sym_sizes(), a.options());
-  ForwardKernel(!match, g_out, w, u, gate, view.mask, memory_in.clone(at::MemoryFormat::Contiguous),
-                da);
-  // The reverse pass: weights r and values d_out for read; weights d_out and values q for match.
-  const at::Tensor weights = match ? g_out : a, values = match ? a : g_out;
-  const at::Tensor term = !gate ? none : match ? UnitStride(*out) : da;
-  const at::Tensor G = d_memory ? d_memory->clone(at::MemoryFormat::Contiguous)
-                                : at::zeros_like(memory_in, at::MemoryFormat::Contiguous);
-  const at::Tensor h = gate ? (G * *memory_end).sum(-1).contiguous() : at::Tensor();
-  const at::Tensor du = EmptyHeads(u.sym_sizes(), u.options()),
-                   dw = EmptyHeads(w.sym_sizes(), w.options()),
-                   d_gate = gate ? EmptyHeads(gate->sym_sizes(), w.options()) : none;
-  auto run = [&]<class T>(T) {
-    SumAdjoint<T>(shape, InputRows<T>(weights), InputRows<T>(values), InputRows<T>(w),
-                  InputRows<T>(u), gate ? InputRows<T>(term) : Rows<const T>{}, InputGates<T>(gate),
-                  view.mask, G.mutable_data_ptr<double>(),
-                  gate ? h.mutable_data_ptr<double>() : nullptr, OutputRows<T>(du),
-                  OutputRows<T>(dw), gate ? OutputRows<T>(d_gate) : Rows<T>{});
-  };
-  u.scalar_type() == at::kFloat ? run(float{}) : run(double{});
-  return {da, dw, du, G, d_gate};
-}
-
-Tensor2 ForwardMeta(bool match, const at::Tensor& a, const at::Tensor& w, const at::Tensor& u,
-                    const at::Tensor& memory, const OptionalTensor& log_gate,
-                    const OptionalTensor& starts, const OptionalTensor& lengths) {
-  CheckSums(match, a, w, u, memory, log_gate, starts, lengths);
-  return {EmptyHeads(match ? w.sym_sizes() : u.sym_sizes(), u.options()),
-          at::empty_symint(memory.sym_sizes(), memory.options())};
-}
-
-Tensor5 BackwardMeta(bool, const OptionalTensor&, const OptionalTensor&, const at::Tensor& a,
-                     const at::Tensor& w, const at::Tensor& u, const at::Tensor& memory,
-                     const OptionalTensor& log_gate, const OptionalTensor&, const OptionalTensor&,
-                     const OptionalTensor&, const OptionalTensor&) {
-  return {EmptyHeads(a.sym_sizes(), a.options()), EmptyHeads(w.sym_sizes(), w.options()),
-          EmptyHeads(u.sym_sizes(), u.options()),
-          at::empty_symint(memory.sym_sizes(), memory.options()),
-          log_gate ? EmptyHeads(log_gate->sym_sizes(), w.options()) : at::empty({0}, w.options())};
-}
-
-// Typed handles of the registered ops.
-using ForwardSchema = Tensor2(const at::Tensor&, const at::Tensor&, const at::Tensor&,
-                              const at::Tensor&, const OptionalTensor&, const OptionalTensor&,
-                              const OptionalTensor&);
-using BackwardSchema = Tensor5(const OptionalTensor&, const OptionalTensor&, const at::Tensor&,
-                               const at::Tensor&, const at::Tensor&, const at::Tensor&,
-                               const OptionalTensor&, const OptionalTensor&, const OptionalTensor&,
-                               const OptionalTensor&, const OptionalTensor&);
-const c10::TypedOperatorHandle<ForwardSchema>& ForwardOp(bool match) {
-  static const auto read = OpHandle<ForwardSchema>("cistern::sum_read"),
-                    matched = OpHandle<ForwardSchema>("cistern::sum_match");
-  return match ? matched : read;
-}
-const c10::TypedOperatorHandle<BackwardSchema>& BackwardOp(bool match) {
-  static const auto read = OpHandle<BackwardSchema>("cistern::sum_read_backward"),
-                    matched = OpHandle<BackwardSchema>("cistern::sum_match_backward");
-  return match ? matched : read;
-}
-
-struct SumMemoryFunction : torch::autograd::Function<SumMemoryFunction> {
-  static variable_list forward(torch::autograd::AutogradContext* ctx, bool match,
-                               const at::Tensor& a, const at::Tensor& w, const at::Tensor& u,
-                               const at::Tensor& memory, const OptionalTensor& log_gate,
-                               const OptionalTensor& starts, const OptionalTensor& lengths) {
-    at::AutoDispatchBelowADInplaceOrView guard;
-    auto [out, memory_end] = ForwardOp(match).call(a, w, u, memory, log_gate, starts, lengths);
-    const at::Tensor none;
-    ctx->save_for_backward({a, w, u, memory, log_gate.value_or(none),
-                            log_gate && match ? out : none, log_gate ? memory_end : none,
-                            starts.value_or(none), lengths.value_or(none)});
-    ctx->saved_data["match"] = match;
-    ctx->set_materialize_grads(false);
-    return {out, memory_end};
-  }
-  static variable_list backward(torch::autograd::AutogradContext* ctx, variable_list grads) {
-    if (!grads[0].defined() && !grads[1].defined()) return variable_list(8);
-    const auto saved = ctx->get_saved_variables();
-    auto [da, dw, du, dm, d_gate] = BackwardOp(ctx->saved_data["match"].toBool())
-                                        .call(Given(grads[0]), Given(grads[1]), saved[0], saved[1],
-                                              saved[2], saved[3], Given(saved[4]), Given(saved[5]),
-                                              Given(saved[6]), Given(saved[7]), Given(saved[8]));
-    return {at::Tensor(), da,          dw, du, dm, saved[4].defined() ? d_gate : at::Tensor(),
-            at::Tensor(), at::Tensor()};
+        dg.defined() ? dg.mutable_data_ptr<double>() : nullptr, dm.mutable_data_ptr<double>());
+    const auto dtype = x.u.scalar_type();
+    Tensors dx = {da.to(dtype), dw.to(dtype), du.to(dtype), dm};
+    if (x.log_gate) dx.push_back(dg.sum_to_size(x.log_gate->sizes()).to(dtype));
+    return dx;
   }
 };
 
-Tensor2 ForwardAutograd(bool match, const at::Tensor& a, const at::Tensor& w, const at::Tensor& u,
-                        const at::Tensor& memory, const OptionalTensor& log_gate,
-                        const OptionalTensor& starts, const OptionalTensor& lengths) {
-  if (!u.is_meta() && !UsesKernel(u)) {
-    CheckSums(match, a, w, u, memory, log_gate, starts, lengths);
-    return SumMemoryComposite(match, a, w, u, memory, log_gate, starts, lengths);
-  }
-  RefuseTangents(match ? "[sum_match]" : "[sum_read]", a, w, u, memory,
-                 log_gate.value_or(at::Tensor()));
-  if (!torch::autograd::compute_requires_grad(a, w, u, memory, log_gate.value_or(at::Tensor()))) {
-    at::AutoDispatchBelowADInplaceOrView guard;
-    return ForwardOp(match).call(a, w, u, memory, log_gate, starts, lengths);
-  }
-  const auto r = SumMemoryFunction::apply(match, a, w, u, memory, log_gate, starts, lengths);
-  return {r[0], r[1]};
-}
+using Read = Memory<false>;
+using Match = Memory<true>;
 
-// Second derivatives: autograd through the composite.
-Tensor5 BackwardAutograd(bool match, const OptionalTensor& d_out, const OptionalTensor& d_memory,
-                         const at::Tensor& a, const at::Tensor& w, const at::Tensor& u,
-                         const at::Tensor& memory, const OptionalTensor& log_gate,
-                         const OptionalTensor& out, const OptionalTensor& memory_end,
-                         const OptionalTensor& starts, const OptionalTensor& lengths) {
-  const at::Tensor none;
-  if (!torch::autograd::compute_requires_grad(d_out.value_or(none), d_memory.value_or(none), a, w,
-                                              u, memory, log_gate.value_or(none))) {
-    at::AutoDispatchBelowADInplaceOrView guard;
-    return BackwardOp(match).call(d_out, d_memory, a, w, u, memory, log_gate, out, memory_end,
-                                  starts, lengths);
-  }
-  at::AutoGradMode enable(true);
-  variable_list inputs = {a, w, u, memory};
-  if (log_gate) inputs.push_back(*log_gate);
-  inputs = Apart(inputs);
-  auto [o, m] = SumMemoryComposite(match, inputs[0], inputs[1], inputs[2], inputs[3],
-                                   log_gate ? Given(inputs[4]) : std::nullopt, starts, lengths);
-  variable_list outputs, grads;
-  if (d_out) outputs.push_back(o), grads.push_back(*d_out);
-  if (d_memory) outputs.push_back(m), grads.push_back(*d_memory);
-  auto g = torch::autograd::grad(outputs, inputs, grads, true, true, true);
-  for (size_t i = 0; i < g.size(); ++i) {
-    if (!g[i].defined()) g[i] = at::zeros_like(inputs[i]);
-  }
-  return {g[0], g[1], g[2], g[3], log_gate ? g[4] : at::empty({0}, w.options())};
-}
-
-TORCH_LIBRARY_FRAGMENT(cistern, m) {
-  const std::vector<at::Tag> tags = {at::Tag::pt2_compliant_tag};
-  m.def(
-      "sum_read(Tensor r, Tensor w, Tensor v, Tensor memory, Tensor? log_gate=None, Tensor? "
-      "starts=None, Tensor? lengths=None)"
-      " -> (Tensor, Tensor)",
-      tags);
-  m.def(
-      "sum_match(Tensor q, Tensor w, Tensor k, Tensor memory, Tensor? log_gate=None, Tensor? "
-      "starts=None, Tensor? lengths=None)"
-      " -> (Tensor, Tensor)",
-      tags);
-  for (const char* name : {"sum_read_backward", "sum_match_backward"}) {
-    m.def((std::string(name) + "(Tensor? d_out, Tensor? d_memory, Tensor a, Tensor w, Tensor u, "
-                               "Tensor memory, Tensor? log_gate, Tensor? out, "
-                               "Tensor? memory_end, Tensor? starts=None, Tensor? lengths=None) -> "
-                               "(Tensor, Tensor, Tensor, Tensor, Tensor)")
-              .c_str(),
-          tags);
-  }
-}
-#define CISTERN_SUM_IMPL(key, forward, backward)                 \
-  TORCH_LIBRARY_IMPL(cistern, key, m) {                          \
-    m.impl("sum_read", &Bound<false, &forward>::Call);           \
-    m.impl("sum_match", &Bound<true, &forward>::Call);           \
-    m.impl("sum_read_backward", &Bound<false, &backward>::Call); \
-    m.impl("sum_match_backward", &Bound<true, &backward>::Call); \
-  }
-CISTERN_SUM_IMPL(CPU, ForwardCpu, BackwardCpu)
-CISTERN_SUM_IMPL(Meta, ForwardMeta, BackwardMeta)
-CISTERN_SUM_IMPL(Autograd, ForwardAutograd, BackwardAutograd)
-#undef CISTERN_SUM_IMPL
-
-SumResult Run(bool match, const at::Tensor& a, const at::Tensor& w, const at::Tensor& u,
-              const at::Tensor& memory, const Mask& mask, const at::Tensor& log_gate) {
-  auto [out, after] =
-      ForwardOp(match).call(a, w, u, memory, Given(log_gate), mask.starts, mask.lengths);
-  return {out, after};
+template <class Op>
+SumResult Run(const SumArguments& x) {
+  auto [out, memory] = OpPair<Op>::Call(x);
+  return {out, memory};
 }
 
 }  // namespace sum_memory
+
+CISTERN_PRIMITIVE(sum_memory::Read)
+CISTERN_PRIMITIVE(sum_memory::Match)
 
 at::Tensor EmptySums(int64_t batch, int64_t heads, int64_t slots, int64_t width,
                      const at::TensorOptions& options) {
@@ -322,11 +181,11 @@ at::Tensor EmptySums(int64_t batch, int64_t heads, int64_t slots, int64_t width,
 
 SumResult SumRead(const at::Tensor& r, const at::Tensor& w, const at::Tensor& v,
                   const at::Tensor& memory, const Mask& mask, const at::Tensor& log_gate) {
-  return sum_memory::Run(false, r, w, v, memory, mask, log_gate);
+  return sum_memory::Run<sum_memory::Read>({r, w, v, memory, Given(log_gate), mask});
 }
 SumResult SumMatch(const at::Tensor& q, const at::Tensor& w, const at::Tensor& k,
                    const at::Tensor& memory, const Mask& mask, const at::Tensor& log_gate) {
-  return sum_memory::Run(true, q, w, k, memory, mask, log_gate);
+  return sum_memory::Run<sum_memory::Match>({q, w, k, memory, Given(log_gate), mask});
 }
 
 at::Tensor SumWrite(const at::Tensor& w_in, const at::Tensor& v_in, const at::Tensor& memory,
@@ -348,16 +207,12 @@ at::Tensor SumWrite(const at::Tensor& w_in, const at::Tensor& v_in, const at::Te
   TORCH_CHECK(!mask.starts,
               "[sum_write] a memory holds one document: packed rows have to be split before they "
               "are written");
-  CheckMask("[sum_write]", w_in, mask.starts, mask.lengths);
+  mask.Check("[sum_write]", w_in.size(0), w_in.size(2));
   const auto dtype = at::toOpMathType(w_in.scalar_type());
   const int64_t length = w_in.size(2);
-  at::Tensor w = w_in.to(dtype), v = v_in.to(dtype), pad, after = memory;
-  if (mask.lengths) {
-    pad = (at::arange(length, mask.lengths->options()).unsqueeze(0) >= mask.lengths->unsqueeze(1))
-              .unsqueeze(1)
-              .unsqueeze(-1);
-    w = w.masked_fill(pad, 0.0), v = v.masked_fill(pad, 0.0);
-  }
+  at::Tensor w = w_in.to(dtype), v = v_in.to(dtype), after = memory;
+  const at::Tensor pad = mask.HeadsPadding(length);
+  if (pad.defined()) w = w.masked_fill(pad, 0.0), v = v.masked_fill(pad, 0.0);
   if (log_gate.defined() && length > 0) {
     // What is left at the end of the write of token i: e^{sum of the log-gates after i}, or 0 where
     // one of those gates is 0.

@@ -38,22 +38,15 @@ Decay GateDecay(const at::Tensor& log_gate, const at::Tensor& starts) {
 
 }  // namespace
 
-Tensor2 SumMemoryComposite(bool match, const at::Tensor& a_in, const at::Tensor& w_in,
-                           const at::Tensor& u_in, const at::Tensor& memory_in,
-                           const OptionalTensor& log_gate, const OptionalTensor& starts_in,
-                           const OptionalTensor& lengths) {
-  const bool slot_gates = log_gate && log_gate->size(3) > 1;
-  const int64_t length = w_in.size(2);
-  const auto dtype = at::toOpMathType(w_in.scalar_type());
-  at::Tensor a = a_in.to(dtype), w = w_in.to(dtype), u = u_in.to(dtype), gate, starts, pad;
-  if (log_gate) gate = log_gate->to(at::kDouble);
-  if (starts_in) starts = *starts_in;
-  if (lengths) {
-    const at::Tensor beyond =
-        at::arange(length, lengths->options()).unsqueeze(0) >= lengths->unsqueeze(1);  // [B,T]
-    if (starts.defined()) starts = starts.logical_and(beyond.logical_not());
-    pad = beyond.unsqueeze(1).unsqueeze(-1);
-    for (at::Tensor* x : {&a, &w, &u}) *x = x->masked_fill(pad, 0.0);
+std::vector<at::Tensor> SumMemoryComposite(bool match, const SumArguments& x) {
+  const bool slot_gates = x.log_gate && x.log_gate->size(3) > 1;
+  const int64_t length = x.w.size(2);
+  const auto dtype = at::toOpMathType(x.w.scalar_type());
+  at::Tensor a = x.a.to(dtype), w = x.w.to(dtype), u = x.u.to(dtype), gate;
+  if (x.log_gate) gate = x.log_gate->to(at::kDouble);
+  const at::Tensor pad = x.mask.HeadsPadding(length), starts = x.mask.RealStarts(length);
+  if (pad.defined()) {
+    for (at::Tensor* t : {&a, &w, &u}) *t = t->masked_fill(pad, 0.0);
     if (gate.defined()) gate = gate.masked_fill(pad, 0.0);
   }
 
@@ -62,7 +55,7 @@ Tensor2 SumMemoryComposite(bool match, const at::Tensor& a_in, const at::Tensor&
   const bool finite =
       AllFinite(a) && AllFinite(w) && AllFinite(u) && (!gate.defined() || AllBelowInfinity(gate));
   const int64_t chunk = !finite ? 1 : slot_gates ? kSlotGatesChunk : kSumChunk;
-  at::Tensor memory = memory_in;
+  at::Tensor memory = x.memory;
   std::vector<at::Tensor> outs;
   for (int64_t t0 = 0; t0 < length; t0 += chunk) {
     const int64_t c = std::min(chunk, length - t0);
@@ -87,9 +80,9 @@ Tensor2 SumMemoryComposite(bool match, const at::Tensor& a_in, const at::Tensor&
                at::matmul(writes.select(2, c - 1).transpose(2, 3), uc);
       continue;
     }
-    // One gate for all slots, or none: out = a M + tril(a b^T) x, where (b, x) is (w, v) for a read
-    // and (k, w) for a match.
-    const at::Tensor b = match ? uc : wc, x = match ? wc : uc;
+    // One gate for all slots, or none: out = a M + tril(a b^T) values, where (b, values) is (w, v)
+    // for a read and (k, w) for a match.
+    const at::Tensor b = match ? uc : wc, values = match ? wc : uc;
     at::Tensor scores = at::matmul(ac, b.transpose(2, 3)), of_past = ac, ends = wc;
     if (gate.defined() || begins.defined()) {
       const Decay decay = GateDecay(
@@ -103,12 +96,12 @@ Tensor2 SumMemoryComposite(bool match, const at::Tensor& a_in, const at::Tensor&
       scores = scores.tril();
     }
     outs.push_back(at::matmul(of_past, match ? past.transpose(2, 3) : past) +
-                   at::matmul(scores, x));
+                   at::matmul(scores, values));
     memory = memory + at::matmul(ends.transpose(2, 3), uc);
   }
   at::Tensor out = length > 0 ? at::cat(outs, 2) : match ? at::zeros_like(w) : at::zeros_like(u);
   if (pad.defined()) out = out.masked_fill(pad, 0.0);
-  return {out.to(w_in.scalar_type()), length > 0 ? memory : memory.clone()};
+  return {out.to(x.w.scalar_type()), length > 0 ? memory : memory.clone()};
 }
 
 }  // namespace cistern::ops

@@ -9,6 +9,7 @@
 #include <optional>
 
 #include "cistern/kernels/rows.h"
+#include "cistern/ops/mask.h"
 #include "cistern/ops/output_memory.h"
 
 namespace cistern::ops {
@@ -43,17 +44,17 @@ inline at::Tensor EmptyHeads(c10::SymIntArrayRef sizes, const at::TensorOptions&
   return x.transpose(1, 2);
 }
 
-// starts [B,T] bool and lengths [B] int64 as a RowMask; keeps what it points to alive.
+// A mask of starts and lengths for the kernels; keeps what it points to alive.
 struct MaskView {
   at::Tensor starts, lengths;
   RowMask mask;
-  MaskView(const OptionalTensor& starts_in, const OptionalTensor& lengths_in, int64_t length) {
-    if (starts_in) {
-      starts = starts_in->contiguous();
+  MaskView(const Mask& given, int64_t length) {
+    if (given.starts) {
+      starts = given.starts->contiguous();
       mask.starts = reinterpret_cast<const uint8_t*>(starts.const_data_ptr<bool>());
     }
-    if (lengths_in) {
-      lengths = lengths_in->contiguous();
+    if (given.lengths) {
+      lengths = given.lengths->contiguous();
       mask.lengths = lengths.const_data_ptr<int64_t>();
       for (int64_t b = 0; b < lengths.numel(); ++b) {
         TORCH_CHECK(mask.lengths[b] >= 0 && mask.lengths[b] <= length, "lengths[", b,

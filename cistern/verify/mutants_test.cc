@@ -10,6 +10,7 @@
 #include "cistern/attention/mechanisms/softmax.h"
 #include "cistern/base/parallel.h"
 #include "cistern/kernels/isa.h"
+#include "cistern/ops/slot_memory.h"
 #include "cistern/ops/testing.h"
 #include "cistern/verify/suite.h"
 
@@ -237,6 +238,8 @@ TEST(Mutants, EachDefectIsCaughtByItsProperty) {
                                                         {Defect::kLooksAhead, "definition"},
                                                         {Defect::kPaddingInSum, "padding"},
                                                         {Defect::kPaddingInSum, "resume"},
+                                                        {Defect::kPaddingInSum, "masked"},
+                                                        {Defect::kLeaksOverStart, "masked"},
                                                         {Defect::kSharedStatistic, "batch"},
                                                         {Defect::kFloatZ, "pieces"},
                                                         {Defect::kLeaksOverStart, "packed"},

@@ -5,6 +5,16 @@
 
 namespace cistern::verify {
 
+// The ways to run a padded, masked or packed batch that a property is checked in.
+struct Way {
+  Form form;
+  std::string name;
+  // Causal: where pieces begin and end; for another length they are cut off or go on.
+  std::vector<int64_t> cuts;
+};
+std::vector<Way> Ways(const Subject& subject, const Settings& settings, int64_t length);
+at::Tensor RunWay(Mechanism& m, const Way& way, const Tensors& x, const ops::Mask& mask);
+
 // properties_definition.cc: the right numbers
 Outcome CheckDefinition(Subject& subject, const Settings& settings);
 Outcome CheckFloat(Subject& subject, const Settings& settings);
@@ -26,6 +36,9 @@ Outcome CheckPadding(Subject& subject, const Settings& settings);
 Outcome CheckResume(Subject& subject, const Settings& settings);
 Outcome CheckBatch(Subject& subject, const Settings& settings);
 Outcome CheckPacked(Subject& subject, const Settings& settings);
+
+// properties_masked.cc: tokens as if they were not there
+Outcome CheckMasked(Subject& subject, const Settings& settings);
 
 // properties_nonfinite.cc: what is not finite stays where it may be seen
 Outcome CheckNonFinite(Subject& subject, const Settings& settings);

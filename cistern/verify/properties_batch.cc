@@ -5,15 +5,6 @@
 #include "cistern/verify/properties.h"
 
 namespace cistern::verify {
-namespace {
-
-// The ways to run a padded or packed batch that a property is checked in.
-struct Way {
-  Form form;
-  std::string name;
-  std::vector<int64_t>
-      cuts;  // causal: where pieces begin and end; for another length they are cut off or continue
-};
 
 std::vector<Way> Ways(const Subject& subject, const Settings& settings, int64_t length) {
   std::vector<Way> ways;
@@ -35,6 +26,8 @@ at::Tensor RunWay(Mechanism& m, const Way& way, const Tensors& x, const ops::Mas
   if (cuts.back() < length) cuts.push_back(length);
   return Pieces(m, x, cuts, mask);
 }
+
+namespace {
 
 // Cross: padded keys are as if they were not there.
 void CrossPadding(Subject& subject, Meter& meter) {

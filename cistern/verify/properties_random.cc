@@ -88,9 +88,7 @@ Outcome CheckCase(Subject& subject, const Settings& settings, const RandomCase& 
     State state = m.EmptyState(c.batch, y[0].options());
     for (size_t i = 0; i + 1 < c.cuts.size(); ++i) {
       const int64_t begin = c.cuts[i], count = c.cuts[i + 1] - begin;
-      ops::Mask piece;
-      if (mask.lengths) piece.lengths = (*mask.lengths - begin).clamp(0, count);
-      m.Write(Narrow(y, begin, count), state, piece);
+      m.Write(Narrow(y, begin, count), state, mask.WithoutStarts().Narrow(begin, count));
     }
     const at::Tensor got = m.Read(Cast(queries, dtype), state);
     for (int64_t b = 0; b < c.batch; ++b) {

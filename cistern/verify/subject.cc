@@ -184,10 +184,7 @@ at::Tensor Pieces(Mechanism& m, const Tensors& x, const std::vector<int64_t>& cu
   Tensors outs;
   for (size_t i = 0; i + 1 < cuts.size(); ++i) {
     const int64_t begin = cuts[i], count = cuts[i + 1] - begin;
-    ops::Mask piece;
-    if (mask.lengths) piece.lengths = (*mask.lengths - begin).clamp(0, count);
-    if (mask.starts) piece.starts = mask.starts->narrow(1, begin, count);
-    outs.push_back(m.Extend(Narrow(x, begin, count), state, piece));
+    outs.push_back(m.Extend(Narrow(x, begin, count), state, mask.Narrow(begin, count)));
   }
   if (state_out) *state_out = state;
   return at::cat(outs, 2);

@@ -49,6 +49,10 @@ const std::vector<Property>& Properties() {
        CheckGradient, Property::Scope::kNumbers},
       {"padding", "padding changes nothing, reads as zero and has exactly zero gradient",
        CheckPadding},
+      {"masked",
+       "masked tokens (padding on the left, holes) are as if they were not there: they change "
+       "nothing, read as zero and have exactly zero gradient",
+       CheckMasked},
       {"resume", "rows of different lengths each continue where they stopped", CheckResume},
       {"batch", "a row alone = in a batch, whatever the other rows are", CheckBatch},
       {"packed", "documents packed in a row = each alone, also gradients", CheckPacked},

@@ -15,7 +15,7 @@
 #include <torch/library.h>
 
 #include "cistern/base/error.h"
-#include "cistern/ops/op_pair.h"
+#include "cistern/ops/primitive.h"
 #include "python/src/core_scope.h"
 
 namespace cistern::python {

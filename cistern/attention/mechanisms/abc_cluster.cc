@@ -96,8 +96,7 @@ at::Tensor AbcClusterMechanism::BidirectionalRows(const std::vector<at::Tensor>&
   const at::Tensor row = at::arange(length, x[1].options().dtype(at::kLong).requires_grad(false)),
                    lengths =
                        mask.lengths ? *mask.lengths : at::full({batch}, length, row.options());
-  signs = signs.masked_fill((row.unsqueeze(0) >= lengths.unsqueeze(1)).view({batch, 1, length, 1}),
-                            0.0);  // padding moves no centre
+  if (mask.lengths) signs = signs.masked_fill(mask.HeadsPadding(length), 0.0);  // moves no centre
   // Centres begin at tokens l * length / n; of equal centres the first takes all.
   const at::Tensor slot = at::arange(n, row.options());
   const at::Tensor first =

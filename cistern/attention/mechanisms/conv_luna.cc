@@ -39,10 +39,6 @@ MechanismInfo ConvLunaInfo(const std::string& name, const std::string& title,
   return i;
 }
 
-at::Tensor PadOf(const at::Tensor& lengths, int64_t length) {  // [B,T], true at padding
-  return at::arange(length, lengths.options()).unsqueeze(0) >= lengths.unsqueeze(1);
-}
-
 }  // namespace
 
 const MechanismInfo& conv_luna_mechanism() {
@@ -178,8 +174,14 @@ int64_t ConvLunaMechanism::FilteredLength(int64_t length) const {
                                                : (length + options_.stride - 1) / options_.stride;
 }
 
-at::Tensor ConvLunaMechanism::Filter(const at::Tensor& x,
-                                     const std::optional<at::Tensor>& lengths) const {
+ops::Mask ConvLunaMechanism::Filtered(const ops::Mask& mask) const {
+  ops::Mask filtered;
+  if (mask.lengths)
+    filtered.lengths = (*mask.lengths + (options_.stride - 1)).div(options_.stride, "floor");
+  return filtered;
+}
+
+at::Tensor ConvLunaMechanism::Filter(const at::Tensor& x, const ops::Mask& mask) const {
   const int64_t taps = options_.kernel, stride = options_.stride, length = x.size(2),
                 keys = FilteredLength(length);
   const bool conv = filter_.defined();
@@ -191,19 +193,17 @@ at::Tensor ConvLunaMechanism::Filter(const at::Tensor& x,
         filter_.to(y.scalar_type()).unsqueeze(1).expand({-1, Width(), -1}).flatten(0, 1);
     const at::Tensor none =
         at::zeros({y.size(0), taps - 1, y.size(2)}, y.options().requires_grad(false));
-    y = std::get<0>(ops::ShortConv(y, weight, none, {lengths, {}}, ahead));
+    y = std::get<0>(ops::ShortConv(y, weight, none, mask, ahead));
     if (stride > 1 || keys < length) y = y.slice(1, 0, (keys - 1) * stride + 1, stride);
   } else {
     const double beyond = taps == 1 ? 0.0 : kMinusInf;
-    if (lengths) y = y.masked_fill(PadOf(*lengths, length).unsqueeze(-1), beyond);
+    if (mask.lengths) y = y.masked_fill(mask.Padding(length).unsqueeze(-1), beyond);
     if (taps > 1) {
       y = at::constant_pad_nd(y, {0, 0, 0, (keys - 1) * stride + taps - length}, beyond);
       y = at::max_pool2d(y.transpose(1, 2).unsqueeze(-1), {taps, 1},
                          {stride, 1});  // of [B, H d, T, 1], channels last in memory
       y = y.squeeze(-1).transpose(1, 2);
-      if (lengths)
-        y = y.masked_fill(
-            PadOf((*lengths + (stride - 1)).div(stride, "floor"), y.size(1)).unsqueeze(-1), 0.0);
+      if (mask.lengths) y = y.masked_fill(Filtered(mask).Padding(y.size(1)).unsqueeze(-1), 0.0);
     } else {
       y = y.slice(1, 0, std::nullopt, stride);
     }
@@ -216,17 +216,15 @@ at::Tensor ConvLunaMechanism::DoPack(const std::vector<at::Tensor>& x, const ops
   CISTERN_CHECK(options_.mask == "tokens" || FilteredLength(length) >= 1 || length == 0, "[",
                 info().name, "] a filter of ", options_.kernel,
                 " tokens with mask=none has no window in ", length, " tokens; use mask=tokens");
-  const std::optional<at::Tensor> lengths = options_.mask == "tokens" ? mask.lengths : std::nullopt;
+  const ops::Mask seen = options_.mask == "tokens" ? mask.WithoutStarts() : ops::Mask();
   at::Tensor queries = OfMemory(x, 0, batch);
   ops::SoftmaxOptions options;
   options.dropout = Dropout();
   options.scale = options_.temperature == "sqrt" ? 1 / std::sqrt(double(Width())) : 1;
   if (tau_.defined()) queries = queries * (-tau_).exp();
   if (length == 0) return at::zeros_like(queries) + 0 * queries;
-  ops::Mask filtered;
-  if (lengths) filtered.lengths = (*lengths + (options_.stride - 1)).div(options_.stride, "floor");
-  return ops::SoftmaxAttention(queries, Filter(x[1], lengths), Filter(x[2], lengths), options,
-                               filtered);
+  return ops::SoftmaxAttention(queries, Filter(x[1], seen), Filter(x[2], seen), options,
+                               Filtered(seen));
 }
 
 at::Tensor ConvLunaMechanism::DoUnpack(const std::vector<at::Tensor>& x,

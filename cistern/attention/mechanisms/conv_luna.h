@@ -42,7 +42,8 @@ class ConvLunaMechanism : public MemoryMechanism {
 
  private:
   // [B,H,T,d] -> [B,H,T',d], or x itself where K = 1 and S = 1.
-  at::Tensor Filter(const at::Tensor& x, const std::optional<at::Tensor>& lengths) const;
+  at::Tensor Filter(const at::Tensor& x, const ops::Mask& mask) const;
+  ops::Mask Filtered(const ops::Mask& mask) const;  // of what Filter gives
   bool Centred() const { return options_.filter == "conv" && options_.stride == 1; }
   int64_t FilteredLength(int64_t length) const;
 

@@ -109,12 +109,8 @@ at::Tensor LinformerMechanism::Positions(const State& state, int64_t length,
                                          const ops::Mask& mask) const {
   const at::Tensor positions = PiecePositions(state["count"], length, mask);
   if (positions.numel() == 0) return positions;
-  at::Tensor of_tokens = positions;
-  if (mask.lengths) {
-    const at::Tensor pad =
-        at::arange(length, mask.lengths->options()).unsqueeze(0) >= mask.lengths->unsqueeze(1);
-    of_tokens = positions.masked_fill(pad, 0);
-  }
+  const at::Tensor of_tokens =
+      mask.lengths ? positions.masked_fill(mask.Padding(length), 0) : positions;
   const int64_t last = of_tokens.max().item<int64_t>(), limit = dims().max_length;
   CISTERN_CHECK(last < limit, "[linformer] position ", last, " is beyond max_length=", limit,
                 ": each position has weights of its own; make the model with a larger max_length, "

@@ -7,6 +7,7 @@
 
 #include "cistern/attention/definition.h"
 #include "cistern/base/error.h"
+#include "cistern/ops/slot_memory.h"
 #include "cistern/ops/softmax_attention.h"
 
 namespace cistern {
@@ -120,14 +121,14 @@ at::Tensor LunaMechanism::LayerHeads(const at::Tensor& packed) const {
 
 at::Tensor LunaMechanism::Readable(const at::Tensor& lengths) const {
   if (!options_.dynamic_projection) return {};
-  return at::arange(Slots(), lengths.options()).unsqueeze(0) < lengths.unsqueeze(1);
+  return ops::Within(lengths, Slots());
 }
 
 at::Tensor LunaMechanism::DoPack(const std::vector<at::Tensor>& x, const ops::Mask& mask) {
   ops::SoftmaxOptions options;
   options.dropout = Dropout();
   return ops::SoftmaxAttention(OfMemory(x, 0, Keys(x).size(0)), Keys(x), Values(x), options,
-                               {mask.lengths, {}});
+                               mask.WithoutStarts());
 }
 
 at::Tensor LunaMechanism::DoUnpack(const std::vector<at::Tensor>& x,

@@ -176,10 +176,7 @@ at::Tensor NystromMechanism::BidirectionalRows(const std::vector<at::Tensor>& x,
   at::Tensor A = at::softmax(scores, -1);
   if (landmark.defined())
     A = A.masked_fill(landmark.logical_and(landmark.transpose(2, 3)).logical_not(), 0.0);
-  if (mask.lengths)
-    token = (at::arange(length, mask.lengths->options()) < mask.lengths->unsqueeze(1))
-                .unsqueeze(1)
-                .unsqueeze(1);
+  if (mask.lengths) token = mask.Real(length).unsqueeze(1).unsqueeze(1);
 
   const at::Tensor gathered = ops::MaskedAttention(ql, k, v, token, scale, 0);  // B V
   const at::Tensor values = at::matmul(

@@ -8,6 +8,7 @@
 #include "cistern/attention/definition.h"
 #include "cistern/attention/feature_attention.h"
 #include "cistern/base/random.h"
+#include "cistern/ops/slot_memory.h"
 
 namespace cistern {
 

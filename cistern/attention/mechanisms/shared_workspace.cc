@@ -98,13 +98,11 @@ at::Tensor SharedWorkspaceMechanism::DoPack(const std::vector<at::Tensor>& x,
   options.dropout = Dropout();
   options.scale = 1;
   if (top_k_ == 0 || top_k_ >= length)
-    return ops::SoftmaxAttention(queries, x[1], x[2], options, {mask.lengths, {}});
+    return ops::SoftmaxAttention(queries, x[1], x[2], options, mask.WithoutStarts());
   at::Tensor scores = at::matmul(queries, x[1].transpose(2, 3));  // [B,H,M,T]
-  at::Tensor pad;
-  if (mask.lengths) {
-    pad = (at::arange(length, mask.lengths->options()).unsqueeze(0) >= mask.lengths->unsqueeze(1))
-              .unsqueeze(1)
-              .unsqueeze(1);
+  at::Tensor pad = mask.Padding(length);
+  if (pad.defined()) {
+    pad = pad.unsqueeze(1).unsqueeze(1);
     scores = scores.masked_fill(pad, std::numeric_limits<float>::lowest());
   }
   at::Tensor p = at::softmax(scores, -1);

@@ -83,13 +83,8 @@ at::Tensor Append(at::Tensor& cache, int64_t rows, const at::Tensor& x, int64_t 
 
 // After a packed piece: only keys of each row's last document stay visible.
 void KeepLastDocument(State& state, const ops::Mask& mask, int64_t before) {
-  const at::Tensor document = mask.starts->to(at::kLong).cumsum(1);  // [B,T]
-  at::Tensor last = document.narrow(1, document.size(1) - 1, 1);
-  if (mask.lengths) {
-    const at::Tensor length = mask.lengths->unsqueeze(1);
-    last = document.gather(1, (length - 1).clamp_min(0))
-               .masked_fill(length == 0, 0);  // no token: no document has begun
-  }
+  const int64_t length = mask.starts->size(1);
+  const at::Tensor document = mask.Documents(length), last = document.narrow(1, length - 1, 1);
   const at::Tensor keys =
       at::cat({at::zeros({document.size(0), before}, document.options()), document}, 1);
   const at::Tensor visible = keys == last;
@@ -104,10 +99,9 @@ void SoftmaxMechanism::DoWrite(const std::vector<at::Tensor>& x, State& state,
   Append(state["k"], before, x[1], 2);
   Append(state["v"], before, x[2], 2);
   if (mask.lengths || state["valid"].defined()) {
-    const auto index = x[1].options().dtype(at::kLong);
-    const at::Tensor valid =
-        mask.lengths ? at::arange(fresh, index).unsqueeze(0) < mask.lengths->unsqueeze(1)
-                     : at::ones({x[1].size(0), fresh}, x[1].options().dtype(at::kBool));
+    const at::Tensor valid = mask.lengths
+                                 ? mask.Real(fresh)
+                                 : at::ones({x[1].size(0), fresh}, x[1].options().dtype(at::kBool));
     if (!state["valid"].defined())
       state["valid"] = at::ones({x[1].size(0), before}, valid.options());
     state["valid"] = at::cat({state["valid"].narrow(1, 0, before), valid}, 1);

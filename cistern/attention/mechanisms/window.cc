@@ -108,14 +108,14 @@ struct RingPiece {
   RingPiece(const std::vector<at::Tensor>& x, const State& state, const ops::Mask& mask) {
     const at::Tensor count = state["count"];
     const int64_t ring = state["k"].size(2), length = x[1].size(2);
-    const at::Tensor order = RingOrder(count, ring), t = at::arange(length, count.options());
+    const at::Tensor order = RingOrder(count, ring);
     k = at::cat({PickRows(state["k"], order), x[1]}, 2);
     v = at::cat({PickRows(state["v"], order), x[2]}, 2);
     const at::Tensor there =
         at::arange(ring, count.options()).unsqueeze(0) >= ring - count.unsqueeze(1);
     at::Tensor piece = mask.starts ? mask.starts->to(at::kLong).cumsum(1)
                                    : at::zeros({count.size(0), length}, count.options());
-    if (mask.lengths) piece = piece.masked_fill(t.unsqueeze(0) >= mask.lengths->unsqueeze(1), -1);
+    if (mask.lengths) piece = piece.masked_fill(mask.Padding(length), -1);
     documents = at::cat({there.to(at::kLong) - 1, piece}, 1);
   }
   at::Tensor k, v, documents;
@@ -164,10 +164,8 @@ at::Tensor WindowMechanism::Banded(const at::Tensor& q, const at::Tensor& k, con
 
 at::Tensor WindowMechanism::DoExtend(const std::vector<at::Tensor>& x, State& state,
                                      const ops::Mask& mask) {
-  if (x[0].size(2) == 1 && !mask.lengths && !mask.starts && !at::GradMode::is_enabled())
-    return ExtendByOne(x, state);
-  if (!mask.lengths && !mask.starts && SharedCount(state["count"]) == 0)
-    return ExtendEmpty(x, state);
+  if (x[0].size(2) == 1 && !mask && !at::GradMode::is_enabled()) return ExtendByOne(x, state);
+  if (!mask && SharedCount(state["count"]) == 0) return ExtendEmpty(x, state);
   const RingPiece all(x, state, mask);
   const at::Tensor out = Banded(x[0], all.k, all.v, all.documents, state["k"].size(2), 0);
   KeepLast(all, state, mask);
@@ -226,9 +224,7 @@ at::Tensor WindowMechanism::BidirectionalRows(const std::vector<at::Tensor>& x,
                                               const ops::Mask& mask) {
   const auto index = x[0].options().dtype(at::kLong).requires_grad(false);
   at::Tensor documents = at::zeros({x[0].size(0), x[0].size(2)}, index);
-  if (mask.lengths)
-    documents = documents.masked_fill(
-        at::arange(x[0].size(2), index).unsqueeze(0) >= mask.lengths->unsqueeze(1), -1);
+  if (mask.lengths) documents = documents.masked_fill(mask.Padding(x[0].size(2)), -1);
   return Banded(x[0], x[1], x[2], documents, 0, window_ - 1);
 }
 

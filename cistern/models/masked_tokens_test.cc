@@ -1,0 +1,93 @@
+// Models with masked tokens: prompts padded on the left, rows with holes.
+#include "cistern/attention/testing_mechanisms.h"
+#include "cistern/base/error.h"
+#include "cistern/models/encoder_classifier.h"
+#include "cistern/models/language_model.h"
+
+namespace cistern {
+namespace {
+
+using namespace cistern::testing;
+
+ModelConfig Config(const std::string& kind, const std::string& attention,
+                   const std::string& positions) {
+  ModelConfig c;
+  c.kind = kind, c.vocab_size = 23, c.dim = 12, c.heads = 2, c.max_length = 64;
+  c.layers = 2;
+  c.attention = {attention};
+  c.positions = positions;
+  if (kind == "encoder_classifier") c.classes = 5;
+  return c;
+}
+
+// ids [B,T], zeros where they are masked; the rows apart.
+struct Batch {
+  at::Tensor ids = at::zeros({3, 9}, at::kLong), valid = at::zeros({3, 9}, at::kBool);
+  std::vector<at::Tensor> rows;
+};
+Batch MakeBatch() {
+  Batch b;
+  const std::vector<std::vector<int64_t>> real = {
+      {4, 5, 6, 7, 8}, {0, 1, 2, 3, 4, 5, 6, 7, 8}, {1, 4, 5, 8}};
+  for (int64_t i = 0; i < 3; ++i) {
+    const at::Tensor index = at::tensor(real[size_t(i)]),
+                     row = at::randint(1, 23, {index.size(0)}, at::kLong);
+    b.ids[i].index_copy_(0, index, row);
+    b.valid[i].index_fill_(0, index, true);
+    b.rows.push_back(row.unsqueeze(0));
+  }
+  return b;
+}
+
+TEST(MaskedTokens, PromptsPaddedOnTheLeftGoOnAsEachAlone) {
+  for (const std::string attention : {"latte", "softmax", "window", "gated_slots"}) {
+    for (const std::string positions : {"learned", "none"}) {
+      ModelConfig config = Config("decoder_lm", attention, positions);
+      config.conv = 3;
+      const auto made = MakeModel(config, 3);
+      auto& model = dynamic_cast<LanguageModel&>(*made);
+      model.to(at::kDouble);
+      model.eval();
+      at::NoGradGuard guard;
+      const Batch b = MakeBatch();
+      ops::Mask mask;
+      mask.valid = b.valid;
+      ModelState state = model.EmptyState(3);
+      const at::Tensor logits = model.Extend(b.ids, state, mask),
+                       next = at::randint(1, 23, {3, 2}, at::kLong),
+                       after = model.Extend(next, state, {});
+      for (int64_t i = 0; i < 3; ++i) {
+        const std::string what = attention + " " + positions + " row " + std::to_string(i);
+        ModelState alone = model.EmptyState(1);
+        const at::Tensor want = model.Extend(b.rows[size_t(i)], alone, {});
+        EXPECT_EQ(want.size(1), b.valid[i].sum().item<int64_t>());
+        ExpectClose(logits[i].index({b.valid[i]}), want[0], 1e-11, what);
+        ExpectClose(after[i], model.Extend(next.narrow(0, i, 1), alone, {})[0], 1e-11,
+                    what + " goes on");
+      }
+    }
+  }
+}
+
+TEST(MaskedTokens, AClassifierReadsTheOthersAlone) {
+  for (const std::string attention : {"latte", "softmax", "linformer", "luna"}) {
+    const auto made = MakeModel(Config("encoder_classifier", attention, "learned"), 3);
+    auto& model = dynamic_cast<EncoderClassifier&>(*made);
+    model.to(at::kDouble);
+    model.eval();
+    at::NoGradGuard guard;
+    const Batch b = MakeBatch();
+    NamedTensors inputs;
+    inputs.Set("ids", b.ids), inputs.Set("lengths", Lengths({9, 9, 6})),
+        inputs.Set("valid", b.valid);
+    const at::Tensor logits = model.Logits(inputs);
+    for (int64_t i = 0; i < 3; ++i) {
+      const at::Tensor row = i < 2 ? b.rows[size_t(i)] : b.rows[2].narrow(1, 0, 3);
+      ExpectClose(logits.narrow(0, i, 1), model.Forward(row, Lengths({row.size(1)})), 1e-11,
+                  attention + " row " + std::to_string(i));
+    }
+  }
+}
+
+}  // namespace
+}  // namespace cistern
