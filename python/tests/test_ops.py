@@ -149,3 +149,20 @@ def test_traced_gradient_is_the_eager_one(name, options, form):
     x = tensors(core, source=5 if form == "cross" else None, dtype=torch.float64,
                 requires_grad=True)
     check_traced_gradient(core, "extend" if form == "causal" else form, x)
+
+
+FLASH = {"softmax", "window", "dilated", "luna", "luna_causal", "perceiver", "nystrom"}
+
+
+@pytest.mark.parametrize("name, options, form", [p for p in forms() if p.values[0] in FLASH])
+def test_double_backward_through_torchs_flash_attention(name, options, form):
+    """Its kernel has no second derivatives; the probabilities are formed in its place."""
+    core = make_core(name, options, form).double().eval()
+    source = 5 if form == "cross" else None
+    x = tensors(core, batch=1, length=6, source=source, dtype=torch.float64, requires_grad=True)
+    rest = ([], None, None, core.spec, "extend" if form == "causal" else form, False, False)
+
+    def f(*x):
+        return torch.ops.cistern.attend(list(x), core.weights(), *rest)[0]
+
+    assert torch.autograd.gradgradcheck(f, tuple(x), fast_mode=True)
