@@ -29,7 +29,7 @@ struct ModelStateFile {
 // defaults, and every parameter and buffer by name, type, shape and value. Reads all weights.
 uint64_t ModelHash(const Model& model);
 
-// Appears whole or not at all. Error where the file cannot be written.
+// Written completely or not at all. Error if the file cannot be written.
 void SaveModelState(const std::string& path, const StatefulModel& model,
                     const ModelStateFile& file);
 
