@@ -182,7 +182,6 @@ int RunCompare(CLI::App& command, CompareArguments a) {
   ApplyCommon(a.common);
   if (a.data.empty() && a.file.empty() && a.task.empty())
     FailUsage("give a text file or folder to learn from, or --task (cistern info --tasks)");
-  if (!(a.seconds > 0)) FailUsage("--seconds must be above 0, got ", a.seconds);
   if (a.resume && a.out.empty()) FailUsage("--resume needs --out, the folder to continue");
   const TaskInfo* claims = a.data.empty() ? nullptr : TaskClaiming(a.data);
   const TaskInfo& named = !a.task.empty() ? FindTask(a.task) : claims ? *claims : FindTask("lm");
@@ -284,7 +283,8 @@ void AddCompare(CLI::App& app, Run& run) {
       ->add_option("--mechanisms", a->mechanisms, "mechanisms to compare; none: the task's choice")
       ->delimiter(',');
   command->add_option("--seconds", a->seconds, "training time of each")
-      ->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
+      ->multi_option_policy(CLI::MultiOptionPolicy::TakeLast)
+      ->check(CheckSeconds());
   command->add_option("--out", a->out, "folder for the models and report.html");
   command->add_flag("--resume", a->resume,
                     "continue in --out: keeps finished runs and resumes the interrupted one");

@@ -95,14 +95,18 @@ TEST_F(GenerateCliTest, StatesThatCannotBeUsed) {
   changed[changed.size() - 3] ^= 1;
   WriteFileAtomically(bad, changed);
   load(1, {bad, "corrupt"});
-  {  // of a later version, whole
+  const auto of_version = [&](const std::string& version) {  // whole
     const SafetensorsFile file(state);
     auto metadata = file.metadata();
-    ASSERT_EQ(metadata["version"], "1");
-    metadata["version"] = "7";
+    ASSERT_EQ(metadata["version"], "2");
+    metadata["version"] = version;
+    metadata["tokenizer"] = "another hash";
     WriteSafetensors(bad, file.entries(), {metadata.begin(), metadata.end()});
-  }
-  load(2, {bad, "version 7", "reads version 1"});
+  };
+  of_version("7");
+  load(2, {bad, "version 7", "a newer cistern", "reads version 2"});
+  of_version("1");
+  load(2, {bad, "version 1", "an older cistern", "make it again", "--save-state FILE"});
   fs::copy_file(Trained() + "/model.safetensors", bad, fs::copy_options::overwrite_existing);
   load(1, {bad, "is not a saved state", "--save-state"});
   fs::remove(bad);

@@ -116,8 +116,13 @@ void CheckGroups(const ModelConfig& config) {
       return (form == Form::kCross ? o.DescribeCross() : o.Describe()).Write();
     };
     if (const Json own = said(group); own != said(unset)) {
-      FailUsage("a model of kind ", config.kind, " has no ", GroupName(form), "; leave out ",
-                GroupName(form), ".", own.begin().key());
+      std::string others;
+      for (const ModelInfo* other : Models()) {
+        if (other->Has(form)) others += (others.empty() ? "" : ", ") + other->name;
+      }
+      FailUsage("a model of kind ", config.kind, " has no ", GroupName(form),
+                form == Form::kCross ? " attention" : "", "; leave out ", GroupName(form), ".",
+                own.begin().key(), ", or take a kind that has: ", others);
     }
   }
   for (const auto& [kind, options] : config.own) {

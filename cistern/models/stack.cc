@@ -13,6 +13,7 @@ namespace {
 // {"latte": {"latents": 64}} over {"latte": {"share": true}}, option by option.
 void MergeOptions(Json& all, const Json& over) {
   for (const auto& [mechanism, options] : over.items()) {
+    if (!options.is_object()) continue;  // Validate refuses it
     Json& known = all[mechanism];
     if (!known.is_object()) known = Json::object();
     known.update(options);

@@ -453,11 +453,21 @@ at::Tensor ClassifyTask::Loss(Model& model, const Batch& batch, double label_smo
     return at::mse_loss(logits.squeeze(1), batch["targets"].to(logits.scalar_type()));
   if (options_.class_weights == "none")
     return NextTokenLoss(logits, batch["targets"], label_smoothing);
+  return at::cross_entropy_loss(logits, batch["targets"], ClassWeights().to(logits.options()),
+                                at::Reduction::Mean, -100, label_smoothing);
+}
+
+// By which balanced losses are multiplied, [classes] double.
+at::Tensor ClassifyTask::ClassWeights() const {
   std::vector<double> weights;
   const double total = std::accumulate(class_counts_.begin(), class_counts_.end(), 0.0);
   for (const double n : class_counts_) weights.push_back(total / (n * double(classes_.size())));
-  return at::cross_entropy_loss(logits, batch["targets"], at::tensor(weights, logits.options()),
-                                at::Reduction::Mean, -100, label_smoothing);
+  return at::tensor(weights, at::kDouble);
+}
+
+double ClassifyTask::Terms(const Batch& batch) const {
+  if (options_.regression || options_.class_weights == "none") return double(batch.rows);
+  return ClassWeights().index_select(0, batch["targets"].cpu()).sum().item<double>();
 }
 
 std::unique_ptr<BatchReader> ClassifyTask::Read(Split split, const ReadOptions& options) const {

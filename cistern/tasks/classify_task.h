@@ -41,6 +41,7 @@ class ClassifyTask : public Task {
   int64_t tokens_per_row() const override { return options_.length; }
   Batch TrainBatch(uint64_t seed, int64_t step, int64_t rows) const override;
   at::Tensor Loss(Model& model, const Batch& batch, double label_smoothing) const override;
+  double Terms(const Batch& batch) const override;  // rows, or the sum of their classes' weights
   std::unique_ptr<BatchReader> Read(Split split, const ReadOptions& options) const override;
   std::unique_ptr<BatchReader> ReadFile(const std::string& path, bool labelled,
                                         const ReadOptions& options) const override;
@@ -68,6 +69,7 @@ class ClassifyTask : public Task {
   std::vector<int32_t> Encode(const LabelledRow& row, const std::string& where) const;
   double Target(const std::string& label, const std::string& where) const;
   Examples Encoded(const std::vector<LabelledRow>& rows, const std::string& path) const;
+  at::Tensor ClassWeights() const;
   const Examples& Set(Split split) const;
   Batch MakeBatch(const Examples& set, const std::vector<int64_t>& rows) const;
   TableOptions table_options() const;

@@ -125,6 +125,10 @@ at::Tensor MlmTask::Loss(Model& model, const Batch& batch, double label_smoothin
   return model.TrainingLoss(batch.tensors, label_smoothing);
 }
 
+double MlmTask::Terms(const Batch& batch) const {
+  return double(batch["targets"].ne(-100).sum().item<int64_t>());
+}
+
 // A text in consecutive blocks of one length, the last one shorter, masked by where they begin.
 class MlmTask::Blocks : public BatchReader {
  public:

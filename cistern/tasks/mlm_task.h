@@ -25,6 +25,7 @@ class MlmTask : public TextTask {
   void Prepare() override;
   Batch TrainBatch(uint64_t seed, int64_t step, int64_t rows) const override;
   at::Tensor Loss(Model& model, const Batch& batch, double label_smoothing) const override;
+  double Terms(const Batch& batch) const override;  // chosen tokens
   std::unique_ptr<BatchReader> Read(Split split, const ReadOptions& options) const override;
   // Labelled: a text to be measured on. Else lines with <mask> in them, to be filled in.
   std::unique_ptr<BatchReader> ReadFile(const std::string& path, bool labelled,

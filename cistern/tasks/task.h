@@ -75,6 +75,9 @@ class Task {
   // A pure function of (seed, step), so that training resumes exactly.
   virtual Batch TrainBatch(uint64_t seed, int64_t step, int64_t rows) const = 0;
   virtual at::Tensor Loss(Model& model, const Batch& batch, double label_smoothing) const = 0;
+  // What Loss is a mean over, so that the losses of parts of a batch can be put together again:
+  // the number of rows, of tokens, or the sum of their weights.
+  virtual double Terms(const Batch& batch) const { return double(batch.rows); }
 
   virtual std::unique_ptr<BatchReader> Read(Split split, const ReadOptions& options) const = 0;
   // Rows of a file that the task did not train on. `labelled`: they carry what they are measured
