@@ -65,8 +65,8 @@ def main():
     p.add_argument("--mechanisms", default="abc,latte,linear")
     p.add_argument("--forms", default="chunked,short")
     p.add_argument("--T", default="1024,4096", help="lengths, multiples of the chunk")
-    for name, value in (("d", 64), ("n", 64), ("bh", 8), ("chunk", 64), ("threads", 2), ("check-t",
-                                                                                         256)):
+    for name, value in (("d", 64), ("n", 64), ("bh", 8), ("chunk", 64), ("threads", 2),
+                        ("check-t", 256)):
         p.add_argument("--" + name, type=int, default=value)
     p.add_argument("--budget", type=float, default=1.0, help="seconds for each figure")
     p.add_argument("--compile", action="store_true",

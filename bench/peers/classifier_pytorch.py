@@ -52,8 +52,8 @@ class Block(nn.Module):
 
     def attend(self, q, k, v, bias=None, scale=None):
         p = self.dropout if self.training else 0.0
-        return F.scaled_dot_product_attention(q, k, v, bias, p, scale=scale).transpose(1,
-                                                                                       2).flatten(2)
+        y = F.scaled_dot_product_attention(q, k, v, bias, p, scale=scale)
+        return y.transpose(1, 2).flatten(2)
 
     def forward(self, x, memory, real, bias):
         if self.last:

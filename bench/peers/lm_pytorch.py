@@ -82,8 +82,8 @@ class Windows:
         while len(self.todo) < self.batch:
             phase = torch.randint(min(self.length, last + 1), (1,), generator=self.rng).item()
             fresh = torch.arange(phase, last + 1, self.length)
-            self.todo = torch.cat((self.todo, fresh[torch.randperm(len(fresh),
-                                                                   generator=self.rng)]))
+            order = torch.randperm(len(fresh), generator=self.rng)
+            self.todo = torch.cat((self.todo, fresh[order]))
         starts, self.todo = self.todo[: self.batch], self.todo[self.batch :]
         return starts
 
@@ -186,9 +186,8 @@ class Block(nn.Module):
     def __init__(self, o):
         super().__init__()
         self.norm1, self.attention = nn.LayerNorm(o.width), Attention(o)
-        self.norm2, self.up, self.down = nn.LayerNorm(o.width), nn.Linear(o.width,
-                                                                          4 * o.width), nn.Linear(
-                                                                              4 * o.width, o.width)
+        self.norm2 = nn.LayerNorm(o.width)
+        self.up, self.down = nn.Linear(o.width, 4 * o.width), nn.Linear(4 * o.width, o.width)
         self.gelu = o.gelu
 
     def forward(self, x, turn):
@@ -398,8 +397,8 @@ def check():
             for i, (d, e) in enumerate(
                     zip(torch.autograd.grad(y, a, g.float()), torch.autograd.grad(want, b, g))):
                 note(f"{name} T={T} C={C} gradient {i}", cores.distance(d, e), 2e-4)
-    x, w = R(2, 9, 6, dtype=torch.double, requires_grad=True), R(4, 6, dtype=torch.double,
-                                                                 requires_grad=True)
+    x = R(2, 9, 6, dtype=torch.double, requires_grad=True)
+    w = R(4, 6, dtype=torch.double, requires_grad=True)
     want = F.conv1d(F.pad(x.transpose(1, 2), (3, 0)),
                     w.flip(0).t().unsqueeze(1), groups=6).transpose(1, 2)
     note("convolution", (ShortConv.apply(x, w) - want).abs().max().item(), 1e-12)

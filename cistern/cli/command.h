@@ -27,10 +27,10 @@ void AddDevice(CLI::App& command, Common& common);  // --device, for those that 
 // Applies threads, seed, quiet; checks dtype. Call first in a subcommand's run function.
 void ApplyCommon(const Common& common);
 
-// " (this process got 55 % of the processor time it was ready to use: ...)" where the machine was
-// too busy for a speed to mean anything (base/cpu_share.h); empty where it was not.
+// " (this process got 55 % of the processor time it was ready to use: ...)" when the machine was
+// too busy for a speed to mean anything (base/cpu_share.h); otherwise empty.
 std::string BusyNote(double cpu_share);
-// For an option that is a budget of time: a number from 0.001 to 1e9, which a NaN is not.
+// For an option that is a time budget: a number from 0.001 to 1e9, not NaN.
 CLI::Validator CheckSeconds();
 
 // Each returns the subcommand's CLI::App; its callback stores what to run in `run`, which main

@@ -1,5 +1,5 @@
 #pragma once
-// What `cistern compare` found: one row for each mechanism; table, text and page of them.
+// The results of `cistern compare`: one row for each mechanism; printed as table, text and page.
 #include <string>
 #include <vector>
 
@@ -12,7 +12,7 @@ namespace cistern::cli {
 struct CompareRow {
   std::string mechanism, folder;
   bool bounded = true;
-  std::string failed;               // why there is no result; empty where there is one
+  std::string failed;               // why there is no result; empty if there is one
   Json result;                      // what `cistern train --json` printed
   std::vector<DecodePoint> decode;  // of a language model
 };
@@ -26,15 +26,15 @@ struct Comparison {
   std::string sample_title, sample;  // text by the best; empty: not a language model
 
   double Value(
-      const CompareRow& row) const;  // of the metric on the test split; NaN where it failed
+      const CompareRow& row) const;  // of the metric on the test split; NaN if the run failed
   bool Better(const CompareRow& a, const CompareRow& b) const;
-  // The best row, of bounded memory when there is one; null where all failed.
+  // The best row, with bounded memory if there is one; null if all failed.
   const CompareRow* Best() const;
 };
 
 HtmlTable CompareTable(const Comparison& c);
 void PrintTable(const HtmlTable& table);
-// What was equal for all, what was not, what the figures mean.
+// What was equal for all, what differed, what the figures mean.
 std::vector<std::string> Fairness(const Comparison& c);
 Json CompareJson(const Comparison& c);
 void WriteReport(const Comparison& c, const std::string& path);

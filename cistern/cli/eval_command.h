@@ -1,5 +1,5 @@
 #pragma once
-// What `cistern eval` was asked for; shared by its two files.
+// The options of `cistern eval`; shared by its two files.
 #include <string>
 
 #include "cistern/cli/command.h"

@@ -18,7 +18,8 @@ struct Experiment {
   TrainOptions train;
   int64_t seed = 1;
   std::string dtype = "float32";
-  // A folder whose weights the run begins with, its settings the defaults of [model] (TakeWeights).
+  // A folder whose weights the run starts from; its settings are the defaults of [model]
+  // (TakeWeights).
   std::string from;
   bool new_head = false, swap_attention = false;
 
@@ -39,7 +40,7 @@ std::vector<std::string> DataAssignments(const std::string& task, const std::str
 void ReadRunExperiment(Experiment& experiment, const std::string& folder,
                        const std::vector<std::string>& assignments);
 
-// TOML text of everything, ready to be edited and given back.
+// TOML text of everything, ready to be edited and passed back.
 std::string ExperimentToml(Experiment& experiment);
 
 // Prepares the data, completes and checks the model's configuration, predicts the memory, trains

@@ -28,10 +28,10 @@ struct GenerateCommand {
 void WriteOut(std::string_view text);
 
 Json ResultJson(const GenerateCommand& c, const Tokenizer& tokenizer, const Generation& g);
-// One line per token: its log-probability, the token, and the likeliest ones.
+// One line per token: its log-probability, the token, and the most likely ones.
 std::string LogprobLines(const Tokenizer& tokenizer, const Generation& g);
 
-// --stats: sums over all that was read and written, and speed at chosen positions.
+// --stats: totals of everything read and generated, and speed at chosen positions.
 struct Stats {
   GenerateStats sum;
   int64_t million_bytes = 0;  // of one text's state after a million tokens, predicted
@@ -42,7 +42,7 @@ struct Stats {
   std::string ToText() const;
 };
 
-// A saved state of one text; UsageError where it holds several.
+// A saved state of one text; UsageError if it holds several.
 TextState LoadOneText(const std::string& path, const LmFolder& lm);
 
 // Reads lines from standard input, appends each to the text and answers it; ends at :quit, at the

@@ -60,7 +60,7 @@ using ListOpsProgress = std::function<void(int64_t done, int64_t total)>;
 ListOpsSplits GenerateListOps(const ListOpsOptions& options, uint64_t seed,
                               const ListOpsProgress& progress = nullptr);
 
-// The value of an expression of ids 1..15, or -1 when it is not one whole well-formed expression.
+// The value of an expression of ids 1..15, or -1 if it is not one complete well-formed expression.
 // O(length).
 int EvaluateListOps(std::span<const uint8_t> tokens);
 
@@ -96,7 +96,7 @@ ListOpsSplits OpenListOps(const ListOpsOptions& generate, uint64_t seed, const s
 // XXH64 of the examples of all three parts.
 uint64_t HashListOps(const ListOpsSplits& splits);
 
-// What must be beaten: giving `train`'s most frequent label, and giving the most frequent label for
+// The baselines: always `train`'s most frequent label, and the most frequent label for
 // the expression's first token. Published tables near 37 % show a model that reads no further than
 // that.
 class ListOpsGuesses {

@@ -1,5 +1,5 @@
 #pragma once
-// Makes the next batches on a thread of its own while the current one is being used.
+// Makes the next batches on its own thread while the current one is in use.
 #include <algorithm>
 #include <condition_variable>
 #include <deque>

@@ -1,6 +1,6 @@
 #pragma once
 // Tokens of a text on disk: made once by streaming, read in pieces afterwards, rebuilt when the
-// text or the tokenizer changes. What is in the text decides, not its name or time. Several
+// text or the tokenizer changes. The content of the text decides, not its name or time. Several
 // processes may share a folder: one makes what is missing, the others wait.
 #include <cstdint>
 #include <functional>
@@ -65,7 +65,7 @@ using TextProgress = std::function<void(int64_t done, int64_t total)>;  // in by
 void BuildTokenFile(const TextSource& source, ByteRange range, const Tokenizer& tokenizer,
                     const std::string& path, const TextProgress& progress = nullptr);
 
-// Byte-level BPE learned from a range of a source: the training part, so that nothing of the rest
+// Byte-level BPE learned from a range of a source: the training part, so that nothing from the rest
 // leaks. Progress is in tokens.
 std::unique_ptr<Tokenizer> TrainBpeOn(const TextSource& source, ByteRange range, int64_t vocab_size,
                                       const TextProgress& progress = nullptr);

@@ -5,7 +5,7 @@
 
 namespace cistern {
 
-// A model without gradients and dropout, for a scope; its former mode comes back.
+// Runs a model without gradients and dropout within a scope, then restores its mode.
 class EvalScope {
  public:
   explicit EvalScope(Model& model) : model_(model), training_(model.is_training()) {

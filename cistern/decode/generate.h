@@ -22,7 +22,7 @@ struct GenerateOptions {
   int64_t max_tokens = 200;
   std::vector<std::string> stop;  // text from the first of these on is not shown
   bool stop_at_end = true;        // <|endoftext|> ends the text, where the tokenizer has it
-  int64_t top_logprobs = 0;       // also keep the N likeliest tokens of every step
+  int64_t top_logprobs = 0;       // also keep the N most likely tokens of every step
   int64_t piece = 1024;           // prompt tokens per extend: what bounds the memory
   int64_t first_row = 0;          // row b of the batch draws as row first_row + b
 
@@ -56,9 +56,9 @@ class Generator {
 
   Generator(std::shared_ptr<LanguageModel> model, std::shared_ptr<const Tokenizer> tokenizer);
 
-  // Prompts of any lengths as one batch, each with the result it has alone. An interrupt ends all
-  // of them cleanly. With `from`, a text of one row that stays as it is, every prompt continues
-  // from there.
+  // Prompts of any lengths as one batch, each with the result that it would get alone. An interrupt
+  // ends all of them cleanly. With `from`, a text of one row that stays as it is, every prompt
+  // continues from there.
   std::vector<Generation> Run(std::vector<ByteSource> prompts, const GenerateOptions& options,
                               const OnText& on_text = {},
                               const std::atomic<bool>* interrupt = nullptr,

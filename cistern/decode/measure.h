@@ -23,9 +23,9 @@ std::vector<DecodePoint> MeasureDecoding(LanguageModel& model,
                                          const std::atomic<bool>* interrupt = nullptr,
                                          const SamplerOptions& sampling = {});
 
-// A state that grows (the key-value cache of softmax) doubles its room when full; an Error, in
-// place of the system's killer, when the next doubling would not fit into `available` bytes (below
-// 0: what the system has free). Nothing happens for bounded states.
+// A state that grows (the key-value cache of softmax) doubles its room when full. Raises an Error,
+// before the system kills the process, if the next doubling would not fit into `available` bytes
+// (below 0: what the system has free). Bounded states always pass.
 void CheckStateGrowth(const ModelConfig& config, int64_t state_bytes, int64_t position,
                       int64_t available = -1);
 

@@ -31,7 +31,7 @@ class StatefulModel : public Model {
   // Compact(state).Bytes() (Mechanism::StateBytes). `source`: tokens that cross attention sees in
   // each row, without padding.
   int64_t StateBytes(int64_t batch, int64_t tokens, int64_t source = 0) const;
-  // Without the spare room of caches; shares memory.
+  // Without spare room in caches; shares memory.
   ModelState Compact(const ModelState& state) const;
   // The state as it was after the first `count` tokens; what cross attention sees stays. O(1).
   // Error, and nothing is changed, where a layer cannot (it says which and why) and where the rows

@@ -36,7 +36,7 @@ uint64_t ModelHash(const Model& model);
 // itself, whatever the order of the tensors.
 std::string ModelStateChecksum(const TensorFile& file);
 
-// Appears whole or not at all. Error where the file cannot be written.
+// Written completely or not at all. Error if the file cannot be written.
 void SaveModelState(const std::string& path, const StatefulModel& model,
                     const ModelStateFile& file);
 

@@ -1,6 +1,6 @@
 // Files that torch or the mechanisms see, changed at random some thousand times: tensor files,
 // saved states, configurations. Whatever is in them, they are read or are an Error that says
-// something; and a state that is read can be gone on with. (The readers that need no torch have
+// something; and a state that is read can be continued. (The readers that need no torch have
 // fuzz targets, fuzz/.) The draws are the same each time.
 #include <algorithm>
 #include <fstream>

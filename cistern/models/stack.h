@@ -1,6 +1,6 @@
 #pragma once
-// A stack of layers of one form with everything decided: the model's keys and those of the stack's
-// own group put together, and what follows from them for each layer.
+// A stack of layers of one form, fully resolved: the model's keys combined with those of the
+// stack's own group, and the settings that follow for each layer.
 #include <string>
 
 #include "cistern/models/stack_options.h"
@@ -16,7 +16,7 @@ class LayerStack {
   LayerStack(const ModelConfig& config, Form form);
 
   Form form() const { return form_; }
-  // Nothing in it is left to the model's keys.
+  // All values are set; none refers to the model's keys.
   const StackOptions& options() const { return options_; }
   int64_t layers() const { return options_.layers; }
   int64_t dim() const { return options_.dim; }

@@ -1,6 +1,6 @@
 #pragma once
-// The group of one stack in config.json: what is said here holds for this stack alone, and what is
-// not said is as the model's key of the same name.
+// The group of one stack in config.json: a key set here applies only to this stack; a key that is
+// not set takes the model's key of the same name.
 #include <string>
 #include <vector>
 

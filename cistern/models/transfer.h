@@ -1,5 +1,5 @@
 #pragma once
-// Weights of one model as the beginning of another (train --from): those of the same name and shape
+// Starts one model from the weights of another (train --from): those of the same name and shape
 // are taken; what does not fit is refused unless the caller allows it to start from scratch.
 #include <cstdint>
 #include <string>

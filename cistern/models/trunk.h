@@ -1,7 +1,7 @@
 #pragma once
 // What all kinds of models are made of: positions, the norm of embeddings, dropout, blocks and the
-// final norm. It is no module of its own: its parts belong to the model, or to a part of it, under
-// the names of the model file.
+// final norm. It is not a module of its own: its parts belong to the model, or to a part of it,
+// under the names of the model file.
 #include <memory>
 #include <vector>
 
@@ -21,10 +21,10 @@ class Trunk {
   // `owner`, which has to outlive the trunk. `extra`: learned positions beyond max_length.
   Trunk(torch::nn::Module& owner, const ModelConfig& config, Form form, int64_t extra = 0);
 
-  // Of a mask of masked tokens (mask.valid): where they move to, for all that follows. UsageError
-  // where a block's mechanism sees padding.
+  // For a mask of masked tokens (mask.valid): where they move to, for all that follows. UsageError
+  // if the mechanism of a block sees padding.
   ops::TokenMap RealTokensFirst(const ops::Mask& mask) const;
-  // Embeddings [B,T,D] with positions [1 or B,T] -> what the first block is given.
+  // Embeddings [B,T,D] with positions [1 or B,T] -> the input of the first block.
   Stream Enter(const at::Tensor& embedded, const ops::Mask& mask,
                const at::Tensor& positions) const;
   // Through all blocks; the final norm is left to Norm.

@@ -1,5 +1,5 @@
 #pragma once
-// A linear map that is made from weights and kept as long as these stay what they are.
+// A linear map computed from weights and cached until they change.
 #include <ATen/core/Tensor.h>
 
 #include <functional>

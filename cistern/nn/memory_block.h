@@ -1,5 +1,5 @@
 #pragma once
-// The block of a mechanism with a memory stream that is handed from block to block. It has a
+// The block of a mechanism with a memory stream that passes from block to block. It has a
 // residual and a norm as the tokens have around attention, and no feed-forward: mem' = LN(mem +
 // packed) (post), as in Luna and P000. A mechanism that makes the next memory itself
 // (MemoryUse::kReplaced) has neither.

@@ -1,5 +1,5 @@
 #pragma once
-// Where a token stands: learned, sinusoidal (added to the embedding) or rotary (turns queries and
+// Positions of tokens: learned, sinusoidal (added to the embedding) or rotary (turns queries and
 // keys).
 #include <torch/nn/module.h>
 

@@ -1,5 +1,5 @@
 #pragma once
-// What flows from block to block: never a bare tensor.
+// The data that passes from block to block.
 #include <ATen/core/Tensor.h>
 
 #include <memory>
@@ -17,7 +17,7 @@ struct Stream {
                            // before the first of them
   std::shared_ptr<const Stream> source =
       {};  // where x holds latents: the tokens they attend to (attention/mechanisms/perceiver.h)
-  // Scores that the block before leaves to its self attention and its cross attention.
+  // Scores that the previous block passes to this block's self attention and cross attention.
   Handles handles = {}, cross_handles = {};
 };
 

@@ -28,7 +28,7 @@ struct ByPositionOptions {
   std::function<void(int64_t done, int64_t total)> progress;
 };
 
-// Memory is one piece and the state, however far.
+// Memory is one piece and the state, at any position.
 std::vector<PositionBucket> EvaluateByPosition(LanguageModel& model, const TokenText& text,
                                                const ByPositionOptions& options);
 

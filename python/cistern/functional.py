@@ -1,16 +1,17 @@
-"""Every mechanism's core as a function of projected tensors, as scaled_dot_product_attention is
-one.
+"""The core of every mechanism as a function of projected tensors.
+
+The calls are like scaled_dot_product_attention:
 
     import cistern.functional as CF
     y = CF.latte(q, k, v, causal=True)                          # [B, H, T, d]
     y, state = CF.latte(q, k, v, causal=True, return_state=True)
-    y, state = CF.latte(q2, k2, v2, causal=True, state=state)   # goes on
+    y, state = CF.latte(q2, k2, v2, causal=True, state=state)   # continues
 
-There is one function for each mechanism, by its name: latte, abc_mlp, linear, ...; names that are
-adjectives have `_attention` behind them as well: softmax_attention, linear_attention,
+There is one function for each mechanism, with the same name: latte, abc_mlp, linear, ... Names that
+are adjectives have an alias with `_attention`: softmax_attention, linear_attention,
 efficient_attention, window_attention, dilated_attention. `abc` is abc_mlp. `dir()` lists them, and
-help(CF.latte) has its tensors, options and definition. All of them have the arguments of
-`attention` but for the first.
+help(CF.latte) shows tensors, options and definition. All take the arguments of `attention` except
+the first.
 """
 
 from __future__ import annotations
@@ -120,25 +121,25 @@ def attention(
 
     Args:
         mechanism: a name of `cistern.mechanisms()`.
-        *tensors: [B, H, T, w] each, in the order that the mechanism declares: q, k, v, then what it
-            has beside them; of mechanisms with a memory stream those of the tokens, whose slots are
-            `weights`: `cistern.nn.Core` has the parts, pack and unpack.
-        causal: each token sees itself and what came before; else every token sees every token.
+        *tensors: [B, H, T, w] each, in the order that the mechanism declares: q, k, v, then any
+            others. Mechanisms with a memory stream take those of the tokens; their slots are
+            `weights`, and `cistern.nn.Core` has the parts pack and unpack.
+        causal: each token sees itself and the tokens before; else every token sees every token.
         cross: keys and values come from another sequence, of its own length S.
         lengths: [B] int64, real tokens of each row, padding on its right (cross: of the keys).
             Padding is never seen and reads 0.
         starts: [B, T] bool, true where a document begins: nothing is seen across a start.
-        state: causal: what earlier pieces left; the given state is unchanged.
-        return_state: causal: also without a state.
-        weights: of the core, by name, where it has any (t2r, rfa, performer, linformer,
-            abc_cluster, luna): those of a `cistern.nn.Core`.
+        state: causal: the state after earlier pieces; the given state is unchanged.
+        return_state: causal: return the state even if none is given.
+        weights: of the core, by name, if it has any (t2r, rfa, performer, linformer, abc_cluster,
+            luna): those of a `cistern.nn.Core`.
         layout: "bhtd", or "bthd" for tensors [B, T, H, w], which are not copied; the output has it
             too.
         max_length: for mechanisms whose weights depend on the position.
-        dropout: on the attention probabilities, where the mechanism forms them. It is applied: give
-            0 in evaluation.
-        options, **more: of the mechanism. `options` is a mapping, for those with the name of
-            another argument.
+        dropout: on the attention probabilities, if the mechanism computes them. It is always
+            applied: pass 0 in evaluation.
+        options, **more: of the mechanism. Pass options with the name of another argument in the
+            mapping `options`.
 
     Returns:
         y [B, H, T, d], or (y, state) with a state or return_state. float16 and bfloat16 are

@@ -1,5 +1,6 @@
-"""Models of the C++ program: the same config.json and model.safetensors, the same numbers, as
-modules to look into and to change."""
+"""Models of the C++ program as PyTorch modules to inspect and change.
+
+They have the same config.json and model.safetensors, and give the same numbers."""
 
 from __future__ import annotations
 
@@ -56,8 +57,8 @@ class _FeedForward(nn.Module):
 
 
 class Stream(NamedTuple):
-    """What goes from block to block: tokens [B, T, dim], a memory beside them, and the scores that
-    the next layer may take over."""
+    """The data passed from block to block: tokens [B, T, dim], a memory, and the scores that
+    the next layer may copy."""
 
     x: Tensor | None
     positions: Tensor
@@ -290,7 +291,7 @@ def _whole(ids: Tensor, lengths: Tensor | None) -> Tensor:
 
 
 class DecoderLM(_Trunk):
-    """A causal language model. model(ids) -> logits; model.extend(ids, state) goes on from a state.
+    """A causal language model. model(ids) -> logits; model.extend(ids, state) continues a state.
 
     config: as in config.json (`load` reads one).
     """

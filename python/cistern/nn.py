@@ -68,7 +68,7 @@ class Attention(nn.Module):
 
         layer = cistern.nn.Attention("latte", dim=512, heads=8)
         y = layer(x)                                # x, y [B, T, 512]
-        y, state = layer.extend(x)                  # the same, and what is needed to go on
+        y, state = layer.extend(x)                  # the same, and the state
         y, state = layer.extend(next_token, state)  # decoding, any number of tokens
 
     Mechanisms with a memory stream (luna, conv_luna, shared_workspace) pack the tokens into slots,
@@ -80,7 +80,7 @@ class Attention(nn.Module):
         y, packed = layer(x, memory=memory, return_memory=True)
         memory = norm(memory + packed)  # for the next layer, as the models do it
 
-    Reuse attention takes over scores of the layer before, which hands its queries and keys on:
+    Reuse attention copies scores of the previous layer, which passes on its queries and keys:
 
         y, handles = cistern.nn.Attention("softmax", dim=512, heads=8)(x, return_handles=True)
         reuse = cistern.nn.Attention("reuse", dim=512, heads=8, options={"heads": 4})
@@ -93,17 +93,14 @@ class Attention(nn.Module):
         mechanism: a name of `cistern.mechanisms()`, or shares of the heads: "window:2+latte:2".
         dim, heads: width of the model and number of heads.
         form: "causal", "bidirectional" or "cross" (layer(x, source)).
-        positions: "rotary" turns the projections of mechanisms that allow it; else "none".
+        positions: "rotary" rotates the projections of mechanisms that allow it; else "none".
         conv: taps of the causal short convolution on every projection; 0 for none.
         bias: biases in all projections.
         source_dim: cross: width of the source; 0: dim.
-        init_std, out_std: standard deviations of the first weights of the input and the output
-            projections.
-        tokens_out: False where only what the memory packed is asked for, as after the last layer of
-            a classifier that sees the memory: what the tokens alone would need is left out, and y
-            is None.
-        first: the Attention of an earlier layer with the same mechanism: owns what the mechanism
-            ties across layers.
+        init_std, out_std: standard deviations of the initial input and output projections.
+        tokens_out: False if only the packed memory is needed, as in the last layer of a classifier
+            that sees the memory: computes nothing for the tokens, and y is None.
+        first: an earlier Attention with the same mechanism: owns what is tied across layers.
         max_length, dropout, layer, options, **more: as in `Core`.
 
     Raises:
@@ -134,20 +131,19 @@ class Attention(nn.Module):
         self.dim, self.form, self.rotary = dim, form, positions == "rotary"
         self.conv, self.tokens_out = conv, tokens_out
         if not tokens_out and not self.core.memory_projections:
-            raise UsageError(
-                f"[{mechanism}] has no memory, so its tokens are all that comes out: "
-                "tokens_out=True")
-        # Those of tokens, but for copied ones, which come from the layer before.
+            raise UsageError(f"[{mechanism}] has no memory, so its tokens are all that comes out: "
+                             "tokens_out=True")
+        # Those of tokens, except copied ones, which come from the previous layer.
         self.projections = [p for p in self.core.projections if not p["copied"]]
         self.copied: int = max((p["heads"] for p in self.core.projections if p["copied"]),
                                default=0)
         self._first = [first]  # in a list, so that its weights are not registered here again
-        wanted = [p for p in self.projections if tokens_out or p["side"] == "key"
-                  ] + self.core.memory_projections
+        wanted = [p for p in self.projections if tokens_out or p["side"] == "key"]
+        wanted += self.core.memory_projections
         for p in wanted + (self.core.packed_projections if tokens_out else []):
             name = p["map"] + "_proj"
-            if not p["identity"] and not (p["tied"] and first is not None) and not hasattr(
-                    self, name):
+            tied = p["tied"] and first is not None
+            if not p["identity"] and not tied and not hasattr(self, name):
                 width = source_dim or dim if p["side"] == "key" else dim
                 self.add_module(name, self._linear(width, p["width"], bias, init_std))
         for p in [p for p in self.projections if conv > 0 and p["convolved"]]:
@@ -232,8 +228,8 @@ class Attention(nn.Module):
                    starts: Tensor | None) -> Tensor | None:
         if positions is not None or not self.rotary:
             return positions
-        return piece_positions(torch.zeros(x.shape[0], dtype=torch.int64, device=x.device),
-                               x.shape[1], starts)
+        before = torch.zeros(x.shape[0], dtype=torch.int64, device=x.device)
+        return piece_positions(before, x.shape[1], starts)
 
     def _empty_conv(self, batch: int, like: Tensor) -> Tensor:
         channels = sum(p["width"] for p in self.projections if p["convolved"])
@@ -245,8 +241,8 @@ class Attention(nn.Module):
         if given < self.copied:
             raise UsageError(
                 f"[{self.core.mechanism}] takes over the scores of {self.copied} heads of the "
-                f"layer before, got those of {given}: give handles=, "
-                "which a layer returns with return_handles=True")
+                f"layer before, got those of {given}: give handles=, which a layer returns with "
+                "return_handles=True")
         if handles is not None and self.copied == 0:
             raise UsageError(
                 f"[{self.core.mechanism}] takes over no scores: handles= are for reuse attention")
@@ -254,8 +250,7 @@ class Attention(nn.Module):
             raise UsageError(
                 f"[{self.core.mechanism}] leaves no scores to the next layer; softmax and reuse do")
 
-    # The tensors of the core, those that are copied among them, and what this layer leaves to the
-    # next where that is asked for.
+    # The tensors of the core, copied ones included, and the next layer's handles if `leave`.
     def _share(self, parts: list[Tensor], handles: Handles | None,
                leave: bool) -> tuple[list[Tensor], Handles | None]:
         copied = [] if handles is None else [h[:, : self.copied] for h in handles]
@@ -266,8 +261,7 @@ class Attention(nn.Module):
             left.append(groups[0] if len(groups) == 1 else torch.cat(groups, 1))
         return [*parts, *copied], (left[0], left[1]) if leave else None
 
-    # Tokens into the memory, and what was packed to the tokens: [B, T, dim] or None, and
-    # [B, M, dim].
+    # Packs tokens, then unpacks to them: [B, T, dim] or None, and the packed [B, M, dim].
     def _through_memory(self, x: Tensor, memory: Tensor | None,
                         lengths: Tensor | None) -> tuple[Tensor | None, Tensor]:
         core = self.core
@@ -289,8 +283,7 @@ class Attention(nn.Module):
             core.unpack(*queries, packed=self._of_memory(core.packed_projections, packed),
                         lengths=lengths)), packed
 
-    # What a layer of a model computes: its output, what its memory packed, and the scores that it
-    # leaves.
+    # What a layer of a model computes: its output, its packed memory, the scores that it leaves.
     def _attend(
         self,
         x: Tensor,
@@ -309,8 +302,8 @@ class Attention(nn.Module):
             if source is None:
                 raise UsageError("cross attention needs a source: layer(x, source)")
             if core.memory_projections:
-                return self.read(x, self.write(source, lengths=lengths),
-                                 positions=positions), None, None
+                state = self.write(source, lengths=lengths)
+                return self.read(x, state, positions=positions), None, None
             queries = iter(self._project(x, ("query",), positions)[0])
             keys = iter(self._project(source, ("key",))[0])
             parts, left = self._share(
@@ -327,8 +320,8 @@ class Attention(nn.Module):
                 f"[{core.mechanism}] has one memory for each row, and every document needs its "
                 "own: give each document a row")
         if one_memory and core.memory_use == "latents":
-            latents = (core.initial_memory() if memory is None else memory).expand(
-                x.shape[0], -1, -1)
+            latents = core.initial_memory() if memory is None else memory
+            latents = latents.expand(x.shape[0], -1, -1)
             parts = self._project(latents, ("query",))[0] + self._project(x, ("key",))[0]
             return self._merge(core._run("cross", parts, lengths=lengths)[0]), None, None
         if one_memory:
@@ -340,10 +333,10 @@ class Attention(nn.Module):
         return self._merge(core(*parts, *self._own_memory(), lengths=lengths,
                                 starts=starts)), None, left
 
-    # The tensors of a memory that is the same in every layer; none where there is none.
+    # The tensors of a memory that is the same in every layer, if there is one.
     def _own_memory(self) -> list[Tensor]:
-        return self._of_memory(self.core.memory_projections,
-                               self.core.initial_memory()) if self.core.memory_projections else []
+        needed = self.core.memory_projections
+        return self._of_memory(needed, self.core.initial_memory()) if needed else []
 
     def forward(
         self,
@@ -365,13 +358,13 @@ class Attention(nn.Module):
         starts: [B, T] bool, true where a document begins. positions: [1 or B, T] int64 for rotary
         positions; by default counted from each document's start.
 
-        memory: [1 or B, M, dim] in place of the learned one, for mechanisms that hand it on;
+        memory: [1 or B, M, dim] instead of the learned one, for mechanisms that pass it on;
         return_memory: (y, packed), where packed [B, M, dim] is to be added to the memory, or is the
-        next memory itself where `layer.core.memory_use` is "replaced" (shared_workspace). Of
-        perceiver, bidirectional, the memory are the latents, which attend to x: y [B, M, dim].
+        next memory itself if `layer.core.memory_use` is "replaced" (shared_workspace). For
+        bidirectional perceiver, the memory is the latents, which attend to x: y [B, M, dim].
 
-        handles: of the layer before, for reuse attention; return_handles: (y, handles), for the
-        layer after.
+        handles: of the previous layer, for reuse attention; return_handles: (y, handles), for the
+        next layer.
         """
         use = self.core.memory_use if self.form == "bidirectional" else "none"
         streams = ("stream", "replaced")
@@ -467,14 +460,14 @@ class MultiheadAttention(nn.Module):
     """torch.nn.MultiheadAttention with another mechanism inside: the same arguments, the same
     weights by the same names.
 
-    It takes the mechanisms whose projections are q, k and v of the model's width; a state dict of
+    It supports mechanisms whose projections are q, k and v of the model's width; a state dict of
     torch.nn.MultiheadAttention loads (with strict=False where the mechanism has weights of its
     own). `is_causal=True` is the causal form, keys that are not the queries are cross attention,
     else the form is bidirectional.
 
-    What it cannot do is refused: attention masks other than the causal one, padding that is not on
-    the right, attention weights (`need_weights` is ignored and None is returned in their place: no
-    mechanism here forms them), bias_kv, zero_attn, kdim and vdim.
+    Unsupported: attention masks other than the causal one, padding that is not on the right,
+    attention weights (`need_weights` is ignored and None is returned instead: no mechanism here
+    computes them), bias_kv, zero_attn, kdim and vdim.
 
     Args:
         embed_dim, num_heads, dropout, bias, batch_first, device, dtype: as in

@@ -1,8 +1,8 @@
-"""States: everything needed to go on with a sequence.
+"""States: everything needed to continue a sequence.
 
-A state is a plain dict of tensors whose first size is the batch, in nests of dicts and lists for
-models: torch.save, pickle, deepcopy and torch.utils._pytree know what to do with it. It is a value:
-calls return a new one and leave the given one as it was.
+A state is a plain dict of tensors whose first size is the batch; for models, nested dicts and lists
+of them. torch.save, pickle, deepcopy and torch.utils._pytree support it. It is a value: calls
+return a new one and leave the given one unchanged.
 """
 
 from __future__ import annotations

@@ -174,9 +174,8 @@ def test_states_are_values(name, options, form):
             assert error(layer.extend(x[:, 7:], other, **later)[0], whole[:, 7:]) < 1e-5
         swapped = cistern.state.reorder(state, torch.tensor([1, 0]))
         swapped_later = handles(layer, x[:, 7:].flip(0))
-        assert error(
-            layer.extend(x[:, 7:].flip(0), swapped, **swapped_later)[0].flip(0), whole[:,
-                                                                                       7:]) < 1e-5
+        rest = layer.extend(x[:, 7:].flip(0), swapped, **swapped_later)[0].flip(0)
+        assert error(rest, whole[:, 7:]) < 1e-5
         assert cistern.state.state_bytes(state) == sum(t.nbytes for t in state.values())
 
 
@@ -343,8 +342,8 @@ def test_reuse_takes_over_scores(form):
     """With the weights of its own heads at softmax attention's, and the first heads' scores from a
     layer whose weights are those of the rest."""
     whole = make_layer("softmax", {}, form).eval()
-    before, reuse = make_layer("softmax", {}, form).eval(), make_layer("reuse", {"heads": 1},
-                                                                       form).eval()
+    before = make_layer("softmax", {}, form).eval()
+    reuse = make_layer("reuse", {"heads": 1}, form).eval()
     half = DIM // HEADS
     with torch.no_grad():
         for name in ("q_proj", "k_proj"):
