@@ -106,9 +106,9 @@ void TrainOptions::Validate() const {
   if (steps > 0 && seconds > 0) FailUsage("give train.steps or train.seconds, not both");
   if (seconds > 0 && seconds < 0.001)
     FailUsage("train.seconds=", seconds, " is no time to train; give 0.001 or more");
-  if (min_lr > lr && (schedule == "cosine" || schedule == "linear"))
-    FailUsage("train.min_lr=", min_lr, " is above train.lr=", lr, ", from which ", schedule,
-              " goes down to it");
+  if (min_lr > lr && (schedule == ScheduleKind::kCosine || schedule == ScheduleKind::kLinear))
+    FailUsage("train.min_lr=", min_lr, " is above train.lr=", lr, ", from which ",
+              NameOf(schedule, ScheduleKinds()), " goes down to it");
 }
 
 Trainer::Trainer(std::shared_ptr<Model> model, const Task& task, const TrainOptions& options,

@@ -28,7 +28,7 @@ struct TrainOptions {
   int64_t batch = 8, accumulate = 1;
   double lr = 4e-3, min_lr = 0,
          warmup = 0.05;  // warm-up: steps when >= 1, a share of the run below 1
-  std::string schedule = "cosine";
+  ScheduleKind schedule = ScheduleKind::kCosine;
   AdamWOptions adamw;
   double clip = 1.0, label_smoothing = 0;
   int64_t eval_every = 0;           // steps; 0: ten times a run
