@@ -1,5 +1,5 @@
 # libFuzzer targets: fuzz/fuzz_NAME.cc, with seeds in fuzz/seeds/NAME. Run one with
-#   build/fuzz/fuzz_npy -max_total_time=60 CORPUS_FOLDER fuzz/seeds/npy
+#   build/fuzz/fuzz_jsonl -max_total_time=60 CORPUS_FOLDER fuzz/seeds/jsonl
 # all of them with scripts/fuzz. `ctest -R fuzz` runs the seeds once.
 if(NOT CMAKE_CXX_COMPILER_ID MATCHES "Clang")
   message(FATAL_ERROR "CISTERN_FUZZ needs clang: use the preset 'fuzz'")

@@ -8,7 +8,7 @@ torch_wheels=(torch==2.15.0 nvidia-cuda-runtime==13.2.75 nvidia-cuda-cupti==13.2
 torch_oldest=2.11
 torch_venv=build/torch-venv
 
-packages_build=(g++ cmake ninja-build ccache libhwy-dev libcli11-dev libfmt-dev nlohmann-json3-dev
+packages_build=(g++ cmake ninja-build ccache libhwy-dev libcli11-dev nlohmann-json3-dev
   libtomlplusplus-dev libutf8proc-dev
                 libxxhash-dev zlib1g-dev liblzma-dev)
 packages_text=(bible-kjv bible-kjv-text)

@@ -16,38 +16,42 @@ AbcMechanism::AbcMechanism(const MechanismInfo& info, const MemoryOptions& memor
                            const AttentionDims& dims)
     : Mechanism(info, dims),
       slots_(memory.slots),
-      masked_(memory.empty_slots == "masked"),
-      weights_(weights) {}
+      masked_(memory.empty_slots == EmptySlots::kMasked),
+      weights_(weights) {
+  q_ = AddProjection({"q", Side::kQuery, dims.dim});
+  k_ = AddProjection({"k", Side::kKey, dims.dim});
+  v_ = AddProjection({"v", Side::kKey, dims.dim});
+  key_memory_ = AddState("key_memory");
+  value_memory_ = AddState("value_memory");
+  z_ = AddState("z");
+  if (weights == Weights::kByPosition) count_ = AddState("count");
+}
 
 void AbcMechanism::DescribeMemory(Fields& fields, MemoryOptions& memory) {
   fields.Add("slots", &memory.slots, "memory slots of each head (n)", {1, 65536});
   fields.Add("empty_slots", &memory.empty_slots,
              "slots never written: masked, or take_part in the softmax with logit 0 and value 0 "
              "(P003 to the letter)",
-             {"masked", "take_part"});
-}
-
-std::vector<Projection> AbcMechanism::Projections() const {
-  return {{"q", Side::kQuery, dims().dim},
-          {"k", Side::kKey, dims().dim},
-          {"v", Side::kKey, dims().dim}};
+             {{EmptySlots::kMasked, "masked"}, {EmptySlots::kTakePart, "take_part"}});
 }
 
 State AbcMechanism::EmptyState(int64_t batch, const at::TensorOptions& options) const {
   const ops::SlotState slots =
       ops::EmptySlots(batch, dims().heads, slots_, dims().dim / dims().heads, options);
-  State state = {
-      {{"key_memory", slots.memory}, {"value_memory", slots.memory.clone()}, {"z", slots.z}}};
+  State state = UndefinedState();
+  state[key_memory_] = slots.memory;
+  state[value_memory_] = slots.memory.clone();
+  state[z_] = slots.z;
   if (weights_ == Weights::kByPosition)
-    state.tensors.push_back({"count", at::zeros({batch}, options.dtype(at::kLong))});
+    state[count_] = at::zeros({batch}, options.dtype(at::kLong));
   return state;
 }
 
 // Positions of a piece's tokens, and the count moved on; undefined where they do not matter.
 at::Tensor AbcMechanism::Positions(const at::Tensor& x, State& state, const ops::Mask& mask) const {
   if (weights_ != Weights::kByPosition) return {};
-  const at::Tensor positions = PiecePositions(state["count"], x.size(2), mask);
-  state["count"] = PositionsAfter(state["count"], positions, mask);
+  const at::Tensor positions = PiecePositions(state[count_], x.size(2), mask);
+  state[count_] = PositionsAfter(state[count_], positions, mask);
   return positions;
 }
 
@@ -72,66 +76,70 @@ at::Tensor AbcMechanism::ReadWeights(const at::Tensor& matched, const at::Tensor
 
 at::Tensor AbcMechanism::DoExtend(const std::vector<at::Tensor>& x, State& state,
                                   const ops::Mask& mask) {
-  const at::Tensor z = state["z"], s = LogWeights(x, Positions(x[1], state, mask));
+  const at::Tensor z = state[z_], s = LogWeights(x, Positions(x[k_], state, mask));
   // Where each token writes all slots, one that reads has itself been written to all of them: no
   // slot is empty. A log-weight of -inf leaves a slot out.
   const bool every_slot = weights_ == Weights::kEverySlot && ops::AllFinite(s);
   if (every_slot && !HoldsSums() && !(is_training() && dims().dropout > 0)) {
     const double scale = 1.0 / std::sqrt(double(dims().dim) / double(dims().heads));
     const ops::AbcResult result = ops::AbcAttention(
-        x[0], x[1], x[2], s, {state["key_memory"], state["value_memory"], z}, scale, mask);
-    state["key_memory"] = result.state.keys;
-    state["value_memory"] = result.state.values;
-    state["z"] = result.state.z;
+        x[q_], x[k_], x[v_], s, {state[key_memory_], state[value_memory_], z}, scale, mask);
+    state[key_memory_] = result.state.keys;
+    state[value_memory_] = result.state.values;
+    state[z_] = result.state.z;
     return result.out;
   }
   const bool want_z = (masked_ || HoldsSums()) && !every_slot;
-  ops::SlotResult matched = ops::SlotMatch(x[0], s, x[1], {state["key_memory"], z}, mask, want_z);
-  ops::SlotResult result = ops::SlotRead(ReadWeights(matched.out, matched.z_out), s, x[2],
-                                         {state["value_memory"], z}, mask);
-  state["key_memory"] = matched.state.memory;
-  state["value_memory"] = result.state.memory;
-  state["z"] = result.state.z;
+  ops::SlotResult matched = ops::SlotMatch(x[q_], s, x[k_], {state[key_memory_], z}, mask, want_z);
+  ops::SlotResult result = ops::SlotRead(ReadWeights(matched.out, matched.z_out), s, x[v_],
+                                         {state[value_memory_], z}, mask);
+  state[key_memory_] = matched.state.memory;
+  state[value_memory_] = result.state.memory;
+  state[z_] = result.state.z;
   return result.out;
 }
 
 void AbcMechanism::DoWrite(const std::vector<at::Tensor>& x, State& state, const ops::Mask& mask) {
-  WriteWith(LogWeights(x, Positions(x[1], state, mask)), x, state, mask);
+  WriteWith(LogWeights(x, Positions(x[k_], state, mask)), x, state, mask);
 }
 
 void AbcMechanism::WriteWith(const at::Tensor& s, const std::vector<at::Tensor>& x, State& state,
                              const ops::Mask& mask) const {
-  const at::Tensor z = state["z"];
-  state["key_memory"] = ops::SlotWrite(s, x[1], {state["key_memory"], z}, mask).memory;
-  const ops::SlotState values = ops::SlotWrite(s, x[2], {state["value_memory"], z}, mask);
-  state["value_memory"] = values.memory;
-  state["z"] = values.z;
+  const at::Tensor z = state[z_];
+  state[key_memory_] = ops::SlotWrite(s, x[k_], {state[key_memory_], z}, mask).memory;
+  const ops::SlotState values = ops::SlotWrite(s, x[v_], {state[value_memory_], z}, mask);
+  state[value_memory_] = values.memory;
+  state[z_] = values.z;
 }
 
 at::Tensor AbcMechanism::Read(const std::vector<at::Tensor>& x, const State& state) {
-  const auto type = x[0].scalar_type();
-  const at::Tensor matched = at::matmul(x[0], state["key_memory"].to(type).transpose(2, 3));
-  return at::matmul(ReadWeights(matched, state["z"].unsqueeze(2)), state["value_memory"].to(type));
+  const auto type = x[q_].scalar_type();
+  const at::Tensor matched = at::matmul(x[q_], state[key_memory_].to(type).transpose(2, 3));
+  return at::matmul(ReadWeights(matched, state[z_].unsqueeze(2)), state[value_memory_].to(type));
 }
 
 at::Tensor AbcMechanism::Definition(Form form, const std::vector<at::Tensor>& queries,
                                     const std::vector<at::Tensor>& x) const {
   const double scale = 1 / std::sqrt(double(dims().dim / dims().heads));
-  return EachQuery(form, queries, x, x[2].size(3), [&](const auto& query, const auto& seen) {
+  return EachQuery(form, queries, x, x[v_].size(3), [&](const auto& query, const auto& seen) {
     const at::Tensor phi = DefinedWeights(form, seen);  // [B,H,n,S]
-    at::Tensor logits = at::matmul(query[0], at::matmul(phi, seen[1]).transpose(2, 3)) * scale;
+    at::Tensor logits = at::matmul(query[q_], at::matmul(phi, seen[k_]).transpose(2, 3)) * scale;
     if (masked_) logits = logits.masked_fill((phi == 0).all(3).unsqueeze(2), -1e300);
-    return at::matmul(at::softmax(logits, 3), at::matmul(phi, seen[2]));
+    return at::matmul(at::softmax(logits, 3), at::matmul(phi, seen[v_]));
   });
 }
 
 State AbcMechanism::Merge(const State& first, const State& second) const {
   if (weights_ == Weights::kByPosition) return Mechanism::Merge(first, second);
   const ops::SlotState keys =
-      ops::MergeSlots({first["key_memory"], first["z"]}, {second["key_memory"], second["z"]});
+      ops::MergeSlots({first[key_memory_], first[z_]}, {second[key_memory_], second[z_]});
   const ops::SlotState values =
-      ops::MergeSlots({first["value_memory"], first["z"]}, {second["value_memory"], second["z"]});
-  return {{{"key_memory", keys.memory}, {"value_memory", values.memory}, {"z", values.z}}};
+      ops::MergeSlots({first[value_memory_], first[z_]}, {second[value_memory_], second[z_]});
+  State whole = UndefinedState();
+  whole[key_memory_] = keys.memory;
+  whole[value_memory_] = values.memory;
+  whole[z_] = values.z;
+  return whole;
 }
 
 at::Tensor OneHotLogWeights(const at::Tensor& slot, int64_t slots,

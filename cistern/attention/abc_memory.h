@@ -8,12 +8,12 @@ namespace cistern {
 
 class AbcMechanism : public Mechanism {
  public:
+  enum class EmptySlots { kMasked, kTakePart };
   struct MemoryOptions {
-    int64_t slots = 32;                  // n, per head
-    std::string empty_slots = "masked";  // masked, take_part
+    int64_t slots = 32;  // n, per head
+    EmptySlots empty_slots = EmptySlots::kMasked;
   };
 
-  std::vector<Projection> Projections() const override;  // q, k, v
   // key_memory, value_memory [B,H,n,d], z [B,H,n]; count [B] int64 (tokens of the document so far)
   // where weights depend on the position.
   State EmptyState(int64_t batch, const at::TensorOptions& options) const override;
@@ -32,6 +32,7 @@ class AbcMechanism : public Mechanism {
     kSomeSlots,   // of the token alone
     kByPosition,  // of its position in the document too
   };
+  // Declares the projections q, k and v.
   AbcMechanism(const MechanismInfo& info, const MemoryOptions& memory, Weights weights,
                const AttentionDims& dims);
   static void DescribeMemory(Fields& fields, MemoryOptions& memory);
@@ -53,6 +54,8 @@ class AbcMechanism : public Mechanism {
                  const ops::Mask& mask) const;
   int64_t slots() const { return slots_; }
 
+  ProjectionId q_, k_, v_;
+
  private:
   at::Tensor Positions(const at::Tensor& x, State& state, const ops::Mask& mask) const;
   at::Tensor ReadWeights(const at::Tensor& matched, const at::Tensor& z) const;
@@ -60,6 +63,7 @@ class AbcMechanism : public Mechanism {
   int64_t slots_;
   bool masked_;
   Weights weights_;
+  StateId key_memory_, value_memory_, z_, count_;
 };
 
 // 0 where slot == 0..n-1, -inf elsewhere: slot [..] int64 -> [..,n]; none where slot lies outside.

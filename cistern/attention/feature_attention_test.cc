@@ -15,7 +15,7 @@ std::shared_ptr<Mechanism> Make(const std::string& name, const Json& options, in
                                 int64_t heads = 1, int64_t max_length = 64, double dropout = 0) {
   AttentionDims dims;
   dims.dim = dim, dims.heads = heads, dims.max_length = max_length, dims.dropout = dropout;
-  const auto m = FindMechanism(name).make(options, dims);
+  const auto m = FindMechanism(name).Make(options, dims);
   m->eval();
   return m;
 }

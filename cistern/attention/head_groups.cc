@@ -72,7 +72,7 @@ std::shared_ptr<Mechanism> Make(const MechanismInfo& info, const std::vector<Sha
     const std::string& name = shares[i].info->name;
     groups.push_back(
         {shares[i].name,
-         shares[i].info->make(options.contains(name) ? options.at(name) : Json::object(), part)});
+         shares[i].info->Make(options.contains(name) ? options.at(name) : Json::object(), part)});
   }
   return std::make_shared<HeadGroups>(info, dims, std::move(groups));
 }
@@ -93,15 +93,11 @@ MechanismInfo Describe(const std::string& list) {
       i.refusals.push_back(StrCat(FormName(form), ": ", found->info->name, " has none"));
     }
   }
-  for (const char* kind : {"none", "learned", "sinusoidal", "rotary"}) {
-    const auto fits = [&](const Share& s) {
-      return std::find(s.info->positions.begin(), s.info->positions.end(), kind) !=
-             s.info->positions.end();
-    };
+  for (const PositionKind kind : AllPositions()) {
+    const auto fits = [&](const Share& s) { return s.info->Fits(kind); };
     // Rotary positions turn only the projections that allow it: one such mechanism is enough.
-    const bool rotary = std::string(kind) == "rotary";
-    if (rotary ? std::any_of(shares.begin(), shares.end(), fits)
-               : std::all_of(shares.begin(), shares.end(), fits))
+    if (kind == PositionKind::kRotary ? std::any_of(shares.begin(), shares.end(), fits)
+                                      : std::all_of(shares.begin(), shares.end(), fits))
       i.positions.push_back(kind);
   }
   i.exact = i.bounded = i.merges = i.truncates = i.causal_is_prefix = true;
@@ -135,8 +131,9 @@ const MechanismInfo& HeadGroupsInfo(const std::string& name) {
   if (found != known.end()) return found->second;
   MechanismInfo& info = known[name] = Describe(name);
   info.options = [] { return Fields(); };
-  info.make = [&info, shares = Shares(name)](const Json& options, const AttentionDims& dims) {
-    return Make(info, shares, options, dims);
+  info.construct = [shares = Shares(name)](const MechanismInfo& self, const Json& options,
+                                           const AttentionDims& dims) {
+    return Make(self, shares, options, dims);
   };
   return info;
 }
@@ -147,85 +144,78 @@ HeadGroups::HeadGroups(const MechanismInfo& info, const AttentionDims& dims,
   for (const Group& g : groups_) {
     register_module(g.name, g.mechanism);
     AddWeightsOf(g.name, *g.mechanism);
-  }
-}
-
-std::vector<Projection> HeadGroups::Projections() const {
-  std::vector<Projection> all;
-  for (const Group& g : groups_) {
     for (Projection p : g.mechanism->Projections()) {
       p.name = g.name + "_" + p.name;
       if (p.heads == 0) p.heads = g.mechanism->dims().heads;
-      all.push_back(p);
+      AddProjection(p);
     }
+    first_states_.push_back(StateNames().size());
+    for (const std::string& name : g.mechanism->StateNames()) AddState(g.name + "_" + name);
   }
-  return all;
 }
 
 State HeadGroups::EmptyState(int64_t batch, const at::TensorOptions& options) const {
-  State whole;
-  for (const Group& g : groups_) {
-    for (const NamedTensor& t : g.mechanism->EmptyState(batch, options).tensors)
-      whole.tensors.push_back({g.name + "_" + t.name, t.value});
-  }
+  State whole = UndefinedState();
+  for (size_t g = 0; g < groups_.size(); ++g)
+    PutBack(whole, g, groups_[g].mechanism->EmptyState(batch, options));
   return whole;
 }
 
-State HeadGroups::Part(const State& state, const Group& group) const {
+State HeadGroups::Part(const State& state, size_t group) const {
   State part;
-  const std::string prefix = group.name + "_";
-  for (const NamedTensor& t : state.tensors) {
-    if (t.name.starts_with(prefix)) part.tensors.push_back({t.name.substr(prefix.size()), t.value});
-  }
+  const std::vector<std::string>& names = groups_[group].mechanism->StateNames();
+  for (size_t i = 0; i < names.size(); ++i)
+    part.tensors.push_back({names[i], state.tensors.at(first_states_[group] + i).value});
   return part;
 }
 
-void HeadGroups::PutBack(State& whole, const Group& group, const State& part) {
-  for (const NamedTensor& t : part.tensors) whole[group.name + "_" + t.name] = t.value;
+void HeadGroups::PutBack(State& whole, size_t group, const State& part) const {
+  for (size_t i = 0; i < part.tensors.size(); ++i)
+    whole.tensors.at(first_states_[group] + i).value = part.tensors[i].value;
 }
 
 template <class F>
-void HeadGroups::Each(const std::vector<at::Tensor>& x, const State& state, F&& f) const {
+void HeadGroups::Each(const std::vector<at::Tensor>& x, const State* state, F&& f) const {
   size_t next = 0;
-  for (const Group& g : groups_) {
-    const size_t count = g.mechanism->Projections().size();
+  for (size_t g = 0; g < groups_.size(); ++g) {
+    const size_t count = groups_[g].mechanism->Projections().size();
     std::vector<at::Tensor> own;
     if (!x.empty()) own.assign(x.begin() + int64_t(next), x.begin() + int64_t(next + count));
     next += count;
-    State part = Part(state, g);
-    f(g, own, part);
+    State part = state ? Part(*state, g) : State();
+    f(g, *groups_[g].mechanism, own, part);
   }
 }
 
 at::Tensor HeadGroups::DoExtend(const std::vector<at::Tensor>& x, State& state,
                                 const ops::Mask& mask) {
   std::vector<at::Tensor> out;
-  Each(x, state, [&](const Group& g, const auto& own, State& part) {
-    out.push_back(g.mechanism->Extend(own, part, mask));
+  Each(x, &state, [&](size_t g, Mechanism& mechanism, const auto& own, State& part) {
+    out.push_back(mechanism.Extend(own, part, mask));
     PutBack(state, g, part);
   });
   return at::cat(out, 1);
 }
 
 void HeadGroups::DoWrite(const std::vector<at::Tensor>& x, State& state, const ops::Mask& mask) {
-  Each(x, state, [&](const Group& g, const auto& own, State& part) {
-    g.mechanism->Write(own, part, mask);
+  Each(x, &state, [&](size_t g, Mechanism& mechanism, const auto& own, State& part) {
+    mechanism.Write(own, part, mask);
     PutBack(state, g, part);
   });
 }
 
 at::Tensor HeadGroups::Read(const std::vector<at::Tensor>& x, const State& state) {
   std::vector<at::Tensor> out;
-  Each(x, state, [&](const Group& g, const auto& own, State& part) {
-    out.push_back(g.mechanism->Read(own, part));
+  Each(x, &state, [&](size_t, Mechanism& mechanism, const auto& own, State& part) {
+    out.push_back(mechanism.Read(own, part));
   });
   return at::cat(out, 1);
 }
 
 at::Tensor HeadGroups::BidirectionalRows(const std::vector<at::Tensor>& x, const ops::Mask& mask) {
   std::vector<at::Tensor> out;
-  Each(x, {}, [&](const Group& g, const auto& own, State&) {
-    out.push_back(g.mechanism->Bidirectional(own, mask));
+  Each(x, nullptr, [&](size_t, Mechanism& mechanism, const auto& own, State&) {
+    out.push_back(mechanism.Bidirectional(own, mask));
   });
   return at::cat(out, 1);
 }
@@ -248,16 +238,16 @@ at::Tensor HeadGroups::Definition(Form form, const std::vector<at::Tensor>& quer
 State HeadGroups::Merge(const State& first, const State& second) const {
   if (!info().merges) return Mechanism::Merge(first, second);  // throws
   State whole = first;
-  for (const Group& g : groups_)
-    PutBack(whole, g, g.mechanism->Merge(Part(first, g), Part(second, g)));
+  for (size_t g = 0; g < groups_.size(); ++g)
+    PutBack(whole, g, groups_[g].mechanism->Merge(Part(first, g), Part(second, g)));
   return whole;
 }
 
 void HeadGroups::Truncate(State& state, int64_t count) const {
   if (!info().truncates)
     return Mechanism::Truncate(state, count);  // throws, before any group is cut
-  Each({}, state, [&](const Group& g, const auto&, State& part) {
-    g.mechanism->Truncate(part, count);
+  Each({}, &state, [&](size_t g, Mechanism& mechanism, const auto&, State& part) {
+    mechanism.Truncate(part, count);
     PutBack(state, g, part);
   });
 }
@@ -271,12 +261,13 @@ int64_t HeadGroups::StateBytes(int64_t batch, int64_t tokens,
 
 State HeadGroups::Compact(const State& state) const {
   State whole = state;
-  for (const Group& g : groups_) PutBack(whole, g, g.mechanism->Compact(Part(state, g)));
+  for (size_t g = 0; g < groups_.size(); ++g)
+    PutBack(whole, g, groups_[g].mechanism->Compact(Part(state, g)));
   return whole;
 }
 
 void HeadGroups::CheckState(const State& state) const {
-  for (const Group& g : groups_) g.mechanism->CheckState(Part(state, g));
+  for (size_t g = 0; g < groups_.size(); ++g) groups_[g].mechanism->CheckState(Part(state, g));
 }
 
 }  // namespace cistern

@@ -26,10 +26,9 @@ class HeadGroups : public Mechanism {
   HeadGroups(const MechanismInfo& info, const AttentionDims& dims, std::vector<Group> groups);
   const Mechanism* mechanism(size_t group) const { return groups_[group].mechanism.get(); }
 
-  std::vector<Projection> Projections()
-      const override;  // "latte_q", ...: the group's name before each
-  State EmptyState(int64_t batch,
-                   const at::TensorOptions& options) const override;  // "latte_memory", ...
+  // The groups' projections and state tensors have the group's name before theirs: "latte_q",
+  // "latte_memory".
+  State EmptyState(int64_t batch, const at::TensorOptions& options) const override;
   at::Tensor DoExtend(const std::vector<at::Tensor>& x, State& state,
                       const ops::Mask& mask) override;
   void DoWrite(const std::vector<at::Tensor>& x, State& state, const ops::Mask& mask) override;
@@ -47,13 +46,14 @@ class HeadGroups : public Mechanism {
   at::Tensor BidirectionalRows(const std::vector<at::Tensor>& x, const ops::Mask& mask) override;
 
  private:
-  // Runs f(mechanism, its tensors of x, its part of the state) for each group.
+  // Runs f(number, mechanism, its tensors of x, its part of the state) for each group.
   template <class F>
-  void Each(const std::vector<at::Tensor>& x, const State& state, F&& f) const;
-  State Part(const State& state, const Group& group) const;
-  static void PutBack(State& whole, const Group& group, const State& part);
+  void Each(const std::vector<at::Tensor>& x, const State* state, F&& f) const;
+  State Part(const State& state, size_t group) const;
+  void PutBack(State& whole, size_t group, const State& part) const;
 
   std::vector<Group> groups_;
+  std::vector<size_t> first_states_;  // of each group, its first tensor in the whole state
 };
 
 }  // namespace cistern

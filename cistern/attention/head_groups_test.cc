@@ -13,7 +13,7 @@ std::string Refusal(const std::string& name, Json options = Json::object(),
   try {
     AttentionDims dims;
     dims.dim = 6 * heads, dims.heads = heads;
-    FindMechanism(name).make(options, dims);
+    FindMechanism(name).Make(options, dims);
   } catch (const UsageError& e) {
     return e.what();
   }
@@ -25,7 +25,7 @@ TEST(HeadGroups, EachGroupIsItsMechanismAlone) {
   AttentionDims dims;
   dims.dim = 20, dims.heads = 4;
   const Json options = {{"latte", {{"latents", 6}}}, {"abc_mlp", {{"slots", 3}}}};
-  const auto m = FindMechanism("softmax:1+latte:2+abc_mlp:1").make(options, dims);
+  const auto m = FindMechanism("softmax:1+latte:2+abc_mlp:1").Make(options, dims);
   std::vector<at::Tensor> x;
   std::vector<std::string> names;
   for (const Projection& p : m->Projections()) {
@@ -47,7 +47,7 @@ TEST(HeadGroups, EachGroupIsItsMechanismAlone) {
     AttentionDims part;
     part.dim = 5 * heads, part.heads = heads;
     const auto alone =
-        FindMechanism(name).make(options.contains(name) ? options.at(name) : Json::object(), part);
+        FindMechanism(name).Make(options.contains(name) ? options.at(name) : Json::object(), part);
     const size_t count = alone->Projections().size();
     const std::vector<at::Tensor> own(x.begin() + int64_t(next), x.begin() + int64_t(next + count));
     ExpectSameBits(whole.narrow(1, head, heads), ExtendPieces(*alone, own, {0, 17}), name);
@@ -61,7 +61,7 @@ TEST(HeadGroups, EachGroupIsItsMechanismAlone) {
 TEST(HeadGroups, TheSameMechanismTwiceKeepsTwoStates) {
   AttentionDims dims;
   dims.dim = 12, dims.heads = 2;
-  const auto m = FindMechanism("latte:1+latte:1").make(Json{{"latte", {{"latents", 3}}}}, dims);
+  const auto m = FindMechanism("latte:1+latte:1").Make(Json{{"latte", {{"latents", 3}}}}, dims);
   std::vector<std::string> names;
   for (const NamedTensor& t : m->EmptyState(1, at::kFloat).tensors) names.push_back(t.name);
   EXPECT_EQ(names,
@@ -73,10 +73,10 @@ TEST(HeadGroups, WhatAllHaveIsDeclared) {
   EXPECT_EQ(&info, &FindMechanism("softmax:1+latte:1"));
   EXPECT_FALSE(info.bounded || info.exact || info.merges || info.truncates);
   EXPECT_TRUE(info.Supports(Form::kCausal) && info.Supports(Form::kCross));
-  EXPECT_EQ(info.positions.back(), "rotary");  // turns the softmax heads alone
+  EXPECT_EQ(info.positions.back(), PositionKind::kRotary);  // turns the softmax heads alone
   const MechanismInfo& bounded = FindMechanism("latte:1+abc_mlp:3");
   EXPECT_TRUE(bounded.bounded && bounded.merges);
-  EXPECT_EQ(bounded.positions.back(), "sinusoidal");
+  EXPECT_EQ(bounded.positions.back(), PositionKind::kSinusoidal);
 }
 
 TEST(HeadGroups, ANameInsideAnotherIsNoGroup) {

@@ -10,7 +10,7 @@
 
 namespace cistern {
 
-#define CISTERN_MECHANISM(name) const MechanismInfo& name##_mechanism();
+#define CISTERN_MECHANISM(name) MechanismInfo name##_mechanism();
 #include "cistern/attention/mechanisms/mechanisms.def"
 #undef CISTERN_MECHANISM
 
@@ -60,12 +60,27 @@ bool MechanismInfo::Supports(Form form) const {
   return std::find(forms.begin(), forms.end(), form) != forms.end();
 }
 
+bool MechanismInfo::Fits(PositionKind kind) const {
+  return std::find(positions.begin(), positions.end(), kind) != positions.end();
+}
+
+std::vector<std::string> MechanismInfo::PositionNames() const {
+  std::vector<std::string> names;
+  for (const PositionKind kind : positions) names.push_back(NameOf(kind, PositionKinds()));
+  return names;
+}
+
 const std::vector<const MechanismInfo*>& Mechanisms() {
-  static const std::vector<const MechanismInfo*> all = {
-#define CISTERN_MECHANISM(name) &name##_mechanism(),
+  static const MechanismInfo infos[] = {
+#define CISTERN_MECHANISM(name) name##_mechanism(),
 #include "cistern/attention/mechanisms/mechanisms.def"
 #undef CISTERN_MECHANISM
   };
+  static const std::vector<const MechanismInfo*> all = [] {
+    std::vector<const MechanismInfo*> pointers;
+    for (const MechanismInfo& info : infos) pointers.push_back(&info);
+    return pointers;
+  }();
   return all;
 }
 
@@ -85,6 +100,33 @@ void RequireForm(const MechanismInfo& info, Form form) {
     if (refusal.starts_with(FormName(form) + ":")) FailUsage("[", info.name, "] has no ", refusal);
   }
   FailUsage("[", info.name, "] has no ", FormName(form), " form");
+}
+
+size_t ProjectionId::Undeclared() { Fail("a projection that the mechanism has not declared"); }
+
+ProjectionId Mechanism::AddProjection(const Projection& projection) {
+  const auto rank = [](Side side) {
+    return side == Side::kMemory ? 1 : side == Side::kPacked ? 2 : 0;
+  };
+  CISTERN_CHECK(projections_.empty() || rank(projections_.back().side) <= rank(projection.side),
+                "[", info().name, "] projection ", projection.name, " of the ",
+                SideName(projection.side), " comes after ", projections_.back().name, " of the ",
+                SideName(projections_.back().side));
+  const auto packed = [](const Projection& p) { return p.side == Side::kPacked; };
+  const auto before = std::count_if(projections_.begin(), projections_.end(), packed);
+  projections_.push_back(projection);
+  return ProjectionId(packed(projection) ? size_t(before) : projections_.size() - 1);
+}
+
+StateId Mechanism::AddState(const std::string& name) {
+  state_names_.push_back(name);
+  return {name, state_names_.size() - 1};
+}
+
+State Mechanism::UndefinedState() const {
+  State state;
+  for (const std::string& name : state_names_) state.tensors.push_back({name, {}});
+  return state;
 }
 
 void Mechanism::AddWeight(const std::string& name, at::Tensor& member, const at::Tensor& initial,
@@ -151,10 +193,9 @@ template <class Change>
 std::vector<at::Tensor> Mechanism::OfTokens(const std::vector<at::Tensor>& x,
                                             std::optional<Side> side, Change&& change) const {
   std::vector<at::Tensor> changed = x;
-  const std::vector<Projection> all = Projections();
-  for (size_t i = 0; i < std::min(all.size(), x.size()); ++i) {
-    if (all[i].OfTokens() && x[i].defined() && (!side || all[i].side == *side))
-      changed[i] = change(x[i]);
+  for (size_t i = 0; i < std::min(projections_.size(), x.size()); ++i) {
+    const Projection& p = projections_[i];
+    if (p.OfTokens() && x[i].defined() && (!side || p.side == *side)) changed[i] = change(x[i]);
   }
   return changed;
 }

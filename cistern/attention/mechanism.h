@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "cistern/attention/handles.h"
+#include "cistern/attention/position_kind.h"
 #include "cistern/attention/state.h"
 #include "cistern/io/fields.h"
 #include "cistern/ops/mask.h"
@@ -41,11 +42,24 @@ struct Projection {
   std::string map =
       {};  // of the projection whose map it uses, where it has none of its own; empty: its own
   bool identity = false;  // no map at all: the stream itself, split into heads
-  // The layer's short convolution, where it has one, filters it. All projections so far are
-  // filtered, the gates of rfa_gate and gated_slots and the controls of abc_mlp included, as their
-  // models were trained; a new gate needs none and says false.
-  bool convolved = true;
   bool OfTokens() const { return side == Side::kQuery || side == Side::kKey; }
+};
+
+// The place of a projection's tensor among those that a verb is given: of a projection of the
+// tokens or the memory in x, of one of what was packed in `packed` (memory_mechanism.h). x[q] is
+// the tensor of the projection q. Undeclared until Mechanism::AddProjection gives it.
+class ProjectionId {
+ public:
+  ProjectionId() = default;
+  explicit ProjectionId(size_t index) : index_(index) {}
+  bool declared() const { return index_ != kUndeclared; }
+  operator size_t() const { return declared() ? index_ : Undeclared(); }
+
+ private:
+  static constexpr size_t kUndeclared = size_t(-1);
+  [[noreturn]] static size_t Undeclared();
+
+  size_t index_ = kUndeclared;
 };
 
 // What a mechanism does with a memory stream beside the tokens: it has none; every layer gets the
@@ -97,9 +111,9 @@ struct MechanismInfo {
   bool stochastic = false;
   bool bounded = true;  // the state does not grow with the sequence
   MemoryUse memory = MemoryUse::kNone;
-  bool causal_is_prefix = true;        // causal at t = the last row of bidirectional over 0..t
-  std::vector<std::string> positions;  // kinds that fit: none, learned, sinusoidal, rotary
-  std::string time, state;             // cost in words: "O(T n d)", "2 n (d + 1)"
+  bool causal_is_prefix = true;         // causal at t = the last row of bidirectional over 0..t
+  std::vector<PositionKind> positions;  // kinds that fit
+  std::string time, state;              // cost in words: "O(T n d)", "2 n (d + 1)"
   std::vector<Json> cases = {
       Json::object()};  // options the conformance suite runs: every variant once, sizes of a few
   double tolerance =
@@ -112,9 +126,16 @@ struct MechanismInfo {
   // copies_scores; UsageError where they do not fit.
   std::function<std::vector<int64_t>(const Json& options, int64_t heads, int64_t layers)> copy_plan;
   std::function<Fields()> options;  // its typed options with their defaults
-  std::function<std::shared_ptr<class Mechanism>(const Json& options, const AttentionDims& dims)>
-      make;
+  // What Make calls, with this info. It lives as long as the mechanisms that are made of it.
+  std::function<std::shared_ptr<class Mechanism>(const MechanismInfo& info, const Json& options,
+                                                 const AttentionDims& dims)>
+      construct;
+  std::shared_ptr<class Mechanism> Make(const Json& options, const AttentionDims& dims) const {
+    return construct(*this, options, dims);
+  }
   bool Supports(Form form) const;
+  bool Fits(PositionKind kind) const;
+  std::vector<std::string> PositionNames() const;  // of the kinds that fit
   bool MakesLatents() const { return memory == MemoryUse::kLatents; }
   bool HandsOnMemory() const {
     return memory == MemoryUse::kStream || memory == MemoryUse::kReplaced;
@@ -127,7 +148,10 @@ class Mechanism : public torch::nn::Module {
   const MechanismInfo& info() const { return info_; }
   const AttentionDims& dims() const { return dims_; }
 
-  virtual std::vector<Projection> Projections() const = 0;
+  // What its constructor declares: projections, those of tokens first, then those of the memory,
+  // then those of what was packed; names of state tensors; tensors of its own.
+  const std::vector<Projection>& Projections() const { return projections_; }
+  const std::vector<std::string>& StateNames() const { return state_names_; }
   const std::vector<CoreWeight>& weights() const { return weights_; }
 
   // Everything below: tensors in declared order, each [B,H,T,width/H]; those of the other side are
@@ -209,6 +233,11 @@ class Mechanism : public torch::nn::Module {
   std::vector<at::Tensor> WithoutPadding(const std::vector<at::Tensor>& x, const ops::Mask& mask,
                                          std::optional<Side> side = {}) const;
 
+  // Declare a projection and a state tensor, in the order of the lists above.
+  ProjectionId AddProjection(const Projection& projection);
+  StateId AddState(const std::string& name);
+  State UndefinedState() const;  // every declared tensor by its name, none of them defined
+
   // Registers a tensor of the core and sets `member` to it. A dot in the name puts it into a module
   // of its own: "map.weight".
   void AddWeight(const std::string& name, at::Tensor& member, const at::Tensor& initial,
@@ -226,6 +255,8 @@ class Mechanism : public torch::nn::Module {
 
   const MechanismInfo& info_;
   AttentionDims dims_;
+  std::vector<Projection> projections_;
+  std::vector<std::string> state_names_;
   std::vector<CoreWeight> weights_;
 };
 
@@ -241,19 +272,22 @@ at::Tensor ZeroPadding(const at::Tensor& y, const ops::Mask& mask);
 // UsageError with the reason and what works instead, unless the mechanism has the form.
 void RequireForm(const MechanismInfo& info, Form form);
 
-// Fills in `options` and `make` of an info from M::Options, M::Describe(Options&) -> Fields and
-// M(info, options, dims).
+// What a mechanism's declaration begins with: its name, its options (M::Options and
+// M::Describe(Options&) -> Fields) and how it is made of them (M(info, options, dims)).
 template <class M>
-void BindMechanism(MechanismInfo& info) {
+MechanismInfo InfoOf(const std::string& name) {
+  MechanismInfo info;
+  info.name = name;
   info.options = [] {
     static typename M::Options defaults;
     return M::Describe(defaults);
   };
-  info.make = [&info](const Json& json, const AttentionDims& dims) -> std::shared_ptr<Mechanism> {
+  info.construct = [](const MechanismInfo& self, const Json& json, const AttentionDims& dims) {
     typename M::Options options;
-    M::Describe(options).Read(json, "options of " + info.name);
-    return std::make_shared<M>(info, options, dims);
+    M::Describe(options).Read(json, "options of " + self.name);
+    return std::make_shared<M>(self, options, dims);
   };
+  return info;
 }
 
 }  // namespace cistern

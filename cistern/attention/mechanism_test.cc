@@ -46,7 +46,7 @@ TEST(Latte, ConstantValuesComeBackAndHeadsAreIndependent) {
     for (int64_t h = 0; h < kHeads; ++h) {
       AttentionDims dims;
       dims.dim = kWidth, dims.heads = 1;
-      const auto single = m.info().make(Json{{"latents", 3}}, dims);
+      const auto single = m.info().Make(Json{{"latents", 3}}, dims);
       std::vector<at::Tensor> one;
       for (const at::Tensor& y : x) one.push_back(y.narrow(1, h, 1));
       ExpectClose(ExtendPieces(*single, one, {0, 30}), out.narrow(1, h, 1), 1e-13,
@@ -126,7 +126,7 @@ TEST(Mechanisms, DropoutIsDrawnOrRefused) {
     AttentionDims dims;
     dims.dim = kDim, dims.heads = kHeads, dims.max_length = 64, dims.dropout = 0.5;
     std::shared_ptr<Mechanism> m;
-    const std::string refusal = Thrown([&] { m = info->make(info->cases[0], dims); });
+    const std::string refusal = Thrown([&] { m = info->Make(info->cases[0], dims); });
     if (!m) {
       ExpectContains(refusal, {info->name, "attention_dropout=0.5"});
       continue;
@@ -166,23 +166,23 @@ TEST(Registry, RefusesWithAReasonAndASuggestion) {
   AttentionDims dims;
   dims.dim = 12, dims.heads = 3;
   ExpectContains(text([&] {
-                   FindMechanism("latte").make(Json{{"latent", 6}}, dims);
+                   FindMechanism("latte").Make(Json{{"latent", 6}}, dims);
                  }),
                  {"latte", "latent", "latents"});
   ExpectContains(text([&] {
-                   FindMechanism("latte").make(Json{{"latents", 7}}, dims);
+                   FindMechanism("latte").Make(Json{{"latents", 7}}, dims);
                  }),
                  {"[latte]", "latents=7", "heads=3"});
   ExpectContains(text([&] {
-                   FindMechanism("abc_mlp").make(Json{{"slots", 0}}, dims);
+                   FindMechanism("abc_mlp").Make(Json{{"slots", 0}}, dims);
                  }),
                  {"abc_mlp", "slots", "0"});
   ExpectContains(text([&] {
-                   FindMechanism("abc_mlp").make(Json{{"slots", "many"}}, dims);
+                   FindMechanism("abc_mlp").Make(Json{{"slots", "many"}}, dims);
                  }),
                  {"slots", "many"});
   ExpectContains(text([&] {
-                   FindMechanism("softmax").make(Json{{"slots", 3}}, dims);
+                   FindMechanism("softmax").Make(Json{{"slots", 3}}, dims);
                  }),
                  {"softmax", "slots"});
   MechanismInfo info;

@@ -10,15 +10,17 @@
 namespace cistern {
 namespace {
 
-at::Tensor InitialSlots(const std::string& init, int64_t slots, int64_t dim) {
-  if (init == "identity") return at::eye(slots, dim).unsqueeze(0);
+using MemoryInit = MemoryMechanism::MemoryInit;
+
+at::Tensor InitialSlots(MemoryInit init, int64_t slots, int64_t dim) {
+  if (init == MemoryInit::kIdentity) return at::eye(slots, dim).unsqueeze(0);
   const at::Tensor memory = at::empty({1, slots, dim});
-  if (init == "normal") return memory.normal_();
-  if (init == "xavier") {
+  if (init == MemoryInit::kNormal) return memory.normal_();
+  if (init == MemoryInit::kXavier) {
     const double bound = std::sqrt(6.0 / double(slots + dim));
     return memory.uniform_(-bound, bound);
   }
-  return memory.normal_(0, 1 / std::sqrt(double(dim)));
+  return memory.normal_(0, 1 / std::sqrt(double(dim)));  // kEmbedding, kScaled
 }
 
 // [M,D] in double, as fairseq has it: sines in the first half, cosines in the second, a zero where
@@ -37,7 +39,9 @@ at::Tensor Sinusoid(int64_t slots, int64_t dim, at::Device device) {
 
 MemoryMechanism::MemoryMechanism(const MechanismInfo& info, const MemoryOptions& options,
                                  const AttentionDims& dims)
-    : Mechanism(info, dims), scaled_(options.init == "scaled"), sinusoid_(options.sinusoid) {
+    : Mechanism(info, dims),
+      scaled_(options.init == MemoryInit::kScaled),
+      sinusoid_(options.sinusoid) {
   if (dims.first) {
     const auto& first = static_cast<const MemoryMechanism&>(*dims.first);
     memory_ = first.memory_, norm_weight_ = first.norm_weight_, norm_bias_ = first.norm_bias_;
@@ -59,7 +63,11 @@ void MemoryMechanism::Describe(MemoryOptions& options, Fields& fields) {
              "same times sqrt(D) where it is used as "
              "Luna's without learned positions (scaled), U(+-sqrt(6/(M+D))) (xavier), rows of the "
              "identity as the shared workspace's",
-             {"normal", "embedding", "scaled", "xavier", "identity"});
+             {{MemoryInit::kNormal, "normal"},
+              {MemoryInit::kEmbedding, "embedding"},
+              {MemoryInit::kScaled, "scaled"},
+              {MemoryInit::kXavier, "xavier"},
+              {MemoryInit::kIdentity, "identity"}});
   fields.Add("sinusoid", &options.sinusoid,
              "sinusoids of the slots' numbers are added to the initial memory: Luna's without "
              "learned positions");
@@ -85,17 +93,26 @@ at::Tensor MemoryMechanism::MemoryHeads(int64_t heads) const {
   return InitialMemory().unflatten(2, {heads > 0 ? heads : dims().heads, -1}).transpose(1, 2);
 }
 
-at::Tensor MemoryMechanism::OfMemory(const std::vector<at::Tensor>& x, size_t index,
+size_t MemoryMechanism::Count(const std::function<bool(const Projection&)>& of) const {
+  return size_t(std::count_if(Projections().begin(), Projections().end(), of));
+}
+
+at::Tensor MemoryMechanism::OfMemory(const std::vector<at::Tensor>& x, ProjectionId projection,
                                      int64_t batch) const {
-  const std::vector<Projection> all = Projections();
-  const auto tokens = size_t(
-      std::count_if(all.begin(), all.end(), [](const Projection& p) { return p.OfTokens(); }));
-  if (x.size() > tokens) return x[tokens + index].expand({batch, -1, -1, -1});
+  if (x.size() > projection) return x[projection].expand({batch, -1, -1, -1});
   const auto known =
       std::find_if(x.begin(), x.end(), [](const at::Tensor& t) { return t.defined(); });
-  return MemoryHeads(all[tokens + index].heads)
+  return MemoryHeads(Projections()[projection].heads)
       .to(known->scalar_type())
       .expand({batch, -1, -1, -1});
+}
+
+std::vector<at::Tensor> MemoryMechanism::PackedOf(const std::vector<at::Tensor>& x,
+                                                  const at::Tensor& heads) const {
+  const size_t tokens = Count([](const Projection& p) { return p.OfTokens(); });
+  if (x.size() > tokens) return {x.begin() + int64_t(tokens), x.end()};
+  return std::vector<at::Tensor>(Count([](const Projection& p) { return p.side == Side::kPacked; }),
+                                 heads);
 }
 
 at::Tensor MemoryMechanism::DoExtend(const std::vector<at::Tensor>&, State&, const ops::Mask&) {
@@ -110,15 +127,16 @@ at::Tensor MemoryMechanism::Read(const std::vector<at::Tensor>&, const State&) {
   RequireForm(info(), Form::kCross);
   throw Error(StrCat("[", info().name, "] has no state to read"));
 }
+at::Tensor MemoryMechanism::Packed(const State&) const {
+  RequireForm(info(), Form::kCross);
+  throw Error(StrCat("[", info().name, "] has no state that holds what was packed"));
+}
 
 at::Tensor MemoryMechanism::BidirectionalRows(const std::vector<at::Tensor>& x,
                                               const ops::Mask& mask) {
-  const std::vector<Projection> all = Projections();
-  const auto count = size_t(std::count_if(
-      all.begin(), all.end(), [](const Projection& p) { return p.side == Side::kPacked; }));
   const at::Tensor packed = Update(x, DoPack(x, mask).transpose(1, 2).flatten(2), mask);  // [B,M,D]
   const at::Tensor heads = packed.unflatten(2, {dims().heads, Width()}).transpose(1, 2);
-  return DoUnpack(x, std::vector<at::Tensor>(count, heads), mask);
+  return DoUnpack(x, PackedOf({}, heads), mask);
 }
 
 }  // namespace cistern

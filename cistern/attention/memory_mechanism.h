@@ -47,7 +47,7 @@ class MemoryMechanism : public Mechanism {
   virtual PackedOutput packed_output() const { return PackedOutput::kNone; }
 
   // Cross attention: the packed heads that a state holds, [B,H,M,d].
-  virtual at::Tensor Packed(const State& state) const { return state["memory"]; }
+  virtual at::Tensor Packed(const State& state) const;
 
   // For those without a state: an empty one, and an Error that says what works instead.
   State EmptyState(int64_t, const at::TensorOptions&) const override { return {}; }
@@ -56,14 +56,17 @@ class MemoryMechanism : public Mechanism {
   void DoWrite(const std::vector<at::Tensor>& x, State& state, const ops::Mask& mask) override;
   at::Tensor Read(const std::vector<at::Tensor>& x, const State& state) override;
 
+  enum class MemoryInit {
+    kNormal,     // N(0,1): P000's code
+    kEmbedding,  // N(0, 1/D): Luna's
+    kScaled,     // the same, times sqrt(D) where it is used: Luna's without learned positions
+    kXavier,     // U(+-sqrt(6/(M+D))): the Set-Transformer-like model of P000's code
+    kIdentity,   // rows of the identity: shared workspace's
+  };
   // The options of the parameter.
   struct MemoryOptions {
     int64_t slots = 16;
-    //   normal   N(0,1): P000's code            embedding  N(0, 1/D): Luna's          identity rows
-    //   of the identity: shared workspace's scaled   the same, times sqrt(D) where it is used:
-    //   Luna's without learned positions xavier   U(+-sqrt(6/(M+D))): the Set-Transformer-like
-    //   model of P000's code
-    std::string init = "normal";
+    MemoryInit init = MemoryInit::kNormal;
     // What is added to it, and then done to it, before the first layer; both as in Luna's encoders.
     bool sinusoid = false;  // sinusoids of the slot's number m: sin(m w_i) beside cos(m w_i), w_i =
                             // 10000^(-i/(D/2 - 1))
@@ -75,9 +78,12 @@ class MemoryMechanism : public Mechanism {
                   const AttentionDims& dims);
   static void Describe(MemoryOptions& options, Fields& fields);
 
-  // The memory's tensor `index`: that of x, or the initial memory split into as many heads; for
-  // each of `batch` rows.
-  at::Tensor OfMemory(const std::vector<at::Tensor>& x, size_t index, int64_t batch) const;
+  // The tensor of a projection of the memory: that of x, or the initial memory split into as many
+  // heads; for each of `batch` rows.
+  at::Tensor OfMemory(const std::vector<at::Tensor>& x, ProjectionId projection,
+                      int64_t batch) const;
+  // The tensors of what was packed: those of x after the tokens' (Read), or `heads` for each.
+  std::vector<at::Tensor> PackedOf(const std::vector<at::Tensor>& x, const at::Tensor& heads) const;
   // The initial memory split into heads, [1,H,M,d]; heads 0: as many as the layer has.
   at::Tensor MemoryHeads(int64_t heads = 0) const;
   // Pack and Unpack; padding holds zeros.
@@ -91,6 +97,7 @@ class MemoryMechanism : public Mechanism {
 
  private:
   void RequireNoneMasked(const ops::Mask& mask) const;
+  size_t Count(const std::function<bool(const Projection&)>& of) const;
 
   bool scaled_, sinusoid_;
   at::Tensor memory_;

@@ -30,6 +30,17 @@ at::Tensor& State::operator[](const std::string& name) {
   return const_cast<at::Tensor&>(std::as_const(*this)[name]);
 }
 
+const at::Tensor& State::operator[](const StateId& id) const {
+  if (id.index < tensors.size() && tensors[id.index].name == id.name)
+    return tensors[id.index].value;
+  CISTERN_CHECK(id.index != StateId::kUndeclared, "a state tensor that nobody declared");
+  return (*this)[id.name];
+}
+
+at::Tensor& State::operator[](const StateId& id) {
+  return const_cast<at::Tensor&>(std::as_const(*this)[id]);
+}
+
 bool State::Has(const std::string& name) const {
   for (const NamedTensor& t : tensors) {
     if (t.name == name) return t.value.defined();

@@ -10,6 +10,13 @@
 
 namespace cistern {
 
+// The place of a tensor that a mechanism declares for its states (Mechanism::AddState).
+struct StateId {
+  static constexpr size_t kUndeclared = size_t(-1);
+  std::string name = {};
+  size_t index = kUndeclared;
+};
+
 // A value: tensors in the mechanism's declared order, first dimension B. Copies share memory;
 // Extend may write into it in place when no gradient is recorded, so keep a Clone() of a state that
 // must survive.
@@ -18,7 +25,10 @@ struct State {
 
   const at::Tensor& operator[](const std::string& name) const;
   at::Tensor& operator[](const std::string& name);
-  bool Has(const std::string& name) const;
+  bool Has(const std::string& name) const;  // and the tensor is defined
+  // Without a search. Error where the state is another mechanism's.
+  const at::Tensor& operator[](const StateId& id) const;
+  at::Tensor& operator[](const StateId& id);
   int64_t Bytes() const;
   State Clone() const;
   State Detach() const;

@@ -19,7 +19,7 @@ void ForEachCase(F&& f) {
       at::manual_seed(11);
       AttentionDims dims;
       dims.dim = kDim, dims.heads = kHeads, dims.max_length = 256;
-      const auto m = info->make(options, dims);
+      const auto m = info->Make(options, dims);
       m->eval();  // random matrices are those of the seed
       f(*m, info->name + " " + options.dump());
     }
@@ -30,7 +30,7 @@ void ForEachCase(F&& f) {
     at::manual_seed(11);
     AttentionDims dims;
     dims.dim = kDim, dims.heads = kHeads, dims.max_length = 256;
-    f(*FindMechanism(groups).make(Json{{"latte", {{"latents", 3}}}}, dims), groups);
+    f(*FindMechanism(groups).Make(Json{{"latte", {{"latents", 3}}}}, dims), groups);
   }
 }
 

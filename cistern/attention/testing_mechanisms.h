@@ -12,7 +12,7 @@ inline constexpr int64_t kDim = 10, kHeads = 2, kWidth = kDim / kHeads;
 inline std::shared_ptr<Mechanism> Small(const MechanismInfo& info, size_t number = 0) {
   AttentionDims dims;
   dims.dim = kDim, dims.heads = kHeads, dims.max_length = 256;
-  const auto m = info.make(info.cases.at(number), dims);
+  const auto m = info.Make(info.cases.at(number), dims);
   m->eval();
   m->to(at::kDouble);
   return m;

@@ -11,6 +11,7 @@
 #include <cstring>
 
 #include "cistern/base/error.h"
+#include "cistern/base/format.h"
 
 namespace cistern {
 namespace {
@@ -25,34 +26,6 @@ int Columns() {
 bool Terminal() {
   const char* kind = std::getenv("TERM");
   return ::isatty(STDERR_FILENO) == 1 && !(kind != nullptr && std::strcmp(kind, "dumb") == 0);
-}
-
-// Three significant digits at most: 1234, 12.4, 0.532.
-std::string Rate(double x) {
-  char text[32];
-  std::snprintf(text, sizeof(text),
-                x >= 100  ? "%.0f"
-                : x >= 10 ? "%.1f"
-                : x >= 1  ? "%.2f"
-                          : "%.3f",
-                NanUnsigned(x));
-  return text;
-}
-
-// 4:09, 1:02:03, 3d 04:00.
-std::string Duration(double seconds) {
-  const int64_t s = std::llround(std::clamp(seconds, 0.0, 1e9));
-  char text[64];
-  if (s >= 86400) {
-    std::snprintf(text, sizeof(text), "%lldd %02lld:%02lld", (long long)(s / 86400),
-                  (long long)(s / 3600 % 24), (long long)(s / 60 % 60));
-  } else if (s >= 3600) {
-    std::snprintf(text, sizeof(text), "%lld:%02lld:%02lld", (long long)(s / 3600),
-                  (long long)(s / 60 % 60), (long long)(s % 60));
-  } else {
-    std::snprintf(text, sizeof(text), "%lld:%02lld", (long long)(s / 60), (long long)(s % 60));
-  }
-  return text;
 }
 
 // The first `columns` UTF-8 characters, one line.
@@ -91,9 +64,9 @@ std::string ProgressBar::Line(int64_t done, const std::string& extra, double sec
   const double rate = seconds > 0 && fresh > 0 ? double(fresh) / seconds : 0;
   std::string tail =
       std::to_string(done) + (total > 0 ? "/" + std::to_string(total) : "") + " " + options_.unit;
-  if (rate > 0) tail += "  " + Rate(rate) + " " + options_.unit + "/s";
-  if (rate > 0 && total > done) tail += "  ETA " + Duration(double(total - done) / rate);
-  if (total <= 0) tail += "  " + Duration(seconds);
+  if (rate > 0) tail += "  " + ThreeDigits(rate) + " " + options_.unit + "/s";
+  if (rate > 0 && total > done) tail += "  ETA " + Clock(double(total - done) / rate);
+  if (total <= 0) tail += "  " + Clock(seconds);
   if (!extra.empty()) tail += "  " + extra;
   std::string head = options_.label.empty() ? "" : options_.label + "  ";
   if (total > 0) {

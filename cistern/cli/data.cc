@@ -102,8 +102,7 @@ void AddData(CLI::App& app, Run& run) {
   text->callback([a, &run] {
     run = [a] {
       ApplyCommon(a->common);
-      if (a->tokenizer != "bpe" && a->tokenizer != "bytes")
-        throw UsageError(UnknownName("tokenizer", a->tokenizer, {"bpe", "bytes"}));
+      ValueOf(a->tokenizer, TokenizerKinds(), "tokenizer");
       return RunText(*a);
     };
   });

@@ -44,7 +44,7 @@ Json MechanismJson(const MechanismInfo& info) {
           {"forms", FormNames(info)},
           {"exact", info.exact},
           {"bounded", info.bounded},
-          {"positions", info.positions},
+          {"positions", info.PositionNames()},
           {"time", info.time},
           {"state", info.state},
           {"refusals", info.refusals},
@@ -80,7 +80,7 @@ int PrintDocs() {
   for (const MechanismInfo* i : Mechanisms()) {
     std::printf("| `%s` | %s | %s | %s | %s | %s |\n", i->name.c_str(),
                 Joined(FormNames(*i)).c_str(), i->time.c_str(), i->state.c_str(),
-                Joined(i->positions).c_str(), i->source.c_str());
+                Joined(i->PositionNames()).c_str(), i->source.c_str());
   }
   for (const MechanismInfo* i : Mechanisms()) {
     std::printf("\n### %s (`%s`)\n\n%s\n\n```text\n%s\n```\n", i->title.c_str(), i->name.c_str(),
@@ -199,7 +199,7 @@ int RunInfo(const InfoArguments& a) {
   for (const MechanismInfo* i : Mechanisms()) {
     std::printf("%-16s %s\n", i->name.c_str(), i->summary.c_str());
     std::printf("%10s forms: %s; positions: %s; time %s; state %s; %s\n", "",
-                Joined(FormNames(*i)).c_str(), Joined(i->positions).c_str(), i->time.c_str(),
+                Joined(FormNames(*i)).c_str(), Joined(i->PositionNames()).c_str(), i->time.c_str(),
                 i->state.c_str(), i->source.c_str());
     const std::string help = i->options().Help(11);
     if (!help.empty()) std::printf("%s", help.c_str());

@@ -183,7 +183,8 @@ void Generator::Prefill(std::deque<Row>& rows, TextState& text, const Job& job) 
       for (const int32_t token : pieces.back()) row.Push(token);
       row.result.prompt_tokens = row.prompt.taken();
       const int64_t tokens = before[b] + row.result.prompt_tokens;
-      if (config.positions == "learned" && tokens + options.max_tokens > config.max_length) {
+      if (config.positions == PositionKind::kLearned &&
+          tokens + options.max_tokens > config.max_length) {
         FailUsage("prompt ", options.first_row + int64_t(b),
                   before[b] > 0 ? " and the text that it continues have " : " has ", tokens,
                   " tokens or more, and with max-tokens=", options.max_tokens,

@@ -177,7 +177,7 @@ TEST(Generate, InterruptKeepsWhatIsThere) {
 
 TEST(Generate, Errors) {
   ModelConfig config = TinyConfig("latte");
-  config.positions = "learned";
+  config.positions = PositionKind::kLearned;
   config.max_length = 32;
   Generator learned(TinyModel(config), ByteTokens());
   GenerateOptions options;

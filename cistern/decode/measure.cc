@@ -58,7 +58,8 @@ std::vector<DecodePoint> MeasureDecoding(LanguageModel& model,
     for (int i = 0; i < 3; ++i) model.Extend(draw(1), warm);
   }
   for (const int64_t position : positions) {
-    if (config.positions == "learned" && std::max(position, done) + tokens > config.max_length)
+    if (config.positions == PositionKind::kLearned &&
+        std::max(position, done) + tokens > config.max_length)
       break;
     while (done < position) {
       if (interrupt && *interrupt) return points;

@@ -13,7 +13,7 @@ namespace cistern {
 
 struct Fields::Field {
   using Target = std::variant<int64_t*, double*, bool*, std::string*, std::vector<std::string>*,
-                              std::vector<int64_t>*, Json*, Fields>;
+                              std::vector<int64_t>*, Json*, Enum, Fields>;
   std::string name, help;
   Target target;
   Range<int64_t> integers = {};
@@ -219,6 +219,11 @@ Fields& Fields::Add(const std::string& name, Ints* value, const std::string& hel
                     Range<int64_t> range) {
   return AddField({.name = name, .help = help, .target = value, .integers = range});
 }
+Fields& Fields::AddEnum(const std::string& name, const std::string& help, Texts choices,
+                        Enum value) {
+  return AddField(
+      {.name = name, .help = help, .target = std::move(value), .choices = std::move(choices)});
+}
 Fields& Fields::Add(const std::string& name, Json* value, const std::string& help) {
   return AddField({.name = name, .help = help, .target = value});
 }
@@ -233,6 +238,7 @@ Fields& Fields::OmitWhen(Json value) {
 
 Json Fields::WriteField(const Field& field) {
   return std::visit(Overloaded{[](const Fields& group) { return group.Write(); },
+                               [](const Enum& value) { return Json(value.get()); },
                                [](const auto* value) { return Json(*value); }},
                     field.target);
 }
@@ -284,6 +290,7 @@ void Fields::ReadField(Field& field, const Json& json, const std::string& where,
             });
           },
           [&](Json* value) { *value = json; },
+          [&](Enum& value) { value.set(reader.Text(json, field.choices, "a text")); },
           [&](Fields& group) { group.ReadObject(json, where, dotted + ".", all); },
       },
       field.target);
@@ -355,6 +362,7 @@ void Fields::Set(const std::string& assignment) {
                           [&](Texts*) { return CommaList(text, false); },
                           [&](Ints*) { return CommaList(text, true); },
                           [&](Json*) { return JsonOrWord(text, dotted); },
+                          [&](Enum&) { return Json(text); },
                           [&](Fields&) { return ParseJson(text, where + " " + dotted); },
                       },
                       field->target);
@@ -406,6 +414,7 @@ void Fields::HelpRows(const std::string& prefix,
                                             [](Texts*) { return "texts"; },
                                             [](Ints*) { return "integers"; },
                                             [](Json*) { return "json"; },
+                                            [](const Enum&) { return "text"; },
                                             [](Fields&) { return ""; },
                                         },
                                         field->target);

@@ -6,10 +6,15 @@
 #include <functional>
 #include <limits>
 #include <memory>
+#include <optional>
 #include <string>
+#include <type_traits>
+#include <utility>
 #include <vector>
 
 #include <nlohmann/json.hpp>
+
+#include "cistern/base/error.h"
 
 namespace cistern {
 
@@ -20,6 +25,28 @@ struct Range {
   T min = std::numeric_limits<T>::lowest();
   T max = std::numeric_limits<T>::max();
 };
+
+// The values of an enumeration and what files and messages call them.
+template <class E>
+using EnumNames = std::vector<std::pair<E, std::string>>;
+
+template <class E>
+const std::string& NameOf(E value, const EnumNames<E>& names) {
+  for (const auto& [known, name] : names) {
+    if (known == value) return name;
+  }
+  Fail("an enumeration has a value without a name: ", int64_t(value));
+}
+// UsageError with the nearest name; `what` is what the value is: "weight".
+template <class E>
+E ValueOf(const std::string& name, const EnumNames<E>& names, const std::string& what = "value") {
+  std::vector<std::string> known;
+  for (const auto& [value, text] : names) {
+    if (text == name) return value;
+    known.push_back(text);
+  }
+  throw UsageError(UnknownName(what, name, known));
+}
 
 class Fields {
  public:
@@ -36,6 +63,27 @@ class Fields {
               std::vector<std::string> choices = {});
   Fields& Add(const std::string& name, std::vector<int64_t>* value, const std::string& help,
               Range<int64_t> range = {});
+  // One of the names, which stands for a value of the enumeration.
+  template <class E>
+  requires std::is_enum_v<E> Fields& Add(const std::string& name, E* value, const std::string& help,
+                                         const EnumNames<E>& names) {
+    std::vector<std::string> choices;
+    for (const auto& [known, text] : names) choices.push_back(text);
+    return AddEnum(name, help, std::move(choices),
+                   {[value, names] { return NameOf(*value, names); },
+                    [value, names](const std::string& text) { *value = ValueOf(text, names); }});
+  }
+  // The same, which may be left unsaid: then Write leaves it out.
+  template <class E>
+  requires std::is_enum_v<E> Fields& Add(const std::string& name, std::optional<E>* value,
+                                         const std::string& help, const EnumNames<E>& names) {
+    std::vector<std::string> choices;
+    for (const auto& [known, text] : names) choices.push_back(text);
+    return AddEnum(name, help, std::move(choices),
+                   {[value, names] { return *value ? NameOf(**value, names) : std::string(); },
+                    [value, names](const std::string& text) { *value = ValueOf(text, names); }})
+        .OmitWhen("");
+  }
   // Anything JSON, checked by its owner later (a mechanism's own options).
   Fields& Add(const std::string& name, Json* value, const std::string& help);
   Fields& Group(const std::string& name, Fields group);  // a nested object: "train.lr"
@@ -56,10 +104,16 @@ class Fields {
 
  private:
   struct Field;
+  struct Enum {  // the name of the value; the value of one of the names
+    std::function<std::string()> get;
+    std::function<void(const std::string&)> set;
+  };
   std::vector<std::shared_ptr<Field>> fields_;
 
   Field* Find(const std::string& dotted) const;
   Fields& AddField(Field field);
+  Fields& AddEnum(const std::string& name, const std::string& help,
+                  std::vector<std::string> choices, Enum value);
   void ReadObject(const Json& object, const std::string& where, const std::string& prefix,
                   const std::vector<std::string>& all);
   bool SetInside(const std::string& dotted, const std::string& text);

@@ -11,17 +11,21 @@ struct Options {
   int64_t steps = 100;
   double lr = 0.004;
   bool amp = false;
-  std::string schedule = "cosine";
+  enum class Schedule { kCosine, kLinear };
+  Schedule schedule = Schedule::kCosine;
   std::vector<std::string> mechanisms = {"latte"};
   std::vector<int64_t> lengths = {64, 128};
   Json extra = Json::object();
 
+  static EnumNames<Schedule> Schedules() {
+    return {{Schedule::kCosine, "cosine"}, {Schedule::kLinear, "linear"}};
+  }
   Fields fields() {
     Fields train;
     train.Add("lr", &lr, "learning rate", {0, 10})
         .Add("steps", &steps, "optimizer steps", {.min = 1})
         .Add("amp", &amp, "use bf16");
-    train.Add("schedule", &schedule, "of the learning rate", {"cosine", "linear"});
+    train.Add("schedule", &schedule, "of the learning rate", Schedules());
     Fields all;
     all.Add("mechanisms", &mechanisms, "what to compare")
         .Add("lengths", &lengths, "in tokens", {1, 1000});
@@ -109,7 +113,7 @@ TEST(Fields, Set) {
   EXPECT_EQ(options.lr, 4e-3);
   EXPECT_EQ(options.steps, 2000);
   EXPECT_TRUE(options.amp);
-  EXPECT_EQ(options.schedule, "linear");
+  EXPECT_EQ(options.schedule, Options::Schedule::kLinear);
   EXPECT_EQ(options.mechanisms, (std::vector<std::string>{"a", "b"}));
   EXPECT_EQ(options.lengths, std::vector<int64_t>{7});
   EXPECT_EQ(options.extra.dump(), R"({"k":1,"deep":{"feature":"elu","slots":32}})");
@@ -162,6 +166,40 @@ TEST(Fields, TextHasToBeUtf8) {
   EXPECT_EQ(name, "caf\xc3\xa9");
   EXPECT_THROW(fields.Set("name=caf\xe9"), UsageError);
   EXPECT_EQ(name, "caf\xc3\xa9");
+}
+
+enum class Colour { kRed, kBlue };
+
+TEST(Fields, EnumerationsAreReadAndWrittenByName) {
+  const EnumNames<Colour> names = {{Colour::kRed, "red"}, {Colour::kBlue, "blue"}};
+  Colour colour = Colour::kRed;
+  std::optional<Colour> other;
+  Fields fields;
+  fields.Add("colour", &colour, "of it", names).Add("other", &other, "none said: red", names);
+  EXPECT_EQ(fields.Write().dump(), R"({"colour":"red"})");
+  fields.Read(Json{{"colour", "blue"}, {"other", "red"}}, "x");
+  EXPECT_EQ(colour, Colour::kBlue);
+  EXPECT_EQ(other, Colour::kRed);
+  EXPECT_EQ(fields.Write().dump(), R"({"colour":"blue","other":"red"})");
+  fields.Set("other=blue");
+  EXPECT_EQ(other, Colour::kBlue);
+  EXPECT_EQ(ErrorMessage([&] { fields.Set("colour=bleu"); }),
+            "--set: 'colour': unknown value 'bleu'; did you mean 'blue'?");
+  EXPECT_EQ(ErrorMessage([&] {
+              fields.Read(Json{{"other", ""}}, "x");
+            }),
+            "x: 'other': unknown value ''; known are red, blue");
+  EXPECT_EQ(ErrorMessage([&] {
+              fields.Read(Json{{"colour", 1}}, "x");
+            }),
+            "x: 'colour' is 1; expected a text (one of red, blue)");
+  EXPECT_EQ(colour, Colour::kBlue);
+  EXPECT_EQ(fields.Help(),
+            "colour  text = red  of it (red, blue)\n"
+            "other   text = \"\"   none said: red (red, blue)\n");
+  EXPECT_EQ(NameOf(Colour::kBlue, names), "blue");
+  EXPECT_EQ(ErrorMessage([&] { ValueOf("rod", names, "colour"); }),
+            "unknown colour 'rod'; did you mean 'red'?");
 }
 
 }  // namespace

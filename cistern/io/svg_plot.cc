@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "cistern/base/error.h"
+#include "cistern/base/format.h"
 
 namespace cistern {
 namespace {
@@ -17,37 +18,7 @@ constexpr const char* kInk = "#777777";   // text: contrast 4.5 on white, 4.7 on
 constexpr const char* kGrid = "#808080";  // drawn faintly
 constexpr double kFont = 12, kTitleFont = 15, kCharWidth = 6.9;
 
-std::string Number(double x) {  // coordinates: two decimals are enough
-  char text[64];
-  std::snprintf(text, sizeof(text), "%.2f", x);
-  std::string s = text;
-  s.erase(s.find_last_not_of('0') + 1);
-  if (s.back() == '.') s.pop_back();
-  return s == "-0" ? "0" : s;
-}
-
-// 0.004, 16384, 250k, 2M, 1e-08; whole numbers below 10^7 are never rounded.
-std::string TickText(double x) {
-  if (x == 0) return "0";
-  const double magnitude = std::abs(x);
-  char text[64];
-  const bool exact = magnitude < 1e5 || (magnitude < 1e7 && std::fmod(x, 1000) != 0);
-  if (exact && x == std::floor(x)) {
-    std::snprintf(text, sizeof(text), "%.0f", x);
-  } else if (magnitude >= 1e4 && magnitude < 1e15) {
-    int power = 0;
-    double scaled = x;
-    while (std::abs(scaled) >= 1000 && power < 4) {
-      scaled /= 1000;
-      ++power;
-    }
-    std::snprintf(text, sizeof(text), "%.4g%s", scaled,
-                  (const char*[]){"", "k", "M", "G", "T"}[power]);
-  } else {
-    std::snprintf(text, sizeof(text), magnitude >= 1e-4 ? "%.6g" : "%.3g", NanUnsigned(x));
-  }
-  return text;
-}
+std::string Number(double x) { return Trimmed(x, 2); }  // a coordinate
 
 // Characters of UTF-8 text, as a guess of its width.
 double TextWidth(const std::string& text) {
@@ -231,23 +202,17 @@ std::vector<std::vector<size_t>> LegendRows(const std::vector<std::string>& name
 }
 
 void DrawLegend(Svg* svg, const std::vector<std::string>& names,
-                const std::vector<std::vector<size_t>>& rows, const Frame& frame, double y,
-                bool lines) {
+                const std::vector<std::vector<size_t>>& rows, const Frame& frame, double y) {
   for (const auto& row : rows) {
     double total = -16;
     for (const size_t i : row) total += 44 + TextWidth(names[i]);
     double x = std::max(frame.left, (frame.left + frame.right - total) / 2);
     for (const size_t i : row) {
-      const char* colour = kColours[i % kColourCount];
-      if (lines) {
-        svg->Raw(StrCat("<line x1=\"", Number(x), "\" y1=\"", Number(y), "\" x2=\"", Number(x + 20),
-                        "\" y2=\"", Number(y), "\" stroke=\"", colour, "\" stroke-width=\"2\"",
-                        i >= kColourCount ? " stroke-dasharray=\"5 3\"" : "", "/>\n"));
-        svg->Marker(i, x + 10, y);
-      } else {
-        svg->Raw(StrCat("<rect x=\"", Number(x + 6), "\" y=\"", Number(y - 6),
-                        "\" width=\"12\" height=\"12\" rx=\"2\" fill=\"", colour, "\"/>\n"));
-      }
+      svg->Raw(StrCat("<line x1=\"", Number(x), "\" y1=\"", Number(y), "\" x2=\"", Number(x + 20),
+                      "\" y2=\"", Number(y), "\" stroke=\"", kColours[i % kColourCount],
+                      "\" stroke-width=\"2\"", i >= kColourCount ? " stroke-dasharray=\"5 3\"" : "",
+                      "/>\n"));
+      svg->Marker(i, x + 10, y);
       svg->Text(x + 26, y + 4, names[i], "start");
       x += 44 + TextWidth(names[i]);
     }
@@ -258,7 +223,7 @@ void DrawLegend(Svg* svg, const std::vector<std::string>& names,
 Frame MakeFrame(int width, int height, bool title, bool y_label, bool x_label, size_t legend_rows,
                 const Axis& y) {
   double widest = 0;
-  for (const double tick : y.ticks) widest = std::max(widest, TextWidth(TickText(tick)));
+  for (const double tick : y.ticks) widest = std::max(widest, TextWidth(Tick(tick)));
   Frame frame;
   frame.left = 16 + widest + (y_label ? 24 : 0);
   frame.right = width - 20;
@@ -270,7 +235,7 @@ Frame MakeFrame(int width, int height, bool title, bool y_label, bool x_label, s
 void DrawYAxis(Svg* svg, const Axis& y, const Frame& frame, const std::string& label) {
   for (const double tick : y.ticks) {
     svg->Line(frame.left, y(tick), frame.right, y(tick), 0.25);
-    svg->Text(frame.left - 8, y(tick) + 4, TickText(tick), "end");
+    svg->Text(frame.left - 8, y(tick) + 4, Tick(tick), "end");
   }
   if (label.empty()) return;
   const double middle = (frame.top + frame.bottom) / 2;
@@ -349,15 +314,15 @@ std::string RenderSvg(const LineChart& chart) {
 
   Svg svg(chart.width, chart.height, chart.title.empty() ? chart.y_label : chart.title);
   if (!chart.title.empty()) svg.Title(chart.width, chart.title);
-  DrawLegend(&svg, names, rows, frame, chart.title.empty() ? 20 : 46, true);
+  DrawLegend(&svg, names, rows, frame, chart.title.empty() ? 20 : 46);
   DrawYAxis(&svg, y, frame, chart.y_label);
   svg.Line(frame.left, frame.bottom, frame.right, frame.bottom, 0.9);
   double last = -1e9;
   for (const double tick : x.ticks) {
-    const double half = TextWidth(TickText(tick)) / 2;
+    const double half = TextWidth(Tick(tick)) / 2;
     svg.Line(x(tick), frame.bottom, x(tick), frame.bottom + 5, 0.9);
     if (x(tick) - half < last + 6) continue;  // no room
-    svg.Text(x(tick), frame.bottom + 19, TickText(tick), "middle");
+    svg.Text(x(tick), frame.bottom + 19, Tick(tick), "middle");
     last = x(tick) + half;
   }
   if (!chart.x_label.empty())
@@ -384,69 +349,6 @@ std::string RenderSvg(const LineChart& chart) {
     if (points.size() > 60) continue;  // markers would hide the line
     for (const auto& [px, py] : points) svg.Marker(i, px, py);
   }
-  return svg.Done();
-}
-
-std::string RenderSvg(const BarChart& chart) {
-  std::vector<double> values = {0};
-  std::vector<std::string> names;
-  for (const BarSeries& s : chart.series) {
-    CISTERN_CHECK(s.values.size() == chart.groups.size(), "[svg] series '", s.name, "' has ",
-                  s.values.size(), " values for ", chart.groups.size(), " groups");
-    values.insert(values.end(), s.values.begin(), s.values.end());
-    names.push_back(s.name);
-  }
-  Axis y = MakeAxis(values, false, true, 5);
-  const auto rows =
-      names.size() > 1 ? LegendRows(names, chart.width - 60) : std::vector<std::vector<size_t>>();
-  Frame frame = MakeFrame(chart.width, chart.height, !chart.title.empty(), !chart.y_label.empty(),
-                          false, rows.size(), y);
-  const double group =
-      (frame.right - frame.left) / double(std::max<size_t>(chart.groups.size(), 1));
-  double widest = 0;
-  for (const std::string& name : chart.groups) widest = std::max(widest, TextWidth(name));
-  const bool slanted = widest + 8 > group;
-  if (slanted) frame.bottom -= std::min(widest * 0.5, chart.height * 0.3);
-  y.from = frame.bottom;
-  y.to = frame.top;
-
-  Svg svg(chart.width, chart.height, chart.title.empty() ? chart.y_label : chart.title);
-  if (!chart.title.empty()) svg.Title(chart.width, chart.title);
-  DrawLegend(&svg, names, rows, frame, chart.title.empty() ? 20 : 46, false);
-  DrawYAxis(&svg, y, frame, chart.y_label);
-  const size_t count = std::max<size_t>(chart.series.size(), 1);
-  const double bar = std::min(group * 0.76 / double(count), 64.0);
-  for (size_t g = 0; g < chart.groups.size(); ++g) {
-    const double middle = frame.left + (double(g) + 0.5) * group;
-    for (size_t i = 0; i < chart.series.size(); ++i) {
-      const double value = chart.series[i].values[g];
-      if (!std::isfinite(value)) continue;
-      const double x = middle + (double(i) - double(count) / 2) * bar,
-                   top = std::min(y(value), y(0)), height = std::abs(y(value) - y(0));
-      svg.Raw(StrCat("<rect x=\"", Number(x + 1), "\" y=\"", Number(top), "\" width=\"",
-                     Number(std::max(bar - 2, 0.5)), "\" height=\"", Number(height), "\" rx=\"",
-                     Number(std::min(2.0, height / 2)), "\" fill=\"", kColours[i % kColourCount],
-                     "\"><title>",
-                     EscapeXml(chart.groups[g] + (names.size() > 1 ? ", " + names[i] : "") + ": " +
-                               TickText(value)),
-                     "</title></rect>\n"));
-      if (bar >= 30) {
-        char text[32];
-        std::snprintf(text, sizeof(text), "%.3g", value);
-        const std::string shown = std::abs(value) >= 1000 ? TickText(value) : text;
-        svg.Text(x + bar / 2, value >= 0 ? top - 5 : top + height + 14, shown, "middle",
-                 " font-size=\"11\"");
-      }
-    }
-    if (slanted) {
-      const std::string at = Number(middle) + " " + Number(frame.bottom + 16);
-      svg.Text(middle, frame.bottom + 16, chart.groups[g], "end",
-               " transform=\"rotate(-30 " + at + ")\"");
-    } else {
-      svg.Text(middle, frame.bottom + 19, chart.groups[g], "middle");
-    }
-  }
-  svg.Line(frame.left, y(0), frame.right, y(0), 0.9);
   return svg.Done();
 }
 

@@ -22,20 +22,7 @@ struct LineChart {
   int width = 720, height = 420;
 };
 
-struct BarSeries {
-  std::string name;
-  std::vector<double> values;  // one per group; NaN leaves a gap
-};
-
-struct BarChart {
-  std::string title, y_label;
-  std::vector<std::string> groups;  // under the x axis
-  std::vector<BarSeries> series;    // bars within each group; one series needs no legend
-  int width = 720, height = 420;
-};
-
 std::string RenderSvg(const LineChart& chart);  // Error when x and y of a series differ in length
-std::string RenderSvg(const BarChart& chart);   // Error when a series has not one value per group
 
 // & < > " ' escaped, for XML and HTML; control characters, which XML forbids, and bytes that are
 // not UTF-8 become U+FFFD.

@@ -49,23 +49,6 @@ TEST(SvgPlot, Lines) {
   EXPECT_EQ(svg.find("nan"), std::string::npos);
 }
 
-TEST(SvgPlot, Bars) {
-  const BarChart chart{.title = "Accuracy",
-                       .y_label = "per cent",
-                       .groups = {"listops", "text", "retrieval"},
-                       .series = {{"latte", {40.2, 64.9, NAN}}, {"softmax", {38.1, 65.2, 80.0}}}};
-  const std::string svg = RenderSvg(chart);
-  Keep("bars.svg", svg);
-  EXPECT_EQ(Count(svg, "</title></rect>"), 5u);
-  BarChart many{
-      .title = "Memory per token", .y_label = "bytes", .groups = {}, .series = {{"", {}}}};
-  for (int i = 0; i < 12; ++i) {
-    many.groups.push_back("mechanism-" + std::to_string(i));
-    many.series[0].values.push_back(1000.0 * (i - 2));
-  }
-  Keep("many.svg", RenderSvg(many));
-}
-
 TEST(SvgPlot, OddInput) {
   const double inf = std::numeric_limits<double>::infinity(), huge = 1e308;
   for (const bool log : {false, true}) {
@@ -88,11 +71,6 @@ TEST(SvgPlot, OddInput) {
   LineChart bad;
   bad.series = {{"a", {1}, {}}};
   EXPECT_EQ(ErrorMessage([&] { RenderSvg(bad); }), "[svg] series 'a' has 1 x and 0 y");
-  EXPECT_EQ(
-      ErrorMessage([&] {
-        RenderSvg(BarChart{.title = "", .y_label = "", .groups = {"x"}, .series = {{"a", {}}}});
-      }),
-      "[svg] series 'a' has 0 values for 1 groups");
 }
 
 TEST(SvgPlot, Ticks) {

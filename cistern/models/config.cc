@@ -4,9 +4,20 @@
 
 #include "cistern/attention/head_groups.h"
 #include "cistern/base/error.h"
-#include "cistern/nn/positions.h"
 
 namespace cistern {
+
+const EnumNames<PoolingKind>& PoolingKinds() {
+  static const EnumNames<PoolingKind> names = {
+      {PoolingKind::kMean, "mean"}, {PoolingKind::kCls, "cls"}, {PoolingKind::kMemory, "memory"}};
+  return names;
+}
+
+const EnumNames<HeadKind>& HeadKinds() {
+  static const EnumNames<HeadKind> names = {
+      {HeadKind::kRelu, "relu"}, {HeadKind::kGelu, "gelu"}, {HeadKind::kLinear, "linear"}};
+  return names;
+}
 
 std::string GroupName(Form form) {
   return form == Form::kBidirectional ? "encoder" : form == Form::kCausal ? "decoder" : "cross";
@@ -40,25 +51,25 @@ Fields ModelConfig::Describe() {
         "taps of the causal convolution on the projections (with an encoder: of the decoder's "
         "own); 0: none",
         {0, 64});
-  f.Add("norm", &norm, "layer norm before or after attention and feed-forward", {"pre", "post"});
+  f.Add("norm", &norm, "layer norm before or after attention and feed-forward", NormPlaces());
   f.Add("embedding_norm", &embedding_norm,
         "a layer norm of embeddings and positions, before the first block: BERT, Luna's encoders "
         "(whose memory has one too, its option "
         "norm)");
   f.Add("final_norm", &final_norm, "a layer norm after the last block");
   f.Add("norm_eps", &norm_eps, "epsilon of the layer norms", {0.0, 1.0});
-  f.Add("activation", &activation, "of the feed-forward", {"gelu", "gelu_tanh", "relu"});
+  f.Add("activation", &activation, "of the feed-forward", Activations());
   f.Add("positions", &positions, "position encoding", PositionKinds());
   f.Add("pooling", &pooling,
         "of a classifier: the input of the head: the mean of the tokens, a learned token put "
         "before them, the mean of the memory's slots",
-        {"mean", "cls", "memory"});
+        PoolingKinds());
   f.Add("norm_pooled", &norm_pooled,
         "of a classifier: the final norm comes after pooling, not before");
   f.Add("head", &head,
         "of a classifier: a hidden layer of ffn_dim with relu (Long Range Arena) or gelu "
         "(P000), or one linear map (Latte, UCU)",
-        {"relu", "gelu", "linear"});
+        HeadKinds());
   f.Add("bias", &bias, "biases in all linear maps");
   f.Add("ffn_bias", &ffn_bias, "biases in the feed-forward, regardless of `bias`");
   f.Add("head_bias", &head_bias,
@@ -143,7 +154,7 @@ void CheckUnused(const ModelConfig& config) {
         used = used || a == name || InHeadGroups(a, name);
     }
     if (!used)
-      FindMechanism(name).make(
+      FindMechanism(name).Make(
           options, {config.dim, config.heads, config.max_length, 0, config.attention_dropout});
   }
 }
@@ -199,9 +210,6 @@ void ModelConfig::Validate() const {
     const LayerStack stack = Stack(form);
     const StackOptions& o = stack.options();
     parameters += double(o.layers) * 12.0 * double(o.dim) * double(o.dim);
-    const std::vector<std::string> kinds = PositionKinds();
-    if (std::find(kinds.begin(), kinds.end(), o.positions) == kinds.end())
-      FailUsage(GroupName(form), ".positions: ", UnknownName("value", o.positions, kinds));
   }
   if (parameters > 1e11)
     FailUsage("the model would have about ", parameters, " parameters; check dim=", dim,

@@ -13,6 +13,12 @@ namespace cistern {
 
 inline constexpr int64_t kConfigVersion = 2;
 
+// Of a classifier (models/heads.h).
+enum class PoolingKind { kMean, kCls, kMemory };
+enum class HeadKind { kRelu, kGelu, kLinear };
+const EnumNames<PoolingKind>& PoolingKinds();  // mean, cls, memory
+const EnumNames<HeadKind>& HeadKinds();        // relu, gelu, linear
+
 // The keys outside the groups hold for all stacks of the model, unless the group of a stack says
 // otherwise; LayerStack puts both together.
 struct ModelConfig {
@@ -27,8 +33,11 @@ struct ModelConfig {
       Json::object();  // options of the mechanisms, by name: {"latte": {"latents": 64}}
   Json layer_options = Json::object();  // the same for single layers: {"2": {"latte": {...}}}
   int64_t conv = 0;
-  std::string norm = "pre", activation = "gelu", positions = "none", pooling = "mean",
-              head = "relu";
+  NormPlace norm = NormPlace::kPre;
+  Activation activation = Activation::kGelu;
+  PositionKind positions = PositionKind::kNone;
+  PoolingKind pooling = PoolingKind::kMean;
+  HeadKind head = HeadKind::kRelu;
   bool embedding_norm = false, final_norm = true, norm_pooled = false, tie_embeddings = true;
   std::vector<int64_t> tied_layers =
       {};  // the layer whose parameters each layer has, by number from 0; none: each has its own
@@ -51,7 +60,7 @@ struct ModelConfig {
   double PositionStd() const { return position_std >= 0 ? position_std : EmbeddingStd(); }
   double EmbeddingStd() const { return embedding_std > 0 ? embedding_std : init_std; }
   int64_t TargetVocabSize() const { return target_vocab_size > 0 ? target_vocab_size : vocab_size; }
-  bool PoolsMemory() const { return info().classifies && pooling == "memory"; }
+  bool PoolsMemory() const { return info().classifies && pooling == PoolingKind::kMemory; }
   std::string Summary() const;  // "latte, 2 layers x 128, 4 heads"
 };
 

@@ -13,7 +13,7 @@ const ModelInfo& decoder_lm_model() {
     i.tables = [](const ModelConfig& c) {
       const StackOptions o = c.Stack(Form::kCausal).options();
       return double(o.dim) * (double(c.vocab_size) * (c.tie_embeddings ? 1 : 2) +
-                              (o.positions == "learned" ? double(o.max_length) : 0));
+                              (o.positions == PositionKind::kLearned ? double(o.max_length) : 0));
     };
     BindModel<DecoderLm>(i);
     return i;

@@ -17,9 +17,10 @@ const ModelInfo& encoder_classifier_model() {
     i.tables = [](const ModelConfig& c) {
       const LayerStack stack = c.Stack(Form::kBidirectional);
       const StackOptions& o = stack.options();
-      const double hidden = c.head == "linear" ? 0 : double(stack.ffn_dim());
-      return double(o.dim) * (double(c.vocab_size) +
-                              (o.positions == "learned" ? double(o.max_length) : 0) + hidden) +
+      const double hidden = c.head == HeadKind::kLinear ? 0 : double(stack.ffn_dim());
+      return double(o.dim) *
+                 (double(c.vocab_size) +
+                  (o.positions == PositionKind::kLearned ? double(o.max_length) : 0) + hidden) +
              double(c.classes) * (hidden > 0 ? hidden : double(o.dim));
     };
     BindModel<EncoderClassifier>(i);

@@ -21,7 +21,7 @@ const ModelInfo& encoder_decoder_model() {
       const StackOptions encoder = c.Stack(Form::kBidirectional).options(),
                          decoder = c.Stack(Form::kCausal).options();
       const auto positions = [](const StackOptions& o) {
-        return o.positions == "learned" ? double(o.max_length) * double(o.dim) : 0.0;
+        return o.positions == PositionKind::kLearned ? double(o.max_length) * double(o.dim) : 0.0;
       };
       return double(c.TargetVocabSize()) * double(decoder.dim) * (c.tie_embeddings ? 1 : 2) +
              (share ? 0 : double(c.vocab_size) * double(encoder.dim)) + positions(encoder) +

@@ -38,20 +38,20 @@ std::vector<ModelConfig> Configs() {
     if (info->Supports(Form::kCross) && info->verbs) all.push_back(Config(info->name));
   }
   ModelConfig c = Config("latte", "softmax");
-  c.norm = "post", c.positions = "rotary", c.bias = true,
+  c.norm = NormPlace::kPost, c.positions = PositionKind::kRotary, c.bias = true,
   c.own["encoder_decoder"]["share_embeddings"] = false, c.target_vocab_size = 11,
   c.final_norm = false;
   all.push_back(c);
   c = Config();
   c.cross.attention = {"latte", "softmax", "abc_mlp"},
   c.decoder.attention = {"window", "gated_slots", "softmax"};
-  c.conv = 3, c.positions = "learned", c.tie_embeddings = false, c.head_bias = true;
+  c.conv = 3, c.positions = PositionKind::kLearned, c.tie_embeddings = false, c.head_bias = true;
   all.push_back(c);
   c = Config("reuse", "reuse", "reuse");
   c.attention_options["reuse"] = {{"heads", 1}, {"placement", "alternate"}, {"keep", "scores"}};
   all.push_back(c);
   c.attention_options["reuse"] = {{"placement", "full"}};
-  c.positions = "rotary";
+  c.positions = PositionKind::kRotary;
   all.push_back(c);
   c.attention_options["reuse"] = {{"placement", "skip"}, {"layers", 1}};
   all.push_back(c);
@@ -258,7 +258,7 @@ TEST(EncoderDecoder, StateBytesAreKnownBeforeARun) {
 TEST(EncoderDecoder, TheTargetIsCutBackAndTheSourceStays) {
   at::NoGradGuard guard;
   ModelConfig config = Config("latte", "softmax");
-  config.positions = "rotary";
+  config.positions = PositionKind::kRotary;
   const auto m = Make(config);
   at::manual_seed(3);
   const at::Tensor source = Source(2, 7), lengths = Lengths({7, 4}), target = Target(config, 2, 9),

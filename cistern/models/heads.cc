@@ -33,8 +33,8 @@ at::Tensor OutputLayer::Loss(const at::Tensor& hidden, const at::Tensor& targets
 }
 
 Pooling::Pooling(torch::nn::Module& owner, const ModelConfig& config)
-    : memory_(config.pooling == "memory"), norm_pooled_(config.norm_pooled) {
-  if (config.pooling == "cls") {
+    : memory_(config.pooling == PoolingKind::kMemory), norm_pooled_(config.norm_pooled) {
+  if (config.pooling == PoolingKind::kCls) {
     cls_ = owner.register_parameter(
         "cls_token", ToActiveDevice(at::zeros({1, 1, config.Stack(Form::kBidirectional).dim()})));
   }
@@ -43,13 +43,13 @@ Pooling::Pooling(torch::nn::Module& owner, const ModelConfig& config)
 void Pooling::Check(const ModelConfig& config) {
   const LayerStack stack = config.Stack(Form::kBidirectional);
   const int64_t last = stack.layers() - 1;
-  if (config.pooling == "memory" && !stack.HandsOnMemory(last)) {
+  if (config.pooling == PoolingKind::kMemory && !stack.HandsOnMemory(last)) {
     FailUsage(
         "pooling=memory needs a last layer that passes on a memory, such as luna or conv_luna, "
         "not ",
         stack.Mechanism(last), "; use pooling=mean");
   }
-  for (int64_t layer = 0; layer <= last && config.pooling == "cls"; ++layer) {
+  for (int64_t layer = 0; layer <= last && config.pooling == PoolingKind::kCls; ++layer) {
     if (FindMechanism(stack.Mechanism(layer)).MakesLatents()) {
       FailUsage("pooling=cls sees a token, but after ", stack.Mechanism(layer),
                 " there are only latents; use pooling=mean");
@@ -78,10 +78,11 @@ at::Tensor Pooling::Forward(const Trunk& trunk, const Stream& out,
 }
 
 ClassifierHead::ClassifierHead(const ModelConfig& config, int64_t in, int64_t hidden)
-    : gelu_(config.head == "gelu"), dropout_(config.Stack(Form::kBidirectional).options().dropout) {
+    : gelu_(config.head == HeadKind::kGelu),
+      dropout_(config.Stack(Form::kBidirectional).options().dropout) {
   if (config.classes < 1)
     FailUsage("a model of kind ", config.kind, " needs classes >= 1, got ", config.classes);
-  const bool linear = config.head == "linear";
+  const bool linear = config.head == HeadKind::kLinear;
   if (!linear) hidden_ = register_module("dense", std::make_shared<Linear>(in, hidden, true));
   head_ = register_module("out_proj",
                           std::make_shared<Linear>(linear ? in : hidden, config.classes, true));

@@ -18,7 +18,7 @@ const ModelInfo& masked_lm_model() {
       const StackOptions o = c.Stack(Form::kBidirectional).options();
       const bool transform = OwnOptions<MaskedLm>(c).transform;
       return double(o.dim) * (double(c.vocab_size) * (c.tie_embeddings ? 1 : 2) + 1 +
-                              (o.positions == "learned" ? double(o.max_length) : 0) +
+                              (o.positions == PositionKind::kLearned ? double(o.max_length) : 0) +
                               (transform ? double(o.dim) : 0));
     };
     BindModel<MaskedLm>(i);

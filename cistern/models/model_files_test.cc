@@ -24,7 +24,7 @@ TEST(ModelFiles, RoundTripIsBitwise) {
   std::vector<ModelConfig> configs = Lms();
   configs.push_back(SmallLm({"latte"}));
   configs.back().kind = "encoder_classifier", configs.back().classes = 3,
-  configs.back().pooling = "cls", configs.back().ffn_bias = true;
+  configs.back().pooling = PoolingKind::kCls, configs.back().ffn_bias = true;
   configs.push_back(SmallLm({"performer", "abc_cluster", "latte"}));  // mechanisms with buffers
   configs.push_back(TiedLm(true));
   for (const ModelConfig& config : configs) {

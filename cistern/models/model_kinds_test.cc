@@ -189,7 +189,7 @@ double Step(Model& model, const NamedTensors& batch, std::vector<at::Tensor>* gr
 TEST(ModelKinds, TrainOnTheCompositePathAsOnTheKernels) {
   for (const ModelInfo* info : Models()) {
     ModelConfig config = SmallOf(*info);
-    config.positions = "learned", config.init_std = 0.3;
+    config.positions = PositionKind::kLearned, config.init_std = 0.3;
     const auto model = MakeModel(config, 3);
     model->to(at::kDouble);
     at::manual_seed(5);
@@ -209,7 +209,7 @@ TEST(ModelKinds, TrainOnTheCompositePathAsOnTheKernels) {
 TEST(ModelKinds, AreMadeOnTheActiveDevice) {
   for (const ModelInfo* info : Models()) {
     ModelConfig config = SmallOf(*info);
-    config.positions = "learned";
+    config.positions = PositionKind::kLearned;
     SetActiveDevice(at::kMeta);
     const auto model = MakeModel(config, 3);
     SetActiveDevice(at::kCPU);

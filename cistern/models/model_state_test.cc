@@ -124,7 +124,7 @@ TEST(ModelState, AFileGoesOnToTheBit) {
 TEST(ModelState, ItIsCutBackWhereEveryLayerCan) {
   at::NoGradGuard guard;
   ModelConfig config = Config({"softmax", "softmax"});
-  config.positions = "rotary";
+  config.positions = PositionKind::kRotary;
   const auto m = Make(config, at::kDouble);
   const at::Tensor ids = Ids(2, 12), next = Ids(2, 4);
   ModelState state = m->EmptyState(2), want = m->EmptyState(2);
@@ -242,7 +242,7 @@ TEST(ModelStateFile, BrokenFilesAndOtherModelsAreNamed) {
   ExpectContains(usage(*Make(Config({"latte", "softmax"}), at::kFloat, 2)),
                  {path, "another model", "hash"});
   other = Config({"latte", "softmax"});
-  other.positions = "sinusoidal";  // the same weights, other numbers
+  other.positions = PositionKind::kSinusoidal;  // the same weights, other numbers
   ExpectContains(usage(*Make(other)), {path, "another model", "hash"});
   other = Config({"latte", "softmax"});
   EXPECT_EQ(usage(*Make(other)), "no error");

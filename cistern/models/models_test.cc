@@ -18,7 +18,7 @@ using ops::ImplScope;
 TEST(ParameterCount, LatteOfThePaper) {
   ModelConfig c;
   c.dim = 516, c.layers = 12, c.heads = 12, c.attention = {"latte"}, c.tie_embeddings = false,
-  c.positions = "sinusoidal";
+  c.positions = PositionKind::kSinusoidal;
   c.ffn_bias = c.head_bias = true;
   c.init_std = 0.02;
   c.vocab_size = 205;
@@ -41,7 +41,7 @@ TEST(ParameterCount, TheControlOfAbc) {
     auto count = [&](const char* mechanism, int64_t depth) {
       ModelConfig c;
       c.vocab_size = vocab, c.dim = dim, c.heads = heads, c.layers = depth, c.max_length = 512,
-      c.bias = true, c.positions = "learned";
+      c.bias = true, c.positions = PositionKind::kLearned;
       c.attention = {mechanism},
       c.attention_options = Json{{"abc_mlp", {{"slots", slots}, {"tied", true}}}};
       return MakeModel(c, 0)->ParameterCount();
@@ -79,7 +79,7 @@ TEST(ParameterCount, ATokenAndTheBiases) {
   EXPECT_EQ(count([](ModelConfig& c) { c.vocab_size = 24, c.head_bias = true; }),
             plain + V + 2 * D + 1);
   EXPECT_EQ(count([](ModelConfig& c) { c.tie_embeddings = true; }), plain - V * D);
-  EXPECT_EQ(count([](ModelConfig& c) { c.positions = "learned"; }), plain + 64 * D);
+  EXPECT_EQ(count([](ModelConfig& c) { c.positions = PositionKind::kLearned; }), plain + 64 * D);
 }
 
 // ---- running
@@ -226,8 +226,9 @@ TEST(EncoderClassifier, PaddingChangesNothingAndRowsAreAlone) {
       if (pooling == "cls" && info->memory == MemoryUse::kLatents) continue;
       for (const std::string positions : {"learned", "sinusoidal"}) {
         ModelConfig c = SmallLm({info->name});
-        c.kind = "encoder_classifier", c.classes = 5, c.pooling = pooling, c.positions = positions,
-        c.norm = pooling == "cls" ? "pre" : "post";
+        c.kind = "encoder_classifier", c.classes = 5, c.pooling = ValueOf(pooling, PoolingKinds()),
+        c.positions = ValueOf(positions, PositionKinds()),
+        c.norm = pooling == "cls" ? NormPlace::kPre : NormPlace::kPost;
         const auto m = Make<EncoderClassifier>(c);
         at::manual_seed(3);
         const at::Tensor ids = Ids(3, 11), lengths = Lengths({11, 4, 1});
@@ -274,8 +275,8 @@ TEST(EncoderClassifier, EveryParameterHasAGradient) {
       if (pooling == "cls" && info->memory == MemoryUse::kLatents) continue;
       ModelConfig c = SmallLm({info->name, "latte", info->name});
       if (pooling == "memory") c.attention[1] = info->name;
-      c.kind = "encoder_classifier", c.classes = 5, c.pooling = pooling, c.norm = norm,
-      c.head = head;
+      c.kind = "encoder_classifier", c.classes = 5, c.pooling = ValueOf(pooling, PoolingKinds()),
+      c.norm = ValueOf(norm, NormPlaces()), c.head = ValueOf(head, HeadKinds());
       const auto m = Make<EncoderClassifier>(c);
       m->Forward(Ids(3, 11), Lengths({11, 4, 1})).square().sum().backward();
       const std::string what = info->name + " " + pooling + " " + norm;
@@ -299,8 +300,8 @@ TEST(EncoderClassifier, HeadsByTheirFormulas) {
         const bool latents = pooled_from == "latents";  // 64 of 7 tokens, the mean of all
         const std::string pooling = latents ? "mean" : pooled_from;
         ModelConfig c = SmallLm({latents ? "perceiver" : "luna"});
-        c.kind = "encoder_classifier", c.classes = 5, c.pooling = pooling, c.head = head,
-        c.norm_pooled = after, c.layers = 1;
+        c.kind = "encoder_classifier", c.classes = 5, c.pooling = ValueOf(pooling, PoolingKinds()),
+        c.head = ValueOf(head, HeadKinds()), c.norm_pooled = after, c.layers = 1;
         const auto m = Make<EncoderClassifier>(c);
         auto p = m->named_parameters();
         at::NoGradGuard guard;
@@ -330,7 +331,7 @@ TEST(EncoderClassifier, HeadsByTheirFormulas) {
 
 ModelConfig SmallClassifier(const std::string& pooling) {
   ModelConfig c = SmallLm({"latte"});
-  c.kind = "encoder_classifier", c.classes = 3, c.pooling = pooling;
+  c.kind = "encoder_classifier", c.classes = 3, c.pooling = ValueOf(pooling, PoolingKinds());
   return c;
 }
 
@@ -338,7 +339,7 @@ TEST(EncoderClassifier, NormsItsEmbeddings) {
   at::NoGradGuard guard;
   for (const std::string pooling : {"mean", "cls"}) {
     ModelConfig c = SmallClassifier(pooling);
-    c.positions = "learned";
+    c.positions = PositionKind::kLearned;
     const auto plain = Make<EncoderClassifier>(c);
     c.embedding_norm = true;
     const auto normed = Make<EncoderClassifier>(c);
@@ -394,7 +395,7 @@ TEST(ModelConfig, FeedForwardDropoutReachesTheBlocks) {
 TEST(EncoderClassifier, OneMemoryGoesThroughTheLayers) {
   auto message = [](const std::vector<std::string>& attention, const std::string& pooling) {
     ModelConfig c = SmallLm(attention);
-    c.kind = "encoder_classifier", c.classes = 3, c.pooling = pooling;
+    c.kind = "encoder_classifier", c.classes = 3, c.pooling = ValueOf(pooling, PoolingKinds());
     return ErrorMessage([&] { MakeModel(c, 0); });
   };
   ExpectContains(message({"luna", "conv_luna"}, "mean"), {"luna", "conv_luna", "one memory"});
@@ -407,7 +408,7 @@ TEST(EncoderClassifier, OneMemoryGoesThroughTheLayers) {
   // The first layer makes the memory that the last one reads; what the last makes of it reaches
   // nothing.
   ModelConfig c = SmallLm({"luna", "latte", "luna"});
-  c.kind = "encoder_classifier", c.classes = 3, c.norm = "post";
+  c.kind = "encoder_classifier", c.classes = 3, c.norm = NormPlace::kPost;
   const auto names = MakeModel(c, 0)->named_parameters();
   EXPECT_TRUE(names.contains("layers.0.memory_norm.weight"));
   EXPECT_FALSE(names.contains("layers.2.memory_norm.weight"));

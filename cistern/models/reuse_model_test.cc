@@ -59,8 +59,8 @@ std::vector<ModelConfig> Configs() {
         Json{{"placement", "skip"}, {"layers", 2}}}) {
     all.push_back(Config(options, 5));
   }
-  all[1].positions = "rotary";
-  all[2].norm = "post", all[2].bias = true;
+  all[1].positions = PositionKind::kRotary;
+  all[2].norm = NormPlace::kPost, all[2].bias = true;
   all[3].conv = 3;
   all.push_back(Config({{"heads", 2}, {"placement", "partial"}}));
   all.back().attention = {"softmax", "reuse", "reuse",
@@ -371,8 +371,8 @@ TEST(ReuseModel, ParametersOfBertBase) {
     ModelConfig c;
     c.kind = "encoder_classifier", c.classes = 2;
     c.vocab_size = 2, c.dim = D, c.layers = 12, c.heads = 12, c.max_length = 512,
-    c.positions = "learned";
-    c.norm = "post", c.final_norm = false, c.bias = true;
+    c.positions = PositionKind::kLearned;
+    c.norm = NormPlace::kPost, c.final_norm = false, c.bias = true;
     c.attention = {attention}, c.attention_options = Json{{"reuse", options}};
     int64_t parameters = (vocab - 2) * D + others;
     for (const auto& p : MakeModel(c, 1)->named_parameters())

@@ -47,7 +47,7 @@ Fields StackOptions::Describe() {
   f.Add("max_length", &max_length, "longest input; 0: the model's", {0, 1 << 30}).OmitWhen(0);
   f.Add("conv", &conv, "taps of the short convolution; 0: none; -1: the model's", {-1, 64})
       .OmitWhen(-1);
-  f.Add("positions", &positions, "position encoding; none said: the model's").OmitWhen("");
+  f.Add("positions", &positions, "position encoding; none said: the model's", PositionKinds());
   f.Add("dropout", &dropout, "-1: the model's", {-1.0, 0.95}).OmitWhen(-1.0);
   f.Add("attention_dropout", &attention_dropout, "-1: the model's", {-1.0, 0.95}).OmitWhen(-1.0);
   f.Add("ffn_dropout", &ffn_dropout, "-1: the model's", {-1.0, 0.95}).OmitWhen(-1.0);
@@ -91,7 +91,8 @@ LayerStack::LayerStack(const ModelConfig& config, Form form)
     const LayerStack source(config, Form::kBidirectional);
     source_dim_ = source.dim();
     above.max_length = source.options().max_length;
-    if (above.positions == "rotary") above.positions = "none";  // source and target count apart
+    if (above.positions == PositionKind::kRotary)
+      above.positions = PositionKind::kNone;  // source and target count apart
   } else if (o.attention.empty()) {
     o.attention = above.attention;
   }
@@ -104,7 +105,7 @@ LayerStack::LayerStack(const ModelConfig& config, Form form)
   unset(o.ffn_dim, above.ffn_dim, -1);
   unset(o.max_length, above.max_length, 0);
   unset(o.conv, above.conv, -1);
-  unset(o.positions, above.positions, "");
+  if (!o.positions) o.positions = above.positions;
   unset(o.dropout, above.dropout, -1.0);
   unset(o.attention_dropout, above.attention_dropout, -1.0);
   unset(o.ffn_dropout, above.ffn_dropout, -1.0);
@@ -161,7 +162,7 @@ AttentionLayerOptions LayerStack::Attention(int64_t layer) const {
   a.dims.copied_on = layer + 1 < layers() ? std::max<int64_t>(0, Copied(layer + 1)) : 0;
   a.form = form_;
   a.source_dim = source_dim_;
-  a.positions = options_.positions;
+  a.positions = *options_.positions;
   a.conv = options_.conv;
   a.bias = config_.bias;
   a.init_std = config_.init_std;

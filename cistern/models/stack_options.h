@@ -1,10 +1,11 @@
 #pragma once
 // The group of one stack in config.json: a key set here applies only to this stack; a key that is
 // not set takes the model's key of the same name.
+#include <optional>
 #include <string>
 #include <vector>
 
-#include "cistern/io/fields.h"
+#include "cistern/attention/position_kind.h"
 
 namespace cistern {
 
@@ -13,7 +14,7 @@ struct StackOptions {
   std::vector<std::string> attention = {};
   Json attention_options = Json::object();  // by mechanism: {"latte": {"latents": 64}}
   Json layer_options = Json::object();      // by layer: {"2": {"latte": {"latents": 8}}}
-  std::string positions = {};
+  std::optional<PositionKind> positions = {};
   double dropout = -1, attention_dropout = -1, ffn_dropout = -1;
   std::vector<int64_t> tied_layers = {};
 

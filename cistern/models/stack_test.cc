@@ -64,8 +64,8 @@ TEST(Groups, AStackSaysOtherwiseThanTheModel) {
   EXPECT_EQ(decoder.Block(0).ffn_dim, 20);
   EXPECT_EQ(decoder.Attention(0).conv, 3);
   EXPECT_EQ(cross.Attention(0).conv, 0);
-  EXPECT_EQ(encoder.Attention(0).positions, "none");
-  EXPECT_EQ(decoder.Attention(0).positions, "sinusoidal");
+  EXPECT_EQ(encoder.Attention(0).positions, PositionKind::kNone);
+  EXPECT_EQ(decoder.Attention(0).positions, PositionKind::kSinusoidal);
   EXPECT_EQ(c.Summary(),
             "encoder latte, 1 layers x 12, 2 heads; decoder latte, 2 layers x 12, 3 heads and "
             "softmax to the source, 4 heads, conv 3");

@@ -39,10 +39,10 @@ inline at::Tensor Ids(int64_t batch, int64_t length) {
 inline std::vector<ModelConfig> Lms() {
   std::vector<ModelConfig> all = {SmallLm(), SmallLm(), SmallLm({"softmax"}), SmallLm({"latte"}),
                                   SmallLm({"latte", "softmax", "latte"})};
-  all[1].conv = 3, all[1].positions = "learned", all[1].norm = "post", all[1].bias = true,
-  all[1].tie_embeddings = false;
-  all[2].positions = "rotary", all[2].final_norm = false;
-  all[3].positions = "sinusoidal", all[3].conv = 4;
+  all[1].conv = 3, all[1].positions = PositionKind::kLearned, all[1].norm = NormPlace::kPost,
+  all[1].bias = true, all[1].tie_embeddings = false;
+  all[2].positions = PositionKind::kRotary, all[2].final_norm = false;
+  all[3].positions = PositionKind::kSinusoidal, all[3].conv = 4;
   all[4].tied_layers = {0, 1, 0}, all[4].embedding_norm = true;
   return all;
 }

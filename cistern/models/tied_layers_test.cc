@@ -25,7 +25,7 @@ ModelConfig Small(std::vector<std::string> attention) {
 ModelConfig SmallClassifier(std::vector<std::string> attention,
                             const std::string& pooling = "mean") {
   ModelConfig c = Small(std::move(attention));
-  c.kind = "encoder_classifier", c.classes = 3, c.pooling = pooling;
+  c.kind = "encoder_classifier", c.classes = 3, c.pooling = ValueOf(pooling, PoolingKinds());
   return c;
 }
 
@@ -48,7 +48,7 @@ TEST(TiedLayers, AreOneBlock) {
       {SmallClassifier(perceiver), {0, 1, 2, 3, 2, 3}},
       {SmallClassifier({"luna", "luna", "luna"}, "memory"), {0, 0, 0}},
       {SmallClassifier({"luna", "latte", "luna"}), {0, 1, 0}}};
-  all[2].first.norm = "post";
+  all[2].first.norm = NormPlace::kPost;
   for (auto& [config, ties] : all) {
     const std::string what = config.Summary() + " " + Json(ties).dump();
     const auto untied = Make(config);

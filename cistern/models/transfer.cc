@@ -63,9 +63,13 @@ std::vector<std::string> OtherSettings(const ModelConfig& here, const ModelConfi
       notes.push_back(StrCat("model.", name, " is ", a, " here and was ", b, " in ", folder));
   };
   compare("heads", mine.options().heads, theirs.options().heads);
-  compare("norm", here.norm, there.norm);
-  compare("activation", here.activation, there.activation);
-  compare("positions", mine.options().positions, theirs.options().positions);
+  const auto compare_named = [&](const char* name, auto a, auto b, const auto& names) {
+    compare(name, NameOf(a, names), NameOf(b, names));
+  };
+  compare_named("norm", here.norm, there.norm, NormPlaces());
+  compare_named("activation", here.activation, there.activation, Activations());
+  compare_named("positions", *mine.options().positions, *theirs.options().positions,
+                PositionKinds());
   if (mine.form() != theirs.form()) {
     notes.push_back(StrCat("the layers were ", FormName(theirs.form()), " in ", folder, " and are ",
                            FormName(mine.form()), " here"));

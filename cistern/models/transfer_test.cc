@@ -69,7 +69,7 @@ TEST_F(Transfer, TakesTheTrunkByName) {
   // From a causal model, too; what no shape shows is said.
   Saved(Small("decoder_lm"));
   ModelConfig other = Small("encoder_classifier");
-  other.norm = "post", other.heads = 3;
+  other.norm = NormPlace::kPost, other.heads = 3;
   const TransferReport causal = TakeWeights(*MakeModel(other, 1), from, {});
   std::string notes;
   for (const std::string& note : causal.notes) notes += note + "\n";
@@ -129,7 +129,7 @@ TEST_F(Transfer, RefusesWhatDoesNotFit) {
 
 TEST_F(Transfer, SettingsOfTheStackAreTheNewModels) {
   ModelConfig config = Small("encoder_decoder");
-  config.encoder.heads = 3, config.norm = "post", config.pooling = "cls";
+  config.encoder.heads = 3, config.norm = NormPlace::kPost, config.pooling = PoolingKind::kCls;
   const Json start = StartingConfig(Saved(config), "encoder_classifier");
   EXPECT_EQ(start["heads"], 3);
   EXPECT_EQ(start["norm"], "post");

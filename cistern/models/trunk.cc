@@ -49,7 +49,7 @@ Trunk::Trunk(torch::nn::Module& owner, const ModelConfig& config, Form form, int
   dropout_ = o.dropout;
   positions_ = owner.register_module(
       "embed_positions", std::make_shared<PositionEmbedding>(
-                             o.positions, o.dim, o.max_length + extra, config.PositionStd()));
+                             *o.positions, o.dim, o.max_length + extra, config.PositionStd()));
   const auto norm = [&](const std::string& name) {
     return owner.register_module(name, std::make_shared<LayerNorm>(o.dim, config.norm_eps));
   };

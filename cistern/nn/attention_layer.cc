@@ -1,12 +1,12 @@
 #include "cistern/nn/attention_layer.h"
 
 #include <ATen/ATen.h>
-#include <ATen/autocast_mode.h>
-#include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <algorithm>
 
 #include "cistern/base/error.h"
+#include "cistern/nn/full_precision.h"
+#include "cistern/nn/memory_attention.h"
 #include "cistern/nn/positions.h"
 #include "cistern/ops/short_conv.h"
 #include "cistern/tensors/device.h"
@@ -26,14 +26,6 @@ class ShortConvolution : public torch::nn::Module {
   at::Tensor weight;
 };
 
-// Under autocast the linear maps of a layer run in bfloat16; what its core computes runs in full
-// precision, the core's own products too.
-template <class F>
-auto InFullPrecision(F&& core) {
-  const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
-  return core();
-}
-
 }  // namespace
 
 std::shared_ptr<Mechanism> MakeMechanism(const AttentionLayerOptions& options) {
@@ -43,21 +35,20 @@ std::shared_ptr<Mechanism> MakeMechanism(const AttentionLayerOptions& options) {
   if (dims.dim % dims.heads != 0)
     FailUsage("dim=", dims.dim, " is not divisible by heads=", dims.heads);
   RequireForm(info, options.form);
-  if (std::find(info.positions.begin(), info.positions.end(), options.positions) ==
-      info.positions.end()) {
+  if (!info.Fits(options.positions)) {
     std::string fitting;
-    for (const std::string& p : info.positions) fitting += (fitting.empty() ? "" : ", ") + p;
-    FailUsage("positions=", options.positions, " do not fit mechanism ", info.name,
-              "; those that do: ", fitting);
+    for (const std::string& p : info.PositionNames()) fitting += (fitting.empty() ? "" : ", ") + p;
+    FailUsage("positions=", NameOf(options.positions, PositionKinds()), " do not fit mechanism ",
+              info.name, "; those that do: ", fitting);
   }
-  if (options.positions == "rotary" && (dims.dim / dims.heads) % 2 != 0) {
+  if (options.positions == PositionKind::kRotary && (dims.dim / dims.heads) % 2 != 0) {
     FailUsage("rotary positions need an even head width, got dim/heads=", dims.dim / dims.heads);
   }
   if (options.conv > 0 && options.form != Form::kCausal) {
     FailUsage("conv=", options.conv, " is a causal convolution; the ", FormName(options.form),
               " form has none: set conv=0");
   }
-  const std::shared_ptr<Mechanism> made = info.make(options.mechanism_options, dims);
+  const std::shared_ptr<Mechanism> made = info.Make(options.mechanism_options, dims);
   for (const Projection& p : made->Projections()) {
     if (p.side == Side::kKey && p.identity && options.source_dim > 0 &&
         options.source_dim != dims.dim) {
@@ -68,25 +59,25 @@ std::shared_ptr<Mechanism> MakeMechanism(const AttentionLayerOptions& options) {
   return made;
 }
 
-AttentionLayer::AttentionLayer(AttentionLayerOptions options) : options_(options) {
-  if (options.first) options.dims.first = options.first->mechanism_.get();
+std::shared_ptr<AttentionLayer> MakeAttentionLayer(AttentionLayerOptions options) {
+  if (options.first) options.dims.first = &options.first->mechanism();
+  const std::shared_ptr<Mechanism> mechanism = MakeMechanism(options);
+  if (mechanism->memory_mechanism()) return std::make_shared<MemoryAttention>(options, mechanism);
+  return std::shared_ptr<AttentionLayer>(new AttentionLayer(options, mechanism));
+}
+
+AttentionLayer::AttentionLayer(const AttentionLayerOptions& options,
+                               std::shared_ptr<Mechanism> mechanism)
+    : options_(options), mechanism_(register_module("core", std::move(mechanism))) {
   const AttentionDims& dims = options.dims;
-  mechanism_ = register_module("core", MakeMechanism(options));
-  memory_mechanism_ = mechanism_->memory_mechanism();
   for (const Projection& p : mechanism_->Projections()) AddProjection(p);
-  const auto packed =
-      memory_mechanism_ ? memory_mechanism_->packed_output() : MemoryMechanism::PackedOutput::kNone;
-  if ((options.tokens_out && attends()) || packed == MemoryMechanism::PackedOutput::kShared)
+  if (options.tokens_out && attends())
     out_ = register_module(
         "o_proj", std::make_shared<Linear>(dims.dim, dims.dim, options.bias, options.out_std));
-  if (packed == MemoryMechanism::PackedOutput::kOwn)
-    packed_out_ = register_module(
-        "packed_o_proj",
-        std::make_shared<Linear>(dims.dim, dims.dim, options.bias, options.out_std));
-  if (packed == MemoryMechanism::PackedOutput::kShared) packed_out_ = out_;
+  if (options.conv > 0) conv_ = {"conv", mechanism_->StateNames().size()};
   if (!FoldRefusal().empty()) return;
   after_maps_ = mechanism_->folding()->AfterMaps();
-  const std::vector<Projection> after = after_maps_->Projections();
+  const std::vector<Projection>& after = after_maps_->Projections();
   for (size_t i = 0; i < after.size(); ++i) tokens_[i].folded_width = after[i].width;
 }
 
@@ -109,7 +100,7 @@ void AttentionLayer::AddProjection(Projection p) {
                                                        : options_.dims.dim,
                                                    p.width, options_.bias, options_.init_std));
   }
-  if (options_.conv > 0 && p.OfTokens() && p.convolved)
+  if (options_.conv > 0 && p.OfTokens())
     m.filter = register_module(p.name + "_conv",
                                std::make_shared<ShortConvolution>(p.width, options_.conv))
                    ->weight;
@@ -128,13 +119,14 @@ std::shared_ptr<Linear> AttentionLayer::FindMap(const std::string& name) const {
 
 State AttentionLayer::EmptyState(int64_t batch, const at::TensorOptions& options) const {
   State state = mechanism_->EmptyState(batch, options);
-  if (options_.conv > 0 && attends()) state.tensors.push_back({"conv", EmptyConv(batch, options)});
+  if (options_.conv > 0 && attends())
+    state.tensors.push_back({conv_.name, EmptyConv(batch, options)});
   return state;
 }
 
 at::Tensor AttentionLayer::EmptyConv(int64_t batch, const at::TensorOptions& options) const {
   int64_t channels = 0;
-  for (const Mapped& m : tokens_) channels += m.projection.convolved ? m.projection.width : 0;
+  for (const Mapped& m : tokens_) channels += m.projection.width;
   return at::zeros({batch, options_.conv - 1, channels}, options);
 }
 
@@ -220,19 +212,14 @@ std::vector<at::Tensor> AttentionLayer::Project(const Stream& stream, State* sta
   const auto wanted = [&](const Mapped& m) {
     return m.needed && (!side || m.projection.side == *side);
   };
-  std::vector<const Mapped*> mapped;  // those with a filter first
+  std::vector<const Mapped*> mapped;
   std::vector<at::Tensor> filters, parts;
   std::vector<int64_t> widths;
-  int64_t filtered = 0;
-  for (const bool convolved : {true, false}) {
-    for (const Mapped& m : tokens_) {
-      if (!m.map || !wanted(m) || m.projection.convolved != convolved) continue;
-      mapped.push_back(&m);
-      widths.push_back(folds ? m.folded_width : m.projection.width);
-      if (!m.filter.defined()) continue;
-      filters.push_back(m.filter);
-      filtered += widths.back();
-    }
+  for (const Mapped& m : tokens_) {
+    if (!m.map || !wanted(m)) continue;
+    mapped.push_back(&m);
+    widths.push_back(folds ? m.folded_width : m.projection.width);
+    if (m.filter.defined()) filters.push_back(m.filter);
   }
   if (!mapped.empty()) {
     const FoldedMap::Map map = Joined(mapped, !side                   ? joined_
@@ -243,13 +230,10 @@ std::vector<at::Tensor> AttentionLayer::Project(const Stream& stream, State* sta
                    map.bias.defined() ? std::optional<at::Tensor>(map.bias) : std::nullopt);
     if (y.scalar_type() != map.weight.scalar_type())
       y = y.to(map.weight.scalar_type());  // InFullPrecision
-    if (filtered > 0) {
-      const int64_t rest = y.size(2) - filtered;
-      const at::Tensor before = rest > 0 ? y.narrow(2, 0, filtered).contiguous() : y;
-      auto [convolved, after] =
-          ops::ShortConv(before, at::cat(filters), (*state)["conv"], stream.mask);
-      y = rest > 0 ? at::cat({convolved, y.narrow(2, filtered, rest)}, 2) : convolved;
-      (*state)["conv"] = after;
+    if (!filters.empty()) {
+      auto [convolved, after] = ops::ShortConv(y, at::cat(filters), (*state)[conv_], stream.mask);
+      y = convolved;
+      (*state)[conv_] = after;
     }
     parts = y.split_with_sizes(
         widths, 2);  // one gradient for all parts, where narrow makes one of full size for each
@@ -259,7 +243,7 @@ std::vector<at::Tensor> AttentionLayer::Project(const Stream& stream, State* sta
     const Projection& p = m.projection;
     const auto at = size_t(std::find(mapped.begin(), mapped.end(), &m) - mapped.begin());
     x.push_back(!wanted(m) ? at::Tensor() : Split(m.map ? parts[at] : stream.x, p.heads));
-    if (options_.positions == "rotary" && p.rotary && wanted(m))
+    if (options_.positions == PositionKind::kRotary && p.rotary && wanted(m))
       x.back() = Rotate(x.back(), stream.positions);
   }
   return x;
@@ -320,50 +304,20 @@ void AttentionLayer::Write(const Stream& source, State& state) {
 }
 
 at::Tensor AttentionLayer::Read(const Stream& target, State& state, Handles* handles) {
-  std::vector<at::Tensor> x = Project(target, nullptr, Side::kQuery);
-  if (memory_mechanism_) {
-    const at::Tensor heads =
-        Merge(memory_mechanism_->Packed(state)).to(mechanism_->InitialMemory().scalar_type());
-    Project(packed_, packed_out_ ? packed_out_->Forward(heads) : heads, &x);
-  }
-  return Attend(Form::kCross, x, &state, target.mask, handles);
+  return Attend(Form::kCross, Project(target, nullptr, Side::kQuery), &state, target.mask, handles);
+}
+
+AttentionLayer::Attended AttentionLayer::MovedToFront(const Stream& stream, Handles* handles) {
+  const ops::TokenMap front = mechanism_->RealTokensFirst(stream.mask);
+  Attended attended = Bidirectional(Moved(stream, front), handles);
+  if (attended.tokens.defined()) attended.tokens = front.Back(attended.tokens, 1);
+  return attended;
 }
 
 AttentionLayer::Attended AttentionLayer::Bidirectional(const Stream& stream, Handles* handles) {
-  if (stream.mask.valid) {
-    const ops::TokenMap front = mechanism_->RealTokensFirst(stream.mask);
-    Attended attended = Bidirectional(Moved(stream, front), handles);
-    attended.tokens = front.Back(attended.tokens, 1);
-    return attended;
-  }
-  if (memory_mechanism_) return WithMemory(stream, handles);
+  if (stream.mask.valid) return MovedToFront(stream, handles);
   return {Attend(Form::kBidirectional, Project(stream, nullptr), nullptr, stream.mask, handles),
           {}};
-}
-
-AttentionLayer::Attended AttentionLayer::WithMemory(const Stream& stream, Handles* handles) {
-  std::vector<at::Tensor> x = Project(stream, nullptr);
-  if (handles) handles->clear();
-  if (stream.mask.starts) {
-    FailUsage("[", mechanism_->info().name,
-              "] has one memory for each row, and a row of several documents would need one for "
-              "each: give each document a row of its own, "
-              "with lengths, or use a mechanism without a memory, such as latte");
-  }
-  const bool handed_on = mechanism_->info().HandsOnMemory() && stream.memory.defined();
-  Project(memory_, handed_on ? stream.memory : mechanism_->InitialMemory(), &x);
-  const at::Tensor heads =
-      Merge(InFullPrecision([&] { return memory_mechanism_->Pack(x, stream.mask); }));
-  const at::Tensor mapped =
-      packed_out_ ? packed_out_->Forward(heads).to(heads.scalar_type()) : heads;
-  const at::Tensor packed =
-      InFullPrecision([&] { return memory_mechanism_->Update(x, mapped, stream.mask); });
-  if (!options_.tokens_out) return {{}, packed};
-  std::vector<at::Tensor> read;
-  Project(packed_, packed, &read);
-  const at::Tensor y =
-      InFullPrecision([&] { return memory_mechanism_->Unpack(x, read, stream.mask); });
-  return {out_->Forward(Merge(ZeroPadding(y, stream.mask))), packed};
 }
 
 }  // namespace cistern

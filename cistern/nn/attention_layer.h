@@ -1,8 +1,8 @@
 #pragma once
 // An attention layer: declared projections, short convolution, rotary positions, a mechanism's
 // core, the output projection. Self attention (bidirectional or causal) projects one stream; cross
-// attention writes one, the source, into a state, and reads it with another. Where the mechanism
-// has a memory stream, also the projections of the memory and of what was packed into it.
+// attention writes one, the source, into a state, and reads it with another. That of a mechanism
+// with a memory stream is memory_attention.h.
 //
 // In evaluation without gradients the projections' weights are kept as one matrix, and the map that
 // a FoldingMechanism begins with is part of it: it is made at the first call and again whenever a
@@ -25,8 +25,8 @@ struct AttentionLayerOptions {
   AttentionDims dims;
   int64_t source_dim = 0;  // cross: width of the source; 0: as dims.dim
   Form form = Form::kCausal;
-  std::string positions = "none";  // "rotary" turns the projections that allow it
-  int64_t conv = 0;                // taps of the causal convolution on every projection; 0: none
+  PositionKind positions = PositionKind::kNone;  // kRotary turns the projections that allow it
+  int64_t conv = 0;  // taps of the causal convolution on every projection; 0: none
   bool bias = false;
   double init_std = 0.02, out_std = 0.02;
   bool tokens_out = true;  // false: only the memory is asked for, and what the tokens alone would
@@ -39,11 +39,11 @@ struct AttentionLayerOptions {
 // positions or the convolution, or the sizes do not fit.
 std::shared_ptr<Mechanism> MakeMechanism(const AttentionLayerOptions& options);
 
+// The layer that the options' mechanism asks for. UsageError as MakeMechanism.
+std::shared_ptr<class AttentionLayer> MakeAttentionLayer(AttentionLayerOptions options);
+
 class AttentionLayer : public torch::nn::Module {
  public:
-  // UsageError as MakeMechanism.
-  explicit AttentionLayer(AttentionLayerOptions options);
-
   // The mechanism's state and, with a convolution, "conv" [B, taps-1, sum of widths].
   State EmptyState(int64_t batch, const at::TensorOptions& options) const;
   // As the mechanism's, the convolution's inputs included.
@@ -56,25 +56,25 @@ class AttentionLayer : public torch::nn::Module {
   // [B,T,D]. `handles`: scores from the layer before, replaced by those for the next
   // (Mechanism::Attend); null: there is neither.
   at::Tensor Extend(const Stream& stream, State& state, Handles* handles = nullptr);  // causal
-  // With a memory stream, `packed` is what its slots found in the tokens, to be added to the
-  // memory, or the next memory itself (MemoryUse::kReplaced). Its rows hold one document each:
-  // packed rows are a UsageError, because the memory that goes from block to block is one for each
-  // row, and no source says how that of several documents in a row would be handed on.
   struct Attended {
     at::Tensor tokens;  // [B,T,D]; undefined without options.tokens_out
-    at::Tensor packed;  // [B,M,D]
+    // [B,M,D], with a memory stream: what its slots found in the tokens, to be added to the memory,
+    // or the next memory itself (MemoryUse::kReplaced).
+    at::Tensor packed;
   };
-  Attended Bidirectional(const Stream& stream, Handles* handles = nullptr);
+  virtual Attended Bidirectional(const Stream& stream, Handles* handles = nullptr);
   // Cross: the source's tokens into the state, its padding left out, and queries of the target
   // against it.
   void Write(const Stream& source, State& state);
-  at::Tensor Read(const Stream& target, State& state, Handles* handles = nullptr);
+  virtual at::Tensor Read(const Stream& target, State& state, Handles* handles = nullptr);
   // False for a layer of a model whose attention is left out (reuse.h): it has no parameters and no
   // state, and does not run.
   bool attends() const { return !tokens_.empty(); }
   const Mechanism& mechanism() const { return *mechanism_; }
 
- private:
+ protected:
+  AttentionLayer(const AttentionLayerOptions& options, std::shared_ptr<Mechanism> mechanism);
+
   struct Mapped {
     Projection projection;
     std::shared_ptr<Linear> map;  // null: the stream itself
@@ -82,6 +82,25 @@ class AttentionLayer : public torch::nn::Module {
     bool needed = true;           // false: its tensor is left undefined
     int64_t folded_width = 0;     // over its heads, after the mechanism's first map
   };
+  // Those of tokens in declared order; with `side`, the others are undefined.
+  std::vector<at::Tensor> Project(const Stream& stream, State* state,
+                                  std::optional<Side> side = {}) const;
+  // Appends projections of [B,M,D], each [B,H,M,w].
+  void Project(const std::vector<Mapped>& maps, const at::Tensor& memory,
+               std::vector<at::Tensor>* x) const;
+  at::Tensor Attend(Form form, const std::vector<at::Tensor>& x, State* state,
+                    const ops::Mask& mask, Handles* handles);
+  at::Tensor Merge(const at::Tensor& heads) const;  // [B,H,T,d] -> [B,T,D]
+  // Bidirectional of a stream with masked tokens (mask.valid).
+  Attended MovedToFront(const Stream& stream, Handles* handles);
+
+  AttentionLayerOptions options_;
+  std::vector<Mapped> tokens_, memory_, packed_;
+  std::shared_ptr<Linear> out_;  // null where the tokens are not asked for
+
+ private:
+  friend std::shared_ptr<AttentionLayer> MakeAttentionLayer(AttentionLayerOptions options);
+
   void AddProjection(Projection p);
   std::shared_ptr<Linear> FindMap(const std::string& name) const;  // null: there is none
   bool Folds() const;
@@ -93,26 +112,12 @@ class AttentionLayer : public torch::nn::Module {
   FoldedMap::Map Fold(const std::vector<const Mapped*>& mapped)
       const;  // the same, each with the mechanism's first map
   at::Tensor EmptyConv(int64_t batch, const at::TensorOptions& options) const;
-  // Those of tokens in declared order; with `side`, the others are undefined.
-  std::vector<at::Tensor> Project(const Stream& stream, State* state,
-                                  std::optional<Side> side = {}) const;
-  // Appends projections of [B,M,D], each [B,H,M,w].
-  void Project(const std::vector<Mapped>& maps, const at::Tensor& memory,
-               std::vector<at::Tensor>* x) const;
-  at::Tensor Attend(Form form, const std::vector<at::Tensor>& x, State* state,
-                    const ops::Mask& mask, Handles* handles);
-  // Bidirectional of a mechanism with a memory stream.
-  Attended WithMemory(const Stream& stream, Handles* handles);
   static at::Tensor Split(const at::Tensor& y, int64_t heads);  // [B,T,width] -> [B,H,T,width/H]
-  at::Tensor Merge(const at::Tensor& heads) const;              // [B,H,T,d] -> [B,T,D]
 
-  AttentionLayerOptions options_;
   std::shared_ptr<Mechanism> mechanism_;
-  MemoryMechanism* memory_mechanism_ = nullptr;  // the same, where it has a memory stream
-  std::vector<Mapped> tokens_, memory_, packed_;
+  StateId conv_;
   std::shared_ptr<Mechanism> after_maps_;                 // null: nothing can be folded
   mutable FoldedMap joined_, joined_query_, joined_key_;  // of all projections, of one side
-  std::shared_ptr<Linear> out_, packed_out_;
 };
 
 }  // namespace cistern

@@ -6,8 +6,20 @@
 
 namespace cistern {
 
-FeedForward::FeedForward(int64_t dim, int64_t hidden, const std::string& activation, bool bias,
-                         double std, double out_std, double dropout)
+const EnumNames<NormPlace>& NormPlaces() {
+  static const EnumNames<NormPlace> names = {{NormPlace::kPre, "pre"}, {NormPlace::kPost, "post"}};
+  return names;
+}
+
+const EnumNames<Activation>& Activations() {
+  static const EnumNames<Activation> names = {{Activation::kGelu, "gelu"},
+                                              {Activation::kGeluTanh, "gelu_tanh"},
+                                              {Activation::kRelu, "relu"}};
+  return names;
+}
+
+FeedForward::FeedForward(int64_t dim, int64_t hidden, Activation activation, bool bias, double std,
+                         double out_std, double dropout)
     : activation_(activation),
       dropout_(dropout),
       up_(register_module("up_proj", std::make_shared<Linear>(dim, hidden, bias, std))),
@@ -15,15 +27,15 @@ FeedForward::FeedForward(int64_t dim, int64_t hidden, const std::string& activat
 
 at::Tensor FeedForward::Forward(const at::Tensor& x) const {
   at::Tensor h = up_->Forward(x);
-  h = activation_ == "relu" ? at::relu(h)
-                            : at::gelu(h, activation_ == "gelu_tanh" ? "tanh" : "none");
+  h = activation_ == Activation::kRelu
+          ? at::relu(h)
+          : at::gelu(h, activation_ == Activation::kGeluTanh ? "tanh" : "none");
   return down_->Forward(is_training() && dropout_ > 0 ? at::dropout(h, dropout_, true) : h);
 }
 
 Block::Block(const BlockOptions& options)
     : options_(options),
-      attention_(
-          register_module("attention", std::make_shared<AttentionLayer>(options.attention))) {
+      attention_(register_module("attention", MakeAttentionLayer(options.attention))) {
   const int64_t dim = options.attention.dims.dim;
   const bool tokens = options.attention.tokens_out;
   if (tokens) {
@@ -36,7 +48,7 @@ Block::Block(const BlockOptions& options)
   if (attention_->attends() && (tokens || pre())) attention_norm_ = AddNorm("attention_norm");
   if (tokens) ffn_norm_ = AddNorm("ffn_norm");
   if (!options.cross) return;
-  cross_ = register_module("cross_attention", std::make_shared<AttentionLayer>(*options.cross));
+  cross_ = register_module("cross_attention", MakeAttentionLayer(*options.cross));
   if (cross_->attends()) cross_norm_ = AddNorm("cross_attention_norm");
 }
 

@@ -11,12 +11,17 @@
 
 namespace cistern {
 
+enum class NormPlace { kPre, kPost };
+enum class Activation { kGelu, kGeluTanh, kRelu };  // kGelu: with erf
+const EnumNames<NormPlace>& NormPlaces();           // pre, post
+const EnumNames<Activation>& Activations();         // gelu, gelu_tanh, relu
+
 struct BlockOptions {
   AttentionLayerOptions attention;
   std::optional<AttentionLayerOptions> cross;
-  std::string norm = "pre";         // pre | post
-  std::string activation = "gelu";  // gelu (erf) | gelu_tanh | relu
-  int64_t ffn_dim = 0;              // 0: 4 D
+  NormPlace norm = NormPlace::kPre;
+  Activation activation = Activation::kGelu;
+  int64_t ffn_dim = 0;  // 0: 4 D
   bool ffn_bias = false;
   double dropout = 0;      // of what attention and feed-forward add
   double ffn_dropout = 0;  // in the feed-forward, after its activation
@@ -29,12 +34,12 @@ class FeedForward : public torch::nn::Module {
  public:
   // `dropout` comes after the activation, in training: Long Range Arena's reference, P000's code,
   // fairseq's activation dropout.
-  FeedForward(int64_t dim, int64_t hidden, const std::string& activation, bool bias, double std,
+  FeedForward(int64_t dim, int64_t hidden, Activation activation, bool bias, double std,
               double out_std, double dropout = 0);
   at::Tensor Forward(const at::Tensor& x) const;
 
  private:
-  std::string activation_;
+  Activation activation_;
   double dropout_;
   std::shared_ptr<Linear> up_, down_;
 };
@@ -54,7 +59,7 @@ class Block : public torch::nn::Module {
   AttentionLayer& cross() const { return *cross_; }  // where there is one
 
  protected:
-  bool pre() const { return options_.norm == "pre"; }
+  bool pre() const { return options_.norm == NormPlace::kPre; }
   std::shared_ptr<LayerNorm> AddNorm(const std::string& name);
   at::Tensor Before(const at::Tensor& x, const LayerNorm* norm) const {
     return pre() ? norm->Forward(x) : x;

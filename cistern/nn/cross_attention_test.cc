@@ -25,7 +25,7 @@ AttentionLayerOptions CrossOptions(const MechanismInfo& info, const Json& option
 
 std::shared_ptr<AttentionLayer> Make(const AttentionLayerOptions& options) {
   at::manual_seed(4);
-  const auto layer = std::make_shared<AttentionLayer>(options);
+  const auto layer = MakeAttentionLayer(options);
   at::NoGradGuard guard;
   layer->to(at::kDouble);
   layer->eval();
@@ -133,7 +133,7 @@ TEST(CrossAttention, BlocksReadBetweenAttentionAndFeedForward) {
     o.attention = CrossOptions(FindMechanism("latte"), Json{{"latents", 4}});
     o.attention.form = Form::kCausal;
     o.cross = CrossOptions(FindMechanism("softmax"), Json::object());
-    o.norm = norm;
+    o.norm = ValueOf(norm, NormPlaces());
     const auto block = std::make_shared<Block>(o);
     at::NoGradGuard guard;
     block->to(at::kDouble);

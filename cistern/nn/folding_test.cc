@@ -21,7 +21,7 @@ AttentionLayerOptions Options(Form form, bool bias, const Json& options = Json{{
 
 std::shared_ptr<AttentionLayer> Make(const AttentionLayerOptions& options, at::ScalarType dtype) {
   at::manual_seed(4);
-  const auto layer = std::make_shared<AttentionLayer>(options);
+  const auto layer = MakeAttentionLayer(options);
   at::NoGradGuard guard;
   for (at::Tensor& p : layer->parameters()) p.normal_(0, 0.5);
   layer->to(dtype);
@@ -118,7 +118,7 @@ TEST(Folding, IsRefusedWithTheReason) {
   const auto refusal = [](auto&& change) {
     AttentionLayerOptions o = Options(Form::kCausal, false);
     change(o);
-    return std::make_shared<AttentionLayer>(o)->FoldRefusal();
+    return MakeAttentionLayer(o)->FoldRefusal();
   };
   EXPECT_EQ(refusal([](auto&) {}), "");
   ExpectContains(refusal([](auto& o) { o.conv = 3; }), {"conv=3", "stands between"});

@@ -25,7 +25,7 @@ AttentionLayerOptions LayerOptions(const std::string& mechanism, Form form, int6
   o.dims.dim = kModel, o.dims.heads = 2, o.dims.max_length = 64;
   o.form = form;
   o.conv = conv;
-  o.positions = positions;
+  o.positions = ValueOf(positions, PositionKinds());
   o.bias = true;
   o.init_std = o.out_std = 0.5;
   return o;
@@ -60,13 +60,11 @@ void ForEachLayer(F&& f) {
   for (const MechanismInfo* info : Mechanisms()) {
     for (const auto& [conv, positions] : std::vector<std::pair<int64_t, std::string>>{
              {0, "none"}, {4, "none"}, {1, "none"}, {0, "rotary"}, {3, "rotary"}}) {
-      if (std::find(info->positions.begin(), info->positions.end(), positions) ==
-          info->positions.end())
-        continue;
+      if (!info->Fits(ValueOf(positions, PositionKinds()))) continue;
       if (!info->Supports(Form::kCausal)) continue;
       at::manual_seed(4);
-      const auto layer = InDouble(std::make_shared<AttentionLayer>(
-          LayerOptions(info->name, Form::kCausal, conv, positions)));
+      const auto layer =
+          InDouble(MakeAttentionLayer(LayerOptions(info->name, Form::kCausal, conv, positions)));
       for (const ops::Impl impl : kImpls) {
         ImplScope scope(impl);
         f(*layer,
@@ -150,11 +148,10 @@ TEST(AttentionLayer, LastRowIsBidirectionalOverThePrefix) {
     if (!info->causal_is_prefix || !info->Supports(Form::kCausal) ||
         !info->Supports(Form::kBidirectional))
       continue;
-    for (const std::string& positions : info->positions) {
+    for (const std::string& positions : info->PositionNames()) {
       auto make = [&](Form form) {
         at::manual_seed(4);
-        return InDouble(
-            std::make_shared<AttentionLayer>(LayerOptions(info->name, form, 0, positions)));
+        return InDouble(MakeAttentionLayer(LayerOptions(info->name, form, 0, positions)));
       };
       const auto causal = make(Form::kCausal), both = make(Form::kBidirectional);
       const at::Tensor x = Normal({2, 15, kModel}), rows = ExtendLayer(*causal, x, {0, 15});
@@ -216,8 +213,7 @@ TEST(AttentionLayer, BFloat16RoundsTheLinearMapsAlone) {
   for (const MechanismInfo* info : Mechanisms()) {
     const Form form = info->Supports(Form::kCausal) ? Form::kCausal : Form::kBidirectional;
     at::manual_seed(4);
-    const auto layer =
-        InDouble(std::make_shared<AttentionLayer>(LayerOptions(info->name, form, 0)));
+    const auto layer = InDouble(MakeAttentionLayer(LayerOptions(info->name, form, 0)));
     layer->to(at::kFloat);
     const at::Tensor x = Leaf(Normal({2, 19, kModel}).to(at::kFloat)),
                      g = Normal({2, 19, kModel}).to(at::kFloat);
@@ -286,7 +282,7 @@ TEST(AttentionLayer, NamesAndStates) {
 }
 
 TEST(Positions, SinusoidalByItsFormula) {
-  const PositionEmbedding embedding("sinusoidal", 6, 4, 0.02);
+  const PositionEmbedding embedding(PositionKind::kSinusoidal, 6, 4, 0.02);
   const at::Tensor positions =
       at::tensor({0, 3, 1000000}, at::kLong).unsqueeze(0);  // far beyond max_length
   const at::Tensor got = embedding.Forward(at::zeros({1, 3, 6}, at::kDouble), positions);
@@ -298,9 +294,9 @@ TEST(Positions, SinusoidalByItsFormula) {
       EXPECT_NEAR(got.index({0, t, 2 * i + 1}).item<double>(), std::cos(angle), 1e-9);
     }
   }
-  ExpectContains(Thrown([] { PositionEmbedding("sinusoidal", 5, 4, 0.02); }),
+  ExpectContains(Thrown([] { PositionEmbedding(PositionKind::kSinusoidal, 5, 4, 0.02); }),
                  {"sinusoidal", "even", "5"});
-  const PositionEmbedding learned("learned", 6, 4, 0.02);
+  const PositionEmbedding learned(PositionKind::kLearned, 6, 4, 0.02);
   ExpectContains(Thrown([&] {
                    learned.Forward(at::zeros({1, 3, 6}), positions);
                  }),
@@ -330,7 +326,8 @@ TEST(Block, PreAndPostNormByTheirFormulas) {
     for (const std::string activation : {"gelu", "gelu_tanh", "relu"}) {
       BlockOptions o;
       o.attention = LayerOptions("latte", Form::kCausal, 0);
-      o.norm = norm, o.activation = activation, o.ffn_bias = true, o.ffn_dim = 7;
+      o.norm = ValueOf(norm, NormPlaces()), o.activation = ValueOf(activation, Activations()),
+      o.ffn_bias = true, o.ffn_dim = 7;
       at::manual_seed(6);
       const auto block = InDouble(std::make_shared<Block>(o));
       auto p = block->named_parameters();

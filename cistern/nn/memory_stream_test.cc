@@ -22,7 +22,7 @@ BlockOptions Options(const std::string& mechanism, const Json& options,
   o.attention.dims.dim = kModel, o.attention.dims.heads = 2;
   o.attention.form = Form::kBidirectional;
   o.attention.bias = o.ffn_bias = true;
-  o.norm = norm;
+  o.norm = ValueOf(norm, NormPlaces());
   return o;
 }
 
@@ -33,7 +33,7 @@ std::shared_ptr<M> Make(const O& options) {
   if constexpr (std::is_same_v<M, Block>) {
     module = MakeBlock(options);
   } else {
-    module = std::make_shared<M>(options);
+    module = MakeAttentionLayer(options);
   }
   at::NoGradGuard guard;
   module->to(at::kDouble);

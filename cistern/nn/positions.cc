@@ -20,19 +20,17 @@ at::Tensor Angles(const at::Tensor& positions, int64_t half, double base) {
 
 }  // namespace
 
-std::vector<std::string> PositionKinds() { return {"none", "learned", "sinusoidal", "rotary"}; }
-
-PositionEmbedding::PositionEmbedding(const std::string& kind, int64_t width, int64_t max_length,
+PositionEmbedding::PositionEmbedding(PositionKind kind, int64_t width, int64_t max_length,
                                      double std)
     : kind_(kind), max_length_(max_length) {
-  if (kind == "learned")
+  if (kind == PositionKind::kLearned)
     weight_ = register_parameter("weight", ToActiveDevice(at::randn({max_length, width}) * std));
-  if (kind == "sinusoidal" && width % 2 != 0)
+  if (kind == PositionKind::kSinusoidal && width % 2 != 0)
     FailUsage("sinusoidal positions need an even width, got ", width);
 }
 
 at::Tensor PositionEmbedding::Forward(const at::Tensor& x, const at::Tensor& positions) const {
-  if (kind_ == "learned") {
+  if (kind_ == PositionKind::kLearned) {
     const int64_t last =
         positions.numel() > 0 && !positions.is_meta() ? positions.max().item<int64_t>() : 0;
     CISTERN_CHECK(last < max_length_, "position ", last,
@@ -40,7 +38,7 @@ at::Tensor PositionEmbedding::Forward(const at::Tensor& x, const at::Tensor& pos
                   "; sinusoidal, rotary or no positions have no limit");
     return x + at::embedding(weight_, positions);
   }
-  if (kind_ == "sinusoidal") {
+  if (kind_ == PositionKind::kSinusoidal) {
     const at::Tensor angles = Angles(positions, x.size(-1) / 2, 10000.0);
     return x + at::stack({angles.sin(), angles.cos()}, -1).flatten(-2).to(x.scalar_type());
   }

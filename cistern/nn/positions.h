@@ -3,23 +3,20 @@
 // keys).
 #include <torch/nn/module.h>
 
-#include <string>
-#include <vector>
+#include "cistern/attention/position_kind.h"
 
 namespace cistern {
-
-std::vector<std::string> PositionKinds();  // none, learned, sinusoidal, rotary
 
 // Adds positions to embeddings. Sinusoids interleave sin and cos (10000^(-2i/D)) and are computed
 // on demand: no longest length.
 class PositionEmbedding : public torch::nn::Module {
  public:
-  PositionEmbedding(const std::string& kind, int64_t width, int64_t max_length, double std);
+  PositionEmbedding(PositionKind kind, int64_t width, int64_t max_length, double std);
   // x [B,T,D], positions [1 or B,T] int64. A learned table longer than max_length is an Error.
   at::Tensor Forward(const at::Tensor& x, const at::Tensor& positions) const;
 
  private:
-  std::string kind_;
+  PositionKind kind_;
   int64_t max_length_;
   at::Tensor weight_;
 };

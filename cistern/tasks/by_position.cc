@@ -25,7 +25,7 @@ std::vector<PositionBucket> EvaluateByPosition(LanguageModel& model, const Token
   const ModelConfig& config = model.config();
   const int64_t rows = std::min(options.rows, tokens - 1), stride = (tokens - 1) / rows;
   int64_t positions = options.max_positions > 0 ? std::min(options.max_positions, stride) : stride;
-  if (config.positions == "learned" && positions > config.max_length) {
+  if (config.positions == PositionKind::kLearned && positions > config.max_length) {
     if (options.max_positions > 0) {
       FailUsage("positions up to ", options.max_positions,
                 " are beyond max_length=", config.max_length,

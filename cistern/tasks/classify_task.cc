@@ -49,12 +49,14 @@ Fields ClassifyTask::Describe(Options& o) {
         "empty: the column named label, class, target or category, or the only one left");
   f.Add("header", &o.header,
         "the first line of a table: auto takes it for a header unless it holds a number",
-        {"auto", "yes", "no"});
+        {{TableOptions::Header::kAuto, "auto"},
+         {TableOptions::Header::kYes, "yes"},
+         {TableOptions::Header::kNo, "no"}});
   f.Add("input", &o.input,
         "text, or numbers: all other columns, one token for the quantile bin of each",
-        {"text", "numbers"});
+        {{Input::kText, "text"}, {Input::kNumbers, "numbers"}});
   f.Add("tokenizer", &o.tokenizer, "of text: bytes, or byte-level BPE learned from it",
-        {"bytes", "bpe"});
+        TokenizerKinds());
   f.Add("vocab_size", &o.vocab_size, "tokens that BPE learns", {256, 1 << 20});
   f.Add("length", &o.length, "tokens of a row; what is longer is cut at the end", {1, 1 << 24});
   f.Add("bins", &o.bins, "of numbers: quantile bins of each column", {2, 4096});
@@ -65,7 +67,7 @@ Fields ClassifyTask::Describe(Options& o) {
         "pass over rows that cannot be read, and count them, instead of stopping");
   f.Add("class_weights", &o.class_weights,
         "balanced: the loss of a class is divided by its share of the training data",
-        {"none", "balanced"});
+        {{ClassWeights::kNone, "none"}, {ClassWeights::kBalanced, "balanced"}});
   f.Add("metric", &o.metric, "that decides which model is best (regression: always rmse)",
         {"accuracy", "macro_f1", "matthews", "log_loss"});
   f.Add("valid_share", &o.valid_share, "of the data, where valid is empty", {0.001, 0.9});
@@ -112,9 +114,7 @@ const Metric& ClassifyTask::metric() const {
 
 TableOptions ClassifyTask::table_options() const {
   TableOptions t;
-  t.header = options_.header == "yes"  ? TableOptions::Header::kYes
-             : options_.header == "no" ? TableOptions::Header::kNo
-                                       : TableOptions::Header::kAuto;
+  t.header = options_.header;
   t.skip_bad = options_.skip_bad_rows;
   return t;
 }
@@ -215,7 +215,7 @@ void ClassifyTask::LearnLabels(const std::vector<LabelledRow>& rows) {
 }
 
 void ClassifyTask::LearnInputs(const std::vector<LabelledRow>& train) {
-  if (options_.input == "numbers") {
+  if (options_.input == Input::kNumbers) {
     for (size_t c = 0; c < columns_.inputs.size(); ++c) {
       std::vector<double> values;
       for (const LabelledRow& row : train) {
@@ -235,7 +235,7 @@ void ClassifyTask::LearnInputs(const std::vector<LabelledRow>& train) {
     return;
   }
   if (tokenizer_) return;  // TakeTokenizer
-  if (options_.tokenizer == "bytes") {
+  if (options_.tokenizer == TokenizerKind::kBytes) {
     tokenizer_ = MakeByteTokenizer();
     return;
   }
@@ -291,7 +291,7 @@ void ClassifyTask::Prepare() {
                     {options_.label_column, options_.text_column.empty()
                                                 ? std::vector<std::string>()
                                                 : std::vector<std::string>{options_.text_column}},
-                    options_.input == "numbers", table_options());
+                    options_.input == Input::kNumbers, table_options());
   }
   std::vector<LabelledRow> rows = ReadRows(options_.data, "read data"), valid, test;
   if (!options_.valid.empty()) valid = ReadRows(options_.valid, "read validation data");
@@ -391,15 +391,16 @@ void ClassifyTask::LoadAssets(const std::string& folder) {
   } catch (const nlohmann::json::exception& e) {
     Fail(path, " is broken: ", e.what());
   }
-  CISTERN_CHECK(!columns_.inputs.empty() && class_counts_.size() == classes_.size() &&
-                    (options_.input != "numbers" || edges_.size() == columns_.inputs.size()) &&
-                    deviation_ > 0 && (options_.regression || classes_.size() >= 2),
-                path, " is broken: its parts do not fit each other");
-  if (options_.input == "text") tokenizer_ = LoadTokenizer(folder + "/tokenizer.json");
+  CISTERN_CHECK(
+      !columns_.inputs.empty() && class_counts_.size() == classes_.size() &&
+          (options_.input != Input::kNumbers || edges_.size() == columns_.inputs.size()) &&
+          deviation_ > 0 && (options_.regression || classes_.size() >= 2),
+      path, " is broken: its parts do not fit each other");
+  if (options_.input == Input::kText) tokenizer_ = LoadTokenizer(folder + "/tokenizer.json");
 }
 
 bool ClassifyTask::TakeTokenizer(std::shared_ptr<const Tokenizer> tokenizer) {
-  if (options_.input != "text") return false;
+  if (options_.input != Input::kText) return false;
   tokenizer_ = std::move(tokenizer);
   return true;
 }
@@ -451,7 +452,7 @@ at::Tensor ClassifyTask::Loss(Model& model, const Batch& batch, double label_smo
   const at::Tensor logits = ClassLogits(model, batch);
   if (options_.regression)
     return at::mse_loss(logits.squeeze(1), batch["targets"].to(logits.scalar_type()));
-  if (options_.class_weights == "none")
+  if (options_.class_weights == ClassWeights::kNone)
     return NextTokenLoss(logits, batch["targets"], label_smoothing);
   return at::cross_entropy_loss(logits, batch["targets"], ClassWeights().to(logits.options()),
                                 at::Reduction::Mean, -100, label_smoothing);

@@ -16,16 +16,18 @@ namespace cistern {
 
 class ClassifyTask : public Task {
  public:
+  enum class Input { kText, kNumbers };
+  enum class ClassWeights { kNone, kBalanced };
   struct Options {
     std::string data, valid, test;  // tables or folders; empty valid, test: shares of data
     std::string text_column, label_column;
-    std::string header = "auto";      // auto | yes | no
-    std::string input = "text";       // text | numbers
-    std::string tokenizer = "bytes";  // bytes | bpe
+    TableOptions::Header header = TableOptions::Header::kAuto;
+    Input input = Input::kText;
+    TokenizerKind tokenizer = TokenizerKind::kBytes;
     int64_t vocab_size = 2048, length = 1024, bins = 32;
     bool regression = false, group_by_length = true, skip_bad_rows = false;
-    std::string class_weights = "none";  // none | balanced
-    std::string metric = "accuracy";     // accuracy | macro_f1 | matthews | log_loss
+    ClassWeights class_weights = ClassWeights::kNone;
+    std::string metric = "accuracy";  // accuracy | macro_f1 | matthews | log_loss
     double valid_share = 0.1, test_share = 0.1;
     int64_t split_seed = 1;
   };

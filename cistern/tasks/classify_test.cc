@@ -173,7 +173,7 @@ TEST(Classify, NumbersAndRegression) {
   }
   WriteText(folder / "n.csv", table);
   ClassifyTask::Options o = Options(folder / "n.csv");
-  o.input = "numbers", o.regression = true, o.label_column = "y", o.bins = 4;
+  o.input = ClassifyTask::Input::kNumbers, o.regression = true, o.label_column = "y", o.bins = 4;
   ClassifyTask task(o, "");
   task.Prepare();
   const auto model = ModelOf(task);

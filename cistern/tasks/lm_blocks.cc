@@ -109,7 +109,7 @@ Score MeasureBlocks(LanguageModel& model, const Batch& batch,
                     const std::vector<int32_t>& token_bytes) {
   const at::Tensor& ids = batch["ids"];
   const ModelConfig& config = model.config();
-  if (config.positions == "learned" && ids.size(1) > config.max_length) {
+  if (config.positions == PositionKind::kLearned && ids.size(1) > config.max_length) {
     FailUsage("length=", ids.size(1), " is beyond max_length=", config.max_length,
               ", where the learned positions of this model end");
   }

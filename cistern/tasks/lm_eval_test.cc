@@ -26,7 +26,7 @@ std::shared_ptr<LanguageModel> EvalModel(const std::string& mechanism,
   c.init_std = 0.3;
   c.dropout = 0.5;  // off in evaluation
   c.max_length = 64;
-  c.positions = positions;
+  c.positions = ValueOf(positions, PositionKinds());
   c.attention = {mechanism};
   auto model = std::dynamic_pointer_cast<LanguageModel>(MakeModel(c, 5));
   model->to(at::kDouble);

@@ -209,7 +209,8 @@ class MlmTask::Lines : public BatchReader {
                   kMask, " where a token is to be filled in");
     for (; at != std::string::npos; at = line.find(kMask, begin)) {
       std::string_view before = std::string_view(line).substr(begin, at - begin);
-      if (task_.tokenizer().kind() == "bpe" && before.ends_with(' ')) before.remove_suffix(1);
+      if (task_.tokenizer().kind() == TokenizerKind::kBpe && before.ends_with(' '))
+        before.remove_suffix(1);
       add(before);
       ids.push_back(task_.tokenizer().vocab_size());
       begin = at + sizeof(kMask) - 1;
@@ -237,7 +238,7 @@ std::unique_ptr<BatchReader> MlmTask::ReadFile(const std::string& path, bool lab
 namespace {
 
 void CheckLength(const ModelConfig& config, int64_t length) {
-  if (config.positions == "learned" && length > config.max_length) {
+  if (config.positions == PositionKind::kLearned && length > config.max_length) {
     FailUsage("a row of ", length, " tokens is beyond max_length=", config.max_length,
               ", where the learned positions of this model end");
   }

@@ -29,7 +29,7 @@ class Mlm : public ::testing::Test {
   void SetUp() override {
     std::ofstream(folder_ / "a.txt", std::ios::binary) << Words();
     options_.text = folder_ / "a.txt";
-    options_.tokenizer = "bytes";
+    options_.tokenizer = TokenizerKind::kBytes;
     options_.length = 64;
   }
   std::unique_ptr<MlmTask> Prepared() {
@@ -143,7 +143,7 @@ TEST_F(Mlm, LossIsThatOfTheChosenTokens) {
 }
 
 TEST_F(Mlm, FillsInMasks) {
-  options_.tokenizer = "bpe", options_.vocab_size = 280;
+  options_.tokenizer = TokenizerKind::kBpe, options_.vocab_size = 280;
   const auto task = Prepared();
   const auto model = ModelOf(*task, "sinusoidal");
   const std::string lines = folder_ / "lines.txt";

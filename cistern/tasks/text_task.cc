@@ -19,7 +19,7 @@ Fields TextTask::Describe(Options& o) {
   Fields f;
   f.Add("text", &o.text, "a text file, or a folder of them");
   f.Add("tokenizer", &o.tokenizer, "byte-level BPE learned from the text, or bytes",
-        {"bpe", "bytes"});
+        TokenizerKinds());
   f.Add("vocab_size", &o.vocab_size, "tokens that BPE learns", {256, 1 << 20});
   f.Add("length", &o.length, "tokens of a training row", {2, int64_t{1} << 30});
   return f;
@@ -37,7 +37,7 @@ bool TextTask::TakeTokenizer(std::shared_ptr<const Tokenizer> tokenizer) {
 // That of the options, learned from the training part; BPE is kept in the cache.
 std::shared_ptr<const Tokenizer> TextTask::LearnTokenizer(const TextSource& source, ByteRange train,
                                                           const std::string& cache) {
-  if (options_.tokenizer == "bytes") return MakeByteTokenizer();
+  if (options_.tokenizer == TokenizerKind::kBytes) return MakeByteTokenizer();
   ProgressBar bar({0, "learn BPE", "merges"});
   return OpenBpe(source, train, options_.vocab_size,
                  StrCat(cache, "/bpe-", options_.vocab_size, "-", HexText(text_hash_)), &notes_,
@@ -128,7 +128,7 @@ Json TextTask::DataSummary() const {
   return {{"text", options_.text},
           {"xxh64", HexText(text_hash_)},
           {"tokenizer_xxh64", HexText(tokenizer_->Hash())},
-          {"tokenizer", tokenizer_->kind()},
+          {"tokenizer", NameOf(tokenizer_->kind(), TokenizerKinds())},
           {"vocab_size", tokenizer_->vocab_size()},
           {"train", split(data_->train)},
           {"valid", split(data_->valid)},

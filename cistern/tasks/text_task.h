@@ -15,10 +15,10 @@ namespace cistern {
 class TextTask : public Task {
  public:
   struct Options {
-    std::string text;               // a file or folder
-    std::string tokenizer = "bpe";  // bpe | bytes
-    int64_t vocab_size = 2048;      // with bpe
-    int64_t length = 256;           // tokens of a training row
+    std::string text;  // a file or folder
+    TokenizerKind tokenizer = TokenizerKind::kBpe;
+    int64_t vocab_size = 2048;  // with BPE
+    int64_t length = 256;       // tokens of a training row
   };
   static Fields Describe(Options& options);
 

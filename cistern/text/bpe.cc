@@ -63,9 +63,9 @@ class Bpe : public Tokenizer {
     }
   }
 
-  std::string kind() const override {
-    return model_.merges.empty() && model_.added.empty() && model_.tokens.size() == 256 ? "bytes"
-                                                                                        : "bpe";
+  TokenizerKind kind() const override {
+    const bool bytes = model_.merges.empty() && model_.added.empty() && model_.tokens.size() == 256;
+    return bytes ? TokenizerKind::kBytes : TokenizerKind::kBpe;
   }
   int64_t vocab_size() const override { return int64_t(model_.tokens.size()); }
   std::string_view Bytes(int32_t id) const override {

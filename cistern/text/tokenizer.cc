@@ -7,6 +7,12 @@
 
 namespace cistern {
 
+const EnumNames<TokenizerKind>& TokenizerKinds() {
+  static const EnumNames<TokenizerKind> names = {{TokenizerKind::kBpe, "bpe"},
+                                                 {TokenizerKind::kBytes, "bytes"}};
+  return names;
+}
+
 void Tokenizer::Save(const std::string& path) const { WriteFileAtomically(path, ToJson()); }
 
 std::string Tokenizer::Decode(const std::vector<int32_t>& ids) const {
@@ -28,7 +34,7 @@ StreamEncoder::StreamEncoder(const Tokenizer& tokenizer)
 StreamEncoder::~StreamEncoder() = default;
 
 std::vector<int32_t> StreamEncoder::Push(std::string_view bytes) {
-  if (tokenizer_.kind() == "bytes")
+  if (tokenizer_.kind() == TokenizerKind::kBytes)
     return tokenizer_.Encode(bytes);  // nothing merges: no cut is wrong
   return tokenizer_.Encode(cut_->Push(bytes));
 }

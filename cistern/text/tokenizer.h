@@ -8,12 +8,17 @@
 #include <string_view>
 #include <vector>
 
+#include "cistern/io/fields.h"
+
 namespace cistern {
+
+enum class TokenizerKind { kBpe, kBytes };
+const EnumNames<TokenizerKind>& TokenizerKinds();  // bpe, bytes
 
 class Tokenizer {
  public:
   virtual ~Tokenizer() = default;
-  virtual std::string kind() const = 0;  // "bytes" or "bpe"
+  virtual TokenizerKind kind() const = 0;
   virtual int64_t vocab_size() const = 0;
   // Any bytes can be encoded, valid UTF-8 or not; Decode(Encode(text)) == text always.
   virtual std::vector<int32_t> Encode(std::string_view text) const = 0;

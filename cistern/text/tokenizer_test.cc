@@ -114,7 +114,7 @@ TEST(PreToken, PiecesOfAStreamGiveTheSplitOfTheWhole) {
 
 TEST(ByteTokenizer, IsTheBytes) {
   const auto t = MakeByteTokenizer();
-  EXPECT_EQ(t->kind(), "bytes");
+  EXPECT_EQ(t->kind(), TokenizerKind::kBytes);
   EXPECT_EQ(t->vocab_size(), 256);
   EXPECT_EQ(t->Encode("a\xFF"), (Ids{97, 255}));
   EXPECT_THROW(t->Bytes(256), Error);
@@ -219,12 +219,12 @@ TEST(TokenizerFile, LoadsWhatItSaved) {
   const auto t = Train(Sample(), 400);
   t->Save(path);
   const auto loaded = LoadTokenizer(path);
-  EXPECT_EQ(loaded->kind(), "bpe");
+  EXPECT_EQ(loaded->kind(), TokenizerKind::kBpe);
   EXPECT_EQ(loaded->Hash(), t->Hash());
   const std::string text = Sample() + RandomBytes(2, 500, 256);
   EXPECT_EQ(loaded->Encode(text), t->Encode(text));
   MakeByteTokenizer()->Save(path);
-  EXPECT_EQ(LoadTokenizer(path)->kind(), "bytes");
+  EXPECT_EQ(LoadTokenizer(path)->kind(), TokenizerKind::kBytes);
   EXPECT_EQ(LoadTokenizer(path)->Encode("\x00\x80z"), MakeByteTokenizer()->Encode("\x00\x80z"));
 }
 

@@ -26,9 +26,16 @@ bool DrawsInTraining(const ModelConfig& config) {
   return false;
 }
 
-int64_t RowParts(const std::string& parallel, const Model& model, int64_t rows) {
+const EnumNames<ThreadsTake>& ThreadsTakeNames() {
+  static const EnumNames<ThreadsTake> names = {{ThreadsTake::kOperations, "operations"},
+                                               {ThreadsTake::kRows, "rows"},
+                                               {ThreadsTake::kAuto, "auto"}};
+  return names;
+}
+
+int64_t RowParts(ThreadsTake take, const Model& model, int64_t rows) {
   const int64_t threads = NumThreads();
-  if (parallel == "operations" || threads == 1) return 1;
+  if (take == ThreadsTake::kOperations || threads == 1) return 1;
   std::string why;
   if (model.options().device() != at::Device(at::kCPU)) {
     why = "the model is not on the CPU";
@@ -38,8 +45,8 @@ int64_t RowParts(const std::string& parallel, const Model& model, int64_t rows) 
     why = StrCat("a batch of ", rows, " has fewer rows than there are threads (", threads, ")");
   }
   if (why.empty())
-    return parallel == "rows" || rows % threads == 0 || rows >= 4 * threads ? threads : 1;
-  if (parallel == "rows")
+    return take == ThreadsTake::kRows || rows % threads == 0 || rows >= 4 * threads ? threads : 1;
+  if (take == ThreadsTake::kRows)
     FailUsage("train.parallel=rows is not possible: ", why, "; train.parallel=operations is");
   return 1;
 }

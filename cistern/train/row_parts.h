@@ -3,8 +3,6 @@
 // batch through forward and backward in a graph of its own, and meets the others once a step:
 // processors that wait for each other at every operation lose most of their time as soon as another
 // process needs one of them. Otherwise all threads share each operation.
-#include <string>
-
 #include "cistern/tasks/task.h"
 
 namespace cistern {
@@ -13,10 +11,13 @@ namespace cistern {
 // from one generator, so that rows in several threads would draw different ones each time.
 bool DrawsInTraining(const ModelConfig& config);
 
-// Parts that the rows of a batch are cut into; 1: threads share the operations. `parallel`: "auto"
-// takes rows where there are as many as threads and they divide evenly, or nearly so; "rows" is a
-// UsageError, with the reason, where that is not possible; "operations".
-int64_t RowParts(const std::string& parallel, const Model& model, int64_t rows);
+// kAuto takes rows where there are as many as threads and they divide evenly, or nearly so.
+enum class ThreadsTake { kOperations, kRows, kAuto };
+const EnumNames<ThreadsTake>& ThreadsTakeNames();
+
+// Parts that the rows of a batch are cut into; 1: threads share the operations. kRows is a
+// UsageError, with the reason, where rows are not possible.
+int64_t RowParts(ThreadsTake take, const Model& model, int64_t rows);
 
 // Adds the gradients of scale * task.Loss(model, batch) to those of the parameters, and returns the
 // loss. With several parts: of each part's rows, weighted by Task::Terms, added in the parts'

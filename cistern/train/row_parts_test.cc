@@ -153,13 +153,13 @@ TEST(RowParts, AreTakenWhereTheyCanBe) {
   const auto plain = Made([](ModelConfig&) {});
   {
     const Threads scope(4);
-    EXPECT_EQ(RowParts("auto", *plain, 8), 4);
-    EXPECT_EQ(RowParts("auto", *plain, 6), 1);  // two of the threads would wait for the others
-    EXPECT_EQ(RowParts("rows", *plain, 6), 4);
-    EXPECT_EQ(RowParts("auto", *plain, 17), 4);
-    EXPECT_EQ(RowParts("auto", *plain, 3), 1);
-    EXPECT_EQ(RowParts("operations", *plain, 8), 1);
-    ExpectContains(ErrorMessage([&] { RowParts("rows", *plain, 3); }),
+    EXPECT_EQ(RowParts(ThreadsTake::kAuto, *plain, 8), 4);
+    EXPECT_EQ(RowParts(ThreadsTake::kAuto, *plain, 6), 1);  // two of the threads would wait for the others
+    EXPECT_EQ(RowParts(ThreadsTake::kRows, *plain, 6), 4);
+    EXPECT_EQ(RowParts(ThreadsTake::kAuto, *plain, 17), 4);
+    EXPECT_EQ(RowParts(ThreadsTake::kAuto, *plain, 3), 1);
+    EXPECT_EQ(RowParts(ThreadsTake::kOperations, *plain, 8), 1);
+    ExpectContains(ErrorMessage([&] { RowParts(ThreadsTake::kRows, *plain, 3); }),
                    {"fewer rows", "operations"});
     for (const auto& model :
          {Made([](ModelConfig& c) { c.dropout = 0.1; }),
@@ -167,12 +167,12 @@ TEST(RowParts, AreTakenWhereTheyCanBe) {
             c.attention = {"latte", "performer"};
           }),
           Made([](ModelConfig& c) { c.attention = {"softmax:1+rfa:1"}; })}) {
-      EXPECT_EQ(RowParts("auto", *model, 8), 1);
-      ExpectContains(ErrorMessage([&] { RowParts("rows", *model, 8); }), {"random numbers"});
+      EXPECT_EQ(RowParts(ThreadsTake::kAuto, *model, 8), 1);
+      ExpectContains(ErrorMessage([&] { RowParts(ThreadsTake::kRows, *model, 8); }), {"random numbers"});
     }
   }
   const Threads scope(1);
-  EXPECT_EQ(RowParts("auto", *plain, 8), 1);
+  EXPECT_EQ(RowParts(ThreadsTake::kAuto, *plain, 8), 1);
 }
 
 // What says that it draws nothing leaves the generator alone, and its own tensors.

@@ -30,7 +30,7 @@ ModelConfig TinyConfig() {
 
 TEST(Schedule, RsqrtIsLongRangeArenas) {  // spec 1.4: base .005, warm-up 1000 peaks at 1.6e-4; base
                                           // .05 at 1.6e-3
-  ScheduleOptions o{"rsqrt", 0.005, 0, 1000, 50000};
+  ScheduleOptions o{ScheduleKind::kRsqrt, 0.005, 0, 1000, 50000};
   EXPECT_NEAR(LearningRate(o, 999), 0.005 / std::sqrt(1000.0), 1e-12);
   EXPECT_NEAR(LearningRate(o, 499), 0.5 * 0.005 / std::sqrt(1000.0), 1e-12);
   EXPECT_NEAR(LearningRate(o, 3999), 0.005 / std::sqrt(4000.0), 1e-12);
@@ -38,7 +38,7 @@ TEST(Schedule, RsqrtIsLongRangeArenas) {  // spec 1.4: base .005, warm-up 1000 p
 
 TEST(Schedule, CosineAndLinearEndAtTheFloor) {
   for (const char* kind : {"cosine", "linear"}) {
-    ScheduleOptions o{kind, 1.0, 0.1, 10, 110};
+    ScheduleOptions o{ValueOf(kind, ScheduleKinds()), 1.0, 0.1, 10, 110};
     EXPECT_NEAR(LearningRate(o, 0), 0.1, 1e-12) << kind;
     EXPECT_NEAR(LearningRate(o, 9), 1.0, 1e-12) << kind;
     EXPECT_NEAR(LearningRate(o, 60), 0.55, 1e-9) << kind;
@@ -52,8 +52,8 @@ TEST(Schedule, CosineAndLinearEndAtTheFloor) {
 TEST(Schedule, ABudgetOfTimeIsThatOfItsSteps) {
   for (const char* kind : {"cosine", "linear", "constant"}) {
     const int64_t steps = 2000;
-    const ScheduleOptions o{kind, 1.0, 0.1, steps / 20, steps};
-    const TimedScheduleOptions timed{kind, 1.0, 0.1, 0.05};
+    const ScheduleOptions o{ValueOf(kind, ScheduleKinds()), 1.0, 0.1, steps / 20, steps};
+    const TimedScheduleOptions timed{ValueOf(kind, ScheduleKinds()), 1.0, 0.1, 0.05};
     for (int64_t s = 0; s < steps; ++s) {
       EXPECT_NEAR(LearningRate(timed, s, double(s) / double(steps)), LearningRate(o, s), 0.012)
           << kind << " " << s;
@@ -63,7 +63,7 @@ TEST(Schedule, ABudgetOfTimeIsThatOfItsSteps) {
 
 TEST(Schedule, ABudgetOfTimeNeverJumps) {
   // Steps of very uneven length, the first ones slow.
-  const TimedScheduleOptions o{"cosine", 1.0, 0, 0.05};
+  const TimedScheduleOptions o{ScheduleKind::kCosine, 1.0, 0, 0.05};
   double share = 0, before = LearningRate(o, 0, 0);
   EXPECT_NEAR(before, 1.0 / double(kSafeWarmup), 1e-12);
   for (int64_t s = 1; share < 1; ++s) {

@@ -23,7 +23,6 @@
 #include "cistern/tasks/evaluate.h"
 #include "cistern/tensors/device.h"
 #include "cistern/train/checkpoint.h"
-#include "cistern/train/row_parts.h"
 
 namespace cistern {
 namespace {
@@ -79,7 +78,7 @@ Fields TrainOptions::Describe() {
   f.Add("parallel", &parallel,
         "how threads share a step: each takes some rows of the batch, or all share each operation; "
         "auto: rows where they divide and no random numbers are drawn",
-        {"auto", "rows", "operations"});
+        ThreadsTakeNames());
   f.Add("lr", &lr, "peak learning rate", {0.0, 1e3});
   f.Add("min_lr", &min_lr, "where cosine and linear schedules end", {0.0, 1e3});
   f.Add("schedule", &schedule, "learning-rate schedule after the warm-up", ScheduleKinds());
@@ -111,9 +110,9 @@ void TrainOptions::Validate() const {
   if (steps > 0 && seconds > 0) FailUsage("give train.steps or train.seconds, not both");
   if (seconds > 0 && seconds < 0.001)
     FailUsage("train.seconds=", seconds, " is no time to train; give 0.001 or more");
-  if (min_lr > lr && (schedule == "cosine" || schedule == "linear"))
-    FailUsage("train.min_lr=", min_lr, " is above train.lr=", lr, ", from which ", schedule,
-              " goes down to it");
+  if (min_lr > lr && (schedule == ScheduleKind::kCosine || schedule == ScheduleKind::kLinear))
+    FailUsage("train.min_lr=", min_lr, " is above train.lr=", lr, ", from which ",
+              NameOf(schedule, ScheduleKinds()), " goes down to it");
 }
 
 Trainer::Trainer(std::shared_ptr<Model> model, const Task& task, const TrainOptions& options,

@@ -17,6 +17,7 @@
 #include "cistern/io/jsonl.h"
 #include "cistern/tasks/task.h"
 #include "cistern/train/optimizer.h"
+#include "cistern/train/row_parts.h"
 #include "cistern/train/run_state.h"
 #include "cistern/train/schedule.h"
 
@@ -28,8 +29,8 @@ struct TrainOptions {
   int64_t batch = 8, accumulate = 1;
   double lr = 4e-3, min_lr = 0,
          warmup = 0.05;  // warm-up: steps when >= 1, a share of the run below 1
-  std::string schedule = "cosine";
-  std::string parallel = "operations";  // train/row_parts.h
+  ScheduleKind schedule = ScheduleKind::kCosine;
+  ThreadsTake parallel = ThreadsTake::kOperations;  // train/row_parts.h
   AdamWOptions adamw;
   double clip = 1.0, label_smoothing = 0;
   int64_t eval_every = 0;           // steps; 0: ten times a run

@@ -52,12 +52,12 @@ const double kInf = std::numeric_limits<double>::infinity();
 
 class Plain : public Mechanism {
  public:
-  using Mechanism::Mechanism;
-
-  std::vector<Projection> Projections() const override {
-    return {{"q", Side::kQuery, 3 * dims().heads},
-            {"k", Side::kKey, 3 * dims().heads},
-            {"v", Side::kKey, dims().dim}};
+  Plain(const MechanismInfo& info, const AttentionDims& dims) : Mechanism(info, dims) {
+    AddProjection({"q", Side::kQuery, 3 * dims.heads});
+    AddProjection({"k", Side::kKey, 3 * dims.heads});
+    AddProjection({"v", Side::kKey, dims.dim});
+    AddState("memory");
+    AddState("z");
   }
 
   State EmptyState(int64_t batch, const at::TensorOptions& options) const override {
@@ -205,8 +205,8 @@ const MechanismInfo& PlainInfo() {
     i.name = "plain";
     i.forms = {Form::kBidirectional, Form::kCausal, Form::kCross};
     i.merges = true;
-    i.make = [](const Json&, const AttentionDims& dims) {
-      return std::make_shared<Plain>(PlainInfo(), dims);
+    i.construct = [](const MechanismInfo& self, const Json&, const AttentionDims& dims) {
+      return std::make_shared<Plain>(self, dims);
     };
     return i;
   }();
@@ -291,8 +291,8 @@ class LateCut : public SoftmaxMechanism {
 };
 
 TEST(Mutants, ACacheCutLateIsCaught) {
-  static MechanismInfo info = FindMechanism("softmax");
-  BindMechanism<LateCut>(info);
+  MechanismInfo info = FindMechanism("softmax");
+  info.construct = InfoOf<LateCut>("softmax").construct;
   Subject late(info, Json::object(), 1), sound(FindMechanism("softmax"), Json::object(), 1);
   EXPECT_TRUE(RunCheck(FindProperty("truncate"), late, ops::Impl::kKernel, {}).failed());
   EXPECT_FALSE(RunCheck(FindProperty("truncate"), sound, ops::Impl::kKernel, {}).failed());
@@ -300,7 +300,8 @@ TEST(Mutants, ACacheCutLateIsCaught) {
 
 TEST(Mutants, AnExceptionIsAFailureWithItsMessage) {
   static MechanismInfo info = PlainInfo();
-  info.make = [](const Json&, const AttentionDims& dims) -> std::shared_ptr<Mechanism> {
+  info.construct = [](const MechanismInfo&, const Json&,
+                      const AttentionDims& dims) -> std::shared_ptr<Mechanism> {
     struct Throws : Plain {
       using Plain::Plain;
       at::Tensor DoExtend(const Tensors&, State&, const ops::Mask&) override {

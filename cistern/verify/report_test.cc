@@ -115,7 +115,7 @@ TEST(ClassifierCheck, AClassifierAgreesWithItselfAndADifferentTwinIsFound) {
   auto make = [](const std::string& mechanism, const std::string& pooling) {
     ModelConfig config;
     config.kind = "encoder_classifier", config.vocab_size = 30, config.classes = 4,
-    config.pooling = pooling;
+    config.pooling = ValueOf(pooling, PoolingKinds());
     config.dim = 16, config.heads = 2, config.layers = 2, config.max_length = 64,
     config.init_std = 0.2;
     config.attention = {mechanism};

@@ -31,7 +31,7 @@ Subject::Subject(const MechanismInfo& info, const Json& options, uint64_t seed, 
   dims_.dim = 5 * dims_.heads;
   dims_.max_length = max_length;
   at::manual_seed(seed);
-  mechanism_ = info.make(options, dims_);
+  mechanism_ = info.Make(options, dims_);
   mechanism_->eval();
   mechanism_->to(at::kDouble);
 }

@@ -38,9 +38,10 @@ bool Agree(const cistern::Json& options) {
   cistern::AttentionDims dims;
   dims.dim = 64;
   dims.heads = 4;
-  const auto mechanism = cistern::mean_mechanism().make(
-      options, dims);         // an unknown option is an error with the nearest name
-  std::vector<at::Tensor> x;  // projected tensors, in declared order
+  static const cistern::MechanismInfo info = cistern::mean_mechanism();
+  const auto mechanism =
+      info.Make(options, dims);  // an unknown option is an error with the nearest name
+  std::vector<at::Tensor> x;     // projected tensors, in declared order
   for (const cistern::Projection& p : mechanism->Projections())
     x.push_back(at::randn({batch, dims.heads, length, p.width / dims.heads}, at::kDouble));
 

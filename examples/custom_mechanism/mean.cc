@@ -6,24 +6,17 @@
 
 namespace cistern {
 
-const MechanismInfo& mean_mechanism() {
-  static MechanismInfo info = [] {
-    MechanismInfo i;
-    i.name = "mean";
-    i.title = "Gated running mean";
-    i.source = "examples/custom_mechanism";
-    i.summary =
-        "A few slots, each the running mean of the values, weighted by a gate of the token.";
-    i.forms = {Form::kBidirectional, Form::kCausal, Form::kCross};
-    i.positions = {"none", "learned", "sinusoidal"};
-    i.time = "O(T n d)";
-    i.state = "n (d + 1) per head";
-    i.cases = {Json{{"slots", 3}}, Json{{"slots", 3}, {"gated", false}}};
-    return i;
-  }();
-  static const bool bound = (BindMechanism<MeanMechanism>(info), true);
-  (void)bound;
-  return info;
+MechanismInfo mean_mechanism() {
+  MechanismInfo i = InfoOf<MeanMechanism>("mean");
+  i.title = "Gated running mean";
+  i.source = "examples/custom_mechanism";
+  i.summary = "A few slots, each the running mean of the values, weighted by a gate of the token.";
+  i.forms = {Form::kBidirectional, Form::kCausal, Form::kCross};
+  i.positions = AddedPositions();
+  i.time = "O(T n d)";
+  i.state = "n (d + 1) per head";
+  i.cases = {Json{{"slots", 3}}, Json{{"slots", 3}, {"gated", false}}};
+  return i;
 }
 
 Fields MeanMechanism::Describe(Options& options) {
@@ -35,49 +28,55 @@ Fields MeanMechanism::Describe(Options& options) {
 
 MeanMechanism::MeanMechanism(const MechanismInfo& info, const Options& options,
                              const AttentionDims& dims)
-    : Mechanism(info, dims), options_(options) {}
-
-// The layer makes a linear map for each, over all heads; the core sees [B,H,T,width/H].
-std::vector<Projection> MeanMechanism::Projections() const {
-  const int64_t width = dims().heads * options_.slots;
-  return {{"q", Side::kQuery, width}, {"gate", Side::kKey, width}, {"v", Side::kKey, dims().dim}};
+    : Mechanism(info, dims), options_(options) {
+  // The layer makes a linear map for each projection, over all heads; the core sees [B,H,T,width/H]
+  // as x[q_], x[gate_] and x[v_].
+  const int64_t width = dims.heads * options.slots;
+  q_ = AddProjection({"q", Side::kQuery, width});
+  gate_ = AddProjection({"gate", Side::kKey, width});
+  v_ = AddProjection({"v", Side::kKey, dims.dim});
+  memory_ = AddState("memory");
+  z_ = AddState("z");
 }
 
 State MeanMechanism::EmptyState(int64_t batch, const at::TensorOptions& options) const {
   const ops::SlotState slots =
       ops::EmptySlots(batch, dims().heads, options_.slots, dims().dim / dims().heads, options);
-  return {{{"memory", slots.memory}, {"z", slots.z}}};
+  State state = UndefinedState();
+  state[memory_] = slots.memory;
+  state[z_] = slots.z;
+  return state;
 }
 
 at::Tensor MeanMechanism::LogWeights(const std::vector<at::Tensor>& x) const {
-  return options_.gated ? x[1] : at::zeros_like(x[1]);
+  return options_.gated ? x[gate_] : at::zeros_like(x[gate_]);
 }
 
 at::Tensor MeanMechanism::DoExtend(const std::vector<at::Tensor>& x, State& state,
                                    const ops::Mask& mask) {
-  ops::SlotResult result = ops::SlotRead(at::softmax(x[0], -1), LogWeights(x), x[2],
-                                         {state["memory"], state["z"]}, mask);
-  state["memory"] = result.state.memory;
-  state["z"] = result.state.z;
+  ops::SlotResult result = ops::SlotRead(at::softmax(x[q_], -1), LogWeights(x), x[v_],
+                                         {state[memory_], state[z_]}, mask);
+  state[memory_] = result.state.memory;
+  state[z_] = result.state.z;
   return result.out;
 }
 
 void MeanMechanism::DoWrite(const std::vector<at::Tensor>& x, State& state, const ops::Mask& mask) {
   const ops::SlotState slots =
-      ops::SlotWrite(LogWeights(x), x[2], {state["memory"], state["z"]}, mask);
-  state["memory"] = slots.memory;
-  state["z"] = slots.z;
+      ops::SlotWrite(LogWeights(x), x[v_], {state[memory_], state[z_]}, mask);
+  state[memory_] = slots.memory;
+  state[z_] = slots.z;
 }
 
 at::Tensor MeanMechanism::Read(const std::vector<at::Tensor>& x, const State& state) {
-  return at::matmul(at::softmax(x[0], -1), state["memory"].to(x[0].scalar_type()));
+  return at::matmul(at::softmax(x[q_], -1), state[memory_].to(x[q_].scalar_type()));
 }
 
 at::Tensor MeanMechanism::Definition(Form form, const std::vector<at::Tensor>& queries,
                                      const std::vector<at::Tensor>& x) const {
-  return EachQuery(form, queries, x, x[2].size(3), [&](const auto& query, const auto& seen) {
+  return EachQuery(form, queries, x, x[v_].size(3), [&](const auto& query, const auto& seen) {
     const at::Tensor weights = at::softmax(LogWeights(seen), 2);  // of each slot, over the tokens
-    return at::matmul(at::softmax(query[0], 3), at::matmul(weights.transpose(2, 3), seen[2]));
+    return at::matmul(at::softmax(query[q_], 3), at::matmul(weights.transpose(2, 3), seen[v_]));
   });
 }
 

@@ -16,7 +16,6 @@ class MeanMechanism : public Mechanism {
   static Fields Describe(Options& options);
 
   MeanMechanism(const MechanismInfo& info, const Options& options, const AttentionDims& dims);
-  std::vector<Projection> Projections() const override;
   State EmptyState(int64_t batch,
                    const at::TensorOptions& options) const override;  // memory [B,H,n,d], z [B,H,n]
   at::Tensor DoExtend(const std::vector<at::Tensor>& x, State& state,
@@ -28,9 +27,12 @@ class MeanMechanism : public Mechanism {
 
  private:
   at::Tensor LogWeights(const std::vector<at::Tensor>& x) const;
+
   Options options_;
+  ProjectionId q_, gate_, v_;
+  StateId memory_, z_;
 };
 
-const MechanismInfo& mean_mechanism();
+MechanismInfo mean_mechanism();
 
 }  // namespace cistern

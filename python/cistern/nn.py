@@ -146,7 +146,7 @@ class Attention(nn.Module):
             if not p["identity"] and not tied and not hasattr(self, name):
                 width = source_dim or dim if p["side"] == "key" else dim
                 self.add_module(name, self._linear(width, p["width"], bias, init_std))
-        for p in [p for p in self.projections if conv > 0 and p["convolved"]]:
+        for p in self.projections if conv > 0 else []:
             self.add_module(p["name"] + "_conv", _Convolution(p["width"], conv))
         if tokens_out or self.core.packed_output == "shared":
             self.o_proj = self._linear(dim, dim, bias, out_std)
@@ -181,20 +181,15 @@ class Attention(nn.Module):
     ) -> tuple[list[Tensor], Tensor | None]:
         chosen = [p for p in self.projections if p["side"] in sides]
         mapped = [p for p in chosen if not p["identity"]]
-        mapped.sort(key=lambda p: not p["convolved"])  # those with a filter first
         parts: dict[str, Tensor] = {}
         if mapped:
             maps = [self._map(p) for p in mapped]
             bias = None if maps[0].bias is None else torch.cat([m.bias for m in maps])
             y = F.linear(x, torch.cat([m.weight for m in maps]), bias)
             if self.conv > 0:
-                filters = torch.cat(
-                    [getattr(self, p["name"] + "_conv").weight for p in mapped if p["convolved"]])
-                filtered, rest = y.to(filters.dtype).split(
-                    [filters.shape[0], y.shape[-1] - filters.shape[0]], -1)
-                filtered, conv = torch.ops.cistern.short_conv(filtered.contiguous(), filters, conv,
-                                                              starts, lengths)
-                y = filtered if rest.shape[-1] == 0 else torch.cat([filtered, rest], -1)
+                filters = torch.cat([getattr(self, p["name"] + "_conv").weight for p in mapped])
+                y, conv = torch.ops.cistern.short_conv(y.to(filters.dtype), filters, conv, starts,
+                                                       lengths)
             parts = dict(zip([p["name"] for p in mapped], y.split([p["width"] for p in mapped],
                                                                   -1)))
         out = []
@@ -232,7 +227,7 @@ class Attention(nn.Module):
         return piece_positions(before, x.shape[1], starts)
 
     def _empty_conv(self, batch: int, like: Tensor) -> Tensor:
-        channels = sum(p["width"] for p in self.projections if p["convolved"])
+        channels = sum(p["width"] for p in self.projections)
         return torch.zeros(batch, self.conv - 1, channels, dtype=self.o_proj.weight.dtype,
                            device=like.device)
 

@@ -73,7 +73,7 @@ std::shared_ptr<Mechanism> MakeCore(const CoreSpec& spec) {
   if (spec.dims.dim < 1 || spec.dims.heads < 1 || spec.dims.dim % spec.dims.heads != 0) {
     FailUsage("dim=", spec.dims.dim, " is not divisible by heads=", spec.dims.heads);
   }
-  std::shared_ptr<Mechanism> core = FindMechanism(spec.mechanism).make(spec.options, spec.dims);
+  std::shared_ptr<Mechanism> core = FindMechanism(spec.mechanism).Make(spec.options, spec.dims);
   if (core->weights().size() != core->named_parameters().size() + core->named_buffers().size()) {
     FailUsage("[", spec.mechanism,
               "] is not in the Python package yet: it holds weights that cannot be passed; train "

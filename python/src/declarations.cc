@@ -49,7 +49,7 @@ std::string AllMechanisms() {
                       {"exact", i->exact},
                       {"stochastic", i->stochastic},
                       {"bounded", i->bounded},
-                      {"positions", i->positions},
+                      {"positions", i->PositionNames()},
                       {"time", i->time},
                       {"state", i->state},
                       {"tolerance", i->tolerance},
@@ -83,7 +83,7 @@ std::string DescribeCore(std::string_view text, std::string_view form, std::stri
     layer.mechanism_options = spec.options;
     layer.dims = spec.dims;
     layer.form = ParseForm(form);
-    layer.positions = std::string(positions);
+    layer.positions = ValueOf(std::string(positions), PositionKinds(), "positions");
     layer.conv = conv;
     const std::shared_ptr<Mechanism> checked = MakeCore(spec);
     layer.dims.first = checked.get();
@@ -99,8 +99,7 @@ std::string DescribeCore(std::string_view text, std::string_view form, std::stri
                              {"width", p.width},
                              {"rotary", p.rotary},
                              {"heads", p.heads == 0 ? spec.dims.heads : p.heads},
-                             {"tied", p.tied},
-                             {"convolved", p.convolved}});
+                             {"tied", p.tied}});
     }
     for (const CoreWeight& w : checked->weights()) {
       bool tied = true;
@@ -210,12 +209,21 @@ Json AttentionArguments(const AttentionLayerOptions& a) {
   Json options = a.mechanism_options;
   if (FindMechanism(a.mechanism).copies_scores)
     options["heads"] = a.dims.copied;  // by the placement
-  return {
-      {"mechanism", a.mechanism},        {"dim", a.dims.dim},        {"heads", a.dims.heads},
-      {"source_dim", a.source_dim},      {"form", FormName(a.form)}, {"options", options},
-      {"max_length", a.dims.max_length}, {"layer", a.dims.layer},    {"dropout", a.dims.dropout},
-      {"positions", a.positions},        {"conv", a.conv},           {"bias", a.bias},
-      {"init_std", a.init_std},          {"out_std", a.out_std},     {"tokens_out", a.tokens_out}};
+  return {{"mechanism", a.mechanism},
+          {"dim", a.dims.dim},
+          {"heads", a.dims.heads},
+          {"source_dim", a.source_dim},
+          {"form", FormName(a.form)},
+          {"options", options},
+          {"max_length", a.dims.max_length},
+          {"layer", a.dims.layer},
+          {"dropout", a.dims.dropout},
+          {"positions", NameOf(a.positions, PositionKinds())},
+          {"conv", a.conv},
+          {"bias", a.bias},
+          {"init_std", a.init_std},
+          {"out_std", a.out_std},
+          {"tokens_out", a.tokens_out}};
 }
 
 // The stack of one form of a model whose config is `text`: its settings, and of each of its blocks
@@ -241,7 +249,7 @@ std::string ModelStack(std::string_view text, std::string_view form_name) {
     return Json{{"dim", o.dim},
                 {"ffn_dim", stack.ffn_dim()},
                 {"max_length", o.max_length},
-                {"positions", o.positions},
+                {"positions", NameOf(*o.positions, PositionKinds())},
                 {"dropout", o.dropout},
                 {"ffn_dropout", o.ffn_dropout},
                 {"owners", owners},

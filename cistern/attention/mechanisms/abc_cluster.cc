@@ -9,31 +9,24 @@
 
 namespace cistern {
 
-const MechanismInfo& abc_cluster_mechanism() {
-  static MechanismInfo info = [] {
-    MechanismInfo i;
-    i.name = "abc_cluster";
-    i.title = "ABC, clustering";
-    i.source =
-        "P003 Table 1, App. A; k-means of Vyas et al. 2020; causal and cross ours; spec 2.14";
-    i.summary =
-        "Keys near each other share a slot, which holds their mean; a query attends to the slots "
-        "by softmax. Encoders cluster by k-means, "
-        "the causal and the cross form by a locality-sensitive hash.";
-    i.definition = "as abc_mlp, phi_s = e_c / |c|, c the cluster of k_s and |c| its size";
-    i.forms = {Form::kBidirectional, Form::kCausal, Form::kCross};
-    i.causal_is_prefix = false;  // a hash against k-means
-    i.positions = {"none", "learned", "sinusoidal"};
-    i.time = "O(T n d), bidirectional O(iterations T n 32) more";
-    i.state = "n (2 d + 1) per head";
-    i.cases = {Json{{"slots", 5}},
-               Json{{"slots", 3}, {"iterations", 3}, {"empty_slots", "take_part"}}};
-    i.merges = true;
-    return i;
-  }();
-  static const bool bound = (BindMechanism<AbcClusterMechanism>(info), true);
-  (void)bound;
-  return info;
+MechanismInfo abc_cluster_mechanism() {
+  MechanismInfo i = InfoOf<AbcClusterMechanism>("abc_cluster");
+  i.title = "ABC, clustering";
+  i.source = "P003 Table 1, App. A; k-means of Vyas et al. 2020; causal and cross ours; spec 2.14";
+  i.summary =
+      "Keys near each other share a slot, which holds their mean; a query attends to the slots "
+      "by softmax. Encoders cluster by k-means, "
+      "the causal and the cross form by a locality-sensitive hash.";
+  i.definition = "as abc_mlp, phi_s = e_c / |c|, c the cluster of k_s and |c| its size";
+  i.forms = {Form::kBidirectional, Form::kCausal, Form::kCross};
+  i.causal_is_prefix = false;  // a hash against k-means
+  i.positions = AddedPositions();
+  i.time = "O(T n d), bidirectional O(iterations T n 32) more";
+  i.state = "n (2 d + 1) per head";
+  i.cases = {Json{{"slots", 5}},
+             Json{{"slots", 3}, {"iterations", 3}, {"empty_slots", "take_part"}}};
+  i.merges = true;
+  return i;
 }
 
 Fields AbcClusterMechanism::Describe(Options& options) {
@@ -80,20 +73,20 @@ at::Tensor AbcClusterMechanism::LogWeights(const std::vector<at::Tensor>& x,
                                            const at::Tensor&) const {
   const int64_t bits = HashBits(slots());
   const at::Tensor powers =
-      at::pow(2.0, at::arange(bits, x[1].options().dtype(at::kDouble).requires_grad(false)));
-  const at::Tensor code = ((Signs(x[1], bits) + 1) * 0.5 * powers).sum(3).to(at::kLong);
-  return OneHotLogWeights(code.remainder(slots()), slots(), x[1].options());
+      at::pow(2.0, at::arange(bits, x[k_].options().dtype(at::kDouble).requires_grad(false)));
+  const at::Tensor code = ((Signs(x[k_], bits) + 1) * 0.5 * powers).sum(3).to(at::kLong);
+  return OneHotLogWeights(code.remainder(slots()), slots(), x[k_].options());
 }
 
 // Lloyd's algorithm on sign vectors, all rows and heads at once. Distances are small integers, so
 // nothing is rounded.
 at::Tensor AbcClusterMechanism::BidirectionalRows(const std::vector<at::Tensor>& x,
                                                   const ops::Mask& mask) {
-  const int64_t batch = x[1].size(0), heads = x[1].size(1), length = x[1].size(2), n = slots();
-  State state = EmptyState(batch, x[1].options());
+  const int64_t batch = x[k_].size(0), heads = x[k_].size(1), length = x[k_].size(2), n = slots();
+  State state = EmptyState(batch, x[k_].options());
   if (length == 0) return Read(x, state);
-  at::Tensor signs = Signs(x[1], kHyperplanes);
-  const at::Tensor row = at::arange(length, x[1].options().dtype(at::kLong).requires_grad(false)),
+  at::Tensor signs = Signs(x[k_], kHyperplanes);
+  const at::Tensor row = at::arange(length, x[k_].options().dtype(at::kLong).requires_grad(false)),
                    lengths =
                        mask.lengths ? *mask.lengths : at::full({batch}, length, row.options());
   if (mask.lengths) signs = signs.masked_fill(mask.HeadsPadding(length), 0.0);  // moves no centre
@@ -111,17 +104,17 @@ at::Tensor AbcClusterMechanism::BidirectionalRows(const std::vector<at::Tensor>&
     const at::Tensor votes = at::matmul(member.transpose(2, 3), signs);
     centres = at::where(votes == 0, centres, votes.sign());  // a tie, or nobody: the sign stays
   }
-  WriteWith(OneHotLogWeights(nearest(), n, x[1].options()), x, state, mask);
+  WriteWith(OneHotLogWeights(nearest(), n, x[k_].options()), x, state, mask);
   return Read(x, state);
 }
 
 at::Tensor AbcClusterMechanism::DefinedWeights(Form form,
                                                const std::vector<at::Tensor>& seen) const {
-  const int64_t batch = seen[1].size(0), heads = seen[1].size(1), length = seen[1].size(2),
-                width = seen[1].size(3), n = slots();
-  const at::Tensor phi = at::zeros({batch, heads, n, length}, seen[1].options()),
+  const int64_t batch = seen[k_].size(0), heads = seen[k_].size(1), length = seen[k_].size(2),
+                width = seen[k_].size(3), n = slots();
+  const at::Tensor phi = at::zeros({batch, heads, n, length}, seen[k_].options()),
                    planes = planes_.to(at::kDouble);
-  const auto key = seen[1].accessor<double, 4>();
+  const auto key = seen[k_].accessor<double, 4>();
   const auto plane = planes.accessor<double, 3>();
   for (int64_t b = 0; b < batch; ++b) {
     for (int64_t h = 0; h < heads; ++h) {

@@ -8,10 +8,11 @@ namespace cistern {
 
 class AbcCompressiveMechanism : public AbcMechanism {
  public:
+  enum class Divisor { kCount, kRatio };
   struct Options {
     MemoryOptions memory;
-    int64_t ratio = 0;              // c, tokens of a slot; 0: max_length / slots, rounded up
-    std::string divisor = "count";  // count, ratio
+    int64_t ratio = 0;  // c, tokens of a slot; 0: max_length / slots, rounded up
+    Divisor divisor = Divisor::kCount;
   };
   static Fields Describe(Options& options);
   AbcCompressiveMechanism(const MechanismInfo& info, const Options& options,

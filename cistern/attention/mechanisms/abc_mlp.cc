@@ -6,32 +6,26 @@
 
 namespace cistern {
 
-const MechanismInfo& abc_mlp_mechanism() {
-  static MechanismInfo info = [] {
-    MechanismInfo i;
-    i.name = "abc_mlp";
-    i.title = "ABC, MLP control";
-    i.source = "P003 eq. 7, App. B.1; spec 2.13";
-    i.summary =
-        "Tokens write keys and values into n slots, weighted by a learned control; a query attends "
-        "to the slots by softmax.";
-    i.definition =
-        "y_t = softmax(q_t K_t^T / sqrt(d)) V_t, K_t = sum_s phi_s k_s^T, V_t likewise, phi_s = "
-        "a_s / sum_s a_s, a_s = exp(W_phi x_s)";
-    i.forms = {Form::kBidirectional, Form::kCausal, Form::kCross};
-    i.positions = {"none", "learned", "sinusoidal"};
-    i.time = "O(T n d)";
-    i.state = "n (2 d + 1) per head";
-    i.cases = {Json{{"slots", 3}}, Json{{"slots", 3}, {"activation", "relu"}},
-               Json{{"slots", 3}, {"activation", "relu"}, {"empty_slots", "take_part"}},
-               Json{{"slots", 3}, {"activation", "sigmoid"}},
-               Json{{"slots", 4}, {"shared_heads", true}}};
-    i.merges = true;
-    return i;
-  }();
-  static const bool bound = (BindMechanism<AbcMlpMechanism>(info), true);
-  (void)bound;
-  return info;
+MechanismInfo abc_mlp_mechanism() {
+  MechanismInfo i = InfoOf<AbcMlpMechanism>("abc_mlp");
+  i.title = "ABC, MLP control";
+  i.source = "P003 eq. 7, App. B.1; spec 2.13";
+  i.summary =
+      "Tokens write keys and values into n slots, weighted by a learned control; a query attends "
+      "to the slots by softmax.";
+  i.definition =
+      "y_t = softmax(q_t K_t^T / sqrt(d)) V_t, K_t = sum_s phi_s k_s^T, V_t likewise, phi_s = "
+      "a_s / sum_s a_s, a_s = exp(W_phi x_s)";
+  i.forms = {Form::kBidirectional, Form::kCausal, Form::kCross};
+  i.positions = AddedPositions();
+  i.time = "O(T n d)";
+  i.state = "n (2 d + 1) per head";
+  i.cases = {Json{{"slots", 3}}, Json{{"slots", 3}, {"activation", "relu"}},
+             Json{{"slots", 3}, {"activation", "relu"}, {"empty_slots", "take_part"}},
+             Json{{"slots", 3}, {"activation", "sigmoid"}},
+             Json{{"slots", 4}, {"shared_heads", true}}};
+  i.merges = true;
+  return i;
 }
 
 Fields AbcMlpMechanism::Describe(Options& options) {
@@ -41,7 +35,7 @@ Fields AbcMlpMechanism::Describe(Options& options) {
       "activation", &options.activation,
       "makes write weights of the control: exp, relu or sigmoid. No floor is added to them: where "
       "relu gives 0, and where a control is -inf, nothing is written",
-      {"exp", "relu", "sigmoid"});
+      {{Activation::kExp, "exp"}, {Activation::kRelu, "relu"}, {Activation::kSigmoid, "sigmoid"}});
   f.Add("shared_heads", &options.shared_heads,
         "one control for all heads, of n channels in place of n per head");
   f.Add("tied", &options.tied,
@@ -51,36 +45,35 @@ Fields AbcMlpMechanism::Describe(Options& options) {
 
 AbcMlpMechanism::AbcMlpMechanism(const MechanismInfo& info, const Options& options,
                                  const AttentionDims& dims)
-    : AbcMechanism(info, options.memory,
-                   options.activation == "relu" ? Weights::kSomeSlots : Weights::kEverySlot, dims),
+    : AbcMechanism(
+          info, options.memory,
+          options.activation == Activation::kRelu ? Weights::kSomeSlots : Weights::kEverySlot,
+          dims),
       activation_(options.activation),
-      shared_heads_(options.shared_heads),
-      tied_(options.tied) {}
-
-std::vector<Projection> AbcMlpMechanism::Projections() const {
-  std::vector<Projection> all = AbcMechanism::Projections();
-  Projection control = {"control", Side::kKey, shared_heads_ ? slots() : dims().heads * slots()};
+      shared_heads_(options.shared_heads) {
+  Projection control = {"control", Side::kKey, shared_heads_ ? slots() : dims.heads * slots()};
   if (shared_heads_) control.heads = 1;
-  control.tied = tied_;
-  all.push_back(control);
-  return all;
+  control.tied = options.tied;
+  control_ = AddProjection(control);
 }
 
 at::Tensor AbcMlpMechanism::LogWeights(const std::vector<at::Tensor>& x, const at::Tensor&) const {
-  const at::Tensor s = x[3].expand({-1, dims().heads, -1, -1});
-  if (activation_ == "exp") return s;
-  if (activation_ == "sigmoid") return at::log_sigmoid(s);
+  const at::Tensor s = x[control_].expand({-1, dims().heads, -1, -1});
+  if (activation_ == Activation::kExp) return s;
+  if (activation_ == Activation::kSigmoid) return at::log_sigmoid(s);
   const at::Tensor off = s <= 0;  // 1 in the place of 0 keeps the logarithm's gradient finite
   return s.masked_fill(off, 1.0).log().masked_fill(off, -std::numeric_limits<double>::infinity());
 }
 
 at::Tensor AbcMlpMechanism::DefinedWeights(Form, const std::vector<at::Tensor>& seen) const {
-  const at::Tensor control = shared_heads_ ? seen[3].repeat({1, dims().heads, 1, 1}) : seen[3];
-  if (activation_ == "exp") {
+  const at::Tensor control =
+      shared_heads_ ? seen[control_].repeat({1, dims().heads, 1, 1}) : seen[control_];
+  if (activation_ == Activation::kExp) {
     const at::Tensor never = at::isneginf(control).all(2, true);
     return at::softmax(control.masked_fill(never, 0.0), 2).masked_fill(never, 0.0).transpose(2, 3);
   }
-  const at::Tensor alpha = activation_ == "relu" ? at::relu(control) : at::sigmoid(control);
+  const at::Tensor alpha =
+      activation_ == Activation::kRelu ? at::relu(control) : at::sigmoid(control);
   const at::Tensor sum = alpha.sum({2}, true);
   return (alpha / sum.masked_fill(sum == 0, 1.0)).transpose(2, 3);
 }

@@ -9,16 +9,15 @@ namespace cistern {
 
 class AbcMlpMechanism : public AbcMechanism {
  public:
+  enum class Activation { kExp, kRelu, kSigmoid };
   struct Options {
     MemoryOptions memory;
-    std::string activation = "exp";  // exp, relu, sigmoid
-    bool shared_heads = false;       // one control for all heads
-    bool tied = false;               // one control for all layers
+    Activation activation = Activation::kExp;
+    bool shared_heads = false;  // one control for all heads
+    bool tied = false;          // one control for all layers
   };
   static Fields Describe(Options& options);
   AbcMlpMechanism(const MechanismInfo& info, const Options& options, const AttentionDims& dims);
-
-  std::vector<Projection> Projections() const override;  // q, k, v, control
 
  protected:
   at::Tensor LogWeights(const std::vector<at::Tensor>& x,
@@ -26,8 +25,9 @@ class AbcMlpMechanism : public AbcMechanism {
   at::Tensor DefinedWeights(Form form, const std::vector<at::Tensor>& seen) const override;
 
  private:
-  std::string activation_;
-  bool shared_heads_, tied_;
+  Activation activation_;
+  bool shared_heads_;
+  ProjectionId control_;
 };
 
 }  // namespace cistern

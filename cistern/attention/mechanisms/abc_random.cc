@@ -6,31 +6,25 @@
 
 namespace cistern {
 
-const MechanismInfo& abc_random_mechanism() {
-  static MechanismInfo info = [] {
-    MechanismInfo i;
-    i.name = "abc_random";
-    i.title = "ABC, random control (RD)";
-    i.source = "P003 App. A.2; spec 2.14";
-    i.summary =
-        "Each token is added to one of n slots drawn at random; a query attends to the slots by "
-        "softmax. The control that shows what "
-        "learned writes are worth.";
-    i.definition =
-        "as abc_mlp, phi_s = e_i, i drawn from 1..n for each token; mean=true: over the count of "
-        "the slot";
-    i.forms = {Form::kBidirectional, Form::kCausal, Form::kCross};
-    i.stochastic = true;
-    i.positions = {"none", "learned", "sinusoidal"};
-    i.time = "O(T n d)";
-    i.state = "n (2 d + 1) per head";
-    i.cases = {Json{{"slots", 5}}, Json{{"slots", 5}, {"mean", true}},
-               Json{{"slots", 5}, {"empty_slots", "take_part"}}};
-    return i;
-  }();
-  static const bool bound = (BindMechanism<AbcRandomMechanism>(info), true);
-  (void)bound;
-  return info;
+MechanismInfo abc_random_mechanism() {
+  MechanismInfo i = InfoOf<AbcRandomMechanism>("abc_random");
+  i.title = "ABC, random control (RD)";
+  i.source = "P003 App. A.2; spec 2.14";
+  i.summary =
+      "Each token is added to one of n slots drawn at random; a query attends to the slots by "
+      "softmax. The control that shows what "
+      "learned writes are worth.";
+  i.definition =
+      "as abc_mlp, phi_s = e_i, i drawn from 1..n for each token; mean=true: over the count of "
+      "the slot";
+  i.forms = {Form::kBidirectional, Form::kCausal, Form::kCross};
+  i.stochastic = true;
+  i.positions = AddedPositions();
+  i.time = "O(T n d)";
+  i.state = "n (2 d + 1) per head";
+  i.cases = {Json{{"slots", 5}}, Json{{"slots", 5}, {"mean", true}},
+             Json{{"slots", 5}, {"empty_slots", "take_part"}}};
+  return i;
 }
 
 Fields AbcRandomMechanism::Describe(Options& options) {
@@ -60,7 +54,7 @@ int64_t AbcRandomMechanism::Draw(int64_t head, int64_t position) const {
 
 at::Tensor AbcRandomMechanism::LogWeights(const std::vector<at::Tensor>& x,
                                           const at::Tensor& positions) const {
-  const int64_t batch = x[1].size(0), heads = x[1].size(1), length = x[1].size(2);
+  const int64_t batch = x[k_].size(0), heads = x[k_].size(1), length = x[k_].size(2);
   at::Tensor slot;
   if (is_training()) {
     slot = at::randint(slots(), {batch, heads, length}, positions.options());
@@ -77,17 +71,17 @@ at::Tensor AbcRandomMechanism::LogWeights(const std::vector<at::Tensor>& x,
     }
     slot = drawn.to(positions.device());
   }
-  return OneHotLogWeights(slot, slots(), x[1].options());
+  return OneHotLogWeights(slot, slots(), x[k_].options());
 }
 
 at::Tensor AbcRandomMechanism::DefinedWeights(Form, const std::vector<at::Tensor>& seen) const {
-  const int64_t heads = seen[1].size(1), length = seen[1].size(2);
-  at::Tensor phi = at::zeros({heads, slots(), length}, seen[1].options());
+  const int64_t heads = seen[k_].size(1), length = seen[k_].size(2);
+  at::Tensor phi = at::zeros({heads, slots(), length}, seen[k_].options());
   for (int64_t h = 0; h < heads; ++h) {
     for (int64_t t = 0; t < length; ++t) phi[h][Draw(h, t)][t].fill_(1.0);
   }
   if (mean_) phi = phi / phi.sum({2}, true).clamp_min(1.0);
-  return phi.expand({seen[1].size(0), -1, -1, -1});
+  return phi.expand({seen[k_].size(0), -1, -1, -1});
 }
 
 }  // namespace cistern

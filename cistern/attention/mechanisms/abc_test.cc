@@ -12,7 +12,7 @@ std::shared_ptr<Mechanism> Make(const std::string& name, const Json& options, in
   AttentionDims dims;
   dims.dim = kDim, dims.heads = kHeads, dims.max_length = 64, dims.layer = layer,
   dims.cross = cross;
-  const auto m = FindMechanism(name).make(options, dims);
+  const auto m = FindMechanism(name).Make(options, dims);
   m->eval();
   return m;
 }
@@ -101,7 +101,7 @@ TEST(AbcCompressive, FullSlotsAreMeansOfNeighbours) {
       1e-3);
   ExpectContains(
       Thrown([] {
-        FindMechanism("abc_compressive").make(Json::object(), AttentionDims{kDim, kHeads});
+        FindMechanism("abc_compressive").Make(Json::object(), AttentionDims{kDim, kHeads});
       }),
       {"[abc_compressive]", "max_length", "ratio"});
 }

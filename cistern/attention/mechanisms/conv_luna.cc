@@ -15,10 +15,10 @@ namespace {
 
 constexpr double kMinusInf = -std::numeric_limits<double>::infinity();
 
+template <class M>
 MechanismInfo ConvLunaInfo(const std::string& name, const std::string& title,
                            const std::string& summary) {
-  MechanismInfo i;
-  i.name = name;
+  MechanismInfo i = InfoOf<M>(name);
   i.title = title;
   i.source = "P000 sec. 3; spec 2.11";
   i.summary = summary;
@@ -33,7 +33,7 @@ MechanismInfo ConvLunaInfo(const std::string& name, const std::string& title,
                 "it; use luna instead"};
   i.verbs = false;
   i.memory = MemoryUse::kStream;
-  i.positions = {"none", "learned", "sinusoidal"};
+  i.positions = AddedPositions();
   i.time = "O(T M d (1 + 1/S) + T K d)";
   i.state = "none";
   return i;
@@ -41,55 +41,43 @@ MechanismInfo ConvLunaInfo(const std::string& name, const std::string& title,
 
 }  // namespace
 
-const MechanismInfo& conv_luna_mechanism() {
-  static MechanismInfo info = [] {
-    MechanismInfo i = ConvLunaInfo("conv_luna", "ConvLuna",
-                                   "Luna with a learned filter along the tokens and a learned "
-                                   "temperature where the memory attends to them, which keeps "
-                                   "its slots apart.");
-    i.cases = {Json{{"slots", 3}, {"kernel", 4}},
-               Json{{"slots", 2},
-                    {"kernel", 5},
-                    {"temperature", "sqrt"},
-                    {"values", "separate"},
-                    {"init", "xavier"}},
-               Json{{"slots", 3}, {"kernel", 4}, {"filter", "maxpool"}, {"unpack_scale", "unit"}},
-               Json{{"slots", 3},
-                    {"kernel", 3},
-                    {"stride", 2},
-                    {"temperature", "unit"},
-                    {"values", "shared"}},
-               Json{{"slots", 2}, {"kernel", 3}, {"stride", 4}, {"filter", "maxpool"}}};
-    return i;
-  }();
-  static const bool bound = (BindMechanism<ConvLunaMechanism>(info), true);
-  (void)bound;
-  return info;
+MechanismInfo conv_luna_mechanism() {
+  MechanismInfo i =
+      ConvLunaInfo<ConvLunaMechanism>("conv_luna", "ConvLuna",
+                                      "Luna with a learned filter along the tokens and a learned "
+                                      "temperature where the memory attends to them, which keeps "
+                                      "its slots apart.");
+  i.cases = {Json{{"slots", 3}, {"kernel", 4}},
+             Json{{"slots", 2},
+                  {"kernel", 5},
+                  {"temperature", "sqrt"},
+                  {"values", "separate"},
+                  {"init", "xavier"}},
+             Json{{"slots", 3}, {"kernel", 4}, {"filter", "maxpool"}, {"unpack_scale", "unit"}},
+             Json{{"slots", 3},
+                  {"kernel", 3},
+                  {"stride", 2},
+                  {"temperature", "unit"},
+                  {"values", "shared"}},
+             Json{{"slots", 2}, {"kernel", 3}, {"stride", 4}, {"filter", "maxpool"}}};
+  return i;
 }
 
-const MechanismInfo& only_scaling_mechanism() {
-  static MechanismInfo info = [] {
-    MechanismInfo i = ConvLunaInfo("only_scaling", "ConvLuna's ablation OnlyScaling",
-                                   "ConvLuna without its filter: the temperature alone.");
-    i.cases = {Json{{"slots", 3}}};
-    return i;
-  }();
-  static const bool bound = (BindMechanism<OnlyScalingMechanism>(info), true);
-  (void)bound;
-  return info;
+MechanismInfo only_scaling_mechanism() {
+  MechanismInfo i =
+      ConvLunaInfo<OnlyScalingMechanism>("only_scaling", "ConvLuna's ablation OnlyScaling",
+                                         "ConvLuna without its filter: the temperature alone.");
+  i.cases = {Json{{"slots", 3}}};
+  return i;
 }
 
-const MechanismInfo& only_filtering_mechanism() {
-  static MechanismInfo info = [] {
-    MechanismInfo i = ConvLunaInfo("only_filtering", "ConvLuna's ablation OnlyFiltering",
-                                   "ConvLuna with the divisor fixed at sqrt(d): the filter alone.");
-    i.cases = {Json{{"slots", 3}, {"kernel", 4}},
-               Json{{"slots", 3}, {"kernel", 4}, {"filter", "maxpool"}}};
-    return i;
-  }();
-  static const bool bound = (BindMechanism<OnlyFilteringMechanism>(info), true);
-  (void)bound;
-  return info;
+MechanismInfo only_filtering_mechanism() {
+  MechanismInfo i = ConvLunaInfo<OnlyFilteringMechanism>(
+      "only_filtering", "ConvLuna's ablation OnlyFiltering",
+      "ConvLuna with the divisor fixed at sqrt(d): the filter alone.");
+  i.cases = {Json{{"slots", 3}, {"kernel", 4}},
+             Json{{"slots", 3}, {"kernel", 4}, {"filter", "maxpool"}}};
+  return i;
 }
 
 Fields ConvLunaMechanism::DescribeAll(Options& options, bool filter, bool temperature) {
@@ -99,7 +87,7 @@ Fields ConvLunaMechanism::DescribeAll(Options& options, bool filter, bool temper
     f.Add("filter", &options.filter,
           "along the tokens: a convolution with weights for each head, or the largest of each "
           "channel",
-          {"conv", "maxpool"});
+          {{FilterKind::kConv, "conv"}, {FilterKind::kMaxpool, "maxpool"}});
     f.Add("kernel", &options.kernel,
           "tokens the filter covers (K); 1: no filter. P000 has 4, and 32 for ListOps", {1, 4096});
     f.Add("stride", &options.stride, "tokens from one filtered key to the next (S)", {1, 4096});
@@ -110,20 +98,24 @@ Fields ConvLunaMechanism::DescribeAll(Options& options, bool filter, bool temper
           "of T gives floor((T-K)/S) + 1 keys (T "
           "with a "
           "convolution of stride 1)",
-          {"tokens", "none"});
+          {{Masking::kTokens, "tokens"}, {Masking::kNone, "none"}});
   }
   if (temperature) {
     f.Add("temperature", &options.temperature,
           "packing's logits are divided by a learned e^tau, at first 1, or by a fixed 1 or sqrt(d)",
-          {"learn", "unit", "sqrt"});
+          {{Temperature::kLearn, "learn"},
+           {Temperature::kUnit, "unit"},
+           {Temperature::kSqrt, "sqrt"}});
   }
   f.Add("unpack_scale", &options.unpack_scale,
         "unpacking's logits are divided by sqrt(d) as in P000, or by nothing as in its code (unit)",
-        {"paper", "unit"});
+        {{UnpackScale::kPaper, "paper"}, {UnpackScale::kUnit, "unit"}});
   f.Add("values", &options.values,
         "the stream itself as in P000, or a map of it that packing and unpacking share, or one for "
         "each",
-        {"identity", "shared", "separate"});
+        {{Values::kIdentity, "identity"},
+         {Values::kShared, "shared"},
+         {Values::kSeparate, "separate"}});
   return f;
 }
 
@@ -133,20 +125,33 @@ Fields OnlyScalingMechanism::Describe(Options& options) {
   return DescribeAll(options, false, true);
 }
 Fields OnlyFilteringMechanism::Describe(Options& options) {
-  options.temperature = "sqrt";
+  options.temperature = Temperature::kSqrt;
   return DescribeAll(options, true, false);
 }
 
 ConvLunaMechanism::ConvLunaMechanism(const MechanismInfo& info, const Options& options,
                                      const AttentionDims& dims)
     : MemoryMechanism(info, options, dims), options_(options) {
-  if (options_.kernel > 1 && options_.filter == "conv") {
+  const bool identity = options.values == Values::kIdentity;
+  const auto add = [&](const std::string& name, Side side, const std::string& map = "") {
+    Projection p = {name, side, dims.dim};
+    p.map = map;
+    p.identity = identity && (name == "v" || name == "packed_v");
+    return AddProjection(p);
+  };
+  q_ = add("q", Side::kQuery);
+  k_ = add("k", Side::kKey);
+  v_ = add("v", Side::kKey);
+  memory_q_ = add("memory_q", Side::kMemory, "q");
+  packed_k_ = add("packed_k", Side::kPacked, "k");
+  packed_v_ = add("packed_v", Side::kPacked, options.values == Values::kShared ? "v" : "");
+  if (options_.kernel > 1 && options_.filter == FilterKind::kConv) {
     const double bound = 1 / std::sqrt(double(options_.kernel));
     AddWeight("filter.weight", filter_,
               at::empty({dims.heads, options_.kernel}).uniform_(-bound, bound),
               CoreWeight::Kind::kTrained);
   }
-  if (options_.temperature == "learn")
+  if (options_.temperature == Temperature::kLearn)
     AddWeight("tau", tau_, at::zeros({}), CoreWeight::Kind::kTrained);
 }
 OnlyScalingMechanism::OnlyScalingMechanism(const MechanismInfo& info, const Options& options,
@@ -156,22 +161,10 @@ OnlyFilteringMechanism::OnlyFilteringMechanism(const MechanismInfo& info, const 
                                                const AttentionDims& dims)
     : ConvLunaMechanism(info, options, dims) {}
 
-std::vector<Projection> ConvLunaMechanism::Projections() const {
-  const int64_t dim = dims().dim;
-  std::vector<Projection> all = {
-      {"q", Side::kQuery, dim},         {"k", Side::kKey, dim},
-      {"v", Side::kKey, dim},           {"memory_q", Side::kMemory, dim},
-      {"packed_k", Side::kPacked, dim}, {"packed_v", Side::kPacked, dim}};
-  all[3].map = "q";
-  all[4].map = "k";
-  if (options_.values == "shared") all[5].map = "v";
-  all[2].identity = all[5].identity = options_.values == "identity";
-  return all;
-}
-
 int64_t ConvLunaMechanism::FilteredLength(int64_t length) const {
-  return options_.mask == "none" && !Centred() ? (length - options_.kernel) / options_.stride + 1
-                                               : (length + options_.stride - 1) / options_.stride;
+  return options_.mask == Masking::kNone && !Centred()
+             ? (length - options_.kernel) / options_.stride + 1
+             : (length + options_.stride - 1) / options_.stride;
 }
 
 ops::Mask ConvLunaMechanism::Filtered(const ops::Mask& mask) const {
@@ -212,18 +205,19 @@ at::Tensor ConvLunaMechanism::Filter(const at::Tensor& x, const ops::Mask& mask)
 }
 
 at::Tensor ConvLunaMechanism::DoPack(const std::vector<at::Tensor>& x, const ops::Mask& mask) {
-  const int64_t batch = x[1].size(0), length = x[1].size(2);
-  CISTERN_CHECK(options_.mask == "tokens" || FilteredLength(length) >= 1 || length == 0, "[",
-                info().name, "] a filter of ", options_.kernel,
+  const int64_t batch = x[k_].size(0), length = x[k_].size(2);
+  CISTERN_CHECK(options_.mask == Masking::kTokens || FilteredLength(length) >= 1 || length == 0,
+                "[", info().name, "] a filter of ", options_.kernel,
                 " tokens with mask=none has no window in ", length, " tokens; use mask=tokens");
-  const ops::Mask seen = options_.mask == "tokens" ? mask.WithoutStarts() : ops::Mask();
-  at::Tensor queries = OfMemory(x, 0, batch);
+  const ops::Mask seen =
+      options_.mask == Masking::kTokens ? mask.WithoutStarts() : ops::Mask();
+  at::Tensor queries = OfMemory(x, memory_q_, batch);
   ops::SoftmaxOptions options;
   options.dropout = Dropout();
-  options.scale = options_.temperature == "sqrt" ? 1 / std::sqrt(double(Width())) : 1;
+  options.scale = options_.temperature == Temperature::kSqrt ? 1 / std::sqrt(double(Width())) : 1;
   if (tau_.defined()) queries = queries * (-tau_).exp();
   if (length == 0) return at::zeros_like(queries) + 0 * queries;
-  return ops::SoftmaxAttention(queries, Filter(x[1], seen), Filter(x[2], seen), options,
+  return ops::SoftmaxAttention(queries, Filter(x[k_], seen), Filter(x[v_], seen), options,
                                Filtered(seen));
 }
 
@@ -231,16 +225,16 @@ at::Tensor ConvLunaMechanism::DoUnpack(const std::vector<at::Tensor>& x,
                                        const std::vector<at::Tensor>& packed, const ops::Mask&) {
   ops::SoftmaxOptions options;
   options.dropout = Dropout();
-  options.scale = options_.unpack_scale == "unit" ? 1 : 0;
-  return ops::SoftmaxAttention(x[0], packed[0], packed[1], options);
+  options.scale = options_.unpack_scale == UnpackScale::kUnit ? 1 : 0;
+  return ops::SoftmaxAttention(x[q_], packed[packed_k_], packed[packed_v_], options);
 }
 
 at::Tensor ConvLunaMechanism::Definition(Form form, const std::vector<at::Tensor>& queries,
                                          const std::vector<at::Tensor>& x) const {
   const double root = std::sqrt(double(Width()));
-  const double divisor = tau_.defined()                   ? std::exp(tau_.item<double>())
-                         : options_.temperature == "sqrt" ? root
-                                                          : 1;
+  const double divisor = tau_.defined() ? std::exp(tau_.item<double>())
+                         : options_.temperature == Temperature::kSqrt ? root
+                                                                      : 1;
   return EachQuery(form, queries, x, Width(), [&](const auto& query, const auto& seen) {
     auto filtered = [&](const at::Tensor& y) {
       const int64_t length = y.size(2), before = Centred() ? (options_.kernel - 1) / 2 : 0;
@@ -257,15 +251,15 @@ at::Tensor ConvLunaMechanism::Definition(Form form, const std::vector<at::Tensor
           sum = sum.defined() ? sum + term : term;
           most = most.defined() ? at::maximum(most, token) : token;
         }
-        windows.push_back(options_.filter == "maxpool" ? most : sum);
+        windows.push_back(options_.filter == FilterKind::kMaxpool ? most : sum);
       }
       return at::cat(windows, 2);
     };
     const at::Tensor logits =
-        at::matmul(MemoryHeads(), filtered(seen[1]).transpose(2, 3)) / divisor;
-    const at::Tensor packed = at::matmul(at::softmax(logits, 3), filtered(seen[2]));
-    return at::matmul(at::softmax(at::matmul(query[0], packed.transpose(2, 3)) /
-                                      (options_.unpack_scale == "unit" ? 1 : root),
+        at::matmul(MemoryHeads(), filtered(seen[k_]).transpose(2, 3)) / divisor;
+    const at::Tensor packed = at::matmul(at::softmax(logits, 3), filtered(seen[v_]));
+    return at::matmul(at::softmax(at::matmul(query[q_], packed.transpose(2, 3)) /
+                                      (options_.unpack_scale == UnpackScale::kUnit ? 1 : root),
                                   3),
                       packed);
   });

@@ -16,19 +16,22 @@ namespace cistern {
 
 class ConvLunaMechanism : public MemoryMechanism {
  public:
+  enum class FilterKind { kConv, kMaxpool };
+  enum class Temperature { kLearn, kUnit, kSqrt };  // tau, at first 0; fixed at 1, at sqrt(d)
+  enum class UnpackScale { kPaper, kUnit };         // 1/sqrt(d); 1, as its code has it
+  enum class Values { kIdentity, kShared, kSeparate };
+  enum class Masking { kTokens, kNone };
   struct Options : MemoryOptions {
-    std::string filter = "conv";     // conv | maxpool
+    FilterKind filter = FilterKind::kConv;
     int64_t kernel = 4, stride = 1;  // K, S; K = 1 is no filter
-    std::string temperature =
-        "learn";  // learn: tau, at first 0; unit: 1, sqrt: sqrt(d), both fixed
-    std::string unpack_scale = "paper";  // paper: 1/sqrt(d); unit: 1, as its code has it
-    std::string values = "identity";     // identity | shared | separate
-    std::string mask = "tokens";         // tokens | none
+    Temperature temperature = Temperature::kLearn;
+    UnpackScale unpack_scale = UnpackScale::kPaper;
+    Values values = Values::kIdentity;
+    Masking mask = Masking::kTokens;
   };
   static Fields Describe(Options& options);
   ConvLunaMechanism(const MechanismInfo& info, const Options& options, const AttentionDims& dims);
 
-  std::vector<Projection> Projections() const override;
   PackedOutput packed_output() const override { return PackedOutput::kShared; }
   at::Tensor DoPack(const std::vector<at::Tensor>& x, const ops::Mask& mask) override;
   at::Tensor DoUnpack(const std::vector<at::Tensor>& x, const std::vector<at::Tensor>& packed,
@@ -38,16 +41,17 @@ class ConvLunaMechanism : public MemoryMechanism {
 
  protected:
   static Fields DescribeAll(Options& options, bool filter, bool temperature);
-  bool SeesPadding() const override { return options_.mask == "none"; }
+  bool SeesPadding() const override { return options_.mask == Masking::kNone; }
 
  private:
   // [B,H,T,d] -> [B,H,T',d], or x itself where K = 1 and S = 1.
   at::Tensor Filter(const at::Tensor& x, const ops::Mask& mask) const;
   ops::Mask Filtered(const ops::Mask& mask) const;  // of what Filter gives
-  bool Centred() const { return options_.filter == "conv" && options_.stride == 1; }
+  bool Centred() const { return options_.filter == FilterKind::kConv && options_.stride == 1; }
   int64_t FilteredLength(int64_t length) const;
 
   Options options_;
+  ProjectionId q_, k_, v_, memory_q_, packed_k_, packed_v_;
   at::Tensor filter_;  // filter.weight [H,K]
   at::Tensor tau_;     // scalar
 };

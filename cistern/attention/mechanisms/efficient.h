@@ -11,9 +11,11 @@ namespace cistern {
 
 class EfficientMechanism : public LatteMechanism {
  public:
+  enum class Normaliser { kSoftmax, kScaling };
+  enum class Divisor { kWidth, kLength };  // of scaling: P002's, Shen's
   struct Options {
-    std::string normaliser = "softmax";  // softmax, scaling
-    std::string divisor = "width";       // of scaling: width (P002), length (Shen)
+    Normaliser normaliser = Normaliser::kSoftmax;
+    Divisor divisor = Divisor::kWidth;
   };
   static Fields Describe(Options& options);
   EfficientMechanism(const MechanismInfo& info, const Options& options, const AttentionDims& dims);
@@ -31,6 +33,7 @@ class EfficientMechanism : public LatteMechanism {
 
  private:
   bool scaling_, by_length_;
+  StateId count_;
 };
 
 }  // namespace cistern

@@ -21,7 +21,6 @@ class GatedSlotsMechanism : public Mechanism {
   static Fields Describe(Options& options);
   GatedSlotsMechanism(const MechanismInfo& info, const Options& options, const AttentionDims& dims);
 
-  std::vector<Projection> Projections() const override;
   State EmptyState(int64_t batch, const at::TensorOptions& options)
       const override;  // key_memory, value_memory [B,H,n,d] in double
   at::Tensor DoExtend(const std::vector<at::Tensor>& x, State& state,
@@ -33,7 +32,10 @@ class GatedSlotsMechanism : public Mechanism {
 
  private:
   at::Tensor Attend(const at::Tensor& logits) const;
+
   Options options_;
+  ProjectionId q_, k_, v_, gate_;
+  StateId key_memory_, value_memory_;
 };
 
 }  // namespace cistern

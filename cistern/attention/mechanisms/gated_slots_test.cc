@@ -9,7 +9,7 @@ using namespace cistern::testing;
 std::shared_ptr<Mechanism> Make(const Json& options, int64_t dim, int64_t heads) {
   AttentionDims dims;
   dims.dim = dim, dims.heads = heads;
-  const auto m = FindMechanism("gated_slots").make(options, dims);
+  const auto m = FindMechanism("gated_slots").Make(options, dims);
   m->eval();
   return m;
 }

@@ -8,29 +8,23 @@
 
 namespace cistern {
 
-const MechanismInfo& latte_mechanism() {
-  static MechanismInfo info = [] {
-    MechanismInfo i;
-    i.name = "latte";
-    i.title = "Latte";
-    i.source = "P004 eq. 8-14; spec 2.15";
-    i.summary =
-        "Queries mix a few latents, each latent holds a running softmax-weighted mean of the "
-        "values. Fast, with a small state.";
-    i.definition =
-        "y_t = sum_l softmax_l(q_t)_l M_{t,l}, M_{t,l} = sum_s softmax_s(k_{s,l}) v_s over the "
-        "tokens s seen by t";
-    i.forms = {Form::kBidirectional, Form::kCausal, Form::kCross};
-    i.positions = {"none", "learned", "sinusoidal"};
-    i.time = "O(T (L/H) d)";
-    i.state = "(L/H) (d + 1) per head";
-    i.cases = {Json{{"latents", 6}}};
-    i.merges = true;
-    return i;
-  }();
-  static const bool bound = (BindMechanism<LatteMechanism>(info), true);
-  (void)bound;
-  return info;
+MechanismInfo latte_mechanism() {
+  MechanismInfo i = InfoOf<LatteMechanism>("latte");
+  i.title = "Latte";
+  i.source = "P004 eq. 8-14; spec 2.15";
+  i.summary =
+      "Queries mix a few latents, each latent holds a running softmax-weighted mean of the "
+      "values. Fast, with a small state.";
+  i.definition =
+      "y_t = sum_l softmax_l(q_t)_l M_{t,l}, M_{t,l} = sum_s softmax_s(k_{s,l}) v_s over the "
+      "tokens s seen by t";
+  i.forms = {Form::kBidirectional, Form::kCausal, Form::kCross};
+  i.positions = AddedPositions();
+  i.time = "O(T (L/H) d)";
+  i.state = "(L/H) (d + 1) per head";
+  i.cases = {Json{{"latents", 6}}};
+  i.merges = true;
+  return i;
 }
 
 Fields LatteMechanism::Describe(Options& options) {
@@ -40,20 +34,28 @@ Fields LatteMechanism::Describe(Options& options) {
 
 LatteMechanism::LatteMechanism(const MechanismInfo& info, const Options& options,
                                const AttentionDims& dims)
-    : Mechanism(info, dims), latents_(options.latents > 0 ? options.latents : dims.dim) {
-  if (latents_ % dims.heads != 0)
-    FailUsage("[latte] latents=", latents_, " is not divisible by heads=", dims.heads);
+    : LatteMechanism(info, options.latents > 0 ? options.latents : dims.dim, dims) {
+  memory_ = AddState("memory");
+  z_ = AddState("z");
 }
 
-std::vector<Projection> LatteMechanism::Projections() const {
-  return {
-      {"q", Side::kQuery, latents_}, {"k", Side::kKey, latents_}, {"v", Side::kKey, dims().dim}};
+LatteMechanism::LatteMechanism(const MechanismInfo& info, int64_t latents,
+                               const AttentionDims& dims)
+    : Mechanism(info, dims), latents_(latents) {
+  if (latents_ % dims.heads != 0)
+    FailUsage("[latte] latents=", latents_, " is not divisible by heads=", dims.heads);
+  q_ = AddProjection({"q", Side::kQuery, latents_});
+  k_ = AddProjection({"k", Side::kKey, latents_});
+  v_ = AddProjection({"v", Side::kKey, dims.dim});
 }
 
 State LatteMechanism::EmptyState(int64_t batch, const at::TensorOptions& options) const {
   const ops::SlotState slots = ops::EmptySlots(batch, dims().heads, latents_ / dims().heads,
                                                dims().dim / dims().heads, options);
-  return {{{"memory", slots.memory}, {"z", slots.z}}};
+  State state = UndefinedState();
+  state[memory_] = slots.memory;
+  state[z_] = slots.z;
+  return state;
 }
 
 // Softmax over the last dimension of a [B,H,T,n] view of [B,T,H,n] memory, keeping that layout.
@@ -64,44 +66,47 @@ at::Tensor LatteMechanism::ReadWeights(const at::Tensor& x) const {
 
 at::Tensor LatteMechanism::DoExtend(const std::vector<at::Tensor>& x, State& state,
                                     const ops::Mask& mask) {
-  const ops::SlotState before = {state["memory"], state["z"]};
+  const ops::SlotState before = {state[memory_], state[z_]};
   at::Tensor out;
   ops::SlotState after;
   if (is_training() && dims().dropout > 0) {
-    const ops::SlotResult result = ops::SlotRead(ReadWeights(x[0]), x[1], x[2], before, mask);
+    const ops::SlotResult result = ops::SlotRead(ReadWeights(x[q_]), x[k_], x[v_], before, mask);
     out = result.out, after = result.state;
   } else {
-    const ops::AttentionResult result = ops::LatteAttention(x[0], x[1], x[2], before, mask);
+    const ops::AttentionResult result = ops::LatteAttention(x[q_], x[k_], x[v_], before, mask);
     out = result.out, after = result.state;
   }
-  state["memory"] = after.memory;
-  state["z"] = after.z;
+  state[memory_] = after.memory;
+  state[z_] = after.z;
   return out;
 }
 
 void LatteMechanism::DoWrite(const std::vector<at::Tensor>& x, State& state,
                              const ops::Mask& mask) {
-  const ops::SlotState slots = ops::SlotWrite(x[1], x[2], {state["memory"], state["z"]}, mask);
-  state["memory"] = slots.memory;
-  state["z"] = slots.z;
+  const ops::SlotState slots = ops::SlotWrite(x[k_], x[v_], {state[memory_], state[z_]}, mask);
+  state[memory_] = slots.memory;
+  state[z_] = slots.z;
 }
 
 at::Tensor LatteMechanism::Read(const std::vector<at::Tensor>& x, const State& state) {
-  return at::matmul(ReadWeights(x[0]), state["memory"].to(x[0].scalar_type()));
+  return at::matmul(ReadWeights(x[q_]), state[memory_].to(x[q_].scalar_type()));
 }
 
 at::Tensor LatteMechanism::Definition(Form form, const std::vector<at::Tensor>& queries,
                                       const std::vector<at::Tensor>& x) const {
-  return EachQuery(form, queries, x, x[2].size(3), [](const auto& query, const auto& seen) {
-    return at::matmul(at::softmax(query[0], 3),
-                      at::matmul(at::softmax(seen[1], 2).transpose(2, 3), seen[2]));
+  return EachQuery(form, queries, x, x[v_].size(3), [&](const auto& query, const auto& seen) {
+    return at::matmul(at::softmax(query[q_], 3),
+                      at::matmul(at::softmax(seen[k_], 2).transpose(2, 3), seen[v_]));
   });
 }
 
 State LatteMechanism::Merge(const State& first, const State& second) const {
   const ops::SlotState whole =
-      ops::MergeSlots({first["memory"], first["z"]}, {second["memory"], second["z"]});
-  return {{{"memory", whole.memory}, {"z", whole.z}}};
+      ops::MergeSlots({first[memory_], first[z_]}, {second[memory_], second[z_]});
+  State state = UndefinedState();
+  state[memory_] = whole.memory;
+  state[z_] = whole.z;
+  return state;
 }
 
 }  // namespace cistern

@@ -14,7 +14,6 @@ class LatteMechanism : public Mechanism {
   static Fields Describe(Options& options);
   LatteMechanism(const MechanismInfo& info, const Options& options, const AttentionDims& dims);
 
-  std::vector<Projection> Projections() const override;
   State EmptyState(int64_t batch, const at::TensorOptions& options)
       const override;  // memory [B,H,L/H,d], z [B,H,L/H]
   at::Tensor DoExtend(const std::vector<at::Tensor>& x, State& state,
@@ -24,6 +23,14 @@ class LatteMechanism : public Mechanism {
   at::Tensor Definition(Form form, const std::vector<at::Tensor>& queries,
                         const std::vector<at::Tensor>& x) const override;
   State Merge(const State& first, const State& second) const override;
+
+ protected:
+  // The projections alone: the states are those of the class derived from it, or, where it declares
+  // `memory` and `z`, Latte's.
+  LatteMechanism(const MechanismInfo& info, int64_t latents, const AttentionDims& dims);
+
+  ProjectionId q_, k_, v_;
+  StateId memory_, z_;
 
  private:
   at::Tensor ReadWeights(const at::Tensor& x) const;  // [B,H,T,n], after dropout

@@ -11,30 +11,24 @@
 
 namespace cistern {
 
-const MechanismInfo& linear_mechanism() {
-  static MechanismInfo info = [] {
-    MechanismInfo i;
-    i.name = "linear";
-    i.title = "Linear attention (ELU + 1)";
-    i.source = "Katharopoulos et al. 2020 eq. 7; spec 2.3";
-    i.summary =
-        "A query weighs a key by the product of their features elu(x) + 1, so the sums over all "
-        "keys fit in one d x d memory per head. No "
-        "parameters of its own; cheap, and weaker than softmax at telling keys apart.";
-    i.definition =
-        "y_t = phi(q_t) S_t / (phi(q_t) . z_t + eps), S_t = sum_s phi(k_s) v_s^T, z_t = sum_s "
-        "phi(k_s), phi = elu + 1";
-    i.forms = {Form::kBidirectional, Form::kCausal, Form::kCross};
-    i.positions = {"none", "learned", "sinusoidal"};
-    i.time = "O(T d^2)";
-    i.state = "d (d + 1) per head";
-    i.cases = {Json::object(), Json{{"denominator", false}}, Json{{"eps", 1e-3}}};
-    i.merges = true;
-    return i;
-  }();
-  static const bool bound = (BindMechanism<LinearMechanism>(info), true);
-  (void)bound;
-  return info;
+MechanismInfo linear_mechanism() {
+  MechanismInfo i = InfoOf<LinearMechanism>("linear");
+  i.title = "Linear attention (ELU + 1)";
+  i.source = "Katharopoulos et al. 2020 eq. 7; spec 2.3";
+  i.summary =
+      "A query weighs a key by the product of their features elu(x) + 1, so the sums over all "
+      "keys fit in one d x d memory per head. No "
+      "parameters of its own; cheap, and weaker than softmax at telling keys apart.";
+  i.definition =
+      "y_t = phi(q_t) S_t / (phi(q_t) . z_t + eps), S_t = sum_s phi(k_s) v_s^T, z_t = sum_s "
+      "phi(k_s), phi = elu + 1";
+  i.forms = {Form::kBidirectional, Form::kCausal, Form::kCross};
+  i.positions = AddedPositions();
+  i.time = "O(T d^2)";
+  i.state = "d (d + 1) per head";
+  i.cases = {Json::object(), Json{{"denominator", false}}, Json{{"eps", 1e-3}}};
+  i.merges = true;
+  return i;
 }
 
 Fields LinearMechanism::Describe(Options& options) {
@@ -49,6 +43,10 @@ LinearMechanism::LinearMechanism(const MechanismInfo& info, const Options& optio
                                  const AttentionDims& dims)
     : Mechanism(info, dims), denominator_{Denominator::Rule::kPlus, options.eps} {
   RefuseAttentionDropout(info, dims);
+  q_ = AddProjection({"q", Side::kQuery, dims.dim});
+  k_ = AddProjection({"k", Side::kKey, dims.dim});
+  v_ = AddProjection({"v", Side::kKey, dims.dim});
+  memory_ = AddState("memory");
   if (options.denominator) return;
   if (dims.max_length < 1)
     FailUsage(
@@ -56,15 +54,11 @@ LinearMechanism::LinearMechanism(const MechanismInfo& info, const Options& optio
   denominator_ = {Denominator::Rule::kNone, 1 / std::sqrt(double(dims.max_length))};
 }
 
-std::vector<Projection> LinearMechanism::Projections() const {
-  return {{"q", Side::kQuery, dims().dim},
-          {"k", Side::kKey, dims().dim},
-          {"v", Side::kKey, dims().dim}};
-}
-
 State LinearMechanism::EmptyState(int64_t batch, const at::TensorOptions& options) const {
-  return {{{"memory",
-            EmptyFeatureSums(batch, dims(), dims().dim / dims().heads, denominator_, options)}}};
+  State state = UndefinedState();
+  state[memory_] =
+      EmptyFeatureSums(batch, dims(), dims().dim / dims().heads, denominator_, options);
+  return state;
 }
 
 namespace {
@@ -95,30 +89,32 @@ at::Tensor EluPlusOne(const at::Tensor& x) {
 
 at::Tensor LinearMechanism::DoExtend(const std::vector<at::Tensor>& x, State& state,
                                      const ops::Mask& mask) {
-  return FeatureExtend(EluPlusOne(x[0]), EluPlusOne(x[1]), x[2], state["memory"], mask,
+  return FeatureExtend(EluPlusOne(x[q_]), EluPlusOne(x[k_]), x[v_], state[memory_], mask,
                        denominator_);
 }
 
 void LinearMechanism::DoWrite(const std::vector<at::Tensor>& x, State& state,
                               const ops::Mask& mask) {
-  FeatureWrite(EluPlusOne(x[1]), x[2], state["memory"], mask, denominator_);
+  FeatureWrite(EluPlusOne(x[k_]), x[v_], state[memory_], mask, denominator_);
 }
 
 at::Tensor LinearMechanism::Read(const std::vector<at::Tensor>& x, const State& state) {
-  return FeatureRead(EluPlusOne(x[0]), state["memory"], denominator_);
+  return FeatureRead(EluPlusOne(x[q_]), state[memory_], denominator_);
 }
 
 at::Tensor LinearMechanism::Definition(Form form, const std::vector<at::Tensor>& queries,
                                        const std::vector<at::Tensor>& x) const {
   auto phi = [](const at::Tensor& y) { return at::where(y > 0, y + 1, y.exp()); };
-  return EachQuery(form, queries, x, x[2].size(3), [&](const auto& query, const auto& seen) {
-    return WeightedValues(at::matmul(phi(query[0]), phi(seen[1]).transpose(2, 3)), seen[2],
+  return EachQuery(form, queries, x, x[v_].size(3), [&](const auto& query, const auto& seen) {
+    return WeightedValues(at::matmul(phi(query[q_]), phi(seen[k_]).transpose(2, 3)), seen[v_],
                           denominator_);
   });
 }
 
 State LinearMechanism::Merge(const State& first, const State& second) const {
-  return {{{"memory", first["memory"] + second["memory"]}}};
+  State whole = UndefinedState();
+  whole[memory_] = first[memory_] + second[memory_];
+  return whole;
 }
 
 }  // namespace cistern

@@ -18,7 +18,6 @@ class LinearMechanism : public Mechanism {
   // UsageError: attention dropout; no denominator without a max_length.
   LinearMechanism(const MechanismInfo& info, const Options& options, const AttentionDims& dims);
 
-  std::vector<Projection> Projections() const override;
   State EmptyState(int64_t batch, const at::TensorOptions& options)
       const override;  // memory [B,H,d,d+1] in double
   at::Tensor DoExtend(const std::vector<at::Tensor>& x, State& state,
@@ -31,6 +30,8 @@ class LinearMechanism : public Mechanism {
 
  private:
   Denominator denominator_;
+  ProjectionId q_, k_, v_;
+  StateId memory_;
 };
 
 }  // namespace cistern

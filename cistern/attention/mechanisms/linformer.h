@@ -10,24 +10,28 @@ namespace cistern {
 
 class LinformerMechanism : public Mechanism {
  public:
+  // Which share one matrix. none: nothing, headwise: the heads, E and F apart; key_value: the
+  // heads, and E = F; layerwise: that matrix also serves all layers of the model with this
+  // mechanism, and belongs to the first.
+  enum class Sharing { kNone, kHeadwise, kKeyValue, kLayerwise };
+  // Entries of [k, N], N = max_length.
+  enum class Init {
+    kXavierUniform,         // U(+-sqrt(6/(N+k))): Long Range Arena
+    kXavierNormal,          // N(0, 2/(N+k)): P003, by its authors' related code
+    kNormal,                // N(0, 0.02^2): Nystromformer's repository
+    kUniform,               // U(+-1/sqrt(k)): lucidrains/linformer
+    kKaiming,               // N(0, 2/N): P002's code
+    kJohnsonLindenstrauss,  // N(0, 1/k): the theorem of Wang et al.
+  };
   struct Options {
     int64_t slots = 64;  // k
-    // Which share one matrix. none: nothing, headwise: the heads, E and F apart; key_value: the
-    // heads, and E = F; layerwise: that matrix also serves all layers of the model with this
-    // mechanism, and belongs to the first.
-    std::string sharing = "key_value";
-    // Entries of [k, N], N = max_length.
-    //   xavier_uniform  U(+-sqrt(6/(N+k))): Long Range Arena         xavier_normal  N(0, 2/(N+k)):
-    //   P003, by its authors' related code normal          N(0, 0.02^2): Nystromformer's repository
-    //   uniform        U(+-1/sqrt(k)): lucidrains/linformer kaiming         N(0, 2/N): P002's code
-    //   johnson_lindenstrauss  N(0, 1/k): the theorem of Wang et al.
-    std::string init = "xavier_uniform";
+    Sharing sharing = Sharing::kKeyValue;
+    Init init = Init::kXavierUniform;
   };
   static Fields Describe(Options& options);
   LinformerMechanism(const MechanismInfo& info, const Options& options,
                      const AttentionDims& dims);  // UsageError: no max_length
 
-  std::vector<Projection> Projections() const override;
   // key_memory, value_memory [B,H,k,d] in double; count [B] int64: tokens of the document each row
   // is in
   State EmptyState(int64_t batch, const at::TensorOptions& options) const override;
@@ -49,6 +53,8 @@ class LinformerMechanism : public Mechanism {
   Options options_;
   at::Tensor key_, value_;  // key.weight, value.weight [N, 1 or H, k], the transpose of the papers'
                             // E and F; no value_ where E = F
+  ProjectionId q_, k_, v_;
+  StateId key_memory_, value_memory_, count_;
 };
 
 }  // namespace cistern

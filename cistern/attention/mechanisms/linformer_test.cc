@@ -14,7 +14,7 @@ std::shared_ptr<Mechanism> Make(const Json& options, int64_t max_length, int64_t
   AttentionDims dims;
   dims.dim = dim, dims.heads = heads, dims.max_length = max_length;
   at::manual_seed(1);
-  const auto m = FindMechanism("linformer").make(options, dims);
+  const auto m = FindMechanism("linformer").Make(options, dims);
   m->eval();
   return m;
 }
@@ -91,7 +91,7 @@ TEST(Linformer, JohnsonLindenstrauss) {
       dims.dim = 4, dims.heads = 1, dims.max_length = N;
       at::manual_seed(uint64_t(seed));
       const auto m =
-          FindMechanism("linformer").make({{"slots", k}, {"init", "johnson_lindenstrauss"}}, dims);
+          FindMechanism("linformer").Make({{"slots", k}, {"init", "johnson_lindenstrauss"}}, dims);
       const at::Tensor R =
           m->named_parameters()["key.weight"].detach().squeeze(1).to(at::kDouble);  // [N,k]
       sum +=

@@ -14,14 +14,14 @@ namespace cistern {
 
 class LunaMechanism : public MemoryMechanism {
  public:
+  // Maps that packing and unpacking have in common: none (Luna), those of queries and keys (the
+  // Set-Transformer-like model of P000's code), all (P000's Luna).
+  enum class Sharing { kNone, kQueryKey, kAll };
   struct Options : MemoryOptions {
     bool tie_kv = true;  // keys = values in packing and in unpacking: Luna's modules; its Long
                          // Range Arena models have it off
-    // Maps that packing and unpacking have in common: none (Luna), those of queries and keys (the
-    // Set-Transformer-like model of P000's code), all (P000's Luna).
-    std::string sharing = "none";
-    std::string packed_output =
-        "none";  // none (Luna), own, shared: the tokens' output projection (P000's Luna)
+    Sharing sharing = Sharing::kNone;
+    PackedOutput packed_output = PackedOutput::kNone;  // Luna's; P000's Luna: kShared
     bool dynamic_projection =
         false;  // tokens read no more slots than there are tokens, as Luna's option of that name
     int64_t packing_heads = 0;  // heads by which the memory attends to the tokens (Luna's projected
@@ -30,8 +30,8 @@ class LunaMechanism : public MemoryMechanism {
   static Fields Describe(Options& options);
   LunaMechanism(const MechanismInfo& info, const Options& options, const AttentionDims& dims);
 
-  std::vector<Projection> Projections() const override;
-  PackedOutput packed_output() const override;
+  PackedOutput packed_output() const override { return options_.packed_output; }
+  at::Tensor Packed(const State& state) const override { return state[packed_]; }
   at::Tensor DoPack(const std::vector<at::Tensor>& x, const ops::Mask& mask) override;
   at::Tensor DoUnpack(const std::vector<at::Tensor>& x, const std::vector<at::Tensor>& packed,
                       const ops::Mask& mask) override;
@@ -49,16 +49,14 @@ class LunaMechanism : public MemoryMechanism {
   int64_t PackingHeads() const {
     return options_.packing_heads > 0 ? options_.packing_heads : dims().heads;
   }
-  const at::Tensor& Keys(const std::vector<at::Tensor>& x) const { return x[1]; }
-  const at::Tensor& Values(const std::vector<at::Tensor>& x) const {
-    return options_.tie_kv ? x[1] : x[2];
-  }
   // What was packed, [B,H,M,d] by packing heads, by the heads of the layer.
   at::Tensor LayerHeads(const at::Tensor& packed) const;
   // [B,M] bool: slots a row of `lengths` tokens may read; undefined where all.
   at::Tensor Readable(const at::Tensor& lengths) const;
 
   Options options_;
+  ProjectionId q_, k_, v_, memory_q_, packed_k_, packed_v_;  // tie_kv: v_ is k_
+  StateId packed_, z_, count_;
 };
 
 }  // namespace cistern

@@ -10,15 +10,15 @@ namespace cistern {
 
 class LunaCausalMechanism : public MemoryMechanism {
  public:
+  // omega: softplus of base 2, log2(1 + 2^u), as Luna's code; elu(u) + 1, the paper's other choice
+  enum class Weight { kSoftplus, kElu };
   struct Options : MemoryOptions {
-    std::string weight = "softplus";  // omega: softplus of base 2, log2(1 + 2^u), as Luna's code;
-                                      // elu: elu(u) + 1, the paper's other choice
+    Weight weight = Weight::kSoftplus;
     bool tie_kv = true;
   };
   static Fields Describe(Options& options);
   LunaCausalMechanism(const MechanismInfo& info, const Options& options, const AttentionDims& dims);
 
-  std::vector<Projection> Projections() const override;
   at::Tensor DoPack(const std::vector<at::Tensor>& x,
                     const ops::Mask& mask) override;  // Error, as Unpack: luna packs
   at::Tensor DoUnpack(const std::vector<at::Tensor>& x, const std::vector<at::Tensor>& packed,
@@ -34,14 +34,13 @@ class LunaCausalMechanism : public MemoryMechanism {
                         const std::vector<at::Tensor>& x) const override;
 
  private:
-  const at::Tensor& Values(const std::vector<at::Tensor>& x) const {
-    return options_.tie_kv ? x[2] : x[3];
-  }
   at::Tensor Omega(const at::Tensor& u) const;
   at::Tensor WriteWeights(const std::vector<at::Tensor>& x) const;                    // [B,H,T,M]
   at::Tensor ReadWeights(const at::Tensor& matched, const at::Tensor& tokens) const;  // [B,H,T,M]
 
   Options options_;
+  ProjectionId q_, fit_k_, k_, v_, memory_q_;  // fit_k_: c' of a_s; tie_kv: v_ is k_
+  StateId key_memory_, value_memory_, count_;
 };
 
 }  // namespace cistern

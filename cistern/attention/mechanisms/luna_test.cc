@@ -15,7 +15,7 @@ std::shared_ptr<Mechanism> Make(const std::string& name, const Json& options,
   AttentionDims dims;
   dims.dim = kDim, dims.heads = kHeads, dims.max_length = 64, dims.first = first;
   at::manual_seed(1);
-  const auto m = FindMechanism(name).make(options, dims);
+  const auto m = FindMechanism(name).Make(options, dims);
   m->eval();
   m->to(at::kDouble);
   return m;
@@ -276,12 +276,12 @@ TEST(MemoryMechanisms, SinusoidsAndANormOfTheInitialMemory) {
     }
     for (const char* name : {"luna", "luna_causal", "set_transformer"}) {
       const MechanismInfo& info = FindMechanism(name);
-      const auto with = info.make({{"slots", slots}, {"init", "scaled"}, {"sinusoid", true}}, dims);
-      const auto normed = info.make(
+      const auto with = info.Make({{"slots", slots}, {"init", "scaled"}, {"sinusoid", true}}, dims);
+      const auto normed = info.Make(
           {{"slots", slots}, {"init", "embedding"}, {"sinusoid", true}, {"norm", true}}, dims);
       AttentionDims later = dims;
       later.first = normed.get();
-      const auto second = info.make(
+      const auto second = info.Make(
           {{"slots", slots}, {"init", "embedding"}, {"sinusoid", true}, {"norm", true}}, later);
       for (const auto& m : {with, normed}) m->to(at::kDouble);
       const at::Tensor memory = with->named_parameters()["memory"];

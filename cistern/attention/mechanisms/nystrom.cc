@@ -11,40 +11,34 @@
 
 namespace cistern {
 
-const MechanismInfo& nystrom_mechanism() {
-  static MechanismInfo info = [] {
-    MechanismInfo i;
-    i.name = "nystrom";
-    i.title = "Nystrom attention";
-    i.source = "Xiong et al. 2021; P002 sec. 2.5; spec 2.8";
-    i.summary =
-        "Approximates softmax attention through m landmarks, means of segments of the queries and "
-        "keys, and the pseudo-inverse of the "
-        "landmarks' own attention. For encoders.";
-    i.definition =
-        "Y = softmax(Q Kl^T / sqrt(d)) softmax(Ql Kl^T / sqrt(d))^+ softmax(Ql K^T / sqrt(d)) V, "
-        "Ql and Kl the means of m segments";
-    i.forms = {Form::kBidirectional};
-    i.refusals = {
-        "causal: its landmarks are means over the whole sequence, so every output would depend on "
-        "later tokens; use latte, abc_mlp or "
-        "performer instead",
-        "cross: its landmarks are means over segments of one sequence, and the method is not "
-        "defined for two; use linformer, abc_mlp or "
-        "softmax instead"};
-    i.verbs = false;
-    i.positions = {"none", "learned", "sinusoidal"};
-    i.time = "O(T m d + m^3)";
-    i.state = "none";
-    i.cases = {Json{{"landmarks", 4}}, Json{{"landmarks", 2}, {"inverse", "svd"}},
-               Json{{"landmarks", 20}, {"iterations", 3}}, Json{{"landmarks", 4}, {"conv", 5}}};
-    // The inverse amplifies what rounding did before it: after 6 iterations its norm can reach 30.
-    i.tolerance = 1e-5;
-    return i;
-  }();
-  static const bool bound = (BindMechanism<NystromMechanism>(info), true);
-  (void)bound;
-  return info;
+MechanismInfo nystrom_mechanism() {
+  MechanismInfo i = InfoOf<NystromMechanism>("nystrom");
+  i.title = "Nystrom attention";
+  i.source = "Xiong et al. 2021; P002 sec. 2.5; spec 2.8";
+  i.summary =
+      "Approximates softmax attention through m landmarks, means of segments of the queries and "
+      "keys, and the pseudo-inverse of the "
+      "landmarks' own attention. For encoders.";
+  i.definition =
+      "Y = softmax(Q Kl^T / sqrt(d)) softmax(Ql Kl^T / sqrt(d))^+ softmax(Ql K^T / sqrt(d)) V, "
+      "Ql and Kl the means of m segments";
+  i.forms = {Form::kBidirectional};
+  i.refusals = {
+      "causal: its landmarks are means over the whole sequence, so every output would depend on "
+      "later tokens; use latte, abc_mlp or "
+      "performer instead",
+      "cross: its landmarks are means over segments of one sequence, and the method is not "
+      "defined for two; use linformer, abc_mlp or "
+      "softmax instead"};
+  i.verbs = false;
+  i.positions = AddedPositions();
+  i.time = "O(T m d + m^3)";
+  i.state = "none";
+  i.cases = {Json{{"landmarks", 4}}, Json{{"landmarks", 2}, {"inverse", "svd"}},
+             Json{{"landmarks", 20}, {"iterations", 3}}, Json{{"landmarks", 4}, {"conv", 5}}};
+  // The inverse amplifies what rounding did before it: after 6 iterations its norm can reach 30.
+  i.tolerance = 1e-5;
+  return i;
 }
 
 Fields NystromMechanism::Describe(Options& options) {
@@ -58,7 +52,7 @@ Fields NystromMechanism::Describe(Options& options) {
         "pseudo-inverse of the landmarks' attention: iterative (matrix products alone), or svd (in "
         "double, slow for many landmarks; singular values below m 2^-23 of the largest count as "
         "zero, in float64 too)",
-        {"iterative", "svd"});
+        {{Inverse::kIterative, "iterative"}, {Inverse::kSvd, "svd"}});
   f.Add("iterations", &options.iterations, "of the iterative inverse", {1, 100});
   f.Add("conv", &options.conv,
         "taps of a convolution of the values over positions that is added, odd, one filter for "
@@ -71,6 +65,9 @@ Fields NystromMechanism::Describe(Options& options) {
 NystromMechanism::NystromMechanism(const MechanismInfo& info, const Options& options,
                                    const AttentionDims& dims)
     : Mechanism(info, dims), options_(options) {
+  q_ = AddProjection({"q", Side::kQuery, dims.dim});
+  k_ = AddProjection({"k", Side::kKey, dims.dim});
+  v_ = AddProjection({"v", Side::kKey, dims.dim});
   if (options.conv == 0) return;
   if (options.conv % 2 == 0)
     FailUsage("[nystrom] conv=", options.conv,
@@ -78,12 +75,6 @@ NystromMechanism::NystromMechanism(const MechanismInfo& info, const Options& opt
   const double bound = 1 / std::sqrt(double(options.conv));
   AddWeight("filter", filter_, at::empty({dims.heads, 1, options.conv, 1}).uniform_(-bound, bound),
             CoreWeight::Kind::kTrained);
-}
-
-std::vector<Projection> NystromMechanism::Projections() const {
-  return {{"q", Side::kQuery, dims().dim},
-          {"k", Side::kKey, dims().dim},
-          {"v", Side::kKey, dims().dim}};
 }
 
 at::Tensor IterativePseudoInverse(const at::Tensor& A, int64_t iterations) {
@@ -155,14 +146,14 @@ at::Tensor Landmarks(const at::Tensor& x, const Segments& s) {
 
 at::Tensor NystromMechanism::BidirectionalRows(const std::vector<at::Tensor>& x,
                                                const ops::Mask& mask) {
-  const int64_t length = x[0].size(2), width = x[0].size(3);
-  if (x[0].numel() == 0) return at::zeros_like(x[2]) + 0 * (x[0] + x[1] + x[2]).sum();
+  const int64_t length = x[q_].size(2), width = x[q_].size(3);
+  if (x[q_].numel() == 0) return at::zeros_like(x[v_]) + 0 * (x[q_] + x[k_] + x[v_]).sum();
   // The reference is in double as everywhere; so are singular values, because the inverse amplifies
   // rounding by up to 2^23 / m.
-  const bool svd = options_.inverse == "svd",
+  const bool svd = options_.inverse == Inverse::kSvd,
              in_double = svd || ops::ActiveImpl() == ops::Impl::kReference;
-  const auto type = in_double ? at::kDouble : x[0].scalar_type();
-  const at::Tensor q = x[0].to(type), k = x[1].to(type), v = x[2].to(type);
+  const auto type = in_double ? at::kDouble : x[q_].scalar_type();
+  const at::Tensor q = x[q_].to(type), k = x[k_].to(type), v = x[v_].to(type);
   const double scale = 1 / std::sqrt(double(width)), dropout = is_training() ? dims().dropout : 0;
 
   const Segments segments = Cut(options_.landmarks, length, q, mask);
@@ -187,13 +178,13 @@ at::Tensor NystromMechanism::BidirectionalRows(const std::vector<at::Tensor>& x,
         token.defined() ? v.masked_fill(token.logical_not().transpose(2, 3), 0.0) : v;
     out = out + at::conv2d(seen, filter_.to(type), {}, 1, {options_.conv / 2, 0}, 1, dims().heads);
   }
-  return out.to(x[0].scalar_type());
+  return out.to(x[q_].scalar_type());
 }
 
 at::Tensor NystromMechanism::Definition(Form, const std::vector<at::Tensor>&,
                                         const std::vector<at::Tensor>& x) const {
-  const int64_t length = x[0].size(2), count = std::min(options_.landmarks, length);
-  if (x[0].numel() == 0) return at::zeros_like(x[2]);
+  const int64_t length = x[q_].size(2), count = std::min(options_.landmarks, length);
+  if (x[q_].numel() == 0) return at::zeros_like(x[v_]);
   // Token t belongs to segment floor(t m / T).
   std::vector<std::vector<int64_t>> tokens(static_cast<size_t>(count));
   for (int64_t t = 0; t < length; ++t) tokens[size_t(t * count / length)].push_back(t);
@@ -203,14 +194,14 @@ at::Tensor NystromMechanism::Definition(Form, const std::vector<at::Tensor>&,
       all.push_back(y.index_select(2, at::tensor(segment, at::kLong)).mean({2}, true));
     return at::cat(all, 2);
   };
-  const double root = std::pow(double(x[0].size(3)), -0.25);
-  const at::Tensor q = x[0] * root, k = x[1] * root, ql = means(q), kl = means(k);
+  const double root = std::pow(double(x[q_].size(3)), -0.25);
+  const at::Tensor q = x[q_] * root, k = x[k_] * root, ql = means(q), kl = means(k);
   auto attention = [](const at::Tensor& a, const at::Tensor& b) {
     return at::softmax(at::matmul(a, b.transpose(2, 3)), 3);
   };
   const at::Tensor F = attention(q, kl), A = attention(ql, kl), B = attention(ql, k);
   at::Tensor inverse;
-  if (options_.inverse == "svd") {
+  if (options_.inverse == Inverse::kSvd) {
     const auto [u, s, vh] = at::linalg_svd(A, false);
     const at::Tensor small = s <= s.amax({2}, true) * (double(count) * std::ldexp(1, -23));
     inverse = at::matmul(vh.transpose(2, 3) * s.reciprocal().masked_fill(small, 0.0).unsqueeze(2),
@@ -223,13 +214,13 @@ at::Tensor NystromMechanism::Definition(Form, const std::vector<at::Tensor>&,
           (13 * inverse - at::matmul(inverse, 15 * AZ - 7 * squared + at::matmul(AZ, squared))) / 4;
     }
   }
-  at::Tensor out = at::matmul(at::matmul(F, inverse), at::matmul(B, x[2]));
+  at::Tensor out = at::matmul(at::matmul(F, inverse), at::matmul(B, x[v_]));
   for (int64_t tap = 0; tap < options_.conv; ++tap) {
     const int64_t shift = tap - options_.conv / 2, begin = std::max<int64_t>(0, -shift),
                   kept = length - std::abs(shift);
     if (kept <= 0) continue;
     const at::Tensor weight = filter_.select(2, tap).to(at::kDouble);  // [H,1,1]
-    out.narrow(2, begin, kept).add_(x[2].narrow(2, begin + shift, kept) * weight);
+    out.narrow(2, begin, kept).add_(x[v_].narrow(2, begin + shift, kept) * weight);
   }
   return out;
 }

@@ -18,9 +18,10 @@ namespace cistern {
 
 class NystromMechanism : public Mechanism {
  public:
+  enum class Inverse { kIterative, kSvd };
   struct Options {
-    int64_t landmarks = 64;             // m
-    std::string inverse = "iterative";  // iterative, svd
+    int64_t landmarks = 64;  // m
+    Inverse inverse = Inverse::kIterative;
     int64_t iterations = 6;
     int64_t conv = 0;  // taps of the convolution of the values that is added: 0 none (P002), 33
                        // (lucidrains), 35 (Nystromformer's LRA)
@@ -29,7 +30,6 @@ class NystromMechanism : public Mechanism {
   NystromMechanism(const MechanismInfo& info, const Options& options,
                    const AttentionDims& dims);  // UsageError: even conv
 
-  std::vector<Projection> Projections() const override;
   at::Tensor Definition(Form form, const std::vector<at::Tensor>& queries,
                         const std::vector<at::Tensor>& x) const override;
 
@@ -38,6 +38,7 @@ class NystromMechanism : public Mechanism {
 
  private:
   Options options_;
+  ProjectionId q_, k_, v_;
   at::Tensor filter_;  // [H,1,conv,1]: one for each head, shared by its channels
 };
 

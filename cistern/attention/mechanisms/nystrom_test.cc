@@ -15,7 +15,7 @@ std::shared_ptr<Mechanism> Make(const Json& options) {
   AttentionDims dims;
   dims.dim = kDim, dims.heads = kHeads;
   at::manual_seed(1);
-  const auto m = FindMechanism("nystrom").make(options, dims);
+  const auto m = FindMechanism("nystrom").Make(options, dims);
   m->eval();
   m->to(at::kDouble);
   return m;

@@ -10,15 +10,17 @@ namespace cistern {
 
 class PerceiverMechanism : public SoftmaxMechanism {
  public:
+  enum class Init {
+    kNormal,     // N(0,1), lucidrains/perceiver-pytorch
+    kTruncated,  // N(0, 0.02^2) cut at two deviations, the paper
+  };
   struct Options {
     int64_t latents = 64;
-    std::string init = "normal";  // normal: N(0,1), lucidrains/perceiver-pytorch; truncated: N(0,
-                                  // 0.02^2) cut at two deviations, the paper
+    Init init = Init::kNormal;
   };
   static Fields Describe(Options& options);
   PerceiverMechanism(const MechanismInfo& info, const Options& options, const AttentionDims& dims);
 
-  std::vector<Projection> Projections() const override;
   at::Tensor InitialMemory() const override { return latents_; }
 
  private:

@@ -12,33 +12,27 @@
 
 namespace cistern {
 
-const MechanismInfo& performer_mechanism() {
-  static MechanismInfo info = [] {
-    MechanismInfo i;
-    i.name = "performer";
-    i.title = "Performer (FAVOR+)";
-    i.source = "Choromanski et al. 2021; P004 eq. 30-32; spec 2.6";
-    i.summary =
-        "Softmax attention with its kernel estimated by positive orthogonal random features: an "
-        "unbiased estimate whose error falls as the "
-        "root of their number. `kernel=relu` is the deterministic variant that the Long Range "
-        "Arena calls Performer.";
-    i.definition =
-        "as linear, phi(x) = exp(w_i . x' - |x'|^2 / 2) / sqrt(m), x' = x / d^(1/4), rows w_i "
-        "orthogonal";
-    i.forms = {Form::kBidirectional, Form::kCausal, Form::kCross};
-    i.stochastic = true;
-    i.positions = {"none", "learned", "sinusoidal", "rotary"};
-    i.time = "O(T m d)";
-    i.state = "m (d + 1) per head";
-    i.cases = {Json{{"features", 7}}, Json{{"features", 12}, {"scaling", 1}, {"redraw", 0}},
-               Json{{"kernel", "relu"}}};
-    i.merges = true;
-    return i;
-  }();
-  static const bool bound = (BindMechanism<PerformerMechanism>(info), true);
-  (void)bound;
-  return info;
+MechanismInfo performer_mechanism() {
+  MechanismInfo i = InfoOf<PerformerMechanism>("performer");
+  i.title = "Performer (FAVOR+)";
+  i.source = "Choromanski et al. 2021; P004 eq. 30-32; spec 2.6";
+  i.summary =
+      "Softmax attention with its kernel estimated by positive orthogonal random features: an "
+      "unbiased estimate whose error falls as the "
+      "root of their number. `kernel=relu` is the deterministic variant that the Long Range "
+      "Arena calls Performer.";
+  i.definition =
+      "as linear, phi(x) = exp(w_i . x' - |x'|^2 / 2) / sqrt(m), x' = x / d^(1/4), rows w_i "
+      "orthogonal";
+  i.forms = {Form::kBidirectional, Form::kCausal, Form::kCross};
+  i.stochastic = true;
+  i.positions = AllPositions();
+  i.time = "O(T m d)";
+  i.state = "m (d + 1) per head";
+  i.cases = {Json{{"features", 7}}, Json{{"features", 12}, {"scaling", 1}, {"redraw", 0}},
+             Json{{"kernel", "relu"}}};
+  i.merges = true;
+  return i;
 }
 
 Fields PerformerMechanism::Describe(Options& options) {
@@ -47,7 +41,7 @@ Fields PerformerMechanism::Describe(Options& options) {
         "random features of each head (m); 0 takes d ln d. kernel=relu has d", {0, 65536});
   f.Add("kernel", &options.kernel,
         "softmax, estimated by random features; or relu, whose features are relu(x) + 0.001",
-        {"softmax", "relu"});
+        {{Kernel::kSoftmax, "softmax"}, {Kernel::kRelu, "relu"}});
   f.Add("scaling", &options.scaling,
         "lengths of the random vectors: 0 as Gaussian ones have, 1 all sqrt(d)", {0, 1});
   f.Add("redraw", &options.redraw,
@@ -64,8 +58,13 @@ PerformerMechanism::PerformerMechanism(const MechanismInfo& info, const Options&
       scaling_(options.scaling),
       redraw_(options.redraw),
       seed_(options.seed),
-      relu_(options.kernel == "relu") {
+      relu_(options.kernel == Kernel::kRelu) {
   RefuseAttentionDropout(info, dims);
+  q_ = AddProjection({"q", Side::kQuery, dims.dim, true});
+  k_ = AddProjection({"k", Side::kKey, dims.dim, true});
+  v_ = AddProjection({"v", Side::kKey, dims.dim});
+  memory_ = AddState("memory");
+  z_ = AddState("z");
   const int64_t width = dims.dim / dims.heads;
   if (relu_) {
     features_ = width;
@@ -80,15 +79,13 @@ PerformerMechanism::PerformerMechanism(const MechanismInfo& info, const Options&
   AddWeight("sequences", sequences_, at::zeros({1}), kind);
 }
 
-std::vector<Projection> PerformerMechanism::Projections() const {
-  const int64_t dim = dims().dim;
-  return {{"q", Side::kQuery, dim, true}, {"k", Side::kKey, dim, true}, {"v", Side::kKey, dim}};
-}
-
 State PerformerMechanism::EmptyState(int64_t batch, const at::TensorOptions& options) const {
   const ops::SlotState slots =
       ops::EmptySlots(batch, dims().heads, features_, dims().dim / dims().heads, options);
-  return {{{"memory", slots.memory}, {"z", slots.z}}};
+  State state = UndefinedState();
+  state[memory_] = slots.memory;
+  state[z_] = slots.z;
+  return state;
 }
 
 // log phi(x) but for what is the same for all features and cancels: -log(m) / 2, and the square of
@@ -103,7 +100,7 @@ at::Tensor PerformerMechanism::LogFeatures(const at::Tensor& x, Side side) const
 // In training features are drawn anew at every `redraw`-th sequence, and only where a sequence
 // begins: a memory knows its own features alone.
 void PerformerMechanism::BeginSequence(const State& state) {
-  if (relu_ || redraw_ == 0 || !is_training() || !at::isneginf(state["z"]).all().item<bool>())
+  if (relu_ || redraw_ == 0 || !is_training() || !at::isneginf(state[z_]).all().item<bool>())
     return;
   at::NoGradGuard guard;
   const int64_t sequence = int64_t(sequences_.item<double>());
@@ -118,19 +115,19 @@ void PerformerMechanism::BeginSequence(const State& state) {
 at::Tensor PerformerMechanism::DoExtend(const std::vector<at::Tensor>& x, State& state,
                                         const ops::Mask& mask) {
   BeginSequence(state);
-  const at::Tensor s = LogFeatures(x[1], Side::kKey),
+  const at::Tensor s = LogFeatures(x[k_], Side::kKey),
                    ones = at::ones({1, 1, 1, 1}, s.options())
                               .expand({s.size(0), s.size(1), s.size(2), 1});
-  const ops::SlotState before = {state["memory"], state["z"]};
+  const ops::SlotState before = {state[memory_], state[z_]};
   // A memory one channel wide gives z at every position, which the read weights need.
   const ops::SlotState narrow = {
       at::zeros({s.size(0), s.size(1), features_, 1}, s.options().dtype(at::kDouble)), before.z};
   const at::Tensor z = ops::SlotMatch(ones, s, ones, narrow, mask, true).z_out;
   const at::Tensor r =
-      at::softmax((LogFeatures(x[0], Side::kQuery) + z).transpose(1, 2), -1).transpose(1, 2);
-  const ops::SlotResult result = ops::SlotRead(r, s, x[2], before, mask);
-  state["memory"] = result.state.memory;
-  state["z"] = result.state.z;
+      at::softmax((LogFeatures(x[q_], Side::kQuery) + z).transpose(1, 2), -1).transpose(1, 2);
+  const ops::SlotResult result = ops::SlotRead(r, s, x[v_], before, mask);
+  state[memory_] = result.state.memory;
+  state[z_] = result.state.z;
   return result.out;
 }
 
@@ -138,18 +135,18 @@ void PerformerMechanism::DoWrite(const std::vector<at::Tensor>& x, State& state,
                                  const ops::Mask& mask) {
   BeginSequence(state);
   const ops::SlotState slots =
-      ops::SlotWrite(LogFeatures(x[1], Side::kKey), x[2], {state["memory"], state["z"]}, mask);
-  state["memory"] = slots.memory;
-  state["z"] = slots.z;
+      ops::SlotWrite(LogFeatures(x[k_], Side::kKey), x[v_], {state[memory_], state[z_]}, mask);
+  state[memory_] = slots.memory;
+  state[z_] = slots.z;
 }
 
 at::Tensor PerformerMechanism::Read(const std::vector<at::Tensor>& x, const State& state) {
-  const at::Tensor z = state["z"].masked_fill(
-      at::isneginf(state["z"]), std::numeric_limits<float>::lowest());  // an empty memory reads 0
+  const at::Tensor z = state[z_].masked_fill(
+      at::isneginf(state[z_]), std::numeric_limits<float>::lowest());  // an empty memory reads 0
   const at::Tensor r =
-      at::softmax(LogFeatures(x[0], Side::kQuery) + z.unsqueeze(2), -1);  // in double, as z
-  const auto type = x[0].scalar_type();
-  return at::matmul(r.to(type), state["memory"].to(type));
+      at::softmax(LogFeatures(x[q_], Side::kQuery) + z.unsqueeze(2), -1);  // in double, as z
+  const auto type = x[q_].scalar_type();
+  return at::matmul(r.to(type), state[memory_].to(type));
 }
 
 at::Tensor PerformerMechanism::Definition(Form form, const std::vector<at::Tensor>& queries,
@@ -160,17 +157,20 @@ at::Tensor PerformerMechanism::Definition(Form form, const std::vector<at::Tenso
     const at::Tensor w = projection_.to(at::kDouble), scaled = y * scale;
     return (scaled.unsqueeze(3) * w).sum(4) - 0.5 * (scaled * scaled).sum({3}, true);
   };
-  return EachQuery(form, queries, x, x[2].size(3), [&](const auto& query, const auto& seen) {
-    const at::Tensor log_kernel = at::logsumexp(log_phi(query[0]) + log_phi(seen[1]),
+  return EachQuery(form, queries, x, x[v_].size(3), [&](const auto& query, const auto& seen) {
+    const at::Tensor log_kernel = at::logsumexp(log_phi(query[q_]) + log_phi(seen[k_]),
                                                 {3});  // log of phi(q) . phi(k_s), [B,H,S]
-    return at::matmul(at::softmax(log_kernel, 2).unsqueeze(2), seen[2]);
+    return at::matmul(at::softmax(log_kernel, 2).unsqueeze(2), seen[v_]);
   });
 }
 
 State PerformerMechanism::Merge(const State& first, const State& second) const {
   const ops::SlotState whole =
-      ops::MergeSlots({first["memory"], first["z"]}, {second["memory"], second["z"]});
-  return {{{"memory", whole.memory}, {"z", whole.z}}};
+      ops::MergeSlots({first[memory_], first[z_]}, {second[memory_], second[z_]});
+  State state = UndefinedState();
+  state[memory_] = whole.memory;
+  state[z_] = whole.z;
+  return state;
 }
 
 at::Tensor OrthogonalFeatures(int64_t features, int64_t width, int64_t scaling, uint64_t seed,

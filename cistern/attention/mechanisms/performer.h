@@ -13,17 +13,17 @@ namespace cistern {
 
 class PerformerMechanism : public Mechanism {
  public:
+  enum class Kernel { kSoftmax, kRelu };
   struct Options {
-    int64_t features = 256;          // m; 0: d ln d
-    std::string kernel = "softmax";  // softmax, relu
-    int64_t scaling = 0;             // 0, 1
+    int64_t features = 256;  // m; 0: d ln d
+    Kernel kernel = Kernel::kSoftmax;
+    int64_t scaling = 0;  // 0, 1
     int64_t redraw = 1000;
     int64_t seed = 0;
   };
   static Fields Describe(Options& options);
   PerformerMechanism(const MechanismInfo& info, const Options& options, const AttentionDims& dims);
 
-  std::vector<Projection> Projections() const override;
   State EmptyState(int64_t batch,
                    const at::TensorOptions& options) const override;  // memory [B,H,m,d], z [B,H,m]
   at::Tensor DoExtend(const std::vector<at::Tensor>& x, State& state,
@@ -40,6 +40,8 @@ class PerformerMechanism : public Mechanism {
 
   int64_t features_, scaling_, redraw_, seed_;
   bool relu_;
+  ProjectionId q_, k_, v_;
+  StateId memory_, z_;
   at::Tensor projection_;  // buffer [m,d], the same for all heads; kernel = softmax only
   at::Tensor sequences_;   // buffer [1], training calls so far; kernel = softmax only
 };

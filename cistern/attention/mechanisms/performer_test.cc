@@ -12,7 +12,7 @@ using namespace cistern::testing;
 std::shared_ptr<Mechanism> Make(const Json& options, int64_t dim = kDim) {
   AttentionDims dims;
   dims.dim = dim, dims.heads = kHeads;
-  const auto m = FindMechanism("performer").make(options, dims);
+  const auto m = FindMechanism("performer").Make(options, dims);
   m->eval();
   return m;
 }
@@ -59,7 +59,7 @@ TEST(Performer, TheErrorFallsAsTheRootOfTheFeatures) {
   const auto softmax = [] {
     AttentionDims dims;
     dims.dim = 16, dims.heads = kHeads;
-    return FindMechanism("softmax").make(Json::object(), dims);
+    return FindMechanism("softmax").Make(Json::object(), dims);
   }();
   at::manual_seed(4);
   std::vector<at::Tensor> x;

@@ -9,6 +9,14 @@
 namespace cistern {
 namespace {
 
+using ReusePlacement = ReuseMechanism::Placement;
+
+const EnumNames<ReusePlacement> kPlacements = {
+    {ReusePlacement::kPartial, "partial"},     {ReusePlacement::kFull, "full"},
+    {ReusePlacement::kAlternate, "alternate"}, {ReusePlacement::kAllEnd, "all_end"},
+    {ReusePlacement::kSkip, "skip"},
+};
+
 int64_t CopiedHeads(const ReuseMechanism::Options& o, int64_t heads) {
   if (o.heads > heads && !o.clamp_heads) {
     FailUsage("[reuse] heads=", o.heads, " cannot be copied in layers of ", heads,
@@ -21,7 +29,6 @@ int64_t CopiedHeads(const ReuseMechanism::Options& o, int64_t heads) {
 class SkippedAttention : public Mechanism {
  public:
   using Mechanism::Mechanism;
-  std::vector<Projection> Projections() const override { return {}; }
   State EmptyState(int64_t, const at::TensorOptions&) const override { return {}; }
   at::Tensor DoExtend(const std::vector<at::Tensor>&, State&, const ops::Mask&) override {
     Refuse();
@@ -40,43 +47,34 @@ class SkippedAttention : public Mechanism {
 
 }  // namespace
 
-const MechanismInfo& reuse_mechanism() {
-  static MechanismInfo info = [] {
-    MechanismInfo i;
-    i.name = "reuse";
-    i.title = "Reuse attention";
-    i.source = "Bhojanapalli et al. 2021 (P001); spec 2.16";
-    i.summary =
-        "Exact softmax attention in which some heads take over the scores of the layer before: "
-        "fewer scores, parameters and cached keys. "
-        "Needs two layers or more.";
-    i.definition =
-        "y_t = sum_s A_l[t,s] v_s, A_l = [softmax(q k^T / sqrt(d)) of H-K new heads; A_{l-1} of "
-        "its first K heads]";
-    i.forms = {Form::kBidirectional, Form::kCausal, Form::kCross};
-    i.exact = true;
-    i.bounded = false;
-    i.positions = {"none", "learned", "sinusoidal", "rotary"};
-    i.time = "O(T^2 d)";
-    i.state = "2 T d per head, T d where it is copied";
-    i.truncates = i.leaves_scores = i.copies_scores = true;
-    i.copy_plan = &ReusePlan;
-    i.cases = {Json{{"heads", 1}}, Json{{"heads", -1}}, Json{{"heads", 0}},
-               Json{{"heads", 1}, {"keep", "scores"}}, Json{{"heads", -1}, {"keep", "scores"}}};
-    return i;
-  }();
-  static const bool bound = [] {
-    BindMechanism<ReuseMechanism>(info);
-    info.make = [make = info.make](const Json& json,
-                                   const AttentionDims& dims) -> std::shared_ptr<Mechanism> {
-      if (dims.copied == AttentionDims::kSkipped)
-        return std::make_shared<SkippedAttention>(info, dims);
-      return make(json, dims);
-    };
-    return true;
-  }();
-  (void)bound;
-  return info;
+MechanismInfo reuse_mechanism() {
+  MechanismInfo i = InfoOf<ReuseMechanism>("reuse");
+  i.title = "Reuse attention";
+  i.source = "Bhojanapalli et al. 2021 (P001); spec 2.16";
+  i.summary =
+      "Exact softmax attention in which some heads take over the scores of the layer before: "
+      "fewer scores, parameters and cached keys. "
+      "Needs two layers or more.";
+  i.definition =
+      "y_t = sum_s A_l[t,s] v_s, A_l = [softmax(q k^T / sqrt(d)) of H-K new heads; A_{l-1} of "
+      "its first K heads]";
+  i.forms = {Form::kBidirectional, Form::kCausal, Form::kCross};
+  i.exact = true;
+  i.bounded = false;
+  i.positions = AllPositions();
+  i.time = "O(T^2 d)";
+  i.state = "2 T d per head, T d where it is copied";
+  i.truncates = i.leaves_scores = i.copies_scores = true;
+  i.copy_plan = &ReusePlan;
+  i.cases = {Json{{"heads", 1}}, Json{{"heads", -1}}, Json{{"heads", 0}},
+             Json{{"heads", 1}, {"keep", "scores"}}, Json{{"heads", -1}, {"keep", "scores"}}};
+  i.construct = [construct = i.construct](const MechanismInfo& info, const Json& options,
+                                          const AttentionDims& dims) -> std::shared_ptr<Mechanism> {
+    if (dims.copied == AttentionDims::kSkipped)
+      return std::make_shared<SkippedAttention>(info, dims);
+    return construct(info, options, dims);
+  };
+  return i;
 }
 
 Fields ReuseMechanism::Describe(Options& options) {
@@ -90,11 +88,11 @@ Fields ReuseMechanism::Describe(Options& options) {
         "last may copy too, so that with layers=0 only the first is exact (full); "
         "every second; the last but one and those "
         "before it (all_end); or layers from the second on that have no attention (skip)",
-        {"partial", "full", "alternate", "all_end", "skip"});
+        kPlacements);
   f.Add("keep", &options.keep,
         "what a layer leaves to the next: queries and keys, linear memory; or the probabilities, "
         "saves time",
-        {"handles", "scores"});
+        {{Keep::kHandles, "handles"}, {Keep::kScores, "scores"}});
   f.Add("memory_mib", &options.memory_mib,
         "keep=scores: the most that the probabilities left by one layer may take, in MiB",
         {1, 1 << 20});
@@ -105,39 +103,31 @@ Fields ReuseMechanism::Describe(Options& options) {
 
 ReuseMechanism::ReuseMechanism(const MechanismInfo& info, const Options& options,
                                const AttentionDims& dims)
-    : SoftmaxMechanism(info, dims, dims.heads - std::max<int64_t>(0, dims.copied)),
-      options_(options),
-      copied_(dims.copied == AttentionDims::kAlone ? CopiedHeads(options, dims.heads)
-                                                   : dims.copied) {}
+    : ReuseMechanism(
+          info, options, dims,
+          dims.copied == AttentionDims::kAlone ? CopiedHeads(options, dims.heads) : dims.copied) {}
 
-std::vector<Projection> ReuseMechanism::Projections() const {
-  const int64_t width = dims().dim / dims().heads, fresh = dims().heads - copied_;
-  std::vector<Projection> all;
-  if (fresh > 0)
-    all = {{"q", Side::kQuery, fresh * width, true, fresh},
-           {"k", Side::kKey, fresh * width, true, fresh}};
-  all.push_back({"v", Side::kKey, dims().dim});
-  if (alone() && copied_ > 0) {
-    all.push_back({"copied_q", Side::kQuery, copied_ * width, true, copied_});
-    all.push_back({"copied_k", Side::kKey, copied_ * width, true, copied_});
-  }
-  return all;
+ReuseMechanism::ReuseMechanism(const MechanismInfo& info, const Options& options,
+                               const AttentionDims& dims, int64_t copied)
+    : SoftmaxMechanism(info, dims, dims.heads - copied, true,
+                       dims.heads - std::max<int64_t>(0, dims.copied)),
+      options_(options),
+      copied_(copied) {
+  if (!alone() || copied == 0) return;
+  const int64_t width = dims.dim / dims.heads;
+  copied_q_ = AddProjection({"copied_q", Side::kQuery, copied * width, true, copied});
+  copied_k_ = AddProjection({"copied_k", Side::kKey, copied * width, true, copied});
 }
 
-std::vector<at::Tensor> ReuseMechanism::Joined(const std::vector<at::Tensor>& x) const {
-  const bool fresh = copied_ < dims().heads;
-  const at::Tensor v = x[fresh ? 2 : 0];
-  std::vector<at::Tensor> own =
-      fresh ? std::vector<at::Tensor>{x[0], x[1]} : std::vector<at::Tensor>(2);
-  for (size_t i = 0; i < 2; ++i) {
-    if (alone() && copied_ > 0) {
-      const at::Tensor& copied = x[x.size() - 2 + i];
-      if (copied.defined()) own[i] = fresh ? at::cat({own[i], copied}, 1) : copied;
-    } else if (!fresh && v.defined()) {
-      own[i] = v.narrow(1, 0, 0);
-    }
-  }
-  return {own[0], own[1], v};
+SoftmaxMechanism::Own ReuseMechanism::Joined(const std::vector<at::Tensor>& x) const {
+  const at::Tensor& v = x[v_];
+  const auto joined = [&](ProjectionId fresh, ProjectionId copied) {
+    if (copied.declared() && x[copied].defined())
+      return fresh.declared() ? at::cat({x[fresh], x[copied]}, 1) : x[copied];
+    if (fresh.declared()) return x[fresh];
+    return !copied.declared() && v.defined() ? v.narrow(1, 0, 0) : at::Tensor();
+  };
+  return {joined(q_, copied_q_), joined(k_, copied_k_), v};
 }
 
 void ReuseMechanism::CheckMemory(int64_t heads, const at::Tensor& q, const at::Tensor& k) const {
@@ -157,7 +147,7 @@ SoftmaxMechanism::Compute ReuseMechanism::Sharing(Handles& handles) const {
                           const ops::SoftmaxOptions& options, const ops::Mask& mask,
                           const at::Tensor& key_valid) {
     const int64_t heads = dims().heads, fresh = heads - copied_, left = dims().copied_on;
-    const bool scores = options_.keep == "scores";
+    const bool scores = options_.keep == Keep::kScores;
     Handles all;
     if (fresh > 0) {
       const int64_t formed =
@@ -197,20 +187,21 @@ SoftmaxMechanism::Compute ReuseMechanism::Sharing(Handles& handles) const {
 at::Tensor ReuseMechanism::DoAttend(Form form, const std::vector<at::Tensor>& x, State* state,
                                     const ops::Mask& mask, Handles& handles) {
   if (alone()) return Mechanism::DoAttend(form, x, state, mask, handles);
-  const std::vector<at::Tensor> own = Joined(x);
+  const Own own = Joined(x);
   if (form == Form::kBidirectional) return BidirectionalBy(own, mask, Sharing(handles));
   return form == Form::kCausal ? ExtendBy(own, *state, mask, Sharing(handles))
-                               : ReadBy(own[0], *state, Sharing(handles));
+                               : ReadBy(own.q, *state, Sharing(handles));
 }
 
 void ReuseMechanism::DoWrite(const std::vector<at::Tensor>& x, State& state,
                              const ops::Mask& mask) {
-  SoftmaxMechanism::DoWrite(Joined(x), state, mask);
+  const Own own = Joined(x);
+  WriteBy(own.k, own.v, state, mask);
 }
 
 at::Tensor ReuseMechanism::Read(const std::vector<at::Tensor>& x, const State& state) {
   Handles none;
-  return ReadBy(Joined(x)[0], state, Sharing(none));
+  return ReadBy(Joined(x).q, state, Sharing(none));
 }
 
 at::Tensor ReuseMechanism::DoExtend(const std::vector<at::Tensor>& x, State& state,
@@ -222,37 +213,39 @@ at::Tensor ReuseMechanism::DoExtend(const std::vector<at::Tensor>& x, State& sta
 at::Tensor ReuseMechanism::Definition(Form form, const std::vector<at::Tensor>& queries,
                                       const std::vector<at::Tensor>& x) const {
   CISTERN_CHECK(alone(), "[reuse] the definition is that of the core alone");
-  return SoftmaxMechanism::Definition(form, Joined(queries), Joined(x));
+  return DefinitionBy(form, Joined(queries).q, Joined(x));
 }
 
 std::vector<int64_t> ReusePlan(const Json& json, int64_t heads, int64_t layers) {
+  using Placement = ReuseMechanism::Placement;
   ReuseMechanism::Options o;
   ReuseMechanism::Describe(o).Read(json, "options of reuse");
   const int64_t copied = CopiedHeads(o, heads);
   if (layers < 2)
     FailUsage("[reuse] of one layer there is none to reuse; use two layers or more, or softmax");
   const bool whole =
-      o.placement == "full" || o.placement == "skip";  // all heads of a layer or none
+      o.placement == Placement::kFull || o.placement == Placement::kSkip;  // all heads or none
   if (whole && copied != heads)
-    FailUsage("[reuse] placement=", o.placement, " takes whole layers; for heads=", o.heads,
-              " use partial");
-  const bool last_exact = o.placement == "partial" || o.placement == "all_end";
-  const int64_t room = o.placement == "alternate" ? layers / 2 : layers - (last_exact ? 2 : 1);
+    FailUsage("[reuse] placement=", NameOf(o.placement, kPlacements),
+              " takes whole layers; for heads=", o.heads, " use partial");
+  const bool last_exact = o.placement == Placement::kPartial || o.placement == Placement::kAllEnd;
+  const int64_t room =
+      o.placement == Placement::kAlternate ? layers / 2 : layers - (last_exact ? 2 : 1);
   if (room == 0) {
-    FailUsage("[reuse] placement=", o.placement,
+    FailUsage("[reuse] placement=", NameOf(o.placement, kPlacements),
               " keeps the first and the last layer exact, so that none of ", layers,
               " copies; use placement=alternate or more layers");
   }
   if (o.layers > room)
-    FailUsage("[reuse] placement=", o.placement, " has room for ", room, " of ", layers,
-              " layers, not for ", o.layers);
+    FailUsage("[reuse] placement=", NameOf(o.placement, kPlacements), " has room for ", room,
+              " of ", layers, " layers, not for ", o.layers);
   const int64_t count = o.layers > 0 ? o.layers : room;
   std::vector<int64_t> plan(size_t(layers), 0);
   for (int64_t i = 0; i < count; ++i) {
-    const int64_t layer = o.placement == "alternate" ? 1 + 2 * i
-                          : o.placement == "all_end" ? layers - 1 - count + i
-                                                     : 1 + i;
-    plan[size_t(layer)] = o.placement == "skip" ? AttentionDims::kSkipped : copied;
+    const int64_t layer = o.placement == Placement::kAlternate ? 1 + 2 * i
+                          : o.placement == Placement::kAllEnd  ? layers - 1 - count + i
+                                                               : 1 + i;
+    plan[size_t(layer)] = o.placement == Placement::kSkip ? AttentionDims::kSkipped : copied;
   }
   return plan;
 }

@@ -17,10 +17,13 @@ namespace cistern {
 
 class ReuseMechanism : public SoftmaxMechanism {
  public:
+  enum class Placement { kPartial, kFull, kAlternate, kAllEnd, kSkip };  // ReusePlan
+  enum class Keep { kHandles, kScores };
   struct Options {
     int64_t heads = -1;  // K; -1: all
     int64_t layers = 0;  // P; 0: as many as the placement has room for
-    std::string placement = "alternate", keep = "handles";
+    Placement placement = Placement::kAlternate;
+    Keep keep = Keep::kHandles;
     int64_t memory_mib = 1024;
     bool clamp_heads = false;
   };
@@ -28,7 +31,6 @@ class ReuseMechanism : public SoftmaxMechanism {
   ReuseMechanism(const MechanismInfo& info, const Options& options,
                  const AttentionDims& dims);  // UsageError: K > H
 
-  std::vector<Projection> Projections() const override;
   at::Tensor DoExtend(const std::vector<at::Tensor>& x, State& state,
                       const ops::Mask& mask) override;
   void DoWrite(const std::vector<at::Tensor>& x, State& state, const ops::Mask& mask) override;
@@ -42,15 +44,18 @@ class ReuseMechanism : public SoftmaxMechanism {
                         const std::vector<at::Tensor>& x) const override;
 
  private:
+  ReuseMechanism(const MechanismInfo& info, const Options& options, const AttentionDims& dims,
+                 int64_t copied);
   bool alone() const { return dims().copied == AttentionDims::kAlone; }
   // q, k, v as softmax has them, from x in declared order. In a layer of a model q and k are of the
   // new heads, which may be none.
-  std::vector<at::Tensor> Joined(const std::vector<at::Tensor>& x) const;
+  Own Joined(const std::vector<at::Tensor>& x) const;
   Compute Sharing(Handles& handles) const;
   void CheckMemory(int64_t heads, const at::Tensor& q, const at::Tensor& k) const;
 
   Options options_;
   int64_t copied_;
+  ProjectionId copied_q_, copied_k_;
 };
 
 // AttentionDims::copied of each of `layers` layers: heads that it copies, 0, or kSkipped. Layers

@@ -61,7 +61,7 @@ std::shared_ptr<Mechanism> Layer(int64_t copied, int64_t left, const std::string
                                  int64_t heads = 4) {
   AttentionDims dims;
   dims.dim = heads * kWidth, dims.heads = heads, dims.copied = copied, dims.copied_on = left;
-  const auto m = FindMechanism("reuse").make(Json{{"keep", keep}}, dims);
+  const auto m = FindMechanism("reuse").Make(Json{{"keep", keep}}, dims);
   m->eval();
   m->to(at::kDouble);
   return m;
@@ -101,9 +101,9 @@ TEST(Reuse, DropoutIsDrawnAnewInEveryLayer) {
   for (const std::string keep : {"handles", "scores"}) {
     AttentionDims dims;
     dims.dim = 2 * kWidth, dims.heads = 2, dims.copied = 0, dims.copied_on = 2, dims.dropout = 0.5;
-    const auto first = FindMechanism("reuse").make(Json{{"keep", keep}}, dims);
+    const auto first = FindMechanism("reuse").Make(Json{{"keep", keep}}, dims);
     dims.copied = 2, dims.copied_on = 0;
-    const auto second = FindMechanism("reuse").make(Json{{"keep", keep}}, dims);
+    const auto second = FindMechanism("reuse").Make(Json{{"keep", keep}}, dims);
     first->train(), second->train();
     at::manual_seed(2);
     const at::Tensor q = Normal({1, 2, 400, kWidth}), k = Normal({1, 2, 400, kWidth}),
@@ -125,7 +125,7 @@ TEST(Reuse, MemoryOfScoresIsBounded) {
   dims.dim = 2 * kWidth, dims.heads = 2, dims.copied = 0, dims.copied_on = 1;
   const auto run = [&](int64_t length, const std::string& keep) {
     return Thrown([&] {
-      const auto m = FindMechanism("reuse").make(Json{{"keep", keep}, {"memory_mib", 1}}, dims);
+      const auto m = FindMechanism("reuse").Make(Json{{"keep", keep}, {"memory_mib", 1}}, dims);
       const at::Tensor x = at::zeros({2, 2, length, kWidth});
       Handles handles;
       m->Attend(Form::kBidirectional, {x, x, x}, nullptr, {}, handles);

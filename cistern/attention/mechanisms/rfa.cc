@@ -14,8 +14,8 @@
 
 namespace cistern {
 
-struct RfaMechanism::Variant {
-  std::string name;
+struct RfaMechanism::VariantOf {
+  Variant variant;
   bool normalised;  // q and k to length one
   bool key_factor;  // exp(|k|^2 / 2) is kept
   bool fixed;       // nothing drawn anew, no learned scale
@@ -23,68 +23,80 @@ struct RfaMechanism::Variant {
   Denominator denominator, cross;
 };
 
-const MechanismInfo& rfa_mechanism() {
-  static MechanismInfo info = [] {
-    MechanismInfo i;
-    i.name = "rfa";
-    i.title = "Random feature attention";
-    i.source = "Peng et al. 2021; P002 sec. 2.4; spec 2.5";
-    i.summary =
-        "Linear attention with sines and cosines of random projections, which estimate softmax "
-        "attention between vectors of length one. "
-        "More features, smaller error: it falls as 1/sqrt(m).";
-    i.definition =
-        "as linear, phi(x) = [sin(w_i . x), cos(w_i . x)] / sqrt(m), x = sigma q / |q| or sigma k "
-        "/ |k|, w_i ~ N(0, I / tau^2)";
-    i.forms = {Form::kBidirectional, Form::kCausal, Form::kCross};
-    i.stochastic = true;
-    i.positions = {"none", "learned", "sinusoidal", "rotary"};
-    i.time = "O(T m d)";
-    i.state = "2 m (d + 1) per head; arccos m (d + 1)";
-    i.cases.clear();
-    for (const char* variant :
-         {"paper", "repository", "fork", "ucu_notebook", "ucu_code", "plain", "exact_scale"}) {
-      i.cases.push_back(Json{{"variant", variant}, {"features", 32}, {"tau", 2.0}});
-    }
-    i.cases.push_back(Json{{"kernel", "arccos"}, {"features", 12}});
-    i.cases.push_back(Json{{"matrices", "orthogonal"}, {"features", 33}});
-    i.tolerance =
-        5e-5;  // z is a sum of cosines of both signs: where it is small, rounding weighs more
-    i.merges = true;
-    return i;
-  }();
-  static const bool bound = (BindMechanism<RfaMechanism>(info), true);
-  (void)bound;
-  return info;
+MechanismInfo rfa_mechanism() {
+  MechanismInfo i = InfoOf<RfaMechanism>("rfa");
+  i.title = "Random feature attention";
+  i.source = "Peng et al. 2021; P002 sec. 2.4; spec 2.5";
+  i.summary =
+      "Linear attention with sines and cosines of random projections, which estimate softmax "
+      "attention between vectors of length one. "
+      "More features, smaller error: it falls as 1/sqrt(m).";
+  i.definition =
+      "as linear, phi(x) = [sin(w_i . x), cos(w_i . x)] / sqrt(m), x = sigma q / |q| or sigma k "
+      "/ |k|, w_i ~ N(0, I / tau^2)";
+  i.forms = {Form::kBidirectional, Form::kCausal, Form::kCross};
+  i.stochastic = true;
+  i.positions = AllPositions();
+  i.time = "O(T m d)";
+  i.state = "2 m (d + 1) per head; arccos m (d + 1)";
+  i.cases.clear();
+  for (const char* variant :
+       {"paper", "repository", "fork", "ucu_notebook", "ucu_code", "plain", "exact_scale"}) {
+    i.cases.push_back(Json{{"variant", variant}, {"features", 32}, {"tau", 2.0}});
+  }
+  i.cases.push_back(Json{{"kernel", "arccos"}, {"features", 12}});
+  i.cases.push_back(Json{{"matrices", "orthogonal"}, {"features", 33}});
+  i.tolerance =
+      5e-5;  // z is a sum of cosines of both signs: where it is small, rounding weighs more
+  i.merges = true;
+  return i;
 }
 
-const RfaMechanism::Variant& RfaMechanism::FindVariant(const std::string& name) {
+namespace {
+
+const EnumNames<RfaOptions::Variant> kRfaVariants = {
+    {RfaOptions::Variant::kPaper, "paper"},
+    {RfaOptions::Variant::kRepository, "repository"},
+    {RfaOptions::Variant::kFork, "fork"},
+    {RfaOptions::Variant::kUcuNotebook, "ucu_notebook"},
+    {RfaOptions::Variant::kUcuCode, "ucu_code"},
+    {RfaOptions::Variant::kPlain, "plain"},
+    {RfaOptions::Variant::kExactScale, "exact_scale"},
+};
+
+}  // namespace
+
+const RfaMechanism::VariantOf& RfaMechanism::FindVariant(Variant variant) {
   using Rule = Denominator::Rule;
   const Denominator safe = {Rule::kSignSafe, 1e-3}, none = {Rule::kNone, 1};
-  static const std::vector<Variant> variants = {
-      {"paper", true, false, false, 0, safe, safe},
-      {"repository", true, false, false, 0.1, {Rule::kAtLeast, 1}, {Rule::kMagnitude, 1}},
-      {"fork", true, false, false, 0.01, {Rule::kAtLeast, 0.01}, {Rule::kMagnitude, 0.01}},
-      {"ucu_notebook", true, false, true, 0, {Rule::kAtLeast, 1}, {Rule::kAtLeast, 1}},
-      {"ucu_code", false, false, true, 0, none, none},
-      {"plain", false, true, false, 0, safe, safe},
-      {"exact_scale", false, true, false, 0, safe, safe},
+  static const std::vector<VariantOf> variants = {
+      {Variant::kPaper, true, false, false, 0, safe, safe},
+      {Variant::kRepository, true, false, false, 0.1, {Rule::kAtLeast, 1}, {Rule::kMagnitude, 1}},
+      {Variant::kFork, true, false, false, 0.01, {Rule::kAtLeast, 0.01}, {Rule::kMagnitude, 0.01}},
+      {Variant::kUcuNotebook, true, false, true, 0, {Rule::kAtLeast, 1}, {Rule::kAtLeast, 1}},
+      {Variant::kUcuCode, false, false, true, 0, none, none},
+      {Variant::kPlain, false, true, false, 0, safe, safe},
+      {Variant::kExactScale, false, true, false, 0, safe, safe},
   };
-  for (const Variant& v : variants) {
-    if (v.name == name) return v;
+  for (const VariantOf& v : variants) {
+    if (v.variant == variant) return v;
   }
-  FailUsage("[rfa] unknown variant '", name, "'");
+  Fail("[rfa] an unknown variant: ", int64_t(variant));
+}
+
+void RfaOptions::DescribeFeatures(Fields& f) {
+  f.Add("kernel", &kernel, "sines and cosines, or relu",
+        {{Kernel::kGaussian, "gaussian"}, {Kernel::kArccos, "arccos"}});
+  f.Add("matrices", &matrices, "rows drawn alone, or orthogonal in blocks",
+        {{Matrices::kIid, "iid"}, {Matrices::kOrthogonal, "orthogonal"}});
 }
 
 Fields RfaMechanism::Describe(Options& options) {
   Fields f;
   f.Add("features", &options.features,
         "random projections of each head (m); 0 takes the width of a head", {0, 65536});
-  f.Add("variant", &options.variant, "scale, normalisation and denominator",
-        {"paper", "repository", "fork", "ucu_notebook", "ucu_code", "plain", "exact_scale"});
-  f.Add("kernel", &options.kernel, "sines and cosines, or relu", {"gaussian", "arccos"});
-  f.Add("matrices", &options.matrices, "rows drawn alone, or orthogonal in blocks",
-        {"iid", "orthogonal"});
+  f.Add("variant", &options.variant, "scale, normalisation and denominator", kRfaVariants);
+  options.DescribeFeatures(f);
   f.Add("tau", &options.tau,
         "width of the Gaussian kernel; the temperature of the softmax is its square. The ucu "
         "variants, whose sources have tau 1, divide queries and keys by it, too",
@@ -107,16 +119,24 @@ RfaMechanism::RfaMechanism(const MechanismInfo& info, const Options& options,
       gated_(gated) {
   RefuseAttentionDropout(info, dims);
   const int64_t heads = dims.heads, width = dims.dim / heads;
+  q_ = AddProjection({"q", Side::kQuery, dims.dim, true});
+  k_ = AddProjection({"k", Side::kKey, dims.dim, true});
+  v_ = AddProjection({"v", Side::kKey, dims.dim});
+  if (gated) gate_ = AddProjection({"gate", Side::kKey, heads});
+  memory_ = AddState("memory");
+  draw_ = AddState("draw");
+  if (variant_.key_factor) scale_ = AddState("scale");
   if (options.bank > 0 && options.bank < heads) {
     FailUsage("[", info.name, "] bank=", options.bank, " has fewer matrices than heads=", heads,
               "; give it as many, or 0 to fix them");
   }
-  if (options.kernel == "arccos" && (variant_.key_factor || variant_.name.starts_with("ucu"))) {
-    FailUsage("[", info.name, "] variant=", variant_.name,
+  if (options.kernel == Kernel::kArccos && (variant_.key_factor || variant_.fixed)) {
+    FailUsage("[", info.name, "] variant=", NameOf(options.variant, kRfaVariants),
               " is defined for the gaussian kernel; arccos goes with paper, repository or fork");
   }
   features_ = options.features > 0 ? options.features : width;
-  tau_ = options.tau * (variant_.name == "exact_scale" ? std::pow(double(width), 0.25) : 1.0);
+  tau_ =
+      options.tau * (options.variant == Variant::kExactScale ? std::pow(double(width), 0.25) : 1.0);
   factor_ = variant_.factor > 0 ? variant_.factor : 1 / std::sqrt(double(features_));
   denominator_ = variant_.denominator;
   cross_ = variant_.cross;
@@ -130,33 +150,27 @@ RfaMechanism::RfaMechanism(const MechanismInfo& info, const Options& options,
   AddWeight("matrices", evaluation_, at::stack(matrices), CoreWeight::Kind::kDrawn);
 }
 
-std::vector<Projection> RfaMechanism::Projections() const {
-  const int64_t dim = dims().dim;
-  std::vector<Projection> all = {
-      {"q", Side::kQuery, dim, true}, {"k", Side::kKey, dim, true}, {"v", Side::kKey, dim}};
-  if (gated_) all.push_back({"gate", Side::kKey, dims().heads});
-  return all;
-}
-
 State RfaMechanism::EmptyState(int64_t batch, const at::TensorOptions& options) const {
   const int64_t heads = dims().heads,
-                features = options_.kernel == "arccos" ? features_ : 2 * features_;
+                features = options_.kernel == Kernel::kArccos ? features_ : 2 * features_;
   const bool draw = is_training() && options_.bank > 0 && !variant_.fixed;
   const at::Tensor index = draw ? at::randperm(options_.bank, at::kLong).narrow(0, 0, heads)
                                 : at::arange(heads, at::kLong);
-  State state = {{{"memory", EmptyFeatureSums(batch, dims(), features, denominator_, options)},
-                  {"draw", index.unsqueeze(0).expand({batch, heads}).contiguous()}}};
-  if (variant_.key_factor) state.tensors.push_back({"scale", EmptyMax(batch, heads, options)});
+  State state = UndefinedState();
+  state[memory_] = EmptyFeatureSums(batch, dims(), features, denominator_, options);
+  state[draw_] = index.unsqueeze(0).expand({batch, heads}).contiguous();
+  if (variant_.key_factor) state[scale_] = EmptyMax(batch, heads, options);
   return state;
 }
 
 at::Tensor RfaMechanism::Matrix(int64_t index) const {
   return RandomMatrix(uint64_t(options_.seed), uint64_t(index), features_,
-                      dims().dim / dims().heads, options_.matrices == "orthogonal");
+                      dims().dim / dims().heads,
+                      options_.matrices == Options::Matrices::kOrthogonal);
 }
 
 at::Tensor RfaMechanism::Matrices(const State& state, at::ScalarType type) const {
-  const at::Tensor& draw = state["draw"];
+  const at::Tensor& draw = state[draw_];
   std::vector<int64_t> indices(size_t(dims().heads));
   std::iota(indices.begin(), indices.end(), 0);
   if (draw.size(0) == 0) return evaluation_.to(type);
@@ -181,7 +195,7 @@ at::Tensor RfaMechanism::Scaled(const at::Tensor& x) const {
 
 at::Tensor RfaMechanism::Features(const at::Tensor& scaled, const at::Tensor& matrices) const {
   const at::Tensor y = at::matmul(scaled, matrices.transpose(1, 2));
-  if (options_.kernel == "arccos") return at::relu(y) * factor_;
+  if (options_.kernel == Kernel::kArccos) return at::relu(y) * factor_;
   return at::cat({y.sin(), y.cos()}, -1) * factor_;
 }
 
@@ -196,50 +210,50 @@ at::Tensor LogKeyFactor(const at::Tensor& scaled) {
 
 at::Tensor RfaMechanism::DoExtend(const std::vector<at::Tensor>& x, State& state,
                                   const ops::Mask& mask) {
-  const auto type = x[0].scalar_type();
-  const at::Tensor matrices = Matrices(state, type), key = Scaled(x[1]);
+  const auto type = x[q_].scalar_type();
+  const at::Tensor matrices = Matrices(state, type), key = Scaled(x[k_]);
   at::Tensor weights = Features(key, matrices), log_gate;
   if (variant_.key_factor) {
-    RunningMaxResult running = RunningMax(LogKeyFactor(key), state["scale"], mask);
+    RunningMaxResult running = RunningMax(LogKeyFactor(key), state[scale_], mask);
     weights = weights * running.weight.to(type);
     log_gate = running.log_gate.to(type);
-    state["scale"] = running.last;
+    state[scale_] = running.last;
   }
   if (gated_) {
-    weights = weights * at::sigmoid(-x[3]);
-    log_gate = at::log_sigmoid(x[3]);
+    weights = weights * at::sigmoid(-x[gate_]);
+    log_gate = at::log_sigmoid(x[gate_]);
   }
-  return FeatureExtend(Features(Scaled(x[0]), matrices), weights, x[2], state["memory"], mask,
+  return FeatureExtend(Features(Scaled(x[q_]), matrices), weights, x[v_], state[memory_], mask,
                        denominator_, log_gate);
 }
 
 void RfaMechanism::DoWrite(const std::vector<at::Tensor>& x, State& state, const ops::Mask& mask) {
-  const auto type = x[1].scalar_type();
-  const at::Tensor key = Scaled(x[1]);
+  const auto type = x[k_].scalar_type();
+  const at::Tensor key = Scaled(x[k_]);
   at::Tensor weights = Features(key, Matrices(state, type)), log_gate;
   if (variant_.key_factor) {
-    PieceMaxResult piece = PieceMax(LogKeyFactor(key), state["scale"], mask);
+    PieceMaxResult piece = PieceMax(LogKeyFactor(key), state[scale_], mask);
     weights = weights * piece.weight.to(type);
-    state["memory"] = state["memory"] * piece.decay;
-    state["scale"] = piece.last;
+    state[memory_] = state[memory_] * piece.decay;
+    state[scale_] = piece.last;
   }
   if (gated_) {
-    weights = weights * at::sigmoid(-x[3]);
-    log_gate = at::log_sigmoid(x[3]);
+    weights = weights * at::sigmoid(-x[gate_]);
+    log_gate = at::log_sigmoid(x[gate_]);
   }
-  FeatureWrite(weights, x[2], state["memory"], mask, denominator_, log_gate);
+  FeatureWrite(weights, x[v_], state[memory_], mask, denominator_, log_gate);
 }
 
 at::Tensor RfaMechanism::Read(const std::vector<at::Tensor>& x, const State& state) {
-  return FeatureRead(Features(Scaled(x[0]), Matrices(state, x[0].scalar_type())), state["memory"],
+  return FeatureRead(Features(Scaled(x[q_]), Matrices(state, x[q_].scalar_type())), state[memory_],
                      cross_);
 }
 
 at::Tensor RfaMechanism::BidirectionalRows(const std::vector<at::Tensor>& x,
                                            const ops::Mask& mask) {
-  State state = EmptyState(x[0].size(0), x[0].options());
+  State state = EmptyState(x[q_].size(0), x[q_].options());
   DoWrite(x, state, mask);
-  return FeatureRead(Features(Scaled(x[0]), Matrices(state, x[0].scalar_type())), state["memory"],
+  return FeatureRead(Features(Scaled(x[q_]), Matrices(state, x[q_].scalar_type())), state[memory_],
                      denominator_);
 }
 
@@ -252,10 +266,10 @@ at::Tensor RfaMechanism::DefinitionWeights(const std::vector<at::Tensor>& query,
     if (variant_.normalised) y = y / (y.square().sum(3, true).sqrt() + 1e-3);
     return sigma_.defined() ? y * sigma_.to(at::kDouble) / tau_ : y / tau_;
   };
-  const at::Tensor q = scaled(query[0]), k = scaled(seen[1]),
+  const at::Tensor q = scaled(query[q_]), k = scaled(seen[k_]),
                    c2 = at::full({}, factor_ * factor_, q.options());
   at::Tensor weights;
-  if (options_.kernel == "arccos") {
+  if (options_.kernel == Kernel::kArccos) {
     auto relu = [&](const at::Tensor& y) {
       return at::einsum("bhtd,hmd->bhtm", {y, rows}).clamp_min(0);
     };
@@ -268,10 +282,10 @@ at::Tensor RfaMechanism::DefinitionWeights(const std::vector<at::Tensor>& query,
     weights = weights * (exponent - exponent.amax(3, true)).exp();
   }
   if (gated_) {  // written with 1 - g, then decayed by the gate of every later token
-    const at::Tensor later = at::sigmoid(seen[3]).flip(2).cumprod(2).flip(2);
+    const at::Tensor later = at::sigmoid(seen[gate_]).flip(2).cumprod(2).flip(2);
     const at::Tensor decay =
         at::cat({later.narrow(2, 1, later.size(2) - 1), at::ones_like(later.narrow(2, 0, 1))}, 2);
-    weights = weights * (decay * at::sigmoid(-seen[3])).transpose(2, 3);
+    weights = weights * (decay * at::sigmoid(-seen[gate_])).transpose(2, 3);
   }
   return weights;
 }
@@ -279,23 +293,23 @@ at::Tensor RfaMechanism::DefinitionWeights(const std::vector<at::Tensor>& query,
 at::Tensor RfaMechanism::Definition(Form form, const std::vector<at::Tensor>& queries,
                                     const std::vector<at::Tensor>& x) const {
   const Denominator& denominator = form == Form::kCross ? cross_ : denominator_;
-  return EachQuery(form, queries, x, x[2].size(3), [&](const auto& query, const auto& seen) {
-    return WeightedValues(DefinitionWeights(query, seen), seen[2], denominator);
+  return EachQuery(form, queries, x, x[v_].size(3), [&](const auto& query, const auto& seen) {
+    return WeightedValues(DefinitionWeights(query, seen), seen[v_], denominator);
   });
 }
 
 State RfaMechanism::Merge(const State& first, const State& second) const {
   if (gated_) return Mechanism::Merge(first, second);
-  CISTERN_CHECK(at::equal(first["draw"], second["draw"]), "[", info().name,
+  CISTERN_CHECK(at::equal(first[draw_], second[draw_]), "[", info().name,
                 "] the two states were begun with different random matrices and do not merge; "
                 "begin both in evaluation");
   State whole = first;
   if (variant_.key_factor) {
-    const PairMaxResult pair = PairMax(first["scale"], second["scale"]);
-    whole["memory"] = first["memory"] * pair.first + second["memory"] * pair.second;
-    whole["scale"] = pair.last;
+    const PairMaxResult pair = PairMax(first[scale_], second[scale_]);
+    whole[memory_] = first[memory_] * pair.first + second[memory_] * pair.second;
+    whole[scale_] = pair.last;
   } else {
-    whole["memory"] = first["memory"] + second["memory"];
+    whole[memory_] = first[memory_] + second[memory_];
   }
   return whole;
 }

@@ -10,37 +10,51 @@
 namespace cistern {
 
 struct RfaOptions {
+  enum class Variant {
+    // q, k / (|.| + 1e-3); c = 1/sqrt(m); the denominator keeps |z| >= 1e-3 and its sign
+    kPaper,
+    // as kPaper with c = 0.1 and z >= 1 (the authors' code): the first tokens are scaled, not
+    // normalised. In cross attention |z|
+    kRepository,
+    kFork,         // as kRepository with c = 0.01 and z >= 0.01 (T2R's copy of that code)
+    kUcuNotebook,  // as kPaper with z >= 1, W fixed and its scale not learned (P002, Fig. 3)
+    // q, k as they are, no factor of the key, nothing is divided, c = 1/sqrt(m), W fixed (P002's
+    // training code)
+    kUcuCode,
+    // q, k as they are with the factor of the key, exp(|k|^2 / (2 tau^2)); c and z as kPaper, z
+    // relative to the largest factor
+    kPlain,
+    // kPlain with tau d^(1/4): estimates softmax(q.k / sqrt(d)), which P002's equation means
+    kExactScale,
+  };
+  // kArccos: phi(x) = c relu(W x) instead (order-1 arc-cosine kernel)
+  enum class Kernel { kGaussian, kArccos };
+  enum class Matrices { kIid, kOrthogonal };
+
   int64_t features = 0;  // m rows of W per head, which give 2m features (arccos: m); 0: d
-  // paper         q, k / (|.| + 1e-3); c = 1/sqrt(m); the denominator keeps |z| >= 1e-3 and its
-  // sign repository    as paper with c = 0.1 and z >= 1 (the authors' code): the first tokens are
-  // scaled, not normalised. In cross attention |z| fork          as repository with c = 0.01 and z
-  // >= 0.01 (T2R's copy of that code) ucu_notebook  as paper with z >= 1, W fixed and its scale not
-  // learned (P002, Fig. 3) ucu_code      q, k as they are, no factor of the key, nothing is
-  // divided, c = 1/sqrt(m), W fixed (P002's training code) plain         q, k as they are with the
-  // factor of the key, exp(|k|^2 / (2 tau^2)); c and z as paper, z relative to the largest factor
-  // exact_scale   plain with tau d^(1/4): estimates softmax(q.k / sqrt(d)), which P002's equation
-  // means
-  std::string variant = "paper";
-  std::string kernel =
-      "gaussian";                // arccos: phi(x) = c relu(W x) instead (order-1 arc-cosine kernel)
-  std::string matrices = "iid";  // or orthogonal
+  Variant variant = Variant::kPaper;
+  Kernel kernel = Kernel::kGaussian;
+  Matrices matrices = Matrices::kIid;
   double tau = 1;
   // In training a sequence begun empty draws one matrix for each head, none twice, from a bank of
   // this many; in evaluation head h has matrix h. Layers draw apart. 0 or a fixed variant: never
   // drawn anew.
   int64_t bank = 500;
   int64_t seed = 31415;
+
+  void DescribeFeatures(Fields& fields);  // kernel and matrices
 };
 
 class RfaMechanism : public Mechanism {
  public:
   using Options = RfaOptions;
+  using Variant = Options::Variant;
+  using Kernel = Options::Kernel;
   static Fields Describe(Options& options);
   // UsageError: attention dropout, fewer matrices than heads, a kernel that the variant does not
   // have.
   RfaMechanism(const MechanismInfo& info, const Options& options, const AttentionDims& dims);
 
-  std::vector<Projection> Projections() const override;
   // memory [B,H,f,d+1] in double; draw [B,H] int64, on the CPU: each head's matrix, one draw for
   // all rows; for variants with the factor of the key, scale [B,H] in double: the logarithm of the
   // largest factor so far, which the memory is divided by.
@@ -62,8 +76,8 @@ class RfaMechanism : public Mechanism {
   at::Tensor BidirectionalRows(const std::vector<at::Tensor>& x, const ops::Mask& mask) override;
 
  private:
-  struct Variant;
-  static const Variant& FindVariant(const std::string& name);
+  struct VariantOf;
+  static const VariantOf& FindVariant(Variant variant);
   at::Tensor Matrix(int64_t index) const;
   at::Tensor Matrices(const State& state, at::ScalarType type) const;  // [H,m,d]
   at::Tensor Scaled(const at::Tensor& x) const;                        // what W is applied to
@@ -73,11 +87,13 @@ class RfaMechanism : public Mechanism {
                                const std::vector<at::Tensor>& seen) const;  // [B,H,1,S]
 
   Options options_;
-  const Variant& variant_;
+  const VariantOf& variant_;
   bool gated_;
   int64_t features_;     // m
   double tau_, factor_;  // factor_: c
   Denominator denominator_, cross_;
+  ProjectionId q_, k_, v_, gate_;
+  StateId memory_, draw_, scale_;
   at::Tensor
       sigma_;  // [H,1,d], learned: W's columns are multiplied by it; undefined in fixed variants
   at::Tensor evaluation_;  // "matrices" [H,m,d], a buffer: those of evaluation, 0..H-1 of the bank

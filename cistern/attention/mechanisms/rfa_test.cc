@@ -15,7 +15,7 @@ std::shared_ptr<Mechanism> Make(const Json& options, int64_t dim, int64_t heads 
                                 const char* name = "rfa") {
   AttentionDims dims;
   dims.dim = dim, dims.heads = heads, dims.max_length = 64;
-  const auto m = FindMechanism(name).make(options, dims);
+  const auto m = FindMechanism(name).Make(options, dims);
   m->eval();
   return m;
 }

@@ -16,43 +16,37 @@ constexpr double kNormEps = 1e-5;
 
 }  // namespace
 
-const MechanismInfo& shared_workspace_mechanism() {
-  static MechanismInfo info = [] {
-    MechanismInfo i;
-    i.name = "shared_workspace";
-    i.title = "Shared workspace";
-    i.source =
-        "Goyal et al. 2022 (Coordination among neural modules through a shared global workspace); "
-        "P003 eq. 10; spec 2.14";
-    i.summary =
-        "Slots compete for a few tokens each, change through gates, and are read by all tokens; "
-        "the memory goes on from block to block.";
-    i.definition =
-        "y_t = softmax(q_t M'^T / sqrt(d)) M', M' = sigmoid(i) tanh(A) + sigmoid(f + 1) M, A from "
-        "M and top_k(softmax(M K^T)) V over the "
-        "tokens";
-    i.forms = {Form::kBidirectional};
-    i.refusals = {
-        "causal: its slots attend to all tokens at once; use gated_slots instead, whose slots have "
-        "gates and run causally",
-        "cross: no source defines it; use luna instead"};
-    i.verbs = false;
-    i.memory = MemoryUse::kReplaced;
-    i.positions = {"none", "learned", "sinusoidal"};
-    i.time = "O(T M d + M D^2)";
-    i.state = "none";
-    // With the identity a head may weigh all tokens alike, and then any of them is among its first
-    // three.
-    i.cases = {Json{{"slots", 3}, {"init", "normal"}}, Json{{"slots", 4}, {"top_k", 0}}};
-    return i;
-  }();
-  static const bool bound = (BindMechanism<SharedWorkspaceMechanism>(info), true);
-  (void)bound;
-  return info;
+MechanismInfo shared_workspace_mechanism() {
+  MechanismInfo i = InfoOf<SharedWorkspaceMechanism>("shared_workspace");
+  i.title = "Shared workspace";
+  i.source =
+      "Goyal et al. 2022 (Coordination among neural modules through a shared global workspace); "
+      "P003 eq. 10; spec 2.14";
+  i.summary =
+      "Slots compete for a few tokens each, change through gates, and are read by all tokens; "
+      "the memory goes on from block to block.";
+  i.definition =
+      "y_t = softmax(q_t M'^T / sqrt(d)) M', M' = sigmoid(i) tanh(A) + sigmoid(f + 1) M, A from "
+      "M and top_k(softmax(M K^T)) V over the "
+      "tokens";
+  i.forms = {Form::kBidirectional};
+  i.refusals = {
+      "causal: its slots attend to all tokens at once; use gated_slots instead, whose slots have "
+      "gates and run causally",
+      "cross: no source defines it; use luna instead"};
+  i.verbs = false;
+  i.memory = MemoryUse::kReplaced;
+  i.positions = AddedPositions();
+  i.time = "O(T M d + M D^2)";
+  i.state = "none";
+  // With the identity a head may weigh all tokens alike, and then any of them is among its first
+  // three.
+  i.cases = {Json{{"slots", 3}, {"init", "normal"}}, Json{{"slots", 4}, {"top_k", 0}}};
+  return i;
 }
 
 Fields SharedWorkspaceMechanism::Describe(Options& options) {
-  options.init = "identity";
+  options.init = MemoryInit::kIdentity;
   Fields f;
   MemoryMechanism::Describe(options, f);
   return f.Add("top_k", &options.top_k, "tokens a slot takes from, those it weighs most; 0: all",
@@ -76,30 +70,30 @@ SharedWorkspaceMechanism::SharedWorkspaceMechanism(const MechanismInfo& info,
   add("down_proj", down_, uniform(dims.dim));
   add("mlp_norm", mlp_norm_, at::ones({dims.dim}));
   add("memory_gate_proj", gate_, uniform(2 * dims.dim));
-}
-
-std::vector<Projection> SharedWorkspaceMechanism::Projections() const {
-  const int64_t dim = dims().dim;
-  std::vector<Projection> all = {
-      {"q", Side::kQuery, dim},         {"k", Side::kKey, dim},
-      {"v", Side::kKey, dim},           {"gate", Side::kKey, 2 * dim},
-      {"memory_q", Side::kMemory, dim}, {"memory", Side::kMemory, dim},
-      {"packed_k", Side::kPacked, dim}, {"packed_v", Side::kPacked, dim}};
-  all[3].heads = 1;
-  all[5].identity = true;
-  return all;
+  q_ = AddProjection({"q", Side::kQuery, dims.dim});
+  k_ = AddProjection({"k", Side::kKey, dims.dim});
+  v_ = AddProjection({"v", Side::kKey, dims.dim});
+  Projection gate = {"gate", Side::kKey, 2 * dims.dim};
+  gate.heads = 1;
+  gate_inputs_ = AddProjection(gate);
+  memory_q_ = AddProjection({"memory_q", Side::kMemory, dims.dim});
+  Projection memory = {"memory", Side::kMemory, dims.dim};
+  memory.identity = true;
+  memory_itself_ = AddProjection(memory);
+  packed_k_ = AddProjection({"packed_k", Side::kPacked, dims.dim});
+  packed_v_ = AddProjection({"packed_v", Side::kPacked, dims.dim});
 }
 
 at::Tensor SharedWorkspaceMechanism::DoPack(const std::vector<at::Tensor>& x,
                                             const ops::Mask& mask) {
-  const int64_t batch = x[1].size(0), length = x[1].size(2);
-  const at::Tensor queries = OfMemory(x, 0, batch);
+  const int64_t batch = x[k_].size(0), length = x[k_].size(2);
+  const at::Tensor queries = OfMemory(x, memory_q_, batch);
   ops::SoftmaxOptions options;
   options.dropout = Dropout();
   options.scale = 1;
   if (top_k_ == 0 || top_k_ >= length)
-    return ops::SoftmaxAttention(queries, x[1], x[2], options, mask.WithoutStarts());
-  at::Tensor scores = at::matmul(queries, x[1].transpose(2, 3));  // [B,H,M,T]
+    return ops::SoftmaxAttention(queries, x[k_], x[v_], options, mask.WithoutStarts());
+  at::Tensor scores = at::matmul(queries, x[k_].transpose(2, 3));  // [B,H,M,T]
   at::Tensor pad = mask.Padding(length);
   if (pad.defined()) {
     pad = pad.unsqueeze(1).unsqueeze(1);
@@ -110,7 +104,7 @@ at::Tensor SharedWorkspaceMechanism::DoPack(const std::vector<at::Tensor>& x,
   const auto [weights, tokens] = p.topk(top_k_, -1);  // [B,H,M,k]
   const at::Tensor kept = Dropout() > 0 ? at::dropout(weights, Dropout(), true) : weights;
   const at::Tensor index = tokens.flatten(2).unsqueeze(-1).expand({-1, -1, -1, Width()});
-  const at::Tensor values = x[2].gather(2, index).unflatten(2, {Slots(), top_k_});  // [B,H,M,k,d]
+  const at::Tensor values = x[v_].gather(2, index).unflatten(2, {Slots(), top_k_});  // [B,H,M,k,d]
   return (kept.unsqueeze(-1) * values).sum(3);
 }
 
@@ -120,14 +114,15 @@ at::Tensor SharedWorkspaceMechanism::Update(const std::vector<at::Tensor>& x,
   auto norm = [&](const at::Tensor& y, const Affine& a) {
     return at::layer_norm(y, {dim}, a.weight, a.bias, kNormEps);
   };
-  const at::Tensor memory = OfMemory(x, 1, packed.size(0)).transpose(1, 2).flatten(2);
+  const at::Tensor memory = OfMemory(x, memory_itself_, packed.size(0)).transpose(1, 2).flatten(2);
   at::Tensor next = norm(memory + packed, packed_norm_);
   next = norm(
       next + at::linear(at::relu(at::linear(next, up_.weight, up_.bias)), down_.weight, down_.bias),
       mlp_norm_);
-  const at::Tensor inputs = ZeroPadding(x[3], mask).sum(2);  // [B,1,2D]
-  const at::Tensor count = mask.lengths ? mask.lengths->view({-1, 1, 1}).clamp_min(1)
-                                        : at::full({1, 1, 1}, std::max<int64_t>(1, x[3].size(2)));
+  const at::Tensor inputs = ZeroPadding(x[gate_inputs_], mask).sum(2);  // [B,1,2D]
+  const at::Tensor count = mask.lengths
+                               ? mask.lengths->view({-1, 1, 1}).clamp_min(1)
+                               : at::full({1, 1, 1}, std::max<int64_t>(1, x[gate_inputs_].size(2)));
   const at::Tensor gates = inputs / count.to(inputs.options().requires_grad(false)) +
                            at::linear(at::tanh(memory), gate_.weight, gate_.bias);
   return at::sigmoid(gates.narrow(2, 0, dim)) * at::tanh(next) +
@@ -139,7 +134,7 @@ at::Tensor SharedWorkspaceMechanism::DoUnpack(const std::vector<at::Tensor>& x,
                                               const ops::Mask&) {
   ops::SoftmaxOptions options;
   options.dropout = Dropout();
-  return ops::SoftmaxAttention(x[0], packed[0], packed[1], options);
+  return ops::SoftmaxAttention(x[q_], packed[packed_k_], packed[packed_v_], options);
 }
 
 at::Tensor SharedWorkspaceMechanism::Definition(Form form, const std::vector<at::Tensor>& queries,
@@ -153,20 +148,22 @@ at::Tensor SharedWorkspaceMechanism::Definition(Form form, const std::vector<at:
     return at::matmul(y, a.weight.t()) + a.bias;
   };
   return EachQuery(form, queries, x, Width(), [&](const auto& query, const auto& seen) {
-    const int64_t batch = seen[1].size(0), length = seen[1].size(2);
-    at::Tensor p = at::softmax(at::matmul(MemoryHeads(), seen[1].transpose(2, 3)), 3);
+    const int64_t batch = seen[k_].size(0), length = seen[k_].size(2);
+    at::Tensor p = at::softmax(at::matmul(MemoryHeads(), seen[k_].transpose(2, 3)), 3);
     if (top_k_ > 0 && top_k_ < length)
       p = p * (p >= std::get<0>(p.sort(-1, true)).narrow(3, top_k_ - 1, 1)).to(at::kDouble);
-    const at::Tensor packed = at::matmul(p, seen[2]).transpose(1, 2).reshape({batch, Slots(), dim}),
+    const at::Tensor packed =
+                         at::matmul(p, seen[v_]).transpose(1, 2).reshape({batch, Slots(), dim}),
                      memory = InitialMemory();
     const at::Tensor a = norm(memory + packed, packed_norm_),
                      b = norm(a + map(map(a, up_).clamp_min(0), down_), mlp_norm_);
-    const at::Tensor gates = seen[3].squeeze(1).mean(1, true) + map(at::tanh(memory), gate_);
+    const at::Tensor gates =
+        seen[gate_inputs_].squeeze(1).mean(1, true) + map(at::tanh(memory), gate_);
     const at::Tensor next = at::tanh(b) / (1 + (-gates.narrow(2, 0, dim)).exp()) +
                             memory / (1 + (-gates.narrow(2, dim, dim) - 1).exp());
     const at::Tensor heads = next.reshape({batch, Slots(), dims().heads, Width()}).transpose(1, 2);
     return at::matmul(
-        at::softmax(at::matmul(query[0], heads.transpose(2, 3)) / std::sqrt(double(Width())), 3),
+        at::softmax(at::matmul(query[q_], heads.transpose(2, 3)) / std::sqrt(double(Width())), 3),
         heads);
   });
 }

@@ -21,7 +21,6 @@ class SharedWorkspaceMechanism : public MemoryMechanism {
   SharedWorkspaceMechanism(const MechanismInfo& info, const Options& options,
                            const AttentionDims& dims);
 
-  std::vector<Projection> Projections() const override;
   at::Tensor DoPack(const std::vector<at::Tensor>& x, const ops::Mask& mask) override;
   at::Tensor Update(const std::vector<at::Tensor>& x, const at::Tensor& packed,
                     const ops::Mask& mask) const override;
@@ -36,6 +35,7 @@ class SharedWorkspaceMechanism : public MemoryMechanism {
   };
 
   int64_t top_k_;
+  ProjectionId q_, k_, v_, gate_inputs_, memory_q_, memory_itself_, packed_k_, packed_v_;
   Affine packed_norm_, up_, down_, mlp_norm_, gate_;
 };
 

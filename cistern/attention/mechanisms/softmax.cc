@@ -7,60 +7,62 @@
 
 namespace cistern {
 
-const MechanismInfo& softmax_mechanism() {
-  static MechanismInfo info = [] {
-    MechanismInfo i;
-    i.name = "softmax";
-    i.title = "Exact softmax attention";
-    i.source = "Vaswani et al. 2017; spec 2.1";
-    i.summary =
-        "Every token attends to every token before it. Exact, quadratic in time; its state, the "
-        "key-value cache, grows with the text.";
-    i.definition = "y_t = sum_s softmax_s(q_t . k_s / sqrt(d)) v_s";
-    i.forms = {Form::kBidirectional, Form::kCausal, Form::kCross};
-    i.exact = true;
-    i.bounded = false;
-    i.positions = {"none", "learned", "sinusoidal", "rotary"};
-    i.time = "O(T^2 d)";
-    i.state = "2 T d per head";
-    i.truncates = i.leaves_scores = true;
-    return i;
-  }();
-  static const bool bound = (BindMechanism<SoftmaxMechanism>(info), true);
-  (void)bound;
-  return info;
+MechanismInfo softmax_mechanism() {
+  MechanismInfo i = InfoOf<SoftmaxMechanism>("softmax");
+  i.title = "Exact softmax attention";
+  i.source = "Vaswani et al. 2017; spec 2.1";
+  i.summary =
+      "Every token attends to every token before it. Exact, quadratic in time; its state, the "
+      "key-value cache, grows with the text.";
+  i.definition = "y_t = sum_s softmax_s(q_t . k_s / sqrt(d)) v_s";
+  i.forms = {Form::kBidirectional, Form::kCausal, Form::kCross};
+  i.exact = true;
+  i.bounded = false;
+  i.positions = AllPositions();
+  i.time = "O(T^2 d)";
+  i.state = "2 T d per head";
+  i.truncates = i.leaves_scores = true;
+  return i;
 }
 
 Fields SoftmaxMechanism::Describe(Options&) { return {}; }
 
 SoftmaxMechanism::SoftmaxMechanism(const MechanismInfo& info, const Options&,
                                    const AttentionDims& dims)
-    : SoftmaxMechanism(info, dims, dims.heads) {}
+    : SoftmaxMechanism(info, dims, dims.heads, true) {}
 
 SoftmaxMechanism::SoftmaxMechanism(const MechanismInfo& info, const AttentionDims& dims,
-                                   int64_t key_heads)
-    : Mechanism(info, dims), key_heads_(key_heads) {}
-
-std::vector<Projection> SoftmaxMechanism::Projections() const {
-  const int64_t dim = dims().dim;
-  return {{"q", Side::kQuery, dim, true}, {"k", Side::kKey, dim, true}, {"v", Side::kKey, dim}};
+                                   int64_t own_heads, bool rotary, int64_t key_heads)
+    : Mechanism(info, dims), key_heads_(key_heads < 0 ? own_heads : key_heads) {
+  const int64_t heads = own_heads == dims.heads ? 0 : own_heads,
+                width = own_heads * (dims.dim / dims.heads);
+  if (own_heads > 0) {
+    q_ = AddProjection({"q", Side::kQuery, width, rotary, heads});
+    k_ = AddProjection({"k", Side::kKey, width, rotary, heads});
+  }
+  v_ = AddProjection({"v", Side::kKey, dims.dim});
+  keys_ = AddState("k");
+  values_ = AddState("v");
+  valid_ = AddState("valid");
+  count_ = AddState("count");
 }
 
 State SoftmaxMechanism::EmptyState(int64_t batch, const at::TensorOptions& options) const {
   const int64_t heads = dims().heads, width = dims().dim / heads;
   const auto none = [&](int64_t count) { return at::empty({batch, count, 0, width}, options); };
-  return {{{"k", none(key_heads_)},
-           {"v", none(heads)},
-           {"valid", at::Tensor()},
-           {"count", at::zeros({batch}, at::kLong)}}};
+  State state = UndefinedState();
+  state[keys_] = none(key_heads_);
+  state[values_] = none(heads);
+  state[count_] = at::zeros({batch}, at::kLong);
+  return state;
 }
 
 namespace {
 
 // Rows of the cache in use: the same for the whole batch, kept once a batch row so that Reorder
 // fits every tensor of a state.
-int64_t Count(const State& state) {
-  return state["count"].numel() > 0 ? state["count"].const_data_ptr<int64_t>()[0] : 0;
+int64_t RowsInUse(const at::Tensor& count) {
+  return count.numel() > 0 ? count.const_data_ptr<int64_t>()[0] : 0;
 }
 
 // The `rows` in use with x appended after them. In place, into spare capacity that doubles, unless
@@ -81,32 +83,39 @@ at::Tensor Append(at::Tensor& cache, int64_t rows, const at::Tensor& x, int64_t 
   return cache.narrow(time, 0, needed);
 }
 
-// After a packed piece: only keys of each row's last document stay visible.
-void KeepLastDocument(State& state, const ops::Mask& mask, int64_t before) {
+// After a packed piece: only keys of each row's last document stay visible. valid: [B,rows] before
+// it, or undefined.
+at::Tensor KeepLastDocument(const at::Tensor& valid, const ops::Mask& mask, int64_t before) {
   const int64_t length = mask.starts->size(1);
   const at::Tensor document = mask.Documents(length), last = document.narrow(1, length - 1, 1);
   const at::Tensor keys =
       at::cat({at::zeros({document.size(0), before}, document.options()), document}, 1);
   const at::Tensor visible = keys == last;
-  state["valid"] = state["valid"].defined() ? state["valid"].logical_and(visible) : visible;
+  return valid.defined() ? valid.logical_and(visible) : visible;
 }
 
 }  // namespace
 
-void SoftmaxMechanism::DoWrite(const std::vector<at::Tensor>& x, State& state,
-                               const ops::Mask& mask) {
-  const int64_t before = Count(state), fresh = x[1].size(2);
-  Append(state["k"], before, x[1], 2);
-  Append(state["v"], before, x[2], 2);
-  if (mask.lengths || state["valid"].defined()) {
+int64_t SoftmaxMechanism::Count(const State& state) const { return RowsInUse(state[count_]); }
+
+void SoftmaxMechanism::WriteBy(const at::Tensor& k, const at::Tensor& v, State& state,
+                               const ops::Mask& mask) const {
+  const int64_t before = Count(state), fresh = k.size(2);
+  Append(state[keys_], before, k, 2);
+  Append(state[values_], before, v, 2);
+  if (mask.lengths || state[valid_].defined()) {
     const at::Tensor valid = mask.lengths
                                  ? mask.Real(fresh)
-                                 : at::ones({x[1].size(0), fresh}, x[1].options().dtype(at::kBool));
-    if (!state["valid"].defined())
-      state["valid"] = at::ones({x[1].size(0), before}, valid.options());
-    state["valid"] = at::cat({state["valid"].narrow(1, 0, before), valid}, 1);
+                                 : at::ones({k.size(0), fresh}, k.options().dtype(at::kBool));
+    if (!state[valid_].defined()) state[valid_] = at::ones({k.size(0), before}, valid.options());
+    state[valid_] = at::cat({state[valid_].narrow(1, 0, before), valid}, 1);
   }
-  state["count"] = at::full_like(state["count"], before + fresh);
+  state[count_] = at::full_like(state[count_], before + fresh);
+}
+
+void SoftmaxMechanism::DoWrite(const std::vector<at::Tensor>& x, State& state,
+                               const ops::Mask& mask) {
+  WriteBy(x[k_], x[v_], state, mask);
 }
 
 at::Tensor SoftmaxMechanism::ReadBy(const at::Tensor& q, const State& state,
@@ -114,15 +123,14 @@ at::Tensor SoftmaxMechanism::ReadBy(const at::Tensor& q, const State& state,
   const int64_t rows = Count(state);
   ops::SoftmaxOptions options;
   options.dropout = Dropout();
-  const at::Tensor valid = state.Has("valid") ? state["valid"] : at::Tensor();
-  return compute(q, state["k"].narrow(2, 0, rows), state["v"].narrow(2, 0, rows), options, {},
-                 valid);
+  return compute(q, state[keys_].narrow(2, 0, rows), state[values_].narrow(2, 0, rows), options, {},
+                 state[valid_]);
 }
 
-at::Tensor SoftmaxMechanism::ExtendBy(const std::vector<at::Tensor>& x, State& state,
-                                      const ops::Mask& mask, const Compute& compute) {
+at::Tensor SoftmaxMechanism::ExtendBy(const Own& x, State& state, const ops::Mask& mask,
+                                      const Compute& compute) {
   const int64_t before = Count(state);
-  SoftmaxMechanism::DoWrite(x, state, mask);
+  WriteBy(x.k, x.v, state, mask);
   const int64_t rows = Count(state);
   ops::SoftmaxOptions options;
   options.causal = true;
@@ -130,46 +138,49 @@ at::Tensor SoftmaxMechanism::ExtendBy(const std::vector<at::Tensor>& x, State& s
   options.dropout = Dropout();
   at::Tensor out;
   if (before == 0) {
-    out = compute(x[0], x[1], x[2], options, mask, {});
+    out = compute(x.q, x.k, x.v, options, mask, {});
   } else {
-    const at::Tensor valid = state.Has("valid") ? state["valid"] : at::Tensor();
-    out = compute(x[0], state["k"].narrow(2, 0, rows), state["v"].narrow(2, 0, rows), options,
-                  {{}, mask.starts}, valid);
+    out = compute(x.q, state[keys_].narrow(2, 0, rows), state[values_].narrow(2, 0, rows), options,
+                  {{}, mask.starts}, state[valid_]);
   }
-  if (mask.starts && rows > before) KeepLastDocument(state, mask, before);
+  if (mask.starts && rows > before) state[valid_] = KeepLastDocument(state[valid_], mask, before);
   return ZeroPadding(out, mask);
 }
 
-at::Tensor SoftmaxMechanism::BidirectionalBy(const std::vector<at::Tensor>& x,
-                                             const ops::Mask& mask, const Compute& compute) {
+at::Tensor SoftmaxMechanism::BidirectionalBy(const Own& x, const ops::Mask& mask,
+                                             const Compute& compute) {
   ops::SoftmaxOptions options;
   options.dropout = Dropout();
-  return ZeroPadding(compute(x[0], x[1], x[2], options, mask, {}), mask);
+  return ZeroPadding(compute(x.q, x.k, x.v, options, mask, {}), mask);
 }
 
 at::Tensor SoftmaxMechanism::Read(const std::vector<at::Tensor>& x, const State& state) {
-  return ReadBy(x[0], state, ops::SoftmaxAttention);
+  return ReadBy(x[q_], state, ops::SoftmaxAttention);
 }
 
 at::Tensor SoftmaxMechanism::DoExtend(const std::vector<at::Tensor>& x, State& state,
                                       const ops::Mask& mask) {
-  return ExtendBy(x, state, mask, ops::SoftmaxAttention);
+  return ExtendBy({x[q_], x[k_], x[v_]}, state, mask, ops::SoftmaxAttention);
 }
 
 at::Tensor SoftmaxMechanism::DoAttend(Form form, const std::vector<at::Tensor>& x, State* state,
                                       const ops::Mask& mask, Handles& handles) {
   const at::Tensor out = Mechanism::DoAttend(form, x, state, mask, handles);
   if (dims().copied_on > 0)
-    handles = {{x[0], state ? (*state)["k"].narrow(2, 0, Count(*state)) : x[1], {}}};
+    handles = {{x[q_], state ? (*state)[keys_].narrow(2, 0, Count(*state)) : x[k_], {}}};
   return out;
 }
 
 at::Tensor SoftmaxMechanism::Definition(Form form, const std::vector<at::Tensor>& queries,
                                         const std::vector<at::Tensor>& x) const {
+  return DefinitionBy(form, queries[q_], {{}, x[k_], x[v_]});
+}
+
+at::Tensor SoftmaxMechanism::DefinitionBy(Form form, const at::Tensor& q, const Own& x) const {
   const double scale = 1 / std::sqrt(double(dims().dim / dims().heads));
-  return EachQuery(form, queries, x, x[2].size(3), [&](const auto& query, const auto& seen) {
-    return at::matmul(at::softmax(at::matmul(query[0], seen[1].transpose(2, 3)) * scale, 3),
-                      seen[2]);
+  return EachQuery(form, {q}, {x.k, x.v}, x.v.size(3), [&](const auto& query, const auto& seen) {
+    const at::Tensor &k = seen[0], &v = seen[1];
+    return at::matmul(at::softmax(at::matmul(query[0], k.transpose(2, 3)) * scale, 3), v);
   });
 }
 
@@ -177,9 +188,9 @@ void SoftmaxMechanism::Truncate(State& state, int64_t count) const {
   const int64_t rows = Count(state);
   CISTERN_CHECK(count >= 0 && count <= rows, "[softmax] cannot cut a state of ", rows,
                 " tokens back to ", count);
-  for (const char* name : {"k", "v"}) state[name] = state[name].narrow(2, 0, count);
-  if (state.Has("valid")) state["valid"] = state["valid"].narrow(1, 0, count);
-  state["count"] = at::full_like(state["count"], count);
+  for (const StateId& id : {keys_, values_}) state[id] = state[id].narrow(2, 0, count);
+  if (state[valid_].defined()) state[valid_] = state[valid_].narrow(1, 0, count);
+  state[count_] = at::full_like(state[count_], count);
 }
 
 int64_t SoftmaxMechanism::StateBytes(int64_t batch, int64_t tokens,
@@ -192,20 +203,20 @@ int64_t SoftmaxMechanism::StateBytes(int64_t batch, int64_t tokens,
 
 State SoftmaxMechanism::Compact(const State& state) const {
   State compact = state;
-  for (const char* name : {"k", "v"}) compact[name] = state[name].narrow(2, 0, Count(state));
+  for (const StateId& id : {keys_, values_}) compact[id] = state[id].narrow(2, 0, Count(state));
   return compact;
 }
 
 void SoftmaxMechanism::CheckState(const State& state) const {
-  const int64_t batch = state["count"].size(0), rows = Count(state);
-  CISTERN_CHECK((state["count"] == rows).all().item<bool>() && state["k"].size(2) == rows &&
-                    state["v"].size(2) == rows,
+  const int64_t batch = state[count_].size(0), rows = Count(state);
+  CISTERN_CHECK((state[count_] == rows).all().item<bool>() && state[keys_].size(2) == rows &&
+                    state[values_].size(2) == rows,
                 "[softmax] the cache says that it holds ", rows, " tokens, but k has ",
-                state["k"].size(2), " and v ", state["v"].size(2));
-  CISTERN_CHECK(state["k"].size(1) == key_heads_, "[softmax] expected k of ", key_heads_,
-                " heads, got ", state["k"].size(1));
-  if (!state.Has("valid")) return;
-  const at::Tensor& valid = state["valid"];
+                state[keys_].size(2), " and v ", state[values_].size(2));
+  CISTERN_CHECK(state[keys_].size(1) == key_heads_, "[softmax] expected k of ", key_heads_,
+                " heads, got ", state[keys_].size(1));
+  const at::Tensor& valid = state[valid_];
+  if (!valid.defined()) return;
   CISTERN_CHECK(valid.scalar_type() == at::kBool && valid.sizes() == at::IntArrayRef({batch, rows}),
                 "[softmax] expected valid of shape [", batch, ", ", rows, "] and type Bool, got ",
                 valid.sizes(), " and ", at::toString(valid.scalar_type()));

@@ -14,7 +14,6 @@ class SoftmaxMechanism : public Mechanism {
   static Fields Describe(Options& options);
   SoftmaxMechanism(const MechanismInfo& info, const Options& options, const AttentionDims& dims);
 
-  std::vector<Projection> Projections() const override;
   // k [B,key_heads,capacity,d], v [B,H,capacity,d]; valid [B,capacity] bool, undefined while no row
   // was padded; count [B] int64: cache rows in use, on the CPU.
   State EmptyState(int64_t batch, const at::TensorOptions& options) const override;
@@ -34,24 +33,33 @@ class SoftmaxMechanism : public Mechanism {
                       const ops::Mask& mask, Handles& handles) override;
 
  protected:
-  // Queries and keys of `key_heads` heads, values of all.
-  SoftmaxMechanism(const MechanismInfo& info, const AttentionDims& dims, int64_t key_heads);
-  int64_t key_heads() const { return key_heads_; }
+  // Projections q and k of `own_heads` heads, none where there are none, and v of all; the cache
+  // has keys of `key_heads` heads, -1: as many.
+  SoftmaxMechanism(const MechanismInfo& info, const AttentionDims& dims, int64_t own_heads,
+                   bool rotary, int64_t key_heads = -1);
 
+  struct Own {
+    at::Tensor q, k, v;  // [B,key_heads,T,d], [B,key_heads,S,d], [B,H,S,d]
+  };
   // What becomes of q, k, v, whichever verb they come from: by default ops::SoftmaxAttention.
   using Compute = std::function<at::Tensor(const at::Tensor& q, const at::Tensor& k,
                                            const at::Tensor& v, const ops::SoftmaxOptions& options,
                                            const ops::Mask& mask, const at::Tensor& key_valid)>;
-  at::Tensor ExtendBy(const std::vector<at::Tensor>& x, State& state, const ops::Mask& mask,
-                      const Compute& compute);
+  void WriteBy(const at::Tensor& k, const at::Tensor& v, State& state, const ops::Mask& mask) const;
+  at::Tensor ExtendBy(const Own& x, State& state, const ops::Mask& mask, const Compute& compute);
   at::Tensor ReadBy(const at::Tensor& q, const State& state, const Compute& compute);
-  at::Tensor BidirectionalBy(const std::vector<at::Tensor>& x, const ops::Mask& mask,
-                             const Compute& compute);
+  at::Tensor BidirectionalBy(const Own& x, const ops::Mask& mask, const Compute& compute);
+  at::Tensor DefinitionBy(Form form, const at::Tensor& q, const Own& x) const;  // x.q is not used
+
+  ProjectionId q_, k_, v_;
 
  private:
   double Dropout() const { return is_training() ? dims().dropout : 0.0; }
 
+  int64_t Count(const State& state) const;  // rows of the cache in use
+
   int64_t key_heads_;
+  StateId keys_, values_, valid_, count_;
 };
 
 }  // namespace cistern

@@ -8,32 +8,26 @@
 #include "cistern/base/error.h"
 
 namespace cistern {
-const MechanismInfo& t2r_mechanism() {
-  static MechanismInfo info = [] {
-    MechanismInfo i;
-    i.name = "t2r";
-    i.title = "T2R, learned features";
-    i.source = "Kasai et al. 2021 (Finetuning Pretrained Transformers into RNNs); spec 2.4";
-    i.summary =
-        "Linear attention whose features relu(W x + b) are learned, with a memory of m x d per "
-        "head. Made to replace softmax in a trained "
-        "model and be finetuned; from scratch it learns more slowly. Outside of training the map "
-        "is folded into the projections (not with "
-        "`norm`, a convolution, head groups, or features that outnumber the channels of a head by "
-        "far).";
-    i.definition =
-        "as linear, phi(x) = relu(W_h x + b_h), q_t / sqrt(d), the denominator at least `minimum`";
-    i.forms = {Form::kBidirectional, Form::kCausal, Form::kCross};
-    i.positions = {"none", "learned", "sinusoidal"};
-    i.time = "O(T m d)";
-    i.state = "m (d + 1) per head";
-    i.cases = {Json{{"features", 6}}, Json{{"features", 3}, {"norm", true}, {"minimum", 0.5}}};
-    i.merges = true;
-    return i;
-  }();
-  static const bool bound = (BindMechanism<T2rMechanism>(info), true);
-  (void)bound;
-  return info;
+MechanismInfo t2r_mechanism() {
+  MechanismInfo i = InfoOf<T2rMechanism>("t2r");
+  i.title = "T2R, learned features";
+  i.source = "Kasai et al. 2021 (Finetuning Pretrained Transformers into RNNs); spec 2.4";
+  i.summary =
+      "Linear attention whose features relu(W x + b) are learned, with a memory of m x d per "
+      "head. Made to replace softmax in a trained "
+      "model and be finetuned; from scratch it learns more slowly. Outside of training the map "
+      "is folded into the projections (not with "
+      "`norm`, a convolution, head groups, or features that outnumber the channels of a head by "
+      "far).";
+  i.definition =
+      "as linear, phi(x) = relu(W_h x + b_h), q_t / sqrt(d), the denominator at least `minimum`";
+  i.forms = {Form::kBidirectional, Form::kCausal, Form::kCross};
+  i.positions = AddedPositions();
+  i.time = "O(T m d)";
+  i.state = "m (d + 1) per head";
+  i.cases = {Json{{"features", 6}}, Json{{"features", 3}, {"norm", true}, {"minimum", 0.5}}};
+  i.merges = true;
+  return i;
 }
 
 Fields T2rMechanism::Describe(Options& options) {
@@ -51,6 +45,11 @@ T2rMechanism::T2rMechanism(const MechanismInfo& info, const Options& options,
       denominator_{Denominator::Rule::kAtLeast, options.minimum},
       scale_(1 / std::sqrt(double(dims.dim / dims.heads))) {
   RefuseAttentionDropout(info, dims);
+  const int64_t given = mapped ? dims.heads * options.features : dims.dim;
+  q_ = AddProjection({"q", Side::kQuery, given});
+  k_ = AddProjection({"k", Side::kKey, given});
+  v_ = AddProjection({"v", Side::kKey, dims.dim});
+  memory_ = AddState("memory");
   if (mapped) return;
   const int64_t width = dims.dim / dims.heads;
   const double bound = 1 / std::sqrt(double(width));
@@ -62,14 +61,10 @@ T2rMechanism::T2rMechanism(const MechanismInfo& info, const Options& options,
   AddWeight("map.bias", bias_, uniform({dims.heads, options.features}), CoreWeight::Kind::kTrained);
 }
 
-std::vector<Projection> T2rMechanism::Projections() const {
-  const int64_t dim = dims().dim,
-                width = weight_.defined() ? dim : dims().heads * options_.features;
-  return {{"q", Side::kQuery, width}, {"k", Side::kKey, width}, {"v", Side::kKey, dim}};
-}
-
 State T2rMechanism::EmptyState(int64_t batch, const at::TensorOptions& options) const {
-  return {{{"memory", EmptyFeatureSums(batch, dims(), options_.features, denominator_, options)}}};
+  State state = UndefinedState();
+  state[memory_] = EmptyFeatureSums(batch, dims(), options_.features, denominator_, options);
+  return state;
 }
 
 at::Tensor T2rMechanism::Features(const at::Tensor& x, double scale) const {
@@ -82,16 +77,16 @@ at::Tensor T2rMechanism::Features(const at::Tensor& x, double scale) const {
 
 at::Tensor T2rMechanism::DoExtend(const std::vector<at::Tensor>& x, State& state,
                                   const ops::Mask& mask) {
-  return FeatureExtend(Features(x[0], scale_), Features(x[1], 1), x[2], state["memory"], mask,
+  return FeatureExtend(Features(x[q_], scale_), Features(x[k_], 1), x[v_], state[memory_], mask,
                        denominator_);
 }
 
 void T2rMechanism::DoWrite(const std::vector<at::Tensor>& x, State& state, const ops::Mask& mask) {
-  FeatureWrite(Features(x[1], 1), x[2], state["memory"], mask, denominator_);
+  FeatureWrite(Features(x[k_], 1), x[v_], state[memory_], mask, denominator_);
 }
 
 at::Tensor T2rMechanism::Read(const std::vector<at::Tensor>& x, const State& state) {
-  return FeatureRead(Features(x[0], scale_), state["memory"], denominator_);
+  return FeatureRead(Features(x[q_], scale_), state[memory_], denominator_);
 }
 
 at::Tensor T2rMechanism::Definition(Form form, const std::vector<at::Tensor>& queries,
@@ -105,14 +100,16 @@ at::Tensor T2rMechanism::Definition(Form form, const std::vector<at::Tensor>& qu
             bias.view({1, bias.size(0), 1, bias.size(1)}))
         .clamp_min(0);
   };
-  return EachQuery(form, queries, x, x[2].size(3), [&](const auto& query, const auto& seen) {
-    return WeightedValues(at::matmul(phi(query[0], scale_), phi(seen[1], 1).transpose(2, 3)),
-                          seen[2], denominator_);
+  return EachQuery(form, queries, x, x[v_].size(3), [&](const auto& query, const auto& seen) {
+    return WeightedValues(at::matmul(phi(query[q_], scale_), phi(seen[k_], 1).transpose(2, 3)),
+                          seen[v_], denominator_);
   });
 }
 
 State T2rMechanism::Merge(const State& first, const State& second) const {
-  return {{{"memory", first["memory"] + second["memory"]}}};
+  State whole = UndefinedState();
+  whole[memory_] = first[memory_] + second[memory_];
+  return whole;
 }
 
 std::string T2rMechanism::FoldRefusal() const {
@@ -125,8 +122,8 @@ std::string T2rMechanism::FoldRefusal() const {
 }
 
 FoldingMechanism::HeadMap T2rMechanism::FirstMap(size_t projection) const {
-  if (projection == 2) return {};  // v
-  return {projection == 0 ? weight_ * scale_ : weight_, bias_};
+  if (projection == v_) return {};
+  return {projection == q_ ? weight_ * scale_ : weight_, bias_};
 }
 
 std::shared_ptr<Mechanism> T2rMechanism::AfterMaps() const {

@@ -24,7 +24,6 @@ class T2rMechanism : public FoldingMechanism {
   T2rMechanism(const MechanismInfo& info, const Options& options, const AttentionDims& dims,
                bool mapped = false);
 
-  std::vector<Projection> Projections() const override;
   State EmptyState(int64_t batch, const at::TensorOptions& options)
       const override;  // memory [B,H,m,d+1] in double
   at::Tensor DoExtend(const std::vector<at::Tensor>& x, State& state,
@@ -47,7 +46,9 @@ class T2rMechanism : public FoldingMechanism {
 
   Options options_;
   Denominator denominator_;
-  double scale_;              // d^-1/2
+  double scale_;  // d^-1/2
+  ProjectionId q_, k_, v_;
+  StateId memory_;
   at::Tensor weight_, bias_;  // map.weight [H,m,d], map.bias [H,m]: U(+-1/sqrt(d)), as torch
                               // initialises a linear map; undefined if mapped
 };

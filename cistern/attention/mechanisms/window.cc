@@ -11,30 +11,24 @@
 
 namespace cistern {
 
-const MechanismInfo& window_mechanism() {
-  static MechanismInfo info = [] {
-    MechanismInfo i;
-    i.name = "window";
-    i.title = "Sliding window";
-    i.source = "P003 sec. 3.2, eq. 5; bidirectional and cross ours; spec 2.14";
-    i.summary =
-        "Exact attention to the last n tokens (bidirectional: to both sides; cross: to the last n "
-        "of the source). Nothing further back is "
-        "seen within a layer.";
-    i.definition =
-        "y_t = sum_s softmax_s(q_t . k_s / sqrt(d)) v_s over t-n < s <= t; bidirectional |t-s| < "
-        "n; cross: the last n of the source";
-    i.forms = {Form::kBidirectional, Form::kCausal, Form::kCross};
-    i.positions = {"none", "learned", "sinusoidal", "rotary"};
-    i.time = "O(T n d)";
-    i.state = "2 n d per head";
-    i.cases = {Json{{"window", 4}}, Json{{"window", 20}}};
-    i.merges = true;
-    return i;
-  }();
-  static const bool bound = (BindMechanism<WindowMechanism>(info), true);
-  (void)bound;
-  return info;
+MechanismInfo window_mechanism() {
+  MechanismInfo i = InfoOf<WindowMechanism>("window");
+  i.title = "Sliding window";
+  i.source = "P003 sec. 3.2, eq. 5; bidirectional and cross ours; spec 2.14";
+  i.summary =
+      "Exact attention to the last n tokens (bidirectional: to both sides; cross: to the last n "
+      "of the source). Nothing further back is "
+      "seen within a layer.";
+  i.definition =
+      "y_t = sum_s softmax_s(q_t . k_s / sqrt(d)) v_s over t-n < s <= t; bidirectional |t-s| < "
+      "n; cross: the last n of the source";
+  i.forms = {Form::kBidirectional, Form::kCausal, Form::kCross};
+  i.positions = AllPositions();
+  i.time = "O(T n d)";
+  i.state = "2 n d per head";
+  i.cases = {Json{{"window", 4}}, Json{{"window", 20}}};
+  i.merges = true;
+  return i;
 }
 
 Fields WindowMechanism::Describe(Options& options) {
@@ -48,18 +42,31 @@ WindowMechanism::WindowMechanism(const MechanismInfo& info, const Options& optio
 
 WindowMechanism::WindowMechanism(const MechanismInfo& info, int64_t window, int64_t dilation,
                                  const AttentionDims& dims)
-    : Mechanism(info, dims), window_(window), dilation_(dilation) {}
-
-std::vector<Projection> WindowMechanism::Projections() const {
-  const int64_t dim = dims().dim;
-  return {{"q", Side::kQuery, dim, true}, {"k", Side::kKey, dim, true}, {"v", Side::kKey, dim}};
+    : Mechanism(info, dims), window_(window), dilation_(dilation) {
+  q_ = AddProjection({"q", Side::kQuery, dims.dim, true});
+  k_ = AddProjection({"k", Side::kKey, dims.dim, true});
+  v_ = AddProjection({"v", Side::kKey, dims.dim});
+  keys_ = AddState("k");
+  values_ = AddState("v");
+  count_ = AddState("count");
 }
 
 State WindowMechanism::EmptyState(int64_t batch, const at::TensorOptions& options) const {
   const at::Tensor ring =
       at::zeros({batch, dims().heads, window_ * dilation_, dims().dim / dims().heads}, options);
-  return {
-      {{"k", ring}, {"v", ring.clone()}, {"count", at::zeros({batch}, options.dtype(at::kLong))}}};
+  State state = UndefinedState();
+  Keep({ring, ring.clone(), at::zeros({batch}, options.dtype(at::kLong))}, state);
+  return state;
+}
+
+WindowMechanism::Ring WindowMechanism::Held(const State& state) const {
+  return {state[keys_], state[values_], state[count_]};
+}
+
+void WindowMechanism::Keep(const Ring& ring, State& state) const {
+  state[keys_] = ring.k;
+  state[values_] = ring.v;
+  state[count_] = ring.count;
 }
 
 double WindowMechanism::Scale() const { return 1 / std::sqrt(double(dims().dim / dims().heads)); }
@@ -102,15 +109,18 @@ at::Tensor RingOf(const at::Tensor& tokens, int64_t ring) {
   return tokens.narrow(2, length - ring, ring).roll(length % ring, 2);
 }
 
+}  // namespace
+
 // A piece behind the tokens the ring holds: k, v [B,H,L+T,d]; documents [B,L+T], negative where
 // there is no token.
-struct RingPiece {
-  RingPiece(const std::vector<at::Tensor>& x, const State& state, const ops::Mask& mask) {
-    const at::Tensor count = state["count"];
-    const int64_t ring = state["k"].size(2), length = x[1].size(2);
+struct WindowMechanism::RingPiece {
+  RingPiece(const at::Tensor& piece_k, const at::Tensor& piece_v, const Ring& before,
+            const ops::Mask& mask) {
+    const at::Tensor& count = before.count;
+    const int64_t ring = before.k.size(2), length = piece_k.size(2);
     const at::Tensor order = RingOrder(count, ring);
-    k = at::cat({PickRows(state["k"], order), x[1]}, 2);
-    v = at::cat({PickRows(state["v"], order), x[2]}, 2);
+    k = at::cat({PickRows(before.k, order), piece_k}, 2);
+    v = at::cat({PickRows(before.v, order), piece_v}, 2);
     const at::Tensor there =
         at::arange(ring, count.options()).unsqueeze(0) >= ring - count.unsqueeze(1);
     at::Tensor piece = mask.starts ? mask.starts->to(at::kLong).cumsum(1)
@@ -121,19 +131,16 @@ struct RingPiece {
   at::Tensor k, v, documents;
 };
 
-// The ring after the piece: row i takes the newest token whose position is i modulo the ring.
-void KeepLast(const RingPiece& all, State& state, const ops::Mask& mask) {
-  const int64_t ring = state["k"].size(2), length = all.k.size(2) - ring;
-  const at::Tensor positions = PiecePositions(state["count"], length, mask),
-                   count = PositionsAfter(state["count"], positions, mask);
+// Row i takes the newest token whose position is i modulo the ring.
+WindowMechanism::Ring WindowMechanism::RingAfter(const RingPiece& all, const Ring& before,
+                                                 const ops::Mask& mask) {
+  const int64_t ring = before.k.size(2), length = all.k.size(2) - ring;
+  const at::Tensor positions = PiecePositions(before.count, length, mask),
+                   count = PositionsAfter(before.count, positions, mask);
   const at::Tensor end = mask.lengths ? *mask.lengths + ring : at::full_like(count, ring + length);
   const at::Tensor index = end.unsqueeze(1) - 1 - RingAge(count, ring);
-  state["k"] = PickRows(all.k, index);
-  state["v"] = PickRows(all.v, index);
-  state["count"] = count;
+  return {PickRows(all.k, index), PickRows(all.v, index), count};
 }
-
-}  // namespace
 
 // Every g-th row belongs together: [B,H,S,d] becomes [B g,H,S/g,d], a plain window in each.
 at::Tensor WindowMechanism::Banded(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
@@ -164,76 +171,79 @@ at::Tensor WindowMechanism::Banded(const at::Tensor& q, const at::Tensor& k, con
 
 at::Tensor WindowMechanism::DoExtend(const std::vector<at::Tensor>& x, State& state,
                                      const ops::Mask& mask) {
-  if (x[0].size(2) == 1 && !mask && !at::GradMode::is_enabled()) return ExtendByOne(x, state);
-  if (!mask && SharedCount(state["count"]) == 0) return ExtendEmpty(x, state);
-  const RingPiece all(x, state, mask);
-  const at::Tensor out = Banded(x[0], all.k, all.v, all.documents, state["k"].size(2), 0);
-  KeepLast(all, state, mask);
+  if (x[q_].size(2) == 1 && !mask && !at::GradMode::is_enabled()) return ExtendByOne(x, state);
+  if (!mask && SharedCount(state[count_]) == 0)
+    return ExtendEmpty(x, state);
+  const Ring before = Held(state);
+  const RingPiece all(x[k_], x[v_], before, mask);
+  const at::Tensor out = Banded(x[q_], all.k, all.v, all.documents, before.k.size(2), 0);
+  Keep(RingAfter(all, before, mask), state);
   return out;
 }
 
 // A whole sequence, as in training: no ring before it, and inside one window nothing but causal
 // attention.
 at::Tensor WindowMechanism::ExtendEmpty(const std::vector<at::Tensor>& x, State& state) const {
-  const int64_t length = x[0].size(2);
-  for (const auto& [name, tokens] : {std::pair{"k", x[1]}, std::pair{"v", x[2]}})
-    state[name] = RingOf(tokens, state[name].size(2));
-  state["count"] = state["count"] + length;
+  const int64_t length = x[q_].size(2);
+  const Ring before = Held(state);
+  const int64_t ring = before.k.size(2);
+  Keep({RingOf(x[k_], ring), RingOf(x[v_], ring), before.count + length}, state);
   if (dilation_ == 1 && length <= window_)
-    return ops::SoftmaxAttention(x[0], x[1], x[2], {true, 0, Dropout(), Scale()});
-  return Banded(x[0], x[1], x[2], at::zeros({1, length}, state["count"].options()), 0, 0);
+    return ops::SoftmaxAttention(x[q_], x[k_], x[v_], {true, 0, Dropout(), Scale()});
+  return Banded(x[q_], x[k_], x[v_], at::zeros({1, length}, before.count.options()), 0, 0);
 }
 
 // Decoding: the token takes its place in the ring, then sees the rows of its window.
 at::Tensor WindowMechanism::ExtendByOne(const std::vector<at::Tensor>& x, State& state) const {
-  const int64_t count = SharedCount(state["count"]), ring = state["k"].size(2);
+  const Ring held = Held(state);
+  const int64_t count = SharedCount(held.count), ring = held.k.size(2);
+  const at::Tensor after = held.count + 1;
+  state[count_] = after;
   if (dilation_ == 1 && count >= 0) {  // the order of the rows is no matter: no mask
-    for (const auto& [name, token] : {std::pair{"k", x[1]}, std::pair{"v", x[2]}})
-      state[name].select(2, count % ring).copy_(token.select(2, 0));
-    state["count"] = state["count"] + 1;
+    held.k.select(2, count % ring).copy_(x[k_].select(2, 0));
+    held.v.select(2, count % ring).copy_(x[v_].select(2, 0));
     const int64_t rows = std::min(count + 1, ring);
-    return ops::MaskedAttention(x[0], state["k"].narrow(2, 0, rows), state["v"].narrow(2, 0, rows),
-                                {}, Scale(), Dropout());
+    return ops::MaskedAttention(x[q_], held.k.narrow(2, 0, rows), held.v.narrow(2, 0, rows), {},
+                                Scale(), Dropout());
   }
-  const at::Tensor row =
-      state["count"].remainder(state["k"].size(2)).view({-1, 1, 1, 1}).expand_as(x[1]);
-  state["k"].scatter_(2, row, x[1]);
-  state["v"].scatter_(2, row, x[2]);
-  state["count"] = state["count"] + 1;
-  const at::Tensor age = RingAge(state["count"], state["k"].size(2));
-  at::Tensor visible = age < state["count"].unsqueeze(1);
+  const at::Tensor row = held.count.remainder(ring).view({-1, 1, 1, 1}).expand_as(x[k_]);
+  held.k.scatter_(2, row, x[k_]);
+  held.v.scatter_(2, row, x[v_]);
+  const at::Tensor age = RingAge(after, ring);
+  at::Tensor visible = age < after.unsqueeze(1);
   if (dilation_ > 1) visible = visible.logical_and(age.remainder(dilation_) == 0);
-  return ops::MaskedAttention(x[0], state["k"], state["v"], visible.unsqueeze(1).unsqueeze(1),
-                              Scale(), Dropout());
+  return ops::MaskedAttention(x[q_], held.k, held.v, visible.unsqueeze(1).unsqueeze(1), Scale(),
+                              Dropout());
 }
 
 void WindowMechanism::DoWrite(const std::vector<at::Tensor>& x, State& state,
                               const ops::Mask& mask) {
-  KeepLast(RingPiece(x, state, mask), state, mask);
+  const Ring before = Held(state);
+  Keep(RingAfter(RingPiece(x[k_], x[v_], before, mask), before, mask), state);
 }
 
 at::Tensor WindowMechanism::Read(const std::vector<at::Tensor>& x, const State& state) {
   RequireForm(info(), Form::kCross);
-  const at::Tensor visible =
-      RingAge(state["count"], state["k"].size(2)) < state["count"].unsqueeze(1);
-  return ops::MaskedAttention(x[0], state["k"], state["v"], visible.unsqueeze(1).unsqueeze(1),
-                              Scale(), Dropout());
+  const Ring held = Held(state);
+  const at::Tensor visible = RingAge(held.count, held.k.size(2)) < held.count.unsqueeze(1);
+  return ops::MaskedAttention(x[q_], held.k, held.v, visible.unsqueeze(1).unsqueeze(1), Scale(),
+                              Dropout());
 }
 
 at::Tensor WindowMechanism::BidirectionalRows(const std::vector<at::Tensor>& x,
                                               const ops::Mask& mask) {
-  const auto index = x[0].options().dtype(at::kLong).requires_grad(false);
-  at::Tensor documents = at::zeros({x[0].size(0), x[0].size(2)}, index);
-  if (mask.lengths) documents = documents.masked_fill(mask.Padding(x[0].size(2)), -1);
-  return Banded(x[0], x[1], x[2], documents, 0, window_ - 1);
+  const auto index = x[q_].options().dtype(at::kLong).requires_grad(false);
+  at::Tensor documents = at::zeros({x[q_].size(0), x[q_].size(2)}, index);
+  if (mask.lengths) documents = documents.masked_fill(mask.Padding(x[q_].size(2)), -1);
+  return Banded(x[q_], x[k_], x[v_], documents, 0, window_ - 1);
 }
 
 at::Tensor WindowMechanism::Definition(Form form, const std::vector<at::Tensor>& queries,
                                        const std::vector<at::Tensor>& x) const {
-  const int64_t length = x[1].size(2), reach = window_ * dilation_;
-  const at::Tensor scores = at::matmul(queries[0], x[1].transpose(2, 3)) * Scale();  // [B,H,T,S]
-  const at::Tensor out = at::zeros(queries[0].sizes(), queries[0].options());
-  for (int64_t t = 0; t < queries[0].size(2); ++t) {
+  const int64_t length = x[k_].size(2), reach = window_ * dilation_;
+  const at::Tensor scores = at::matmul(queries[q_], x[k_].transpose(2, 3)) * Scale();  // [B,H,T,S]
+  const at::Tensor out = at::zeros(queries[q_].sizes(), queries[q_].options());
+  for (int64_t t = 0; t < queries[q_].size(2); ++t) {
     std::vector<int64_t> seen;
     for (int64_t s = 0; s < length; ++s) {
       const int64_t back = form == Form::kCross    ? length - 1 - s
@@ -244,7 +254,7 @@ at::Tensor WindowMechanism::Definition(Form form, const std::vector<at::Tensor>&
     if (seen.empty()) continue;
     const at::Tensor keys = at::tensor(seen, at::kLong);
     const at::Tensor p = at::softmax(scores.select(2, t).index_select(2, keys), 2);  // [B,H,keys]
-    out.select(2, t).copy_(at::matmul(p.unsqueeze(2), x[2].index_select(2, keys)).squeeze(2));
+    out.select(2, t).copy_(at::matmul(p.unsqueeze(2), x[v_].index_select(2, keys)).squeeze(2));
   }
   return out;
 }
@@ -252,13 +262,15 @@ at::Tensor WindowMechanism::Definition(Form form, const std::vector<at::Tensor>&
 // The last tokens of `second` are written behind those of `first`, at the positions they have in
 // the whole.
 State WindowMechanism::Merge(const State& first, const State& second) const {
-  const int64_t ring = second["k"].size(2);
-  const at::Tensor fresh = second["count"].clamp_max(ring);
-  const at::Tensor order = RingOrder(second["count"] - fresh, ring);
+  const Ring last = Held(second);
+  const int64_t ring = last.k.size(2);
+  const at::Tensor fresh = last.count.clamp_max(ring);
+  const at::Tensor order = RingOrder(last.count - fresh, ring);
+  Ring before = Held(first);
+  before.count = before.count + last.count - fresh;
+  const RingPiece all(PickRows(last.k, order), PickRows(last.v, order), before, {});
   State whole = first;
-  whole["count"] = first["count"] + second["count"] - fresh;
-  KeepLast(RingPiece({{}, PickRows(second["k"], order), PickRows(second["v"], order)}, whole, {}),
-           whole, {fresh, {}});
+  Keep(RingAfter(all, before, {fresh, {}}), whole);
   return whole;
 }
 

@@ -15,7 +15,6 @@ class WindowMechanism : public Mechanism {
   static Fields Describe(Options& options);
   WindowMechanism(const MechanismInfo& info, const Options& options, const AttentionDims& dims);
 
-  std::vector<Projection> Projections() const override;
   // k, v [B,H,n g,d], a ring: the token at position p of its document lies in row p mod n g; count
   // [B] int64, tokens of the document so far.
   State EmptyState(int64_t batch, const at::TensorOptions& options) const override;
@@ -35,6 +34,13 @@ class WindowMechanism : public Mechanism {
                                const ops::Mask& mask) override;  // |t - s| <= (n - 1) g
 
  private:
+  struct Ring {
+    at::Tensor k, v, count;  // as in a state
+  };
+  struct RingPiece;
+  Ring Held(const State& state) const;
+  void Keep(const Ring& ring, State& state) const;
+  static Ring RingAfter(const RingPiece& all, const Ring& before, const ops::Mask& mask);
   at::Tensor ExtendEmpty(const std::vector<at::Tensor>& x, State& state) const;
   at::Tensor ExtendByOne(const std::vector<at::Tensor>& x, State& state) const;
   at::Tensor Banded(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
@@ -43,6 +49,8 @@ class WindowMechanism : public Mechanism {
   double Dropout() const;
 
   int64_t window_, dilation_;
+  ProjectionId q_, k_, v_;
+  StateId keys_, values_, count_;
 };
 
 }  // namespace cistern

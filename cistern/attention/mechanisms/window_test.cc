@@ -10,7 +10,7 @@ using namespace cistern::testing;
 std::shared_ptr<Mechanism> Make(const std::string& name, const Json& options) {
   AttentionDims dims;
   dims.dim = kDim, dims.heads = kHeads;
-  const auto m = FindMechanism(name).make(options, dims);
+  const auto m = FindMechanism(name).Make(options, dims);
   m->eval();
   return m;
 }

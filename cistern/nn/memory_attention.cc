@@ -1,0 +1,61 @@
+#include "cistern/nn/memory_attention.h"
+
+#include "cistern/base/error.h"
+#include "cistern/nn/full_precision.h"
+
+namespace cistern {
+
+MemoryAttention::MemoryAttention(const AttentionLayerOptions& options,
+                                 std::shared_ptr<Mechanism> mechanism)
+    : AttentionLayer(options, mechanism), memory_mechanism_(*mechanism->memory_mechanism()) {
+  const auto map = [&](const std::string& name) {
+    return register_module(name, std::make_shared<Linear>(options.dims.dim, options.dims.dim,
+                                                          options.bias, options.out_std));
+  };
+  switch (memory_mechanism_.packed_output()) {
+    case MemoryMechanism::PackedOutput::kNone:
+      break;
+    case MemoryMechanism::PackedOutput::kOwn:
+      packed_out_ = map("packed_o_proj");
+      break;
+    case MemoryMechanism::PackedOutput::kShared:
+      if (!out_) out_ = map("o_proj");
+      packed_out_ = out_;
+  }
+}
+
+at::Tensor MemoryAttention::Read(const Stream& target, State& state, Handles* handles) {
+  std::vector<at::Tensor> x = Project(target, nullptr, Side::kQuery);
+  const at::Tensor heads =
+      Merge(memory_mechanism_.Packed(state)).to(mechanism().InitialMemory().scalar_type());
+  Project(packed_, packed_out_ ? packed_out_->Forward(heads) : heads, &x);
+  return Attend(Form::kCross, x, &state, target.mask, handles);
+}
+
+AttentionLayer::Attended MemoryAttention::Bidirectional(const Stream& stream, Handles* handles) {
+  if (stream.mask.valid) return MovedToFront(stream, handles);
+  std::vector<at::Tensor> x = Project(stream, nullptr);
+  if (handles) handles->clear();
+  if (stream.mask.starts) {
+    FailUsage("[", mechanism().info().name,
+              "] has one memory for each row, and a row of several documents would need one for "
+              "each: give each document a row of its own, "
+              "with lengths, or use a mechanism without a memory, such as latte");
+  }
+  const bool handed_on = mechanism().info().HandsOnMemory() && stream.memory.defined();
+  Project(memory_, handed_on ? stream.memory : mechanism().InitialMemory(), &x);
+  const at::Tensor heads =
+      Merge(InFullPrecision([&] { return memory_mechanism_.Pack(x, stream.mask); }));
+  const at::Tensor mapped =
+      packed_out_ ? packed_out_->Forward(heads).to(heads.scalar_type()) : heads;
+  const at::Tensor packed =
+      InFullPrecision([&] { return memory_mechanism_.Update(x, mapped, stream.mask); });
+  if (!options_.tokens_out) return {{}, packed};
+  std::vector<at::Tensor> read;
+  Project(packed_, packed, &read);
+  const at::Tensor y =
+      InFullPrecision([&] { return memory_mechanism_.Unpack(x, read, stream.mask); });
+  return {out_->Forward(Merge(ZeroPadding(y, stream.mask))), packed};
+}
+
+}  // namespace cistern
