@@ -3,7 +3,8 @@
 function(cistern_warnings target)
   target_compile_options(${target} PRIVATE -Wall -Wextra -Wno-unknown-pragmas)
   if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
-    target_compile_options(${target} PRIVATE -Wno-restrict)  # false alarms on string concatenation (GCC bug 105651)
+    # false alarms on string concatenation (GCC bug 105651)
+    target_compile_options(${target} PRIVATE -Wno-restrict)
   endif()
   if(CISTERN_WERROR)
     target_compile_options(${target} PRIVATE -Werror)
@@ -11,14 +12,17 @@ function(cistern_warnings target)
 endfunction()
 
 if(CISTERN_SANITIZE)
-  add_compile_options(-fsanitize=${CISTERN_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all)
+  add_compile_options(-fsanitize=${CISTERN_SANITIZE} -fno-omit-frame-pointer
+    -fno-sanitize-recover=all)
   add_link_options(-fsanitize=${CISTERN_SANITIZE})
 endif()
 
-# cistern_layer(NAME [TORCH] [NO_UNITY] [LINK lib...]): cistern/NAME/*.cc and one folder deeper, without tests and benchmarks.
+# cistern_layer(NAME [TORCH] [NO_UNITY] [LINK lib...]): cistern/NAME/*.cc and one folder deeper,
+# without tests and benchmarks.
 function(cistern_layer name)
   cmake_parse_arguments(arg "TORCH;NO_UNITY" "" "LINK" ${ARGN})
-  file(GLOB sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/cistern/${name}/*.cc ${PROJECT_SOURCE_DIR}/cistern/${name}/*/*.cc)
+  file(GLOB sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/cistern/${name}/*.cc
+    ${PROJECT_SOURCE_DIR}/cistern/${name}/*/*.cc)
   list(FILTER sources EXCLUDE REGEX "_(test|bench|fuzz)\\.cc$")
   if(NOT sources)
     return()
@@ -26,7 +30,8 @@ function(cistern_layer name)
   set(target cistern_${name})
   add_library(${target} OBJECT ${sources})
   cistern_warnings(${target})
-  target_include_directories(${target} PUBLIC $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}> $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>)
+  target_include_directories(${target} PUBLIC $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}>
+    $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>)
   target_link_libraries(${target} PUBLIC ${arg_LINK} nlohmann_json::nlohmann_json)
   if(arg_TORCH)
     target_include_directories(${target} SYSTEM PUBLIC ${TorchWheel_INCLUDE_DIRS})

@@ -1,23 +1,20 @@
-# One ctest entry per test binary. Torch-free tests (cistern/{base,kernels,io,text}/*_test.cc) link the light layers alone.
+# One ctest entry per test binary, LAYER/NAME, of the *_test.cc of a layer's folder and one folder
+# deeper. Torch-free tests (of base, kernels, io and text) link the light layers alone.
 find_package(GTest REQUIRED)
 
-# The headers that nearly every test above ops reads, read once: more than half of the time of a test's compilation.
-# -O1: a test's own code need not be fast, and what it tests is built apart.
+# The headers that nearly every test above ops reads, read once: more than half of the time of a
+# test's compilation. -O1: a test's own code need not be fast, and what it tests is built apart.
 if(NOT CISTERN_KERNELS_ONLY)
   add_executable(cistern_test_headers EXCLUDE_FROM_ALL cmake/test_headers.cc)
   target_link_libraries(cistern_test_headers PRIVATE cistern GTest::gtest_main)
   target_compile_options(cistern_test_headers PRIVATE -O1)
   cistern_warnings(cistern_test_headers)
-  target_precompile_headers(cistern_test_headers PRIVATE <ATen/ATen.h> <gtest/gtest.h> <nlohmann/json.hpp> <torch/nn/module.h>)
+  target_precompile_headers(cistern_test_headers PRIVATE <ATen/ATen.h> <gtest/gtest.h>
+    <nlohmann/json.hpp> <torch/nn/module.h>)
 endif()
 
-function(cistern_test source light)
+function(cistern_test layer source light)
   cmake_path(GET source STEM name)
-  cmake_path(GET source PARENT_PATH dir)
-  cmake_path(GET dir FILENAME layer)
-  if(layer STREQUAL "ref")
-    set(layer kernels)
-  endif()
   set(target ${layer}_${name})
   add_executable(${target} ${source})
   if(light)
@@ -38,20 +35,21 @@ function(cistern_test source light)
   set_target_properties(${target} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tests)
   cistern_warnings(${target})
   add_test(NAME ${layer}/${name} COMMAND ${target})
-  set_tests_properties(${layer}/${name} PROPERTIES ENVIRONMENT "CISTERN_SOURCE_DIR=${PROJECT_SOURCE_DIR};CISTERN_BINARY=${CMAKE_BINARY_DIR}/cistern")
+  set_tests_properties(${layer}/${name} PROPERTIES ENVIRONMENT
+    "CISTERN_SOURCE_DIR=${PROJECT_SOURCE_DIR};CISTERN_BINARY=${CMAKE_BINARY_DIR}/cistern")
 endfunction()
 
 foreach(layer base kernels io text)
-  file(GLOB sources CONFIGURE_DEPENDS cistern/${layer}/*_test.cc)
+  file(GLOB sources CONFIGURE_DEPENDS cistern/${layer}/*_test.cc cistern/${layer}/*/*_test.cc)
   foreach(source IN LISTS sources)
-    cistern_test(${source} TRUE)
+    cistern_test(${layer} ${source} TRUE)
   endforeach()
 endforeach()
 if(NOT CISTERN_KERNELS_ONLY)
   foreach(layer ops tensors attention nn models data decode tasks train analysis verify cli)
-    file(GLOB sources CONFIGURE_DEPENDS cistern/${layer}/*_test.cc)
+    file(GLOB sources CONFIGURE_DEPENDS cistern/${layer}/*_test.cc cistern/${layer}/*/*_test.cc)
     foreach(source IN LISTS sources)
-      cistern_test(${source} FALSE)
+      cistern_test(${layer} ${source} FALSE)
       if(layer STREQUAL "cli" AND TARGET cistern_cli)  # they start the program
         cmake_path(GET source STEM name)
         add_dependencies(cli_${name} cistern_cli)

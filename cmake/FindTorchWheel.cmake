@@ -1,13 +1,17 @@
-# FindTorchWheel: the C++ side of a pip-installed torch, CPU libraries alone. Not find_package(Torch): that stops without a CUDA toolkit.
+# FindTorchWheel: the C++ side of a pip-installed torch, CPU libraries alone. Not
+# find_package(Torch): that stops without a CUDA toolkit.
 #
 #   find_package(TorchWheel 2.11)
 #
-# In:   CISTERN_TORCH, a cache or environment variable: site-packages/torch, or the root of a virtual environment. Empty: python3's torch.
-# Out:  TorchWheel_FOUND, TorchWheel_VERSION, TorchWheel_DIR (the torch folder), TorchWheel_INCLUDE_DIRS, TorchWheel_RPATH,
-#       and the targets TorchWheel::c10, TorchWheel::torch_cpu and TorchWheel::gomp (the OpenMP runtime that torch loads: link this one,
-#       never OpenMP::OpenMP_CXX, so that the process has one pool of threads).
+# In:   CISTERN_TORCH, a cache or environment variable: site-packages/torch, or the root of a
+#       virtual environment. Empty: python3's torch.
+# Out:  TorchWheel_FOUND, TorchWheel_VERSION, TorchWheel_DIR (the torch folder),
+#       TorchWheel_INCLUDE_DIRS, TorchWheel_RPATH, and the targets TorchWheel::c10,
+#       TorchWheel::torch_cpu and TorchWheel::gomp (the OpenMP runtime that torch loads: link this
+#       one, never OpenMP::OpenMP_CXX, so that the process has one pool of threads).
 include(FindPackageHandleStandardArgs)
-set(CISTERN_TORCH "$ENV{CISTERN_TORCH}" CACHE PATH "site-packages/torch of the torch to build with, or its virtual environment")
+set(CISTERN_TORCH "$ENV{CISTERN_TORCH}" CACHE PATH
+  "site-packages/torch of the torch to build with, or its virtual environment")
 
 # The folder that holds include/ and lib/ of torch, or nothing.
 function(_torch_wheel_locate result)
@@ -28,19 +32,25 @@ function(_torch_wheel_locate result)
   endif()
   if(python)
     execute_process(
-      COMMAND "${python}" -c "import importlib.util as u; s = u.find_spec('torch'); print(s.submodule_search_locations[0] if s else '')"
+      COMMAND "${python}" -c
+        "from importlib.util import find_spec
+s = find_spec('torch')
+print(s.submodule_search_locations[0] if s else '')"
       OUTPUT_VARIABLE folder OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET)
     set(${result} "${folder}" PARENT_SCOPE)
   endif()
 endfunction()
 
-# Sets TorchWheel_VERSION, TorchWheel_GOMP and, when this torch cannot be used, TorchWheel_NOT_FOUND_MESSAGE.
+# Sets TorchWheel_VERSION, TorchWheel_GOMP and, when this torch cannot be used,
+# TorchWheel_NOT_FOUND_MESSAGE.
 function(_torch_wheel_inspect folder)
   if(NOT folder)
     if(CISTERN_TORCH)
-      set(TorchWheel_NOT_FOUND_MESSAGE "no lib/libtorch_cpu.so under CISTERN_TORCH=${CISTERN_TORCH}" PARENT_SCOPE)
+      set(TorchWheel_NOT_FOUND_MESSAGE
+        "no lib/libtorch_cpu.so under CISTERN_TORCH=${CISTERN_TORCH}" PARENT_SCOPE)
     else()
-      set(TorchWheel_NOT_FOUND_MESSAGE "python3 has no torch, and CISTERN_TORCH is not set" PARENT_SCOPE)
+      set(TorchWheel_NOT_FOUND_MESSAGE "python3 has no torch, and CISTERN_TORCH is not set"
+        PARENT_SCOPE)
     endif()
     return()
   endif()
@@ -48,12 +58,14 @@ function(_torch_wheel_inspect folder)
   file(GLOB gomp "${folder}/lib/libgomp*.so*" "${folder}/../torch.libs/libgomp*.so*")
   foreach(needed "${header}" "${folder}/lib/libc10.so" "${folder}/lib/libtorch_cpu.so")
     if(NOT EXISTS "${needed}")
-      set(TorchWheel_NOT_FOUND_MESSAGE "no ${needed}: not a torch wheel of 2.11 or newer" PARENT_SCOPE)
+      set(TorchWheel_NOT_FOUND_MESSAGE "no ${needed}: not a torch wheel of 2.11 or newer"
+        PARENT_SCOPE)
       return()
     endif()
   endforeach()
   if(NOT gomp)
-    set(TorchWheel_NOT_FOUND_MESSAGE "no libgomp in ${folder}/lib: not a torch wheel from pip" PARENT_SCOPE)
+    set(TorchWheel_NOT_FOUND_MESSAGE "no libgomp in ${folder}/lib: not a torch wheel from pip"
+      PARENT_SCOPE)
     return()
   endif()
   list(GET gomp 0 gomp)
@@ -64,7 +76,8 @@ function(_torch_wheel_inspect folder)
   set(TorchWheel_VERSION "${version}" PARENT_SCOPE)
 endfunction()
 
-# Links a program that calls torch with a std::string: fails where the C++ ABI differs or where a library that torch needs is missing.
+# Links a program that calls torch with a std::string: fails where the C++ ABI differs or where a
+# library that torch needs is missing.
 function(_torch_wheel_check_abi folder rpath)
   if(TORCH_WHEEL_LINKS STREQUAL folder)
     return()
@@ -86,10 +99,12 @@ int main(int argc, char**) {
     LINK_LIBRARIES "${folder}/lib/libc10.so" "${folder}/lib/libtorch_cpu.so"
     CXX_STANDARD 20 OUTPUT_VARIABLE output)
   if(links)
-    set(TORCH_WHEEL_LINKS "${folder}" CACHE INTERNAL "The torch that programs of this compiler link with")
+    set(TORCH_WHEEL_LINKS "${folder}" CACHE INTERNAL
+      "The torch that programs of this compiler link with")
   else()
     string(REGEX MATCH "[^\n]*(undefined reference|not found|cannot find)[^\n]*" reason "${output}")
-    set(TorchWheel_NOT_FOUND_MESSAGE "programs of this compiler do not link with ${folder}: ${reason}" PARENT_SCOPE)
+    set(TorchWheel_NOT_FOUND_MESSAGE
+      "programs of this compiler do not link with ${folder}: ${reason}" PARENT_SCOPE)
   endif()
 endfunction()
 
@@ -118,7 +133,8 @@ find_package_handle_standard_args(TorchWheel REQUIRED_VARS TorchWheel_DIR TorchW
   VERSION_VAR TorchWheel_VERSION REASON_FAILURE_MESSAGE "${TorchWheel_NOT_FOUND_MESSAGE}")
 
 if(TorchWheel_FOUND)
-  set(TorchWheel_INCLUDE_DIRS "${TorchWheel_DIR}/include" "${TorchWheel_DIR}/include/torch/csrc/api/include")
+  set(TorchWheel_INCLUDE_DIRS "${TorchWheel_DIR}/include"
+    "${TorchWheel_DIR}/include/torch/csrc/api/include")
   if(NOT TARGET TorchWheel::torch_cpu)
     foreach(_library c10 torch_cpu)
       add_library(TorchWheel::${_library} SHARED IMPORTED)
@@ -131,6 +147,7 @@ if(TorchWheel_FOUND)
     set_property(TARGET TorchWheel::torch_cpu PROPERTY INTERFACE_LINK_LIBRARIES TorchWheel::c10)
     cmake_path(GET TorchWheel_GOMP FILENAME _soname)
     add_library(TorchWheel::gomp SHARED IMPORTED)
-    set_target_properties(TorchWheel::gomp PROPERTIES IMPORTED_LOCATION "${TorchWheel_GOMP}" IMPORTED_SONAME "${_soname}")
+    set_target_properties(TorchWheel::gomp PROPERTIES IMPORTED_LOCATION "${TorchWheel_GOMP}"
+      IMPORTED_SONAME "${_soname}")
   endif()
 endif()

@@ -1,13 +1,15 @@
-# shellcheck shell=bash disable=SC2034,SC2015  # the lists are for the scripts that source this; every die ends the script
-# What ./run, ./test and .ci/run share: installs what is missing, finds torch, configures and builds. Sourced, with the project as the
-# working directory. Nothing here touches the network when everything is there.
+# shellcheck shell=bash disable=SC2034,SC2015  # lists are for the sourcing scripts; die ends them
+# Shared by ./run, ./test and .ci/run: installs what is missing, finds torch, configures and builds.
+# Sourced, with the project as the working directory. Nothing here uses the network when everything
+# is installed.
 
 # Keep in step with house rules: the versions that the C++ side is built and tested with.
 torch_wheels=(torch==2.15.0 nvidia-cuda-runtime==13.2.75 nvidia-cuda-cupti==13.2.86)
 torch_oldest=2.11
 torch_venv=build/torch-venv
 
-packages_build=(g++ cmake ninja-build ccache libhwy-dev libcli11-dev libfmt-dev nlohmann-json3-dev libtomlplusplus-dev libutf8proc-dev
+packages_build=(g++ cmake ninja-build ccache libhwy-dev libcli11-dev libfmt-dev nlohmann-json3-dev
+  libtomlplusplus-dev libutf8proc-dev
                 libxxhash-dev zlib1g-dev liblzma-dev)
 packages_text=(bible-kjv bible-kjv-text)
 packages_test=(libgtest-dev libgmock-dev librapidcheck-dev)
@@ -22,7 +24,8 @@ usage_error() { printf "%s: %s (--help shows the options)\n" "${0##*/}" "$*" >&2
 
 # One build at a time; the lock goes with the process.
 start_setup() {
-  mkdir -p build 2>/dev/null && [ -w build ] || die "cannot write to $PWD/build (was it made by another user, with sudo?)"
+  mkdir -p build 2>/dev/null && [ -w build ] ||
+    die "cannot write to $PWD/build (was it made by another user, with sudo?)"
   if command -v flock >/dev/null; then
     exec 9>build/.lock
     flock -n 9 || { say "Waiting for another ./run or ./test in $PWD"; flock 9; }
@@ -43,12 +46,15 @@ check_platform() {
 
 has_apt() { command -v apt-get >/dev/null && command -v dpkg-query >/dev/null; }
 
-# missing_packages NAME...: prints the names of those that are not installed. A program found in the PATH counts, whoever installed it.
+# missing_packages NAME...: prints the names of those that are not installed. A program found in the
+# PATH counts, whoever installed it.
 missing_packages() {
   local name program installed=
   if has_apt; then
     # shellcheck disable=SC2016
-    installed=$(dpkg-query -W -f '${db:Status-Status} ${Package}\n' "$@" 2>/dev/null | sed -n 's/^installed //p') || true  # 1: some are not
+    # dpkg-query exits with 1 if some are not installed.
+    installed=$(dpkg-query -W -f '${db:Status-Status} ${Package}\n' "$@" 2>/dev/null |
+      sed -n 's/^installed //p') || true
   fi
   for name in "$@"; do
     grep -qxF -- "$name" <<<"$installed" && continue
@@ -60,7 +66,8 @@ missing_packages() {
       *) program= ;;
     esac
     [ -n "$program" ] && command -v "$program" >/dev/null && continue
-    # Without dpkg, only programs can be looked for: CMake finds the libraries, or says which is missing.
+    # Without dpkg, only programs can be looked for: CMake finds the libraries, or says which is
+    # missing.
     if ! has_apt; then case $name in g++ | cmake | ninja-build) ;; *) continue ;; esac; fi
     printf '%s\n' "$name"
   done
@@ -84,13 +91,15 @@ apt_get() {
   fi
 }
 
-# install_packages NAME...: what is missing of these, with one apt-get. Says what and how big; never asks.
+# install_packages NAME...: what is missing of these, with one apt-get. Says what and how big; never
+# asks.
 install_packages() {
   local list missing command size log=build/apt.log
   list=$(missing_packages "$@")
   [ -n "$list" ] || return 0
   mapfile -t missing <<<"$list"
-  has_apt || die "no apt-get here to install with, and these are missing: ${missing[*]} (names of Debian's packages; install what they stand for)"
+  has_apt || die "no apt-get here, and these packages are missing: ${missing[*]}" \
+    "(Debian's names; install the equivalents)"
   command="apt-get install --no-install-recommends ${missing[*]}"
   if [ "$install_allowed" = no ]; then
     die "these packages are missing, and --no-install was given; as root:
@@ -101,9 +110,12 @@ install_packages() {
   sudo $command"
   fi
   say "Installing from Debian, to build and run Cistern: ${missing[*]}"
-  apt_get update >"$log" 2>&1 || say "(apt-get update failed; trying with the lists that are here)"
-  size=$(LC_ALL=C apt-get -y -o Debug::NoLocking=1 --no-install-recommends --print-uris install "${missing[@]}" 2>/dev/null </dev/null |
-    awk '$3 ~ /^[0-9]+$/ { bytes += $3; ++n } END { if (n) printf "%d packages with what they need, %.0f MB to download", n, bytes / 1e6 }') || true
+  apt_get update >"$log" 2>&1 || say "(apt-get update failed; trying with the present lists)"
+  size=$(LC_ALL=C apt-get -y -o Debug::NoLocking=1 --no-install-recommends --print-uris \
+      install "${missing[@]}" 2>/dev/null </dev/null |
+    awk '$3 ~ /^[0-9]+$/ { bytes += $3; ++n }
+      END { if (n) printf "%d packages with dependencies, %.0f MB to download", n, bytes / 1e6 }'
+  ) || true
   [ -z "$size" ] || say "  $size"
   if ! apt_get install -y --no-install-recommends "${missing[@]}" >>"$log" 2>&1; then
     tail -n 20 "$log" >&2
@@ -112,7 +124,8 @@ install_packages() {
   fi
 }
 
-# torch_of_python PYTHON: the folder of that Python's torch if it is new enough to build with. Nothing is imported.
+# torch_of_python PYTHON: the folder of that Python's torch if it is new enough to build with.
+# Nothing is imported.
 torch_of_python() {
   "$1" - "$torch_oldest" 2>/dev/null <<'PY'
 import importlib.util, os, re, sys
@@ -120,7 +133,8 @@ spec = importlib.util.find_spec("torch")
 folder = spec.submodule_search_locations[0]
 version = re.search(r"__version__ = '(\d+)\.(\d+)", open(os.path.join(folder, "version.py")).read())
 oldest = tuple(int(n) for n in sys.argv[1].split("."))
-usable = tuple(int(n) for n in version.groups()) >= oldest and os.path.exists(os.path.join(folder, "lib", "libtorch_cpu.so"))
+library = os.path.join(folder, "lib", "libtorch_cpu.so")
+usable = tuple(int(n) for n in version.groups()) >= oldest and os.path.exists(library)
 print(folder) if usable else sys.exit(1)
 PY
 }
@@ -139,7 +153,9 @@ torch_venv_is_whole() {
   local wheel name record
   for wheel in "${torch_wheels[@]}"; do
     name=${wheel%%==*}
-    record=$(compgen -G "$torch_venv/lib/python3*/site-packages/${name//-/_}-${wheel##*==}*.dist-info/RECORD") || return 1
+    name=${name//-/_}-${wheel##*==}
+    record=$(compgen -G "$torch_venv/lib/python3*/site-packages/$name*.dist-info/RECORD") ||
+      return 1
     [ -s "${record%%$'\n'*}" ] || return 1
   done
 }
@@ -148,7 +164,8 @@ torch_venv_is_whole() {
 find_torch() {
   torch_dir=
   if [ -n "${CISTERN_TORCH:-}" ]; then
-    torch_dir=$(torch_in "$CISTERN_TORCH") || die "CISTERN_TORCH=$CISTERN_TORCH holds no lib/libtorch_cpu.so"
+    torch_dir=$(torch_in "$CISTERN_TORCH") ||
+      die "CISTERN_TORCH=$CISTERN_TORCH holds no lib/libtorch_cpu.so"
   elif command -v python3 >/dev/null && torch_dir=$(torch_of_python python3); then
     :
   elif torch_venv_is_whole; then
@@ -160,7 +177,8 @@ find_torch() {
 venv_python() {
   local python
   for python in /usr/bin/python3 python3; do
-    if "$python" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 10))' 2>/dev/null; then say "$python"; return; fi
+    if "$python" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 10))' 2>/dev/null
+    then say "$python"; return; fi
   done
   return 1
 }
@@ -168,28 +186,36 @@ venv_python() {
 install_torch() {
   local python free log=build/pip.log
   if [ "$install_allowed" = no ]; then
-    die "no torch $torch_oldest or newer found, and --no-install was given. Set CISTERN_TORCH to site-packages/torch of yours, or:
-  python3 -m venv $PWD/$torch_venv && $PWD/$torch_venv/bin/python -m pip install --no-deps ${torch_wheels[*]}"
+    die "no torch $torch_oldest or newer found, and --no-install was given." \
+      "Set CISTERN_TORCH to your site-packages/torch, or:
+  python3 -m venv $PWD/$torch_venv &&
+    $PWD/$torch_venv/bin/python -m pip install --no-deps ${torch_wheels[*]}"
   fi
-  python=$(venv_python) || die "no python3 (3.10 or newer, with venv) found to install torch with; set CISTERN_TORCH to site-packages/torch of yours"
+  python=$(venv_python) || die "found no python3 (3.10 or newer, with venv) to install torch;" \
+    "set CISTERN_TORCH to your site-packages/torch"
   free=$(df -Pk build | awk 'NR == 2 { print $4 }')
-  [ "${free:-0}" -gt 2200000 ] || die "torch needs 1.3 GB on disk and 0.6 GB while it is downloaded; $PWD/build has $((free / 1000)) MB free"
-  say "Installing from PyPI, the tensor library that Cistern is built on, into $torch_venv: ${torch_wheels[*]}"
+  [ "${free:-0}" -gt 2200000 ] || die "torch needs 1.3 GB on disk and 0.6 GB during the download;" \
+    "$PWD/build has $((free / 1000)) MB free"
+  say "Installing torch, the tensor library that Cistern is built on, from PyPI into $torch_venv:" \
+    "${torch_wheels[*]}"
   say "  0.54 GB to download, 1.3 GB on disk, nothing outside this folder"
   if ! { "$python" -m venv --clear "$torch_venv" &&
-         "$torch_venv/bin/python" -m pip install --no-input --disable-pip-version-check --no-deps --progress-bar off "${torch_wheels[@]}"; } \
+         "$torch_venv/bin/python" -m pip install --no-input --disable-pip-version-check --no-deps \
+           --progress-bar off "${torch_wheels[@]}"; } \
        </dev/null >"$log" 2>&1; then
     tail -n 20 "$log" >&2
     die "torch could not be installed (all of it: $PWD/$log)"
   fi
-  torch_dir=$(torch_in "$torch_venv") || die "pip installed no torch into $PWD/$torch_venv (its words: $PWD/$log)"
+  torch_dir=$(torch_in "$torch_venv") ||
+    die "pip installed no torch into $PWD/$torch_venv (its output: $PWD/$log)"
 }
 
 # install_all NAME...: these packages and a torch.
 install_all() {
   local packages=("$@")
   find_torch
-  if [ -z "$torch_dir" ] && { ! venv_python >/dev/null || [ ! -e /etc/ssl/certs/ca-certificates.crt ]; }; then
+  if [ -z "$torch_dir" ] && {
+      ! venv_python >/dev/null || [ ! -e /etc/ssl/certs/ca-certificates.crt ]; }; then
     packages+=("${packages_venv[@]}")
   fi
   install_packages "${packages[@]}"
@@ -214,7 +240,8 @@ configure() {
     if ! grep -qxF "CMAKE_HOME_DIRECTORY:INTERNAL=$PWD" "$cache"; then same=no fresh=(--fresh); fi
     for setting in "$@"; do
       setting=${setting#-D}
-      grep -qE "^${setting%%=*}:[A-Z]+=" "$cache" && [ "$(sed -n "s|^${setting%%=*}:[A-Z]*=||p" "$cache")" = "${setting#*=}" ] || same=no
+      grep -qE "^${setting%%=*}:[A-Z]+=" "$cache" &&
+        [ "$(sed -n "s|^${setting%%=*}:[A-Z]*=||p" "$cache")" = "${setting#*=}" ] || same=no
     done
     [ $same = no ] || return 0
   fi
@@ -230,7 +257,8 @@ build() {
   shift
   command=(cmake --build "build/$preset" --parallel "$(build_jobs)")
   [ $# -eq 0 ] || command+=(--target "$@")
-  [ -s "build/$preset/.ninja_log" ] || say "Building build/$preset (minutes, the first time; $PWD/$log)"
+  [ -s "build/$preset/.ninja_log" ] ||
+    say "Building build/$preset (minutes, the first time; $PWD/$log)"
   if [ -t 1 ] && [ "${TERM:-dumb}" != dumb ]; then
     "${command[@]}" || die "the build failed"
   else

@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""Causal cores of ABC, Latte and linear attention in PyTorch, eager and compiled: forward, forward + backward, medians in ms
-as JSON lines. Checks each form against a token loop in double first and refuses to time one that is wrong.
+"""Times causal cores of ABC, Latte and linear attention in PyTorch, eager and compiled.
 
-The forms: `chunked` is ours at its best and safe over any length; `short` is what a user would write (a global maximum, torch.cumsum)."""
+Forward, and forward + backward: medians in ms, as JSON lines. Checks each form against a token loop
+in double first and refuses to time a wrong one. The forms: `chunked` is our fastest form, and safe
+at any length; `short` is what a user would write (a global maximum, torch.cumsum)."""
 import argparse
 import json
 import os
@@ -16,9 +17,11 @@ import torch.nn.functional as F
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import cores_pytorch as cores  # noqa: E402
 
-FORMS = {"abc": (cores.abc_loop, {"chunked": cores.abc_causal, "short": cores.abc_short}),
-         "latte": (cores.latte_loop, {"chunked": cores.latte_causal, "short": cores.latte_short}),
-         "linear": (cores.linear_loop, {"chunked": cores.linear_causal, "short": cores.linear_short})}
+FORMS = {
+    "abc": (cores.abc_loop, {"chunked": cores.abc_causal, "short": cores.abc_short}), "latte":
+    (cores.latte_loop, {"chunked": cores.latte_causal, "short": cores.latte_short}), "linear":
+    (cores.linear_loop, {"chunked": cores.linear_causal, "short": cores.linear_short})
+}
 
 
 def inputs(mechanism, BH, T, d, n):
@@ -53,7 +56,8 @@ def measure(f, budget):
         a = time.perf_counter()
         f()
         times.append(time.perf_counter() - a)
-    return dict(median_ms=round(statistics.median(times) * 1e3, 3), best_ms=round(min(times) * 1e3, 3), runs=len(times))
+    return dict(median_ms=round(statistics.median(times) * 1e3, 3),
+                best_ms=round(min(times) * 1e3, 3), runs=len(times))
 
 
 def main():
@@ -61,10 +65,12 @@ def main():
     p.add_argument("--mechanisms", default="abc,latte,linear")
     p.add_argument("--forms", default="chunked,short")
     p.add_argument("--T", default="1024,4096", help="lengths, multiples of the chunk")
-    for name, value in (("d", 64), ("n", 64), ("bh", 8), ("chunk", 64), ("threads", 2), ("check-t", 256)):
+    for name, value in (("d", 64), ("n", 64), ("bh", 8), ("chunk", 64), ("threads", 2), ("check-t",
+                                                                                         256)):
         p.add_argument("--" + name, type=int, default=value)
     p.add_argument("--budget", type=float, default=1.0, help="seconds for each figure")
-    p.add_argument("--compile", action="store_true", help="time torch.compile's version beside the eager one")
+    p.add_argument("--compile", action="store_true",
+                   help="time torch.compile's version beside the eager one")
     p.add_argument("--check", action="store_true", help="check only")
     o = p.parse_args()
     cores.keep_pages()
@@ -80,8 +86,10 @@ def main():
             for way, f in ways.items():
                 # eager is what compiled has to agree with too; the double loop is the judge of both
                 err = error(f, loop, mechanism, o)
-                what = dict(mechanism=mechanism, form=form, way=way, d=o.d, n=o.d if mechanism == "linear" else o.n, bh=o.bh,
-                            chunk=o.chunk, error=float(f"{err:.2e}"), torch=torch.__version__, threads=torch.get_num_threads())
+                what = dict(mechanism=mechanism, form=form, way=way, d=o.d,
+                            n=o.d if mechanism == "linear" else o.n, bh=o.bh, chunk=o.chunk,
+                            error=float(f"{err:.2e}"), torch=torch.__version__,
+                            threads=torch.get_num_threads())
                 if not err < 2e-4:
                     print(json.dumps(dict(event="wrong", **what)), flush=True)
                     return 1
@@ -98,8 +106,11 @@ def main():
                     with torch.no_grad():
                         fwd = measure(lambda: f(*args), o.budget)
                     both = measure(lambda: torch.autograd.grad(f(*grads), grads, g), o.budget)
-                    print(json.dumps(dict(event="time", T=T, forward=fwd, forward_backward=both, load_before=load,
-                                          load_after=round(os.getloadavg()[0], 2), **what)), flush=True)
+                    print(
+                        json.dumps(
+                            dict(event="time", T=T, forward=fwd, forward_backward=both,
+                                 load_before=load, load_after=round(os.getloadavg()[0],
+                                                                    2), **what)), flush=True)
     return 0
 
 

@@ -1,9 +1,12 @@
 #!/usr/bin/env python3
-"""The opponent of `cistern train` with ConvLuna: the same classifier in today's PyTorch (eager, fp32), written as well as we can.
+"""The peer of `cistern train` with ConvLuna: the same classifier in current PyTorch (eager, fp32),
+tuned for speed.
 
-Times training steps (forward, backward, fused AdamW) on ListOps files or on random tokens of random lengths. Six post-norm blocks, a memory
-of M slots, a convolution of K tokens shared by keys and values, values without a map, the head on the mean of the memory; padding is masked.
-The last block computes the memory alone, as nothing else of it reaches the loss. Prints JSON lines, the last with `tokens_per_s` (real tokens).
+Times training steps (forward, backward, fused AdamW) on ListOps files or on random tokens of random
+lengths. Six post-norm blocks, a memory of M slots, a convolution of K tokens shared by keys and
+values, values without a map, the head on the mean of the memory; padding is masked. The last block
+computes the memory alone, as nothing else in it affects the loss. Prints JSON lines, the last with
+`tokens_per_s` (real tokens).
 
   classifier_pytorch.py --data FOLDER --layers 2 --batch 8 --seconds 30
 """
@@ -29,7 +32,8 @@ class Block(nn.Module):
         d = o.width
         self.heads, self.kernel, self.last, self.dropout = o.heads, o.kernel, last, o.dropout
         self.q, self.k, self.o = nn.Linear(d, d), nn.Linear(d, d), nn.Linear(d, d)
-        self.filter = nn.Parameter(torch.empty(o.heads, o.kernel).uniform_(-(o.kernel**-0.5), o.kernel**-0.5))
+        self.filter = nn.Parameter(
+            torch.empty(o.heads, o.kernel).uniform_(-(o.kernel**-0.5), o.kernel**-0.5))
         self.tau = nn.Parameter(torch.zeros(()))
         self.memory_norm = nn.LayerNorm(d, eps=1e-6)
         if not last:
@@ -43,17 +47,20 @@ class Block(nn.Module):
         weight = self.filter.repeat_interleave(x.size(2) // self.heads, 0).unsqueeze(1)
         left = (self.kernel - 1) // 2
         x = F.pad(x, (0, 0, left, self.kernel - 1 - left)).transpose(1, 2)
-        return F.conv2d(x.unsqueeze(3), weight.unsqueeze(3), groups=x.size(1)).squeeze(3).transpose(1, 2)
+        return F.conv2d(x.unsqueeze(3), weight.unsqueeze(3),
+                        groups=x.size(1)).squeeze(3).transpose(1, 2)
 
     def attend(self, q, k, v, bias=None, scale=None):
         p = self.dropout if self.training else 0.0
-        return F.scaled_dot_product_attention(q, k, v, bias, p, scale=scale).transpose(1, 2).flatten(2)
+        return F.scaled_dot_product_attention(q, k, v, bias, p, scale=scale).transpose(1,
+                                                                                       2).flatten(2)
 
     def forward(self, x, memory, real, bias):
         if self.last:
             q, k = None, self.k(x)
         else:  # both maps in one product
-            q, k = F.linear(x, torch.cat([self.q.weight, self.k.weight]), torch.cat([self.q.bias, self.k.bias])).chunk(2, 2)
+            q, k = F.linear(x, torch.cat([self.q.weight, self.k.weight]),
+                            torch.cat([self.q.bias, self.k.bias])).chunk(2, 2)
         fk, fv = self.filtered(k * real), self.filtered(x * real)
         mq = self.split(self.q(memory) * torch.exp(-self.tau)).expand(x.size(0), -1, -1, -1)
         packed = self.o(self.attend(mq, self.split(fk), self.split(fv), bias, 1.0))
@@ -78,7 +85,8 @@ class Classifier(nn.Module):
     def forward(self, ids, lengths):
         t = ids.size(1)
         real = torch.arange(t).unsqueeze(0) < lengths.unsqueeze(1)
-        bias = torch.zeros(real.shape).masked_fill_(~real, float("-inf"))[:, None, None, :].expand(-1, 1, self.memory.size(1), -1)
+        bias = torch.zeros(real.shape).masked_fill_(~real, float("-inf"))[:, None, None, :].expand(
+            -1, 1, self.memory.size(1), -1)
         x, memory = self.embedding(ids) + self.positions[:, :t], self.memory
         for block in self.blocks:
             x, memory = block(x, memory, real.unsqueeze(2).to(x.dtype), bias)
@@ -88,19 +96,24 @@ class Classifier(nn.Module):
 def rows_of(o):
     if not o.data:
         lengths = torch.randint(o.length // 4, o.length + 1, (512,))
-        return [(torch.randint(1, o.vocab, (int(n),)), int(torch.randint(0, 10, ()))) for n in lengths]
+        return [(torch.randint(1, o.vocab, (int(n), )), int(torch.randint(0, 10, ())))
+                for n in lengths]
     known, rows = {}, []
     with open(os.path.join(o.data, "basic_train.tsv"), newline="") as f:
         for row in list(csv.DictReader(f, delimiter="\t"))[:4096]:
             words = row["Source"].replace("(", "").replace(")", "").split()[: o.length]
-            rows.append((torch.tensor([known.setdefault(w, len(known) + 1) for w in words]), int(row["Target"])))
+            rows.append((torch.tensor([known.setdefault(w,
+                                                        len(known) + 1)
+                                       for w in words]), int(row["Target"])))
     return rows
 
 
 def main():
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p = argparse.ArgumentParser(description=__doc__,
+                                formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--data", default="", help="folder with basic_train.tsv; empty: random tokens")
-    for name, value in dict(layers=6, width=128, heads=4, ffn=512, slots=16, kernel=32, length=2000, batch=32, vocab=20, threads=0, seed=1).items():
+    for name, value in dict(layers=6, width=128, heads=4, ffn=512, slots=16, kernel=32, length=2000,
+                            batch=32, vocab=20, threads=0, seed=1).items():
         p.add_argument("--" + name, type=int, default=value)
     p.add_argument("--dropout", type=float, default=0.1, help="on the attention probabilities")
     p.add_argument("--seconds", type=float, default=30)
@@ -125,11 +138,14 @@ def main():
         optimizer.step()
         losses.append(loss.item())
         if step >= 2:  # the first steps allocate
-            rates.append((int(lengths.sum()) / (time.perf_counter() - start), 1 / (time.perf_counter() - start)))
+            rates.append((int(lengths.sum()) / (time.perf_counter() - start),
+                          1 / (time.perf_counter() - start)))
         step += 1
-    emit(event="bench", mechanism="conv_luna", layers=o.layers, width=o.width, length=o.length, batch=o.batch, slots=o.slots, kernel=o.kernel,
-         parameters=sum(p.numel() for p in model.parameters()), dtype="float32", torch=torch.__version__, threads=torch.get_num_threads(),
-         steps=step, loss_first=losses[0], loss_last=losses[-1], steps_per_s=statistics.median(r[1] for r in rates),
+    emit(event="bench", mechanism="conv_luna", layers=o.layers, width=o.width, length=o.length,
+         batch=o.batch, slots=o.slots, kernel=o.kernel,
+         parameters=sum(p.numel() for p in model.parameters()), dtype="float32",
+         torch=torch.__version__, threads=torch.get_num_threads(), steps=step, loss_first=losses[0],
+         loss_last=losses[-1], steps_per_s=statistics.median(r[1] for r in rates),
          tokens_per_s=statistics.median(r[0] for r in rates))
 
 

@@ -1,6 +1,8 @@
 #!/usr/bin/env python3
-"""Runs two shell commands in turn (A B, B A, A B, ...), each of which prints JSON lines of which the last with "tokens_per_s"
-counts; prints medians, their ratio, and what one needs to believe it. Needs no torch itself; the peer's line names its version.
+"""Alternates two shell commands (A B, B A, A B, ...) and compares their speed.
+
+Each command prints JSON lines; the last one with "tokens_per_s" counts. Prints medians, their
+ratio, and the facts needed to trust it. Needs no torch itself; the peer's line names its version.
 
   compare_lm.py --a 'COMMAND of ours' --b 'COMMAND of the peer' [--times 5]
 """
@@ -34,7 +36,8 @@ def git(*args):
 
 
 def main():
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p = argparse.ArgumentParser(description=__doc__,
+                                formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--a", required=True, help="our command")
     p.add_argument("--b", required=True, help="the peer's command")
     p.add_argument("--times", type=int, default=5, help="runs of each")
@@ -51,22 +54,34 @@ def main():
             row = last_figure(r.stdout, o.key)
             if r.returncode or row is None:
                 sys.stderr.write(r.stderr[-2000:])
-                sys.stderr.write(f"compare_lm: '{command}' ended with {r.returncode}" + ("" if row else f" and printed no {o.key}") + "\n")
+                sys.stderr.write(f"compare_lm: '{command}' ended with {r.returncode}" +
+                                 ("" if row else f" and printed no {o.key}") + "\n")
                 return 1
             rows[which] = row
             figures[which].append(row[o.key])
-            print(json.dumps(dict(event="run", round=i + 1, which=which, load=round(os.getloadavg()[0], 2), **{o.key: row[o.key]})), flush=True)
+            print(
+                json.dumps(
+                    dict(event="run", round=i + 1, which=which, load=round(os.getloadavg()[0], 2),
+                         **{o.key: row[o.key]})), flush=True)
     a, b = (statistics.median(figures[w]) for w in "ab")
     ratios = [x / y for x, y in zip(figures["a"], figures["b"])]
-    pick = ("mechanism", "conv", "layers", "width", "length", "batch", "parameters", "dtype", "torch", "threads", "loss_first", "loss_last",
-            "train_loss")
-    print(json.dumps(dict(
-        event="comparison", key=o.key, times=o.times, a_median=a, b_median=b, ratio_of_medians=round(a / b, 4),
-        ratio_each_round=[round(x, 4) for x in ratios], median_of_ratios=round(statistics.median(ratios), 4), a_all=figures["a"], b_all=figures["b"],
-        a_says={k: rows["a"][k] for k in pick if k in rows["a"]}, b_says={k: rows["b"][k] for k in pick if k in rows["b"]},
-        a_command=o.a, b_command=o.b, commit=git("rev-parse", "--short", "HEAD"), dirty=bool(git("status", "--porcelain")),
-        cores=os.cpu_count(), load_before=[round(x, 2) for x in before], load_after=[round(x, 2) for x in os.getloadavg()],
-        when=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"))), flush=True)
+    pick = ("mechanism", "conv", "layers", "width", "length", "batch", "parameters", "dtype",
+            "torch", "threads", "loss_first", "loss_last", "train_loss")
+    print(
+        json.dumps(
+            dict(event="comparison", key=o.key, times=o.times, a_median=a, b_median=b,
+                 ratio_of_medians=round(a / b, 4), ratio_each_round=[round(x, 4) for x in ratios],
+                 median_of_ratios=round(statistics.median(ratios), 4), a_all=figures["a"],
+                 b_all=figures["b"], a_says={k: rows["a"][k]
+                                             for k in pick if k in rows["a"]},
+                 b_says={k: rows["b"][k]
+                         for k in pick if k in rows["b"]}, a_command=o.a, b_command=o.b,
+                 commit=git("rev-parse", "--short",
+                            "HEAD"), dirty=bool(git("status", "--porcelain")), cores=os.cpu_count(),
+                 load_before=[round(x, 2)
+                              for x in before], load_after=[round(x, 2) for x in os.getloadavg()],
+                 when=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"))),
+        flush=True)
     return 0
 
 

@@ -1,14 +1,18 @@
-"""Causal cores of ABC, Latte and linear attention in plain PyTorch, chunked, as well as we can write them; shared by
-lm_pytorch.py and attention_pytorch.py. Beside each stands a token loop in double precision that it is checked against.
+"""Causal cores of ABC, Latte and linear attention in plain PyTorch, chunked and tuned for speed.
 
-Shapes: q, k, v [..., T, d]; log weights s [..., T, n]; any number of leading dimensions, contiguous. T is cut into chunks
-of C positions. Between chunks a running maximum per slot carries the scale (safe over any length); within one chunk the
-reference is the maximum seen up to its end, so the result is exact unless the log weights of one slot rise by more than
-about 40 within one chunk (the clamp of z keeps even that finite). Our own kernels do without that restriction.
+Shared by lm_pytorch.py and attention_pytorch.py. A token loop in double precision next to each core
+checks it.
 
-What we found to matter: one batched product over all chunks instead of a Python loop; torch.cumsum over positions is slow
-and does not use the second thread, so sums inside a chunk are products with a triangle of ones; keys and values carried
-in one state; malloc told not to give pages back (see keep_pages).
+Shapes: q, k, v [..., T, d]; log weights s [..., T, n]; any number of leading dimensions,
+contiguous. T is cut into chunks of C positions. Between chunks a running maximum per slot carries
+the scale (safe over any length); within one chunk the reference is the maximum seen up to its end,
+so the result is exact unless the log weights of one slot rise by more than about 40 within one
+chunk (the clamp of z keeps even that finite). Our own kernels do without that restriction.
+
+What matters for speed: one batched product over all chunks instead of a Python loop; torch.cumsum
+over positions is slow and does not use the second thread, so sums inside a chunk are products with
+a triangle of ones; keys and values carried in one state; malloc set to keep freed pages (see
+keep_pages).
 """
 import ctypes
 import math
@@ -18,7 +22,8 @@ import torch.nn.functional as F
 
 
 def keep_pages():
-    """Stops glibc from returning big temporaries to the kernel at each free: fewer page faults, a large effect on the CPU."""
+    """Stops glibc from returning big temporaries to the kernel at each free: fewer page faults, a
+    large effect on the CPU."""
     try:
         libc = ctypes.CDLL("libc.so.6")
         libc.mallopt(-3, 1 << 30)  # M_MMAP_THRESHOLD; 1 GiB, as a C int allows
@@ -50,14 +55,16 @@ def pad_to(C, *xs):
 
 
 def carry(total, m):
-    """total [..., N, n, d]: sums of each chunk at the scale exp(m_c), m [..., N, n] not decreasing. Returns the sums
-    of all earlier chunks at the scale of each chunk: sum over j < c of exp(m_j - m_c) total_j."""
+    """total [..., N, n, d]: sums of each chunk at the scale exp(m_c), m [..., N, n] not decreasing.
+    Returns the sums of all earlier chunks at the scale of each chunk: sum over j < c of exp(m_j -
+    m_c) total_j."""
     N = m.shape[-2]
     if N == 1:
         return torch.zeros_like(total)
     if N <= 64:
         mt = m.transpose(-1, -2)  # [..., n, N]
-        decay = (mt.unsqueeze(-2) - mt.unsqueeze(-1)).clamp_(max=0).exp_().tril_(-1)  # [c, j] = exp(m_j - m_c)
+        # [c, j] = exp(m_j - m_c)
+        decay = (mt.unsqueeze(-2) - mt.unsqueeze(-1)).clamp_(max=0).exp_().tril_(-1)
         return (decay @ total.transpose(-3, -2)).transpose(-3, -2)
     rate = torch.exp(m[..., :-1, :] - m[..., 1:, :]).unsqueeze(-1).unbind(-3)
     sums = total.unbind(-3)
@@ -70,7 +77,8 @@ def carry(total, m):
 
 
 def slot_weights(s):
-    """Log weights in chunks [..., N, C, n] -> e = exp(s - m), running sum z [..., N, C, n] at the same scale, m [..., N, n]."""
+    """Log weights in chunks [..., N, C, n] -> e = exp(s - m), running sum z [..., N, C, n] at the
+    same scale, m [..., N, n]."""
     with torch.no_grad():
         m = s.amax(-2)
         if m.shape[-2] > 1:
@@ -84,7 +92,8 @@ def slot_weights(s):
 
 
 def latte_causal(p, s, v, C=64):
-    """p: what reads (after its softmax over slots), s: log weights. y_t = sum_l p_tl M_tl, M the running softmax mean of v."""
+    """p: what reads (after its softmax over slots), s: log weights. y_t = sum_l p_tl M_tl, M the
+    running softmax mean of v."""
     T, (p, s, v) = pad_to(C, p, s, v)
     p, s, v = chunked(p, C), chunked(s, C), chunked(v, C)
     e, z, m = slot_weights(s)
@@ -97,7 +106,8 @@ def latte_causal(p, s, v, C=64):
 
 
 def abc_causal(q, k, v, s, C=64, scale=None):
-    """ABC-MLP with exp weights, normalised by the running sum (form B.1): match over keys, softmax over slots, read over values."""
+    """ABC-MLP with exp weights, normalised by the running sum (form B.1): match over keys, softmax
+    over slots, read over values."""
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     d = q.shape[-1]
     T, (q, k, v, s) = pad_to(C, q, k, v, s)
@@ -163,7 +173,8 @@ def _means(s, x):
 
 
 def latte_loop(p, s, v):
-    return torch.stack([(p[..., t, None, :].double() @ M).squeeze(-2) for t, M in enumerate(_means(s, v))], -2)
+    return torch.stack([(p[..., t, None, :].double() @ M).squeeze(-2)
+                        for t, M in enumerate(_means(s, v))], -2)
 
 
 def abc_loop(q, k, v, s):
@@ -180,7 +191,8 @@ def linear_loop(q, k, v):
     for t in range(q.shape[-2]):
         S = S + k[..., t, :, None] * v[..., t, None, :]
         z = z + k[..., t, :]
-        out.append((q[..., t, None, :] @ S).squeeze(-2) / ((q[..., t, :] * z).sum(-1, keepdim=True) + 1e-6))
+        out.append((q[..., t, None, :] @ S).squeeze(-2) /
+                   ((q[..., t, :] * z).sum(-1, keepdim=True) + 1e-6))
     return torch.stack(out, -2)
 
 

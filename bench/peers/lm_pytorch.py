@@ -1,14 +1,17 @@
 #!/usr/bin/env python3
-"""The opponent of `cistern train`: a small decoder LM in today's PyTorch (eager, fp32), written as well as we can.
+"""The peer of `cistern train`: a small decoder LM in PyTorch (eager, fp32), tuned for speed.
 
-Protocol (the same as `cistern compare`): a text file; 90/5/5 % by byte position; a byte-level BPE learned on the first 90 %;
-training on windows of --length tokens of the first part; the figure is bits per byte on the last 5 %, in consecutive blocks
-of --length tokens without carried context: a block reads tokens i .. i+length-1 and predicts i+1 .. i+length, so every token
-but the very first is predicted exactly once, and the bytes counted are those of the predicted tokens.
-Windows: by default the training part is cut into consecutive windows at a random phase, visited in shuffled order, cut anew
-at each epoch (nothing is seen twice before all has been seen once); --sampling random draws starting points independently.
+Protocol (the same as `cistern compare`): a text file; 90/5/5 % by byte position; a byte-level BPE
+learned on the first 90 %; training on windows of --length tokens of the first part. The figure is
+bits per byte on the last 5 %, in consecutive blocks of --length tokens without carried context: a
+block reads tokens i .. i+length-1 and predicts i+1 .. i+length. So every token but the very first
+is predicted exactly once; the bytes counted are those of the predicted tokens.
 
-Prints JSON lines. See README.md beside this file.
+Windows: by default the training part is cut into consecutive windows at a random phase and visited
+in shuffled order, with a new cut each epoch (nothing is seen twice before everything has been seen
+once). --sampling random draws starting points independently.
+
+Prints JSON lines. See README.md next to this file.
 """
 import argparse
 import copy
@@ -31,9 +34,10 @@ def emit(**fields):
     print(json.dumps(fields), flush=True)
 
 
-# ---------------------------------------------------------------------------------------------------------------- data
+# --------------------------------------------------------------------------------------------- data
 def split_text(data):
-    """90/5/5 % by byte position, moved forward to the next character where a cut would fall inside one."""
+    """90/5/5 % by byte position, moved forward to the next character where a cut would fall inside
+    one."""
     cuts = []
     for part in (0.90, 0.95):
         at = int(len(data) * part)
@@ -51,10 +55,13 @@ def load(path, vocab):
     tok = Tokenizer(models.BPE())
     tok.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tok.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(vocab_size=vocab, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False)
+    trainer = trainers.BpeTrainer(vocab_size=vocab,
+                                  initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+                                  show_progress=False)
     tok.train_from_iterator(parts[0].splitlines(keepends=True), trainer)
     ids = [torch.tensor(tok.encode(p).ids) for p in parts]
-    size = torch.tensor([len(tok.id_to_token(i)) for i in range(tok.get_vocab_size())])  # one character stands for one byte
+    # one character stands for one byte
+    size = torch.tensor([len(tok.id_to_token(i)) for i in range(tok.get_vocab_size())])
     for p, i in zip(parts, ids):
         assert size[i].sum().item() == len(p.encode("utf-8")), "the tokens do not cover the text"
     return ids, size
@@ -75,7 +82,8 @@ class Windows:
         while len(self.todo) < self.batch:
             phase = torch.randint(min(self.length, last + 1), (1,), generator=self.rng).item()
             fresh = torch.arange(phase, last + 1, self.length)
-            self.todo = torch.cat((self.todo, fresh[torch.randperm(len(fresh), generator=self.rng)]))
+            self.todo = torch.cat((self.todo, fresh[torch.randperm(len(fresh),
+                                                                   generator=self.rng)]))
         starts, self.todo = self.todo[: self.batch], self.todo[self.batch :]
         return starts
 
@@ -84,10 +92,11 @@ class Windows:
         return w[:, :-1], w[:, 1:]
 
 
-# --------------------------------------------------------------------------------------------------------------- model
+# -------------------------------------------------------------------------------------------- model
 class ShortConv(torch.autograd.Function):
-    """Causal depthwise convolution over positions, x [B, T, D], w [K, D], w[0] the current position. Written out because
-    F.conv1d wants [B, D, T]: two transposed copies, and a slow weight gradient on the CPU."""
+    """Causal depthwise convolution over positions, x [B, T, D], w [K, D], w[0] the current
+    position. Written out because F.conv1d wants [B, D, T]: two transposed copies, and a slow weight
+    gradient on the CPU."""
 
     @staticmethod
     def forward(ctx, x, w):
@@ -109,8 +118,9 @@ class ShortConv(torch.autograd.Function):
 
 
 class HeadLoss(torch.autograd.Function):
-    """Mean cross-entropy of h W^T, with its gradient written out: a softmax and one pass in place, where F.cross_entropy also
-    fills and reads the gradient of nll_loss. --loss plain is F.cross_entropy, to compare."""
+    """Mean cross-entropy of h W^T, with its gradient written out: a softmax and one pass in place,
+    where F.cross_entropy also fills and reads the gradient of nll_loss. --loss plain is
+    F.cross_entropy, to compare."""
 
     @staticmethod
     def forward(ctx, h, w, y):
@@ -132,8 +142,9 @@ def rotate(x, cos, sin):
 
 
 class Attention(nn.Module):
-    """Projections fused in one product: q, k, v and, for ABC, the log weights of its slots. Latte has as many latents in all
-    as the width (width / heads a head), so q and k are its two projections and the parameters are those of softmax."""
+    """Projections fused in one product: q, k, v and, for ABC, the log weights of its slots. Latte
+    has as many latents in all as the width (width / heads a head), so q and k are its two
+    projections and the parameters are those of softmax."""
 
     def __init__(self, o):
         super().__init__()
@@ -156,7 +167,8 @@ class Attention(nn.Module):
             x = ShortConv.apply(x, self.conv)
         x = x.reshape(B, T, 3, o.heads, self.d)
         if o.mechanism == "softmax":
-            q, k, v = x.transpose(1, 3).unbind(2)  # strided views: the flash kernel takes them as they are
+            # strided views: the flash kernel takes them as they are
+            q, k, v = x.transpose(1, 3).unbind(2)
         else:
             q, k, v = x.permute(2, 0, 3, 1, 4).contiguous().unbind(0)
         if turn is not None:
@@ -174,7 +186,9 @@ class Block(nn.Module):
     def __init__(self, o):
         super().__init__()
         self.norm1, self.attention = nn.LayerNorm(o.width), Attention(o)
-        self.norm2, self.up, self.down = nn.LayerNorm(o.width), nn.Linear(o.width, 4 * o.width), nn.Linear(4 * o.width, o.width)
+        self.norm2, self.up, self.down = nn.LayerNorm(o.width), nn.Linear(o.width,
+                                                                          4 * o.width), nn.Linear(
+                                                                              4 * o.width, o.width)
         self.gelu = o.gelu
 
     def forward(self, x, turn):
@@ -191,9 +205,10 @@ class LM(nn.Module):
             self.place = nn.Parameter(0.5 * o.embed_std * torch.randn(o.length, o.width))
         if o.positions == "rotary":
             half = o.width // o.heads // 2
-            angle = torch.outer(torch.arange(o.length).float(), 10000 ** (-torch.arange(half) / half))
+            angle = torch.outer(torch.arange(o.length).float(), 10000**(-torch.arange(half) / half))
             self.turn = angle.cos(), angle.sin()
-        nn.init.normal_(self.embed.weight, std=o.embed_std)  # 0.02 drowns in what the blocks add: 0.15 bits per byte worse after 400 steps
+        # 0.02 drowns in what the blocks add: 0.15 bits per byte worse after 400 steps
+        nn.init.normal_(self.embed.weight, std=o.embed_std)
         for name, p in self.blocks.named_parameters():
             if p.dim() == 2 and "conv" not in name:
                 std = p.shape[1] ** -0.5
@@ -215,15 +230,16 @@ class LM(nn.Module):
         return F.linear(x, self.embed.weight)
 
 
-# ------------------------------------------------------------------------------------------------------------ training
+# ----------------------------------------------------------------------------------------- training
 class Trainer:
     def __init__(self, o, vocab, windows):
         torch.manual_seed(o.seed)
         self.o, self.model, self.windows = o, LM(o, vocab), windows
         self.params = list(self.model.parameters())
         self.run = torch.compile(self.model) if o.compile else self.model
-        groups = [{"params": [p for p in self.params if p.dim() >= 2], "weight_decay": o.weight_decay},
-                  {"params": [p for p in self.params if p.dim() < 2], "weight_decay": 0.0}]
+        groups = [{
+            "params": [p for p in self.params if p.dim() >= 2], "weight_decay": o.weight_decay
+        }, {"params": [p for p in self.params if p.dim() < 2], "weight_decay": 0.0}]
         self.adam = torch.optim.AdamW(groups, lr=o.lr, betas=(0.9, o.beta2), fused=True)
 
     def step(self, lr):
@@ -248,7 +264,8 @@ class Trainer:
         return time.perf_counter() - a, loss
 
     def calibrate(self):
-        """Median time of a step, on the model itself, which is put back as it was. The data is not put back: no matter."""
+        """Median time of a step, on the model itself, which is put back as it was. The data is not
+        put back: no matter."""
         model, adam = copy.deepcopy(self.model.state_dict()), copy.deepcopy(self.adam.state_dict())
         times = [self.timed(self.o.lr * 0.1)[0] for _ in range(15)][5:]
         self.model.load_state_dict(model)
@@ -268,7 +285,9 @@ def rate(o, step, steps):
 def bits_per_byte(model, tokens, size, length, batch=16):
     n, total = len(tokens) - 1, 0.0
     full = n // length * length
-    blocks = list(zip(tokens[:full].view(-1, length).split(batch), tokens[1 : full + 1].view(-1, length).split(batch)))
+    blocks = list(
+        zip(tokens[:full].view(-1, length).split(batch),
+            tokens[1:full + 1].view(-1, length).split(batch)))
     if full < n:
         blocks.append((tokens[None, full:-1], tokens[None, full + 1 :]))
     for x, y in blocks:
@@ -277,9 +296,11 @@ def bits_per_byte(model, tokens, size, length, batch=16):
 
 
 def about(o, trainer):
-    return dict(mechanism=o.mechanism, conv=o.conv, layers=o.layers, width=o.width, heads=o.heads, length=o.length, batch=o.batch,
-                positions=o.positions, parameters=sum(p.numel() for p in trainer.params), torch=torch.__version__,
-                threads=torch.get_num_threads(), dtype="bf16 autocast" if o.autocast else "fp32", compiled=o.compile, loss=o.loss)
+    return dict(mechanism=o.mechanism, conv=o.conv, layers=o.layers, width=o.width, heads=o.heads,
+                length=o.length, batch=o.batch, positions=o.positions,
+                parameters=sum(p.numel() for p in trainer.params), torch=torch.__version__,
+                threads=torch.get_num_threads(), dtype="bf16 autocast" if o.autocast else "fp32",
+                compiled=o.compile, loss=o.loss)
 
 
 def train(o, ids, size):
@@ -299,29 +320,35 @@ def train(o, ids, size):
         times.append(dt)
         recent = (recent + [loss])[-50:]
         if (i + 1) % o.log_every == 0:
-            emit(event="step", step=i + 1, steps=steps, loss=round(statistics.mean(recent), 4), seconds=round(time.perf_counter() - begin, 1))
+            emit(event="step", step=i + 1, steps=steps, loss=round(statistics.mean(recent), 4),
+                 seconds=round(time.perf_counter() - begin, 1))
     train_s, total_s = time.perf_counter() - first, time.perf_counter() - begin
     t.model.eval()
-    emit(event="result", tokens_per_s=round(steps * o.batch * o.length / train_s, 1),
-         tokens_per_s_median=round(o.batch * o.length / statistics.median(times), 1), steps=steps,
-         tokens=steps * o.batch * o.length, epochs=round(steps * o.batch * o.length / len(ids[0]), 2),
-         train_seconds=round(train_s, 2), seconds_with_calibration=round(total_s, 2), train_loss=round(statistics.mean(recent), 4),
-         bits_per_byte_valid=round(bits_per_byte(t.model, ids[1], size, o.length), 4),
-         bits_per_byte_test=round(bits_per_byte(t.model, ids[2], size, o.length), 4),
-         bits_per_byte_test_first_15000=round(bits_per_byte(t.model, ids[2][:15000], size, o.length), 4),
-         lr=o.lr, seed=o.seed, sampling=o.sampling, train_tokens=len(ids[0]), test_tokens=len(ids[2]), **about(o, t),
-         load_before=round(load0, 2), load_after=round(os.getloadavg()[0], 2))
+    emit(
+        event="result", tokens_per_s=round(steps * o.batch * o.length / train_s, 1),
+        tokens_per_s_median=round(o.batch * o.length / statistics.median(times), 1), steps=steps,
+        tokens=steps * o.batch * o.length, epochs=round(steps * o.batch * o.length / len(ids[0]),
+                                                        2), train_seconds=round(train_s, 2),
+        seconds_with_calibration=round(total_s, 2), train_loss=round(statistics.mean(recent), 4),
+        bits_per_byte_valid=round(bits_per_byte(t.model, ids[1], size, o.length), 4),
+        bits_per_byte_test=round(bits_per_byte(t.model, ids[2], size, o.length), 4),
+        bits_per_byte_test_first_15000=round(bits_per_byte(t.model, ids[2][:15000], size, o.length),
+                                             4), lr=o.lr,
+        seed=o.seed, sampling=o.sampling, train_tokens=len(ids[0]), test_tokens=len(ids[2]),
+        **about(o, t), load_before=round(load0, 2), load_after=round(os.getloadavg()[0], 2))
 
 
 def bench(o, ids, vocab):
-    """Training steps only, the named variants in turn, medians. One model each, all at the same constant rate."""
+    """Training steps only, the named variants in turn, medians. One model each, all at the same
+    constant rate."""
     variants = []
     for name in o.variants.split(",") if o.variants else [f"{o.mechanism}:{o.conv}"]:
         v = copy.copy(o)
         mech, conv, loss = (name.split(":") + ["", ""])[:3]  # mechanism[:convolution[:loss]]
         v.mechanism, v.conv, v.loss = mech, int(conv or 0), loss or o.loss
         check_options(v)
-        variants.append((v, Trainer(v, vocab, Windows(ids, v.length, v.batch, v.sampling, v.seed)), [], []))
+        variants.append((v, Trainer(v, vocab, Windows(ids, v.length, v.batch, v.sampling,
+                                                      v.seed)), [], []))
     load0 = os.getloadavg()[0]
     for v, t, _, _ in variants:
         for _ in range(3):
@@ -336,12 +363,15 @@ def bench(o, ids, vocab):
         rounds += 1
     for v, t, times, losses in variants:
         emit(event="bench", tokens_per_s=round(v.batch * v.length / statistics.median(times), 1),
-             tokens_per_s_best=round(v.batch * v.length / min(times), 1), step_ms=round(statistics.median(times) * 1e3, 2),
-             steps_timed=len(times), rounds=rounds, loss_first=round(losses[0], 4), loss_last=round(losses[-1], 4),
-             **about(v, t), chunk=v.chunk, load_before=round(load0, 2), load_after=round(os.getloadavg()[0], 2))
+             tokens_per_s_best=round(v.batch * v.length / min(times),
+                                     1), step_ms=round(statistics.median(times) * 1e3,
+                                                       2), steps_timed=len(times),
+             rounds=rounds, loss_first=round(losses[0], 4), loss_last=round(losses[-1], 4),
+             **about(v, t), chunk=v.chunk, load_before=round(load0, 2),
+             load_after=round(os.getloadavg()[0], 2))
 
 
-# --------------------------------------------------------------------------------------------------------------- check
+# -------------------------------------------------------------------------------------------- check
 def check():
     torch.manual_seed(0)
     worst, bad = {}, False
@@ -352,9 +382,11 @@ def check():
         bad = bad or not err < limit
 
     R = torch.randn
-    for T, C in ((256, 64), (100, 32), (7, 64), (70 * 8, 8)):  # the last has more than 64 chunks: the loop of carry()
+    # the last has more than 64 chunks: the loop of carry()
+    for T, C in ((256, 64), (100, 32), (7, 64), (70 * 8, 8)):
         q, k, v, s = R(2, 3, T, 16), R(2, 3, T, 16), R(2, 3, T, 16), 2 * R(2, 3, T, 24)
-        s = s + 20.0 / C * torch.arange(T).unsqueeze(-1)  # a drift that, over many chunks, a global maximum does not survive
+        # a drift that, over many chunks, a global maximum does not survive
+        s = s + 20.0 / C * torch.arange(T).unsqueeze(-1)
         p = torch.softmax(R(2, 3, T, 24), -1)
         for name, fast, loop, args in (("latte", cores.latte_causal, cores.latte_loop, (p, s, v)),
                                        ("abc", cores.abc_causal, cores.abc_loop, (q, k, v, s))):
@@ -363,13 +395,18 @@ def check():
             b = [x.double().requires_grad_() for x in args]
             y, want = fast(*a, C=C), loop(*b)
             note(f"{name} T={T} C={C} forward", cores.distance(y, want), 2e-5)
-            for i, (d, e) in enumerate(zip(torch.autograd.grad(y, a, g.float()), torch.autograd.grad(want, b, g))):
+            for i, (d, e) in enumerate(
+                    zip(torch.autograd.grad(y, a, g.float()), torch.autograd.grad(want, b, g))):
                 note(f"{name} T={T} C={C} gradient {i}", cores.distance(d, e), 2e-4)
-    x, w = R(2, 9, 6, dtype=torch.double, requires_grad=True), R(4, 6, dtype=torch.double, requires_grad=True)
-    want = F.conv1d(F.pad(x.transpose(1, 2), (3, 0)), w.flip(0).t().unsqueeze(1), groups=6).transpose(1, 2)
+    x, w = R(2, 9, 6, dtype=torch.double, requires_grad=True), R(4, 6, dtype=torch.double,
+                                                                 requires_grad=True)
+    want = F.conv1d(F.pad(x.transpose(1, 2), (3, 0)),
+                    w.flip(0).t().unsqueeze(1), groups=6).transpose(1, 2)
     note("convolution", (ShortConv.apply(x, w) - want).abs().max().item(), 1e-12)
     torch.autograd.gradcheck(ShortConv.apply, (x, w))
-    h, w, y = R(12, 6, dtype=torch.double, requires_grad=True), R(9, 6, dtype=torch.double, requires_grad=True), torch.randint(9, (12,))
+    h, w, y = R(12, 6, dtype=torch.double,
+                requires_grad=True), R(9, 6, dtype=torch.double,
+                                       requires_grad=True), torch.randint(9, (12, ))
     ours = torch.autograd.grad(3 * HeadLoss.apply(h, w, y), (h, w))
     want = torch.autograd.grad(3 * F.cross_entropy(h @ w.t(), y), (h, w))
     note("loss", (HeadLoss.apply(h, w, y) - F.cross_entropy(h @ w.t(), y)).abs().item(), 1e-12)
@@ -378,13 +415,17 @@ def check():
         for positions in ("learned", "rotary"):
             if positions == "rotary" and mechanism == "latte":
                 continue
-            o = options(["-", "--mechanism", mechanism, "--conv", "4", "--length", "96", "--width", "32", "--slots", "8", "--positions", positions])
+            o = options([
+                "-", "--mechanism", mechanism, "--conv", "4", "--length", "96", "--width", "32",
+                "--slots", "8", "--positions", positions
+            ])
             model = LM(o, 50)
             a = torch.randint(50, (2, 96))
             b = a.clone()
             b[:, 60:] = torch.randint(50, (2, 36))
             with torch.no_grad():
-                note(f"{mechanism} {positions} looks ahead by", (model(a) - model(b))[:, :60].abs().max().item(), 1e-5)
+                note(f"{mechanism} {positions} looks ahead by",
+                     (model(a) - model(b))[:, :60].abs().max().item(), 1e-5)
     emit(event="check", passed=not bad, errors=worst, torch=torch.__version__)
     return 1 if bad else 0
 
@@ -400,22 +441,33 @@ def check_options(o):
 
 def options(argv):
     p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    p.add_argument("text", nargs="?", default="-", help="a text file (with --check or --bench-only it may be left out)")
+    p.add_argument("text", nargs="?", default="-",
+                   help="a text file (with --check or --bench-only it may be left out)")
     p.add_argument("--mechanism", default="softmax", help="softmax, latte or abc")
-    p.add_argument("--conv", type=int, default=0, help="taps of the causal depthwise convolution on q, k, v; 0: none")
+    p.add_argument("--conv", type=int, default=0,
+                   help="taps of the causal depthwise convolution on q, k, v; 0: none")
     p.add_argument("--positions", default="learned", choices=("learned", "rotary", "none"))
-    p.add_argument("--gelu", default="none", choices=("none", "tanh"), help="approximation; none is the erf form")
-    for name, value in (("width", 128), ("layers", 2), ("heads", 4), ("slots", 32), ("length", 256), ("batch", 8), ("vocab", 2048),
-                        ("chunk", 64), ("steps", 0), ("threads", 2), ("seed", 0), ("warmup", 50), ("log-every", 200)):
+    p.add_argument("--gelu", default="none", choices=("none", "tanh"),
+                   help="approximation; none is the erf form")
+    for name, value in (("width", 128), ("layers", 2), ("heads", 4), ("slots", 32), ("length", 256),
+                        ("batch", 8), ("vocab", 2048), ("chunk", 64), ("steps", 0), ("threads", 2),
+                        ("seed", 0), ("warmup", 50), ("log-every", 200)):
         p.add_argument("--" + name, type=int, default=value)
-    for name, value in (("lr", 4e-3), ("seconds", 120.0), ("final", 0.0), ("embed-std", 0.1), ("beta2", 0.95), ("weight-decay", 0.01), ("clip", 1.0)):
+    for name, value in (("lr", 4e-3), ("seconds", 120.0), ("final", 0.0), ("embed-std", 0.1),
+                        ("beta2", 0.95), ("weight-decay", 0.01), ("clip", 1.0)):
         p.add_argument("--" + name, type=float, default=value)
     p.add_argument("--sampling", default="shuffled", choices=("shuffled", "random"))
-    p.add_argument("--bench-only", action="store_true", help="time training steps only; --seconds for each variant, --steps in a row (8)")
-    p.add_argument("--variants", default="", help="with --bench-only: in turn, such as softmax,softmax:4,latte,latte:4,abc")
-    p.add_argument("--loss", default="written", choices=("written", "plain"), help="plain: F.cross_entropy (always with --autocast, --compile)")
-    p.add_argument("--autocast", action="store_true", help="bf16 autocast (context; the protocol is fp32)")
-    p.add_argument("--compile", action="store_true", help="torch.compile (context; the protocol is eager)")
+    p.add_argument(
+        "--bench-only", action="store_true",
+        help="time training steps only; --seconds for each variant, --steps in a row (8)")
+    p.add_argument("--variants", default="",
+                   help="with --bench-only: in turn, such as softmax,softmax:4,latte,latte:4,abc")
+    p.add_argument("--loss", default="written", choices=("written", "plain"),
+                   help="plain: F.cross_entropy (always with --autocast, --compile)")
+    p.add_argument("--autocast", action="store_true",
+                   help="bf16 autocast (context; the protocol is fp32)")
+    p.add_argument("--compile", action="store_true",
+                   help="torch.compile (context; the protocol is eager)")
     p.add_argument("--check", action="store_true")
     o = p.parse_args(argv)
     if o.autocast or o.compile:
@@ -434,7 +486,8 @@ def main():
     if o.text == "-" and not o.bench_only:
         sys.exit("which text? give a file, or --check, or --bench-only")
     if o.text == "-":
-        bench(o, torch.randint(o.vocab, (500_000,), generator=torch.Generator().manual_seed(0)), o.vocab)
+        bench(o, torch.randint(o.vocab, (500_000, ), generator=torch.Generator().manual_seed(0)),
+              o.vocab)
         return 0
     ids, size = load(o.text, o.vocab)
     if o.bench_only:

@@ -11,7 +11,7 @@
 namespace cistern {
 
 #define CISTERN_MECHANISM(name) const MechanismInfo& name##_mechanism();
-#include "cistern/attention/mechanisms.def"
+#include "cistern/attention/mechanisms/mechanisms.def"
 #undef CISTERN_MECHANISM
 
 std::string FormName(Form form) {
@@ -63,7 +63,7 @@ bool MechanismInfo::Supports(Form form) const {
 const std::vector<const MechanismInfo*>& Mechanisms() {
   static const std::vector<const MechanismInfo*> all = {
 #define CISTERN_MECHANISM(name) &name##_mechanism(),
-#include "cistern/attention/mechanisms.def"
+#include "cistern/attention/mechanisms/mechanisms.def"
 #undef CISTERN_MECHANISM
   };
   return all;

@@ -116,7 +116,7 @@ TEST_F(CliTest, UnknownNamesGetTheNearestOne) {
   Expect(Train(TrainedText(), folder_ / "run", {"--dtype", "float23"}), 2,
          {"did you mean 'float32'?"});
   Expect(Train(TrainedText(), folder_ / "run", {"--device", "moon"}), 2,
-         {"no device 'moon'", "there is: cpu"});
+         {"no device 'moon'", "available: cpu"});
   Expect(Train(TrainedText(), folder_ / "run", {"--stpes", "3"}), 2, {"did you mean '--steps'?"});
   Expect({"trian"}, 2, {"did you mean 'train'?"});
   Expect({"compare", TrainedText(), "--mechanisms", "latte,abc_mpl"}, 2,
@@ -504,7 +504,7 @@ TEST_F(CliTest, VerifyChecksAClassifier) {
        {"on 40 tokens of random ids", "padding", "batch", "4 checks, 0 failed"})
     EXPECT_NE(model.out.find(phrase), std::string::npos) << phrase << "\n" << model;
   Expect({"verify", "--model", folder_ / "classifier", "--text", TrainedText()}, 2,
-         {"encoder_classifier", "leave --text away"});
+         {"encoder_classifier", "omit --text"});
   Expect({"verify", "--model", folder_ / "classifier", "--tokens", "41"}, 2, {"max_length of 40"});
   Expect({"verify", "--text", TrainedText()}, 2, {"--text goes with --model"});
 }
@@ -527,7 +527,7 @@ TEST_F(CliTest, VerifyDecodesForLong) {
   Expect({"verify", "--mechanism", "nystrom", "--long", "2000"}, 2,
          {"[nystrom]", "causal", "use latte"});
   Expect({"verify", "--long", "10"}, 2, {"at least 1000"});
-  Expect({"verify", "--long", "2000", "--form", "causal"}, 2, {"--mechanism and --full alone"});
+  Expect({"verify", "--long", "2000", "--form", "causal"}, 2, {"only --mechanism and --full"});
 }
 
 }  // namespace

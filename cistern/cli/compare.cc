@@ -17,6 +17,8 @@
 #include "cistern/decode/lm_folder.h"
 #include "cistern/io/atomic_file.h"
 #include "cistern/kernels/isa.h"
+#include "cistern/tensors/device.h"
+#include "cistern/tensors/product_speed.h"
 
 namespace cistern::cli {
 namespace {
@@ -67,10 +69,34 @@ std::vector<std::string> Assignments(CLI::App& command, const CompareArguments& 
   set.push_back("seed=" + std::to_string(a.common.seed));
   if (command.count("--dtype") > 0) {
     set.push_back("dtype=" + a.common.dtype);
-  } else if (a.file.empty() && HasBFloat16()) {
-    set.push_back("dtype=bfloat16");
   }
   return set;
+}
+
+// The dtype that the runs of an interrupted comparison were begun with; empty: none was begun.
+std::string BegunDtype(const CompareArguments& a) {
+  for (const std::string& mechanism : a.mechanisms) {
+    const std::string path = a.out + "/" + FolderName(mechanism) + "/experiment.json";
+    if (std::filesystem::exists(path)) return ReadJsonFile(path).value("dtype", "");
+  }
+  return "";
+}
+
+// bfloat16 where the products of these models are faster in it on this machine. Empty: as the
+// experiment says.
+std::string ChooseDtype(CLI::App& command, const CompareArguments& a, const Experiment& e,
+                        const Task& task, std::string* why) {
+  if (command.count("--dtype") > 0 || !a.file.empty() || e.dtype != "float32") return "";
+  if (a.resume) return BegunDtype(a);
+  if (!HasBFloat16() || ActiveDevice() != at::Device(at::kCPU)) return "";
+  const LayerStack stack = e.model.Stack(e.model.info().forms[0]);
+  const ProductSpeed speed =
+      MeasureProducts(e.train.batch * task.tokens_per_row(), stack.dim(), stack.ffn_dim());
+  const bool better = speed.PrefersBFloat16();
+  *why = StrCat("matrix products here: ", Fixed(speed.float32, 0), " GFLOP/s in float32, ",
+                Fixed(speed.bfloat16, 0), " in bfloat16; the linear maps train in ",
+                better ? "bfloat16" : "float32", " (--dtype overrides this)");
+  return better ? "bfloat16" : "float32";
 }
 
 // Every mechanism in a model of these settings, before any work.
@@ -93,7 +119,7 @@ std::string TimeStamp() {
   return stamp;
 }
 
-// One run: trained, or with --resume gone on with or taken as it is.
+// One run: trained; with --resume, continued or reused.
 CompareRow TrainOne(const CompareArguments& a, const std::vector<std::string>& set,
                     const std::string& mechanism) {
   CompareRow row{
@@ -155,18 +181,24 @@ void WriteSample(const CompareArguments& a, Comparison* c) {
 int RunCompare(CLI::App& command, CompareArguments a) {
   ApplyCommon(a.common);
   if (a.data.empty() && a.file.empty() && a.task.empty())
-    FailUsage("name a text file or folder to learn from, or --task (cistern info --tasks)");
-  if (!(a.seconds > 0)) FailUsage("--seconds must be above 0, got ", a.seconds);
-  if (a.resume && a.out.empty()) FailUsage("--resume needs --out, the folder to go on with");
+    FailUsage("give a text file or folder to learn from, or --task (cistern info --tasks)");
+  if (a.resume && a.out.empty()) FailUsage("--resume needs --out, the folder to continue");
   const TaskInfo* claims = a.data.empty() ? nullptr : TaskClaiming(a.data);
   const TaskInfo& named = !a.task.empty() ? FindTask(a.task) : claims ? *claims : FindTask("lm");
-  const std::vector<std::string> set = Assignments(command, a, named);
+  std::vector<std::string> set = Assignments(command, a, named);
   Comparison c;
   ReadExperiment(c.experiment, a.file, set);
   const TaskInfo& task = c.experiment.task.info();
   if (a.mechanisms.empty()) a.mechanisms = task.mechanisms;
   CheckMechanisms(c.experiment, a.mechanisms);
-  c.metric = c.experiment.task.Make()->metric();
+  const std::unique_ptr<Task> made = c.experiment.task.Make();
+  c.metric = made->metric();
+  std::string why;
+  if (const std::string dtype = ChooseDtype(command, a, c.experiment, *made, &why);
+      !dtype.empty()) {
+    set.push_back("dtype=" + dtype);
+    c.experiment.dtype = dtype;
+  }
   c.seconds = a.seconds;
   c.data = a.data.empty() ? task.name : a.data;
   if (a.out.empty()) a.out = "runs/compare-" + TimeStamp();
@@ -174,6 +206,7 @@ int RunCompare(CLI::App& command, CompareArguments a) {
   if (!Quiet() && !a.common.json) {
     std::printf("%s: %s s for each of %zu mechanisms, results in %s\n", c.data.c_str(),
                 Fixed(a.seconds, 0).c_str(), a.mechanisms.size(), a.out.c_str());
+    if (!why.empty()) std::printf("%s\n", why.c_str());
     std::fflush(stdout);
   }
   try {
@@ -198,7 +231,7 @@ int RunCompare(CLI::App& command, CompareArguments a) {
     }
   } catch (const InterruptedRun&) {
     std::fprintf(stderr,
-                 "cistern: interrupted; go on with: cistern compare ... --resume --out %s\n",
+                 "cistern: interrupted; to continue: cistern compare ... --resume --out %s\n",
                  a.out.c_str());
     return 130;
   }
@@ -243,21 +276,24 @@ void AddCompare(CLI::App& app, Run& run) {
   command->add_option("data", a->data, "a text file or folder, or data of another task");
   command->add_option(
       "--task", a->task,
-      "what to learn (cistern info --tasks); without it the data's name says it, and "
+      "what to learn (cistern info --tasks); without it the data's name decides, and "
       "anything else is a text");
-  command->add_option("--experiment", a->file, "TOML file to begin with");
+  command->add_option("--experiment", a->file, "TOML file to start from");
   command
       ->add_option("--mechanisms", a->mechanisms, "mechanisms to compare; none: the task's choice")
       ->delimiter(',');
   command->add_option("--seconds", a->seconds, "training time of each")
-      ->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
+      ->multi_option_policy(CLI::MultiOptionPolicy::TakeLast)
+      ->check(CheckSeconds());
   command->add_option("--out", a->out, "folder for the models and report.html");
   command->add_flag("--resume", a->resume,
-                    "go on in --out: finished runs are kept, the interrupted one is gone on with");
+                    "continue in --out: keeps finished runs and resumes the interrupted one");
   command->add_option("--set", a->set, "KEY=VALUE for all of them; may be repeated")
       ->take_all()
       ->allow_extra_args(false);
-  command->add_option("--sample-tokens", a->sample_tokens, "tokens of text written at the end")
+  command
+      ->add_option("--sample-tokens", a->sample_tokens,
+                   "tokens of sample text generated at the end")
       ->check(CLI::Range(0, 1 << 20));
   command
       ->add_option("--decode-tokens", a->decode_tokens, "position of the last decoding measurement")

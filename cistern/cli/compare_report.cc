@@ -30,9 +30,10 @@ std::string Busy(const Comparison& c) {
     if (row.failed.empty()) least = std::min(least, Number(row.result, "cpu_share"));
   }
   if (least >= kBusyShare) return "";
-  return StrCat("The machine was busy: a run got as little as ", Fixed(100 * least, 0),
-                " % of the processor time that it was ready to use. Speeds, and what was reached "
-                "in the time, are not to be trusted.");
+  return StrCat(
+      "The machine was busy: a run got as little as ", Fixed(100 * least, 0),
+      " % of the processor time that it was ready to use. Speeds, and the results reached "
+      "in that time, are not reliable.");
 }
 
 }  // namespace
@@ -138,12 +139,13 @@ std::vector<std::string> Fairness(const Comparison& c) {
   if (most > 0) {
     lines.push_back(StrCat("Parameters differ by ",
                            Fixed(100.0 * (double(most) / double(fewest) - 1.0), 1),
-                           " %. Training alone is timed; evaluation is not."));
+                           " %. Only training is timed, not evaluation."));
   }
   lines.push_back(StrCat(c.metric.label, ": on the test split, ", c.metric.summary, ".",
-                         c.metric.scatter > 0 ? StrCat(" One seed ranks nothing closer than about ",
-                                                       Significant(c.metric.scatter, 2), ".")
-                                              : ""));
+                         c.metric.scatter > 0
+                             ? StrCat(" With one seed, ignore differences below about ",
+                                      Significant(c.metric.scatter, 2), ".")
+                             : ""));
   for (const CompareRow& row : c.rows) {
     if (!row.failed.empty()) lines.push_back(row.mechanism + " failed: " + row.failed);
   }

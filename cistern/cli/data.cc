@@ -81,8 +81,7 @@ void AddData(CLI::App& app, Run& run) {
       "2,000\n"
       "  cistern data text my.txt --vocab-size 4096        learns a tokenizer, fills the cache, "
       "prints counts");
-  CLI::App* listops =
-      command->add_subcommand("listops", "generate ListOps as Long Range Arena has it");
+  CLI::App* listops = command->add_subcommand("listops", "generate ListOps as in Long Range Arena");
   listops->add_option("--out", a->out, "folder for basic_{train,val,test}.tsv");
   listops->add_option("--counts", a->counts, "examples for training, validation and test")
       ->expected(3)

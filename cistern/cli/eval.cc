@@ -113,11 +113,11 @@ void AddEval(CLI::App& app, Run& run) {
       ->capture_default_str();
   sub->add_flag(
       "--by-position", c->by_position,
-      "bits per byte against position, the state carried on far beyond the training length");
+      "bits per byte against position, with the state carried far beyond the training length");
   sub->add_option("--rows", c->rows, "--by-position: starting points, evenly spread over the text")
       ->capture_default_str();
   sub->add_option("--buckets", c->buckets,
-                  "--by-position: N equal buckets; 0: each twice as long as the one before")
+                  "--by-position: N equal buckets; 0: each twice as long as the previous one")
       ->capture_default_str();
   sub->add_option("--svg", c->svg, "--by-position: also draw it")->type_name("FILE");
   AddCommon(*sub, c->common);

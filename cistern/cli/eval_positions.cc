@@ -66,7 +66,7 @@ int EvaluatePositions(const EvalCommand& c, const RunFolder& run) {
   if (!text || !lm) {
     FailUsage("--by-position carries a state along a text, and ", c.folder,
               " holds a model of kind ", run.config.kind, " for the task ", run.options.kind,
-              "; leave it away to measure the model on its own data");
+              "; omit it to measure the model on its own data");
   }
   ByPositionOptions options;
   options.rows = c.rows;
@@ -95,7 +95,7 @@ int EvaluatePositions(const EvalCommand& c, const RunFolder& run) {
   } else {
     PrintBuckets(buckets);
     if (trained > 0) {
-      std::printf("\ntrained on %lld tokens at a time; the state was carried on from there\n",
+      std::printf("\ntrained on %lld tokens at a time; the state was carried further\n",
                   static_cast<long long>(trained));
     }
   }

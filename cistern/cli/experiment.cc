@@ -1,11 +1,13 @@
 #include "cistern/cli/experiment.h"
 
 #include <algorithm>
+#include <filesystem>
 #include <utility>
 
 #include "cistern/base/error.h"
 #include "cistern/base/parallel.h"
 #include "cistern/base/terminal.h"
+#include "cistern/models/transfer.h"
 #include "cistern/train/checkpoint.h"
 
 namespace cistern::cli {
@@ -15,6 +17,12 @@ Fields Experiment::Describe() {
   f.Add("seed", &seed, "of the weights, the order of the data, dropout", {0, int64_t{1} << 62});
   f.Add("dtype", &dtype, "bfloat16: linear maps in bfloat16, everything else in float32",
         {"float32", "float64", "bfloat16"});
+  f.Add("from", &from,
+        "a model folder to start from: its weights, its tokenizer and, unless told "
+        "otherwise, the settings of its layers; empty: random weights");
+  f.Add("new_head", &new_head, "with from: initialize what follows the layers from scratch");
+  f.Add("swap_attention", &swap_attention,
+        "with from: allow other mechanisms; of their weights, take those that fit");
   f.Group("task", task.Describe());
   f.Group("model", model.Describe());
   f.Group("train", train.Describe());
@@ -29,21 +37,6 @@ Json Experiment::Write() {
 
 namespace {
 
-// The task that the file or, after it, an assignment names.
-std::string TaskKind(const Json& tree, const std::vector<std::string>& assignments,
-                     const std::string& otherwise) {
-  constexpr std::string_view kKey = "task.kind=";
-  std::string kind = otherwise;
-  if (tree.is_object() && tree.contains("task") && tree["task"].is_object() &&
-      tree["task"].contains("kind") && tree["task"]["kind"].is_string()) {
-    kind = tree["task"]["kind"].get<std::string>();
-  }
-  for (const std::string& a : assignments) {
-    if (a.starts_with(kKey)) kind = a.substr(kKey.size());
-  }
-  return FindTask(kind).name;
-}
-
 // The kind of model: the task's choice unless one was named, which must fit it.
 void ChooseModel(Experiment& experiment) {
   const TaskInfo& task = experiment.task.info();
@@ -55,15 +48,41 @@ void ChooseModel(Experiment& experiment) {
   FailUsage("model.kind=", kind, " does not fit the task ", task.name, ", which trains ", fit);
 }
 
+// The value of a text key, at the top of the file or in one of its tables, or in an assignment.
+std::string Said(const Json& tree, const std::vector<std::string>& assignments,
+                 const std::string& table, const std::string& key) {
+  std::string value;
+  const Json none, &inner = table.empty()                              ? tree
+                            : tree.is_object() && tree.contains(table) ? tree[table]
+                                                                       : none;
+  if (inner.is_object() && inner.contains(key) && inner[key].is_string())
+    value = inner[key].get<std::string>();
+  const std::string start = (table.empty() ? "" : table + ".") + key + "=";
+  for (const std::string& a : assignments) {
+    if (a.starts_with(start)) value = a.substr(start.size());
+  }
+  return value;
+}
+
 void ReadTree(Experiment& experiment, Json tree, const std::string& where,
               const std::vector<std::string>& assignments) {
   Fields fields = experiment.Describe();
+  const bool begun = tree.is_object() && tree.contains("data");
   if (tree.is_object()) {
     for (const char* result : {"result", "data", "environment"})
       tree.erase(result);  // an experiment.json of a finished run
     if (tree.contains("model")) tree["model"] = ConvertModelConfig(tree["model"]);
   }
-  const std::string kind = TaskKind(tree, assignments, experiment.task.kind);
+  std::string kind = Said(tree, assignments, "task", "kind");
+  kind = FindTask(kind.empty() ? experiment.task.kind : kind).name;
+  // A run that was begun has all settings in its record, and does not need the folder any more.
+  if (const std::string from = Said(tree, assignments, "", "from"); !from.empty() && !begun) {
+    std::string model = Said(tree, assignments, "model", "kind");
+    if (model.empty()) model = FindTask(kind).models[0];
+    Fields start;
+    start.Group("model", experiment.model.Describe());
+    start.Read({{"model", StartingConfig(from, model)}}, from);
+  }
   if (!tree.is_null()) {
     if (tree.is_object() && tree.contains("task"))
       tree["task"] = TaskOptions::Grouped(tree["task"], kind, where.ends_with(".json"));
@@ -103,8 +122,7 @@ std::vector<std::string> DataAssignments(const std::string& task, const std::str
   const TaskInfo& info = task.empty() ? TaskOfData(data) : FindTask(task);
   set.push_back("task.kind=" + info.name);
   if (data.empty()) return set;
-  if (info.data.empty())
-    FailUsage("the task ", info.name, " makes its own data; leave --data away");
+  if (info.data.empty()) FailUsage("the task ", info.name, " generates its own data; omit --data");
   set.push_back("task." + info.name + "." + info.data + "=" + data);
   return set;
 }
@@ -147,19 +165,32 @@ std::string ExperimentToml(Experiment& experiment) {
   return text;
 }
 
+namespace {
+
+// The tokens that the folder's model knows, where the task reads text.
+void TakeTokenizer(Task& task, const std::string& from) {
+  const std::string path = from + "/tokenizer.json";
+  if (!std::filesystem::exists(path)) return;
+  if (task.TakeTokenizer(LoadTokenizer(path))) Note("using the tokenizer of " + from);
+}
+
+}  // namespace
+
 Trained TrainExperiment(Experiment experiment, const std::string& folder, bool resume) {
   experiment.model.Validate();
   experiment.train.Validate();
   if (!resume && HoldsRun(folder)) {
-    FailUsage(folder, " already holds a run; give another --out, or --resume to go on with it");
+    FailUsage(folder, " already holds a run; give another --out, or --resume to continue it");
   }
   if (resume && !HoldsRun(folder)) {
-    Note(folder + " holds no checkpoint yet; the run begins again");
+    Note(folder + " holds no checkpoint yet; the run starts again");
     resume = false;
   }
   Trained out;
   out.task = experiment.task.Make();
   if (resume) out.task->LoadAssets(folder);
+  const bool taking = !resume && !experiment.from.empty();
+  if (taking) TakeTokenizer(*out.task, experiment.from);
   out.task->Prepare();
   const Json data = out.task->DataSummary();
   if (data.contains("notes")) {
@@ -171,6 +202,12 @@ Trained TrainExperiment(Experiment experiment, const std::string& folder, bool r
               experiment.dtype == "float64" ? 8 : 4);
   out.model = MakeModel(out.config, uint64_t(experiment.seed));
   if (experiment.dtype == "float64") out.model->to(at::kDouble);
+  if (taking) {
+    const TransferReport report =
+        TakeWeights(*out.model, experiment.from, {experiment.new_head, experiment.swap_attention});
+    Note(StrCat("from ", experiment.from, ": ", report.Summary()));
+    for (const std::string& note : report.notes) Note(note);
+  }
   experiment.model = out.config;
   Json record = experiment.Write();
   record["data"] = data;

@@ -18,9 +18,12 @@ struct Experiment {
   TrainOptions train;
   int64_t seed = 1;
   std::string dtype = "float32";
+  // A folder whose weights the run begins with, its settings the defaults of [model] (TakeWeights).
+  std::string from;
+  bool new_head = false, swap_attention = false;
 
   Fields Describe();
-  Json Write();  // as Describe().Write(), of the tasks the one that is chosen
+  Json Write();  // as Describe().Write(), with only the chosen task
 };
 
 // Reads `file` (TOML, or JSON by its name; empty: none), then applies the assignments in order.
@@ -39,7 +42,7 @@ void ReadRunExperiment(Experiment& experiment, const std::string& folder,
 // TOML text of everything, ready to be edited and given back.
 std::string ExperimentToml(Experiment& experiment);
 
-// Prepares the data, completes and checks the model's configuration, foretells the memory, trains
+// Prepares the data, completes and checks the model's configuration, predicts the memory, trains
 // into `folder`.
 struct Trained {
   TrainResult result;

@@ -31,7 +31,7 @@ std::vector<PromptLine> ReadPrompts(const std::string& path) {
     PromptLine line;
     try {
       Fields()
-          .Add("prompt", &line.text, "the text to go on from")
+          .Add("prompt", &line.text, "the text to continue")
           .Add("id", &line.id, "handed through")
           .Read(json, where);
     } catch (const UsageError& e) {
@@ -70,7 +70,7 @@ void CheckCommand(GenerateCommand& c) {
     FailUsage("give one of --prompt, --prompt-file and --prompts");
   }
   if (c.interactive && !c.prompts.empty())
-    FailUsage("--interactive takes its prompts from standard input; leave --prompts away");
+    FailUsage("--interactive takes its prompts from standard input; omit --prompts");
   if (c.interactive && c.prompt_file == "-") {
     FailUsage(
         "--interactive reads its lines from standard input, so --prompt-file cannot be -; give a "
@@ -78,7 +78,8 @@ void CheckCommand(GenerateCommand& c) {
   }
   if (!c.save_state.empty() && !c.prompts.empty()) {
     FailUsage(
-        "--save-state keeps one text, and --prompts makes many; give --prompt or --prompt-file");
+        "--save-state saves one text, and --prompts generates many; give --prompt or "
+        "--prompt-file");
   }
   if (c.batch < 1) FailUsage("--batch must be 1 or above, got ", c.batch);
   if (!c.logprobs_text.empty())
@@ -146,7 +147,7 @@ bool RunPrompt(const GenerateCommand& c, Generator& generator, const Tokenizer& 
   return result.prompt_read;
 }
 
-// The text that the lines go on from. False: interrupted.
+// The text that the lines continue. False: interrupted.
 bool ReadFirst(const GenerateCommand& c, Generator& generator, TextState& text, Stats& stats) {
   if (c.prompt.empty() && c.prompt_file.empty()) return true;
   GenerateOptions options = c.options;
@@ -207,8 +208,7 @@ int RunGenerate(GenerateCommand c) {
 TextState LoadOneText(const std::string& path, const LmFolder& lm) {
   TextState text = LoadTextState(path, *lm.model, *lm.tokenizer);
   if (text.rows() != 1)
-    FailUsage(path, " holds ", text.rows(),
-              " texts; `cistern generate` goes on from a file of one");
+    FailUsage(path, " holds ", text.rows(), " texts; `cistern generate` continues a file of one");
   return text;
 }
 
@@ -221,47 +221,48 @@ void AddGenerate(CLI::App& app, Run& run) {
       ->required()
       ->type_name("FOLDER");
   sub->add_option("--prompt,-p", c->prompt,
-                  "the text to go on from; none: <|endoftext|> or a newline begins")
+                  "the text to continue; none: start with <|endoftext|> or a newline")
       ->type_name("TEXT");
   sub->add_option("--prompt-file", c->prompt_file,
-                  "the same from a file of any length; -: standard input")
+                  "read the prompt from a file of any length; -: standard input")
       ->type_name("FILE");
   sub->add_option("--prompts", c->prompts,
                   "JSON lines {\"prompt\": ..., \"id\": ...}; writes a JSON line for each")
       ->type_name("FILE");
   sub->add_option("--load-state", c->load_state,
-                  "go on from a saved state: the prompt, or every one of --prompts, continues it")
+                  "continue a saved state with the prompt, or with each of --prompts")
       ->type_name("FILE");
-  sub->add_option("--save-state", c->save_state,
-                  "keep what was read and written, to go on from (with -n 0: the prompt alone)")
+  sub->add_option(
+         "--save-state", c->save_state,
+         "save the text read and generated, to continue it later (with -n 0: only the prompt)")
       ->type_name("FILE");
   sub->add_flag("--interactive,-i", c->interactive,
                 "append each line of standard input and answer it; :help shows the commands");
-  sub->add_option("--max-tokens,-n", c->options.max_tokens, "tokens to write at most")
+  sub->add_option("--max-tokens,-n", c->options.max_tokens, "tokens to generate at most")
       ->capture_default_str();
   sub->add_option("--temperature,-t", c->options.sampler.temperature,
-                  "0: always the likeliest token; higher: more variety")
+                  "0: always the most likely token; higher: more variety")
       ->capture_default_str();
-  sub->add_option("--top-k", c->options.sampler.top_k, "draw among the K likeliest; 0: all")
+  sub->add_option("--top-k", c->options.sampler.top_k,
+                  "sample from the K most likely tokens; 0: from all")
       ->capture_default_str();
   sub->add_option("--top-p", c->options.sampler.top_p,
-                  "draw among the fewest tokens that hold this much probability")
+                  "sample from the smallest set of tokens with this total probability")
       ->capture_default_str();
   sub->add_option("--repetition-penalty", c->options.sampler.repetition_penalty,
-                  "above 1 shuns tokens seen; 1: off")
+                  "above 1: avoid tokens already seen; 1: off")
       ->capture_default_str();
   sub->add_option("--repetition-window", c->options.sampler.repetition_window,
                   "only the last N tokens count as seen; 0: all")
       ->capture_default_str();
   sub->add_option("--stop", c->options.stop,
-                  "end before this text (\\n and \\t are understood); may be given several times")
+                  "stop before this text (\\n and \\t are understood); may be repeated")
       ->type_name("TEXT")
       ->expected(1)
       ->take_all();
   sub->add_flag("--logprobs{chosen}", c->logprobs_text,
-                "log-probability of every token; --logprobs=N: and the N likeliest");
-  sub->add_option("--batch", c->batch, "prompts of --prompts to run together")
-      ->capture_default_str();
+                "log-probability of every token; --logprobs=N: and of the N most likely");
+  sub->add_option("--batch", c->batch, "prompts of --prompts in one batch")->capture_default_str();
   sub->add_flag("--stats", c->stats,
                 "speed, state and memory, also far into a text (on standard error; with --json in "
                 "the result)");
@@ -281,9 +282,9 @@ void AddGenerate(CLI::App& app, Run& run) {
       "  cistern generate runs/kjv/latte --load-state book.state --prompt 'And so' -n 100        # "
       "use often\n"
       "  cistern generate runs/kjv/latte --load-state book.state --interactive\n"
-      "\nText is shown as it is written, whole characters only. Ctrl-C ends it politely (exit code "
+      "\nText is shown as it is generated, in complete characters. Ctrl-C stops cleanly (exit code "
       "130). One seed, one text:\n"
-      "prompt i of a file draws as it would alone as prompt i, whatever the batch.");
+      "prompt i of a file gets the same draws as prompt i alone, in any batch.");
   sub->callback([c, &run] { run = [c] { return RunGenerate(*c); }; });
 }
 

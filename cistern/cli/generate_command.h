@@ -34,7 +34,7 @@ std::string LogprobLines(const Tokenizer& tokenizer, const Generation& g);
 // --stats: sums over all that was read and written, and speed at chosen positions.
 struct Stats {
   GenerateStats sum;
-  int64_t million_bytes = 0;  // of one text's state after a million tokens, foretold
+  int64_t million_bytes = 0;  // of one text's state after a million tokens, predicted
   std::vector<DecodePoint> points;
 
   void Add(const GenerateStats& s);

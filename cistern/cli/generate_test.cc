@@ -95,16 +95,20 @@ TEST_F(GenerateCliTest, StatesThatCannotBeUsed) {
   changed[changed.size() - 3] ^= 1;
   WriteFileAtomically(bad, changed);
   load(1, {bad, "corrupt"});
-  {  // of a later version, whole
+  const auto of_version = [&](const std::string& version) {  // whole
     const SafetensorsFile file(state);
     auto metadata = file.metadata();
-    ASSERT_EQ(metadata["version"], "1");
-    metadata["version"] = "7";
+    ASSERT_EQ(metadata["version"], "2");
+    metadata["version"] = version;
+    metadata["tokenizer"] = "another hash";
     WriteSafetensors(bad, file.entries(), {metadata.begin(), metadata.end()});
-  }
-  load(2, {bad, "version 7", "reads version 1"});
+  };
+  of_version("7");
+  load(2, {bad, "version 7", "a newer cistern", "reads version 2"});
+  of_version("1");
+  load(2, {bad, "version 1", "an older cistern", "make it again", "--save-state FILE"});
   fs::copy_file(Trained() + "/model.safetensors", bad, fs::copy_options::overwrite_existing);
-  load(1, {bad, "is no saved state", "--save-state"});
+  load(1, {bad, "is not a saved state", "--save-state"});
   fs::remove(bad);
   fs::create_directory(bad);
   load(1, {"cannot read", bad, "Is a directory"});
@@ -133,7 +137,7 @@ TEST_F(GenerateCliTest, StatesThatCannotBeUsed) {
   const std::string prompts = folder_ / "prompts.jsonl";
   WriteFileAtomically(prompts, "{\"prompt\": \"a\"}\n");
   Expect(Generate({"--prompts", prompts, "--save-state", state}), 2,
-         {"--save-state keeps one text"});
+         {"--save-state saves one text"});
   Expect(Generate({"--prompts", prompts, "--interactive"}), 2, {"--interactive", "--prompts"});
   Expect(Generate({"--prompt-file", "-", "--interactive"}), 2, {"--interactive", "--prompt-file"});
 }
@@ -184,8 +188,8 @@ TEST_F(GenerateCliTest, InteractiveCommands) {
   ASSERT_EQ(lines.size(), 6u) << o;  // one two two one one two
   EXPECT_EQ(tokens(lines[1]), tokens(lines[2])) << ":back undoes a turn";
   EXPECT_EQ(tokens(lines[0]), tokens(lines[3])) << "two turns";
-  EXPECT_EQ(tokens(lines[0]), tokens(lines[4])) << ":reset begins anew";
-  EXPECT_EQ(tokens(lines[1]), tokens(lines[5])) << ":load goes on from the file";
+  EXPECT_EQ(tokens(lines[0]), tokens(lines[4])) << ":reset starts a new text";
+  EXPECT_EQ(tokens(lines[1]), tokens(lines[5])) << ":load continues the file";
   EXPECT_NE(tokens(lines[0]), tokens(lines[1]));
   EXPECT_NE(o.err.find(":save FILE"), std::string::npos) << ":help";
 
@@ -202,7 +206,7 @@ TEST_F(GenerateCliTest, InteractiveCommands) {
   fails(":save", 2, {":save FILE"});
   fails(":back 3", 2, {":back", "'3'"});
   fails(":back", 1, {"nothing to go back to"});
-  fails(":save " + state, 1, {"nothing was read yet"});
+  fails(":save " + state, 1, {"nothing has been read yet"});
   fails(":load " + (folder_ / "none.state"), 1, {"none.state", "No such file"});
   Expect(Generate({"--load-state", state, "-n", "1"}), 0, {});  // a refused :save left the file
 }
@@ -228,7 +232,7 @@ TEST_F(GenerateCliTest, CtrlCStopsTheAnswerAndNotTheProgram) {
         std::chrono::milliseconds(200));  // the answer's last tokens and its line end
     size = fs::file_size(prefix + ".out");
     std::this_thread::sleep_for(std::chrono::milliseconds(100));
-    EXPECT_EQ(fs::file_size(prefix + ".out"), size) << "the answer goes on after Ctrl-C";
+    EXPECT_EQ(fs::file_size(prefix + ".out"), size) << "the answer continues after Ctrl-C";
   }
   ASSERT_EQ(::write(ends[1], ":quit\n", 6), 6);
   const Outcome o = Wait(child, prefix);

@@ -98,7 +98,7 @@ constexpr int64_t kStateTokens[] = {0, 1'000, 1'000'000};
 void PrintState(const StatefulModel& model) {
   const auto& layers = model.state_layers();
   const size_t self = size_t(model.config().Stack(Form::kCausal).layers());
-  std::printf("state        bytes of one text after so many tokens%s:\n%33s",
+  std::printf("state        bytes of one text after that many tokens%s:\n%33s",
               layers.size() > self ? ", with as many of its source" : "", "");
   for (const int64_t tokens : kStateTokens) std::printf(" %14lld", static_cast<long long>(tokens));
   for (size_t i = 0; i <= layers.size(); ++i) {
@@ -212,7 +212,7 @@ int RunInfo(const InfoArguments& a) {
 void AddInfo(CLI::App& app, Run& run) {
   auto a = std::make_shared<InfoArguments>();
   CLI::App* command = app.add_subcommand(
-      "info", "the build, the machine and the mechanisms; or what a model folder holds");
+      "info", "show the build, the machine and the mechanisms, or the contents of a model folder");
   command->add_option("folder", a->folder, "model folder");
   command->add_flag("--tasks", a->tasks, "every task: its models, metrics and options");
   command->add_flag("--docs", a->docs, "print the generated part of docs/mechanisms.md");

@@ -17,17 +17,16 @@ namespace cistern::cli {
 namespace {
 
 constexpr char kHelp[] =
-    "A line is appended to the text with its line end, and answered; a backslash at its end leaves "
-    "the line end away. An empty line\n"
-    "goes on without adding anything. Ctrl-C stops an answer. A line that begins with a colon is a "
-    "command (:: begins one that is not):\n"
+    "Each line is appended to the text, with its line end, and answered. A backslash at its end\n"
+    "drops the line end. An empty line continues without adding anything. Ctrl-C stops an answer.\n"
+    "A line that begins with a colon is a command (:: begins one that is not):\n"
     "  :save FILE   the text's state, for --load-state and :load\n"
-    "  :load FILE   go on from a saved state\n"
+    "  :load FILE   continue a saved state\n"
     "  :back        undo the last turn (or :load, or :reset)\n"
-    "  :reset       begin a new text\n"
+    "  :reset       start a new text\n"
     "  :stats       tokens, speed, state\n"
     "  :help        this\n"
-    "  :quit        end (as the end of the input does)\n";
+    "  :quit        quit (as the end of the input does)\n";
 
 // What :back can undo: at most this many turns, and above one no more bytes of state.
 constexpr size_t kBackTurns = 32;
@@ -133,7 +132,7 @@ class Session {
     stats_.Add(generator_.stats());
     if (!answer.prompt_read) {
       GoBack();
-      Note("interrupted while the line was read; the text is as it was before");
+      Note("interrupted while reading the line; the text is unchanged");
     }
     if (c_.common.json) {
       WriteOut(JsonLine(ResultJson(c_, *lm_.tokenizer, answer)) + "\n");

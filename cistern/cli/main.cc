@@ -62,7 +62,7 @@ int ReportForeign(const std::string& command, const std::exception& e) {
     if (asked != what.npos) {
       const std::string rest = what.substr(asked + 22);  // "123 bytes. Error code ..."
       return Report("out of memory: " + rest.substr(0, rest.find('.')) +
-                        " more were asked for; lower the batch, the length or the model's size",
+                        " more were requested; lower the batch, the length or the model's size",
                     1);
     }
     return Report("cistern " + command + " failed inside torch: " + what, 1);

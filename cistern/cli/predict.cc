@@ -82,7 +82,7 @@ int RunPredict(const PredictCommand& c) {
 
 void AddPredict(CLI::App& app, Run& run) {
   auto c = std::make_shared<PredictCommand>();
-  CLI::App* sub = app.add_subcommand("predict", "what a trained model says of each row of a file");
+  CLI::App* sub = app.add_subcommand("predict", "predict each row of a file with a trained model");
   sub->add_option("model", c->folder, "folder of a trained model")->required()->type_name("FOLDER");
   sub->add_option("data", c->data, "a file of the task's kind; labels may be missing")
       ->required()
@@ -92,7 +92,7 @@ void AddPredict(CLI::App& app, Run& run) {
   AddCommon(*sub, c->common);
   AddDevice(*sub, c->common);
   sub->footer(
-      "One line for each row, in their order, as soon as it is known: tab-separated columns with "
+      "Prints one line for each row, in order, as soon as it is known: tab-separated columns with "
       "a\n"
       "header, or JSON lines with --json. The file may be of any size.\n"
       "Examples:\n"

@@ -13,9 +13,10 @@ namespace {
 
 struct TrainArguments {
   Common common;
-  std::string file, out = "runs/train", text, data, task;
+  std::string file, out = "runs/train", text, data, task, from;
   std::vector<std::string> set;
   bool print_config = false, resume = false, list = false;
+  bool new_head = false, swap_attention = false;
   int64_t steps = 0;
   double seconds = 0;
 };
@@ -40,7 +41,7 @@ int RunTrain(CLI::App& command, const TrainArguments& a) {
   }
   if (a.resume && !a.file.empty())
     FailUsage(
-        "--resume goes on with the experiment in --out; leave the file away (--set may still "
+        "--resume continues the experiment in --out; omit the file (--set may still "
         "change train.steps)");
   if (!a.text.empty() && !(a.task.empty() && a.data.empty()))
     FailUsage("--text is --task lm --data; give one of the two");
@@ -48,7 +49,18 @@ int RunTrain(CLI::App& command, const TrainArguments& a) {
       a.text.empty() ? DataAssignments(a.task, a.data) : DataAssignments("lm", a.text);
   if (!a.data.empty() && a.file.empty() && !a.resume) {  // the settings that suit the task
     const TaskInfo& task = a.task.empty() ? TaskOfData(a.data) : FindTask(a.task);
-    set.insert(set.begin(), task.defaults.begin(), task.defaults.end());
+    std::vector<std::string> defaults = task.defaults;
+    defaults.insert(defaults.begin(), "task.kind=" + task.name);
+    ReadExperiment(experiment, "", defaults);
+  }
+  if (a.resume && !a.from.empty())
+    FailUsage("--resume continues with the weights of the run in --out; omit --from");
+  if (a.from.empty() && (a.new_head || a.swap_attention))
+    FailUsage("--new-head and --swap-attention need --from FOLDER");
+  if (!a.from.empty()) {
+    set.push_back("from=" + a.from);
+    set.push_back(StrCat("new_head=", a.new_head ? "true" : "false"));
+    set.push_back(StrCat("swap_attention=", a.swap_attention ? "true" : "false"));
   }
   set.insert(set.end(), a.set.begin(), a.set.end());
   if (command.count("--steps") > 0)
@@ -70,7 +82,7 @@ int RunTrain(CLI::App& command, const TrainArguments& a) {
   const TrainResult& r = trained.result;
   if (r.interrupted) {
     std::fprintf(stderr,
-                 "cistern: interrupted after step %ld; saved in %s; go on with: cistern train "
+                 "cistern: interrupted after step %ld; saved in %s; to continue: cistern train "
                  "--resume --out %s\n",
                  long(r.steps), a.out.c_str(), a.out.c_str());
     return 130;
@@ -108,15 +120,22 @@ void AddTrain(CLI::App& app, Run& run) {
       "  cistern train --task listops --out runs/listops --steps 200\n"
       "  cistern train configs/listops.toml --out runs/listops --set model.attention=abc_mlp --set "
       "train.lr=1e-3\n"
-      "  cistern train --resume --out runs/mine            goes on after Ctrl-C\n"
+      "  cistern train --data reviews.tsv --from runs/mlm --out runs/reviews\n"
+      "  cistern train --resume --out runs/mine            continues after Ctrl-C\n"
       "  cistern train --list                              every key, its type, default and "
       "meaning");
   command->add_option("experiment", a->file, "TOML file with [task], [model] and [train] tables");
   command->add_option("--task", a->task, "what to learn: cistern info --tasks lists the tasks");
   command->add_option("--data", a->data,
-                      "the task's data; without --task its name says which task it is for");
+                      "the task's data; without --task its name decides the task");
   command->add_option("--text", a->text,
                       "text file or folder to learn a language model from: --task lm --data");
+  command->add_option("--from", a->from,
+                      "model folder to start from: its weights, tokenizer and settings");
+  command->add_flag("--new-head", a->new_head,
+                    "with --from: initialize what follows the layers from scratch");
+  command->add_flag("--swap-attention", a->swap_attention,
+                    "with --from: allow another attention; of its weights, take those that fit");
   command->add_option("--out", a->out, "run folder");
   command->add_option("--set", a->set, "KEY=VALUE, such as model.dim=256; may be repeated")
       ->take_all()
@@ -127,7 +146,7 @@ void AddTrain(CLI::App& app, Run& run) {
       ->check(CheckSeconds());
   command->add_flag("--print-config", a->print_config, "print the experiment as TOML and stop");
   command->add_flag("--list", a->list, "print every key and stop");
-  command->add_flag("--resume", a->resume, "go on from the newest checkpoint in --out");
+  command->add_flag("--resume", a->resume, "continue from the newest checkpoint in --out");
   AddCommon(*command, a->common);
   AddDevice(*command, a->common);
   command->callback([a, command, &run] { run = [a, command] { return RunTrain(*command, *a); }; });

@@ -182,7 +182,7 @@ ModelResults CheckClassifier(const VerifyCommand& c, const ModelConfig& config,
                              const HearModel& hear) {
   if (!c.text.empty())
     FailUsage(c.folder, " holds an ", config.kind,
-              ", which is checked on random tokens; leave --text away");
+              ", which is checked on random tokens; omit --text");
   auto open = [&] { return std::dynamic_pointer_cast<EncoderClassifier>(LoadModel(c.folder)); };
   const auto model = open(), twin = open();
   twin->to(at::kDouble);
@@ -201,8 +201,14 @@ int VerifyModel(const VerifyCommand& c) {
     stopped = Interrupted();
     return !stopped;
   };
+  const ModelInfo& info = config.info();
+  if (!info.extends && !info.classifies) {
+    FailUsage(c.folder, " holds a ", config.kind,
+              "; verify --model takes language models and classifiers, and cistern verify alone "
+              "checks the mechanisms that they are made of");
+  }
   const auto [results, tokens, source] =
-      config.kind == "encoder_classifier" ? CheckClassifier(c, config, hear) : CheckLm(c, hear);
+      info.classifies ? CheckClassifier(c, config, hear) : CheckLm(c, hear);
   bar.Finish();
   int64_t failed = 0;
   Json rows = Json::array();
@@ -239,8 +245,8 @@ int VerifyModel(const VerifyCommand& c) {
 int VerifyLong(const VerifyCommand& c) {
   if (!c.forms.empty() || !c.properties.empty() || !c.implementations.empty() || !c.lengths.empty())
     FailUsage(
-        "--long decodes with the kernels against the reference; of the other choices --mechanism "
-        "and --full alone go with it");
+        "--long decodes with the kernels against the reference; of the other options only "
+        "--mechanism and --full apply to it");
   if (c.long_tokens < 1000 || c.piece < 1)
     FailUsage("--long must be at least 1000 and --piece at least 1");
   std::vector<const MechanismInfo*> mechanisms;
@@ -298,7 +304,7 @@ int VerifyLong(const VerifyCommand& c) {
     std::cout << JsonLine(out) << std::endl;
   } else {
     std::printf(
-        "\n%lld mechanisms, %lld failed: relative error of float after so many tokens, tolerance "
+        "\n%lld mechanisms, %lld failed: relative error of float after that many tokens, tolerance "
         "%s\n",
         static_cast<long long>(finished), static_cast<long long>(failed),
         verify::ErrorText(verify::kLongTolerance).c_str());
@@ -314,9 +320,9 @@ int RunVerify(VerifyCommand c) {
   ApplyCommon(c.common);
   if (c.quick && c.full) FailUsage("give --quick or --full, not both");
   if (c.common.dtype != "float32")
-    FailUsage("verify compares float32 with float64 by itself; leave --dtype away");
+    FailUsage("verify compares float32 with float64 by itself; omit --dtype");
   if (c.folder.empty() && !c.text.empty())
-    FailUsage("--text goes with --model: a language model is checked on a text of yours");
+    FailUsage("--text goes with --model: a language model is checked on your text");
   if (c.long_tokens != 0) {
     if (!c.folder.empty()) FailUsage("--long checks mechanisms, --model a model: give one of them");
     return VerifyLong(c);
@@ -347,7 +353,7 @@ void AddVerify(CLI::App& app, Run& run) {
   auto c = std::make_shared<VerifyCommand>();
   CLI::App* sub = app.add_subcommand(
       "verify",
-      "Prove on this machine that every form of every mechanism computes the same numbers");
+      "Check on this machine that every form of every mechanism computes the same numbers");
   sub->add_option("--mechanism,--mechanisms", c->mechanisms, "only these")
       ->delimiter(',')
       ->type_name("NAME,...");
@@ -375,7 +381,7 @@ void AddVerify(CLI::App& app, Run& run) {
       ->type_name("FILE");
   sub->add_option("--tokens", c->tokens, "--model: how many tokens; 0: 192, or 512 with --full");
   sub->add_option("--long", c->long_tokens,
-                  "decode so many tokens instead: how far does float drift from double?")
+                  "decode this many tokens instead: how far does float drift from double?")
       ->type_name("TOKENS");
   sub->add_option("--piece", c->piece,
                   "--long: tokens extended at a time between the comparisons; 1: token by token");
@@ -390,10 +396,10 @@ void AddVerify(CLI::App& app, Run& run) {
       "token by token, padded, packed, from a file\n"
       "  cistern verify --long 10000000                          ten million tokens of decoding: "
       "the drift of float, in minutes\n"
-      "\nA cell is the error that came nearest to its tolerance (relative, root mean square) and "
+      "\nA cell is the error that came closest to its tolerance (relative, root mean square) and "
       "that tolerance,\n"
       "0 where every bit agrees, FAIL, or the letter of a reason why the property does not apply.\n"
-      "The exit code is 1 when anything failed.\n" +
+      "The exit code is 1 if anything failed.\n" +
       PropertyHelp());
   sub->callback([c, &run] { run = [c] { return RunVerify(*c); }; });
 }

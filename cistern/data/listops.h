@@ -86,7 +86,7 @@ ListOpsSet ReadListOps(std::istream& file, const std::string& name,
                        const ListOpsReadOptions& options = {});
 ListOpsSplits ReadListOpsFolder(const std::string& folder, const ListOpsReadOptions& options = {});
 
-// Generated examples kept in `folder`, which appears whole, with checksums of its files; made anew,
+// Generated examples kept in `folder`, written as a whole, with checksums of its files; rebuilt,
 // with a note, when they do not fit. Several processes may ask at once: one makes it, the others
 // wait.
 ListOpsSplits OpenListOps(const ListOpsOptions& generate, uint64_t seed, const std::string& folder,

@@ -89,9 +89,9 @@ TokenFile::TokenFile(const std::string& path) : path_(path) {
   const uint64_t size = regular ? uint64_t(info.st_size) : 0;
   std::string broken;
   if (size < sizeof header_ || ::pread(fd_, &header_, sizeof header_, 0) != sizeof header_) {
-    broken = StrCat(" is no token file: it has only ", size, " bytes");
+    broken = StrCat(" is not a token file: it has only ", size, " bytes");
   } else if (std::memcmp(header_.magic, kTokenMagic, sizeof kTokenMagic) != 0) {
-    broken = StrCat(" is no token file: it does not begin with ",
+    broken = StrCat(" is not a token file: it does not begin with ",
                     std::string(kTokenMagic, sizeof kTokenMagic));
   } else if (header_.header_checksum != HeaderChecksum(header_) ||
              (header_.width != 2 && header_.width != 4) || header_.begin > header_.end) {
@@ -134,7 +134,7 @@ void TokenFile::Read(int64_t begin, int64_t count, void* out) const {
     const ssize_t n = ::pread(fd_, to, left, at);
     if (n < 0 && errno == EINTR) continue;
     CISTERN_CHECK(n > 0, "cannot read ", path_, ": ",
-                  n < 0 ? std::strerror(errno) : "it has become shorter while it was in use");
+                  n < 0 ? std::strerror(errno) : "it became shorter while in use");
     to += n;
     at += n;
     left -= size_t(n);

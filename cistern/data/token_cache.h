@@ -1,5 +1,5 @@
 #pragma once
-// Tokens of a text on disk: made once by streaming, read in pieces afterwards, made anew when the
+// Tokens of a text on disk: made once by streaming, read in pieces afterwards, rebuilt when the
 // text or the tokenizer changes. What is in the text decides, not its name or time. Several
 // processes may share a folder: one makes what is missing, the others wait.
 #include <cstdint>
@@ -78,12 +78,12 @@ std::unique_ptr<Tokenizer> OpenBpe(const TextSource& source, ByteRange range, in
 struct TokenSplits {
   TokenFile train, valid, test;
   bool reused;                     // all three were there and current
-  std::vector<std::string> notes;  // why files were made anew, if any were there
+  std::vector<std::string> notes;  // why existing files were rebuilt
 };
 
 // train.tok, valid.tok and test.tok in `folder` (made if missing) for SplitText(source). Files
 // whose source, tokenizer and range agree are used as they are (their checksum is verified up to 1
-// GiB); others, broken ones too, are made anew, with a note. A split may be empty: what is too
+// GiB); others, and broken ones, are rebuilt, with a note. A split may be empty: what is too
 // short is the caller's to say.
 TokenSplits OpenTokenSplits(const TextSource& source, const Tokenizer& tokenizer,
                             const std::string& folder, const TextProgress& progress = nullptr);

@@ -128,7 +128,7 @@ TEST_F(TokenCacheTest, ATextThatChangesWhileItIsReadIsRefused) {
     OpenTokenSplits(source, *MakeByteTokenizer(), folder_ + "/cache");
     FAIL();
   } catch (const Error& e) {
-    EXPECT_NE(std::string(e.what()).find("text has changed while it was read"), std::string::npos)
+    EXPECT_NE(std::string(e.what()).find("text changed while it was read"), std::string::npos)
         << e.what();
   }
   EXPECT_TRUE(fs::is_empty(folder_ + "/cache"));
@@ -141,7 +141,7 @@ TEST_F(TokenCacheTest, AFileCutShortWhileItIsOpenIsAnError) {
   const TokenFile file(path);
   fs::resize_file(path, 1000);
   EXPECT_EQ(ErrorMessage([&] { All(file); }),
-            "cannot read " + path + ": it has become shorter while it was in use");
+            "cannot read " + path + ": it became shorter while in use");
 }
 
 TEST_F(TokenCacheTest, IdsOutsideTheVocabularyAreNotHandedOut) {
@@ -217,8 +217,9 @@ TEST_F(TokenCacheTest, BrokenFilesAreNamed) {
   BuildTokenFile(source, {0, 1000}, *MakeByteTokenizer(), path);
   const std::string good = ReadFile(path);
   EXPECT_EQ(ErrorOf(good, true), "fine");
-  EXPECT_EQ(ErrorOf(""), " is no token file: it has only 0 bytes");
-  EXPECT_EQ(ErrorOf(std::string(100, 'x')), " is no token file: it does not begin with CISTTOK2");
+  EXPECT_EQ(ErrorOf(""), " is not a token file: it has only 0 bytes");
+  EXPECT_EQ(ErrorOf(std::string(100, 'x')),
+            " is not a token file: it does not begin with CISTTOK2");
   EXPECT_EQ(ErrorOf(good.substr(0, good.size() - 1)),
             " is damaged: 1000 tokens of 2 bytes are announced, 1999 bytes are there");
   std::string header = good;

@@ -115,7 +115,7 @@ std::vector<Generation> Generator::Run(std::vector<ByteSource> prompts,
                                        const GenerateOptions& options, const OnText& on_text,
                                        const std::atomic<bool>* interrupt, const TextState* from) {
   const int64_t rows = int64_t(prompts.size());
-  CISTERN_CHECK(!from || from->rows() == 1, "[generate] prompts go on from a text of one row, got ",
+  CISTERN_CHECK(!from || from->rows() == 1, "[generate] prompts continue a text of one row, got ",
                 from ? from->rows() : 0);
   TextState text =
       from ? from->Reorder(std::vector<int64_t>(prompts.size(), 0)) : EmptyTextState(*model_, rows);
@@ -141,7 +141,7 @@ std::vector<Generation> Generator::Go(TextState& text, std::vector<ByteSource> p
     if (options.sampler.repetition_penalty != 1 &&
         options.sampler.repetition_window > TokenHistory::kRecent &&
         position > TokenHistory::kRecent) {
-      FailUsage("a text that is gone on with remembers its last ", TokenHistory::kRecent,
+      FailUsage("a text that is continued remembers its last ", TokenHistory::kRecent,
                 " tokens, got repetition-window=", options.sampler.repetition_window,
                 "; take a smaller one, or 0 for all tokens");
     }
@@ -185,7 +185,7 @@ void Generator::Prefill(std::deque<Row>& rows, TextState& text, const Job& job) 
       const int64_t tokens = before[b] + row.result.prompt_tokens;
       if (config.positions == "learned" && tokens + options.max_tokens > config.max_length) {
         FailUsage("prompt ", options.first_row + int64_t(b),
-                  before[b] > 0 ? " and what it goes on from have " : " has ", tokens,
+                  before[b] > 0 ? " and the text that it continues have " : " has ", tokens,
                   " tokens or more, and with max-tokens=", options.max_tokens,
                   " it would go beyond max_length=", config.max_length,
                   ", where the learned positions of this model end");
@@ -255,7 +255,7 @@ void Generator::Decode(std::deque<Row>& rows, TextState& text, const Job& job) {
       next[b] = {choice.token};
       writing = true;
     }
-    // The last token is written only where the text is gone on with.
+    // The last token is written only if the text is continued.
     if (!job.keep && step + 1 == options.max_tokens) continue;
     if (!(job.keep ? writing : going)) break;
     if (step % 1024 == 0) CheckStateGrowth(model_->config(), text.Bytes(), text.position(0));

@@ -1,6 +1,6 @@
 #pragma once
 // Text from a language model: prompts are consumed piece by piece, then one token at a time is
-// drawn, written and shown. What was read can be kept (text_state.h) and gone on with: a long
+// drawn, written and shown. What was read can be saved (text_state.h) and continued: a long
 // prompt is read once and used often.
 #include <atomic>
 #include <deque>
@@ -57,8 +57,8 @@ class Generator {
   Generator(std::shared_ptr<LanguageModel> model, std::shared_ptr<const Tokenizer> tokenizer);
 
   // Prompts of any lengths as one batch, each with the result it has alone. An interrupt ends all
-  // of them cleanly. With `from`, a text of one row that stays as it is, every prompt goes on from
-  // there.
+  // of them cleanly. With `from`, a text of one row that stays as it is, every prompt continues
+  // from there.
   std::vector<Generation> Run(std::vector<ByteSource> prompts, const GenerateOptions& options,
                               const OnText& on_text = {},
                               const std::atomic<bool>* interrupt = nullptr,
@@ -66,9 +66,9 @@ class Generator {
   Generation Run(const std::string& prompt, const GenerateOptions& options);
   // Row b of `text` reads prompt b, or nothing more where that is empty, and then draws. Afterwards
   // `text` holds all that was read and drawn, stop strings too, but for an <|endoftext|> that ended
-  // a row: that row can be gone on with as if it had not been drawn. Continuing is, to the bit, not
+  // a row: that row can be continued as if it had not been drawn. Continuing is, to the bit, not
   // having stopped; prompts are encoded each for itself. When an interrupt came before the end of a
-  // prompt (prompt_read), `text` holds a part of it: go on from a Clone of before. After an Error
+  // prompt (prompt_read), `text` holds a part of it: continue from an earlier Clone. After an Error
   // `text` must not be used.
   std::vector<Generation> Continue(TextState& text, std::vector<ByteSource> prompts,
                                    const GenerateOptions& options, const OnText& on_text = {},
@@ -78,7 +78,7 @@ class Generator {
 
  private:
   struct Row;
-  // What one call works with. keep: the text is gone on with, so the last token drawn is written
+  // What one call works with. keep: the text is continued, so the last token drawn is written
   // too.
   struct Job {
     const GenerateOptions& options;

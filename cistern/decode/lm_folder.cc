@@ -29,7 +29,7 @@ std::string ModelsInside(const std::string& folder) {
 void RequireFile(const std::string& folder, const std::string& name) {
   std::error_code ignored;
   if (!fs::exists(fs::path(folder) / name, ignored)) {
-    Fail(folder, " is no model folder: it lacks ", name,
+    Fail(folder, " is not a model folder: it lacks ", name,
          " (a model folder holds config.json, model.safetensors and tokenizer.json)",
          ModelsInside(folder));
   }

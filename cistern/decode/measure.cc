@@ -26,7 +26,8 @@ void CheckStateGrowth(const ModelConfig& config, int64_t state_bytes, int64_t po
     Fail("the state of ", *name, " attention grows with the text: it holds ", state_bytes / 1000000,
          " MB after ", position, " tokens, and its next doubling does not fit into the ",
          available / 1000000,
-         " MB that are free; shorten the text, or use a mechanism of bounded state (`cistern info` "
+         " MB that are free; shorten the text, or use a mechanism with bounded state (`cistern "
+         "info` "
          "lists them)");
   }
 }

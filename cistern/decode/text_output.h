@@ -8,8 +8,8 @@
 
 namespace cistern {
 
-// Passes bytes on until the first stop string ends, wherever the pieces are cut. Bytes that may
-// begin a stop string are held back.
+// Passes bytes on until the first stop string ends, no matter where the pieces are cut. Bytes that
+// may begin a stop string are held back.
 class StopFilter {
  public:
   explicit StopFilter(std::vector<std::string> stops);  // an empty one is a UsageError

@@ -47,7 +47,7 @@ TextState EmptyTextState(const LanguageModel& model, int64_t rows) {
 void SaveTextState(const std::string& path, const LanguageModel& model, const Tokenizer& tokenizer,
                    const TextState& text) {
   CISTERN_CHECK(text.hidden.defined(),
-                "[text_state] nothing was read yet, so there is nothing to save in ", path);
+                "[text_state] nothing has been read yet, so there is nothing to save in ", path);
   const int64_t rows = text.rows(), vocab = model.config().vocab_size;
   size_t longest = 0;
   for (const TokenHistory& h : text.history) longest = std::max(longest, h.recent.size());
@@ -85,7 +85,7 @@ TextState LoadTextState(const std::string& path, const LanguageModel& model,
       return t.value;
     }
     Fail(path, ": tensor '", name,
-         "' is missing; the file holds a model's state, but not a text that can be gone on with");
+         "' is missing; the file holds a model's state, but not a text that can be continued");
   };
   TextState text = EmptyTextState(model, rows);
   text.model = file.state;

@@ -1,6 +1,6 @@
 #pragma once
-// Where a text stands: what the model remembers, and what drawing the next token needs. Read a long
-// prompt once, keep it, use it often.
+// The state of a text: what the model remembers, and what drawing the next token needs. Read a long
+// prompt once, save it, use it often.
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// A text read once and gone on with: in one piece or after a stop, from memory or a file, to the
+// A text read once and continued: in one piece or after a stop, from memory or a file, to the
 // bit.
 #include "cistern/decode/text_state.h"
 
@@ -213,7 +213,7 @@ TEST(TextState, AnInterruptSaysWhetherThePromptWasRead) {
       &interrupt)[0];
   EXPECT_TRUE(g.prompt_read);
   EXPECT_EQ(g.finish, Finish::kInterrupted);
-  EXPECT_EQ(text.position(0), 3 + int64_t(g.tokens.size()));  // and the text can be gone on with
+  EXPECT_EQ(text.position(0), 3 + int64_t(g.tokens.size()));  // and the text can be continued
 }
 
 TEST(TextState, FilesThatDoNotFit) {
@@ -226,7 +226,7 @@ TEST(TextState, FilesThatDoNotFit) {
   TextState text = generator.Empty();
   EXPECT_NE(ErrorMessage([&] {
               SaveTextState(path, *model, *tokenizer, text);
-            }).find("nothing was read yet"),
+            }).find("nothing has been read yet"),
             std::string::npos);
   generator.Continue(text, Sources({"abc"}), Drawing(2));
   SaveTextState(path, *model, *tokenizer, text);
@@ -256,7 +256,8 @@ TEST(TextState, FilesThatDoNotFit) {
     for (const std::string& part : parts)
       EXPECT_NE(text_.find(part), std::string::npos) << "'" << part << "' is missing in " << text_;
   };
-  expect(changed("text.hidden", at::Tensor()), {path, "text.hidden", "missing", "gone on with"});
+  expect(changed("text.hidden", at::Tensor()),
+         {path, "text.hidden", "missing", "can be continued"});
   expect(changed("text.hidden", at::ones({1, 16})), {path, "text.hidden", "[1, 16]", "[1, 1, 16]"});
   expect(changed("text.drawn", at::ones({1})), {path, "text.drawn", "Float", "Long"});
   expect(changed("text.drawn", at::tensor({int64_t{-2}})), {path, "text.drawn", "below 0"});

@@ -94,7 +94,7 @@ void AtomicFile::Write(const void* data, size_t bytes) {
 
 void AtomicFile::Overwrite(size_t offset, const void* data, size_t bytes) {
   CISTERN_CHECK(fd_ >= 0 && !temporary_.empty(), "cannot write ", path_,
-                ": an earlier write failed, or it is no regular file");
+                ": an earlier write failed, or it is not a regular file");
   Flush();
   const char* from = static_cast<const char*>(data);
   while (bytes > 0) {

@@ -9,7 +9,7 @@
 
 namespace cistern {
 
-// Streams to PATH.tmp-<pid>-<n> beside the target. Commit() syncs it to disk and renames it over
+// Streams to PATH.tmp-<pid>-<n> next to the target. Commit() syncs it to disk and renames it over
 // PATH; without Commit() the destructor removes it and the old file stays as it was. A symbolic
 // link keeps pointing where it did: its target is replaced. What exists and is no regular file
 // (/dev/stdout, a pipe) is written directly. Any failure throws Error and leaves the old file

@@ -327,7 +327,7 @@ void Fields::Set(const std::string& assignment) {
   const std::string text = Trimmed(assignment.substr(equals + 1));
   if (!IsUtf8(assignment)) {  // it could not be written down as it is
     FailUsage(where, ": '", dotted, "' is ", JsonLine(text),
-              "; expected UTF-8 (a path in another encoding has to be renamed or linked to)");
+              "; expected UTF-8 (rename or link a path in another encoding)");
   }
   const Texts all = Names();
   Field* field = Find(dotted);

@@ -184,7 +184,7 @@ Json ParseToml(std::string_view text, const std::string& name) {
   const size_t bare = BareNonAscii(text);
   if (bare != std::string_view::npos) {
     Fail(Place(text, bare, name, 1),
-         ": not valid TOML: a character outside ASCII must stand in quotes");
+         ": not valid TOML: a character outside ASCII must be in quotes");
   }
   try {
     return FromToml(toml::parse(text), name, 0);

@@ -74,7 +74,7 @@ TEST(ParseToml, BecomesJson) {
 
 TEST(ParseToml, NonAsciiOnlyInQuotesAndComments) {
   EXPECT_EQ(ErrorMessage([] { ParseToml("a = 1\ntzn\xce\x8b", "c.toml"); }),
-            "c.toml:2:4: not valid TOML: a character outside ASCII must stand in quotes");
+            "c.toml:2:4: not valid TOML: a character outside ASCII must be in quotes");
   const std::string text =
       "\xef\xbb\xbf# \xc3\xa9 'x\na = \"\\\"\xc3\xa9\"\nb = '\xc3\xa9'\nc = "
       "\"\"\"\"\xc3\xa9\n\"\"\"\"\nd = 1 # \xc3\xa9\n";

@@ -111,8 +111,9 @@ class HeaderReader {
 }  // namespace
 
 NpyArray ParseNpy(std::string_view bytes, const std::string& name) {
-  CISTERN_CHECK(bytes.size() >= 10 && bytes.substr(0, 6) == std::string_view("\x93NUMPY", 6), name,
-                ": offset 0: no .npy file (or a truncated one): expected \\x93NUMPY and a version");
+  CISTERN_CHECK(
+      bytes.size() >= 10 && bytes.substr(0, 6) == std::string_view("\x93NUMPY", 6), name,
+      ": offset 0: not a .npy file (or a truncated one): expected \\x93NUMPY and a version");
   const int version = static_cast<unsigned char>(bytes[6]);
   CISTERN_CHECK(version >= 1 && version <= 3, name, ": offset 6: version ", version,
                 "; expected 1 to 3");

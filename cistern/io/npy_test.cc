@@ -44,7 +44,7 @@ TEST(Npy, RoundTrip) {
 TEST(Npy, ErrorsNameThePlace) {
   EXPECT_EQ(
       ParseError("PK"),
-      "a.npy: offset 0: no .npy file (or a truncated one): expected \\x93NUMPY and a version");
+      "a.npy: offset 0: not a .npy file (or a truncated one): expected \\x93NUMPY and a version");
   EXPECT_EQ(
       ParseError(FileOf("{'descr': '>f4', 'fortran_order': False, 'shape': ()}", ""))
           .rfind(

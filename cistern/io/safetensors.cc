@@ -50,7 +50,7 @@ Span ParseTensor(const std::string& place, const nlohmann::json& json, uint64_t 
                     ParseDType(dtype->get_ref<const std::string&>(), &entry->dtype),
                 place, "dtype is ", dtype == json.end() ? "missing" : JsonLine(*dtype),
                 "; expected one of ", DTypeNames());
-  CISTERN_CHECK(shape != json.end() && shape->is_array(), place, "shape is missing or no list");
+  CISTERN_CHECK(shape != json.end() && shape->is_array(), place, "shape is missing or not a list");
   for (const auto& size : *shape) {
     uint64_t value;
     CISTERN_CHECK(AsSize(size, &value), place, "shape holds ", JsonLine(size),
@@ -136,19 +136,19 @@ void SafetensorsFile::Parse(std::string_view bytes) {
   uint64_t header_bytes;
   std::memcpy(&header_bytes, bytes.data(), 8);
   CISTERN_CHECK(header_bytes <= kMaxHeader, path_, ": offset 0: header length ", header_bytes,
-                " is over ", kMaxHeader, "; this is no safetensors file");
+                " is over ", kMaxHeader, "; this is not a safetensors file");
   CISTERN_CHECK(header_bytes <= bytes.size() - 8, path_, ": offset 0: the header should have ",
                 header_bytes, " bytes, the file has ", bytes.size() - 8,
                 " after its length; it is truncated");
   const std::string_view header = bytes.substr(8, header_bytes),
                          data = bytes.substr(8 + header_bytes);
   const nlohmann::json json = ParseSortedJson(header, path_ + " (header)");
-  CISTERN_CHECK(json.is_object() && header[0] == '{', path_, ": the header is no JSON object");
+  CISTERN_CHECK(json.is_object() && header[0] == '{', path_, ": the header is not a JSON object");
 
   std::vector<std::pair<Span, TensorEntry>> found;
   for (const auto& [name, value] : json.items()) {
     if (name == "__metadata__") {
-      CISTERN_CHECK(value.is_object(), path_, ": __metadata__ is no object");
+      CISTERN_CHECK(value.is_object(), path_, ": __metadata__ is not an object");
       for (const auto& [key, text] : value.items()) {
         CISTERN_CHECK(text.is_string(), path_, ": __metadata__: '", key, "' is ", JsonLine(text),
                       "; expected a text");
@@ -192,7 +192,7 @@ void SafetensorsFile::VerifyChecksum() {
   for (const TensorEntry& entry : entries_) entries.push_back(&entry);
   const std::string found = Checksum(metadata_, std::move(entries));
   CISTERN_CHECK(found == at->second, path_, ": the contents do not fit their checksum (", found,
-                " in place of ", at->second, " in the metadata, ", kChecksumKey,
+                " instead of ", at->second, " in the metadata, ", kChecksumKey,
                 "); the file is corrupt, or another program has changed it");
   metadata_.erase(at);
   checked_ = true;

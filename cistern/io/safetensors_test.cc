@@ -133,7 +133,7 @@ TEST(Safetensors, ErrorsNameThePlace) {
             "is truncated");
   EXPECT_EQ(ParseError(FileOf("{]", 0)).rfind("m.st (header):1:2: not valid JSON", 0), 0u)
       << ParseError(FileOf("{]", 0));
-  EXPECT_EQ(ParseError(FileOf("[]", 0)), "m.st: the header is no JSON object");
+  EXPECT_EQ(ParseError(FileOf("[]", 0)), "m.st: the header is not a JSON object");
   EXPECT_EQ(ParseError(FileOf("{}", 3)),
             "m.st: the tensors end at byte 0 of the data, which has 3");
   const auto tensor = [](const std::string& dtype, const std::string& shape,

@@ -117,7 +117,7 @@ bool TableReader::SplitCsv(std::string line, std::vector<std::string>* cells) {
       } else {
         quoted = false;
         CISTERN_ROW_CHECK(i + 1 == line.size() || line[i + 1] == ',', path(), ":", lines_.number(),
-                          ": text behind the closing quote of a cell");
+                          ": text after the closing quote of a cell");
       }
     } else if (c == '"' && cell.empty()) {
       quoted = true;

@@ -119,7 +119,7 @@ TEST(TableReader, ErrorsNameFileAndLine) {
   };
   expect(message("a.tsv", "x\ty\na\tb\nc\n"), "a.tsv:3: 1 cells, and 2 columns");
   expect(message("a.csv", "x,y\na,\"b\nc"), "a.csv:2: a quoted cell has no end");
-  expect(message("a.csv", "x,y\na,\"b\"c\n"), "a.csv:2: text behind the closing quote");
+  expect(message("a.csv", "x,y\na,\"b\"c\n"), "a.csv:2: text after the closing quote");
   expect(message("a.csv", "x,x\na,b\n"), "two columns are named 'x'");
   expect(message("a.jsonl", "{\"x\": 1}\n[2]\n"), "a.jsonl:2: expected an object");
   expect(message("a.jsonl", "{\"x\": 1}\n{\"x\": \n"), "a.jsonl:2");

@@ -19,7 +19,7 @@ Fields ModelConfig::Describe() {
   f.Add("vocab_size", &vocab_size, "token ids; set by the task", {0, 1 << 24});
   f.Add("classes", &classes, "classes of a classifier; set by the task", {0, 1 << 20});
   f.Add("attention", &attention,
-        "mechanism of all layers (cistern info lists them), one for each, or shares of the heads: "
+        "mechanism of all layers (cistern info lists them), one for each layer, or head groups: "
         "softmax:2+latte:2");
   f.Add("attention_options", &attention_options,
         "options by mechanism, such as {\"latte\": {\"latents\": 64}}");
@@ -37,7 +37,7 @@ Fields ModelConfig::Describe() {
   f.Add("max_length", &max_length,
         "longest input of mechanisms and positions that have a fixed length", {1, 1 << 30});
   f.Add("conv", &conv,
-        "taps of the causal convolution on the projections (beside an encoder: of the decoder's "
+        "taps of the causal convolution on the projections (with an encoder: of the decoder's "
         "own); 0: none",
         {0, 64});
   f.Add("norm", &norm, "layer norm before or after attention and feed-forward", {"pre", "post"});
@@ -50,7 +50,7 @@ Fields ModelConfig::Describe() {
   f.Add("activation", &activation, "of the feed-forward", {"gelu", "gelu_tanh", "relu"});
   f.Add("positions", &positions, "position encoding", PositionKinds());
   f.Add("pooling", &pooling,
-        "of a classifier: what the head sees: the mean of the tokens, a learned token put "
+        "of a classifier: the input of the head: the mean of the tokens, a learned token put "
         "before them, the mean of the memory's slots",
         {"mean", "cls", "memory"});
   f.Add("norm_pooled", &norm_pooled,
@@ -60,14 +60,14 @@ Fields ModelConfig::Describe() {
         "(P000), or one linear map (Latte, UCU)",
         {"relu", "gelu", "linear"});
   f.Add("bias", &bias, "biases in all linear maps");
-  f.Add("ffn_bias", &ffn_bias, "biases in the feed-forward, whatever `bias` says");
+  f.Add("ffn_bias", &ffn_bias, "biases in the feed-forward, regardless of `bias`");
   f.Add("head_bias", &head_bias,
-        "of a language model: a bias in the output layer, whatever `bias` says; needs "
+        "of a language model: a bias in the output layer, regardless of `bias`; needs "
         "tie_embeddings=false");
   f.Add("tie_embeddings", &tie_embeddings,
         "of a language model: the output layer shares the (target's) embedding matrix");
   f.Add("target_vocab_size", &target_vocab_size,
-        "token ids of the target where it is another sequence; 0: vocab_size", {0, 1 << 24});
+        "token ids of the target if it is another sequence; 0: vocab_size", {0, 1 << 24});
   f.Add("dropout", &dropout, "after attention, feed-forward and embedding", {0.0, 0.95});
   f.Add("attention_dropout", &attention_dropout, "on the attention probabilities", {0.0, 0.95});
   f.Add("ffn_dropout", &ffn_dropout,
@@ -76,9 +76,9 @@ Fields ModelConfig::Describe() {
         {0.0, 0.95});
   f.Add("init_std", &init_std, "standard deviation of the initial weights", {1e-6, 10.0});
   f.Add("embedding_std", &embedding_std,
-        "the same of embeddings and learned positions; 0 takes init_std", {0.0, 10.0});
+        "standard deviation of embeddings and learned positions; 0 takes init_std", {0.0, 10.0});
   f.Add("position_std", &position_std,
-        "the same of learned positions, 0 as P000's code; -1 takes that of embeddings",
+        "standard deviation of learned positions, 0 as P000's code; -1 takes that of embeddings",
         {-1.0, 10.0});
   f.Group("encoder", encoder.Describe());
   f.Group("decoder", decoder.Describe());
@@ -89,7 +89,7 @@ Fields ModelConfig::Describe() {
     std::string names;
     for (const std::string& name : info->options().Names())
       names += (names.empty() ? "" : ", ") + name;
-    f.Add(info->name, &json, "options that only this kind has: " + names).OmitWhen(Json::object());
+    f.Add(info->name, &json, "options of this kind only: " + names).OmitWhen(Json::object());
   }
   return f;
 }
@@ -116,8 +116,13 @@ void CheckGroups(const ModelConfig& config) {
       return (form == Form::kCross ? o.DescribeCross() : o.Describe()).Write();
     };
     if (const Json own = said(group); own != said(unset)) {
-      FailUsage("a model of kind ", config.kind, " has no ", GroupName(form), "; leave out ",
-                GroupName(form), ".", own.begin().key());
+      std::string others;
+      for (const ModelInfo* other : Models()) {
+        if (other->Has(form)) others += (others.empty() ? "" : ", ") + other->name;
+      }
+      FailUsage("a model of kind ", config.kind, " has no ", GroupName(form),
+                form == Form::kCross ? " attention" : "", "; leave out ", GroupName(form), ".",
+                own.begin().key(), ", or take a kind that has: ", others);
     }
   }
   for (const auto& [kind, options] : config.own) {

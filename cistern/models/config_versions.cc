@@ -6,7 +6,7 @@ namespace cistern {
 namespace {
 
 // Version 1 had no groups: the decoder and the cross attention of an encoder_decoder had keys of
-// their own, which the other kinds wrote down, too, and did not use.
+// their own, which the other kinds also wrote but did not use.
 Json FromVersion1(Json config) {
   const bool both = config.contains("kind") && config["kind"] == "encoder_decoder";
   const auto take = [&config](const char* key) {

@@ -10,7 +10,7 @@ const ModelInfo& encoder_classifier_model() {
   static const ModelInfo info = [] {
     ModelInfo i;
     i.name = "encoder_classifier";
-    i.summary = "A bidirectional encoder that gives each row one of some classes.";
+    i.summary = "A bidirectional encoder that assigns a class to each row.";
     i.forms = {Form::kBidirectional};
     i.inputs = {"ids", "lengths", "valid?"};
     i.classifies = true;

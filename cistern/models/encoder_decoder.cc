@@ -96,9 +96,10 @@ ModelState EncoderDecoder::Encode(const at::Tensor& source, const at::Tensor& le
 
 at::Tensor EncoderDecoder::Hidden(const at::Tensor& target, ModelState& state,
                                   const ops::Mask& mask) {
-  CISTERN_CHECK(!mask.starts,
-                "[encoder_decoder] several documents in a row would need a source each; give every "
-                "document a row");
+  CISTERN_CHECK(
+      !mask.starts,
+      "[encoder_decoder] several documents in a row would need one source each; give every "
+      "document its own row");
   return Run(*decoder_, target_embedding_, target, state, mask);
 }
 

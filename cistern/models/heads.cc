@@ -45,13 +45,14 @@ void Pooling::Check(const ModelConfig& config) {
   const int64_t last = stack.layers() - 1;
   if (config.pooling == "memory" && !stack.HandsOnMemory(last)) {
     FailUsage(
-        "pooling=memory needs a last layer that hands on a memory, such as luna or conv_luna, not ",
+        "pooling=memory needs a last layer that passes on a memory, such as luna or conv_luna, "
+        "not ",
         stack.Mechanism(last), "; use pooling=mean");
   }
   for (int64_t layer = 0; layer <= last && config.pooling == "cls"; ++layer) {
     if (FindMechanism(stack.Mechanism(layer)).MakesLatents()) {
       FailUsage("pooling=cls sees a token, but after ", stack.Mechanism(layer),
-                " there are latents alone; use pooling=mean");
+                " there are only latents; use pooling=mean");
     }
   }
 }

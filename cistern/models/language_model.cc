@@ -9,7 +9,7 @@ namespace cistern {
 
 ModelState LanguageModel::EmptyState(int64_t batch) const {
   CISTERN_CHECK(!info().encodes, "[", config_.kind,
-                "] has a source to attend to; begin with Encode in place of EmptyState");
+                "] has a source to attend to; begin with Encode instead of EmptyState");
   return EmptyStates(batch);
 }
 

@@ -1,5 +1,5 @@
 #pragma once
-// A causal language model, whatever its kind: it goes on from a state by any number of tokens.
+// A causal language model, whatever its kind: it extends a state by any number of tokens.
 // Generation, beams and evaluation take any of them.
 #include "cistern/models/heads.h"
 #include "cistern/models/model_state.h"

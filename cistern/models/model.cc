@@ -78,7 +78,7 @@ torch::OrderedDict<std::string, at::Tensor> Weights(const Model& model) {
 
 namespace {
 
-// What a model's numbers depend on beside its weights; their hashes are in its metadata.
+// What a model's numbers depend on besides its weights; their hashes are in its metadata.
 constexpr const char* kBeside[] = {"config.json", "tokenizer.json"};
 
 // Of what a JSON file says, however it is written. O(bytes).

@@ -18,16 +18,16 @@ struct ModelInfo {
   // Its stacks of layers, each of one form: kBidirectional is the group `encoder` of config.json,
   // kCausal `decoder`, kCross `cross`, which belongs to the decoder's blocks.
   std::vector<Form> forms;
-  // The tensors of a batch that Model::TrainingLoss reads beside "targets", by name; a name that
+  // The tensors of a batch that Model::TrainingLoss reads besides "targets", by name; a name that
   // ends with "?" may be missing.
   std::vector<std::string> inputs;
-  bool extends = false;             // a LanguageModel: it goes on from a state
+  bool extends = false;             // a LanguageModel: it extends a state
   bool encodes = false;             // its state begins with a source (LanguageModel::Encode)
   bool classifies = false;          // a Classifier, whose head has `pooling` and `head`
   std::function<Fields()> options;  // of its own, with their defaults; none: it has none
   // What only the kind knows: UsageError where the config does not fit. May be empty.
   std::function<void(const ModelConfig&)> check;
-  // Numbers of its embeddings, positions and output layer: what it has beside its stacks.
+  // Numbers of its embeddings, positions and output layer: what it has besides its stacks.
   std::function<double(const ModelConfig&)> tables;
   std::function<std::shared_ptr<Model>(const ModelConfig&)> make;
 

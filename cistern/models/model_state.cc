@@ -74,7 +74,7 @@ void StatefulModel::Truncate(ModelState& state, int64_t count) const {
   for (size_t i = 0; i < self_; ++i) {
     const std::string refusal = state_layers_[i]->TruncateRefusal();
     CISTERN_CHECK(refusal.empty(), "[", kind, "] the state cannot be cut back: layer ", i, ": ",
-                  refusal, "; keep a Clone of the state of before instead");
+                  refusal, "; keep a Clone of the earlier state instead");
   }
   const int64_t batch = state.positions.size(0);
   if (batch == 0) return;
@@ -89,7 +89,7 @@ void StatefulModel::Truncate(ModelState& state, int64_t count) const {
   }
   CISTERN_CHECK(plain, "[", kind,
                 "] a state of rows that were padded or packed cannot be cut back; keep a Clone of "
-                "the state of before instead");
+                "the earlier state instead");
   CISTERN_CHECK(count >= 0 && count <= tokens, "[", kind, "] cannot cut a state of ", tokens,
                 " tokens back to ", count);
   for (size_t i = 0; i < self_; ++i) state_layers_[i]->mechanism().Truncate(state.layers[i], count);

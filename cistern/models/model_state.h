@@ -1,11 +1,11 @@
 #pragma once
-// Models that go on from a state, and their states.
+// Models that extend a state, and their states.
 #include "cistern/models/model.h"
 
 namespace cistern {
 
 // The state of a whole model for a batch of sequences: a value. A checkpoint is a Clone, rolling
-// back is going on from it; each costs a copy of Bytes(), for bounded mechanisms the same however
+// back is continuing from it; each costs a copy of Bytes(), for bounded mechanisms the same however
 // long the text. Copies by `=` share memory, and Extend may write into it. States of a model do not
 // merge, though those of a core may (Mechanism::Merge): what the second layer writes for a later
 // segment depends on what its first layer read from the earlier one. Pass the state on from segment

@@ -21,20 +21,6 @@ uint64_t HashTensor(const std::string& name, const at::Tensor& tensor, uint64_t 
   return XxHash64({static_cast<const char*>(x.const_data_ptr()), x.nbytes()}, seed);
 }
 
-// Of everything in the file but the checksum itself, whatever the order of the tensors.
-std::string Checksum(const TensorFile& file) {
-  uint64_t hash = 0;
-  for (const auto& [key, value] : Metadata(file.metadata.begin(), file.metadata.end())) {
-    if (key != "checksum") hash = XxHash64(value, XxHash64(key, hash));
-  }
-  std::vector<const NamedTensor*> sorted;
-  for (const NamedTensor& t : file.tensors) sorted.push_back(&t);
-  std::sort(sorted.begin(), sorted.end(),
-            [](const NamedTensor* a, const NamedTensor* b) { return a->name < b->name; });
-  for (const NamedTensor* t : sorted) hash = HashTensor(t->name, t->value, hash);
-  return HexText(hash);
-}
-
 std::string LayerName(size_t layer, const std::string& tensor) {
   return StrCat("layers.", layer, ".", tensor);
 }
@@ -74,15 +60,19 @@ void CheckMetadata(const std::string& path, const TensorFile& file, const Statef
   const Metadata found(file.metadata.begin(), file.metadata.end());
   const auto format = found.find("format");
   CISTERN_CHECK(format != found.end() && format->second == kFormat, path,
-                " is no saved state: its metadata lack format='", kFormat,
+                " is not a saved state: its metadata lack format='", kFormat,
                 "' (`cistern generate MODEL --save-state FILE` writes one)");
   Metadata want = ModelMetadata(model);
   const std::string& version = MetadataOf(found, "version", path);
   if (version != want["version"]) {
-    FailUsage(path, " has version ", version, " of the format, and this cistern reads version ",
-              want["version"], "; save the state again with this one");
+    const bool newer = version.size() > 1 || version > want["version"];  // versions have one digit
+    FailUsage(path, " has version ", version, " of the format, of ", newer ? "a newer" : "an older",
+              " cistern, and this one reads version ", want["version"],
+              newer ? "; load it with the cistern that wrote it"
+                    : "; make it again from its text: cistern generate MODEL --prompt-file TEXT "
+                      "-n 0 --save-state FILE");
   }
-  CISTERN_CHECK(MetadataOf(found, "checksum", path) == Checksum(file), path,
+  CISTERN_CHECK(MetadataOf(found, "checksum", path) == ModelStateChecksum(file), path,
                 ": the contents do not fit their checksum; the file is corrupt");
   if (const std::string& mechanisms = MetadataOf(found, "mechanisms", path);
       mechanisms != want["mechanisms"]) {
@@ -140,6 +130,19 @@ class StateTensors {
 
 }  // namespace
 
+std::string ModelStateChecksum(const TensorFile& file) {
+  uint64_t hash = 0;
+  for (const auto& [key, value] : Metadata(file.metadata.begin(), file.metadata.end())) {
+    if (key != "checksum") hash = XxHash64(value, XxHash64(key, hash));
+  }
+  std::vector<const NamedTensor*> sorted;
+  for (const NamedTensor& t : file.tensors) sorted.push_back(&t);
+  std::sort(sorted.begin(), sorted.end(),
+            [](const NamedTensor* a, const NamedTensor* b) { return a->name < b->name; });
+  for (const NamedTensor* t : sorted) hash = HashTensor(t->name, t->value, hash);
+  return HexText(hash);
+}
+
 uint64_t ModelHash(const Model& model) {
   ModelConfig config = model.config(), defaults;
   const Json all = config.Describe().Write(), usual = defaults.Describe().Write();
@@ -156,7 +159,7 @@ uint64_t ModelHash(const Model& model) {
 void SaveModelState(const std::string& path, const StatefulModel& model,
                     const ModelStateFile& file) {
   CISTERN_CHECK(file.state.positions.defined() && file.state.positions.size(0) > 0,
-                "[model_state] there is no row to be saved");
+                "[model_state] there is no row to save");
   const ModelState state = model.Compact(file.state);
   TensorFile out;
   for (size_t i = 0; i < state.layers.size(); ++i) {
@@ -176,7 +179,7 @@ void SaveModelState(const std::string& path, const StatefulModel& model,
   metadata["batch"] = std::to_string(state.positions.size(0));
   metadata.insert(file.made.begin(), file.made.end());
   out.metadata.assign(metadata.begin(), metadata.end());
-  out.metadata.emplace_back("checksum", Checksum(out));
+  out.metadata.emplace_back("checksum", ModelStateChecksum(out));
   SaveTensors(path, out);
 }
 

@@ -1,5 +1,5 @@
 #pragma once
-// The state of a model in one safetensors file, so that what was read once can be gone on with
+// The state of a model in one safetensors file, so that what was read once can be continued
 // later and elsewhere.
 //
 // Tensors: "layers.0.memory", ... as the mechanisms name them (layers as in
@@ -12,10 +12,13 @@
 #include <vector>
 
 #include "cistern/models/model_state.h"
+#include "cistern/tensors/tensor_file.h"
 
 namespace cistern {
 
-inline constexpr int kModelStateVersion = 1;
+// 2: hashes are XXH64; those of version 1 were others, so that its files fit no model and
+// tokenizer.
+inline constexpr int kModelStateVersion = 2;
 
 struct ModelStateFile {
   ModelState state;
@@ -28,6 +31,10 @@ struct ModelStateFile {
 // XXH64 of what the model's numbers depend on: the settings of its config that are not the
 // defaults, and every parameter and buffer by name, type, shape and value. Reads all weights.
 uint64_t ModelHash(const Model& model);
+
+// The checksum that LoadModelState expects among the metadata: of everything in the file but
+// itself, whatever the order of the tensors.
+std::string ModelStateChecksum(const TensorFile& file);
 
 // Appears whole or not at all. Error where the file cannot be written.
 void SaveModelState(const std::string& path, const StatefulModel& model,

@@ -203,7 +203,7 @@ TEST(ModelStateFile, BrokenFilesAndOtherModelsAreNamed) {
   std::filesystem::remove(path);
   ExpectContains(error(*m), {"cannot read", path});
   SaveTensors(path, {{{"wte", at::ones({2})}}, {}});
-  ExpectContains(error(*m), {path, "is no saved state", "--save-state"});
+  ExpectContains(error(*m), {path, "is not a saved state", "--save-state"});
 
   // Files that somebody else made, with a checksum that fits: `change` works on a state whose
   // tensors are then saved under this model's name.
@@ -219,8 +219,14 @@ TEST(ModelStateFile, BrokenFilesAndOtherModelsAreNamed) {
                         [&](const auto& pair) { return pair.first == key; })
         ->second;
   };
-  ExpectContains(changed([&](TensorFile& f) { metadata(f, "version") = "2"; }),
-                 {path, "version 2", "reads version 1"});
+  ExpectContains(changed([&](TensorFile& f) { metadata(f, "version") = "3"; }),
+                 {path, "version 3", "a newer cistern", "reads version 2"});
+  // Of the first version, whose hashes were others: that it is old, not that it is another model's.
+  ExpectContains(changed([&](TensorFile& f) {
+                   metadata(f, "version") = "1";
+                   metadata(f, "model") = "0123456789abcdef";
+                 }),
+                 {path, "version 1", "an older cistern", "reads version 2", "--save-state FILE"});
   ExpectContains(changed([&](TensorFile& f) { metadata(f, "model") = "0"; }),
                  {"an Error", path, "corrupt"});
   ExpectContains(changed([&](TensorFile& f) { f.tensors[0].value.add_(1); }),

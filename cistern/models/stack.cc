@@ -13,6 +13,7 @@ namespace {
 // {"latte": {"latents": 64}} over {"latte": {"share": true}}, option by option.
 void MergeOptions(Json& all, const Json& over) {
   for (const auto& [mechanism, options] : over.items()) {
+    if (!options.is_object()) continue;  // Validate refuses it
     Json& known = all[mechanism];
     if (!known.is_object()) known = Json::object();
     known.update(options);
@@ -58,7 +59,7 @@ Fields StackOptions::Describe() {
 Fields StackOptions::DescribeCross() {
   Fields f;
   f.Add("attention", &attention,
-        "mechanism by which the decoder attends to the source, or one for each layer")
+        "mechanism of the decoder's cross attention, or one for each layer")
       .OmitWhen({"softmax"});
   f.Add("attention_options", &attention_options, "options by mechanism, over the model's")
       .OmitWhen(Json::object());
@@ -81,7 +82,7 @@ LayerStack::LayerStack(const ModelConfig& config, Form form)
   above.dropout = config.dropout, above.attention_dropout = config.attention_dropout;
   above.ffn_dropout = config.ffn_dropout;
   above.attention = config.attention;
-  // The model's convolution is that of the causal stack where there is one beside another.
+  // The model's convolution is that of the causal stack if there is another stack.
   above.conv = info.forms.size() > 1 && form != Form::kCausal ? 0 : config.conv;
   source_dim_ = 0;
   if (cross) {
@@ -241,7 +242,7 @@ void LayerStack::ValidateOptions() const {
   }
 }
 
-// Scores that a layer takes over from the one before.
+// Scores that a layer reuses from the previous one.
 void LayerStack::ValidateScores() const {
   const std::string key =
       Key("attention", form_ == Form::kCross || !config_.Group(form_).attention.empty());
@@ -252,7 +253,7 @@ void LayerStack::ValidateScores() const {
     if (!info.copies_scores) continue;
     if (first < 0) first = layer;
     if (!(Options(layer) == Options(first))) {
-      FailUsage("layer_options: the options of ", info.name, " say which of all layers copy; set ",
+      FailUsage("layer_options: the options of ", info.name, " decide which layers copy; set ",
                 "them in attention_options");
     }
     const int64_t copied = Copied(layer);
@@ -261,14 +262,14 @@ void LayerStack::ValidateScores() const {
     planned = std::any_of(plan.begin(), plan.end(), [](int64_t c) { return c != 0; });
     if (copied > 0 && !FindMechanism(Mechanism(layer - 1)).leaves_scores) {
       FailUsage(key, ": layer ", layer + 1, " of ", layers(), " (", Mechanism(layer),
-                ") would take over the scores of layer ", layer, ", and ", Mechanism(layer - 1),
+                ") would reuse the scores of layer ", layer, ", and ", Mechanism(layer - 1),
                 " leaves none; put softmax or reuse there, or another mechanism in layer ",
                 layer + 1);
     }
   }
   if (planned && !copies)
     FailUsage(key,
-              ": by its placement no layer with reuse takes over scores; use softmax there, or "
+              ": with its placement no layer with reuse copies scores; use softmax there, or "
               "another placement");
 }
 

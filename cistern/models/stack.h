@@ -50,7 +50,7 @@ class LayerStack {
 
   const ModelConfig& config_;
   Form form_;
-  bool crossed_;        // the blocks of this stack have cross attention beside their own
+  bool crossed_;        // the blocks of this stack have cross attention besides their own
   int64_t source_dim_;  // cross: width of what it attends to
   StackOptions options_;
 };

@@ -147,7 +147,13 @@ TEST(Groups, WhatDoesNotFitIsRefused) {
   EXPECT_EQ(error({}, false), "no error");
   ExpectContains(error({"encoder.attention=latte"}, false),
                  {"decoder_lm", "no encoder", "encoder.attention"});
-  ExpectContains(error({"cross.attention=latte"}, false), {"no cross", "cross.attention"});
+  for (const char* said : {"cross.attention=latte", "cross.heads=2", "cross.attention_dropout=0.1",
+                           "cross.attention_options.softmax={}"}) {
+    ExpectContains(error({said}, false), {"decoder_lm", "has no cross attention",
+                                          "leave out cross.", "a kind that has: encoder_decoder"});
+  }
+  ExpectContains(error({"cross_attention=latte"}, false),
+                 {"unknown key 'cross_attention'", "cross.attention"});
   ExpectContains(error({"encoder_decoder.share_embeddings=false"}, false),
                  {"encoder_decoder", "decoder_lm"});
   ExpectContains(error({"encoder_decoder.share_embedings=false"}),
@@ -166,6 +172,12 @@ TEST(Groups, WhatDoesNotFitIsRefused) {
   ExpectContains(error({"cross.layer_options.1.latte.latents=3"}),
                  {"cross.layer_options.1.latte", "softmax"});
   ExpectContains(error({"layer_options=3"}), {"layer_options", "object"});
+  for (const char* options : {"3", "softmax", "[0, 1]"}) {
+    ExpectContains(error({StrCat("cross.attention_options.softmax=", options)}),
+                   {"cross.attention_options.softmax", "must be an object"});
+    ExpectContains(error({StrCat("decoder.attention_options.latte=", options)}),
+                   {"decoder.attention_options.latte", "must be an object"});
+  }
   ExpectContains(error({"encoder.dim=8"}), {"dim=8", "dim=12", "share_embeddings=false"});
   ExpectContains(error({"encoder.attention=reuse", "encoder.layers=4",
                         "encoder.layer_options.1.reuse.heads=1"}),

@@ -29,7 +29,7 @@ class Trunk {
                const at::Tensor& positions) const;
   // Through all blocks; the final norm is left to Norm.
   Stream Bidirectional(Stream stream) const;
-  // Causal: a piece that goes on from `state`, whose layers are those of the blocks, followed by
+  // Causal: a piece that continues from `state`, whose layers are those of the blocks, followed by
   // those of their cross attention (StatefulModel). Its positions are not touched.
   Stream Extend(Stream stream, ModelState& state) const;
   at::Tensor Norm(const at::Tensor& x) const { return norm_ ? norm_->Forward(x) : x; }

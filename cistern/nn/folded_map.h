@@ -13,7 +13,7 @@ class FoldedMap {
   struct Map {
     at::Tensor weight, bias;  // [out,in], [out] or undefined
   };
-  // What `make` returned, made anew where `sources` (undefined ones are passed over) are not what
+  // What `make` returned, recomputed if `sources` (undefined ones are passed over) are not what
   // they were: another tensor, other memory, or written to since (at::Tensor::_version). Several
   // threads may ask at once. O(sources) where nothing changed.
   Map Get(const std::vector<at::Tensor>& sources, const std::function<Map()>& make);

@@ -1,7 +1,7 @@
 #pragma once
-// The block of a mechanism with latents (attention/perceiver.h): it puts these in the place of the
-// tokens, which become the stream's source. Where it comes again, the latents attend to the tokens
-// again.
+// The block of a mechanism with latents (attention/mechanisms/perceiver.h): it puts these in the
+// place of the tokens, which become the stream's source. Where it comes again, the latents attend
+// to the tokens again.
 #include "cistern/nn/block.h"
 
 namespace cistern {

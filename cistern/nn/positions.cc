@@ -37,7 +37,7 @@ at::Tensor PositionEmbedding::Forward(const at::Tensor& x, const at::Tensor& pos
         positions.numel() > 0 && !positions.is_meta() ? positions.max().item<int64_t>() : 0;
     CISTERN_CHECK(last < max_length_, "position ", last,
                   " is beyond the learned table of max_length=", max_length_,
-                  "; sinusoidal, rotary or no positions go on for ever");
+                  "; sinusoidal, rotary or no positions have no limit");
     return x + at::embedding(weight_, positions);
   }
   if (kind_ == "sinusoidal") {

@@ -16,7 +16,7 @@ struct Stream {
   at::Tensor memory = {};  // [1 or B,M,D]: the second stream of mechanisms that have one; undefined
                            // before the first of them
   std::shared_ptr<const Stream> source =
-      {};  // where x holds latents: the tokens they attend to (attention/perceiver.h)
+      {};  // where x holds latents: the tokens they attend to (attention/mechanisms/perceiver.h)
   // Scores that the block before leaves to its self attention and its cross attention.
   Handles handles = {}, cross_handles = {};
 };

@@ -321,6 +321,58 @@ TEST(SoftmaxAttention, ThreeImplementationsAreTheDefinition) {
   }
 }
 
+// Torch's flash kernel has no second derivatives: they are those of the explicit probabilities.
+TEST(SoftmaxAttention, SecondDerivativesAreThoseOfTheComposite) {
+  for (const Softmax& c : Softmaxes()) {
+    const auto second = [&](at::ScalarType dtype) {
+      const std::vector<at::Tensor> x = {Leaf(c.q.to(dtype)), Leaf(c.k.to(dtype)),
+                                         Leaf(c.v.to(dtype))};
+      const at::Tensor out = SoftmaxAttention(x[0], x[1], x[2], c.options, c.mask, c.key_valid);
+      const auto first = torch::autograd::grad({(out.square() * c.g.to(dtype)).sum()}, x, {}, {},
+                                               /*create_graph=*/true);
+      at::Tensor loss = at::zeros({}, dtype);
+      for (const at::Tensor& g : first) loss = loss + g.square().sum();
+      std::vector<at::Tensor> all = first;
+      for (const at::Tensor& g : Gradients(loss, x)) all.push_back(g);
+      return all;
+    };
+    std::vector<at::Tensor> want;
+    {
+      ImplScope composite(Impl::kComposite);
+      want = second(at::kDouble);
+    }
+    for (const Impl impl : kImpls) {
+      ImplScope scope(impl);
+      for (const auto dtype : {at::kDouble, at::kFloat}) {
+        const auto got = second(dtype);
+        for (size_t i = 0; i < got.size(); ++i) {
+          ExpectClose(got[i].detach(), want[i].detach(), dtype == at::kDouble ? 1e-12 : 1e-5,
+                      c.name + " " + ImplName(impl) + (i < 3 ? " first " : " second ") +
+                          std::to_string(i % 3),
+                      c.g.norm().item<double>());
+        }
+      }
+    }
+  }
+}
+
+// Gradients without a graph of their own stay those of torch's kernel, bit for bit.
+TEST(SoftmaxAttention, FirstDerivativesAreTorchsOwn) {
+  const Softmax c = MakeSoftmax("full", 9, 9);
+  ImplScope scope(Impl::kKernel);
+  const auto gradients = [&](bool ours) {
+    const std::vector<at::Tensor> x = {Leaf(c.q), Leaf(c.k), Leaf(c.v)};
+    const at::Tensor out = ours ? SoftmaxAttention(x[0], x[1], x[2], {})
+                                : at::scaled_dot_product_attention(x[0], x[1], x[2], {}, 0.0, false,
+                                                                   1.0 / std::sqrt(5.0));
+    auto all = Gradients((out * c.g).sum(), x);
+    all.push_back(out.detach());
+    return all;
+  };
+  const auto got = gradients(true), want = gradients(false);
+  for (size_t i = 0; i < got.size(); ++i) ExpectSameBits(got[i], want[i], std::to_string(i));
+}
+
 // Masked and later keys may hold anything; a query of NaN reads NaN, and so does one that sees NaN.
 TEST(SoftmaxAttention, OnlyThoseThatSeeItReadWhatIsNotFinite) {
   for (const Softmax& c : Softmaxes()) {

@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "cistern/ops/finite.h"
+#include "cistern/ops/flash_attention.h"
 #include "cistern/ops/impl.h"
 #include "cistern/ops/primitive.h"
 
@@ -133,7 +134,7 @@ at::Tensor SoftmaxAttention(const at::Tensor& q, const at::Tensor& k, const at::
     return softmax_attention::KeepNonFinite(
         q, k, v, false,
         [&](const at::Tensor& a, const at::Tensor& b, const at::Tensor& c) {
-          return at::scaled_dot_product_attention(a, b, c, {}, 0.0, true, scale);
+          return FlashAttention(a, b, c, {}, true, scale);
         },
         [](const at::Tensor& keys) { return (keys.cumsum(2) > 0).unsqueeze(-1); });
   }
@@ -182,7 +183,7 @@ at::Tensor OfFinite(const at::Tensor& q, const at::Tensor& k, const at::Tensor& 
   // Torch's flash attention has no forward-mode derivative.
   if (impl == Impl::kComposite || dropout > 0 || HaveTangents({q, k, v}))
     return Explicit(q, k, v, visible, scale, dropout);
-  if (!visible.defined()) return at::scaled_dot_product_attention(q, k, v, {}, 0.0, false, scale);
+  if (!visible.defined()) return FlashAttention(q, k, v, {}, false, scale);
   // Rows that see nothing are let see everything and then set to zero: finite numbers, zero
   // gradient.
   const at::Tensor any = visible.any(-1, true);
@@ -193,7 +194,7 @@ at::Tensor OfFinite(const at::Tensor& q, const at::Tensor& k, const at::Tensor& 
       at::zeros(usable.sizes(), q.options().requires_grad(false))
           .masked_fill_(usable.logical_not(), -std::numeric_limits<double>::infinity())
           .expand({q.size(0), 1, q.size(2), k.size(2)});
-  const at::Tensor out = at::scaled_dot_product_attention(q, k, v, bias, 0.0, false, scale);
+  const at::Tensor out = FlashAttention(q, k, v, bias, false, scale);
   return out.masked_fill(any.logical_not(), 0.0);
 }
 

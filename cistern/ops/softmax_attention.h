@@ -1,6 +1,7 @@
 #pragma once
 // Exact softmax attention on torch's own CPU flash attention (scaled_dot_product_attention), with
-// masks for caches, padding and packed rows.
+// masks for caches, padding and packed rows. Differentiable as often as wanted: gradients with a
+// graph of their own (create_graph) form the probabilities explicitly.
 #include <ATen/core/Tensor.h>
 
 #include "cistern/ops/mask.h"

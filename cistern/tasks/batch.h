@@ -18,6 +18,8 @@ struct Batch {
   const at::Tensor& operator[](const std::string& name) const { return tensors[name]; }
   void Add(const std::string& name, const at::Tensor& value) { tensors.Set(name, value); }
   Batch To(at::Device device) const { return {tensors.To(device), rows, tokens}; }
+  // Rows begin .. end-1 of all tensors, which share memory with these.
+  Batch Rows(int64_t begin, int64_t end) const;
 };
 
 }  // namespace cistern

@@ -234,6 +234,7 @@ void ClassifyTask::LearnInputs(const std::vector<LabelledRow>& train) {
     }
     return;
   }
+  if (tokenizer_) return;  // TakeTokenizer
   if (options_.tokenizer == "bytes") {
     tokenizer_ = MakeByteTokenizer();
     return;
@@ -397,6 +398,12 @@ void ClassifyTask::LoadAssets(const std::string& folder) {
   if (options_.input == "text") tokenizer_ = LoadTokenizer(folder + "/tokenizer.json");
 }
 
+bool ClassifyTask::TakeTokenizer(std::shared_ptr<const Tokenizer> tokenizer) {
+  if (options_.input != "text") return false;
+  tokenizer_ = std::move(tokenizer);
+  return true;
+}
+
 void ClassifyTask::Complete(ModelConfig& config) const {
   config.vocab_size =
       tokenizer_ ? tokenizer_->vocab_size() : int64_t(columns_.inputs.size()) * (options_.bins + 1);
@@ -446,11 +453,21 @@ at::Tensor ClassifyTask::Loss(Model& model, const Batch& batch, double label_smo
     return at::mse_loss(logits.squeeze(1), batch["targets"].to(logits.scalar_type()));
   if (options_.class_weights == "none")
     return NextTokenLoss(logits, batch["targets"], label_smoothing);
+  return at::cross_entropy_loss(logits, batch["targets"], ClassWeights().to(logits.options()),
+                                at::Reduction::Mean, -100, label_smoothing);
+}
+
+// By which balanced losses are multiplied, [classes] double.
+at::Tensor ClassifyTask::ClassWeights() const {
   std::vector<double> weights;
   const double total = std::accumulate(class_counts_.begin(), class_counts_.end(), 0.0);
   for (const double n : class_counts_) weights.push_back(total / (n * double(classes_.size())));
-  return at::cross_entropy_loss(logits, batch["targets"], at::tensor(weights, logits.options()),
-                                at::Reduction::Mean, -100, label_smoothing);
+  return at::tensor(weights, at::kDouble);
+}
+
+double ClassifyTask::Terms(const Batch& batch) const {
+  if (options_.regression || options_.class_weights == "none") return double(batch.rows);
+  return ClassWeights().index_select(0, batch["targets"].cpu()).sum().item<double>();
 }
 
 std::unique_ptr<BatchReader> ClassifyTask::Read(Split split, const ReadOptions& options) const {

@@ -34,12 +34,14 @@ class ClassifyTask : public Task {
 
   void SaveAssets(const std::string& folder) const override;  // classify.json, tokenizer.json
   void LoadAssets(const std::string& folder) override;
+  bool TakeTokenizer(std::shared_ptr<const Tokenizer> tokenizer) override;
   void Prepare() override;
   Json DataSummary() const override;
   void Complete(ModelConfig& config) const override;
   int64_t tokens_per_row() const override { return options_.length; }
   Batch TrainBatch(uint64_t seed, int64_t step, int64_t rows) const override;
   at::Tensor Loss(Model& model, const Batch& batch, double label_smoothing) const override;
+  double Terms(const Batch& batch) const override;  // rows, or the sum of their classes' weights
   std::unique_ptr<BatchReader> Read(Split split, const ReadOptions& options) const override;
   std::unique_ptr<BatchReader> ReadFile(const std::string& path, bool labelled,
                                         const ReadOptions& options) const override;
@@ -67,6 +69,7 @@ class ClassifyTask : public Task {
   std::vector<int32_t> Encode(const LabelledRow& row, const std::string& where) const;
   double Target(const std::string& label, const std::string& where) const;
   Examples Encoded(const std::vector<LabelledRow>& rows, const std::string& path) const;
+  at::Tensor ClassWeights() const;
   const Examples& Set(Split split) const;
   Batch MakeBatch(const Examples& set, const std::vector<int64_t>& rows) const;
   TableOptions table_options() const;
@@ -74,11 +77,11 @@ class ClassifyTask : public Task {
   Options options_;
   // What is saved with the model.
   RowColumns columns_;
-  std::vector<std::string> classes_;        // sorted; none for regression
-  std::vector<double> class_counts_;        // in the training data
-  double mean_ = 0, deviation_ = 1;         // regression: of the training labels
-  std::vector<std::vector<double>> edges_;  // numbers: bin edges of each column
-  std::shared_ptr<Tokenizer> tokenizer_;    // text
+  std::vector<std::string> classes_;            // sorted; none for regression
+  std::vector<double> class_counts_;            // in the training data
+  double mean_ = 0, deviation_ = 1;             // regression: of the training labels
+  std::vector<std::vector<double>> edges_;      // numbers: bin edges of each column
+  std::shared_ptr<const Tokenizer> tokenizer_;  // text
   // Of the data.
   Examples train_, valid_, test_;
   std::unique_ptr<ShuffledOrder> order_;

@@ -133,7 +133,7 @@ RowColumns FindColumns(const std::string& path, const RowColumns& named, bool nu
       if (columns[c] == found.label) continue;
       if (longest == columns.size() || lengths[c] > lengths[longest]) longest = c;
     }
-    if (longest == columns.size()) FailUsage(path, ": no column for the text beside the label");
+    if (longest == columns.size()) FailUsage(path, ": no column for the text besides the label");
     found.inputs = {columns[longest]};
   }
   const auto is_input = [&](const std::string& name) {
@@ -155,7 +155,7 @@ RowColumns FindColumns(const std::string& path, const RowColumns& named, bool nu
     for (const std::string& name : columns) {
       if (name != found.label) found.inputs.push_back(name);
     }
-    if (found.inputs.empty()) FailUsage(path, ": no columns of numbers beside the label");
+    if (found.inputs.empty()) FailUsage(path, ": no columns of numbers besides the label");
   }
   return found;
 }

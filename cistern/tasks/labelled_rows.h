@@ -42,9 +42,9 @@ std::unique_ptr<RowSource> OpenRows(const std::string& path, const RowColumns& c
                                     const TableOptions& options, bool labelled);
 
 // The columns that are not named, from the first rows: the label is the column of such a name
-// (label, class, target, category) or the only one beside the text; the text is the column with the
-// longest cells (numbers: all columns but the label). UsageError that lists the columns, and what
-// to set, where that does not decide. Folders have one input and no columns.
+// (label, class, target, category) or the only one besides the text; the text is the column with
+// the longest cells (numbers: all columns but the label). UsageError that lists the columns, and
+// what to set, where that does not decide. Folders have one input and no columns.
 RowColumns FindColumns(const std::string& path, const RowColumns& named, bool numbers,
                        const TableOptions& options);
 

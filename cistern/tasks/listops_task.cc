@@ -60,7 +60,7 @@ Fields ListOpsTask::Describe(Options& o) {
   f.Add("data", &o.data, "folder with basic_{train,val,test}.tsv; empty: generated");
   f.Add("length", &o.length, "longer examples are cut", {2, int64_t{1} << 30});
   f.Add("group_by_length", &o.group_by_length,
-        "training batches of examples of about one length: less padding, so faster");
+        "form training batches from examples of similar length: less padding, so faster");
   f.Add("data_seed", &o.data_seed, "seed of the generator", {0, int64_t{1} << 62});
   f.Add("train_examples", &o.train_examples, "generated training examples", {1, 1 << 28});
   f.Add("valid_examples", &o.valid_examples, "generated validation examples", {1, 1 << 28});

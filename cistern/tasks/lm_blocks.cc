@@ -69,18 +69,20 @@ std::unique_ptr<BatchReader> ReadBlocks(const TokenText& text, int64_t length, i
   return std::make_unique<BlockReader>(text, length, rows, max_tokens, std::move(keep));
 }
 
-void MeasureTokens(const LanguageModel& model, const at::Tensor& hidden, const at::Tensor& targets,
+void MeasureTokens(const std::function<at::Tensor(const at::Tensor&)>& logits_of,
+                   const at::Tensor& hidden, const at::Tensor& targets,
                    const std::vector<int32_t>& token_bytes, Score& score) {
-  CISTERN_CHECK(int64_t(token_bytes.size()) == model.vocab_size(), "[eval] the model has ",
-                model.vocab_size(), " tokens, the tokenizer ", token_bytes.size());
   const at::Tensor flat = hidden.reshape({-1, hidden.size(-1)}), wanted = targets.reshape({-1});
   const int64_t rows = flat.size(0),
-                at_once = std::max<int64_t>(1, (int64_t{1} << 24) / model.vocab_size());
+                at_once = std::max<int64_t>(
+                    1, (int64_t{1} << 24) / std::max<int64_t>(1, int64_t(token_bytes.size())));
   double correct = 0, bytes = 0;
   for (int64_t i = 0; i < rows; i += at_once) {
     const int64_t n = std::min(at_once, rows - i);
-    const at::Tensor logits = model.Logits(flat.narrow(0, i, n)),
+    const at::Tensor logits = logits_of(flat.narrow(0, i, n)),
                      target = wanted.narrow(0, i, n).to(flat.device());
+    CISTERN_CHECK(logits.size(1) == int64_t(token_bytes.size()), "[eval] the model has ",
+                  logits.size(1), " tokens, the tokenizer ", token_bytes.size());
     const at::Tensor nats = at::logsumexp(logits, 1).to(at::kDouble) -
                             logits.gather(1, target.unsqueeze(1)).squeeze(1).to(at::kDouble);
     const double sum = nats.sum().item<double>();
@@ -95,6 +97,12 @@ void MeasureTokens(const LanguageModel& model, const at::Tensor& hidden, const a
   score.Add("correct", correct);
   score.Add("tokens", double(rows));
   score.Add("bytes", bytes);
+}
+
+void MeasureTokens(const LanguageModel& model, const at::Tensor& hidden, const at::Tensor& targets,
+                   const std::vector<int32_t>& token_bytes, Score& score) {
+  MeasureTokens([&](const at::Tensor& rows) { return model.Logits(rows); }, hidden, targets,
+                token_bytes, score);
 }
 
 Score MeasureBlocks(LanguageModel& model, const Batch& batch,

@@ -2,6 +2,7 @@
 // A text in blocks of one length without carried context: the batches a language model is measured
 // on, and the sums of a batch.
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -21,9 +22,13 @@ std::vector<int32_t> TokenBytes(const Tokenizer& tokenizer);
 std::unique_ptr<BatchReader> ReadBlocks(const TokenText& text, int64_t length, int64_t rows,
                                         int64_t max_tokens, std::shared_ptr<void> keep = nullptr);
 
-// Adds nats (the sum of -log p), correct, tokens and bytes of `hidden` [B,T,D] predicting `targets`
-// [B,T] to `score`. The logits are formed for some rows at a time, so that a large vocabulary fits.
-// Error where the model's loss is not finite, or its vocabulary is not that of token_bytes.
+// Adds nats (the sum of -log p), correct, tokens and bytes of `hidden` [...,D] predicting `targets`
+// [...] to `score`; `logits` makes [n,V] of rows [n,D]. They are formed for some rows at a time, so
+// that a large vocabulary fits. Error where the loss is not finite, or V is not that of
+// token_bytes.
+void MeasureTokens(const std::function<at::Tensor(const at::Tensor&)>& logits,
+                   const at::Tensor& hidden, const at::Tensor& targets,
+                   const std::vector<int32_t>& token_bytes, Score& score);
 void MeasureTokens(const LanguageModel& model, const at::Tensor& hidden, const at::Tensor& targets,
                    const std::vector<int32_t>& token_bytes, Score& score);
 

@@ -49,7 +49,7 @@ void CopyText(int64_t begin, int64_t count, int64_t* out) {
 TokenText Tokens(int64_t tokens = kTokens) { return {tokens, CopyText, kBytes, 0}; }
 
 // A task that has nothing but the text above.
-class TextTask : public Task {
+class BlockTask : public Task {
  public:
   void SaveAssets(const std::string&) const override {}
   void LoadAssets(const std::string&) override {}
@@ -70,7 +70,7 @@ class TextTask : public Task {
 };
 
 Evaluation EvaluateText(LanguageModel& model, const ReadOptions& read) {
-  return Evaluate(TextTask(), model, Split::kTest, {read});
+  return Evaluate(BlockTask(), model, Split::kTest, {read});
 }
 
 // Nats of tokens begin+1 .. begin+length from the empty state at `begin`, one by one.
@@ -150,7 +150,7 @@ TEST(LmEval, InterruptKeepsWhatIsDone) {
   options.read = {1, 0, 32};
   options.interrupted = &interrupt;
   options.progress = [&](const BatchReader& reader) { interrupt = reader.done() >= 64; };
-  const Evaluation done = Evaluate(TextTask(), *model, Split::kTest, options);
+  const Evaluation done = Evaluate(BlockTask(), *model, Split::kTest, options);
   EXPECT_FALSE(done.complete);
   EXPECT_EQ(done.tokens, 64);
   interrupt = false;

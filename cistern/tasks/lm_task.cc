@@ -1,27 +1,10 @@
 #include "cistern/tasks/lm_task.h"
 
 #include <ATen/ATen.h>
-#include <unistd.h>
-
-#include <filesystem>
 
 #include "cistern/base/error.h"
-#include "cistern/base/hash.h"
-#include "cistern/base/progress.h"
-#include "cistern/base/random.h"
-#include "cistern/tasks/cache.h"
 
 namespace cistern {
-Fields LmTask::Describe(Options& o) {
-  Fields f;
-  f.Add("text", &o.text, "a text file, or a folder of them");
-  f.Add("tokenizer", &o.tokenizer, "byte-level BPE learned from the text, or bytes",
-        {"bpe", "bytes"});
-  f.Add("vocab_size", &o.vocab_size, "tokens that BPE learns", {256, 1 << 20});
-  f.Add("length", &o.length, "tokens of a training row", {2, int64_t{1} << 30});
-  return f;
-}
-
 const TaskInfo& lm_task() {
   static const TaskInfo info = [] {
     TaskInfo t;
@@ -51,77 +34,12 @@ const TaskInfo& lm_task() {
   return info;
 }
 
-LmTask::LmTask(const Options& options, const std::string& cache)
-    : options_(options), cache_(cache) {}
-
-// That of the options, learned from the training part; BPE is kept in the cache.
-std::shared_ptr<Tokenizer> LmTask::LearnTokenizer(const TextSource& source, ByteRange train,
-                                                  const std::string& cache) {
-  if (options_.tokenizer == "bytes") return MakeByteTokenizer();
-  ProgressBar bar({0, "learn BPE", "merges"});
-  return OpenBpe(source, train, options_.vocab_size,
-                 StrCat(cache, "/bpe-", options_.vocab_size, "-", HexText(text_hash_)), &notes_,
-                 [&](int64_t done, int64_t) { bar.Update(done); });
-}
-
-void LmTask::Prepare() {
-  if (options_.text.empty())
-    FailUsage("task.lm.text is empty: name a text file or folder to learn from");
-  TextSource source(options_.text);
-  const std::string cache = CacheFolder(cache_);
-  {
-    ProgressBar bar({source.bytes(), "read text", "bytes"});
-    source.Scan([&](int64_t done, int64_t) { bar.Update(done); });
-  }
-  text_hash_ = source.Hash();
-  const TextSplits splits = SplitText(source);
-  if (!tokenizer_) tokenizer_ = LearnTokenizer(source, splits.train, cache);
-  {
-    ProgressBar bar({source.bytes(), "encode text", "bytes"});
-    data_ = std::make_unique<TokenSplits>(OpenTokenSplits(
-        source, *tokenizer_,
-        StrCat(cache, "/tokens-", HexText(text_hash_), "-", HexText(tokenizer_->Hash())),
-        [&](int64_t done, int64_t) { bar.Update(done); }));
-  }
-  notes_.insert(notes_.end(), source.notes().begin(), source.notes().end());
-  notes_.insert(notes_.end(), data_->notes.begin(), data_->notes.end());
-  token_bytes_ = TokenBytes(*tokenizer_);
-  const int64_t train = data_->train.size(), needed = 2 * options_.length + 1;
-  CISTERN_CHECK(train >= needed, options_.text, ": too short: the training part (90 %) has ", train,
-                " tokens, and rows of length ", options_.length, " need at least ", needed,
-                "; use a longer text or a smaller task.length");
-  for (const Split split : {Split::kValid, Split::kTest}) {
-    CISTERN_CHECK(tokens(split).size() >= 2, options_.text, ": too short: the ",
-                  split == Split::kValid ? "validation" : "test", " part (5 %) has ",
-                  tokens(split).size(), " tokens; use a longer text");
-  }
-  order_ = std::make_unique<ShuffledOrder>((train - 1 - (options_.length - 1)) / options_.length);
-}
-
-const TokenFile& LmTask::tokens(Split split) const {
-  return split == Split::kTrain   ? data_->train
-         : split == Split::kValid ? data_->valid
-                                  : data_->test;
-}
-
-void LmTask::Complete(ModelConfig& config) const {
-  config.vocab_size = tokenizer_->vocab_size();
-  config.max_length = std::max(config.max_length, options_.length);
-}
-
 Batch LmTask::TrainBatch(uint64_t seed, int64_t step, int64_t rows) const {
-  const int64_t length = options_.length,
-                blocks = (data_->train.size() - 1 - (length - 1)) / length;
+  const at::Tensor blocks = TrainBlocks(seed, step, rows);
+  const int64_t length = options().length;
   Batch batch;
-  const at::Tensor window = at::empty({rows, length + 1}, at::kLong);
-  for (int64_t r = 0; r < rows; ++r) {
-    const int64_t index = step * rows + r;
-    const int64_t offset = int64_t(Philox(seed, 0x0ff5e7, uint64_t(index / blocks))[0]) % length;
-    data_->train.Copy(offset + order_->At(seed, index, rows) * length, length + 1,
-                      window.mutable_data_ptr<int64_t>() + r * (length + 1));
-  }
-  batch.Add("ids", window.narrow(1, 0, length));
-  batch.Add("targets", window.narrow(1, 1, length));
+  batch.Add("ids", blocks.narrow(1, 0, length));
+  batch.Add("targets", blocks.narrow(1, 1, length));
   batch.rows = rows;
   batch.tokens = rows * length;
   return batch;
@@ -131,30 +49,9 @@ at::Tensor LmTask::Loss(Model& model, const Batch& batch, double label_smoothing
   return model.TrainingLoss(batch.tensors, label_smoothing);
 }
 
-TokenText LmTask::Of(const TokenFile& file) const {
-  return {file.size(),
-          [&file](int64_t begin, int64_t count, int64_t* out) { file.Copy(begin, count, out); },
-          token_bytes_, options_.length};
-}
-
 std::unique_ptr<BatchReader> LmTask::Read(Split split, const ReadOptions& o) const {
-  return ReadBlocks(Of(tokens(split)), o.length > 0 ? o.length : options_.length,
+  return ReadBlocks(Of(tokens(split)), o.length > 0 ? o.length : options().length,
                     o.rows > 0 ? o.rows : 8, o.max_tokens);
-}
-
-std::shared_ptr<TokenFile> LmTask::Tokenize(const std::string& path) const {
-  const TextSource source(path);
-  const std::string temporary =
-      (std::filesystem::temp_directory_path() / StrCat("cistern-", ::getpid(), ".tok")).string();
-  ProgressBar bar({.total = source.bytes(), .label = "tokenise", .unit = "bytes"});
-  BuildTokenFile(source, {0, source.bytes()}, *tokenizer_, temporary,
-                 [&](int64_t done, int64_t) { bar.Update(done); });
-  auto file = std::make_shared<TokenFile>(temporary);
-  std::error_code ignored;
-  std::filesystem::remove(temporary, ignored);  // the mapping keeps it alive
-  CISTERN_CHECK(file->size() >= 2, path, " is too short: ", file->size(),
-                " tokens to measure; at least 2 are needed");
-  return file;
 }
 
 std::unique_ptr<BatchReader> LmTask::ReadFile(const std::string& path, bool labelled,
@@ -165,7 +62,7 @@ std::unique_ptr<BatchReader> LmTask::ReadFile(const std::string& path, bool labe
         "eval MODEL TEXT); it has no predictions row by row");
   }
   const std::shared_ptr<TokenFile> file = Tokenize(path);
-  return ReadBlocks(Of(*file), o.length > 0 ? o.length : options_.length, o.rows > 0 ? o.rows : 8,
+  return ReadBlocks(Of(*file), o.length > 0 ? o.length : options().length, o.rows > 0 ? o.rows : 8,
                     o.max_tokens, file);
 }
 
@@ -179,33 +76,7 @@ std::optional<TokenText> LmTask::Text(const std::string& path) const {
 }
 
 Score LmTask::Measure(Model& model, const Batch& batch) const {
-  return MeasureBlocks(dynamic_cast<LanguageModel&>(model), batch, token_bytes_);
-}
-
-Json LmTask::DataSummary() const {
-  auto split = [](const TokenFile& f) { return Json{{"tokens", f.size()}, {"bytes", f.bytes()}}; };
-  return {{"text", options_.text},
-          {"xxh64", HexText(text_hash_)},
-          {"tokenizer_xxh64", HexText(tokenizer_->Hash())},
-          {"tokenizer", tokenizer_->kind()},
-          {"vocab_size", tokenizer_->vocab_size()},
-          {"train", split(data_->train)},
-          {"valid", split(data_->valid)},
-          {"test", split(data_->test)},
-          {"notes", notes_}};
-}
-
-void LmTask::SaveAssets(const std::string& folder) const {
-  tokenizer_->Save(folder + "/tokenizer.json");
-}
-
-void LmTask::LoadAssets(const std::string& folder) {
-  const std::string path = folder + "/tokenizer.json";
-  std::error_code ignored;
-  CISTERN_CHECK(std::filesystem::exists(path, ignored), folder,
-                " is no folder of a language model: it lacks tokenizer.json");
-  tokenizer_ = LoadTokenizer(path);
-  token_bytes_ = TokenBytes(*tokenizer_);
+  return MeasureBlocks(dynamic_cast<LanguageModel&>(model), batch, token_bytes());
 }
 
 }  // namespace cistern

@@ -24,7 +24,7 @@ class ShuffledOrder {
   void GroupByLength(uint64_t seed, int64_t epoch, int64_t rows) const;
 
   int64_t count_;
-  std::vector<int64_t> lengths_;  // empty: any lengths beside each other
+  std::vector<int64_t> lengths_;  // empty: any lengths together
   mutable std::mutex mutex_;
   mutable uint64_t seed_ = 0;
   mutable int64_t epoch_ = -1, rows_ = 0;

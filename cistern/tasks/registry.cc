@@ -37,7 +37,7 @@ const char* SplitName(Split split) {
 }
 
 std::unique_ptr<BatchReader> Task::ReadFile(const std::string&, bool, const ReadOptions&) const {
-  FailUsage("this task reads no files of others; measure it on its own data: cistern eval MODEL");
+  FailUsage("this task reads no other files; measure it on its own data: cistern eval MODEL");
 }
 
 std::vector<Json> Task::Predict(Model&, const Batch&) const {
@@ -71,7 +71,7 @@ const TaskInfo& TaskOfData(const std::string& path) {
   if (const TaskInfo* info = TaskClaiming(path)) return *info;
   std::string text;
   for (const TaskInfo* info : Tasks()) text += (text.empty() ? "" : ", ") + info->name;
-  FailUsage(path, ": its name does not say what task it is for; name the task: --task ", text,
+  FailUsage(path, ": its name does not determine the task; name the task: --task ", text,
             " (cistern info --tasks says what each reads)");
 }
 
@@ -104,7 +104,7 @@ TaskOptions& TaskOptions::operator=(const TaskOptions& other) {
 
 Fields TaskOptions::Describe() {
   Fields f;
-  f.Add("kind", &kind, "what is learned (cistern info --tasks)", Names());
+  f.Add("kind", &kind, "what the model learns (cistern info --tasks)", Names());
   f.Add("cache", &cache, "folder for tokens and generated data; empty: ~/.cache/cistern");
   for (size_t i = 0; i < configs_.size(); ++i) f.Group(Tasks()[i]->name, configs_[i]->Describe());
   return f;

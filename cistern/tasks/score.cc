@@ -28,7 +28,7 @@ void ExactSum::Add(const ExactSum& other) {
 }
 
 double ExactSum::Value() const {
-  if (special_ != 0) return special_;  // NaN compares unequal, too
+  if (special_ != 0) return special_;  // NaN also compares unequal
   double sum = 0, low = 0;
   size_t i = partials_.size();
   while (i > 0 && low == 0) {

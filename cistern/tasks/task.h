@@ -12,6 +12,7 @@
 #include "cistern/models/model.h"
 #include "cistern/tasks/batch.h"
 #include "cistern/tasks/score.h"
+#include "cistern/text/tokenizer.h"
 
 namespace cistern {
 
@@ -60,6 +61,9 @@ class Task {
   // saved with it, and taken from its folder in place of making it anew.
   virtual void SaveAssets(const std::string& folder) const = 0;
   virtual void LoadAssets(const std::string& folder) = 0;
+  // Takes the tokenizer of another model in place of learning one (train --from); false where the
+  // task has none. Before Prepare.
+  virtual bool TakeTokenizer(std::shared_ptr<const Tokenizer>) { return false; }
   // Reads or makes the data; slow the first time (progress bar), then cached.
   virtual void Prepare() = 0;
   virtual Json DataSummary() const = 0;  // what was read: counts, hashes, notes. After Prepare
@@ -71,6 +75,9 @@ class Task {
   // A pure function of (seed, step), so that training resumes exactly.
   virtual Batch TrainBatch(uint64_t seed, int64_t step, int64_t rows) const = 0;
   virtual at::Tensor Loss(Model& model, const Batch& batch, double label_smoothing) const = 0;
+  // What Loss is a mean over, so that the losses of parts of a batch can be put together again:
+  // the number of rows, of tokens, or the sum of their weights.
+  virtual double Terms(const Batch& batch) const { return double(batch.rows); }
 
   virtual std::unique_ptr<BatchReader> Read(Split split, const ReadOptions& options) const = 0;
   // Rows of a file that the task did not train on. `labelled`: they carry what they are measured

@@ -36,7 +36,7 @@ at::Device ParseDevice(const std::string& name) {
   }
   std::string list;
   for (const std::string& device : known) list += (list.empty() ? "" : ", ") + device;
-  FailUsage("there is no device '", name, "' for this build on this machine; there is: ", list);
+  FailUsage("there is no device '", name, "' for this build on this machine; available: ", list);
 }
 
 at::Device ActiveDevice() { return Active(); }

@@ -73,7 +73,7 @@ void SaveTensors(const std::string& path, const TensorFile& file) {
 
 TensorFile LoadTensors(const std::string& path) {
   const SafetensorsFile file(path);
-  if (!file.checked()) Note(path + " has no checksum of ours: damage to it would not be seen");
+  if (!file.checked()) Note(path + " has no Cistern checksum, so damage to it would go unnoticed");
   TensorFile out;
   out.metadata.assign(file.metadata().begin(), file.metadata().end());
   for (const TensorEntry& e : file.entries()) {

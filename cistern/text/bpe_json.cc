@@ -52,7 +52,8 @@ class Reader {
 
   int32_t Id(const json& value, const std::string& where) const {
     if (!value.is_number_integer() || value < 0 || value > 1 << 30)
-      Bad(where, " has the id ", value.dump().substr(0, 80), "; a whole number from 0 is expected");
+      Bad(where, " has the id ", value.dump().substr(0, 80),
+          "; expected a whole number of at least 0");
     return value.get<int32_t>();
   }
 

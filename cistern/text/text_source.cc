@@ -178,7 +178,7 @@ void TextSource::CheckUnchanged() const {
     std::error_code error;
     const auto bytes = fs::file_size(file.path, error);
     CISTERN_CHECK(!error && int64_t(bytes) == file.bytes && ModifiedAt(file.path) == file.modified,
-                  file.path, " has changed while it was read; begin again when it is complete");
+                  file.path, " changed while it was read; start again when it is complete");
   }
 }
 

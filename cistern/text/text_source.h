@@ -33,7 +33,7 @@ class TextSource {
   const std::string& path() const { return path_; }
   const std::vector<File>& files() const { return files_; }
   int64_t bytes() const { return bytes_; }  // of the whole text
-  // What the user should know: files skipped, and after Scan() bytes that are no UTF-8 (kept as
+  // What the user should know: files skipped, and after Scan() bytes that are not UTF-8 (kept as
   // they are) and CRLF line ends (kept too).
   const std::vector<std::string>& notes() const { return notes_; }
 

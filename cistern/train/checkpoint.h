@@ -27,7 +27,7 @@ RunState ReadRunState(const std::string& folder);
 // the first thing that is wrong.
 std::string CheckpointProblem(const std::string& folder);
 
-// A run has begun in this folder, and there is something to go on with or to keep.
+// A run has begun in this folder, and there is something to continue or to keep.
 bool HoldsRun(const std::string& folder);
 
 }  // namespace cistern

@@ -18,7 +18,7 @@ constexpr char kChecksum[] = "checksum";
 constexpr std::string_view kMayChange[] = {
     "steps",      "seconds",     "lr",        "min_lr",   "schedule",         "warmup",
     "eval_every", "eval_tokens", "log_every", "patience", "checkpoint_every", "checkpoint_seconds",
-    "final_test"};
+    "final_test", "parallel"};
 // Of [task], at any depth: where the data lie. What they are is compared by its hash.
 constexpr std::string_view kPlaces[] = {"text", "data", "cache"};
 

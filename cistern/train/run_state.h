@@ -1,5 +1,5 @@
 #pragma once
-// trainer.json of a checkpoint: where a run is, beside its weights and moments. All that a resumed
+// trainer.json of a checkpoint: where a run is, besides its weights and moments. All that a resumed
 // run needs to end as one that was never interrupted, its log included.
 #include <cstdint>
 #include <string>

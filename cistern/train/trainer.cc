@@ -23,6 +23,7 @@
 #include "cistern/tasks/evaluate.h"
 #include "cistern/tensors/device.h"
 #include "cistern/train/checkpoint.h"
+#include "cistern/train/row_parts.h"
 
 namespace cistern {
 namespace {
@@ -75,6 +76,10 @@ Fields TrainOptions::Describe() {
   f.Add("batch", &batch, "rows of a step", {1, 1 << 20});
   f.Add("accumulate", &accumulate, "steps whose gradients are added up before an update",
         {1, 1 << 20});
+  f.Add("parallel", &parallel,
+        "how threads share a step: each takes some rows of the batch, or all share each operation; "
+        "auto: rows where they divide and no random numbers are drawn",
+        {"auto", "rows", "operations"});
   f.Add("lr", &lr, "peak learning rate", {0.0, 1e3});
   f.Add("min_lr", &min_lr, "where cosine and linear schedules end", {0.0, 1e3});
   f.Add("schedule", &schedule, "learning-rate schedule after the warm-up", ScheduleKinds());
@@ -122,6 +127,8 @@ Trainer::Trainer(std::shared_ptr<Model> model, const Task& task, const TrainOpti
       bfloat16_(bfloat16),
       optimizer_(*model_, options.adamw) {
   options_.Validate();
+  parts_ = RowParts(options_.parallel, *model_, options_.batch);
+  experiment_["environment"]["threads_take"] = parts_ > 1 ? "rows" : "operations";
   if (options_.steps == 0 && options_.seconds == 0) options_.steps = 1000;
   state_.total_steps = options_.steps;
   state_.seed = int64_t(seed_);
@@ -177,7 +184,7 @@ void Trainer::TakeLengths(const Json& begun) {
 
 void Trainer::Begin() {
   if (HoldsRun(folder_))
-    FailUsage(folder_, " already holds a run; give another --out, or --resume to go on with it");
+    FailUsage(folder_, " already holds a run; give another --out, or --resume to continue it");
   std::error_code error;
   std::filesystem::directory_iterator entry(folder_, error), end;
   for (; !error && entry != end; entry.increment(error)) {
@@ -224,14 +231,9 @@ Trainer::StepOutcome Trainer::Step() {
   StepOutcome out = {0, 0, Rate(), 0};
   for (int64_t micro = 0; micro < options_.accumulate; ++micro) {
     const Batch batch = batches_->Next()->To(model_->options().device());
-    at::Tensor loss;
-    {
-      const BFloat16Scope scope(bfloat16_, model_->options().device());
-      loss = task_.Loss(*model_, batch, options_.label_smoothing);
-    }
-    const double value = loss.item<double>();
+    const double value = AddGradients(*model_, task_, batch, options_.label_smoothing,
+                                      1.0 / double(options_.accumulate), bfloat16_, parts_);
     if (!std::isfinite(value)) FailNonFinite("loss", value);
-    (options_.accumulate > 1 ? loss / double(options_.accumulate) : loss).backward();
     out.loss += value / double(options_.accumulate);
     out.tokens += batch.tokens;
   }

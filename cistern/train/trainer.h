@@ -29,6 +29,7 @@ struct TrainOptions {
   double lr = 4e-3, min_lr = 0,
          warmup = 0.05;  // warm-up: steps when >= 1, a share of the run below 1
   std::string schedule = "cosine";
+  std::string parallel = "operations";  // train/row_parts.h
   AdamWOptions adamw;
   double clip = 1.0, label_smoothing = 0;
   int64_t eval_every = 0;           // steps; 0: ten times a run
@@ -93,6 +94,7 @@ class Trainer {
   std::string folder_;
   Json experiment_;
   bool bfloat16_, resumed_ = false;
+  int64_t parts_;  // of the rows of a batch (train/row_parts.h)
   AdamW optimizer_;
   RunState state_;
   std::unique_ptr<FileLock> lock_;

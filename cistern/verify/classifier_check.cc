@@ -96,7 +96,7 @@ std::vector<ModelResult> CheckClassifier(EncoderClassifier& model, EncoderClassi
   return RunModelChecks(
       {{"float", "the model in float = its copy in double", precision},
        {"padding", "rows padded to one length = each alone, whatever the padding holds", padding},
-       {"batch", "a row's answer does not depend on the rows beside it", neighbours},
+       {"batch", "a row's answer does not depend on the other rows", neighbours},
        {"implementations", "kernel = composite = reference", implementations}},
       done);
 }

@@ -83,14 +83,14 @@ Outcome PaddedRowsAreAlone(Bench& b) {
       meter.Close(got.narrow(0, row, 1).narrow(1, 0, count), b.logits.narrow(1, 0, count),
                   b.in_double, "row of ", count, " tokens");
     }
-    // Each goes on where it stopped, here with the text's first tokens.
+    // Each continues where it stopped, here with the text's first tokens.
     const int64_t more = std::min<int64_t>(8, b.length() / 3);
     const at::Tensor next = b.twin.Extend(ids.narrow(1, 0, more), state);
     for (int64_t row = 1; row < 3; ++row) {
       const int64_t count = lengths[size_t(row)];
       const at::Tensor joined = at::cat({b.ids.narrow(1, 0, count), b.ids.narrow(1, 0, more)}, 1);
       meter.Close(next.narrow(0, row, 1), WholeText(b.twin, joined).narrow(1, count, more),
-                  b.in_double, "row of ", count, " tokens goes on");
+                  b.in_double, "row of ", count, " tokens continues");
     }
   }
   return meter.result();
@@ -164,15 +164,15 @@ struct ModelProperty {
 
 constexpr ModelProperty kProperties[] = {
     {"float", "the model in float = its copy in double", Precision},
-    {"pieces", "the whole text at once = in two pieces, wherever it is cut", PiecesAreTheWhole},
+    {"pieces", "the whole text at once = in two pieces, cut anywhere", PiecesAreTheWhole},
     {"steps", "the whole text at once = token by token, as it is generated", StepsAreTheWhole},
     {"future", "no change of later tokens changes earlier logits", TheFutureIsUnseen},
-    {"padding", "padded rows of a batch = each alone, and each goes on where it stopped",
+    {"padding", "padded rows of a batch = each alone, and each continues where it stopped",
      PaddedRowsAreAlone},
     {"packed", "documents packed in a row = each alone", PackedDocumentsAreAlone},
     {"implementations", "kernel = composite = reference", ImplementationsAgree},
-    {"state", "states are cloned, and shared out over rows", StatesAreValues},
-    {"file", "a state saved to a file and loaded goes on with the same bits", FilesKeepEveryBit},
+    {"state", "states are cloned, and used for several rows", StatesAreValues},
+    {"file", "a state saved to a file and loaded continues with the same bits", FilesKeepEveryBit},
 };
 
 }  // namespace

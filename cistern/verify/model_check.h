@@ -24,8 +24,8 @@ std::vector<ModelResult> CheckModel(LanguageModel& model, LanguageModel& twin,
                                     const at::Tensor& ids, bool full,
                                     const std::function<bool(const ModelResult&)>& done = nullptr);
 
-// The same for a classifier: ids [T] is one input, which is looked at whole, cut short, beside
-// others and beside padding.
+// The same for a classifier: ids [T] is one input, which is looked at whole, cut short, next to
+// others and next to padding.
 std::vector<ModelResult> CheckClassifier(
     EncoderClassifier& model, EncoderClassifier& twin, const at::Tensor& ids,
     const std::function<bool(const ModelResult&)>& done = nullptr);

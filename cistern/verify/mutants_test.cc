@@ -7,7 +7,7 @@
 #include <map>
 
 #include "cistern/attention/definition.h"
-#include "cistern/attention/softmax.h"
+#include "cistern/attention/mechanisms/softmax.h"
 #include "cistern/base/parallel.h"
 #include "cistern/kernels/isa.h"
 #include "cistern/ops/slot_memory.h"

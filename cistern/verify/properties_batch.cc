@@ -118,8 +118,8 @@ Outcome CheckResume(Subject& subject, const Settings& settings) {
       const Tensors row = Joined(Narrow(Rows(first, b), 0, lengths[size_t(b)]), Rows(second, b));
       meter.Close(got.narrow(0, b, 1),
                   subject.Definition(Form::kCausal, row, row).narrow(2, lengths[size_t(b)], 6),
-                  subject.Tolerance(at::kDouble), "row of ", lengths[size_t(b)], " tokens goes on",
-                  in_steps ? ", after single steps" : "");
+                  subject.Tolerance(at::kDouble), "row of ", lengths[size_t(b)],
+                  " tokens continues", in_steps ? ", after single steps" : "");
     }
   }
   return meter.result();
@@ -148,7 +148,7 @@ Outcome CheckBatch(Subject& subject, const Settings& settings) {
       meter.Close(got, run(Rows(x, 1)), tolerance, way.name, ", ", at::toString(dtype),
                   ", alone and in a batch");
       meter.Close(run(loud).narrow(0, 1, 1), got, tolerance, way.name, ", ", at::toString(dtype),
-                  ", with other rows beside it");
+                  ", with other rows in the batch");
     }
   }
   return meter.result();

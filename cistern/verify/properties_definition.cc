@@ -57,7 +57,7 @@ Outcome CheckPrefix(Subject& subject, const Settings& settings) {
   if (!subject.info().causal_is_prefix)
     return NotApplicable("its causal form is not a prefix of the bidirectional one");
   if (!subject.Has(Form::kCausal) || !subject.Has(Form::kBidirectional))
-    return NotApplicable("it has not both forms");
+    return NotApplicable("it does not have both forms");
   if (!settings.Has(Form::kCausal) || !settings.Has(Form::kBidirectional))
     return NotApplicable("needs the causal and bidirectional forms");
   at::NoGradGuard guard;
@@ -123,7 +123,7 @@ Outcome CheckEmpty(Subject& subject, const Settings& settings) {
       meter.Zero(g, "cross, gradient of fully masked rows");
   }
   if (settings.Has(Form::kCausal) && subject.Has(Form::kCausal)) {
-    // A start in the padding of an empty piece is no start: the document before goes on.
+    // A start in the padding of an empty piece does not count: the previous document continues.
     State state;
     const Tensors first = subject.Inputs(2, 3), whole = Joined(first, x);
     Pieces(m, first, {0, 3}, {}, &state);

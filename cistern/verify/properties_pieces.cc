@@ -107,8 +107,8 @@ Outcome CheckFuture(Subject& subject, const Settings& settings) {
             at::cat({y.narrow(2, 0, t), y.narrow(2, t, length - t) * -50.0 + 3.0}, 2));
       const at::Tensor got = Pieces(m, changed, {0, length}), past = got.narrow(2, 0, t),
                        known = want.narrow(2, 0, t);
-      if (at::equal(got, want)) {  // then the definition has to say so, too: all later tokens may
-                                   // see the first alone
+      if (at::equal(got, want)) {  // then the definition has to say so as well: all later tokens
+                                   // may see the first alone
         const Tensors before = Cast(x, at::kDouble), after = Cast(changed, at::kDouble);
         const bool none = at::equal(subject.Definition(Form::kCausal, after, after),
                                     subject.Definition(Form::kCausal, before, before));

@@ -33,7 +33,7 @@ Outcome CheckState(Subject& subject, const Settings& settings) {
                 empty = m.EmptyState(3, first[0].options()).Bytes();
   meter.True((bytes == empty) == subject.info().bounded, "the state's size, declared ",
              subject.info().bounded ? "bounded" : "growing");
-  meter.True(bytes == m.StateBytes(3, 9, first[0].options()), "the state's size, foretold as ",
+  meter.True(bytes == m.StateBytes(3, 9, first[0].options()), "the state's size, predicted as ",
              m.StateBytes(3, 9, first[0].options()), ", is ", bytes);
 
   const at::Tensor rows = at::tensor({2, 0, 0, 1}, at::kLong);

@@ -50,7 +50,7 @@ std::string Coloured(const std::string& text, Kind kind, bool colour) {
 }
 
 constexpr const char* kCellsAre =
-    "error/tolerance of the comparison that came nearest to its tolerance; 0: every bit agrees.\n"
+    "error/tolerance of the comparison that came closest to its tolerance; 0: every bit agrees.\n"
     "Errors are relative, in root mean square: |got - wanted| / |wanted|.\n\n";
 
 template <class T>

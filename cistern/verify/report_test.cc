@@ -33,7 +33,7 @@ TEST(Report, AMatrixWithALegendAndItsFailures) {
       Row("window", "merge", 0, 0, "its states do not merge")};
   const std::string text = MatrixText(results, {100, false});
   EXPECT_EQ(text,
-            "error/tolerance of the comparison that came nearest to its tolerance; 0: every bit "
+            "error/tolerance of the comparison that came closest to its tolerance; 0: every bit "
             "agrees.\n"
             "Errors are relative, in root mean square: |got - wanted| / |wanted|.\n"
             "\n"

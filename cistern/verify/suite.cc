@@ -31,8 +31,7 @@ const std::vector<Property>& Properties() {
        Property::Scope::kNumbers},
       {"float", "every form in float equals its definition", CheckFloat, Property::Scope::kNumbers},
       {"one-head", "one row with one head equals its definition", CheckOneHead},
-      {"extreme",
-       "inputs a thousand times larger give what they should, as far as their precision allows",
+      {"extreme", "inputs a thousand times larger give the right result, within their precision",
        CheckExtreme},
       {"empty", "no tokens, no rows, and rows of padding alone give zeros and no gradient",
        CheckEmpty},
@@ -54,9 +53,9 @@ const std::vector<Property>& Properties() {
        "masked tokens (padding on the left, holes) are as if they were not there: they change "
        "nothing, read as zero and have exactly zero gradient",
        CheckMasked},
-      {"resume", "rows of different lengths each go on where they stopped", CheckResume},
-      {"batch", "a row alone = in a batch, whatever stands beside it", CheckBatch},
-      {"packed", "documents packed in a row = each alone, gradients too", CheckPacked},
+      {"resume", "rows of different lengths each continue where they stopped", CheckResume},
+      {"batch", "a row alone = in a batch, whatever the other rows are", CheckBatch},
+      {"packed", "documents packed in a row = each alone, also gradients", CheckPacked},
       {"nonfinite",
        "NaN and infinities in padding, in later tokens, in other rows and documents are not seen; "
        "in a token itself they are",
@@ -64,15 +63,15 @@ const std::vector<Property>& Properties() {
       {"random", "all of this at random shapes, lengths, document starts and cuts", CheckRandom,
        Property::Scope::kNumbers},
       {"state", "states are cloned and reordered, and of the declared size", CheckState},
-      {"file", "a state saved to a file and loaded goes on with the same bits", CheckFile},
+      {"file", "a state saved to a file and loaded continues with the same bits", CheckFile},
       {"merge", "states of two adjacent pieces merge into the state of the whole", CheckMerge},
-      {"truncate", "a state cut back goes on as if the rest had never been", CheckTruncate},
+      {"truncate", "a state cut back continues as if the rest had never been read", CheckTruncate},
       {"threads", "the same for any number of threads (our kernels: the same bits)", CheckThreads,
        Property::Scope::kMachine},
       {"simd", "every instruction set of this machine gives the reference's numbers", CheckSimd,
        Property::Scope::kMachine},
-      {"poison", "nothing is read that was not written: unset memory holds NaN", CheckPoison,
-       Property::Scope::kMachine},
+      {"poison", "nothing is read that was not written: uninitialized memory holds NaN",
+       CheckPoison, Property::Scope::kMachine},
   };
   return all;
 }

@@ -1,7 +1,7 @@
-// Decoding from C++: open a model folder, put a prompt into the state, draw the likeliest tokens
-// one by one.
+// Decoding from C++: open a model folder, read a prompt into the state, generate the most likely
+// tokens one by one.
 //   cistern_example_decode MODEL_FOLDER [PROMPT [TOKENS [STATE_FILE]]]
-// With STATE_FILE the prompt is read once, kept in that file and gone on with several times.
+// With STATE_FILE the prompt is read once, saved to that file, and continued several times.
 #include <ATen/ATen.h>
 
 #include <cstdio>
@@ -15,20 +15,20 @@
 namespace {
 
 // [begin decode]
-// Writes `count` tokens after `prompt`, greedily. The state is all the model remembers: how large
-// it is does not depend on the length of the text (softmax attention excepted).
+// Generates `count` tokens after `prompt`, greedily. The state is all that the model remembers; its
+// size does not depend on the length of the text (except with softmax attention).
 void Decode(const std::string& folder, const std::string& prompt, int64_t count) {
   const cistern::LmFolder lm = cistern::OpenLmFolder(folder);
   at::NoGradGuard no_grad;
 
-  // Prefill: any number of tokens per extend, here all at once. A long prompt goes in piece by
-  // piece, with the same result.
+  // Prefill: any number of tokens per extend, here all at once. Passing a long prompt piece by
+  // piece gives the same result.
   const std::vector<int32_t> ids = lm.tokenizer->Encode(prompt);
   cistern::ModelState state = lm.model->EmptyState(/*batch=*/1);
   at::Tensor logits = lm.model->Extend(at::tensor(ids, at::kLong).unsqueeze(0), state);  // [1,T,V]
   const int64_t state_bytes = state.Bytes();
 
-  // Decode: extend by one token. Utf8Stream holds back the bytes of a character until it is whole.
+  // Decode: extend by one token. Utf8Stream holds back the bytes of an incomplete character.
   cistern::Utf8Stream characters;
   for (int64_t i = 0; i < count; ++i) {
     const at::Tensor next =
@@ -44,7 +44,7 @@ void Decode(const std::string& folder, const std::string& prompt, int64_t count)
 // [end decode]
 
 // [begin text]
-// Reads `prompt` once, keeps the state in a file, and goes on from it as often as one likes: in the
+// Reads `prompt` once, saves the state to a file, and continues from it any number of times, in the
 // same program or in another one.
 void ReadOnceUseOften(const std::string& folder, const std::string& prompt, int64_t count,
                       const std::string& file) {
@@ -59,12 +59,12 @@ void ReadOnceUseOften(const std::string& folder, const std::string& prompt, int6
 
   options.max_tokens = count;
   const cistern::TextState loaded = cistern::LoadTextState(file, *lm.model, *lm.tokenizer);
-  // A batch of prompts, each after what was read; `loaded` stays as it is.
+  // A batch of prompts, each continuing the text that was read; `loaded` does not change.
   for (const auto& g : generator.Run({cistern::StringSource(" And"), cistern::StringSource(" But")},
                                      options, {}, nullptr, &loaded)) {
     std::cout << "[" << g.text << "]\n";
   }
-  // A text that goes on and on; the clone is the checkpoint.
+  // A text that keeps growing; the clone is the checkpoint.
   cistern::TextState text = loaded.Clone();
   for (const char* line : {" And", " But"})
     std::cout << generator.Continue(text, {cistern::StringSource(line)}, options)[0].text << "\n";

@@ -1,7 +1,8 @@
-"""Compares mechanisms on one text in equal time, and plots what each costs and reaches: python compare.py my.txt. Needs matplotlib.
+"""Compares mechanisms on one text in equal time, and plots their cost and quality.
 
-Every mechanism gets the same small model and the same seconds of training; then held-out loss, training speed, and the time of a token and
-the size of the state after 4,096 tokens are measured.
+python compare.py my.txt. Needs matplotlib. Every mechanism gets the same small model and the same
+seconds of training. Then the program measures held-out loss, training speed, and the time per token
+and the size of the state after 4,096 tokens.
 """
 
 import argparse
@@ -21,10 +22,13 @@ class Block(nn.Module):
     def __init__(self, mechanism: str, dim: int, heads: int, layer: int) -> None:
         super().__init__()
         self.norm1, self.norm2 = nn.LayerNorm(dim), nn.LayerNorm(dim)
-        self.attention = cistern.nn.Attention(mechanism, dim, heads, conv=4, max_length=1 << 16, layer=layer)
+        self.attention = cistern.nn.Attention(mechanism, dim, heads, conv=4, max_length=1 << 16,
+                                              layer=layer)
         self.mlp = nn.Sequential(nn.Linear(dim, 4 * dim), nn.GELU(), nn.Linear(4 * dim, dim))
 
-    def forward(self, x: torch.Tensor, state: cistern.state.State | None = None) -> tuple[torch.Tensor, cistern.state.State]:
+    def forward(
+            self, x: torch.Tensor,
+            state: cistern.state.State | None = None) -> tuple[torch.Tensor, cistern.state.State]:
         y, state = self.attention.extend(self.norm1(x), state)
         x = x + y
         return x + self.mlp(self.norm2(x)), state
@@ -52,7 +56,8 @@ def batch_of(data: torch.Tensor, length: int, rows: int) -> tuple[torch.Tensor, 
     return batch[:, :-1], batch[:, 1:]
 
 
-def run(mechanism: str, train: torch.Tensor, test: torch.Tensor, seconds: float, length: int) -> dict[str, float]:
+def run(mechanism: str, train: torch.Tensor, test: torch.Tensor, seconds: float,
+        length: int) -> dict[str, float]:
     torch.manual_seed(0)
     model = Model(mechanism)
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)

@@ -1,4 +1,7 @@
-"""Decodes 100,000 tokens one by one, and shows that time per token and memory stay flat: python decode.py [--mechanism latte]."""
+"""Decodes 100,000 tokens one by one, and shows that time per token and memory stay constant.
+
+python decode.py [--mechanism latte]
+"""
 
 import argparse
 import resource
@@ -10,11 +13,13 @@ from torch import nn
 
 
 class Model(nn.Module):
-    def __init__(self, mechanism: str, vocab: int = 256, dim: int = 128, layers: int = 2, heads: int = 4) -> None:
+    def __init__(self, mechanism: str, vocab: int = 256, dim: int = 128, layers: int = 2,
+                 heads: int = 4) -> None:
         super().__init__()
         self.tokens = nn.Embedding(vocab, dim)
         self.norms = nn.ModuleList(nn.LayerNorm(dim) for _ in range(layers))
-        self.layers = nn.ModuleList(cistern.nn.Attention(mechanism, dim, heads, layer=i) for i in range(layers))
+        self.layers = nn.ModuleList(
+            cistern.nn.Attention(mechanism, dim, heads, layer=i) for i in range(layers))
 
     def forward(self, ids: torch.Tensor, states: list) -> tuple[torch.Tensor, list]:
         x, after = self.tokens(ids), []
@@ -44,7 +49,10 @@ def main() -> None:
                 now = time.perf_counter()
                 peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
                 size = cistern.state.state_bytes(states)
-                print(f"{t:8d} tokens  {(now - begin) / every * 1e6:7.1f} us per token  state {size:,} bytes  peak memory {peak:.0f} MiB", flush=True)
+                print(
+                    f"{t:8d} tokens  {(now - begin) / every * 1e6:7.1f} us per token  state "
+                    f"{size:,} bytes  peak memory {peak:.0f} MiB",
+                    flush=True)
                 begin = now
 
 

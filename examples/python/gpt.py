@@ -1,4 +1,7 @@
-"""A small GPT in plain PyTorch, trained on a text: python gpt.py my.txt. `diff gpt.py gpt_latte.py` shows what Latte in its place takes."""
+"""A small GPT in plain PyTorch: python gpt.py my.txt.
+
+`diff gpt.py gpt_latte.py` shows what using Latte takes.
+"""
 
 import argparse
 import time
@@ -16,8 +19,10 @@ class Attention(nn.Module):
         self.out = nn.Linear(dim, dim, bias=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        q, k, v = (t.unflatten(-1, (self.heads, -1)).transpose(1, 2) for t in self.qkv(x).chunk(3, -1))
-        return self.out(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2))
+        q, k, v = (t.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+                   for t in self.qkv(x).chunk(3, -1))
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return self.out(y.transpose(1, 2).flatten(2))
 
 
 class Block(nn.Module):
@@ -66,7 +71,10 @@ def main() -> None:
         loss.backward()
         optimizer.step()
         if step % 25 == 0:
-            print(f"step {step}  loss {loss.item():.3f} nats per byte  {step / (time.perf_counter() - begin):.2f} steps/s", flush=True)
+            print(
+                f"step {step}  loss {loss.item():.3f} nats per byte  "
+                f"{step / (time.perf_counter() - begin):.2f} steps/s",
+                flush=True)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,7 @@
-"""The GPT of gpt.py with Latte in place of softmax attention: python gpt_latte.py my.txt. `diff gpt.py gpt_latte.py` shows what it takes."""
+"""The GPT of gpt.py with Latte in place of softmax attention: python gpt_latte.py my.txt.
+
+`diff gpt.py gpt_latte.py` shows what using Latte takes.
+"""
 
 import argparse
 import time
@@ -17,8 +20,10 @@ class Attention(nn.Module):
         self.out = nn.Linear(dim, dim, bias=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        q, k, v = (t.unflatten(-1, (self.heads, -1)).transpose(1, 2) for t in self.qkv(x).chunk(3, -1))
-        return self.out(CF.latte(q, k, v, causal=True).transpose(1, 2).flatten(2))
+        q, k, v = (t.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+                   for t in self.qkv(x).chunk(3, -1))
+        y = CF.latte(q, k, v, causal=True)
+        return self.out(y.transpose(1, 2).flatten(2))
 
 
 class Block(nn.Module):
@@ -67,7 +72,10 @@ def main() -> None:
         loss.backward()
         optimizer.step()
         if step % 25 == 0:
-            print(f"step {step}  loss {loss.item():.3f} nats per byte  {step / (time.perf_counter() - begin):.2f} steps/s", flush=True)
+            print(
+                f"step {step}  loss {loss.item():.3f} nats per byte  "
+                f"{step / (time.perf_counter() - begin):.2f} steps/s",
+                flush=True)
 
 
 if __name__ == "__main__":

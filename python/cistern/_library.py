@@ -11,15 +11,16 @@ import torch
 
 
 class UsageError(ValueError):
-    """Wrong options or sizes: the message says what was expected, what was found, and the nearest thing that works."""
+    """Wrong options or sizes: the message says what was expected, what was found, and the nearest
+    thing that works."""
 
 
 def _check_torch(built: str, running: str) -> None:
     if running.split("+")[0] != built:
         raise ImportError(
-            f"cistern was built for torch {built}, and this is torch {running}, whose C++ library may differ. Build it for this one, in the "
-            "folder of its source: pip install --no-build-isolation --force-reinstall --no-deps ."
-        )
+            f"cistern was built for torch {built}, and this is torch {running}, whose C++ library "
+            "may differ. Build it for this one, in the "
+            "folder of its source: pip install --no-build-isolation --force-reinstall --no-deps .")
 
 
 def _load() -> str:
@@ -27,7 +28,8 @@ def _load() -> str:
         from cistern import _build
     except ImportError:
         raise ImportError(
-            "this is the source of the package, without its library; in the folder of the source: pip install --no-build-isolation ."
+            "this is the source of the package, without its library; in the folder of the source: "
+            "pip install --no-build-isolation ."
         ) from None
     _check_torch(_build.TORCH_VERSION, torch.__version__)
     folder = os.path.join(os.path.dirname(__file__), "lib")
@@ -48,13 +50,13 @@ def answer(text: str) -> Any:
 
 @functools.lru_cache(maxsize=None)
 def mechanisms() -> dict[str, dict[str, Any]]:
-    """All mechanisms by name, as the C++ library declares them: title, source, summary, forms, refusals, options with defaults, help."""
+    """All mechanisms by name, as the C++ library declares them: title, source, summary, forms,
+    refusals, options with defaults, help."""
     return answer(torch.ops.cistern.mechanisms())
 
 
-def make_spec(
-    mechanism: str, options: dict[str, Any], dim: int, heads: int, max_length: int = 0, layer: int = 0, dropout: float = 0.0
-) -> str:
+def make_spec(mechanism: str, options: dict[str, Any], dim: int, heads: int, max_length: int = 0,
+              layer: int = 0, dropout: float = 0.0) -> str:
     """What names a core to the library: its mechanism, options and sizes."""
     sizes = {"max_length": max_length, "layer": layer, "dropout": dropout}
     for name, value in {**options, **sizes}.items():
@@ -78,11 +80,13 @@ def make_spec(
 
 
 def model_stack(config: dict[str, Any], form: str) -> dict[str, Any]:
-    """The stack of that form of a model with this config: its settings, and the arguments of its blocks."""
+    """The stack of that form of a model with this config: its settings, and the arguments of its
+    blocks."""
     return answer(torch.ops.cistern.model_stack(json.dumps(config), form))
 
 
 @functools.lru_cache(maxsize=4096)
 def describe(spec: str, form: str, positions: str = "none", conv: int = 0) -> dict[str, Any]:
-    """Projections, weights and state of a core, after all checks; UsageError where it cannot be made."""
+    """Projections, weights and state of a core, after all checks; UsageError where it cannot be
+    made."""
     return answer(torch.ops.cistern.describe_core(spec, form, positions, conv))

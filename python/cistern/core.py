@@ -1,4 +1,5 @@
-"""The core of a mechanism, a function of projected tensors, as calls and as a module. Everything runs in the C++ library."""
+"""The core of a mechanism, a function of projected tensors, as calls and as a module. Everything
+runs in the C++ library."""
 
 from __future__ import annotations
 
@@ -32,14 +33,12 @@ def check_state(mechanism: str, names: Sequence[str], state: Any) -> None:
     if not isinstance(state, dict):
         found = type(state).__name__
         raise UsageError(
-            f"[{mechanism}] expected a state, a dict of the tensors {wanted}, got {found}"
-        )
+            f"[{mechanism}] expected a state, a dict of the tensors {wanted}, got {found}")
     if any(name not in state for name in names):
         found = ", ".join(map(str, state)) or "none"
         raise UsageError(
             f"[{mechanism}] expected a state of the tensors {wanted}, got {found}: "
-            "give what an earlier call returned, or None to begin"
-        )
+            "give what an earlier call returned, or None to begin")
     check_tensors(mechanism, {f"the state's {name}": state[name] for name in names})
 
 
@@ -55,37 +54,43 @@ def run(
     training: bool = False,
     keep_state: bool = False,
 ) -> tuple[Tensor, State]:
-    """One call of cistern::attend. Half precision is computed in float32, and the output has the type of the input again.
+    """One call of cistern::attend. Half precision is computed in float32, and the output has the
+    type of the input again.
 
-    names: of the state's tensors. verb: bidirectional, extend, cross, write or read; of a memory stream pack, update or unpack.
+    names: of the state's tensors. verb: bidirectional, extend, cross, write or read; of a memory
+    stream pack, update or unpack.
     """
     dtype = x[0].dtype
     given = [] if state is None else [state[name] for name in names]
-    y, after = torch.ops.cistern.attend(
-        [_single(t) for t in x], [_single(w) for w in weights], given, lengths, starts, spec, verb, training, keep_state
-    )
+    y, after = torch.ops.cistern.attend([_single(t) for t in x], [_single(w) for w in weights],
+                                        given, lengths, starts, spec, verb, training, keep_state)
     return (y.to(dtype) if dtype in _HALF else y), dict(zip(names, after))
 
 
 def empty(spec: str, names: Sequence[str], like: Tensor, batch: int, training: bool) -> State:
-    """The empty state of `batch` rows, in the type of `like` (float32 for half precision) and on its device."""
+    """The empty state of `batch` rows, in the type of `like` (float32 for half precision) and on
+    its device."""
     row = torch.ops.cistern.empty_state(spec, _single(like), training)
     return {name: t.expand(batch, *t.shape[1:]).contiguous() for name, t in zip(names, row)}
 
 
 class Core(nn.Module):
-    """A mechanism without projections: y = core(*x), with tensors x of shape [B, H, T, w] in the order of `projections`.
+    """A mechanism without projections: y = core(*x), with tensors x of shape [B, H, T, w] in the
+    order of `projections`.
 
-    Weights of its own have the names that they have in a model file. Half-precision inputs are computed in float32.
+    Weights of its own have the names that they have in a model file. Half-precision inputs are
+    computed in float32.
 
-    A mechanism with a memory stream (`memory_use` is not "none") has the parts of its bidirectional form as well:
+    A mechanism with a memory stream (`memory_use` is not "none") has the parts of its bidirectional
+    form as well:
 
         heads = core.pack(*keys, *slots)              # what the slots found in the tokens
         heads = core.update(*keys, *slots, packed=heads)
         y = core.unpack(*queries, packed=[heads, ...])
 
-    with the tensors of the key side, those made of the memory (`memory_projections`), the tensors of the query side and those made of what
-    was packed (`packed_projections`). core(*x) is the same with the core's own memory and the packed heads in their places.
+    with the tensors of the key side, those made of the memory (`memory_projections`), the tensors
+    of the query side and those made of what was packed (`packed_projections`). core(*x) is the same
+    with the core's own memory and the packed heads in their places.
 
     Args:
         mechanism: a name of `cistern.mechanisms()`, or shares of the heads: "window:2+latte:2".
@@ -95,9 +100,10 @@ class Core(nn.Module):
         max_length: longest sequence, for mechanisms whose weights depend on the position.
         dropout: on the attention probabilities, in training, where the mechanism forms them.
         layer: tells layers of one model apart where a mechanism draws at random.
-        first: the Core of an earlier layer with the same mechanism: owns what the mechanism ties across layers.
-        options, **more: of the mechanism: `cistern.mechanisms()[name]["help"]`. Those with the name of another argument go into `options`, a
-            mapping: options={"heads": 2}.
+        first: the Core of an earlier layer with the same mechanism: owns what the mechanism ties
+            across layers.
+        options, **more: of the mechanism: `cistern.mechanisms()[name]["help"]`. Those with the name
+            of another argument go into `options`, a mapping: options={"heads": 2}.
 
     Raises:
         UsageError: with the reason and the nearest thing that works.
@@ -121,17 +127,25 @@ class Core(nn.Module):
     ) -> None:
         super().__init__()
         self.mechanism, self.form, self.dim, self.heads = mechanism, form, dim, heads
-        self.spec = make_spec(mechanism, {**(options or {}), **more}, dim, heads, max_length, layer, dropout)
+        self.spec = make_spec(mechanism, {**(options or {}), **more}, dim, heads, max_length, layer,
+                              dropout)
         about = describe(self.spec, form, positions, conv)
-        self.projections: list[dict[str, Any]] = [p for p in about["projections"] if p["side"] in ("query", "key")]
-        self.memory_projections: list[dict[str, Any]] = [p for p in about["projections"] if p["side"] == "memory"]
-        self.packed_projections: list[dict[str, Any]] = [p for p in about["projections"] if p["side"] == "packed"]
+        self.projections: list[dict[str, Any]] = [
+            p for p in about["projections"] if p["side"] in ("query", "key")
+        ]
+        self.memory_projections: list[dict[str, Any]] = [
+            p for p in about["projections"] if p["side"] == "memory"
+        ]
+        self.packed_projections: list[dict[str, Any]] = [
+            p for p in about["projections"] if p["side"] == "packed"
+        ]
         self.memory_use: str = about["memory"]  # none, fixed, stream, replaced or latents
         self.packed_output: str = about["packed_output"]
         self.leaves_scores: bool = about["leaves_scores"]
         self.state_names: list[str] = about["state"]
         self._weights: list[str] = [w["name"] for w in about["weights"]]
-        self._tied = {w["name"] for w in about["weights"] if w["tied"]} if first is not None else set()
+        self._tied = {w["name"]
+                      for w in about["weights"] if w["tied"]} if first is not None else set()
         self._first = [first]  # in a list, so that its weights are not registered here again
         for w, value in zip(about["weights"], torch.ops.cistern.initial_weights(self.spec)):
             if w["name"] in self._tied:
@@ -157,30 +171,34 @@ class Core(nn.Module):
             out.append(value)
         return out
 
-    def _run(self, verb: str, x: Sequence[Tensor], state: State | None = None, **kw: Any) -> tuple[Tensor, State]:
+    def _run(self, verb: str, x: Sequence[Tensor], state: State | None = None,
+             **kw: Any) -> tuple[Tensor, State]:
         check_tensors(self.mechanism, {f"tensor {i + 1}": t for i, t in enumerate(x)})
         if state is not None:
             check_state(self.mechanism, self.state_names, state)
         weights = self.weights()
-        if self.memory_use == "latents":  # a layer projects them to queries; the core itself does not see them
+        # a layer projects them to queries; the core itself does not see them
+        if self.memory_use == "latents":
             weights = [w.detach() for w in weights]
-        return run(self.spec, self.state_names, verb, x, weights, state, training=self.training, **kw)
+        return run(self.spec, self.state_names, verb, x, weights, state, training=self.training,
+                   **kw)
 
-    def forward(self, *x: Tensor, lengths: Tensor | None = None, starts: Tensor | None = None) -> Tensor:
+    def forward(self, *x: Tensor, lengths: Tensor | None = None,
+                starts: Tensor | None = None) -> Tensor:
         """The whole sequence: [B, H, T, d].
 
-        lengths: [B] int64, real tokens of each row, padding on its right (cross: of the source). starts: [B, T] bool, true where a document
-        begins; nothing is seen across a start.
+        lengths: [B] int64, real tokens of each row, padding on its right (cross: of the source).
+        starts: [B, T] bool, true where a document begins; nothing is seen across a start.
         """
         verb = "extend" if self.form == "causal" else self.form
         if verb == "bidirectional" and self.memory_use == "latents":
             verb = "cross"  # there are as many queries as latents, and as many keys as tokens
         return self._run(verb, x, lengths=lengths, starts=starts)[0]
 
-    def extend(
-        self, *x: Tensor, state: State | None = None, lengths: Tensor | None = None, starts: Tensor | None = None
-    ) -> tuple[Tensor, State]:
-        """Causal: each token is written into the state, then reads. Returns the output and the state after; the given one is unchanged.
+    def extend(self, *x: Tensor, state: State | None = None, lengths: Tensor | None = None,
+               starts: Tensor | None = None) -> tuple[Tensor, State]:
+        """Causal: each token is written into the state, then reads. Returns the output and the
+        state after; the given one is unchanged.
 
         The tensors of the memory may follow those of the tokens.
         """
@@ -189,7 +207,8 @@ class Core(nn.Module):
         return self._run("extend", x, state, lengths=lengths, starts=starts, keep_state=True)
 
     def write(self, *x: Tensor, state: State | None = None, lengths: Tensor | None = None) -> State:
-        """Cross: writes the key-side tensors, which those of the memory may follow, into the state."""
+        """Cross: writes the key-side tensors, which those of the memory may follow, into the
+        state."""
         if state is None:
             state = self.empty_state(x[0].shape[0], x[0])
         return self._run("write", x, state, lengths=lengths, keep_state=True)[1]
@@ -200,19 +219,24 @@ class Core(nn.Module):
 
     def _run_memory(self, verb: str, x: Sequence[Tensor], lengths: Tensor | None) -> Tensor:
         if not self.memory_projections:
-            raise UsageError(f"[{self.mechanism}] has no memory to {verb}: that is for mechanisms with a memory stream such as luna")
+            raise UsageError(
+                f"[{self.mechanism}] has no memory to {verb}: that is for mechanisms with a memory "
+                "stream such as luna")
         return self._run(verb, x, lengths=lengths)[0]
 
     def pack(self, *x: Tensor, lengths: Tensor | None = None) -> Tensor:
-        """Tokens into the memory: [B, H, M, d]. x: tensors of the key side, then those of the memory, [1 or B, H, M, w], if not its own."""
+        """Tokens into the memory: [B, H, M, d]. x: tensors of the key side, then those of the
+        memory, [1 or B, H, M, w], if not its own."""
         return self._run_memory("pack", x, lengths)
 
     def update(self, *x: Tensor, packed: Tensor, lengths: Tensor | None = None) -> Tensor:
-        """What the tokens read in place of the packed heads: they themselves, or where `memory_use` is "replaced" the next memory. x: as in pack."""
+        """What the tokens read in place of the packed heads: they themselves, or where `memory_use`
+        is "replaced" the next memory. x: as in pack."""
         return self._run_memory("update", (*x, packed), lengths)
 
     def unpack(self, *x: Tensor, packed: Sequence[Tensor], lengths: Tensor | None = None) -> Tensor:
-        """Tokens read what was packed: [B, H, T, d]. x: tensors of the query side; packed: one for each of `packed_projections`."""
+        """Tokens read what was packed: [B, H, T, d]. x: tensors of the query side; packed: one for
+        each of `packed_projections`."""
         return self._run_memory("unpack", (*x, *packed), lengths)
 
     def initial_memory(self) -> Tensor:
@@ -220,7 +244,8 @@ class Core(nn.Module):
         return torch.ops.cistern.initial_memory(self.weights(), self.spec)
 
     def empty_state(self, batch: int, like: Tensor) -> State:
-        """The state of `batch` rows in which nothing is written, in the type and on the device of `like`."""
+        """The state of `batch` rows in which nothing is written, in the type and on the device of
+        `like`."""
         return empty(self.spec, self.state_names, like, batch, self.training)
 
     def extra_repr(self) -> str:

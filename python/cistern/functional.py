@@ -1,13 +1,16 @@
-"""Every mechanism's core as a function of projected tensors, as scaled_dot_product_attention is one.
+"""Every mechanism's core as a function of projected tensors, as scaled_dot_product_attention is
+one.
 
     import cistern.functional as CF
     y = CF.latte(q, k, v, causal=True)                          # [B, H, T, d]
     y, state = CF.latte(q, k, v, causal=True, return_state=True)
     y, state = CF.latte(q2, k2, v2, causal=True, state=state)   # goes on
 
-There is one function for each mechanism, by its name: latte, abc_mlp, linear, ...; names that are adjectives have `_attention` behind them as
-well: softmax_attention, linear_attention, efficient_attention, window_attention, dilated_attention. `abc` is abc_mlp. `dir()` lists them, and
-help(CF.latte) has its tensors, options and definition. All of them have the arguments of `attention` but for the first.
+There is one function for each mechanism, by its name: latte, abc_mlp, linear, ...; names that are
+adjectives have `_attention` behind them as well: softmax_attention, linear_attention,
+efficient_attention, window_attention, dilated_attention. `abc` is abc_mlp. `dir()` lists them, and
+help(CF.latte) has its tensors, options and definition. All of them have the arguments of
+`attention` but for the first.
 """
 
 from __future__ import annotations
@@ -41,7 +44,8 @@ def _resolve(
     """The specification of a core for tensors of these (heads, width), with the names of its
     weights and of its state and the use of its memory, in one string.
 
-    Where the caller does not give the size that sets the width of a tensor or the shape of a weight (latents, slots), these do.
+    Where the caller does not give the size that sets the width of a tensor or the shape of a weight
+    (latents, slots), these do.
     """
     if mechanism not in mechanisms():
         describe(make_spec(mechanism, {}, 1, 1), form)  # says which name is near
@@ -58,22 +62,23 @@ def _resolve(
     counts = [h for h, _ in shapes]
     grouped = len(counts) >= 3 and counts[0] != counts[1] == counts[2]
     grouped = grouped and "packing_heads" not in known
-    for heads in sorted({h for h, _ in shapes}):  # those of the layer; some tensors may have others. If none fits, the call says so
+    # those of the layer; some tensors may have others. If none fits, the call says so
+    for heads in sorted({h for h, _ in shapes}):
         try:
             spec, core = about({})
         except UsageError:
             if heads == max(h for h, _ in shapes) and not grouped:
                 raise
             continue
-        if [p["heads"] for p in core["projections"] if p["side"] in ("query", "key")] == [h for h, _ in shapes]:
+        if [p["heads"] for p in core["projections"]
+                if p["side"] in ("query", "key")] == [h for h, _ in shapes]:
             break
     else:
         if grouped:
             raise UsageError(
                 f"[{mechanism}] expected as many heads of queries as of keys and values, got "
                 f"{counts[0]} and {counts[1]}: grouped keys and values have to be repeated, as "
-                "torch.repeat_interleave(k, n, 1) does"
-            )
+                "torch.repeat_interleave(k, n, 1) does")
     width = dim // heads
     for name in _SIZES:
         if name not in known or name in given:
@@ -115,22 +120,29 @@ def attention(
 
     Args:
         mechanism: a name of `cistern.mechanisms()`.
-        *tensors: [B, H, T, w] each, in the order that the mechanism declares: q, k, v, then what it has beside them; of mechanisms with a
-            memory stream those of the tokens, whose slots are `weights`: `cistern.nn.Core` has the parts, pack and unpack.
+        *tensors: [B, H, T, w] each, in the order that the mechanism declares: q, k, v, then what it
+            has beside them; of mechanisms with a memory stream those of the tokens, whose slots are
+            `weights`: `cistern.nn.Core` has the parts, pack and unpack.
         causal: each token sees itself and what came before; else every token sees every token.
         cross: keys and values come from another sequence, of its own length S.
-        lengths: [B] int64, real tokens of each row, padding on its right (cross: of the keys). Padding is never seen and reads 0.
+        lengths: [B] int64, real tokens of each row, padding on its right (cross: of the keys).
+            Padding is never seen and reads 0.
         starts: [B, T] bool, true where a document begins: nothing is seen across a start.
         state: causal: what earlier pieces left; the given state is unchanged.
         return_state: causal: also without a state.
-        weights: of the core, by name, where it has any (t2r, rfa, performer, linformer, abc_cluster, luna): those of a `cistern.nn.Core`.
-        layout: "bhtd", or "bthd" for tensors [B, T, H, w], which are not copied; the output has it too.
+        weights: of the core, by name, where it has any (t2r, rfa, performer, linformer,
+            abc_cluster, luna): those of a `cistern.nn.Core`.
+        layout: "bhtd", or "bthd" for tensors [B, T, H, w], which are not copied; the output has it
+            too.
         max_length: for mechanisms whose weights depend on the position.
-        dropout: on the attention probabilities, where the mechanism forms them. It is applied: give 0 in evaluation.
-        options, **more: of the mechanism. `options` is a mapping, for those with the name of another argument.
+        dropout: on the attention probabilities, where the mechanism forms them. It is applied: give
+            0 in evaluation.
+        options, **more: of the mechanism. `options` is a mapping, for those with the name of
+            another argument.
 
     Returns:
-        y [B, H, T, d], or (y, state) with a state or return_state. float16 and bfloat16 are computed in float32.
+        y [B, H, T, d], or (y, state) with a state or return_state. float16 and bfloat16 are
+            computed in float32.
 
     Raises:
         UsageError: unknown names, forms and options; RuntimeError: tensors that do not fit.
@@ -140,12 +152,16 @@ def attention(
     check_tensors(mechanism, {f"tensor {i + 1}": t for i, t in enumerate(tensors)})
     check_tensors(mechanism, {f"the weight {name}": w for name, w in (weights or {}).items()})
     if len(tensors) < 2 or any(t.dim() != 4 for t in tensors):
-        raise UsageError(f"[{mechanism}] expected queries, keys and values of shape [B,H,T,d], got {[list(t.shape) for t in tensors]}")
+        raise UsageError(
+            f"[{mechanism}] expected queries, keys and values of shape [B,H,T,d], got "
+            f"{[list(t.shape) for t in tensors]}")
     if layout == "bthd":
         tensors = tuple(t.transpose(1, 2) for t in tensors)
     form = check_form(causal, cross)
     if (state is not None or return_state) and not causal:
-        raise UsageError(f"[{mechanism}] a state in and out belongs to the causal form; cistern.nn.Core has write and read for cross attention")
+        raise UsageError(
+            f"[{mechanism}] a state in and out belongs to the causal form; cistern.nn.Core has "
+            "write and read for cross attention")
     shapes = tuple((t.shape[1], t.shape[3]) for t in tensors)
     given = tuple({**(options or {}), **more}.items())
     sizes = tuple((name, tuple(w.shape)) for name, w in (weights or {}).items())
@@ -159,7 +175,9 @@ def attention(
     missing = [name for name in names if weights is None or name not in weights]
     if missing:
         wanted = ", ".join(f"'{name}': ..." for name in missing)
-        raise UsageError(f"[{mechanism}] has weights of its own: give weights={{{wanted}}}, or use cistern.nn.Core")
+        raise UsageError(
+            f"[{mechanism}] has weights of its own: give weights={{{wanted}}}, or use "
+            "cistern.nn.Core")
     own = [weights[name] for name in names] if weights is not None else []
     of_state = state_names.split(",") if state_names else []
     keep = state is not None or return_state
@@ -182,12 +200,14 @@ def _function(name: str) -> Callable[..., Any]:
         return attention(name, *tensors, **kw)
 
     signature = inspect.signature(attention)
-    call.__signature__ = signature.replace(parameters=list(signature.parameters.values())[1:])  # type: ignore[attr-defined]
+    parameters = list(signature.parameters.values())[1:]
+    call.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
     call.__name__ = call.__qualname__ = name
     call.__doc__ = (
-        f"{info['title']} ({info['source']}). {info['summary']}\n\n    {info['definition']}\n\nForms: {', '.join(info['forms'])}. "
-        + "".join(f"Not {r}. " for r in info["refusals"])
-        + f"Time {info['time']}, state {info['state']}.\nArguments: those of `attention`, and the options\n\n{info['help']}"
+        f"{info['title']} ({info['source']}). {info['summary']}\n\n    {info['definition']}\n\n"
+        f"Forms: {', '.join(info['forms'])}. " + "".join(f"Not {r}. " for r in info["refusals"]) +
+        f"Time {info['time']}, state {info['state']}.\n"
+        f"Arguments: those of `attention`, and the options\n\n{info['help']}"
     )
     return call
 

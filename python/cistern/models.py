@@ -1,4 +1,5 @@
-"""Models of the C++ program: the same config.json and model.safetensors, the same numbers, as modules to look into and to change."""
+"""Models of the C++ program: the same config.json and model.safetensors, the same numbers, as
+modules to look into and to change."""
 
 from __future__ import annotations
 
@@ -25,12 +26,16 @@ class _Positions(nn.Module):
 
     def forward(self, x: Tensor, positions: Tensor) -> Tensor:
         if self.kind == "learned":
-            if not torch.compiler.is_compiling() and positions.numel() > 0 and int(positions.max()) >= self.max_length:
-                raise UsageError(f"position {int(positions.max())} is beyond the learned table of max_length={self.max_length}")
+            if not torch.compiler.is_compiling() and positions.numel() > 0 and int(
+                    positions.max()) >= self.max_length:
+                raise UsageError(
+                    f"position {int(positions.max())} is beyond the learned table of "
+                    f"max_length={self.max_length}")
             return x + F.embedding(positions, self.weight)
         if self.kind == "sinusoidal":
             half = x.shape[-1] // 2
-            exponents = torch.arange(half, dtype=torch.float64, device=x.device) * (-math.log(10000.0) / half)
+            exponents = torch.arange(half, dtype=torch.float64,
+                                     device=x.device) * (-math.log(10000.0) / half)
             angles = positions.to(torch.float64).unsqueeze(-1) * exponents.exp()
             return x + torch.stack([angles.sin(), angles.cos()], -1).flatten(-2).to(x.dtype)
         return x
@@ -45,33 +50,36 @@ class _FeedForward(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         h = self.up_proj(x)
-        h = F.relu(h) if self.activation == "relu" else F.gelu(h, approximate="tanh" if self.activation == "gelu_tanh" else "none")
+        h = F.relu(h) if self.activation == "relu" else F.gelu(
+            h, approximate="tanh" if self.activation == "gelu_tanh" else "none")
         return self.down_proj(F.dropout(h, self.dropout, self.training))
 
 
 class Stream(NamedTuple):
-    """What goes from block to block: tokens [B, T, dim], a memory beside them, and the scores that the next layer may take over."""
+    """What goes from block to block: tokens [B, T, dim], a memory beside them, and the scores that
+    the next layer may take over."""
 
     x: Tensor | None
     positions: Tensor
     lengths: Tensor | None = None
     starts: Tensor | None = None
     memory: Tensor | None = None  # [1 or B, M, dim]
-    source: tuple[Tensor, Tensor | None] | None = None  # where x holds latents: the tokens that they attend to, and their lengths
+    # where x holds latents: the tokens that they attend to, and their lengths
+    source: tuple[Tensor, Tensor | None] | None = None
     handles: Handles | None = None
     cross_handles: Handles | None = None
 
 
 class Block(nn.Module):
-    """Attention and feed-forward, each with a residual and a norm before or after it. A memory that is handed on has them as well.
+    """Attention and feed-forward, each with a residual and a norm before or after it. A memory that
+    is handed on has them as well.
 
-    attention and cross_attention, which comes between, are None where a placement of reuse attention leaves them out; most blocks have no
-    cross_attention at all.
+    attention and cross_attention, which comes between, are None where a placement of reuse
+    attention leaves them out; most blocks have no cross_attention at all.
     """
 
-    def __init__(
-        self, config: dict[str, Any], stack: dict[str, Any], about: dict[str, Any], first: Attention | None, cross: Attention | None
-    ) -> None:
+    def __init__(self, config: dict[str, Any], stack: dict[str, Any], about: dict[str, Any],
+                 first: Attention | None, cross: Attention | None) -> None:
         super().__init__()
         dim, options = stack["dim"], about["attention"]
         self.norm_first, self.dropout = config["norm"] == "pre", stack["dropout"]
@@ -82,8 +90,10 @@ class Block(nn.Module):
         self.memory_out: bool = about["memory_out"] and self.memory_use == "stream"
         tokens = self.attention is None or self.attention.tokens_out
         if tokens:
-            self.ffn = _FeedForward(dim, stack["ffn_dim"], config["activation"], config["bias"] or config["ffn_bias"], stack["ffn_dropout"])
-        self.cross_attention = None if about["cross"] is None else Attention(first=cross, **about["cross"])
+            self.ffn = _FeedForward(dim, stack["ffn_dim"], config["activation"], config["bias"]
+                                    or config["ffn_bias"], stack["ffn_dropout"])
+        self.cross_attention = None if about["cross"] is None else Attention(
+            first=cross, **about["cross"])
         needed = {
             "attention_norm": self.attention is not None and (tokens or self.norm_first),
             "ffn_norm": tokens,
@@ -106,20 +116,23 @@ class Block(nn.Module):
         if stream.source is None:
             latents = attention.core.initial_memory().expand(stream.x.shape[0], -1, -1)
             positions = torch.arange(latents.shape[1], device=latents.device).unsqueeze(0)
-            stream = Stream(latents, positions, memory=stream.memory, source=(stream.x, stream.lengths))
+            stream = Stream(latents, positions, memory=stream.memory,
+                            source=(stream.x, stream.lengths))
         source, lengths = stream.source
-        y, _, _ = attention._attend(
-            self._before(source, "source_norm"), lengths=lengths, memory=self._before(stream.x, "attention_norm")
-        )
+        y, _, _ = attention._attend(self._before(source, "source_norm"), lengths=lengths,
+                                    memory=self._before(stream.x, "attention_norm"))
         return stream._replace(x=self._add(stream.x, y, "attention_norm"))
 
-    def _attend(self, attention: Attention, stream: Stream, state: Any, keep: bool) -> tuple[Stream, Any]:
+    def _attend(self, attention: Attention, stream: Stream, state: Any,
+                keep: bool) -> tuple[Stream, Any]:
         x, memory = stream.x, stream.memory
         h = self._before(x, "attention_norm")
-        mask: dict[str, Any] = dict(lengths=stream.lengths, starts=stream.starts, positions=stream.positions)
+        mask: dict[str, Any] = dict(lengths=stream.lengths, starts=stream.starts,
+                                    positions=stream.positions)
         mask["handles"] = stream.handles if attention.copied > 0 else None
         if keep:
-            y, state, left = (*attention.extend(h, state, return_handles=self.leaves, **mask), None)[:3]
+            y, state, left = (*attention.extend(h, state, return_handles=self.leaves, **mask),
+                              None)[:3]
             return stream._replace(x=self._add(x, y, "attention_norm"), handles=left), state
         given = None
         if self.memory_use in ("stream", "replaced"):
@@ -130,10 +143,12 @@ class Block(nn.Module):
             memory = packed
         elif self.memory_out:
             memory = self._add(memory, packed, "memory_norm")
-        return stream._replace(x=None if y is None else self._add(x, y, "attention_norm"), memory=memory, handles=left), state
+        return stream._replace(x=None if y is None else self._add(x, y, "attention_norm"),
+                               memory=memory, handles=left), state
 
     def write(self, source: Tensor, lengths: Tensor | None) -> Any:
-        """What cross attention needs of the source: its state, or the source itself where scores go from layer to layer."""
+        """What cross attention needs of the source: its state, or the source itself where scores go
+        from layer to layer."""
         cross = self.cross_attention
         if cross is None:
             return {}
@@ -149,14 +164,15 @@ class Block(nn.Module):
         left = None
         if "source" in written:
             handles = stream.cross_handles if cross.copied > 0 else None
-            y, _, left = cross._attend(
-                h, written["source"], lengths=written.get("lengths"), positions=stream.positions, handles=handles, leave=self.cross_leaves
-            )
+            y, _, left = cross._attend(h, written["source"], lengths=written.get("lengths"),
+                                       positions=stream.positions, handles=handles,
+                                       leave=self.cross_leaves)
         else:
             y = cross.read(h, written, positions=stream.positions)
         return stream._replace(x=self._add(x, y, "cross_attention_norm"), cross_handles=left)
 
-    def forward(self, stream: Stream, state: Any = None, keep: bool = False, written: Any = None) -> tuple[Stream, Any]:
+    def forward(self, stream: Stream, state: Any = None, keep: bool = False,
+                written: Any = None) -> tuple[Stream, Any]:
         if self.memory_use == "latents":
             stream = self._to_latents(self.attention, stream)
         elif self.attention is not None:
@@ -164,7 +180,8 @@ class Block(nn.Module):
         if stream.x is None:  # only the memory is asked for
             return stream, state
         stream = self._read(stream, written)
-        return stream._replace(x=self._add(stream.x, self.ffn(self._before(stream.x, "ffn_norm")), "ffn_norm")), state
+        return stream._replace(
+            x=self._add(stream.x, self.ffn(self._before(stream.x, "ffn_norm")), "ffn_norm")), state
 
 
 class _Head(nn.Module):
@@ -179,11 +196,13 @@ class _Head(nn.Module):
         if self.kind == "linear":
             return self.out_proj(x)
         h = self.dense(x)
-        return self.out_proj(F.dropout(F.gelu(h) if self.kind == "gelu" else F.relu(h), self.dropout, self.training))
+        return self.out_proj(
+            F.dropout(F.gelu(h) if self.kind == "gelu" else F.relu(h), self.dropout, self.training))
 
 
 class _Blocks(nn.Module):
-    """The blocks of a stack by their numbers. A tied layer is the block of the layer whose parameters it has."""
+    """The blocks of a stack by their numbers. A tied layer is the block of the layer whose
+    parameters it has."""
 
     def __init__(self, config: dict[str, Any], stack: dict[str, Any]) -> None:
         super().__init__()
@@ -191,7 +210,8 @@ class _Blocks(nn.Module):
         self.owners: list[int] = stack["owners"]
 
         def alike(options: dict[str, Any] | None, which: str) -> str:
-            return "" if options is None else json.dumps([which, options["mechanism"], self._given(options)], sort_keys=True)
+            return "" if options is None else json.dumps(
+                [which, options["mechanism"], self._given(options)], sort_keys=True)
 
         for i, about in enumerate(stack["blocks"]):
             if self.owners[i] != i:
@@ -206,7 +226,11 @@ class _Blocks(nn.Module):
     # The options without what a placement says of single layers.
     @staticmethod
     def _given(options: dict[str, Any]) -> dict[str, Any]:
-        return {key: value for key, value in options["options"].items() if options["mechanism"] != "reuse" or key != "heads"}
+        return {
+            key: value
+            for key, value in options["options"].items()
+            if options["mechanism"] != "reuse" or key != "heads"
+        }
 
     def each(self) -> list[Block]:
         """The block of each layer."""
@@ -214,25 +238,29 @@ class _Blocks(nn.Module):
 
 
 class _Trunk(nn.Module):
-    """Positions, the norm of embeddings, dropout, blocks and the final norm: what all models are made of."""
+    """Positions, the norm of embeddings, dropout, blocks and the final norm: what all models are
+    made of."""
 
     def _build(self, config: dict[str, Any], form: str, extra: int = 0) -> None:
         stack = model_stack(config, form)
         dim = self._dim = stack["dim"]
         self._dropout = stack["dropout"]
         self.embed_positions = _Positions(stack["positions"], dim, stack["max_length"] + extra)
-        self.embed_norm = nn.LayerNorm(dim, config["norm_eps"]) if config["embedding_norm"] else None
+        self.embed_norm = nn.LayerNorm(dim,
+                                       config["norm_eps"]) if config["embedding_norm"] else None
         self.layers = _Blocks(config, stack)
         self.norm = nn.LayerNorm(dim, config["norm_eps"]) if config["final_norm"] else None
 
     def _enter(self, x: Tensor, positions: Tensor) -> Tensor:
         x = self.embed_positions(x, positions)
-        return F.dropout(x if self.embed_norm is None else self.embed_norm(x), self._dropout, self.training)
+        return F.dropout(x if self.embed_norm is None else self.embed_norm(x), self._dropout,
+                         self.training)
 
     def _norm(self, x: Tensor) -> Tensor:
         return x if self.norm is None else self.norm(x)
 
-    # A piece after `state`, with what each block has written of a source: hidden states, and the state after.
+    # A piece after `state`, with what each block has written of a source: hidden states, and the
+    # state after.
     def _causal(
         self, x: Tensor, state: Any, keep: bool, lengths: Tensor | None, starts: Tensor | None
     ) -> tuple[Tensor, Any]:
@@ -242,17 +270,23 @@ class _Trunk(nn.Module):
         for block, before, source in zip(self.layers.each(), state["layers"], written):
             stream, after = block(stream, before, keep, source)
             layers.append(after)
-        after = {"layers": layers, "positions": positions_after(state["positions"], positions, lengths)}
+        after = {
+            "layers": layers, "positions": positions_after(state["positions"], positions, lengths)
+        }
         return self._norm(stream.x), after | {key: state[key] for key in state if key == "source"}
 
     def _empty(self, batch: int, device: torch.device) -> Any:
         attention = [block.attention for block in self.layers.each()]
         positions = torch.zeros(batch, dtype=torch.int64, device=device)
-        return {"layers": [{} if a is None else a.empty_state(batch) for a in attention], "positions": positions}
+        return {
+            "layers": [{} if a is None else a.empty_state(batch) for a in attention], "positions":
+            positions
+        }
 
 
 def _whole(ids: Tensor, lengths: Tensor | None) -> Tensor:
-    return torch.full((ids.shape[0],), ids.shape[1], dtype=torch.int64, device=ids.device) if lengths is None else lengths
+    return torch.full((ids.shape[0], ), ids.shape[1], dtype=torch.int64,
+                      device=ids.device) if lengths is None else lengths
 
 
 class DecoderLM(_Trunk):
@@ -267,22 +301,28 @@ class DecoderLM(_Trunk):
         vocab = config["vocab_size"]
         self.embed_tokens = nn.Embedding(vocab, model_stack(config, "causal")["dim"])
         self._build(config, "causal")
-        self.lm_head = None if config["tie_embeddings"] else nn.Linear(self._dim, vocab, bias=config["bias"] or config["head_bias"])
+        self.lm_head = None if config["tie_embeddings"] else nn.Linear(
+            self._dim, vocab, bias=config["bias"] or config["head_bias"])
 
-    def _run(self, ids: Tensor, state: Any, keep: bool, lengths: Tensor | None, starts: Tensor | None) -> tuple[Tensor, Any]:
+    def _run(self, ids: Tensor, state: Any, keep: bool, lengths: Tensor | None,
+             starts: Tensor | None) -> tuple[Tensor, Any]:
         x, after = self._causal(self.embed_tokens(ids), state, keep, lengths, starts)
-        return F.linear(x, self.embed_tokens.weight) if self.lm_head is None else self.lm_head(x), after
+        return F.linear(
+            x, self.embed_tokens.weight) if self.lm_head is None else self.lm_head(x), after
 
-    def forward(self, ids: Tensor, *, lengths: Tensor | None = None, starts: Tensor | None = None) -> Tensor:
+    def forward(self, ids: Tensor, *, lengths: Tensor | None = None,
+                starts: Tensor | None = None) -> Tensor:
         """ids [B, T] int64 -> logits [B, T, V]. lengths, starts: as in `Attention`."""
         before = torch.zeros(ids.shape[0], dtype=torch.int64, device=ids.device)
-        return self._run(ids, {"layers": [None] * len(self.layers.owners), "positions": before}, False, lengths, starts)[0]
+        return self._run(ids, {"layers": [None] * len(self.layers.owners), "positions": before},
+                         False, lengths, starts)[0]
 
-    def extend(
-        self, ids: Tensor, state: Any = None, *, lengths: Tensor | None = None, starts: Tensor | None = None
-    ) -> tuple[Tensor, Any]:
+    def extend(self, ids: Tensor, state: Any = None, *, lengths: Tensor | None = None,
+               starts: Tensor | None = None) -> tuple[Tensor, Any]:
         """The same from a state on, and the state after; the given one is unchanged."""
-        return self._run(ids, self.empty_state(ids.shape[0]) if state is None else state, True, lengths, starts)
+        return self._run(ids,
+                         self.empty_state(ids.shape[0]) if state is None else state, True, lengths,
+                         starts)
 
     def empty_state(self, batch: int) -> Any:
         """The state before the first token: {"layers": [state of each layer], "positions": [B]}."""
@@ -290,7 +330,8 @@ class DecoderLM(_Trunk):
 
 
 class EncoderClassifier(_Trunk):
-    """A bidirectional encoder with a pooled classification head: model(ids, lengths) -> logits [B, classes]."""
+    """A bidirectional encoder with a pooled classification head: model(ids, lengths) -> logits [B,
+    classes]."""
 
     def __init__(self, config: dict[str, Any]) -> None:
         super().__init__()
@@ -301,7 +342,8 @@ class EncoderClassifier(_Trunk):
         if self.cls:
             self.cls_token = nn.Parameter(torch.zeros(1, 1, dim))
         self._build(config, "bidirectional", int(self.cls))
-        self.classifier = _Head(config["head"], dim, stack["ffn_dim"], config["classes"], stack["dropout"])
+        self.classifier = _Head(config["head"], dim, stack["ffn_dim"], config["classes"],
+                                stack["dropout"])
 
     def forward(self, ids: Tensor, lengths: Tensor | None = None) -> Tensor:
         """ids [B, T] int64, lengths [B] int64: padding on the right is never seen."""
@@ -323,8 +365,42 @@ class EncoderClassifier(_Trunk):
             pooled = x[:, 0]
         else:
             real = positions < lengths.unsqueeze(1)
-            pooled = x.masked_fill(~real.unsqueeze(-1), 0).sum(1) / lengths.clamp_min(1).unsqueeze(1).to(x.dtype)
+            pooled = x.masked_fill(~real.unsqueeze(-1),
+                                   0).sum(1) / lengths.clamp_min(1).unsqueeze(1).to(x.dtype)
         return self.classifier(self._norm(pooled) if self.config["norm_pooled"] else pooled)
+
+
+class MaskedLM(_Trunk):
+    """A bidirectional encoder that predicts hidden tokens: model(ids, lengths) -> logits [B, T, V].
+    `mask_id` among the ids hides a token."""
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        super().__init__()
+        self.config = config
+        vocab = self.mask_id = config["vocab_size"]
+        dim = model_stack(config, "bidirectional")["dim"]
+        self.embed_tokens = nn.Embedding(vocab, dim)
+        self.mask_token = nn.Parameter(torch.zeros(dim))
+        self._build(config, "bidirectional")
+        self.lm_head = None if config["tie_embeddings"] else nn.Linear(
+            dim, vocab, bias=config["bias"] or config["head_bias"])
+        transform = config.get("masked_lm", {}).get("transform", True)
+        self.transform = nn.Linear(dim, dim) if transform else None
+        self.transform_norm = nn.LayerNorm(dim, config["norm_eps"]) if transform else None
+
+    def forward(self, ids: Tensor, lengths: Tensor | None = None) -> Tensor:
+        """ids [B, T] int64, lengths [B] int64: padding on the right is never seen."""
+        masked = ids == self.mask_id
+        x = torch.where(masked.unsqueeze(-1), self.mask_token,
+                        self.embed_tokens(ids.masked_fill(masked, 0)))
+        positions = torch.arange(ids.shape[1], device=ids.device).unsqueeze(0)
+        stream = Stream(self._enter(x, positions), positions, lengths)
+        for block in self.layers.each():
+            stream, _ = block(stream)
+        x = self._norm(stream.x)
+        if self.transform is not None and self.transform_norm is not None:
+            x = self.transform_norm(F.gelu(self.transform(x)))
+        return F.linear(x, self.embed_tokens.weight) if self.lm_head is None else self.lm_head(x)
 
 
 class _Half(_Trunk):
@@ -336,7 +412,8 @@ class _Half(_Trunk):
 
 
 class EncoderDecoder(nn.Module):
-    """Sequence to sequence: model(source, ids) -> logits of the target; encode(source) once and extend(ids, state) often."""
+    """Sequence to sequence: model(source, ids) -> logits of the target; encode(source) once and
+    extend(ids, state) often."""
 
     def __init__(self, config: dict[str, Any]) -> None:
         super().__init__()
@@ -348,7 +425,8 @@ class EncoderDecoder(nn.Module):
         self.source_embed_tokens = None if share else nn.Embedding(config["vocab_size"], dims[0])
         self.encoder = _Half(config, "bidirectional")
         self.decoder = _Half(config, "causal")
-        self.lm_head = None if config["tie_embeddings"] else nn.Linear(dims[1], vocab, bias=config["bias"] or config["head_bias"])
+        self.lm_head = None if config["tie_embeddings"] else nn.Linear(
+            dims[1], vocab, bias=config["bias"] or config["head_bias"])
 
     def _encoded(self, source: Tensor, lengths: Tensor | None) -> list[Any]:
         table = self.embed_tokens if self.source_embed_tokens is None else self.source_embed_tokens
@@ -361,17 +439,21 @@ class EncoderDecoder(nn.Module):
         x = self.encoder._norm(stream.x)
         return [block.write(x, lengths) for block in self.decoder.layers.each()]
 
-    def _run(self, ids: Tensor, state: Any, keep: bool, lengths: Tensor | None) -> tuple[Tensor, Any]:
+    def _run(self, ids: Tensor, state: Any, keep: bool,
+             lengths: Tensor | None) -> tuple[Tensor, Any]:
         x, after = self.decoder._causal(self.embed_tokens(ids), state, keep, lengths, None)
-        return F.linear(x, self.embed_tokens.weight) if self.lm_head is None else self.lm_head(x), after
+        return F.linear(
+            x, self.embed_tokens.weight) if self.lm_head is None else self.lm_head(x), after
 
-    def forward(
-        self, source: Tensor, ids: Tensor, *, source_lengths: Tensor | None = None, lengths: Tensor | None = None
-    ) -> Tensor:
-        """source [B, S], ids [B, T] int64, the target's tokens -> logits [B, T, V]. Padding on the right is never seen."""
+    def forward(self, source: Tensor, ids: Tensor, *, source_lengths: Tensor | None = None,
+                lengths: Tensor | None = None) -> Tensor:
+        """source [B, S], ids [B, T] int64, the target's tokens -> logits [B, T, V]. Padding on the
+        right is never seen."""
         before = torch.zeros(ids.shape[0], dtype=torch.int64, device=ids.device)
         layers = [None] * len(self.decoder.layers.owners)
-        state = {"layers": layers, "positions": before, "source": self._encoded(source, source_lengths)}
+        state = {
+            "layers": layers, "positions": before, "source": self._encoded(source, source_lengths)
+        }
         return self._run(ids, state, False, lengths)[0]
 
     def encode(self, source: Tensor, lengths: Tensor | None = None) -> Any:
@@ -379,7 +461,8 @@ class EncoderDecoder(nn.Module):
         state = self.decoder._empty(source.shape[0], source.device)
         return state | {"source": self._encoded(source, lengths)}
 
-    def extend(self, ids: Tensor, state: Any, *, lengths: Tensor | None = None) -> tuple[Tensor, Any]:
+    def extend(self, ids: Tensor, state: Any, *,
+               lengths: Tensor | None = None) -> tuple[Tensor, Any]:
         """Logits of the next tokens, and the state after; the given one is unchanged."""
         return self._run(ids, state, True, lengths)
 
@@ -389,13 +472,18 @@ KINDS: dict[str, type[nn.Module]] = {
     "decoder_lm": DecoderLM,
     "encoder_classifier": EncoderClassifier,
     "encoder_decoder": EncoderDecoder,
+    "masked_lm": MaskedLM,
 }
 
 
-def load(folder: str | os.PathLike[str]) -> DecoderLM | EncoderClassifier | EncoderDecoder:
-    """A model that the C++ program trained: a folder with config.json and model.safetensors, in evaluation mode.
+def load(
+        folder: str | os.PathLike[str]
+) -> DecoderLM | EncoderClassifier | EncoderDecoder | MaskedLM:
+    """A model that the C++ program trained: a folder with config.json and model.safetensors, in
+    evaluation mode.
 
-    To save one back, with the package safetensors: save_file(model.state_dict(), folder + "/model.safetensors").
+    To save one back, with the package safetensors: save_file(model.state_dict(), folder +
+    "/model.safetensors").
 
     Raises:
         UsageError: a config that is not valid; weights that are not those of the config.
@@ -405,7 +493,9 @@ def load(folder: str | os.PathLike[str]) -> DecoderLM | EncoderClassifier | Enco
     path = os.path.join(folder, "config.json")
     config = answer(torch.ops.cistern.read_model_config(path))["config"]
     if config["kind"] not in KINDS:
-        raise UsageError(f"{path}: the Python package lacks models of kind {config['kind']}; run this one with the program")
+        raise UsageError(
+            f"{path}: the Python package lacks models of kind {config['kind']}; run this one with "
+            "the program")
     file = os.path.join(folder, "model.safetensors")
     weights = torch.ops.cistern.load_tensors(file)
     model = KINDS[config["kind"]](config)

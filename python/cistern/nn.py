@@ -15,11 +15,13 @@ from cistern.state import State
 
 __all__ = ["Attention", "Core", "Handles", "MultiheadAttention", "rotate"]
 
-Handles = tuple[Tensor, Tensor]  # queries and keys [B, h, T, d] of the heads of a layer, as they meet
+# queries and keys [B, h, T, d] of the heads of a layer, as they meet
+Handles = tuple[Tensor, Tensor]
 
 
 def rotate(x: Tensor, positions: Tensor, base: float = 10000.0) -> Tensor:
-    """Rotary positions, halves convention. x [B, H, T, d], positions [1 or B, T] int64. Angles are computed in double."""
+    """Rotary positions, halves convention. x [B, H, T, d], positions [1 or B, T] int64. Angles are
+    computed in double."""
     half = x.shape[-1] // 2
     exponents = torch.arange(half, dtype=torch.float64, device=x.device) * (-math.log(base) / half)
     angles = (positions.to(torch.float64).unsqueeze(-1) * exponents.exp()).unsqueeze(1)
@@ -29,7 +31,8 @@ def rotate(x: Tensor, positions: Tensor, base: float = 10000.0) -> Tensor:
 
 
 def piece_positions(before: Tensor, length: int, starts: Tensor | None) -> Tensor:
-    """[B, T]: where each token stands in its document, after `before` [B] tokens of the one that each row is in."""
+    """[B, T]: where each token stands in its document, after `before` [B] tokens of the one that
+    each row is in."""
     t = torch.arange(length, device=before.device)
     running = before.unsqueeze(1) + t
     if starts is None or length == 0:
@@ -49,7 +52,8 @@ def positions_after(before: Tensor, positions: Tensor, lengths: Tensor | None) -
 
 
 class _Convolution(nn.Module):
-    """The filter of one projection, [width, taps]; begins as the identity with small noise on the tokens before."""
+    """The filter of one projection, [width, taps]; begins as the identity with small noise on the
+    tokens before."""
 
     def __init__(self, width: int, taps: int) -> None:
         super().__init__()
@@ -59,27 +63,31 @@ class _Convolution(nn.Module):
 
 
 class Attention(nn.Module):
-    """Multi-head attention with any mechanism: declared projections, short convolution, rotary positions, core, output projection.
+    """Multi-head attention with any mechanism: declared projections, short convolution, rotary
+    positions, core, output projection.
 
         layer = cistern.nn.Attention("latte", dim=512, heads=8)
         y = layer(x)                                # x, y [B, T, 512]
         y, state = layer.extend(x)                  # the same, and what is needed to go on
-        y, state = layer.extend(next_token, state)  # decoding: any number of tokens, the state stays as small as it was
+        y, state = layer.extend(next_token, state)  # decoding, any number of tokens
 
-    Mechanisms with a memory stream (luna, conv_luna, shared_workspace) pack the tokens into slots, which the tokens then read:
+    Mechanisms with a memory stream (luna, conv_luna, shared_workspace) pack the tokens into slots,
+    which the tokens then read:
 
         layer = cistern.nn.Attention("luna", dim=512, heads=8, form="bidirectional", slots=16)
-        y = layer(x)                                              # from the learned memory, layer.core.memory [1, 16, 512]
-        y, packed = layer(x, memory=memory, return_memory=True)   # from one that an earlier layer left; both without a residual
-        memory = norm(memory + packed)                            # for the next layer, as the models do it
+        y = layer(x)  # from the learned memory, layer.core.memory [1, 16, 512]
+        # From the memory that an earlier layer returned; both without a residual.
+        y, packed = layer(x, memory=memory, return_memory=True)
+        memory = norm(memory + packed)  # for the next layer, as the models do it
 
     Reuse attention takes over scores of the layer before, which hands its queries and keys on:
 
         y, handles = cistern.nn.Attention("softmax", dim=512, heads=8)(x, return_handles=True)
-        z = cistern.nn.Attention("reuse", dim=512, heads=8, options={"heads": 4})(y, handles=handles)
+        reuse = cistern.nn.Attention("reuse", dim=512, heads=8, options={"heads": 4})
+        z = reuse(y, handles=handles)
 
-    Weights are named as in models of the C++ program (q_proj.weight, ..., core.*, o_proj.weight). Under autocast the projections run in half
-    precision, the core in float32.
+    Weights are named as in models of the C++ program (q_proj.weight, ..., core.*, o_proj.weight).
+    Under autocast the projections run in half precision, the core in float32.
 
     Args:
         mechanism: a name of `cistern.mechanisms()`, or shares of the heads: "window:2+latte:2".
@@ -89,10 +97,13 @@ class Attention(nn.Module):
         conv: taps of the causal short convolution on every projection; 0 for none.
         bias: biases in all projections.
         source_dim: cross: width of the source; 0: dim.
-        init_std, out_std: standard deviations of the first weights of the input and the output projections.
-        tokens_out: False where only what the memory packed is asked for, as after the last layer of a classifier that sees the memory: what
-            the tokens alone would need is left out, and y is None.
-        first: the Attention of an earlier layer with the same mechanism: owns what the mechanism ties across layers.
+        init_std, out_std: standard deviations of the first weights of the input and the output
+            projections.
+        tokens_out: False where only what the memory packed is asked for, as after the last layer of
+            a classifier that sees the memory: what the tokens alone would need is left out, and y
+            is None.
+        first: the Attention of an earlier layer with the same mechanism: owns what the mechanism
+            ties across layers.
         max_length, dropout, layer, options, **more: as in `Core`.
 
     Raises:
@@ -118,18 +129,25 @@ class Attention(nn.Module):
     ) -> None:
         super().__init__()
         owner = None if first is None else first.core
-        self.core: Core = Core(mechanism, dim, heads, form=form, positions=positions, conv=conv, first=owner, **core)
-        self.dim, self.form, self.rotary, self.conv, self.tokens_out = dim, form, positions == "rotary", conv, tokens_out
+        self.core: Core = Core(mechanism, dim, heads, form=form, positions=positions, conv=conv,
+                               first=owner, **core)
+        self.dim, self.form, self.rotary = dim, form, positions == "rotary"
+        self.conv, self.tokens_out = conv, tokens_out
         if not tokens_out and not self.core.memory_projections:
-            raise UsageError(f"[{mechanism}] has no memory, so its tokens are all that comes out: tokens_out=True")
+            raise UsageError(
+                f"[{mechanism}] has no memory, so its tokens are all that comes out: "
+                "tokens_out=True")
         # Those of tokens, but for copied ones, which come from the layer before.
         self.projections = [p for p in self.core.projections if not p["copied"]]
-        self.copied: int = max((p["heads"] for p in self.core.projections if p["copied"]), default=0)
+        self.copied: int = max((p["heads"] for p in self.core.projections if p["copied"]),
+                               default=0)
         self._first = [first]  # in a list, so that its weights are not registered here again
-        wanted = [p for p in self.projections if tokens_out or p["side"] == "key"] + self.core.memory_projections
+        wanted = [p for p in self.projections if tokens_out or p["side"] == "key"
+                  ] + self.core.memory_projections
         for p in wanted + (self.core.packed_projections if tokens_out else []):
             name = p["map"] + "_proj"
-            if not p["identity"] and not (p["tied"] and first is not None) and not hasattr(self, name):
+            if not p["identity"] and not (p["tied"] and first is not None) and not hasattr(
+                    self, name):
                 width = source_dim or dim if p["side"] == "key" else dim
                 self.add_module(name, self._linear(width, p["width"], bias, init_std))
         for p in [p for p in self.projections if conv > 0 and p["convolved"]]:
@@ -154,7 +172,8 @@ class Attention(nn.Module):
     def _split(self, y: Tensor, p: dict[str, Any]) -> Tensor:
         return y.unflatten(-1, (p["heads"], -1)).transpose(1, 2)
 
-    # The projections of these sides in one product (and one convolution), then split into heads: views, no copies.
+    # The projections of these sides in one product (and one convolution), then split into heads:
+    # views, no copies.
     def _project(
         self,
         x: Tensor,
@@ -173,22 +192,30 @@ class Attention(nn.Module):
             bias = None if maps[0].bias is None else torch.cat([m.bias for m in maps])
             y = F.linear(x, torch.cat([m.weight for m in maps]), bias)
             if self.conv > 0:
-                filters = torch.cat([getattr(self, p["name"] + "_conv").weight for p in mapped if p["convolved"]])
-                filtered, rest = y.to(filters.dtype).split([filters.shape[0], y.shape[-1] - filters.shape[0]], -1)
-                filtered, conv = torch.ops.cistern.short_conv(filtered.contiguous(), filters, conv, starts, lengths)
+                filters = torch.cat(
+                    [getattr(self, p["name"] + "_conv").weight for p in mapped if p["convolved"]])
+                filtered, rest = y.to(filters.dtype).split(
+                    [filters.shape[0], y.shape[-1] - filters.shape[0]], -1)
+                filtered, conv = torch.ops.cistern.short_conv(filtered.contiguous(), filters, conv,
+                                                              starts, lengths)
                 y = filtered if rest.shape[-1] == 0 else torch.cat([filtered, rest], -1)
-            parts = dict(zip([p["name"] for p in mapped], y.split([p["width"] for p in mapped], -1)))
+            parts = dict(zip([p["name"] for p in mapped], y.split([p["width"] for p in mapped],
+                                                                  -1)))
         out = []
         for p in chosen:
             part = self._split(x if p["identity"] else parts[p["name"]], p)
             if self.rotary and p["rotary"]:
-                part = rotate(part, positions if positions is not None else torch.arange(x.shape[1], device=x.device).unsqueeze(0))
+                part = rotate(
+                    part, positions if positions is not None else torch.arange(
+                        x.shape[1], device=x.device).unsqueeze(0))
             out.append(part)
         return out, conv
 
     # [1 or B, M, dim] -> the tensors made of the memory or of what was packed, [1 or B, H, M, w].
     def _of_memory(self, projections: list[dict[str, Any]], memory: Tensor) -> list[Tensor]:
-        return [self._split(memory if p["identity"] else self._map(p)(memory), p) for p in projections]
+        return [
+            self._split(memory if p["identity"] else self._map(p)(memory), p) for p in projections
+        ]
 
     def _merge(self, y: Tensor) -> Tensor:
         return self.o_proj(y.transpose(1, 2).flatten(2))
@@ -198,54 +225,72 @@ class Attention(nn.Module):
         merged = heads.transpose(1, 2).flatten(2)
         if self.core.packed_output == "none":
             return merged
-        return self.packed_o_proj(merged) if self.core.packed_output == "own" else self.o_proj(merged)
+        out = self.packed_o_proj if self.core.packed_output == "own" else self.o_proj
+        return out(merged)
 
-    def _positions(self, x: Tensor, positions: Tensor | None, starts: Tensor | None) -> Tensor | None:
+    def _positions(self, x: Tensor, positions: Tensor | None,
+                   starts: Tensor | None) -> Tensor | None:
         if positions is not None or not self.rotary:
             return positions
-        return piece_positions(torch.zeros(x.shape[0], dtype=torch.int64, device=x.device), x.shape[1], starts)
+        return piece_positions(torch.zeros(x.shape[0], dtype=torch.int64, device=x.device),
+                               x.shape[1], starts)
 
     def _empty_conv(self, batch: int, like: Tensor) -> Tensor:
         channels = sum(p["width"] for p in self.projections if p["convolved"])
-        return torch.zeros(batch, self.conv - 1, channels, dtype=self.o_proj.weight.dtype, device=like.device)
+        return torch.zeros(batch, self.conv - 1, channels, dtype=self.o_proj.weight.dtype,
+                           device=like.device)
 
     def _check_handles(self, handles: Handles | None, leave: bool) -> None:
         given = 0 if handles is None else handles[0].shape[1]
         if given < self.copied:
             raise UsageError(
-                f"[{self.core.mechanism}] takes over the scores of {self.copied} heads of the layer before, got those of {given}: give handles=, "
-                "which a layer returns with return_handles=True"
-            )
+                f"[{self.core.mechanism}] takes over the scores of {self.copied} heads of the "
+                f"layer before, got those of {given}: give handles=, "
+                "which a layer returns with return_handles=True")
         if handles is not None and self.copied == 0:
-            raise UsageError(f"[{self.core.mechanism}] takes over no scores: handles= are for reuse attention")
+            raise UsageError(
+                f"[{self.core.mechanism}] takes over no scores: handles= are for reuse attention")
         if leave and not self.core.leaves_scores:
-            raise UsageError(f"[{self.core.mechanism}] leaves no scores to the next layer; softmax and reuse do")
+            raise UsageError(
+                f"[{self.core.mechanism}] leaves no scores to the next layer; softmax and reuse do")
 
-    # The tensors of the core, those that are copied among them, and what this layer leaves to the next where that is asked for.
-    def _share(self, parts: list[Tensor], handles: Handles | None, leave: bool) -> tuple[list[Tensor], Handles | None]:
+    # The tensors of the core, those that are copied among them, and what this layer leaves to the
+    # next where that is asked for.
+    def _share(self, parts: list[Tensor], handles: Handles | None,
+               leave: bool) -> tuple[list[Tensor], Handles | None]:
         copied = [] if handles is None else [h[:, : self.copied] for h in handles]
         left = []
         for i, name in enumerate(("q", "k") if leave else ()):
-            groups = [t for p, t in zip(self.projections, parts) if p["name"] == name] + copied[i : i + 1]
+            groups = [t for p, t in zip(self.projections, parts) if p["name"] == name]
+            groups += copied[i:i + 1]
             left.append(groups[0] if len(groups) == 1 else torch.cat(groups, 1))
         return [*parts, *copied], (left[0], left[1]) if leave else None
 
-    # Tokens into the memory, and what was packed to the tokens: [B, T, dim] or None, and [B, M, dim].
-    def _through_memory(self, x: Tensor, memory: Tensor | None, lengths: Tensor | None) -> tuple[Tensor | None, Tensor]:
+    # Tokens into the memory, and what was packed to the tokens: [B, T, dim] or None, and
+    # [B, M, dim].
+    def _through_memory(self, x: Tensor, memory: Tensor | None,
+                        lengths: Tensor | None) -> tuple[Tensor | None, Tensor]:
         core = self.core
         sides = ("query", "key") if self.tokens_out else ("key",)
-        parts = list(zip([p["side"] for p in self.projections if p["side"] in sides], self._project(x, sides)[0]))
+        parts = list(
+            zip([p["side"] for p in self.projections if p["side"] in sides],
+                self._project(x, sides)[0]))
         keys = [t for side, t in parts if side == "key"]
-        slots = self._of_memory(core.memory_projections, core.initial_memory() if memory is None else memory)
+        slots = self._of_memory(core.memory_projections,
+                                core.initial_memory() if memory is None else memory)
         heads = core.pack(*keys, *slots, lengths=lengths)
         found = self._packed(heads).unflatten(-1, (core.heads, -1)).transpose(1, 2)
-        packed = core.update(*keys, *slots, packed=found, lengths=lengths).transpose(1, 2).flatten(2)
+        packed = core.update(*keys, *slots, packed=found, lengths=lengths)
+        packed = packed.transpose(1, 2).flatten(2)
         if not self.tokens_out:
             return None, packed
         queries = [t for side, t in parts if side == "query"]
-        return self._merge(core.unpack(*queries, packed=self._of_memory(core.packed_projections, packed), lengths=lengths)), packed
+        return self._merge(
+            core.unpack(*queries, packed=self._of_memory(core.packed_projections, packed),
+                        lengths=lengths)), packed
 
-    # What a layer of a model computes: its output, what its memory packed, and the scores that it leaves.
+    # What a layer of a model computes: its output, what its memory packed, and the scores that it
+    # leaves.
     def _attend(
         self,
         x: Tensor,
@@ -264,30 +309,41 @@ class Attention(nn.Module):
             if source is None:
                 raise UsageError("cross attention needs a source: layer(x, source)")
             if core.memory_projections:
-                return self.read(x, self.write(source, lengths=lengths), positions=positions), None, None
+                return self.read(x, self.write(source, lengths=lengths),
+                                 positions=positions), None, None
             queries = iter(self._project(x, ("query",), positions)[0])
             keys = iter(self._project(source, ("key",))[0])
-            parts, left = self._share([next(queries if p["side"] == "query" else keys) for p in self.projections], handles, leave)
+            parts, left = self._share(
+                [next(queries if p["side"] == "query" else keys) for p in self.projections],
+                handles, leave)
             return self._merge(core(*parts, lengths=lengths)), None, left
         if source is not None:
-            raise UsageError(f"the {self.form} form attends to x itself; make the layer with form='cross' for a source")
+            raise UsageError(
+                f"the {self.form} form attends to x itself; make the layer with form='cross' for a "
+                "source")
         one_memory = self.form == "bidirectional" and core.memory_use != "none"
         if one_memory and starts is not None:
-            raise UsageError(f"[{core.mechanism}] has one memory for each row, and every document needs its own: give each document a row")
+            raise UsageError(
+                f"[{core.mechanism}] has one memory for each row, and every document needs its "
+                "own: give each document a row")
         if one_memory and core.memory_use == "latents":
-            latents = (core.initial_memory() if memory is None else memory).expand(x.shape[0], -1, -1)
+            latents = (core.initial_memory() if memory is None else memory).expand(
+                x.shape[0], -1, -1)
             parts = self._project(latents, ("query",))[0] + self._project(x, ("key",))[0]
             return self._merge(core._run("cross", parts, lengths=lengths)[0]), None, None
         if one_memory:
             return *self._through_memory(x, memory, lengths), None
         conv = self._empty_conv(x.shape[0], x) if self.conv > 0 else None
-        parts, _ = self._project(x, ("query", "key"), self._positions(x, positions, starts), starts, lengths, conv)
+        parts, _ = self._project(x, ("query", "key"), self._positions(x, positions, starts), starts,
+                                 lengths, conv)
         parts, left = self._share(parts, handles, leave)
-        return self._merge(core(*parts, *self._own_memory(), lengths=lengths, starts=starts)), None, left
+        return self._merge(core(*parts, *self._own_memory(), lengths=lengths,
+                                starts=starts)), None, left
 
     # The tensors of a memory that is the same in every layer; none where there is none.
     def _own_memory(self) -> list[Tensor]:
-        return self._of_memory(self.core.memory_projections, self.core.initial_memory()) if self.core.memory_projections else []
+        return self._of_memory(self.core.memory_projections,
+                               self.core.initial_memory()) if self.core.memory_projections else []
 
     def forward(
         self,
@@ -302,25 +358,35 @@ class Attention(nn.Module):
         handles: Handles | None = None,
         return_handles: bool = False,
     ) -> Any:
-        """The whole sequence: x [B, T, dim] -> y [B, T, dim]. Cross attention takes keys and values from source [B, S, dim].
+        """The whole sequence: x [B, T, dim] -> y [B, T, dim]. Cross attention takes keys and values
+        from source [B, S, dim].
 
-        lengths: [B] int64, real tokens of each row, padding on its right (cross: of the source). starts: [B, T] bool, true where a document
-        begins. positions: [1 or B, T] int64 for rotary positions; by default counted from each document's start.
+        lengths: [B] int64, real tokens of each row, padding on its right (cross: of the source).
+        starts: [B, T] bool, true where a document begins. positions: [1 or B, T] int64 for rotary
+        positions; by default counted from each document's start.
 
-        memory: [1 or B, M, dim] in place of the learned one, for mechanisms that hand it on; return_memory: (y, packed), where packed
-        [B, M, dim] is to be added to the memory, or is the next memory itself where `layer.core.memory_use` is "replaced" (shared_workspace).
-        Of perceiver, bidirectional, the memory are the latents, which attend to x: y [B, M, dim].
+        memory: [1 or B, M, dim] in place of the learned one, for mechanisms that hand it on;
+        return_memory: (y, packed), where packed [B, M, dim] is to be added to the memory, or is the
+        next memory itself where `layer.core.memory_use` is "replaced" (shared_workspace). Of
+        perceiver, bidirectional, the memory are the latents, which attend to x: y [B, M, dim].
 
-        handles: of the layer before, for reuse attention; return_handles: (y, handles), for the layer after.
+        handles: of the layer before, for reuse attention; return_handles: (y, handles), for the
+        layer after.
         """
         use = self.core.memory_use if self.form == "bidirectional" else "none"
-        if return_memory and use not in ("stream", "replaced") or memory is not None and use not in ("stream", "replaced", "latents"):
-            raise UsageError(f"[{self.core.mechanism}], {self.form}, hands no memory on: memory= and return_memory= are for mechanisms such as luna")
+        streams = ("stream", "replaced")
+        if (return_memory and use not in streams
+                or memory is not None and use not in (*streams, "latents")):
+            raise UsageError(
+                f"[{self.core.mechanism}], {self.form}, hands no memory on: memory= and "
+                "return_memory= are for mechanisms such as luna")
         if not self.tokens_out and not return_memory:
-            raise UsageError("a layer with tokens_out=False gives its memory alone: layer(x, return_memory=True)")
-        y, packed, left = self._attend(
-            x, source, lengths=lengths, starts=starts, positions=positions, memory=memory, handles=handles, leave=return_handles
-        )
+            raise UsageError(
+                "a layer with tokens_out=False gives its memory alone: layer(x, return_memory=True)"
+            )
+        y, packed, left = self._attend(x, source, lengths=lengths, starts=starts,
+                                       positions=positions, memory=memory, handles=handles,
+                                       leave=return_handles)
         return (y, packed) if return_memory else (y, left) if return_handles else y
 
     def extend(
@@ -334,23 +400,28 @@ class Attention(nn.Module):
         handles: Handles | None = None,
         return_handles: bool = False,
     ) -> Any:
-        """Causal, in pieces of any length: x [B, T, dim] -> ([B, T, dim], the state after). The given state is unchanged.
+        """Causal, in pieces of any length: x [B, T, dim] -> ([B, T, dim], the state after). The
+        given state is unchanged.
 
-        With rotary positions give `positions`, those of the piece's tokens. handles, return_handles: of the piece, as in forward; those that
-        are returned are the third result.
+        With rotary positions give `positions`, those of the piece's tokens. handles,
+        return_handles: of the piece, as in forward; those that are returned are the third result.
         """
         if self.form != "causal":
             raise UsageError(f"extend is causal; this layer is {self.form}")
         if self.rotary and state is not None and positions is None:
-            raise UsageError("rotary positions of a later piece have to be given: extend(x, state, positions=...)")
+            raise UsageError(
+                "rotary positions of a later piece have to be given: extend(x, state, "
+                "positions=...)")
         self._check_handles(handles, return_handles)
         if state is None:
             state = self.empty_state(x.shape[0], x)
         names = self.core.state_names + (["conv"] if self.conv > 0 else [])
         check_state(self.core.mechanism, names, state)
-        parts, conv = self._project(x, ("query", "key"), self._positions(x, positions, starts), starts, lengths, state.get("conv"))
+        parts, conv = self._project(x, ("query", "key"), self._positions(x, positions, starts),
+                                    starts, lengths, state.get("conv"))
         parts, left = self._share(parts, handles, return_handles)
-        y, after = self.core.extend(*parts, *self._own_memory(), state=state, lengths=lengths, starts=starts)
+        y, after = self.core.extend(*parts, *self._own_memory(), state=state, lengths=lengths,
+                                    starts=starts)
         if conv is not None:
             after["conv"] = conv
         return (self._merge(y), after, left) if return_handles else (self._merge(y), after)
@@ -359,12 +430,16 @@ class Attention(nn.Module):
         if self.form != "cross":
             raise UsageError(f"write and read are for cross attention; this layer is {self.form}")
         if self.copied > 0:
-            raise UsageError(f"[{self.core.mechanism}] takes over scores of the layer before: use layer(x, source, handles=...)")
+            raise UsageError(
+                f"[{self.core.mechanism}] takes over scores of the layer before: use layer(x, "
+                "source, handles=...)")
 
-    def write(self, source: Tensor, state: State | None = None, *, lengths: Tensor | None = None) -> State:
+    def write(self, source: Tensor, state: State | None = None, *,
+              lengths: Tensor | None = None) -> State:
         """Cross: writes source [B, S, dim] into the state, to be read any number of times."""
         self._check_cross()
-        return self.core.write(*self._project(source, ("key",))[0], *self._own_memory(), state=state, lengths=lengths)
+        return self.core.write(*self._project(source, ("key", ))[0], *self._own_memory(),
+                               state=state, lengths=lengths)
 
     def read(self, x: Tensor, state: State, *, positions: Tensor | None = None) -> Tensor:
         """Cross: x [B, T, dim] reads what was written."""
@@ -372,11 +447,14 @@ class Attention(nn.Module):
         parts, _ = self._project(x, ("query",), positions)
         if self.core.packed_projections:
             check_state(self.core.mechanism, self.core.state_names, state)
-            parts = parts + self._of_memory(self.core.packed_projections, self._packed(state["memory"].to(self.o_proj.weight.dtype)))
+            parts = parts + self._of_memory(
+                self.core.packed_projections,
+                self._packed(state["memory"].to(self.o_proj.weight.dtype)))
         return self._merge(self.core.read(*parts, state=state))
 
     def empty_state(self, batch: int, like: Tensor | None = None) -> State:
-        """The state of `batch` rows in which nothing is written; the core's, and with a convolution "conv" [B, taps-1, widths]."""
+        """The state of `batch` rows in which nothing is written; the core's, and with a convolution
+        "conv" [B, taps-1, widths]."""
         weight = self.o_proj.weight
         like = weight if like is None else like.to(weight.dtype)
         state = self.core.empty_state(batch, like)
@@ -386,17 +464,21 @@ class Attention(nn.Module):
 
 
 class MultiheadAttention(nn.Module):
-    """torch.nn.MultiheadAttention with another mechanism inside: the same arguments, the same weights by the same names.
+    """torch.nn.MultiheadAttention with another mechanism inside: the same arguments, the same
+    weights by the same names.
 
-    It takes the mechanisms whose projections are q, k and v of the model's width; a state dict of torch.nn.MultiheadAttention loads (with
-    strict=False where the mechanism has weights of its own). `is_causal=True` is the causal form, keys that are not the queries are cross
-    attention, else the form is bidirectional.
+    It takes the mechanisms whose projections are q, k and v of the model's width; a state dict of
+    torch.nn.MultiheadAttention loads (with strict=False where the mechanism has weights of its
+    own). `is_causal=True` is the causal form, keys that are not the queries are cross attention,
+    else the form is bidirectional.
 
-    What it cannot do is refused: attention masks other than the causal one, padding that is not on the right, attention weights
-    (`need_weights` is ignored and None is returned in their place: no mechanism here forms them), bias_kv, zero_attn, kdim and vdim.
+    What it cannot do is refused: attention masks other than the causal one, padding that is not on
+    the right, attention weights (`need_weights` is ignored and None is returned in their place: no
+    mechanism here forms them), bias_kv, zero_attn, kdim and vdim.
 
     Args:
-        embed_dim, num_heads, dropout, bias, batch_first, device, dtype: as in torch.nn.MultiheadAttention.
+        embed_dim, num_heads, dropout, bias, batch_first, device, dtype: as in
+            torch.nn.MultiheadAttention.
         mechanism: a name of `cistern.mechanisms()`.
         max_length, options, **more: as in `Core`.
     """
@@ -421,19 +503,27 @@ class MultiheadAttention(nn.Module):
         **more: Any,
     ) -> None:
         super().__init__()
-        if add_bias_kv or add_zero_attn or kdim not in (None, embed_dim) or vdim not in (None, embed_dim):
-            raise UsageError("add_bias_kv, add_zero_attn, kdim and vdim are of softmax attention alone; use torch.nn.MultiheadAttention")
-        self.embed_dim, self.num_heads, self.dropout, self.batch_first = embed_dim, num_heads, dropout, batch_first
-        self._qkv_same_embed_dim = False  # keeps torch's encoder layer from its fused softmax attention on these weights
+        if (add_bias_kv or add_zero_attn or kdim not in (None, embed_dim)
+                or vdim not in (None, embed_dim)):
+            raise UsageError(
+                "add_bias_kv, add_zero_attn, kdim and vdim are of softmax attention alone; use "
+                "torch.nn.MultiheadAttention")
+        self.embed_dim, self.num_heads = embed_dim, num_heads
+        self.dropout, self.batch_first = dropout, batch_first
+        # keeps torch's encoder layer from its fused softmax attention on these weights
+        self._qkv_same_embed_dim = False
         self.core = self._core(mechanism, max_length, dropout, {**(options or {}), **more})
         widths = {p["name"]: p["width"] for p in self.core.projections}
         if self.core.memory_use != "none":
-            raise UsageError(f"[{mechanism}] cannot take the place of torch.nn.MultiheadAttention: it has a memory; use cistern.nn.Attention")
+            raise UsageError(
+                f"[{mechanism}] cannot take the place of torch.nn.MultiheadAttention: it has a "
+                "memory; use cistern.nn.Attention")
         if widths != {"q": embed_dim, "k": embed_dim, "v": embed_dim}:
             raise UsageError(
-                f"[{mechanism}] cannot take the place of torch.nn.MultiheadAttention: its projections are "
-                f"{', '.join(f'{name} ({width})' for name, width in widths.items())}, not q, k, v of {embed_dim} each; use cistern.nn.Attention"
-            )
+                f"[{mechanism}] cannot take the place of torch.nn.MultiheadAttention: its "
+                "projections are "
+                f"{', '.join(f'{name} ({width})' for name, width in widths.items())}, not q, k, v "
+                f"of {embed_dim} each; use cistern.nn.Attention")
         self.in_proj_weight = nn.Parameter(torch.empty(3 * embed_dim, embed_dim))
         nn.init.xavier_uniform_(self.in_proj_weight)
         self.in_proj_bias = nn.Parameter(torch.zeros(3 * embed_dim)) if bias else None
@@ -442,11 +532,13 @@ class MultiheadAttention(nn.Module):
             nn.init.zeros_(self.out_proj.bias)
         self.to(device=device, dtype=dtype)
 
-    def _core(self, mechanism: str, max_length: int, dropout: float, options: dict[str, Any]) -> Core:
+    def _core(self, mechanism: str, max_length: int, dropout: float,
+              options: dict[str, Any]) -> Core:
         reasons = []
         for form in FORMS:  # any form will do: which one is needed is known in forward
             try:
-                return Core(mechanism, self.embed_dim, self.num_heads, form=form, max_length=max_length, dropout=dropout, options=options)
+                return Core(mechanism, self.embed_dim, self.num_heads, form=form,
+                            max_length=max_length, dropout=dropout, options=options)
             except UsageError as e:
                 reasons.append(str(e))
         raise UsageError(reasons[0])
@@ -457,8 +549,10 @@ class MultiheadAttention(nn.Module):
             return None
         pad = key_padding_mask if key_padding_mask.dtype == torch.bool else key_padding_mask != 0
         if key_padding_mask.dtype != torch.bool:
-            torch._assert_async(((key_padding_mask == 0) | torch.isneginf(key_padding_mask)).all(), "a float key_padding_mask must be 0 or -inf")
-        torch._assert_async((pad[:, 1:] >= pad[:, :-1]).all(), "padding must be on the right of each row")
+            torch._assert_async(((key_padding_mask == 0) | torch.isneginf(key_padding_mask)).all(),
+                                "a float key_padding_mask must be 0 or -inf")
+        torch._assert_async((pad[:, 1:] >= pad[:, :-1]).all(),
+                            "padding must be on the right of each row")
         return (~pad).sum(1)
 
     @staticmethod
@@ -466,10 +560,13 @@ class MultiheadAttention(nn.Module):
         if attn_mask is None:
             return
         if not is_causal:
-            raise UsageError("no attention masks but the causal one: give is_causal=True, or use key_padding_mask for padding")
+            raise UsageError(
+                "no attention masks but the causal one: give is_causal=True, or use "
+                "key_padding_mask for padding")
         seen = ~attn_mask if attn_mask.dtype == torch.bool else attn_mask == 0
         causal = torch.ones(length, length, dtype=torch.bool, device=attn_mask.device).tril()
-        torch._assert_async((seen == causal).all(), "with is_causal=True, attn_mask must be the causal mask")
+        torch._assert_async((seen == causal).all(),
+                            "with is_causal=True, attn_mask must be the causal mask")
 
     def forward(
         self,
@@ -484,9 +581,12 @@ class MultiheadAttention(nn.Module):
     ) -> tuple[Tensor, None]:
         """As torch.nn.MultiheadAttention.forward, but for the second result, which is None."""
         itself = query is key and key is value
-        self._check_mask(attn_mask, is_causal, query.shape[-2] if self.batch_first or query.dim() == 2 else query.shape[0])
+        self._check_mask(
+            attn_mask, is_causal,
+            query.shape[-2] if self.batch_first or query.dim() == 2 else query.shape[0])
         if is_causal and not itself:
-            raise UsageError("is_causal=True is self attention: query, key and value must be the same tensor")
+            raise UsageError(
+                "is_causal=True is self attention: query, key and value must be the same tensor")
         x = [query] if itself else [query, key, value]
         batched = query.dim() == 3
         if not batched:

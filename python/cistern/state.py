@@ -1,7 +1,8 @@
 """States: everything needed to go on with a sequence.
 
-A state is a plain dict of tensors whose first size is the batch, in nests of dicts and lists for models: torch.save, pickle, deepcopy and
-torch.utils._pytree know what to do with it. It is a value: calls return a new one and leave the given one as it was.
+A state is a plain dict of tensors whose first size is the batch, in nests of dicts and lists for
+models: torch.save, pickle, deepcopy and torch.utils._pytree know what to do with it. It is a value:
+calls return a new one and leave the given one as it was.
 """
 
 from __future__ import annotations
@@ -30,4 +31,5 @@ def reorder(state: Any, rows: Tensor) -> Any:
 
 def state_bytes(state: Any) -> int:
     """Bytes of all its tensors."""
-    return sum(t.numel() * t.element_size() for t in _pytree.tree_leaves(state) if isinstance(t, Tensor))
+    return sum(t.numel() * t.element_size() for t in _pytree.tree_leaves(state)
+               if isinstance(t, Tensor))

@@ -8,6 +8,7 @@
 #include "cistern/io/json_text.h"
 #include "cistern/models/classifier.h"
 #include "cistern/models/language_model.h"
+#include "cistern/models/masked_lm.h"
 #include "python/src/core_scope.h"
 
 namespace cistern::python {
@@ -275,8 +276,8 @@ c10::Dict<std::string, at::Tensor> LoadTensorFile(std::string_view path) {
   return tensors;
 }
 
-// What the C++ program computes from a model folder: logits [B,T,V] of a language model,
-// [B,classes] of a classifier. With a source, `lengths` are the source's.
+// What the C++ program computes from a model folder: logits [B,T,V] of a language model, masked or
+// not, [B,classes] of a classifier. With a source, `lengths` are the source's.
 at::Tensor FolderLogits(std::string_view folder, const at::Tensor& ids,
                         const std::optional<at::Tensor>& lengths,
                         const std::optional<at::Tensor>& source) {
@@ -294,6 +295,8 @@ at::Tensor FolderLogits(std::string_view folder, const at::Tensor& ids,
     ModelState state = lm->EmptyState(ids.size(0));
     return lm->Extend(ids, state, {lengths, {}});
   }
+  if (auto* masked = dynamic_cast<MaskedLm*>(model.get()))
+    return masked->Logits(masked->Hidden(ids, lengths ? *lengths : at::Tensor()));
   auto* classifier = dynamic_cast<Classifier*>(model.get());
   CISTERN_CHECK(classifier, std::string(folder),
                 " holds neither a language model nor a classifier");

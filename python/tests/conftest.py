@@ -10,7 +10,8 @@ def seeded():
     torch.compiler.reset()
 
 
-# Sizes that every mechanism accepts, small enough to be quick. The options are those of the conformance suite's first case.
+# Sizes that every mechanism accepts, small enough to be quick. The options are those of the
+# conformance suite's first case.
 DIM, HEADS, LENGTH = 16, 2, 12
 MAX_LENGTH = 64
 
@@ -35,18 +36,26 @@ def memories():
 
 
 def make_core(name, options, form, **kw):
-    return cistern.nn.Core(name, DIM, HEADS, form=form, max_length=MAX_LENGTH, options=options, **kw)
+    return cistern.nn.Core(name, DIM, HEADS, form=form, max_length=MAX_LENGTH, options=options,
+                           **kw)
 
 
 def make_layer(name, options, form, **kw):
-    return cistern.nn.Attention(name, DIM, HEADS, form=form, max_length=MAX_LENGTH, options=options, **kw)
+    return cistern.nn.Attention(name, DIM, HEADS, form=form, max_length=MAX_LENGTH, options=options,
+                                **kw)
 
 
 def handles(layer, x, source=None):
-    """What reuse attention takes from the layer before, as arguments: here its inputs, split into heads."""
+    """What reuse attention takes from the layer before, as arguments: here its inputs, split into
+    heads."""
     if layer.copied == 0:
         return {}
-    return {"handles": tuple(t.unflatten(-1, (HEADS, -1)).transpose(1, 2) for t in (x, x if source is None else source))}
+    return {
+        "handles":
+        tuple(
+            t.unflatten(-1, (HEADS, -1)).transpose(1, 2)
+            for t in (x, x if source is None else source))
+    }
 
 
 def tensors(core, batch=2, length=LENGTH, source=None, dtype=torch.float32, requires_grad=False):

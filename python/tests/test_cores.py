@@ -80,7 +80,8 @@ def test_the_future_changes_no_bit(name, options, form):
     x = tensors(core)
     other = [torch.cat([t[:, :, :7], 3 * torch.randn_like(t[:, :, 7:])], 2) for t in x]
     a, b = core(*x)[:, :, :7], core(*other)[:, :, :7]
-    assert error(a, b) < 1e-6 if cistern.mechanisms()[name]["exact"] or name in ("window", "dilated") else torch.equal(a, b)
+    assert error(a, b) < 1e-6 if cistern.mechanisms()[name]["exact"] or name in (
+        "window", "dilated") else torch.equal(a, b)
 
 
 @pytest.mark.parametrize("name, options, form", [p for p in forms() if p.values[2] != "cross"])
@@ -105,8 +106,12 @@ def test_write_once_read_often(name, options, form):
     queries = [t for t, p in zip(x, core.projections) if p["side"] == "query"]
     keys = [t for t, p in zip(x, core.projections) if p["side"] == "key"]
     state = core.write(*keys)
-    in_two = core.write(*(t[:, :, 4:] for t in keys), state=core.write(*(t[:, :, :4] for t in keys)))
-    y = torch.cat([core.read(*(t[:, :, :1] for t in queries), state=state), core.read(*(t[:, :, 1:] for t in queries), state=in_two)], 2)
+    in_two = core.write(*(t[:, :, 4:] for t in keys),
+                        state=core.write(*(t[:, :, :4] for t in keys)))
+    y = torch.cat([
+        core.read(*(t[:, :, :1] for t in queries), state=state),
+        core.read(*(t[:, :, 1:] for t in queries), state=in_two)
+    ], 2)
     assert error(y, core(*x)) < 1e-10
 
 
@@ -116,7 +121,8 @@ def test_functional(name, options, form):
     core = make_core(name, options, form).eval()
     x = tensors(core, source=9 if form == "cross" else None)
     weights = dict(zip(core._weights, core.weights()))
-    kw = dict(causal=form == "causal", cross=form == "cross", weights=weights, max_length=MAX_LENGTH, options=options)
+    kw = dict(causal=form == "causal", cross=form == "cross", weights=weights,
+              max_length=MAX_LENGTH, options=options)
     f = getattr(CF, name)
     expected = core(*x)
     assert torch.equal(f(*x, **kw), expected)
@@ -134,11 +140,14 @@ def test_pack_and_unpack_are_the_core(name, options):
     core = make_core(name, options, "bidirectional").double().eval()
     torch.nn.init.normal_(core.memory)
     x, lengths = tensors(core, dtype=torch.float64), torch.tensor([LENGTH, 5])
-    queries, keys = ([t for t, p in zip(x, core.projections) if p["side"] == side] for side in ("query", "key"))
+    queries, keys = ([t for t, p in zip(x, core.projections) if p["side"] == side]
+                     for side in ("query", "key"))
     learned = core.initial_memory()
 
     def split(memory):
-        return [memory.unflatten(-1, (p["heads"], -1)).transpose(1, 2) for p in core.memory_projections]
+        return [
+            memory.unflatten(-1, (p["heads"], -1)).transpose(1, 2) for p in core.memory_projections
+        ]
 
     for slots in ([], split(learned)):
         heads = core.pack(*keys, *slots, lengths=lengths)
@@ -158,7 +167,9 @@ def test_what_packs_nothing_says_so():
     with pytest.raises(RuntimeError, match="use luna instead"):
         make_core("luna_causal", {"slots": 2}, "causal").pack(x, x)
     core = make_core("luna", {"slots": 2}, "bidirectional")
-    with pytest.raises(RuntimeError, match=r"expected pq of shape \[B,2,M,8\] with B=2 or 1 and M=2, got \[3, 2, 2, 8\]"):
+    with pytest.raises(
+            RuntimeError,
+            match=r"expected pq of shape \[B,2,M,8\] with B=2 or 1 and M=2, got \[3, 2, 2, 8\]"):
         core.pack(x, torch.randn(3, 2, 2, 8))
     with pytest.raises(RuntimeError, match="expected 1 or 2 tensors, got 3"):
         core.pack(x, x, x)

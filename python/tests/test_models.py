@@ -40,15 +40,18 @@ def check(folder, config, lengths=None):
     model = cistern.load(folder)
     with torch.no_grad():
         logits = model(ids, lengths=lengths)
-    real = slice(None) if lengths is None or logits.dim() == 2 else torch.arange(12) < lengths.unsqueeze(1)
-    assert float((logits - expected)[real].abs().max()) < 1e-5 * max(1.0, float(expected[real].abs().max()))
+    real = slice(None) if lengths is None or logits.dim() == 2 else torch.arange(
+        12) < lengths.unsqueeze(1)
+    assert float(
+        (logits - expected)[real].abs().max()) < 1e-5 * max(1.0, float(expected[real].abs().max()))
     return model, ids, logits
 
 
 @pytest.mark.parametrize("name", [p.values[0] for p in forms() if p.values[2] == "causal"])
 def test_language_model(tmp_path, name):
     options = cistern.mechanisms()[name]["cases"][0]
-    model, ids, logits = check(tmp_path / "m", make_config(attention=[name], attention_options={name: options}, conv=3))
+    model, ids, logits = check(
+        tmp_path / "m", make_config(attention=[name], attention_options={name: options}, conv=3))
     with torch.no_grad():
         a, state = model.extend(ids[:, :5])
         b, _ = model.extend(ids[:, 5:], state)
@@ -59,11 +62,15 @@ def test_language_model(tmp_path, name):
     "more",
     [
         dict(attention=["softmax"], positions="rotary", norm="post", bias=True),
-        dict(attention=["latte", "window"], positions="learned", activation="relu", tie_embeddings=False, head_bias=True),
-        dict(attention=["window:1+latte:1"], positions="sinusoidal", activation="gelu_tanh", ffn_bias=True, final_norm=False),
+        dict(attention=["latte", "window"], positions="learned", activation="relu",
+             tie_embeddings=False, head_bias=True),
+        dict(attention=["window:1+latte:1"], positions="sinusoidal", activation="gelu_tanh",
+             ffn_bias=True, final_norm=False),
         dict(attention=["abc_mlp"], attention_options={"abc_mlp": {"tied": True, "slots": 4}}),
-        dict(attention=["linformer"], attention_options={"linformer": {"sharing": "layerwise", "slots": 4}}),
-        dict(attention=["latte", "softmax", "latte"], layers=3, tied_layers=[0, 1, 0], embedding_norm=True, ffn_dropout=0.5),
+        dict(attention=["linformer"],
+             attention_options={"linformer": {"sharing": "layerwise", "slots": 4}}),
+        dict(attention=["latte", "softmax", "latte"], layers=3, tied_layers=[0, 1, 0],
+             embedding_norm=True, ffn_dropout=0.5),
     ],
     ids=lambda more: more["attention"][0] + "-" + str(len(more)),
 )
@@ -75,9 +82,30 @@ def test_what_configs_can_ask_for(tmp_path, more):
 @pytest.mark.parametrize("pooling", ["mean", "cls"])
 @pytest.mark.parametrize("name", ["latte", "softmax", "abc_cluster"])
 def test_classifier(tmp_path, name, pooling):
-    config = make_config(kind="encoder_classifier", classes=3, attention=[name], pooling=pooling, positions="learned")
+    config = make_config(kind="encoder_classifier", classes=3, attention=[name], pooling=pooling,
+                         positions="learned")
     check(tmp_path / "m", config)
     check(tmp_path / "m", config, lengths=torch.tensor([12, 7]))
+
+
+@pytest.mark.parametrize(
+    "more",
+    [dict(), dict(tie_embeddings=False, head_bias=True, masked_lm=dict(transform=False))],
+    ids=["", "plain"])
+@pytest.mark.parametrize("name", ["latte", "softmax", "luna"])
+def test_masked_language_model(tmp_path, name, more):
+    model, ids, logits = check(
+        tmp_path / "m",
+        make_config(kind="masked_lm", attention=[name], positions="sinusoidal", **more))
+    ids[0, 3] = model.mask_id
+    expected = torch.ops.cistern.folder_logits(str(tmp_path / "m"), ids, None)
+    with torch.no_grad():
+        hidden = model(ids)
+    assert error(hidden, expected) < 1e-5
+    assert error(hidden, logits) > 1e-3
+    check(tmp_path / "m",
+          make_config(kind="masked_lm", attention=[name], positions="learned", **more),
+          lengths=torch.tensor([12, 7]))
 
 
 def test_every_kind_has_a_module():
@@ -86,11 +114,16 @@ def test_every_kind_has_a_module():
 
 TRANSLATORS = [
     dict(),
-    dict(attention=["latte"], cross=dict(attention=["latte"]), positions="learned", norm="post", bias=True, conv=3),
-    dict(encoder=dict(dim=8, layers=1), decoder=dict(attention=["softmax"]), encoder_decoder=dict(share_embeddings=False), positions="sinusoidal"),
-    dict(cross=dict(attention=["abc_mlp"], attention_options=dict(abc_mlp=dict(slots=7))), decoder=dict(attention=["abc_mlp"]), tie_embeddings=False),
-    dict(attention=["softmax"], cross=dict(attention=["reuse"]), attention_options=dict(reuse=dict(heads=1)), positions="rotary"),
-    dict(cross=dict(attention=["luna"]), attention_options=dict(luna=dict(slots=3)), embedding_norm=True, target_vocab_size=0),
+    dict(attention=["latte"], cross=dict(attention=["latte"]), positions="learned", norm="post",
+         bias=True, conv=3),
+    dict(encoder=dict(dim=8, layers=1), decoder=dict(attention=["softmax"]),
+         encoder_decoder=dict(share_embeddings=False), positions="sinusoidal"),
+    dict(cross=dict(attention=["abc_mlp"], attention_options=dict(abc_mlp=dict(slots=7))),
+         decoder=dict(attention=["abc_mlp"]), tie_embeddings=False),
+    dict(attention=["softmax"], cross=dict(attention=["reuse"]),
+         attention_options=dict(reuse=dict(heads=1)), positions="rotary"),
+    dict(cross=dict(attention=["luna"]), attention_options=dict(luna=dict(slots=3)),
+         embedding_norm=True, target_vocab_size=0),
 ]
 
 
@@ -125,7 +158,8 @@ STREAMS = [
 
 @pytest.mark.parametrize("name, case, norm", STREAMS)
 def test_classifier_with_a_memory(tmp_path, name, case, norm):
-    """Handed from block to block with residual and norm, pooled where it is, in every case that the mechanism declares."""
+    """Handed from block to block with residual and norm, pooled where it is, in every case that the
+    mechanism declares."""
     info = cistern.mechanisms()[name]
     config = make_config(
         kind="encoder_classifier",
@@ -147,23 +181,30 @@ def test_classifier_with_a_memory(tmp_path, name, case, norm):
 
 @pytest.mark.parametrize("name", ["luna", "perceiver"])
 def test_tied_layers_and_a_norm_after_the_embedding(tmp_path, name):
-    config = make_config(kind="encoder_classifier", classes=3, layers=3, attention=[name], tied_layers=[0, 0, 0], embedding_norm=True)
+    config = make_config(kind="encoder_classifier", classes=3, layers=3, attention=[name],
+                         tied_layers=[0, 0, 0], embedding_norm=True)
     model, _, _ = check(tmp_path / "m", config, lengths=torch.tensor([12, 7]))
     assert not any(key.startswith("layers.1") for key in model.state_dict())
 
 
 @pytest.mark.parametrize(
     "attention",
-    ["luna latte luna", "perceiver luna perceiver", "set_transformer conv_luna softmax", "softmax shared_workspace", "latte perceiver"],
+    [
+        "luna latte luna", "perceiver luna perceiver", "set_transformer conv_luna softmax",
+        "softmax shared_workspace", "latte perceiver"
+    ],
 )
 @pytest.mark.parametrize("norm", ["pre", "post"])
 def test_mixed_streams(tmp_path, attention, norm):
     names = attention.split()
-    config = make_config(kind="encoder_classifier", classes=3, layers=len(names), attention=names, norm=norm)
+    config = make_config(kind="encoder_classifier", classes=3, layers=len(names), attention=names,
+                         norm=norm)
     check(tmp_path / "m", config, lengths=torch.tensor([12, 7]))
     if "latte luna" in attention:
         check(tmp_path / "m", config | dict(pooling="cls"), lengths=torch.tensor([12, 7]))
-        check(tmp_path / "m", config | dict(tied_layers=[0, 1, 0], attention_options={"luna": {"slots": 3, "norm": True}}))
+        check(
+            tmp_path / "m", config
+            | dict(tied_layers=[0, 1, 0], attention_options={"luna": {"slots": 3, "norm": True}}))
 
 
 REUSE = [
@@ -179,7 +220,8 @@ REUSE = [
 @pytest.mark.parametrize("options", REUSE, ids=lambda o: "-".join(str(v) for v in o.values()))
 @pytest.mark.parametrize("kind", ["decoder_lm", "encoder_classifier"])
 def test_reuse(tmp_path, options, kind):
-    config = make_config(kind=kind, layers=4, attention=["reuse"], attention_options={"reuse": options}, positions="rotary")
+    config = make_config(kind=kind, layers=4, attention=["reuse"],
+                         attention_options={"reuse": options}, positions="rotary")
     if kind == "encoder_classifier":
         check(tmp_path / "m", config | dict(classes=3))
         check(tmp_path / "m", config | dict(classes=3), lengths=torch.tensor([12, 7]))
@@ -189,12 +231,15 @@ def test_reuse(tmp_path, options, kind):
         a, state = model.extend(ids[:, :5])
         b, _ = model.extend(ids[:, 5:], state)
     assert error(torch.cat([a, b], 1), logits) < 1e-5
-    check(tmp_path / "m", config | dict(norm="post", attention=["softmax", "reuse", "reuse", "reuse"]), lengths=torch.tensor([12, 7]))
+    check(tmp_path / "m",
+          config | dict(norm="post", attention=["softmax", "reuse", "reuse", "reuse"]),
+          lengths=torch.tensor([12, 7]))
 
 
 def test_models_compile_and_train(tmp_path):
     """Gradients of a loaded classifier reach its memory, compiled as eager."""
-    more = dict(attention=["luna"], attention_options={"luna": {"slots": 3, "init": "scaled"}}, pooling="memory", layers=3)
+    more = dict(attention=["luna"], attention_options={"luna": {"slots": 3, "init": "scaled"}},
+                pooling="memory", layers=3)
     model, ids, _ = check(tmp_path / "m", make_config(kind="encoder_classifier", classes=3, **more))
     grads = []
     for run in (model, torch.compile(model, fullgraph=True, backend="aot_eager")):
@@ -215,7 +260,8 @@ def test_files_that_are_broken(tmp_path):
         with pytest.raises(RuntimeError, match="m/model.safetensors"):
             cistern.load(tmp_path / "m")
     save_file({"other": torch.zeros(2)}, file)
-    with pytest.raises(cistern.UsageError, match=r"(?s)m/model.safetensors.*embed_tokens.weight.*other"):
+    with pytest.raises(cistern.UsageError,
+                       match=r"(?s)m/model.safetensors.*embed_tokens.weight.*other"):
         cistern.load(tmp_path / "m")
     file.unlink()
     with pytest.raises(RuntimeError, match="m/model.safetensors"):

@@ -1,4 +1,5 @@
-"""Modules under torch's tools: compile, export, deepcopy, state_dict, pickle, autocast; the drop-in for torch.nn.MultiheadAttention."""
+"""Modules under torch's tools: compile, export, deepcopy, state_dict, pickle, autocast; the drop-in
+for torch.nn.MultiheadAttention."""
 
 import copy
 import io
@@ -25,7 +26,8 @@ def call(layer, form, x):
 
 @pytest.mark.parametrize("name, options, form", LAYERS)
 def test_compile(name, options, form):
-    layer = make_layer(name, options, form, layer=9)  # of no other test: the library meets it in a graph first
+    # of no other test: the library meets it in a graph first
+    layer = make_layer(name, options, form, layer=9)
     if name == "performer":
         layer.eval()  # redraws its features in training
     if name in ("rfa", "rfa_gate", "abc_random"):
@@ -47,10 +49,12 @@ def test_compile(name, options, form):
 
 @pytest.mark.parametrize("name", ["latte", "linear_attention", "softmax_attention"])
 def test_compile_functions(name):
-    f = torch.compile(lambda q, k, v: getattr(CF, name)(q, k, v, causal=True), fullgraph=True, backend="aot_eager")
+    f = torch.compile(lambda q, k, v: getattr(CF, name)(q, k, v, causal=True), fullgraph=True,
+                      backend="aot_eager")
     q, k, v = (torch.randn(2, 3, 9, 8) for _ in range(3))
     assert error(f(q, k, v), getattr(CF, name)(q, k, v, causal=True)) < 1e-6
-    g = torch.compile(lambda q, k, v, s: CF.latte(q, k, v, causal=True, state=s), fullgraph=True, backend="aot_eager")
+    g = torch.compile(lambda q, k, v, s: CF.latte(q, k, v, causal=True, state=s), fullgraph=True,
+                      backend="aot_eager")
     _, state = CF.latte(q, k, v, causal=True, return_state=True)
     assert error(g(q, k, v, state)[0], CF.latte(q, k, v, causal=True, state=state)[0]) < 1e-6
 
@@ -76,14 +80,17 @@ def test_inductor_takes_every_mechanism():
 
     x = torch.randn(2, LENGTH, DIM)
     with torch.no_grad():
-        for (layer, _), y, wanted in zip(layers, torch.compile(run, fullgraph=True)(x), run(x), strict=True):
+        for (layer, _), y, wanted in zip(layers,
+                                         torch.compile(run, fullgraph=True)(x), run(x),
+                                         strict=True):
             assert error(y, wanted) < 1e-5, layer
 
 
 @pytest.mark.parametrize("name, options, form", BOUNDED)
 def test_compile_extend(name, options, form):
     layer = make_layer(name, options, form, conv=3).eval()
-    step = torch.compile(lambda x, state: layer.extend(x, state), fullgraph=True, backend="aot_eager")
+    step = torch.compile(lambda x, state: layer.extend(x, state), fullgraph=True,
+                         backend="aot_eager")
     x = torch.randn(2, LENGTH, DIM)
     with torch.no_grad():
         state = layer.empty_state(2)
@@ -96,7 +103,8 @@ def test_compile_extend(name, options, form):
 
 def test_a_growing_state_is_no_part_of_a_graph():
     layer = cistern.nn.Attention("softmax", DIM, HEADS).eval()
-    step = torch.compile(lambda x, state: layer.extend(x, state), fullgraph=True, backend="aot_eager")
+    step = torch.compile(lambda x, state: layer.extend(x, state), fullgraph=True,
+                         backend="aot_eager")
     with pytest.raises(Exception, match="the state grows with every call"):
         step(torch.randn(1, 2, DIM), layer.empty_state(1))
 
@@ -108,7 +116,8 @@ def test_compiled_dropout_has_the_gradient_of_its_own_draw():
     y = compiled(x)
     (g,) = torch.autograd.grad(y.sum(), layer.o_proj.weight, retain_graph=True)
     assert not torch.equal(compiled(x), compiled(x))
-    # v only scales linearly: sum_{values} dL/dv . v = L where every draw of the backward is the forward's.
+    # v only scales linearly: sum_{values} dL/dv . v = L where every draw of the backward is the
+    # forward's.
     (gv,) = torch.autograd.grad(y.sum(), layer.v_proj.weight)
     assert error((gv * layer.v_proj.weight).sum(), y.sum()) < 1e-4
 
@@ -129,8 +138,10 @@ def test_export(name, options, form):
 
 def test_export_with_dynamic_shapes():
     layer = cistern.nn.Attention("abc_mlp", DIM, HEADS, slots=4).eval()
-    batch, time = torch.export.Dim("batch", min=1, max=64), torch.export.Dim("time", min=2, max=4096)
-    program = torch.export.export(layer, (torch.randn(2, 8, DIM),), dynamic_shapes=({0: batch, 1: time},))
+    batch, time = torch.export.Dim("batch", min=1,
+                                   max=64), torch.export.Dim("time", min=2, max=4096)
+    program = torch.export.export(layer, (torch.randn(2, 8, DIM), ),
+                                  dynamic_shapes=({0: batch, 1: time}, ))
     x = torch.randn(3, 50, DIM)
     assert error(program.module()(x), layer(x)) < 1e-6
 
@@ -158,11 +169,14 @@ def test_states_are_values(name, options, form):
         file = io.BytesIO()
         torch.save(state, file)
         file.seek(0)
-        for other in (state, pickle.loads(pickle.dumps(state)), copy.deepcopy(state), torch.load(file)):
+        for other in (state, pickle.loads(pickle.dumps(state)), copy.deepcopy(state),
+                      torch.load(file)):
             assert error(layer.extend(x[:, 7:], other, **later)[0], whole[:, 7:]) < 1e-5
         swapped = cistern.state.reorder(state, torch.tensor([1, 0]))
         swapped_later = handles(layer, x[:, 7:].flip(0))
-        assert error(layer.extend(x[:, 7:].flip(0), swapped, **swapped_later)[0].flip(0), whole[:, 7:]) < 1e-5
+        assert error(
+            layer.extend(x[:, 7:].flip(0), swapped, **swapped_later)[0].flip(0), whole[:,
+                                                                                       7:]) < 1e-5
         assert cistern.state.state_bytes(state) == sum(t.nbytes for t in state.values())
 
 
@@ -174,11 +188,13 @@ def test_gradients_go_through_states():
     (pieces,) = torch.autograd.grad(layer.extend(x[:, 6:], state)[0].square().sum(), x)
     torch.testing.assert_close(pieces, whole)
     _, state = layer.extend(x[:, :6])
-    (cut,) = torch.autograd.grad(layer.extend(x[:, 6:], cistern.state.detach(state))[0].square().sum(), x)
+    (cut, ) = torch.autograd.grad(
+        layer.extend(x[:, 6:], cistern.state.detach(state))[0].square().sum(), x)
     assert (cut[:, :6] == 0).all() and not (whole[:, :6] == 0).all()
 
 
-@pytest.mark.parametrize("name, options, form", CAUSAL + [p for p in LAYERS if p.values[0] in MEMORIES])
+@pytest.mark.parametrize("name, options, form",
+                         CAUSAL + [p for p in LAYERS if p.values[0] in MEMORIES])
 def test_autocast(name, options, form):
     layer = make_layer(name, options, form, conv=3 if form == "causal" else 0).eval()
     x = torch.randn(2, LENGTH, DIM, requires_grad=True)
@@ -204,7 +220,8 @@ def test_rotary_goes_on():
 
 
 def test_head_groups():
-    layer = cistern.nn.Attention("window:1+t2r:1", DIM, HEADS, window={"window": 4}, t2r={"features": 5})
+    layer = cistern.nn.Attention("window:1+t2r:1", DIM, HEADS, window={"window": 4},
+                                 t2r={"features": 5})
     assert "core.t2r.map.weight" in layer.state_dict()
     x = torch.randn(1, LENGTH, DIM)
     a, state = layer.extend(x[:, :5])
@@ -213,9 +230,12 @@ def test_head_groups():
 
 
 def test_tied_layers():
-    first = cistern.nn.Attention("linformer", DIM, HEADS, max_length=20, slots=4, sharing="layerwise")
-    later = cistern.nn.Attention("linformer", DIM, HEADS, max_length=20, slots=4, sharing="layerwise", layer=1, first=first)
-    assert "core.key.weight" in first.state_dict() and not any(k.startswith("core") for k in later.state_dict())
+    first = cistern.nn.Attention("linformer", DIM, HEADS, max_length=20, slots=4,
+                                 sharing="layerwise")
+    later = cistern.nn.Attention("linformer", DIM, HEADS, max_length=20, slots=4,
+                                 sharing="layerwise", layer=1, first=first)
+    assert "core.key.weight" in first.state_dict() and not any(
+        k.startswith("core") for k in later.state_dict())
     later(torch.randn(1, 8, DIM)).sum().backward()
     assert first.core.key.weight.grad.abs().sum() > 0
 
@@ -239,12 +259,16 @@ def test_softmax_is_torch_multihead_attention(batch_first, bias):
     mask = nn.Transformer.generate_square_subsequent_mask(LENGTH)
     torch.testing.assert_close(ours(x, x, x)[0], theirs(x, x, x)[0], rtol=1e-4, atol=1e-5)
     causal = dict(attn_mask=mask, is_causal=True, need_weights=False)
-    torch.testing.assert_close(ours(x, x, x, **causal)[0], theirs(x, x, x, **causal)[0], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(
+        ours(x, x, x, **causal)[0],
+        theirs(x, x, x, **causal)[0], rtol=1e-4, atol=1e-5)
     for padding in (pad, torch.zeros(3, 7).masked_fill(pad, -torch.inf)):
         a, b = (m(x, source, source, key_padding_mask=padding)[0] for m in (ours, theirs))
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
     one = x[:, 0] if not batch_first else x[0]
-    torch.testing.assert_close(ours(one, one, one)[0], theirs(one, one, one)[0], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(
+        ours(one, one, one)[0],
+        theirs(one, one, one)[0], rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", sorted(MEMORIES))
@@ -253,16 +277,19 @@ def test_a_memory_comes_in_and_goes_out(name):
     layer = make_layer(name, info["cases"][0], "bidirectional").eval()
     x, lengths = torch.randn(2, LENGTH, DIM), torch.tensor([LENGTH, 5])
     learned = layer.core.initial_memory()
-    assert isinstance(layer.core.memory, nn.Parameter) and learned.shape == (1, info["cases"][0]["slots"], DIM)
+    assert isinstance(layer.core.memory,
+                      nn.Parameter) and learned.shape == (1, info["cases"][0]["slots"], DIM)
     if info["memory"] == "fixed":
         for kw in (dict(memory=learned), dict(return_memory=True)):
-            with pytest.raises(cistern.UsageError, match=rf"\[{name}\], bidirectional, hands no memory on.*luna"):
+            with pytest.raises(cistern.UsageError,
+                               match=rf"\[{name}\], bidirectional, hands no memory on.*luna"):
                 layer(x, **kw)
         return
     y, packed = layer(x, lengths=lengths, return_memory=True)
     assert torch.equal(y, layer(x, lengths=lengths)) and packed.shape == (2, *learned.shape[1:])
     assert torch.equal(y, layer(x, memory=learned, lengths=lengths)) and (y[1, 5:] == 0).all()
-    z, other = layer(x, memory=(learned + packed).detach().requires_grad_(), lengths=lengths, return_memory=True)
+    z, other = layer(x, memory=(learned + packed).detach().requires_grad_(), lengths=lengths,
+                     return_memory=True)
     assert error(z, y) > 1e-5 and error(other, packed) > 1e-5
     with pytest.raises(cistern.UsageError, match="give each document a row"):
         layer(x, starts=torch.zeros(2, LENGTH, dtype=torch.bool))
@@ -271,7 +298,8 @@ def test_a_memory_comes_in_and_goes_out(name):
     alone = make_layer(name, info["cases"][0], "bidirectional", tokens_out=False).eval()
     alone.load_state_dict({k: v for k, v in layer.state_dict().items() if k in alone.state_dict()})
     nothing, same = alone(x, lengths=lengths, return_memory=True)
-    assert nothing is None and torch.equal(same, packed) and set(alone.state_dict()) <= set(layer.state_dict())
+    assert nothing is None and torch.equal(same, packed) and set(alone.state_dict()) <= set(
+        layer.state_dict())
 
 
 def test_memory_goes_through_a_compiled_stack():
@@ -302,7 +330,9 @@ def test_latents_attend_to_the_tokens():
     assert error(layer(shuffled), layer(x)) < 1e-5
     latents = torch.randn(2, 9, DIM)
     cross = make_layer("softmax", {}, "cross").eval()
-    cross.load_state_dict({k: v for k, v in layer.state_dict().items() if not k.startswith("core.")})
+    cross.load_state_dict(
+        {k: v
+         for k, v in layer.state_dict().items() if not k.startswith("core.")})
     assert torch.equal(layer(x, memory=latents), cross(latents, x))
     with pytest.raises(cistern.UsageError, match="hands no memory on"):
         layer(x, return_memory=True)
@@ -310,9 +340,11 @@ def test_latents_attend_to_the_tokens():
 
 @pytest.mark.parametrize("form", ["causal", "bidirectional", "cross"])
 def test_reuse_takes_over_scores(form):
-    """With the weights of its own heads at softmax attention's, and the first heads' scores from a layer whose weights are those of the rest."""
+    """With the weights of its own heads at softmax attention's, and the first heads' scores from a
+    layer whose weights are those of the rest."""
     whole = make_layer("softmax", {}, form).eval()
-    before, reuse = make_layer("softmax", {}, form).eval(), make_layer("reuse", {"heads": 1}, form).eval()
+    before, reuse = make_layer("softmax", {}, form).eval(), make_layer("reuse", {"heads": 1},
+                                                                       form).eval()
     half = DIM // HEADS
     with torch.no_grad():
         for name in ("q_proj", "k_proj"):
@@ -336,7 +368,9 @@ def test_reuse_takes_over_scores(form):
     if form == "cross":
         with pytest.raises(cistern.UsageError, match="layer\\(x, source, handles=...\\)"):
             reuse.write(source[0])
-    with pytest.raises(cistern.UsageError, match="takes over the scores of 1 heads of the layer before, got those of 0"):
+    with pytest.raises(
+            cistern.UsageError,
+            match="takes over the scores of 1 heads of the layer before, got those of 0"):
         reuse(x, *source)
     with pytest.raises(cistern.UsageError, match="takes over no scores"):
         before(x, *source, handles=left)
@@ -348,10 +382,13 @@ def test_reuse_takes_over_scores(form):
 def test_drop_in_or_reason(name):
     options = {k: v for k, v in cistern.mechanisms()[name]["cases"][0].items() if k != "latents"}
     try:
-        ours = cistern.nn.MultiheadAttention(DIM, HEADS, batch_first=True, mechanism=name, max_length=64, options=options)
+        ours = cistern.nn.MultiheadAttention(DIM, HEADS, batch_first=True, mechanism=name,
+                                             max_length=64, options=options)
     except cistern.UsageError as e:
-        assert "cannot take the place of torch.nn.MultiheadAttention" in str(e) and "use cistern.nn.Attention" in str(e)
-        assert name in ("abc_mlp", "gated_slots", "rfa_gate", "reuse") or cistern.mechanisms()[name]["memory"] != "none"
+        assert "cannot take the place of torch.nn.MultiheadAttention" in str(
+            e) and "use cistern.nn.Attention" in str(e)
+        assert name in ("abc_mlp", "gated_slots", "rfa_gate",
+                        "reuse") or cistern.mechanisms()[name]["memory"] != "none"
         return
     ours.load_state_dict(torch_mha().state_dict(), strict=False)
     layer = nn.TransformerEncoderLayer(DIM, HEADS, batch_first=True, dropout=0.0)

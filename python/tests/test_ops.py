@@ -15,7 +15,8 @@ def rand(*shape, grad=True):
 def masks():
     starts = torch.zeros(B, T, dtype=torch.bool)
     starts[0, 4] = True
-    return [(None, None), (starts, None), (None, torch.tensor([T, 3])), (starts, torch.tensor([6, T]))]
+    return [(None, None), (starts, None), (None, torch.tensor([T, 3])),
+            (starts, torch.tensor([6, T]))]
 
 
 def slot_inputs(name):
@@ -34,7 +35,8 @@ def cases():
             for want_z in (False, True):
                 yield name, slot_inputs(name), (starts, lengths, want_z)
         for name in ("sum_read", "sum_match"):
-            for gate in (None, -rand(B, H, T, N, grad=False).abs(), -rand(B, H, T, 1, grad=False).abs()):
+            for gate in (None, -rand(B, H, T, N, grad=False).abs(),
+                         -rand(B, H, T, 1, grad=False).abs()):
                 extra = [] if gate is None else [gate.requires_grad_()]
                 yield name, sum_inputs(name), (*(extra or [None]), starts, lengths)
         yield "short_conv", [rand(B, T, D), rand(D, 3), rand(B, 2, D)], (starts, lengths)
@@ -50,31 +52,38 @@ def test_primitive(index):
     name, inputs, rest = CASES[index]
     op = getattr(torch.ops.cistern, name).default
     torch.library.opcheck(op, (*inputs, *rest))
-    differentiable = [*inputs, *(r for r in rest if isinstance(r, torch.Tensor) and r.requires_grad)]
+    differentiable = [
+        *inputs, *(r for r in rest if isinstance(r, torch.Tensor) and r.requires_grad)
+    ]
 
     def f(*x):
         own = iter(x[len(inputs) :])
-        out = op(*x[: len(inputs)], *(next(own) if isinstance(r, torch.Tensor) and r.requires_grad else r for r in rest))
+        out = op(
+            *x[:len(inputs)],
+            *(next(own) if isinstance(r, torch.Tensor) and r.requires_grad else r for r in rest))
         return tuple(o for o in out if o.numel() > 0)
 
     assert torch.autograd.gradcheck(f, differentiable)
 
 
 def check_op(core, verb, x, lengths=None, state=(), keep=False):
-    """opcheck, with the inputs that the verb does not use without a gradient: None in eager code is zeros in a graph."""
+    """opcheck, with the inputs that the verb does not use without a gradient: None in eager code is
+    zeros in a graph."""
     op = torch.ops.cistern.attend.default
     rest = (list(state), lengths, None, core.spec, verb, False, keep)
     trained = [t for t in (*x, *core.weights()) if t.requires_grad]
     found = torch.autograd.grad(op(x, core.weights(), *rest)[0].sum(), trained, allow_unused=True)
     unused = {id(t) for t, g in zip(trained, found) if g is None}
-    x, weights = ([t.detach() if id(t) in unused else t for t in list] for list in (x, core.weights()))
+    x, weights = ([t.detach() if id(t) in unused else t for t in list]
+                  for list in (x, core.weights()))
     torch.library.opcheck(op, (x, weights, *rest))
 
 
 @pytest.mark.parametrize("name, options, form", forms())
 def test_attend(name, options, form):
     core = make_core(name, options, form).double().eval()
-    x = tensors(core, source=5 if form == "cross" else None, dtype=torch.float64, requires_grad=True)
+    x = tensors(core, source=5 if form == "cross" else None, dtype=torch.float64,
+                requires_grad=True)
     verb = "extend" if form == "causal" else form
     check_op(core, verb, x, torch.tensor([5, 3]))
     if form == "causal" and cistern.mechanisms()[name]["bounded"]:
@@ -88,9 +97,13 @@ def memory_verbs(core, batch=2, length=T):
     rows = core.initial_memory().shape[1]
 
     def of(heads, batch):
-        return [torch.randn(batch, h, rows, core.dim // h, dtype=torch.float64, requires_grad=True) for h in heads]
+        return [
+            torch.randn(batch, h, rows, core.dim // h, dtype=torch.float64, requires_grad=True)
+            for h in heads
+        ]
 
-    queries, keys = ([t for t, p in zip(x, core.projections) if p["side"] == side] for side in ("query", "key"))
+    queries, keys = ([t for t, p in zip(x, core.projections) if p["side"] == side]
+                     for side in ("query", "key"))
     slots = of([p["heads"] for p in core.memory_projections], 1)
     yield "pack", [*keys, *slots]
     yield "update", [*keys, *slots, *of([core.heads], batch)]
@@ -109,13 +122,15 @@ def test_memory(name, options):
 
         def f(*given):
             parts = [list(given[: len(x)]), list(given[len(x) :])]
-            return torch.ops.cistern.attend(*parts, [], None, None, core.spec, verb, False, False)[0]
+            return torch.ops.cistern.attend(*parts, [], None, None, core.spec, verb, False,
+                                            False)[0]
 
         assert torch.autograd.gradcheck(f, (*x, *weights), fast_mode=True)
 
 
 def check_traced_gradient(core, verb, x):
-    """attend_backward runs the forward again; its gradients are those of eager autograd through the primitives."""
+    """attend_backward runs the forward again; its gradients are those of eager autograd through the
+    primitives."""
     rest = ([], torch.tensor([5, 3]), None, core.spec, verb, False, False)
     y, _ = torch.ops.cistern.attend(x, core.weights(), *rest)
     g = torch.randn_like(y)
@@ -131,5 +146,6 @@ def check_traced_gradient(core, verb, x):
 @pytest.mark.parametrize("name, options, form", forms())
 def test_traced_gradient_is_the_eager_one(name, options, form):
     core = make_core(name, options, form).double().eval()
-    x = tensors(core, source=5 if form == "cross" else None, dtype=torch.float64, requires_grad=True)
+    x = tensors(core, source=5 if form == "cross" else None, dtype=torch.float64,
+                requires_grad=True)
     check_traced_gradient(core, "extend" if form == "causal" else form, x)

@@ -1,0 +1,88 @@
+#include "cistern/attention/mechanisms/abc_mlp.h"
+
+#include <ATen/ATen.h>
+
+#include <limits>
+
+namespace cistern {
+
+const MechanismInfo& abc_mlp_mechanism() {
+  static MechanismInfo info = [] {
+    MechanismInfo i;
+    i.name = "abc_mlp";
+    i.title = "ABC, MLP control";
+    i.source = "P003 eq. 7, App. B.1; spec 2.13";
+    i.summary =
+        "Tokens write keys and values into n slots, weighted by a learned control; a query attends "
+        "to the slots by softmax.";
+    i.definition =
+        "y_t = softmax(q_t K_t^T / sqrt(d)) V_t, K_t = sum_s phi_s k_s^T, V_t likewise, phi_s = "
+        "a_s / sum_s a_s, a_s = exp(W_phi x_s)";
+    i.forms = {Form::kBidirectional, Form::kCausal, Form::kCross};
+    i.positions = {"none", "learned", "sinusoidal"};
+    i.time = "O(T n d)";
+    i.state = "n (2 d + 1) per head";
+    i.cases = {Json{{"slots", 3}}, Json{{"slots", 3}, {"activation", "relu"}},
+               Json{{"slots", 3}, {"activation", "relu"}, {"empty_slots", "take_part"}},
+               Json{{"slots", 3}, {"activation", "sigmoid"}},
+               Json{{"slots", 4}, {"shared_heads", true}}};
+    i.merges = true;
+    return i;
+  }();
+  static const bool bound = (BindMechanism<AbcMlpMechanism>(info), true);
+  (void)bound;
+  return info;
+}
+
+Fields AbcMlpMechanism::Describe(Options& options) {
+  Fields f;
+  DescribeMemory(f, options.memory);
+  f.Add(
+      "activation", &options.activation,
+      "makes write weights of the control: exp, relu or sigmoid. No floor is added to them: where "
+      "relu gives 0, and where a control is -inf, nothing is written",
+      {"exp", "relu", "sigmoid"});
+  f.Add("shared_heads", &options.shared_heads,
+        "one control for all heads, of n channels in place of n per head");
+  f.Add("tied", &options.tied,
+        "one control for all layers of the model with this mechanism (P003)");
+  return f;
+}
+
+AbcMlpMechanism::AbcMlpMechanism(const MechanismInfo& info, const Options& options,
+                                 const AttentionDims& dims)
+    : AbcMechanism(info, options.memory,
+                   options.activation == "relu" ? Weights::kSomeSlots : Weights::kEverySlot, dims),
+      activation_(options.activation),
+      shared_heads_(options.shared_heads),
+      tied_(options.tied) {}
+
+std::vector<Projection> AbcMlpMechanism::Projections() const {
+  std::vector<Projection> all = AbcMechanism::Projections();
+  Projection control = {"control", Side::kKey, shared_heads_ ? slots() : dims().heads * slots()};
+  if (shared_heads_) control.heads = 1;
+  control.tied = tied_;
+  all.push_back(control);
+  return all;
+}
+
+at::Tensor AbcMlpMechanism::LogWeights(const std::vector<at::Tensor>& x, const at::Tensor&) const {
+  const at::Tensor s = x[3].expand({-1, dims().heads, -1, -1});
+  if (activation_ == "exp") return s;
+  if (activation_ == "sigmoid") return at::log_sigmoid(s);
+  const at::Tensor off = s <= 0;  // 1 in the place of 0 keeps the logarithm's gradient finite
+  return s.masked_fill(off, 1.0).log().masked_fill(off, -std::numeric_limits<double>::infinity());
+}
+
+at::Tensor AbcMlpMechanism::DefinedWeights(Form, const std::vector<at::Tensor>& seen) const {
+  const at::Tensor control = shared_heads_ ? seen[3].repeat({1, dims().heads, 1, 1}) : seen[3];
+  if (activation_ == "exp") {
+    const at::Tensor never = at::isneginf(control).all(2, true);
+    return at::softmax(control.masked_fill(never, 0.0), 2).masked_fill(never, 0.0).transpose(2, 3);
+  }
+  const at::Tensor alpha = activation_ == "relu" ? at::relu(control) : at::sigmoid(control);
+  const at::Tensor sum = alpha.sum({2}, true);
+  return (alpha / sum.masked_fill(sum == 0, 1.0)).transpose(2, 3);
+}
+
+}  // namespace cistern

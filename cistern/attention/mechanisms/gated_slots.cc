@@ -1,0 +1,130 @@
+#include "cistern/attention/mechanisms/gated_slots.h"
+
+#include <ATen/ATen.h>
+
+#include <cmath>
+
+#include "cistern/attention/definition.h"
+#include "cistern/ops/sum_memory.h"
+
+namespace cistern {
+
+const MechanismInfo& gated_slots_mechanism() {
+  static MechanismInfo info = [] {
+    MechanismInfo i;
+    i.name = "gated_slots";
+    i.title = "ABC with gated slots";
+    i.source = "P003 sec. 4; Zhang et al. 2024 (Gated Slot Attention); spec 2.14";
+    i.summary =
+        "Each slot forgets and takes in by a learned gate of the token; a query attends to the "
+        "slots by softmax. ABC's successor for text: "
+        "it can drop what it no longer needs.";
+    i.definition =
+        "K_t = g_t K_{t-1} + (1 - g_t) k_t^T, V_t likewise, g_t = sigmoid(W_g "
+        "x_t)^(1/temperature); y_t = softmax(q_t K_t^T / sqrt(d)) V_t";
+    i.forms = {Form::kCausal};
+    i.refusals = {
+        "bidirectional: its gates forget what is further back, and a token in the middle has no "
+        "back; use abc_mlp instead",
+        "cross: its gates favour what was written last, and no source token is nearest to a query; "
+        "use abc_mlp instead"};
+    i.positions = {"none", "learned", "sinusoidal"};
+    i.time = "O(T n d)";
+    i.state = "2 n d per head";
+    i.cases = {Json{{"slots", 3}}, Json{{"slots", 4}, {"temperature", 1.0}}};
+    return i;
+  }();
+  static const bool bound = (BindMechanism<GatedSlotsMechanism>(info), true);
+  (void)bound;
+  return info;
+}
+
+Fields GatedSlotsMechanism::Describe(Options& options) {
+  Fields f;
+  f.Add("slots", &options.slots, "memory slots of each head (n)", {1, 65536});
+  f.Add("temperature", &options.temperature,
+        "the gate is sigmoid(x)^(1/temperature): larger remembers longer", {1e-2, 1e4});
+  return f;
+}
+
+GatedSlotsMechanism::GatedSlotsMechanism(const MechanismInfo& info, const Options& options,
+                                         const AttentionDims& dims)
+    : Mechanism(info, dims), options_(options) {}
+
+std::vector<Projection> GatedSlotsMechanism::Projections() const {
+  return {{"q", Side::kQuery, dims().dim},
+          {"k", Side::kKey, dims().dim},
+          {"v", Side::kKey, dims().dim},
+          {"gate", Side::kKey, dims().heads * options_.slots}};
+}
+
+State GatedSlotsMechanism::EmptyState(int64_t batch, const at::TensorOptions& options) const {
+  const int64_t heads = dims().heads, width = dims().dim / heads;
+  return {{{"key_memory", ops::EmptySums(batch, heads, options_.slots, width, options)},
+           {"value_memory", ops::EmptySums(batch, heads, options_.slots, width, options)}}};
+}
+
+namespace {
+
+struct Gate {
+  at::Tensor log_gate, write;  // [B,H,T,n]: log g and 1 - g, exact where g is near 1
+};
+Gate MakeGate(const at::Tensor& logits, double temperature) {
+  const at::Tensor log_gate = at::log_sigmoid(logits) / temperature;
+  return {log_gate, log_gate.expm1().neg()};
+}
+
+}  // namespace
+
+at::Tensor GatedSlotsMechanism::Attend(const at::Tensor& logits) const {
+  const double scale = 1 / std::sqrt(double(dims().dim / dims().heads));
+  at::Tensor p = at::softmax(logits.transpose(1, 2) * scale, -1);
+  if (is_training() && dims().dropout > 0) p = at::dropout(p, dims().dropout, true);
+  return p.transpose(1, 2);
+}
+
+at::Tensor GatedSlotsMechanism::DoExtend(const std::vector<at::Tensor>& x, State& state,
+                                         const ops::Mask& mask) {
+  const Gate gate = MakeGate(x[3], options_.temperature);
+  const ops::SumResult matched =
+      ops::SumMatch(x[0], gate.write, x[1], state["key_memory"], mask, gate.log_gate);
+  const ops::SumResult result = ops::SumRead(Attend(matched.out), gate.write, x[2],
+                                             state["value_memory"], mask, gate.log_gate);
+  state["key_memory"] = matched.memory;
+  state["value_memory"] = result.memory;
+  return result.out;
+}
+
+void GatedSlotsMechanism::DoWrite(const std::vector<at::Tensor>& x, State& state,
+                                  const ops::Mask& mask) {
+  const Gate gate = MakeGate(x[3], options_.temperature);
+  state["key_memory"] = ops::SumWrite(gate.write, x[1], state["key_memory"], mask, gate.log_gate);
+  state["value_memory"] =
+      ops::SumWrite(gate.write, x[2], state["value_memory"], mask, gate.log_gate);
+}
+
+at::Tensor GatedSlotsMechanism::Read(const std::vector<at::Tensor>& x, const State& state) {
+  const auto type = x[0].scalar_type();
+  return at::matmul(Attend(at::matmul(x[0], state["key_memory"].to(type).transpose(2, 3))),
+                    state["value_memory"].to(type));
+}
+
+at::Tensor GatedSlotsMechanism::Definition(Form form, const std::vector<at::Tensor>& queries,
+                                           const std::vector<at::Tensor>& x) const {
+  const double scale = 1 / std::sqrt(double(dims().dim / dims().heads));
+  return EachQuery(form, queries, x, x[2].size(3), [&](const auto& query, const auto& seen) {
+    at::Tensor keys, values;
+    for (int64_t t = 0; t < seen[1].size(2); ++t) {
+      const at::Tensor gate = at::sigmoid(seen[3].select(2, t))
+                                  .pow(1 / options_.temperature)
+                                  .unsqueeze(-1);  // [B,H,n,1]
+      const at::Tensor k = (1 - gate) * seen[1].narrow(2, t, 1),
+                       v = (1 - gate) * seen[2].narrow(2, t, 1);
+      keys = t == 0 ? k : gate * keys + k;
+      values = t == 0 ? v : gate * values + v;
+    }
+    return at::matmul(at::softmax(at::matmul(query[0], keys.transpose(2, 3)) * scale, 3), values);
+  });
+}
+
+}  // namespace cistern

@@ -1,0 +1,124 @@
+#include "cistern/attention/mechanisms/linear.h"
+
+#include <ATen/ATen.h>
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/csrc/autograd/functions/utils.h>
+
+#include <cmath>
+
+#include "cistern/attention/definition.h"
+#include "cistern/base/error.h"
+
+namespace cistern {
+
+const MechanismInfo& linear_mechanism() {
+  static MechanismInfo info = [] {
+    MechanismInfo i;
+    i.name = "linear";
+    i.title = "Linear attention (ELU + 1)";
+    i.source = "Katharopoulos et al. 2020 eq. 7; spec 2.3";
+    i.summary =
+        "A query weighs a key by the product of their features elu(x) + 1, so the sums over all "
+        "keys fit in one d x d memory per head. No "
+        "parameters of its own; cheap, and weaker than softmax at telling keys apart.";
+    i.definition =
+        "y_t = phi(q_t) S_t / (phi(q_t) . z_t + eps), S_t = sum_s phi(k_s) v_s^T, z_t = sum_s "
+        "phi(k_s), phi = elu + 1";
+    i.forms = {Form::kBidirectional, Form::kCausal, Form::kCross};
+    i.positions = {"none", "learned", "sinusoidal"};
+    i.time = "O(T d^2)";
+    i.state = "d (d + 1) per head";
+    i.cases = {Json::object(), Json{{"denominator", false}}, Json{{"eps", 1e-3}}};
+    i.merges = true;
+    return i;
+  }();
+  static const bool bound = (BindMechanism<LinearMechanism>(info), true);
+  (void)bound;
+  return info;
+}
+
+Fields LinearMechanism::Describe(Options& options) {
+  Fields f;
+  f.Add("denominator", &options.denominator,
+        "divide by the sum of the weights; false: by sqrt(max_length), which is another model");
+  f.Add("eps", &options.eps, "added to the denominator", {1e-12, 1.0});
+  return f;
+}
+
+LinearMechanism::LinearMechanism(const MechanismInfo& info, const Options& options,
+                                 const AttentionDims& dims)
+    : Mechanism(info, dims), denominator_{Denominator::Rule::kPlus, options.eps} {
+  RefuseAttentionDropout(info, dims);
+  if (options.denominator) return;
+  if (dims.max_length < 1)
+    FailUsage(
+        "[linear] denominator=false divides by sqrt(max_length); set a max_length of at least 1");
+  denominator_ = {Denominator::Rule::kNone, 1 / std::sqrt(double(dims.max_length))};
+}
+
+std::vector<Projection> LinearMechanism::Projections() const {
+  return {{"q", Side::kQuery, dims().dim},
+          {"k", Side::kKey, dims().dim},
+          {"v", Side::kKey, dims().dim}};
+}
+
+State LinearMechanism::EmptyState(int64_t batch, const at::TensorOptions& options) const {
+  return {{{"memory",
+            EmptyFeatureSums(batch, dims(), dims().dim / dims().heads, denominator_, options)}}};
+}
+
+namespace {
+
+using torch::autograd::variable_list;
+
+// elu(x) + 1, without the loss of digits that adding one to expm1(x) has for x far below zero.
+at::Tensor EluPlusOneOf(const at::Tensor& x) { return x.clamp_max(0).exp_().add_(at::relu(x)); }
+
+// Its derivative is e^x below zero and one above: the smaller of the output and one.
+struct EluPlusOneFunction : torch::autograd::Function<EluPlusOneFunction> {
+  static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& x) {
+    const at::AutoDispatchBelowADInplaceOrView below;
+    const at::Tensor y = EluPlusOneOf(x);
+    ctx->save_for_backward({y});
+    return y;
+  }
+  static variable_list backward(torch::autograd::AutogradContext* ctx, const variable_list& grads) {
+    return {ctx->get_saved_variables()[0].clamp_max(1) * grads[0]};
+  }
+};
+
+at::Tensor EluPlusOne(const at::Tensor& x) {
+  return torch::autograd::compute_requires_grad(x) ? EluPlusOneFunction::apply(x) : EluPlusOneOf(x);
+}
+
+}  // namespace
+
+at::Tensor LinearMechanism::DoExtend(const std::vector<at::Tensor>& x, State& state,
+                                     const ops::Mask& mask) {
+  return FeatureExtend(EluPlusOne(x[0]), EluPlusOne(x[1]), x[2], state["memory"], mask,
+                       denominator_);
+}
+
+void LinearMechanism::DoWrite(const std::vector<at::Tensor>& x, State& state,
+                              const ops::Mask& mask) {
+  FeatureWrite(EluPlusOne(x[1]), x[2], state["memory"], mask, denominator_);
+}
+
+at::Tensor LinearMechanism::Read(const std::vector<at::Tensor>& x, const State& state) {
+  return FeatureRead(EluPlusOne(x[0]), state["memory"], denominator_);
+}
+
+at::Tensor LinearMechanism::Definition(Form form, const std::vector<at::Tensor>& queries,
+                                       const std::vector<at::Tensor>& x) const {
+  auto phi = [](const at::Tensor& y) { return at::where(y > 0, y + 1, y.exp()); };
+  return EachQuery(form, queries, x, x[2].size(3), [&](const auto& query, const auto& seen) {
+    return WeightedValues(at::matmul(phi(query[0]), phi(seen[1]).transpose(2, 3)), seen[2],
+                          denominator_);
+  });
+}
+
+State LinearMechanism::Merge(const State& first, const State& second) const {
+  return {{{"memory", first["memory"] + second["memory"]}}};
+}
+
+}  // namespace cistern

@@ -1,0 +1,237 @@
+#include "cistern/attention/mechanisms/nystrom.h"
+
+#include <ATen/ATen.h>
+
+#include <cmath>
+#include <limits>
+
+#include "cistern/base/error.h"
+#include "cistern/ops/impl.h"
+#include "cistern/ops/softmax_attention.h"
+
+namespace cistern {
+
+const MechanismInfo& nystrom_mechanism() {
+  static MechanismInfo info = [] {
+    MechanismInfo i;
+    i.name = "nystrom";
+    i.title = "Nystrom attention";
+    i.source = "Xiong et al. 2021; P002 sec. 2.5; spec 2.8";
+    i.summary =
+        "Approximates softmax attention through m landmarks, means of segments of the queries and "
+        "keys, and the pseudo-inverse of the "
+        "landmarks' own attention. For encoders.";
+    i.definition =
+        "Y = softmax(Q Kl^T / sqrt(d)) softmax(Ql Kl^T / sqrt(d))^+ softmax(Ql K^T / sqrt(d)) V, "
+        "Ql and Kl the means of m segments";
+    i.forms = {Form::kBidirectional};
+    i.refusals = {
+        "causal: its landmarks are means over the whole sequence, so every output would depend on "
+        "later tokens; use latte, abc_mlp or "
+        "performer instead",
+        "cross: its landmarks are means over segments of one sequence, and the method is not "
+        "defined for two; use linformer, abc_mlp or "
+        "softmax instead"};
+    i.verbs = false;
+    i.positions = {"none", "learned", "sinusoidal"};
+    i.time = "O(T m d + m^3)";
+    i.state = "none";
+    i.cases = {Json{{"landmarks", 4}}, Json{{"landmarks", 2}, {"inverse", "svd"}},
+               Json{{"landmarks", 20}, {"iterations", 3}}, Json{{"landmarks", 4}, {"conv", 5}}};
+    // The inverse amplifies what rounding did before it: after 6 iterations its norm can reach 30.
+    i.tolerance = 1e-5;
+    return i;
+  }();
+  static const bool bound = (BindMechanism<NystromMechanism>(info), true);
+  (void)bound;
+  return info;
+}
+
+Fields NystromMechanism::Describe(Options& options) {
+  Fields f;
+  f.Add(
+      "landmarks", &options.landmarks,
+      "landmarks of each head (m): means of the segments that a row's real tokens are cut into as "
+      "evenly as goes, from token ceil(j n / m) on; a row of fewer tokens has one for each",
+      {1, 65536});
+  f.Add("inverse", &options.inverse,
+        "pseudo-inverse of the landmarks' attention: iterative (matrix products alone), or svd (in "
+        "double, slow for many landmarks; singular values below m 2^-23 of the largest count as "
+        "zero, in float64 too)",
+        {"iterative", "svd"});
+  f.Add("iterations", &options.iterations, "of the iterative inverse", {1, 100});
+  f.Add("conv", &options.conv,
+        "taps of a convolution of the values over positions that is added, odd, one filter for "
+        "each head: 0 none (P002), 33 (lucidrains), "
+        "35 (Nystromformer's LRA)",
+        {0, 1025});
+  return f;
+}
+
+NystromMechanism::NystromMechanism(const MechanismInfo& info, const Options& options,
+                                   const AttentionDims& dims)
+    : Mechanism(info, dims), options_(options) {
+  if (options.conv == 0) return;
+  if (options.conv % 2 == 0)
+    FailUsage("[nystrom] conv=", options.conv,
+              " has no middle: its taps must be odd in number, or 0 for none");
+  const double bound = 1 / std::sqrt(double(options.conv));
+  AddWeight("filter", filter_, at::empty({dims.heads, 1, options.conv, 1}).uniform_(-bound, bound),
+            CoreWeight::Kind::kTrained);
+}
+
+std::vector<Projection> NystromMechanism::Projections() const {
+  return {{"q", Side::kQuery, dims().dim},
+          {"k", Side::kKey, dims().dim},
+          {"v", Side::kKey, dims().dim}};
+}
+
+at::Tensor IterativePseudoInverse(const at::Tensor& A, int64_t iterations) {
+  const at::Tensor column = A.sum(-2).amax(-1);  // the rows' largest sum is 1
+  const at::Tensor identity = at::eye(A.size(-1), A.options());
+  at::Tensor Z =
+      A.transpose(-2, -1) / column.masked_fill(column == 0, 1.0).unsqueeze(-1).unsqueeze(-1);
+  for (int64_t i = 0; i < iterations; ++i) {
+    const at::Tensor AZ = at::matmul(A, Z), inner = at::matmul(AZ, 7 * identity - AZ);
+    Z = at::matmul(Z, 13 * identity - at::matmul(AZ, 15 * identity - inner)) * 0.25;
+  }
+  return Z;
+}
+
+at::Tensor SvdPseudoInverse(const at::Tensor& A) {
+  // A matrix that is not finite would fail the whole batch: it is put aside.
+  const at::Tensor broken = A.detach().isfinite().all(-1, true).all(-2, true).logical_not();
+  const at::Tensor Z = at::linalg_pinv(A.masked_fill(broken, 0.0), std::optional<double>(),
+                                       std::ldexp(double(A.size(-1)), -23), false);
+  return Z + at::zeros_like(broken, Z.options().requires_grad(false))
+                 .masked_fill(broken, std::numeric_limits<double>::quiet_NaN());
+}
+
+namespace {
+
+// Which tokens the landmarks are means of.
+struct Segments {
+  int64_t count = 0, longest = 0;
+  at::Tensor token;  // [B,count,longest]: their places; undefined where all segments are equally
+                     // long and the batch has no padding
+  at::Tensor size;   // [B,count]: tokens in them, 0: there is no such landmark
+};
+
+// Landmark j of a row of n tokens is the mean of those from ceil(j n / c) on, c = min(m, n).
+Segments Cut(int64_t landmarks, int64_t length, const at::Tensor& like, const ops::Mask& mask) {
+  Segments s;
+  s.count = std::min(landmarks, length);
+  s.longest = (length + s.count - 1) / s.count;
+  if (!mask.lengths && s.longest * s.count == length) return s;
+  const auto index = like.options().dtype(at::kLong).requires_grad(false);
+  const at::Tensor n =
+      (mask.lengths ? *mask.lengths : at::full({1}, length, index)).unsqueeze(1);  // [B or 1,1]
+  const at::Tensor used = n.clamp_max(s.count), divisor = used.clamp_min(1),
+                   last = (n - 1).clamp_min(0);
+  const at::Tensor border = at::floor_divide(
+      at::arange(s.count + 1, index).minimum(used) * n + divisor - 1, divisor);  // [B,count+1]
+  const at::Tensor begin = border.narrow(1, 0, s.count);
+  s.size = border.narrow(1, 1, s.count) - begin;
+  s.token = (begin.unsqueeze(2) + at::arange(s.longest, index))
+                .minimum(last.unsqueeze(2))
+                .expand({like.size(0), -1, -1});
+  return s;
+}
+
+// [B,H,T,d] -> [B,H,count,d], zeros where there is no landmark.
+at::Tensor Landmarks(const at::Tensor& x, const Segments& s) {
+  const int64_t batch = x.size(0), heads = x.size(1), width = x.size(3);
+  if (!s.token.defined()) return x.unflatten(2, {s.count, s.longest}).mean(3);
+  const at::Tensor token =
+      s.token.reshape({batch, 1, s.count * s.longest, 1}).expand({-1, heads, -1, width});
+  const at::Tensor all = at::gather(x, 2, token).view({batch, heads, s.count, s.longest, width});
+  const at::Tensor outside =
+      at::arange(s.longest, s.size.options()) >= s.size.unsqueeze(2);  // [B or 1,count,longest]
+  const at::Tensor sum = all.masked_fill(outside.unsqueeze(1).unsqueeze(-1), 0.0).sum(3);
+  return sum / s.size.clamp_min(1).unsqueeze(1).unsqueeze(-1);
+}
+
+}  // namespace
+
+at::Tensor NystromMechanism::BidirectionalRows(const std::vector<at::Tensor>& x,
+                                               const ops::Mask& mask) {
+  const int64_t length = x[0].size(2), width = x[0].size(3);
+  if (x[0].numel() == 0) return at::zeros_like(x[2]) + 0 * (x[0] + x[1] + x[2]).sum();
+  // The reference is in double as everywhere; so are singular values, because the inverse amplifies
+  // rounding by up to 2^23 / m.
+  const bool svd = options_.inverse == "svd",
+             in_double = svd || ops::ActiveImpl() == ops::Impl::kReference;
+  const auto type = in_double ? at::kDouble : x[0].scalar_type();
+  const at::Tensor q = x[0].to(type), k = x[1].to(type), v = x[2].to(type);
+  const double scale = 1 / std::sqrt(double(width)), dropout = is_training() ? dims().dropout : 0;
+
+  const Segments segments = Cut(options_.landmarks, length, q, mask);
+  const at::Tensor ql = Landmarks(q, segments), kl = Landmarks(k, segments);
+  at::Tensor scores = at::matmul(ql, kl.transpose(2, 3)) * scale, token,
+             landmark;  // who is there: [B,1,1,T] and [B,1,1,count]
+  if (segments.token.defined()) {
+    landmark = (segments.size > 0).unsqueeze(1).unsqueeze(1);
+    scores = scores.masked_fill(landmark.logical_not(), std::numeric_limits<float>::lowest());
+  }
+  at::Tensor A = at::softmax(scores, -1);
+  if (landmark.defined())
+    A = A.masked_fill(landmark.logical_and(landmark.transpose(2, 3)).logical_not(), 0.0);
+  if (mask.lengths) token = mask.Real(length).unsqueeze(1).unsqueeze(1);
+
+  const at::Tensor gathered = ops::MaskedAttention(ql, k, v, token, scale, 0);  // B V
+  const at::Tensor values = at::matmul(
+      svd ? SvdPseudoInverse(A) : IterativePseudoInverse(A, options_.iterations), gathered);
+  at::Tensor out = ops::MaskedAttention(q, kl, values, landmark, scale, dropout);  // F (A^+ B V)
+  if (filter_.defined()) {
+    const at::Tensor seen =
+        token.defined() ? v.masked_fill(token.logical_not().transpose(2, 3), 0.0) : v;
+    out = out + at::conv2d(seen, filter_.to(type), {}, 1, {options_.conv / 2, 0}, 1, dims().heads);
+  }
+  return out.to(x[0].scalar_type());
+}
+
+at::Tensor NystromMechanism::Definition(Form, const std::vector<at::Tensor>&,
+                                        const std::vector<at::Tensor>& x) const {
+  const int64_t length = x[0].size(2), count = std::min(options_.landmarks, length);
+  if (x[0].numel() == 0) return at::zeros_like(x[2]);
+  // Token t belongs to segment floor(t m / T).
+  std::vector<std::vector<int64_t>> tokens(static_cast<size_t>(count));
+  for (int64_t t = 0; t < length; ++t) tokens[size_t(t * count / length)].push_back(t);
+  auto means = [&](const at::Tensor& y) {
+    std::vector<at::Tensor> all;
+    for (const auto& segment : tokens)
+      all.push_back(y.index_select(2, at::tensor(segment, at::kLong)).mean({2}, true));
+    return at::cat(all, 2);
+  };
+  const double root = std::pow(double(x[0].size(3)), -0.25);
+  const at::Tensor q = x[0] * root, k = x[1] * root, ql = means(q), kl = means(k);
+  auto attention = [](const at::Tensor& a, const at::Tensor& b) {
+    return at::softmax(at::matmul(a, b.transpose(2, 3)), 3);
+  };
+  const at::Tensor F = attention(q, kl), A = attention(ql, kl), B = attention(ql, k);
+  at::Tensor inverse;
+  if (options_.inverse == "svd") {
+    const auto [u, s, vh] = at::linalg_svd(A, false);
+    const at::Tensor small = s <= s.amax({2}, true) * (double(count) * std::ldexp(1, -23));
+    inverse = at::matmul(vh.transpose(2, 3) * s.reciprocal().masked_fill(small, 0.0).unsqueeze(2),
+                         u.transpose(2, 3));
+  } else {
+    inverse = A.transpose(2, 3) / A.sum({2}, true).amax({3}, true);
+    for (int64_t i = 0; i < options_.iterations; ++i) {
+      const at::Tensor AZ = at::matmul(A, inverse), squared = at::matmul(AZ, AZ);
+      inverse =
+          (13 * inverse - at::matmul(inverse, 15 * AZ - 7 * squared + at::matmul(AZ, squared))) / 4;
+    }
+  }
+  at::Tensor out = at::matmul(at::matmul(F, inverse), at::matmul(B, x[2]));
+  for (int64_t tap = 0; tap < options_.conv; ++tap) {
+    const int64_t shift = tap - options_.conv / 2, begin = std::max<int64_t>(0, -shift),
+                  kept = length - std::abs(shift);
+    if (kept <= 0) continue;
+    const at::Tensor weight = filter_.select(2, tap).to(at::kDouble);  // [H,1,1]
+    out.narrow(2, begin, kept).add_(x[2].narrow(2, begin + shift, kept) * weight);
+  }
+  return out;
+}
+
+}  // namespace cistern

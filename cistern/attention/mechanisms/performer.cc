@@ -1,0 +1,196 @@
+#include "cistern/attention/mechanisms/performer.h"
+
+#include <ATen/ATen.h>
+
+#include <cmath>
+#include <limits>
+
+#include "cistern/attention/definition.h"
+#include "cistern/attention/feature_attention.h"
+#include "cistern/base/random.h"
+#include "cistern/ops/slot_memory.h"
+
+namespace cistern {
+
+const MechanismInfo& performer_mechanism() {
+  static MechanismInfo info = [] {
+    MechanismInfo i;
+    i.name = "performer";
+    i.title = "Performer (FAVOR+)";
+    i.source = "Choromanski et al. 2021; P004 eq. 30-32; spec 2.6";
+    i.summary =
+        "Softmax attention with its kernel estimated by positive orthogonal random features: an "
+        "unbiased estimate whose error falls as the "
+        "root of their number. `kernel=relu` is the deterministic variant that the Long Range "
+        "Arena calls Performer.";
+    i.definition =
+        "as linear, phi(x) = exp(w_i . x' - |x'|^2 / 2) / sqrt(m), x' = x / d^(1/4), rows w_i "
+        "orthogonal";
+    i.forms = {Form::kBidirectional, Form::kCausal, Form::kCross};
+    i.stochastic = true;
+    i.positions = {"none", "learned", "sinusoidal", "rotary"};
+    i.time = "O(T m d)";
+    i.state = "m (d + 1) per head";
+    i.cases = {Json{{"features", 7}}, Json{{"features", 12}, {"scaling", 1}, {"redraw", 0}},
+               Json{{"kernel", "relu"}}};
+    i.merges = true;
+    return i;
+  }();
+  static const bool bound = (BindMechanism<PerformerMechanism>(info), true);
+  (void)bound;
+  return info;
+}
+
+Fields PerformerMechanism::Describe(Options& options) {
+  Fields f;
+  f.Add("features", &options.features,
+        "random features of each head (m); 0 takes d ln d. kernel=relu has d", {0, 65536});
+  f.Add("kernel", &options.kernel,
+        "softmax, estimated by random features; or relu, whose features are relu(x) + 0.001",
+        {"softmax", "relu"});
+  f.Add("scaling", &options.scaling,
+        "lengths of the random vectors: 0 as Gaussian ones have, 1 all sqrt(d)", {0, 1});
+  f.Add("redraw", &options.redraw,
+        "training calls from an empty memory after which the features are drawn anew; 0: never",
+        {0});
+  f.Add("seed", &options.seed, "of the random features", {0});
+  return f;
+}
+
+PerformerMechanism::PerformerMechanism(const MechanismInfo& info, const Options& options,
+                                       const AttentionDims& dims)
+    : Mechanism(info, dims),
+      features_(options.features),
+      scaling_(options.scaling),
+      redraw_(options.redraw),
+      seed_(options.seed),
+      relu_(options.kernel == "relu") {
+  RefuseAttentionDropout(info, dims);
+  const int64_t width = dims.dim / dims.heads;
+  if (relu_) {
+    features_ = width;
+    return;
+  }
+  if (features_ == 0)
+    features_ = std::max<int64_t>(1, int64_t(double(width) * std::log(double(width))));
+  const auto kind = redraw_ > 0 ? CoreWeight::Kind::kRedrawn : CoreWeight::Kind::kDrawn;
+  AddWeight("projection", projection_,
+            OrthogonalFeatures(features_, width, scaling_, uint64_t(seed_), uint64_t(dims.layer)),
+            kind);
+  AddWeight("sequences", sequences_, at::zeros({1}), kind);
+}
+
+std::vector<Projection> PerformerMechanism::Projections() const {
+  const int64_t dim = dims().dim;
+  return {{"q", Side::kQuery, dim, true}, {"k", Side::kKey, dim, true}, {"v", Side::kKey, dim}};
+}
+
+State PerformerMechanism::EmptyState(int64_t batch, const at::TensorOptions& options) const {
+  const ops::SlotState slots =
+      ops::EmptySlots(batch, dims().heads, features_, dims().dim / dims().heads, options);
+  return {{{"memory", slots.memory}, {"z", slots.z}}};
+}
+
+// log phi(x) but for what is the same for all features and cancels: -log(m) / 2, and the square of
+// a query. [B,H,T,d] -> [B,H,T,m]
+at::Tensor PerformerMechanism::LogFeatures(const at::Tensor& x, Side side) const {
+  if (relu_) return (at::relu(x) + 1e-3).log();
+  const at::Tensor y = x * std::pow(double(x.size(3)), -0.25),
+                   logits = at::matmul(y, projection_.to(y.scalar_type()).t());
+  return side == Side::kQuery ? logits : logits - 0.5 * y.square().sum({3}, true);
+}
+
+// In training features are drawn anew at every `redraw`-th sequence, and only where a sequence
+// begins: a memory knows its own features alone.
+void PerformerMechanism::BeginSequence(const State& state) {
+  if (relu_ || redraw_ == 0 || !is_training() || !at::isneginf(state["z"]).all().item<bool>())
+    return;
+  at::NoGradGuard guard;
+  const int64_t sequence = int64_t(sequences_.item<double>());
+  sequences_.add_(1);
+  if (sequence == 0 || sequence % redraw_ != 0) return;
+  const uint64_t stream = uint64_t(sequence / redraw_) << 32 | uint64_t(dims().layer);
+  const at::Tensor drawn =
+      OrthogonalFeatures(features_, projection_.size(1), scaling_, uint64_t(seed_), stream);
+  projection_.set_data(drawn.to(projection_.options()));
+}
+
+at::Tensor PerformerMechanism::DoExtend(const std::vector<at::Tensor>& x, State& state,
+                                        const ops::Mask& mask) {
+  BeginSequence(state);
+  const at::Tensor s = LogFeatures(x[1], Side::kKey),
+                   ones = at::ones({1, 1, 1, 1}, s.options())
+                              .expand({s.size(0), s.size(1), s.size(2), 1});
+  const ops::SlotState before = {state["memory"], state["z"]};
+  // A memory one channel wide gives z at every position, which the read weights need.
+  const ops::SlotState narrow = {
+      at::zeros({s.size(0), s.size(1), features_, 1}, s.options().dtype(at::kDouble)), before.z};
+  const at::Tensor z = ops::SlotMatch(ones, s, ones, narrow, mask, true).z_out;
+  const at::Tensor r =
+      at::softmax((LogFeatures(x[0], Side::kQuery) + z).transpose(1, 2), -1).transpose(1, 2);
+  const ops::SlotResult result = ops::SlotRead(r, s, x[2], before, mask);
+  state["memory"] = result.state.memory;
+  state["z"] = result.state.z;
+  return result.out;
+}
+
+void PerformerMechanism::DoWrite(const std::vector<at::Tensor>& x, State& state,
+                                 const ops::Mask& mask) {
+  BeginSequence(state);
+  const ops::SlotState slots =
+      ops::SlotWrite(LogFeatures(x[1], Side::kKey), x[2], {state["memory"], state["z"]}, mask);
+  state["memory"] = slots.memory;
+  state["z"] = slots.z;
+}
+
+at::Tensor PerformerMechanism::Read(const std::vector<at::Tensor>& x, const State& state) {
+  const at::Tensor z = state["z"].masked_fill(
+      at::isneginf(state["z"]), std::numeric_limits<float>::lowest());  // an empty memory reads 0
+  const at::Tensor r =
+      at::softmax(LogFeatures(x[0], Side::kQuery) + z.unsqueeze(2), -1);  // in double, as z
+  const auto type = x[0].scalar_type();
+  return at::matmul(r.to(type), state["memory"].to(type));
+}
+
+at::Tensor PerformerMechanism::Definition(Form form, const std::vector<at::Tensor>& queries,
+                                          const std::vector<at::Tensor>& x) const {
+  const double scale = std::pow(double(dims().dim / dims().heads), -0.25);
+  auto log_phi = [&](const at::Tensor& y) {  // [B,H,S,d] -> [B,H,S,m]
+    if (relu_) return (y.clamp_min(0) + 1e-3).log();
+    const at::Tensor w = projection_.to(at::kDouble), scaled = y * scale;
+    return (scaled.unsqueeze(3) * w).sum(4) - 0.5 * (scaled * scaled).sum({3}, true);
+  };
+  return EachQuery(form, queries, x, x[2].size(3), [&](const auto& query, const auto& seen) {
+    const at::Tensor log_kernel = at::logsumexp(log_phi(query[0]) + log_phi(seen[1]),
+                                                {3});  // log of phi(q) . phi(k_s), [B,H,S]
+    return at::matmul(at::softmax(log_kernel, 2).unsqueeze(2), seen[2]);
+  });
+}
+
+State PerformerMechanism::Merge(const State& first, const State& second) const {
+  const ops::SlotState whole =
+      ops::MergeSlots({first["memory"], first["z"]}, {second["memory"], second["z"]});
+  return {{{"memory", whole.memory}, {"z", whole.z}}};
+}
+
+at::Tensor OrthogonalFeatures(int64_t features, int64_t width, int64_t scaling, uint64_t seed,
+                              uint64_t stream) {
+  Random random(seed, stream);
+  auto normal = [&](int64_t rows) {
+    const at::Tensor x = at::empty({rows, width}, at::kDouble);
+    for (int64_t i = 0; i < x.numel(); ++i) x.mutable_data_ptr<double>()[i] = random.Normal();
+    return x;
+  };
+  std::vector<at::Tensor> blocks;
+  for (int64_t row = 0; row < features; row += width) {
+    auto [q, r] = at::linalg_qr(normal(width));
+    const at::Tensor lengths = scaling == 1
+                                   ? at::full({width, 1}, std::sqrt(double(width)), at::kDouble)
+                                   : normal(width).norm(2, {1}, true);
+    blocks.push_back(
+        ((q * r.diagonal().sign()).t() * lengths).narrow(0, 0, std::min(width, features - row)));
+  }
+  return at::cat(blocks).to(at::kFloat);
+}
+
+}  // namespace cistern

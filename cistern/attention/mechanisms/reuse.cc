@@ -1,0 +1,260 @@
+#include "cistern/attention/mechanisms/reuse.h"
+
+#include <ATen/ATen.h>
+
+#include <numeric>
+
+#include "cistern/base/error.h"
+
+namespace cistern {
+namespace {
+
+int64_t CopiedHeads(const ReuseMechanism::Options& o, int64_t heads) {
+  if (o.heads > heads && !o.clamp_heads) {
+    FailUsage("[reuse] heads=", o.heads, " cannot be copied in layers of ", heads,
+              " heads; use heads=", heads, " or fewer, heads=-1 for all, or clamp_heads=true");
+  }
+  return o.heads < 0 ? heads : std::min(o.heads, heads);
+}
+
+// A layer of a model whose attention is left out: no projections, no state.
+class SkippedAttention : public Mechanism {
+ public:
+  using Mechanism::Mechanism;
+  std::vector<Projection> Projections() const override { return {}; }
+  State EmptyState(int64_t, const at::TensorOptions&) const override { return {}; }
+  at::Tensor DoExtend(const std::vector<at::Tensor>&, State&, const ops::Mask&) override {
+    Refuse();
+  }
+  void DoWrite(const std::vector<at::Tensor>&, State&, const ops::Mask&) override { Refuse(); }
+  at::Tensor Read(const std::vector<at::Tensor>&, const State&) override { Refuse(); }
+  at::Tensor Definition(Form, const std::vector<at::Tensor>&,
+                        const std::vector<at::Tensor>&) const override {
+    Refuse();
+  }
+  void Truncate(State&, int64_t) const override {}
+
+ private:
+  [[noreturn]] static void Refuse() { Fail("[reuse] a skipped layer has no attention to run"); }
+};
+
+}  // namespace
+
+const MechanismInfo& reuse_mechanism() {
+  static MechanismInfo info = [] {
+    MechanismInfo i;
+    i.name = "reuse";
+    i.title = "Reuse attention";
+    i.source = "Bhojanapalli et al. 2021 (P001); spec 2.16";
+    i.summary =
+        "Exact softmax attention in which some heads take over the scores of the layer before: "
+        "fewer scores, parameters and cached keys. "
+        "Needs two layers or more.";
+    i.definition =
+        "y_t = sum_s A_l[t,s] v_s, A_l = [softmax(q k^T / sqrt(d)) of H-K new heads; A_{l-1} of "
+        "its first K heads]";
+    i.forms = {Form::kBidirectional, Form::kCausal, Form::kCross};
+    i.exact = true;
+    i.bounded = false;
+    i.positions = {"none", "learned", "sinusoidal", "rotary"};
+    i.time = "O(T^2 d)";
+    i.state = "2 T d per head, T d where it is copied";
+    i.truncates = i.leaves_scores = i.copies_scores = true;
+    i.copy_plan = &ReusePlan;
+    i.cases = {Json{{"heads", 1}}, Json{{"heads", -1}}, Json{{"heads", 0}},
+               Json{{"heads", 1}, {"keep", "scores"}}, Json{{"heads", -1}, {"keep", "scores"}}};
+    return i;
+  }();
+  static const bool bound = [] {
+    BindMechanism<ReuseMechanism>(info);
+    info.make = [make = info.make](const Json& json,
+                                   const AttentionDims& dims) -> std::shared_ptr<Mechanism> {
+      if (dims.copied == AttentionDims::kSkipped)
+        return std::make_shared<SkippedAttention>(info, dims);
+      return make(json, dims);
+    };
+    return true;
+  }();
+  (void)bound;
+  return info;
+}
+
+Fields ReuseMechanism::Describe(Options& options) {
+  Fields f;
+  f.Add("heads", &options.heads,
+        "heads that a copying layer takes over from the layer before (K); -1: all", {-1, 1024});
+  f.Add("layers", &options.layers, "layers that copy (P); 0: as many as the placement has room for",
+        {0, 1024});
+  f.Add("placement", &options.placement,
+        "which: from the second on, the last exact (partial); the same with all heads, where the "
+        "last may copy too, so that with layers=0 only the first is exact (full); "
+        "every second; the last but one and those "
+        "before it (all_end); or layers from the second on that have no attention (skip)",
+        {"partial", "full", "alternate", "all_end", "skip"});
+  f.Add("keep", &options.keep,
+        "what a layer leaves to the next: queries and keys, linear memory; or the probabilities, "
+        "saves time",
+        {"handles", "scores"});
+  f.Add("memory_mib", &options.memory_mib,
+        "keep=scores: the most that the probabilities left by one layer may take, in MiB",
+        {1, 1 << 20});
+  f.Add("clamp_heads", &options.clamp_heads,
+        "takes all heads where a layer has fewer than `heads`");
+  return f;
+}
+
+ReuseMechanism::ReuseMechanism(const MechanismInfo& info, const Options& options,
+                               const AttentionDims& dims)
+    : SoftmaxMechanism(info, dims, dims.heads - std::max<int64_t>(0, dims.copied)),
+      options_(options),
+      copied_(dims.copied == AttentionDims::kAlone ? CopiedHeads(options, dims.heads)
+                                                   : dims.copied) {}
+
+std::vector<Projection> ReuseMechanism::Projections() const {
+  const int64_t width = dims().dim / dims().heads, fresh = dims().heads - copied_;
+  std::vector<Projection> all;
+  if (fresh > 0)
+    all = {{"q", Side::kQuery, fresh * width, true, fresh},
+           {"k", Side::kKey, fresh * width, true, fresh}};
+  all.push_back({"v", Side::kKey, dims().dim});
+  if (alone() && copied_ > 0) {
+    all.push_back({"copied_q", Side::kQuery, copied_ * width, true, copied_});
+    all.push_back({"copied_k", Side::kKey, copied_ * width, true, copied_});
+  }
+  return all;
+}
+
+std::vector<at::Tensor> ReuseMechanism::Joined(const std::vector<at::Tensor>& x) const {
+  const bool fresh = copied_ < dims().heads;
+  const at::Tensor v = x[fresh ? 2 : 0];
+  std::vector<at::Tensor> own =
+      fresh ? std::vector<at::Tensor>{x[0], x[1]} : std::vector<at::Tensor>(2);
+  for (size_t i = 0; i < 2; ++i) {
+    if (alone() && copied_ > 0) {
+      const at::Tensor& copied = x[x.size() - 2 + i];
+      if (copied.defined()) own[i] = fresh ? at::cat({own[i], copied}, 1) : copied;
+    } else if (!fresh && v.defined()) {
+      own[i] = v.narrow(1, 0, 0);
+    }
+  }
+  return {own[0], own[1], v};
+}
+
+void ReuseMechanism::CheckMemory(int64_t heads, const at::Tensor& q, const at::Tensor& k) const {
+  const int64_t limit = options_.memory_mib << 20;
+  const double bytes = double(q.size(0)) * double(heads) * double(q.size(2)) * double(k.size(2)) *
+                       double(q.element_size());
+  CISTERN_CHECK(bytes <= double(limit), "[reuse] the probabilities [", q.size(0), ",", heads, ",",
+                q.size(2), ",", k.size(2), "] that a layer leaves to the next would take ",
+                int64_t(bytes / (1 << 20)) + 1, " MiB, more than memory_mib=", options_.memory_mib,
+                "; use keep=handles, whose memory is linear in the length");
+}
+
+// Runs the new heads and the copied ones, each group by itself, and puts what the next layer copies
+// into `handles`.
+SoftmaxMechanism::Compute ReuseMechanism::Sharing(Handles& handles) const {
+  return [this, &handles](const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                          const ops::SoftmaxOptions& options, const ops::Mask& mask,
+                          const at::Tensor& key_valid) {
+    const int64_t heads = dims().heads, fresh = heads - copied_, left = dims().copied_on;
+    const bool scores = options_.keep == "scores";
+    Handles all;
+    if (fresh > 0) {
+      const int64_t formed =
+          scores ? std::min(left, fresh) : 0;  // the heads whose probabilities the next layer wants
+      if (formed > 0) all.push_back({q.narrow(1, 0, formed), k.narrow(1, 0, formed), {}});
+      if (formed < fresh)
+        all.push_back(
+            {q.narrow(1, formed, fresh - formed), k.narrow(1, formed, fresh - formed), {}});
+    }
+    Handles taken = FirstHeads(handles, copied_);
+    if (alone() && copied_ > 0)
+      taken = {{q.narrow(1, fresh, copied_), k.narrow(1, fresh, copied_), {}}};
+    all.insert(all.end(), taken.begin(), taken.end());
+    std::vector<int64_t> counts;
+    for (const HeadScores& s : all) counts.push_back(s.heads());
+    const int64_t total = std::accumulate(counts.begin(), counts.end(), int64_t(0));
+    CISTERN_CHECK(total == heads, "[reuse] expected the scores of ", copied_,
+                  " heads of the layer before, got those of ", total - fresh);
+    std::vector<at::Tensor> out, values = v.split_with_sizes(counts, 1);
+    int64_t begin = 0;
+    for (size_t i = 0; i < all.size(); ++i) {
+      HeadScores& s = all[i];
+      if (scores && !s.p.defined() && (begin >= fresh || begin < left)) {
+        CheckMemory(begin >= fresh ? copied_ : left, s.q, s.k);
+        s = {{}, {}, ops::AttentionProbabilities(s.q, s.k, options, mask, key_valid)};
+      }
+      out.push_back(s.p.defined()
+                        ? ops::ApplyProbabilities(s.p, values[i], options.dropout)
+                        : ops::SoftmaxAttention(s.q, s.k, values[i], options, mask, key_valid));
+      begin += counts[i];
+    }
+    handles = FirstHeads(all, left);
+    return out.size() == 1 ? out[0] : at::cat(out, 1);
+  };
+}
+
+at::Tensor ReuseMechanism::DoAttend(Form form, const std::vector<at::Tensor>& x, State* state,
+                                    const ops::Mask& mask, Handles& handles) {
+  if (alone()) return Mechanism::DoAttend(form, x, state, mask, handles);
+  const std::vector<at::Tensor> own = Joined(x);
+  if (form == Form::kBidirectional) return BidirectionalBy(own, mask, Sharing(handles));
+  return form == Form::kCausal ? ExtendBy(own, *state, mask, Sharing(handles))
+                               : ReadBy(own[0], *state, Sharing(handles));
+}
+
+void ReuseMechanism::DoWrite(const std::vector<at::Tensor>& x, State& state,
+                             const ops::Mask& mask) {
+  SoftmaxMechanism::DoWrite(Joined(x), state, mask);
+}
+
+at::Tensor ReuseMechanism::Read(const std::vector<at::Tensor>& x, const State& state) {
+  Handles none;
+  return ReadBy(Joined(x)[0], state, Sharing(none));
+}
+
+at::Tensor ReuseMechanism::DoExtend(const std::vector<at::Tensor>& x, State& state,
+                                    const ops::Mask& mask) {
+  Handles none;
+  return ExtendBy(Joined(x), state, mask, Sharing(none));
+}
+
+at::Tensor ReuseMechanism::Definition(Form form, const std::vector<at::Tensor>& queries,
+                                      const std::vector<at::Tensor>& x) const {
+  CISTERN_CHECK(alone(), "[reuse] the definition is that of the core alone");
+  return SoftmaxMechanism::Definition(form, Joined(queries), Joined(x));
+}
+
+std::vector<int64_t> ReusePlan(const Json& json, int64_t heads, int64_t layers) {
+  ReuseMechanism::Options o;
+  ReuseMechanism::Describe(o).Read(json, "options of reuse");
+  const int64_t copied = CopiedHeads(o, heads);
+  if (layers < 2)
+    FailUsage("[reuse] of one layer there is none to reuse; use two layers or more, or softmax");
+  const bool whole =
+      o.placement == "full" || o.placement == "skip";  // all heads of a layer or none
+  if (whole && copied != heads)
+    FailUsage("[reuse] placement=", o.placement, " takes whole layers; for heads=", o.heads,
+              " use partial");
+  const bool last_exact = o.placement == "partial" || o.placement == "all_end";
+  const int64_t room = o.placement == "alternate" ? layers / 2 : layers - (last_exact ? 2 : 1);
+  if (room == 0) {
+    FailUsage("[reuse] placement=", o.placement,
+              " keeps the first and the last layer exact, so that none of ", layers,
+              " copies; use placement=alternate or more layers");
+  }
+  if (o.layers > room)
+    FailUsage("[reuse] placement=", o.placement, " has room for ", room, " of ", layers,
+              " layers, not for ", o.layers);
+  const int64_t count = o.layers > 0 ? o.layers : room;
+  std::vector<int64_t> plan(size_t(layers), 0);
+  for (int64_t i = 0; i < count; ++i) {
+    const int64_t layer = o.placement == "alternate" ? 1 + 2 * i
+                          : o.placement == "all_end" ? layers - 1 - count + i
+                                                     : 1 + i;
+    plan[size_t(layer)] = o.placement == "skip" ? AttentionDims::kSkipped : copied;
+  }
+  return plan;
+}
+
+}  // namespace cistern

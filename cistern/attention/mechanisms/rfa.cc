@@ -1,0 +1,303 @@
+#include "cistern/attention/mechanisms/rfa.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <numeric>
+
+#include "cistern/attention/definition.h"
+#include "cistern/attention/random_matrices.h"
+#include "cistern/attention/running_max.h"
+#include "cistern/base/error.h"
+
+namespace cistern {
+
+struct RfaMechanism::Variant {
+  std::string name;
+  bool normalised;  // q and k to length one
+  bool key_factor;  // exp(|k|^2 / 2) is kept
+  bool fixed;       // nothing drawn anew, no learned scale
+  double factor;    // c; 0: 1/sqrt(m)
+  Denominator denominator, cross;
+};
+
+const MechanismInfo& rfa_mechanism() {
+  static MechanismInfo info = [] {
+    MechanismInfo i;
+    i.name = "rfa";
+    i.title = "Random feature attention";
+    i.source = "Peng et al. 2021; P002 sec. 2.4; spec 2.5";
+    i.summary =
+        "Linear attention with sines and cosines of random projections, which estimate softmax "
+        "attention between vectors of length one. "
+        "More features, smaller error: it falls as 1/sqrt(m).";
+    i.definition =
+        "as linear, phi(x) = [sin(w_i . x), cos(w_i . x)] / sqrt(m), x = sigma q / |q| or sigma k "
+        "/ |k|, w_i ~ N(0, I / tau^2)";
+    i.forms = {Form::kBidirectional, Form::kCausal, Form::kCross};
+    i.stochastic = true;
+    i.positions = {"none", "learned", "sinusoidal", "rotary"};
+    i.time = "O(T m d)";
+    i.state = "2 m (d + 1) per head; arccos m (d + 1)";
+    i.cases.clear();
+    for (const char* variant :
+         {"paper", "repository", "fork", "ucu_notebook", "ucu_code", "plain", "exact_scale"}) {
+      i.cases.push_back(Json{{"variant", variant}, {"features", 32}, {"tau", 2.0}});
+    }
+    i.cases.push_back(Json{{"kernel", "arccos"}, {"features", 12}});
+    i.cases.push_back(Json{{"matrices", "orthogonal"}, {"features", 33}});
+    i.tolerance =
+        5e-5;  // z is a sum of cosines of both signs: where it is small, rounding weighs more
+    i.merges = true;
+    return i;
+  }();
+  static const bool bound = (BindMechanism<RfaMechanism>(info), true);
+  (void)bound;
+  return info;
+}
+
+const RfaMechanism::Variant& RfaMechanism::FindVariant(const std::string& name) {
+  using Rule = Denominator::Rule;
+  const Denominator safe = {Rule::kSignSafe, 1e-3}, none = {Rule::kNone, 1};
+  static const std::vector<Variant> variants = {
+      {"paper", true, false, false, 0, safe, safe},
+      {"repository", true, false, false, 0.1, {Rule::kAtLeast, 1}, {Rule::kMagnitude, 1}},
+      {"fork", true, false, false, 0.01, {Rule::kAtLeast, 0.01}, {Rule::kMagnitude, 0.01}},
+      {"ucu_notebook", true, false, true, 0, {Rule::kAtLeast, 1}, {Rule::kAtLeast, 1}},
+      {"ucu_code", false, false, true, 0, none, none},
+      {"plain", false, true, false, 0, safe, safe},
+      {"exact_scale", false, true, false, 0, safe, safe},
+  };
+  for (const Variant& v : variants) {
+    if (v.name == name) return v;
+  }
+  FailUsage("[rfa] unknown variant '", name, "'");
+}
+
+Fields RfaMechanism::Describe(Options& options) {
+  Fields f;
+  f.Add("features", &options.features,
+        "random projections of each head (m); 0 takes the width of a head", {0, 65536});
+  f.Add("variant", &options.variant, "scale, normalisation and denominator",
+        {"paper", "repository", "fork", "ucu_notebook", "ucu_code", "plain", "exact_scale"});
+  f.Add("kernel", &options.kernel, "sines and cosines, or relu", {"gaussian", "arccos"});
+  f.Add("matrices", &options.matrices, "rows drawn alone, or orthogonal in blocks",
+        {"iid", "orthogonal"});
+  f.Add("tau", &options.tau,
+        "width of the Gaussian kernel; the temperature of the softmax is its square. The ucu "
+        "variants, whose sources have tau 1, divide queries and keys by it, too",
+        {1e-3, 1e3});
+  f.Add("bank", &options.bank, "matrices that training draws from; 0: those of evaluation always",
+        {0, 1 << 24});
+  f.Add("seed", &options.seed, "of the bank", {0, std::numeric_limits<int64_t>::max()});
+  return f;
+}
+
+RfaMechanism::RfaMechanism(const MechanismInfo& info, const Options& options,
+                           const AttentionDims& dims)
+    : RfaMechanism(info, options, dims, false) {}
+
+RfaMechanism::RfaMechanism(const MechanismInfo& info, const Options& options,
+                           const AttentionDims& dims, bool gated)
+    : Mechanism(info, dims),
+      options_(options),
+      variant_(FindVariant(options.variant)),
+      gated_(gated) {
+  RefuseAttentionDropout(info, dims);
+  const int64_t heads = dims.heads, width = dims.dim / heads;
+  if (options.bank > 0 && options.bank < heads) {
+    FailUsage("[", info.name, "] bank=", options.bank, " has fewer matrices than heads=", heads,
+              "; give it as many, or 0 to fix them");
+  }
+  if (options.kernel == "arccos" && (variant_.key_factor || variant_.name.starts_with("ucu"))) {
+    FailUsage("[", info.name, "] variant=", variant_.name,
+              " is defined for the gaussian kernel; arccos goes with paper, repository or fork");
+  }
+  features_ = options.features > 0 ? options.features : width;
+  tau_ = options.tau * (variant_.name == "exact_scale" ? std::pow(double(width), 0.25) : 1.0);
+  factor_ = variant_.factor > 0 ? variant_.factor : 1 / std::sqrt(double(features_));
+  denominator_ = variant_.denominator;
+  cross_ = variant_.cross;
+  // Weights of a gated memory sum to one and not to the number of tokens: after t of them at a gate
+  // g, to 1 - g^t.
+  if (gated) denominator_.value = 1e-6;
+  if (!variant_.fixed)
+    AddWeight("sigma", sigma_, at::ones({heads, 1, width}), CoreWeight::Kind::kTrained);
+  std::vector<at::Tensor> matrices;
+  for (int64_t h = 0; h < heads; ++h) matrices.push_back(Matrix(h));
+  AddWeight("matrices", evaluation_, at::stack(matrices), CoreWeight::Kind::kDrawn);
+}
+
+std::vector<Projection> RfaMechanism::Projections() const {
+  const int64_t dim = dims().dim;
+  std::vector<Projection> all = {
+      {"q", Side::kQuery, dim, true}, {"k", Side::kKey, dim, true}, {"v", Side::kKey, dim}};
+  if (gated_) all.push_back({"gate", Side::kKey, dims().heads});
+  return all;
+}
+
+State RfaMechanism::EmptyState(int64_t batch, const at::TensorOptions& options) const {
+  const int64_t heads = dims().heads,
+                features = options_.kernel == "arccos" ? features_ : 2 * features_;
+  const bool draw = is_training() && options_.bank > 0 && !variant_.fixed;
+  const at::Tensor index = draw ? at::randperm(options_.bank, at::kLong).narrow(0, 0, heads)
+                                : at::arange(heads, at::kLong);
+  State state = {{{"memory", EmptyFeatureSums(batch, dims(), features, denominator_, options)},
+                  {"draw", index.unsqueeze(0).expand({batch, heads}).contiguous()}}};
+  if (variant_.key_factor) state.tensors.push_back({"scale", EmptyMax(batch, heads, options)});
+  return state;
+}
+
+at::Tensor RfaMechanism::Matrix(int64_t index) const {
+  return RandomMatrix(uint64_t(options_.seed), uint64_t(index), features_,
+                      dims().dim / dims().heads, options_.matrices == "orthogonal");
+}
+
+at::Tensor RfaMechanism::Matrices(const State& state, at::ScalarType type) const {
+  const at::Tensor& draw = state["draw"];
+  std::vector<int64_t> indices(size_t(dims().heads));
+  std::iota(indices.begin(), indices.end(), 0);
+  if (draw.size(0) == 0) return evaluation_.to(type);
+  const at::Tensor row = draw.select(0, 0).contiguous();
+  const int64_t* p = row.const_data_ptr<int64_t>();
+  if (std::equal(indices.begin(), indices.end(), p)) return evaluation_.to(type);
+  indices.assign(p, p + dims().heads);
+  if (indices != drawn_indices_) {
+    std::vector<at::Tensor> matrices;
+    for (const int64_t index : indices) matrices.push_back(Matrix(index));
+    drawn_ = at::stack(matrices);
+    drawn_indices_ = indices;
+  }
+  return drawn_.to(evaluation_.device(), type);
+}
+
+at::Tensor RfaMechanism::Scaled(const at::Tensor& x) const {
+  const at::Tensor y = variant_.normalised ? Normalised(x) : x;
+  if (sigma_.defined()) return y * (sigma_.to(x.scalar_type()) / tau_);
+  return tau_ == 1 ? y : y / tau_;
+}
+
+at::Tensor RfaMechanism::Features(const at::Tensor& scaled, const at::Tensor& matrices) const {
+  const at::Tensor y = at::matmul(scaled, matrices.transpose(1, 2));
+  if (options_.kernel == "arccos") return at::relu(y) * factor_;
+  return at::cat({y.sin(), y.cos()}, -1) * factor_;
+}
+
+namespace {
+
+// The logarithm of the factor of each key, [B,H,T,1] in double.
+at::Tensor LogKeyFactor(const at::Tensor& scaled) {
+  return scaled.to(at::kDouble).square().sum(-1, true) / 2;
+}
+
+}  // namespace
+
+at::Tensor RfaMechanism::DoExtend(const std::vector<at::Tensor>& x, State& state,
+                                  const ops::Mask& mask) {
+  const auto type = x[0].scalar_type();
+  const at::Tensor matrices = Matrices(state, type), key = Scaled(x[1]);
+  at::Tensor weights = Features(key, matrices), log_gate;
+  if (variant_.key_factor) {
+    RunningMaxResult running = RunningMax(LogKeyFactor(key), state["scale"], mask);
+    weights = weights * running.weight.to(type);
+    log_gate = running.log_gate.to(type);
+    state["scale"] = running.last;
+  }
+  if (gated_) {
+    weights = weights * at::sigmoid(-x[3]);
+    log_gate = at::log_sigmoid(x[3]);
+  }
+  return FeatureExtend(Features(Scaled(x[0]), matrices), weights, x[2], state["memory"], mask,
+                       denominator_, log_gate);
+}
+
+void RfaMechanism::DoWrite(const std::vector<at::Tensor>& x, State& state, const ops::Mask& mask) {
+  const auto type = x[1].scalar_type();
+  const at::Tensor key = Scaled(x[1]);
+  at::Tensor weights = Features(key, Matrices(state, type)), log_gate;
+  if (variant_.key_factor) {
+    PieceMaxResult piece = PieceMax(LogKeyFactor(key), state["scale"], mask);
+    weights = weights * piece.weight.to(type);
+    state["memory"] = state["memory"] * piece.decay;
+    state["scale"] = piece.last;
+  }
+  if (gated_) {
+    weights = weights * at::sigmoid(-x[3]);
+    log_gate = at::log_sigmoid(x[3]);
+  }
+  FeatureWrite(weights, x[2], state["memory"], mask, denominator_, log_gate);
+}
+
+at::Tensor RfaMechanism::Read(const std::vector<at::Tensor>& x, const State& state) {
+  return FeatureRead(Features(Scaled(x[0]), Matrices(state, x[0].scalar_type())), state["memory"],
+                     cross_);
+}
+
+at::Tensor RfaMechanism::BidirectionalRows(const std::vector<at::Tensor>& x,
+                                           const ops::Mask& mask) {
+  State state = EmptyState(x[0].size(0), x[0].options());
+  DoWrite(x, state, mask);
+  return FeatureRead(Features(Scaled(x[0]), Matrices(state, x[0].scalar_type())), state["memory"],
+                     denominator_);
+}
+
+// sin a sin b + cos a cos b = cos(a - b): the weights come from the differences of q and k, without
+// features. [B,H,1,S]
+at::Tensor RfaMechanism::DefinitionWeights(const std::vector<at::Tensor>& query,
+                                           const std::vector<at::Tensor>& seen) const {
+  const at::Tensor rows = evaluation_.to(at::kDouble);
+  auto scaled = [&](at::Tensor y) {
+    if (variant_.normalised) y = y / (y.square().sum(3, true).sqrt() + 1e-3);
+    return sigma_.defined() ? y * sigma_.to(at::kDouble) / tau_ : y / tau_;
+  };
+  const at::Tensor q = scaled(query[0]), k = scaled(seen[1]),
+                   c2 = at::full({}, factor_ * factor_, q.options());
+  at::Tensor weights;
+  if (options_.kernel == "arccos") {
+    auto relu = [&](const at::Tensor& y) {
+      return at::einsum("bhtd,hmd->bhtm", {y, rows}).clamp_min(0);
+    };
+    weights = c2 * (relu(q) * relu(k)).sum(3).unsqueeze(2);
+  } else {
+    weights = c2 * at::einsum("bhtd,hmd->bhtm", {q - k, rows}).cos().sum(3).unsqueeze(2);
+  }
+  if (variant_.key_factor) {
+    const at::Tensor exponent = k.square().sum(3).unsqueeze(2) / 2;
+    weights = weights * (exponent - exponent.amax(3, true)).exp();
+  }
+  if (gated_) {  // written with 1 - g, then decayed by the gate of every later token
+    const at::Tensor later = at::sigmoid(seen[3]).flip(2).cumprod(2).flip(2);
+    const at::Tensor decay =
+        at::cat({later.narrow(2, 1, later.size(2) - 1), at::ones_like(later.narrow(2, 0, 1))}, 2);
+    weights = weights * (decay * at::sigmoid(-seen[3])).transpose(2, 3);
+  }
+  return weights;
+}
+
+at::Tensor RfaMechanism::Definition(Form form, const std::vector<at::Tensor>& queries,
+                                    const std::vector<at::Tensor>& x) const {
+  const Denominator& denominator = form == Form::kCross ? cross_ : denominator_;
+  return EachQuery(form, queries, x, x[2].size(3), [&](const auto& query, const auto& seen) {
+    return WeightedValues(DefinitionWeights(query, seen), seen[2], denominator);
+  });
+}
+
+State RfaMechanism::Merge(const State& first, const State& second) const {
+  if (gated_) return Mechanism::Merge(first, second);
+  CISTERN_CHECK(at::equal(first["draw"], second["draw"]), "[", info().name,
+                "] the two states were begun with different random matrices and do not merge; "
+                "begin both in evaluation");
+  State whole = first;
+  if (variant_.key_factor) {
+    const PairMaxResult pair = PairMax(first["scale"], second["scale"]);
+    whole["memory"] = first["memory"] * pair.first + second["memory"] * pair.second;
+    whole["scale"] = pair.last;
+  } else {
+    whole["memory"] = first["memory"] + second["memory"];
+  }
+  return whole;
+}
+
+}  // namespace cistern

@@ -1,0 +1,174 @@
+#include "cistern/attention/mechanisms/shared_workspace.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "cistern/attention/definition.h"
+#include "cistern/ops/softmax_attention.h"
+
+namespace cistern {
+namespace {
+
+constexpr double kNormEps = 1e-5;
+
+}  // namespace
+
+const MechanismInfo& shared_workspace_mechanism() {
+  static MechanismInfo info = [] {
+    MechanismInfo i;
+    i.name = "shared_workspace";
+    i.title = "Shared workspace";
+    i.source =
+        "Goyal et al. 2022 (Coordination among neural modules through a shared global workspace); "
+        "P003 eq. 10; spec 2.14";
+    i.summary =
+        "Slots compete for a few tokens each, change through gates, and are read by all tokens; "
+        "the memory goes on from block to block.";
+    i.definition =
+        "y_t = softmax(q_t M'^T / sqrt(d)) M', M' = sigmoid(i) tanh(A) + sigmoid(f + 1) M, A from "
+        "M and top_k(softmax(M K^T)) V over the "
+        "tokens";
+    i.forms = {Form::kBidirectional};
+    i.refusals = {
+        "causal: its slots attend to all tokens at once; use gated_slots instead, whose slots have "
+        "gates and run causally",
+        "cross: no source defines it; use luna instead"};
+    i.verbs = false;
+    i.memory = MemoryUse::kReplaced;
+    i.positions = {"none", "learned", "sinusoidal"};
+    i.time = "O(T M d + M D^2)";
+    i.state = "none";
+    // With the identity a head may weigh all tokens alike, and then any of them is among its first
+    // three.
+    i.cases = {Json{{"slots", 3}, {"init", "normal"}}, Json{{"slots", 4}, {"top_k", 0}}};
+    return i;
+  }();
+  static const bool bound = (BindMechanism<SharedWorkspaceMechanism>(info), true);
+  (void)bound;
+  return info;
+}
+
+Fields SharedWorkspaceMechanism::Describe(Options& options) {
+  options.init = "identity";
+  Fields f;
+  MemoryMechanism::Describe(options, f);
+  return f.Add("top_k", &options.top_k, "tokens a slot takes from, those it weighs most; 0: all",
+               {0, 1 << 20});
+}
+
+SharedWorkspaceMechanism::SharedWorkspaceMechanism(const MechanismInfo& info,
+                                                   const Options& options,
+                                                   const AttentionDims& dims)
+    : MemoryMechanism(info, options, dims), top_k_(options.top_k) {
+  const auto add = [&](const std::string& name, Affine& affine, const at::Tensor& weight) {
+    AddWeight(name + ".weight", affine.weight, weight, CoreWeight::Kind::kTrained);
+    AddWeight(name + ".bias", affine.bias, at::zeros({weight.size(0)}), CoreWeight::Kind::kTrained);
+  };
+  const auto uniform = [&](int64_t out) {
+    const double bound = 1 / std::sqrt(double(dims.dim));
+    return at::empty({out, dims.dim}).uniform_(-bound, bound);
+  };
+  add("packed_norm", packed_norm_, at::ones({dims.dim}));
+  add("up_proj", up_, uniform(dims.dim));
+  add("down_proj", down_, uniform(dims.dim));
+  add("mlp_norm", mlp_norm_, at::ones({dims.dim}));
+  add("memory_gate_proj", gate_, uniform(2 * dims.dim));
+}
+
+std::vector<Projection> SharedWorkspaceMechanism::Projections() const {
+  const int64_t dim = dims().dim;
+  std::vector<Projection> all = {
+      {"q", Side::kQuery, dim},         {"k", Side::kKey, dim},
+      {"v", Side::kKey, dim},           {"gate", Side::kKey, 2 * dim},
+      {"memory_q", Side::kMemory, dim}, {"memory", Side::kMemory, dim},
+      {"packed_k", Side::kPacked, dim}, {"packed_v", Side::kPacked, dim}};
+  all[3].heads = 1;
+  all[5].identity = true;
+  return all;
+}
+
+at::Tensor SharedWorkspaceMechanism::DoPack(const std::vector<at::Tensor>& x,
+                                            const ops::Mask& mask) {
+  const int64_t batch = x[1].size(0), length = x[1].size(2);
+  const at::Tensor queries = OfMemory(x, 0, batch);
+  ops::SoftmaxOptions options;
+  options.dropout = Dropout();
+  options.scale = 1;
+  if (top_k_ == 0 || top_k_ >= length)
+    return ops::SoftmaxAttention(queries, x[1], x[2], options, mask.WithoutStarts());
+  at::Tensor scores = at::matmul(queries, x[1].transpose(2, 3));  // [B,H,M,T]
+  at::Tensor pad = mask.Padding(length);
+  if (pad.defined()) {
+    pad = pad.unsqueeze(1).unsqueeze(1);
+    scores = scores.masked_fill(pad, std::numeric_limits<float>::lowest());
+  }
+  at::Tensor p = at::softmax(scores, -1);
+  if (pad.defined()) p = p.masked_fill(pad, 0.0);
+  const auto [weights, tokens] = p.topk(top_k_, -1);  // [B,H,M,k]
+  const at::Tensor kept = Dropout() > 0 ? at::dropout(weights, Dropout(), true) : weights;
+  const at::Tensor index = tokens.flatten(2).unsqueeze(-1).expand({-1, -1, -1, Width()});
+  const at::Tensor values = x[2].gather(2, index).unflatten(2, {Slots(), top_k_});  // [B,H,M,k,d]
+  return (kept.unsqueeze(-1) * values).sum(3);
+}
+
+at::Tensor SharedWorkspaceMechanism::Update(const std::vector<at::Tensor>& x,
+                                            const at::Tensor& packed, const ops::Mask& mask) const {
+  const int64_t dim = dims().dim;
+  auto norm = [&](const at::Tensor& y, const Affine& a) {
+    return at::layer_norm(y, {dim}, a.weight, a.bias, kNormEps);
+  };
+  const at::Tensor memory = OfMemory(x, 1, packed.size(0)).transpose(1, 2).flatten(2);
+  at::Tensor next = norm(memory + packed, packed_norm_);
+  next = norm(
+      next + at::linear(at::relu(at::linear(next, up_.weight, up_.bias)), down_.weight, down_.bias),
+      mlp_norm_);
+  const at::Tensor inputs = ZeroPadding(x[3], mask).sum(2);  // [B,1,2D]
+  const at::Tensor count = mask.lengths ? mask.lengths->view({-1, 1, 1}).clamp_min(1)
+                                        : at::full({1, 1, 1}, std::max<int64_t>(1, x[3].size(2)));
+  const at::Tensor gates = inputs / count.to(inputs.options().requires_grad(false)) +
+                           at::linear(at::tanh(memory), gate_.weight, gate_.bias);
+  return at::sigmoid(gates.narrow(2, 0, dim)) * at::tanh(next) +
+         at::sigmoid(gates.narrow(2, dim, dim) + 1) * memory;
+}
+
+at::Tensor SharedWorkspaceMechanism::DoUnpack(const std::vector<at::Tensor>& x,
+                                              const std::vector<at::Tensor>& packed,
+                                              const ops::Mask&) {
+  ops::SoftmaxOptions options;
+  options.dropout = Dropout();
+  return ops::SoftmaxAttention(x[0], packed[0], packed[1], options);
+}
+
+at::Tensor SharedWorkspaceMechanism::Definition(Form form, const std::vector<at::Tensor>& queries,
+                                                const std::vector<at::Tensor>& x) const {
+  const int64_t dim = dims().dim;
+  auto norm = [&](const at::Tensor& y, const Affine& a) {
+    const at::Tensor centred = y - y.mean(-1, true);
+    return centred / (centred.square().mean(-1, true) + kNormEps).sqrt() * a.weight + a.bias;
+  };
+  auto map = [](const at::Tensor& y, const Affine& a) {
+    return at::matmul(y, a.weight.t()) + a.bias;
+  };
+  return EachQuery(form, queries, x, Width(), [&](const auto& query, const auto& seen) {
+    const int64_t batch = seen[1].size(0), length = seen[1].size(2);
+    at::Tensor p = at::softmax(at::matmul(MemoryHeads(), seen[1].transpose(2, 3)), 3);
+    if (top_k_ > 0 && top_k_ < length)
+      p = p * (p >= std::get<0>(p.sort(-1, true)).narrow(3, top_k_ - 1, 1)).to(at::kDouble);
+    const at::Tensor packed = at::matmul(p, seen[2]).transpose(1, 2).reshape({batch, Slots(), dim}),
+                     memory = InitialMemory();
+    const at::Tensor a = norm(memory + packed, packed_norm_),
+                     b = norm(a + map(map(a, up_).clamp_min(0), down_), mlp_norm_);
+    const at::Tensor gates = seen[3].squeeze(1).mean(1, true) + map(at::tanh(memory), gate_);
+    const at::Tensor next = at::tanh(b) / (1 + (-gates.narrow(2, 0, dim)).exp()) +
+                            memory / (1 + (-gates.narrow(2, dim, dim) - 1).exp());
+    const at::Tensor heads = next.reshape({batch, Slots(), dims().heads, Width()}).transpose(1, 2);
+    return at::matmul(
+        at::softmax(at::matmul(query[0], heads.transpose(2, 3)) / std::sqrt(double(Width())), 3),
+        heads);
+  });
+}
+
+}  // namespace cistern

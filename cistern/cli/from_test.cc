@@ -1,0 +1,103 @@
+// train --from and the masked language model, from outside.
+#include "cistern/cli/testing_cli.h"
+#include "cistern/ops/testing.h"
+
+namespace cistern {
+namespace {
+
+using testing::ExpectContains;
+
+class FromTest : public CliTest {
+ protected:
+  // A tiny masked language model in "mlm" and rows with two classes in "rows.tsv".
+  void SetUp() override {
+    CliTest::SetUp();
+    WriteFileAtomically(folder_ / "text.txt", Text());
+    std::string rows = "text\tlabel\n";
+    for (int i = 0; i < 60; ++i)
+      rows += StrCat("a sea of ", i, i % 2 ? " ships\tfleet\n" : " waves\twater\n");
+    WriteFileAtomically(folder_ / "rows.tsv", rows);
+    const Outcome o =
+        Run(Small({"--task", "mlm", "--data", folder_ / "text.txt", "--out", folder_ / "mlm",
+                   "--set", "task.vocab_size=300", "--set", "model.dim=16", "--set",
+                   "model.heads=2", "--set", "model.layers=1"}));
+    ASSERT_EQ(o.code, 0) << o;
+    ExpectContains(o.out, {"valid:  perplexity ", "unigram_perplexity"});
+  }
+  static Words Small(const Words& more) {
+    return Words{"train",          "--threads",      "1",     "--steps",       "3",
+                 "--set",          "task.length=16", "--set", "train.batch=2", "--set",
+                 "train.seconds=0"} +
+           more;
+  }
+  Words Classify(const std::string& out, const Words& more = {}) {
+    const Words data = {"--data", folder_ / "rows.tsv", "--from", folder_ / "mlm", "--out", out};
+    return Small(data + more);
+  }
+};
+
+TEST_F(FromTest, AnotherTaskBeginsWithTheWeightsAndTheTokenizer) {
+  const std::string out = folder_ / "rows";
+  Outcome o = Run(Classify(out));
+  ASSERT_EQ(o.code, 0) << o;
+  ExpectContains(
+      o.err, {"using the tokenizer of", "tensors taken", "new: classifier.", "left: mask_token"});
+  EXPECT_EQ(ReadFile(out + "/tokenizer.json"), ReadFile(folder_ / "mlm/tokenizer.json"));
+  const Json config = ReadJsonFile(out + "/config.json");
+  EXPECT_EQ(config["dim"], 16);  // the folder's, not the task's 64
+  // What the run was begun with is in its own folder: it resumes without the other.
+  fs::remove_all(folder_ / "mlm");
+  o = Run({"train", "--resume", "--out", out, "--steps", "5", "--threads", "1"});
+  ASSERT_EQ(o.code, 0) << o;
+  EXPECT_EQ(o.err.find("tensors taken"), std::string::npos);
+  o = Run({"predict", out, folder_ / "rows.tsv", "--json"});
+  ASSERT_EQ(o.code, 0) << o;
+}
+
+TEST_F(FromTest, WhatDoesNotFitIsRefusedUnlessTold) {
+  const std::string out = folder_ / "rows";
+  const auto refused = [&](const Words& more, const std::vector<std::string>& parts) {
+    const Outcome o = Run(Classify(out, more));
+    EXPECT_EQ(o.code, 2) << o;
+    ExpectContains(o.err, parts);
+    EXPECT_FALSE(fs::exists(out));  // nothing half-written
+  };
+  refused({"--set", "model.attention=softmax"}, {"latte", "softmax", "--swap-attention"});
+  refused({"--set", "model.dim=24"}, {"embed_tokens.weight", "same sizes"});
+  refused({"--set", "model.layers=2"}, {"layers.1.", "is not in"});
+  refused({"--resume"}, {"--resume", "--from"});
+  Outcome o = Run({"train", "--data", folder_ / "rows.tsv", "--out", out, "--new-head"});
+  EXPECT_EQ(o.code, 2) << o;
+  ExpectContains(o.err, {"--from"});
+  o = Run(Small({"--data", folder_ / "rows.tsv", "--from", folder_ / "none", "--out", out}));
+  EXPECT_EQ(o.code, 1) << o;
+  ExpectContains(o.err, {"none/config.json"});
+  o = Run(Classify(out, {"--swap-attention", "--set", "model.attention=softmax"}));
+  EXPECT_EQ(o.code, 0) << o;
+  ExpectContains(o.err, {"tensors taken"});
+}
+
+TEST_F(FromTest, MasksAreFilledIn) {
+  WriteFileAtomically(folder_ / "gaps.txt", "line 4 of the <mask> tells\n");
+  Outcome o = Run({"predict", folder_ / "mlm", folder_ / "gaps.txt", "--json"});
+  ASSERT_EQ(o.code, 0) << o;
+  const Json row = Json::parse(o.out);
+  EXPECT_EQ(row["line"], 1);
+  EXPECT_EQ(row["masks"][0].size(), 5u);
+  o = Run({"eval", folder_ / "mlm", folder_ / "text.txt"});
+  ASSERT_EQ(o.code, 0) << o;
+  ExpectContains(o.out, {"perplexity"});
+  WriteFileAtomically(folder_ / "gaps.txt", "fine <mask>\nno gap\n");
+  o = Run({"predict", folder_ / "mlm", folder_ / "gaps.txt"});
+  EXPECT_EQ(o.code, 1) << o;
+  ExpectContains(o.err, {"gaps.txt:2", "<mask>"});
+  o = Run({"generate", folder_ / "mlm", "--max-tokens", "3"});
+  EXPECT_NE(o.code, 0) << o;
+  ExpectContains(o.err, {"masked_lm"});
+  o = Run({"verify", "--model", folder_ / "mlm"});
+  EXPECT_EQ(o.code, 2) << o;
+  ExpectContains(o.err, {"masked_lm"});
+}
+
+}  // namespace
+}  // namespace cistern

@@ -1,0 +1,44 @@
+#pragma once
+// A bidirectional encoder that predicts tokens which are hidden from it (masked language model:
+// Devlin et al. 2019; RoBERTa, Liu et al. 2019). The mask is a vector of its own next to the
+// embeddings, so that the vocabulary is the tokenizer's and the weights fit other kinds of model.
+#include <memory>
+
+#include "cistern/models/heads.h"
+#include "cistern/models/model.h"
+#include "cistern/nn/positions.h"
+
+namespace cistern {
+
+class MaskedLm : public Model {
+ public:
+  struct Options {
+    bool transform = true;  // a linear map, gelu and a norm before the output layer (RoBERTa)
+  };
+  static Fields Describe(Options& options);
+  static void Check(const ModelConfig& config);
+  explicit MaskedLm(const ModelConfig& config);
+
+  // The id that stands for the mask among `ids`: one beyond the vocabulary.
+  int64_t mask_id() const { return config_.vocab_size; }
+  // ids [B,T] int64 with mask_id where tokens are hidden, lengths [B] or undefined (padding on the
+  // right is never seen) -> hidden states [B,T,D], as the output layer takes them.
+  at::Tensor Hidden(const at::Tensor& ids, const at::Tensor& lengths = {});
+  at::Tensor Logits(const at::Tensor& hidden) const;  // [...,D] -> [...,V]
+  // Over targets [B,T] != -100; at least one of them is.
+  at::Tensor TrainingLoss(const NamedTensors& batch, double label_smoothing = 0) override;
+
+ private:
+  at::Tensor Transformed(const at::Tensor& hidden) const;
+
+  at::Tensor embedding_, mask_;  // [V,D], [D]
+  Trunk trunk_;
+  OutputLayer output_;
+  std::shared_ptr<Linear> transform_;  // null without Options::transform
+  std::shared_ptr<LayerNorm> transform_norm_;
+};
+
+// Where targets [B,T] != -100: indices into the flattened tokens, [N] int64.
+at::Tensor TargetPositions(const at::Tensor& targets);
+
+}  // namespace cistern

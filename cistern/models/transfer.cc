@@ -1,0 +1,179 @@
+#include "cistern/models/transfer.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <map>
+#include <set>
+
+#include "cistern/base/error.h"
+#include "cistern/base/format.h"
+
+namespace cistern {
+namespace {
+
+enum class Part { kTrunk, kAttention, kHead };
+
+// By the names that all kinds give to their parts (models/trunk.h): anything else is of a head.
+Part PartOf(std::string_view name) {
+  for (const std::string_view stack : {"encoder.", "decoder."}) {
+    if (name.starts_with(stack)) name.remove_prefix(stack.size());
+  }
+  if (name.starts_with("layers.")) {
+    const std::string_view inner = name.substr(std::min(name.size(), name.find('.', 7) + 1));
+    return inner.starts_with("attention.") || inner.starts_with("cross_attention.")
+               ? Part::kAttention
+               : Part::kTrunk;
+  }
+  const std::string_view first = name.substr(0, name.find('.'));
+  for (const std::string_view trunk :
+       {"embed_tokens", "source_embed_tokens", "embed_positions", "embed_norm", "norm"}) {
+    if (first == trunk) return Part::kTrunk;
+  }
+  return Part::kHead;
+}
+
+ModelConfig FolderConfig(const std::string& folder) {
+  const std::string path = folder + "/config.json";
+  return ReadModelConfig(ReadJsonFile(path), path);
+}
+
+void CheckMechanisms(const ModelConfig& here, const ModelConfig& there, const std::string& folder) {
+  const LayerStack mine = here.Stack(here.info().forms[0]),
+                   theirs = there.Stack(there.info().forms[0]);
+  for (int64_t layer = 0; layer < std::min(mine.layers(), theirs.layers()); ++layer) {
+    const std::string &a = mine.Mechanism(layer), &b = theirs.Mechanism(layer);
+    if (a == b && mine.Options(layer) == theirs.Options(layer)) continue;
+    FailUsage("layer ", layer, " has the attention ", b,
+              a == b ? " with options " + theirs.Options(layer).dump() : std::string(), " in ",
+              folder, " and ", a, a == b ? " with " + mine.Options(layer).dump() : std::string(),
+              " here; --swap-attention takes the weights that fit and initializes the others from "
+              "scratch");
+  }
+}
+
+// Settings that no shape shows, in the order of the config.
+std::vector<std::string> OtherSettings(const ModelConfig& here, const ModelConfig& there,
+                                       const std::string& folder) {
+  const LayerStack mine = here.Stack(here.info().forms[0]),
+                   theirs = there.Stack(there.info().forms[0]);
+  std::vector<std::string> notes;
+  const auto compare = [&](const char* name, const auto& a, const auto& b) {
+    if (a != b)
+      notes.push_back(StrCat("model.", name, " is ", a, " here and was ", b, " in ", folder));
+  };
+  compare("heads", mine.options().heads, theirs.options().heads);
+  compare("norm", here.norm, there.norm);
+  compare("activation", here.activation, there.activation);
+  compare("positions", mine.options().positions, theirs.options().positions);
+  if (mine.form() != theirs.form()) {
+    notes.push_back(StrCat("the layers were ", FormName(theirs.form()), " in ", folder, " and are ",
+                           FormName(mine.form()), " here"));
+  }
+  return notes;
+}
+
+std::string Listed(const std::vector<std::string>& names) {
+  constexpr size_t kShown = 6;
+  std::string text;
+  for (size_t i = 0; i < std::min(kShown, names.size()); ++i)
+    text += (i == 0 ? "" : ", ") + names[i];
+  if (names.size() > kShown) text += StrCat(" and ", names.size() - kShown, " more");
+  return text;
+}
+
+}  // namespace
+
+std::string TransferReport::Summary() const {
+  std::string text =
+      StrCat(taken.size(), " tensors taken, ",
+             Fixed(100.0 * double(numbers_taken) / double(numbers), 1), " % of the weights");
+  if (!fresh.empty()) text += "; new: " + Listed(fresh);
+  if (!left.empty()) text += "; left: " + Listed(left);
+  return text;
+}
+
+TransferReport TakeWeights(Model& model, const std::string& folder,
+                           const TransferOptions& options) {
+  const ModelConfig there = FolderConfig(folder);
+  if (!options.swap_attention) CheckMechanisms(model.config(), there, folder);
+  const TensorFile file = LoadTensors(folder + "/model.safetensors");
+  std::map<std::string, const at::Tensor*> theirs;
+  for (const NamedTensor& t : file.tensors) theirs[t.name] = &t.value;
+
+  auto mine = model.named_parameters();
+  for (const auto& b : model.named_buffers()) mine.insert(b.key(), b.value());
+  TransferReport report;
+  for (const auto& p : mine) {
+    const std::string& name = p.key();
+    const Part part = PartOf(name);
+    report.numbers += p.value().numel();
+    const auto found = theirs.find(name);
+    const bool fits = found != theirs.end() && found->second->sizes() == p.value().sizes();
+    if (fits && !(part == Part::kHead && options.new_head)) {
+      report.taken.push_back(name);
+      report.numbers_taken += p.value().numel();
+      continue;
+    }
+    const std::string what = found == theirs.end()
+                                 ? StrCat("'", name, "' is not in ", folder)
+                                 : StrCat("'", name, "' has the shape ", found->second->sizes(),
+                                          " in ", folder, " and ", p.value().sizes(), " here");
+    if (part == Part::kHead && found != theirs.end() && !options.new_head)
+      FailUsage(what, "; --new-head initializes what follows the layers from scratch");
+    if (part == Part::kAttention && !options.swap_attention)
+      FailUsage(what, "; --swap-attention initializes what does not fit from scratch");
+    if (part == Part::kTrunk) {
+      const bool tokens = found != theirs.end() && name.find("embed_tokens") != std::string::npos &&
+                          found->second->size(0) != p.value().size(0);
+      FailUsage(what, tokens ? "; the two must read the same tokens"
+                             : "; the two must have the same sizes and norms: settings of [model] "
+                               "that are left out are those of the folder");
+    }
+    report.fresh.push_back(name);
+  }
+  for (const NamedTensor& t : file.tensors) {
+    if (mine.contains(t.name)) continue;
+    const Part part = PartOf(t.name);
+    if (part == Part::kTrunk) {
+      FailUsage("'", t.name, "' of ", folder, " has no place in a ", model.info().name, " of ",
+                model.config().Summary());
+    }
+    if (part == Part::kAttention && !options.swap_attention) {
+      FailUsage("'", t.name, "' of ", folder,
+                " has no place in this model; --swap-attention leaves it out");
+    }
+    report.left.push_back(t.name);
+  }
+  report.notes = OtherSettings(model.config(), there, folder);
+  const at::NoGradGuard guard;
+  for (const std::string& name : report.taken) mine[name].copy_(*theirs[name]);
+  return report;
+}
+
+Json StartingConfig(const std::string& folder, const std::string& kind) {
+  ModelConfig there = FolderConfig(folder);
+  const Form from = there.info().forms[0], to = FindModel(kind).forms[0];
+  Json all = there.Describe().Write();
+  const std::string group = GroupName(from);
+  Json config = Json::object();
+  for (const char* key : {"attention",     "attention_options",
+                          "layer_options", "dim",
+                          "layers",        "heads",
+                          "tied_layers",   "ffn_dim",
+                          "max_length",    "conv",
+                          "norm",          "embedding_norm",
+                          "final_norm",    "norm_eps",
+                          "activation",    "positions",
+                          "bias",          "ffn_bias",
+                          "dropout",       "attention_dropout",
+                          "ffn_dropout",   "init_std",
+                          "embedding_std", "position_std"}) {
+    if (all.contains(key)) config[key] = all[key];
+  }
+  if (all.contains(group)) config.update(all[group]);  // what is said of the stack, for all
+  if (to == Form::kBidirectional) config["conv"] = 0;
+  return config;
+}
+
+}  // namespace cistern

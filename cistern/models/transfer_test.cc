@@ -1,0 +1,151 @@
+#include "cistern/models/transfer.h"
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "cistern/io/test_folder.h"
+#include "cistern/ops/testing.h"
+
+namespace cistern {
+namespace {
+
+using testing::ExpectContains;
+
+ModelConfig Small(const std::string& kind) {
+  ModelConfig c;
+  c.kind = kind, c.vocab_size = 19, c.dim = 12, c.layers = 2, c.heads = 2, c.max_length = 16;
+  c.attention = {"latte"};
+  c.attention_options = Json{{"latte", {{"latents", 6}}}};
+  if (c.info().classifies) c.classes = 3;
+  return c;
+}
+
+class Transfer : public ::testing::Test {
+ protected:
+  std::string Saved(const ModelConfig& config, uint64_t seed = 5) {
+    SaveModel(*MakeModel(config, seed), folder_ / "from");
+    return folder_ / "from";
+  }
+  std::string Refusal(const ModelConfig& config, const TransferOptions& options = {}) {
+    const auto model = MakeModel(config, 6);
+    const auto before = model->named_parameters();
+    std::vector<at::Tensor> values;
+    for (const auto& p : before) values.push_back(p.value().detach().clone());
+    const std::string message =
+        ErrorMessage([&] { TakeWeights(*model, folder_ / "from", options); });
+    // A refused transfer changes nothing.
+    if (message != "no error") {
+      for (size_t i = 0; i < values.size(); ++i)
+        EXPECT_TRUE(values[i].equal(before[i].value())) << before[i].key();
+    }
+    return message;
+  }
+  TestFolder folder_;
+};
+
+bool Holds(const std::vector<std::string>& names, const std::string& name) {
+  return std::find(names.begin(), names.end(), name) != names.end();
+}
+
+TEST_F(Transfer, TakesTheTrunkByName) {
+  const std::string from = Saved(Small("masked_lm"));
+  const auto source = MakeModel(Small("masked_lm"), 5),
+             model = MakeModel(Small("encoder_classifier"), 6),
+             untouched = MakeModel(Small("encoder_classifier"), 6);
+  const TransferReport report = TakeWeights(*model, from, {});
+  const auto theirs = source->named_parameters(), first = untouched->named_parameters();
+  for (const auto& p : model->named_parameters()) {
+    const bool head = p.key().starts_with("classifier.");
+    EXPECT_TRUE(p.value().equal(head ? first[p.key()] : theirs[p.key()])) << p.key();
+    EXPECT_TRUE(Holds(head ? report.fresh : report.taken, p.key())) << p.key();
+  }
+  EXPECT_EQ(report.taken.size() + report.fresh.size(), first.size());
+  EXPECT_EQ(report.numbers, model->ParameterCount());
+  EXPECT_TRUE(Holds(report.left, "mask_token") && Holds(report.left, "transform.weight"));
+  EXPECT_TRUE(report.notes.empty());
+  ExpectContains(report.Summary(), {"% of the weights", "new: classifier.", "left: mask_token"});
+  // From a causal model, too; what no shape shows is said.
+  Saved(Small("decoder_lm"));
+  ModelConfig other = Small("encoder_classifier");
+  other.norm = "post", other.heads = 3;
+  const TransferReport causal = TakeWeights(*MakeModel(other, 1), from, {});
+  std::string notes;
+  for (const std::string& note : causal.notes) notes += note + "\n";
+  ExpectContains(notes, {"model.norm is post here and was pre", "model.heads is 3 here and was 2",
+                         "were causal", "are bidirectional"});
+}
+
+TEST_F(Transfer, HeadsBeginAnewWhenTold) {
+  ModelConfig config = Small("encoder_classifier");
+  const std::string from = Saved(config);
+  config.classes = 4;
+  ExpectContains(Refusal(config), {"classifier.out_proj", "[3, 48]", "[4, 48]", "--new-head"});
+  EXPECT_EQ(Refusal(config, {.new_head = true}), "no error");
+  // Told so, a head that would fit begins anew as well.
+  config.classes = 3;
+  const auto model = MakeModel(config, 6);
+  const TransferReport report = TakeWeights(*model, from, {.new_head = true});
+  EXPECT_TRUE(Holds(report.fresh, "classifier.out_proj.weight"));
+  EXPECT_FALSE(model->named_parameters()["classifier.out_proj.weight"].equal(
+      MakeModel(config, 5)->named_parameters()["classifier.out_proj.weight"]));
+  EXPECT_TRUE(TakeWeights(*model, from, {}).fresh.empty());
+}
+
+TEST_F(Transfer, AttentionIsSwappedWhenTold) {
+  ModelConfig config = Small("masked_lm");
+  const std::string from = Saved(config);
+  config.attention_options = Json{{"latte", {{"latents", 12}}}};
+  ExpectContains(Refusal(config), {"layer 0", "latte with options", "--swap-attention"});
+  config.attention = {"latte", "softmax"}, config.attention_options = Json::object();
+  config.attention_options = Json{{"latte", {{"latents", 6}}}};
+  ExpectContains(Refusal(config), {"layer 1", "latte", "softmax", "--swap-attention"});
+  const TransferReport report = TakeWeights(*MakeModel(config, 6), from, {.swap_attention = true});
+  EXPECT_TRUE(Holds(report.taken, "layers.0.attention.q_proj.weight"));
+  EXPECT_TRUE(Holds(report.taken, "layers.1.attention.v_proj.weight"));
+  EXPECT_TRUE(Holds(report.fresh, "layers.1.attention.q_proj.weight"));  // latents, not width
+  EXPECT_TRUE(Holds(report.taken, "layers.1.ffn.up_proj.weight"));
+}
+
+TEST_F(Transfer, RefusesWhatDoesNotFit) {
+  Saved(Small("masked_lm"));
+  ModelConfig config = Small("encoder_classifier");
+  config.vocab_size = 20;
+  ExpectContains(Refusal(config), {"embed_tokens.weight", "[19, 12]", "[20, 12]", "same tokens"});
+  config = Small("encoder_classifier"), config.dim = 6;
+  ExpectContains(Refusal(config), {"embed_tokens.weight", "[19, 12]", "[19, 6]", "same sizes"});
+  config = Small("encoder_classifier"), config.layers = 3;
+  ExpectContains(Refusal(config), {"'layers.2.", "is not in"});
+  config.layers = 1;
+  ExpectContains(Refusal(config), {"'layers.1.", "has no place"});
+  config.layers = 2, config.ffn_dim = 20;
+  ExpectContains(Refusal(config, {true, true}), {"ffn.", "[20, 12]"});
+  EXPECT_NE(ErrorMessage([&] {
+              TakeWeights(*MakeModel(config, 1), folder_ / "none", {});
+            }).find("none/config.json"),
+            std::string::npos);
+}
+
+TEST_F(Transfer, SettingsOfTheStackAreTheNewModels) {
+  ModelConfig config = Small("encoder_decoder");
+  config.encoder.heads = 3, config.norm = "post", config.pooling = "cls";
+  const Json start = StartingConfig(Saved(config), "encoder_classifier");
+  EXPECT_EQ(start["heads"], 3);
+  EXPECT_EQ(start["norm"], "post");
+  EXPECT_EQ(start["attention"], Json::array({"latte"}));
+  EXPECT_FALSE(start.contains("pooling") || start.contains("kind") || start.contains("encoder"));
+  config = Small("decoder_lm"), config.conv = 4;
+  EXPECT_EQ(StartingConfig(Saved(config), "masked_lm")["conv"], 0);
+  EXPECT_EQ(StartingConfig(folder_ / "from", "decoder_lm")["conv"], 4);
+  ModelConfig made;
+  made.kind = "encoder_classifier", made.classes = 2, made.vocab_size = 19;
+  Fields fields;
+  fields.Group("model", made.Describe());
+  fields.Read({{"model", start}}, "start");
+  made.Validate();
+  EXPECT_EQ(made.dim, 12);
+}
+
+}  // namespace
+}  // namespace cistern

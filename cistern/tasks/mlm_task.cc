@@ -1,0 +1,320 @@
+#include "cistern/tasks/mlm_task.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+#include <utility>
+
+#include "cistern/base/error.h"
+#include "cistern/base/random.h"
+#include "cistern/io/line_reader.h"
+#include "cistern/tasks/lm_blocks.h"
+
+namespace cistern {
+namespace {
+
+constexpr char kMask[] = "<mask>";
+constexpr uint64_t kMeasured = 0x6d6c6d;  // seed of the choice that measurements share
+constexpr int64_t kCandidates = 5;        // of each mask in a prediction
+
+MaskedLm& Of(Model& model) { return dynamic_cast<MaskedLm&>(model); }
+
+}  // namespace
+
+Fields MlmTask::Describe(Options& o) {
+  Fields f = TextTask::Describe(o);
+  f.Add("mask_share", &o.mask_share, "of the tokens of a row: chosen to be predicted", {0.001, 1});
+  f.Add("hidden_share", &o.hidden_share, "of the chosen tokens: hidden by the mask", {0.0, 1.0});
+  f.Add("random_share", &o.random_share,
+        "of the chosen tokens: replaced by a random one; the rest stays as it is", {0.0, 1.0});
+  return f;
+}
+
+const TaskInfo& mlm_task() {
+  static const TaskInfo info = [] {
+    TaskInfo t;
+    t.name = "mlm";
+    t.summary = "masked language modelling: tokens of any text that are hidden from the model";
+    t.models = {"masked_lm"};
+    t.metrics = {{"perplexity", "perplexity", "of the masked tokens; lower is better", true}};
+    t.data = "text";
+    // The rate suits a few minutes of training: for hours take less.
+    t.defaults = {"model.dim=128",         "model.layers=2",
+                  "model.heads=4",         "model.positions=sinusoidal",
+                  "model.init_std=0.0884", "model.embedding_std=0.5",
+                  "task.length=128",       "train.batch=16",
+                  "train.lr=4e-3"};
+    BindTask<MlmTask>(t);
+    return t;
+  }();
+  return info;
+}
+
+MlmTask::MlmTask(const Options& options, const std::string& cache)
+    : TextTask("mlm", options, cache), options_(options) {
+  if (options.hidden_share + options.random_share > 1) {
+    FailUsage("task.mlm: hidden_share=", options.hidden_share,
+              " and random_share=", options.random_share, " are more than 1 together");
+  }
+}
+
+const Metric& MlmTask::metric() const { return mlm_task().metrics[0]; }
+
+void MlmTask::Prepare() {
+  TextTask::Prepare();
+  const TokenFile& train = tokens(Split::kTrain);
+  std::vector<double> counts(size_t(tokenizer().vocab_size()), 1);
+  std::vector<int64_t> piece;
+  for (int64_t begin = 0; begin < train.size(); begin += int64_t(piece.size())) {
+    piece.resize(size_t(std::min<int64_t>(train.size() - begin, 1 << 16)));
+    train.Copy(begin, int64_t(piece.size()), piece.data());
+    for (const int64_t id : piece) ++counts[size_t(id)];
+  }
+  most_frequent_ = std::max_element(counts.begin(), counts.end()) - counts.begin();
+  const double total = std::accumulate(counts.begin(), counts.end(), 0.0);
+  unigram_nats_.clear();
+  for (const double n : counts) unigram_nats_.push_back(-std::log(n / total));
+}
+
+Batch MlmTask::Masked(const at::Tensor& tokens, uint64_t seed,
+                      const std::vector<uint64_t>& streams) const {
+  const int64_t rows = tokens.size(0), length = tokens.size(1), vocab = tokenizer().vocab_size();
+  Batch batch;
+  batch.rows = rows;
+  batch.tokens = rows * length;
+  const at::Tensor ids = tokens.clone(), targets = at::full({rows, length}, -100, at::kLong);
+  std::vector<int64_t> places;
+  for (int64_t r = 0; r < rows; ++r) {
+    Random random(seed, streams[size_t(r)]);
+    int64_t* const id = ids.mutable_data_ptr<int64_t>() + r * length;
+    int64_t* const target = targets.mutable_data_ptr<int64_t>() + r * length;
+    places.clear();
+    for (int64_t t = 0; t < length; ++t) {
+      if (token_bytes()[size_t(id[t])] > 0) places.push_back(t);  // none that stands between texts
+    }
+    if (places.empty()) places.push_back(0);
+    const int64_t all = int64_t(places.size()),
+                  count = std::clamp<int64_t>(
+                      int64_t(options_.mask_share * double(all) + random.Uniform()), 1, all);
+    for (int64_t i = 0; i < count; ++i) {
+      std::swap(places[size_t(i)], places[size_t(i + random.Below(all - i))]);
+      const int64_t t = places[size_t(i)];
+      target[t] = id[t];
+      const double how = random.Uniform();
+      if (how < options_.hidden_share) {
+        id[t] = vocab;  // MaskedLm::mask_id
+      } else if (how < options_.hidden_share + options_.random_share) {
+        id[t] = random.Below(vocab);
+      }
+    }
+  }
+  batch.Add("ids", ids);
+  batch.Add("targets", targets);
+  return batch;
+}
+
+Batch MlmTask::TrainBatch(uint64_t seed, int64_t step, int64_t rows) const {
+  std::vector<uint64_t> streams(static_cast<size_t>(rows));
+  std::iota(streams.begin(), streams.end(), uint64_t(step * rows));
+  return Masked(TrainBlocks(seed, step, rows).narrow(1, 0, options().length), seed, streams);
+}
+
+at::Tensor MlmTask::Loss(Model& model, const Batch& batch, double label_smoothing) const {
+  return model.TrainingLoss(batch.tensors, label_smoothing);
+}
+
+double MlmTask::Terms(const Batch& batch) const {
+  return double(batch["targets"].ne(-100).sum().item<int64_t>());
+}
+
+// A text in consecutive blocks of one length, the last one shorter, masked by where they begin.
+class MlmTask::Blocks : public BatchReader {
+ public:
+  Blocks(const MlmTask& task, TokenText text, const ReadOptions& o,
+         std::shared_ptr<void> keep = nullptr)
+      : task_(task),
+        text_(std::move(text)),
+        length_(o.length > 0 ? o.length : task.options().length),
+        rows_(o.rows > 0 ? o.rows : 16),
+        total_(o.max_tokens > 0 ? std::min(o.max_tokens, text_.tokens) : text_.tokens),
+        keep_(std::move(keep)) {}
+
+  std::optional<Batch> Next() override {
+    if (done_ >= total_) return std::nullopt;
+    const int64_t whole = (total_ - done_) / length_, rows = std::clamp<int64_t>(whole, 1, rows_),
+                  length = whole > 0 ? length_ : total_ - done_;
+    const at::Tensor tokens = at::empty({rows, length}, at::kLong);
+    text_.read(done_, rows * length, tokens.mutable_data_ptr<int64_t>());
+    std::vector<uint64_t> streams;
+    for (int64_t r = 0; r < rows; ++r) streams.push_back(uint64_t(done_ + r * length));
+    done_ += rows * length;
+    return task_.Masked(tokens, kMeasured, streams);
+  }
+  int64_t total() const override { return total_; }
+  int64_t done() const override { return done_; }
+  const char* unit() const override { return "tokens"; }
+  Json Facts() const override { return {{"length", length_}}; }
+
+ private:
+  const MlmTask& task_;
+  TokenText text_;
+  int64_t length_, rows_, total_, done_ = 0;
+  std::shared_ptr<void> keep_;
+};
+
+// Lines with <mask> in them. A mask takes a space before it, as the tokens of BPE do.
+class MlmTask::Lines : public BatchReader {
+ public:
+  Lines(const MlmTask& task, const std::string& path, int64_t rows)
+      : task_(task), lines_(path), rows_(rows > 0 ? rows : 16) {}
+
+  std::optional<Batch> Next() override {
+    std::vector<std::vector<int64_t>> rows;
+    std::vector<int64_t> numbers, lengths;
+    for (std::string line; int64_t(rows.size()) < rows_ && lines_.Next(&line);) {
+      if (line.find_first_not_of(" \t") == std::string::npos) continue;
+      rows.push_back(Encode(line));
+      numbers.push_back(lines_.number());
+      lengths.push_back(int64_t(rows.back().size()));
+    }
+    if (rows.empty()) return std::nullopt;
+    Batch batch;
+    batch.rows = int64_t(rows.size());
+    const int64_t longest = *std::max_element(lengths.begin(), lengths.end());
+    const at::Tensor ids = at::zeros({batch.rows, longest}, at::kLong);
+    for (int64_t r = 0; r < batch.rows; ++r) {
+      std::copy(rows[size_t(r)].begin(), rows[size_t(r)].end(),
+                ids.mutable_data_ptr<int64_t>() + r * longest);
+      batch.tokens += lengths[size_t(r)];
+    }
+    batch.Add("ids", ids);
+    batch.Add("lengths", at::tensor(lengths, at::kLong));
+    batch.Add("lines", at::tensor(numbers, at::kLong));
+    return batch;
+  }
+  int64_t total() const override { return lines_.bytes_total(); }
+  int64_t done() const override { return lines_.bytes_read(); }
+  const char* unit() const override { return "bytes"; }
+
+ private:
+  std::vector<int64_t> Encode(const std::string& line) const {
+    std::vector<int64_t> ids;
+    const auto add = [&](std::string_view text) {
+      for (const int32_t id : task_.tokenizer().Encode(text)) ids.push_back(id);
+    };
+    size_t begin = 0, at = line.find(kMask);
+    CISTERN_CHECK(at != std::string::npos, lines_.path(), ":", lines_.number(), ": expected ",
+                  kMask, " where a token is to be filled in");
+    for (; at != std::string::npos; at = line.find(kMask, begin)) {
+      std::string_view before = std::string_view(line).substr(begin, at - begin);
+      if (task_.tokenizer().kind() == "bpe" && before.ends_with(' ')) before.remove_suffix(1);
+      add(before);
+      ids.push_back(task_.tokenizer().vocab_size());
+      begin = at + sizeof(kMask) - 1;
+    }
+    add(std::string_view(line).substr(begin));
+    return ids;
+  }
+
+  const MlmTask& task_;
+  LineReader lines_;
+  int64_t rows_;
+};
+
+std::unique_ptr<BatchReader> MlmTask::Read(Split split, const ReadOptions& o) const {
+  return std::make_unique<Blocks>(*this, TextTask::Of(tokens(split)), o);
+}
+
+std::unique_ptr<BatchReader> MlmTask::ReadFile(const std::string& path, bool labelled,
+                                               const ReadOptions& o) const {
+  if (!labelled) return std::make_unique<Lines>(*this, path, o.rows);
+  const std::shared_ptr<TokenFile> file = Tokenize(path);
+  return std::make_unique<Blocks>(*this, TextTask::Of(*file), o, file);
+}
+
+namespace {
+
+void CheckLength(const ModelConfig& config, int64_t length) {
+  if (config.positions == "learned" && length > config.max_length) {
+    FailUsage("a row of ", length, " tokens is beyond max_length=", config.max_length,
+              ", where the learned positions of this model end");
+  }
+}
+
+}  // namespace
+
+Score MlmTask::Measure(Model& model, const Batch& batch) const {
+  MaskedLm& lm = cistern::Of(model);
+  const at::Tensor &ids = batch["ids"], targets = batch["targets"].reshape({-1});
+  CheckLength(lm.config(), ids.size(1));
+  const at::Tensor hidden = lm.Hidden(ids), chosen = TargetPositions(targets);
+  const at::Tensor wanted = targets.index_select(0, chosen);
+  Score score;
+  MeasureTokens([&](const at::Tensor& rows) { return lm.Logits(rows); },
+                hidden.reshape({-1, hidden.size(-1)}).index_select(0, chosen), wanted,
+                token_bytes(), score);
+  if (most_frequent_ < 0) return score;  // without the training text
+  const at::Tensor on_cpu = wanted.cpu();
+  for (int64_t i = 0; i < on_cpu.numel(); ++i) {
+    const int64_t id = on_cpu.const_data_ptr<int64_t>()[i];
+    score.Add("unigram_nats", unigram_nats_[size_t(id)]);
+    score.Add("majority", id == most_frequent_);
+  }
+  return score;
+}
+
+Json MlmTask::Metrics(const Score& score) const {
+  const double tokens = score["tokens"];
+  Json out = {{"perplexity", std::exp(score["nats"] / tokens)},
+              {"nats_per_token", score["nats"] / tokens},
+              {"accuracy", 100 * score["correct"] / tokens},
+              {"tokens", int64_t(tokens)}};
+  if (score.Has("unigram_nats")) {
+    out["unigram_perplexity"] = std::exp(score["unigram_nats"] / tokens);
+    out["majority"] = 100 * score["majority"] / tokens;
+  }
+  return out;
+}
+
+std::vector<Json> MlmTask::Predict(Model& model, const Batch& batch) const {
+  MaskedLm& lm = cistern::Of(model);
+  const at::Tensor ids = batch["ids"].cpu(), lengths = batch["lengths"].cpu(),
+                   lines = batch["lines"].cpu();
+  CheckLength(lm.config(), ids.size(1));
+  const at::Tensor hidden = lm.Hidden(batch["ids"], batch["lengths"]);
+  const auto text_of = [&](int64_t id) {
+    Utf8Stream whole;
+    const std::string pushed = whole.Push(tokenizer().Bytes(int32_t(id)));
+    return pushed + whole.Finish();
+  };
+  std::vector<Json> out;
+  for (int64_t r = 0; r < batch.rows; ++r) {
+    Json masks = Json::array();
+    std::vector<int32_t> filled;
+    for (int64_t t = 0; t < lengths.const_data_ptr<int64_t>()[r]; ++t) {
+      int64_t id = ids.const_data_ptr<int64_t>()[r * ids.size(1) + t];
+      if (id == lm.mask_id()) {
+        const at::Tensor p = at::softmax(lm.Logits(hidden[r][t]).to(at::kDouble), -1).cpu();
+        const auto [values, best] = p.topk(std::min(kCandidates, p.numel()));
+        Json candidates = Json::array();
+        for (int64_t i = 0; i < best.numel(); ++i) {
+          candidates.push_back({{"token", text_of(best.const_data_ptr<int64_t>()[i])},
+                                {"probability", values.const_data_ptr<double>()[i]}});
+        }
+        masks.push_back(std::move(candidates));
+        id = best.const_data_ptr<int64_t>()[0];
+      }
+      filled.push_back(int32_t(id));
+    }
+    Utf8Stream whole;
+    const std::string text = whole.Push(tokenizer().Decode(filled));
+    out.push_back({{"line", lines.const_data_ptr<int64_t>()[r]},
+                   {"text", text + whole.Finish()},
+                   {"masks", std::move(masks)}});
+  }
+  return out;
+}
+
+}  // namespace cistern

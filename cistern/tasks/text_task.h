@@ -1,0 +1,62 @@
+#pragma once
+// What the tasks on plain text share: a text file or folder in bytes or byte-level BPE, 90/5/5 % of
+// its bytes by position, as tokens that are cached on disk and mapped; training rows are blocks of
+// one length.
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "cistern/data/token_cache.h"
+#include "cistern/tasks/order.h"
+#include "cistern/tasks/task.h"
+
+namespace cistern {
+
+class TextTask : public Task {
+ public:
+  struct Options {
+    std::string text;               // a file or folder
+    std::string tokenizer = "bpe";  // bpe | bytes
+    int64_t vocab_size = 2048;      // with bpe
+    int64_t length = 256;           // tokens of a training row
+  };
+  static Fields Describe(Options& options);
+
+  void SaveAssets(const std::string& folder) const override;  // tokenizer.json
+  void LoadAssets(const std::string& folder) override;
+  bool TakeTokenizer(std::shared_ptr<const Tokenizer> tokenizer) override;
+  void Prepare() override;  // UsageError without a text
+  Json DataSummary() const override;
+  void Complete(ModelConfig& config) const override;
+  int64_t tokens_per_row() const override { return options_.length; }
+
+ protected:
+  // `name`: of the task, for messages.
+  TextTask(std::string name, Options options, std::string cache);
+  const Options& options() const { return options_; }
+  const Tokenizer& tokenizer() const { return *tokenizer_; }
+  const std::vector<int32_t>& token_bytes() const { return token_bytes_; }
+  const TokenFile& tokens(Split split) const;
+  // Shuffled blocks of length + 1 tokens, each beginning with the last one of another: [rows,
+  // length + 1]. Each epoch cuts the text at another offset.
+  at::Tensor TrainBlocks(uint64_t seed, int64_t step, int64_t rows) const;
+  TokenText Of(const TokenFile& file) const;
+  // All of a text, in tokens.
+  std::shared_ptr<TokenFile> Tokenize(const std::string& path) const;
+
+ private:
+  std::shared_ptr<const Tokenizer> LearnTokenizer(const TextSource& source, ByteRange train,
+                                                  const std::string& cache);
+
+  std::string name_;
+  Options options_;
+  std::string cache_;
+  std::shared_ptr<const Tokenizer> tokenizer_;
+  std::unique_ptr<TokenSplits> data_;
+  std::vector<int32_t> token_bytes_;
+  std::unique_ptr<ShuffledOrder> order_;
+  std::vector<std::string> notes_;
+  uint64_t text_hash_ = 0;
+};
+
+}  // namespace cistern

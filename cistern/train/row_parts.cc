@@ -1,0 +1,125 @@
+#include "cistern/train/row_parts.h"
+
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+#include <vector>
+
+#include "cistern/base/error.h"
+#include "cistern/base/parallel.h"
+#include "cistern/tensors/device.h"
+
+namespace cistern {
+
+bool DrawsInTraining(const ModelConfig& config) {
+  for (const Form form : config.info().forms) {
+    const LayerStack stack = config.Stack(form);
+    const StackOptions& o = stack.options();
+    if (o.dropout > 0 || o.attention_dropout > 0 || o.ffn_dropout > 0) return true;
+    for (int64_t layer = 0; layer < stack.layers(); ++layer)
+      if (FindMechanism(stack.Mechanism(layer)).stochastic) return true;
+  }
+  return false;
+}
+
+int64_t RowParts(const std::string& parallel, const Model& model, int64_t rows) {
+  const int64_t threads = NumThreads();
+  if (parallel == "operations" || threads == 1) return 1;
+  std::string why;
+  if (model.options().device() != at::Device(at::kCPU)) {
+    why = "the model is not on the CPU";
+  } else if (DrawsInTraining(model.config())) {
+    why = "its training draws random numbers (dropout, or a mechanism that draws)";
+  } else if (rows < threads) {
+    why = StrCat("a batch of ", rows, " has fewer rows than there are threads (", threads, ")");
+  }
+  if (why.empty())
+    return parallel == "rows" || rows % threads == 0 || rows >= 4 * threads ? threads : 1;
+  if (parallel == "rows")
+    FailUsage("train.parallel=rows is not possible: ", why, "; train.parallel=operations is");
+  return 1;
+}
+
+namespace {
+
+struct Part {
+  double loss = 0;
+  std::vector<at::Tensor> gradients;  // as the parameters; undefined where the loss needs none
+};
+
+// The gradients of weight * loss, by this thread alone.
+void Differentiate(Model& model, const Task& task, const Batch& batch, double label_smoothing,
+                   double weight, bool bfloat16, const std::vector<at::Tensor>& parameters,
+                   Part* part) {
+  at::Tensor loss;
+  {
+    const BFloat16Scope scope(bfloat16, at::kCPU);
+    loss = task.Loss(model, batch, label_smoothing);
+  }
+  part->loss = loss.item<double>();
+  if (!std::isfinite(part->loss)) return;
+  part->gradients = torch::autograd::grad({loss * weight}, parameters, {}, std::nullopt,
+                                          /*create_graph=*/false, /*allow_unused=*/true);
+}
+
+}  // namespace
+
+double AddGradients(Model& model, const Task& task, const Batch& batch, double label_smoothing,
+                    double scale, bool bfloat16, int64_t parts) {
+  if (parts == 1) {
+    at::Tensor loss;
+    {
+      const BFloat16Scope scope(bfloat16, model.options().device());
+      loss = task.Loss(model, batch, label_smoothing);
+    }
+    const double value = loss.item<double>();
+    if (std::isfinite(value)) (scale == 1 ? loss : loss * scale).backward();
+    return value;
+  }
+  const std::vector<at::Tensor> parameters = model.parameters();
+  std::vector<Part> of(static_cast<size_t>(parts));
+  std::vector<Batch> batches;
+  std::vector<double> shares;
+  for (int64_t p = 0; p < parts; ++p) {
+    batches.push_back(batch.Rows(batch.rows * p / parts, batch.rows * (p + 1) / parts));
+    shares.push_back(task.Terms(batches.back()));
+  }
+  const double terms = std::accumulate(shares.begin(), shares.end(), 0.0);
+  // Inside of it every operation runs in the thread that calls it.
+  at::parallel_for(0, parts, 1, [&](int64_t begin, int64_t end) {
+    const at::AutoGradMode grad(true);
+    for (int64_t p = begin; p < end; ++p) {
+      const size_t i = size_t(p);
+      if (shares[i] == 0) continue;
+      shares[i] /= terms;
+      Differentiate(model, task, batches[i], label_smoothing, scale * shares[i], bfloat16,
+                    parameters, &of[i]);
+    }
+  });
+  double loss = 0;
+  for (size_t i = 0; i < of.size(); ++i) loss += shares[i] * of[i].loss;
+  if (!std::isfinite(loss)) return loss;
+  const at::NoGradGuard guard;
+  for (Part& part : of) {
+    std::vector<at::Tensor> sums, more;
+    for (size_t i = 0; i < part.gradients.size(); ++i) {
+      const at::Tensor& gradient = part.gradients[i];
+      if (!gradient.defined()) continue;
+      at::Tensor& sum = parameters[i].mutable_grad();
+      if (sum.defined()) {
+        sums.push_back(sum), more.push_back(gradient);
+      } else {
+        sum = gradient;
+      }
+    }
+    if (!sums.empty()) at::_foreach_add_(sums, more);
+    part.gradients.clear();
+  }
+  return loss;
+}
+
+}  // namespace cistern

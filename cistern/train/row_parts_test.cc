@@ -1,0 +1,212 @@
+#include "cistern/train/row_parts.h"
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+
+#include "cistern/base/parallel.h"
+#include "cistern/io/test_folder.h"
+#include "cistern/ops/testing.h"
+#include "cistern/tasks/task.h"
+
+namespace cistern {
+namespace {
+
+using testing::ExpectContains;
+
+class Threads {
+ public:
+  explicit Threads(int threads) : before_(NumThreads()) { SetNumThreads(threads); }
+  ~Threads() { SetNumThreads(before_); }
+
+ private:
+  int before_;
+};
+
+// Every task that can be made of a little text or table, with a model of its own.
+class RowPartsTest : public ::testing::TestWithParam<std::string> {
+ protected:
+  void SetUp() override {
+    std::string text, rows = "text\tlabel\n";
+    for (int i = 0; i < 300; ++i) {
+      text += StrCat("line ", i * i % 97, " tells of ", i * 7 % 31, " ships and a sea\n");
+      rows += StrCat("row ", i * i % 89, i % 3 ? " has ships\ta\n" : " has none of them\tb\n");
+    }
+    std::ofstream(folder_ / "a.txt") << text;
+    std::ofstream(folder_ / "a.tsv") << rows;
+    options_.kind = GetParam().substr(0, GetParam().find(' '));
+    Fields fields;
+    fields.Group("task", options_.Describe());
+    const auto set = [&](const std::string& assignment) {
+      fields.Set(TaskOptions::Grouped(assignment, options_.kind));
+    };
+    set("task.cache=" + (folder_ / "cache"));
+    if (options_.kind == "classify") {
+      set("task.data=" + (folder_ / "a.tsv"));
+      if (GetParam() == "classify balanced") set("task.class_weights=balanced");
+    } else {
+      set("task.text=" + (folder_ / "a.txt"));
+      set("task.tokenizer=bytes");
+      set("task.length=24");
+    }
+    task_ = options_.Make();
+    task_->Prepare();
+    ModelConfig c;
+    c.kind = options_.info().models[0];
+    c.dim = 12, c.layers = 2, c.heads = 2, c.init_std = 0.3, c.positions = "sinusoidal";
+    c.attention = {"latte", "softmax"};
+    task_->Complete(c);
+    model_ = MakeModel(c, 3);
+    model_->train();
+  }
+
+  std::vector<at::Tensor> Gradients(const Batch& batch, int64_t parts, double* loss,
+                                    bool bfloat16 = false) {
+    model_->zero_grad();
+    *loss = AddGradients(*model_, *task_, batch, 0.1, 0.5, bfloat16, parts);
+    std::vector<at::Tensor> out;
+    for (const auto& p : model_->named_parameters()) {
+      EXPECT_TRUE(p.value().grad().defined()) << p.key();
+      out.push_back(p.value().grad().clone());
+    }
+    return out;
+  }
+
+  TestFolder folder_;
+  TaskOptions options_;
+  std::unique_ptr<Task> task_;
+  std::shared_ptr<Model> model_;
+};
+
+TEST_P(RowPartsTest, PartsTogetherAreTheWhole) {
+  model_->to(at::kDouble);
+  const Batch batch = task_->TrainBatch(5, 0, 7);
+  double terms = 0;
+  for (const auto& [begin, end] : {std::pair(0, 2), std::pair(2, 3), std::pair(3, 7)}) {
+    const Batch part = batch.Rows(begin, end);
+    EXPECT_EQ(part.rows, end - begin);
+    terms += task_->Terms(part);
+  }
+  EXPECT_NEAR(terms, task_->Terms(batch), 1e-9);
+  double whole_loss = 0, loss = 0;
+  const auto whole = Gradients(batch, 1, &whole_loss);
+  for (const int threads : {1, 2}) {
+    const Threads scope(threads);
+    for (const int64_t parts : {2, 3, 7}) {
+      const auto together = Gradients(batch, parts, &loss);
+      EXPECT_NEAR(loss, whole_loss, 1e-12 * whole_loss);
+      for (size_t i = 0; i < whole.size(); ++i)
+        testing::ExpectClose(together[i], whole[i], 1e-10, GetParam());
+    }
+  }
+}
+
+// The same number of threads gives the same bits, whichever takes what.
+TEST_P(RowPartsTest, AreTheSameBitsAlways) {
+  const Batch batch = task_->TrainBatch(5, 1, 6);
+  double first_loss = 0, loss = 0;
+  std::vector<at::Tensor> first;
+  const Threads scope(2);
+  first = Gradients(batch, 3, &first_loss);
+  for (int repeat = 0; repeat < 3; ++repeat) {
+    const auto again = Gradients(batch, 3, &loss);
+    EXPECT_EQ(loss, first_loss);
+    for (size_t i = 0; i < first.size(); ++i) EXPECT_TRUE(again[i].equal(first[i]));
+  }
+  // Autocast holds in every thread, and ends with it.
+  const auto half = Gradients(batch, 3, &loss, true);
+  EXPECT_NE(loss, first_loss);
+  EXPECT_NEAR(loss, first_loss, 0.05 * std::abs(first_loss));
+  Gradients(batch, 3, &loss);
+  EXPECT_EQ(loss, first_loss);
+}
+
+TEST_P(RowPartsTest, ALossThatIsNotFiniteLeavesNoGradients) {
+  {
+    const at::NoGradGuard guard;
+    model_->parameters()[0].fill_(std::nan(""));
+  }
+  EXPECT_TRUE(
+      std::isnan(AddGradients(*model_, *task_, task_->TrainBatch(5, 1, 4), 0, 1, false, 2)));
+  for (const at::Tensor& p : model_->parameters()) EXPECT_FALSE(p.grad().defined());
+}
+
+INSTANTIATE_TEST_SUITE_P(Tasks, RowPartsTest,
+                         ::testing::Values("lm", "mlm", "classify", "classify balanced"),
+                         [](const auto& info) {
+                           std::string name = info.param;
+                           std::replace(name.begin(), name.end(), ' ', '_');
+                           return name;
+                         });
+
+std::shared_ptr<Model> Made(const std::function<void(ModelConfig&)>& change) {
+  ModelConfig c;
+  c.vocab_size = 9, c.dim = 8, c.layers = 2, c.heads = 2;
+  change(c);
+  return MakeModel(c, 1);
+}
+
+TEST(RowParts, AreTakenWhereTheyCanBe) {
+  const auto plain = Made([](ModelConfig&) {});
+  {
+    const Threads scope(4);
+    EXPECT_EQ(RowParts("auto", *plain, 8), 4);
+    EXPECT_EQ(RowParts("auto", *plain, 6), 1);  // two of the threads would wait for the others
+    EXPECT_EQ(RowParts("rows", *plain, 6), 4);
+    EXPECT_EQ(RowParts("auto", *plain, 17), 4);
+    EXPECT_EQ(RowParts("auto", *plain, 3), 1);
+    EXPECT_EQ(RowParts("operations", *plain, 8), 1);
+    ExpectContains(ErrorMessage([&] { RowParts("rows", *plain, 3); }),
+                   {"fewer rows", "operations"});
+    for (const auto& model :
+         {Made([](ModelConfig& c) { c.dropout = 0.1; }),
+          Made([](ModelConfig& c) { c.decoder.attention_dropout = 0.1; }), Made([](ModelConfig& c) {
+            c.attention = {"latte", "performer"};
+          }),
+          Made([](ModelConfig& c) { c.attention = {"softmax:1+rfa:1"}; })}) {
+      EXPECT_EQ(RowParts("auto", *model, 8), 1);
+      ExpectContains(ErrorMessage([&] { RowParts("rows", *model, 8); }), {"random numbers"});
+    }
+  }
+  const Threads scope(1);
+  EXPECT_EQ(RowParts("auto", *plain, 8), 1);
+}
+
+// What says that it draws nothing leaves the generator alone, and its own tensors.
+TEST(RowParts, WhatDrawsNothingMayRunInThreads) {
+  for (const MechanismInfo* info : Mechanisms()) {
+    if (info->stochastic) continue;
+    for (const ModelInfo* kind : Models()) {
+      if (kind->forms.size() > 1) continue;
+      ModelConfig c;
+      c.kind = kind->name, c.vocab_size = 9, c.dim = 8, c.layers = 2, c.heads = 2;
+      c.max_length = 32, c.attention = {info->name};
+      if (kind->classifies) c.classes = 3;
+      if (ErrorMessage([&] { c.Validate(); }) != "no error") continue;
+      const auto model = MakeModel(c, 1);
+      model->train();
+      std::vector<at::Tensor> buffers;
+      for (const auto& b : model->buffers()) buffers.push_back(b.clone());
+      at::manual_seed(4);
+      const at::Tensor drawn = at::rand({1});
+      at::manual_seed(4);
+      const at::Tensor targets =
+          kind->classifies ? at::arange(2) : at::arange(16).reshape({2, 8}).remainder(9);
+      model
+          ->TrainingLoss({{"ids", at::arange(16).reshape({2, 8}).remainder(9)},
+                          {"lengths", at::full({2}, 8, at::kLong)},
+                          {"targets", targets}})
+          .backward();
+      EXPECT_TRUE(at::rand({1}).equal(drawn)) << kind->name << " " << info->name;
+      const auto after = model->buffers();
+      for (size_t i = 0; i < buffers.size(); ++i)
+        EXPECT_TRUE(buffers[i].equal(after[i])) << kind->name << " " << info->name;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace cistern
