@@ -9,7 +9,7 @@
 #include <algorithm>
 #include <limits>
 
-#include "cistern/ops/op_pair.h"
+#include "cistern/ops/primitive.h"
 
 namespace cistern::ops {
 namespace flash_attention {

@@ -82,6 +82,17 @@ inline bool NeedsGradient(at::TensorList x) {
          });
 }
 
+// Inputs to differentiate by, each on its own: where one was computed from another, a view keeps
+// the path through it out of that other's gradient.
+inline at::Tensor Apart(const at::Tensor& x) {
+  return x.requires_grad() ? x.view_as(x) : x.detach().requires_grad_();
+}
+inline Tensors Apart(const Tensors& x) {
+  Tensors inputs;
+  for (const at::Tensor& t : x) inputs.push_back(Apart(t));
+  return inputs;
+}
+
 // Whether forward-mode differentiation (torch.func.jvp) has a tangent for one of these.
 inline bool HaveTangents(at::TensorList x) {
   return std::any_of(x.begin(), x.end(),
@@ -353,11 +364,7 @@ class OpPairOf<P, std::tuple<F&...>> {
       return BackwardOp().call(grads, outputs, f...);
     }
     at::AutoGradMode enable(true);
-    // Each input on its own: where one was computed from another, a view keeps the path through it
-    // out of that other's gradient.
-    EachInput(a, [](at::Tensor& t) {
-      t = t.requires_grad() ? t.view_as(t) : t.detach().requires_grad_();
-    });
+    EachInput(a, [](at::Tensor& t) { t = Apart(t); });
     const Tensors inputs = Inputs(a), y = P::Compose(a);
     Tensors to, from;
     for (size_t i = 0; i < P::kDifferentiable; ++i) {

@@ -123,8 +123,8 @@ struct WindowMechanism::RingPiece {
     v = at::cat({PickRows(before.v, order), piece_v}, 2);
     const at::Tensor there =
         at::arange(ring, count.options()).unsqueeze(0) >= ring - count.unsqueeze(1);
-    at::Tensor piece = mask.starts ? mask.starts->to(at::kLong).cumsum(1)
-                                   : at::zeros({count.size(0), length}, count.options());
+    at::Tensor piece =
+        mask.starts ? mask.Documents(length) : at::zeros({count.size(0), length}, count.options());
     if (mask.lengths) piece = piece.masked_fill(mask.Padding(length), -1);
     documents = at::cat({there.to(at::kLong) - 1, piece}, 1);
   }
