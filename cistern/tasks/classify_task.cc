@@ -467,7 +467,7 @@ at::Tensor ClassifyTask::ClassWeights() const {
 }
 
 double ClassifyTask::Terms(const Batch& batch) const {
-  if (options_.regression || options_.class_weights == "none") return double(batch.rows);
+  if (options_.regression || options_.class_weights == ClassWeighting::kNone) return double(batch.rows);
   return ClassWeights().index_select(0, batch["targets"].cpu()).sum().item<double>();
 }
 

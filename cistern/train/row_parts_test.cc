@@ -154,7 +154,8 @@ TEST(RowParts, AreTakenWhereTheyCanBe) {
   {
     const Threads scope(4);
     EXPECT_EQ(RowParts(ThreadsTake::kAuto, *plain, 8), 4);
-    EXPECT_EQ(RowParts(ThreadsTake::kAuto, *plain, 6), 1);  // two of the threads would wait for the others
+    EXPECT_EQ(RowParts(ThreadsTake::kAuto, *plain, 6),
+              1);  // two of the threads would wait for the others
     EXPECT_EQ(RowParts(ThreadsTake::kRows, *plain, 6), 4);
     EXPECT_EQ(RowParts(ThreadsTake::kAuto, *plain, 17), 4);
     EXPECT_EQ(RowParts(ThreadsTake::kAuto, *plain, 3), 1);
@@ -168,7 +169,8 @@ TEST(RowParts, AreTakenWhereTheyCanBe) {
           }),
           Made([](ModelConfig& c) { c.attention = {"softmax:1+rfa:1"}; })}) {
       EXPECT_EQ(RowParts(ThreadsTake::kAuto, *model, 8), 1);
-      ExpectContains(ErrorMessage([&] { RowParts(ThreadsTake::kRows, *model, 8); }), {"random numbers"});
+      ExpectContains(ErrorMessage([&] { RowParts(ThreadsTake::kRows, *model, 8); }),
+                     {"random numbers"});
     }
   }
   const Threads scope(1);

@@ -209,8 +209,7 @@ at::Tensor ConvLunaMechanism::DoPack(const std::vector<at::Tensor>& x, const ops
   CISTERN_CHECK(options_.mask == Masking::kTokens || FilteredLength(length) >= 1 || length == 0,
                 "[", info().name, "] a filter of ", options_.kernel,
                 " tokens with mask=none has no window in ", length, " tokens; use mask=tokens");
-  const ops::Mask seen =
-      options_.mask == Masking::kTokens ? mask.WithoutStarts() : ops::Mask();
+  const ops::Mask seen = options_.mask == Masking::kTokens ? mask.WithoutStarts() : ops::Mask();
   at::Tensor queries = OfMemory(x, memory_q_, batch);
   ops::SoftmaxOptions options;
   options.dropout = Dropout();

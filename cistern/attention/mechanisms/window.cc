@@ -172,8 +172,7 @@ at::Tensor WindowMechanism::Banded(const at::Tensor& q, const at::Tensor& k, con
 at::Tensor WindowMechanism::DoExtend(const std::vector<at::Tensor>& x, State& state,
                                      const ops::Mask& mask) {
   if (x[q_].size(2) == 1 && !mask && !at::GradMode::is_enabled()) return ExtendByOne(x, state);
-  if (!mask && SharedCount(state[count_]) == 0)
-    return ExtendEmpty(x, state);
+  if (!mask && SharedCount(state[count_]) == 0) return ExtendEmpty(x, state);
   const Ring before = Held(state);
   const RingPiece all(x[k_], x[v_], before, mask);
   const at::Tensor out = Banded(x[q_], all.k, all.v, all.documents, before.k.size(2), 0);
