@@ -71,7 +71,7 @@ class ClassifyTask : public Task {
   std::vector<int32_t> Encode(const LabelledRow& row, const std::string& where) const;
   double Target(const std::string& label, const std::string& where) const;
   Examples Encoded(const std::vector<LabelledRow>& rows, const std::string& path) const;
-  at::Tensor ClassWeights() const;
+  at::Tensor WeightOfClasses() const;  // balanced losses are multiplied by it: [classes] double
   const Examples& Set(Split split) const;
   Batch MakeBatch(const Examples& set, const std::vector<int64_t>& rows) const;
   TableOptions table_options() const;
