@@ -188,7 +188,7 @@ TEST(Fields, EnumerationsAreReadAndWrittenByName) {
   EXPECT_EQ(ErrorMessage([&] {
               fields.Read(Json{{"other", ""}}, "x");
             }),
-            "x: 'other': unknown value ''; known are red, blue");
+            "x: 'other': unknown value ''; known are: red, blue");
   EXPECT_EQ(ErrorMessage([&] {
               fields.Read(Json{{"colour", 1}}, "x");
             }),

@@ -91,7 +91,7 @@ at::Tensor ExtendLayer(AttentionLayer& layer, const at::Tensor& x, const std::ve
 
 TEST(FeedForward, DropoutComesAfterTheActivation) {
   at::NoGradGuard guard;
-  const auto ffn = std::make_shared<FeedForward>(4, 4, "relu", true, 0.02, 0.02, 0.25);
+  const auto ffn = std::make_shared<FeedForward>(4, 4, Activation::kRelu, true, 0.02, 0.02, 0.25);
   auto p = ffn->named_parameters();
   p["up_proj.weight"].zero_();
   p["up_proj.bias"].copy_(at::tensor({-1.0, 1.0, 3.0, -2.0}));  // relu leaves 0, 1, 3, 0
@@ -236,7 +236,7 @@ TEST(AttentionLayer, BFloat16RoundsTheLinearMapsAlone) {
 TEST(AttentionLayer, RefusesWithAReasonAndASuggestion) {
   auto text = [](const AttentionLayerOptions& o) {
     try {
-      AttentionLayer layer(o);
+      MakeAttentionLayer(o);
     } catch (const UsageError& e) {
       return std::string(e.what());
     }
@@ -261,7 +261,8 @@ TEST(AttentionLayer, RefusesWithAReasonAndASuggestion) {
 }
 
 TEST(AttentionLayer, NamesAndStates) {
-  const AttentionLayer layer(LayerOptions("abc_mlp", Form::kCausal, 4));
+  const auto made = MakeAttentionLayer(LayerOptions("abc_mlp", Form::kCausal, 4));
+  const AttentionLayer& layer = *made;
   std::vector<std::string> names;
   for (const auto& p : layer.named_parameters()) names.push_back(p.key());
   std::sort(names.begin(), names.end());
