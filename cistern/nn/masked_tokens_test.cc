@@ -37,7 +37,8 @@ std::shared_ptr<AttentionLayer> Make(const MechanismInfo& info, const Json& opti
   return layer;
 }
 
-at::Tensor Run(AttentionLayer& layer, Form form, const Stream& stream, const at::Tensor& target) {
+at::Tensor RunLayer(AttentionLayer& layer, Form form, const Stream& stream,
+                    const at::Tensor& target) {
   if (form == Form::kBidirectional) return layer.Bidirectional(stream).tokens;
   State state = layer.EmptyState(stream.x.size(0), stream.x.options());
   if (form == Form::kCausal) return layer.Extend(stream, state);
@@ -69,13 +70,14 @@ TEST(MaskedTokens, ALayerReadsEachRowAsIfTheyWereNotThere) {
       const auto layer = Make(*info, info->cases[0], form);
       at::NoGradGuard guard;
       stream.x = Normal({3, kLength, kModel});
-      const at::Tensor target = Normal({3, 4, kModel}), got = Run(*layer, form, stream, target);
+      const at::Tensor target = Normal({3, 4, kModel}),
+                       got = RunLayer(*layer, form, stream, target);
       for (int64_t b = 0; b < 3; ++b) {
         const at::Tensor index = at::tensor(real[size_t(b)]);
         Stream alone;
         alone.x = stream.x.narrow(0, b, 1).index_select(1, index);
         alone.positions = at::arange(index.size(0)).unsqueeze(0);
-        const at::Tensor want = Run(*layer, form, alone, target.narrow(0, b, 1));
+        const at::Tensor want = RunLayer(*layer, form, alone, target.narrow(0, b, 1));
         const at::Tensor row = got.narrow(0, b, 1);
         ExpectClose(form == Form::kCross ? row : row.index_select(1, index), want,
                     1e-11 * std::max(1.0, info->tolerance / 1e-6),
