@@ -23,6 +23,8 @@ at::Tensor LanguageModel::Extend(const at::Tensor& ids, ModelState& state, const
 
 at::Tensor LanguageModel::TrainingLoss(const NamedTensors& batch, double label_smoothing) {
   const at::Tensor& ids = batch["ids"];
+  CISTERN_CHECK(!batch.Has("source_valid"), "[", config_.kind,
+                "] takes padding of the source on the right alone (source_lengths)");
   ModelState state =
       info().encodes ? Encode(batch["source"], batch["source_lengths"]) : EmptyState(ids.size(0));
   ops::Mask mask;

@@ -87,6 +87,10 @@ at::Tensor TargetPositions(const at::Tensor& targets) {
 }
 
 at::Tensor MaskedLm::TrainingLoss(const NamedTensors& batch, double label_smoothing) {
+  CISTERN_CHECK(
+      !batch.Has("valid"),
+      "[masked_lm] takes padding on the right alone (lengths); move the real tokens of ids "
+      "and targets to the front of each row");
   const at::Tensor hidden =
       Hidden(batch["ids"], batch.Has("lengths") ? batch["lengths"] : at::Tensor());
   const at::Tensor& targets = batch["targets"];

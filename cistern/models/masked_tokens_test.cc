@@ -15,7 +15,7 @@ ModelConfig Config(const std::string& kind, const std::string& attention,
   c.kind = kind, c.vocab_size = 23, c.dim = 12, c.heads = 2, c.max_length = 64;
   c.layers = 2;
   c.attention = {attention};
-  c.positions = positions;
+  c.positions = ValueOf(positions, PositionKinds());
   if (kind == "encoder_classifier") c.classes = 5;
   return c;
 }

@@ -156,7 +156,7 @@ TEST(MutatedFiles, StatesAreGoneOnWithOrAnError) {
   const std::string path = folder / "a.state";
   ModelConfig config;
   config.vocab_size = 23, config.dim = 12, config.heads = 2, config.max_length = 256;
-  config.positions = "learned", config.conv = 3;
+  config.positions = PositionKind::kLearned, config.conv = 3;
   config.attention = {"latte",       "softmax",           "window",
                       "abc_cluster", "softmax:1+latte:1", "abc_compressive"};
   config.layers = int64_t(config.attention.size());

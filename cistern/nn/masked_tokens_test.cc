@@ -19,16 +19,17 @@ std::shared_ptr<AttentionLayer> Make(const MechanismInfo& info, const Json& opti
   o.form = form;
   o.bias = true;
   const auto& known = info.positions;
-  if (form != Form::kCross && std::find(known.begin(), known.end(), "rotary") != known.end())
-    o.positions = "rotary";
+  if (form != Form::kCross &&
+      std::find(known.begin(), known.end(), PositionKind::kRotary) != known.end())
+    o.positions = PositionKind::kRotary;
   if (form == Form::kCausal) o.conv = 3;
   at::manual_seed(4);
   std::shared_ptr<AttentionLayer> layer;
   try {
-    layer = std::make_shared<AttentionLayer>(o);
+    layer = MakeAttentionLayer(o);
   } catch (const UsageError&) {  // no convolution
     o.conv = 0;
-    layer = std::make_shared<AttentionLayer>(o);
+    layer = MakeAttentionLayer(o);
   }
   at::NoGradGuard guard;
   layer->to(at::kDouble);

@@ -37,7 +37,7 @@ class Mlm : public ::testing::Test {
     task->Prepare();
     return task;
   }
-  static std::shared_ptr<MaskedLm> ModelOf(const Task& task, const std::string& positions) {
+  static std::shared_ptr<MaskedLm> ModelOf(const Task& task, PositionKind positions) {
     ModelConfig c;
     c.kind = "masked_lm";
     c.dim = 16, c.layers = 2, c.heads = 2, c.init_std = 0.3, c.positions = positions;
@@ -87,7 +87,7 @@ TEST_F(Mlm, MasksTheSharesThatAreAskedFor) {
 // The sums are those of the definition, however many rows are measured at once.
 TEST_F(Mlm, MeasuresTheSameTokensAlways) {
   const auto task = Prepared();
-  const auto model = ModelOf(*task, "sinusoidal");
+  const auto model = ModelOf(*task, PositionKind::kSinusoidal);
   double nats = 0, correct = 0, tokens = 0, unigram = 0;
   std::map<int64_t, double> counts;
   const auto train = task->Read(Split::kTrain, {});
@@ -135,7 +135,7 @@ TEST_F(Mlm, MeasuresTheSameTokensAlways) {
 
 TEST_F(Mlm, LossIsThatOfTheChosenTokens) {
   const auto task = Prepared();
-  const auto model = ModelOf(*task, "learned");
+  const auto model = ModelOf(*task, PositionKind::kLearned);
   const Batch batch = task->TrainBatch(1, 0, 3);
   const at::Tensor logits = model->Logits(model->Hidden(batch["ids"]));
   EXPECT_NEAR(task->Loss(*model, batch, 0.1).item<double>(),
@@ -145,7 +145,7 @@ TEST_F(Mlm, LossIsThatOfTheChosenTokens) {
 TEST_F(Mlm, FillsInMasks) {
   options_.tokenizer = TokenizerKind::kBpe, options_.vocab_size = 280;
   const auto task = Prepared();
-  const auto model = ModelOf(*task, "sinusoidal");
+  const auto model = ModelOf(*task, PositionKind::kSinusoidal);
   const std::string lines = folder_ / "lines.txt";
   std::ofstream(lines) << "the <mask> sees<mask>\n\na dog hears the <mask>.\n";
   // Beside other rows or alone: padding is never seen.
@@ -180,7 +180,7 @@ TEST_F(Mlm, Errors) {
   const auto reader = task->ReadFile(lines, false, {1});
   EXPECT_TRUE(reader->Next().has_value());
   ExpectContains(ErrorMessage([&] { reader->Next(); }), {"lines.txt:2", "<mask>"});
-  const auto model = ModelOf(*task, "learned");
+  const auto model = ModelOf(*task, PositionKind::kLearned);
   ModelConfig config = model->config();
   const Batch batch = *task->Read(Split::kTrain, {0, 0, 2000})->Next();
   ExpectContains(ErrorMessage([&] { task->Measure(*model, batch); }),

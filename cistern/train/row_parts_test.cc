@@ -56,7 +56,8 @@ class RowPartsTest : public ::testing::TestWithParam<std::string> {
     task_->Prepare();
     ModelConfig c;
     c.kind = options_.info().models[0];
-    c.dim = 12, c.layers = 2, c.heads = 2, c.init_std = 0.3, c.positions = "sinusoidal";
+    c.dim = 12, c.layers = 2, c.heads = 2, c.init_std = 0.3,
+    c.positions = PositionKind::kSinusoidal;
     c.attention = {"latte", "softmax"};
     task_->Complete(c);
     model_ = MakeModel(c, 3);
