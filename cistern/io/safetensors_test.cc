@@ -126,7 +126,7 @@ TEST(Safetensors, ErrorsNameThePlace) {
   EXPECT_EQ(ParseError(""),
             "m.st: 0 bytes are too few for a safetensors file; it is empty or truncated");
   EXPECT_EQ(ParseError(std::string(8, '\xff')),
-            "m.st: offset 0: header length 18446744073709551615 is over 100000000; this is no "
+            "m.st: offset 0: header length 18446744073709551615 is over 100000000; this is not a "
             "safetensors file");
   EXPECT_EQ(ParseError(FileOf("{}", 0).substr(0, 9)),
             "m.st: offset 0: the header should have 2 bytes, the file has 1 after its length; it "
