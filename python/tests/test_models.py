@@ -108,6 +108,25 @@ def test_masked_language_model(tmp_path, name, more):
           lengths=torch.tensor([12, 7]))
 
 
+@pytest.mark.parametrize("name", ["latte", "abc_mlp", "gated_slots", "rfa", "softmax", "window"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_trains_a_step_without_data(tmp_path, kind, name):
+    """On `meta` a tensor made on another device, or read by the CPU, is an error."""
+    more = dict(classes=3) if kind == "encoder_classifier" else {}
+    if kind == "encoder_decoder":
+        more["cross"] = dict(attention=["latte"])
+        more["encoder"] = dict(attention=["latte"])
+    config = make_config(kind=kind, attention=[name], positions="sinusoidal", **more)
+    model = KINDS[kind](complete(config, tmp_path / "m")).to("meta")
+    ids = torch.zeros(2, 12, dtype=torch.int64, device="meta")
+    logits = model(*([ids, ids] if kind == "encoder_decoder" else [ids]))
+    logits.logsumexp(-1).mean().backward()
+    for key, p in model.named_parameters():
+        if key != "mask_token" or kind != "masked_lm":
+            assert p.grad is not None and p.grad.is_meta, key
+    torch.optim.AdamW(model.parameters()).step()
+
+
 def test_every_kind_has_a_module():
     assert set(KINDS) == set(json.loads(torch.ops.cistern.models()))
 
