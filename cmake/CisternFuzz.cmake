@@ -14,9 +14,11 @@ target_link_libraries(cistern_fuzz_data PUBLIC cistern_base cistern_io cistern_t
 foreach(layer base io text fuzz_data)  # the kernels read no files
   target_compile_options(cistern_${layer} PRIVATE -fsanitize=fuzzer-no-link)
 endforeach()
-# What needs torch is linked with a libcistern.so of another build: torch is not built for sanitizers. The readers
-# themselves are compiled here, for libFuzzer to see their branches; they take the places of those in the library.
-set(CISTERN_FUZZ_LIBRARY "" CACHE FILEPATH "libcistern.so of a release build: the targets that need torch are built, too")
+# Targets that need torch are linked with the libcistern.so of another build: torch is not built for
+# sanitizers. The readers themselves are compiled here, for libFuzzer to see their branches; they
+# replace those of the library.
+set(CISTERN_FUZZ_LIBRARY "" CACHE FILEPATH
+    "libcistern.so of a release build: builds the targets that need torch, too")
 set(fuzz_with_torch config)
 if(CISTERN_FUZZ_LIBRARY)
   add_library(cistern_fuzz_torch OBJECT cistern/attention/head_groups.cc cistern/models/config.cc
@@ -24,8 +26,8 @@ if(CISTERN_FUZZ_LIBRARY)
   target_include_directories(cistern_fuzz_torch PUBLIC ${PROJECT_SOURCE_DIR})
   target_include_directories(cistern_fuzz_torch SYSTEM PUBLIC ${TorchWheel_INCLUDE_DIRS})
   target_compile_options(cistern_fuzz_torch PRIVATE -fno-sanitize=address,undefined)
-  target_link_libraries(cistern_fuzz_torch PUBLIC fmt::fmt-header-only nlohmann_json::nlohmann_json ${CISTERN_FUZZ_LIBRARY}
-    TorchWheel::torch_cpu TorchWheel::gomp)
+  target_link_libraries(cistern_fuzz_torch PUBLIC nlohmann_json::nlohmann_json
+    ${CISTERN_FUZZ_LIBRARY} TorchWheel::torch_cpu TorchWheel::gomp)
 endif()
 file(GLOB fuzz_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/fuzz/fuzz_*.cc)
 foreach(source IN LISTS fuzz_sources)
