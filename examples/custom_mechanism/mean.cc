@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 
 #include "cistern/attention/definition.h"
+#include "cistern/ops/slot_memory.h"
 
 namespace cistern {
 
