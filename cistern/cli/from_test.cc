@@ -20,7 +20,8 @@ class FromTest : public CliTest {
     const Outcome o =
         Run(Small({"--task", "mlm", "--data", folder_ / "text.txt", "--out", folder_ / "mlm",
                    "--set", "task.vocab_size=300", "--set", "model.dim=16", "--set",
-                   "model.heads=2", "--set", "model.layers=1"}));
+                   "model.heads=2", "--set", "model.layers=1", "--set", "model.attention=latte",
+                   "--set", "model.positions=sinusoidal"}));
     ASSERT_EQ(o.code, 0) << o;
     ExpectContains(o.out, {"valid:  perplexity ", "unigram_perplexity"});
   }
