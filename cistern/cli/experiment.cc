@@ -26,6 +26,7 @@ Fields Experiment::Describe() {
   f.Group("task", task.Describe());
   f.Group("model", model.Describe());
   f.Group("train", train.Describe());
+  f.Group("published", published.Describe());
   return f;
 }
 
@@ -90,6 +91,39 @@ void ReadTree(Experiment& experiment, Json tree, const std::string& where,
   }
   for (const std::string& a : assignments) fields.Set(TaskOptions::Grouped(a, kind));
   ChooseModel(experiment);
+  experiment.published.Validate(experiment.task.info());
+}
+
+// Values of `over` replace those of `base`; objects are merged.
+void MergeTrees(Json& base, const Json& over) {
+  for (const auto& [key, value] : over.items()) {
+    if (value.is_object() && base.contains(key) && base[key].is_object()) {
+      MergeTrees(base[key], value);
+    } else {
+      base[key] = value;
+    }
+  }
+}
+
+// A file with all that it extends. `files`: those that are being read, to see a circle.
+Json ReadExperimentTree(const std::string& file, std::vector<std::string> files = {}) {
+  const std::filesystem::path path(file);
+  std::error_code ignored;
+  const std::string canonical = std::filesystem::weakly_canonical(path, ignored).string();
+  if (std::find(files.begin(), files.end(), canonical) != files.end())
+    FailUsage(file, ": extends itself, through other files");
+  files.push_back(canonical);
+  Json tree = file.ends_with(".json") ? ReadJsonFile(file) : ReadTomlFile(file);
+  if (!tree.is_object() || !tree.contains("extends")) return tree;
+  if (!tree["extends"].is_string())
+    FailUsage(file, ": extends must be the path of a file, got ", tree["extends"].dump());
+  const std::string base = (path.parent_path() / tree["extends"].get<std::string>()).string();
+  tree.erase("extends");
+  if (!std::filesystem::exists(base, ignored))
+    FailUsage(file, ": extends ", base, ", which does not exist");
+  Json whole = ReadExperimentTree(base, files);
+  MergeTrees(whole, tree);
+  return whole;
 }
 
 }  // namespace
@@ -106,7 +140,7 @@ void ReadExperiment(Experiment& experiment, const std::string& file,
   Json tree;
   if (!file.empty()) {
     try {
-      tree = file.ends_with(".json") ? ReadJsonFile(file) : ReadTomlFile(file);
+      tree = ReadExperimentTree(file);
     } catch (const UsageError&) {
       throw;
     } catch (const Error& e) {  // a configuration that cannot be read is wrong use, before any work
@@ -198,6 +232,8 @@ Trained TrainExperiment(Experiment experiment, const std::string& folder, bool r
   }
   out.config = experiment.model;
   out.task->Complete(out.config);
+  if (const int64_t said = experiment.model.vocab_size; said > 0 && said != out.config.vocab_size)
+    Note(StrCat("model.vocab_size=", said, " was asked for; the data has ", out.config.vocab_size));
   CheckMemory(out.config, experiment.train.batch, out.task->tokens_per_row(),
               experiment.dtype == "float64" ? 8 : 4);
   out.model = MakeModel(out.config, uint64_t(experiment.seed));

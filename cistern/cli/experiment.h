@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "cistern/cli/published.h"
 #include "cistern/models/config.h"
 #include "cistern/tasks/task.h"
 #include "cistern/train/trainer.h"
@@ -22,13 +23,15 @@ struct Experiment {
   // (TakeWeights).
   std::string from;
   bool new_head = false, swap_attention = false;
+  Published published;
 
   Fields Describe();
   Json Write();  // as Describe().Write(), with only the chosen task
 };
 
 // Reads `file` (TOML, or JSON by its name; empty: none), then applies the assignments in order.
-// UsageError on anything unknown or wrong.
+// A file with `extends = "base.toml"` (a path from its own folder) is read on top of that one: its
+// keys replace those of the base, tables are merged. UsageError on anything unknown or wrong.
 void ReadExperiment(Experiment& experiment, const std::string& file,
                     const std::vector<std::string>& assignments);
 

@@ -7,6 +7,7 @@
 #include "cistern/attention/mechanism.h"
 #include "cistern/base/error.h"
 #include "cistern/cli/command.h"
+#include "cistern/cli/info_experiment.h"
 #include "cistern/io/json_text.h"
 #include "cistern/kernels/isa.h"
 #include "cistern/models/model_state.h"
@@ -181,6 +182,7 @@ int RunInfo(const InfoArguments& a) {
   if (a.tasks) return PrintTasks(a);
   if (a.docs) return PrintDocs();
   if (a.models) return PrintModels(a.common.json);
+  if (a.folder.ends_with(".toml")) return PrintExperiment(a.folder, a.common.json);
   if (!a.folder.empty()) return PrintModel(a);
   Json json = {
       {"version", CISTERN_VERSION},       {"libtorch", TORCH_VERSION},
@@ -212,8 +214,10 @@ int RunInfo(const InfoArguments& a) {
 void AddInfo(CLI::App& app, Run& run) {
   auto a = std::make_shared<InfoArguments>();
   CLI::App* command = app.add_subcommand(
-      "info", "show the build, the machine and the mechanisms, or the contents of a model folder");
-  command->add_option("folder", a->folder, "model folder");
+      "info",
+      "show the build, the machine and the mechanisms, or what a model folder or an experiment "
+      "file holds");
+  command->add_option("folder", a->folder, "model folder, or experiment file (.toml)");
   command->add_flag("--tasks", a->tasks, "every task: its models, metrics and options");
   command->add_flag("--docs", a->docs, "print the generated part of docs/mechanisms.md");
   command->add_flag("--models", a->models, "the kinds of models and their own options");

@@ -105,6 +105,8 @@ int RunTrain(CLI::App& command, const TrainArguments& a) {
               r.tokens_per_second, BusyNote(r.cpu_share).c_str());
   if (!r.valid.is_null()) PrintMetrics("valid", r.valid);
   if (!r.test.is_null()) PrintMetrics("test", r.test);
+  if (const std::string line = experiment.published.Line(); !line.empty())
+    std::printf("%s\n", line.c_str());
   std::printf("saved in %s\n", a.out.c_str());
   return 0;
 }

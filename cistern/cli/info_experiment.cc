@@ -1,0 +1,105 @@
+#include "cistern/cli/info_experiment.h"
+
+#include <torch/nn/module.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <map>
+
+#include "cistern/base/error.h"
+#include "cistern/base/format.h"
+#include "cistern/cli/experiment.h"
+#include "cistern/io/json_text.h"
+#include "cistern/tensors/device.h"
+
+namespace cistern::cli {
+namespace {
+
+// Shapes alone, while it lives.
+class ShapesOnly {
+ public:
+  ShapesOnly() : before_(ActiveDevice()) { SetActiveDevice(at::kMeta); }
+  ~ShapesOnly() { SetActiveDevice(before_); }
+  ShapesOnly(const ShapesOnly&) = delete;
+  ShapesOnly& operator=(const ShapesOnly&) = delete;
+
+ private:
+  at::Device before_;
+};
+
+// "layers.3.ffn.up_proj.weight" -> "layers.ffn": the part that a parameter is counted under.
+std::string PartOf(const std::string& name) {
+  std::string part, word;
+  int words = 0;
+  for (size_t i = 0; i <= name.size() && words < 2; ++i) {
+    if (i < name.size() && name[i] != '.') {
+      word += name[i];
+      continue;
+    }
+    const bool number = std::all_of(word.begin(), word.end(), [](char c) { return isdigit(c); });
+    if (!number && i < name.size()) part += (part.empty() ? "" : ".") + word, ++words;
+    word.clear();
+  }
+  return part.empty() ? name : part;
+}
+
+}  // namespace
+
+int PrintExperiment(const std::string& file, bool as_json) {
+  Experiment experiment;
+  ReadExperiment(experiment, file, {});
+  ModelConfig config = experiment.model;
+  if (config.vocab_size < 1 || (config.info().classifies && config.classes < 1)) {
+    FailUsage(file, ": the size of the model depends on the data; to see it here, set model.",
+              config.vocab_size < 1 ? "vocab_size" : "classes", " in the file");
+  }
+  config.Validate();
+  experiment.train.Validate();
+  const auto task = experiment.task.Make();
+  config.max_length = std::max(config.max_length, task->tokens_per_row());
+  std::map<std::string, int64_t> parts;
+  int64_t parameters = 0;
+  {
+    const ShapesOnly scope;
+    const auto model = MakeModel(config, uint64_t(experiment.seed));
+    parameters = model->ParameterCount();
+    for (const auto& p : model->named_parameters()) parts[PartOf(p.key())] += p.value().numel();
+  }
+  const Published& published = experiment.published;
+  const bool known = !published.parameters.empty();
+  const int64_t bytes =
+      EstimateTrainingBytes(config, experiment.train.batch, task->tokens_per_row(), 0,
+                            experiment.dtype == "float64" ? 8 : 4);
+  if (as_json) {
+    Json json = {{"file", file},
+                 {"task", experiment.task.kind},
+                 {"model", config.Summary()},
+                 {"parameters", parameters},
+                 {"parts", parts},
+                 {"training_bytes", bytes},
+                 {"published", experiment.Describe().Write().value("published", Json::object())}};
+    if (known) json["as_published"] = IsPrintedAs(parameters, published.parameters);
+    std::printf("%s\n", JsonLine(json).c_str());
+    return 0;
+  }
+  std::printf("%-12s %s\n%-12s %s\n%-12s %s\n%-12s %lld", "experiment", file.c_str(), "task",
+              experiment.task.kind.c_str(), "model", config.Summary().c_str(), "parameters",
+              static_cast<long long>(parameters));
+  if (known) {
+    std::printf(" (%s says %s: %s)", published.source.c_str(), published.parameters.c_str(),
+                IsPrintedAs(parameters, published.parameters) ? "the same" : "another size");
+  }
+  std::printf("\n");
+  for (const auto& [part, count] : parts)
+    std::printf("  %-30s %12lld\n", part.c_str(), static_cast<long long>(count));
+  std::printf("%-12s about %.2f GB for a training step of %lld rows of %lld tokens\n", "memory",
+              double(bytes) / 1e9, static_cast<long long>(experiment.train.batch),
+              static_cast<long long>(task->tokens_per_row()));
+  if (const std::string line = published.Line(); !line.empty())
+    std::printf("%-12s %s\n", "published", line.c_str());
+  for (const std::string& difference : published.differences)
+    std::printf("%-12s %s\n", "difference", difference.c_str());
+  return 0;
+}
+
+}  // namespace cistern::cli

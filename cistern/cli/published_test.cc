@@ -1,0 +1,130 @@
+// Experiment files that extend others, and what a source says of them, from outside.
+#include "cistern/cli/testing_cli.h"
+#include "cistern/ops/testing.h"
+
+namespace cistern {
+namespace {
+
+using testing::ExpectContains;
+
+class PublishedTest : public CliTest {
+ protected:
+  std::string File(const std::string& name, const std::string& text) {
+    const std::string path = folder_ / name;
+    fs::create_directories(fs::path(path).parent_path());
+    WriteFileAtomically(path, text);
+    return path;
+  }
+  // A classifier of one layer of width 8: counted by hand below.
+  std::string Base() {
+    return File("base.toml",
+                "seed = 3\n[task]\nkind = \"listops\"\nlength = 100\n[model]\n"
+                "attention = \"softmax\"\ndim = 8\nlayers = 1\nheads = 2\nffn_dim = 16\n"
+                "vocab_size = 17\nclasses = 10\n[train]\nsteps = 5\nlr = 1e-3\n");
+  }
+};
+
+// Token embedding; q, k, v, out; feed-forward; three norms; head of 16 with its biases.
+constexpr int64_t kParameters =
+    17 * 8 + 4 * 8 * 8 + 2 * 8 * 16 + 3 * 2 * 8 + (8 * 16 + 16) + (16 * 10 + 10);
+
+TEST_F(PublishedTest, AFileIsReadOnTopOfTheOneItExtends) {
+  Base();
+  File("rows/middle.toml",
+       "extends = \"../base.toml\"\n[model]\nlayers = 2\n"
+       "attention_options = { latte = { latents = 4 } }\n[train]\nlr = 2e-3\n");
+  const std::string last =
+      File("rows/last.toml",
+           "extends = \"middle.toml\"\nseed = 9\n[model]\nattention = [\"latte\", \"softmax\"]\n"
+           "attention_options = { abc_mlp = { slots = 5 } }\n");
+  const std::string whole = File(
+      "whole.toml",
+      "seed = 9\n[task]\nkind = \"listops\"\nlength = 100\n[model]\n"
+      "attention = [\"latte\", \"softmax\"]\n"
+      "attention_options = { latte = { latents = 4 }, abc_mlp = { slots = 5 } }\ndim = 8\n"
+      "layers = 2\nheads = 2\nffn_dim = 16\nvocab_size = 17\nclasses = 10\n[train]\nsteps = 5\n"
+      "lr = 2e-3\n");
+  const Outcome a = Run({"train", last, "--print-config"}),
+                b = Run({"train", whole, "--print-config"});
+  ASSERT_EQ(a.code, 0) << a;
+  EXPECT_EQ(a.out, b.out);
+  EXPECT_NE(a.out.find("slots = 5"), std::string::npos) << a;
+}
+
+TEST_F(PublishedTest, ChainsThatCannotBeRead) {
+  const std::string circle = File("a.toml", "extends = \"b.toml\"\n");
+  File("b.toml", "extends = \"a.toml\"\n");
+  const std::string nowhere = File("c.toml", "extends = \"d.toml\"\n"),
+                    number = File("e.toml", "extends = 3\n");
+  const std::pair<std::string, std::vector<std::string>> cases[] = {
+      {circle, {"a.toml", "extends itself"}},
+      {nowhere, {"c.toml", "d.toml, which does not exist"}},
+      {number, {"e.toml", "extends must be the path of a file, got 3"}}};
+  for (const auto& [file, parts] : cases) {
+    const Outcome o = Run({"train", file, "--print-config"});
+    EXPECT_EQ(o.code, 2) << o;
+    ExpectContains(o.err, parts);
+  }
+}
+
+TEST_F(PublishedTest, TheSizeOfAModelStandsBesideTheOnePrinted) {
+  Base();
+  const auto row = [&](const std::string& parameters) {
+    return File("row.toml",
+                "extends = \"base.toml\"\n[published]\nsource = \"Nobody Table 1\"\n"
+                "row = \"small\"\nresults = { accuracy = 41.5 }\n"
+                "spread = { accuracy = 0.3 }\nparameters = \"" +
+                    parameters + "\"\n");
+  };
+  Outcome o = Run({"info", row(std::to_string(kParameters)), "--json"});
+  ASSERT_EQ(o.code, 0) << o;
+  Json json = ParseJson(o.out, "stdout");
+  EXPECT_EQ(json["parameters"], kParameters);
+  EXPECT_EQ(json["as_published"], true);
+  int64_t parts = 0;
+  for (const auto& [name, count] : json["parts"].items()) parts += count.get<int64_t>();
+  EXPECT_EQ(parts, kParameters);
+  // 1,010: what rounds to it with the digits printed, and what does not.
+  ASSERT_EQ(kParameters, 1010);
+  for (const char* same : {"1.0K", "1.01K", "1K"})
+    EXPECT_EQ(ParseJson(Run({"info", row(same), "--json"}).out, same)["as_published"], true);
+  for (const char* other : {"1009", "1.02K", "1.1K", "1M", "2K"})
+    EXPECT_EQ(ParseJson(Run({"info", row(other), "--json"}).out, other)["as_published"], false);
+  o = Run({"info", row("1.1K")});
+  ExpectContains(o.out, {"1010 (Nobody Table 1 says 1.1K: another size)", "embed_tokens",
+                         "Nobody Table 1, small: accuracy 41.5 +- 0.3"});
+}
+
+TEST_F(PublishedTest, FiguresThatFitNothing) {
+  Base();
+  const std::pair<std::string, std::vector<std::string>> cases[] = {
+      {"results = { acuracy = 41 }", {"metric of the task listops", "accuracy"}},
+      {"results = { accuracy = \"41\" }", {"published.results.accuracy must be a number"}},
+      {"parameters = \"many\"", {"published.parameters='many'"}},
+      {"parametres = \"1K\"", {"published.parametres", "published.parameters"}}};
+  for (const auto& [line, parts] : cases) {
+    const Outcome o =
+        Run({"info", File("row.toml", "extends = \"base.toml\"\n[published]\n" + line + "\n")});
+    EXPECT_EQ(o.code, 2) << o;
+    ExpectContains(o.err, parts);
+  }
+  const Outcome o = Run({"info", File("lm.toml", "[task]\nkind = \"lm\"\n")});
+  EXPECT_EQ(o.code, 2) << o;
+  ExpectContains(o.err, {"depends on the data", "model.vocab_size"});
+}
+
+TEST_F(PublishedTest, TrainingPrintsTheSourcesFigureBesideItsOwn) {
+  const std::string file =
+      File("row.toml",
+           "[task]\nkind = \"listops\"\ntrain_examples = 8\nvalid_examples = 4\n"
+           "test_examples = 4\nlength = 600\n[model]\ndim = 8\nlayers = 1\nheads = 2\n"
+           "[train]\nsteps = 1\nbatch = 2\n[published]\nsource = \"P004 Table 2\"\n"
+           "results = { accuracy = 40.18 }\n");
+  const Outcome o = Run({"train", file, "--out", folder_ / "run", "--threads", "1"});
+  ASSERT_EQ(o.code, 0) << o;
+  ExpectContains(o.out, {"test:", "P004 Table 2: accuracy 40.18"});
+  EXPECT_EQ(ReadJsonFile(folder_ / "run/experiment.json")["published"]["source"], "P004 Table 2");
+}
+
+}  // namespace
+}  // namespace cistern
