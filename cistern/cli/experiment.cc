@@ -199,7 +199,7 @@ Trained TrainExperiment(Experiment experiment, const std::string& folder, bool r
   out.config = experiment.model;
   out.task->Complete(out.config);
   CheckMemory(out.config, experiment.train.batch, out.task->tokens_per_row(),
-              experiment.dtype == "float64" ? 8 : 4);
+              experiment.dtype == "float64" ? 8 : 4, experiment.train.NumbersPerParameter());
   out.model = MakeModel(out.config, uint64_t(experiment.seed));
   if (experiment.dtype == "float64") out.model->to(at::kDouble);
   if (taking) {
