@@ -91,6 +91,11 @@ Fields ModelConfig::Describe() {
   f.Add("position_std", &position_std,
         "standard deviation of learned positions, 0 as P000's code; -1 takes that of embeddings",
         {-1.0, 10.0});
+  f.Add("layer_drop", &layer_drop,
+        "probability with which a training pass leaves out a block (LayerDrop, Fan et al. 2020)",
+        {0.0, 0.95})
+      .OmitWhen(0.0);
+  f.Group("init", init.Describe());
   f.Group("encoder", encoder.Describe());
   f.Group("decoder", decoder.Describe());
   f.Group("cross", cross.DescribeCross());
@@ -189,6 +194,21 @@ void CheckLayerOptions(const ModelConfig& config) {
   }
 }
 
+// Blocks that need the one before them cannot do without it.
+void CheckLayerDrop(const ModelConfig& config) {
+  if (config.layer_drop == 0) return;
+  for (const Form form : config.info().forms) {
+    const LayerStack stack = config.Stack(form);
+    for (int64_t layer = 0; layer < stack.layers(); ++layer) {
+      const MechanismInfo& info = FindMechanism(stack.Mechanism(layer));
+      if (info.copies_scores || info.HandsOnMemory() || info.MakesLatents())
+        FailUsage(
+            "layer_drop=", config.layer_drop, " leaves out blocks, and ", info.name,
+            " needs what the block before it hands on; take another mechanism or layer_drop=0");
+    }
+  }
+}
+
 }  // namespace
 
 void ModelConfig::Validate() const {
@@ -223,6 +243,8 @@ void ModelConfig::Validate() const {
   }
   CheckLayerOptions(*this);
   for (const Form form : info().forms) Stack(form).Validate();
+  init.Check(*this);
+  CheckLayerDrop(*this);
   if (info().check) info().check(*this);
 }
 

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "cistern/io/fields.h"
+#include "cistern/models/initial_weights.h"
 #include "cistern/models/model_info.h"
 #include "cistern/models/stack.h"
 #include "cistern/models/stack_options.h"
@@ -45,6 +46,8 @@ struct ModelConfig {
        head_bias = false;  // bias: all of them; Latte's paper has the other two alone
   double dropout = 0, attention_dropout = 0, ffn_dropout = 0, init_std = 0.02, embedding_std = 0,
          position_std = -1, norm_eps = 1e-5;
+  double layer_drop = 0;          // share of the blocks that each training pass leaves out
+  InitOptions init;               // schemes of the initial weights
   StackOptions encoder, decoder;  // groups of the stacks
   StackOptions cross = {.attention = {"softmax"}};
   std::map<std::string, Json> own = {};  // options that only one kind has, by kind

@@ -13,7 +13,7 @@ const ModelInfo& encoder_classifier_model() {
     i.summary = "A bidirectional encoder that assigns a class to each row.";
     i.forms = {Form::kBidirectional};
     i.inputs = {"ids", "lengths", "valid?"};
-    i.classifies = true;
+    i.classifies = i.pad_row = true;
     i.tables = [](const ModelConfig& c) {
       const LayerStack stack = c.Stack(Form::kBidirectional);
       const StackOptions& o = stack.options();
@@ -43,7 +43,8 @@ EncoderClassifier::EncoderClassifier(const ModelConfig& config)
 at::Tensor EncoderClassifier::Forward(const at::Tensor& ids, const at::Tensor& lengths) {
   CISTERN_CHECK(ids.dim() == 2 && lengths.dim() == 1 && lengths.size(0) == ids.size(0),
                 "[encoder_classifier] expected ids of shape [B,T] and lengths of shape [B]");
-  const at::Tensor x = pooling_.With(at::embedding(embedding_, ids));
+  const int64_t pad = config_.init.zero_pad_row ? 0 : -1;  // that row has no gradient
+  const at::Tensor x = pooling_.With(at::embedding(embedding_, ids, pad));
   const Stream stream =
       trunk_.Enter(x, {lengths + pooling_.extra(), {}}, RowPositions(x.size(1), lengths));
   return head_->Forward(pooling_.Forward(trunk_, trunk_.Bidirectional(stream), lengths));

@@ -60,6 +60,7 @@ std::shared_ptr<Model> MakeModel(const ModelConfig& config, uint64_t seed) {
   config.Validate();
   at::manual_seed(seed);
   std::shared_ptr<Model> model = config.info().make(config);
+  DrawInitialWeights(*model, seed);
   if (ActiveDevice() != at::Device(at::kCPU)) model->to(ActiveDevice());
   return model;
 }

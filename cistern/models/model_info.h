@@ -24,6 +24,7 @@ struct ModelInfo {
   bool extends = false;             // a LanguageModel: it extends a state
   bool encodes = false;             // its state begins with a source (LanguageModel::Encode)
   bool classifies = false;          // a Classifier, whose head has `pooling` and `head`
+  bool pad_row = false;             // row 0 of its embedding may stand for padding (InitOptions)
   std::function<Fields()> options;  // of its own, with their defaults; none: it has none
   // What only the kind knows: UsageError where the config does not fit. May be empty.
   std::function<void(const ModelConfig&)> check;

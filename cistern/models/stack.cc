@@ -166,7 +166,9 @@ AttentionLayerOptions LayerStack::Attention(int64_t layer) const {
   a.conv = options_.conv;
   a.bias = config_.bias;
   a.init_std = config_.init_std;
-  a.out_std = config_.init_std / std::sqrt((crossed_ ? 3.0 : 2.0) * double(layers()));
+  a.out_std = config_.init_std;
+  if (config_.init.residual_scaling)
+    a.out_std /= std::sqrt((crossed_ ? 3.0 : 2.0) * double(layers()));
   return a;
 }
 

@@ -172,7 +172,8 @@ Json StartingConfig(const std::string& folder, const std::string& kind) {
                           "bias",          "ffn_bias",
                           "dropout",       "attention_dropout",
                           "ffn_dropout",   "init_std",
-                          "embedding_std", "position_std"}) {
+                          "embedding_std", "position_std",
+                          "layer_drop"}) {
     if (all.contains(key)) config[key] = all[key];
   }
   if (all.contains(group)) config.update(all[group]);  // what is said of the stack, for all

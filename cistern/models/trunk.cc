@@ -4,6 +4,7 @@
 
 #include "cistern/attention/token_positions.h"
 #include "cistern/base/error.h"
+#include "cistern/base/random.h"
 
 namespace cistern {
 namespace {
@@ -43,7 +44,7 @@ at::Tensor AddEmbedding(torch::nn::Module& owner, const std::string& name,
 }
 
 Trunk::Trunk(torch::nn::Module& owner, const ModelConfig& config, Form form, int64_t extra)
-    : owner_(&owner) {
+    : owner_(&owner), layer_drop_(config.layer_drop) {
   const LayerStack stack = config.Stack(form);
   const StackOptions& o = stack.options();
   dropout_ = o.dropout;
@@ -77,14 +78,29 @@ Stream Trunk::Enter(const at::Tensor& embedded, const ops::Mask& mask,
   return stream;
 }
 
+std::vector<bool> Trunk::LeftOut() const {
+  std::vector<bool> left_out(blocks_.size(), false);
+  if (layer_drop_ == 0 || !owner_->is_training()) return left_out;
+  constexpr uint64_t kStream = 0x1d;
+  const auto key = uint64_t(at::empty({1}, at::kLong).random_().item<int64_t>());
+  for (size_t i = 0; i < left_out.size(); ++i)
+    left_out[i] = double(Philox(key, kStream, i)[0]) < layer_drop_ * 4294967296.0;
+  return left_out;
+}
+
 Stream Trunk::Bidirectional(Stream stream) const {
-  for (const auto& block : blocks_) stream = block->Bidirectional(std::move(stream));
+  const std::vector<bool> left_out = LeftOut();
+  for (size_t i = 0; i < blocks_.size(); ++i) {
+    if (!left_out[i]) stream = blocks_[i]->Bidirectional(std::move(stream));
+  }
   return stream;
 }
 
 Stream Trunk::Extend(Stream stream, ModelState& state) const {
   const size_t count = blocks_.size();
+  const std::vector<bool> left_out = LeftOut();
   for (size_t i = 0; i < count; ++i) {
+    if (left_out[i]) continue;
     State* source = blocks_[i]->has_cross() ? &state.layers[count + i] : nullptr;
     stream = blocks_[i]->Extend(std::move(stream), state.layers[i], source);
   }

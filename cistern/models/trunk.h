@@ -32,12 +32,15 @@ class Trunk {
   // Causal: a piece that continues from `state`, whose layers are those of the blocks, followed by
   // those of their cross attention (StatefulModel). Its positions are not touched.
   Stream Extend(Stream stream, ModelState& state) const;
+  // Which blocks a pass leaves out (config.layer_drop; in training alone), each decided by a key
+  // that is drawn once a pass and the block's number: as dropout, a function of (seed, step).
+  std::vector<bool> LeftOut() const;
   at::Tensor Norm(const at::Tensor& x) const { return norm_ ? norm_->Forward(x) : x; }
   const std::vector<std::shared_ptr<Block>>& blocks() const { return blocks_; }
 
  private:
   const torch::nn::Module* owner_;
-  double dropout_;
+  double dropout_, layer_drop_;
   std::shared_ptr<PositionEmbedding> positions_;
   std::vector<std::shared_ptr<Block>> blocks_;        // of a tied layer: its owner's again
   std::shared_ptr<LayerNorm> embedding_norm_, norm_;  // null where not asked for

@@ -29,6 +29,7 @@ class ListOpsTask : public Task {
   void Complete(ModelConfig& config) const override;
   int64_t tokens_per_row() const override { return options_.length; }
   Batch TrainBatch(uint64_t seed, int64_t step, int64_t rows) const override;
+  int64_t train_rows() const override { return data_.train.size(); }
   at::Tensor Loss(Model& model, const Batch& batch, double label_smoothing) const override;
   std::unique_ptr<BatchReader> Read(Split split, const ReadOptions& options) const override;
   // A TSV file in the published form.

@@ -74,6 +74,9 @@ class Task {
 
   // A pure function of (seed, step), so that training resumes exactly.
   virtual Batch TrainBatch(uint64_t seed, int64_t step, int64_t rows) const = 0;
+  // Rows of an epoch of training, of which each seed has an order of its own; 0: there are no
+  // epochs of rows. After Prepare.
+  virtual int64_t train_rows() const { return 0; }
   virtual at::Tensor Loss(Model& model, const Batch& batch, double label_smoothing) const = 0;
   // What Loss is a mean over, so that the losses of parts of a batch can be put together again:
   // the number of rows, of tokens, or the sum of their weights.

@@ -30,8 +30,8 @@ int64_t StepOf(const fs::path& path) {
 
 }  // namespace
 
-void WriteCheckpoint(const std::string& run, const Model& model, const AdamW& optimizer,
-                     const RunState& state) {
+void WriteCheckpoint(const std::string& run, const Model& model, const Optimizer& optimizer,
+                     const RunState& state, const WeightAverage* average) {
   const fs::path folder = fs::path(run) / (kPrefix + std::to_string(state.step));
   if (fs::exists(folder / kStateFile)) {
     WriteFileAtomically((folder / kStateFile).string(), RunStateText(state));
@@ -41,8 +41,12 @@ void WriteCheckpoint(const std::string& run, const Model& model, const AdamW& op
     try {
       EnsureDirectory(fresh);
       SaveModel(model, fresh);
-      SaveTensors(fresh + "/" + kOptimizerFile,
-                  {optimizer.Save(), {{"step", std::to_string(state.step)}}});
+      TensorFile file{optimizer.Save(),
+                      {{"step", std::to_string(state.step)}, {"optimizer", optimizer.name()}}};
+      if (average) {
+        for (NamedTensor& t : average->Save()) file.tensors.push_back(std::move(t));
+      }
+      SaveTensors(fresh + "/" + kOptimizerFile, file);
       WriteFileAtomically(fresh + "/" + kStateFile, RunStateText(state));
       fs::remove_all(folder, error);  // an incomplete one
       fs::rename(fresh, folder, error);
@@ -83,16 +87,23 @@ RunState ReadRunState(const std::string& folder) {
   return state;
 }
 
-RunState ReadCheckpoint(const std::string& folder, Model& model, AdamW& optimizer) {
+RunState ReadCheckpoint(const std::string& folder, Model& model, Optimizer& optimizer,
+                        WeightAverage* average) {
   const RunState state = ReadRunState(folder);
   const std::string path = folder + "/" + kOptimizerFile;
   const TensorFile moments = LoadTensors(path);
-  const auto step = std::find_if(moments.metadata.begin(), moments.metadata.end(),
-                                 [](const auto& entry) { return entry.first == "step"; });
-  CISTERN_CHECK(step != moments.metadata.end() && step->second == std::to_string(state.step), path,
-                " is not of step ", state.step);
+  const auto said = [&](const std::string& key) -> std::string {
+    const auto found = std::find_if(moments.metadata.begin(), moments.metadata.end(),
+                                    [&](const auto& entry) { return entry.first == key; });
+    return found == moments.metadata.end() ? "" : found->second;
+  };
+  CISTERN_CHECK(said("step") == std::to_string(state.step), path, " is not of step ", state.step);
+  const std::string writer = said("optimizer").empty() ? "adamw" : said("optimizer");
+  CISTERN_CHECK(writer == optimizer.name(), path, " is of the optimizer ", writer, ", not ",
+                optimizer.name());
   LoadWeights(model, folder + "/model.safetensors");
   optimizer.Load(moments.tensors, path);
+  if (average) average->Load(moments.tensors, path);
   return state;
 }
 

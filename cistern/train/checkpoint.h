@@ -5,20 +5,23 @@
 
 #include "cistern/train/optimizer.h"
 #include "cistern/train/run_state.h"
+#include "cistern/train/weight_average.h"
 
 namespace cistern {
 
 // Writes checkpoint-<state.step>, then removes the others. Any error leaves the others alone. A
 // step has one set of weights: where its checkpoint is there already, trainer.json alone is
 // replaced.
-void WriteCheckpoint(const std::string& run, const Model& model, const AdamW& optimizer,
-                     const RunState& state);
+void WriteCheckpoint(const std::string& run, const Model& model, const Optimizer& optimizer,
+                     const RunState& state, const WeightAverage* average = nullptr);
 
 // The newest complete checkpoint of a run; empty when there is none.
 std::optional<std::string> NewestCheckpoint(const std::string& run);
 
-// Reads all of it, checks it, then changes model and optimizer.
-RunState ReadCheckpoint(const std::string& folder, Model& model, AdamW& optimizer);
+// Reads all of it, checks it, then changes model, optimizer and average. Error where another
+// optimizer wrote it; one that names none is of adamw.
+RunState ReadCheckpoint(const std::string& folder, Model& model, Optimizer& optimizer,
+                        WeightAverage* average = nullptr);
 
 // trainer.json alone.
 RunState ReadRunState(const std::string& folder);

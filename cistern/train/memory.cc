@@ -69,9 +69,9 @@ Stack NumbersOf(const ModelConfig& c, Form form) {
 }  // namespace
 
 int64_t EstimateTrainingBytes(const ModelConfig& c, int64_t rows, int64_t length, int64_t source,
-                              int64_t bytes) {
+                              int64_t bytes, int64_t copies) {
   // Weights, gradients, two moments; the logits are never held (nn/head_loss.h).
-  double numbers = 4 * c.info().tables(c);
+  double numbers = double(copies) * c.info().tables(c);
   const bool both = c.info().encodes;
   const double wide = double(source > 0 ? source : length), tokens = double(rows) * double(length),
                sources = double(rows) * wide;
@@ -80,15 +80,16 @@ int64_t EstimateTrainingBytes(const ModelConfig& c, int64_t rows, int64_t length
     const bool of_source = both && form == Form::kBidirectional, cross = form == Form::kCross;
     const double own = of_source ? sources : tokens,
                  seen = of_source || cross ? wide : double(length);  // by each of them
-    numbers += 4 * stack.weights + own * stack.token + sources * stack.source;
+    numbers += double(copies) * stack.weights + own * stack.token + sources * stack.source;
     numbers += own * seen * (stack.pair + (cross ? 0 : stack.pair_at_once));
     if (!cross) numbers += own * 6 * double(c.Stack(form).dim());
   }
   return int64_t(std::min(double(bytes) * numbers, 9e18));
 }
 
-void CheckMemory(const ModelConfig& config, int64_t rows, int64_t length, int64_t bytes) {
-  const int64_t need = EstimateTrainingBytes(config, rows, length, 0, bytes),
+void CheckMemory(const ModelConfig& config, int64_t rows, int64_t length, int64_t bytes,
+                 int64_t copies) {
+  const int64_t need = EstimateTrainingBytes(config, rows, length, 0, bytes, copies),
                 have = AvailableBytes();
   if (have > 0 && need > have) {
     FailUsage("a training step would need about ", Gigabytes(need), " (batch ", rows, " x length ",

@@ -8,55 +8,161 @@
 
 namespace cistern {
 
-AdamW::AdamW(const Model& model, const AdamWOptions& options) : options_(options) {
-  groups_[0].weight_decay = options.weight_decay;
-  groups_[1].weight_decay = 0;
+const EnumNames<OptimizerKind>& OptimizerKinds() {
+  static const EnumNames<OptimizerKind> names = {{OptimizerKind::kAdamW, "adamw"},
+                                                 {OptimizerKind::kAdam, "adam"},
+                                                 {OptimizerKind::kSgd, "sgd"},
+                                                 {OptimizerKind::kNag, "nag"},
+                                                 {OptimizerKind::kAdafactor, "adafactor"}};
+  return names;
+}
+
+const EnumNames<DecayOf>& DecayOfNames() {
+  static const EnumNames<DecayOf> names = {{DecayOf::kMatrices, "matrices"},
+                                           {DecayOf::kAll, "all"}};
+  return names;
+}
+
+Fields AdafactorOptions::Describe() {
+  Fields f;
+  f.Add("decay_power", &decay_power, "second moments decay by 1 - t^-power at update t",
+        {0.0, 10.0});
+  f.Add("update_clip", &update_clip, "largest root mean square of an update", {1e-6, 1e6});
+  f.Add("relative", &relative, "the rate is relative to the root mean square of the weights");
+  f.Add("min_scale", &min_scale, "with relative: that of weights that are smaller", {0.0, 1e3});
+  f.Add("eps", &eps, "added to squared gradients", {0.0, 1.0});
+  return f;
+}
+
+void OptimizerOptions::AddTo(Fields& f) {
+  f.Add("optimizer", &kind, "rule of the updates", OptimizerKinds());
+  f.Add("beta1", &beta1, "decay of the first moment (adamw, adam)", {0.0, 0.99999});
+  f.Add("beta2", &beta2, "decay of the second moment (adamw, adam)", {0.0, 0.9999999});
+  f.Add("eps", &eps, "added to the root of the second moment (adamw, adam)", {0.0, 1.0});
+  f.Add("momentum", &momentum, "of sgd and nag; sgd with 0 has no buffer", {0.0, 0.99999});
+  f.Add("weight_decay", &weight_decay, "decoupled (adamw, nag, adafactor), or L2 (adam, sgd)",
+        {0.0, 100.0});
+  f.Add("decay", &decay, "what is decayed: matrices alone, or norms and biases as well (P000)",
+        DecayOfNames());
+  f.Group("adafactor", adafactor.Describe());
+}
+
+void OptimizerOptions::Validate() const {
+  const OptimizerOptions defaults;
+  const std::string& name = NameOf(kind, OptimizerKinds());
+  const auto refuse = [&](const char* key, bool changed, const char* owners) {
+    if (changed)
+      FailUsage("train.", key, " has no effect with train.optimizer=", name, "; it belongs to ",
+                owners, ": leave it out");
+  };
+  if (kind != OptimizerKind::kAdamW && kind != OptimizerKind::kAdam) {
+    refuse("beta1", beta1 != defaults.beta1, "adamw and adam");
+    refuse("beta2", beta2 != defaults.beta2, "adamw and adam");
+    refuse("eps", eps != defaults.eps, "adamw and adam");
+  }
+  if (kind != OptimizerKind::kSgd && kind != OptimizerKind::kNag)
+    refuse("momentum", momentum != defaults.momentum, "sgd and nag");
+  if (kind != OptimizerKind::kAdafactor) {
+    AdafactorOptions given = adafactor, none;
+    const Json said = given.Describe().Write(), unsaid = none.Describe().Write();
+    for (const auto& [key, value] : said.items())
+      refuse(("adafactor." + key).c_str(), value != unsaid.at(key), "adafactor");
+  } else if (!adafactor.relative && adafactor.min_scale != defaults.adafactor.min_scale) {
+    FailUsage("train.adafactor.min_scale has no effect with train.adafactor.relative=false; leave ",
+              "it out");
+  }
+  if (weight_decay == 0 && decay != defaults.decay)
+    FailUsage("train.decay=", NameOf(decay, DecayOfNames()),
+              " has no effect with train.weight_decay=0; leave it out");
+}
+
+Optimizer::Optimizer(const Model& model, const OptimizerOptions& options) : options_(options) {
+  options_.Validate();
   for (const auto& p : model.named_parameters()) {
-    const int group = p.value().dim() >= 2 ? 0 : 1;
-    Group& g = groups_[group];
     names_.push_back(p.key());
     parameters_.push_back(p.value());
-    places_.push_back({group, g.parameters.size()});
-    g.parameters.push_back(p.value());
-    g.means.push_back(at::zeros_like(p.value()));
-    g.squares.push_back(at::zeros_like(p.value()));
-    g.steps.push_back(at::zeros({}, at::kFloat));
   }
 }
 
-double AdamW::Step(double lr, double clip) {
-  at::NoGradGuard guard;
+double Optimizer::Norm() const {
   std::vector<at::Tensor> grads;
   for (const at::Tensor& p : parameters_) {
     if (p.grad().defined()) grads.push_back(p.grad());
   }
-  if (grads.empty()) return 0;
-  const double norm =
-      at::linalg_vector_norm(at::stack(at::_foreach_norm(grads, 2.0))).item<double>();
+  if (grads.empty()) return -1;
+  return at::linalg_vector_norm(at::stack(at::_foreach_norm(grads, 2.0))).item<double>();
+}
+
+double Optimizer::SetAside(double clip) {
+  at::NoGradGuard guard;
+  const double norm = Norm();
+  if (norm < 0) return 0;
   if (!std::isfinite(norm)) return norm;
-  if (clip > 0 && norm > clip) at::_foreach_mul_(grads, clip / (norm + 1e-6));
-  for (Group& g : groups_) {
-    std::vector<at::Tensor> parameters, gradients, means, squares, steps;
-    for (size_t i = 0; i < g.parameters.size(); ++i) {
-      if (!g.parameters[i].grad().defined())
-        continue;  // out of the loss's reach: neither updated nor decayed
-      parameters.push_back(g.parameters[i]);
-      gradients.push_back(g.parameters[i].grad().contiguous());
-      means.push_back(g.means[i]);
-      squares.push_back(g.squares[i]);
-      g.steps[i].add_(1);
-      steps.push_back(g.steps[i]);
+  if (aside_.empty()) aside_.resize(parameters_.size());
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    const at::Tensor gradient = parameters_[i].grad();
+    if (!gradient.defined()) continue;
+    if (clip > 0 && norm > clip) gradient.mul_(clip / norm);
+    if (aside_[i].defined()) {
+      aside_[i].add_(gradient);
+    } else {
+      aside_[i] = gradient;
     }
-    if (parameters.empty()) continue;
-    at::_fused_adamw_(parameters, gradients, means, squares, {}, steps, lr, options_.beta1,
-                      options_.beta2, g.weight_decay, options_.eps,
-                      /*amsgrad=*/false, /*maximize=*/false);
+    parameters_[i].mutable_grad() = at::Tensor();
   }
+  return norm;
+}
+
+double Optimizer::Step(double lr, double clip) {
+  at::NoGradGuard guard;
+  for (size_t i = 0; i < aside_.size(); ++i) {
+    if (!aside_[i].defined()) continue;
+    at::Tensor& gradient = parameters_[i].mutable_grad();
+    gradient = gradient.defined() ? gradient + aside_[i] : aside_[i];
+  }
+  aside_.clear();
+  const double norm = Norm();
+  if (norm < 0) return 0;
+  if (!std::isfinite(norm)) return norm;
+  std::vector<size_t> chosen;
+  Tensors grads;
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    if (!parameters_[i].grad().defined())
+      continue;  // out of the loss's reach: neither updated nor decayed
+    chosen.push_back(i);
+    grads.push_back(parameters_[i].grad());
+  }
+  if (clip > 0 && norm > clip) at::_foreach_mul_(grads, clip / (norm + 1e-6));
+  Update(chosen, lr);
   for (const at::Tensor& p : parameters_) p.mutable_grad() = at::Tensor();
   return norm;
 }
 
-std::string AdamW::FirstNonFinite(bool gradients) const {
+Optimizer::Tensors Optimizer::Of(const Tensors& all, const std::vector<size_t>& chosen) const {
+  Tensors some;
+  for (const size_t i : chosen) some.push_back(all[i]);
+  return some;
+}
+
+Optimizer::Tensors Optimizer::Gradients(const std::vector<size_t>& chosen) const {
+  Tensors grads;
+  for (const size_t i : chosen) grads.push_back(parameters_[i].grad().contiguous());
+  return grads;
+}
+
+double Optimizer::Decay(size_t i) const {
+  return options_.decay == DecayOf::kAll || parameters_[i].dim() >= 2 ? options_.weight_decay : 0;
+}
+
+std::vector<size_t> Optimizer::Decayed(const std::vector<size_t>& chosen, bool decayed) const {
+  std::vector<size_t> some;
+  for (const size_t i : chosen) {
+    if ((Decay(i) > 0) == decayed) some.push_back(i);
+  }
+  return some;
+}
+
+std::string Optimizer::FirstNonFinite(bool gradients) const {
   for (size_t i = 0; i < parameters_.size(); ++i) {
     const at::Tensor x = gradients ? parameters_[i].grad() : parameters_[i];
     if (x.defined() && !at::isfinite(x.detach()).all().item<bool>()) return names_[i];
@@ -64,26 +170,25 @@ std::string AdamW::FirstNonFinite(bool gradients) const {
   return "";
 }
 
-std::string AdamW::FirstNonFiniteMoment() const {
+std::string Optimizer::FirstNonFiniteMoment() const {
   for (const NamedTensor& t : Save()) {
     if (!at::isfinite(t.value).all().item<bool>()) return t.name;
   }
   return "";
 }
 
-std::vector<NamedTensor> AdamW::Save() const {
+std::vector<NamedTensor> Optimizer::Save() const {
   std::vector<NamedTensor> out;
   for (size_t i = 0; i < names_.size(); ++i) {
-    const Group& g = groups_[places_[i].group];
-    const size_t k = places_[i].index;
-    out.push_back({"exp_avg." + names_[i], g.means[k]});
-    out.push_back({"exp_avg_sq." + names_[i], g.squares[k]});
-    out.push_back({"step." + names_[i], g.steps[k]});
+    for (const Moment& m : moments_) {
+      if (m.of[i].defined()) out.push_back({m.name + "." + names_[i], m.of[i]});
+    }
   }
+  out.insert(out.end(), beside_.begin(), beside_.end());
   return out;
 }
 
-void AdamW::Load(const std::vector<NamedTensor>& tensors, const std::string& where) {
+void Optimizer::Load(const std::vector<NamedTensor>& tensors, const std::string& where) {
   const std::vector<NamedTensor> mine = Save();
   for (const NamedTensor& target : mine) {
     bool found = false;

@@ -1,8 +1,18 @@
 #pragma once
-// AdamW (Loshchilov & Hutter 2019) on torch's fused CPU update. Weight decay is decoupled and
-// leaves vectors (norms, biases) alone.
+// Optimizers by name. What all share: the global gradient norm and its clipping, parameters without
+// a gradient (neither updated nor decayed), state by name for checkpoints. Updates are torch's own
+// fused ones where libtorch has them.
+//
+//   adamw      Loshchilov & Hutter 2019; weight decay decoupled: w -= lr decay w
+//   adam       Kingma & Ba 2015; weight decay is L2: g += decay w
+//   sgd        b = momentum b + g, w -= lr b; L2 as adam
+//   nag        Nesterov's momentum as fairseq's NAG: its buffer is scaled with the learning rate,
+//              so that a new rate changes it at once; decay decoupled
+//   adafactor  Shazeer & Stern 2018, as T5: second moments of a matrix as their row and column
+//              means, updates clipped, the rate relative to the weights' size; decay decoupled
 #include <ATen/core/Tensor.h>
 
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -11,39 +21,92 @@
 
 namespace cistern {
 
-struct AdamWOptions {
-  double beta1 = 0.9, beta2 = 0.98, eps = 1e-8, weight_decay = 0.01;
+enum class OptimizerKind { kAdamW, kAdam, kSgd, kNag, kAdafactor };
+const EnumNames<OptimizerKind>& OptimizerKinds();
+enum class DecayOf { kMatrices, kAll };  // kMatrices: norms and biases are left alone
+const EnumNames<DecayOf>& DecayOfNames();
+
+struct AdafactorOptions {
+  double decay_power = 0.8;  // second moments: decay 1 - t^-power at update t
+  double update_clip = 1;    // largest root mean square of an update
+  bool relative = true;      // times the root mean square of the weights, but min_scale
+  double min_scale = 1e-3, eps = 1e-30;
+
+  Fields Describe();
 };
 
-class AdamW {
+struct OptimizerOptions {
+  OptimizerKind kind = OptimizerKind::kAdamW;
+  double beta1 = 0.9, beta2 = 0.98, eps = 1e-8;  // adamw, adam
+  double momentum = 0.9;                         // sgd, nag
+  double weight_decay = 0.01;
+  DecayOf decay = DecayOf::kMatrices;
+  AdafactorOptions adafactor;
+
+  void AddTo(Fields& fields);
+  // UsageError where an option is given that the optimizer does not have.
+  void Validate() const;
+};
+
+class Optimizer {
  public:
-  AdamW(const Model& model, const AdamWOptions& options);
+  Optimizer(const Model& model, const OptimizerOptions& options);
+  virtual ~Optimizer() = default;
+  Optimizer(const Optimizer&) = delete;
+  Optimizer& operator=(const Optimizer&) = delete;
+
   // Clips the global gradient norm to `clip` (0: not), updates with rate lr, clears the gradients.
   // Returns the norm before clipping. A norm that is not finite changes nothing: the caller
-  // decides.
+  // decides. With gradients set aside, these are added first.
   double Step(double lr, double clip);
+  // Takes the gradients away, clipped to `clip` by their own norm, until Step: gradients of single
+  // batches, of which one update is made (optax's MultiSteps around clip_by_global_norm). Returns
+  // the norm; where it is not finite nothing is taken.
+  double SetAside(double clip);
   // The first parameter whose value, or whose gradient, is not finite; empty when all are.
   std::string FirstNonFinite(bool gradients) const;
-  // The same of its moments.
+  // The same of its state.
   std::string FirstNonFiniteMoment() const;
 
+  const std::string& name() const { return NameOf(options_.kind, OptimizerKinds()); }
+  // "exp_avg.layers.0...", parameter by parameter, then what belongs to none.
   std::vector<NamedTensor> Save() const;
   void Load(const std::vector<NamedTensor>& tensors, const std::string& where);
 
- private:
-  struct Group {
-    double weight_decay;
-    std::vector<at::Tensor> parameters, means, squares, steps;
+ protected:
+  using Tensors = std::vector<at::Tensor>;
+  // A kind of state: a tensor for each parameter, undefined where it has none.
+  struct Moment {
+    std::string name;
+    Tensors of;
   };
-  AdamWOptions options_;
+  // `initial` makes that of a parameter.
+  template <class F>
+  size_t AddMoment(const std::string& name, F&& initial) {
+    Moment m{name, {}};
+    for (const at::Tensor& p : parameters_) m.of.push_back(initial(p));
+    moments_.push_back(std::move(m));
+    return moments_.size() - 1;
+  }
+  // Parameters `chosen` have gradients.
+  virtual void Update(const std::vector<size_t>& chosen, double lr) = 0;
+  Tensors Of(const Tensors& all, const std::vector<size_t>& chosen) const;
+  Tensors Gradients(const std::vector<size_t>& chosen) const;  // contiguous
+  double Decay(size_t i) const;                                // of parameter i
+  // Those of `chosen` that are decayed, or that are not.
+  std::vector<size_t> Decayed(const std::vector<size_t>& chosen, bool decayed) const;
+
+  OptimizerOptions options_;
   std::vector<std::string> names_;
-  std::vector<at::Tensor> parameters_;
-  Group groups_[2];  // decayed matrices, undecayed vectors
-  struct Place {
-    int group;
-    size_t index;
-  };
-  std::vector<Place> places_;  // of parameter i
+  Tensors parameters_;
+  std::vector<Moment> moments_;
+  std::vector<NamedTensor> beside_;  // state of no parameter
+
+ private:
+  double Norm() const;  // of all gradients; -1: there are none
+  Tensors aside_;       // as parameters; empty: none
 };
+
+std::unique_ptr<Optimizer> MakeOptimizer(const Model& model, const OptimizerOptions& options);
 
 }  // namespace cistern

@@ -16,6 +16,7 @@
 namespace cistern {
 
 bool DrawsInTraining(const ModelConfig& config) {
+  if (config.layer_drop > 0) return true;
   for (const Form form : config.info().forms) {
     const LayerStack stack = config.Stack(form);
     const StackOptions& o = stack.options();
@@ -40,7 +41,7 @@ int64_t RowParts(ThreadsTake take, const Model& model, int64_t rows) {
   if (model.options().device() != at::Device(at::kCPU)) {
     why = "the model is not on the CPU";
   } else if (DrawsInTraining(model.config())) {
-    why = "its training draws random numbers (dropout, or a mechanism that draws)";
+    why = "its training draws random numbers (dropout, layer_drop, or a mechanism that draws)";
   } else if (rows < threads) {
     why = StrCat("a batch of ", rows, " has fewer rows than there are threads (", threads, ")");
   }

@@ -49,10 +49,11 @@ std::string Advice(const std::string& folder) {
   return kept + ". A lower train.lr, a longer train.warmup or train.clip usually helps";
 }
 
-void RequireFinite(const Model& model, const AdamW& optimizer, int64_t step,
-                   const std::string& folder) {
+void RequireFinite(const Model& model, const Optimizer& optimizer, const WeightAverage& average,
+                   int64_t step, const std::string& folder) {
   std::string broken = optimizer.FirstNonFinite(false);
   if (broken.empty()) broken = optimizer.FirstNonFiniteMoment();
+  if (broken.empty()) broken = average.FirstNonFinite();
   for (const auto& b : model.named_buffers()) {
     if (broken.empty() && b.value().is_floating_point() &&
         !at::isfinite(b.value()).all().item<bool>())
@@ -68,6 +69,13 @@ constexpr double kFirstCheckpoint = 30;
 
 }  // namespace
 
+const EnumNames<BatchOrder>& BatchOrders() {
+  static const EnumNames<BatchOrder> names = {{BatchOrder::kEndless, "endless"},
+                                              {BatchOrder::kDropLast, "drop_last"},
+                                              {BatchOrder::kReplay, "replay"}};
+  return names;
+}
+
 Fields TrainOptions::Describe() {
   Fields f;
   f.Add("steps", &steps, "updates; with seconds = 0 as well: 1000", {0, int64_t{1} << 40});
@@ -75,19 +83,48 @@ Fields TrainOptions::Describe() {
   f.Add("batch", &batch, "rows of a step", {1, 1 << 20});
   f.Add("accumulate", &accumulate, "steps whose gradients are added up before an update",
         {1, 1 << 20});
+  f.Add("order", &order,
+        "of a task's rows: endless (a batch may span two epochs), drop_last (an epoch's last, "
+        "smaller batch is left out), replay (and all epochs have the same batches: P000)",
+        BatchOrders());
   f.Add("parallel", &parallel,
         "how threads share a step: each takes some rows of the batch, or all share each operation; "
         "auto: rows where they divide and no random numbers are drawn",
         ThreadsTakeNames());
-  f.Add("lr", &lr, "peak learning rate", {0.0, 1e3});
-  f.Add("min_lr", &min_lr, "where cosine and linear schedules end", {0.0, 1e3});
+  f.Add("lr", &lr, "peak learning rate; of rsqrt, rsqrt_flat and t2t the base", {0.0, 1e3});
+  f.Add("min_lr", &min_lr,
+        "where cosine, linear and polynomial schedules end, and the first period of restarts",
+        {0.0, 1e3});
   f.Add("schedule", &schedule, "learning-rate schedule after the warm-up", ScheduleKinds());
   f.Add("warmup", &warmup, "linear warm-up: steps, or a share of the run below 1", {0.0, 1e12});
-  f.Add("beta1", &adamw.beta1, "AdamW", {0.0, 0.99999});
-  f.Add("beta2", &adamw.beta2, "AdamW", {0.0, 0.9999999});
-  f.Add("eps", &adamw.eps, "AdamW", {0.0, 1.0});
-  f.Add("weight_decay", &adamw.weight_decay, "decoupled, on matrices only", {0.0, 100.0});
+  f.Add("warmup_init", &warmup_init, "rate that the warm-up begins at", {0.0, 1e3});
+  f.Add("schedule_from", &schedule_from,
+        "number of the first update: 1, or 0, at which a warm-up has the rate 0 (torch's LambdaLR, "
+        "optax, fairseq)",
+        {0, 1});
+  f.Add("schedule_steps", &schedule_steps,
+        "update at which cosine, linear and polynomial end, of which `warmup` is a share; 0: the "
+        "last of the run. steps * accumulate is optax's schedule within MultiSteps",
+        {0, int64_t{1} << 40});
+  f.Add("schedule_every", &schedule_every,
+        "updates for which the rate is held: those of an epoch, where it is stepped per epoch; 0: "
+        "none",
+        {0, int64_t{1} << 40});
+  f.Add("schedule_power", &schedule_power, "of polynomial", {0.01, 100.0});
+  f.Add("schedule_period", &schedule_period, "cosine_restarts: updates of the first period",
+        {0, int64_t{1} << 40});
+  f.Add("schedule_growth", &schedule_growth, "cosine_restarts: each period to the one before",
+        {1.0, 100.0});
+  f.Add("schedule_shrink", &schedule_shrink, "cosine_restarts: its rates to those before",
+        {0.0, 1.0});
+  optimizer.AddTo(f);
   f.Add("clip", &clip, "largest global gradient norm; 0: no clipping", {0.0, 1e9});
+  f.Add(
+      "clip_each", &clip_each,
+      "clip the gradients of each of the accumulated batches, not their mean (optax's MultiSteps)");
+  f.Add("ema", &ema,
+        "decay of a moving average of the weights, which is evaluated and saved; 0: none",
+        {0.0, 0.9999999});
   f.Add("label_smoothing", &label_smoothing, "share of the target spread over all classes",
         {0.0, 0.999});
   f.Add("eval_every", &eval_every, "steps between evaluations; 0: ten in a run",
@@ -102,6 +139,10 @@ Fields TrainOptions::Describe() {
   f.Add("log_every", &log_every, "steps between logged lines", {1, int64_t{1} << 40});
   f.Add("patience", &patience,
         "evaluations without a better metric before stopping; 0: never stop early", {0, 1 << 30});
+  f.Add("average_last", &average_last,
+        "the final model is the mean of the weights at the last so many evaluations (fairseq's "
+        "averaging of checkpoints), not the best one; 0: the best one",
+        {0, 1000});
   f.Add("final_test", &final_test, "evaluate the best model on the test split at the end");
   return f;
 }
@@ -110,9 +151,54 @@ void TrainOptions::Validate() const {
   if (steps > 0 && seconds > 0) FailUsage("give train.steps or train.seconds, not both");
   if (seconds > 0 && seconds < 0.001)
     FailUsage("train.seconds=", seconds, " is no time to train; give 0.001 or more");
-  if (min_lr > lr && (schedule == ScheduleKind::kCosine || schedule == ScheduleKind::kLinear))
+  if (min_lr > lr && (HasEnd(schedule) || schedule == ScheduleKind::kCosineRestarts))
     FailUsage("train.min_lr=", min_lr, " is above train.lr=", lr, ", from which ",
               NameOf(schedule, ScheduleKinds()), " goes down to it");
+  ValidateSchedule();
+  optimizer.Validate();
+  if (average_last > 0 && ema > 0)
+    FailUsage("train.average_last and train.ema both average weights; give one of them");
+  if (clip_each && accumulate == 1)
+    FailUsage("train.clip_each has no effect with train.accumulate=1; leave it out");
+  if (clip_each && clip == 0)
+    FailUsage("train.clip_each has no effect with train.clip=0; leave it out");
+}
+
+void TrainOptions::ValidateSchedule() const {
+  const std::string& name = NameOf(schedule, ScheduleKinds());
+  const auto refuse = [&](const char* key, bool given, bool fits, const char* needs) {
+    if (given && !fits)
+      FailUsage("train.", key, " has no effect with train.schedule=", name, "; it needs ", needs);
+  };
+  const bool restarts = schedule == ScheduleKind::kCosineRestarts;
+  refuse("warmup_init", warmup_init != 0, PeaksAtLr(schedule),
+         "a schedule whose warm-up ends at lr, not a base rate");
+  refuse("schedule_power", schedule_power != 1, schedule == ScheduleKind::kPolynomial,
+         "polynomial");
+  refuse("schedule_steps", schedule_steps != 0, HasEnd(schedule), "cosine, linear or polynomial");
+  refuse("schedule_period", schedule_period != 0, restarts, "cosine_restarts");
+  refuse("schedule_growth", schedule_growth != 1, restarts, "cosine_restarts");
+  refuse("schedule_shrink", schedule_shrink != 1, restarts, "cosine_restarts");
+  if (warmup_init > lr)
+    FailUsage("train.warmup_init=", warmup_init, " is above train.lr=", lr,
+              ", to which the warm-up rises");
+  if (restarts && schedule_period == 0)
+    FailUsage("train.schedule=cosine_restarts needs train.schedule_period, the updates of its ",
+              "first period");
+  if (seconds > 0 && (restarts || schedule_steps > 0 || schedule_every > 0))
+    FailUsage(
+        "train.",
+        restarts             ? "schedule=cosine_restarts"
+        : schedule_steps > 0 ? "schedule_steps"
+                             : "schedule_every",
+        " counts updates, and a run of train.seconds has no number of them; give train.steps");
+}
+
+int64_t TrainOptions::NumbersPerParameter() const {
+  const bool two =
+                 optimizer.kind == OptimizerKind::kAdamW || optimizer.kind == OptimizerKind::kAdam,
+             none = optimizer.kind == OptimizerKind::kSgd && optimizer.momentum == 0;
+  return 2 + (two ? 2 : none ? 0 : 1) + (ema > 0 ? 1 : 0) + (clip_each ? 1 : 0);
 }
 
 Trainer::Trainer(std::shared_ptr<Model> model, const Task& task, const TrainOptions& options,
@@ -124,8 +210,18 @@ Trainer::Trainer(std::shared_ptr<Model> model, const Task& task, const TrainOpti
       folder_(folder),
       experiment_(experiment),
       bfloat16_(bfloat16),
-      optimizer_(*model_, options.adamw) {
+      optimizer_(MakeOptimizer(*model_, options.optimizer)),
+      average_(*model_, options.ema),
+      recent_(folder, options.average_last) {
   options_.Validate();
+  if (options_.order != BatchOrder::kEndless && task_.train_rows() < options_.batch) {
+    const std::string key = "train.order=" + NameOf(options_.order, BatchOrders());
+    if (task_.train_rows() == 0)
+      FailUsage(key, " needs a task whose training data are rows, such as listops or classify; ",
+                "this one has no epochs: train.order=endless");
+    FailUsage(key, ": a batch of ", options_.batch, " is more than the ", task_.train_rows(),
+              " rows of an epoch; lower train.batch");
+  }
   parts_ = RowParts(options_.parallel, *model_, options_.batch);
   experiment_["environment"]["threads_take"] = parts_ > 1 ? "rows" : "operations";
   if (options_.steps == 0 && options_.seconds == 0) options_.steps = 1000;
@@ -141,8 +237,13 @@ void Trainer::Resume() {
   const auto newest = NewestCheckpoint(folder_);
   CISTERN_CHECK(newest, folder_, ": no complete checkpoint to resume from");
   RunState state = ReadRunState(*newest);
-  const std::vector<std::string> changes = CompareRuns(experiment_, state.experiment, folder_);
-  state = ReadCheckpoint(*newest, *model_, optimizer_);
+  // What the program that began the run did not have yet was as the default is.
+  Json before = state.experiment, train = TrainOptions().Describe().Write();
+  if (before.contains("train")) train.merge_patch(before["train"]);
+  before["train"] = train;
+  const std::vector<std::string> changes = CompareRuns(experiment_, before, folder_);
+  state = ReadCheckpoint(*newest, *model_, *optimizer_, &average_);
+  recent_.Forget(state.step - (state.evaluation_due ? 1 : 0));
   const Json begun = state.experiment;
   state.experiment = experiment_;
   state_ = std::move(state);
@@ -158,6 +259,10 @@ void Trainer::Resume() {
   // Better ones came after the checkpoint, and will come again, if nothing has changed.
   const SafetensorsFile loads(best);
   if (changes.empty()) return;
+  if (options_.average_last > 0) {  // the mean of a run that had ended
+    state_.has_best = false;
+    return;
+  }
   Note(best + " is of a later evaluation than the checkpoint; the next evaluation replaces it");
   state_.has_best = false;
 }
@@ -182,6 +287,7 @@ void Trainer::TakeLengths(const Json& begun) {
 }
 
 void Trainer::Begin() {
+  recent_.Forget(-1);  // of an aborted run
   if (HoldsRun(folder_))
     FailUsage(folder_, " already holds a run; give another --out, or --resume to continue it");
   std::error_code error;
@@ -206,19 +312,48 @@ int64_t Trainer::Expected() const {
 
 double Trainer::Rate() const {
   if (options_.seconds > 0) {
-    return LearningRate(
-        TimedScheduleOptions{options_.schedule, options_.lr, options_.min_lr, options_.warmup},
-        state_.step, Spent());
+    TimedScheduleOptions s{options_.schedule, options_.lr, options_.min_lr, options_.warmup};
+    s.first = options_.schedule_from;
+    s.warmup_init = options_.warmup_init;
+    s.power = options_.schedule_power;
+    s.width = Width();
+    return LearningRate(s, state_.step, Spent());
   }
   ScheduleOptions s;
   s.kind = options_.schedule;
   s.lr = options_.lr;
   s.min_lr = options_.min_lr;
-  s.steps = state_.total_steps;
-  s.warmup = options_.warmup >= 1
-                 ? int64_t(options_.warmup)
-                 : std::max<int64_t>(1, int64_t(options_.warmup * double(state_.total_steps)));
+  s.steps = options_.schedule_steps > 0 ? options_.schedule_steps : state_.total_steps;
+  // Counted from 1, the only update of the shortest warm-up has the whole rate.
+  s.warmup = options_.warmup >= 1 ? int64_t(options_.warmup)
+                                  : std::max<int64_t>(options_.schedule_from,
+                                                      int64_t(options_.warmup * double(s.steps)));
+  s.first = options_.schedule_from;
+  s.every = options_.schedule_every;
+  s.warmup_init = options_.warmup_init;
+  s.power = options_.schedule_power;
+  s.period = double(options_.schedule_period);
+  s.growth = options_.schedule_growth;
+  s.shrink = options_.schedule_shrink;
+  s.width = Width();
   return LearningRate(s, state_.step);
+}
+
+double Trainer::Width() const {
+  const ModelConfig& config = model_->config();
+  return double(config.Stack(config.info().forms[0]).dim());
+}
+
+Batch Trainer::TrainBatch(int64_t index) const {
+  if (options_.order == BatchOrder::kEndless) return task_.TrainBatch(seed_, index, options_.batch);
+  constexpr uint64_t kEpochs = 0xe90c;
+  const int64_t batches = task_.train_rows() / options_.batch, epoch = index / batches;
+  uint64_t seed = seed_;
+  if (options_.order == BatchOrder::kDropLast && epoch > 0) {
+    const auto words = Philox(seed_, kEpochs, uint64_t(epoch));
+    seed = uint64_t(words[0]) << 32 | words[1];
+  }
+  return task_.TrainBatch(seed, index % batches, options_.batch);
 }
 
 Trainer::StepOutcome Trainer::Step() {
@@ -235,16 +370,20 @@ Trainer::StepOutcome Trainer::Step() {
     if (!std::isfinite(value)) FailNonFinite("loss", value);
     out.loss += value / double(options_.accumulate);
     out.tokens += batch.tokens;
+    if (!options_.clip_each) continue;
+    const double norm = optimizer_->SetAside(options_.clip / double(options_.accumulate));
+    if (!std::isfinite(norm)) FailNonFinite("gradient norm", norm);
   }
-  out.grad_norm = optimizer_.Step(out.lr, options_.clip);
+  out.grad_norm = optimizer_->Step(out.lr, options_.clip_each ? 0 : options_.clip);
   if (!std::isfinite(out.grad_norm)) FailNonFinite("gradient norm", out.grad_norm);
+  average_.Update();
   ++state_.step;
   return out;
 }
 
 void Trainer::FailNonFinite(const char* what, double value) {
-  const std::string parameter = optimizer_.FirstNonFinite(false),
-                    gradient = optimizer_.FirstNonFinite(true);
+  const std::string parameter = optimizer_->FirstNonFinite(false),
+                    gradient = optimizer_->FirstNonFinite(true);
   std::string place =
       !parameter.empty() ? StrCat("the first parameter that is not finite is ", parameter)
       : !gradient.empty()
@@ -264,7 +403,8 @@ Json Trainer::Measure(Split split, int64_t max_tokens) {
 }
 
 void Trainer::Evaluate() {
-  RequireFinite(*model_, optimizer_, state_.step, folder_);
+  RequireFinite(*model_, *optimizer_, average_, state_.step, folder_);
+  const WeightAverage::Use average(average_);
   Json metrics;
   try {
     metrics = Measure(Split::kValid, options_.eval_tokens);
@@ -273,6 +413,7 @@ void Trainer::Evaluate() {
   }
   if (metrics.is_null()) return;  // a partial evaluation decides nothing; it is due when resumed
   state_.evaluation_due = false;
+  recent_.Save(*model_, state_.step);
   const double value = metrics.at(task_.metric().name).get<double>();
   Json line = {{"event", "valid"}, {"step", state_.step}, {"seconds", state_.trained_seconds}};
   line.update(metrics);
@@ -296,10 +437,10 @@ void Trainer::SaveBest() {
 
 void Trainer::SaveCheckpoint() {
   lock_->Check();
-  RequireFinite(*model_, optimizer_, state_.step, folder_);
+  RequireFinite(*model_, *optimizer_, average_, state_.step, folder_);
   lines_->Sync();
   state_.log_bytes = lines_->Bytes();
-  WriteCheckpoint(folder_, *model_, optimizer_, state_);
+  WriteCheckpoint(folder_, *model_, *optimizer_, state_, &average_);
   last_save_ = Now();
   ++saves_;
 }
@@ -330,7 +471,8 @@ TrainResult Trainer::Run() {
   TfEventsWriter events(folder_);
   log_ = [&](const Json& line) {
     lines_->Write(line);
-    const std::string group = line.at("event") == "valid" ? "valid/" : "train/";
+    const std::string event = line.at("event");
+    const std::string group = event == "valid" || event == "averaged" ? "valid/" : "train/";
     if (!line.contains("step")) return;
     for (const auto& [key, value] : line.items()) {
       if (value.is_number() && key != "step")
@@ -341,7 +483,7 @@ TrainResult Trainer::Run() {
   task_.SaveAssets(folder_);
   batches_ = std::make_unique<Prefetcher<Batch>>(
       [this, index = state_.step * options_.accumulate]() mutable {
-        return std::optional(task_.TrainBatch(seed_, index++, options_.batch));
+        return std::optional(TrainBatch(index++));
       },
       4);
   ResetPeakMemory();
@@ -402,12 +544,32 @@ TrainResult Trainer::Run() {
   result.tokens_per_second = Median(rates_);
   result.peak_bytes = PeakBytes();
   result.cpu_share = share.Value();
+  if (!Interrupted()) AverageLast();
   result.valid = state_.best_metrics;
   result.interrupted = Interrupted();
-  if (!state_.has_best) SaveBest();
+  std::optional<WeightAverage::Use> average;
+  if (!state_.has_best) {
+    average.emplace(average_);
+    SaveBest();
+  }
   if (!result.interrupted) FinalTest(&result);
   lock_->Check();
   return result;
+}
+
+void Trainer::AverageLast() {
+  if (options_.average_last == 0) return;
+  const int64_t count = recent_.Average(*model_);
+  if (count == 0) return;
+  const Json metrics = Measure(Split::kValid, options_.eval_tokens);
+  if (metrics.is_null()) return;  // interrupted: --resume averages again
+  Json line = {{"event", "averaged"}, {"step", state_.step}, {"evaluations", count}};
+  line.update(metrics);
+  log_(line);
+  state_.has_best = true;
+  state_.best = metrics.at(task_.metric().name).get<double>();
+  state_.best_metrics = metrics;
+  SaveBest();
 }
 
 void Trainer::FinalTest(TrainResult* result) {

@@ -6,6 +6,7 @@
 //   asked for, defaults included metrics.jsonl, events.out.*      every logged step and evaluation,
 //   for people and for TensorBoard checkpoint-<step>/               the newest complete checkpoint:
 //   model, optimizer, trainer.json (written last)
+//   recent-<step>.safetensors         with average_last: the weights of the last evaluations
 #include <functional>
 #include <memory>
 #include <string>
@@ -17,11 +18,21 @@
 #include "cistern/io/jsonl.h"
 #include "cistern/tasks/task.h"
 #include "cistern/train/optimizer.h"
+#include "cistern/train/recent_weights.h"
 #include "cistern/train/row_parts.h"
 #include "cistern/train/run_state.h"
 #include "cistern/train/schedule.h"
+#include "cistern/train/weight_average.h"
 
 namespace cistern {
+
+// The order of training batches, of tasks whose training data are rows.
+enum class BatchOrder {
+  kEndless,   // an epoch's last batch takes its missing rows from the next epoch
+  kDropLast,  // they are left out; every epoch has an order of its own
+  kReplay     // left out, and every epoch has the batches of the first one in their order
+};
+const EnumNames<BatchOrder>& BatchOrders();  // endless, drop_last, replay
 
 struct TrainOptions {
   int64_t steps = 0;   // updates; 0 with seconds = 0: 1,000
@@ -30,9 +41,15 @@ struct TrainOptions {
   double lr = 4e-3, min_lr = 0,
          warmup = 0.05;  // warm-up: steps when >= 1, a share of the run below 1
   ScheduleKind schedule = ScheduleKind::kCosine;
+  double warmup_init = 0, schedule_power = 1, schedule_growth = 1, schedule_shrink = 1;
+  int64_t schedule_from = 1, schedule_steps = 0, schedule_every = 0, schedule_period = 0;
+  BatchOrder order = BatchOrder::kEndless;
   ThreadsTake parallel = ThreadsTake::kOperations;  // train/row_parts.h
-  AdamWOptions adamw;
+  OptimizerOptions optimizer;
   double clip = 1.0, label_smoothing = 0;
+  bool clip_each = false;           // the gradients of each of the accumulated batches
+  double ema = 0;                   // decay of the weights' moving average; 0: none
+  int64_t average_last = 0;         // evaluations whose weights' mean is the final model; 0: none
   int64_t eval_every = 0;           // steps; 0: ten times a run
   int64_t eval_tokens = 0;          // of the validation split at each evaluation; 0: all rows
   int64_t checkpoint_every = 0;     // steps; 0: at each evaluation
@@ -43,6 +60,11 @@ struct TrainOptions {
   // What single fields cannot say; UsageError names the keys. Call after reading.
   void Validate() const;
   Fields Describe();
+  // Of the weights, gradients and what the optimizer keeps: how many numbers for each parameter.
+  int64_t NumbersPerParameter() const;
+
+ private:
+  void ValidateSchedule() const;
 };
 
 struct TrainResult {
@@ -74,7 +96,9 @@ class Trainer {
     int64_t tokens;
   };
   StepOutcome Step();
-  double Rate() const;       // of the next update
+  Batch TrainBatch(int64_t index) const;  // by options.order
+  double Rate() const;                    // of the next update
+  double Width() const;                   // of the model
   double Spent() const;      // the share of the budget that is spent, of steps or of time
   int64_t Expected() const;  // steps of the whole run at the speed so far; 0: not known
   Json Measure(Split split, int64_t max_tokens);  // metrics; null: interrupted
@@ -85,6 +109,7 @@ class Trainer {
   void SaveBest();
   void LogStep(const StepOutcome& last);
   bool OutOfPatience() const;
+  void AverageLast();  // the final model, where it is a mean (average_last)
   void FinalTest(TrainResult* result);
   [[noreturn]] void FailNonFinite(const char* what, double value);
 
@@ -96,7 +121,9 @@ class Trainer {
   Json experiment_;
   bool bfloat16_, resumed_ = false;
   int64_t parts_;  // of the rows of a batch (train/row_parts.h)
-  AdamW optimizer_;
+  std::unique_ptr<Optimizer> optimizer_;
+  WeightAverage average_;
+  RecentWeights recent_;
   RunState state_;
   std::unique_ptr<FileLock> lock_;
   std::unique_ptr<JsonlWriter> lines_;
@@ -109,10 +136,11 @@ class Trainer {
 
 // Bytes a training step will need at most, estimated from the configuration. `source`: tokens of
 // each source of an encoder_decoder, where `length` is that of the targets; 0: as many. `bytes`: of
-// a number, 8 in float64.
+// a number, 8 in float64. `copies`: TrainOptions::NumbersPerParameter.
 int64_t EstimateTrainingBytes(const ModelConfig& config, int64_t rows, int64_t length,
-                              int64_t source = 0, int64_t bytes = 4);
+                              int64_t source = 0, int64_t bytes = 4, int64_t copies = 4);
 // UsageError with the estimate when it does not fit what is available (base/memory.h).
-void CheckMemory(const ModelConfig& config, int64_t rows, int64_t length, int64_t bytes = 4);
+void CheckMemory(const ModelConfig& config, int64_t rows, int64_t length, int64_t bytes = 4,
+                 int64_t copies = 4);
 
 }  // namespace cistern

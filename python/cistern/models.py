@@ -209,6 +209,7 @@ class _Blocks(nn.Module):
         super().__init__()
         first: dict[str, Attention] = {}  # of each mechanism with its options
         self.owners: list[int] = stack["owners"]
+        self.layer_drop: float = config.get("layer_drop", 0.0)
 
         def alike(options: dict[str, Any] | None, which: str) -> str:
             return "" if options is None else json.dumps(
@@ -236,6 +237,16 @@ class _Blocks(nn.Module):
     def each(self) -> list[Block]:
         """The block of each layer."""
         return [cast(Block, getattr(self, str(i))) for i in self.owners]
+
+    def left_out(self) -> list[bool]:
+        """For each layer, whether this pass leaves it out (layer_drop, in training)."""
+        if not self.training or self.layer_drop == 0:
+            return [False] * len(self.owners)
+        return (torch.rand(len(self.owners)) < self.layer_drop).tolist()
+
+    def kept(self) -> list[Block]:
+        """The blocks of the layers that this pass does not leave out."""
+        return [block for block, out in zip(self.each(), self.left_out()) if not out]
 
 
 class _Trunk(nn.Module):
@@ -268,8 +279,11 @@ class _Trunk(nn.Module):
         positions = piece_positions(state["positions"], x.shape[1], starts)
         layers, stream = [], Stream(self._enter(x, positions), positions, lengths, starts)
         written = state.get("source") or [None] * len(self.layers.owners)
-        for block, before, source in zip(self.layers.each(), state["layers"], written):
-            stream, after = block(stream, before, keep, source)
+        left_out = self.layers.left_out()
+        for i, block in enumerate(self.layers.each()):
+            after = state["layers"][i]
+            if not left_out[i]:
+                stream, after = block(stream, after, keep, written[i])
             layers.append(after)
         after = {
             "layers": layers, "positions": positions_after(state["positions"], positions, lengths)
@@ -339,7 +353,9 @@ class EncoderClassifier(_Trunk):
         self.config = config
         stack = model_stack(config, "bidirectional")
         dim, self.cls = stack["dim"], config["pooling"] == "cls"
-        self.embed_tokens = nn.Embedding(config["vocab_size"], dim)
+        self.embed_tokens = nn.Embedding(
+            config["vocab_size"], dim,
+            padding_idx=0 if config.get("init", {}).get("zero_pad_row") else None)
         if self.cls:
             self.cls_token = nn.Parameter(torch.zeros(1, 1, dim))
         self._build(config, "bidirectional", int(self.cls))
@@ -354,7 +370,7 @@ class EncoderClassifier(_Trunk):
             x = torch.cat([self.cls_token.expand(ids.shape[0], 1, -1), x], 1)
         positions = torch.arange(x.shape[1], device=ids.device).unsqueeze(0)
         stream = Stream(self._enter(x, positions), positions, lengths + int(self.cls))
-        for block in self.layers.each():
+        for block in self.layers.kept():
             stream, _ = block(stream)
         slots = self.config["pooling"] == "memory"
         x = stream.memory if slots else stream.x
@@ -396,7 +412,7 @@ class MaskedLM(_Trunk):
                         self.embed_tokens(ids.masked_fill(masked, 0)))
         positions = torch.arange(ids.shape[1], device=ids.device).unsqueeze(0)
         stream = Stream(self._enter(x, positions), positions, lengths)
-        for block in self.layers.each():
+        for block in self.layers.kept():
             stream, _ = block(stream)
         x = self._norm(stream.x)
         if self.transform is not None and self.transform_norm is not None:
@@ -433,7 +449,7 @@ class EncoderDecoder(nn.Module):
         table = self.embed_tokens if self.source_embed_tokens is None else self.source_embed_tokens
         positions = torch.arange(source.shape[1], device=source.device).unsqueeze(0)
         stream = Stream(self.encoder._enter(table(source), positions), positions, lengths)
-        for block in self.encoder.layers.each():
+        for block in self.encoder.layers.kept():
             stream, _ = block(stream)
         if stream.source is not None:  # latents: no padding among them
             lengths = None

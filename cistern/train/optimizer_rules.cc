@@ -1,0 +1,163 @@
+// The update rules of optimizer.h.
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "cistern/base/error.h"
+#include "cistern/train/optimizer.h"
+
+namespace cistern {
+namespace {
+
+at::Tensor Count(const at::Tensor&) { return at::zeros({}, at::kFloat); }
+
+// AdamW and Adam.
+class Adam : public Optimizer {
+ public:
+  Adam(const Model& model, const OptimizerOptions& options) : Optimizer(model, options) {
+    const auto zeros = [](const at::Tensor& p) { return at::zeros_like(p); };
+    mean_ = AddMoment("exp_avg", zeros);
+    square_ = AddMoment("exp_avg_sq", zeros);
+    step_ = AddMoment("step", Count);
+  }
+
+ protected:
+  void Update(const std::vector<size_t>& all, double lr) override {
+    for (const bool decayed : {true, false}) {
+      const std::vector<size_t> chosen = Decayed(all, decayed);
+      if (chosen.empty()) continue;
+      const Tensors steps = Of(moments_[step_].of, chosen);
+      for (const at::Tensor& step : steps) step.add_(1);
+      auto* const update = options_.kind == OptimizerKind::kAdamW
+                               ? static_cast<Fused*>(&at::_fused_adamw_)
+                               : static_cast<Fused*>(&at::_fused_adam_);
+      update(Of(parameters_, chosen), Gradients(chosen), Of(moments_[mean_].of, chosen),
+             Of(moments_[square_].of, chosen), {}, steps, lr, options_.beta1, options_.beta2,
+             decayed ? options_.weight_decay : 0, options_.eps,
+             /*amsgrad=*/false, /*maximize=*/false, {}, {});
+    }
+  }
+
+ private:
+  using Fused = void(at::TensorList, at::TensorList, at::TensorList, at::TensorList, at::TensorList,
+                     at::TensorList, double, double, double, double, double, bool, bool,
+                     const std::optional<at::Tensor>&, const std::optional<at::Tensor>&);
+  size_t mean_, square_, step_;
+};
+
+class Sgd : public Optimizer {
+ public:
+  Sgd(const Model& model, const OptimizerOptions& options) : Optimizer(model, options) {
+    if (options_.momentum > 0)
+      AddMoment("momentum", [](const at::Tensor& p) { return at::zeros_like(p); });
+  }
+
+ protected:
+  void Update(const std::vector<size_t>& all, double lr) override {
+    for (const bool decayed : {true, false}) {
+      const std::vector<size_t> chosen = Decayed(all, decayed);
+      if (chosen.empty()) continue;
+      // A buffer of zeros is what torch's first step makes of none.
+      const Tensors buffers = moments_.empty() ? Tensors() : Of(moments_[0].of, chosen);
+      at::_fused_sgd_(Of(parameters_, chosen), Gradients(chosen), buffers,
+                      decayed ? options_.weight_decay : 0, options_.momentum, lr, /*dampening=*/0,
+                      /*nesterov=*/false, /*maximize=*/false, /*is_first_step=*/false);
+    }
+  }
+};
+
+// [R fairseq:fairseq/optim/nag.py]: with b the buffer, m the momentum, c = lr / the rate before,
+//   w += m^2 c b - (1 + m) lr g,   b = m c b - lr g
+class Nag : public Optimizer {
+ public:
+  Nag(const Model& model, const OptimizerOptions& options) : Optimizer(model, options) {
+    AddMoment("momentum", [](const at::Tensor& p) { return at::zeros_like(p); });
+    beside_.push_back({"last_rate", at::full({}, -1, at::kDouble)});  // none yet
+  }
+
+ protected:
+  void Update(const std::vector<size_t>& chosen, double lr) override {
+    const at::Tensor& last = beside_[0].value;
+    const double before = last.item<double>(), m = options_.momentum;
+    const double correction = before > 0 ? lr / before : 1;  // at a rate of 0 all buffers are 0
+    const Tensors parameters = Of(parameters_, chosen), grads = Gradients(chosen),
+                  buffers = Of(moments_[0].of, chosen);
+    for (const size_t i : chosen) {
+      if (Decay(i) > 0) parameters_[i].mul_(1 - lr * Decay(i));
+    }
+    at::_foreach_add_(parameters, buffers, m * m * correction);
+    at::_foreach_add_(parameters, grads, -(1 + m) * lr);
+    at::_foreach_mul_(buffers, m * correction);
+    at::_foreach_add_(buffers, grads, -lr);
+    last.fill_(lr);
+  }
+};
+
+// A tensor of two dimensions or more has the means of its last two.
+class Adafactor : public Optimizer {
+ public:
+  Adafactor(const Model& model, const OptimizerOptions& options) : Optimizer(model, options) {
+    const auto reduced = [](const at::Tensor& p, int64_t dim) {
+      return p.dim() < 2 ? at::Tensor() : at::zeros_like(p.detach().select(dim, 0)).contiguous();
+    };
+    rows_ = AddMoment("row_squares", [&](const at::Tensor& p) { return reduced(p, -1); });
+    columns_ = AddMoment("column_squares", [&](const at::Tensor& p) { return reduced(p, -2); });
+    squares_ = AddMoment("squares", [](const at::Tensor& p) {
+      return p.dim() < 2 ? at::zeros_like(p) : at::Tensor();
+    });
+    step_ = AddMoment("step", Count);
+  }
+
+ protected:
+  void Update(const std::vector<size_t>& chosen, double lr) override {
+    const AdafactorOptions& o = options_.adafactor;
+    const auto root_mean_square = [](const at::Tensor& x) {
+      return x.square().mean().sqrt().item<double>();
+    };
+    for (const size_t i : chosen) {
+      const at::Tensor p = parameters_[i].detach(), g = parameters_[i].grad();
+      const double t = moments_[step_].of[i].add_(1).item<double>(),
+                   fresh = std::pow(t, -o.decay_power);
+      const auto keep = [&](size_t moment, const at::Tensor& now) {
+        return moments_[moment].of[i].mul_(1 - fresh).add_(now, fresh);
+      };
+      const at::Tensor squared = g.square() + o.eps;
+      at::Tensor update;
+      if (p.dim() < 2) {
+        update = g * keep(squares_, squared).rsqrt();
+      } else {
+        const at::Tensor rows = keep(rows_, squared.mean(-1)),
+                         columns = keep(columns_, squared.mean(-2));
+        update = g * (rows / rows.mean(-1, /*keepdim=*/true)).rsqrt().unsqueeze(-1) *
+                 columns.rsqrt().unsqueeze(-2);
+      }
+      const double size = root_mean_square(update) / o.update_clip,
+                   scale = o.relative ? std::max(o.min_scale, root_mean_square(p)) : 1;
+      if (Decay(i) > 0) p.mul_(1 - lr * Decay(i));
+      p.sub_(update, lr * scale / std::max(1.0, size));
+    }
+  }
+
+ private:
+  size_t rows_, columns_, squares_, step_;
+};
+
+}  // namespace
+
+std::unique_ptr<Optimizer> MakeOptimizer(const Model& model, const OptimizerOptions& options) {
+  switch (options.kind) {
+    case OptimizerKind::kSgd:
+      return std::make_unique<Sgd>(model, options);
+    case OptimizerKind::kNag:
+      return std::make_unique<Nag>(model, options);
+    case OptimizerKind::kAdafactor:
+      return std::make_unique<Adafactor>(model, options);
+    case OptimizerKind::kAdamW:
+    case OptimizerKind::kAdam:
+      break;
+  }
+  return std::make_unique<Adam>(model, options);
+}
+
+}  // namespace cistern
