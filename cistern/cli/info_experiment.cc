@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <filesystem>
 #include <map>
 
 #include "cistern/base/error.h"
@@ -43,30 +44,54 @@ std::string PartOf(const std::string& name) {
   return part.empty() ? name : part;
 }
 
+struct Size {
+  int64_t parameters = 0;
+  std::map<std::string, int64_t> parts;
+  ModelConfig config;
+};
+
+// Of the model that an experiment would train.
+Size SizeOf(const Experiment& experiment, const std::string& file, int64_t length) {
+  Size size;
+  ModelConfig& config = size.config = experiment.model;
+  if (config.vocab_size < 1 || (config.info().classifies && config.classes < 1)) {
+    FailUsage(file, ": the size of the model depends on the data; to see it here, set model.",
+              config.vocab_size < 1 ? "vocab_size" : "classes", " in the file");
+  }
+  config.max_length = std::max(config.max_length, length);
+  config.Validate();
+  const ShapesOnly scope;
+  const auto model = MakeModel(config, uint64_t(experiment.seed));
+  size.parameters = model->ParameterCount();
+  for (const auto& p : model->named_parameters()) size.parts[PartOf(p.key())] += p.value().numel();
+  return size;
+}
+
+// The size as the source prints it: of the model, or to that of another file's.
+double PrintedSize(const Published& published, const std::string& file, const Size& size) {
+  if (published.relative_to.empty()) return double(size.parameters);
+  const std::string base =
+      (std::filesystem::path(file).parent_path() / published.relative_to).string();
+  Experiment experiment;
+  ReadExperiment(experiment, base, {});
+  const auto task = experiment.task.Make();
+  return double(size.parameters) /
+         double(SizeOf(experiment, base, task->tokens_per_row()).parameters);
+}
+
 }  // namespace
 
 int PrintExperiment(const std::string& file, bool as_json) {
   Experiment experiment;
   ReadExperiment(experiment, file, {});
-  ModelConfig config = experiment.model;
-  if (config.vocab_size < 1 || (config.info().classifies && config.classes < 1)) {
-    FailUsage(file, ": the size of the model depends on the data; to see it here, set model.",
-              config.vocab_size < 1 ? "vocab_size" : "classes", " in the file");
-  }
-  config.Validate();
   experiment.train.Validate();
   const auto task = experiment.task.Make();
-  config.max_length = std::max(config.max_length, task->tokens_per_row());
-  std::map<std::string, int64_t> parts;
-  int64_t parameters = 0;
-  {
-    const ShapesOnly scope;
-    const auto model = MakeModel(config, uint64_t(experiment.seed));
-    parameters = model->ParameterCount();
-    for (const auto& p : model->named_parameters()) parts[PartOf(p.key())] += p.value().numel();
-  }
+  const Size size = SizeOf(experiment, file, task->tokens_per_row());
+  const ModelConfig& config = size.config;
+  const int64_t parameters = size.parameters;
   const Published& published = experiment.published;
   const bool known = !published.parameters.empty();
+  const double printed = known ? PrintedSize(published, file, size) : 0;
   const int64_t bytes =
       EstimateTrainingBytes(config, experiment.train.batch, task->tokens_per_row(), 0,
                             experiment.dtype == "float64" ? 8 : 4);
@@ -75,10 +100,11 @@ int PrintExperiment(const std::string& file, bool as_json) {
                  {"task", experiment.task.kind},
                  {"model", config.Summary()},
                  {"parameters", parameters},
-                 {"parts", parts},
+                 {"parts", size.parts},
                  {"training_bytes", bytes},
                  {"published", experiment.Describe().Write().value("published", Json::object())}};
-    if (known) json["as_published"] = IsPrintedAs(parameters, published.parameters);
+    if (known) json["as_published"] = IsPrintedAs(printed, published.parameters);
+    if (!published.relative_to.empty()) json["relative"] = printed;
     std::printf("%s\n", JsonLine(json).c_str());
     return 0;
   }
@@ -86,11 +112,13 @@ int PrintExperiment(const std::string& file, bool as_json) {
               experiment.task.kind.c_str(), "model", config.Summary().c_str(), "parameters",
               static_cast<long long>(parameters));
   if (known) {
+    if (!published.relative_to.empty())
+      std::printf(", %.4f of %s", printed, published.relative_to.c_str());
     std::printf(" (%s says %s: %s)", published.source.c_str(), published.parameters.c_str(),
-                IsPrintedAs(parameters, published.parameters) ? "the same" : "another size");
+                IsPrintedAs(printed, published.parameters) ? "the same" : "another size");
   }
   std::printf("\n");
-  for (const auto& [part, count] : parts)
+  for (const auto& [part, count] : size.parts)
     std::printf("  %-30s %12lld\n", part.c_str(), static_cast<long long>(count));
   std::printf("%-12s about %.2f GB for a training step of %lld rows of %lld tokens\n", "memory",
               double(bytes) / 1e9, static_cast<long long>(experiment.train.batch),

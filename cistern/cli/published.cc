@@ -16,6 +16,7 @@ Fields Published::Describe() {
   f.Add("row", &row, "what the source calls this experiment").OmitWhen("");
   f.Add("parameters", &parameters, "the size of the model as printed: 90313105, 246.9M")
       .OmitWhen("");
+  f.Add("relative_to", &relative_to, "the file whose model has the size 1: base.toml").OmitWhen("");
   f.Add("results", &results, "metrics as printed: {accuracy = 40.18}").OmitWhen(none);
   f.Add("spread", &spread, "their standard deviations as printed").OmitWhen(none);
   f.Add("differences", &differences, "what this file does otherwise than the source, and why")
@@ -36,6 +37,8 @@ void Published::Validate(const TaskInfo& task) const {
     }
   }
   if (!parameters.empty()) IsPrintedAs(0, parameters);
+  if (!relative_to.empty() && parameters.empty())
+    FailUsage("published.relative_to needs published.parameters, such as .95");
 }
 
 std::string Published::Line() const {
@@ -48,7 +51,7 @@ std::string Published::Line() const {
   return text;
 }
 
-bool IsPrintedAs(int64_t count, const std::string& text) {
+bool IsPrintedAs(double size, const std::string& text) {
   double value = 0;
   const char* end = text.data() + text.size();
   const auto [rest, error] = std::from_chars(text.data(), end, value);
@@ -62,7 +65,7 @@ bool IsPrintedAs(int64_t count, const std::string& text) {
     const double shift = std::pow(10.0, double(number.size() - point - 1));
     value *= shift, scale /= shift;
   }
-  return std::llround(double(count) / scale) == std::llround(value);
+  return std::llround(size / scale) == std::llround(value);
 }
 
 }  // namespace cistern::cli

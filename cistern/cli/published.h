@@ -12,9 +12,10 @@
 namespace cistern::cli {
 
 struct Published {
-  std::string source;             // "P004 Table 2": the table that the row is in
-  std::string row;                // what the table calls it: "Latte, L = 40"
-  std::string parameters;         // as printed: "90313105", "246.9M"
+  std::string source;       // "P004 Table 2": the table that the row is in
+  std::string row;          // what the table calls it: "Latte, L = 40"
+  std::string parameters;   // as printed: "90313105", "246.9M"; ".95" with relative_to
+  std::string relative_to;  // the file whose model has the size 1, a path from this file's folder
   Json results = Json::object();  // metric of the task -> the value printed: {"accuracy": 40.18}
   Json spread = Json::object();   // of those, where printed
   std::vector<std::string> differences;  // what the file does otherwise than the source, and why
@@ -26,8 +27,8 @@ struct Published {
   std::string Line() const;
 };
 
-// Whether `count` is the size that a source prints with as many digits as it does: 246,880,123 is
-// "246.9M". UsageError where the text is no number, with K, M or B after it or without.
-bool IsPrintedAs(int64_t count, const std::string& text);
+// Whether `size` is what a source prints with as many digits as it does: 246,880,123 is "246.9M",
+// 0.9462 is ".95". UsageError where the text is no number, with K, M or B after it or without.
+bool IsPrintedAs(double size, const std::string& text);
 
 }  // namespace cistern::cli

@@ -95,6 +95,24 @@ TEST_F(PublishedTest, TheSizeOfAModelStandsBesideTheOnePrinted) {
                          "Nobody Table 1, small: accuracy 41.5 +- 0.3"});
 }
 
+TEST_F(PublishedTest, ASizeMayBePrintedRelativeToAnother) {
+  Base();
+  const auto row = [&](const char* printed) {
+    return Run({"info", "--json",
+                File("rows/row.toml",
+                     StrCat("extends = \"../base.toml\"\n[model]\nlayers = 3\n[published]\n"
+                            "source = \"Nobody Table 2\"\nrelative_to = \"../base.toml\"\n"
+                            "parameters = \"",
+                            printed, "\"\n"))});
+  };
+  // A layer has 4 x 8 x 8 + 2 x 8 x 16 + 2 x 2 x 8 = 544 parameters: 2098 / 1010 = 2.077.
+  for (const char* same : {"2", "2.1", "2.08", "2.077"})
+    EXPECT_EQ(ParseJson(row(same).out, same)["as_published"], true);
+  for (const char* other : {"2.0", "2.07", "2.078", "2.1K"})
+    EXPECT_EQ(ParseJson(row(other).out, other)["as_published"], false);
+  EXPECT_NEAR(ParseJson(row("2").out, "out")["relative"].get<double>(), 2098.0 / 1010.0, 1e-12);
+}
+
 TEST_F(PublishedTest, FiguresThatFitNothing) {
   Base();
   const std::pair<std::string, std::vector<std::string>> cases[] = {
