@@ -16,6 +16,7 @@ Evaluation Evaluate(const Task& task, Model& model, BatchReader& reader,
     if (options.read.max_tokens > 0 && out.tokens >= options.read.max_tokens) break;
     const std::optional<Batch> batch = reader.Next();
     if (!batch) break;
+    if (options.whole_batches && batch->rows < options.read.rows) continue;
     out.score.Merge(task.Measure(model, batch->To(model.options().device())));
     out.rows += batch->rows;
     out.tokens += batch->tokens;

@@ -10,6 +10,7 @@ namespace cistern {
 
 struct EvalOptions {
   ReadOptions read;                                // max_tokens 0: all rows
+  bool whole_batches = false;                      // leaves out a batch of fewer than read.rows
   const std::atomic<bool>* interrupted = nullptr;  // stops early, with what is done so far
   std::function<void(const BatchReader& reader)> progress = nullptr;
 };

@@ -30,7 +30,7 @@ Fields AdafactorOptions::Describe() {
   f.Add("update_clip", &update_clip, "largest root mean square of an update", {1e-6, 1e6});
   f.Add("relative", &relative, "the rate is relative to the root mean square of the weights");
   f.Add("min_scale", &min_scale, "with relative: that of weights that are smaller", {0.0, 1e3});
-  f.Add("eps", &eps, "added to squared gradients", {0.0, 1.0});
+  f.Add("eps", &eps, "added to squared gradients", {1e-37, 1.0});
   return f;
 }
 

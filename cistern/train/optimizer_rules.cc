@@ -10,7 +10,9 @@
 namespace cistern {
 namespace {
 
-at::Tensor Count(const at::Tensor&) { return at::zeros({}, at::kFloat); }
+at::Tensor Count(const at::Tensor& p) {
+  return at::zeros({}, at::TensorOptions().dtype(at::kFloat).device(p.device()));
+}
 
 // AdamW and Adam.
 class Adam : public Optimizer {
@@ -113,7 +115,7 @@ class Adafactor : public Optimizer {
   void Update(const std::vector<size_t>& chosen, double lr) override {
     const AdafactorOptions& o = options_.adafactor;
     const auto root_mean_square = [](const at::Tensor& x) {
-      return x.square().mean().sqrt().item<double>();
+      return at::linalg_vector_norm(x).item<double>() / std::sqrt(double(x.numel()));
     };
     for (const size_t i : chosen) {
       const at::Tensor p = parameters_[i].detach(), g = parameters_[i].grad();
@@ -122,15 +124,15 @@ class Adafactor : public Optimizer {
       const auto keep = [&](size_t moment, const at::Tensor& now) {
         return moments_[moment].of[i].mul_(1 - fresh).add_(now, fresh);
       };
-      const at::Tensor squared = g.square() + o.eps;
-      at::Tensor update;
+      at::Tensor update, squared = g.square().add_(o.eps);
       if (p.dim() < 2) {
         update = g * keep(squares_, squared).rsqrt();
       } else {
         const at::Tensor rows = keep(rows_, squared.mean(-1)),
                          columns = keep(columns_, squared.mean(-2));
-        update = g * (rows / rows.mean(-1, /*keepdim=*/true)).rsqrt().unsqueeze(-1) *
-                 columns.rsqrt().unsqueeze(-2);
+        squared.reset();  // the update is as large
+        update = g * (rows / rows.mean(-1, /*keepdim=*/true)).rsqrt().unsqueeze(-1);
+        update.mul_(columns.rsqrt().unsqueeze(-2));
       }
       const double size = root_mean_square(update) / o.update_clip,
                    scale = o.relative ? std::max(o.min_scale, root_mean_square(p)) : 1;

@@ -165,6 +165,7 @@ TEST(RowParts, AreTakenWhereTheyCanBe) {
                    {"fewer rows", "operations"});
     for (const auto& model :
          {Made([](ModelConfig& c) { c.dropout = 0.1; }),
+          Made([](ModelConfig& c) { c.layer_drop = 0.1; }),
           Made([](ModelConfig& c) { c.decoder.attention_dropout = 0.1; }), Made([](ModelConfig& c) {
             c.attention = {"latte", "performer"};
           }),

@@ -126,6 +126,12 @@ TEST(Memory, ForetellsWhatCannotFit) {
   CheckMemory(c, 1, 16);
   EXPECT_THROW(CheckMemory(c, 1 << 20, 1 << 20), UsageError);
   EXPECT_GT(EstimateTrainingBytes(c, 8, 512), EstimateTrainingBytes(c, 8, 256));
+  // A moving average is as large as the weights: two moments of AdamW, weights and gradients.
+  TrainOptions averaged, plain;
+  averaged.ema = 0.9, plain.optimizer.kind = OptimizerKind::kSgd, plain.optimizer.momentum = 0;
+  EXPECT_EQ(averaged.NumbersPerParameter(), 5);
+  EXPECT_EQ(plain.NumbersPerParameter(), 2);
+  EXPECT_GT(EstimateTrainingBytes(c, 8, 512, 0, 4, 5), EstimateTrainingBytes(c, 8, 512));
 }
 
 // The estimate is not below what a step takes, and not far above. Measured in this process, whose

@@ -131,6 +131,9 @@ Fields TrainOptions::Describe() {
         {0, int64_t{1} << 40});
   f.Add("eval_tokens", &eval_tokens, "tokens of the validation split at each of them; 0: all rows",
         {0, int64_t{1} << 40});
+  f.Add("eval_drop_last", &eval_drop_last,
+        "evaluate batches of `batch` rows and leave out a split's last, smaller one, as P000 does "
+        "for matching and CIFAR: the metrics are of fewer rows");
   f.Add("checkpoint_every", &checkpoint_every, "steps between checkpoints; 0: at each evaluation",
         {0, int64_t{1} << 40});
   f.Add("checkpoint_seconds", &checkpoint_seconds,
@@ -214,6 +217,8 @@ Trainer::Trainer(std::shared_ptr<Model> model, const Task& task, const TrainOpti
       average_(*model_, options.ema),
       recent_(folder, options.average_last) {
   options_.Validate();
+  if (options_.eval_drop_last && task_.train_rows() == 0)
+    FailUsage("train.eval_drop_last needs a task whose data are rows, such as listops or classify");
   if (options_.order != BatchOrder::kEndless && task_.train_rows() < options_.batch) {
     const std::string key = "train.order=" + NameOf(options_.order, BatchOrders());
     if (task_.train_rows() == 0)
@@ -398,8 +403,15 @@ Json Trainer::Measure(Split split, int64_t max_tokens) {
   EvalOptions options;
   options.read.max_tokens = max_tokens;
   options.interrupted = &Interrupted();
+  options.whole_batches = options_.eval_drop_last;
+  if (options_.eval_drop_last) options.read.rows = options_.batch;
   const Evaluation done = cistern::Evaluate(task_, *model_, split, options);
-  return done.complete ? task_.Metrics(done.score) : Json();
+  if (!done.complete) return Json();
+  if (done.rows == 0 && options_.eval_drop_last)
+    FailUsage("train.eval_drop_last leaves nothing of the ", SplitName(split),
+              " split: it has fewer rows than a batch of ", options_.batch,
+              "; lower train.batch or leave it out");
+  return task_.Metrics(done.score);
 }
 
 void Trainer::Evaluate() {

@@ -52,6 +52,7 @@ struct TrainOptions {
   int64_t average_last = 0;         // evaluations whose weights' mean is the final model; 0: none
   int64_t eval_every = 0;           // steps; 0: ten times a run
   int64_t eval_tokens = 0;          // of the validation split at each evaluation; 0: all rows
+  bool eval_drop_last = false;      // evaluates in whole batches of `batch` rows alone
   int64_t checkpoint_every = 0;     // steps; 0: at each evaluation
   double checkpoint_seconds = 600;  // between checkpoints at most; 0: by steps alone
   int64_t log_every = 20;           // steps

@@ -271,6 +271,27 @@ TEST_F(TrainerTest, OrderOfBatches) {
   EXPECT_EQ(dropped[0].first, 7u);
 }
 
+// The validation split has six rows: one batch of four, and two rows that are left out.
+TEST_F(TrainerTest, EvaluatesWholeBatchesAlone) {
+  train_.batch = 4;
+  const auto examples = [&](const std::string& run) {
+    std::ifstream lines((folder_ / run) + "/metrics.jsonl");
+    int64_t count = -1;
+    for (std::string line; std::getline(lines, line);) {
+      const Json json = Json::parse(line);
+      if (json.at("event") == "valid") count = json.at("examples").get<int64_t>();
+    }
+    return count;
+  };
+  Trained("all");
+  EXPECT_EQ(examples("all"), 6);
+  train_.eval_drop_last = true;
+  Trained("whole");
+  EXPECT_EQ(examples("whole"), 4);
+  train_.batch = 7;
+  ExpectContains(ErrorMessage([&] { Trained("none"); }), {"eval_drop_last", "valid split", "7"});
+}
+
 TEST_F(TrainerTest, AnEpochHasEachRowOnce) {
   EXPECT_EQ(task_->train_rows(), 48);  // four fifths of 60
   std::map<std::string, int> seen;
