@@ -34,6 +34,8 @@ NamedTensors BatchOf(const ModelInfo& info) {
   const std::map<std::string, at::Tensor> known = {
       {"ids", at::randint(0, 23, {3, 11}, at::kLong)},
       {"lengths", Lengths({11, 4, 1})},
+      {"values", at::randn({3, 11, 2})},
+      {"positions", at::arange(11).unsqueeze(0) * at::tensor({1, 3, 5}).unsqueeze(1)},
       {"starts", Starts(3, 11, {{0, 0}, {0, 5}, {1, 2}})},
       {"valid", at::arange(11).unsqueeze(0) >= at::tensor({4, 0, 0}).unsqueeze(1)},
       {"source", at::randint(0, 23, {3, 9}, at::kLong)},
