@@ -185,6 +185,11 @@ ModelResults CheckClassifier(const VerifyCommand& c, const ModelConfig& config,
               ", which is checked on random tokens; omit --text");
   auto open = [&] { return std::dynamic_pointer_cast<EncoderClassifier>(LoadModel(c.folder)); };
   const auto model = open(), twin = open();
+  if (!model || config.vocab_size == 0)
+    FailUsage(
+        c.folder, " holds a ", config.kind, model ? " of real values" : "",
+        "; verify --model takes language models and classifiers of single rows of tokens, and "
+        "cistern verify alone checks the mechanisms that they are made of");
   twin->to(at::kDouble);
   at::manual_seed(c.common.seed);
   const at::Tensor ids = at::randint(config.vocab_size, {TokensWanted(c, config)}, at::kLong);

@@ -1,6 +1,7 @@
 #pragma once
-// A bidirectional encoder with a pooled classification head (Long Range Arena's shape; spec 1.3). A
-// row is one input with one answer, so there are lengths, but no rows packed with several
+// A bidirectional encoder with a pooled classification head (Long Range Arena's shape; spec 1.3),
+// of token ids or of vectors of real values, which one linear map turns into embeddings (spec 1.2).
+// A row is one input with one answer, so there are lengths, but no rows packed with several
 // documents.
 #include "cistern/models/classifier.h"
 
@@ -8,15 +9,27 @@ namespace cistern {
 
 class EncoderClassifier : public Classifier {
  public:
-  using Options = void;
-  static void Check(const ModelConfig& config) { Pooling::Check(config); }
+  enum class Input { kTokens, kValues };
+  struct Options {
+    Input input = Input::kTokens;
+    int64_t channels = 0;                        // of values: set by the task
+    double values_std = 0, values_bias_std = 0;  // of the first map of values; 0: as torch, 0
+  };
+  static Fields Describe(Options& options);
+  static void Check(const ModelConfig& config);
   explicit EncoderClassifier(const ModelConfig& config);
-  // ids [B,T] int64, lengths [B] (padding on the right is never seen) -> logits [B,classes].
-  at::Tensor Forward(const at::Tensor& ids, const at::Tensor& lengths);
+  // ids [B,T] int64, or values [B,T,C] where the input is values; lengths [B] (padding on the right
+  // is never seen); positions [B,T] int64 of the tokens, undefined: 0, 1, 2, ... -> logits
+  // [B,classes].
+  at::Tensor Forward(const at::Tensor& input, const at::Tensor& lengths,
+                     const at::Tensor& positions = {});
   at::Tensor Logits(const NamedTensors& inputs) override;
 
  private:
-  at::Tensor embedding_;  // [V,D]
+  at::Tensor Embedded(const at::Tensor& input) const;  // [B,T,D]
+
+  at::Tensor embedding_;            // [V,D]; undefined where the input is values
+  std::shared_ptr<Linear> values_;  // null where it is tokens
   Pooling pooling_;
   Trunk trunk_;
   std::shared_ptr<ClassifierHead> head_;

@@ -39,7 +39,8 @@ struct InitOptions {
   bool zero_pad_row = false;
 
   Fields Describe();
-  bool AnyNamed() const;  // a scheme other than the default
+  int64_t pad_row() const { return zero_pad_row ? 0 : -1; }  // of at::embedding: has no gradient
+  bool AnyNamed() const;                                     // a scheme other than the default
   // Each scheme is one, and what the config alone shows to be without effect is refused: UsageError
   // that names the key.
   void Check(const ModelConfig& config) const;

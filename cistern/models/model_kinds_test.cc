@@ -34,8 +34,12 @@ NamedTensors BatchOf(const ModelInfo& info) {
   const std::map<std::string, at::Tensor> known = {
       {"ids", at::randint(0, 23, {3, 11}, at::kLong)},
       {"lengths", Lengths({11, 4, 1})},
+      {"values", at::randn({3, 11, 2})},
+      {"positions", at::arange(11).unsqueeze(0) * at::tensor({1, 3, 5}).unsqueeze(1)},
       {"starts", Starts(3, 11, {{0, 0}, {0, 5}, {1, 2}})},
       {"valid", at::arange(11).unsqueeze(0) >= at::tensor({4, 0, 0}).unsqueeze(1)},
+      {"second_ids", at::randint(0, 23, {3, 8}, at::kLong)},
+      {"second_lengths", Lengths({1, 8, 5})},
       {"source", at::randint(0, 23, {3, 9}, at::kLong)},
       {"source_lengths", Lengths({9, 2, 5})}};
   NamedTensors batch;

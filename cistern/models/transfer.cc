@@ -26,8 +26,8 @@ Part PartOf(std::string_view name) {
                : Part::kTrunk;
   }
   const std::string_view first = name.substr(0, name.find('.'));
-  for (const std::string_view trunk :
-       {"embed_tokens", "source_embed_tokens", "embed_positions", "embed_norm", "norm"}) {
+  for (const std::string_view trunk : {"embed_tokens", "source_embed_tokens", "embed_values",
+                                       "embed_positions", "embed_norm", "norm"}) {
     if (first == trunk) return Part::kTrunk;
   }
   return Part::kHead;

@@ -11,7 +11,6 @@
 #include "cistern/base/hash.h"
 #include "cistern/base/progress.h"
 #include "cistern/io/atomic_file.h"
-#include "cistern/tasks/row_reader.h"
 
 namespace cistern {
 namespace {
@@ -53,6 +52,7 @@ Fields ClassifyTask::Describe(Options& o) {
         TokenizerKinds());
   f.Add("vocab_size", &o.vocab_size, "tokens that BPE learns", {256, 1 << 20});
   f.Add("length", &o.length, "tokens of a row; what is longer is cut at the end", {1, 1 << 24});
+  f.Add("pad_to", &o.pad_to, kPadToHelp, PadTos());
   f.Add("bins", &o.bins, "of numbers: quantile bins of each column", {2, 4096});
   f.Add("regression", &o.regression, "the label is a number to be predicted, not a class");
   f.Add("group_by_length", &o.group_by_length,
@@ -407,49 +407,40 @@ void ClassifyTask::Complete(ModelConfig& config) const {
 }
 
 Batch ClassifyTask::MakeBatch(const Examples& set, const std::vector<int64_t>& rows) const {
-  const int64_t count = int64_t(rows.size());
-  int64_t longest = 1;
-  for (const int64_t i : rows)
-    longest = std::max(longest, set.offsets[size_t(i) + 1] - set.offsets[size_t(i)]);
-  const at::Tensor ids = at::zeros({count, longest}, at::kLong),
-                   lengths = at::empty({count}, at::kLong), lines = at::empty({count}, at::kLong),
-                   targets = at::empty({count}, options_.regression ? at::kDouble : at::kLong);
-  Batch batch;
-  batch.rows = count;
-  for (int64_t r = 0; r < count; ++r) {
-    const size_t i = size_t(rows[size_t(r)]);
+  std::vector<std::span<const int32_t>> tokens;
+  std::vector<int64_t> classes, lines;
+  std::vector<double> values;
+  for (const int64_t row : rows) {
+    const size_t i = size_t(row);
     const int64_t begin = set.offsets[i], n = set.offsets[i + 1] - begin;
-    std::copy_n(set.tokens.begin() + begin, n, ids.mutable_data_ptr<int64_t>() + r * longest);
-    lengths.mutable_data_ptr<int64_t>()[r] = n;
-    lines.mutable_data_ptr<int64_t>()[r] = set.lines[i];
+    tokens.emplace_back(set.tokens.data() + begin, size_t(n));
     if (options_.regression) {
-      targets.mutable_data_ptr<double>()[r] = (set.targets[i] - mean_) / deviation_;
+      values.push_back((set.targets[i] - mean_) / deviation_);
     } else {
-      targets.mutable_data_ptr<int64_t>()[r] = int64_t(set.targets[i]);
+      classes.push_back(int64_t(set.targets[i]));
     }
-    batch.tokens += n;
+    lines.push_back(set.lines[i]);
   }
-  batch.Add("ids", ids);
-  batch.Add("lengths", lengths);
-  batch.Add("targets", targets);
-  batch.Add("lines", lines);
+  Batch batch;
+  AddIds(tokens, {options_.pad_to, options_.length}, &batch);
+  if (options_.regression) {
+    batch.Add("targets", at::tensor(values, at::kDouble));
+  } else {
+    AddNumbers("targets", classes, &batch);
+  }
+  AddNumbers("lines", lines, &batch);
   return batch;
 }
 
 Batch ClassifyTask::TrainBatch(uint64_t seed, int64_t step, int64_t rows) const {
-  std::vector<int64_t> picked;
-  for (int64_t r = 0; r < rows; ++r) picked.push_back(order_->At(seed, step * rows + r, rows));
-  return MakeBatch(train_, picked);
+  return MakeBatch(train_, PickRows(*order_, seed, step, rows));
 }
 
 std::unique_ptr<BatchReader> ClassifyTask::Read(Split split, const ReadOptions& options) const {
   const Examples& set = Set(split);
-  return std::make_unique<RowReader>(set.size(), options.rows > 0 ? options.rows : 32,
-                                     [this, &set](int64_t begin, int64_t end) {
-                                       std::vector<int64_t> rows(size_t(end - begin));
-                                       std::iota(rows.begin(), rows.end(), begin);
-                                       return MakeBatch(set, rows);
-                                     });
+  return ReadInOrder(
+      set.size(), options.rows > 0 ? options.rows : 32,
+      [this, &set](const std::vector<int64_t>& rows) { return MakeBatch(set, rows); });
 }
 
 // Rows of a file, a batch at a time.

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "cistern/tasks/labelled_rows.h"
-#include "cistern/tasks/order.h"
+#include "cistern/tasks/row_batch.h"
 #include "cistern/tasks/task.h"
 #include "cistern/text/tokenizer.h"
 
@@ -25,6 +25,7 @@ class ClassifyTask : public Task {
     Input input = Input::kText;
     TokenizerKind tokenizer = TokenizerKind::kBytes;
     int64_t vocab_size = 2048, length = 1024, bins = 32;
+    PadTo pad_to = PadTo::kLongest;
     bool regression = false, group_by_length = true, skip_bad_rows = false;
     ClassWeights class_weights = ClassWeights::kNone;
     std::string metric = "accuracy";  // accuracy | macro_f1 | matthews | log_loss

@@ -3,50 +3,40 @@
 #include <ATen/ATen.h>
 
 #include <filesystem>
-#include <numeric>
 
 #include "cistern/base/error.h"
 #include "cistern/base/hash.h"
 #include "cistern/base/progress.h"
 #include "cistern/models/classifier.h"
 #include "cistern/tasks/cache.h"
-#include "cistern/tasks/row_reader.h"
 
 namespace cistern {
 namespace {
 
 constexpr int64_t kClasses = 10, kEvalRows = 16;
 
-Batch MakeBatch(const ListOpsSet& set, const std::vector<int64_t>& rows) {
-  const int64_t count = int64_t(rows.size());
-  int64_t longest = 1;
-  for (const int64_t i : rows) longest = std::max(longest, int64_t(set.Row(i).size()));
-  const at::Tensor ids = at::zeros({count, longest}, at::kLong);
-  const at::Tensor targets = at::empty({count}, at::kLong), lengths = at::empty({count}, at::kLong);
-  Batch batch;
-  batch.rows = count;
-  for (int64_t r = 0; r < count; ++r) {
-    const auto row = set.Row(rows[size_t(r)]);
-    std::copy(row.begin(), row.end(), ids.mutable_data_ptr<int64_t>() + r * longest);
-    targets.mutable_data_ptr<int64_t>()[r] = set.labels[size_t(rows[size_t(r)])];
-    lengths.mutable_data_ptr<int64_t>()[r] = int64_t(row.size());
-    batch.tokens += int64_t(row.size());
+Batch MakeBatch(const ListOpsSet& set, const RowPadding& padding,
+                const std::vector<int64_t>& rows) {
+  std::vector<std::span<const uint8_t>> tokens;
+  std::vector<int64_t> targets;
+  for (const int64_t i : rows) {
+    tokens.push_back(set.Row(i));
+    targets.push_back(set.labels[size_t(i)]);
   }
-  batch.Add("ids", ids);
-  batch.Add("lengths", lengths);
-  batch.Add("targets", targets);
+  Batch batch;
+  AddIds(tokens, padding, &batch);
+  AddNumbers("targets", targets, &batch);
   return batch;
 }
 
 // Rows of `set` in their order; `keep` keeps it alive.
-std::unique_ptr<BatchReader> ReaderOf(const ListOpsSet& set, const ReadOptions& options,
+std::unique_ptr<BatchReader> ReaderOf(const ListOpsSet& set, const RowPadding& padding,
+                                      const ReadOptions& options,
                                       std::shared_ptr<const ListOpsSet> keep = nullptr) {
-  return std::make_unique<RowReader>(set.size(), options.rows > 0 ? options.rows : kEvalRows,
-                                     [&set, keep](int64_t begin, int64_t end) {
-                                       std::vector<int64_t> rows(size_t(end - begin));
-                                       std::iota(rows.begin(), rows.end(), begin);
-                                       return MakeBatch(set, rows);
-                                     });
+  return ReadInOrder(set.size(), options.rows > 0 ? options.rows : kEvalRows,
+                     [&set, padding, keep](const std::vector<int64_t>& rows) {
+                       return MakeBatch(set, padding, rows);
+                     });
 }
 
 at::Tensor LogitsOf(Model& model, const Batch& batch) {
@@ -59,6 +49,7 @@ Fields ListOpsTask::Describe(Options& o) {
   Fields f;
   f.Add("data", &o.data, "folder with basic_{train,val,test}.tsv; empty: generated");
   f.Add("length", &o.length, "longer examples are cut", {2, int64_t{1} << 30});
+  f.Add("pad_to", &o.pad_to, kPadToHelp, PadTos());
   f.Add("group_by_length", &o.group_by_length,
         "form training batches from examples of similar length: less padding, so faster");
   f.Add("data_seed", &o.data_seed, "seed of the generator", {0, int64_t{1} << 62});
@@ -143,9 +134,7 @@ Json ListOpsTask::DataSummary() const {
 }
 
 Batch ListOpsTask::TrainBatch(uint64_t seed, int64_t step, int64_t rows) const {
-  std::vector<int64_t> picked;
-  for (int64_t r = 0; r < rows; ++r) picked.push_back(order_->At(seed, step * rows + r, rows));
-  return MakeBatch(data_.train, picked);
+  return MakeBatch(data_.train, padding(), PickRows(*order_, seed, step, rows));
 }
 
 at::Tensor ListOpsTask::Loss(Model& model, const Batch& batch, double label_smoothing) const {
@@ -153,7 +142,7 @@ at::Tensor ListOpsTask::Loss(Model& model, const Batch& batch, double label_smoo
 }
 
 std::unique_ptr<BatchReader> ListOpsTask::Read(Split split, const ReadOptions& options) const {
-  return ReaderOf(Set(split), options);
+  return ReaderOf(Set(split), padding(), options);
 }
 
 std::unique_ptr<BatchReader> ListOpsTask::ReadFile(const std::string& path, bool,
@@ -162,7 +151,7 @@ std::unique_ptr<BatchReader> ListOpsTask::ReadFile(const std::string& path, bool
   read.max_length = options_.length;
   read.check = false;
   auto set = std::make_shared<const ListOpsSet>(ReadListOps(path, read));
-  return ReaderOf(*set, options, set);
+  return ReaderOf(*set, padding(), options, set);
 }
 
 Score ListOpsTask::Measure(Model& model, const Batch& batch) const {

@@ -5,7 +5,7 @@
 #include <optional>
 
 #include "cistern/data/listops.h"
-#include "cistern/tasks/order.h"
+#include "cistern/tasks/row_batch.h"
 #include "cistern/tasks/task.h"
 
 namespace cistern {
@@ -15,6 +15,7 @@ class ListOpsTask : public Task {
   struct Options {
     std::string data;       // folder with the published TSV files; empty: generated
     int64_t length = 2000;  // longest row
+    PadTo pad_to = PadTo::kLongest;
     bool group_by_length = false;
     int64_t data_seed = 1, train_examples = 96000, valid_examples = 2000, test_examples = 2000;
   };
@@ -44,6 +45,7 @@ class ListOpsTask : public Task {
 
  private:
   const ListOpsSet& Set(Split split) const;
+  RowPadding padding() const { return {options_.pad_to, options_.length}; }
 
   Options options_;
   std::string cache_;

@@ -353,23 +353,38 @@ class EncoderClassifier(_Trunk):
         self.config = config
         stack = model_stack(config, "bidirectional")
         dim, self.cls = stack["dim"], config["pooling"] == "cls"
-        self.embed_tokens = nn.Embedding(
-            config["vocab_size"], dim,
-            padding_idx=0 if config.get("init", {}).get("zero_pad_row") else None)
+        values = config.get("encoder_classifier", {})
+        self.values: bool = values.get("input", "tokens") == "values"
+        if self.values:
+            self.embed_values = nn.Linear(values["channels"], dim)
+        else:
+            self.embed_tokens = nn.Embedding(
+                config["vocab_size"], dim,
+                padding_idx=0 if config.get("init", {}).get("zero_pad_row") else None)
         if self.cls:
             self.cls_token = nn.Parameter(torch.zeros(1, 1, dim))
         self._build(config, "bidirectional", int(self.cls))
         self.classifier = _Head(config["head"], dim, stack["ffn_dim"], config["classes"],
                                 stack["dropout"])
 
-    def forward(self, ids: Tensor, lengths: Tensor | None = None) -> Tensor:
-        """ids [B, T] int64, lengths [B] int64: padding on the right is never seen."""
+    def forward(self, ids: Tensor, lengths: Tensor | None = None,
+                positions: Tensor | None = None) -> Tensor:
+        """ids [B, T] int64, or values [B, T, C] where the config says so; lengths [B] int64:
+        padding on the right is never seen; positions [B, T] int64: 0, 1, 2, ... where left out."""
+        return self.classifier(self.encode(ids, lengths, positions))
+
+    def encode(self, ids: Tensor, lengths: Tensor | None = None,
+               positions: Tensor | None = None) -> Tensor:
+        """The same up to the pooled vector of each row, [B, dim]."""
         lengths = _whole(ids, lengths)
-        x = self.embed_tokens(ids)
+        x = self.embed_values(ids) if self.values else self.embed_tokens(ids)
         if self.cls:
             x = torch.cat([self.cls_token.expand(ids.shape[0], 1, -1), x], 1)
+        places = torch.arange(x.shape[1], device=ids.device).unsqueeze(0)
+        if positions is not None:
+            places = F.pad(positions + 1, (1, 0)) if self.cls else positions
+        stream = Stream(self._enter(x, places), places, lengths + int(self.cls))
         positions = torch.arange(x.shape[1], device=ids.device).unsqueeze(0)
-        stream = Stream(self._enter(x, positions), positions, lengths + int(self.cls))
         for block in self.layers.kept():
             stream, _ = block(stream)
         slots = self.config["pooling"] == "memory"
@@ -384,7 +399,56 @@ class EncoderClassifier(_Trunk):
             real = positions < lengths.unsqueeze(1)
             pooled = x.masked_fill(~real.unsqueeze(-1),
                                    0).sum(1) / lengths.clamp_min(1).unsqueeze(1).to(x.dtype)
-        return self.classifier(self._norm(pooled) if self.config["norm_pooled"] else pooled)
+        return self._norm(pooled) if self.config["norm_pooled"] else pooled
+
+
+class _MatchHead(nn.Module):
+    """Two pooled vectors to logits: what `match` of the config names."""
+
+    def __init__(self, kind: str, dim: int, hidden: int, classes: int, dropout: float) -> None:
+        super().__init__()
+        self.kind, self.dropout = kind, dropout
+        width = dim * (2 if kind in ("lra", "conv_luna") else 4)
+        widths = {"luna": [], "latte": [dim]}.get(kind, [hidden, hidden // 2])
+        for name, out in zip(("dense", "dense_2"), widths):
+            self.add_module(name, nn.Linear(width, out))
+            width = out
+        self.hidden = len(widths)
+        self.out_proj = nn.Linear(width, classes, bias=kind != "luna")
+
+    def forward(self, a: Tensor, b: Tensor) -> Tensor:
+        features = {
+            "lra": [a, b],
+            "conv_luna": [a, b],
+            "latte": [a, b, a - b, a * b],
+        }.get(self.kind, [a, b, a * b, a - b])
+        x = torch.cat(features, 1)
+        if self.kind == "luna":
+            x = F.dropout(x, self.dropout, self.training)
+        for name in ("dense", "dense_2")[:self.hidden]:
+            x = getattr(self, name)(x)
+            if self.kind in ("lra", "nli"):
+                x = F.relu(x)
+            else:
+                x = F.gelu(x, approximate="tanh" if self.kind == "latte" else "none")
+        return self.out_proj(x)
+
+
+class TwoTower(EncoderClassifier):
+    """One encoder for two texts and a head that compares them: model(ids, second_ids) -> logits
+    [B, classes]."""
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        super().__init__(config)
+        stack = model_stack(config, "bidirectional")
+        kind = config.get("two_tower", {}).get("match", "lra")
+        self.classifier = _MatchHead(kind, stack["dim"], stack["ffn_dim"], config["classes"],
+                                     stack["dropout"])
+
+    def forward(self, ids: Tensor, second_ids: Tensor, lengths: Tensor | None = None,
+                second_lengths: Tensor | None = None) -> Tensor:
+        """ids [B, T], second_ids [B, S] int64; padding on the right is never seen."""
+        return self.classifier(self.encode(ids, lengths), self.encode(second_ids, second_lengths))
 
 
 class MaskedLM(_Trunk):
@@ -490,12 +554,13 @@ KINDS: dict[str, type[nn.Module]] = {
     "encoder_classifier": EncoderClassifier,
     "encoder_decoder": EncoderDecoder,
     "masked_lm": MaskedLM,
+    "two_tower": TwoTower,
 }
 
 
 def load(
         folder: str | os.PathLike[str]
-) -> DecoderLM | EncoderClassifier | EncoderDecoder | MaskedLM:
+) -> DecoderLM | EncoderClassifier | EncoderDecoder | MaskedLM | TwoTower:
     """A model that the C++ program trained: a folder with config.json and model.safetensors, in
     evaluation mode.
 

@@ -285,7 +285,8 @@ c10::Dict<std::string, at::Tensor> LoadTensorFile(std::string_view path) {
 }
 
 // What the C++ program computes from a model folder: logits [B,T,V] of a language model, masked or
-// not, [B,classes] of a classifier. With a source, `lengths` are the source's.
+// not, [B,classes] of a classifier, whose ids may be real values. With a source, `lengths` are the
+// source's; to a model of two texts it is the second one.
 at::Tensor FolderLogits(std::string_view folder, const at::Tensor& ids,
                         const std::optional<at::Tensor>& lengths,
                         const std::optional<at::Tensor>& source) {
@@ -293,7 +294,7 @@ at::Tensor FolderLogits(std::string_view folder, const at::Tensor& ids,
   const Undisturbed undisturbed;
   const std::shared_ptr<Model> model = LoadModel(std::string(folder));
   const auto all = [](const at::Tensor& x) {
-    return at::full({x.size(0)}, x.size(1), x.options());
+    return at::full({x.size(0)}, x.size(1), x.options().dtype(at::kLong));
   };
   if (auto* lm = dynamic_cast<LanguageModel*>(model.get())) {
     if (source) {
@@ -308,7 +309,10 @@ at::Tensor FolderLogits(std::string_view folder, const at::Tensor& ids,
   auto* classifier = dynamic_cast<Classifier*>(model.get());
   CISTERN_CHECK(classifier, std::string(folder),
                 " holds neither a language model nor a classifier");
-  return classifier->Logits({{"ids", ids}, {"lengths", lengths ? *lengths : all(ids)}});
+  NamedTensors inputs = {{"lengths", lengths ? *lengths : all(ids)}};
+  inputs.Set(ids.is_floating_point() ? "values" : "ids", ids);
+  if (source) inputs.Set("second_ids", *source), inputs.Set("second_lengths", all(*source));
+  return classifier->Logits(inputs);
 }
 
 }  // namespace

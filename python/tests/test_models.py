@@ -88,6 +88,34 @@ def test_classifier(tmp_path, name, pooling):
     check(tmp_path / "m", config, lengths=torch.tensor([12, 7]))
 
 
+@pytest.mark.parametrize("pooling", ["mean", "cls"])
+def test_classifier_of_values(tmp_path, pooling):
+    config = make_config(kind="encoder_classifier", classes=3, vocab_size=0, pooling=pooling,
+                         positions="learned",
+                         encoder_classifier=dict(input="values", channels=5))
+    made = KINDS[config["kind"]](complete(config, tmp_path / "m"))
+    write_folder(tmp_path / "m", made, **config)
+    values, lengths = torch.randn(2, 12, 5), torch.tensor([12, 7])
+    expected = torch.ops.cistern.folder_logits(str(tmp_path / "m"), values, lengths)
+    with torch.no_grad():
+        assert error(cistern.load(tmp_path / "m")(values, lengths), expected) < 1e-5
+
+
+@pytest.mark.parametrize("match", ["lra", "nli", "conv_luna", "latte", "luna"])
+def test_two_tower(tmp_path, match):
+    config = make_config(kind="two_tower", classes=2, attention=["latte"], positions="sinusoidal",
+                         two_tower=dict(match=match))
+    made = KINDS[config["kind"]](complete(config, tmp_path / "m"))
+    for p in made.parameters():
+        torch.nn.init.normal_(p, std=0.3)
+    write_folder(tmp_path / "m", made, **config)
+    ids, second, lengths = torch.randint(19, (2, 12)), torch.randint(19, (2, 9)), torch.tensor(
+        [12, 7])
+    expected = torch.ops.cistern.folder_logits(str(tmp_path / "m"), ids, lengths, second)
+    with torch.no_grad():
+        assert error(cistern.load(tmp_path / "m")(ids, second, lengths), expected) < 1e-5
+
+
 @pytest.mark.parametrize(
     "more",
     [dict(), dict(tie_embeddings=False, head_bias=True, masked_lm=dict(transform=False))],
@@ -112,14 +140,14 @@ def test_masked_language_model(tmp_path, name, more):
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_trains_a_step_without_data(tmp_path, kind, name):
     """On `meta` a tensor made on another device, or read by the CPU, is an error."""
-    more = dict(classes=3) if kind == "encoder_classifier" else {}
+    more = dict(classes=3) if kind in ("encoder_classifier", "two_tower") else {}
     if kind == "encoder_decoder":
         more["cross"] = dict(attention=["latte"])
         more["encoder"] = dict(attention=["latte"])
     config = make_config(kind=kind, attention=[name], positions="sinusoidal", **more)
     model = KINDS[kind](complete(config, tmp_path / "m")).to("meta")
     ids = torch.zeros(2, 12, dtype=torch.int64, device="meta")
-    logits = model(*([ids, ids] if kind == "encoder_decoder" else [ids]))
+    logits = model(*([ids, ids] if kind in ("encoder_decoder", "two_tower") else [ids]))
     logits.logsumexp(-1).mean().backward()
     for key, p in model.named_parameters():
         if key != "mask_token" or kind != "masked_lm":

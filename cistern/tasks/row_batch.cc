@@ -1,0 +1,72 @@
+#include "cistern/tasks/row_batch.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <numeric>
+#include <utility>
+
+#include "cistern/base/error.h"
+#include "cistern/tasks/row_reader.h"
+
+namespace cistern {
+
+const EnumNames<PadTo>& PadTos() {
+  static const EnumNames<PadTo> names = {{PadTo::kLongest, "longest"}, {PadTo::kLength, "length"}};
+  return names;
+}
+
+int64_t RowPadding::Width(int64_t longest) const {
+  if (to == PadTo::kLongest) return std::max<int64_t>(longest, 1);
+  CISTERN_CHECK(longest <= length, "[tasks] a row of ", longest,
+                " tokens, and rows are padded to length=", length);
+  return length;
+}
+
+template <class Id>
+void AddIds(const std::vector<std::span<const Id>>& rows, const RowPadding& padding, Batch* batch,
+            int64_t shift, const std::string& prefix) {
+  const int64_t count = int64_t(rows.size());
+  int64_t longest = 0;
+  for (const auto& row : rows) longest = std::max(longest, int64_t(row.size()));
+  const int64_t width = padding.Width(longest);
+  const at::Tensor ids = at::zeros({count, width}, at::kLong),
+                   lengths = at::empty({count}, at::kLong);
+  int64_t *to = ids.mutable_data_ptr<int64_t>(), *length = lengths.mutable_data_ptr<int64_t>();
+  for (const auto& row : rows) {
+    std::transform(row.begin(), row.end(), to, [shift](Id id) { return int64_t(id) + shift; });
+    to += width;
+    *length++ = int64_t(row.size());
+    batch->tokens += int64_t(row.size());
+  }
+  batch->rows = count;
+  batch->Add(prefix + "ids", ids);
+  batch->Add(prefix + "lengths", lengths);
+}
+
+template void AddIds(const std::vector<std::span<const uint8_t>>&, const RowPadding&, Batch*,
+                     int64_t, const std::string&);
+template void AddIds(const std::vector<std::span<const int32_t>>&, const RowPadding&, Batch*,
+                     int64_t, const std::string&);
+
+void AddNumbers(const std::string& name, const std::vector<int64_t>& numbers, Batch* batch) {
+  batch->Add(name, at::tensor(numbers, at::kLong));
+}
+
+std::vector<int64_t> PickRows(const ShuffledOrder& order, uint64_t seed, int64_t step,
+                              int64_t rows) {
+  std::vector<int64_t> picked;
+  for (int64_t r = 0; r < rows; ++r) picked.push_back(order.At(seed, step * rows + r, rows));
+  return picked;
+}
+
+std::unique_ptr<BatchReader> ReadInOrder(int64_t count, int64_t rows, MakeRows make) {
+  return std::make_unique<RowReader>(count, rows,
+                                     [make = std::move(make)](int64_t begin, int64_t end) {
+                                       std::vector<int64_t> all(size_t(end - begin));
+                                       std::iota(all.begin(), all.end(), begin);
+                                       return make(all);
+                                     });
+}
+
+}  // namespace cistern

@@ -1,0 +1,49 @@
+#pragma once
+// Batches made of rows of different lengths: padded, picked for training and read in order in one
+// place for all tasks of single rows.
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "cistern/io/fields.h"
+#include "cistern/tasks/order.h"
+#include "cistern/tasks/task.h"
+
+namespace cistern {
+
+// What the rows of a batch are padded to: its longest row, or the task's `length`, which published
+// code does whose models see the padding (spec 2.11, 1.3).
+enum class PadTo { kLongest, kLength };
+const EnumNames<PadTo>& PadTos();  // longest, length
+inline constexpr char kPadToHelp[] =
+    "rows of a batch are padded to its longest, or all to `length`, as published code does whose "
+    "models see the padding";
+
+struct RowPadding {
+  PadTo to = PadTo::kLongest;
+  int64_t length = 0;  // no row is longer; read where `to` is kLength
+
+  // Tokens of a batch whose longest row has `longest` of them; at least 1.
+  int64_t Width(int64_t longest) const;
+};
+
+// Adds `prefix`ids [B,T] int64, which is the rows' ids plus `shift` and 0 after the end of a row,
+// and `prefix`lengths [B] int64; counts rows and tokens. Of uint8_t and int32_t.
+template <class Id>
+void AddIds(const std::vector<std::span<const Id>>& rows, const RowPadding& padding, Batch* batch,
+            int64_t shift = 0, const std::string& prefix = "");
+
+// Adds `name` [B] int64.
+void AddNumbers(const std::string& name, const std::vector<int64_t>& numbers, Batch* batch);
+
+using MakeRows = std::function<Batch(const std::vector<int64_t>& rows)>;
+
+// The rows of batch `step` in the shuffled order.
+std::vector<int64_t> PickRows(const ShuffledOrder& order, uint64_t seed, int64_t step,
+                              int64_t rows);
+// Rows 0 .. count-1 in their order, `rows` of each batch.
+std::unique_ptr<BatchReader> ReadInOrder(int64_t count, int64_t rows, MakeRows make);
+
+}  // namespace cistern

@@ -1,0 +1,137 @@
+// Batches of rows: what ListOps and the classifier gave before their padding was in one place,
+// counted out here from the rows of their data files.
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include <fstream>
+
+#include "cistern/io/test_folder.h"
+#include "cistern/tasks/classify_task.h"
+#include "cistern/tasks/listops_task.h"
+#include "cistern/tasks/row_batch.h"
+
+namespace cistern {
+namespace {
+
+// ids [B,width] of rows with 0 behind each, element by element.
+void ExpectRows(const Batch& batch, const std::vector<std::vector<int64_t>>& rows, int64_t width) {
+  const at::Tensor &ids = batch["ids"], &lengths = batch["lengths"];
+  ASSERT_EQ(ids.scalar_type(), at::kLong);
+  ASSERT_EQ(lengths.scalar_type(), at::kLong);
+  ASSERT_EQ(ids.sizes(), (std::vector<int64_t>{int64_t(rows.size()), width}));
+  int64_t tokens = 0;
+  for (size_t r = 0; r < rows.size(); ++r) {
+    EXPECT_EQ(lengths[int64_t(r)].item<int64_t>(), int64_t(rows[r].size()));
+    for (int64_t t = 0; t < width; ++t) {
+      const int64_t want = t < int64_t(rows[r].size()) ? rows[r][size_t(t)] : 0;
+      ASSERT_EQ(ids[int64_t(r)][t].item<int64_t>(), want) << r << " " << t;
+    }
+    tokens += int64_t(rows[r].size());
+  }
+  EXPECT_EQ(batch.tokens, tokens);
+  EXPECT_EQ(batch.rows, int64_t(rows.size()));
+}
+
+TEST(RowBatch, PadsToTheLongestOrToTheLength) {
+  const std::vector<int32_t> a = {7, 8, 9}, b = {}, c = {4};
+  for (const PadTo to : {PadTo::kLongest, PadTo::kLength}) {
+    Batch batch;
+    AddIds<int32_t>({a, b, c}, {to, 5}, &batch, 1);
+    ExpectRows(batch, {{8, 9, 10}, {}, {5}}, to == PadTo::kLongest ? 3 : 5);
+  }
+  Batch batch;
+  AddIds<int32_t>({b, b}, {}, &batch, 0, "second_");
+  EXPECT_EQ(batch["second_ids"].sizes(), (std::vector<int64_t>{2, 1}));  // never without a column
+  EXPECT_EQ(batch["second_lengths"].sum().item<int64_t>(), 0);
+  EXPECT_NE(ErrorMessage([&] {
+              AddIds<int32_t>({a}, {PadTo::kLength, 2}, &batch);
+            }).find("3"),
+            std::string::npos);
+}
+
+// The order of training rows is asked of the task itself; what is in them is counted out.
+TEST(RowBatch, ListOpsGivesWhatItGave) {
+  const TestFolder folder;
+  const std::vector<std::pair<std::string, int>> rows = {
+      {"[MAX 3 9 ]", 9}, {"[SM 1 2 3 4 ]", 0}, {"7", 7}, {"[MIN [MED 5 6 7 ] 4 ]", 4}};
+  const std::string words[] = {"",  "0", "1", "2",    "3",    "4",    "5",   "6",
+                               "7", "8", "9", "[MIN", "[MAX", "[MED", "[SM", "]"};
+  for (const char* name : {"train", "val", "test"}) {
+    std::ofstream file(folder / (std::string("basic_") + name + ".tsv"));
+    file << "Source\tTarget\n";
+    for (const auto& [text, label] : rows) file << text << "\t" << label << "\n";
+  }
+  std::vector<std::vector<int64_t>> ids;
+  for (const auto& [text, label] : rows) {
+    std::istringstream in(text);
+    ids.emplace_back();
+    for (std::string word; in >> word;)
+      ids.back().push_back(std::find(std::begin(words), std::end(words), word) - std::begin(words));
+  }
+  for (const PadTo to : {PadTo::kLongest, PadTo::kLength}) {
+    ListOpsTask::Options o;
+    o.data = folder.path(), o.length = 12, o.pad_to = to;
+    ListOpsTask task(o, "");
+    task.Prepare();
+    const auto reader = task.Read(Split::kTest, {3});
+    const Batch first = *reader->Next(), second = *reader->Next();
+    ExpectRows(first, {ids[0], ids[1], ids[2]}, to == PadTo::kLongest ? 6 : 12);
+    ExpectRows(second, {ids[3]}, to == PadTo::kLongest ? 8 : 12);
+    EXPECT_FALSE(reader->Next().has_value());
+    EXPECT_TRUE(at::equal(first["targets"], at::tensor({9, 0, 7}, at::kLong)));
+    std::vector<std::string> names;
+    for (const NamedTensor& t : first.tensors.all()) names.push_back(t.name);
+    EXPECT_EQ(names, (std::vector<std::string>{"ids", "lengths", "targets"}));
+    // Four rows of an epoch: each once, in an order of the seed.
+    const ShuffledOrder order(4);
+    std::vector<std::vector<int64_t>> picked;
+    for (int64_t i = 0; i < 4; ++i) picked.push_back(ids[size_t(order.At(5, 8 + i, 4))]);
+    ExpectRows(task.TrainBatch(5, 2, 4), picked, to == PadTo::kLongest ? 8 : 12);
+  }
+}
+
+TEST(RowBatch, ClassifyGivesWhatItGave) {
+  const TestFolder folder;
+  const std::string train = folder / "train.tsv", test = folder / "test.tsv";
+  for (const std::string& path : {train, test}) {
+    std::ofstream file(path);
+    file << "text\tlabel\n";
+    for (int i = 0; i < 9; ++i)
+      file << std::string(size_t(1 + i), char('a' + i)) << "\t" << (i % 2 ? "1.5" : "0.5") << "\n";
+  }
+  for (const bool regression : {false, true}) {
+    for (const PadTo to : {PadTo::kLongest, PadTo::kLength}) {
+      ClassifyTask::Options o;
+      o.data = train, o.valid = o.test = test, o.length = 7, o.pad_to = to;
+      o.regression = regression;
+      ClassifyTask task(o, "");
+      task.Prepare();
+      const auto reader = task.Read(Split::kTest, {4});
+      const Batch first = *reader->Next(), second = *reader->Next();
+      const auto ids = [&](int from, int count) {
+        std::vector<std::vector<int64_t>> rows;
+        for (int i = from; i < from + count; ++i)
+          rows.emplace_back(size_t(std::min(7, 1 + i)), int64_t('a' + i));
+        return rows;
+      };
+      ExpectRows(first, ids(0, 4), to == PadTo::kLongest ? 4 : 7);
+      ExpectRows(second, ids(4, 4), 7);
+      EXPECT_TRUE(at::equal(first["lines"], at::tensor({2, 3, 4, 5}, at::kLong)));
+      if (regression) {
+        // Five labels of 0.5 and four of 1.5: their mean and deviation.
+        const double mean = 17.0 / 18, deviation = std::sqrt(20.0) / 9;
+        EXPECT_EQ(first["targets"].scalar_type(), at::kDouble);
+        EXPECT_NEAR(first["targets"][0].item<double>(), (0.5 - mean) / deviation, 1e-12);
+        EXPECT_NEAR(first["targets"][1].item<double>(), (1.5 - mean) / deviation, 1e-12);
+      } else {
+        EXPECT_TRUE(at::equal(first["targets"], at::tensor({0, 1, 0, 1}, at::kLong)));
+      }
+      std::vector<std::string> names;
+      for (const NamedTensor& t : first.tensors.all()) names.push_back(t.name);
+      EXPECT_EQ(names, (std::vector<std::string>{"ids", "lengths", "targets", "lines"}));
+    }
+  }
+}
+
+}  // namespace
+}  // namespace cistern
