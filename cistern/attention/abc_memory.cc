@@ -7,6 +7,7 @@
 
 #include "cistern/attention/definition.h"
 #include "cistern/attention/token_positions.h"
+#include "cistern/base/error.h"
 #include "cistern/ops/finite.h"
 #include "cistern/ops/slot_attention.h"
 
@@ -24,7 +25,7 @@ AbcMechanism::AbcMechanism(const MechanismInfo& info, const MemoryOptions& memor
   key_memory_ = AddState("key_memory");
   value_memory_ = AddState("value_memory");
   z_ = AddState("z");
-  if (weights == Weights::kByPosition) count_ = AddState("count");
+  if (ByPosition()) count_ = AddState("count");
 }
 
 void AbcMechanism::DescribeMemory(Fields& fields, MemoryOptions& memory) {
@@ -32,7 +33,14 @@ void AbcMechanism::DescribeMemory(Fields& fields, MemoryOptions& memory) {
   fields.Add("empty_slots", &memory.empty_slots,
              "slots never written: masked, or take_part in the softmax with logit 0 and value 0 "
              "(P003 to the letter)",
-             {{EmptySlots::kMasked, "masked"}, {EmptySlots::kTakePart, "take_part"}});
+             EmptySlotNames());
+}
+
+const EnumNames<AbcMechanism::EmptySlots>& EmptySlotNames() {
+  static const EnumNames<AbcMechanism::EmptySlots> names = {
+      {AbcMechanism::EmptySlots::kMasked, "masked"},
+      {AbcMechanism::EmptySlots::kTakePart, "take_part"}};
+  return names;
 }
 
 State AbcMechanism::EmptyState(int64_t batch, const at::TensorOptions& options) const {
@@ -42,27 +50,47 @@ State AbcMechanism::EmptyState(int64_t batch, const at::TensorOptions& options) 
   state[key_memory_] = slots.memory;
   state[value_memory_] = slots.memory.clone();
   state[z_] = slots.z;
-  if (weights_ == Weights::kByPosition)
-    state[count_] = at::zeros({batch}, options.dtype(at::kLong));
+  if (ByPosition()) state[count_] = at::zeros({batch}, options.dtype(at::kLong));
   return state;
 }
 
-// Positions of a piece's tokens, and the count moved on; undefined where they do not matter.
-at::Tensor AbcMechanism::Positions(const at::Tensor& x, State& state, const ops::Mask& mask) const {
-  if (weights_ != Weights::kByPosition) return {};
-  const at::Tensor positions = PiecePositions(state[count_], x.size(2), mask);
-  state[count_] = PositionsAfter(state[count_], positions, mask);
-  return positions;
+std::string AbcMechanism::FormRefusal(Form form) const {
+  if (form != Form::kCausal || weights_ != Weights::kByLength) return "";
+  return "causal form with length=row: a token does not know how long its document will be; use "
+         "length=max_length";
+}
+
+// The log-weights of a piece; the count of tokens moves on.
+at::Tensor AbcMechanism::PieceWeights(const std::vector<at::Tensor>& x, State& state,
+                                      const ops::Mask& mask) const {
+  if (!ByPosition()) return LogWeights(x, {state, {}, {}});
+  const at::Tensor before = state[count_];
+  const int64_t length = x[k_].size(2);
+  const at::Tensor positions = PiecePositions(before, length, mask);
+  at::Tensor lengths;
+  if (weights_ == Weights::kByLength) {
+    lengths = mask.lengths ? *mask.lengths : at::full_like(before, length);
+    if (!before.is_meta() && before.gt(0).any().item<bool>()) {
+      FailUsage("[", info().name,
+                "] length=row takes a source at once, and this one comes in pieces; use "
+                "length=max_length");
+    }
+  }
+  const at::Tensor s = LogWeights(x, {state, positions, lengths});
+  state[count_] = PositionsAfter(before, positions, mask);
+  return s;
 }
 
 // Softmax over the slots of q . keys [B,H,T,n]. z [B,H,T or 1,n]: log-weights written so far, -inf
 // in empty slots; undefined: none is empty.
-at::Tensor AbcMechanism::ReadWeights(const at::Tensor& matched, const at::Tensor& z) const {
+at::Tensor AbcMechanism::ReadWeights(const at::Tensor& matched, const at::Tensor& z,
+                                     const at::Tensor& tokens) const {
   const double scale = 1.0 / std::sqrt(double(dims().dim) / double(dims().heads));
   at::Tensor x = matched, factor;
   if (HoldsSums()) {
-    factor = (z.detach().exp().round() / SumDivisor())
-                 .to(x.scalar_type());  // z is the logarithm of a count
+    factor = z.detach().exp().round();  // z is the logarithm of a count
+    const at::Tensor divisor = SumDivisor(tokens);
+    factor = (divisor.defined() ? factor / divisor : factor).to(x.scalar_type());
     x = x * factor;
   }
   x = x.transpose(1, 2) * scale;  // [B,T,H,n]
@@ -76,7 +104,9 @@ at::Tensor AbcMechanism::ReadWeights(const at::Tensor& matched, const at::Tensor
 
 at::Tensor AbcMechanism::DoExtend(const std::vector<at::Tensor>& x, State& state,
                                   const ops::Mask& mask) {
-  const at::Tensor z = state[z_], s = LogWeights(x, Positions(x[k_], state, mask));
+  const std::string refusal = FormRefusal(Form::kCausal);
+  if (!refusal.empty()) FailUsage("[", info().name, "] has no ", refusal);
+  const at::Tensor z = state[z_], s = PieceWeights(x, state, mask);
   // Where each token writes all slots, one that reads has itself been written to all of them: no
   // slot is empty. A log-weight of -inf leaves a slot out.
   const bool every_slot = weights_ == Weights::kEverySlot && ops::AllFinite(s);
@@ -91,7 +121,7 @@ at::Tensor AbcMechanism::DoExtend(const std::vector<at::Tensor>& x, State& state
   }
   const bool want_z = (masked_ || HoldsSums()) && !every_slot;
   ops::SlotResult matched = ops::SlotMatch(x[q_], s, x[k_], {state[key_memory_], z}, mask, want_z);
-  ops::SlotResult result = ops::SlotRead(ReadWeights(matched.out, matched.z_out), s, x[v_],
+  ops::SlotResult result = ops::SlotRead(ReadWeights(matched.out, matched.z_out, {}), s, x[v_],
                                          {state[value_memory_], z}, mask);
   state[key_memory_] = matched.state.memory;
   state[value_memory_] = result.state.memory;
@@ -100,7 +130,7 @@ at::Tensor AbcMechanism::DoExtend(const std::vector<at::Tensor>& x, State& state
 }
 
 void AbcMechanism::DoWrite(const std::vector<at::Tensor>& x, State& state, const ops::Mask& mask) {
-  WriteWith(LogWeights(x, Positions(x[k_], state, mask)), x, state, mask);
+  WriteWith(PieceWeights(x, state, mask), x, state, mask);
 }
 
 void AbcMechanism::WriteWith(const at::Tensor& s, const std::vector<at::Tensor>& x, State& state,
@@ -115,7 +145,9 @@ void AbcMechanism::WriteWith(const at::Tensor& s, const std::vector<at::Tensor>&
 at::Tensor AbcMechanism::Read(const std::vector<at::Tensor>& x, const State& state) {
   const auto type = x[q_].scalar_type();
   const at::Tensor matched = at::matmul(x[q_], state[key_memory_].to(type).transpose(2, 3));
-  return at::matmul(ReadWeights(matched, state[z_].unsqueeze(2)), state[value_memory_].to(type));
+  return at::matmul(
+      ReadWeights(matched, state[z_].unsqueeze(2), ByPosition() ? state[count_] : at::Tensor()),
+      state[value_memory_].to(type));
 }
 
 at::Tensor AbcMechanism::Definition(Form form, const std::vector<at::Tensor>& queries,
@@ -130,7 +162,7 @@ at::Tensor AbcMechanism::Definition(Form form, const std::vector<at::Tensor>& qu
 }
 
 State AbcMechanism::Merge(const State& first, const State& second) const {
-  if (weights_ == Weights::kByPosition) return Mechanism::Merge(first, second);
+  if (ByPosition()) return Mechanism::Merge(first, second);
   const ops::SlotState keys =
       ops::MergeSlots({first[key_memory_], first[z_]}, {second[key_memory_], second[z_]});
   const ops::SlotState values =

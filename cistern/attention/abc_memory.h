@@ -31,20 +31,25 @@ class AbcMechanism : public Mechanism {
     kEverySlot,   // each token writes all slots, but those whose log-weight is -inf
     kSomeSlots,   // of the token alone
     kByPosition,  // of its position in the document too
+    kByLength,    // and of the document's length, which a causal pass does not know
   };
   // Declares the projections q, k and v.
   AbcMechanism(const MechanismInfo& info, const MemoryOptions& memory, Weights weights,
                const AttentionDims& dims);
   static void DescribeMemory(Fields& fields, MemoryOptions& memory);
 
+  // What else a piece's log-weights may depend on.
+  struct Piece {
+    const State& state;    // before the piece
+    at::Tensor positions;  // [B,T], only kByPosition and kByLength
+    at::Tensor lengths;    // [B], only kByLength
+  };
   // Log-weights [B,H,T,n] of a piece with x in declared order (no queries), -inf: not written.
-  // positions [B,T], only kByPosition.
-  virtual at::Tensor LogWeights(const std::vector<at::Tensor>& x,
-                                const at::Tensor& positions) const = 0;
-  // Slots that hold sums and not means: the factor for a slot in which `count` tokens of weight 1
-  // lie.
+  virtual at::Tensor LogWeights(const std::vector<at::Tensor>& x, const Piece& piece) const = 0;
+  // Slots that hold sums and not means: what a slot's sum is divided by, [] or [B,1,1,1] for the
+  // tokens [B] that the rows have seen.
   virtual bool HoldsSums() const { return false; }
-  virtual double SumDivisor() const { return 1; }
+  virtual at::Tensor SumDivisor(const at::Tensor&) const { return {}; }
 
   // The weights [B,H,n,S] by which slots hold the tokens `seen` in the definition, of one document
   // from its beginning.
@@ -53,18 +58,26 @@ class AbcMechanism : public Mechanism {
   void WriteWith(const at::Tensor& s, const std::vector<at::Tensor>& x, State& state,
                  const ops::Mask& mask) const;
   int64_t slots() const { return slots_; }
+  // Causal: UsageError of kByLength. Cross: a second Write is one, too (WritesAtOnce).
+  std::string FormRefusal(Form form) const override;
+  bool WritesAtOnce() const override { return weights_ == Weights::kByLength; }
 
   ProjectionId q_, k_, v_;
 
  private:
-  at::Tensor Positions(const at::Tensor& x, State& state, const ops::Mask& mask) const;
-  at::Tensor ReadWeights(const at::Tensor& matched, const at::Tensor& z) const;
+  bool ByPosition() const { return weights_ >= Weights::kByPosition; }
+  at::Tensor PieceWeights(const std::vector<at::Tensor>& x, State& state,
+                          const ops::Mask& mask) const;
+  at::Tensor ReadWeights(const at::Tensor& matched, const at::Tensor& z,
+                         const at::Tensor& tokens) const;
 
   int64_t slots_;
   bool masked_;
   Weights weights_;
   StateId key_memory_, value_memory_, z_, count_;
 };
+
+const EnumNames<AbcMechanism::EmptySlots>& EmptySlotNames();  // masked, take_part
 
 // 0 where slot == 0..n-1, -inf elsewhere: slot [..] int64 -> [..,n]; none where slot lies outside.
 at::Tensor OneHotLogWeights(const at::Tensor& slot, int64_t slots,

@@ -4,6 +4,8 @@
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/csrc/autograd/functions/utils.h>
 
+#include <cmath>
+
 #include "cistern/base/error.h"
 #include "cistern/ops/sum_memory.h"
 
@@ -121,9 +123,31 @@ at::Tensor Normalised(const at::Tensor& x) {
 
 at::Tensor WeightedValues(const at::Tensor& weights, const at::Tensor& v,
                           const Denominator& denominator) {
-  const at::Tensor sum = (weights.transpose(2, 3) * v).sum(2, true);
-  if (denominator.rule == Rule::kNone) return sum * denominator.value;
-  return sum / Divisor(weights.sum(3, true), denominator);
+  const at::Tensor sum = (weights.transpose(2, 3) * v).sum(2, true);  // [B,H,1,d]
+  const double value = denominator.value;
+  if (denominator.rule == Rule::kNone) return sum * value;
+  // Number by number, so that nothing is shared with Divisor.
+  const at::Tensor divisor = weights.sum(3, true).contiguous();  // [B,H,1,1]
+  double* z = divisor.mutable_data_ptr<double>();
+  for (int64_t i = 0; i < divisor.numel(); ++i) {
+    switch (denominator.rule) {
+      case Rule::kPlus:
+        z[i] += value;
+        break;
+      case Rule::kAtLeast:
+        z[i] = z[i] < value ? value : z[i];
+        break;
+      case Rule::kMagnitude:
+        z[i] = std::abs(z[i]) < value ? value : std::abs(z[i]);
+        break;
+      case Rule::kSignSafe:
+        if (std::abs(z[i]) < value) z[i] = z[i] < 0 ? -value : value;
+        break;
+      case Rule::kNone:
+        break;
+    }
+  }
+  return sum / divisor;
 }
 
 void RefuseAttentionDropout(const MechanismInfo& info, const AttentionDims& dims) {

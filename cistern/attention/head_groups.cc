@@ -105,6 +105,7 @@ MechanismInfo Describe(const std::string& list) {
     i.exact = i.exact && s.info->exact;
     i.bounded = i.bounded && s.info->bounded;
     i.stochastic = i.stochastic || s.info->stochastic;
+    i.fixed_length = i.fixed_length || s.info->fixed_length;
     i.merges = i.merges && s.info->merges;
     i.truncates = i.truncates && s.info->truncates;
     i.causal_is_prefix = i.causal_is_prefix && s.info->causal_is_prefix;
@@ -142,6 +143,12 @@ HeadGroups::HeadGroups(const MechanismInfo& info, const AttentionDims& dims,
                        std::vector<Group> groups)
     : Mechanism(info, dims), groups_(std::move(groups)) {
   for (const Group& g : groups_) {
+    for (const Form form : {Form::kBidirectional, Form::kCausal, Form::kCross}) {
+      if (g.mechanism->OutputDropout(form) > 0)
+        FailUsage("attention '", info.name, "': ", g.name,
+                  " drops what the whole layer gives and cannot share one; leave its dropout as it "
+                  "is by default");
+    }
     register_module(g.name, g.mechanism);
     AddWeightsOf(g.name, *g.mechanism);
     for (Projection p : g.mechanism->Projections()) {
@@ -264,6 +271,27 @@ State HeadGroups::Compact(const State& state) const {
   for (size_t g = 0; g < groups_.size(); ++g)
     PutBack(whole, g, groups_[g].mechanism->Compact(Part(state, g)));
   return whole;
+}
+
+std::string HeadGroups::FormRefusal(Form form) const {
+  for (const Group& g : groups_) {
+    const std::string refusal = g.mechanism->FormRefusal(form);
+    if (!refusal.empty()) return StrCat(refusal, " (", g.name, ")");
+  }
+  return "";
+}
+
+bool HeadGroups::SeesPadding() const {
+  return std::any_of(groups_.begin(), groups_.end(),
+                     [](const Group& g) { return g.mechanism->SeesPadding(); });
+}
+bool HeadGroups::SeesBatch() const {
+  return std::any_of(groups_.begin(), groups_.end(),
+                     [](const Group& g) { return g.mechanism->SeesBatch(); });
+}
+bool HeadGroups::WritesAtOnce() const {
+  return std::any_of(groups_.begin(), groups_.end(),
+                     [](const Group& g) { return g.mechanism->WritesAtOnce(); });
 }
 
 void HeadGroups::CheckState(const State& state) const {

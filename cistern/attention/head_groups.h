@@ -41,6 +41,11 @@ class HeadGroups : public Mechanism {
                      const at::TensorOptions& options) const override;
   State Compact(const State& state) const override;
   void CheckState(const State& state) const override;
+  // Of any group.
+  std::string FormRefusal(Form form) const override;
+  bool SeesPadding() const override;
+  bool SeesBatch() const override;
+  bool WritesAtOnce() const override;
 
  protected:
   at::Tensor BidirectionalRows(const std::vector<at::Tensor>& x, const ops::Mask& mask) override;

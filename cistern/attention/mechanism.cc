@@ -215,8 +215,9 @@ std::vector<at::Tensor> Mechanism::Moved(const std::vector<at::Tensor>& x,
 void Mechanism::RequireMaskable() const {
   if (SeesPadding())
     FailUsage("[", info_.name,
-              "] sees padding like any token with mask=none, so that no token can be masked; use "
-              "mask=tokens");
+              "] sees padding like any token with mask=none (nystrom: padding=zeroes or front), so "
+              "that no token can be masked and no row can hold several documents; use mask=tokens "
+              "(padding=tokens)");
 }
 
 ops::TokenMap Mechanism::RealTokensFirst(const ops::Mask& mask) const {
@@ -300,6 +301,7 @@ at::Tensor ZeroPadding(const at::Tensor& y, const ops::Mask& mask) {
 
 // Packed rows: every document becomes a row of its own, and goes back to its place afterwards.
 at::Tensor Mechanism::EachDocument(const std::vector<at::Tensor>& x, const ops::Mask& mask) {
+  RequireMaskable();
   const ops::TokenMap rows = ops::EachDocument(mask, mask.starts->size(1));
   std::vector<at::Tensor> unpacked;
   for (const at::Tensor& y : x) unpacked.push_back(rows.Move(y, 2));

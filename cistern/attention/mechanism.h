@@ -41,7 +41,9 @@ struct Projection {
   bool tied = false;    // the layers of one model with this mechanism share the map
   std::string map =
       {};  // of the projection whose map it uses, where it has none of its own; empty: its own
-  bool identity = false;  // no map at all: the stream itself, split into heads
+  bool identity = false;          // no map at all: the stream itself, split into heads
+  std::optional<bool> bias = {};  // of its map; unset: as the layer's other maps
+  bool normalised = false;        // its map is given x / |x|; all of a layer's tokens, or none
   bool OfTokens() const { return side == Side::kQuery || side == Side::kKey; }
 };
 
@@ -120,6 +122,7 @@ struct MechanismInfo {
       1e-6;  // of the conformance suite in float, relative RMS; say why where it is wider
   bool merges = false;         // has Merge
   bool truncates = false;      // has Truncate
+  bool fixed_length = false;   // has weights for each position up to the model's max_length
   bool leaves_scores = false;  // the next layer may take over the scores of its heads
   bool copies_scores = false;  // takes over scores of the layer before
   // AttentionDims::copied of each of `layers` layers by the mechanism's options, where it
@@ -190,6 +193,17 @@ class Mechanism : public torch::nn::Module {
   // Why a layer of it cannot have the parameters of another layer, to follow its name; empty: it
   // can.
   virtual std::string TieRefusal() const;
+  // Why its options leave it without a form that its info lists, and what works instead, to follow
+  // "has no "; empty: it has the form.
+  virtual std::string FormRefusal(Form) const { return ""; }
+  // What its options may ask for because a source has it: padding takes part like any token
+  // (conv_luna's mask=none); the rows of a batch change each other (nystrom's start=batch); a
+  // source is written at once, by one Write (abc_compressive's length=row).
+  virtual bool SeesPadding() const { return false; }
+  virtual bool SeesBatch() const { return false; }
+  virtual bool WritesAtOnce() const { return false; }
+  // Dropout of what a layer gives, after its output projection, while it is trained.
+  virtual double OutputDropout(Form) const { return 0; }
 
   // What the paper says, in plain double-precision code that shares nothing with the above
   // (definition.h helps): rows without padding, x in declared order; query-side tensors come from
@@ -226,9 +240,6 @@ class Mechanism : public torch::nn::Module {
   virtual at::Tensor BidirectionalRows(const std::vector<at::Tensor>& x, const ops::Mask& mask);
   virtual at::Tensor DoAttend(Form form, const std::vector<at::Tensor>& x, State* state,
                               const ops::Mask& mask, Handles& handles);
-  // True where the verbs are given padding as it is, because it takes part like any token
-  // (conv_luna's mask=none).
-  virtual bool SeesPadding() const { return false; }
   // The tokens' tensors of one side, or of both, with zeros at padding; the others as they are.
   std::vector<at::Tensor> WithoutPadding(const std::vector<at::Tensor>& x, const ops::Mask& mask,
                                          std::optional<Side> side = {}) const;

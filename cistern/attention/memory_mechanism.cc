@@ -93,6 +93,39 @@ at::Tensor MemoryMechanism::MemoryHeads(int64_t heads) const {
   return InitialMemory().unflatten(2, {heads > 0 ? heads : dims().heads, -1}).transpose(1, 2);
 }
 
+at::Tensor MemoryMechanism::DefinedMemory(int64_t heads) const {
+  const int64_t slots = memory_.size(1), dim = memory_.size(2), half = dim / 2;
+  const int64_t groups = heads > 0 ? heads : dims().heads, width = dim / groups;
+  const at::Tensor given = memory_.detach().to(at::kDouble).contiguous();
+  const auto number = given.accessor<double, 3>();
+  const at::Tensor out = at::zeros({1, groups, slots, width}, at::kDouble);
+  auto made = out.accessor<double, 4>();
+  for (int64_t m = 0; m < slots; ++m) {
+    std::vector<double> row;
+    for (int64_t i = 0; i < dim; ++i) {
+      double x = number[0][m][i];
+      if (scaled_) x *= std::sqrt(double(dim));
+      if (sinusoid_ && i < 2 * half) {
+        const double rate =
+            std::pow(10000.0, -double(i % half) / double(std::max<int64_t>(1, half - 1)));
+        x += i < half ? std::sin(double(m) * rate) : std::cos(double(m) * rate);
+      }
+      row.push_back(x);
+    }
+    if (norm_weight_.defined()) {
+      double mean = 0, variance = 0;
+      for (const double x : row) mean += x / double(dim);
+      for (const double x : row) variance += (x - mean) * (x - mean) / double(dim);
+      for (int64_t i = 0; i < dim; ++i)
+        row[size_t(i)] =
+            (row[size_t(i)] - mean) / std::sqrt(variance + 1e-5) * norm_weight_[i].item<double>() +
+            norm_bias_[i].item<double>();
+    }
+    for (int64_t i = 0; i < dim; ++i) made[0][i / width][m][i % width] = row[size_t(i)];
+  }
+  return out;
+}
+
 size_t MemoryMechanism::Count(const std::function<bool(const Projection&)>& of) const {
   return size_t(std::count_if(Projections().begin(), Projections().end(), of));
 }

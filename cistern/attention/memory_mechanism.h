@@ -86,6 +86,8 @@ class MemoryMechanism : public Mechanism {
   std::vector<at::Tensor> PackedOf(const std::vector<at::Tensor>& x, const at::Tensor& heads) const;
   // The initial memory split into heads, [1,H,M,d]; heads 0: as many as the layer has.
   at::Tensor MemoryHeads(int64_t heads = 0) const;
+  // The same for definitions, in double and by plain loops over the parameters.
+  at::Tensor DefinedMemory(int64_t heads = 0) const;
   // Pack and Unpack; padding holds zeros.
   virtual at::Tensor DoPack(const std::vector<at::Tensor>& x, const ops::Mask& mask) = 0;
   virtual at::Tensor DoUnpack(const std::vector<at::Tensor>& x,

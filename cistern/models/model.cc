@@ -162,16 +162,39 @@ void CheckSizes(const ModelConfig& c, const std::string& config, const Safetenso
                 "); they belong to different models");
 }
 
+// Biases that earlier versions had where today's default has none, and the other way round, as the
+// file has them: of abc_mlp's control, which followed `bias`, and of rfa_gate's gate, which did.
+void KeepBiases(ModelConfig& c, const SafetensorsFile& file) {
+  const auto has = [&](const std::string& end) {
+    return std::any_of(file.entries().begin(), file.entries().end(),
+                       [&](const TensorEntry& e) { return e.name.ends_with(end); });
+  };
+  const auto keep = [&](const char* mechanism, const char* option, const Json& value) {
+    for (const Form form : c.info().forms) {
+      const LayerStack stack = c.Stack(form);
+      for (int64_t layer = 0; layer < stack.layers(); ++layer) {
+        if (!stack.Uses(layer, mechanism)) continue;
+        Json& own = c.attention_options[mechanism];
+        if (!own.contains(option)) own[option] = value;
+        return;
+      }
+    }
+  };
+  if (has("control_proj.bias")) keep("abc_mlp", "control_bias", "model");
+  if (has("gate_proj.weight") && !has("gate_proj.bias")) keep("rfa_gate", "gate_bias", false);
+}
+
 }  // namespace
 
 std::shared_ptr<Model> LoadModel(const std::string& folder) {
   const std::string path = folder + "/config.json";
-  const ModelConfig config = ReadModelConfig(ReadJsonFile(path), path);
+  ModelConfig config = ReadModelConfig(ReadJsonFile(path), path);
   const std::string weights = folder + "/model.safetensors";
   std::shared_ptr<Model> model;
   {
     const SafetensorsFile file(weights);
     CheckSizes(config, path, file);
+    KeepBiases(config, file);
     NoteChanges(file, folder);
     model = MakeModel(config, 0);
     if (!file.entries().empty() && file.entries()[0].dtype == DType::kF64) model->to(at::kDouble);

@@ -49,6 +49,8 @@ std::shared_ptr<Mechanism> MakeMechanism(const AttentionLayerOptions& options) {
               " form has none: set conv=0");
   }
   const std::shared_ptr<Mechanism> made = info.Make(options.mechanism_options, dims);
+  const std::string refusal = made->FormRefusal(options.form);
+  if (!refusal.empty()) FailUsage("[", info.name, "] has no ", refusal);
   for (const Projection& p : made->Projections()) {
     if (p.side == Side::kKey && p.identity && options.source_dim > 0 &&
         options.source_dim != dims.dim) {
@@ -70,7 +72,13 @@ AttentionLayer::AttentionLayer(const AttentionLayerOptions& options,
                                std::shared_ptr<Mechanism> mechanism)
     : options_(options), mechanism_(register_module("core", std::move(mechanism))) {
   const AttentionDims& dims = options.dims;
-  for (const Projection& p : mechanism_->Projections()) AddProjection(p);
+  for (const Projection& p : mechanism_->Projections()) {
+    AddProjection(p);
+    if (p.OfTokens() && p.normalised != mechanism_->Projections()[0].normalised)
+      FailUsage("[", options.mechanism,
+                "] some of its projections take tokens of length one and some as they are; give "
+                "all head groups the same");
+  }
   if (options.tokens_out && attends())
     out_ = register_module(
         "o_proj", std::make_shared<Linear>(dims.dim, dims.dim, options.bias, options.out_std));
@@ -95,10 +103,10 @@ void AttentionLayer::AddProjection(Projection p) {
     m.map = p.tied && options_.first ? options_.first->FindMap(name) : FindMap(name);
     if (!m.map)
       m.map = register_module(
-          name + "_proj", std::make_shared<Linear>(p.side == Side::kKey && options_.source_dim > 0
-                                                       ? options_.source_dim
-                                                       : options_.dims.dim,
-                                                   p.width, options_.bias, options_.init_std));
+          name + "_proj", std::make_shared<Linear>(
+                              p.side == Side::kKey && options_.source_dim > 0 ? options_.source_dim
+                                                                              : options_.dims.dim,
+                              p.width, p.bias.value_or(options_.bias), options_.init_std));
   }
   if (options_.conv > 0 && p.OfTokens())
     m.filter = register_module(p.name + "_conv",
@@ -176,9 +184,13 @@ FoldedMap::Map AttentionLayer::Joined(const std::vector<const Mapped*>& mapped,
 
 FoldedMap::Map AttentionLayer::Join(const std::vector<const Mapped*>& mapped) const {
   std::vector<at::Tensor> weights, biases;
+  const bool biased = std::any_of(mapped.begin(), mapped.end(),
+                                  [](const Mapped* m) { return m->map->bias.defined(); });
   for (const Mapped* m : mapped) {
-    weights.push_back(m->map->weight);
-    if (m->map->bias.defined()) biases.push_back(m->map->bias);
+    const at::Tensor &weight = m->map->weight, &bias = m->map->bias;
+    weights.push_back(weight);
+    if (biased)
+      biases.push_back(bias.defined() ? bias : at::zeros({weight.size(0)}, weight.options()));
   }
   return {at::cat(weights), biases.empty() ? at::Tensor() : at::cat(biases)};
 }
@@ -209,6 +221,9 @@ FoldedMap::Map AttentionLayer::Fold(const std::vector<const Mapped*>& mapped) co
 std::vector<at::Tensor> AttentionLayer::Project(const Stream& stream, State* state,
                                                 std::optional<Side> side) const {
   const bool folds = Folds();
+  const auto OfLengthOne = [](const at::Tensor& x) {  // [B,T,D]; a row of zeros stays one
+    return x / at::linalg_vector_norm(x, 2, {2}, true).clamp_min(1e-12);
+  };
   const auto wanted = [&](const Mapped& m) {
     return m.needed && (!side || m.projection.side == *side);
   };
@@ -225,9 +240,9 @@ std::vector<at::Tensor> AttentionLayer::Project(const Stream& stream, State* sta
     const FoldedMap::Map map = Joined(mapped, !side                   ? joined_
                                               : *side == Side::kQuery ? joined_query_
                                                                       : joined_key_);
-    at::Tensor y =
-        at::linear(stream.x, map.weight,
-                   map.bias.defined() ? std::optional<at::Tensor>(map.bias) : std::nullopt);
+    const at::Tensor given = mapped[0]->projection.normalised ? OfLengthOne(stream.x) : stream.x;
+    at::Tensor y = at::linear(
+        given, map.weight, map.bias.defined() ? std::optional<at::Tensor>(map.bias) : std::nullopt);
     if (y.scalar_type() != map.weight.scalar_type())
       y = y.to(map.weight.scalar_type());  // InFullPrecision
     if (!filters.empty()) {
@@ -268,8 +283,10 @@ at::Tensor AttentionLayer::Merge(const at::Tensor& heads) const {
 at::Tensor AttentionLayer::Attend(Form form, const std::vector<at::Tensor>& x, State* state,
                                   const ops::Mask& mask, Handles* handles) {
   Handles none;
-  return out_->Forward(Merge(InFullPrecision(
+  const at::Tensor y = out_->Forward(Merge(InFullPrecision(
       [&] { return Running().Attend(form, x, state, mask, handles ? *handles : none); })));
+  const double dropped = is_training() ? mechanism_->OutputDropout(form) : 0;
+  return dropped > 0 ? at::dropout(y, dropped, true) : y;
 }
 
 namespace {

@@ -65,19 +65,26 @@ at::Tensor BandedAttention(const at::Tensor& q, const at::Tensor& k, const at::T
           .view({-1, blocks, rows, 1});  // [B,blocks,rows,1]
   const at::Tensor distance =
       at::arange(keys, index).unsqueeze(0) - at::arange(rows, index).unsqueeze(1);  // [rows,keys]
-  const at::Tensor visible = (distance >= 0)
-                                 .logical_and(distance <= around)
-                                 .logical_and(key_document == query_document)
-                                 .logical_and(key_document >= 0)
-                                 .expand({batch, blocks, rows, keys})
-                                 .reshape({batch * blocks, 1, rows, keys});
+  at::Tensor visible = (distance >= 0)
+                           .logical_and(distance <= around)
+                           .logical_and(key_document == query_document)
+                           .logical_and(key_document >= 0)
+                           .expand({batch, blocks, rows, keys})
+                           .reshape({batch * blocks, 1, rows, keys});
   auto fold = [&](const at::Tensor& x) {
     return x.reshape({batch * blocks, heads, -1, width});
   };  // from [B,blocks,H,..,d]
   const at::Tensor queries =
       PadRows(q, 2, 0, blocks * rows, 0).view({batch, heads, blocks, rows, width}).transpose(1, 2);
-  const at::Tensor out = MaskedAttention(fold(queries), fold(windows(k, 2, 0)),
-                                         fold(windows(v, 2, 0)), visible, scale, dropout);
+  at::Tensor seen_k = fold(windows(k, 2, 0)), seen_v = fold(windows(v, 2, 0));
+  if (band.slots > 0 && band.before > 0) {  // rows of zeros behind the keys, as many as it lacks
+    const at::Tensor missing =              // [B blocks,1,rows,1]
+        band.slots - visible.logical_and(distance <= band.before).sum({3}, true);
+    visible = at::cat({visible, at::arange(band.before, index) < missing}, 3);
+    seen_k = at::constant_pad_nd(seen_k, {0, 0, 0, band.before}, 0);
+    seen_v = at::constant_pad_nd(seen_v, {0, 0, 0, band.before}, 0);
+  }
+  const at::Tensor out = MaskedAttention(fold(queries), seen_k, seen_v, visible, scale, dropout);
   return out.reshape({batch, blocks, heads, rows, width})
       .transpose(1, 2)
       .reshape({batch, heads, blocks * rows, width})

@@ -9,6 +9,9 @@ namespace cistern::ops {
 struct Band {
   int64_t before = 0, after = 0;  // a query at key row s sees the key rows s - before .. s + after
   int64_t lead = 0;               // query t stands at key row lead + t
+  // A query that sees fewer keys than this, itself and those before it, sees zeros in the places of
+  // the others: keys of logit 0 and value 0. At most before + 1; 0: it sees nothing else.
+  int64_t slots = 0;
 };
 
 // q [B,H,T,d], k, v [B,H,lead+T,d] -> [B,H,T,d]. documents [B or 1, lead+T] int64: a query sees the

@@ -143,6 +143,7 @@ class Core(nn.Module):
         self.packed_output: str = about["packed_output"]
         self.leaves_scores: bool = about["leaves_scores"]
         self.state_names: list[str] = about["state"]
+        self.output_dropout: float = about["output_dropout"]
         self._weights: list[str] = [w["name"] for w in about["weights"]]
         self._tied = {w["name"]
                       for w in about["weights"] if w["tied"]} if first is not None else set()

@@ -145,7 +145,8 @@ class Attention(nn.Module):
             tied = p["tied"] and first is not None
             if not p["identity"] and not tied and not hasattr(self, name):
                 width = source_dim or dim if p["side"] == "key" else dim
-                self.add_module(name, self._linear(width, p["width"], bias, init_std))
+                biased = bias if p["bias"] is None else p["bias"]
+                self.add_module(name, self._linear(width, p["width"], biased, init_std))
         for p in self.projections if conv > 0 else []:
             self.add_module(p["name"] + "_conv", _Convolution(p["width"], conv))
         if tokens_out or self.core.packed_output == "shared":
@@ -184,8 +185,14 @@ class Attention(nn.Module):
         parts: dict[str, Tensor] = {}
         if mapped:
             maps = [self._map(p) for p in mapped]
-            bias = None if maps[0].bias is None else torch.cat([m.bias for m in maps])
-            y = F.linear(x, torch.cat([m.weight for m in maps]), bias)
+            bias = None
+            if any(m.bias is not None for m in maps):
+                bias = torch.cat([m.weight.new_zeros(m.weight.shape[0]) if m.bias is None
+                                  else m.bias for m in maps])
+            given = x
+            if mapped[0]["normalised"]:
+                given = x / torch.linalg.vector_norm(x, dim=2, keepdim=True).clamp_min(1e-12)
+            y = F.linear(given, torch.cat([m.weight for m in maps]), bias)
             if self.conv > 0:
                 filters = torch.cat([getattr(self, p["name"] + "_conv").weight for p in mapped])
                 y, conv = torch.ops.cistern.short_conv(y.to(filters.dtype), filters, conv, starts,
@@ -209,7 +216,8 @@ class Attention(nn.Module):
         ]
 
     def _merge(self, y: Tensor) -> Tensor:
-        return self.o_proj(y.transpose(1, 2).flatten(2))
+        out = self.o_proj(y.transpose(1, 2).flatten(2))
+        return F.dropout(out, self.core.output_dropout, self.training)
 
     # What was packed after its linear map, [B, M, dim].
     def _packed(self, heads: Tensor) -> Tensor:

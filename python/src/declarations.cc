@@ -95,6 +95,8 @@ std::string DescribeCore(std::string_view text, std::string_view form, std::stri
                              {"side", SideName(p.side)},
                              {"map", p.map.empty() ? p.name : p.map},
                              {"identity", p.identity},
+                             {"bias", p.bias ? Json(*p.bias) : Json()},
+                             {"normalised", p.normalised},
                              {"copied", p.name.starts_with("copied_")},
                              {"width", p.width},
                              {"rotary", p.rotary},
@@ -121,6 +123,7 @@ std::string DescribeCore(std::string_view text, std::string_view form, std::stri
                 {"summary", info.summary},
                 {"memory", MemoryUseName(info.memory)},
                 {"packed_output", PackedOutputName(*checked)},
+                {"output_dropout", checked->OutputDropout(layer.form)},
                 {"leaves_scores", info.leaves_scores}};
   });
 }

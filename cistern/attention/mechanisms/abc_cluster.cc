@@ -69,8 +69,7 @@ at::Tensor AbcClusterMechanism::Signs(const at::Tensor& k, int64_t count) const 
   return (side > 0).to(at::kDouble) * 2 - 1;
 }
 
-at::Tensor AbcClusterMechanism::LogWeights(const std::vector<at::Tensor>& x,
-                                           const at::Tensor&) const {
+at::Tensor AbcClusterMechanism::LogWeights(const std::vector<at::Tensor>& x, const Piece&) const {
   const int64_t bits = HashBits(slots());
   const at::Tensor powers =
       at::pow(2.0, at::arange(bits, x[k_].options().dtype(at::kDouble).requires_grad(false)));

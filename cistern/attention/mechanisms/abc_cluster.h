@@ -22,8 +22,7 @@ class AbcClusterMechanism : public AbcMechanism {
   AbcClusterMechanism(const MechanismInfo& info, const Options& options, const AttentionDims& dims);
 
  protected:
-  at::Tensor LogWeights(const std::vector<at::Tensor>& x,
-                        const at::Tensor& positions) const override;
+  at::Tensor LogWeights(const std::vector<at::Tensor>& x, const Piece& piece) const override;
   at::Tensor BidirectionalRows(const std::vector<at::Tensor>& x, const ops::Mask& mask) override;
   at::Tensor DefinedWeights(Form form, const std::vector<at::Tensor>& seen) const override;
 

@@ -9,9 +9,11 @@ namespace cistern {
 class AbcCompressiveMechanism : public AbcMechanism {
  public:
   enum class Divisor { kCount, kRatio };
+  enum class Length { kModel, kRow };
   struct Options {
     MemoryOptions memory;
-    int64_t ratio = 0;  // c, tokens of a slot; 0: max_length / slots, rounded up
+    int64_t ratio = 0;               // c, tokens of a slot; 0: N / slots, rounded up
+    Length length = Length::kModel;  // N: max_length, or the row's own
     Divisor divisor = Divisor::kCount;
   };
   static Fields Describe(Options& options);
@@ -19,14 +21,15 @@ class AbcCompressiveMechanism : public AbcMechanism {
                           const AttentionDims& dims);
 
  protected:
-  at::Tensor LogWeights(const std::vector<at::Tensor>& x,
-                        const at::Tensor& positions) const override;
+  at::Tensor LogWeights(const std::vector<at::Tensor>& x, const Piece& piece) const override;
   bool HoldsSums() const override { return by_ratio_; }
-  double SumDivisor() const override { return double(ratio_); }
+  at::Tensor SumDivisor(const at::Tensor& tokens) const override;
   at::Tensor DefinedWeights(Form form, const std::vector<at::Tensor>& seen) const override;
 
  private:
-  int64_t ratio_;
+  at::Tensor Ratio(const at::Tensor& tokens) const;  // [B], or [1] where all rows have the same
+
+  int64_t ratio_;  // 0: of the row
   bool by_ratio_;
 };
 

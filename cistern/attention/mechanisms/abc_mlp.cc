@@ -33,13 +33,18 @@ Fields AbcMlpMechanism::Describe(Options& options) {
   DescribeMemory(f, options.memory);
   f.Add(
       "activation", &options.activation,
-      "makes write weights of the control: exp, relu or sigmoid. No floor is added to them: where "
-      "relu gives 0, and where a control is -inf, nothing is written",
+      "makes write weights of the control: exp, relu or sigmoid. No floor is added to them or to "
+      "their sum: where relu gives 0, and where a control is -inf, nothing is written, and a slot "
+      "with a sum of 0 is empty",
       {{Activation::kExp, "exp"}, {Activation::kRelu, "relu"}, {Activation::kSigmoid, "sigmoid"}});
   f.Add("shared_heads", &options.shared_heads,
         "one control for all heads, of n channels in place of n per head");
   f.Add("tied", &options.tied,
         "one control for all layers of the model with this mechanism (P003)");
+  f.Add("control_bias", &options.control_bias,
+        "of the control's map: none, whatever the model's `bias` says (P003 eq. 7), or as the "
+        "model's other maps (model)",
+        {{ControlBias::kNone, "none"}, {ControlBias::kModel, "model"}});
   return f;
 }
 
@@ -54,10 +59,11 @@ AbcMlpMechanism::AbcMlpMechanism(const MechanismInfo& info, const Options& optio
   Projection control = {"control", Side::kKey, shared_heads_ ? slots() : dims.heads * slots()};
   if (shared_heads_) control.heads = 1;
   control.tied = options.tied;
+  if (options.control_bias == ControlBias::kNone) control.bias = false;
   control_ = AddProjection(control);
 }
 
-at::Tensor AbcMlpMechanism::LogWeights(const std::vector<at::Tensor>& x, const at::Tensor&) const {
+at::Tensor AbcMlpMechanism::LogWeights(const std::vector<at::Tensor>& x, const Piece&) const {
   const at::Tensor s = x[control_].expand({-1, dims().heads, -1, -1});
   if (activation_ == Activation::kExp) return s;
   if (activation_ == Activation::kSigmoid) return at::log_sigmoid(s);

@@ -10,18 +10,19 @@ namespace cistern {
 class AbcMlpMechanism : public AbcMechanism {
  public:
   enum class Activation { kExp, kRelu, kSigmoid };
+  enum class ControlBias { kNone, kModel };
   struct Options {
     MemoryOptions memory;
     Activation activation = Activation::kExp;
-    bool shared_heads = false;  // one control for all heads
-    bool tied = false;          // one control for all layers
+    bool shared_heads = false;                      // one control for all heads
+    bool tied = false;                              // one control for all layers
+    ControlBias control_bias = ControlBias::kNone;  // eq. 7 has none
   };
   static Fields Describe(Options& options);
   AbcMlpMechanism(const MechanismInfo& info, const Options& options, const AttentionDims& dims);
 
  protected:
-  at::Tensor LogWeights(const std::vector<at::Tensor>& x,
-                        const at::Tensor& positions) const override;
+  at::Tensor LogWeights(const std::vector<at::Tensor>& x, const Piece& piece) const override;
   at::Tensor DefinedWeights(Form form, const std::vector<at::Tensor>& seen) const override;
 
  private:

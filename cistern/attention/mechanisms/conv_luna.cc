@@ -59,7 +59,8 @@ MechanismInfo conv_luna_mechanism() {
                   {"stride", 2},
                   {"temperature", "unit"},
                   {"values", "shared"}},
-             Json{{"slots", 2}, {"kernel", 3}, {"stride", 4}, {"filter", "maxpool"}}};
+             Json{{"slots", 2}, {"kernel", 3}, {"stride", 4}, {"filter", "maxpool"}},
+             Json{{"slots", 3}, {"mask", "none"}}};
   return i;
 }
 
@@ -238,7 +239,10 @@ at::Tensor ConvLunaMechanism::Definition(Form form, const std::vector<at::Tensor
     auto filtered = [&](const at::Tensor& y) {
       const int64_t length = y.size(2), before = Centred() ? (options_.kernel - 1) / 2 : 0;
       std::vector<at::Tensor> windows;
-      for (int64_t j = 0; j < FilteredLength(length); ++j) {
+      // A window begins at every stride-th token; mask=none has only those that end in the row.
+      const bool inside = options_.mask == Masking::kNone && !Centred();
+      for (int64_t j = 0; j * options_.stride < length; ++j) {
+        if (inside && j * options_.stride + options_.kernel > length) break;
         at::Tensor sum, most;
         for (int64_t i = 0; i < options_.kernel; ++i) {
           const int64_t t = j * options_.stride + i - before;
@@ -255,7 +259,7 @@ at::Tensor ConvLunaMechanism::Definition(Form form, const std::vector<at::Tensor
       return at::cat(windows, 2);
     };
     const at::Tensor logits =
-        at::matmul(MemoryHeads(), filtered(seen[k_]).transpose(2, 3)) / divisor;
+        at::matmul(DefinedMemory(), filtered(seen[k_]).transpose(2, 3)) / divisor;
     const at::Tensor packed = at::matmul(at::softmax(logits, 3), filtered(seen[v_]));
     return at::matmul(at::softmax(at::matmul(query[q_], packed.transpose(2, 3)) /
                                       (options_.unpack_scale == UnpackScale::kUnit ? 1 : root),

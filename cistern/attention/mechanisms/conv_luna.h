@@ -33,6 +33,7 @@ class ConvLunaMechanism : public MemoryMechanism {
   ConvLunaMechanism(const MechanismInfo& info, const Options& options, const AttentionDims& dims);
 
   PackedOutput packed_output() const override { return PackedOutput::kShared; }
+  bool SeesPadding() const override { return options_.mask == Masking::kNone; }
   at::Tensor DoPack(const std::vector<at::Tensor>& x, const ops::Mask& mask) override;
   at::Tensor DoUnpack(const std::vector<at::Tensor>& x, const std::vector<at::Tensor>& packed,
                       const ops::Mask& mask) override;
@@ -41,7 +42,6 @@ class ConvLunaMechanism : public MemoryMechanism {
 
  protected:
   static Fields DescribeAll(Options& options, bool filter, bool temperature);
-  bool SeesPadding() const override { return options_.mask == Masking::kNone; }
 
  private:
   // [B,H,T,d] -> [B,H,T',d], or x itself where K = 1 and S = 1.

@@ -20,7 +20,8 @@ MechanismInfo dilated_mechanism() {
   i.positions = AllPositions();
   i.time = "O(T n d)";
   i.state = "2 n g d per head";
-  i.cases = {Json{{"window", 3}}, Json{{"window", 2}, {"dilation", 3}}};
+  i.cases = {Json{{"window", 3}}, Json{{"window", 2}, {"dilation", 3}},
+             Json{{"window", 4}, {"empty_slots", "take_part"}}};
   i.merges = true;
   return i;
 }
@@ -30,11 +31,12 @@ Fields DilatedMechanism::Describe(Options& options) {
   f.Add("window", &options.window, "tokens that a token sees, itself among them (n)", {1, 65536});
   f.Add("dilation", &options.dilation,
         "distance between them (g); the window reaches back (n-1) g tokens", {2, 1024});
+  DescribeEmpty(f, options.empty_slots);
   return f;
 }
 
 DilatedMechanism::DilatedMechanism(const MechanismInfo& info, const Options& options,
                                    const AttentionDims& dims)
-    : WindowMechanism(info, options.window, options.dilation, dims) {}
+    : WindowMechanism(info, options.window, options.dilation, options.empty_slots, dims) {}
 
 }  // namespace cistern

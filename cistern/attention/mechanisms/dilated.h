@@ -10,6 +10,7 @@ class DilatedMechanism : public WindowMechanism {
   struct Options {
     int64_t window = 128;  // n, tokens that a token sees, itself among them
     int64_t dilation = 2;  // g
+    EmptySlots empty_slots = EmptySlots::kMasked;
   };
   static Fields Describe(Options& options);
   DilatedMechanism(const MechanismInfo& info, const Options& options, const AttentionDims& dims);

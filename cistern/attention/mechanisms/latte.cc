@@ -28,13 +28,21 @@ MechanismInfo latte_mechanism() {
 }
 
 Fields LatteMechanism::Describe(Options& options) {
-  return Fields().Add("latents", &options.latents,
-                      "latents over all heads (L); 0 takes the width of the model", {0, 65536});
+  Fields f;
+  f.Add("latents", &options.latents, "latents over all heads (L); 0 takes the width of the model",
+        {0, 65536});
+  f.Add("dropout", &options.dropout,
+        "what attention_dropout drops: the read weights of every form (weights); or as P004's code "
+        "(published): in the causal form the read weights and, after the output projection, what "
+        "the layer gives, in the others nothing",
+        {{Dropped::kWeights, "weights"}, {Dropped::kPublished, "published"}});
+  return f;
 }
 
 LatteMechanism::LatteMechanism(const MechanismInfo& info, const Options& options,
                                const AttentionDims& dims)
     : LatteMechanism(info, options.latents > 0 ? options.latents : dims.dim, dims) {
+  dropped_ = options.dropout;
   memory_ = AddState("memory");
   z_ = AddState("z");
 }
@@ -59,9 +67,18 @@ State LatteMechanism::EmptyState(int64_t batch, const at::TensorOptions& options
 }
 
 // Softmax over the last dimension of a [B,H,T,n] view of [B,T,H,n] memory, keeping that layout.
-at::Tensor LatteMechanism::ReadWeights(const at::Tensor& x) const {
+at::Tensor LatteMechanism::ReadWeights(const at::Tensor& x, double dropout) const {
   const at::Tensor p = at::softmax(x.transpose(1, 2), -1).transpose(1, 2);
-  return is_training() && dims().dropout > 0 ? at::dropout(p, dims().dropout, true) : p;
+  return dropout > 0 ? at::dropout(p, dropout, true) : p;
+}
+
+double LatteMechanism::WeightDropout(Form form) const {
+  const bool drops = dropped_ == Dropped::kWeights || form == Form::kCausal;
+  return is_training() && drops ? dims().dropout : 0;
+}
+
+double LatteMechanism::OutputDropout(Form form) const {
+  return dropped_ == Dropped::kPublished && form == Form::kCausal ? dims().dropout : 0;
 }
 
 at::Tensor LatteMechanism::DoExtend(const std::vector<at::Tensor>& x, State& state,
@@ -69,8 +86,9 @@ at::Tensor LatteMechanism::DoExtend(const std::vector<at::Tensor>& x, State& sta
   const ops::SlotState before = {state[memory_], state[z_]};
   at::Tensor out;
   ops::SlotState after;
-  if (is_training() && dims().dropout > 0) {
-    const ops::SlotResult result = ops::SlotRead(ReadWeights(x[q_]), x[k_], x[v_], before, mask);
+  if (const double dropout = WeightDropout(Form::kCausal); dropout > 0) {
+    const ops::SlotResult result =
+        ops::SlotRead(ReadWeights(x[q_], dropout), x[k_], x[v_], before, mask);
     out = result.out, after = result.state;
   } else {
     const ops::AttentionResult result = ops::LatteAttention(x[q_], x[k_], x[v_], before, mask);
@@ -89,7 +107,8 @@ void LatteMechanism::DoWrite(const std::vector<at::Tensor>& x, State& state,
 }
 
 at::Tensor LatteMechanism::Read(const std::vector<at::Tensor>& x, const State& state) {
-  return at::matmul(ReadWeights(x[q_]), state[memory_].to(x[q_].scalar_type()));
+  return at::matmul(ReadWeights(x[q_], WeightDropout(Form::kCross)),
+                    state[memory_].to(x[q_].scalar_type()));
 }
 
 at::Tensor LatteMechanism::Definition(Form form, const std::vector<at::Tensor>& queries,

@@ -8,8 +8,12 @@ namespace cistern {
 
 class LatteMechanism : public Mechanism {
  public:
+  // What attention dropout drops: the read weights of every form; or as P004's code, those of the
+  // causal form, and what its layer gives.
+  enum class Dropped { kWeights, kPublished };
   struct Options {
     int64_t latents = 0;  // L, over all heads; 0: D
+    Dropped dropout = Dropped::kWeights;
   };
   static Fields Describe(Options& options);
   LatteMechanism(const MechanismInfo& info, const Options& options, const AttentionDims& dims);
@@ -23,6 +27,7 @@ class LatteMechanism : public Mechanism {
   at::Tensor Definition(Form form, const std::vector<at::Tensor>& queries,
                         const std::vector<at::Tensor>& x) const override;
   State Merge(const State& first, const State& second) const override;
+  double OutputDropout(Form form) const override;
 
  protected:
   // The projections alone: the states are those of the class derived from it, or, where it declares
@@ -33,9 +38,11 @@ class LatteMechanism : public Mechanism {
   StateId memory_, z_;
 
  private:
-  at::Tensor ReadWeights(const at::Tensor& x) const;  // [B,H,T,n], after dropout
+  at::Tensor ReadWeights(const at::Tensor& x, double dropout) const;  // [B,H,T,n]
+  double WeightDropout(Form form) const;
 
   int64_t latents_;
+  Dropped dropped_ = Dropped::kWeights;
 };
 
 }  // namespace cistern

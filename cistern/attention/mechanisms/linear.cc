@@ -26,7 +26,8 @@ MechanismInfo linear_mechanism() {
   i.positions = AddedPositions();
   i.time = "O(T d^2)";
   i.state = "d (d + 1) per head";
-  i.cases = {Json::object(), Json{{"denominator", false}}, Json{{"eps", 1e-3}}};
+  i.cases = {Json::object(), Json{{"denominator", false}}, Json{{"eps", 1e-3}},
+             Json{{"eps", 1e-6}, {"map_eps", 0.125}}};
   i.merges = true;
   return i;
 }
@@ -36,12 +37,16 @@ Fields LinearMechanism::Describe(Options& options) {
   f.Add("denominator", &options.denominator,
         "divide by the sum of the weights; false: by sqrt(max_length), which is another model");
   f.Add("eps", &options.eps, "added to the denominator", {1e-12, 1.0});
+  f.Add("map_eps", &options.map_eps,
+        "added to the features of queries and of keys: 1e-6 in P002's code, 0 elsewhere", {0, 1.0});
   return f;
 }
 
 LinearMechanism::LinearMechanism(const MechanismInfo& info, const Options& options,
                                  const AttentionDims& dims)
-    : Mechanism(info, dims), denominator_{Denominator::Rule::kPlus, options.eps} {
+    : Mechanism(info, dims),
+      denominator_{Denominator::Rule::kPlus, options.eps},
+      map_eps_(options.map_eps) {
   RefuseAttentionDropout(info, dims);
   q_ = AddProjection({"q", Side::kQuery, dims.dim});
   k_ = AddProjection({"k", Side::kKey, dims.dim});
@@ -87,24 +92,28 @@ at::Tensor EluPlusOne(const at::Tensor& x) {
 
 }  // namespace
 
+at::Tensor LinearMechanism::Features(const at::Tensor& x) const {
+  const at::Tensor y = EluPlusOne(x);
+  return map_eps_ > 0 ? y + map_eps_ : y;
+}
+
 at::Tensor LinearMechanism::DoExtend(const std::vector<at::Tensor>& x, State& state,
                                      const ops::Mask& mask) {
-  return FeatureExtend(EluPlusOne(x[q_]), EluPlusOne(x[k_]), x[v_], state[memory_], mask,
-                       denominator_);
+  return FeatureExtend(Features(x[q_]), Features(x[k_]), x[v_], state[memory_], mask, denominator_);
 }
 
 void LinearMechanism::DoWrite(const std::vector<at::Tensor>& x, State& state,
                               const ops::Mask& mask) {
-  FeatureWrite(EluPlusOne(x[k_]), x[v_], state[memory_], mask, denominator_);
+  FeatureWrite(Features(x[k_]), x[v_], state[memory_], mask, denominator_);
 }
 
 at::Tensor LinearMechanism::Read(const std::vector<at::Tensor>& x, const State& state) {
-  return FeatureRead(EluPlusOne(x[q_]), state[memory_], denominator_);
+  return FeatureRead(Features(x[q_]), state[memory_], denominator_);
 }
 
 at::Tensor LinearMechanism::Definition(Form form, const std::vector<at::Tensor>& queries,
                                        const std::vector<at::Tensor>& x) const {
-  auto phi = [](const at::Tensor& y) { return at::where(y > 0, y + 1, y.exp()); };
+  auto phi = [&](const at::Tensor& y) { return at::where(y > 0, y + 1, y.exp()) + map_eps_; };
   return EachQuery(form, queries, x, x[v_].size(3), [&](const auto& query, const auto& seen) {
     return WeightedValues(at::matmul(phi(query[q_]), phi(seen[k_]).transpose(2, 3)), seen[v_],
                           denominator_);

@@ -12,7 +12,8 @@ class LinearMechanism : public Mechanism {
     // Nystromformer's repository for the Long Range Arena does with its inputs, which are padded to
     // that length. Another model, not another way to compute this one.
     bool denominator = true;
-    double eps = 1e-6;  // added to the denominator
+    double eps = 1e-6;   // added to the denominator
+    double map_eps = 0;  // added to the features of queries and keys
   };
   static Fields Describe(Options& options);
   // UsageError: attention dropout; no denominator without a max_length.
@@ -29,7 +30,10 @@ class LinearMechanism : public Mechanism {
   State Merge(const State& first, const State& second) const override;
 
  private:
+  at::Tensor Features(const at::Tensor& x) const;
+
   Denominator denominator_;
+  double map_eps_;
   ProjectionId q_, k_, v_;
   StateId memory_;
 };

@@ -30,6 +30,11 @@ at::Tensor Initial(LinformerMechanism::Init init, int64_t length, int64_t heads,
       return x.normal_(0, std::sqrt(2 / N));
     case Init::kJohnsonLindenstrauss:
       return x.normal_(0, 1 / std::sqrt(k));
+    case Init::kLecun: {  // a normal variable cut at two deviations has a deviation of 0.8796
+      const double inside = std::erf(std::sqrt(2.0)),
+                   deviation = 1 / std::sqrt(N * double(heads)) / 0.87962566103423978;
+      return x.uniform_(-inside, inside).erfinv_().mul_(std::sqrt(2.0) * deviation);
+    }
   }
   return x;
 }
@@ -51,13 +56,15 @@ MechanismInfo linformer_mechanism() {
   i.positions = AddedPositions();
   i.time = "O(T k d)";
   i.state = "2 k d per head";
+  i.fixed_length = true;
   i.cases.clear();
-  for (const char* sharing : {"key_value", "headwise", "none", "layerwise"})
+  for (const char* sharing : {"key_value", "headwise", "none", "layerwise", "layerwise_per_head"})
     i.cases.push_back(Json{{"slots", 4}, {"sharing", sharing}});
   for (const char* init :
-       {"xavier_normal", "normal", "uniform", "kaiming", "johnson_lindenstrauss"}) {
+       {"xavier_normal", "normal", "uniform", "kaiming", "johnson_lindenstrauss", "lecun"}) {
     i.cases.push_back(Json{{"slots", 3}, {"init", init}});
   }
+  i.cases.push_back(Json{{"slots", 3}, {"mask", "none"}});
   return i;
 }
 
@@ -66,43 +73,67 @@ Fields LinformerMechanism::Describe(Options& options) {
   f.Add("slots", &options.slots, "memory slots of each head (k)", {1, 65536});
   f.Add("sharing", &options.sharing,
         "what shares one matrix: nothing, the heads (headwise), also keys and values (key_value), "
-        "also the layers (layerwise)",
+        "also the layers (layerwise), or the layers, keys and values but not the heads "
+        "(layerwise_per_head: Nystromformer's repository)",
         {{Sharing::kNone, "none"},
          {Sharing::kHeadwise, "headwise"},
          {Sharing::kKeyValue, "key_value"},
-         {Sharing::kLayerwise, "layerwise"}});
+         {Sharing::kLayerwise, "layerwise"},
+         {Sharing::kLayerwisePerHead, "layerwise_per_head"}});
   f.Add("init", &options.init,
         "initial weights as in Long Range Arena (xavier_uniform), P003 (xavier_normal), "
         "Nystromformer (normal), lucidrains (uniform), P002 "
-        "(kaiming), the paper's theorem (johnson_lindenstrauss)",
+        "(kaiming), the paper's theorem (johnson_lindenstrauss), P004's code (lecun)",
         {{Init::kXavierUniform, "xavier_uniform"},
          {Init::kXavierNormal, "xavier_normal"},
          {Init::kNormal, "normal"},
          {Init::kUniform, "uniform"},
          {Init::kKaiming, "kaiming"},
-         {Init::kJohnsonLindenstrauss, "johnson_lindenstrauss"}});
+         {Init::kJohnsonLindenstrauss, "johnson_lindenstrauss"},
+         {Init::kLecun, "lecun"}});
+  f.Add("length", &options.length,
+        "columns of the matrices (N): the longest text they know, the task's; 0: max_length",
+        {0, 1 << 24});
+  f.Add(
+      "mask", &options.mask,
+      "tokens: padding is left out; none, as in Long Range Arena: it is mixed into the slots like "
+      "any token, so that added padding changes results. Bidirectional only",
+      {{Masking::kTokens, "tokens"}, {Masking::kNone, "none"}});
+  f.Add("normalise", &options.normalise,
+        "tokens are divided by their l2 norm before the maps of queries, keys and values, as in "
+        "P004's code; done by the layer, not by the core");
   return f;
 }
 
 LinformerMechanism::LinformerMechanism(const MechanismInfo& info, const Options& options,
                                        const AttentionDims& dims)
-    : Mechanism(info, dims), options_(options) {
-  q_ = AddProjection({"q", Side::kQuery, dims.dim});
-  k_ = AddProjection({"k", Side::kKey, dims.dim});
-  v_ = AddProjection({"v", Side::kKey, dims.dim});
+    : Mechanism(info, dims),
+      options_(options),
+      length_(options.length > 0 ? options.length : dims.max_length) {
+  const auto add_tokens = [&](const std::string& name, Side side) {
+    Projection p = {name, side, dims.dim};
+    p.normalised = options.normalise;
+    return AddProjection(p);
+  };
+  q_ = add_tokens("q", Side::kQuery);
+  k_ = add_tokens("k", Side::kKey);
+  v_ = add_tokens("v", Side::kKey);
   key_memory_ = AddState("key_memory");
   value_memory_ = AddState("value_memory");
   count_ = AddState("count");
-  if (dims.max_length < 1)
-    FailUsage("[linformer] has weights for each position and needs a max_length, got ",
-              dims.max_length);
-  if (options.sharing == Sharing::kLayerwise && dims.first) {
+  if (length_ < 1)
+    FailUsage("[linformer] has weights for each position and needs a max_length, got ", length_);
+  const bool per_head =
+      options.sharing == Sharing::kNone || options.sharing == Sharing::kLayerwisePerHead;
+  const bool all_layers =
+      options.sharing == Sharing::kLayerwise || options.sharing == Sharing::kLayerwisePerHead;
+  if (all_layers && dims.first) {
     key_ = static_cast<const LinformerMechanism&>(*dims.first).key_;
     return;
   }
-  const int64_t heads = options.sharing == Sharing::kNone ? dims.heads : 1;
+  const int64_t heads = per_head ? dims.heads : 1;
   auto add = [&](const std::string& name, at::Tensor& member) {
-    AddWeight(name, member, Initial(options.init, dims.max_length, heads, options.slots),
+    AddWeight(name, member, Initial(options.init, length_, heads, options.slots),
               CoreWeight::Kind::kTrained);
   };
   add("key.weight", key_);
@@ -125,9 +156,12 @@ at::Tensor LinformerMechanism::Positions(const State& state, int64_t length,
   if (positions.numel() == 0) return positions;
   const at::Tensor of_tokens =
       mask.lengths ? positions.masked_fill(mask.Padding(length), 0) : positions;
-  const int64_t last = of_tokens.max().item<int64_t>(), limit = dims().max_length;
-  CISTERN_CHECK(last < limit, "[linformer] position ", last, " is beyond max_length=", limit,
-                ": each position has weights of its own; make the model with a larger max_length, "
+  const int64_t last = of_tokens.max().item<int64_t>(), limit = length_;
+  CISTERN_CHECK(last<limit, "[linformer] position ", last, " is beyond ", options_.length> 0
+                    ? "length="
+                    : "max_length=",
+                limit,
+                ": each position has weights of its own; make the model with a larger one, "
                 "or use abc_mlp, whose weights come from "
                 "the token");
   return positions.clamp_max(limit - 1);
@@ -179,6 +213,18 @@ at::Tensor LinformerMechanism::Read(const std::vector<at::Tensor>& x, const Stat
   const auto type = x[q_].scalar_type();
   return at::matmul(Attend(at::matmul(x[q_], state[key_memory_].to(type).transpose(2, 3))),
                     state[value_memory_].to(type));
+}
+
+std::string LinformerMechanism::FormRefusal(Form form) const {
+  if (!SeesPadding() || form == Form::kBidirectional) return "";
+  return FormName(form) +
+         " form with mask=none, which is Long Range Arena's for encoders; use "
+         "mask=tokens";
+}
+
+at::Tensor LinformerMechanism::BidirectionalRows(const std::vector<at::Tensor>& x,
+                                                 const ops::Mask& mask) {
+  return Mechanism::BidirectionalRows(x, SeesPadding() ? ops::Mask() : mask);
 }
 
 at::Tensor LinformerMechanism::Definition(Form form, const std::vector<at::Tensor>& queries,

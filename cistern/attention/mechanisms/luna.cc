@@ -180,8 +180,11 @@ at::Tensor LunaMechanism::Definition(Form form, const std::vector<at::Tensor>& q
                packing_root = std::sqrt(double(dims().dim) / double(PackingHeads()));
   return EachQuery(form, queries, x, Width(), [&](const auto& query, const auto& seen) {
     const at::Tensor p = at::softmax(
-        at::matmul(MemoryHeads(PackingHeads()), seen[k_].transpose(2, 3)) / packing_root, 3);
-    at::Tensor packed = LayerHeads(at::matmul(p, seen[v_]));
+        at::matmul(DefinedMemory(PackingHeads()), seen[k_].transpose(2, 3)) / packing_root, 3);
+    at::Tensor packed = at::matmul(p, seen[v_]);  // by the heads of packing, then by the layer's
+    packed = packed.permute({0, 2, 1, 3})
+                 .reshape({packed.size(0), packed.size(2), dims().heads, Width()})
+                 .permute({0, 2, 1, 3});
     if (options_.dynamic_projection)
       packed = packed.narrow(2, 0, std::min(Slots(), seen[k_].size(2)));
     return at::matmul(at::softmax(at::matmul(query[q_], packed.transpose(2, 3)) / root, 3), packed);

@@ -31,6 +31,7 @@ MechanismInfo luna_causal_mechanism() {
   i.positions = AddedPositions();
   i.time = "O(T M d)";
   i.state = "2 M d per head";
+  i.merges = true;
   i.cases = {Json{{"slots", 3}}, Json{{"slots", 4},
                                       {"weight", "elu"},
                                       {"tie_kv", false},
@@ -132,12 +133,18 @@ at::Tensor LunaCausalMechanism::Definition(Form form, const std::vector<at::Tens
   return EachQuery(form, queries, x, Width(), [&](const auto& query, const auto& seen) {
     const double t = double(seen[fit_k_].size(2));
     const at::Tensor u =
-        at::matmul(MemoryHeads(), seen[fit_k_].transpose(2, 3)) / root;  // [B,H,M,t]
+        at::matmul(DefinedMemory(), seen[fit_k_].transpose(2, 3)) / root;  // [B,H,M,t]
     const at::Tensor a = options_.weight == Weight::kElu ? at::where(u > 0, u + 1, u.exp())
                                                          : at::logaddexp2(u, at::zeros_like(u));
     const at::Tensor keys = at::matmul(a, seen[k_]) / t, values = at::matmul(a, seen[v_]) / t;
     return at::matmul(at::softmax(at::matmul(query[q_], keys.transpose(2, 3)) / root, 3), values);
   });
+}
+
+State LunaCausalMechanism::Merge(const State& first, const State& second) const {
+  State whole = UndefinedState();
+  for (const StateId& id : {key_memory_, value_memory_, count_}) whole[id] = first[id] + second[id];
+  return whole;
 }
 
 }  // namespace cistern

@@ -32,6 +32,7 @@ class LunaCausalMechanism : public MemoryMechanism {
   at::Tensor Read(const std::vector<at::Tensor>& x, const State& state) override;
   at::Tensor Definition(Form form, const std::vector<at::Tensor>& queries,
                         const std::vector<at::Tensor>& x) const override;
+  State Merge(const State& first, const State& second) const override;  // plain sums
 
  private:
   at::Tensor Omega(const at::Tensor& u) const;

@@ -34,8 +34,14 @@ MechanismInfo nystrom_mechanism() {
   i.positions = AddedPositions();
   i.time = "O(T m d + m^3)";
   i.state = "none";
-  i.cases = {Json{{"landmarks", 4}}, Json{{"landmarks", 2}, {"inverse", "svd"}},
-             Json{{"landmarks", 20}, {"iterations", 3}}, Json{{"landmarks", 4}, {"conv", 5}}};
+  i.cases = {Json{{"landmarks", 4}},
+             Json{{"landmarks", 2}, {"inverse", "svd"}},
+             Json{{"landmarks", 20}, {"iterations", 3}},
+             Json{{"landmarks", 4}, {"conv", 5}},
+             Json{{"landmarks", 20}, {"exact", true}},
+             Json{{"landmarks", 4}, {"start", "batch"}},
+             Json{{"landmarks", 4}, {"padding", "zeroes"}, {"conv", 3}},
+             Json{{"landmarks", 4}, {"padding", "front"}}};
   // The inverse amplifies what rounding did before it: after 6 iterations its norm can reach 30.
   i.tolerance = 1e-5;
   return i;
@@ -54,6 +60,21 @@ Fields NystromMechanism::Describe(Options& options) {
         "zero, in float64 too)",
         {{Inverse::kIterative, "iterative"}, {Inverse::kSvd, "svd"}});
   f.Add("iterations", &options.iterations, "of the iterative inverse", {1, 100});
+  f.Add("start", &options.start,
+        "the iterative inverse begins at A^T over the largest column sum of each row and head "
+        "(head), or of the whole batch as in Nystromformer's and lucidrains' code (batch): then a "
+        "row's output depends on the other rows",
+        {{Start::kHead, "head"}, {Start::kBatch, "batch"}});
+  f.Add("padding", &options.padding,
+        "tokens: segments of the row's own tokens. zeroes (Nystromformer's code): the batch's "
+        "length, rounded up to a multiple of m, in m equal segments, in whose means padding is "
+        "zeros; front (P002's code): the same, the zeros that round up in front. With both, added "
+        "padding changes results",
+        {{Padding::kTokens, "tokens"}, {Padding::kZeroes, "zeroes"}, {Padding::kFront, "front"}});
+  f.Add("exact", &options.exact,
+        "softmax attention in place of the approximation for a row of at most m tokens (with "
+        "padding=zeroes or front: where the batch's length is at most m), as Nystromformer's code "
+        "for m = N");
   f.Add("conv", &options.conv,
         "taps of a convolution of the values over positions that is added, odd, one filter for "
         "each head: 0 none (P002), 33 (lucidrains), "
@@ -68,6 +89,10 @@ NystromMechanism::NystromMechanism(const MechanismInfo& info, const Options& opt
   q_ = AddProjection({"q", Side::kQuery, dims.dim});
   k_ = AddProjection({"k", Side::kKey, dims.dim});
   v_ = AddProjection({"v", Side::kKey, dims.dim});
+  if (options.start == Start::kBatch && options.inverse == Inverse::kSvd)
+    FailUsage(
+        "[nystrom] start=batch is where the iterative inverse begins; it goes with "
+        "inverse=iterative");
   if (options.conv == 0) return;
   if (options.conv % 2 == 0)
     FailUsage("[nystrom] conv=", options.conv,
@@ -77,8 +102,9 @@ NystromMechanism::NystromMechanism(const MechanismInfo& info, const Options& opt
             CoreWeight::Kind::kTrained);
 }
 
-at::Tensor IterativePseudoInverse(const at::Tensor& A, int64_t iterations) {
-  const at::Tensor column = A.sum(-2).amax(-1);  // the rows' largest sum is 1
+at::Tensor IterativePseudoInverse(const at::Tensor& A, int64_t iterations, bool one_start) {
+  at::Tensor column = A.sum(-2).amax(-1);  // the rows' largest sum is 1
+  if (one_start) column = column.amax().expand_as(column);
   const at::Tensor identity = at::eye(A.size(-1), A.options());
   at::Tensor Z =
       A.transpose(-2, -1) / column.masked_fill(column == 0, 1.0).unsqueeze(-1).unsqueeze(-1);
@@ -142,6 +168,15 @@ at::Tensor Landmarks(const at::Tensor& x, const Segments& s) {
   return sum / s.size.clamp_min(1).unsqueeze(1).unsqueeze(-1);
 }
 
+// The same of m equal segments of a length that zeros make a multiple of m.
+at::Tensor LandmarksWithZeros(const at::Tensor& x, int64_t landmarks, bool in_front) {
+  const int64_t longest = (x.size(2) + landmarks - 1) / landmarks,
+                more = landmarks * longest - x.size(2);
+  const at::Tensor whole =
+      at::constant_pad_nd(x, {0, 0, in_front ? more : 0, in_front ? 0 : more}, 0);
+  return whole.unflatten(2, {landmarks, longest}).mean(3);
+}
+
 }  // namespace
 
 at::Tensor NystromMechanism::BidirectionalRows(const std::vector<at::Tensor>& x,
@@ -153,11 +188,19 @@ at::Tensor NystromMechanism::BidirectionalRows(const std::vector<at::Tensor>& x,
   const bool svd = options_.inverse == Inverse::kSvd,
              in_double = svd || ops::ActiveImpl() == ops::Impl::kReference;
   const auto type = in_double ? at::kDouble : x[q_].scalar_type();
-  const at::Tensor q = x[q_].to(type), k = x[k_].to(type), v = x[v_].to(type);
+  const auto given = [&](ProjectionId id) {
+    return (SeesPadding() ? ZeroPadding(x[id], mask) : x[id]).to(type);
+  };
+  const at::Tensor q = given(q_), k = given(k_), v = given(v_);
   const double scale = 1 / std::sqrt(double(width)), dropout = is_training() ? dims().dropout : 0;
 
-  const Segments segments = Cut(options_.landmarks, length, q, mask);
-  const at::Tensor ql = Landmarks(q, segments), kl = Landmarks(k, segments);
+  const bool of_tokens = options_.padding == Padding::kTokens,
+             in_front = options_.padding == Padding::kFront;
+  const Segments segments = of_tokens ? Cut(options_.landmarks, length, q, mask) : Segments();
+  const auto landmarks = [&](const at::Tensor& y) {
+    return of_tokens ? Landmarks(y, segments) : LandmarksWithZeros(y, options_.landmarks, in_front);
+  };
+  const at::Tensor ql = landmarks(q), kl = landmarks(k);
   at::Tensor scores = at::matmul(ql, kl.transpose(2, 3)) * scale, token,
              landmark;  // who is there: [B,1,1,T] and [B,1,1,count]
   if (segments.token.defined()) {
@@ -171,8 +214,20 @@ at::Tensor NystromMechanism::BidirectionalRows(const std::vector<at::Tensor>& x,
 
   const at::Tensor gathered = ops::MaskedAttention(ql, k, v, token, scale, 0);  // B V
   const at::Tensor values = at::matmul(
-      svd ? SvdPseudoInverse(A) : IterativePseudoInverse(A, options_.iterations), gathered);
+      svd ? SvdPseudoInverse(A)
+          : IterativePseudoInverse(A, options_.iterations, options_.start == Start::kBatch),
+      gathered);
   at::Tensor out = ops::MaskedAttention(q, kl, values, landmark, scale, dropout);  // F (A^+ B V)
+  if (options_.exact && (length <= options_.landmarks || (of_tokens && mask.lengths))) {
+    const int64_t most = std::min(options_.landmarks, length);  // tokens of a row that is exact
+    const auto first = [&](const at::Tensor& y) { return y.narrow(2, 0, most); };
+    const at::Tensor exact = at::constant_pad_nd(
+        ops::MaskedAttention(first(q), first(k), first(v),
+                             token.defined() ? token.narrow(3, 0, most) : token, scale, dropout),
+        {0, 0, 0, length - most}, 0);
+    out =
+        length == most ? exact : at::where((*mask.lengths <= most).view({-1, 1, 1, 1}), exact, out);
+  }
   if (filter_.defined()) {
     const at::Tensor seen =
         token.defined() ? v.masked_fill(token.logical_not().transpose(2, 3), 0.0) : v;
@@ -183,15 +238,25 @@ at::Tensor NystromMechanism::BidirectionalRows(const std::vector<at::Tensor>& x,
 
 at::Tensor NystromMechanism::Definition(Form, const std::vector<at::Tensor>&,
                                         const std::vector<at::Tensor>& x) const {
-  const int64_t length = x[q_].size(2), count = std::min(options_.landmarks, length);
+  const bool zeroes = options_.padding != Padding::kTokens;
+  const int64_t length = x[q_].size(2), m = options_.landmarks,
+                count = zeroes ? m : std::min(m, length);
   if (x[q_].numel() == 0) return at::zeros_like(x[v_]);
-  // Token t belongs to segment floor(t m / T).
+  // Token t belongs to segment floor(t m / T); with zeros, which stand before or behind the tokens,
+  // to segment floor(t / l), l the smallest with m l >= T, and the sum is divided by l.
+  int64_t equal = 1;
+  while (equal * m < length) ++equal;
   std::vector<std::vector<int64_t>> tokens(static_cast<size_t>(count));
-  for (int64_t t = 0; t < length; ++t) tokens[size_t(t * count / length)].push_back(t);
+  for (int64_t t = 0; t < length; ++t) {
+    const int64_t place = options_.padding == Padding::kFront ? t + equal * m - length : t;
+    tokens[size_t(zeroes ? place / equal : t * count / length)].push_back(t);
+  }
   auto means = [&](const at::Tensor& y) {
     std::vector<at::Tensor> all;
-    for (const auto& segment : tokens)
-      all.push_back(y.index_select(2, at::tensor(segment, at::kLong)).mean({2}, true));
+    for (const auto& segment : tokens) {
+      const double size = double(zeroes ? equal : int64_t(segment.size()));
+      all.push_back(y.index_select(2, at::tensor(segment, at::kLong)).sum({2}, true) / size);
+    }
     return at::cat(all, 2);
   };
   const double root = std::pow(double(x[q_].size(3)), -0.25);
@@ -208,6 +273,7 @@ at::Tensor NystromMechanism::Definition(Form, const std::vector<at::Tensor>&,
                          u.transpose(2, 3));
   } else {
     inverse = A.transpose(2, 3) / A.sum({2}, true).amax({3}, true);
+    if (options_.start == Start::kBatch) inverse = A.transpose(2, 3) / A.sum({2}).max();
     for (int64_t i = 0; i < options_.iterations; ++i) {
       const at::Tensor AZ = at::matmul(A, inverse), squared = at::matmul(AZ, AZ);
       inverse =
@@ -215,6 +281,7 @@ at::Tensor NystromMechanism::Definition(Form, const std::vector<at::Tensor>&,
     }
   }
   at::Tensor out = at::matmul(at::matmul(F, inverse), at::matmul(B, x[v_]));
+  if (options_.exact && length <= m) out = at::matmul(attention(q, k), x[v_]);
   for (int64_t tap = 0; tap < options_.conv; ++tap) {
     const int64_t shift = tap - options_.conv / 2, begin = std::max<int64_t>(0, -shift),
                   kept = length - std::abs(shift);

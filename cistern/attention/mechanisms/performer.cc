@@ -30,7 +30,7 @@ MechanismInfo performer_mechanism() {
   i.time = "O(T m d)";
   i.state = "m (d + 1) per head";
   i.cases = {Json{{"features", 7}}, Json{{"features", 12}, {"scaling", 1}, {"redraw", 0}},
-             Json{{"kernel", "relu"}}};
+             Json{{"features", 7}, {"eps", 0.05}}, Json{{"kernel", "relu"}}};
   i.merges = true;
   return i;
 }
@@ -48,6 +48,11 @@ Fields PerformerMechanism::Describe(Options& options) {
         "training calls from an empty memory after which the features are drawn anew; 0: never",
         {0});
   f.Add("seed", &options.seed, "of the random features", {0});
+  f.Add("eps", &options.eps,
+        "added to every feature, 1e-6 in the authors' code: relative to a query's largest e^(w . "
+        "x'), and to 1 for keys, whose stabiliser there looks at later keys. Features of softmax "
+        "alone; those of relu have their 0.001",
+        {0, 1});
   return f;
 }
 
@@ -58,8 +63,12 @@ PerformerMechanism::PerformerMechanism(const MechanismInfo& info, const Options&
       scaling_(options.scaling),
       redraw_(options.redraw),
       seed_(options.seed),
+      eps_(options.eps),
       relu_(options.kernel == Kernel::kRelu) {
   RefuseAttentionDropout(info, dims);
+  if (relu_ && eps_ > 0)
+    FailUsage("[performer] eps=", eps_,
+              " belongs to kernel=softmax; the features of relu have 0.001 added in their source");
   q_ = AddProjection({"q", Side::kQuery, dims.dim, true});
   k_ = AddProjection({"k", Side::kKey, dims.dim, true});
   v_ = AddProjection({"v", Side::kKey, dims.dim});
@@ -88,13 +97,16 @@ State PerformerMechanism::EmptyState(int64_t batch, const at::TensorOptions& opt
   return state;
 }
 
-// log phi(x) but for what is the same for all features and cancels: -log(m) / 2, and the square of
-// a query. [B,H,T,d] -> [B,H,T,m]
+// log phi(x) but for what is the same for all features and cancels: -log(m) / 2, and without eps
+// the square of a query. [B,H,T,d] -> [B,H,T,m]
 at::Tensor PerformerMechanism::LogFeatures(const at::Tensor& x, Side side) const {
   if (relu_) return (at::relu(x) + 1e-3).log();
   const at::Tensor y = x * std::pow(double(x.size(3)), -0.25),
                    logits = at::matmul(y, projection_.to(y.scalar_type()).t());
-  return side == Side::kQuery ? logits : logits - 0.5 * y.square().sum({3}, true);
+  if (eps_ == 0) return side == Side::kQuery ? logits : logits - 0.5 * y.square().sum({3}, true);
+  at::Tensor a = logits - 0.5 * y.square().sum({3}, true);
+  if (side == Side::kQuery) a = a - logits.amax({3}, true);
+  return at::logaddexp(a, at::full({}, std::log(eps_), a.options().requires_grad(false)));
 }
 
 // In training features are drawn anew at every `redraw`-th sequence, and only where a sequence
@@ -157,6 +169,19 @@ at::Tensor PerformerMechanism::Definition(Form form, const std::vector<at::Tenso
     const at::Tensor w = projection_.to(at::kDouble), scaled = y * scale;
     return (scaled.unsqueeze(3) * w).sum(4) - 0.5 * (scaled * scaled).sum({3}, true);
   };
+  if (eps_ > 0) {  // sums of products, as written; nothing here can overflow
+    auto phi = [&](const at::Tensor& y, bool of_query) {  // [B,H,S,d] -> [B,H,S,m]
+      const at::Tensor w = projection_.to(at::kDouble), scaled = y * scale,
+                       products = (scaled.unsqueeze(3) * w).sum(4);
+      at::Tensor exponent = products - 0.5 * (scaled * scaled).sum({3}, true);
+      if (of_query) exponent = exponent - std::get<0>(products.max(3, true));
+      return exponent.exp() + eps_;
+    };
+    return EachQuery(form, queries, x, x[v_].size(3), [&](const auto& query, const auto& seen) {
+      const at::Tensor weights = (phi(query[q_], true) * phi(seen[k_], false)).sum(3);  // [B,H,S]
+      return at::matmul((weights / weights.sum(2, true)).unsqueeze(2), seen[v_]);
+    });
+  }
   return EachQuery(form, queries, x, x[v_].size(3), [&](const auto& query, const auto& seen) {
     const at::Tensor log_kernel = at::logsumexp(log_phi(query[q_]) + log_phi(seen[k_]),
                                                 {3});  // log of phi(q) . phi(k_s), [B,H,S]

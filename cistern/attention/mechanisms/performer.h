@@ -6,7 +6,10 @@
 // or, with kernel = relu, the generalised kernel phi(x) = relu(x) + 1e-3 of the Long Range Arena.
 // The slot memory holds, for each feature, the mean of the values weighted by phi(k), with
 // log-weights log phi(k) and their log-sum z. Read weights softmax_l(log phi(q)_l + z_l) then give
-// the quotient exactly: no stabiliser (that of the paper looks at later keys), no epsilon.
+// the quotient exactly: no stabiliser (that of the paper looks at later keys), and no epsilon but
+// on request: the authors' code has phi(x) = m^-1/2 [exp(w_i . x' - |x'|^2 / 2 - c) + eps], c the
+// largest w_i . x' of the query, or of all keys. Here c is that of the query, and 0 for keys, since
+// e^(w_i . k' - |k'|^2 / 2) <= e^(|w_i|^2 / 2) cannot overflow as a logarithm, nor look ahead.
 #include "cistern/attention/mechanism.h"
 
 namespace cistern {
@@ -20,8 +23,10 @@ class PerformerMechanism : public Mechanism {
     int64_t scaling = 0;  // 0, 1
     int64_t redraw = 1000;
     int64_t seed = 0;
+    double eps = 0;  // added to the features; the authors' 1e-6
   };
   static Fields Describe(Options& options);
+  // UsageError: attention dropout, eps with kernel = relu.
   PerformerMechanism(const MechanismInfo& info, const Options& options, const AttentionDims& dims);
 
   State EmptyState(int64_t batch,
@@ -39,6 +44,7 @@ class PerformerMechanism : public Mechanism {
   void BeginSequence(const State& state);
 
   int64_t features_, scaling_, redraw_, seed_;
+  double eps_;
   bool relu_;
   ProjectionId q_, k_, v_;
   StateId memory_, z_;

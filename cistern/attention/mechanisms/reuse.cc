@@ -213,7 +213,15 @@ at::Tensor ReuseMechanism::DoExtend(const std::vector<at::Tensor>& x, State& sta
 at::Tensor ReuseMechanism::Definition(Form form, const std::vector<at::Tensor>& queries,
                                       const std::vector<at::Tensor>& x) const {
   CISTERN_CHECK(alone(), "[reuse] the definition is that of the core alone");
-  return DefinitionBy(form, Joined(queries).q, Joined(x));
+  // The new heads first, then the copied ones.
+  const auto heads = [](const std::vector<at::Tensor>& y, ProjectionId fresh, ProjectionId taken) {
+    std::vector<at::Tensor> parts;
+    if (fresh.declared()) parts.push_back(y[fresh]);
+    if (taken.declared()) parts.push_back(y[taken]);
+    return at::cat(parts, 1);
+  };
+  return DefinitionBy(form, heads(queries, q_, copied_q_),
+                      {heads(x, q_, copied_q_), heads(x, k_, copied_k_), x[v_]});
 }
 
 std::vector<int64_t> ReusePlan(const Json& json, int64_t heads, int64_t layers) {

@@ -45,6 +45,7 @@ MechanismInfo rfa_mechanism() {
     i.cases.push_back(Json{{"variant", variant}, {"features", 32}, {"tau", 2.0}});
   }
   i.cases.push_back(Json{{"kernel", "arccos"}, {"features", 12}});
+  i.cases.push_back(Json{{"variant", "fork"}, {"features", 32}, {"input_gate", true}});
   i.cases.push_back(Json{{"matrices", "orthogonal"}, {"features", 33}});
   i.tolerance =
       5e-5;  // z is a sum of cosines of both signs: where it is small, rounding weighs more
@@ -53,6 +54,9 @@ MechanismInfo rfa_mechanism() {
 }
 
 namespace {
+
+const EnumNames<RfaOptions::Draws> kRfaDraws = {{RfaOptions::Draws::kLayer, "layer"},
+                                                {RfaOptions::Draws::kModel, "model"}};
 
 const EnumNames<RfaOptions::Variant> kRfaVariants = {
     {RfaOptions::Variant::kPaper, "paper"},
@@ -99,12 +103,26 @@ Fields RfaMechanism::Describe(Options& options) {
   options.DescribeFeatures(f);
   f.Add("tau", &options.tau,
         "width of the Gaussian kernel; the temperature of the softmax is its square. The ucu "
-        "variants, whose sources have tau 1, divide queries and keys by it, too",
+        "variants, whose sources have no tau (1), divide queries and keys by it, too",
         {1e-3, 1e3});
-  f.Add("bank", &options.bank, "matrices that training draws from; 0: those of evaluation always",
-        {0, 1 << 24});
-  f.Add("seed", &options.seed, "of the bank", {0, std::numeric_limits<int64_t>::max()});
+  options.DescribeBank(f);
+  f.Add("input_gate", &options.input_gate,
+        "each key's features are multiplied by sigmoid(w . x + b), b at first 3, as in T2R's copy "
+        "of the authors' code; the paper's gate is the mechanism rfa_gate");
   return f;
+}
+
+void RfaOptions::DescribeBank(Fields& f) {
+  f.Add("bank", &bank,
+        "matrices that training draws from, at each sequence; 0: those of evaluation always, which "
+        "are the first ones, head h of every layer having matrix h",
+        {0, 1 << 24});
+  f.Add("draws", &draws,
+        "what draws no matrix twice: the heads of a layer, each layer for itself (layer), or the "
+        "heads of all layers together as in the authors' code (model; layers of Python's modules "
+        "draw apart)",
+        kRfaDraws);
+  f.Add("seed", &seed, "of the bank", {0, std::numeric_limits<int64_t>::max()});
 }
 
 RfaMechanism::RfaMechanism(const MechanismInfo& info, const Options& options,
@@ -122,13 +140,35 @@ RfaMechanism::RfaMechanism(const MechanismInfo& info, const Options& options,
   q_ = AddProjection({"q", Side::kQuery, dims.dim, true});
   k_ = AddProjection({"k", Side::kKey, dims.dim, true});
   v_ = AddProjection({"v", Side::kKey, dims.dim});
-  if (gated) gate_ = AddProjection({"gate", Side::kKey, heads});
+  if (gated) {
+    Projection gate = {"gate", Side::kKey, heads};
+    if (options.gate_bias) gate.bias = true;
+    gate_ = AddProjection(gate);
+  }
+  if (options.input_gate) {
+    Projection gate = {"input_gate", Side::kKey, heads};
+    gate.bias = false;  // it is input_bias_
+    input_gate_ = AddProjection(gate);
+    AddWeight("input_gate.bias", input_bias_, at::full({heads, 1, 1}, 3.0),
+              CoreWeight::Kind::kTrained);
+  }
   memory_ = AddState("memory");
   draw_ = AddState("draw");
   if (variant_.key_factor) scale_ = AddState("scale");
   if (options.bank > 0 && options.bank < heads) {
     FailUsage("[", info.name, "] bank=", options.bank, " has fewer matrices than heads=", heads,
               "; give it as many, or 0 to fix them");
+  }
+  if (options.draws == Options::Draws::kModel) {
+    if (options.bank == 0 || variant_.fixed)
+      FailUsage("[", info.name,
+                "] draws=model has no effect where nothing is drawn (bank=0, and "
+                "the ucu variants); leave it away");
+    if (options.bank < (dims.layer + 1) * heads) {
+      FailUsage("[", info.name, "] bank=", options.bank, " has fewer matrices than layer ",
+                dims.layer, " needs with draws=model: ", heads,
+                " for each layer up to it; give the bank more, or use draws=layer");
+    }
   }
   if (options.kernel == Kernel::kArccos && (variant_.key_factor || variant_.fixed)) {
     FailUsage("[", info.name, "] variant=", NameOf(options.variant, kRfaVariants),
@@ -153,14 +193,31 @@ RfaMechanism::RfaMechanism(const MechanismInfo& info, const Options& options,
 State RfaMechanism::EmptyState(int64_t batch, const at::TensorOptions& options) const {
   const int64_t heads = dims().heads,
                 features = options_.kernel == Kernel::kArccos ? features_ : 2 * features_;
-  const bool draw = is_training() && options_.bank > 0 && !variant_.fixed;
-  const at::Tensor index = draw ? at::randperm(options_.bank, at::kLong).narrow(0, 0, heads)
-                                : at::arange(heads, at::kLong);
+  const at::Tensor index = Drawn();
   State state = UndefinedState();
   state[memory_] = EmptyFeatureSums(batch, dims(), features, denominator_, options);
   state[draw_] = index.unsqueeze(0).expand({batch, heads}).contiguous();
   if (variant_.key_factor) state[scale_] = EmptyMax(batch, heads, options);
   return state;
+}
+
+at::Tensor RfaMechanism::Drawn() const {
+  const int64_t heads = dims().heads;
+  if (!is_training() || options_.bank == 0 || variant_.fixed) return at::arange(heads, at::kLong);
+  if (options_.draws == Options::Draws::kLayer)
+    return at::randperm(options_.bank, at::kLong).narrow(0, 0, heads);
+  const RfaMechanism& first =
+      dims().first ? static_cast<const RfaMechanism&>(*dims().first) : *this;
+  if (&first == this || !first.order_.defined())
+    first.order_ = at::randperm(options_.bank, at::kLong);
+  return first.order_.narrow(0, dims().layer * heads, heads);
+}
+
+at::Tensor RfaMechanism::InputGate(const at::Tensor& weights,
+                                   const std::vector<at::Tensor>& x) const {
+  if (!input_gate_.declared()) return weights;
+  const at::Tensor& logits = x[input_gate_];
+  return weights * at::sigmoid(logits + input_bias_.to(logits.scalar_type()));
 }
 
 at::Tensor RfaMechanism::Matrix(int64_t index) const {
@@ -212,7 +269,7 @@ at::Tensor RfaMechanism::DoExtend(const std::vector<at::Tensor>& x, State& state
                                   const ops::Mask& mask) {
   const auto type = x[q_].scalar_type();
   const at::Tensor matrices = Matrices(state, type), key = Scaled(x[k_]);
-  at::Tensor weights = Features(key, matrices), log_gate;
+  at::Tensor weights = InputGate(Features(key, matrices), x), log_gate;
   if (variant_.key_factor) {
     RunningMaxResult running = RunningMax(LogKeyFactor(key), state[scale_], mask);
     weights = weights * running.weight.to(type);
@@ -230,7 +287,7 @@ at::Tensor RfaMechanism::DoExtend(const std::vector<at::Tensor>& x, State& state
 void RfaMechanism::DoWrite(const std::vector<at::Tensor>& x, State& state, const ops::Mask& mask) {
   const auto type = x[k_].scalar_type();
   const at::Tensor key = Scaled(x[k_]);
-  at::Tensor weights = Features(key, Matrices(state, type)), log_gate;
+  at::Tensor weights = InputGate(Features(key, Matrices(state, type)), x), log_gate;
   if (variant_.key_factor) {
     PieceMaxResult piece = PieceMax(LogKeyFactor(key), state[scale_], mask);
     weights = weights * piece.weight.to(type);
@@ -280,6 +337,10 @@ at::Tensor RfaMechanism::DefinitionWeights(const std::vector<at::Tensor>& query,
   if (variant_.key_factor) {
     const at::Tensor exponent = k.square().sum(3).unsqueeze(2) / 2;
     weights = weights * (exponent - exponent.amax(3, true)).exp();
+  }
+  if (input_bias_.defined()) {
+    const at::Tensor u = seen[input_gate_] + input_bias_.to(at::kDouble);  // [B,H,S,1]
+    weights = weights / (1 + (-u).exp()).transpose(2, 3);
   }
   if (gated_) {  // written with 1 - g, then decayed by the gate of every later token
     const at::Tensor later = at::sigmoid(seen[gate_]).flip(2).cumprod(2).flip(2);

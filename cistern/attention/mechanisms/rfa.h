@@ -30,6 +30,7 @@ struct RfaOptions {
   // kArccos: phi(x) = c relu(W x) instead (order-1 arc-cosine kernel)
   enum class Kernel { kGaussian, kArccos };
   enum class Matrices { kIid, kOrthogonal };
+  enum class Draws { kLayer, kModel };
 
   int64_t features = 0;  // m rows of W per head, which give 2m features (arccos: m); 0: d
   Variant variant = Variant::kPaper;
@@ -37,12 +38,19 @@ struct RfaOptions {
   Matrices matrices = Matrices::kIid;
   double tau = 1;
   // In training a sequence begun empty draws one matrix for each head, none twice, from a bank of
-  // this many; in evaluation head h has matrix h. Layers draw apart. 0 or a fixed variant: never
-  // drawn anew.
+  // this many; in evaluation head h of every layer has matrix h. Layers draw apart, or (kModel)
+  // none gets a matrix that another has: the layer that comes first draws an order of the bank, and
+  // layer l takes its places l H to (l+1) H - 1. 0 or a fixed variant: never drawn anew.
   int64_t bank = 500;
+  Draws draws = Draws::kLayer;
   int64_t seed = 31415;
+  // phi(k) is multiplied by sigmoid(w . x + b), one number a head, b at first 3 (T2R's copy of the
+  // authors' code; not the gate of the paper, rfa_gate).
+  bool input_gate = false;
+  bool gate_bias = true;  // of rfa_gate: b_g, whatever the model's biases; false: as these
 
   void DescribeFeatures(Fields& fields);  // kernel and matrices
+  void DescribeBank(Fields& fields);      // bank, draws, seed
 };
 
 class RfaMechanism : public Mechanism {
@@ -51,8 +59,8 @@ class RfaMechanism : public Mechanism {
   using Variant = Options::Variant;
   using Kernel = Options::Kernel;
   static Fields Describe(Options& options);
-  // UsageError: attention dropout, fewer matrices than heads, a kernel that the variant does not
-  // have.
+  // UsageError: attention dropout, fewer matrices than heads (or than the heads of all layers up to
+  // this one), a kernel that the variant does not have.
   RfaMechanism(const MechanismInfo& info, const Options& options, const AttentionDims& dims);
 
   // memory [B,H,f,d+1] in double; draw [B,H] int64, on the CPU: each head's matrix, one draw for
@@ -78,6 +86,8 @@ class RfaMechanism : public Mechanism {
  private:
   struct VariantOf;
   static const VariantOf& FindVariant(Variant variant);
+  at::Tensor Drawn() const;  // [H]: each head's matrix, of a sequence that begins
+  at::Tensor InputGate(const at::Tensor& weights, const std::vector<at::Tensor>& x) const;
   at::Tensor Matrix(int64_t index) const;
   at::Tensor Matrices(const State& state, at::ScalarType type) const;  // [H,m,d]
   at::Tensor Scaled(const at::Tensor& x) const;                        // what W is applied to
@@ -92,10 +102,12 @@ class RfaMechanism : public Mechanism {
   int64_t features_;     // m
   double tau_, factor_;  // factor_: c
   Denominator denominator_, cross_;
-  ProjectionId q_, k_, v_, gate_;
+  ProjectionId q_, k_, v_, gate_, input_gate_;
   StateId memory_, draw_, scale_;
   at::Tensor
       sigma_;  // [H,1,d], learned: W's columns are multiplied by it; undefined in fixed variants
+  at::Tensor input_bias_;     // "input_gate.bias" [H,1,1], learned; undefined without
+  mutable at::Tensor order_;  // of the first layer, draws=model: the bank's, drawn last
   at::Tensor evaluation_;  // "matrices" [H,m,d], a buffer: those of evaluation, 0..H-1 of the bank
   mutable std::vector<int64_t> drawn_indices_;  // what drawn_ holds: the last draw that was used
   mutable at::Tensor drawn_;

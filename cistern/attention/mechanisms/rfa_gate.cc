@@ -1,7 +1,5 @@
 #include "cistern/attention/mechanisms/rfa_gate.h"
 
-#include <limits>
-
 namespace cistern {
 
 MechanismInfo rfa_gate_mechanism() {
@@ -37,9 +35,10 @@ Fields RfaGateMechanism::Describe(Options& options) {
   options.DescribeFeatures(f);
   f.Add("tau", &options.tau,
         "width of the Gaussian kernel; the temperature of the softmax is its square", {1e-3, 1e3});
-  f.Add("bank", &options.bank, "matrices that training draws from; 0: those of evaluation always",
-        {0, 1 << 24});
-  f.Add("seed", &options.seed, "of the bank", {0, std::numeric_limits<int64_t>::max()});
+  options.DescribeBank(f);
+  f.Add("gate_bias", &options.gate_bias,
+        "the gate's map has its bias b_g, whatever the model's `bias` says; false: as the model's "
+        "other maps");
   return f;
 }
 

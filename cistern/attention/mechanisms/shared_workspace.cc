@@ -7,6 +7,7 @@
 #include <limits>
 
 #include "cistern/attention/definition.h"
+#include "cistern/base/error.h"
 #include "cistern/ops/softmax_attention.h"
 
 namespace cistern {
@@ -41,7 +42,8 @@ MechanismInfo shared_workspace_mechanism() {
   i.state = "none";
   // With the identity a head may weigh all tokens alike, and then any of them is among its first
   // three.
-  i.cases = {Json{{"slots", 3}, {"init", "normal"}}, Json{{"slots", 4}, {"top_k", 0}}};
+  i.cases = {Json{{"slots", 3}, {"init", "normal"}}, Json{{"slots", 4}, {"top_k", 0}},
+             Json{{"slots", 3}, {"top_k", 0}, {"gate_input", "flattened"}}};
   return i;
 }
 
@@ -49,8 +51,13 @@ Fields SharedWorkspaceMechanism::Describe(Options& options) {
   options.init = MemoryInit::kIdentity;
   Fields f;
   MemoryMechanism::Describe(options, f);
-  return f.Add("top_k", &options.top_k, "tokens a slot takes from, those it weighs most; 0: all",
-               {0, 1 << 20});
+  f.Add("top_k", &options.top_k, "tokens a slot takes from, those it weighs most; 0: all",
+        {0, 1 << 20});
+  f.Add("gate_input", &options.gate_input,
+        "the tokens' part of the gates: a map of their mean, or of all of them behind each other "
+        "(flattened), which has 2 D D weights for each position up to max_length",
+        {{GateInput::kMean, "mean"}, {GateInput::kFlattened, "flattened"}});
+  return f;
 }
 
 SharedWorkspaceMechanism::SharedWorkspaceMechanism(const MechanismInfo& info,
@@ -75,6 +82,19 @@ SharedWorkspaceMechanism::SharedWorkspaceMechanism(const MechanismInfo& info,
   v_ = AddProjection({"v", Side::kKey, dims.dim});
   Projection gate = {"gate", Side::kKey, 2 * dims.dim};
   gate.heads = 1;
+  if (options.gate_input == GateInput::kFlattened) {
+    if (dims.max_length < 1)
+      FailUsage(
+          "[shared_workspace] gate_input=flattened has weights for each position and needs a "
+          "max_length, got ",
+          dims.max_length);
+    gate = {"tokens", Side::kKey, dims.dim};
+    gate.heads = 1;
+    gate.identity = true;
+    const double bound = 1 / std::sqrt(double(dims.max_length) * double(dims.dim));
+    add("flattened_gate_proj", flattened_,
+        at::empty({2 * dims.dim, dims.max_length * dims.dim}).uniform_(-bound, bound));
+  }
   gate_inputs_ = AddProjection(gate);
   memory_q_ = AddProjection({"memory_q", Side::kMemory, dims.dim});
   Projection memory = {"memory", Side::kMemory, dims.dim};
@@ -119,14 +139,25 @@ at::Tensor SharedWorkspaceMechanism::Update(const std::vector<at::Tensor>& x,
   next = norm(
       next + at::linear(at::relu(at::linear(next, up_.weight, up_.bias)), down_.weight, down_.bias),
       mlp_norm_);
-  const at::Tensor inputs = ZeroPadding(x[gate_inputs_], mask).sum(2);  // [B,1,2D]
-  const at::Tensor count = mask.lengths
-                               ? mask.lengths->view({-1, 1, 1}).clamp_min(1)
-                               : at::full({1, 1, 1}, std::max<int64_t>(1, x[gate_inputs_].size(2)));
-  const at::Tensor gates = inputs / count.to(inputs.options().requires_grad(false)) +
-                           at::linear(at::tanh(memory), gate_.weight, gate_.bias);
+  const at::Tensor gates =
+      OfTokens(x[gate_inputs_], mask) + at::linear(at::tanh(memory), gate_.weight, gate_.bias);
   return at::sigmoid(gates.narrow(2, 0, dim)) * at::tanh(next) +
          at::sigmoid(gates.narrow(2, dim, dim) + 1) * memory;
+}
+
+at::Tensor SharedWorkspaceMechanism::OfTokens(const at::Tensor& x, const ops::Mask& mask) const {
+  const at::Tensor inputs = ZeroPadding(x, mask);  // [B,1,T,2D], or the tokens themselves
+  const int64_t length = inputs.size(2);
+  if (flattened_.weight.defined()) {
+    CISTERN_CHECK(length <= dims().max_length, "[shared_workspace] ", length,
+                  " tokens are more than max_length=", dims().max_length,
+                  ": gate_input=flattened has weights for each position");
+    const at::Tensor weight = flattened_.weight.narrow(1, 0, length * dims().dim);
+    return at::linear(inputs.flatten(2), weight, flattened_.bias);
+  }
+  const at::Tensor count = mask.lengths ? mask.lengths->view({-1, 1, 1}).clamp_min(1)
+                                        : at::full({1, 1, 1}, std::max<int64_t>(1, length));
+  return inputs.sum(2) / count.to(inputs.options().requires_grad(false));
 }
 
 at::Tensor SharedWorkspaceMechanism::DoUnpack(const std::vector<at::Tensor>& x,
@@ -149,16 +180,26 @@ at::Tensor SharedWorkspaceMechanism::Definition(Form form, const std::vector<at:
   };
   return EachQuery(form, queries, x, Width(), [&](const auto& query, const auto& seen) {
     const int64_t batch = seen[k_].size(0), length = seen[k_].size(2);
-    at::Tensor p = at::softmax(at::matmul(MemoryHeads(), seen[k_].transpose(2, 3)), 3);
+    at::Tensor p = at::softmax(at::matmul(DefinedMemory(), seen[k_].transpose(2, 3)), 3);
     if (top_k_ > 0 && top_k_ < length)
       p = p * (p >= std::get<0>(p.sort(-1, true)).narrow(3, top_k_ - 1, 1)).to(at::kDouble);
     const at::Tensor packed =
                          at::matmul(p, seen[v_]).transpose(1, 2).reshape({batch, Slots(), dim}),
-                     memory = InitialMemory();
+                     memory = DefinedMemory(1).squeeze(1);  // one head: [1,M,D]
     const at::Tensor a = norm(memory + packed, packed_norm_),
                      b = norm(a + map(map(a, up_).clamp_min(0), down_), mlp_norm_);
-    const at::Tensor gates =
-        seen[gate_inputs_].squeeze(1).mean(1, true) + map(at::tanh(memory), gate_);
+    at::Tensor of_tokens = seen[gate_inputs_].squeeze(1);  // [B,T,2D] or [B,T,D]
+    if (flattened_.weight.defined()) {
+      at::Tensor sum = flattened_.bias.view({1, 1, -1}).expand({batch, 1, -1});
+      for (int64_t t = 0; t < length; ++t) {
+        const at::Tensor weight = flattened_.weight.narrow(1, t * dim, dim);
+        sum = sum + at::matmul(of_tokens.narrow(1, t, 1), weight.t());
+      }
+      of_tokens = sum;
+    } else {
+      of_tokens = of_tokens.mean(1, true);
+    }
+    const at::Tensor gates = of_tokens + map(at::tanh(memory), gate_);
     const at::Tensor next = at::tanh(b) / (1 + (-gates.narrow(2, 0, dim)).exp()) +
                             memory / (1 + (-gates.narrow(2, dim, dim) - 1).exp());
     const at::Tensor heads = next.reshape({batch, Slots(), dims().heads, Width()}).transpose(1, 2);

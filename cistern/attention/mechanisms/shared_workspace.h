@@ -14,8 +14,12 @@ namespace cistern {
 
 class SharedWorkspaceMechanism : public MemoryMechanism {
  public:
+  // What the tokens' part of the gates is a map of: the mean of the tokens, or all of them behind
+  // each other (zeros for those that a row lacks), W [2D, N D] with N = max_length.
+  enum class GateInput { kMean, kFlattened };
   struct Options : MemoryOptions {
     int64_t top_k = 3;  // 0: all
+    GateInput gate_input = GateInput::kMean;
   };
   static Fields Describe(Options& options);
   SharedWorkspaceMechanism(const MechanismInfo& info, const Options& options,
@@ -34,9 +38,13 @@ class SharedWorkspaceMechanism : public MemoryMechanism {
     at::Tensor weight, bias;
   };
 
+  // The tokens' part of the gates, [B,1,2D].
+  at::Tensor OfTokens(const at::Tensor& inputs, const ops::Mask& mask) const;
+
   int64_t top_k_;
   ProjectionId q_, k_, v_, gate_inputs_, memory_q_, memory_itself_, packed_k_, packed_v_;
   Affine packed_norm_, up_, down_, mlp_norm_, gate_;
+  Affine flattened_;  // flattened_gate_proj; undefined: the mean
 };
 
 }  // namespace cistern

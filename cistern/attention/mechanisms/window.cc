@@ -26,23 +26,38 @@ MechanismInfo window_mechanism() {
   i.positions = AllPositions();
   i.time = "O(T n d)";
   i.state = "2 n d per head";
-  i.cases = {Json{{"window", 4}}, Json{{"window", 20}}};
+  i.cases = {Json{{"window", 4}}, Json{{"window", 20}},
+             Json{{"window", 6}, {"empty_slots", "take_part"}}};
   i.merges = true;
   return i;
 }
 
 Fields WindowMechanism::Describe(Options& options) {
-  return Fields().Add("window", &options.window, "tokens that a token sees, itself among them (n)",
-                      {1, 65536});
+  Fields f;
+  f.Add("window", &options.window, "tokens that a token sees, itself among them (n)", {1, 65536});
+  DescribeEmpty(f, options.empty_slots);
+  return f;
+}
+
+void WindowMechanism::DescribeEmpty(Fields& fields, EmptySlots& empty_slots) {
+  fields.Add(
+      "empty_slots", &empty_slots,
+      "slots of the queue that hold no token, while fewer than n were written: masked, or "
+      "take_part in the softmax with logit 0 and value 0 (P003 to the letter; bidirectional: "
+      "in the places of the n tokens up to a token, not of those after it)",
+      EmptySlotNames());
 }
 
 WindowMechanism::WindowMechanism(const MechanismInfo& info, const Options& options,
                                  const AttentionDims& dims)
-    : WindowMechanism(info, options.window, 1, dims) {}
+    : WindowMechanism(info, options.window, 1, options.empty_slots, dims) {}
 
 WindowMechanism::WindowMechanism(const MechanismInfo& info, int64_t window, int64_t dilation,
-                                 const AttentionDims& dims)
-    : Mechanism(info, dims), window_(window), dilation_(dilation) {
+                                 EmptySlots empty_slots, const AttentionDims& dims)
+    : Mechanism(info, dims),
+      window_(window),
+      dilation_(dilation),
+      take_part_(empty_slots == EmptySlots::kTakePart) {
   q_ = AddProjection({"q", Side::kQuery, dims.dim, true});
   k_ = AddProjection({"k", Side::kKey, dims.dim, true});
   v_ = AddProjection({"v", Side::kKey, dims.dim});
@@ -147,7 +162,7 @@ at::Tensor WindowMechanism::Banded(const at::Tensor& q, const at::Tensor& k, con
                                    const at::Tensor& documents, int64_t lead, int64_t after) const {
   const int64_t g = dilation_, batch = q.size(0), heads = q.size(1), length = q.size(2),
                 width = q.size(3);
-  const ops::Band band = {window_ - 1, after, lead / g};
+  const ops::Band band = {window_ - 1, after, lead / g, take_part_ ? window_ : 0};
   if (q.numel() == 0) return at::zeros_like(q) + 0 * q.sum();
   if (g == 1) return ops::BandedAttention(q, k, v, band, documents, Scale(), Dropout());
   const int64_t more = (g - length % g) % g;  // rows that make the length a multiple of g
@@ -187,7 +202,7 @@ at::Tensor WindowMechanism::ExtendEmpty(const std::vector<at::Tensor>& x, State&
   const Ring before = Held(state);
   const int64_t ring = before.k.size(2);
   Keep({RingOf(x[k_], ring), RingOf(x[v_], ring), before.count + length}, state);
-  if (dilation_ == 1 && length <= window_)
+  if (dilation_ == 1 && length <= window_ && !take_part_)
     return ops::SoftmaxAttention(x[q_], x[k_], x[v_], {true, 0, Dropout(), Scale()});
   return Banded(x[q_], x[k_], x[v_], at::zeros({1, length}, before.count.options()), 0, 0);
 }
@@ -198,7 +213,7 @@ at::Tensor WindowMechanism::ExtendByOne(const std::vector<at::Tensor>& x, State&
   const int64_t count = SharedCount(held.count), ring = held.k.size(2);
   const at::Tensor after = held.count + 1;
   state[count_] = after;
-  if (dilation_ == 1 && count >= 0) {  // the order of the rows is no matter: no mask
+  if (dilation_ == 1 && count >= 0 && !take_part_) {  // the order of the rows is no matter: no mask
     held.k.select(2, count % ring).copy_(x[k_].select(2, 0));
     held.v.select(2, count % ring).copy_(x[v_].select(2, 0));
     const int64_t rows = std::min(count + 1, ring);
@@ -209,10 +224,20 @@ at::Tensor WindowMechanism::ExtendByOne(const std::vector<at::Tensor>& x, State&
   held.k.scatter_(2, row, x[k_]);
   held.v.scatter_(2, row, x[v_]);
   const at::Tensor age = RingAge(after, ring);
-  at::Tensor visible = age < after.unsqueeze(1);
-  if (dilation_ > 1) visible = visible.logical_and(age.remainder(dilation_) == 0);
-  return ops::MaskedAttention(x[q_], held.k, held.v, visible.unsqueeze(1).unsqueeze(1), Scale(),
-                              Dropout());
+  return ReadRing(x[q_], {held.k, held.v, after}, age.remainder(dilation_) == 0);
+}
+
+// slots [B,L]: the rows of the ring that are a query's window, written or not.
+at::Tensor WindowMechanism::ReadRing(const at::Tensor& q, const Ring& ring,
+                                     const at::Tensor& slots) const {
+  const at::Tensor written = RingAge(ring.count, ring.k.size(2)) < ring.count.unsqueeze(1);
+  if (!take_part_) {
+    const at::Tensor visible = slots.logical_and(written).unsqueeze(1).unsqueeze(1);
+    return ops::MaskedAttention(q, ring.k, ring.v, visible, Scale(), Dropout());
+  }
+  const at::Tensor empty = written.logical_not().unsqueeze(1).unsqueeze(-1);  // of old documents
+  return ops::MaskedAttention(q, ring.k.masked_fill(empty, 0.0), ring.v.masked_fill(empty, 0.0),
+                              slots.unsqueeze(1).unsqueeze(1), Scale(), Dropout());
 }
 
 void WindowMechanism::DoWrite(const std::vector<at::Tensor>& x, State& state,
@@ -224,9 +249,9 @@ void WindowMechanism::DoWrite(const std::vector<at::Tensor>& x, State& state,
 at::Tensor WindowMechanism::Read(const std::vector<at::Tensor>& x, const State& state) {
   RequireForm(info(), Form::kCross);
   const Ring held = Held(state);
-  const at::Tensor visible = RingAge(held.count, held.k.size(2)) < held.count.unsqueeze(1);
-  return ops::MaskedAttention(x[q_], held.k, held.v, visible.unsqueeze(1).unsqueeze(1), Scale(),
-                              Dropout());
+  return ReadRing(
+      x[q_], held,
+      at::ones({held.count.size(0), held.k.size(2)}, held.count.options().dtype(at::kBool)));
 }
 
 at::Tensor WindowMechanism::BidirectionalRows(const std::vector<at::Tensor>& x,
@@ -252,7 +277,16 @@ at::Tensor WindowMechanism::Definition(Form form, const std::vector<at::Tensor>&
     }
     if (seen.empty()) continue;
     const at::Tensor keys = at::tensor(seen, at::kLong);
-    const at::Tensor p = at::softmax(scores.select(2, t).index_select(2, keys), 2);  // [B,H,keys]
+    const at::Tensor e = scores.select(2, t).index_select(2, keys);  // [B,H,keys]
+    at::Tensor p = at::softmax(e, 2);
+    if (take_part_) {    // the others of all slots have logit 0
+      int64_t held = 0;  // of the queue's n slots
+      for (const int64_t s : seen) held += form == Form::kBidirectional && s > t ? 0 : 1;
+      const double others = double(window_ - held);
+      const at::Tensor largest = e.amax(2, true),
+                       most = others > 0 ? largest.clamp_min(0) : largest;
+      p = (e - most).exp() / ((e - most).exp().sum(2, true) + others * (-most).exp());
+    }
     out.select(2, t).copy_(at::matmul(p.unsqueeze(2), x[v_].index_select(2, keys)).squeeze(2));
   }
   return out;

@@ -3,14 +3,16 @@
 // last n tokens. As ABC: the memory is a queue, phi_t = e_n and the others move up. Its dilated
 // sister (dilated.h) sees every g-th token and shares all of this code: tokens g apart form g
 // interleaved sequences, each with a window of n.
-#include "cistern/attention/mechanism.h"
+#include "cistern/attention/abc_memory.h"
 
 namespace cistern {
 
 class WindowMechanism : public Mechanism {
  public:
+  using EmptySlots = AbcMechanism::EmptySlots;
   struct Options {
     int64_t window = 256;  // n, tokens that a token sees, itself among them
+    EmptySlots empty_slots = EmptySlots::kMasked;
   };
   static Fields Describe(Options& options);
   WindowMechanism(const MechanismInfo& info, const Options& options, const AttentionDims& dims);
@@ -29,7 +31,8 @@ class WindowMechanism : public Mechanism {
 
  protected:
   WindowMechanism(const MechanismInfo& info, int64_t window, int64_t dilation,
-                  const AttentionDims& dims);
+                  EmptySlots empty_slots, const AttentionDims& dims);
+  static void DescribeEmpty(Fields& fields, EmptySlots& empty_slots);
   at::Tensor BidirectionalRows(const std::vector<at::Tensor>& x,
                                const ops::Mask& mask) override;  // |t - s| <= (n - 1) g
 
@@ -48,7 +51,10 @@ class WindowMechanism : public Mechanism {
   double Scale() const;
   double Dropout() const;
 
+  at::Tensor ReadRing(const at::Tensor& q, const Ring& ring, const at::Tensor& slots) const;
+
   int64_t window_, dilation_;
+  bool take_part_;
   ProjectionId q_, k_, v_;
   StateId keys_, values_, count_;
 };
