@@ -54,14 +54,17 @@ struct Size {
 Size SizeOf(const Experiment& experiment, const std::string& file, int64_t length) {
   Size size;
   ModelConfig& config = size.config = experiment.model;
-  if (config.vocab_size < 1 || (config.info().classifies && config.classes < 1)) {
-    FailUsage(file, ": the size of the model depends on the data; to see it here, set model.",
-              config.vocab_size < 1 ? "vocab_size" : "classes", " in the file");
-  }
   config.max_length = std::max(config.max_length, length);
   config.Validate();
   const ShapesOnly scope;
-  const auto model = MakeModel(config, uint64_t(experiment.seed));
+  std::shared_ptr<Model> model;
+  try {
+    model = MakeModel(config, uint64_t(experiment.seed));
+  } catch (const UsageError& e) {
+    if (config.vocab_size > 0 && (config.classes > 0 || !config.info().classifies)) throw;
+    FailUsage(file, ": the size of the model depends on the data (", e.what(),
+              "); to see it here, set it in the file: model.vocab_size, model.classes");
+  }
   size.parameters = model->ParameterCount();
   for (const auto& p : model->named_parameters()) size.parts[PartOf(p.key())] += p.value().numel();
   return size;
