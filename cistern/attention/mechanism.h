@@ -70,8 +70,9 @@ enum class MemoryUse { kNone, kFixed, kStream, kReplaced, kLatents };
 std::string MemoryUseName(MemoryUse use);  // none, fixed, stream, replaced, latents
 
 struct AttentionDims {
-  int64_t dim = 0;         // D, the width of the model
-  int64_t heads = 0;       // H; d = D/H
+  int64_t dim = 0;         // width of all heads together: the model's D, unless `model` says
+                           // otherwise
+  int64_t heads = 0;       // H; d = dim/H
   int64_t max_length = 0;  // of the model, for mechanisms of fixed length
   int64_t layer = 0;
   double dropout = 0;  // attention dropout
@@ -82,6 +83,13 @@ struct AttentionDims {
   int64_t copied =
       kAlone;  // heads whose scores are taken over from the layer before (handles.h, reuse.h)
   int64_t copied_on = 0;  // heads of this layer whose scores the layer after takes over
+  int64_t model = 0;  // D, the width of the model; 0: dim. Only what is as wide as a token, such
+                      // as latents, depends on it
+  bool relative = false;       // relative positions: a learned bias of the scores
+                               // (relative_positions.h)
+  double relative_std = 0.02;  // of that bias at first
+
+  int64_t Model() const { return model > 0 ? model : dim; }
 
   static constexpr int64_t kAlone =
       -1;  // no layer of a model: a mechanism that copies is given the scores as inputs
@@ -180,6 +188,9 @@ class Mechanism : public torch::nn::Module {
   // where the mechanism sees padding, so that no token can be masked.
   ops::TokenMap RealTokensFirst(const ops::Mask& mask) const;
   void RequireMaskable() const;
+  // True where the verbs are given padding as it is and what it reads is left as it is, because it
+  // takes part like any token (conv_luna's mask=none).
+  virtual bool SeesPadding() const { return false; }
 
   // The learned memory before the first block, [1,M,D]; undefined where there is none.
   virtual at::Tensor InitialMemory() const { return {}; }
@@ -226,9 +237,6 @@ class Mechanism : public torch::nn::Module {
   virtual at::Tensor BidirectionalRows(const std::vector<at::Tensor>& x, const ops::Mask& mask);
   virtual at::Tensor DoAttend(Form form, const std::vector<at::Tensor>& x, State* state,
                               const ops::Mask& mask, Handles& handles);
-  // True where the verbs are given padding as it is, because it takes part like any token
-  // (conv_luna's mask=none).
-  virtual bool SeesPadding() const { return false; }
   // The tokens' tensors of one side, or of both, with zeros at padding; the others as they are.
   std::vector<at::Tensor> WithoutPadding(const std::vector<at::Tensor>& x, const ops::Mask& mask,
                                          std::optional<Side> side = {}) const;
