@@ -17,11 +17,9 @@ const ModelInfo& encoder_classifier_model() {
     i.tables = [](const ModelConfig& c) {
       const LayerStack stack = c.Stack(Form::kBidirectional);
       const StackOptions& o = stack.options();
-      const double hidden = c.head == HeadKind::kLinear ? 0 : double(stack.ffn_dim());
-      return double(o.dim) *
-                 (double(c.vocab_size) +
-                  (o.positions == PositionKind::kLearned ? double(o.max_length) : 0) + hidden) +
-             double(c.classes) * (hidden > 0 ? hidden : double(o.dim));
+      return double(o.dim) * (double(c.vocab_size) +
+                              (o.positions == PositionKind::kLearned ? double(o.max_length) : 0)) +
+             ClassifierHead::Count(c, o.dim, stack.ffn_dim());
     };
     BindModel<EncoderClassifier>(i);
     return i;

@@ -12,6 +12,11 @@ class EncoderClassifier : public Classifier {
   static void Check(const ModelConfig& config) { Pooling::Check(config); }
   explicit EncoderClassifier(const ModelConfig& config);
   // ids [B,T] int64, lengths [B] (padding on the right is never seen) -> logits [B,classes].
+  // Which setting makes the amount of padding count; empty: none does.
+  std::string SeesPadding() const {
+    return pooling_.CountsPadding() ? "pooling over the batch's whole length"
+                                    : trunk_.SeesPadding();
+  }
   at::Tensor Forward(const at::Tensor& ids, const at::Tensor& lengths);
   at::Tensor Logits(const NamedTensors& inputs) override;
 
