@@ -66,6 +66,10 @@ Fields ClassifyTask::Describe(Options& o) {
         {"accuracy", "macro_f1", "matthews", "log_loss"});
   f.Add("valid_share", &o.valid_share, "of the data, where valid is empty", {0.001, 0.9});
   f.Add("test_share", &o.test_share, "of the data, where test is empty", {0.001, 0.9});
+  f.Add("pad_to", &o.pad_to,
+        "rows are padded to the longest of their batch, or all to `length` with a token id of its "
+        "own, as Long Range Arena and P000 do; matters where padding takes part (model.padding)",
+        PadToNames());
   f.Add("split_seed", &o.split_seed, "of the split, which keeps the shares of the classes",
         {0, int64_t{1} << 62});
   return f;
@@ -399,19 +403,31 @@ bool ClassifyTask::TakeTokenizer(std::shared_ptr<const Tokenizer> tokenizer) {
   return true;
 }
 
+int64_t ClassifyTask::TokenIds() const {
+  return tokenizer_ ? tokenizer_->vocab_size()
+                    : int64_t(columns_.inputs.size()) * (options_.bins + 1);
+}
+
 void ClassifyTask::Complete(ModelConfig& config) const {
-  config.vocab_size =
-      tokenizer_ ? tokenizer_->vocab_size() : int64_t(columns_.inputs.size()) * (options_.bins + 1);
+  const bool takes_part = config.padding != PaddingKind::kMasked ||
+                          config.pooling == PoolingKind::kMeanAll ||
+                          config.pooling == PoolingKind::kMeanZeros;
+  if (takes_part && options_.pad_to != PadTo::kLength)
+    FailUsage(
+        "model.padding or model.pooling lets padding take part, so its number has to be "
+        "said: set task.pad_to=length");
+  config.vocab_size = TokenIds() + (options_.pad_to == PadTo::kLength ? 1 : 0);
   config.classes = options_.regression ? 1 : int64_t(classes_.size());
   config.max_length = std::max(config.max_length, options_.length);
 }
 
 Batch ClassifyTask::MakeBatch(const Examples& set, const std::vector<int64_t>& rows) const {
   const int64_t count = int64_t(rows.size());
-  int64_t longest = 1;
+  const bool whole = options_.pad_to == PadTo::kLength;
+  int64_t longest = whole ? options_.length : 1;
   for (const int64_t i : rows)
     longest = std::max(longest, set.offsets[size_t(i) + 1] - set.offsets[size_t(i)]);
-  const at::Tensor ids = at::zeros({count, longest}, at::kLong),
+  const at::Tensor ids = at::full({count, longest}, whole ? TokenIds() : 0, at::kLong),
                    lengths = at::empty({count}, at::kLong), lines = at::empty({count}, at::kLong),
                    targets = at::empty({count}, options_.regression ? at::kDouble : at::kLong);
   Batch batch;

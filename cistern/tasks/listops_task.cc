@@ -17,9 +17,10 @@ namespace {
 
 constexpr int64_t kClasses = 10, kEvalRows = 16;
 
-Batch MakeBatch(const ListOpsSet& set, const std::vector<int64_t>& rows) {
+// `width`: tokens that rows are padded to at least.
+Batch MakeBatch(const ListOpsSet& set, const std::vector<int64_t>& rows, int64_t width) {
   const int64_t count = int64_t(rows.size());
-  int64_t longest = 1;
+  int64_t longest = std::max<int64_t>(1, width);
   for (const int64_t i : rows) longest = std::max(longest, int64_t(set.Row(i).size()));
   const at::Tensor ids = at::zeros({count, longest}, at::kLong);
   const at::Tensor targets = at::empty({count}, at::kLong), lengths = at::empty({count}, at::kLong);
@@ -40,12 +41,13 @@ Batch MakeBatch(const ListOpsSet& set, const std::vector<int64_t>& rows) {
 
 // Rows of `set` in their order; `keep` keeps it alive.
 std::unique_ptr<BatchReader> ReaderOf(const ListOpsSet& set, const ReadOptions& options,
+                                      int64_t width,
                                       std::shared_ptr<const ListOpsSet> keep = nullptr) {
   return std::make_unique<RowReader>(set.size(), options.rows > 0 ? options.rows : kEvalRows,
-                                     [&set, keep](int64_t begin, int64_t end) {
+                                     [&set, width, keep](int64_t begin, int64_t end) {
                                        std::vector<int64_t> rows(size_t(end - begin));
                                        std::iota(rows.begin(), rows.end(), begin);
-                                       return MakeBatch(set, rows);
+                                       return MakeBatch(set, rows, width);
                                      });
 }
 
@@ -61,6 +63,10 @@ Fields ListOpsTask::Describe(Options& o) {
   f.Add("length", &o.length, "longer examples are cut", {2, int64_t{1} << 30});
   f.Add("group_by_length", &o.group_by_length,
         "form training batches from examples of similar length: less padding, so faster");
+  f.Add("pad_to", &o.pad_to,
+        "rows are padded to the longest of their batch, or all to `length`, as Long Range Arena "
+        "and P000 do; matters where padding takes part (model.padding)",
+        PadToNames());
   f.Add("data_seed", &o.data_seed, "seed of the generator", {0, int64_t{1} << 62});
   f.Add("train_examples", &o.train_examples, "generated training examples", {1, 1 << 28});
   f.Add("valid_examples", &o.valid_examples, "generated validation examples", {1, 1 << 28});
@@ -145,7 +151,7 @@ Json ListOpsTask::DataSummary() const {
 Batch ListOpsTask::TrainBatch(uint64_t seed, int64_t step, int64_t rows) const {
   std::vector<int64_t> picked;
   for (int64_t r = 0; r < rows; ++r) picked.push_back(order_->At(seed, step * rows + r, rows));
-  return MakeBatch(data_.train, picked);
+  return MakeBatch(data_.train, picked, width());
 }
 
 at::Tensor ListOpsTask::Loss(Model& model, const Batch& batch, double label_smoothing) const {
@@ -153,7 +159,7 @@ at::Tensor ListOpsTask::Loss(Model& model, const Batch& batch, double label_smoo
 }
 
 std::unique_ptr<BatchReader> ListOpsTask::Read(Split split, const ReadOptions& options) const {
-  return ReaderOf(Set(split), options);
+  return ReaderOf(Set(split), options, width());
 }
 
 std::unique_ptr<BatchReader> ListOpsTask::ReadFile(const std::string& path, bool,
@@ -162,7 +168,7 @@ std::unique_ptr<BatchReader> ListOpsTask::ReadFile(const std::string& path, bool
   read.max_length = options_.length;
   read.check = false;
   auto set = std::make_shared<const ListOpsSet>(ReadListOps(path, read));
-  return ReaderOf(*set, options, set);
+  return ReaderOf(*set, options, width(), set);
 }
 
 Score ListOpsTask::Measure(Model& model, const Batch& batch) const {

@@ -6,6 +6,7 @@
 
 #include "cistern/data/listops.h"
 #include "cistern/tasks/order.h"
+#include "cistern/tasks/pad_to.h"
 #include "cistern/tasks/task.h"
 
 namespace cistern {
@@ -16,6 +17,7 @@ class ListOpsTask : public Task {
     std::string data;       // folder with the published TSV files; empty: generated
     int64_t length = 2000;  // longest row
     bool group_by_length = false;
+    PadTo pad_to = PadTo::kLongest;
     int64_t data_seed = 1, train_examples = 96000, valid_examples = 2000, test_examples = 2000;
   };
   static Fields Describe(Options& options);
@@ -43,6 +45,7 @@ class ListOpsTask : public Task {
 
  private:
   const ListOpsSet& Set(Split split) const;
+  int64_t width() const { return options_.pad_to == PadTo::kLength ? options_.length : 0; }
 
   Options options_;
   std::string cache_;
