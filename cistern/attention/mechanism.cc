@@ -251,8 +251,8 @@ at::Tensor Mechanism::Bidirectional(const std::vector<at::Tensor>& x, const ops:
     return front.Back(Bidirectional(Moved(x, front), front.mask()), 2);
   }
   if (mask.starts) return EachDocument(x, mask);
-  return mask.lengths ? ZeroPadding(BidirectionalRows(WithoutPadding(x, mask), mask), mask)
-                      : BidirectionalRows(x, mask);
+  if (!mask.lengths || SeesPadding()) return BidirectionalRows(x, mask);
+  return ZeroPadding(BidirectionalRows(WithoutPadding(x, mask), mask), mask);
 }
 
 at::Tensor Mechanism::Attend(Form form, const std::vector<at::Tensor>& x, State* state,
@@ -272,7 +272,9 @@ at::Tensor Mechanism::DoAttend(Form form, const std::vector<at::Tensor>& x, Stat
   handles.clear();
   if (form == Form::kCausal) return DoExtend(x, *state, mask);
   if (form == Form::kCross) return Read(x, *state);
-  return mask.starts ? EachDocument(x, mask) : ZeroPadding(BidirectionalRows(x, mask), mask);
+  if (mask.starts) return EachDocument(x, mask);
+  const at::Tensor y = BidirectionalRows(x, mask);
+  return SeesPadding() ? y : ZeroPadding(y, mask);
 }
 
 State Mechanism::Merge(const State&, const State&) const {

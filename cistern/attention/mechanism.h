@@ -72,8 +72,9 @@ enum class MemoryUse { kNone, kFixed, kStream, kReplaced, kLatents };
 std::string MemoryUseName(MemoryUse use);  // none, fixed, stream, replaced, latents
 
 struct AttentionDims {
-  int64_t dim = 0;         // D, the width of the model
-  int64_t heads = 0;       // H; d = D/H
+  int64_t dim = 0;         // width of all heads together: the model's D, unless `model` says
+                           // otherwise
+  int64_t heads = 0;       // H; d = dim/H
   int64_t max_length = 0;  // of the model, for mechanisms of fixed length
   int64_t layer = 0;
   double dropout = 0;  // attention dropout
@@ -84,6 +85,13 @@ struct AttentionDims {
   int64_t copied =
       kAlone;  // heads whose scores are taken over from the layer before (handles.h, reuse.h)
   int64_t copied_on = 0;  // heads of this layer whose scores the layer after takes over
+  int64_t model = 0;  // D, the width of the model; 0: dim. Only what is as wide as a token, such
+                      // as latents, depends on it
+  bool relative = false;       // relative positions: a learned bias of the scores
+                               // (relative_positions.h)
+  double relative_std = 0.02;  // of that bias at first
+
+  int64_t Model() const { return model > 0 ? model : dim; }
 
   static constexpr int64_t kAlone =
       -1;  // no layer of a model: a mechanism that copies is given the scores as inputs
@@ -196,8 +204,9 @@ class Mechanism : public torch::nn::Module {
   // Why its options leave it without a form that its info lists, and what works instead, to follow
   // "has no "; empty: it has the form.
   virtual std::string FormRefusal(Form) const { return ""; }
-  // What its options may ask for because a source has it: padding takes part like any token
-  // (conv_luna's mask=none); the rows of a batch change each other (nystrom's start=batch); a
+  // What its options may ask for because a source has it: padding takes part like any token, so
+  // that the verbs are given it as it is, and what it reads is left as it is (conv_luna's
+  // mask=none); the rows of a batch change each other (nystrom's start=batch); a
   // source is written at once, by one Write (abc_compressive's length=row).
   virtual bool SeesPadding() const { return false; }
   virtual bool SeesBatch() const { return false; }

@@ -41,7 +41,8 @@ MemoryMechanism::MemoryMechanism(const MechanismInfo& info, const MemoryOptions&
                                  const AttentionDims& dims)
     : Mechanism(info, dims),
       scaled_(options.init == MemoryInit::kScaled),
-      sinusoid_(options.sinusoid) {
+      sinusoid_(options.sinusoid),
+      dropout_(options.dropout) {
   if (dims.first) {
     const auto& first = static_cast<const MemoryMechanism&>(*dims.first);
     memory_ = first.memory_, norm_weight_ = first.norm_weight_, norm_bias_ = first.norm_bias_;
@@ -74,6 +75,10 @@ void MemoryMechanism::Describe(MemoryOptions& options, Fields& fields) {
   fields.Add("norm", &options.norm,
              "a layer norm of the initial memory, after the sinusoids: Luna's encoders, whose "
              "embeddings have one too (embedding_norm)");
+  fields.Add("dropout", &options.dropout,
+             "of the initial memory in training, after both of these: Luna's encoders, as much as "
+             "of the embeddings",
+             {0.0, 0.95});
 }
 
 void MemoryMechanism::RequireNoneMasked(const ops::Mask& mask) const {
@@ -85,8 +90,9 @@ at::Tensor MemoryMechanism::InitialMemory() const {
   at::Tensor memory = scaled_ ? memory_ * std::sqrt(double(dims().dim)) : memory_;
   if (sinusoid_)
     memory = memory + Sinusoid(Slots(), dims().dim, memory.device()).to(memory.scalar_type());
-  return norm_weight_.defined() ? at::layer_norm(memory, {dims().dim}, norm_weight_, norm_bias_)
-                                : memory;
+  if (norm_weight_.defined())
+    memory = at::layer_norm(memory, {dims().dim}, norm_weight_, norm_bias_);
+  return is_training() && dropout_ > 0 ? at::dropout(memory, dropout_, true) : memory;
 }
 
 at::Tensor MemoryMechanism::MemoryHeads(int64_t heads) const {

@@ -71,6 +71,7 @@ class MemoryMechanism : public Mechanism {
     bool sinusoid = false;  // sinusoids of the slot's number m: sin(m w_i) beside cos(m w_i), w_i =
                             // 10000^(-i/(D/2 - 1))
     bool norm = false;      // a layer norm: memory_norm.weight and .bias
+    double dropout = 0;     // in training, after both: the same of all rows of a batch
   };
 
  protected:
@@ -102,6 +103,7 @@ class MemoryMechanism : public Mechanism {
   size_t Count(const std::function<bool(const Projection&)>& of) const;
 
   bool scaled_, sinusoid_;
+  double dropout_;
   at::Tensor memory_;
   at::Tensor norm_weight_, norm_bias_;  // undefined without
 };

@@ -6,23 +6,28 @@
 
 namespace cistern {
 
-enum class PositionKind { kNone, kLearned, kSinusoidal, kRotary };
+enum class PositionKind { kNone, kLearned, kSinusoidal, kSinusoidalHalves, kRotary, kRelative };
 
 inline const EnumNames<PositionKind>& PositionKinds() {
-  static const EnumNames<PositionKind> names = {{PositionKind::kNone, "none"},
-                                                {PositionKind::kLearned, "learned"},
-                                                {PositionKind::kSinusoidal, "sinusoidal"},
-                                                {PositionKind::kRotary, "rotary"}};
+  static const EnumNames<PositionKind> names = {
+      {PositionKind::kNone, "none"},
+      {PositionKind::kLearned, "learned"},
+      {PositionKind::kSinusoidal, "sinusoidal"},
+      {PositionKind::kSinusoidalHalves, "sinusoidal_halves"},
+      {PositionKind::kRotary, "rotary"},
+      {PositionKind::kRelative, "relative"}};
   return names;
 }
 
-// All of them, and those that do not turn queries and keys.
+// Those that need nothing of the scores, and of them those that do not turn queries and keys.
+// Relative ones (relative_positions.h) are a bias of the scores, for mechanisms that form them.
 inline std::vector<PositionKind> AllPositions() {
   return {PositionKind::kNone, PositionKind::kLearned, PositionKind::kSinusoidal,
-          PositionKind::kRotary};
+          PositionKind::kSinusoidalHalves, PositionKind::kRotary};
 }
 inline std::vector<PositionKind> AddedPositions() {
-  return {PositionKind::kNone, PositionKind::kLearned, PositionKind::kSinusoidal};
+  return {PositionKind::kNone, PositionKind::kLearned, PositionKind::kSinusoidal,
+          PositionKind::kSinusoidalHalves};
 }
 
 }  // namespace cistern

@@ -9,13 +9,31 @@ namespace cistern {
 
 const EnumNames<PoolingKind>& PoolingKinds() {
   static const EnumNames<PoolingKind> names = {
-      {PoolingKind::kMean, "mean"}, {PoolingKind::kCls, "cls"}, {PoolingKind::kMemory, "memory"}};
+      {PoolingKind::kMean, "mean"},        {PoolingKind::kCls, "cls"},
+      {PoolingKind::kMemory, "memory"},    {PoolingKind::kFirst, "first"},
+      {PoolingKind::kMeanAll, "mean_all"}, {PoolingKind::kMeanZeros, "mean_zeros"}};
   return names;
 }
 
 const EnumNames<HeadKind>& HeadKinds() {
-  static const EnumNames<HeadKind> names = {
-      {HeadKind::kRelu, "relu"}, {HeadKind::kGelu, "gelu"}, {HeadKind::kLinear, "linear"}};
+  static const EnumNames<HeadKind> names = {{HeadKind::kRelu, "relu"},
+                                            {HeadKind::kGelu, "gelu"},
+                                            {HeadKind::kLinear, "linear"},
+                                            {HeadKind::kTanh, "tanh"}};
+  return names;
+}
+
+const EnumNames<PaddingKind>& PaddingKinds() {
+  static const EnumNames<PaddingKind> names = {{PaddingKind::kMasked, "masked"},
+                                               {PaddingKind::kReads, "reads"},
+                                               {PaddingKind::kSeen, "seen"},
+                                               {PaddingKind::kZeros, "zeros"}};
+  return names;
+}
+
+const EnumNames<ClsPlace>& ClsPlaces() {
+  static const EnumNames<ClsPlace> names = {{ClsPlace::kBefore, "before"},
+                                            {ClsPlace::kAfter, "after"}};
   return names;
 }
 
@@ -38,8 +56,12 @@ Fields ModelConfig::Describe() {
         "the same for single layers, by number from 0: {\"2\": {\"latte\": {\"latents\": 8}}}")
       .OmitWhen(Json::object());
   f.Add("dim", &dim, "width of the model (D)", {1, 65536});
+  f.Add("qkv_dim", &qkv_dim,
+        "width of queries, keys and values, all heads together, where it is not dim (64 of 128 in "
+        "Long Range Arena's image model); 0: dim",
+        {0, 65536});
   f.Add("layers", &layers, "blocks", {1, 1024});
-  f.Add("heads", &heads, "attention heads; dim must be divisible by it", {1, 1024});
+  f.Add("heads", &heads, "attention heads; dim (or qkv_dim) must be divisible by it", {1, 1024});
   f.Add("tied_layers", &tied_layers,
         "the layer whose parameters each layer has, by number from 0: 0,1,0,1 runs two layers "
         "twice; none: each has its own",
@@ -57,19 +79,48 @@ Fields ModelConfig::Describe() {
         "(whose memory has one too, its option "
         "norm)");
   f.Add("final_norm", &final_norm, "a layer norm after the last block");
+  f.Add("norm_kind", &norm_kind,
+        "layer norm, or T5's RMSNorm, which takes no mean away and has no bias", NormKinds());
   f.Add("norm_eps", &norm_eps, "epsilon of the layer norms", {0.0, 1.0});
   f.Add("activation", &activation, "of the feed-forward", Activations());
-  f.Add("positions", &positions, "position encoding", PositionKinds());
+  f.Add("positions", &positions,
+        "position encoding: a learned table; sinusoids that interleave sin and cos, or all sines "
+        "before all cosines (Luna); rotary; relative, T5's 32 buckets of the distance, a learned "
+        "bias of the scores",
+        PositionKinds());
+  f.Add("scale_embeddings", &scale_embeddings,
+        "the embeddings of tokens times sqrt(dim): fairseq, Luna");
+  f.Add("scale_logits", &scale_logits,
+        "of a language model: the tied output layer's input divided by sqrt(dim), as in T5");
   f.Add("pooling", &pooling,
         "of a classifier: the input of the head: the mean of the tokens, a learned token put "
-        "before them, the mean of the memory's slots",
+        "before them, the mean of the memory's slots, the data's own first token; or the mean over "
+        "the whole length of the batch, with padding as it is (mean_all, Long Range Arena) or as "
+        "zeros (mean_zeros, Nystromformer's)",
         PoolingKinds());
+  f.Add("cls_place", &cls_place,
+        "pooling=cls: the token comes before positions are added, and has the first (Long Range "
+        "Arena), or after, and has none (P000's code)",
+        ClsPlaces());
+  f.Add("padding", &padding,
+        "of a classifier: padding is masked; reads the tokens and is not read (Long Range Arena); "
+        "is seen as any token, with an embedding (seen) or with zeros for one (zeros, P000's "
+        "code). Beyond masked, task.pad_to says how much of it there is",
+        PaddingKinds());
   f.Add("norm_pooled", &norm_pooled,
         "of a classifier: the final norm comes after pooling, not before");
   f.Add("head", &head,
         "of a classifier: a hidden layer of ffn_dim with relu (Long Range Arena) or gelu "
-        "(P000), or one linear map (Latte, UCU)",
+        "(P000), or one linear map (Latte, UCU); or one of dim with tanh (BERT's pooler)",
         HeadKinds());
+  f.Add("head_dims", &head_dims,
+        "of a classifier: widths of the head's hidden layers, such as 512,512 (P000's image "
+        "head); none: one of the width that `head` says",
+        {1, 1 << 20});
+  f.Add("head_dropout", &head_dropout,
+        "of a classifier: after the head's hidden layer (of several, all but the last); -1: as "
+        "dropout",
+        {-1.0, 0.95});
   f.Add("bias", &bias, "biases in all linear maps");
   f.Add("ffn_bias", &ffn_bias, "biases in the feed-forward, regardless of `bias`");
   f.Add("head_bias", &head_bias,
@@ -159,9 +210,29 @@ void CheckUnused(const ModelConfig& config) {
         used = used || a == name || InHeadGroups(a, name);
     }
     if (!used)
-      FindMechanism(name).Make(
-          options, {config.dim, config.heads, config.max_length, 0, config.attention_dropout});
+      FindMechanism(name).Make(options,
+                               {config.qkv_dim > 0 ? config.qkv_dim : config.dim, config.heads,
+                                config.max_length, 0, config.attention_dropout});
   }
+}
+
+// Keys of classifiers and of language models, which no other kind reads.
+void CheckParts(const ModelConfig& config) {
+  const auto only = [&](bool set, bool fits, const char* key, const char* kinds) {
+    if (set && !fits)
+      FailUsage(key, " is for ", kinds, "; a model of kind ", config.kind,
+                " does not read it: leave it out");
+  };
+  const bool classifies = config.info().classifies;
+  const char* classifiers = "classifiers";
+  only(config.padding != PaddingKind::kMasked, classifies, "padding", classifiers);
+  only(config.cls_place != ClsPlace::kBefore, classifies && config.pooling == PoolingKind::kCls,
+       "cls_place", "pooling=cls");
+  only(!config.head_dims.empty(), classifies, "head_dims", classifiers);
+  only(config.head_dropout >= 0, classifies, "head_dropout", classifiers);
+  only(config.scale_logits, !classifies, "scale_logits", "language models");
+  if (config.head == HeadKind::kLinear && (!config.head_dims.empty() || config.head_dropout > 0))
+    FailUsage("head=linear has no hidden layer for head_dims or head_dropout; use relu or gelu");
 }
 
 // The keys outside the groups: layer numbers of some stack, mechanisms of those layers.
@@ -216,7 +287,9 @@ void ModelConfig::Validate() const {
     FailUsage("config version ", version, " is not known to this build, which reads versions 1 to ",
               kConfigVersion, version > kConfigVersion ? "; a newer cistern wrote it" : "");
   }
-  if (dim % heads != 0) FailUsage("dim=", dim, " is not divisible by heads=", heads);
+  if (qkv_dim == 0 && dim % heads != 0)
+    FailUsage("dim=", dim, " is not divisible by heads=", heads);
+  if (qkv_dim % heads != 0) FailUsage("qkv_dim=", qkv_dim, " is not divisible by heads=", heads);
   if (!attention_options.is_object())
     FailUsage("attention_options must be an object of options by mechanism");
   for (const auto& [name, options] : attention_options.items()) {
@@ -225,6 +298,7 @@ void ModelConfig::Validate() const {
   }
   CheckGroups(*this);
   CheckUnused(*this);
+  CheckParts(*this);
   double parameters = double(vocab_size) * double(dim);
   for (const Form form : info().forms) {
     const LayerStack stack = Stack(form);

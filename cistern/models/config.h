@@ -15,10 +15,15 @@ namespace cistern {
 inline constexpr int64_t kConfigVersion = 2;
 
 // Of a classifier (models/heads.h).
-enum class PoolingKind { kMean, kCls, kMemory };
-enum class HeadKind { kRelu, kGelu, kLinear };
-const EnumNames<PoolingKind>& PoolingKinds();  // mean, cls, memory
-const EnumNames<HeadKind>& HeadKinds();        // relu, gelu, linear
+enum class PoolingKind { kMean, kCls, kMemory, kFirst, kMeanAll, kMeanZeros };
+enum class HeadKind { kRelu, kGelu, kLinear, kTanh };
+// How padding takes part in a classifier (models/trunk.h).
+enum class PaddingKind { kMasked, kReads, kSeen, kZeros };
+enum class ClsPlace { kBefore, kAfter };       // of the learned token: before or after positions
+const EnumNames<PoolingKind>& PoolingKinds();  // mean, cls, memory, first, mean_all, mean_zeros
+const EnumNames<HeadKind>& HeadKinds();        // relu, gelu, linear, tanh
+const EnumNames<PaddingKind>& PaddingKinds();  // masked, reads, seen, zeros
+const EnumNames<ClsPlace>& ClsPlaces();        // before, after
 
 // The keys outside the groups hold for all stacks of the model, unless the group of a stack says
 // otherwise; LayerStack puts both together.
@@ -50,6 +55,14 @@ struct ModelConfig {
   InitOptions init;               // schemes of the initial weights
   StackOptions encoder, decoder;  // groups of the stacks
   StackOptions cross = {.attention = {"softmax"}};
+  // Parts as single sources have them.
+  int64_t qkv_dim = 0;  // width of queries, keys and values; 0: dim
+  NormKind norm_kind = NormKind::kLayer;
+  bool scale_embeddings = false, scale_logits = false;
+  PaddingKind padding = PaddingKind::kMasked;
+  ClsPlace cls_place = ClsPlace::kBefore;
+  std::vector<int64_t> head_dims = {};  // hidden layers of a classifier's head; none: one
+  double head_dropout = -1;
   std::map<std::string, Json> own = {};  // options that only one kind has, by kind
 
   Fields Describe();

@@ -17,15 +17,13 @@ const ModelInfo& encoder_classifier_model() {
     i.tables = [](const ModelConfig& c) {
       const LayerStack stack = c.Stack(Form::kBidirectional);
       const StackOptions& o = stack.options();
-      const double hidden = c.head == HeadKind::kLinear ? 0 : double(stack.ffn_dim());
       const auto own = OwnOptions<EncoderClassifier>(c);
       const double inputs = own.input == EncoderClassifier::Input::kTokens
                                 ? double(c.vocab_size)
                                 : double(own.channels) + 1;
       return double(o.dim) *
-                 (inputs + (o.positions == PositionKind::kLearned ? double(o.max_length) : 0) +
-                  hidden) +
-             double(c.classes) * (hidden > 0 ? hidden : double(o.dim));
+                 (inputs + (o.positions == PositionKind::kLearned ? double(o.max_length) : 0)) +
+             ClassifierHead::Count(c, o.dim, stack.ffn_dim());
     };
     BindModel<EncoderClassifier>(i);
     return i;

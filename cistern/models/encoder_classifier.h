@@ -18,6 +18,11 @@ class EncoderClassifier : public Classifier {
   static Fields Describe(Options& options);
   static void Check(const ModelConfig& config);
   explicit EncoderClassifier(const ModelConfig& config);
+  // Which setting makes the amount of padding count; empty: none does.
+  std::string SeesPadding() const {
+    return pooling_.CountsPadding() ? "pooling over the batch's whole length"
+                                    : trunk_.SeesPadding();
+  }
   // ids [B,T] int64, or values [B,T,C] where the input is values; lengths [B] (padding on the right
   // is never seen); positions [B,T] int64 of the tokens, undefined: 0, 1, 2, ... -> logits
   // [B,classes].

@@ -2,6 +2,8 @@
 
 #include <ATen/ATen.h>
 
+#include <cmath>
+
 #include "cistern/base/error.h"
 #include "cistern/nn/head_loss.h"
 #include "cistern/tensors/device.h"
@@ -11,6 +13,7 @@ namespace cistern {
 OutputLayer::OutputLayer(torch::nn::Module& owner, const ModelConfig& config,
                          const at::Tensor& embedding)
     : embedding_(embedding) {
+  if (config.scale_logits) scale_ = 1 / std::sqrt(double(embedding.size(1)));
   if (config.tie_embeddings) return;
   head_ = owner.register_module(
       "lm_head", std::make_shared<Linear>(embedding.size(1), embedding.size(0),
@@ -20,20 +23,26 @@ OutputLayer::OutputLayer(torch::nn::Module& owner, const ModelConfig& config,
 void OutputLayer::Check(const ModelConfig& config) {
   if (config.head_bias && config.tie_embeddings)
     FailUsage("head_bias=true needs tie_embeddings=false: a tied output layer has no bias");
+  if (config.scale_logits && !config.tie_embeddings)
+    FailUsage(
+        "scale_logits=true needs tie_embeddings=true: an output layer of its own learns its "
+        "scale");
 }
 
 at::Tensor OutputLayer::Logits(const at::Tensor& hidden) const {
-  return head_ ? head_->Forward(hidden) : at::linear(hidden, embedding_);
+  return head_ ? head_->Forward(hidden) : at::linear(Scaled(hidden), embedding_);
 }
 
 at::Tensor OutputLayer::Loss(const at::Tensor& hidden, const at::Tensor& targets,
                              double label_smoothing) const {
-  return HeadLoss(hidden.reshape({-1, hidden.size(-1)}), head_ ? head_->weight : embedding_,
+  return HeadLoss(Scaled(hidden).reshape({-1, hidden.size(-1)}), head_ ? head_->weight : embedding_,
                   head_ ? head_->bias : at::Tensor(), targets.reshape({-1}), label_smoothing);
 }
 
 Pooling::Pooling(torch::nn::Module& owner, const ModelConfig& config)
-    : memory_(config.pooling == PoolingKind::kMemory), norm_pooled_(config.norm_pooled) {
+    : kind_(config.pooling),
+      norm_pooled_(config.norm_pooled),
+      seen_(config.padding == PaddingKind::kSeen || config.padding == PaddingKind::kZeros) {
   if (config.pooling == PoolingKind::kCls) {
     cls_ = owner.register_parameter(
         "cls_token", ToActiveDevice(at::zeros({1, 1, config.Stack(Form::kBidirectional).dim()})));
@@ -49,10 +58,26 @@ void Pooling::Check(const ModelConfig& config) {
         "not ",
         stack.Mechanism(last), "; use pooling=mean");
   }
-  for (int64_t layer = 0; layer <= last && config.pooling == PoolingKind::kCls; ++layer) {
-    if (FindMechanism(stack.Mechanism(layer)).MakesLatents()) {
-      FailUsage("pooling=cls sees a token, but after ", stack.Mechanism(layer),
-                " there are only latents; use pooling=mean");
+  if (config.padding == PaddingKind::kReads &&
+      *stack.options().positions == PositionKind::kRelative)
+    FailUsage(
+        "padding=reads does not go with positions=relative: padding has no place in the row; "
+        "use padding=masked or seen");
+  const bool of_tokens =
+      config.pooling != PoolingKind::kMean && config.pooling != PoolingKind::kMemory;
+  for (int64_t layer = 0; layer <= last; ++layer) {
+    const MechanismInfo& info = FindMechanism(stack.Mechanism(layer));
+    if (info.MakesLatents() && of_tokens) {
+      FailUsage("pooling=", NameOf(config.pooling, PoolingKinds()), " sees ",
+                config.pooling == PoolingKind::kCls || config.pooling == PoolingKind::kFirst
+                    ? "a token"
+                    : "tokens",
+                ", but after ", info.name, " there are only latents; use pooling=mean");
+    }
+    // Of other mechanisms no source says what a token reads that is not there.
+    if (config.padding == PaddingKind::kReads && !info.exact) {
+      FailUsage("padding=reads is for exact softmax attention (softmax, reuse), not for ",
+                info.name, "; use padding=masked or seen");
     }
   }
 }
@@ -63,36 +88,68 @@ at::Tensor Pooling::With(const at::Tensor& embedded) const {
 
 at::Tensor Pooling::Forward(const Trunk& trunk, const Stream& out,
                             const at::Tensor& lengths) const {
-  at::Tensor pooled = memory_ ? out.memory : out.x;
+  const bool memory = kind_ == PoolingKind::kMemory;
+  at::Tensor pooled = memory ? out.memory : out.x;
   if (!norm_pooled_) pooled = trunk.Norm(pooled);
-  if (memory_ || out.source) {  // slots or latents: no padding among them
-    pooled = pooled.mean(1);
-  } else if (cls_.defined()) {
+  if (kind_ == PoolingKind::kCls || kind_ == PoolingKind::kFirst) {
     pooled = pooled.select(1, 0);
+  } else if (memory || out.source ||  // slots or latents: no padding among them
+             kind_ == PoolingKind::kMeanAll || (kind_ == PoolingKind::kMean && seen_)) {
+    pooled = pooled.mean(1);
   } else {
     const at::Tensor pad = ops::Mask{lengths, {}}.Padding(pooled.size(1)).unsqueeze(-1);
-    pooled = pooled.masked_fill(pad, 0.0).sum(1) /
-             lengths.clamp_min(1).unsqueeze(1).to(pooled.scalar_type());
+    const at::Tensor sum = pooled.masked_fill(pad, 0.0).sum(1);
+    pooled = kind_ == PoolingKind::kMeanZeros
+                 ? sum / double(pooled.size(1))
+                 : sum / lengths.clamp_min(1).unsqueeze(1).to(pooled.scalar_type());
   }
   return norm_pooled_ ? trunk.Norm(pooled) : pooled;
 }
 
+namespace {
+
+// Widths of the hidden layers.
+std::vector<int64_t> HiddenWidths(const ModelConfig& config, int64_t in, int64_t hidden) {
+  if (config.head == HeadKind::kLinear) return {};
+  if (!config.head_dims.empty()) return config.head_dims;
+  return {config.head == HeadKind::kTanh ? in : hidden};
+}
+
+}  // namespace
+
 ClassifierHead::ClassifierHead(const ModelConfig& config, int64_t in, int64_t hidden)
-    : gelu_(config.head == HeadKind::kGelu),
-      dropout_(config.Stack(Form::kBidirectional).options().dropout) {
+    : kind_(config.head),
+      dropout_(config.head_dropout >= 0 ? config.head_dropout
+                                        : config.Stack(Form::kBidirectional).options().dropout) {
   if (config.classes < 1)
     FailUsage("a model of kind ", config.kind, " needs classes >= 1, got ", config.classes);
-  const bool linear = config.head == HeadKind::kLinear;
-  if (!linear) hidden_ = register_module("dense", std::make_shared<Linear>(in, hidden, true));
-  head_ = register_module("out_proj",
-                          std::make_shared<Linear>(linear ? in : hidden, config.classes, true));
+  for (const int64_t width : HiddenWidths(config, in, hidden)) {
+    const std::string number = hidden_.empty() ? "" : StrCat("_", hidden_.size() + 1);
+    hidden_.push_back(register_module("dense" + number, std::make_shared<Linear>(in, width, true)));
+    in = width;
+  }
+  head_ = register_module("out_proj", std::make_shared<Linear>(in, config.classes, true));
+}
+
+double ClassifierHead::Count(const ModelConfig& config, int64_t in, int64_t hidden) {
+  double count = 0;
+  for (const int64_t width : HiddenWidths(config, in, hidden)) {
+    count += double(in) * double(width);
+    in = width;
+  }
+  return count + double(in) * double(config.classes);
 }
 
 at::Tensor ClassifierHead::Forward(const at::Tensor& pooled) const {
-  if (!hidden_) return head_->Forward(pooled);
-  at::Tensor h = hidden_->Forward(pooled);
-  h = gelu_ ? at::gelu(h) : at::relu(h);
-  if (is_training() && dropout_ > 0) h = at::dropout(h, dropout_, true);
+  at::Tensor h = pooled;
+  for (size_t i = 0; i < hidden_.size(); ++i) {
+    h = hidden_[i]->Forward(h);
+    h = kind_ == HeadKind::kGelu   ? at::gelu(h)
+        : kind_ == HeadKind::kTanh ? at::tanh(h)
+                                   : at::relu(h);
+    const bool dropped = hidden_.size() == 1 || i + 1 < hidden_.size();
+    if (dropped && is_training() && dropout_ > 0) h = at::dropout(h, dropout_, true);
+  }
   return head_->Forward(h);
 }
 

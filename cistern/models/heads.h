@@ -20,10 +20,16 @@ class OutputLayer {
   at::Tensor Loss(const at::Tensor& hidden, const at::Tensor& targets,
                   double label_smoothing = 0) const;
 
-  static void Check(const ModelConfig& config);  // head_bias
+  static void Check(const ModelConfig& config);  // head_bias, scale_logits
 
  private:
+  // What the output layer is given: with scale_logits divided by sqrt(D).
+  at::Tensor Scaled(const at::Tensor& hidden) const {
+    return scale_ == 1 ? hidden : hidden * scale_;
+  }
+
   at::Tensor embedding_;
+  double scale_ = 1;
   std::shared_ptr<Linear> head_;  // null where tied
 };
 
@@ -31,6 +37,11 @@ class OutputLayer {
 //   mean    of the row's tokens; of the latents where the trunk has turned the tokens into latents
 //   cls     of the learned token that With put before the row's own (Long Range Arena)
 //   memory  the mean of the memory's slots after the last block (P000)
+//   first   of the row's own first token, where the data begins with one that stands for it (Luna)
+//   mean_all    over the whole length of the batch, padding as the blocks left it (Long Range
+//               Arena); mean_zeros: the same with zeros for padding (Nystromformer's). Both depend
+//               on that length
+// Where padding is seen (models/trunk.h), mean is over it, too.
 // The trunk's final norm comes before, or after with norm_pooled.
 class Pooling {
  public:
@@ -42,24 +53,35 @@ class Pooling {
   // lengths [B]: of each row without the extra token.
   at::Tensor Forward(const Trunk& trunk, const Stream& out, const at::Tensor& lengths) const;
 
+  // Whether the vector depends on how much padding a row has.
+  bool CountsPadding() const {
+    return kind_ == PoolingKind::kMeanAll || kind_ == PoolingKind::kMeanZeros;
+  }
+
   static void Check(const ModelConfig& config);  // UsageError where the layers leave nothing to see
 
  private:
-  bool memory_, norm_pooled_;
+  PoolingKind kind_;
+  bool norm_pooled_, seen_;  // seen: padding is
   at::Tensor cls_;
 };
 
 // A pooled vector to logits of classes: through a hidden layer of `hidden` with relu (Long Range
-// Arena) or gelu (P000), or by one linear map (`head` of the config).
+// Arena) or gelu (P000), one of `in` with tanh (BERT's pooler), or by one linear map (`head` of the
+// config). head_dims gives the widths of other hidden layers. Dropout follows the only hidden
+// layer, of several each but the last, as in P000's image head.
 class ClassifierHead : public torch::nn::Module {
  public:
   ClassifierHead(const ModelConfig& config, int64_t in, int64_t hidden);
   at::Tensor Forward(const at::Tensor& pooled) const;  // [B,in] -> [B,classes]
+  // Numbers of its maps, without biases.
+  static double Count(const ModelConfig& config, int64_t in, int64_t hidden);
 
  private:
-  bool gelu_;
+  HeadKind kind_;
   double dropout_;
-  std::shared_ptr<Linear> hidden_, head_;  // hidden_: null where the head is one map
+  std::vector<std::shared_ptr<Linear>> hidden_;  // none where the head is one map
+  std::shared_ptr<Linear> head_;
 };
 
 // Mean cross-entropy in nats over targets != -100. logits [...,V], targets [...] int64.

@@ -58,8 +58,8 @@ MaskedLm::MaskedLm(const ModelConfig& config)
   const int64_t dim = embedding_.size(1);
   transform_ =
       register_module("transform", std::make_shared<Linear>(dim, dim, true, config.init_std));
-  transform_norm_ =
-      register_module("transform_norm", std::make_shared<LayerNorm>(dim, config.norm_eps));
+  transform_norm_ = register_module(
+      "transform_norm", std::make_shared<LayerNorm>(dim, config.norm_eps, config.norm_kind));
 }
 
 at::Tensor MaskedLm::Hidden(const at::Tensor& ids, const at::Tensor& lengths) {

@@ -40,6 +40,9 @@ Fields StackOptions::Describe() {
         "options by layer and mechanism, such as {\"2\": {\"latte\": {\"latents\": 8}}}")
       .OmitWhen(Json::object());
   f.Add("dim", &dim, "width; 0: the model's", {0, 65536}).OmitWhen(0);
+  f.Add("qkv_dim", &qkv_dim,
+        "width of queries, keys and values, all heads together; 0: the model's", {0, 65536})
+      .OmitWhen(0);
   f.Add("layers", &layers, "blocks; 0: the model's", {0, 1024}).OmitWhen(0);
   f.Add("heads", &heads, "attention heads; 0: the model's", {0, 1024}).OmitWhen(0);
   f.Add("ffn_dim", &ffn_dim, "width of the feed-forward; 0: 4 dim; -1: the model's", {-1, 1 << 20})
@@ -65,6 +68,9 @@ Fields StackOptions::DescribeCross() {
       .OmitWhen(Json::object());
   f.Add("layer_options", &layer_options, "options by layer and mechanism").OmitWhen(Json::object());
   f.Add("heads", &heads, "attention heads; 0: the decoder's", {0, 1024}).OmitWhen(0);
+  f.Add("qkv_dim", &qkv_dim,
+        "width of queries, keys and values, all heads together; 0: the decoder's", {0, 65536})
+      .OmitWhen(0);
   f.Add("attention_dropout", &attention_dropout, "-1: the decoder's", {-1.0, 0.95}).OmitWhen(-1.0);
   return f;
 }
@@ -77,6 +83,7 @@ LayerStack::LayerStack(const ModelConfig& config, Form form)
   const bool cross = form == Form::kCross;
   StackOptions above;  // what the group leaves open
   above.dim = config.dim, above.layers = config.layers, above.heads = config.heads;
+  above.qkv_dim = config.qkv_dim;
   above.ffn_dim = config.ffn_dim, above.max_length = config.max_length;
   above.positions = config.positions, above.tied_layers = config.tied_layers;
   above.dropout = config.dropout, above.attention_dropout = config.attention_dropout;
@@ -91,7 +98,7 @@ LayerStack::LayerStack(const ModelConfig& config, Form form)
     const LayerStack source(config, Form::kBidirectional);
     source_dim_ = source.dim();
     above.max_length = source.options().max_length;
-    if (above.positions == PositionKind::kRotary)
+    if (above.positions == PositionKind::kRotary || above.positions == PositionKind::kRelative)
       above.positions = PositionKind::kNone;  // source and target count apart
   } else if (o.attention.empty()) {
     o.attention = above.attention;
@@ -100,6 +107,8 @@ LayerStack::LayerStack(const ModelConfig& config, Form form)
     if (value == none) value = otherwise;
   };
   unset(o.dim, above.dim, 0);
+  unset(o.qkv_dim, above.qkv_dim, 0);
+  unset(o.qkv_dim, o.dim, 0);
   unset(o.layers, above.layers, 0);
   unset(o.heads, above.heads, 0);
   unset(o.ffn_dim, above.ffn_dim, -1);
@@ -157,7 +166,10 @@ AttentionLayerOptions LayerStack::Attention(int64_t layer) const {
   AttentionLayerOptions a;
   a.mechanism = Mechanism(layer);
   a.mechanism_options = Options(layer);
-  a.dims = {options_.dim, options_.heads, options_.max_length, layer, options_.attention_dropout};
+  a.dims = {options_.qkv_dim, options_.heads, options_.max_length, layer,
+            options_.attention_dropout};
+  a.dims.model = options_.qkv_dim == options_.dim ? 0 : options_.dim;
+  a.dims.relative_std = config_.PositionStd();
   a.dims.copied = Copied(layer);
   a.dims.copied_on = layer + 1 < layers() ? std::max<int64_t>(0, Copied(layer + 1)) : 0;
   a.form = form_;
@@ -187,6 +199,7 @@ BlockOptions LayerStack::Block(int64_t layer) const {
   b.dropout = options_.dropout;
   b.ffn_dropout = options_.ffn_dropout;
   b.norm_eps = config_.norm_eps;
+  b.norm_kind = config_.norm_kind;
   // What reaches no later block and not the head is left out.
   const bool memory_pooled = form_ == Form::kBidirectional && config_.PoolsMemory();
   b.attention.tokens_out = layer + 1 < layers() || !memory_pooled;
@@ -211,9 +224,13 @@ void LayerStack::Validate() const {
               "; give one for all or one for each",
               several && !own ? " in " + Key("attention", true) : "");
   }
-  if (options_.dim % options_.heads != 0)
-    FailUsage(Key("dim", config_.Group(form_).dim > 0), "=", options_.dim, " is not divisible by ",
-              Key("heads", config_.Group(form_).heads > 0), "=", options_.heads);
+  if (options_.qkv_dim % options_.heads != 0) {
+    const StackOptions& group = config_.Group(form_);
+    const bool wide = group.qkv_dim > 0 || config_.qkv_dim > 0;
+    FailUsage(wide ? Key("qkv_dim", group.qkv_dim > 0) : Key("dim", group.dim > 0), "=",
+              options_.qkv_dim, " is not divisible by ", Key("heads", group.heads > 0), "=",
+              options_.heads);
+  }
   ValidateOptions();
   ValidateScores();
   // Form, positions, convolution and sizes of every mechanism in use.
@@ -222,6 +239,16 @@ void LayerStack::Validate() const {
   }
   ValidateMemory();
   ValidateTies();
+  // One table for all layers, which belongs to the first.
+  for (int64_t layer = 1; layer < layers() && *options_.positions == PositionKind::kRelative;
+       ++layer) {
+    if (Alike(layer, 0)) continue;
+    FailUsage(
+        "positions=relative: all layers share one table, so they need one mechanism with the "
+        "same options, not ",
+        Mechanism(0), " and ", Mechanism(layer),
+        "; reuse has exact layers as well, by its placement");
+  }
 }
 
 void LayerStack::ValidateOptions() const {

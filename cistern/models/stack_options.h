@@ -10,7 +10,7 @@
 namespace cistern {
 
 struct StackOptions {
-  int64_t dim = 0, layers = 0, heads = 0, ffn_dim = -1, max_length = 0, conv = -1;
+  int64_t dim = 0, layers = 0, heads = 0, ffn_dim = -1, max_length = 0, conv = -1, qkv_dim = 0;
   std::vector<std::string> attention = {};
   Json attention_options = Json::object();  // by mechanism: {"latte": {"latents": 64}}
   Json layer_options = Json::object();      // by layer: {"2": {"latte": {"latents": 8}}}

@@ -67,6 +67,9 @@ std::vector<std::string> OtherSettings(const ModelConfig& here, const ModelConfi
     compare(name, NameOf(a, names), NameOf(b, names));
   };
   compare_named("norm", here.norm, there.norm, NormPlaces());
+  compare_named("norm_kind", here.norm_kind, there.norm_kind, NormKinds());
+  compare("scale_embeddings", here.scale_embeddings, there.scale_embeddings);
+  compare_named("padding", here.padding, there.padding, PaddingKinds());
   compare_named("activation", here.activation, there.activation, Activations());
   compare_named("positions", *mine.options().positions, *theirs.options().positions,
                 PositionKinds());

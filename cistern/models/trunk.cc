@@ -2,6 +2,8 @@
 
 #include <ATen/ATen.h>
 
+#include <cmath>
+
 #include "cistern/attention/token_positions.h"
 #include "cistern/base/error.h"
 #include "cistern/base/random.h"
@@ -44,15 +46,22 @@ at::Tensor AddEmbedding(torch::nn::Module& owner, const std::string& name,
 }
 
 Trunk::Trunk(torch::nn::Module& owner, const ModelConfig& config, Form form, int64_t extra)
-    : owner_(&owner), layer_drop_(config.layer_drop) {
+    : owner_(&owner),
+      layer_drop_(config.layer_drop),
+      extra_(extra),
+      padding_(config.padding),
+      cls_place_(config.cls_place) {
   const LayerStack stack = config.Stack(form);
   const StackOptions& o = stack.options();
   dropout_ = o.dropout;
+  if (config.scale_embeddings) scale_ = std::sqrt(double(o.dim));
+  const int64_t before = cls_place_ == ClsPlace::kBefore ? extra : 0;
   positions_ = owner.register_module(
       "embed_positions", std::make_shared<PositionEmbedding>(
-                             *o.positions, o.dim, o.max_length + extra, config.PositionStd()));
+                             *o.positions, o.dim, o.max_length + before, config.PositionStd()));
   const auto norm = [&](const std::string& name) {
-    return owner.register_module(name, std::make_shared<LayerNorm>(o.dim, config.norm_eps));
+    return owner.register_module(
+        name, std::make_shared<LayerNorm>(o.dim, config.norm_eps, config.norm_kind));
   };
   if (config.embedding_norm) embedding_norm_ = norm("embed_norm");
   blocks_ =
@@ -61,18 +70,52 @@ Trunk::Trunk(torch::nn::Module& owner, const ModelConfig& config, Form form, int
 }
 
 ops::TokenMap Trunk::RealTokensFirst(const ops::Mask& mask) const {
+  if (padding_ != PaddingKind::kMasked)
+    FailUsage("padding=", NameOf(padding_, PaddingKinds()),
+              " lets padding take part, so that no token can be masked; use padding=masked");
   for (const auto& block : blocks_) {
     if (block->attention().attends()) block->attention().mechanism().RequireMaskable();
   }
   return ops::ToFront(mask, mask.valid->size(1));
 }
 
+std::string Trunk::SeesPadding() const {
+  if (padding_ == PaddingKind::kSeen || padding_ == PaddingKind::kZeros)
+    return "padding=" + NameOf(padding_, PaddingKinds());
+  for (const auto& block : blocks_) {
+    if (block->attention().attends() && block->attention().mechanism().SeesPadding())
+      return block->attention().mechanism().info().name + "'s mask=none";
+  }
+  return "";
+}
+
+at::Tensor Trunk::Embeddings(const at::Tensor& embedded, const ops::Mask& mask) const {
+  at::Tensor x = embedded;
+  if (padding_ == PaddingKind::kZeros) {
+    const at::Tensor pad = mask.Padding(x.size(1));
+    if (pad.defined()) x = x.masked_fill(pad.unsqueeze(-1), 0.0);
+  }
+  if (scale_ == 1) return x;
+  if (extra_ == 0) return x * scale_;
+  return at::cat({x.narrow(1, 0, extra_), x.narrow(1, extra_, x.size(1) - extra_) * scale_}, 1);
+}
+
 Stream Trunk::Enter(const at::Tensor& embedded, const ops::Mask& mask,
                     const at::Tensor& positions) const {
   Stream stream;
-  stream.mask = mask;
   stream.positions = positions;
-  stream.x = positions_->Forward(embedded, positions);
+  stream.padding_reads = padding_ == PaddingKind::kReads;
+  if (padding_ == PaddingKind::kMasked || padding_ == PaddingKind::kReads) stream.mask = mask;
+  const at::Tensor x = Embeddings(embedded, mask);
+  if (extra_ > 0 && cls_place_ == ClsPlace::kAfter) {
+    const int64_t tokens = x.size(1) - extra_;
+    stream.x =
+        at::cat({x.narrow(1, 0, extra_),
+                 positions_->Forward(x.narrow(1, extra_, tokens), positions.narrow(1, 0, tokens))},
+                1);
+  } else {
+    stream.x = positions_->Forward(x, positions);
+  }
   if (embedding_norm_) stream.x = embedding_norm_->Forward(stream.x);
   if (owner_->is_training() && dropout_ > 0) stream.x = at::dropout(stream.x, dropout_, true);
   return stream;

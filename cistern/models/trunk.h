@@ -2,6 +2,12 @@
 // What all kinds of models are made of: positions, the norm of embeddings, dropout, blocks and the
 // final norm. It is not a module of its own: its parts belong to the model, or to a part of it,
 // under the names of the model file.
+//
+// Padding of a classifier (`padding` of the config):
+//   masked  is never seen and reads zeros
+//   reads   is not seen, but reads what the tokens wrote as they do: Long Range Arena
+//   seen    no mask at all: it is its id's embedding, and seen and reading like any token
+//   zeros   the same with a zero embedding, to which positions are added: P000's code
 #include <memory>
 #include <vector>
 
@@ -18,7 +24,9 @@ at::Tensor AddEmbedding(torch::nn::Module& owner, const std::string& name,
 class Trunk {
  public:
   // Registers embed_positions, embed_norm and norm (where the config has them) and layers in
-  // `owner`, which has to outlive the trunk. `extra`: learned positions beyond max_length.
+  // `owner`, which has to outlive the trunk. `extra`: vectors that stand before the tokens'
+  // embeddings; they have positions beyond max_length (cls_place=before) or none, and are not
+  // scaled.
   Trunk(torch::nn::Module& owner, const ModelConfig& config, Form form, int64_t extra = 0);
 
   // For a mask of masked tokens (mask.valid): where they move to, for all that follows. UsageError
@@ -36,11 +44,19 @@ class Trunk {
   // that is drawn once a pass and the block's number: as dropout, a function of (seed, step).
   std::vector<bool> LeftOut() const;
   at::Tensor Norm(const at::Tensor& x) const { return norm_ ? norm_->Forward(x) : x; }
+  // Which setting makes the numbers of padding count; empty: none does.
+  std::string SeesPadding() const;
   const std::vector<std::shared_ptr<Block>>& blocks() const { return blocks_; }
 
  private:
+  // The embeddings as they are to be: scaled, zero at padding where it is that.
+  at::Tensor Embeddings(const at::Tensor& embedded, const ops::Mask& mask) const;
+
   const torch::nn::Module* owner_;
-  double dropout_, layer_drop_;
+  double dropout_, layer_drop_, scale_ = 1;
+  int64_t extra_;
+  PaddingKind padding_;
+  ClsPlace cls_place_;
   std::shared_ptr<PositionEmbedding> positions_;
   std::vector<std::shared_ptr<Block>> blocks_;        // of a tied layer: its owner's again
   std::shared_ptr<LayerNorm> embedding_norm_, norm_;  // null where not asked for

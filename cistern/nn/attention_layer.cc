@@ -32,14 +32,25 @@ std::shared_ptr<Mechanism> MakeMechanism(const AttentionLayerOptions& options) {
   const MechanismInfo& info = FindMechanism(options.mechanism);
   AttentionDims dims = options.dims;
   dims.cross = options.form == Form::kCross;
+  dims.relative = options.positions == PositionKind::kRelative;
   if (dims.dim % dims.heads != 0)
-    FailUsage("dim=", dims.dim, " is not divisible by heads=", dims.heads);
+    FailUsage(dims.model > 0 ? "qkv_dim=" : "dim=", dims.dim,
+              " is not divisible by heads=", dims.heads);
   RequireForm(info, options.form);
   if (!info.Fits(options.positions)) {
     std::string fitting;
     for (const std::string& p : info.PositionNames()) fitting += (fitting.empty() ? "" : ", ") + p;
     FailUsage("positions=", NameOf(options.positions, PositionKinds()), " do not fit mechanism ",
               info.name, "; those that do: ", fitting);
+  }
+  if (dims.relative && dims.cross) {
+    FailUsage(
+        "relative positions are of self attention: the target's tokens and the source's "
+        "count apart; use positions=none");
+  }
+  if (dims.Model() != dims.dim && info.memory != MemoryUse::kNone && !info.MakesLatents()) {
+    FailUsage("[", info.name, "] has a memory as wide as the model, so qkv_dim=", dims.dim,
+              " has to be dim=", dims.Model(), "; leave qkv_dim out, or use another mechanism");
   }
   if (options.positions == PositionKind::kRotary && (dims.dim / dims.heads) % 2 != 0) {
     FailUsage("rotary positions need an even head width, got dim/heads=", dims.dim / dims.heads);
@@ -57,6 +68,9 @@ std::shared_ptr<Mechanism> MakeMechanism(const AttentionLayerOptions& options) {
       FailUsage("[", info.name, "] takes the source as it is, so the source's width ",
                 options.source_dim, " has to be dim=", dims.dim, "; use another mechanism");
     }
+    if (p.identity && p.width != dims.Model())
+      FailUsage("[", info.name, "] takes the stream as it is, so qkv_dim=", p.width,
+                " has to be dim=", dims.Model(), "; leave qkv_dim out");
   }
   return made;
 }
@@ -71,7 +85,8 @@ std::shared_ptr<AttentionLayer> MakeAttentionLayer(AttentionLayerOptions options
 AttentionLayer::AttentionLayer(const AttentionLayerOptions& options,
                                std::shared_ptr<Mechanism> mechanism)
     : options_(options), mechanism_(register_module("core", std::move(mechanism))) {
-  const AttentionDims& dims = options.dims;
+  options_.dims = mechanism_->dims();  // which may have heads of its own
+  const AttentionDims& dims = options_.dims;
   for (const Projection& p : mechanism_->Projections()) {
     AddProjection(p);
     if (p.OfTokens() && p.normalised != mechanism_->Projections()[0].normalised)
@@ -81,7 +96,7 @@ AttentionLayer::AttentionLayer(const AttentionLayerOptions& options,
   }
   if (options.tokens_out && attends())
     out_ = register_module(
-        "o_proj", std::make_shared<Linear>(dims.dim, dims.dim, options.bias, options.out_std));
+        "o_proj", std::make_shared<Linear>(dims.dim, dims.Model(), options.bias, options.out_std));
   if (options.conv > 0) conv_ = {"conv", mechanism_->StateNames().size()};
   if (!FoldRefusal().empty()) return;
   after_maps_ = mechanism_->folding()->AfterMaps();
@@ -103,10 +118,11 @@ void AttentionLayer::AddProjection(Projection p) {
     m.map = p.tied && options_.first ? options_.first->FindMap(name) : FindMap(name);
     if (!m.map)
       m.map = register_module(
-          name + "_proj", std::make_shared<Linear>(
-                              p.side == Side::kKey && options_.source_dim > 0 ? options_.source_dim
-                                                                              : options_.dims.dim,
-                              p.width, p.bias.value_or(options_.bias), options_.init_std));
+          name + "_proj",
+          std::make_shared<Linear>(p.side == Side::kKey && options_.source_dim > 0
+                                       ? options_.source_dim
+                                       : options_.dims.Model(),
+                                   p.width, p.bias.value_or(options_.bias), options_.init_std));
   }
   if (options_.conv > 0 && p.OfTokens())
     m.filter = register_module(p.name + "_conv",
@@ -331,8 +347,20 @@ AttentionLayer::Attended AttentionLayer::MovedToFront(const Stream& stream, Hand
   return attended;
 }
 
+// Write all, read all, where padding is among the queries.
+AttentionLayer::Attended AttentionLayer::WriteAndRead(const Stream& stream, Handles* handles) {
+  CISTERN_CHECK(mechanism_->info().exact && !options_.dims.relative, "[", mechanism_->info().name,
+                "] padding reads in exact softmax attention without "
+                "relative positions alone");
+  const std::vector<at::Tensor> x = Project(stream, nullptr);
+  State state = Running().EmptyState(stream.x.size(0), x[0].options().requires_grad(false));
+  InFullPrecision([&] { Running().Write(x, state, stream.mask); });
+  return {Attend(Form::kCross, x, &state, {}, handles), {}};
+}
+
 AttentionLayer::Attended AttentionLayer::Bidirectional(const Stream& stream, Handles* handles) {
   if (stream.mask.valid) return MovedToFront(stream, handles);
+  if (stream.padding_reads && stream.mask.lengths) return WriteAndRead(stream, handles);
   return {Attend(Form::kBidirectional, Project(stream, nullptr), nullptr, stream.mask, handles),
           {}};
 }

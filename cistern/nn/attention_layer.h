@@ -2,7 +2,9 @@
 // An attention layer: declared projections, short convolution, rotary positions, a mechanism's
 // core, the output projection. Self attention (bidirectional or causal) projects one stream; cross
 // attention writes one, the source, into a state, and reads it with another. That of a mechanism
-// with a memory stream is memory_attention.h.
+// with a memory stream is memory_attention.h. The heads together may be wider or narrower than the
+// model (AttentionDims::model): the projections and the output projection lead from one to the
+// other.
 //
 // In evaluation without gradients the projections' weights are kept as one matrix, and the map that
 // a FoldingMechanism begins with is part of it: it is made at the first call and again whenever a
@@ -91,6 +93,8 @@ class AttentionLayer : public torch::nn::Module {
   at::Tensor Attend(Form form, const std::vector<at::Tensor>& x, State* state,
                     const ops::Mask& mask, Handles* handles);
   at::Tensor Merge(const at::Tensor& heads) const;  // [B,H,T,d] -> [B,T,D]
+  // Bidirectional of a stream whose padding reads (Stream::padding_reads).
+  Attended WriteAndRead(const Stream& stream, Handles* handles);
   // Bidirectional of a stream with masked tokens (mask.valid).
   Attended MovedToFront(const Stream& stream, Handles* handles);
 

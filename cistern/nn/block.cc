@@ -11,10 +11,16 @@ const EnumNames<NormPlace>& NormPlaces() {
   return names;
 }
 
+const EnumNames<NormKind>& NormKinds() {
+  static const EnumNames<NormKind> names = {{NormKind::kLayer, "layer"}, {NormKind::kRms, "rms"}};
+  return names;
+}
+
 const EnumNames<Activation>& Activations() {
   static const EnumNames<Activation> names = {{Activation::kGelu, "gelu"},
                                               {Activation::kGeluTanh, "gelu_tanh"},
-                                              {Activation::kRelu, "relu"}};
+                                              {Activation::kRelu, "relu"},
+                                              {Activation::kGeglu, "geglu"}};
   return names;
 }
 
@@ -22,21 +28,28 @@ FeedForward::FeedForward(int64_t dim, int64_t hidden, Activation activation, boo
                          double out_std, double dropout)
     : activation_(activation),
       dropout_(dropout),
-      up_(register_module("up_proj", std::make_shared<Linear>(dim, hidden, bias, std))),
+      up_(register_module(
+          "up_proj", std::make_shared<Linear>(
+                         dim, activation == Activation::kGeglu ? 2 * hidden : hidden, bias, std))),
       down_(register_module("down_proj", std::make_shared<Linear>(hidden, dim, bias, out_std))) {}
 
 at::Tensor FeedForward::Forward(const at::Tensor& x) const {
   at::Tensor h = up_->Forward(x);
-  h = activation_ == Activation::kRelu
-          ? at::relu(h)
-          : at::gelu(h, activation_ == Activation::kGeluTanh ? "tanh" : "none");
+  if (activation_ == Activation::kGeglu) {
+    const std::vector<at::Tensor> halves = h.chunk(2, -1);
+    h = halves[0] * at::gelu(halves[1]);
+  } else {
+    h = activation_ == Activation::kRelu
+            ? at::relu(h)
+            : at::gelu(h, activation_ == Activation::kGeluTanh ? "tanh" : "none");
+  }
   return down_->Forward(is_training() && dropout_ > 0 ? at::dropout(h, dropout_, true) : h);
 }
 
 Block::Block(const BlockOptions& options)
     : options_(options),
       attention_(register_module("attention", MakeAttentionLayer(options.attention))) {
-  const int64_t dim = options.attention.dims.dim;
+  const int64_t dim = options.attention.dims.Model();
   const bool tokens = options.attention.tokens_out;
   if (tokens) {
     ffn_ =
@@ -53,8 +66,8 @@ Block::Block(const BlockOptions& options)
 }
 
 std::shared_ptr<LayerNorm> Block::AddNorm(const std::string& name) {
-  return register_module(
-      name, std::make_shared<LayerNorm>(options_.attention.dims.dim, options_.norm_eps));
+  return register_module(name, std::make_shared<LayerNorm>(options_.attention.dims.Model(),
+                                                           options_.norm_eps, options_.norm_kind));
 }
 
 at::Tensor Block::Add(const at::Tensor& x, const at::Tensor& y, const LayerNorm* norm) const {

@@ -12,9 +12,12 @@
 namespace cistern {
 
 enum class NormPlace { kPre, kPost };
-enum class Activation { kGelu, kGeluTanh, kRelu };  // kGelu: with erf
-const EnumNames<NormPlace>& NormPlaces();           // pre, post
-const EnumNames<Activation>& Activations();         // gelu, gelu_tanh, relu
+// kGelu: with erf. kGeglu: a map of its own times gelu of another (Shazeer 2020), so that the first
+// map of the feed-forward has twice as many rows: those of the values, then those of the gates.
+enum class Activation { kGelu, kGeluTanh, kRelu, kGeglu };
+const EnumNames<NormPlace>& NormPlaces();    // pre, post
+const EnumNames<NormKind>& NormKinds();      // layer, rms
+const EnumNames<Activation>& Activations();  // gelu, gelu_tanh, relu, geglu
 
 struct BlockOptions {
   AttentionLayerOptions attention;
@@ -26,6 +29,7 @@ struct BlockOptions {
   double dropout = 0;      // of what attention and feed-forward add
   double ffn_dropout = 0;  // in the feed-forward, after its activation
   double norm_eps = 1e-5;
+  NormKind norm_kind = NormKind::kLayer;
   bool memory_out = true;  // false: the memory after this block is not used. attention.tokens_out:
                            // the same of the tokens
 };

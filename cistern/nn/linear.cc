@@ -23,12 +23,14 @@ Embedding::Embedding(int64_t vocab, int64_t dim, double std) {
   weight = register_parameter("weight", ToActiveDevice(at::randn({vocab, dim}) * std));
 }
 
-LayerNorm::LayerNorm(int64_t width, double eps) : eps_(eps) {
+LayerNorm::LayerNorm(int64_t width, double eps, NormKind kind) : eps_(eps) {
   weight = register_parameter("weight", ToActiveDevice(at::ones({width})));
-  bias = register_parameter("bias", ToActiveDevice(at::zeros({width})));
+  if (kind == NormKind::kLayer)
+    bias = register_parameter("bias", ToActiveDevice(at::zeros({width})));
 }
 
 at::Tensor LayerNorm::Forward(const at::Tensor& x) const {
+  if (!bias.defined()) return at::rms_norm(x, {x.size(-1)}, weight, eps_);
   return at::layer_norm(x, {x.size(-1)}, weight, bias, eps_);
 }
 

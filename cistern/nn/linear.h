@@ -21,12 +21,15 @@ class Embedding : public torch::nn::Module {
   at::Tensor weight;  // [V,D]
 };
 
-// Layer normalisation over the last dimension.
+enum class NormKind { kLayer, kRms };
+
+// Layer normalisation over the last dimension. kRms (T5; Zhang & Sennrich 2019): x / sqrt(mean(x^2)
+// + eps), times the weight; no mean is taken away, and there is no bias.
 class LayerNorm : public torch::nn::Module {
  public:
-  explicit LayerNorm(int64_t width, double eps = 1e-5);
+  explicit LayerNorm(int64_t width, double eps = 1e-5, NormKind kind = NormKind::kLayer);
   at::Tensor Forward(const at::Tensor& x) const;
-  at::Tensor weight, bias;
+  at::Tensor weight, bias;  // bias: undefined with kRms
 
  private:
   double eps_;

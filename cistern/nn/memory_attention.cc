@@ -55,7 +55,8 @@ AttentionLayer::Attended MemoryAttention::Bidirectional(const Stream& stream, Ha
   Project(packed_, packed, &read);
   const at::Tensor y =
       InFullPrecision([&] { return memory_mechanism_.Unpack(x, read, stream.mask); });
-  return {out_->Forward(Merge(ZeroPadding(y, stream.mask))), packed};
+  const bool seen = mechanism().SeesPadding();
+  return {out_->Forward(Merge(seen ? y : ZeroPadding(y, stream.mask))), packed};
 }
 
 }  // namespace cistern

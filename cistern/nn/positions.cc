@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 
+#include <algorithm>
 #include <cmath>
 
 #include "cistern/base/error.h"
@@ -10,11 +11,11 @@
 namespace cistern {
 namespace {
 
-// angles [1 or B,T,half] in double: positions times base^(-i/half), exact to far beyond a million
+// angles [1 or B,T,half] in double: positions times base^(-i/steps), exact to far beyond a million
 // tokens.
-at::Tensor Angles(const at::Tensor& positions, int64_t half, double base) {
+at::Tensor Angles(const at::Tensor& positions, int64_t half, double base, int64_t steps) {
   const at::Tensor exponents =
-      at::arange(half, positions.options().dtype(at::kDouble)) * (-std::log(base) / double(half));
+      at::arange(half, positions.options().dtype(at::kDouble)) * (-std::log(base) / double(steps));
   return positions.to(at::kDouble).unsqueeze(-1) * exponents.exp();
 }
 
@@ -25,7 +26,9 @@ PositionEmbedding::PositionEmbedding(PositionKind kind, int64_t width, int64_t m
     : kind_(kind), max_length_(max_length) {
   if (kind == PositionKind::kLearned)
     weight_ = register_parameter("weight", ToActiveDevice(at::randn({max_length, width}) * std));
-  if (kind == PositionKind::kSinusoidal && width % 2 != 0)
+  const bool sinusoidal =
+      kind == PositionKind::kSinusoidal || kind == PositionKind::kSinusoidalHalves;
+  if (sinusoidal && width % 2 != 0)
     FailUsage("sinusoidal positions need an even width, got ", width);
 }
 
@@ -39,15 +42,21 @@ at::Tensor PositionEmbedding::Forward(const at::Tensor& x, const at::Tensor& pos
     return x + at::embedding(weight_, positions);
   }
   if (kind_ == PositionKind::kSinusoidal) {
-    const at::Tensor angles = Angles(positions, x.size(-1) / 2, 10000.0);
+    const int64_t half = x.size(-1) / 2;
+    const at::Tensor angles = Angles(positions, half, 10000.0, half);
     return x + at::stack({angles.sin(), angles.cos()}, -1).flatten(-2).to(x.scalar_type());
+  }
+  if (kind_ == PositionKind::kSinusoidalHalves) {
+    const int64_t half = x.size(-1) / 2;
+    const at::Tensor angles = Angles(positions, half, 10000.0, std::max<int64_t>(1, half - 1));
+    return x + at::cat({angles.sin(), angles.cos()}, -1).to(x.scalar_type());
   }
   return x;
 }
 
 at::Tensor Rotate(const at::Tensor& x, const at::Tensor& positions, double base) {
   const int64_t half = x.size(-1) / 2;
-  const at::Tensor angles = Angles(positions, half, base).unsqueeze(1);  // [1 or B,1,T,half]
+  const at::Tensor angles = Angles(positions, half, base, half).unsqueeze(1);  // [1 or B,1,T,half]
   const at::Tensor cos = angles.cos().to(x.scalar_type()), sin = angles.sin().to(x.scalar_type());
   const at::Tensor first = x.narrow(-1, 0, half), second = x.narrow(-1, half, half);
   return at::cat({first * cos - second * sin, second * cos + first * sin}, -1);

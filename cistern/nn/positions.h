@@ -8,7 +8,8 @@
 namespace cistern {
 
 // Adds positions to embeddings. Sinusoids interleave sin and cos (10000^(-2i/D)) and are computed
-// on demand: no longest length.
+// on demand: no longest length. Sinusoids in halves are fairseq's (Luna): all sines, then all
+// cosines, with the rates 10000^(-i/(D/2 - 1)); both count from 0.
 class PositionEmbedding : public torch::nn::Module {
  public:
   PositionEmbedding(PositionKind kind, int64_t width, int64_t max_length, double std);

@@ -17,6 +17,9 @@ struct Stream {
                            // before the first of them
   std::shared_ptr<const Stream> source =
       {};  // where x holds latents: the tokens they attend to (attention/mechanisms/perceiver.h)
+  // Padding reads what the real tokens wrote, and is not read (Long Range Arena); else it reads
+  // zeros.
+  bool padding_reads = false;
   // Scores that the previous block passes to this block's self attention and cross attention.
   Handles handles = {}, cross_handles = {};
 };

@@ -4,6 +4,7 @@
 
 #include <cmath>
 #include <limits>
+#include <vector>
 
 #include "cistern/ops/finite.h"
 #include "cistern/ops/flash_attention.h"
@@ -41,8 +42,9 @@ at::Tensor Visible(const at::Tensor& q, const at::Tensor& k, const SoftmaxOption
 
 // The definition: probabilities formed explicitly, rows without a visible key are zero.
 at::Tensor Probabilities(const at::Tensor& q, const at::Tensor& k, const at::Tensor& visible,
-                         double scale) {
+                         double scale, const at::Tensor& bias) {
   at::Tensor scores = at::matmul(q, k.transpose(2, 3)) * scale;
+  if (bias.defined()) scores = scores + bias;
   if (visible.defined()) {
     // Finite instead of -inf, so that a fully masked row has finite gradients; its probabilities
     // are set to 0 below.
@@ -53,8 +55,9 @@ at::Tensor Probabilities(const at::Tensor& q, const at::Tensor& k, const at::Ten
 }
 
 at::Tensor Explicit(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                    const at::Tensor& visible, double scale, double dropout) {
-  const at::Tensor p = Probabilities(q, k, visible, scale);
+                    const at::Tensor& visible, double scale, double dropout,
+                    const at::Tensor& bias) {
+  const at::Tensor p = Probabilities(q, k, visible, scale, bias);
   return at::matmul(dropout > 0 ? at::dropout(p, dropout, true) : p, v);
 }
 
@@ -104,6 +107,8 @@ at::Tensor VisibleOrAll(const at::Tensor& q, const at::Tensor& k, const SoftmaxO
   return Visible(q, k, options, mask, key_valid);
 }
 
+at::Tensor InDouble(const at::Tensor& x) { return x.defined() ? x.to(at::kDouble) : x; }
+
 double ScaleOf(const SoftmaxOptions& options, const at::Tensor& q) {
   return options.scale > 0 ? options.scale : 1.0 / std::sqrt(double(q.size(3)));
 }
@@ -130,7 +135,7 @@ at::Tensor SoftmaxAttention(const at::Tensor& q, const at::Tensor& k, const at::
            q.narrow(3, 0, 0).sum();
   const bool square = q.size(2) == k.size(2) && options.query_offset == 0;
   if (ActiveImpl() == Impl::kKernel && options.dropout == 0 && options.causal && square && !mask &&
-      !key_valid.defined() && !HaveTangents({q, k, v})) {
+      !key_valid.defined() && !options.bias.defined() && !HaveTangents({q, k, v})) {
     return softmax_attention::KeepNonFinite(
         q, k, v, false,
         [&](const at::Tensor& a, const at::Tensor& b, const at::Tensor& c) {
@@ -139,7 +144,7 @@ at::Tensor SoftmaxAttention(const at::Tensor& q, const at::Tensor& k, const at::
         [](const at::Tensor& keys) { return (keys.cumsum(2) > 0).unsqueeze(-1); });
   }
   return MaskedAttention(q, k, v, softmax_attention::VisibleOrAll(q, k, options, mask, key_valid),
-                         scale, options.dropout);
+                         scale, options.dropout, options.bias);
 }
 
 at::Tensor AttentionProbabilities(const at::Tensor& q, const at::Tensor& k,
@@ -151,9 +156,11 @@ at::Tensor AttentionProbabilities(const at::Tensor& q, const at::Tensor& k,
               k.sizes());
   const at::Tensor visible = softmax_attention::VisibleOrAll(q, k, options, mask, key_valid);
   if (ActiveImpl() != Impl::kReference)
-    return softmax_attention::Probabilities(q, k, visible, softmax_attention::ScaleOf(options, q));
+    return softmax_attention::Probabilities(q, k, visible, softmax_attention::ScaleOf(options, q),
+                                            options.bias);
   return softmax_attention::Probabilities(q.to(at::kDouble), k.to(at::kDouble), visible,
-                                          softmax_attention::ScaleOf(options, q))
+                                          softmax_attention::ScaleOf(options, q),
+                                          softmax_attention::InDouble(options.bias))
       .to(q.scalar_type());
 }
 
@@ -173,39 +180,49 @@ namespace softmax_attention {
 
 // MaskedAttention of finite numbers.
 at::Tensor OfFinite(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                    const at::Tensor& visible, double scale, double dropout) {
+                    const at::Tensor& visible, double scale, double dropout,
+                    const at::Tensor& bias) {
   const Impl impl = ActiveImpl();
   if (impl == Impl::kReference) {
     return Explicit(q.to(at::kDouble), k.to(at::kDouble), v.to(at::kDouble), visible, scale,
-                    dropout)
+                    dropout, InDouble(bias))
         .to(q.scalar_type());
   }
-  // Torch's flash attention has no forward-mode derivative.
-  if (impl == Impl::kComposite || dropout > 0 || HaveTangents({q, k, v}))
-    return Explicit(q, k, v, visible, scale, dropout);
-  if (!visible.defined()) return FlashAttention(q, k, v, {}, false, scale);
+  // Torch's flash attention has no forward-mode derivative, and none in the bias.
+  const bool learned = bias.defined() && at::GradMode::is_enabled() && bias.requires_grad();
+  if (impl == Impl::kComposite || dropout > 0 || learned ||
+      HaveTangents({q, k, v, bias.defined() ? bias : q}))
+    return Explicit(q, k, v, visible, scale, dropout, bias);
+  const std::vector<int64_t> all = {q.size(0), q.size(1), q.size(2), k.size(2)};
+  if (!visible.defined()) {
+    return FlashAttention(q, k, v, bias.defined() ? bias.expand(all).contiguous() : bias, false,
+                          scale);
+  }
   // Rows that see nothing are let see everything and then set to zero: finite numbers, zero
   // gradient.
   const at::Tensor any = visible.any(-1, true);
   const at::Tensor usable = visible.logical_or(any.logical_not());
   // Made additive before it is spread over the queries: torch would make it so afterwards, at full
   // size.
-  const at::Tensor bias =
-      at::zeros(usable.sizes(), q.options().requires_grad(false))
-          .masked_fill_(usable.logical_not(), -std::numeric_limits<double>::infinity())
-          .expand({q.size(0), 1, q.size(2), k.size(2)});
-  const at::Tensor out = FlashAttention(q, k, v, bias, false, scale);
+  const double minus_inf = -std::numeric_limits<double>::infinity();
+  const at::Tensor added = bias.defined()
+                               ? bias.expand(all).masked_fill(usable.logical_not(), minus_inf)
+                               : at::zeros(usable.sizes(), q.options().requires_grad(false))
+                                     .masked_fill_(usable.logical_not(), minus_inf)
+                                     .expand({q.size(0), 1, q.size(2), k.size(2)});
+  const at::Tensor out = FlashAttention(q, k, v, added, false, scale);
   return out.masked_fill(any.logical_not(), 0.0);
 }
 
 }  // namespace softmax_attention
 
 at::Tensor MaskedAttention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                           const at::Tensor& visible, double scale, double dropout) {
+                           const at::Tensor& visible, double scale, double dropout,
+                           const at::Tensor& bias) {
   return softmax_attention::KeepNonFinite(
       q, k, v, !visible.defined(),
       [&](const at::Tensor& a, const at::Tensor& b, const at::Tensor& c) {
-        return softmax_attention::OfFinite(a, b, c, visible, scale, dropout);
+        return softmax_attention::OfFinite(a, b, c, visible, scale, dropout, bias);
       },
       [&](const at::Tensor& keys) {
         return softmax_attention::SeesOneOf(keys, visible, q.size(2));

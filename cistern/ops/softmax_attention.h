@@ -12,8 +12,10 @@ struct SoftmaxOptions {
   bool causal = false;
   int64_t query_offset =
       0;  // causal: query row t sees keys 0 .. query_offset + t (query_offset = cached keys)
-  double dropout = 0;  // on the probabilities, training only; takes the explicit path
-  double scale = 0;    // 0: 1/sqrt(d)
+  double dropout = 0;    // on the probabilities, training only; takes the explicit path
+  double scale = 0;      // 0: 1/sqrt(d)
+  at::Tensor bias = {};  // [1 or B,1 or H,T,S], added to the scaled scores of what is seen; where
+                         // it needs a gradient the probabilities are formed explicitly
 };
 
 // q [B,H,T,d], k, v [B,H,S,d] -> [B,H,T,d].
@@ -37,8 +39,9 @@ at::Tensor AttentionProbabilities(const at::Tensor& q, const at::Tensor& k,
 at::Tensor ApplyProbabilities(const at::Tensor& p, const at::Tensor& v, double dropout);
 
 // SoftmaxAttention with the mask given: visible [B or 1, 1, T, S] bool, true where a query sees a
-// key; undefined: all do.
+// key; undefined: all do. bias: as in SoftmaxOptions.
 at::Tensor MaskedAttention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                           const at::Tensor& visible, double scale, double dropout);
+                           const at::Tensor& visible, double scale, double dropout,
+                           const at::Tensor& bias = {});
 
 }  // namespace cistern::ops

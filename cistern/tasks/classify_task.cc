@@ -52,7 +52,8 @@ Fields ClassifyTask::Describe(Options& o) {
         TokenizerKinds());
   f.Add("vocab_size", &o.vocab_size, "tokens that BPE learns", {256, 1 << 20});
   f.Add("length", &o.length, "tokens of a row; what is longer is cut at the end", {1, 1 << 24});
-  f.Add("pad_to", &o.pad_to, kPadToHelp, PadTos());
+  f.Add("pad_to", &o.pad_to,
+        StrCat(kPadToHelp, "; the padding of `length` has a token id of its own"), PadTos());
   f.Add("bins", &o.bins, "of numbers: quantile bins of each column", {2, 4096});
   f.Add("regression", &o.regression, "the label is a number to be predicted, not a class");
   f.Add("group_by_length", &o.group_by_length,
@@ -399,9 +400,14 @@ bool ClassifyTask::TakeTokenizer(std::shared_ptr<const Tokenizer> tokenizer) {
   return true;
 }
 
+int64_t ClassifyTask::TokenIds() const {
+  return tokenizer_ ? tokenizer_->vocab_size()
+                    : int64_t(columns_.inputs.size()) * (options_.bins + 1);
+}
+
 void ClassifyTask::Complete(ModelConfig& config) const {
-  config.vocab_size =
-      tokenizer_ ? tokenizer_->vocab_size() : int64_t(columns_.inputs.size()) * (options_.bins + 1);
+  CheckPadding(config, options_.pad_to);
+  config.vocab_size = TokenIds() + (options_.pad_to == PadTo::kLength ? 1 : 0);
   config.classes = options_.regression ? 1 : int64_t(classes_.size());
   config.max_length = std::max(config.max_length, options_.length);
 }
@@ -422,7 +428,7 @@ Batch ClassifyTask::MakeBatch(const Examples& set, const std::vector<int64_t>& r
     lines.push_back(set.lines[i]);
   }
   Batch batch;
-  AddIds(tokens, {options_.pad_to, options_.length}, &batch);
+  AddIds(tokens, {options_.pad_to, options_.length, TokenIds()}, &batch);
   if (options_.regression) {
     batch.Add("targets", at::tensor(values, at::kDouble));
   } else {

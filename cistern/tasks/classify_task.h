@@ -30,6 +30,7 @@ class ClassifyTask : public Task {
     ClassWeights class_weights = ClassWeights::kNone;
     std::string metric = "accuracy";  // accuracy | macro_f1 | matthews | log_loss
     double valid_share = 0.1, test_share = 0.1;
+    PadTo pad_to = PadTo::kLongest;
     int64_t split_seed = 1;
   };
   static Fields Describe(Options& options);
@@ -77,6 +78,7 @@ class ClassifyTask : public Task {
   const Examples& Set(Split split) const;
   Batch MakeBatch(const Examples& set, const std::vector<int64_t>& rows) const;
   TableOptions table_options() const;
+  int64_t TokenIds() const;  // those of padding (pad_to=length), an id of its own, left out
 
   Options options_;
   // What is saved with the model.

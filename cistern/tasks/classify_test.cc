@@ -106,6 +106,40 @@ TEST(Classify, SplitsKeepTheSharesOfTheClassesAndLeaveNothingOut) {
   EXPECT_NE(Rows(reseeded, Split::kTest), sizes[2]);
 }
 
+TEST(Classify, RowsArePaddedToTheLengthWhereItIsAsked) {
+  const TestFolder folder;
+  const std::string path = folder / "reviews.tsv";
+  WriteText(path, Reviews());
+  ClassifyTask::Options options = Options(path);
+  ClassifyTask longest(options, "");
+  longest.Prepare();
+  options.pad_to = PadTo::kLength;
+  ClassifyTask task(options, "");
+  task.Prepare();
+  ModelConfig plain, whole;
+  longest.Complete(plain);
+  task.Complete(whole);
+  EXPECT_EQ(whole.vocab_size, plain.vocab_size + 1);  // padding has an id of its own
+  const Batch want = longest.TrainBatch(1, 2, 8), got = task.TrainBatch(1, 2, 8);
+  ASSERT_EQ(got["ids"].sizes(), at::IntArrayRef({8, 32}));
+  EXPECT_LT(want["ids"].size(1), 32);
+  EXPECT_TRUE(at::equal(got["lengths"], want["lengths"]));
+  EXPECT_EQ(got.tokens, want.tokens);
+  for (int64_t r = 0; r < 8; ++r) {
+    const int64_t n = got["lengths"][r].item<int64_t>();
+    EXPECT_TRUE(at::equal(got["ids"][r].narrow(0, 0, n), want["ids"][r].narrow(0, 0, n)));
+    EXPECT_TRUE((got["ids"][r].narrow(0, n, 32 - n) == plain.vocab_size).all().item<bool>());
+  }
+  plain.padding = PaddingKind::kSeen;
+  try {
+    longest.Complete(plain);
+    FAIL() << "padding without a number was accepted";
+  } catch (const UsageError& e) {
+    EXPECT_NE(std::string(e.what()).find("task.pad_to=length"), std::string::npos);
+  }
+  task.Complete(plain);
+}
+
 TEST(Classify, MetricsAreThoseOfTheRows) {
   const TestFolder folder;
   WriteText(folder / "reviews.tsv", Reviews());

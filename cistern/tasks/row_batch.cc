@@ -30,7 +30,8 @@ void AddIds(const std::vector<std::span<const Id>>& rows, const RowPadding& padd
   int64_t longest = 0;
   for (const auto& row : rows) longest = std::max(longest, int64_t(row.size()));
   const int64_t width = padding.Width(longest);
-  const at::Tensor ids = at::zeros({count, width}, at::kLong),
+  const at::Tensor ids = at::full({count, width}, padding.to == PadTo::kLength ? padding.id : 0,
+                                  at::kLong),
                    lengths = at::empty({count}, at::kLong);
   int64_t *to = ids.mutable_data_ptr<int64_t>(), *length = lengths.mutable_data_ptr<int64_t>();
   for (const auto& row : rows) {
@@ -51,6 +52,16 @@ template void AddIds(const std::vector<std::span<const int32_t>>&, const RowPadd
 
 void AddNumbers(const std::string& name, const std::vector<int64_t>& numbers, Batch* batch) {
   batch->Add(name, at::tensor(numbers, at::kLong));
+}
+
+void CheckPadding(const ModelConfig& config, PadTo to) {
+  const bool takes_part = config.padding != PaddingKind::kMasked ||
+                          config.pooling == PoolingKind::kMeanAll ||
+                          config.pooling == PoolingKind::kMeanZeros;
+  if (takes_part && to != PadTo::kLength)
+    FailUsage(
+        "model.padding or model.pooling lets padding take part, so its number has to be "
+        "said: set task.pad_to=length");
 }
 
 std::vector<int64_t> PickRows(const ShuffledOrder& order, uint64_t seed, int64_t step,

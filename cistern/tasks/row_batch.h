@@ -18,25 +18,30 @@ namespace cistern {
 enum class PadTo { kLongest, kLength };
 const EnumNames<PadTo>& PadTos();  // longest, length
 inline constexpr char kPadToHelp[] =
-    "rows of a batch are padded to its longest, or all to `length`, as published code does whose "
-    "models see the padding";
+    "rows of a batch are padded to its longest, or all to `length`, as Long Range Arena and P000 "
+    "do; matters where padding takes part (model.padding)";
 
 struct RowPadding {
   PadTo to = PadTo::kLongest;
   int64_t length = 0;  // no row is longer; read where `to` is kLength
+  int64_t id = 0;      // of padding, where `to` is kLength; otherwise it is 0 and never seen
 
   // Tokens of a batch whose longest row has `longest` of them; at least 1.
   int64_t Width(int64_t longest) const;
 };
 
-// Adds `prefix`ids [B,T] int64, which is the rows' ids plus `shift` and 0 after the end of a row,
-// and `prefix`lengths [B] int64; counts rows and tokens. Of uint8_t and int32_t.
+// Adds `prefix`ids [B,T] int64, which is the rows' ids plus `shift` and padding after the end of a
+// row, and `prefix`lengths [B] int64; counts rows and tokens. Of uint8_t and int32_t.
 template <class Id>
 void AddIds(const std::vector<std::span<const Id>>& rows, const RowPadding& padding, Batch* batch,
             int64_t shift = 0, const std::string& prefix = "");
 
 // Adds `name` [B] int64.
 void AddNumbers(const std::string& name, const std::vector<int64_t>& numbers, Batch* batch);
+
+// UsageError where padding takes part in what the model computes and the task does not say how much
+// of it there is (PadTo::kLongest).
+void CheckPadding(const ModelConfig& config, PadTo to);
 
 using MakeRows = std::function<Batch(const std::vector<int64_t>& rows)>;
 

@@ -17,12 +17,16 @@ namespace cistern {
 
 bool DrawsInTraining(const ModelConfig& config) {
   if (config.layer_drop > 0) return true;
+  if (config.info().classifies && config.head_dropout > 0) return true;
   for (const Form form : config.info().forms) {
     const LayerStack stack = config.Stack(form);
     const StackOptions& o = stack.options();
     if (o.dropout > 0 || o.attention_dropout > 0 || o.ffn_dropout > 0) return true;
-    for (int64_t layer = 0; layer < stack.layers(); ++layer)
+    for (int64_t layer = 0; layer < stack.layers(); ++layer) {
       if (FindMechanism(stack.Mechanism(layer)).stochastic) return true;
+      const Json options = stack.Options(layer);  // of an initial memory
+      if (options.contains("dropout") && options.at("dropout") > 0) return true;
+    }
   }
   return false;
 }

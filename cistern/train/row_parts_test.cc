@@ -165,7 +165,13 @@ TEST(RowParts, AreTakenWhereTheyCanBe) {
                    {"fewer rows", "operations"});
     for (const auto& model :
          {Made([](ModelConfig& c) { c.dropout = 0.1; }),
-          Made([](ModelConfig& c) { c.layer_drop = 0.1; }),
+          Made([](ModelConfig& c) { c.layer_drop = 0.1; }), Made([](ModelConfig& c) {
+            c.kind = "encoder_classifier", c.classes = 3, c.head_dropout = 0.1;
+          }),
+          Made([](ModelConfig& c) {
+            c.kind = "encoder_classifier", c.classes = 3, c.attention = {"luna"};
+            c.attention_options = Json{{"luna", {{"dropout", 0.1}}}};
+          }),
           Made([](ModelConfig& c) { c.decoder.attention_dropout = 0.1; }), Made([](ModelConfig& c) {
             c.attention = {"latte", "performer"};
           }),

@@ -54,6 +54,8 @@ std::vector<ModelResult> CheckClassifier(EncoderClassifier& model, EncoderClassi
     return meter.result();
   };
   auto padding = [&] {
+    if (const std::string by = twin.SeesPadding(); !by.empty())
+      return NotApplicable("padding takes part, by " + by);
     Meter meter;
     for (int64_t b = 0; b < rows; ++b) {
       const int64_t count = batch.lengths[size_t(b)];

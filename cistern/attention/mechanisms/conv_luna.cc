@@ -92,15 +92,13 @@ Fields ConvLunaMechanism::DescribeAll(Options& options, bool filter, bool temper
     f.Add("kernel", &options.kernel,
           "tokens the filter covers (K); 1: no filter. P000 has 4, and 32 for ListOps", {1, 4096});
     f.Add("stride", &options.stride, "tokens from one filtered key to the next (S)", {1, 4096});
-    f.Add("mask", &options.mask,
-          "tokens: padding is left out, and a row of n tokens gives ceil(n/S) filtered keys, "
-          "however long its batch; none, P000's published "
-          "runs: padding takes part like any token, so added padding changes results, and a length "
-          "of T gives floor((T-K)/S) + 1 keys (T "
-          "with a "
-          "convolution of stride 1)",
-          {{Masking::kTokens, "tokens"}, {Masking::kNone, "none"}});
   }
+  f.Add("mask", &options.mask,
+        "tokens: padding is left out, and a row of n tokens gives ceil(n/S) filtered keys, however "
+        "long its batch; none, P000's published runs: padding is packed, and reads, like any "
+        "token, so its number changes results (task.pad_to=length fixes it), and a length of T "
+        "gives floor((T-K)/S) + 1 keys (T with a convolution of stride 1)",
+        {{Masking::kTokens, "tokens"}, {Masking::kNone, "none"}});
   if (temperature) {
     f.Add("temperature", &options.temperature,
           "packing's logits are divided by a learned e^tau, at first 1, or by a fixed 1 or sqrt(d)",

@@ -14,9 +14,14 @@ class PerceiverMechanism : public SoftmaxMechanism {
     kNormal,     // N(0,1), lucidrains/perceiver-pytorch
     kTruncated,  // N(0, 0.02^2) cut at two deviations, the paper
   };
+  // Made of the latents by a map, or the latents themselves (P004 eq. 29).
+  enum class Queries { kMapped, kLatents };
   struct Options {
     int64_t latents = 64;
     Init init = Init::kNormal;
+    int64_t heads = 0;     // of this layer alone; 0: the model's
+    int64_t head_dim = 0;  // width of each of them; 0: the layer's width, shared out
+    Queries queries = Queries::kMapped;
   };
   static Fields Describe(Options& options);
   PerceiverMechanism(const MechanismInfo& info, const Options& options, const AttentionDims& dims);

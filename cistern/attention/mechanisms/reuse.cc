@@ -62,12 +62,17 @@ MechanismInfo reuse_mechanism() {
   i.exact = true;
   i.bounded = false;
   i.positions = AllPositions();
+  i.positions.push_back(PositionKind::kRelative);
   i.time = "O(T^2 d)";
   i.state = "2 T d per head, T d where it is copied";
   i.truncates = i.leaves_scores = i.copies_scores = true;
   i.copy_plan = &ReusePlan;
-  i.cases = {Json{{"heads", 1}}, Json{{"heads", -1}}, Json{{"heads", 0}},
-             Json{{"heads", 1}, {"keep", "scores"}}, Json{{"heads", -1}, {"keep", "scores"}}};
+  i.cases = {Json{{"heads", 1}},
+             Json{{"heads", -1}},
+             Json{{"heads", 0}},
+             Json{{"heads", 1}, {"keep", "scores"}},
+             Json{{"heads", -1}, {"keep", "scores"}},
+             Json{{"heads", 1}, {"scale", "unit"}}};
   i.construct = [construct = i.construct](const MechanismInfo& info, const Json& options,
                                           const AttentionDims& dims) -> std::shared_ptr<Mechanism> {
     if (dims.copied == AttentionDims::kSkipped)
@@ -98,6 +103,7 @@ Fields ReuseMechanism::Describe(Options& options) {
         {1, 1 << 20});
   f.Add("clamp_heads", &options.clamp_heads,
         "takes all heads where a layer has fewer than `heads`");
+  DescribeScale(&options.scale, f);
   return f;
 }
 
@@ -109,11 +115,18 @@ ReuseMechanism::ReuseMechanism(const MechanismInfo& info, const Options& options
 
 ReuseMechanism::ReuseMechanism(const MechanismInfo& info, const Options& options,
                                const AttentionDims& dims, int64_t copied)
-    : SoftmaxMechanism(info, dims, dims.heads - copied, true,
-                       dims.heads - std::max<int64_t>(0, dims.copied)),
+    : SoftmaxMechanism(info, dims,
+                       Setup{.own_heads = dims.heads - copied,
+                             .rotary = true,
+                             .key_heads = dims.heads - std::max<int64_t>(0, dims.copied),
+                             .scale = options.scale}),
       options_(options),
       copied_(copied) {
   if (!alone() || copied == 0) return;
+  if (dims.relative) {
+    FailUsage("[reuse] relative positions need a model: outside of it nothing says which bias the ",
+              copied, " copied heads have");
+  }
   const int64_t width = dims.dim / dims.heads;
   copied_q_ = AddProjection({"copied_q", Side::kQuery, copied * width, true, copied});
   copied_k_ = AddProjection({"copied_k", Side::kKey, copied * width, true, copied});
@@ -152,14 +165,13 @@ SoftmaxMechanism::Compute ReuseMechanism::Sharing(Handles& handles) const {
     if (fresh > 0) {
       const int64_t formed =
           scores ? std::min(left, fresh) : 0;  // the heads whose probabilities the next layer wants
-      if (formed > 0) all.push_back({q.narrow(1, 0, formed), k.narrow(1, 0, formed), {}});
-      if (formed < fresh)
-        all.push_back(
-            {q.narrow(1, formed, fresh - formed), k.narrow(1, formed, fresh - formed), {}});
+      const HeadScores own = {q, k, {}, options.bias, options.scale};
+      if (formed > 0) all.push_back(HeadsOf(own, 0, formed));
+      if (formed < fresh) all.push_back(HeadsOf(own, formed, fresh - formed));
     }
     Handles taken = FirstHeads(handles, copied_);
     if (alone() && copied_ > 0)
-      taken = {{q.narrow(1, fresh, copied_), k.narrow(1, fresh, copied_), {}}};
+      taken = {{q.narrow(1, fresh, copied_), k.narrow(1, fresh, copied_), {}, {}, options.scale}};
     all.insert(all.end(), taken.begin(), taken.end());
     std::vector<int64_t> counts;
     for (const HeadScores& s : all) counts.push_back(s.heads());
@@ -170,13 +182,16 @@ SoftmaxMechanism::Compute ReuseMechanism::Sharing(Handles& handles) const {
     int64_t begin = 0;
     for (size_t i = 0; i < all.size(); ++i) {
       HeadScores& s = all[i];
+      ops::SoftmaxOptions of = options;
+      of.bias = s.bias;
+      of.scale = s.scale;
       if (scores && !s.p.defined() && (begin >= fresh || begin < left)) {
         CheckMemory(begin >= fresh ? copied_ : left, s.q, s.k);
-        s = {{}, {}, ops::AttentionProbabilities(s.q, s.k, options, mask, key_valid)};
+        s = {{}, {}, ops::AttentionProbabilities(s.q, s.k, of, mask, key_valid)};
       }
       out.push_back(s.p.defined()
                         ? ops::ApplyProbabilities(s.p, values[i], options.dropout)
-                        : ops::SoftmaxAttention(s.q, s.k, values[i], options, mask, key_valid));
+                        : ops::SoftmaxAttention(s.q, s.k, values[i], of, mask, key_valid));
       begin += counts[i];
     }
     handles = FirstHeads(all, left);

@@ -25,6 +25,7 @@ class ReuseMechanism : public SoftmaxMechanism {
     Placement placement = Placement::kAlternate;
     Keep keep = Keep::kHandles;
     int64_t memory_mib = 1024;
+    Scale scale = Scale::kSqrt;
     bool clamp_heads = false;
   };
   static Fields Describe(Options& options);

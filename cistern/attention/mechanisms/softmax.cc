@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 
 #include "cistern/attention/definition.h"
+#include "cistern/attention/relative_positions.h"
 #include "cistern/base/error.h"
 
 namespace cistern {
@@ -19,32 +20,68 @@ MechanismInfo softmax_mechanism() {
   i.exact = true;
   i.bounded = false;
   i.positions = AllPositions();
+  i.positions.push_back(PositionKind::kRelative);
   i.time = "O(T^2 d)";
   i.state = "2 T d per head";
+  i.cases = {Json::object(), Json{{"scale", "unit"}}};
   i.truncates = i.leaves_scores = true;
   return i;
 }
 
-Fields SoftmaxMechanism::Describe(Options&) { return {}; }
+Fields SoftmaxMechanism::Describe(Options& options) {
+  Fields f;
+  DescribeScale(&options.scale, f);
+  return f;
+}
 
-SoftmaxMechanism::SoftmaxMechanism(const MechanismInfo& info, const Options&,
+void SoftmaxMechanism::DescribeScale(Scale* scale, Fields& fields) {
+  fields.Add("scale", scale, "the scores are divided by sqrt(d), or by nothing as in T5 (unit)",
+             {{Scale::kSqrt, "sqrt"}, {Scale::kUnit, "unit"}});
+}
+
+SoftmaxMechanism::SoftmaxMechanism(const MechanismInfo& info, const Options& options,
                                    const AttentionDims& dims)
-    : SoftmaxMechanism(info, dims, dims.heads, true) {}
+    : SoftmaxMechanism(info, dims,
+                       Setup{.own_heads = dims.heads, .rotary = true, .scale = options.scale}) {}
 
 SoftmaxMechanism::SoftmaxMechanism(const MechanismInfo& info, const AttentionDims& dims,
-                                   int64_t own_heads, bool rotary, int64_t key_heads)
-    : Mechanism(info, dims), key_heads_(key_heads < 0 ? own_heads : key_heads) {
-  const int64_t heads = own_heads == dims.heads ? 0 : own_heads,
-                width = own_heads * (dims.dim / dims.heads);
-  if (own_heads > 0) {
-    q_ = AddProjection({"q", Side::kQuery, width, rotary, heads});
-    k_ = AddProjection({"k", Side::kKey, width, rotary, heads});
+                                   const Setup& setup)
+    : Mechanism(info, dims),
+      key_heads_(setup.key_heads < 0 ? setup.own_heads : setup.key_heads),
+      scale_(setup.scale) {
+  const int64_t heads = setup.own_heads == dims.heads ? 0 : setup.own_heads,
+                width = setup.own_heads * (dims.dim / dims.heads);
+  if (setup.own_heads > 0) {
+    Projection q = {"q", Side::kQuery, width, setup.rotary, heads};
+    q.identity = !setup.map_queries;
+    q_ = AddProjection(q);
+    k_ = AddProjection({"k", Side::kKey, width, setup.rotary, heads});
   }
   v_ = AddProjection({"v", Side::kKey, dims.dim});
   keys_ = AddState("k");
   values_ = AddState("v");
   valid_ = AddState("valid");
   count_ = AddState("count");
+  if (!dims.relative) return;
+  if (dims.first) {
+    relative_ = static_cast<const SoftmaxMechanism&>(*dims.first).relative_;
+  } else {
+    AddWeight("relative_bias.weight", relative_,
+              at::randn({kRelativeBuckets, dims.heads}) * dims.relative_std,
+              CoreWeight::Kind::kTrained);
+  }
+}
+
+at::Tensor SoftmaxMechanism::Bias(const at::Tensor& q, int64_t before, int64_t keys,
+                                  const at::Tensor& valid, bool causal) const {
+  if (!relative_.defined() || !q.defined() || q.size(1) == 0) return {};
+  // Keys that are not seen have no position: those of padding, of documents before the last.
+  const at::Tensor position =
+      valid.defined()
+          ? valid.to(at::kLong).cumsum(1)
+          : at::arange(keys, q.options().dtype(at::kLong).requires_grad(false)).unsqueeze(0);
+  return RelativeBias(relative_.narrow(1, 0, q.size(1)).to(q.scalar_type()),
+                      position.narrow(1, before, q.size(2)), position, causal);
 }
 
 State SoftmaxMechanism::EmptyState(int64_t batch, const at::TensorOptions& options) const {
@@ -123,6 +160,7 @@ at::Tensor SoftmaxMechanism::ReadBy(const at::Tensor& q, const State& state,
   const int64_t rows = Count(state);
   ops::SoftmaxOptions options;
   options.dropout = Dropout();
+  options.scale = ScaleOption();
   return compute(q, state[keys_].narrow(2, 0, rows), state[values_].narrow(2, 0, rows), options, {},
                  state[valid_]);
 }
@@ -136,6 +174,8 @@ at::Tensor SoftmaxMechanism::ExtendBy(const Own& x, State& state, const ops::Mas
   options.causal = true;
   options.query_offset = before;
   options.dropout = Dropout();
+  options.scale = ScaleOption();
+  options.bias = Bias(x.q, before, rows, state[valid_], true);
   at::Tensor out;
   if (before == 0) {
     out = compute(x.q, x.k, x.v, options, mask, {});
@@ -151,7 +191,16 @@ at::Tensor SoftmaxMechanism::BidirectionalBy(const Own& x, const ops::Mask& mask
                                              const Compute& compute) {
   ops::SoftmaxOptions options;
   options.dropout = Dropout();
+  options.scale = ScaleOption();
+  options.bias = Bias(x.q, 0, x.v.size(2), {}, false);
   return ZeroPadding(compute(x.q, x.k, x.v, options, mask, {}), mask);
+}
+
+// A state says nothing of where the queries stand among its keys.
+at::Tensor SoftmaxMechanism::BidirectionalRows(const std::vector<at::Tensor>& x,
+                                               const ops::Mask& mask) {
+  if (!relative_.defined()) return Mechanism::BidirectionalRows(x, mask);
+  return BidirectionalBy({x[q_], x[k_], x[v_]}, mask, ops::SoftmaxAttention);
 }
 
 at::Tensor SoftmaxMechanism::Read(const std::vector<at::Tensor>& x, const State& state) {
@@ -165,9 +214,25 @@ at::Tensor SoftmaxMechanism::DoExtend(const std::vector<at::Tensor>& x, State& s
 
 at::Tensor SoftmaxMechanism::DoAttend(Form form, const std::vector<at::Tensor>& x, State* state,
                                       const ops::Mask& mask, Handles& handles) {
-  const at::Tensor out = Mechanism::DoAttend(form, x, state, mask, handles);
+  at::Tensor out, bias;
+  if (form == Form::kCausal && relative_.defined()) {
+    out = ExtendBy({x[q_], x[k_], x[v_]}, *state, mask,
+                   [&](const auto& q, const auto& k, const auto& v, const auto& options,
+                       const auto& seen, const auto& key_valid) {
+                     bias = options.bias;
+                     return ops::SoftmaxAttention(q, k, v, options, seen, key_valid);
+                   });
+  } else {
+    out = Mechanism::DoAttend(form, x, state, mask, handles);
+    if (form == Form::kBidirectional) bias = Bias(x[q_], 0, x[v_].size(2), {}, false);
+  }
+  handles.clear();
   if (dims().copied_on > 0)
-    handles = {{x[q_], state ? (*state)[keys_].narrow(2, 0, Count(*state)) : x[k_], {}}};
+    handles = {{x[q_],
+                state ? (*state)[keys_].narrow(2, 0, Count(*state)) : x[k_],
+                {},
+                bias,
+                ScaleOption()}};
   return out;
 }
 
@@ -177,7 +242,10 @@ at::Tensor SoftmaxMechanism::Definition(Form form, const std::vector<at::Tensor>
 }
 
 at::Tensor SoftmaxMechanism::DefinitionBy(Form form, const at::Tensor& q, const Own& x) const {
-  const double scale = 1 / std::sqrt(double(dims().dim / dims().heads));
+  CISTERN_CHECK(!relative_.defined(),
+                "[softmax] the definition is that of the scores without relative positions");
+  const double scale =
+      scale_ == Scale::kUnit ? 1 : 1 / std::sqrt(double(dims().dim / dims().heads));
   return EachQuery(form, {q}, {x.k, x.v}, x.v.size(3), [&](const auto& query, const auto& seen) {
     const at::Tensor &k = seen[0], &v = seen[1];
     return at::matmul(at::softmax(at::matmul(query[0], k.transpose(2, 3)) * scale, 3), v);

@@ -1,6 +1,7 @@
 #pragma once
 // Exact softmax attention (spec 2.1): the baseline every other mechanism is compared with. Its
-// state is the key-value cache, which grows.
+// state is the key-value cache, which grows. With relative positions (AttentionDims::relative) its
+// scores have T5's bias, from a table that the first layer of a model owns.
 #include <functional>
 
 #include "cistern/attention/mechanism.h"
@@ -10,7 +11,10 @@ namespace cistern {
 
 class SoftmaxMechanism : public Mechanism {
  public:
-  struct Options {};
+  enum class Scale { kSqrt, kUnit };  // scores are divided by sqrt(d), or by nothing
+  struct Options {
+    Scale scale = Scale::kSqrt;
+  };
   static Fields Describe(Options& options);
   SoftmaxMechanism(const MechanismInfo& info, const Options& options, const AttentionDims& dims);
 
@@ -34,9 +38,19 @@ class SoftmaxMechanism : public Mechanism {
 
  protected:
   // Projections q and k of `own_heads` heads, none where there are none, and v of all; the cache
-  // has keys of `key_heads` heads, -1: as many.
-  SoftmaxMechanism(const MechanismInfo& info, const AttentionDims& dims, int64_t own_heads,
-                   bool rotary, int64_t key_heads = -1);
+  // has keys of `key_heads` heads, -1: as many. map_queries=false: the queries are the stream
+  // itself.
+  struct Setup {
+    int64_t own_heads;
+    bool rotary;
+    int64_t key_heads = -1;
+    Scale scale = Scale::kSqrt;
+    bool map_queries = true;
+  };
+  SoftmaxMechanism(const MechanismInfo& info, const AttentionDims& dims, const Setup& setup);
+  static void DescribeScale(Scale* scale, Fields& fields);
+  double ScaleOption() const { return scale_ == Scale::kUnit ? 1 : 0; }  // of ops::SoftmaxOptions
+  at::Tensor BidirectionalRows(const std::vector<at::Tensor>& x, const ops::Mask& mask) override;
 
   struct Own {
     at::Tensor q, k, v;  // [B,key_heads,T,d], [B,key_heads,S,d], [B,H,S,d]
@@ -57,8 +71,14 @@ class SoftmaxMechanism : public Mechanism {
   double Dropout() const { return is_training() ? dims().dropout : 0.0; }
 
   int64_t Count(const State& state) const;  // rows of the cache in use
+  // Relative positions: the bias of queries q [B,h,T,d], which stand at the keys from `before` on,
+  // for `keys` keys; valid [B,keys] bool, where some are not to be seen. Undefined without.
+  at::Tensor Bias(const at::Tensor& q, int64_t before, int64_t keys, const at::Tensor& valid,
+                  bool causal) const;
 
   int64_t key_heads_;
+  Scale scale_;
+  at::Tensor relative_;  // [kRelativeBuckets,H], of the first layer; undefined without
   StateId keys_, values_, valid_, count_;
 };
 
