@@ -30,7 +30,6 @@ class ClassifyTask : public Task {
     ClassWeights class_weights = ClassWeights::kNone;
     std::string metric = "accuracy";  // accuracy | macro_f1 | matthews | log_loss
     double valid_share = 0.1, test_share = 0.1;
-    PadTo pad_to = PadTo::kLongest;
     int64_t split_seed = 1;
   };
   static Fields Describe(Options& options);
