@@ -56,12 +56,22 @@ at::TensorOptions Model::options() const {
   return at::TensorOptions().dtype(all[0].dtype()).device(all[0].device());
 }
 
-std::shared_ptr<Model> MakeModel(const ModelConfig& config, uint64_t seed) {
+namespace {
+
+// With what its modules draw themselves.
+std::shared_ptr<Model> Made(const ModelConfig& config, uint64_t seed) {
   config.Validate();
   at::manual_seed(seed);
   std::shared_ptr<Model> model = config.info().make(config);
-  DrawInitialWeights(*model, seed);
   if (ActiveDevice() != at::Device(at::kCPU)) model->to(ActiveDevice());
+  return model;
+}
+
+}  // namespace
+
+std::shared_ptr<Model> MakeModel(const ModelConfig& config, uint64_t seed) {
+  std::shared_ptr<Model> model = Made(config, seed);
+  DrawInitialWeights(*model, seed);
   return model;
 }
 
@@ -196,7 +206,7 @@ std::shared_ptr<Model> LoadModel(const std::string& folder) {
     CheckSizes(config, path, file);
     KeepBiases(config, file);
     NoteChanges(file, folder);
-    model = MakeModel(config, 0);
+    model = Made(config, 0);
     if (!file.entries().empty() && file.entries()[0].dtype == DType::kF64) model->to(at::kDouble);
   }
   LoadWeights(*model, weights);
