@@ -72,7 +72,8 @@ TEST(CrossAttention, IsTheDefinitionOfTheProjections) {
       std::vector<at::Tensor> out;
       for (const Projection& p : layer.mechanism().Projections()) {
         const at::Tensor y =
-            at::linear(x, all[p.name + "_proj.weight"], all[p.name + "_proj.bias"]);
+            p.identity ? x
+                       : at::linear(x, all[p.name + "_proj.weight"], all[p.name + "_proj.bias"]);
         out.push_back(
             y.view({x.size(0), x.size(1), p.heads > 0 ? p.heads : 2, -1}).transpose(1, 2));
       }

@@ -6,10 +6,12 @@
 #include <limits>
 #include <vector>
 
+#include "cistern/ops/blockwise_attention.h"
 #include "cistern/ops/finite.h"
 #include "cistern/ops/flash_attention.h"
 #include "cistern/ops/impl.h"
 #include "cistern/ops/primitive.h"
+#include "cistern/ops/softmax_parts.h"
 
 namespace cistern::ops {
 namespace softmax_attention {
@@ -40,7 +42,6 @@ at::Tensor Visible(const at::Tensor& q, const at::Tensor& k, const SoftmaxOption
   return visible;
 }
 
-// The definition: probabilities formed explicitly, rows without a visible key are zero.
 at::Tensor Probabilities(const at::Tensor& q, const at::Tensor& k, const at::Tensor& visible,
                          double scale, const at::Tensor& bias) {
   at::Tensor scores = at::matmul(q, k.transpose(2, 3)) * scale;
@@ -190,6 +191,9 @@ at::Tensor OfFinite(const at::Tensor& q, const at::Tensor& k, const at::Tensor& 
   }
   // Torch's flash attention has no forward-mode derivative, and none in the bias.
   const bool learned = bias.defined() && at::GradMode::is_enabled() && bias.requires_grad();
+  if (impl == Impl::kKernel && (dropout > 0 || learned) && WorthBlocks(q, k) &&
+      !HaveTangents({q, k, v, bias.defined() ? bias : q}))
+    return BlockwiseAttention(q, k, v, visible, bias, scale, dropout);
   if (impl == Impl::kComposite || dropout > 0 || learned ||
       HaveTangents({q, k, v, bias.defined() ? bias : q}))
     return Explicit(q, k, v, visible, scale, dropout, bias);

@@ -1,0 +1,12 @@
+#pragma once
+// What softmax_attention.cc and blockwise_attention.cc have in common.
+#include <ATen/core/Tensor.h>
+
+namespace cistern::ops::softmax_attention {
+
+// The definition: softmax(q k^T scale + bias) over the visible keys, formed explicitly; rows
+// without one are zero. visible [B or 1,1,T or 1,S] bool and bias may be undefined.
+at::Tensor Probabilities(const at::Tensor& q, const at::Tensor& k, const at::Tensor& visible,
+                         double scale, const at::Tensor& bias);
+
+}  // namespace cistern::ops::softmax_attention
