@@ -5,6 +5,7 @@
 #include "cistern/base/progress.h"
 #include "cistern/cli/command.h"
 #include "cistern/data/listops.h"
+#include "cistern/data/pathfinder.h"
 #include "cistern/io/json_text.h"
 #include "cistern/tasks/task.h"
 
@@ -16,6 +17,8 @@ struct DataArguments {
   std::string kind, out, text, tokenizer = "bpe";
   std::vector<int64_t> counts = {96000, 2000, 2000};
   int64_t vocab_size = 2048;
+  PathfinderOptions pathfinder;
+  int64_t images = 200'000;
 };
 
 int RunListOps(const DataArguments& a) {
@@ -54,6 +57,32 @@ int RunListOps(const DataArguments& a) {
   return 0;
 }
 
+int RunPathfinder(const DataArguments& a) {
+  if (a.images < 1 || a.images > 1 << 28)
+    FailUsage("--images takes a number from 1 to ", 1 << 28, ", got ", a.images);
+  const bool packed = a.out.ends_with(".pathfinder");
+  {
+    ProgressBar bar({a.images, "generate", "images"});
+    const auto progress = [&](int64_t done, int64_t) { bar.Update(done); };
+    (packed ? WritePackedPathfinder : WritePathfinderFolder)(a.pathfinder, a.common.seed, a.images,
+                                                             a.out, progress);
+  }
+  if (a.common.json) {
+    const Json line = {{"out", a.out},
+                       {"images", a.images},
+                       {"size", a.pathfinder.size},
+                       {"contour", a.pathfinder.contour},
+                       {"seed", a.common.seed}};
+    std::printf("%s\n", JsonLine(line).c_str());
+    return 0;
+  }
+  std::printf("Pathfinder in %s: %ld images of %ld x %ld pixels, contours of %ld dashes\n",
+              a.out.c_str(), long(a.images), long(a.pathfinder.size), long(a.pathfinder.size),
+              long(a.pathfinder.contour));
+  std::printf("to train on it: cistern train --data %s\n", a.out.c_str());
+  return 0;
+}
+
 int RunText(const DataArguments& a) {
   TaskOptions options;
   Fields fields = options.Describe();  // checks ranges and names
@@ -79,6 +108,8 @@ void AddData(CLI::App& app, Run& run) {
       "Examples:\n"
       "  cistern data listops --out data/listops           the published sizes: 96,000 / 2,000 / "
       "2,000\n"
+      "  cistern data pathfinder pf32 --images 2000        PNG and metadata as they are published\n"
+      "  cistern data pathfinder pf.pathfinder --size 128  one packed file, as training reads it\n"
       "  cistern data text my.txt --vocab-size 4096        learns a tokenizer, fills the cache, "
       "prints counts");
   CLI::App* listops = command->add_subcommand("listops", "generate ListOps as in Long Range Arena");
@@ -91,6 +122,25 @@ void AddData(CLI::App& app, Run& run) {
     run = [a] {
       ApplyCommon(a->common);
       return RunListOps(*a);
+    };
+  });
+  CLI::App* pathfinder = command->add_subcommand(
+      "pathfinder", "generate Pathfinder as in Long Range Arena; 128 pixels are Path-X");
+  pathfinder
+      ->add_option("out", a->out,
+                   "a folder for imgs/ and metadata/, or one file NAME.pathfinder for all")
+      ->required();
+  pathfinder->add_option("--images", a->images, "how many; examples 0, 1, ... of the seed")
+      ->capture_default_str();
+  pathfinder->add_option("--size", a->pathfinder.size, "pixels on a side: 32, 64, 128, 256")
+      ->capture_default_str();
+  pathfinder->add_option("--contour", a->pathfinder.contour, "dashes of a contour: 6, 9, 14")
+      ->capture_default_str();
+  AddCommon(*pathfinder, a->common);
+  pathfinder->callback([a, &run] {
+    run = [a] {
+      ApplyCommon(a->common);
+      return RunPathfinder(*a);
     };
   });
   CLI::App* text = command->add_subcommand("text", "tokenize a text into the cache");

@@ -33,8 +33,8 @@ std::vector<Metric> ClassMetrics() {
 Fields ClassifyTask::Describe(Options& o) {
   Fields f;
   f.Add("data", &o.data,
-        "a table (.tsv, .csv, .jsonl, each also .gz or .xz) or a folder with a folder for each "
-        "class");
+        "a table (.tsv, .csv, .jsonl, each also .gz or .xz), a folder with a folder for each "
+        "class, or a folder with two such folders, train and test (aclImdb)");
   f.Add("valid", &o.valid, "the same for validation; empty: a share of data");
   f.Add("test", &o.test, "the same for the test; empty: a share of data");
   f.Add("text_column", &o.text_column, "empty: the column with the longest cells");
@@ -50,6 +50,10 @@ Fields ClassifyTask::Describe(Options& o) {
         {{Input::kText, "text"}, {Input::kNumbers, "numbers"}});
   f.Add("tokenizer", &o.tokenizer, "of text: bytes, or byte-level BPE learned from it",
         TokenizerKinds());
+  f.Add("byte_ids", &o.byte_ids,
+        "of tokenizer=bytes: plain, a byte's value; shifted, one more, and 0 for padding alone, as "
+        "in Long Range Arena's Text",
+        {{ByteIds::kPlain, "plain"}, {ByteIds::kShifted, "shifted"}});
   f.Add("vocab_size", &o.vocab_size, "tokens that BPE learns", {256, 1 << 20});
   f.Add("length", &o.length, "tokens of a row; what is longer is cut at the end", {1, 1 << 24});
   f.Add("pad_to", &o.pad_to,
@@ -65,6 +69,10 @@ Fields ClassifyTask::Describe(Options& o) {
         {{ClassWeights::kNone, "none"}, {ClassWeights::kBalanced, "balanced"}});
   f.Add("metric", &o.metric, "that decides which model is best (regression: always rmse)",
         {"accuracy", "macro_f1", "matthews", "log_loss"});
+  f.Add("valid_from", &o.valid_from,
+        "where valid is empty, validation on a share of data, or on the test data themselves, as "
+        "Long Range Arena's Text has it: they then choose the best model, and are no honest test",
+        {{ValidFrom::kShare, "share"}, {ValidFrom::kTest, "test"}});
   f.Add("valid_share", &o.valid_share, "of the data, where valid is empty", {0.001, 0.9});
   f.Add("test_share", &o.test_share, "of the data, where test is empty", {0.001, 0.9});
   f.Add("split_seed", &o.split_seed, "of the split, which keeps the shares of the classes",
@@ -97,6 +105,22 @@ const TaskInfo& classify_task() {
 ClassifyTask::ClassifyTask(const Options& options, const std::string&) : options_(options) {
   if (options_.valid_share + options_.test_share >= 1)
     FailUsage("task.classify: valid_share + test_share leave nothing to train on");
+  if (options_.byte_ids == ByteIds::kShifted &&
+      (options_.input != Input::kText || options_.tokenizer != TokenizerKind::kBytes))
+    FailUsage(
+        "task.classify: byte_ids=shifted is for texts in bytes; take input=text and "
+        "tokenizer=bytes, or byte_ids=plain");
+  if (options_.valid_from == ValidFrom::kTest &&
+      (!options_.valid.empty() || options_.valid_share != Options().valid_share))
+    FailUsage(
+        "task.classify: valid_from=test validates on the test data; omit valid and "
+        "valid_share");
+  if (!IsTrainTestFolder(options_.data)) return;
+  if (!options_.test.empty())
+    FailUsage("task.classify: ", options_.data, " has a test part of its own; omit test, or name ",
+              options_.data, "/train as the data");
+  options_.test = options_.data + "/test";
+  options_.data += "/train";
 }
 
 const Metric& ClassifyTask::metric() const {
@@ -291,16 +315,21 @@ void ClassifyTask::Prepare() {
   std::vector<LabelledRow> rows = ReadRows(options_.data, "read data"), valid, test;
   if (!options_.valid.empty()) valid = ReadRows(options_.valid, "read validation data");
   if (!options_.test.empty()) test = ReadRows(options_.test, "read test data");
-  const std::vector<int> part =
-      PartOfRows(rows, !options_.regression, options_.valid.empty() ? options_.valid_share : 0,
-                 options_.test.empty() ? options_.test_share : 0, uint64_t(options_.split_seed));
+  const std::vector<int> part = PartOfRows(
+      rows, !options_.regression,
+      options_.valid.empty() && options_.valid_from == ValidFrom::kShare ? options_.valid_share : 0,
+      options_.test.empty() ? options_.test_share : 0, uint64_t(options_.split_seed));
   if (learn) LearnLabels(rows);
   std::vector<LabelledRow> train;
   for (size_t i = 0; i < rows.size(); ++i)
     (part[i] == 0 ? train : part[i] == 1 ? valid : test).push_back(std::move(rows[i]));
+  if (options_.valid_from == ValidFrom::kTest) valid = test;
   if (learn) LearnInputs(train);
   train_ = Encoded(train, options_.data);
-  valid_ = Encoded(valid, options_.valid.empty() ? options_.data : options_.valid);
+  valid_ = Encoded(valid, !options_.valid.empty() ? options_.valid
+                          : options_.valid_from == ValidFrom::kTest && !options_.test.empty()
+                              ? options_.test
+                              : options_.data);
   test_ = Encoded(test, options_.test.empty() ? options_.data : options_.test);
   for (const Split split : {Split::kTrain, Split::kValid, Split::kTest}) {
     CISTERN_CHECK(Set(split).size() > 0, options_.data, ": no rows are left for the ",
@@ -333,6 +362,9 @@ void ClassifyTask::Prepare() {
   if (tokenizer_ && cut > 0)
     notes_.push_back(StrCat(cut, " training rows reach task.length=", options_.length,
                             " tokens; what is longer was cut"));
+  if (options_.valid_from == ValidFrom::kTest)
+    notes_.push_back(
+        "valid_from=test: the test rows choose the best model; its test is not honest");
   if (empty_ > 0) notes_.push_back(StrCat(empty_, " training rows have an empty text"));
   if (skipped_ > 0) notes_.push_back(StrCat(skipped_, " rows could not be read and were skipped"));
   order_ = options_.group_by_length ? std::make_unique<ShuffledOrder>(std::move(lengths))
@@ -396,6 +428,9 @@ void ClassifyTask::LoadAssets(const std::string& folder) {
 
 bool ClassifyTask::TakeTokenizer(std::shared_ptr<const Tokenizer> tokenizer) {
   if (options_.input != Input::kText) return false;
+  if (shift() > 0 && tokenizer->vocab_size() != MakeByteTokenizer()->vocab_size())
+    FailUsage("task.classify: byte_ids=shifted is for bytes, and the other model's tokenizer has ",
+              tokenizer->vocab_size(), " tokens; take byte_ids=plain");
   tokenizer_ = std::move(tokenizer);
   return true;
 }
@@ -407,7 +442,8 @@ int64_t ClassifyTask::TokenIds() const {
 
 void ClassifyTask::Complete(ModelConfig& config) const {
   CheckPadding(config, options_.pad_to);
-  config.vocab_size = TokenIds() + (options_.pad_to == PadTo::kLength ? 1 : 0);
+  // One more: byte ids are shifted, or the padding of `length` has an id of its own.
+  config.vocab_size = TokenIds() + (shift() > 0 || options_.pad_to == PadTo::kLength ? 1 : 0);
   config.classes = options_.regression ? 1 : int64_t(classes_.size());
   config.max_length = std::max(config.max_length, options_.length);
 }
@@ -428,7 +464,8 @@ Batch ClassifyTask::MakeBatch(const Examples& set, const std::vector<int64_t>& r
     lines.push_back(set.lines[i]);
   }
   Batch batch;
-  AddIds(tokens, {options_.pad_to, options_.length, TokenIds()}, &batch);
+  const int64_t padding = shift() > 0 ? 0 : TokenIds();
+  AddIds(tokens, {options_.pad_to, options_.length, padding}, &batch, shift());
   if (options_.regression) {
     batch.Add("targets", at::tensor(values, at::kDouble));
   } else {

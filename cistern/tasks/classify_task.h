@@ -18,6 +18,8 @@ class ClassifyTask : public Task {
  public:
   enum class Input { kText, kNumbers };
   enum class ClassWeights { kNone, kBalanced };
+  enum class ByteIds { kPlain, kShifted };
+  enum class ValidFrom { kShare, kTest };
   struct Options {
     std::string data, valid, test;  // tables or folders; empty valid, test: shares of data
     std::string text_column, label_column;
@@ -26,6 +28,8 @@ class ClassifyTask : public Task {
     TokenizerKind tokenizer = TokenizerKind::kBytes;
     int64_t vocab_size = 2048, length = 1024, bins = 32;
     PadTo pad_to = PadTo::kLongest;
+    ByteIds byte_ids = ByteIds::kPlain;
+    ValidFrom valid_from = ValidFrom::kShare;
     bool regression = false, group_by_length = true, skip_bad_rows = false;
     ClassWeights class_weights = ClassWeights::kNone;
     std::string metric = "accuracy";  // accuracy | macro_f1 | matthews | log_loss
@@ -77,7 +81,8 @@ class ClassifyTask : public Task {
   const Examples& Set(Split split) const;
   Batch MakeBatch(const Examples& set, const std::vector<int64_t>& rows) const;
   TableOptions table_options() const;
-  int64_t TokenIds() const;  // those of padding (pad_to=length), an id of its own, left out
+  int64_t TokenIds() const;  // of what the rows hold
+  int64_t shift() const { return options_.byte_ids == ByteIds::kShifted ? 1 : 0; }  // of all ids
 
   Options options_;
   // What is saved with the model.

@@ -241,6 +241,64 @@ TEST(Classify, FoldersOfClasses) {
   EXPECT_EQ(&TaskOfData(folder / "mail"), &FindTask("classify"));
 }
 
+// aclImdb's folders, in the protocol of Long Range Arena's Text: bytes + 1 and 0 for padding, the
+// test reviews also for validation, the reviews without a label left out.
+TEST(Classify, ReviewsInBytesAsInLongRangeArena) {
+  const TestFolder folder;
+  const std::string root = folder / "aclImdb";
+  for (const char* part : {"train", "test"}) {
+    for (const char* c : {"pos", "neg", "unsup"}) {
+      if (part == std::string("test") && c == std::string("unsup")) continue;
+      std::filesystem::create_directories(root + "/" + part + "/" + c);
+      for (int i = 0; i < 6; ++i)
+        WriteText(root + "/" + part + "/" + c + "/" + std::to_string(i) + "_7.txt",
+                  std::string(1, c[0]) + part[1] + std::string(size_t(i), '\xff'));
+    }
+    WriteText(root + "/" + part + "/urls_pos.txt", "http://example.org");
+  }
+  WriteText(root + "/README", "about");
+  EXPECT_EQ(&TaskOfData(root), &FindTask("classify"));
+  ClassifyTask::Options o = Options(root);
+  o.length = 5;
+  o.byte_ids = ClassifyTask::ByteIds::kShifted;
+  o.valid_from = ClassifyTask::ValidFrom::kTest;
+  ClassifyTask task(o, "");
+  task.Prepare();
+  EXPECT_EQ(task.DataSummary()["classes"], (Json{{"neg", 6}, {"pos", 6}}));
+  EXPECT_EQ(task.DataSummary()["valid"], 12);
+  EXPECT_EQ(task.DataSummary()["test"], 12);
+  EXPECT_NE(task.DataSummary()["notes"].dump().find("not honest"), std::string::npos);
+  const Batch valid = *task.Read(Split::kValid, {12})->Next(),
+              test = *task.Read(Split::kTest, {12})->Next();
+  EXPECT_TRUE(at::equal(valid["ids"], test["ids"]));
+  EXPECT_EQ(test["ids"].size(1), 5);
+  for (int64_t r = 0; r < 12; ++r) {  // sorted by name: neg, then pos
+    const int64_t count = std::min<int64_t>(5, 2 + r % 6);
+    EXPECT_EQ(test["lengths"][r].item<int64_t>(), count);
+    for (int64_t t = 0; t < 5; ++t) {
+      const int64_t byte = t == 0 ? (r < 6 ? 'n' : 'p') : t == 1 ? 'e' : 0xff;
+      EXPECT_EQ(test["ids"][r][t].item<int64_t>(), t < count ? byte + 1 : 0) << r << " " << t;
+    }
+  }
+  EXPECT_EQ(ModelOf(task)->config().vocab_size, 257);
+  const auto message = [&](auto change) {
+    ClassifyTask::Options x = Options(root);
+    change(x);
+    return ErrorMessage([&] { ClassifyTask(x, ""); });
+  };
+  const auto expect = [](const std::string& said, const std::string& phrase) {
+    EXPECT_NE(said.find(phrase), std::string::npos) << said;
+  };
+  expect(message([](auto& x) {
+           x.byte_ids = ClassifyTask::ByteIds::kShifted, x.tokenizer = TokenizerKind::kBpe;
+         }),
+         "tokenizer=bytes");
+  expect(message([](auto& x) { x.test = "other.tsv"; }), "omit test");
+  expect(
+      message([](auto& x) { x.valid_from = ClassifyTask::ValidFrom::kTest, x.valid_share = 0.3; }),
+      "omit valid and valid_share");
+}
+
 TEST(Classify, ErrorsNameThePlace) {
   const TestFolder folder;
   const std::string path = folder / "t.tsv";

@@ -44,8 +44,9 @@ class TableRows : public RowSource {
 class FolderRows : public RowSource {
  public:
   explicit FolderRows(const std::string& path) {
+    const bool reviews = fs::is_directory(path + "/pos") && fs::is_directory(path + "/neg");
     for (const auto& entry : fs::directory_iterator(path)) {
-      if (!entry.is_directory()) continue;
+      if (!entry.is_directory() || (reviews && entry.path().filename() == "unsup")) continue;
       for (const auto& file : fs::directory_iterator(entry.path())) {
         if (file.is_regular_file() && !file.path().filename().string().starts_with("."))
           files_.push_back(file.path());
@@ -86,6 +87,10 @@ bool IsClassFolder(const std::string& path) {
   int folders = 0;
   for (const auto& entry : fs::directory_iterator(path, error)) folders += entry.is_directory();
   return folders >= 2;
+}
+
+bool IsTrainTestFolder(const std::string& path) {
+  return IsClassFolder(path + "/train") && IsClassFolder(path + "/test");
 }
 
 bool IsRows(const std::string& path) {

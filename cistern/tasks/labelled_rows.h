@@ -33,7 +33,10 @@ class RowSource {
 };
 
 // A folder that holds folders: each file in one of them is a row, its label the folder's name.
+// Beside `pos` and `neg`, aclImdb's folder `unsup` of reviews without a label is left out.
 bool IsClassFolder(const std::string& path);
+// A folder that holds two such folders, `train` and `test`, as aclImdb does.
+bool IsTrainTestFolder(const std::string& path);
 // Whether a table or such a folder, by its name.
 bool IsRows(const std::string& path);
 
