@@ -44,12 +44,32 @@ Json MechanismJson(const MechanismInfo& info) {
           {"definition", info.definition},
           {"forms", FormNames(info)},
           {"exact", info.exact},
+          {"stochastic", info.stochastic},
           {"bounded", info.bounded},
+          {"verbs", info.verbs},
+          {"merges", info.merges},
+          {"truncates", info.truncates},
+          {"fixed_length", info.fixed_length},
+          {"copies_scores", info.copies_scores},
           {"positions", info.PositionNames()},
           {"time", info.time},
           {"state", info.state},
           {"refusals", info.refusals},
           {"options", info.options().Write()}};
+}
+
+// What it can do beyond its forms, in words.
+std::string Abilities(const MechanismInfo& info) {
+  std::vector<std::string> words;
+  words.push_back(info.verbs ? "write, read, extend" : "no verbs: whole sequences alone");
+  if (info.verbs) words.push_back(info.bounded ? "state of one size" : "state grows");
+  if (info.merges) words.push_back("states merge");
+  if (info.truncates) words.push_back("states can be cut back");
+  words.push_back(info.exact ? "exact" : "not softmax attention");
+  if (info.stochastic) words.push_back("draws random numbers in training");
+  if (info.fixed_length) words.push_back("fixed length");
+  if (info.copies_scores) words.push_back("copies scores");
+  return Joined(words, "; ");
 }
 
 // The kinds of models.
@@ -203,6 +223,7 @@ int RunInfo(const InfoArguments& a) {
     std::printf("%10s forms: %s; positions: %s; time %s; state %s; %s\n", "",
                 Joined(FormNames(*i)).c_str(), Joined(i->PositionNames()).c_str(), i->time.c_str(),
                 i->state.c_str(), i->source.c_str());
+    std::printf("%10s %s\n", "", Abilities(*i).c_str());
     const std::string help = i->options().Help(11);
     if (!help.empty()) std::printf("%s", help.c_str());
   }

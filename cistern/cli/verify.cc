@@ -66,8 +66,9 @@ verify::Settings SettingsOf(const VerifyCommand& c) {
 
 std::string CommandToRepeat(const VerifyCommand& c, const verify::Result& r) {
   return StrCat("cistern verify --mechanism ", r.mechanism, " --property ", r.property,
-                " --implementation ", ops::ImplName(r.implementation), c.full ? " --full" : "",
-                " --seed ", c.common.seed);
+                r.form ? " --form " + FormName(*r.form) : "", " --implementation ",
+                ops::ImplName(r.implementation), c.full ? " --full" : "", " --seed ",
+                c.common.seed);
 }
 
 int TerminalColumns() {

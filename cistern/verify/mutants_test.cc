@@ -7,7 +7,9 @@
 #include <map>
 
 #include "cistern/attention/definition.h"
+#include "cistern/attention/mechanisms/reuse.h"
 #include "cistern/attention/mechanisms/softmax.h"
+#include "cistern/attention/mechanisms/t2r.h"
 #include "cistern/base/parallel.h"
 #include "cistern/kernels/isa.h"
 #include "cistern/ops/slot_memory.h"
@@ -44,6 +46,10 @@ enum class Defect {
   kPaddingTimesZero,     // padding is written with weight zero
   kFutureTimesZero,      // every output has zero times all later values in it
   kNanIsZero,            // NaN reads as zero
+  kSourceKept,           // what was written from a source is kept in the mechanism
+  kClaimsPadding,        // says that padding takes part, which it does not
+  kClaimsBatch,          // says that rows change each other, which they do not
+  kClaimsAtOnce,         // says that a source is written at once, and takes pieces
 };
 
 Defect active = Defect::kNone;
@@ -73,10 +79,20 @@ class Plain : public Mechanism {
   }
   void DoWrite(const Tensors& x, State& state, const ops::Mask& mask) override {
     Tokens(x, state, mask, false);
+    if (active == Defect::kSourceKept) {
+      source_ = state["memory"];
+      state["memory"] = at::zeros_like(source_);
+    }
   }
+  bool SeesPadding() const override {
+    return active == Defect::kPaddingTimesZero || active == Defect::kClaimsPadding;
+  }
+  bool SeesBatch() const override { return active == Defect::kClaimsBatch; }
+  bool WritesAtOnce() const override { return active == Defect::kClaimsAtOnce; }
 
   at::Tensor Read(const Tensors& x, const State& state) override {
-    at::Tensor memory = state["memory"].to(x[0].scalar_type());
+    at::Tensor memory =
+        (active == Defect::kSourceKept ? source_ : state["memory"]).to(x[0].scalar_type());
     if (active == Defect::kEmptyIsNan)
       memory =
           memory / at::isneginf(state["z"]).logical_not().to(memory.scalar_type()).unsqueeze(-1);
@@ -98,7 +114,6 @@ class Plain : public Mechanism {
   }
 
  protected:
-  bool SeesPadding() const override { return active == Defect::kPaddingTimesZero; }
   at::Tensor BidirectionalRows(const Tensors& x, const ops::Mask& mask) override {
     const at::Tensor out = Mechanism::BidirectionalRows(x, mask);
     return active == Defect::kBidirectionalScaled ? out * 1.001 : out;
@@ -196,7 +211,7 @@ class Plain : public Mechanism {
     return out.masked_fill(pad.unsqueeze(1).unsqueeze(-1), 0.0);
   }
 
-  at::Tensor hidden_;
+  at::Tensor hidden_, source_;
 };
 
 const MechanismInfo& PlainInfo() {
@@ -262,9 +277,11 @@ TEST(Mutants, EachDefectIsCaughtByItsProperty) {
                                                         {Defect::kThreadDependent, "threads"},
                                                         {Defect::kIsaDependent, "simd"},
                                                         {Defect::kBidirectionalScaled, "prefix"},
-                                                        {Defect::kPaddingTimesZero, "nonfinite"},
                                                         {Defect::kFutureTimesZero, "nonfinite"},
-                                                        {Defect::kNanIsZero, "nonfinite"}};
+                                                        {Defect::kNanIsZero, "nonfinite"},
+                                                        {Defect::kClaimsPadding, "declared"},
+                                                        {Defect::kClaimsBatch, "declared"},
+                                                        {Defect::kClaimsAtOnce, "declared"}};
   for (const auto& [defect, property] : caught_by) {
     const DefectScope scope(defect);
     Subject subject(PlainInfo(), Json::object(), 1);
@@ -278,6 +295,81 @@ TEST(Mutants, EachDefectIsCaughtByItsProperty) {
   // Nothing stays behind that would make the next check fail.
   Subject subject(PlainInfo(), Json::object(), 1);
   EXPECT_FALSE(RunCheck(FindProperty("pieces"), subject, ops::Impl::kKernel, {}).failed());
+}
+
+// It says that padding takes part, so as to be given it; the check itself is asked.
+TEST(Mutants, PaddingTimesZeroIsCaught) {
+  const DefectScope scope(Defect::kPaddingTimesZero);
+  Subject subject(PlainInfo(), Json::object(), 1);
+  EXPECT_TRUE(FindProperty("nonfinite").check(subject, {}).failed());
+}
+
+TEST(Mutants, WhatWasWrittenFromASourceIsWatchedToo) {
+  Settings cross;
+  cross.forms = {Form::kCross};
+  const std::multimap<Defect, std::string> caught_by = {{Defect::kSourceKept, "state"},
+                                                        {Defect::kSourceKept, "file"},
+                                                        {Defect::kPaddingInSum, "resume"},
+                                                        {Defect::kDropsNormaliser, "resume"},
+                                                        {Defect::kPaddingInSum, "masked"}};
+  for (const auto& [defect, property] : caught_by) {
+    Subject sound(PlainInfo(), Json::object(), 1);
+    EXPECT_EQ(RunCheck(FindProperty(property), sound, ops::Impl::kKernel, cross).kind,
+              Outcome::Kind::kPass)
+        << property;
+    const DefectScope scope(defect);
+    Subject subject(PlainInfo(), Json::object(), 1);
+    EXPECT_TRUE(RunCheck(FindProperty(property), subject, ops::Impl::kKernel, cross).failed())
+        << "defect " << int(defect) << " passed " << property;
+  }
+}
+
+// T2R whose map, folded into the projections, forgets the queries' 1/sqrt(d).
+class WrongFold : public T2rMechanism {
+ public:
+  using T2rMechanism::T2rMechanism;
+  HeadMap FirstMap(size_t projection) const override {
+    return T2rMechanism::FirstMap(projection == 0 ? 1 : projection);
+  }
+};
+
+TEST(Mutants, ALayerThatIsNotItsPartsIsCaught) {
+  MechanismInfo info = FindMechanism("t2r");
+  info.construct = InfoOf<WrongFold>("t2r").construct;
+  Subject wrong(info, {{"features", 6}}, 1), sound(FindMechanism("t2r"), {{"features", 6}}, 1);
+  EXPECT_TRUE(RunCheck(FindProperty("layer"), wrong, ops::Impl::kKernel, {}).failed());
+  EXPECT_FALSE(RunCheck(FindProperty("definition"), wrong, ops::Impl::kKernel, {}).failed())
+      << "the core alone is sound";
+  EXPECT_FALSE(RunCheck(FindProperty("layer"), sound, ops::Impl::kKernel, {}).failed());
+}
+
+// Reuse that takes the heads over in the wrong order.
+class TurnedHeads : public ReuseMechanism {
+ public:
+  using ReuseMechanism::ReuseMechanism;
+  at::Tensor DoAttend(Form form, const Tensors& x, State* state, const ops::Mask& mask,
+                      Handles& handles) override {
+    for (HeadScores& s : handles) {
+      for (at::Tensor* t : {&s.q, &s.k, &s.p}) {
+        if (t->defined()) *t = t->flip({1});
+      }
+    }
+    return ReuseMechanism::DoAttend(form, x, state, mask, handles);
+  }
+};
+
+TEST(Mutants, ScoresCopiedFromTheWrongHeadsAreCaught) {
+  MechanismInfo info = FindMechanism("reuse");
+  info.construct = InfoOf<TurnedHeads>("reuse").construct;
+  for (const char* keep : {"handles", "scores"}) {
+    const Json options = {{"heads", -1}, {"keep", keep}};
+    Subject wrong(info, options, 1), sound(FindMechanism("reuse"), options, 1);
+    EXPECT_TRUE(RunCheck(FindProperty("copying"), wrong, ops::Impl::kKernel, {}).failed()) << keep;
+    EXPECT_FALSE(RunCheck(FindProperty("definition"), wrong, ops::Impl::kKernel, {}).failed());
+    EXPECT_EQ(RunCheck(FindProperty("copying"), sound, ops::Impl::kKernel, {}).kind,
+              Outcome::Kind::kPass)
+        << keep;
+  }
 }
 
 // Exact attention whose cache is cut one token late.

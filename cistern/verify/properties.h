@@ -62,6 +62,11 @@ Outcome CheckFile(Subject& subject, const Settings& settings);
 Outcome CheckMerge(Subject& subject, const Settings& settings);
 Outcome CheckTruncate(Subject& subject, const Settings& settings);
 
+// properties_layer.cc: what stands around a core
+Outcome CheckLayer(Subject& subject, const Settings& settings);
+Outcome CheckCopying(Subject& subject, const Settings& settings);
+Outcome CheckDeclared(Subject& subject, const Settings& settings);
+
 // properties_machine.cc: threads, instruction sets, memory
 Outcome CheckThreads(Subject& subject, const Settings& settings);
 Outcome CheckSimd(Subject& subject, const Settings& settings);

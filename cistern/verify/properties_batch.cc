@@ -102,13 +102,28 @@ Outcome CheckPadding(Subject& subject, const Settings& settings) {
 }
 
 Outcome CheckResume(Subject& subject, const Settings& settings) {
-  if (!settings.Has(Form::kCausal) || !subject.Has(Form::kCausal))
-    return NotApplicable("it has no causal form");
+  const bool causal = settings.Has(Form::kCausal) && subject.Has(Form::kCausal);
+  const bool cross = settings.Has(Form::kCross) && subject.Has(Form::kCross);
+  if (!causal && !cross) return NotApplicable("it has no state to go on from");
   at::NoGradGuard guard;
   Meter meter;
   Mechanism& m = subject.In(at::kDouble);
   const Tensors first = subject.Inputs(3, 9), second = subject.Inputs(3, 6);
   const std::vector<int64_t> lengths = {9, 4, 0};
+  if (cross && !m.WritesAtOnce()) {
+    const Tensors queries = subject.Inputs(3, 4);
+    State state = m.EmptyState(3, first[0].options());
+    m.Write(first, state, {LengthsOf(lengths), {}});
+    m.Write(second, state, {});
+    const at::Tensor got = m.Read(queries, state);
+    for (int64_t b = 0; b < 3; ++b) {
+      const Tensors row = Joined(Narrow(Rows(first, b), 0, lengths[size_t(b)]), Rows(second, b));
+      meter.Close(got.narrow(0, b, 1), subject.Definition(Form::kCross, Rows(queries, b), row),
+                  subject.Tolerance(at::kDouble), "cross, a source of ", lengths[size_t(b)],
+                  " tokens goes on");
+    }
+  }
+  if (!causal) return meter.result();
   for (const bool in_steps : {false, true}) {
     State state;
     Pieces(m, first, in_steps ? EachToken(9) : std::vector<int64_t>{0, 9}, {LengthsOf(lengths), {}},

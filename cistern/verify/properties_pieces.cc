@@ -22,9 +22,10 @@ void CrossPieces(Subject& subject, Meter& meter) {
   const at::Tensor want = Whole(m, Form::kCross, queries, x);
   const double tolerance = subject.Tolerance(at::kDouble);
   for (int64_t cut = 0; cut <= 13; ++cut) {
+    if (m.WritesAtOnce() && cut != 0 && cut != 13) continue;
     State state = m.EmptyState(2, x[0].options());
     m.Write(Narrow(x, 0, cut), state, {});
-    m.Write(Narrow(x, cut, 13 - cut), state, {});
+    if (cut < 13) m.Write(Narrow(x, cut, 13 - cut), state, {});
     meter.Close(m.Read(queries, state), want, tolerance, "cross, written in two pieces, cut at ",
                 cut);
     meter.Close(m.Read(Narrow(queries, 2, 1), state), want.narrow(2, 2, 1), tolerance,

@@ -19,10 +19,60 @@ State Written(Mechanism& m, const Tensors& x) {
 
 }  // namespace
 
+namespace {
+
+// What was written from a source: its size, its rows in another order, and clones of it.
+void CrossState(Subject& subject, Meter& meter) {
+  Mechanism& m = subject.In(at::kDouble);
+  const double tolerance = subject.Tolerance(at::kDouble);
+  const Tensors x = subject.Inputs(3, 9), more = subject.Inputs(3, 4),
+                queries = subject.Inputs(4, 5), own = subject.Inputs(3, 5);
+  State state = Written(m, x);
+  const State kept = state.Clone();
+  const int64_t bytes = m.Compact(state).Bytes(), predicted = m.StateBytes(3, 9, x[0].options());
+  meter.True(bytes == predicted, "cross, the state's size, predicted as ", predicted, ", is ",
+             bytes);
+  const at::Tensor rows = at::tensor({2, 0, 0, 1}, at::kLong);
+  Tensors picked;
+  for (const at::Tensor& y : x) picked.push_back(y.index_select(0, rows));
+  meter.Close(m.Read(queries, state.Reorder(rows)),
+              subject.Definition(Form::kCross, queries, picked), tolerance,
+              "cross, reordered rows");
+  if (!m.WritesAtOnce()) {
+    m.Write(more, state, {});
+    const Tensors whole = Joined(x, more);
+    meter.Close(m.Read(own, state), subject.Definition(Form::kCross, own, whole), tolerance,
+                "cross, a state that was cloned, written on");
+  }
+  meter.Close(m.Read(own, kept), subject.Definition(Form::kCross, own, x), tolerance,
+              "cross, the clone");
+}
+
+State FromFile(Subject& fresh, Mechanism& m, const State& state, int64_t batch,
+               const at::TensorOptions& options) {
+  TensorFile file;
+  for (const NamedTensor& t : m.Compact(state).tensors) {
+    if (t.value.defined()) file.tensors.push_back(t);
+  }
+  const TemporaryFile temporary;
+  SaveTensors(temporary.path(), file);
+  // A new instance and a new state: everything that is needed has to be in the file.
+  Mechanism& other = fresh.In(options.dtype().toScalarType());
+  State loaded = other.EmptyState(batch, options);
+  for (NamedTensor& t : LoadTensors(temporary.path()).tensors) loaded[t.name] = t.value;
+  other.CheckState(loaded);
+  return loaded;
+}
+
+}  // namespace
+
 Outcome CheckState(Subject& subject, const Settings& settings) {
-  if (!Applies(subject, settings)) return NotApplicable("it has no causal form");
   at::NoGradGuard guard;
   Meter meter;
+  if (settings.Has(Form::kCross) && subject.Has(Form::kCross)) CrossState(subject, meter);
+  if (!Applies(subject, settings))
+    return meter.result().comparisons > 0 ? meter.result()
+                                          : NotApplicable("it has neither causal nor cross form");
   Mechanism& m = subject.In(at::kDouble);
   const double tolerance = subject.Tolerance(at::kDouble);
   const Tensors first = subject.Inputs(3, 9), second = subject.Inputs(4, 5);
@@ -63,26 +113,30 @@ Outcome CheckState(Subject& subject, const Settings& settings) {
 }
 
 Outcome CheckFile(Subject& subject, const Settings& settings) {
-  if (!Applies(subject, settings)) return NotApplicable("it has no causal form");
+  const bool causal = Applies(subject, settings);
+  const bool cross = settings.Has(Form::kCross) && subject.Has(Form::kCross);
+  if (!causal && !cross) return NotApplicable("it has neither causal nor cross form");
   at::NoGradGuard guard;
   Meter meter;
   for (const auto dtype : {at::kDouble, at::kFloat}) {
     Mechanism& m = subject.In(dtype);
+    if (cross) {
+      const Tensors source = Cast(subject.Inputs(3, 9), dtype),
+                    queries = Cast(subject.Inputs(3, 4), dtype);
+      State state = m.EmptyState(3, source[0].options());
+      m.Write(source, state, {LengthsOf({9, 5, 0}), {}});
+      Subject fresh = subject.Again();
+      const State loaded = FromFile(fresh, m, state, 3, source[0].options());
+      meter.Same(fresh.In(dtype).Read(queries, loaded), m.Read(queries, state), "cross, ",
+                 at::toString(dtype), ", read from the file");
+    }
+    if (!causal) continue;
     const Tensors first = Cast(subject.Inputs(3, 9), dtype),
                   second = Cast(subject.Inputs(3, 5), dtype);
     State state;
     Pieces(m, first, {0, 4, 9}, {LengthsOf({9, 5, 0}), {}}, &state);
-    TensorFile file;
-    for (const NamedTensor& t : m.Compact(state).tensors) {
-      if (t.value.defined()) file.tensors.push_back(t);
-    }
-    const TemporaryFile temporary;
-    SaveTensors(temporary.path(), file);
-    // A new instance and a new state: everything that is needed has to be in the file.
     Subject fresh = subject.Again();
-    State loaded = fresh.In(dtype).EmptyState(3, first[0].options());
-    for (NamedTensor& t : LoadTensors(temporary.path()).tensors) loaded[t.name] = t.value;
-    fresh.In(dtype).CheckState(loaded);
+    State loaded = FromFile(fresh, m, state, 3, first[0].options());
     const at::Tensor want = m.Extend(second, state, {});
     meter.Same(fresh.In(dtype).Extend(second, loaded, {}), want, at::toString(dtype),
                ", continued from the file");

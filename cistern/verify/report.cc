@@ -53,6 +53,11 @@ constexpr const char* kCellsAre =
     "error/tolerance of the comparison that came closest to its tolerance; 0: every bit agrees.\n"
     "Errors are relative, in root mean square: |got - wanted| / |wanted|.\n\n";
 
+// The row of a result: its mechanism and the form.
+std::string RowOf(const Result& r) {
+  return r.form ? r.mechanism + " " + FormName(*r.form) : r.mechanism;
+}
+
 template <class T>
 void AddOnce(std::vector<T>& all, const T& one) {
   if (std::find(all.begin(), all.end(), one) == all.end()) all.push_back(one);
@@ -80,9 +85,9 @@ std::string MatrixText(const std::vector<Result>& results, const MatrixStyle& st
   std::vector<std::string> mechanisms, properties, reasons;
   std::map<std::pair<std::string, std::string>, std::vector<const Outcome*>> cells;
   for (const Result& r : results) {
-    AddOnce(mechanisms, r.mechanism);
+    AddOnce(mechanisms, RowOf(r));
     AddOnce(properties, r.property);
-    cells[{r.mechanism, r.property}].push_back(&r.outcome);
+    cells[{RowOf(r), r.property}].push_back(&r.outcome);
   }
   size_t first = 0;
   for (const std::string& m : mechanisms) first = std::max(first, m.size());
@@ -133,7 +138,7 @@ std::string MatrixText(const std::vector<Result>& results, const MatrixStyle& st
   for (const Result& r : results) {
     if (!r.outcome.failed()) continue;
     out += Coloured("FAIL", Kind::kFail, style.colour) +
-           StrCat("  ", r.mechanism, " ", r.options.dump(), ", ", r.property, ", ",
+           StrCat("  ", RowOf(r), " ", r.options.dump(), ", ", r.property, ", ",
                   ops::ImplName(r.implementation), ": ", FailureText(r.outcome), "\n");
   }
   return out;
@@ -163,6 +168,7 @@ Json ResultsJson(const std::vector<Result>& results) {
                 {"options", r.options},
                 {"property", r.property},
                 {"implementation", ops::ImplName(r.implementation)}};
+    if (r.form) row["form"] = FormName(*r.form);
     row.update(OutcomeJson(r.outcome));
     row["seconds"] = r.seconds;
     all.push_back(std::move(row));

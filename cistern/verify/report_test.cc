@@ -53,6 +53,17 @@ TEST(Report, AMatrixWithALegendAndItsFailures) {
                  {"\033[1;31m       FAIL\033[0m", "\033[32m", "\033[2m"});
 }
 
+TEST(Report, FormsHaveRowsOfTheirOwn) {
+  std::vector<Result> results = {Row("latte", "pieces", 2e-13, 1e-12),
+                                 Row("latte", "pieces", 3e-3, 1e-12)};
+  results[0].form = Form::kCausal, results[1].form = Form::kCross;
+  testing::ExpectContains(MatrixText(results, {100, false}),
+                          {"latte causal  2e-13/1e-12\n", "latte cross          FAIL\n",
+                           "FAIL  latte cross {\"slots\":3}, pieces"});
+  EXPECT_EQ(ResultsJson(results)[1]["form"], "cross");
+  EXPECT_FALSE(ResultsJson({Row("latte", "pieces", 0, 0)})[0].contains("form"));
+}
+
 TEST(Report, JsonHoldsEveryResult) {
   const Json json = ResultsJson({Row("latte", "merge", 1e-13, 1e-12),
                                  Row("window", "merge", 0, 0, "its states do not merge")});

@@ -47,7 +47,13 @@ Mechanism& Subject::In(at::ScalarType dtype) {
 }
 
 bool Subject::Has(Form form) const {
-  return info_.Supports(form) && (info_.verbs || form == Form::kBidirectional);
+  return info_.Supports(form) && (info_.verbs || form == Form::kBidirectional) &&
+         mechanism_->FormRefusal(form).empty();
+}
+
+std::string Subject::RowsDepend() const {
+  if (mechanism_->SeesPadding()) return "its options let padding take part";
+  return mechanism_->SeesBatch() ? "its options let the rows of a batch change each other" : "";
 }
 
 Tensors Subject::Inputs(int64_t batch, int64_t length, double scale) const {

@@ -34,8 +34,12 @@ class Subject {
   // With its parameters as numbers of this type: the same values.
   Mechanism& In(at::ScalarType dtype);
 
-  // Forms that can be run: causal and cross need the verbs.
+  // Forms that can be run: causal and cross need the verbs, and some options leave one out.
   bool Has(Form form) const;
+  const Mechanism& mechanism() const { return *mechanism_; }
+  const AttentionDims& dims() const { return dims_; }
+  // Why a row of a batch need not be what it is alone and without padding; empty: it has to be.
+  std::string RowsDepend() const;
   Tensors Inputs(int64_t batch, int64_t length, double scale = 1) const;
   at::Tensor Weights(int64_t batch,
                      int64_t length) const;  // [B,H,T,d], to make one number of an output

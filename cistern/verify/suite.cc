@@ -36,7 +36,7 @@ const std::vector<Property>& Properties() {
       {"empty", "no tokens, no rows, and rows of padding alone give zeros and no gradient",
        CheckEmpty},
       {"prefix", "causal output t is the last row of the bidirectional form of tokens 0 to t",
-       CheckPrefix},
+       CheckPrefix, Property::Scope::kForms, true},
       {"pieces",
        "the whole sequence = any two pieces = token by token; written in pieces = written at once",
        CheckPieces},
@@ -48,24 +48,33 @@ const std::vector<Property>& Properties() {
        "gradients equal finite differences: of inputs, parameters and the state, padded and packed",
        CheckGradient, Property::Scope::kNumbers},
       {"padding", "padding changes nothing, reads as zero and has exactly zero gradient",
-       CheckPadding},
+       CheckPadding, Property::Scope::kForms, false, true},
       {"masked",
        "masked tokens (padding on the left, holes) are as if they were not there: they change "
        "nothing, read as zero and have exactly zero gradient",
-       CheckMasked},
+       CheckMasked, Property::Scope::kForms, false, true},
       {"resume", "rows of different lengths each continue where they stopped", CheckResume},
-      {"batch", "a row alone = in a batch, whatever the other rows are", CheckBatch},
-      {"packed", "documents packed in a row = each alone, also gradients", CheckPacked},
+      {"batch", "a row alone = in a batch, whatever the other rows are", CheckBatch,
+       Property::Scope::kForms, false, true},
+      {"packed", "documents packed in a row = each alone, also gradients", CheckPacked,
+       Property::Scope::kForms, false, true},
       {"nonfinite",
        "NaN and infinities in padding, in later tokens, in other rows and documents are not seen; "
        "in a token itself they are",
-       CheckNonFinite},
+       CheckNonFinite, Property::Scope::kForms, false, true},
       {"random", "all of this at random shapes, lengths, document starts and cuts", CheckRandom,
        Property::Scope::kNumbers},
       {"state", "states are cloned and reordered, and of the declared size", CheckState},
       {"file", "a state saved to a file and loaded continues with the same bits", CheckFile},
       {"merge", "states of two adjacent pieces merge into the state of the whole", CheckMerge},
       {"truncate", "a state cut back continues as if the rest had never been read", CheckTruncate},
+      {"layer", "a layer is its maps, its core and its output map, one after the other",
+       CheckLayer},
+      {"copying", "scores taken over from the layer before are that layer's", CheckCopying},
+      {"declared",
+       "what its options declare is so: padding that takes part, rows that change each other, a "
+       "source that is written at once, forms left out",
+       CheckDeclared, Property::Scope::kForms, true},
       {"threads", "the same for any number of threads (our kernels: the same bits)", CheckThreads,
        Property::Scope::kMachine},
       {"simd", "every instruction set of this machine gives the reference's numbers", CheckSimd,
@@ -91,6 +100,8 @@ Outcome RunCheck(const Property& property, Subject& subject, ops::Impl impl,
   at::manual_seed(settings.seed);
   Outcome outcome;
   try {
+    const std::string depend = property.rows ? subject.RowsDepend() : "";
+    if (!depend.empty()) return NotApplicable(depend);
     outcome = property.check(subject, settings);
     if (outcome.kind != Outcome::Kind::kNotApplicable && outcome.comparisons == 0)
       outcome = NotApplicable("it has none of the forms asked for");
@@ -109,6 +120,20 @@ int64_t LongestOf(const Settings& settings) {
   return std::max<int64_t>(256, *std::max_element(lengths.begin(), lengths.end()));
 }
 
+// The settings that a property is run with, one after the other: each form by itself.
+std::vector<Settings> EachForm(const MechanismInfo& info, const Property& property,
+                               const Settings& settings) {
+  if (property.together) return {settings};
+  std::vector<Settings> all;
+  for (const Form form : settings.forms) {
+    if (!info.Supports(form)) continue;
+    all.push_back(settings);
+    all.back().forms = {form};
+  }
+  if (all.empty()) all.push_back(settings);  // to say that it has none of them
+  return all;
+}
+
 }  // namespace
 
 std::vector<Result> RunSuite(const std::vector<const MechanismInfo*>& mechanisms,
@@ -122,17 +147,20 @@ std::vector<Result> RunSuite(const std::vector<const MechanismInfo*>& mechanisms
       for (const Property* property : properties) {
         for (const ops::Impl impl : settings.implementations) {
           if (!property->Runs(impl, settings)) continue;
-          const auto begin = std::chrono::steady_clock::now();
-          Result result{info->name,
-                        options,
-                        property->name,
-                        impl,
-                        RunCheck(*property, subject, impl, settings),
-                        0};
-          result.seconds =
-              std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-          results.push_back(std::move(result));
-          if (done && !done(results.back())) return results;
+          for (const Settings& own : EachForm(*info, *property, settings)) {
+            const auto begin = std::chrono::steady_clock::now();
+            Result result{info->name,
+                          options,
+                          property->name,
+                          impl,
+                          RunCheck(*property, subject, impl, own),
+                          0,
+                          own.forms.size() == 1 ? std::optional(own.forms[0]) : std::nullopt};
+            result.seconds =
+                std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+            results.push_back(std::move(result));
+            if (done && !done(results.back())) return results;
+          }
         }
       }
     }
@@ -142,12 +170,16 @@ std::vector<Result> RunSuite(const std::vector<const MechanismInfo*>& mechanisms
 
 int64_t CountChecks(const std::vector<const MechanismInfo*>& mechanisms,
                     const std::vector<const Property*>& properties, const Settings& settings) {
-  int64_t cases = 0, each = 0;
-  for (const MechanismInfo* info : mechanisms) cases += int64_t(info->cases.size());
-  for (const Property* property : properties) {
-    for (const ops::Impl impl : settings.implementations) each += property->Runs(impl, settings);
+  int64_t count = 0;
+  for (const MechanismInfo* info : mechanisms) {
+    for (const Property* property : properties) {
+      const int64_t each =
+          int64_t(info->cases.size() * EachForm(*info, *property, settings).size());
+      for (const ops::Impl impl : settings.implementations)
+        count += property->Runs(impl, settings) ? each : 0;
+    }
   }
-  return cases * each;
+  return count;
 }
 
 }  // namespace cistern::verify

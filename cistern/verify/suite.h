@@ -3,6 +3,7 @@
 // alone. `cistern verify` runs it on the user's machine, the tests run it on every mechanism, and
 // mutants_test.cc proves that it catches defects.
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -36,6 +37,8 @@ struct Property {
   std::string description;  // what must hold
   Check check;
   Scope scope = Scope::kForms;
+  bool together = false;  // compares forms with each other: run in all of them at once
+  bool rows = false;  // rows are compared with what each is alone: not where Subject::RowsDepend
 
   bool Runs(ops::Impl impl, const Settings& settings) const;
 };
@@ -47,7 +50,8 @@ const Property& FindProperty(const std::string& name);  // UsageError with the n
 Outcome RunCheck(const Property& property, Subject& subject, ops::Impl impl,
                  const Settings& settings);
 
-// A cell of the result: one mechanism with one set of options, one property, one implementation.
+// A cell of the result: one mechanism with one set of options, one form, one property, one
+// implementation.
 struct Result {
   std::string mechanism;
   Json options;
@@ -55,9 +59,11 @@ struct Result {
   ops::Impl implementation;
   Outcome outcome;
   double seconds = 0;
+  std::optional<Form> form = {};  // that it was run in; none: in several at once
 };
 
-// All cases of the mechanisms. `done` hears of each result and stops the run by returning false.
+// All cases, each form by itself of the mechanisms. `done` hears of each result and stops the run
+// by returning false.
 std::vector<Result> RunSuite(const std::vector<const MechanismInfo*>& mechanisms,
                              const std::vector<const Property*>& properties,
                              const Settings& settings,

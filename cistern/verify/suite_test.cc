@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cctype>
 
 #include "cistern/ops/testing.h"
@@ -65,7 +66,51 @@ TEST(Suite, NamesAreKnownAndCounted) {
   });
   EXPECT_EQ(heard, 3) << "the run stops when it is told to";
   EXPECT_EQ(results.size(), 3u);
-  EXPECT_EQ(CountChecks(latte, some, settings), int64_t(3 * latte[0]->cases.size()));
+  EXPECT_EQ(CountChecks(latte, some, settings), int64_t(3 * 3 * latte[0]->cases.size()));
+}
+
+TEST(Suite, FormsAreRunApart) {
+  Settings settings;
+  settings.implementations = {ops::Impl::kKernel};
+  const std::vector<const MechanismInfo*> some = {&FindMechanism("gated_slots"),
+                                                  &FindMechanism("latte")};
+  const std::vector<const Property*> properties = {&FindProperty("definition"),
+                                                   &FindProperty("prefix")};
+  std::vector<std::string> rows;
+  for (const Result& r : RunSuite(some, properties, settings)) {
+    if (r.options != FindMechanism(r.mechanism).cases[0]) continue;
+    rows.push_back(r.mechanism + " " + (r.form ? FormName(*r.form) : "all") + " " + r.property);
+    if (r.form && r.outcome.comparisons > 0) {
+      EXPECT_EQ(r.outcome.where.rfind(FormName(*r.form), 0), 0u) << r.outcome.where;
+    }
+  }
+  EXPECT_EQ(rows,
+            (std::vector<std::string>{"gated_slots causal definition", "gated_slots all prefix",
+                                      "latte bidirectional definition", "latte causal definition",
+                                      "latte cross definition", "latte all prefix"}));
+}
+
+TEST(Suite, EveryCaseReachesWhatItNames) {
+  // A case that changes nothing in the core changes its layer, and the layer's property covers it.
+  const auto parameters = [](const Json& options) {
+    AttentionDims dims;
+    dims.dim = 10, dims.heads = 2, dims.max_length = 64;
+    std::string names;
+    const auto luna = FindMechanism("luna").Make(options, dims);
+    for (const Projection& p : luna->Projections()) names += p.name + "(" + p.map + ") ";
+    return names;
+  };
+  std::vector<std::string> seen;
+  for (const Json& options : FindMechanism("luna").cases) seen.push_back(parameters(options));
+  std::sort(seen.begin(), seen.end());
+  EXPECT_GT(std::unique(seen.begin(), seen.end()) - seen.begin(), 2);
+  for (const MechanismInfo* info : Mechanisms()) {
+    for (const Json& options : info->cases) {
+      Subject subject(*info, options, 1);
+      const Outcome layer = RunCheck(FindProperty("layer"), subject, ops::Impl::kKernel, {});
+      EXPECT_EQ(layer.kind, Outcome::Kind::kPass) << subject.Name() << " " << layer.where;
+    }
+  }
 }
 
 TEST(Suite, HeadGroupsAreAMechanismToo) {

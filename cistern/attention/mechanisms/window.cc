@@ -282,10 +282,8 @@ at::Tensor WindowMechanism::Definition(Form form, const std::vector<at::Tensor>&
     if (take_part_) {    // the others of all slots have logit 0
       int64_t held = 0;  // of the queue's n slots
       for (const int64_t s : seen) held += form == Form::kBidirectional && s > t ? 0 : 1;
-      const double others = double(window_ - held);
-      const at::Tensor largest = e.amax(2, true),
-                       most = others > 0 ? largest.clamp_min(0) : largest;
-      p = (e - most).exp() / ((e - most).exp().sum(2, true) + others * (-most).exp());
+      const at::Tensor zeros = at::zeros({e.size(0), e.size(1), window_ - held}, e.options());
+      p = at::softmax(at::cat({e, zeros}, 2), 2).narrow(2, 0, e.size(2));
     }
     out.select(2, t).copy_(at::matmul(p.unsqueeze(2), x[v_].index_select(2, keys)).squeeze(2));
   }
