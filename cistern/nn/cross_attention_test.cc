@@ -75,10 +75,9 @@ TEST(CrossAttention, IsTheDefinitionOfTheProjections) {
       for (const Projection& p : layer.mechanism().Projections()) {
         const at::Tensor* bias = all.find(p.name + "_proj.bias");  // a map may have none
         EXPECT_EQ(bias != nullptr, !p.identity && p.bias.value_or(true)) << what << " " << p.name;
-        const at::Tensor y =
-            p.identity ? x
-                       : at::linear(x, all[p.name + "_proj.weight"],
-                                    bias ? std::optional(*bias) : std::nullopt);
+        const at::Tensor y = p.identity ? x
+                                        : at::linear(x, all[p.name + "_proj.weight"],
+                                                     bias ? std::optional(*bias) : std::nullopt);
         out.push_back(
             y.view({x.size(0), x.size(1), p.heads > 0 ? p.heads : 2, -1}).transpose(1, 2));
       }

@@ -149,6 +149,7 @@ TEST(AttentionLayer, LastRowIsBidirectionalOverThePrefix) {
         !info->Supports(Form::kBidirectional))
       continue;
     for (const std::string& positions : info->PositionNames()) {
+      if (positions == "relative") continue;  // the forms have other buckets
       auto make = [&](Form form) {
         at::manual_seed(4);
         return InDouble(MakeAttentionLayer(LayerOptions(info->name, form, 0, positions)));

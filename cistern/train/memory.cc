@@ -21,40 +21,49 @@ struct Stack {
   double source = 0;  // and for each token of what it attends to, where that is another sequence
   // For each pair of a token and what it attends to: probabilities that are written out, of all
   // layers, and of the one whose gradients are being taken.
-  double pair = 0, pair_at_once = 0;
+  double pair = 0, pair_at_once = 0, heads = 0;
+  double bias = 0;  // of relative positions, for each such pair within one row, whatever the batch
 };
 
 // With dropout on them, probabilities are written out: softmax and its kind keep them, which are
 // dropped, and the result; the backward pass has the gradients of both and of the scores.
 constexpr double kPairKept = 2.5, kPairBackward = 4;
+// Where those of a layer are more than this, they are formed some rows at a time
+// (ops/blockwise_attention.h), in the backward pass again.
+constexpr double kPairsOfABlock = 1 << 22, kPairBlock = 6;
 
 // Of all heads: slots or features, each a mean or a sum over tokens and its normaliser.
 double StateSlots(const Mechanism& mechanism, const LayerStack& stack) {
   const at::TensorOptions options = at::TensorOptions().dtype(at::kFloat);
   const double numbers = double(mechanism.StateBytes(1, 0, options)) / 8;
-  return numbers / (double(stack.dim()) / double(stack.options().heads) + 1);
+  return numbers / (double(stack.options().qkv_dim) / double(stack.options().heads) + 1);
 }
 
 Stack NumbersOf(const ModelConfig& c, Form form) {
   const LayerStack stack = c.Stack(form);
-  const double dim = double(stack.dim()), ffn = double(stack.ffn_dim());
+  const double dim = double(stack.dim()), qkv = double(stack.options().qkv_dim),
+               ffn = double(stack.ffn_dim()) *
+                     (c.activation == Activation::kGeglu ? 1.5 : 1);  // three maps for two
   Stack s;
   for (int64_t layer = 0; layer < stack.layers(); ++layer) {
     const AttentionLayerOptions a = stack.Attention(layer);
     double query = 0, key = 0;  // widths of the projections
     const auto mechanism = MakeMechanism(a);
-    if (a.dims.dropout > 0 && mechanism->info().exact) {
+    // Relative positions are learned, and the gradient of a bias needs the probabilities.
+    if ((a.dims.dropout > 0 || a.positions == PositionKind::kRelative) && mechanism->info().exact) {
       s.pair += kPairKept * double(stack.options().heads);
       s.pair_at_once = kPairBackward * double(stack.options().heads);
+      s.heads = double(stack.options().heads);
     }
+    if (a.positions == PositionKind::kRelative) s.bias += double(stack.options().heads) + 2;
     for (const Projection& p : mechanism->Projections()) {
       if (p.OfTokens() && !p.identity) (p.side == Side::kQuery ? query : key) += double(p.width);
     }
     // Beyond q, k and v; features are computed, not projected, but no less kept.
     const double widths = query + key,
-                 slots = std::max({0.0, widths - 3 * dim, StateSlots(*mechanism, stack)});
+                 slots = std::max({0.0, widths - 3 * qkv, StateSlots(*mechanism, stack)});
     const bool own = stack.TiedTo(layer) == layer;
-    if (own) s.weights += dim * (widths + dim);
+    if (own) s.weights += dim * (widths + qkv);
     s.source += form == Form::kCross ? key + 3 * slots : 0;
     if (form == Form::kCross) {
       s.token += query + 6 * dim;
@@ -81,7 +90,11 @@ int64_t EstimateTrainingBytes(const ModelConfig& c, int64_t rows, int64_t length
     const double own = of_source ? sources : tokens,
                  seen = of_source || cross ? wide : double(length);  // by each of them
     numbers += double(copies) * stack.weights + own * stack.token + sources * stack.source;
-    numbers += own * seen * (stack.pair + (cross ? 0 : stack.pair_at_once));
+    const double pairs = own * seen * stack.heads;
+    numbers += pairs > kPairsOfABlock
+                   ? kPairBlock * kPairsOfABlock
+                   : own * seen * (stack.pair + (cross ? 0 : stack.pair_at_once));
+    if (stack.bias > 0) numbers += seen * seen * stack.bias;
     if (!cross) numbers += own * 6 * double(c.Stack(form).dim());
   }
   return int64_t(std::min(double(bytes) * numbers, 9e18));
