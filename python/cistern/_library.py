@@ -56,8 +56,9 @@ def mechanisms() -> dict[str, dict[str, Any]]:
 
 
 def make_spec(mechanism: str, options: dict[str, Any], dim: int, heads: int, max_length: int = 0,
-              layer: int = 0, dropout: float = 0.0) -> str:
-    """What names a core to the library: its mechanism, options and sizes."""
+              layer: int = 0, dropout: float = 0.0, **more: Any) -> str:
+    """What names a core to the library: its mechanism, options and sizes. `more`: model, the width
+    of the model if it is not `dim`; relative, relative_std."""
     sizes = {"max_length": max_length, "layer": layer, "dropout": dropout}
     for name, value in {**options, **sizes}.items():
         try:
@@ -75,6 +76,7 @@ def make_spec(mechanism: str, options: dict[str, Any], dim: int, heads: int, max
             "max_length": max_length,
             "layer": layer,
             "dropout": dropout,
+            **more,
         }
     )
 

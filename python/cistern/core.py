@@ -94,11 +94,14 @@ class Core(nn.Module):
 
     Args:
         mechanism: a name of `cistern.mechanisms()`, or shares of the heads: "window:2+latte:2".
-        dim: width of the model; a head has dim / heads channels.
+        dim: width of all heads together; a head has dim / heads channels.
         heads: number of heads.
         form: "causal", "bidirectional" or "cross".
         max_length: longest sequence, for mechanisms whose weights depend on the position.
         dropout: on the attention probabilities, in training, where the mechanism forms them.
+        model_dim: width of the model; 0: dim.
+        positions: "relative" adds T5's bias to the scores, from a table that the core owns, at
+            first with standard deviation `relative_std`; other kinds are only checked.
         layer: tells layers of one model apart where a mechanism draws at random.
         first: the Core of an earlier layer with the same mechanism: owns what the mechanism ties
             across layers.
@@ -121,15 +124,23 @@ class Core(nn.Module):
         layer: int = 0,
         positions: str = "none",
         conv: int = 0,
+        model_dim: int = 0,
+        relative_std: float = 0.02,
         first: "Core | None" = None,
         options: Mapping[str, Any] | None = None,
         **more: Any,
     ) -> None:
         super().__init__()
-        self.mechanism, self.form, self.dim, self.heads = mechanism, form, dim, heads
+        self.mechanism, self.form = mechanism, form
+        sizes: dict[str, Any] = {} if model_dim in (0, dim) else {"model": model_dim}
+        if positions == "relative":
+            sizes |= {"relative": True, "relative_std": relative_std}
         self.spec = make_spec(mechanism, {**(options or {}), **more}, dim, heads, max_length, layer,
-                              dropout)
+                              dropout, **sizes)
         about = describe(self.spec, form, positions, conv)
+        # perceiver may have heads of its own
+        self.dim: int = about["width"]
+        self.heads: int = about["heads"]
         self.projections: list[dict[str, Any]] = [
             p for p in about["projections"] if p["side"] in ("query", "key")
         ]

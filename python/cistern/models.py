@@ -39,20 +39,36 @@ class _Positions(nn.Module):
                                      device=x.device) * (-math.log(10000.0) / half)
             angles = positions.to(torch.float64).unsqueeze(-1) * exponents.exp()
             return x + torch.stack([angles.sin(), angles.cos()], -1).flatten(-2).to(x.dtype)
+        if self.kind == "sinusoidal_halves":
+            half = x.shape[-1] // 2
+            exponents = torch.arange(half, dtype=torch.float64, device=x.device)
+            rates = (exponents * (-math.log(10000.0) / max(1, half - 1))).exp()
+            angles = positions.to(torch.float64).unsqueeze(-1) * rates
+            return x + torch.cat([angles.sin(), angles.cos()], -1).to(x.dtype)
         return x
+
+
+def _norm_of(config: dict[str, Any], dim: int) -> nn.Module:
+    kind = nn.RMSNorm if config.get("norm_kind") == "rms" else nn.LayerNorm
+    return kind(dim, config["norm_eps"])
 
 
 class _FeedForward(nn.Module):
     def __init__(self, dim: int, hidden: int, activation: str, bias: bool, dropout: float) -> None:
         super().__init__()
         self.activation, self.dropout = activation, dropout
-        self.up_proj = nn.Linear(dim, hidden, bias=bias)
+        rows = 2 * hidden if activation == "geglu" else hidden
+        self.up_proj = nn.Linear(dim, rows, bias=bias)
         self.down_proj = nn.Linear(hidden, dim, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
         h = self.up_proj(x)
-        h = F.relu(h) if self.activation == "relu" else F.gelu(
-            h, approximate="tanh" if self.activation == "gelu_tanh" else "none")
+        if self.activation == "geglu":
+            values, gates = h.chunk(2, -1)
+            h = values * F.gelu(gates)
+        else:
+            h = F.relu(h) if self.activation == "relu" else F.gelu(
+                h, approximate="tanh" if self.activation == "gelu_tanh" else "none")
         return self.down_proj(F.dropout(h, self.dropout, self.training))
 
 
@@ -103,7 +119,7 @@ class Block(nn.Module):
             "cross_attention_norm": self.cross_attention is not None,
         }
         for name in [name for name in needed if needed[name]]:
-            self.add_module(name, nn.LayerNorm(dim, config["norm_eps"]))
+            self.add_module(name, _norm_of(config, dim))
 
     def _before(self, x: Tensor, norm: str) -> Tensor:
         return getattr(self, norm)(x) if self.norm_first else x
@@ -186,19 +202,26 @@ class Block(nn.Module):
 
 
 class _Head(nn.Module):
-    def __init__(self, kind: str, dim: int, hidden: int, classes: int, dropout: float) -> None:
+    def __init__(self, config: dict[str, Any], dim: int, hidden: int, dropout: float) -> None:
         super().__init__()
-        self.kind, self.dropout = kind, dropout
-        if kind != "linear":
-            self.dense = nn.Linear(dim, hidden)
-        self.out_proj = nn.Linear(dim if kind == "linear" else hidden, classes)
+        self.kind: str = config["head"]
+        given: float = config.get("head_dropout", -1)
+        self.dropout = given if given >= 0 else dropout
+        widths = config.get("head_dims") or [dim if self.kind == "tanh" else hidden]
+        self.hidden: list[str] = []
+        for width in [] if self.kind == "linear" else widths:
+            self.hidden.append(f"dense_{len(self.hidden) + 1}" if self.hidden else "dense")
+            self.add_module(self.hidden[-1], nn.Linear(dim, width))
+            dim = width
+        self.out_proj = nn.Linear(dim, config["classes"])
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.kind == "linear":
-            return self.out_proj(x)
-        h = self.dense(x)
-        return self.out_proj(
-            F.dropout(F.gelu(h) if self.kind == "gelu" else F.relu(h), self.dropout, self.training))
+        for i, name in enumerate(self.hidden):
+            x = getattr(self, name)(x)
+            x = F.gelu(x) if self.kind == "gelu" else x.tanh() if self.kind == "tanh" else F.relu(x)
+            if len(self.hidden) == 1 or i + 1 < len(self.hidden):
+                x = F.dropout(x, self.dropout, self.training)
+        return self.out_proj(x)
 
 
 class _Blocks(nn.Module):
@@ -249,6 +272,12 @@ class _Blocks(nn.Module):
         return [block for block, out in zip(self.each(), self.left_out()) if not out]
 
 
+def _logits(config: dict[str, Any], x: Tensor, table: Tensor, head: nn.Module | None) -> Tensor:
+    if head is not None:
+        return head(x)
+    return F.linear(x / math.sqrt(x.shape[-1]) if config.get("scale_logits") else x, table)
+
+
 class _Trunk(nn.Module):
     """Positions, the norm of embeddings, dropout, blocks and the final norm: what all models are
     made of."""
@@ -257,14 +286,20 @@ class _Trunk(nn.Module):
         stack = model_stack(config, form)
         dim = self._dim = stack["dim"]
         self._dropout = stack["dropout"]
-        self.embed_positions = _Positions(stack["positions"], dim, stack["max_length"] + extra)
-        self.embed_norm = nn.LayerNorm(dim,
-                                       config["norm_eps"]) if config["embedding_norm"] else None
+        self._scale = math.sqrt(dim) if config.get("scale_embeddings") else 1.0
+        self._extra, self._after = extra, config.get("cls_place") == "after"
+        self.embed_positions = _Positions(stack["positions"], dim,
+                                          stack["max_length"] + (0 if self._after else extra))
+        self.embed_norm = _norm_of(config, dim) if config["embedding_norm"] else None
         self.layers = _Blocks(config, stack)
-        self.norm = nn.LayerNorm(dim, config["norm_eps"]) if config["final_norm"] else None
+        self.norm = _norm_of(config, dim) if config["final_norm"] else None
 
     def _enter(self, x: Tensor, positions: Tensor) -> Tensor:
-        x = self.embed_positions(x, positions)
+        first, x = x[:, :self._extra], x[:, self._extra:] * self._scale
+        if self._after:
+            x = torch.cat([first, self.embed_positions(x, positions[:, :x.shape[1]])], 1)
+        else:
+            x = self.embed_positions(torch.cat([first, x], 1), positions)
         return F.dropout(x if self.embed_norm is None else self.embed_norm(x), self._dropout,
                          self.training)
 
@@ -322,8 +357,7 @@ class DecoderLM(_Trunk):
     def _run(self, ids: Tensor, state: Any, keep: bool, lengths: Tensor | None,
              starts: Tensor | None) -> tuple[Tensor, Any]:
         x, after = self._causal(self.embed_tokens(ids), state, keep, lengths, starts)
-        return F.linear(
-            x, self.embed_tokens.weight) if self.lm_head is None else self.lm_head(x), after
+        return _logits(self.config, x, self.embed_tokens.weight, self.lm_head), after
 
     def forward(self, ids: Tensor, *, lengths: Tensor | None = None,
                 starts: Tensor | None = None) -> Tensor:
@@ -364,8 +398,10 @@ class EncoderClassifier(_Trunk):
         if self.cls:
             self.cls_token = nn.Parameter(torch.zeros(1, 1, dim))
         self._build(config, "bidirectional", int(self.cls))
-        self.classifier = _Head(config["head"], dim, stack["ffn_dim"], config["classes"],
-                                stack["dropout"])
+        if config.get("padding") == "reads":
+            raise UsageError("the Python package has no padding=reads; run such a model with the "
+                             "program")
+        self.classifier = _Head(config, dim, stack["ffn_dim"], stack["dropout"])
 
     def forward(self, ids: Tensor, lengths: Tensor | None = None,
                 positions: Tensor | None = None) -> Tensor:
@@ -378,27 +414,34 @@ class EncoderClassifier(_Trunk):
         """The same up to the pooled vector of each row, [B, dim]."""
         lengths = _whole(ids, lengths)
         x = self.embed_values(ids) if self.values else self.embed_tokens(ids)
+        padding, pooling = self.config.get("padding", "masked"), self.config["pooling"]
+        if padding == "zeros":
+            t = torch.arange(ids.shape[1], device=ids.device)
+            x = x.masked_fill((t >= lengths.unsqueeze(1)).unsqueeze(-1), 0)
         if self.cls:
             x = torch.cat([self.cls_token.expand(ids.shape[0], 1, -1), x], 1)
         places = torch.arange(x.shape[1], device=ids.device).unsqueeze(0)
         if positions is not None:
             places = F.pad(positions + 1, (1, 0)) if self.cls else positions
-        stream = Stream(self._enter(x, places), places, lengths + int(self.cls))
+        seen = padding in ("seen", "zeros")
+        stream = Stream(self._enter(x, places), places, None if seen else lengths + int(self.cls))
         positions = torch.arange(x.shape[1], device=ids.device).unsqueeze(0)
         for block in self.layers.kept():
             stream, _ = block(stream)
-        slots = self.config["pooling"] == "memory"
+        slots = pooling == "memory"
         x = stream.memory if slots else stream.x
         if not self.config["norm_pooled"]:
             x = self._norm(x)
-        if slots or stream.source is not None:  # slots or latents: no padding among them
-            pooled = x.mean(1)
-        elif self.cls:
+        if pooling in ("cls", "first"):
             pooled = x[:, 0]
+        elif (slots or stream.source is not None  # slots or latents: no padding among them
+              or pooling == "mean_all" or (pooling == "mean" and seen)):
+            pooled = x.mean(1)
         else:
             real = positions < lengths.unsqueeze(1)
-            pooled = x.masked_fill(~real.unsqueeze(-1),
-                                   0).sum(1) / lengths.clamp_min(1).unsqueeze(1).to(x.dtype)
+            pooled = x.masked_fill(~real.unsqueeze(-1), 0).sum(1)
+            pooled = pooled / (x.shape[1] if pooling == "mean_zeros" else
+                               lengths.clamp_min(1).unsqueeze(1).to(x.dtype))
         return self._norm(pooled) if self.config["norm_pooled"] else pooled
 
 
@@ -467,7 +510,7 @@ class MaskedLM(_Trunk):
             dim, vocab, bias=config["bias"] or config["head_bias"])
         transform = config.get("masked_lm", {}).get("transform", True)
         self.transform = nn.Linear(dim, dim) if transform else None
-        self.transform_norm = nn.LayerNorm(dim, config["norm_eps"]) if transform else None
+        self.transform_norm = _norm_of(config, dim) if transform else None
 
     def forward(self, ids: Tensor, lengths: Tensor | None = None) -> Tensor:
         """ids [B, T] int64, lengths [B] int64: padding on the right is never seen."""
@@ -481,7 +524,7 @@ class MaskedLM(_Trunk):
         x = self._norm(stream.x)
         if self.transform is not None and self.transform_norm is not None:
             x = self.transform_norm(F.gelu(self.transform(x)))
-        return F.linear(x, self.embed_tokens.weight) if self.lm_head is None else self.lm_head(x)
+        return _logits(self.config, x, self.embed_tokens.weight, self.lm_head)
 
 
 class _Half(_Trunk):
@@ -523,8 +566,7 @@ class EncoderDecoder(nn.Module):
     def _run(self, ids: Tensor, state: Any, keep: bool,
              lengths: Tensor | None) -> tuple[Tensor, Any]:
         x, after = self.decoder._causal(self.embed_tokens(ids), state, keep, lengths, None)
-        return F.linear(
-            x, self.embed_tokens.weight) if self.lm_head is None else self.lm_head(x), after
+        return _logits(self.config, x, self.embed_tokens.weight, self.lm_head), after
 
     def forward(self, source: Tensor, ids: Tensor, *, source_lengths: Tensor | None = None,
                 lengths: Tensor | None = None) -> Tensor:

@@ -92,8 +92,10 @@ class Attention(nn.Module):
     Args:
         mechanism: a name of `cistern.mechanisms()`, or shares of the heads: "window:2+latte:2".
         dim, heads: width of the model and number of heads.
+        qkv_dim: width of queries, keys and values, all heads together; 0: dim.
         form: "causal", "bidirectional" or "cross" (layer(x, source)).
-        positions: "rotary" rotates the projections of mechanisms that allow it; else "none".
+        positions: "rotary" rotates the projections of mechanisms that allow it; "relative" adds
+            T5's bias to the scores of softmax; else "none".
         conv: taps of the causal short convolution on every projection; 0 for none.
         bias: biases in all projections.
         source_dim: cross: width of the source; 0: dim.
@@ -118,6 +120,7 @@ class Attention(nn.Module):
         conv: int = 0,
         bias: bool = False,
         source_dim: int = 0,
+        qkv_dim: int = 0,
         init_std: float = 0.02,
         out_std: float = 0.02,
         tokens_out: bool = True,
@@ -126,8 +129,12 @@ class Attention(nn.Module):
     ) -> None:
         super().__init__()
         owner = None if first is None else first.core
-        self.core: Core = Core(mechanism, dim, heads, form=form, positions=positions, conv=conv,
-                               first=owner, **core)
+        self.core: Core = Core(mechanism, qkv_dim or dim, heads, form=form, positions=positions,
+                               conv=conv, model_dim=dim, first=owner, **core)
+        if positions == "relative" and mechanism == "reuse":
+            raise UsageError("[reuse] the Python package does not pass on the bias of relative "
+                             "positions with copied scores; run such a model with the program")
+        width = self.core.dim
         self.dim, self.form, self.rotary = dim, form, positions == "rotary"
         self.conv, self.tokens_out = conv, tokens_out
         if not tokens_out and not self.core.memory_projections:
@@ -144,13 +151,13 @@ class Attention(nn.Module):
             name = p["map"] + "_proj"
             tied = p["tied"] and first is not None
             if not p["identity"] and not tied and not hasattr(self, name):
-                width = source_dim or dim if p["side"] == "key" else dim
+                given = source_dim or dim if p["side"] == "key" else dim
                 biased = bias if p["bias"] is None else p["bias"]
-                self.add_module(name, self._linear(width, p["width"], biased, init_std))
+                self.add_module(name, self._linear(given, p["width"], biased, init_std))
         for p in self.projections if conv > 0 else []:
             self.add_module(p["name"] + "_conv", _Convolution(p["width"], conv))
         if tokens_out or self.core.packed_output == "shared":
-            self.o_proj = self._linear(dim, dim, bias, out_std)
+            self.o_proj = self._linear(width, dim, bias, out_std)
         if self.core.packed_output == "own":
             self.packed_o_proj = self._linear(dim, dim, bias, out_std)
 

@@ -282,7 +282,8 @@ Result Run(at::TensorList given, at::TensorList weights, at::TensorList state_in
       out = SplitHeads(core, core.memory()->Update(x, packed[0].transpose(1, 2).flatten(2), mask));
       break;
     case Verb::kUnpack:
-      out = ZeroPadding(core.memory()->Unpack(x, packed, mask), mask);
+      out = core.memory()->Unpack(x, packed, mask);
+      if (!core->SeesPadding()) out = ZeroPadding(out, mask);
       break;
   }
   if (out.dim() == 4) out = HeadsInside(out);

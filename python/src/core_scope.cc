@@ -65,6 +65,9 @@ CoreSpec ParseSpec(const std::string& text) {
   f.Add("max_length", &spec.dims.max_length, "", {0, 1 << 30});
   f.Add("layer", &spec.dims.layer, "", {0, 1 << 20});
   f.Add("dropout", &spec.dims.dropout, "", {0.0, 0.95});
+  f.Add("model", &spec.dims.model, "", {0, 1 << 24});
+  f.Add("relative", &spec.dims.relative, "");
+  f.Add("relative_std", &spec.dims.relative_std, "", {0.0, 10.0});
   f.Read(ParseJson(text, "specification"), "");
   return spec;
 }

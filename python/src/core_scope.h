@@ -29,7 +29,8 @@ class Undisturbed {
 };
 
 // A specification is JSON: {"mechanism": "latte", "options": {}, "dim": 128, "heads": 4,
-// "max_length": 0, "layer": 0, "dropout": 0}.
+// "max_length": 0, "layer": 0, "dropout": 0}, and where they differ from that "model", the width of
+// the model, and "relative", whether positions are, with "relative_std".
 struct CoreSpec {
   std::string mechanism;
   Json options = Json::object();

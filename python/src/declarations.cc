@@ -100,7 +100,7 @@ std::string DescribeCore(std::string_view text, std::string_view form, std::stri
                              {"copied", p.name.starts_with("copied_")},
                              {"width", p.width},
                              {"rotary", p.rotary},
-                             {"heads", p.heads == 0 ? spec.dims.heads : p.heads},
+                             {"heads", p.heads == 0 ? checked->dims().heads : p.heads},
                              {"tied", p.tied}});
     }
     for (const CoreWeight& w : checked->weights()) {
@@ -122,6 +122,8 @@ std::string DescribeCore(std::string_view text, std::string_view form, std::stri
                 {"bounded", info.bounded},
                 {"summary", info.summary},
                 {"memory", MemoryUseName(info.memory)},
+                {"heads", checked->dims().heads},
+                {"width", checked->dims().dim},
                 {"packed_output", PackedOutputName(*checked)},
                 {"output_dropout", checked->OutputDropout(layer.form)},
                 {"leaves_scores", info.leaves_scores}};
@@ -213,7 +215,9 @@ Json AttentionArguments(const AttentionLayerOptions& a) {
   if (FindMechanism(a.mechanism).copies_scores)
     options["heads"] = a.dims.copied;  // by the placement
   return {{"mechanism", a.mechanism},
-          {"dim", a.dims.dim},
+          {"dim", a.dims.Model()},
+          {"qkv_dim", a.dims.dim},
+          {"relative_std", a.dims.relative_std},
           {"heads", a.dims.heads},
           {"source_dim", a.source_dim},
           {"form", FormName(a.form)},

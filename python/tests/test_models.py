@@ -71,6 +71,10 @@ def test_language_model(tmp_path, name):
              attention_options={"linformer": {"sharing": "layerwise", "slots": 4}}),
         dict(attention=["latte", "softmax", "latte"], layers=3, tied_layers=[0, 1, 0],
              embedding_norm=True, ffn_dropout=0.5),
+        dict(attention=["softmax"], attention_options={"softmax": {"scale": "unit"}}, qkv_dim=12,
+             norm_kind="rms", positions="relative", scale_embeddings=True, scale_logits=True,
+             activation="geglu"),
+        dict(attention=["latte"], qkv_dim=24, positions="sinusoidal_halves"),
     ],
     ids=lambda more: more["attention"][0] + "-" + str(len(more)),
 )
@@ -114,6 +118,30 @@ def test_two_tower(tmp_path, match):
     expected = torch.ops.cistern.folder_logits(str(tmp_path / "m"), ids, lengths, second)
     with torch.no_grad():
         assert error(cistern.load(tmp_path / "m")(ids, second, lengths), expected) < 1e-5
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        dict(padding="seen"),
+        dict(padding="zeros", pooling="cls", cls_place="after", scale_embeddings=True),
+        dict(pooling="mean_all", head="tanh"),
+        dict(pooling="mean_zeros", head="gelu", head_dims=[5, 4], head_dropout=0.5),
+        dict(pooling="first", qkv_dim=8, norm_kind="rms"),
+        dict(attention=["perceiver", "softmax"],
+             attention_options={"perceiver": {"latents": 3, "heads": 1, "head_dim": 5}}),
+        dict(attention=["perceiver", "softmax"],
+             attention_options={"perceiver": {"latents": 3, "queries": "latents"}}),
+        dict(attention=["conv_luna"], pooling="memory",
+             attention_options={"conv_luna": {"slots": 3, "mask": "none"}}),
+    ],
+    ids=lambda more: "-".join(more),
+)
+def test_parts_of_published_classifiers(tmp_path, more):
+    config = make_config(kind="encoder_classifier", classes=3, positions="learned",
+                         **{"attention": ["softmax"], **more})
+    check(tmp_path / "m", config)
+    check(tmp_path / "m", config, lengths=torch.tensor([12, 7]))
 
 
 @pytest.mark.parametrize(
