@@ -99,7 +99,7 @@ class PackedSet : public PathfinderSet {
     std::error_code error;
     const auto found = int64_t(fs::file_size(path_, error)),
                wanted = int64_t(sizeof header_) + size() * (1 + side() * side());
-    CISTERN_CHECK(error || found == wanted, path_, " has ", found, " bytes; its ", size(),
+    CISTERN_CHECK(!error && found == wanted, path_, " has ", found, " bytes; its ", size(),
                   " images need ", wanted);
     labels_.resize(header_.count);
     ReadAt(sizeof header_, labels_.data(), size());
