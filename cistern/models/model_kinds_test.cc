@@ -77,7 +77,7 @@ TEST(ModelKinds, AreFoundByName) {
 }
 
 // config.json of version 1, and what the program that wrote them made of seed 7: names, order and
-// bits of the first weights.
+// bits of the first weights. (abc_mlp's control then had a bias with the others.)
 struct Version1 {
   const char *name, *config;
   uint64_t weights;
@@ -90,7 +90,8 @@ const std::vector<Version1>& Configs1() {
          "max_length": 64, "conv": 3, "positions": "learned", "embedding_norm": true, "bias": true,
          "attention": ["latte", "abc_mlp", "latte"], "tie_embeddings": false,
          "tied_layers": [0, 1, 0],
-         "attention_options": {"latte": {"latents": 6}, "abc_mlp": {"slots": 4}},
+         "attention_options": {"latte": {"latents": 6}, "abc_mlp": {"slots": 4,
+         "control_bias": "model"}},
          "decoder_layers": 0, "decoder_attention": [], "cross_attention": ["softmax"],
          "target_vocab_size": 0, "share_embeddings": true})",
        0xb2070142e4f368e0},

@@ -54,11 +54,11 @@ TEST(ParameterCount, TheControlOfAbc) {
     return std::pair(control, softmax + (layers - 1) * layer + control);
   };
   const auto [lm, lm_total] = control_and_total(1024, 8, 16, 64, 1000);
-  EXPECT_EQ(lm, 1024 * 8 * 64 + 8 * 64);
+  EXPECT_EQ(lm, 1024 * 8 * 64);  // no bias (P003 eq. 7)
   EXPECT_LT(double(lm) / double(lm_total),
             0.003);  // of the layers alone: the paper's adaptive input makes it 0.22%
   const auto [mlm, mlm_total] = control_and_total(768, 12, 12, 128, 50'265);
-  EXPECT_EQ(mlm, 768 * 12 * 128 + 12 * 128);
+  EXPECT_EQ(mlm, 768 * 12 * 128);
   EXPECT_NEAR(double(mlm) / double(mlm_total), 0.0094, 0.0001);
 }
 

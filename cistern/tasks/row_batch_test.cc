@@ -13,8 +13,9 @@
 namespace cistern {
 namespace {
 
-// ids [B,width] of rows with 0 behind each, element by element.
-void ExpectRows(const Batch& batch, const std::vector<std::vector<int64_t>>& rows, int64_t width) {
+// ids [B,width] of rows with `padding` behind each, element by element.
+void ExpectRows(const Batch& batch, const std::vector<std::vector<int64_t>>& rows, int64_t width,
+                int64_t padding = 0) {
   const at::Tensor &ids = batch["ids"], &lengths = batch["lengths"];
   ASSERT_EQ(ids.scalar_type(), at::kLong);
   ASSERT_EQ(lengths.scalar_type(), at::kLong);
@@ -23,7 +24,7 @@ void ExpectRows(const Batch& batch, const std::vector<std::vector<int64_t>>& row
   for (size_t r = 0; r < rows.size(); ++r) {
     EXPECT_EQ(lengths[int64_t(r)].item<int64_t>(), int64_t(rows[r].size()));
     for (int64_t t = 0; t < width; ++t) {
-      const int64_t want = t < int64_t(rows[r].size()) ? rows[r][size_t(t)] : 0;
+      const int64_t want = t < int64_t(rows[r].size()) ? rows[r][size_t(t)] : padding;
       ASSERT_EQ(ids[int64_t(r)][t].item<int64_t>(), want) << r << " " << t;
     }
     tokens += int64_t(rows[r].size());
@@ -114,8 +115,10 @@ TEST(RowBatch, ClassifyGivesWhatItGave) {
           rows.emplace_back(size_t(std::min(7, 1 + i)), int64_t('a' + i));
         return rows;
       };
-      ExpectRows(first, ids(0, 4), to == PadTo::kLongest ? 4 : 7);
-      ExpectRows(second, ids(4, 4), 7);
+      // The padding of `length` has an id of its own, after the bytes.
+      const int64_t padding = to == PadTo::kLongest ? 0 : 256;
+      ExpectRows(first, ids(0, 4), to == PadTo::kLongest ? 4 : 7, padding);
+      ExpectRows(second, ids(4, 4), 7, padding);
       EXPECT_TRUE(at::equal(first["lines"], at::tensor({2, 3, 4, 5}, at::kLong)));
       if (regression) {
         // Five labels of 0.5 and four of 1.5: their mean and deviation.

@@ -208,6 +208,8 @@ TEST(RowParts, WhatDrawsNothingMayRunInThreads) {
       model
           ->TrainingLoss({{"ids", at::arange(16).reshape({2, 8}).remainder(9)},
                           {"lengths", at::full({2}, 8, at::kLong)},
+                          {"second_ids", at::arange(16).reshape({2, 8}).remainder(7)},
+                          {"second_lengths", at::full({2}, 5, at::kLong)},
                           {"targets", targets}})
           .backward();
       EXPECT_TRUE(at::rand({1}).equal(drawn)) << kind->name << " " << info->name;

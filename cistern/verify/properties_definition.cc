@@ -101,13 +101,14 @@ Outcome CheckEmpty(Subject& subject, const Settings& settings) {
                   started = {LengthsOf({0, 0}), StartsAt(2, 4, {{0, 0}, {1, 2}})};
   for (const Form form : {Form::kBidirectional, Form::kCausal}) {
     if (!settings.Has(form) || !subject.Has(form)) continue;
-    meter.Zero(Whole(m, form, x, x, masked), FormName(form), ", every row fully masked");
-    if (!m.SeesPadding())
+    if (!m.SeesPadding()) {  // padding that takes part has outputs and gradients like any token
+      meter.Zero(Whole(m, form, x, x, masked), FormName(form), ", every row fully masked");
       meter.Zero(Whole(m, form, x, x, started), FormName(form),
                  ", every row fully masked, starts in the padding");
-    const Tensors leaves = Leaves(x);
-    for (const at::Tensor& g : Gradients(Whole(m, form, leaves, leaves, masked).sum(), leaves))
-      meter.Zero(g, FormName(form), ", gradient of fully masked rows");
+      const Tensors leaves = Leaves(x);
+      for (const at::Tensor& g : Gradients(Whole(m, form, leaves, leaves, masked).sum(), leaves))
+        meter.Zero(g, FormName(form), ", gradient of fully masked rows");
+    }
     for (const Tensors* y : {&none, &rowless}) {
       const at::Tensor out = Whole(m, form, *y, *y);
       const bool shaped = out.dim() == 4 && out.size(0) == (*y)[0].size(0) &&

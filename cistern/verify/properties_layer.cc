@@ -245,7 +245,8 @@ Outcome CheckDeclared(Subject& subject, const Settings& settings) {
     const Tensors x = subject.Inputs(2, 12), longer = Joined(x, subject.Inputs(2, 8));
     const ops::Mask mask = {LengthsOf({12, 5}), {}};
     const at::Tensor got = m.Bidirectional(x, mask), more = m.Bidirectional(longer, mask);
-    meter.Zero(got[1].narrow(1, 5, 7), "output at padding that takes part");
+    meter.True(got[1].narrow(1, 5, 7).abs().sum().item<double>() > 0,
+               "padding that takes part reads nothing");
     meter.True(RelativeRms(more.narrow(2, 0, 12), got) > 1e-6, "more padding changes nothing");
     if (!m.SeesBatch())
       meter.Close(got.narrow(0, 0, 1),

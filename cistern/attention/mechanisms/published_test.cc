@@ -353,7 +353,9 @@ TEST(Nystrom, PaddingAsZeroesInPlainMeans) {
             at::matmul(at::matmul(softmax(q, kl), at::linalg_pinv(softmax(ql, kl), 1e-6)),
                        at::matmul(softmax(ql, k), v));
         ExpectClose(got[b][h].narrow(0, 0, n), want, 1e-9, padding);
-        EXPECT_EQ(got[b][h].narrow(0, n, T - n).abs().sum().item<double>(), 0);
+        if (n < T) {  // padding reads
+          EXPECT_GT(got[b][h].narrow(0, n, T - n).abs().min().item<double>(), 0);
+        }
       }
     }
     ExpectContains(Thrown([&] {
@@ -386,8 +388,7 @@ TEST(Linformer, UnmaskedPaddingIsMixedIn) {
   const auto x = Inputs(*m, 2, 9);
   const at::Tensor all = m->Bidirectional(x, {}), got = m->Bidirectional(x, {Lengths({9, 4}), {}});
   ExpectSameBits(got[0], all[0], "no padding");
-  ExpectSameBits(got[1].narrow(1, 0, 4), all[1].narrow(1, 0, 4), "its tokens see the padding");
-  EXPECT_EQ(got[1].narrow(1, 4, 5).abs().sum().item<double>(), 0);
+  ExpectSameBits(got[1], all[1], "padding is read and reads");
   EXPECT_FALSE(m->FormRefusal(Form::kCausal).empty());
   EXPECT_FALSE(m->FormRefusal(Form::kCross).empty());
   EXPECT_TRUE(masked->FormRefusal(Form::kCausal).empty());
