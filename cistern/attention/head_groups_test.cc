@@ -76,7 +76,7 @@ TEST(HeadGroups, WhatAllHaveIsDeclared) {
   EXPECT_EQ(info.positions.back(), PositionKind::kRotary);  // turns the softmax heads alone
   const MechanismInfo& bounded = FindMechanism("latte:1+abc_mlp:3");
   EXPECT_TRUE(bounded.bounded && bounded.merges);
-  EXPECT_EQ(bounded.positions.back(), PositionKind::kSinusoidal);
+  EXPECT_EQ(bounded.positions.back(), PositionKind::kSinusoidalHalves);
 }
 
 TEST(HeadGroups, ANameInsideAnotherIsNoGroup) {
