@@ -137,8 +137,9 @@ Json TaskOptions::Grouped(Json task, const std::string& kind, bool drop_others) 
         if (!out[kind].contains(key)) out[kind][key] = value;
         continue;
       }
+      const std::string& name = key;  // clang 14 cannot capture what a binding names
       const bool known = std::any_of(Tasks().begin(), Tasks().end(), [&](const TaskInfo* info) {
-        return Contains(OptionsOf(*info), key);
+        return Contains(OptionsOf(*info), name);
       });
       if (drop_others && known) continue;
     }
