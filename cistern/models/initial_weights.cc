@@ -317,8 +317,13 @@ void DrawInitialWeights(Model& model, uint64_t seed) {
       } else if (const auto* map = dynamic_cast<const Linear*>(entry.value().get())) {
         const Roles roles = RolesOf(path);
         const Fans fans = FansOf(map->weight.sizes());
-        drawer.Draw(roles.weight, path + ".weight", map->weight);
-        if (map->bias.defined()) drawer.Draw(roles.bias, path + ".bias", map->bias, &fans);
+        // What the model's own options say of its map of values stands against a scheme of all.
+        const auto own = [&](const char* option) {
+          return path.ends_with("embed_values") && model.config().Own().value(option, 0.0) > 0;
+        };
+        if (!own("values_std")) drawer.Draw(roles.weight, path + ".weight", map->weight);
+        if (map->bias.defined() && !own("values_bias_std"))
+          drawer.Draw(roles.bias, path + ".bias", map->bias, &fans);
       }
     }
     for (const auto& p : model.named_parameters()) {

@@ -287,6 +287,27 @@ TEST(InitialWeights, ResidualScalingCanBeLeftOut) {
   }
 }
 
+// P000's image model, x w + b with w of N(0,1) and b of N(0, 0.1), beside torch's uniform maps.
+TEST(InitialWeights, AMapOfValuesKeepsItsOwn) {
+  ModelConfig c = Classifier(1024, 4, 24, 1, 23);
+  c.init.linear = c.init.bias = "torch";
+  Json values = {{"input", "values"}, {"channels", 1}};
+  for (const double std : {0.0, 1.0}) {
+    if (std > 0) values["values_std"] = 1.0, values["values_bias_std"] = 0.1;
+    c.own["encoder_classifier"] = values;
+    const auto all = MakeModel(c, 7)->named_parameters();
+    const at::Tensor w = all["embed_values.weight"], b = all["embed_values.bias"];
+    if (std == 0) {  // the scheme's: U(-1, 1), of a fan in of 1
+      EXPECT_LE(w.abs().max().item<double>(), 1);
+      EXPECT_NEAR(w.std().item<double>(), 1 / std::sqrt(3.0), 0.05);
+      continue;
+    }
+    EXPECT_GT(w.abs().max().item<double>(), 2);
+    EXPECT_NEAR(w.std().item<double>(), 1, 0.1);
+    EXPECT_NEAR(b.std().item<double>(), 0.1, 0.01);
+  }
+}
+
 // torch's padding_idx: the row is zero and no gradient reaches it, although padding is embedded.
 TEST(InitialWeights, ThePadRowStaysZero) {
   ModelConfig c = Classifier(12, 2, 24, 1, 23);
