@@ -10,7 +10,7 @@ add_compile_options(-fsanitize=fuzzer-no-link)
 add_library(cistern_fuzz_data OBJECT cistern/data/listops.cc cistern/data/listops_file.cc
   cistern/data/token_cache.cc cistern/data/images.cc cistern/data/pathfinder.cc
   cistern/data/pathfinder_file.cc cistern/data/text_pairs.cc
-  cistern/train/run_state.cc)
+  cistern/tasks/labelled_rows.cc cistern/train/run_state.cc)
 target_link_libraries(cistern_fuzz_data PUBLIC cistern_base cistern_io cistern_text)
 foreach(layer base io text fuzz_data)  # the kernels read no files
   target_compile_options(cistern_${layer} PRIVATE -fsanitize=fuzzer-no-link)
@@ -20,10 +20,11 @@ endforeach()
 # replace those of the library.
 set(CISTERN_FUZZ_LIBRARY "" CACHE FILEPATH
     "libcistern.so of a release build: builds the targets that need torch, too")
-set(fuzz_with_torch config)
+set(fuzz_with_torch config experiment state)
 if(CISTERN_FUZZ_LIBRARY)
   add_library(cistern_fuzz_torch OBJECT cistern/attention/head_groups.cc cistern/models/config.cc
-    cistern/models/config_versions.cc cistern/models/stack.cc)
+    cistern/models/config_versions.cc cistern/models/stack.cc cistern/models/model_state_file.cc
+    cistern/decode/text_state.cc cistern/cli/experiment.cc cistern/cli/published.cc)
   target_include_directories(cistern_fuzz_torch PUBLIC ${PROJECT_SOURCE_DIR})
   target_include_directories(cistern_fuzz_torch SYSTEM PUBLIC ${TorchWheel_INCLUDE_DIRS})
   target_compile_options(cistern_fuzz_torch PRIVATE -fno-sanitize=address,undefined)

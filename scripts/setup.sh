@@ -33,6 +33,7 @@ start_setup() {
   check_platform
   local cache=${CCACHE_DIR:-${XDG_CACHE_HOME:-${HOME:-/nonexistent}/.cache}/ccache}
   mkdir -p "$cache" 2>/dev/null && [ -w "$cache" ] || export CCACHE_DIR=$PWD/build/ccache
+  export CCACHE_BASEDIR=${CCACHE_BASEDIR:-$PWD}  # another build folder or checkout finds it, too
 }
 
 check_platform() {

@@ -14,11 +14,13 @@
 namespace cistern {
 
 AbcMechanism::AbcMechanism(const MechanismInfo& info, const MemoryOptions& memory, Weights weights,
-                           const AttentionDims& dims)
+                           const AttentionDims& dims, const DecayOptions& decay)
     : Mechanism(info, dims),
       slots_(memory.slots),
       masked_(memory.empty_slots == EmptySlots::kMasked),
-      weights_(weights) {
+      weights_(weights),
+      decay_options_(decay) {
+  CheckDecay(info, decay);
   q_ = AddProjection({"q", Side::kQuery, dims.dim});
   k_ = AddProjection({"k", Side::kKey, dims.dim});
   v_ = AddProjection({"v", Side::kKey, dims.dim});
@@ -26,6 +28,12 @@ AbcMechanism::AbcMechanism(const MechanismInfo& info, const MemoryOptions& memor
   value_memory_ = AddState("value_memory");
   z_ = AddState("z");
   if (ByPosition()) count_ = AddState("count");
+  if (decay.gated()) decay_ = AddState("decay");
+}
+
+void AbcMechanism::DeclareGate() {
+  if (decay_options_.gated())
+    gate_ = AddProjection(GateProjection(decay_options_, dims().heads, slots_));
 }
 
 void AbcMechanism::DescribeMemory(Fields& fields, MemoryOptions& memory) {
@@ -51,10 +59,17 @@ State AbcMechanism::EmptyState(int64_t batch, const at::TensorOptions& options) 
   state[value_memory_] = slots.memory.clone();
   state[z_] = slots.z;
   if (ByPosition()) state[count_] = at::zeros({batch}, options.dtype(at::kLong));
+  if (decay_options_.gated()) {
+    state[decay_] =
+        at::zeros({batch, dims().heads, decay_options_.gate == GateKind::kSlot ? slots_ : 1},
+                  slots.z.options());
+  }
   return state;
 }
 
 std::string AbcMechanism::FormRefusal(Form form) const {
+  if (const std::string refusal = DecayRefusal(decay_options_, form); !refusal.empty())
+    return refusal;
   if (form != Form::kCausal || weights_ != Weights::kByLength) return "";
   return "causal form with length=row: a token does not know how long its document will be; use "
          "length=max_length";
@@ -106,7 +121,34 @@ at::Tensor AbcMechanism::DoExtend(const std::vector<at::Tensor>& x, State& state
                                   const ops::Mask& mask) {
   const std::string refusal = FormRefusal(Form::kCausal);
   if (!refusal.empty()) FailUsage("[", info().name, "] has no ", refusal);
-  const at::Tensor z = state[z_], s = PieceWeights(x, state, mask);
+  if (!decay_options_.gated()) return ExtendWith(PieceWeights(x, state, mask), x, state, mask);
+  const Gated gated = Fade(x, state, mask);
+  const at::Tensor out = ExtendWith(gated.s, gated.x, state, mask);
+  FadeState(gated.decay, state);
+  return out.to(x[q_].scalar_type());
+}
+
+AbcMechanism::Gated AbcMechanism::Fade(const std::vector<at::Tensor>& x, State& state,
+                                       const ops::Mask& mask) const {
+  Gated gated;
+  for (const at::Tensor& t : x) gated.x.push_back(t.defined() ? t.to(at::kDouble) : t);
+  gated.decay = DecayOf(x[gate_], decay_options_, mask);
+  gated.s = PieceWeights(gated.x, state, mask) - gated.decay.sum;
+  return gated;
+}
+
+void AbcMechanism::FadeState(const Decay& decay, State& state) const {
+  state[z_] = state[z_] + decay.total;
+  state[decay_] = decay.After(state[decay_]);
+}
+
+at::Tensor AbcMechanism::DefinedFadingOf(const std::vector<at::Tensor>& seen) const {
+  return decay_options_.gated() ? DefinedFading(seen[gate_], decay_options_) : at::Tensor();
+}
+
+at::Tensor AbcMechanism::ExtendWith(const at::Tensor& s, const std::vector<at::Tensor>& x,
+                                    State& state, const ops::Mask& mask) {
+  const at::Tensor z = state[z_];
   // Where each token writes all slots, one that reads has itself been written to all of them: no
   // slot is empty. A log-weight of -inf leaves a slot out.
   const bool every_slot = weights_ == Weights::kEverySlot && ops::AllFinite(s);
@@ -130,6 +172,11 @@ at::Tensor AbcMechanism::DoExtend(const std::vector<at::Tensor>& x, State& state
 }
 
 void AbcMechanism::DoWrite(const std::vector<at::Tensor>& x, State& state, const ops::Mask& mask) {
+  if (decay_options_.gated()) {
+    const Gated gated = Fade(x, state, mask);
+    WriteWith(gated.s, gated.x, state, mask);
+    return FadeState(gated.decay, state);
+  }
   WriteWith(PieceWeights(x, state, mask), x, state, mask);
 }
 
@@ -163,14 +210,17 @@ at::Tensor AbcMechanism::Definition(Form form, const std::vector<at::Tensor>& qu
 
 State AbcMechanism::Merge(const State& first, const State& second) const {
   if (ByPosition()) return Mechanism::Merge(first, second);
+  const bool gated = decay_options_.gated();
+  const at::Tensor faded = gated ? first[z_] + second[decay_] : first[z_];
   const ops::SlotState keys =
-      ops::MergeSlots({first[key_memory_], first[z_]}, {second[key_memory_], second[z_]});
+      ops::MergeSlots({first[key_memory_], faded}, {second[key_memory_], second[z_]});
   const ops::SlotState values =
-      ops::MergeSlots({first[value_memory_], first[z_]}, {second[value_memory_], second[z_]});
+      ops::MergeSlots({first[value_memory_], faded}, {second[value_memory_], second[z_]});
   State whole = UndefinedState();
   whole[key_memory_] = keys.memory;
   whole[value_memory_] = values.memory;
   whole[z_] = values.z;
+  if (gated) whole[decay_] = first[decay_] + second[decay_];
   return whole;
 }
 

@@ -2,7 +2,7 @@
 // What all ABC mechanisms share (P003 sec. 2-3; spec 2.12): tokens write keys and values into n
 // slots, weighted by a control; a query attends to the slots by softmax. Slot memory: match over
 // keys, softmax over slots, read over values. Mechanisms differ in the log-weights alone.
-#include "cistern/attention/mechanism.h"
+#include "cistern/attention/decay.h"
 
 namespace cistern {
 
@@ -15,7 +15,8 @@ class AbcMechanism : public Mechanism {
   };
 
   // key_memory, value_memory [B,H,n,d], z [B,H,n]; count [B] int64 (tokens of the document so far)
-  // where weights depend on the position.
+  // where weights depend on the position; decay [B,H,n or 1] in double, the sum of the gates'
+  // logarithms over the document so far, with a gate.
   State EmptyState(int64_t batch, const at::TensorOptions& options) const override;
   at::Tensor DoExtend(const std::vector<at::Tensor>& x, State& state,
                       const ops::Mask& mask) override;
@@ -33,9 +34,10 @@ class AbcMechanism : public Mechanism {
     kByPosition,  // of its position in the document too
     kByLength,    // and of the document's length, which a causal pass does not know
   };
-  // Declares the projections q, k and v.
+  // Declares the projections q, k and v; with a gate its own is declared last, by DeclareGate.
   AbcMechanism(const MechanismInfo& info, const MemoryOptions& memory, Weights weights,
-               const AttentionDims& dims);
+               const AttentionDims& dims, const DecayOptions& decay = {});
+  void DeclareGate();
   static void DescribeMemory(Fields& fields, MemoryOptions& memory);
 
   // What else a piece's log-weights may depend on.
@@ -58,6 +60,9 @@ class AbcMechanism : public Mechanism {
   void WriteWith(const at::Tensor& s, const std::vector<at::Tensor>& x, State& state,
                  const ops::Mask& mask) const;
   int64_t slots() const { return slots_; }
+  // log(weight) [B,H,S,n or 1] by which each of the tokens `seen` has faded for the last of them;
+  // undefined without a gate.
+  at::Tensor DefinedFadingOf(const std::vector<at::Tensor>& seen) const;
   // Causal: UsageError of kByLength. Cross: a second Write is one, too (WritesAtOnce).
   std::string FormRefusal(Form form) const override;
   bool WritesAtOnce() const override { return weights_ == Weights::kByLength; }
@@ -71,10 +76,23 @@ class AbcMechanism : public Mechanism {
   at::Tensor ReadWeights(const at::Tensor& matched, const at::Tensor& z,
                          const at::Tensor& tokens) const;
 
+  // Log-weights s - G of a gated piece with x in double, and what the state after it has faded by.
+  struct Gated {
+    std::vector<at::Tensor> x;
+    at::Tensor s;
+    Decay decay;
+  };
+  Gated Fade(const std::vector<at::Tensor>& x, State& state, const ops::Mask& mask) const;
+  void FadeState(const Decay& decay, State& state) const;
+  at::Tensor ExtendWith(const at::Tensor& s, const std::vector<at::Tensor>& x, State& state,
+                        const ops::Mask& mask);
+
   int64_t slots_;
   bool masked_;
   Weights weights_;
-  StateId key_memory_, value_memory_, z_, count_;
+  DecayOptions decay_options_;
+  ProjectionId gate_;
+  StateId key_memory_, value_memory_, z_, count_, decay_;
 };
 
 const EnumNames<AbcMechanism::EmptySlots>& EmptySlotNames();  // masked, take_part

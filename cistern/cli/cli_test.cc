@@ -7,9 +7,12 @@
 
 #include "cistern/cli/testing_cli.h"
 #include "cistern/models/model.h"
+#include "cistern/ops/testing.h"
 
 namespace cistern {
 namespace {
+
+using testing::ExpectContains;
 
 // Text
 
@@ -507,6 +510,32 @@ TEST_F(CliTest, VerifyChecksAClassifier) {
          {"encoder_classifier", "omit --text"});
   Expect({"verify", "--model", folder_ / "classifier", "--tokens", "41"}, 2, {"max_length of 40"});
   Expect({"verify", "--text", TrainedText()}, 2, {"--text goes with --model"});
+}
+
+TEST_F(CliTest, WholeNumbersBeyondTheirRangeAreRefused) {
+  const std::string beyond = "9223372036854775808";  // 2^63
+  Expect({"generate", Trained(), "-n", beyond}, 2, {"--max-tokens", beyond, "64 bits"});
+  Expect({"generate", Trained(), "--top-k=-9223372036854775809"}, 2, {"--top-k", "64 bits"});
+  Expect({"generate", Trained(), "--seed", "18446744073709551616"}, 2, {"--seed", "64 bits"});
+  Expect({"verify", "--long", beyond}, 2, {"--long", "64 bits"});
+  Expect({"verify", "--lengths", "3," + beyond}, 2, {"--lengths", "64 bits"});
+  EXPECT_EQ(
+      Run({"generate", Trained(), "--prompt", beyond, "-n", "1", "--seed", "18446744073709551615"})
+          .code,
+      0);
+}
+
+TEST_F(CliTest, VerifyChecksAnEncoderDecoderOfAFolder) {
+  ModelConfig config;
+  config.kind = "encoder_decoder", config.vocab_size = 12, config.dim = 16, config.layers = 1;
+  config.attention = {"latte"}, config.max_length = 40;
+  SaveModel(*MakeModel(config, 1), folder_ / "pair");
+  const Outcome model = Run({"verify", "--model", folder_ / "pair"});
+  EXPECT_EQ(model.code, 0) << model;
+  ExpectContains(model.out, {"on 40 tokens of random ids, for a source of 26", "source", "file",
+                             "11 checks, 0 failed"});
+  Expect({"verify", "--model", folder_ / "pair", "--text", TrainedText()}, 2,
+         {"encoder_decoder", "omit --text"});
 }
 
 TEST_F(CliTest, VerifyDecodesForLong) {

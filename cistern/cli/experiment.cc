@@ -7,6 +7,8 @@
 #include "cistern/base/error.h"
 #include "cistern/base/parallel.h"
 #include "cistern/base/terminal.h"
+#include "cistern/io/json_text.h"
+#include "cistern/io/safetensors.h"
 #include "cistern/models/transfer.h"
 #include "cistern/train/checkpoint.h"
 
@@ -105,6 +107,20 @@ void MergeTrees(Json& base, const Json& over) {
   }
 }
 
+// A key of [task] stands for the chosen task's own table: it replaces what a file below says there.
+void MergeFiles(Json& base, const Json& over) {
+  if (over.contains("task") && over["task"].is_object() && base.contains("task") &&
+      base["task"].is_object()) {
+    for (const auto& said : over["task"].items()) {
+      if (said.value().is_object()) continue;
+      for (auto& table : base["task"]) {
+        if (table.is_object()) table.erase(said.key());
+      }
+    }
+  }
+  MergeTrees(base, over);
+}
+
 // A file with all that it extends. `files`: those that are being read, to see a circle.
 Json ReadExperimentTree(const std::string& file, std::vector<std::string> files = {}) {
   const std::filesystem::path path(file);
@@ -115,14 +131,18 @@ Json ReadExperimentTree(const std::string& file, std::vector<std::string> files 
   files.push_back(canonical);
   Json tree = file.ends_with(".json") ? ReadJsonFile(file) : ReadTomlFile(file);
   if (!tree.is_object() || !tree.contains("extends")) return tree;
-  if (!tree["extends"].is_string())
-    FailUsage(file, ": extends must be the path of a file, got ", tree["extends"].dump());
-  const std::string base = (path.parent_path() / tree["extends"].get<std::string>()).string();
+  const Json bases = tree["extends"].is_array() ? tree["extends"] : Json::array({tree["extends"]});
   tree.erase("extends");
-  if (!std::filesystem::exists(base, ignored))
-    FailUsage(file, ": extends ", base, ", which does not exist");
-  Json whole = ReadExperimentTree(base, files);
-  MergeTrees(whole, tree);
+  Json whole = Json::object();
+  for (const Json& name : bases) {
+    if (!name.is_string())
+      FailUsage(file, ": extends must be the path of a file, or a list of them, got ", name.dump());
+    const std::string base = (path.parent_path() / name.get<std::string>()).string();
+    if (!std::filesystem::exists(base, ignored))
+      FailUsage(file, ": extends ", base, ", which does not exist");
+    MergeFiles(whole, ReadExperimentTree(base, files));
+  }
+  MergeFiles(whole, tree);
   return whole;
 }
 
@@ -208,6 +228,34 @@ void TakeTokenizer(Task& task, const std::string& from) {
   if (task.TakeTokenizer(LoadTokenizer(path))) Note("using the tokenizer of " + from);
 }
 
+// A note where the head that is taken was made for other classes, though as many: it is taken by
+// their order.
+std::string OtherClasses(const Json& data, const std::string& from) {
+  const std::string path = from + "/experiment.json";
+  std::error_code ignored;
+  if (!data.contains("classes") || !std::filesystem::exists(path, ignored)) return "";
+  Json record;
+  try {
+    record = ReadJsonFile(path);
+  } catch (const Error&) {
+    return "";  // it is no part of the model
+  }
+  const auto names = [](const Json& summary) {
+    std::string all;
+    if (!summary.is_object() || !summary.contains("classes")) return all;
+    if (!summary["classes"].is_object()) return all;
+    for (const auto& [name, count] : summary["classes"].items())
+      all += (all.empty() ? "" : ", ") + name;
+    return all;
+  };
+  const std::string theirs =
+                        record.is_object() && record.contains("data") ? names(record["data"]) : "",
+                    mine = names(data);
+  if (theirs.empty() || theirs == mine) return "";
+  return StrCat("the classes of ", from, " are ", theirs, ", and here they are ", mine,
+                "; where the head was taken, it was by their order: --new-head initializes it");
+}
+
 }  // namespace
 
 Trained TrainExperiment(Experiment experiment, const std::string& folder, bool resume) {
@@ -232,6 +280,9 @@ Trained TrainExperiment(Experiment experiment, const std::string& folder, bool r
   }
   out.config = experiment.model;
   out.task->Complete(out.config);
+  // A run of an earlier version goes on with the biases that its weights have.
+  if (const auto newest = resume ? NewestCheckpoint(folder) : std::nullopt)
+    KeepBiases(out.config, SafetensorsFile(*newest + "/model.safetensors"));
   if (const int64_t said = experiment.model.vocab_size; said > 0 && said != out.config.vocab_size)
     Note(StrCat("model.vocab_size=", said, " was asked for; the data has ", out.config.vocab_size));
   CheckMemory(out.config, experiment.train.batch, out.task->tokens_per_row(),
@@ -243,6 +294,8 @@ Trained TrainExperiment(Experiment experiment, const std::string& folder, bool r
         TakeWeights(*out.model, experiment.from, {experiment.new_head, experiment.swap_attention});
     Note(StrCat("from ", experiment.from, ": ", report.Summary()));
     for (const std::string& note : report.notes) Note(note);
+    const std::string classes = experiment.new_head ? "" : OtherClasses(data, experiment.from);
+    if (!classes.empty()) Note(classes);
   }
   experiment.model = out.config;
   Json record = experiment.Write();

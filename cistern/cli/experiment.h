@@ -31,7 +31,8 @@ struct Experiment {
 
 // Reads `file` (TOML, or JSON by its name; empty: none), then applies the assignments in order.
 // A file with `extends = "base.toml"` (a path from its own folder) is read on top of that one: its
-// keys replace those of the base, tables are merged. UsageError on anything unknown or wrong.
+// keys replace those of the base, tables are merged. Of a list of files, each is read on top of
+// those before it. UsageError on anything unknown or wrong.
 void ReadExperiment(Experiment& experiment, const std::string& file,
                     const std::vector<std::string>& assignments);
 

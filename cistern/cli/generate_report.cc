@@ -1,6 +1,7 @@
 #include "cistern/cli/generate_command.h"
 
 #include <cstdio>
+#include <type_traits>
 
 #include "cistern/base/error.h"
 #include "cistern/base/memory.h"
@@ -15,6 +16,12 @@ Json TokenJson(const Tokenizer& tokenizer, const TokenLogprob& t) {
 }
 
 std::string Quoted(std::string_view bytes) { return JsonLine(Json(std::string(bytes))); }
+
+template <class T>
+T Unsigned(T x) {
+  if constexpr (std::is_floating_point_v<T>) return NanUnsigned(x);
+  return x;
+}
 
 double Rate(int64_t tokens, double seconds) { return seconds > 0 ? double(tokens) / seconds : 0; }
 
@@ -46,10 +53,10 @@ std::string LogprobLines(const Tokenizer& tokenizer, const Generation& g) {
   std::string out;
   char number[32];
   for (size_t i = 0; i < g.tokens.size(); ++i) {
-    std::snprintf(number, sizeof number, "%9.4f  ", g.logprobs[i]);
+    std::snprintf(number, sizeof number, "%9.4f  ", NanUnsigned(g.logprobs[i]));
     out += number + Quoted(tokenizer.Bytes(g.tokens[i]));
     for (size_t k = 0; k < (g.top.empty() ? 0 : g.top[i].size()); ++k) {
-      std::snprintf(number, sizeof number, " %.4f", g.top[i][k].logprob);
+      std::snprintf(number, sizeof number, " %.4f", NanUnsigned(g.top[i][k].logprob));
       out += (k == 0 ? "   of " : ", ") + Quoted(tokenizer.Bytes(g.top[i][k].token)) + number;
     }
     out += "\n";
@@ -86,7 +93,7 @@ std::string Stats::ToText() const {
   char line[160];
   std::string out;
   const auto add = [&](const char* format, auto... values) {
-    std::snprintf(line, sizeof line, format, values...);
+    std::snprintf(line, sizeof line, format, Unsigned(values)...);
     out += line;
   };
   add("prompt      %10lld tokens  %10.0f tokens/s\n", static_cast<long long>(sum.prompt_tokens),

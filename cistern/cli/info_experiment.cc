@@ -79,7 +79,7 @@ double PrintedSize(const Published& published, const std::string& file, const Si
   ReadExperiment(experiment, base, {});
   const auto task = experiment.task.Make();
   return double(size.parameters) /
-         double(SizeOf(experiment, base, task->tokens_per_row()).parameters);
+         double(SizeOf(experiment, base, task->tokens_per_sequence()).parameters);
 }
 
 }  // namespace
@@ -89,7 +89,7 @@ int PrintExperiment(const std::string& file, bool as_json) {
   ReadExperiment(experiment, file, {});
   experiment.train.Validate();
   const auto task = experiment.task.Make();
-  const Size size = SizeOf(experiment, file, task->tokens_per_row());
+  const Size size = SizeOf(experiment, file, task->tokens_per_sequence());
   const ModelConfig& config = size.config;
   const int64_t parameters = size.parameters;
   const Published& published = experiment.published;

@@ -1,4 +1,5 @@
-// The program: cistern train | eval | predict | generate | compare | data | info | verify.
+// The program: cistern train | eval | predict | generate | compare | analyze | statistics | bench |
+// data | info | verify.
 #include <malloc.h>
 #include <unistd.h>
 
@@ -41,6 +42,29 @@ std::string Mistyped(const CLI::App& app) {
       if (!option) known.push_back(c->get_name());
     }
     if (!known.empty()) return cistern::UnknownName(option ? "option" : "command", word, known);
+  }
+  return "";
+}
+
+// The library reads a whole number beyond 64 bits as the largest one: the option that was given
+// one, or nothing.
+std::string BeyondRange(const CLI::App& app) {
+  const CLI::App* command = &app;
+  while (!command->get_subcommands().empty()) command = command->get_subcommands().front();
+  for (const CLI::Option* option : command->get_options()) {
+    const std::string type = option->get_type_name();
+    const bool number = type.starts_with("INT") || type.starts_with("UINT") ||
+                        type.starts_with("TOKENS") || type.starts_with("N,");
+    for (const std::string& text : number ? option->results() : std::vector<std::string>()) {
+      errno = 0;
+      if (type.starts_with("UINT")) {
+        std::strtoull(text.c_str(), nullptr, 0);
+      } else {
+        std::strtoll(text.c_str(), nullptr, 0);
+      }
+      if (errno == ERANGE)
+        return option->get_name() + " " + text + " is beyond what a whole number of 64 bits holds";
+    }
   }
   return "";
 }
@@ -136,9 +160,12 @@ int main(int argc, char** argv) {
   cistern::cli::AddEval(app, run);
   cistern::cli::AddPredict(app, run);
   cistern::cli::AddGenerate(app, run);
+  cistern::cli::AddAnalyze(app, run);
+  cistern::cli::AddStatistics(app, run);
   cistern::cli::AddData(app, run);
   cistern::cli::AddInfo(app, run);
   cistern::cli::AddVerify(app, run);
+  cistern::cli::AddBench(app, run);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& e) {
@@ -146,6 +173,7 @@ int main(int argc, char** argv) {
     if (!mistyped.empty()) return Report(mistyped, 2);
     return Finish(app.exit(e) == 0 ? 0 : 2);
   }
+  if (const std::string beyond = BeyondRange(app); !beyond.empty()) return Report(beyond, 2);
   try {
     cistern::InstallInterruptHandler();
     return Finish(run());

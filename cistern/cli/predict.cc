@@ -1,4 +1,5 @@
 // cistern predict: what a trained model says of each row of a file, as a stream.
+#include <algorithm>
 #include <cstdio>
 
 #include "cistern/base/error.h"
@@ -49,6 +50,15 @@ void PrintLine(const std::vector<std::string>& cells) {
   std::printf("%s\n", line.c_str());
 }
 
+// Tabs and line ends of class names are shown as spaces: then two may be named alike.
+void CheckNames(std::vector<std::string> names) {
+  std::sort(names.begin(), names.end());
+  const auto twin = std::adjacent_find(names.begin(), names.end());
+  if (twin != names.end())
+    FailUsage("two columns would be named '", *twin,
+              "', for names of classes hold tabs or line ends; --json shows them as they are");
+}
+
 int RunPredict(const PredictCommand& c) {
   ApplyCommon(c.common);
   if (c.batch < 0) FailUsage("--batch must be 0 (the task's choice) or above, got ", c.batch);
@@ -68,7 +78,10 @@ int RunPredict(const PredictCommand& c) {
       }
       std::vector<std::string> names, cells;
       Columns(row, &names, &cells);
-      if (!header) PrintLine(names);
+      if (!header) {
+        CheckNames(names);
+        PrintLine(names);
+      }
       header = true;
       PrintLine(cells);
     }

@@ -51,6 +51,47 @@ TEST_F(PublishedTest, AFileIsReadOnTopOfTheOneItExtends) {
   EXPECT_NE(a.out.find("slots = 5"), std::string::npos) << a;
 }
 
+// Two files that know nothing of each other: the later one's keys stand, then the file's own.
+TEST_F(PublishedTest, AFileMayExtendSeveral) {
+  Base();
+  File("protocol.toml", "[model]\nnorm = \"post\"\nlayers = 3\n[train]\nlr = 3e-3\nclip = 0\n");
+  const std::string list = File("list.toml",
+                                "extends = [\"base.toml\", \"protocol.toml\"]\n"
+                                "[train]\nlr = 4e-3\n");
+  const std::string whole =
+      File("whole.toml",
+           "seed = 3\n[task]\nkind = \"listops\"\nlength = 100\n[model]\nattention = \"softmax\"\n"
+           "dim = 8\nlayers = 3\nheads = 2\nffn_dim = 16\nvocab_size = 17\nclasses = 10\n"
+           "norm = \"post\"\n[train]\nsteps = 5\nlr = 4e-3\nclip = 0\n");
+  const Outcome a = Run({"train", list, "--print-config"}),
+                b = Run({"train", whole, "--print-config"});
+  ASSERT_EQ(a.code, 0) << a;
+  EXPECT_EQ(a.out, b.out);
+  const Outcome bad =
+      Run({"train", File("bad.toml", "extends = [\"base.toml\", 3]\n"), "--print-config"});
+  EXPECT_EQ(bad.code, 2) << bad;
+  ExpectContains(bad.err, {"bad.toml", "or a list of them, got 3"});
+}
+
+// What a protocol says of each task, in its table, gives way to a key of [task] in a later file.
+TEST_F(PublishedTest, AProtocolSaysWhatHoldsForEachTask) {
+  File("protocol.toml",
+       "[task.listops]\nlength = 700\ntest_examples = 9\n[task.classify]\nlength = 50\n");
+  const auto printed = [&](const std::string& name, const std::string& task) {
+    const Outcome o =
+        Run({"train", File(name, "extends = \"protocol.toml\"\n" + task), "--print-config"});
+    EXPECT_EQ(o.code, 0) << o;
+    return o.out;
+  };
+  ExpectContains(printed("a.toml", "[task]\nkind = \"listops\"\n"),
+                 {"length = 700", "test_examples = 9"});
+  ExpectContains(printed("b.toml", "[task]\nkind = \"listops\"\nlength = 600\n"),
+                 {"length = 600", "test_examples = 9"});
+  ExpectContains(printed("c.toml", "[task]\nkind = \"listops\"\n[task.listops]\nlength = 500\n"),
+                 {"length = 500", "test_examples = 9"});
+  ExpectContains(printed("d.toml", "[task]\nkind = \"classify\"\n"), {"length = 50"});
+}
+
 TEST_F(PublishedTest, ChainsThatCannotBeRead) {
   const std::string circle = File("a.toml", "extends = \"b.toml\"\n");
   File("b.toml", "extends = \"a.toml\"\n");
@@ -59,7 +100,7 @@ TEST_F(PublishedTest, ChainsThatCannotBeRead) {
   const std::pair<std::string, std::vector<std::string>> cases[] = {
       {circle, {"a.toml", "extends itself"}},
       {nowhere, {"c.toml", "d.toml, which does not exist"}},
-      {number, {"e.toml", "extends must be the path of a file, got 3"}}};
+      {number, {"e.toml", "extends must be the path of a file, or a list of them, got 3"}}};
   for (const auto& [file, parts] : cases) {
     const Outcome o = Run({"train", file, "--print-config"});
     EXPECT_EQ(o.code, 2) << o;

@@ -5,6 +5,7 @@
 
 #include "cistern/cli/testing_cli.h"
 #include "cistern/io/jsonl.h"
+#include "cistern/train/checkpoint.h"
 
 namespace cistern {
 namespace {
@@ -193,6 +194,31 @@ TEST_F(RobustTest, AResumedRunIsTheSameRun) {
   EXPECT_EQ(ParseJson(o.out, "stdout")["steps"], 5);
   EXPECT_NE(o.err.find("resumed with train.steps=5 (it was 3)"), std::string::npos) << o;
   EXPECT_NE(o.err.find("resumed with task.lm.text="), std::string::npos) << o;
+}
+
+// Where `bias` gave abc_mlp's control one, too, and no option said so.
+TEST_F(RobustTest, ARunOfAnEarlierVersionKeepsItsBiases) {
+  const std::string old = folder_ / "old", whole = folder_ / "whole";
+  const Words bias = {"--set", "model.attention=abc_mlp",
+                      "--set", "model.bias=true",
+                      "--set", "model.attention_options.abc_mlp.control_bias=model"};
+  Words undisturbed = Train(TrainedText(), whole, bias);
+  undisturbed[8] = "6";  // steps
+  ASSERT_EQ(Run(undisturbed).code, 0);
+  ASSERT_EQ(Run(Train(TrainedText(), old, bias + Words{"--set", "train.schedule_steps=6"})).code,
+            0);
+  const std::string checkpoint = *NewestCheckpoint(old);
+  RunState state = ReadRunState(checkpoint);
+  ASSERT_EQ(state.experiment["model"]["attention_options"]["abc_mlp"]["control_bias"], "model");
+  state.experiment["model"]["attention_options"].erase("abc_mlp");
+  WriteFileAtomically(checkpoint + "/trainer.json", RunStateText(state));
+  const Outcome o = Run({"train", "--resume", "--out", old, "--threads", "1", "--steps", "6"});
+  ASSERT_EQ(o.code, 0) << o;
+  const Json config = ReadJsonFile(old + "/config.json");
+  EXPECT_EQ(config["attention_options"]["abc_mlp"]["control_bias"], "model");
+  EXPECT_TRUE(ReadFile(*NewestCheckpoint(old) + "/model.safetensors") ==
+              ReadFile(*NewestCheckpoint(whole) + "/model.safetensors"))
+      << "not what a run that was never stopped ends with";
 }
 
 TEST_F(RobustTest, LengthsAskedForAreHonoured) {

@@ -2,6 +2,7 @@
 // other.
 #include <ATen/Parallel.h>
 #include <ATen/ops/randint.h>
+#include <ATen/ops/randn.h>
 #include <ATen/ops/tensor.h>
 #include <sys/ioctl.h>
 #include <unistd.h>
@@ -144,9 +145,9 @@ int VerifyMechanisms(const VerifyCommand& c) {
   return failed > 0 ? 1 : 0;
 }
 
-// As many tokens as are asked for or fit.
-int64_t TokensWanted(const VerifyCommand& c, const ModelConfig& config) {
-  const int64_t fits = config.max_length,
+// As many tokens as are asked for or fit in a stack of this form.
+int64_t TokensWanted(const VerifyCommand& c, const ModelConfig& config, Form form) {
+  const int64_t fits = config.Stack(form).options().max_length,
                 wanted = c.tokens > 0 ? c.tokens : std::min<int64_t>(fits, c.full ? 512 : 192);
   if (wanted > fits)
     FailUsage("--tokens ", wanted, " is more than the model's max_length of ", fits);
@@ -155,7 +156,7 @@ int64_t TokensWanted(const VerifyCommand& c, const ModelConfig& config) {
 
 at::Tensor TokensOf(const VerifyCommand& c, const LmFolder& lm) {
   PromptReader reader(*lm.tokenizer, FileSource(c.text));
-  const std::vector<int32_t> ids = reader.Take(TokensWanted(c, lm.model->config()));
+  const std::vector<int32_t> ids = reader.Take(TokensWanted(c, lm.model->config(), Form::kCausal));
   CISTERN_CHECK(ids.size() >= 16, c.text, " is too short: ", ids.size(),
                 " tokens; at least 16 are needed");
   return at::tensor(std::vector<int64_t>(ids.begin(), ids.end()), at::kLong);
@@ -179,22 +180,46 @@ ModelResults CheckLm(const VerifyCommand& c, const HearModel& hear) {
   return {verify::CheckModel(*lm.model, *twin.model, ids, c.full, hear), ids.size(0), c.text};
 }
 
-ModelResults CheckClassifier(const VerifyCommand& c, const ModelConfig& config,
-                             const HearModel& hear) {
+// Two copies of the model of the folder, the second in double.
+std::pair<std::shared_ptr<Model>, std::shared_ptr<Model>> TwoCopies(const std::string& folder) {
+  std::pair<std::shared_ptr<Model>, std::shared_ptr<Model>> copies = {LoadModel(folder),
+                                                                      LoadModel(folder)};
+  copies.second->to(at::kDouble);
+  return copies;
+}
+
+void OmitText(const VerifyCommand& c, const ModelConfig& config) {
   if (!c.text.empty())
-    FailUsage(c.folder, " holds an ", config.kind,
-              ", which is checked on random tokens; omit --text");
-  auto open = [&] { return std::dynamic_pointer_cast<EncoderClassifier>(LoadModel(c.folder)); };
-  const auto model = open(), twin = open();
-  if (!model || config.vocab_size == 0)
-    FailUsage(
-        c.folder, " holds a ", config.kind, model ? " of real values" : "",
-        "; verify --model takes language models and classifiers of single rows of tokens, and "
-        "cistern verify alone checks the mechanisms that they are made of");
-  twin->to(at::kDouble);
+    FailUsage(c.folder, " holds a model of kind ", config.kind,
+              ", which is checked on random input; omit --text");
+}
+
+ModelResults CheckEncoderDecoder(const VerifyCommand& c, const ModelConfig& config,
+                                 const HearModel& hear) {
+  OmitText(c, config);
+  const auto [model, twin] = TwoCopies(c.folder);
+  auto &lm = dynamic_cast<LanguageModel&>(*model), &double_lm = dynamic_cast<LanguageModel&>(*twin);
   at::manual_seed(c.common.seed);
-  const at::Tensor ids = at::randint(config.vocab_size, {TokensWanted(c, config)}, at::kLong);
-  return {verify::CheckClassifier(*model, *twin, ids, hear), ids.size(0), "random ids"};
+  const int64_t count = TokensWanted(c, config, Form::kCausal);
+  // A source of another length than the target's.
+  const int64_t fits = config.Stack(Form::kBidirectional).options().max_length,
+                source_count = std::min(fits, std::max<int64_t>(8, count * 2 / 3));
+  const at::Tensor ids = at::randint(lm.vocab_size(), {count}, at::kLong),
+                   source = at::randint(config.vocab_size, {source_count}, at::kLong);
+  return {verify::CheckModel(lm, double_lm, ids, c.full, hear, source), count,
+          StrCat("random ids, for a source of ", source_count)};
+}
+
+ModelResults CheckRows(const VerifyCommand& c, const ModelConfig& config, const HearModel& hear) {
+  OmitText(c, config);
+  const auto [model, twin] = TwoCopies(c.folder);
+  at::manual_seed(c.common.seed);
+  const int64_t count = TokensWanted(c, config, Form::kBidirectional),
+                channels = config.Own().value("channels", int64_t{0});
+  const at::Tensor input = channels > 0 ? at::randn({count, channels}, at::kFloat)
+                                        : at::randint(config.vocab_size, {count}, at::kLong);
+  return {verify::CheckRows(*model, *twin, input, hear), count,
+          channels > 0 ? "random values" : "random ids"};
 }
 
 int VerifyModel(const VerifyCommand& c) {
@@ -208,13 +233,9 @@ int VerifyModel(const VerifyCommand& c) {
     return !stopped;
   };
   const ModelInfo& info = config.info();
-  if (!info.extends && !info.classifies) {
-    FailUsage(c.folder, " holds a ", config.kind,
-              "; verify --model takes language models and classifiers, and cistern verify alone "
-              "checks the mechanisms that they are made of");
-  }
-  const auto [results, tokens, source] =
-      info.classifies ? CheckClassifier(c, config, hear) : CheckLm(c, hear);
+  const auto [results, tokens, source] = info.encodes   ? CheckEncoderDecoder(c, config, hear)
+                                         : info.extends ? CheckLm(c, hear)
+                                                        : CheckRows(c, config, hear);
   bar.Finish();
   int64_t failed = 0;
   Json rows = Json::array();
@@ -380,8 +401,8 @@ void AddVerify(CLI::App& app, Run& run) {
   sub->add_flag("--full", c->full,
                 "longer sequences, a cut at every point, many more random shapes");
   sub->add_option("--model", c->folder,
-                  "check a trained model instead: a language model on your own text, a classifier "
-                  "on random tokens")
+                  "check a trained model instead: a language model on your own text, any other on "
+                  "random input")
       ->type_name("FOLDER");
   sub->add_option("--text", c->text, "--model: the text for a language model; -: standard input")
       ->type_name("FILE");

@@ -283,6 +283,7 @@ Documents ReadDocuments(const std::string& path, const DocumentOptions& options)
     TableReader table(path, table_options);
     const size_t column = table.Column(TextColumn(table, options.column));
     for (std::vector<std::string> cells; table.Next(&cells);) builder.Add(cells[column]);
+    out.skipped = table.skipped();
   }
   CISTERN_CHECK(out.size() > 0, path, ": no documents of at least ", options.least_bytes,
                 " bytes in it (", out.too_short, " shorter ones)");

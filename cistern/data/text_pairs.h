@@ -40,6 +40,7 @@ struct Documents {
   std::string bytes;  // first and second half of each document, end to end
   std::vector<int64_t> offsets = {0};
   int64_t too_short = 0, repeated = 0;  // those that were left out
+  int64_t skipped = 0;                  // rows of a table that could not be read
 
   int64_t size() const { return int64_t(offsets.size() - 1) / 2; }
   std::string_view Half(int64_t document, int half) const {

@@ -145,9 +145,10 @@ std::string ReadFile(const std::string& path) {
   if (fd < 0) Fail("cannot read ", path, ": ", std::strerror(errno));
   std::string bytes;
   struct stat info;
+  constexpr size_t kMostOfDevice = size_t{1} << 30;  // /dev/zero has no end
   size_t size = 0, room = 1 << 16;
-  if (::fstat(fd, &info) == 0 && S_ISREG(info.st_mode))
-    room = size_t(info.st_size) + 1;  // + 1: the end shows in the same read
+  const bool regular = ::fstat(fd, &info) == 0 && S_ISREG(info.st_mode);
+  if (regular) room = size_t(info.st_size) + 1;  // + 1: the end shows in the same read
   for (;;) {
     if (bytes.size() < size + room) bytes.resize(size + room);
     const ssize_t n = ::read(fd, bytes.data() + size, bytes.size() - size);
@@ -159,6 +160,10 @@ std::string ReadFile(const std::string& path) {
     }
     if (n == 0) break;
     size += size_t(n);
+    if (!regular && size > kMostOfDevice) {
+      ::close(fd);
+      Fail(path, ": more than 1 GiB, of what is no regular file; put it into one");
+    }
     room = std::max<size_t>(1, std::min<size_t>(size, 1 << 26));
     if (size < bytes.size()) room = bytes.size() - size;
   }

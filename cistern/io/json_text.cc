@@ -196,7 +196,12 @@ Json ParseToml(std::string_view text, const std::string& name) {
 
 Json ReadJsonFile(const std::string& path) { return ParseJson(ReadFile(path), path); }
 
-Json ReadTomlFile(const std::string& path) { return ParseToml(ReadFile(path), path); }
+Json ReadTomlFile(const std::string& path) {
+  constexpr size_t kMost = size_t{1} << 24;  // a configuration; the parser needs many times that
+  const std::string text = ReadFile(path);
+  CISTERN_CHECK(text.size() <= kMost, path, ": more than 16 MiB; is this a configuration?");
+  return ParseToml(text, path);
+}
 
 std::string JsonLine(const Json& json) {
   return json.dump(-1, ' ', false, Json::error_handler_t::replace);

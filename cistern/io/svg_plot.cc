@@ -7,6 +7,7 @@
 
 #include "cistern/base/error.h"
 #include "cistern/base/format.h"
+#include "cistern/io/png.h"
 
 namespace cistern {
 namespace {
@@ -349,6 +350,170 @@ std::string RenderSvg(const LineChart& chart) {
     if (points.size() > 60) continue;  // markers would hide the line
     for (const auto& [px, py] : points) svg.Marker(i, px, py);
   }
+  return svg.Done();
+}
+
+namespace {
+
+// Colours of a heat map at equal steps; sequential is light to dark blue, diverging blue to red
+// (both of ColorBrewer's kind: told apart without seeing red and green).
+struct Scale {
+  const char *red, *green, *blue;  // 0 .. 1 each, at equal steps
+};
+constexpr Scale kSequential = {"0.97 0.78 0.42 0.13 0.03", "0.98 0.86 0.68 0.44 0.19",
+                               "1 0.94 0.84 0.71 0.42"};
+constexpr Scale kDiverging = {"0.13 0.57 0.97 0.96 0.7", "0.4 0.77 0.97 0.65 0.09",
+                              "0.67 0.87 0.97 0.51 0.17"};
+
+std::string Base64(std::string_view bytes) {
+  constexpr char kDigits[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+  std::string out;
+  for (size_t i = 0; i < bytes.size(); i += 3) {
+    uint32_t word = 0;
+    for (size_t k = 0; k < 3; ++k)
+      word = word << 8 | (i + k < bytes.size() ? static_cast<unsigned char>(bytes[i + k]) : 0u);
+    for (size_t k = 0; k < 4; ++k)
+      out += i + k > bytes.size() ? '=' : kDigits[word >> (18 - 6 * k) & 63];
+  }
+  return out;
+}
+
+// The means of blocks of neighbouring cells, so that no side has more than `most`; NaN is left out.
+HeatMap Reduced(const HeatMap& map, int64_t most) {
+  const int64_t down = (map.rows + most - 1) / most, right = (map.columns + most - 1) / most;
+  if (down <= 1 && right <= 1) return map;
+  HeatMap out = map;
+  out.rows = (map.rows + down - 1) / down;
+  out.columns = (map.columns + right - 1) / right;
+  out.values.assign(size_t(out.rows * out.columns), 0);
+  std::vector<double> counts(out.values.size(), 0);
+  for (int64_t r = 0; r < map.rows; ++r) {
+    for (int64_t c = 0; c < map.columns; ++c) {
+      const double value = map.values[size_t(r * map.columns + c)];
+      const auto to = size_t(r / down * out.columns + c / right);
+      if (!std::isfinite(value)) continue;
+      out.values[to] += value;
+      counts[to] += 1;
+    }
+  }
+  for (size_t i = 0; i < counts.size(); ++i)
+    out.values[i] = counts[i] > 0 ? out.values[i] / counts[i] : std::nan("");
+  return out;
+}
+
+// Names beside one side of a heat map, as many as there is room for; `at` gives the middle of a
+// cell.
+template <class Draw>
+void NameCells(int64_t cells, const std::vector<std::string>& names, double cell, double room,
+               Draw&& draw) {
+  const auto step = std::max<int64_t>(1, int64_t(std::ceil(room / cell)));
+  for (int64_t i = 0; i < cells; i += step)
+    draw(i, names.empty() ? std::to_string(i) : names[size_t(i)]);
+}
+
+}  // namespace
+
+std::string RenderSvg(const HeatMap& map) {
+  CISTERN_CHECK(
+      map.rows >= 0 && map.columns >= 0 && int64_t(map.values.size()) == map.rows * map.columns,
+      "[svg] a heat map of ", map.rows, " x ", map.columns, " cells has ", map.values.size(),
+      " values");
+  CISTERN_CHECK((map.row_names.empty() || int64_t(map.row_names.size()) == map.rows) &&
+                    (map.column_names.empty() || int64_t(map.column_names.size()) == map.columns),
+                "[svg] a heat map of ", map.rows, " x ", map.columns, " cells has ",
+                map.row_names.size(), " names of rows and ", map.column_names.size(),
+                " of columns");
+  const HeatMap shown = Reduced(map, std::max<int64_t>(1, map.most_cells));
+  double low = map.low, high = map.high;
+  if (low == high) {
+    low = std::numeric_limits<double>::infinity(), high = -low;
+    for (const double v : shown.values) {
+      if (std::isfinite(v)) low = std::min(low, v), high = std::max(high, v);
+    }
+    if (low > high) low = high = 0;
+  }
+  if (map.signed_values) {
+    high = std::max(std::abs(low), std::abs(high));
+    low = -high;
+  }
+  const double range = high > low ? high - low : 1;
+
+  double names = 0;
+  for (const std::string& name : map.row_names) names = std::max(names, TextWidth(name));
+  if (map.row_names.empty()) names = TextWidth(std::to_string(std::max<int64_t>(0, map.rows - 1)));
+  const double left = (map.y_label.empty() ? 8 : 26) + names + 8, top = map.title.empty() ? 16 : 40,
+               bar = 14, after = 14 + bar + 6 + 48;
+  const double across = std::max(40.0, map.width - left - after);
+  const double cells_down = double(std::max<int64_t>(1, map.rows)),
+               cells_across = double(std::max<int64_t>(1, map.columns));
+  double down = across * cells_down / cells_across;
+  if (!map.square) down = std::min(down, across);
+  down = std::clamp(down, map.square ? 12.0 : 60.0, 3 * across);
+  const int height = int(std::ceil(top + down + (map.x_label.empty() ? 28 : 50)));
+
+  GreyImage image{std::max<int64_t>(1, shown.rows), std::max<int64_t>(1, shown.columns), {}};
+  image.pixels.assign(size_t(image.height * image.width), 0);
+  for (size_t i = 0; i < shown.values.size(); ++i) {
+    const double v = shown.values[i];
+    if (std::isfinite(v))
+      image.pixels[i] = uint8_t(std::lround(255 * std::clamp((v - low) / range, 0.0, 1.0)));
+  }
+  GreyImage steps{128, 1, {}};  // the scale beside the map, high above
+  for (int i = 127; i >= 0; --i) steps.pixels.push_back(uint8_t(2 * i + 1));
+
+  Svg svg(map.width, height, map.title);
+  const Scale& scale = map.signed_values ? kDiverging : kSequential;
+  const std::string filter = map.signed_values ? "heat-diverging" : "heat-sequential";
+  const auto channel = [](const char* name, const char* table) {
+    return StrCat("<feFunc", name, " type=\"table\" tableValues=\"", table, "\"/>");
+  };
+  svg.Raw(StrCat("<filter id=\"", filter,
+                 "\" color-interpolation-filters=\"sRGB\" x=\"0\" y=\"0\" width=\"1\" "
+                 "height=\"1\"><feComponentTransfer>",
+                 channel("R", scale.red), channel("G", scale.green), channel("B", scale.blue),
+                 "</feComponentTransfer></filter>\n"));
+  const auto picture = [&](const GreyImage& of, double x, double y, double w, double h) {
+    svg.Raw(StrCat("<image x=\"", Number(x), "\" y=\"", Number(y), "\" width=\"", Number(w),
+                   "\" height=\"", Number(h),
+                   "\" preserveAspectRatio=\"none\" style=\"image-rendering: pixelated\" "
+                   "filter=\"url(#",
+                   filter, ")\" href=\"data:image/png;base64,", Base64(PngBytes(of)), "\"/>\n"));
+  };
+  if (!map.title.empty()) svg.Title(map.width, map.title);
+  picture(image, left, top, across, down);
+  const double cell_width = across / cells_across, cell_height = down / cells_down;
+  NameCells(map.rows, map.row_names, cell_height, 15, [&](int64_t i, const std::string& name) {
+    svg.Text(left - 6, top + (double(i) + 0.5) * cell_height + 4, name, "end");
+  });
+  double widest = TextWidth(std::to_string(std::max<int64_t>(0, map.columns - 1)));
+  for (const std::string& name : map.column_names) widest = std::max(widest, TextWidth(name));
+  const bool upright = widest <= 60;  // longer names would overlap: as many as fit
+  NameCells(map.columns, map.column_names, cell_width, (upright ? widest : 60) + 6,
+            [&](int64_t i, const std::string& name) {
+              svg.Text(left + (double(i) + 0.5) * cell_width, top + down + 16, name, "middle");
+            });
+  if (!map.x_label.empty()) svg.Text(left + across / 2, height - 10, map.x_label, "middle");
+  if (!map.y_label.empty())
+    svg.Text(16, top + down / 2, map.y_label, "middle",
+             StrCat(" transform=\"rotate(-90 16 ", Number(top + down / 2), ")\""));
+  if (map.rows <= 16 && map.columns <= 16 && cell_width >= 28 && cell_height >= 14) {
+    for (int64_t r = 0; r < map.rows; ++r) {
+      for (int64_t c = 0; c < map.columns; ++c) {
+        const double v = map.values[size_t(r * map.columns + c)];
+        if (!std::isfinite(v)) continue;
+        const double part = (v - low) / range;
+        const bool dark = map.signed_values ? std::abs(part - 0.5) > 0.35 : part > 0.55;
+        svg.Raw(StrCat("<text x=\"", Number(left + (double(c) + 0.5) * cell_width), "\" y=\"",
+                       Number(top + (double(r) + 0.5) * cell_height + 4),
+                       "\" text-anchor=\"middle\" font-size=\"11\" fill=\"",
+                       dark ? "#ffffff" : "#1c2430", "\">", Significant(v, 2), "</text>\n"));
+      }
+    }
+  }
+  const double scale_left = left + across + 14, scale_down = std::min(down, 200.0);
+  picture(steps, scale_left, top, bar, scale_down);
+  svg.Text(scale_left + bar + 4, top + 10, Significant(high, 3), "start");
+  svg.Text(scale_left + bar + 4, top + scale_down, Significant(low, 3), "start");
   return svg.Done();
 }
 

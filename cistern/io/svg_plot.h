@@ -1,8 +1,9 @@
 #pragma once
-// Small charts as SVG text: lines over x, and grouped bars. Colours are safe for colour-blind
+// Small charts as SVG text: lines over x, and heat maps. Colours are safe for colour-blind
 // readers (Okabe and Ito), series differ by marker too, and text and grid are a grey that reads on
 // white and on dark pages. All text is XML-escaped; points that are NaN or infinite are skipped,
 // and so are those at or below 0 on a logarithmic axis.
+#include <cstdint>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -23,6 +24,28 @@ struct LineChart {
 };
 
 std::string RenderSvg(const LineChart& chart);  // Error when x and y of a series differ in length
+
+// A matrix as colours, from light (low) to dark blue (high), or from blue over white (0) to red
+// where it is `signed_values`. Sides of more than `most_cells` are shown as means of neighbouring
+// cells; matrices of at most 16 x 16 cells have their numbers written in them. NaN: no number, and
+// the colour of the lowest value.
+struct HeatMap {
+  std::string title, x_label, y_label;
+  int64_t rows = 0, columns = 0;
+  std::vector<double> values;  // [rows,columns]
+  // What the lightest and the darkest colour stand for; low = high: the smallest and the largest
+  // value.
+  double low = 0, high = 0;
+  bool signed_values = false;
+  std::vector<std::string> row_names = {}, column_names = {};  // none: numbers from 0
+  int width = 480;
+  int64_t most_cells = 256;
+  // Rows as high as columns are wide; false: the whole is about as high as wide at most.
+  bool square = true;
+};
+
+// Error where the values are not as many as rows times columns, or names not as many as those.
+std::string RenderSvg(const HeatMap& map);
 
 // & < > " ' escaped, for XML and HTML; control characters, which XML forbids, and bytes that are
 // not UTF-8 become U+FFFD.

@@ -7,6 +7,7 @@
 #include <limits>
 
 #include "cistern/io/atomic_file.h"
+#include "cistern/io/png.h"
 #include "cistern/io/test_folder.h"
 
 namespace cistern {
@@ -71,6 +72,64 @@ TEST(SvgPlot, OddInput) {
   LineChart bad;
   bad.series = {{"a", {1}, {}}};
   EXPECT_EQ(ErrorMessage([&] { RenderSvg(bad); }), "[svg] series 'a' has 1 x and 0 y");
+}
+
+// The grey picture within an SVG: its PNG's bytes, from base64.
+std::string PictureOf(const std::string& svg) {
+  const std::string begin = "data:image/png;base64,";
+  const size_t at = svg.find(begin) + begin.size();
+  const std::string digits = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+  std::string out;
+  uint32_t word = 0;
+  int bits = 0;
+  for (size_t i = at; svg[i] != '"' && svg[i] != '='; ++i) {
+    word = word << 6 | uint32_t(digits.find(svg[i]));
+    bits += 6;
+    if (bits >= 8) out += char(word >> (bits -= 8) & 255);
+  }
+  return out;
+}
+
+TEST(SvgPlot, HeatMap) {
+  HeatMap map{
+      .title = "a<b", .x_label = "x", .y_label = "y", .rows = 2, .columns = 3, .values = {}};
+  map.values = {0, 1, 2, 3, 4, NAN};
+  std::string svg = RenderSvg(map);
+  Keep("heat.svg", svg);
+  EXPECT_NE(svg.find("a&lt;b"), std::string::npos);
+  EXPECT_EQ(svg.find("nan"), std::string::npos);
+  EXPECT_EQ(Count(svg, "<image"), 2u);            // the map and its scale
+  EXPECT_EQ(Count(svg, "font-size=\"11\""), 5u);  // numbers in cells, but for NaN
+  const GreyImage image = ReadPng(PictureOf(svg), "picture");
+  EXPECT_EQ(image.height, 2);
+  EXPECT_EQ(image.width, 3);
+  EXPECT_EQ(image.pixels, (std::vector<uint8_t>{0, 64, 128, 191, 255, 0}));
+
+  // Signed: 0 is in the middle. Names in place of numbers.
+  map.signed_values = true;
+  map.values = {-1, 0, 1, 2, 0, 0};
+  map.row_names = {"first", "second"};
+  svg = RenderSvg(map);
+  EXPECT_NE(svg.find(">second<"), std::string::npos);
+  EXPECT_EQ(ReadPng(PictureOf(svg), "picture").pixels,
+            (std::vector<uint8_t>{64, 128, 191, 255, 128, 128}));
+
+  // 4 x 4 cells as means of 2 x 2.
+  HeatMap large{.title = "", .x_label = "", .y_label = "", .rows = 4, .columns = 4, .values = {}};
+  large.most_cells = 2;
+  for (int r = 0; r < 4; ++r) {
+    for (int c = 0; c < 4; ++c) large.values.push_back(r < 2 ? 0 : c < 2 ? (c == 0 ? 2 : 0) : 4);
+  }
+  EXPECT_EQ(ReadPng(PictureOf(RenderSvg(large)), "picture").pixels,
+            (std::vector<uint8_t>{0, 0, 64, 255}));
+
+  EXPECT_EQ(RenderSvg(HeatMap{}).find("nan"), std::string::npos);
+  HeatMap bad = map;
+  bad.values.pop_back();
+  EXPECT_EQ(ErrorMessage([&] { RenderSvg(bad); }), "[svg] a heat map of 2 x 3 cells has 5 values");
+  bad = map;
+  bad.row_names = {"one"};
+  EXPECT_NE(ErrorMessage([&] { RenderSvg(bad); }).find("1 names of rows"), std::string::npos);
 }
 
 TEST(SvgPlot, Ticks) {

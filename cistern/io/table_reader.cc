@@ -78,7 +78,6 @@ TableReader::TableReader(const std::string& path, const TableOptions& options)
       (options.header == TableOptions::Header::kAuto && !data)) {
     columns_ = first_;
     has_first_ = false;
-    if (columns_[0].starts_with("\xef\xbb\xbf")) columns_[0].erase(0, 3);  // a byte order mark
     for (size_t i = 0; i < columns_.size(); ++i) {
       CISTERN_CHECK(std::find(columns_.begin(), columns_.begin() + int64_t(i), columns_[i]) ==
                         columns_.begin() + int64_t(i),
@@ -139,7 +138,7 @@ void TableReader::ReadJson(const std::string& line, std::vector<std::string>* ce
   } catch (const Error& e) {
     throw BadRow(e.what());
   }
-  CISTERN_ROW_CHECK(row.is_object(), path(), ":", row_line_,
+  CISTERN_ROW_CHECK(row.is_object() && !(row.empty() && columns_.empty()), path(), ":", row_line_,
                     ": expected an object {\"text\": ..., \"label\": ...}");
   if (columns_.empty()) {
     for (const auto& [key, value] : row.items()) columns_.push_back(key);
@@ -155,6 +154,8 @@ bool TableReader::NextRow(std::vector<std::string>* cells) {
   std::string line;
   do {
     if (!lines_.Next(&line)) return false;
+    if (lines_.number() == 1 && line.starts_with("\xef\xbb\xbf"))
+      line.erase(0, 3);  // a byte order mark, which would hide a quote and belong to a cell
   } while (line.empty());
   row_line_ = lines_.number();
   cells->clear();

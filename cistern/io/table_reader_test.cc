@@ -91,6 +91,12 @@ TEST(TableReader, Headers) {
             "\xef\xbb\xbf"
             "text,label\na,b\n");
   EXPECT_EQ(TableReader(folder / "bom.csv").columns()[0], "text");
+  // Nor does it hide a quote, or belong to a cell where there is no header.
+  WriteText(folder / "bom.csv", "\xef\xbb\xbf\"text, all\",label\na,b\n");
+  EXPECT_EQ(TableReader(folder / "bom.csv").columns(), (Cells{"text, all", "label"}));
+  WriteText(folder / "bom.csv", "\xef\xbb\xbfx,1\n\"\xef\xbb\xbfy\",2\n");
+  TableReader marked(folder / "bom.csv");
+  EXPECT_EQ(ReadAll(marked), (std::vector<Cells>{{"x", "1"}, {"\xef\xbb\xbfy", "2"}}));
 }
 
 TEST(TableReader, LongLinesAcrossPieces) {
@@ -123,6 +129,7 @@ TEST(TableReader, ErrorsNameFileAndLine) {
   expect(message("a.csv", "x,x\na,b\n"), "two columns are named 'x'");
   expect(message("a.jsonl", "{\"x\": 1}\n[2]\n"), "a.jsonl:2: expected an object");
   expect(message("a.jsonl", "{\"x\": 1}\n{\"x\": \n"), "a.jsonl:2");
+  expect(message("a.jsonl", "{}\n{\"x\": 1}\n"), "a.jsonl:1: expected an object");
   expect(message("a.tsv", ""), "has no rows");
   expect(message("a.parquet", "x"), ".tsv, .csv or .jsonl");
   std::string packed = Gzip("x\ty\n" + std::string(1000, 'a') + "\tb\n");

@@ -2,9 +2,9 @@
 // Included before any Highway header: which targets all kernels are compiled for, and the one way
 // to call them.
 //
-// All attainable ones, so that a portable fallback is always among them and can be forced and
-// tested. SSSE3 would only cost compile time; SVE's vectors have no size at compile time, so the
-// register tiles of gemm-inl.h cannot hold them (aarch64 uses NEON).
+// All that a compiler can make, so that a portable fallback is always among them and can be forced
+// and tested. SSSE3 would only cost compile time; SVE's vectors have no size at compile time, so
+// the register tiles of gemm-inl.h cannot hold them (aarch64 uses NEON).
 #define HWY_COMPILE_ALL_ATTAINABLE
 #define HWY_DISABLED_TARGETS (HWY_SSSE3 | HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128)
 

@@ -96,8 +96,8 @@ HWY_INLINE void ForEachVector(int64_t channels, const Body& body) {
   if (c < channels) body(Lanes<T, false>{c, channels - c});
 }
 
-// Tokens whose sums are kept in registers, with as many taps or more. A narrow filter waits for
-// memory, which likes one row after another.
+// Tokens whose sums are kept in registers, with as many taps or more. A narrower filter is bound by
+// memory, which is fastest row by row.
 constexpr int64_t kTile = 8;
 
 // out[r] = sum_p w[p - r] * rows[p] for R neighbours r, w: [K, C]; p ascends, so a token's bits do

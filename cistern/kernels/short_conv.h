@@ -1,7 +1,9 @@
 #pragma once
 // Short causal convolution over time, one filter per channel:
-//   y[b,t,c] = sum_j w[c,j] x[b, t-(K-1)+j+ahead, c],  j = 0..K-1. Causal with ahead = 0: w[c,K-1]
-//   meets the token itself.
+//
+//   y[b,t,c] = sum_j w[c,j] x[b, t-(K-1)+j+ahead, c],   j = 0..K-1
+//
+// Causal with ahead = 0: w[c,K-1] meets the token itself.
 // Tokens before the sequence come from the state [B, K-1, C] (zeros when empty), those after it are
 // zeros, taps never cross a document start, padding rows (t >= length) count as zeros, give 0 and
 // do not enter the new state. Time O(T K C).

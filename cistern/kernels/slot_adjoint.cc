@@ -18,18 +18,7 @@ struct AdjointHead {
   Sequence<T> du, ds;
   Tokens tokens;
   size_t n, width, total;
-  bool accumulate_ds;
 };
-
-// Rows [t, t + rows) of ds from the panel `from` [rows, np].
-template <class T>
-void PutDs(const AdjointHead<T>& head, const T* from, size_t np, size_t t, size_t rows) {
-  if (!head.accumulate_ds) return UnpackRows(from, t, rows, head.n, np, head.ds);
-  for (size_t i = 0; i < rows; ++i) {
-    T* to = head.ds.At(t + i);
-    for (size_t l = 0; l < head.n; ++l) to[l] += from[i * np + l];
-  }
-}
 
 template <class T>
 struct AdjointVisit {
@@ -50,7 +39,7 @@ struct AdjointVisit {
       hn::Store(hn::Mul(hn::Load(d, W + i), hn::Load(d, ab + i)), d, ab + i);
     core.template Rows<false>(rows, chunk.E, walk.ET, W, head.g, head.u, t, head.du, Y);
     walk.Gradients(Y, ab, dz);
-    PutDs(head, Y, np, t, rows);
+    UnpackRows(Y, t, rows, head.n, np, head.ds);
   }
   const AdjointHead<T>& head;
   ReverseWalk<T>& walk;
@@ -90,14 +79,14 @@ HWY_NOINLINE void AdjointOfHead(const AdjointHead<T>& head, const double* z0, T*
     std::memset(grad + l * width, 0, width * sizeof(T));
   }
   ZeroRows(head.tokens.length, head.total, width, head.du);
-  if (!head.accumulate_ds) ZeroRows(head.tokens.length, head.total, n, head.ds);
+  ZeroRows(head.tokens.length, head.total, n, head.ds);
 }
 
 template <class T>
 void AdjointOfAll(const SlotShape& shape, const Rows<const T>& a, const Rows<const T>& g,
                   const Rows<const T>& s, const Rows<const T>& u, const Rows<const T>& b,
                   const Rows<const T>& dz, const RowMask& mask, const double* z0, T* G, T* h,
-                  const Rows<T>& du, const Rows<T>& ds, bool accumulate_ds) {
+                  const Rows<T>& du, const Rows<T>& ds) {
   ParallelFor(shape.batch * shape.heads, HeadsPerThread(shape), [&](int64_t begin, int64_t end) {
     for (int64_t index = begin; index < end; ++index) {
       const int64_t x = index / shape.heads, y = index % shape.heads;
@@ -112,19 +101,18 @@ void AdjointOfAll(const SlotShape& shape, const Rows<const T>& a, const Rows<con
                                 Tokens(shape, mask, x),
                                 static_cast<size_t>(shape.slots),
                                 static_cast<size_t>(shape.width),
-                                static_cast<size_t>(shape.length),
-                                accumulate_ds};
+                                static_cast<size_t>(shape.length)};
       AdjointOfHead(head, z0 + index * shape.slots, G + index * shape.slots * shape.width,
                     h + index * shape.slots);
     }
   });
 }
 
-#define CISTERN_SLOT_ADJOINT(name, T)                                                   \
-  void name(const SlotShape& shape, Rows<const T> a, Rows<const T> g, Rows<const T> s,  \
-            Rows<const T> u, Rows<const T> b, Rows<const T> dz, const RowMask& mask,    \
-            const double* z0, T* G, T* h, Rows<T> du, Rows<T> ds, bool accumulate_ds) { \
-    AdjointOfAll<T>(shape, a, g, s, u, b, dz, mask, z0, G, h, du, ds, accumulate_ds);   \
+#define CISTERN_SLOT_ADJOINT(name, T)                                                  \
+  void name(const SlotShape& shape, Rows<const T> a, Rows<const T> g, Rows<const T> s, \
+            Rows<const T> u, Rows<const T> b, Rows<const T> dz, const RowMask& mask,   \
+            const double* z0, T* G, T* h, Rows<T> du, Rows<T> ds) {                    \
+    AdjointOfAll<T>(shape, a, g, s, u, b, dz, mask, z0, G, h, du, ds);                 \
   }
 CISTERN_SLOT_ADJOINT(SlotAdjointFloat, float)
 CISTERN_SLOT_ADJOINT(SlotAdjointDouble, double)
@@ -144,17 +132,17 @@ template <>
 void SlotAdjoint(const SlotShape& shape, Rows<const float> a, Rows<const float> g,
                  Rows<const float> s, Rows<const float> u, Rows<const float> b,
                  Rows<const float> dz, const RowMask& mask, const double* z0, float* G, float* h,
-                 Rows<float> du, Rows<float> ds, bool accumulate_ds) {
+                 Rows<float> du, Rows<float> ds) {
   CISTERN_DISPATCH(SlotAdjointFloat)
-  (shape, a, g, s, u, b, dz, mask, z0, G, h, du, ds, accumulate_ds);
+  (shape, a, g, s, u, b, dz, mask, z0, G, h, du, ds);
 }
 template <>
 void SlotAdjoint(const SlotShape& shape, Rows<const double> a, Rows<const double> g,
                  Rows<const double> s, Rows<const double> u, Rows<const double> b,
                  Rows<const double> dz, const RowMask& mask, const double* z0, double* G, double* h,
-                 Rows<double> du, Rows<double> ds, bool accumulate_ds) {
+                 Rows<double> du, Rows<double> ds) {
   CISTERN_DISPATCH(SlotAdjointDouble)
-  (shape, a, g, s, u, b, dz, mask, z0, G, h, du, ds, accumulate_ds);
+  (shape, a, g, s, u, b, dz, mask, z0, G, h, du, ds);
 }
 
 }  // namespace cistern

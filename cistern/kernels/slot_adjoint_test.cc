@@ -47,7 +47,7 @@ Gradients Kernels(const Problem& p, Layout layout = Layout::kBTHW) {
   }
   SlotAdjoint<T>(p.shape, (p.match ? g : a).in(), (p.match ? a : g).in(), s.in(), u.in(),
                  std::as_const(p.match ? x : da).rows(), dz.in(), p.Mask(), p.z.data(), G.data(),
-                 h.data(), du.rows(), ds.rows(), false);
+                 h.data(), du.rows(), ds.rows());
   Gradients r{da.Values(), ds.Values(), du.Values(), ToDouble(G), std::vector<double>(p.z.size())};
   for (size_t l = 0; l < h.size(); ++l) {
     r.z[l] = p.z[l] == -kInf ? 0 : -double(h[l]);
@@ -162,22 +162,6 @@ TEST(SlotAdjoint, RandomShapesWithStartsAndLengths) {
                           random.Below(4) != 0, random.Below(2) == 0};
     ExpectReferenceInBoth(MakeProblem(3000 + uint64_t(i), random.Below(2) == 0, shape, options));
   }
-}
-
-TEST(SlotAdjoint, AccumulatesDs) {
-  const Problem p = MakeProblem(5, false, {2, 2, 40, 6, 7}, {.starts = true, .lengths = true});
-  const Array<float> a(p.shape, 6, Layout::kBHTW, p.a), s(p.shape, 6, Layout::kBHTW, p.s),
-      u(p.shape, 7, Layout::kBHTW, p.u), g(p.shape, 7, Layout::kBHTW, p.g),
-      b(p.shape, 6, Layout::kBHTW, p.dz);
-  Array<float> written(p.shape, 6, Layout::kBHTW), added(p.shape, 6, Layout::kBHTW, p.a),
-      du(p.shape, 7, Layout::kBHTW);
-  for (auto* ds : {&written, &added}) {
-    std::vector<float> G(p.memory.size()), h(p.z.size());
-    SlotAdjoint<float>(p.shape, a.in(), g.in(), s.in(), u.in(), b.in(), {}, p.Mask(), p.z.data(),
-                       G.data(), h.data(), du.rows(), ds->rows(), ds == &added);
-  }
-  const std::vector<double> x = written.Values(), y = added.Values();
-  for (size_t i = 0; i < x.size(); ++i) EXPECT_EQ(float(y[i]), float(x[i]) + float(p.a[i]));
 }
 
 TEST(SlotAdjoint, SameBitsForAnyThreadCount) {

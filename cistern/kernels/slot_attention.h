@@ -8,8 +8,9 @@
 namespace cistern {
 
 // Latte (P004 eq. 8-14): out[t] = sum_l softmax_l(q_t)_l M_t[l].
-//   q, s: [B,H,T,n]   v, out: [B,H,T,d]   memory: [B,H,n,d] and z: [B,H,n], contiguous, the state
-//   before; replaced by the state after.
+//   q, s      [B,H,T,n]
+//   v, out    [B,H,T,d]
+//   memory, z [B,H,n,d] and [B,H,n], contiguous: the state before; replaced by the state after
 template <class T>
 void LatteForward(const SlotShape& shape, Rows<const T> q, Rows<const T> s, Rows<const T> v,
                   const RowMask& mask, double* memory, double* z, Rows<T> out);
@@ -20,11 +21,16 @@ void LatteBackward(const SlotShape& shape, Rows<const T> q, Rows<const T> s, Row
                    Rows<const T> d_out, const RowMask& mask, const double* memory, const double* z,
                    T* G, T* h, Rows<T> dq, Rows<T> ds, Rows<T> dv);
 
-// ABC (P003 sec. 2-3): x_t[l] = scale q_t . K_t[l],  out[t] = sum_l softmax_l(x_t)_l V_t[l], where
-// K and V are the memories of keys and values, written with the same s. A slot that holds nothing
-// has x = 0 and value 0.
-//   q, k, v, out: [B,H,T,d]   s: [B,H,T,n]   x: [B,H,T,n], wanted by the backward, or data =
-//   nullptr keys, values: [B,H,n,d] and z: [B,H,n], as memory and z above.
+// ABC (P003 sec. 2-3):
+//
+//   x_t[l] = scale q_t . K_t[l],   out[t] = sum_l softmax_l(x_t)_l V_t[l]
+//
+// where K and V are the memories of keys and values, written with the same s. A slot that holds
+// nothing has x = 0 and value 0.
+//   q, k, v, out    [B,H,T,d]
+//   s               [B,H,T,n]
+//   x               [B,H,T,n], wanted by the backward, or data = nullptr
+//   keys, values, z [B,H,n,d] twice and [B,H,n], as memory and z above
 template <class T>
 void AbcForward(const SlotShape& shape, double scale, Rows<const T> q, Rows<const T> k,
                 Rows<const T> v, Rows<const T> s, const RowMask& mask, double* keys, double* values,

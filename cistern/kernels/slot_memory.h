@@ -2,8 +2,9 @@
 // The slot memory in exp mode (spec: M is a running softmax-weighted mean of what was written, z
 // its running log-sum-exp).
 //
-//   z_t = logaddexp(z_{t-1}, s_t),   M_t = M_{t-1} + e^{s_t - z_t} (v_t - M_{t-1})      per batch
-//   row, head and slot
+//   z_t = logaddexp(z_{t-1}, s_t),   M_t = M_{t-1} + e^{s_t - z_t} (v_t - M_{t-1})
+//
+// for each batch row, head and slot.
 //
 // Each token is written, then reads (causal). s = -inf: that slot is not written. A slot never
 // written has z = -inf and M = 0, and reads 0. All functions work in chunks of rows with small
@@ -24,32 +25,45 @@ struct SlotShape {
 };
 
 // out[t] = sum_l r[t,l] M_t[l].
-//   r, s: [B,H,T,n]   v, out: [B,H,T,d]   memory: [B,H,n,d] and z: [B,H,n], contiguous, the state
-//   before; replaced by the state after. z_out: [B,H,T,n], the z of every position, or data =
-//   nullptr.
+//   r, s      [B,H,T,n]
+//   v, out    [B,H,T,d]
+//   memory, z [B,H,n,d] and [B,H,n], contiguous: the state before; replaced by the state after
+//   z_out     [B,H,T,n], the z of every position, or data = nullptr
 template <class T>
 void SlotRead(const SlotShape& shape, Rows<const T> r, Rows<const T> s, Rows<const T> v,
               const RowMask& mask, double* memory, double* z, Rows<T> out, Rows<T> z_out);
 
-// out[t,l] = q[t] . M_t[l], with keys in place of values.   q, k: [B,H,T,d]   s, out: [B,H,T,n]
+// out[t,l] = q[t] . M_t[l], with keys in place of values.
+//   q, k      [B,H,T,d]
+//   s, out    [B,H,T,n]
 template <class T>
 void SlotMatch(const SlotShape& shape, Rows<const T> q, Rows<const T> s, Rows<const T> k,
                const RowMask& mask, double* memory, double* z, Rows<T> out, Rows<T> z_out);
 
-// The reverse pass shared by both backwards. Notation of the read: a = r [B,H,T,n], g = d(out)
-// [B,H,T,d], u = v, b = dr.
-//   read backward:  b = dr = SlotMatch(q := g, s, k := v, initial state);      SlotAdjoint(a := r,
-//   g,      s, u := v, b := dr) match backward: dq    = SlotRead(r := dx, s, v := k, initial
-//   state);       SlotAdjoint(a := dx, g := q, s, u := k, b := x) G_t = e^{z_t - z_{t+1}} G_{t+1} +
-//   a_t (x) g_t,   h_t = e^{z_t - z_{t+1}} h_{t+1} + a_t b_t - dz_t       (per slot, in reverse)
-//   du_t = sum_l e^{s_t - z_t} G_t[l],               ds_t[l] = e^{s_t - z_t} (G_t[l] . u_t -
-//   h_t[l]) z0: [B,H,n], the z before the sequence.  dz: [B,H,T,n] gradient of z_out, or data =
-//   nullptr. G: [B,H,n,d], in: the gradient of the final memory; out: the gradient of the initial
-//   memory. h: [B,H,n],   in: dM_T[l] . M_T[l] - dz_T[l]; out: h_0 with dz_0[l] = G_0[l] . M_0[l] -
-//   h_0[l]. accumulate_ds: add to ds instead of writing it (match and read of one layer share s).
+// The reverse pass that both backwards share:
+//
+//   read backward:   b = dr = SlotMatch(q := g, s, k := v, initial state)
+//                    SlotAdjoint(a := r, g, s, u := v, b := dr)
+//   match backward:  dq = SlotRead(r := dx, s, v := k, initial state)
+//                    SlotAdjoint(a := dx, g := q, s, u := k, b := x)
+//
+// with g = d(out) of the read and dx = d(out) of the match. For each slot, in reverse:
+//
+//   G_t = e^{z_t - z_{t+1}} G_{t+1} + a_t (x) g_t
+//   h_t = e^{z_t - z_{t+1}} h_{t+1} + a_t b_t - dz_t
+//   du_t    = sum_l e^{s_t - z_t} G_t[l]
+//   ds_t[l] = e^{s_t - z_t} (G_t[l] . u_t - h_t[l])
+//
+//   a, b, s, ds [B,H,T,n]
+//   g, u, du    [B,H,T,d]
+//   z0          [B,H,n], the z before the sequence
+//   dz          [B,H,T,n], gradient of z_out, or data = nullptr
+//   G           [B,H,n,d], in: gradient of the final memory; out: of the initial memory
+//   h           [B,H,n], in: dM_T[l] . M_T[l] - dz_T[l]; out: h_0, and dz_0[l] = G_0[l] . M_0[l] -
+//               h_0[l]
 template <class T>
 void SlotAdjoint(const SlotShape& shape, Rows<const T> a, Rows<const T> g, Rows<const T> s,
                  Rows<const T> u, Rows<const T> b, Rows<const T> dz, const RowMask& mask,
-                 const double* z0, T* G, T* h, Rows<T> du, Rows<T> ds, bool accumulate_ds);
+                 const double* z0, T* G, T* h, Rows<T> du, Rows<T> ds);
 
 }  // namespace cistern

@@ -65,7 +65,7 @@ void Adjoint(benchmark::State& state) {
   std::vector<float> du(x.u.size()), ds(x.s.size());
   for (auto _ : state) {
     SlotAdjoint<float>(x.shape, x.C(x.slots), x.C(x.wide), x.C(x.s), x.C(x.u), x.C(x.slots2), {},
-                       {}, x.z.data(), x.G.data(), x.h.data(), x.R(du), x.R(ds), false);
+                       {}, x.z.data(), x.G.data(), x.h.data(), x.R(du), x.R(ds));
   }
   x.Report(state, 6);
 }

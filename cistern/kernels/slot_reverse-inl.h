@@ -4,9 +4,9 @@
 // With W = a F, and Gs, hs the gradients at the span's reference, where rows t are of the chunk:
 //   du_i = sum_{t>=i} (W_t . E_i) g_t + E_i Gs
 //   ds_i = E_i (sum_{t>=i} (g_t . u_i) W_t + Gs u_i - sum_{t>=i} (W_t b_t - F_t dz_t) - hs)
-//   Gs += W^T g,   hs += sum_t (W_t b_t - F_t dz_t)          after each chunk
-//   Gs = F_last G,   hs = F_last h    where the span ends,   G = carry Gs,   h = carry hs    where
-//   it begins
+//   Gs += W^T g,      hs += sum_t (W_t b_t - F_t dz_t)    after each chunk
+//   Gs = F_last G,    hs = F_last h                       where the span ends
+//   G  = carry Gs,    h  = carry hs                       where it begins
 #if defined(CISTERN_KERNELS_SLOT_REVERSE_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef CISTERN_KERNELS_SLOT_REVERSE_INL_H_
 #undef CISTERN_KERNELS_SLOT_REVERSE_INL_H_

@@ -2,7 +2,9 @@
 // The slot memory in raw and gated mode (spec 2.19): slots that hold sums of what was written,
 // optionally with a decay per step.
 //
-//   M_t = e^{lg_t} M_{t-1} + w_t (x) u_t      per batch row, head and slot
+//   M_t = e^{lg_t} M_{t-1} + w_t (x) u_t
+//
+// for each batch row, head and slot.
 //
 // w: write weights of any sign. lg: log-gates <= 0, for every slot, one for all slots of a head, or
 // none (raw mode); -inf empties the slot before the write. Before the first token of a document the
@@ -24,29 +26,44 @@ struct LogGates {
 };
 
 // out[t] = sum_l r[t,l] M_t[l].
-//   r, w: [B,H,T,n]   v, out: [B,H,T,d]   memory: [B,H,n,d], contiguous, before the sequence;
-//   replaced by that after it.
+//   r, w      [B,H,T,n]
+//   v, out    [B,H,T,d]
+//   memory    [B,H,n,d], contiguous: before the sequence; replaced by that after it
 template <class T>
 void SumRead(const SlotShape& shape, Rows<const T> r, Rows<const T> w, Rows<const T> v,
              LogGates<T> log_gate, const RowMask& mask, double* memory, Rows<T> out);
 
-// out[t,l] = q[t] . M_t[l], with keys in place of values.   q, k: [B,H,T,d]   w, out: [B,H,T,n]
+// out[t,l] = q[t] . M_t[l], with keys in place of values.
+//   q, k      [B,H,T,d]
+//   w, out    [B,H,T,n]
 template <class T>
 void SumMatch(const SlotShape& shape, Rows<const T> q, Rows<const T> w, Rows<const T> k,
               LogGates<T> log_gate, const RowMask& mask, double* memory, Rows<T> out);
 
-// The reverse pass shared by both backwards. Notation of the read: a = r [B,H,T,n], g = d(out)
-// [B,H,T,d], u = v, b = dr.
-//   read backward:  b = dr = SumMatch(q := g, w, k := v, initial memory);      SumAdjoint(a := r,
-//   g,      w, u := v, b := dr) match backward: dq    = SumRead(r := dx, w, v := k, initial
-//   memory);       SumAdjoint(a := dx, g := q, w, u := k, b := x) G_t = e^{lg_{t+1}} G_{t+1} + a_t
-//   (x) g_t,   du_t = sum_l w_t[l] G_t[l],   dw_t[l] = G_t[l] . u_t dlg_t[l] = G_t[l] . e^{lg_t}
-//   M_{t-1}[l] = dlg_{t+1}[l] + a_t[l] b_t[l] - w_t[l] dw_t[l], and 0 where a gate is 0 or a
-//   document starts The error of dlg is what rounding its terms a b and w dw adds up to: about
-//   sqrt(T) ulps of one, also where strong gates make dlg small. G: [B,H,n,d], in: the gradient of
-//   the final memory; out: the gradient of the initial memory. h: [B,H,n], in: G[l] . M_T[l];
-//   scratch.   b: [B,H,T,n].   dlog_gate: as log_gate.   h, b and dlog_gate are not used in raw
-//   mode.
+// The reverse pass that both backwards share:
+//
+//   read backward:   b = dr = SumMatch(q := g, w, k := v, initial memory)
+//                    SumAdjoint(a := r, g, w, u := v, b := dr)
+//   match backward:  dq = SumRead(r := dx, w, v := k, initial memory)
+//                    SumAdjoint(a := dx, g := q, w, u := k, b := x)
+//
+// with g = d(out) of the read and dx = d(out) of the match. For each slot, in reverse:
+//
+//   G_t      = e^{lg_{t+1}} G_{t+1} + a_t (x) g_t
+//   du_t     = sum_l w_t[l] G_t[l]
+//   dw_t[l]  = G_t[l] . u_t
+//   dlg_t[l] = G_t[l] . e^{lg_t} M_{t-1}[l] = dlg_{t+1}[l] + a_t[l] b_t[l] - w_t[l] dw_t[l]
+//
+// dlg is 0 where a gate is 0 or a document starts. Its error is what rounding the terms a b and
+// w dw adds up to: about sqrt(T) ulps of one, also where strong gates make dlg small.
+//
+//   a, b, w, dw [B,H,T,n]
+//   g, u, du    [B,H,T,d]
+//   dlog_gate   as log_gate
+//   G           [B,H,n,d], in: gradient of the final memory; out: of the initial memory
+//   h           [B,H,n], in: G[l] . M_T[l]; scratch
+//
+// Raw mode uses neither h nor b nor dlog_gate.
 template <class T>
 void SumAdjoint(const SlotShape& shape, Rows<const T> a, Rows<const T> g, Rows<const T> w,
                 Rows<const T> u, Rows<const T> b, LogGates<T> log_gate, const RowMask& mask,

@@ -10,6 +10,8 @@ class Classifier : public Model {
   using Model::Model;
   // The tensors that info().inputs names -> [B,classes].
   virtual at::Tensor Logits(const NamedTensors& inputs) = 0;
+  // Which setting makes the amount of padding count; empty: none does.
+  virtual std::string SeesPadding() const = 0;
   // targets [B] int64.
   at::Tensor TrainingLoss(const NamedTensors& batch, double label_smoothing = 0) override {
     return NextTokenLoss(Logits(batch), batch["targets"], label_smoothing);

@@ -178,7 +178,6 @@ void CheckGroups(const ModelConfig& config) {
   for (const Form form : {Form::kBidirectional, Form::kCausal, Form::kCross}) {
     if (info.Has(form)) continue;
     StackOptions group = config.Group(form), unset;
-    if (form == Form::kCross) unset.attention = {"softmax"};
     const auto said = [&](StackOptions& o) {
       return (form == Form::kCross ? o.DescribeCross() : o.Describe()).Write();
     };

@@ -51,10 +51,9 @@ struct ModelConfig {
        head_bias = false;  // bias: all of them; Latte's paper has the other two alone
   double dropout = 0, attention_dropout = 0, ffn_dropout = 0, init_std = 0.02, embedding_std = 0,
          position_std = -1, norm_eps = 1e-5;
-  double layer_drop = 0;          // share of the blocks that each training pass leaves out
-  InitOptions init;               // schemes of the initial weights
-  StackOptions encoder, decoder;  // groups of the stacks
-  StackOptions cross = {.attention = {"softmax"}};
+  double layer_drop = 0;                 // share of the blocks that each training pass leaves out
+  InitOptions init;                      // schemes of the initial weights
+  StackOptions encoder, decoder, cross;  // groups of the stacks
   // Parts as single sources have them.
   int64_t qkv_dim = 0;  // width of queries, keys and values; 0: dim
   NormKind norm_kind = NormKind::kLayer;
@@ -86,8 +85,8 @@ std::string GroupName(Form form);
 // Reads a config of any version up to kConfigVersion, and validates it.
 ModelConfig ReadModelConfig(const Json& json, const std::string& where);
 
-// A config of an earlier version as one of kConfigVersion. Without a version it is one already; a
-// later version is a UsageError.
+// A config of an earlier version as one of kConfigVersion. Without a version it is one already, but
+// for keys that have moved; a later version is a UsageError.
 Json ConvertModelConfig(Json config);
 
 }  // namespace cistern

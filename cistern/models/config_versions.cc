@@ -27,11 +27,28 @@ Json FromVersion1(Json config) {
   return config;
 }
 
+// Keys that have moved since, whatever the version says: `from` of the group `kind` is now a key of
+// the same name in [init].
+void MoveToInit(Json& config, const char* kind, const char* key) {
+  if (!config.contains(kind) || !config[kind].is_object() || !config[kind].contains(key)) return;
+  const Json value = config[kind][key];
+  if (config.contains("init") && config["init"].is_object() && config["init"].contains(key)) {
+    FailUsage(kind, ".", key, " is the former name of init.", key,
+              ", and both are given; leave out the former");
+  }
+  config[kind].erase(key);
+  if (config[kind].empty()) config.erase(kind);
+  if (value.is_number() && value == 0) return;  // the default, which was written down
+  config["init"][key] = value;
+}
+
 }  // namespace
 
 Json ConvertModelConfig(Json config) {
-  if (!config.is_object() || !config.contains("version") || !config["version"].is_number_integer())
-    return config;
+  if (!config.is_object()) return config;
+  for (const char* key : {"values_std", "values_bias_std"})
+    MoveToInit(config, "encoder_classifier", key);
+  if (!config.contains("version") || !config["version"].is_number_integer()) return config;
   const int64_t version = config["version"].get<int64_t>();
   if (version < 1 || version > kConfigVersion) {
     FailUsage("config version ", version, " is not known to this build, which reads versions 1 to ",

@@ -38,12 +38,6 @@ Fields EncoderClassifier::Describe(Options& options) {
         "by the task",
         {{Input::kTokens, "tokens"}, {Input::kValues, "values"}});
   f.Add("channels", &options.channels, "real numbers of a token; set by the task", {0, 1 << 20});
-  f.Add("values_std", &options.values_std,
-        "of input=values: standard deviation of the map's first weights, 1 for x w + b of P000's "
-        "code; 0: 1/sqrt(3 channels), that of torch's Linear (P002)",
-        {0.0, 10.0});
-  f.Add("values_bias_std", &options.values_bias_std,
-        "of input=values: the same of its biases, 0.1 for P000's code", {0.0, 10.0});
   return f;
 }
 
@@ -55,11 +49,11 @@ namespace {
 std::shared_ptr<Linear> AddValues(torch::nn::Module& owner, const ModelConfig& config) {
   const auto o = OwnOptions<EncoderClassifier>(config);
   if (o.input == EncoderClassifier::Input::kTokens) {
-    if (o.channels > 0 || o.values_std > 0 || o.values_bias_std > 0)
+    if (o.channels > 0 || config.init.values_std > 0 || config.init.values_bias_std > 0)
       FailUsage(
-          "encoder_classifier: channels, values_std and values_bias_std are of real values, and "
-          "this model reads tokens; leave them out, or take a task of values, such as image with "
-          "task.input=values");
+          "encoder_classifier.channels, init.values_std and init.values_bias_std are of real "
+          "values, and this model reads tokens; leave them out, or take a task of values, such as "
+          "image with task.input=values");
     return nullptr;
   }
   if (o.channels < 1)
@@ -67,10 +61,10 @@ std::shared_ptr<Linear> AddValues(torch::nn::Module& owner, const ModelConfig& c
         "encoder_classifier.input=values needs a task that gives real values, such as image "
         "with task.input=values");
   auto map = std::make_shared<Linear>(o.channels, config.Stack(Form::kBidirectional).dim(), true,
-                                      o.values_std);
-  if (o.values_bias_std > 0) {
+                                      config.init.values_std);
+  if (config.init.values_bias_std > 0) {
     const at::NoGradGuard guard;
-    map->bias.copy_(at::randn(map->bias.sizes()) * o.values_bias_std);
+    map->bias.copy_(at::randn(map->bias.sizes()) * config.init.values_bias_std);
   }
   return owner.register_module("embed_values", std::move(map));
 }
@@ -84,8 +78,7 @@ EncoderClassifier::EncoderClassifier(const ModelConfig& config)
                                     config.Stack(Form::kBidirectional).dim())
                      : at::Tensor()),
       values_(AddValues(*this, config)),
-      pooling_(*this, config),
-      trunk_(*this, config, Form::kBidirectional, pooling_.extra()) {
+      rows_(*this, config) {
   const LayerStack stack = config.Stack(Form::kBidirectional);
   head_ = register_module("classifier",
                           std::make_shared<ClassifierHead>(config, stack.dim(), stack.ffn_dim()));
@@ -96,33 +89,16 @@ at::Tensor EncoderClassifier::Embedded(const at::Tensor& input) const {
                  : at::embedding(embedding_, input, config_.init.pad_row());
 }
 
-at::Tensor EncoderClassifier::Forward(const at::Tensor& input, const at::Tensor& lengths,
+at::Tensor EncoderClassifier::Forward(const at::Tensor& input, const ops::Mask& mask,
                                       const at::Tensor& positions) {
-  CISTERN_CHECK(
-      input.dim() == (values_ ? 3 : 2) && lengths.dim() == 1 && lengths.size(0) == input.size(0),
-      "[encoder_classifier] expected ", values_ ? "values of shape [B,T,C]" : "ids of shape [B,T]",
-      " and lengths of shape [B]");
-  const at::Tensor x = pooling_.With(Embedded(input));
-  at::Tensor places = positions;
-  if (!places.defined()) {
-    places = RowPositions(x.size(1), lengths);
-  } else {
-    CISTERN_CHECK(places.sizes() == input.sizes().slice(0, 2),
-                  "[encoder_classifier] expected positions of shape [B,T], got ", places.sizes());
-    if (pooling_.extra() > 0)  // the learned token comes first
-      places = at::cat({at::zeros_like(places.narrow(1, 0, 1)), places + pooling_.extra()}, 1);
-  }
-  const Stream stream = trunk_.Enter(x, {lengths + pooling_.extra(), {}}, places);
-  return head_->Forward(pooling_.Forward(trunk_, trunk_.Bidirectional(stream), lengths));
+  CISTERN_CHECK(input.dim() == (values_ ? 3 : 2), "[encoder_classifier] expected ",
+                values_ ? "values of shape [B,T,C]" : "ids of shape [B,T]", ", got ",
+                input.sizes());
+  return head_->Forward(rows_.Forward(Embedded(input), mask, positions));
 }
 
 at::Tensor EncoderClassifier::Logits(const NamedTensors& inputs) {
-  const at::Tensor& input = inputs[values_ ? "values" : "ids"];
-  const at::Tensor positions = inputs.Find("positions");
-  if (!inputs.Has("valid")) return Forward(input, inputs["lengths"], positions);
-  const ops::TokenMap front =
-      trunk_.RealTokensFirst({inputs["lengths"], std::nullopt, inputs["valid"]});
-  return Forward(front.Move(input, 1), *front.mask().lengths, front.Move(positions, 1));
+  return Forward(inputs[values_ ? "values" : "ids"], MaskOf(inputs), inputs.Find("positions"));
 }
 
 }  // namespace cistern

@@ -4,6 +4,7 @@
 // A row is one input with one answer, so there are lengths, but no rows packed with several
 // documents.
 #include "cistern/models/classifier.h"
+#include "cistern/models/row_encoder.h"
 
 namespace cistern {
 
@@ -12,22 +13,21 @@ class EncoderClassifier : public Classifier {
   enum class Input { kTokens, kValues };
   struct Options {
     Input input = Input::kTokens;
-    int64_t channels = 0;                        // of values: set by the task
-    double values_std = 0, values_bias_std = 0;  // of the first map of values; 0: as torch, 0
+    int64_t channels = 0;  // of values: set by the task
   };
   static Fields Describe(Options& options);
   static void Check(const ModelConfig& config);
   explicit EncoderClassifier(const ModelConfig& config);
-  // Which setting makes the amount of padding count; empty: none does.
-  std::string SeesPadding() const {
-    return pooling_.CountsPadding() ? "pooling over the batch's whole length"
-                                    : trunk_.SeesPadding();
-  }
-  // ids [B,T] int64, or values [B,T,C] where the input is values; lengths [B] (padding on the right
-  // is never seen); positions [B,T] int64 of the tokens, undefined: 0, 1, 2, ... -> logits
-  // [B,classes].
-  at::Tensor Forward(const at::Tensor& input, const at::Tensor& lengths,
+  std::string SeesPadding() const override { return rows_.SeesPadding(); }
+  // ids [B,T] int64, or values [B,T,C] where the input is values -> logits [B,classes]. mask,
+  // positions: as in RowEncoder::Forward.
+  at::Tensor Forward(const at::Tensor& input, const ops::Mask& mask,
                      const at::Tensor& positions = {});
+  // The same with padding on the right alone: lengths [B].
+  at::Tensor Forward(const at::Tensor& input, const at::Tensor& lengths,
+                     const at::Tensor& positions = {}) {
+    return Forward(input, ops::Mask{lengths, {}}, positions);
+  }
   at::Tensor Logits(const NamedTensors& inputs) override;
 
  private:
@@ -35,8 +35,7 @@ class EncoderClassifier : public Classifier {
 
   at::Tensor embedding_;            // [V,D]; undefined where the input is values
   std::shared_ptr<Linear> values_;  // null where it is tokens
-  Pooling pooling_;
-  Trunk trunk_;
+  RowEncoder rows_;
   std::shared_ptr<ClassifierHead> head_;
 };
 

@@ -14,7 +14,7 @@ const ModelInfo& encoder_decoder_model() {
         "Sequence to sequence: an encoder reads a source, a decoder that attends to it writes the "
         "target.";
     i.forms = {Form::kBidirectional, Form::kCausal, Form::kCross};
-    i.inputs = {"source", "source_lengths", "ids", "lengths?"};
+    i.inputs = {"source", "source_lengths?", "source_valid?", "ids", "lengths?", "valid?"};
     i.extends = i.encodes = true;
     i.tables = [](const ModelConfig& c) {
       const bool share = OwnOptions<EncoderDecoder>(c).share_embeddings;
@@ -73,17 +73,23 @@ EncoderDecoder::EncoderDecoder(const ModelConfig& config) : LanguageModel(config
   output_ = std::make_unique<OutputLayer>(*this, config, target_embedding_);
 }
 
-ModelState EncoderDecoder::Encode(const at::Tensor& source, const at::Tensor& lengths) {
-  CISTERN_CHECK(
-      source.dim() == 2 && lengths.dim() == 1 && lengths.size(0) == source.size(0),
-      "[encoder_decoder] expected source ids of shape [B,S] and lengths of shape [B], got ",
-      source.sizes(), " and ", lengths.sizes());
-  ops::Mask mask;
+ModelState EncoderDecoder::Encode(const at::Tensor& source, const ops::Mask& given) {
+  CISTERN_CHECK(source.dim() == 2, "[encoder_decoder] expected source ids of shape [B,S], got ",
+                source.sizes());
+  CISTERN_CHECK(!given.starts, "[encoder_decoder] a row has one source, without starts");
+  given.Check("[encoder_decoder source]", source.size(0), source.size(1));
+  if (given.valid) {
+    const ops::TokenMap front = encoder_->RealTokensFirst(given);
+    return Encode(front.Move(source, 1), front.mask());
+  }
+  ops::Mask mask = given;
   // Without padding there is no mask to be kept and applied at every token. (Where the lengths are
   // elsewhere, looking would mean to wait.)
-  if (!lengths.is_cpu() || !(lengths == source.size(1)).all().item<bool>()) mask.lengths = lengths;
+  if (mask.lengths && mask.lengths->is_cpu() &&
+      (*mask.lengths == source.size(1)).all().item<bool>())
+    mask.lengths.reset();
   Stream stream = encoder_->Bidirectional(encoder_->Enter(
-      at::embedding(source_embedding_, source), mask, RowPositions(source.size(1), lengths)));
+      at::embedding(source_embedding_, source), mask, RowPositions(source.size(1), source)));
   stream.x = encoder_->Norm(stream.x);
   ModelState state = EmptyStates(source.size(0));
   const auto& blocks = decoder_->blocks();

@@ -17,7 +17,8 @@ class EncoderDecoder : public LanguageModel {
   // The state before the first target token: an empty state of each decoder block's self
   // attention, then the source's tokens in the cross attention of each, to be read as often as one
   // likes.
-  ModelState Encode(const at::Tensor& source, const at::Tensor& lengths) override;
+  ModelState Encode(const at::Tensor& source, const ops::Mask& mask) override;
+  std::string SourceSeesPadding() const override { return encoder_->SeesPadding(); }
   // Packed rows are an Error, because each document would have a source of its own.
   at::Tensor Hidden(const at::Tensor& target, ModelState& state,
                     const ops::Mask& mask = {}) override;

@@ -53,9 +53,11 @@ class Pooling {
   // lengths [B]: of each row without the extra token.
   at::Tensor Forward(const Trunk& trunk, const Stream& out, const at::Tensor& lengths) const;
 
-  // Whether the vector depends on how much padding a row has.
-  bool CountsPadding() const {
-    return kind_ == PoolingKind::kMeanAll || kind_ == PoolingKind::kMeanZeros;
+  // Which setting makes the vector depend on how much padding a row has; empty: none does.
+  std::string SeesPadding(const Trunk& trunk) const {
+    return kind_ == PoolingKind::kMeanAll || kind_ == PoolingKind::kMeanZeros
+               ? "pooling over the batch's whole length"
+               : trunk.SeesPadding();
   }
 
   static void Check(const ModelConfig& config);  // UsageError where the layers leave nothing to see

@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 #include <ATen/CPUGeneratorImpl.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdlib>
 #include <set>
@@ -260,6 +261,14 @@ Fields InitOptions::Describe() {
        "divide what attention_out and ffn_down draw by default by sqrt(2 layers), as GPT-2 (3 with "
        "cross attention)")
       .OmitWhen(true);
+  f.Add("values_std", &values_std,
+        "of a classifier's map of real values: standard deviation of its weights, 1 for x w + b of "
+        "P000's code; 0: 1/sqrt(3 channels), that of torch's Linear (P002)",
+        {0.0, 10.0})
+      .OmitWhen(0.0);
+  f.Add("values_bias_std", &values_bias_std, "the same of its biases, 0.1 for P000's code",
+        {0.0, 10.0})
+      .OmitWhen(0.0);
   f.Add("zero_pad_row", &zero_pad_row,
         "row 0 of the token embedding is zero and stays so: torch's padding_idx=0, as P000's code "
         "and Luna have it; for tasks whose real ids begin at 1")
@@ -301,6 +310,12 @@ void InitOptions::Check(const ModelConfig& config) const {
     FailUsage(
         "init.residual_scaling=false has no effect: named schemes draw attention's output and the "
         "feed-forward's second map, and they are never scaled; leave it out");
+  const std::vector<std::string>& inputs = config.info().inputs;
+  const bool takes_values = std::find(inputs.begin(), inputs.end(), "values?") != inputs.end();
+  if ((values_std > 0 || values_bias_std > 0) && !takes_values)
+    FailUsage("init.", values_std > 0 ? "values_std" : "values_bias_std",
+              " is of a map of real values, which a model of kind ", config.kind,
+              " does not have; leave it out");
   if (zero_pad_row && !config.info().pad_row)
     FailUsage("init.zero_pad_row=true: a model of kind ", config.kind,
               " has no token that stands for padding; leave it out");
@@ -317,12 +332,12 @@ void DrawInitialWeights(Model& model, uint64_t seed) {
       } else if (const auto* map = dynamic_cast<const Linear*>(entry.value().get())) {
         const Roles roles = RolesOf(path);
         const Fans fans = FansOf(map->weight.sizes());
-        // What the model's own options say of its map of values stands against a scheme of all.
-        const auto own = [&](const char* option) {
-          return path.ends_with("embed_values") && model.config().Own().value(option, 0.0) > 0;
-        };
-        if (!own("values_std")) drawer.Draw(roles.weight, path + ".weight", map->weight);
-        if (map->bias.defined() && !own("values_bias_std"))
+        // What is said of the map of values alone, which its model has drawn, stands against a
+        // scheme of all.
+        const bool values = path.ends_with("embed_values");
+        if (!(values && options.values_std > 0))
+          drawer.Draw(roles.weight, path + ".weight", map->weight);
+        if (map->bias.defined() && !(values && options.values_bias_std > 0))
           drawer.Draw(roles.bias, path + ".bias", map->bias, &fans);
       }
     }

@@ -36,6 +36,9 @@ struct InitOptions {
   std::string bias = "default", attention_out_bias = "", ffn_bias = "", head_bias = "";
   std::string embedding = "default", positions = "default", cls = "default";
   bool residual_scaling = true;  // of what is drawn by default
+  // Deviations of the first weights and biases of a classifier's map of real values, over `linear`
+  // and `bias`; 0: what these draw, by default torch's Linear and zeros.
+  double values_std = 0, values_bias_std = 0;
   bool zero_pad_row = false;
 
   Fields Describe();

@@ -291,9 +291,9 @@ TEST(InitialWeights, ResidualScalingCanBeLeftOut) {
 TEST(InitialWeights, AMapOfValuesKeepsItsOwn) {
   ModelConfig c = Classifier(1024, 4, 24, 1, 23);
   c.init.linear = c.init.bias = "torch";
-  Json values = {{"input", "values"}, {"channels", 1}};
+  const Json values = {{"input", "values"}, {"channels", 1}};
   for (const double std : {0.0, 1.0}) {
-    if (std > 0) values["values_std"] = 1.0, values["values_bias_std"] = 0.1;
+    if (std > 0) c.init.values_std = 1, c.init.values_bias_std = 0.1;
     c.own["encoder_classifier"] = values;
     const auto all = MakeModel(c, 7)->named_parameters();
     const at::Tensor w = all["embed_values.weight"], b = all["embed_values.bias"];

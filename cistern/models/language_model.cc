@@ -13,7 +13,7 @@ ModelState LanguageModel::EmptyState(int64_t batch) const {
   return EmptyStates(batch);
 }
 
-ModelState LanguageModel::Encode(const at::Tensor&, const at::Tensor&) {
+ModelState LanguageModel::Encode(const at::Tensor&, const ops::Mask&) {
   Fail("[", config_.kind, "] has no source to attend to; begin with EmptyState");
 }
 
@@ -23,29 +23,28 @@ at::Tensor LanguageModel::Extend(const at::Tensor& ids, ModelState& state, const
 
 at::Tensor LanguageModel::TrainingLoss(const NamedTensors& batch, double label_smoothing) {
   const at::Tensor& ids = batch["ids"];
-  CISTERN_CHECK(!batch.Has("source_valid"), "[", config_.kind,
-                "] takes padding of the source on the right alone (source_lengths)");
   ModelState state =
-      info().encodes ? Encode(batch["source"], batch["source_lengths"]) : EmptyState(ids.size(0));
-  ops::Mask mask;
-  if (batch.Has("lengths")) mask.lengths = batch["lengths"];
-  if (batch.Has("starts")) mask.starts = batch["starts"];
-  if (batch.Has("valid")) mask.valid = batch["valid"];
-  return Loss(Hidden(ids, state, mask), batch["targets"], label_smoothing);
+      info().encodes ? Encode(batch["source"], MaskOf(batch, "source_")) : EmptyState(ids.size(0));
+  return Loss(Hidden(ids, state, MaskOf(batch)), batch["targets"], label_smoothing);
 }
 
 at::Tensor LanguageModel::Run(const Trunk& trunk, const at::Tensor& table, const at::Tensor& ids,
+                              ModelState& state, const ops::Mask& mask) const {
+  return Run(
+      trunk, [&](const at::Tensor& some) { return at::embedding(table, some); }, ids, state, mask);
+}
+
+at::Tensor LanguageModel::Run(const Trunk& trunk, const Embed& embed, const at::Tensor& ids,
                               ModelState& state, const ops::Mask& mask) const {
   CISTERN_CHECK(ids.dim() == 2, "[", config_.kind, "] expected ids of shape [B,T], got ", ids.dim(),
                 " dimensions");
   if (mask.valid) {
     const ops::TokenMap front = trunk.RealTokensFirst(mask);
-    return front.Back(Run(trunk, table, front.Move(ids, 1), state, front.mask()), 1);
+    return front.Back(Run(trunk, embed, front.Move(ids, 1), state, front.mask()), 1);
   }
   CheckLayers(state);
   const at::Tensor positions = PiecePositions(state.positions, ids.size(1), mask);
-  const Stream stream =
-      trunk.Extend(trunk.Enter(at::embedding(table, ids), mask, positions), state);
+  const Stream stream = trunk.Extend(trunk.Enter(embed(ids), mask, positions), state);
   state.positions = PositionsAfter(state.positions, positions, mask);
   return trunk.Norm(stream.x);
 }
@@ -53,7 +52,12 @@ at::Tensor LanguageModel::Run(const Trunk& trunk, const at::Tensor& table, const
 at::Tensor ExtendInPieces(LanguageModel& model, const at::Tensor& ids,
                           const std::vector<int64_t>& cuts, const ops::Mask& mask,
                           ModelState* last) {
-  ModelState state = model.EmptyState(ids.size(0));
+  return ExtendInPieces(model, model.EmptyState(ids.size(0)), ids, cuts, mask, last);
+}
+
+at::Tensor ExtendInPieces(LanguageModel& model, ModelState state, const at::Tensor& ids,
+                          const std::vector<int64_t>& cuts, const ops::Mask& mask,
+                          ModelState* last) {
   std::vector<at::Tensor> outs;
   for (size_t i = 0; i + 1 < cuts.size(); ++i) {
     const int64_t begin = cuts[i], count = cuts[i + 1] - begin;

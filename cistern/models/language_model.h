@@ -1,6 +1,8 @@
 #pragma once
 // A causal language model, whatever its kind: it extends a state by any number of tokens.
 // Generation, beams and evaluation take any of them.
+#include <functional>
+
 #include "cistern/models/heads.h"
 #include "cistern/models/model_state.h"
 
@@ -14,8 +16,10 @@ class LanguageModel : public StatefulModel {
   // The state before the first token: the empty one, or what Encode makes of a source where
   // info().encodes. Each is an Error where the other is needed.
   virtual ModelState EmptyState(int64_t batch) const;
-  // source [B,S] int64, lengths [B] (padding on the right is never seen).
-  virtual ModelState Encode(const at::Tensor& source, const at::Tensor& lengths);
+  // source [B,S] int64. What the mask calls padding or masked is never seen. Without starts.
+  virtual ModelState Encode(const at::Tensor& source, const ops::Mask& mask);
+  // Which setting makes the padding of a source count (Trunk::SeesPadding); empty: none does.
+  virtual std::string SourceSeesPadding() const { return ""; }
   // ids [B,T] int64, the next tokens of each row -> hidden states [B,T,D]. Writes the tokens into
   // the state. Padding (mask.lengths) is never seen.
   virtual at::Tensor Hidden(const at::Tensor& ids, ModelState& state,
@@ -26,12 +30,17 @@ class LanguageModel : public StatefulModel {
                           double label_smoothing = 0) const = 0;
   // Logits(Hidden(...)): [B,T,V].
   at::Tensor Extend(const at::Tensor& ids, ModelState& state, const ops::Mask& mask = {});
-  // Of a batch's rows from their first token on: ids and targets [B,T], lengths and starts where
-  // rows are padded or packed; source and source_lengths where info().encodes.
+  // Of a batch's rows from their first token on: ids and targets [B,T], lengths, valid and starts
+  // where rows are padded, masked or packed; source, source_lengths and source_valid where
+  // info().encodes.
   at::Tensor TrainingLoss(const NamedTensors& batch, double label_smoothing = 0) override;
 
  protected:
-  // Hidden by a causal trunk, from the embeddings' table on.
+  using Embed = std::function<at::Tensor(const at::Tensor& ids)>;  // [B,T] -> [B,T,D]
+  // Hidden by a causal trunk, from the embeddings on.
+  at::Tensor Run(const Trunk& trunk, const Embed& embed, const at::Tensor& ids, ModelState& state,
+                 const ops::Mask& mask) const;
+  // The same with one table of embeddings [V,D].
   at::Tensor Run(const Trunk& trunk, const at::Tensor& table, const at::Tensor& ids,
                  ModelState& state, const ops::Mask& mask) const;
 };
@@ -39,6 +48,10 @@ class LanguageModel : public StatefulModel {
 // Logits [B,T,V] of ids [B,T] extended piece by piece from the empty state; cuts begin with 0 and
 // end with T. last: the state after, if wanted.
 at::Tensor ExtendInPieces(LanguageModel& model, const at::Tensor& ids,
+                          const std::vector<int64_t>& cuts, const ops::Mask& mask = {},
+                          ModelState* last = nullptr);
+// The same from the state `begin`, such as that of a source.
+at::Tensor ExtendInPieces(LanguageModel& model, ModelState begin, const at::Tensor& ids,
                           const std::vector<int64_t>& cuts, const ops::Mask& mask = {},
                           ModelState* last = nullptr);
 

@@ -13,7 +13,7 @@ const ModelInfo& masked_lm_model() {
     i.name = "masked_lm";
     i.summary = "A bidirectional encoder that predicts the tokens that are hidden from it.";
     i.forms = {Form::kBidirectional};
-    i.inputs = {"ids", "lengths?"};
+    i.inputs = {"ids", "lengths?", "valid?"};
     i.tables = [](const ModelConfig& c) {
       const StackOptions o = c.Stack(Form::kBidirectional).options();
       const bool transform = OwnOptions<MaskedLm>(c).transform;
@@ -62,14 +62,17 @@ MaskedLm::MaskedLm(const ModelConfig& config)
       "transform_norm", std::make_shared<LayerNorm>(dim, config.norm_eps, config.norm_kind));
 }
 
-at::Tensor MaskedLm::Hidden(const at::Tensor& ids, const at::Tensor& lengths) {
+at::Tensor MaskedLm::Hidden(const at::Tensor& ids, const ops::Mask& mask) {
   CISTERN_CHECK(ids.dim() == 2, "[masked_lm] expected ids of shape [B,T], got ", ids.dim(),
                 " dimensions");
+  CISTERN_CHECK(!mask.starts, "[masked_lm] a row is one document, without starts");
+  if (mask.valid) {
+    const ops::TokenMap front = trunk_.RealTokensFirst(mask);
+    return front.Back(Hidden(front.Move(ids, 1), front.mask()), 1);
+  }
   const at::Tensor masked = ids.eq(mask_id());
   const at::Tensor x =
       at::where(masked.unsqueeze(-1), mask_, at::embedding(embedding_, ids.masked_fill(masked, 0)));
-  ops::Mask mask;
-  if (lengths.defined()) mask.lengths = lengths;
   const Stream stream = trunk_.Enter(x, mask, RowPositions(ids.size(1), ids));
   return trunk_.Norm(trunk_.Bidirectional(stream).x);
 }
@@ -87,12 +90,7 @@ at::Tensor TargetPositions(const at::Tensor& targets) {
 }
 
 at::Tensor MaskedLm::TrainingLoss(const NamedTensors& batch, double label_smoothing) {
-  CISTERN_CHECK(
-      !batch.Has("valid"),
-      "[masked_lm] takes padding on the right alone (lengths); move the real tokens of ids "
-      "and targets to the front of each row");
-  const at::Tensor hidden =
-      Hidden(batch["ids"], batch.Has("lengths") ? batch["lengths"] : at::Tensor());
+  const at::Tensor hidden = Hidden(batch["ids"], MaskOf(batch));
   const at::Tensor& targets = batch["targets"];
   const at::Tensor chosen = TargetPositions(targets);
   CISTERN_CHECK(chosen.numel() > 0, "[masked_lm] no target is other than -100");

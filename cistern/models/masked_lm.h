@@ -21,10 +21,12 @@ class MaskedLm : public Model {
 
   // The id that stands for the mask among `ids`: one beyond the vocabulary.
   int64_t mask_id() const { return config_.vocab_size; }
-  // ids [B,T] int64 with mask_id where tokens are hidden, lengths [B] or undefined (padding on the
-  // right is never seen) -> hidden states [B,T,D], as the output layer takes them.
-  at::Tensor Hidden(const at::Tensor& ids, const at::Tensor& lengths = {});
+  // ids [B,T] int64 with mask_id where tokens are to be predicted -> hidden states [B,T,D], as the
+  // output layer takes them. What the mask calls padding or masked is never seen. Without starts.
+  at::Tensor Hidden(const at::Tensor& ids, const ops::Mask& mask = {});
   at::Tensor Logits(const at::Tensor& hidden) const;  // [...,D] -> [...,V]
+  // Which setting makes the amount of padding count; empty: none does.
+  std::string SeesPadding() const { return trunk_.SeesPadding(); }
   // Over targets [B,T] != -100; at least one of them is.
   at::Tensor TrainingLoss(const NamedTensors& batch, double label_smoothing = 0) override;
 

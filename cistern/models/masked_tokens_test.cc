@@ -3,6 +3,8 @@
 #include "cistern/base/error.h"
 #include "cistern/models/encoder_classifier.h"
 #include "cistern/models/language_model.h"
+#include "cistern/models/masked_lm.h"
+#include "cistern/models/two_tower.h"
 
 namespace cistern {
 namespace {
@@ -16,7 +18,7 @@ ModelConfig Config(const std::string& kind, const std::string& attention,
   c.layers = 2;
   c.attention = {attention};
   c.positions = ValueOf(positions, PositionKinds());
-  if (kind == "encoder_classifier") c.classes = 5;
+  if (FindModel(kind).classifies) c.classes = 5;
   return c;
 }
 
@@ -86,6 +88,86 @@ TEST(MaskedTokens, AClassifierReadsTheOthersAlone) {
       ExpectClose(logits.narrow(0, i, 1), model.Forward(row, Lengths({row.size(1)})), 1e-11,
                   attention + " row " + std::to_string(i));
     }
+  }
+}
+
+TEST(MaskedTokens, ADecoderReadsASourceAsWithoutThem) {
+  for (const std::string cross : {"softmax", "latte", "abc_mlp", "luna"}) {
+    ModelConfig config = Config("encoder_decoder", "latte", "learned");
+    config.cross.attention = {cross};
+    const auto made = MakeModel(config, 3);
+    auto& model = dynamic_cast<LanguageModel&>(*made);
+    model.to(at::kDouble);
+    model.eval();
+    at::NoGradGuard guard;
+    const Batch b = MakeBatch();
+    ops::Mask mask = {Lengths({9, 9, 6}), std::nullopt, b.valid};
+    const at::Tensor target = at::randint(1, 23, {3, 4}, at::kLong);
+    ModelState state = model.Encode(b.ids, mask);
+    const at::Tensor logits = model.Extend(target, state);
+    NamedTensors batch = {{"source", b.ids},
+                          {"source_lengths", *mask.lengths},
+                          {"source_valid", b.valid},
+                          {"ids", target},
+                          {"targets", target}};
+    double sum = 0;
+    for (int64_t i = 0; i < 3; ++i) {
+      const std::string what = cross + " row " + std::to_string(i);
+      const at::Tensor row = i < 2 ? b.rows[size_t(i)] : b.rows[2].narrow(1, 0, 3);
+      ModelState alone = model.Encode(row, {Lengths({row.size(1)}), {}});
+      ExpectClose(logits.narrow(0, i, 1), model.Extend(target.narrow(0, i, 1), alone), 1e-11, what);
+      sum += NextTokenLoss(logits[i], target[i]).item<double>() / 3;
+    }
+    EXPECT_NEAR(model.TrainingLoss(batch).item<double>(), sum, 1e-11) << cross;
+  }
+}
+
+TEST(MaskedTokens, AMaskedLanguageModelPredictsAsWithoutThem) {
+  for (const std::string attention : {"latte", "softmax", "linformer", "luna"}) {
+    const auto made = MakeModel(Config("masked_lm", attention, "learned"), 3);
+    auto& model = dynamic_cast<MaskedLm&>(*made);
+    model.to(at::kDouble);
+    model.eval();
+    at::NoGradGuard guard;
+    Batch b = MakeBatch();
+    ops::Mask mask;
+    mask.valid = b.valid;
+    b.ids[1][2] = model.mask_id(), b.rows[1][0][2] = model.mask_id();
+    const at::Tensor hidden = model.Hidden(b.ids, mask);
+    for (int64_t i = 0; i < 3; ++i)
+      ExpectClose(hidden[i].index({b.valid[i]}), model.Hidden(b.rows[size_t(i)])[0], 1e-11,
+                  attention + " row " + std::to_string(i));
+    at::Tensor targets = at::full({3, 9}, -100, at::kLong);
+    targets[1][2] = 7;
+    const at::Tensor want =
+        NextTokenLoss(model.Logits(model.Hidden(b.rows[1])[0][2]), at::tensor({int64_t{7}})[0]);
+    const NamedTensors batch = {{"ids", b.ids}, {"valid", b.valid}, {"targets", targets}};
+    ExpectClose(model.TrainingLoss(batch), want, 1e-11, attention);
+  }
+}
+
+TEST(MaskedTokens, TwoTowersReadTheOthersAlone) {
+  const auto made = MakeModel(Config("two_tower", "latte", "learned"), 3);
+  auto& model = dynamic_cast<TwoTower&>(*made);
+  model.to(at::kDouble);
+  model.eval();
+  at::NoGradGuard guard;
+  const Batch a = MakeBatch(), b = MakeBatch();
+  const at::Tensor whole = Lengths({9, 9, 9});
+  const at::Tensor logits = model.Logits({{"ids", a.ids},
+                                          {"lengths", whole},
+                                          {"valid", a.valid},
+                                          {"second_ids", b.ids},
+                                          {"second_lengths", whole},
+                                          {"second_valid", b.valid}});
+  for (int64_t i = 0; i < 3; ++i) {
+    const at::Tensor &x = a.rows[size_t(i)], &y = b.rows[size_t(i)];
+    ExpectClose(logits.narrow(0, i, 1),
+                model.Logits({{"ids", x},
+                              {"lengths", Lengths({x.size(1)})},
+                              {"second_ids", y},
+                              {"second_lengths", Lengths({y.size(1)})}}),
+                1e-11, "row " + std::to_string(i));
   }
 }
 

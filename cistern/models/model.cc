@@ -157,7 +157,8 @@ void CheckSizes(const ModelConfig& c, const std::string& config, const Safetenso
   for (const TensorEntry& e : file.entries())
     found += double(e.bytes) / double(DTypeBytes(e.dtype));
   const LayerStack first = c.Stack(c.info().forms[0]);  // the one that reads the embeddings
-  double least = double(c.vocab_size) * double(first.dim());
+  // The bands of an adaptive embedding have fewer.
+  double least = std::min(double(c.vocab_size) * double(first.dim()), c.info().tables(c));
   for (const Form form : c.info().forms) {
     if (form == Form::kCross) continue;
     const LayerStack stack = c.Stack(form);
@@ -172,8 +173,8 @@ void CheckSizes(const ModelConfig& c, const std::string& config, const Safetenso
                 "); they belong to different models");
 }
 
-// Biases that earlier versions had where today's default has none, and the other way round, as the
-// file has them: of abc_mlp's control, which followed `bias`, and of rfa_gate's gate, which did.
+}  // namespace
+
 void KeepBiases(ModelConfig& c, const SafetensorsFile& file) {
   const auto has = [&](const std::string& end) {
     return std::any_of(file.entries().begin(), file.entries().end(),
@@ -193,8 +194,6 @@ void KeepBiases(ModelConfig& c, const SafetensorsFile& file) {
   if (has("control_proj.bias")) keep("abc_mlp", "control_bias", "model");
   if (has("gate_proj.weight") && !has("gate_proj.bias")) keep("rfa_gate", "gate_bias", false);
 }
-
-}  // namespace
 
 std::shared_ptr<Model> LoadModel(const std::string& folder) {
   const std::string path = folder + "/config.json";

@@ -11,6 +11,8 @@
 
 namespace cistern {
 
+class SafetensorsFile;
+
 class Model : public torch::nn::Module {
  public:
   explicit Model(const ModelConfig& config) : config_(config) {}
@@ -34,6 +36,10 @@ std::shared_ptr<Model> MakeModel(const ModelConfig& config, uint64_t seed);
 // shapes and dtypes before anything is used; errors name the file and the tensor.
 void SaveModel(const Model& model, const std::string& folder);
 std::shared_ptr<Model> LoadModel(const std::string& folder);
+// Biases that earlier versions had where today's default has none, and the other way round, as the
+// file of weights has them: of abc_mlp's control, which followed `bias`, and of rfa_gate's gate,
+// which did. Options that the config names stay.
+void KeepBiases(ModelConfig& config, const SafetensorsFile& weights);
 // Weights alone, into an existing model.
 void LoadWeights(Model& model, const std::string& path);
 

@@ -41,7 +41,9 @@ NamedTensors BatchOf(const ModelInfo& info) {
       {"second_ids", at::randint(0, 23, {3, 8}, at::kLong)},
       {"second_lengths", Lengths({1, 8, 5})},
       {"source", at::randint(0, 23, {3, 9}, at::kLong)},
-      {"source_lengths", Lengths({9, 2, 5})}};
+      {"second_valid", at::arange(8).unsqueeze(0) >= at::tensor({0, 3, 1}).unsqueeze(1)},
+      {"source_lengths", Lengths({9, 2, 5})},
+      {"source_valid", at::arange(9).unsqueeze(0) >= at::tensor({2, 0, 1}).unsqueeze(1)}};
   NamedTensors batch;
   for (std::string name : info.inputs) {
     if (name.ends_with("?")) name.pop_back();
@@ -175,6 +177,36 @@ TEST(ModelConfig, Version1OfATranslatorFillsTheGroups) {
   // Other kinds wrote these keys down and did not use them.
   EXPECT_TRUE(find("lm").own.at("encoder_decoder").empty());
   EXPECT_EQ(find("lm").target_vocab_size, 0);
+}
+
+// The names of the map of values' deviations before they were keys of [init]: what they say is
+// kept.
+TEST(ModelConfig, ValuesMovedToInit) {
+  const std::string text = R"({"version": 2, "kind": "encoder_classifier", "classes": 5, "dim": 12,
+      "layers": 1, "heads": 2, "init": {"linear": "torch"},
+      "encoder_classifier": {"input": "values", "channels": 1, "values_std": 1.0,
+                             "values_bias_std": 0.1}})";
+  const Json old = ParseJson(text, "old");
+  ModelConfig c = ReadModelConfig(old, "old");
+  EXPECT_EQ(c.init.values_std, 1);
+  EXPECT_EQ(c.init.values_bias_std, 0.1);
+  EXPECT_EQ(c.init.linear, "torch");
+  EXPECT_EQ(c.Describe().Write()["init"]["values_std"], 1);
+  EXPECT_FALSE(c.Describe().Write()["encoder_classifier"].contains("values_std"));
+  Json both = old;
+  both["init"]["values_std"] = 2;
+  ExpectContains(ErrorMessage([&] { ReadModelConfig(both, "old"); }),
+                 {"encoder_classifier.values_std", "init.values_std", "both are given"});
+  Json plain = old;  // a folder that wrote the defaults down, without a version as in TOML
+  plain.erase("version");
+  plain["encoder_classifier"]["values_std"] = plain["encoder_classifier"]["values_bias_std"] = 0.0;
+  EXPECT_FALSE(ReadModelConfig(plain, "old").Describe().Write()["init"].contains("values_std"));
+}
+
+TEST(ModelConfig, ValuesAreOfTheKindThatReadsThem) {
+  ModelConfig lm;
+  lm.vocab_size = 9, lm.init.values_std = 1;
+  ExpectContains(ErrorMessage([&] { lm.Validate(); }), {"init.values_std", "decoder_lm"});
 }
 
 // ---- a training step of each kind

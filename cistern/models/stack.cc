@@ -62,8 +62,8 @@ Fields StackOptions::Describe() {
 Fields StackOptions::DescribeCross() {
   Fields f;
   f.Add("attention", &attention,
-        "mechanism of the decoder's cross attention, or one for each layer")
-      .OmitWhen({"softmax"});
+        "mechanism of the decoder's cross attention, or one for each layer; none: softmax")
+      .OmitWhen(Json::array());
   f.Add("attention_options", &attention_options, "options by mechanism, over the model's")
       .OmitWhen(Json::object());
   f.Add("layer_options", &layer_options, "options by layer and mechanism").OmitWhen(Json::object());
@@ -100,9 +100,9 @@ LayerStack::LayerStack(const ModelConfig& config, Form form)
     above.max_length = source.options().max_length;
     if (above.positions == PositionKind::kRotary || above.positions == PositionKind::kRelative)
       above.positions = PositionKind::kNone;  // source and target count apart
-  } else if (o.attention.empty()) {
-    o.attention = above.attention;
+    above.attention = {"softmax"};
   }
+  if (o.attention.empty()) o.attention = above.attention;
   const auto unset = [](auto& value, const auto& otherwise, auto none) {
     if (value == none) value = otherwise;
   };

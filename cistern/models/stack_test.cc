@@ -108,16 +108,16 @@ TEST(Groups, EncoderAndDecoderMayHaveOtherWidths) {
     const at::Tensor source = at::randint(0, 19, {2, 7}, at::kLong),
                      target = at::randint(0, 19, {2, 5}, at::kLong), lengths = Lengths({7, 4});
     const at::NoGradGuard guard;
-    ModelState state = m->Encode(source, lengths);
+    ModelState state = m->Encode(source, {lengths, {}});
     const at::Tensor whole = m->Extend(target, state);
-    state = m->Encode(source, lengths);
+    state = m->Encode(source, {lengths, {}});
     std::vector<at::Tensor> steps;
     for (int64_t t = 0; t < 5; ++t) steps.push_back(m->Extend(target.narrow(1, t, 1), state));
     ExpectClose(at::cat(steps, 1), whole, 1e-11, cross);
     const TestFolder folder;
     SaveModel(*m, folder.path());
     const auto loaded = std::dynamic_pointer_cast<EncoderDecoder>(LoadModel(folder.path()));
-    state = loaded->Encode(source, lengths);
+    state = loaded->Encode(source, {lengths, {}});
     ExpectSameBits(loaded->Extend(target, state), whole, cross);
   }
 }
@@ -147,8 +147,8 @@ TEST(Groups, WhatDoesNotFitIsRefused) {
   EXPECT_EQ(error({}, false), "no error");
   ExpectContains(error({"encoder.attention=latte"}, false),
                  {"decoder_lm", "no encoder", "encoder.attention"});
-  for (const char* said : {"cross.attention=latte", "cross.heads=2", "cross.attention_dropout=0.1",
-                           "cross.attention_options.softmax={}"}) {
+  for (const char* said : {"cross.attention=latte", "cross.attention=softmax", "cross.heads=2",
+                           "cross.attention_dropout=0.1", "cross.attention_options.softmax={}"}) {
     ExpectContains(error({said}, false), {"decoder_lm", "has no cross attention",
                                           "leave out cross.", "a kind that has: encoder_decoder"});
   }

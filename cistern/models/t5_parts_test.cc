@@ -241,9 +241,9 @@ TEST(T5Parts, ATranslatorHasOneTableInEachStack) {
   at::NoGradGuard guard;
   at::manual_seed(3);
   const at::Tensor source = Ids(2, 30), ids = Ids(2, 40);
-  ModelState whole = m->Encode(source, Lengths({30, 11}));
+  ModelState whole = m->Encode(source, {Lengths({30, 11}), {}});
   const at::Tensor want = m->Extend(ids, whole);
-  ModelState state = m->Encode(source, Lengths({30, 11}));
+  ModelState state = m->Encode(source, {Lengths({30, 11}), {}});
   for (int64_t t = 0; t < 40; ++t)
     ExpectClose(m->Extend(ids.narrow(1, t, 1), state), want.narrow(1, t, 1), 1e-11, "step");
 }

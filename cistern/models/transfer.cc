@@ -180,6 +180,14 @@ Json StartingConfig(const std::string& folder, const std::string& kind) {
     if (all.contains(key)) config[key] = all[key];
   }
   if (all.contains(group)) config.update(all[group]);  // what is said of the stack, for all
+  // Bands of an adaptive embedding are parts of the trunk.
+  if (there.Own().value("embedding", "") == "adaptive") {
+    if (kind != there.kind)
+      FailUsage(folder, " has ", there.kind, ".embedding=adaptive, which a model of kind ", kind,
+                " cannot have; begin with a model that has one table of embeddings");
+    config[kind] = there.Own();
+    config["tie_embeddings"] = there.tie_embeddings;
+  }
   if (to == Form::kBidirectional) config["conv"] = 0;
   return config;
 }

@@ -150,6 +150,15 @@ Stream Trunk::Extend(Stream stream, ModelState& state) const {
   return stream;
 }
 
+ops::Mask MaskOf(const NamedTensors& batch, const std::string& prefix) {
+  ops::Mask mask;
+  const auto set = [&](const char* name, std::optional<at::Tensor>* to) {
+    if (at::Tensor found = batch.Find(prefix + name); found.defined()) *to = std::move(found);
+  };
+  set("lengths", &mask.lengths), set("starts", &mask.starts), set("valid", &mask.valid);
+  return mask;
+}
+
 at::Tensor RowPositions(int64_t length, const at::Tensor& like) {
   return PiecePositions(at::zeros({1}, like.options().dtype(at::kLong).requires_grad(false)),
                         length, {});

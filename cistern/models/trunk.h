@@ -62,6 +62,10 @@ class Trunk {
   std::shared_ptr<LayerNorm> embedding_norm_, norm_;  // null where not asked for
 };
 
+// The mask of a batch's tokens: what it has of `lengths`, `starts` and `valid`, each name after the
+// prefix.
+ops::Mask MaskOf(const NamedTensors& batch, const std::string& prefix = "");
+
 // The positions of a whole row of T tokens, [1,T], on the device of `like`.
 at::Tensor RowPositions(int64_t length, const at::Tensor& like);
 

@@ -13,17 +13,16 @@ bool HasProducts(MatchKind kind) { return kind != MatchKind::kLra && kind != Mat
 std::vector<int64_t> HiddenWidths(MatchKind kind, int64_t dim, int64_t hidden) {
   if (kind == MatchKind::kLuna) return {};
   if (kind == MatchKind::kLatte) return {dim};
+  if (kind == MatchKind::kNystrom) return {hidden};
   return {hidden, hidden / 2};
 }
 
 }  // namespace
 
 const EnumNames<MatchKind>& MatchKinds() {
-  static const EnumNames<MatchKind> names = {{MatchKind::kLra, "lra"},
-                                             {MatchKind::kNli, "nli"},
-                                             {MatchKind::kConvLuna, "conv_luna"},
-                                             {MatchKind::kLatte, "latte"},
-                                             {MatchKind::kLuna, "luna"}};
+  static const EnumNames<MatchKind> names = {
+      {MatchKind::kLra, "lra"},     {MatchKind::kNli, "nli"},   {MatchKind::kConvLuna, "conv_luna"},
+      {MatchKind::kLatte, "latte"}, {MatchKind::kLuna, "luna"}, {MatchKind::kNystrom, "nystrom"}};
   return names;
 }
 
@@ -79,7 +78,7 @@ const ModelInfo& two_tower_model() {
     i.name = "two_tower";
     i.summary = "One bidirectional encoder for two texts, and a head that compares them.";
     i.forms = {Form::kBidirectional};
-    i.inputs = {"ids", "lengths", "second_ids", "second_lengths"};
+    i.inputs = {"ids", "lengths", "valid?", "second_ids", "second_lengths", "second_valid?"};
     i.classifies = i.pad_row = true;
     i.tables = [](const ModelConfig& c) {
       const LayerStack stack = c.Stack(Form::kBidirectional);
@@ -99,7 +98,8 @@ Fields TwoTower::Describe(Options& options) {
   f.Add("match", &options.match,
         "the head, of the texts' vectors a and b: lra [a;b] through two layers of ffn_dim and "
         "half of it with relu; nli the same of [a;b;a*b;a-b]; conv_luna (P000) as lra with gelu; "
-        "latte [a;b;a-b;a*b] through one layer of dim; luna [a;b;a*b;a-b] by one map without bias",
+        "latte [a;b;a-b;a*b] through one layer of dim; luna [a;b;a*b;a-b] by one map without bias; "
+        "nystrom [a;b;a*b;a-b] through one layer of ffn_dim with relu",
         MatchKinds());
   return f;
 }
@@ -111,7 +111,7 @@ void TwoTower::Check(const ModelConfig& config) {
               " is of an encoder_classifier; the head of two_tower is two_tower.match, leave out "
               "head");
   const MatchKind match = OwnOptions<TwoTower>(config).match;
-  if (match != MatchKind::kLatte && match != MatchKind::kLuna &&
+  if (match != MatchKind::kLatte && match != MatchKind::kLuna && match != MatchKind::kNystrom &&
       config.Stack(Form::kBidirectional).ffn_dim() < 2)
     FailUsage("two_tower.match=", NameOf(match, MatchKinds()), " needs ffn_dim of at least 2");
 }
@@ -120,27 +120,18 @@ TwoTower::TwoTower(const ModelConfig& config)
     : Classifier(config),
       embedding_(AddEmbedding(*this, "embed_tokens", config, config.vocab_size,
                               config.Stack(Form::kBidirectional).dim())),
-      pooling_(*this, config),
-      trunk_(*this, config, Form::kBidirectional, pooling_.extra()),
+      rows_(*this, config),
       head_(register_module(
           "classifier", std::make_shared<MatchHead>(config, OwnOptions<TwoTower>(config).match))) {}
 
-at::Tensor TwoTower::Encode(const at::Tensor& ids, const at::Tensor& lengths) {
-  CISTERN_CHECK(ids.dim() == 2 && lengths.dim() == 1 && lengths.size(0) == ids.size(0),
-                "[two_tower] expected ids of shape [B,T] and lengths of shape [B]");
-  const at::Tensor x = pooling_.With(at::embedding(embedding_, ids, config_.init.pad_row()));
-  const Stream stream =
-      trunk_.Enter(x, {lengths + pooling_.extra(), {}}, RowPositions(x.size(1), lengths));
-  return pooling_.Forward(trunk_, trunk_.Bidirectional(stream), lengths);
+at::Tensor TwoTower::Encode(const at::Tensor& ids, const ops::Mask& mask) {
+  CISTERN_CHECK(ids.dim() == 2, "[two_tower] expected ids of shape [B,T], got ", ids.sizes());
+  return rows_.Forward(at::embedding(embedding_, ids, config_.init.pad_row()), mask);
 }
 
 at::Tensor TwoTower::Logits(const NamedTensors& inputs) {
-  CISTERN_CHECK(!inputs.Has("valid"),
-                "[two_tower] takes padding on the right alone (lengths, second_lengths); move the "
-                "real tokens to the front of each row");
-  const at::Tensor &first = inputs["ids"], &second = inputs["second_ids"];
-  const at::Tensor a = Encode(first, inputs["lengths"]),
-                   b = Encode(second, inputs["second_lengths"]);
+  const at::Tensor a = Encode(inputs["ids"], MaskOf(inputs)),
+                   b = Encode(inputs["second_ids"], MaskOf(inputs, "second_"));
   CISTERN_CHECK(a.size(0) == b.size(0), "[two_tower] ", a.size(0), " first texts and ", b.size(0),
                 " second ones");
   return head_->Forward(a, b);

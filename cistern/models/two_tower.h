@@ -5,6 +5,7 @@
 #include <memory>
 
 #include "cistern/models/classifier.h"
+#include "cistern/models/row_encoder.h"
 
 namespace cistern {
 
@@ -14,7 +15,8 @@ namespace cistern {
 //   conv_luna  [a; b] -> ffn_dim, gelu -> ffn_dim/2, gelu -> classes (P000's code)
 //   latte      [a; b; a-b; a*b] -> D, gelu (tanh, as flax computes it) -> classes
 //   luna       [a; b; a*b; a-b], dropout -> classes, without bias
-enum class MatchKind { kLra, kNli, kConvLuna, kLatte, kLuna };
+//   nystrom    [a; b; a*b; a-b] -> ffn_dim, relu -> classes (Nystromformer's code)
+enum class MatchKind { kLra, kNli, kConvLuna, kLatte, kLuna, kNystrom };
 const EnumNames<MatchKind>& MatchKinds();
 
 class MatchHead : public torch::nn::Module {
@@ -38,16 +40,16 @@ class TwoTower : public Classifier {
   static Fields Describe(Options& options);
   static void Check(const ModelConfig& config);
   explicit TwoTower(const ModelConfig& config);
-  // ids [B,T] int64 of one text of each row, lengths [B] (padding on the right is never seen) ->
-  // [B,D], what `pooling` makes of it.
-  at::Tensor Encode(const at::Tensor& ids, const at::Tensor& lengths);
-  // ids, lengths, second_ids, second_lengths; the texts may be padded to different lengths.
+  // ids [B,T] int64 of one text of each row -> [B,D]; mask: as in RowEncoder::Forward.
+  at::Tensor Encode(const at::Tensor& ids, const ops::Mask& mask);
+  std::string SeesPadding() const override { return rows_.SeesPadding(); }
+  // ids, lengths, second_ids, second_lengths; the texts may be padded to different lengths. valid,
+  // second_valid [B,T] where tokens are masked.
   at::Tensor Logits(const NamedTensors& inputs) override;
 
  private:
   at::Tensor embedding_;  // [V,D]
-  Pooling pooling_;
-  Trunk trunk_;
+  RowEncoder rows_;
   std::shared_ptr<MatchHead> head_;
 };
 

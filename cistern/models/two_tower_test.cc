@@ -71,7 +71,7 @@ Row Through(const TwoTower& model, const std::string& name, const Row& x,
 }
 
 TEST(TwoTower, HeadsAreTheirDefinitions) {
-  for (const std::string match : {"lra", "nli", "conv_luna", "latte", "luna"}) {
+  for (const std::string match : {"lra", "nli", "conv_luna", "latte", "luna", "nystrom"}) {
     for (const PoolingKind pooling : {PoolingKind::kMean, PoolingKind::kCls}) {
       ModelConfig config = Config(match);
       config.pooling = pooling;
@@ -90,7 +90,8 @@ TEST(TwoTower, HeadsAreTheirDefinitions) {
           product.push_back(a[i] * b[i]), difference.push_back(a[i] - b[i]);
         const auto append = [&x](const Row& more) { x.insert(x.end(), more.begin(), more.end()); };
         append(b);
-        if (match == "nli" || match == "luna") append(product), append(difference);
+        if (match == "nli" || match == "luna" || match == "nystrom")
+          append(product), append(difference);
         if (match == "latte") append(difference), append(product);
         if (match == "lra" || match == "nli") {
           x = Through(*model, "dense_2", Through(*model, "dense", x, "relu"), "relu");
@@ -98,6 +99,8 @@ TEST(TwoTower, HeadsAreTheirDefinitions) {
           x = Through(*model, "dense_2", Through(*model, "dense", x, "gelu"), "gelu");
         } else if (match == "latte") {
           x = Through(*model, "dense", x, "tanh");
+        } else if (match == "nystrom") {
+          x = Through(*model, "dense", x, "relu");
         }
         const Row want = Through(*model, "out_proj", x, "");
         for (size_t c = 0; c < 2; ++c)

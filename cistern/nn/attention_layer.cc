@@ -5,8 +5,10 @@
 #include <algorithm>
 
 #include "cistern/base/error.h"
+#include "cistern/nn/attention_observer.h"
 #include "cistern/nn/full_precision.h"
 #include "cistern/nn/memory_attention.h"
+#include "cistern/nn/padding_reads.h"
 #include "cistern/nn/positions.h"
 #include "cistern/ops/short_conv.h"
 #include "cistern/tensors/device.h"
@@ -299,8 +301,12 @@ at::Tensor AttentionLayer::Merge(const at::Tensor& heads) const {
 at::Tensor AttentionLayer::Attend(Form form, const std::vector<at::Tensor>& x, State* state,
                                   const ops::Mask& mask, Handles* handles) {
   Handles none;
-  const at::Tensor y = out_->Forward(Merge(InFullPrecision(
-      [&] { return Running().Attend(form, x, state, mask, handles ? *handles : none); })));
+  AttentionObserver* const observer = AttentionObserver::Active();
+  const Handles before = observer && handles ? *handles : Handles();
+  const at::Tensor heads = InFullPrecision(
+      [&] { return Running().Attend(form, x, state, mask, handles ? *handles : none); });
+  if (observer) observer->Attended({this, options_, Running(), form, x, mask, before, heads});
+  const at::Tensor y = out_->Forward(Merge(heads));
   const double dropped = is_training() ? mechanism_->OutputDropout(form) : 0;
   return dropped > 0 ? at::dropout(y, dropped, true) : y;
 }
@@ -334,6 +340,8 @@ void AttentionLayer::Write(const Stream& source, State& state) {
   std::vector<at::Tensor> x = Project(source, nullptr, Side::kKey);
   Project(memory_, mechanism_->InitialMemory(), &x);
   InFullPrecision([&] { Running().Write(x, state, source.mask); });
+  if (AttentionObserver* observer = AttentionObserver::Active())
+    observer->Written(*this, Running(), x, source.mask);
 }
 
 at::Tensor AttentionLayer::Read(const Stream& target, State& state, Handles* handles) {
@@ -349,12 +357,12 @@ AttentionLayer::Attended AttentionLayer::MovedToFront(const Stream& stream, Hand
 
 // Write all, read all, where padding is among the queries.
 AttentionLayer::Attended AttentionLayer::WriteAndRead(const Stream& stream, Handles* handles) {
-  CISTERN_CHECK(mechanism_->info().exact && !options_.dims.relative, "[", mechanism_->info().name,
-                "] padding reads in exact softmax attention without "
-                "relative positions alone");
+  RequirePaddingReads(*mechanism_);
   const std::vector<at::Tensor> x = Project(stream, nullptr);
   State state = Running().EmptyState(stream.x.size(0), x[0].options().requires_grad(false));
   InFullPrecision([&] { Running().Write(x, state, stream.mask); });
+  if (AttentionObserver* observer = AttentionObserver::Active())
+    observer->Written(*this, Running(), x, stream.mask);
   return {Attend(Form::kCross, x, &state, {}, handles), {}};
 }
 

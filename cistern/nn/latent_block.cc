@@ -6,8 +6,32 @@
 
 namespace cistern {
 
-LatentBlock::LatentBlock(const BlockOptions& options) : Block(options) {
-  if (pre()) source_norm_ = AddNorm("source_norm");
+namespace {
+
+// Keys and values are made of the tokens and what stands beside them.
+BlockOptions WithSourceWidth(BlockOptions options) {
+  const int64_t more = FourierOf(options.attention.mechanism_options).Channels();
+  if (more > 0) options.attention.source_dim = options.attention.dims.Model() + more;
+  return options;
+}
+
+}  // namespace
+
+LatentBlock::LatentBlock(const BlockOptions& options)
+    : Block(WithSourceWidth(options)), fourier_(FourierOf(options.attention.mechanism_options)) {
+  if (!pre()) return;
+  source_norm_ = register_module(
+      "source_norm",
+      std::make_shared<LayerNorm>(options.attention.dims.Model() + fourier_.Channels(),
+                                  options.norm_eps, options.norm_kind));
+}
+
+at::Tensor LatentBlock::Source(const Stream& source) const {
+  if (fourier_.bands == 0) return source.x;
+  const at::Tensor features =
+      FourierFeatures(source.positions, options_.attention.dims.max_length, fourier_)
+          .to(source.x.scalar_type());
+  return at::cat({source.x, features.expand({source.x.size(0), -1, -1})}, 2);
 }
 
 Stream LatentBlock::Bidirectional(Stream stream) {
@@ -30,6 +54,7 @@ Stream LatentBlock::Bidirectional(Stream stream) {
     stream = std::move(latents);
   }
   Stream source = *stream.source;
+  source.x = Source(source);
   if (source_norm_) source.x = source_norm_->Forward(source.x);
   auto attend = [&](Stream& s) {
     State state = attention_->EmptyState(source.x.size(0), source.x.options().requires_grad(false));

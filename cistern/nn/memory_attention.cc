@@ -1,7 +1,9 @@
 #include "cistern/nn/memory_attention.h"
 
 #include "cistern/base/error.h"
+#include "cistern/nn/attention_observer.h"
 #include "cistern/nn/full_precision.h"
+#include "cistern/nn/padding_reads.h"
 
 namespace cistern {
 
@@ -34,6 +36,7 @@ at::Tensor MemoryAttention::Read(const Stream& target, State& state, Handles* ha
 
 AttentionLayer::Attended MemoryAttention::Bidirectional(const Stream& stream, Handles* handles) {
   if (stream.mask.valid) return MovedToFront(stream, handles);
+  if (stream.padding_reads && stream.mask.lengths) RequirePaddingReads(mechanism());
   std::vector<at::Tensor> x = Project(stream, nullptr);
   if (handles) handles->clear();
   if (stream.mask.starts) {
@@ -55,6 +58,10 @@ AttentionLayer::Attended MemoryAttention::Bidirectional(const Stream& stream, Ha
   Project(packed_, packed, &read);
   const at::Tensor y =
       InFullPrecision([&] { return memory_mechanism_.Unpack(x, read, stream.mask); });
+  if (AttentionObserver* observer = AttentionObserver::Active()) {
+    observer->Attended({this, options_, memory_mechanism_, Form::kBidirectional, x, stream.mask,
+                        Handles(), y, &read, heads});
+  }
   const bool seen = mechanism().SeesPadding();
   return {out_->Forward(Merge(seen ? y : ZeroPadding(y, stream.mask))), packed};
 }

@@ -1,6 +1,7 @@
 // The memory stream through attention layers and blocks: formulas, what shares a map, what is left
 // out.
 #include <algorithm>
+#include <cmath>
 #include <map>
 
 #include "cistern/attention/testing_mechanisms.h"
@@ -299,6 +300,56 @@ TEST(Latents, BlocksByTheirFormulas) {
       EXPECT_FALSE(stream.mask.lengths);
     }
   }
+}
+
+// The features by plain loops, and the block as the one without them on the tokens beside them.
+TEST(Latents, FourierFeaturesStandBesideTheTokens) {
+  at::NoGradGuard guard;
+  constexpr int64_t kBands = 3, kLength = 9, kMore = 2 * kBands + 1;
+  constexpr double kFrequencies[kBands] = {1, 2.5, 4};  // to half of 8
+  for (const std::string norm : {"pre", "post"}) {
+    auto options = Options(
+        "perceiver", {{"latents", 5}, {"fourier_bands", kBands}, {"fourier_max_freq", 8.0}}, norm);
+    options.attention.dims.max_length = kLength;
+    const auto block = Make<Block>(options);
+    auto p = block->named_parameters();
+    ASSERT_EQ(p["attention.k_proj.weight"].size(1), kModel + kMore);
+    const at::Tensor x = Normal({2, 6, kModel}), beside = at::zeros({2, 6, kMore}, x.options());
+    for (int64_t t = 0; t < 6; ++t) {
+      const double place = 2.0 * double(t) / 8 - 1;  // of 9 positions in [-1,1]
+      for (int64_t k = 0; k < kBands; ++k) {
+        beside.select(1, t).select(1, k).fill_(std::sin(M_PI * kFrequencies[k] * place));
+        beside.select(1, t).select(1, kBands + k).fill_(std::cos(M_PI * kFrequencies[k] * place));
+      }
+      beside.select(1, t).select(1, 2 * kBands).fill_(place);
+    }
+    const bool pre = norm == "pre";
+    const auto map = [&](const std::string& name, const at::Tensor& y) {
+      return at::matmul(y, p[name + ".weight"].t()) + p[name + ".bias"];
+    };
+    const auto layer_norm = [&](const std::string& name, const at::Tensor& y) {
+      return at::layer_norm(y, {y.size(2)}, p[name + ".weight"], p[name + ".bias"]);
+    };
+    const at::Tensor latents = p["attention.core.latents"].expand({2, -1, -1}),
+                     z = pre ? layer_norm("attention_norm", latents) : latents,
+                     wide = at::cat({x, beside}, 2),
+                     source = pre ? layer_norm("source_norm", wide) : wide;
+    const at::Tensor y = map("attention.o_proj",
+                             Attention(map("attention.q_proj", z), map("attention.k_proj", source),
+                                       map("attention.v_proj", source)));
+    const auto ffn = [&](const at::Tensor& a) {
+      return map("ffn.down_proj", at::gelu(map("ffn.up_proj", a)));
+    };
+    at::Tensor want = pre ? latents + y : layer_norm("attention_norm", latents + y);
+    want =
+        pre ? want + ffn(layer_norm("ffn_norm", want)) : layer_norm("ffn_norm", want + ffn(want));
+    ExpectClose(block->Bidirectional(MakeStream(x)).x, want, 1e-12, norm);
+  }
+  auto cross = Options("perceiver", {{"fourier_bands", 3}}).attention;
+  cross.form = Form::kCross;
+  ExpectContains(Thrown([&] { MakeMechanism(cross); }), {"fourier_bands", "cross"});
+  auto idle = Options("perceiver", {{"fourier_max_freq", 8.0}}).attention;
+  ExpectContains(Thrown([&] { MakeMechanism(idle); }), {"fourier_max_freq=8", "fourier_bands"});
 }
 
 TEST(Latents, AMemoryPassesBy) {

@@ -1,6 +1,7 @@
 // Parts of layers as single sources have them: heads that together are not as wide as the model,
 // RMSNorm, GEGLU, sinusoids in halves, perceiver's own heads, padding that reads.
 #include <cmath>
+#include <set>
 
 #include "cistern/attention/testing_mechanisms.h"
 #include "cistern/base/error.h"
@@ -198,47 +199,68 @@ TEST(Latents, CrossAttentionMayHaveHeadsOfItsOwn) {
       {"[perceiver]", "queries=latents", "10", "12"});
 }
 
-// Long Range Arena: padding attends to the tokens, and no one to it.
+// Long Range Arena: padding attends to the tokens, and no one to it. Where a mechanism has no such
+// reading it is refused, never computed in another way.
 TEST(Padding, ReadsTheTokensWhereItIsToldTo) {
   at::NoGradGuard guard;
-  int ran = 0;
+  std::set<std::string> ran, refused;
   for (const MechanismInfo* info : Mechanisms()) {
-    if (!info->Supports(Form::kBidirectional) || info->memory != MemoryUse::kNone) continue;
-    const auto layer =
-        Ready(MakeAttentionLayer(Options(info->name, info->cases[0], Form::kBidirectional)));
-    if (!info->exact) {
-      Stream stream = StreamOf(Normal({1, 9, kModel}), {Lengths({4}), {}});
-      stream.padding_reads = true;
-      ExpectContains(Thrown([&] { layer->Bidirectional(stream); }), {info->name, "exact"});
-      continue;
-    }
-    const auto all = layer->named_parameters();
-    const at::Tensor x = Normal({1, 9, kModel});
-    const auto project = [&](const at::Tensor& y) {
-      std::vector<at::Tensor> out;
-      for (const Projection& p : layer->mechanism().Projections()) {
-        const std::string map = (p.map.empty() ? p.name : p.map) + "_proj.";
-        const at::Tensor z = at::matmul(y, all[map + "weight"].t()) + all[map + "bias"];
-        out.push_back(
-            z.view({1, y.size(1), p.heads > 0 ? p.heads : kLayerHeads, -1}).transpose(1, 2));
+    if (!info->Supports(Form::kBidirectional) || info->MakesLatents()) continue;
+    for (const Json& options : info->cases) {
+      AttentionLayerOptions o = Options(info->name, options, Form::kBidirectional);
+      if (info->memory != MemoryUse::kNone) o.dims.dim = kModel, o.dims.model = 0;
+      if (!info->Make(options, o.dims)->FormRefusal(Form::kBidirectional).empty()) continue;
+      std::shared_ptr<AttentionLayer> layer;
+      try {
+        layer = Ready(MakeAttentionLayer(o));
+      } catch (const UsageError&) {  // options of tokens as they are, where the layer is wider
+        o.dims.dim = kModel, o.dims.model = 0;
+        layer = Ready(MakeAttentionLayer(o));
       }
-      return out;
-    };
-    const at::Tensor heads =
-        layer->mechanism().Definition(Form::kCross, project(x), project(x.narrow(1, 0, 4)));
-    const at::Tensor want =
-        at::matmul(heads.transpose(1, 2).reshape({1, 9, kWide}), all["o_proj.weight"].t()) +
-        all["o_proj.bias"];
-    Stream stream = StreamOf(x, {Lengths({4}), {}});
-    const at::Tensor masked = layer->Bidirectional(stream).tokens;
-    stream.padding_reads = true;
-    const double wide = std::max(1.0, info->tolerance / 1e-6);
-    ExpectClose(layer->Bidirectional(stream).tokens, want, 1e-11 * wide, info->name);
-    ExpectClose(masked.narrow(1, 0, 4), want.narrow(1, 0, 4), 1e-11 * wide, info->name);
-    ExpectClose(masked.narrow(1, 4, 5), all["o_proj.bias"].expand({1, 5, -1}), 1e-15, info->name);
-    ++ran;
+      const at::Tensor x = Normal({1, 9, kModel});
+      Stream stream = StreamOf(x, {Lengths({4}), {}});
+      const at::Tensor masked = layer->Bidirectional(stream).tokens;
+      stream.padding_reads = true;
+      at::Tensor got;
+      try {
+        got = layer->Bidirectional(stream).tokens;
+      } catch (const UsageError& e) {
+        ExpectContains(e.what(), {"padding=reads", info->name, "use softmax"});
+        refused.insert(info->name);
+        continue;
+      }
+      ran.insert(info->name);
+      const auto all = layer->named_parameters();
+      const auto project = [&](const at::Tensor& y) {
+        std::vector<at::Tensor> out;
+        for (const Projection& p : layer->mechanism().Projections()) {
+          const std::string map = (p.map.empty() ? p.name : p.map) + "_proj.";
+          at::Tensor z = p.normalised ? y / y.norm(2, {2}, true) : y;
+          if (!p.identity) {
+            z = at::matmul(z, all[map + "weight"].t());
+            if (all.contains(map + "bias")) z = z + all[map + "bias"];
+          }
+          out.push_back(
+              z.view({1, y.size(1), p.heads > 0 ? p.heads : kLayerHeads, -1}).transpose(1, 2));
+        }
+        return out;
+      };
+      const at::Tensor heads =
+          layer->mechanism().Definition(Form::kCross, project(x), project(x.narrow(1, 0, 4)));
+      const at::Tensor want =
+          at::matmul(heads.transpose(1, 2).reshape({1, 9, -1}), all["o_proj.weight"].t()) +
+          all["o_proj.bias"];
+      const std::string what = info->name + " " + options.dump();
+      const double wide = std::max(1.0, info->tolerance / 1e-6);
+      ExpectClose(got, want, 1e-11 * wide, what);
+      ExpectClose(masked.narrow(1, 0, 4), want.narrow(1, 0, 4), 1e-11 * wide, what + ": tokens");
+      ExpectClose(masked.narrow(1, 4, 5), all["o_proj.bias"].expand({1, 5, -1}), 1e-15, what);
+    }
   }
-  EXPECT_EQ(ran, 2);  // softmax, reuse
+  for (const char* name : {"softmax", "reuse", "latte", "linear", "abc_mlp", "performer", "t2r"})
+    EXPECT_TRUE(ran.count(name)) << name;
+  for (const char* name : {"window", "dilated", "nystrom", "luna", "conv_luna", "abc_cluster"})
+    EXPECT_TRUE(refused.count(name)) << name;
 }
 
 // P000's code has no masks: padding is packed, and reads.

@@ -103,7 +103,7 @@ struct Memory {
                      InputRows<T>(u), InputRows<T>(term),
                      dz_rows.defined() ? InputRows<T>(dz_rows) : Rows<const T>{}, mask,
                      z0.const_data_ptr<double>(), G.mutable_data_ptr<T>(), h.mutable_data_ptr<T>(),
-                     OutputRows<T>(du), OutputRows<T>(ds), false);
+                     OutputRows<T>(du), OutputRows<T>(ds));
     });
     const at::Tensor d_memory = G.to(at::kDouble);
     return {da, ds, du, d_memory, (d_memory * x.memory).sum(-1) - h};

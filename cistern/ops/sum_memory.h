@@ -3,9 +3,9 @@
 // (spec 2.19; kernels/sum_memory.h has the algebra). The exp mode, whose slots hold means, is in
 // slot_memory.h.
 //
-//   M_t = e^{lg_t} M_{t-1} + w_t (x) u_t      per batch row, head and slot; lg: the log-gate,
-//   absent = 0 (raw mode, plain sums)
+//   M_t = e^{lg_t} M_{t-1} + w_t (x) u_t
 //
+// for each batch row, head and slot. lg is the log-gate; absent, it is 0 (raw mode, plain sums).
 // The write weights w may have any sign; lg <= 0, and lg = -inf empties the slot before the write.
 // Normalisation is the caller's: a column of ones appended to v makes the running sum of the
 // weights the last column of the memory.

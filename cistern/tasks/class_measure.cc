@@ -3,11 +3,12 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
+#include <cmath>
 #include <utility>
 
 #include "cistern/base/error.h"
-#include "cistern/io/atomic_file.h"
 #include "cistern/models/classifier.h"
+#include "cistern/tasks/assets.h"
 #include "cistern/tasks/confusion.h"
 
 namespace cistern {
@@ -28,6 +29,8 @@ Score MeasureClasses(const at::Tensor& logits, const at::Tensor& targets, int64_
   score.Add("examples", double(rows));
   for (int64_t r = 0; r < rows; ++r) {
     const int64_t target = wanted.const_data_ptr<int64_t>()[r];
+    CISTERN_CHECK(std::isfinite(nats.const_data_ptr<double>()[r]),
+                  "the model's outputs for a row are not finite, so that it has no prediction");
     score.Add("nats", nats.const_data_ptr<double>()[r]);
     score.Add("confusion", target * classes + predicted.const_data_ptr<int64_t>()[r], 1);
     score.Add("majority", target == majority);
@@ -64,6 +67,9 @@ std::vector<Json> PredictClasses(const at::Tensor& logits, const std::vector<std
   for (size_t r = 0; r < rows.size(); ++r) {
     const double* row = p.const_data_ptr<double>() + int64_t(r) * p.size(1);
     const int64_t best = std::max_element(row, row + p.size(1)) - row;
+    CISTERN_CHECK(std::isfinite(row[best]), "the model's outputs for the row at line ",
+                  rows[r].value("line", int64_t{0}),
+                  " are not finite, so that it has no prediction");
     rows[r]["label"] = classes[size_t(best)];
     rows[r]["probability"] = row[best];
     for (size_t c = 0; c < classes.size(); ++c) rows[r]["probabilities"][classes[c]] = row[c];
@@ -94,6 +100,11 @@ void ClassTask::SetClasses(std::vector<std::string> names, std::vector<double> c
   CISTERN_CHECK(names.size() == counts.size() && names.size() >= 2, data,
                 ": at least two classes are needed, got ", names.size());
   for (size_t c = 0; c < names.size(); ++c)
+    CISTERN_CHECK(IsUtf8(names[c]) && std::find(names.begin(), names.begin() + int64_t(c),
+                                                names[c]) == names.begin() + int64_t(c),
+                  data, ": the class name ", JsonLine(names[c]),
+                  " is given twice, or is not valid UTF-8");
+  for (size_t c = 0; c < names.size(); ++c)
     CISTERN_CHECK(counts[c] > 0, data, ": no training row has the class '", names[c], "'");
   classes_ = std::move(names);
   class_counts_ = std::move(counts);
@@ -102,11 +113,11 @@ void ClassTask::SetClasses(std::vector<std::string> names, std::vector<double> c
 void ClassTask::SaveClasses(const std::string& path, Json more) const {
   more["classes"] = classes_;
   more["class_counts"] = class_counts_;
-  WriteFileAtomically(path, more.dump(2) + "\n");
+  SaveAssetFile(path, std::move(more));
 }
 
 Json ClassTask::LoadClasses(const std::string& path) {
-  const Json json = ReadJsonFile(path);
+  const Json json = LoadAssetFile(path);
   try {
     classes_ = json.at("classes").get<std::vector<std::string>>();
     class_counts_ = json.at("class_counts").get<std::vector<double>>();

@@ -6,6 +6,7 @@
 #include <numeric>
 #include <utility>
 
+#include "cistern/base/error.h"
 #include "cistern/models/classifier.h"
 #include "cistern/tasks/class_measure.h"
 #include "cistern/tasks/classify_task.h"
@@ -50,8 +51,10 @@ Score ClassifyTask::Measure(Model& model, const Batch& batch) const {
     const at::Tensor y = batch["targets"].cpu(),
                      p = logits.squeeze(1).to(at::kCPU, at::kDouble).contiguous();
     for (int64_t r = 0; r < batch.rows; ++r) {
-      const double wanted = mean_ + deviation_ * y.const_data_ptr<double>()[r],
-                   error = mean_ + deviation_ * p.const_data_ptr<double>()[r] - wanted;
+      // About the mean of the training labels: squares of labels far from 0 would hold nothing of
+      // their spread.
+      const double wanted = deviation_ * y.const_data_ptr<double>()[r],
+                   error = deviation_ * p.const_data_ptr<double>()[r] - wanted;
       score.Add("squares", error * error);
       score.Add("absolute", std::abs(error));
       score.Add("labels", wanted);
@@ -73,8 +76,7 @@ Json ClassifyTask::Metrics(const Score& score) const {
             {"mae", score["absolute"] / n},
             {"r2", spread > 0 ? 1 - score["squares"] / spread : std::nan("")},
             {"examples", int64_t(n)},
-            {"mean_rmse", std::sqrt((score["label_squares"] - 2 * mean_ * score["labels"]) / n +
-                                    mean_ * mean_)}};
+            {"mean_rmse", std::sqrt(score["label_squares"] / n)}};
   }
   return ClassFigures(score, classes_);
 }
@@ -86,8 +88,12 @@ std::vector<Json> ClassifyTask::Predict(Model& model, const Batch& batch) const 
     out.push_back({{"line", lines.const_data_ptr<int64_t>()[r]}});
   if (!options_.regression) return PredictClasses(logits, classes_, std::move(out));
   const at::Tensor values = logits.to(at::kDouble).cpu().contiguous();
-  for (int64_t r = 0; r < batch.rows; ++r)
-    out[size_t(r)]["value"] = mean_ + deviation_ * values.const_data_ptr<double>()[r];
+  for (int64_t r = 0; r < batch.rows; ++r) {
+    const double value = mean_ + deviation_ * values.const_data_ptr<double>()[r];
+    CISTERN_CHECK(std::isfinite(value), "the model's value for the row at line ",
+                  lines.const_data_ptr<int64_t>()[r], " is not finite");
+    out[size_t(r)]["value"] = value;
+  }
   return out;
 }
 

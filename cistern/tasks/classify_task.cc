@@ -3,14 +3,17 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
+#include <charconv>
 #include <cmath>
 #include <filesystem>
+#include <map>
 #include <numeric>
 
 #include "cistern/base/error.h"
 #include "cistern/base/hash.h"
 #include "cistern/base/progress.h"
-#include "cistern/io/atomic_file.h"
+#include "cistern/io/json_text.h"
+#include "cistern/tasks/assets.h"
 
 namespace cistern {
 namespace {
@@ -208,9 +211,43 @@ ClassifyTask::Examples ClassifyTask::Encoded(const std::vector<LabelledRow>& row
   return out;
 }
 
+namespace {
+
+// A label without what a person overlooks: white space at its ends, capitals, how a number is
+// written.
+std::string Plain(const std::string& label) {
+  const size_t begin = label.find_first_not_of(" \t\r\n"), end = label.find_last_not_of(" \t\r\n");
+  std::string plain = begin == std::string::npos ? "" : label.substr(begin, end + 1 - begin);
+  double value = 0;
+  const auto [rest, error] = std::from_chars(plain.data(), plain.data() + plain.size(), value);
+  if (error == std::errc() && rest == plain.data() + plain.size()) return StrCat(value + 0.0);
+  for (char& c : plain) c = c >= 'A' && c <= 'Z' ? char(c - 'A' + 'a') : c;
+  return plain;
+}
+
+// A note on the first two classes that look alike, or nothing.
+std::string AlikeClasses(const std::vector<std::string>& classes) {
+  std::map<std::string, std::string> seen;
+  for (const std::string& name : classes) {
+    const auto [other, fresh] = seen.emplace(Plain(name), name);
+    if (!fresh)
+      return StrCat("the labels '", other->second, "' and '", name,
+                    "' are two classes; if they mean the same, write them alike");
+  }
+  return "";
+}
+
+}  // namespace
+
 void ClassifyTask::LearnLabels(const std::vector<LabelledRow>& rows) {
   if (options_.regression) return;
-  for (const LabelledRow& row : rows) classes_.push_back(row.label);
+  for (const LabelledRow& row : rows) {
+    if (!IsUtf8(row.label))
+      FailUsage(options_.data, ":", row.line,
+                ": the label is not valid UTF-8: ", JsonLine(row.label),
+                "; convert the file, for example with iconv -t UTF-8");
+    classes_.push_back(row.label);
+  }
   std::sort(classes_.begin(), classes_.end());
   classes_.erase(std::unique(classes_.begin(), classes_.end()), classes_.end());
   CISTERN_CHECK(classes_.size() >= 2, options_.data, ": every row has the label '", classes_[0],
@@ -312,6 +349,10 @@ void ClassifyTask::Prepare() {
                                                 : std::vector<std::string>{options_.text_column}},
                     options_.input == Input::kNumbers, table_options());
   }
+  if (const int64_t count = int64_t(columns_.inputs.size());
+      options_.input == Input::kNumbers && count > options_.length)
+    FailUsage(options_.data, ": ", count, " columns of numbers, and task.length=", options_.length,
+              " would leave out the last ", count - options_.length, "; --set task.length=", count);
   std::vector<LabelledRow> rows = ReadRows(options_.data, "read data"), valid, test;
   if (!options_.valid.empty()) valid = ReadRows(options_.valid, "read validation data");
   if (!options_.test.empty()) test = ReadRows(options_.test, "read test data");
@@ -341,6 +382,8 @@ void ClassifyTask::Prepare() {
     mean_ = sum / double(train_.size());
     for (const double y : train_.targets) squares += (y - mean_) * (y - mean_);
     deviation_ = std::sqrt(squares / double(train_.size()));
+    CISTERN_CHECK(std::isfinite(mean_) && std::isfinite(deviation_), options_.data,
+                  ": the labels are too large for their mean and deviation; scale them");
     CISTERN_CHECK(deviation_ > 0, options_.data, ": all labels are ", mean_);
   } else if (learn) {
     class_counts_.assign(classes_.size(), 0);
@@ -365,6 +408,8 @@ void ClassifyTask::Prepare() {
   if (options_.valid_from == ValidFrom::kTest)
     notes_.push_back(
         "valid_from=test: the test rows choose the best model; its test is not honest");
+  if (std::string alike = AlikeClasses(classes_); !alike.empty())
+    notes_.push_back(std::move(alike));
   if (empty_ > 0) notes_.push_back(StrCat(empty_, " training rows have an empty text"));
   if (skipped_ > 0) notes_.push_back(StrCat(skipped_, " rows could not be read and were skipped"));
   order_ = options_.group_by_length ? std::make_unique<ShuffledOrder>(std::move(lengths))
@@ -400,13 +445,13 @@ void ClassifyTask::SaveAssets(const std::string& folder) const {
                      {"mean", mean_},
                      {"deviation", deviation_},
                      {"edges", edges_}};
-  WriteFileAtomically(folder + kAssets, json.dump(2) + "\n");
+  SaveAssetFile(folder + kAssets, json);
   if (tokenizer_) tokenizer_->Save(folder + "/tokenizer.json");
 }
 
 void ClassifyTask::LoadAssets(const std::string& folder) {
   const std::string path = folder + kAssets;
-  const Json json = ReadJsonFile(path);
+  const Json json = LoadAssetFile(path);
   try {
     columns_.label = json.at("label_column").get<std::string>();
     columns_.inputs = json.at("inputs").get<std::vector<std::string>>();

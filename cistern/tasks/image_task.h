@@ -32,6 +32,7 @@ class ImageTask : public ClassTask {
   Json DataSummary() const override;
   void Complete(ModelConfig& config) const override;
   int64_t tokens_per_row() const override { return options_.pixels.Tokens(shape_); }
+  int64_t train_rows() const override { return int64_t(train_.size()); }
   Batch TrainBatch(uint64_t seed, int64_t step, int64_t rows) const override;
   std::unique_ptr<BatchReader> Read(Split split, const ReadOptions& options) const override;
   // A file of images of the size that was learned, or a folder, of which the test images.

@@ -63,6 +63,7 @@ TEST(Image, SplitsAreThoseOfTheProtocols) {
   ImageTask last(Options(folder), "");
   last.Prepare();
   EXPECT_EQ(LinesOf(last, Split::kTrain), counted(1, 37));  // the first 90 % of 40
+  EXPECT_EQ(last.train_rows(), 36);  // eval_drop_last and train.order need epochs
   EXPECT_EQ(LinesOf(last, Split::kValid), counted(37, 41));
   EXPECT_EQ(LinesOf(last, Split::kTest), counted(1, 11));
   EXPECT_EQ(last.DataSummary()["classes"]["j"], 3);  // 10th class: records 10, 20, 35
@@ -189,7 +190,7 @@ TEST(Image, ValuesAndPatches) {
   ModelConfig config;
   config.kind = "encoder_classifier", config.dim = 4096, config.heads = 1, config.layers = 1;
   config.ffn_dim = 8;
-  config.own["encoder_classifier"] = Json{{"values_std", 1.0}, {"values_bias_std", 0.1}};
+  config.init.values_std = 1, config.init.values_bias_std = 0.1;
   task.Complete(config);
   EXPECT_EQ(config.vocab_size, 0);
   const auto model = MakeModel(config, 1);
@@ -268,7 +269,8 @@ TEST(Image, OptionsThatDoNotFitAreRefused) {
   config.kind = "encoder_classifier", config.vocab_size = 9, config.classes = 2;
   config.own["encoder_classifier"] = Json{{"input", "values"}};
   expect(ErrorMessage([&] { MakeModel(config, 1); }), "task.input=values");
-  config.own["encoder_classifier"] = Json{{"values_std", 1.0}};
+  config.own.clear();
+  config.init.values_std = 1;
   expect(ErrorMessage([&] { MakeModel(config, 1); }), "reads tokens");
 }
 

@@ -6,6 +6,7 @@
 #include <iterator>
 
 #include "cistern/base/error.h"
+#include "cistern/io/json_text.h"
 
 namespace cistern {
 namespace fs = std::filesystem;
@@ -72,6 +73,13 @@ class FolderRows : public RowSource {
   std::vector<fs::path> files_;
   size_t next_ = 0;
 };
+
+// Names are written down with the model, in JSON.
+void CheckUtf8(const std::string& name, const std::string& path, const char* what) {
+  if (!IsUtf8(name))
+    FailUsage(path, ": ", what, " is not valid UTF-8: '", JsonLine(name),
+              "'; convert the file, for example with iconv -t UTF-8");
+}
 
 std::string Joined(const std::vector<std::string>& names) {
   std::string out;
@@ -162,6 +170,8 @@ RowColumns FindColumns(const std::string& path, const RowColumns& named, bool nu
     }
     if (found.inputs.empty()) FailUsage(path, ": no columns of numbers besides the label");
   }
+  for (const std::string& name : found.inputs) CheckUtf8(name, path, "the name of a column");
+  CheckUtf8(found.label, path, "the name of the label's column");
   return found;
 }
 

@@ -286,7 +286,7 @@ std::vector<Json> MlmTask::Predict(Model& model, const Batch& batch) const {
   const at::Tensor ids = batch["ids"].cpu(), lengths = batch["lengths"].cpu(),
                    lines = batch["lines"].cpu();
   CheckLength(lm.config(), ids.size(1));
-  const at::Tensor hidden = lm.Hidden(batch["ids"], batch["lengths"]);
+  const at::Tensor hidden = lm.Hidden(batch["ids"], MaskOf(batch.tensors));
   const auto text_of = [&](int64_t id) {
     Utf8Stream whole;
     const std::string pushed = whole.Push(tokenizer().Bytes(int32_t(id)));

@@ -86,10 +86,13 @@ PathfinderTask::PathfinderTask(const Options& options, const std::string& cache)
 const Metric& PathfinderTask::metric() const { return pathfinder_task().metrics[0]; }
 
 std::unique_ptr<PathfinderSet> PathfinderTask::Generated() {
-  const std::string path = StrCat(CacheFolder(cache_), "/pathfinder-", options_.generate.size, "-",
+  const std::string folder = CacheFolder(cache_),
+                    name = StrCat("pathfinder-", options_.generate.size, "-",
                                   options_.generate.contour, "-", options_.examples, "-seed",
-                                  options_.data_seed, ".pathfinder");
+                                  options_.data_seed, ".pathfinder"),
+                    path = folder + "/" + name;
   const FileLock lock(path + ".lock", path, FileLock::Wait::kYes);
+  RemoveLeftovers(folder, name);
   std::error_code ignored;
   if (std::filesystem::exists(path, ignored)) {
     try {

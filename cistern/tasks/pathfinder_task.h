@@ -31,6 +31,7 @@ class PathfinderTask : public ClassTask {
   Json DataSummary() const override;
   void Complete(ModelConfig& config) const override;
   int64_t tokens_per_row() const override { return options_.pixels.Tokens(shape_); }
+  int64_t train_rows() const override { return int64_t(split_[0].size()); }
   Batch TrainBatch(uint64_t seed, int64_t step, int64_t rows) const override;
   std::unique_ptr<BatchReader> Read(Split split, const ReadOptions& options) const override;
   // A packed file or a folder in the published layout, of images of the size that was learned.

@@ -46,6 +46,7 @@ TEST(PathfinderTask, GeneratedPackedAndPublishedImagesAreTheSame) {
   const auto rows = RowsOf(generated);
   ASSERT_EQ(rows.size(), 40u);
   EXPECT_EQ(generated.DataSummary()["train"], 32);
+  EXPECT_EQ(generated.train_rows(), 32);
   EXPECT_EQ(generated.DataSummary()["test"], 4);
   for (const auto& [line, row] : rows) {
     const PathfinderScene scene = MakePathfinderScene(o.generate, 1, line - 1);

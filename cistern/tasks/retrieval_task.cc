@@ -84,6 +84,7 @@ void RetrievalTask::Prepare() {
         "task.retrieval.data is empty: name a folder with new_aan_pairs.train.tsv, or "
         "documents to make pairs of: a folder of text files or a table");
   notes_.clear();
+  int64_t skipped = 0;
   if (IsAanFolder(options_.data)) {
     if (options_.valid_share != kDocumentShare || options_.test_share != kDocumentShare ||
         !options_.text_column.empty())
@@ -95,9 +96,8 @@ void RetrievalTask::Prepare() {
       splits_[i] =
           OpenPairFile(AanFile(options_.data, parts[i]), {.skip_bad = options_.skip_bad_rows});
   } else {
-    PairDocuments();
+    skipped = PairDocuments();
   }
-  int64_t skipped = 0;
   for (const auto& split : splits_) skipped += split->skipped();
   if (skipped > 0) notes_.push_back(StrCat(skipped, " rows could not be read and were skipped"));
   if (classes_.empty()) {  // not LoadAssets
@@ -109,7 +109,7 @@ void RetrievalTask::Prepare() {
   order_ = std::make_unique<ShuffledOrder>(splits_[0]->size());
 }
 
-void RetrievalTask::PairDocuments() {
+int64_t RetrievalTask::PairDocuments() {
   auto documents = std::make_shared<const Documents>(
       ReadDocuments(options_.data, {.limit = options_.length,
                                     .column = options_.text_column,
@@ -135,6 +135,7 @@ void RetrievalTask::PairDocuments() {
   if (documents->too_short + documents->repeated > 0)
     notes_.push_back(StrCat(documents->too_short, " documents of fewer than 64 bytes and ",
                             documents->repeated, " repeated ones were left out"));
+  return documents->skipped;
 }
 
 Json RetrievalTask::DataSummary() const {

@@ -31,6 +31,8 @@ class RetrievalTask : public ClassTask {
   Json DataSummary() const override;
   void Complete(ModelConfig& config) const override;
   int64_t tokens_per_row() const override { return 2 * options_.length; }
+  int64_t tokens_per_sequence() const override { return options_.length; }
+  int64_t train_rows() const override { return splits_[0]->size(); }
   Batch TrainBatch(uint64_t seed, int64_t step, int64_t rows) const override;
   std::unique_ptr<BatchReader> Read(Split split, const ReadOptions& options) const override;
   // A TSV of pairs in AAN's form.
@@ -39,7 +41,7 @@ class RetrievalTask : public ClassTask {
   const Metric& metric() const override;
 
  private:
-  void PairDocuments();
+  int64_t PairDocuments();  // rows that were skipped
   Batch MakeBatch(const TextPairs& pairs, const std::vector<int64_t>& rows) const;
 
   Options options_;

@@ -84,6 +84,7 @@ TEST(Retrieval, DocumentsAreSplitBeforeTheyArePaired) {
   o.data = path, o.length = 16;
   RetrievalTask task(o, "");
   task.Prepare();
+  EXPECT_EQ(task.DataSummary()["train"], task.train_rows());
   std::array<std::set<std::string>, 3> texts;
   for (const Split split : {Split::kTrain, Split::kValid, Split::kTest}) {
     const auto reader = task.Read(split, {3});

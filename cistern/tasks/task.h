@@ -71,6 +71,8 @@ class Task {
   // Sets what the data decides: vocab_size, classes, max_length. After Prepare or LoadAssets.
   virtual void Complete(ModelConfig& config) const = 0;
   virtual int64_t tokens_per_row() const = 0;  // longest row, for the memory estimate
+  // Of them in one sequence: what the model's max_length has to be.
+  virtual int64_t tokens_per_sequence() const { return tokens_per_row(); }
 
   // A pure function of (seed, step), so that training resumes exactly.
   virtual Batch TrainBatch(uint64_t seed, int64_t step, int64_t rows) const = 0;

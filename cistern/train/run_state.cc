@@ -60,6 +60,22 @@ void Flatten(const std::string& prefix, const Json& json, std::map<std::string, 
   }
 }
 
+// Settings of the run itself: all of it but the data, the machine, and what is only printed.
+bool DecidesRun(const std::string& group) {
+  return group != "data" && group != "environment" && group != "published";
+}
+
+// The value of a key that was not written: the default, or null.
+Json Unsaid(const std::map<std::string, Json>& defaults, const std::string& key) {
+  const auto found = defaults.find(key);
+  return found == defaults.end() ? Json() : found->second;
+}
+
+bool SaysNothing(const Json& value) {
+  return value.is_null() || (value.is_structured() && value.empty()) || value == "" ||
+         value == false;
+}
+
 }  // namespace
 
 Fields RunState::Describe() {
@@ -111,29 +127,38 @@ RunState ParseRunState(std::string_view text, const std::string& name) {
   return state;
 }
 
-std::vector<std::string> CompareRuns(const Json& asked, const Json& begun, const std::string& run) {
-  std::map<std::string, Json> now, before;
+std::vector<std::string> CompareRuns(const Json& asked, const Json& begun, const Json& defaults,
+                                     const std::string& run) {
+  std::map<std::string, Json> now, before, unset;
   Flatten("", asked, &now);
   Flatten("", begun, &before);
+  Flatten("", defaults, &unset);
   std::vector<std::string> changes, data;  // data: keys that differ, the hash first
-  for (const auto& [key, value] : now) {
-    const auto old = before.find(key);
-    if (old != before.end() && old->second == value) continue;
+  std::map<std::string, Json> keys = before;
+  keys.insert(now.begin(), now.end());
+  for (const auto& [key, ignored] : keys) {
+    const auto old = before.find(key), fresh = now.find(key);
     const std::string group = key.substr(0, key.find('.')), name = key.substr(key.rfind('.') + 1);
-    if (key == "data.notes" || (group == "data" && In(kPlaces, name))) continue;
-    const Json was = old == before.end() ? Json() : old->second;
+    if (!DecidesRun(group) && fresh == now.end()) continue;
+    const Json was = old == before.end() ? Unsaid(unset, key) : old->second,
+               is = fresh == now.end() ? Unsaid(unset, key) : fresh->second;
+    if (was == is) continue;
+    if (key == "data.notes" || group == "published" || (group == "data" && In(kPlaces, name)))
+      continue;
     if (group == "environment" || (group == "train" && In(kMayChange, name)) ||
         (group == "task" && In(kPlaces, name))) {
-      changes.push_back(StrCat(key, "=", Shown(value), " (it was ", Shown(was), ")"));
+      changes.push_back(StrCat(key, "=", Shown(is), " (it was ", Shown(was), ")"));
       continue;
     }
-    // An option that the program that began the run did not have yet.
-    if (old == before.end() && group != "data") continue;
     if (group == "data") {
       data.insert(name == "xxh64" ? data.begin() : data.end(), key);
       continue;
     }
-    FailUsage(run, " was begun with ", key, "=", Shown(was), ", and ", Shown(value),
+    if (SaysNothing(was) && SaysNothing(is)) continue;
+    const auto said = [](const Json& value) {
+      return value.is_null() ? std::string("unset") : Shown(value);
+    };
+    FailUsage(run, " was begun with ", key, "=", said(was), ", and ", said(is),
               " is asked for now: that is another run; leave it away, or give another --out");
   }
   if (!data.empty()) {

@@ -37,7 +37,10 @@ RunState ParseRunState(std::string_view text, const std::string& name);
 // What is asked for against what a run was begun with, both as `experiment` above. Lengths,
 // learning rate, evaluation, checkpoints, log, threads and the places of files may change: returned
 // as "train.steps=700 (it was 3000)". Anything else is a UsageError that names the key and both
-// values: it would be another run under the same name.
-std::vector<std::string> CompareRuns(const Json& asked, const Json& begun, const std::string& run);
+// values: it would be another run under the same name. `defaults`, in the same form, says what a
+// key means that one of the two does not have: options that are not written while they are unset,
+// and those of a later program. Without a default there, it must be in both.
+std::vector<std::string> CompareRuns(const Json& asked, const Json& begun, const Json& defaults,
+                                     const std::string& run);
 
 }  // namespace cistern

@@ -64,19 +64,20 @@ TEST(CompareRuns, LengthsAndPlacesMayChangeAndNothingElse) {
                       {"model", {{"heads", 2}, {"attention", {"latte"}}}},
                       {"train", {{"steps", 3000}, {"batch", 8}}},
                       {"data", {{"text", "a.txt"}, {"xxh64", "12"}, {"notes", {"x"}}}}};
-  EXPECT_TRUE(CompareRuns(begun, begun, "run").empty());
+  const Json defaults = {{"model", {{"of_a_later_program", 3}, {"layer_drop", 0.0}}}};
+  EXPECT_TRUE(CompareRuns(begun, begun, defaults, "run").empty());
   Json asked = begun;
   asked["train"]["steps"] = 700, asked["task"]["text"] = "b.txt", asked["data"]["text"] = "b.txt";
   asked["data"]["notes"] = Json::array();
   asked["model"]["of_a_later_program"] = 3;
-  const std::vector<std::string> changes = CompareRuns(asked, begun, "run");
+  const std::vector<std::string> changes = CompareRuns(asked, begun, defaults, "run");
   ASSERT_EQ(changes.size(), 2u);
   EXPECT_EQ(changes[0], "task.text=\"b.txt\" (it was \"a.txt\")");
   EXPECT_EQ(changes[1], "train.steps=700 (it was 3000)");
   const auto refusal = [&](auto&& change) {
     Json other = begun;
     change(other);
-    return ErrorMessage([&] { CompareRuns(other, begun, "run"); });
+    return ErrorMessage([&] { CompareRuns(other, begun, defaults, "run"); });
   };
   EXPECT_EQ(refusal([](Json& j) { j["model"]["heads"] = 4; }),
             "run was begun with model.heads=2, and 4 is asked for now: that is another run; leave "
@@ -89,6 +90,19 @@ TEST(CompareRuns, LengthsAndPlacesMayChangeAndNothingElse) {
               j["data"]["xxh64"] = "13";
             }).find("was begun with other data: xxh64 is \"13\" now and was \"12\""),
             std::string::npos);
+  // Options that are not written while they are unset, either way round.
+  EXPECT_EQ(refusal([](Json& j) { j["model"]["of_a_later_program"] = 4; }),
+            "run was begun with model.of_a_later_program=3, and 4 is asked for now: that is "
+            "another run; leave it away, or give another --out");
+  EXPECT_EQ(refusal([](Json& j) { j["model"]["layer_drop"] = 0.0; }), "no error");
+  EXPECT_NE(refusal([](Json& j) { j["model"]["layer_drop"] = 0.5; }), "no error");
+  EXPECT_NE(refusal([](Json& j) { j["model"].erase("heads"); }), "no error");
+  EXPECT_NE(refusal([](Json& j) {
+              j["model"]["options"] = {{"latte", {{"latents", 2}}}};
+            }),
+            "no error");
+  EXPECT_EQ(refusal([](Json& j) { j["model"]["options"] = Json::object(); }), "no error");
+  EXPECT_EQ(refusal([](Json& j) { j["published"]["row"] = "1"; }), "no error");
 }
 
 }  // namespace

@@ -154,7 +154,7 @@ TEST(Memory, IsForetoldToAHalf) {
     };
     at::Tensor loss;
     if (auto* m = dynamic_cast<EncoderDecoder*>(model.get())) {
-      ModelState state = m->Encode(ids(source), at::full({rows}, source - 1, at::kLong));
+      ModelState state = m->Encode(ids(source), {at::full({rows}, source - 1, at::kLong), {}});
       loss = m->Loss(m->Hidden(ids(length), state), ids(length));
     } else {
       auto& decoder = dynamic_cast<DecoderLm&>(*model);

@@ -64,6 +64,15 @@ void RequireFinite(const Model& model, const Optimizer& optimizer, const WeightA
          broken, ". ", Advice(folder));
 }
 
+// What a setting means that a run's record does not hold.
+Json DefaultsOf(const Json& experiment) {
+  TaskOptions task;
+  task.kind = experiment.value("task", Json::object()).value("kind", task.kind);
+  return {{"task", task.Write()},
+          {"model", ModelConfig().Describe().Write()},
+          {"train", TrainOptions().Describe().Write()}};
+}
+
 // Seconds until the first checkpoint by the clock: a short run that fails should lose little.
 constexpr double kFirstCheckpoint = 30;
 
@@ -107,11 +116,13 @@ void Trainer::Resume() {
   const auto newest = NewestCheckpoint(folder_);
   CISTERN_CHECK(newest, folder_, ": no complete checkpoint to resume from");
   RunState state = ReadRunState(*newest);
-  // What the program that began the run did not have yet was as the default is.
-  Json before = state.experiment, train = TrainOptions().Describe().Write();
-  if (before.contains("train")) train.merge_patch(before["train"]);
-  before["train"] = train;
-  const std::vector<std::string> changes = CompareRuns(experiment_, before, folder_);
+  Json defaults = DefaultsOf(experiment_);
+  ModelConfig unsaid = model_->config();  // by a run of an earlier version: its weights tell
+  unsaid.attention_options = Json::object();
+  KeepBiases(unsaid, SafetensorsFile(*newest + "/model.safetensors"));
+  defaults["model"]["attention_options"] = unsaid.attention_options;
+  const std::vector<std::string> changes =
+      CompareRuns(experiment_, state.experiment, defaults, folder_);
   state = ReadCheckpoint(*newest, *model_, *optimizer_, &average_);
   recent_.Forget(state.step - (state.evaluation_due ? 1 : 0));
   const Json begun = state.experiment;
@@ -157,9 +168,9 @@ void Trainer::TakeLengths(const Json& begun) {
 }
 
 void Trainer::Begin() {
-  recent_.Forget(-1);  // of an aborted run
   if (HoldsRun(folder_))
     FailUsage(folder_, " already holds a run; give another --out, or --resume to continue it");
+  recent_.Forget(-1);  // of an aborted run
   std::error_code error;
   std::filesystem::directory_iterator entry(folder_, error), end;
   for (; !error && entry != end; entry.increment(error)) {
@@ -438,6 +449,9 @@ void Trainer::AverageLast() {
   if (options_.average_last == 0) return;
   const int64_t count = recent_.Average(*model_);
   if (count == 0) return;
+  if (count < options_.average_last)
+    Note(StrCat("train.average_last=", options_.average_last, ": the run has ", count,
+                " evaluations only; the model is the mean of those"));
   const Json metrics = Measure(Split::kValid, options_.eval_tokens);
   if (metrics.is_null()) return;  // interrupted: --resume averages again
   Json line = {{"event", "averaged"}, {"step", state_.step}, {"evaluations", count}};

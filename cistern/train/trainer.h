@@ -1,12 +1,13 @@
 #pragma once
 // The training loop: steps, schedule, evaluation, checkpoints, logs. What it leaves in the run
 // folder:
-//   config.json, model.safetensors   the best model by the task's metric on the validation split;
-//   with the task's assets a model folder experiment.json                  everything that was
-//   asked for, defaults included metrics.jsonl, events.out.*      every logged step and evaluation,
-//   for people and for TensorBoard checkpoint-<step>/               the newest complete checkpoint:
-//   model, optimizer, trainer.json (written last)
-//   recent-<step>.safetensors         with average_last: the weights of the last evaluations
+//   config.json, model.safetensors  the best model by the task's metric on the validation split;
+//                                   with the task's assets a model folder
+//   experiment.json                 everything that was asked for, defaults included
+//   metrics.jsonl, events.out.*     every logged step and evaluation, for people and TensorBoard
+//   checkpoint-<step>/              the newest complete checkpoint: model, optimizer, and
+//                                   trainer.json, which is written last
+//   recent-<step>.safetensors       with average_last: the weights of the last evaluations
 #include <functional>
 #include <memory>
 #include <string>

@@ -15,43 +15,51 @@ namespace {
 
 struct Bench {
   LanguageModel &model, &twin;
-  at::Tensor ids;  // [1,T]
+  at::Tensor ids, source;  // [1,T]; [1,S], undefined where the model has no source
   bool full;
   at::Tensor logits;                   // of the twin over the whole text, [1,T,V]
   double in_float = 0, in_double = 0;  // tolerances
 
   int64_t length() const { return ids.size(1); }
+  // The state before the first token of `rows` rows, each with the one source where there is one.
+  ModelState Begin(LanguageModel& m, int64_t rows) const {
+    if (!source.defined()) return m.EmptyState(rows);
+    return m.Encode(source.expand({rows, -1}),
+                    {LengthsOf(std::vector<int64_t>(size_t(rows), source.size(1))), {}});
+  }
+  at::Tensor Pieces(LanguageModel& m, const at::Tensor& tokens, const std::vector<int64_t>& cuts,
+                    const ops::Mask& mask = {}, ModelState* last = nullptr) const {
+    return ExtendInPieces(m, Begin(m, tokens.size(0)), tokens, cuts, mask, last);
+  }
+  at::Tensor Whole(LanguageModel& m, const at::Tensor& tokens) const {
+    return Pieces(m, tokens, {0, tokens.size(1)});
+  }
 };
-
-at::Tensor WholeText(LanguageModel& model, const at::Tensor& ids) {
-  return ExtendInPieces(model, ids, {0, ids.size(1)});
-}
 
 Outcome Precision(Bench& b) {
   Meter meter;
-  meter.Close(WholeText(b.model, b.ids), b.logits, b.in_float, "T=", b.length());
+  meter.Close(b.Whole(b.model, b.ids), b.logits, b.in_float, "T=", b.length());
   return meter.result();
 }
 
 Outcome PiecesAreTheWhole(Bench& b) {
   Meter meter;
   const int64_t length = b.length(), step = b.full ? 1 : std::max<int64_t>(1, length / 9);
-  const at::Tensor whole = WholeText(b.model, b.ids);
+  const at::Tensor whole = b.Whole(b.model, b.ids);
   for (int64_t cut = 1; cut < length; cut += step) {
-    meter.Close(ExtendInPieces(b.twin, b.ids, {0, cut, length}), b.logits, b.in_double,
-                "double, cut at ", cut);
-    meter.Close(ExtendInPieces(b.model, b.ids, {0, cut, length}), whole, b.in_float,
-                "float, cut at ", cut);
+    meter.Close(b.Pieces(b.twin, b.ids, {0, cut, length}), b.logits, b.in_double, "double, cut at ",
+                cut);
+    meter.Close(b.Pieces(b.model, b.ids, {0, cut, length}), whole, b.in_float, "float, cut at ",
+                cut);
   }
   return meter.result();
 }
 
 Outcome StepsAreTheWhole(Bench& b) {
   Meter meter;
-  meter.Close(ExtendInPieces(b.twin, b.ids, EachToken(b.length())), b.logits, b.in_double,
-              "double");
-  meter.Close(ExtendInPieces(b.model, b.ids, EachToken(b.length())), WholeText(b.model, b.ids),
-              b.in_float, "float");
+  meter.Close(b.Pieces(b.twin, b.ids, EachToken(b.length())), b.logits, b.in_double, "double");
+  meter.Close(b.Pieces(b.model, b.ids, EachToken(b.length())), b.Whole(b.model, b.ids), b.in_float,
+              "float");
   return meter.result();
 }
 
@@ -60,8 +68,8 @@ Outcome TheFutureIsUnseen(Bench& b) {
   for (const int64_t t : {b.length() / 4, b.length() / 2, b.length() - 1}) {
     at::Tensor changed = b.ids.clone();
     changed.narrow(1, t, b.length() - t)
-        .copy_((changed.narrow(1, t, b.length() - t) + 1).remainder(b.model.config().vocab_size));
-    meter.Close(WholeText(b.twin, changed).narrow(1, 0, t), b.logits.narrow(1, 0, t), b.in_double,
+        .copy_((changed.narrow(1, t, b.length() - t) + 1).remainder(b.model.vocab_size()));
+    meter.Close(b.Whole(b.twin, changed).narrow(1, 0, t), b.logits.narrow(1, 0, t), b.in_double,
                 "tokens from ", t, " on changed");
   }
   return meter.result();
@@ -77,7 +85,7 @@ Outcome PaddedRowsAreAlone(Bench& b) {
   for (const std::vector<int64_t>& cuts :
        {std::vector<int64_t>{0, b.length()}, {0, b.length() / 2 + 1, b.length()}}) {
     ModelState state;
-    const at::Tensor got = ExtendInPieces(b.twin, ids, cuts, {LengthsOf(lengths), {}}, &state);
+    const at::Tensor got = b.Pieces(b.twin, ids, cuts, {LengthsOf(lengths), {}}, &state);
     for (int64_t row = 0; row < 3; ++row) {
       const int64_t count = lengths[size_t(row)];
       meter.Close(got.narrow(0, row, 1).narrow(1, 0, count), b.logits.narrow(1, 0, count),
@@ -89,7 +97,7 @@ Outcome PaddedRowsAreAlone(Bench& b) {
     for (int64_t row = 1; row < 3; ++row) {
       const int64_t count = lengths[size_t(row)];
       const at::Tensor joined = at::cat({b.ids.narrow(1, 0, count), b.ids.narrow(1, 0, more)}, 1);
-      meter.Close(next.narrow(0, row, 1), WholeText(b.twin, joined).narrow(1, count, more),
+      meter.Close(next.narrow(0, row, 1), b.Whole(b.twin, joined).narrow(1, count, more),
                   b.in_double, "row of ", count, " tokens continues");
     }
   }
@@ -97,17 +105,19 @@ Outcome PaddedRowsAreAlone(Bench& b) {
 }
 
 Outcome PackedDocumentsAreAlone(Bench& b) {
+  if (b.source.defined())
+    return NotApplicable("several documents in a row would need one source each");
   Meter meter;
   const std::vector<int64_t> begins = {0, b.length() / 3, b.length() / 2};
   const at::Tensor starts =
       StartsAt(1, b.length(), {{0, begins[0]}, {0, begins[1]}, {0, begins[2]}});
   for (const std::vector<int64_t>& cuts :
        {std::vector<int64_t>{0, b.length()}, {0, begins[1], b.length()}, EachToken(b.length())}) {
-    const at::Tensor got = ExtendInPieces(b.twin, b.ids, cuts, {{}, starts});
+    const at::Tensor got = b.Pieces(b.twin, b.ids, cuts, {{}, starts});
     for (size_t i = 0; i < begins.size(); ++i) {
       const int64_t begin = begins[i], end = i + 1 < begins.size() ? begins[i + 1] : b.length();
       meter.Close(got.narrow(1, begin, end - begin),
-                  WholeText(b.twin, b.ids.narrow(1, begin, end - begin)), b.in_double,
+                  b.Whole(b.twin, b.ids.narrow(1, begin, end - begin)), b.in_double,
                   "document of tokens ", begin, " to ", end - 1, " in ", cuts.size() - 1,
                   " pieces");
     }
@@ -119,8 +129,8 @@ Outcome ImplementationsAgree(Bench& b) {
   Meter meter;
   for (const ops::Impl impl : {ops::Impl::kKernel, ops::Impl::kComposite, ops::Impl::kReference}) {
     const ops::ImplScope scope(impl);
-    meter.Close(WholeText(b.twin, b.ids), b.logits, b.in_double, ops::ImplName(impl), ", double");
-    meter.Close(WholeText(b.model, b.ids), b.logits, b.in_float, ops::ImplName(impl), ", float");
+    meter.Close(b.Whole(b.twin, b.ids), b.logits, b.in_double, ops::ImplName(impl), ", double");
+    meter.Close(b.Whole(b.model, b.ids), b.logits, b.in_float, ops::ImplName(impl), ", float");
   }
   return meter.result();
 }
@@ -129,7 +139,7 @@ Outcome StatesAreValues(Bench& b) {
   Meter meter;
   const int64_t half = b.length() / 2, rest = b.length() - half;
   ModelState state;
-  ExtendInPieces(b.twin, b.ids.narrow(1, 0, half), {0, half}, {}, &state);
+  b.Pieces(b.twin, b.ids.narrow(1, 0, half), {0, half}, {}, &state);
   for (int round = 0; round < 2; ++round) {
     ModelState branch = state.Clone();
     meter.Close(b.twin.Extend(b.ids.narrow(1, half, rest), branch), b.logits.narrow(1, half, rest),
@@ -148,12 +158,57 @@ Outcome FilesKeepEveryBit(Bench& b) {
   Meter meter;
   const int64_t half = b.length() / 2, rest = b.length() - half;
   ModelState state;
-  ExtendInPieces(b.model, b.ids.narrow(1, 0, half), {0, half}, {}, &state);
+  b.Pieces(b.model, b.ids.narrow(1, 0, half), {0, half}, {}, &state);
   const TemporaryFile temporary;
   SaveModelState(temporary.path(), b.model, {state, {}, {}});
   ModelState loaded = LoadModelState(temporary.path(), b.model).state;
   meter.Same(b.model.Extend(b.ids.narrow(1, half, rest), loaded),
              b.model.Extend(b.ids.narrow(1, half, rest), state), "second half of the text");
+  return meter.result();
+}
+
+// Sources of several lengths in one batch, padded with tokens of their own: what the encoder makes
+// of each, and what cross attention keeps of it.
+Outcome PaddedSourcesAreAlone(Bench& b) {
+  if (const std::string by = b.twin.SourceSeesPadding(); !by.empty())
+    return NotApplicable("padding takes part, by " + by);
+  Meter meter;
+  const int64_t size = b.source.size(1);
+  const std::vector<int64_t> lengths = {size, size / 2 + 1, size / 3, 1};
+  const int64_t rows = int64_t(lengths.size());
+  const at::Tensor ids = b.ids.expand({rows, -1}).contiguous();
+  at::Tensor source = b.source.expand({rows, -1}).contiguous();
+  std::vector<at::Tensor> alone;
+  for (const int64_t count : lengths) {
+    const at::Tensor row = b.source.narrow(1, 0, count);
+    alone.push_back(ExtendInPieces(b.twin, b.twin.Encode(row, {LengthsOf({count}), {}}), b.ids,
+                                   {0, b.length()}));
+  }
+  for (int round = 0; round < 2; ++round) {
+    for (const std::vector<int64_t>& cuts :
+         {std::vector<int64_t>{0, b.length()}, {0, b.length() / 2, b.length()}}) {
+      const at::Tensor got =
+          ExtendInPieces(b.twin, b.twin.Encode(source, {LengthsOf(lengths), {}}), ids, cuts);
+      for (int64_t row = 0; row < rows; ++row)
+        meter.Close(got.narrow(0, row, 1), alone[size_t(row)], b.in_double, "source of ",
+                    lengths[size_t(row)], " tokens",
+                    round > 0 ? ", other tokens in its padding" : "");
+    }
+    for (int64_t row = 0; row < rows; ++row) {
+      const int64_t count = lengths[size_t(row)];
+      source[row].narrow(0, count, size - count).add_(1).remainder_(b.model.config().vocab_size);
+    }
+  }
+  return meter.result();
+}
+
+// A model that never looks at its source would pass all of the above.
+Outcome TheSourceIsRead(Bench& b) {
+  Meter meter;
+  const at::Tensor other = (b.source + 1).remainder(b.model.config().vocab_size);
+  const at::Tensor got = ExtendInPieces(
+      b.twin, b.twin.Encode(other, {LengthsOf({other.size(1)}), {}}), b.ids, {0, b.length()});
+  meter.True(RelativeRms(got, b.logits) > b.in_double, "another source gives the same logits");
   return meter.result();
 }
 
@@ -173,6 +228,12 @@ constexpr ModelProperty kProperties[] = {
     {"implementations", "kernel = composite = reference", ImplementationsAgree},
     {"state", "states are cloned, and used for several rows", StatesAreValues},
     {"file", "a state saved to a file and loaded continues with the same bits", FilesKeepEveryBit},
+};
+
+constexpr ModelProperty kSourceProperties[] = {
+    {"source", "sources padded to one length = each alone, whatever the padding holds",
+     PaddedSourcesAreAlone},
+    {"cross", "another source gives other logits", TheSourceIsRead},
 };
 
 }  // namespace
@@ -209,21 +270,33 @@ std::vector<ModelResult> RunModelChecks(const std::vector<ModelCheck>& checks,
 
 std::vector<ModelResult> CheckModel(LanguageModel& model, LanguageModel& twin,
                                     const at::Tensor& ids, bool full,
-                                    const std::function<bool(const ModelResult&)>& done) {
+                                    const std::function<bool(const ModelResult&)>& done,
+                                    const at::Tensor& source) {
   CISTERN_CHECK(ids.dim() == 1 && ids.size(0) >= 16,
                 "[verify] expected ids of shape [T] with T of at least 16, got ", ids.sizes());
+  CISTERN_CHECK(source.defined() == model.info().encodes, "[verify] a model of kind ",
+                model.info().name,
+                source.defined() ? " has no source" : " needs the tokens of a source");
+  CISTERN_CHECK(!source.defined() || (source.dim() == 1 && source.size(0) >= 8),
+                "[verify] expected a source of shape [S] with S of at least 8");
   at::NoGradGuard guard;
   model.eval();
   twin.eval();
   at::manual_seed(1);
-  Bench bench{model, twin, ids.unsqueeze(0), full, {}};
-  bench.logits = WholeText(twin, bench.ids);
-  auto whole = [&] { return WholeText(twin, bench.ids); };
+  Bench bench{model, twin, ids.unsqueeze(0), source.defined() ? source.unsqueeze(0) : at::Tensor(),
+              full,  {}};
+  bench.logits = bench.Whole(twin, bench.ids);
+  auto whole = [&] { return bench.Whole(twin, bench.ids); };
   bench.in_float = 1e-6 + 16 * Sensitivity(twin, whole, bench.logits, std::ldexp(1, -23));
   bench.in_double = 1e-12 + 16 * Sensitivity(twin, whole, bench.logits, std::ldexp(1, -52));
   std::vector<ModelCheck> checks;
-  for (const ModelProperty& p : kProperties)
+  const auto add = [&](const ModelProperty& p) {
     checks.push_back({p.name, p.description, [&bench, &p] { return p.check(bench); }});
+  };
+  for (const ModelProperty& p : kProperties) add(p);
+  if (source.defined()) {
+    for (const ModelProperty& p : kSourceProperties) add(p);
+  }
   return RunModelChecks(checks, done);
 }
 

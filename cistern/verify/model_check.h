@@ -1,11 +1,11 @@
 #pragma once
 // The suite for one trained model: a language model's ways to run a text against each other, on the
-// user's text; a classifier's ways to see an input.
+// user's text; an encoder-decoder's on random tokens; the ways of a model of whole rows to see an
+// input.
 #include <functional>
 #include <string>
 #include <vector>
 
-#include "cistern/models/encoder_classifier.h"
 #include "cistern/models/language_model.h"
 #include "cistern/verify/outcome.h"
 
@@ -19,16 +19,17 @@ struct ModelResult {
 // `model` in float and `twin`, the same weights in double; both in evaluation mode. ids [T]: at
 // least 16 tokens of the text, no more than the model takes. Tolerances follow the model: 16 times
 // what rounding its weights once more would change in its logits. `full` cuts the text at every
-// point. `done` hears of each result and stops the run by returning false.
+// point. `done` hears of each result and stops the run by returning false. source [S]: at least 8
+// tokens for a model that encodes one, undefined for any other.
 std::vector<ModelResult> CheckModel(LanguageModel& model, LanguageModel& twin,
                                     const at::Tensor& ids, bool full,
-                                    const std::function<bool(const ModelResult&)>& done = nullptr);
+                                    const std::function<bool(const ModelResult&)>& done = nullptr,
+                                    const at::Tensor& source = {});
 
-// The same for a classifier: ids [T] is one input, which is looked at whole, cut short, next to
-// others and next to padding.
-std::vector<ModelResult> CheckClassifier(
-    EncoderClassifier& model, EncoderClassifier& twin, const at::Tensor& ids,
-    const std::function<bool(const ModelResult&)>& done = nullptr);
+// The same for a Classifier or a MaskedLm: ids [T] or values [T,C] are one input, which is looked
+// at whole, cut short, next to others and next to padding.
+std::vector<ModelResult> CheckRows(Model& model, Model& twin, const at::Tensor& input,
+                                   const std::function<bool(const ModelResult&)>& done = nullptr);
 
 // For both. What a relative change of every weight by up to `unit` does to `before`, what `run`
 // gave.

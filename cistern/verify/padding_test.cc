@@ -34,7 +34,7 @@ TEST(Padding, TheSuiteLeavesOutWhatIsSaidToSeeIt) {
     c.padding = ValueOf(padding, PaddingKinds());
     const auto single = Make<EncoderClassifier>(c, at::kFloat), twin = Double(*single);
     const auto results =
-        verify::CheckClassifier(*single, *twin, Ids(1, 24)[0], [](const auto&) { return true; });
+        verify::CheckRows(*single, *twin, Ids(1, 24)[0], [](const auto&) { return true; });
     ASSERT_EQ(results.size(), 4u);
     for (const auto& r : results) {
       EXPECT_FALSE(r.outcome.failed()) << padding << " " << pooling << " " << r.property << " "

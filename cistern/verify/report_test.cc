@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include "cistern/models/decoder_lm.h"
+#include "cistern/models/encoder_classifier.h"
 #include "cistern/ops/testing.h"
 #include "cistern/verify/model_check.h"
 
@@ -139,7 +140,7 @@ TEST(ClassifierCheck, AClassifierAgreesWithItselfAndADifferentTwinIsFound) {
     const std::string pooling = info->name == "latte" ? "cls" : "mean";
     const auto model = make(info->name, pooling), twin = make(info->name, pooling);
     twin->to(at::kDouble);
-    const auto results = CheckClassifier(*model, *twin, ids);
+    const auto results = CheckRows(*model, *twin, ids);
     ASSERT_EQ(results.size(), 4u);
     for (const ModelResult& r : results) {
       EXPECT_FALSE(r.outcome.failed())
@@ -153,10 +154,95 @@ TEST(ClassifierCheck, AClassifierAgreesWithItselfAndADifferentTwinIsFound) {
     at::NoGradGuard guard;
     twin->parameters()[0].mul_(1.001);
   }
-  const auto results =
-      CheckClassifier(*model, *twin, ids, [](const ModelResult&) { return false; });
+  const auto results = CheckRows(*model, *twin, ids, [](const ModelResult&) { return false; });
   ASSERT_EQ(results.size(), 1u);
   EXPECT_TRUE(results[0].outcome.failed());
+}
+
+// Every kind of models.def, each with mechanisms that differ from stack to stack.
+ModelConfig OfKind(const std::string& kind) {
+  ModelConfig config;
+  config.kind = kind, config.vocab_size = 30, config.dim = 16, config.heads = 2, config.layers = 2,
+  config.max_length = 64, config.init_std = 0.2;
+  if (config.info().classifies) config.classes = 4;
+  config.attention = {"latte", "softmax"};
+  return config;
+}
+
+std::vector<ModelResult> CheckKind(const ModelConfig& config, bool spoil = false) {
+  at::manual_seed(1);
+  const at::Tensor ids = at::randint(30, {40}, at::kLong),
+                   source = at::randint(30, {29}, at::kLong);
+  const auto model = MakeModel(config, 3), twin = MakeModel(config, 3);
+  twin->to(at::kDouble);
+  if (spoil) {
+    at::NoGradGuard guard;
+    twin->parameters().back().add_(0.01);
+  }
+  if (config.info().extends) {
+    return CheckModel(dynamic_cast<LanguageModel&>(*model), dynamic_cast<LanguageModel&>(*twin),
+                      ids, false, nullptr, config.info().encodes ? source : at::Tensor());
+  }
+  return CheckRows(*model, *twin, ids);
+}
+
+TEST(ModelCheck, EveryKindOfModelIsChecked) {
+  for (const std::string& kind : ModelKinds()) {
+    const ModelConfig config = OfKind(kind);
+    const auto results = CheckKind(config);
+    EXPECT_EQ(results.size(), config.info().encodes   ? 11u
+                              : config.info().extends ? 9u
+                                                      : 4u)
+        << kind;
+    for (const ModelResult& r : results) {
+      EXPECT_FALSE(r.outcome.failed())
+          << kind << " " << r.property << ": " << FailureText(r.outcome);
+      const bool applies = !(config.info().encodes && r.property == "packed");
+      EXPECT_EQ(r.outcome.comparisons > 0, applies) << kind << " " << r.property;
+    }
+    EXPECT_TRUE(CheckKind(config, true)[0].outcome.failed()) << kind << ": a different twin";
+  }
+}
+
+TEST(ModelCheck, EveryMechanismOfACrossAttentionAndOfAnEncoder) {
+  for (const MechanismInfo* info : Mechanisms()) {
+    if (info->copies_scores || info->MakesLatents()) continue;
+    for (const Form form : {Form::kCross, Form::kBidirectional}) {
+      if (!info->Supports(form)) continue;
+      ModelConfig config = OfKind("encoder_decoder");
+      StackOptions own;
+      own.attention = {info->name};
+      (form == Form::kCross ? config.cross : config.encoder) = own;
+      for (const ModelResult& r : CheckKind(config)) {
+        EXPECT_FALSE(r.outcome.failed()) << info->name << " " << FormName(form) << " " << r.property
+                                         << ": " << FailureText(r.outcome);
+      }
+    }
+  }
+}
+
+TEST(ModelCheck, ASourceIsAskedForWhereThereIsOne) {
+  const auto lm = Small({"latte"}), twin = Small({"latte"});
+  const at::Tensor ids = at::randint(50, {40}, at::kLong);
+  ExpectContains(testing::Thrown([&] { CheckModel(*lm, *twin, ids, false, nullptr, ids); }),
+                 {"decoder_lm", "no source"});
+  const auto pair = MakeModel(OfKind("encoder_decoder"), 1);
+  auto& model = dynamic_cast<LanguageModel&>(*pair);
+  ExpectContains(testing::Thrown([&] { CheckModel(model, model, ids, false); }),
+                 {"encoder_decoder", "needs the tokens of a source"});
+}
+
+TEST(ModelCheck, ClassifiersOfRealValues) {
+  ModelConfig config = OfKind("encoder_classifier");
+  config.vocab_size = 0;
+  config.own["encoder_classifier"] = Json{{"input", "values"}, {"channels", 3}};
+  const auto model = MakeModel(config, 3), twin = MakeModel(config, 3);
+  twin->to(at::kDouble);
+  at::manual_seed(1);
+  for (const ModelResult& r : CheckRows(*model, *twin, at::randn({40, 3}, at::kFloat))) {
+    EXPECT_FALSE(r.outcome.failed()) << r.property << ": " << FailureText(r.outcome);
+    EXPECT_GT(r.outcome.comparisons, 0) << r.property;
+  }
 }
 
 }  // namespace

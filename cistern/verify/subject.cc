@@ -25,10 +25,10 @@ int64_t HeadsOf(const std::string& name) {
 }  // namespace
 
 Subject::Subject(const MechanismInfo& info, const Json& options, uint64_t seed, int64_t heads,
-                 int64_t max_length)
+                 int64_t max_length, int64_t width)
     : info_(info), options_(options), seed_(seed) {
   dims_.heads = heads > 0 ? heads : HeadsOf(info.name);
-  dims_.dim = 5 * dims_.heads;
+  dims_.dim = width * dims_.heads;
   dims_.max_length = max_length;
   at::manual_seed(seed);
   mechanism_ = info.Make(options, dims_);

@@ -17,13 +17,13 @@ using Tensors = std::vector<at::Tensor>;
 class Subject {
  public:
   // Parameters are made in float from the seed; evaluation mode. `heads` 0: two, or those of head
-  // groups.
+  // groups. `width`: of the output, per head.
   Subject(const MechanismInfo& info, const Json& options, uint64_t seed, int64_t heads = 0,
-          int64_t max_length = 256);
+          int64_t max_length = 256, int64_t width = 5);
 
   // A new instance with the same parameters; `heads` 1: with one head, and parameters of its own.
   Subject Again(int64_t heads = 0) const {
-    return {info_, options_, seed_, heads > 0 ? heads : dims_.heads, dims_.max_length};
+    return {info_, options_, seed_, heads > 0 ? heads : dims_.heads, dims_.max_length, width()};
   }
 
   const MechanismInfo& info() const { return info_; }

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from cistern._library import UsageError, describe, make_spec
+from cistern.masks import TokenMap, move_sides, require_maskable
 from cistern.state import State
 
 _HALF = (torch.float16, torch.bfloat16)
@@ -153,6 +154,7 @@ class Core(nn.Module):
         self.memory_use: str = about["memory"]  # none, fixed, stream, replaced or latents
         self.packed_output: str = about["packed_output"]
         self.leaves_scores: bool = about["leaves_scores"]
+        self.sees_padding: bool = about["sees_padding"]  # an option lets padding take part
         self.state_names: list[str] = about["state"]
         self.output_dropout: float = about["output_dropout"]
         self._weights: list[str] = [w["name"] for w in about["weights"]]
@@ -195,32 +197,65 @@ class Core(nn.Module):
         return run(self.spec, self.state_names, verb, x, weights, state, training=self.training,
                    **kw)
 
-    def forward(self, *x: Tensor, lengths: Tensor | None = None,
-                starts: Tensor | None = None) -> Tensor:
+    # Whether the queries are the tokens that are attended to.
+    @property
+    def _itself(self) -> bool:
+        return self.form != "cross" and self.memory_use != "latents"
+
+    # The real tokens of each row first.
+    def _front(self, x: Sequence[Tensor], sides: Sequence[str], valid: Tensor,
+               lengths: Tensor | None,
+               starts: Tensor | None) -> tuple[list[Tensor], TokenMap]:
+        check_tensors(self.mechanism, {f"tensor {i + 1}": t for i, t in enumerate(x)})
+        require_maskable(self.mechanism, self.sees_padding)
+        front = TokenMap(valid, lengths, starts)
+        return move_sides(front, sides, x, self._itself), front
+
+    def _sides(self) -> list[str]:
+        return [p["side"] for p in self.projections]
+
+    def forward(self, *x: Tensor, lengths: Tensor | None = None, starts: Tensor | None = None,
+                valid: Tensor | None = None) -> Tensor:
         """The whole sequence: [B, H, T, d].
 
         lengths: [B] int64, real tokens of each row, padding on its right (cross: of the source).
         starts: [B, T] bool, true where a document begins; nothing is seen across a start.
+        valid: [B, T] bool, false where a token is as if it were not there: padding on the left,
+        holes (cross: of the source). What those tokens read is 0.
         """
+        if valid is not None:
+            moved, front = self._front(x, self._sides(), valid, lengths, starts)
+            y = self(*moved, lengths=front.lengths, starts=front.starts)
+            return front.back(y, 2) if self._itself else y
         verb = "extend" if self.form == "causal" else self.form
         if verb == "bidirectional" and self.memory_use == "latents":
             verb = "cross"  # there are as many queries as latents, and as many keys as tokens
         return self._run(verb, x, lengths=lengths, starts=starts)[0]
 
     def extend(self, *x: Tensor, state: State | None = None, lengths: Tensor | None = None,
-               starts: Tensor | None = None) -> tuple[Tensor, State]:
+               starts: Tensor | None = None,
+               valid: Tensor | None = None) -> tuple[Tensor, State]:
         """Causal: each token is written into the state, then reads. Returns the output and the
         state after; the given one is unchanged.
 
         The tensors of the memory may follow those of the tokens.
         """
+        if valid is not None:
+            moved, front = self._front(x, self._sides(), valid, lengths, starts)
+            y, after = self.extend(*moved, state=state, lengths=front.lengths, starts=front.starts)
+            return front.back(y, 2), after
         if state is None:
             state = self.empty_state(x[0].shape[0], x[0])
         return self._run("extend", x, state, lengths=lengths, starts=starts, keep_state=True)
 
-    def write(self, *x: Tensor, state: State | None = None, lengths: Tensor | None = None) -> State:
+    def write(self, *x: Tensor, state: State | None = None, lengths: Tensor | None = None,
+              valid: Tensor | None = None) -> State:
         """Cross: writes the key-side tensors, which those of the memory may follow, into the
         state."""
+        if valid is not None:
+            keys = [side for side in self._sides() if side == "key"]
+            moved, front = self._front(x, keys, valid, lengths, None)
+            return self.write(*moved, state=state, lengths=front.lengths)
         if state is None:
             state = self.empty_state(x[0].shape[0], x[0])
         return self._run("write", x, state, lengths=lengths, keep_state=True)[1]

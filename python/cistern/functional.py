@@ -24,6 +24,7 @@ from torch import Tensor
 
 from cistern._library import UsageError, describe, make_spec, mechanisms
 from cistern.core import check_form, check_state, check_tensors, empty, run
+from cistern.masks import TokenMap, move_sides, require_maskable
 from cistern.state import State
 
 _ADJECTIVES = ("softmax", "linear", "efficient", "window", "dilated")
@@ -43,7 +44,8 @@ def _resolve(
     dropout: float,
 ) -> str:
     """The specification of a core for tensors of these (heads, width), with the names of its
-    weights and of its state and the use of its memory, in one string.
+    weights and of its state, the use of its memory, the sides of the tensors and whether padding
+    takes part, in one string.
 
     Where the caller does not give the size that sets the width of a tensor or the shape of a weight
     (latents, slots), these do.
@@ -98,7 +100,10 @@ def _resolve(
         if told:
             spec, core = about({name: told[0]})
     names = ",".join(w["name"] for w in core["weights"])
-    return _BETWEEN.join([spec, names, ",".join(core["state"]), core["memory"]])
+    sides = ",".join(p["side"] for p in core["projections"] if p["side"] in ("query", "key"))
+    sees_padding = "yes" if core["sees_padding"] else ""
+    return _BETWEEN.join([spec, names, ",".join(core["state"]), core["memory"], sides,
+                          sees_padding])
 
 
 def attention(
@@ -108,6 +113,7 @@ def attention(
     cross: bool = False,
     lengths: Tensor | None = None,
     starts: Tensor | None = None,
+    valid: Tensor | None = None,
     state: State | None = None,
     return_state: bool = False,
     weights: dict[str, Tensor] | None = None,
@@ -129,6 +135,8 @@ def attention(
         lengths: [B] int64, real tokens of each row, padding on its right (cross: of the keys).
             Padding is never seen and reads 0.
         starts: [B, T] bool, true where a document begins: nothing is seen across a start.
+        valid: [B, T] bool, false where a token is as if it were not there: padding on the left,
+            holes (cross: of the keys). What those tokens read is 0.
         state: causal: the state after earlier pieces; the given state is unchanged.
         return_state: causal: return the state even if none is given.
         weights: of the core, by name, if it has any (t2r, rfa, performer, linformer, abc_cluster,
@@ -167,7 +175,7 @@ def attention(
     given = tuple({**(options or {}), **more}.items())
     sizes = tuple((name, tuple(w.shape)) for name, w in (weights or {}).items())
     resolved = _resolve(mechanism, form, given, shapes, sizes, max_length, dropout)
-    spec, own_names, state_names, memory = resolved.split(_BETWEEN)
+    spec, own_names, state_names, memory, sides, sees_padding = resolved.split(_BETWEEN)
     names = own_names.split(",") if own_names else []
     unknown = [name for name in weights or {} if name not in names]
     if unknown:
@@ -188,7 +196,14 @@ def attention(
         state = empty(spec, of_state, tensors[0], tensors[0].shape[0], dropout > 0)
     # Of latents there are as many as queries, and as many keys as tokens.
     verb = "extend" if causal else "cross" if memory == "latents" else form
+    if valid is not None:
+        require_maskable(mechanism, bool(sees_padding))
+        front = TokenMap(valid, lengths, starts)
+        tensors = tuple(move_sides(front, sides.split(","), tensors, verb != "cross"))
+        lengths, starts = front.lengths, front.starts
     y, after = run(spec, of_state, verb, tensors, own, state, lengths, starts, dropout > 0, keep)
+    if valid is not None and verb != "cross":
+        y = front.back(y, 2)
     if layout == "bthd":
         y = y.transpose(1, 2)
     return (y, after) if keep else y

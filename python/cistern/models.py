@@ -14,62 +14,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from cistern._library import UsageError, answer, model_stack
+from cistern.adaptive import AdaptiveEmbedding, AdaptiveSoftmax, bands_of
+from cistern.masks import TokenMap, require_maskable
 from cistern.nn import Attention, Handles, piece_positions, positions_after
-
-class _Positions(nn.Module):
-    """Learned or sinusoidal positions, added to embeddings."""
-
-    def __init__(self, kind: str, dim: int, max_length: int) -> None:
-        super().__init__()
-        self.kind, self.max_length = kind, max_length
-        if kind == "learned":
-            self.weight = nn.Parameter(torch.zeros(max_length, dim))
-
-    def forward(self, x: Tensor, positions: Tensor) -> Tensor:
-        if self.kind == "learned":
-            if not torch.compiler.is_compiling() and positions.numel() > 0 and int(
-                    positions.max()) >= self.max_length:
-                raise UsageError(
-                    f"position {int(positions.max())} is beyond the learned table of "
-                    f"max_length={self.max_length}")
-            return x + F.embedding(positions, self.weight)
-        if self.kind == "sinusoidal":
-            half = x.shape[-1] // 2
-            exponents = torch.arange(half, dtype=torch.float64,
-                                     device=x.device) * (-math.log(10000.0) / half)
-            angles = positions.to(torch.float64).unsqueeze(-1) * exponents.exp()
-            return x + torch.stack([angles.sin(), angles.cos()], -1).flatten(-2).to(x.dtype)
-        if self.kind == "sinusoidal_halves":
-            half = x.shape[-1] // 2
-            exponents = torch.arange(half, dtype=torch.float64, device=x.device)
-            rates = (exponents * (-math.log(10000.0) / max(1, half - 1))).exp()
-            angles = positions.to(torch.float64).unsqueeze(-1) * rates
-            return x + torch.cat([angles.sin(), angles.cos()], -1).to(x.dtype)
-        return x
-
-
-def _norm_of(config: dict[str, Any], dim: int) -> nn.Module:
-    kind = nn.RMSNorm if config.get("norm_kind") == "rms" else nn.LayerNorm
-    return kind(dim, config["norm_eps"])
-
-
-class _FeedForward(nn.Module):
-    def __init__(self, dim: int, hidden: int, activation: str, bias: bool, dropout: float) -> None:
-        super().__init__()
-        self.activation, self.dropout = activation, dropout
-        rows = 2 * hidden if activation == "geglu" else hidden
-        self.up_proj = nn.Linear(dim, rows, bias=bias)
-        self.down_proj = nn.Linear(hidden, dim, bias=bias)
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = self.up_proj(x)
-        if self.activation == "geglu":
-            values, gates = h.chunk(2, -1)
-            h = values * F.gelu(gates)
-        else:
-            h = F.relu(h) if self.activation == "relu" else F.gelu(
-                h, approximate="tanh" if self.activation == "gelu_tanh" else "none")
-        return self.down_proj(F.dropout(h, self.dropout, self.training))
+from cistern.parts import FeedForward, Head, MatchHead, Positions, fourier, norm_of
 
 
 class Stream(NamedTuple):
@@ -81,8 +29,8 @@ class Stream(NamedTuple):
     lengths: Tensor | None = None
     starts: Tensor | None = None
     memory: Tensor | None = None  # [1 or B, M, dim]
-    # where x holds latents: the tokens that they attend to, and their lengths
-    source: tuple[Tensor, Tensor | None] | None = None
+    # where x holds latents: the tokens that they attend to, their lengths and positions
+    source: tuple[Tensor, Tensor | None, Tensor] | None = None
     handles: Handles | None = None
     cross_handles: Handles | None = None
 
@@ -107,7 +55,7 @@ class Block(nn.Module):
         self.memory_out: bool = about["memory_out"] and self.memory_use == "stream"
         tokens = self.attention is None or self.attention.tokens_out
         if tokens:
-            self.ffn = _FeedForward(dim, stack["ffn_dim"], config["activation"], config["bias"]
+            self.ffn = FeedForward(dim, stack["ffn_dim"], config["activation"], config["bias"]
                                     or config["ffn_bias"], stack["ffn_dropout"])
         self.cross_attention = None if about["cross"] is None else Attention(
             first=cross, **about["cross"])
@@ -118,8 +66,14 @@ class Block(nn.Module):
             "source_norm": self.memory_use == "latents" and self.norm_first,
             "cross_attention_norm": self.cross_attention is not None,
         }
+        own = {} if options is None else options["options"]
+        self.fourier: tuple[int, float, int] | None = None
+        if self.memory_use == "latents" and own.get("fourier_bands", 0) > 0:
+            self.fourier = own["fourier_bands"], own.get("fourier_max_freq",
+                                                         10.0), options["max_length"]
         for name in [name for name in needed if needed[name]]:
-            self.add_module(name, _norm_of(config, dim))
+            wide = options["source_dim"] if name == "source_norm" else 0
+            self.add_module(name, norm_of(config, wide or dim))
 
     def _before(self, x: Tensor, norm: str) -> Tensor:
         return getattr(self, norm)(x) if self.norm_first else x
@@ -134,8 +88,11 @@ class Block(nn.Module):
             latents = attention.core.initial_memory().expand(stream.x.shape[0], -1, -1)
             positions = torch.arange(latents.shape[1], device=latents.device).unsqueeze(0)
             stream = Stream(latents, positions, memory=stream.memory,
-                            source=(stream.x, stream.lengths))
-        source, lengths = stream.source
+                            source=(stream.x, stream.lengths, stream.positions))
+        source, lengths, places = stream.source
+        if self.fourier is not None:
+            source = torch.cat([source, fourier(places, *self.fourier).to(source.dtype).expand(
+                source.shape[0], -1, -1)], 2)
         y, _, _ = attention._attend(self._before(source, "source_norm"), lengths=lengths,
                                     memory=self._before(stream.x, "attention_norm"))
         return stream._replace(x=self._add(stream.x, y, "attention_norm"))
@@ -201,29 +158,6 @@ class Block(nn.Module):
             x=self._add(stream.x, self.ffn(self._before(stream.x, "ffn_norm")), "ffn_norm")), state
 
 
-class _Head(nn.Module):
-    def __init__(self, config: dict[str, Any], dim: int, hidden: int, dropout: float) -> None:
-        super().__init__()
-        self.kind: str = config["head"]
-        given: float = config.get("head_dropout", -1)
-        self.dropout = given if given >= 0 else dropout
-        widths = config.get("head_dims") or [dim if self.kind == "tanh" else hidden]
-        self.hidden: list[str] = []
-        for width in [] if self.kind == "linear" else widths:
-            self.hidden.append(f"dense_{len(self.hidden) + 1}" if self.hidden else "dense")
-            self.add_module(self.hidden[-1], nn.Linear(dim, width))
-            dim = width
-        self.out_proj = nn.Linear(dim, config["classes"])
-
-    def forward(self, x: Tensor) -> Tensor:
-        for i, name in enumerate(self.hidden):
-            x = getattr(self, name)(x)
-            x = F.gelu(x) if self.kind == "gelu" else x.tanh() if self.kind == "tanh" else F.relu(x)
-            if len(self.hidden) == 1 or i + 1 < len(self.hidden):
-                x = F.dropout(x, self.dropout, self.training)
-        return self.out_proj(x)
-
-
 class _Blocks(nn.Module):
     """The blocks of a stack by their numbers. A tied layer is the block of the layer whose
     parameters it has."""
@@ -287,12 +221,13 @@ class _Trunk(nn.Module):
         dim = self._dim = stack["dim"]
         self._dropout = stack["dropout"]
         self._scale = math.sqrt(dim) if config.get("scale_embeddings") else 1.0
+        self._padding: str = config.get("padding", "masked")
         self._extra, self._after = extra, config.get("cls_place") == "after"
-        self.embed_positions = _Positions(stack["positions"], dim,
+        self.embed_positions = Positions(stack["positions"], dim,
                                           stack["max_length"] + (0 if self._after else extra))
-        self.embed_norm = _norm_of(config, dim) if config["embedding_norm"] else None
+        self.embed_norm = norm_of(config, dim) if config["embedding_norm"] else None
         self.layers = _Blocks(config, stack)
-        self.norm = _norm_of(config, dim) if config["final_norm"] else None
+        self.norm = norm_of(config, dim) if config["final_norm"] else None
 
     def _enter(self, x: Tensor, positions: Tensor) -> Tensor:
         first, x = x[:, :self._extra], x[:, self._extra:] * self._scale
@@ -303,14 +238,30 @@ class _Trunk(nn.Module):
         return F.dropout(x if self.embed_norm is None else self.embed_norm(x), self._dropout,
                          self.training)
 
+    # The real tokens of each row first. UsageError where padding takes part.
+    def _front(self, valid: Tensor, lengths: Tensor | None,
+               starts: Tensor | None = None) -> TokenMap:
+        if self._padding != "masked":
+            raise UsageError(f"padding={self._padding} lets padding take part, so that no token "
+                             "can be masked; leave out valid")
+        for block in self.layers.each():
+            if block.attention is not None:
+                core = block.attention.core
+                require_maskable(core.mechanism, core.sees_padding)
+        return TokenMap(valid, lengths, starts)
+
     def _norm(self, x: Tensor) -> Tensor:
         return x if self.norm is None else self.norm(x)
 
     # A piece after `state`, with what each block has written of a source: hidden states, and the
     # state after.
-    def _causal(
-        self, x: Tensor, state: Any, keep: bool, lengths: Tensor | None, starts: Tensor | None
-    ) -> tuple[Tensor, Any]:
+    def _causal(self, x: Tensor, state: Any, keep: bool, lengths: Tensor | None,
+                starts: Tensor | None, valid: Tensor | None) -> tuple[Tensor, Any]:
+        if valid is not None:
+            front = self._front(valid, lengths, starts)
+            y, after = self._causal(front.move(x, 1), state, keep, front.lengths, front.starts,
+                                    None)
+            return front.back(y, 1), after
         positions = piece_positions(state["positions"], x.shape[1], starts)
         layers, stream = [], Stream(self._enter(x, positions), positions, lengths, starts)
         written = state.get("source") or [None] * len(self.layers.owners)
@@ -348,34 +299,41 @@ class DecoderLM(_Trunk):
     def __init__(self, config: dict[str, Any]) -> None:
         super().__init__()
         self.config = config
-        vocab = config["vocab_size"]
-        self.embed_tokens = nn.Embedding(vocab, model_stack(config, "causal")["dim"])
+        vocab, dim = config["vocab_size"], model_stack(config, "causal")["dim"]
+        own = config.get("decoder_lm", {})
+        self.adaptive: bool = own.get("embedding", "table") == "adaptive"
+        self.embed_tokens: Any = AdaptiveEmbedding(
+            bands_of(config, own, dim), dim) if self.adaptive else nn.Embedding(vocab, dim)
         self._build(config, "causal")
-        self.lm_head = None if config["tie_embeddings"] else nn.Linear(
-            self._dim, vocab, bias=config["bias"] or config["head_bias"])
+        self.lm_head: Any = AdaptiveSoftmax(config, own, dim) if self.adaptive else (
+            None if config["tie_embeddings"] else nn.Linear(
+                self._dim, vocab, bias=config["bias"] or config["head_bias"]))
 
     def _run(self, ids: Tensor, state: Any, keep: bool, lengths: Tensor | None,
-             starts: Tensor | None) -> tuple[Tensor, Any]:
-        x, after = self._causal(self.embed_tokens(ids), state, keep, lengths, starts)
+             starts: Tensor | None, valid: Tensor | None) -> tuple[Tensor, Any]:
+        x, after = self._causal(self.embed_tokens(ids), state, keep, lengths, starts, valid)
+        if self.adaptive:
+            return self.lm_head(x, self.embed_tokens), after
         return _logits(self.config, x, self.embed_tokens.weight, self.lm_head), after
 
-    def forward(self, ids: Tensor, *, lengths: Tensor | None = None,
-                starts: Tensor | None = None) -> Tensor:
-        """ids [B, T] int64 -> logits [B, T, V]. lengths, starts: as in `Attention`."""
+    def forward(self, ids: Tensor, *, lengths: Tensor | None = None, starts: Tensor | None = None,
+                valid: Tensor | None = None) -> Tensor:
+        """ids [B, T] int64 -> logits [B, T, V] (with embedding=adaptive log-probabilities). lengths,
+        starts, valid: as in `Attention`."""
         before = torch.zeros(ids.shape[0], dtype=torch.int64, device=ids.device)
         return self._run(ids, {"layers": [None] * len(self.layers.owners), "positions": before},
-                         False, lengths, starts)[0]
+                         False, lengths, starts, valid)[0]
 
     def extend(self, ids: Tensor, state: Any = None, *, lengths: Tensor | None = None,
-               starts: Tensor | None = None) -> tuple[Tensor, Any]:
+               starts: Tensor | None = None, valid: Tensor | None = None) -> tuple[Tensor, Any]:
         """The same from a state on, and the state after; the given one is unchanged."""
         return self._run(ids,
                          self.empty_state(ids.shape[0]) if state is None else state, True, lengths,
-                         starts)
+                         starts, valid)
 
     def empty_state(self, batch: int) -> Any:
         """The state before the first token: {"layers": [state of each layer], "positions": [B]}."""
-        return self._empty(batch, self.embed_tokens.weight.device)
+        return self._empty(batch, next(self.embed_tokens.parameters()).device)
 
 
 class EncoderClassifier(_Trunk):
@@ -401,17 +359,22 @@ class EncoderClassifier(_Trunk):
         if config.get("padding") == "reads":
             raise UsageError("the Python package has no padding=reads; run such a model with the "
                              "program")
-        self.classifier = _Head(config, dim, stack["ffn_dim"], stack["dropout"])
+        self.classifier = Head(config, dim, stack["ffn_dim"], stack["dropout"])
 
-    def forward(self, ids: Tensor, lengths: Tensor | None = None,
-                positions: Tensor | None = None) -> Tensor:
+    def forward(self, ids: Tensor, lengths: Tensor | None = None, positions: Tensor | None = None,
+                valid: Tensor | None = None) -> Tensor:
         """ids [B, T] int64, or values [B, T, C] where the config says so; lengths [B] int64:
-        padding on the right is never seen; positions [B, T] int64: 0, 1, 2, ... where left out."""
-        return self.classifier(self.encode(ids, lengths, positions))
+        padding on the right is never seen; positions [B, T] int64: 0, 1, 2, ... where left out;
+        valid [B, T] bool: false where a token is as if it were not there."""
+        return self.classifier(self.encode(ids, lengths, positions, valid))
 
-    def encode(self, ids: Tensor, lengths: Tensor | None = None,
-               positions: Tensor | None = None) -> Tensor:
+    def encode(self, ids: Tensor, lengths: Tensor | None = None, positions: Tensor | None = None,
+               valid: Tensor | None = None) -> Tensor:
         """The same up to the pooled vector of each row, [B, dim]."""
+        if valid is not None:
+            front = self._front(valid, lengths)
+            positions = None if positions is None else front.move(positions, 1)
+            return self.encode(front.move(ids, 1), front.lengths, positions)
         lengths = _whole(ids, lengths)
         x = self.embed_values(ids) if self.values else self.embed_tokens(ids)
         padding, pooling = self.config.get("padding", "masked"), self.config["pooling"]
@@ -445,38 +408,6 @@ class EncoderClassifier(_Trunk):
         return self._norm(pooled) if self.config["norm_pooled"] else pooled
 
 
-class _MatchHead(nn.Module):
-    """Two pooled vectors to logits: what `match` of the config names."""
-
-    def __init__(self, kind: str, dim: int, hidden: int, classes: int, dropout: float) -> None:
-        super().__init__()
-        self.kind, self.dropout = kind, dropout
-        width = dim * (2 if kind in ("lra", "conv_luna") else 4)
-        widths = {"luna": [], "latte": [dim]}.get(kind, [hidden, hidden // 2])
-        for name, out in zip(("dense", "dense_2"), widths):
-            self.add_module(name, nn.Linear(width, out))
-            width = out
-        self.hidden = len(widths)
-        self.out_proj = nn.Linear(width, classes, bias=kind != "luna")
-
-    def forward(self, a: Tensor, b: Tensor) -> Tensor:
-        features = {
-            "lra": [a, b],
-            "conv_luna": [a, b],
-            "latte": [a, b, a - b, a * b],
-        }.get(self.kind, [a, b, a * b, a - b])
-        x = torch.cat(features, 1)
-        if self.kind == "luna":
-            x = F.dropout(x, self.dropout, self.training)
-        for name in ("dense", "dense_2")[:self.hidden]:
-            x = getattr(self, name)(x)
-            if self.kind in ("lra", "nli"):
-                x = F.relu(x)
-            else:
-                x = F.gelu(x, approximate="tanh" if self.kind == "latte" else "none")
-        return self.out_proj(x)
-
-
 class TwoTower(EncoderClassifier):
     """One encoder for two texts and a head that compares them: model(ids, second_ids) -> logits
     [B, classes]."""
@@ -485,13 +416,17 @@ class TwoTower(EncoderClassifier):
         super().__init__(config)
         stack = model_stack(config, "bidirectional")
         kind = config.get("two_tower", {}).get("match", "lra")
-        self.classifier = _MatchHead(kind, stack["dim"], stack["ffn_dim"], config["classes"],
+        self.classifier = MatchHead(kind, stack["dim"], stack["ffn_dim"], config["classes"],
                                      stack["dropout"])
 
     def forward(self, ids: Tensor, second_ids: Tensor, lengths: Tensor | None = None,
-                second_lengths: Tensor | None = None) -> Tensor:
-        """ids [B, T], second_ids [B, S] int64; padding on the right is never seen."""
-        return self.classifier(self.encode(ids, lengths), self.encode(second_ids, second_lengths))
+                second_lengths: Tensor | None = None, valid: Tensor | None = None,
+                second_valid: Tensor | None = None) -> Tensor:
+        """ids [B, T], second_ids [B, S] int64; padding on the right is never seen, nor are tokens
+        where valid [B, T] or second_valid [B, S] is false."""
+        return self.classifier(
+            self.encode(ids, lengths, valid=valid),
+            self.encode(second_ids, second_lengths, valid=second_valid))
 
 
 class MaskedLM(_Trunk):
@@ -510,10 +445,15 @@ class MaskedLM(_Trunk):
             dim, vocab, bias=config["bias"] or config["head_bias"])
         transform = config.get("masked_lm", {}).get("transform", True)
         self.transform = nn.Linear(dim, dim) if transform else None
-        self.transform_norm = _norm_of(config, dim) if transform else None
+        self.transform_norm = norm_of(config, dim) if transform else None
 
-    def forward(self, ids: Tensor, lengths: Tensor | None = None) -> Tensor:
-        """ids [B, T] int64, lengths [B] int64: padding on the right is never seen."""
+    def forward(self, ids: Tensor, lengths: Tensor | None = None,
+                valid: Tensor | None = None) -> Tensor:
+        """ids [B, T] int64, lengths [B] int64: padding on the right is never seen, nor are tokens
+        where valid [B, T] is false."""
+        if valid is not None:
+            front = self._front(valid, lengths)
+            return front.back(self(front.move(ids, 1), front.lengths), 1)
         masked = ids == self.mask_id
         x = torch.where(masked.unsqueeze(-1), self.mask_token,
                         self.embed_tokens(ids.masked_fill(masked, 0)))
@@ -552,7 +492,10 @@ class EncoderDecoder(nn.Module):
         self.lm_head = None if config["tie_embeddings"] else nn.Linear(
             dims[1], vocab, bias=config["bias"] or config["head_bias"])
 
-    def _encoded(self, source: Tensor, lengths: Tensor | None) -> list[Any]:
+    def _encoded(self, source: Tensor, lengths: Tensor | None, valid: Tensor | None) -> list[Any]:
+        if valid is not None:
+            front = self.encoder._front(valid, lengths)
+            return self._encoded(front.move(source, 1), front.lengths, None)
         table = self.embed_tokens if self.source_embed_tokens is None else self.source_embed_tokens
         positions = torch.arange(source.shape[1], device=source.device).unsqueeze(0)
         stream = Stream(self.encoder._enter(table(source), positions), positions, lengths)
@@ -563,31 +506,32 @@ class EncoderDecoder(nn.Module):
         x = self.encoder._norm(stream.x)
         return [block.write(x, lengths) for block in self.decoder.layers.each()]
 
-    def _run(self, ids: Tensor, state: Any, keep: bool,
-             lengths: Tensor | None) -> tuple[Tensor, Any]:
-        x, after = self.decoder._causal(self.embed_tokens(ids), state, keep, lengths, None)
+    def _run(self, ids: Tensor, state: Any, keep: bool, lengths: Tensor | None,
+             valid: Tensor | None) -> tuple[Tensor, Any]:
+        x, after = self.decoder._causal(self.embed_tokens(ids), state, keep, lengths, None, valid)
         return _logits(self.config, x, self.embed_tokens.weight, self.lm_head), after
 
     def forward(self, source: Tensor, ids: Tensor, *, source_lengths: Tensor | None = None,
-                lengths: Tensor | None = None) -> Tensor:
+                lengths: Tensor | None = None, source_valid: Tensor | None = None,
+                valid: Tensor | None = None) -> Tensor:
         """source [B, S], ids [B, T] int64, the target's tokens -> logits [B, T, V]. Padding on the
-        right is never seen."""
+        right is never seen, nor are tokens where source_valid [B, S] or valid [B, T] is false."""
         before = torch.zeros(ids.shape[0], dtype=torch.int64, device=ids.device)
         layers = [None] * len(self.decoder.layers.owners)
-        state = {
-            "layers": layers, "positions": before, "source": self._encoded(source, source_lengths)
-        }
-        return self._run(ids, state, False, lengths)[0]
+        written = self._encoded(source, source_lengths, source_valid)
+        state = {"layers": layers, "positions": before, "source": written}
+        return self._run(ids, state, False, lengths, valid)[0]
 
-    def encode(self, source: Tensor, lengths: Tensor | None = None) -> Any:
+    def encode(self, source: Tensor, lengths: Tensor | None = None,
+               valid: Tensor | None = None) -> Any:
         """The state before the first token of the target."""
         state = self.decoder._empty(source.shape[0], source.device)
-        return state | {"source": self._encoded(source, lengths)}
+        return state | {"source": self._encoded(source, lengths, valid)}
 
-    def extend(self, ids: Tensor, state: Any, *,
-               lengths: Tensor | None = None) -> tuple[Tensor, Any]:
+    def extend(self, ids: Tensor, state: Any, *, lengths: Tensor | None = None,
+               valid: Tensor | None = None) -> tuple[Tensor, Any]:
         """Logits of the next tokens, and the state after; the given one is unchanged."""
-        return self._run(ids, state, True, lengths)
+        return self._run(ids, state, True, lengths, valid)
 
 
 # The module of each kind of model that the C++ library has.

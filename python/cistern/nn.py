@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Mapping
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from cistern._library import UsageError
-from cistern.core import FORMS, Core, check_state
+from cistern.core import Core, check_state
+from cistern.masks import TokenMap, require_maskable
+from cistern.multihead import MultiheadAttention
 from cistern.state import State
 
 __all__ = ["Attention", "Core", "Handles", "MultiheadAttention", "rotate"]
@@ -355,6 +357,7 @@ class Attention(nn.Module):
         *,
         lengths: Tensor | None = None,
         starts: Tensor | None = None,
+        valid: Tensor | None = None,
         positions: Tensor | None = None,
         memory: Tensor | None = None,
         return_memory: bool = False,
@@ -367,6 +370,8 @@ class Attention(nn.Module):
         lengths: [B] int64, real tokens of each row, padding on its right (cross: of the source).
         starts: [B, T] bool, true where a document begins. positions: [1 or B, T] int64 for rotary
         positions; by default counted from each document's start.
+        valid: [B, T] bool, false where a token is as if it were not there: padding on the left,
+        holes (cross: of the source). It is not counted in positions either.
 
         memory: [1 or B, M, dim] instead of the learned one, for mechanisms that pass it on;
         return_memory: (y, packed), where packed [B, M, dim] is to be added to the memory, or is the
@@ -387,10 +392,43 @@ class Attention(nn.Module):
             raise UsageError(
                 "a layer with tokens_out=False gives its memory alone: layer(x, return_memory=True)"
             )
-        y, packed, left = self._attend(x, source, lengths=lengths, starts=starts,
-                                       positions=positions, memory=memory, handles=handles,
-                                       leave=return_handles)
+        given = dict(memory=memory, leave=return_handles)
+        if valid is None:
+            y, packed, left = self._attend(x, source, lengths=lengths, starts=starts,
+                                           positions=positions, handles=handles, **given)
+        elif self.form == "cross":
+            front = self._front(valid, lengths)
+            if handles is not None:
+                handles = handles[0], front.move(handles[1], 2)
+            source = None if source is None else front.move(source, 1)
+            y, packed, left = self._attend(x, source, lengths=front.lengths, positions=positions,
+                                           handles=handles, **given)
+            left = None if left is None else (left[0], front.back(left[1], 2))
+        else:
+            front = self._front(valid, lengths, starts)
+            positions, handles = self._moved(front, x, positions, handles)
+            y, packed, left = self._attend(front.move(x, 1), lengths=front.lengths,
+                                           starts=front.starts, positions=positions,
+                                           handles=handles, **given)
+            if y is not None and use != "latents":
+                y = front.back(y, 1)
+            left = None if left is None else (front.back(left[0], 2), front.back(left[1], 2))
         return (y, packed) if return_memory else (y, left) if return_handles else y
+
+    def _front(self, valid: Tensor, lengths: Tensor | None,
+               starts: Tensor | None = None) -> TokenMap:
+        require_maskable(self.core.mechanism, self.core.sees_padding)
+        return TokenMap(valid, lengths, starts)
+
+    # What stands beside the tokens of x.
+    @staticmethod
+    def _moved(front: TokenMap, x: Tensor, positions: Tensor | None,
+               handles: Handles | None) -> tuple[Tensor | None, Handles | None]:
+        if positions is not None:
+            positions = front.move(positions.expand(x.shape[0], -1), 1)
+        if handles is not None:
+            handles = front.move(handles[0], 2), front.move(handles[1], 2)
+        return positions, handles
 
     def extend(
         self,
@@ -399,6 +437,7 @@ class Attention(nn.Module):
         *,
         lengths: Tensor | None = None,
         starts: Tensor | None = None,
+        valid: Tensor | None = None,
         positions: Tensor | None = None,
         handles: Handles | None = None,
         return_handles: bool = False,
@@ -409,6 +448,15 @@ class Attention(nn.Module):
         With rotary positions give `positions`, those of the piece's tokens. handles,
         return_handles: of the piece, as in forward; those that are returned are the third result.
         """
+        if valid is not None:
+            front = self._front(valid, lengths, starts)
+            positions, handles = self._moved(front, x, positions, handles)
+            y, *rest = self.extend(front.move(x, 1), state, lengths=front.lengths,
+                                   starts=front.starts, positions=positions, handles=handles,
+                                   return_handles=return_handles)
+            if return_handles:
+                rest[1] = tuple(front.back(h, 2) for h in rest[1])
+            return (front.back(y, 1), *rest)
         if self.form != "causal":
             raise UsageError(f"extend is causal; this layer is {self.form}")
         if self.rotary and state is not None and positions is None:
@@ -437,10 +485,13 @@ class Attention(nn.Module):
                 f"[{self.core.mechanism}] takes over scores of the layer before: use layer(x, "
                 "source, handles=...)")
 
-    def write(self, source: Tensor, state: State | None = None, *,
-              lengths: Tensor | None = None) -> State:
+    def write(self, source: Tensor, state: State | None = None, *, lengths: Tensor | None = None,
+              valid: Tensor | None = None) -> State:
         """Cross: writes source [B, S, dim] into the state, to be read any number of times."""
         self._check_cross()
+        if valid is not None:
+            front = self._front(valid, lengths)
+            return self.write(front.move(source, 1), state, lengths=front.lengths)
         return self.core.write(*self._project(source, ("key", ))[0], *self._own_memory(),
                                state=state, lengths=lengths)
 
@@ -464,148 +515,3 @@ class Attention(nn.Module):
         if self.conv > 0:
             state["conv"] = self._empty_conv(batch, like)
         return state
-
-
-class MultiheadAttention(nn.Module):
-    """torch.nn.MultiheadAttention with another mechanism inside: the same arguments, the same
-    weights by the same names.
-
-    It supports mechanisms whose projections are q, k and v of the model's width; a state dict of
-    torch.nn.MultiheadAttention loads (with strict=False where the mechanism has weights of its
-    own). `is_causal=True` is the causal form, keys that are not the queries are cross attention,
-    else the form is bidirectional.
-
-    Unsupported: attention masks other than the causal one, padding that is not on the right,
-    attention weights (`need_weights` is ignored and None is returned instead: no mechanism here
-    computes them), bias_kv, zero_attn, kdim and vdim.
-
-    Args:
-        embed_dim, num_heads, dropout, bias, batch_first, device, dtype: as in
-            torch.nn.MultiheadAttention.
-        mechanism: a name of `cistern.mechanisms()`.
-        max_length, options, **more: as in `Core`.
-    """
-
-    def __init__(
-        self,
-        embed_dim: int,
-        num_heads: int,
-        dropout: float = 0.0,
-        bias: bool = True,
-        add_bias_kv: bool = False,
-        add_zero_attn: bool = False,
-        kdim: int | None = None,
-        vdim: int | None = None,
-        batch_first: bool = False,
-        device: Any = None,
-        dtype: Any = None,
-        *,
-        mechanism: str = "latte",
-        max_length: int = 0,
-        options: Mapping[str, Any] | None = None,
-        **more: Any,
-    ) -> None:
-        super().__init__()
-        if (add_bias_kv or add_zero_attn or kdim not in (None, embed_dim)
-                or vdim not in (None, embed_dim)):
-            raise UsageError(
-                "add_bias_kv, add_zero_attn, kdim and vdim are of softmax attention alone; use "
-                "torch.nn.MultiheadAttention")
-        self.embed_dim, self.num_heads = embed_dim, num_heads
-        self.dropout, self.batch_first = dropout, batch_first
-        # keeps torch's encoder layer from its fused softmax attention on these weights
-        self._qkv_same_embed_dim = False
-        self.core = self._core(mechanism, max_length, dropout, {**(options or {}), **more})
-        widths = {p["name"]: p["width"] for p in self.core.projections}
-        if self.core.memory_use != "none":
-            raise UsageError(
-                f"[{mechanism}] cannot take the place of torch.nn.MultiheadAttention: it has a "
-                "memory; use cistern.nn.Attention")
-        if widths != {"q": embed_dim, "k": embed_dim, "v": embed_dim}:
-            raise UsageError(
-                f"[{mechanism}] cannot take the place of torch.nn.MultiheadAttention: its "
-                "projections are "
-                f"{', '.join(f'{name} ({width})' for name, width in widths.items())}, not q, k, v "
-                f"of {embed_dim} each; use cistern.nn.Attention")
-        self.in_proj_weight = nn.Parameter(torch.empty(3 * embed_dim, embed_dim))
-        nn.init.xavier_uniform_(self.in_proj_weight)
-        self.in_proj_bias = nn.Parameter(torch.zeros(3 * embed_dim)) if bias else None
-        self.out_proj = nn.Linear(embed_dim, embed_dim, bias=bias)
-        if bias:
-            nn.init.zeros_(self.out_proj.bias)
-        self.to(device=device, dtype=dtype)
-
-    def _core(self, mechanism: str, max_length: int, dropout: float,
-              options: dict[str, Any]) -> Core:
-        reasons = []
-        for form in FORMS:  # any form will do: which one is needed is known in forward
-            try:
-                return Core(mechanism, self.embed_dim, self.num_heads, form=form,
-                            max_length=max_length, dropout=dropout, options=options)
-            except UsageError as e:
-                reasons.append(str(e))
-        raise UsageError(reasons[0])
-
-    @staticmethod
-    def _lengths(key_padding_mask: Tensor | None) -> Tensor | None:
-        if key_padding_mask is None:
-            return None
-        pad = key_padding_mask if key_padding_mask.dtype == torch.bool else key_padding_mask != 0
-        if key_padding_mask.dtype != torch.bool:
-            torch._assert_async(((key_padding_mask == 0) | torch.isneginf(key_padding_mask)).all(),
-                                "a float key_padding_mask must be 0 or -inf")
-        torch._assert_async((pad[:, 1:] >= pad[:, :-1]).all(),
-                            "padding must be on the right of each row")
-        return (~pad).sum(1)
-
-    @staticmethod
-    def _check_mask(attn_mask: Tensor | None, is_causal: bool, length: int) -> None:
-        if attn_mask is None:
-            return
-        if not is_causal:
-            raise UsageError(
-                "no attention masks but the causal one: give is_causal=True, or use "
-                "key_padding_mask for padding")
-        seen = ~attn_mask if attn_mask.dtype == torch.bool else attn_mask == 0
-        causal = torch.ones(length, length, dtype=torch.bool, device=attn_mask.device).tril()
-        torch._assert_async((seen == causal).all(),
-                            "with is_causal=True, attn_mask must be the causal mask")
-
-    def forward(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        key_padding_mask: Tensor | None = None,
-        need_weights: bool = True,
-        attn_mask: Tensor | None = None,
-        average_attn_weights: bool = True,
-        is_causal: bool = False,
-    ) -> tuple[Tensor, None]:
-        """As torch.nn.MultiheadAttention.forward, but for the second result, which is None."""
-        itself = query is key and key is value
-        self._check_mask(
-            attn_mask, is_causal,
-            query.shape[-2] if self.batch_first or query.dim() == 2 else query.shape[0])
-        if is_causal and not itself:
-            raise UsageError(
-                "is_causal=True is self attention: query, key and value must be the same tensor")
-        x = [query] if itself else [query, key, value]
-        batched = query.dim() == 3
-        if not batched:
-            x = [t.unsqueeze(0) for t in x]
-            key_padding_mask = None if key_padding_mask is None else key_padding_mask.unsqueeze(0)
-        elif not self.batch_first:
-            x = [t.transpose(0, 1) for t in x]
-        if itself:
-            parts = list(F.linear(x[0], self.in_proj_weight, self.in_proj_bias).chunk(3, -1))
-        else:
-            biases = [None] * 3 if self.in_proj_bias is None else list(self.in_proj_bias.chunk(3))
-            parts = [F.linear(t, w, b) for t, w, b in zip(x, self.in_proj_weight.chunk(3), biases)]
-        heads = [t.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for t in parts]
-        verb = "extend" if is_causal else "bidirectional" if itself else "cross"
-        y, _ = self.core._run(verb, heads, lengths=self._lengths(key_padding_mask))
-        y = self.out_proj(y.transpose(1, 2).flatten(2))
-        if not batched:
-            return y.squeeze(0), None
-        return (y if self.batch_first else y.transpose(0, 1)), None

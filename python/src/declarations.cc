@@ -4,6 +4,7 @@
 #include <ATen/ATen.h>
 #include <torch/library.h>
 
+#include "cistern/attention/fourier.h"
 #include "cistern/base/error.h"
 #include "cistern/io/json_text.h"
 #include "cistern/models/classifier.h"
@@ -126,6 +127,7 @@ std::string DescribeCore(std::string_view text, std::string_view form, std::stri
                 {"width", checked->dims().dim},
                 {"packed_output", PackedOutputName(*checked)},
                 {"output_dropout", checked->OutputDropout(layer.form)},
+                {"sees_padding", checked->SeesPadding()},
                 {"leaves_scores", info.leaves_scores}};
   });
 }
@@ -212,6 +214,11 @@ std::string ReadConfig(std::string_view path) {
 Json AttentionArguments(const AttentionLayerOptions& a) {
   if (a.dims.copied == AttentionDims::kSkipped) return nullptr;
   Json options = a.mechanism_options;
+  int64_t source_dim = a.source_dim;
+  if (FindMechanism(a.mechanism).MakesLatents() && a.form == Form::kBidirectional) {
+    if (const int64_t more = FourierOf(a.mechanism_options).Channels(); more > 0)
+      source_dim = a.dims.Model() + more;
+  }
   if (FindMechanism(a.mechanism).copies_scores)
     options["heads"] = a.dims.copied;  // by the placement
   return {{"mechanism", a.mechanism},
@@ -219,7 +226,7 @@ Json AttentionArguments(const AttentionLayerOptions& a) {
           {"qkv_dim", a.dims.dim},
           {"relative_std", a.dims.relative_std},
           {"heads", a.dims.heads},
-          {"source_dim", a.source_dim},
+          {"source_dim", source_dim},
           {"form", FormName(a.form)},
           {"options", options},
           {"max_length", a.dims.max_length},
@@ -303,16 +310,13 @@ at::Tensor FolderLogits(std::string_view folder, const at::Tensor& ids,
   const auto all = [](const at::Tensor& x) {
     return at::full({x.size(0)}, x.size(1), x.options().dtype(at::kLong));
   };
+  const ops::Mask mask = {lengths, {}};
   if (auto* lm = dynamic_cast<LanguageModel*>(model.get())) {
-    if (source) {
-      ModelState state = lm->Encode(*source, lengths ? *lengths : all(*source));
-      return lm->Extend(ids, state);
-    }
-    ModelState state = lm->EmptyState(ids.size(0));
-    return lm->Extend(ids, state, {lengths, {}});
+    ModelState state = source ? lm->Encode(*source, mask) : lm->EmptyState(ids.size(0));
+    return lm->Extend(ids, state, source ? ops::Mask() : mask);
   }
   if (auto* masked = dynamic_cast<MaskedLm*>(model.get()))
-    return masked->Logits(masked->Hidden(ids, lengths ? *lengths : at::Tensor()));
+    return masked->Logits(masked->Hidden(ids, mask));
   auto* classifier = dynamic_cast<Classifier*>(model.get());
   CISTERN_CHECK(classifier, std::string(folder),
                 " holds neither a language model nor a classifier");

@@ -75,6 +75,11 @@ def test_language_model(tmp_path, name):
              norm_kind="rms", positions="relative", scale_embeddings=True, scale_logits=True,
              activation="geglu"),
         dict(attention=["latte"], qkv_dim=24, positions="sinusoidal_halves"),
+        dict(attention=["latte"], scale_embeddings=True,
+             decoder_lm=dict(embedding="adaptive", cutoffs=[5, 9])),
+        dict(attention=["latte"], tie_embeddings=False, bias=True, layers=1,
+             decoder_lm=dict(embedding="adaptive", cutoffs=[5, 9], embedding_factor=2,
+                             tie_projections=False)),
     ],
     ids=lambda more: more["attention"][0] + "-" + str(len(more)),
 )
@@ -105,7 +110,7 @@ def test_classifier_of_values(tmp_path, pooling):
         assert error(cistern.load(tmp_path / "m")(values, lengths), expected) < 1e-5
 
 
-@pytest.mark.parametrize("match", ["lra", "nli", "conv_luna", "latte", "luna"])
+@pytest.mark.parametrize("match", ["lra", "nli", "conv_luna", "latte", "luna", "nystrom"])
 def test_two_tower(tmp_path, match):
     config = make_config(kind="two_tower", classes=2, attention=["latte"], positions="sinusoidal",
                          two_tower=dict(match=match))
@@ -132,6 +137,8 @@ def test_two_tower(tmp_path, match):
              attention_options={"perceiver": {"latents": 3, "heads": 1, "head_dim": 5}}),
         dict(attention=["perceiver", "softmax"],
              attention_options={"perceiver": {"latents": 3, "queries": "latents"}}),
+        dict(attention=["perceiver", "softmax"],
+             attention_options={"perceiver": {"latents": 3, "fourier_bands": 2}}),
         dict(attention=["conv_luna"], pooling="memory",
              attention_options={"conv_luna": {"slots": 3, "mask": "none"}}),
     ],

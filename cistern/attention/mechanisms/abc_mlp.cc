@@ -20,10 +20,17 @@ MechanismInfo abc_mlp_mechanism() {
   i.positions = AddedPositions();
   i.time = "O(T n d)";
   i.state = "n (2 d + 1) per head";
-  i.cases = {Json{{"slots", 3}}, Json{{"slots", 3}, {"activation", "relu"}},
+  i.cases = {Json{{"slots", 3}},
+             Json{{"slots", 3}, {"activation", "relu"}},
              Json{{"slots", 3}, {"activation", "relu"}, {"empty_slots", "take_part"}},
              Json{{"slots", 3}, {"activation", "sigmoid"}},
-             Json{{"slots", 4}, {"shared_heads", true}}};
+             Json{{"slots", 4}, {"shared_heads", true}},
+             Json{{"slots", 3}, {"gate", "slot"}},
+             Json{{"slots", 3},
+                  {"gate", "head"},
+                  {"gate_temperature", 1.0},
+                  {"activation", "relu"},
+                  {"shared_heads", true}}};
   i.merges = true;
   return i;
 }
@@ -45,6 +52,7 @@ Fields AbcMlpMechanism::Describe(Options& options) {
         "of the control's map: none, whatever the model's `bias` says (P003 eq. 7), or as the "
         "model's other maps (model)",
         {{ControlBias::kNone, "none"}, {ControlBias::kModel, "model"}});
+  DescribeDecay(f, options.decay);
   return f;
 }
 
@@ -52,8 +60,8 @@ AbcMlpMechanism::AbcMlpMechanism(const MechanismInfo& info, const Options& optio
                                  const AttentionDims& dims)
     : AbcMechanism(
           info, options.memory,
-          options.activation == Activation::kRelu ? Weights::kSomeSlots : Weights::kEverySlot,
-          dims),
+          options.activation == Activation::kRelu ? Weights::kSomeSlots : Weights::kEverySlot, dims,
+          options.decay),
       activation_(options.activation),
       shared_heads_(options.shared_heads) {
   Projection control = {"control", Side::kKey, shared_heads_ ? slots() : dims.heads * slots()};
@@ -61,6 +69,7 @@ AbcMlpMechanism::AbcMlpMechanism(const MechanismInfo& info, const Options& optio
   control.tied = options.tied;
   if (options.control_bias == ControlBias::kNone) control.bias = false;
   control_ = AddProjection(control);
+  DeclareGate();
 }
 
 at::Tensor AbcMlpMechanism::LogWeights(const std::vector<at::Tensor>& x, const Piece&) const {
@@ -74,6 +83,13 @@ at::Tensor AbcMlpMechanism::LogWeights(const std::vector<at::Tensor>& x, const P
 at::Tensor AbcMlpMechanism::DefinedWeights(Form, const std::vector<at::Tensor>& seen) const {
   const at::Tensor control =
       shared_heads_ ? seen[control_].repeat({1, dims().heads, 1, 1}) : seen[control_];
+  if (const at::Tensor fading = DefinedFadingOf(seen); fading.defined()) {
+    at::Tensor log_alpha = control;
+    if (activation_ == Activation::kRelu) log_alpha = at::relu(control).log();
+    if (activation_ == Activation::kSigmoid) log_alpha = at::sigmoid(control).log();
+    const at::Tensor faded = log_alpha + fading, never = at::isneginf(faded).all(2, true);
+    return at::softmax(faded.masked_fill(never, 0.0), 2).masked_fill(never, 0.0).transpose(2, 3);
+  }
   if (activation_ == Activation::kExp) {
     const at::Tensor never = at::isneginf(control).all(2, true);
     return at::softmax(control.masked_fill(never, 0.0), 2).masked_fill(never, 0.0).transpose(2, 3);
@@ -82,6 +98,10 @@ at::Tensor AbcMlpMechanism::DefinedWeights(Form, const std::vector<at::Tensor>& 
       activation_ == Activation::kRelu ? at::relu(control) : at::sigmoid(control);
   const at::Tensor sum = alpha.sum({2}, true);
   return (alpha / sum.masked_fill(sum == 0, 1.0)).transpose(2, 3);
+}
+
+LeastOperations AbcMlpMechanism::Operations(Form form, int64_t tokens, int64_t) const {
+  return MemoryOperations(form, tokens, 2 * double(slots()) * double(dims().dim));
 }
 
 }  // namespace cistern

@@ -4,10 +4,11 @@
 // attends to the n slots by softmax. In the exp mode of the slot memory the log-weights are
 // log(alpha); log 0 = -inf is not written.
 #include "cistern/attention/abc_memory.h"
+#include "cistern/attention/operations.h"
 
 namespace cistern {
 
-class AbcMlpMechanism : public AbcMechanism {
+class AbcMlpMechanism : public AbcMechanism, public CountsOperations {
  public:
   enum class Activation { kExp, kRelu, kSigmoid };
   enum class ControlBias { kNone, kModel };
@@ -17,9 +18,11 @@ class AbcMlpMechanism : public AbcMechanism {
     bool shared_heads = false;                      // one control for all heads
     bool tied = false;                              // one control for all layers
     ControlBias control_bias = ControlBias::kNone;  // eq. 7 has none
+    DecayOptions decay;                             // attention/decay.h
   };
   static Fields Describe(Options& options);
   AbcMlpMechanism(const MechanismInfo& info, const Options& options, const AttentionDims& dims);
+  LeastOperations Operations(Form form, int64_t tokens, int64_t before) const override;
 
  protected:
   at::Tensor LogWeights(const std::vector<at::Tensor>& x, const Piece& piece) const override;

@@ -123,4 +123,8 @@ at::Tensor GatedSlotsMechanism::Definition(Form form, const std::vector<at::Tens
   });
 }
 
+LeastOperations GatedSlotsMechanism::Operations(Form form, int64_t tokens, int64_t) const {
+  return MemoryOperations(form, tokens, 2 * double(options_.slots) * double(dims().dim));
+}
+
 }  // namespace cistern

@@ -2,16 +2,18 @@
 // ABC with gated slots (P003 sec. 4 remarks that a gate fits every ABC; Zhang et al. 2024, Gated
 // Slot Attention; spec 2.14): each slot decays by a learned gate and takes in what the gate lets
 // go,
-//   K_t = g_t K_(t-1) + (1 - g_t) (x) k_t    V_t likewise    o_t = V_t^T softmax(K_t q_t /
-//   sqrt(d)),
+//
+//   K_t = g_t K_(t-1) + (1 - g_t) (x) k_t,   V_t likewise,   o_t = V_t^T softmax(K_t q_t / sqrt(d))
+//
 // with g_t = sigmoid(W_g x_t)^(1/temperature) in (0,1)^n per head. Slots are running means that
 // favour recent tokens, so nothing has to be divided, and every token that reads has been written
 // to every slot.
 #include "cistern/attention/mechanism.h"
+#include "cistern/attention/operations.h"
 
 namespace cistern {
 
-class GatedSlotsMechanism : public Mechanism {
+class GatedSlotsMechanism : public Mechanism, public CountsOperations {
  public:
   struct Options {
     int64_t slots = 32;      // n, per head
@@ -29,6 +31,7 @@ class GatedSlotsMechanism : public Mechanism {
   at::Tensor Read(const std::vector<at::Tensor>& x, const State& state) override;
   at::Tensor Definition(Form form, const std::vector<at::Tensor>& queries,
                         const std::vector<at::Tensor>& x) const override;
+  LeastOperations Operations(Form form, int64_t tokens, int64_t before) const override;
 
  private:
   at::Tensor Attend(const at::Tensor& logits) const;

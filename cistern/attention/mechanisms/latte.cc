@@ -22,7 +22,8 @@ MechanismInfo latte_mechanism() {
   i.positions = AddedPositions();
   i.time = "O(T (L/H) d)";
   i.state = "(L/H) (d + 1) per head";
-  i.cases = {Json{{"latents", 6}}};
+  i.cases = {Json{{"latents", 6}}, Json{{"latents", 6}, {"gate", "slot"}},
+             Json{{"latents", 6}, {"gate", "head"}, {"gate_temperature", 1.0}}};
   i.merges = true;
   return i;
 }
@@ -36,6 +37,7 @@ Fields LatteMechanism::Describe(Options& options) {
         "(published): in the causal form the read weights and, after the output projection, what "
         "the layer gives, in the others nothing",
         {{Dropped::kWeights, "weights"}, {Dropped::kPublished, "published"}});
+  DescribeDecay(f, options.decay);
   return f;
 }
 
@@ -43,8 +45,13 @@ LatteMechanism::LatteMechanism(const MechanismInfo& info, const Options& options
                                const AttentionDims& dims)
     : LatteMechanism(info, options.latents > 0 ? options.latents : dims.dim, dims) {
   dropped_ = options.dropout;
+  decay_options_ = options.decay;
+  CheckDecay(info, options.decay);
   memory_ = AddState("memory");
   z_ = AddState("z");
+  if (!options.decay.gated()) return;
+  gate_ = AddProjection(GateProjection(options.decay, dims.heads, latents_ / dims.heads));
+  decay_ = AddState("decay");
 }
 
 LatteMechanism::LatteMechanism(const MechanismInfo& info, int64_t latents,
@@ -63,7 +70,27 @@ State LatteMechanism::EmptyState(int64_t batch, const at::TensorOptions& options
   State state = UndefinedState();
   state[memory_] = slots.memory;
   state[z_] = slots.z;
+  if (decay_options_.gated()) {
+    const bool each = decay_options_.gate == GateKind::kSlot;
+    state[decay_] =
+        at::zeros({batch, dims().heads, each ? latents_ / dims().heads : 1}, slots.z.options());
+  }
   return state;
+}
+
+std::vector<at::Tensor> LatteMechanism::Faded(const std::vector<at::Tensor>& x,
+                                              const Decay& decay) const {
+  std::vector<at::Tensor> faded(x.size());
+  for (const ProjectionId& id : {q_, k_, v_}) {
+    if (x[id].defined()) faded[id] = x[id].to(at::kDouble);
+  }
+  faded[k_] = faded[k_] - decay.sum;
+  return faded;
+}
+
+void LatteMechanism::FadeState(const Decay& decay, State& state) const {
+  state[z_] = state[z_] + decay.total;
+  state[decay_] = decay.After(state[decay_]);
 }
 
 // Softmax over the last dimension of a [B,H,T,n] view of [B,T,H,n] memory, keeping that layout.
@@ -83,6 +110,15 @@ double LatteMechanism::OutputDropout(Form form) const {
 
 at::Tensor LatteMechanism::DoExtend(const std::vector<at::Tensor>& x, State& state,
                                     const ops::Mask& mask) {
+  if (!decay_options_.gated()) return ExtendWith(x, state, mask);
+  const Decay decay = DecayOf(x[gate_], decay_options_, mask);
+  const at::Tensor out = ExtendWith(Faded(x, decay), state, mask);
+  FadeState(decay, state);
+  return out.to(x[q_].scalar_type());
+}
+
+at::Tensor LatteMechanism::ExtendWith(const std::vector<at::Tensor>& x, State& state,
+                                      const ops::Mask& mask) {
   const ops::SlotState before = {state[memory_], state[z_]};
   at::Tensor out;
   ops::SlotState after;
@@ -101,6 +137,15 @@ at::Tensor LatteMechanism::DoExtend(const std::vector<at::Tensor>& x, State& sta
 
 void LatteMechanism::DoWrite(const std::vector<at::Tensor>& x, State& state,
                              const ops::Mask& mask) {
+  if (decay_options_.gated()) {
+    const Decay decay = DecayOf(x[gate_], decay_options_, mask);
+    const std::vector<at::Tensor> faded = Faded(x, decay);
+    const ops::SlotState slots =
+        ops::SlotWrite(faded[k_], faded[v_], {state[memory_], state[z_]}, mask);
+    state[memory_] = slots.memory;
+    state[z_] = slots.z;
+    return FadeState(decay, state);
+  }
   const ops::SlotState slots = ops::SlotWrite(x[k_], x[v_], {state[memory_], state[z_]}, mask);
   state[memory_] = slots.memory;
   state[z_] = slots.z;
@@ -114,18 +159,27 @@ at::Tensor LatteMechanism::Read(const std::vector<at::Tensor>& x, const State& s
 at::Tensor LatteMechanism::Definition(Form form, const std::vector<at::Tensor>& queries,
                                       const std::vector<at::Tensor>& x) const {
   return EachQuery(form, queries, x, x[v_].size(3), [&](const auto& query, const auto& seen) {
+    const at::Tensor s =
+        decay_options_.gated() ? seen[k_] + DefinedFading(seen[gate_], decay_options_) : seen[k_];
     return at::matmul(at::softmax(query[q_], 3),
-                      at::matmul(at::softmax(seen[k_], 2).transpose(2, 3), seen[v_]));
+                      at::matmul(at::softmax(s, 2).transpose(2, 3), seen[v_]));
   });
 }
 
 State LatteMechanism::Merge(const State& first, const State& second) const {
+  const bool gated = decay_options_.gated();
   const ops::SlotState whole =
-      ops::MergeSlots({first[memory_], first[z_]}, {second[memory_], second[z_]});
+      ops::MergeSlots({first[memory_], gated ? first[z_] + second[decay_] : first[z_]},
+                      {second[memory_], second[z_]});
   State state = UndefinedState();
   state[memory_] = whole.memory;
   state[z_] = whole.z;
+  if (gated) state[decay_] = first[decay_] + second[decay_];
   return state;
+}
+
+LeastOperations LatteMechanism::Operations(Form form, int64_t tokens, int64_t) const {
+  return MemoryOperations(form, tokens, double(latents_) * double(dims().dim / dims().heads));
 }
 
 }  // namespace cistern

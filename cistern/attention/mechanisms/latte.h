@@ -2,11 +2,12 @@
 // Latte (P004; spec 2.15): latents stand between queries and keys. Read weights P = softmax over
 // the latents of a head of x Wq; each latent holds the softmax(x Wk)-weighted mean of the values.
 // The slot memory's read alone; no key memory.
-#include "cistern/attention/mechanism.h"
+#include "cistern/attention/decay.h"
+#include "cistern/attention/operations.h"
 
 namespace cistern {
 
-class LatteMechanism : public Mechanism {
+class LatteMechanism : public Mechanism, public CountsOperations {
  public:
   // What attention dropout drops: the read weights of every form; or as P004's code, those of the
   // causal form, and what its layer gives.
@@ -14,12 +15,14 @@ class LatteMechanism : public Mechanism {
   struct Options {
     int64_t latents = 0;  // L, over all heads; 0: D
     Dropped dropout = Dropped::kWeights;
+    DecayOptions decay;
   };
   static Fields Describe(Options& options);
   LatteMechanism(const MechanismInfo& info, const Options& options, const AttentionDims& dims);
 
   State EmptyState(int64_t batch, const at::TensorOptions& options)
-      const override;  // memory [B,H,L/H,d], z [B,H,L/H]
+      const override;  // memory [B,H,L/H,d], z [B,H,L/H]; with a gate decay [B,H,L/H or 1], the sum
+                       // of the gates' logarithms over the document so far
   at::Tensor DoExtend(const std::vector<at::Tensor>& x, State& state,
                       const ops::Mask& mask) override;
   void DoWrite(const std::vector<at::Tensor>& x, State& state, const ops::Mask& mask) override;
@@ -28,6 +31,8 @@ class LatteMechanism : public Mechanism {
                         const std::vector<at::Tensor>& x) const override;
   State Merge(const State& first, const State& second) const override;
   double OutputDropout(Form form) const override;
+  std::string FormRefusal(Form form) const override { return DecayRefusal(decay_options_, form); }
+  LeastOperations Operations(Form form, int64_t tokens, int64_t before) const override;
 
  protected:
   // The projections alone: the states are those of the class derived from it, or, where it declares
@@ -40,9 +45,16 @@ class LatteMechanism : public Mechanism {
  private:
   at::Tensor ReadWeights(const at::Tensor& x, double dropout) const;  // [B,H,T,n]
   double WeightDropout(Form form) const;
+  at::Tensor ExtendWith(const std::vector<at::Tensor>& x, State& state, const ops::Mask& mask);
+  // x in double with the log-weights k - G of a gated piece; the gate's tensor is left out.
+  std::vector<at::Tensor> Faded(const std::vector<at::Tensor>& x, const Decay& decay) const;
+  void FadeState(const Decay& decay, State& state) const;
 
   int64_t latents_;
   Dropped dropped_ = Dropped::kWeights;
+  DecayOptions decay_options_;
+  ProjectionId gate_;
+  StateId decay_;
 };
 
 }  // namespace cistern

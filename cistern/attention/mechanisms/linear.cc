@@ -126,4 +126,9 @@ State LinearMechanism::Merge(const State& first, const State& second) const {
   return whole;
 }
 
+LeastOperations LinearMechanism::Operations(Form form, int64_t tokens, int64_t) const {
+  const double width = double(dims().dim / dims().heads);
+  return MemoryOperations(form, tokens, width * double(dims().dim));
+}
+
 }  // namespace cistern

@@ -2,10 +2,11 @@
 // Linear attention with elu + 1 (Katharopoulos et al. 2020, eq. 7; spec 2.3): phi(x) = x + 1 for x
 // > 0, else e^x. The simplest feature map: no parameters, positive, d features a head.
 #include "cistern/attention/feature_attention.h"
+#include "cistern/attention/operations.h"
 
 namespace cistern {
 
-class LinearMechanism : public Mechanism {
+class LinearMechanism : public Mechanism, public CountsOperations {
  public:
   struct Options {
     // False: no denominator; the sum is divided by sqrt(max_length), as the "linear" model of the
@@ -28,6 +29,7 @@ class LinearMechanism : public Mechanism {
   at::Tensor Definition(Form form, const std::vector<at::Tensor>& queries,
                         const std::vector<at::Tensor>& x) const override;
   State Merge(const State& first, const State& second) const override;
+  LeastOperations Operations(Form form, int64_t tokens, int64_t before) const override;
 
  private:
   at::Tensor Features(const at::Tensor& x) const;

@@ -243,4 +243,8 @@ at::Tensor LinformerMechanism::Definition(Form form, const std::vector<at::Tenso
   });
 }
 
+LeastOperations LinformerMechanism::Operations(Form form, int64_t tokens, int64_t) const {
+  return MemoryOperations(form, tokens, 2 * double(options_.slots) * double(dims().dim));
+}
+
 }  // namespace cistern

@@ -6,10 +6,11 @@
 // E[:,t] (x) k_t. A position beyond N, which is `length` or max_length, has no weights and is an
 // Error.
 #include "cistern/attention/mechanism.h"
+#include "cistern/attention/operations.h"
 
 namespace cistern {
 
-class LinformerMechanism : public Mechanism {
+class LinformerMechanism : public Mechanism, public CountsOperations {
  public:
   // Which share one matrix. none: nothing, headwise: the heads, E and F apart; key_value: the
   // heads, and E = F; layerwise: that matrix also serves all layers of the model with this
@@ -52,6 +53,7 @@ class LinformerMechanism : public Mechanism {
                         const std::vector<at::Tensor>& x) const override;
   std::string FormRefusal(Form form) const override;  // mask=none
   bool SeesPadding() const override { return options_.mask == Masking::kNone; }
+  LeastOperations Operations(Form form, int64_t tokens, int64_t before) const override;
 
  protected:
   at::Tensor BidirectionalRows(const std::vector<at::Tensor>& x, const ops::Mask& mask) override;

@@ -41,7 +41,8 @@ MechanismInfo nystrom_mechanism() {
              Json{{"landmarks", 20}, {"exact", true}},
              Json{{"landmarks", 4}, {"start", "batch"}},
              Json{{"landmarks", 4}, {"padding", "zeroes"}, {"conv", 3}},
-             Json{{"landmarks", 4}, {"padding", "front"}}};
+             Json{{"landmarks", 4}, {"padding", "front"}},
+             Json{{"landmarks", 4}, {"padding", "front_masked"}, {"conv", 3}}};
   // The inverse amplifies what rounding did before it: after 6 iterations its norm can reach 30.
   i.tolerance = 1e-5;
   return i;
@@ -68,12 +69,17 @@ Fields NystromMechanism::Describe(Options& options) {
   f.Add("padding", &options.padding,
         "tokens: segments of the row's own tokens. zeroes (Nystromformer's code): the batch's "
         "length, rounded up to a multiple of m, in m equal segments, in whose means padding is "
-        "zeros; front (P002's code): the same, the zeros that round up in front. With both, added "
-        "padding changes results",
-        {{Padding::kTokens, "tokens"}, {Padding::kZeroes, "zeroes"}, {Padding::kFront, "front"}});
+        "zeros; front (P002's code): the same, the zeros that round up in front; front_masked "
+        "(lucidrains): as front, but means of the tokens alone, and no landmark where a segment "
+        "has none. With all three, added padding changes results",
+        {{Padding::kTokens, "tokens"},
+         {Padding::kZeroes, "zeroes"},
+         {Padding::kFront, "front"},
+         {Padding::kFrontMasked, "front_masked"}});
   f.Add("exact", &options.exact,
         "softmax attention in place of the approximation for a row of at most m tokens (with "
-        "padding=zeroes or front: where the batch's length is at most m), as Nystromformer's code "
+        "another padding than tokens: where the batch's length is at most m), as Nystromformer's "
+        "code "
         "for m = N");
   f.Add("conv", &options.conv,
         "taps of a convolution of the values over positions that is added, odd, one filter for "
@@ -155,6 +161,26 @@ Segments Cut(int64_t landmarks, int64_t length, const at::Tensor& like, const op
   return s;
 }
 
+// The same of m equal segments of a length that places in front make a multiple of m.
+Segments CutInFront(int64_t landmarks, int64_t length, const at::Tensor& like,
+                    const ops::Mask& mask) {
+  Segments s;
+  s.count = landmarks;
+  s.longest = (length + landmarks - 1) / landmarks;
+  const int64_t more = landmarks * s.longest - length;
+  const auto index = like.options().dtype(at::kLong).requires_grad(false);
+  const at::Tensor n =
+      (mask.lengths ? *mask.lengths : at::full({1}, length, index)).unsqueeze(1);  // [B or 1,1]
+  const at::Tensor border =
+      (at::arange(landmarks + 1, index) * s.longest - more).clamp_min(0).minimum(n);
+  const at::Tensor begin = border.narrow(1, 0, landmarks);
+  s.size = border.narrow(1, 1, landmarks) - begin;
+  s.token = (begin.unsqueeze(2) + at::arange(s.longest, index))
+                .minimum((n - 1).clamp_min(0).unsqueeze(2))
+                .expand({like.size(0), -1, -1});
+  return s;
+}
+
 // [B,H,T,d] -> [B,H,count,d], zeros where there is no landmark.
 at::Tensor Landmarks(const at::Tensor& x, const Segments& s) {
   const int64_t batch = x.size(0), heads = x.size(1), width = x.size(3);
@@ -195,10 +221,14 @@ at::Tensor NystromMechanism::BidirectionalRows(const std::vector<at::Tensor>& x,
   const double scale = 1 / std::sqrt(double(width)), dropout = is_training() ? dims().dropout : 0;
 
   const bool of_tokens = options_.padding == Padding::kTokens,
-             in_front = options_.padding == Padding::kFront;
-  const Segments segments = of_tokens ? Cut(options_.landmarks, length, q, mask) : Segments();
+             in_front = options_.padding == Padding::kFront,
+             in_front_masked = options_.padding == Padding::kFrontMasked;
+  const Segments segments = of_tokens         ? Cut(options_.landmarks, length, q, mask)
+                            : in_front_masked ? CutInFront(options_.landmarks, length, q, mask)
+                                              : Segments();
   const auto landmarks = [&](const at::Tensor& y) {
-    return of_tokens ? Landmarks(y, segments) : LandmarksWithZeros(y, options_.landmarks, in_front);
+    return of_tokens || in_front_masked ? Landmarks(y, segments)
+                                        : LandmarksWithZeros(y, options_.landmarks, in_front);
   };
   const at::Tensor ql = landmarks(q), kl = landmarks(k);
   at::Tensor scores = at::matmul(ql, kl.transpose(2, 3)) * scale, token,
@@ -238,23 +268,27 @@ at::Tensor NystromMechanism::BidirectionalRows(const std::vector<at::Tensor>& x,
 
 at::Tensor NystromMechanism::Definition(Form, const std::vector<at::Tensor>&,
                                         const std::vector<at::Tensor>& x) const {
-  const bool zeroes = options_.padding != Padding::kTokens;
+  const bool zeroes = options_.padding != Padding::kTokens,
+             masked = options_.padding == Padding::kFrontMasked;
   const int64_t length = x[q_].size(2), m = options_.landmarks,
-                count = zeroes ? m : std::min(m, length);
+                cut = zeroes ? m : std::min(m, length);
   if (x[q_].numel() == 0) return at::zeros_like(x[v_]);
   // Token t belongs to segment floor(t m / T); with zeros, which stand before or behind the tokens,
   // to segment floor(t / l), l the smallest with m l >= T, and the sum is divided by l.
   int64_t equal = 1;
   while (equal * m < length) ++equal;
-  std::vector<std::vector<int64_t>> tokens(static_cast<size_t>(count));
+  std::vector<std::vector<int64_t>> tokens(static_cast<size_t>(cut));
   for (int64_t t = 0; t < length; ++t) {
-    const int64_t place = options_.padding == Padding::kFront ? t + equal * m - length : t;
-    tokens[size_t(zeroes ? place / equal : t * count / length)].push_back(t);
+    const bool behind = masked || options_.padding == Padding::kFront;
+    const int64_t place = behind ? t + equal * m - length : t;
+    tokens[size_t(zeroes ? place / equal : t * cut / length)].push_back(t);
   }
+  if (masked) std::erase_if(tokens, [](const auto& segment) { return segment.empty(); });
+  const auto count = int64_t(tokens.size());
   auto means = [&](const at::Tensor& y) {
     std::vector<at::Tensor> all;
     for (const auto& segment : tokens) {
-      const double size = double(zeroes ? equal : int64_t(segment.size()));
+      const double size = double(zeroes && !masked ? equal : int64_t(segment.size()));
       all.push_back(y.index_select(2, at::tensor(segment, at::kLong)).sum({2}, true) / size);
     }
     return at::cat(all, 2);

@@ -23,8 +23,11 @@ class NystromMechanism : public Mechanism {
   // kZeroes (Nystromformer's repository): padding, and as many positions behind it as make the
   // length a multiple of m, are zeros in the landmarks, plain means of equal segments; keys that
   // are no tokens are masked in B alone. kFront (P002's code): the same, the zeros that make a
-  // multiple of m before the tokens.
-  enum class Padding { kTokens, kZeroes, kFront };
+  // multiple of m before the tokens. kFrontMasked (lucidrains): equal segments of the same places,
+  // but what is no token is masked everywhere: a landmark is the mean of its segment's tokens, and
+  // one without a token is left out. (There its row of A is 1/m in each place, which the exact
+  // inverse gives no weight, and the mean divides by 1e-8 more.) Padding reads, as with the others.
+  enum class Padding { kTokens, kZeroes, kFront, kFrontMasked };
   struct Options {
     int64_t landmarks = 64;  // m
     Inverse inverse = Inverse::kIterative;

@@ -127,6 +127,71 @@ TEST(Nystrom, LandmarksAreMeansOfEqualSegmentsWhereTheyCanBe) {
               1e-12, "padded with large numbers");
 }
 
+// lucidrains' way by plain loops, its masks included: the rows of one batch are padded in front to
+// a multiple of m, sums of a segment are divided by its tokens, three softmaxes are masked with the
+// lowest number. One segment of the second row has no token.
+TEST(Nystrom, PaddedInFrontWithMasks) {
+  const int64_t T = 18, m = 5, l = 4, more = m * l - T;
+  const auto made = Make({{"landmarks", m}, {"inverse", "svd"}, {"padding", "front_masked"}});
+  at::manual_seed(5);
+  const auto x = Inputs(*made, 2, T);
+  const std::vector<int64_t> lengths = {T, 13};
+  const at::Tensor out = made->Bidirectional(x, {Lengths(lengths), {}});
+  const double lowest = -std::numeric_limits<double>::max(), root = std::sqrt(double(kWidth));
+  for (int64_t b = 0; b < 2; ++b) {
+    for (int64_t h = 0; h < kHeads; ++h) {
+      const int64_t N = T + more;
+      const auto real = [&](int64_t place) {
+        return place >= more && place - more < lengths[size_t(b)];
+      };
+      std::vector<at::Tensor> padded;  // q, k, v: [N,d] with zeros
+      for (const at::Tensor& y : x) {
+        const at::Tensor p = at::zeros({N, kWidth}, at::kDouble);
+        for (int64_t place = 0; place < N; ++place) {
+          if (real(place)) p[place].copy_(y[b][h][place - more]);
+        }
+        padded.push_back(p);
+      }
+      const at::Tensor ql = at::zeros({m, kWidth}, at::kDouble), kl = at::zeros_like(ql);
+      std::vector<int64_t> tokens(size_t(m), 0);
+      for (int64_t place = 0; place < N; ++place) {
+        tokens[size_t(place / l)] += real(place) ? 1 : 0;
+        ql[place / l] += padded[0][place];
+        kl[place / l] += padded[1][place];
+      }
+      if (b == 1) {
+        ASSERT_EQ(tokens, (std::vector<int64_t>{2, 4, 4, 3, 0}));
+      }
+      for (int64_t j = 0; j < m; ++j) {
+        ql[j] /= double(tokens[size_t(j)]) + 1e-8;
+        kl[j] /= double(tokens[size_t(j)]) + 1e-8;
+      }
+      const auto softmax = [&](const at::Tensor& a, const at::Tensor& c, auto&& row,
+                               auto&& column) {
+        const at::Tensor s = at::matmul(a, c.t()) / root;
+        for (int64_t i = 0; i < s.size(0); ++i) {
+          for (int64_t j = 0; j < s.size(1); ++j) {
+            if (!row(i) || !column(j)) s[i][j] = lowest;
+          }
+        }
+        return at::softmax(s, 1);
+      };
+      const auto there = [&](int64_t j) { return tokens[size_t(j)] > 0; };
+      const at::Tensor F = softmax(padded[0], kl, real, there), A = softmax(ql, kl, there, there),
+                       B = softmax(ql, padded[1], there, real);
+      const at::Tensor want =
+          at::matmul(F, at::matmul(at::linalg_pinv(A, 1e-15), at::matmul(B, padded[2])));  // [N,d]
+      const int64_t count = lengths[size_t(b)];
+      ExpectClose(out[b][h].narrow(0, 0, count), want.narrow(0, more, count), 1e-6,
+                  StrCat("row ", b));
+    }
+  }
+  // Where m divides the length and nothing is padded, it is the paper's own.
+  const auto y = Inputs(*made, 2, 20);
+  ExpectClose(made->Bidirectional(y, {}),
+              Make({{"landmarks", m}, {"inverse", "svd"}})->Bidirectional(y, {}), 1e-12, "no pads");
+}
+
 TEST(Nystrom, Convolution) {
   at::NoGradGuard guard;
   const auto m = Make({{"landmarks", 4}, {"conv", 35}}), plain = Make({{"landmarks", 4}});

@@ -66,6 +66,7 @@ Fields PerceiverMechanism::Describe(Options& options) {
   f.Add("queries", &options.queries,
         "made of the latents by a linear map, or the latents themselves (P004 eq. 29)",
         {{Queries::kMapped, "mapped"}, {Queries::kLatents, "latents"}});
+  DescribeFourier(f, options.fourier);
   return f;
 }
 
@@ -74,7 +75,11 @@ PerceiverMechanism::PerceiverMechanism(const MechanismInfo& info, const Options&
     : SoftmaxMechanism(info, OwnHeads(info, options, dims),
                        Setup{.own_heads = options.heads > 0 ? options.heads : dims.heads,
                              .rotary = false,
-                             .map_queries = options.queries == Queries::kMapped}) {
+                             .map_queries = options.queries == Queries::kMapped}),
+      fourier_(options.fourier.bands > 0) {
+  if (!fourier_ && options.fourier.max_freq != FourierOptions().max_freq)
+    FailUsage("[perceiver] fourier_max_freq=", options.fourier.max_freq,
+              " has no effect without frequencies; give fourier_bands");
   if (dims.first) return;
   at::Tensor initial = at::empty({1, options.latents, dims.Model()});
   if (options.init == Init::kNormal) {
@@ -84,6 +89,12 @@ PerceiverMechanism::PerceiverMechanism(const MechanismInfo& info, const Options&
     initial.uniform_(-inside, inside).erfinv_().mul_(std::sqrt(2.0) * 0.02);
   }
   AddWeight("latents", latents_, initial, CoreWeight::Kind::kTrained);
+}
+
+std::string PerceiverMechanism::FormRefusal(Form form) const {
+  if (!fourier_ || form != Form::kCross) return "";
+  return "cross form with fourier_bands: they stand beside the tokens of an encoder's first layer, "
+         "and a source comes without positions; use fourier_bands=0";
 }
 
 }  // namespace cistern

@@ -218,4 +218,8 @@ at::Tensor OrthogonalFeatures(int64_t features, int64_t width, int64_t scaling, 
   return at::cat(blocks).to(at::kFloat);
 }
 
+LeastOperations PerformerMechanism::Operations(Form form, int64_t tokens, int64_t) const {
+  return MemoryOperations(form, tokens, double(features_) * double(dims().dim));
+}
+
 }  // namespace cistern

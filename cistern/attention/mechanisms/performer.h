@@ -11,10 +11,11 @@
 // largest w_i . x' of the query, or of all keys. Here c is that of the query, and 0 for keys, since
 // e^(w_i . k' - |k'|^2 / 2) <= e^(|w_i|^2 / 2) cannot overflow as a logarithm, nor look ahead.
 #include "cistern/attention/mechanism.h"
+#include "cistern/attention/operations.h"
 
 namespace cistern {
 
-class PerformerMechanism : public Mechanism {
+class PerformerMechanism : public Mechanism, public CountsOperations {
  public:
   enum class Kernel { kSoftmax, kRelu };
   struct Options {
@@ -38,6 +39,7 @@ class PerformerMechanism : public Mechanism {
   at::Tensor Definition(Form form, const std::vector<at::Tensor>& queries,
                         const std::vector<at::Tensor>& x) const override;
   State Merge(const State& first, const State& second) const override;
+  LeastOperations Operations(Form form, int64_t tokens, int64_t before) const override;
 
  private:
   at::Tensor LogFeatures(const at::Tensor& x, Side side) const;

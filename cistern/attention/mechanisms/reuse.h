@@ -61,10 +61,11 @@ class ReuseMechanism : public SoftmaxMechanism {
 
 // AttentionDims::copied of each of `layers` layers: heads that it copies, 0, or kSkipped. Layers
 // below are counted from 1.
-//   partial    layers 2 to P+1, P <= L-2: the last layer is exact    full  the same with all heads,
-//   P <= L-1 alternate  every second layer: 2, 4, ..., the first P of them    all_end  layers L-P
-//   to L-1: the last is exact skip       layers 2 to P+1 have no attention at all, only the
-//   feed-forward, P <= L-1
+//   partial    layers 2 to P+1, P <= L-2: the last layer is exact
+//   full       the same with all heads, P <= L-1
+//   alternate  every second layer: 2, 4, ..., the first P of them
+//   all_end    layers L-P to L-1: the last is exact
+//   skip       layers 2 to P+1 have no attention at all, only the feed-forward, P <= L-1
 // UsageError where the options do not fit the model, L = 1 among them: there is nothing to reuse.
 std::vector<int64_t> ReusePlan(const Json& options, int64_t heads, int64_t layers);
 

@@ -375,4 +375,9 @@ State RfaMechanism::Merge(const State& first, const State& second) const {
   return whole;
 }
 
+LeastOperations RfaMechanism::Operations(Form form, int64_t tokens, int64_t) const {
+  const double features = double(options_.kernel == Kernel::kArccos ? features_ : 2 * features_);
+  return MemoryOperations(form, tokens, features * double(dims().dim));
+}
+
 }  // namespace cistern

@@ -6,6 +6,7 @@
 // key where they are not. The papers write N(0, tau^2 I); their formula and their code need
 // 1/tau^2.
 #include "cistern/attention/feature_attention.h"
+#include "cistern/attention/operations.h"
 
 namespace cistern {
 
@@ -53,7 +54,7 @@ struct RfaOptions {
   void DescribeBank(Fields& fields);      // bank, draws, seed
 };
 
-class RfaMechanism : public Mechanism {
+class RfaMechanism : public Mechanism, public CountsOperations {
  public:
   using Options = RfaOptions;
   using Variant = Options::Variant;
@@ -75,6 +76,7 @@ class RfaMechanism : public Mechanism {
                         const std::vector<at::Tensor>& x) const override;
   State Merge(const State& first,
               const State& second) const override;  // Error where the two drew different matrices
+  LeastOperations Operations(Form form, int64_t tokens, int64_t before) const override;
 
  protected:
   // With a gate: x has a fourth tensor, the logits [B,H,T,1] of a decay of the memory; only the

@@ -1,6 +1,7 @@
 #include "cistern/attention/mechanisms/softmax.h"
 
 #include <ATen/ATen.h>
+#include <typeinfo>
 
 #include "cistern/attention/definition.h"
 #include "cistern/attention/relative_positions.h"
@@ -288,6 +289,12 @@ void SoftmaxMechanism::CheckState(const State& state) const {
   CISTERN_CHECK(valid.scalar_type() == at::kBool && valid.sizes() == at::IntArrayRef({batch, rows}),
                 "[softmax] expected valid of shape [", batch, ", ", rows, "] and type Bool, got ",
                 valid.sizes(), " and ", at::toString(valid.scalar_type()));
+}
+
+LeastOperations SoftmaxMechanism::Operations(Form form, int64_t tokens, int64_t before) const {
+  // Those derived from it do something else: they copy scores, or read by latents.
+  if (typeid(*this) != typeid(SoftmaxMechanism)) return {};
+  return PairOperations(SeenPairs(form, tokens, before), double(dims().dim));
 }
 
 }  // namespace cistern

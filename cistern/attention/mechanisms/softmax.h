@@ -5,11 +5,12 @@
 #include <functional>
 
 #include "cistern/attention/mechanism.h"
+#include "cistern/attention/operations.h"
 #include "cistern/ops/softmax_attention.h"
 
 namespace cistern {
 
-class SoftmaxMechanism : public Mechanism {
+class SoftmaxMechanism : public Mechanism, public CountsOperations {
  public:
   enum class Scale { kSqrt, kUnit };  // scores are divided by sqrt(d), or by nothing
   struct Options {
@@ -35,6 +36,7 @@ class SoftmaxMechanism : public Mechanism {
   // Leaves q and k to the next layer where that copies scores.
   at::Tensor DoAttend(Form form, const std::vector<at::Tensor>& x, State* state,
                       const ops::Mask& mask, Handles& handles) override;
+  LeastOperations Operations(Form form, int64_t tokens, int64_t before) const override;
 
  protected:
   // Projections q and k of `own_heads` heads, none where there are none, and v of all; the cache

@@ -130,4 +130,8 @@ std::shared_ptr<Mechanism> T2rMechanism::AfterMaps() const {
   return std::make_shared<T2rMechanism>(info(), options_, dims(), true);
 }
 
+LeastOperations T2rMechanism::Operations(Form form, int64_t tokens, int64_t) const {
+  return MemoryOperations(form, tokens, double(options_.features) * double(dims().dim));
+}
+
 }  // namespace cistern

@@ -7,10 +7,11 @@
 // product for the features.
 #include "cistern/attention/feature_attention.h"
 #include "cistern/attention/folding.h"
+#include "cistern/attention/operations.h"
 
 namespace cistern {
 
-class T2rMechanism : public FoldingMechanism {
+class T2rMechanism : public FoldingMechanism, public CountsOperations {
  public:
   struct Options {
     int64_t features = 32;  // m, per head
@@ -39,6 +40,7 @@ class T2rMechanism : public FoldingMechanism {
   std::string FoldRefusal() const override;
   HeadMap FirstMap(size_t projection) const override;
   std::shared_ptr<Mechanism> AfterMaps() const override;
+  LeastOperations Operations(Form form, int64_t tokens, int64_t before) const override;
 
  private:
   at::Tensor Features(const at::Tensor& x,

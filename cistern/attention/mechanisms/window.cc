@@ -305,4 +305,10 @@ State WindowMechanism::Merge(const State& first, const State& second) const {
   return whole;
 }
 
+LeastOperations WindowMechanism::Operations(Form form, int64_t tokens, int64_t before) const {
+  if (dilation_ != 1 || form == Form::kCross)
+    return {};  // pairs at a distance are not counted here
+  return PairOperations(SeenPairs(form, tokens, before, window_), double(dims().dim));
+}
+
 }  // namespace cistern

@@ -4,10 +4,11 @@
 // sister (dilated.h) sees every g-th token and shares all of this code: tokens g apart form g
 // interleaved sequences, each with a window of n.
 #include "cistern/attention/abc_memory.h"
+#include "cistern/attention/operations.h"
 
 namespace cistern {
 
-class WindowMechanism : public Mechanism {
+class WindowMechanism : public Mechanism, public CountsOperations {
  public:
   using EmptySlots = AbcMechanism::EmptySlots;
   struct Options {
@@ -28,6 +29,7 @@ class WindowMechanism : public Mechanism {
   at::Tensor Definition(Form form, const std::vector<at::Tensor>& queries,
                         const std::vector<at::Tensor>& x) const override;
   State Merge(const State& first, const State& second) const override;
+  LeastOperations Operations(Form form, int64_t tokens, int64_t before) const override;
 
  protected:
   WindowMechanism(const MechanismInfo& info, int64_t window, int64_t dilation,

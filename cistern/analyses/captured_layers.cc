@@ -1,0 +1,75 @@
+#include "cistern/analyses/captured_layers.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+
+#include "cistern/base/error.h"
+
+namespace cistern {
+namespace {
+
+int64_t RealOf(const ops::Mask& mask, int64_t row, int64_t length) {
+  if (mask.valid) return mask.valid->select(0, row).sum().item<int64_t>();
+  return mask.lengths ? (*mask.lengths)[row].item<int64_t>() : length;
+}
+
+// The length of the first tensor of the tokens' keys.
+int64_t LengthOf(const Mechanism& core, const std::vector<at::Tensor>& x) {
+  for (size_t i = 0; i < core.Projections().size() && i < x.size(); ++i) {
+    if (core.Projections()[i].side == Side::kKey && x[i].defined()) return x[i].size(2);
+  }
+  Fail("[analyze] ", core.info().name, " has no projection of the tokens that are attended to");
+}
+
+}  // namespace
+
+int64_t CapturedLayer::sources() const {
+  return LengthOf(*core, form == Form::kCross ? written : x);
+}
+
+int64_t CapturedLayer::RealQueries(int64_t row) const { return RealOf(mask, row, queries()); }
+
+int64_t CapturedLayer::RealSources(int64_t row) const {
+  return RealOf(form == Form::kCross ? written_mask : mask, row, sources());
+}
+
+void LayerCapture::Attended(const AttentionCall& call) {
+  CapturedLayer l;
+  l.layer = call.layer, l.options = call.options, l.core = &call.core, l.form = call.form;
+  l.x = call.x, l.mask = call.mask, l.handles = call.handles, l.y = call.y;
+  if (call.read) l.read = *call.read;
+  l.packed = call.packed;
+  if (l.form == Form::kCross) {
+    const auto source = sources_.find(call.layer);
+    CISTERN_CHECK(source != sources_.end(),
+                  "[analyze] a layer reads a state whose writing was not seen");
+    l.written = source->second.x;
+    l.written_mask = source->second.mask;
+  }
+  layers_.push_back(std::move(l));
+}
+
+void LayerCapture::Written(const AttentionLayer& layer, Mechanism&,
+                           const std::vector<at::Tensor>& x, const ops::Mask& mask) {
+  sources_[&layer] = {x, mask};
+}
+
+std::vector<CapturedLayer> LayerCapture::Take() {
+  std::vector<CapturedLayer> all = std::move(layers_);
+  layers_.clear();
+  sources_.clear();
+  std::map<Form, int64_t> counts;
+  for (CapturedLayer& l : all) {
+    // Layers without attention (reuse's placement=skip) are not called; tied ones are their owner.
+    int64_t& number = counts[l.form];
+    number = std::max(number + 1, l.options.dims.layer + 1);
+    l.name = StrCat("layer ", number);
+  }
+  if (counts.size() > 1) {
+    for (CapturedLayer& l : all) l.name = FormName(l.form) + " " + l.name;
+  }
+  return all;
+}
+
+}  // namespace cistern

@@ -1,0 +1,51 @@
+#pragma once
+// What every attention layer of a model was given and gave in one pass, kept so that the layer's
+// core can be run again (implied_weights.h).
+#include <map>
+#include <string>
+#include <vector>
+
+#include "cistern/nn/attention_observer.h"
+
+namespace cistern {
+
+// One attention layer of one pass of a batch. Tensors as in AttentionCall.
+struct CapturedLayer {
+  std::string name;  // "layer 1", "cross layer 2": layers count from 1
+  const AttentionLayer* layer = nullptr;
+  AttentionLayerOptions options;
+  Mechanism* core = nullptr;
+  Form form = Form::kCausal;
+  std::vector<at::Tensor> x, written, read;  // written: of the source, where form is kCross
+  ops::Mask mask, written_mask;
+  Handles handles;
+  at::Tensor y, packed;
+
+  int64_t rows() const { return y.size(0); }
+  int64_t heads() const { return y.size(1); }
+  int64_t queries() const { return y.size(2); }
+  int64_t sources() const;  // tokens that are attended to
+  // Real tokens of a row among the queries and among the sources: those before its padding.
+  int64_t RealQueries(int64_t row) const;
+  int64_t RealSources(int64_t row) const;
+};
+
+// Captures the layers of all passes of this thread while it lives.
+class LayerCapture : public AttentionObserver {
+ public:
+  void Attended(const AttentionCall& call) override;
+  void Written(const AttentionLayer& layer, Mechanism& core, const std::vector<at::Tensor>& x,
+               const ops::Mask& mask) override;
+  // The layers in the order in which they ran, named; leaves none behind.
+  std::vector<CapturedLayer> Take();
+
+ private:
+  struct Source {
+    std::vector<at::Tensor> x;
+    ops::Mask mask;
+  };
+  std::vector<CapturedLayer> layers_;
+  std::map<const AttentionLayer*, Source> sources_;
+};
+
+}  // namespace cistern

@@ -1,0 +1,304 @@
+#include "cistern/analyses/maps.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "cistern/analyses/implied_weights.h"
+#include "cistern/analyses/weighted_words.h"
+#include "cistern/base/error.h"
+
+namespace cistern {
+namespace {
+
+constexpr int64_t kColumns = 256;      // of W at a time
+constexpr int64_t kRankLength = 1024;  // most tokens of a row whose rank is measured
+constexpr int64_t kMostCells = 256;    // of a picture's side
+
+// Mean of blocks of `by` neighbours in both dimensions, [T,S] -> [ceil(T/by),ceil(S/by)].
+at::Tensor BlockMeans(const at::Tensor& w, int64_t by) {
+  if (by == 1) return w;
+  return at::avg_pool2d(w.unsqueeze(0), {by, by}, {by, by}, {0, 0}, true, false).squeeze(0);
+}
+
+bool Chosen(const std::vector<int64_t>& wanted, int64_t number) {
+  return wanted.empty() || std::find(wanted.begin(), wanted.end(), number) != wanted.end();
+}
+
+// Effective rank of each of [H,T,S].
+at::Tensor EffectiveRanks(const at::Tensor& w) {
+  const at::Tensor sigma = at::linalg_svdvals(w.to(at::kDouble));
+  const at::Tensor p = sigma / sigma.sum(-1, true).clamp_min(1e-300);
+  return (-(p * p.clamp_min(1e-300).log()).sum(-1)).exp();
+}
+
+Json Mean(double sum, int64_t count) { return count > 0 ? Json(sum / double(count)) : Json(); }
+
+}  // namespace
+
+const AnalysisInfo& maps_analysis() {
+  static const AnalysisInfo info = [] {
+    AnalysisInfo i;
+    i.name = "maps";
+    i.title = "Implied attention maps";
+    i.summary =
+        "The weights with which each token attends to each other, of any mechanism: heat maps, the "
+        "words weighted, entropy, effective rank, locality.";
+    i.needs = "every model of one text a row; each mechanism that is linear in its values";
+    i.refusal = RowsRefusal;
+    BindAnalysis<MapsAnalysis>(i);
+    return i;
+  }();
+  return info;
+}
+
+Fields MapsAnalysis::Describe(Options& o) {
+  Fields f;
+  f.Add("layers", &o.layers, "layers to look at, from 1; none: all", {1, 4096});
+  f.Add("heads", &o.heads,
+        "heads to draw, from 1; none: the mean over the heads of a layer. The table has all",
+        {1, 4096});
+  f.Add("row", &o.row, "the row of the data that is drawn, from 0", {0, int64_t{1} << 40});
+  f.Add("query", &o.query,
+        "the token whose view of the others is drawn as words, from 1; 0: the last real one",
+        {0, int64_t{1} << 40});
+  f.Add("words", &o.words, "draw the words of a text by their weights");
+  f.Add("rank_rows", &o.rank_rows,
+        "rows whose effective rank is measured: it costs the cube of the length; 0: none",
+        {0, 1 << 30});
+  return f;
+}
+
+MapsAnalysis::MapsAnalysis(const Options& options, const AnalysisContext& context)
+    : options_(options), context_(context) {}
+
+void MapsAnalysis::HeadSums::Merge(const HeadSums& o) {
+  entropy += o.entropy, share += o.share, distance += o.distance, sum += o.sum;
+  negative += o.negative, rank += o.rank;
+  queries += o.queries, shares += o.shares, distances += o.distances, ranks += o.ranks;
+}
+
+void MapsAnalysis::AddRow(const CapturedLayer& layer, int64_t row, LayerSums* sums, Drawn* drawn) {
+  const ImpliedWeights weights(layer, row);
+  const bool all = layer.core->SeesPadding(), causal = layer.form == Form::kCausal;
+  const int64_t queries = all ? layer.queries() : layer.RealQueries(row),
+                sources = all ? layer.sources() : layer.RealSources(row);
+  if (queries == 0 || sources == 0) return;
+  const auto real = at::TensorOptions().dtype(at::kDouble).device(layer.y.device());
+  const int64_t heads = layer.heads(),
+                pool = (std::max(queries, sources) + kMostCells - 1) / kMostCells,
+                step = (kColumns + pool - 1) / pool * pool;
+  const bool ranked =
+      sums->heads[0].ranks < options_.rank_rows && std::max(queries, sources) <= kRankLength;
+  const int64_t asked = options_.query > 0 ? std::min(options_.query, queries) - 1 : queries - 1;
+  const at::Tensor t = at::arange(queries, real).unsqueeze(1);
+  at::Tensor absolute = at::zeros({heads, queries}, real), logs = at::zeros_like(absolute),
+             distance = at::zeros_like(absolute), sum = at::zeros_like(absolute),
+             negative = at::zeros_like(absolute), probe;
+  std::vector<at::Tensor> whole, cells, seen;
+  for (int64_t begin = 0; begin < layer.sources(); begin += step) {
+    const int64_t count = std::min(step, layer.sources() - begin);
+    const at::Tensor columns = weights.Columns(begin, count);
+    const at::Tensor part = weights.Probe(begin, columns);
+    if (part.defined()) probe = probe.defined() ? probe + part : part;
+    const int64_t kept = std::min(count, sources - begin);
+    if (kept <= 0) continue;
+    const at::Tensor w = columns.narrow(1, 0, queries).narrow(2, 0, kept).to(at::kDouble);
+    const at::Tensor a = w.abs();
+    absolute += a.sum(2);
+    logs += (a * a.clamp_min(1e-300).log()).sum(2);
+    sum += w.sum(2);
+    negative += w.clamp_max(0).abs().sum(2);
+    if (layer.form != Form::kCross)
+      distance += (a * (t - at::arange(begin, begin + kept, real)).abs()).sum(2);
+    if (ranked) whole.push_back(w);
+    if (!drawn) continue;
+    seen.push_back(w.select(1, asked));
+    cells.push_back(BlockMeans(w, pool));
+  }
+  weights.Check(probe);
+  const at::Tensor size = absolute.clamp_min(1e-300);
+  const at::Tensor entropy = size.log() - logs / size;  // [H,T]
+  const at::Tensor visible = causal ? at::arange(1, queries + 1, real).clamp_max(double(sources))
+                                    : at::full({queries}, double(sources), real);
+  const at::Tensor several = (visible > 1).to(at::kDouble);
+  const at::Tensor share = entropy / visible.clamp_min(2).log() * several;
+  at::Tensor ranks;
+  if (ranked) ranks = EffectiveRanks(at::cat(whole, 2));
+  const auto of = [&](const at::Tensor& x, int64_t h) { return x[h].sum().item<double>(); };
+  for (int64_t h = 0; h < heads; ++h) {
+    HeadSums& s = sums->heads[size_t(h)];
+    s.entropy += of(entropy, h), s.share += of(share, h), s.sum += of(sum, h);
+    s.negative += of(negative / size, h), s.queries += queries;
+    s.shares += int64_t(several.sum().item<double>());
+    if (layer.form != Form::kCross) s.distance += of(distance / size, h), s.distances += queries;
+    if (ranked) s.rank += ranks[h].item<double>(), ++s.ranks;
+  }
+  if (!drawn) return;
+  drawn->name = layer.name;
+  drawn->queries = queries, drawn->sources = sources, drawn->seen_query = asked;
+  drawn->causal = causal;
+  const at::Tensor picture = at::cat(cells, 2), view = at::cat(seen, 1);
+  if (options_.heads.empty()) {
+    drawn->maps.emplace_back(layer.name, picture.mean(0));
+    drawn->query.emplace_back(layer.name, view.mean(0));
+  }
+  for (int64_t h = 0; h < heads; ++h) {
+    if (options_.heads.empty() || !Chosen(options_.heads, h + 1)) continue;
+    const std::string name = StrCat(layer.name, ", head ", h + 1);
+    drawn->maps.emplace_back(name, picture[h]);
+    drawn->query.emplace_back(name, view[h]);
+  }
+}
+
+void MapsAnalysis::Add(const Batch& batch, const std::vector<CapturedLayer>& layers) {
+  if (layers_.empty()) {
+    for (const CapturedLayer& l : layers)
+      layers_.push_back(
+          {l.name, l.layer->mechanism().info().name, std::vector<HeadSums>(size_t(l.heads()))});
+    for (const int64_t n : options_.layers) {
+      if (n > int64_t(layers.size()))
+        FailUsage("maps.layers=", n, ": the model has ", layers.size(), " layers of attention");
+    }
+    for (const int64_t n : options_.heads) {
+      if (std::none_of(layers.begin(), layers.end(),
+                       [n](const CapturedLayer& l) { return n <= l.heads(); }))
+        FailUsage("maps.heads=", n, ": the layers have ", layers[0].heads(), " heads");
+    }
+  }
+  CISTERN_CHECK(layers.size() == layers_.size(), "[maps] a batch ran ", layers.size(),
+                " layers, the first one ", layers_.size());
+  for (int64_t row = 0; row < batch.rows; ++row, ++rows_) {
+    const bool draws = rows_ == options_.row;
+    for (size_t i = 0; i < layers.size(); ++i) {
+      if (!Chosen(options_.layers, int64_t(i) + 1)) continue;
+      Drawn drawn;
+      AddRow(layers[i], row, &layers_[i], draws ? &drawn : nullptr);
+      if (drawn.maps.empty()) continue;
+      // Masked tokens have moved, latents are no tokens: neither has words.
+      if (batch.tensors.Has("ids") && !batch.tensors.Has("valid") &&
+          layers[i].form != Form::kCross) {
+        const int64_t before = layers[i].queries() - batch["ids"].size(1);
+        if (before == 0 || before == 1) drawn.before = before;
+      }
+      drawn_.push_back(std::move(drawn));
+    }
+    if (!draws || !context_.token || !batch.tensors.Has("ids")) continue;
+    const at::Tensor ids = batch["ids"][row].cpu();
+    for (int64_t t = 0; t < ids.size(0); ++t)
+      words_.push_back(context_.token(ids[t].item<int64_t>()));
+  }
+}
+
+void MapsAnalysis::Merge(const Analysis& other_analysis) {
+  const auto& other = dynamic_cast<const MapsAnalysis&>(other_analysis);
+  if (layers_.empty()) {
+    layers_ = other.layers_;
+  } else {
+    for (size_t i = 0; i < other.layers_.size(); ++i) {
+      for (size_t h = 0; h < layers_[i].heads.size(); ++h)
+        layers_[i].heads[h].Merge(other.layers_[i].heads[h]);
+    }
+  }
+  if (drawn_.empty()) drawn_ = other.drawn_, words_ = other.words_;
+  rows_ += other.rows_;
+}
+
+Figures MapsAnalysis::Report() const {
+  CISTERN_CHECK(rows_ > 0, "[maps] no row was read");
+  Figures f;
+  f.Fact("rows", rows_);
+  f.Text(
+      "The weights with which each token attends to each other, whatever the mechanism: what a "
+      "head gives is these weights times its values. They are exact up to rounding, and checked "
+      "against the layer's output. Of a layer with a memory stream they are the weights of reading "
+      "the slots times those of packing them, the mean over packing's heads.");
+  Figures::Table table{"heads",
+                       "Means over all real queries of " + std::to_string(rows_) +
+                           " rows; the effective rank over fewer rows",
+                       {"layer", "mechanism", "head", "entropy", "share of ln(tokens)", "distance",
+                        "effective rank", "row sum", "negative"},
+                       {}};
+  LineChart entropy{"Entropy by layer", "layer", "share of ln(tokens seen)", {}};
+  LineChart locality{"Locality by layer", "layer", "mean distance in tokens", {}};
+  Series mean_share{"mean over heads", {}, {}}, mean_distance = mean_share;
+  for (size_t i = 0; i < layers_.size(); ++i) {
+    const LayerSums& l = layers_[i];
+    HeadSums all;
+    for (size_t h = 0; h < l.heads.size(); ++h) {
+      const HeadSums& s = l.heads[h];
+      all.Merge(s);
+      if (s.queries == 0) continue;
+      table.rows.push_back({l.name, l.mechanism, int64_t(h) + 1, Mean(s.entropy, s.queries),
+                            Mean(s.share, s.shares), Mean(s.distance, s.distances),
+                            Mean(s.rank, s.ranks), Mean(s.sum, s.queries),
+                            Mean(s.negative, s.queries)});
+    }
+    if (all.shares > 0) {
+      mean_share.x.push_back(double(i) + 1);
+      mean_share.y.push_back(all.share / double(all.shares));
+    }
+    if (all.distances > 0) {
+      mean_distance.x.push_back(double(i) + 1);
+      mean_distance.y.push_back(all.distance / double(all.distances));
+    }
+  }
+  f.Add(std::move(table));
+  entropy.series = {mean_share};
+  locality.series = {mean_distance};
+  entropy.y_from_zero = locality.y_from_zero = true;
+  if (mean_share.x.size() > 1)
+    f.Add("entropy", entropy,
+          "1: a layer's heads look at all tokens alike; 0: each query looks at one token.");
+  if (mean_distance.x.size() > 1)
+    f.Add("locality", locality, "How far away, in tokens, what a query attends to stands.");
+  if (drawn_.empty()) {
+    f.Text(StrCat("Row ", options_.row, " was not among the ", rows_,
+                  " rows that were read, so nothing is drawn."));
+    return f;
+  }
+  f.Heading(StrCat("Row ", options_.row));
+  f.Text(
+      "One line of a map is one query: where it looks. A diagonal is attention to near tokens, a "
+      "vertical stripe a token that all look at, an even area a mean. Long rows are drawn as means "
+      "of neighbouring tokens.");
+  int number = 0;
+  for (const Drawn& d : drawn_) {
+    const int64_t by = (std::max(d.queries, d.sources) + kMostCells - 1) / kMostCells;
+    for (const auto& entry : d.maps) {
+      const at::Tensor map = entry.second.contiguous();
+      HeatMap heat;
+      heat.title = entry.first;
+      heat.x_label = by == 1 ? "token attended to" : StrCat("token attended to / ", by);
+      heat.y_label = by == 1 ? "query" : StrCat("query / ", by);
+      heat.rows = map.size(0), heat.columns = map.size(1);
+      const auto* data = map.const_data_ptr<double>();
+      heat.values.assign(data, data + map.numel());
+      heat.signed_values = map.min().item<double>() < -1e-6;
+      f.Add(StrCat("map-", ++number), heat, "");
+    }
+  }
+  if (!options_.words || words_.empty()) return f;
+  number = 0;
+  f.Heading("Words by weight");
+  for (const Drawn& d : drawn_) {
+    if (d.before < 0) continue;
+    for (const auto& entry : d.query) {
+      std::vector<WeightedWord> words;
+      for (int64_t s = 0; s < entry.second.size(0); ++s) {
+        const int64_t word = s - d.before;
+        const bool hidden = d.causal && s > d.seen_query;
+        words.push_back({word < 0 ? "[cls]" : words_.at(size_t(word)),
+                         hidden ? std::nan("") : entry.second[s].item<double>()});
+      }
+      f.Svg(StrCat("words-", ++number),
+            RenderWords(StrCat(entry.first, ": what token ", d.seen_query + 1, " attends to"),
+                        words, d.seen_query),
+            "");
+    }
+  }
+  return f;
+}
+
+}  // namespace cistern

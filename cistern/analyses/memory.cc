@@ -1,0 +1,255 @@
+#include "cistern/analyses/memory.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "cistern/analyses/implied_weights.h"
+#include "cistern/base/error.h"
+
+namespace cistern {
+namespace {
+
+// Has slots that can be looked at: a memory stream, or slots of keys and values in its state.
+bool HasSlots(const MechanismInfo& info) {
+  if (info.memory == MemoryUse::kFixed || info.HandsOnMemory()) return true;
+  return info.name.starts_with("abc_") || info.name == "gated_slots" ||
+         info.name == "luna_causal" || info.name == "linformer";
+}
+
+at::Tensor RowOfTensor(const at::Tensor& x, int64_t row) {
+  return !x.defined() || x.size(0) == 1 ? x : x.narrow(0, row, 1);
+}
+
+}  // namespace
+
+const AnalysisInfo& memory_analysis() {
+  static const AnalysisInfo info = [] {
+    AnalysisInfo i;
+    i.name = "memory";
+    i.title = "Slots of the memory";
+    i.summary =
+        "Do the slots of a memory differ (P000's degradation)? The learned memory as a picture; "
+        "cosines, effective rank, unique slots, entropy of packing; beside a model of random "
+        "weights.";
+    i.needs =
+        "layers with slots: luna, luna_causal, conv_luna and its ablations, set_transformer, "
+        "shared_workspace, abc_*, gated_slots, linformer";
+    i.refusal = [](const ModelConfig& config) -> std::string {
+      if (std::string refusal = RowsRefusal(config); !refusal.empty()) return refusal;
+      for (const Form form : config.info().forms) {
+        const LayerStack stack = config.Stack(form);
+        for (int64_t l = 0; l < stack.layers(); ++l) {
+          if (HasSlots(FindMechanism(stack.Mechanism(l)))) return "";
+        }
+      }
+      return "none of its layers has a memory of slots; those that do: luna, conv_luna, "
+             "set_transformer, shared_workspace, abc_mlp, gated_slots, linformer";
+    };
+    BindAnalysis<MemoryAnalysis>(i);
+    return i;
+  }();
+  return info;
+}
+
+Fields MemoryAnalysis::Describe(Options& o) {
+  Fields f;
+  f.Add(
+      "reference", &o.reference,
+      "the same figures of a model of this config with random weights (--seed), on the same rows");
+  f.Add("row", &o.row, "the row whose slots are drawn, from 0", {0, int64_t{1} << 40});
+  return f;
+}
+
+MemoryAnalysis::MemoryAnalysis(const Options& options, const AnalysisContext& context)
+    : options_(options), context_(context) {
+  if (!options.reference) return;
+  random_ = MakeModel(context.config, context.seed);
+  random_->to(context.model->options().dtype().toScalarType());
+  random_->eval();
+}
+
+void MemoryAnalysis::Mean::Add(double x) {
+  if (std::isfinite(x)) sum += x, ++count;
+}
+
+void MemoryAnalysis::MemorySums::Add(const at::Tensor& memory) {
+  slots = memory.size(0);
+  const SlotStats s = StatsOfSlots(memory);
+  cosine.Add(s.cosine), rank.Add(s.rank), participation.Add(s.participation);
+  centred_rank.Add(s.centred_rank), centred_participation.Add(s.centred_participation);
+  unique.Add(s.unique);
+}
+
+void MemoryAnalysis::MemorySums::Merge(const MemorySums& o) {
+  slots = std::max(slots, o.slots);
+  cosine.Merge(o.cosine), rank.Merge(o.rank), participation.Merge(o.participation);
+  centred_rank.Merge(o.centred_rank), centred_participation.Merge(o.centred_participation);
+  unique.Merge(o.unique);
+}
+
+void MemoryAnalysis::LayerSums::Merge(const LayerSums& o) {
+  name = o.name, mechanism = o.mechanism;
+  for (const auto& entry : o.memories) memories[entry.first].Merge(entry.second);
+  entropy.Merge(o.entropy), likeness.Merge(o.likeness);
+  tokens.Merge(o.tokens), slots.Merge(o.slots);
+}
+
+void MemoryAnalysis::Draw(const std::string& title, const at::Tensor& memory) {
+  const at::Tensor m = memory.to(at::kDouble).contiguous().cpu();
+  HeatMap map;
+  map.title = title;
+  map.x_label = "feature", map.y_label = "slot";
+  map.rows = m.size(0), map.columns = m.size(1);
+  map.values.assign(m.const_data_ptr<double>(), m.const_data_ptr<double>() + m.numel());
+  map.signed_values = true;
+  map.square = false;
+  map.width = 640;
+  pictures_.push_back(std::move(map));
+}
+
+void MemoryAnalysis::AddStream(const CapturedLayer& layer, int64_t row, LayerSums* sums,
+                               bool drawn) {
+  const ImpliedWeights weights(layer, row);  // checks its two attentions
+  const bool all = layer.core->SeesPadding();
+  const int64_t queries = all ? layer.queries() : layer.RealQueries(row),
+                sources = all ? layer.sources() : layer.RealSources(row);
+  if (sources == 0) return;
+  const at::Tensor packed = layer.packed[row];
+  sums->memories["packed"].Add(packed);
+  sums->slots.Add(MeanCosine(packed));
+  sums->tokens.Add(MeanCosine(layer.y[row].narrow(1, 0, queries).transpose(0, 1).flatten(1)));
+  for (int64_t g = 0; g < weights.Packing().size(0); ++g) {
+    const at::Tensor w = weights.Packing()[g].narrow(1, 0, sources).to(at::kDouble).abs();
+    const at::Tensor p = w / w.sum(1, true).clamp_min(1e-300);
+    if (sources > 1) {
+      const at::Tensor entropy = -(p * p.clamp_min(1e-300).log()).sum(1);
+      sums->entropy.Add(entropy.mean().item<double>() / std::log(double(sources)));
+    }
+    sums->likeness.Add(MeanLikeness(p));
+  }
+  if (drawn) Draw(layer.name + ": what was packed", packed);
+}
+
+void MemoryAnalysis::AddState(const CapturedLayer& layer, int64_t row, LayerSums* sums,
+                              bool drawn) {
+  std::vector<at::Tensor> x;
+  for (const at::Tensor& t : layer.form == Form::kCross ? layer.written : layer.x)
+    x.push_back(RowOfTensor(t, row));
+  const ops::Mask& seen = layer.form == Form::kCross ? layer.written_mask : layer.mask;
+  ops::Mask mask;
+  if (seen.lengths) mask.lengths = RowOfTensor(*seen.lengths, row);
+  if (seen.starts) mask.starts = RowOfTensor(*seen.starts, row);
+  if (layer.RealQueries(row) == 0) return;
+  State state = layer.core->EmptyState(1, layer.y.options().requires_grad(false));
+  layer.core->Write(x, state, mask);
+  for (const char* name : {"key_memory", "value_memory"}) {
+    const at::Tensor memory = state[name][0];  // [H,n,d]
+    for (int64_t h = 0; h < memory.size(0); ++h) sums->memories[name].Add(memory[h]);
+    if (drawn) Draw(StrCat(layer.name, ", head 1: ", name), memory[0]);
+  }
+  const int64_t queries = layer.RealQueries(row);
+  sums->tokens.Add(MeanCosine(layer.y[row].narrow(1, 0, queries).transpose(0, 1).flatten(1)));
+}
+
+void MemoryAnalysis::AddTo(Sums* sums, const std::vector<CapturedLayer>& layers, bool trained) {
+  if (sums->empty()) {
+    bool learned = false;
+    for (const CapturedLayer& l : layers) {
+      LayerSums of{l.name, l.layer->mechanism().info().name, {}, {}, {}, {}, {}};
+      if (l.packed.defined() && !learned) {
+        learned = true;
+        const at::Tensor memory = l.layer->mechanism().InitialMemory()[0];
+        of.memories["learned"].Add(memory);
+        if (trained) Draw("Learned memory", memory);
+      }
+      sums->push_back(std::move(of));
+    }
+  }
+  CISTERN_CHECK(layers.size() == sums->size(), "[memory] a batch ran ", layers.size(),
+                " layers, the first one ", sums->size());
+  for (int64_t row = 0; row < layers[0].rows(); ++row) {
+    const bool drawn = trained && rows_ + row == options_.row;
+    for (size_t i = 0; i < layers.size(); ++i) {
+      const CapturedLayer& l = layers[i];
+      if (l.packed.defined()) {
+        AddStream(l, row, &(*sums)[i], drawn);
+      } else if (HasSlots(l.core->info())) {
+        AddState(l, row, &(*sums)[i], drawn);
+      }
+    }
+  }
+}
+
+void MemoryAnalysis::Add(const Batch& batch, const std::vector<CapturedLayer>& layers) {
+  AddTo(&trained_, layers, true);
+  if (random_) AddTo(&untrained_, RunLayers(*random_, batch), false);
+  rows_ += batch.rows;
+}
+
+void MemoryAnalysis::Merge(const Analysis& other_analysis) {
+  const auto& other = dynamic_cast<const MemoryAnalysis&>(other_analysis);
+  for (auto [to, from] :
+       {std::pair{&trained_, &other.trained_}, std::pair{&untrained_, &other.untrained_}}) {
+    if (to->empty()) to->resize(from->size());
+    for (size_t i = 0; i < from->size(); ++i) {
+      LayerSums sums = (*from)[i];
+      // The learned memory is one, however many rows are read.
+      if (!(*to)[i].name.empty()) sums.memories.erase("learned");
+      (*to)[i].Merge(sums);
+    }
+  }
+  if (pictures_.empty()) pictures_ = other.pictures_;
+  rows_ += other.rows_;
+}
+
+Figures MemoryAnalysis::Report() const {
+  CISTERN_CHECK(rows_ > 0, "[memory] no row was read");
+  Figures f;
+  f.Fact("rows", rows_);
+  f.Text(
+      "A memory that has degraded has slots that are all alike: a mean cosine near 1, an effective "
+      "rank near 1 (of at most the number of slots), few unique slots, and packing that is nearly "
+      "uniform (share of ln(keys) near 1), so that each slot holds the mean of the text. The rank "
+      "of the centred slots does not count an offset that all of them share. Compare with the "
+      "random model: what it has already is no achievement of training, nor its fault.");
+  Figures::Table slots{
+      "slots",
+      StrCat("Slots, each divided by its length; means over ", rows_, " rows (and heads)"),
+      {"layer", "mechanism", "memory", "model", "slots", "cosine", "effective rank",
+       "participation", "centred rank", "centred participation", "unique share"},
+      {}};
+  Figures::Table packing{
+      "packing",
+      "Packing's attention and the outputs of the layer",
+      {"layer", "mechanism", "model", "entropy / ln(keys)", "likeness of slots' attention",
+       "cosine over tokens", "cosine over slots"},
+      {}};
+  for (size_t i = 0; i < trained_.size(); ++i) {
+    for (const Sums* sums : {&trained_, &untrained_}) {
+      if (sums->empty()) continue;
+      const LayerSums& l = (*sums)[i];
+      const char* model = sums == &trained_ ? "trained" : "random";
+      for (const auto& entry : l.memories) {
+        const MemorySums& m = entry.second;
+        slots.rows.push_back({l.name, l.mechanism, entry.first, model, m.slots, m.cosine.Value(),
+                              m.rank.Value(), m.participation.Value(), m.centred_rank.Value(),
+                              m.centred_participation.Value(), m.unique.Value()});
+      }
+      if (l.tokens.count == 0) continue;
+      packing.rows.push_back({l.name, l.mechanism, model, l.entropy.Value(), l.likeness.Value(),
+                              l.tokens.Value(), l.slots.Value()});
+    }
+  }
+  f.Add(std::move(slots));
+  f.Add(std::move(packing));
+  int number = 0;
+  for (const HeatMap& map : pictures_)
+    f.Add(StrCat("map-", ++number), map,
+          "Lines are slots, columns features. Vertical stripes: all slots are equal (P000 Fig 1 a, "
+          "b). Blocks of like lines: a few groups (c, d). Lines that differ: slots that differ.");
+  return f;
+}
+
+}  // namespace cistern

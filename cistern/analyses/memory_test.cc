@@ -1,0 +1,191 @@
+#include "cistern/analyses/memory.h"
+
+#include "cistern/analyses/testing_analyses.h"
+
+namespace cistern {
+namespace {
+
+using testing::Cell;
+using testing::ContextOf;
+using testing::ExpectContains;
+
+TEST(SlotStats, KnownCases) {
+  // One slot, repeated: stripes.
+  const at::Tensor slot = testing::Normal({1, 12});
+  const SlotStats same = StatsOfSlots(slot.expand({8, 12}));
+  EXPECT_NEAR(same.rank, 1, 1e-6);
+  EXPECT_NEAR(same.participation, 1, 1e-9);
+  EXPECT_NEAR(same.cosine, 1, 1e-12);
+  EXPECT_EQ(same.centred_rank, 0);
+  EXPECT_NEAR(same.unique, 1.0 / 8, 1e-12);
+  // Two groups of four orthogonal slots: blocks. The singular values are 2 and 2; centred, one.
+  at::Tensor blocks = at::zeros({8, 12}, at::kDouble);
+  blocks.narrow(0, 0, 4).select(1, 0).fill_(3);
+  blocks.narrow(0, 4, 4).select(1, 5).fill_(0.5);
+  const SlotStats two = StatsOfSlots(blocks);
+  EXPECT_NEAR(two.rank, 2, 1e-9);
+  EXPECT_NEAR(two.participation, 2, 1e-9);
+  EXPECT_NEAR(two.centred_rank, 1, 1e-6);
+  EXPECT_NEAR(two.cosine, (2 * 4 * 3) / 56.0, 1e-12);
+  EXPECT_NEAR(two.unique, 2.0 / 8, 1e-12);
+  // Orthogonal slots: all of them.
+  const SlotStats all = StatsOfSlots(at::eye(6, at::kDouble) * 0.1);
+  EXPECT_NEAR(all.rank, 6, 1e-9);
+  EXPECT_NEAR(all.participation, 6, 1e-9);
+  EXPECT_NEAR(all.cosine, 0, 1e-12);
+  EXPECT_NEAR(all.unique, 1, 1e-12);
+  EXPECT_NEAR(all.centred_rank, 5, 1e-9);
+  // A common offset hides variety from the raw figures, not from the centred ones.
+  const SlotStats offset = StatsOfSlots(at::eye(6, at::kDouble) * 0.05 + 1);
+  EXPECT_LT(offset.rank, 1.3);
+  EXPECT_GT(offset.centred_rank, 4.9);
+}
+
+TEST(SlotStats, PlainLoops) {
+  const at::Tensor m = testing::Normal({7, 5});
+  const auto number = m.accessor<double, 2>();
+  double sum = 0;
+  int64_t joined = 0;
+  for (int64_t a = 0; a < 7; ++a) {
+    for (int64_t b = 0; b < 7; ++b) {
+      if (a == b) continue;
+      double dot = 0, x = 0, y = 0;
+      for (int64_t i = 0; i < 5; ++i) {
+        dot += number[a][i] * number[b][i];
+        x += number[a][i] * number[a][i], y += number[b][i] * number[b][i];
+      }
+      sum += dot / std::sqrt(x * y);
+      joined += dot / std::sqrt(x * y) > 0.95 ? 1 : 0;
+    }
+  }
+  EXPECT_NEAR(MeanCosine(m), sum / 42, 1e-12);
+  EXPECT_EQ(joined, 0);
+  EXPECT_NEAR(StatsOfSlots(m).unique, 1, 1e-12);
+  // Chains count as one: 0, 15, 30 degrees, of which the ends have a cosine below 0.95.
+  const double step = std::acos(-1.0) / 12;
+  at::Tensor chain = at::zeros({3, 2}, at::kDouble);
+  for (int64_t i = 0; i < 3; ++i) {
+    chain[i][0] = std::cos(step * double(i));
+    chain[i][1] = std::sin(step * double(i));
+  }
+  EXPECT_NEAR(StatsOfSlots(chain).unique, 1.0 / 3, 1e-12);
+  const at::Tensor p = at::softmax(testing::Normal({4, 6}), 1);
+  double likeness = 0;
+  for (int64_t a = 0; a < 4; ++a) {
+    for (int64_t b = 0; b < a; ++b) {
+      double distance = 0;
+      for (int64_t s = 0; s < 6; ++s)
+        distance += 0.5 * std::abs(p[a][s].item<double>() - p[b][s].item<double>());
+      likeness += (1 - distance) / 6;
+    }
+  }
+  EXPECT_NEAR(MeanLikeness(p), likeness, 1e-12);
+  EXPECT_TRUE(std::isnan(MeanCosine(m.narrow(0, 0, 1))));
+}
+
+ModelConfig Classifier(const std::string& mechanism, const Json& options) {
+  ModelConfig c;
+  c.kind = "encoder_classifier";
+  c.vocab_size = 23, c.classes = 2, c.dim = 12, c.heads = 2, c.layers = 2, c.max_length = 64;
+  c.attention = {mechanism};
+  c.attention_options[mechanism] = options;
+  return c;
+}
+
+// A learned memory of one repeated slot attends alike with all of its slots; one of keys that are
+// all the same is uniform.
+TEST(Memory, OneRepeatedSlot) {
+  for (const char* mechanism : {"luna", "conv_luna", "only_scaling", "set_transformer"}) {
+    SCOPED_TRACE(mechanism);
+    const auto model = testing::Make<EncoderClassifier>(Classifier(mechanism, Json{{"slots", 5}}));
+    const at::NoGradGuard guard;
+    for (const auto& p : model->named_parameters()) {
+      if (p.key().ends_with("core.memory")) p.value().copy_(p.value().narrow(1, 0, 1).clone());
+    }
+    const Batch batch = testing::IdsBatch(3, 9, {9, 4, 7});
+    MemoryAnalysis analysis({}, ContextOf(model));
+    analysis.Add(batch, RunLayers(*model, batch));
+    const Figures f = analysis.Report();
+    const Figures::Table &slots = f.table("slots"), &packing = f.table("packing");
+    ASSERT_EQ(Cell(slots, 0, "memory"), "learned");
+    EXPECT_EQ(Cell(slots, 0, "model"), "trained");
+    EXPECT_NEAR(Cell(slots, 0, "effective rank").get<double>(), 1, 1e-5);
+    EXPECT_NEAR(Cell(slots, 0, "unique share").get<double>(), 0.2, 1e-12);
+    EXPECT_NEAR(Cell(packing, 0, "likeness of slots' attention").get<double>(), 1, 1e-9);
+    EXPECT_NEAR(Cell(packing, 0, "cosine over slots").get<double>(), 1, 1e-9);
+    EXPECT_LT(Cell(packing, 0, "entropy / ln(keys)").get<double>(), 1 + 1e-9);
+    // The reference has slots of its own.
+    bool random = false;
+    for (size_t i = 0; i < slots.rows.size(); ++i) {
+      if (Cell(slots, i, "model") != "random" || Cell(slots, i, "memory") != "learned") continue;
+      random = true;
+      EXPECT_GT(Cell(slots, i, "effective rank").get<double>(), 2);
+    }
+    EXPECT_TRUE(random);
+  }
+}
+
+// Entropy of packing by plain loops over what luna's first layer was given.
+TEST(Memory, EntropyOfPacking) {
+  const auto model = testing::Make<EncoderClassifier>(Classifier("luna", Json{{"slots", 3}}));
+  const at::NoGradGuard guard;
+  const Batch batch = testing::IdsBatch(2, 8, {8, 5});
+  const auto layers = RunLayers(*model, batch);
+  MemoryAnalysis analysis({.reference = false}, ContextOf(model));
+  analysis.Add(batch, layers);
+  double want = 0;
+  for (int64_t row = 0; row < 2; ++row) {
+    const int64_t keys = layers[0].RealSources(row);
+    for (int64_t h = 0; h < 2; ++h) {
+      for (int64_t m = 0; m < 3; ++m) {
+        std::vector<double> p;
+        double sum = 0, entropy = 0;
+        for (int64_t s = 0; s < keys; ++s) {
+          double dot = 0;
+          for (int64_t c = 0; c < 6; ++c)
+            dot += layers[0].x[2][0][h][m][c].item<double>() *
+                   layers[0].x[1][row][h][s][c].item<double>();
+          p.push_back(std::exp(dot / std::sqrt(6.0)));
+          sum += p.back();
+        }
+        for (const double x : p) entropy -= x / sum * std::log(x / sum);
+        want += entropy / std::log(double(keys)) / 12;
+      }
+    }
+  }
+  const Figures f = analysis.Report();
+  EXPECT_NEAR(Cell(f.table("packing"), 0, "entropy / ln(keys)").get<double>(), want, 1e-9);
+  for (size_t i = 0; i < f.table("slots").rows.size(); ++i)
+    EXPECT_EQ(Cell(f.table("slots"), i, "model"), "trained");
+}
+
+TEST(Memory, PartsMerge) {
+  const auto model = testing::Make<DecoderLm>(testing::SmallLm({"abc_mlp", "gated_slots"}));
+  const at::NoGradGuard guard;
+  const Batch batch = testing::IdsBatch(4, 9);
+  MemoryAnalysis whole({}, ContextOf(model)), first({}, ContextOf(model)),
+      second({}, ContextOf(model));
+  whole.Add(batch, RunLayers(*model, batch));
+  const Batch begin = batch.Rows(0, 1), end = batch.Rows(1, 4);
+  first.Add(begin, RunLayers(*model, begin));
+  second.Add(end, RunLayers(*model, end));
+  first.Merge(second);
+  const Figures a = whole.Report(), b = first.Report();
+  ASSERT_EQ(a.table("slots").rows.size(), 8u);  // two memories, two layers, two models
+  for (size_t i = 0; i < 8; ++i) {
+    EXPECT_NEAR(Cell(a.table("slots"), i, "effective rank").get<double>(),
+                Cell(b.table("slots"), i, "effective rank").get<double>(), 1e-9);
+    EXPECT_NEAR(Cell(a.table("slots"), i, "cosine").get<double>(),
+                Cell(b.table("slots"), i, "cosine").get<double>(), 1e-9);
+  }
+}
+
+// A gated or ABC memory of the whole row is what the definition's weights make of the values.
+TEST(Memory, RefusesModelsWithoutSlots) {
+  ModelConfig c = testing::SmallLm({"softmax", "latte"});
+  ExpectContains(FindAnalysis("memory").refusal(c), {"memory of slots", "conv_luna"});
+  EXPECT_EQ(FindAnalysis("memory").refusal(testing::SmallLm({"softmax", "abc_mlp"})), "");
+}
+
+}  // namespace
+}  // namespace cistern

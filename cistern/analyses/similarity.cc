@@ -1,0 +1,389 @@
+#include "cistern/analyses/similarity.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "cistern/analyses/implied_weights.h"
+#include "cistern/analyses/reuse_plan.h"
+#include "cistern/base/error.h"
+#include "cistern/base/format.h"
+#include "cistern/base/parallel.h"
+
+namespace cistern {
+namespace {
+
+constexpr int64_t kBlock = 64;         // columns of W at a time, of every layer
+constexpr double kProbability = 2e-3;  // how far a row may be from one
+
+// |a - b| summed over n <= 2,048 numbers in lanes, which the compiler makes vectors of.
+double Difference(const float* a, const float* b, int64_t n) {
+  constexpr int64_t kLanes = 16;
+  float lanes[kLanes] = {};
+  int64_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) {
+    for (int64_t j = 0; j < kLanes; ++j) lanes[j] += std::abs(a[i + j] - b[i + j]);
+  }
+  double sum = 0;
+  for (const float lane : lanes) sum += double(lane);
+  for (; i < n; ++i) sum += double(std::abs(a[i] - b[i]));
+  return sum;
+}
+
+// The most alike of the heads of each layer with those of each other: [l][l'] = max_h S(l,h -> l').
+std::vector<std::vector<double>> OfLayers(
+    const std::vector<std::vector<std::vector<double>>>& best) {
+  std::vector<std::vector<double>> out;
+  for (const auto& heads : best) {
+    out.emplace_back(best.size(), 0);
+    for (const auto& head : heads) {
+      for (size_t l = 0; l < best.size(); ++l) out.back()[l] = std::max(out.back()[l], head[l]);
+    }
+  }
+  return out;
+}
+
+}  // namespace
+
+void AddDifferences(const float* rows, int64_t count, int64_t n, double* sums) {
+  constexpr int64_t kChunk = 2048;
+  // Row i has count-1-i partners: rows from both ends together have equally many.
+  ParallelFor((count + 1) / 2, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      for (int64_t at = 0; at < n; at += kChunk) {
+        const int64_t length = std::min(kChunk, n - at);
+        for (const int64_t a : {i, count - 1 - i}) {
+          for (int64_t b = a + 1; b < count; ++b)
+            sums[a * count + b] += Difference(rows + a * n + at, rows + b * n + at, length);
+          if (i == count - 1 - i) break;
+        }
+      }
+    }
+  });
+  for (int64_t a = 0; a < count; ++a) {
+    for (int64_t b = a + 1; b < count; ++b) sums[b * count + a] = sums[a * count + b];
+  }
+}
+
+const AnalysisInfo& similarity_analysis() {
+  static const AnalysisInfo info = [] {
+    AnalysisInfo i;
+    i.name = "similarity";
+    i.title = "Similarity of attention between layers and heads";
+    i.summary =
+        "How alike the heads of a model attend (P001): between layers, adjacent layers by rank, "
+        "how "
+        "many examples are enough; and which scores a Reuse model could take over.";
+    i.needs = "two layers of attention or more over the same tokens";
+    i.refusal = [](const ModelConfig& config) -> std::string {
+      if (std::string refusal = RowsRefusal(config); !refusal.empty()) return refusal;
+      const LayerStack stack = config.Stack(config.info().forms[0]);
+      if (stack.layers() < 2) return "of one layer there is none to compare; use maps";
+      for (int64_t l = 0; l < stack.layers(); ++l) {
+        if (FindMechanism(stack.Mechanism(l)).MakesLatents())
+          return "after " + stack.Mechanism(l) +
+                 " the layers attend to latents and no longer to tokens; use maps";
+      }
+      return "";
+    };
+    BindAnalysis<SimilarityAnalysis>(i);
+    return i;
+  }();
+  return info;
+}
+
+Fields SimilarityAnalysis::Describe(Options& o) {
+  Fields f;
+  f.Add("normalise", &o.normalise,
+        "weights that are no probabilities are made so, |w| / sum |w|; else they are refused");
+  f.Add("threshold", &o.threshold,
+        "how alike heads have to be for the recommended Reuse model to copy them", {0.0, 1.0});
+  return f;
+}
+
+SimilarityAnalysis::SimilarityAnalysis(const Options& options, const AnalysisContext& context)
+    : options_(options), context_(context) {}
+
+std::vector<double> SimilarityAnalysis::MeanOf(const std::vector<double>& sums, int64_t rows) {
+  std::vector<double> mean = sums;
+  for (double& x : mean) x /= double(rows);
+  return mean;
+}
+
+void SimilarityAnalysis::AddRow(const std::vector<const CapturedLayer*>& layers, int64_t row) {
+  const CapturedLayer& some = *layers[0];
+  const bool all = some.core->SeesPadding();
+  const int64_t queries = all ? some.queries() : some.RealQueries(row), heads = first_.back();
+  if (queries == 0) {
+    ++skipped_;
+    return;
+  }
+  std::vector<ImpliedWeights> weights;
+  weights.reserve(layers.size());
+  std::vector<at::Tensor> probes(layers.size()), totals(layers.size()), sizes(layers.size());
+  for (const CapturedLayer* l : layers) weights.emplace_back(*l, row);
+  const auto add = [](at::Tensor* to, const at::Tensor& x) {
+    if (x.defined()) *to = to->defined() ? *to + x : x;
+  };
+  if (options_.normalise) {
+    for (size_t i = 0; i < layers.size(); ++i) {
+      for (int64_t begin = 0; begin < some.sources(); begin += kBlock)
+        add(&sizes[i],
+            weights[i].Columns(begin, std::min(kBlock, some.sources() - begin)).abs().sum(2));
+    }
+  }
+  std::vector<double> differences(size_t(heads * heads), 0);
+  double lowest = 0;
+  for (int64_t begin = 0; begin < some.sources(); begin += kBlock) {
+    const int64_t count = std::min(kBlock, some.sources() - begin);
+    const at::Tensor block = at::empty({heads, queries, count}, at::kFloat);
+    for (size_t i = 0; i < layers.size(); ++i) {
+      at::Tensor w = weights[i].Columns(begin, count);
+      add(&probes[i], weights[i].Probe(begin, w));
+      if (options_.normalise) w = w.abs() / sizes[i].clamp_min(1e-30).unsqueeze(2);
+      w = w.narrow(1, 0, queries);
+      add(&totals[i], w.sum(2));
+      lowest = std::min(lowest, w.min().item<double>());
+      block.narrow(0, first_[i], w.size(0)).copy_(w);
+    }
+    AddDifferences(block.const_data_ptr<float>(), heads, queries * count, differences.data());
+  }
+  for (size_t i = 0; i < layers.size(); ++i) {
+    weights[i].Check(probes[i]);
+    const double off = (totals[i] - 1).abs().max().item<double>();
+    CISTERN_CHECK(lowest >= -kProbability && off <= kProbability, "[similarity] the weights of ",
+                  names_[i], " (", mechanisms_[i], ") are no probabilities: the least is ", lowest,
+                  " and a query's sum is ", off,
+                  " off 1; total variation compares probabilities. --set similarity.normalise=true "
+                  "compares |w| / sum |w| in their place");
+  }
+  for (size_t i = 0; i < sums_.size(); ++i) sums_[i] += 1 - differences[i] / (2 * double(queries));
+  tokens_ += double(queries);
+  ++rows_;
+  if ((rows_ & (rows_ - 1)) == 0) snapshots_.push_back({rows_, sums_});
+}
+
+void SimilarityAnalysis::Add(const Batch& batch, const std::vector<CapturedLayer>& layers) {
+  std::vector<const CapturedLayer*> used;  // of the first form; cross attention has other sources
+  for (const CapturedLayer& l : layers) {
+    if (l.form == layers[0].form) used.push_back(&l);
+  }
+  if (names_.empty()) {
+    first_ = {0};
+    for (const CapturedLayer* l : used) {
+      names_.push_back(l->name);
+      mechanisms_.push_back(l->layer->mechanism().info().name);
+      first_.push_back(first_.back() + l->heads());
+    }
+    other_layers_ = int64_t(layers.size() - used.size());
+    sums_.assign(size_t(first_.back() * first_.back()), 0);
+  }
+  CISTERN_CHECK(used.size() == names_.size() && used.size() >= 2, "[similarity] ", used.size(),
+                " layers of attention ran in a batch; expected two or more, always as many");
+  for (const CapturedLayer* l : used)
+    CISTERN_CHECK(l->queries() == used[0]->queries() && l->sources() == used[0]->sources(),
+                  "[similarity] ", l->name, " attends to ", l->sources(), " tokens, ",
+                  used[0]->name, " to ", used[0]->sources());
+  for (int64_t row = 0; row < batch.rows; ++row) AddRow(used, row);
+}
+
+void SimilarityAnalysis::Merge(const Analysis& other_analysis) {
+  const auto& other = dynamic_cast<const SimilarityAnalysis&>(other_analysis);
+  if (names_.empty()) {
+    *this = other;
+    return;
+  }
+  for (size_t i = 0; i < other.sums_.size(); ++i) sums_[i] += other.sums_[i];
+  rows_ += other.rows_, skipped_ += other.skipped_, tokens_ += other.tokens_;
+}
+
+std::vector<std::vector<std::vector<double>>> SimilarityAnalysis::BestMatches(
+    const std::vector<double>& heads) const {
+  const size_t layers = names_.size();
+  const auto count = size_t(first_.back());
+  std::vector<std::vector<std::vector<double>>> best(layers);
+  for (size_t l = 0; l < layers; ++l) {
+    for (auto h = size_t(first_[l]); h < size_t(first_[l + 1]); ++h) {
+      best[l].emplace_back(layers, 0);
+      for (size_t to = 0; to < layers; ++to) {
+        for (auto g = size_t(first_[to]); g < size_t(first_[to + 1]); ++g)
+          best[l].back()[to] = std::max(best[l].back()[to], heads[h * count + g]);
+      }
+    }
+  }
+  return best;
+}
+
+Figures SimilarityAnalysis::Report() const {
+  CISTERN_CHECK(rows_ > 0, "[similarity] no row with a token was read");
+  const size_t layers = names_.size();
+  const std::vector<double> mean = Heads();
+  const auto best = BestMatches(mean);
+  const auto of_layers = OfLayers(best);
+  Figures f;
+  f.Fact("rows", rows_).Fact("rows_without_tokens", skipped_);
+  f.Text(StrCat(
+      "1 minus the total variation distance between the attention of two heads, the mean over the "
+      "real queries of ",
+      rows_, " rows: 1 means that both always look at the same tokens, 0 that they never do."));
+  if (other_layers_ > 0)
+    f.Text(StrCat(other_layers_,
+                  " layers of another form are left out: they attend to other "
+                  "tokens."));
+  HeatMap map;
+  map.title = "Most similar heads of two layers";
+  map.x_label = "layer compared with", map.y_label = "layer";
+  map.rows = map.columns = int64_t(layers);
+  for (size_t l = 0; l < layers; ++l) {
+    map.row_names.push_back(std::to_string(l + 1));
+    for (const double x : of_layers[l]) map.values.push_back(x);
+  }
+  map.column_names = map.row_names;
+  f.Add("layers", map,
+        "Each cell: the head of the line's layer that is most like some head of the column's "
+        "layer. The darker the cells beside the diagonal against those far from it, the more do "
+        "adjacent layers repeat each other.");
+
+  // Adjacent layers: are they the most alike?
+  Figures::Table by_distance{"distance",
+                             "Mean over pairs of layers that are so far apart",
+                             {"layers apart", "most similar heads", "mean over heads"},
+                             {}};
+  LineChart apart{"Similarity by distance of layers", "layers apart", "similarity", {}};
+  Series most{"most similar heads", {}, {}}, average{"mean over heads of the best match", {}, {}};
+  for (size_t d = 1; d < layers; ++d) {
+    double sum = 0, heads_sum = 0;
+    int64_t pairs = 0, heads = 0;
+    for (size_t l = 0; l < layers; ++l) {
+      for (size_t to = 0; to < layers; ++to) {
+        if (l + d != to && to + d != l) continue;
+        sum += of_layers[l][to], ++pairs;
+        for (const auto& head : best[l]) heads_sum += head[to], ++heads;
+      }
+    }
+    by_distance.rows.push_back({int64_t(d), sum / double(pairs), heads_sum / double(heads)});
+    most.x.push_back(double(d)), most.y.push_back(sum / double(pairs));
+    average.x.push_back(double(d)), average.y.push_back(heads_sum / double(heads));
+  }
+  int64_t adjacent = 0;
+  for (size_t l = 0; l < layers; ++l) {
+    size_t nearest = l == 0 ? 1 : 0;
+    for (size_t to = 0; to < layers; ++to) {
+      if (to != l && of_layers[l][to] > of_layers[l][nearest]) nearest = to;
+    }
+    adjacent += nearest + 1 == l || l + 1 == nearest ? 1 : 0;
+  }
+  f.Fact("layers_most_like_an_adjacent_one", adjacent).Fact("layers", int64_t(layers));
+  f.Text(
+      StrCat("P001: adjacent layers are the most alike. Here the layer most like each is an "
+             "adjacent one for ",
+             adjacent, " of ", layers, " layers."));
+  f.Add(std::move(by_distance));
+  if (layers > 2) {
+    apart.series = {most, average};
+    f.Add("distance", apart, "Falling lines: the further apart, the less alike.");
+  }
+
+  // Fig 3, both directions: heads of a layer from the least to the most alike.
+  Figures::Table ranks{"adjacent",
+                       "Heads by how like the next layer (or the one before) they are",
+                       {"layer", "compared with", "rank", "head", "similarity"},
+                       {},
+                       false};
+  for (const bool forward : {true, false}) {
+    LineChart chart{forward ? "Heads of a layer against the next layer"
+                            : "Heads of a layer against the layer before",
+                    "rank of the head, from the least alike",
+                    "similarity of the best match",
+                    {}};
+    for (size_t l = 0; l < layers; ++l) {
+      if (forward ? l + 1 == layers : l == 0) continue;
+      const size_t to = forward ? l + 1 : l - 1;
+      std::vector<std::pair<double, int64_t>> sorted;
+      for (size_t h = 0; h < best[l].size(); ++h)
+        sorted.emplace_back(best[l][h][to], int64_t(h) + 1);
+      std::sort(sorted.begin(), sorted.end());
+      Series series{StrCat(l + 1, " to ", to + 1), {}, {}};
+      for (size_t r = 0; r < sorted.size(); ++r) {
+        series.x.push_back(double(r) + 1), series.y.push_back(sorted[r].first);
+        ranks.rows.push_back(
+            {int64_t(l) + 1, int64_t(to) + 1, int64_t(r) + 1, sorted[r].second, sorted[r].first});
+      }
+      chart.series.push_back(std::move(series));
+    }
+    f.Add(forward ? "next" : "before", chart,
+          "One line a layer: its heads sorted by how like the best matching head of the other "
+          "layer they are.");
+  }
+  f.Add(std::move(ranks));
+  Figures::Table pairs{
+      "heads", "Every two heads", {"layer", "head", "layer 2", "head 2", "similarity"}, {}, false};
+  const auto count = size_t(first_.back());
+  for (size_t l = 0; l < layers; ++l) {
+    for (auto h = size_t(first_[l]); h < size_t(first_[l + 1]); ++h) {
+      for (size_t to = l; to < layers; ++to) {
+        for (auto g = std::max(h + 1, size_t(first_[to])); g < size_t(first_[to + 1]); ++g)
+          pairs.rows.push_back({int64_t(l) + 1, int64_t(h) - first_[l] + 1, int64_t(to) + 1,
+                                int64_t(g) - first_[to] + 1, mean[h * count + g]});
+      }
+    }
+  }
+  f.Add(std::move(pairs));
+
+  // Fig 6: after how many examples the heat map is what it is in the end.
+  Figures::Table enough{"examples",
+                        "How far the layers' map after the first rows is from the last",
+                        {"rows", "largest difference", "mean difference"},
+                        {}};
+  for (const Snapshot& s : snapshots_) {
+    if (s.rows >= rows_) continue;
+    const auto then = OfLayers(BestMatches(MeanOf(s.sums, s.rows)));
+    double largest = 0, sum = 0;
+    for (size_t l = 0; l < layers; ++l) {
+      for (size_t to = 0; to < layers; ++to) {
+        const double off = std::abs(then[l][to] - of_layers[l][to]);
+        largest = std::max(largest, off), sum += off;
+      }
+    }
+    enough.rows.push_back({s.rows, largest, sum / double(layers * layers)});
+  }
+  if (!enough.rows.empty()) f.Add(std::move(enough));
+
+  f.Heading("A Reuse model");
+  const bool softmax = std::all_of(mechanisms_.begin(), mechanisms_.end(),
+                                   [](const std::string& m) { return m == "softmax"; });
+  const bool even = std::all_of(best.begin(), best.end(),
+                                [&](const auto& heads) { return heads.size() == best[0].size(); });
+  if (!softmax || !even || context_.config.info().forms.size() > 1) {
+    f.Text(
+        "Reuse takes over the scores of exact softmax attention, so nothing is recommended for "
+        "this model; train one with model.attention=softmax in all layers of one stack.");
+    return f;
+  }
+  const ReuseRecommendation r =
+      RecommendReuse(best, context_.config, options_.threshold, tokens_ / double(rows_));
+  if (r.copied == 0) {
+    f.Text(StrCat("No layer has a head that is ", Significant(options_.threshold, 3),
+                  " like one of the layer before: nothing to reuse. A lower "
+                  "similarity.threshold copies what is less alike."));
+    return f;
+  }
+  std::string settings;
+  for (const std::string& s : r.settings)
+    settings += (settings.empty() ? "" : " ") + ("--set " + s);
+  f.Fact("reuse", r.options).Fact("reuse_settings", settings);
+  f.Fact("reuse_copied_heads", r.copied).Fact("reuse_least_similarity", r.least);
+  f.Fact("reuse_flops_share", r.flops_share).Fact("reuse_parameters_share", r.parameters_share);
+  f.Text(StrCat("The heads most alike, ", r.copied, " of ", first_.back(),
+                ", could take over the scores of the layer before; the least alike of them is ",
+                Significant(r.least, 3),
+                " like its source. Predicted for the stack, with "
+                "keep=scores: ",
+                Fixed(100 * r.flops_share, 1), " % of the FLOPs and ",
+                Fixed(100 * r.parameters_share, 1), " % of the parameters. To train it:"));
+  f.Preformatted(settings);
+  return f;
+}
+
+}  // namespace cistern

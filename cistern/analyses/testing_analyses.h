@@ -1,0 +1,62 @@
+#pragma once
+// For the tests of this layer: small models, batches of them, and attention by plain loops.
+#include <string>
+#include <vector>
+
+#include "cistern/analyses/analysis.h"
+#include "cistern/models/testing_models.h"
+#include "cistern/ops/testing.h"
+
+namespace cistern::testing {
+
+inline Batch IdsBatch(int64_t rows, int64_t length, const std::vector<int64_t>& lengths = {}) {
+  Batch batch;
+  batch.rows = rows;
+  batch.tokens = rows * length;
+  batch.Add("ids", Ids(rows, length));
+  batch.Add("targets", Ids(rows, length));
+  if (!lengths.empty()) batch.Add("lengths", Lengths(lengths));
+  return batch;
+}
+
+inline AnalysisContext ContextOf(const std::shared_ptr<Model>& model) {
+  AnalysisContext context;
+  context.model = model;
+  context.config = model->config();
+  return context;
+}
+
+// [H][T][S]: softmax of the queries and keys of a row of a captured softmax layer.
+using Attention = std::vector<std::vector<std::vector<double>>>;
+inline Attention SoftmaxOf(const CapturedLayer& layer, int64_t row) {
+  const at::Tensor q = layer.x[0][row].to(at::kDouble).contiguous(),
+                   k = layer.x[1][row].to(at::kDouble).contiguous();
+  const auto a = q.accessor<double, 3>(), b = k.accessor<double, 3>();
+  Attention out;
+  for (int64_t h = 0; h < q.size(0); ++h) {
+    out.emplace_back();
+    for (int64_t t = 0; t < q.size(1); ++t) {
+      std::vector<double> p(size_t(q.size(1)), 0);
+      double sum = 0;
+      const int64_t seen = layer.form == Form::kCausal ? t + 1 : layer.RealSources(row);
+      for (int64_t s = 0; s < seen; ++s) {
+        double dot = 0;
+        for (int64_t c = 0; c < q.size(2); ++c) dot += a[h][t][c] * b[h][s][c];
+        sum += p[size_t(s)] = std::exp(dot / std::sqrt(double(q.size(2))));
+      }
+      for (double& x : p) x /= sum;
+      out.back().push_back(p);
+    }
+  }
+  return out;
+}
+
+inline Json Cell(const Figures::Table& table, size_t row, const std::string& column) {
+  for (size_t i = 0; i < table.columns.size(); ++i) {
+    if (table.columns[i] == column) return table.rows.at(row).at(i);
+  }
+  ADD_FAILURE() << "no column " << column;
+  return {};
+}
+
+}  // namespace cistern::testing

@@ -1,0 +1,194 @@
+#include "cistern/bench/model.h"
+
+#include <ATen/ATen.h>
+#include <malloc.h>
+
+#include <algorithm>
+#include <chrono>
+
+#include "cistern/base/memory.h"
+#include "cistern/decode/eval_scope.h"
+#include "cistern/decode/measure.h"
+#include "cistern/models/language_model.h"
+#include "cistern/tensors/device.h"
+#include "cistern/train/trainer.h"
+
+namespace cistern::bench {
+namespace {
+
+constexpr double kRate = 1e-5;  // of the updates: the work is the same at any
+
+at::Tensor Ids(int64_t vocab, at::IntArrayRef sizes, const Model& model) {
+  return at::randint(vocab, sizes, at::kLong).to(model.options().device());
+}
+
+// The tensors that this kind of model trains on.
+NamedTensors MadeUp(const Model& model, const ModelSettings& s) {
+  const ModelConfig& config = model.config();
+  NamedTensors batch;
+  const at::Tensor lengths = at::full({s.batch}, s.length, at::kLong).to(model.options().device());
+  for (const std::string& input : model.info().inputs) {
+    const bool optional = input.ends_with("?");
+    const std::string name = optional ? input.substr(0, input.size() - 1) : input;
+    if (name.ends_with("ids") && config.vocab_size > 0) {
+      batch.Set(name, Ids(name == "ids" && model.info().encodes ? config.TargetVocabSize()
+                                                                : config.vocab_size,
+                          {s.batch, s.length}, model));
+    } else if (name == "source") {
+      batch.Set(name, Ids(config.vocab_size, {s.batch, s.length}, model));
+    } else if (name.ends_with("lengths") && !optional) {
+      batch.Set(name, lengths);
+    } else if (!optional) {
+      FailUsage("bench model makes up tokens; a ", config.kind, " reads ", name,
+                " as well: use cistern train --steps, which prints its tokens/s");
+    }
+  }
+  if (!batch.Has("ids"))
+    FailUsage("bench model makes up tokens; this ", config.kind,
+              " reads real values: use cistern train --steps, which prints its tokens/s");
+  batch.Set("targets", model.info().classifies
+                           ? Ids(config.classes, {s.batch}, model)
+                           : Ids(config.TargetVocabSize(), {s.batch, s.length}, model));
+  return batch;
+}
+
+void RequireLength(const ModelConfig& config, int64_t length, const char* what) {
+  if (config.positions == PositionKind::kLearned && length > config.max_length)
+    FailUsage(what, " ", length, " is more than the model's max_length of ", config.max_length,
+              ", up to which its positions are learned");
+}
+
+Json What(const Model& model, const ModelSettings& s, const std::string& phase) {
+  return {{"phase", phase},
+          {"model", model.config().Summary()},
+          {"kind", model.config().kind},
+          {"dtype", s.dtype}};
+}
+
+Row MeasureTraining(const std::shared_ptr<Model>& model, const ModelSettings& s) {
+  TrainingStep step(model, s);
+  Row row;
+  row.what = What(*model, s, "train");
+  row.what["batch"] = s.batch, row.what["length"] = s.length;
+  malloc_trim(0);
+  ResetPeakMemory();
+  const int64_t before = ResidentBytes();
+  step.Run();
+  const int64_t peak = PeakBytes();
+  row.ms = TimeAlternating({{[&] { step.Run(); }}}, s.timer, s.stop).at(0);
+  if (row.ms.runs == 0) {
+    row.skipped = "interrupted";
+    return row;
+  }
+  row.figures["tokens_per_s"] = 1e3 * double(step.tokens()) / row.ms.median;
+  row.figures["steps_per_s"] = 1e3 / row.ms.median;
+  if (before > 0 && peak > before) row.figures["peak_bytes"] = peak - before;
+  row.figures["parameters"] = model->ParameterCount();
+  return row;
+}
+
+std::vector<Row> MeasureDecodes(LanguageModel& model, const ModelSettings& s) {
+  using Clock = std::chrono::steady_clock;
+  constexpr int64_t kPiece = 1024;
+  const EvalScope scope(model);
+  const BFloat16Scope narrow(s.dtype == "bfloat16", model.options().device());
+  const int64_t vocab = model.config().vocab_size;
+  ModelState state = model.EmptyState(1);
+  {  // the first call of every operation is slow
+    ModelState warm = model.EmptyState(1);
+    for (int i = 0; i < 3; ++i) model.Extend(Ids(vocab, {1, 1}, model), warm);
+  }
+  std::vector<Row> rows;
+  int64_t done = 0;
+  for (const int64_t position : s.positions) {
+    Row row;
+    row.what = What(model, s, "decode");
+    row.what["position"] = position;
+    std::vector<double> times;
+    while (done < position && !(s.stop && s.stop())) {
+      CheckStateGrowth(model.config(), state.Bytes(), done);
+      const int64_t piece = std::min(kPiece, position - done);
+      model.Hidden(Ids(vocab, {1, piece}, model), state);
+      done += piece;
+    }
+    const int64_t bytes = model.Compact(state).Bytes();
+    const at::Tensor id = Ids(vocab, {1, 1}, model);
+    for (int64_t i = 0; i < s.decoded && !(s.stop && s.stop()); ++i, ++done) {
+      const auto began = Clock::now();
+      model.Extend(id, state);
+      times.push_back(std::chrono::duration<double, std::milli>(Clock::now() - began).count());
+    }
+    if (times.empty()) {
+      row.skipped = "interrupted";
+    } else {
+      row.ms = SpreadOf(times);
+      row.figures = {{"tokens_per_s", 1e3 / row.ms.median}, {"state_bytes", bytes}};
+    }
+    rows.push_back(std::move(row));
+  }
+  return rows;
+}
+
+}  // namespace
+
+TrainingStep::TrainingStep(std::shared_ptr<Model> model, const ModelSettings& settings)
+    : model_(std::move(model)), settings_(settings) {
+  RequireLength(model_->config(), settings.length, "--length");
+  const int64_t bytes = settings.dtype == "float64" ? 8 : 4;
+  CheckMemory(model_->config(), settings.batch, settings.length, bytes);
+  at::manual_seed(settings.seed);
+  batch_ = MadeUp(*model_, settings);
+  tokens_ = settings.batch * settings.length;
+  optimizer_ = MakeOptimizer(*model_, settings.optimizer);
+}
+
+void TrainingStep::Run() {
+  model_->train();
+  at::Tensor loss;
+  {
+    const BFloat16Scope narrow(settings_.dtype == "bfloat16", model_->options().device());
+    loss = model_->TrainingLoss(batch_);
+  }
+  loss.backward();
+  optimizer_->Step(kRate, settings_.clip);
+}
+
+std::vector<Row> MeasureModel(const std::shared_ptr<Model>& model, const ModelSettings& s) {
+  if (!std::is_sorted(s.positions.begin(), s.positions.end()) ||
+      std::adjacent_find(s.positions.begin(), s.positions.end()) != s.positions.end())
+    FailUsage("--positions have to ascend");
+  std::vector<Row> rows;
+  auto* lm = dynamic_cast<LanguageModel*>(model.get());
+  const bool decodes = s.decode && lm != nullptr && !model->info().encodes && !s.positions.empty();
+  if (decodes) {
+    for (size_t i = 0; i < s.positions.size(); ++i) {
+      // The tokens decoded at one position stand before the next.
+      const int64_t at =
+          i == 0 ? s.positions[0] : std::max(s.positions[i], s.positions[i - 1] + s.decoded);
+      if (at != s.positions[i])
+        FailUsage("--positions ", s.positions[i - 1], " and ", s.positions[i],
+                  " are less than the ", s.decoded, " tokens apart that are decoded at each");
+      RequireLength(model->config(), s.positions[i] + s.decoded,
+                    "--positions, with what is decoded there,");
+    }
+  }
+  if (s.train) rows.push_back(MeasureTraining(model, s));
+  if (decodes) {
+    for (Row& row : MeasureDecodes(*lm, s)) rows.push_back(std::move(row));
+  }
+  if (rows.empty())
+    FailUsage("nothing to measure: a ", model->config().kind, " does not decode without a source");
+  return rows;
+}
+
+const std::vector<Column>& ModelColumns() {
+  using Kind = Column::Kind;
+  static const std::vector<Column> columns = {
+      {"ms", "ms", Kind::kMilliseconds},         {"spread", "spread", Kind::kShare},
+      {"tokens_per_s", "tokens/s", Kind::kRate}, {"steps_per_s", "steps/s", Kind::kRate},
+      {"peak_bytes", "memory", Kind::kBytes},    {"state_bytes", "state", Kind::kBytes},
+      {"parameters", "parameters", Kind::kCount}};
+  return columns;
+}
+
+}  // namespace cistern::bench

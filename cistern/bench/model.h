@@ -1,0 +1,49 @@
+#pragma once
+// `cistern bench model`: a whole model on made-up tokens: training steps, decoding, memory.
+#include <memory>
+
+#include "cistern/bench/profile.h"
+#include "cistern/bench/record.h"
+#include "cistern/models/model.h"
+#include "cistern/train/optimizer.h"
+
+namespace cistern::bench {
+
+struct ModelSettings {
+  int64_t batch = 8, length = 256;  // of a training step
+  OptimizerOptions optimizer;
+  double clip = 1;
+  std::string dtype = "float32";  // bfloat16: linear maps in bfloat16, the rest in float32
+  std::vector<int64_t> positions = {0,
+                                    1024};  // tokens before, where decoding is measured; ascending
+  int64_t decoded = 32;                     // tokens at each of them
+  bool train = true, decode = true;
+  TimerSettings timer;
+  uint64_t seed = 1;
+  std::function<bool()> stop;
+};
+
+// A training step: random tokens, all of them real; loss, gradients, clipping, update. UsageError
+// for kinds of model that read something else than tokens, where lengths or positions go beyond
+// what the model has. The weights change.
+class TrainingStep {
+ public:
+  TrainingStep(std::shared_ptr<Model> model, const ModelSettings& settings);
+  void Run();
+  int64_t tokens() const { return tokens_; }  // of a step: those that rates count
+
+ private:
+  std::shared_ptr<Model> model_;
+  ModelSettings settings_;
+  std::unique_ptr<Optimizer> optimizer_;
+  NamedTensors batch_;
+  int64_t tokens_ = 0;
+};
+
+// Rows "train" and, of language models that need no source, "decode" at each position: one token of
+// one sequence and its logits; its state's bytes.
+std::vector<Row> MeasureModel(const std::shared_ptr<Model>& model, const ModelSettings& settings);
+
+const std::vector<Column>& ModelColumns();
+
+}  // namespace cistern::bench

@@ -1,0 +1,179 @@
+// cistern analyze and cistern statistics, from outside.
+#include <chrono>
+#include <thread>
+
+#include "cistern/cli/testing_cli.h"
+#include "cistern/ops/testing.h"
+
+namespace cistern {
+namespace {
+
+using testing::ExpectContains;
+
+class AnalyzeTest : public CliTest {
+ protected:
+  static Words Analyze(const std::string& model, const std::string& out, const Words& more = {}) {
+    return Words{"analyze", model, TrainedText(), "--out", out, "--threads", "1"} + more;
+  }
+  // Two layers of softmax with two heads.
+  std::string TrainSoftmax() {
+    const std::string out = folder_ / "softmax";
+    const Outcome o = Run(
+        Train(TrainedText(), out, {"--set", "model.attention=softmax", "--set", "model.layers=2"}));
+    EXPECT_EQ(o.code, 0) << o;
+    return out;
+  }
+};
+
+TEST_F(AnalyzeTest, MapsOfATextModel) {
+  const std::string out = folder_ / "seen";
+  const Outcome o = Run(Analyze(Trained(), out, {"--of", "maps", "--rows", "3"}));
+  ASSERT_EQ(o.code, 0) << o;
+  ExpectContains(o.out, {"Implied attention maps", "layer 1", "report: "});
+  const std::string page = ReadFile(out + "/report.html");
+  ExpectContains(page, {"<svg", "Words by weight", "data:image/png;base64,", "3 rows of "});
+  EXPECT_EQ(page.find("src=\"http"), std::string::npos);
+  EXPECT_EQ(page.find("<script"), std::string::npos);
+  const Json maps = ReadJsonFile(out + "/maps.json"), index = ReadJsonFile(out + "/analyze.json");
+  EXPECT_EQ(maps["rows"], 3);
+  EXPECT_EQ(maps["tables"]["heads"].size(), 2u);
+  EXPECT_NEAR(maps["tables"]["heads"][0]["row sum"].get<double>(), 1, 1e-4);
+  EXPECT_EQ(index["complete"], true);
+  for (const Json& file : index["analyses"]["maps"]["files"])
+    EXPECT_TRUE(fs::exists(out + "/" + file.get<std::string>())) << file;
+  ExpectContains(ReadFile(out + "/maps-heads.csv"), {"layer,mechanism,head,entropy"});
+  // The folder is its own: another run replaces what is there.
+  EXPECT_EQ(Run(Analyze(Trained(), out, {"--of", "maps", "--rows", "1", "-q"})).code, 0);
+  EXPECT_EQ(ReadJsonFile(out + "/maps.json")["rows"], 1);
+}
+
+TEST_F(AnalyzeTest, TheModelsOwnDataAndJson) {
+  const Outcome o = Run({"analyze", Trained(), "--out", folder_ / "own", "--of", "maps", "--rows",
+                         "2", "--split", "valid", "--json", "--threads", "1"});
+  ASSERT_EQ(o.code, 0) << o;
+  const Json line = ParseJson(o.out, "out");
+  EXPECT_EQ(line["data"], "its own data, valid");
+  EXPECT_EQ(line["results"]["maps"]["rows"], 2);
+}
+
+TEST_F(AnalyzeTest, WhatDoesNotFitIsRefused) {
+  const std::string out = folder_ / "out";
+  Expect(Analyze(Trained(), out, {"--of", "mapps"}), 2, {"did you mean 'maps'"});
+  Expect(Analyze(Trained(), out, {"--of", "memory"}), 2, {"memory does not fit", "conv_luna"});
+  Expect(Analyze(Trained(), out, {"--of", "similarity"}), 2, {"of one layer", "use maps"});
+  Expect(Analyze(Trained(), out, {"--of", "maps", "--set", "memory.row=1"}), 2,
+         {"memory does not run"});
+  Expect(Analyze(Trained(), out, {"--of", "maps", "--set", "maps.rwo=1"}), 2, {"maps.row"});
+  Expect(Analyze(Trained(), out, {"--of", "maps", "--set", "maps.layers=7", "--rows", "1"}), 2,
+         {"maps.layers=7", "1 layers"});
+  Expect(Analyze(Trained(), out, {"--rows", "-1"}), 2, {"--rows"});
+  Expect({"analyze", Trained(), TrainedText()}, 2, {"--out"});
+  Expect({"analyze", folder_ / "none", TrainedText(), "--out", out}, 1, {"none"});
+  EXPECT_FALSE(fs::exists(out));
+  // A folder of something else stays as it is.
+  const auto before = Contents(Trained());
+  Expect(Analyze(Trained(), Trained(), {"--of", "maps"}), 2, {"something else"});
+  EXPECT_EQ(Contents(Trained()), before);
+}
+
+TEST_F(AnalyzeTest, ListTeaches) {
+  const Outcome o = Run({"analyze", "--list"});
+  ASSERT_EQ(o.code, 0) << o;
+  ExpectContains(o.out, {"maps: ", "similarity: ", "memory: ", "similarity.threshold", "fits: "});
+}
+
+// What is recommended can be trained as it is printed.
+TEST_F(AnalyzeTest, RecommendedReuse) {
+  const std::string model = TrainSoftmax(), out = folder_ / "alike";
+  const Outcome o = Run(Analyze(
+      model, out, {"--of", "similarity", "--rows", "5", "--set", "similarity.threshold=0.1"}));
+  ASSERT_EQ(o.code, 0) << o;
+  const Json result = ReadJsonFile(out + "/similarity.json");
+  const std::string settings = result["reuse_settings"].get<std::string>();
+  ExpectContains(settings, {"--set model.attention=reuse"});
+  ExpectContains(o.out, {settings});
+  EXPECT_LT(result["reuse_parameters_share"].get<double>(), 1);
+  Words words;
+  for (size_t begin = 0; begin < settings.size();) {
+    const size_t end = std::min(settings.find(' ', begin), settings.size());
+    words.push_back(settings.substr(begin, end - begin));
+    begin = end + 1;
+  }
+  const Outcome trained =
+      Run(Train(TrainedText(), folder_ / "reuse", words + Words{"--set", "model.layers=2"}));
+  ASSERT_EQ(trained.code, 0) << trained;
+  EXPECT_EQ(ReadJsonFile(folder_ / "reuse/config.json")["attention"][0], "reuse");
+}
+
+TEST_F(AnalyzeTest, MemoryOfAModelWithSlots) {
+  const std::string model = folder_ / "abc", out = folder_ / "slots";
+  const Outcome o = Run(Train(TrainedText(), model, {"--set", "model.attention=abc_mlp"}));
+  ASSERT_EQ(o.code, 0) << o;
+  const Outcome a = Run(Analyze(model, out, {"--rows", "2"}));  // all that fit
+  ASSERT_EQ(a.code, 0) << a;
+  const Json index = ReadJsonFile(out + "/analyze.json");
+  EXPECT_TRUE(index["analyses"].contains("maps"));
+  EXPECT_TRUE(index["analyses"].contains("memory"));
+  EXPECT_FALSE(index["analyses"].contains("similarity"));
+  EXPECT_EQ(ReadJsonFile(out + "/memory.json")["tables"]["slots"].size(), 4u);
+}
+
+TEST_F(AnalyzeTest, CtrlCKeepsWhatIsDone) {
+  std::string text;
+  for (int i = 0; i < 300; ++i) text += Text();
+  WriteFileAtomically(folder_ / "long.txt", text);
+  const std::string out = folder_ / "cut", prefix = folder_ / "run";
+  const pid_t child = Start({"analyze", Trained(), folder_ / "long.txt", "--of", "maps", "--rows",
+                             "0", "--out", out, "--threads", "1"},
+                            prefix);
+  std::this_thread::sleep_for(std::chrono::seconds(8));
+  ASSERT_EQ(::kill(child, SIGINT), 0);
+  const Outcome o = Wait(child, prefix);
+  EXPECT_EQ(o.code, 130) << o;
+  ExpectContains(o.err, {"interrupted"});
+  if (!fs::exists(out)) return;  // the signal came before the first rows
+  EXPECT_EQ(ReadJsonFile(out + "/analyze.json")["complete"], false);
+  EXPECT_GT(ReadJsonFile(out + "/maps.json")["rows"].get<int64_t>(), 0);
+  ExpectContains(ReadFile(out + "/report.html"), {"then interrupted"});
+}
+
+TEST_F(AnalyzeTest, StatisticsOfResults) {
+  std::string csv = "model,slots,seed,value\n";
+  for (const char* model : {"luna", "conv_luna"}) {
+    for (int slots : {1, 16, 256}) {
+      for (int seed = 1; seed <= 5; ++seed)
+        csv += StrCat(model, ",", slots, ",", seed, ",", slots + 0.1 * seed, "\n");
+    }
+  }
+  WriteFileAtomically(folder_ / "results.csv", csv);
+  const Words words = {"statistics", folder_ / "results.csv", "--method", "slots", "--cell",
+                       "model"};
+  const Outcome o = Run(words + Words{"--json", "--out", folder_ / "tested"});
+  ASSERT_EQ(o.code, 0) << o;
+  const Json tests = ParseJson(o.out, "out")["tables"]["tests"];
+  ASSERT_EQ(tests.size(), 4u);
+  EXPECT_EQ(tests[0]["test"], "Friedman");
+  EXPECT_NEAR(tests[0]["statistic"].get<double>(), 10, 1e-9);
+  EXPECT_NEAR(tests[0]["p exact"].get<double>(), 1.0 / 1296, 1e-9);
+  EXPECT_NEAR(tests[0]["Holm"].get<double>(), 2 * std::exp(-5), 1e-9);
+  EXPECT_EQ(tests[0]["rejected"], "yes");
+  EXPECT_TRUE(fs::exists(folder_ / "tested/report.html"));
+  // Three runs: 1/36 is the least exact p, and two cells need .025.
+  std::string few = "method,seed,value\n";
+  for (int m = 0; m < 2; ++m) {
+    for (int seed = 0; seed < 3; ++seed) few += StrCat(m, ",", seed, ",", m, "\n");
+  }
+  WriteFileAtomically(folder_ / "few.csv", few);
+  const Outcome cannot = Run({"statistics", folder_ / "few.csv"});
+  ASSERT_EQ(cannot.code, 0) << cannot;
+  ExpectContains(cannot.out, {"could not reject whatever the data", "cannot"});
+  WriteFileAtomically(folder_ / "hole.csv", few + "3,1,5\n");
+  Expect({"statistics", folder_ / "hole.csv"}, 1, {"has no value of seed 0"});
+  WriteFileAtomically(folder_ / "twice.csv", few + "1,1,5\n");
+  Expect({"statistics", folder_ / "twice.csv"}, 1, {"a second value", "--cell"});
+  WriteFileAtomically(folder_ / "text.csv", "method,seed,value\na,1,x\n");
+  Expect({"statistics", folder_ / "text.csv"}, 1, {"not a finite number"});
+}
+
+}  // namespace
+}  // namespace cistern

@@ -1,0 +1,151 @@
+// cistern bench from outside: what is printed and written, refusals, exit codes. No speeds.
+#include "cistern/cli/testing_cli.h"
+
+namespace cistern {
+namespace {
+
+class BenchTest : public CliTest {
+ protected:
+  static void SetUpTestSuite() {
+    shared_ = new TestFolder;
+    fs::permissions(shared_->path(), fs::perms(0755));
+  }
+  // Arguments of the smallest run.
+  static Words Ops(const Words& more) {
+    return Words{"bench", "ops",      "--threads", "1",         "--lengths", "20",     "--heads",
+                 "2",     "--widths", "8",         "--seconds", "0.001",     "--runs", "1"} +
+           more;
+  }
+  static Json Parsed(const Outcome& o) {
+    EXPECT_EQ(o.code, 0) << o;
+    return ParseJson(o.out, "output");
+  }
+};
+
+TEST_F(BenchTest, OpsMeasuresASweepAndWritesIt) {
+  const std::string file = folder_ / "a.json";
+  const Outcome o = Run(Ops({"--mechanisms", "latte,nystrom,softmax", "--forms", "causal,decode",
+                             "--set", "latte.latents=8,16", "--json", file}));
+  EXPECT_EQ(o.code, 0) << o;
+  for (const char* phrase :
+       {"GFLOP/s (float32", "GB/s", "tokens/s", "heads 2", "latte", "\"latents\":16",
+        "not supported: [nystrom] has no causal", "forward+backward"})
+    EXPECT_NE(o.out.find(phrase), std::string::npos) << phrase << "\n" << o;
+  const Json json = ReadJsonFile(file);
+  EXPECT_EQ(json["kind"], "ops");
+  // 4 sets of options; causal in two passes, decode in one.
+  ASSERT_EQ(json["rows"].size(), 12u);
+  int64_t measured = 0;
+  for (const Json& row : json["rows"]) {
+    EXPECT_EQ(row["what"]["length"], 20);
+    if (row.contains("skipped")) {
+      EXPECT_EQ(row["what"]["mechanism"], "nystrom");
+      continue;
+    }
+    ++measured;
+    EXPECT_GT(row["ms"]["median"].get<double>(), 0);
+    EXPECT_GT(row["figures"]["tokens_per_s"].get<double>(), 0);
+  }
+  EXPECT_EQ(measured, 9);
+  // A record equals itself; a slower copy does not.
+  const Outcome same = Run({"bench", "diff", file, file});
+  EXPECT_EQ(same.code, 0) << same;
+  EXPECT_NE(same.out.find("9 same, 3 not measured"), std::string::npos) << same;
+  Json slower = json;
+  for (Json& row : slower["rows"]) {
+    if (row.contains("skipped")) continue;
+    for (const char* key : {"low", "median", "high"}) {
+      row["ms"][key] = 3 * row["ms"]["median"].get<double>();
+    }
+  }
+  for (Json& row : slower["rows"]) {
+    if (row.contains("skipped")) continue;
+    row["ms"]["low"] = row["ms"]["high"] = row["ms"]["median"];
+  }
+  const std::string other = folder_ / "b.json";
+  WriteFileAtomically(other, slower.dump());
+  const Outcome worse = Run({"bench", "diff", file, other, "--json", "--fail-slower"});
+  EXPECT_EQ(worse.code, 1) << worse;
+  EXPECT_EQ(ParseJson(worse.out, "diff")["rows"].size(), 12u);
+  EXPECT_EQ(ParseJson(worse.out, "diff")["slower"], 9);
+  slower["machine"]["processor"] = "Another";
+  WriteFileAtomically(other, slower.dump());
+  Expect({"bench", "diff", file, other}, 2, {"Another", "--any-machine"});
+  EXPECT_EQ(Run({"bench", "diff", file, other, "--any-machine"}).code, 0);
+}
+
+TEST_F(BenchTest, JsonOnStandardOutputIsAllThereIs) {
+  const Json json =
+      Parsed(Run(Ops({"--mechanisms", "linear", "--passes", "forward", "--json", "-"})));
+  ASSERT_EQ(json["rows"].size(), 1u);
+  EXPECT_EQ(json["rows"][0]["what"]["threads"], 1);
+  EXPECT_EQ(json["peaks"].size(), json["rows"][0]["figures"].contains("gflops") ? 2u : 1u);
+}
+
+TEST_F(BenchTest, WhatCannotBeMeasuredIsRefusedWithTheReason) {
+  Expect(Ops({"--mechanisms", "nystrom", "--passes", "forward"}), 2, {"[nystrom] has no causal"});
+  Expect(Ops({"--mechanisms", "late"}), 2, {"did you mean 'latte'?"});
+  Expect(Ops({"--mechanisms", "latte", "--forms", "causl"}), 2, {"did you mean 'causal'?"});
+  Expect(Ops({"--mechanisms", "latte", "--set", "latte.latent=8"}), 2, {"did you mean 'latents'?"});
+  Expect(Ops({"--mechanisms", "latte", "--dtypes", "float23"}), 2, {"did you mean 'float32'?"});
+  Expect(Ops({"--mechanisms", "latte", "--isas", "avx9"}), 2, {"SIMD target"});
+  Expect(Ops({"--mechanisms", "latte,latte"}), 2, {"twice"});
+  Expect(Ops({"--mechanisms", "latte", "--batches", "0"}), 2, {"--batches"});
+  Expect({"bench"}, 2, {"subcommand"});
+  Expect({"bench", "diff", folder_ / "none", folder_ / "none"}, 1, {"none"});
+  const std::string file = folder_ / "no-record.json";
+  WriteFileAtomically(file, "{}\n");
+  Expect({"bench", "diff", file, file}, 1, {file, "no file of cistern bench"});
+}
+
+TEST_F(BenchTest, EfficiencyPrintsBrackets) {
+  const Outcome o = Run(
+      {"bench",    "efficiency", "--mechanisms", "latte,nystrom", "--threads", "1", "--heads", "2",
+       "--widths", "8",          "--seconds",    "0.001",         "--runs",    "1", "--from",  "16",
+       "--to",     "32",         "--forms",      "decode"});
+  EXPECT_EQ(o.code, 0) << o;
+  for (const char* phrase : {"less time from", "16 or less", "not supported: [nystrom]"})
+    EXPECT_NE(o.out.find(phrase), std::string::npos) << phrase << "\n" << o;
+  Expect({"bench", "efficiency", "--lengths", "16"}, 2, {"--from and --to"});
+  Expect({"bench", "efficiency", "--from", "32", "--to", "16"}, 2, {"--from 32"});
+}
+
+TEST_F(BenchTest, ModelMeasuresTrainingAndDecoding) {
+  const Words small = {
+      "bench",     "model", "--set",     "model.dim=16", "--set",       "model.heads=2",
+      "--batch",   "2",     "--length",  "16",           "--positions", "0,20",
+      "--decoded", "2",     "--seconds", "0.001",        "--runs",      "1",
+      "--threads", "1"};
+  const Json json = Parsed(Run(small + Words{"--profile", "--json", "-"}));
+  ASSERT_EQ(json["rows"].size(), 3u);
+  EXPECT_EQ(json["rows"][0]["what"]["phase"], "train");
+  EXPECT_GT(json["rows"][0]["figures"]["tokens_per_s"].get<double>(), 0);
+  EXPECT_EQ(json["rows"][2]["what"]["position"], 20);
+  // Latte's state is of one size.
+  EXPECT_EQ(json["rows"][1]["figures"]["state_bytes"], json["rows"][2]["figures"]["state_bytes"]);
+  const Json& profile = json["settings"]["profile"];
+  double sum = profile["outside_ms"].get<double>();
+  bool latte = false;
+  for (const Json& o : profile["operations"]) {
+    sum += o["ms"].get<double>();
+    latte = latte || o["name"] == "cistern::latte";
+  }
+  EXPECT_TRUE(latte) << profile;
+  EXPECT_NEAR(sum, profile["ms"].get<double>(), 1e-6 * sum);
+  Expect(small + Words{"--no-train", "--profile"}, 2, {"--profile"});
+  Expect({"bench", "model", "--positions", "0,1"}, 2, {"tokens apart"});
+  Expect({"bench", "model", "--set", "model.dmi=3"}, 2, {"did you mean 'model.dim'?"});
+}
+
+TEST_F(BenchTest, HelpTeaches) {
+  for (const Words& words :
+       {Words{"bench", "--help"}, Words{"bench", "ops", "--help"}, Words{"bench", "diff", "--help"},
+        Words{"bench", "model", "--help"}, Words{"bench", "efficiency", "--help"}}) {
+    const Outcome o = Run(words);
+    EXPECT_EQ(o.code, 0) << o;
+    EXPECT_NE(o.out.find("Examples:"), std::string::npos) << o;
+  }
+}
+
+}  // namespace
+}  // namespace cistern

@@ -1,0 +1,575 @@
+// The settings of each file in configs/, as the program reads them, against spec.md sections 4 and
+// 7: the tables here are written from that page, not from the files. What a file inherits counts as
+// its own.
+#include <algorithm>
+#include <cmath>
+#include <set>
+#include <variant>
+
+#include "cistern/cli/testing_cli.h"
+
+namespace cistern {
+namespace {
+
+using Value = std::variant<double, std::string>;
+using Settings = std::vector<std::pair<std::string, Value>>;
+
+// What holds for all files of configs/ whose path begins so.
+struct Family {
+  std::string files;
+  Settings settings;
+};
+
+Settings operator+(Settings a, const Settings& b) {
+  a.insert(a.end(), b.begin(), b.end());
+  return a;
+}
+
+Settings Sizes(double layers, double heads, double dim, double ffn) {
+  return {
+      {"model.layers", layers}, {"model.heads", heads}, {"model.dim", dim}, {"model.ffn_dim", ffn}};
+}
+
+Settings Training(double batch, double steps, double rate, double warmup, double decay) {
+  return {{"train.batch", batch},
+          {"train.steps", steps},
+          {"train.lr", rate},
+          {"train.warmup", warmup},
+          {"train.weight_decay", decay}};
+}
+
+Settings Dropouts(double all, double attention, double ffn) {
+  return {
+      {"model.dropout", all}, {"model.attention_dropout", attention}, {"model.ffn_dropout", ffn}};
+}
+
+Settings Adam(const char* kind, double beta1, double beta2, double eps) {
+  return {{"train.optimizer", kind},
+          {"train.beta1", beta1},
+          {"train.beta2", beta2},
+          {"train.eps", eps}};
+}
+
+// ---- spec 4.1 (P000 Table 2), 1.1 to 1.4, 2.11
+
+std::vector<Family> ConvLuna() {
+  const Settings all =
+      Adam("adamw", .9, .999, 1e-8) +
+      Settings{
+          {"train.schedule", "rsqrt"},    {"train.schedule_from", 0.},  {"train.clip", 0.},
+          {"train.decay", "all"},         {"model.norm", "post"},       {"model.norm_eps", 1e-6},
+          {"model.positions", "learned"}, {"model.activation", "gelu"}, {"model.bias", "true"},
+          {"model.dropout", 0.}};
+  const Settings replayed = {{"train.order", "replay"}};
+  const Settings bytes = replayed + Settings{{"task.length", 4000.}, {"task.pad_to", "length"}};
+  const auto stops = [](double every, double patience) {
+    return Settings{{"train.eval_every", every}, {"train.patience", patience}};
+  };
+  std::vector<Family> families = {
+      {"P000/", all},
+      {"P000/text/", Sizes(4, 4, 128, 512) + Training(32, 25'000, .005, 8000, .01) +
+                         Dropouts(0, .1, .1) + bytes + stops(500, 25) +
+                         Settings{{"task.kind", "classify"}, {"task.valid_from", "test"}}},
+      {"P000/matching/", Sizes(4, 4, 128, 512) + Training(32, 30'000, .015, 8000, .04) +
+                             Dropouts(0, .1, .1) + bytes + stops(500, 50) +
+                             Settings{{"task.kind", "retrieval"},
+                                      {"train.eval_drop_last", "true"},
+                                      {"model.two_tower.match", "conv_luna"}}},
+      {"P000/listops/",
+       Sizes(6, 4, 128, 512) + Training(32, 50'000, .005, 1000, .01) + Dropouts(0, .1, .1) +
+           replayed + stops(200, 300) +
+           Settings{{"task.kind", "listops"}, {"task.length", 2000.}, {"task.pad_to", "length"}}},
+      {"P000/cifar/", Sizes(8, 4, 128, 512) + Training(64, 30'000, .01, 700, .01) +
+                          Dropouts(0, 0, 0) + stops(500, 50) +
+                          Settings{{"task.kind", "image"},
+                                   {"task.scale", "conv_luna"},
+                                   {"train.order", "drop_last"},
+                                   {"train.eval_drop_last", "true"}}}};
+  for (const char* task : {"text", "matching", "listops", "cifar"}) {
+    const bool conv = std::string(task) == "listops";
+    for (const double slots : {1., 16., 256.}) {
+      const auto row = [&](const std::string& mechanism, const Settings& more) {
+        const std::string options = "model.attention_options." + mechanism + ".";
+        Settings settings = {{"model.attention", mechanism}, {options + "slots", slots}};
+        for (const auto& [key, value] : more) settings.push_back({options + key, value});
+        families.push_back(
+            {StrCat("P000/", task, "/", mechanism, "-", int64_t(slots), ".toml"), settings});
+      };
+      const Settings filter = {{"filter", conv ? "conv" : "maxpool"},
+                               {"kernel", conv ? 32. : 4.},
+                               {"stride", 1.},
+                               {"mask", "none"}};
+      row("conv_luna", filter);
+      row("only_filtering", filter);
+      row("only_scaling", {});
+      const bool image = std::string(task) == "cifar";
+      families.push_back({StrCat("P000/", task, "/luna-", int64_t(slots), ".toml"),
+                          {{"model.init.cls", image ? "normal(1)" : "xavier_uniform"},
+                           {"model.pooling", "cls"},
+                           {"model.cls_place", "after"}}});
+      row("luna", {{"tie_kv", "false"}, {"sharing", "all"}, {"packed_output", "shared"}});
+    }
+  }
+  return families;
+}
+
+// ---- spec 4.2, 4.3 (P004 Tables 4, 5), 1.1, 1.4
+
+std::vector<Family> Latte() {
+  // Epochs are counted in whole batches, or in fractions of one: to 0.1 %.
+  const auto epochs = [](double number, double rows, double batch) {
+    return Settings{{"~train.steps", number * rows / batch}};
+  };
+  const auto task = [](const char* kind, double batch, double rate, double dropout) {
+    return Settings{{"task.kind", kind},        {"train.batch", batch}, {"train.lr", rate},
+                    {"model.dropout", dropout}, {"model.layers", 6.},   {"model.heads", 4.},
+                    {"train.warmup", 0.}};
+  };
+  std::vector<Family> families = {
+      {"P004/", Adam("adamw", .9, .999, 1e-8) + Settings{{"train.weight_decay", .01},
+                                                         {"train.clip", 1.},
+                                                         {"train.schedule", "cosine"},
+                                                         {"train.min_lr", 0.},
+                                                         {"model.norm", "pre"},
+                                                         {"model.norm_eps", 1e-6},
+                                                         {"model.ffn_dim", 0.},  // 4 D
+                                                         {"model.activation", "gelu_tanh"},
+                                                         {"model.ffn_bias", "true"},
+                                                         {"model.positions", "sinusoidal"}}},
+      {"P004/listops/", task("listops", 64, 1e-3, .1) + epochs(50, 96'000, 64) +
+                            Settings{{"model.dim", 128.}, {"task.length", 2048.}}},
+      {"P004/text/",
+       task("classify", 32, 1e-3, .1) + epochs(32, 25'000, 32) + Settings{{"model.dim", 256.}}},
+      {"P004/image/",
+       task("image", 32, 1e-3, .1) + epochs(200, 45'000, 32) + Settings{{"model.dim", 512.}}},
+      {"P004/pathfinder/", task("pathfinder", 64, 1e-3, .2) + epochs(200, 160'000, 64) +
+                               Settings{{"model.dim", 256.}, {"task.scale", "half"}}},
+      {"P004/retrieval/", epochs(20, 147'086, 32) + Settings{{"task.kind", "retrieval"},
+                                                             {"train.batch", 32.},
+                                                             {"train.lr", 1e-4},
+                                                             {"~train.warmup", .08 * 91'929},
+                                                             {"model.dropout", .1},
+                                                             {"model.layers", 6.},
+                                                             {"model.dim", 128.},
+                                                             {"model.two_tower.match", "latte"}}}};
+  for (const auto& [name, dim] : std::vector<std::pair<std::string, double>>{{"listops", 128},
+                                                                             {"text", 256},
+                                                                             {"image", 512},
+                                                                             {"pathfinder", 256},
+                                                                             {"retrieval", 128}}) {
+    const std::string key = "model.attention_options.latte.latents";
+    families.push_back({"P004/" + name + "/latte-l40", {{key, 40.}}});
+    families.push_back({"P004/" + name + "/latte-ld", {{key, dim}}});
+  }
+  const Settings lm = {{"task.kind", "lm"},        {"model.layers", 12.},
+                       {"model.heads", 12.},       {"model.dim", 516.},
+                       {"model.dropout", 0.},      {"train.lr", 6e-4},
+                       {"train.warmup", 1800.},    {"train.schedule_steps", 600'000.},
+                       {"train.clip_each", "true"}};
+  families.push_back({"P004/openweb/", lm + Settings{{"task.length", 1024.}}});
+  families.push_back({"P004/openweb/latte",
+                      {{"train.batch", 12.}, {"train.accumulate", 2.}, {"train.steps", 300'000.}}});
+  families.push_back({"P004/openweb/softmax",
+                      {{"train.batch", 8.}, {"train.accumulate", 3.}, {"train.steps", 200'000.}}});
+  families.push_back({"P004/enwik8/", lm + Settings{{"task.length", 2000.},
+                                                    {"train.batch", 2.},
+                                                    {"train.accumulate", 4.},
+                                                    {"train.steps", 150'000.}}});
+  return families;
+}
+
+// ---- spec 4.4 (Long Range Arena), and P001 Table 5 on it (2.16, 4.11)
+
+std::vector<Family> LongRangeArena() {
+  const Settings listops = Sizes(4, 8, 512, 1024) + Training(32, 5000, .05, 1000, .1) +
+                           Settings{{"task.kind", "listops"},
+                                    {"task.length", 2000.},
+                                    {"train.schedule", "rsqrt"},
+                                    {"model.pooling", "cls"},
+                                    {"model.dropout", .1}};
+  const Settings text =
+      Sizes(4, 4, 256, 1024) + Training(32, 20'000, .05, 8000, .1) +
+      Settings{{"task.kind", "classify"},   {"task.length", 4000.},   {"task.valid_from", "test"},
+               {"train.schedule", "rsqrt"}, {"model.pooling", "cls"}, {"model.dropout", .1}};
+  const Settings matching = Sizes(4, 4, 128, 512) + Training(32, 5000, .05, 8000, .1) +
+                            Settings{{"task.kind", "retrieval"},       {"task.length", 4000.},
+                                     {"train.schedule", "rsqrt"},      {"model.pooling", "first"},
+                                     {"model.two_tower.match", "lra"}, {"model.dropout", .1}};
+  const Settings image = Sizes(1, 8, 128, 128) + Training(256, 35'000, 5e-4, 175, 0) +
+                         Dropouts(.3, .2, .3) +
+                         Settings{{"task.kind", "image"},   {"task.zero_is_padding", "true"},
+                                  {"model.qkv_dim", 64.},   {"train.schedule", "cosine"},
+                                  {"model.pooling", "cls"}, {"model.positions", "learned"}};
+  const Settings pathfinder =
+      Sizes(4, 4, 32, 32) + Training(512, 62'400, 1e-3, 312, 0) + Dropouts(.2, .1, .2) +
+      Settings{{"task.kind", "pathfinder"}, {"task.contour", 14.},
+               {"model.qkv_dim", 16.},      {"train.schedule", "cosine"},
+               {"model.pooling", "mean"},   {"model.positions", "sinusoidal"}};
+  const Settings path_x =
+      Sizes(1, 2, 32, 32) + Training(64, 500'000, 1e-3, 2500, 0) +
+      Settings{{"task.kind", "pathfinder"},   {"task.size", 128.}, {"model.qkv_dim", 16.},
+               {"model.dropout", .1},         {"train.clip", 1.},  {"model.pooling", "mean"},
+               {"model.positions", "learned"}};
+  const Settings all =
+      Adam("adamw", .9, .98, 1e-9) +
+      Settings{{"model.norm", "pre"}, {"model.activation", "gelu_tanh"}, {"model.head", "relu"}};
+  std::vector<Family> families = {{"lra/", all},
+                                  {"lra/listops", listops},
+                                  {"lra/text", text},
+                                  {"lra/retrieval", matching},
+                                  {"lra/image", image},
+                                  {"lra/pathfinder", pathfinder},
+                                  {"lra/path-x", path_x},
+                                  {"P001/listops/", all + listops},
+                                  {"P001/text/", all + text},
+                                  {"P001/retrieval/", all + matching},
+                                  {"P001/pathfinder/", all + pathfinder}};
+  for (const char* task : {"listops", "text", "retrieval", "pathfinder"}) {
+    const bool eight = std::string(task) == "listops";  // heads; others have four
+    const std::string reuse = "model.attention_options.reuse.";
+    const std::string many = StrCat("P001/", task, eight ? "/full-k8-p" : "/k8-p");
+    families.push_back({StrCat("P001/", task, "/base"), {{"model.attention", "softmax"}}});
+    families.push_back({many + "2", {{reuse + "layers", 2.}, {reuse + "placement", "full"}}});
+    families.push_back({many + "3", {{reuse + "layers", 3.}, {reuse + "placement", "full"}}});
+    families.push_back({StrCat("P001/", task, "/k4-p2"), {{reuse + "layers", 2.}}});
+  }
+  return families;
+}
+
+// ---- spec 4.5, 4.6, 4.7
+
+std::vector<Family> OthersCode() {
+  const Settings luna = {{"train.optimizer", "adam"},
+                         {"train.beta1", .9},
+                         {"train.beta2", .98},
+                         {"train.schedule", "inverse_sqrt"},
+                         {"model.norm", "post"},
+                         {"model.attention", "luna"},
+                         {"model.embedding_norm", "true"},
+                         {"model.final_norm", "false"},
+                         {"model.attention_options.luna.tie_kv", "false"},
+                         {"model.attention_options.luna.slots", 128.}};
+  const auto nystrom = [](double batch, double steps) {
+    return Settings{{"train.batch", batch}, {"train.steps", steps}};
+  };
+  const Settings fig4 =
+      Sizes(4, 8, 256, 512) + Dropouts(0, 0, 0) +
+      Settings{{"seed", 42.},          {"task.kind", "image"},   {"task.colour", "rgb"},
+               {"task.valid", "test"}, {"model.norm_eps", 1e-5}, {"train.schedule", "cosine"},
+               {"train.warmup", 0.},   {"train.clip", 0.}};
+  std::vector<Family> families = {
+      {"luna/", luna},
+      {"luna/listops", Sizes(1, 8, 512, 2048) + Training(32, 5000, 1e-4, 1000, 1e-4)},
+      {"luna/text", Sizes(4, 4, 256, 1024) + Training(32, 20'000, 5e-5, 8000, 1e-4) +
+                        Settings{{"model.dropout", .3}}},
+      {"luna/retrieval", Sizes(4, 4, 128, 512) + Training(32, 20'000, 5e-4, 8000, 1e-4) +
+                             Settings{{"model.two_tower.match", "luna"}}},
+      {"luna/image", Sizes(1, 8, 64, 128) + Training(256, 35'000, 5e-3, 4000, 0) +
+                         Settings{{"model.dropout", .3}, {"model.attention_dropout", .1}}},
+      {"luna/pathfinder", Sizes(1, 4, 128, 128) + Training(512, 62'500, 1e-3, 4000, 0) +
+                              Settings{{"model.dropout", .2}, {"model.pooling", "mean"}}},
+      {"nystrom/", Sizes(2, 2, 64, 128) + Settings{{"train.lr", 1e-4},
+                                                   {"train.schedule", "linear"},
+                                                   {"train.weight_decay", 0.},
+                                                   {"model.positions", "learned"}}},
+      {"nystrom/listops", nystrom(32, 5000)},
+      {"nystrom/image", nystrom(256, 35'000)},
+      {"nystrom/pathfinder", nystrom(256, 62'400)},
+      {"nystrom/retrieval", nystrom(32, 30'000)},
+      {"nystrom/text", nystrom(32, 20'000)},
+      {"P002/", fig4}};
+  for (const char* row : {"linear", "linformer", "nystrom", "rfa", "softmax"}) {
+    families.push_back({StrCat("P002/", row, ".toml"),
+                        {{"train.optimizer", "adam"},
+                         {"train.weight_decay", 0.},
+                         {"train.lr", 5e-4},
+                         {"train.batch", 256.},
+                         {"train.steps", 41. * 195},
+                         {"train.schedule_steps", 50. * 195},
+                         {"train.schedule_every", 195.},
+                         {"train.order", "drop_last"}}});
+    families.push_back({StrCat("P002/later/", row, ".toml"),
+                        {{"train.optimizer", "adamw"},
+                         {"train.weight_decay", .01},
+                         {"train.lr", 1e-4},
+                         {"train.batch", 64.},
+                         {"train.steps", 200. * 781},
+                         {"train.schedule_steps", 200. * 781},
+                         {"train.schedule_every", 781.},
+                         {"train.patience", 5.}}});
+  }
+  families.push_back({"P002/linformer", {{"model.attention_options.linformer.slots", 128.}}});
+  families.push_back({"P002/nystrom",
+                      {{"model.attention_options.nystrom.landmarks", 64.},
+                       {"model.attention_options.nystrom.iterations", 6.}}});
+  families.push_back({"P002/later/nystrom",
+                      {{"model.attention_options.nystrom.landmarks", 128.},
+                       {"model.attention_options.nystrom.inverse", "svd"}}});
+  return families;
+}
+
+// ---- spec 4.8, 4.10 (P003 Tables 10, 12), 4.11 (P001 Table 1)
+
+std::vector<Family> LanguageModels() {
+  const Settings lm = {{"task.kind", "lm"},
+                       {"task.length", 512.},
+                       {"model.heads", 8.},
+                       {"model.dim", 1024.},
+                       {"model.ffn_dim", 4096.},
+                       {"model.vocab_size", 267'744.},
+                       {"model.dropout", .3},
+                       {"model.ffn_dropout", .1},
+                       {"model.final_norm", "false"},
+                       {"model.tie_embeddings", "true"},
+                       {"model.decoder_lm.embedding", "adaptive"},
+                       {"model.decoder_lm.embedding_factor", 4.},
+                       {"model.decoder_lm.adaptive_dropout", .2},
+                       {"train.optimizer", "nag"},
+                       {"train.batch", 64.},
+                       {"train.steps", 286'000.},
+                       {"train.lr", 1.},
+                       {"train.schedule", "cosine_restarts"},
+                       {"train.warmup", 16'000.},
+                       {"train.warmup_init", 1e-7},
+                       {"train.schedule_period", 270'000.},
+                       {"train.schedule_growth", 2.},
+                       {"train.schedule_shrink", .75},
+                       {"train.min_lr", 1e-4},
+                       {"train.clip", .1}};
+  const Settings roberta =
+      Sizes(12, 12, 768, 3072) +
+      Settings{{"model.dropout", .1}, {"task.length", 512.}, {"model.norm", "post"}};
+  std::vector<Family> families = {
+      {"P003/lm/", lm + Settings{{"model.layers", 16.}}},
+      {"P003/lm32/", lm + Settings{{"model.layers", 32.}, {"model.layer_drop", .2}}},
+      {"P003/lm/base", {{"model.attention_dropout", .1}}},
+      {"P003/lm32/base", {{"model.attention_dropout", .1}}},
+      {"P003/mlm/", roberta + Settings{{"task.kind", "mlm"}, {"train.lr", 5e-4}}},
+      {"P003/sst2/", roberta + Training(32, 20'935, 1e-5, 1256, .1) + Adam("adamw", .9, .98, 1e-6) +
+                         Settings{{"train.schedule", "polynomial"}, {"train.clip", 0.}}},
+      {"P001/bert/", Settings{{"task.kind", "mlm"},
+                              {"task.length", 512.},
+                              {"model.dropout", .1},
+                              {"model.attention_dropout", .1},
+                              {"model.norm_eps", 1e-12},
+                              {"train.optimizer", "adamw"},
+                              {"train.weight_decay", .01},
+                              {"train.decay", "matrices"},
+                              {"train.lr", 1e-4},
+                              {"train.warmup", 10'000.},
+                              {"train.schedule", "linear"},
+                              {"train.batch", 512.},
+                              {"train.steps", 1e6}}}};
+  const auto slots = [&](const std::string& file, const std::string& mechanism, double number) {
+    families.push_back({file,
+                        {{"model.attention", mechanism},
+                         {"model.attention_options." + mechanism +
+                              (mechanism == "rfa" || mechanism == "t2r" ? ".features" : ".slots"),
+                          number}}});
+  };
+  slots("P003/lm/abc_mlp-32", "abc_mlp", 32), slots("P003/lm/abc_mlp-64", "abc_mlp", 64);
+  slots("P003/lm/linformer-64", "linformer", 64), slots("P003/lm/abc_random-64", "abc_random", 64);
+  slots("P003/lm32/abc_mlp-32", "abc_mlp", 32), slots("P003/lm32/rfa-32", "rfa", 16);
+  slots("P003/lm32/t2r-32", "t2r", 32);
+  for (const char* folder : {"mlm", "sst2"}) {
+    for (const double n : {64., 128.}) {
+      for (const char* mechanism : {"abc_mlp", "linformer"})
+        slots(StrCat("P003/", folder, "/", mechanism, "-", int64_t(n)), mechanism, n);
+    }
+  }
+  families.push_back({"P001/bert/base.toml", Sizes(12, 12, 768, 0)});
+  families.push_back({"P001/bert/base-k", Sizes(12, 12, 768, 0)});
+  families.push_back({"P001/bert/base-13", Sizes(13, 12, 768, 0)});
+  families.push_back({"P001/bert/large.toml", Sizes(24, 16, 1024, 0)});
+  for (const char* row : {"k", "a", "s"})
+    families.push_back({StrCat("P001/bert/large-", row), Sizes(24, 16, 1024, 0)});
+  families.push_back({"P001/bert/large-26", Sizes(26, 16, 1024, 0)});
+  return families;
+}
+
+// ---- the printed figures, section 7
+
+struct Row {
+  std::string file;
+  double accuracy, spread;  // spread < 0: none is printed
+};
+
+std::vector<Row> Figures() {
+  std::vector<Row> rows;
+  // P000 Tables 1 and 3: text, matching, ListOps, CIFAR.
+  const auto p000 = [&](const std::string& file, const std::vector<double>& f) {
+    const char* tasks[] = {"text", "matching", "listops", "cifar"};
+    for (size_t i = 0; i < 4; ++i)
+      rows.push_back({StrCat("P000/", tasks[i], "/", file, ".toml"), f[2 * i], f[2 * i + 1]});
+  };
+  p000("luna-1", {65.67, .18, 75.46, 1.36, 37.02, .12, 49.06, .64});
+  p000("luna-16", {65.53, .08, 75.93, .89, 36.98, .30, 50.36, .43});
+  p000("luna-256", {65.65, .35, 79.44, .76, 37.21, .22, 50.90, .51});
+  p000("conv_luna-1", {82.10, .45, 81.76, .73, 43.95, 1.75, 56.66, .44});
+  p000("conv_luna-16", {84.25, .16, 80.47, 1.03, 44.14, .69, 56.93, .59});
+  p000("conv_luna-256", {83.29, .15, 80.74, 1.08, 43.56, 2.55, 56.69, .64});
+  p000("only_scaling-1", {65.45, .30, 72.46, .68, 37.12, .47, 49.23, 1.35});
+  p000("only_scaling-16", {66.81, .21, 74.99, 1.67, 37.08, .18, 48.67, .65});
+  p000("only_scaling-256", {66.95, .20, 75.55, .61, 37.52, .33, 48.90, 1.01});
+  p000("only_filtering-1", {82.39, .62, 82.38, .73, 40.44, 2.31, 58.69, 1.13});
+  p000("only_filtering-16", {80.89, .44, 82.66, 1.46, 41.48, 1.74, 58.06, .59});
+  p000("only_filtering-256", {80.27, .97, 82.10, 1.68, 41.24, 1.42, 58.12, .66});
+  // P001 Table 5: ListOps, Text, Retrieval, Path.
+  const auto p001 = [&](const std::string& of_listops, const std::string& file,
+                        const std::vector<double>& f) {
+    const char* tasks[] = {"listops", "text", "retrieval", "pathfinder"};
+    for (size_t i = 0; i < 4; ++i)
+      rows.push_back(
+          {StrCat("P001/", tasks[i], "/", i == 0 ? of_listops : file, ".toml"), f[i], -1});
+  };
+  p001("base", "base", {36.65, 63.29, 58.91, 76.49});
+  p001("k4-p2", "k4-p2", {37.4, 64.07, 58.08, 78.33});
+  p001("full-k8-p2", "k8-p2", {40.2, 64.07, 58.08, 78.33});
+  p001("full-k8-p3", "k8-p3", {39.95, 63.95, 58.72, 82.4});
+  // P004 Table 2: ListOps, Text, Retrieval, Image, Pathfinder.
+  const auto p004 = [&](const std::string& before, const std::string& after,
+                        const std::vector<double>& f) {
+    const char* tasks[] = {"listops", "text", "retrieval", "image", "pathfinder"};
+    for (size_t i = 0; i < f.size(); ++i)
+      rows.push_back({StrCat(before, tasks[i], after, ".toml"), f[i], -1});
+  };
+  p004("P004/", "/latte-l40", {40.18, 64.51, 73.39, 47.55, 75.61});
+  p004("P004/", "/latte-ld", {41.74, 65.15, 72.39, 48.05, 73.68});
+  p004("luna/", "-128", {38.01, 65.74, 79.55, 47.47, 78.89});
+  p004("lra/", "", {36.37, 64.27, 57.46, 42.44, 71.40});
+  p004("lra/", "-linformer", {35.70, 53.94, 52.27});
+  p004("lra/", "-performer", {18.01, 65.40, 53.82});
+  // P002 Figure 4 at its end; P003 Table 5, SST-2.
+  rows.push_back({"P002/linformer.toml", 69.9, -1});
+  rows.push_back({"P002/rfa.toml", 64.4, -1});
+  rows.push_back({"P002/nystrom.toml", 58.5, -1});
+  rows.push_back({"P002/softmax.toml", 57.2, -1});
+  rows.push_back({"P002/linear.toml", 52.8, -1});
+  rows.push_back({"P003/sst2/base.toml", 94.3, -1});
+  rows.push_back({"P003/sst2/linformer-64.toml", 92.4, -1});
+  rows.push_back({"P003/sst2/linformer-128.toml", 93.7, -1});
+  rows.push_back({"P003/sst2/abc_mlp-64.toml", 93.8, -1});
+  rows.push_back({"P003/sst2/abc_mlp-128.toml", 94.4, -1});
+  return rows;
+}
+
+// ---- the files
+
+class PublishedSettings : public CliTest {
+ protected:
+  static std::string Root() {
+    const char* source = std::getenv("CISTERN_SOURCE_DIR");
+    return StrCat(source ? source : ".", "/configs/");
+  }
+
+  // All rows of the papers, by path from configs/, with their settings as the program reads them.
+  static const std::map<std::string, Json>& Files() {
+    static const std::map<std::string, Json> files = [] {
+      std::map<std::string, Json> all;
+      std::vector<std::string> names;
+      for (const auto& entry : fs::recursive_directory_iterator(Root())) {
+        const fs::path path = fs::relative(entry.path(), Root());
+        if (path.extension() != ".toml" || path.filename().string()[0] == '_' ||
+            !path.has_parent_path() || *path.begin() == "protocols")
+          continue;
+        names.push_back(path.string());
+      }
+      const TestFolder out;
+      constexpr size_t kAtOnce = 4;
+      for (size_t i = 0; i < names.size(); i += kAtOnce) {
+        std::vector<std::pair<std::string, pid_t>> running;
+        for (size_t j = i; j < std::min(names.size(), i + kAtOnce); ++j) {
+          running.push_back({names[j], Start({"train", Root() + names[j], "--print-config"},
+                                             out / std::to_string(j))});
+        }
+        for (size_t j = 0; j < running.size(); ++j) {
+          const Outcome o = Wait(running[j].second, out / std::to_string(i + j));
+          EXPECT_EQ(o.code, 0) << running[j].first << "\n" << o;
+          const std::string copy = out / "config.toml";
+          WriteFileAtomically(copy, o.out);
+          all[running[j].first] = ReadTomlFile(copy);
+        }
+      }
+      return all;
+    }();
+    return files;
+  }
+
+  // The value of "train.lr"; "task.length" is of the chosen task.
+  static std::optional<Json> Find(const Json& config, const std::string& key) {
+    const Json* at = &config;
+    std::string rest = key;
+    if (key.starts_with("task.") && key != "task.kind") {
+      const std::string kind = config["task"]["kind"];
+      if (config["task"].contains(kind)) rest = StrCat("task.", kind, ".", key.substr(5));
+    }
+    while (!rest.empty()) {
+      const std::string word = rest.substr(0, rest.find('.'));
+      rest = rest.size() > word.size() ? rest.substr(word.size() + 1) : "";
+      if (!at->is_object() || !at->contains(word)) return std::nullopt;
+      at = &(*at)[word];
+    }
+    return at->is_array() && at->size() == 1 ? (*at)[0] : *at;
+  }
+};
+
+TEST_F(PublishedSettings, AreThoseOfTheSources) {
+  std::set<std::string> checked;
+  for (const auto& families :
+       {ConvLuna(), Latte(), LongRangeArena(), OthersCode(), LanguageModels()}) {
+    for (const Family& family : families) {
+      int fits = 0;
+      for (const auto& file : Files()) {
+        const std::string& name = file.first;
+        if (!name.starts_with(family.files)) continue;
+        ++fits;
+        checked.insert(name);
+        for (const auto& setting : family.settings) {
+          const bool about = setting.first[0] == '~';
+          const std::string key = about ? setting.first.substr(1) : setting.first;
+          // Mechanisms without probabilities of pairs have no attention dropout.
+          const std::optional<Json> found = Find(file.second, key);
+          if (!found) {
+            ADD_FAILURE() << name << " has no " << key;
+          } else if (const auto* number = std::get_if<double>(&setting.second)) {
+            EXPECT_NEAR(found->is_number() ? found->get<double>() : NAN, *number,
+                        (about ? 1e-3 : 1e-12) * std::max(1e-300, std::abs(*number)))
+                << name << " " << key;
+          } else {
+            EXPECT_EQ(found->is_string() ? found->get<std::string>() : found->dump(),
+                      std::get<std::string>(setting.second))
+                << name << " " << key;
+          }
+        }
+      }
+      EXPECT_GT(fits, 0) << "no file begins with " << family.files;
+    }
+  }
+  for (const auto& file : Files())
+    EXPECT_EQ(checked.count(file.first), 1) << file.first << " is in no table of this test";
+}
+
+TEST_F(PublishedSettings, FiguresAreThoseOfTheTables) {
+  std::set<std::string> listed;
+  for (const Row& row : Figures()) {
+    listed.insert(row.file);
+    ASSERT_EQ(Files().count(row.file), 1) << row.file;
+    const Json& config = Files().at(row.file);
+    const auto accuracy = Find(config, "published.results.accuracy"),
+               spread = Find(config, "published.spread.accuracy");
+    ASSERT_TRUE(accuracy) << row.file;
+    EXPECT_DOUBLE_EQ(accuracy->get<double>(), row.accuracy) << row.file;
+    EXPECT_EQ(spread.has_value(), row.spread >= 0) << row.file;
+    if (spread) {
+      EXPECT_DOUBLE_EQ(spread->get<double>(), row.spread) << row.file;
+    }
+  }
+  for (const auto& file : Files()) {
+    if (Find(file.second, "published.results.accuracy")) {
+      EXPECT_EQ(listed.count(file.first), 1) << file.first << " prints a figure of no table here";
+    }
+  }
+}
+
+}  // namespace
+}  // namespace cistern

@@ -1,0 +1,241 @@
+// cistern statistics: do methods differ, over runs of several seeds? (P000 App. A)
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <map>
+
+#include "cistern/analyses/figures.h"
+#include "cistern/analyses/rank_tests.h"
+#include "cistern/base/error.h"
+#include "cistern/base/format.h"
+#include "cistern/cli/command.h"
+#include "cistern/io/atomic_file.h"
+#include "cistern/io/html_report.h"
+#include "cistern/io/json_text.h"
+#include "cistern/io/table_reader.h"
+
+namespace cistern::cli {
+namespace {
+
+struct StatisticsCommand {
+  Common common;
+  std::vector<std::string> files, cells;
+  std::string method = "method", seed = "seed", value = "value", out;
+  double alpha = 0.05;
+  int64_t draws = 10'000;
+};
+
+// Values of a cell (such as a model and a task): method, seed -> value.
+struct ResultCell {
+  std::vector<std::string> methods, seeds;  // in the order of the file
+  std::map<std::pair<std::string, std::string>, double> values;
+};
+
+void AddName(std::vector<std::string>* names, const std::string& name) {
+  if (std::find(names->begin(), names->end(), name) == names->end()) names->push_back(name);
+}
+
+std::vector<std::pair<std::string, ResultCell>> ReadResults(const StatisticsCommand& c) {
+  std::vector<std::pair<std::string, ResultCell>> cells;
+  for (const std::string& path : c.files) {
+    TableReader reader(path);
+    const size_t method = reader.Column(c.method), seed = reader.Column(c.seed),
+                 value = reader.Column(c.value);
+    std::vector<size_t> names;
+    for (const std::string& cell : c.cells) names.push_back(reader.Column(cell));
+    std::vector<std::string> row;
+    while (reader.Next(&row)) {
+      const std::string where = StrCat(path, ":", reader.line());
+      char* end = nullptr;
+      const double number = std::strtod(row[value].c_str(), &end);
+      CISTERN_CHECK(!row[value].empty() && *end == 0 && std::isfinite(number), where, ": ", c.value,
+                    " is '", row[value], "', not a finite number");
+      std::string name;
+      for (const size_t i : names) name += (name.empty() ? "" : ", ") + row[i];
+      auto found = std::find_if(cells.begin(), cells.end(),
+                                [&](const auto& entry) { return entry.first == name; });
+      if (found == cells.end()) found = cells.insert(cells.end(), {name, {}});
+      ResultCell& cell = found->second;
+      AddName(&cell.methods, row[method]);
+      AddName(&cell.seeds, row[seed]);
+      CISTERN_CHECK(cell.values.emplace(std::pair(row[method], row[seed]), number).second, where,
+                    ": a second value of ", c.method, " ", row[method], " and ", c.seed, " ",
+                    row[seed], name.empty() ? "" : " in " + name,
+                    "; name the columns that tell them apart with --cell");
+    }
+  }
+  CISTERN_CHECK(!cells.empty(), "the files have no rows");
+  for (const auto& entry : cells) {
+    const std::string in = entry.first.empty() ? "" : " in " + entry.first;
+    CISTERN_CHECK(entry.second.methods.size() >= 2, "there is one ", c.method, " alone", in,
+                  "; nothing to compare");
+    for (const std::string& m : entry.second.methods) {
+      for (const std::string& s : entry.second.seeds)
+        CISTERN_CHECK(entry.second.values.count({m, s}) == 1, c.method, " ", m, " has no value of ",
+                      c.seed, " ", s, in, "; Friedman's test needs every method with every seed");
+    }
+  }
+  return cells;
+}
+
+Json NumberOrNull(double x) { return x < 0 ? Json() : Json(x); }
+
+// What the floor of a test says before any data is looked at.
+std::string PowerNote(const std::string& test, double floor, size_t cells, double alpha) {
+  const double needed = alpha / double(cells);
+  if (floor <= needed) return "";
+  return StrCat(test, ": with so few runs the least p that any data can give is ",
+                Significant(floor, 3), ", and Holm's first step over ", cells,
+                cells == 1 ? " cell" : " cells", " needs ", Significant(needed, 3),
+                ": it could not reject whatever the data, so that it did not says nothing.");
+}
+
+int RunStatistics(const StatisticsCommand& c) {
+  ApplyCommon(c.common);
+  if (!(c.alpha > 0 && c.alpha < 1)) FailUsage("--alpha must be between 0 and 1, got ", c.alpha);
+  if (c.draws < 100 || c.draws > 10'000'000)
+    FailUsage("--draws must be from 100 to 10,000,000, got ", c.draws);
+  const auto cells = ReadResults(c);
+  std::vector<TestResult> friedman, kruskal;
+  std::vector<double> asymptotic, exact, ranks;
+  for (const auto& entry : cells) {
+    const ResultCell& cell = entry.second;
+    Samples blocks, groups;
+    for (const std::string& s : cell.seeds) {
+      blocks.emplace_back();
+      for (const std::string& m : cell.methods) blocks.back().push_back(cell.values.at({m, s}));
+    }
+    for (const std::string& m : cell.methods) {
+      groups.emplace_back();
+      for (const std::string& s : cell.seeds) groups.back().push_back(cell.values.at({m, s}));
+    }
+    friedman.push_back(Friedman(blocks));
+    kruskal.push_back(KruskalWallis(groups));
+    asymptotic.push_back(friedman.back().p);
+    exact.push_back(friedman.back().exact < 0 ? friedman.back().p : friedman.back().exact);
+    ranks.push_back(kruskal.back().exact < 0 ? kruskal.back().p : kruskal.back().exact);
+  }
+  const std::vector<double> holm = Holm(asymptotic), holm_exact = Holm(exact),
+                            holm_ranks = Holm(ranks);
+  Figures f;
+  f.Fact("cells", int64_t(cells.size())).Fact("alpha", c.alpha);
+  f.Text(
+      StrCat("Do the methods differ? Friedman's test ranks the methods within each seed; where "
+             "runs of one seed have nothing in common the pairing is arbitrary, and the test of "
+             "Kruskal and Wallis, which ranks all runs together, is the one to read. p after "
+             "Holm over ",
+             cells.size(), cells.size() == 1 ? " cell." : " cells."));
+  Figures::Table tests{"tests",
+                       "Per cell; exact: by all permutations (empty: too many to count)",
+                       {"cell", "methods", "runs", "test", "statistic", "effect", "p chi-square",
+                        "Holm", "p exact", "Holm exact", "least p", "least p exact", "rejected"},
+                       {}};
+  std::vector<std::string> notes;
+  for (size_t i = 0; i < cells.size(); ++i) {
+    const auto add = [&](const char* name, const TestResult& t, const Json& adjusted,
+                         double adjusted_exact) {
+      const double decides = t.exact < 0 ? t.floor : t.exact_floor;
+      const std::string verdict = adjusted_exact <= c.alpha                  ? "yes"
+                                  : decides > c.alpha / double(cells.size()) ? "cannot"
+                                                                             : "no";
+      tests.rows.push_back(
+          {cells[i].first.empty() ? "all" : cells[i].first, int64_t(cells[i].second.methods.size()),
+           int64_t(cells[i].second.seeds.size()), name, t.statistic, t.effect, t.p, adjusted,
+           NumberOrNull(t.exact), adjusted_exact, t.floor, NumberOrNull(t.exact_floor), verdict});
+      for (const std::string& note :
+           {PowerNote(StrCat(name, " by the chi-square approximation"), t.floor, cells.size(),
+                      c.alpha),
+            t.exact_floor < 0 ? std::string()
+                              : PowerNote(StrCat(name, " by permutations"), t.exact_floor,
+                                          cells.size(), c.alpha)}) {
+        if (!note.empty()) AddName(&notes, note);
+      }
+    };
+    add("Friedman", friedman[i], holm[i], holm_exact[i]);
+    add("Kruskal-Wallis", kruskal[i], Json(), holm_ranks[i]);
+  }
+  f.Add(std::move(tests));
+  f.Text(
+      "Effect: Kendall's W for Friedman (1: every seed ranks the methods alike), epsilon squared "
+      "for Kruskal-Wallis; 0: no difference.");
+  for (const std::string& note : notes) f.Text(note);
+  Figures::Table means{"methods",
+                       "Means over runs, with 95 % bootstrap intervals",
+                       {"cell", "method", "runs", "mean", "deviation", "low", "high"},
+                       {}};
+  Figures::Table pairs{"pairs",
+                       "Cliff's delta: share of pairs of runs in which the first is larger, minus "
+                       "that in which it is smaller",
+                       {"cell", "first", "second", "difference of means", "delta"},
+                       {}};
+  for (const auto& entry : cells) {
+    const std::string name = entry.first.empty() ? "all" : entry.first;
+    const ResultCell& cell = entry.second;
+    std::vector<std::vector<double>> groups;
+    std::vector<double> averages;
+    for (const std::string& m : cell.methods) {
+      std::vector<double> values;
+      double sum = 0, squares = 0;
+      for (const std::string& s : cell.seeds) values.push_back(cell.values.at({m, s}));
+      const auto n = double(values.size());
+      for (const double x : values) sum += x;
+      for (const double x : values) squares += (x - sum / n) * (x - sum / n);
+      const Interval interval = BootstrapMean(values, 0.95, c.draws, c.common.seed);
+      means.rows.push_back({name, m, int64_t(values.size()), sum / n,
+                            n > 1 ? Json(std::sqrt(squares / (n - 1))) : Json(), interval.low,
+                            interval.high});
+      groups.push_back(std::move(values));
+      averages.push_back(sum / n);
+    }
+    for (size_t a = 0; a < groups.size(); ++a) {
+      for (size_t b = a + 1; b < groups.size(); ++b)
+        pairs.rows.push_back({name, cell.methods[a], cell.methods[b], averages[a] - averages[b],
+                              CliffDelta(groups[a], groups[b])});
+    }
+  }
+  f.Add(std::move(means)).Add(std::move(pairs));
+  if (!c.out.empty()) {
+    EnsureDirectory(c.out);
+    f.Write(c.out, "statistics");
+    HtmlReport page("Do the methods differ?", StrCat(c.value, " by ", c.method, " and ", c.seed));
+    f.AddTo(page);
+    page.Write(c.out + "/report.html");
+  }
+  std::printf("%s%s", (c.common.json ? JsonLine(f.ToJson()) : f.Plain()).c_str(),
+              c.common.json ? "\n" : "");
+  if (!c.out.empty() && !c.common.json) std::printf("report: %s/report.html\n", c.out.c_str());
+  return 0;
+}
+
+}  // namespace
+
+void AddStatistics(CLI::App& app, Run& run) {
+  auto c = std::make_shared<StatisticsCommand>();
+  CLI::App* sub =
+      app.add_subcommand("statistics", "test whether methods differ over runs of several seeds");
+  sub->add_option("results", c->files, "tables of results (.csv, .tsv, .jsonl), one run a row")
+      ->required()
+      ->type_name("FILE");
+  sub->add_option("--method", c->method, "the column that names the method")->capture_default_str();
+  sub->add_option("--seed-column", c->seed, "the column that names the run's seed")
+      ->capture_default_str();
+  sub->add_option("--value", c->value, "the column of the result")->capture_default_str();
+  sub->add_option("--cell", c->cells, "columns that divide the runs into cells, such as model,task")
+      ->delimiter(',');
+  sub->add_option("--alpha", c->alpha, "level of the tests, over all cells")->capture_default_str();
+  sub->add_option("--draws", c->draws, "samples of the bootstrap")->capture_default_str();
+  sub->add_option("--out", c->out, "folder for report.html, CSV and JSON")->type_name("FOLDER");
+  AddCommon(*sub, c->common);
+  sub->footer(
+      "Examples:\n"
+      "  cistern statistics results.csv                           columns method, seed, value\n"
+      "  cistern statistics lra.csv --cell model,task --method slots --value accuracy --out "
+      "tested\n"
+      "\nEvery method needs a value of every seed in each cell. A test that could not reject "
+      "whatever the data\nis named: that it did not reject then says nothing.");
+  sub->callback([c, &run] { run = [c] { return RunStatistics(*c); }; });
+}
+
+}  // namespace cistern::cli

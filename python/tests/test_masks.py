@@ -1,0 +1,159 @@
+"""Masked tokens (valid): rows with padding on the left and holes give what they give without them."""
+
+import cistern
+import cistern.functional as CF
+import pytest
+import torch
+from cistern.masks import TokenMap
+from cistern.models import KINDS
+from conftest import DIM, HEADS, LENGTH, error, forms, handles, make_core, make_layer
+from test_models import complete, make_config
+
+VALID = torch.tensor([[0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1, 1], [1, 0, 1, 1, 0, 0, 1, 1, 1, 0, 1, 1],
+                      [1] * 12]).bool()
+NOT_RANDOM = [p for p in forms() if not cistern.mechanisms()[p.values[0]]["stochastic"]]
+
+
+def rows(x, time):
+    """Each row of x without its masked tokens, as a batch of one."""
+    return [x[i:i + 1].index_select(time, VALID[i].nonzero().squeeze(1)) for i in range(3)]
+
+
+@pytest.mark.parametrize("name, options, form", NOT_RANDOM)
+def test_cores(name, options, form):
+    core = make_core(name, options, form).eval()
+    x = [
+        torch.randn(3, p["heads"], LENGTH, p["width"] // p["heads"], requires_grad=True)
+        for p in core.projections
+    ]
+    itself = form != "cross" and core.memory_use != "latents"
+    y = core(*x, valid=VALID)
+    grads = torch.autograd.grad(y.square().sum(), x, allow_unused=True)
+    alone = [
+        rows(t, 2) if itself or p["side"] == "key" else [t[i:i + 1] for i in range(3)]
+        for p, t in zip(core.projections, x)
+    ]
+    for i in range(3):
+        want = core(*[a[i] for a in alone])
+        got = y[i:i + 1][:, :, VALID[i]] if itself else y[i:i + 1]
+        assert error(got, want) < 1e-4
+        if itself and not VALID[i].all():
+            assert y[i][:, ~VALID[i]].abs().max() == 0
+    for p, g in zip(core.projections, grads):
+        if g is not None and (itself or p["side"] == "key"):
+            assert g.transpose(1, 2)[~VALID].abs().max() == 0
+
+
+@pytest.mark.parametrize("name, options, form", NOT_RANDOM)
+def test_layers(name, options, form):
+    conv = form == "causal" and cistern.mechanisms()[name]["memory"] == "none"
+    layer = make_layer(name, options, form, conv=3 if conv else 0)
+    layer.eval()
+    x, source = torch.randn(3, LENGTH, DIM), torch.randn(3, LENGTH, DIM)
+    cross = form == "cross"
+    call = dict(source=source) if cross else {}
+    taken = handles(layer, x, source if cross else None)
+    y = layer(x, valid=VALID, **call, **taken)
+    for i in range(3):
+        queries = x[i:i + 1] if cross else rows(x, 1)[i]
+        one = {"source": rows(source, 1)[i]} if cross else {}
+        if taken:
+            q, k = taken["handles"]
+            one["handles"] = (q[i:i + 1] if cross else rows(q, 2)[i], rows(k, 2)[i])
+        want = layer(queries, **one)
+        latents = layer.core.memory_use == "latents" and not cross
+        got = y[i:i + 1] if cross or latents else y[i:i + 1][:, VALID[i]]
+        assert error(got, want) < 1e-4
+
+
+def test_rotary_counts_real_tokens_and_states_go_on():
+    layer = cistern.nn.Attention("softmax", DIM, HEADS, positions="rotary").eval()
+    x, more = torch.randn(3, LENGTH, DIM), torch.randn(3, 2, DIM)
+    y, state = layer.extend(x, valid=VALID)
+    before = VALID.sum(1)
+    positions = before.unsqueeze(1) + torch.arange(2)
+    z, _ = layer.extend(more, state, positions=positions)
+    for i in range(3):
+        whole = layer(torch.cat([rows(x, 1)[i], more[i:i + 1]], 1))
+        assert error(y[i:i + 1][:, VALID[i]], whole[:, :-2]) < 1e-5
+        assert error(z[i:i + 1], whole[:, -2:]) < 1e-5
+
+
+def test_functions():
+    q, k, v = (torch.randn(3, HEADS, LENGTH, 8) for _ in range(3))
+    for name in ("softmax", "latte", "linear"):
+        causal = CF.attention(name, q, k, v, causal=True, valid=VALID)
+        cross = CF.attention(name, q, k, v, cross=True, valid=VALID)
+        for i in range(3):
+            one = [rows(t, 2)[i] for t in (q, k, v)]
+            want = CF.attention(name, *one, causal=True)
+            assert error(causal[i:i + 1][:, :, VALID[i]], want) < 1e-5
+            assert error(cross[i:i + 1], CF.attention(name, q[i:i + 1], *one[1:],
+                                                      cross=True)) < 1e-5
+    swapped = [t.transpose(1, 2) for t in (q, k, v)]
+    y = CF.latte(*swapped, valid=VALID, layout="bthd")
+    assert torch.equal(y.transpose(1, 2), CF.latte(q, k, v, valid=VALID))
+
+
+def test_starts_at_masked_tokens_count_for_the_next_real_one():
+    starts = torch.zeros(3, LENGTH, dtype=torch.bool)
+    starts[0, 1] = starts[0, 6] = starts[1, 4] = starts[1, 5] = starts[2, 11] = True
+    front = TokenMap(VALID, starts=starts)
+    assert front.lengths.tolist() == [9, 8, 12]
+    found = [row.nonzero().squeeze(1).tolist() for row in front.starts]
+    assert found == [[0, 3], [3], [11]]
+    q = torch.randn(3, HEADS, LENGTH, 8)
+    y = CF.softmax(q, q, q, causal=True, starts=starts, valid=VALID)
+    documents = starts.cumsum(1)
+    for i in range(3):
+        seen = (documents[i].unsqueeze(0) == documents[i].unsqueeze(1)) & VALID[i].unsqueeze(0)
+        seen = seen.tril()
+        scores = (q[i] @ q[i].transpose(1, 2) / 8**0.5).masked_fill(~seen, -torch.inf)
+        want = scores.softmax(-1).nan_to_num(0) @ q[i]
+        assert error(y[i][:, VALID[i]], want[:, VALID[i]]) < 1e-5
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS))
+def test_models(tmp_path, kind):
+    more = dict(kind=kind, positions="learned", max_length=64)
+    if kind in ("encoder_classifier", "two_tower"):
+        more["classes"] = 5
+    config = complete(make_config(attention=["latte"], **more), tmp_path / kind)
+    model = KINDS[kind](config).eval()
+    for p in model.parameters():
+        torch.nn.init.normal_(p, std=0.3)
+    ids, other = torch.randint(19, (3, LENGTH)), torch.randint(19, (3, LENGTH))
+    pairs = kind in ("two_tower", "encoder_decoder")
+    with torch.no_grad():
+        if kind == "two_tower":
+            y = model(ids, other, valid=VALID, second_valid=VALID)
+        elif kind == "encoder_decoder":
+            y = model(ids, other, source_valid=VALID, valid=VALID)
+        else:
+            y = model(ids, valid=VALID)
+        for i in range(3):
+            one = [rows(t, 1)[i] for t in ((ids, other) if pairs else (ids,))]
+            got = y[i:i + 1] if "classes" in more else y[i:i + 1][:, VALID[i]]
+            assert error(got, model(*one)) < 1e-4
+
+
+def test_padding_that_takes_part_cannot_be_masked(tmp_path):
+    q = torch.randn(3, HEADS, LENGTH, 8)
+    with pytest.raises(cistern.UsageError, match="sees padding"):
+        CF.nystrom(q, q, q, valid=VALID, padding="zeroes")
+    with pytest.raises(cistern.UsageError, match="dtype bool"):
+        CF.latte(q, q, q, valid=VALID.float())
+    with pytest.raises(cistern.UsageError, match="12 tokens"):
+        CF.latte(q[:, :, :5], q[:, :, :5], q[:, :, :5], valid=VALID)
+    config = complete(make_config(kind="encoder_classifier", classes=5, padding="seen",
+                                  attention=["softmax"]), tmp_path / "m")
+    with pytest.raises(cistern.UsageError, match="padding=seen"):
+        KINDS["encoder_classifier"](config)(torch.randint(19, (3, LENGTH)), valid=VALID)
+
+
+def test_compile():
+    layer = cistern.nn.Attention("latte", DIM, HEADS).eval()
+    x = torch.randn(3, LENGTH, DIM)
+    compiled = torch.compile(lambda x, valid: layer(x, valid=valid), backend="aot_eager",
+                             fullgraph=True)
+    assert error(compiled(x, VALID), layer(x, valid=VALID)) < 1e-6
