@@ -517,6 +517,7 @@ TEST_F(CliTest, WholeNumbersBeyondTheirRangeAreRefused) {
   Expect({"generate", Trained(), "-n", beyond}, 2, {"--max-tokens", beyond, "64 bits"});
   Expect({"generate", Trained(), "--top-k=-9223372036854775809"}, 2, {"--top-k", "64 bits"});
   Expect({"generate", Trained(), "--seed", "18446744073709551616"}, 2, {"--seed", "64 bits"});
+  Expect({"generate", Trained(), "--seed", "-1"}, 2, {"--seed -1 is below 0"});
   Expect({"verify", "--long", beyond}, 2, {"--long", "64 bits"});
   Expect({"verify", "--lengths", "3," + beyond}, 2, {"--lengths", "64 bits"});
   EXPECT_EQ(

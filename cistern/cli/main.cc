@@ -46,8 +46,8 @@ std::string Mistyped(const CLI::App& app) {
   return "";
 }
 
-// The library reads a whole number beyond 64 bits as the largest one: the option that was given
-// one, or nothing.
+// The library reads a whole number beyond 64 bits as the largest one, and one below 0 as 2^64 less
+// where the option takes none: the option that was given one, or nothing.
 std::string BeyondRange(const CLI::App& app) {
   const CLI::App* command = &app;
   while (!command->get_subcommands().empty()) command = command->get_subcommands().front();
@@ -58,6 +58,8 @@ std::string BeyondRange(const CLI::App& app) {
     for (const std::string& text : number ? option->results() : std::vector<std::string>()) {
       errno = 0;
       if (type.starts_with("UINT")) {
+        if (text.find('-') != std::string::npos)
+          return option->get_name() + " " + text + " is below 0";
         std::strtoull(text.c_str(), nullptr, 0);
       } else {
         std::strtoll(text.c_str(), nullptr, 0);

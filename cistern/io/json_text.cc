@@ -103,35 +103,35 @@ J Parse(std::string_view text, const std::string& name, size_t first_line) {
   }
 }
 
-// The first byte above 127 outside strings and comments, where TOML 1.0 allows none, or npos.
-// toml++ 3.3 runs into undefined behaviour on some of them (is_non_ascii_horizontal_whitespace), so
-// it must not see any.
-size_t BareNonAscii(std::string_view text) {
-  size_t i = text.substr(0, 3) == "\xef\xbb\xbf" ? 3 : 0;  // byte order mark
-  while (i < text.size()) {
-    const char c = text[i];
-    if (static_cast<unsigned char>(c) > 127) return i;
-    if (c == '#') {
-      i = std::min(text.find('\n', i), text.size());
-    } else if (c == '"' || c == '\'') {
-      const bool block = text.substr(i, 3) == std::string(3, c);
-      for (i += block ? 3 : 1; i < text.size(); ++i) {
-        if (c == '"' && text[i] == '\\') {
-          ++i;
-        } else if (!block && (text[i] == c || text[i] == '\n')) {
-          ++i;
-          break;
-        } else if (block && text.substr(i, 3) == std::string(3, c)) {
-          for (int quotes = 0; quotes < 5 && i < text.size() && text[i] == c; ++quotes)
-            ++i;  // up to two belong to the string
-          break;
-        }
-      }
+// toml++ 3.3 runs into undefined behaviour on characters outside ASCII, wherever it asks whether
+// one is white space. So it sees none: each of their bytes is shown to it as `xx` (two hexadecimal
+// digits between backticks), and each backtick, too.
+std::string ToAscii(std::string_view text) {
+  constexpr char kDigits[] = "0123456789abcdef";
+  std::string ascii;
+  ascii.reserve(text.size());
+  for (const char c : text) {
+    const auto byte = static_cast<unsigned char>(c);
+    if (byte < 128 && c != '`') {
+      ascii += c;
     } else {
-      ++i;
+      ascii += {'`', kDigits[byte >> 4], kDigits[byte & 15], '`'};
     }
   }
-  return std::string_view::npos;
+  return ascii;
+}
+
+std::string FromAscii(std::string_view ascii) {
+  std::string text;
+  for (size_t i = 0; i < ascii.size(); ++i) {
+    if (ascii[i] == '`' && i + 3 < ascii.size()) {
+      text += char(std::stoi(std::string(ascii.substr(i + 1, 2)), nullptr, 16));
+      i += 3;
+    } else {
+      text += ascii[i];
+    }
+  }
+  return text;
 }
 
 template <class T>
@@ -153,7 +153,7 @@ Json FromToml(const toml::node& node, const std::string& name, int depth) {
     });
     Json object = Json::object();
     for (const auto& [key, value] : items)
-      object.push_back({key, FromToml(*value, name, depth + 1)});
+      object.push_back({FromAscii(key), FromToml(*value, name, depth + 1)});
     return object;
   }
   if (const auto* array = node.as_array()) {
@@ -161,7 +161,7 @@ Json FromToml(const toml::node& node, const std::string& name, int depth) {
     for (const auto& value : *array) list.push_back(FromToml(value, name, depth + 1));
     return list;
   }
-  if (const auto* v = node.as_string()) return v->get();
+  if (const auto* v = node.as_string()) return FromAscii(v->get());
   if (const auto* v = node.as_integer()) return v->get();
   if (const auto* v = node.as_floating_point()) return v->get();
   if (const auto* v = node.as_boolean()) return v->get();
@@ -181,16 +181,27 @@ nlohmann::json ParseSortedJson(std::string_view text, const std::string& name) {
 }
 
 Json ParseToml(std::string_view text, const std::string& name) {
-  const size_t bare = BareNonAscii(text);
-  if (bare != std::string_view::npos) {
-    Fail(Place(text, bare, name, 1),
-         ": not valid TOML: a character outside ASCII must be in quotes");
+  if (text.substr(0, 3) == "\xef\xbb\xbf") text.remove_prefix(3);  // byte order mark
+  CISTERN_CHECK(IsUtf8(std::string(text)), name, ": not valid TOML: not UTF-8");
+  for (const std::string_view escape : {"\\u0060", "\\U00000060"}) {
+    const size_t place = text.find(escape);
+    if (place != std::string_view::npos)
+      Fail(Place(text, place, name, 1), ": write a backtick as itself, not as ", escape);
   }
+  const std::string ascii = ToAscii(text);
   try {
-    return FromToml(toml::parse(text), name, 0);
+    return FromToml(toml::parse(ascii), name, 0);
   } catch (const toml::parse_error& e) {
-    Fail(name, ":", e.source().begin.line, ":", e.source().begin.column,
-         ": not valid TOML: ", e.description());
+    size_t place = 0;
+    for (toml::source_index line = 1; line < e.source().begin.line; ++line)
+      place = ascii.find('\n', place) + 1;
+    place = std::min(place + e.source().begin.column - 1, ascii.size());
+    const std::string reason = ascii[place] == '`'
+                                   ? "unexpected here: a character outside ASCII, or a "
+                                     "backtick, must be in quotes"
+                                   : std::string(e.description());
+    Fail(Place(text, FromAscii(std::string_view(ascii).substr(0, place)).size(), name, 1),
+         ": not valid TOML: ", reason);
   }
 }
 

@@ -73,13 +73,32 @@ TEST(ParseToml, BecomesJson) {
 }
 
 TEST(ParseToml, NonAsciiOnlyInQuotesAndComments) {
-  EXPECT_EQ(ErrorMessage([] { ParseToml("a = 1\ntzn\xce\x8b", "c.toml"); }),
-            "c.toml:2:4: not valid TOML: a character outside ASCII must be in quotes");
+  EXPECT_EQ(
+      ErrorMessage([] { ParseToml("a = 1\ntzn\xce\x8b", "c.toml"); }),
+      "c.toml:2:4: not valid TOML: unexpected here: a character outside ASCII, or a backtick, "
+      "must be in quotes");
   const std::string text =
       "\xef\xbb\xbf# \xc3\xa9 'x\na = \"\\\"\xc3\xa9\"\nb = '\xc3\xa9'\nc = "
       "\"\"\"\"\xc3\xa9\n\"\"\"\"\nd = 1 # \xc3\xa9\n";
   EXPECT_EQ(ParseToml(text, "f").dump(),
             "{\"a\":\"\\\"\xc3\xa9\",\"b\":\"\xc3\xa9\",\"c\":\"\\\"\xc3\xa9\\n\\\"\",\"d\":1}");
+  EXPECT_EQ(
+      ParseToml("\"\xc3\xa9`\" = '`c3`'\nb = \"\"\"x \\\n  \xc3\xa9\\u00e9\"\"\"", "f").dump(),
+      "{\"\xc3\xa9`\":\"`c3`\",\"b\":\"x \xc3\xa9\xc3\xa9\"}");
+}
+
+// Inputs on which toml++ alone has undefined behaviour, and others that must be refused.
+TEST(ParseToml, NonAsciiThatIsRefused) {
+  const auto message = [](const std::string& text) {
+    return ErrorMessage([&] { ParseToml(text, "f"); });
+  };
+  EXPECT_EQ(message("a = 26\"6~\xce\x8b\"").rfind("f:1:", 0), 0u);
+  EXPECT_EQ(message("a = \"\"\"\\\xc3\xa9\"\"\"").rfind("f:1:", 0), 0u);
+  EXPECT_EQ(message("\xc3\xa9 = 1").rfind("f:1:1: not valid TOML", 0), 0u);
+  EXPECT_EQ(message("a = 1\nb = 'x\xc3\xa9\xc3\xa9' = 2").rfind("f:2:13: not valid TOML", 0), 0u)
+      << message("a = 1\nb = 'x\xc3\xa9\xc3\xa9' = 2");
+  EXPECT_EQ(message("a = '\xff'"), "f: not valid TOML: not UTF-8");
+  EXPECT_EQ(message("a = 1\nb = \"\\u0060\""), "f:2:6: write a backtick as itself, not as \\u0060");
 }
 
 TEST(ReadFiles, NameTheFile) {

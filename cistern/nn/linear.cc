@@ -10,8 +10,7 @@ namespace cistern {
 
 Linear::Linear(int64_t in, int64_t out, bool with_bias, double std) {
   weight = register_parameter(
-      "weight",
-      ToActiveDevice(at::randn({out, in}) * (std > 0 ? std : 1.0 / std::sqrt(3.0 * double(in)))));
+      "weight", NormalWeights({out, in}, std > 0 ? std : 1.0 / std::sqrt(3.0 * double(in))));
   if (with_bias) bias = register_parameter("bias", ToActiveDevice(at::zeros({out})));
 }
 
@@ -20,7 +19,7 @@ at::Tensor Linear::Forward(const at::Tensor& x) const {
 }
 
 Embedding::Embedding(int64_t vocab, int64_t dim, double std) {
-  weight = register_parameter("weight", ToActiveDevice(at::randn({vocab, dim}) * std));
+  weight = register_parameter("weight", NormalWeights({vocab, dim}, std));
 }
 
 LayerNorm::LayerNorm(int64_t width, double eps, NormKind kind) : eps_(eps) {

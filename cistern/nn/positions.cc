@@ -25,7 +25,7 @@ PositionEmbedding::PositionEmbedding(PositionKind kind, int64_t width, int64_t m
                                      double std)
     : kind_(kind), max_length_(max_length) {
   if (kind == PositionKind::kLearned)
-    weight_ = register_parameter("weight", ToActiveDevice(at::randn({max_length, width}) * std));
+    weight_ = register_parameter("weight", NormalWeights({max_length, width}, std));
   const bool sinusoidal =
       kind == PositionKind::kSinusoidal || kind == PositionKind::kSinusoidalHalves;
   if (sinusoidal && width % 2 != 0)

@@ -153,6 +153,8 @@ std::string TaskOptions::Grouped(const std::string& assignment, const std::strin
   if (!assignment.starts_with(kTable)) return assignment;
   const std::string rest = assignment.substr(kTable.size());
   const std::string key = rest.substr(0, rest.find_first_of(".="));
+  if (key != kind && Contains(Names(), key) && rest.size() > key.size() && rest[key.size()] == '.')
+    FailUsage(assignment, ": the task is ", kind, "; options of ", key, " have no effect on it");
   // What is misspelt goes there as well: the error then names the nearest of the task's own
   // options.
   const bool elsewhere = key == "kind" || key == "cache" || Contains(Names(), key);

@@ -36,6 +36,9 @@ TEST(Tasks, OptionsMayLeaveTheirGroupAway) {
   EXPECT_EQ(TaskOptions::Grouped("task.kind=lm", "lm"), "task.kind=lm");
   EXPECT_EQ(TaskOptions::Grouped("task.lenght=1", "lm"), "task.lm.lenght=1");
   EXPECT_EQ(TaskOptions::Grouped("model.dim=8", "lm"), "model.dim=8");
+  EXPECT_EQ(TaskOptions::Grouped("task.lm.length=5", "lm"), "task.lm.length=5");
+  EXPECT_EQ(ErrorMessage([] { TaskOptions::Grouped("task.lm.length=5", "listops"); }),
+            "task.lm.length=5: the task is listops; options of lm have no effect on it");
   const Json old = {{"kind", "listops"}, {"text", "a.txt"}, {"length", 9}, {"data_seed", 3}};
   EXPECT_EQ(TaskOptions::Grouped(old, "listops", true),
             (Json{{"kind", "listops"}, {"listops", {{"length", 9}, {"data_seed", 3}}}}));

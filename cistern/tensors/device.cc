@@ -1,5 +1,6 @@
 #include "cistern/tensors/device.h"
 
+#include <ATen/ATen.h>
 #include <ATen/Context.h>
 #include <ATen/autocast_mode.h>
 
@@ -44,6 +45,11 @@ void SetActiveDevice(at::Device device) { Active() = device; }
 
 at::Tensor ToActiveDevice(const at::Tensor& x) {
   return ActiveDevice() == x.device() ? x : x.to(ActiveDevice());
+}
+
+at::Tensor NormalWeights(at::IntArrayRef sizes, double std) {
+  if (ActiveDevice().is_meta()) return at::empty(sizes, ActiveDevice());
+  return ToActiveDevice(at::randn(sizes) * std);
 }
 
 BFloat16Scope::BFloat16Scope(bool on, at::Device device) : on_(on), type_(device.type()) {

@@ -16,6 +16,8 @@ at::Device ActiveDevice();  // the CPU until SetActiveDevice is called
 void SetActiveDevice(at::Device device);
 // x there. Weights are drawn on the CPU, so that a seed gives the same ones on every device.
 at::Tensor ToActiveDevice(const at::Tensor& x);
+// Weights there from N(0, std^2). On meta, where only shapes are wanted, none are drawn.
+at::Tensor NormalWeights(at::IntArrayRef sizes, double std);
 
 // Linear maps in bfloat16 on `device` while it lives; sums, norms and the cores of mechanisms stay
 // in float32.
