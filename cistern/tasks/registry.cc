@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cstdlib>
+#include <filesystem>
 #include <utility>
 
 #include "cistern/base/error.h"
@@ -69,6 +70,8 @@ const TaskInfo* TaskClaiming(const std::string& path) {
 
 const TaskInfo& TaskOfData(const std::string& path) {
   if (const TaskInfo* info = TaskClaiming(path)) return *info;
+  std::error_code error;
+  if (!std::filesystem::exists(path, error)) FailUsage(path, ": no such file or folder");
   std::string text;
   for (const TaskInfo* info : Tasks()) text += (text.empty() ? "" : ", ") + info->name;
   FailUsage(path, ": its name does not determine the task; name the task: --task ", text,

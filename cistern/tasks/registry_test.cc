@@ -44,6 +44,8 @@ TEST(Tasks, OptionsMayLeaveTheirGroupAway) {
             (Json{{"kind", "listops"}, {"listops", {{"length", 9}, {"data_seed", 3}}}}));
   // Those of another task are an error where nobody says that they are of an old file.
   EXPECT_TRUE(TaskOptions::Grouped(old, "listops", false).contains("text"));
+  EXPECT_EQ(ErrorMessage([] { TaskOfData("/nowhere/at all"); }),
+            "/nowhere/at all: no such file or folder");
   EXPECT_NE(ErrorMessage([] { FindTask("listop"); }).find("did you mean 'listops'?"),
             std::string::npos);
 }
