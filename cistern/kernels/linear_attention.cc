@@ -14,16 +14,16 @@ HWY_BEFORE_NAMESPACE();
 namespace cistern {
 namespace HWY_NAMESPACE {
 
-// O [rows, ldo] over the divisors of its rows; z_t = Q_t . z + sum_{i<=t} A[t,i].
+// Rows t.. of out = O [rows, dp] over their divisors; z_t = Q_t . z + sum_{i<=t} A[t,i].
 template <class T>
 HWY_NOINLINE void DivideRows(const LinearRule& rule, size_t rows, size_t width, const T* Q,
-                             size_t np, const T* seen, const T* A, T* O, size_t ldo, size_t t,
-                             const Sequence<T>& z_out) {
+                             size_t np, const T* seen, const T* A, const T* O, size_t dp, size_t t,
+                             const Sequence<T>& out, const Sequence<T>& z_out) {
   const Tag<T> d;
   constexpr size_t kCp = kChunkPadded<T>;
   const T value = static_cast<T>(rule.value);
   const bool divides = rule.divisor != DivisorRule::kNone;
-  for (size_t i = 0; i < rows; ++i, O += ldo) {
+  for (size_t i = 0; i < rows; ++i, O += dp) {
     T factor = value;
     if (divides) {
       Vec<T> sum = DotOf(np, seen, Q + i * np);
@@ -38,10 +38,11 @@ HWY_NOINLINE void DivideRows(const LinearRule& rule, size_t rows, size_t width, 
       factor = 1 / DivisorOf(rule.divisor, value, z);
     }
     const Vec<T> f = hn::Set(d, factor);
+    T* const to = out.At(t + i);
     size_t j = 0;
     for (; j + kLanes<T> <= width; j += kLanes<T>)
-      hn::StoreU(hn::Mul(f, hn::LoadU(d, O + j)), d, O + j);
-    for (; j < width; ++j) O[j] *= factor;
+      hn::StoreU(hn::Mul(f, hn::Load(d, O + j)), d, to + j);
+    for (; j < width; ++j) to[j] = O[j] * factor;
   }
 }
 
@@ -59,7 +60,7 @@ HWY_NOINLINE void LinearOfPart(const LinearPart<T>& part, const Sequence<const T
   T* const Q_panel = workspace.Take<T>(kC * np);
   T* const K_panel = workspace.Take<T>(kC * np);
   T* const V_panel = workspace.Take<T>(kC * dp);
-  T* const O_panel = workspace.Take<T>(kC * dp);
+  T* const O = workspace.Take<T>(kC * dp);
   T* const A = workspace.Take<T>(kC * kCp);  // tril(Q K^T)
   T* const KT = workspace.Take<T>(np * kCp);
   T* const seen = workspace.Take<T>(np);
@@ -71,21 +72,19 @@ HWY_NOINLINE void LinearOfPart(const LinearPart<T>& part, const Sequence<const T
     if (tokens.StartsAt(t)) sums.Clear();
     rows = part.RowsAt(t);
     const size_t next = t + rows, end = std::min(tokens.length, next + kC);
-    for (const auto* x : {&q, &k}) PrefetchRows(*x, next, end, n);
-    PrefetchRows(v, next, end, width);
     const T* const Q = FeaturesOf(part.rule, q, t, rows, n, Q_panel);
     const T* const K = FeaturesOf(part.rule, k, t, rows, n, K_panel);
     const T* const V = PanelOf(v, t, rows, width, V_panel);
+    // Asked for between the products, so that they do not wait for one another.
+    PrefetchRows(q, next, end, n);
     Transpose(rows, n, K, np, KT, kCp);
     LowerProduct<T>(rows, {Q, np, 1, KT, kCp, n}, A, kCp);
-    const bool direct = width % kLanes<T> == 0 && rows % kTileRows == 0;
-    T* const O = direct ? out.At(t) : O_panel;
-    const size_t ldo = direct ? static_cast<size_t>(out.time) : dp;
+    PrefetchRows(k, next, end, n);
     Product<Triangle::kLower, T>(rows, width, {Q, np, 1, sums.S.Seen(), dp, n},
-                                 {A, kCp, 1, V, dp, rows}, O, ldo);
+                                 {A, kCp, 1, V, dp, rows}, O, dp);
     sums.z.Seen(seen);
-    DivideRows(part.rule, rows, width, Q, np, seen, A, O, ldo, t, z_out);
-    if (!direct) UnpackRows(O_panel, t, rows, width, dp, out);
+    DivideRows(part.rule, rows, width, Q, np, seen, A, O, dp, t, out, z_out);
+    PrefetchRows(v, next, end, width);
     sums.S.Write(n, width, {K, 1, np, V, dp, rows});  // K^T V
     sums.z.Write(rows, K, nullptr);
     sums.Pass(rows);

@@ -58,7 +58,7 @@ std::vector<Case> Cases() {
                          (masks & 2) != 0, length != 5});
       }
     }
-    cases.push_back({rule, 1, 1, 37, 1, 1});
+    cases.push_back({rule, 1, 1, 37, 2, 1});
     cases.push_back({rule, 2, 1, 130, 33, 43, true});
     cases.push_back({rule, 0, 2, 5, 3, 4});
   }
