@@ -4,21 +4,17 @@
 //   S_t = sum_i phi(k_i) (x) v_i    z_t = sum_i phi(k_i)    o_t = phi(q_t)^T S_t / (phi(q_t) . z_t)
 // (Katharopoulos et al. 2020, eq. 4-12; spec 2.3-2.5). S and z are one raw memory
 // (ops/sum_memory.h): z is the column of the values that are all one. Linear attention, T2R and RFA
-// differ in phi and in what keeps the division safe.
+// differ in phi and in what keeps the division safe. Extending is one fused walk
+// (ops/linear_attention.h), with gates one of the summing memory.
 #include "cistern/attention/mechanism.h"
+#include "cistern/kernels/linear_attention.h"
 
 namespace cistern {
 
-// What the sum of the values is divided by. An empty memory and padding read zeros under every
-// rule.
+// What the sum of the values is divided by (kernels/linear_attention.h has the rules). An empty
+// memory and padding read zeros under every rule.
 struct Denominator {
-  enum class Rule {
-    kPlus,       // z + value: z >= 0
-    kAtLeast,    // max(z, value)
-    kMagnitude,  // max(|z|, value)
-    kSignSafe,   // z where |z| >= value, else value with the sign of z
-    kNone        // no z is kept; the sum is multiplied by value
-  };
+  using Rule = DivisorRule;
   Rule rule = Rule::kPlus;
   double value = 1e-6;
 };
@@ -32,6 +28,10 @@ at::Tensor EmptyFeatureSums(int64_t batch, const AttentionDims& dims, int64_t fe
 at::Tensor FeatureExtend(const at::Tensor& phi_q, const at::Tensor& phi_k, const at::Tensor& v,
                          at::Tensor& memory, const ops::Mask& mask, const Denominator& denominator,
                          const at::Tensor& log_gate = {});
+// The same with phi(x) = elu(x) + 1 + eps of q and k inside.
+at::Tensor EluExtend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                     at::Tensor& memory, const ops::Mask& mask, const Denominator& denominator,
+                     double eps);
 void FeatureWrite(const at::Tensor& phi_k, const at::Tensor& v, at::Tensor& memory,
                   const ops::Mask& mask, const Denominator& denominator,
                   const at::Tensor& log_gate = {});

@@ -170,11 +170,11 @@ HWY_NOINLINE void UnpackRows(const T* panel, size_t t, size_t count, size_t widt
   }
 }
 
-// Rows of a product that need no panel: whole vectors, whole tiles, and one row after another (rows
-// a power of two apart would fall into few sets of the cache).
+// Rows of a product or a transposition that need no panel: whole vectors, whole tiles, and one row
+// after another (rows a power of two apart would fall into few sets of the cache).
 template <class T>
 bool InPlace(const Sequence<T>& x, size_t count, size_t width) {
-  return width == Padded<T>(width) && count % kTileRows == 0 &&
+  return width == Padded<T>(width) && count == Padded<T>(count) &&
          x.time == static_cast<int64_t>(width);
 }
 

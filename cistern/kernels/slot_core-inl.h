@@ -64,6 +64,17 @@ class SpanMemory {
     }
     fresh_ = false;
   }
+  // M += U and past = base + M: where a span of plain sums ends.
+  HWY_NOINLINE void Sum(const double* base) {
+    if (fresh_) return;
+    const Tag<double> d;
+    for (size_t i = 0; i < size_; i += kLanes<double>) {
+      const Double m = hn::Add(hn::Load(d, M + i), LoadAsDouble(U_ + i));
+      hn::Store(m, d, M + i);
+      StoreDouble(hn::Add(hn::Load(d, base + i), m), past + i);
+    }
+    fresh_ = true;
+  }
   const T* added() const { return U_; }
   void set_fresh() { fresh_ = true; }
 

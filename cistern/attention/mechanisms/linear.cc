@@ -1,13 +1,12 @@
 #include "cistern/attention/mechanisms/linear.h"
 
 #include <ATen/ATen.h>
-#include <torch/csrc/autograd/custom_function.h>
-#include <torch/csrc/autograd/functions/utils.h>
 
 #include <cmath>
 
 #include "cistern/attention/definition.h"
 #include "cistern/base/error.h"
+#include "cistern/ops/linear_attention.h"
 
 namespace cistern {
 
@@ -66,40 +65,14 @@ State LinearMechanism::EmptyState(int64_t batch, const at::TensorOptions& option
   return state;
 }
 
-namespace {
-
-using torch::autograd::variable_list;
-
-// elu(x) + 1, without the loss of digits that adding one to expm1(x) has for x far below zero.
-at::Tensor EluPlusOneOf(const at::Tensor& x) { return x.clamp_max(0).exp_().add_(at::relu(x)); }
-
-// Its derivative is e^x below zero and one above: the smaller of the output and one.
-struct EluPlusOneFunction : torch::autograd::Function<EluPlusOneFunction> {
-  static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& x) {
-    const at::AutoDispatchBelowADInplaceOrView below;
-    const at::Tensor y = EluPlusOneOf(x);
-    ctx->save_for_backward({y});
-    return y;
-  }
-  static variable_list backward(torch::autograd::AutogradContext* ctx, const variable_list& grads) {
-    return {ctx->get_saved_variables()[0].clamp_max(1) * grads[0]};
-  }
-};
-
-at::Tensor EluPlusOne(const at::Tensor& x) {
-  return torch::autograd::compute_requires_grad(x) ? EluPlusOneFunction::apply(x) : EluPlusOneOf(x);
-}
-
-}  // namespace
-
 at::Tensor LinearMechanism::Features(const at::Tensor& x) const {
-  const at::Tensor y = EluPlusOne(x);
+  const at::Tensor y = ops::EluPlusOne(x);
   return map_eps_ > 0 ? y + map_eps_ : y;
 }
 
 at::Tensor LinearMechanism::DoExtend(const std::vector<at::Tensor>& x, State& state,
                                      const ops::Mask& mask) {
-  return FeatureExtend(Features(x[q_]), Features(x[k_]), x[v_], state[memory_], mask, denominator_);
+  return EluExtend(x[q_], x[k_], x[v_], state[memory_], mask, denominator_, map_eps_);
 }
 
 void LinearMechanism::DoWrite(const std::vector<at::Tensor>& x, State& state,

@@ -1,0 +1,250 @@
+#include "cistern/kernels/linear_attention.h"
+
+#include <algorithm>
+
+#include "cistern/kernels/dispatch.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "cistern/kernels/linear_attention.cc"
+#include "hwy/foreach_target.h"  // must come before the headers below
+
+#include "cistern/kernels/linear_core-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace cistern {
+namespace HWY_NAMESPACE {
+
+// Rows t.. of out = O [rows, dp] over their divisors; z_t = Q_t . z + sum_{i<=t} A[t,i].
+template <class T>
+HWY_NOINLINE void DivideRows(const LinearRule& rule, size_t rows, size_t width, const T* Q,
+                             size_t np, const T* seen, const T* A, const T* O, size_t dp, size_t t,
+                             const Sequence<T>& out, const Sequence<T>& z_out) {
+  const Tag<T> d;
+  constexpr size_t kCp = kChunkPadded<T>;
+  const T value = static_cast<T>(rule.value);
+  const bool divides = rule.divisor != DivisorRule::kNone;
+  for (size_t i = 0; i < rows; ++i, O += dp) {
+    T factor = value;
+    if (divides) {
+      Vec<T> sum = DotOf(np, seen, Q + i * np);
+      const T* const weights = A + i * kCp;
+      size_t j = 0;
+      for (; j + kLanes<T> <= i + 1; j += kLanes<T>) sum = hn::Add(sum, hn::Load(d, weights + j));
+      // What lies above the diagonal may be NaN.
+      if (j <= i)
+        sum = hn::Add(sum, hn::IfThenElseZero(hn::FirstN(d, i + 1 - j), hn::Load(d, weights + j)));
+      const T z = hn::GetLane(hn::SumOfLanes(d, sum));
+      if (z_out.data != nullptr) *z_out.At(t + i) = z;
+      factor = 1 / DivisorOf(rule.divisor, value, z);
+    }
+    const Vec<T> f = hn::Set(d, factor);
+    T* const to = out.At(t + i);
+    size_t j = 0;
+    for (; j + kLanes<T> <= width; j += kLanes<T>)
+      hn::StoreU(hn::Mul(f, hn::Load(d, O + j)), d, to + j);
+    for (; j < width; ++j) to[j] = O[j] * factor;
+  }
+}
+
+template <class T>
+HWY_NOINLINE void LinearOfPart(const LinearPart<T>& part, const Sequence<const T>& q,
+                               const Sequence<const T>& k, const Sequence<const T>& v,
+                               double* memory, const Sequence<T>& out, const Sequence<T>& z_out) {
+  const size_t n = part.n, width = part.width, np = Padded<T>(n), dp = Padded<T>(width);
+  constexpr size_t kC = kChunkRows, kCp = kChunkPadded<T>;
+  Workspace& workspace = Workspace::OfThisThread();
+  workspace.Start(
+      LinearSums<T>::Bytes(np, dp) + sizeof(T) * (kC * (2 * np + 2 * dp + kCp) + np * (kCp + 1)),
+      LinearSums<T>::kPieces + 7);
+  LinearSums<T> sums(false, n, width, workspace);
+  T* const Q_panel = workspace.Take<T>(kC * np);
+  T* const K_panel = workspace.Take<T>(kC * np);
+  T* const V_panel = workspace.Take<T>(kC * dp);
+  T* const O = workspace.Take<T>(kC * dp);
+  T* const A = workspace.Take<T>(kC * kCp);  // tril(Q K^T)
+  T* const KT = workspace.Take<T>(np * kCp);
+  T* const seen = workspace.Take<T>(np);
+
+  const Tokens& tokens = part.tokens;
+  sums.Load(memory, part.stride);
+  for (size_t t = 0, rows; t < tokens.length; t += rows) {
+    if (t > 0 && t % kSegmentRows == 0) sums.EndSegment();
+    if (tokens.StartsAt(t)) sums.Clear();
+    rows = part.RowsAt(t);
+    const size_t next = t + rows, end = std::min(tokens.length, next + kC);
+    const T* const Q = FeaturesOf(part.rule, q, t, rows, n, Q_panel);
+    const T* const K = FeaturesOf(part.rule, k, t, rows, n, K_panel);
+    const T* const V = PanelOf(v, t, rows, width, V_panel);
+    // Asked for between the products, so that they do not wait for one another.
+    PrefetchRows(q, next, end, n);
+    Transpose(rows, n, K, np, KT, kCp);
+    LowerProduct<T>(rows, {Q, np, 1, KT, kCp, n}, A, kCp);
+    PrefetchRows(k, next, end, n);
+    Product<Triangle::kLower, T>(rows, width, {Q, np, 1, sums.S.Seen(), dp, n},
+                                 {A, kCp, 1, V, dp, rows}, O, dp);
+    sums.z.Seen(seen);
+    DivideRows(part.rule, rows, width, Q, np, seen, A, O, dp, t, out, z_out);
+    PrefetchRows(v, next, end, width);
+    sums.S.Write(n, width, {K, 1, np, V, dp, rows});  // K^T V
+    sums.z.Write(rows, K, nullptr);
+    sums.Pass(rows);
+  }
+  sums.EndSegment();
+  sums.StoreBase(memory, part.stride);
+  ZeroRows(tokens.length, part.total, width, out);
+  if (z_out.data != nullptr) ZeroRows(tokens.length, part.total, 1, z_out);
+}
+
+// Columns [0, kVectors vectors) of S_l += k_l v and of out = sum_l q_l S_l; q and k double.
+template <int kVectors, class T>
+HWY_INLINE void StepColumns(size_t n, const double* q, const double* k, const T* v, double* memory,
+                            size_t stride, Double factor, T* out) {
+  const Tag<double> d;
+  constexpr size_t kN = kLanes<double>;
+  Double value[kVectors], total[kVectors];
+#pragma GCC unroll 8
+  for (int j = 0; j < kVectors; ++j) {
+    value[j] = LoadAsDoubleU(v + j * kN);
+    total[j] = hn::Zero(d);
+  }
+  for (size_t l = 0; l < n; ++l, memory += stride) {
+    const Double weight = hn::Set(d, k[l]), read = hn::Set(d, q[l]);
+#pragma GCC unroll 8
+    for (int j = 0; j < kVectors; ++j) {
+      const Double m = hn::MulAdd(weight, value[j], hn::LoadU(d, memory + j * kN));
+      hn::StoreU(m, d, memory + j * kN);
+      total[j] = hn::MulAdd(read, m, total[j]);
+    }
+  }
+#pragma GCC unroll 8
+  for (int j = 0; j < kVectors; ++j) StoreDoubleU(hn::Mul(factor, total[j]), out + j * kN);
+}
+
+// One token, in double and in place.
+template <class T>
+HWY_NOINLINE void LinearToken(const LinearPart<T>& part, const T* q_row, const T* k_row, const T* v,
+                              double* memory, T* out, T* z_out) {
+  const size_t n = part.n, width = part.width, stride = part.stride, np = Padded<T>(n);
+  if (part.tokens.length == 0) {
+    std::fill_n(out, width, T{0});
+    if (z_out != nullptr) *z_out = 0;
+    return;
+  }
+  if (part.tokens.StartsAt(0)) std::fill_n(memory, n * stride, 0.0);
+  Workspace& workspace = Workspace::OfThisThread();
+  workspace.Start(2 * np * (sizeof(T) + sizeof(double)), 4);
+  T* const features = workspace.Take<T>(2 * np);
+  double* const q = workspace.Take<double>(2 * np);
+  double* const k = q + np;
+  const Sequence<const T> q_rows(q_row, 0), k_rows(k_row, 0);
+  if (part.rule.map == FeatureMap::kNone) {
+    PackRows(q_rows, 0, 1, n, np, T{0}, features);
+    PackRows(k_rows, 0, 1, n, np, T{0}, features + np);
+  } else {
+    MapRows(static_cast<T>(part.rule.map_eps), q_rows, 0, 1, n, np, features);
+    MapRows(static_cast<T>(part.rule.map_eps), k_rows, 0, 1, n, np, features + np);
+  }
+  const Tag<double> d;
+  for (size_t l = 0; l < 2 * np; l += kLanes<double>)
+    hn::Store(LoadAsDouble(features + l), d, q + l);
+  double factor = part.rule.value;
+  if (stride > width) {
+    double z[4] = {};  // four sums at once: one would wait for itself
+    double* to = memory + width;
+    for (size_t l = 0; l < n; ++l, to += stride) {
+      *to += k[l];
+      z[l % 4] += q[l] * *to;
+    }
+    const double sum = (z[0] + z[1]) + (z[2] + z[3]);
+    if (z_out != nullptr) *z_out = static_cast<T>(sum);
+    factor = 1 / DivisorOf(part.rule.divisor, part.rule.value, sum);
+  }
+  constexpr size_t kN = kLanes<double>;
+  const Double f = hn::Set(d, factor);
+  size_t j = 0;
+  for (; j + 4 * kN <= width; j += 4 * kN)
+    StepColumns<4>(n, q, k, v + j, memory + j, stride, f, out + j);
+  for (; j + kN <= width; j += kN) StepColumns<1>(n, q, k, v + j, memory + j, stride, f, out + j);
+  for (; j < width; ++j) {
+    double total = 0;
+    for (size_t l = 0; l < n; ++l) {
+      double& m = memory[l * stride + j];
+      m += k[l] * static_cast<double>(v[j]);
+      total += q[l] * m;
+    }
+    out[j] = static_cast<T>(factor * total);
+  }
+}
+
+template <class T>
+void LinearAll(const SlotShape& shape, const LinearRule& rule, const Rows<const T>& q,
+               const Rows<const T>& k, const Rows<const T>& v, const RowMask& mask, double* memory,
+               const Rows<T>& out, const Rows<T>& z) {
+  const auto size = static_cast<size_t>(shape.slots * rule.Columns(shape.width));
+  const LinearRuns runs(shape);
+  const auto walk = [&](int64_t index, size_t run, double* state) {
+    const LinearPart<T> part(shape, rule, mask, index, runs.Begin(run), runs.Begin(run + 1));
+    const Sequence<const T> q_rows = part.Of(q), k_rows = part.Of(k), v_rows = part.Of(v);
+    const Sequence<T> out_rows = part.Of(out), z_rows = part.Of(z);
+    if (shape.length == 1) {
+      LinearToken<T>(part, q_rows.data, k_rows.data, v_rows.data, state, out_rows.data,
+                     z_rows.data);
+    } else {
+      LinearOfPart<T>(part, q_rows, k_rows, v_rows, state, out_rows, z_rows);
+    }
+  };
+  if (runs.runs == 1) {
+    ParallelFor(runs.heads, HeadsPerThread(shape), [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) walk(i, 0, memory + static_cast<size_t>(i) * size);
+    });
+    return;
+  }
+  std::vector<double> states =
+      MemoryOfRuns(runs, false, size, memory, [&](size_t index, size_t segment, double* added) {
+        const LinearPart<T> part(shape, rule, mask, static_cast<int64_t>(index), segment,
+                                 segment + 1);
+        return SumSegment(part, part.Of(k), part.Of(v), added);
+      });
+  const auto of_head = static_cast<int64_t>(runs.runs);
+  ParallelFor(runs.heads * of_head, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i)
+      walk(i / of_head, static_cast<size_t>(i % of_head),
+           states.data() + static_cast<size_t>(i) * size);
+  });
+  for (size_t h = 0; h < static_cast<size_t>(runs.heads); ++h)
+    std::copy_n(states.data() + ((h + 1) * runs.runs - 1) * size, size, memory + h * size);
+}
+
+#define CISTERN_LINEAR(T, Name)                                                            \
+  void Linear##Name(const SlotShape& shape, const LinearRule& rule, Rows<const T> q,       \
+                    Rows<const T> k, Rows<const T> v, const RowMask& mask, double* memory, \
+                    Rows<T> out, Rows<T> z) {                                              \
+    LinearAll<T>(shape, rule, q, k, v, mask, memory, out, z);                              \
+  }
+CISTERN_LINEAR(float, Float)
+CISTERN_LINEAR(double, Double)
+#undef CISTERN_LINEAR
+
+}  // namespace HWY_NAMESPACE
+}  // namespace cistern
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace cistern {
+
+HWY_EXPORT(LinearFloat);
+HWY_EXPORT(LinearDouble);
+
+#define CISTERN_LINEAR(T, Name)                                                             \
+  template <>                                                                               \
+  void LinearForward(const SlotShape& shape, const LinearRule& rule, Rows<const T> q,       \
+                     Rows<const T> k, Rows<const T> v, const RowMask& mask, double* memory, \
+                     Rows<T> out, Rows<T> z) {                                              \
+    CISTERN_DISPATCH(Linear##Name)(shape, rule, q, k, v, mask, memory, out, z);             \
+  }
+CISTERN_LINEAR(float, Float)
+CISTERN_LINEAR(double, Double)
+#undef CISTERN_LINEAR
+
+}  // namespace cistern
+#endif  // HWY_ONCE

@@ -1,0 +1,339 @@
+#include "cistern/kernels/dispatch.h"
+#include "cistern/kernels/linear_attention.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "cistern/kernels/linear_attention_backward.cc"
+#include "hwy/foreach_target.h"  // must come before the headers below
+
+#include "cistern/kernels/linear_core-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace cistern {
+namespace HWY_NAMESPACE {
+
+// With y = N / D, D = divisor(z), the gradients of N and z are
+//   n_t = g_t / D_t     e_t = -(n_t . y_t) D'(z_t)
+// and each head goes twice over its tokens, forwards for
+//   dphi(q)_t = S_t n_t + e_t z_t
+// and in reverse, with R_t = R_{t+1} + phi(q_t) (x) n_t and r_t = r_{t+1} + e_t phi(q_t), for
+//   dv_t = phi(k_t) R_t     dphi(k)_t = R_t v_t + r_t.
+template <class T>
+struct LinearTensors {
+  Sequence<const T> q, k, v, out, z, g;
+  Sequence<T> dq, dk, dv;
+  T *inverse, *e;  // 1 / D and e of each token
+};
+
+template <class T>
+HWY_NOINLINE void DivisorGradients(const LinearPart<T>& part, const LinearTensors<T>& x) {
+  const Tag<T> d;
+  const T value = static_cast<T>(part.rule.value);
+  const DivisorRule rule = part.rule.divisor;
+  for (size_t t = 0; t < part.tokens.length; ++t) {
+    if (rule == DivisorRule::kNone) {
+      x.inverse[t] = value;
+      x.e[t] = 0;
+      continue;
+    }
+    Vec<T> sum = hn::Zero(d);
+    for (size_t j = 0; j < part.width; j += kLanes<T>)
+      sum =
+          hn::MulAdd(LoadPart(x.g.At(t), j, part.width), LoadPart(x.out.At(t), j, part.width), sum);
+    const T z = *x.z.At(t);
+    x.inverse[t] = 1 / DivisorOf(rule, value, z);
+    x.e[t] = -hn::GetLane(hn::SumOfLanes(d, sum)) * x.inverse[t] * DivisorSlope(rule, value, z);
+  }
+}
+
+// n of rows t.. as a panel [count, dp].
+template <class T>
+HWY_NOINLINE void NumeratorGradients(const LinearPart<T>& part, const LinearTensors<T>& x, size_t t,
+                                     size_t count, size_t dp, T* panel) {
+  const Tag<T> d;
+  for (size_t i = 0; i < count; ++i, panel += dp) {
+    const T* const from = x.g.At(t + i);
+    const Vec<T> f = hn::Set(d, x.inverse[t + i]);
+    for (size_t j = 0; j < part.width; j += kLanes<T>)
+      hn::Store(hn::Mul(f, LoadPart(from, j, part.width)), d, panel + j);
+    for (size_t j = part.width; j < dp; ++j) panel[j] = 0;
+  }
+}
+
+// B[i, .] += e_i for all entries that are used.
+template <class T>
+void AddToRows(size_t rows, const T* e, T* B) {
+  const Tag<T> d;
+  constexpr size_t kCp = kChunkPadded<T>;
+  for (size_t i = 0; i < rows; ++i) {
+    const Vec<T> x = hn::Set(d, e[i]);
+    for (size_t j = i * kCp; j <= i * kCp + i; j += kLanes<T>)
+      hn::Store(hn::Add(hn::Load(d, B + j), x), d, B + j);
+  }
+}
+
+// X[i, .] += factor_i row, with factors of 1 where they are null.
+template <class T>
+void AddRow(size_t rows, size_t np, const T* factors, const T* row, T* X) {
+  const Tag<T> d;
+  for (size_t i = 0; i < rows; ++i, X += np) {
+    const Vec<T> f = hn::Set(d, factors == nullptr ? T{1} : factors[i]);
+    for (size_t j = 0; j < np; j += kLanes<T>)
+      hn::Store(hn::MulAdd(f, hn::Load(d, row + j), hn::Load(d, X + j)), d, X + j);
+  }
+}
+
+// dq of a part's tokens; memory: before them.
+template <class T>
+HWY_NOINLINE void QueryGradients(const LinearPart<T>& part, const LinearTensors<T>& x,
+                                 const double* memory) {
+  const size_t n = part.n, width = part.width, np = Padded<T>(n), dp = Padded<T>(width);
+  constexpr size_t kC = kChunkRows, kCp = kChunkPadded<T>;
+  Workspace& workspace = Workspace::OfThisThread();
+  workspace.Start(
+      LinearSums<T>::Bytes(np, dp) + sizeof(T) * (kC * (2 * np + 2 * dp + kCp) + dp * kCp + np),
+      LinearSums<T>::kPieces + 7);
+  LinearSums<T> sums(true, n, width, workspace);
+  T* const K_panel = workspace.Take<T>(kC * np);
+  T* const V_panel = workspace.Take<T>(kC * dp);
+  T* const N = workspace.Take<T>(kC * dp);
+  T* const X = workspace.Take<T>(kC * np);
+  T* const B = workspace.Take<T>(kC * kCp);  // tril(n v^T + e)
+  T* const VT = workspace.Take<T>(dp * kCp);
+  T* const seen = workspace.Take<T>(np);
+  const bool divides = part.stride > width;
+
+  const Tokens& tokens = part.tokens;
+  sums.Load(memory, part.stride);
+  for (size_t t = 0, rows; t < tokens.length; t += rows) {
+    if (t > 0 && t % kSegmentRows == 0) sums.EndSegment();
+    if (tokens.StartsAt(t)) sums.Clear();
+    rows = part.RowsAt(t);
+    const size_t next = t + rows, end = std::min(tokens.length, next + kC);
+    for (const auto* y : {&x.q, &x.k}) PrefetchRows(*y, next, end, n);
+    for (const auto* y : {&x.v, &x.g}) PrefetchRows(*y, next, end, width);
+    const T* const K = FeaturesOf(part.rule, x.k, t, rows, n, K_panel);
+    const T* const V = PanelOf(x.v, t, rows, width, V_panel);
+    NumeratorGradients(part, x, t, rows, dp, N);
+    Transpose(rows, width, V, dp, VT, kCp);
+    LowerProduct<T>(rows, {N, dp, 1, VT, kCp, width}, B, kCp);
+    if (divides) AddToRows(rows, x.e + t, B);
+    Product<Triangle::kLower, T>(rows, n, {N, dp, 1, sums.S.Seen(), np, width},
+                                 {B, kCp, 1, K, np, rows}, X, np);
+    if (divides) {
+      sums.z.Seen(seen);
+      AddRow(rows, np, x.e + t, seen, X);
+    }
+    UnmapRows(part.rule.map, X, x.q, t, rows, n, np, x.dq);
+    sums.S.Write(width, n, {V, 1, dp, K, np, rows});  // V^T K
+    sums.z.Write(rows, K, nullptr);
+    sums.Pass(rows);
+  }
+  ZeroRows(tokens.length, part.total, n, x.dq);
+}
+
+// Where the chunks of a part's tokens [begin, end) begin, and the end behind them.
+template <class T>
+void ChunksOf(const LinearPart<T>& part, size_t begin, size_t end, std::vector<size_t>& begins) {
+  begins.clear();
+  for (size_t t = begin; t < end; t += part.RowsAt(t)) begins.push_back(t);
+  begins.push_back(end);
+}
+
+// dk and dv of a part's tokens. G: the gradient of the memory behind them, replaced by that of the
+// memory before them.
+template <class T>
+HWY_NOINLINE void KeyGradients(const LinearPart<T>& part, const LinearTensors<T>& x, double* G) {
+  const size_t n = part.n, width = part.width, np = Padded<T>(n), dp = Padded<T>(width);
+  constexpr size_t kC = kChunkRows, kCp = kChunkPadded<T>;
+  Workspace& workspace = Workspace::OfThisThread();
+  workspace.Start(LinearSums<T>::Bytes(np, dp) + sizeof(T) * (kC * (3 * np + 3 * dp + 2 * kCp) +
+                                                              (np + dp) * kCp + np * dp + np),
+                  LinearSums<T>::kPieces + 12);
+  LinearSums<T> sums(false, n, width, workspace);
+  T* const Q_panel = workspace.Take<T>(kC * np);
+  T* const K_panel = workspace.Take<T>(kC * np);
+  T* const V_panel = workspace.Take<T>(kC * dp);
+  T* const N = workspace.Take<T>(kC * dp);
+  T* const Y = workspace.Take<T>(kC * np);
+  T* const D_panel = workspace.Take<T>(kC * dp);
+  T* const A = workspace.Take<T>(kC * kCp);  // tril(Q K^T)
+  T* const B = workspace.Take<T>(kC * kCp);  // tril(n v^T + e)
+  T* const KT = workspace.Take<T>(np * kCp);
+  T* const VT = workspace.Take<T>(dp * kCp);
+  T* const RT = workspace.Take<T>(dp * np);
+  T* const seen = workspace.Take<T>(np);
+  const bool divides = part.stride > width;
+
+  const Tokens& tokens = part.tokens;
+  std::vector<size_t> begins;
+  sums.Load(G, part.stride);
+  for (size_t segment = (tokens.length + kSegmentRows - 1) / kSegmentRows; segment-- > 0;) {
+    ChunksOf(part, segment * kSegmentRows, std::min(tokens.length, (segment + 1) * kSegmentRows),
+             begins);
+    for (size_t c = begins.size() - 1; c-- > 0;) {
+      const size_t t = begins[c], rows = begins[c + 1] - t, before = t < kC ? 0 : t - kC;
+      for (const auto* y : {&x.q, &x.k}) PrefetchRows(*y, before, t, n);
+      for (const auto* y : {&x.v, &x.g}) PrefetchRows(*y, before, t, width);
+      const T* const Q = FeaturesOf(part.rule, x.q, t, rows, n, Q_panel);
+      const T* const K = FeaturesOf(part.rule, x.k, t, rows, n, K_panel);
+      const T* const V = PanelOf(x.v, t, rows, width, V_panel);
+      NumeratorGradients(part, x, t, rows, dp, N);
+      const T* const R = sums.S.Seen();
+      Transpose(np, dp, R, dp, RT, np);
+
+      Transpose(rows, n, K, np, KT, kCp);
+      LowerProduct<T>(rows, {Q, np, 1, KT, kCp, n}, A, kCp);
+      const bool direct = width % kLanes<T> == 0 && rows % kTileRows == 0;
+      T* const D = direct ? x.dv.At(t) : D_panel;
+      Product<Triangle::kUpper, T>(rows, width, {K, np, 1, R, dp, n}, {A, 1, kCp, N, dp, rows}, D,
+                                   direct ? static_cast<size_t>(x.dv.time) : dp);
+      if (!direct) UnpackRows(D_panel, t, rows, width, dp, x.dv);
+
+      Transpose(rows, width, V, dp, VT, kCp);
+      LowerProduct<T>(rows, {N, dp, 1, VT, kCp, width}, B, kCp);
+      if (divides) AddToRows(rows, x.e + t, B);
+      Product<Triangle::kUpper, T>(rows, n, {V, dp, 1, RT, np, width}, {B, 1, kCp, Q, np, rows}, Y,
+                                   np);
+      if (divides) {
+        sums.z.Seen(seen);
+        AddRow<T>(rows, np, nullptr, seen, Y);
+      }
+      UnmapRows(part.rule.map, Y, x.k, t, rows, n, np, x.dk);
+      sums.S.Write(n, width, {Q, 1, np, N, dp, rows});  // Q^T n
+      sums.z.Write(rows, Q, x.e + t);
+      sums.Pass(rows);
+      if (tokens.StartsAt(t)) sums.Clear();
+    }
+    sums.EndSegment();
+  }
+  sums.StoreBase(G, part.stride);
+  ZeroRows(tokens.length, part.total, n, x.dk);
+  ZeroRows(tokens.length, part.total, width, x.dv);
+}
+
+// What a segment adds to the gradient of the memory before it: its tokens up to the first start of
+// a document. Whether there is one.
+template <class T>
+HWY_NOINLINE bool SumGradients(const LinearPart<T>& part, const LinearTensors<T>& x, double* G) {
+  const size_t n = part.n, width = part.width, np = Padded<T>(n), dp = Padded<T>(width);
+  Workspace& workspace = Workspace::OfThisThread();
+  workspace.Start(LinearSums<T>::Bytes(np, dp) + sizeof(T) * kChunkRows * (np + dp),
+                  LinearSums<T>::kPieces + 2);
+  LinearSums<T> sums(false, n, width, workspace);
+  T* const Q_panel = workspace.Take<T>(kChunkRows * np);
+  T* const N = workspace.Take<T>(kChunkRows * dp);
+  size_t end = 0;
+  while (end < part.tokens.length && !part.tokens.StartsAt(end)) ++end;
+  std::vector<size_t> begins;
+  ChunksOf(part, 0, end, begins);
+  sums.Clear();
+  for (size_t c = begins.size() - 1; c-- > 0;) {
+    const size_t t = begins[c], rows = begins[c + 1] - t;
+    const T* const Q = FeaturesOf(part.rule, x.q, t, rows, n, Q_panel);
+    NumeratorGradients(part, x, t, rows, dp, N);
+    sums.S.Write(n, width, {Q, 1, np, N, dp, rows});
+    sums.z.Write(rows, Q, x.e + t);
+    sums.Pass(rows);
+  }
+  sums.Close();
+  sums.StoreAdded(G, part.stride);
+  return end < part.tokens.length;
+}
+
+template <class T>
+void LinearBackwardOfAll(const SlotShape& shape, const LinearRule& rule, const Rows<const T>& q,
+                         const Rows<const T>& k, const Rows<const T>& v, const Rows<const T>& out,
+                         const Rows<const T>& z, const Rows<const T>& g, const RowMask& mask,
+                         const double* memory, double* G, const Rows<T>& dq, const Rows<T>& dk,
+                         const Rows<T>& dv) {
+  const auto size = static_cast<size_t>(shape.slots * rule.Columns(shape.width)),
+             length = static_cast<size_t>(shape.length);
+  const LinearRuns runs(shape);
+  const auto of_head = static_cast<int64_t>(runs.runs);
+  std::vector<T> factors(2 * static_cast<size_t>(runs.heads) * length);
+  const auto part_of = [&](int64_t index, size_t first, size_t last) {
+    return LinearPart<T>(shape, rule, mask, index, first, last);
+  };
+  const auto tensors_of = [&](const LinearPart<T>& part, int64_t index) {
+    T* const of_tokens = factors.data() + 2 * static_cast<size_t>(index) * length + part.begin;
+    return LinearTensors<T>{part.Of(q),  part.Of(k), part.Of(v),        part.Of(out),
+                            part.Of(z),  part.Of(g), part.Of(dq),       part.Of(dk),
+                            part.Of(dv), of_tokens,  of_tokens + length};
+  };
+  // body(part, tensors, which) for each run of each head.
+  const auto for_runs = [&](auto&& body) {
+    ParallelFor(runs.heads * of_head, of_head > 1 ? 1 : HeadsPerThread(shape),
+                [&](int64_t begin, int64_t end) {
+                  for (int64_t i = begin; i < end; ++i) {
+                    const auto run = static_cast<size_t>(i % of_head);
+                    const LinearPart<T> part =
+                        part_of(i / of_head, runs.Begin(run), runs.Begin(run + 1));
+                    body(part, tensors_of(part, i / of_head), static_cast<size_t>(i));
+                  }
+                });
+  };
+  if (runs.runs == 1) {
+    for_runs([&](const LinearPart<T>& part, const LinearTensors<T>& x, size_t i) {
+      DivisorGradients(part, x);
+      QueryGradients(part, x, memory + i * size);
+      KeyGradients(part, x, G + i * size);
+    });
+    return;
+  }
+  for_runs([&](const LinearPart<T>& part, const LinearTensors<T>& x, size_t) {
+    DivisorGradients(part, x);
+  });
+  const std::vector<double> before =
+      MemoryOfRuns(runs, false, size, memory, [&](size_t index, size_t segment, double* added) {
+        const LinearPart<T> part = part_of(static_cast<int64_t>(index), segment, segment + 1);
+        return SumSegment(part, part.Of(k), part.Of(v), added);
+      });
+  std::vector<double> behind =
+      MemoryOfRuns(runs, true, size, G, [&](size_t index, size_t segment, double* added) {
+        const LinearPart<T> part = part_of(static_cast<int64_t>(index), segment, segment + 1);
+        return SumGradients(part, tensors_of(part, static_cast<int64_t>(index)), added);
+      });
+  for_runs([&](const LinearPart<T>& part, const LinearTensors<T>& x, size_t i) {
+    QueryGradients(part, x, before.data() + i * size);
+    KeyGradients(part, x, behind.data() + i * size);
+  });
+  for (size_t h = 0; h < static_cast<size_t>(runs.heads); ++h)
+    std::copy_n(behind.data() + h * runs.runs * size, size, G + h * size);
+}
+
+#define CISTERN_LINEAR_BACKWARD(T, Name)                                                           \
+  void LinearBackward##Name(const SlotShape& shape, const LinearRule& rule, Rows<const T> q,       \
+                            Rows<const T> k, Rows<const T> v, Rows<const T> out, Rows<const T> z,  \
+                            Rows<const T> g, const RowMask& mask, const double* memory, double* G, \
+                            Rows<T> dq, Rows<T> dk, Rows<T> dv) {                                  \
+    LinearBackwardOfAll<T>(shape, rule, q, k, v, out, z, g, mask, memory, G, dq, dk, dv);          \
+  }
+CISTERN_LINEAR_BACKWARD(float, Float)
+CISTERN_LINEAR_BACKWARD(double, Double)
+#undef CISTERN_LINEAR_BACKWARD
+
+}  // namespace HWY_NAMESPACE
+}  // namespace cistern
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace cistern {
+
+HWY_EXPORT(LinearBackwardFloat);
+HWY_EXPORT(LinearBackwardDouble);
+
+#define CISTERN_LINEAR_BACKWARD(T, Name)                                                     \
+  template <>                                                                                \
+  void LinearBackward(const SlotShape& shape, const LinearRule& rule, Rows<const T> q,       \
+                      Rows<const T> k, Rows<const T> v, Rows<const T> out, Rows<const T> z,  \
+                      Rows<const T> g, const RowMask& mask, const double* memory, double* G, \
+                      Rows<T> dq, Rows<T> dk, Rows<T> dv) {                                  \
+    CISTERN_DISPATCH(LinearBackward##Name)                                                   \
+    (shape, rule, q, k, v, out, z, g, mask, memory, G, dq, dk, dv);                          \
+  }
+CISTERN_LINEAR_BACKWARD(float, Float)
+CISTERN_LINEAR_BACKWARD(double, Double)
+#undef CISTERN_LINEAR_BACKWARD
+
+}  // namespace cistern
+#endif  // HWY_ONCE
