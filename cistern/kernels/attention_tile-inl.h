@@ -1,0 +1,365 @@
+// What the two directions of exact attention share: products by register tiles, exponentials,
+// the queries of a block and what they see; included once per Highway target.
+//
+// The lanes of a vector are queries: scores stand as [keys, queries], so that maxima and sums over
+// keys are sums of vectors, and keys and values are the scalars of a product, read where they lie.
+#if defined(CISTERN_KERNELS_ATTENTION_TILE_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef CISTERN_KERNELS_ATTENTION_TILE_INL_H_
+#undef CISTERN_KERNELS_ATTENTION_TILE_INL_H_
+#else
+#define CISTERN_KERNELS_ATTENTION_TILE_INL_H_
+#endif
+
+#include <algorithm>
+#include <limits>
+#include <type_traits>
+
+#include "cistern/kernels/exact_attention.h"
+#include "cistern/kernels/slot_chunk-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace cistern {
+namespace HWY_NAMESPACE {
+
+constexpr size_t kBlockQueries = 64;  // leading dimension of panels with queries in the lanes
+constexpr size_t kTileKeys = 96;      // whole register tiles
+
+// Accumulators of a register tile: 6 x 4 vectors where there are 32 registers, 6 x 2 where there
+// are 16.
+#if HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX3_DL || HWY_TARGET == HWY_NEON
+constexpr int kStripVectors = 4;
+#else
+constexpr int kStripVectors = 2;
+#endif
+
+enum class From {
+  kZero,   // C = A B
+  kSum,    // C += A B
+  kTimes,  // C = C factor + A B, a factor for each column
+};
+
+template <From kFrom, bool kUnitRow, size_t kRows, int kVectors, class T>
+HWY_INLINE void TileOf(const Factors<T>& x, const T* HWY_RESTRICT a, T* HWY_RESTRICT c, size_t ldc,
+                       const T* HWY_RESTRICT factor) {
+  const Tag<T> d;
+  constexpr size_t kN = kLanes<T>;
+  Vec<T> sum[kRows][kVectors];
+#pragma GCC unroll 8
+  for (size_t i = 0; i < kRows; ++i) {
+#pragma GCC unroll 4
+    for (int j = 0; j < kVectors; ++j) {
+      if constexpr (kFrom == From::kZero) sum[i][j] = hn::Zero(d);
+      if constexpr (kFrom == From::kSum) sum[i][j] = hn::LoadU(d, c + i * ldc + j * kN);
+      if constexpr (kFrom == From::kTimes)
+        sum[i][j] = hn::Mul(hn::LoadU(d, c + i * ldc + j * kN), hn::Load(d, factor + j * kN));
+    }
+  }
+  const size_t row = kUnitRow ? 1 : x.row;
+  const T* HWY_RESTRICT b = x.b;
+  for (size_t k = 0; k < x.depth; ++k, a += x.step, b += x.ldb) {
+    Vec<T> bv[kVectors];
+#pragma GCC unroll 4
+    for (int j = 0; j < kVectors; ++j) bv[j] = hn::LoadU(d, b + j * kN);
+#pragma GCC unroll 8
+    for (size_t i = 0; i < kRows; ++i) {
+      const Vec<T> av = hn::Set(d, a[i * row]);
+#pragma GCC unroll 4
+      for (int j = 0; j < kVectors; ++j) sum[i][j] = hn::MulAdd(av, bv[j], sum[i][j]);
+    }
+  }
+#pragma GCC unroll 8
+  for (size_t i = 0; i < kRows; ++i) {
+#pragma GCC unroll 4
+    for (int j = 0; j < kVectors; ++j) hn::StoreU(sum[i][j], d, c + i * ldc + j * kN);
+  }
+}
+
+template <From kFrom, bool kUnitRow, int kVectors, class T>
+HWY_NOINLINE void Strip(size_t rows, const Factors<T>& x, T* c, size_t ldc, const T* factor) {
+  size_t r = 0;
+  const auto tiles = [&]<size_t kRows>(std::integral_constant<size_t, kRows>) HWY_ATTR {
+    for (; r + kRows <= rows; r += kRows)
+      TileOf<kFrom, kUnitRow, kRows, kVectors>(x, x.a + r * (kUnitRow ? 1 : x.row), c + r * ldc,
+                                               ldc, factor);
+  };
+  tiles(std::integral_constant<size_t, 6>());
+  tiles(std::integral_constant<size_t, 4>());
+  tiles(std::integral_constant<size_t, 2>());
+  tiles(std::integral_constant<size_t, 1>());
+}
+
+// C[rows, vectors] from A B, any number of rows; kUnitRow: x.row is 1.
+template <From kFrom, bool kUnitRow, class T>
+void Multiply(size_t rows, size_t vectors, Factors<T> x, T* c, size_t ldc,
+              const T* factor = nullptr) {
+  const auto strips = [&]<int kVectors>(std::integral_constant<int, kVectors>) {
+    for (; vectors >= size_t{kVectors}; vectors -= kVectors) {
+      Strip<kFrom, kUnitRow, kVectors>(rows, x, c, ldc, factor);
+      x.b += kVectors * kLanes<T>;
+      c += kVectors * kLanes<T>;
+      if (factor != nullptr) factor += kVectors * kLanes<T>;
+    }
+  };
+  if constexpr (kStripVectors == 4) strips(std::integral_constant<int, 4>());
+  strips(std::integral_constant<int, 2>());
+  strips(std::integral_constant<int, 1>());
+}
+
+// C[rows, columns] += A B where C has no room beyond its columns; scratch of rows vectors.
+template <class T>
+void AddToRows(size_t rows, size_t columns, Factors<T> x, T* c, size_t ldc, T* scratch) {
+  constexpr size_t kN = kLanes<T>;
+  const size_t whole = columns / kN, rest = columns % kN;
+  Multiply<From::kSum, false>(rows, whole, x, c, ldc);
+  if (rest == 0) return;
+  x.b += whole * kN;
+  Multiply<From::kZero, false>(rows, 1, x, scratch, kN);
+  for (size_t i = 0; i < rows; ++i) {
+    for (size_t j = 0; j < rest; ++j) c[i * ldc + whole * kN + j] += scratch[i * kN + j];
+  }
+}
+
+// 2^x to 1.6e-7 in float, e^x in double, for x up to 0 and somewhat above; 0 from -127 down in
+// float, NaN for NaN.
+HWY_INLINE Vec<float> TileExp(Vec<float> x) {
+  const Tag<float> d;
+  // The low bits of x + magic are the nearest integer + 127.
+  const Vec<float> magic = hn::Set(d, 0x1.8p23f + 127.0f);
+#if HWY_TARGET == HWY_EMU128 || HWY_TARGET == HWY_SCALAR
+  const Vec<float> y = hn::IfThenElse(hn::Lt(x, hn::Set(d, -127.0f)), hn::Set(d, -127.0f), x);
+#else  // of NaN and a number Max gives the second argument, or NaN
+  const Vec<float> y = hn::Max(hn::Set(d, -127.0f), x);
+#endif
+  const Vec<float> shifted = hn::Add(y, magic), r = hn::Sub(y, hn::Sub(shifted, magic));
+  const hn::RebindToUnsigned<Tag<float>> du;
+  const Vec<float> power = hn::BitCast(d, hn::ShiftLeft<23>(hn::BitCast(du, shifted)));
+  // Minimax in relative error, 1 at 0.
+  Vec<float> p = hn::Set(d, 0.00132647296f);
+  p = hn::MulAdd(p, r, hn::Set(d, 0.00967151485f));
+  p = hn::MulAdd(p, r, hn::Set(d, 0.0555073358f));
+  p = hn::MulAdd(p, r, hn::Set(d, 0.240222424f));
+  p = hn::MulAdd(p, r, hn::Set(d, 0.693147004f));
+  p = hn::MulAdd(p, r, hn::Set(d, 1.0f));
+  return hn::Mul(p, power);
+}
+HWY_INLINE Vec<double> TileExp(Vec<double> x) { return ExpOrNaN<double>(x); }
+
+// e^(x - reference) of scores; the reference in the unit of TileExp's argument. In float it is a
+// whole number near the largest score's, so that going on to another reference is exact.
+HWY_INLINE Vec<float> ReferenceOf(Vec<float> high) {
+  return hn::Round(hn::Mul(high, hn::Set(Tag<float>(), 1.44269504088896341f)));
+}
+HWY_INLINE Vec<double> ReferenceOf(Vec<double> high) { return high; }
+HWY_INLINE Vec<float> WeightOf(Vec<float> x, Vec<float> reference) {
+  return TileExp(hn::MulSub(x, hn::Set(Tag<float>(), 1.44269504088896341f), reference));
+}
+HWY_INLINE Vec<double> WeightOf(Vec<double> x, Vec<double> reference) {
+  return TileExp(hn::Sub(x, reference));
+}
+// e^(from - to), both the largest scores of something.
+template <class T>
+HWY_INLINE T Rescale(T from, T to) {
+  const Tag<T> d;
+  return hn::GetLane(TileExp(hn::Sub(ReferenceOf(hn::Set(d, from)), ReferenceOf(hn::Set(d, to)))));
+}
+
+template <class T>
+constexpr T kNoScore = -std::numeric_limits<T>::infinity();
+
+// The tokens of one row and head that can see each other: all, or those of one remainder modulo the
+// dilation.
+class AttentionView {
+ public:
+  AttentionView(const AttentionShape& shape, const AttentionMask& mask, int64_t index)
+      : first_(index % shape.dilation),
+        step_(shape.dilation),
+        h_(index / shape.dilation % shape.heads),
+        b_(index / shape.dilation / shape.heads) {
+    queries = Count(shape.queries), keys = Count(shape.keys);
+    if (mask.ranges != nullptr) ranges_ = mask.ranges + b_ * mask.range_batch + first_;
+    if (mask.valid != nullptr) valid_ = mask.valid + b_ * shape.keys + first_;
+    stats_ = 2 * ((b_ * shape.heads + h_) * shape.queries + first_);
+  }
+  static int64_t Number(const AttentionShape& shape) {
+    return shape.batch * shape.heads * shape.dilation;
+  }
+
+  template <class T>
+  Sequence<T> Of(const Rows<T>& x) const {
+    return {x.At(b_, h_, first_), size_t(step_ * x.time)};
+  }
+  // The two numbers of query t.
+  template <class T>
+  T* Stats(T* stats, size_t t) const {
+    return stats + stats_ + 2 * step_ * int64_t(t);
+  }
+  KeyRange Range(size_t t) const {
+    if (ranges_ == nullptr) return {0, int64_t(keys), 0};
+    KeyRange range = ranges_[int64_t(t) * step_];
+    if (step_ > 1) range.begin = Ceil(range.begin - first_), range.end = Ceil(range.end - first_);
+    if (range.begin >= range.end) range.begin = range.end = 0;
+    return range;
+  }
+  bool Valid(size_t j) const { return valid_ == nullptr || valid_[int64_t(j) * step_] != 0; }
+  bool AllValid(size_t begin, size_t end) const {
+    if (valid_ == nullptr) return true;
+    for (; begin < end; ++begin) {
+      if (!Valid(begin)) return false;
+    }
+    return true;
+  }
+
+  size_t queries, keys;
+
+ private:
+  int64_t Ceil(int64_t x) const { return x <= 0 ? 0 : (x + step_ - 1) / step_; }
+  size_t Count(int64_t tokens) const {
+    return tokens <= first_ ? 0 : size_t((tokens - first_ + step_ - 1) / step_);
+  }
+  int64_t first_, step_, h_, b_, stats_;
+  const KeyRange* ranges_ = nullptr;
+  const uint8_t* valid_ = nullptr;
+};
+
+// Up to kBlockQueries queries and the keys that they see.
+template <class T>
+struct QueryBlock {
+  QueryBlock(const AttentionView& seen_by, size_t first)
+      : view(seen_by), t(first), count(std::min(kBlockQueries, seen_by.queries - first)) {
+    low = view.keys, high = 0, all_low = 0, all_high = view.keys;
+    for (size_t i = 0; i < kBlockQueries; ++i) {
+      // Lanes beyond the queries see what the last one sees; nothing reads what they give.
+      ranges[i] = view.Range(t + std::min(i, count - 1));
+      const size_t begin = size_t(ranges[i].begin), end = size_t(ranges[i].end);
+      all_low = std::max(all_low, begin), all_high = std::min(all_high, end);
+      if (begin < end) low = std::min(low, begin), high = std::max(high, end);
+    }
+  }
+  size_t vectors() const { return (count + kLanes<T> - 1) / kLanes<T>; }
+  // Whether some query does not see some key of [begin, end).
+  bool Partial(size_t begin, size_t end) const {
+    return begin < all_low || end > all_high || !view.AllValid(begin, end);
+  }
+  bool Sees(size_t i, size_t j) const {
+    return int64_t(j) >= ranges[i].begin && int64_t(j) < ranges[i].end && view.Valid(j);
+  }
+  bool SeesNothing(size_t i) const {
+    for (int64_t j = ranges[i].begin; j < ranges[i].end; ++j) {
+      if (view.Valid(size_t(j))) return false;
+    }
+    return true;
+  }
+
+  const AttentionView& view;
+  size_t t, count;
+  size_t low, high;          // some query sees some key of [low, high) and no other
+  size_t all_low, all_high;  // every query sees all valid ones of these
+  KeyRange ranges[kBlockQueries];
+};
+
+// Which lanes see which keys of a tile that is seen in part.
+template <class T>
+struct TileMask {
+  TileMask(const QueryBlock<T>& queries, size_t first, size_t keys) : block(queries), begin(first) {
+    const auto inside = [&](int64_t j) {
+      return static_cast<T>(std::clamp<int64_t>(j - int64_t(begin), 0, int64_t(keys)));
+    };
+    for (size_t i = 0; i < kBlockQueries; ++i)
+      from[i] = inside(block.ranges[i].begin), to[i] = inside(block.ranges[i].end);
+  }
+  // Of the vector of queries from i on, key begin + j.
+  HWY_INLINE hn::Mask<Tag<T>> Lanes(size_t i, size_t j) const {
+    const Tag<T> d;
+    const Vec<T> key = hn::Set(d, static_cast<T>(j));
+    return hn::And(hn::Le(hn::Load(d, from + i), key), hn::Lt(key, hn::Load(d, to + i)));
+  }
+  bool Valid(size_t j) const { return block.view.Valid(begin + j); }
+
+  const QueryBlock<T>& block;
+  size_t begin;
+  HWY_ALIGN T from[kBlockQueries];
+  HWY_ALIGN T to[kBlockQueries];
+};
+
+// X[keys, queries] = `value` where a key is not seen.
+template <class T>
+HWY_NOINLINE void HideUnseen(const TileMask<T>& mask, size_t keys, size_t vectors, T value, T* X) {
+  const Tag<T> d;
+  const Vec<T> hidden = hn::Set(d, value);
+  for (size_t j = 0; j < keys; ++j, X += kBlockQueries) {
+    const bool valid = mask.Valid(j);
+    for (size_t v = 0; v < vectors; ++v) {
+      const size_t i = v * kLanes<T>;
+      const Vec<T> x =
+          valid ? hn::IfThenElse(mask.Lanes(i, j), hn::Load(d, X + i), hidden) : hidden;
+      hn::Store(x, d, X + i);
+    }
+  }
+}
+
+// C[c, queries] = C factor + sum_j A(c, j) P[j, queries] over the keys that each query sees, for a
+// tile that holds what is not finite: 0 times NaN is NaN, so what is not seen is left out. The
+// bits of the others are those of Multiply. factor: null for ones.
+template <class T>
+HWY_NOINLINE void MultiplySeen(const TileMask<T>& mask, size_t rows, size_t vectors,
+                               const Factors<T>& x, T* C, const T* factor) {
+  const Tag<T> d;
+  for (size_t c = 0; c < rows; ++c, C += kBlockQueries) {
+    for (size_t i = 0; i < vectors * kLanes<T>; i += kLanes<T>) {
+      Vec<T> sum = hn::Load(d, C + i);
+      if (factor != nullptr) sum = hn::Mul(sum, hn::Load(d, factor + i));
+      for (size_t j = 0; j < x.depth; ++j) {
+        if (!mask.Valid(j)) continue;
+        const Vec<T> more = hn::MulAdd(hn::Set(d, x.a[c * x.row + j * x.step]),
+                                       hn::Load(d, x.b + j * x.ldb + i), sum);
+        sum = hn::IfThenElse(mask.Lanes(i, j), more, sum);
+      }
+      hn::Store(sum, d, C + i);
+    }
+  }
+}
+
+// Whether `count` rows from row t on hold neither NaN nor infinities.
+template <class T>
+HWY_NOINLINE bool AreFinite(const Sequence<const T>& x, size_t t, size_t count, size_t width) {
+  const Tag<T> d;
+  const size_t whole = width / kLanes<T> * kLanes<T>;
+  const Vec<T> zero = hn::Zero(d);
+  Vec<T> sum = zero;
+  T rest = 0;
+  for (size_t i = t; i < t + count; ++i) {
+    const T* row = x.At(i);
+    for (size_t j = 0; j < whole; j += kLanes<T>)
+      sum = hn::MulAdd(hn::LoadU(d, row + j), zero, sum);
+    for (size_t j = whole; j < width; ++j) rest += row[j] * T{0};
+  }
+  return hn::AllTrue(d, hn::Eq(sum, zero)) && rest == T{0};
+}
+
+// panel[0..count, ld] = rows t.. of x times factor, 0 in what is beyond the width; rows count ..
+// rounded up to a whole vector are 0.
+template <class T>
+HWY_NOINLINE void PackScaled(const Sequence<const T>& x, size_t t, size_t count, size_t width,
+                             size_t ld, T factor, T* panel) {
+  const Tag<T> d;
+  PackRows(x, t, count, width, ld, T{0}, panel);
+  const Vec<T> times = hn::Set(d, factor);
+  for (size_t i = 0; i < count * ld; i += kLanes<T>)
+    hn::Store(hn::Mul(hn::Load(d, panel + i), times), d, panel + i);
+  std::memset(panel + count * ld, 0, (RoundUp(count, kLanes<T>) - count) * ld * sizeof(T));
+}
+
+// The queries of a block times `scale` as rows [queries, dk] and as [dk, queries].
+template <class T>
+void QueriesInLanes(const QueryBlock<T>& block, const Sequence<const T>& q, size_t width,
+                    double scale, T* rows, T* lanes) {
+  const size_t ld = RoundUp(width, kLanes<T>);
+  PackScaled(q, block.t, block.count, width, ld, static_cast<T>(scale), rows);
+  Transpose(block.count, width, rows, ld, lanes, kBlockQueries);
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace cistern
+HWY_AFTER_NAMESPACE();
+
+#endif  // include guard

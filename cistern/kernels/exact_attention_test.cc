@@ -1,0 +1,347 @@
+// Exact attention against its definition, forward and backward, on every instruction set; what is
+// not seen, later tokens and threads bit for bit.
+#include "cistern/kernels/exact_attention.h"
+
+#include <numeric>
+
+#include "cistern/base/parallel.h"
+#include "cistern/kernels/ref/exact_attention_ref.h"
+#include "cistern/kernels/slot_test.h"
+#include "cistern/kernels/workspace.h"
+
+namespace cistern {
+namespace {
+
+using slot_test::Array;
+using slot_test::ForEachIsa;
+using slot_test::kInf;
+using slot_test::Layout;
+using slot_test::Normals;
+using slot_test::RelativeRms;
+
+const double kNan = std::numeric_limits<double>::quiet_NaN();
+
+enum class Kind { kAll, kCausal, kWindow, kBand, kLengths, kDocuments, kHoles, kEmpty, kBlind };
+constexpr Kind kKinds[] = {Kind::kAll,   Kind::kCausal,  Kind::kWindow,
+                           Kind::kBand,  Kind::kLengths, Kind::kDocuments,
+                           Kind::kHoles, Kind::kEmpty,   Kind::kBlind};
+
+struct Problem {
+  AttentionShape shape;
+  double scale = 0.25;
+  std::vector<double> q, k, v, g;
+  std::vector<KeyRange> ranges;
+  std::vector<uint8_t> valid;
+  std::string name;
+
+  AttentionMask Mask() const {
+    return {ranges.empty() ? nullptr : ranges.data(),
+            int64_t(ranges.size()) == shape.queries ? 0 : shape.queries,
+            valid.empty() ? nullptr : valid.data()};
+  }
+  bool Sees(int64_t b, int64_t t, int64_t j) const {
+    const AttentionMask mask = Mask();
+    const KeyRange range =
+        ranges.empty() ? KeyRange{0, shape.keys, 0} : ranges[size_t(b * mask.range_batch + t)];
+    return j >= range.begin && j < range.end && (j - t) % shape.dilation == 0 &&
+           (valid.empty() || valid[size_t(b * shape.keys + j)] != 0);
+  }
+};
+
+Problem MakeProblem(uint64_t seed, const AttentionShape& shape, Kind kind, double spread = 1) {
+  Random random(seed);
+  Problem p;
+  p.shape = shape;
+  const int64_t heads = shape.batch * shape.heads, T = shape.queries, S = shape.keys,
+                ahead = S - T;  // the queries are the last T of the keys, where there are as many
+  p.q = Normals(random, heads * T * shape.key_width, spread);
+  p.k = Normals(random, heads * S * shape.key_width);
+  p.v = Normals(random, heads * S * shape.value_width);
+  p.g = Normals(random, heads * T * shape.value_width);
+  p.name = "kind " + std::to_string(int(kind)) + " seed " + std::to_string(seed) + " B" +
+           std::to_string(shape.batch) + " H" + std::to_string(shape.heads) + " T" +
+           std::to_string(T) + " S" + std::to_string(S) + " dk" + std::to_string(shape.key_width) +
+           " dv" + std::to_string(shape.value_width) + " dilation " +
+           std::to_string(shape.dilation);
+  const auto range = [&](int64_t t, int64_t before, int64_t after) {
+    const int64_t at = t + ahead;
+    return KeyRange{std::clamp<int64_t>(at - before, 0, S),
+                    std::clamp<int64_t>(at + after + 1, 0, S), 0};
+  };
+  const int64_t rows = kind == Kind::kLengths || kind == Kind::kDocuments ? shape.batch : 1;
+  for (int64_t b = 0; b < rows && kind != Kind::kAll && kind != Kind::kHoles; ++b) {
+    const int64_t length = random.Below(S + 1);
+    int64_t document = 0;
+    for (int64_t t = 0; t < T; ++t) {
+      switch (kind) {
+        case Kind::kCausal:
+          p.ranges.push_back(range(t, S + T, 0));
+          break;
+        case Kind::kWindow:
+          p.ranges.push_back(range(t, 5 * shape.dilation, 0));
+          break;
+        case Kind::kBand:
+          p.ranges.push_back(range(t, 70, 9));
+          break;
+        case Kind::kLengths:
+          p.ranges.push_back({0, length, 0});
+          break;
+        case Kind::kDocuments:
+          if (random.Below(12) == 0) document = std::clamp<int64_t>(t + ahead, 0, S);
+          p.ranges.push_back(range(t, std::max<int64_t>(0, t + ahead - document), 0));
+          break;
+        case Kind::kEmpty:
+          p.ranges.push_back(range(t, 9, 0));
+          p.ranges.back().empty = std::max<int64_t>(0, 10 - t);
+          break;
+        default:  // some queries see nothing
+          p.ranges.push_back(range(t, 3, 0));
+          if (random.Below(3) == 0) p.ranges.back() = {};
+      }
+    }
+  }
+  if (kind == Kind::kHoles || kind == Kind::kBlind) {
+    for (int64_t i = 0; i < shape.batch * S; ++i) p.valid.push_back(random.Below(3) != 0);
+  }
+  return p;
+}
+
+struct Result {
+  std::vector<double> out, dq, dk, dv;
+  std::vector<std::vector<double>*> All() { return {&out, &dq, &dk, &dv}; }
+};
+
+Result Reference(const Problem& p) {
+  Result r = {std::vector<double>(p.g.size()), std::vector<double>(p.q.size()),
+              std::vector<double>(p.k.size()), std::vector<double>(p.v.size())};
+  ref::AttentionForward(p.shape, p.scale, p.q.data(), p.k.data(), p.v.data(), p.Mask(),
+                        r.out.data());
+  ref::AttentionBackward(p.shape, p.scale, p.q.data(), p.k.data(), p.v.data(), p.g.data(), p.Mask(),
+                         r.dq.data(), r.dk.data(), r.dv.data());
+  return r;
+}
+
+template <class T>
+Result RunKernel(const Problem& p, Layout layout = Layout::kBTHW) {
+  const AttentionShape& s = p.shape;
+  const SlotShape of_queries = {s.batch, s.heads, s.queries, 0, 0},
+                  of_keys = {s.batch, s.heads, s.keys, 0, 0};
+  const Array<T> q(of_queries, s.key_width, layout, p.q), k(of_keys, s.key_width, layout, p.k),
+      v(of_keys, s.value_width, layout, p.v), g(of_queries, s.value_width, layout, p.g);
+  Array<T> out(of_queries, s.value_width, layout), dq(of_queries, s.key_width, layout),
+      dk(of_keys, s.key_width, layout), dv(of_keys, s.value_width, layout);
+  std::vector<T> stats(size_t(2 * s.batch * s.heads * s.queries + 1));
+  AttentionForward<T>(s, p.scale, q.in(), k.in(), v.in(), p.Mask(), out.rows(), stats.data());
+  const Array<T>& given = out;
+  AttentionBackward<T>(s, p.scale, q.in(), k.in(), v.in(), given.in(), g.in(), p.Mask(),
+                       stats.data(), dq.rows(), dk.rows(), dv.rows());
+  return {out.Values(), dq.Values(), dk.Values(), dv.Values()};
+}
+
+template <class T>
+void ExpectClose(const Problem& p, Result want, Layout layout, double tolerance) {
+  Result got = RunKernel<T>(p, layout);
+  const char* const names[] = {"out", "dq", "dk", "dv"};
+  for (size_t i = 0; i < 4; ++i) {
+    // A gradient of q or k that is zero but for rounding (of one key) counts beside that of v.
+    std::vector<double> x = *got.All()[i], y = *want.All()[i];
+    x.insert(x.end(), want.dv.begin(), want.dv.end());
+    y.insert(y.end(), want.dv.begin(), want.dv.end());
+    EXPECT_LE(RelativeRms(x, y), tolerance)
+        << names[i] << " " << p.name << " isa " << ActiveIsa() << " of " << sizeof(T) << " bytes";
+  }
+}
+
+// In both types on every instruction set.
+void ExpectDefinition(const Problem& p, Layout layout = Layout::kBTHW) {
+  const Result want = Reference(p);
+  ForEachIsa([&] {
+    ExpectClose<float>(p, want, layout, 2e-6);
+    ExpectClose<double>(p, want, layout, 1e-13);
+  });
+}
+
+TEST(ExactAttention, LengthsAndMasks) {
+  uint64_t seed = 1;
+  for (Kind kind : kKinds) {
+    for (int64_t T : {0, 1, 2, 4, 5, 16, 63, 64, 65, 130, 200}) {
+      for (int64_t ahead : {0, 7, 150}) {
+        ExpectDefinition(MakeProblem(++seed, {2, 2, T, T + ahead, 17, 5}, kind),
+                         T % 2 == 0 ? Layout::kBHTW : Layout::kBTHW);
+      }
+    }
+  }
+}
+
+TEST(ExactAttention, Widths) {
+  uint64_t seed = 1000;
+  for (int64_t dk : {1, 3, 8, 16, 17, 64, 80}) {
+    for (int64_t dv : {1, 4, 15, 16, 33, 64, 128}) {
+      const Kind kind = kKinds[++seed % std::size(kKinds)];
+      for (int64_t T : {2, 70}) ExpectDefinition(MakeProblem(seed, {1, 2, T, T, dk, dv}, kind));
+    }
+  }
+}
+
+TEST(ExactAttention, Dilated) {
+  uint64_t seed = 2000;
+  for (int64_t g : {2, 3, 5}) {
+    for (Kind kind : {Kind::kAll, Kind::kCausal, Kind::kWindow, Kind::kDocuments, Kind::kHoles}) {
+      for (int64_t T : {1, 2, 9, 131, 300}) {
+        const int64_t ahead = int64_t(++seed % 3) * g;
+        ExpectDefinition(MakeProblem(seed, {2, 1, T, T + ahead, 9, 20, g}, kind));
+      }
+    }
+  }
+}
+
+TEST(ExactAttention, CrossAndRandomShapes) {
+  Random random(7);
+  for (int i = 0; i < 120; ++i) {
+    const AttentionShape shape = {1 + random.Below(3), 1 + random.Below(3),  random.Below(300),
+                                  random.Below(300),   1 + random.Below(40), 1 + random.Below(80)};
+    const Kind kinds[] = {Kind::kAll, Kind::kLengths, Kind::kHoles, Kind::kCausal, Kind::kBand};
+    ExpectDefinition(MakeProblem(3000 + uint64_t(i), shape, kinds[random.Below(5)]));
+  }
+}
+
+TEST(ExactAttention, LongAndInGroups) {  // the backward in rounds; decoding in parts
+  for (Kind kind : {Kind::kAll, Kind::kCausal, Kind::kWindow, Kind::kHoles}) {
+    ExpectDefinition(MakeProblem(4000, {1, 1, 1100, 1100, 16, 16}, kind));
+    ExpectDefinition(MakeProblem(4001, {1, 2, 3, 5000, 16, 16}, kind));
+  }
+  ExpectDefinition(MakeProblem(4002, {1, 1, 1100, 1200, 8, 8}, Kind::kCausal));
+  ExpectDefinition(MakeProblem(4003, {1, 1, 1, 5000, 8, 8}, Kind::kHoles));
+}
+
+// Scores up to thousands, of which each row's largest decides.
+TEST(ExactAttention, HostileScores) {
+  for (int64_t T : {3, 200}) {
+    Problem p = MakeProblem(5000, {1, 2, T, T + 20, 8, 8}, Kind::kCausal);
+    for (size_t i = 0; i < p.q.size(); ++i) p.q[i] = float(std::round(p.q[i] * 8) * 1024);
+    for (double& x : p.k) x = float(std::round(x * 8) / 8);  // scores are exact in float
+    ExpectDefinition(p, Layout::kBHTW);
+  }
+}
+
+// The kernel's own gradients need no definition: differences of what it gives.
+TEST(ExactAttention, GradientsAreDifferences) {
+  for (Kind kind : {Kind::kAll, Kind::kCausal, Kind::kEmpty, Kind::kHoles}) {
+    const Problem p = MakeProblem(6000, {1, 1, 6, 8, 3, 2}, kind);
+    Result r = RunKernel<double>(p);
+    const auto loss = [&](const Problem& of) {
+      const std::vector<double> out = RunKernel<double>(of).out;
+      return std::inner_product(out.begin(), out.end(), p.g.begin(), 0.0);
+    };
+    std::vector<double> Problem::*const inputs[] = {&Problem::q, &Problem::k, &Problem::v};
+    for (size_t n = 0; n < 3; ++n) {
+      for (size_t i = 0; i < (p.*inputs[n]).size(); ++i) {
+        Problem up = p, down = p;
+        (up.*inputs[n])[i] += 1e-5, (down.*inputs[n])[i] -= 1e-5;
+        EXPECT_NEAR((*r.All()[n + 1])[i], (loss(up) - loss(down)) / 2e-5, 1e-8) << p.name;
+      }
+    }
+  }
+}
+
+// Bits of the outputs and gradients of what does not see key j of any head.
+template <class T>
+void ExpectUnseenHasNoPart(const Problem& p, int64_t j, double value) {
+  const AttentionShape& s = p.shape;
+  Problem other = p;
+  for (int64_t i = 0; i < s.batch * s.heads; ++i) {
+    for (int64_t c = 0; c < s.key_width; ++c)
+      other.k[size_t((i * s.keys + j) * s.key_width + c)] = value;
+    for (int64_t c = 0; c < s.value_width; ++c)
+      other.v[size_t((i * s.keys + j) * s.value_width + c)] = value;
+  }
+  const Result want = RunKernel<T>(p), got = RunKernel<T>(other);
+  for (int64_t i = 0; i < s.batch * s.heads; ++i) {
+    for (int64_t t = 0; t < s.queries; ++t) {
+      const bool sees = p.Sees(i / s.heads, t, j);
+      const size_t at = size_t((i * s.queries + t) * s.value_width);
+      const size_t dq_at = size_t((i * s.queries + t) * s.key_width);
+      if (sees) {
+        EXPECT_EQ(std::isnan(value), std::isnan(got.out[at])) << p.name << " t " << t << " j " << j;
+        continue;
+      }
+      EXPECT_EQ(std::memcmp(&got.out[at], &want.out[at], size_t(s.value_width) * sizeof(double)), 0)
+          << p.name << " t " << t << " j " << j;
+      EXPECT_EQ(std::memcmp(&got.dq[dq_at], &want.dq[dq_at], size_t(s.key_width) * sizeof(double)),
+                0)
+          << p.name << " dq of t " << t << " j " << j;
+    }
+  }
+}
+
+TEST(ExactAttention, WhatIsNotSeenHasNoPart) {
+  ForEachIsa([] {
+    for (Kind kind : {Kind::kCausal, Kind::kWindow, Kind::kBand, Kind::kLengths, Kind::kDocuments,
+                      Kind::kHoles}) {
+      for (int64_t T : {3, 100}) {
+        const Problem p = MakeProblem(7000, {2, 1, T, T + 2, 17, 9}, kind);
+        for (const int64_t j : {int64_t{0}, T / 2, T + 1}) {
+          for (double value : {7.0, kNan}) {
+            ExpectUnseenHasNoPart<float>(p, j, value);
+            ExpectUnseenHasNoPart<double>(p, j, value);
+          }
+        }
+      }
+    }
+  });
+}
+
+// A query and its gradient of NaN reach the keys that it sees and no others.
+TEST(ExactAttention, GradientsOfNanReachWhatWasSeen) {
+  Problem p = MakeProblem(8000, {1, 1, 90, 90, 5, 6}, Kind::kCausal);
+  const int64_t t = 40;
+  for (int64_t c = 0; c < 5; ++c) p.q[size_t(t * 5 + c)] = kNan;
+  const Result r = RunKernel<float>(p);
+  for (int64_t j = 0; j < 90; ++j) {
+    EXPECT_EQ(std::isnan(r.dk[size_t(j * 5)]), j <= t) << j;
+    EXPECT_EQ(std::isnan(r.dv[size_t(j * 6)]), j <= t) << j;
+    EXPECT_EQ(std::isnan(r.out[size_t(j * 6)]), j == t) << j;
+    EXPECT_EQ(std::isnan(r.dq[size_t(j * 5)]), j == t) << j;
+  }
+}
+
+TEST(ExactAttention, AnyNumberOfThreads) {
+  const int before = NumThreads();
+  for (Kind kind : {Kind::kAll, Kind::kCausal, Kind::kWindow, Kind::kHoles}) {
+    for (const AttentionShape& shape :
+         {AttentionShape{1, 1, 1100, 1100, 16, 8}, AttentionShape{2, 3, 150, 170, 9, 20},
+          AttentionShape{1, 2, 2, 5000, 16, 16}}) {
+      const Problem p = MakeProblem(9000, shape, kind);
+      SetNumThreads(1);
+      Result want = RunKernel<float>(p);
+      for (int threads : {2, 3, 5}) {
+        SetNumThreads(threads);
+        Result got = RunKernel<float>(p);
+        for (size_t i = 0; i < 4; ++i) {
+          EXPECT_TRUE(slot_test::SameBits(*got.All()[i], *want.All()[i], want.All()[i]->size()))
+              << p.name << " output " << i << " threads " << threads;
+        }
+      }
+    }
+  }
+  SetNumThreads(before);
+}
+
+TEST(ExactAttention, ScratchMayHoldAnything) {
+  ForEachIsa([] {
+    for (Kind kind : kKinds) {
+      for (const int64_t T : {3, 70}) {
+        const Problem p = MakeProblem(10000, {1, 2, T, T + 4, 17, 9}, kind);
+        Result want = RunKernel<float>(p);
+        Workspace::PoisonAll(true);
+        Result got = RunKernel<float>(p);
+        Workspace::PoisonAll(false);
+        for (size_t i = 0; i < 4; ++i)
+          EXPECT_EQ(RelativeRms(*got.All()[i], *want.All()[i]), 0) << p.name << " output " << i;
+      }
+    }
+  });
+}
+
+}  // namespace
+}  // namespace cistern
