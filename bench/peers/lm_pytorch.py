@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
 """The peer of `cistern train`: a small decoder LM in PyTorch (eager, fp32), tuned for speed.
 
-Protocol (the same as `cistern compare`): a text file; 90/5/5 % by byte position; a byte-level BPE
-learned on the first 90 %; training on windows of --length tokens of the first part. The figure is
-bits per byte on the last 5 %, in consecutive blocks of --length tokens without carried context: a
-block reads tokens i .. i+length-1 and predicts i+1 .. i+length. So every token but the very first
-is predicted exactly once; the bytes counted are those of the predicted tokens.
+Protocol (the same as `cistern compare`): a text file; 90/5/5 % of its bytes (--split); a byte-level
+BPE learned on the 90 %; training on windows of --length tokens of that part. The figure is bits per
+byte on the test, in consecutive blocks of --length tokens without carried context: a block reads
+tokens i .. i+length-1 and predicts i+1 .. i+length. So every token but the first of each piece is
+predicted exactly once; the bytes counted are those of the predicted tokens.
 
-Windows: by default the training part is cut into consecutive windows at a random phase and visited
+Windows: by default each piece of the training part is cut into consecutive windows at a random phase and visited
 in shuffled order, with a new cut each epoch (nothing is seen twice before everything has been seen
 once). --sampling random draws starting points independently.
 
@@ -35,53 +35,78 @@ def emit(**fields):
 
 
 # --------------------------------------------------------------------------------------------- data
-def split_text(data):
-    """90/5/5 % by byte position, moved forward to the next character where a cut would fall inside
-    one."""
-    cuts = []
-    for part in (0.90, 0.95):
-        at = int(len(data) * part)
+def split_text(data, split):
+    """Training, validation and test, each as a list of pieces: as cistern's task.split. "spread" cuts
+    the text into 20 equal parts, fewer where 5 % of a part were below 8 KiB, and each of them 90/5/5
+    %; "tail" is one part. A cut moves forward to the next line within 4 KiB, or else to the next
+    character."""
+    def cut(share):
+        at = int(len(data) * share)
+        if at == 0 or at >= len(data):
+            return at
+        line = data.find(b"\n", at - 1, at + 4096)
+        if line >= 0:
+            return line + 1
         while at < len(data) and data[at] & 0xC0 == 0x80:
             at += 1
-        cuts.append(at)
-    return [data[: cuts[0]], data[cuts[0] : cuts[1]], data[cuts[1] :]]
+        return at
+
+    parts = 1 if split == "tail" else min(20, max(1, len(data) // 20 // 8192))
+    pieces, begin = ([], [], []), 0
+    for i in range(parts):
+        ends = [cut((i + s) / parts) for s in (0.90, 0.95)]
+        ends.append(cut((i + 1) / parts) if i + 1 < parts else len(data))
+        for piece, end in zip(pieces, ends):
+            piece.append(data[begin:end])
+            begin = end
+    return pieces
 
 
-def load(path, vocab):
+def load(path, vocab, split):
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     with open(path, "rb") as f:
-        parts = [p.decode("utf-8") for p in split_text(f.read())]
+        parts = [[p.decode("utf-8") for p in pieces] for pieces in split_text(f.read(), split)]
     tok = Tokenizer(models.BPE())
     tok.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tok.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(vocab_size=vocab,
                                   initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
                                   show_progress=False)
-    tok.train_from_iterator(parts[0].splitlines(keepends=True), trainer)
-    ids = [torch.tensor(tok.encode(p).ids) for p in parts]
+    lines = [line for p in parts[0] for line in p.splitlines(keepends=True)]
+    tok.train_from_iterator(lines, trainer)
+    ids = [[torch.tensor(tok.encode(p).ids) for p in pieces] for pieces in parts]
     # one character stands for one byte
     size = torch.tensor([len(tok.id_to_token(i)) for i in range(tok.get_vocab_size())])
-    for p, i in zip(parts, ids):
+    for p, i in zip(sum(parts, []), sum(ids, [])):
         assert size[i].sum().item() == len(p.encode("utf-8")), "the tokens do not cover the text"
     return ids, size
 
 
 class Windows:
-    def __init__(self, tokens, length, batch, sampling, seed):
-        self.tokens, self.length, self.batch, self.sampling = tokens, length, batch, sampling
+    """No window crosses the border of a piece."""
+
+    def __init__(self, pieces, length, batch, sampling, seed):
+        self.tokens, self.length, self.batch, self.sampling = torch.cat(pieces), length, batch, sampling
+        begins = torch.tensor([0] + [len(p) for p in pieces]).cumsum(0)
+        # of each piece the first and the last place where a window can begin
+        self.places = [(b.item(), b.item() + len(p) - length - 1) for b, p in zip(begins, pieces)
+                       if len(p) > length]
         self.rng = torch.Generator().manual_seed(seed)
         self.reach, self.todo = torch.arange(length + 1), torch.empty(0, dtype=torch.long)
-        if len(tokens) < 2 * length + 1:
+        if not self.places:
             sys.exit("the text is too short for this length")
 
     def _starts(self):
-        last = len(self.tokens) - self.length - 1
         if self.sampling == "random":
-            return torch.randint(last + 1, (self.batch,), generator=self.rng)
+            choice = torch.cat([torch.arange(first, last + 1) for first, last in self.places])
+            return choice[torch.randint(len(choice), (self.batch,), generator=self.rng)]
         while len(self.todo) < self.batch:
-            phase = torch.randint(min(self.length, last + 1), (1,), generator=self.rng).item()
-            fresh = torch.arange(phase, last + 1, self.length)
+            phase = torch.randint(self.length, (1,), generator=self.rng).item()
+            fresh = torch.cat([
+                torch.arange(first + min(phase, last - first), last + 1, self.length)
+                for first, last in self.places
+            ])
             order = torch.randperm(len(fresh), generator=self.rng)
             self.todo = torch.cat((self.todo, fresh[order]))
         starts, self.todo = self.todo[: self.batch], self.todo[self.batch :]
@@ -281,17 +306,20 @@ def rate(o, step, steps):
 
 
 @torch.inference_mode()
-def bits_per_byte(model, tokens, size, length, batch=16):
-    n, total = len(tokens) - 1, 0.0
-    full = n // length * length
-    blocks = list(
-        zip(tokens[:full].view(-1, length).split(batch),
-            tokens[1:full + 1].view(-1, length).split(batch)))
-    if full < n:
-        blocks.append((tokens[None, full:-1], tokens[None, full + 1 :]))
-    for x, y in blocks:
-        total += F.cross_entropy(model(x).flatten(0, 1), y.flatten(), reduction="sum").item()
-    return total / math.log(2) / size[tokens[1:]].sum().item()
+def bits_per_byte(model, pieces, size, length, batch=16):
+    total, count = 0.0, 0
+    for tokens in pieces:
+        n = len(tokens) - 1
+        full = n // length * length
+        blocks = list(
+            zip(tokens[:full].view(-1, length).split(batch),
+                tokens[1:full + 1].view(-1, length).split(batch)))
+        if full < n:
+            blocks.append((tokens[None, full:-1], tokens[None, full + 1 :]))
+        for x, y in blocks:
+            total += F.cross_entropy(model(x).flatten(0, 1), y.flatten(), reduction="sum").item()
+        count += size[tokens[1:]].sum().item()
+    return total / math.log(2) / count
 
 
 def about(o, trainer):
@@ -326,14 +354,14 @@ def train(o, ids, size):
     emit(
         event="result", tokens_per_s=round(steps * o.batch * o.length / train_s, 1),
         tokens_per_s_median=round(o.batch * o.length / statistics.median(times), 1), steps=steps,
-        tokens=steps * o.batch * o.length, epochs=round(steps * o.batch * o.length / len(ids[0]),
-                                                        2), train_seconds=round(train_s, 2),
+        tokens=steps * o.batch * o.length,
+        epochs=round(steps * o.batch * o.length / sum(map(len, ids[0])), 2),
+        train_seconds=round(train_s, 2),
         seconds_with_calibration=round(total_s, 2), train_loss=round(statistics.mean(recent), 4),
         bits_per_byte_valid=round(bits_per_byte(t.model, ids[1], size, o.length), 4),
         bits_per_byte_test=round(bits_per_byte(t.model, ids[2], size, o.length), 4),
-        bits_per_byte_test_first_15000=round(bits_per_byte(t.model, ids[2][:15000], size, o.length),
-                                             4), lr=o.lr,
-        seed=o.seed, sampling=o.sampling, train_tokens=len(ids[0]), test_tokens=len(ids[2]),
+        lr=o.lr, seed=o.seed, sampling=o.sampling, split=o.split, blocks=len(ids[2]),
+        train_tokens=sum(map(len, ids[0])), test_tokens=sum(map(len, ids[2])),
         **about(o, t), load_before=round(load0, 2), load_after=round(os.getloadavg()[0], 2))
 
 
@@ -455,6 +483,8 @@ def options(argv):
     for name, value in (("lr", 4e-3), ("seconds", 120.0), ("final", 0.0), ("embed-std", 0.1),
                         ("beta2", 0.95), ("weight-decay", 0.01), ("clip", 1.0)):
         p.add_argument("--" + name, type=float, default=value)
+    p.add_argument("--split", default="spread", choices=("spread", "tail"),
+                   help="validation and test: blocks spread over the text, or its last tenth")
     p.add_argument("--sampling", default="shuffled", choices=("shuffled", "random"))
     p.add_argument(
         "--bench-only", action="store_true",
@@ -485,10 +515,10 @@ def main():
     if o.text == "-" and not o.bench_only:
         sys.exit("which text? give a file, or --check, or --bench-only")
     if o.text == "-":
-        bench(o, torch.randint(o.vocab, (500_000, ), generator=torch.Generator().manual_seed(0)),
-              o.vocab)
+        made_up = torch.randint(o.vocab, (500_000, ), generator=torch.Generator().manual_seed(0))
+        bench(o, [made_up], o.vocab)
         return 0
-    ids, size = load(o.text, o.vocab)
+    ids, size = load(o.text, o.vocab, o.split)
     if o.bench_only:
         bench(o, ids[0], len(size))
     else:

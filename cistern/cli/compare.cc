@@ -82,6 +82,25 @@ std::string BegunDtype(const CompareArguments& a) {
   return "";
 }
 
+// Options of the task for which the runs of an interrupted comparison have another value than runs
+// begun now would: they were begun by an earlier version.
+std::vector<std::string> BegunTaskOptions(const CompareArguments& a, const TaskInfo& task) {
+  std::vector<std::string> set;
+  for (const std::string& mechanism : a.mechanisms) {
+    const std::string path = a.out + "/" + FolderName(mechanism) + "/experiment.json";
+    if (!std::filesystem::exists(path)) continue;
+    const Json group =
+        TaskOptions::Recorded(ReadJsonFile(path).value("task", Json::object()), task.name)
+            .value(task.name, Json::object());
+    for (const std::string& former : task.former) {
+      const std::string key = former.substr(0, former.find('='));
+      set.push_back(StrCat("task.", task.name, ".", key, "=", group[key].get<std::string>()));
+    }
+    break;
+  }
+  return set;
+}
+
 // bfloat16 where the products of these models are faster in it on this machine. Empty: as the
 // experiment says.
 std::string ChooseDtype(CLI::App& command, const CompareArguments& a, const Experiment& e,
@@ -190,6 +209,11 @@ int RunCompare(CLI::App& command, CompareArguments a) {
   ReadExperiment(c.experiment, a.file, set);
   const TaskInfo& task = c.experiment.task.info();
   if (a.mechanisms.empty()) a.mechanisms = task.mechanisms;
+  if (a.resume) {
+    const std::vector<std::string> begun = BegunTaskOptions(a, task);
+    set.insert(set.begin(), begun.begin(), begun.end());
+    if (!begun.empty()) ReadExperiment(c.experiment, a.file, set);
+  }
   CheckMechanisms(c.experiment, a.mechanisms);
   const std::unique_ptr<Task> made = c.experiment.task.Make();
   c.metric = made->metric();

@@ -21,6 +21,15 @@ bool Decodes(const Comparison& c) {
                      [](const CompareRow& row) { return !row.decode.empty(); });
 }
 
+// " (20 blocks spread over the text)" of a task that can split its data in several ways.
+std::string SplitOf(const Comparison& c) {
+  for (const CompareRow& row : c.rows) {
+    if (row.failed.empty() && row.result.contains("split"))
+      return StrCat(" (", row.result["split"].get<std::string>(), ")");
+  }
+  return "";
+}
+
 double Number(const Json& result, const char* key) { return result.at(key).get<double>(); }
 
 // Of the rows that did not get the processor time they asked for.
@@ -141,11 +150,11 @@ std::vector<std::string> Fairness(const Comparison& c) {
                            Fixed(100.0 * (double(most) / double(fewest) - 1.0), 1),
                            " %. Only training is timed, not evaluation."));
   }
-  lines.push_back(StrCat(c.metric.label, ": on the test split, ", c.metric.summary, ".",
-                         c.metric.scatter > 0
-                             ? StrCat(" With one seed, ignore differences below about ",
-                                      Significant(c.metric.scatter, 2), ".")
-                             : ""));
+  lines.push_back(
+      StrCat(c.metric.label, ": on the test split", SplitOf(c), ", ", c.metric.summary, ".",
+             c.metric.scatter > 0 ? StrCat(" With one seed, ignore differences below about ",
+                                           Significant(c.metric.scatter, 2), ".")
+                                  : ""));
   for (const CompareRow& row : c.rows) {
     if (!row.failed.empty()) lines.push_back(row.mechanism + " failed: " + row.failed);
   }

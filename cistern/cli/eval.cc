@@ -70,6 +70,8 @@ int EvaluateRows(const EvalCommand& c, const RunFolder& run) {
   bar.Finish();
   Json result = {{"task", run.options.kind}};
   result["data"] = c.data.empty() ? c.split : c.data;
+  if (const std::string how = run.task->SplitSummary(); c.data.empty() && !how.empty())
+    result["split"] = how;
   result.update(reader->Facts());
   if (done.rows > 0) result.update(run.task->Metrics(done.score));
   if (!done.complete) result["interrupted"] = true;

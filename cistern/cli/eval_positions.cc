@@ -71,9 +71,11 @@ int EvaluatePositions(const EvalCommand& c, const RunFolder& run) {
   ByPositionOptions options;
   options.rows = c.rows;
   options.buckets = c.buckets;
-  options.max_positions = c.max_tokens > 0 ? std::max<int64_t>(1, c.max_tokens / c.rows) : 0;
+  const StartingPoints start(*text, c.rows);
+  const auto begun = int64_t(start.begins.size());
+  options.max_positions = c.max_tokens > 0 ? std::max<int64_t>(1, c.max_tokens / begun) : 0;
   options.interrupt = &Interrupted();
-  ProgressBar bar({.total = text->tokens / c.rows, .label = "eval", .unit = "positions"});
+  ProgressBar bar({.total = start.positions, .label = "eval", .unit = "positions"});
   options.progress = [&](int64_t done, int64_t) { bar.Update(done); };
   std::vector<Bucket> buckets;
   for (PositionBucket& b : EvaluateByPosition(*lm, *text, options)) {
@@ -81,6 +83,7 @@ int EvaluatePositions(const EvalCommand& c, const RunFolder& run) {
     buckets.push_back({std::move(b), metrics, metrics["bits_per_byte"].get<double>()});
   }
   bar.Finish();
+  const std::string how = c.data.empty() ? run.task->SplitSummary() : "";
   if (!c.svg.empty()) WriteSvg(c, run.config, buckets);
   const int64_t trained = run.recorded ? text->trained_length : 0;
   if (c.common.json) {
@@ -91,12 +94,21 @@ int EvaluatePositions(const EvalCommand& c, const RunFolder& run) {
       row.update(b.metrics);
       rows.push_back(std::move(row));
     }
-    std::printf("%s\n", JsonLine({{"trained_length", trained}, {"positions", rows}}).c_str());
+    Json line = {{"trained_length", trained}, {"positions", rows}};
+    if (!how.empty()) line["split"] = how;
+    std::printf("%s\n", JsonLine(line).c_str());
   } else {
+    if (!how.empty()) std::printf("%s: %s\n", c.split.c_str(), how.c_str());
     PrintBuckets(buckets);
     if (trained > 0) {
       std::printf("\ntrained on %lld tokens at a time; the state was carried further\n",
                   static_cast<long long>(trained));
+    }
+    if (!text->ends.empty()) {
+      std::printf(
+          "each starting point stays in one of %zu blocks of the text; a file (cistern eval MODEL "
+          "TEXT) goes further\n",
+          text->ends.size());
     }
   }
   return Interrupted() ? 130 : 0;

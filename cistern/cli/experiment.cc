@@ -88,7 +88,8 @@ void ReadTree(Experiment& experiment, Json tree, const std::string& where,
   }
   if (!tree.is_null()) {
     if (tree.is_object() && tree.contains("task"))
-      tree["task"] = TaskOptions::Grouped(tree["task"], kind, where.ends_with(".json"));
+      tree["task"] = begun ? TaskOptions::Recorded(tree["task"], kind)
+                           : TaskOptions::Grouped(tree["task"], kind, where.ends_with(".json"));
     fields.Read(tree, where);
   }
   for (const std::string& a : assignments) fields.Set(TaskOptions::Grouped(a, kind));

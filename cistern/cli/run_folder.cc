@@ -21,8 +21,7 @@ RunFolder OpenRun(const std::string& folder) {
                       experiment["task"]["kind"].is_string(),
                   path, " has no \"task\" with a \"kind\"");
     const std::string kind = FindTask(experiment["task"]["kind"].get<std::string>()).name;
-    run.options.Describe().Read(TaskOptions::Grouped(experiment["task"], kind, true),
-                                path + ": task");
+    run.options.Describe().Read(TaskOptions::Recorded(experiment["task"], kind), path + ": task");
   } else {
     const auto fits = [&](const TaskInfo* t) {
       return std::find(t->models.begin(), t->models.end(), run.config.kind) != t->models.end();

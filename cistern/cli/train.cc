@@ -87,16 +87,18 @@ int RunTrain(CLI::App& command, const TrainArguments& a) {
                  long(r.steps), a.out.c_str(), a.out.c_str());
     return 130;
   }
+  const std::string split = trained.task->SplitSummary();
   if (a.common.json) {
-    const Json line = {{"out", a.out},
-                       {"steps", r.steps},
-                       {"seconds", r.seconds},
-                       {"tokens_per_s", r.tokens_per_second},
-                       {"parameters", r.parameters},
-                       {"peak_bytes", r.peak_bytes},
-                       {"cpu_share", r.cpu_share},
-                       {"valid", r.valid},
-                       {"test", r.test}};
+    Json line = {{"out", a.out},
+                 {"steps", r.steps},
+                 {"seconds", r.seconds},
+                 {"tokens_per_s", r.tokens_per_second},
+                 {"parameters", r.parameters},
+                 {"peak_bytes", r.peak_bytes},
+                 {"cpu_share", r.cpu_share},
+                 {"valid", r.valid},
+                 {"test", r.test}};
+    if (!split.empty()) line["split"] = split;
     std::printf("%s\n", JsonLine(line).c_str());
     return 0;
   }
@@ -105,6 +107,7 @@ int RunTrain(CLI::App& command, const TrainArguments& a) {
               r.tokens_per_second, BusyNote(r.cpu_share).c_str());
   if (!r.valid.is_null()) PrintMetrics("valid", r.valid);
   if (!r.test.is_null()) PrintMetrics("test", r.test);
+  if (!split.empty()) std::printf("valid and test: %s\n", split.c_str());
   if (const std::string line = experiment.published.Line(); !line.empty())
     std::printf("%s\n", line.c_str());
   std::printf("saved in %s\n", a.out.c_str());

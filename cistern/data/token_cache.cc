@@ -27,6 +27,16 @@ uint64_t HeaderChecksum(const TokenHeader& header) {
   return XxHash64({reinterpret_cast<const char*>(&header), offsetof(TokenHeader, header_checksum)});
 }
 
+uint64_t PiecesChecksum(const std::vector<TokenPiece>& pieces) {
+  return XxHash64(
+      {reinterpret_cast<const char*>(pieces.data()), pieces.size() * sizeof(TokenPiece)});
+}
+
+// Bytes behind the ids.
+uint64_t PiecesSize(const TokenHeader& header) {
+  return header.pieces == 0 ? 0 : header.pieces * sizeof(TokenPiece) + sizeof(uint64_t);
+}
+
 // Writes ids behind a header that is filled in last.
 class TokenWriter {
  public:
@@ -41,8 +51,16 @@ class TokenWriter {
     Write(narrow_.data(), narrow_.size() * 2);
   }
 
-  void Finish() {
+  int64_t count() const { return int64_t(header_.count); }
+
+  void Finish(const std::vector<TokenPiece>& pieces) {
     header_.checksum = checksum_.Value();
+    if (pieces.size() > 1) {
+      header_.pieces = uint32_t(pieces.size());
+      const uint64_t checksum = PiecesChecksum(pieces);
+      file_.Write(pieces.data(), pieces.size() * sizeof(TokenPiece));
+      file_.Write(&checksum, sizeof checksum);
+    }
     header_.header_checksum = HeaderChecksum(header_);
     file_.Overwrite(0, &header_, sizeof header_);
     file_.Commit();
@@ -62,15 +80,15 @@ class TokenWriter {
 
 // "" when the file at `path` can be used as it is, else why not ("missing" when there is none).
 std::string WhyNotReuse(const std::string& path, uint64_t source_hash, uint64_t tokenizer_hash,
-                        ByteRange range) {
+                        const ByteRanges& ranges) {
   std::error_code ignored;
   if (!std::filesystem::exists(path, ignored)) return "missing";
   try {
     const TokenFile file(path);
     const TokenHeader& h = file.header();
-    if (h.source_hash != source_hash || h.begin != uint64_t(range.begin) ||
-        h.end != uint64_t(range.end))
-      return "the text has changed";
+    ByteRanges there;
+    for (const TokenPiece& p : file.pieces()) there.push_back({p.begin, p.end});
+    if (h.source_hash != source_hash || there != ranges) return "the text has changed";
     if (h.tokenizer_hash != tokenizer_hash) return "the tokenizer has changed";
     if (file.size() * h.width <= kVerifyUpTo) file.Verify();
   } catch (const Error& e) {
@@ -88,6 +106,7 @@ TokenFile::TokenFile(const std::string& path) : path_(path) {
   const bool regular = ::fstat(fd_, &info) == 0 && S_ISREG(info.st_mode);
   const uint64_t size = regular ? uint64_t(info.st_size) : 0;
   std::string broken;
+  uint64_t ids = 0;
   if (size < sizeof header_ || ::pread(fd_, &header_, sizeof header_, 0) != sizeof header_) {
     broken = StrCat(" is not a token file: it has only ", size, " bytes");
   } else if (std::memcmp(header_.magic, kTokenMagic, sizeof kTokenMagic) != 0) {
@@ -96,15 +115,48 @@ TokenFile::TokenFile(const std::string& path) : path_(path) {
   } else if (header_.header_checksum != HeaderChecksum(header_) ||
              (header_.width != 2 && header_.width != 4) || header_.begin > header_.end) {
     broken = " is damaged: its header does not fit its checksum";
-  } else if ((size - sizeof header_) % header_.width != 0 ||
-             (size - sizeof header_) / header_.width != header_.count) {
+  } else if (ids = size - sizeof header_;
+             ids < PiecesSize(header_) || (ids - PiecesSize(header_)) % header_.width != 0 ||
+             (ids - PiecesSize(header_)) / header_.width != header_.count) {
     broken = StrCat(" is damaged: ", header_.count, " tokens of ", header_.width,
-                    " bytes are announced, ", size - sizeof header_, " bytes are there");
+                    " bytes are announced, ", ids, " bytes are there");
+  } else {
+    broken = ReadPieces();
   }
   if (!broken.empty()) {
     Close();
     Fail(path, broken);
   }
+}
+
+std::string TokenFile::ReadPieces() {
+  pieces_.clear();
+  if (header_.pieces == 0) {
+    pieces_.push_back({int64_t(header_.begin), int64_t(header_.end), int64_t(header_.count)});
+    return "";
+  }
+  pieces_.resize(header_.pieces);
+  const off_t at = off_t(sizeof header_ + header_.count * header_.width);
+  const size_t size = pieces_.size() * sizeof(TokenPiece);
+  uint64_t checksum = 0;
+  ReadBytes(at, size, pieces_.data());
+  ReadBytes(at + off_t(size), sizeof checksum, &checksum);
+  bool fits = checksum == PiecesChecksum(pieces_);
+  int64_t byte = int64_t(header_.begin), token = 0;
+  for (const TokenPiece& p : pieces_) {
+    fits = fits && p.begin >= byte && p.end >= p.begin && p.tokens_end >= token;
+    byte = p.end;
+    token = p.tokens_end;
+  }
+  fits = fits && pieces_.front().begin == int64_t(header_.begin) && byte == int64_t(header_.end) &&
+         token == int64_t(header_.count);
+  return fits ? "" : " is damaged: its pieces do not fit their checksum";
+}
+
+int64_t TokenFile::bytes() const {
+  int64_t bytes = 0;
+  for (const TokenPiece& p : pieces_) bytes += p.end - p.begin;
+  return bytes;
 }
 
 TokenFile::~TokenFile() { Close(); }
@@ -116,6 +168,7 @@ TokenFile& TokenFile::operator=(TokenFile&& other) noexcept {
   Close();
   path_ = std::move(other.path_);
   header_ = std::exchange(other.header_, {});
+  pieces_ = std::move(other.pieces_);
   fd_ = std::exchange(other.fd_, -1);
   return *this;
 }
@@ -128,9 +181,12 @@ void TokenFile::Close() {
 void TokenFile::Read(int64_t begin, int64_t count, void* out) const {
   CISTERN_CHECK(begin >= 0 && count >= 0 && begin <= size() && count <= size() - begin, "tokens ",
                 begin, " and ", count, " on are not within the ", size(), " of ", path_);
-  char* to = static_cast<char*>(out);
-  size_t left = size_t(count) * header_.width;
-  for (off_t at = off_t(sizeof header_) + begin * off_t(header_.width); left > 0;) {
+  ReadBytes(off_t(sizeof header_) + begin * off_t(header_.width), size_t(count) * header_.width,
+            out);
+}
+
+void TokenFile::ReadBytes(off_t at, size_t left, void* out) const {
+  for (char* to = static_cast<char*>(out); left > 0;) {
     const ssize_t n = ::pread(fd_, to, left, at);
     if (n < 0 && errno == EINTR) continue;
     CISTERN_CHECK(n > 0, "cannot read ", path_, ": ",
@@ -172,38 +228,53 @@ void TokenFile::Verify() const {
                 " is damaged: its tokens do not fit their checksum");
 }
 
-void BuildTokenFile(const TextSource& source, ByteRange range, const Tokenizer& tokenizer,
+void BuildTokenFile(const TextSource& source, const ByteRanges& ranges, const Tokenizer& tokenizer,
                     const std::string& path, const TextProgress& progress) {
   TokenHeader header{};
   std::memcpy(header.magic, kTokenMagic, sizeof kTokenMagic);
   header.vocab_size = uint64_t(tokenizer.vocab_size());
   header.width = header.vocab_size <= 65536 ? 2 : 4;
-  header.begin = uint64_t(range.begin);
-  header.end = uint64_t(range.end);
+  header.begin = uint64_t(ranges.front().begin);
+  header.end = uint64_t(ranges.back().end);
   header.source_hash = source.Hash();
   header.tokenizer_hash = tokenizer.Hash();
-  TextReader reader(source, range);
   TokenWriter writer(path, header);
-  StreamEncoder encoder(tokenizer);
-  for (std::string_view piece = reader.Next(); !piece.empty(); piece = reader.Next()) {
-    writer.Add(encoder.Push(piece));
-    if (progress) progress(reader.position() - range.begin, range.size());
+  std::vector<TokenPiece> pieces;
+  const int64_t total = Size(ranges);
+  int64_t before = 0;
+  for (const ByteRange& range : ranges) {
+    TextReader reader(source, range);
+    StreamEncoder encoder(tokenizer);
+    for (std::string_view piece = reader.Next(); !piece.empty(); piece = reader.Next()) {
+      writer.Add(encoder.Push(piece));
+      if (progress) progress(before + reader.position() - range.begin, total);
+    }
+    writer.Add(encoder.Finish());
+    before += range.size();
+    pieces.push_back({range.begin, range.end, writer.count()});
   }
-  writer.Add(encoder.Finish());
   source.CheckUnchanged();
-  writer.Finish();
+  writer.Finish(pieces);
 }
 
-std::unique_ptr<Tokenizer> TrainBpeOn(const TextSource& source, ByteRange range, int64_t vocab_size,
-                                      const TextProgress& progress) {
-  TextReader reader(source, range);
-  return TrainBpe([&] { return reader.Next(); }, vocab_size, progress);
+std::unique_ptr<Tokenizer> TrainBpeOn(const TextSource& source, const ByteRanges& ranges,
+                                      int64_t vocab_size, const TextProgress& progress) {
+  std::unique_ptr<TextReader> reader;
+  size_t next = 0;
+  const auto read = [&]() -> std::string_view {
+    while (true) {
+      const std::string_view piece = reader ? reader->Next() : std::string_view();
+      if (!piece.empty() || next == ranges.size()) return piece;
+      reader = std::make_unique<TextReader>(source, ranges[next++]);
+    }
+  };
+  return TrainBpe(read, vocab_size, progress);
 }
 
 // The file: the checksum of what follows in 16 digits, a newline, then tokenizer.json.
-std::unique_ptr<Tokenizer> OpenBpe(const TextSource& source, ByteRange range, int64_t vocab_size,
-                                   const std::string& path, std::vector<std::string>* notes,
-                                   const TextProgress& progress) {
+std::unique_ptr<Tokenizer> OpenBpe(const TextSource& source, const ByteRanges& ranges,
+                                   int64_t vocab_size, const std::string& path,
+                                   std::vector<std::string>* notes, const TextProgress& progress) {
   const FileLock lock(path + ".lock", path, FileLock::Wait::kYes);
   const std::filesystem::path file = path;
   RemoveLeftovers(file.has_parent_path() ? file.parent_path().string() : ".",
@@ -220,33 +291,35 @@ std::unique_ptr<Tokenizer> OpenBpe(const TextSource& source, ByteRange range, in
       notes->push_back(StrCat("made ", path, " anew: ", e.what()));
     }
   }
-  auto tokenizer = TrainBpeOn(source, range, vocab_size, progress);
+  auto tokenizer = TrainBpeOn(source, ranges, vocab_size, progress);
   source.CheckUnchanged();
   const std::string json = tokenizer->ToJson();
   WriteFileAtomically(path, HexText(XxHash64(json)) + "\n" + json);
   return tokenizer;
 }
 
-TokenSplits OpenTokenSplits(const TextSource& source, const Tokenizer& tokenizer,
-                            const std::string& folder, const TextProgress& progress) {
+TokenSplits OpenTokenSplits(const TextSource& source, const TextSplits& splits,
+                            const Tokenizer& tokenizer, const std::string& folder,
+                            const TextProgress& progress) {
   EnsureDirectory(folder);
   const FileLock lock(folder + "/lock", folder, FileLock::Wait::kYes);
   RemoveLeftovers(folder);
-  const TextSplits splits = SplitText(source);
   const uint64_t source_hash = source.Hash(), tokenizer_hash = tokenizer.Hash();
   bool reused = true;
   std::vector<std::string> notes;
-  const auto get = [&](const std::string& name, ByteRange range) {
+  int64_t before = 0;  // bytes of the splits that are done
+  const auto get = [&](const std::string& name, const ByteRanges& ranges) {
     const std::string path = (std::filesystem::path(folder) / name).string();
-    const std::string why = WhyNotReuse(path, source_hash, tokenizer_hash, range);
+    const std::string why = WhyNotReuse(path, source_hash, tokenizer_hash, ranges);
     if (!why.empty()) {
       reused = false;
       if (why != "missing") notes.push_back(StrCat("made ", path, " anew: ", why));
-      BuildTokenFile(
-          source, range, tokenizer, path,
-          progress ? [&](int64_t done, int64_t) { progress(range.begin + done, source.bytes()); }
-                   : TextProgress());
+      BuildTokenFile(source, ranges, tokenizer, path,
+                     progress
+                         ? [&](int64_t done, int64_t) { progress(before + done, source.bytes()); }
+                         : TextProgress());
     }
+    before += Size(ranges);
     return TokenFile(path);
   };
   TokenFile train = get("train.tok", splits.train), valid = get("valid.tok", splits.valid),

@@ -11,6 +11,28 @@
 
 namespace cistern {
 
+StartingPoints::StartingPoints(const TokenText& text, int64_t rows) {
+  const std::vector<int64_t> ends =
+      text.ends.empty() ? std::vector<int64_t>{text.tokens} : text.ends;
+  const auto pieces = int64_t(ends.size());
+  const auto begin_of = [&](int64_t piece) { return piece == 0 ? 0 : ends[size_t(piece - 1)]; };
+  positions = text.tokens;
+  if (rows < pieces) {
+    for (int64_t r = 0; r < rows; ++r) {
+      const int64_t piece = r * pieces / rows, begin = begin_of(piece);
+      begins.push_back(begin);
+      positions = std::min(positions, ends[size_t(piece)] - begin - 1);
+    }
+    return;
+  }
+  for (int64_t piece = 0; piece < pieces; ++piece) {
+    const int64_t begin = begin_of(piece), targets = ends[size_t(piece)] - begin - 1,
+                  each = std::clamp<int64_t>(rows / pieces, 1, std::max<int64_t>(targets, 1));
+    for (int64_t r = 0; r < each; ++r) begins.push_back(begin + r * (targets / each));
+    positions = std::min(positions, targets / each);
+  }
+}
+
 std::vector<PositionBucket> EvaluateByPosition(LanguageModel& model, const TokenText& text,
                                                const ByPositionOptions& options) {
   if (options.rows < 1 || options.piece < 1 || options.first_bucket < 1 || options.buckets < 0 ||
@@ -23,8 +45,10 @@ std::vector<PositionBucket> EvaluateByPosition(LanguageModel& model, const Token
   CISTERN_CHECK(tokens >= 2, "[eval] the text has ", tokens,
                 " tokens; at least 2 are needed to predict one");
   const ModelConfig& config = model.config();
-  const int64_t rows = std::min(options.rows, tokens - 1), stride = (tokens - 1) / rows;
-  int64_t positions = options.max_positions > 0 ? std::min(options.max_positions, stride) : stride;
+  const StartingPoints start(text, options.rows);
+  const auto rows = int64_t(start.begins.size());
+  int64_t positions = start.positions;
+  if (options.max_positions > 0) positions = std::min(positions, options.max_positions);
   if (config.positions == PositionKind::kLearned && positions > config.max_length) {
     if (options.max_positions > 0) {
       FailUsage("positions up to ", options.max_positions,
@@ -52,7 +76,7 @@ std::vector<PositionBucket> EvaluateByPosition(LanguageModel& model, const Token
       const int64_t length = std::min(options.piece, end - begin);
       const at::Tensor ids = at::empty({rows, length + 1}, at::kLong);
       for (int64_t b = 0; b < rows; ++b)
-        text.read(b * stride + begin, length + 1,
+        text.read(start.begins[size_t(b)] + begin, length + 1,
                   ids.mutable_data_ptr<int64_t>() + b * (length + 1));
       const at::Tensor hidden =
           model.Hidden(ids.narrow(1, 0, length).to(model.options().device()), state);

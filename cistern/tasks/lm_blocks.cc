@@ -16,22 +16,22 @@ class BlockReader : public BatchReader {
  public:
   BlockReader(const TokenText& text, int64_t length, int64_t rows, int64_t max_tokens,
               std::shared_ptr<void> keep)
-      : text_(text), length_(length), rows_(rows), keep_(std::move(keep)) {
-    total_ = std::max<int64_t>(text.tokens - 1, 0);
-    if (max_tokens > 0) total_ = std::min(max_tokens, total_);
-  }
+      : text_(text),
+        length_(length),
+        most_(rows),
+        rows_(text, length, max_tokens, 1),
+        keep_(std::move(keep)) {}
 
   std::optional<Batch> Next() override {
-    if (done_ >= total_) return std::nullopt;
-    const int64_t whole = (total_ - done_) / length_;
-    const int64_t rows = std::clamp<int64_t>(whole, 1, rows_),
-                  length = whole > 0 ? length_ : total_ - done_;
+    const auto [begins, length] = rows_.Next(most_);
+    if (begins.empty()) return std::nullopt;
+    const auto rows = int64_t(begins.size());
     const at::Tensor ids = at::empty({rows, length + 1}, at::kLong);
-    for (int64_t b = 0; b < rows; ++b) {
-      text_.read(done_ + b * length, length + 1,
-                 ids.mutable_data_ptr<int64_t>() + b * (length + 1));
+    int64_t* out = ids.mutable_data_ptr<int64_t>();
+    for (const int64_t begin : begins) {
+      text_.read(begin, length + 1, out);
+      out += length + 1;
     }
-    done_ += rows * length;
     Batch batch;
     batch.rows = rows;
     batch.tokens = rows * length;
@@ -39,18 +39,63 @@ class BlockReader : public BatchReader {
     batch.Add("targets", ids.narrow(1, 1, length));
     return batch;
   }
-  int64_t total() const override { return total_; }
-  int64_t done() const override { return done_; }
+  int64_t total() const override { return rows_.total(); }
+  int64_t done() const override { return rows_.done(); }
   const char* unit() const override { return "tokens"; }
   Json Facts() const override { return {{"length", length_}}; }
 
  private:
   TokenText text_;
-  int64_t length_, rows_, total_, done_ = 0;
+  int64_t length_, most_;
+  TextRows rows_;
   std::shared_ptr<void> keep_;
 };
 
 }  // namespace
+
+TextRows::TextRows(const TokenText& text, int64_t length, int64_t max_tokens, int64_t ahead)
+    : length_(length) {
+  const std::vector<int64_t> ends =
+      text.ends.empty() ? std::vector<int64_t>{text.tokens} : text.ends;
+  const auto pieces = int64_t(ends.size());
+  // Rows that max_tokens are, the last of them perhaps in part.
+  const int64_t rows = max_tokens > 0 ? (max_tokens - 1) / length + 1 : 0;
+  int64_t begin = 0;
+  for (int64_t i = 0; i < pieces; ++i) {
+    const int64_t end = ends[size_t(i)];
+    int64_t tokens = std::max<int64_t>(end - begin - ahead, 0);
+    if (max_tokens > 0) {
+      const int64_t share = rows * (i + 1) / pieces - rows * i / pieces;
+      tokens = std::min({tokens, share * length, max_tokens - total_});
+    }
+    parts_.push_back({begin, tokens});
+    total_ += tokens;
+    begin = end;
+  }
+}
+
+TextRows::Rows TextRows::Next(int64_t most) {
+  Rows out{{}, length_};
+  while (!rests_ && int64_t(out.begins.size()) < most) {
+    if (at_ + length_ <= parts_[part_].tokens) {
+      out.begins.push_back(parts_[part_].begin + at_);
+      at_ += length_;
+      continue;
+    }
+    at_ = 0;
+    if (++part_ == parts_.size()) {
+      rests_ = true;
+      part_ = 0;
+    }
+  }
+  while (out.begins.empty() && part_ < parts_.size()) {
+    const Part& part = parts_[part_++];
+    out.length = part.tokens % length_;
+    if (out.length > 0) out.begins.push_back(part.begin + part.tokens - out.length);
+  }
+  done_ += int64_t(out.begins.size()) * out.length;
+  return out;
+}
 
 std::vector<int32_t> TokenBytes(const Tokenizer& tokenizer) {
   std::vector<int32_t> bytes;

@@ -15,10 +15,37 @@ namespace cistern {
 // Bytes of text that each token id stands for; <|endoftext|>, which stands between texts, has none.
 std::vector<int32_t> TokenBytes(const Tokenizer& tokenizer);
 
-// Blocks of length + 1 tokens begin at every multiple of `length`, each from the empty state: every
-// token but the first is predicted once, from the tokens of its block. The last block is shorter.
-// Batches: ids, targets [B,T]; whole blocks together, the shorter last one alone. `keep` keeps
-// alive what text.read needs. UsageError where length or rows are below 1.
+// A text cut into rows of `length` tokens, piece by piece; what is left of a piece is a shorter
+// row. The last `ahead` tokens of a piece begin no row. First come all whole rows in their order,
+// then the shorter ones. With max_tokens above 0 only so many tokens, in whole rows that are shared
+// out evenly among the pieces.
+class TextRows {
+ public:
+  struct Rows {
+    std::vector<int64_t> begins;  // empty: the end
+    int64_t length = 0;
+  };
+  TextRows(const TokenText& text, int64_t length, int64_t max_tokens, int64_t ahead);
+  Rows Next(int64_t most);                  // up to `most` rows of one length
+  int64_t total() const { return total_; }  // tokens of all rows
+  int64_t done() const { return done_; }
+
+ private:
+  struct Part {
+    int64_t begin, tokens;
+  };
+  std::vector<Part> parts_;
+  int64_t length_, total_ = 0, done_ = 0;
+  size_t part_ = 0;
+  int64_t at_ = 0;      // in the part
+  bool rests_ = false;  // the whole rows are done
+};
+
+// Blocks of length + 1 tokens begin at every multiple of `length` of a piece, each from the empty
+// state: every token but the first of a piece is predicted once, from the tokens of its block. The
+// last block of a piece is shorter. Batches: ids, targets [B,T]; whole blocks together, a shorter
+// one alone (TextRows). `keep` keeps alive what text.read needs. UsageError where length or rows
+// are below 1.
 std::unique_ptr<BatchReader> ReadBlocks(const TokenText& text, int64_t length, int64_t rows,
                                         int64_t max_tokens, std::shared_ptr<void> keep = nullptr);
 

@@ -46,7 +46,9 @@ void CopyText(int64_t begin, int64_t count, int64_t* out) {
   std::copy_n(kText.begin() + begin, count, out);
 }
 
-TokenText Tokens(int64_t tokens = kTokens) { return {tokens, CopyText, kBytes, 0}; }
+TokenText Tokens(int64_t tokens = kTokens, std::vector<int64_t> ends = {}) {
+  return {tokens, CopyText, kBytes, 0, std::move(ends)};
+}
 
 // A task that has nothing but the text above.
 class BlockTask : public Task {
@@ -110,6 +112,70 @@ TEST(LmEval, BlocksPredictEveryTokenButTheFirstOnce) {
   }
   EXPECT_TRUE(model->is_training());  // as before
   EXPECT_EQ(EvaluateText(*model, {8, 40, 32}).tokens, 40);
+}
+
+// Of several pieces every token but the first of each is predicted once, from its own piece alone.
+TEST(LmEval, RowsStayInTheirPiece) {
+  const std::vector<int64_t> ends = {100, 101, 233, kTokens};
+  const auto rows = [&](int64_t max_tokens) {
+    std::vector<std::pair<int64_t, int64_t>> found;  // begin, length
+    TextRows cut(Tokens(kTokens, ends), 32, max_tokens, 1);
+    for (auto r = cut.Next(3); !r.begins.empty(); r = cut.Next(3)) {
+      EXPECT_LE(r.begins.size(), 3u);
+      for (const int64_t begin : r.begins) found.emplace_back(begin, r.length);
+    }
+    EXPECT_EQ(cut.done(), cut.total());
+    return found;
+  };
+  using Rows = std::vector<std::pair<int64_t, int64_t>>;
+  EXPECT_EQ(rows(0), (Rows{{0, 32},
+                           {32, 32},
+                           {64, 32},
+                           {101, 32},
+                           {133, 32},
+                           {165, 32},
+                           {197, 32},
+                           {233, 32},
+                           {265, 32},
+                           {297, 32},
+                           {96, 3},
+                           {229, 3},
+                           {329, 3}}));
+  // Six rows over four pieces: 1, 2, 1, 2; the second piece has none to give.
+  EXPECT_EQ(rows(170), (Rows{{0, 32}, {101, 32}, {233, 32}, {265, 32}}));
+  const auto model = EvalModel("latte");
+  double expected = 0;
+  int64_t tokens = 0;
+  for (const auto& [begin, length] : rows(0)) {
+    tokens += length;
+    for (const double x : Nats(*model, begin, length)) expected += x;
+  }
+  EXPECT_EQ(tokens, kTokens - 4);
+  Score score;
+  const auto reader = ReadBlocks(Tokens(kTokens, ends), 32, 4, 0);
+  while (const auto batch = reader->Next()) score.Merge(MeasureBlocks(*model, *batch, kBytes));
+  EXPECT_NEAR(score["nats"], expected, 1e-8);
+  EXPECT_EQ(score["tokens"], double(tokens));
+}
+
+TEST(LmEval, StartingPointsStayInTheirPiece) {
+  const TokenText text = Tokens(kTokens, {100, 200, kTokens});
+  EXPECT_EQ(StartingPoints(text, 2).begins, (std::vector<int64_t>{0, 100}));
+  EXPECT_EQ(StartingPoints(text, 2).positions, 99);
+  EXPECT_EQ(StartingPoints(text, 3).begins, (std::vector<int64_t>{0, 100, 200}));
+  EXPECT_EQ(StartingPoints(text, 7).begins, (std::vector<int64_t>{0, 49, 100, 149, 200, 266}));
+  EXPECT_EQ(StartingPoints(text, 7).positions, 49);
+  const auto model = EvalModel("latte");
+  ByPositionOptions options;
+  options.rows = 3;
+  options.buckets = 1;
+  const auto buckets = EvaluateByPosition(*model, text, options);
+  double expected = 0;
+  for (const int64_t begin : {0, 100, 200}) {
+    for (const double x : Nats(*model, begin, 99)) expected += x;
+  }
+  ASSERT_EQ(buckets.size(), 1u);
+  EXPECT_NEAR(buckets[0].score["nats"], expected, 1e-8);
 }
 
 TEST(LmEval, PositionsCarryTheStateOn) {

@@ -28,6 +28,7 @@ const TaskInfo& lm_task() {
                   "train.batch=8",
                   "train.lr=12e-3"};
     t.mechanisms = {"softmax", "latte", "abc_mlp", "window:2+latte:2"};
+    t.former = {"split=tail"};
     BindTask<LmTask>(t);
     return t;
   }();

@@ -1,6 +1,6 @@
 #pragma once
-// Language modelling on any text (TextTask). Test figures are on the last 5 % of it, in consecutive
-// blocks of the training length without carried context.
+// Language modelling on any text (TextTask). Test figures are on 5 % of it, in consecutive rows of
+// the training length without carried context.
 #include <memory>
 #include <string>
 

@@ -48,6 +48,7 @@ const TaskInfo& mlm_task() {
                   "model.embedding_std=0.1", "task.length=128",
                   "train.batch=16",          "train.lr=4e-3"};
     t.mechanisms = {"softmax", "window:2+latte:2", "window:2+abc_mlp:2"};
+    t.former = {"split=tail"};
     BindTask<MlmTask>(t);
     return t;
   }();
@@ -131,7 +132,8 @@ double MlmTask::Terms(const Batch& batch) const {
   return double(batch["targets"].ne(-100).sum().item<int64_t>());
 }
 
-// A text in consecutive blocks of one length, the last one shorter, masked by where they begin.
+// A text in consecutive rows of one length, the last one of a piece shorter (TextRows), masked by
+// where they begin.
 class MlmTask::Blocks : public BatchReader {
  public:
   Blocks(const MlmTask& task, TokenText text, const ReadOptions& o,
@@ -139,30 +141,31 @@ class MlmTask::Blocks : public BatchReader {
       : task_(task),
         text_(std::move(text)),
         length_(o.length > 0 ? o.length : task.options().length),
-        rows_(o.rows > 0 ? o.rows : 16),
-        total_(o.max_tokens > 0 ? std::min(o.max_tokens, text_.tokens) : text_.tokens),
+        most_(o.rows > 0 ? o.rows : 16),
+        rows_(text_, length_, o.max_tokens, 0),
         keep_(std::move(keep)) {}
 
   std::optional<Batch> Next() override {
-    if (done_ >= total_) return std::nullopt;
-    const int64_t whole = (total_ - done_) / length_, rows = std::clamp<int64_t>(whole, 1, rows_),
-                  length = whole > 0 ? length_ : total_ - done_;
-    const at::Tensor tokens = at::empty({rows, length}, at::kLong);
-    text_.read(done_, rows * length, tokens.mutable_data_ptr<int64_t>());
-    std::vector<uint64_t> streams;
-    for (int64_t r = 0; r < rows; ++r) streams.push_back(uint64_t(done_ + r * length));
-    done_ += rows * length;
-    return task_.Masked(tokens, kMeasured, streams);
+    const auto [begins, length] = rows_.Next(most_);
+    if (begins.empty()) return std::nullopt;
+    const at::Tensor tokens = at::empty({int64_t(begins.size()), length}, at::kLong);
+    int64_t* out = tokens.mutable_data_ptr<int64_t>();
+    for (const int64_t begin : begins) {
+      text_.read(begin, length, out);
+      out += length;
+    }
+    return task_.Masked(tokens, kMeasured, {begins.begin(), begins.end()});
   }
-  int64_t total() const override { return total_; }
-  int64_t done() const override { return done_; }
+  int64_t total() const override { return rows_.total(); }
+  int64_t done() const override { return rows_.done(); }
   const char* unit() const override { return "tokens"; }
   Json Facts() const override { return {{"length", length_}}; }
 
  private:
   const MlmTask& task_;
   TokenText text_;
-  int64_t length_, rows_, total_, done_ = 0;
+  int64_t length_, most_;
+  TextRows rows_;
   std::shared_ptr<void> keep_;
 };
 

@@ -151,6 +151,19 @@ Json TaskOptions::Grouped(Json task, const std::string& kind, bool drop_others) 
   return out;
 }
 
+Json TaskOptions::Recorded(Json task, const std::string& kind) {
+  Json out = Grouped(std::move(task), kind, true);
+  if (!out.is_object()) return out;
+  Json& group = out[kind];
+  if (group.is_null()) group = Json::object();
+  for (const std::string& former : FindTask(kind).former) {
+    const size_t equals = former.find('=');
+    const std::string key = former.substr(0, equals);
+    if (group.is_object() && !group.contains(key)) group[key] = former.substr(equals + 1);
+  }
+  return out;
+}
+
 std::string TaskOptions::Grouped(const std::string& assignment, const std::string& kind) {
   constexpr std::string_view kTable = "task.";
   if (!assignment.starts_with(kTable)) return assignment;

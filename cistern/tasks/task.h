@@ -45,12 +45,15 @@ class BatchReader {
   virtual Json Facts() const { return Json::object(); }
 };
 
-// A text as one row of tokens, for measurements that carry a state on through all of it.
+// A text as one row of tokens, for measurements that carry a state on through all of it. One of
+// several pieces, such as blocks from everywhere in a text, is measured piece by piece: no context
+// goes from one to the next.
 struct TokenText {
   int64_t tokens = 0;
   std::function<void(int64_t begin, int64_t count, int64_t* out)> read;
   std::vector<int32_t> token_bytes;  // bytes of text that each token id stands for
   int64_t trained_length = 0;        // tokens of a training row; 0: not known
+  std::vector<int64_t> ends = {};    // the first token behind each piece; empty: one piece
 };
 
 class Task {
@@ -67,6 +70,10 @@ class Task {
   // Reads or makes the data; slow the first time (progress bar), then cached.
   virtual void Prepare() = 0;
   virtual Json DataSummary() const = 0;  // what was read: counts, hashes, notes. After Prepare
+
+  // How training, validation and test were parted, in words, where the task can do it in several
+  // ways: "20 blocks spread over the text"; before Prepare without the number. Else "".
+  virtual std::string SplitSummary() const { return ""; }
 
   // Sets what the data decides: vocab_size, classes, max_length. After Prepare or LoadAssets.
   virtual void Complete(ModelConfig& config) const = 0;
@@ -119,6 +126,8 @@ struct TaskInfo {
   std::string data;             // the option that names the data: `train --data`, `compare DATA`
   std::vector<std::string> defaults;  // key=value that suit some minutes of training: `compare`
   std::vector<std::string> mechanisms = {"softmax", "latte", "abc_mlp"};  // that it compares
+  // key=value of options that did not exist when older runs were recorded: what those runs did.
+  std::vector<std::string> former = {};
   // Whether a path looks like data of this task (its name; for a folder, what is in it).
   std::function<bool(const std::string& path)> claims = nullptr;
   std::function<std::unique_ptr<TaskConfig>()> config = nullptr;  // BindTask
@@ -151,6 +160,9 @@ class TaskOptions {
   // into the group of `kind`. Options of other kinds are dropped where `dropped` is given (files of
   // version 0.1, which had all of them in one table). Unknown ones stay, for the reader's error.
   static Json Grouped(Json task, const std::string& kind, bool drop_others);
+  // The same for the record of a run that was begun: an option that it lacks because it is of an
+  // earlier version has the value of TaskInfo::former, whatever the default is now.
+  static Json Recorded(Json task, const std::string& kind);
   // The same for "task.length=512".
   static std::string Grouped(const std::string& assignment, const std::string& kind);
 

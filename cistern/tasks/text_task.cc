@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <utility>
 
@@ -15,6 +16,16 @@
 
 namespace cistern {
 
+namespace {
+
+const EnumNames<TextSplit>& SplitNames() {
+  static const EnumNames<TextSplit> names = {{TextSplit::kSpread, "spread"},
+                                             {TextSplit::kTail, "tail"}};
+  return names;
+}
+
+}  // namespace
+
 Fields TextTask::Describe(Options& o) {
   Fields f;
   f.Add("text", &o.text, "a text file, or a folder of them");
@@ -22,6 +33,10 @@ Fields TextTask::Describe(Options& o) {
         TokenizerKinds());
   f.Add("vocab_size", &o.vocab_size, "tokens that BPE learns", {256, 1 << 20});
   f.Add("length", &o.length, "tokens of a training row", {2, int64_t{1} << 30});
+  f.Add("split", &o.split,
+        "validation and test (5 % each): blocks spread over the whole text, or its tail, which "
+        "may be another kind of text",
+        SplitNames());
   return f;
 }
 
@@ -35,13 +50,15 @@ bool TextTask::TakeTokenizer(std::shared_ptr<const Tokenizer> tokenizer) {
 }
 
 // That of the options, learned from the training part; BPE is kept in the cache.
-std::shared_ptr<const Tokenizer> TextTask::LearnTokenizer(const TextSource& source, ByteRange train,
-                                                          const std::string& cache) {
+std::shared_ptr<const Tokenizer> TextTask::LearnTokenizer(const TextSource& source,
+                                                          const ByteRanges& train,
+                                                          const std::string& suffix) {
   if (options_.tokenizer == TokenizerKind::kBytes) return MakeByteTokenizer();
   ProgressBar bar({0, "learn BPE", "merges"});
-  return OpenBpe(source, train, options_.vocab_size,
-                 StrCat(cache, "/bpe-", options_.vocab_size, "-", HexText(text_hash_)), &notes_,
-                 [&](int64_t done, int64_t) { bar.Update(done); });
+  return OpenBpe(
+      source, train, options_.vocab_size,
+      StrCat(CacheFolder(cache_), "/bpe-", options_.vocab_size, "-", HexText(text_hash_), suffix),
+      &notes_, [&](int64_t done, int64_t) { bar.Update(done); });
 }
 
 void TextTask::Prepare() {
@@ -54,28 +71,52 @@ void TextTask::Prepare() {
     source.Scan([&](int64_t done, int64_t) { bar.Update(done); });
   }
   text_hash_ = source.Hash();
-  const TextSplits splits = SplitText(source);
-  if (!tokenizer_) tokenizer_ = LearnTokenizer(source, splits.train, cache);
+  const TextSplits splits = SplitText(source, options_.split);
+  // One part is the same as the tail, and shares its files.
+  const std::string suffix =
+      splits.train.size() > 1 ? StrCat("-spread", splits.train.size()) : std::string();
+  if (!tokenizer_) tokenizer_ = LearnTokenizer(source, splits.train, suffix);
   {
     ProgressBar bar({source.bytes(), "encode text", "bytes"});
     data_ = std::make_unique<TokenSplits>(OpenTokenSplits(
-        source, *tokenizer_,
-        StrCat(cache, "/tokens-", HexText(text_hash_), "-", HexText(tokenizer_->Hash())),
+        source, splits, *tokenizer_,
+        StrCat(cache, "/tokens-", HexText(text_hash_), "-", HexText(tokenizer_->Hash()), suffix),
         [&](int64_t done, int64_t) { bar.Update(done); }));
   }
   notes_.insert(notes_.end(), source.notes().begin(), source.notes().end());
   notes_.insert(notes_.end(), data_->notes.begin(), data_->notes.end());
   token_bytes_ = TokenBytes(*tokenizer_);
-  const int64_t train = data_->train.size(), needed = 2 * options_.length + 1;
-  CISTERN_CHECK(train >= needed, options_.text, ": too short: the training part (90 %) has ", train,
-                " tokens, and rows of length ", options_.length, " need at least ", needed,
-                "; use a longer text or a smaller task.length");
   for (const Split split : {Split::kValid, Split::kTest}) {
     CISTERN_CHECK(tokens(split).size() >= 2, options_.text, ": too short: the ",
                   split == Split::kValid ? "validation" : "test", " part (5 %) has ",
                   tokens(split).size(), " tokens; use a longer text");
   }
-  order_ = std::make_unique<ShuffledOrder>((train - 1 - (options_.length - 1)) / options_.length);
+  CutWindows();
+}
+
+// A piece of n tokens holds (n - length) / length windows at any offset below length. One that is
+// too short for that holds one window, at the offsets where it fits, or none.
+void TextTask::CutWindows() {
+  const int64_t length = options_.length, train = data_->train.size(), needed = 2 * length + 1;
+  pieces_.clear();
+  int64_t begin = 0, windows = 0, longest = 0;
+  for (const TokenPiece& piece : data_->train.pieces()) {
+    const int64_t tokens = piece.tokens_end - begin;
+    windows += std::max<int64_t>((tokens - length) / length, tokens > length ? 1 : 0);
+    pieces_.push_back({begin, tokens, windows});
+    longest = std::max(longest, tokens);
+    begin = piece.tokens_end;
+  }
+  if (pieces_.size() == 1) {
+    CISTERN_CHECK(train >= needed, options_.text, ": too short: the training part (90 %) has ",
+                  train, " tokens, and rows of length ", length, " need at least ", needed,
+                  "; use a longer text or a smaller task.length");
+  }
+  CISTERN_CHECK(windows > 0, options_.text, ": too short: the training part has ", train,
+                " tokens in ", pieces_.size(), " pieces, the longest of ", longest,
+                ", and no row of length ", length,
+                " fits into one; use a longer text, a smaller task.length or task.split=tail");
+  order_ = std::make_unique<ShuffledOrder>(windows);
 }
 
 const TokenFile& TextTask::tokens(Split split) const {
@@ -90,22 +131,32 @@ void TextTask::Complete(ModelConfig& config) const {
 }
 
 at::Tensor TextTask::TrainBlocks(uint64_t seed, int64_t step, int64_t rows) const {
-  const int64_t length = options_.length,
-                blocks = (data_->train.size() - 1 - (length - 1)) / length;
+  const int64_t length = options_.length, windows = pieces_.back().windows_end;
   const at::Tensor window = at::empty({rows, length + 1}, at::kLong);
   for (int64_t r = 0; r < rows; ++r) {
     const int64_t index = step * rows + r;
-    const int64_t offset = int64_t(Philox(seed, 0x0ff5e7, uint64_t(index / blocks))[0]) % length;
-    data_->train.Copy(offset + order_->At(seed, index, rows) * length, length + 1,
-                      window.mutable_data_ptr<int64_t>() + r * (length + 1));
+    const auto draw = int64_t(Philox(seed, 0x0ff5e7, uint64_t(index / windows))[0]);
+    const int64_t at = order_->At(seed, index, rows);
+    const auto piece = std::upper_bound(
+        pieces_.begin(), pieces_.end(), at,
+        [](int64_t window_at, const Piece& p) { return window_at < p.windows_end; });
+    const int64_t first = piece == pieces_.begin() ? 0 : std::prev(piece)->windows_end,
+                  slack = piece->tokens - (piece->windows_end - first) * length;
+    data_->train.Copy(piece->begin + draw % std::min(length, slack) + (at - first) * length,
+                      length + 1, window.mutable_data_ptr<int64_t>() + r * (length + 1));
   }
   return window;
 }
 
 TokenText TextTask::Of(const TokenFile& file) const {
-  return {file.size(),
-          [&file](int64_t begin, int64_t count, int64_t* out) { file.Copy(begin, count, out); },
-          token_bytes_, options_.length};
+  TokenText text = {
+      file.size(),
+      [&file](int64_t begin, int64_t count, int64_t* out) { file.Copy(begin, count, out); },
+      token_bytes_, options_.length};
+  if (file.pieces().size() > 1) {
+    for (const TokenPiece& piece : file.pieces()) text.ends.push_back(piece.tokens_end);
+  }
+  return text;
 }
 
 std::shared_ptr<TokenFile> TextTask::Tokenize(const std::string& path) const {
@@ -113,7 +164,7 @@ std::shared_ptr<TokenFile> TextTask::Tokenize(const std::string& path) const {
   const std::string temporary =
       (std::filesystem::temp_directory_path() / StrCat("cistern-", ::getpid(), ".tok")).string();
   ProgressBar bar({.total = source.bytes(), .label = "tokenise", .unit = "bytes"});
-  BuildTokenFile(source, {0, source.bytes()}, *tokenizer_, temporary,
+  BuildTokenFile(source, {{0, source.bytes()}}, *tokenizer_, temporary,
                  [&](int64_t done, int64_t) { bar.Update(done); });
   auto file = std::make_shared<TokenFile>(temporary);
   std::error_code ignored;
@@ -123,17 +174,28 @@ std::shared_ptr<TokenFile> TextTask::Tokenize(const std::string& path) const {
   return file;
 }
 
+std::string TextTask::SplitSummary() const {
+  if (options_.split == TextSplit::kTail) return "the tail of the text";
+  if (!data_) return "blocks spread over the text";
+  const size_t blocks = data_->test.pieces().size();
+  return blocks > 1 ? StrCat(blocks, " blocks spread over the text")
+                    : "the tail of the text, which is too short for more blocks";
+}
+
 Json TextTask::DataSummary() const {
   auto split = [](const TokenFile& f) { return Json{{"tokens", f.size()}, {"bytes", f.bytes()}}; };
-  return {{"text", options_.text},
-          {"xxh64", HexText(text_hash_)},
-          {"tokenizer_xxh64", HexText(tokenizer_->Hash())},
-          {"tokenizer", NameOf(tokenizer_->kind(), TokenizerKinds())},
-          {"vocab_size", tokenizer_->vocab_size()},
-          {"train", split(data_->train)},
-          {"valid", split(data_->valid)},
-          {"test", split(data_->test)},
-          {"notes", notes_}};
+  Json summary = {{"text", options_.text},
+                  {"xxh64", HexText(text_hash_)},
+                  {"tokenizer_xxh64", HexText(tokenizer_->Hash())},
+                  {"tokenizer", NameOf(tokenizer_->kind(), TokenizerKinds())},
+                  {"vocab_size", tokenizer_->vocab_size()},
+                  {"train", split(data_->train)},
+                  {"valid", split(data_->valid)},
+                  {"test", split(data_->test)},
+                  {"notes", notes_}};
+  // Records of earlier versions, which had one, do not say it.
+  if (const size_t blocks = data_->test.pieces().size(); blocks > 1) summary["blocks"] = blocks;
+  return summary;
 }
 
 void TextTask::SaveAssets(const std::string& folder) const {

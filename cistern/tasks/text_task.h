@@ -1,7 +1,7 @@
 #pragma once
 // What the tasks on plain text share: a text file or folder in bytes or byte-level BPE, 90/5/5 % of
-// its bytes by position, as tokens that are cached on disk and mapped; training rows are blocks of
-// one length.
+// its bytes in blocks spread over all of it or by position (TextSplit), as tokens that are cached
+// on disk; training rows are windows of one length, none of which crosses the border of a block.
 #include <memory>
 #include <string>
 #include <vector>
@@ -19,6 +19,7 @@ class TextTask : public Task {
     TokenizerKind tokenizer = TokenizerKind::kBpe;
     int64_t vocab_size = 2048;  // with BPE
     int64_t length = 256;       // tokens of a training row
+    TextSplit split = TextSplit::kSpread;
   };
   static Fields Describe(Options& options);
 
@@ -27,6 +28,7 @@ class TextTask : public Task {
   bool TakeTokenizer(std::shared_ptr<const Tokenizer> tokenizer) override;
   void Prepare() override;  // UsageError without a text
   Json DataSummary() const override;
+  std::string SplitSummary() const override;
   void Complete(ModelConfig& config) const override;
   int64_t tokens_per_row() const override { return options_.length; }
 
@@ -37,16 +39,17 @@ class TextTask : public Task {
   const Tokenizer& tokenizer() const { return *tokenizer_; }
   const std::vector<int32_t>& token_bytes() const { return token_bytes_; }
   const TokenFile& tokens(Split split) const;
-  // Shuffled blocks of length + 1 tokens, each beginning with the last one of another: [rows,
-  // length + 1]. Each epoch cuts the text at another offset.
+  // Shuffled windows of length + 1 tokens, each beginning with the last one of another: [rows,
+  // length + 1]. Each epoch cuts the pieces of the text at another offset.
   at::Tensor TrainBlocks(uint64_t seed, int64_t step, int64_t rows) const;
   TokenText Of(const TokenFile& file) const;
   // All of a text, in tokens.
   std::shared_ptr<TokenFile> Tokenize(const std::string& path) const;
 
  private:
-  std::shared_ptr<const Tokenizer> LearnTokenizer(const TextSource& source, ByteRange train,
-                                                  const std::string& cache);
+  std::shared_ptr<const Tokenizer> LearnTokenizer(const TextSource& source, const ByteRanges& train,
+                                                  const std::string& suffix);
+  void CutWindows();
 
   std::string name_;
   Options options_;
@@ -54,7 +57,12 @@ class TextTask : public Task {
   std::shared_ptr<const Tokenizer> tokenizer_;
   std::unique_ptr<TokenSplits> data_;
   std::vector<int32_t> token_bytes_;
-  std::unique_ptr<ShuffledOrder> order_;
+  struct Piece {  // of the training part
+    int64_t begin, tokens;
+    int64_t windows_end;  // windows of this piece and those before it
+  };
+  std::vector<Piece> pieces_;
+  std::unique_ptr<ShuffledOrder> order_;  // of the windows
   std::vector<std::string> notes_;
   uint64_t text_hash_ = 0;
 };

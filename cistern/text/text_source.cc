@@ -14,9 +14,10 @@ namespace cistern {
 namespace fs = std::filesystem;
 namespace {
 
-constexpr int64_t kLook = 64 << 10;  // bytes in which a NUL means binary
-constexpr int64_t kNear = 4 << 10;   // how far a line start may lie from a split
-constexpr size_t kNamed = 5;         // skipped files that are named; the rest are counted
+constexpr int64_t kLook = 64 << 10;                    // bytes in which a NUL means binary
+constexpr int64_t kNear = 4 << 10;                     // how far a line start may lie from a split
+constexpr int64_t kParts = 20, kLeastBlock = 8 << 10;  // of a spread split; bytes of a block
+constexpr size_t kNamed = 5;  // skipped files that are named; the rest are counted
 
 std::FILE* OpenForReading(const std::string& path) {
   std::FILE* file = std::fopen(path.c_str(), "rb");
@@ -232,7 +233,13 @@ std::string_view TextReader::Next() {
   return buffer_;
 }
 
-TextSplits SplitText(const TextSource& source) {
+int64_t Size(const ByteRanges& ranges) {
+  int64_t size = 0;
+  for (const ByteRange& r : ranges) size += r.size();
+  return size;
+}
+
+TextSplits SplitText(const TextSource& source, TextSplit split) {
   const auto boundary = [&](double share) {
     const auto at = int64_t(double(source.bytes()) * share);
     if (at == 0) return at;
@@ -244,8 +251,21 @@ TextSplits SplitText(const TextSource& source) {
     while (i < std::min<size_t>(near.size(), 4) && (uint8_t(near[i]) & 0xC0) == 0x80) ++i;
     return at + int64_t(i) - 1;
   };
-  const int64_t first = boundary(.90), second = std::max(first, boundary(.95));
-  return {{0, first}, {first, second}, {second, source.bytes()}};
+  const int64_t parts = split == TextSplit::kTail
+                            ? 1
+                            : std::clamp<int64_t>(source.bytes() / 20 / kLeastBlock, 1, kParts);
+  TextSplits out;
+  int64_t begin = 0;
+  for (int64_t i = 0; i < parts; ++i) {
+    const auto share = [&](double of) { return (double(i) + of) / double(parts); };
+    const int64_t first = boundary(share(.90)), second = std::max(first, boundary(share(.95))),
+                  end = i + 1 < parts ? boundary(share(1)) : source.bytes();
+    out.train.push_back({begin, first});
+    out.valid.push_back({first, second});
+    out.test.push_back({second, end});
+    begin = end;
+  }
+  return out;
 }
 
 }  // namespace cistern

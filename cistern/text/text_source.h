@@ -14,7 +14,10 @@ namespace cistern {
 struct ByteRange {
   int64_t begin = 0, end = 0;
   int64_t size() const { return end - begin; }
+  bool operator==(const ByteRange&) const = default;
 };
+using ByteRanges = std::vector<ByteRange>;  // ascending, apart from each other
+int64_t Size(const ByteRanges& ranges);     // the sum of their sizes
 
 class TextSource {
  public:
@@ -81,12 +84,17 @@ class TextReader {
   std::string buffer_;
 };
 
-// Train, validation and test: 90, 5 and 5 % of the bytes. Each boundary is moved forward to the
-// next line start, or, failing one within 4 KiB, to the next beginning of a UTF-8 character. Ranges
-// of a tiny text may be empty.
+// How a text is split into 90 % for training, 5 % for validation and 5 % for the test.
+// kSpread: the text is cut into 20 equal parts, fewer where 5 % of a part were below 8 KiB, and
+// each part into 90, 5 and 5 % in this order. So validation and test are blocks from everywhere.
+// kTail: one part. Validation and test are the last tenth, which may be another kind of text.
+enum class TextSplit { kSpread, kTail };
+
+// Each boundary is moved forward to the next line start, or, failing one within 4 KiB, to the next
+// beginning of a UTF-8 character. One range for each part; those of a tiny text may be empty.
 struct TextSplits {
-  ByteRange train, valid, test;
+  ByteRanges train, valid, test;
 };
-TextSplits SplitText(const TextSource& source);
+TextSplits SplitText(const TextSource& source, TextSplit split = TextSplit::kSpread);
 
 }  // namespace cistern

@@ -130,15 +130,47 @@ TEST_F(TextSourceTest, SplitsBeginAtLines) {
   std::string text;
   for (int i = 0; i < 1000; ++i) text += StrCat("line ", i, "\n");
   const TextSource source(Write("a", text));
-  const TextSplits s = SplitText(source);
-  EXPECT_EQ(s.train.begin, 0);
-  EXPECT_EQ(s.train.end, s.valid.begin);
-  EXPECT_EQ(s.valid.end, s.test.begin);
-  EXPECT_EQ(s.test.end, source.bytes());
-  EXPECT_EQ(text[s.train.end - 1], '\n');
-  EXPECT_EQ(text[s.valid.end - 1], '\n');
-  EXPECT_NEAR(double(s.train.size()) / double(text.size()), .90, .01);
-  EXPECT_NEAR(double(s.test.size()) / double(text.size()), .05, .01);
+  const TextSplits s = SplitText(source, TextSplit::kTail), spread = SplitText(source);
+  ASSERT_EQ(s.train.size(), 1u);
+  EXPECT_EQ(s.train[0].begin, 0);
+  EXPECT_EQ(s.train[0].end, s.valid[0].begin);
+  EXPECT_EQ(s.valid[0].end, s.test[0].begin);
+  EXPECT_EQ(s.test[0].end, source.bytes());
+  EXPECT_EQ(text[s.train[0].end - 1], '\n');
+  EXPECT_EQ(text[s.valid[0].end - 1], '\n');
+  EXPECT_NEAR(double(Size(s.train)) / double(text.size()), .90, .01);
+  EXPECT_NEAR(double(Size(s.test)) / double(text.size()), .05, .01);
+  EXPECT_EQ(spread.train, s.train);  // a text this short is one part
+  EXPECT_EQ(spread.test, s.test);
+}
+
+// Every byte is in one block of one split; the blocks of each lie evenly over the text.
+TEST_F(TextSourceTest, ASpreadSplitHasBlocksFromEverywhere) {
+  for (const auto& [bytes, parts] : std::vector<std::pair<int64_t, size_t>>{
+           {160 << 10, 1}, {500 << 10, 3}, {3277 << 10, 20}, {5000 << 10, 20}}) {
+    std::string text;
+    for (int i = 0; int64_t(text.size()) < bytes; ++i) text += StrCat("line ", i, "\n");
+    const TextSource source(Write("a", text));
+    const TextSplits s = SplitText(source);
+    ASSERT_EQ(s.train.size(), parts) << bytes;
+    ASSERT_EQ(s.valid.size(), parts);
+    ASSERT_EQ(s.test.size(), parts);
+    int64_t at = 0;
+    for (size_t i = 0; i < parts; ++i) {
+      const double part = double(text.size()) / double(parts);
+      for (const auto& [range, share] :
+           {std::pair{s.train[i], .90}, std::pair{s.valid[i], .05}, std::pair{s.test[i], .05}}) {
+        EXPECT_EQ(range.begin, at);
+        EXPECT_NEAR(double(range.size()), share * part, 16) << bytes << " part " << i;
+        EXPECT_EQ(text[size_t(range.end - 1)], '\n');
+        at = range.end;
+      }
+      EXPECT_NEAR(double(at), double(i + 1) * part, 16);
+    }
+    EXPECT_EQ(at, source.bytes());
+    EXPECT_EQ(Size(s.train) + Size(s.valid) + Size(s.test), source.bytes());
+    EXPECT_EQ(SplitText(TextSource(Write("b", text))).test, s.test);  // of the text alone
+  }
 }
 
 TEST_F(TextSourceTest, SplitsWithoutLinesBeginAtCharacters) {
@@ -146,11 +178,11 @@ TEST_F(TextSourceTest, SplitsWithoutLinesBeginAtCharacters) {
   for (int i = 0; i < 40000; ++i) text += "\xE4\xB8\xAD";
   text = "x" + text;
   const TextSplits s = SplitText(TextSource(Write("a", text)));
-  EXPECT_EQ(text[s.valid.begin], '\xE4');
-  EXPECT_EQ(text[s.test.begin], '\xE4');
-  EXPECT_NEAR(double(s.valid.size()) / double(text.size()), .05, .001);
+  EXPECT_EQ(text[size_t(s.valid[0].begin)], '\xE4');
+  EXPECT_EQ(text[size_t(s.test[0].begin)], '\xE4');
+  EXPECT_NEAR(double(Size(s.valid)) / double(text.size()), .05, .001);
   const TextSplits tiny = SplitText(TextSource(Write("b", "x")));
-  EXPECT_EQ(tiny.train.size() + tiny.valid.size() + tiny.test.size(), 1);
+  EXPECT_EQ(Size(tiny.train) + Size(tiny.valid) + Size(tiny.test), 1);
 }
 
 }  // namespace

@@ -68,7 +68,9 @@ void RequireFinite(const Model& model, const Optimizer& optimizer, const WeightA
 Json DefaultsOf(const Json& experiment) {
   TaskOptions task;
   task.kind = experiment.value("task", Json::object()).value("kind", task.kind);
-  return {{"task", task.Write()},
+  Json written = task.Write();
+  written.merge_patch(TaskOptions::Recorded({{"kind", task.kind}}, task.kind));
+  return {{"task", written},
           {"model", ModelConfig().Describe().Write()},
           {"train", TrainOptions().Describe().Write()}};
 }
