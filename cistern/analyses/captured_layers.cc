@@ -34,6 +34,22 @@ int64_t CapturedLayer::RealSources(int64_t row) const {
   return RealOf(form == Form::kCross ? written_mask : mask, row, sources());
 }
 
+at::Tensor RowOf(const at::Tensor& x, int64_t row) {
+  return !x.defined() || x.size(0) == 1 ? x : x.narrow(0, row, 1);
+}
+std::vector<at::Tensor> RowOf(const std::vector<at::Tensor>& x, int64_t row) {
+  std::vector<at::Tensor> out;
+  for (const at::Tensor& t : x) out.push_back(RowOf(t, row));
+  return out;
+}
+ops::Mask RowOf(const ops::Mask& mask, int64_t row) {
+  ops::Mask out;
+  if (mask.lengths) out.lengths = RowOf(*mask.lengths, row);
+  if (mask.starts) out.starts = RowOf(*mask.starts, row);
+  if (mask.valid) out.valid = RowOf(*mask.valid, row);
+  return out;
+}
+
 void LayerCapture::Attended(const AttentionCall& call) {
   CapturedLayer l;
   l.layer = call.layer, l.options = call.options, l.core = &call.core, l.form = call.form;

@@ -30,6 +30,11 @@ struct CapturedLayer {
   int64_t RealSources(int64_t row) const;
 };
 
+// Row `row` of tensors of a batch, [1,...]; those of a learned memory may have one row for all.
+at::Tensor RowOf(const at::Tensor& x, int64_t row);
+std::vector<at::Tensor> RowOf(const std::vector<at::Tensor>& x, int64_t row);
+ops::Mask RowOf(const ops::Mask& mask, int64_t row);
+
 // Captures the layers of all passes of this thread while it lives.
 class LayerCapture : public AttentionObserver {
  public:

@@ -33,8 +33,6 @@ at::Tensor EffectiveRanks(const at::Tensor& w) {
   return (-(p * p.clamp_min(1e-300).log()).sum(-1)).exp();
 }
 
-Json Mean(double sum, int64_t count) { return count > 0 ? Json(sum / double(count)) : Json(); }
-
 }  // namespace
 
 const AnalysisInfo& maps_analysis() {
@@ -74,9 +72,8 @@ MapsAnalysis::MapsAnalysis(const Options& options, const AnalysisContext& contex
     : options_(options), context_(context) {}
 
 void MapsAnalysis::HeadSums::Merge(const HeadSums& o) {
-  entropy += o.entropy, share += o.share, distance += o.distance, sum += o.sum;
-  negative += o.negative, rank += o.rank;
-  queries += o.queries, shares += o.shares, distances += o.distances, ranks += o.ranks;
+  entropy.Merge(o.entropy), share.Merge(o.share), distance.Merge(o.distance);
+  sum.Merge(o.sum), negative.Merge(o.negative), rank.Merge(o.rank);
 }
 
 void MapsAnalysis::AddRow(const CapturedLayer& layer, int64_t row, LayerSums* sums, Drawn* drawn) {
@@ -90,7 +87,7 @@ void MapsAnalysis::AddRow(const CapturedLayer& layer, int64_t row, LayerSums* su
                 pool = (std::max(queries, sources) + kMostCells - 1) / kMostCells,
                 step = (kColumns + pool - 1) / pool * pool;
   const bool ranked =
-      sums->heads[0].ranks < options_.rank_rows && std::max(queries, sources) <= kRankLength;
+      sums->heads[0].rank.count < options_.rank_rows && std::max(queries, sources) <= kRankLength;
   const int64_t asked = options_.query > 0 ? std::min(options_.query, queries) - 1 : queries - 1;
   const at::Tensor t = at::arange(queries, real).unsqueeze(1);
   at::Tensor absolute = at::zeros({heads, queries}, real), logs = at::zeros_like(absolute),
@@ -129,11 +126,11 @@ void MapsAnalysis::AddRow(const CapturedLayer& layer, int64_t row, LayerSums* su
   const auto of = [&](const at::Tensor& x, int64_t h) { return x[h].sum().item<double>(); };
   for (int64_t h = 0; h < heads; ++h) {
     HeadSums& s = sums->heads[size_t(h)];
-    s.entropy += of(entropy, h), s.share += of(share, h), s.sum += of(sum, h);
-    s.negative += of(negative / size, h), s.queries += queries;
-    s.shares += int64_t(several.sum().item<double>());
-    if (layer.form != Form::kCross) s.distance += of(distance / size, h), s.distances += queries;
-    if (ranked) s.rank += ranks[h].item<double>(), ++s.ranks;
+    s.entropy.Add(of(entropy, h), queries), s.sum.Add(of(sum, h), queries);
+    s.share.Add(of(share, h), int64_t(several.sum().item<double>()));
+    s.negative.Add(of(negative / size, h), queries);
+    if (layer.form != Form::kCross) s.distance.Add(of(distance / size, h), queries);
+    if (ranked) s.rank.Add(ranks[h].item<double>());
   }
   if (!drawn) return;
   drawn->name = layer.name;
@@ -229,19 +226,17 @@ Figures MapsAnalysis::Report() const {
     for (size_t h = 0; h < l.heads.size(); ++h) {
       const HeadSums& s = l.heads[h];
       all.Merge(s);
-      if (s.queries == 0) continue;
-      table.rows.push_back({l.name, l.mechanism, int64_t(h) + 1, Mean(s.entropy, s.queries),
-                            Mean(s.share, s.shares), Mean(s.distance, s.distances),
-                            Mean(s.rank, s.ranks), Mean(s.sum, s.queries),
-                            Mean(s.negative, s.queries)});
+      if (s.entropy.count == 0) continue;
+      table.rows.push_back({l.name, l.mechanism, int64_t(h) + 1, s.entropy.Value(), s.share.Value(),
+                            s.distance.Value(), s.rank.Value(), s.sum.Value(), s.negative.Value()});
     }
-    if (all.shares > 0) {
+    if (all.share.count > 0) {
       mean_share.x.push_back(double(i) + 1);
-      mean_share.y.push_back(all.share / double(all.shares));
+      mean_share.y.push_back(all.share.sum / double(all.share.count));
     }
-    if (all.distances > 0) {
+    if (all.distance.count > 0) {
       mean_distance.x.push_back(double(i) + 1);
-      mean_distance.y.push_back(all.distance / double(all.distances));
+      mean_distance.y.push_back(all.distance.sum / double(all.distance.count));
     }
   }
   f.Add(std::move(table));

@@ -15,6 +15,7 @@
 #include <map>
 
 #include "cistern/analyses/analysis.h"
+#include "cistern/analyses/mean.h"
 
 namespace cistern {
 
@@ -34,8 +35,7 @@ class MapsAnalysis : public Analysis {
 
  private:
   struct HeadSums {
-    double entropy = 0, share = 0, distance = 0, sum = 0, negative = 0, rank = 0;
-    int64_t queries = 0, shares = 0, distances = 0, ranks = 0;
+    Mean entropy, share, distance, sum, negative, rank;
     void Merge(const HeadSums& other);
   };
   struct LayerSums {

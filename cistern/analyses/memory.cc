@@ -18,10 +18,6 @@ bool HasSlots(const MechanismInfo& info) {
          info.name == "luna_causal" || info.name == "linformer";
 }
 
-at::Tensor RowOfTensor(const at::Tensor& x, int64_t row) {
-  return !x.defined() || x.size(0) == 1 ? x : x.narrow(0, row, 1);
-}
-
 }  // namespace
 
 const AnalysisInfo& memory_analysis() {
@@ -68,10 +64,6 @@ MemoryAnalysis::MemoryAnalysis(const Options& options, const AnalysisContext& co
   random_ = MakeModel(context.config, context.seed);
   random_->to(context.model->options().dtype().toScalarType());
   random_->eval();
-}
-
-void MemoryAnalysis::Mean::Add(double x) {
-  if (std::isfinite(x)) sum += x, ++count;
 }
 
 void MemoryAnalysis::MemorySums::Add(const at::Tensor& memory) {
@@ -134,13 +126,12 @@ void MemoryAnalysis::AddStream(const CapturedLayer& layer, int64_t row, LayerSum
 
 void MemoryAnalysis::AddState(const CapturedLayer& layer, int64_t row, LayerSums* sums,
                               bool drawn) {
-  std::vector<at::Tensor> x;
-  for (const at::Tensor& t : layer.form == Form::kCross ? layer.written : layer.x)
-    x.push_back(RowOfTensor(t, row));
+  const std::vector<at::Tensor> x =
+      RowOf(layer.form == Form::kCross ? layer.written : layer.x, row);
   const ops::Mask& seen = layer.form == Form::kCross ? layer.written_mask : layer.mask;
   ops::Mask mask;
-  if (seen.lengths) mask.lengths = RowOfTensor(*seen.lengths, row);
-  if (seen.starts) mask.starts = RowOfTensor(*seen.starts, row);
+  if (seen.lengths) mask.lengths = RowOf(*seen.lengths, row);
+  if (seen.starts) mask.starts = RowOf(*seen.starts, row);
   if (layer.RealQueries(row) == 0) return;
   State state = layer.core->EmptyState(1, layer.y.options().requires_grad(false));
   layer.core->Write(x, state, mask);

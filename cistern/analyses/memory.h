@@ -13,6 +13,7 @@
 #include <map>
 
 #include "cistern/analyses/analysis.h"
+#include "cistern/analyses/mean.h"
 #include "cistern/analyses/slot_stats.h"
 
 namespace cistern {
@@ -31,13 +32,6 @@ class MemoryAnalysis : public Analysis {
   Figures Report() const override;
 
  private:
-  struct Mean {
-    double sum = 0;
-    int64_t count = 0;
-    void Add(double x);  // NaN: nothing
-    void Merge(const Mean& other) { sum += other.sum, count += other.count; }
-    Json Value() const { return count > 0 ? Json(sum / double(count)) : Json(); }
-  };
   // Of one memory of a layer: the fields of SlotStats.
   struct MemorySums {
     int64_t slots = 0;

@@ -1,0 +1,326 @@
+#include "cistern/analyses/slots.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "cistern/analyses/slot_stats.h"
+#include "cistern/analyses/weighted_words.h"
+#include "cistern/attention/head_groups.h"
+#include "cistern/base/error.h"
+
+namespace cistern {
+namespace {
+
+// |w| / sum |w| over the last dimension; zeros stay zeros.
+at::Tensor Shares(const at::Tensor& w) {
+  const at::Tensor a = w.abs();
+  return a / a.sum(-1, true).clamp_min(1e-300);
+}
+
+// e^H of shares over the last dimension.
+at::Tensor Effective(const at::Tensor& p) {
+  return (-(p * p.clamp_min(1e-300).log()).sum(-1)).exp();
+}
+
+bool HasSlots(const AttentionLayerOptions& options) {
+  const MechanismInfo& info = FindMechanism(options.mechanism);
+  if (info.HandsOnMemory() || info.memory == MemoryUse::kFixed) return true;
+  return info.bounded && info.verbs && !SlotMemoryName(*MakeMechanism(options)).empty();
+}
+
+HeatMap MapOf(const at::Tensor& values, const std::string& title, const std::string& x_label,
+              const std::string& y_label) {
+  const at::Tensor m = values.to(at::kDouble).cpu().contiguous();
+  HeatMap map;
+  map.title = title, map.x_label = x_label, map.y_label = y_label;
+  map.rows = m.size(0), map.columns = m.size(1);
+  map.values.assign(m.const_data_ptr<double>(), m.const_data_ptr<double>() + m.numel());
+  map.signed_values = map.rows * map.columns > 0 && m.min().item<double>() < -1e-9;
+  map.square = false;
+  map.width = 640;
+  return map;
+}
+
+}  // namespace
+
+const AnalysisInfo& slots_analysis() {
+  static const AnalysisInfo info = [] {
+    AnalysisInfo i;
+    i.name = "slots";
+    i.title = "Slots at work";
+    i.summary =
+        "Which tokens each slot, latent or feature of a memory holds on to, how many, for how "
+        "long, and which slots the queries read; of a text with its words.";
+    i.needs =
+        "layers whose state is a memory of a fixed number of slots: latte, abc_*, gated_slots, "
+        "linformer, luna and its kin, kernel methods";
+    i.refusal = [](const ModelConfig& config) -> std::string {
+      if (std::string refusal = RowsRefusal(config); !refusal.empty()) return refusal;
+      for (const Form form : config.info().forms) {
+        const LayerStack stack = config.Stack(form);
+        for (int64_t l = 0; l < stack.layers(); ++l) {
+          if (!IsHeadGroups(stack.Mechanism(l)) && HasSlots(stack.Attention(l))) return "";
+        }
+      }
+      return "none of its layers has a memory of slots: latte, abc_mlp, gated_slots, linformer, "
+             "luna, conv_luna, linear, performer, rfa do; groups of heads do not";
+    };
+    BindAnalysis<SlotsAnalysis>(i);
+    return i;
+  }();
+  return info;
+}
+
+Fields SlotsAnalysis::Describe(Options& o) {
+  Fields f;
+  f.Add("layers", &o.layers, "layers to look at, from 1; none: all that have slots", {1, 4096});
+  f.Add("row", &o.row, "the row of the data that is drawn, from 0", {0, int64_t{1} << 40});
+  f.Add("head", &o.head, "the head that is drawn, from 1; the tables have all", {1, 4096});
+  f.Add("times", &o.times, "moments of a causal row at which its slots are looked at",
+        {1, 1 << 20});
+  f.Add("words", &o.words, "slots, the most read first, that are drawn as words; 0: none",
+        {0, 1 << 16});
+  f.Add("rank_rows", &o.rank_rows,
+        "rows whose effective rank is measured: it costs the square of the slots; 0: none",
+        {0, 1 << 30});
+  return f;
+}
+
+SlotsAnalysis::SlotsAnalysis(const Options& options, const AnalysisContext& context)
+    : options_(options), context_(context) {}
+
+void SlotsAnalysis::LayerSums::Merge(const LayerSums& o) {
+  name = o.name, mechanism = o.mechanism, slots = std::max(slots, o.slots);
+  held.Merge(o.held), age.Merge(o.age), empty.Merge(o.empty), rank.Merge(o.rank);
+  read.Merge(o.read), used.Merge(o.used);
+  for (auto [to, from] : {std::pair{&slot_held, &o.slot_held}, std::pair{&slot_age, &o.slot_age},
+                          std::pair{&slot_read, &o.slot_read}}) {
+    if (to->size() < from->size()) to->resize(from->size());
+    for (size_t i = 0; i < from->size(); ++i) (*to)[i].Merge((*from)[i]);
+  }
+}
+
+void SlotsAnalysis::AddRow(const CapturedLayer& layer, int64_t row, LayerSums* sums, Drawn* drawn) {
+  const bool all = layer.core->SeesPadding(), causal = layer.form == Form::kCausal;
+  const int64_t sources = all ? layer.sources() : layer.RealSources(row),
+                queries = all ? layer.queries() : layer.RealQueries(row);
+  if (sources == 0 || queries == 0) return;
+  std::vector<int64_t> times;
+  const int64_t count = std::min(options_.times, sources);
+  for (int64_t i = 1; i <= count; ++i) times.push_back(i * sources / count);
+  const std::vector<SlotMoment> moments = WatchSlots(layer, row, times);
+  const SlotMoment& last = moments.back();
+  const int64_t groups = last.write.size(0), slots = last.write.size(1);
+  const at::Tensor p = Shares(last.write);  // [G,n,S]
+  const at::Tensor full = last.write.abs().sum(2) > 0,
+                   held = at::where(full, Effective(p), at::zeros_like(p.select(2, 0)));
+  const at::Tensor ages =
+      at::arange(sources - 1, -1, -1, p.options().dtype(at::kDouble));  // of each token
+  const at::Tensor age = at::matmul(p, ages);
+  // Read shares of all queries that were looked at, [H,Q,n].
+  std::vector<at::Tensor> reads;
+  for (const SlotMoment& m : moments) reads.push_back(Shares(m.read));
+  const at::Tensor r = at::cat(reads, 1), use = r.mean(1);
+  const at::Tensor effective = Effective(r), used = Effective(use);
+  sums->slots = slots;
+  if (sums->slot_held.empty()) {
+    sums->slot_held.resize(size_t(groups * slots));
+    sums->slot_age.resize(size_t(groups * slots));
+    sums->slot_read.resize(size_t(use.numel()));
+  }
+  const auto numbers = [](const at::Tensor& x) {
+    const at::Tensor flat = x.to(at::kDouble).cpu().contiguous();
+    return std::vector<double>(flat.const_data_ptr<double>(),
+                               flat.const_data_ptr<double>() + flat.numel());
+  };
+  const std::vector<double> h = numbers(held), a = numbers(age), u = numbers(use);
+  for (size_t i = 0; i < h.size(); ++i) {
+    sums->empty.Add(h[i] == 0 ? 1 : 0);
+    if (h[i] == 0) continue;
+    sums->held.Add(h[i]), sums->age.Add(a[i]);
+    sums->slot_held[i].Add(h[i]), sums->slot_age[i].Add(a[i]);
+  }
+  for (size_t i = 0; i < u.size(); ++i) sums->slot_read[i].Add(u[i]);
+  sums->read.Add(effective.sum().item<double>(), effective.numel());
+  sums->used.Add(used.sum().item<double>(), used.numel());
+  if (sums->rank.count < options_.rank_rows * groups) {
+    for (int64_t g = 0; g < groups; ++g) sums->rank.Add(StatsOfSlots(last.write[g]).rank);
+  }
+  if (!drawn) return;
+  drawn->name = layer.name, drawn->causal = causal;
+  const int64_t head = std::min(options_.head, layer.heads()) - 1,
+                group = std::min(options_.head, groups) - 1;
+  for (const SlotMoment& m : moments) {
+    drawn->times.push_back(m.tokens);
+    drawn->write.push_back(m.write[group].cpu());
+    drawn->read.push_back(m.read[head].cpu());
+  }
+}
+
+void SlotsAnalysis::Add(const Batch& batch, const std::vector<CapturedLayer>& layers) {
+  if (layers_.empty()) {
+    bool any = false;
+    for (size_t i = 0; i < layers.size(); ++i) {
+      const CapturedLayer& l = layers[i];
+      LayerSums sums;
+      sums.name = l.name, sums.mechanism = l.layer->mechanism().info().name;
+      layers_.push_back(std::move(sums));
+      any = any || options_.head <= l.heads();
+    }
+    for (const int64_t n : options_.layers) {
+      if (n > int64_t(layers.size()))
+        FailUsage("slots.layers=", n, ": the model has ", layers.size(), " layers of attention");
+    }
+    if (!any)
+      FailUsage("slots.head=", options_.head, ": the layers have ", layers[0].heads(), " heads");
+  }
+  CISTERN_CHECK(layers.size() == layers_.size(), "[slots] a batch ran ", layers.size(),
+                " layers, the first one ", layers_.size());
+  for (int64_t row = 0; row < batch.rows; ++row, ++rows_) {
+    const bool draws = rows_ == options_.row;
+    for (size_t i = 0; i < layers.size(); ++i) {
+      const CapturedLayer& l = layers[i];
+      const bool asked = std::find(options_.layers.begin(), options_.layers.end(),
+                                   int64_t(i) + 1) != options_.layers.end();
+      if (!options_.layers.empty() && !asked) continue;
+      // Layers without slots are left out, unless they were asked for.
+      if (!asked && !l.packed.defined() && SlotMemoryName(*l.core).empty()) continue;
+      Drawn drawn;
+      AddRow(l, row, &layers_[i], draws ? &drawn : nullptr);
+      if (drawn.write.empty()) continue;
+      if (batch.tensors.Has("ids") && !batch.tensors.Has("valid") && l.form != Form::kCross) {
+        const int64_t before = l.queries() - batch["ids"].size(1);
+        if (before == 0 || before == 1) drawn.before = before;
+      }
+      drawn_.push_back(std::move(drawn));
+    }
+    if (!draws || !context_.token || !batch.tensors.Has("ids")) continue;
+    const at::Tensor ids = batch["ids"][row].cpu();
+    for (int64_t t = 0; t < ids.size(0); ++t)
+      words_.push_back(context_.token(ids[t].item<int64_t>()));
+  }
+}
+
+void SlotsAnalysis::Merge(const Analysis& other_analysis) {
+  const auto& other = dynamic_cast<const SlotsAnalysis&>(other_analysis);
+  if (layers_.empty()) layers_.resize(other.layers_.size());
+  for (size_t i = 0; i < other.layers_.size(); ++i) layers_[i].Merge(other.layers_[i]);
+  if (drawn_.empty()) drawn_ = other.drawn_, words_ = other.words_;
+  rows_ += other.rows_;
+}
+
+void SlotsAnalysis::DrawLayer(const Drawn& d, int* number, Figures* f) const {
+  const auto name = [&](const char* what) { return StrCat(what, "-", ++*number); };
+  const std::string where = StrCat(d.name, ", head ", options_.head, ": ");
+  const at::Tensor &write = d.write.back(), read = at::cat(d.read, 0);  // [n,S], [Q,n]
+  const int64_t slots = write.size(0), tokens = write.size(1);
+  f->Add(name("held"),
+         MapOf(write / write.abs().sum(1, true).clamp_min(1e-300),
+               where + "what each slot holds at the end", "token", "slot"),
+         "One line is one slot: the tokens it is a mean of. A dark cell is a slot that holds one "
+         "token; an even line one that holds the mean of the text; lines that are alike are slots "
+         "that hold the same.");
+  HeatMap readers = MapOf(read, where + "who reads it", "slot", "query");
+  if (d.causal && read.size(0) <= 64) {
+    for (const int64_t t : d.times) readers.row_names.push_back(std::to_string(t));
+  }
+  f->Add(name("readers"), readers,
+         d.causal ? "One line is the query of one token (its number at the left): the slots it "
+                    "reads. A column that stays light is a slot that nobody reads."
+                  : "One line is one query: the slots it reads.");
+  if (d.times.size() > 1) {
+    at::Tensor held = at::zeros({slots, int64_t(d.times.size())}, at::kDouble);
+    for (size_t i = 0; i < d.times.size(); ++i) {
+      const at::Tensor full = d.write[i].abs().sum(1) > 0, e = Effective(Shares(d.write[i]));
+      held.select(1, int64_t(i)).copy_(at::where(full, e, at::zeros_like(e)));
+    }
+    HeatMap occupancy = MapOf(held, where + "tokens held over time", "tokens so far", "slot");
+    if (d.times.size() <= 64) {
+      for (const int64_t t : d.times) occupancy.column_names.push_back(std::to_string(t));
+    }
+    f->Add(name("occupancy"), occupancy,
+           "How many tokens each slot holds. Growing to the right: a mean of ever more tokens; "
+           "even: a slot that forgets as much as it takes in, or that keeps what it has.");
+  }
+  // The slots that are read most.
+  const at::Tensor order = Shares(read).mean(0).argsort(0, true);
+  const int64_t count = std::min(options_.words, slots);
+  if (d.times.size() > 1 && count > 0) {
+    const int64_t slot = order[0].item<int64_t>();
+    at::Tensor history = at::full({int64_t(d.times.size()), tokens}, std::nan(""), at::kDouble);
+    for (size_t i = 0; i < d.times.size(); ++i) {
+      const at::Tensor w = d.write[i][slot];
+      history[int64_t(i)].narrow(0, 0, w.size(0)).copy_(w / w.abs().sum().clamp_min(1e-300));
+    }
+    HeatMap map =
+        MapOf(history, StrCat(where, "slot ", slot, " over time"), "token", "tokens so far");
+    map.signed_values = history.nan_to_num(0).min().item<double>() < -1e-9;
+    if (d.times.size() <= 64) {
+      for (const int64_t t : d.times) map.row_names.push_back(std::to_string(t));
+    }
+    f->Add(name("history"), map,
+           "The slot that is read most, from the first tokens (top) to the last. A column that "
+           "stays dark downwards is a token that it holds on to; one that fades is forgotten.");
+  }
+  if (words_.empty() || d.before < 0) return;
+  for (int64_t i = 0; i < count; ++i) {
+    const int64_t slot = order[i].item<int64_t>();
+    std::vector<WeightedWord> words;
+    for (int64_t s = 0; s < tokens; ++s) {
+      const int64_t word = s - d.before;
+      words.push_back(
+          {word < 0 ? "[cls]" : words_.at(size_t(word)), write[slot][s].item<double>()});
+    }
+    f->Svg(name("words"), RenderWords(StrCat(where, "what slot ", slot, " holds"), words), "");
+  }
+}
+
+Figures SlotsAnalysis::Report() const {
+  CISTERN_CHECK(rows_ > 0, "[slots] no row was read");
+  Figures f;
+  f.Fact("rows", rows_);
+  f.Text(
+      "A slot holds a weighted mean of tokens; a feature of a kernel method a weighted sum. The "
+      "weights are exact: the mechanism's own code, run on slices of the identity in place of the "
+      "values, and what they give is compared with what the layer gave. Tokens held is e to the "
+      "power of the weights' entropy; rank says how many slots' worth of different mixtures there "
+      "are, at most the number of slots.");
+  Figures::Table table{
+      "layers",
+      StrCat("After the last token of a row, means over slots, heads and ", rows_, " rows"),
+      {"layer", "mechanism", "slots", "tokens held", "age", "empty share", "effective rank",
+       "slots a query reads", "slots in use"},
+      {}};
+  Figures::Table each{"slots",
+                      "Each slot; means over rows. Read share: mean over queries",
+                      {"layer", "head", "slot", "tokens held", "age", "read share"},
+                      {},
+                      false};
+  for (const LayerSums& l : layers_) {
+    if (l.held.count + l.empty.count == 0) continue;
+    table.rows.push_back({l.name, l.mechanism, l.slots, l.held.Value(), l.age.Value(),
+                          l.empty.Value(), l.rank.Value(), l.read.Value(), l.used.Value()});
+    for (size_t i = 0; i < std::max(l.slot_held.size(), l.slot_read.size()); ++i) {
+      const auto value = [i](const std::vector<Mean>& all) {
+        return i < all.size() ? all[i].Value() : Json();
+      };
+      each.rows.push_back({l.name, int64_t(i) / l.slots + 1, int64_t(i) % l.slots,
+                           value(l.slot_held), value(l.slot_age), value(l.slot_read)});
+    }
+  }
+  f.Add(std::move(table));
+  f.Add(std::move(each));
+  if (drawn_.empty()) {
+    f.Text(StrCat("Row ", options_.row, " was not among the ", rows_,
+                  " rows that were read, so nothing is drawn."));
+    return f;
+  }
+  f.Heading(StrCat("Row ", options_.row));
+  int number = 0;
+  for (const Drawn& d : drawn_) DrawLayer(d, &number, &f);
+  return f;
+}
+
+}  // namespace cistern

@@ -1,0 +1,203 @@
+#include "cistern/analyses/slots.h"
+
+#include "cistern/analyses/implied_weights.h"
+#include "cistern/analyses/testing_analyses.h"
+#include "cistern/models/masked_lm.h"
+
+namespace cistern {
+namespace {
+
+using testing::Cell;
+using testing::ContextOf;
+using testing::ExpectContains;
+using testing::Thrown;
+
+std::shared_ptr<DecoderLm> Lm(const std::string& mechanism, const Json& options) {
+  ModelConfig c = testing::SmallLm({mechanism, mechanism});
+  c.attention_options = Json::object();
+  if (!options.empty()) c.attention_options[mechanism] = options;
+  return testing::Make<DecoderLm>(c);
+}
+
+ModelConfig Classifier(const std::string& mechanism, const Json& options) {
+  ModelConfig c;
+  c.kind = "encoder_classifier";
+  c.vocab_size = 23, c.classes = 2, c.dim = 12, c.heads = 2, c.layers = 2, c.max_length = 64;
+  c.attention = {mechanism};
+  c.attention_options[mechanism] = options;
+  return c;
+}
+
+// Latte's definition in double: each latent holds softmax_s(k_s) of the values, and is read by
+// softmax_l(q_t).
+TEST(SlotWeights, LatteByPlainLoops) {
+  const auto model = Lm("latte", {{"latents", 6}});
+  const at::NoGradGuard guard;
+  const Batch batch = testing::IdsBatch(2, 11, {11, 7});
+  const auto layers = RunLayers(*model, batch);
+  for (int64_t row = 0; row < 2; ++row) {
+    const int64_t length = layers[1].RealQueries(row);
+    const std::vector<SlotMoment> moments = WatchSlots(layers[1], row, {3, length});
+    ASSERT_EQ(moments.size(), 2u);
+    for (const SlotMoment& m : moments) {
+      const at::Tensor q = layers[1].x[0][row], k = layers[1].x[1][row];
+      for (int64_t h = 0; h < 2; ++h) {
+        double queries = 0;
+        for (int64_t l = 0; l < 3; ++l) queries += std::exp(q[h][m.tokens - 1][l].item<double>());
+        for (int64_t l = 0; l < 3; ++l) {
+          double sum = 0;
+          for (int64_t s = 0; s < m.tokens; ++s) sum += std::exp(k[h][s][l].item<double>());
+          for (int64_t s = 0; s < m.tokens; ++s)
+            EXPECT_NEAR(m.write[h][l][s].item<double>(), std::exp(k[h][s][l].item<double>()) / sum,
+                        1e-9);
+          EXPECT_NEAR(m.read[h][0][l].item<double>(),
+                      std::exp(q[h][m.tokens - 1][l].item<double>()) / queries, 1e-9);
+        }
+      }
+    }
+  }
+}
+
+// What is read of what is held is the implied attention, for every mechanism with slots.
+TEST(SlotWeights, ReadTimesWriteIsTheImpliedAttention) {
+  const at::NoGradGuard guard;
+  const std::vector<std::pair<std::string, Json>> cases = {
+      {"latte", {{"latents", 6}}},
+      {"latte", {{"latents", 6}, {"gate", "slot"}}},
+      {"efficient", Json::object()},
+      {"efficient", {{"normaliser", "scaling"}, {"divisor", "length"}}},
+      {"abc_mlp", {{"slots", 3}}},
+      {"abc_mlp", {{"slots", 9}, {"activation", "relu"}}},
+      {"abc_random", {{"slots", 4}}},
+      {"abc_compressive", {{"slots", 4}, {"divisor", "ratio"}, {"ratio", 4}}},
+      {"abc_cluster", {{"slots", 4}}},
+      {"gated_slots", {{"slots", 3}, {"temperature", 1.0}}},
+      {"linformer", {{"slots", 4}, {"sharing", "none"}}},
+      {"luna_causal", {{"slots", 4}}},
+      {"linear", Json::object()},
+      {"t2r", Json::object()},
+      {"rfa", Json::object()},
+      {"rfa_gate", Json::object()},
+      {"performer", {{"features", 8}}}};
+  for (const auto& entry : cases) {
+    SCOPED_TRACE(StrCat(entry.first, " ", entry.second.dump()));
+    const auto model = Lm(entry.first, entry.second);
+    const Batch batch = testing::IdsBatch(2, 13, {13, 9});
+    const auto layers = RunLayers(*model, batch);
+    const at::Tensor implied = ImpliedWeights(layers[0], 1).All();  // [H,T,S]
+    for (const SlotMoment& m : WatchSlots(layers[0], 1, {1, 5, 9})) {
+      const at::Tensor got = at::matmul(m.read, m.write).select(1, 0);
+      const at::Tensor want = implied.select(1, m.tokens - 1).narrow(1, 0, m.tokens);
+      EXPECT_LT((got - want).abs().max().item<double>(), 1e-7) << m.tokens;
+    }
+  }
+}
+
+TEST(SlotWeights, BidirectionalAndMemoryStreams) {
+  const at::NoGradGuard guard;
+  for (const char* mechanism : {"latte", "luna", "conv_luna", "set_transformer", "linear"}) {
+    SCOPED_TRACE(mechanism);
+    Json options = Json::object();
+    if (std::string(mechanism) == "latte") options["latents"] = 8;
+    if (std::string(mechanism) == "luna") options["slots"] = 5;
+    const auto model = testing::Make<EncoderClassifier>(Classifier(mechanism, options));
+    const Batch batch = testing::IdsBatch(2, 9, {9, 6});
+    const auto layers = RunLayers(*model, batch);
+    const at::Tensor implied = ImpliedWeights(layers[0], 1).All();
+    const std::vector<SlotMoment> moments = WatchSlots(layers[0], 1, {6});
+    ASSERT_EQ(moments.size(), 1u);
+    ASSERT_EQ(moments[0].tokens, 6);
+    // Packing's heads are mixed before a memory stream is read: their mean.
+    const bool stream = layers[0].packed.defined();
+    const at::Tensor write = stream ? moments[0].write.mean(0, true) : moments[0].write;
+    const at::Tensor got = at::matmul(moments[0].read, write);
+    EXPECT_LT((got - implied.narrow(1, 0, 6).narrow(2, 0, 6)).abs().max().item<double>(), 1e-7);
+  }
+}
+
+// A memory of as many slots as tokens that takes one token a slot holds n of n: tokens held 1,
+// rank n, and no slot is used twice.
+TEST(Slots, OneTokenASlot) {
+  const auto model = Lm("abc_compressive", {{"slots", 8}, {"ratio", 1}});
+  const at::NoGradGuard guard;
+  const Batch batch = testing::IdsBatch(2, 8);
+  SlotsAnalysis analysis({}, ContextOf(model));
+  analysis.Add(batch, RunLayers(*model, batch));
+  const Figures f = analysis.Report();
+  for (size_t layer = 0; layer < 2; ++layer) {
+    EXPECT_NEAR(Cell(f.table("layers"), layer, "tokens held").get<double>(), 1, 1e-9);
+    EXPECT_NEAR(Cell(f.table("layers"), layer, "effective rank").get<double>(), 8, 1e-6);
+    EXPECT_NEAR(Cell(f.table("layers"), layer, "age").get<double>(), 3.5, 1e-9);
+    EXPECT_EQ(Cell(f.table("layers"), layer, "empty share").get<double>(), 0);
+    EXPECT_EQ(Cell(f.table("layers"), layer, "slots"), 8);
+  }
+  ASSERT_EQ(f.table("slots").rows.size(), 2u * 2 * 8);
+  EXPECT_NEAR(Cell(f.table("slots"), 3, "age").get<double>(), 4, 1e-9);  // token 3 of 8
+  // Half as many tokens: the other slots are empty.
+  const Batch half = testing::IdsBatch(1, 4);
+  SlotsAnalysis begun({}, ContextOf(model));
+  begun.Add(half, RunLayers(*model, half));
+  const Figures g = begun.Report();
+  EXPECT_NEAR(Cell(g.table("layers"), 0, "empty share").get<double>(), 0.5, 1e-12);
+  EXPECT_NEAR(Cell(g.table("layers"), 0, "tokens held").get<double>(), 1, 1e-9);
+}
+
+// A text of one token over and over: every slot holds the mean of all, and its rank is 1.
+TEST(Slots, OneTokenOverAndOver) {
+  const auto model = Lm("abc_mlp", {{"slots", 3}});
+  const at::NoGradGuard guard;
+  Batch batch = testing::IdsBatch(1, 12);
+  batch.Add("ids", at::full({1, 12}, 5, at::kLong));
+  SlotsAnalysis::Options options;
+  options.times = 5;
+  SlotsAnalysis analysis(options, ContextOf(model));
+  analysis.Add(batch, RunLayers(*model, batch));
+  const Figures f = analysis.Report();
+  EXPECT_NEAR(Cell(f.table("layers"), 0, "tokens held").get<double>(), 12, 1e-6);
+  EXPECT_NEAR(Cell(f.table("layers"), 0, "effective rank").get<double>(), 1, 1e-5);
+  EXPECT_NEAR(Cell(f.table("layers"), 0, "age").get<double>(), 5.5, 1e-6);
+}
+
+TEST(Slots, PartsMergeAndPictures) {
+  const auto model = Lm("gated_slots", {{"slots", 3}});
+  const at::NoGradGuard guard;
+  AnalysisContext context = ContextOf(model);
+  context.token = [](int64_t id) { return StrCat(" w", id); };
+  const Batch batch = testing::IdsBatch(3, 9, {9, 1, 5});
+  SlotsAnalysis::Options options;
+  options.row = 2;
+  SlotsAnalysis whole(options, context), first(options, context), second(options, context);
+  whole.Add(batch, RunLayers(*model, batch));
+  const Batch begin = batch.Rows(0, 2), end = batch.Rows(2, 3);
+  first.Add(begin, RunLayers(*model, begin));
+  second.Add(end, RunLayers(*model, end));
+  first.Merge(second);
+  const Figures a = whole.Report(), b = first.Report();
+  for (const char* column :
+       {"tokens held", "age", "empty share", "slots a query reads", "slots in use"})
+    EXPECT_NEAR(Cell(a.table("layers"), 1, column).get<double>(),
+                Cell(b.table("layers"), 1, column).get<double>(), 1e-9)
+        << column;
+  HtmlReport page("x");
+  a.AddTo(page);
+  ExpectContains(page.Html(), {"who reads it", "over time", "what slot ", "> w", "tokens held"});
+}
+
+TEST(Slots, RefusesWhatDoesNotFit) {
+  ExpectContains(FindAnalysis("slots").refusal(testing::SmallLm({"softmax", "window"})),
+                 {"memory of slots", "gated_slots"});
+  EXPECT_EQ(FindAnalysis("slots").refusal(testing::SmallLm({"softmax", "latte"})), "");
+  EXPECT_EQ(FindAnalysis("slots").refusal(Classifier("luna", {{"slots", 3}})), "");
+  const auto model = testing::Make<DecoderLm>(testing::SmallLm({"softmax", "latte"}));
+  const at::NoGradGuard guard;
+  const Batch batch = testing::IdsBatch(1, 5);
+  const auto layers = RunLayers(*model, batch);
+  SlotsAnalysis::Options first, third;
+  first.layers = {1}, third.layers = {3};
+  SlotsAnalysis softmax(first, ContextOf(model)), beyond(third, ContextOf(model));
+  ExpectContains(Thrown([&] { softmax.Add(batch, layers); }), {"softmax", "has no slots"});
+  ExpectContains(Thrown([&] { beyond.Add(batch, layers); }), {"slots.layers=3", "2 layers"});
+}
+
+}  // namespace
+}  // namespace cistern
