@@ -194,16 +194,20 @@ void BuildTokenFile(const TextSource& source, ByteRange range, const Tokenizer& 
   writer.Finish();
 }
 
-std::unique_ptr<Tokenizer> TrainBpeOn(const TextSource& source, ByteRange range, int64_t vocab_size,
-                                      const TextProgress& progress) {
+std::unique_ptr<Tokenizer> TrainTokenizerOn(TokenizerKind kind, const TextSource& source,
+                                            ByteRange range, int64_t vocab_size,
+                                            const TextProgress& progress) {
   TextReader reader(source, range);
-  return TrainBpe([&] { return reader.Next(); }, vocab_size, progress);
+  const auto next = [&] { return reader.Next(); };
+  return kind == TokenizerKind::kWords ? TrainWords(next, vocab_size)
+                                       : TrainBpe(next, vocab_size, progress);
 }
 
 // The file: the checksum of what follows in 16 digits, a newline, then tokenizer.json.
-std::unique_ptr<Tokenizer> OpenBpe(const TextSource& source, ByteRange range, int64_t vocab_size,
-                                   const std::string& path, std::vector<std::string>* notes,
-                                   const TextProgress& progress) {
+std::unique_ptr<Tokenizer> OpenTokenizer(TokenizerKind kind, const TextSource& source,
+                                         ByteRange range, int64_t vocab_size,
+                                         const std::string& path, std::vector<std::string>* notes,
+                                         const TextProgress& progress) {
   const FileLock lock(path + ".lock", path, FileLock::Wait::kYes);
   const std::filesystem::path file = path;
   RemoveLeftovers(file.has_parent_path() ? file.parent_path().string() : ".",
@@ -220,7 +224,7 @@ std::unique_ptr<Tokenizer> OpenBpe(const TextSource& source, ByteRange range, in
       notes->push_back(StrCat("made ", path, " anew: ", e.what()));
     }
   }
-  auto tokenizer = TrainBpeOn(source, range, vocab_size, progress);
+  auto tokenizer = TrainTokenizerOn(kind, source, range, vocab_size, progress);
   source.CheckUnchanged();
   const std::string json = tokenizer->ToJson();
   WriteFileAtomically(path, HexText(XxHash64(json)) + "\n" + json);
@@ -229,28 +233,37 @@ std::unique_ptr<Tokenizer> OpenBpe(const TextSource& source, ByteRange range, in
 
 TokenSplits OpenTokenSplits(const TextSource& source, const Tokenizer& tokenizer,
                             const std::string& folder, const TextProgress& progress) {
+  const TextSplits splits = SplitText(source);
+  return OpenTokenSplits({&source, splits.train}, {&source, splits.valid}, {&source, splits.test},
+                         tokenizer, folder, progress);
+}
+
+TokenSplits OpenTokenSplits(const TextPart& train_part, const TextPart& valid_part,
+                            const TextPart& test_part, const Tokenizer& tokenizer,
+                            const std::string& folder, const TextProgress& progress) {
   EnsureDirectory(folder);
   const FileLock lock(folder + "/lock", folder, FileLock::Wait::kYes);
   RemoveLeftovers(folder);
-  const TextSplits splits = SplitText(source);
-  const uint64_t source_hash = source.Hash(), tokenizer_hash = tokenizer.Hash();
+  const uint64_t tokenizer_hash = tokenizer.Hash();
+  const int64_t total = train_part.range.size() + valid_part.range.size() + test_part.range.size();
+  int64_t before = 0;  // bytes of the parts that are done
   bool reused = true;
   std::vector<std::string> notes;
-  const auto get = [&](const std::string& name, ByteRange range) {
+  const auto get = [&](const std::string& name, const TextPart& part) {
     const std::string path = (std::filesystem::path(folder) / name).string();
-    const std::string why = WhyNotReuse(path, source_hash, tokenizer_hash, range);
+    const std::string why = WhyNotReuse(path, part.source->Hash(), tokenizer_hash, part.range);
     if (!why.empty()) {
       reused = false;
       if (why != "missing") notes.push_back(StrCat("made ", path, " anew: ", why));
-      BuildTokenFile(
-          source, range, tokenizer, path,
-          progress ? [&](int64_t done, int64_t) { progress(range.begin + done, source.bytes()); }
-                   : TextProgress());
+      BuildTokenFile(*part.source, part.range, tokenizer, path,
+                     progress ? [&](int64_t done, int64_t) { progress(before + done, total); }
+                              : TextProgress());
     }
+    before += part.range.size();
     return TokenFile(path);
   };
-  TokenFile train = get("train.tok", splits.train), valid = get("valid.tok", splits.valid),
-            test = get("test.tok", splits.test);
+  TokenFile train = get("train.tok", train_part), valid = get("valid.tok", valid_part),
+            test = get("test.tok", test_part);
   return {std::move(train), std::move(valid), std::move(test), reused, std::move(notes)};
 }
 

@@ -48,7 +48,7 @@ class TokenCacheTest : public testing::Test {
 TEST_F(TokenCacheTest, HoldsTheTokensOfEachSplit) {
   const TextSource source(text_path_);
   const TextSplits parts = SplitText(source);
-  const auto tokenizer = TrainBpeOn(source, parts.train, 300);
+  const auto tokenizer = TrainTokenizerOn(TokenizerKind::kBpe, source, parts.train, 300);
   const TokenSplits splits = OpenTokenSplits(source, *tokenizer, folder_ + "/cache");
   EXPECT_FALSE(splits.reused);
   EXPECT_EQ(splits.train.header().width, 2u);
@@ -79,7 +79,7 @@ TEST_F(TokenCacheTest, IsReusedUntilSomethingChanges) {
   EXPECT_TRUE(OpenTokenSplits(TextSource(text_path_), *bytes, cache).reused);
 
   const TextSource source(text_path_);
-  const auto bpe = TrainBpeOn(source, SplitText(source).train, 300);
+  const auto bpe = TrainTokenizerOn(TokenizerKind::kBpe, source, SplitText(source).train, 300);
   const TokenSplits other = OpenTokenSplits(source, *bpe, cache);
   EXPECT_FALSE(other.reused);
   ASSERT_EQ(other.notes.size(), 3u);
@@ -159,17 +159,19 @@ TEST_F(TokenCacheTest, ALearnedTokenizerIsKeptAndHealed) {
   const std::string path = folder_ + "/bpe";
   std::vector<std::string> notes;
   const ByteRange range = SplitText(source).train;
-  const uint64_t hash = OpenBpe(source, range, 300, path, &notes)->Hash();
+  const uint64_t hash =
+      OpenTokenizer(TokenizerKind::kBpe, source, range, 300, path, &notes)->Hash();
   const std::string good = ReadFile(path);
   const auto never = [](int64_t, int64_t) { FAIL() << "learned again"; };
-  EXPECT_EQ(OpenBpe(source, range, 300, path, &notes, never)->Hash(), hash);
+  EXPECT_EQ(OpenTokenizer(TokenizerKind::kBpe, source, range, 300, path, &notes, never)->Hash(),
+            hash);
   EXPECT_TRUE(notes.empty());
   for (const size_t at : {size_t(3), size_t(16), good.size() / 2, good.size() - 1}) {
     std::string damaged = good;
     damaged[at] ^= 1;
     WriteFileAtomically(path, damaged);
     notes.clear();
-    EXPECT_EQ(OpenBpe(source, range, 300, path, &notes)->Hash(), hash);
+    EXPECT_EQ(OpenTokenizer(TokenizerKind::kBpe, source, range, 300, path, &notes)->Hash(), hash);
     ASSERT_EQ(notes.size(), 1u);
     EXPECT_EQ(notes[0].rfind("made " + path + " anew: ", 0), 0u) << notes[0];
     EXPECT_EQ(ReadFile(path), good);
@@ -188,7 +190,8 @@ TEST_F(TokenCacheTest, SeveralProcessesMayMakeIt) {
       try {
         const TextSource source(text_path_);
         std::vector<std::string> notes;
-        const auto bpe = OpenBpe(source, SplitText(source).train, 300, folder_ + "/bpe", &notes);
+        const auto bpe = OpenTokenizer(TokenizerKind::kBpe, source, SplitText(source).train, 300,
+                                       folder_ + "/bpe", &notes);
         const TokenSplits splits = OpenTokenSplits(source, *bytes, cache);
         code = bpe->vocab_size() == 300 && notes.empty() &&
                        bytes->Decode(All(splits.train)) + bytes->Decode(All(splits.valid)) +

@@ -14,39 +14,45 @@ namespace {
 
 class BlockReader : public BatchReader {
  public:
-  BlockReader(const TokenText& text, int64_t length, int64_t rows, int64_t max_tokens,
-              std::shared_ptr<void> keep)
-      : text_(text), length_(length), rows_(rows), keep_(std::move(keep)) {
+  BlockReader(const TokenText& text, const TextBlocks& blocks, std::shared_ptr<void> keep)
+      : text_(text), blocks_(blocks), keep_(std::move(keep)) {
     total_ = std::max<int64_t>(text.tokens - 1, 0);
-    if (max_tokens > 0) total_ = std::min(max_tokens, total_);
+    if (blocks.max_tokens > 0) total_ = std::min(blocks.max_tokens, total_);
   }
 
   std::optional<Batch> Next() override {
     if (done_ >= total_) return std::nullopt;
-    const int64_t whole = (total_ - done_) / length_;
-    const int64_t rows = std::clamp<int64_t>(whole, 1, rows_),
-                  length = whole > 0 ? length_ : total_ - done_;
+    const int64_t stride = blocks_.length - blocks_.context, whole = (total_ - done_) / stride,
+                  before = std::min(done_, blocks_.context);  // tokens that are only read
+    const int64_t measured = whole > 0 ? stride : total_ - done_,
+                  rows = before < blocks_.context ? 1 : std::clamp<int64_t>(whole, 1, blocks_.rows);
+    const int64_t length = before + measured;
     const at::Tensor ids = at::empty({rows, length + 1}, at::kLong);
     for (int64_t b = 0; b < rows; ++b) {
-      text_.read(done_ + b * length, length + 1,
+      text_.read(done_ - before + b * measured, length + 1,
                  ids.mutable_data_ptr<int64_t>() + b * (length + 1));
     }
-    done_ += rows * length;
+    done_ += rows * measured;
     Batch batch;
     batch.rows = rows;
-    batch.tokens = rows * length;
+    batch.tokens = rows * measured;
     batch.Add("ids", ids.narrow(1, 0, length));
-    batch.Add("targets", ids.narrow(1, 1, length));
+    batch.Add("targets", ids.narrow(1, length + 1 - measured, measured));
     return batch;
   }
   int64_t total() const override { return total_; }
   int64_t done() const override { return done_; }
   const char* unit() const override { return "tokens"; }
-  Json Facts() const override { return {{"length", length_}}; }
+  Json Facts() const override {
+    Json facts = {{"length", blocks_.length}};
+    if (blocks_.context > 0) facts["context"] = blocks_.context;
+    return facts;
+  }
 
  private:
   TokenText text_;
-  int64_t length_, rows_, total_, done_ = 0;
+  TextBlocks blocks_;
+  int64_t total_, done_ = 0;
   std::shared_ptr<void> keep_;
 };
 
@@ -60,13 +66,16 @@ std::vector<int32_t> TokenBytes(const Tokenizer& tokenizer) {
   return bytes;
 }
 
-std::unique_ptr<BatchReader> ReadBlocks(const TokenText& text, int64_t length, int64_t rows,
-                                        int64_t max_tokens, std::shared_ptr<void> keep) {
-  if (length < 1) FailUsage("length must be 1 or above, got ", length);
-  if (rows < 1) FailUsage("batch must be 1 or above, got ", rows);
+std::unique_ptr<BatchReader> ReadBlocks(const TokenText& text, const TextBlocks& blocks,
+                                        std::shared_ptr<void> keep) {
+  if (blocks.length < 1) FailUsage("length must be 1 or above, got ", blocks.length);
+  if (blocks.rows < 1) FailUsage("batch must be 1 or above, got ", blocks.rows);
+  if (blocks.context < 0 || blocks.context >= blocks.length)
+    FailUsage("context=", blocks.context, " must be at least 0 and below length=", blocks.length,
+              ", of which the rest is measured");
   CISTERN_CHECK(text.tokens >= 2, "[eval] the text has ", text.tokens,
                 " tokens; at least 2 are needed to predict one");
-  return std::make_unique<BlockReader>(text, length, rows, max_tokens, std::move(keep));
+  return std::make_unique<BlockReader>(text, blocks, std::move(keep));
 }
 
 void MeasureTokens(const std::function<at::Tensor(const at::Tensor&)>& logits_of,
@@ -115,7 +124,10 @@ Score MeasureBlocks(LanguageModel& model, const Batch& batch,
   }
   ModelState state = model.EmptyState(ids.size(0));
   Score score;
-  MeasureTokens(model, model.Hidden(ids, state), batch["targets"], token_bytes, score);
+  const at::Tensor hidden = model.Hidden(ids, state);
+  const int64_t measured = batch["targets"].size(1);  // after the context
+  MeasureTokens(model, hidden.narrow(1, ids.size(1) - measured, measured), batch["targets"],
+                token_bytes, score);
   return score;
 }
 
@@ -132,8 +144,17 @@ Json TokenMetrics(const Score& score) {
 const Metric& BitsPerByte() {
   static const Metric metric = {
       "bits_per_byte", "bits per byte",
-      "in consecutive blocks of the training length, without carried context; lower is better",
+      "in consecutive blocks of the training length, each alone unless task.context says "
+      "otherwise; lower is better",
       true, 0.02};
+  return metric;
+}
+
+const Metric& Perplexity() {
+  static const Metric metric = {"perplexity", "perplexity",
+                                "per token, on the same blocks, so that it compares with one "
+                                "tokenizer alone; lower is better",
+                                true};
   return metric;
 }
 

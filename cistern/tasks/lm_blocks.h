@@ -1,6 +1,6 @@
 #pragma once
-// A text in blocks of one length without carried context: the batches a language model is measured
-// on, and the sums of a batch.
+// A text in blocks of one length, each from the empty state: the batches a language model is
+// measured on, and the sums of a batch.
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -15,12 +15,17 @@ namespace cistern {
 // Bytes of text that each token id stands for; <|endoftext|>, which stands between texts, has none.
 std::vector<int32_t> TokenBytes(const Tokenizer& tokenizer);
 
-// Blocks of length + 1 tokens begin at every multiple of `length`, each from the empty state: every
-// token but the first is predicted once, from the tokens of its block. The last block is shorter.
-// Batches: ids, targets [B,T]; whole blocks together, the shorter last one alone. `keep` keeps
-// alive what text.read needs. UsageError where length or rows are below 1.
-std::unique_ptr<BatchReader> ReadBlocks(const TokenText& text, int64_t length, int64_t rows,
-                                        int64_t max_tokens, std::shared_ptr<void> keep = nullptr);
+// Blocks read `length` tokens, each from the empty state, and measure the last length - context of
+// them (the stride): every token but the first is predicted once, from the tokens of its block, and
+// from at least `context` of them where the text has as many before it. The last block is shorter,
+// and so are the first ones with a context. Batches: ids [B,T], targets [B,n] of the last n ids;
+// blocks of one shape together. `keep` keeps alive what text.read needs. UsageError where length or
+// rows are below 1, or context is not below length.
+struct TextBlocks {
+  int64_t length = 256, rows = 8, max_tokens = 0, context = 0;
+};
+std::unique_ptr<BatchReader> ReadBlocks(const TokenText& text, const TextBlocks& options,
+                                        std::shared_ptr<void> keep = nullptr);
 
 // Adds nats (the sum of -log p), correct, tokens and bytes of `hidden` [...,D] predicting `targets`
 // [...] to `score`; `logits` makes [n,V] of rows [n,D]. They are formed for some rows at a time, so
@@ -41,7 +46,8 @@ Score MeasureBlocks(LanguageModel& model, const Batch& batch,
 // token in percent, tokens, bytes.
 Json TokenMetrics(const Score& score);
 
-// Metric::name of bits per byte.
+// What decides, and what papers on words print: by Metric::name.
 const Metric& BitsPerByte();
+const Metric& Perplexity();
 
 }  // namespace cistern

@@ -1,7 +1,8 @@
 #pragma once
-// What the tasks on plain text share: a text file or folder in bytes or byte-level BPE, 90/5/5 % of
-// its bytes by position, as tokens that are cached on disk and mapped; training rows are blocks of
-// one length.
+// What the tasks on plain text share: a text file or folder in bytes, byte-level BPE or words, as
+// tokens that are cached on disk; training rows are blocks of one length. The splits are 90/5/5 %
+// of its bytes by position, or texts of their own: `valid` and `test`, or a folder with WikiText's
+// three files (wiki.train.tokens, ...).
 #include <memory>
 #include <string>
 #include <vector>
@@ -15,9 +16,10 @@ namespace cistern {
 class TextTask : public Task {
  public:
   struct Options {
-    std::string text;  // a file or folder
+    std::string text;         // a file or folder
+    std::string valid, test;  // the same, for validation and test; empty: parts of `text`
     TokenizerKind tokenizer = TokenizerKind::kBpe;
-    int64_t vocab_size = 2048;  // with BPE
+    int64_t vocab_size = 2048;  // with BPE or words
     int64_t length = 256;       // tokens of a training row
   };
   static Fields Describe(Options& options);
