@@ -13,9 +13,7 @@ namespace {
 
 // Has slots that can be looked at: a memory stream, or slots of keys and values in its state.
 bool HasSlots(const MechanismInfo& info) {
-  if (info.memory == MemoryUse::kFixed || info.HandsOnMemory()) return true;
-  return info.name.starts_with("abc_") || info.name == "gated_slots" ||
-         info.name == "luna_causal" || info.name == "linformer";
+  return info.slots || info.memory == MemoryUse::kFixed || info.HandsOnMemory();
 }
 
 }  // namespace

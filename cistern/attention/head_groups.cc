@@ -109,6 +109,7 @@ MechanismInfo Describe(const std::string& list) {
     i.merges = i.merges && s.info->merges;
     i.truncates = i.truncates && s.info->truncates;
     i.causal_is_prefix = i.causal_is_prefix && s.info->causal_is_prefix;
+    if (i.padding_refusal.empty()) i.padding_refusal = s.info->padding_refusal;
     i.tolerance = std::max(i.tolerance, s.info->tolerance);
     i.time += (i.time.empty() ? "" : " + ") + s.info->time;
     i.state += (i.state.empty() ? "" : " + ") + s.info->state;

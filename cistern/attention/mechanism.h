@@ -90,6 +90,8 @@ struct AttentionDims {
   bool relative = false;       // relative positions: a learned bias of the scores
                                // (relative_positions.h)
   double relative_std = 0.02;  // of that bias at first
+  bool memory_given = false;   // the memory comes from outside, with the rows: the layer owns none
+                               // (memory_mechanism.h)
 
   int64_t Model() const { return model > 0 ? model : dim; }
 
@@ -133,6 +135,10 @@ struct MechanismInfo {
   bool fixed_length = false;   // has weights for each position up to the model's max_length
   bool leaves_scores = false;  // the next layer may take over the scores of its heads
   bool copies_scores = false;  // takes over scores of the layer before
+  bool slots = false;          // its state has slots: key_memory and value_memory, [B,H,n,d]
+  // Why padding cannot read what its tokens wrote as they do (Stream::padding_reads), though it has
+  // the cross form; empty: it can.
+  std::string padding_refusal;
   // AttentionDims::copied of each of `layers` layers by the mechanism's options, where it
   // copies_scores; UsageError where they do not fit.
   std::function<std::vector<int64_t>(const Json& options, int64_t heads, int64_t layers)> copy_plan;

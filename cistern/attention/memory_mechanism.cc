@@ -40,9 +40,11 @@ at::Tensor Sinusoid(int64_t slots, int64_t dim, at::Device device) {
 MemoryMechanism::MemoryMechanism(const MechanismInfo& info, const MemoryOptions& options,
                                  const AttentionDims& dims)
     : Mechanism(info, dims),
+      slots_(options.slots),
       scaled_(options.init == MemoryInit::kScaled),
       sinusoid_(options.sinusoid),
       dropout_(options.dropout) {
+  if (dims.memory_given) return;
   if (dims.first) {
     const auto& first = static_cast<const MemoryMechanism&>(*dims.first);
     memory_ = first.memory_, norm_weight_ = first.norm_weight_, norm_bias_ = first.norm_bias_;
@@ -87,6 +89,7 @@ void MemoryMechanism::RequireNoneMasked(const ops::Mask& mask) const {
 }
 
 at::Tensor MemoryMechanism::InitialMemory() const {
+  if (dims().memory_given) return {};
   at::Tensor memory = scaled_ ? memory_ * std::sqrt(double(dims().dim)) : memory_;
   if (sinusoid_)
     memory = memory + Sinusoid(Slots(), dims().dim, memory.device()).to(memory.scalar_type());
@@ -169,6 +172,10 @@ at::Tensor MemoryMechanism::Read(const std::vector<at::Tensor>&, const State&) {
 at::Tensor MemoryMechanism::Packed(const State&) const {
   RequireForm(info(), Form::kCross);
   throw Error(StrCat("[", info().name, "] has no state that holds what was packed"));
+}
+
+void MemoryMechanism::GiveMemory(const std::vector<at::Tensor>&, const at::Tensor&, State&) const {
+  throw Error(StrCat("[", info().name, "] has no state that keeps a given memory"));
 }
 
 at::Tensor MemoryMechanism::BidirectionalRows(const std::vector<at::Tensor>& x,

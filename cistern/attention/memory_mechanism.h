@@ -4,7 +4,10 @@
 // updated and handed from block to block, with a residual and a norm of its own (nn/block.h).
 //
 // Its initial value is a learned parameter, `memory` [1,M,D], owned by the first layer of a model
-// that has the mechanism.
+// that has the mechanism. With AttentionDims::memory_given there is none: the memory comes with
+// each row, as that of Luna's decoder comes from its encoder (nn/block.h, Block::WriteSource).
+// Packing is then given the memory's tensors; a causal layer keeps those of its rows in its state
+// (GiveMemory).
 //
 // Projections() lists those of tokens first, then those of the memory, then those of what was
 // packed. The attention layer appends the memory's tensors to x ([B or 1,H,M,w]; Extend, Write,
@@ -48,6 +51,13 @@ class MemoryMechanism : public Mechanism {
 
   // Cross attention: the packed heads that a state holds, [B,H,M,d].
   virtual at::Tensor Packed(const State& state) const;
+  // How many of the slots the queries of each row may read, [B] int64; undefined: all.
+  virtual at::Tensor ReadableSlots(const State&) const { return {}; }
+  // memory_given, causal: the memory's tensors for the rows of an empty state, each [1 or B,H,M,d],
+  // and how many of the slots they may read, as ReadableSlots has it.
+  virtual void GiveMemory(const std::vector<at::Tensor>& memory, const at::Tensor& readable,
+                          State& state) const;
+  int64_t Slots() const { return slots_; }
 
   // For those without a state: an empty one, and an Error that says what works instead.
   State EmptyState(int64_t, const at::TensorOptions&) const override { return {}; }
@@ -95,16 +105,16 @@ class MemoryMechanism : public Mechanism {
                               const std::vector<at::Tensor>& packed, const ops::Mask& mask) = 0;
   at::Tensor BidirectionalRows(const std::vector<at::Tensor>& x, const ops::Mask& mask) override;
   int64_t Width() const { return dims().dim / dims().heads; }
-  int64_t Slots() const { return memory_.size(1); }
   double Dropout() const { return is_training() ? dims().dropout : 0.0; }
 
  private:
   void RequireNoneMasked(const ops::Mask& mask) const;
   size_t Count(const std::function<bool(const Projection&)>& of) const;
 
+  int64_t slots_;
   bool scaled_, sinusoid_;
   double dropout_;
-  at::Tensor memory_;
+  at::Tensor memory_;                   // undefined with memory_given
   at::Tensor norm_weight_, norm_bias_;  // undefined without
 };
 

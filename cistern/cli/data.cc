@@ -145,8 +145,8 @@ void AddData(CLI::App& app, Run& run) {
   });
   CLI::App* text = command->add_subcommand("text", "tokenize a text into the cache");
   text->add_option("text", a->text, "file or folder")->required();
-  text->add_option("--tokenizer", a->tokenizer, "bpe or bytes");
-  text->add_option("--vocab-size", a->vocab_size, "tokens of the BPE");
+  text->add_option("--tokenizer", a->tokenizer, "bpe, bytes or words");
+  text->add_option("--vocab-size", a->vocab_size, "tokens of the BPE, or words");
   text->add_option("--out", a->out, "folder for tokenizer.json");
   AddCommon(*text, a->common);
   text->callback([a, &run] {

@@ -58,7 +58,10 @@ int EvaluateRows(const EvalCommand& c, const RunFolder& run) {
   if (c.data.empty()) run.task->Prepare();
   const auto model = LoadRunModel(run, c.common.dtype);
   EvalOptions options;
-  options.read = {c.batch, c.max_tokens, c.length};
+  options.read = {c.batch, c.max_tokens, c.length, c.context};
+  if (c.context >= 0 && run.options.kind != "lm")
+    FailUsage("--context is of language models' blocks of text, and ", c.folder, " is of the task ",
+              run.options.kind, "; leave it out");
   if (c.length == 0 && !run.recorded)
     options.read.length = std::min<int64_t>(run.config.max_length, 1024);
   options.interrupted = &Interrupted();
@@ -84,6 +87,9 @@ int RunEval(const EvalCommand& c) {
   ApplyCommon(c.common);
   if (c.max_tokens < 0) FailUsage("--max-tokens must be 0 (all) or above, got ", c.max_tokens);
   if (c.length < 0) FailUsage("--length must be 1 or above, got ", c.length);
+  if (c.context < -1) FailUsage("--context must be 0 or above, got ", c.context);
+  if (c.by_position && c.context >= 0)
+    FailUsage("--by-position carries the state on, without blocks; leave out --context");
   if (c.batch < 0) FailUsage("--batch must be 0 (the task's choice) or above, got ", c.batch);
   if (c.rows < 1) FailUsage("--rows must be 1 or above, got ", c.rows);
   if (c.buckets < 0) FailUsage("--buckets must be 0 or above, got ", c.buckets);
@@ -109,6 +115,9 @@ void AddEval(CLI::App& app, Run& run) {
   sub->add_option("--length", c->length,
                   "tokens of a block of text, each from the empty state; 0: as in training")
       ->capture_default_str();
+  sub->add_option("--context", c->context,
+                  "of them read and not measured, so that each measured token has at least so many "
+                  "before it; -1: as task.lm.context says");
   sub->add_option("--max-tokens", c->max_tokens, "stop after N tokens; 0: all rows")
       ->capture_default_str();
   sub->add_option("--batch", c->batch, "rows at a time; 0: the task's choice")
@@ -132,9 +141,13 @@ void AddEval(CLI::App& app, Run& run) {
       "never saw\n"
       "  cistern eval runs/kjv/latte --by-position --rows 1      does the model still gain from a "
       "longer past?\n"
+      "  cistern eval runs/wiki --context 480                    each token with at least 480 "
+      "before "
+      "it, in its block (P003)\n"
       "\nBlocks of length + 1 tokens begin at every multiple of the length, without carried "
       "context, so that every token but the first is\n"
-      "predicted once. Bits per byte divide by the bytes of the predicted tokens, so they compare "
+      "predicted once; with --context N at every multiple of length - N. Bits per byte divide by "
+      "the bytes of the predicted tokens, so they compare "
       "across tokenizers.");
   sub->callback([c, &run] { run = [c] { return RunEval(*c); }; });
 }

@@ -10,7 +10,7 @@ namespace cistern::cli {
 struct EvalCommand {
   Common common;
   std::string folder, data, split = "test", svg;
-  int64_t max_tokens = 0, length = 0, batch = 0, rows = 4, buckets = 0;
+  int64_t max_tokens = 0, length = 0, context = -1, batch = 0, rows = 4, buckets = 0;
   bool by_position = false;
 };
 

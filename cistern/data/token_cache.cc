@@ -257,8 +257,9 @@ void BuildTokenFile(const TextSource& source, const ByteRanges& ranges, const To
   writer.Finish(pieces);
 }
 
-std::unique_ptr<Tokenizer> TrainBpeOn(const TextSource& source, const ByteRanges& ranges,
-                                      int64_t vocab_size, const TextProgress& progress) {
+std::unique_ptr<Tokenizer> TrainTokenizerOn(TokenizerKind kind, const TextSource& source,
+                                            const ByteRanges& ranges, int64_t vocab_size,
+                                            const TextProgress& progress) {
   std::unique_ptr<TextReader> reader;
   size_t next = 0;
   const auto read = [&]() -> std::string_view {
@@ -268,13 +269,15 @@ std::unique_ptr<Tokenizer> TrainBpeOn(const TextSource& source, const ByteRanges
       reader = std::make_unique<TextReader>(source, ranges[next++]);
     }
   };
-  return TrainBpe(read, vocab_size, progress);
+  return kind == TokenizerKind::kWords ? TrainWords(read, vocab_size)
+                                       : TrainBpe(read, vocab_size, progress);
 }
 
 // The file: the checksum of what follows in 16 digits, a newline, then tokenizer.json.
-std::unique_ptr<Tokenizer> OpenBpe(const TextSource& source, const ByteRanges& ranges,
-                                   int64_t vocab_size, const std::string& path,
-                                   std::vector<std::string>* notes, const TextProgress& progress) {
+std::unique_ptr<Tokenizer> OpenTokenizer(TokenizerKind kind, const TextSource& source,
+                                         const ByteRanges& ranges, int64_t vocab_size,
+                                         const std::string& path, std::vector<std::string>* notes,
+                                         const TextProgress& progress) {
   const FileLock lock(path + ".lock", path, FileLock::Wait::kYes);
   const std::filesystem::path file = path;
   RemoveLeftovers(file.has_parent_path() ? file.parent_path().string() : ".",
@@ -291,7 +294,7 @@ std::unique_ptr<Tokenizer> OpenBpe(const TextSource& source, const ByteRanges& r
       notes->push_back(StrCat("made ", path, " anew: ", e.what()));
     }
   }
-  auto tokenizer = TrainBpeOn(source, ranges, vocab_size, progress);
+  auto tokenizer = TrainTokenizerOn(kind, source, ranges, vocab_size, progress);
   source.CheckUnchanged();
   const std::string json = tokenizer->ToJson();
   WriteFileAtomically(path, HexText(XxHash64(json)) + "\n" + json);
@@ -301,29 +304,36 @@ std::unique_ptr<Tokenizer> OpenBpe(const TextSource& source, const ByteRanges& r
 TokenSplits OpenTokenSplits(const TextSource& source, const TextSplits& splits,
                             const Tokenizer& tokenizer, const std::string& folder,
                             const TextProgress& progress) {
+  return OpenTokenSplits({&source, splits.train}, {&source, splits.valid}, {&source, splits.test},
+                         tokenizer, folder, progress);
+}
+
+TokenSplits OpenTokenSplits(const TextPart& train_part, const TextPart& valid_part,
+                            const TextPart& test_part, const Tokenizer& tokenizer,
+                            const std::string& folder, const TextProgress& progress) {
   EnsureDirectory(folder);
   const FileLock lock(folder + "/lock", folder, FileLock::Wait::kYes);
   RemoveLeftovers(folder);
-  const uint64_t source_hash = source.Hash(), tokenizer_hash = tokenizer.Hash();
+  const uint64_t tokenizer_hash = tokenizer.Hash();
+  const int64_t total = Size(train_part.ranges) + Size(valid_part.ranges) + Size(test_part.ranges);
+  int64_t before = 0;  // bytes of the parts that are done
   bool reused = true;
   std::vector<std::string> notes;
-  int64_t before = 0;  // bytes of the splits that are done
-  const auto get = [&](const std::string& name, const ByteRanges& ranges) {
+  const auto get = [&](const std::string& name, const TextPart& part) {
     const std::string path = (std::filesystem::path(folder) / name).string();
-    const std::string why = WhyNotReuse(path, source_hash, tokenizer_hash, ranges);
+    const std::string why = WhyNotReuse(path, part.source->Hash(), tokenizer_hash, part.ranges);
     if (!why.empty()) {
       reused = false;
       if (why != "missing") notes.push_back(StrCat("made ", path, " anew: ", why));
-      BuildTokenFile(source, ranges, tokenizer, path,
-                     progress
-                         ? [&](int64_t done, int64_t) { progress(before + done, source.bytes()); }
-                         : TextProgress());
+      BuildTokenFile(*part.source, part.ranges, tokenizer, path,
+                     progress ? [&](int64_t done, int64_t) { progress(before + done, total); }
+                              : TextProgress());
     }
-    before += Size(ranges);
+    before += Size(part.ranges);
     return TokenFile(path);
   };
-  TokenFile train = get("train.tok", splits.train), valid = get("valid.tok", splits.valid),
-            test = get("test.tok", splits.test);
+  TokenFile train = get("train.tok", train_part), valid = get("valid.tok", valid_part),
+            test = get("test.tok", test_part);
   return {std::move(train), std::move(valid), std::move(test), reused, std::move(notes)};
 }
 

@@ -75,16 +75,17 @@ using TextProgress = std::function<void(int64_t done, int64_t total)>;  // in by
 void BuildTokenFile(const TextSource& source, const ByteRanges& ranges, const Tokenizer& tokenizer,
                     const std::string& path, const TextProgress& progress = nullptr);
 
-// Byte-level BPE learned from ranges of a source: the training part, so that nothing from the rest
-// leaks. Progress is in tokens.
-std::unique_ptr<Tokenizer> TrainBpeOn(const TextSource& source, const ByteRanges& ranges,
-                                      int64_t vocab_size, const TextProgress& progress = nullptr);
+// A tokenizer (BPE or words) learned from ranges of a source: the training part, so that nothing
+// from the rest leaks. Progress is in tokens.
+std::unique_ptr<Tokenizer> TrainTokenizerOn(TokenizerKind kind, const TextSource& source,
+                                            const ByteRanges& ranges, int64_t vocab_size,
+                                            const TextProgress& progress = nullptr);
 
 // The same, kept in a file `path` that is made when it is missing or damaged, with a note then.
-std::unique_ptr<Tokenizer> OpenBpe(const TextSource& source, const ByteRanges& ranges,
-                                   int64_t vocab_size, const std::string& path,
-                                   std::vector<std::string>* notes,
-                                   const TextProgress& progress = nullptr);
+std::unique_ptr<Tokenizer> OpenTokenizer(TokenizerKind kind, const TextSource& source,
+                                         const ByteRanges& ranges, int64_t vocab_size,
+                                         const std::string& path, std::vector<std::string>* notes,
+                                         const TextProgress& progress = nullptr);
 
 struct TokenSplits {
   TokenFile train, valid, test;
@@ -92,10 +93,20 @@ struct TokenSplits {
   std::vector<std::string> notes;  // why existing files were rebuilt
 };
 
-// train.tok, valid.tok and test.tok in `folder` (made if missing) for `splits` of the source. Files
-// whose source, tokenizer and ranges agree are used as they are (their checksum is verified up to 1
-// GiB); others, and broken ones, are rebuilt, with a note. A split may be empty: what is too
-// short is the caller's to say.
+// A split: ranges of a source, which outlives the call.
+struct TextPart {
+  const TextSource* source;
+  ByteRanges ranges;
+};
+
+// train.tok, valid.tok and test.tok in `folder` (made if missing). Files whose source, tokenizer
+// and ranges agree are used as they are (their checksum is verified up to 1 GiB); others, and
+// broken ones, are rebuilt, with a note. A split may be empty: what is too short is the caller's to
+// say.
+TokenSplits OpenTokenSplits(const TextPart& train, const TextPart& valid, const TextPart& test,
+                            const Tokenizer& tokenizer, const std::string& folder,
+                            const TextProgress& progress = nullptr);
+// The same for splits of one source.
 TokenSplits OpenTokenSplits(const TextSource& source, const TextSplits& splits,
                             const Tokenizer& tokenizer, const std::string& folder,
                             const TextProgress& progress = nullptr);

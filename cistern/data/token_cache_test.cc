@@ -52,7 +52,7 @@ class TokenCacheTest : public testing::Test {
 TEST_F(TokenCacheTest, HoldsTheTokensOfEachSplit) {
   const TextSource source(text_path_);
   const TextSplits parts = SplitText(source);
-  const auto tokenizer = TrainBpeOn(source, parts.train, 300);
+  const auto tokenizer = TrainTokenizerOn(TokenizerKind::kBpe, source, parts.train, 300);
   const TokenSplits splits = Open(source, *tokenizer, folder_ + "/cache");
   EXPECT_FALSE(splits.reused);
   EXPECT_EQ(splits.train.header().width, 2u);
@@ -71,7 +71,8 @@ TEST_F(TokenCacheTest, HoldsTheTokensOfEachSplit) {
 // Each range is tokenized for itself: no token spans a border, and none of another range is there.
 TEST_F(TokenCacheTest, RangesAreTokenizedApart) {
   const TextSource source(text_path_);
-  const auto tokenizer = TrainBpeOn(source, {{0, 20000}, {30000, 50000}}, 300);
+  const auto tokenizer =
+      TrainTokenizerOn(TokenizerKind::kBpe, source, {{0, 20000}, {30000, 50000}}, 300);
   const ByteRanges ranges = {{5, 1003}, {1003, 1004}, {2000, 2000}, {40001, 45000}};
   const std::string path = folder_ + "/a.tok";
   BuildTokenFile(source, ranges, *tokenizer, path);
@@ -136,7 +137,7 @@ TEST_F(TokenCacheTest, IsReusedUntilSomethingChanges) {
   EXPECT_TRUE(Open(TextSource(text_path_), *bytes, cache).reused);
 
   const TextSource source(text_path_);
-  const auto bpe = TrainBpeOn(source, SplitText(source).train, 300);
+  const auto bpe = TrainTokenizerOn(TokenizerKind::kBpe, source, SplitText(source).train, 300);
   const TokenSplits other = Open(source, *bpe, cache);
   EXPECT_FALSE(other.reused);
   ASSERT_EQ(other.notes.size(), 3u);
@@ -216,17 +217,19 @@ TEST_F(TokenCacheTest, ALearnedTokenizerIsKeptAndHealed) {
   const std::string path = folder_ + "/bpe";
   std::vector<std::string> notes;
   const ByteRanges range = SplitText(source).train;
-  const uint64_t hash = OpenBpe(source, range, 300, path, &notes)->Hash();
+  const uint64_t hash =
+      OpenTokenizer(TokenizerKind::kBpe, source, range, 300, path, &notes)->Hash();
   const std::string good = ReadFile(path);
   const auto never = [](int64_t, int64_t) { FAIL() << "learned again"; };
-  EXPECT_EQ(OpenBpe(source, range, 300, path, &notes, never)->Hash(), hash);
+  EXPECT_EQ(OpenTokenizer(TokenizerKind::kBpe, source, range, 300, path, &notes, never)->Hash(),
+            hash);
   EXPECT_TRUE(notes.empty());
   for (const size_t at : {size_t(3), size_t(16), good.size() / 2, good.size() - 1}) {
     std::string damaged = good;
     damaged[at] ^= 1;
     WriteFileAtomically(path, damaged);
     notes.clear();
-    EXPECT_EQ(OpenBpe(source, range, 300, path, &notes)->Hash(), hash);
+    EXPECT_EQ(OpenTokenizer(TokenizerKind::kBpe, source, range, 300, path, &notes)->Hash(), hash);
     ASSERT_EQ(notes.size(), 1u);
     EXPECT_EQ(notes[0].rfind("made " + path + " anew: ", 0), 0u) << notes[0];
     EXPECT_EQ(ReadFile(path), good);
@@ -245,7 +248,8 @@ TEST_F(TokenCacheTest, SeveralProcessesMayMakeIt) {
       try {
         const TextSource source(text_path_);
         std::vector<std::string> notes;
-        const auto bpe = OpenBpe(source, SplitText(source).train, 300, folder_ + "/bpe", &notes);
+        const auto bpe = OpenTokenizer(TokenizerKind::kBpe, source, SplitText(source).train, 300,
+                                       folder_ + "/bpe", &notes);
         const TokenSplits splits = Open(source, *bytes, cache);
         code = bpe->vocab_size() == 300 && notes.empty() &&
                        bytes->Decode(All(splits.train)) + bytes->Decode(All(splits.valid)) +

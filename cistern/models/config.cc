@@ -60,6 +60,11 @@ Fields ModelConfig::Describe() {
         "width of queries, keys and values, all heads together, where it is not dim (64 of 128 in "
         "Long Range Arena's image model); 0: dim",
         {0, 65536});
+  f.Add("input_dim", &input_dim,
+        "width of the tokens' embeddings and positions where the first layer is a perceiver, whose "
+        "latents, with all that follows, are dim wide; 0: dim",
+        {0, 65536})
+      .OmitWhen(0);
   f.Add("layers", &layers, "blocks", {1, 1024});
   f.Add("heads", &heads, "attention heads; dim (or qkv_dim) must be divisible by it", {1, 1024});
   f.Add("tied_layers", &tied_layers,
@@ -136,6 +141,11 @@ Fields ModelConfig::Describe() {
         "after the activation of the feed-forward: Long Range Arena, P000's code, Luna and fairseq "
         "have it",
         {0.0, 0.95});
+  f.Add("ffn_out_dropout", &ffn_out_dropout,
+        "of what the feed-forward adds, where that is not `dropout`, as in P000's code; -1: as "
+        "dropout",
+        {-1.0, 0.95})
+      .OmitWhen(-1.0);
   f.Add("init_std", &init_std, "standard deviation of the initial weights", {1e-6, 10.0});
   f.Add("embedding_std", &embedding_std,
         "standard deviation of embeddings and learned positions; 0 takes init_std", {0.0, 10.0});
@@ -234,6 +244,19 @@ void CheckParts(const ModelConfig& config) {
     FailUsage("head=linear has no hidden layer for head_dims or head_dropout; use relu or gelu");
 }
 
+// Tokens of another width than the blocks: latents lead from one to the other.
+void CheckInputDim(const ModelConfig& config) {
+  if (config.input_dim == 0 || config.input_dim == config.dim) return;
+  std::string first = "no encoder";
+  if (config.info().Has(Form::kBidirectional)) {
+    first = config.Stack(Form::kBidirectional).Mechanism(0);
+    if (FindMechanism(first).MakesLatents()) return;
+  }
+  FailUsage("input_dim=", config.input_dim, " and dim=", config.dim,
+            " need latents that attend to the tokens in the first layer, which has ", first,
+            "; use attention=perceiver there, or leave out input_dim");
+}
+
 // The keys outside the groups: layer numbers of some stack, mechanisms of those layers.
 void CheckLayerOptions(const ModelConfig& config) {
   if (!config.layer_options.is_object()) {
@@ -315,6 +338,7 @@ void ModelConfig::Validate() const {
     stack.Validate();  // says how many mechanisms were expected
   }
   CheckLayerOptions(*this);
+  CheckInputDim(*this);
   for (const Form form : info().forms) Stack(form).Validate();
   init.Check(*this);
   CheckLayerDrop(*this);

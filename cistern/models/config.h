@@ -51,11 +51,13 @@ struct ModelConfig {
        head_bias = false;  // bias: all of them; Latte's paper has the other two alone
   double dropout = 0, attention_dropout = 0, ffn_dropout = 0, init_std = 0.02, embedding_std = 0,
          position_std = -1, norm_eps = 1e-5;
+  double ffn_out_dropout = -1;           // of what the feed-forward adds; -1: dropout
   double layer_drop = 0;                 // share of the blocks that each training pass leaves out
   InitOptions init;                      // schemes of the initial weights
   StackOptions encoder, decoder, cross;  // groups of the stacks
   // Parts as single sources have them.
-  int64_t qkv_dim = 0;  // width of queries, keys and values; 0: dim
+  int64_t qkv_dim = 0;    // width of queries, keys and values; 0: dim
+  int64_t input_dim = 0;  // width of the tokens that a perceiver's latents attend to; 0: dim
   NormKind norm_kind = NormKind::kLayer;
   bool scale_embeddings = false, scale_logits = false;
   PaddingKind padding = PaddingKind::kMasked;

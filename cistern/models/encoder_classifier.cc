@@ -21,7 +21,7 @@ const ModelInfo& encoder_classifier_model() {
       const double inputs = own.input == EncoderClassifier::Input::kTokens
                                 ? double(c.vocab_size)
                                 : double(own.channels) + 1;
-      return double(o.dim) *
+      return double(stack.input_dim()) *
                  (inputs + (o.positions == PositionKind::kLearned ? double(o.max_length) : 0)) +
              ClassifierHead::Count(c, o.dim, stack.ffn_dim());
     };
@@ -60,8 +60,8 @@ std::shared_ptr<Linear> AddValues(torch::nn::Module& owner, const ModelConfig& c
     FailUsage(
         "encoder_classifier.input=values needs a task that gives real values, such as image "
         "with task.input=values");
-  auto map = std::make_shared<Linear>(o.channels, config.Stack(Form::kBidirectional).dim(), true,
-                                      config.init.values_std);
+  auto map = std::make_shared<Linear>(o.channels, config.Stack(Form::kBidirectional).input_dim(),
+                                      true, config.init.values_std);
   if (config.init.values_bias_std > 0) {
     const at::NoGradGuard guard;
     map->bias.copy_(at::randn(map->bias.sizes()) * config.init.values_bias_std);
@@ -75,7 +75,7 @@ EncoderClassifier::EncoderClassifier(const ModelConfig& config)
     : Classifier(config),
       embedding_(OwnOptions<EncoderClassifier>(config).input == Input::kTokens
                      ? AddEmbedding(*this, "embed_tokens", config, config.vocab_size,
-                                    config.Stack(Form::kBidirectional).dim())
+                                    config.Stack(Form::kBidirectional).input_dim())
                      : at::Tensor()),
       values_(AddValues(*this, config)),
       rows_(*this, config) {

@@ -20,12 +20,13 @@ const ModelInfo& encoder_decoder_model() {
       const bool share = OwnOptions<EncoderDecoder>(c).share_embeddings;
       const StackOptions encoder = c.Stack(Form::kBidirectional).options(),
                          decoder = c.Stack(Form::kCausal).options();
-      const auto positions = [](const StackOptions& o) {
-        return o.positions == PositionKind::kLearned ? double(o.max_length) * double(o.dim) : 0.0;
+      const auto positions = [](const StackOptions& o, double width) {
+        return o.positions == PositionKind::kLearned ? double(o.max_length) * width : 0.0;
       };
+      const double source = double(c.Stack(Form::kBidirectional).input_dim());
       return double(c.TargetVocabSize()) * double(decoder.dim) * (c.tie_embeddings ? 1 : 2) +
-             (share ? 0 : double(c.vocab_size) * double(encoder.dim)) + positions(encoder) +
-             positions(decoder);
+             (share ? 0 : double(c.vocab_size) * source) + positions(encoder, source) +
+             positions(decoder, double(decoder.dim));
     };
     BindModel<EncoderDecoder>(i);
     return i;
@@ -48,9 +49,9 @@ void EncoderDecoder::Check(const ModelConfig& config) {
               " needs encoder_decoder.share_embeddings=false: one shared matrix has vocab_size=",
               config.vocab_size, " rows");
   }
-  const int64_t source = config.Stack(Form::kBidirectional).dim(),
+  const int64_t source = config.Stack(Form::kBidirectional).input_dim(),
                 target = config.Stack(Form::kCausal).dim();
-  if (source != target) {
+  if (source != target) {  // widths of the tokens
     FailUsage("an encoder of dim=", source, " and a decoder of dim=", target,
               " need encoder_decoder.share_embeddings=false");
   }
@@ -62,13 +63,18 @@ EncoderDecoder::EncoderDecoder(const ModelConfig& config) : LanguageModel(config
   source_embedding_ = OwnOptions<EncoderDecoder>(config).share_embeddings
                           ? target_embedding_
                           : AddEmbedding(*this, "source_embed_tokens", config, config.vocab_size,
-                                         config.Stack(Form::kBidirectional).dim());
-  const auto half = [&](const std::string& name, Form form) {
-    return std::make_unique<Trunk>(*register_module(name, std::make_shared<Container>()), config,
-                                   form);
+                                         config.Stack(Form::kBidirectional).input_dim());
+  const auto half = [&](const std::string& name) {
+    return register_module(name, std::make_shared<Container>());
   };
-  encoder_ = half("encoder", Form::kBidirectional);
-  decoder_ = half("decoder", Form::kCausal);
+  const std::shared_ptr<Container> encoder = half("encoder");
+  encoder_ = std::make_unique<Trunk>(*encoder, config, Form::kBidirectional);
+  decoder_ = std::make_unique<Trunk>(*half("decoder"), config, Form::kCausal);
+  if (config.cross.memory == SourceMemory::kEncoder && config.final_norm) {
+    memory_norm_ = encoder->register_module(
+        "memory_norm", std::make_shared<LayerNorm>(config.Stack(Form::kBidirectional).dim(),
+                                                   config.norm_eps, config.norm_kind));
+  }
   SetStateLayers(decoder_->blocks());
   output_ = std::make_unique<OutputLayer>(*this, config, target_embedding_);
 }
@@ -93,9 +99,19 @@ ModelState EncoderDecoder::Encode(const at::Tensor& source, const ops::Mask& giv
   stream.x = encoder_->Norm(stream.x);
   ModelState state = EmptyStates(source.size(0));
   const auto& blocks = decoder_->blocks();
+  switch (config_.cross.memory) {
+    case SourceMemory::kOwn:
+      stream.memory = at::Tensor();
+      break;
+    case SourceMemory::kDecoder:
+      stream.memory = blocks[0]->cross().mechanism().InitialMemory();
+      break;
+    case SourceMemory::kEncoder:
+      if (memory_norm_) stream.memory = memory_norm_->Forward(stream.memory);
+  }
   for (size_t i = 0; i < blocks.size(); ++i) {
-    AttentionLayer& cross = blocks[i]->cross();
-    if (cross.attends()) cross.Write(stream, state.layers[blocks.size() + i]);
+    stream.memory =
+        blocks[i]->WriteSource(stream, state.layers[i], state.layers[blocks.size() + i]);
   }
   return state;
 }

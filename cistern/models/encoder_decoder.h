@@ -32,6 +32,8 @@ class EncoderDecoder : public LanguageModel {
  private:
   at::Tensor source_embedding_, target_embedding_;  // [V,D]
   std::unique_ptr<Trunk> encoder_, decoder_;
+  std::shared_ptr<LayerNorm> memory_norm_;  // of the encoder's memory, where the decoder goes on
+                                            // with it; null: none
   std::unique_ptr<OutputLayer> output_;
 };
 

@@ -30,6 +30,13 @@ ModelConfig Config(const std::string& cross = "softmax", const std::string& deco
   return c;
 }
 
+// The memory goes on from the encoder (luna_decoder_test).
+ModelConfig LunaDecoder() {
+  ModelConfig c = Config("luna", "luna_causal", "luna");
+  c.cross.memory = SourceMemory::kEncoder;
+  return c;
+}
+
 // Every cross mechanism; norms, positions, convolution, embeddings and mechanisms per layer in
 // some.
 std::vector<ModelConfig> Configs() {
@@ -54,6 +61,15 @@ std::vector<ModelConfig> Configs() {
   c.positions = PositionKind::kRotary;
   all.push_back(c);
   c.attention_options["reuse"] = {{"placement", "skip"}, {"layers", 1}};
+  all.push_back(c);
+  all.push_back(LunaDecoder());
+  c = Config("luna", "luna_causal");
+  c.cross.memory = SourceMemory::kDecoder, c.norm = NormPlace::kPost;
+  all.push_back(c);
+  c = LunaDecoder();
+  c.decoder.attention = {"luna_causal", "latte", "luna_causal"};
+  c.attention_options["luna"] = {{"slots", 5}, {"dynamic_projection", true}, {"tie_kv", false}};
+  c.attention_options["luna_causal"] = {{"slots", 5}, {"weight", "elu"}};
   all.push_back(c);
   return all;
 }
@@ -175,7 +191,7 @@ TEST(EncoderDecoder, PaddingIsNotSeenAndRowsAreAlone) {
 TEST(EncoderDecoder, GradientsEqualDifferences) {
   for (const ModelConfig& config :
        {Config("latte", "softmax"), Config("softmax", "abc_mlp", "latte"),
-        Config("reuse", "reuse", "reuse")}) {
+        Config("reuse", "reuse", "reuse"), LunaDecoder()}) {
     const auto m = Make(config);
     at::manual_seed(3);
     const at::Tensor source = Source(2, 5), target = Target(config, 2, 4),

@@ -45,7 +45,8 @@ Pooling::Pooling(torch::nn::Module& owner, const ModelConfig& config)
       seen_(config.padding == PaddingKind::kSeen || config.padding == PaddingKind::kZeros) {
   if (config.pooling == PoolingKind::kCls) {
     cls_ = owner.register_parameter(
-        "cls_token", ToActiveDevice(at::zeros({1, 1, config.Stack(Form::kBidirectional).dim()})));
+        "cls_token",
+        ToActiveDevice(at::zeros({1, 1, config.Stack(Form::kBidirectional).input_dim()})));
   }
 }
 

@@ -158,7 +158,7 @@ void CheckSizes(const ModelConfig& c, const std::string& config, const Safetenso
     found += double(e.bytes) / double(DTypeBytes(e.dtype));
   const LayerStack first = c.Stack(c.info().forms[0]);  // the one that reads the embeddings
   // The bands of an adaptive embedding have fewer.
-  double least = std::min(double(c.vocab_size) * double(first.dim()), c.info().tables(c));
+  double least = std::min(double(c.vocab_size) * double(first.input_dim()), c.info().tables(c));
   for (const Form form : c.info().forms) {
     if (form == Form::kCross) continue;
     const LayerStack stack = c.Stack(form);

@@ -30,6 +30,13 @@ void CheckByMechanism(const Json& options, const std::string& key) {
 
 }  // namespace
 
+const EnumNames<SourceMemory>& SourceMemories() {
+  static const EnumNames<SourceMemory> names = {{SourceMemory::kOwn, "own"},
+                                                {SourceMemory::kDecoder, "decoder"},
+                                                {SourceMemory::kEncoder, "encoder"}};
+  return names;
+}
+
 Fields StackOptions::Describe() {
   Fields f;
   f.Add("attention", &attention, "mechanism of this stack's layers, or one for each")
@@ -72,6 +79,14 @@ Fields StackOptions::DescribeCross() {
         "width of queries, keys and values, all heads together; 0: the decoder's", {0, 65536})
       .OmitWhen(0);
   f.Add("attention_dropout", &attention_dropout, "-1: the decoder's", {-1.0, 0.95}).OmitWhen(-1.0);
+  f.Add(
+       "memory", &memory,
+       "the memory that luna packs a source into and that the decoder's luna_causal weighs tokens "
+       "by: learned, each layer's the same (own); or one that goes from layer to layer, each "
+       "packing the source into it, as Luna's decoder: begun by a learned one (decoder), or by the "
+       "encoder's last (encoder, Luna's code)",
+       SourceMemories())
+      .OmitWhen("own");
   return f;
 }
 
@@ -128,6 +143,10 @@ std::string LayerStack::Key(const std::string& name, bool in_group) const {
   return in_group ? GroupName(form_) + "." + name : name;
 }
 
+int64_t LayerStack::input_dim() const {
+  return form_ == Form::kBidirectional && config_.input_dim > 0 ? config_.input_dim : dim();
+}
+
 const std::string& LayerStack::Mechanism(int64_t layer) const {
   return options_.attention[options_.attention.size() == 1 ? 0 : size_t(layer)];
 }
@@ -170,10 +189,16 @@ AttentionLayerOptions LayerStack::Attention(int64_t layer) const {
             options_.attention_dropout};
   a.dims.model = options_.qkv_dim == options_.dim ? 0 : options_.dim;
   a.dims.relative_std = config_.PositionStd();
+  const MechanismInfo& info = FindMechanism(Mechanism(layer));
+  const SourceMemory memory = config_.cross.memory;
+  a.dims.memory_given = form_ == Form::kCross ? memory == SourceMemory::kEncoder
+                        : form_ == Form::kCausal
+                            ? memory != SourceMemory::kOwn && info.memory == MemoryUse::kFixed
+                            : false;
   a.dims.copied = Copied(layer);
   a.dims.copied_on = layer + 1 < layers() ? std::max<int64_t>(0, Copied(layer + 1)) : 0;
   a.form = form_;
-  a.source_dim = source_dim_;
+  a.source_dim = info.MakesLatents() && form_ == Form::kBidirectional ? input_dim() : source_dim_;
   a.positions = *options_.positions;
   a.conv = options_.conv;
   a.bias = config_.bias;
@@ -198,12 +223,16 @@ BlockOptions LayerStack::Block(int64_t layer) const {
   b.ffn_dim = options_.ffn_dim;
   b.dropout = options_.dropout;
   b.ffn_dropout = options_.ffn_dropout;
+  b.ffn_out_dropout = config_.ffn_out_dropout;
   b.norm_eps = config_.norm_eps;
   b.norm_kind = config_.norm_kind;
-  // What reaches no later block and not the head is left out.
+  // What reaches no later block, not the head and not the decoder is left out.
   const bool memory_pooled = form_ == Form::kBidirectional && config_.PoolsMemory();
   b.attention.tokens_out = layer + 1 < layers() || !memory_pooled;
-  b.memory_out = memory_pooled;
+  b.source_memory = crossed_ && config_.cross.memory != SourceMemory::kOwn;
+  b.memory_out = form_ == Form::kBidirectional
+                     ? memory_pooled || config_.cross.memory == SourceMemory::kEncoder
+                     : b.source_memory && layer + 1 < layers();
   for (int64_t later = layer + 1; later < layers() && form_ == Form::kBidirectional; ++later)
     b.memory_out = b.memory_out || HandsOnMemory(later);
   return b;
@@ -238,6 +267,7 @@ void LayerStack::Validate() const {
     if (layer == 0 || !Alike(layer, layer - 1)) MakeMechanism(Attention(layer));
   }
   ValidateMemory();
+  if (form_ == Form::kCross) ValidateSourceMemory();
   ValidateTies();
   // One table for all layers, which belongs to the first.
   for (int64_t layer = 1; layer < layers() && *options_.positions == PositionKind::kRelative;
@@ -320,6 +350,44 @@ void LayerStack::ValidateMemory() const {
     }
     if (first < 0) first = layer;
   }
+}
+
+// One memory for the decoder's cross attention and luna_causal (SourceMemory).
+void LayerStack::ValidateSourceMemory() const {
+  const SourceMemory memory = config_.cross.memory;
+  if (memory == SourceMemory::kOwn) return;
+  const std::string key = "cross.memory=" + NameOf(memory, SourceMemories());
+  const LayerStack encoder = config_.Stack(Form::kBidirectional),
+                   decoder = config_.Stack(Form::kCausal);
+  const auto slots = [](const LayerStack& stack, int64_t layer) {
+    return MakeMechanism(stack.Attention(layer))->memory_mechanism()->Slots();
+  };
+  const auto same = [&](const LayerStack& stack, int64_t layer) {
+    if (slots(stack, layer) != slots(*this, 0))
+      FailUsage(key, ": layer ", layer, " of the ", GroupName(stack.form()), " (",
+                stack.Mechanism(layer), ") has ", slots(stack, layer),
+                " slots and cross attention ", slots(*this, 0),
+                ", but they have one memory; give all the same");
+  };
+  for (int64_t layer = 0; layer < layers(); ++layer) {
+    if (FindMechanism(Mechanism(layer)).memory != MemoryUse::kStream)
+      FailUsage(key, " needs cross attention that packs the source into a memory, and layer ",
+                layer, " has ", Mechanism(layer), "; use cross.attention=luna, or memory=own");
+    if (!Alike(layer, 0))
+      FailUsage(key, ": layers 0 and ", layer, " of cross attention have other options of ",
+                Mechanism(0), ", but one memory goes from layer to layer; give all the same");
+    if (FindMechanism(decoder.Mechanism(layer)).memory == MemoryUse::kFixed) same(decoder, layer);
+  }
+  if (memory != SourceMemory::kEncoder) return;
+  int64_t last = encoder.layers() - 1;
+  while (last >= 0 && !encoder.HandsOnMemory(last)) --last;
+  if (last < 0)
+    FailUsage(key, " begins with the encoder's memory, and no layer of the encoder has one; use ",
+              "encoder.attention=luna, or cross.memory=decoder");
+  if (encoder.dim() != dim())
+    FailUsage(key, ": the encoder's memory is ", encoder.dim(), " wide, the decoder's ", dim(),
+              "; give both the same dim, or use cross.memory=decoder");
+  same(encoder, last);
 }
 
 void LayerStack::ValidateTies() const {

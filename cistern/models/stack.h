@@ -20,6 +20,8 @@ class LayerStack {
   const StackOptions& options() const { return options_; }
   int64_t layers() const { return options_.layers; }
   int64_t dim() const { return options_.dim; }
+  // Of the embeddings: dim, unless latents of that width read tokens of another.
+  int64_t input_dim() const;
   int64_t ffn_dim() const { return options_.ffn_dim > 0 ? options_.ffn_dim : 4 * options_.dim; }
   const std::string& Mechanism(int64_t layer) const;
   // The options of the layer's mechanism; of head groups, those of each by name.
@@ -46,6 +48,7 @@ class LayerStack {
   void ValidateOptions() const;
   void ValidateScores() const;
   void ValidateMemory() const;
+  void ValidateSourceMemory() const;
   void ValidateTies() const;
 
   const ModelConfig& config_;

@@ -9,7 +9,13 @@
 
 namespace cistern {
 
+// The memory of a decoder's luna (its cross attention) and luna_causal: each layer's own; or one
+// that goes from layer to layer, begun by a learned one or by the encoder's last (Luna's code).
+enum class SourceMemory { kOwn, kDecoder, kEncoder };
+const EnumNames<SourceMemory>& SourceMemories();  // own, decoder, encoder
+
 struct StackOptions {
+  SourceMemory memory = SourceMemory::kOwn;  // of the group cross
   int64_t dim = 0, layers = 0, heads = 0, ffn_dim = -1, max_length = 0, conv = -1, qkv_dim = 0;
   std::vector<std::string> attention = {};
   Json attention_options = Json::object();  // by mechanism: {"latte": {"latents": 64}}
@@ -19,7 +25,7 @@ struct StackOptions {
   std::vector<int64_t> tied_layers = {};
 
   Fields Describe();
-  Fields DescribeCross();  // heads, mechanisms and their options
+  Fields DescribeCross();  // heads, mechanisms and their options, memory
 };
 
 }  // namespace cistern

@@ -54,19 +54,20 @@ Trunk::Trunk(torch::nn::Module& owner, const ModelConfig& config, Form form, int
   const LayerStack stack = config.Stack(form);
   const StackOptions& o = stack.options();
   dropout_ = o.dropout;
-  if (config.scale_embeddings) scale_ = std::sqrt(double(o.dim));
+  const int64_t width = stack.input_dim();
+  if (config.scale_embeddings) scale_ = std::sqrt(double(width));
   const int64_t before = cls_place_ == ClsPlace::kBefore ? extra : 0;
   positions_ = owner.register_module(
       "embed_positions", std::make_shared<PositionEmbedding>(
-                             *o.positions, o.dim, o.max_length + before, config.PositionStd()));
-  const auto norm = [&](const std::string& name) {
+                             *o.positions, width, o.max_length + before, config.PositionStd()));
+  const auto norm = [&](const std::string& name, int64_t of) {
     return owner.register_module(
-        name, std::make_shared<LayerNorm>(o.dim, config.norm_eps, config.norm_kind));
+        name, std::make_shared<LayerNorm>(of, config.norm_eps, config.norm_kind));
   };
-  if (config.embedding_norm) embedding_norm_ = norm("embed_norm");
+  if (config.embedding_norm) embedding_norm_ = norm("embed_norm", width);
   blocks_ =
       AddBlocks(*owner.register_module("layers", std::make_shared<Container>()), config, form);
-  if (config.final_norm) norm_ = norm("norm");
+  if (config.final_norm) norm_ = norm("norm", o.dim);
 }
 
 ops::TokenMap Trunk::RealTokensFirst(const ops::Mask& mask) const {

@@ -83,8 +83,9 @@ const ModelInfo& two_tower_model() {
     i.tables = [](const ModelConfig& c) {
       const LayerStack stack = c.Stack(Form::kBidirectional);
       const StackOptions& o = stack.options();
-      return double(o.dim) * (double(c.vocab_size) +
-                              (o.positions == PositionKind::kLearned ? double(o.max_length) : 0)) +
+      return double(stack.input_dim()) *
+                 (double(c.vocab_size) +
+                  (o.positions == PositionKind::kLearned ? double(o.max_length) : 0)) +
              MatchHead::Numbers(OwnOptions<TwoTower>(c).match, o.dim, stack.ffn_dim(), c.classes);
     };
     BindModel<TwoTower>(i);
@@ -119,7 +120,7 @@ void TwoTower::Check(const ModelConfig& config) {
 TwoTower::TwoTower(const ModelConfig& config)
     : Classifier(config),
       embedding_(AddEmbedding(*this, "embed_tokens", config, config.vocab_size,
-                              config.Stack(Form::kBidirectional).dim())),
+                              config.Stack(Form::kBidirectional).input_dim())),
       rows_(*this, config),
       head_(register_module(
           "classifier", std::make_shared<MatchHead>(config, OwnOptions<TwoTower>(config).match))) {}

@@ -284,10 +284,11 @@ std::vector<at::Tensor> AttentionLayer::Project(const Stream& stream, State* sta
 
 void AttentionLayer::Project(const std::vector<Mapped>& maps, const at::Tensor& memory,
                              std::vector<at::Tensor>* x) const {
-  if (maps.empty()) return;
-  const auto type = mechanism_->InitialMemory().scalar_type();  // InFullPrecision
-  for (const Mapped& m : maps)
-    x->push_back(Split((m.map ? m.map->Forward(memory) : memory).to(type), m.projection.heads));
+  for (const Mapped& m : maps) {
+    x->push_back(Split(m.map ? m.map->Forward(memory).to(m.map->weight.scalar_type())  // not bf16
+                             : memory,
+                       m.projection.heads));
+  }
 }
 
 at::Tensor AttentionLayer::Split(const at::Tensor& y, int64_t heads) {
@@ -330,7 +331,7 @@ at::Tensor AttentionLayer::Extend(const Stream& stream, State& state, Handles* h
     return front.Back(Extend(Moved(stream, front), state, handles), 1);
   }
   std::vector<at::Tensor> x = Project(stream, &state);
-  Project(memory_, mechanism_->InitialMemory(), &x);
+  if (!mechanism_->dims().memory_given) Project(memory_, mechanism_->InitialMemory(), &x);
   return Attend(Form::kCausal, x, &state, stream.mask, handles);
 }
 
@@ -338,10 +339,24 @@ void AttentionLayer::Write(const Stream& source, State& state) {
   if (source.mask.valid)
     return Write(Moved(source, mechanism_->RealTokensFirst(source.mask)), state);
   std::vector<at::Tensor> x = Project(source, nullptr, Side::kKey);
-  Project(memory_, mechanism_->InitialMemory(), &x);
+  if (!memory_.empty())
+    Project(memory_, source.memory.defined() ? source.memory : mechanism_->InitialMemory(), &x);
   InFullPrecision([&] { Running().Write(x, state, source.mask); });
   if (AttentionObserver* observer = AttentionObserver::Active())
     observer->Written(*this, Running(), x, source.mask);
+}
+
+void AttentionLayer::GiveMemory(const at::Tensor& memory, const at::Tensor& readable,
+                                State& state) {
+  MemoryMechanism* const core = mechanism_->memory_mechanism();
+  CISTERN_CHECK(core, "[", mechanism_->info().name, "] has no memory");
+  std::vector<at::Tensor> heads;
+  Project(memory_, memory, &heads);
+  core->GiveMemory(heads, readable, state);
+}
+
+at::Tensor AttentionLayer::Packed(const State&) const {
+  throw Error(StrCat("[", mechanism_->info().name, "] packs no memory"));
 }
 
 at::Tensor AttentionLayer::Read(const Stream& target, State& state, Handles* handles) {

@@ -25,7 +25,7 @@ struct AttentionLayerOptions {
   std::string mechanism = "softmax";
   Json mechanism_options = Json::object();
   AttentionDims dims;
-  int64_t source_dim = 0;  // cross: width of the source; 0: as dims.dim
+  int64_t source_dim = 0;  // cross, latents: width of the source; 0: as dims.dim
   Form form = Form::kCausal;
   PositionKind positions = PositionKind::kNone;  // kRotary turns the projections that allow it
   int64_t conv = 0;  // taps of the causal convolution on every projection; 0: none
@@ -67,7 +67,13 @@ class AttentionLayer : public torch::nn::Module {
   virtual Attended Bidirectional(const Stream& stream, Handles* handles = nullptr);
   // Cross: the source's tokens into the state, its padding left out, and queries of the target
   // against it.
+  // A source with a memory is packed by that (Luna's static_context), else by the layer's own.
   void Write(const Stream& source, State& state);
+  // AttentionDims::memory_given: the memory [1 or B,M,D] of the rows, into the empty state of a
+  // causal layer (MemoryMechanism::GiveMemory), and what cross attention packed of a source that
+  // was written, [B,M,D], after its map. Error for mechanisms without.
+  void GiveMemory(const at::Tensor& memory, const at::Tensor& readable, State& state);
+  virtual at::Tensor Packed(const State& state) const;
   virtual at::Tensor Read(const Stream& target, State& state, Handles* handles = nullptr);
   // False for a layer of a model whose attention is left out (reuse.h): it has no parameters and no
   // state, and does not run.

@@ -63,6 +63,8 @@ Block::Block(const BlockOptions& options)
   if (!options.cross) return;
   cross_ = register_module("cross_attention", MakeAttentionLayer(*options.cross));
   if (cross_->attends()) cross_norm_ = AddNorm("cross_attention_norm");
+  if (options.source_memory && (options.memory_out || pre()))
+    cross_memory_norm_ = AddNorm("cross_memory_norm");
 }
 
 std::shared_ptr<LayerNorm> Block::AddNorm(const std::string& name) {
@@ -70,9 +72,10 @@ std::shared_ptr<LayerNorm> Block::AddNorm(const std::string& name) {
                                                            options_.norm_eps, options_.norm_kind));
 }
 
-at::Tensor Block::Add(const at::Tensor& x, const at::Tensor& y, const LayerNorm* norm) const {
-  const at::Tensor sum =
-      x + (is_training() && options_.dropout > 0 ? at::dropout(y, options_.dropout, true) : y);
+at::Tensor Block::Add(const at::Tensor& x, const at::Tensor& y, const LayerNorm* norm,
+                      double dropout) const {
+  if (dropout < 0) dropout = options_.dropout;
+  const at::Tensor sum = x + (is_training() && dropout > 0 ? at::dropout(y, dropout, true) : y);
   return pre() ? sum : norm->Forward(sum);
 }
 
@@ -82,8 +85,22 @@ Stream Block::Rest(Stream stream, State* source) const {
     stream.x = Before(x, cross_norm_.get());
     x = Add(x, cross_->Read(stream, *source, &stream.cross_handles), cross_norm_.get());
   }
-  stream.x = Add(x, ffn_->Forward(Before(x, ffn_norm_.get())), ffn_norm_.get());
+  stream.x =
+      Add(x, ffn_->Forward(Before(x, ffn_norm_.get())), ffn_norm_.get(), options_.ffn_out_dropout);
   return stream;
+}
+
+at::Tensor Block::WriteSource(Stream source, State& self, State& written) {
+  const at::Tensor memory = options_.source_memory ? source.memory : at::Tensor();
+  source.memory = memory.defined() ? Before(memory, cross_memory_norm_.get()) : memory;
+  if (cross_->attends()) cross_->Write(source, written);
+  if (!options_.source_memory) return {};
+  if (attention_->mechanism().dims().memory_given) {
+    const auto& packing = dynamic_cast<const MemoryMechanism&>(cross_->mechanism());
+    attention_->GiveMemory(memory, packing.ReadableSlots(written), self);
+  }
+  return options_.memory_out ? Add(memory, cross_->Packed(written), cross_memory_norm_.get())
+                             : at::Tensor();
 }
 
 Stream Block::Extend(Stream stream, State& state, State* source) {

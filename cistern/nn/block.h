@@ -26,12 +26,14 @@ struct BlockOptions {
   Activation activation = Activation::kGelu;
   int64_t ffn_dim = 0;  // 0: 4 D
   bool ffn_bias = false;
-  double dropout = 0;      // of what attention and feed-forward add
-  double ffn_dropout = 0;  // in the feed-forward, after its activation
+  double dropout = 0;           // of what attention and feed-forward add
+  double ffn_dropout = 0;       // in the feed-forward, after its activation
+  double ffn_out_dropout = -1;  // of what the feed-forward adds, where it is another; -1: dropout
   double norm_eps = 1e-5;
   NormKind norm_kind = NormKind::kLayer;
   bool memory_out = true;  // false: the memory after this block is not used. attention.tokens_out:
                            // the same of the tokens
+  bool source_memory = false;  // cross attention hands a memory from block to block (WriteSource)
 };
 
 class FeedForward : public torch::nn::Module {
@@ -56,6 +58,12 @@ class Block : public torch::nn::Module {
   }
   // Causal. `source`: the state of cross(), written before.
   Stream Extend(Stream stream, State& state, State* source = nullptr);
+  // Writes a source into the state of cross attention. With options.source_memory it packs
+  // source.memory [1 or B,M,D], which is also that of self attention where that has none of its own
+  // (AttentionDims::memory_given; of the rows of its empty state), and the result is the memory of
+  // the next block: with a residual and a norm as the tokens have (Luna's static_context);
+  // undefined without memory_out.
+  at::Tensor WriteSource(Stream source, State& self, State& written);
   // Without attention.tokens_out only the memory is left in it.
   virtual Stream Bidirectional(Stream stream);
   const AttentionLayer& attention() const { return *attention_; }
@@ -68,8 +76,9 @@ class Block : public torch::nn::Module {
   at::Tensor Before(const at::Tensor& x, const LayerNorm* norm) const {
     return pre() ? norm->Forward(x) : x;
   }
-  // x + y, and a norm after it (post) where it was not before.
-  at::Tensor Add(const at::Tensor& x, const at::Tensor& y, const LayerNorm* norm) const;
+  // x + y, and a norm after it (post) where it was not before. `dropout` of y; -1: the options'.
+  at::Tensor Add(const at::Tensor& x, const at::Tensor& y, const LayerNorm* norm,
+                 double dropout = -1) const;
   // The stream after attention: attend(stream) is given the normed tokens and returns what is added
   // to them.
   template <class F>
@@ -85,8 +94,9 @@ class Block : public torch::nn::Module {
 
   BlockOptions options_;
   std::shared_ptr<AttentionLayer> attention_, cross_;
-  std::shared_ptr<FeedForward> ffn_;                                   // null without tokens_out
-  std::shared_ptr<LayerNorm> attention_norm_, cross_norm_, ffn_norm_;  // null where not needed
+  std::shared_ptr<FeedForward> ffn_;  // null without tokens_out
+  // Null where not needed.
+  std::shared_ptr<LayerNorm> attention_norm_, cross_norm_, cross_memory_norm_, ffn_norm_;
 };
 
 // The block that the options' mechanism asks for (MemoryUse).

@@ -8,10 +8,12 @@ namespace cistern {
 
 namespace {
 
-// Keys and values are made of the tokens and what stands beside them.
+// Keys and values are made of the tokens, which may be of another width than the latents, and what
+// stands beside them.
 BlockOptions WithSourceWidth(BlockOptions options) {
-  const int64_t more = FourierOf(options.attention.mechanism_options).Channels();
-  if (more > 0) options.attention.source_dim = options.attention.dims.Model() + more;
+  int64_t& width = options.attention.source_dim;
+  if (width == 0) width = options.attention.dims.Model();
+  width += FourierOf(options.attention.mechanism_options).Channels();
   return options;
 }
 
@@ -21,9 +23,8 @@ LatentBlock::LatentBlock(const BlockOptions& options)
     : Block(WithSourceWidth(options)), fourier_(FourierOf(options.attention.mechanism_options)) {
   if (!pre()) return;
   source_norm_ = register_module(
-      "source_norm",
-      std::make_shared<LayerNorm>(options.attention.dims.Model() + fourier_.Channels(),
-                                  options.norm_eps, options.norm_kind));
+      "source_norm", std::make_shared<LayerNorm>(options_.attention.source_dim, options.norm_eps,
+                                                 options.norm_kind));
 }
 
 at::Tensor LatentBlock::Source(const Stream& source) const {

@@ -28,10 +28,14 @@ MemoryAttention::MemoryAttention(const AttentionLayerOptions& options,
 
 at::Tensor MemoryAttention::Read(const Stream& target, State& state, Handles* handles) {
   std::vector<at::Tensor> x = Project(target, nullptr, Side::kQuery);
-  const at::Tensor heads =
-      Merge(memory_mechanism_.Packed(state)).to(mechanism().InitialMemory().scalar_type());
-  Project(packed_, packed_out_ ? packed_out_->Forward(heads) : heads, &x);
+  Project(packed_, Packed(state), &x);
   return Attend(Form::kCross, x, &state, target.mask, handles);
+}
+
+at::Tensor MemoryAttention::Packed(const State& state) const {
+  const auto type = out_->weight.scalar_type();  // a state holds doubles
+  const at::Tensor heads = Merge(memory_mechanism_.Packed(state)).to(type);
+  return packed_out_ ? packed_out_->Forward(heads).to(type) : heads;
 }
 
 AttentionLayer::Attended MemoryAttention::Bidirectional(const Stream& stream, Handles* handles) {

@@ -15,6 +15,7 @@ class MemoryAttention : public AttentionLayer {
   MemoryAttention(const AttentionLayerOptions& options, std::shared_ptr<Mechanism> mechanism);
   Attended Bidirectional(const Stream& stream, Handles* handles = nullptr) override;
   at::Tensor Read(const Stream& target, State& state, Handles* handles = nullptr) override;
+  at::Tensor Packed(const State& state) const override;
 
  private:
   MemoryMechanism& memory_mechanism_;

@@ -1,20 +1,9 @@
 #include "cistern/nn/padding_reads.h"
 
-#include "cistern/attention/head_groups.h"
 #include "cistern/base/error.h"
 
 namespace cistern {
 namespace {
-
-// Those whose two forms differ: a test compares them for every mechanism (parts_test).
-struct Differs {
-  const char *mechanism, *why;
-};
-constexpr Differs kDiffer[] = {
-    {"window", "a token reads its neighbours, and padding has none"},
-    {"abc_cluster", "its clusters are those of a whole row, and a written state has others"},
-    {"rfa", "its cross form may have another denominator"},
-};
 
 std::string Refusal(const Mechanism& mechanism) {
   const MechanismInfo& info = mechanism.info();
@@ -22,9 +11,7 @@ std::string Refusal(const Mechanism& mechanism) {
   if (info.HandsOnMemory() || info.memory == MemoryUse::kFixed)
     return "its tokens read a memory whose slots may depend on their number";
   if (mechanism.dims().relative) return "relative positions have no place for padding";
-  for (const Differs& d : kDiffer) {
-    if (info.name == d.mechanism || InHeadGroups(info.name, d.mechanism)) return d.why;
-  }
+  if (!info.padding_refusal.empty()) return info.padding_refusal;
   if (!info.verbs || !info.Supports(Form::kCross) || !mechanism.FormRefusal(Form::kCross).empty())
     return "its tokens read no written state that other queries could read";
   return "";

@@ -106,6 +106,8 @@ const TaskInfo& classify_task() {
 }
 
 ClassifyTask::ClassifyTask(const Options& options, const std::string&) : options_(options) {
+  if (options_.tokenizer == TokenizerKind::kWords)
+    FailUsage("task.classify: tokenizer=words is of the task lm; use bytes or bpe");
   if (options_.valid_share + options_.test_share >= 1)
     FailUsage("task.classify: valid_share + test_share leave nothing to train on");
   if (options_.byte_ids == ByteIds::kShifted &&

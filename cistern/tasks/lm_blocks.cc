@@ -14,47 +14,50 @@ namespace {
 
 class BlockReader : public BatchReader {
  public:
-  BlockReader(const TokenText& text, int64_t length, int64_t rows, int64_t max_tokens,
-              std::shared_ptr<void> keep)
+  BlockReader(const TokenText& text, const TextBlocks& blocks, std::shared_ptr<void> keep)
       : text_(text),
-        length_(length),
-        most_(rows),
-        rows_(text, length, max_tokens, 1),
+        blocks_(blocks),
+        rows_(text, blocks.length - blocks.context, blocks.max_tokens, 1, blocks.context),
         keep_(std::move(keep)) {}
 
   std::optional<Batch> Next() override {
-    const auto [begins, length] = rows_.Next(most_);
+    const auto [begins, measured, before] = rows_.Next(blocks_.rows);
     if (begins.empty()) return std::nullopt;
-    const auto rows = int64_t(begins.size());
+    const int64_t rows = int64_t(begins.size()), length = before + measured;
     const at::Tensor ids = at::empty({rows, length + 1}, at::kLong);
     int64_t* out = ids.mutable_data_ptr<int64_t>();
     for (const int64_t begin : begins) {
-      text_.read(begin, length + 1, out);
+      text_.read(begin - before, length + 1, out);
       out += length + 1;
     }
     Batch batch;
     batch.rows = rows;
-    batch.tokens = rows * length;
+    batch.tokens = rows * measured;
     batch.Add("ids", ids.narrow(1, 0, length));
-    batch.Add("targets", ids.narrow(1, 1, length));
+    batch.Add("targets", ids.narrow(1, 1 + before, measured));
     return batch;
   }
   int64_t total() const override { return rows_.total(); }
   int64_t done() const override { return rows_.done(); }
   const char* unit() const override { return "tokens"; }
-  Json Facts() const override { return {{"length", length_}}; }
+  Json Facts() const override {
+    Json facts = {{"length", blocks_.length}};
+    if (blocks_.context > 0) facts["context"] = blocks_.context;
+    return facts;
+  }
 
  private:
   TokenText text_;
-  int64_t length_, most_;
+  TextBlocks blocks_;
   TextRows rows_;
   std::shared_ptr<void> keep_;
 };
 
 }  // namespace
 
-TextRows::TextRows(const TokenText& text, int64_t length, int64_t max_tokens, int64_t ahead)
-    : length_(length) {
+TextRows::TextRows(const TokenText& text, int64_t length, int64_t max_tokens, int64_t ahead,
+                   int64_t context)
+    : length_(length), context_(context) {
   const std::vector<int64_t> ends =
       text.ends.empty() ? std::vector<int64_t>{text.tokens} : text.ends;
   const auto pieces = int64_t(ends.size());
@@ -75,9 +78,12 @@ TextRows::TextRows(const TokenText& text, int64_t length, int64_t max_tokens, in
 }
 
 TextRows::Rows TextRows::Next(int64_t most) {
-  Rows out{{}, length_};
+  Rows out{{}, length_, 0};
   while (!rests_ && int64_t(out.begins.size()) < most) {
     if (at_ + length_ <= parts_[part_].tokens) {
+      const int64_t before = std::min(at_, context_);
+      if (!out.begins.empty() && before != out.before) break;
+      out.before = before;
       out.begins.push_back(parts_[part_].begin + at_);
       at_ += length_;
       continue;
@@ -91,6 +97,7 @@ TextRows::Rows TextRows::Next(int64_t most) {
   while (out.begins.empty() && part_ < parts_.size()) {
     const Part& part = parts_[part_++];
     out.length = part.tokens % length_;
+    out.before = std::min(part.tokens - out.length, context_);
     if (out.length > 0) out.begins.push_back(part.begin + part.tokens - out.length);
   }
   done_ += int64_t(out.begins.size()) * out.length;
@@ -105,13 +112,16 @@ std::vector<int32_t> TokenBytes(const Tokenizer& tokenizer) {
   return bytes;
 }
 
-std::unique_ptr<BatchReader> ReadBlocks(const TokenText& text, int64_t length, int64_t rows,
-                                        int64_t max_tokens, std::shared_ptr<void> keep) {
-  if (length < 1) FailUsage("length must be 1 or above, got ", length);
-  if (rows < 1) FailUsage("batch must be 1 or above, got ", rows);
+std::unique_ptr<BatchReader> ReadBlocks(const TokenText& text, const TextBlocks& blocks,
+                                        std::shared_ptr<void> keep) {
+  if (blocks.length < 1) FailUsage("length must be 1 or above, got ", blocks.length);
+  if (blocks.rows < 1) FailUsage("batch must be 1 or above, got ", blocks.rows);
+  if (blocks.context < 0 || blocks.context >= blocks.length)
+    FailUsage("context=", blocks.context, " must be at least 0 and below length=", blocks.length,
+              ", of which the rest is measured");
   CISTERN_CHECK(text.tokens >= 2, "[eval] the text has ", text.tokens,
                 " tokens; at least 2 are needed to predict one");
-  return std::make_unique<BlockReader>(text, length, rows, max_tokens, std::move(keep));
+  return std::make_unique<BlockReader>(text, blocks, std::move(keep));
 }
 
 void MeasureTokens(const std::function<at::Tensor(const at::Tensor&)>& logits_of,
@@ -160,7 +170,10 @@ Score MeasureBlocks(LanguageModel& model, const Batch& batch,
   }
   ModelState state = model.EmptyState(ids.size(0));
   Score score;
-  MeasureTokens(model, model.Hidden(ids, state), batch["targets"], token_bytes, score);
+  const at::Tensor hidden = model.Hidden(ids, state);
+  const int64_t measured = batch["targets"].size(1);  // after the context
+  MeasureTokens(model, hidden.narrow(1, ids.size(1) - measured, measured), batch["targets"],
+                token_bytes, score);
   return score;
 }
 
@@ -177,8 +190,17 @@ Json TokenMetrics(const Score& score) {
 const Metric& BitsPerByte() {
   static const Metric metric = {
       "bits_per_byte", "bits per byte",
-      "in consecutive blocks of the training length, without carried context; lower is better",
+      "in consecutive blocks of the training length, each alone unless task.context says "
+      "otherwise; lower is better",
       true, 0.02};
+  return metric;
+}
+
+const Metric& Perplexity() {
+  static const Metric metric = {"perplexity", "perplexity",
+                                "per token, on the same blocks, so that it compares with one "
+                                "tokenizer alone; lower is better",
+                                true};
   return metric;
 }
 

@@ -1,6 +1,6 @@
 #pragma once
-// A text in blocks of one length without carried context: the batches a language model is measured
-// on, and the sums of a batch.
+// A text in blocks of one length, each from the empty state: the batches a language model is
+// measured on, and the sums of a batch.
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -18,15 +18,18 @@ std::vector<int32_t> TokenBytes(const Tokenizer& tokenizer);
 // A text cut into rows of `length` tokens, piece by piece; what is left of a piece is a shorter
 // row. The last `ahead` tokens of a piece begin no row. First come all whole rows in their order,
 // then the shorter ones. With max_tokens above 0 only so many tokens, in whole rows that are shared
-// out evenly among the pieces.
+// out evenly among the pieces. With `context` each row knows how many tokens of its piece stand
+// before it, at most so many.
 class TextRows {
  public:
   struct Rows {
     std::vector<int64_t> begins;  // empty: the end
     int64_t length = 0;
+    int64_t before = 0;  // tokens of context, the same for all of them
   };
-  TextRows(const TokenText& text, int64_t length, int64_t max_tokens, int64_t ahead);
-  Rows Next(int64_t most);                  // up to `most` rows of one length
+  TextRows(const TokenText& text, int64_t length, int64_t max_tokens, int64_t ahead,
+           int64_t context = 0);
+  Rows Next(int64_t most);                  // up to `most` rows of one length and context
   int64_t total() const { return total_; }  // tokens of all rows
   int64_t done() const { return done_; }
 
@@ -35,19 +38,24 @@ class TextRows {
     int64_t begin, tokens;
   };
   std::vector<Part> parts_;
-  int64_t length_, total_ = 0, done_ = 0;
+  int64_t length_, context_, total_ = 0, done_ = 0;
   size_t part_ = 0;
   int64_t at_ = 0;      // in the part
   bool rests_ = false;  // the whole rows are done
 };
 
-// Blocks of length + 1 tokens begin at every multiple of `length` of a piece, each from the empty
-// state: every token but the first of a piece is predicted once, from the tokens of its block. The
-// last block of a piece is shorter. Batches: ids, targets [B,T]; whole blocks together, a shorter
-// one alone (TextRows). `keep` keeps alive what text.read needs. UsageError where length or rows
-// are below 1.
-std::unique_ptr<BatchReader> ReadBlocks(const TokenText& text, int64_t length, int64_t rows,
-                                        int64_t max_tokens, std::shared_ptr<void> keep = nullptr);
+// Blocks read `length` tokens, each from the empty state, and measure the last length - context of
+// them (the stride): every token but the first of a piece is predicted once, from the tokens of its
+// block, and from at least `context` of them where the piece has as many before it. The last block
+// of a piece is shorter, and so are its first ones with a context. Batches: ids [B,T], targets
+// [B,n] of the last n ids; blocks of one shape together, a shorter last one alone (TextRows).
+// `keep` keeps alive what text.read needs. UsageError where length or rows are below 1, or context
+// is not below length.
+struct TextBlocks {
+  int64_t length = 256, rows = 8, max_tokens = 0, context = 0;
+};
+std::unique_ptr<BatchReader> ReadBlocks(const TokenText& text, const TextBlocks& options,
+                                        std::shared_ptr<void> keep = nullptr);
 
 // Adds nats (the sum of -log p), correct, tokens and bytes of `hidden` [...,D] predicting `targets`
 // [...] to `score`; `logits` makes [n,V] of rows [n,D]. They are formed for some rows at a time, so
@@ -68,7 +76,8 @@ Score MeasureBlocks(LanguageModel& model, const Batch& batch,
 // token in percent, tokens, bytes.
 Json TokenMetrics(const Score& score);
 
-// Metric::name of bits per byte.
+// What decides, and what papers on words print: by Metric::name.
 const Metric& BitsPerByte();
+const Metric& Perplexity();
 
 }  // namespace cistern

@@ -6,9 +6,11 @@
 #include <cmath>
 
 #include "cistern/base/random.h"
+#include "cistern/io/atomic_file.h"
 #include "cistern/io/test_folder.h"
 #include "cistern/tasks/by_position.h"
 #include "cistern/tasks/evaluate.h"
+#include "cistern/tasks/lm_task.h"
 
 namespace cistern {
 namespace {
@@ -62,7 +64,7 @@ class BlockTask : public Task {
   Batch TrainBatch(uint64_t, int64_t, int64_t) const override { return {}; }
   at::Tensor Loss(Model&, const Batch&, double) const override { return {}; }
   std::unique_ptr<BatchReader> Read(Split, const ReadOptions& o) const override {
-    return ReadBlocks(Tokens(), o.length, o.rows, o.max_tokens);
+    return ReadBlocks(Tokens(), {o.length, o.rows, o.max_tokens, std::max<int64_t>(0, o.context)});
   }
   Score Measure(Model& model, const Batch& batch) const override {
     return MeasureBlocks(dynamic_cast<LanguageModel&>(model), batch, kBytes);
@@ -152,7 +154,7 @@ TEST(LmEval, RowsStayInTheirPiece) {
   }
   EXPECT_EQ(tokens, kTokens - 4);
   Score score;
-  const auto reader = ReadBlocks(Tokens(kTokens, ends), 32, 4, 0);
+  const auto reader = ReadBlocks(Tokens(kTokens, ends), {32, 4, 0, 0});
   while (const auto batch = reader->Next()) score.Merge(MeasureBlocks(*model, *batch, kBytes));
   EXPECT_NEAR(score["nats"], expected, 1e-8);
   EXPECT_EQ(score["tokens"], double(tokens));
@@ -176,6 +178,31 @@ TEST(LmEval, StartingPointsStayInTheirPiece) {
   }
   ASSERT_EQ(buckets.size(), 1u);
   EXPECT_NEAR(buckets[0].score["nats"], expected, 1e-8);
+}
+
+// fairseq's --context-window: each token once, from the `context` tokens before it and those of its
+// block.
+TEST(LmEval, AContextIsReadAndNotMeasuredAgain) {
+  const auto model = EvalModel("latte");
+  constexpr int64_t kContext = 24, kStride = 32 - kContext;
+  double expected = 0;
+  for (int64_t begin = 0; begin < kTokens - 1; begin += kStride) {
+    const int64_t before = std::min(begin, kContext),
+                  measured = std::min(kStride, kTokens - 1 - begin);
+    const std::vector<double> nats = Nats(*model, begin - before, before + measured);
+    for (int64_t i = before; i < before + measured; ++i) expected += nats[size_t(i)];
+  }
+  for (const int64_t batch : {1, 3, 100}) {
+    const Evaluation done = EvaluateText(*model, {batch, 0, 32, kContext});
+    EXPECT_EQ(done.tokens, kTokens - 1);
+    EXPECT_EQ(TokenMetrics(done.score)["tokens"], kTokens - 1);
+    EXPECT_NEAR(done.score["nats"], expected, 1e-8) << batch;
+  }
+  EXPECT_EQ(ReadBlocks(Tokens(), {32, 8, 0, 24})->Facts(), (Json{{"length", 32}, {"context", 24}}));
+  EXPECT_NE(ErrorMessage([] {
+              ReadBlocks(Tokens(), {32, 8, 0, 32});
+            }).find("below length=32"),
+            std::string::npos);
 }
 
 TEST(LmEval, PositionsCarryTheStateOn) {
@@ -237,7 +264,9 @@ TEST(LmEval, Errors) {
   EXPECT_NE(refused({8, 0, 65}).find("max_length=64"), std::string::npos);
   EXPECT_NE(refused({8, 0, 0}).find("length must be"), std::string::npos);
   EXPECT_NE(refused({0, 0, 8}).find("batch must be"), std::string::npos);
-  EXPECT_NE(ErrorMessage([&] { ReadBlocks(Tokens(1), 8, 8, 0); }).find("the text has 1 tokens"),
+  EXPECT_NE(ErrorMessage([&] {
+              ReadBlocks(Tokens(1), {8, 8});
+            }).find("the text has 1 tokens"),
             std::string::npos);
   ByPositionOptions positions;
   EXPECT_EQ(EvaluateByPosition(*learned, Tokens(), positions).back().end,
@@ -246,6 +275,49 @@ TEST(LmEval, Errors) {
   EXPECT_NE(ErrorMessage([&] {
               EvaluateByPosition(*learned, Tokens(), positions);
             }).find("learned positions"),
+            std::string::npos);
+}
+
+// WikiText's three files are its three splits, word by word; other texts by name.
+TEST(LmTask, SplitsOfTheirOwnInWords) {
+  const TestFolder folder;
+  std::string train;
+  for (int i = 0; i < 40; ++i) train += " the cat sat on the mat \n";
+  const std::string valid = " the cat sat \n", test = " on the zebra \n \n";
+  WriteFileAtomically(folder / "wiki.train.tokens", train);
+  WriteFileAtomically(folder / "wiki.valid.tokens", valid);
+  WriteFileAtomically(folder / "wiki.test.tokens", test);
+  LmTask::Options options;
+  options.text = folder.path();
+  options.tokenizer = TokenizerKind::kWords, options.length = 8;
+  const auto ids = [](const LmTask& task, Split split) {
+    const TokenText text = *task.Text(split);
+    std::vector<int64_t> all(size_t(text.tokens));
+    text.read(0, text.tokens, all.data());
+    return all;
+  };
+  // the 4, then by their bytes cat, mat, on, sat; </s> 2, <unk> 3.
+  const std::vector<int64_t> want_valid = {4, 5, 8, 2}, want_test = {7, 4, 3, 2, 2};
+  LmTask wiki(options, folder / "cache");
+  wiki.Prepare();
+  EXPECT_EQ(wiki.Text(Split::kTrain)->tokens, 40 * 7);
+  EXPECT_EQ(ids(wiki, Split::kValid), want_valid);
+  EXPECT_EQ(ids(wiki, Split::kTest), want_test);
+  EXPECT_NE(wiki.DataSummary()["notes"].dump().find("wiki.valid.tokens"), std::string::npos);
+  options.text = folder / "wiki.train.tokens";
+  options.valid = folder / "wiki.valid.tokens", options.test = folder / "wiki.test.tokens";
+  LmTask named(options, folder / "cache");
+  named.Prepare();
+  EXPECT_EQ(ids(named, Split::kTest), want_test);
+  EXPECT_EQ(named.DataSummary()["xxh64"], wiki.DataSummary()["xxh64"]);
+  options.valid.clear();
+  EXPECT_NE(ErrorMessage([&] { LmTask(options, "").Prepare(); }).find("valid"), std::string::npos);
+  options.test.clear();  // 90, 5 and 5 % again
+  LmTask one(options, folder / "cache");
+  one.Prepare();
+  EXPECT_LT(one.Text(Split::kTrain)->tokens, 40 * 7);
+  options.context = 8;
+  EXPECT_NE(ErrorMessage([&] { LmTask(options, ""); }).find("context=8 must be below length=8"),
             std::string::npos);
 }
 

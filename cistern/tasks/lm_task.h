@@ -1,6 +1,7 @@
 #pragma once
-// Language modelling on any text (TextTask). Test figures are on 5 % of it, in consecutive rows of
-// the training length without carried context.
+// Language modelling on any text (TextTask). Figures are of consecutive rows of the training
+// length, each from the empty state; with `context` each begins with that many tokens of the one
+// before, which are not measured again.
 #include <memory>
 #include <string>
 
@@ -11,7 +12,11 @@ namespace cistern {
 
 class LmTask : public TextTask {
  public:
-  LmTask(const Options& options, const std::string& cache) : TextTask("lm", options, cache) {}
+  struct Options : TextTask::Options {
+    int64_t context = 0;  // fairseq's --context-window (P003 Table 3; spec 3.6)
+  };
+  static Fields Describe(Options& options);
+  LmTask(const Options& options, const std::string& cache);
 
   Batch TrainBatch(uint64_t seed, int64_t step, int64_t rows) const override;
   at::Tensor Loss(Model& model, const Batch& batch, double label_smoothing) const override;
@@ -23,6 +28,11 @@ class LmTask : public TextTask {
   const Metric& metric() const override { return BitsPerByte(); }
   std::optional<TokenText> Text(Split split) const override;
   std::optional<TokenText> Text(const std::string& path) const override;
+
+ private:
+  std::unique_ptr<BatchReader> Blocks(const TokenText& text, const ReadOptions& options,
+                                      std::shared_ptr<void> keep = nullptr) const;
+  int64_t context_;
 };
 
 }  // namespace cistern

@@ -30,7 +30,8 @@ struct Metric {
 struct ReadOptions {
   int64_t rows = 0;        // of a batch; 0: the task's choice
   int64_t max_tokens = 0;  // stops after that many; 0: all
-  int64_t length = 0;  // tokens of a row, where the task cuts its data itself; 0: as in training
+  int64_t length = 0;    // tokens of a row, where the task cuts its data itself; 0: as in training
+  int64_t context = -1;  // of them read and not measured, in a text; -1: as the task says
 };
 
 // The rows of a split or a file, once, in their order.

@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <filesystem>
 #include <utility>
 
@@ -29,9 +30,18 @@ const EnumNames<TextSplit>& SplitNames() {
 Fields TextTask::Describe(Options& o) {
   Fields f;
   f.Add("text", &o.text, "a text file, or a folder of them");
-  f.Add("tokenizer", &o.tokenizer, "byte-level BPE learned from the text, or bytes",
+  f.Add("valid", &o.valid,
+        "a text for validation, with `test` beside it; empty: 90, 5 and 5 % of `text`, or "
+        "wiki.train.tokens, wiki.valid.tokens and wiki.test.tokens where it is a folder of these")
+      .OmitWhen("");
+  f.Add("test", &o.test, "a text for the test, with `valid` beside it").OmitWhen("");
+  f.Add("tokenizer", &o.tokenizer,
+        "byte-level BPE learned from the training text; bytes; or the words between white space "
+        "with a token for a line end, as WikiText is read at word level (task lm)",
         TokenizerKinds());
-  f.Add("vocab_size", &o.vocab_size, "tokens that BPE learns", {256, 1 << 20});
+  f.Add("vocab_size", &o.vocab_size,
+        "tokens that BPE learns, or words: the most frequent ones, the others are <unk>",
+        {256, 1 << 20});
   f.Add("length", &o.length, "tokens of a training row", {2, int64_t{1} << 30});
   f.Add("split", &o.split,
         "validation and test (5 % each): blocks spread over the whole text, or its tail, which "
@@ -49,47 +59,86 @@ bool TextTask::TakeTokenizer(std::shared_ptr<const Tokenizer> tokenizer) {
   return true;
 }
 
-// That of the options, learned from the training part; BPE is kept in the cache.
+// That of the options, learned from the training part and kept in the cache.
 std::shared_ptr<const Tokenizer> TextTask::LearnTokenizer(const TextSource& source,
                                                           const ByteRanges& train,
                                                           const std::string& suffix) {
   if (options_.tokenizer == TokenizerKind::kBytes) return MakeByteTokenizer();
+  const std::string kind = NameOf(options_.tokenizer, TokenizerKinds());
   ProgressBar bar({0, "learn BPE", "merges"});
-  return OpenBpe(
-      source, train, options_.vocab_size,
-      StrCat(CacheFolder(cache_), "/bpe-", options_.vocab_size, "-", HexText(text_hash_), suffix),
-      &notes_, [&](int64_t done, int64_t) { bar.Update(done); });
+  return OpenTokenizer(options_.tokenizer, source, train, options_.vocab_size,
+                       StrCat(CacheFolder(cache_), "/", kind, "-", options_.vocab_size, "-",
+                              HexText(text_hash_), suffix),
+                       &notes_, [&](int64_t done, int64_t) { bar.Update(done); });
 }
+
+namespace {
+
+// The three texts: those of the options, or WikiText's three files in one folder.
+std::array<std::string, 3> Texts(const TextTask::Options& o, const std::string& name) {
+  if (o.valid.empty() != o.test.empty())
+    FailUsage("task.", name, ".", o.valid.empty() ? "test" : "valid",
+              " needs the other one of valid and test beside it");
+  if (!o.valid.empty()) return {o.text, o.valid, o.test};
+  std::array<std::string, 3> wiki = {o.text + "/wiki.train.tokens", o.text + "/wiki.valid.tokens",
+                                     o.text + "/wiki.test.tokens"};
+  std::error_code ignored;
+  for (const std::string& file : wiki) {
+    if (!std::filesystem::exists(file, ignored)) return {o.text, "", ""};
+  }
+  return wiki;
+}
+
+}  // namespace
 
 void TextTask::Prepare() {
   if (options_.text.empty())
     FailUsage("task.", name_, ".text is empty: name a text file or folder to learn from");
-  TextSource source(options_.text);
+  const std::array<std::string, 3> texts = Texts(options_, name_);
+  const bool apart = !texts[1].empty();
   const std::string cache = CacheFolder(cache_);
-  {
+  std::vector<TextSource> sources;
+  for (const std::string& text : texts) {
+    if (text.empty()) continue;
+    TextSource& source = sources.emplace_back(text);
     ProgressBar bar({source.bytes(), "read text", "bytes"});
     source.Scan([&](int64_t done, int64_t) { bar.Update(done); });
+    notes_.insert(notes_.end(), source.notes().begin(), source.notes().end());
   }
-  text_hash_ = source.Hash();
-  const TextSplits splits = SplitText(source, options_.split);
+  const TextSplits splits = apart ? TextSplits() : SplitText(sources[0], options_.split);
+  const auto whole = [](const TextSource& source) {
+    return TextPart{&source, {{0, source.bytes()}}};
+  };
+  const TextPart train = apart ? whole(sources[0]) : TextPart{&sources[0], splits.train},
+                 valid = apart ? whole(sources[1]) : TextPart{&sources[0], splits.valid},
+                 test = apart ? whole(sources[2]) : TextPart{&sources[0], splits.test};
+  text_hash_ = sources[0].Hash();
+  if (apart) {
+    text_hash_ = XxHash64(
+        StrCat(HexText(text_hash_), HexText(sources[1].Hash()), HexText(sources[2].Hash())));
+    notes_.push_back(StrCat("training on all of ", texts[0], ", validation on ", texts[1],
+                            ", test on ", texts[2]));
+  }
+  apart_ = apart;
   // One part is the same as the tail, and shares its files.
   const std::string suffix =
-      splits.train.size() > 1 ? StrCat("-spread", splits.train.size()) : std::string();
-  if (!tokenizer_) tokenizer_ = LearnTokenizer(source, splits.train, suffix);
+      train.ranges.size() > 1 ? StrCat("-spread", train.ranges.size()) : std::string();
+  if (!tokenizer_) tokenizer_ = LearnTokenizer(sources[0], train.ranges, suffix);
   {
-    ProgressBar bar({source.bytes(), "encode text", "bytes"});
+    ProgressBar bar(
+        {Size(train.ranges) + Size(valid.ranges) + Size(test.ranges), "encode text", "bytes"});
     data_ = std::make_unique<TokenSplits>(OpenTokenSplits(
-        source, splits, *tokenizer_,
+        train, valid, test, *tokenizer_,
         StrCat(cache, "/tokens-", HexText(text_hash_), "-", HexText(tokenizer_->Hash()), suffix),
         [&](int64_t done, int64_t) { bar.Update(done); }));
   }
-  notes_.insert(notes_.end(), source.notes().begin(), source.notes().end());
   notes_.insert(notes_.end(), data_->notes.begin(), data_->notes.end());
   token_bytes_ = TokenBytes(*tokenizer_);
   for (const Split split : {Split::kValid, Split::kTest}) {
-    CISTERN_CHECK(tokens(split).size() >= 2, options_.text, ": too short: the ",
-                  split == Split::kValid ? "validation" : "test", " part (5 %) has ",
-                  tokens(split).size(), " tokens; use a longer text");
+    CISTERN_CHECK(
+        tokens(split).size() >= 2, apart ? texts[split == Split::kValid ? 1 : 2] : options_.text,
+        ": too short: the ", split == Split::kValid ? "validation" : "test", " part",
+        apart ? "" : " (5 %)", " has ", tokens(split).size(), " tokens; use a longer text");
   }
   CutWindows();
 }
@@ -108,9 +157,9 @@ void TextTask::CutWindows() {
     begin = piece.tokens_end;
   }
   if (pieces_.size() == 1) {
-    CISTERN_CHECK(train >= needed, options_.text, ": too short: the training part (90 %) has ",
-                  train, " tokens, and rows of length ", length, " need at least ", needed,
-                  "; use a longer text or a smaller task.length");
+    CISTERN_CHECK(train >= needed, options_.text, ": too short: the training part",
+                  apart_ ? "" : " (90 %)", " has ", train, " tokens, and rows of length ", length,
+                  " need at least ", needed, "; use a longer text or a smaller task.length");
   }
   CISTERN_CHECK(windows > 0, options_.text, ": too short: the training part has ", train,
                 " tokens in ", pieces_.size(), " pieces, the longest of ", longest,
@@ -175,6 +224,7 @@ std::shared_ptr<TokenFile> TextTask::Tokenize(const std::string& path) const {
 }
 
 std::string TextTask::SplitSummary() const {
+  if (apart_) return "a text of its own";
   if (options_.split == TextSplit::kTail) return "the tail of the text";
   if (!data_) return "blocks spread over the text";
   const size_t blocks = data_->test.pieces().size();

@@ -1,7 +1,9 @@
 #pragma once
-// What the tasks on plain text share: a text file or folder in bytes or byte-level BPE, 90/5/5 % of
-// its bytes in blocks spread over all of it or by position (TextSplit), as tokens that are cached
-// on disk; training rows are windows of one length, none of which crosses the border of a block.
+// What the tasks on plain text share: a text file or folder in bytes, byte-level BPE or words, as
+// tokens that are cached on disk; training rows are windows of one length, none of which crosses
+// the border of a block. The splits are 90/5/5 % of its bytes in blocks spread over all of it or by
+// position (TextSplit), or texts of their own: `valid` and `test`, or a folder with WikiText's
+// three files (wiki.train.tokens, ...).
 #include <memory>
 #include <string>
 #include <vector>
@@ -15,9 +17,10 @@ namespace cistern {
 class TextTask : public Task {
  public:
   struct Options {
-    std::string text;  // a file or folder
+    std::string text;         // a file or folder
+    std::string valid, test;  // the same, for validation and test; empty: parts of `text`
     TokenizerKind tokenizer = TokenizerKind::kBpe;
-    int64_t vocab_size = 2048;  // with BPE
+    int64_t vocab_size = 2048;  // with BPE or words
     int64_t length = 256;       // tokens of a training row
     TextSplit split = TextSplit::kSpread;
   };
@@ -65,6 +68,7 @@ class TextTask : public Task {
   std::unique_ptr<ShuffledOrder> order_;  // of the windows
   std::vector<std::string> notes_;
   uint64_t text_hash_ = 0;
+  bool apart_ = false;  // validation and test are texts of their own
 };
 
 }  // namespace cistern

@@ -10,6 +10,7 @@
 #include "cistern/io/json_text.h"
 #include "cistern/text/bpe.h"
 #include "cistern/text/utf8.h"
+#include "cistern/text/words.h"
 
 namespace cistern {
 namespace {
@@ -230,8 +231,10 @@ std::unique_ptr<Tokenizer> ParseTokenizer(std::string_view text, const std::stri
   Reader reader(name);
   const json& model = reader.Member(file, "model", "");
   const json& type = reader.Member(model, "type", "model.");
+  if (type == "WordLevel") return ParseWords(text, name);
   if (type != "BPE")
-    reader.Bad("model.type is ", type.dump().substr(0, 80), "; only \"BPE\" is supported");
+    reader.Bad("model.type is ", type.dump().substr(0, 80),
+               "; only \"BPE\" and \"WordLevel\" are supported");
   for (const char* key : {"dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix",
                           "byte_fallback", "ignore_merges"}) {
     reader.RefuseSetting(model, key, "model.");

@@ -9,7 +9,8 @@ namespace cistern {
 
 const EnumNames<TokenizerKind>& TokenizerKinds() {
   static const EnumNames<TokenizerKind> names = {{TokenizerKind::kBpe, "bpe"},
-                                                 {TokenizerKind::kBytes, "bytes"}};
+                                                 {TokenizerKind::kBytes, "bytes"},
+                                                 {TokenizerKind::kWords, "words"}};
   return names;
 }
 

@@ -1,6 +1,6 @@
 #pragma once
-// Text to token ids and back. Two kinds: bytes (256 ids) and byte-level BPE, both saved as Hugging
-// Face tokenizer.json.
+// Text to token ids and back. Three kinds: bytes (256 ids), byte-level BPE, and words (words.h),
+// all saved as Hugging Face tokenizer.json.
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -12,15 +12,16 @@
 
 namespace cistern {
 
-enum class TokenizerKind { kBpe, kBytes };
-const EnumNames<TokenizerKind>& TokenizerKinds();  // bpe, bytes
+enum class TokenizerKind { kBpe, kBytes, kWords };
+const EnumNames<TokenizerKind>& TokenizerKinds();  // bpe, bytes, words
 
 class Tokenizer {
  public:
   virtual ~Tokenizer() = default;
   virtual TokenizerKind kind() const = 0;
   virtual int64_t vocab_size() const = 0;
-  // Any bytes can be encoded, valid UTF-8 or not; Decode(Encode(text)) == text always.
+  // Any bytes can be encoded, valid UTF-8 or not; Decode(Encode(text)) == text always, but for
+  // words: white space other than line ends becomes one space, and unknown words <unk>.
   virtual std::vector<int32_t> Encode(std::string_view text) const = 0;
   // The bytes of one token.
   virtual std::string_view Bytes(int32_t id) const = 0;
@@ -46,6 +47,11 @@ std::unique_ptr<Tokenizer> MakeByteTokenizer();
 std::unique_ptr<Tokenizer> TrainBpe(
     const std::function<std::string_view()>& next, int64_t vocab_size,
     const std::function<void(int64_t done, int64_t total)>& progress = nullptr);
+
+// Words by frequency, ties by their bytes, up to vocab_size with the four ids before them
+// (words.h); UsageError where that is below 4. What is no UTF-8 is left out. `next` as of TrainBpe.
+std::unique_ptr<Tokenizer> TrainWords(const std::function<std::string_view()>& next,
+                                      int64_t vocab_size);
 
 // Reads tokenizer.json (ours, or another byte-level BPE such as GPT-2's). A broken file is an Error
 // that names the file and the place, and so is one that asks for what we would not do the same way

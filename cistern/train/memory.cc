@@ -95,7 +95,7 @@ int64_t EstimateTrainingBytes(const ModelConfig& c, int64_t rows, int64_t length
                    ? kPairBlock * kPairsOfABlock
                    : own * seen * (stack.pair + (cross ? 0 : stack.pair_at_once));
     if (stack.bias > 0) numbers += seen * seen * stack.bias;
-    if (!cross) numbers += own * 6 * double(c.Stack(form).dim());
+    if (!cross) numbers += own * 6 * double(c.Stack(form).input_dim());
   }
   return int64_t(std::min(double(bytes) * numbers, 9e18));
 }

@@ -48,6 +48,8 @@ class Block(nn.Module):
         super().__init__()
         dim, options = stack["dim"], about["attention"]
         self.norm_first, self.dropout = config["norm"] == "pre", stack["dropout"]
+        out = config.get("ffn_out_dropout", -1)
+        self.ffn_out_dropout: float = self.dropout if out < 0 else out
         self.leaves: bool = about["leaves"]
         self.cross_leaves: bool = about["cross_leaves"]
         self.attention = None if options is None else Attention(first=first, **options)
@@ -78,8 +80,8 @@ class Block(nn.Module):
     def _before(self, x: Tensor, norm: str) -> Tensor:
         return getattr(self, norm)(x) if self.norm_first else x
 
-    def _add(self, x: Tensor, y: Tensor, norm: str) -> Tensor:
-        total = x + F.dropout(y, self.dropout, self.training)
+    def _add(self, x: Tensor, y: Tensor, norm: str, dropout: float | None = None) -> Tensor:
+        total = x + F.dropout(y, self.dropout if dropout is None else dropout, self.training)
         return total if self.norm_first else getattr(self, norm)(total)
 
     # Latents in the place of the tokens, which become their source.
@@ -155,7 +157,8 @@ class Block(nn.Module):
             return stream, state
         stream = self._read(stream, written)
         return stream._replace(
-            x=self._add(stream.x, self.ffn(self._before(stream.x, "ffn_norm")), "ffn_norm")), state
+            x=self._add(stream.x, self.ffn(self._before(stream.x, "ffn_norm")), "ffn_norm",
+                        self.ffn_out_dropout)), state
 
 
 class _Blocks(nn.Module):
@@ -219,13 +222,14 @@ class _Trunk(nn.Module):
     def _build(self, config: dict[str, Any], form: str, extra: int = 0) -> None:
         stack = model_stack(config, form)
         dim = self._dim = stack["dim"]
+        width = stack["input_dim"]  # of the tokens
         self._dropout = stack["dropout"]
-        self._scale = math.sqrt(dim) if config.get("scale_embeddings") else 1.0
+        self._scale = math.sqrt(width) if config.get("scale_embeddings") else 1.0
         self._padding: str = config.get("padding", "masked")
         self._extra, self._after = extra, config.get("cls_place") == "after"
-        self.embed_positions = Positions(stack["positions"], dim,
+        self.embed_positions = Positions(stack["positions"], width,
                                           stack["max_length"] + (0 if self._after else extra))
-        self.embed_norm = norm_of(config, dim) if config["embedding_norm"] else None
+        self.embed_norm = norm_of(config, width) if config["embedding_norm"] else None
         self.layers = _Blocks(config, stack)
         self.norm = norm_of(config, dim) if config["final_norm"] else None
 
@@ -345,16 +349,17 @@ class EncoderClassifier(_Trunk):
         self.config = config
         stack = model_stack(config, "bidirectional")
         dim, self.cls = stack["dim"], config["pooling"] == "cls"
+        width = stack["input_dim"]
         values = config.get("encoder_classifier", {})
         self.values: bool = values.get("input", "tokens") == "values"
         if self.values:
-            self.embed_values = nn.Linear(values["channels"], dim)
+            self.embed_values = nn.Linear(values["channels"], width)
         else:
             self.embed_tokens = nn.Embedding(
-                config["vocab_size"], dim,
+                config["vocab_size"], width,
                 padding_idx=0 if config.get("init", {}).get("zero_pad_row") else None)
         if self.cls:
-            self.cls_token = nn.Parameter(torch.zeros(1, 1, dim))
+            self.cls_token = nn.Parameter(torch.zeros(1, 1, width))
         self._build(config, "bidirectional", int(self.cls))
         if config.get("padding") == "reads":
             raise UsageError("the Python package has no padding=reads; run such a model with the "
@@ -482,8 +487,11 @@ class EncoderDecoder(nn.Module):
     def __init__(self, config: dict[str, Any]) -> None:
         super().__init__()
         self.config = config
+        if config.get("cross", {}).get("memory", "own") != "own":
+            raise UsageError("the Python package has no cross.memory; run such a model with the "
+                             "C++ library")
         vocab = config["target_vocab_size"] or config["vocab_size"]
-        dims = [model_stack(config, form)["dim"] for form in ("bidirectional", "causal")]
+        dims = [model_stack(config, form)["input_dim"] for form in ("bidirectional", "causal")]
         self.embed_tokens = nn.Embedding(vocab, dims[1])
         share = config.get("encoder_decoder", {}).get("share_embeddings", True)
         self.source_embed_tokens = None if share else nn.Embedding(config["vocab_size"], dims[0])

@@ -216,8 +216,8 @@ Json AttentionArguments(const AttentionLayerOptions& a) {
   Json options = a.mechanism_options;
   int64_t source_dim = a.source_dim;
   if (FindMechanism(a.mechanism).MakesLatents() && a.form == Form::kBidirectional) {
-    if (const int64_t more = FourierOf(a.mechanism_options).Channels(); more > 0)
-      source_dim = a.dims.Model() + more;
+    if (source_dim == 0) source_dim = a.dims.Model();
+    source_dim += FourierOf(a.mechanism_options).Channels();
   }
   if (FindMechanism(a.mechanism).copies_scores)
     options["heads"] = a.dims.copied;  // by the placement
@@ -261,6 +261,7 @@ std::string ModelStack(std::string_view text, std::string_view form_name) {
     }
     const StackOptions& o = stack.options();
     return Json{{"dim", o.dim},
+                {"input_dim", stack.input_dim()},
                 {"ffn_dim", stack.ffn_dim()},
                 {"max_length", o.max_length},
                 {"positions", NameOf(*o.positions, PositionKinds())},

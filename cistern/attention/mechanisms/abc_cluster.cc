@@ -20,7 +20,9 @@ MechanismInfo abc_cluster_mechanism() {
   i.definition = "as abc_mlp, phi_s = e_c / |c|, c the cluster of k_s and |c| its size";
   i.forms = {Form::kBidirectional, Form::kCausal, Form::kCross};
   i.causal_is_prefix = false;  // a hash against k-means
+  i.padding_refusal = "its clusters are those of a whole row, and a written state has others";
   i.positions = AddedPositions();
+  i.slots = true;
   i.time = "O(T n d), bidirectional O(iterations T n 32) more";
   i.state = "n (2 d + 1) per head";
   i.cases = {Json{{"slots", 5}},

@@ -19,6 +19,7 @@ MechanismInfo abc_compressive_mechanism() {
       "true count";
   i.forms = {Form::kBidirectional, Form::kCausal, Form::kCross};
   i.positions = AddedPositions();
+  i.slots = true;
   i.time = "O(T n d)";
   i.state = "n (2 d + 1) per head";
   i.cases = {Json{{"slots", 3}, {"ratio", 4}},

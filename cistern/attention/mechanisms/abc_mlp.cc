@@ -18,6 +18,7 @@ MechanismInfo abc_mlp_mechanism() {
       "a_s / sum_s a_s, a_s = exp(W_phi x_s)";
   i.forms = {Form::kBidirectional, Form::kCausal, Form::kCross};
   i.positions = AddedPositions();
+  i.slots = true;
   i.time = "O(T n d)";
   i.state = "n (2 d + 1) per head";
   i.cases = {Json{{"slots", 3}},

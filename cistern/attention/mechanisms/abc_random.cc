@@ -23,6 +23,7 @@ MechanismInfo abc_random_mechanism() {
   i.forms = {Form::kBidirectional, Form::kCausal, Form::kCross};
   i.stochastic = true;
   i.positions = AddedPositions();
+  i.slots = true;
   i.time = "O(T n d)";
   i.state = "n (2 d + 1) per head";
   i.cases = {Json{{"slots", 5}}, Json{{"slots", 5}, {"mean", true}},

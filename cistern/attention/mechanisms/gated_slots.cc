@@ -27,6 +27,7 @@ MechanismInfo gated_slots_mechanism() {
       "cross: its gates favour what was written last, and no source token is nearest to a query; "
       "use abc_mlp instead"};
   i.positions = AddedPositions();
+  i.slots = true;
   i.time = "O(T n d)";
   i.state = "2 n d per head";
   i.cases = {Json{{"slots", 3}}, Json{{"slots", 4}, {"temperature", 1.0}}};

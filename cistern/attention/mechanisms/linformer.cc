@@ -54,6 +54,7 @@ MechanismInfo linformer_mechanism() {
       "v_s^T over the tokens s seen by t";
   i.forms = {Form::kBidirectional, Form::kCausal, Form::kCross};
   i.positions = AddedPositions();
+  i.slots = true;
   i.time = "O(T k d)";
   i.state = "2 k d per head";
   i.fixed_length = true;

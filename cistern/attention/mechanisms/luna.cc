@@ -115,6 +115,10 @@ at::Tensor LunaMechanism::Readable(const at::Tensor& lengths) const {
   return ops::Within(lengths, Slots());
 }
 
+at::Tensor LunaMechanism::ReadableSlots(const State& state) const {
+  return options_.dynamic_projection ? state[count_].clamp_max(Slots()) : at::Tensor();
+}
+
 at::Tensor LunaMechanism::DoPack(const std::vector<at::Tensor>& x, const ops::Mask& mask) {
   ops::SoftmaxOptions options;
   options.dropout = Dropout();

@@ -32,6 +32,7 @@ class LunaMechanism : public MemoryMechanism {
 
   PackedOutput packed_output() const override { return options_.packed_output; }
   at::Tensor Packed(const State& state) const override { return state[packed_]; }
+  at::Tensor ReadableSlots(const State& state) const override;
   at::Tensor DoPack(const std::vector<at::Tensor>& x, const ops::Mask& mask) override;
   at::Tensor DoUnpack(const std::vector<at::Tensor>& x, const std::vector<at::Tensor>& packed,
                       const ops::Mask& mask) override;

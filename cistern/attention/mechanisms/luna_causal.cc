@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 
 #include <cmath>
+#include <limits>
 
 #include "cistern/attention/definition.h"
 #include "cistern/attention/token_positions.h"
@@ -29,6 +30,7 @@ MechanismInfo luna_causal_mechanism() {
       "cross: it divides by the position; use luna instead"};
   i.memory = MemoryUse::kFixed;
   i.positions = AddedPositions();
+  i.slots = true;
   i.time = "O(T M d)";
   i.state = "2 M d per head";
   i.merges = true;
@@ -62,6 +64,9 @@ LunaCausalMechanism::LunaCausalMechanism(const MechanismInfo& info, const Option
   key_memory_ = AddState("key_memory");
   value_memory_ = AddState("value_memory");
   count_ = AddState("count");
+  if (!dims.memory_given) return;
+  memory_ = AddState("memory");
+  readable_ = AddState("readable");
 }
 
 at::Tensor LunaCausalMechanism::DoPack(const std::vector<at::Tensor>&, const ops::Mask&) {
@@ -76,35 +81,62 @@ State LunaCausalMechanism::EmptyState(int64_t batch, const at::TensorOptions& op
   State state = UndefinedState();
   state[key_memory_] = ops::EmptySums(batch, dims().heads, Slots(), Width(), options);
   state[value_memory_] = ops::EmptySums(batch, dims().heads, Slots(), Width(), options);
-  state[count_] = at::zeros({batch}, options.dtype(at::kLong).requires_grad(false));
+  const at::TensorOptions counts = options.dtype(at::kLong).requires_grad(false);
+  state[count_] = at::zeros({batch}, counts);
+  if (!dims().memory_given) return state;
+  state[memory_] = at::zeros({batch, dims().heads, Slots(), Width()}, options.requires_grad(false));
+  state[readable_] = at::zeros({batch}, counts);
   return state;
+}
+
+void LunaCausalMechanism::GiveMemory(const std::vector<at::Tensor>& memory,
+                                     const at::Tensor& readable, State& state) const {
+  const int64_t batch = state[count_].size(0);
+  state[memory_] = memory.at(0).expand({batch, -1, -1, -1}).contiguous();
+  state[readable_] = readable.defined() ? readable : at::full_like(state[count_], Slots());
+}
+
+void LunaCausalMechanism::CheckState(const State& state) const {
+  if (!dims().memory_given) return;
+  const at::Tensor& readable = state[readable_];
+  CISTERN_CHECK(readable.ge(0).logical_and(readable.le(Slots())).all().item<bool>(),
+                "[luna_causal] readable must be from 0 to slots=", Slots());
 }
 
 at::Tensor LunaCausalMechanism::Omega(const at::Tensor& u) const {
   return options_.weight == Weight::kElu ? at::elu(u) + 1 : at::softplus(u, std::log(2.0), 64);
 }
 
-at::Tensor LunaCausalMechanism::WriteWeights(const std::vector<at::Tensor>& x) const {
+at::Tensor LunaCausalMechanism::WriteWeights(const std::vector<at::Tensor>& x,
+                                             const State& state) const {
+  const at::Tensor memory = dims().memory_given ? state[memory_].to(x[fit_k_].scalar_type())
+                                                : OfMemory(x, memory_q_, x[fit_k_].size(0));
   const at::Tensor a =
-      Omega(at::matmul(x[fit_k_], OfMemory(x, memory_q_, x[fit_k_].size(0)).transpose(2, 3)) /
-            std::sqrt(double(Width())));
+      Omega(at::matmul(x[fit_k_], memory.transpose(2, 3)) / std::sqrt(double(Width())));
   return Dropout() > 0 ? at::dropout(a, Dropout(), true) : a;
 }
 
-at::Tensor LunaCausalMechanism::ReadWeights(const at::Tensor& matched,
-                                            const at::Tensor& tokens) const {
-  return at::softmax(matched / (tokens * std::sqrt(double(Width()))), -1) / tokens;
+at::Tensor LunaCausalMechanism::ReadWeights(const at::Tensor& matched, const at::Tensor& tokens,
+                                            const State& state) const {
+  at::Tensor logits = matched / (tokens * std::sqrt(double(Width())));
+  if (!dims().memory_given) return at::softmax(logits, -1) / tokens;
+  const at::Tensor& readable = state[readable_];
+  const at::Tensor hidden =
+      ops::Within(readable.clamp_min(1), Slots()).logical_not().unsqueeze(1).unsqueeze(1);
+  const at::Tensor none = readable.eq(0).view({-1, 1, 1, 1});
+  logits = logits.masked_fill(hidden, -std::numeric_limits<double>::infinity());
+  return at::softmax(logits, -1).masked_fill(none, 0.0) / tokens;
 }
 
 at::Tensor LunaCausalMechanism::DoExtend(const std::vector<at::Tensor>& x, State& state,
                                          const ops::Mask& mask) {
-  const at::Tensor a = WriteWeights(x),
+  const at::Tensor a = WriteWeights(x, state),
                    positions = PiecePositions(state[count_], x[q_].size(2), mask);
   const at::Tensor tokens =
       (positions + 1).to(x[q_].scalar_type()).unsqueeze(1).unsqueeze(-1);  // [B,1,T,1]
   const ops::SumResult matched = ops::SumMatch(x[q_], a, x[k_], state[key_memory_], mask);
   const ops::SumResult result =
-      ops::SumRead(ReadWeights(matched.out, tokens), a, x[v_], state[value_memory_], mask);
+      ops::SumRead(ReadWeights(matched.out, tokens, state), a, x[v_], state[value_memory_], mask);
   state[key_memory_] = matched.memory;
   state[value_memory_] = result.memory;
   state[count_] = PositionsAfter(state[count_], positions, mask);
@@ -113,7 +145,7 @@ at::Tensor LunaCausalMechanism::DoExtend(const std::vector<at::Tensor>& x, State
 
 void LunaCausalMechanism::DoWrite(const std::vector<at::Tensor>& x, State& state,
                                   const ops::Mask& mask) {
-  const at::Tensor a = WriteWeights(x),
+  const at::Tensor a = WriteWeights(x, state),
                    positions = PiecePositions(state[count_], x[k_].size(2), mask);
   state[key_memory_] = ops::SumWrite(a, x[k_], state[key_memory_], mask);
   state[value_memory_] = ops::SumWrite(a, x[v_], state[value_memory_], mask);
@@ -124,7 +156,7 @@ at::Tensor LunaCausalMechanism::Read(const std::vector<at::Tensor>& x, const Sta
   const auto type = x[q_].scalar_type();
   const at::Tensor tokens = state[count_].clamp_min(1).to(type).view({-1, 1, 1, 1});
   const at::Tensor matched = at::matmul(x[q_], state[key_memory_].to(type).transpose(2, 3));
-  return at::matmul(ReadWeights(matched, tokens), state[value_memory_].to(type));
+  return at::matmul(ReadWeights(matched, tokens, state), state[value_memory_].to(type));
 }
 
 at::Tensor LunaCausalMechanism::Definition(Form form, const std::vector<at::Tensor>& queries,
@@ -144,6 +176,7 @@ at::Tensor LunaCausalMechanism::Definition(Form form, const std::vector<at::Tens
 State LunaCausalMechanism::Merge(const State& first, const State& second) const {
   State whole = UndefinedState();
   for (const StateId& id : {key_memory_, value_memory_, count_}) whole[id] = first[id] + second[id];
+  if (dims().memory_given) whole[memory_] = first[memory_], whole[readable_] = first[readable_];
   return whole;
 }
 

@@ -4,6 +4,10 @@
 // 1/t sum_s a_s (x) v_s, and a token reads y_t = softmax(q_t G_t^T / sqrt(d)) R_t. The memory P is
 // learned and the same for all tokens and layers. Sums are the raw mode of ops/sum_memory; t counts
 // the tokens of a document.
+//
+// In Luna's decoder P is not learned but the memory that cross attention hands from layer to layer
+// (its static_context; AttentionDims::memory_given): it comes with each row and is part of the
+// state.
 #include "cistern/attention/memory_mechanism.h"
 
 namespace cistern {
@@ -24,7 +28,8 @@ class LunaCausalMechanism : public MemoryMechanism {
   at::Tensor DoUnpack(const std::vector<at::Tensor>& x, const std::vector<at::Tensor>& packed,
                       const ops::Mask& mask) override;
   // key_memory, value_memory [B,H,M,d] in double, the sums; count [B] int64: tokens of the document
-  // each row is in
+  // each row is in. With a given memory also memory [B,H,M,d], P after its map, and readable [B]
+  // int64: slots that tokens may read, 0 before there is a memory, where a token reads zeros.
   State EmptyState(int64_t batch, const at::TensorOptions& options) const override;
   at::Tensor DoExtend(const std::vector<at::Tensor>& x, State& state,
                       const ops::Mask& mask) override;
@@ -33,15 +38,21 @@ class LunaCausalMechanism : public MemoryMechanism {
   at::Tensor Definition(Form form, const std::vector<at::Tensor>& queries,
                         const std::vector<at::Tensor>& x) const override;
   State Merge(const State& first, const State& second) const override;  // plain sums
+  void GiveMemory(const std::vector<at::Tensor>& memory, const at::Tensor& readable,
+                  State& state) const override;
+  void CheckState(const State& state) const override;
 
  private:
   at::Tensor Omega(const at::Tensor& u) const;
-  at::Tensor WriteWeights(const std::vector<at::Tensor>& x) const;                    // [B,H,T,M]
-  at::Tensor ReadWeights(const at::Tensor& matched, const at::Tensor& tokens) const;  // [B,H,T,M]
+  // Both [B,H,T,M].
+  at::Tensor WriteWeights(const std::vector<at::Tensor>& x, const State& state) const;
+  at::Tensor ReadWeights(const at::Tensor& matched, const at::Tensor& tokens,
+                         const State& state) const;
 
   Options options_;
   ProjectionId q_, fit_k_, k_, v_, memory_q_;  // fit_k_: c' of a_s; tie_kv: v_ is k_
   StateId key_memory_, value_memory_, count_;
+  StateId memory_, readable_;  // declared with a given memory
 };
 
 }  // namespace cistern

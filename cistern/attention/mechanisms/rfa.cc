@@ -36,6 +36,7 @@ MechanismInfo rfa_mechanism() {
       "/ |k|, w_i ~ N(0, I / tau^2)";
   i.forms = {Form::kBidirectional, Form::kCausal, Form::kCross};
   i.stochastic = true;
+  i.padding_refusal = "its cross form may have another denominator";
   i.positions = AllPositions();
   i.time = "O(T m d)";
   i.state = "2 m (d + 1) per head; arccos m (d + 1)";

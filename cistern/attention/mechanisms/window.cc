@@ -23,6 +23,7 @@ MechanismInfo window_mechanism() {
       "y_t = sum_s softmax_s(q_t . k_s / sqrt(d)) v_s over t-n < s <= t; bidirectional |t-s| < "
       "n; cross: the last n of the source";
   i.forms = {Form::kBidirectional, Form::kCausal, Form::kCross};
+  i.padding_refusal = "a token reads its neighbours, and padding has none";
   i.positions = AllPositions();
   i.time = "O(T n d)";
   i.state = "2 n d per head";
