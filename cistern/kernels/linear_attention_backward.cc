@@ -109,14 +109,16 @@ HWY_NOINLINE void QueryGradients(const LinearPart<T>& part, const LinearTensors<
     if (tokens.StartsAt(t)) sums.Clear();
     rows = part.RowsAt(t);
     const size_t next = t + rows, end = std::min(tokens.length, next + kC);
-    for (const auto* y : {&x.q, &x.k}) PrefetchRows(*y, next, end, n);
-    for (const auto* y : {&x.v, &x.g}) PrefetchRows(*y, next, end, width);
+    // Asked for between the products, so that they do not wait for one another.
+    PrefetchRows(x.k, next, end, n);
     const T* const K = FeaturesOf(part.rule, x.k, t, rows, n, K_panel);
     const T* const V = PanelOf(x.v, t, rows, width, V_panel);
     NumeratorGradients(part, x, t, rows, dp, N);
     Transpose(rows, width, V, dp, VT, kCp);
+    PrefetchRows(x.v, next, end, width);
     LowerProduct<T>(rows, {N, dp, 1, VT, kCp, width}, B, kCp);
     if (divides) AddToRows(rows, x.e + t, B);
+    PrefetchRows(x.g, next, end, width);
     Product<Triangle::kLower, T>(rows, n, {N, dp, 1, sums.S.Seen(), np, width},
                                  {B, kCp, 1, K, np, rows}, X, np);
     if (divides) {
@@ -124,6 +126,7 @@ HWY_NOINLINE void QueryGradients(const LinearPart<T>& part, const LinearTensors<
       AddRow(rows, np, x.e + t, seen, X);
     }
     UnmapRows(part.rule.map, X, x.q, t, rows, n, np, x.dq);
+    PrefetchRows(x.q, next, end, n);
     sums.S.Write(width, n, {V, 1, dp, K, np, rows});  // V^T K
     sums.z.Write(rows, K, nullptr);
     sums.Pass(rows);
@@ -172,8 +175,6 @@ HWY_NOINLINE void KeyGradients(const LinearPart<T>& part, const LinearTensors<T>
              begins);
     for (size_t c = begins.size() - 1; c-- > 0;) {
       const size_t t = begins[c], rows = begins[c + 1] - t, before = t < kC ? 0 : t - kC;
-      for (const auto* y : {&x.q, &x.k}) PrefetchRows(*y, before, t, n);
-      for (const auto* y : {&x.v, &x.g}) PrefetchRows(*y, before, t, width);
       const T* const Q = FeaturesOf(part.rule, x.q, t, rows, n, Q_panel);
       const T* const K = FeaturesOf(part.rule, x.k, t, rows, n, K_panel);
       const T* const V = PanelOf(x.v, t, rows, width, V_panel);
@@ -181,14 +182,17 @@ HWY_NOINLINE void KeyGradients(const LinearPart<T>& part, const LinearTensors<T>
       const T* const R = sums.S.Seen();
       Transpose(np, dp, R, dp, RT, np);
 
+      PrefetchRows(x.q, before, t, n);
       Transpose(rows, n, K, np, KT, kCp);
       LowerProduct<T>(rows, {Q, np, 1, KT, kCp, n}, A, kCp);
+      PrefetchRows(x.k, before, t, n);
       const bool direct = width % kLanes<T> == 0 && rows % kTileRows == 0;
       T* const D = direct ? x.dv.At(t) : D_panel;
       Product<Triangle::kUpper, T>(rows, width, {K, np, 1, R, dp, n}, {A, 1, kCp, N, dp, rows}, D,
                                    direct ? static_cast<size_t>(x.dv.time) : dp);
       if (!direct) UnpackRows(D_panel, t, rows, width, dp, x.dv);
 
+      PrefetchRows(x.v, before, t, width);
       Transpose(rows, width, V, dp, VT, kCp);
       LowerProduct<T>(rows, {N, dp, 1, VT, kCp, width}, B, kCp);
       if (divides) AddToRows(rows, x.e + t, B);
@@ -199,6 +203,7 @@ HWY_NOINLINE void KeyGradients(const LinearPart<T>& part, const LinearTensors<T>
         AddRow<T>(rows, np, nullptr, seen, Y);
       }
       UnmapRows(part.rule.map, Y, x.k, t, rows, n, np, x.dk);
+      PrefetchRows(x.g, before, t, width);
       sums.S.Write(n, width, {Q, 1, np, N, dp, rows});  // Q^T n
       sums.z.Write(rows, Q, x.e + t);
       sums.Pass(rows);

@@ -7,11 +7,13 @@
 #include <map>
 
 #include "cistern/attention/definition.h"
+#include "cistern/attention/mechanisms/linear.h"
 #include "cistern/attention/mechanisms/reuse.h"
 #include "cistern/attention/mechanisms/softmax.h"
 #include "cistern/attention/mechanisms/t2r.h"
 #include "cistern/base/parallel.h"
 #include "cistern/kernels/isa.h"
+#include "cistern/ops/linear_attention.h"
 #include "cistern/ops/slot_memory.h"
 #include "cistern/ops/testing.h"
 #include "cistern/verify/suite.h"
@@ -343,6 +345,52 @@ TEST(Mutants, ALayerThatIsNotItsPartsIsCaught) {
   EXPECT_FALSE(RunCheck(FindProperty("definition"), wrong, ops::Impl::kKernel, {}).failed())
       << "the core alone is sound";
   EXPECT_FALSE(RunCheck(FindProperty("layer"), sound, ops::Impl::kKernel, {}).failed());
+}
+
+// Linear attention whose fused walk has one defect.
+enum class WalkDefect { kNone, kOtherFeatures, kForgetsNormaliser, kLosesQueryGradient };
+WalkDefect walk_defect = WalkDefect::kNone;
+
+class WrongWalk : public LinearMechanism {
+ public:
+  using LinearMechanism::LinearMechanism;
+  at::Tensor DoExtend(const Tensors& x, State& state, const ops::Mask& mask) override {
+    const double eps = walk_defect == WalkDefect::kOtherFeatures ? 0 : 0.125;
+    const at::Tensor before = state["memory"];
+    const auto walk = [&](const at::Tensor& q) {
+      return ops::LinearAttention(q, x[1], x[2], before,
+                                  {FeatureMap::kEluPlusOne, eps, DivisorRule::kPlus, 1e-6}, mask);
+    };
+    const ops::SumResult result = walk(x[0]);
+    const int64_t width = x[2].size(3);
+    state["memory"] = walk_defect == WalkDefect::kForgetsNormaliser
+                          ? at::cat({result.memory.narrow(3, 0, width),
+                                     at::zeros_like(before.narrow(3, width, 1))},
+                                    3)
+                          : result.memory;
+    if (walk_defect != WalkDefect::kLosesQueryGradient) return result.out;
+    return 0.5 * result.out + 0.5 * walk(x[0].detach()).out;
+  }
+};
+
+TEST(Mutants, AWrongFusedWalkIsCaught) {
+  MechanismInfo info = FindMechanism("linear");
+  info.construct = InfoOf<WrongWalk>("linear").construct;
+  const Json options = {{"eps", 1e-6}, {"map_eps", 0.125}};
+  const std::pair<WalkDefect, const char*> caught_by[] = {
+      {WalkDefect::kOtherFeatures, "definition"},
+      {WalkDefect::kForgetsNormaliser, "pieces"},
+      {WalkDefect::kLosesQueryGradient, "gradient"}};
+  for (const auto& [defect, property] : caught_by) {
+    Subject subject(info, options, 1);
+    walk_defect = WalkDefect::kNone;
+    EXPECT_FALSE(RunCheck(FindProperty(property), subject, ops::Impl::kKernel, {}).failed())
+        << property;
+    walk_defect = defect;
+    EXPECT_TRUE(RunCheck(FindProperty(property), subject, ops::Impl::kKernel, {}).failed())
+        << property;
+  }
+  walk_defect = WalkDefect::kNone;
 }
 
 // Reuse that takes the heads over in the wrong order.
