@@ -25,7 +25,34 @@ std::vector<std::vector<std::string>> CellTexts(const Figures::Table& table) {
   return out;
 }
 
+// The number of an attribute of the <svg> tag: width or height.
+int Attribute(const std::string& svg, const std::string& name) {
+  const std::string key = " " + name + "=\"";
+  const size_t at = svg.find(key);
+  CISTERN_CHECK(svg.starts_with("<svg ") && at < svg.find('>'), "[figures] a picture without ",
+                name);
+  return std::stoi(svg.substr(at + key.size()));
+}
+
 }  // namespace
+
+std::string SideBySide(const std::vector<std::string>& svgs, int columns) {
+  CISTERN_CHECK(columns >= 1, "[figures] ", columns, " pictures in a line");
+  int width = 0, height = 0;
+  std::string body;
+  for (size_t begin = 0; begin < svgs.size(); begin += size_t(columns)) {
+    int x = 0, line = 0;
+    for (size_t i = begin; i < std::min(svgs.size(), begin + size_t(columns)); ++i) {
+      body += StrCat("<svg x=\"", x, "\" y=\"", height, "\" ", svgs[i].substr(5));
+      x += Attribute(svgs[i], "width");
+      line = std::max(line, Attribute(svgs[i], "height"));
+    }
+    width = std::max(width, x);
+    height += line;
+  }
+  return StrCat("<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"", width, "\" height=\"", height,
+                "\" viewBox=\"0 0 ", width, " ", height, "\" role=\"img\">\n", body, "</svg>\n");
+}
 
 std::string CsvCell(const std::string& text) {
   if (text.find_first_of(",\"\n\r") == std::string::npos) return text;

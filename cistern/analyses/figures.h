@@ -53,6 +53,9 @@ class Figures {
   Json facts_ = Json::object();
 };
 
+// Pictures of RenderSvg in one, `columns` in a line, each line as high as its highest.
+std::string SideBySide(const std::vector<std::string>& svgs, int columns);
+
 // A cell of CSV (RFC 4180), quoted where it has to be.
 std::string CsvCell(const std::string& text);
 // A number or text as people read it; empty for null and NaN.
