@@ -14,6 +14,8 @@ endif()
 install(DIRECTORY cistern/ DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/cistern
   FILES_MATCHING PATTERN "*.h" PATTERN "*.def" PATTERN "*_test*" EXCLUDE
   PATTERN "test_*" EXCLUDE PATTERN "testing*" EXCLUDE PATTERN "*-inl.h" EXCLUDE)
+# `cistern reproduce` finds its tables there.
+install(DIRECTORY configs DESTINATION ${CMAKE_INSTALL_DATADIR}/cistern)
 install(FILES LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR})
 
 install(EXPORT cisternTargets NAMESPACE cistern:: DESTINATION ${cistern_config_dir})

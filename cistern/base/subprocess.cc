@@ -1,20 +1,25 @@
 #include "cistern/base/subprocess.h"
 
+#include <fcntl.h>
+#include <poll.h>
 #include <signal.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstring>
 #include <filesystem>
 
 #include "cistern/base/error.h"
+#include "cistern/base/interrupt.h"
 
 namespace cistern {
 
 std::string ThisProgram() { return std::filesystem::read_symlink("/proc/self/exe").string(); }
 
-ProcessResult RunProcess(const std::string& program, const std::vector<std::string>& arguments) {
+ProcessResult RunProcess(const std::string& program, const std::vector<std::string>& arguments,
+                         const std::string& errors) {
   constexpr int kNotStarted = 127;
   std::vector<std::string> words = {program};
   words.insert(words.end(), arguments.begin(), arguments.end());
@@ -22,6 +27,11 @@ ProcessResult RunProcess(const std::string& program, const std::vector<std::stri
   argv.reserve(words.size() + 1);
   for (std::string& w : words) argv.push_back(w.data());
   argv.push_back(nullptr);
+  int log = -1;
+  if (!errors.empty()) {
+    log = open(errors.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
+    CISTERN_CHECK(log >= 0, "cannot write ", errors, ": ", std::strerror(errno));
+  }
   int fds[2];
   CISTERN_CHECK(pipe(fds) == 0, "cannot make a pipe");
   const pid_t parent = getpid(), child = fork();
@@ -31,15 +41,27 @@ ProcessResult RunProcess(const std::string& program, const std::vector<std::stri
     prctl(PR_SET_PDEATHSIG, SIGTERM);
     if (getppid() != parent) _exit(128 + SIGTERM);
     dup2(fds[1], STDOUT_FILENO);
+    if (log >= 0) dup2(log, STDERR_FILENO);
     close(fds[0]);
     close(fds[1]);
     execv(program.c_str(), argv.data());
     _exit(kNotStarted);
   }
   close(fds[1]);
+  if (log >= 0) close(log);
   ProcessResult result;
   char buffer[4096];
+  bool told = false;
   for (;;) {
+    // A signal to this process alone reaches the child by SIGHUP: Ctrl-C in a terminal reaches both
+    // by SIGINT, and a second one of a kind would end the child before it has saved.
+    if (Interrupted() && !told) {
+      kill(child, SIGHUP);
+      told = true;
+    }
+    pollfd ready = {fds[0], POLLIN, 0};
+    constexpr int kMilliseconds = 200;
+    if (poll(&ready, 1, kMilliseconds) <= 0) continue;
     const ssize_t n = read(fds[0], buffer, sizeof buffer);
     if (n < 0 && errno == EINTR) continue;
     if (n <= 0) break;

@@ -10,10 +10,12 @@ struct ProcessResult {
   std::string output;  // what it wrote to standard output
 };
 
-// Starts `program` with these arguments; standard error stays that of this process. When this
-// process ends, however that happens, the child is told to end as well (SIGTERM). Error where it
+// Starts `program` with these arguments; standard error stays that of this process, or is appended
+// to the file `errors`. When this process ends, however that happens, the child is told to end as
+// well (SIGTERM), and when it is interrupted (base/interrupt.h), to save and end. Error where it
 // cannot be started.
-ProcessResult RunProcess(const std::string& program, const std::vector<std::string>& arguments);
+ProcessResult RunProcess(const std::string& program, const std::vector<std::string>& arguments,
+                         const std::string& errors = "");
 
 // The path of the running program.
 std::string ThisProgram();

@@ -41,6 +41,7 @@ void AddEval(CLI::App& app, Run& run);
 void AddPredict(CLI::App& app, Run& run);
 void AddGenerate(CLI::App& app, Run& run);
 void AddCompare(CLI::App& app, Run& run);
+void AddReproduce(CLI::App& app, Run& run);
 void AddAnalyze(CLI::App& app, Run& run);
 void AddStatistics(CLI::App& app, Run& run);
 void AddBench(CLI::App& app, Run& run);

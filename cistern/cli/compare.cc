@@ -10,7 +10,7 @@
 #include "cistern/base/interrupt.h"
 #include "cistern/base/parallel.h"
 #include "cistern/base/progress.h"
-#include "cistern/base/subprocess.h"
+#include "cistern/cli/child_run.h"
 #include "cistern/cli/command.h"
 #include "cistern/cli/compare_report.h"
 #include "cistern/decode/generate.h"
@@ -28,30 +28,23 @@ struct CompareArguments {
   std::string data, task, file, out;
   std::vector<std::string> mechanisms, set;
   double seconds = 120;
-  int64_t sample_tokens = 120, decode_tokens = 4000;
+  int64_t sample_tokens = 120, decode_tokens = 4000, seeds = 1;
+  std::vector<int64_t> lengths;
   bool resume = false;
 };
-
-// Thrown where the child was interrupted.
-struct InterruptedRun {};
-
-// Runs `cistern train` in a process of its own, so that peak memory is that model's alone. Returns
-// the JSON it printed.
-Json TrainInChild(const std::vector<std::string>& arguments) {
-  std::vector<std::string> words = {"train"};
-  words.insert(words.end(), arguments.begin(), arguments.end());
-  const ProcessResult run = RunProcess(ThisProgram(), words);
-  if (run.code == 130) throw InterruptedRun();
-  if (run.code == 2) throw UsageError("the training run was refused (see above)");
-  CISTERN_CHECK(run.code == 0, "the training run ended with exit code ", run.code, " (see above)");
-  return Json::parse(run.output);
-}
 
 // "window:2+latte:2" lies in window2-latte2.
 std::string FolderName(std::string mechanism) {
   std::erase(mechanism, ':');
   std::replace(mechanism.begin(), mechanism.end(), '+', '-');
   return mechanism;
+}
+
+// Of one run: OUT/latte, OUT/latte-512 with --lengths, OUT/latte/seed-2 with --seeds.
+std::string RunPlace(const CompareArguments& a, const std::string& mechanism, int64_t length,
+                     int64_t seed) {
+  return StrCat(a.out, "/", FolderName(mechanism), length > 0 ? StrCat("-", length) : "",
+                a.seeds > 1 ? StrCat("/seed-", seed) : "");
 }
 
 // What all runs are trained with, as assignments; the user's own win.
@@ -76,8 +69,11 @@ std::vector<std::string> Assignments(CLI::App& command, const CompareArguments& 
 // The dtype that the runs of an interrupted comparison were begun with; empty: none was begun.
 std::string BegunDtype(const CompareArguments& a) {
   for (const std::string& mechanism : a.mechanisms) {
-    const std::string path = a.out + "/" + FolderName(mechanism) + "/experiment.json";
-    if (std::filesystem::exists(path)) return ReadJsonFile(path).value("dtype", "");
+    for (const int64_t length : a.lengths) {
+      const std::string path =
+          RunPlace(a, mechanism, length, int64_t(a.common.seed)) + "/experiment.json";
+      if (std::filesystem::exists(path)) return ReadJsonFile(path).value("dtype", "");
+    }
   }
   return "";
 }
@@ -138,40 +134,43 @@ std::string TimeStamp() {
   return stamp;
 }
 
-// One run: trained; with --resume, continued or reused.
-CompareRow TrainOne(const CompareArguments& a, const std::vector<std::string>& set,
-                    const std::string& mechanism) {
-  CompareRow row{
-      mechanism, a.out + "/" + FolderName(mechanism), FindMechanism(mechanism).bounded, "", {}, {}};
-  const std::string done = row.folder + "/result.json";
-  std::error_code ignored;
-  if (a.resume && std::filesystem::exists(done, ignored)) {
-    row.result = ReadJsonFile(done);
-    return row;
-  }
-  std::vector<std::string> arguments = {
-      "--json",   "--out",        row.folder, "--threads", std::to_string(a.common.threads),
-      "--device", a.common.device};
-  if (Quiet()) arguments.push_back("--quiet");
-  if (a.resume && std::filesystem::exists(row.folder + "/experiment.json", ignored)) {
-    arguments.push_back("--resume");
-  } else {
-    if (!a.file.empty()) arguments.push_back(a.file);
-    std::vector<std::string> assignments = set;
-    assignments.push_back("model.attention=" + mechanism);
-    for (const std::string& s : assignments) {
-      arguments.push_back("--set");
-      arguments.push_back(s);
+// All seeds of a row: trained; with --resume, continued or reused.
+CompareRow TrainRow(const CompareArguments& a, const std::vector<std::string>& set,
+                    const std::string& mechanism, int64_t length) {
+  CompareRow row;
+  row.mechanism = mechanism;
+  row.bounded = FindMechanism(mechanism).bounded;
+  row.length = length;
+  row.folder = RunPlace(a, mechanism, length, int64_t(a.common.seed));
+  for (int64_t i = 0; i < a.seeds; ++i) {
+    const int64_t seed = int64_t(a.common.seed) + i;
+    ChildSettings child{RunPlace(a, mechanism, length, seed),
+                        a.file,
+                        set,
+                        a.common.threads,
+                        a.common.device,
+                        a.resume};
+    child.set.push_back("model.attention=" + mechanism);
+    if (length > 0) child.set.push_back(StrCat("task.length=", length));
+    child.set.push_back(StrCat("seed=", seed));
+    try {
+      const ChildRun run = RunTraining(child);
+      if (run.failed.empty()) {
+        if (row.results.empty()) {
+          row.result = run.result;
+          row.folder = child.folder;
+        }
+        row.results.push_back(run.result);
+      } else {
+        row.failures.push_back(StrCat("seed ", seed, ": ", run.failed));
+      }
+    } catch (const UsageError&) {
+      throw;
+    } catch (const Error& e) {
+      row.failures.push_back(StrCat("seed ", seed, ": ", e.what()));
     }
   }
-  try {
-    row.result = TrainInChild(arguments);
-    WriteFileAtomically(done, row.result.dump(2) + "\n");
-  } catch (const UsageError&) {
-    throw;
-  } catch (const Error& e) {
-    row.failed = e.what();
-  }
+  if (row.results.empty()) row.failed = row.failures.front();
   return row;
 }
 
@@ -194,7 +193,35 @@ void WriteSample(const CompareArguments& a, Comparison* c) {
   generate.sampler.top_p = 0.95;
   generate.sampler.seed = a.common.seed;
   c->sample = generator.Run("", generate).text;
-  c->sample_title = "Written by " + best->mechanism;
+  c->sample_title = "Written by " + best->Name();
+}
+
+void PrintRow(const Comparison& c, const CompareRow& row) {
+  if (row.failed.empty()) {
+    std::printf("  %-16s %s %s, %s tokens/s%s, %s parameters\n", row.Name().c_str(),
+                c.ValueText(row).c_str(), c.metric.label.c_str(),
+                Fixed(row.result["tokens_per_s"].get<double>(), 0).c_str(),
+                BusyNote(row.result["cpu_share"].get<double>()).c_str(),
+                Thousands(row.result["parameters"].get<int64_t>()).c_str());
+  } else {
+    std::printf("  %-16s failed: %s\n", row.Name().c_str(), row.failed.c_str());
+  }
+  std::fflush(stdout);
+}
+
+// Every length is one that the task has and the model takes, before any work.
+void CheckLengths(const Experiment& experiment, const std::vector<int64_t>& lengths) {
+  for (size_t i = 0; i < lengths.size(); ++i) {
+    if (std::count(lengths.begin(), lengths.begin() + int64_t(i), lengths[i]) > 0)
+      FailUsage("--lengths names ", lengths[i], " twice");
+    Experiment each = experiment;
+    const std::string task = each.task.kind;
+    try {
+      each.Describe().Set(StrCat("task.", task, ".length=", lengths[i]));
+    } catch (const UsageError& e) {
+      FailUsage("--lengths: the task ", task, ": ", e.what());
+    }
+  }
 }
 
 int RunCompare(CLI::App& command, CompareArguments a) {
@@ -215,6 +242,10 @@ int RunCompare(CLI::App& command, CompareArguments a) {
     if (!begun.empty()) ReadExperiment(c.experiment, a.file, set);
   }
   CheckMechanisms(c.experiment, a.mechanisms);
+  CheckLengths(c.experiment, a.lengths);
+  c.seeds = a.seeds;
+  c.lengths = a.lengths;
+  if (a.lengths.empty()) a.lengths = {0};  // as the experiment says
   const std::unique_ptr<Task> made = c.experiment.task.Make();
   c.metric = made->metric();
   std::string why;
@@ -228,30 +259,22 @@ int RunCompare(CLI::App& command, CompareArguments a) {
   if (a.out.empty()) a.out = "runs/compare-" + TimeStamp();
   EnsureDirectory(a.out);
   if (!Quiet() && !a.common.json) {
-    std::printf("%s: %s s for each of %zu mechanisms, results in %s\n", c.data.c_str(),
-                Fixed(a.seconds, 0).c_str(), a.mechanisms.size(), a.out.c_str());
+    std::printf("%s: %s s for each of %zu mechanisms%s%s, results in %s\n", c.data.c_str(),
+                Fixed(a.seconds, 0).c_str(), a.mechanisms.size(),
+                a.lengths.size() > 1 ? StrCat(" and ", a.lengths.size(), " lengths").c_str() : "",
+                a.seeds > 1 ? StrCat(", ", a.seeds, " seeds").c_str() : "", a.out.c_str());
     if (!why.empty()) std::printf("%s\n", why.c_str());
     std::fflush(stdout);
   }
   try {
     for (const std::string& mechanism : a.mechanisms) {
-      CompareRow row = TrainOne(a, set, mechanism);
-      MeasureDecodingOf(a, c.experiment.model, &row);
-      if (Interrupted()) throw InterruptedRun();
-      if (!Quiet() && !a.common.json) {
-        if (row.failed.empty()) {
-          std::printf("  %-16s %s %s, %s tokens/s%s, %s parameters\n", mechanism.c_str(),
-                      Fixed(c.Value(row), c.metric.lower_is_better ? 3 : 2).c_str(),
-                      c.metric.label.c_str(),
-                      Fixed(row.result["tokens_per_s"].get<double>(), 0).c_str(),
-                      BusyNote(row.result["cpu_share"].get<double>()).c_str(),
-                      Thousands(row.result["parameters"].get<int64_t>()).c_str());
-        } else {
-          std::printf("  %-16s failed: %s\n", mechanism.c_str(), row.failed.c_str());
-        }
-        std::fflush(stdout);
+      for (const int64_t length : a.lengths) {
+        CompareRow row = TrainRow(a, set, mechanism, length);
+        MeasureDecodingOf(a, c.experiment.model, &row);
+        if (Interrupted()) throw InterruptedRun();
+        if (!Quiet() && !a.common.json) PrintRow(c, row);
+        c.rows.push_back(std::move(row));
       }
-      c.rows.push_back(std::move(row));
     }
   } catch (const InterruptedRun&) {
     std::fprintf(stderr,
@@ -296,6 +319,7 @@ void AddCompare(CLI::App& app, Run& run) {
       "  cistern compare my.txt --mechanisms latte,abc_mlp --set model.dim=256 --set "
       "task.length=1024\n"
       "  cistern compare --task listops --seconds 600\n"
+      "  cistern compare my.txt --seconds 60 --seeds 3 --lengths 256,512,1024\n"
       "Every key of cistern train --list can be set; each holds for all mechanisms.");
   command->add_option("data", a->data, "a text file or folder, or data of another task");
   command->add_option(
@@ -309,6 +333,16 @@ void AddCompare(CLI::App& app, Run& run) {
   command->add_option("--seconds", a->seconds, "training time of each")
       ->multi_option_policy(CLI::MultiOptionPolicy::TakeLast)
       ->check(CheckSeconds());
+  command
+      ->add_option("--seeds", a->seeds,
+                   "runs of each, with the seeds --seed, --seed + 1, ...: the table then has means "
+                   "with 95 % intervals")
+      ->check(CLI::Range(1, 1000));
+  command
+      ->add_option("--lengths", a->lengths,
+                   "a sweep: each mechanism with rows of each of these lengths (task.length)")
+      ->delimiter(',')
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 30));
   command->add_option("--out", a->out, "folder for the models and report.html");
   command->add_flag("--resume", a->resume,
                     "continue in --out: keeps finished runs and resumes the interrupted one");

@@ -3,13 +3,12 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
-#include <filesystem>
 
 #include "cistern/base/cpu_share.h"
 #include "cistern/base/error.h"
 #include "cistern/base/format.h"
 #include "cistern/base/parallel.h"
-#include "cistern/io/jsonl.h"
+#include "cistern/cli/child_run.h"
 #include "cistern/io/svg_plot.h"
 #include "cistern/kernels/isa.h"
 
@@ -32,11 +31,31 @@ std::string SplitOf(const Comparison& c) {
 
 double Number(const Json& result, const char* key) { return result.at(key).get<double>(); }
 
+// 97.5 % point of Student's t with so many degrees of freedom, to three digits.
+double StudentQuantile(size_t degrees) {
+  constexpr double kPoints[] = {12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306,
+                                2.262,  2.228, 2.201, 2.179, 2.160, 2.145, 2.131, 2.120,
+                                2.110,  2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064,
+                                2.060,  2.056, 2.052, 2.048, 2.045, 2.042};
+  constexpr size_t kKnown = sizeof kPoints / sizeof *kPoints;
+  return degrees <= kKnown ? kPoints[degrees - 1] : 1.96 + 2.46 / double(degrees);
+}
+
+// Of the seeds that finished.
+std::vector<double> TestValues(const CompareRow& row, const std::string& metric) {
+  std::vector<double> values;
+  for (const Json& result : row.results) {
+    const Json& value = result.at("test").at(metric);
+    if (value.is_number()) values.push_back(value.get<double>());
+  }
+  return values;
+}
+
 // Of the rows that did not get the processor time they asked for.
 std::string Busy(const Comparison& c) {
   double least = 1;
   for (const CompareRow& row : c.rows) {
-    if (row.failed.empty()) least = std::min(least, Number(row.result, "cpu_share"));
+    for (const Json& result : row.results) least = std::min(least, Number(result, "cpu_share"));
   }
   if (least >= kBusyShare) return "";
   return StrCat(
@@ -45,12 +64,51 @@ std::string Busy(const Comparison& c) {
       "in that time, are not reliable.");
 }
 
+// Over the lengths of a sweep, a line for each mechanism: the metric, or tokens per second.
+LineChart LengthChart(const Comparison& c, bool metric) {
+  LineChart chart{metric ? c.metric.label : "Speed of training",
+                  "tokens of a row",
+                  metric ? c.metric.label : "tokens/s",
+                  {}};
+  chart.log_x = true;
+  for (const CompareRow& row : c.rows) {
+    if (chart.series.empty() || chart.series.back().name != row.mechanism)
+      chart.series.push_back({row.mechanism, {}, {}});
+    if (!row.failed.empty()) continue;
+    chart.series.back().x.push_back(double(row.length));
+    chart.series.back().y.push_back(metric ? c.Value(row) : Number(row.result, "tokens_per_s"));
+  }
+  return chart;
+}
+
 }  // namespace
 
+std::string CompareRow::Name() const {
+  return length > 0 ? StrCat(mechanism, ", ", length, " tokens") : mechanism;
+}
+
 double Comparison::Value(const CompareRow& row) const {
-  if (!row.failed.empty()) return std::nan("");
-  const Json& value = row.result.at("test").at(metric.name);
-  return value.is_number() ? value.get<double>() : std::nan("");
+  const std::vector<double> values = TestValues(row, metric.name);
+  if (values.empty()) return std::nan("");
+  double sum = 0;
+  for (const double v : values) sum += v;
+  return sum / double(values.size());
+}
+
+double Comparison::HalfWidth(const CompareRow& row) const {
+  const std::vector<double> values = TestValues(row, metric.name);
+  const size_t n = values.size();
+  if (n < 2) return std::nan("");
+  const double mean = Value(row);
+  double squares = 0;
+  for (const double v : values) squares += (v - mean) * (v - mean);
+  return StudentQuantile(n - 1) * std::sqrt(squares / double(n - 1) / double(n));
+}
+
+std::string Comparison::ValueText(const CompareRow& row) const {
+  const int digits = metric.lower_is_better ? 3 : 2;
+  const double half = HalfWidth(row);
+  return StrCat(Fixed(Value(row), digits), std::isnan(half) ? "" : " ± " + Fixed(half, digits));
 }
 
 bool Comparison::Better(const CompareRow& a, const CompareRow& b) const {
@@ -86,9 +144,9 @@ HtmlTable CompareTable(const Comparison& c) {
   }
   const CompareRow* best = nullptr;
   for (const CompareRow& row : c.rows) {
-    std::vector<std::string> cells = {row.mechanism};
+    std::vector<std::string> cells = {row.Name()};
     if (row.failed.empty()) {
-      cells.push_back(Fixed(c.Value(row), c.metric.lower_is_better ? 3 : 2));
+      cells.push_back(c.ValueText(row));
       cells.push_back(Thousands(row.result.at("parameters").get<int64_t>()));
       cells.push_back(Thousands(int64_t(Number(row.result, "tokens_per_s"))));
       cells.push_back(ByteCount(Number(row.result, "peak_bytes")));
@@ -135,28 +193,35 @@ std::vector<std::string> Fairness(const Comparison& c) {
     fewest = std::min(fewest, parameters);
     most = std::max(most, parameters);
   }
-  std::vector<std::string> lines = {
-      StrCat("Equal for all: the data, ", e.model.layers, " layers of width ", e.model.dim,
-             " with ", e.model.heads, " heads",
-             e.model.conv > 0
-                 ? StrCat(", a causal convolution of ", e.model.conv, " taps on every projection")
-                 : std::string(),
-             ", batch ", e.train.batch, ", optimizer and schedule, seed, ", Fixed(c.seconds, 0),
-             " s of training time on ", NumThreads(), " threads (", ActiveIsa(), "), ",
-             e.dtype == "bfloat16" ? "linear maps in bfloat16, the rest in float32."
-                                   : StrCat("dtype ", e.dtype, "."))};
+  std::vector<std::string> lines = {StrCat(
+      "Equal for all: the data, ", e.model.layers, " layers of width ", e.model.dim, " with ",
+      e.model.heads, " heads",
+      e.model.conv > 0
+          ? StrCat(", a causal convolution of ", e.model.conv, " taps on every projection")
+          : std::string(),
+      ", batch ", e.train.batch, ", optimizer and schedule, ",
+      c.seeds > 1 ? StrCat(c.seeds, " seeds") : std::string("seed"), ", ", Fixed(c.seconds, 0),
+      " s of training time on ", NumThreads(), " threads (", ActiveIsa(), "), ",
+      e.dtype == "bfloat16" ? "linear maps in bfloat16, the rest in float32."
+                            : StrCat("dtype ", e.dtype, "."))};
   if (most > 0) {
     lines.push_back(StrCat("Parameters differ by ",
                            Fixed(100.0 * (double(most) / double(fewest) - 1.0), 1),
                            " %. Only training is timed, not evaluation."));
   }
-  lines.push_back(
-      StrCat(c.metric.label, ": on the test split", SplitOf(c), ", ", c.metric.summary, ".",
-             c.metric.scatter > 0 ? StrCat(" With one seed, ignore differences below about ",
-                                           Significant(c.metric.scatter, 2), ".")
-                                  : ""));
+  lines.push_back(StrCat(
+      c.metric.label, ": on the test split", SplitOf(c), ", ", c.metric.summary, ".",
+      c.seeds > 1 ? StrCat(" The mean of ", c.seeds, " seeds, ± half of Student's 95 % interval.")
+      : c.metric.scatter > 0 ? StrCat(" With one seed, ignore differences below about ",
+                                      Significant(c.metric.scatter, 2), ".")
+                             : ""));
   for (const CompareRow& row : c.rows) {
-    if (!row.failed.empty()) lines.push_back(row.mechanism + " failed: " + row.failed);
+    if (!row.failed.empty()) {
+      lines.push_back(row.Name() + " failed: " + row.failed);
+      continue;
+    }
+    for (const std::string& failure : row.failures)
+      lines.push_back(StrCat(row.Name(), " failed with ", failure));
   }
   if (const std::string busy = Busy(c); !busy.empty()) lines.push_back(busy);
   return lines;
@@ -164,7 +229,7 @@ std::vector<std::string> Fairness(const Comparison& c) {
 
 Json CompareJson(const Comparison& c) {
   const CompareRow* best = c.Best();
-  Json json = {{"metric", c.metric.name}, {"best_bounded", best ? Json(best->mechanism) : Json()}};
+  Json json = {{"metric", c.metric.name}, {"best_bounded", best ? Json(best->Name()) : Json()}};
   for (const CompareRow& row : c.rows) {
     Json r = row.result;
     if (!row.failed.empty()) r = {{"failed", row.failed}};
@@ -173,7 +238,14 @@ Json CompareJson(const Comparison& c) {
                              {"ms_per_token", p.milliseconds},
                              {"state_bytes", p.state_bytes}});
     }
-    json["mechanisms"][row.mechanism] = r;
+    if (row.length > 0) r["length"] = row.length;
+    if (c.seeds > 1) {
+      r["mean"] = c.Value(row);
+      r["half_width_95"] = c.HalfWidth(row);
+      r["seeds"] = row.results;
+      r["failures"] = row.failures;
+    }
+    json["mechanisms"][row.Name()] = r;
   }
   return json;
 }
@@ -190,31 +262,22 @@ void WriteReport(const Comparison& c, const std::string& path) {
   state.log_y = true;
   time.y_from_zero = true;
   for (const CompareRow& row : c.rows) {
-    Series v{row.mechanism, {}, {}}, l = v, t = v, s = v;
-    std::error_code ignored;
-    const std::string log = row.folder + "/metrics.jsonl";
-    if (std::filesystem::exists(log, ignored)) {
-      for (const Json& line : ReadJsonl(log)) {
-        if (line["event"] == "step") {
-          if (!line["loss"].is_number()) continue;
-          l.x.push_back(Number(line, "step"));
-          l.y.push_back(Number(line, "loss"));
-        } else if (line["event"] == "valid" && line[c.metric.name].is_number()) {
-          v.x.push_back(Number(line, "seconds"));
-          v.y.push_back(Number(line, c.metric.name.c_str()));
-        }
-      }
-    }
+    Series t{row.Name(), {}, {}}, s = t;
+    loss.series.push_back(RunCurve(row.folder, row.Name(), "step", "step", "loss"));
+    valid.series.push_back(RunCurve(row.folder, row.Name(), "valid", "seconds", c.metric.name));
     for (const DecodePoint& p : row.decode) {
       t.x.push_back(double(p.position));
       t.y.push_back(p.milliseconds);
       s.x.push_back(double(p.position));
       s.y.push_back(double(p.state_bytes));
     }
-    valid.series.push_back(v);
-    loss.series.push_back(l);
     time.series.push_back(t);
     state.series.push_back(s);
+  }
+  if (c.lengths.size() > 1) {
+    report.Heading("Length")
+        .Svg(RenderSvg(LengthChart(c, true)))
+        .Svg(RenderSvg(LengthChart(c, false)));
   }
   report.Heading("Learning").Svg(RenderSvg(valid)).Svg(RenderSvg(loss));
   if (Decodes(c)) report.Heading("Decoding").Svg(RenderSvg(time)).Svg(RenderSvg(state));
@@ -229,7 +292,7 @@ void WriteReport(const Comparison& c, const std::string& path) {
       for (const Json& n : test["confusion"][i]) cells.push_back(Thousands(n.get<int64_t>()));
       table.rows.push_back(std::move(cells));
     }
-    report.Heading("Confusion matrix of " + best->mechanism).Table(table);
+    report.Heading("Confusion matrix of " + best->Name()).Table(table);
   }
   if (!c.sample.empty()) report.Heading(c.sample_title).Preformatted(c.sample);
   Experiment copy = c.experiment;

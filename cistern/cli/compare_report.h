@@ -1,5 +1,7 @@
 #pragma once
-// The results of `cistern compare`: one row for each mechanism; printed as table, text and page.
+// The results of `cistern compare`: one row for each mechanism (and length); printed as table, text
+// and page.
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -10,23 +12,33 @@
 namespace cistern::cli {
 
 struct CompareRow {
-  std::string mechanism, folder;
+  std::string mechanism, folder;  // folder: of the run that `result` is of
   bool bounded = true;
-  std::string failed;               // why there is no result; empty if there is one
-  Json result;                      // what `cistern train --json` printed
-  std::vector<DecodePoint> decode;  // of a language model
+  std::string failed;                 // why there is no result; empty if there is one
+  Json result;                        // what `cistern train --json` printed: the first seed's
+  int64_t length = 0;                 // task.length, of a sweep (--lengths); 0: as the experiment
+  std::vector<Json> results;          // of all seeds that finished
+  std::vector<std::string> failures;  // "seed 3: why", of the others
+  std::string Name() const;           // "latte", "latte, 512 tokens"
+  std::vector<DecodePoint> decode;    // of a language model
 };
 
 struct Comparison {
-  Experiment experiment;  // of all rows, but for the mechanism
-  Metric metric;          // that ranks them
-  double seconds = 0;     // of training, of each
-  std::string data;       // what they were trained on, for people
+  Experiment experiment;         // of all rows, but for the mechanism
+  Metric metric;                 // that ranks them
+  double seconds = 0;            // of training, of each
+  int64_t seeds = 1;             // runs of each row
+  std::vector<int64_t> lengths;  // of a sweep; none: one length
+  std::string data;              // what they were trained on, for people
   std::vector<CompareRow> rows;
   std::string sample_title, sample;  // text by the best; empty: not a language model
 
-  double Value(
-      const CompareRow& row) const;  // of the metric on the test split; NaN if the run failed
+  // Of the metric on the test split, over the seeds that finished: the mean, NaN where none did;
+  // and half the width of Student's 95 % interval of it, NaN below two seeds.
+  double Value(const CompareRow& row) const;
+  double HalfWidth(const CompareRow& row) const;
+  // "3.142", "3.142 ± 0.012".
+  std::string ValueText(const CompareRow& row) const;
   bool Better(const CompareRow& a, const CompareRow& b) const;
   // The best row, with bounded memory if there is one; null if all failed.
   const CompareRow* Best() const;

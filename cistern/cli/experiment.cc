@@ -28,6 +28,7 @@ Fields Experiment::Describe() {
   f.Group("task", task.Describe());
   f.Group("model", model.Describe());
   f.Group("train", train.Describe());
+  f.Group("pretrain", pretrain.Describe());
   f.Group("published", published.Describe());
   return f;
 }
@@ -262,11 +263,17 @@ std::string OtherClasses(const Json& data, const std::string& from) {
 Trained TrainExperiment(Experiment experiment, const std::string& folder, bool resume) {
   experiment.model.Validate();
   experiment.train.Validate();
-  if (!resume && HoldsRun(folder)) {
+  const bool pretrains = experiment.pretrain.objective != SelfObjective::kNone;
+  experiment.pretrain.Validate(experiment.train);
+  if (pretrains && !experiment.from.empty())
+    FailUsage("from=", experiment.from,
+              " and pretrain.objective=", NameOf(experiment.pretrain.objective, SelfObjectives()),
+              " both say which weights the run starts with; give one of them");
+  if (!resume && (HoldsRun(folder) || HoldsPretraining(folder))) {
     FailUsage(folder, " already holds a run; give another --out, or --resume to continue it");
   }
   if (resume && !HoldsRun(folder)) {
-    Note(folder + " holds no checkpoint yet; the run starts again");
+    if (!HoldsPretraining(folder)) Note(folder + " holds no checkpoint yet; the run starts again");
     resume = false;
   }
   Trained out;
@@ -302,6 +309,15 @@ Trained TrainExperiment(Experiment experiment, const std::string& folder, bool r
   Json record = experiment.Write();
   record["data"] = data;
   record["environment"] = {{"threads", NumThreads()}};
+  if (pretrains && (!resume || HoldsPretraining(folder))) {
+    const Pretrained before = Pretrain(*out.task, *out.model, experiment.train, experiment.pretrain,
+                                       uint64_t(experiment.seed), experiment.dtype, folder, record);
+    if (before.run.interrupted) {
+      out.result = before.run;
+      return out;
+    }
+    out.pretrained = before.Summary(experiment.pretrain.objective);
+  }
   Trainer trainer(out.model, *out.task, experiment.train, uint64_t(experiment.seed), folder, record,
                   experiment.dtype == "bfloat16");
   if (resume) trainer.Resume();

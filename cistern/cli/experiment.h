@@ -7,7 +7,7 @@
 #include "cistern/cli/published.h"
 #include "cistern/models/config.h"
 #include "cistern/tasks/task.h"
-#include "cistern/train/trainer.h"
+#include "cistern/train/pretrain.h"
 
 namespace cistern::cli {
 
@@ -17,6 +17,7 @@ struct Experiment {
   TaskOptions task;
   ModelConfig model;
   TrainOptions train;
+  PretrainOptions pretrain;
   int64_t seed = 1;
   std::string dtype = "float32";
   // A folder whose weights the run starts from; its settings are the defaults of [model]
@@ -54,6 +55,9 @@ struct Trained {
   std::unique_ptr<Task> task;
   std::shared_ptr<Model> model;  // the best one
   ModelConfig config;
+  // What training on the inputs came to (Pretrained::Summary); null: there was none, or it was
+  // interrupted.
+  Json pretrained;
 };
 Trained TrainExperiment(Experiment experiment, const std::string& folder, bool resume);
 

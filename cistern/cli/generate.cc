@@ -104,7 +104,7 @@ void RunPrompts(const GenerateCommand& c, Generator& generator, const Tokenizer&
   ProgressBar bar({.total = int64_t(lines.size()), .label = "generate", .unit = "prompts"});
   for (size_t begin = 0; begin < lines.size() && !Interrupted(); begin += size_t(c.batch)) {
     const size_t end = std::min(lines.size(), begin + size_t(c.batch));
-    std::vector<ByteSource> sources;
+    std::vector<PromptSource> sources;
     for (size_t i = begin; i < end; ++i) sources.push_back(StringSource(lines[i].text));
     GenerateOptions options = c.options;
     options.first_row = int64_t(begin);
@@ -126,8 +126,8 @@ void RunPrompts(const GenerateCommand& c, Generator& generator, const Tokenizer&
 bool RunPrompt(const GenerateCommand& c, Generator& generator, const Tokenizer& tokenizer,
                TextState& text, Stats& stats) {
   const bool stream = !c.common.json;
-  std::vector<ByteSource> source = {c.prompt_file.empty() ? StringSource(c.prompt)
-                                                          : FileSource(c.prompt_file)};
+  std::vector<PromptSource> source = {c.prompt_file.empty() ? StringSource(c.prompt)
+                                                            : FileSource(c.prompt_file)};
   const auto on_text = [&](size_t, std::string_view shown) {
     if (stream) WriteOut(shown);
   };

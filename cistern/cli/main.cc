@@ -159,6 +159,7 @@ int main(int argc, char** argv) {
   cistern::cli::Run run;
   cistern::cli::AddTrain(app, run);
   cistern::cli::AddCompare(app, run);
+  cistern::cli::AddReproduce(app, run);
   cistern::cli::AddEval(app, run);
   cistern::cli::AddPredict(app, run);
   cistern::cli::AddGenerate(app, run);

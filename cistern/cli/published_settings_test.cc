@@ -392,6 +392,16 @@ std::vector<Family> LanguageModels() {
   for (const char* row : {"k", "a", "s"})
     families.push_back({StrCat("P001/bert/large-", row), Sizes(24, 16, 1024, 0)});
   families.push_back({"P001/bert/large-26", Sizes(26, 16, 1024, 0)});
+  // P001 Table 3: ViT-B/16, 8 epochs of ImageNet in batches of 512 at 384 pixels.
+  families.push_back({"P001/vit/", Settings{{"task.kind", "image"},
+                                            {"task.patch", 16.},
+                                            {"train.optimizer", "sgd"},
+                                            {"train.schedule", "cosine"},
+                                            {"train.min_lr", 3e-4}} +
+                                       Training(512, 20018, 3e-2, 500, 0)});
+  for (const char* row : {"base", "k"})
+    families.push_back({StrCat("P001/vit/", row), Sizes(12, 12, 768, 3072)});
+  families.push_back({"P001/vit/13", Sizes(13, 12, 768, 3072)});
   return families;
 }
 
@@ -448,6 +458,10 @@ std::vector<Row> Figures() {
   p004("lra/", "", {36.37, 64.27, 57.46, 42.44, 71.40});
   p004("lra/", "-linformer", {35.70, 53.94, 52.27, 38.56, 76.34});
   p004("lra/", "-performer", {18.01, 65.40, 53.82, 42.77, 77.05});
+  rows.push_back({"P001/vit/base.toml", 84.51, .13});
+  rows.push_back({"P001/vit/k6-p10.toml", 84.29, .06});
+  rows.push_back({"P001/vit/k12-p6.toml", 83.55, .18});
+  rows.push_back({"P001/vit/13-layers-k6-p10.toml", 84.69, .24});
   // P002 Figure 4 at its end; P003 Table 5, SST-2.
   rows.push_back({"P002/linformer.toml", 69.9, -1});
   rows.push_back({"P002/rfa.toml", 64.4, -1});
@@ -491,7 +505,7 @@ class PublishedSettings : public CliTest {
       for (const auto& entry : fs::recursive_directory_iterator(Root())) {
         const fs::path path = fs::relative(entry.path(), Root());
         if (path.extension() != ".toml" || path.filename().string()[0] == '_' ||
-            !path.has_parent_path() || *path.begin() == "protocols")
+            !path.has_parent_path() || *path.begin() == "protocols" || *path.begin() == "tables")
           continue;
         names.push_back(path.string());
       }

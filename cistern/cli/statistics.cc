@@ -1,12 +1,11 @@
-// cistern statistics: do methods differ, over runs of several seeds? (P000 App. A)
+#include "cistern/cli/statistics.h"
+
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
-#include <map>
 
-#include "cistern/analyses/figures.h"
 #include "cistern/analyses/rank_tests.h"
 #include "cistern/base/error.h"
 #include "cistern/base/format.h"
@@ -27,18 +26,12 @@ struct StatisticsCommand {
   int64_t draws = 10'000;
 };
 
-// Values of a cell (such as a model and a task): method, seed -> value.
-struct ResultCell {
-  std::vector<std::string> methods, seeds;  // in the order of the file
-  std::map<std::pair<std::string, std::string>, double> values;
-};
-
 void AddName(std::vector<std::string>* names, const std::string& name) {
   if (std::find(names->begin(), names->end(), name) == names->end()) names->push_back(name);
 }
 
-std::vector<std::pair<std::string, ResultCell>> ReadResults(const StatisticsCommand& c) {
-  std::vector<std::pair<std::string, ResultCell>> cells;
+ResultCells ReadResults(const StatisticsCommand& c) {
+  ResultCells cells;
   for (const std::string& path : c.files) {
     TableReader reader(path);
     const size_t method = reader.Column(c.method), seed = reader.Column(c.seed),
@@ -92,12 +85,9 @@ std::string PowerNote(const std::string& test, double floor, size_t cells, doubl
                 ": it could not reject whatever the data, so that it did not says nothing.");
 }
 
-int RunStatistics(const StatisticsCommand& c) {
-  ApplyCommon(c.common);
-  if (!(c.alpha > 0 && c.alpha < 1)) FailUsage("--alpha must be between 0 and 1, got ", c.alpha);
-  if (c.draws < 100 || c.draws > 10'000'000)
-    FailUsage("--draws must be from 100 to 10,000,000, got ", c.draws);
-  const auto cells = ReadResults(c);
+}  // namespace
+
+Figures TestMethods(const ResultCells& cells, const MethodTests& c) {
   std::vector<TestResult> friedman, kruskal;
   std::vector<double> asymptotic, exact, ranks;
   for (const auto& entry : cells) {
@@ -182,7 +172,7 @@ int RunStatistics(const StatisticsCommand& c) {
       const auto n = double(values.size());
       for (const double x : values) sum += x;
       for (const double x : values) squares += (x - sum / n) * (x - sum / n);
-      const Interval interval = BootstrapMean(values, 0.95, c.draws, c.common.seed);
+      const Interval interval = BootstrapMean(values, 0.95, c.draws, c.seed);
       means.rows.push_back({name, m, int64_t(values.size()), sum / n,
                             n > 1 ? Json(std::sqrt(squares / (n - 1))) : Json(), interval.low,
                             interval.high});
@@ -196,6 +186,17 @@ int RunStatistics(const StatisticsCommand& c) {
     }
   }
   f.Add(std::move(means)).Add(std::move(pairs));
+  return f;
+}
+
+namespace {
+
+int RunStatistics(const StatisticsCommand& c) {
+  ApplyCommon(c.common);
+  if (!(c.alpha > 0 && c.alpha < 1)) FailUsage("--alpha must be between 0 and 1, got ", c.alpha);
+  if (c.draws < 100 || c.draws > 10'000'000)
+    FailUsage("--draws must be from 100 to 10,000,000, got ", c.draws);
+  const Figures f = TestMethods(ReadResults(c), {c.alpha, c.draws, c.common.seed});
   if (!c.out.empty()) {
     EnsureDirectory(c.out);
     f.Write(c.out, "statistics");

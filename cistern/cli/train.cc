@@ -13,7 +13,7 @@ namespace {
 
 struct TrainArguments {
   Common common;
-  std::string file, out = "runs/train", text, data, task, from;
+  std::string file, out = "runs/train", text, data, task, from, pretrain;
   std::vector<std::string> set;
   bool print_config = false, resume = false, list = false;
   bool new_head = false, swap_attention = false;
@@ -62,6 +62,7 @@ int RunTrain(CLI::App& command, const TrainArguments& a) {
     set.push_back(StrCat("new_head=", a.new_head ? "true" : "false"));
     set.push_back(StrCat("swap_attention=", a.swap_attention ? "true" : "false"));
   }
+  if (!a.pretrain.empty()) set.push_back("pretrain.objective=" + a.pretrain);
   set.insert(set.end(), a.set.begin(), a.set.end());
   if (command.count("--steps") > 0)
     set.push_back("train.steps=" + std::to_string(a.steps)), set.push_back("train.seconds=0");
@@ -99,8 +100,15 @@ int RunTrain(CLI::App& command, const TrainArguments& a) {
                  {"valid", r.valid},
                  {"test", r.test}};
     if (!split.empty()) line["split"] = split;
+    if (!trained.pretrained.is_null()) line["pretrained"] = trained.pretrained;
     std::printf("%s\n", JsonLine(line).c_str());
     return 0;
+  }
+  if (const Json& p = trained.pretrained; !p.is_null()) {
+    std::printf("pretrained (%s): %ld steps in %.0f s, %.0f tokens/s\n",
+                p["objective"].get<std::string>().c_str(), long(p["steps"].get<int64_t>()),
+                p["seconds"].get<double>(), p["tokens_per_s"].get<double>());
+    if (!p["valid"].is_null()) PrintMetrics("  inputs of the validation rows", p["valid"]);
   }
   std::printf("%s, %ld parameters: %ld steps in %.0f s, %.0f tokens/s%s\n",
               trained.config.Summary().c_str(), long(r.parameters), long(r.steps), r.seconds,
@@ -126,6 +134,7 @@ void AddTrain(CLI::App& app, Run& run) {
       "  cistern train configs/listops.toml --out runs/listops --set model.attention=abc_mlp --set "
       "train.lr=1e-3\n"
       "  cistern train --data reviews.tsv --from runs/mlm --out runs/reviews\n"
+      "  cistern train --task listops --pretrain masked --out runs/listops --steps 200\n"
       "  cistern train --resume --out runs/mine            continues after Ctrl-C\n"
       "  cistern train --list                              every key, its type, default and "
       "meaning");
@@ -141,6 +150,9 @@ void AddTrain(CLI::App& app, Run& run) {
                     "with --from: initialize what follows the layers from scratch");
   command->add_flag("--swap-attention", a->swap_attention,
                     "with --from: allow another attention; of its weights, take those that fit");
+  command->add_option("--pretrain", a->pretrain,
+                      "first train on the task's own inputs: masked or causal "
+                      "(pretrain.objective; cistern train --list has the other keys)");
   command->add_option("--out", a->out, "run folder");
   command->add_option("--set", a->set, "KEY=VALUE, such as model.dim=256; may be repeated")
       ->take_all()

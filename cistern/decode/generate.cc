@@ -51,7 +51,7 @@ TokenBatch MakeTokenBatch(const std::vector<std::vector<int32_t>>& rows,
 }  // namespace
 
 struct Generator::Row {
-  Row(const Tokenizer& tokenizer, ByteSource source, const GenerateOptions& options,
+  Row(const Tokenizer& tokenizer, PromptSource source, const GenerateOptions& options,
       TokenHistory& history_, bool start)
       : prompt(tokenizer, std::move(source), start),
         history(history_),
@@ -108,10 +108,10 @@ Generator::Generator(std::shared_ptr<LanguageModel> model,
 }
 
 Generation Generator::Run(const std::string& prompt, const GenerateOptions& options) {
-  return Run(std::vector<ByteSource>{StringSource(prompt)}, options)[0];
+  return Run(std::vector<PromptSource>{StringSource(prompt)}, options)[0];
 }
 
-std::vector<Generation> Generator::Run(std::vector<ByteSource> prompts,
+std::vector<Generation> Generator::Run(std::vector<PromptSource> prompts,
                                        const GenerateOptions& options, const OnText& on_text,
                                        const std::atomic<bool>* interrupt, const TextState* from) {
   const int64_t rows = int64_t(prompts.size());
@@ -122,7 +122,7 @@ std::vector<Generation> Generator::Run(std::vector<ByteSource> prompts,
   return Go(text, std::move(prompts), {options, on_text, interrupt, false});
 }
 
-std::vector<Generation> Generator::Continue(TextState& text, std::vector<ByteSource> prompts,
+std::vector<Generation> Generator::Continue(TextState& text, std::vector<PromptSource> prompts,
                                             const GenerateOptions& options, const OnText& on_text,
                                             const std::atomic<bool>* interrupt) {
   CISTERN_CHECK(int64_t(prompts.size()) == text.rows(), "[generate] the text has ", text.rows(),
@@ -130,7 +130,7 @@ std::vector<Generation> Generator::Continue(TextState& text, std::vector<ByteSou
   return Go(text, std::move(prompts), {options, on_text, interrupt, true});
 }
 
-std::vector<Generation> Generator::Go(TextState& text, std::vector<ByteSource> prompts,
+std::vector<Generation> Generator::Go(TextState& text, std::vector<PromptSource> prompts,
                                       const Job& job) {
   const GenerateOptions& options = job.options;
   options.Validate();

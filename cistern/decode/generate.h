@@ -59,7 +59,7 @@ class Generator {
   // Prompts of any lengths as one batch, each with the result that it would get alone. An interrupt
   // ends all of them cleanly. With `from`, a text of one row that stays as it is, every prompt
   // continues from there.
-  std::vector<Generation> Run(std::vector<ByteSource> prompts, const GenerateOptions& options,
+  std::vector<Generation> Run(std::vector<PromptSource> prompts, const GenerateOptions& options,
                               const OnText& on_text = {},
                               const std::atomic<bool>* interrupt = nullptr,
                               const TextState* from = nullptr);
@@ -70,7 +70,7 @@ class Generator {
   // having stopped; prompts are encoded each for itself. When an interrupt came before the end of a
   // prompt (prompt_read), `text` holds a part of it: continue from an earlier Clone. After an Error
   // `text` must not be used.
-  std::vector<Generation> Continue(TextState& text, std::vector<ByteSource> prompts,
+  std::vector<Generation> Continue(TextState& text, std::vector<PromptSource> prompts,
                                    const GenerateOptions& options, const OnText& on_text = {},
                                    const std::atomic<bool>* interrupt = nullptr);
   TextState Empty(int64_t rows = 1) const { return EmptyTextState(*model_, rows); }
@@ -87,7 +87,7 @@ class Generator {
     bool keep;
     bool Stopping() const { return interrupt && *interrupt; }
   };
-  std::vector<Generation> Go(TextState& text, std::vector<ByteSource> prompts, const Job& job);
+  std::vector<Generation> Go(TextState& text, std::vector<PromptSource> prompts, const Job& job);
   void Prefill(std::deque<Row>& rows, TextState& text, const Job& job);
   void Decode(std::deque<Row>& rows, TextState& text, const Job& job);
 

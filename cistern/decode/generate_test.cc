@@ -83,7 +83,7 @@ TEST_P(GenerateTest, ABatchEqualsEachAlone) {
   options.stop = {"e", "q"};  // rows end at different times
   const std::vector<std::string> prompts = {"short", kLong, "",
                                             "of middling length, with a few words more", "short"};
-  std::vector<ByteSource> sources;
+  std::vector<PromptSource> sources;
   for (const std::string& p : prompts) sources.push_back(StringSource(p));
   std::vector<std::string> streamed(prompts.size());
   const auto batch = generator.Run(std::move(sources), options,

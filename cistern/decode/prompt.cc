@@ -13,7 +13,7 @@
 
 namespace cistern {
 
-ByteSource StringSource(std::string text) {
+PromptSource StringSource(std::string text) {
   auto held = std::make_shared<std::string>(std::move(text));
   auto at = std::make_shared<size_t>(0);
   return [held, at] {
@@ -23,7 +23,7 @@ ByteSource StringSource(std::string text) {
   };
 }
 
-ByteSource FileSource(const std::string& path) {
+PromptSource FileSource(const std::string& path) {
   const std::string name = path == "-" ? "standard input" : path;
   const int fd = path == "-" ? ::dup(STDIN_FILENO) : ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
   CISTERN_CHECK(fd >= 0, "cannot read ", name, ": ", std::strerror(errno));
@@ -43,7 +43,7 @@ ByteSource FileSource(const std::string& path) {
   };
 }
 
-PromptReader::PromptReader(const Tokenizer& tokenizer, ByteSource source, bool start)
+PromptReader::PromptReader(const Tokenizer& tokenizer, PromptSource source, bool start)
     : tokenizer_(tokenizer), encoder_(tokenizer), source_(std::move(source)), start_(start) {}
 
 std::vector<int32_t> PromptReader::Take(int64_t count) {

@@ -46,8 +46,8 @@ std::vector<std::string> Decoding() {
   return names;
 }
 
-std::vector<ByteSource> Sources(const std::vector<std::string>& prompts) {
-  std::vector<ByteSource> out;
+std::vector<PromptSource> Sources(const std::vector<std::string>& prompts) {
+  std::vector<PromptSource> out;
   for (const std::string& p : prompts) out.push_back(StringSource(p));
   return out;
 }

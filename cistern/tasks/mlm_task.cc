@@ -11,6 +11,7 @@
 #include "cistern/base/random.h"
 #include "cistern/io/line_reader.h"
 #include "cistern/tasks/lm_blocks.h"
+#include "cistern/tasks/masking.h"
 
 namespace cistern {
 namespace {
@@ -100,20 +101,8 @@ Batch MlmTask::Masked(const at::Tensor& tokens, uint64_t seed,
       if (token_bytes()[size_t(id[t])] > 0) places.push_back(t);  // none that stands between texts
     }
     if (places.empty()) places.push_back(0);
-    const int64_t all = int64_t(places.size()),
-                  count = std::clamp<int64_t>(
-                      int64_t(options_.mask_share * double(all) + random.Uniform()), 1, all);
-    for (int64_t i = 0; i < count; ++i) {
-      std::swap(places[size_t(i)], places[size_t(i + random.Below(all - i))]);
-      const int64_t t = places[size_t(i)];
-      target[t] = id[t];
-      const double how = random.Uniform();
-      if (how < options_.hidden_share) {
-        id[t] = vocab;  // MaskedLm::mask_id
-      } else if (how < options_.hidden_share + options_.random_share) {
-        id[t] = random.Below(vocab);
-      }
-    }
+    MaskTokens({options_.mask_share, options_.hidden_share, options_.random_share}, vocab, random,
+               places, id, target);
   }
   batch.Add("ids", ids);
   batch.Add("targets", targets);

@@ -1,0 +1,120 @@
+#include "cistern/cli/child_run.h"
+
+#include <filesystem>
+#include <sstream>
+
+#include "cistern/base/error.h"
+#include "cistern/base/interrupt.h"
+#include "cistern/base/progress.h"
+#include "cistern/base/subprocess.h"
+#include "cistern/io/atomic_file.h"
+#include "cistern/io/json_text.h"
+#include "cistern/io/jsonl.h"
+
+namespace cistern::cli {
+namespace {
+
+constexpr int kInterrupted = 130, kRefused = 2;
+
+bool FileExists(const std::string& path) {
+  std::error_code ignored;
+  return std::filesystem::exists(path, ignored);
+}
+
+// The program's last words in a log, without its name: "cistern: the loss is nan at step 3".
+std::string LastWords(const std::string& log) {
+  constexpr char kName[] = "cistern: ";
+  std::string words;
+  std::istringstream lines(ReadFile(log));
+  for (std::string line; std::getline(lines, line);) {
+    if (line.starts_with(kName)) words = line.substr(sizeof(kName) - 1);
+  }
+  return words;
+}
+
+// By the words of Trainer and the tasks' measures; cli/reproduce_test.cc holds them to it.
+bool SaysNotFinite(const std::string& words) {
+  for (const char* phrase : {"not finite", " is nan at step ", " is inf at step "}) {
+    if (words.find(phrase) != std::string::npos) return true;
+  }
+  return false;
+}
+
+std::vector<std::string> TrainArgumentsOf(const ChildSettings& s) {
+  std::vector<std::string> words = {"train",    "--json",    "--out",
+                                    s.folder,   "--threads", std::to_string(s.threads),
+                                    "--device", s.device};
+  if (Quiet() || s.keep_failures) words.push_back("--quiet");
+  if (s.resume && FileExists(s.folder + "/experiment.json")) {
+    words.push_back("--resume");
+    return words;
+  }
+  if (!s.file.empty()) words.push_back(s.file);
+  for (const std::string& assignment : s.set) {
+    words.push_back("--set");
+    words.push_back(assignment);
+  }
+  return words;
+}
+
+}  // namespace
+
+bool ReadChildRun(const std::string& folder, ChildRun* run) {
+  const std::string path = folder + "/result.json";
+  if (!FileExists(path)) return false;
+  const Json json = ReadJsonFile(path);
+  CISTERN_CHECK(json.is_object(), path, " is no result of a run");
+  *run = ChildRun();
+  run->kept = true;
+  if (json.contains("failed")) {
+    run->failed = json["failed"].is_string() ? json["failed"].get<std::string>() : "unknown";
+    run->diverged = json.value("diverged", false);
+  } else {
+    run->result = json;
+  }
+  return true;
+}
+
+ChildRun RunTraining(const ChildSettings& s) {
+  ChildRun run;
+  if (s.resume && ReadChildRun(s.folder, &run)) return run;
+  std::string log;
+  if (s.keep_failures) {
+    EnsureDirectory(s.folder);
+    log = s.folder + "/log.txt";
+  }
+  const ProcessResult child = RunProcess(ThisProgram(), TrainArgumentsOf(s), log);
+  if (child.code == kInterrupted || (child.code != 0 && Interrupted())) throw InterruptedRun();
+  const std::string done = s.folder + "/result.json";
+  if (child.code == 0) {
+    run.result = ParseJson(child.output, "the training run's result");
+    WriteFileAtomically(done, JsonFileText(run.result));
+    return run;
+  }
+  if (!s.keep_failures) {
+    if (child.code == kRefused) throw UsageError("the training run was refused (see above)");
+    run.failed = StrCat("the training run ended with exit code ", child.code, " (see above)");
+    return run;
+  }
+  run.failed = LastWords(log);
+  if (run.failed.empty()) run.failed = StrCat("the run ended with exit code ", child.code);
+  run.diverged = SaysNotFinite(run.failed);
+  WriteFileAtomically(done, JsonFileText({{"failed", run.failed}, {"diverged", run.diverged}}));
+  return run;
+}
+
+Series RunCurve(const std::string& folder, const std::string& name, const std::string& event,
+                const std::string& x, const std::string& y) {
+  Series series{name, {}, {}};
+  const std::string log = folder + "/metrics.jsonl";
+  if (!FileExists(log)) return series;
+  for (const Json& line : ReadJsonl(log)) {
+    if (line.value("event", "") != event || !line.contains(x) || !line.contains(y)) continue;
+    if (!line[x].is_number() || !line[y].is_number()) continue;
+    series.x.push_back(line[x].get<double>());
+    series.y.push_back(line[y].get<double>());
+  }
+  return series;
+}
+
+}  // namespace cistern::cli

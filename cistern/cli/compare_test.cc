@@ -1,0 +1,75 @@
+// `cistern compare` with several seeds and lengths, from outside.
+#include <cmath>
+
+#include "cistern/cli/testing_cli.h"
+#include "cistern/ops/testing.h"
+
+namespace cistern {
+namespace {
+
+using testing::ExpectContains;
+
+class CompareTest : public CliTest {
+ protected:
+  Words Command(const Words& more) {
+    Words words = {"compare",         TrainedText(), "--out",           folder_ / "out",
+                   "--mechanisms",    "latte",       "--seconds",       "0.2",
+                   "--threads",       "1",           "--sample-tokens", "0",
+                   "--decode-tokens", "4",           "--dtype",         "float32"};
+    for (const char* s : {"model.dim=16", "model.heads=2", "model.layers=1", "task.length=16",
+                          "task.vocab_size=300"})
+      words = words + Words{"--set", s};
+    return words + more;
+  }
+  static double Bits(const std::string& folder) {
+    return ParseJson(ReadFile(folder + "/result.json"), "result")["test"]["bits_per_byte"]
+        .get<double>();
+  }
+};
+
+// Three seeds: 4.303 is the 97.5 % point of Student's t with two degrees of freedom.
+TEST_F(CompareTest, SeedsGiveAMeanWithAnInterval) {
+  const Outcome o = Run(Command({"--seeds", "3"}));
+  ASSERT_EQ(o.code, 0) << o;
+  double sum = 0, squares = 0;
+  for (int seed = 1; seed <= 3; ++seed) sum += Bits(StrCat(folder_ / "out", "/latte/seed-", seed));
+  const double mean = sum / 3;
+  for (int seed = 1; seed <= 3; ++seed) {
+    const double d = Bits(StrCat(folder_ / "out", "/latte/seed-", seed)) - mean;
+    squares += d * d;
+  }
+  EXPECT_GT(squares, 0);
+  const Json row =
+      ParseJson(ReadFile(folder_ / "out/compare.json"), "compare.json")["mechanisms"]["latte"];
+  EXPECT_NEAR(row["mean"].get<double>(), mean, 1e-12);
+  EXPECT_NEAR(row["half_width_95"].get<double>(), 4.303 * std::sqrt(squares / 2 / 3), 1e-12);
+  EXPECT_EQ(row["seeds"].size(), 3u);
+  ExpectContains(o.out, {" ± ", "The mean of 3 seeds"});
+  const Outcome again = Run(Command({"--seeds", "3", "--resume"}));
+  ASSERT_EQ(again.code, 0) << again;
+  EXPECT_EQ(Bits(folder_ / "out/latte/seed-1") + Bits(folder_ / "out/latte/seed-2") +
+                Bits(folder_ / "out/latte/seed-3"),
+            sum);
+}
+
+TEST_F(CompareTest, LengthsAreASweep) {
+  const Outcome o = Run(Command({"--lengths", "8,16"}));
+  ASSERT_EQ(o.code, 0) << o;
+  const Json result = ParseJson(ReadFile(folder_ / "out/compare.json"), "compare.json");
+  for (const int length : {8, 16}) {
+    const std::string name = StrCat("latte, ", length, " tokens");
+    ASSERT_TRUE(result["mechanisms"].contains(name)) << result.dump(1);
+    EXPECT_EQ(result["mechanisms"][name]["length"], length);
+    const Json run = ParseJson(
+        ReadFile(StrCat(folder_ / "out", "/latte-", length, "/experiment.json")), "experiment");
+    EXPECT_EQ(run["task"]["lm"]["length"], length);
+  }
+  ExpectContains(ReadFile(folder_ / "out/report.html"), {"tokens of a row"});
+  Expect(Command({"--lengths", "8,8"}), 2, {"--lengths names 8 twice"});
+  Expect({"compare", "--task", "pathfinder", "--lengths", "8", "--out", folder_ / "none"}, 2,
+         {"--lengths: the task pathfinder"});
+  EXPECT_FALSE(fs::exists(folder_ / "none"));
+}
+
+}  // namespace
+}  // namespace cistern

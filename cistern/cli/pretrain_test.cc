@@ -1,0 +1,96 @@
+// `cistern train --pretrain`: a run on the inputs before the run on the labels, from outside.
+#include "cistern/cli/testing_cli.h"
+#include "cistern/ops/testing.h"
+
+namespace cistern {
+namespace {
+
+using testing::ExpectContains;
+
+class PretrainTest : public CliTest {
+ protected:
+  Words Command(const std::string& out, const Words& more) {
+    Words words = {"train", "--task", "listops", "--out", out, "--threads", "1", "--json"};
+    for (const char* s : {"task.length=40", "task.train_examples=24", "task.valid_examples=6",
+                          "task.test_examples=12", "model.dim=8", "model.layers=1", "model.heads=2",
+                          "model.ffn_dim=8", "train.steps=4", "train.batch=2", "train.eval_every=2",
+                          "pretrain.steps=6"})
+      words = words + Words{"--set", s};
+    return words + more;
+  }
+  static Json Result(const Outcome& o) { return ParseJson(o.out, "stdout"); }
+};
+
+TEST_F(PretrainTest, BothObjectivesTrainAndAreReportedApart) {
+  for (const std::string objective : {"masked", "causal"}) {
+    const std::string out = folder_ / objective;
+    const Outcome o =
+        Run(Command(out, {"--pretrain", objective, "--set", "model.attention=latte"}));
+    ASSERT_EQ(o.code, 0) << objective << "\n" << o;
+    const Json result = Result(o);
+    EXPECT_EQ(result["steps"], 4);
+    EXPECT_EQ(result["pretrained"]["objective"], objective);
+    EXPECT_EQ(result["pretrained"]["steps"], 6);
+    EXPECT_GT(result["pretrained"]["valid"]["perplexity"].get<double>(), 1);
+    EXPECT_LT(result["pretrained"]["valid"]["perplexity"].get<double>(), 60);
+    const Json config = ReadJsonFile(out + "/pretrain/config.json");
+    EXPECT_EQ(config["kind"], objective == "masked" ? "masked_lm" : "decoder_lm");
+    EXPECT_TRUE(fs::exists(out + "/pretrain/metrics.jsonl"));
+    ExpectContains(o.err, {"pretrained: ", "tensors taken"});
+    // The same run again, bit for bit; without pretraining another one.
+    const std::string twin = folder_ / (objective + "-twin");
+    ASSERT_EQ(Run(Command(twin, {"--pretrain", objective, "--set", "model.attention=latte"})).code,
+              0);
+    EXPECT_EQ(ReadFile(out + "/model.safetensors"), ReadFile(twin + "/model.safetensors"));
+    const std::string plain = folder_ / (objective + "-plain");
+    Words without = Command(plain, {"--set", "model.attention=latte"});
+    without[size_t(std::find(without.begin(), without.end(), "pretrain.steps=6") -
+                   without.begin())] = "seed=1";
+    ASSERT_EQ(Run(without).code, 0);
+    EXPECT_NE(ReadFile(out + "/model.safetensors"), ReadFile(plain + "/model.safetensors"));
+  }
+}
+
+TEST_F(PretrainTest, AnInterruptedPretrainingGoesOn) {
+  const std::string whole = folder_ / "whole", cut = folder_ / "cut";
+  const Words more = {"--pretrain", "masked", "--set", "pretrain.steps=300"};
+  ASSERT_EQ(Run(Command(whole, more)).code, 0);
+  const std::string prefix = folder_ / "run";
+  const pid_t child = Start(Command(cut, more), prefix);
+  for (int i = 0; i < 6000 && !fs::exists(cut + "/pretrain/checkpoint-0"); ++i) ::usleep(5'000);
+  ::kill(child, SIGINT);
+  const Outcome o = Wait(child, prefix);
+  ASSERT_EQ(o.code, 130) << o;
+  EXPECT_FALSE(fs::exists(cut + "/pretrain/result.json"));
+  Expect(Command(cut, more), 2, {"already holds a run", "--resume"});
+  const Outcome rest = Run({"train", "--resume", "--out", cut, "--threads", "1", "--json"});
+  ASSERT_EQ(rest.code, 0) << rest;
+  EXPECT_EQ(Result(rest)["pretrained"]["steps"], 300);
+  EXPECT_EQ(ReadFile(whole + "/model.safetensors"), ReadFile(cut + "/model.safetensors"));
+  // A run that has ended is not pretrained again.
+  EXPECT_EQ(Run({"train", "--resume", "--out", cut, "--threads", "1"}).code, 0);
+}
+
+TEST_F(PretrainTest, RefusesWhatHasNoTokensOrNoEffect) {
+  const std::string out = folder_ / "none";
+  Expect(Command(out, {}), 2, {"pretrain.objective is none"});
+  Expect(Command(out, {"--pretrain", "maskd"}), 2, {"did you mean 'masked'"});
+  Expect(Command(out, {"--pretrain", "causal", "--set", "pretrain.mask_share=0.3"}), 2,
+         {"pretrain.mask_share has no effect"});
+  Expect(Command(out, {"--pretrain", "masked", "--set", "train.schedule=rsqrt"}), 2,
+         {"give pretrain.lr"});
+  Expect(Command(out, {"--pretrain", "masked", "--from", Trained()}), 2, {"give one of them"});
+  Expect(Command(out, {"--pretrain", "causal", "--set", "model.attention=nystrom"}), 2,
+         {"causal", "nystrom"});
+  Expect({"train", "--task", "pathfinder", "--pretrain", "masked", "--out", out, "--set",
+          "task.examples=20", "--set", "task.input=values"},
+         2, {"predicts tokens", "input=ids"});
+  Expect({"train", "--task", "pathfinder", "--pretrain", "masked", "--out", out, "--set",
+          "task.examples=20", "--set", "task.zero_is_padding=true"},
+         2, {"zero_is_padding=false"});
+  EXPECT_FALSE(fs::exists(out));
+  Expect(Train(TrainedText(), out, {"--pretrain", "causal"}), 2, {"predicts tokens already"});
+}
+
+}  // namespace
+}  // namespace cistern

@@ -1,0 +1,232 @@
+// `cistern reproduce` from outside: tables that it finds, refusals before any work, runs with known
+// sums, failed runs, resuming.
+#include <cmath>
+#include <sstream>
+
+#include "cistern/cli/testing_cli.h"
+#include "cistern/ops/testing.h"
+
+namespace cistern {
+namespace {
+
+using testing::ExpectContains;
+
+class ReproduceTest : public CliTest {
+ protected:
+  void SetUp() override {
+    CliTest::SetUp();
+    File("experiments/base.toml",
+         "[task]\nkind = \"listops\"\nlength = 40\ntrain_examples = 24\nvalid_examples = 6\n"
+         "test_examples = 12\n[model]\nattention = \"softmax\"\ndim = 8\nlayers = 1\nheads = 2\n"
+         "ffn_dim = 8\nfinal_norm = false\n[train]\nsteps = 4\nbatch = 2\neval_every = 2\n"
+         "lr = 1e-3\nclip = 0\n[published]\nsource = \"T 1\"\nresults = { accuracy = 36.5 }\n"
+         "spread = { accuracy = 0.25 }\n");
+    File("tables/small.toml", "[train]\nsteps = 2\n");
+    File("tables/tiny.toml", Tiny(""));
+  }
+  std::string File(const std::string& name, const std::string& text) {
+    const std::string path = folder_ / name;
+    fs::create_directories(fs::path(path).parent_path());
+    WriteFileAtomically(path, text);
+    return path;
+  }
+  static std::string Tiny(const std::string& more) {
+    return "title = \"A tiny table\"\nsource = \"T 1\"\nplace = \"page 3\"\nseeds = 2\n"
+           "statistics = true\n"
+           "[[column]]\nname = \"ListOps\"\nsmall = \"small.toml\"\nchance = 10\n"
+           "baselines = [\"majority\", \"root_operator\"]\n"
+           "[[row]]\nname = \"Softmax\"\nfile = \"../experiments/base.toml\"\n"
+           "group = \"all\"\nvariant = \"s\"\n"
+           "[[row]]\nname = \"Latte\"\nfile = \"../experiments/base.toml\"\n"
+           "set = [\"model.attention=latte\"]\npublished = { ListOps = 40 }\n"
+           "group = \"all\"\nvariant = \"l\"\n" +
+           more + "[[row]]\nname = \"Elsewhere\"\npublished = { ListOps = 12.5 }\n";
+  }
+  // A row whose numbers overflow within a few steps.
+  static std::string Diverging() {
+    return "[[row]]\nname = \"Wild\"\nfile = \"../experiments/base.toml\"\n"
+           "set = [\"train.optimizer=sgd\", \"train.lr=1000\", \"train.schedule=constant\", "
+           "\"train.warmup=0\", \"train.steps=40\"]\n";
+  }
+  Words Command(const Words& more) {
+    return Words{"reproduce",    folder_ / "tables/tiny.toml", "--threads", "1", "--out",
+                 folder_ / "out"} +
+           more;
+  }
+  static double Accuracy(const std::string& folder) {
+    return ParseJson(ReadFile(folder + "/result.json"), "result")["test"]["accuracy"].get<double>();
+  }
+  static size_t Count(const std::string& text, const std::string& what) {
+    size_t n = 0;
+    for (size_t at = text.find(what); at != text.npos; at = text.find(what, at + 1)) ++n;
+    return n;
+  }
+};
+
+TEST_F(ReproduceTest, EveryTableOfThePapersCanBePlanned) {
+  const Outcome all = Run({"reproduce", "--list", "--json"});
+  ASSERT_EQ(all.code, 0) << all;
+  const Json tables = ParseJson(all.out, "stdout");
+  std::vector<std::string> names;
+  for (const Json& table : tables) {
+    names.push_back(table["name"]);
+    for (const Words& more : {Words{}, Words{"--small"}}) {
+      const Outcome o = Run(Words{"reproduce", names.back(), "--list", "--json"} + more);
+      ASSERT_EQ(o.code, 0) << names.back() << "\n" << o;
+      const Json cells = ParseJson(o.out, "stdout");
+      EXPECT_GE(cells.size(), 4u) << names.back();
+      for (const Json& cell : cells) EXPECT_EQ(cell["changes"].empty(), more.empty()) << cell;
+    }
+  }
+  EXPECT_EQ(names, (std::vector<std::string>{"LRA", "P000-Fig2", "P000-T1", "P000-T3", "P001-T3",
+                                             "P001-T5", "P002-Fig4", "P004-T2"}));
+  // Spec 7, copied from that page.
+  const std::map<std::string, std::map<std::string, double>> printed = {
+      {"P000-T1", {{"Luna-16, Text", 65.53}, {"ConvLuna-256, CIFAR", 56.69}}},
+      {"P000-T3", {{"OnlyFiltering-1, Matching", 82.38}, {"OnlyScaling-16, ListOps", 37.08}}},
+      {"P001-T3", {{"13 layers K=6 P=10, ImageNet", 84.69}, {"K=12 P=6, ImageNet", 83.55}}},
+      {"P001-T5", {{"K=8 P=3, Pathfinder", 82.4}, {"K=8 P=2, ListOps", 40.2}}},
+      {"P002-Fig4", {{"linformer, CIFAR", 69.9}, {"linear, CIFAR", 52.8}}},
+      {"P004-T2", {{"Latte-D, Image", 48.05}, {"Luna-128, Retrieval", 79.55}}},
+      {"LRA", {{"Linear Transformer, Text", 65.90}, {"Transformer, Pathfinder", 71.40}}}};
+  for (const auto& table : printed) {
+    const Json cells = ParseJson(Run({"reproduce", table.first, "--list", "--json"}).out, "stdout");
+    for (const auto& want : table.second) {
+      bool found = false;
+      for (const Json& cell : cells) {
+        if (cell["cell"] != want.first) continue;
+        found = true;
+        EXPECT_DOUBLE_EQ(cell["published"].get<double>(), want.second) << want.first;
+      }
+      EXPECT_TRUE(found) << table.first << " has no cell " << want.first;
+    }
+  }
+}
+
+TEST_F(ReproduceTest, RefusesWhatItCannotDoBeforeAnyWork) {
+  Expect({"reproduce"}, 2, {"name the table", "--list"});
+  Expect({"reproduce", "P000-T2"}, 2, {"unknown table 'P000-T2'", "P000-T"});
+  Expect({"reproduce", "P000-T1", "--rows", "Luna-17"}, 2,
+         {"row of P000-T1", "Luna-17", "did you mean 'Luna-1"});
+  Expect({"reproduce", "P000-T1", "--columns", "Txt"}, 2, {"did you mean 'Text'"});
+  Expect({"reproduce", "P000-T1", "--rows", "Transformer"}, 2, {"only quoted"});
+  const std::string out = folder_ / "none";
+  Expect({"reproduce", "P000-T1", "--small", "--out", out}, 2,
+         {"P000-T1 needs data", "Text: IMDb", "--data imdb=PATH", "FOLDER/aclImdb", "CIFAR-10",
+          "without them: --columns ListOps"});
+  EXPECT_FALSE(fs::exists(out));
+  Expect({"reproduce", "P000-T1", "--data", "imbd=" + folder_.path()}, 2,
+         {"data set", "did you mean 'imdb'"});
+  Expect({"reproduce", "P000-T1", "--data", "imdb=/nowhere"}, 2, {"/nowhere does not exist"});
+  File("tables/tiny.toml", Tiny("[[row]]\nname = \"Bad\"\nfile = \"no.toml\"\n"));
+  Expect(Command({}), 2, {"tiny.toml: Bad", "no.toml does not exist"});
+  File("tables/tiny.toml", Tiny("[[row]]\nname = \"Bad\"\npublished = { Listop = 3 }\n"));
+  Expect(Command({}), 2, {"did you mean 'ListOps'"});
+  File("tables/tiny.toml", Tiny("[[row]]\nnam = \"Bad\"\n"));
+  Expect(Command({}), 2, {"tiny.toml", "'nam'", "'name'"});
+  File("tables/tiny.toml", Tiny("[[row]]\nname = \"Bad\"\nfile = \"../experiments/base.toml\"\n"
+                                "set = [\"model.heads=3\"]\n"));
+  Expect(Command({}), 2, {"Bad, ListOps: ", "heads"});
+  EXPECT_FALSE(fs::exists(folder_ / "out"));
+}
+
+TEST_F(ReproduceTest, MeansDeviationsAndGapsAreThoseOfTheRuns) {
+  const Outcome o = Run(Command({"--small"}));
+  ASSERT_EQ(o.code, 0) << o;
+  const std::string out = folder_ / "out";
+  ExpectContains(o.out, {"about "});
+  ExpectContains(o.out, {"[4/4] "});
+  // A table with statistics keeps its seeds in the small version.
+  ExpectContains(o.out, {"4 runs"});
+  const double a = Accuracy(out + "/latte/listops/seed-1"),
+               b = Accuracy(out + "/latte/listops/seed-2"), mean = (a + b) / 2,
+               deviation = std::sqrt((a - mean) * (a - mean) + (b - mean) * (b - mean));
+  const Json results = ParseJson(ReadFile(out + "/results.json"), "results");
+  const Json& latte = results["cells"][1];
+  EXPECT_EQ(latte["row"], "Latte");
+  EXPECT_NEAR(latte["mean"].get<double>(), mean, 1e-9);
+  EXPECT_NEAR(latte["deviation"].get<double>(), deviation, 1e-9);
+  EXPECT_NEAR(latte["gap"].get<double>(), mean - 40, 1e-9);
+  EXPECT_EQ(latte["changes"], Json({"train.steps 4 -> 2"}));
+  EXPECT_EQ(results["cells"][0]["published"], 36.5);
+  EXPECT_EQ(latte["runs"][1]["seed"], 2);
+  const std::string table = ReadFile(out + "/table.md");
+  ExpectContains(
+      table, {"# A tiny table (small)", "| Elsewhere | (12.50) |", "(36.50 ± 0.25)",
+              "| chance | 10.00 |", "baseline: root operator",
+              "otherwise than the source's: train.steps 4 -> 2", "not run: quoted", "Friedman"});
+  const std::string runs = ReadFile(out + "/runs.csv");
+  EXPECT_EQ(Count(runs, ",finished\n"), 4u) << runs;
+  EXPECT_TRUE(fs::exists(out + "/statistics.json"));
+  const Outcome tested = Run({"statistics", out + "/runs.csv", "--method", "variant", "--cell",
+                              "group,column", "--value", "accuracy", "--json"});
+  ASSERT_EQ(tested.code, 0) << tested;
+  EXPECT_EQ(ParseJson(tested.out, "stdout")["tables"]["methods"][0]["mean"],
+            ParseJson(ReadFile(out + "/statistics.json"), "file")["tables"]["methods"][0]["mean"]);
+  const std::string page = ReadFile(out + "/report.html");
+  ExpectContains(page, {"<svg"});
+  EXPECT_EQ(page.find("<script"), page.npos);
+  EXPECT_FALSE(fs::exists(out + "/cost"));
+}
+
+TEST_F(ReproduceTest, FailedRunsAreResults) {
+  File("tables/tiny.toml", Tiny(Diverging()));
+  const Outcome o = Run(Command({"--seeds", "1", "--rows", "Wild,Softmax"}));
+  ASSERT_EQ(o.code, 0) << o;
+  const std::string out = folder_ / "out";
+  const Json wild = ParseJson(ReadFile(out + "/wild/listops/seed-1/result.json"), "result");
+  EXPECT_EQ(wild["diverged"], true) << wild;
+  ExpectContains(o.out, {"Wild, ListOps, seed 1: diverged: "});
+  ExpectContains(ReadFile(out + "/table.md"), {"| Wild | 0 of 1, 1 diverged |"});
+  ExpectContains(ReadFile(out + "/runs.csv"), {",diverged\n"});
+  // It stays one when the reproduction goes on; --retry tries it again.
+  const Outcome again = Run(Command({"--seeds", "1", "--rows", "Wild,Softmax", "--resume"}));
+  EXPECT_EQ(again.code, 0) << again;
+  ExpectContains(again.out, {"Wild, ListOps, seed 1: diverged: "});
+  const Outcome alone = Run({"reproduce", folder_ / "tables/tiny.toml", "--threads", "1", "--out",
+                             folder_ / "alone", "--seeds", "1", "--rows", "Wild"});
+  EXPECT_EQ(alone.code, 1) << alone;
+  ExpectContains(alone.err, {"no run has finished"});
+}
+
+TEST_F(ReproduceTest, ResumesWhereItStopped) {
+  const std::string out = folder_ / "out";
+  ASSERT_EQ(Run(Command({"--seeds", "1"})).code, 0);
+  Expect(Command({"--seeds", "1"}), 2, {"already holds a reproduction", "--resume"});
+  const std::string kept = out + "/softmax/listops/seed-1/model.safetensors",
+                    gone = out + "/latte/listops/seed-1";
+  const auto before = fs::last_write_time(kept);
+  const double accuracy = Accuracy(gone);
+  fs::remove_all(gone);
+  const Outcome o = Run(Command({"--seeds", "2", "--resume"}));
+  ASSERT_EQ(o.code, 0) << o;
+  EXPECT_EQ(fs::last_write_time(kept), before);
+  EXPECT_EQ(Accuracy(gone), accuracy);
+  EXPECT_EQ(Count(o.out, ", kept"), 1u) << o;
+  EXPECT_TRUE(fs::exists(out + "/latte/listops/seed-2/result.json"));
+  Expect(Command({"--resume", "--set", "train.steps=5"}), 2,
+         {"was begun with other settings", "train.steps=5"});
+  Expect(Command({"--resume", "--small"}), 2, {"was begun with small false"});
+}
+
+TEST_F(ReproduceTest, AnInterruptedReproductionGoesOn) {
+  const std::string prefix = folder_ / "run";
+  const Words words = Command({"--seeds", "2", "--set", "train.steps=30"});
+  const pid_t child = Start(words, prefix);
+  const std::string first = folder_ / "out/softmax/listops/seed-1/result.json";
+  for (int i = 0; i < 6000 && !fs::exists(first); ++i) ::usleep(10'000);
+  ::kill(child, SIGINT);
+  const Outcome o = Wait(child, prefix);
+  ASSERT_EQ(o.code, 130) << o;
+  ExpectContains(o.err, {"to continue: cistern reproduce"});
+  ExpectContains(o.err, {"--resume"});
+  EXPECT_TRUE(fs::exists(folder_ / "out/report.html"));
+  EXPECT_FALSE(fs::exists(folder_ / "out/latte/listops/seed-2/result.json"));
+  const Outcome rest = Run(words + Words{"--resume"});
+  ASSERT_EQ(rest.code, 0) << rest;
+  EXPECT_GE(Count(rest.out, ", kept"), 1u);
+  EXPECT_EQ(Count(ReadFile(folder_ / "out/runs.csv"), ",finished\n"), 4u);
+}
+
+}  // namespace
+}  // namespace cistern
