@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "cistern/ops/exact_attention.h"
 #include "cistern/ops/softmax_attention.h"
 
 namespace cistern::ops {
@@ -34,18 +35,11 @@ at::Tensor Overlapping(const at::Tensor& x, int64_t time, int64_t blocks, int64_
                  time + 1);
 }
 
-}  // namespace
-
-at::Tensor BandedAttention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                           const Band& band, const at::Tensor& documents_in, double scale,
-                           double dropout) {
+// A band that is not dilated, by blocks of queries.
+at::Tensor InBlocks(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const Band& band,
+                    const at::Tensor& documents_in, double scale, double dropout) {
   const int64_t batch = q.size(0), heads = q.size(1), length = q.size(2), width = q.size(3),
                 around = band.before + band.after;
-  TORCH_CHECK(q.dim() == 4 && k.sizes() == v.sizes() && k.dim() == 4 && k.size(0) == batch &&
-                  k.size(1) == heads && k.size(3) == width && k.size(2) == band.lead + length,
-              "[banded_attention] expected q [B,H,T,d] and k, v [B,H,lead+T,d] with lead=",
-              band.lead, ", got ", q.sizes(), ", ", k.sizes(), ", ", v.sizes());
-  if (q.numel() == 0) return at::zeros_like(q) + 0 * q.sum();
   const int64_t rows = std::min(std::max(around, kSmallestBlock), length);
   const int64_t blocks = (length + rows - 1) / rows, keys = rows + around;
   // Block b holds the queries from b * rows on and the `keys` key rows from lead - before + b *
@@ -89,6 +83,84 @@ at::Tensor BandedAttention(const at::Tensor& q, const at::Tensor& k, const at::T
       .transpose(1, 2)
       .reshape({batch, heads, blocks * rows, width})
       .narrow(2, 0, length);
+}
+
+// Every g-th row belongs together: [B,H,S,d] becomes [B g,H,S/g,d], a plain band in each.
+at::Tensor Split(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, Band band,
+                 const at::Tensor& documents_in, double scale, double dropout) {
+  const int64_t g = band.dilation, batch = q.size(0), heads = q.size(1), length = q.size(2),
+                width = q.size(3);
+  const int64_t more = (g - length % g) % g;  // rows that make the length a multiple of g
+  const auto split = [&](const at::Tensor& x) {
+    const at::Tensor padded = more == 0 ? x : at::constant_pad_nd(x, {0, 0, 0, more}, 0);
+    return padded.reshape({batch, heads, -1, g, width})
+        .permute({0, 3, 1, 2, 4})
+        .reshape({batch * g, heads, -1, width});
+  };
+  const at::Tensor documents =
+      documents_in.defined()
+          ? documents_in
+          : at::zeros({1, k.size(2)}, q.options().dtype(at::kLong).requires_grad(false));
+  const at::Tensor rows =
+      (more == 0 ? documents : at::constant_pad_nd(documents, {0, more}, -1)).expand({batch, -1});
+  const at::Tensor split_rows =
+      rows.reshape({batch, -1, g}).transpose(1, 2).reshape({batch * g, -1});
+  band.lead /= g, band.dilation = 1;
+  const at::Tensor out = InBlocks(split(q), split(k), split(v), band, split_rows, scale, dropout);
+  return out.view({batch, g, heads, -1, width})
+      .permute({0, 2, 3, 1, 4})
+      .reshape({batch, heads, length + more, width})
+      .narrow(2, 0, length);
+}
+
+// The band as ranges of keys, for tensors on the CPU.
+at::Tensor Ranges(const Band& band, int64_t length, const at::Tensor& documents_in) {
+  const int64_t rows = documents_in.defined() ? documents_in.size(0) : 1, keys = band.lead + length,
+                g = band.dilation;
+  const at::Tensor ranges = at::zeros({rows, length, 3}, at::kLong),
+                   documents = documents_in.defined() ? documents_in.contiguous() : documents_in;
+  int64_t* range = ranges.mutable_data_ptr<int64_t>();
+  for (int64_t b = 0; b < rows; ++b) {
+    const int64_t* document =
+        documents.defined() ? documents.const_data_ptr<int64_t>() + b * keys : nullptr;
+    int64_t first = 0, last = document == nullptr ? keys : 0;  // the rows of the query's document
+    for (int64_t t = 0; t < length; ++t, range += 3) {
+      const int64_t at = band.lead + t;
+      if (document != nullptr && document[at] < 0) {
+        range[2] = band.slots;
+        continue;
+      }
+      if (at >= last) {
+        for (first = at; first > 0 && document[first - 1] == document[at];) --first;
+        for (last = at + 1; last < keys && document[last] == document[at];) ++last;
+      }
+      range[0] = std::max(first, at - band.before * g);
+      range[1] = std::min(last, at + band.after * g + 1);
+      range[2] = std::max<int64_t>(0, band.slots - (at - range[0]) / g - 1);
+    }
+  }
+  return ranges;
+}
+
+}  // namespace
+
+at::Tensor BandedAttention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                           const Band& band, const at::Tensor& documents, double scale,
+                           double dropout) {
+  TORCH_CHECK(
+      q.dim() == 4 && k.sizes() == v.sizes() && k.dim() == 4 && k.size(0) == q.size(0) &&
+          k.size(1) == q.size(1) && k.size(3) == q.size(3) && k.size(2) == band.lead + q.size(2),
+      "[banded_attention] expected q [B,H,T,d] and k, v [B,H,lead+T,d] with lead=", band.lead,
+      ", got ", q.sizes(), ", ", k.sizes(), ", ", v.sizes());
+  TORCH_CHECK(band.dilation >= 1 && band.lead % band.dilation == 0,
+              "[banded_attention] expected a dilation that divides lead=", band.lead, ", got ",
+              band.dilation);
+  if (q.numel() == 0) return at::zeros_like(q) + 0 * q.sum();
+  if (dropout == 0 && HasExactKernel(q, k, v)) {
+    return ExactAttention(q, k, v, scale, {Ranges(band, q.size(2), documents), {}, band.dilation});
+  }
+  return band.dilation == 1 ? InBlocks(q, k, v, band, documents, scale, dropout)
+                            : Split(q, k, v, band, documents, scale, dropout);
 }
 
 }  // namespace cistern::ops

@@ -285,8 +285,7 @@ TEST(SoftmaxAttention, ThreeImplementationsAreTheDefinition) {
           ImplScope scope(impl);
           const std::string what = c.name + (c.options.causal ? " causal " : " ") + ImplName(impl) +
                                    (dtype == at::kFloat ? " float" : "");
-          const double tolerance =
-              dtype == at::kDouble ? 1e-12 : 2e-6;  // torch's flash attention in float
+          const double tolerance = dtype == at::kDouble ? 1e-12 : 2e-6;
           const std::vector<at::Tensor> x = {Leaf(WithLayout(c.q.to(dtype), heads_last)),
                                              Leaf(WithLayout(c.k.to(dtype), heads_last)),
                                              Leaf(WithLayout(c.v.to(dtype), heads_last))};
@@ -321,7 +320,7 @@ TEST(SoftmaxAttention, ThreeImplementationsAreTheDefinition) {
   }
 }
 
-// Torch's flash kernel has no second derivatives: they are those of the explicit probabilities.
+// The kernel has no second derivatives: they are those of the explicit probabilities.
 TEST(SoftmaxAttention, SecondDerivativesAreThoseOfTheComposite) {
   for (const Softmax& c : Softmaxes()) {
     const auto second = [&](at::ScalarType dtype) {
@@ -356,9 +355,9 @@ TEST(SoftmaxAttention, SecondDerivativesAreThoseOfTheComposite) {
   }
 }
 
-// Gradients without a graph of their own stay those of torch's kernel, bit for bit.
-TEST(SoftmaxAttention, FirstDerivativesAreTorchsOwn) {
-  const Softmax c = MakeSoftmax("full", 9, 9);
+// An implementation that shares nothing with ours.
+TEST(SoftmaxAttention, AgreesWithTorchs) {
+  const Softmax c = MakeSoftmax("full", 70, 90);
   ImplScope scope(Impl::kKernel);
   const auto gradients = [&](bool ours) {
     const std::vector<at::Tensor> x = {Leaf(c.q), Leaf(c.k), Leaf(c.v)};
@@ -370,7 +369,7 @@ TEST(SoftmaxAttention, FirstDerivativesAreTorchsOwn) {
     return all;
   };
   const auto got = gradients(true), want = gradients(false);
-  for (size_t i = 0; i < got.size(); ++i) ExpectSameBits(got[i], want[i], std::to_string(i));
+  for (size_t i = 0; i < got.size(); ++i) ExpectClose(got[i], want[i], 1e-13, std::to_string(i));
 }
 
 // Masked and later keys may hold anything; a query of NaN reads NaN, and so does one that sees NaN.

@@ -15,8 +15,9 @@
 //   kSchema             "NAME(Tensor q, ..., Tensor? starts=None, Tensor? lengths=None) -> (...)"
 //   Arguments, kFields  the arguments as a struct with a Mask `mask`; [](auto& a) { return
 //                       std::tie(a.q, ..., a.mask.starts, a.mask.lengths); } in the schema's order.
-//                       Its tensors are differentiable, but for the mask's. A field `save` is true
-//                       where a gradient is recorded.
+//                       Its tensors are differentiable, but for the mask's and those optional ones
+//                       of which IsConstant(a, &a.field) is true. A field `save` is true where a
+//                       gradient is recorded.
 //   kOutputs, kDifferentiable      how many tensors are returned; those after the differentiable
 //                                  ones are for the backward
 //   kTime               the dimension of time in Tokens(a), whose rows are dimension 0: lengths and
@@ -192,6 +193,12 @@ class OpPairOf<P, std::tuple<F&...>> {
     return list;
   }
 
+  static bool IsConstant(const Arguments& a, const OptionalTensor* field) {
+    if constexpr (requires { P::IsConstant(a, field); }) {
+      if (P::IsConstant(a, field)) return true;
+    }
+    return field == &a.mask.starts || field == &a.mask.lengths;
+  }
   // visit(tensor) of each differentiable argument that is given.
   template <class Visit>
   static void EachInput(Arguments& a, Visit&& visit) {
@@ -200,7 +207,7 @@ class OpPairOf<P, std::tuple<F&...>> {
       if constexpr (std::is_same_v<T, at::Tensor>) {
         visit(field);
       } else if constexpr (std::is_same_v<T, OptionalTensor>) {
-        if (field && &field != &a.mask.starts && &field != &a.mask.lengths) visit(*field);
+        if (field && !IsConstant(a, &field)) visit(*field);
       }
     };
     std::apply([&](auto&... field) { (one(field), ...); }, P::kFields(a));

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "cistern/ops/blockwise_attention.h"
+#include "cistern/ops/exact_attention.h"
 #include "cistern/ops/finite.h"
 #include "cistern/ops/flash_attention.h"
 #include "cistern/ops/impl.h"
@@ -108,6 +109,41 @@ at::Tensor VisibleOrAll(const at::Tensor& q, const at::Tensor& k, const SoftmaxO
   return Visible(q, k, options, mask, key_valid);
 }
 
+// The keys that each query sees, as ranges: as Visible, for tensors on the CPU.
+SeenKeys SeenBy(const at::Tensor& q, const at::Tensor& k, const SoftmaxOptions& options,
+                const Mask& mask, const at::Tensor& key_valid) {
+  const int64_t T = q.size(2), S = k.size(2), cached = S - T;
+  SeenKeys seen;
+  if (mask.valid) seen.valid = mask.Real(S);
+  if (key_valid.defined())
+    seen.valid = seen.valid.defined() ? seen.valid.logical_and(key_valid) : key_valid;
+  const bool to_last = !options.causal || (T == 1 && options.query_offset >= S - 1);
+  if (to_last && !mask.lengths && !mask.starts) return seen;
+  const int64_t rows = mask.lengths || mask.starts ? q.size(0) : 1;
+  seen.ranges = at::zeros({rows, T, 3}, q.options().dtype(at::kLong).requires_grad(false));
+  const at::Tensor lengths = mask.lengths ? mask.lengths->contiguous() : at::Tensor(),
+                   starts = mask.starts ? mask.starts->contiguous() : at::Tensor();
+  int64_t* range = seen.ranges.mutable_data_ptr<int64_t>();
+  for (int64_t b = 0; b < rows; ++b) {
+    const int64_t length =
+        lengths.defined() ? std::clamp<int64_t>(lengths.const_data_ptr<int64_t>()[b], 0, S) : S;
+    const bool* start = starts.defined() ? starts.const_data_ptr<bool>() + b * T : nullptr;
+    int64_t begin = 0, next = 0;  // of the query's document; the next start after it
+    for (int64_t t = 0; t < T; ++t, range += 3) {
+      int64_t end = options.causal ? std::min(S, options.query_offset + t + 1) : S;
+      if (start != nullptr) {
+        if (start[t]) begin = cached + t;
+        if (next <= t) {
+          for (next = t + 1; next < T && !start[next];) ++next;
+        }
+        end = std::min(end, cached + next);
+      }
+      range[0] = begin, range[1] = std::min(end, length);
+    }
+  }
+  return seen;
+}
+
 at::Tensor InDouble(const at::Tensor& x) { return x.defined() ? x.to(at::kDouble) : x; }
 
 double ScaleOf(const SoftmaxOptions& options, const at::Tensor& q) {
@@ -134,16 +170,9 @@ at::Tensor SoftmaxAttention(const at::Tensor& q, const at::Tensor& k, const at::
   if (q.size(2) == 0 || k.size(2) == 0)
     return at::zeros({q.size(0), q.size(1), q.size(2), v.size(3)}, q.options()) +
            q.narrow(3, 0, 0).sum();
-  const bool square = q.size(2) == k.size(2) && options.query_offset == 0;
-  if (ActiveImpl() == Impl::kKernel && options.dropout == 0 && options.causal && square && !mask &&
-      !key_valid.defined() && !options.bias.defined() && !HaveTangents({q, k, v})) {
-    return softmax_attention::KeepNonFinite(
-        q, k, v, false,
-        [&](const at::Tensor& a, const at::Tensor& b, const at::Tensor& c) {
-          return FlashAttention(a, b, c, {}, true, scale);
-        },
-        [](const at::Tensor& keys) { return (keys.cumsum(2) > 0).unsqueeze(-1); });
-  }
+  if (options.dropout == 0 && !options.bias.defined() && HasExactKernel(q, k, v))
+    return ExactAttention(q, k, v, scale,
+                          softmax_attention::SeenBy(q, k, options, mask, key_valid));
   return MaskedAttention(q, k, v, softmax_attention::VisibleOrAll(q, k, options, mask, key_valid),
                          scale, options.dropout, options.bias);
 }
@@ -223,6 +252,16 @@ at::Tensor OfFinite(const at::Tensor& q, const at::Tensor& k, const at::Tensor& 
 at::Tensor MaskedAttention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                            const at::Tensor& visible, double scale, double dropout,
                            const at::Tensor& bias) {
+  // What all queries see is a matter of the keys; anything else is torch's.
+  const bool of_keys =
+      !visible.defined() || (visible.dim() == 4 && visible.size(1) == 1 && visible.size(2) == 1);
+  if (of_keys && dropout == 0 && !bias.defined() && q.numel() > 0 && k.size(2) > 0 &&
+      HasExactKernel(q, k, v)) {
+    return ExactAttention(
+        q, k, v, scale,
+        {.valid = visible.defined() ? visible.squeeze(2).squeeze(1).expand({q.size(0), k.size(2)})
+                                    : visible});
+  }
   return softmax_attention::KeepNonFinite(
       q, k, v, !visible.defined(),
       [&](const at::Tensor& a, const at::Tensor& b, const at::Tensor& c) {

@@ -1,7 +1,8 @@
 #pragma once
-// Exact softmax attention on torch's own CPU flash attention (scaled_dot_product_attention), with
-// masks for caches, padding and packed rows. Differentiable as often as wanted: gradients with a
-// graph of their own (create_graph) form the probabilities explicitly.
+// Exact softmax attention with masks for caches, padding and packed rows: by our kernels
+// (ops/exact_attention.h); with a bias by torch's fused attention, with dropout in blocks.
+// Differentiable as often as wanted: gradients with a graph of their own (create_graph) form the
+// probabilities explicitly.
 #include <ATen/core/Tensor.h>
 
 #include "cistern/ops/mask.h"

@@ -158,31 +158,10 @@ WindowMechanism::Ring WindowMechanism::RingAfter(const RingPiece& all, const Rin
   return {PickRows(all.k, index), PickRows(all.v, index), count};
 }
 
-// Every g-th row belongs together: [B,H,S,d] becomes [B g,H,S/g,d], a plain window in each.
 at::Tensor WindowMechanism::Banded(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                                    const at::Tensor& documents, int64_t lead, int64_t after) const {
-  const int64_t g = dilation_, batch = q.size(0), heads = q.size(1), length = q.size(2),
-                width = q.size(3);
-  const ops::Band band = {window_ - 1, after, lead / g, take_part_ ? window_ : 0};
-  if (q.numel() == 0) return at::zeros_like(q) + 0 * q.sum();
-  if (g == 1) return ops::BandedAttention(q, k, v, band, documents, Scale(), Dropout());
-  const int64_t more = (g - length % g) % g;  // rows that make the length a multiple of g
-  auto split = [&](const at::Tensor& x) {
-    const at::Tensor padded = more == 0 ? x : at::constant_pad_nd(x, {0, 0, 0, more}, 0);
-    return padded.reshape({batch, heads, -1, g, width})
-        .permute({0, 3, 1, 2, 4})
-        .reshape({batch * g, heads, -1, width});
-  };
-  const at::Tensor rows =
-      (more == 0 ? documents : at::constant_pad_nd(documents, {0, more}, -1)).expand({batch, -1});
-  const at::Tensor split_rows =
-      rows.reshape({batch, -1, g}).transpose(1, 2).reshape({batch * g, -1});
-  const at::Tensor out =
-      ops::BandedAttention(split(q), split(k), split(v), band, split_rows, Scale(), Dropout());
-  return out.view({batch, g, heads, -1, width})
-      .permute({0, 2, 3, 1, 4})
-      .reshape({batch, heads, length + more, width})
-      .narrow(2, 0, length);
+  const ops::Band band = {window_ - 1, after, lead, take_part_ ? window_ : 0, dilation_};
+  return ops::BandedAttention(q, k, v, band, documents, Scale(), Dropout());
 }
 
 at::Tensor WindowMechanism::DoExtend(const std::vector<at::Tensor>& x, State& state,

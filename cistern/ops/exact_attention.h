@@ -1,0 +1,27 @@
+#pragma once
+// Exact softmax attention by our own kernels (kernels/exact_attention.h has what they promise), for
+// masks that are ranges of keys: causal, windows, dilated windows, documents, lengths.
+#include <ATen/core/Tensor.h>
+
+namespace cistern::ops {
+
+struct SeenKeys {
+  // [B or 1,T,3] int64: the keys begin .. end - 1 that a query sees, and how many keys of score 0
+  // and value 0 beside them. Undefined: all keys.
+  at::Tensor ranges = {};
+  at::Tensor valid = {};  // [B,S] bool: false where no query sees a key; undefined: all are seen
+  int64_t dilation = 1;   // query t sees keys t modulo this; it divides S - T
+};
+
+// out_t = sum_j softmax_j(scale q_t . k_j) v_j: q [B,H,T,d], k [B,H,S,d], v [B,H,S,e] -> [B,H,T,e].
+// A query that sees no key gives zeros, with zero gradient. What a query does not see has no part
+// in any bit of its output, be it NaN; what it sees and is NaN makes it NaN. Gradients of q, k, v;
+// second derivatives form the probabilities explicitly: O(T S) memory.
+at::Tensor ExactAttention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                          double scale, const SeenKeys& seen = {});
+
+// Whether ExactAttention has a kernel for q, k and v and CISTERN_IMPL=kernel; not where
+// forward-mode derivatives are wanted.
+bool HasExactKernel(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v);
+
+}  // namespace cistern::ops
