@@ -215,6 +215,7 @@ std::vector<Family> LongRangeArena() {
   const Settings all =
       Adam("adamw", .9, .98, 1e-9) +
       Settings{{"model.norm", "pre"}, {"model.activation", "gelu_tanh"}, {"model.head", "relu"}};
+  const char* length = "model.attention_options.linformer.length";  // pooling=cls: one more
   std::vector<Family> families = {{"lra/", all},
                                   {"lra/listops", listops},
                                   {"lra/text", text},
@@ -222,6 +223,9 @@ std::vector<Family> LongRangeArena() {
                                   {"lra/image", image},
                                   {"lra/pathfinder", pathfinder},
                                   {"lra/path-x", path_x},
+                                  {"lra/listops-linformer", {{length, 2001.}}},
+                                  {"lra/text-linformer", {{length, 4001.}}},
+                                  {"lra/image-linformer", {{length, 1025.}}},
                                   {"P001/listops/", all + listops},
                                   {"P001/text/", all + text},
                                   {"P001/retrieval/", all + matching},
