@@ -1,5 +1,6 @@
 #include "cistern/decode/generate.h"
 
+#include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/gt.h>
 #include <ATen/ops/where.h>
@@ -149,6 +150,7 @@ std::vector<Generation> Generator::Go(TextState& text, std::vector<PromptSource>
   }
   if (rows.empty()) return {};
   const EvalScope scope(*model_);
+  const at::AutoDispatchBelowADInplaceOrView plain;  // nothing here is differentiated
   Prefill(rows, text, job);
   Decode(rows, text, job);
   stats_.state_bytes = text.Bytes();
@@ -223,6 +225,7 @@ void Generator::Decode(std::deque<Row>& rows, TextState& text, const Job& job) {
     show(b, rows[b].output.Finish());
   };
 
+  const at::TensorOptions on = model_->options();  // looks at all parameters
   for (int64_t step = 0;; ++step) {
     if (job.Stopping() || step == options.max_tokens) {
       for (size_t b = 0; b < rows.size(); ++b) {
@@ -260,8 +263,7 @@ void Generator::Decode(std::deque<Row>& rows, TextState& text, const Job& job) {
     if (!job.keep && step + 1 == options.max_tokens) continue;
     if (!(job.keep ? writing : going)) break;
     if (step % 1024 == 0) CheckStateGrowth(model_->config(), text.Bytes(), text.position(0));
-    const TokenBatch batch =
-        MakeTokenBatch(next, model_->options());  // rows that ended are padding
+    const TokenBatch batch = MakeTokenBatch(next, on);  // rows that ended are padding
     const at::Tensor hidden = model_->Hidden(batch.ids, text.model, batch.mask);
     text.hidden = batch.mask.lengths
                       ? at::where((*batch.mask.lengths > 0).view({-1, 1, 1}), hidden, text.hidden)

@@ -1,5 +1,6 @@
 #include "cistern/decode/measure.h"
 
+#include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
@@ -40,6 +41,7 @@ std::vector<DecodePoint> MeasureDecoding(LanguageModel& model,
   CISTERN_CHECK(std::is_sorted(positions.begin(), positions.end()),
                 "[measure] positions must ascend");
   const EvalScope scope(model);
+  const at::AutoDispatchBelowADInplaceOrView plain;  // as Generator
   const ModelConfig& config = model.config();
   ModelState state = model.EmptyState(1);
   Random random(1);

@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 
 #include "cistern/base/error.h"
+#include "cistern/ops/gelu.h"
 
 namespace cistern {
 
@@ -37,11 +38,11 @@ at::Tensor FeedForward::Forward(const at::Tensor& x) const {
   at::Tensor h = up_->Forward(x);
   if (activation_ == Activation::kGeglu) {
     const std::vector<at::Tensor> halves = h.chunk(2, -1);
-    h = halves[0] * at::gelu(halves[1]);
+    h = halves[0] * ops::Gelu(halves[1]);
   } else {
-    h = activation_ == Activation::kRelu
-            ? at::relu(h)
-            : at::gelu(h, activation_ == Activation::kGeluTanh ? "tanh" : "none");
+    h = activation_ == Activation::kRelu       ? at::relu(h)
+        : activation_ == Activation::kGeluTanh ? at::gelu(h, "tanh")
+                                               : ops::Gelu(h);
   }
   return down_->Forward(is_training() && dropout_ > 0 ? at::dropout(h, dropout_, true) : h);
 }

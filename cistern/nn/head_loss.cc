@@ -6,8 +6,11 @@
 
 #include <algorithm>
 #include <optional>
+#include <vector>
 
 #include "cistern/base/error.h"
+#include "cistern/kernels/vocab_loss.h"
+#include "cistern/ops/impl.h"
 
 namespace cistern {
 namespace {
@@ -16,6 +19,26 @@ using torch::autograd::variable_list;
 
 constexpr int64_t kIgnore = -100;
 constexpr int64_t kLogits = 1 << 19;  // formed at once: what stays in the cache of a core
+
+// The sum of the nats of these rows; their gradients in the place of the logits, where wanted.
+double SumLoss(at::Tensor& logits, const at::Tensor& targets, double smoothing, double share,
+               bool gradient) {
+  const VocabLossShape shape{logits.size(0), logits.size(1), smoothing, share, gradient};
+  std::vector<double> nats(size_t(shape.rows));
+  const int64_t* y = targets.const_data_ptr<int64_t>();
+  for (int64_t i = 0; i < shape.rows; ++i)
+    CISTERN_CHECK(y[i] == kIgnore || (y[i] >= 0 && y[i] < shape.vocabulary), "[head_loss] target ",
+                  y[i], " is not within the vocabulary of ", shape.vocabulary);
+  logits = logits.contiguous();
+  if (logits.scalar_type() == at::kFloat) {
+    VocabLoss(shape, logits.mutable_data_ptr<float>(), y, nats.data());
+  } else {
+    VocabLoss(shape, logits.mutable_data_ptr<double>(), y, nats.data());
+  }
+  double sum = 0;
+  for (const double x : nats) sum += x;
+  return sum;
+}
 
 struct HeadLossFunction : torch::autograd::Function<HeadLossFunction> {
   static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& hidden,
@@ -41,26 +64,38 @@ struct HeadLossFunction : torch::autograd::Function<HeadLossFunction> {
     const at::Tensor d_weight = wanted[1] ? at::zeros_like(weight) : at::Tensor();
     const at::Tensor d_bias = wanted[2] ? at::zeros_like(*bias) : at::Tensor();
     const at::Tensor loss = at::zeros({}, hidden.options().dtype(at::kDouble));
+    // Elsewhere, and with CISTERN_IMPL, the same by torch's operations.
+    const bool kernel = ops::ActiveImpl() == ops::Impl::kKernel && hidden.device().is_cpu() &&
+                        (weight.scalar_type() == at::kFloat || weight.scalar_type() == at::kDouble);
+    const at::Tensor plain_targets = kernel ? targets.contiguous() : targets;
     for (int64_t begin = 0; begin < rows; begin += at_once) {
       const int64_t count = std::min(at_once, rows - begin);
-      const at::Tensor part = h.narrow(0, begin, count),
-                       mask = counted.narrow(0, begin, count).unsqueeze(1);
-      const at::Tensor target =
-          targets.narrow(0, begin, count).unsqueeze(1).masked_fill(mask.logical_not(), 0);
+      const at::Tensor part = h.narrow(0, begin, count);
       at::Tensor logits = at::matmul(part, w.t()).to(weight.scalar_type());
       if (bias) logits.add_(*bias);
-      // The sum over the vocabulary from the largest probability, which is never small: one pass of
-      // exp for the loss and its gradient.
-      at::Tensor p = at::softmax(logits, 1);
-      const at::Tensor log_sum = logits.amax(1, true) - p.amax(1, true).log();
-      at::Tensor nats = log_sum - (1 - smoothing) * logits.gather(1, target);
-      if (smoothing > 0) nats = nats - uniform * logits.sum(1, true);
-      loss.add_(nats.masked_fill(mask.logical_not(), 0.0).sum(at::kDouble));
+      at::Tensor p;  // d logits = (softmax - target) / count
+      if (kernel) {
+        loss.add_(SumLoss(logits, plain_targets.narrow(0, begin, count), smoothing, share, any));
+        p = logits;
+      } else {
+        const at::Tensor mask = counted.narrow(0, begin, count).unsqueeze(1),
+                         target = targets.narrow(0, begin, count)
+                                      .unsqueeze(1)
+                                      .masked_fill(mask.logical_not(), 0);
+        // The sum over the vocabulary from the largest probability, which is never small: one pass
+        // of exp for the loss and its gradient.
+        p = at::softmax(logits, 1);
+        const at::Tensor log_sum = logits.amax(1, true) - p.amax(1, true).log();
+        at::Tensor nats = log_sum - (1 - smoothing) * logits.gather(1, target);
+        if (smoothing > 0) nats = nats - uniform * logits.sum(1, true);
+        loss.add_(nats.masked_fill(mask.logical_not(), 0.0).sum(at::kDouble));
+        if (any) {
+          if (smoothing > 0) p.sub_(uniform);
+          p.scatter_add_(1, target, at::full({count, 1}, smoothing - 1, p.options()));
+          p.mul_(mask.to(p.scalar_type()) * share);
+        }
+      }
       if (!any) continue;
-      // d logits = (softmax - target) / count, in the place of the probabilities.
-      if (smoothing > 0) p.sub_(uniform);
-      p.scatter_add_(1, target, at::full({count, 1}, smoothing - 1, p.options()));
-      p.mul_(mask.to(p.scalar_type()) * share);
       if (wanted[2]) d_bias.add_(p.sum(0));
       const at::Tensor d_logits = p.to(product_type);
       if (wanted[0]) d_hidden.narrow(0, begin, count).copy_(at::matmul(d_logits, w));
