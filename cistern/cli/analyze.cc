@@ -5,23 +5,20 @@
 
 #include "cistern/analyses/analysis.h"
 #include "cistern/base/error.h"
-#include "cistern/base/interrupt.h"
-#include "cistern/base/progress.h"
+#include "cistern/cli/analysis_log.h"
+#include "cistern/cli/analysis_rows.h"
 #include "cistern/cli/command.h"
-#include "cistern/cli/run_folder.h"
 #include "cistern/io/atomic_file.h"
 #include "cistern/io/html_report.h"
 #include "cistern/io/json_text.h"
-#include "cistern/text/tokenizer.h"
 
 namespace cistern::cli {
 namespace {
 
-struct AnalyzeCommand {
+struct AnalyzeCommand : AnalysisRows {
   Common common;
-  std::string folder, out, split = "test";
-  std::vector<std::string> data, of, set;
-  int64_t rows = 100, batch = 0, length = 0;
+  std::string folder, out;
+  std::vector<std::string> beside, of, set;
   bool list = false;
 };
 
@@ -39,13 +36,14 @@ int PrintAnalyses() {
 }
 
 // Those that were asked for, or all that fit.
-std::vector<const AnalysisInfo*> Wanted(const AnalyzeCommand& c, const ModelConfig& config) {
+std::vector<const AnalysisInfo*> Wanted(const AnalyzeCommand& c, const std::string& folder,
+                                        const ModelConfig& config) {
   std::vector<const AnalysisInfo*> wanted;
   std::string refusals;
   for (const std::string& name : c.of) {
     const AnalysisInfo& info = FindAnalysis(name);
     const std::string refusal = info.refusal(config);
-    if (!refusal.empty()) FailUsage(name, " does not fit ", c.folder, ": ", refusal);
+    if (!refusal.empty()) FailUsage(name, " does not fit ", folder, ": ", refusal);
     if (std::find(wanted.begin(), wanted.end(), &info) != wanted.end())
       FailUsage("--of names ", name, " twice");
     wanted.push_back(&info);
@@ -56,7 +54,7 @@ std::vector<const AnalysisInfo*> Wanted(const AnalyzeCommand& c, const ModelConf
     if (refusal.empty()) wanted.push_back(info);
     refusals += refusal.empty() ? "" : "\n  " + info->name + ": " + refusal;
   }
-  if (wanted.empty()) FailUsage("no analysis fits ", c.folder, refusals);
+  if (wanted.empty()) FailUsage("no analysis fits ", folder, refusals);
   return wanted;
 }
 
@@ -95,68 +93,60 @@ void CheckOut(const std::string& out) {
   FailUsage("--out ", out, " has files of something else in it; name a new folder");
 }
 
-// What token ids stand for, where the model reads text.
-std::function<std::string(int64_t)> TokenTexts(const RunFolder& run) {
-  const std::string path = run.folder + "/tokenizer.json";
-  if (!std::filesystem::exists(path)) return nullptr;
-  const std::shared_ptr<const Tokenizer> tokenizer = LoadTokenizer(path);
-  // Bytes may be counted from 1, with 0 for padding.
-  RunFolder copy = run;
-  const Json options = copy.options.Write();
-  const bool shifted = options.contains(run.options.kind) &&
-                       options[run.options.kind].value("byte_ids", std::string()) == "shifted";
-  return [tokenizer, shifted](int64_t id) {
-    id -= shifted ? 1 : 0;
-    if (id < 0) return std::string("<pad>");
-    if (id >= tokenizer->vocab_size()) return std::string("<mask>");
-    return std::string(tokenizer->Bytes(int32_t(id)));
-  };
-}
-
-struct Done {
-  int64_t rows = 0;
-  bool complete = true;
-  Json facts = Json::object();
+// One model with what was found in it.
+struct Inside {
+  std::string folder, label;  // label: of its own folder among several; empty: the only one
+  std::vector<const AnalysisInfo*> wanted;
+  std::vector<Json> options;
+  std::vector<Figures> figures;
+  std::string summary;
+  RowsDone done;
 };
 
-// All rows that were asked for, through the model once, into all analyses.
-Done AddRows(const AnalyzeCommand& c, const RunFolder& run, const AnalysisContext& context,
-             const std::vector<std::unique_ptr<Analysis>>& analyses) {
-  Done done;
-  const bool labelled = !run.config.info().classifies;
-  ReadOptions read{c.batch > 0 ? c.batch : 8, 0, c.length};
-  if (c.length == 0 && !run.recorded) read.length = std::min<int64_t>(run.config.max_length, 1024);
-  if (c.rows > 0) read.rows = std::min(read.rows, c.rows);
-  ProgressBar bar({.total = c.rows, .label = "analyze", .unit = "rows"});
-  std::vector<std::string> paths = c.data;
-  if (paths.empty()) paths.push_back("");
-  for (const std::string& path : paths) {
-    if (c.rows > 0 && done.rows >= c.rows) break;
-    const auto reader = path.empty() ? run.task->Read(c.split == "train"   ? Split::kTrain
-                                                      : c.split == "valid" ? Split::kValid
-                                                                           : Split::kTest,
-                                                      read)
-                                     : run.task->ReadFile(path, labelled, read);
-    done.facts.update(reader->Facts());
-    while (c.rows == 0 || done.rows < c.rows) {
-      if (Interrupted()) {
-        done.complete = false;
-        return done;
-      }
-      std::optional<Batch> batch = reader->Next();
-      if (!batch) break;
-      if (c.rows > 0 && done.rows + batch->rows > c.rows)
-        batch = batch->Rows(0, c.rows - done.rows);
-      const Batch there = batch->To(context.model->options().device());
-      const at::NoGradGuard no_grad;
-      const std::vector<CapturedLayer> layers = RunLayers(*context.model, there);
-      for (const auto& analysis : analyses) analysis->Add(there, layers);
-      done.rows += batch->rows;
-      bar.Update(done.rows);
-    }
+// Reads the model and checks that all fits, before any work.
+struct Opened {
+  RunFolder run;
+  Inside inside;
+};
+Opened Open(const AnalyzeCommand& c, const std::string& folder) {
+  Opened o;
+  o.run = OpenRun(folder);
+  o.inside.folder = folder;
+  o.inside.wanted = Wanted(c, folder, o.run.config);
+  o.inside.options = OptionsOf(c, o.inside.wanted);
+  o.inside.summary = o.run.config.Summary();
+  if (c.data.empty() && !o.run.recorded)
+    FailUsage(folder, " has no experiment.json, which would name the run's own data; give a file");
+  return o;
+}
+
+void Look(const AnalyzeCommand& c, Opened* o) {
+  if (c.data.empty()) o->run.task->Prepare();
+  const AnalysisContext context = ContextOf(o->run, c.common.dtype, c.common.seed);
+  std::vector<std::unique_ptr<Analysis>> analyses;
+  for (size_t i = 0; i < o->inside.wanted.size(); ++i)
+    analyses.push_back(o->inside.wanted[i]->make(o->inside.options[i], context));
+  o->inside.done = AddRows(c, o->run, context, analyses);
+  if (o->inside.done.rows == 0) {
+    if (o->inside.done.complete) Fail("the data has no rows");
+    return;
   }
-  bar.Finish();
-  return done;
+  for (const auto& analysis : analyses) o->inside.figures.push_back(analysis->Report());
+}
+
+// Names for folders beside each other: the last part of each path, with its number where two have
+// the same.
+void Label(std::vector<Opened>* all) {
+  if (all->size() == 1) return;
+  for (size_t i = 0; i < all->size(); ++i) {
+    std::filesystem::path path((*all)[i].inside.folder);
+    if (!path.has_filename()) path = path.parent_path();
+    std::string label = path.filename().string();
+    for (size_t j = 0; j < i; ++j) {
+      if ((*all)[j].inside.label == label) label += StrCat("-", i + 1);
+    }
+    (*all)[i].inside.label = label;
+  }
 }
 
 int RunAnalyze(const AnalyzeCommand& c) {
@@ -168,53 +158,75 @@ int RunAnalyze(const AnalyzeCommand& c) {
   if (c.batch < 0) FailUsage("--batch must be 0 (8 rows) or above, got ", c.batch);
   if (c.length < 0) FailUsage("--length must be 0 (as in training) or above, got ", c.length);
   CheckOut(c.out);
-  const RunFolder run = OpenRun(c.folder);
-  const std::vector<const AnalysisInfo*> wanted = Wanted(c, run.config);
-  const std::vector<Json> options = OptionsOf(c, wanted);
-  if (c.data.empty() && !run.recorded)
-    FailUsage(c.folder,
-              " has no experiment.json, which would name the run's own data; give a file");
-  if (c.data.empty()) run.task->Prepare();
-
-  AnalysisContext context;
-  context.model = LoadRunModel(run, c.common.dtype);
-  context.config = run.config;
-  context.token = TokenTexts(run);
-  context.seed = c.common.seed;
-  std::vector<std::unique_ptr<Analysis>> analyses;
-  for (size_t i = 0; i < wanted.size(); ++i)
-    analyses.push_back(wanted[i]->make(options[i], context));
-  const Done done = AddRows(c, run, context, analyses);
-  if (done.rows == 0) {
-    if (!done.complete) {
+  std::vector<Opened> all;
+  all.push_back(Open(c, c.folder));
+  for (const std::string& folder : c.beside) all.push_back(Open(c, folder));
+  Label(&all);
+  bool complete = true;
+  for (Opened& o : all) {
+    Look(c, &o);
+    complete = complete && o.inside.done.complete;
+    if (o.inside.done.rows == 0) {
       std::fprintf(stderr, "cistern: interrupted before the first rows were done\n");
       return 130;
     }
-    Fail("the data has no rows");
   }
 
   EnsureDirectory(c.out);
   std::string data = c.data.empty() ? "its own data, " + c.split : "";
   for (const std::string& path : c.data) data += (data.empty() ? "" : ", ") + path;
+  const Inside& first = all[0].inside;
   Json index = {{"model", c.folder},
                 {"data", data},
-                {"rows", done.rows},
-                {"complete", done.complete},
+                {"rows", first.done.rows},
+                {"complete", complete},
                 {"dtype", c.common.dtype}};
-  index.update(done.facts);
-  HtmlReport page("Inside " + c.folder, StrCat(run.config.Summary(), "; ", done.rows, " rows of ",
-                                               data, done.complete ? "" : ", then interrupted"));
+  index.update(first.done.facts);
+  std::string title = "Inside " + c.folder;
+  for (const std::string& folder : c.beside) title += ", " + folder;
+  HtmlReport page(title,
+                  StrCat(first.summary, all.size() > 1 ? " and others" : "", "; ", first.done.rows,
+                         " rows of ", data, complete ? "" : ", then interrupted"));
   Json results = Json::object();
-  for (size_t i = 0; i < wanted.size(); ++i) {
-    const Figures figures = analyses[i]->Report();
-    const std::vector<std::string> files = figures.Write(c.out, wanted[i]->name);
-    index["analyses"][wanted[i]->name] = {{"options", options[i]}, {"files", files}};
-    page.Heading(wanted[i]->title).Paragraph(wanted[i]->summary);
-    figures.AddTo(page);
-    if (c.common.json) {
-      results[wanted[i]->name] = figures.ToJson();
-    } else {
-      std::printf("%s\n%s\n", wanted[i]->title.c_str(), figures.Plain().c_str());
+  // Analysis after analysis, in each the models one after the other.
+  for (const AnalysisInfo* info : Analyses()) {
+    bool headed = false;
+    for (const Opened& o : all) {
+      const Inside& in = o.inside;
+      for (size_t i = 0; i < in.wanted.size(); ++i) {
+        if (in.wanted[i] != info) continue;
+        const std::string folder = in.label.empty() ? c.out : c.out + "/" + in.label;
+        EnsureDirectory(folder);
+        const std::vector<std::string> files = in.figures[i].Write(folder, info->name);
+        Json entry = {{"options", in.options[i]}, {"files", files}};
+        if (!headed) page.Heading(info->title).Paragraph(info->summary);
+        headed = true;
+        if (!in.label.empty()) page.Heading(StrCat(info->title, ": ", in.label));
+        in.figures[i].AddTo(page);
+        if (const Figures curves = OverTraining(in.folder, info->name); !curves.tables().empty()) {
+          curves.AddTo(page);
+          for (const std::string& file : curves.Write(folder, info->name + "-log"))
+            entry["files"].push_back(file);
+        }
+        if (in.label.empty()) {
+          index["analyses"][info->name] = std::move(entry);
+        } else {
+          index["models"][in.label]["model"] = in.folder;
+          index["models"][in.label]["rows"] = in.done.rows;
+          index["models"][in.label]["analyses"][info->name] = std::move(entry);
+        }
+        if (c.common.json) {
+          if (in.label.empty()) {
+            results[info->name] = in.figures[i].ToJson();
+          } else {
+            results[in.label][info->name] = in.figures[i].ToJson();
+          }
+        } else {
+          std::printf("%s%s\n%s\n", info->title.c_str(),
+                      in.label.empty() ? "" : (": " + in.label).c_str(),
+                      in.figures[i].Plain().c_str());
+        }
+      }
     }
   }
   const std::string report = c.out + "/report.html";
@@ -227,9 +239,9 @@ int RunAnalyze(const AnalyzeCommand& c) {
   } else {
     std::printf("report: %s\n", report.c_str());
   }
-  if (done.complete) return 0;
+  if (complete) return 0;
   std::fprintf(stderr, "cistern: interrupted; the figures in %s are of the %lld rows before\n",
-               c.out.c_str(), static_cast<long long>(done.rows));
+               c.out.c_str(), static_cast<long long>(first.done.rows));
   return 130;
 }
 
@@ -242,6 +254,11 @@ void AddAnalyze(CLI::App& app, Run& run) {
   sub->add_option("data", c->data,
                   "files of the task's kind, such as a text; none: the data it was trained on")
       ->type_name("DATA");
+  sub->add_option("--beside", c->beside,
+                  "another model on the same data, in the same page; may be repeated")
+      ->type_name("FOLDER")
+      ->take_all()
+      ->allow_extra_args(false);
   sub->add_option("--of", c->of, "analyses, by name; none: all that fit the model")->delimiter(',');
   sub->add_option("--out", c->out, "folder for report.html, and each figure as SVG, CSV and JSON")
       ->type_name("FOLDER");
@@ -265,6 +282,10 @@ void AddAnalyze(CLI::App& app, Run& run) {
       "  cistern analyze runs/kjv/latte my.txt --of maps --out seen    the attention of each "
       "layer, "
       "on any text\n"
+      "  cistern analyze runs/kjv/softmax my.txt --beside runs/kjv/latte --of maps,reach --out "
+      "seen\n"
+      "                                                                several models on one "
+      "input\n"
       "  cistern analyze --list                                        what there is, and the "
       "options of each\n"
       "\nThe page seen/report.html needs nothing else to be read; its figures lie beside it as "

@@ -1,5 +1,6 @@
 // cistern analyze and cistern statistics, from outside.
 #include <chrono>
+#include <sstream>
 #include <thread>
 
 #include "cistern/cli/testing_cli.h"
@@ -79,7 +80,8 @@ TEST_F(AnalyzeTest, WhatDoesNotFitIsRefused) {
 TEST_F(AnalyzeTest, ListTeaches) {
   const Outcome o = Run({"analyze", "--list"});
   ASSERT_EQ(o.code, 0) << o;
-  ExpectContains(o.out, {"maps: ", "similarity: ", "memory: ", "similarity.threshold", "fits: "});
+  ExpectContains(o.out, {"maps: ", "similarity: ", "memory: ", "slots: ", "reach: ",
+                         "approximation: ", "similarity.threshold", "fits: "});
 }
 
 // What is recommended can be trained as it is printed.
@@ -105,6 +107,95 @@ TEST_F(AnalyzeTest, RecommendedReuse) {
   EXPECT_EQ(ReadJsonFile(folder_ / "reuse/config.json")["attention"][0], "reuse");
 }
 
+TEST_F(AnalyzeTest, TrainTakesWhatIsRecommended) {
+  const std::string model = TrainSoftmax(), out = folder_ / "reuse";
+  const auto train = [&](const std::string& attention, const Words& from) {
+    return Words{"train",
+                 "--text",
+                 TrainedText(),
+                 "--out",
+                 out,
+                 "--steps",
+                 "2",
+                 "--set",
+                 "task.length=16",
+                 "--set",
+                 "train.batch=2",
+                 "--threads",
+                 "1",
+                 "--set",
+                 "model.attention=" + attention} +
+           from;
+  };
+  Expect(train("reuse:recommended", {}), 2, {"needs --from"});
+  Expect(train("reuse:recommended:x", {"--from", model}), 2, {"reuse:recommended:S"});
+  Expect(train("reuse:recommended", {"--from", Trained()}), 2, {"reuse:recommended"});
+  EXPECT_FALSE(fs::exists(out));
+  const Outcome o = Run(train("reuse:recommended:0.1", {"--from", model}));
+  ASSERT_EQ(o.code, 0) << o;
+  ExpectContains(o.err, {"recommends model.attention=reuse", "tensors taken"});
+  EXPECT_EQ(ReadJsonFile(out + "/config.json")["attention"][0], "reuse");
+}
+
+TEST_F(AnalyzeTest, ModelsBesideEachOther) {
+  const std::string other = TrainSoftmax(), out = folder_ / "both";
+  const Outcome o =
+      Run(Analyze(Trained(), out, {"--beside", other, "--of", "reach,slots,maps", "--rows", "2"}));
+  EXPECT_EQ(o.code, 2) << o;  // softmax has no slots
+  ExpectContains(o.err, {"slots does not fit", "memory of slots"});
+  EXPECT_FALSE(fs::exists(out));
+  const Outcome both =
+      Run(Analyze(Trained(), out, {"--beside", other, "--rows", "2", "--set", "reach.changes=2"}));
+  ASSERT_EQ(both.code, 0) << both;
+  const Json index = ReadJsonFile(out + "/analyze.json");
+  const std::string first = fs::path(Trained()).filename().string();
+  EXPECT_TRUE(index["models"]["softmax"]["analyses"].contains("similarity"));
+  EXPECT_TRUE(index["models"][first]["analyses"].contains("slots"));
+  EXPECT_FALSE(index["models"][first]["analyses"].contains("approximation"));
+  for (const char* file : {"maps.json", "reach.json", "reach-distance.csv", "reach-words.svg"})
+    EXPECT_TRUE(fs::exists(out + "/softmax/" + file)) << file;
+  ExpectContains(ReadFile(out + "/report.html"),
+                 {"Implied attention maps: softmax", "Effective memory length: " + first,
+                  "Slots at work", "Approximation to softmax"});
+}
+
+TEST_F(AnalyzeTest, CapacityOfTwoMechanisms) {
+  const std::string out = folder_ / "capacity";
+  const Outcome o = Run({"compare",
+                         "--task",
+                         "copy",
+                         "--mechanisms",
+                         "softmax,abc_mlp",
+                         "--seconds",
+                         "1",
+                         "--threads",
+                         "1",
+                         "--out",
+                         out,
+                         "--set",
+                         "model.dim=16",
+                         "--set",
+                         "task.sizes=2,4",
+                         "--set",
+                         "task.distance=3",
+                         "--set",
+                         "task.test_examples=16",
+                         "--set",
+                         "task.valid_examples=16",
+                         "--decode-tokens",
+                         "40"});
+  ASSERT_EQ(o.code, 0) << o;
+  const Json test = ReadJsonFile(out + "/compare.json")["mechanisms"]["abc_mlp"]["test"];
+  ASSERT_EQ(test["capacity"]["points"].size(), 2u);
+  EXPECT_EQ(test["capacity"]["points"][1][0], 4);
+  EXPECT_NEAR(test["accuracy"].get<double>(),
+              (test["capacity"]["points"][0][1].get<double>() +
+               test["capacity"]["points"][1][1].get<double>()) /
+                  2,
+              1e-9);
+  ExpectContains(ReadFile(out + "/report.html"), {"What each memory holds", "tokens to copy"});
+}
+
 TEST_F(AnalyzeTest, MemoryOfAModelWithSlots) {
   const std::string model = folder_ / "abc", out = folder_ / "slots";
   const Outcome o = Run(Train(TrainedText(), model, {"--set", "model.attention=abc_mlp"}));
@@ -116,6 +207,39 @@ TEST_F(AnalyzeTest, MemoryOfAModelWithSlots) {
   EXPECT_TRUE(index["analyses"].contains("memory"));
   EXPECT_FALSE(index["analyses"].contains("similarity"));
   EXPECT_EQ(ReadJsonFile(out + "/memory.json")["tables"]["slots"].size(), 4u);
+}
+
+TEST_F(AnalyzeTest, MemoryLoggedOverTraining) {
+  const std::string model = folder_ / "abc", out = folder_ / "slots";
+  const Words log = {"--set", "train.log_memory=true", "--set", "train.eval_every=1"};
+  Expect(Train(TrainedText(), folder_ / "none", Words{"--set", "model.attention=softmax"} + log), 2,
+         {"train.log_memory", "memory of slots"});
+  const Outcome o =
+      Run(Train(TrainedText(), model, Words{"--set", "model.attention=abc_mlp"} + log));
+  ASSERT_EQ(o.code, 0) << o;
+  std::istringstream lines(ReadFile(model + "/metrics.jsonl"));
+  const std::string name = "/layer 1/key_memory/effective rank";
+  int64_t evaluations = 0, references = 0;
+  for (std::string line; std::getline(lines, line);) {
+    const Json row = ParseJson(line, "metrics.jsonl");
+    if (row["event"] != "valid") continue;
+    ++evaluations;
+    EXPECT_GT(row["memory" + name].get<double>(), 1) << line;
+    references += row.contains("memory_random" + name) ? 1 : 0;
+  }
+  EXPECT_EQ(evaluations, 3);
+  EXPECT_EQ(references, 1);
+  // The same weights with and without the log.
+  const std::string plain = folder_ / "plain";
+  ASSERT_EQ(Run(Train(TrainedText(), plain,
+                      {"--set", "model.attention=abc_mlp", "--set", "train.eval_every=1"}))
+                .code,
+            0);
+  EXPECT_EQ(ReadFile(plain + "/model.safetensors"), ReadFile(model + "/model.safetensors"));
+  const Outcome a = Run(Analyze(model, out, {"--rows", "2", "--of", "memory"}));
+  ASSERT_EQ(a.code, 0) << a;
+  ExpectContains(ReadFile(out + "/report.html"), {"Over training", "effective rank"});
+  EXPECT_TRUE(fs::exists(out + "/memory-log-training.csv"));
 }
 
 TEST_F(AnalyzeTest, CtrlCKeepsWhatIsDone) {

@@ -414,7 +414,13 @@ TEST_F(CliTest, CompareWritesAReport) {
   const Json result = ParseJson(ReadFile(out + "/compare.json"), "compare.json");
   EXPECT_EQ(result["best_bounded"], "latte");
   EXPECT_TRUE(result["mechanisms"].contains("softmax"));
+  const std::string recommended = result["recommended"].get<std::string>();
+  EXPECT_TRUE(recommended == "latte" || recommended == "softmax") << recommended;
+  EXPECT_GE(result["pareto_front"].size(), 1u);
+  EXPECT_NE(o.out.find("recommended: " + recommended), std::string::npos) << o;
   const std::string report = ReadFile(out + "/report.html");
+  EXPECT_NE(report.find("Recommended: " + recommended), std::string::npos);
+  EXPECT_NE(report.find("Quality against state"), std::string::npos);
   EXPECT_NE(report.find("<svg"), std::string::npos);
   EXPECT_EQ(report.find("<script"), std::string::npos);
   EXPECT_EQ(Run({"generate", out + "/softmax", "--max-tokens", "2"}).code, 0);

@@ -12,6 +12,7 @@
 #include "cistern/base/progress.h"
 #include "cistern/cli/child_run.h"
 #include "cistern/cli/command.h"
+#include "cistern/cli/compare_decide.h"
 #include "cistern/cli/compare_report.h"
 #include "cistern/decode/generate.h"
 #include "cistern/decode/lm_folder.h"
@@ -176,15 +177,17 @@ CompareRow TrainRow(const CompareArguments& a, const std::vector<std::string>& s
 
 void MeasureDecodingOf(const CompareArguments& a, const ModelConfig& config, CompareRow* row) {
   if (!row->failed.empty() || !config.info().extends || config.info().encodes) return;
-  const LmFolder lm = OpenLmFolder(row->folder);
-  row->decode =
-      MeasureDecoding(*lm.model, {0, a.decode_tokens / 4, a.decode_tokens / 2, a.decode_tokens}, 64,
-                      &Interrupted());
+  const auto model = std::dynamic_pointer_cast<LanguageModel>(LoadModel(row->folder));
+  model->eval();
+  row->decode = MeasureDecoding(
+      *model, {0, a.decode_tokens / 4, a.decode_tokens / 2, a.decode_tokens}, 64, &Interrupted());
 }
 
 void WriteSample(const CompareArguments& a, Comparison* c) {
   const CompareRow* best = c->Best();
   if (!best || best->decode.empty()) return;
+  // Generated tasks have no tokenizer, and no text.
+  if (!std::filesystem::exists(best->folder + "/tokenizer.json")) return;
   const LmFolder lm = OpenLmFolder(best->folder);
   Generator generator(lm.model, lm.tokenizer);
   GenerateOptions generate;
@@ -297,13 +300,18 @@ int RunCompare(CLI::App& command, CompareArguments a) {
   PrintTable(CompareTable(c));
   std::printf("\n");
   for (const std::string& line : Fairness(c)) std::printf("%s\n", line.c_str());
+  if (const Decision decision = Decide(c); !decision.recommended.empty()) {
+    std::printf("\nrecommended: %s\n", decision.recommended.c_str());
+    for (const std::string& reason : decision.reasons) std::printf("  %s\n", reason.c_str());
+  }
   if (!c.sample.empty()) std::printf("\n%s:\n%s\n", c.sample_title.c_str(), c.sample.c_str());
   std::printf("\nreport: %s\n", page.c_str());
   CISTERN_CHECK(best, "every training run failed (see above)");
+  const bool text =
+      !best->decode.empty() && std::filesystem::exists(best->folder + "/tokenizer.json");
   std::printf("models: cistern %s\n",
-              best->decode.empty()
-                  ? ("eval " + best->folder).c_str()
-                  : ("generate " + best->folder + " --prompt \"In the beginning\"").c_str());
+              !text ? ("eval " + best->folder).c_str()
+                    : ("generate " + best->folder + " --prompt \"In the beginning\"").c_str());
   return 0;
 }
 

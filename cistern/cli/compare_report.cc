@@ -9,6 +9,7 @@
 #include "cistern/base/format.h"
 #include "cistern/base/parallel.h"
 #include "cistern/cli/child_run.h"
+#include "cistern/cli/compare_decide.h"
 #include "cistern/io/svg_plot.h"
 #include "cistern/kernels/isa.h"
 
@@ -229,7 +230,16 @@ std::vector<std::string> Fairness(const Comparison& c) {
 
 Json CompareJson(const Comparison& c) {
   const CompareRow* best = c.Best();
-  Json json = {{"metric", c.metric.name}, {"best_bounded", best ? Json(best->Name()) : Json()}};
+  const Decision decision = Decide(c);
+  Json front = Json::array();
+  for (size_t i = 0; i < decision.front.size(); ++i) {
+    if (decision.front[i]) front.push_back(c.rows[i].Name());
+  }
+  Json json = {{"metric", c.metric.name},
+               {"best_bounded", best ? Json(best->Name()) : Json()},
+               {"recommended", best ? Json(decision.recommended) : Json()},
+               {"reasons", decision.reasons},
+               {"pareto_front", std::move(front)}};
   for (const CompareRow& row : c.rows) {
     Json r = row.result;
     if (!row.failed.empty()) r = {{"failed", row.failed}};
@@ -250,11 +260,51 @@ Json CompareJson(const Comparison& c) {
   return json;
 }
 
+namespace {
+
+void AddDecision(const Comparison& c, HtmlReport* report) {
+  const Decision decision = Decide(c);
+  if (decision.recommended.empty()) return;
+  report->Heading("Recommended: " + decision.recommended);
+  for (const std::string& reason : decision.reasons) report->Paragraph(reason);
+  for (const std::string& svg : DecisionPictures(c))
+    report->Svg(svg,
+                "The line joins those that no other beats in both. What lies off it is beaten by a "
+                "mechanism on it.");
+}
+
+// Accuracy by how much is to be remembered, of tasks that measure it.
+void AddCapacity(const Comparison& c, HtmlReport* report) {
+  LineChart chart{"Capacity", "", c.metric.label, {}};
+  for (const CompareRow& row : c.rows) {
+    if (!row.failed.empty() || !row.result.at("test").contains("capacity")) continue;
+    const Json& capacity = row.result["test"]["capacity"];
+    chart.x_label = capacity["x"].get<std::string>();
+    Series series{row.mechanism, {}, {}};
+    for (const Json& point : capacity["points"]) {
+      series.x.push_back(point[0].get<double>());
+      series.y.push_back(point[1].get<double>());
+    }
+    chart.series.push_back(std::move(series));
+  }
+  if (chart.series.empty()) return;
+  chart.log_x = true;
+  chart.y_from_zero = true;
+  report->Heading("What each memory holds")
+      .Svg(RenderSvg(chart),
+           "Where a curve falls, the memory is full. Exact softmax, which keeps every token, is "
+           "the ceiling for a model of this size and training.");
+}
+
+}  // namespace
+
 void WriteReport(const Comparison& c, const std::string& path) {
   HtmlReport report("Attention mechanisms compared",
                     StrCat(c.data, ", ", Fixed(c.seconds, 0), " s each"));
   report.Table(CompareTable(c));
   for (const std::string& line : Fairness(c)) report.Paragraph(line);
+  AddDecision(c, &report);
+  AddCapacity(c, &report);
   LineChart valid{"Learning curve", "seconds of training", c.metric.label + " (validation)", {}};
   LineChart loss{"Training loss", "step", "nats", {}};
   LineChart time{"Decoding time", "tokens before", "ms per token", {}};

@@ -7,6 +7,7 @@
 #include "cistern/base/error.h"
 #include "cistern/base/parallel.h"
 #include "cistern/base/terminal.h"
+#include "cistern/cli/analysis_log.h"
 #include "cistern/io/json_text.h"
 #include "cistern/io/safetensors.h"
 #include "cistern/models/transfer.h"
@@ -320,6 +321,8 @@ Trained TrainExperiment(Experiment experiment, const std::string& folder, bool r
   }
   Trainer trainer(out.model, *out.task, experiment.train, uint64_t(experiment.seed), folder, record,
                   experiment.dtype == "bfloat16");
+  if (experiment.train.log_memory)
+    trainer.Observe(MemoryObserver(out.model, *out.task, uint64_t(experiment.seed)));
   if (resume) trainer.Resume();
   out.result = trainer.Run();
   return out;

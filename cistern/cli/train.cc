@@ -1,9 +1,12 @@
 // cistern train: one model, from an experiment file and --set.
 #include <cstdio>
+#include <cstdlib>
 
 #include "cistern/base/error.h"
 #include "cistern/base/format.h"
 #include "cistern/base/progress.h"
+#include "cistern/base/terminal.h"
+#include "cistern/cli/analysis_rows.h"
 #include "cistern/cli/command.h"
 #include "cistern/cli/experiment.h"
 #include "cistern/io/json_text.h"
@@ -24,12 +27,42 @@ struct TrainArguments {
 void PrintMetrics(const char* title, const Json& metrics) {
   std::printf("%s:", title);
   for (const auto& [key, value] : metrics.items()) {
-    if (value.is_array()) continue;  // tables: cistern eval shows them
+    if (value.is_structured()) continue;  // tables: cistern eval shows them
     const std::string text =
         value.is_number_float() ? Significant(value.get<double>(), 4) : value.dump();
     std::printf("  %s %s", key.c_str(), text.c_str());
   }
   std::printf("\n");
+}
+
+// model.attention=reuse:recommended, or reuse:recommended:SIMILARITY, as the settings it stands
+// for.
+void ExpandRecommended(const TrainArguments& a, std::vector<std::string>* set) {
+  const std::string asked = "model.attention=reuse:recommended";
+  for (size_t i = 0; i < set->size(); ++i) {
+    const std::string given = (*set)[i];
+    if (!given.starts_with(asked)) continue;
+    const std::string rest = given.substr(asked.size());
+    double threshold = -1;
+    if (!rest.empty()) {
+      char* end = nullptr;
+      threshold = rest[0] == ':' ? std::strtod(rest.c_str() + 1, &end) : -1;
+      if (rest.size() < 2 || !end || *end != '\0' || !(threshold >= 0 && threshold <= 1))
+        FailUsage(given,
+                  ": expected reuse:recommended, or reuse:recommended:S with the least "
+                  "similarity S of a copied head, from 0 to 1");
+    }
+    if (a.from.empty())
+      FailUsage(given, " needs --from FOLDER, the softmax model whose heads are compared");
+    std::vector<std::string> settings = RecommendedReuse(a.from, threshold);
+    std::string text;
+    for (const std::string& s : settings) text += " " + s;
+    Note(StrCat(a.from, " recommends", text));
+    settings.push_back("swap_attention=true");
+    set->erase(set->begin() + int64_t(i));
+    set->insert(set->begin() + int64_t(i), settings.begin(), settings.end());
+    return;
+  }
 }
 
 int RunTrain(CLI::App& command, const TrainArguments& a) {
@@ -64,6 +97,7 @@ int RunTrain(CLI::App& command, const TrainArguments& a) {
   }
   if (!a.pretrain.empty()) set.push_back("pretrain.objective=" + a.pretrain);
   set.insert(set.end(), a.set.begin(), a.set.end());
+  if (!a.resume) ExpandRecommended(a, &set);
   if (command.count("--steps") > 0)
     set.push_back("train.steps=" + std::to_string(a.steps)), set.push_back("train.seconds=0");
   if (command.count("--seconds") > 0)
@@ -135,6 +169,8 @@ void AddTrain(CLI::App& app, Run& run) {
       "train.lr=1e-3\n"
       "  cistern train --data reviews.tsv --from runs/mlm --out runs/reviews\n"
       "  cistern train --task listops --pretrain masked --out runs/listops --steps 200\n"
+      "  cistern train --from runs/softmax --set model.attention=reuse:recommended --out "
+      "runs/reuse\n"
       "  cistern train --resume --out runs/mine            continues after Ctrl-C\n"
       "  cistern train --list                              every key, its type, default and "
       "meaning");

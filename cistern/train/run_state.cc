@@ -15,28 +15,15 @@ namespace {
 constexpr char kChecksum[] = "checksum";
 
 // Of [train]; all but the rate and the schedule leave the weights of each step as they are.
-constexpr std::string_view kMayChange[] = {"steps",
-                                           "seconds",
-                                           "lr",
-                                           "min_lr",
-                                           "schedule",
-                                           "warmup",
-                                           "warmup_init",
-                                           "schedule_from",
-                                           "schedule_steps",
-                                           "schedule_every",
-                                           "schedule_power",
-                                           "schedule_period",
-                                           "schedule_growth",
-                                           "schedule_shrink",
-                                           "eval_every",
-                                           "eval_tokens",
-                                           "log_every",
-                                           "patience",
-                                           "checkpoint_every",
-                                           "checkpoint_seconds",
-                                           "final_test",
-                                           "parallel"};
+constexpr std::string_view kMayChange[] = {
+    "steps",           "seconds",          "lr",
+    "min_lr",          "schedule",         "warmup",
+    "warmup_init",     "schedule_from",    "schedule_steps",
+    "schedule_every",  "schedule_power",   "schedule_period",
+    "schedule_growth", "schedule_shrink",  "eval_every",
+    "eval_tokens",     "log_every",        "log_memory",
+    "patience",        "checkpoint_every", "checkpoint_seconds",
+    "final_test",      "parallel"};
 // Of [task], at any depth: where the data lie. What they are is compared by its hash.
 constexpr std::string_view kPlaces[] = {"text", "data", "cache"};
 

@@ -75,6 +75,10 @@ Fields TrainOptions::Describe() {
         "seconds between checkpoints at most (the first one after 30); 0: by steps alone",
         {0.0, 1e9});
   f.Add("log_every", &log_every, "steps between logged lines", {1, int64_t{1} << 40});
+  f.Add("log_memory", &log_memory,
+        "at each evaluation, log whether the slots of the memory differ, on a few rows of the "
+        "validation split (docs/analyses.md); of models with slots");
+  f.OmitWhen(false);
   f.Add("patience", &patience,
         "evaluations without a better metric before stopping; 0: never stop early", {0, 1 << 30});
   f.Add("average_last", &average_last,

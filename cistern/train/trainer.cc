@@ -307,6 +307,7 @@ void Trainer::Evaluate() {
   const double value = metrics.at(task_.metric().name).get<double>();
   Json line = {{"event", "valid"}, {"step", state_.step}, {"seconds", state_.trained_seconds}};
   line.update(metrics);
+  if (observer_) line.update(observer_(*model_));
   log_(line);
   const bool lower = task_.metric().lower_is_better,
              better = !state_.has_best || (lower ? value < state_.best : value > state_.best);
@@ -354,6 +355,7 @@ void Trainer::LogStep(const StepOutcome& last) {
 }
 
 TrainResult Trainer::Run() {
+  CISTERN_CHECK(observer_ || !options_.log_memory, "[train] log_memory without an observer");
   if (!resumed_) Begin();
   lines_ = std::make_unique<JsonlWriter>(folder_ + "/metrics.jsonl");
   if (resumed_ && !lines_->Cut(state_.log_bytes))

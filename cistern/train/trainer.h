@@ -11,6 +11,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "cistern/base/interrupt.h"
@@ -59,6 +60,7 @@ struct TrainOptions {
   int64_t log_every = 20;           // steps
   int64_t patience = 0;             // evaluations without a better metric before stopping; 0: never
   bool final_test = true;           // evaluates the best model on the test split at the end
+  bool log_memory = false;          // logs what an observer says of the memory (Trainer::Observe)
   // What single fields cannot say; UsageError names the keys. Call after reading.
   void Validate() const;
   Fields Describe();
@@ -88,6 +90,9 @@ class Trainer {
   // UsageError where the experiment is another than the one that the run was begun with
   // (CompareRuns); what may change is taken, with a note.
   void Resume();
+  // What is logged with the metrics of each evaluation, numbers by name; it may run the model, but
+  // not change it.
+  void Observe(std::function<Json(Model& model)> observer) { observer_ = std::move(observer); }
   // Error, naming the place, where numbers are no longer finite, a file cannot be written, or the
   // folder is gone; what was saved before stays.
   TrainResult Run();
@@ -133,6 +138,7 @@ class Trainer {
   double last_save_ = 0;       // by the clock
   int64_t saves_ = 0, first_step_ = 0;
   std::function<void(const Json&)> log_;
+  std::function<Json(Model& model)> observer_;  // null: none
   std::unique_ptr<Prefetcher<Batch>> batches_;  // made on a thread of their own, a few ahead
 };
 
