@@ -120,12 +120,12 @@ HWY_NOINLINE void AbcHead(const ForwardHead<T>& head, T scale, const Sequence<co
   if (head.total == 1) {
     head.One(z, keys, out, width, none, [&]() HWY_ATTR {
       head.ForgetEmpty(z, values);
-      std::memcpy(chunk.z, z, n * sizeof(double));
-      StepMatch(n, width, q.At(0), s.At(0), k.At(0), keys, chunk.z, visit.X);
+      StepAllWeights(n, s.At(0), z, chunk.total);
+      StepMatch(n, width, q.At(0), s.At(0), k.At(0), keys, z, visit.X, chunk.total);
       chunk.rows = 1;
       visit.Scores(0);
       SoftmaxRows(1, np, visit.X, visit.X);
-      StepRead(n, width, visit.X, s.At(0), v.At(0), values, z, out.At(0));
+      StepRead(n, width, visit.X, s.At(0), v.At(0), values, z, out.At(0), chunk.total);
     });
     if (head.tokens.length == 0) {
       head.ForgetEmpty(z, values);

@@ -73,15 +73,24 @@ HWY_INLINE void StepReadColumns(size_t count, const T* r, const double* w, const
   for (int j = 0; j < kVectors; ++j) StoreDoubleU(total[j], out + j * kN);
 }
 
+// w of all slots [n], for steps that share them.
+template <class T>
+HWY_NOINLINE void StepAllWeights(size_t n, const T* s, double* z, double* w) {
+  for (size_t begin = 0; begin < n; begin += kStepSlots)
+    StepWeights(n - begin < kStepSlots ? n - begin : kStepSlots, s + begin, z + begin, w + begin);
+}
+
+// given: the weights of all slots, and z is left alone; null: they are made here.
 template <class T>
 HWY_NOINLINE void StepRead(size_t n, size_t width, const T* r, const T* s, const T* v,
-                           double* memory, double* z, T* out) {
+                           double* memory, double* z, T* out, const double* given = nullptr) {
   constexpr size_t kN = kLanes<double>;
-  HWY_ALIGN double w[kStepSlots];
+  HWY_ALIGN double made[kStepSlots];
   for (size_t j = 0; j < width; ++j) out[j] = 0;
   for (size_t begin = 0; begin < n; begin += kStepSlots) {
     const size_t count = n - begin < kStepSlots ? n - begin : kStepSlots;
-    StepWeights(count, s + begin, z + begin, w);
+    if (given == nullptr) StepWeights(count, s + begin, z + begin, made);
+    const double* const w = given == nullptr ? made : given + begin;
     double* block = memory + begin * width;
     size_t j = 0;
     for (; j + 4 * kN <= width; j += 4 * kN)
@@ -102,12 +111,13 @@ HWY_NOINLINE void StepRead(size_t n, size_t width, const T* r, const T* s, const
 
 template <class T>
 HWY_NOINLINE void StepMatch(size_t n, size_t width, const T* q, const T* s, const T* k,
-                            double* memory, double* z, T* out) {
+                            double* memory, double* z, T* out, const double* given = nullptr) {
   const Tag<double> d;
-  HWY_ALIGN double w[kStepSlots];
+  HWY_ALIGN double made[kStepSlots];
   for (size_t begin = 0; begin < n; begin += kStepSlots) {
     const size_t count = n - begin < kStepSlots ? n - begin : kStepSlots;
-    StepWeights(count, s + begin, z + begin, w);
+    if (given == nullptr) StepWeights(count, s + begin, z + begin, made);
+    const double* const w = given == nullptr ? made : given + begin;
     for (size_t l = 0; l < count; ++l) {
       double* row = memory + (begin + l) * width;
       const Double weight = hn::Set(d, w[l]);
