@@ -287,6 +287,7 @@ TEST(LmTask, SplitsOfTheirOwnInWords) {
   WriteFileAtomically(folder / "wiki.train.tokens", train);
   WriteFileAtomically(folder / "wiki.valid.tokens", valid);
   WriteFileAtomically(folder / "wiki.test.tokens", test);
+  EXPECT_EQ(TaskOfData(folder.path()).name, "lm");
   LmTask::Options options;
   options.text = folder.path();
   options.tokenizer = TokenizerKind::kWords, options.length = 8;

@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 
+#include <filesystem>
 #include <utility>
 
 #include "cistern/base/error.h"
@@ -16,7 +17,9 @@ const TaskInfo& lm_task() {
     t.metrics = {BitsPerByte(), Perplexity()};
     t.data = "text";
     t.claims = [](const std::string& path) {
-      return path.ends_with(".txt") || path.ends_with(".txt.gz") || path.ends_with(".md");
+      std::error_code ignored;
+      return path.ends_with(".txt") || path.ends_with(".txt.gz") || path.ends_with(".md") ||
+             std::filesystem::exists(path + "/wiki.train.tokens", ignored);
     };
     // The rate suits a few minutes of training: for hours take less.
     t.defaults = {"model.dim=128",
