@@ -7,9 +7,9 @@ byte on the test, in consecutive blocks of --length tokens without carried conte
 tokens i .. i+length-1 and predicts i+1 .. i+length. So every token but the first of each piece is
 predicted exactly once; the bytes counted are those of the predicted tokens.
 
-Windows: by default each piece of the training part is cut into consecutive windows at a random phase and visited
-in shuffled order, with a new cut each epoch (nothing is seen twice before everything has been seen
-once). --sampling random draws starting points independently.
+Windows: by default each piece of the training part is cut into consecutive windows at a random
+phase and visited in shuffled order, with a new cut each epoch (nothing is seen twice before
+everything has been seen once). --sampling random draws starting points independently.
 
 Prints JSON lines. See README.md next to this file.
 """
@@ -36,10 +36,10 @@ def emit(**fields):
 
 # --------------------------------------------------------------------------------------------- data
 def split_text(data, split):
-    """Training, validation and test, each as a list of pieces: as cistern's task.split. "spread" cuts
-    the text into 20 equal parts, fewer where 5 % of a part were below 8 KiB, and each of them 90/5/5
-    %; "tail" is one part. A cut moves forward to the next line within 4 KiB, or else to the next
-    character."""
+    """Training, validation and test, each as a list of pieces: as cistern's task.split. "spread"
+    cuts the text into 20 equal parts, fewer where 5 % of a part were below 8 KiB, and each of them
+    90/5/5 %; "tail" is one part. A cut moves forward to the next line within 4 KiB, or else to the
+    next character."""
     def cut(share):
         at = int(len(data) * share)
         if at == 0 or at >= len(data):
@@ -87,7 +87,8 @@ class Windows:
     """No window crosses the border of a piece."""
 
     def __init__(self, pieces, length, batch, sampling, seed):
-        self.tokens, self.length, self.batch, self.sampling = torch.cat(pieces), length, batch, sampling
+        self.tokens, self.length = torch.cat(pieces), length
+        self.batch, self.sampling = batch, sampling
         begins = torch.tensor([0] + [len(p) for p in pieces]).cumsum(0)
         # of each piece the first and the last place where a window can begin
         self.places = [(b.item(), b.item() + len(p) - length - 1) for b, p in zip(begins, pieces)
@@ -261,6 +262,8 @@ class Trainer:
         self.o, self.model, self.windows = o, LM(o, vocab), windows
         self.params = list(self.model.parameters())
         self.run = torch.compile(self.model) if o.compile else self.model
+        if o.processes > 1:  # gradients are averaged while the backward pass goes on
+            self.run = nn.parallel.DistributedDataParallel(self.run)
         groups = [{
             "params": [p for p in self.params if p.dim() >= 2], "weight_decay": o.weight_decay
         }, {"params": [p for p in self.params if p.dim() < 2], "weight_decay": 0.0}]
@@ -270,6 +273,8 @@ class Trainer:
         for g in self.adam.param_groups:
             g["lr"] = lr
         x, y = self.windows()
+        if self.o.processes > 1:  # every process draws the same windows and takes its share
+            x, y = (t[torch.distributed.get_rank() :: self.o.processes] for t in (x, y))
         if self.o.loss == "written":
             loss = self.run(x, y)
         else:
@@ -280,6 +285,9 @@ class Trainer:
         loss.backward()
         nn.utils.clip_grad_norm_(self.params, self.o.clip)
         self.adam.step()
+        if self.o.processes > 1 and self.o.losses:
+            torch.distributed.all_reduce(loss.detach_())
+            loss /= self.o.processes
         return loss.item()
 
     def timed(self, lr):
@@ -365,6 +373,25 @@ def train(o, ids, size):
         **about(o, t), load_before=round(load0, 2), load_after=round(os.getloadavg()[0], 2))
 
 
+def first_losses(o, ids, vocab):
+    """The losses of the first steps, of the whole batch: what one process, several, and a compiled
+    model have to agree in."""
+    t = Trainer(o, vocab, Windows(ids, o.length, o.batch, o.sampling, o.seed))
+    emit(event="losses", losses=[t.step(1e-3) for _ in range(o.losses)], processes=o.processes,
+         **about(o, t))
+
+
+def in_process(rank, o, ids, vocab, port):
+    """One of the processes of --processes, with its share of the threads."""
+    torch.distributed.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank,
+                                         world_size=o.processes)
+    prepare(o)
+    if rank > 0:
+        globals()["emit"] = lambda **_: None
+    (first_losses if o.losses else bench)(o, ids, vocab)
+    torch.distributed.destroy_process_group()
+
+
 def bench(o, ids, vocab):
     """Training steps only, the named variants in turn, medians. One model each, all at the same
     constant rate."""
@@ -381,7 +408,16 @@ def bench(o, ids, vocab):
         for _ in range(3):
             t.step(1e-3)
     rounds, begin = 0, time.perf_counter()
-    while rounds < 3 or time.perf_counter() - begin < o.seconds * len(variants):
+
+    def goes_on():
+        if rounds < 3:
+            return True
+        more = torch.tensor(float(time.perf_counter() - begin < o.seconds * len(variants)))
+        if o.processes > 1:  # as the first process says
+            torch.distributed.broadcast(more, 0)
+        return more.item() > 0
+
+    while goes_on():
         for v, t, times, losses in variants[:: 1 if rounds % 2 else -1]:
             for _ in range(o.steps or 8):
                 dt, loss = t.timed(1e-3)
@@ -393,7 +429,8 @@ def bench(o, ids, vocab):
              tokens_per_s_best=round(v.batch * v.length / min(times),
                                      1), step_ms=round(statistics.median(times) * 1e3,
                                                        2), steps_timed=len(times),
-             rounds=rounds, loss_first=round(losses[0], 4), loss_last=round(losses[-1], 4),
+             rounds=rounds, processes=o.processes, loss_first=round(losses[0], 4),
+             loss_last=round(losses[-1], 4),
              **about(v, t), chunk=v.chunk, load_before=round(load0, 2),
              load_after=round(os.getloadavg()[0], 2))
 
@@ -497,30 +534,51 @@ def options(argv):
                    help="bf16 autocast (context; the protocol is fp32)")
     p.add_argument("--compile", action="store_true",
                    help="torch.compile (context; the protocol is eager)")
+    p.add_argument("--processes", type=int, default=1,
+                   help="with --bench-only: DistributedDataParallel over gloo; rows and threads "
+                   "are shared out")
+    p.add_argument("--losses", type=int, default=0,
+                   help="with --bench-only: the losses of the first N steps instead of times")
     p.add_argument("--check", action="store_true")
     o = p.parse_args(argv)
+    if o.processes > 1 and (not o.bench_only or o.batch % o.processes):
+        sys.exit("--processes needs --bench-only and a batch that divides")
     if o.autocast or o.compile:
         o.loss = "plain"
     check_options(o)
     return o
 
 
+def prepare(o):
+    cores.keep_pages()
+    torch.set_num_threads(max(1, o.threads // o.processes))
+    torch.set_flush_denormal(True)
+
+
+def time_steps(o, ids, vocab):
+    if o.processes == 1:
+        return (first_losses if o.losses else bench)(o, ids, vocab)
+    import socket
+    with socket.socket() as s:  # a free port
+        s.bind(("127.0.0.1", 0))
+        port = s.getsockname()[1]
+    torch.multiprocessing.spawn(in_process, (o, ids, vocab, port), nprocs=o.processes)
+
+
 def main():
     o = options(sys.argv[1:])
-    cores.keep_pages()
-    torch.set_num_threads(o.threads)
-    torch.set_flush_denormal(True)
+    prepare(o)
     if o.check:
         return check()
     if o.text == "-" and not o.bench_only:
         sys.exit("which text? give a file, or --check, or --bench-only")
     if o.text == "-":
         made_up = torch.randint(o.vocab, (500_000, ), generator=torch.Generator().manual_seed(0))
-        bench(o, [made_up], o.vocab)
+        time_steps(o, [made_up], o.vocab)
         return 0
     ids, size = load(o.text, o.vocab, o.split)
     if o.bench_only:
-        bench(o, ids[0], len(size))
+        time_steps(o, ids[0], len(size))
     else:
         train(o, ids, size)
     return 0
