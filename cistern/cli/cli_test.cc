@@ -314,6 +314,33 @@ TEST_F(CliTest, ARunFolderHoldsWhatTheGuideSays) {
             0);  // of a run shorter than a line of its log, too
 }
 
+// A dtype that nothing names is chosen, named by the record, and kept by a resumed run.
+TEST_F(CliTest, TheRecordNamesTheDtype) {
+  const std::string run = Copy("dtype");
+  const Json record = ParseJson(ReadFile(run + "/experiment.json"), "experiment.json");
+  EXPECT_EQ(record["dtype"], "float32");
+  EXPECT_NE(record["environment"]["dtype"].dump().find("too small to gain"), std::string::npos)
+      << record["environment"];
+  Expect({"train", "--resume", "--out", run, "--steps", "4", "--dtype", "auto"}, 0, {});
+  const Json resumed = ParseJson(ReadFile(run + "/experiment.json"), "experiment.json");
+  EXPECT_EQ(resumed["dtype"], "float32");
+  EXPECT_EQ(resumed["environment"]["dtype"], record["environment"]["dtype"]);
+  Expect({"train", "--resume", "--out", run, "--dtype", "bfloat16"}, 2, {"dtype"});
+  Expect({"eval", run, "--dtype", "auto"}, 2, {"auto"});
+}
+
+// A record without task.lm.split is of a version whose split was the tail.
+TEST_F(CliTest, RunsOfEarlierVersionsKeepTheirSplit) {
+  const std::string run = Copy("earlier"), path = run + "/experiment.json";
+  Json record = ParseJson(ReadFile(path), path);
+  EXPECT_EQ(record["task"]["lm"]["split"], "spread");
+  record["task"]["lm"].erase("split");
+  WriteFileAtomically(path, record.dump());
+  const Outcome o = Run({"eval", run, "--json"});
+  ASSERT_EQ(o.code, 0) << o;
+  EXPECT_EQ(ParseJson(o.out, "stdout")["split"], "the tail of the text");
+}
+
 // The other commands
 
 TEST_F(CliTest, Generate) {

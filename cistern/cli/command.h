@@ -19,6 +19,12 @@ struct Common {
   std::string dtype = "float32";  // float32 | float64 | bfloat16 (linear maps in bfloat16,
                                   // everything else in float32)
   std::string device = "cpu";
+  // Of a command that trains: --dtype may be auto (experiment.h), which is none for a model.
+  Common OrAuto() const {
+    Common checked = *this;
+    if (dtype == "auto") checked.dtype = "float32";
+    return checked;
+  }
 };
 
 // Adds --json, --quiet, --threads, --seed and --dtype to a subcommand.

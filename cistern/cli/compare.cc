@@ -98,21 +98,16 @@ std::vector<std::string> BegunTaskOptions(const CompareArguments& a, const TaskI
   return set;
 }
 
-// bfloat16 where the products of these models are faster in it on this machine. Empty: as the
-// experiment says.
-std::string ChooseDtype(CLI::App& command, const CompareArguments& a, const Experiment& e,
-                        const Task& task, std::string* why) {
-  if (command.count("--dtype") > 0 || !a.file.empty() || e.dtype != "float32") return "";
-  if (a.resume) return BegunDtype(a);
-  if (!HasBFloat16() || ActiveDevice() != at::Device(at::kCPU)) return "";
-  const LayerStack stack = e.model.Stack(e.model.info().forms[0]);
-  const ProductSpeed speed =
-      MeasureProducts(e.train.batch * task.tokens_per_row(), stack.dim(), stack.ffn_dim());
-  const bool better = speed.PrefersBFloat16();
-  *why = StrCat("matrix products here: ", Fixed(speed.float32, 0), " GFLOP/s in float32, ",
-                Fixed(speed.bfloat16, 0), " in bfloat16; the linear maps train in ",
-                better ? "bfloat16" : "float32", " (--dtype overrides this)");
-  return better ? "bfloat16" : "float32";
+// One dtype for all runs, chosen once where the experiment leaves it open. Empty: as the experiment
+// says.
+std::string CommonDtype(const CompareArguments& a, const Experiment& e, const Task& task,
+                        std::string* why) {
+  if (e.dtype != "auto") return "";
+  if (const std::string begun = a.resume ? BegunDtype(a) : ""; !begun.empty()) return begun;
+  const DtypeChoice choice = ChooseDtype(e, task);
+  *why =
+      StrCat(choice.why, "; the linear maps train in ", choice.dtype, " (--dtype overrides this)");
+  return choice.dtype;
 }
 
 // Every mechanism in a model of these settings, before any work.
@@ -228,7 +223,7 @@ void CheckLengths(const Experiment& experiment, const std::vector<int64_t>& leng
 }
 
 int RunCompare(CLI::App& command, CompareArguments a) {
-  ApplyCommon(a.common);
+  ApplyCommon(a.common.OrAuto());
   if (a.data.empty() && a.file.empty() && a.task.empty())
     FailUsage("give a text file or folder to learn from, or --task (cistern info --tasks)");
   if (a.resume && a.out.empty()) FailUsage("--resume needs --out, the folder to continue");
@@ -252,8 +247,7 @@ int RunCompare(CLI::App& command, CompareArguments a) {
   const std::unique_ptr<Task> made = c.experiment.task.Make();
   c.metric = made->metric();
   std::string why;
-  if (const std::string dtype = ChooseDtype(command, a, c.experiment, *made, &why);
-      !dtype.empty()) {
+  if (const std::string dtype = CommonDtype(a, c.experiment, *made, &why); !dtype.empty()) {
     set.push_back("dtype=" + dtype);
     c.experiment.dtype = dtype;
   }
@@ -365,6 +359,11 @@ void AddCompare(CLI::App& app, Run& run) {
       ->add_option("--decode-tokens", a->decode_tokens, "position of the last decoding measurement")
       ->check(CLI::Range(4, 1 << 24));
   AddCommon(*command, a->common);
+  command->get_option("--dtype")
+      ->description(
+          "auto (bfloat16 where this machine's matrix products are faster in it), float32, "
+          "float64, or bfloat16 (linear maps in bfloat16, the rest in float32)")
+      ->default_str("auto");
   AddDevice(*command, a->common);
   command->callback(
       [a, command, &run] { run = [a, command] { return RunCompare(*command, *a); }; });

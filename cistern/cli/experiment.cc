@@ -5,12 +5,16 @@
 #include <utility>
 
 #include "cistern/base/error.h"
+#include "cistern/base/format.h"
 #include "cistern/base/parallel.h"
 #include "cistern/base/terminal.h"
 #include "cistern/cli/analysis_log.h"
 #include "cistern/io/json_text.h"
 #include "cistern/io/safetensors.h"
+#include "cistern/kernels/isa.h"
 #include "cistern/models/transfer.h"
+#include "cistern/tensors/device.h"
+#include "cistern/tensors/product_speed.h"
 #include "cistern/train/checkpoint.h"
 
 namespace cistern::cli {
@@ -18,8 +22,10 @@ namespace cistern::cli {
 Fields Experiment::Describe() {
   Fields f;
   f.Add("seed", &seed, "of the weights, the order of the data, dropout", {0, int64_t{1} << 62});
-  f.Add("dtype", &dtype, "bfloat16: linear maps in bfloat16, everything else in float32",
-        {"float32", "float64", "bfloat16"});
+  f.Add("dtype", &dtype,
+        "bfloat16: linear maps in bfloat16, everything else in float32; auto: bfloat16 where this "
+        "machine's matrix products are faster in it, else float32",
+        {"auto", "float32", "float64", "bfloat16"});
   f.Add("from", &from,
         "a model folder to start from: its weights, its tokenizer and, unless told "
         "otherwise, the settings of its layers; empty: random weights");
@@ -155,7 +161,9 @@ void ReadRunExperiment(Experiment& experiment, const std::string& folder,
                        const std::vector<std::string>& assignments) {
   const auto newest = NewestCheckpoint(folder);
   if (!newest) return ReadExperiment(experiment, folder + "/experiment.json", assignments);
-  ReadTree(experiment, ReadRunState(*newest).experiment, *newest + "/trainer.json", assignments);
+  const Json begun = ReadRunState(*newest).experiment;
+  ReadTree(experiment, begun, *newest + "/trainer.json", assignments);
+  if (experiment.dtype == "auto") experiment.dtype = begun.value("dtype", "float32");
 }
 
 void ReadExperiment(Experiment& experiment, const std::string& file,
@@ -261,6 +269,26 @@ std::string OtherClasses(const Json& data, const std::string& from) {
 
 }  // namespace
 
+DtypeChoice ChooseDtype(const Experiment& e, const Task& task) {
+  constexpr double kLeast = 1e8, kMost = 2e9;  // operations of a product that is worth measuring
+  if (ActiveDevice() != at::Device(at::kCPU))
+    return {"float32", "on " + ActiveDevice().str() + " bfloat16 has to be asked for"};
+  if (!e.published.source.empty()) return {"float32", "published settings are in it"};
+  const LayerStack stack = e.model.Stack(e.model.info().forms[0]);
+  const int64_t dim = stack.dim(), hidden = stack.ffn_dim(),
+                all_rows = e.train.batch * task.tokens_per_row();
+  const double row = 2.0 * double(dim) * double(hidden);
+  if (double(all_rows) * row < kLeast)
+    return {"float32", "the matrix products are too small to gain from bfloat16"};
+  if (!HasBFloat16()) return {"float32", "this processor has no bfloat16 products"};
+  if (row > kMost) return {"float32", "products of this size are not measured"};
+  const int64_t rows = std::min(all_rows, std::max<int64_t>(16, int64_t(kMost / row)));
+  const ProductSpeed speed = MeasureProducts(rows, dim, hidden);
+  return {speed.PrefersBFloat16() ? "bfloat16" : "float32",
+          StrCat("matrix products here: ", Fixed(speed.float32, 0), " GFLOP/s in float32, ",
+                 Fixed(speed.bfloat16, 0), " in bfloat16")};
+}
+
 Trained TrainExperiment(Experiment experiment, const std::string& folder, bool resume) {
   experiment.model.Validate();
   experiment.train.Validate();
@@ -296,6 +324,14 @@ Trained TrainExperiment(Experiment experiment, const std::string& folder, bool r
     Note(StrCat("model.vocab_size=", said, " was asked for; the data has ", out.config.vocab_size));
   CheckMemory(out.config, experiment.train.batch, out.task->tokens_per_row(),
               experiment.dtype == "float64" ? 8 : 4, experiment.train.NumbersPerParameter());
+  std::string why;  // this dtype
+  if (experiment.dtype == "auto") {
+    const DtypeChoice choice = ChooseDtype(experiment, *out.task);
+    experiment.dtype = choice.dtype;
+    why = choice.why;
+    Note(StrCat("dtype auto: ", choice.dtype, " (", why, "); --dtype ", choice.dtype,
+                " trains the same elsewhere"));
+  }
   out.model = MakeModel(out.config, uint64_t(experiment.seed));
   if (experiment.dtype == "float64") out.model->to(at::kDouble);
   if (taking) {
@@ -310,6 +346,11 @@ Trained TrainExperiment(Experiment experiment, const std::string& folder, bool r
   Json record = experiment.Write();
   record["data"] = data;
   record["environment"] = {{"threads", NumThreads()}};
+  if (const auto newest = resume ? NewestCheckpoint(folder) : std::nullopt) {
+    const Json begun = ReadRunState(*newest).experiment.value("environment", Json::object());
+    if (begun.contains("dtype")) record["environment"]["dtype"] = begun["dtype"];
+  }
+  if (!why.empty()) record["environment"]["dtype"] = StrCat(experiment.dtype, ": ", why);
   if (pretrains && (!resume || HoldsPretraining(folder))) {
     const Pretrained before = Pretrain(*out.task, *out.model, experiment.train, experiment.pretrain,
                                        uint64_t(experiment.seed), experiment.dtype, folder, record);

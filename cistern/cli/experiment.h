@@ -19,7 +19,8 @@ struct Experiment {
   TrainOptions train;
   PretrainOptions pretrain;
   int64_t seed = 1;
-  std::string dtype = "float32";
+  // auto: what ChooseDtype says when a run begins, whose record then names it.
+  std::string dtype = "auto";
   // A folder whose weights the run starts from; its settings are the defaults of [model]
   // (TakeWeights).
   std::string from;
@@ -47,6 +48,14 @@ void ReadRunExperiment(Experiment& experiment, const std::string& folder,
 
 // TOML text of everything, ready to be edited and passed back.
 std::string ExperimentToml(Experiment& experiment);
+
+// float32 or bfloat16 for the linear maps of a run that leaves it open, and why. bfloat16 where
+// this machine's matrix products of the model's sizes are faster in it (measured, 0.3 s), so that
+// the same experiment may be trained in another dtype on another machine.
+struct DtypeChoice {
+  std::string dtype, why;
+};
+DtypeChoice ChooseDtype(const Experiment& experiment, const Task& task);
 
 // Prepares the data, completes and checks the model's configuration, predicts the memory, trains
 // into `folder`.

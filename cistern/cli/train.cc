@@ -66,7 +66,7 @@ void ExpandRecommended(const TrainArguments& a, std::vector<std::string>* set) {
 }
 
 int RunTrain(CLI::App& command, const TrainArguments& a) {
-  ApplyCommon(a.common);
+  ApplyCommon(a.common.OrAuto());
   Experiment experiment;
   if (a.list) {
     std::printf("%s", experiment.Describe().Help().c_str());
@@ -201,6 +201,11 @@ void AddTrain(CLI::App& app, Run& run) {
   command->add_flag("--list", a->list, "print every key and stop");
   command->add_flag("--resume", a->resume, "continue from the newest checkpoint in --out");
   AddCommon(*command, a->common);
+  command->get_option("--dtype")
+      ->description(
+          "auto (bfloat16 where this machine's matrix products are faster in it), float32, "
+          "float64, or bfloat16 (linear maps in bfloat16, the rest in float32)")
+      ->default_str("auto");
   AddDevice(*command, a->common);
   command->callback([a, command, &run] { run = [a, command] { return RunTrain(*command, *a); }; });
 }
