@@ -113,7 +113,7 @@ HWY_NOINLINE void StepKeys(const AttentionView& view, size_t begin, size_t end, 
 
 // The parts of one query, in their order -> its output.
 template <class T>
-void MergeParts(T* parts, size_t count, size_t width, int64_t empty, bool blind, T* out, T* stats) {
+void MergeParts(T* parts, size_t count, size_t width, int64_t empty, bool blind, T* out) {
   const size_t size = StepPart<T>::Size(width);
   T high = empty > 0 ? T{0} : kNoScore<T>, sum = static_cast<T>(empty);
   for (size_t i = 0; i < count; ++i) high = std::max(high, StepPart<T>(parts + i * size).high);
@@ -128,12 +128,11 @@ void MergeParts(T* parts, size_t count, size_t width, int64_t empty, bool blind,
   }
   const T share = blind ? T{0} : T{1} / sum;
   for (size_t j = 0; j < width; ++j) out[j] *= share;
-  if (stats != nullptr) stats[0] = high, stats[1] = share;
 }
 
 // inputs(view) -> ForwardInputs. Nothing is allocated once a thread's workspace has grown.
 template <class T, class Inputs>
-void StepAll(const AttentionShape& shape, const AttentionMask& mask, T* stats, Inputs&& inputs) {
+void StepAll(const AttentionShape& shape, const AttentionMask& mask, Inputs&& inputs) {
   const int64_t views = AttentionView::Number(shape);
   const int64_t queries = (shape.queries + shape.dilation - 1) / shape.dilation;
   const size_t keys = size_t((shape.keys + shape.dilation - 1) / shape.dilation);
@@ -182,8 +181,7 @@ void StepAll(const AttentionShape& shape, const AttentionMask& mask, T* stats, I
       }
       return true;
     }();
-    MergeParts(part_of(item, 0), parts, vw, range.empty, blind, inputs(view).out.At(t),
-               stats == nullptr ? nullptr : view.Stats(stats, t));
+    MergeParts(part_of(item, 0), parts, vw, range.empty, blind, inputs(view).out.At(t));
   }
 }
 

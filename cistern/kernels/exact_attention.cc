@@ -150,8 +150,9 @@ void AttendAll(const AttentionShape& shape, double scale, const Rows<const T>& q
   };
   const int64_t views = AttentionView::Number(shape);
   const int64_t longest = (shape.queries + shape.dilation - 1) / shape.dilation;
-  if (longest <= kFewQueries) {
-    StepAll<T>(shape, mask, stats, inputs);
+  // Where gradients are wanted, keys that are hidden have no part in the order of sums either.
+  if (longest <= kFewQueries && stats == nullptr) {
+    StepAll<T>(shape, mask, inputs);
     return;
   }
   const int64_t blocks = (longest + int64_t{kBlockQueries} - 1) / int64_t{kBlockQueries};

@@ -66,6 +66,7 @@ TEST(ExactAttention, ThreeImplementationsAgree) {
         const at::Tensor out = ExactAttention(x[0], x[1], x[2], 0.4, c.seen);
         auto got = Gradients((out * c.g.to(dtype)).sum(), x);
         got.push_back(out.detach());
+        EXPECT_EQ(out.sizes(), c.g.sizes()) << c.name;
         if (want.empty()) want = got;
         for (size_t i = 0; i < got.size(); ++i) {
           ExpectClose(got[i], want[i], dtype == at::kDouble ? 1e-13 : 2e-6,
