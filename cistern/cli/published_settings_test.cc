@@ -200,9 +200,11 @@ std::vector<Family> LongRangeArena() {
                                      {"model.two_tower.match", "lra"}, {"model.dropout", .1}};
   const Settings image = Sizes(1, 8, 128, 128) + Training(256, 35'000, 5e-4, 175, 0) +
                          Dropouts(.3, -1, .3) +
-                         Settings{{"task.kind", "image"},   {"task.zero_is_padding", "true"},
-                                  {"model.qkv_dim", 64.},   {"train.schedule", "cosine"},
-                                  {"model.pooling", "cls"}, {"model.positions", "learned"}};
+                         Settings{{"task.kind", "image"},
+                                  {"model.qkv_dim", 64.},
+                                  {"train.schedule", "cosine"},
+                                  {"model.pooling", "cls"},
+                                  {"model.positions", "learned"}};
   const Settings pathfinder =
       Sizes(4, 4, 32, 32) + Training(512, 62'400, 1e-3, 312, 0) + Dropouts(.2, -1, .2) +
       Settings{{"task.kind", "pathfinder"}, {"task.contour", 14.},
@@ -217,23 +219,24 @@ std::vector<Family> LongRangeArena() {
       Adam("adamw", .9, .98, 1e-9) +
       Settings{{"model.norm", "pre"}, {"model.activation", "gelu_tanh"}, {"model.head", "relu"}};
   const char* length = "model.attention_options.linformer.length";  // pooling=cls: one more
-  std::vector<Family> families = {{"lra/", all},
-                                  {"lra/listops", listops},
-                                  {"lra/text", text},
-                                  {"lra/retrieval", matching},
-                                  {"lra/image", image},
-                                  {"lra/pathfinder", pathfinder},
-                                  {"lra/path-x", path_x},
-                                  {"lra/image.toml", {{"model.attention_dropout", .2}}},
-                                  {"lra/pathfinder.toml", {{"model.attention_dropout", .1}}},
-                                  {"P001/pathfinder/", {{"model.attention_dropout", .1}}},
-                                  {"lra/listops-linformer", {{length, 2001.}}},
-                                  {"lra/text-linformer", {{length, 4001.}}},
-                                  {"lra/image-linformer", {{length, 1025.}}},
-                                  {"P001/listops/", all + listops},
-                                  {"P001/text/", all + text},
-                                  {"P001/retrieval/", all + matching},
-                                  {"P001/pathfinder/", all + pathfinder}};
+  std::vector<Family> families = {
+      {"lra/", all},
+      {"lra/listops", listops},
+      {"lra/text", text},
+      {"lra/retrieval", matching},
+      {"lra/image", image},
+      {"lra/pathfinder", pathfinder},
+      {"lra/path-x", path_x},
+      {"lra/image.toml", {{"model.attention_dropout", .2}, {"task.zero_is_padding", "true"}}},
+      {"lra/pathfinder.toml", {{"model.attention_dropout", .1}}},
+      {"P001/pathfinder/", {{"model.attention_dropout", .1}}},
+      {"lra/listops-linformer", {{length, 2001.}}},
+      {"lra/text-linformer", {{length, 4001.}}},
+      {"lra/image-linformer", {{length, 1025.}}},
+      {"P001/listops/", all + listops},
+      {"P001/text/", all + text},
+      {"P001/retrieval/", all + matching},
+      {"P001/pathfinder/", all + pathfinder}};
   for (const char* task : {"listops", "text", "retrieval", "pathfinder"}) {
     const bool eight = std::string(task) == "listops";  // heads; others have four
     const std::string reuse = "model.attention_options.reuse.";
@@ -414,7 +417,6 @@ std::vector<Family> LanguageModels() {
 }
 
 // ---- the files
-
 class PublishedSettings : public CliTest {
  protected:
   static std::string Root() {
@@ -487,7 +489,6 @@ TEST_F(PublishedSettings, AreThoseOfTheSources) {
         for (const auto& setting : family.settings) {
           const bool about = setting.first[0] == '~';
           const std::string key = about ? setting.first.substr(1) : setting.first;
-          // Mechanisms without probabilities of pairs have no attention dropout.
           const std::optional<Json> found = Find(file.second, key);
           if (!found) {
             ADD_FAILURE() << name << " has no " << key;
