@@ -14,6 +14,7 @@ namespace cistern {
 namespace {
 
 constexpr char kRank[] = "best of rank k";
+constexpr double kExact = 1e-6;  // relative errors below it are not drawn
 
 // The option that says how large a mechanism's approximation is; empty: it has one size.
 std::string SizeOption(const MechanismInfo& info) {
@@ -367,8 +368,9 @@ Figures ApproximationAnalysis::Report() const {
       const std::vector<int64_t> at =
           by_size.first == 0 ? options_.sizes : std::vector<int64_t>{by_size.first};
       for (const int64_t size : at) {
-        r.x.push_back(double(size)), r.y.push_back(row_error);
-        o.x.push_back(double(size)), o.y.push_back(out_error);
+        // Errors of rounding alone would take all of the axis.
+        if (row_error >= kExact) r.x.push_back(double(size)), r.y.push_back(row_error);
+        if (out_error >= kExact) o.x.push_back(double(size)), o.y.push_back(out_error);
       }
     }
     rows.series.push_back(r), outputs.series.push_back(o);

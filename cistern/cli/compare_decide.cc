@@ -65,7 +65,13 @@ std::vector<std::string> DecisionPictures(const Comparison& c) {
     if (&cost == &*quality) continue;
     const double unit = cost.name == "memory" ? 1e6 : 1;
     LineChart chart{"Quality against " + cost.name, cost.label, quality->label, {}};
-    chart.log_x = true;
+    double least = 0, most = 0;  // of the axis
+    for (const double x : cost.values) {
+      if (!(x > 0)) continue;
+      least = least > 0 ? std::min(least, x) : x;
+      most = std::max(most, x);
+    }
+    chart.log_x = most > 4 * least;  // a shorter logarithmic axis may have no ticks
     const std::vector<bool> front = ParetoFront({*quality, cost});
     std::vector<std::pair<double, double>> line;
     for (size_t i = 0; i < front.size(); ++i) {
