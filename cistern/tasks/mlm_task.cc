@@ -137,15 +137,15 @@ class MlmTask::Blocks : public BatchReader {
         keep_(std::move(keep)) {}
 
   std::optional<Batch> Next() override {
-    const auto [begins, length] = rows_.Next(most_);
-    if (begins.empty()) return std::nullopt;
-    const at::Tensor tokens = at::empty({int64_t(begins.size()), length}, at::kLong);
+    const TextRows::Rows rows = rows_.Next(most_);
+    if (rows.begins.empty()) return std::nullopt;
+    const at::Tensor tokens = at::empty({int64_t(rows.begins.size()), rows.length}, at::kLong);
     int64_t* out = tokens.mutable_data_ptr<int64_t>();
-    for (const int64_t begin : begins) {
-      text_.read(begin, length, out);
-      out += length;
+    for (const int64_t begin : rows.begins) {
+      text_.read(begin, rows.length, out);
+      out += rows.length;
     }
-    return task_.Masked(tokens, kMeasured, {begins.begin(), begins.end()});
+    return task_.Masked(tokens, kMeasured, {rows.begins.begin(), rows.begins.end()});
   }
   int64_t total() const override { return rows_.total(); }
   int64_t done() const override { return rows_.done(); }
