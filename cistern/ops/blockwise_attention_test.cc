@@ -101,9 +101,10 @@ TEST(BlockwiseAttention, IsDifferentiableTwice) {
              second(Plain(q, k, v, {}, bias, 0.3)), "second derivatives");
 }
 
-// 36 million probabilities, 144 MB: explicit, some of them at once.
+// 100 million probabilities, 400 MB: explicit attention with dropout keeps three times that for the
+// backward pass alone; blocks and what libraries keep for themselves are some 350 MB.
 TEST(BlockwiseAttention, HoldsNoProbabilities) {
-  const int64_t T = 3000;
+  const int64_t T = 5000;
   const auto step = [&](int64_t length) {
     at::manual_seed(1);
     const at::Tensor q = Leaf(Normal({1, 4, length, 8}).to(at::kFloat)),
@@ -121,7 +122,7 @@ TEST(BlockwiseAttention, HoldsNoProbabilities) {
   if (PeakBytes() > before + (8 << 20))
     GTEST_SKIP() << "the system does not reset the peak of memory";
   step(T);
-  EXPECT_LT(PeakBytes() - before, 4 * T * T * 4);
+  EXPECT_LT(PeakBytes() - before, 2 * (4 * T * T * 4));
 }
 
 }  // namespace

@@ -49,7 +49,7 @@ class TextSplitTest : public ::testing::Test {
     return places;
   }
   TestFolder folder_;
-  TextTask::Options options_;
+  LmTask::Options options_;
 };
 
 // No window crosses the border of a block, nor holds a token of validation or test; an epoch visits
