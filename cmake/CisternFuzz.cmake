@@ -24,7 +24,8 @@ set(fuzz_with_torch config experiment state)
 if(CISTERN_FUZZ_LIBRARY)
   add_library(cistern_fuzz_torch OBJECT cistern/attention/head_groups.cc cistern/models/config.cc
     cistern/models/config_versions.cc cistern/models/stack.cc cistern/models/model_state_file.cc
-    cistern/decode/text_state.cc cistern/cli/experiment.cc cistern/cli/published.cc)
+    cistern/decode/text_state.cc cistern/cli/analysis_log.cc cistern/cli/experiment.cc
+    cistern/cli/published.cc)
   target_include_directories(cistern_fuzz_torch PUBLIC ${PROJECT_SOURCE_DIR})
   target_include_directories(cistern_fuzz_torch SYSTEM PUBLIC ${TorchWheel_INCLUDE_DIRS})
   target_compile_options(cistern_fuzz_torch PRIVATE -fno-sanitize=address,undefined)

@@ -329,8 +329,9 @@ def test_models_compile_and_train(tmp_path):
         run(ids, torch.tensor([12, 7])).square().sum().backward()
         grads.append({name: p.grad.clone() for name, p in model.named_parameters()})
     assert grads[0]["layers.0.attention.core.memory"].abs().sum() > 0
+    largest = max(grad.norm() for grad in grads[0].values())  # others may be rounding alone
     for name, grad in grads[0].items():
-        assert error(grads[1][name], grad) < 1e-4, name
+        assert (grads[1][name] - grad).norm() < 1e-4 * max(grad.norm(), 1e-3 * largest), name
 
 
 def test_files_that_are_broken(tmp_path):

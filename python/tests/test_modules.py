@@ -43,8 +43,9 @@ def test_compile(name, options, form):
     y.square().sum().backward()
     assert error(y, call(layer, form, a)) < 1e-5
     assert error(b.grad, a.grad) < 1e-4
+    largest = max(g.norm() for g in eager)  # others may be rounding alone
     for p, g in zip([p for p in layer.parameters() if p.grad is not None], eager, strict=True):
-        assert error(p.grad, g) < 1e-4
+        assert (p.grad - g).norm() < 1e-4 * max(g.norm(), 1e-3 * largest)
 
 
 @pytest.mark.parametrize("name", ["latte", "linear_attention", "softmax_attention"])
