@@ -359,6 +359,10 @@ at::Tensor AttentionLayer::Packed(const State&) const {
   throw Error(StrCat("[", mechanism_->info().name, "] packs no memory"));
 }
 
+at::Tensor AttentionLayer::ReadableSlots(const State&) const {
+  throw Error(StrCat("[", mechanism_->info().name, "] packs no memory"));
+}
+
 at::Tensor AttentionLayer::Read(const Stream& target, State& state, Handles* handles) {
   return Attend(Form::kCross, Project(target, nullptr, Side::kQuery), &state, target.mask, handles);
 }

@@ -71,9 +71,11 @@ class AttentionLayer : public torch::nn::Module {
   void Write(const Stream& source, State& state);
   // AttentionDims::memory_given: the memory [1 or B,M,D] of the rows, into the empty state of a
   // causal layer (MemoryMechanism::GiveMemory), and what cross attention packed of a source that
-  // was written, [B,M,D], after its map. Error for mechanisms without.
+  // was written, [B,M,D], after its map, and how many of its slots may be read
+  // (MemoryMechanism::ReadableSlots). Error for mechanisms without.
   void GiveMemory(const at::Tensor& memory, const at::Tensor& readable, State& state);
   virtual at::Tensor Packed(const State& state) const;
+  virtual at::Tensor ReadableSlots(const State& state) const;
   virtual at::Tensor Read(const Stream& target, State& state, Handles* handles = nullptr);
   // False for a layer of a model whose attention is left out (reuse.h): it has no parameters and no
   // state, and does not run.

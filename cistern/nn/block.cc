@@ -96,10 +96,8 @@ at::Tensor Block::WriteSource(Stream source, State& self, State& written) {
   source.memory = memory.defined() ? Before(memory, cross_memory_norm_.get()) : memory;
   if (cross_->attends()) cross_->Write(source, written);
   if (!options_.source_memory) return {};
-  if (attention_->mechanism().dims().memory_given) {
-    const auto& packing = dynamic_cast<const MemoryMechanism&>(cross_->mechanism());
-    attention_->GiveMemory(memory, packing.ReadableSlots(written), self);
-  }
+  if (attention_->mechanism().dims().memory_given)
+    attention_->GiveMemory(memory, cross_->ReadableSlots(written), self);
   return options_.memory_out ? Add(memory, cross_->Packed(written), cross_memory_norm_.get())
                              : at::Tensor();
 }

@@ -38,6 +38,10 @@ at::Tensor MemoryAttention::Packed(const State& state) const {
   return packed_out_ ? packed_out_->Forward(heads).to(type) : heads;
 }
 
+at::Tensor MemoryAttention::ReadableSlots(const State& state) const {
+  return memory_mechanism_.ReadableSlots(state);
+}
+
 AttentionLayer::Attended MemoryAttention::Bidirectional(const Stream& stream, Handles* handles) {
   if (stream.mask.valid) return MovedToFront(stream, handles);
   if (stream.padding_reads && stream.mask.lengths) RequirePaddingReads(mechanism());

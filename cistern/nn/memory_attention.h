@@ -16,6 +16,7 @@ class MemoryAttention : public AttentionLayer {
   Attended Bidirectional(const Stream& stream, Handles* handles = nullptr) override;
   at::Tensor Read(const Stream& target, State& state, Handles* handles = nullptr) override;
   at::Tensor Packed(const State& state) const override;
+  at::Tensor ReadableSlots(const State& state) const override;
 
  private:
   MemoryMechanism& memory_mechanism_;
