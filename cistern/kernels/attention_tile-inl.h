@@ -14,6 +14,7 @@
 #include <limits>
 #include <type_traits>
 
+#include "cistern/kernels/attention_dropout-inl.h"
 #include "cistern/kernels/exact_attention.h"
 #include "cistern/kernels/slot_chunk-inl.h"
 
@@ -174,7 +175,9 @@ class AttentionView {
       : first_(index % shape.dilation),
         step_(shape.dilation),
         h_(index / shape.dilation % shape.heads),
-        b_(index / shape.dilation / shape.heads) {
+        b_(index / shape.dilation / shape.heads),
+        head_(index / shape.dilation),
+        dropout_(mask.dropout) {
     queries = Count(shape.queries), keys = Count(shape.keys);
     if (mask.ranges != nullptr) ranges_ = mask.ranges + b_ * mask.range_batch + first_;
     if (mask.valid != nullptr) valid_ = mask.valid + b_ * shape.keys + first_;
@@ -209,6 +212,13 @@ class AttentionView {
     return true;
   }
 
+  const AttentionDropout& dropout() const { return dropout_; }
+  // Bits as DrawKept's, of `count` queries from t on and the keys from j on.
+  void Draw(size_t t, size_t count, size_t j, size_t number, uint64_t* kept) const {
+    DrawKept(dropout_, uint64_t(head_), uint64_t(first_ + int64_t(t) * step_),
+             uint64_t(first_ + int64_t(j) * step_), uint64_t(step_), count, number, kept);
+  }
+
   size_t queries, keys;
 
  private:
@@ -216,7 +226,8 @@ class AttentionView {
   size_t Count(int64_t tokens) const {
     return tokens <= first_ ? 0 : size_t((tokens - first_ + step_ - 1) / step_);
   }
-  int64_t first_, step_, h_, b_, stats_;
+  int64_t first_, step_, h_, b_, head_, stats_;
+  AttentionDropout dropout_;
   const KeyRange* ranges_ = nullptr;
   const uint8_t* valid_ = nullptr;
 };

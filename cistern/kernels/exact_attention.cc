@@ -96,6 +96,13 @@ HWY_NOINLINE void AttendBlock(const AttentionView& view, size_t t, const Forward
     const int64_t empty = block.ranges[i].empty;
     high[i] = empty > 0 ? T{0} : kNoScore<T>, sum[i] = static_cast<T>(empty);
   }
+  const bool drops = view.dropout().Any();
+  const auto drop = [&](size_t j, size_t keys) {
+    if (!drops) return;
+    uint64_t kept[kTileKeys];
+    view.Draw(t, vectors * kLanes<T>, j, keys, kept);
+    DropPairs(kept, keys, vectors, kBlockQueries, X);
+  };
   for (size_t j = block.low; j < block.high; j += kTileKeys) {
     const size_t keys = std::min(kTileKeys, block.high - j);
     Multiply<From::kZero, false>(
@@ -104,12 +111,14 @@ HWY_NOINLINE void AttendBlock(const AttentionView& view, size_t t, const Forward
     const Factors<T> values = {x.v.At(j), 1, size_t(x.v.time), X, kBlockQueries, keys};
     if (!block.Partial(j, j + keys)) {
       WeighAll(keys, vectors, X, high, sum, factor);
+      drop(j, keys);
       Multiply<From::kTimes, true>(x.value_width, vectors, values, O, kBlockQueries, factor);
       continue;
     }
     const TileMask<T> mask(block, j, keys);
     HideUnseen(mask, keys, vectors, kNoScore<T>, X);
     WeighAll(keys, vectors, X, high, sum, factor);
+    drop(j, keys);
     if (AreFinite(x.v, j, keys, x.value_width)) {
       Multiply<From::kTimes, true>(x.value_width, vectors, values, O, kBlockQueries, factor);
     } else {
@@ -120,9 +129,11 @@ HWY_NOINLINE void AttendBlock(const AttentionView& view, size_t t, const Forward
     // Scores of -inf alone have no softmax; no scores have the result 0.
     const bool nothing = sum[i] == T{0} && block.SeesNothing(i);
     factor[i] = nothing ? T{0} : T{1} / sum[i];
-    if (stats == nullptr) continue;
-    T* const of = view.Stats(stats, t + i);
-    of[0] = high[i] == kNoScore<T> ? T{0} : high[i], of[1] = factor[i];
+    if (stats != nullptr) {
+      T* const of = view.Stats(stats, t + i);
+      of[0] = high[i] == kNoScore<T> ? T{0} : high[i], of[1] = factor[i];
+    }
+    if (drops) factor[i] *= static_cast<T>(view.dropout().KeptFactor());
   }
   const Tag<T> d;
   for (size_t c = 0; c < x.value_width; ++c) {
@@ -151,7 +162,7 @@ void AttendAll(const AttentionShape& shape, double scale, const Rows<const T>& q
   const int64_t views = AttentionView::Number(shape);
   const int64_t longest = (shape.queries + shape.dilation - 1) / shape.dilation;
   // Where gradients are wanted, keys that are hidden have no part in the order of sums either.
-  if (longest <= kFewQueries && stats == nullptr) {
+  if (longest <= kFewQueries && stats == nullptr && !mask.dropout.Any()) {
     StepAll<T>(shape, mask, inputs);
     return;
   }

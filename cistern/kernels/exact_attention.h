@@ -2,7 +2,9 @@
 // Exact softmax attention by tiles (online softmax: Milakov and Gimelshein 2018; tiles and the
 // gradients from recomputed weights: Dao et al. 2022):
 //
-//   out_t = sum_j p_tj v_j,   p_tj = softmax_j(scale q_t . k_j) over the keys j that t sees
+//   out_t = sum_j f_tj p_tj v_j,   p_tj = softmax_j(scale q_t . k_j) over the keys j that t sees
+//
+// with the factors f of dropout, 0 or 1 / (1 - rate), or 1.
 //
 // Time O(pairs of blocks that see each other x (dk + dv)), no memory of the size of T S: tiles that
 // no query of a block sees are not visited, so windows cost their width. What is not seen has no
@@ -10,6 +12,7 @@
 // output NaN, as the definition does. Results are the same bits for any number of threads.
 #include <cstdint>
 
+#include "cistern/kernels/attention_dropout.h"
 #include "cistern/kernels/rows.h"
 
 namespace cistern {
@@ -26,11 +29,13 @@ struct KeyRange {
   int64_t begin = 0, end = 0, empty = 0;
 };
 
-// Null pointers: every query sees every key.
+// Which keys queries see, and what is dropped of their probabilities. Null pointers: every query
+// sees every key.
 struct AttentionMask {
   const KeyRange* ranges = nullptr;  // [B,T], or [T] for all rows where range_batch is 0
   int64_t range_batch = 0;           // T or 0
   const uint8_t* valid = nullptr;    // [B,S]: 0 where nothing sees a key
+  AttentionDropout dropout = {};
 };
 
 // q [B,H,T,dk], k [B,H,S,dk], v [B,H,S,dv] -> out [B,H,T,dv]. A query that sees nothing gives 0.

@@ -4,7 +4,9 @@
 //   dv_j = sum_t p_tj do_t                  dx_tj = p_tj (do_t . v_j - D_t)
 //   dk_j = scale sum_t dx_tj q_t            dq_t = scale sum_j dx_tj k_j
 //
-// 1 / sum_t goes with do_t and D_t, so that no weight is divided.
+// 1 / sum_t goes with do_t and D_t, so that no weight is divided. With dropout's factors f_tj, dv
+// takes f_tj p_tj in the place of p_tj, and dx takes f_tj (do_t . v_j) in that of do_t . v_j; what
+// is kept is multiplied by 1 / (1 - rate), which goes with do_t.
 #include <vector>
 
 #include "cistern/base/parallel.h"
@@ -114,6 +116,8 @@ HWY_NOINLINE void BlockGradients(const AttentionView& view, size_t t, size_t beg
   QueriesInLanes(block, x.q, kw, x.scale, q_rows, Q);
   PackScaled(x.d_out, t, count, vw, vp, T{1}, g_rows);
   for (size_t i = 0; i < kBlockQueries; ++i) high[i] = 0, D[i] = 0;
+  const bool drops = view.dropout().Any();
+  const T kept_factor = static_cast<T>(view.dropout().KeptFactor());
   for (size_t i = 0; i < count; ++i) {
     const T* const of = view.Stats(x.stats, t + i);
     const T* const out = x.out.At(t + i);
@@ -123,6 +127,9 @@ HWY_NOINLINE void BlockGradients(const AttentionView& view, size_t t, size_t beg
     T sum = 0;
     for (size_t c = 0; c < vw; ++c) sum += row[c] * out[c];
     D[i] = sum;
+    if (drops) {
+      for (size_t c = 0; c < vw; ++c) row[c] *= kept_factor;
+    }
   }
   Transpose(count, vw, g_rows, vp, G, kBlockQueries);
   std::memset(dQ, 0, sizeof(T) * kBlockQueries * kp);
@@ -137,6 +144,11 @@ HWY_NOINLINE void BlockGradients(const AttentionView& view, size_t t, size_t beg
     Multiply<From::kZero, false>(keys, vectors,
                                  Factors<T>{x.v.At(j), size_t(x.v.time), 1, G, kBlockQueries, vw},
                                  dP, kBlockQueries);
+    uint64_t kept[kTileKeys];
+    if (drops) {
+      view.Draw(t, vectors * kN, j, keys, kept);
+      DropPairs(kept, keys, vectors, kBlockQueries, dP);
+    }
     const Factors<T> of_values = {X, kBlockQueries, 1, g_rows, vp, count},
                      of_keys = {dP, kBlockQueries, 1, q_rows, kp, count},
                      of_queries = {x.k.At(j), 1, size_t(x.k.time), dP, kBlockQueries, keys};
@@ -144,6 +156,7 @@ HWY_NOINLINE void BlockGradients(const AttentionView& view, size_t t, size_t beg
     if (block.Partial(j, j + keys)) {
       const TileMask<T> mask(block, j, keys);
       DifferentiateAll<true>(keys, vectors, X, dP, high, D, &mask);
+      if (drops) DropPairs(kept, keys, vectors, kBlockQueries, X);
       all_finite = finite_q && finite_g && AreFinite(x.k, j, keys, kw);
       if (!all_finite) {
         AddRowsSeen(block, j, keys, vw, X, g_rows, vp, x.dv);
@@ -152,6 +165,7 @@ HWY_NOINLINE void BlockGradients(const AttentionView& view, size_t t, size_t beg
       }
     } else {
       DifferentiateAll<false, T>(keys, vectors, X, dP, high, D, nullptr);
+      if (drops) DropPairs(kept, keys, vectors, kBlockQueries, X);
     }
     if (!all_finite) continue;
     AddToRows(keys, vw, of_values, x.dv.At(j), size_t(x.dv.time), scratch);

@@ -11,7 +11,7 @@ namespace {
 
 struct Probability {
   int64_t key;
-  double p;
+  double p, factor;  // of dropout
 };
 
 // Where row t of a [B,H,rows,width] array begins, head index i = b H + h.
@@ -24,6 +24,8 @@ std::vector<Probability> Probabilities(const AttentionShape& shape, double scale
   const int64_t b = i / shape.heads;
   const KeyRange range =
       mask.ranges == nullptr ? KeyRange{0, shape.keys, 0} : mask.ranges[b * mask.range_batch + t];
+  std::vector<double> factors(mask.dropout.Any() ? size_t(shape.keys) : 0);
+  if (mask.dropout.Any()) mask.dropout.Factors(i, t, shape.keys, factors.data());
   std::vector<Probability> seen;
   double high = range.empty > 0 ? 0.0 : -std::numeric_limits<double>::infinity();
   for (int64_t j = range.begin; j < range.end; ++j) {
@@ -34,7 +36,7 @@ std::vector<Probability> Probabilities(const AttentionShape& shape, double scale
       score += q[At(i, shape.queries, t, shape.key_width) + c] *
                k[At(i, shape.keys, j, shape.key_width) + c];
     }
-    seen.push_back({j, scale * score});
+    seen.push_back({j, scale * score, factors.empty() ? 1.0 : factors[size_t(j)]});
     high = std::max(high, scale * score);
   }
   double sum = double(range.empty) * std::exp(-high);
@@ -55,7 +57,7 @@ void AttentionForward(const AttentionShape& shape, double scale, const double* q
       std::fill_n(row, width, 0.0);
       for (const Probability& seen : Probabilities(shape, scale, q, k, mask, i, t)) {
         for (int64_t c = 0; c < width; ++c)
-          row[c] += seen.p * v[At(i, shape.keys, seen.key, width) + c];
+          row[c] += seen.factor * seen.p * v[At(i, shape.keys, seen.key, width) + c];
       }
     }
   }
@@ -78,8 +80,9 @@ void AttentionBackward(const AttentionShape& shape, double scale, const double* 
         const int64_t row = At(i, shape.keys, seen[n].key, vw);
         for (int64_t c = 0; c < vw; ++c) {
           dp[n] += g[c] * v[row + c];
-          dv[row + c] += seen[n].p * g[c];
+          dv[row + c] += seen[n].factor * seen[n].p * g[c];
         }
+        dp[n] *= seen[n].factor;
         mean += seen[n].p * dp[n];
       }
       for (size_t n = 0; n < seen.size(); ++n) {
