@@ -5,7 +5,9 @@
 #include <algorithm>
 
 #include "cistern/ops/exact_attention.h"
+#include "cistern/ops/primitive.h"
 #include "cistern/ops/softmax_attention.h"
+#include "cistern/ops/softmax_parts.h"
 
 namespace cistern::ops {
 namespace {
@@ -156,8 +158,12 @@ at::Tensor BandedAttention(const at::Tensor& q, const at::Tensor& k, const at::T
               "[banded_attention] expected a dilation that divides lead=", band.lead, ", got ",
               band.dilation);
   if (q.numel() == 0) return at::zeros_like(q) + 0 * q.sum();
-  if (dropout == 0 && HasExactKernel(q, k, v)) {
-    return ExactAttention(q, k, v, scale, {Ranges(band, q.size(2), documents), {}, band.dilation});
+  // What is dropped follows from the places of queries and keys, which blocks move: so with dropout
+  // the other implementations, too, take the whole.
+  const bool drops = dropout > 0 && q.device().is_cpu() && !HaveTangents({q, k, v});
+  if (drops || HasExactKernel(q, k, v)) {
+    return ExactAttention(q, k, v, scale, {Ranges(band, q.size(2), documents), {}, band.dilation},
+                          softmax_attention::DrawDropout(dropout));
   }
   return band.dilation == 1 ? InBlocks(q, k, v, band, documents, scale, dropout)
                             : Split(q, k, v, band, documents, scale, dropout);

@@ -2,7 +2,7 @@
 // Exact softmax attention inside a band: a query sees the keys near it. Time and memory are
 // O(T (before + after + 64) d) and no [T,T] mask exists: the kernel (ops/exact_attention.h) visits
 // the tiles of the band alone; in the composite blocks of queries meet the keys of their own and
-// the next block.
+// the next block. With dropout the composite forms the [T,S] probabilities.
 #include <ATen/core/Tensor.h>
 
 namespace cistern::ops {

@@ -1,7 +1,6 @@
 #include "cistern/ops/blockwise_attention.h"
 
 #include <ATen/ATen.h>
-#include <ATen/CPUGeneratorImpl.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/custom_function.h>
 
@@ -18,8 +17,8 @@ using torch::autograd::variable_list;
 constexpr int64_t kBlock = int64_t{1} << 22;  // probabilities formed at once
 
 struct Settings {
-  double scale = 0, dropout = 0;
-  int64_t seed = 0;
+  double scale = 0;
+  AttentionDropout dropout = {};
 };
 
 // q, k, v, bias, each of all rows; bias and visible may be undefined.
@@ -43,15 +42,8 @@ Inputs Block(const Inputs& x, int64_t begin, int64_t count) {
 
 // Of the block of queries that begins at row `begin`.
 at::Tensor Attend(const Inputs& x, const Settings& s, int64_t begin) {
-  at::Tensor p = softmax_attention::Probabilities(x.q, x.k, x.visible, s.scale, x.bias);
-  if (s.dropout > 0) {
-    const at::Generator generator =
-        at::make_generator<at::CPUGeneratorImpl>(uint64_t(s.seed) + uint64_t(begin));
-    const at::Tensor kept =
-        at::empty(p.sizes(), p.options().requires_grad(false)).bernoulli_(1 - s.dropout, generator);
-    p = p * kept.div_(1 - s.dropout);
-  }
-  return at::matmul(p, x.v);
+  const at::Tensor p = softmax_attention::Probabilities(x.q, x.k, x.visible, s.scale, x.bias);
+  return at::matmul(softmax_attention::Dropped(p, s.dropout, begin), x.v);
 }
 
 at::Tensor AttendAll(const Inputs& x, const Settings& s) {
@@ -98,14 +90,15 @@ struct Function : torch::autograd::Function<Function> {
     ctx->saved_data["seed"] = seed;
     ctx->set_materialize_grads(false);
     const at::NoGradGuard guard;
-    return AttendAll(x, {scale, dropout, seed});
+    return AttendAll(x, {scale, {dropout, uint64_t(seed)}});
   }
   static variable_list backward(torch::autograd::AutogradContext* ctx, const variable_list& grads) {
     variable_list to(8);
     if (!grads[0].defined()) return to;
     const variable_list kept = ctx->get_saved_variables();
-    const Settings s = {ctx->saved_data["scale"].toDouble(), ctx->saved_data["dropout"].toDouble(),
-                        ctx->saved_data["seed"].toInt()};
+    const Settings s = {
+        ctx->saved_data["scale"].toDouble(),
+        {ctx->saved_data["dropout"].toDouble(), uint64_t(ctx->saved_data["seed"].toInt())}};
     Inputs x = {kept[0], kept[1], kept[2], kept[3], kept[4]};
     variable_list d;
     if (at::GradMode::is_enabled()) {
@@ -126,12 +119,9 @@ struct Function : torch::autograd::Function<Function> {
 
 at::Tensor BlockwiseAttention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                               const at::Tensor& visible, const at::Tensor& bias, double scale,
-                              double dropout) {
-  // One draw, so that the whole depends on torch's seed as dropout does.
-  const int64_t seed =
-      dropout > 0 ? at::randint(int64_t{1} << 62, {}, at::kLong).item<int64_t>() : 0;
-  return blockwise_attention::Function::apply(q, k, v, Given(bias), Given(visible), scale, dropout,
-                                              seed);
+                              const AttentionDropout& dropout) {
+  return blockwise_attention::Function::apply(q, k, v, Given(bias), Given(visible), scale,
+                                              dropout.rate, int64_t(dropout.seed));
 }
 
 bool WorthBlocks(const at::Tensor& q, const at::Tensor& k) {

@@ -44,14 +44,14 @@ TEST(BlockwiseAttention, WithoutDropoutIsTheExplicitOne) {
   visible.select(2, 4).fill_(false);
   for (const bool masked : {false, true}) {
     const at::Tensor seen = masked ? visible : at::Tensor();
-    const at::Tensor got = BlockwiseAttention(q, k, v, seen, bias, 0.3, 0),
+    const at::Tensor got = BlockwiseAttention(q, k, v, seen, bias, 0.3, {}),
                      want = Plain(q, k, v, seen, bias, 0.3);
     ExpectClose(got, want, 1e-12, masked ? "masked" : "all");
     ExpectSame(Gradients((got * g).sum(), {q, k, v, bias}),
                Gradients((want * g).sum(), {q, k, v, bias}), masked ? "masked" : "all");
   }
   const at::Tensor keys = visible.narrow(2, 0, 1);  // the same for all queries
-  ExpectClose(BlockwiseAttention(q, k, v, keys, {}, 0.3, 0), Plain(q, k, v, keys, {}, 0.3), 1e-12,
+  ExpectClose(BlockwiseAttention(q, k, v, keys, {}, 0.3, {}), Plain(q, k, v, keys, {}, 0.3), 1e-12,
               "keys");
 }
 
@@ -59,12 +59,12 @@ TEST(BlockwiseAttention, WithoutDropoutIsTheExplicitOne) {
 TEST(BlockwiseAttention, DropsAShareAndTheSameInTheBackwardPass) {
   const int64_t T = 70000, S = 64;  // two blocks
   const double dropout = 0.2;
+  const AttentionDropout draw = {dropout, 7};
   at::manual_seed(1);
   const at::Tensor q = Leaf(Normal({1, 1, T, 3})), k = Leaf(Normal({1, 1, S, 3})),
                    eye = at::eye(S, at::kDouble).view({1, 1, S, S}), g = Normal({1, 1, T, S});
   const at::Tensor full = Plain(q, k, eye, {}, {}, 0.5).detach();
-  at::manual_seed(7);
-  const at::Tensor v = Leaf(eye), p = BlockwiseAttention(q, k, v, {}, {}, 0.5, dropout);
+  const at::Tensor v = Leaf(eye), p = BlockwiseAttention(q, k, v, {}, {}, 0.5, draw);
   const at::Tensor factor = (p.detach() != 0) / (1 - dropout);
   ExpectClose(p, full * factor, 1e-13, "kept ones are scaled");
   const auto share = [&](const at::Tensor& x) {
@@ -81,9 +81,8 @@ TEST(BlockwiseAttention, DropsAShareAndTheSameInTheBackwardPass) {
   const at::Tensor want = Plain(q, k, v, {}, {}, 0.5, factor);
   ExpectSame(Gradients((p * g).sum(), {q, k, v}), Gradients((want * g).sum(), {q, k, v}),
              "gradients");
-  at::manual_seed(7);
-  EXPECT_TRUE(at::equal(BlockwiseAttention(q, k, v, {}, {}, 0.5, dropout), p)) << "the seed";
-  EXPECT_FALSE(at::equal(BlockwiseAttention(q, k, v, {}, {}, 0.5, dropout), p)) << "a new draw";
+  EXPECT_TRUE(at::equal(BlockwiseAttention(q, k, v, {}, {}, 0.5, draw), p)) << "the seed";
+  EXPECT_FALSE(at::equal(BlockwiseAttention(q, k, v, {}, {}, 0.5, {dropout, 8}), p)) << "another";
 }
 
 TEST(BlockwiseAttention, IsDifferentiableTwice) {
@@ -97,7 +96,7 @@ TEST(BlockwiseAttention, IsDifferentiableTwice) {
     for (size_t i = 1; i < 4; ++i) sum = sum + first[i].square().sum();
     return Gradients(sum, {q, k, v, bias});
   };
-  ExpectSame(second(BlockwiseAttention(q, k, v, {}, bias, 0.3, 0)),
+  ExpectSame(second(BlockwiseAttention(q, k, v, {}, bias, 0.3, {})),
              second(Plain(q, k, v, {}, bias, 0.3)), "second derivatives");
 }
 

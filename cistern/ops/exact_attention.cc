@@ -13,6 +13,8 @@ struct Arguments {
   OptionalTensor ranges, valid;
   double scale = 1;
   int64_t dilation = 1;
+  double dropout = 0;
+  int64_t seed = 0;  // of what is dropped
   bool save = false;
   Mask mask = {};  // of no use: the ranges say it all
 };
@@ -20,6 +22,7 @@ struct Arguments {
 // The mask for the kernels; keeps what it points to alive.
 struct View {
   explicit View(const Arguments& x) {
+    mask.dropout = {x.dropout, uint64_t(x.seed)};
     if (x.ranges) {
       ranges = x.ranges->contiguous();
       static_assert(sizeof(KeyRange) == 3 * sizeof(int64_t));
@@ -49,10 +52,12 @@ AttentionShape ShapeOf(const Arguments& x) {
 struct Exact {
   static constexpr const char* kSchema =
       "exact_attention(Tensor q, Tensor k, Tensor v, Tensor? ranges=None, Tensor? valid=None, "
-      "float scale=1, int dilation=1, bool save=False) -> (Tensor, Tensor)";
+      "float scale=1, int dilation=1, float dropout=0, int seed=0, bool save=False) -> "
+      "(Tensor, Tensor)";
   using Arguments = exact_attention::Arguments;
   static constexpr auto kFields = [](auto& x) {
-    return std::tie(x.q, x.k, x.v, x.ranges, x.valid, x.scale, x.dilation, x.save);
+    return std::tie(x.q, x.k, x.v, x.ranges, x.valid, x.scale, x.dilation, x.dropout, x.seed,
+                    x.save);
   };
   static bool IsConstant(const Arguments& x, const OptionalTensor* field) {
     return field == &x.ranges || field == &x.valid;
@@ -86,6 +91,8 @@ struct Exact {
                   "[exact_attention] expected valid [B,S] of bool, got ", x.valid->sym_sizes(),
                   " of ", x.valid->scalar_type());
     }
+    TORCH_CHECK(x.dropout >= 0 && x.dropout <= 1,
+                "[exact_attention] expected dropout from 0 to 1, got ", x.dropout);
     TORCH_CHECK(x.dilation == 1 || (x.dilation > 1 && x.k.sym_size(2) >= x.q.sym_size(2) &&
                                     (x.k.sym_size(2) - x.q.sym_size(2)) % x.dilation == 0),
                 "[exact_attention] expected a dilation that divides S - T, got ", x.dilation,
@@ -97,7 +104,7 @@ struct Exact {
     const auto index = x.q.options().dtype(at::kLong).requires_grad(false);
     const at::Tensor key = at::arange(S, index);
     at::Tensor visible = at::ones({1, 1, T, S}, index.dtype(at::kBool));
-    at::Tensor k = x.k, v = x.v;
+    at::Tensor k = x.k;
     if (x.valid) visible = visible.logical_and(x.valid->unsqueeze(1).unsqueeze(1));
     if (x.dilation > 1) {
       visible =
@@ -116,10 +123,11 @@ struct Exact {
         visible = visible.expand({shape[0], -1, -1, -1});
         visible = at::cat({visible, empty.expand(shape)}, 3);
         k = at::constant_pad_nd(k, {0, 0, 0, most}, 0);
-        v = at::constant_pad_nd(v, {0, 0, 0, most}, 0);
       }
     }
-    return {at::matmul(softmax_attention::Probabilities(x.q, k, visible, x.scale, {}), v)};
+    const at::Tensor p = softmax_attention::Probabilities(x.q, k, visible, x.scale, {});
+    return {at::matmul(softmax_attention::Dropped(p.narrow(3, 0, S), {x.dropout, uint64_t(x.seed)}),
+                       x.v)};
   }
 
   static Tensors Empty(const Arguments& x) {
@@ -186,9 +194,10 @@ struct Exact {
 CISTERN_PRIMITIVE(exact_attention::Exact)
 
 at::Tensor ExactAttention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                          double scale, const SeenKeys& seen) {
-  return std::get<0>(OpPair<exact_attention::Exact>::Call(
-      {q, k, v, Given(seen.ranges), Given(seen.valid), scale, seen.dilation}));
+                          double scale, const SeenKeys& seen, const AttentionDropout& dropout) {
+  return std::get<0>(
+      OpPair<exact_attention::Exact>::Call({q, k, v, Given(seen.ranges), Given(seen.valid), scale,
+                                            seen.dilation, dropout.rate, int64_t(dropout.seed)}));
 }
 
 bool HasExactKernel(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {

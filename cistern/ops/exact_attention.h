@@ -3,6 +3,8 @@
 // masks that are ranges of keys: causal, windows, dilated windows, documents, lengths.
 #include <ATen/core/Tensor.h>
 
+#include "cistern/kernels/attention_dropout.h"
+
 namespace cistern::ops {
 
 struct SeenKeys {
@@ -14,11 +16,13 @@ struct SeenKeys {
 };
 
 // out_t = sum_j softmax_j(scale q_t . k_j) v_j: q [B,H,T,d], k [B,H,S,d], v [B,H,S,e] -> [B,H,T,e].
+// `dropout` is of the probabilities: what its seed drops, it drops in every implementation.
 // A query that sees no key gives zeros, with zero gradient. What a query does not see has no part
 // in any bit of its output, be it NaN; what it sees and is NaN makes it NaN. Gradients of q, k, v;
 // second derivatives form the probabilities explicitly: O(T S) memory.
 at::Tensor ExactAttention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                          double scale, const SeenKeys& seen = {});
+                          double scale, const SeenKeys& seen = {},
+                          const AttentionDropout& dropout = {});
 
 // Whether ExactAttention has a kernel for q, k and v and CISTERN_IMPL=kernel; not where
 // forward-mode derivatives are wanted.

@@ -4,6 +4,8 @@
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/autograd.h>
 
+#include "cistern/ops/banded_attention.h"
+#include "cistern/ops/softmax_attention.h"
 #include "cistern/ops/testing.h"
 
 namespace cistern::ops {
@@ -15,6 +17,7 @@ struct Case {
   at::Tensor q, k, v, g;
   SeenKeys seen;
   std::string name;
+  AttentionDropout dropout = {};
 };
 
 std::vector<Case> Cases() {
@@ -24,7 +27,8 @@ std::vector<Case> Cases() {
                 Normal({2, 3, S, 7}),
                 Normal({2, 3, T, 7}),
                 {},
-                name};
+                name,
+                {}};
   };
   std::vector<Case> all = {make(9, 12, "all"),     make(1, 12, "one"),  make(70, 70, "window"),
                            make(8, 14, "dilated"), make(6, 9, "valid"), make(12, 12, "empty")};
@@ -49,6 +53,11 @@ std::vector<Case> Cases() {
   all[5].seen.ranges = ranges(1, 12, [](int64_t, int64_t t) {
     return Range{std::max<int64_t>(0, t - 4), t + 1, std::max<int64_t>(0, 4 - t)};
   });
+  for (size_t i : {0, 2, 3, 4, 5}) {
+    Case dropped = all[i];
+    dropped.name += " with dropout", dropped.dropout = {0.4, 123 + i};
+    all.push_back(dropped);
+  }
   return all;
 }
 
@@ -63,7 +72,7 @@ TEST(ExactAttention, ThreeImplementationsAgree) {
       ImplScope scope(impl);
       for (const auto dtype : {at::kDouble, at::kFloat}) {
         const auto x = Leaves(c, dtype);
-        const at::Tensor out = ExactAttention(x[0], x[1], x[2], 0.4, c.seen);
+        const at::Tensor out = ExactAttention(x[0], x[1], x[2], 0.4, c.seen, c.dropout);
         auto got = Gradients((out * c.g.to(dtype)).sum(), x);
         got.push_back(out.detach());
         EXPECT_EQ(out.sizes(), c.g.sizes()) << c.name;
@@ -81,7 +90,7 @@ TEST(ExactAttention, SecondDerivativesAreThoseOfTheComposite) {
   for (const Case& c : Cases()) {
     const auto second = [&] {
       const auto x = Leaves(c, at::kDouble);
-      const at::Tensor out = ExactAttention(x[0], x[1], x[2], 0.4, c.seen);
+      const at::Tensor out = ExactAttention(x[0], x[1], x[2], 0.4, c.seen, c.dropout);
       const auto first = torch::autograd::grad({(out.square() * c.g).sum()}, x, {}, {}, true);
       return Gradients(first[0].square().sum() + first[1].square().sum() + first[2].square().sum(),
                        x);
@@ -95,6 +104,63 @@ TEST(ExactAttention, SecondDerivativesAreThoseOfTheComposite) {
   }
 }
 
+// One seed of torch's generator drops the same by kernels, in blocks and explicitly; another drops
+// others.
+TEST(ExactAttention, DropoutIsTheSameEverywhere) {
+  at::manual_seed(1);
+  const at::Tensor q = Normal({2, 3, 30, 5}), k = Normal({2, 3, 34, 5}), v = Normal({2, 3, 34, 7}),
+                   g = Normal({2, 3, 30, 7});
+  SoftmaxOptions causal;
+  causal.causal = true, causal.query_offset = 4, causal.dropout = 0.3;
+  SoftmaxOptions biased = causal;
+  biased.bias = Leaf(Normal({1, 3, 30, 34}));
+  const at::Tensor keys = at::rand({2, 34}) < 0.8;
+  const auto step = [&](const SoftmaxOptions& options, int64_t seed) {
+    at::manual_seed(seed);
+    const std::vector<at::Tensor> x = {Leaf(q), Leaf(k), Leaf(v)};
+    const at::Tensor out = SoftmaxAttention(x[0], x[1], x[2], options, {}, keys);
+    auto all = Gradients((out * g).sum(), x);
+    all.push_back(out.detach());
+    return all;
+  };
+  for (const SoftmaxOptions& options : {causal, biased}) {
+    std::vector<at::Tensor> want;
+    for (const Impl impl : {Impl::kReference, Impl::kKernel, Impl::kComposite}) {
+      ImplScope scope(impl);
+      const auto got = step(options, 9);
+      if (want.empty()) want = got;
+      for (size_t i = 0; i < got.size(); ++i)
+        ExpectClose(got[i], want[i], 1e-12, ImplName(impl) + " " + std::to_string(i));
+      EXPECT_GT(RelRms(step(options, 10)[3], want[3]), 0.05);
+    }
+  }
+  // Of probabilities that are given: those of the same attention.
+  const at::Tensor p = AttentionProbabilities(q, k, causal, {}, keys), want = step(causal, 9)[3];
+  at::manual_seed(9);
+  ExpectClose(ApplyProbabilities(p, v, 0.3), want, 1e-12, "probabilities");
+}
+
+TEST(ExactAttention, BandsWithDropoutAgree) {
+  at::manual_seed(1);
+  const at::Tensor q = Normal({2, 2, 50, 5}), k = Normal({2, 2, 56, 5}), g = Normal({2, 2, 50, 5});
+  for (const Band& band : {Band{5, 0, 6, 0, 1}, Band{3, 2, 6, 4, 1}, Band{2, 0, 6, 0, 3}}) {
+    std::vector<at::Tensor> want;
+    for (const Impl impl : {Impl::kReference, Impl::kKernel, Impl::kComposite}) {
+      ImplScope scope(impl);
+      at::manual_seed(9);
+      const std::vector<at::Tensor> x = {Leaf(q), Leaf(k)};
+      const at::Tensor out = BandedAttention(x[0], x[1], x[1], band, {}, 0.4, 0.3);
+      auto got = Gradients((out * g).sum(), x);
+      got.push_back(out.detach());
+      if (want.empty()) want = got;
+      for (size_t i = 0; i < got.size(); ++i)
+        ExpectClose(got[i], want[i], 1e-12, ImplName(impl) + " " + std::to_string(i));
+    }
+    ImplScope scope(Impl::kKernel);
+    EXPECT_GT(RelRms(BandedAttention(q, k, k, band, {}, 0.4, 0), want[2]), 0.05);
+  }
+}
+
 TEST(ExactAttention, RefusesWhatDoesNotFit) {
   ImplScope scope(Impl::kKernel);
   const at::Tensor x = Normal({2, 3, 4, 5});
@@ -103,6 +169,7 @@ TEST(ExactAttention, RefusesWhatDoesNotFit) {
                  }),
                  {"[exact_attention]", "[2, 3, 4, 6]"});
   ExpectContains(Thrown([&] { ExactAttention(x, x.to(at::kFloat), x, 1); }), {"one dtype"});
+  ExpectContains(Thrown([&] { ExactAttention(x, x, x, 1, {}, {1.5, 1}); }), {"dropout", "1.5"});
   const auto with = [&](const SeenKeys& seen) {
     return Thrown([&] { ExactAttention(x, x, x, 1, seen); });
   };

@@ -6,6 +6,7 @@
 #include <limits>
 #include <vector>
 
+#include "cistern/base/parallel.h"
 #include "cistern/ops/blockwise_attention.h"
 #include "cistern/ops/exact_attention.h"
 #include "cistern/ops/finite.h"
@@ -56,11 +57,32 @@ at::Tensor Probabilities(const at::Tensor& q, const at::Tensor& k, const at::Ten
   return visible.defined() ? p.masked_fill(visible.logical_not(), 0.0) : p;
 }
 
+AttentionDropout DrawDropout(double rate) {
+  if (rate <= 0) return {};
+  return {rate, uint64_t(at::randint(int64_t{1} << 62, {}, at::kLong).item<int64_t>())};
+}
+
+at::Tensor Dropped(const at::Tensor& p, const AttentionDropout& dropout, int64_t first) {
+  if (!dropout.Any()) return p;
+  if (!p.device().is_cpu()) return at::dropout(p, dropout.rate, true);
+  const at::Tensor factors = at::empty(
+      p.sizes(), at::TensorOptions(p.scalar_type() == at::kDouble ? at::kDouble : at::kFloat));
+  const int64_t rows = p.size(2), keys = p.size(3);
+  DispatchType(factors, [&]<class T>(T) {
+    T* const of = factors.mutable_data_ptr<T>();
+    ParallelFor(p.size(0) * p.size(1) * rows, 4096 / (keys + 1) + 1,
+                [&](int64_t begin, int64_t end) {
+                  for (int64_t i = begin; i < end; ++i)
+                    dropout.Factors(i / rows, first + i % rows, keys, of + i * keys);
+                });
+  });
+  return p * factors.to(p.scalar_type());
+}
+
 at::Tensor Explicit(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                    const at::Tensor& visible, double scale, double dropout,
+                    const at::Tensor& visible, double scale, const AttentionDropout& dropout,
                     const at::Tensor& bias) {
-  const at::Tensor p = Probabilities(q, k, visible, scale, bias);
-  return at::matmul(dropout > 0 ? at::dropout(p, dropout, true) : p, v);
+  return at::matmul(Dropped(Probabilities(q, k, visible, scale, bias), dropout), v);
 }
 
 at::Tensor FiniteOrZero(const at::Tensor& x) {
@@ -170,9 +192,9 @@ at::Tensor SoftmaxAttention(const at::Tensor& q, const at::Tensor& k, const at::
   if (q.size(2) == 0 || k.size(2) == 0)
     return at::zeros({q.size(0), q.size(1), q.size(2), v.size(3)}, q.options()) +
            q.narrow(3, 0, 0).sum();
-  if (options.dropout == 0 && !options.bias.defined() && HasExactKernel(q, k, v))
-    return ExactAttention(q, k, v, scale,
-                          softmax_attention::SeenBy(q, k, options, mask, key_valid));
+  if (!options.bias.defined() && HasExactKernel(q, k, v))
+    return ExactAttention(q, k, v, scale, softmax_attention::SeenBy(q, k, options, mask, key_valid),
+                          softmax_attention::DrawDropout(options.dropout));
   return MaskedAttention(q, k, v, softmax_attention::VisibleOrAll(q, k, options, mask, key_valid),
                          scale, options.dropout, options.bias);
 }
@@ -195,7 +217,7 @@ at::Tensor AttentionProbabilities(const at::Tensor& q, const at::Tensor& k,
 }
 
 at::Tensor ApplyProbabilities(const at::Tensor& p, const at::Tensor& v_in, double dropout) {
-  const at::Tensor kept = dropout > 0 ? at::dropout(p, dropout, true) : p;
+  const at::Tensor kept = softmax_attention::Dropped(p, softmax_attention::DrawDropout(dropout));
   const auto run = [&](const at::Tensor& v) {
     if (ActiveImpl() != Impl::kReference) return at::matmul(kept, v);
     return at::matmul(kept.to(at::kDouble), v.to(at::kDouble)).to(v.scalar_type());
@@ -210,7 +232,7 @@ namespace softmax_attention {
 
 // MaskedAttention of finite numbers.
 at::Tensor OfFinite(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                    const at::Tensor& visible, double scale, double dropout,
+                    const at::Tensor& visible, double scale, const AttentionDropout& dropout,
                     const at::Tensor& bias) {
   const Impl impl = ActiveImpl();
   if (impl == Impl::kReference) {
@@ -220,10 +242,10 @@ at::Tensor OfFinite(const at::Tensor& q, const at::Tensor& k, const at::Tensor& 
   }
   // Torch's flash attention has no forward-mode derivative, and none in the bias.
   const bool learned = bias.defined() && at::GradMode::is_enabled() && bias.requires_grad();
-  if (impl == Impl::kKernel && (dropout > 0 || learned) && WorthBlocks(q, k) &&
+  if (impl == Impl::kKernel && (dropout.Any() || learned) && WorthBlocks(q, k) &&
       !HaveTangents({q, k, v, bias.defined() ? bias : q}))
     return BlockwiseAttention(q, k, v, visible, bias, scale, dropout);
-  if (impl == Impl::kComposite || dropout > 0 || learned ||
+  if (impl == Impl::kComposite || dropout.Any() || learned ||
       HaveTangents({q, k, v, bias.defined() ? bias : q}))
     return Explicit(q, k, v, visible, scale, dropout, bias);
   const std::vector<int64_t> all = {q.size(0), q.size(1), q.size(2), k.size(2)};
@@ -252,20 +274,21 @@ at::Tensor OfFinite(const at::Tensor& q, const at::Tensor& k, const at::Tensor& 
 at::Tensor MaskedAttention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                            const at::Tensor& visible, double scale, double dropout,
                            const at::Tensor& bias) {
+  const AttentionDropout dropped = softmax_attention::DrawDropout(dropout);
   // What all queries see is a matter of the keys; anything else is torch's.
   const bool of_keys =
       !visible.defined() || (visible.dim() == 4 && visible.size(1) == 1 && visible.size(2) == 1);
-  if (of_keys && dropout == 0 && !bias.defined() && q.numel() > 0 && k.size(2) > 0 &&
-      HasExactKernel(q, k, v)) {
+  if (of_keys && !bias.defined() && q.numel() > 0 && k.size(2) > 0 && HasExactKernel(q, k, v)) {
     return ExactAttention(
         q, k, v, scale,
         {.valid = visible.defined() ? visible.squeeze(2).squeeze(1).expand({q.size(0), k.size(2)})
-                                    : visible});
+                                    : visible},
+        dropped);
   }
   return softmax_attention::KeepNonFinite(
       q, k, v, !visible.defined(),
       [&](const at::Tensor& a, const at::Tensor& b, const at::Tensor& c) {
-        return softmax_attention::OfFinite(a, b, c, visible, scale, dropout, bias);
+        return softmax_attention::OfFinite(a, b, c, visible, scale, dropped, bias);
       },
       [&](const at::Tensor& keys) {
         return softmax_attention::SeesOneOf(keys, visible, q.size(2));

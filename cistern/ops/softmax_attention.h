@@ -1,6 +1,6 @@
 #pragma once
 // Exact softmax attention with masks for caches, padding and packed rows: by our kernels
-// (ops/exact_attention.h); with a bias by torch's fused attention, with dropout in blocks.
+// (ops/exact_attention.h); with a bias by torch's fused attention, and with both in blocks.
 // Differentiable as often as wanted: gradients with a graph of their own (create_graph) form the
 // probabilities explicitly.
 #include <ATen/core/Tensor.h>
@@ -13,7 +13,7 @@ struct SoftmaxOptions {
   bool causal = false;
   int64_t query_offset =
       0;  // causal: query row t sees keys 0 .. query_offset + t (query_offset = cached keys)
-  double dropout = 0;    // on the probabilities, training only; takes the explicit path
+  double dropout = 0;    // on the probabilities, training only; one draw from torch's generator
   double scale = 0;      // 0: 1/sqrt(d)
   at::Tensor bias = {};  // [1 or B,1 or H,T,S], added to the scaled scores of what is seen; where
                          // it needs a gradient the probabilities are formed explicitly
