@@ -73,6 +73,10 @@ int64_t LeastOfGroups(const std::string& mount, std::string group, bool v2) {
 
 int64_t ResidentBytes() { return ProcBytes("/proc/self/status", "VmRSS"); }
 int64_t PeakBytes() { return ProcBytes("/proc/self/status", "VmHWM"); }
+int64_t PageFaults() {
+  rusage usage{};
+  return getrusage(RUSAGE_SELF, &usage) == 0 ? usage.ru_minflt : 0;
+}
 void ResetPeakMemory() { std::ofstream("/proc/self/clear_refs") << "5"; }
 
 int64_t CgroupAvailableBytes(const std::string& root, const std::string& self) {

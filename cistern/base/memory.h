@@ -10,6 +10,9 @@ int64_t ResidentBytes();
 int64_t PeakBytes();
 void ResetPeakMemory();
 
+// Pages that this process has been given so far without reading a disk: the cost of fresh memory.
+int64_t PageFaults();
+
 // What this process may still take: of the machine's free memory, of what its control groups (v1 or
 // v2, themselves and those above) leave, and of its own limit of address space (ulimit -v), the
 // least.

@@ -7,8 +7,10 @@
 #include <chrono>
 
 #include "cistern/base/memory.h"
+#include "cistern/base/parallel.h"
 #include "cistern/decode/eval_scope.h"
 #include "cistern/decode/measure.h"
+#include "cistern/kernels/isa.h"
 #include "cistern/models/language_model.h"
 #include "cistern/tensors/device.h"
 #include "cistern/train/trainer.h"
@@ -75,6 +77,11 @@ Row MeasureTraining(const std::shared_ptr<Model>& model, const ModelSettings& s)
   const int64_t before = ResidentBytes();
   step.Run();
   const int64_t peak = PeakBytes();
+  step.Run();
+  const int64_t faults = PageFaults();
+  constexpr int64_t kSteps = 3;
+  for (int64_t i = 0; i < kSteps; ++i) step.Run();
+  row.figures["faults_per_step"] = (PageFaults() - faults) / kSteps;
   row.ms = TimeAlternating({{[&] { step.Run(); }}}, s.timer, s.stop).at(0);
   if (row.ms.runs == 0) {
     row.skipped = "interrupted";
@@ -87,24 +94,47 @@ Row MeasureTraining(const std::shared_ptr<Model>& model, const ModelSettings& s)
   return row;
 }
 
-std::vector<Row> MeasureDecodes(LanguageModel& model, const ModelSettings& s) {
-  using Clock = std::chrono::steady_clock;
+Row DecodeRow(const Model& model, const ModelSettings& s, const DecodeLimits& limits,
+              int64_t sequences, int64_t position, const std::vector<double>& times,
+              int64_t state_bytes) {
+  Row row;
+  row.what = What(model, s, "decode");
+  row.what["sequences"] = sequences, row.what["position"] = position;
+  if (times.empty()) {
+    row.skipped = "interrupted";
+    return row;
+  }
+  row.ms = SpreadOf(times);
+  row.figures = {{"tokens_per_s", 1e3 * double(sequences) / row.ms.median},
+                 {"state_bytes", state_bytes}};
+  if (s.dtype == "float32") {
+    row.figures["of_memory"] = limits.MemoryMilliseconds() / row.ms.median;
+    row.figures["of_peak"] = limits.PeakMilliseconds(sequences) / row.ms.median;
+  }
+  return row;
+}
+
+std::vector<Row> MeasureDecodes(LanguageModel& model, const ModelSettings& s, Json* peaks) {
   constexpr int64_t kPiece = 1024;
-  const EvalScope scope(model);
+  const DecodeScope scope(model);
   const BFloat16Scope narrow(s.dtype == "bfloat16", model.options().device());
   const int64_t vocab = model.config().vocab_size;
+  const DecodeLimits limits = MeasureDecodeLimits(model);
+  const int threads = NumThreads();
+  peaks->push_back({{"threads", threads}, {"gb_per_s", limits.gb_per_s}});
+  peaks->push_back({{"threads", threads},
+                    {"isa", ActiveIsa()},
+                    {"dtype", "float32"},
+                    {"gflops", limits.gflops}});
+  const auto warm = [&](int64_t sequences) {  // the first call of every operation is slow
+    ModelState state = model.EmptyState(sequences);
+    TimeDecodeSteps(model, state, 3, s.stop);
+  };
+  warm(1);
   ModelState state = model.EmptyState(1);
-  {  // the first call of every operation is slow
-    ModelState warm = model.EmptyState(1);
-    for (int i = 0; i < 3; ++i) model.Extend(Ids(vocab, {1, 1}, model), warm);
-  }
   std::vector<Row> rows;
   int64_t done = 0;
   for (const int64_t position : s.positions) {
-    Row row;
-    row.what = What(model, s, "decode");
-    row.what["position"] = position;
-    std::vector<double> times;
     while (done < position && !(s.stop && s.stop())) {
       CheckStateGrowth(model.config(), state.Bytes(), done);
       const int64_t piece = std::min(kPiece, position - done);
@@ -112,19 +142,16 @@ std::vector<Row> MeasureDecodes(LanguageModel& model, const ModelSettings& s) {
       done += piece;
     }
     const int64_t bytes = model.Compact(state).Bytes();
-    const at::Tensor id = Ids(vocab, {1, 1}, model);
-    for (int64_t i = 0; i < s.decoded && !(s.stop && s.stop()); ++i, ++done) {
-      const auto began = Clock::now();
-      model.Extend(id, state);
-      times.push_back(std::chrono::duration<double, std::milli>(Clock::now() - began).count());
-    }
-    if (times.empty()) {
-      row.skipped = "interrupted";
-    } else {
-      row.ms = SpreadOf(times);
-      row.figures = {{"tokens_per_s", 1e3 / row.ms.median}, {"state_bytes", bytes}};
-    }
-    rows.push_back(std::move(row));
+    const std::vector<double> times = TimeDecodeSteps(model, state, s.decoded, s.stop);
+    done += int64_t(times.size());
+    rows.push_back(DecodeRow(model, s, limits, 1, position, times, bytes));
+  }
+  for (const int64_t sequences : s.sequences) {
+    warm(sequences);
+    ModelState many = model.EmptyState(sequences);
+    const int64_t bytes = model.Compact(many).Bytes();
+    const std::vector<double> times = TimeDecodeSteps(model, many, s.decoded, s.stop);
+    rows.push_back(DecodeRow(model, s, limits, sequences, 0, times, bytes));
   }
   return rows;
 }
@@ -153,7 +180,8 @@ void TrainingStep::Run() {
   optimizer_->Step(kRate, settings_.clip);
 }
 
-std::vector<Row> MeasureModel(const std::shared_ptr<Model>& model, const ModelSettings& s) {
+std::vector<Row> MeasureModel(const std::shared_ptr<Model>& model, const ModelSettings& s,
+                              Json* peaks) {
   if (!std::is_sorted(s.positions.begin(), s.positions.end()) ||
       std::adjacent_find(s.positions.begin(), s.positions.end()) != s.positions.end())
     FailUsage("--positions have to ascend");
@@ -174,7 +202,7 @@ std::vector<Row> MeasureModel(const std::shared_ptr<Model>& model, const ModelSe
   }
   if (s.train) rows.push_back(MeasureTraining(model, s));
   if (decodes) {
-    for (Row& row : MeasureDecodes(*lm, s)) rows.push_back(std::move(row));
+    for (Row& row : MeasureDecodes(*lm, s, peaks)) rows.push_back(std::move(row));
   }
   if (rows.empty())
     FailUsage("nothing to measure: a ", model->config().kind, " does not decode without a source");
@@ -183,11 +211,16 @@ std::vector<Row> MeasureModel(const std::shared_ptr<Model>& model, const ModelSe
 
 const std::vector<Column>& ModelColumns() {
   using Kind = Column::Kind;
-  static const std::vector<Column> columns = {
-      {"ms", "ms", Kind::kMilliseconds},         {"spread", "spread", Kind::kShare},
-      {"tokens_per_s", "tokens/s", Kind::kRate}, {"steps_per_s", "steps/s", Kind::kRate},
-      {"peak_bytes", "memory", Kind::kBytes},    {"state_bytes", "state", Kind::kBytes},
-      {"parameters", "parameters", Kind::kCount}};
+  static const std::vector<Column> columns = {{"ms", "ms", Kind::kMilliseconds},
+                                              {"spread", "spread", Kind::kShare},
+                                              {"tokens_per_s", "tokens/s", Kind::kRate},
+                                              {"steps_per_s", "steps/s", Kind::kRate},
+                                              {"of_memory", "of memory limit", Kind::kShare},
+                                              {"of_peak", "of FMA peak", Kind::kShare},
+                                              {"peak_bytes", "memory", Kind::kBytes},
+                                              {"state_bytes", "state", Kind::kBytes},
+                                              {"faults_per_step", "page faults/step", Kind::kCount},
+                                              {"parameters", "parameters", Kind::kCount}};
   return columns;
 }
 

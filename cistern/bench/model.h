@@ -17,6 +17,8 @@ struct ModelSettings {
   std::vector<int64_t> positions = {0,
                                     1024};  // tokens before, where decoding is measured; ascending
   int64_t decoded = 32;                     // tokens at each of them
+  std::vector<int64_t> sequences = {
+      256};  // batches that decode from the start, beside one sequence
   bool train = true, decode = true;
   TimerSettings timer;
   uint64_t seed = 1;
@@ -41,8 +43,11 @@ class TrainingStep {
 };
 
 // Rows "train" and, of language models that need no source, "decode" at each position: one token of
-// one sequence and its logits; its state's bytes.
-std::vector<Row> MeasureModel(const std::shared_ptr<Model>& model, const ModelSettings& settings);
+// one sequence and its logits; its state's bytes. Then the same of several sequences at once.
+// Shares are of what the weights take at least (DecodeLimits): of_memory to read them, of_peak to
+// multiply by them. "faults_per_step" are pages that a training step asks the system for.
+std::vector<Row> MeasureModel(const std::shared_ptr<Model>& model, const ModelSettings& settings,
+                              Json* peaks);  // Record::peaks
 
 const std::vector<Column>& ModelColumns();
 

@@ -91,6 +91,7 @@ int RunBenchModel(const ModelArguments& a) {
               EnumNames<std::string>{
                   {"float32", "float32"}, {"float64", "float64"}, {"bfloat16", "bfloat16"}},
               "dtype");
+  std::erase(settings.sequences, 0);
   settings.timer = a.options.Timer();
   settings.seed = a.options.seed;
   settings.stop = [] { return Interrupted().load(); };
@@ -103,7 +104,7 @@ int RunBenchModel(const ModelArguments& a) {
       {"seconds", a.options.seconds}, {"runs", a.options.runs}, {"seed", a.options.seed}};
   {
     const bench::LoadWatch watch;
-    record.rows = bench::MeasureModel(model, settings);
+    record.rows = bench::MeasureModel(model, settings, &record.peaks);
     watch.Leave(&record);
   }
   record.interrupted = Interrupted();
@@ -155,6 +156,13 @@ void AddBenchModel(CLI::App& bench, Run& run) {
       ->capture_default_str();
   command->add_option("--decoded", a->settings.decoded, "tokens timed at each position")
       ->check(CLI::Range(1, 1 << 20))
+      ->capture_default_str();
+  command
+      ->add_option("--sequences", a->settings.sequences,
+                   "batches of sequences that decode from the start, beside one sequence; 0: none")
+      ->delimiter(',')
+      ->allow_extra_args(false)
+      ->check(CLI::Range(0, 1 << 16))
       ->capture_default_str();
   command->add_flag("!--no-train", a->settings.train, "omit the training step");
   command->add_flag("!--no-decode", a->settings.decode, "omit decoding");

@@ -112,17 +112,31 @@ TEST_F(BenchTest, EfficiencyPrintsBrackets) {
 
 TEST_F(BenchTest, ModelMeasuresTrainingAndDecoding) {
   const Words small = {
-      "bench",     "model", "--set",     "model.dim=16", "--set",       "model.heads=2",
-      "--batch",   "2",     "--length",  "16",           "--positions", "0,20",
-      "--decoded", "2",     "--seconds", "0.001",        "--runs",      "1",
-      "--threads", "1"};
+      "bench",     "model", "--set",       "model.dim=16", "--set",       "model.heads=2",
+      "--batch",   "2",     "--length",    "16",           "--positions", "0,20",
+      "--decoded", "2",     "--seconds",   "0.001",        "--runs",      "1",
+      "--threads", "1",     "--sequences", "3,5"};
   const Json json = Parsed(Run(small + Words{"--profile", "--json", "-"}));
-  ASSERT_EQ(json["rows"].size(), 3u);
+  ASSERT_EQ(json["rows"].size(), 5u);
   EXPECT_EQ(json["rows"][0]["what"]["phase"], "train");
   EXPECT_GT(json["rows"][0]["figures"]["tokens_per_s"].get<double>(), 0);
   EXPECT_EQ(json["rows"][2]["what"]["position"], 20);
   // Latte's state is of one size.
   EXPECT_EQ(json["rows"][1]["figures"]["state_bytes"], json["rows"][2]["figures"]["state_bytes"]);
+  // Several sequences have states of their own; the shares follow from the time and the peaks.
+  const Json &one = json["rows"][1], &five = json["rows"][4];
+  EXPECT_EQ(five["what"]["sequences"], 5);
+  EXPECT_EQ(five["figures"]["state_bytes"].get<int64_t>(),
+            5 * one["figures"]["state_bytes"].get<int64_t>());
+  double gb = 0, gflops = 0;
+  for (const Json& peak : json["peaks"]) {
+    gb += peak.value("gb_per_s", 0.0), gflops += peak.value("gflops", 0.0);
+  }
+  // The embeddings are the output layer too: all parameters are read and multiplied by.
+  const double weights = json["rows"][0]["figures"]["parameters"].get<double>(),
+               ms = five["ms"]["median"].get<double>();
+  EXPECT_NEAR(five["figures"]["of_memory"].get<double>(), 4 * weights / gb / 1e6 / ms, 1e-9);
+  EXPECT_NEAR(five["figures"]["of_peak"].get<double>(), 2 * weights * 5 / gflops / 1e6 / ms, 1e-9);
   const Json& profile = json["settings"]["profile"];
   double sum = profile["outside_ms"].get<double>();
   bool latte = false;
@@ -135,6 +149,15 @@ TEST_F(BenchTest, ModelMeasuresTrainingAndDecoding) {
   Expect(small + Words{"--no-train", "--profile"}, 2, {"--profile"});
   Expect({"bench", "model", "--positions", "0,1"}, 2, {"tokens apart"});
   Expect({"bench", "model", "--set", "model.dmi=3"}, 2, {"did you mean 'model.dim'?"});
+}
+
+// What a step frees is there for the next one: a later step asks for few pages anew. (Without the
+// thresholds that main.cc sets for malloc: 7,800.)
+TEST_F(BenchTest, LaterStepsFaultNoPages) {
+  const Json json = Parsed(
+      Run({"bench", "model", "--set", "model.layers=2", "--batch", "8", "--length", "256",
+           "--no-decode", "--seconds", "0.001", "--runs", "1", "--threads", "1", "--json", "-"}));
+  EXPECT_LE(json["rows"][0]["figures"]["faults_per_step"].get<int64_t>(), 1000) << json;
 }
 
 TEST_F(BenchTest, HelpTeaches) {

@@ -10,6 +10,7 @@
 #include "cistern/base/interrupt.h"
 #include "cistern/base/parallel.h"
 #include "cistern/base/progress.h"
+#include "cistern/bench/timer.h"
 #include "cistern/cli/child_run.h"
 #include "cistern/cli/command.h"
 #include "cistern/cli/compare_decide.h"
@@ -176,6 +177,16 @@ void MeasureDecodingOf(const CompareArguments& a, const ModelConfig& config, Com
   model->eval();
   row->decode = MeasureDecoding(
       *model, {0, a.decode_tokens / 4, a.decode_tokens / 2, a.decode_tokens}, 64, &Interrupted());
+  constexpr int64_t kMany = 256, kSteps = 16;
+  row->limits = MeasureDecodeLimits(*model);
+  ModelState state = model->EmptyState(kMany);
+  const auto stop = [] { return Interrupted().load(); };
+  TimeDecodeSteps(*model, state, 2, stop);  // the first are slow
+  if (const std::vector<double> times = TimeDecodeSteps(*model, state, kSteps, stop);
+      !times.empty()) {
+    row->many = kMany;
+    row->many_milliseconds = bench::SpreadOf(times).median;
+  }
 }
 
 void WriteSample(const CompareArguments& a, Comparison* c) {

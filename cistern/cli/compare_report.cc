@@ -248,6 +248,16 @@ Json CompareJson(const Comparison& c) {
                              {"ms_per_token", p.milliseconds},
                              {"state_bytes", p.state_bytes}});
     }
+    if (row.many > 0) {
+      r["decode_speed"] = {
+          {"gb_per_s", row.limits.gb_per_s},
+          {"gflops", row.limits.gflops},
+          {"weight_bytes", row.limits.weight_bytes},
+          {"of_memory_limit", row.limits.MemoryMilliseconds() / row.decode.front().milliseconds},
+          {"sequences", row.many},
+          {"tokens_per_s", 1e3 * double(row.many) / row.many_milliseconds},
+          {"of_fma_peak", row.limits.PeakMilliseconds(row.many) / row.many_milliseconds}};
+    }
     if (row.length > 0) r["length"] = row.length;
     if (c.seeds > 1) {
       r["mean"] = c.Value(row);
@@ -298,6 +308,29 @@ void AddCapacity(const Comparison& c, HtmlReport* report) {
 
 }  // namespace
 
+// How near decoding comes to what the machine can do.
+HtmlTable DecodingTable(const Comparison& c) {
+  const auto share = [](double x) { return Fixed(100 * x, 0) + " %"; };
+  HtmlTable table;
+  table.header = {"mechanism", "tokens/s, one sequence", "of the memory limit"};
+  table.caption =
+      "Memory limit: the time to read all weights at the bandwidth measured here. Weights that fit "
+      "the caches may beat it.";
+  for (const CompareRow& row : c.rows) {
+    if (row.many == 0) continue;
+    if (table.header.size() == 3) {
+      table.header.push_back(StrCat("tokens/s, ", row.many, " sequences"));
+      table.header.push_back("of the multiply-add peak");
+    }
+    const double one = row.decode.front().milliseconds, many = row.many_milliseconds;
+    table.rows.push_back({row.Name(), Thousands(int64_t(1e3 / one)),
+                          share(row.limits.MemoryMilliseconds() / one),
+                          Thousands(int64_t(1e3 * double(row.many) / many)),
+                          share(row.limits.PeakMilliseconds(row.many) / many)});
+  }
+  return table;
+}
+
 void WriteReport(const Comparison& c, const std::string& path) {
   HtmlReport report("Attention mechanisms compared",
                     StrCat(c.data, ", ", Fixed(c.seconds, 0), " s each"));
@@ -330,7 +363,10 @@ void WriteReport(const Comparison& c, const std::string& path) {
         .Svg(RenderSvg(LengthChart(c, false)));
   }
   report.Heading("Learning").Svg(RenderSvg(valid)).Svg(RenderSvg(loss));
-  if (Decodes(c)) report.Heading("Decoding").Svg(RenderSvg(time)).Svg(RenderSvg(state));
+  if (Decodes(c)) {
+    report.Heading("Decoding").Svg(RenderSvg(time)).Svg(RenderSvg(state));
+    if (const HtmlTable speed = DecodingTable(c); !speed.rows.empty()) report.Table(speed);
+  }
   if (const CompareRow* best = c.Best(); best && best->result.at("test").contains("confusion")) {
     const Json& test = best->result.at("test");
     HtmlTable table;

@@ -20,7 +20,12 @@ struct CompareRow {
   std::vector<Json> results;          // of all seeds that finished
   std::vector<std::string> failures;  // "seed 3: why", of the others
   std::string Name() const;           // "latte", "latte, 512 tokens"
-  std::vector<DecodePoint> decode;    // of a language model
+  // Of a language model: one sequence at some positions, then `many` sequences at once from their
+  // start, milliseconds a step; what the weights take at least.
+  std::vector<DecodePoint> decode;
+  int64_t many = 0;
+  double many_milliseconds = 0;
+  DecodeLimits limits;
 };
 
 struct Comparison {

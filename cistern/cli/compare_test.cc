@@ -44,6 +44,20 @@ TEST_F(CompareTest, SeedsGiveAMeanWithAnInterval) {
   EXPECT_NEAR(row["mean"].get<double>(), mean, 1e-12);
   EXPECT_NEAR(row["half_width_95"].get<double>(), 4.303 * std::sqrt(squares / 2 / 3), 1e-12);
   EXPECT_EQ(row["seeds"].size(), 3u);
+  const Json& speed = row["decode_speed"];
+  EXPECT_EQ(speed["sequences"], 256);
+  EXPECT_EQ(speed["weight_bytes"].get<int64_t>(), 4 * row["parameters"].get<int64_t>());
+  const double weights = row["parameters"].get<double>();
+  EXPECT_NEAR(
+      speed["of_fma_peak"].get<double>(),
+      2 * weights * speed["tokens_per_s"].get<double>() / 1e9 / speed["gflops"].get<double>(),
+      1e-9);
+  EXPECT_NEAR(speed["of_memory_limit"].get<double>(),
+              4 * weights / speed["gb_per_s"].get<double>() / 1e6 /
+                  row["decode"][0]["ms_per_token"].get<double>(),
+              1e-9);
+  ExpectContains(ReadFile(folder_ / "out/report.html"),
+                 {"of the memory limit", "tokens/s, 256 sequences"});
   ExpectContains(o.out, {" ± ", "The mean of 3 seeds"});
   const Outcome again = Run(Command({"--seeds", "3", "--resume"}));
   ASSERT_EQ(again.code, 0) << again;

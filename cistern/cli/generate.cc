@@ -81,6 +81,12 @@ void CheckCommand(GenerateCommand& c) {
         "--save-state saves one text, and --prompts generates many; give --prompt or "
         "--prompt-file");
   }
+  if (c.count < 1) FailUsage("--count must be 1 or above, got ", c.count);
+  if (c.count > 1 && (c.interactive || !c.save_state.empty())) {
+    FailUsage("--count makes several texts, and ",
+              c.interactive ? "--interactive continues" : "--save-state saves",
+              " one; omit one of the two");
+  }
   if (c.batch < 1) FailUsage("--batch must be 1 or above, got ", c.batch);
   if (!c.logprobs_text.empty())
     c.logprobs = c.logprobs_text == "chosen" ? 0 : ParseCount("--logprobs", c.logprobs_text);
@@ -97,15 +103,18 @@ void CheckCommand(GenerateCommand& c) {
   c.options.Validate();
 }
 
-// Every prompt of the file, a batch at a time; one line of JSON for each, in the file's order.
+// Every prompt of the file, a batch at a time; one line of JSON for each, in the file's order; then
+// their next samples.
 void RunPrompts(const GenerateCommand& c, Generator& generator, const Tokenizer& tokenizer,
                 const TextState* from, Stats& stats) {
   const std::vector<PromptLine> lines = ReadPrompts(c.prompts);
-  ProgressBar bar({.total = int64_t(lines.size()), .label = "generate", .unit = "prompts"});
-  for (size_t begin = 0; begin < lines.size() && !Interrupted(); begin += size_t(c.batch)) {
-    const size_t end = std::min(lines.size(), begin + size_t(c.batch));
+  const size_t total = lines.size() * size_t(c.count);
+  ProgressBar bar({.total = int64_t(total), .label = "generate", .unit = "texts"});
+  for (size_t begin = 0; begin < total && !Interrupted(); begin += size_t(c.batch)) {
+    const size_t end = std::min(total, begin + size_t(c.batch));
     std::vector<PromptSource> sources;
-    for (size_t i = begin; i < end; ++i) sources.push_back(StringSource(lines[i].text));
+    for (size_t i = begin; i < end; ++i)
+      sources.push_back(StringSource(lines[i % lines.size()].text));
     GenerateOptions options = c.options;
     options.first_row = int64_t(begin);
     const std::vector<Generation> results =
@@ -113,8 +122,10 @@ void RunPrompts(const GenerateCommand& c, Generator& generator, const Tokenizer&
     stats.Add(generator.stats());
     bar.Clear();
     for (size_t i = begin; i < end; ++i) {
-      Json out = {{"index", i}};
-      if (!lines[i].id.is_null()) out["id"] = lines[i].id;
+      const PromptLine& line = lines[i % lines.size()];
+      Json out = {{"index", i % lines.size()}};
+      if (c.count > 1) out["sample"] = i / lines.size();
+      if (!line.id.is_null()) out["id"] = line.id;
       out.update(ResultJson(c, tokenizer, results[i - begin]));
       WriteOut(JsonLine(out) + "\n");
     }
@@ -159,6 +170,33 @@ bool ReadFirst(const GenerateCommand& c, Generator& generator, TextState& text, 
   return read.prompt_read;
 }
 
+// --count texts of one prompt, which is read once; one line of JSON for each.
+void RunSamples(const GenerateCommand& c, Generator& generator, const Tokenizer& tokenizer,
+                TextState& text, Stats& stats) {
+  GenerateOptions options = c.options;
+  options.max_tokens = 0;
+  const Generation read = generator.Continue(
+      text, {c.prompt_file.empty() ? StringSource(c.prompt) : FileSource(c.prompt_file)}, options,
+      {}, &Interrupted())[0];
+  stats.Add(generator.stats());
+  options.max_tokens = c.options.max_tokens;
+  for (int64_t begin = 0; begin < c.count && !Interrupted(); begin += c.batch) {
+    options.first_row = begin;
+    std::vector<PromptSource> nothing_more;
+    for (int64_t i = begin; i < std::min(c.count, begin + c.batch); ++i)
+      nothing_more.push_back(StringSource(""));
+    std::vector<Generation> results =
+        generator.Run(std::move(nothing_more), options, {}, &Interrupted(), &text);
+    stats.Add(generator.stats());
+    for (size_t i = 0; i < results.size(); ++i) {
+      results[i].prompt_tokens = read.prompt_tokens;
+      Json out = {{"sample", begin + int64_t(i)}};
+      out.update(ResultJson(c, tokenizer, results[i]));
+      WriteOut(JsonLine(out) + "\n");
+    }
+  }
+}
+
 // Before the work: that the file cannot be written should not come out after it.
 void CheckWritable(const std::string& path) {
   std::error_code ignored;
@@ -183,6 +221,8 @@ int RunGenerate(GenerateCommand c) {
   if (c.interactive) {
     complete = ReadFirst(c, generator, text, stats);
     if (complete) RunInteractive(c, lm, generator, text, stats);
+  } else if (c.prompts.empty() && c.count > 1) {
+    RunSamples(c, generator, *lm.tokenizer, text, stats);
   } else if (c.prompts.empty()) {
     complete = RunPrompt(c, generator, *lm.tokenizer, text, stats);
   } else {
@@ -197,7 +237,7 @@ int RunGenerate(GenerateCommand c) {
     if (!Interrupted())
       stats.points = MeasureDecoding(*lm.model, c.stats_at, 64, &Interrupted(), c.options.sampler);
     std::cerr << "\n" << stats.ToText();
-  } else if (c.stats && !c.prompts.empty()) {
+  } else if (c.stats && (!c.prompts.empty() || c.count > 1)) {
     std::cerr << JsonLine(stats.ToJson()) << "\n";
   }
   return Interrupted() ? 130 : 0;
@@ -262,7 +302,11 @@ void AddGenerate(CLI::App& app, Run& run) {
       ->take_all();
   sub->add_flag("--logprobs{chosen}", c->logprobs_text,
                 "log-probability of every token; --logprobs=N: and of the N most likely");
-  sub->add_option("--batch", c->batch, "prompts of --prompts in one batch")->capture_default_str();
+  sub->add_option("--count", c->count,
+                  "texts of each prompt, each with draws of its own; above 1: a JSON line for each")
+      ->capture_default_str();
+  sub->add_option("--batch", c->batch, "texts of --prompts and --count in one batch")
+      ->capture_default_str();
   sub->add_flag("--stats", c->stats,
                 "speed, state and memory, also far into a text (on standard error; with --json in "
                 "the result)");
@@ -284,7 +328,9 @@ void AddGenerate(CLI::App& app, Run& run) {
       "  cistern generate runs/kjv/latte --load-state book.state --interactive\n"
       "\nText is shown as it is generated, in complete characters. Ctrl-C stops cleanly (exit code "
       "130). One seed, one text:\n"
-      "prompt i of a file gets the same draws as prompt i alone, in any batch.");
+      "prompt i of a file gets the same draws as prompt i alone, in any batch; the first of "
+      "--count "
+      "texts is the one without --count.");
   sub->callback([c, &run] { run = [c] { return RunGenerate(*c); }; });
 }
 

@@ -18,7 +18,7 @@ struct GenerateCommand {
   Common common;
   std::string folder, prompt, prompt_file, prompts, save_state, load_state;
   GenerateOptions options;
-  int64_t logprobs = -1, batch = 8;
+  int64_t logprobs = -1, batch = 8, count = 1;
   bool stats = false, interactive = false;
   std::string logprobs_text, stats_text = "0,1024,2048,4096,8192";
   std::vector<int64_t> stats_at;  // from stats_text

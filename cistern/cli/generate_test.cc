@@ -67,6 +67,50 @@ TEST_F(GenerateCliTest, AStateIsReadOnceAndUsedOften) {
     EXPECT_NE(help.out.find(option), std::string::npos) << option;
 }
 
+// Samples of one prompt draw as prompts of a file do, whatever the batch, and the first as one
+// text.
+TEST_F(GenerateCliTest, SeveralTextsOfAPrompt) {
+  const Words prompt = {"--prompt", "line 1 of the book", "-n", "9"};
+  WriteFileAtomically(folder_ / "same.jsonl",
+                      "{\"prompt\": \"line 1 of the book\"}\n{\"prompt\": \"line 1 of the book\"}\n"
+                      "{\"prompt\": \"line 1 of the book\"}\n");
+  const auto one_by_one =
+      Lines(Out({"--prompts", folder_ / "same.jsonl", "-n", "9", "--batch", "1"}));
+  ASSERT_EQ(one_by_one.size(), 3u);
+  const Json first = Tokens(prompt);
+  for (const char* batch : {"1", "2", "3"}) {
+    const auto lines = Lines(Out(prompt + Words{"--count", "3", "--batch", batch}));
+    ASSERT_EQ(lines.size(), 3u);
+    for (size_t i = 0; i < 3; ++i) {
+      const Json got = ParseJson(lines[i], "stdout"), want = ParseJson(one_by_one[i], "stdout");
+      EXPECT_EQ(got["sample"], i);
+      EXPECT_EQ(got["tokens"], want["tokens"]) << batch;
+      EXPECT_EQ(got["prompt_tokens"], want["prompt_tokens"]);
+      EXPECT_EQ(i == 0, got["tokens"] == first) << i;
+    }
+  }
+
+  // Prompts of different lengths, twice each: first those of one text each.
+  WriteFileAtomically(
+      folder_ / "two.jsonl",
+      "{\"prompt\": \"line 1 of the book\", \"id\": \"a\"}\n{\"prompt\": \"li\"}\n");
+  const Words file = {"--prompts", folder_ / "two.jsonl", "-n", "9"};
+  const auto once = Lines(Out(file)), twice = Lines(Out(file + Words{"--count", "2"}));
+  ASSERT_EQ(twice.size(), 4u);
+  for (size_t i = 0; i < 4; ++i) {
+    const Json got = ParseJson(twice[i], "stdout");
+    EXPECT_EQ(got["index"], i % 2);
+    EXPECT_EQ(got["sample"], i / 2);
+    EXPECT_EQ(got.contains("id"), i % 2 == 0);
+    EXPECT_EQ(i < 2, got["tokens"] == ParseJson(once[i % 2], "stdout")["tokens"]) << i;
+  }
+
+  Expect(Generate(prompt + Words{"--count", "0"}), 2, {"--count must be 1 or above"});
+  Expect(Generate(prompt + Words{"--count", "2", "--save-state", folder_ / "x"}), 2,
+         {"--save-state saves one"});
+  Expect(Generate({"--count", "2", "--interactive"}), 2, {"--interactive continues one"});
+}
+
 TEST_F(GenerateCliTest, SizesAreForetold) {
   const Outcome info = Run({"info", Trained()});
   EXPECT_EQ(info.code, 0) << info;

@@ -1,4 +1,5 @@
 #pragma once
+#include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/grad_mode.h>
 
 #include "cistern/models/model.h"
@@ -19,6 +20,17 @@ class EvalScope {
   at::NoGradGuard no_grad_;
   Model& model_;
   bool training_;
+};
+
+// The same for decoding: one token costs many small operations, and without the dispatch keys of
+// autograd each of them keeps nothing for a gradient that nobody asks for.
+class DecodeScope {
+ public:
+  explicit DecodeScope(Model& model) : eval_(model) {}
+
+ private:
+  EvalScope eval_;
+  at::AutoDispatchBelowADInplaceOrView plain_;
 };
 
 }  // namespace cistern

@@ -1,6 +1,5 @@
 #include "cistern/decode/generate.h"
 
-#include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/gt.h>
 #include <ATen/ops/where.h>
@@ -149,8 +148,7 @@ std::vector<Generation> Generator::Go(TextState& text, std::vector<PromptSource>
     rows.emplace_back(*tokenizer_, std::move(prompts[b]), options, text.history[b], position == 0);
   }
   if (rows.empty()) return {};
-  const EvalScope scope(*model_);
-  const at::AutoDispatchBelowADInplaceOrView plain;  // nothing here is differentiated
+  const DecodeScope scope(*model_);
   Prefill(rows, text, job);
   Decode(rows, text, job);
   stats_.state_bytes = text.Bytes();

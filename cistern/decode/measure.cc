@@ -1,7 +1,7 @@
 #include "cistern/decode/measure.h"
 
-#include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/randint.h>
 
 #include <algorithm>
 #include <chrono>
@@ -12,6 +12,7 @@
 #include "cistern/base/memory.h"
 #include "cistern/base/random.h"
 #include "cistern/decode/eval_scope.h"
+#include "cistern/kernels/peak.h"
 
 namespace cistern {
 void CheckStateGrowth(const ModelConfig& config, int64_t state_bytes, int64_t position,
@@ -33,6 +34,36 @@ void CheckStateGrowth(const ModelConfig& config, int64_t state_bytes, int64_t po
   }
 }
 
+DecodeLimits MeasureDecodeLimits(const LanguageModel& model, double seconds) {
+  DecodeLimits limits;
+  limits.gb_per_s = TriadBandwidth(int64_t{64} << 20, seconds);
+  limits.gflops = MultiplyAddPeak<float>(seconds);
+  for (const auto& p : model.named_parameters()) {
+    const std::string& name = p.key();
+    if (name.starts_with("embed_positions")) continue;
+    if (name.starts_with("embed_tokens") && !model.config().tie_embeddings) continue;
+    limits.weights += p.value().numel();
+    limits.weight_bytes += p.value().numel() * int64_t(p.value().element_size());
+  }
+  return limits;
+}
+
+std::vector<double> TimeDecodeSteps(LanguageModel& model, ModelState& state, int64_t count,
+                                    const std::function<bool()>& stop) {
+  using Clock = std::chrono::steady_clock;
+  const DecodeScope scope(model);
+  const at::Tensor ids =
+      at::randint(model.config().vocab_size, {state.positions.size(0), 1}, at::kLong)
+          .to(model.options().device());
+  std::vector<double> times;
+  for (int64_t i = 0; i < count && !(stop && stop()); ++i) {
+    const auto began = Clock::now();
+    model.Extend(ids, state);
+    times.push_back(std::chrono::duration<double, std::milli>(Clock::now() - began).count());
+  }
+  return times;
+}
+
 std::vector<DecodePoint> MeasureDecoding(LanguageModel& model,
                                          const std::vector<int64_t>& positions, int64_t tokens,
                                          const std::atomic<bool>* interrupt,
@@ -40,8 +71,7 @@ std::vector<DecodePoint> MeasureDecoding(LanguageModel& model,
   using Clock = std::chrono::steady_clock;
   CISTERN_CHECK(std::is_sorted(positions.begin(), positions.end()),
                 "[measure] positions must ascend");
-  const EvalScope scope(model);
-  const at::AutoDispatchBelowADInplaceOrView plain;  // as Generator
+  const DecodeScope scope(model);
   const ModelConfig& config = model.config();
   ModelState state = model.EmptyState(1);
   Random random(1);

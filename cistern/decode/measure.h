@@ -2,6 +2,7 @@
 // What decoding costs: time per token and bytes of state at chosen positions.
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <vector>
 
 #include "cistern/decode/sampler.h"
@@ -22,6 +23,27 @@ std::vector<DecodePoint> MeasureDecoding(LanguageModel& model,
                                          const std::vector<int64_t>& positions, int64_t tokens = 64,
                                          const std::atomic<bool>* interrupt = nullptr,
                                          const SamplerOptions& sampling = {});
+
+// What a step of decoding, one token of each sequence, takes at least on this machine: all weights
+// come from memory, or every weight takes a multiply-add for every sequence. The cores and their
+// states are left out.
+struct DecodeLimits {
+  int64_t weights = 0,
+          weight_bytes = 0;         // each once; of tables of which a token reads one row none
+  double gb_per_s = 0, gflops = 0;  // measured, of all threads, in float32
+
+  double MemoryMilliseconds() const { return double(weight_bytes) / gb_per_s / 1e6; }
+  double PeakMilliseconds(int64_t sequences) const {
+    return 2 * double(weights) * double(sequences) / gflops / 1e6;
+  }
+};
+// About twice `seconds`.
+DecodeLimits MeasureDecodeLimits(const LanguageModel& model, double seconds = 0.2);
+
+// Milliseconds of each of `count` steps: a token of each row into `state`, and its logits. `stop`
+// is asked between steps.
+std::vector<double> TimeDecodeSteps(LanguageModel& model, ModelState& state, int64_t count,
+                                    const std::function<bool()>& stop = nullptr);
 
 // A state that grows (the key-value cache of softmax) doubles its room when full. Raises an Error,
 // before the system kills the process, if the next doubling would not fit into `available` bytes
