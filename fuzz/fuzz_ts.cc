@@ -1,22 +1,30 @@
 // Time series of the UCR and UEA archives: whole series of as many values as their length says.
 #include <cmath>
 
-#include "cistern/io/series_file.h"
+#include "cistern/io/series_source.h"
 #include "fuzz/fuzz_input.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  return cistern::FuzzOne(data, size, [](std::string_view bytes) {
-    static cistern::FuzzFile file;
+  using Labels = cistern::SeriesFormat::Labels;
+  for (const Labels labels : {Labels::kClasses, Labels::kNumbers, Labels::kNone}) {
     for (const bool skip : {false, true}) {
-      const cistern::SeriesFile series = cistern::ReadSeriesFile(file.Holding(bytes), skip);
-      if (series.size() < 1 || series.channels < 1) __builtin_trap();
-      if (int64_t(series.values.size()) != series.begins.back() * series.channels) __builtin_trap();
-      for (int64_t i = 0; i < series.size(); ++i) {
-        if (series.Steps(i) < 1 || series.lines[size_t(i)] < 1) __builtin_trap();
-      }
-      for (const float x : series.values) {
-        if (std::isinf(x)) __builtin_trap();
-      }
+      cistern::FuzzOne(data, size, [&](std::string_view bytes) {
+        static cistern::FuzzFile file;
+        cistern::SeriesFormat format;
+        format.labels = labels;
+        format.skip_bad = skip;
+        const auto source = cistern::OpenTsSeries(file.Holding(bytes), format);
+        for (cistern::SeriesPiece piece; source->Next(&piece);) {
+          if (!piece.first || piece.steps < 1 || piece.line < 1 || source->channels().empty())
+            __builtin_trap();
+          if (piece.values.size() != size_t(piece.steps) * source->channels().size())
+            __builtin_trap();
+          for (const float x : piece.values) {
+            if (std::isinf(x)) __builtin_trap();
+          }
+        }
+      });
     }
-  });
+  }
+  return 0;
 }

@@ -51,6 +51,7 @@ void AddReproduce(CLI::App& app, Run& run);
 void AddAnalyze(CLI::App& app, Run& run);
 void AddStatistics(CLI::App& app, Run& run);
 void AddBench(CLI::App& app, Run& run);
+void AddCompletion(CLI::App& app, Run& run);  // of all that were added
 void AddData(CLI::App& app, Run& run);
 void AddInfo(CLI::App& app, Run& run);
 void AddVerify(CLI::App& app, Run& run);

@@ -118,7 +118,8 @@ void AddEval(CLI::App& app, Run& run) {
   sub->add_option("--context", c->context,
                   "of them read and not measured, so that each measured token has at least so many "
                   "before it; -1: as task.lm.context says");
-  sub->add_option("--max-tokens", c->max_tokens, "stop after N tokens; 0: all rows")
+  sub->add_option("--max-tokens", c->max_tokens,
+                  "stop after N tokens; of a split, in rows spread evenly over it; 0: all rows")
       ->capture_default_str();
   sub->add_option("--batch", c->batch, "rows at a time; 0: the task's choice")
       ->capture_default_str();

@@ -1,5 +1,5 @@
 // The program: cistern train | eval | predict | generate | compare | analyze | statistics | bench |
-// data | info | verify.
+// data | info | verify | completion.
 #include <malloc.h>
 #include <unistd.h>
 
@@ -169,6 +169,7 @@ int main(int argc, char** argv) {
   cistern::cli::AddInfo(app, run);
   cistern::cli::AddVerify(app, run);
   cistern::cli::AddBench(app, run);
+  cistern::cli::AddCompletion(app, run);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& e) {

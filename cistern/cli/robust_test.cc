@@ -148,6 +148,7 @@ std::map<std::string, std::string> EndOf(const std::string& run, int64_t steps) 
   for (Json line : ParseJsonl(ReadFile(run + "/metrics.jsonl"), "metrics.jsonl")) {
     line.erase("seconds");
     line.erase("tokens_per_s");
+    line.erase("input_share");
     end["log"] += JsonLine(line) + "\n";
   }
   return end;

@@ -131,6 +131,7 @@ int RunTrain(CLI::App& command, const TrainArguments& a) {
                  {"parameters", r.parameters},
                  {"peak_bytes", r.peak_bytes},
                  {"cpu_share", r.cpu_share},
+                 {"input_share", r.input_share},
                  {"valid", r.valid},
                  {"test", r.test}};
     if (!split.empty()) line["split"] = split;
@@ -144,9 +145,9 @@ int RunTrain(CLI::App& command, const TrainArguments& a) {
                 p["seconds"].get<double>(), p["tokens_per_s"].get<double>());
     if (!p["valid"].is_null()) PrintMetrics("  inputs of the validation rows", p["valid"]);
   }
-  std::printf("%s, %ld parameters: %ld steps in %.0f s, %.0f tokens/s%s\n",
+  std::printf("%s, %ld parameters: %ld steps in %.0f s, %.0f tokens/s, input %.2g %% of it%s\n",
               trained.config.Summary().c_str(), long(r.parameters), long(r.steps), r.seconds,
-              r.tokens_per_second, BusyNote(r.cpu_share).c_str());
+              r.tokens_per_second, 100 * r.input_share, BusyNote(r.cpu_share).c_str());
   if (!r.valid.is_null()) PrintMetrics("valid", r.valid);
   if (!r.test.is_null()) PrintMetrics("test", r.test);
   if (!split.empty()) std::printf("valid and test: %s\n", split.c_str());

@@ -224,6 +224,9 @@ ModelResults CheckRows(const VerifyCommand& c, const ModelConfig& config, const 
 
 int VerifyModel(const VerifyCommand& c) {
   const ModelConfig config = ReadFolderConfig(c.folder);
+  if (!config.info().extends && !config.info().Has(Form::kBidirectional))
+    FailUsage(c.folder, " holds a model of kind ", config.kind,
+              ", of which only the mechanisms can be checked: cistern verify --mechanism NAME");
   ProgressBar bar({.total = 0, .label = "verify", .unit = "checks"});
   int64_t done = 0;
   bool stopped = false;

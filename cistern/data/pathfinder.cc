@@ -43,6 +43,12 @@ class DashPainter {
   explicit DashPainter(int64_t size) : size_(size) {
     for (int64_t k = -kFine * kLanczos; k < kFine * kLanczos; ++k)
       weights_.push_back(Lanczos((double(k) + 0.5) / kFine));
+    for (int64_t place = 0; place <= size; ++place) {
+      const Window w = WindowOf(place);
+      double total = 0;
+      for (int64_t k = w.begin; k < w.end; ++k) total += weights_[size_t(k)];
+      totals_.push_back(total);
+    }
   }
 
   // Pixels up to `spread` from its edge; the filter reaches 3.
@@ -64,8 +70,15 @@ class DashPainter {
     std::vector<double> fine(size_t(height * width), 0.0);
     const Point a = Fine(dash.tail), b = Fine(dash.head);
     const double dy = b.y - a.y, dx = b.x - a.x, length2 = dy * dy + dx * dx;
-    for (int64_t y = 0; y < height; ++y) {
-      for (int64_t x = 0; x < width; ++x) {
+    // Nothing is lit outside of these; what is 0 adds nothing to a filter's sum.
+    const auto lit = [&](double from, double to, int64_t begin, int64_t count) {
+      return Window{std::clamp<int64_t>(int64_t(std::floor(from - radius)) - begin, 0, count),
+                    std::clamp<int64_t>(int64_t(std::ceil(to + radius)) + 1 - begin, 0, count)};
+    };
+    const Window rows = lit(std::min(a.y, b.y), std::max(a.y, b.y), top, height),
+                 columns = lit(std::min(a.x, b.x), std::max(a.x, b.x), left, width);
+    for (int64_t y = rows.begin; y < rows.end; ++y) {
+      for (int64_t x = columns.begin; x < columns.end; ++x) {
         const double py = double(top + y) - a.y, px = double(left + x) - a.x;
         const double t = length2 > 0 ? std::clamp((py * dy + px * dx) / length2, 0.0, 1.0) : 0;
         const double ey = py - t * dy, ex = px - t * dx;
@@ -74,17 +87,15 @@ class DashPainter {
     }
     // Columns, then rows; at the border the filter takes what is there.
     std::vector<double> half(size_t(height * p.width));
-    for (int64_t y = 0; y < height; ++y) {
+    for (int64_t y = rows.begin; y < rows.end; ++y) {
       for (int64_t x = 0; x < p.width; ++x)
-        half[size_t(y * p.width + x)] =
-            Filtered(fine.data() + y * width + kFine * x + kFine / 2, 1, p.left + x);
+        half[size_t(y * p.width + x)] = Filtered(fine.data() + y * width, 1, x, p.left, columns);
     }
     p.value.resize(size_t(p.height * p.width));
     for (int64_t y = 0; y < p.height; ++y) {
       for (int64_t x = 0; x < p.width; ++x)
-        p.value[size_t(y * p.width + x)] = std::clamp(
-            Filtered(half.data() + (kFine * y + kFine / 2) * p.width + x, p.width, p.top + y), 0.0,
-            1.0);
+        p.value[size_t(y * p.width + x)] =
+            std::clamp(Filtered(half.data() + x, p.width, y, p.top, rows), 0.0, 1.0);
     }
     return p;
   }
@@ -93,21 +104,29 @@ class DashPainter {
   // The centre of pixel i is that of fine pixels 2i and 2i + 1.
   static Point Fine(Point p) { return {(p.y + 0.5) * kFine - 0.5, (p.x + 0.5) * kFine - 0.5}; }
 
-  // `from`: the first fine pixel that the filter of pixel `place` sees.
-  double Filtered(const double* from, int64_t step, int64_t place) const {
-    const int64_t support = kFine * kLanczos, first = kFine * place + kFine / 2 - support,
-                  begin = std::max<int64_t>(0, -first),
-                  end = std::min<int64_t>(2 * support, kFine * size_ - first);
-    double sum = 0, total = 0;
-    for (int64_t k = begin; k < end; ++k) {
-      sum += weights_[size_t(k)] * from[k * step];
-      total += weights_[size_t(k)];
-    }
-    return sum / total;
+  struct Window {
+    int64_t begin, end;
+  };
+  // What of the filter's weights lies within the image at this pixel.
+  Window WindowOf(int64_t place) const {
+    const int64_t support = kFine * kLanczos, first = kFine * place + kFine / 2 - support;
+    return {std::max<int64_t>(0, -first), std::min<int64_t>(2 * support, kFine * size_ - first)};
+  }
+
+  // Pixel `at` of a patch that begins at `begin`, from a line of its fine pixels, of which those in
+  // `lit` alone are not 0.
+  double Filtered(const double* line, int64_t step, int64_t at, int64_t begin, Window lit) const {
+    const Window w = WindowOf(begin + at);
+    const int64_t first = kFine * at + kFine / 2, from = std::max(w.begin, lit.begin - first),
+                  to = std::min(w.end, lit.end - first);
+    double sum = 0;
+    for (int64_t k = from; k < to; ++k) sum += weights_[size_t(k)] * line[(first + k) * step];
+    return sum / totals_[size_t(begin + at)];
   }
 
   int64_t size_;
   std::vector<double> weights_;
+  std::vector<double> totals_;  // of the weights within the image, at each pixel
 };
 
 double Angle(Point from, Point to) { return std::atan2(to.y - from.y, to.x - from.x); }

@@ -26,6 +26,7 @@ ModelConfig SmallOf(const ModelInfo& info) {
   c.kind = info.name, c.vocab_size = 23, c.dim = 12, c.heads = 2, c.max_length = 64;
   c.attention_options = Json{{"latte", {{"latents", 6}}}, {"abc_mlp", {{"slots", 4}}}};
   if (info.classifies) c.classes = 5;
+  if (info.name == "forecaster") c.own[info.name] = Json{{"inputs", 2}, {"outputs", 2}};
   return c;
 }
 
@@ -53,6 +54,7 @@ NamedTensors BatchOf(const ModelInfo& info) {
   const bool rows = info.classifies;
   batch.Set("targets",
             at::randint(0, 5, rows ? at::IntArrayRef({3}) : at::IntArrayRef({3, 11}), at::kLong));
+  if (info.name == "forecaster") batch.Set("targets", at::randn({3, 11, 2}));
   return batch;
 }
 

@@ -25,10 +25,7 @@ std::vector<Metric> ClassMetrics() {
           {"macro_f1", "macro F1, %", "mean of the classes' F1, in percent; higher is better"},
           {"matthews", "Matthews", "Matthews' correlation coefficient, -1 to 1; higher is better"},
           {"log_loss", "log loss", "nats of the right class; lower is better", true},
-          {"rmse", "RMSE",
-           "root of the mean squared error, in the label's unit (regression); lower "
-           "is better",
-           true}};
+          RmseMetric()};
 }
 
 }  // namespace
@@ -379,14 +376,7 @@ void ClassifyTask::Prepare() {
                   SplitName(split), " split; more rows are needed");
   }
   if (learn && options_.regression) {
-    double sum = 0, squares = 0;
-    for (const double y : train_.targets) sum += y;
-    mean_ = sum / double(train_.size());
-    for (const double y : train_.targets) squares += (y - mean_) * (y - mean_);
-    deviation_ = std::sqrt(squares / double(train_.size()));
-    CISTERN_CHECK(std::isfinite(mean_) && std::isfinite(deviation_), options_.data,
-                  ": the labels are too large for their mean and deviation; scale them");
-    CISTERN_CHECK(deviation_ > 0, options_.data, ": all labels are ", mean_);
+    scale_ = NumberScale::Of(train_.targets, options_.data);
   } else if (learn) {
     class_counts_.assign(classes_.size(), 0);
     for (const double y : train_.targets) ++class_counts_[size_t(y)];
@@ -444,8 +434,8 @@ void ClassifyTask::SaveAssets(const std::string& folder) const {
                      {"inputs", columns_.inputs},
                      {"classes", classes_},
                      {"class_counts", class_counts_},
-                     {"mean", mean_},
-                     {"deviation", deviation_},
+                     {"mean", scale_.mean},
+                     {"deviation", scale_.deviation},
                      {"edges", edges_}};
   SaveAssetFile(folder + kAssets, json);
   if (tokenizer_) tokenizer_->Save(folder + "/tokenizer.json");
@@ -459,8 +449,8 @@ void ClassifyTask::LoadAssets(const std::string& folder) {
     columns_.inputs = json.at("inputs").get<std::vector<std::string>>();
     classes_ = json.at("classes").get<std::vector<std::string>>();
     class_counts_ = json.at("class_counts").get<std::vector<double>>();
-    mean_ = json.at("mean").get<double>();
-    deviation_ = json.at("deviation").get<double>();
+    scale_.mean = json.at("mean").get<double>();
+    scale_.deviation = json.at("deviation").get<double>();
     edges_ = json.at("edges").get<std::vector<std::vector<double>>>();
   } catch (const nlohmann::json::exception& e) {
     Fail(path, " is broken: ", e.what());
@@ -468,7 +458,7 @@ void ClassifyTask::LoadAssets(const std::string& folder) {
   CISTERN_CHECK(
       !columns_.inputs.empty() && class_counts_.size() == classes_.size() &&
           (options_.input != Input::kNumbers || edges_.size() == columns_.inputs.size()) &&
-          deviation_ > 0 && (options_.regression || classes_.size() >= 2),
+          scale_.Good() && (options_.regression || classes_.size() >= 2),
       path, " is broken: its parts do not fit each other");
   if (options_.input == Input::kText) tokenizer_ = LoadTokenizer(folder + "/tokenizer.json");
 }
@@ -504,7 +494,7 @@ Batch ClassifyTask::MakeBatch(const Examples& set, const std::vector<int64_t>& r
     const int64_t begin = set.offsets[i], n = set.offsets[i + 1] - begin;
     tokens.emplace_back(set.tokens.data() + begin, size_t(n));
     if (options_.regression) {
-      values.push_back((set.targets[i] - mean_) / deviation_);
+      values.push_back(scale_.Scaled(set.targets[i]));
     } else {
       classes.push_back(int64_t(set.targets[i]));
     }
@@ -528,9 +518,9 @@ Batch ClassifyTask::TrainBatch(uint64_t seed, int64_t step, int64_t rows) const 
 
 std::unique_ptr<BatchReader> ClassifyTask::Read(Split split, const ReadOptions& options) const {
   const Examples& set = Set(split);
-  return ReadInOrder(
-      set.size(), options.rows > 0 ? options.rows : 32,
-      [this, &set](const std::vector<int64_t>& rows) { return MakeBatch(set, rows); });
+  return ReadInOrder(set.size(), options, 32, [this, &set](const std::vector<int64_t>& rows) {
+    return MakeBatch(set, rows);
+  });
 }
 
 // Rows of a file, a batch at a time.

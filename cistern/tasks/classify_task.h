@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "cistern/tasks/labelled_rows.h"
+#include "cistern/tasks/number_measure.h"
 #include "cistern/tasks/row_batch.h"
 #include "cistern/tasks/task.h"
 #include "cistern/text/tokenizer.h"
@@ -89,7 +90,7 @@ class ClassifyTask : public Task {
   RowColumns columns_;
   std::vector<std::string> classes_;            // sorted; none for regression
   std::vector<double> class_counts_;            // in the training data
-  double mean_ = 0, deviation_ = 1;             // regression: of the training labels
+  NumberScale scale_;                           // regression: of the training labels
   std::vector<std::vector<double>> edges_;      // numbers: bin edges of each column
   std::shared_ptr<const Tokenizer> tokenizer_;  // text
   // Of the data.

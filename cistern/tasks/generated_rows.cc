@@ -8,13 +8,13 @@
 #include "cistern/base/error.h"
 #include "cistern/models/language_model.h"
 #include "cistern/models/masked_lm.h"
-#include "cistern/tasks/row_reader.h"
+#include "cistern/tasks/row_batch.h"
 
 namespace cistern {
 namespace {
 
 constexpr uint64_t kSizes = 0x73697a65;  // stream of the draws of sizes
-constexpr int64_t kEvalRows = 32, kNone = -100;
+constexpr int64_t kGeneratedRows = 32, kNone = -100;
 
 }  // namespace
 
@@ -129,14 +129,14 @@ std::unique_ptr<BatchReader> GeneratedRowsTask::Read(Split split, const ReadOpti
   const uint64_t seed =
       Philox(uint64_t(options_.data_seed), kSizes, uint64_t(split))[0] + (uint64_t(1) << 40);
   const int64_t count = split == Split::kTest ? options_.test_examples : options_.valid_examples;
-  return std::make_unique<RowReader>(
-      count, o.rows > 0 ? o.rows : kEvalRows, [this, seed, count](int64_t begin, int64_t end) {
-        std::vector<std::pair<uint64_t, int64_t>> rows;
-        const auto kinds = int64_t(options_.sizes.size());
-        for (int64_t i = begin; i < end; ++i)
-          rows.emplace_back(uint64_t(i), options_.sizes[size_t(i * kinds / count)]);
-        return MakeBatch(seed, rows);
-      });
+  return ReadInOrder(count, o, kGeneratedRows,
+                     [this, seed, count](const std::vector<int64_t>& picked) {
+                       std::vector<std::pair<uint64_t, int64_t>> rows;
+                       const auto kinds = int64_t(options_.sizes.size());
+                       for (const int64_t i : picked)
+                         rows.emplace_back(uint64_t(i), options_.sizes[size_t(i * kinds / count)]);
+                       return MakeBatch(seed, rows);
+                     });
 }
 
 Score GeneratedRowsTask::Measure(Model& model, const Batch& batch) const {

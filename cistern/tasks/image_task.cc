@@ -207,17 +207,17 @@ Batch ImageTask::TrainBatch(uint64_t seed, int64_t step, int64_t rows) const {
 
 namespace {
 
-int64_t ImageRows(const ReadOptions& options) { return options.rows > 0 ? options.rows : 32; }
+constexpr int64_t kImageRows = 32;
 
 }  // namespace
 
 std::unique_ptr<BatchReader> ImageTask::Read(Split split, const ReadOptions& options) const {
   if (split == Split::kTest || (split == Split::kValid && options_.valid == Valid::kTest)) {
-    return ReadInOrder(test_.size(), ImageRows(options),
+    return ReadInOrder(test_.size(), options, kImageRows,
                        [this](const std::vector<int64_t>& rows) { return MakeBatch(test_, rows); });
   }
   const std::vector<int64_t>& part = split == Split::kTrain ? train_ : valid_;
-  return ReadInOrder(int64_t(part.size()), ImageRows(options),
+  return ReadInOrder(int64_t(part.size()), options, kImageRows,
                      [this, &part](std::vector<int64_t> rows) {
                        for (int64_t& i : rows) i = part[size_t(i)];
                        return MakeBatch(images_, rows);
@@ -230,7 +230,7 @@ std::unique_ptr<BatchReader> ImageTask::ReadFile(const std::string& path, bool l
   CheckFits(*set, path, labelled);
   if (!labelled) std::fill(set->labels.begin(), set->labels.end(), uint8_t{0});
   return ReadInOrder(
-      set->size(), ImageRows(options),
+      set->size(), options, kImageRows,
       [this, set](const std::vector<int64_t>& rows) { return MakeBatch(*set, rows); });
 }
 

@@ -33,7 +33,7 @@ Batch MakeBatch(const ListOpsSet& set, const RowPadding& padding,
 std::unique_ptr<BatchReader> ReaderOf(const ListOpsSet& set, const RowPadding& padding,
                                       const ReadOptions& options,
                                       std::shared_ptr<const ListOpsSet> keep = nullptr) {
-  return ReadInOrder(set.size(), options.rows > 0 ? options.rows : kEvalRows,
+  return ReadInOrder(set.size(), options, kEvalRows,
                      [&set, padding, keep](const std::vector<int64_t>& rows) {
                        return MakeBatch(set, padding, rows);
                      });

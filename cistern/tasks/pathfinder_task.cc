@@ -207,7 +207,7 @@ Batch PathfinderTask::TrainBatch(uint64_t seed, int64_t step, int64_t rows) cons
 
 std::unique_ptr<BatchReader> PathfinderTask::Read(Split split, const ReadOptions& options) const {
   const std::vector<int64_t>& part = split_[int(split)];
-  return ReadInOrder(int64_t(part.size()), options.rows > 0 ? options.rows : kPathfinderRows,
+  return ReadInOrder(int64_t(part.size()), options, kPathfinderRows,
                      [this, &part](std::vector<int64_t> rows) {
                        for (int64_t& i : rows) i = part[size_t(i)];
                        return MakeBatch(*set_, rows);
@@ -219,7 +219,7 @@ std::unique_ptr<BatchReader> PathfinderTask::ReadFile(const std::string& path, b
   const std::shared_ptr<PathfinderSet> set = OpenPathfinder(path);
   CheckSide(*set, path);
   return ReadInOrder(
-      set->size(), options.rows > 0 ? options.rows : kPathfinderRows,
+      set->size(), options, kPathfinderRows,
       [this, set](const std::vector<int64_t>& rows) { return MakeBatch(*set, rows); });
 }
 

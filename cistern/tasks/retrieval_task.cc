@@ -196,7 +196,7 @@ Batch RetrievalTask::TrainBatch(uint64_t seed, int64_t step, int64_t rows) const
 std::unique_ptr<BatchReader> RetrievalTask::Read(Split split, const ReadOptions& options) const {
   const TextPairs& pairs = *splits_[size_t(split)];
   return ReadInOrder(
-      pairs.size(), options.rows > 0 ? options.rows : kRetrievalRows,
+      pairs.size(), options, kRetrievalRows,
       [this, &pairs](const std::vector<int64_t>& rows) { return MakeBatch(pairs, rows); });
 }
 
@@ -205,7 +205,7 @@ std::unique_ptr<BatchReader> RetrievalTask::ReadFile(const std::string& path, bo
   const std::shared_ptr<TextPairs> pairs =
       OpenPairFile(path, {.labelled = labelled, .skip_bad = options_.skip_bad_rows});
   return ReadInOrder(
-      pairs->size(), options.rows > 0 ? options.rows : kRetrievalRows,
+      pairs->size(), options, kRetrievalRows,
       [this, pairs](const std::vector<int64_t>& rows) { return MakeBatch(*pairs, rows); });
 }
 

@@ -71,13 +71,26 @@ std::vector<int64_t> PickRows(const ShuffledOrder& order, uint64_t seed, int64_t
   return picked;
 }
 
-std::unique_ptr<BatchReader> ReadInOrder(int64_t count, int64_t rows, MakeRows make) {
-  return std::make_unique<RowReader>(count, rows,
-                                     [make = std::move(make)](int64_t begin, int64_t end) {
-                                       std::vector<int64_t> all(size_t(end - begin));
-                                       std::iota(all.begin(), all.end(), begin);
-                                       return make(all);
-                                     });
+int64_t SpreadRow(int64_t i, int64_t count) {
+  if (count < 3) return i;
+  constexpr double kGolden = 0.6180339887498949;
+  int64_t step = std::max<int64_t>(1, int64_t(kGolden * double(count) + 0.5));
+  while (std::gcd(step, count) != 1) ++step;
+  // From the middle: the first row of a file is often not like the others.
+  return int64_t((__int128(i) * step + count / 2) % count);
+}
+
+std::unique_ptr<BatchReader> ReadInOrder(int64_t count, const ReadOptions& options, int64_t usual,
+                                         MakeRows make) {
+  const bool spread = options.max_tokens > 0;
+  return std::make_unique<RowReader>(
+      count, options.rows > 0 ? options.rows : usual,
+      [make = std::move(make), spread, count](int64_t begin, int64_t end) {
+        std::vector<int64_t> all(size_t(end - begin));
+        std::iota(all.begin(), all.end(), begin);
+        for (int64_t& i : all) i = spread ? SpreadRow(i, count) : i;
+        return make(all);
+      });
 }
 
 }  // namespace cistern

@@ -136,5 +136,49 @@ TEST(RowBatch, ClassifyGivesWhatItGave) {
   }
 }
 
+// Every row once, and any beginning of the order has of every tenth of the rows its share.
+TEST(RowBatch, SpreadRowsAreEvenFromTheFirst) {
+  for (const int64_t count : {1, 2, 3, 10, 60, 97, 1000, 25000}) {
+    std::vector<int64_t> tenths(10), seen(static_cast<size_t>(count));
+    int64_t odd = 0;
+    for (int64_t i = 0; i < count; ++i) {
+      const int64_t row = SpreadRow(i, count);
+      ASSERT_GE(row, 0);
+      ASSERT_LT(row, count);
+      ++seen[size_t(row)];
+      ++tenths[size_t(row * 10 / count)];
+      odd += row % 2;
+      if (count < 60) continue;
+      for (const int64_t tenth : tenths) EXPECT_NEAR(double(tenth), double(i + 1) / 10, 6) << count;
+      EXPECT_NEAR(double(odd), double(i + 1) / 2, 0.2 * double(i + 1) + 3) << count;
+    }
+    for (const int64_t times : seen) ASSERT_EQ(times, 1);
+  }
+}
+
+// Rows sorted by label: a part of the validation rows has both classes, baseline included.
+TEST(RowBatch, SomeTokensAreOfRowsFromEverywhere) {
+  const TestFolder folder;
+  std::string table = "label\ttext\n";
+  for (int i = 0; i < 200; ++i) table += StrCat(i < 100 ? "a" : "b", "\t", "text ", 1000 + i, "\n");
+  std::ofstream(folder / "t.tsv") << table;
+  ClassifyTask::Options options;
+  options.data = options.valid = options.test = folder / "t.tsv";
+  options.group_by_length = false;
+  ClassifyTask task(options, "");
+  task.Prepare();
+  const auto labels = [&](int64_t max_tokens) {
+    const auto reader = task.Read(Split::kValid, {.rows = 10, .max_tokens = max_tokens});
+    return (*reader->Next())["targets"].sum().item<int64_t>();
+  };
+  EXPECT_EQ(labels(0), 0);  // all rows, in the order of the file
+  EXPECT_GE(labels(100), 4);
+  EXPECT_LE(labels(100), 6);
+  const auto rows = [&] {
+    return (*task.Read(Split::kValid, {.rows = 10, .max_tokens = 100})->Next())["lines"];
+  };
+  EXPECT_TRUE(at::equal(rows(), rows()));
+}
+
 }  // namespace
 }  // namespace cistern

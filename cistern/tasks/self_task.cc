@@ -29,7 +29,7 @@ SelfTask::SelfTask(const Task& task, SelfObjective objective, double mask_share,
     : task_(task), objective_(objective), vocab_(vocab), token_bytes_(size_t(vocab), 1) {
   shares_.chosen = mask_share;
   const Batch first = task.TrainBatch(1, 0, 1);
-  if (!first.tensors.Has("ids"))
+  if (!first.tensors.Has("ids") || first.tensors.Has("second_ids"))
     FailUsage(
         "pretraining predicts tokens of single rows, and the rows of this task are real values or "
         "pairs; take input=ids, or a task such as listops, classify, image or pathfinder");

@@ -8,6 +8,8 @@
 
 #include "cistern/base/error.h"
 #include "cistern/base/hash.h"
+#include "cistern/models/classifier.h"
+#include "cistern/tasks/assets.h"
 #include "cistern/tasks/row_batch.h"
 
 namespace cistern {
@@ -16,17 +18,14 @@ namespace {
 constexpr char kSeriesAssets[] = "/series.json";
 constexpr int64_t kSeriesRows = 32;
 
-bool IsTs(const std::string& path) {
-  return path.ends_with(".ts") || path.ends_with(".ts.gz") || path.ends_with(".ts.xz");
-}
-
-// NAME_TRAIN.ts or NAME_TEST.ts of a folder; empty: there is none, or several.
-std::string TsOfFolder(const std::string& folder, const std::string& part) {
+// NAME_TRAIN.ts, X_train.npy; NAME_TEST.ts, X_test.npy. Empty: there is none, or several.
+std::string SeriesPart(const std::string& folder, bool test) {
   std::vector<std::string> found;
   std::error_code error;
   for (const auto& entry : std::filesystem::directory_iterator(folder, error)) {
     const std::string name = entry.path().filename().string();
-    if (IsTs(name) && name.find("_" + part + ".ts") != name.npos)
+    if ((IsTsFile(name) && name.find(test ? "_TEST.ts" : "_TRAIN.ts") != name.npos) ||
+        name == (test ? "X_test.npy" : "X_train.npy"))
       found.push_back(entry.path().string());
   }
   return found.size() == 1 ? found[0] : "";
@@ -39,17 +38,37 @@ bool IsSeriesFolder(const std::string& path) {
 
 }  // namespace
 
+SeriesFiles SeriesFilesOf(const SeriesInputOptions& o, const std::string& task) {
+  if (o.data.empty())
+    FailUsage("task.", task,
+              ".data is empty: name a file of series (.csv, .npy, .ts), or a folder ",
+              "with NAME_TRAIN.ts and NAME_TEST.ts, or X_train.npy and X_test.npy");
+  if (!IsSeriesFolder(o.data)) return {o.data, o.test};
+  const std::string train = SeriesPart(o.data, false),
+                    test = o.test.empty() ? SeriesPart(o.data, true) : o.test;
+  if (train.empty() || test.empty())
+    FailUsage(o.data, " has not one ",
+              train.empty() ? "NAME_TRAIN.ts or X_train.npy" : "NAME_TEST.ts or X_test.npy",
+              "; name the files: task.", task, ".data and task.", task, ".test");
+  return {train, test};
+}
+
+bool LooksLikeSeries(const std::string& path) {
+  // By the archives' names: .ts alone is TypeScript as well.
+  return IsNpyFile(path) || (IsTsFile(path) && path.find("_TRAIN.ts") != path.npos) ||
+         (IsSeriesFolder(path) && !SeriesPart(path, false).empty());
+}
+
 Fields SeriesTask::Describe(Options& o) {
   Fields f;
-  f.Add("data", &o.data,
-        "a folder with NAME_TRAIN.ts and NAME_TEST.ts of the UCR or UEA archive, or the file of "
-        "the training series; each also .gz or .xz");
-  f.Add("test", &o.test, "the file of the test series; empty: that of the folder");
-  f.Add("scale", &o.scale,
+  o.input.Describe(true, &f);
+  f.Add("scale", &o.input.scale,
         "values less the mean, divided by the deviation, of their channel in the training series");
-  f.Add("skip_bad_rows", &o.skip_bad_rows,
-        "pass over series that cannot be read, and count them, instead of stopping");
+  f.Add("regression", &o.regression, "the label is a number to be predicted, not a class");
+  f.Add("group_by_length", &o.group_by_length,
+        "training batches of series of about one length: less padding, so faster");
   f.Add("valid_share", &o.valid_share, "of the training series, for validation", {0.001, 0.9});
+  f.Add("test_share", &o.test_share, "of the series, where there is no test file", {0.001, 0.9});
   f.Add("split_seed", &o.split_seed, "of the split", {0, int64_t{1} << 62});
   return f;
 }
@@ -58,15 +77,12 @@ const TaskInfo& series_task() {
   static const TaskInfo info = [] {
     TaskInfo t;
     t.name = "series";
-    t.summary = "classes of time series of one or more channels: the UCR and UEA archives (.ts)";
+    t.summary = "a class, or a number, for each series of real values: .ts (UCR, UEA), CSV, npy";
     t.models = {"encoder_classifier"};
     t.metrics = AccuracyMetric();
+    t.metrics.push_back(RmseMetric());
     t.data = "data";
-    t.claims = [](const std::string& path) {
-      // By the archives' names: .ts alone is TypeScript as well.
-      return (IsTs(path) && path.find("_TRAIN.ts") != path.npos) ||
-             (IsSeriesFolder(path) && !TsOfFolder(path, "TRAIN").empty());
-    };
+    t.claims = LooksLikeSeries;
     t.defaults = {"model.dim=64",          "model.layers=2",     "model.heads=4",
                   "model.ffn_dim=128",     "model.norm=pre",     "model.positions=sinusoidal",
                   "model.embedding_std=1", "model.init_std=0.1", "train.batch=16",
@@ -78,185 +94,184 @@ const TaskInfo& series_task() {
   return info;
 }
 
-SeriesTask::SeriesTask(const Options& options, const std::string&) : options_(options) {}
+SeriesTask::SeriesTask(const Options& options, const std::string& cache)
+    : options_(options),
+      input_(options.input,
+             options.regression ? SeriesFormat::Labels::kNumbers : SeriesFormat::Labels::kClasses,
+             cache) {
+  if (options_.valid_share + options_.test_share >= 1)
+    FailUsage("task.series: valid_share + test_share leave nothing to train on");
+}
 
-const Metric& SeriesTask::metric() const { return series_task().metrics[0]; }
+const Metric& SeriesTask::metric() const {
+  return series_task().metrics[options_.regression ? 1 : 0];
+}
 
 void SeriesTask::Prepare() {
-  if (options_.data.empty())
-    FailUsage("task.series.data is empty: name a folder with NAME_TRAIN.ts and NAME_TEST.ts");
-  const bool folder = IsSeriesFolder(options_.data);
-  const std::string train = folder ? TsOfFolder(options_.data, "TRAIN") : options_.data,
-                    test = !options_.test.empty() ? options_.test
-                           : folder               ? TsOfFolder(options_.data, "TEST")
-                                                  : "";
-  if (train.empty() || test.empty())
-    FailUsage(options_.data, train.empty() ? " has not one NAME_TRAIN.ts" : " has no test series",
-              "; name the files: task.series.data and task.series.test");
-  notes_.clear();
-  all_ = ReadSeriesFile(train, options_.skip_bad_rows);
-  if (all_.regression)
-    FailUsage(train, " has numbers for labels (@targetLabel); this task learns classes");
-  std::vector<int64_t> order(size_t(all_.size()));
-  const ShuffledOrder shuffled(all_.size());
-  for (int64_t i = 0; i < all_.size(); ++i)
+  const SeriesFiles files = SeriesFilesOf(options_.input, "series");
+  all_ = input_.Open(files.train, true);
+  test_ = files.test.empty() ? all_ : input_.Open(files.test, true);
+  std::vector<int64_t> order(size_t(all_->size()));
+  const ShuffledOrder shuffled(all_->size());
+  for (int64_t i = 0; i < all_->size(); ++i)
     order[size_t(i)] = shuffled.At(uint64_t(options_.split_seed), i, 1);
-  const auto held = std::max<int64_t>(1, int64_t(options_.valid_share * double(all_.size()) + 0.5));
-  CISTERN_CHECK(all_.size() > held, train, ": ", all_.size(),
-                " series are too few to take valid_share of them for validation");
-  valid_.assign(order.begin(), order.begin() + held);
-  train_.assign(order.begin() + held, order.end());
-  if (classes_.empty()) Learn(&all_);  // not LoadAssets
-  for (int64_t i = 0; i < all_.size(); ++i) ClassOf(all_, i);
-  Fill(&all_);
-  test_ = Open(test);
-  for (int64_t i = 0; i < test_.size(); ++i) ClassOf(test_, i);
-  order_ = std::make_unique<ShuffledOrder>(int64_t(train_.size()));
-  notes_.push_back(StrCat(all_.channels, all_.channels == 1 ? " channel, " : " channels, ",
-                          "up to ", longest_, " steps a series"));
-  if (const int64_t n = all_.skipped + test_.skipped; n > 0)
-    notes_.push_back(StrCat(n, " series could not be read and were skipped"));
-  if (const int64_t n = all_.missing + test_.missing; n > 0)
-    notes_.push_back(StrCat(n, " missing values: each is the last one before it"));
-}
-
-// Of the training series alone: classes, means, deviations; of all of them the longest.
-void SeriesTask::Learn(SeriesFile* train) {
-  const SeriesFile& file = *train;
-  std::vector<double> counts(file.classes.size());
-  for (const int64_t i : train_) {
-    const auto at = std::find(file.classes.begin(), file.classes.end(), file.labels[size_t(i)]);
-    ++counts[size_t(at - file.classes.begin())];
-  }
-  SetClasses(file.classes, counts, options_.data);
-  const auto channels = size_t(file.channels);
-  std::vector<double> n(channels), sums(channels), squares(channels);
-  const auto each = [&](const auto& use) {
-    for (const int64_t i : train_) {
-      for (int64_t t = 0; t < file.Steps(i); ++t) {
-        for (size_t c = 0; c < channels; ++c) {
-          const double x = file.At(i)[size_t(t) * channels + c];
-          if (!std::isnan(x)) use(c, x);
-        }
-      }
-    }
+  const auto share = [&](double of) {
+    return std::max<int64_t>(1, int64_t(of * double(all_->size()) + 0.5));
   };
-  each([&](size_t c, double x) { n[c] += 1, sums[c] += x; });
-  means_.assign(channels, 0);
-  deviations_.assign(channels, 1);
-  for (size_t c = 0; c < channels; ++c) means_[c] = n[c] > 0 ? sums[c] / n[c] : 0;
-  each([&](size_t c, double x) { squares[c] += (x - means_[c]) * (x - means_[c]); });
-  for (size_t c = 0; c < channels; ++c) {
-    const double deviation = n[c] > 0 ? std::sqrt(squares[c] / n[c]) : 0;
-    if (deviation > 0) deviations_[c] = deviation;
-  }
-  longest_ = 1;
-  for (int64_t i = 0; i < file.size(); ++i) longest_ = std::max(longest_, file.Steps(i));
+  const int64_t valid = share(options_.valid_share),
+                test = test_ == all_ ? share(options_.test_share) : 0;
+  CISTERN_CHECK(all_->size() > valid + test, files.train, ": ", all_->size(),
+                " series are too few to take valid_share", test > 0 ? " and test_share" : "",
+                " of them");
+  valid_.assign(order.begin(), order.begin() + valid);
+  test_rows_.assign(order.begin() + valid, order.begin() + valid + test);
+  train_.assign(order.begin() + valid + test, order.end());
+  for (int64_t i = 0; test == 0 && i < test_->size(); ++i) test_rows_.push_back(i);
+  if (!input_.learned()) Learn(*all_);  // not LoadAssets
+  CISTERN_CHECK(test_->channels() == input_.channels(), test_->path(), ": expected series of ",
+                input_.channels(), " channels, as in ", files.train, ", got ", test_->channels());
+  CheckClasses(*all_);
+  CheckClasses(*test_);
+  std::vector<int64_t> lengths;
+  for (const int64_t i : train_) lengths.push_back(all_->Steps(i));
+  const bool vary = std::any_of(lengths.begin(), lengths.end(),
+                                [&](int64_t length) { return length != lengths[0]; });
+  order_ = vary && options_.group_by_length
+               ? std::make_unique<ShuffledOrder>(std::move(lengths))
+               : std::make_unique<ShuffledOrder>(int64_t(train_.size()));
+  notes_ = input_.Notes(*all_, test_ == all_ ? nullptr : test_.get());
 }
 
-void SeriesTask::Fill(SeriesFile* file) const {
-  CISTERN_CHECK(file->channels == int64_t(means_.size()), "expected series of ", means_.size(),
-                " channels, as the model was trained on, got ", file->channels);
-  const auto channels = size_t(file->channels);
-  for (int64_t i = 0; i < file->size(); ++i) {
-    float* const series = file->values.data() + file->begins[size_t(i)] * file->channels;
-    for (size_t c = 0; c < channels; ++c) {
-      double last = means_[c];
-      for (int64_t t = 0; t < file->Steps(i); ++t) {
-        float& x = series[size_t(t) * channels + c];
-        if (!std::isnan(x)) last = x;
-        x = options_.scale ? float((last - means_[c]) / deviations_[c]) : float(last);
-      }
+// Of the training series alone: classes or the labels' scale, means, deviations; of all of them the
+// longest.
+void SeriesTask::Learn(const SeriesStore& store) {
+  if (options_.regression) {
+    std::vector<double> labels;
+    for (const int64_t i : train_) labels.push_back(store.Number(i));
+    scale_ = NumberScale::Of(labels, store.path());
+  } else {
+    std::vector<std::string> classes = store.classes();
+    if (classes.empty()) {
+      classes = store.labels();
+      std::sort(classes.begin(), classes.end());
     }
+    const bool fractions = std::any_of(classes.begin(), classes.end(), [](const std::string& c) {
+      double value = 0;
+      return ParseFinite(c, &value) && value != std::floor(value);
+    });
+    if (fractions && store.classes().empty())
+      FailUsage(store.path(), ": labels such as ", classes.front(), " and ", classes.back(),
+                " are ", classes.size(), " classes; to predict the number, set ",
+                "task.series.regression=true");
+    std::vector<double> counts(classes.size());
+    for (const int64_t i : train_) {
+      const std::string& label = store.labels()[size_t(store.Label(i))];
+      ++counts[size_t(std::find(classes.begin(), classes.end(), label) - classes.begin())];
+    }
+    SetClasses(classes, counts, store.path());
   }
+  std::vector<bool> trained(size_t(store.size()));
+  for (const int64_t i : train_) trained[size_t(i)] = true;
+  input_.Learn(store, [&](int64_t i) {
+    return std::pair<int64_t, int64_t>(0, trained[size_t(i)] ? store.Steps(i) : 0);
+  });
+  longest_ = store.Longest();
 }
 
-SeriesFile SeriesTask::Open(const std::string& path) const {
-  SeriesFile file = ReadSeriesFile(path, options_.skip_bad_rows);
-  CISTERN_CHECK(!file.regression, path, " has numbers for labels (@targetLabel), not classes");
-  try {
-    Fill(&file);
-  } catch (const Error& e) {
-    Fail(path, ": ", e.what());
-  }
-  return file;
+int64_t SeriesTask::ClassOf(const SeriesStore& store, int64_t i) const {
+  const std::string& label = store.labels()[size_t(store.Label(i))];
+  return std::find(classes_.begin(), classes_.end(), label) - classes_.begin();
 }
 
-int64_t SeriesTask::ClassOf(const SeriesFile& file, int64_t i) const {
-  const std::string& label = file.labels[size_t(i)];
-  const auto at = std::find(classes_.begin(), classes_.end(), label);
-  if (at == classes_.end())
-    throw Error(UnknownName(StrCat("class of the series at line ", file.lines[size_t(i)]), label,
-                            classes_));
-  return at - classes_.begin();
+void SeriesTask::CheckClasses(const SeriesStore& store) const {
+  if (options_.regression) return;
+  for (int64_t i = 0; i < store.size(); ++i) {
+    if (ClassOf(store, i) < int64_t(classes_.size())) continue;
+    throw Error(UnknownName(StrCat("class of the series at ", store.path(), ":", store.Line(i)),
+                            store.labels()[size_t(store.Label(i))], classes_));
+  }
 }
 
 Json SeriesTask::DataSummary() const {
-  const auto hash = [](const SeriesFile& file) {
-    uint64_t sum = XxHash64(
-        {reinterpret_cast<const char*>(file.values.data()), file.values.size() * sizeof(float)});
-    for (int64_t i = 0; i < file.size(); ++i)
-      sum = XxHash64(StrCat(file.labels[size_t(i)], ":", file.Steps(i)), sum);
-    return sum;
-  };
-  return {{"data", options_.data},  {"xxh64", HexText(hash(all_) ^ (hash(test_) * 31))},
-          {"train", train_.size()}, {"valid", valid_.size()},
-          {"test", test_.size()},   {"classes", CountsByClass()},
+  return {{"data", options_.input.data},
+          {"xxh64", HexText(all_->hash() ^ (test_ == all_ ? 0 : test_->hash() * 31))},
+          {"train", train_.size()},
+          {"valid", valid_.size()},
+          {"test", test_rows_.size()},
+          {"classes", CountsByClass()},
           {"notes", notes_}};
 }
 
 void SeriesTask::SaveAssets(const std::string& folder) const {
-  SaveClasses(folder + kSeriesAssets,
-              {{"means", means_}, {"deviations", deviations_}, {"longest", longest_}});
+  Json json = input_.Save();
+  json["longest"] = longest_;
+  if (!options_.regression) return SaveClasses(folder + kSeriesAssets, std::move(json));
+  json["label_mean"] = scale_.mean;
+  json["label_deviation"] = scale_.deviation;
+  SaveAssetFile(folder + kSeriesAssets, std::move(json));
 }
 
 void SeriesTask::LoadAssets(const std::string& folder) {
   const std::string path = folder + kSeriesAssets;
-  const Json json = LoadClasses(path);
+  const Json json = options_.regression ? LoadAssetFile(path) : LoadClasses(path);
+  input_.Load(json, path);
   try {
-    means_ = json.at("means").get<std::vector<double>>();
-    deviations_ = json.at("deviations").get<std::vector<double>>();
     longest_ = json.at("longest").get<int64_t>();
+    if (options_.regression) {
+      scale_.mean = json.at("label_mean").get<double>();
+      scale_.deviation = json.at("label_deviation").get<double>();
+    }
   } catch (const nlohmann::json::exception& e) {
     Fail(path, " is broken: ", e.what());
   }
-  const auto good = [](double d) { return std::isfinite(d) && d > 0; };
-  CISTERN_CHECK(!means_.empty() && means_.size() == deviations_.size() && longest_ >= 1 &&
-                    std::all_of(deviations_.begin(), deviations_.end(), good),
-                path, " is broken: its parts do not fit each other");
+  CISTERN_CHECK(longest_ >= 1 && scale_.Good(), path,
+                " is broken: its parts do not fit each other");
 }
 
 void SeriesTask::Complete(ModelConfig& config) const {
-  config.classes = int64_t(classes_.size());
+  config.classes = options_.regression ? 1 : int64_t(classes_.size());
   config.vocab_size = 0;
   config.max_length = std::max(config.max_length, longest_);
   Json own = config.Own();
   own["input"] = "values";
-  own["channels"] = int64_t(means_.size());
+  own["channels"] = input_.width();
   config.own[config.kind] = own;
 }
 
-Batch SeriesTask::MakeBatch(const SeriesFile& file, const std::vector<int64_t>& rows) const {
+Batch SeriesTask::MakeBatch(const SeriesStore& store, const std::vector<int64_t>& rows,
+                            bool labelled) const {
   int64_t width = 1;
-  for (const int64_t i : rows) width = std::max(width, file.Steps(i));
+  for (const int64_t i : rows) width = std::max(width, store.Steps(i));
   const auto count = int64_t(rows.size());
-  const at::Tensor values = at::zeros({count, width, file.channels}, at::kFloat);
-  std::vector<int64_t> lengths, targets, lines;
+  const bool masks = options_.input.missing == MissingValues::kMask;
+  const at::Tensor values = at::zeros({count, width, input_.width()}, at::kFloat),
+                   seen = at::ones({count, width}, at::kBool);
+  std::vector<int64_t> lengths, classes, lines;
+  std::vector<double> numbers;
   Batch batch;
   batch.rows = count;
   for (int64_t r = 0; r < count; ++r) {
-    const int64_t i = rows[size_t(r)], steps = file.Steps(i);
-    std::copy_n(file.At(i), steps * file.channels,
-                values.mutable_data_ptr<float>() + r * width * file.channels);
+    const int64_t i = rows[size_t(r)], steps = store.Steps(i);
+    input_.Read(store, i, 0, steps, values.mutable_data_ptr<float>() + r * width * input_.width(),
+                seen.mutable_data_ptr<bool>() + r * width);
     lengths.push_back(steps);
-    const auto at = std::find(classes_.begin(), classes_.end(), file.labels[size_t(i)]);
-    targets.push_back(at == classes_.end() ? 0 : at - classes_.begin());
-    lines.push_back(file.lines[size_t(i)]);
+    lines.push_back(store.Line(i));
     batch.tokens += steps;
+    if (!labelled) continue;
+    if (options_.regression) {
+      numbers.push_back(scale_.Scaled(store.Number(i)));
+    } else {
+      classes.push_back(ClassOf(store, i));
+    }
   }
   batch.Add("values", values);
   AddNumbers("lengths", lengths, &batch);
-  AddNumbers("targets", targets, &batch);
+  if (masks && !seen.all().item<bool>()) {
+    batch.Add("valid", seen);
+    batch.Add("positions", at::arange(width, at::kLong).expand({count, width}).contiguous());
+  }
+  if (labelled && options_.regression) batch.Add("targets", at::tensor(numbers, at::kDouble));
+  if (labelled && !options_.regression) AddNumbers("targets", classes, &batch);
   AddNumbers("lines", lines, &batch);
   return batch;
 }
@@ -264,28 +279,54 @@ Batch SeriesTask::MakeBatch(const SeriesFile& file, const std::vector<int64_t>& 
 Batch SeriesTask::TrainBatch(uint64_t seed, int64_t step, int64_t rows) const {
   std::vector<int64_t> picked = PickRows(*order_, seed, step, rows);
   for (int64_t& i : picked) i = train_[size_t(i)];
-  return MakeBatch(all_, picked);
+  return MakeBatch(*all_, picked, true);
 }
 
 std::unique_ptr<BatchReader> SeriesTask::Read(Split split, const ReadOptions& options) const {
-  const int64_t rows = options.rows > 0 ? options.rows : kSeriesRows;
-  if (split == Split::kTest)
-    return ReadInOrder(test_.size(), rows,
-                       [this](const std::vector<int64_t>& r) { return MakeBatch(test_, r); });
-  const std::vector<int64_t>& part = split == Split::kTrain ? train_ : valid_;
-  return ReadInOrder(int64_t(part.size()), rows, [this, &part](std::vector<int64_t> picked) {
-    for (int64_t& i : picked) i = part[size_t(i)];
-    return MakeBatch(all_, picked);
-  });
+  const std::vector<int64_t>& part = split == Split::kTrain   ? train_
+                                     : split == Split::kValid ? valid_
+                                                              : test_rows_;
+  const SeriesStore& store = split == Split::kTest ? *test_ : *all_;
+  return ReadInOrder(int64_t(part.size()), options, kSeriesRows,
+                     [this, &part, &store](std::vector<int64_t> picked) {
+                       for (int64_t& i : picked) i = part[size_t(i)];
+                       return MakeBatch(store, picked, true);
+                     });
 }
 
 std::unique_ptr<BatchReader> SeriesTask::ReadFile(const std::string& path, bool labelled,
                                                   const ReadOptions& options) const {
-  const auto file = std::make_shared<SeriesFile>(Open(path));
-  for (int64_t i = 0; labelled && i < file->size(); ++i) ClassOf(*file, i);
-  return ReadInOrder(
-      file->size(), options.rows > 0 ? options.rows : kSeriesRows,
-      [this, file](const std::vector<int64_t>& rows) { return MakeBatch(*file, rows); });
+  const std::shared_ptr<const SeriesStore> store = input_.Open(path, labelled);
+  if (labelled) CheckClasses(*store);
+  return ReadInOrder(store->size(), options, kSeriesRows,
+                     [this, store, labelled](const std::vector<int64_t>& rows) {
+                       return MakeBatch(*store, rows, labelled);
+                     });
+}
+
+at::Tensor SeriesTask::Loss(Model& model, const Batch& batch, double label_smoothing) const {
+  if (!options_.regression) return ClassTask::Loss(model, batch, label_smoothing);
+  return NumberLoss(dynamic_cast<Classifier&>(model).Logits(batch.tensors), batch["targets"]);
+}
+
+Score SeriesTask::Measure(Model& model, const Batch& batch) const {
+  if (!options_.regression) return ClassTask::Measure(model, batch);
+  return MeasureNumbers(dynamic_cast<Classifier&>(model).Logits(batch.tensors), batch["targets"],
+                        scale_);
+}
+
+Json SeriesTask::Metrics(const Score& score) const {
+  return options_.regression ? NumberFigures(score) : ClassTask::Metrics(score);
+}
+
+std::vector<Json> SeriesTask::Predict(Model& model, const Batch& batch) const {
+  if (!options_.regression) return ClassTask::Predict(model, batch);
+  const at::Tensor lines = batch["lines"].cpu();
+  std::vector<Json> rows;
+  for (int64_t r = 0; r < batch.rows; ++r)
+    rows.push_back({{"line", lines.const_data_ptr<int64_t>()[r]}});
+  return PredictNumbers(dynamic_cast<Classifier&>(model).Logits(batch.tensors), scale_,
+                        std::move(rows));
 }
 
 }  // namespace cistern

@@ -1,26 +1,23 @@
 #pragma once
-// Classes of time series of one or more channels (UCR and UEA archives, .ts): every time step is a
-// token, a vector of the channels' real values. The series are held in memory.
-//
-// A missing value is the last one of its channel before it; before the first one, and where a
-// channel has none, it is that channel's mean in the training series. Values are scaled by the
-// training series' mean and deviation of each channel.
+// A class, or a number, for each series of real values (io/series_source.h): every time step is a
+// token, a vector of the channels' values. Values stay on disk where they are many.
 #include <memory>
 #include <string>
 #include <vector>
 
-#include "cistern/io/series_file.h"
 #include "cistern/tasks/class_measure.h"
+#include "cistern/tasks/number_measure.h"
 #include "cistern/tasks/order.h"
+#include "cistern/tasks/series_input.h"
 
 namespace cistern {
 
 class SeriesTask : public ClassTask {
  public:
   struct Options {
-    std::string data, test;  // a folder, or a file; test empty: that of the folder
-    bool scale = true, skip_bad_rows = false;
-    double valid_share = 0.2;
+    SeriesInputOptions input;
+    bool regression = false, group_by_length = true;
+    double valid_share = 0.2, test_share = 0.2;
     int64_t split_seed = 1;
   };
   static Fields Describe(Options& options);
@@ -34,26 +31,40 @@ class SeriesTask : public ClassTask {
   int64_t tokens_per_row() const override { return longest_; }
   int64_t train_rows() const override { return int64_t(train_.size()); }
   Batch TrainBatch(uint64_t seed, int64_t step, int64_t rows) const override;
+  at::Tensor Loss(Model& model, const Batch& batch, double label_smoothing) const override;
   std::unique_ptr<BatchReader> Read(Split split, const ReadOptions& options) const override;
   std::unique_ptr<BatchReader> ReadFile(const std::string& path, bool labelled,
                                         const ReadOptions& options) const override;
+  Score Measure(Model& model, const Batch& batch) const override;
+  Json Metrics(const Score& score) const override;
   const Metric& metric() const override;
+  std::vector<Json> Predict(Model& model, const Batch& batch) const override;
 
  private:
-  // With classes and channels as learned; missing values filled, values scaled.
-  SeriesFile Open(const std::string& path) const;
-  void Learn(SeriesFile* train);
-  void Fill(SeriesFile* file) const;
-  int64_t ClassOf(const SeriesFile& file, int64_t i) const;
-  Batch MakeBatch(const SeriesFile& file, const std::vector<int64_t>& rows) const;
+  void Learn(const SeriesStore& store);  // of the training series
+  // The class of the file's label, or the number, scaled; Error where the class is not known.
+  int64_t ClassOf(const SeriesStore& store, int64_t i) const;
+  void CheckClasses(const SeriesStore& store) const;
+  // labelled: with targets.
+  Batch MakeBatch(const SeriesStore& store, const std::vector<int64_t>& rows, bool labelled) const;
 
   Options options_;
-  std::vector<double> means_, deviations_;  // of each channel; saved with the model
-  int64_t longest_ = 1;                     // steps; saved, too
-  SeriesFile all_, test_;                   // all_: of training and validation
-  std::vector<int64_t> train_, valid_;      // of all_
+  SeriesInput input_;
+  NumberScale scale_;                              // regression: of the training labels
+  int64_t longest_ = 1;                            // steps
+  std::shared_ptr<const SeriesStore> all_, test_;  // test_: a file of its own, or all_
+  std::vector<int64_t> train_, valid_, test_rows_;
   std::unique_ptr<ShuffledOrder> order_;
   std::vector<std::string> notes_;
 };
+
+// The file of the training series of a folder, or the path itself; the test file beside it, or "".
+// UsageError where a folder has none.
+struct SeriesFiles {
+  std::string train, test;
+};
+SeriesFiles SeriesFilesOf(const SeriesInputOptions& options, const std::string& task);
+// Whether a path looks like series: archives' names, .npy.
+bool LooksLikeSeries(const std::string& path);
 
 }  // namespace cistern

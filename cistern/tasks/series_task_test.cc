@@ -21,14 +21,14 @@ class SeriesTaskTest : public ::testing::Test {
     WriteFileAtomically(folder_ / "X_TRAIN.ts", train);
     WriteFileAtomically(folder_ / "X_TEST.ts",
                         "@dimensions 2\n@classLabel true a b\n@data\n?,1:2,?:b\n5:6:a\n");
-    options_.data = folder_.path();
+    options_.input.data = folder_.path();
   }
   TestFolder folder_;
   SeriesTask::Options options_;
 };
 
 TEST_F(SeriesTaskTest, MissingValuesAreTheLastOneAndTheMeanBeforeTheFirst) {
-  options_.scale = false;
+  options_.input.scale = false;
   SeriesTask task(options_, "");
   task.Prepare();
   const Batch test = *task.Read(Split::kTest, {})->Next();
@@ -91,9 +91,126 @@ TEST_F(SeriesTaskTest, RefusesOtherChannelsAndClasses) {
   };
   EXPECT_NE(message("@classLabel true a b\n@data\n1:a\n").find("expected series of 2 channels"),
             std::string::npos);
-  EXPECT_NE(message("@classLabel true a c\n@data\n1:2:c\n").find("line 3"), std::string::npos);
-  options_.data = folder_ / "X_TRAIN.ts";
-  EXPECT_THROW(SeriesTask(options_, "").Prepare(), UsageError);
+  EXPECT_NE(message("@classLabel true a c\n@data\n1:2:c\n").find("other.ts:3"), std::string::npos);
+}
+
+// 20 series of two channels in a table, a row a step; the label is 100 + 10 i.
+std::string StepsTable() {
+  std::string text = "series,label,x,y\n";
+  for (int i = 0; i < 20; ++i) {
+    for (int t = 0; t < 3 + i % 2; ++t)
+      text += StrCat("s", i, ",", 100 + 10 * i, ",", i + t, ",", i * t, "\n");
+  }
+  return text;
+}
+
+TEST_F(SeriesTaskTest, RegressionIsInTheLabelsUnit) {
+  WriteFileAtomically(folder_ / "r.csv", StepsTable());
+  options_.input.data = folder_ / "r.csv";
+  options_.regression = true;
+  SeriesTask task(options_, "");
+  task.Prepare();
+  EXPECT_EQ(task.train_rows(), 12);
+  EXPECT_EQ(task.metric().name, "rmse");
+  ModelConfig config;
+  config.kind = "encoder_classifier", config.dim = 8, config.layers = 1, config.heads = 2;
+  config.attention = {"softmax"}, config.positions = PositionKind::kNone;
+  task.Complete(config);
+  EXPECT_EQ(config.classes, 1);
+  const auto model = MakeModel(config, 1);
+  // Of the training rows, each once: the targets have mean 0 and deviation 1.
+  const Batch train = *task.Read(Split::kTrain, {.rows = 100})->Next();
+  EXPECT_EQ(train.rows, 12);
+  EXPECT_NEAR(train["targets"].mean().item<double>(), 0, 1e-12);
+  EXPECT_NEAR(train["targets"].square().mean().item<double>(), 1, 1e-12);
+  // What predict says of each row, against the labels as the file has them.
+  const Batch file = *task.ReadFile(folder_ / "r.csv", false, {.rows = 100})->Next();
+  EXPECT_FALSE(file.tensors.Has("targets"));
+  const std::vector<Json> rows = task.Predict(*model, file);
+  ASSERT_EQ(rows.size(), 20u);
+  EXPECT_EQ(rows[1]["line"], 5);
+  double squares = 0, absolute = 0, spread = 0, mean_squares = 0, train_mean = 0;
+  for (int64_t r = 0; r < 12; ++r) {
+    const int64_t line = train["lines"][r].item<int64_t>();
+    for (size_t i = 0; i < 20; ++i)
+      if (rows[i]["line"] == line) train_mean += (100 + 10.0 * double(i)) / 12;
+  }
+  for (size_t i = 0; i < 20; ++i) {
+    const double label = 100 + 10.0 * double(i), error = rows[i]["value"].get<double>() - label;
+    squares += error * error / 20;
+    absolute += std::abs(error) / 20;
+    spread += (label - 195) * (label - 195) / 20;
+    mean_squares += (label - train_mean) * (label - train_mean) / 20;
+  }
+  const Batch all = *task.ReadFile(folder_ / "r.csv", true, {.rows = 100})->Next();
+  const Json metrics = task.Metrics(task.Measure(*model, all));
+  EXPECT_NEAR(metrics["rmse"].get<double>(), std::sqrt(squares), 1e-3);
+  EXPECT_NEAR(metrics["mae"].get<double>(), absolute, 1e-3);
+  EXPECT_NEAR(metrics["r2"].get<double>(), 1 - squares / spread, 1e-5);
+  EXPECT_NEAR(metrics["mean_rmse"].get<double>(), std::sqrt(mean_squares), 1e-6);
+  // Kept with the model.
+  const TestFolder folder;
+  task.SaveAssets(folder.path());
+  SeriesTask again(options_, "");
+  again.LoadAssets(folder.path());
+  EXPECT_EQ(again.Predict(*model, file)[7], rows[7]);
+}
+
+TEST_F(SeriesTaskTest, NumbersAsClassesAreRefused) {
+  std::string text = "a,b,label\n";
+  for (int i = 0; i < 20; ++i) text += StrCat(i, ",", i + 1, ",", 0.5 * i, "\n");
+  WriteFileAtomically(folder_ / "n.csv", text);
+  options_.input.data = folder_ / "n.csv";
+  EXPECT_NE(ErrorMessage([&] {
+              SeriesTask task(options_, "");
+              task.Prepare();
+            }).find("task.series.regression=true"),
+            std::string::npos);
+}
+
+TEST_F(SeriesTaskTest, MissingValuesAsTheOptionSays) {
+  WriteFileAtomically(folder_ / "m.csv",
+                      "series,label,x,y\n1,a,1,\n1,a,,\n1,a,3,5\n2,b,7,9\n2,b,8,7\n");
+  options_.input.scale = false;
+  options_.input.data = folder_ / "u.csv";
+  std::string rows = "series,label,x,y\n";
+  for (int i = 0; i < 10; ++i) {
+    const char* const label = i % 2 ? "a" : "b";
+    rows += StrCat(i, ",", label, ",2,4\n", i, ",", label, ",2,\n");
+  }
+  WriteFileAtomically(folder_ / "u.csv", rows);
+  const auto read = [&](MissingValues how, bool indicator) {
+    options_.input.missing = how;
+    options_.input.indicator = indicator;
+    auto task = std::make_unique<SeriesTask>(options_, "");
+    task->Prepare();
+    EXPECT_NE(task->DataSummary().dump().find("10 missing values"), std::string::npos);
+    ModelConfig config;
+    config.kind = "encoder_classifier";
+    task->Complete(config);
+    EXPECT_EQ(config.Own()["channels"], indicator ? 4 : 2);
+    return *task->ReadFile(folder_ / "m.csv", true, {})->Next();
+  };
+  const auto row = [](const at::Tensor& x) {
+    const at::Tensor flat = x.contiguous().reshape({-1});
+    return std::vector<float>(flat.data_ptr<float>(), flat.data_ptr<float>() + flat.numel());
+  };
+  using Row = std::vector<float>;
+  // The training means are 2 and 4.
+  Batch batch = read(MissingValues::kLast, false);
+  EXPECT_EQ(row(batch["values"][0]), (Row{1, 4, 1, 4, 3, 5}));
+  EXPECT_FALSE(batch.tensors.Has("valid"));
+  EXPECT_EQ(row(read(MissingValues::kMean, false)["values"][0]), (Row{1, 4, 2, 4, 3, 5}));
+  batch = read(MissingValues::kLast, true);
+  EXPECT_EQ(row(batch["values"][0]), (Row{1, 4, 0, 1, 1, 4, 1, 1, 3, 5, 0, 0}));
+  batch = read(MissingValues::kMask, true);
+  EXPECT_EQ(row(batch["values"][0]), (Row{1, 4, 0, 1, 2, 4, 1, 1, 3, 5, 0, 0}));
+  EXPECT_TRUE(at::equal(batch["valid"][0], at::tensor({1, 0, 1}).to(at::kBool)));
+  EXPECT_TRUE(at::equal(batch["positions"][1], at::tensor({0, 1, 2}, at::kLong)));
+  const std::string refused = ErrorMessage([&] { read(MissingValues::kRefuse, false); });
+  EXPECT_NE(refused.find("m.csv: the series at 2 has no value at step 1 of channel y"),
+            std::string::npos)
+      << refused;
 }
 
 }  // namespace

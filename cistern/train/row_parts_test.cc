@@ -195,6 +195,8 @@ TEST(RowParts, WhatDrawsNothingMayRunInThreads) {
       c.kind = kind->name, c.vocab_size = 9, c.dim = 8, c.layers = 2, c.heads = 2;
       c.max_length = 32, c.attention = {info->name};
       if (kind->classifies) c.classes = 3;
+      const bool values = kind->name == "forecaster";
+      if (values) c.own[kind->name] = Json{{"inputs", 4}, {"outputs", 2}};
       if (ErrorMessage([&] { c.Validate(); }) != "no error") continue;
       const auto model = MakeModel(c, 1);
       model->train();
@@ -203,11 +205,13 @@ TEST(RowParts, WhatDrawsNothingMayRunInThreads) {
       at::manual_seed(4);
       const at::Tensor drawn = at::rand({1});
       at::manual_seed(4);
-      const at::Tensor targets =
-          kind->classifies ? at::arange(2) : at::arange(16).reshape({2, 8}).remainder(9);
+      const at::Tensor targets = kind->classifies ? at::arange(2)
+                                 : values         ? at::ones({2, 8, 2})
+                                                  : at::arange(16).reshape({2, 8}).remainder(9);
       model
           ->TrainingLoss({{"ids", at::arange(16).reshape({2, 8}).remainder(9)},
                           {"lengths", at::full({2}, 8, at::kLong)},
+                          {"values", at::ones({2, 8, 4})},
                           {"second_ids", at::arange(16).reshape({2, 8}).remainder(7)},
                           {"second_lengths", at::full({2}, 5, at::kLong)},
                           {"targets", targets}})

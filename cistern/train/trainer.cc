@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <ctime>
 #include <filesystem>
 
 #include "cistern/base/cpu_share.h"
@@ -18,6 +19,7 @@
 #include "cistern/base/terminal.h"
 #include "cistern/io/atomic_file.h"
 #include "cistern/io/json_text.h"
+#include "cistern/io/metrics_csv.h"
 #include "cistern/io/safetensors.h"
 #include "cistern/io/tfevents.h"
 #include "cistern/tasks/evaluate.h"
@@ -29,6 +31,12 @@ namespace {
 
 double Now() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+double ThreadSeconds() {
+  timespec t{};
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+  return double(t.tv_sec) + 1e-9 * double(t.tv_nsec);
 }
 
 double Median(std::vector<double> x) {
@@ -178,7 +186,8 @@ void Trainer::Begin() {
   for (; !error && entry != end; entry.increment(error)) {
     const std::string name = entry->path().filename().string();
     std::error_code ignored;
-    if (name == "metrics.jsonl" || name.starts_with("events.out.tfevents."))
+    if (name == "metrics.jsonl" || name == "metrics.csv" ||
+        name.starts_with("events.out.tfevents."))
       std::filesystem::remove(entry->path(), ignored);
   }
 }
@@ -245,9 +254,11 @@ Trainer::StepOutcome Trainer::Step() {
       seed_, 0xd40,
       uint64_t(
           state_.step))[0]);  // dropout is a function of (seed, step): a resumed run draws the same
-  StepOutcome out = {0, 0, Rate(), 0};
+  StepOutcome out = {0, 0, Rate(), 0, 0};
   for (int64_t micro = 0; micro < options_.accumulate; ++micro) {
-    const Batch batch = batches_->Next()->To(model_->options().device());
+    const MadeBatch made = *batches_->Next();
+    const Batch batch = made.batch.To(model_->options().device());
+    out.input_seconds += made.seconds;
     const double value = AddGradients(*model_, task_, batch, options_.label_smoothing,
                                       1.0 / double(options_.accumulate), bfloat16_, parts_);
     if (!std::isfinite(value)) FailNonFinite("loss", value);
@@ -309,6 +320,7 @@ void Trainer::Evaluate() {
   line.update(metrics);
   if (observer_) line.update(observer_(*model_));
   log_(line);
+  WriteMetricsCsv(folder_);
   const bool lower = task_.metric().lower_is_better,
              better = !state_.has_best || (lower ? value < state_.best : value > state_.best);
   state_.evals_without_better = better ? 0 : state_.evals_without_better + 1;
@@ -349,7 +361,9 @@ void Trainer::LogStep(const StepOutcome& last) {
         {"lr", last.lr},
         {"grad_norm", last.grad_norm},
         {"tokens_per_s", rate},
+        {"input_share", window_input_ / window_seconds_},
         {"seconds", state_.trained_seconds}});
+  window_input_ = window_seconds_ = 0;
   state_.window_seconds = state_.window_loss = 0;
   state_.window_tokens = state_.window_steps = 0;
 }
@@ -373,9 +387,11 @@ TrainResult Trainer::Run() {
   };
   WriteFileAtomically(folder_ + "/experiment.json", JsonFileText(experiment_));
   task_.SaveAssets(folder_);
-  batches_ = std::make_unique<Prefetcher<Batch>>(
+  batches_ = std::make_unique<Prefetcher<MadeBatch>>(
       [this, index = state_.step * options_.accumulate]() mutable {
-        return std::optional(TrainBatch(index++));
+        const double begin = ThreadSeconds();
+        Batch batch = TrainBatch(index++);
+        return std::optional(MadeBatch{std::move(batch), ThreadSeconds() - begin});
       },
       4);
   ResetPeakMemory();
@@ -400,6 +416,8 @@ TrainResult Trainer::Run() {
     const StepOutcome out = Step();
     const double seconds = Now() - begin;
     state_.trained_seconds += seconds;
+    input_seconds_ += out.input_seconds, window_input_ += out.input_seconds;
+    step_seconds_ += seconds, window_seconds_ += seconds;
     bar.SetTotal(Expected());
     const bool last = Spent() >= 1;
     state_.window_seconds += seconds;
@@ -436,6 +454,7 @@ TrainResult Trainer::Run() {
   result.tokens_per_second = Median(rates_);
   result.peak_bytes = PeakBytes();
   result.cpu_share = share.Value();
+  result.input_share = step_seconds_ > 0 ? input_seconds_ / step_seconds_ : 0;
   if (!Interrupted()) AverageLast();
   result.valid = state_.best_metrics;
   result.interrupted = Interrupted();
@@ -446,6 +465,7 @@ TrainResult Trainer::Run() {
   }
   if (!result.interrupted) FinalTest(&result);
   lock_->Check();
+  WriteMetricsCsv(folder_);
   return result;
 }
 

@@ -5,6 +5,7 @@
 //                                   with the task's assets a model folder
 //   experiment.json                 everything that was asked for, defaults included
 //   metrics.jsonl, events.out.*     every logged step and evaluation, for people and TensorBoard
+//   metrics.csv                     the same as a table, brought up to date at each evaluation
 //   checkpoint-<step>/              the newest complete checkpoint: model, optimizer, and
 //                                   trainer.json, which is written last
 //   recent-<step>.safetensors       with average_last: the weights of the last evaluations
@@ -78,6 +79,7 @@ struct TrainResult {
   Json valid, test;              // metrics of the best model
   int64_t peak_bytes = 0;        // of the process's memory during training
   double cpu_share = 1;          // base/cpu_share.h, while training
+  double input_share = 0;        // processor time of making batches over the time of the steps
   bool interrupted = false;
 };
 
@@ -101,6 +103,11 @@ class Trainer {
   struct StepOutcome {
     double loss, grad_norm, lr;
     int64_t tokens;
+    double input_seconds;
+  };
+  struct MadeBatch {
+    Batch batch;
+    double seconds;  // of processor time
   };
   StepOutcome Step();
   Batch TrainBatch(int64_t index) const;  // by options.order
@@ -139,7 +146,10 @@ class Trainer {
   int64_t saves_ = 0, first_step_ = 0;
   std::function<void(const Json&)> log_;
   std::function<Json(Model& model)> observer_;  // null: none
-  std::unique_ptr<Prefetcher<Batch>> batches_;  // made on a thread of their own, a few ahead
+  // Made on a thread of their own, a few ahead.
+  std::unique_ptr<Prefetcher<MadeBatch>> batches_;
+  double input_seconds_ = 0, step_seconds_ = 0;   // of this process
+  double window_input_ = 0, window_seconds_ = 0;  // since the last logged line
 };
 
 // Bytes a training step will need at most, estimated from the configuration. `source`: tokens of

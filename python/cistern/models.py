@@ -542,11 +542,54 @@ class EncoderDecoder(nn.Module):
         return self._run(ids, state, True, lengths, valid)
 
 
+class Forecaster(_Trunk):
+    """A causal model of real values: model(values) -> the step that follows each one.
+
+    config: as in config.json (`load` reads one).
+    """
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        super().__init__()
+        self.config = config
+        own, dim = config["forecaster"], model_stack(config, "causal")["dim"]
+        self.outputs: int = own["outputs"]
+        self.residual: bool = own.get("residual", True)
+        self.embed_values = nn.Linear(own["inputs"], dim)
+        self._build(config, "causal")
+        self.out_proj = nn.Linear(dim, self.outputs)
+
+    def _run(self, values: Tensor, state: Any, keep: bool, lengths: Tensor | None,
+             starts: Tensor | None, valid: Tensor | None) -> tuple[Tensor, Any]:
+        x, after = self._causal(self.embed_values(values), state, keep, lengths, starts, valid)
+        y = self.out_proj(x)
+        return y + values[..., :self.outputs] if self.residual else y, after
+
+    def forward(self, values: Tensor, *, lengths: Tensor | None = None,
+                starts: Tensor | None = None, valid: Tensor | None = None) -> Tensor:
+        """values [B, T, inputs], scaled as in training -> [B, T, outputs]. lengths, starts, valid:
+        as in `Attention`."""
+        before = torch.zeros(values.shape[0], dtype=torch.int64, device=values.device)
+        return self._run(values, {"layers": [None] * len(self.layers.owners), "positions": before},
+                         False, lengths, starts, valid)[0]
+
+    def extend(self, values: Tensor, state: Any = None, *, lengths: Tensor | None = None,
+               starts: Tensor | None = None, valid: Tensor | None = None) -> tuple[Tensor, Any]:
+        """The same from a state on, and the state after; the given one is unchanged."""
+        return self._run(values,
+                         self.empty_state(values.shape[0]) if state is None else state, True,
+                         lengths, starts, valid)
+
+    def empty_state(self, batch: int) -> Any:
+        """The state before the first step: {"layers": [state of each layer], "positions": [B]}."""
+        return self._empty(batch, self.out_proj.weight.device)
+
+
 # The module of each kind of model that the C++ library has.
 KINDS: dict[str, type[nn.Module]] = {
     "decoder_lm": DecoderLM,
     "encoder_classifier": EncoderClassifier,
     "encoder_decoder": EncoderDecoder,
+    "forecaster": Forecaster,
     "masked_lm": MaskedLM,
     "two_tower": TwoTower,
 }
@@ -554,7 +597,7 @@ KINDS: dict[str, type[nn.Module]] = {
 
 def load(
         folder: str | os.PathLike[str]
-) -> DecoderLM | EncoderClassifier | EncoderDecoder | MaskedLM | TwoTower:
+) -> DecoderLM | EncoderClassifier | EncoderDecoder | Forecaster | MaskedLM | TwoTower:
     """A model that the C++ program trained: a folder with config.json and model.safetensors, in
     evaluation mode.
 

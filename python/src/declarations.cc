@@ -8,6 +8,7 @@
 #include "cistern/base/error.h"
 #include "cistern/io/json_text.h"
 #include "cistern/models/classifier.h"
+#include "cistern/models/forecaster.h"
 #include "cistern/models/language_model.h"
 #include "cistern/models/masked_lm.h"
 #include "python/src/core_scope.h"
@@ -315,6 +316,10 @@ at::Tensor FolderLogits(std::string_view folder, const at::Tensor& ids,
   if (auto* lm = dynamic_cast<LanguageModel*>(model.get())) {
     ModelState state = source ? lm->Encode(*source, mask) : lm->EmptyState(ids.size(0));
     return lm->Extend(ids, state, source ? ops::Mask() : mask);
+  }
+  if (auto* forecaster = dynamic_cast<Forecaster*>(model.get())) {
+    ModelState state = forecaster->EmptyState(ids.size(0));
+    return forecaster->Extend(ids, state, mask);
   }
   if (auto* masked = dynamic_cast<MaskedLm*>(model.get()))
     return masked->Logits(masked->Hidden(ids, mask));

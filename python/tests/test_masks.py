@@ -118,11 +118,15 @@ def test_models(tmp_path, kind):
     more = dict(kind=kind, positions="learned", max_length=64)
     if kind in ("encoder_classifier", "two_tower"):
         more["classes"] = 5
+    if kind == "forecaster":
+        more["forecaster"] = dict(inputs=4, outputs=3)
     config = complete(make_config(attention=["latte"], **more), tmp_path / kind)
     model = KINDS[kind](config).eval()
     for p in model.parameters():
         torch.nn.init.normal_(p, std=0.3)
     ids, other = torch.randint(19, (3, LENGTH)), torch.randint(19, (3, LENGTH))
+    if kind == "forecaster":
+        ids = torch.randn(3, LENGTH, 4)
     pairs = kind in ("two_tower", "encoder_decoder")
     with torch.no_grad():
         if kind == "two_tower":

@@ -110,6 +110,23 @@ def test_classifier_of_values(tmp_path, pooling):
         assert error(cistern.load(tmp_path / "m")(values, lengths), expected) < 1e-5
 
 
+@pytest.mark.parametrize("residual", [True, False])
+def test_forecaster(tmp_path, residual):
+    config = make_config(kind="forecaster", vocab_size=0, attention=["latte"],
+                         forecaster=dict(inputs=4, outputs=3, residual=residual))
+    made = KINDS[config["kind"]](complete(config, tmp_path / "m"))
+    write_folder(tmp_path / "m", made, **config)
+    values, lengths = torch.randn(2, 12, 4), torch.tensor([12, 7])
+    expected = torch.ops.cistern.folder_logits(str(tmp_path / "m"), values, lengths)
+    model = cistern.load(tmp_path / "m")
+    with torch.no_grad():
+        y = model(values, lengths=lengths)
+        a, state = model.extend(values[:, :5])
+        b, _ = model.extend(values[:, 5:], state)
+    assert error(y[0], expected[0]) < 1e-5 and error(y[1, :7], expected[1, :7]) < 1e-5
+    assert error(torch.cat([a, b], 1)[0], y[0]) < 1e-5
+
+
 @pytest.mark.parametrize("match", ["lra", "nli", "conv_luna", "latte", "luna", "nystrom"])
 def test_two_tower(tmp_path, match):
     config = make_config(kind="two_tower", classes=2, attention=["latte"], positions="sinusoidal",
@@ -179,9 +196,13 @@ def test_every_kind_trains_a_step_without_data(tmp_path, kind, name):
     if kind == "encoder_decoder":
         more["cross"] = dict(attention=["latte"])
         more["encoder"] = dict(attention=["latte"])
+    if kind == "forecaster":
+        more["forecaster"] = dict(inputs=4, outputs=3)
     config = make_config(kind=kind, attention=[name], positions="sinusoidal", **more)
     model = KINDS[kind](complete(config, tmp_path / "m")).to("meta")
     ids = torch.zeros(2, 12, dtype=torch.int64, device="meta")
+    if kind == "forecaster":
+        ids = torch.zeros(2, 12, 4, device="meta")
     logits = model(*([ids, ids] if kind in ("encoder_decoder", "two_tower") else [ids]))
     logits.logsumexp(-1).mean().backward()
     for key, p in model.named_parameters():

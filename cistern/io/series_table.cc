@@ -1,0 +1,244 @@
+// Series of tables: a row a series, or a row a time step.
+#include <algorithm>
+#include <cmath>
+#include <unordered_set>
+
+#include "cistern/base/error.h"
+#include "cistern/io/series_source.h"
+
+namespace cistern {
+namespace {
+
+using Layout = SeriesFormat::Layout;
+using Names = std::vector<std::string>;
+
+constexpr int64_t kPieceSteps = 1 << 14;
+constexpr size_t kNoColumn = size_t(-1);
+
+std::string Listed(const Names& names) {
+  std::string out;
+  for (size_t i = 0; i < names.size() && i < 12; ++i) out += (i > 0 ? ", " : "") + names[i];
+  return out + (names.size() > 12 ? StrCat(", ... (", names.size(), ")") : "");
+}
+
+class TableSeries : public SeriesSource {
+ public:
+  TableSeries(const std::string& path, const SeriesFormat& format)
+      : format_(format), table_(path, Options(path, format)) {
+    const bool more = table_.Next(&cells_);  // of JSON lines, the columns are those of the first
+    ended_ = !more;
+    FindColumns();
+  }
+
+  bool Next(SeriesPiece* piece) override {
+    return layout_ == Layout::kRows ? NextRow(piece) : NextSteps(piece);
+  }
+  int64_t done() const override { return table_.lines().bytes_read(); }
+  int64_t total() const override { return table_.lines().bytes_total(); }
+
+ private:
+  static TableOptions Options(const std::string& path, const SeriesFormat& format) {
+    TableOptions o;
+    o.header = format.header;
+    o.skip_bad = format.skip_bad;
+    if (o.header != TableOptions::Header::kAuto) return o;
+    // Steps may have numbers for names, which a header of another table does not have.
+    TableReader first(path, o);
+    Names cells;
+    if (first.columns()[0] == "1" && first.Next(&cells)) {
+      for (const std::string& name :
+           {format.label_column, format.series_column, std::string("label"), std::string("class"),
+            std::string("target"), std::string("category"), std::string("series"),
+            std::string("series_id")}) {
+        if (!name.empty() && Listing(cells, name)) o.header = TableOptions::Header::kYes;
+      }
+    }
+    return o;
+  }
+
+  // The column with one of the names; kNoColumn: there is none.
+  size_t Named(const std::string& asked, std::initializer_list<const char*> names) const {
+    if (!asked.empty()) return table_.Column(asked);
+    const Names& columns = table_.columns();
+    for (const char* name : names) {
+      const auto at = std::find(columns.begin(), columns.end(), name);
+      if (at != columns.end()) return size_t(at - columns.begin());
+    }
+    return kNoColumn;
+  }
+
+  void FindColumns() {
+    const Names& columns = table_.columns();
+    const std::string& path = table_.path();
+    const bool labels = format_.labels != SeriesFormat::Labels::kNone;
+    if (labels && (format_.need_labels || Has(format_.label_column)))
+      label_ = Named(format_.label_column, {"label", "class", "target", "category"});
+    if (labels && format_.need_labels && label_ == kNoColumn)
+      FailUsage(path, ": which column is the label? Its columns are ", Listed(columns),
+                "; name it: --set task.label_column=", columns[0],
+                "; without labels, --task forecast learns to continue series");
+    if (label_ != kNoColumn) label_column_ = columns[label_];
+    series_ = Named(format_.series_column, {"series", "series_id"});
+    if (series_ == label_) series_ = kNoColumn;
+    layout_ = format_.layout;
+    if (layout_ == Layout::kAuto)
+      layout_ = series_ != kNoColumn || !labels ? Layout::kSteps : Layout::kRows;
+    for (const std::string& name : format_.ignore) table_.Column(name);  // a name that is not there
+    if (layout_ == Layout::kSteps && !format_.channels.empty()) {
+      for (const std::string& name : format_.channels) values_.push_back(table_.Column(name));
+      channels_ = format_.channels;
+      return;
+    }
+    Names left_out;
+    for (size_t c = 0; c < columns.size(); ++c) {
+      if (c == label_ || c == series_ || Listing(format_.ignore, columns[c])) continue;
+      if (layout_ == Layout::kSteps &&
+          Listing({"date", "time", "timestamp", "datetime"}, columns[c])) {
+        left_out.push_back(columns[c]);
+        continue;
+      }
+      values_.push_back(c);
+      if (layout_ == Layout::kSteps) channels_.push_back(columns[c]);
+    }
+    if (layout_ == Layout::kRows) channels_ = {"1"};
+    if (values_.empty()) FailUsage(path, ": no columns of values among ", Listed(columns));
+    if (!left_out.empty())
+      notes_.push_back(StrCat("column ", Listed(left_out),
+                              ": not read; rows are taken in their order, at equal steps"));
+  }
+
+  bool Has(const std::string& column) const {
+    return !column.empty() && Listing(table_.columns(), column);
+  }
+  static bool Listing(const Names& names, const std::string& name) {
+    return std::find(names.begin(), names.end(), name) != names.end();
+  }
+
+  // The cells of the next row, the first of which has been read already.
+  bool NextCells() {
+    if (ended_) return false;
+    if (ahead_) {
+      ahead_ = false;
+      return true;
+    }
+    ended_ = !table_.Next(&cells_);
+    return !ended_;
+  }
+  int64_t line() const { return table_.line(); }
+  std::string Where() const { return StrCat(table_.path(), ":", line(), ": "); }
+
+  std::string Label() const {
+    if (label_ == kNoColumn) return "";
+    std::string label(TrimmedCell(cells_[label_]));
+    if (!format_.need_labels) return label;
+    CISTERN_CHECK(!label.empty(), Where(), "the label is empty");
+    double number = 0;
+    CISTERN_CHECK(format_.labels != SeriesFormat::Labels::kNumbers || ParseFinite(label, &number),
+                  Where(), "the label '", label, "' is not a finite number");
+    return label;
+  }
+
+  // The values of `columns` of the row, after those in `out`.
+  void Append(const std::vector<size_t>& columns, size_t count, std::vector<float>* out) {
+    int64_t missing = 0;
+    for (size_t i = 0; i < count; ++i) {
+      const std::string_view cell = TrimmedCell(cells_[columns[i]]);
+      float value = 0;
+      CISTERN_CHECK(ParseSeriesValue(cell, true, &value), Where(), "column ",
+                    table_.columns()[columns[i]], " is '", cell.substr(0, 40),
+                    "', not a finite number; a column that is no value is named in task.ignore");
+      missing += std::isnan(value);
+      out->push_back(value);
+    }
+    missing_ += missing;
+  }
+
+  bool NextRow(SeriesPiece* piece) {
+    while (NextCells()) {
+      try {
+        size_t count = values_.size();  // without the empty cells behind the series' end
+        while (count > 0 && TrimmedCell(cells_[values_[count - 1]]).empty()) --count;
+        CISTERN_CHECK(count > 0, Where(), "the row has no values");
+        piece->label = Label();
+        piece->values.clear();
+        Append(values_, count, &piece->values);
+        piece->first = true;
+        piece->steps = int64_t(count);
+        piece->name.clear();
+        piece->line = line();
+        skipped_ = bad_ + table_.skipped();
+        return true;
+      } catch (const Error&) {
+        if (!format_.skip_bad) throw;
+        skipped_ = ++bad_ + table_.skipped();
+      }
+    }
+    skipped_ = bad_ + table_.skipped();
+    return false;
+  }
+
+  // The steps up to the end of the series, or a piece of them.
+  bool NextSteps(SeriesPiece* piece) {
+    piece->values.clear();
+    piece->steps = 0;
+    while (piece->steps < kPieceSteps && NextCells()) {
+      try {
+        const std::string name = series_ == kNoColumn ? "" : cells_[series_];
+        CISTERN_CHECK(series_ == kNoColumn || !name.empty(), Where(), "the series' name is empty");
+        const bool first = !begun_ || name != name_;
+        if (first && piece->steps > 0) {  // it begins the next piece
+          ahead_ = true;
+          break;
+        }
+        CISTERN_CHECK(!first || !names_.contains(name), Where(), "the series '", name,
+                      "' has ended before; its rows must follow each other");
+        const std::string label = Label();
+        CISTERN_CHECK(first || label == label_text_, Where(), "the label is '", label,
+                      "', and that of the series so far is '", label_text_, "'");
+        const size_t before = piece->values.size();
+        try {
+          Append(values_, values_.size(), &piece->values);
+        } catch (const Error&) {
+          piece->values.resize(before);
+          throw;
+        }
+        if (first) {
+          begun_ = true;
+          name_ = name;
+          label_text_ = label;
+          line_ = line();
+          if (series_ != kNoColumn) names_.insert(name);
+        }
+        if (piece->steps == 0) piece->first = first;
+        ++piece->steps;
+      } catch (const Error&) {
+        if (!format_.skip_bad) throw;
+        ++bad_;
+      }
+    }
+    skipped_ = bad_ + table_.skipped();
+    piece->name = name_;
+    piece->label = label_text_;
+    piece->line = line_;
+    return piece->steps > 0;
+  }
+
+  SeriesFormat format_;
+  TableReader table_;
+  Layout layout_ = Layout::kRows;
+  size_t label_ = kNoColumn, series_ = kNoColumn;
+  std::vector<size_t> values_;  // columns
+  Names cells_;
+  bool ahead_ = true, ended_ = false, begun_ = false;
+  int64_t bad_ = 0, line_ = 0;
+  std::string name_, label_text_;
+  std::unordered_set<std::string> names_;
+};
+
+}  // namespace
+
+std::unique_ptr<SeriesSource> OpenTableSeries(const std::string& path, const SeriesFormat& format) {
+  return std::make_unique<TableSeries>(path, format);
+}
+
+}  // namespace cistern

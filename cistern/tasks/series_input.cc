@@ -1,0 +1,179 @@
+#include "cistern/tasks/series_input.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "cistern/base/error.h"
+#include "cistern/tasks/cache.h"
+
+namespace cistern {
+
+void SeriesInputOptions::Describe(bool labels, Fields* fields) {
+  Fields& f = *fields;
+  f.Add(
+      "data", &data,
+      StrCat("a file .ts (UCR, UEA), .csv, .tsv or .jsonl (these also .gz or .xz) or .npy ([rows, "
+             "length, channels] or [rows, length]",
+             labels ? "; the labels of X_NAME.npy in y_NAME.npy, of NAME.npy in NAME_labels.npy"
+                    : ", or [length]",
+             "), or a folder with NAME_TRAIN.ts and NAME_TEST.ts, or X_train.npy and X_test.npy"));
+  f.Add("test", &test,
+        labels
+            ? "the file of the test series; empty: that of the folder, or a share of data"
+            : "the file of the test series; empty: that of the folder, or the end of each series");
+  f.Add("layout", &layout,
+        "of a table: rows, each row a series of one channel, each column a step; steps, each row a "
+        "step and each column a channel; auto: steps where there is a series' column" +
+            std::string(labels ? "" : " or no other word"),
+        {{SeriesFormat::Layout::kAuto, "auto"},
+         {SeriesFormat::Layout::kRows, "rows"},
+         {SeriesFormat::Layout::kSteps, "steps"}});
+  if (labels)
+    f.Add("label_column", &label_column,
+          "of a table; empty: the column named label, class, target or category");
+  f.Add(
+      "series_column", &series_column,
+      "of layout=steps: rows with the same cell are one series, and follow each other; empty: the "
+      "column named series or series_id, if there is one");
+  f.Add("ignore", &ignore, "columns of a table that are no values");
+  f.Add("header", &header,
+        "the first line of a table: auto takes it for a header unless it holds a "
+        "number",
+        {{TableOptions::Header::kAuto, "auto"},
+         {TableOptions::Header::kYes, "yes"},
+         {TableOptions::Header::kNo, "no"}});
+  std::vector<std::pair<MissingValues, std::string>> choices = {{MissingValues::kLast, "last"},
+                                                                {MissingValues::kMean, "mean"}};
+  if (labels) choices.emplace_back(MissingValues::kMask, "mask");
+  choices.emplace_back(MissingValues::kRefuse, "refuse");
+  f.Add("missing", &missing,
+        StrCat(
+            "a missing value (?, NaN, an empty cell) is read as: last, the channel's last value "
+            "before it, before the first one its mean; mean, the channel's training mean; ",
+            labels ? "mask, the mean, and a step without any value is not seen by the model; " : "",
+            "refuse: an error"),
+        choices);
+  f.Add("indicator", &indicator,
+        "a further channel beside each one: 1 where its value is missing, else 0");
+  f.Add("skip_bad_rows", &skip_bad_rows,
+        "pass over series, or rows of a table, that cannot be read, and count them, instead of "
+        "stopping");
+}
+
+std::shared_ptr<const SeriesStore> SeriesInput::Open(const std::string& path, bool labelled) const {
+  SeriesFormat format;
+  format.labels = labels_;
+  format.need_labels = labelled;
+  format.layout = options_.layout;
+  format.label_column = options_.label_column.empty() ? label_column_ : options_.label_column;
+  format.series_column = options_.series_column;
+  format.ignore = options_.ignore;
+  format.header = options_.header;
+  format.skip_bad = options_.skip_bad_rows;
+  format.channels = channels_;
+  auto store = std::make_shared<const SeriesStore>(path, format, CacheFolder(cache_));
+  CISTERN_CHECK(!learned() || store->channels() == channels(), path, ": expected series of ",
+                channels(), " channels, as the model was trained on, got ", store->channels());
+  return store;
+}
+
+// Welford 1962: the mean and the squares about it, in one pass.
+void SeriesInput::LearnSteps(const float* values, int64_t steps) {
+  const size_t channels = channels_.size();
+  for (size_t i = 0; i < size_t(steps) * channels; ++i) {
+    if (std::isnan(values[i])) continue;
+    const size_t c = i % channels;
+    const double x = values[i], before = x - means_[c];
+    means_[c] += before / ++counts_[c];
+    deviations_[c] += before * (x - means_[c]);
+  }
+}
+
+void SeriesInput::Finish() {
+  for (size_t c = 0; c < channels_.size(); ++c) {
+    const double deviation = counts_[c] > 0 ? std::sqrt(deviations_[c] / counts_[c]) : 0;
+    deviations_[c] = deviation > 0 && std::isfinite(deviation) ? deviation : 1;
+  }
+}
+
+void SeriesInput::ReadRaw(const SeriesStore& store, int64_t series, int64_t begin, int64_t count,
+                          float* out, bool scaled) const {
+  store.Read(series, begin, count, out);
+  const size_t channels = channels_.size();
+  for (size_t i = 0; i < size_t(count) * channels; ++i) {
+    const size_t c = i % channels;
+    if (scaled) out[i] = float((double(out[i]) - means_[c]) / deviations_[c]);
+    CISTERN_CHECK(options_.missing != MissingValues::kRefuse || !std::isnan(out[i]), store.path(),
+                  ": the series at ", store.Line(series), " has no value at step ",
+                  begin + int64_t(i / channels) + 1, " of channel ", channels_[c],
+                  ", and task.missing=refuse");
+  }
+}
+
+void SeriesInput::Read(const SeriesStore& store, int64_t series, int64_t begin, int64_t count,
+                       float* out, bool* seen) const {
+  const size_t channels = channels_.size(), width = size_t(this->width());
+  std::vector<float> raw(size_t(count) * channels);
+  ReadRaw(store, series, begin, count, raw.data(), options_.scale);
+  std::vector<float> last(channels);
+  const auto mean = [&](size_t c) { return options_.scale ? 0.0f : float(means_[c]); };
+  for (size_t c = 0; c < channels; ++c) last[c] = mean(c);
+  for (size_t t = 0; t < size_t(count); ++t) {
+    bool any = false;
+    for (size_t c = 0; c < channels; ++c) {
+      const float x = raw[t * channels + c];
+      const bool missing = std::isnan(x);
+      any = any || !missing;
+      if (!missing) last[c] = x;
+      out[t * width + c] = !missing                                   ? x
+                           : options_.missing == MissingValues::kLast ? last[c]
+                                                                      : mean(c);
+      if (options_.indicator) out[t * width + channels + c] = missing ? 1.0f : 0.0f;
+    }
+    if (seen) seen[t] = any || options_.missing != MissingValues::kMask;
+  }
+}
+
+Json SeriesInput::Save() const {
+  return {{"channels", channels_},
+          {"means", means_},
+          {"deviations", deviations_},
+          {"label_column", label_column_}};
+}
+
+void SeriesInput::Load(const Json& json, const std::string& path) {
+  try {
+    channels_ = json.at("channels").get<std::vector<std::string>>();
+    means_ = json.at("means").get<std::vector<double>>();
+    deviations_ = json.at("deviations").get<std::vector<double>>();
+    label_column_ = json.at("label_column").get<std::string>();
+  } catch (const nlohmann::json::exception& e) {
+    Fail(path, " is broken: ", e.what());
+  }
+  const auto good = [](double d) { return std::isfinite(d) && d > 0; };
+  CISTERN_CHECK(!channels_.empty() && means_.size() == channels_.size() &&
+                    deviations_.size() == channels_.size() &&
+                    std::all_of(deviations_.begin(), deviations_.end(), good),
+                path, " is broken: its parts do not fit each other");
+}
+
+std::vector<std::string> SeriesInput::Notes(const SeriesStore& train,
+                                            const SeriesStore* test) const {
+  std::vector<std::string> notes = {StrCat(channels(),
+                                           channels() == 1 ? " channel, " : " channels, ", "up to ",
+                                           train.Longest(), " steps a series")};
+  notes.insert(notes.end(), train.notes().begin(), train.notes().end());
+  if (const int64_t n = train.skipped() + (test ? test->skipped() : 0); n > 0)
+    notes.push_back(StrCat(n, " series or rows could not be read and were skipped"));
+  const char* const how = options_.missing == MissingValues::kLast ? "the last one before it"
+                          : options_.missing == MissingValues::kMean
+                              ? "the channel's training mean"
+                              : "the training mean; steps without any value are masked";
+  if (const int64_t n = train.missing() + (test ? test->missing() : 0); n > 0)
+    notes.push_back(StrCat(n, " missing values: each is read as ", how,
+                           options_.indicator ? ", with an indicator" : "", " (task.missing)"));
+  if (train.on_disk()) notes.push_back("values are read from disk");
+  return notes;
+}
+
+}  // namespace cistern
