@@ -48,11 +48,11 @@ std::string RenderWords(const std::string& title, const std::vector<WeightedWord
       body +=
           StrCat("<rect x=\"", Trimmed(x, 1), "\" y=\"", Trimmed(y - 16, 1), "\" width=\"",
                  Trimmed(wide - 1, 1), "\" height=\"20\" rx=\"3\" fill=\"",
-                 weight < 0 ? "#D55E00" : "#0072B2", "\" fill-opacity=\"", Trimmed(0.75 * share, 3),
+                 weight < 0 ? "#D55E00" : "#0072B2", "\" fill-opacity=\"", Trimmed(0.6 * share, 3),
                  "\"", int64_t(i) == marked ? " stroke=\"#D55E00\" stroke-width=\"2\"" : "", "/>");
     }
     body += StrCat("<text x=\"", Trimmed(x + 1, 1), "\" y=\"", Trimmed(y - 1, 1),
-                   "\" xml:space=\"preserve\" textLength=\"", Trimmed(wide - 2, 1),
+                   "\" class=\"word\" xml:space=\"preserve\" textLength=\"", Trimmed(wide - 2, 1),
                    "\" lengthAdjust=\"spacingAndGlyphs\" fill=\"",
                    share > 0.6 ? "#ffffff" : "#777777", "\">", EscapeXml(text), "</text></g>\n");
     x += wide;

@@ -29,11 +29,24 @@ tbody tr:hover { background: var(--shade); }
 tr.best td { font-weight: 700; color: var(--accent); }
 pre { background: var(--shade); border: 1px solid var(--line); border-radius: 6px; padding: 0.8rem 1rem; white-space: pre-wrap; overflow-wrap: anywhere;
   font: 0.85rem/1.5 ui-monospace, "SF Mono", Menlo, Consolas, "DejaVu Sans Mono", monospace; }
-figure { margin: 1.25rem 0; }
-figure svg { max-width: 100%; height: auto; display: block; }
-figcaption { color: var(--soft); font-size: 0.9rem; margin-top: 0.3rem; }
+.figures { display: flex; flex-wrap: wrap; align-items: flex-start; column-gap: 2rem; }
+figure { margin: 1.25rem 0; max-width: 100%; overflow-x: auto; }
+figure svg { max-width: max(100%, 34rem); height: auto; display: block; }
+figure svg [fill="#777777"] { fill: var(--soft); }
+figure svg .word { fill: var(--ink); }
+figcaption { color: var(--soft); font-size: 0.9rem; margin-top: 0.3rem; contain: inline-size; }
 summary { cursor: pointer; color: var(--accent); margin: 0.75rem 0; }
-@media print { main { max-width: none; padding: 0; } figure, tr { break-inside: avoid; } }
+@media print {
+  :root { color-scheme: light; --ink: #000000; --soft: #444444; --line: #bbbbbb; --page: #ffffff; --shade: #f5f5f5; --accent: #004f7c; }
+  * { print-color-adjust: exact; -webkit-print-color-adjust: exact; }
+  main { max-width: none; padding: 0; }
+  h2, h3 { break-after: avoid; }
+  figure, tr { break-inside: avoid; }
+  figure, .wide { overflow: visible; }
+  figure svg { max-width: 100%; }
+  th, td { white-space: normal; padding: 0.2rem 0.4rem; }
+  table { font-size: 0.75rem; }
+}
 )css";
 
 bool LooksLikeNumber(const std::string& cell) {
@@ -91,9 +104,17 @@ HtmlReport& HtmlReport::Preformatted(const std::string& text) {
 }
 
 HtmlReport& HtmlReport::Svg(const std::string& svg, const std::string& caption) {
+  // Those that follow each other share a line where they fit.
+  constexpr std::string_view kEnd = "</figure></div>\n";
+  if (body_.ends_with(kEnd)) {
+    body_.resize(body_.size() - kEnd.size() + 9);
+    body_ += "\n";
+  } else {
+    body_ += "<div class=\"figures\">";
+  }
   body_ += "<figure>\n" + svg;
   if (!caption.empty()) body_ += "<figcaption>" + EscapeXml(caption) + "</figcaption>\n";
-  body_ += "</figure>\n";
+  body_ += kEnd;
   return *this;
 }
 

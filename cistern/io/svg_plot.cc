@@ -17,6 +17,13 @@ constexpr const char* kColours[] = {"#0072B2", "#D55E00", "#009E73", "#CC79A7",
 constexpr size_t kColourCount = sizeof(kColours) / sizeof(kColours[0]);
 constexpr const char* kInk = "#777777";   // text: contrast 4.5 on white, 4.7 on black
 constexpr const char* kGrid = "#808080";  // drawn faintly
+// Of the lines of a series: colours come again with other dashes.
+const char* Dashes(size_t series) {
+  constexpr const char* kDashes[] = {"", " stroke-dasharray=\"5 3\"", " stroke-dasharray=\"1.5 3\"",
+                                     " stroke-dasharray=\"9 3 2 3\""};
+  return kDashes[series / kColourCount % 4];
+}
+
 constexpr double kFont = 12, kTitleFont = 15, kCharWidth = 6.9;
 
 std::string Number(double x) { return Trimmed(x, 2); }  // a coordinate
@@ -119,6 +126,10 @@ Axis MakeAxis(const std::vector<double>& values, bool log, bool nice, int ticks)
     axis.max += pad;
   }
   axis.ticks = NiceTicks(axis.min, axis.max, ticks);
+  // Nothing lies between numbers of layers, heads or steps.
+  const auto whole = [](double x) { return x == std::floor(x); };
+  if (!nice && axis.max - axis.min >= 1 && std::all_of(shown.begin(), shown.end(), whole))
+    std::erase_if(axis.ticks, [&](double tick) { return !whole(tick); });
   if (nice) {  // the axis ends at ticks
     axis.min = std::min(axis.min, axis.ticks.front());
     axis.max = std::max(axis.max, axis.ticks.back());
@@ -211,8 +222,7 @@ void DrawLegend(Svg* svg, const std::vector<std::string>& names,
     for (const size_t i : row) {
       svg->Raw(StrCat("<line x1=\"", Number(x), "\" y1=\"", Number(y), "\" x2=\"", Number(x + 20),
                       "\" y2=\"", Number(y), "\" stroke=\"", kColours[i % kColourCount],
-                      "\" stroke-width=\"2\"", i >= kColourCount ? " stroke-dasharray=\"5 3\"" : "",
-                      "/>\n"));
+                      "\" stroke-width=\"2\"", Dashes(i), "/>\n"));
       svg->Marker(i, x + 10, y);
       svg->Text(x + 26, y + 4, names[i], "start");
       x += 44 + TextWidth(names[i]);
@@ -346,7 +356,7 @@ std::string RenderSvg(const LineChart& chart) {
     if (path.empty()) continue;
     svg.Raw(StrCat("<path d=\"", path, "\" fill=\"none\" stroke=\"", kColours[i % kColourCount],
                    "\" stroke-width=\"2\" stroke-linejoin=\"round\" stroke-linecap=\"round\"",
-                   i >= kColourCount ? " stroke-dasharray=\"5 3\"" : "", "/>\n"));
+                   Dashes(i), "/>\n"));
     if (points.size() > 60) continue;  // markers would hide the line
     for (const auto& [px, py] : points) svg.Marker(i, px, py);
   }

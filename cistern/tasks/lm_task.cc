@@ -84,7 +84,7 @@ at::Tensor LmTask::Loss(Model& model, const Batch& batch, double label_smoothing
 }
 
 std::unique_ptr<BatchReader> LmTask::Read(Split split, const ReadOptions& o) const {
-  return Blocks(Of(tokens(split)), o);
+  return Blocks(Of(split), o);
 }
 
 std::unique_ptr<BatchReader> LmTask::ReadFile(const std::string& path, bool labelled,
@@ -98,7 +98,7 @@ std::unique_ptr<BatchReader> LmTask::ReadFile(const std::string& path, bool labe
   return Blocks(Of(*file), o, file);
 }
 
-std::optional<TokenText> LmTask::Text(Split split) const { return Of(tokens(split)); }
+std::optional<TokenText> LmTask::Text(Split split) const { return Of(split); }
 
 std::optional<TokenText> LmTask::Text(const std::string& path) const {
   const std::shared_ptr<TokenFile> file = Tokenize(path);

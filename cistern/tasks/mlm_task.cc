@@ -73,8 +73,9 @@ void MlmTask::Prepare() {
   const TokenFile& train = tokens(Split::kTrain);
   std::vector<double> counts(size_t(tokenizer().vocab_size()), 1);
   std::vector<int64_t> piece;
-  for (int64_t begin = 0; begin < train.size(); begin += int64_t(piece.size())) {
-    piece.resize(size_t(std::min<int64_t>(train.size() - begin, 1 << 16)));
+  const int64_t read = options_.random_ids ? 0 : train.size();  // draws have no frequencies
+  for (int64_t begin = 0; begin < read; begin += int64_t(piece.size())) {
+    piece.resize(size_t(std::min<int64_t>(read - begin, 1 << 16)));
     train.Copy(begin, int64_t(piece.size()), piece.data());
     for (const int64_t id : piece) ++counts[size_t(id)];
   }
@@ -221,7 +222,7 @@ class MlmTask::Lines : public BatchReader {
 };
 
 std::unique_ptr<BatchReader> MlmTask::Read(Split split, const ReadOptions& o) const {
-  return std::make_unique<Blocks>(*this, TextTask::Of(tokens(split)), o);
+  return std::make_unique<Blocks>(*this, TextTask::Of(split), o);
 }
 
 std::unique_ptr<BatchReader> MlmTask::ReadFile(const std::string& path, bool labelled,

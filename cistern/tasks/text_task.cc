@@ -14,10 +14,13 @@
 #include "cistern/base/random.h"
 #include "cistern/tasks/cache.h"
 #include "cistern/tasks/lm_blocks.h"
+#include "cistern/tasks/uniform_ids.h"
 
 namespace cistern {
 
 namespace {
+
+constexpr uint64_t kRandomTraining = 0x72646d74, kRandomSplit = 0x72646d73;
 
 const EnumNames<TextSplit>& SplitNames() {
   static const EnumNames<TextSplit> names = {{TextSplit::kSpread, "spread"},
@@ -47,6 +50,12 @@ Fields TextTask::Describe(Options& o) {
         "validation and test (5 % each): blocks spread over the whole text, or its tail, which "
         "may be another kind of text",
         SplitNames());
+  f.Add(
+       "random_ids", &o.random_ids,
+       "every token of training, validation and test is drawn uniformly from the vocabulary, in "
+       "rows as long as those of the text: the model trained on random data of P001's Fig 4. Files "
+       "that are named later (cistern analyze MODEL FILE) are read as they are")
+      .OmitWhen(false);
   return f;
 }
 
@@ -182,6 +191,15 @@ void TextTask::Complete(ModelConfig& config) const {
 at::Tensor TextTask::TrainBlocks(uint64_t seed, int64_t step, int64_t rows) const {
   const int64_t length = options_.length, windows = pieces_.back().windows_end;
   const at::Tensor window = at::empty({rows, length + 1}, at::kLong);
+  if (options_.random_ids) {
+    int64_t* id = window.mutable_data_ptr<int64_t>();
+    for (int64_t r = 0; r < rows; ++r) {
+      for (int64_t t = 0; t <= length; ++t)
+        *id++ = UniformId(seed ^ kRandomTraining, uint64_t(step * rows + r), uint64_t(t),
+                          tokenizer_->vocab_size());
+    }
+    return window;
+  }
   for (int64_t r = 0; r < rows; ++r) {
     const int64_t index = step * rows + r;
     const auto draw = int64_t(Philox(seed, 0x0ff5e7, uint64_t(index / windows))[0]);
@@ -205,6 +223,17 @@ TokenText TextTask::Of(const TokenFile& file) const {
   if (file.pieces().size() > 1) {
     for (const TokenPiece& piece : file.pieces()) text.ends.push_back(piece.tokens_end);
   }
+  return text;
+}
+
+TokenText TextTask::Of(Split split) const {
+  TokenText text = Of(tokens(split));
+  if (!options_.random_ids) return text;
+  text.read = [split, vocab = tokenizer_->vocab_size()](int64_t begin, int64_t count,
+                                                        int64_t* out) {
+    for (int64_t i = 0; i < count; ++i)
+      out[i] = UniformId(kRandomSplit, uint64_t(split), uint64_t(begin + i), vocab);
+  };
   return text;
 }
 
@@ -245,6 +274,7 @@ Json TextTask::DataSummary() const {
                   {"notes", notes_}};
   // Records of earlier versions, which had one, do not say it.
   if (const size_t blocks = data_->test.pieces().size(); blocks > 1) summary["blocks"] = blocks;
+  if (options_.random_ids) summary["random_ids"] = true;
   return summary;
 }
 

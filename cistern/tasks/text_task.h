@@ -23,6 +23,7 @@ class TextTask : public Task {
     int64_t vocab_size = 2048;  // with BPE or words
     int64_t length = 256;       // tokens of a training row
     TextSplit split = TextSplit::kSpread;
+    bool random_ids = false;  // uniform draws in place of the text's tokens
   };
   static Fields Describe(Options& options);
 
@@ -46,6 +47,7 @@ class TextTask : public Task {
   // length + 1]. Each epoch cuts the pieces of the text at another offset.
   at::Tensor TrainBlocks(uint64_t seed, int64_t step, int64_t rows) const;
   TokenText Of(const TokenFile& file) const;
+  TokenText Of(Split split) const;  // with random_ids its tokens are draws, the same every time
   // All of a text, in tokens.
   std::shared_ptr<TokenFile> Tokenize(const std::string& path) const;
 

@@ -76,6 +76,47 @@ TEST_F(TextSplitTest, TrainingWindowsStayInTheirPiece) {
   }
 }
 
+// Uniform over the vocabulary, whatever the text says; the same whenever a row is asked for.
+TEST_F(TextSplitTest, RandomIds) {
+  const std::string text = Lines(60 << 10);
+  options_.length = 100;
+  options_.random_ids = true;
+  const auto task = Prepared(text);
+  const Batch batch = task->TrainBatch(7, 3, 64), again = task->TrainBatch(7, 3, 64);
+  EXPECT_TRUE(at::equal(batch["ids"], again["ids"]));
+  EXPECT_TRUE(at::equal(batch["ids"].narrow(1, 1, 99), batch["targets"].narrow(1, 0, 99)));
+  // Rows by their number alone: step 6 of 32 rows holds those of step 3 of 64.
+  EXPECT_TRUE(at::equal(batch["ids"].narrow(0, 0, 32), task->TrainBatch(7, 6, 32)["ids"]));
+  EXPECT_FALSE(at::equal(batch["ids"], task->TrainBatch(8, 3, 64)["ids"]));
+  EXPECT_FALSE(at::equal(batch["ids"], task->TrainBatch(7, 4, 64)["ids"]));
+  EXPECT_FALSE(at::equal(batch["ids"][0], batch["ids"][1]));
+  // Chi-square of 6,400 draws over 256 bytes: mean 255, standard deviation 22.6.
+  const at::Tensor counts = at::bincount(batch["ids"].flatten(), {}, 256).to(at::kDouble);
+  ASSERT_EQ(counts.size(0), 256);
+  const double chi2 = ((counts - 25).square() / 25).sum().item<double>();
+  EXPECT_GT(chi2, 255 - 5 * 22.6);
+  EXPECT_LT(chi2, 255 + 5 * 22.6);
+  // Measured rows: as many and as long as those of the text, the same every time, read whole or
+  // not.
+  LmTask::Options plain = options_;
+  plain.random_ids = false;
+  LmTask of_text(plain, folder_ / "cache");
+  of_text.Prepare();
+  for (const Split split : {Split::kValid, Split::kTest}) {
+    const TokenText random = *task->Text(split), real = *of_text.Text(split);
+    EXPECT_EQ(random.tokens, real.tokens);
+    std::vector<int64_t> whole(50), part(20), words(50);
+    random.read(0, 50, whole.data());
+    random.read(30, 20, part.data());
+    real.read(0, 50, words.data());
+    EXPECT_TRUE(std::equal(part.begin(), part.end(), whole.begin() + 30));
+    EXPECT_NE(whole, words);
+  }
+  // A file that is named is read as it is.
+  const auto file = task->ReadFile(options_.text, true, {.rows = 1})->Next();
+  EXPECT_EQ(Places(*file, text), (std::vector<int64_t>{0}));
+}
+
 // The tail's windows are at the places where earlier versions had them.
 TEST_F(TextSplitTest, TheTailKeepsItsWindows) {
   const std::string text = Lines(50000);
