@@ -24,6 +24,7 @@
 #include "cistern/kernels/isa.h"
 #include "cistern/verify/long_run.h"
 #include "cistern/verify/model_check.h"
+#include "cistern/verify/paths.h"
 #include "cistern/verify/report.h"
 #include "cistern/verify/suite.h"
 
@@ -89,14 +90,28 @@ double Since(std::chrono::steady_clock::time_point begin) {
 int VerifyMechanisms(const VerifyCommand& c) {
   const verify::Settings settings = SettingsOf(c);
   std::vector<const MechanismInfo*> mechanisms;
-  for (const std::string& name : c.mechanisms) mechanisms.push_back(&FindMechanism(name));
-  if (mechanisms.empty()) mechanisms = Mechanisms();
+  std::vector<std::string> paths;
+  for (const std::string& name : c.mechanisms) {
+    if (verify::IsPath(name)) {
+      paths.push_back(name);
+    } else {
+      mechanisms.push_back(&FindMechanism(name));
+    }
+  }
+  const bool of_mechanisms = !c.forms.empty() || !c.lengths.empty();
+  if (!paths.empty() && of_mechanisms)
+    FailUsage("--form and --lengths are of mechanisms; ", paths[0], " has neither, omit them");
+  if (c.mechanisms.empty()) {
+    mechanisms = Mechanisms();
+    if (!of_mechanisms) paths = verify::PathNames();
+  }
   std::vector<const verify::Property*> properties;
   for (const std::string& name : c.properties) properties.push_back(&verify::FindProperty(name));
   if (properties.empty()) {
     for (const verify::Property& p : verify::Properties()) properties.push_back(&p);
   }
-  const int64_t total = verify::CountChecks(mechanisms, properties, settings);
+  const int64_t total = verify::CountChecks(mechanisms, properties, settings) +
+                        verify::CountPathChecks(paths, properties, settings);
   if (total == 0)
     FailUsage(
         "nothing to check: the properties asked for look at the kernels alone; add "
@@ -104,13 +119,17 @@ int VerifyMechanisms(const VerifyCommand& c) {
   const auto begin = std::chrono::steady_clock::now();
   ProgressBar bar({.total = total, .label = "verify", .unit = "checks"});
   int64_t done = 0, failed = 0;
-  const auto results =
-      verify::RunSuite(mechanisms, properties, settings, [&](const verify::Result& r) {
-        failed += r.outcome.failed();
-        bar.Update(++done, r.mechanism + " " + r.property +
-                               (failed > 0 ? StrCat(", ", failed, " failed") : ""));
-        return !Interrupted();
-      });
+  const auto hear = [&](const verify::Result& r) {
+    failed += r.outcome.failed();
+    bar.Update(++done, r.mechanism + " " + r.property +
+                           (failed > 0 ? StrCat(", ", failed, " failed") : ""));
+    return !Interrupted();
+  };
+  std::vector<verify::Result> results = verify::RunSuite(mechanisms, properties, settings, hear);
+  if (!Interrupted()) {
+    for (verify::Result& r : verify::RunPaths(paths, properties, settings, hear))
+      results.push_back(std::move(r));
+  }
   bar.Finish();
   int64_t comparisons = 0;
   for (const verify::Result& r : results) comparisons += r.outcome.comparisons;
@@ -384,7 +403,9 @@ void AddVerify(CLI::App& app, Run& run) {
   CLI::App* sub = app.add_subcommand(
       "verify",
       "Check on this machine that every form of every mechanism computes the same numbers");
-  sub->add_option("--mechanism,--mechanisms", c->mechanisms, "only these")
+  sub->add_option("--mechanism,--mechanisms", c->mechanisms,
+                  "only these; the fused paths, which are checked by themselves too, are "
+                  "exact_attention, linear_attention, gelu and vocab_loss")
       ->delimiter(',')
       ->type_name("NAME,...");
   sub->add_option("--form,--forms", c->forms, "only these: bidirectional, causal, cross")

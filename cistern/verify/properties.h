@@ -30,6 +30,11 @@ Outcome CheckFuture(Subject& subject, const Settings& settings);
 
 // properties_gradient.cc: finite differences
 Outcome CheckGradient(Subject& subject, const Settings& settings);
+// Gradients of the scalar f(x) against its slope along a random direction of each tensor in turn.
+// Infinite entries stay where they are.
+void Differences(const std::function<at::Tensor(const Tensors&)>& f, const Tensors& x,
+                 double tolerance, const std::string& where, const std::vector<std::string>& names,
+                 Meter& meter);
 
 // properties_batch.cc: rows of a batch know nothing of each other
 Outcome CheckPadding(Subject& subject, const Settings& settings);

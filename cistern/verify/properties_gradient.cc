@@ -30,8 +30,8 @@ double Distance(const at::Tensor& product, double tolerance,
   return distance;
 }
 
-// The scalar f(x) along a random direction of each tensor in turn. Infinite entries stay where they
-// are.
+}  // namespace
+
 void Differences(const std::function<at::Tensor(const Tensors&)>& f, const Tensors& x,
                  double tolerance, const std::string& where, const std::vector<std::string>& names,
                  Meter& meter) {
@@ -48,6 +48,8 @@ void Differences(const std::function<at::Tensor(const Tensors&)>& f, const Tenso
     meter.Add(distance, tolerance, "gradient of ", names[i], ", ", where);
   }
 }
+
+namespace {
 
 // The same for the mechanism's own parameters, which are moved in place and put back.
 void ParameterDifferences(Mechanism& m, const std::function<at::Tensor()>& f, double tolerance,

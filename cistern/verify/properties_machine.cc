@@ -1,12 +1,8 @@
 #include <ATen/ATen.h>
-#include <ATen/Context.h>
-#include <ATen/Parallel.h>
 
 #include <algorithm>
 
-#include "cistern/base/parallel.h"
-#include "cistern/kernels/isa.h"
-#include "cistern/kernels/workspace.h"
+#include "cistern/verify/machine_scopes.h"
 #include "cistern/verify/properties.h"
 
 namespace cistern::verify {
@@ -32,49 +28,6 @@ std::vector<Form> FormsOf(const Subject& subject, const Settings& settings) {
 std::string Part(const Mechanism& m, size_t i) {
   return i == 0 ? "output" : "gradient of " + m.Projections()[i - 1].name;
 }
-
-class ThreadScope {
- public:
-  ThreadScope() : before_(NumThreads()), torch_before_(at::get_num_threads()) {}
-  ~ThreadScope() { Use(before_, torch_before_); }
-  void Use(int threads, int torch_threads) const {
-    at::set_num_threads(torch_threads);
-    SetNumThreads(threads);
-  }
-
- private:
-  int before_, torch_before_;
-};
-
-class IsaScope {
- public:
-  IsaScope() : before_(ActiveIsa()) {}
-  ~IsaScope() { ForceIsa(before_); }
-
- private:
-  std::string before_;
-};
-
-// Everything that torch or a kernel hands out without setting it holds NaN.
-class PoisonScope {
- public:
-  PoisonScope()
-      : deterministic_(at::globalContext().deterministicAlgorithms()),
-        warn_only_(at::globalContext().deterministicAlgorithmsWarnOnly()),
-        fill_(at::globalContext().deterministicFillUninitializedMemory()) {
-    at::globalContext().setDeterministicAlgorithms(true, true);
-    at::globalContext().setDeterministicFillUninitializedMemory(true);
-    Workspace::PoisonAll(true);
-  }
-  ~PoisonScope() {
-    Workspace::PoisonAll(false);
-    at::globalContext().setDeterministicFillUninitializedMemory(fill_);
-    at::globalContext().setDeterministicAlgorithms(deterministic_, warn_only_);
-  }
-
- private:
-  bool deterministic_, warn_only_, fill_;
-};
 
 }  // namespace
 
