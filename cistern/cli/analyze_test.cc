@@ -212,7 +212,7 @@ TEST_F(AnalyzeTest, MemoryOfAModelWithSlots) {
 TEST_F(AnalyzeTest, MemoryLoggedOverTraining) {
   const std::string model = folder_ / "abc", out = folder_ / "slots";
   const Words log = {"--set", "train.log_memory=true", "--set", "train.eval_every=1"};
-  Expect(Train(TrainedText(), folder_ / "none", Words{"--set", "model.attention=softmax"} + log), 2,
+  Expect(Train(TrainedText(), folder_ / "none", Words{"--set", "model.attention=latte"} + log), 2,
          {"train.log_memory", "memory of slots"});
   const Outcome o =
       Run(Train(TrainedText(), model, Words{"--set", "model.attention=abc_mlp"} + log));
