@@ -21,6 +21,7 @@ struct AnalysisContext {
   // The text of a token's id, for people; empty where tokens are no text.
   std::function<std::string(int64_t id)> token = nullptr;
   uint64_t seed = 1;
+  std::string task = "";  // its kind: "lm", "image"
 };
 
 class Analysis {
@@ -34,6 +35,14 @@ class Analysis {
   virtual Figures Report() const = 0;  // Error where nothing was added that it needs
 };
 
+// One of several models that were looked at on the same data.
+struct ComparedModel {
+  std::string label;
+  const Analysis* analysis;
+  const ModelConfig* config;
+  Json result;  // what its training ended in: metrics of the test, or of validation; else {}
+};
+
 struct AnalysisInfo {
   std::string name, title, summary;
   std::string needs;  // which models fit, in words: "layers with a memory: luna, conv_luna, ..."
@@ -43,6 +52,11 @@ struct AnalysisInfo {
   // UsageError where the options do not fit the model.
   std::function<std::unique_ptr<Analysis>(const Json& options, const AnalysisContext& context)>
       make;
+  // Whether a model that fits has something to show only beside another one, so that it is not
+  // looked at unless it is asked for or several models are. Null: never.
+  std::function<bool(const ModelConfig& config)> for_comparison = nullptr;
+  // What is to be said of several models together, where there is something. Two or more of them.
+  std::function<Figures(const std::vector<ComparedModel>& models)> compare = nullptr;
 };
 
 // All analyses, in the order of analyses.def.

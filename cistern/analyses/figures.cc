@@ -67,6 +67,15 @@ std::string CellText(const Json& value) {
   return value.is_string() ? value.get<std::string>() : value.dump();
 }
 
+Figures::Table ChecksTable(const std::string& paper, const std::vector<PaperClaim>& checks) {
+  Figures::Table table{"checks",
+                       StrCat("What ", paper, " says, and what is seen here"),
+                       {"claim", "measured", "answer"},
+                       {}};
+  for (const PaperClaim& c : checks) table.rows.push_back({c.claim, c.measured, c.answer});
+  return table;
+}
+
 Figures& Figures::Heading(const std::string& text) {
   parts_.push_back({Part::Kind::kHeading, text, "", ""});
   return *this;

@@ -53,6 +53,13 @@ class Figures {
   Json facts_ = Json::object();
 };
 
+// What a paper says, what was measured of it, and whether it holds: "holds", "does not hold",
+// "cannot be said: why".
+struct PaperClaim {
+  std::string claim, measured, answer;
+};
+Figures::Table ChecksTable(const std::string& paper, const std::vector<PaperClaim>& checks);
+
 // Pictures of RenderSvg in one, `columns` in a line, each line as high as its highest.
 std::string SideBySide(const std::vector<std::string>& svgs, int columns);
 

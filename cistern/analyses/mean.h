@@ -14,6 +14,9 @@ struct Mean {
   void Add(double x, int64_t n = 1) {
     if (std::isfinite(x)) sum += x, count += n;
   }
+  void AddMean(const Mean& other) {  // as one number, however many it is of
+    if (other.count > 0) Add(other.sum / double(other.count));
+  }
   void Merge(const Mean& other) { sum += other.sum, count += other.count; }
   Json Value() const { return count > 0 ? Json(sum / double(count)) : Json(); }
 };

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "cistern/analyses/attention_logits.h"
 #include "cistern/analyses/implied_weights.h"
 #include "cistern/base/error.h"
 
@@ -14,6 +15,25 @@ namespace {
 // Has slots that can be looked at: a memory stream, or slots of keys and values in its state.
 bool HasSlots(const MechanismInfo& info) {
   return info.slots || info.memory == MemoryUse::kFixed || info.HandsOnMemory();
+}
+
+// Of x [H,T,d]: the variance over the tokens, the mean over heads and channels.
+double TokenVariance(const at::Tensor& x) {
+  if (x.size(1) < 2) return std::nan("");
+  const at::Tensor y = x.to(at::kDouble);
+  return (y - y.mean(1, true)).square().mean().item<double>();
+}
+
+// Whether any layer of a config is such.
+template <class F>
+bool AnyLayer(const ModelConfig& config, const F& is) {
+  for (const Form form : config.info().forms) {
+    const LayerStack stack = config.Stack(form);
+    for (int64_t l = 0; l < stack.layers(); ++l) {
+      if (is(stack.Mechanism(l))) return true;
+    }
+  }
+  return false;
 }
 
 }  // namespace
@@ -29,19 +49,29 @@ const AnalysisInfo& memory_analysis() {
         "weights.";
     i.needs =
         "layers with slots: luna, luna_causal, conv_luna and its ablations, set_transformer, "
-        "shared_workspace, abc_*, gated_slots, linformer";
+        "shared_workspace, abc_*, gated_slots, linformer; softmax, to be compared with";
     i.refusal = [](const ModelConfig& config) -> std::string {
       if (std::string refusal = RowsRefusal(config); !refusal.empty()) return refusal;
-      for (const Form form : config.info().forms) {
-        const LayerStack stack = config.Stack(form);
-        for (int64_t l = 0; l < stack.layers(); ++l) {
-          if (HasSlots(FindMechanism(stack.Mechanism(l)))) return "";
-        }
-      }
+      const auto fits = [](const std::string& name) {
+        return name == "softmax" || HasSlots(FindMechanism(name));
+      };
+      if (AnyLayer(config, fits)) return "";
       return "none of its layers has a memory of slots; those that do: luna, conv_luna, "
              "set_transformer, shared_workspace, abc_mlp, gated_slots, linformer";
     };
+    i.for_comparison = [](const ModelConfig& config) {
+      return !AnyLayer(config,
+                       [](const std::string& name) { return HasSlots(FindMechanism(name)); });
+    };
     BindAnalysis<MemoryAnalysis>(i);
+    i.compare = [](const std::vector<ComparedModel>& models) {
+      std::vector<MemorySummary> all;
+      for (const ComparedModel& m : models) {
+        all.push_back(dynamic_cast<const MemoryAnalysis&>(*m.analysis).Summary(m.label));
+        all.back().result = m.result;
+      }
+      return CompareMemories(all);
+    };
     return i;
   }();
   return info;
@@ -53,6 +83,8 @@ Fields MemoryAnalysis::Describe(Options& o) {
       "reference", &o.reference,
       "the same figures of a model of this config with random weights (--seed), on the same rows");
   f.Add("row", &o.row, "the row whose slots are drawn, from 0", {0, int64_t{1} << 40});
+  f.Add("rows", &o.rows, "rows that are measured, the first ones, and the one that is drawn",
+        {1, int64_t{1} << 40});
   return f;
 }
 
@@ -82,8 +114,11 @@ void MemoryAnalysis::MemorySums::Merge(const MemorySums& o) {
 void MemoryAnalysis::LayerSums::Merge(const LayerSums& o) {
   name = o.name, mechanism = o.mechanism;
   for (const auto& entry : o.memories) memories[entry.first].Merge(entry.second);
+  options = o.options;
   entropy.Merge(o.entropy), likeness.Merge(o.likeness);
   tokens.Merge(o.tokens), slots.Merge(o.slots);
+  reading.Merge(o.reading), products.Merge(o.products), logits.Merge(o.logits);
+  divisor.Merge(o.divisor), output.Merge(o.output), packed.Merge(o.packed);
 }
 
 void MemoryAnalysis::Draw(const std::string& title, const at::Tensor& memory) {
@@ -109,11 +144,24 @@ void MemoryAnalysis::AddStream(const CapturedLayer& layer, int64_t row, LayerSum
   const at::Tensor packed = layer.packed[row];
   sums->memories["packed"].Add(packed);
   sums->slots.Add(MeanCosine(packed));
-  sums->tokens.Add(MeanCosine(layer.y[row].narrow(1, 0, queries).transpose(0, 1).flatten(1)));
+  const at::Tensor y = layer.y[row].narrow(1, 0, queries);
+  sums->tokens.Add(MeanCosine(y.transpose(0, 1).flatten(1)));
+  sums->output.Add(TokenVariance(y));
+  sums->packed.Add(TokenVariance(packed.unsqueeze(0)));
+  sums->reading.Add(
+      FiguresOf(weights.Unpacking().narrow(1, 0, queries).to(at::kDouble).log()).entropy);
+  const std::optional<AttentionLogits> logits = PackingLogits(layer, row);
+  if (logits) {
+    const LogitFigures figures = FiguresOf(logits->values);
+    sums->entropy.Add(figures.entropy);
+    sums->logits.Add(figures.variance);
+    sums->products.Add(figures.variance * logits->divisor * logits->divisor);
+    sums->divisor.Add(logits->divisor);
+  }
   for (int64_t g = 0; g < weights.Packing().size(0); ++g) {
     const at::Tensor w = weights.Packing()[g].narrow(1, 0, sources).to(at::kDouble).abs();
     const at::Tensor p = w / w.sum(1, true).clamp_min(1e-300);
-    if (sources > 1) {
+    if (!logits && sources > 1) {
       const at::Tensor entropy = -(p * p.clamp_min(1e-300).log()).sum(1);
       sums->entropy.Add(entropy.mean().item<double>() / std::log(double(sources)));
     }
@@ -138,15 +186,31 @@ void MemoryAnalysis::AddState(const CapturedLayer& layer, int64_t row, LayerSums
     for (int64_t h = 0; h < memory.size(0); ++h) sums->memories[name].Add(memory[h]);
     if (drawn) Draw(StrCat(layer.name, ", head 1: ", name), memory[0]);
   }
-  const int64_t queries = layer.RealQueries(row);
-  sums->tokens.Add(MeanCosine(layer.y[row].narrow(1, 0, queries).transpose(0, 1).flatten(1)));
+  const at::Tensor y = layer.y[row].narrow(1, 0, layer.RealQueries(row));
+  sums->tokens.Add(MeanCosine(y.transpose(0, 1).flatten(1)));
+  sums->output.Add(TokenVariance(y));
+}
+
+void MemoryAnalysis::AddSoftmax(const CapturedLayer& layer, int64_t row, LayerSums* sums) {
+  const std::optional<AttentionLogits> logits = SoftmaxLogits(layer, row);
+  if (!logits) return;
+  const LogitFigures figures = FiguresOf(logits->values);
+  sums->entropy.Add(figures.entropy);
+  sums->logits.Add(figures.variance);
+  sums->products.Add(figures.variance * logits->divisor * logits->divisor);
+  sums->divisor.Add(logits->divisor);
+  const at::Tensor y = layer.y[row].narrow(1, 0, layer.RealQueries(row));
+  sums->tokens.Add(MeanCosine(y.transpose(0, 1).flatten(1)));
+  sums->output.Add(TokenVariance(y));
 }
 
 void MemoryAnalysis::AddTo(Sums* sums, const std::vector<CapturedLayer>& layers, bool trained) {
   if (sums->empty()) {
     bool learned = false;
     for (const CapturedLayer& l : layers) {
-      LayerSums of{l.name, l.layer->mechanism().info().name, {}, {}, {}, {}, {}};
+      LayerSums of;
+      of.name = l.name, of.mechanism = l.layer->mechanism().info().name;
+      of.options = l.options.mechanism_options;
       if (l.packed.defined() && !learned) {
         learned = true;
         const at::Tensor memory = l.layer->mechanism().InitialMemory()[0];
@@ -159,19 +223,27 @@ void MemoryAnalysis::AddTo(Sums* sums, const std::vector<CapturedLayer>& layers,
   CISTERN_CHECK(layers.size() == sums->size(), "[memory] a batch ran ", layers.size(),
                 " layers, the first one ", sums->size());
   for (int64_t row = 0; row < layers[0].rows(); ++row) {
-    const bool drawn = trained && rows_ + row == options_.row;
+    const bool draws = rows_ + row == options_.row, drawn = trained && draws;
+    if (rows_ + row >= options_.rows && !draws) continue;
+    if (trained) ++measured_;
     for (size_t i = 0; i < layers.size(); ++i) {
       const CapturedLayer& l = layers[i];
       if (l.packed.defined()) {
         AddStream(l, row, &(*sums)[i], drawn);
       } else if (HasSlots(l.core->info())) {
         AddState(l, row, &(*sums)[i], drawn);
+      } else {
+        AddSoftmax(l, row, &(*sums)[i]);
       }
     }
   }
 }
 
 void MemoryAnalysis::Add(const Batch& batch, const std::vector<CapturedLayer>& layers) {
+  if (rows_ >= options_.rows && (options_.row < rows_ || options_.row >= rows_ + batch.rows)) {
+    rows_ += batch.rows;
+    return;
+  }
   AddTo(&trained_, layers, true);
   if (random_) AddTo(&untrained_, RunLayers(*random_, batch), false);
   rows_ += batch.rows;
@@ -190,30 +262,65 @@ void MemoryAnalysis::Merge(const Analysis& other_analysis) {
     }
   }
   if (pictures_.empty()) pictures_ = other.pictures_;
-  rows_ += other.rows_;
+  rows_ += other.rows_, measured_ += other.measured_;
+}
+
+MemorySummary MemoryAnalysis::Summary(const std::string& label) const {
+  MemorySummary summary;
+  summary.label = label;
+  for (const Sums* sums : {&trained_, &untrained_}) {
+    MemorySummary::Numbers& to = sums == &trained_ ? summary.trained : summary.random;
+    for (const LayerSums& l : *sums) {
+      const bool softmax = l.mechanism == "softmax" && l.memories.empty();
+      if (!softmax && summary.mechanism.empty())
+        summary.mechanism = l.mechanism, summary.options = l.options;
+      summary.softmax = summary.softmax || (softmax && l.entropy.count > 0);
+      to.entropy.AddMean(l.entropy), to.reading.AddMean(l.reading);
+      to.products.AddMean(l.products), to.logits.AddMean(l.logits);
+      to.output.AddMean(l.output), to.tokens.AddMean(l.tokens), to.divisor.AddMean(l.divisor);
+      for (const auto& [name, m] : l.memories) {
+        if (name == "learned" || m.slots < 2) continue;
+        to.cosine.AddMean(m.cosine), to.unique.AddMean(m.unique);
+        if (m.rank.count > 0) {
+          Mean share = m.rank;
+          share.sum /= double(m.slots);
+          to.rank.AddMean(share);
+        }
+      }
+    }
+  }
+  return summary;
 }
 
 Figures MemoryAnalysis::Report() const {
   CISTERN_CHECK(rows_ > 0, "[memory] no row was read");
   Figures f;
-  f.Fact("rows", rows_);
+  f.Fact("rows", rows_).Fact("measured_rows", measured_);
   f.Text(
       "A memory that has degraded has slots that are all alike: a mean cosine near 1, an effective "
       "rank near 1 (of at most the number of slots), few unique slots, and packing that is nearly "
       "uniform (share of ln(keys) near 1), so that each slot holds the mean of the text. The rank "
       "of the centred slots does not count an offset that all of them share. Compare with the "
       "random model: what it has already is no achievement of training, nor its fault.");
+  if (context_.model && memory_analysis().for_comparison(context_.config))
+    f.Text(
+        "This model has no slots: its attention is here to be compared with that of models with "
+        "a memory (cistern analyze MODEL --beside THIS --of memory).");
   Figures::Table slots{
       "slots",
-      StrCat("Slots, each divided by its length; means over ", rows_, " rows (and heads)"),
+      StrCat("Slots, each divided by its length; means over ", measured_, " rows (and heads)"),
       {"layer", "mechanism", "memory", "model", "slots", "cosine", "effective rank",
        "participation", "centred rank", "centred participation", "unique share"},
       {}};
   Figures::Table packing{
       "packing",
-      "Packing's attention and the outputs of the layer",
+      "Packing's attention (of softmax: its own) and the outputs of the layer. Variances: of the "
+      "products q . k over the keys of a query, of the logits that the divisor makes of them, of "
+      "the outputs over the tokens",
       {"layer", "mechanism", "model", "entropy / ln(keys)", "likeness of slots' attention",
-       "cosine over tokens", "cosine over slots"},
+       "reading: entropy / ln(slots)", "divisor", "variance of products", "variance of logits",
+       "variance of outputs", "variance of packed slots", "cosine over tokens",
+       "cosine over slots"},
       {}};
   for (size_t i = 0; i < trained_.size(); ++i) {
     for (const Sums* sums : {&trained_, &untrained_}) {
@@ -228,11 +335,15 @@ Figures MemoryAnalysis::Report() const {
       }
       if (l.tokens.count == 0) continue;
       packing.rows.push_back({l.name, l.mechanism, model, l.entropy.Value(), l.likeness.Value(),
+                              l.reading.Value(), l.divisor.Value(), l.products.Value(),
+                              l.logits.Value(), l.output.Value(), l.packed.Value(),
                               l.tokens.Value(), l.slots.Value()});
     }
   }
   f.Add(std::move(slots));
   f.Add(std::move(packing));
+  if (const std::vector<PaperClaim> checks = MemoryChecks(Summary("")); !checks.empty())
+    f.Add(ChecksTable("P000", checks));
   int number = 0;
   for (const HeatMap& map : pictures_)
     f.Add(StrCat("map-", ++number), map,

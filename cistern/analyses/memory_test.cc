@@ -182,7 +182,7 @@ TEST(Memory, PartsMerge) {
 
 // A gated or ABC memory of the whole row is what the definition's weights make of the values.
 TEST(Memory, RefusesModelsWithoutSlots) {
-  ModelConfig c = testing::SmallLm({"softmax", "latte"});
+  ModelConfig c = testing::SmallLm({"window", "latte"});
   ExpectContains(FindAnalysis("memory").refusal(c), {"memory of slots", "conv_luna"});
   EXPECT_EQ(FindAnalysis("memory").refusal(testing::SmallLm({"softmax", "abc_mlp"})), "");
 }

@@ -10,6 +10,7 @@
 #include "cistern/base/error.h"
 #include "cistern/base/format.h"
 #include "cistern/base/parallel.h"
+#include "cistern/tasks/uniform_ids.h"
 
 namespace cistern {
 namespace {
@@ -88,6 +89,17 @@ const AnalysisInfo& similarity_analysis() {
       return "";
     };
     BindAnalysis<SimilarityAnalysis>(i);
+    i.compare = [](const std::vector<ComparedModel>& models) {
+      std::vector<SimilarityCell> cells;
+      for (const ComparedModel& m : models) {
+        for (SimilarityCell& c :
+             dynamic_cast<const SimilarityAnalysis&>(*m.analysis).Cells(m.label))
+          cells.push_back(std::move(c));
+      }
+      Figures f;
+      AddCells(cells, &f);
+      return f;
+    };
     return i;
   }();
   return info;
@@ -97,6 +109,10 @@ Fields SimilarityAnalysis::Describe(Options& o) {
   Fields f;
   f.Add("normalise", &o.normalise,
         "weights that are no probabilities are made so, |w| / sum |w|; else they are refused");
+  f.Add("data", &o.data,
+        "the rows that are read; rows as long of ids drawn uniformly from the vocabulary (--seed), "
+        "as P001's random data; or both, one after the other, with what differs",
+        {{Data::kRows, "rows"}, {Data::kRandom, "random"}, {Data::kBoth, "both"}});
   f.Add("threshold", &o.threshold,
         "how alike heads have to be for the recommended Reuse model to copy them", {0.0, 1.0});
   return f;
@@ -111,12 +127,13 @@ std::vector<double> SimilarityAnalysis::MeanOf(const std::vector<double>& sums, 
   return mean;
 }
 
-void SimilarityAnalysis::AddRow(const std::vector<const CapturedLayer*>& layers, int64_t row) {
+void SimilarityAnalysis::AddRow(const std::vector<const CapturedLayer*>& layers, int64_t row,
+                                Sums* sums) {
   const CapturedLayer& some = *layers[0];
-  const bool all = some.core->SeesPadding();
+  const bool all = some.core->SeesPadding(), causal = some.form == Form::kCausal;
   const int64_t queries = all ? some.queries() : some.RealQueries(row), heads = first_.back();
   if (queries == 0) {
-    ++skipped_;
+    ++sums->skipped;
     return;
   }
   std::vector<ImpliedWeights> weights;
@@ -137,17 +154,21 @@ void SimilarityAnalysis::AddRow(const std::vector<const CapturedLayer*>& layers,
   double lowest = 0;
   for (int64_t begin = 0; begin < some.sources(); begin += kBlock) {
     const int64_t count = std::min(kBlock, some.sources() - begin);
-    const at::Tensor block = at::empty({heads, queries, count}, at::kFloat);
+    // Earlier queries do not see these columns.
+    const int64_t first = causal ? std::min(begin, queries) : 0, seeing = queries - first;
+    if (seeing == 0) break;
+    const at::Tensor block = at::empty({heads, seeing, count}, at::kFloat);
     for (size_t i = 0; i < layers.size(); ++i) {
       at::Tensor w = weights[i].Columns(begin, count);
       add(&probes[i], weights[i].Probe(begin, w));
       if (options_.normalise) w = w.abs() / sizes[i].clamp_min(1e-30).unsqueeze(2);
-      w = w.narrow(1, 0, queries);
-      add(&totals[i], w.sum(2));
+      w = w.narrow(1, first, seeing);
+      if (!totals[i].defined()) totals[i] = at::zeros({w.size(0), queries}, w.options());
+      totals[i].narrow(1, first, seeing) += w.sum(2);
       lowest = std::min(lowest, w.min().item<double>());
       block.narrow(0, first_[i], w.size(0)).copy_(w);
     }
-    AddDifferences(block.const_data_ptr<float>(), heads, queries * count, differences.data());
+    AddDifferences(block.const_data_ptr<float>(), heads, seeing * count, differences.data());
   }
   for (size_t i = 0; i < layers.size(); ++i) {
     weights[i].Check(probes[i]);
@@ -158,13 +179,49 @@ void SimilarityAnalysis::AddRow(const std::vector<const CapturedLayer*>& layers,
                   " off 1; total variation compares probabilities. --set similarity.normalise=true "
                   "compares |w| / sum |w| in their place");
   }
-  for (size_t i = 0; i < sums_.size(); ++i) sums_[i] += 1 - differences[i] / (2 * double(queries));
-  tokens_ += double(queries);
-  ++rows_;
-  if ((rows_ & (rows_ - 1)) == 0) snapshots_.push_back({rows_, sums_});
+  std::vector<double>& added = sums->heads;
+  for (size_t i = 0; i < added.size(); ++i) added[i] += 1 - differences[i] / (2 * double(queries));
+  sums->tokens += double(queries);
+  ++sums->rows;
+  if ((sums->rows & (sums->rows - 1)) == 0) sums->snapshots.push_back({sums->rows, added});
+}
+
+Batch WithRandomIds(const Batch& batch, int64_t vocab, uint64_t seed, int64_t first_row) {
+  if (!batch.tensors.Has("ids") || batch.tensors.Has("source"))
+    FailUsage("similarity.data: random ids take the place of the ids of a row, and these rows are ",
+              batch.tensors.Has("ids") ? "pairs of a source and a target" : "no ids",
+              "; use data=rows");
+  Batch out = batch;
+  const at::Tensor ids = batch["ids"].cpu().clone().contiguous();
+  const int64_t length = ids.size(1);
+  at::Tensor real = at::ones_like(ids, at::kBool);
+  if (const at::Tensor lengths = batch.tensors.Find("lengths"); lengths.defined())
+    real =
+        (at::arange(length, at::kLong).unsqueeze(0) < lengths.cpu().unsqueeze(1)).expand_as(real);
+  if (const at::Tensor valid = batch.tensors.Find("valid"); valid.defined())
+    real = real.logical_and(valid.cpu());
+  real = real.contiguous();
+  int64_t* id = ids.mutable_data_ptr<int64_t>();
+  const bool* is_real = real.const_data_ptr<bool>();
+  for (int64_t r = 0; r < ids.size(0); ++r) {
+    for (int64_t t = 0; t < length; ++t, ++id, ++is_real) {
+      if (*is_real) *id = UniformId(seed, uint64_t(first_row + r), uint64_t(t), vocab);
+    }
+  }
+  out.Add("ids", ids.to(batch["ids"].device()));
+  return out;
 }
 
 void SimilarityAnalysis::Add(const Batch& batch, const std::vector<CapturedLayer>& layers) {
+  if (options_.data != Data::kRandom) AddLayers(batch, layers, &data_);
+  if (options_.data == Data::kRows) return;
+  const Batch random = WithRandomIds(batch, context_.config.vocab_size, context_.seed, drawn_);
+  drawn_ += batch.rows;
+  AddLayers(random, RunLayers(*context_.model, random), &random_);
+}
+
+void SimilarityAnalysis::AddLayers(const Batch& batch, const std::vector<CapturedLayer>& layers,
+                                   Sums* sums) {
   std::vector<const CapturedLayer*> used;  // of the first form; cross attention has other sources
   for (const CapturedLayer& l : layers) {
     if (l.form == layers[0].form) used.push_back(&l);
@@ -177,15 +234,15 @@ void SimilarityAnalysis::Add(const Batch& batch, const std::vector<CapturedLayer
       first_.push_back(first_.back() + l->heads());
     }
     other_layers_ = int64_t(layers.size() - used.size());
-    sums_.assign(size_t(first_.back() * first_.back()), 0);
   }
+  sums->heads.resize(size_t(first_.back() * first_.back()), 0);
   CISTERN_CHECK(used.size() == names_.size() && used.size() >= 2, "[similarity] ", used.size(),
                 " layers of attention ran in a batch; expected two or more, always as many");
   for (const CapturedLayer* l : used)
     CISTERN_CHECK(l->queries() == used[0]->queries() && l->sources() == used[0]->sources(),
                   "[similarity] ", l->name, " attends to ", l->sources(), " tokens, ",
                   used[0]->name, " to ", used[0]->sources());
-  for (int64_t row = 0; row < batch.rows; ++row) AddRow(used, row);
+  for (int64_t row = 0; row < batch.rows; ++row) AddRow(used, row, sums);
 }
 
 void SimilarityAnalysis::Merge(const Analysis& other_analysis) {
@@ -194,8 +251,14 @@ void SimilarityAnalysis::Merge(const Analysis& other_analysis) {
     *this = other;
     return;
   }
-  for (size_t i = 0; i < other.sums_.size(); ++i) sums_[i] += other.sums_[i];
-  rows_ += other.rows_, skipped_ += other.skipped_, tokens_ += other.tokens_;
+  data_.Merge(other.data_);
+  random_.Merge(other.random_);
+}
+
+void SimilarityAnalysis::Sums::Merge(const Sums& other) {
+  heads.resize(std::max(heads.size(), other.heads.size()), 0);
+  for (size_t i = 0; i < other.heads.size(); ++i) heads[i] += other.heads[i];
+  rows += other.rows, skipped += other.skipped, tokens += other.tokens;
 }
 
 std::vector<std::vector<std::vector<double>>> SimilarityAnalysis::BestMatches(
@@ -215,18 +278,49 @@ std::vector<std::vector<std::vector<double>>> SimilarityAnalysis::BestMatches(
   return best;
 }
 
+std::vector<SimilarityCell> SimilarityAnalysis::Cells(const std::string& model) const {
+  std::vector<SimilarityCell> cells;
+  for (const bool random : {false, true}) {
+    const Sums& sums = random ? random_ : data_;
+    if (sums.rows == 0) continue;
+    SimilarityCell cell;
+    cell.model = model, cell.data = random ? "random ids" : "rows";
+    cell.random = random;
+    cell.images = context_.task == "image" || context_.task == "pathfinder";
+    cell.layers = int64_t(names_.size()), cell.rows = sums.rows;
+    cell.tokens = sums.tokens / double(sums.rows);
+    const auto best = BestMatches(Heads(random));
+    for (const auto& line : OfLayers(best))
+      cell.most.insert(cell.most.end(), line.begin(), line.end());
+    for (const auto& heads : best) {
+      for (size_t l = 0; l < names_.size(); ++l) {
+        double sum = 0;
+        for (const auto& head : heads) sum += head[l];
+        cell.mean.push_back(sum / double(heads.size()));
+      }
+    }
+    cells.push_back(std::move(cell));
+  }
+  return cells;
+}
+
 Figures SimilarityAnalysis::Report() const {
-  CISTERN_CHECK(rows_ > 0, "[similarity] no row with a token was read");
+  const bool random = options_.data == Data::kRandom;
+  const Sums& sums = random ? random_ : data_;
+  const int64_t rows = sums.rows;
+  CISTERN_CHECK(rows > 0, "[similarity] no row with a token was read");
   const size_t layers = names_.size();
-  const std::vector<double> mean = Heads();
+  const std::vector<double> mean = Heads(random);
   const auto best = BestMatches(mean);
   const auto of_layers = OfLayers(best);
   Figures f;
-  f.Fact("rows", rows_).Fact("rows_without_tokens", skipped_);
+  f.Fact("rows", rows).Fact("rows_without_tokens", sums.skipped);
+  f.Fact("data", random ? "random ids" : "rows");
   f.Text(StrCat(
       "1 minus the total variation distance between the attention of two heads, the mean over the "
       "real queries of ",
-      rows_, " rows: 1 means that both always look at the same tokens, 0 that they never do."));
+      rows, random ? " rows of random ids" : " rows",
+      ": 1 means that both always look at the same tokens, 0 that they never do."));
   if (other_layers_ > 0)
     f.Text(StrCat(other_layers_,
                   " layers of another form are left out: they attend to other "
@@ -275,10 +369,7 @@ Figures SimilarityAnalysis::Report() const {
     adjacent += nearest + 1 == l || l + 1 == nearest ? 1 : 0;
   }
   f.Fact("layers_most_like_an_adjacent_one", adjacent).Fact("layers", int64_t(layers));
-  f.Text(
-      StrCat("P001: adjacent layers are the most alike. Here the layer most like each is an "
-             "adjacent one for ",
-             adjacent, " of ", layers, " layers."));
+  AddCells(Cells(""), &f);
   f.Add(std::move(by_distance));
   if (layers > 2) {
     apart.series = {most, average};
@@ -336,8 +427,8 @@ Figures SimilarityAnalysis::Report() const {
                         "How far the layers' map after the first rows is from the last",
                         {"rows", "largest difference", "mean difference"},
                         {}};
-  for (const Snapshot& s : snapshots_) {
-    if (s.rows >= rows_) continue;
+  for (const Snapshot& s : sums.snapshots) {
+    if (s.rows >= rows) continue;
     const auto then = OfLayers(BestMatches(MeanOf(s.sums, s.rows)));
     double largest = 0, sum = 0;
     for (size_t l = 0; l < layers; ++l) {
@@ -362,7 +453,7 @@ Figures SimilarityAnalysis::Report() const {
     return f;
   }
   const ReuseRecommendation r =
-      RecommendReuse(best, context_.config, options_.threshold, tokens_ / double(rows_));
+      RecommendReuse(best, context_.config, options_.threshold, sums.tokens / double(rows));
   if (r.copied == 0) {
     f.Text(StrCat("No layer has a head that is ", Significant(options_.threshold, 3),
                   " like one of the layer before: nothing to reuse. A lower "

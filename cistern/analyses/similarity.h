@@ -6,16 +6,21 @@
 //   S(l,h -> l') = max_h' mean_examples S(A_lh, A_l'h')    the mean before the maximum: asymmetric
 //
 // A are the implied weights of any mechanism (implied_weights.h), which have to be probabilities:
-// others are refused, or made so (`normalise`). W is walked by blocks of columns, so memory is
-// O(layers x heads x T) times a block; time O((layers x heads)^2 T^2 / 2) an example.
+// others are refused, or made so (`normalise`). With `data` random or both, the model also runs on
+// rows of the same lengths whose ids are drawn uniformly from the vocabulary (Fig 4). W is walked
+// by blocks of columns, so memory is O(layers x heads x T) times a block; time O((layers x heads)^2
+// T^2 / 2) an example.
 #include "cistern/analyses/analysis.h"
+#include "cistern/analyses/similarity_cells.h"
 
 namespace cistern {
 
 class SimilarityAnalysis : public Analysis {
  public:
+  enum class Data { kRows, kRandom, kBoth };  // those that were read, uniform ids in their place
   struct Options {
     bool normalise = false;
+    Data data = Data::kRows;
     double threshold = 0.8;
   };
   static Fields Describe(Options& options);
@@ -26,7 +31,12 @@ class SimilarityAnalysis : public Analysis {
   Figures Report() const override;
 
   // S of heads averaged over examples, [N,N] by layer and head: layer 1's heads first.
-  std::vector<double> Heads() const { return MeanOf(sums_, rows_); }
+  std::vector<double> Heads(bool random = false) const {
+    const Sums& s = random ? random_ : data_;
+    return MeanOf(s.heads, s.rows);
+  }
+  // On the rows and on random ids, as far as there are any.
+  std::vector<SimilarityCell> Cells(const std::string& model) const;
   // S(l,h -> l'), by [l][h][l'], of such a matrix.
   std::vector<std::vector<std::vector<double>>> BestMatches(const std::vector<double>& heads) const;
 
@@ -36,18 +46,28 @@ class SimilarityAnalysis : public Analysis {
     int64_t rows;
     std::vector<double> sums;
   };
-  void AddRow(const std::vector<const CapturedLayer*>& layers, int64_t row);
+  struct Sums {
+    std::vector<double> heads;  // [N,N]
+    std::vector<Snapshot> snapshots;
+    int64_t rows = 0, skipped = 0;
+    double tokens = 0;
+    void Merge(const Sums& other);
+  };
+  void AddLayers(const Batch& batch, const std::vector<CapturedLayer>& layers, Sums* sums);
+  void AddRow(const std::vector<const CapturedLayer*>& layers, int64_t row, Sums* sums);
   static std::vector<double> MeanOf(const std::vector<double>& sums, int64_t rows);
 
   Options options_;
   AnalysisContext context_;
   std::vector<std::string> names_, mechanisms_;  // of the layers
   std::vector<int64_t> first_;  // of each layer: its first head among all; then their number
-  std::vector<double> sums_;    // [N,N]
-  std::vector<Snapshot> snapshots_;
-  int64_t rows_ = 0, skipped_ = 0, other_layers_ = 0;
-  double tokens_ = 0;
+  Sums data_, random_;
+  int64_t other_layers_ = 0, drawn_ = 0;  // drawn_: rows of random ids
 };
+
+// The batch with each id drawn uniformly from `vocab` by (seed, first_row + row, place), lengths
+// and padding as they are. UsageError where its rows are no ids.
+Batch WithRandomIds(const Batch& batch, int64_t vocab, uint64_t seed, int64_t first_row);
 
 // sum_i |a_i - b_i| of every two of `count` rows of n floats each, added to sums [count,count]
 // (both halves; the diagonal stays). Parallel; sums in double over blocks of 2,048.

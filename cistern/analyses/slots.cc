@@ -85,6 +85,8 @@ Fields SlotsAnalysis::Describe(Options& o) {
   f.Add("rank_rows", &o.rank_rows,
         "rows whose effective rank is measured: it costs the square of the slots; 0: none",
         {0, 1 << 30});
+  f.Add("rows", &o.rows, "rows that are measured, the first ones, and the one that is drawn",
+        {1, int64_t{1} << 40});
   return f;
 }
 
@@ -180,6 +182,8 @@ void SlotsAnalysis::Add(const Batch& batch, const std::vector<CapturedLayer>& la
                 " layers, the first one ", layers_.size());
   for (int64_t row = 0; row < batch.rows; ++row, ++rows_) {
     const bool draws = rows_ == options_.row;
+    if (rows_ >= options_.rows && !draws) continue;
+    ++measured_;
     for (size_t i = 0; i < layers.size(); ++i) {
       const CapturedLayer& l = layers[i];
       const bool asked = std::find(options_.layers.begin(), options_.layers.end(),
@@ -208,7 +212,7 @@ void SlotsAnalysis::Merge(const Analysis& other_analysis) {
   if (layers_.empty()) layers_.resize(other.layers_.size());
   for (size_t i = 0; i < other.layers_.size(); ++i) layers_[i].Merge(other.layers_[i]);
   if (drawn_.empty()) drawn_ = other.drawn_, words_ = other.words_;
-  rows_ += other.rows_;
+  rows_ += other.rows_, measured_ += other.measured_;
 }
 
 void SlotsAnalysis::DrawLayer(const Drawn& d, int* number, Figures* f) const {
@@ -280,7 +284,7 @@ void SlotsAnalysis::DrawLayer(const Drawn& d, int* number, Figures* f) const {
 Figures SlotsAnalysis::Report() const {
   CISTERN_CHECK(rows_ > 0, "[slots] no row was read");
   Figures f;
-  f.Fact("rows", rows_);
+  f.Fact("rows", rows_).Fact("measured_rows", measured_);
   f.Text(
       "A slot holds a weighted mean of tokens; a feature of a kernel method a weighted sum. The "
       "weights are exact: the mechanism's own code, run on slices of the identity in place of the "
@@ -289,7 +293,7 @@ Figures SlotsAnalysis::Report() const {
       "are, at most the number of slots.");
   Figures::Table table{
       "layers",
-      StrCat("After the last token of a row, means over slots, heads and ", rows_, " rows"),
+      StrCat("After the last token of a row, means over slots, heads and ", measured_, " rows"),
       {"layer", "mechanism", "slots", "tokens held", "age", "empty share", "effective rank",
        "slots a query reads", "slots in use"},
       {}};

@@ -21,7 +21,7 @@ class SlotsAnalysis : public Analysis {
  public:
   struct Options {
     std::vector<int64_t> layers;  // from 1; none: all
-    int64_t row = 0, head = 1, times = 32, words = 4, rank_rows = 8;
+    int64_t row = 0, head = 1, times = 32, words = 4, rank_rows = 8, rows = 100;
   };
   static Fields Describe(Options& options);
   SlotsAnalysis(const Options& options, const AnalysisContext& context);
@@ -55,7 +55,7 @@ class SlotsAnalysis : public Analysis {
   std::vector<LayerSums> layers_;
   std::vector<Drawn> drawn_;
   std::vector<std::string> words_;  // of the row that is drawn
-  int64_t rows_ = 0;
+  int64_t rows_ = 0, measured_ = 0;
 };
 
 }  // namespace cistern

@@ -37,6 +37,7 @@ AnalysisContext ContextOf(const RunFolder& run, const std::string& dtype, uint64
   context.config = run.config;
   context.token = TokenTexts(run);
   context.seed = seed;
+  context.task = run.options.kind;
   return context;
 }
 

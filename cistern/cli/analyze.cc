@@ -7,6 +7,7 @@
 #include "cistern/base/error.h"
 #include "cistern/cli/analysis_log.h"
 #include "cistern/cli/analysis_rows.h"
+#include "cistern/cli/child_run.h"
 #include "cistern/cli/command.h"
 #include "cistern/io/atomic_file.h"
 #include "cistern/io/html_report.h"
@@ -51,6 +52,14 @@ std::vector<const AnalysisInfo*> Wanted(const AnalyzeCommand& c, const std::stri
   if (!c.of.empty()) return wanted;
   for (const AnalysisInfo* info : Analyses()) {
     const std::string refusal = info->refusal(config);
+    // Figures that are there to be compared with need another model.
+    if (refusal.empty() && c.beside.empty() && info->for_comparison &&
+        info->for_comparison(config)) {
+      refusals += "\n  " + info->name +
+                  ": nothing but what other models are compared with; name it "
+                  "with --of";
+      continue;
+    }
     if (refusal.empty()) wanted.push_back(info);
     refusals += refusal.empty() ? "" : "\n  " + info->name + ": " + refusal;
   }
@@ -95,9 +104,12 @@ void CheckOut(const std::string& out) {
 
 // One model with what was found in it.
 struct Inside {
-  std::string folder, label;  // label: of its own folder among several; empty: the only one
+  Inside() = default;
+  Inside(Inside&&) = default;  // analyses have one owner
+  std::string folder, label;   // label: of its own folder among several; empty: the only one
   std::vector<const AnalysisInfo*> wanted;
   std::vector<Json> options;
+  std::vector<std::unique_ptr<Analysis>> analyses;
   std::vector<Figures> figures;
   std::string summary;
   RowsDone done;
@@ -123,7 +135,7 @@ Opened Open(const AnalyzeCommand& c, const std::string& folder) {
 void Look(const AnalyzeCommand& c, Opened* o) {
   if (c.data.empty()) o->run.task->Prepare();
   const AnalysisContext context = ContextOf(o->run, c.common.dtype, c.common.seed);
-  std::vector<std::unique_ptr<Analysis>> analyses;
+  std::vector<std::unique_ptr<Analysis>>& analyses = o->inside.analyses;
   for (size_t i = 0; i < o->inside.wanted.size(); ++i)
     analyses.push_back(o->inside.wanted[i]->make(o->inside.options[i], context));
   o->inside.done = AddRows(c, o->run, context, analyses);
@@ -147,6 +159,37 @@ void Label(std::vector<Opened>* all) {
     }
     (*all)[i].inside.label = label;
   }
+}
+
+// What the training of a folder ended in (ComparedModel::result).
+Json ResultOf(const RunFolder& run) {
+  if (!run.recorded) return Json::object();
+  const Metric& metric = run.task->metric();
+  const Series test = RunCurve(run.folder, "", "test", metric.name, metric.name),
+               valid = RunCurve(run.folder, "", "valid", "step", metric.name);
+  Json result = {{"label", metric.label},
+                 {"lower_is_better", metric.lower_is_better},
+                 {"steps", valid.x},
+                 {"values", valid.y}};
+  if (!test.y.empty()) {
+    result["value"] = test.y.back();
+  } else if (!valid.y.empty()) {
+    result["value"] = valid.y.back();
+  }
+  return result;
+}
+
+// What an analysis says of all models together; no parts where it has nothing.
+Figures Together(const AnalysisInfo& info, const std::vector<Opened>& all) {
+  std::vector<ComparedModel> models;
+  for (const Opened& o : all) {
+    for (size_t i = 0; i < o.inside.wanted.size(); ++i) {
+      if (o.inside.wanted[i] == &info)
+        models.push_back(
+            {o.inside.label, o.inside.analyses[i].get(), &o.run.config, ResultOf(o.run)});
+    }
+  }
+  return info.compare && models.size() > 1 ? info.compare(models) : Figures();
 }
 
 int RunAnalyze(const AnalyzeCommand& c) {
@@ -226,6 +269,16 @@ int RunAnalyze(const AnalyzeCommand& c) {
                       in.label.empty() ? "" : (": " + in.label).c_str(),
                       in.figures[i].Plain().c_str());
         }
+      }
+    }
+    if (const Figures together = Together(*info, all); !together.tables().empty()) {
+      page.Heading(info->title + ": all models");
+      together.AddTo(page);
+      index["together"][info->name]["files"] = together.Write(c.out, info->name + "-together");
+      if (c.common.json) {
+        results["together"][info->name] = together.ToJson();
+      } else {
+        std::printf("%s: all models\n%s\n", info->title.c_str(), together.Plain().c_str());
       }
     }
   }

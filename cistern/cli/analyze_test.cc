@@ -159,6 +159,44 @@ TEST_F(AnalyzeTest, ModelsBesideEachOther) {
                   "Slots at work", "Approximation to softmax"});
 }
 
+// P001 Fig 4: a model trained on text and one on random ids, each on both.
+TEST_F(AnalyzeTest, FourCellsOfSimilarity) {
+  const std::string model = TrainSoftmax(), random = folder_ / "random", out = folder_ / "cells";
+  const Outcome trained = Run(Train(TrainedText(), random,
+                                    {"--set", "model.attention=softmax", "--set", "model.layers=2",
+                                     "--set", "task.random_ids=true"}));
+  ASSERT_EQ(trained.code, 0) << trained;
+  EXPECT_EQ(ReadJsonFile(random + "/experiment.json")["task"]["lm"]["random_ids"], true);
+  const Outcome o = Run(Analyze(
+      model, out,
+      {"--beside", random, "--of", "similarity", "--rows", "3", "--set", "similarity.data=both"}));
+  ASSERT_EQ(o.code, 0) << o;
+  const Json together = ReadJsonFile(out + "/similarity-together.json")["tables"];
+  ASSERT_EQ(together["cells"].size(), 4u);
+  EXPECT_EQ(together["cells"][2]["model"], "random");
+  EXPECT_EQ(together["cells"][3]["data"], "random ids");
+  EXPECT_TRUE(fs::exists(out + "/similarity-together-cells.svg"));
+  ExpectContains(o.out, {"similarity depends more on the model than on the data"});
+  ExpectContains(ReadFile(out + "/report.html"), {"all models", "random on random ids"});
+  EXPECT_TRUE(ReadJsonFile(out + "/analyze.json")["together"].contains("similarity"));
+}
+
+// Slots beside a vanilla Transformer: P000's claims with answers.
+TEST_F(AnalyzeTest, MemoryBesideSoftmax) {
+  const std::string softmax = TrainSoftmax(), abc = folder_ / "abc", out = folder_ / "both";
+  ASSERT_EQ(Run(Train(TrainedText(), abc, {"--set", "model.attention=abc_mlp"})).code, 0);
+  const Outcome o = Run(Analyze(abc, out, {"--beside", softmax, "--of", "memory", "--rows", "2"}));
+  ASSERT_EQ(o.code, 0) << o;
+  const Json together = ReadJsonFile(out + "/memory-together.json");
+  EXPECT_EQ(together["tables"]["arms"].size(), 2u);
+  EXPECT_TRUE(together["tables"]["arms"][0]["result"].is_number());
+  ExpectContains(o.out, {"Does P000's explanation hold", "outputs are more alike"});
+  // By itself it has nothing to show, unless it is asked for.
+  const Outcome alone = Run(Analyze(softmax, folder_ / "alone", {"--rows", "1"}));
+  ASSERT_EQ(alone.code, 0) << alone;
+  EXPECT_FALSE(ReadJsonFile(folder_ / "alone/analyze.json")["analyses"].contains("memory"));
+}
+
 TEST_F(AnalyzeTest, CapacityOfTwoMechanisms) {
   const std::string out = folder_ / "capacity";
   const Outcome o = Run({"compare",
@@ -212,7 +250,7 @@ TEST_F(AnalyzeTest, MemoryOfAModelWithSlots) {
 TEST_F(AnalyzeTest, MemoryLoggedOverTraining) {
   const std::string model = folder_ / "abc", out = folder_ / "slots";
   const Words log = {"--set", "train.log_memory=true", "--set", "train.eval_every=1"};
-  Expect(Train(TrainedText(), folder_ / "none", Words{"--set", "model.attention=softmax"} + log), 2,
+  Expect(Train(TrainedText(), folder_ / "none", Words{"--set", "model.attention=latte"} + log), 2,
          {"train.log_memory", "memory of slots"});
   const Outcome o =
       Run(Train(TrainedText(), model, Words{"--set", "model.attention=abc_mlp"} + log));

@@ -30,7 +30,7 @@ struct CompareArguments {
   std::string data, task, file, out;
   std::vector<std::string> mechanisms, set;
   double seconds = 120;
-  int64_t sample_tokens = 120, decode_tokens = 4000, seeds = 1;
+  int64_t sample_tokens = 120, decode_tokens = 4000, seeds = 1, efficiency = 0;
   std::vector<int64_t> lengths;
   bool resume = false;
 };
@@ -122,6 +122,27 @@ void CheckMechanisms(const Experiment& experiment, const std::vector<std::string
     each.model.attention = {mechanisms[i]};
     each.model.Validate();
   }
+}
+
+// Every mechanism that fits a model of these settings.
+std::vector<std::string> FittingMechanisms(const Experiment& experiment) {
+  std::vector<std::string> fit;
+  std::string left_out;
+  for (const MechanismInfo* info : Mechanisms()) {
+    Experiment each = experiment;
+    each.model.attention = {info->name};
+    try {
+      each.model.Validate();
+      fit.push_back(info->name);
+    } catch (const UsageError& e) {
+      left_out += StrCat("\n  ", info->name, ": ", e.what());
+    }
+  }
+  if (fit.empty()) FailUsage("--mechanisms all: none fits these settings", left_out);
+  if (!left_out.empty() && !Quiet()) {
+    std::fprintf(stderr, "cistern: left out, for they do not fit:%s\n", left_out.c_str());
+  }
+  return fit;
 }
 
 std::string TimeStamp() {
@@ -245,6 +266,13 @@ int RunCompare(CLI::App& command, CompareArguments a) {
   ReadExperiment(c.experiment, a.file, set);
   const TaskInfo& task = c.experiment.task.info();
   if (a.mechanisms.empty()) a.mechanisms = task.mechanisms;
+  if (std::find(a.mechanisms.begin(), a.mechanisms.end(), "all") != a.mechanisms.end()) {
+    if (a.mechanisms.size() > 1)
+      FailUsage("--mechanisms all stands alone: it names every mechanism");
+    a.mechanisms = FittingMechanisms(c.experiment);
+  }
+  if (a.efficiency != 0 && a.efficiency < 128)
+    FailUsage("--efficiency ", a.efficiency, ": lengths double from 64 to it; give 128 or more");
   if (a.resume) {
     const std::vector<std::string> begun = BegunTaskOptions(a, task);
     set.insert(set.begin(), begun.begin(), begun.end());
@@ -289,6 +317,10 @@ int RunCompare(CLI::App& command, CompareArguments a) {
                  "cistern: interrupted; to continue: cistern compare ... --resume --out %s\n",
                  a.out.c_str());
     return 130;
+  }
+  if (a.efficiency > 0) {
+    c.efficiency =
+        EfficiencyOf(c.experiment.model, a.mechanisms, a.efficiency, uint64_t(a.common.seed));
   }
   WriteSample(a, &c);
   const std::string page = a.out + "/report.html";
@@ -341,7 +373,8 @@ void AddCompare(CLI::App& app, Run& run) {
       "anything else is a text");
   command->add_option("--experiment", a->file, "TOML file to start from");
   command
-      ->add_option("--mechanisms", a->mechanisms, "mechanisms to compare; none: the task's choice")
+      ->add_option("--mechanisms", a->mechanisms,
+                   "mechanisms to compare, or all: every one that fits; none: the task's choice")
       ->delimiter(',');
   command->add_option("--seconds", a->seconds, "training time of each")
       ->multi_option_policy(CLI::MultiOptionPolicy::TakeLast)
@@ -369,6 +402,12 @@ void AddCompare(CLI::App& app, Run& run) {
   command
       ->add_option("--decode-tokens", a->decode_tokens, "position of the last decoding measurement")
       ->check(CLI::Range(4, 1 << 24));
+  command
+      ->add_option("--efficiency", a->efficiency,
+                   "also measure from which length on each takes less time and memory than exact "
+                   "softmax, at lengths up to this (cistern bench efficiency): 4096 takes about a "
+                   "minute for three mechanisms; 0: do not")
+      ->check(CLI::Range(int64_t{0}, int64_t{1} << 24));
   AddCommon(*command, a->common);
   command->get_option("--dtype")
       ->description(

@@ -4,6 +4,9 @@
 #include <cmath>
 
 #include "cistern/base/format.h"
+#include "cistern/base/interrupt.h"
+#include "cistern/base/progress.h"
+#include "cistern/cli/bench_command.h"
 #include "cistern/io/svg_plot.h"
 
 namespace cistern::cli {
@@ -47,11 +50,71 @@ Decision Decide(const Comparison& c) {
   if (!decision.recommended.empty()) {
     decision.reasons.push_back(
         StrCat("This is ", c.seeds == 1 ? "one seed" : StrCat(c.seeds, " seeds"), ", one size and ",
-               Fixed(c.seconds, 0),
-               " s of training. From which length on a mechanism beats exact softmax in time and "
-               "memory: cistern bench efficiency."));
+               Fixed(c.seconds, 0), " s of training.",
+               c.efficiency.empty()
+                   ? " From which length on a mechanism beats exact softmax in time and memory: "
+                     "--efficiency 4096, or cistern bench efficiency."
+                   : ""));
+    for (const std::string& sentence : EfficiencySentences(c.efficiency, decision.recommended))
+      decision.reasons.push_back(sentence);
   }
   return decision;
+}
+
+std::vector<bench::EfficiencyRow> EfficiencyOf(const ModelConfig& config,
+                                               const std::vector<std::string>& mechanisms,
+                                               int64_t longest, uint64_t seed) {
+  const LayerStack stack = config.Stack(config.info().forms[0]);
+  const bool causal = stack.form() == Form::kCausal;
+  SweepOptions words;
+  words.forms = causal ? std::vector<std::string>{"causal", "decode"}
+                       : std::vector<std::string>{"bidirectional"};
+  words.heads = {stack.options().heads};
+  const int64_t width = stack.options().qkv_dim > 0 ? stack.options().qkv_dim : stack.dim();
+  words.widths = {width / stack.options().heads};
+  words.mechanisms = mechanisms;
+  bench::Sweep sweep = SweepOf(words);
+  std::erase_if(sweep.mechanisms, [](const auto& m) { return m.first->name == "softmax"; });
+  if (sweep.mechanisms.empty()) return {};
+  for (auto& mechanism : sweep.mechanisms) {
+    ModelConfig own = config;
+    own.attention = {mechanism.first->name};
+    mechanism.second = own.Stack(stack.form()).Options(0);
+  }
+  bench::EfficiencySettings settings;
+  settings.against = &FindMechanism("softmax");
+  settings.longest = longest;
+  settings.measure.timer.seconds = 0.05;
+  settings.measure.timer.runs = 5;
+  settings.measure.seed = seed;
+  settings.measure.stop = [] { return Interrupted().load(); };
+  bench::Record record;
+  bench::Peaks peaks;
+  ProgressBar bar({.total = 0, .label = "efficiency", .unit = "rows"});
+  settings.measure.progress = [&](const bench::Case& c, int64_t) {
+    bar.Update(int64_t(record.rows.size()), StrCat(c.info->name, " T=", c.length));
+  };
+  return bench::MeasureEfficiency(sweep, settings, peaks, &record);
+}
+
+std::vector<std::string> EfficiencySentences(const std::vector<bench::EfficiencyRow>& rows,
+                                             const std::string& mechanism) {
+  std::vector<std::string> out;
+  for (const bench::EfficiencyRow& r : rows) {
+    if (r.mechanism != mechanism) continue;
+    const std::string what = r.way == bench::Way::kDecode   ? "decoding"
+                             : r.pass == bench::Pass::kBoth ? "training (forward and backward)"
+                                                            : "the forward pass";
+    if (!r.skipped.empty()) {
+      out.push_back(StrCat("Efficiency length in ", what, ": not known, ", r.skipped, "."));
+      continue;
+    }
+    out.push_back(StrCat(
+        "On this machine ", mechanism, " takes less time than softmax in ", what,
+        " from a length of ", bench::BracketOf(r.time).Text(),
+        r.bytes.empty() ? "" : ", less memory from " + bench::BracketOf(r.bytes).Text(), "."));
+  }
+  return out;
 }
 
 std::vector<std::string> DecisionPictures(const Comparison& c) {

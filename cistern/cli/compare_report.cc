@@ -240,6 +240,7 @@ Json CompareJson(const Comparison& c) {
                {"recommended", best ? Json(decision.recommended) : Json()},
                {"reasons", decision.reasons},
                {"pareto_front", std::move(front)}};
+  if (!c.efficiency.empty()) json["efficiency"] = bench::EfficiencyJson(c.efficiency);
   for (const CompareRow& row : c.rows) {
     Json r = row.result;
     if (!row.failed.empty()) r = {{"failed", row.failed}};
@@ -338,6 +339,18 @@ void WriteReport(const Comparison& c, const std::string& path) {
   for (const std::string& line : Fairness(c)) report.Paragraph(line);
   AddDecision(c, &report);
   AddCapacity(c, &report);
+  if (!c.efficiency.empty()) {
+    report.Heading("Efficiency length")
+        .Table(bench::EfficiencyTable(c.efficiency))
+        .Paragraph(
+            "From which length on a mechanism takes less time, and less memory, than exact "
+            "softmax: "
+            "its attention alone, with the heads and widths of these models, at lengths that "
+            "double. "
+            "'1,024 to 2,048': less at 2,048 and at every longer length, not at 1,024. Memory is "
+            "the "
+            "peak of one run beyond the inputs; of decoding, the state.");
+  }
   LineChart valid{"Learning curve", "seconds of training", c.metric.label + " (validation)", {}};
   LineChart loss{"Training loss", "step", "nats", {}};
   LineChart time{"Decoding time", "tokens before", "ms per token", {}};

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "cistern/bench/efficiency.h"
 #include "cistern/cli/experiment.h"
 #include "cistern/decode/measure.h"
 #include "cistern/io/html_report.h"
@@ -36,6 +37,8 @@ struct Comparison {
   std::vector<int64_t> lengths;  // of a sweep; none: one length
   std::string data;              // what they were trained on, for people
   std::vector<CompareRow> rows;
+  std::vector<bench::EfficiencyRow>
+      efficiency;                    // against softmax (--efficiency); none: not measured
   std::string sample_title, sample;  // text by the best; empty: not a language model
 
   // Of the metric on the test split, over the seeds that finished: the mean, NaN where none did;

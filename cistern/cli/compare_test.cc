@@ -66,6 +66,24 @@ TEST_F(CompareTest, SeedsGiveAMeanWithAnInterval) {
             sum);
 }
 
+TEST_F(CompareTest, EfficiencyLengthsInTheRecommendation) {
+  const Outcome o = Run(Command({"--mechanisms", "softmax", "--efficiency", "128"}));
+  ASSERT_EQ(o.code, 0) << o;
+  const Json result = ParseJson(ReadFile(folder_ / "out/compare.json"), "compare.json");
+  // Causal forward, forward+backward, decoding; of latte against softmax, at 64 and 128.
+  ASSERT_EQ(result["efficiency"].size(), 3u) << result["efficiency"].dump(1);
+  for (const Json& row : result["efficiency"]) {
+    EXPECT_EQ(row["mechanism"], "latte");
+    EXPECT_EQ(row["time"]["longest"], 128) << row.dump(1);
+  }
+  ExpectContains(ReadFile(folder_ / "out/report.html"), {"Efficiency length", "less time from"});
+  if (result["recommended"] == "latte")
+    ExpectContains(o.out, {"latte takes less time than softmax in training"});
+  EXPECT_EQ(o.out.find("cistern bench efficiency"), std::string::npos);
+  Expect(Command({"--efficiency", "100"}), 2, {"128 or more"});
+  Expect(Command({"--mechanisms", "all,latte"}), 2, {"all stands alone"});
+}
+
 TEST_F(CompareTest, LengthsAreASweep) {
   const Outcome o = Run(Command({"--lengths", "8,16"}));
   ASSERT_EQ(o.code, 0) << o;

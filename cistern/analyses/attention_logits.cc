@@ -1,0 +1,134 @@
+#include "cistern/analyses/attention_logits.h"
+
+#include <ATen/ATen.h>
+
+#include <cmath>
+#include <limits>
+
+#include "cistern/analyses/identity_values.h"
+#include "cistern/analyses/implied_weights.h"
+#include "cistern/base/error.h"
+
+namespace cistern {
+namespace {
+
+const at::Tensor* WeightOf(const Mechanism& core, const std::string& name) {
+  for (const CoreWeight& w : core.weights()) {
+    if (w.name == name) return w.value;
+  }
+  return nullptr;
+}
+
+// The filter of packing's keys and values (P000; conv_luna.h): key j covers tokens
+// j S - before .. j S - before + K - 1.
+struct Filter {
+  at::Tensor taps;  // [G,K]; undefined: none
+  int64_t stride = 1, before = 0;
+  bool inside = false;  // only windows that end in the row
+
+  // x [G,n,w] -> [G,keys,w]
+  at::Tensor operator()(const at::Tensor& x) const {
+    const int64_t n = x.size(1);
+    if (!taps.defined()) return stride == 1 ? x : x.slice(1, 0, n, stride);
+    const int64_t taps_count = taps.size(1);
+    const int64_t keys = inside ? (n - taps_count) / stride + 1 : (n + stride - 1) / stride;
+    at::Tensor out = at::zeros({x.size(0), keys, x.size(2)}, x.options());
+    for (int64_t i = 0; i < taps_count; ++i) {
+      for (int64_t j = 0; j < keys; ++j) {
+        const int64_t t = j * stride + i - before;
+        if (t < 0 || t >= n) continue;
+        out.select(1, j).add_(taps.select(1, i).unsqueeze(1) * x.select(1, t));
+      }
+    }
+    return out;
+  }
+};
+
+std::optional<Filter> FilterOf(const CapturedLayer& layer) {
+  const Json& o = layer.options.mechanism_options;
+  if (o.value("filter", "conv") == "maxpool") return std::nullopt;
+  Filter f;
+  f.stride = o.value("stride", int64_t{1});
+  const bool none = o.value("mask", "tokens") == "none";
+  if (const at::Tensor* taps = WeightOf(*layer.core, "filter.weight")) {
+    f.taps = taps->to(at::kDouble).cpu();
+    f.before = f.stride == 1 ? (f.taps.size(1) - 1) / 2 : 0;
+    f.inside = none && f.stride > 1;
+  }
+  return f;
+}
+
+}  // namespace
+
+std::optional<AttentionLogits> PackingLogits(const CapturedLayer& layer, int64_t row) {
+  const std::string& name = layer.core->info().name;
+  const bool conv = name == "conv_luna" || name == "only_scaling" || name == "only_filtering";
+  if (!layer.packed.defined() || (!conv && name != "luna" && name != "set_transformer")) return {};
+  const auto& projections = layer.core->Projections();
+  size_t q = 0, k = projections.size(), v = 0;
+  for (size_t i = 0; i < projections.size(); ++i) {
+    if (projections[i].side == Side::kMemory) q = i;
+    if (projections[i].side != Side::kKey) continue;
+    k = std::min(k, i), v = i;  // tied: one for both
+  }
+  const int64_t n = layer.core->SeesPadding() ? layer.sources() : layer.RealSources(row);
+  const auto of_row = [&](size_t i) { return RowOf(layer.x.at(i), row)[0].to(at::kDouble).cpu(); };
+  at::Tensor queries = of_row(q), keys = of_row(k).narrow(1, 0, n),
+             values = of_row(v).narrow(1, 0, n);
+  AttentionLogits out;
+  out.divisor = std::sqrt(double(queries.size(2)));
+  if (conv) {
+    const std::optional<Filter> filter = FilterOf(layer);
+    if (!filter) return {};
+    keys = (*filter)(keys), values = (*filter)(values);
+    const std::string temperature = layer.options.mechanism_options.value(
+        "temperature", name == "only_filtering" ? "sqrt" : "learn");
+    if (temperature == "unit") out.divisor = 1;
+    if (temperature == "learn")
+      out.divisor = std::exp(WeightOf(*layer.core, "tau")->item<double>());
+  }
+  out.values = at::matmul(queries, keys.transpose(1, 2)) / out.divisor;
+  const at::Tensor packed = layer.packed[row].to(at::kDouble).cpu();  // [M,D]
+  const at::Tensor want = packed.unflatten(1, {values.size(0), values.size(2)}).transpose(0, 1);
+  const double error = RelativeError(at::matmul(at::softmax(out.values, 2), values), want);
+  CISTERN_CHECK(error <= kImpliedTolerance, "[", name, "] ", layer.name,
+                ": the softmax of packing's logits misses what was packed by ", error);
+  return out;
+}
+
+std::optional<AttentionLogits> SoftmaxLogits(const CapturedLayer& layer, int64_t row) {
+  const Mechanism& core = *layer.core;
+  if (core.info().name != "softmax" || layer.form == Form::kCross || core.dims().relative ||
+      layer.mask.starts || layer.mask.valid || layer.x.size() != 3)
+    return {};
+  const int64_t n = layer.RealQueries(row);
+  const at::Tensor q = RowOf(layer.x[0], row)[0].narrow(1, 0, n).to(at::kDouble).cpu(),
+                   k = RowOf(layer.x[1], row)[0].narrow(1, 0, n).to(at::kDouble).cpu();
+  AttentionLogits out;
+  out.divisor = layer.options.mechanism_options.value("scale", "sqrt") == "unit"
+                    ? 1
+                    : std::sqrt(double(q.size(2)));
+  out.values = at::matmul(q, k.transpose(1, 2)) / out.divisor;
+  if (layer.form == Form::kCausal) {
+    const at::Tensor hidden = at::ones({n, n}, at::kBool).triu(1);
+    out.values = out.values.masked_fill(hidden, -std::numeric_limits<double>::infinity());
+  }
+  return out;
+}
+
+LogitFigures FiguresOf(const at::Tensor& logits) {
+  const at::Tensor seen = logits.isfinite();
+  const at::Tensor count = seen.sum(2).to(at::kDouble), counts = count >= 2;
+  if (logits.numel() == 0 || !counts.any().item<bool>()) return {std::nan(""), std::nan("")};
+  const at::Tensor log_p = at::log_softmax(logits, 2).masked_fill(~seen, 0);
+  const at::Tensor p = log_p.exp().masked_fill(~seen, 0);
+  const at::Tensor entropy = -(p * log_p).sum(2) / count.clamp_min(2).log();
+  const at::Tensor finite = logits.masked_fill(~seen, 0),
+                   mean = finite.sum(2, true) / count.unsqueeze(2).clamp_min(1);
+  const at::Tensor variance =
+      (finite - mean).masked_fill(~seen, 0).square().sum(2) / count.clamp_min(1);
+  return {entropy.masked_select(counts).mean().item<double>(),
+          variance.masked_select(counts).mean().item<double>()};
+}
+
+}  // namespace cistern
