@@ -148,27 +148,21 @@ at::Tensor AbcMechanism::DefinedFadingOf(const std::vector<at::Tensor>& seen) co
 
 at::Tensor AbcMechanism::ExtendWith(const at::Tensor& s, const std::vector<at::Tensor>& x,
                                     State& state, const ops::Mask& mask) {
-  const at::Tensor z = state[z_];
   // Where each token writes all slots, one that reads has itself been written to all of them: no
   // slot is empty. A log-weight of -inf leaves a slot out.
   const bool every_slot = weights_ == Weights::kEverySlot && ops::AllFinite(s);
   if (every_slot && !HoldsSums() && !(is_training() && dims().dropout > 0)) {
     const double scale = 1.0 / std::sqrt(double(dims().dim) / double(dims().heads));
-    const ops::AbcResult result = ops::AbcAttention(
-        x[q_], x[k_], x[v_], s, {state[key_memory_], state[value_memory_], z}, scale, mask);
-    state[key_memory_] = result.state.keys;
-    state[value_memory_] = result.state.values;
-    state[z_] = result.state.z;
-    return result.out;
+    return ops::AbcExtend(x[q_], x[k_], x[v_], s, state[key_memory_], state[value_memory_],
+                          state[z_], scale, mask);
   }
   const bool want_z = (masked_ || HoldsSums()) && !every_slot;
-  ops::SlotResult matched = ops::SlotMatch(x[q_], s, x[k_], {state[key_memory_], z}, mask, want_z);
-  ops::SlotResult result = ops::SlotRead(ReadWeights(matched.out, matched.z_out, {}), s, x[v_],
-                                         {state[value_memory_], z}, mask);
-  state[key_memory_] = matched.state.memory;
-  state[value_memory_] = result.state.memory;
-  state[z_] = result.state.z;
-  return result.out;
+  at::Tensor z = state[z_].clone();  // both memories go on from it
+  const ops::SlotRows matched =
+      ops::SlotMatchExtend(x[q_], s, x[k_], state[key_memory_], z, mask, want_z);
+  return ops::SlotReadExtend(ReadWeights(matched.out, matched.z, {}), s, x[v_],
+                             state[value_memory_], state[z_], mask)
+      .out;
 }
 
 void AbcMechanism::DoWrite(const std::vector<at::Tensor>& x, State& state, const ops::Mask& mask) {

@@ -20,24 +20,18 @@ at::Tensor FeatureExtend(const at::Tensor& phi_q, const at::Tensor& phi_k, const
                          const at::Tensor& log_gate) {
   const auto [rule, value] = denominator;
   if (!log_gate.defined()) {
-    const ops::SumResult result =
-        ops::LinearAttention(phi_q, phi_k, v, memory, {FeatureMap::kNone, 0, rule, value}, mask);
-    memory = result.memory;
-    return result.out;
+    return ops::LinearExtend(phi_q, phi_k, v, memory, {FeatureMap::kNone, 0, rule, value}, mask);
   }
-  const ops::SumResult result =
-      ops::SumRead(phi_q, phi_k, ops::WithOnes(v, rule), memory, mask, log_gate);
-  memory = result.memory;
-  return ops::DivideSums(result.out, rule, value);
+  return ops::DivideSums(
+      ops::SumReadExtend(phi_q, phi_k, ops::WithOnes(v, rule), memory, mask, log_gate), rule,
+      value);
 }
 
 at::Tensor EluExtend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                      at::Tensor& memory, const ops::Mask& mask, const Denominator& denominator,
                      double eps) {
-  const ops::SumResult result = ops::LinearAttention(
+  return ops::LinearExtend(
       q, k, v, memory, {FeatureMap::kEluPlusOne, eps, denominator.rule, denominator.value}, mask);
-  memory = result.memory;
-  return result.out;
 }
 
 void FeatureWrite(const at::Tensor& phi_k, const at::Tensor& v, at::Tensor& memory,

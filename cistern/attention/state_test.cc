@@ -2,8 +2,11 @@
 // merging and cutting back.
 #include "cistern/attention/state.h"
 
+#include <algorithm>
+
 #include "cistern/attention/testing_mechanisms.h"
 #include "cistern/base/error.h"
+#include "cistern/ops/impl.h"
 
 namespace cistern {
 namespace {
@@ -155,6 +158,90 @@ TEST(State, MergesAndCutsBackWhereItSaysSo) {
     ExpectClose(m.Extend(more, state, {}), m.Extend(more, fresh, {}), 1e-13, what + " cut back");
     ExpectContains(Thrown([&] { m.Truncate(state, 12); }), {"[softmax]", "11 tokens", "12"});
   });
+}
+
+// One token after another goes on in place, but never in a state that somebody else holds: by a
+// copy of the State, by one tensor of it, by a view, or because a gradient passes through it.
+TEST(State, WhatSomebodyElseHoldsIsNotWritten) {
+  const std::vector<std::string> with_memories = {"latte",       "abc_mlp",     "abc_random",
+                                                  "gated_slots", "linear",      "efficient",
+                                                  "linformer",   "luna_causal", "performer"};
+  ForEachCase([&](Mechanism& m, const std::string& what) {
+    if (std::find(with_memories.begin(), with_memories.end(), m.info().name) == with_memories.end())
+      return;
+    at::NoGradGuard guard;
+    for (const int64_t count : {1, 3}) {
+      const auto x = Inputs(m, 2, 7), token = Inputs(m, 2, count);
+      State begun = m.EmptyState(2, x[0].options());
+      m.Extend(x, begun, {});
+      const State kept = begun.Clone();
+      State alone = begun.Clone();
+      const at::Tensor want = m.Extend(token, alone, {});
+      const auto expect_kept = [&](const State& held, const std::string& how) {
+        for (size_t i = 0; i < kept.tensors.size(); ++i) {
+          if (kept.tensors[i].value.defined())
+            ExpectSameBits(held.tensors[i].value, kept.tensors[i].value, what + " " + how);
+        }
+      };
+      {
+        const State held = begun;  // copies of a State share their tensors
+        ExpectSameBits(m.Extend(token, begun, {}), want, what + " copied");
+        expect_kept(held, "copied");
+        begun = kept.Clone();
+      }
+      {
+        State views;
+        for (const NamedTensor& t : begun.tensors)
+          views.tensors.push_back(
+              {t.name, t.value.defined() ? t.value.view(t.value.sizes()) : t.value});
+        ExpectSameBits(m.Extend(token, begun, {}), want, what + " viewed");
+        expect_kept(views, "viewed");
+        begun = kept.Clone();
+      }
+      {
+        State detached = begun.Detach();
+        ExpectSameBits(m.Extend(token, detached, {}), want, what + " detached");
+        expect_kept(begun, "detached");
+      }
+      {  // the graph of a piece needs the state before it
+        at::AutoGradMode enable(true);
+        State leaf = kept.Clone();
+        auto grown = token;
+        for (at::Tensor& t : grown) t = t.detach().requires_grad_();
+        State before = leaf;
+        m.Extend(grown, leaf, {});
+        expect_kept(before, "differentiated");
+      }
+    }
+  });
+}
+
+TEST(State, GoesOnInPlace) {
+  for (const char* name : {"latte", "abc_mlp", "linear", "gated_slots", "abc_random"}) {
+    at::NoGradGuard guard;
+    const auto m = Small(FindMechanism(name));
+    m->eval();
+    State state = m->EmptyState(2, at::kDouble);
+    m->Extend(Inputs(*m, 2, 5), state, {});
+    std::vector<const void*> places;
+    const auto places_now = [&] {
+      std::vector<const void*> now;
+      for (const NamedTensor& t : state.tensors) {
+        if (t.value.defined() && t.value.dim() == 4) now.push_back(t.value.const_data_ptr());
+      }
+      return now;
+    };
+    places = places_now();
+    EXPECT_FALSE(places.empty()) << name;
+    for (const int64_t count : {1, 1, 4}) {
+      m->Extend(Inputs(*m, 2, count), state, {});
+      EXPECT_EQ(places_now(), places) << name << ", " << count << " tokens";
+    }
+    // Under another implementation a new one.
+    ops::ImplScope scope(ops::Impl::kComposite);
+    m->Extend(Inputs(*m, 2, 1), state, {});
+    EXPECT_NE(places_now(), places) << name;
+  }
 }
 
 TEST(Softmax, CachesThatDoNotFitAreRefused) {

@@ -46,6 +46,43 @@ const std::string kLong = [] {
 class GenerateTest : public testing::TestWithParam<std::string> {};
 INSTANTIATE_TEST_SUITE_P(Mechanisms, GenerateTest, testing::Values("latte", "abc_mlp", "softmax"));
 
+// While a text is written, the state of a mechanism of bounded size stays where it is; a text that
+// was kept stays what it was.
+TEST_P(GenerateTest, TheStateIsWrittenInPlace) {
+  if (GetParam() == "softmax") GTEST_SKIP() << "its cache grows";
+  const auto model = TinyModel(TinyConfig(GetParam()));
+  Generator generator(model, ByteTokens());
+  TextState text = EmptyTextState(*model, 1);
+  GenerateOptions options;
+  options.max_tokens = 3;
+  generator.Continue(text, {StringSource(kLong)}, options);
+  const auto places = [&] {
+    std::vector<const void*> now;
+    for (const State& layer : text.model.layers) {
+      for (const NamedTensor& t : layer.tensors) {
+        if (t.value.dim() == 4) now.push_back(t.value.const_data_ptr());
+      }
+    }
+    return now;
+  };
+  const auto before = places();
+  EXPECT_FALSE(before.empty());
+  generator.Continue(text, {StringSource("")}, options);
+  EXPECT_EQ(places(), before);
+
+  const TextState held = text;  // shares its tensors
+  std::vector<at::Tensor> copies;
+  for (const State& layer : held.model.layers) {
+    for (const NamedTensor& t : layer.tensors) copies.push_back(t.value.clone());
+  }
+  generator.Continue(text, {StringSource("")}, options);
+  size_t i = 0;
+  for (const State& layer : held.model.layers) {
+    for (const NamedTensor& t : layer.tensors) EXPECT_TRUE(at::equal(t.value, copies[i++]));
+  }
+  EXPECT_NE(places(), before);
+}
+
 TEST_P(GenerateTest, PiecesEqualTheWhole) {
   const auto model = TinyModel(TinyConfig(GetParam()));
   at::NoGradGuard guard;

@@ -49,13 +49,6 @@ HWY_NOINLINE void LatteHead(const ForwardHead<T>& head, const Sequence<const T>&
   SlotChunk<T> chunk(n, workspace);
   ReadCore<T> core(n, width, workspace);
   T* const W = workspace.Take<T>(kChunkRows * np);
-  if (head.total == 1) {
-    return head.One(z, memory, out, width, none, [&]() HWY_ATTR {
-      PackRows(q, 0, 1, n, np, kMinusInfinity<T>, W);
-      SoftmaxRows(1, np, W, W);
-      StepRead(n, width, W, s.At(0), v.At(0), memory, z, out.At(0));
-    });
-  }
   LatteVisit<T> visit{chunk, core, q, v, out, W};
   chunk.LoadZ(z);
   core.LoadMemory(memory, z);
@@ -117,22 +110,6 @@ HWY_NOINLINE void AbcHead(const ForwardHead<T>& head, T scale, const Sequence<co
   ReadCore<T> value_core(n, width, workspace);
   AbcVisit<T> visit{chunk, key_core, value_core, scale, q,
                     k,     v,        out,        x,     workspace.Take<T>(kChunkRows * np)};
-  if (head.total == 1) {
-    head.One(z, keys, out, width, none, [&]() HWY_ATTR {
-      head.ForgetEmpty(z, values);
-      StepAllWeights(n, s.At(0), z, chunk.total);
-      StepMatch(n, width, q.At(0), s.At(0), k.At(0), keys, z, visit.X, chunk.total);
-      chunk.rows = 1;
-      visit.Scores(0);
-      SoftmaxRows(1, np, visit.X, visit.X);
-      StepRead(n, width, visit.X, s.At(0), v.At(0), values, z, out.At(0), chunk.total);
-    });
-    if (head.tokens.length == 0) {
-      head.ForgetEmpty(z, values);
-      if (x.data != nullptr) ZeroRows(0, 1, n, x);
-    }
-    return;
-  }
   chunk.LoadZ(z);
   key_core.LoadMemory(keys, z);
   value_core.LoadMemory(values, z);
@@ -143,6 +120,47 @@ HWY_NOINLINE void AbcHead(const ForwardHead<T>& head, T scale, const Sequence<co
   if (x.data != nullptr) ZeroRows(head.tokens.length, head.total, n, x);
 }
 
+// One token of a head.
+template <class T>
+HWY_NOINLINE void LatteToken(const ForwardHead<T>& head, const Sequence<const T>& q,
+                             const Sequence<const T>& s, const Sequence<const T>& v, double* memory,
+                             double* z, const Sequence<T>& out) {
+  const size_t n = head.n, width = head.width, np = Padded<T>(n);
+  if (!StepBegin(head, z, {memory})) return ZeroRows(0, 1, width, out);
+  Workspace& workspace = Workspace::OfThisThread();
+  workspace.Start(StepScratch::Bytes(n, width) + np * sizeof(T), StepScratch::kPieces + 1);
+  const StepScratch scratch(n, width, workspace);
+  T* const W = workspace.Take<T>(np);
+  PackRows(q, 0, 1, n, np, kMinusInfinity<T>, W);
+  SoftmaxRows(1, np, W, W);
+  StepWeights(n, s.At(0), z, scratch.w);
+  StepRead(n, width, W, scratch.w, v.At(0), scratch.wide, memory, out.At(0));
+}
+
+template <class T>
+HWY_NOINLINE void AbcToken(const ForwardHead<T>& head, T scale, const Sequence<const T>& q,
+                           const Sequence<const T>& k, const Sequence<const T>& v,
+                           const Sequence<const T>& s, double* keys, double* values, double* z,
+                           const Sequence<T>& out, const Sequence<T>& x) {
+  const size_t n = head.n, width = head.width, np = Padded<T>(n);
+  if (!StepBegin(head, z, {keys, values})) {
+    ZeroRows(0, 1, width, out);
+    if (x.data != nullptr) ZeroRows(0, 1, n, x);
+    return;
+  }
+  Workspace& workspace = Workspace::OfThisThread();
+  workspace.Start(StepScratch::Bytes(n, width) + np * sizeof(T), StepScratch::kPieces + 1);
+  const StepScratch scratch(n, width, workspace);
+  T* const X = workspace.Take<T>(np);
+  StepWeights(n, s.At(0), z, scratch.w);
+  StepMatch(n, width, q.At(0), scratch.w, k.At(0), scratch.wide, keys, X);
+  for (size_t l = 0; l < n; ++l) X[l] *= scale;
+  if (x.data != nullptr) std::memcpy(x.At(0), X, n * sizeof(T));
+  for (size_t l = n; l < np; ++l) X[l] = kMinusInfinity<T>;
+  SoftmaxRows(1, np, X, X);
+  StepRead(n, width, X, scratch.w, v.At(0), scratch.wide, values, out.At(0));
+}
+
 template <class T>
 void LatteAll(const SlotShape& shape, const Rows<const T>& q, const Rows<const T>& s,
               const Rows<const T>& v, const RowMask& mask, double* memory, double* z,
@@ -150,9 +168,11 @@ void LatteAll(const SlotShape& shape, const Rows<const T>& q, const Rows<const T
   ParallelFor(shape.batch * shape.heads, HeadsPerThread(shape), [&](int64_t begin, int64_t end) {
     for (int64_t index = begin; index < end; ++index) {
       const ForwardHead<T> head(shape, mask, index);
-      LatteHead<T>(head, {q, head.b, head.h}, {s, head.b, head.h}, {v, head.b, head.h},
-                   memory + index * shape.slots * shape.width, z + index * shape.slots,
-                   {out, head.b, head.h});
+      (shape.length == 1 ? LatteToken<T> : LatteHead<T>)(head, {q, head.b, head.h},
+                                                         {s, head.b, head.h}, {v, head.b, head.h},
+                                                         memory + index * shape.slots * shape.width,
+                                                         z + index * shape.slots,
+                                                         {out, head.b, head.h});
     }
   });
 }
@@ -165,9 +185,11 @@ void AbcAll(const SlotShape& shape, double scale, const Rows<const T>& q, const 
     for (int64_t index = begin; index < end; ++index) {
       const ForwardHead<T> head(shape, mask, index);
       const int64_t at = index * shape.slots * shape.width;
-      AbcHead<T>(head, static_cast<T>(scale), {q, head.b, head.h}, {k, head.b, head.h},
-                 {v, head.b, head.h}, {s, head.b, head.h}, keys + at, values + at,
-                 z + index * shape.slots, {out, head.b, head.h}, {x, head.b, head.h});
+      (shape.length == 1
+           ? AbcToken<T>
+           : AbcHead<T>)(head, static_cast<T>(scale), {q, head.b, head.h}, {k, head.b, head.h},
+                         {v, head.b, head.h}, {s, head.b, head.h}, keys + at, values + at,
+                         z + index * shape.slots, {out, head.b, head.h}, {x, head.b, head.h});
     }
   });
 }

@@ -281,33 +281,6 @@ struct ForwardHead {
         total(static_cast<size_t>(shape.length)),
         tokens(shape, mask, b) {}
 
-  // Zeroes the memory of slots that hold nothing, whatever the caller left there.
-  void ForgetEmpty(const double* z, double* memory) const {
-    for (size_t l = 0; l < n; ++l) {
-      if (z[l] == kEmpty) std::memset(memory + l * width, 0, width * sizeof(double));
-    }
-  }
-
-  // One token: `step` updates memory and z in place.
-  template <class Step>
-  void One(double* z, double* memory, const Sequence<T>& out, size_t out_width,
-           const Sequence<T>& z_out, Step step) const {
-    ForgetEmpty(z, memory);
-    if (tokens.length > 0) {
-      if (tokens.StartsAt(0)) {
-        for (size_t l = 0; l < n; ++l) z[l] = kEmpty;
-        ForgetEmpty(z, memory);
-      }
-      step();
-      if (z_out.data != nullptr) {
-        for (size_t l = 0; l < n; ++l) z_out.At(0)[l] = static_cast<T>(z[l]);
-      }
-    } else {
-      ZeroRows(0, 1, out_width, out);
-      if (z_out.data != nullptr) ZeroRows(0, 1, n, z_out);
-    }
-  }
-
   // Behind the last chunk: padding, and the state.
   void Finish(const SlotChunk<T>& chunk, double* z, const Sequence<T>& out, size_t out_width,
               const Sequence<T>& z_out) const {

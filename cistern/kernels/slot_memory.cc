@@ -106,59 +106,61 @@ HWY_NOINLINE void MatchHead(const ForwardHead<T>& head, const Sequence<const T>&
   head.Finish(chunk, z, out, n, z_out);
 }
 
-template <class T>
-void ReadAll(const SlotShape& shape, const Rows<const T>& r, const Rows<const T>& s,
-             const Rows<const T>& v, const RowMask& mask, double* memory, double* z,
-             const Rows<T>& out, const Rows<T>& z_out) {
+// One token of a head; a: r of a read, q of a match.
+template <bool kMatch, class T>
+HWY_NOINLINE void OneToken(const ForwardHead<T>& head, const Sequence<const T>& a,
+                           const Sequence<const T>& s, const Sequence<const T>& u, double* memory,
+                           double* z, const Sequence<T>& out, const Sequence<T>& z_out) {
+  const size_t n = head.n, width = head.width;
+  if (!StepBegin(head, z, {memory})) {
+    ZeroRows(0, 1, kMatch ? n : width, out);
+    if (z_out.data != nullptr) ZeroRows(0, 1, n, z_out);
+    return;
+  }
+  Workspace& workspace = Workspace::OfThisThread();
+  workspace.Start(StepScratch::Bytes(n, width), StepScratch::kPieces);
+  const StepScratch scratch(n, width, workspace);
+  StepWeights(n, s.At(0), z, scratch.w);
+  if constexpr (kMatch) {
+    StepMatch(n, width, a.At(0), scratch.w, u.At(0), scratch.wide, memory, out.At(0));
+  } else {
+    StepRead(n, width, a.At(0), scratch.w, u.At(0), scratch.wide, memory, out.At(0));
+  }
+  if (z_out.data == nullptr) return;
+  for (size_t l = 0; l < n; ++l) z_out.At(0)[l] = static_cast<T>(z[l]);
+}
+
+template <bool kMatch, class T>
+void ForwardAll(const SlotShape& shape, const Rows<const T>& a, const Rows<const T>& s,
+                const Rows<const T>& u, const RowMask& mask, double* memory, double* z,
+                const Rows<T>& out, const Rows<T>& z_out) {
   ParallelFor(shape.batch * shape.heads, HeadsPerThread(shape), [&](int64_t begin, int64_t end) {
     for (int64_t index = begin; index < end; ++index) {
       const ForwardHead<T> head(shape, mask, index);
-      const Sequence<const T> rh(r, head.b, head.h), sh(s, head.b, head.h), vh(v, head.b, head.h);
+      const Sequence<const T> ah(a, head.b, head.h), sh(s, head.b, head.h), uh(u, head.b, head.h);
       const Sequence<T> oh(out, head.b, head.h), zh(z_out, head.b, head.h);
       double* const m = memory + index * shape.slots * shape.width;
       double* const zz = z + index * shape.slots;
       if (shape.length == 1) {
-        head.One(zz, m, oh, head.width, zh, [&] {
-          StepRead(head.n, head.width, rh.At(0), sh.At(0), vh.At(0), m, zz, oh.At(0));
-        });
+        OneToken<kMatch, T>(head, ah, sh, uh, m, zz, oh, zh);
+      } else if constexpr (kMatch) {
+        MatchHead(head, ah, sh, uh, m, zz, oh, zh);
       } else {
-        ReadHead(head, rh, sh, vh, m, zz, oh, zh);
+        ReadHead(head, ah, sh, uh, m, zz, oh, zh);
       }
     }
   });
 }
 
-template <class T>
-void MatchAll(const SlotShape& shape, const Rows<const T>& q, const Rows<const T>& s,
-              const Rows<const T>& k, const RowMask& mask, double* memory, double* z,
-              const Rows<T>& out, const Rows<T>& z_out) {
-  ParallelFor(shape.batch * shape.heads, HeadsPerThread(shape), [&](int64_t begin, int64_t end) {
-    for (int64_t index = begin; index < end; ++index) {
-      const ForwardHead<T> head(shape, mask, index);
-      const Sequence<const T> qh(q, head.b, head.h), sh(s, head.b, head.h), kh(k, head.b, head.h);
-      const Sequence<T> oh(out, head.b, head.h), zh(z_out, head.b, head.h);
-      double* const m = memory + index * shape.slots * shape.width;
-      double* const zz = z + index * shape.slots;
-      if (shape.length == 1) {
-        head.One(zz, m, oh, head.n, zh, [&] {
-          StepMatch(head.n, head.width, qh.At(0), sh.At(0), kh.At(0), m, zz, oh.At(0));
-        });
-      } else {
-        MatchHead(head, qh, sh, kh, m, zz, oh, zh);
-      }
-    }
-  });
-}
-
-#define CISTERN_SLOT_FORWARD(Function, name, T)                                           \
+#define CISTERN_SLOT_FORWARD(kMatch, name, T)                                             \
   void name(const SlotShape& shape, Rows<const T> a, Rows<const T> s, Rows<const T> u,    \
             const RowMask& mask, double* memory, double* z, Rows<T> out, Rows<T> z_out) { \
-    Function<T>(shape, a, s, u, mask, memory, z, out, z_out);                             \
+    ForwardAll<kMatch, T>(shape, a, s, u, mask, memory, z, out, z_out);                   \
   }
-CISTERN_SLOT_FORWARD(ReadAll, SlotReadFloat, float)
-CISTERN_SLOT_FORWARD(ReadAll, SlotReadDouble, double)
-CISTERN_SLOT_FORWARD(MatchAll, SlotMatchFloat, float)
-CISTERN_SLOT_FORWARD(MatchAll, SlotMatchDouble, double)
+CISTERN_SLOT_FORWARD(false, SlotReadFloat, float)
+CISTERN_SLOT_FORWARD(false, SlotReadDouble, double)
+CISTERN_SLOT_FORWARD(true, SlotMatchFloat, float)
+CISTERN_SLOT_FORWARD(true, SlotMatchDouble, double)
 #undef CISTERN_SLOT_FORWARD
 
 }  // namespace HWY_NAMESPACE

@@ -168,9 +168,11 @@ struct Linear {
     return {LikeHeads(x.q), LikeHeads(x.k), LikeHeads(x.v), LikePlain(x.memory)};
   }
 
+  static Tensors InPlace(const Arguments& x) { return {LikeHeads(x.v), x.memory, at::Tensor()}; }
+
   static void Forward(const Arguments& x, const RowMask& mask, const Tensors& y) {
     const at::Tensor q = UnitStride(x.q), k = UnitStride(x.k), v = UnitStride(x.v);
-    y[kMemory].copy_(x.memory);
+    BeginState(x.memory, y[kMemory]);
     DispatchType(v, [&]<class T>(T) {
       LinearForward<T>(ShapeOf(x), x.rule(), InputRows<T>(q), InputRows<T>(k), InputRows<T>(v),
                        mask, y[kMemory].mutable_data_ptr<double>(), OutputRows<T>(y[kOut]),
@@ -232,6 +234,17 @@ SumResult LinearAttention(const at::Tensor& q, const at::Tensor& k, const at::Te
   auto [out, after, z] = OpPair<linear_attention::Linear>::Call(
       {q, k, v, memory, mask, int64_t(rule.map), rule.map_eps, int64_t(rule.divisor), rule.value});
   return {out, after};
+}
+
+at::Tensor LinearExtend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                        at::Tensor& memory, const LinearRule& rule, const Mask& mask) {
+  const bool alone = OwnedAlone(memory);
+  linear_attention::Arguments x = {
+      q, k, v, memory, mask, int64_t(rule.map), rule.map_eps, int64_t(rule.divisor), rule.value};
+  using Op = OpPair<linear_attention::Linear>;
+  at::Tensor out, z;
+  std::tie(out, memory, z) = alone ? Op::CallInPlace(x) : Op::Call(x);
+  return out;
 }
 
 at::Tensor EluPlusOne(const at::Tensor& x) {

@@ -13,6 +13,11 @@ namespace cistern::ops {
 SumResult LinearAttention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                           const at::Tensor& memory, const LinearRule& rule, const Mask& mask = {});
 
+// The same for a memory that goes on: it becomes the one after. Where the caller's handle is the
+// only one and no gradient is recorded, it is written in place (in_place.h): no copy.
+at::Tensor LinearExtend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                        at::Tensor& memory, const LinearRule& rule, const Mask& mask = {});
+
 // The parts of the composition, differentiable.
 // elu(x) + 1: x + 1 for x > 0, else e^x.
 at::Tensor EluPlusOne(const at::Tensor& x);

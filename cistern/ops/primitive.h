@@ -32,6 +32,8 @@
 //   ForwardReference(a, mask) -> outputs, BackwardReference(a, mask, grads, outputs): the
 //                       definition; without them CISTERN_IMPL=reference composes
 //   Keep(a, outputs)    leaves undefined what the backward does not need
+//   InPlace(a)          the outputs, not filled, but for the states after, which are those of a
+//                       themselves: Forward finds them there and moves them on
 #include <ATen/ATen.h>
 #include <c10/core/TensorOptions.h>
 #include <torch/csrc/autograd/autograd.h>
@@ -42,6 +44,7 @@
 #include <tuple>
 
 #include "cistern/ops/impl.h"
+#include "cistern/ops/in_place.h"
 #include "cistern/ops/mask.h"
 #include "cistern/ops/tensor_rows.h"
 
@@ -83,6 +86,11 @@ inline bool NeedsGradient(at::TensorList x) {
          });
 }
 
+// The state after begins as the one before; where it is that one, it does already.
+inline void BeginState(const at::Tensor& before, const at::Tensor& after) {
+  if (!after.is_same(before)) after.copy_(before);
+}
+
 // Inputs to differentiate by, each on its own: where one was computed from another, a view keeps
 // the path through it out of that other's gradient.
 inline at::Tensor Apart(const at::Tensor& x) {
@@ -122,6 +130,24 @@ class OpPairOf<P, std::tuple<F&...>> {
                 " expected a mask of lengths and starts; ToFront "
                 "(ops/mask.h) makes one of a token mask");
     return std::apply([](const auto&... f) { return Op().call(f...); }, P::kFields(a));
+  }
+
+  // As Call, for states that are the caller's alone (in_place.h): where no gradient is recorded and
+  // nobody watches the calls of ops, the kernel writes to them and they are the states after.
+  static Outputs CallInPlace(Arguments& a) {
+    const at::Tensor& tokens = P::Tokens(a);
+    bool plain =
+        !a.mask.valid && ActiveImpl() == Impl::kKernel && UsesKernel(tokens) && NobodyWatchesOps();
+    EachInput(a, [&](const at::Tensor& t) {
+      plain = plain && IsPlain(t) && !(c10::GradMode::is_enabled() && t.requires_grad()) &&
+              !t._fw_grad(0).defined();
+    });
+    if (!plain) return Call(a);
+    Check(a);
+    const MaskView view(a.mask, tokens.size(P::kTime));
+    Tensors y = P::InPlace(a);
+    P::Forward(a, view.mask, y);
+    return Tuple(std::move(y));
   }
 
   static void Define(torch::Library& m) {

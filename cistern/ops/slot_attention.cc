@@ -64,9 +64,11 @@ struct Latte {
     return {LikeHeads(x.q), LikeHeads(x.s), LikeHeads(x.v), LikePlain(x.memory), LikePlain(x.z)};
   }
 
+  static Tensors InPlace(const Arguments& x) { return {LikeHeads(x.v), x.memory, x.z}; }
+
   static void Forward(const Arguments& x, const RowMask& mask, const Tensors& y) {
     const at::Tensor q = UnitStride(x.q), s = UnitStride(x.s), v = UnitStride(x.v);
-    y[kMemory].copy_(x.memory), y[kZ].copy_(x.z);
+    BeginState(x.memory, y[kMemory]), BeginState(x.z, y[kZ]);
     DispatchType(v, [&]<class T>(T) {
       LatteForward<T>(ShapeOf(s, v), InputRows<T>(q), InputRows<T>(s), InputRows<T>(v), mask,
                       y[kMemory].mutable_data_ptr<double>(), y[kZ].mutable_data_ptr<double>(),
@@ -150,10 +152,14 @@ struct Abc {
             LikePlain(x.keys), LikePlain(x.values), LikePlain(x.z)};
   }
 
+  static Tensors InPlace(const Arguments& x) {
+    return {LikeHeads(x.v), x.keys, x.values, x.z, at::Tensor()};
+  }
+
   static void Forward(const Arguments& x, const RowMask& mask, const Tensors& y) {
     const at::Tensor q = UnitStride(x.q), k = UnitStride(x.k), v = UnitStride(x.v),
                      s = UnitStride(x.s);
-    y[kKeys].copy_(x.keys), y[kValues].copy_(x.values), y[kZ].copy_(x.z);
+    BeginState(x.keys, y[kKeys]), BeginState(x.values, y[kValues]), BeginState(x.z, y[kZ]);
     DispatchType(v, [&]<class T>(T) {
       AbcForward<T>(ShapeOf(s, v), x.scale, InputRows<T>(q), InputRows<T>(k), InputRows<T>(v),
                     InputRows<T>(s), mask, y[kKeys].mutable_data_ptr<double>(),
@@ -212,11 +218,32 @@ AttentionResult LatteAttention(const at::Tensor& q, const at::Tensor& s, const a
   return {out, {memory, z}};
 }
 
+at::Tensor LatteExtend(const at::Tensor& q, const at::Tensor& s, const at::Tensor& v,
+                       at::Tensor& memory, at::Tensor& z, const Mask& mask) {
+  const bool alone = OwnedAlone(memory) && OwnedAlone(z);
+  slot_attention::LatteArguments x = {q, s, v, memory, z, mask};
+  using Op = OpPair<slot_attention::Latte>;
+  at::Tensor out;
+  std::tie(out, memory, z) = alone ? Op::CallInPlace(x) : Op::Call(x);
+  return out;
+}
+
 AbcResult AbcAttention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                        const at::Tensor& s, const AbcState& state, double scale, const Mask& mask) {
   auto [out, keys, values, z, scores] = OpPair<slot_attention::Abc>::Call(
       {q, k, v, s, state.keys, state.values, state.z, mask, scale});
   return {out, {keys, values, z}};
+}
+
+at::Tensor AbcExtend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                     const at::Tensor& s, at::Tensor& keys, at::Tensor& values, at::Tensor& z,
+                     double scale, const Mask& mask) {
+  const bool alone = OwnedAlone(keys) && OwnedAlone(values) && OwnedAlone(z);
+  slot_attention::AbcArguments x = {q, k, v, s, keys, values, z, mask, scale};
+  using Op = OpPair<slot_attention::Abc>;
+  at::Tensor out, scores;
+  std::tie(out, keys, values, z, scores) = alone ? Op::CallInPlace(x) : Op::Call(x);
+  return out;
 }
 
 }  // namespace cistern::ops

@@ -15,6 +15,11 @@ struct AttentionResult {
 AttentionResult LatteAttention(const at::Tensor& q, const at::Tensor& s, const at::Tensor& v,
                                const SlotState& state, const Mask& mask = {});
 
+// The same for a state that goes on: memory and z become those after. Where the caller's handles
+// are the only ones and no gradient is recorded, they are written in place (in_place.h): no copy.
+at::Tensor LatteExtend(const at::Tensor& q, const at::Tensor& s, const at::Tensor& v,
+                       at::Tensor& memory, at::Tensor& z, const Mask& mask = {});
+
 struct AbcState {
   at::Tensor keys, values;  // [B,H,n,d], double
   at::Tensor z;             // [B,H,n], double
@@ -29,5 +34,9 @@ struct AbcResult {
 AbcResult AbcAttention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                        const at::Tensor& s, const AbcState& state, double scale,
                        const Mask& mask = {});
+// As LatteExtend.
+at::Tensor AbcExtend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                     const at::Tensor& s, at::Tensor& keys, at::Tensor& values, at::Tensor& z,
+                     double scale, const Mask& mask = {});
 
 }  // namespace cistern::ops

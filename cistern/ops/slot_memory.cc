@@ -69,8 +69,12 @@ struct Memory {
     return {LikeHeads(x.a), LikeHeads(x.s), LikeHeads(x.u), LikePlain(x.memory), LikePlain(x.z)};
   }
 
+  static Tensors InPlace(const Arguments& x) {
+    return {LikeHeads(kMatch ? x.s : x.u), x.memory, x.z, x.want_z ? LikeHeads(x.s) : at::Tensor()};
+  }
+
   static void Forward(const Arguments& x, const RowMask& mask, const Tensors& y) {
-    y[kMemory].copy_(x.memory), y[kZ].copy_(x.z);
+    BeginState(x.memory, y[kMemory]), BeginState(x.z, y[kZ]);
     RunKernel(kMatch, ShapeOf(x), UnitStride(x.a), UnitStride(x.s), UnitStride(x.u), mask,
               y[kMemory], y[kZ], y[kOut], x.want_z ? y[kZOut] : at::Tensor());
   }
@@ -159,6 +163,14 @@ SlotResult Run(const SlotArguments& x) {
   return {out, {memory, z}, x.want_z ? z_out : at::Tensor()};
 }
 
+template <class Op>
+SlotRows Extend(SlotArguments x, bool alone, at::Tensor& memory, at::Tensor& z) {
+  SlotRows rows;
+  std::tie(rows.out, memory, z, rows.z) = alone ? OpPair<Op>::CallInPlace(x) : OpPair<Op>::Call(x);
+  if (!x.want_z) rows.z = at::Tensor();
+  return rows;
+}
+
 }  // namespace slot_memory
 
 CISTERN_PRIMITIVE(slot_memory::Read)
@@ -178,6 +190,19 @@ SlotResult SlotRead(const at::Tensor& r, const at::Tensor& s, const at::Tensor& 
 SlotResult SlotMatch(const at::Tensor& q, const at::Tensor& s, const at::Tensor& k,
                      const SlotState& state, const Mask& mask, bool want_z) {
   return slot_memory::Run<slot_memory::Match>({q, s, k, state.memory, state.z, mask, want_z});
+}
+
+SlotRows SlotReadExtend(const at::Tensor& r, const at::Tensor& s, const at::Tensor& v,
+                        at::Tensor& memory, at::Tensor& z, const Mask& mask, bool want_z) {
+  const bool alone = OwnedAlone(memory) && OwnedAlone(z);
+  return slot_memory::Extend<slot_memory::Read>({r, s, v, memory, z, mask, want_z}, alone, memory,
+                                                z);
+}
+SlotRows SlotMatchExtend(const at::Tensor& q, const at::Tensor& s, const at::Tensor& k,
+                         at::Tensor& memory, at::Tensor& z, const Mask& mask, bool want_z) {
+  const bool alone = OwnedAlone(memory) && OwnedAlone(z);
+  return slot_memory::Extend<slot_memory::Match>({q, s, k, memory, z, mask, want_z}, alone, memory,
+                                                 z);
 }
 
 SlotState SlotWrite(const at::Tensor& s_in, const at::Tensor& v, const SlotState& state,

@@ -87,8 +87,10 @@ struct Memory {
     return g;
   }
 
+  static Tensors InPlace(const Arguments& x) { return {LikeHeads(kMatch ? x.w : x.u), x.memory}; }
+
   static void Forward(const Arguments& x, const RowMask& mask, const Tensors& y) {
-    y[kMemory].copy_(x.memory);
+    BeginState(x.memory, y[kMemory]);
     RunKernel(kMatch, ShapeOf(x), UnitStride(x.a), UnitStride(x.w), UnitStride(x.u),
               GateUnitStride(x.log_gate), mask, y[kMemory], y[kOut]);
   }
@@ -169,6 +171,13 @@ SumResult Run(const SumArguments& x) {
   return {out, memory};
 }
 
+template <class Op>
+at::Tensor Extend(SumArguments x, bool alone, at::Tensor& memory) {
+  at::Tensor out;
+  std::tie(out, memory) = alone ? OpPair<Op>::CallInPlace(x) : OpPair<Op>::Call(x);
+  return out;
+}
+
 }  // namespace sum_memory
 
 CISTERN_PRIMITIVE(sum_memory::Read)
@@ -186,6 +195,19 @@ SumResult SumRead(const at::Tensor& r, const at::Tensor& w, const at::Tensor& v,
 SumResult SumMatch(const at::Tensor& q, const at::Tensor& w, const at::Tensor& k,
                    const at::Tensor& memory, const Mask& mask, const at::Tensor& log_gate) {
   return sum_memory::Run<sum_memory::Match>({q, w, k, memory, Given(log_gate), mask});
+}
+
+at::Tensor SumReadExtend(const at::Tensor& r, const at::Tensor& w, const at::Tensor& v,
+                         at::Tensor& memory, const Mask& mask, const at::Tensor& log_gate) {
+  const bool alone = OwnedAlone(memory);
+  return sum_memory::Extend<sum_memory::Read>({r, w, v, memory, Given(log_gate), mask}, alone,
+                                              memory);
+}
+at::Tensor SumMatchExtend(const at::Tensor& q, const at::Tensor& w, const at::Tensor& k,
+                          at::Tensor& memory, const Mask& mask, const at::Tensor& log_gate) {
+  const bool alone = OwnedAlone(memory);
+  return sum_memory::Extend<sum_memory::Match>({q, w, k, memory, Given(log_gate), mask}, alone,
+                                               memory);
 }
 
 at::Tensor SumWrite(const at::Tensor& w_in, const at::Tensor& v_in, const at::Tensor& memory,

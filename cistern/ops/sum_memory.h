@@ -38,6 +38,15 @@ SumResult SumMatch(const at::Tensor& q, const at::Tensor& w, const at::Tensor& k
                    const at::Tensor& memory, const Mask& mask = {},
                    const at::Tensor& log_gate = {});
 
+// The same for a memory that goes on: it becomes the one after. Where the caller's handle is the
+// only one and no gradient is recorded, it is written in place (in_place.h): no copy.
+at::Tensor SumReadExtend(const at::Tensor& r, const at::Tensor& w, const at::Tensor& v,
+                         at::Tensor& memory, const Mask& mask = {},
+                         const at::Tensor& log_gate = {});
+at::Tensor SumMatchExtend(const at::Tensor& q, const at::Tensor& w, const at::Tensor& k,
+                          at::Tensor& memory, const Mask& mask = {},
+                          const at::Tensor& log_gate = {});
+
 // Writes a whole piece and returns the memory after it. O(T n d), plain ATen. A memory holds one
 // document: mask.starts is an error.
 at::Tensor SumWrite(const at::Tensor& w, const at::Tensor& v, const at::Tensor& memory,

@@ -70,12 +70,11 @@ State EfficientMechanism::EmptyState(int64_t batch, const at::TensorOptions& opt
 at::Tensor EfficientMechanism::DoExtend(const std::vector<at::Tensor>& x, State& state,
                                         const ops::Mask& mask) {
   if (!scaling_) return LatteMechanism::DoExtend(x, state, mask);
-  const ops::SumResult result = ops::SumRead(x[q_], x[k_], x[v_], state[memory_], mask);
-  state[memory_] = result.memory;
-  if (!by_length_) return result.out / double(x[q_].size(3));
+  const at::Tensor out = ops::SumReadExtend(x[q_], x[k_], x[v_], state[memory_], mask);
+  if (!by_length_) return out / double(x[q_].size(3));
   const at::Tensor positions = PiecePositions(state[count_], x[q_].size(2), mask);
   state[count_] = PositionsAfter(state[count_], positions, mask);
-  return result.out / (positions + 1).unsqueeze(1).unsqueeze(-1).to(result.out.scalar_type());
+  return out / (positions + 1).unsqueeze(1).unsqueeze(-1).to(out.scalar_type());
 }
 
 void EfficientMechanism::DoWrite(const std::vector<at::Tensor>& x, State& state,

@@ -83,13 +83,10 @@ at::Tensor GatedSlotsMechanism::Attend(const at::Tensor& logits) const {
 at::Tensor GatedSlotsMechanism::DoExtend(const std::vector<at::Tensor>& x, State& state,
                                          const ops::Mask& mask) {
   const Gate gate = MakeGate(x[gate_], options_.temperature);
-  const ops::SumResult matched =
-      ops::SumMatch(x[q_], gate.write, x[k_], state[key_memory_], mask, gate.log_gate);
-  const ops::SumResult result = ops::SumRead(Attend(matched.out), gate.write, x[v_],
-                                             state[value_memory_], mask, gate.log_gate);
-  state[key_memory_] = matched.memory;
-  state[value_memory_] = result.memory;
-  return result.out;
+  const at::Tensor matched =
+      ops::SumMatchExtend(x[q_], gate.write, x[k_], state[key_memory_], mask, gate.log_gate);
+  return ops::SumReadExtend(Attend(matched), gate.write, x[v_], state[value_memory_], mask,
+                            gate.log_gate);
 }
 
 void GatedSlotsMechanism::DoWrite(const std::vector<at::Tensor>& x, State& state,

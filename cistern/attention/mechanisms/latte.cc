@@ -119,20 +119,12 @@ at::Tensor LatteMechanism::DoExtend(const std::vector<at::Tensor>& x, State& sta
 
 at::Tensor LatteMechanism::ExtendWith(const std::vector<at::Tensor>& x, State& state,
                                       const ops::Mask& mask) {
-  const ops::SlotState before = {state[memory_], state[z_]};
-  at::Tensor out;
-  ops::SlotState after;
   if (const double dropout = WeightDropout(Form::kCausal); dropout > 0) {
-    const ops::SlotResult result =
-        ops::SlotRead(ReadWeights(x[q_], dropout), x[k_], x[v_], before, mask);
-    out = result.out, after = result.state;
-  } else {
-    const ops::AttentionResult result = ops::LatteAttention(x[q_], x[k_], x[v_], before, mask);
-    out = result.out, after = result.state;
+    return ops::SlotReadExtend(ReadWeights(x[q_], dropout), x[k_], x[v_], state[memory_], state[z_],
+                               mask)
+        .out;
   }
-  state[memory_] = after.memory;
-  state[z_] = after.z;
-  return out;
+  return ops::LatteExtend(x[q_], x[k_], x[v_], state[memory_], state[z_], mask);
 }
 
 void LatteMechanism::DoWrite(const std::vector<at::Tensor>& x, State& state,

@@ -190,13 +190,10 @@ at::Tensor LinformerMechanism::DoExtend(const std::vector<at::Tensor>& x, State&
   const at::Tensor positions = Positions(state, x[q_].size(2), mask),
                    e = Weights(key_, positions, type);
   const at::Tensor f = value_.defined() ? Weights(value_, positions, type) : e;
-  const ops::SumResult matched = ops::SumMatch(x[q_], e, x[k_], state[key_memory_], mask);
-  const ops::SumResult result =
-      ops::SumRead(Attend(matched.out), f, x[v_], state[value_memory_], mask);
-  state[key_memory_] = matched.memory;
-  state[value_memory_] = result.memory;
+  const at::Tensor matched = ops::SumMatchExtend(x[q_], e, x[k_], state[key_memory_], mask);
+  const at::Tensor out = ops::SumReadExtend(Attend(matched), f, x[v_], state[value_memory_], mask);
   state[count_] = PositionsAfter(state[count_], positions, mask);
-  return result.out;
+  return out;
 }
 
 void LinformerMechanism::DoWrite(const std::vector<at::Tensor>& x, State& state,

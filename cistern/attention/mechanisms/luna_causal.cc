@@ -134,13 +134,11 @@ at::Tensor LunaCausalMechanism::DoExtend(const std::vector<at::Tensor>& x, State
                    positions = PiecePositions(state[count_], x[q_].size(2), mask);
   const at::Tensor tokens =
       (positions + 1).to(x[q_].scalar_type()).unsqueeze(1).unsqueeze(-1);  // [B,1,T,1]
-  const ops::SumResult matched = ops::SumMatch(x[q_], a, x[k_], state[key_memory_], mask);
-  const ops::SumResult result =
-      ops::SumRead(ReadWeights(matched.out, tokens, state), a, x[v_], state[value_memory_], mask);
-  state[key_memory_] = matched.memory;
-  state[value_memory_] = result.memory;
+  const at::Tensor matched = ops::SumMatchExtend(x[q_], a, x[k_], state[key_memory_], mask);
+  const at::Tensor out =
+      ops::SumReadExtend(ReadWeights(matched, tokens, state), a, x[v_], state[value_memory_], mask);
   state[count_] = PositionsAfter(state[count_], positions, mask);
-  return result.out;
+  return out;
 }
 
 void LunaCausalMechanism::DoWrite(const std::vector<at::Tensor>& x, State& state,

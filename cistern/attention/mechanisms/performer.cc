@@ -130,17 +130,13 @@ at::Tensor PerformerMechanism::DoExtend(const std::vector<at::Tensor>& x, State&
   const at::Tensor s = LogFeatures(x[k_], Side::kKey),
                    ones = at::ones({1, 1, 1, 1}, s.options())
                               .expand({s.size(0), s.size(1), s.size(2), 1});
-  const ops::SlotState before = {state[memory_], state[z_]};
   // A memory one channel wide gives z at every position, which the read weights need.
-  const ops::SlotState narrow = {
-      at::zeros({s.size(0), s.size(1), features_, 1}, s.options().dtype(at::kDouble)), before.z};
-  const at::Tensor z = ops::SlotMatch(ones, s, ones, narrow, mask, true).z_out;
+  const at::Tensor narrow =
+      at::zeros({s.size(0), s.size(1), features_, 1}, s.options().dtype(at::kDouble));
+  const at::Tensor z = ops::SlotMatch(ones, s, ones, {narrow, state[z_]}, mask, true).z_out;
   const at::Tensor r =
       at::softmax((LogFeatures(x[q_], Side::kQuery) + z).transpose(1, 2), -1).transpose(1, 2);
-  const ops::SlotResult result = ops::SlotRead(r, s, x[v_], before, mask);
-  state[memory_] = result.state.memory;
-  state[z_] = result.state.z;
-  return result.out;
+  return ops::SlotReadExtend(r, s, x[v_], state[memory_], state[z_], mask).out;
 }
 
 void PerformerMechanism::DoWrite(const std::vector<at::Tensor>& x, State& state,
