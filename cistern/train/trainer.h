@@ -79,6 +79,7 @@ struct TrainResult {
   int64_t peak_bytes = 0;        // of the process's memory during training
   double cpu_share = 1;          // base/cpu_share.h, while training
   bool interrupted = false;
+  bool had_ended = false;  // resumed, and nothing was left to train
 };
 
 class Trainer {
@@ -115,6 +116,7 @@ class Trainer {
   void SaveCheckpoint();
   void SaveBest();
   void LogStep(const StepOutcome& last);
+  void TakeRates();  // of a resumed run, from its log
   bool OutOfPatience() const;
   void AverageLast();  // the final model, where it is a mean (average_last)
   void FinalTest(TrainResult* result);
@@ -141,6 +143,9 @@ class Trainer {
   std::function<Json(Model& model)> observer_;  // null: none
   std::unique_ptr<Prefetcher<Batch>> batches_;  // made on a thread of their own, a few ahead
 };
+
+// What the keys of such a record mean where it does not hold them (CompareRuns).
+Json RunDefaults(const Json& experiment);
 
 // Bytes a training step will need at most, estimated from the configuration. `source`: tokens of
 // each source of an encoder_decoder, where `length` is that of the targets; 0: as many. `bytes`: of
