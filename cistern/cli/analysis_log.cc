@@ -6,7 +6,9 @@
 
 #include "cistern/analyses/analysis.h"
 #include "cistern/base/error.h"
+#include "cistern/base/terminal.h"
 #include "cistern/io/jsonl.h"
+#include "cistern/train/checkpoint.h"
 
 namespace cistern::cli {
 namespace {
@@ -65,11 +67,14 @@ Figures OverTraining(const std::string& folder, const std::string& analysis) {
   const std::string path = folder + "/metrics.jsonl", own = analysis + "/",
                     random = analysis + "_random/";
   if (!std::filesystem::exists(path, ignored)) return f;
+  if (const std::string problem = LogProblem(folder); !problem.empty()) Note(problem);
   // Of each figure: of each layer and memory a curve, and the level of random weights.
   std::map<std::string, std::map<std::string, Series>> curves;
   std::map<std::string, std::map<std::string, double>> levels;
   for (const Json& line : ReadJsonl(path)) {
-    if (line["event"] != "valid") continue;
+    if (!line.is_object() || line.value("event", Json()) != "valid") continue;
+    if (const Json step = line.value("step", Json()); !step.is_number())
+      Fail(path, ": a line of an evaluation has no step");
     for (const auto& [key, value] : line.items()) {
       const bool is_random = key.starts_with(random);
       if ((!is_random && !key.starts_with(own)) || !value.is_number()) continue;

@@ -7,9 +7,11 @@
 #include "cistern/base/interrupt.h"
 #include "cistern/base/progress.h"
 #include "cistern/base/subprocess.h"
+#include "cistern/base/terminal.h"
 #include "cistern/io/atomic_file.h"
-#include "cistern/io/json_text.h"
+#include "cistern/io/checked_json.h"
 #include "cistern/io/jsonl.h"
+#include "cistern/train/checkpoint.h"
 
 namespace cistern::cli {
 namespace {
@@ -62,8 +64,7 @@ std::vector<std::string> TrainArgumentsOf(const ChildSettings& s) {
 bool ReadChildRun(const std::string& folder, ChildRun* run) {
   const std::string path = folder + "/result.json";
   if (!FileExists(path)) return false;
-  const Json json = ReadJsonFile(path);
-  CISTERN_CHECK(json.is_object(), path, " is no result of a run");
+  const Json json = ReadCheckedJson(path);
   *run = ChildRun();
   run->kept = true;
   if (json.contains("failed")) {
@@ -88,7 +89,7 @@ ChildRun RunTraining(const ChildSettings& s) {
   const std::string done = s.folder + "/result.json";
   if (child.code == 0) {
     run.result = ParseJson(child.output, "the training run's result");
-    WriteFileAtomically(done, JsonFileText(run.result));
+    WriteCheckedJson(done, run.result);
     return run;
   }
   if (!s.keep_failures) {
@@ -99,7 +100,7 @@ ChildRun RunTraining(const ChildSettings& s) {
   run.failed = LastWords(log);
   if (run.failed.empty()) run.failed = StrCat("the run ended with exit code ", child.code);
   run.diverged = SaysNotFinite(run.failed);
-  WriteFileAtomically(done, JsonFileText({{"failed", run.failed}, {"diverged", run.diverged}}));
+  WriteCheckedJson(done, {{"failed", run.failed}, {"diverged", run.diverged}});
   return run;
 }
 
@@ -108,8 +109,10 @@ Series RunCurve(const std::string& folder, const std::string& name, const std::s
   Series series{name, {}, {}};
   const std::string log = folder + "/metrics.jsonl";
   if (!FileExists(log)) return series;
+  if (const std::string problem = LogProblem(folder); !problem.empty()) Note(problem);
   for (const Json& line : ReadJsonl(log)) {
-    if (line.value("event", "") != event || !line.contains(x) || !line.contains(y)) continue;
+    if (!line.is_object() || line.value("event", Json()) != event) continue;
+    if (!line.contains(x) || !line.contains(y)) continue;
     if (!line[x].is_number() || !line[y].is_number()) continue;
     series.x.push_back(line[x].get<double>());
     series.y.push_back(line[y].get<double>());

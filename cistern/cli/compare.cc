@@ -18,6 +18,8 @@
 #include "cistern/decode/generate.h"
 #include "cistern/decode/lm_folder.h"
 #include "cistern/io/atomic_file.h"
+#include "cistern/io/checked_json.h"
+#include "cistern/io/file_lock.h"
 #include "cistern/kernels/isa.h"
 #include "cistern/tensors/device.h"
 #include "cistern/tensors/product_speed.h"
@@ -68,13 +70,20 @@ std::vector<std::string> Assignments(CLI::App& command, const CompareArguments& 
   return set;
 }
 
+// What a run's experiment.json says.
+Json ReadRecord(const std::string& path) { return ReadCheckedJson(path, "the runs may be others"); }
+
 // The dtype that the runs of an interrupted comparison were begun with; empty: none was begun.
 std::string BegunDtype(const CompareArguments& a) {
   for (const std::string& mechanism : a.mechanisms) {
     for (const int64_t length : a.lengths) {
       const std::string path =
           RunPlace(a, mechanism, length, int64_t(a.common.seed)) + "/experiment.json";
-      if (std::filesystem::exists(path)) return ReadJsonFile(path).value("dtype", "");
+      if (std::filesystem::exists(path)) {
+        const Json dtype = ReadRecord(path).value("dtype", Json(""));
+        CISTERN_CHECK(dtype.is_string(), path, ": dtype is no text");
+        return dtype.get<std::string>();
+      }
     }
   }
   return "";
@@ -88,15 +97,111 @@ std::vector<std::string> BegunTaskOptions(const CompareArguments& a, const TaskI
     const std::string path = a.out + "/" + FolderName(mechanism) + "/experiment.json";
     if (!std::filesystem::exists(path)) continue;
     const Json group =
-        TaskOptions::Recorded(ReadJsonFile(path).value("task", Json::object()), task.name)
+        TaskOptions::Recorded(ReadRecord(path).value("task", Json::object()), task.name)
             .value(task.name, Json::object());
     for (const std::string& former : task.former) {
       const std::string key = former.substr(0, former.find('='));
+      CISTERN_CHECK(group.contains(key) && group[key].is_string(), path, ": task.", task.name,
+                    " lacks ", key);
       set.push_back(StrCat("task.", task.name, ".", key, "=", group[key].get<std::string>()));
     }
     break;
   }
   return set;
+}
+
+bool Exists(const std::string& path) {
+  std::error_code ignored;
+  return std::filesystem::exists(path, ignored);
+}
+
+// "/task/lm/text": where data lie, which are known by their contents.
+bool IsPlace(const std::string& key) {
+  return key.starts_with("/task/") &&
+         (key.ends_with("/text") || key.ends_with("/data") || key.ends_with("/cache"));
+}
+
+// Whether a run has begun in a folder of `out`, or in a folder of one of those.
+bool HoldsRuns(const std::string& out) {
+  std::error_code error;
+  std::filesystem::recursive_directory_iterator entry(out, error), end;
+  for (; !error && entry != end; entry.increment(error)) {
+    if (entry->path().filename() == "experiment.json") return true;
+    if (entry.depth() >= 2) entry.disable_recursion_pending();
+  }
+  return false;
+}
+
+std::string Dotted(std::string key) {
+  std::replace(key.begin(), key.end(), '/', '.');
+  return key.substr(1);
+}
+
+// Of a run that has ended: XXH64 of its data; empty: it has none.
+std::string DataHash(const std::string& folder) {
+  const std::string path = folder + "/experiment.json";
+  if (!Exists(folder + "/result.json") || !Exists(path)) return "";
+  const Json record = ReadRecord(path);
+  const Json data = record.value("data", Json::object());
+  if (!data.is_object() || !data.contains("xxh64") || !data["xxh64"].is_string()) return "";
+  return data["xxh64"].get<std::string>();
+}
+
+// OUT/settings.json holds what all runs of the folder are trained with, but for the mechanism.
+// Written while no run has begun, and where it is missing (in a folder of an earlier version).
+// UsageError where it says something else than `experiment`: the kept rows and the new ones could
+// not be compared. Where the data lie may change.
+void KeepSettings(const std::string& out, Experiment experiment) {
+  const std::string path = out + "/settings.json";
+  Experiment unset;
+  unset.task.kind = experiment.task.kind;
+  const auto flat = [](Experiment& e) {
+    Json tree = e.Write();
+    tree.at("model").erase("attention");
+    tree.erase("published");
+    return tree.flatten();
+  };
+  const Json now = flat(experiment), defaults = flat(unset);
+  if (!Exists(path) || !HoldsRuns(out)) return WriteCheckedJson(path, now);
+  const Json begun = ReadCheckedJson(path);
+  Json keys = begun;
+  keys.update(now);
+  for (const auto& [key, ignored] : keys.items()) {
+    if (IsPlace(key)) continue;
+    const Json unsaid = defaults.value(key, Json()), was = begun.value(key, unsaid),
+               is = now.value(key, unsaid);
+    if (was == is) continue;
+    const auto said = [](const Json& value) {
+      return value.is_null() ? std::string("unset") : JsonLine(value);
+    };
+    FailUsage(out, " was begun with ", Dotted(key), "=", said(was), ", and ", said(is),
+              " is asked for now: its runs could not be compared with the new ones; leave it as it "
+              "was, or give another --out");
+  }
+}
+
+// UsageError where a run of this length that has ended learned from other data than those that the
+// experiment names now. Reads the data where there is such a run. Tasks that generate their data
+// have none.
+void RequireSameData(const CompareArguments& a, Experiment experiment, int64_t length) {
+  if (length > 0)
+    experiment.Describe().Set(StrCat("task.", experiment.task.kind, ".length=", length));
+  std::string now;
+  for (const std::string& mechanism : a.mechanisms) {
+    for (int64_t i = 0; i < a.seeds; ++i) {
+      const std::string folder = RunPlace(a, mechanism, length, int64_t(a.common.seed) + i),
+                        was = DataHash(folder);
+      if (was.empty()) continue;
+      if (now.empty()) {
+        const std::unique_ptr<Task> task = experiment.task.Make();
+        task->Prepare();
+        now = task->DataSummary().value("xxh64", was);
+      }
+      if (was != now)
+        FailUsage(folder, " has been trained on other data: their XXH64 is ", now, " now and was ",
+                  was, "; put the data back as they were, or give another --out");
+    }
+  }
 }
 
 // One dtype for all runs, chosen once where the experiment leaves it open. Empty: as the experiment
@@ -294,9 +399,12 @@ int RunCompare(CLI::App& command, CompareArguments a) {
   c.data = a.data.empty() ? task.name : a.data;
   if (a.out.empty()) a.out = "runs/compare-" + TimeStamp();
   EnsureDirectory(a.out);
+  const FileLock lock(a.out + "/lock", "the comparison in " + a.out);
+  KeepSettings(a.out, c.experiment);
+  for (const int64_t length : a.lengths) RequireSameData(a, c.experiment, length);
   if (!Quiet() && !a.common.json) {
     std::printf("%s: %s s for each of %zu mechanisms%s%s, results in %s\n", c.data.c_str(),
-                Fixed(a.seconds, 0).c_str(), a.mechanisms.size(),
+                Significant(a.seconds, 3).c_str(), a.mechanisms.size(),
                 a.lengths.size() > 1 ? StrCat(" and ", a.lengths.size(), " lengths").c_str() : "",
                 a.seeds > 1 ? StrCat(", ", a.seeds, " seeds").c_str() : "", a.out.c_str());
     if (!why.empty()) std::printf("%s\n", why.c_str());
@@ -327,10 +435,10 @@ int RunCompare(CLI::App& command, CompareArguments a) {
   WriteReport(c, page);
   Json json = {{"out", a.out}, {"report", page}};
   json.update(CompareJson(c));
-  WriteFileAtomically(a.out + "/compare.json", json.dump(2) + "\n");
+  WriteFileAtomically(a.out + "/compare.json", JsonFileText(json));
   const CompareRow* best = c.Best();
   if (a.common.json) {
-    std::printf("%s\n", json.dump().c_str());
+    std::printf("%s\n", JsonLine(json).c_str());
     return best ? 0 : 1;
   }
   std::printf("\n");

@@ -103,5 +103,52 @@ TEST_F(CompareTest, LengthsAreASweep) {
   EXPECT_FALSE(fs::exists(folder_ / "none"));
 }
 
+// Rows of other settings, of other data or of a damaged file would stand beside the new ones.
+TEST_F(CompareTest, AResumedComparisonIsTheSameOne) {
+  const std::string out = folder_ / "out", text = folder_ / "mine.txt";
+  WriteFileAtomically(text, Text());
+  const auto command = [&](const Words& more) {
+    Words words = Command(more);
+    words[1] = text;
+    return words;
+  };
+  ASSERT_EQ(Run(command({})).code, 0);
+  const auto before = Contents(out + "/latte");
+  Expect(command({"--resume", "--seconds", "0.3"}), 2,
+         {out + " was begun with train.seconds=0.2, and 0.3"});
+  Expect(command({"--resume", "--set", "model.dim=32"}), 2, {"model.dim=16, and 32"});
+  Expect(command({"--resume", "--seed", "2"}), 2, {"seed=1, and 2"});
+  WriteFileAtomically(text, Text() + "another line\n");
+  Expect(command({"--resume"}), 2, {out + "/latte has been trained on other data"});
+  WriteFileAtomically(text, Text());
+  const std::string result = out + "/latte/result.json";
+  std::string damaged = ReadFile(result);
+  const size_t digit = damaged.find_first_of("12345678", damaged.find("bits_per_byte"));
+  ++damaged[digit];
+  WriteFileAtomically(result, damaged);
+  Expect(command({"--resume"}), 1, {result + ": the contents do not fit their checksum"});
+  --damaged[digit];
+  WriteFileAtomically(result, damaged);
+  const std::string elsewhere = folder_ / "elsewhere.txt";  // the same text
+  fs::rename(text, elsewhere);
+  Words words = Command({"--resume", "--mechanisms", "latte,linear"});
+  words[1] = elsewhere;
+  const Outcome o = Run(words);
+  ASSERT_EQ(o.code, 0) << o;
+  EXPECT_EQ(Contents(out + "/latte"), before);
+  ExpectContains(o.out, {"latte", "linear"});
+}
+
+TEST_F(CompareTest, OneComparisonInAFolder) {
+  const std::string prefix = folder_ / "first";
+  const pid_t first = Start(Command({"--seconds", "60"}), prefix);
+  for (int i = 0; i < 6000 && !fs::exists(folder_ / "out/latte/experiment.json"); ++i)
+    ::usleep(10'000);
+  Expect(Command({"--seconds", "60", "--resume"}), 1, {"is in use by process"});
+  ::kill(first, SIGINT);
+  EXPECT_EQ(Wait(first, prefix).code, 130);
+  EXPECT_FALSE(fs::exists(folder_ / "out/lock"));
+}
+
 }  // namespace
 }  // namespace cistern

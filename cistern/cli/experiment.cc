@@ -9,7 +9,7 @@
 #include "cistern/base/parallel.h"
 #include "cistern/base/terminal.h"
 #include "cistern/cli/analysis_log.h"
-#include "cistern/io/json_text.h"
+#include "cistern/io/checked_json.h"
 #include "cistern/io/safetensors.h"
 #include "cistern/kernels/isa.h"
 #include "cistern/models/transfer.h"
@@ -138,7 +138,8 @@ Json ReadExperimentTree(const std::string& file, std::vector<std::string> files 
   if (std::find(files.begin(), files.end(), canonical) != files.end())
     FailUsage(file, ": extends itself, through other files");
   files.push_back(canonical);
-  Json tree = file.ends_with(".json") ? ReadJsonFile(file) : ReadTomlFile(file);
+  Json tree = file.ends_with(".json") ? ReadCheckedJson(file, "the run may be another")
+                                      : ReadTomlFile(file);
   if (!tree.is_object() || !tree.contains("extends")) return tree;
   const Json bases = tree["extends"].is_array() ? tree["extends"] : Json::array({tree["extends"]});
   tree.erase("extends");

@@ -71,6 +71,32 @@ TEST_F(PretrainTest, AnInterruptedPretrainingGoesOn) {
   EXPECT_EQ(Run({"train", "--resume", "--out", cut, "--threads", "1"}).code, 0);
 }
 
+// Between its two trainings a run is the same run, too.
+TEST_F(PretrainTest, WhatWasPretrainedBelongsToItsSettings) {
+  const std::string out = folder_ / "run";
+  const Words more = {"--pretrain", "masked"};
+  ASSERT_EQ(Run(Command(out, more)).code, 0);
+  fs::remove_all(out + "/checkpoint-4");
+  fs::remove(out + "/model.safetensors");
+  const Words resume = {"train", "--resume", "--out", out, "--threads", "1", "--json"};
+  const auto refused = [&](const std::string& setting, const Words& phrases) {
+    Expect(resume + Words{"--set", setting}, 2, phrases);
+  };
+  refused("seed=5", {"begun with", "seed=1", "another run"});
+  refused("model.dim=16", {"model.dim=8", "another run"});
+  refused("task.train_examples=30", {"begun with"});
+  refused("pretrain.steps=9", {"pretrain.steps=6", "another run"});
+  const std::string result = out + "/pretrain/result.json", good = ReadFile(result);
+  std::string bad = good;
+  bad[bad.find('6')] = '7';
+  WriteFileAtomically(result, bad);
+  Expect(resume, 1, {result + ": the contents do not fit their checksum"});
+  WriteFileAtomically(result, good);
+  const Outcome o = Run(resume);
+  ASSERT_EQ(o.code, 0) << o;
+  EXPECT_EQ(Result(o)["pretrained"]["steps"], 6);
+}
+
 TEST_F(PretrainTest, RefusesWhatHasNoTokensOrNoEffect) {
   const std::string out = folder_ / "none";
   Expect(Command(out, {}), 2, {"pretrain.objective is none"});

@@ -13,8 +13,8 @@
 #include "cistern/cli/compare_report.h"
 #include "cistern/cli/reproduce_report.h"
 #include "cistern/io/atomic_file.h"
+#include "cistern/io/checked_json.h"
 #include "cistern/io/file_lock.h"
-#include "cistern/io/json_text.h"
 #include "cistern/kernels/isa.h"
 
 namespace cistern::cli {
@@ -141,7 +141,7 @@ bool EstimateCosts(const ReproduceArguments& a, Reproduction* r, bool quiet) {
   const std::string path = r->out + "/cost.json";
   std::error_code ignored;
   Json known = Json::object();
-  if (std::filesystem::exists(path, ignored)) known = ReadJsonFile(path);
+  if (std::filesystem::exists(path, ignored)) known = ReadCheckedJson(path);
   for (ReproducedCell& cell : r->cells) {
     if (known.contains(cell.folder) && known[cell.folder].is_number()) {
       cell.estimate = known[cell.folder].get<double>();
@@ -152,7 +152,7 @@ bool EstimateCosts(const ReproduceArguments& a, Reproduction* r, bool quiet) {
         return false;
       }
       if (cell.unmeasured.empty()) known[cell.folder] = cell.estimate;
-      WriteFileAtomically(path, JsonFileText(known));
+      WriteCheckedJson(path, known);
     }
     if (quiet) continue;
     if (cell.unmeasured.empty()) {
@@ -254,7 +254,7 @@ int RunReproduce(CLI::App& command, ReproduceArguments a) {
   const bool begun = std::filesystem::exists(record, ignored);
   if (begun && !a.resume && !a.estimate)
     FailUsage(r.out, " already holds a reproduction; --resume continues it, or give another --out");
-  const Json now = Begun(a, r), before = begun ? ReadJsonFile(record) : Json();
+  const Json now = Begun(a, r), before = begun ? ReadCheckedJson(record) : Json();
   if (begun) CheckResumed(before, now, r.out);
   EnsureDirectory(r.out + "/experiments");
   const FileLock lock(r.out + "/lock", "the reproduction in " + r.out);
@@ -280,7 +280,7 @@ int RunReproduce(CLI::App& command, ReproduceArguments a) {
     if (a.common.json) std::printf("%s\n", JsonLine({{"seconds", total}}).c_str());
     return 0;
   }
-  WriteFileAtomically(record, JsonFileText(MergedRecord(before, now)));
+  WriteCheckedJson(record, MergedRecord(before, now));
   try {
     RunAll(a, &r, quiet);
   } catch (const InterruptedRun&) {

@@ -9,7 +9,7 @@
 
 #include "cistern/base/error.h"
 #include "cistern/io/atomic_file.h"
-#include "cistern/io/json_text.h"
+#include "cistern/io/checked_json.h"
 
 namespace cistern::cli {
 namespace {
@@ -283,7 +283,7 @@ void MeasureCost(const std::string& out, const Common& common, ReproducedCell* c
     } else {
       const double step = MedianOf(steps), tokens = MedianOf(speed.y);
       const double rows = double(train.batch * train.accumulate);
-      cell->estimate = EstimateOf(train, ReadJsonFile(child.folder + "/experiment.json"), step,
+      cell->estimate = EstimateOf(train, ReadCheckedJson(child.folder + "/experiment.json"), step,
                                   1 / tokens, tokens * step / rows);
     }
   }

@@ -64,6 +64,13 @@ TEST_F(RobustTest, OutputThatDoesNotArriveIsAFailure) {
       {"verify", "--mechanism", "latte", "--form", "causal", "--property", "empty"},
       {"verify", "--mechanism", "latte", "--form", "causal", "--property", "empty", "--json"},
       {"verify", "--mechanism", "latte", "--long", "1000"},
+      {"analyze", model, text, "--of", "maps", "--rows", "1", "--out", folder_ / "seen"},
+      {"analyze", "--list"},
+      {"bench", "ops", "--mechanisms", "latte", "--lengths", "16", "--seconds", "0.01"},
+      {"compare", text, "--mechanisms", "latte", "--seconds", "0.1", "--out", folder_ / "compared"},
+      {"reproduce", "--list"},
+      {"reproduce", "P000-T1", "--small", "--list"},
+      {"statistics", "--help"},
   };
   for (const Words& words : commands) {
     const Outcome o = IntoFullDevice(words, folder_ / "full");
@@ -249,6 +256,42 @@ TEST_F(RobustTest, LengthsAskedForAreHonoured) {
   EXPECT_EQ(o.code, 130) << o;
   EXPECT_NE(o.err.find("resumed with train.seconds=1000.0 (it was 0.0)"), std::string::npos) << o;
   EXPECT_FALSE(fs::exists(run + "/checkpoint-700"));
+}
+
+TEST_F(RobustTest, ARunThatHadEndedSaysSo) {
+  const std::string run = Copy("run");
+  const Words resume = {"train", "--resume", "--out", run, "--threads", "1"};
+  const Outcome o = Run(resume);
+  ASSERT_EQ(o.code, 0) << o;
+  EXPECT_NE(o.err.find("note: this run had ended at step 3"), std::string::npos) << o;
+  EXPECT_EQ(o.out.find(" 0 tokens/s"), std::string::npos) << o;
+  const Outcome json = Run(resume + Words{"--json"});
+  ASSERT_EQ(json.code, 0) << json;
+  EXPECT_GT(ParseJson(json.out, "stdout")["tokens_per_s"].get<double>(), 0);
+  const Outcome longer = Run(resume + Words{"--steps", "5"});
+  EXPECT_EQ(longer.err.find("had ended"), std::string::npos) << longer;
+}
+
+TEST_F(RobustTest, AChangedLogOrRecordIsSaid) {
+  const std::string run = Copy("run"), log = run + "/metrics.jsonl",
+                    record = run + "/experiment.json";
+  const std::string good = ReadFile(log);
+  std::string bad = good;
+  ++bad[bad.find_first_of("12345678", bad.find("\"loss\":"))];
+  WriteFileAtomically(log, bad);
+  const Words resume = {"train", "--resume", "--out", run, "--threads", "1"};
+  Expect(resume, 0, {"note: " + log + " is not as the run wrote it"});
+  for (const char* line : {"[1]", "{\"event\":1}", "{\"event\":\"valid\",\"step\":\"x\"}"}) {
+    WriteFileAtomically(log, good + line + "\n");
+    const Outcome o = Run({"analyze", run, TrainedText(), "--of", "memory", "--rows", "1",
+                           "--threads", "1", "--out", folder_ / "seen"});
+    EXPECT_TRUE(o.code == 0 || o.err.find(log) != std::string::npos) << line << "\n" << o;
+    EXPECT_EQ(o.err.find("inside a library"), std::string::npos) << o;
+  }
+  std::string text = ReadFile(record);
+  text.replace(text.find("\"length\": 16"), 12, "\"length\": 18");
+  WriteFileAtomically(record, text);
+  Expect({"eval", run, "--threads", "1"}, 0, {"note: " + record + " is not as it was written"});
 }
 
 // Killed at its beginning, in the middle and at its end, by each of the signals; what it leaves is

@@ -5,6 +5,7 @@
 
 #include "cistern/base/error.h"
 #include "cistern/decode/lm_folder.h"
+#include "cistern/io/checked_json.h"
 
 namespace cistern::cli {
 
@@ -15,7 +16,7 @@ RunFolder OpenRun(const std::string& folder) {
   const std::string path = folder + "/experiment.json";
   run.recorded = std::filesystem::exists(path);
   if (run.recorded) {
-    const Json experiment = ReadJsonFile(path);
+    const Json experiment = ReadCheckedJson(path, "the data may be read otherwise");
     CISTERN_CHECK(experiment.is_object() && experiment.contains("task") &&
                       experiment["task"].is_object() && experiment["task"].contains("kind") &&
                       experiment["task"]["kind"].is_string(),

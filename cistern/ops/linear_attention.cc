@@ -248,8 +248,9 @@ at::Tensor LinearExtend(const at::Tensor& q, const at::Tensor& k, const at::Tens
 }
 
 at::Tensor EluPlusOne(const at::Tensor& x) {
-  return torch::autograd::compute_requires_grad(x) ? linear_attention::EluPlusOneFunction::apply(x)
-                                                   : linear_attention::EluPlusOneOf(x);
+  return torch::autograd::compute_requires_grad(x) && !HaveTangents(x)
+             ? linear_attention::EluPlusOneFunction::apply(x)
+             : linear_attention::EluPlusOneOf(x);
 }
 
 at::Tensor WithOnes(const at::Tensor& v, DivisorRule rule) {
@@ -259,7 +260,7 @@ at::Tensor WithOnes(const at::Tensor& v, DivisorRule rule) {
 
 at::Tensor DivideSums(const at::Tensor& sums, DivisorRule rule, double value) {
   if (rule == DivisorRule::kNone) return sums * value;
-  return torch::autograd::compute_requires_grad(sums)
+  return torch::autograd::compute_requires_grad(sums) && !HaveTangents(sums)
              ? linear_attention::QuotientFunction::apply(sums, int64_t(rule), value)
              : linear_attention::Quotient(sums, rule, value);
 }

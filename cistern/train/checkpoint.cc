@@ -7,6 +7,7 @@
 #include <filesystem>
 
 #include "cistern/base/error.h"
+#include "cistern/base/hash.h"
 #include "cistern/io/atomic_file.h"
 #include "cistern/io/file_lock.h"
 
@@ -119,6 +120,25 @@ std::string CheckpointProblem(const std::string& folder) {
     }
   } catch (const Error& e) {
     return e.what();
+  }
+  return "";
+}
+
+std::string LogProblem(const std::string& run) {
+  const auto newest = NewestCheckpoint(run);
+  if (!newest) return "";
+  const std::string path = run + "/metrics.jsonl";
+  try {
+    const RunState state = ReadRunState(*newest);
+    std::error_code ignored;
+    const std::string log = fs::exists(path, ignored) ? ReadFile(path) : "";
+    if (int64_t(log.size()) < state.log_bytes)
+      return path + " lacks lines from before the checkpoint";
+    const std::string_view known = std::string_view(log).substr(0, size_t(state.log_bytes));
+    if (!state.log_xxh64.empty() && HexText(XxHash64(known)) != state.log_xxh64)
+      return path + " is not as the run wrote it, by its checksum; curves may be others";
+  } catch (const Error& e) {
+    return StrCat(path, " cannot be checked: ", e.what());
   }
   return "";
 }

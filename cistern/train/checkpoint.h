@@ -30,6 +30,10 @@ RunState ReadRunState(const std::string& folder);
 // the first thing that is wrong.
 std::string CheckpointProblem(const std::string& folder);
 
+// What is wrong with the folder's metrics.jsonl, as its newest checkpoint knows it; empty: nothing
+// that is known. Reads all of it.
+std::string LogProblem(const std::string& run);
+
 // A run has begun in this folder, and there is something to continue or to keep.
 bool HoldsRun(const std::string& folder);
 

@@ -7,7 +7,8 @@
 #include "cistern/base/error.h"
 #include "cistern/base/terminal.h"
 #include "cistern/io/atomic_file.h"
-#include "cistern/io/json_text.h"
+#include "cistern/io/checked_json.h"
+#include "cistern/io/file_lock.h"
 #include "cistern/models/transfer.h"
 #include "cistern/train/checkpoint.h"
 
@@ -40,9 +41,8 @@ TrainOptions PretrainingRun(const TrainOptions& train, const PretrainOptions& op
 
 // Refuses, before any training, weights that would not fit afterwards.
 void CheckFits(const Model& pretrained, Model& model, const std::string& folder) {
-  const std::string scratch = folder + ".check";
+  const std::string scratch = TemporaryName(folder);
   std::error_code ignored;
-  std::filesystem::remove_all(scratch, ignored);
   EnsureDirectory(scratch);
   try {
     SaveModel(pretrained, scratch);
@@ -123,18 +123,27 @@ bool HoldsPretraining(const std::string& folder) { return HoldsRun(folder + kPre
 
 Pretrained Pretrain(const Task& task, Model& model, const TrainOptions& train,
                     const PretrainOptions& options, uint64_t seed, const std::string& dtype,
-                    const std::string& folder, Json record) {
+                    const std::string& folder, const Json& record) {
   const std::string own = folder + kPretrainFolder, done = own + kPretrainResult;
   const SelfTask self(task, options.objective, options.mask_share, model.config().vocab_size);
   const ModelConfig config = PretrainingConfig(model.config(), options.objective);
   config.Validate();
   const TrainOptions run = PretrainingRun(train, options);
   run.Validate();
+  Json own_record = record;
+  own_record["model"] = ModelConfig(config).Describe().Write();
+  own_record["train"] = TrainOptions(run).Describe().Write();
   Pretrained out;
   std::error_code ignored;
   if (std::filesystem::exists(done, ignored)) {
-    const Json json = ReadJsonFile(done);
+    const Json json = ReadCheckedJson(done);
     out.kept = true;
+    if (const auto newest = NewestCheckpoint(own)) {
+      const auto changes =
+          CompareRuns(own_record, ReadRunState(*newest).experiment, RunDefaults(own_record), own);
+      for (const std::string& change : changes)
+        Note(StrCat(own, " had ended, and is kept as it was, without ", change));
+    }
     try {
       out.run.steps = json.at("steps").get<int64_t>();
       out.run.seconds = json.at("seconds").get<double>();
@@ -150,15 +159,13 @@ Pretrained Pretrain(const Task& task, Model& model, const TrainOptions& train,
     if (dtype == "float64") pretrained->to(at::kDouble);
     CheckFits(*pretrained, model, own);
     EnsureDirectory(own);
-    WriteFileAtomically(folder + "/experiment.json", JsonFileText(record));  // for --resume
-    TrainOptions written = run;
-    record["model"] = ModelConfig(config).Describe().Write();
-    record["train"] = written.Describe().Write();
-    Trainer trainer(pretrained, self, run, seed, own, record, dtype == "bfloat16");
+    const FileLock lock(folder + "/lock", "the run folder " + folder);
+    WriteCheckedJson(folder + "/experiment.json", record);  // for --resume
+    Trainer trainer(pretrained, self, run, seed, own, own_record, dtype == "bfloat16");
     if (HoldsRun(own)) trainer.Resume();
     out.run = trainer.Run();
     if (out.run.interrupted) return out;
-    WriteFileAtomically(done, JsonFileText(out.Summary(options.objective)));
+    WriteCheckedJson(done, out.Summary(options.objective));
   }
   const TransferReport report = TakeWeights(model, own, {.new_head = true});
   if (model.config().init.zero_pad_row) {

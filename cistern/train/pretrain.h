@@ -35,7 +35,7 @@ struct Pretrained {
 // mechanism has no such form, or the weights would not fit. `record`: of the whole run.
 Pretrained Pretrain(const Task& task, Model& model, const TrainOptions& train,
                     const PretrainOptions& options, uint64_t seed, const std::string& dtype,
-                    const std::string& folder, Json record);
+                    const std::string& folder, const Json& record);
 
 // Whether FOLDER/pretrain holds a run.
 bool HoldsPretraining(const std::string& folder);

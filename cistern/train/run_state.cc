@@ -82,6 +82,7 @@ Fields RunState::Describe() {
   f.Add("window_tokens", &window_tokens, "sum since the last logged line", {0, kMost});
   f.Add("window_steps", &window_steps, "steps since the last logged line", {0, kMost});
   f.Add("log_bytes", &log_bytes, "length of metrics.jsonl", {0, kMost});
+  f.Add("log_xxh64", &log_xxh64, "XXH64 of metrics.jsonl");
   f.Add("seed", &seed, "of the run", {0, kMost});
   f.Add("experiment", &experiment, "what was asked for");
   return f;

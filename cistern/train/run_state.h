@@ -23,6 +23,7 @@ struct RunState {
   double window_loss = 0, window_seconds = 0;
   int64_t window_tokens = 0, window_steps = 0;
   int64_t log_bytes = 0;  // of metrics.jsonl at this moment
+  std::string log_xxh64;  // of those bytes; empty: unknown
   int64_t seed = 0;
   Json experiment;  // everything that was asked for, and what the data are: never changed silently
 

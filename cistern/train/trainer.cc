@@ -18,7 +18,7 @@
 #include "cistern/base/random.h"
 #include "cistern/base/terminal.h"
 #include "cistern/io/atomic_file.h"
-#include "cistern/io/json_text.h"
+#include "cistern/io/checked_json.h"
 #include "cistern/io/metrics_csv.h"
 #include "cistern/io/safetensors.h"
 #include "cistern/io/tfevents.h"
@@ -72,8 +72,12 @@ void RequireFinite(const Model& model, const Optimizer& optimizer, const WeightA
          broken, ". ", Advice(folder));
 }
 
-// What a setting means that a run's record does not hold.
-Json DefaultsOf(const Json& experiment) {
+// Seconds until the first checkpoint by the clock: a short run that fails should lose little.
+constexpr double kFirstCheckpoint = 30;
+
+}  // namespace
+
+Json RunDefaults(const Json& experiment) {
   TaskOptions task;
   task.kind = experiment.value("task", Json::object()).value("kind", task.kind);
   Json written = task.Write();
@@ -82,11 +86,6 @@ Json DefaultsOf(const Json& experiment) {
           {"model", ModelConfig().Describe().Write()},
           {"train", TrainOptions().Describe().Write()}};
 }
-
-// Seconds until the first checkpoint by the clock: a short run that fails should lose little.
-constexpr double kFirstCheckpoint = 30;
-
-}  // namespace
 
 Trainer::Trainer(std::shared_ptr<Model> model, const Task& task, const TrainOptions& options,
                  uint64_t seed, const std::string& folder, const Json& experiment, bool bfloat16)
@@ -126,7 +125,7 @@ void Trainer::Resume() {
   const auto newest = NewestCheckpoint(folder_);
   CISTERN_CHECK(newest, folder_, ": no complete checkpoint to resume from");
   RunState state = ReadRunState(*newest);
-  Json defaults = DefaultsOf(experiment_);
+  Json defaults = RunDefaults(experiment_);
   ModelConfig unsaid = model_->config();  // by a run of an earlier version: its weights tell
   unsaid.attention_options = Json::object();
   KeepBiases(unsaid, SafetensorsFile(*newest + "/model.safetensors"));
@@ -343,6 +342,7 @@ void Trainer::SaveCheckpoint() {
   RequireFinite(*model_, *optimizer_, average_, state_.step, folder_);
   lines_->Sync();
   state_.log_bytes = lines_->Bytes();
+  state_.log_xxh64 = HexText(HashFile(folder_ + "/metrics.jsonl"));
   WriteCheckpoint(folder_, *model_, *optimizer_, state_, &average_);
   last_save_ = Now();
   ++saves_;
@@ -368,12 +368,28 @@ void Trainer::LogStep(const StepOutcome& last) {
   state_.window_tokens = state_.window_steps = 0;
 }
 
+void Trainer::TakeRates() {
+  try {
+    ForEachJsonl(folder_ + "/metrics.jsonl", [&](const Json& line, size_t) {
+      if (!line.is_object() || line.value("event", Json()) != "step") return;
+      const Json rate = line.value("tokens_per_s", Json());
+      if (rate.is_number()) rates_.push_back(rate.get<double>());
+    });
+  } catch (const Error& e) {  // the log is no part of the run
+    Note(StrCat("the speed is that of the lines that can be read: ", e.what()));
+  }
+}
+
 TrainResult Trainer::Run() {
   CISTERN_CHECK(observer_ || !options_.log_memory, "[train] log_memory without an observer");
   if (!resumed_) Begin();
+  if (const std::string problem = resumed_ ? LogProblem(folder_) : ""; !problem.empty())
+    Note(problem);
   lines_ = std::make_unique<JsonlWriter>(folder_ + "/metrics.jsonl");
-  if (resumed_ && !lines_->Cut(state_.log_bytes))
-    Note(folder_ + "/metrics.jsonl lacks lines from before the checkpoint");
+  if (resumed_) {
+    lines_->Cut(state_.log_bytes);
+    TakeRates();
+  }
   TfEventsWriter events(folder_);
   log_ = [&](const Json& line) {
     lines_->Write(line);
@@ -385,7 +401,7 @@ TrainResult Trainer::Run() {
         events.AddScalar(group + key, value.get<double>(), line["step"].get<int64_t>());
     }
   };
-  WriteFileAtomically(folder_ + "/experiment.json", JsonFileText(experiment_));
+  WriteCheckedJson(folder_ + "/experiment.json", experiment_);
   task_.SaveAssets(folder_);
   batches_ = std::make_unique<Prefetcher<MadeBatch>>(
       [this, index = state_.step * options_.accumulate]() mutable {
@@ -446,6 +462,7 @@ TrainResult Trainer::Run() {
   bar.Finish();
   TrainResult result;
   result.steps = state_.step;
+  result.had_ended = resumed_ && state_.step == first_step_;
   result.parameters = model_->ParameterCount();
   result.seconds = state_.trained_seconds;
   if (rates_.empty() && state_.window_steps > 0 && state_.window_seconds > 0)

@@ -81,6 +81,7 @@ struct TrainResult {
   double cpu_share = 1;          // base/cpu_share.h, while training
   double input_share = 0;        // processor time of making batches over the time of the steps
   bool interrupted = false;
+  bool had_ended = false;  // resumed, and nothing was left to train
 };
 
 class Trainer {
@@ -122,6 +123,7 @@ class Trainer {
   void SaveCheckpoint();
   void SaveBest();
   void LogStep(const StepOutcome& last);
+  void TakeRates();  // of a resumed run, from its log
   bool OutOfPatience() const;
   void AverageLast();  // the final model, where it is a mean (average_last)
   void FinalTest(TrainResult* result);
@@ -151,6 +153,9 @@ class Trainer {
   double input_seconds_ = 0, step_seconds_ = 0;   // of this process
   double window_input_ = 0, window_seconds_ = 0;  // since the last logged line
 };
+
+// What the keys of such a record mean where it does not hold them (CompareRuns).
+Json RunDefaults(const Json& experiment);
 
 // Bytes a training step will need at most, estimated from the configuration. `source`: tokens of
 // each source of an encoder_decoder, where `length` is that of the targets; 0: as many. `bytes`: of
