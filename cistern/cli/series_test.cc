@@ -116,10 +116,9 @@ TEST_F(SeriesCliTest, ForecastsBeatTheLastValue) {
   EXPECT_EQ(row["steps"], 600);
   const Outcome eval = Run({"eval", out, "--json"});
   ASSERT_EQ(eval.code, 0) << eval;
-  const Outcome compared =
-      Run({"compare", table, "--task", "forecast", "--mechanisms", "latte,softmax", "--set",
-           "task.length=16", "--set", "model.dim=8", "--set", "train.seconds=0", "--set",
-           "train.steps=2", "--out", folder_ / "compare", "--threads", "1"});
+  const Outcome compared = Run({"compare", table, "--task", "forecast", "--mechanisms",
+                                "latte,softmax", "--set", "task.length=16", "--set", "model.dim=8",
+                                "--seconds", "1", "--out", folder_ / "compare", "--threads", "1"});
   EXPECT_EQ(compared.code, 0) << compared;
   Expect({"generate", out, "--prompt", "x"}, 2, {});
   Expect({"verify", "--model", out}, 2, {"forecaster", "--mechanism"});
