@@ -134,6 +134,9 @@ at::Tensor HeadLoss(const at::Tensor& hidden, const at::Tensor& weight, const at
                 StrCat(hidden.sizes()), ", ", StrCat(weight.sizes()),
                 bias.defined() ? StrCat(", bias ", bias.sizes()) : std::string(), " and ",
                 StrCat(targets.sizes()));
+  const auto tangent = [](const at::Tensor& t) { return t.defined() && t._fw_grad(0).defined(); };
+  CISTERN_CHECK(!tangent(hidden) && !tangent(weight) && !tangent(bias),
+                "[head_loss] has no forward-mode derivative; form the logits for it");
   return HeadLossFunction::apply(hidden, weight,
                                  bias.defined() ? std::optional(bias) : std::nullopt, targets,
                                  label_smoothing, at::GradMode::is_enabled());

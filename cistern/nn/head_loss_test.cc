@@ -73,5 +73,23 @@ TEST(HeadLoss, BadShapesAreNamed) {
                  {"[head_loss]", "[3, 4]", "[5, 6]"});
 }
 
+// Never a silent zero.
+TEST(HeadLoss, ForwardModeIsRefused) {
+  const at::Tensor hidden = Normal({3, 4}), weight = Normal({5, 4}),
+                   targets = at::zeros({3}, at::kLong);
+  const uint64_t level = torch::autograd::ForwardADLevel::get_next_idx();
+  for (const bool of_hidden : {true, false}) {
+    const auto dual = [&](const at::Tensor& x) {
+      return at::_make_dual(x, at::ones_like(x), int64_t(level));
+    };
+    ExpectContains(Thrown([&] {
+                     HeadLoss(of_hidden ? dual(hidden) : hidden, of_hidden ? weight : dual(weight),
+                              {}, targets);
+                   }),
+                   {"[head_loss] has no forward-mode derivative"});
+  }
+  torch::autograd::ForwardADLevel::release_idx(level);
+}
+
 }  // namespace
 }  // namespace cistern

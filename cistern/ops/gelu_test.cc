@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
+#include <torch/csrc/autograd/forward_grad.h>
 
 #include "cistern/ops/impl.h"
 #include "cistern/ops/testing.h"
@@ -46,6 +47,27 @@ TEST(GeluOp, SecondDerivatives) {
   };
   const at::Tensor ours = slope(Gelu(x), x), theirs = slope(at::gelu(x), x);
   ExpectClose(slope(ours, x), slope(theirs, x), 1e-12, "second derivative");
+}
+
+// Never a silent zero.
+TEST(GeluOp, ForwardModeIsRefusedByTheKernel) {
+  const at::Tensor x = Normal({3, 4}), direction = Normal({3, 4});
+  for (const auto impl : {Impl::kKernel, Impl::kComposite}) {
+    const ImplScope scope(impl);
+    const uint64_t level = torch::autograd::ForwardADLevel::get_next_idx();
+    const std::string refusal = Thrown([&] {
+      const at::Tensor y = Gelu(at::_make_dual(x, direction, int64_t(level))),
+                       tangent = std::get<1>(at::_unpack_dual(y, int64_t(level)));
+      ASSERT_TRUE(tangent.defined());
+      ExpectClose(tangent, at::gelu_backward(direction, x), 1e-12, "tangent");
+    });
+    torch::autograd::ForwardADLevel::release_idx(level);
+    if (impl == Impl::kKernel) {
+      ExpectContains(refusal, {"[gelu] has no forward-mode derivative"});
+    } else {
+      EXPECT_EQ(refusal, "no error");
+    }
+  }
 }
 
 }  // namespace

@@ -111,12 +111,40 @@ double Subject::Tolerance(at::ScalarType dtype, Form form, const Tensors& querie
   });
 }
 
+namespace {
+
+at::Tensor RoundedLike(const at::Tensor& t, double unit) {
+  return t * (1 + unit * (2 * at::rand(t.sizes(), t.options()) - 1));
+}
+
+// Parameters moved by rounding, for as long as this lives; behind the back of autograd.
+class MovedParameters {
+ public:
+  MovedParameters(Mechanism& m, double unit) {
+    for (const at::Tensor& p : m.parameters()) {
+      data_.push_back(p.variable_data());
+      kept_.push_back(data_.back().clone());
+      data_.back().copy_(RoundedLike(kept_.back(), unit));
+    }
+  }
+  ~MovedParameters() {
+    for (size_t i = 0; i < data_.size(); ++i) data_[i].copy_(kept_[i]);
+  }
+  MovedParameters(const MovedParameters&) = delete;
+  MovedParameters& operator=(const MovedParameters&) = delete;
+
+ private:
+  Tensors data_, kept_;
+};
+
+}  // namespace
+
 double Subject::Tolerance(at::ScalarType dtype, const Tensors& inputs, const at::Tensor& want,
-                          const std::function<at::Tensor(const Tensors&)>& define) const {
+                          const std::function<at::Tensor(const Tensors&)>& define) {
   const double unit = dtype == at::kDouble ? std::ldexp(1, -52) : std::ldexp(1, -23);
   Tensors moved;
-  for (const at::Tensor& t : inputs)
-    moved.push_back(t * (1 + unit * (2 * at::rand(t.sizes(), t.options()) - 1)));
+  for (const at::Tensor& t : inputs) moved.push_back(RoundedLike(t, unit));
+  const MovedParameters parameters(In(at::kDouble), unit);
   return Tolerance(dtype) + 16 * std::min(RelativeRms(define(moved), want), 1.0);
 }
 

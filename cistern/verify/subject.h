@@ -49,13 +49,13 @@ class Subject {
   // float, plus 2^-22 of logits up to 4; 1e-12 in double, and as much more as the mechanism
   // declares above the usual 1e-6.
   double Tolerance(at::ScalarType dtype) const;
-  // The same plus 16 times what rounding the inputs to this type once would change: for problems
-  // that are ill conditioned.
+  // The same plus 16 times what rounding the inputs and the parameters to this type once would
+  // change: for problems that are ill conditioned.
   double Tolerance(at::ScalarType dtype, Form form, const Tensors& queries, const Tensors& x);
   // The same, where `define` says what the outputs are: it gives `want` for the inputs, and is
   // asked once more with these rounded.
   double Tolerance(at::ScalarType dtype, const Tensors& inputs, const at::Tensor& want,
-                   const std::function<at::Tensor(const Tensors&)>& define) const;
+                   const std::function<at::Tensor(const Tensors&)>& define);
 
  private:
   struct Known {
