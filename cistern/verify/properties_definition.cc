@@ -20,15 +20,15 @@ void CompareForms(Subject& subject, const Settings& settings, at::ScalarType dty
       const at::Tensor want = subject.Definition(form, queries, x);
       // One row with one head may be five numbers, all of them what cancelling terms leave (weights
       // of both signs, as linformer's): then rounding the problem once changes them as much.
-      const double tolerance = batch == 1 ? subject.Tolerance(dtype, form, queries, x)
-                                          : subject.Tolerance(dtype);
+      const double tolerance =
+          batch == 1 ? subject.Tolerance(dtype, form, queries, x) : subject.Tolerance(dtype);
       for (const bool heads_last : {false, true}) {
         if (heads_last && length > 65) continue;
         const Tensors y = heads_last ? HeadsLast(Cast(x, dtype)) : Cast(x, dtype);
         const Tensors q = form == Form::kCross ? Cast(queries, dtype) : y;
         meter.Close(Whole(subject.In(dtype), form, q, y), want, tolerance, FormName(form), ", ",
-                    at::toString(dtype), ", B=", batch,
-                    ", H=", subject.heads(), ", T=", length, heads_last ? ", heads last" : "");
+                    at::toString(dtype), ", B=", batch, ", H=", subject.heads(), ", T=", length,
+                    heads_last ? ", heads last" : "");
       }
     }
   }
