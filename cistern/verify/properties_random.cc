@@ -50,7 +50,7 @@ std::string Describe(const RandomCase& c) {
 // Compares with what `define` gives for the inputs. Random shapes meet ill-conditioned problems,
 // such as a denominator near zero: the tolerance then follows what rounding the inputs changes.
 template <class F>
-void Compare(Meter& meter, const Subject& subject, at::ScalarType dtype, const at::Tensor& got,
+void Compare(Meter& meter, Subject& subject, at::ScalarType dtype, const at::Tensor& got,
              const Tensors& inputs, F&& define, const std::string& where) {
   const at::Tensor want = define(inputs);
   double tolerance = subject.Tolerance(dtype);
