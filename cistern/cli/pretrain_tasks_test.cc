@@ -108,8 +108,10 @@ TEST_F(PretrainTasksTest, OtherTasksAreRefusedWithTheReason) {
           {"real values or pairs"});
   Refused({"--task", "retrieval", "--data", folder_ / "docs.jsonl"}, {}, {"real values or pairs"});
   for (const std::string task : {"copy", "recall"})
-    Refused({"--task", task}, {"model.kind=decoder_lm"}, {"predicts tokens already"});
-  Refused({"--task", "mlm", "--data", TrainedText()}, {"task.length=16", "task.vocab_size=300"},
+    Refused({"--task", task}, {"model.kind=decoder_lm", "model.positions=none"},
+            {"predicts tokens already"});
+  Refused({"--task", "mlm", "--data", TrainedText()},
+          {"task.length=16", "task.vocab_size=300", "model.positions=none"},
           {"predicts tokens already"});
 }
 

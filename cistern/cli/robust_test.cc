@@ -281,11 +281,15 @@ TEST_F(RobustTest, AChangedLogOrRecordIsSaid) {
   WriteFileAtomically(log, bad);
   const Words resume = {"train", "--resume", "--out", run, "--threads", "1"};
   Expect(resume, 0, {"note: " + log + " is not as the run wrote it"});
+  const std::string slots = folder_ / "slots", their_log = slots + "/metrics.jsonl";
+  const Outcome trained = Run(Train(TrainedText(), slots, {"--set", "model.attention=abc_mlp"}));
+  ASSERT_EQ(trained.code, 0) << trained;
+  const std::string lines = ReadFile(their_log);
   for (const char* line : {"[1]", "{\"event\":1}", "{\"event\":\"valid\",\"step\":\"x\"}"}) {
-    WriteFileAtomically(log, good + line + "\n");
-    const Outcome o = Run({"analyze", run, TrainedText(), "--of", "memory", "--rows", "1",
+    WriteFileAtomically(their_log, lines + line + "\n");
+    const Outcome o = Run({"analyze", slots, TrainedText(), "--of", "memory", "--rows", "1",
                            "--threads", "1", "--out", folder_ / "seen"});
-    EXPECT_TRUE(o.code == 0 || o.err.find(log) != std::string::npos) << line << "\n" << o;
+    EXPECT_TRUE(o.code == 0 || o.err.find(their_log) != std::string::npos) << line << "\n" << o;
     EXPECT_EQ(o.err.find("inside a library"), std::string::npos) << o;
   }
   std::string text = ReadFile(record);

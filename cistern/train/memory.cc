@@ -25,8 +25,9 @@ struct Stack {
   double bias = 0;  // of relative positions, for each such pair within one row, whatever the batch
 };
 
-// With dropout on them, probabilities are written out: softmax and its kind keep them, which are
-// dropped, and the result; the backward pass has the gradients of both and of the scores.
+// With learned relative positions probabilities are written out, and where scores are copied with
+// dropout: softmax and its kind keep them, which are dropped, and the result; the backward pass has
+// the gradients of both and of the scores.
 constexpr double kPairKept = 2.5, kPairBackward = 4;
 // Where those of a layer are more than this, they are formed some rows at a time
 // (ops/blockwise_attention.h), in the backward pass again.
@@ -50,7 +51,9 @@ Stack NumbersOf(const ModelConfig& c, Form form) {
     double query = 0, key = 0;  // widths of the projections
     const auto mechanism = MakeMechanism(a);
     // Relative positions are learned, and the gradient of a bias needs the probabilities.
-    if ((a.dims.dropout > 0 || a.positions == PositionKind::kRelative) && mechanism->info().exact) {
+    const MechanismInfo& info = mechanism->info();
+    if (info.exact &&
+        (a.positions == PositionKind::kRelative || (a.dims.dropout > 0 && info.copies_scores))) {
       s.pair += kPairKept * double(stack.options().heads);
       s.pair_at_once = kPairBackward * double(stack.options().heads);
       s.heads = double(stack.options().heads);

@@ -188,6 +188,7 @@ std::vector<ModelResult> CheckKind(const ModelConfig& config, bool spoil = false
 
 TEST(ModelCheck, EveryKindOfModelIsChecked) {
   for (const std::string& kind : ModelKinds()) {
+    if (kind == "forecaster") continue;  // of real values; these checks are of tokens
     const ModelConfig config = OfKind(kind);
     const auto results = CheckKind(config);
     EXPECT_EQ(results.size(), config.info().encodes   ? 11u
