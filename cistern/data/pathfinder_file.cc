@@ -17,6 +17,7 @@
 #include "cistern/io/atomic_file.h"
 #include "cistern/io/line_reader.h"
 #include "cistern/io/png.h"
+#include "cistern/io/read_at.h"
 
 namespace cistern {
 namespace fs = std::filesystem;
@@ -70,24 +71,13 @@ class PackedSet : public PathfinderSet {
   uint64_t Hash() const override { return header_.checksum; }
   void Read(int64_t image, uint8_t* out) const override {
     const int64_t bytes = side() * side();
-    ReadAt(int64_t(sizeof(PathfinderHeader)) + size() + image * bytes, out, bytes);
+    ReadAt(fd_, int64_t(sizeof(PathfinderHeader)) + size() + image * bytes, size_t(bytes), out,
+           path_);
   }
 
  private:
-  void ReadAt(int64_t offset, void* out, int64_t bytes) const {
-    for (int64_t done = 0; done < bytes;) {
-      const ssize_t n =
-          ::pread(fd_, static_cast<char*>(out) + done, size_t(bytes - done), off_t(offset + done));
-      if (n < 0 && errno == EINTR) continue;
-      CISTERN_CHECK(n >= 0, "cannot read ", path_, ": ", std::strerror(errno));
-      CISTERN_CHECK(n > 0, path_, ": the file ends at byte ", offset + done, "; expected ",
-                    bytes - done, " more");
-      done += n;
-    }
-  }
-
   void Check() {
-    ReadAt(0, &header_, sizeof header_);
+    ReadAt(fd_, 0, sizeof header_, &header_, path_);
     CISTERN_CHECK(std::memcmp(header_.magic, kPathfinderMagic, sizeof header_.magic) == 0, path_,
                   ": not a packed Pathfinder file, which begins with ", kPathfinderMagic);
     CISTERN_CHECK(header_.header_checksum == PathfinderChecksum(header_), path_,
@@ -102,7 +92,7 @@ class PackedSet : public PathfinderSet {
     CISTERN_CHECK(!error && found == wanted, path_, " has ", found, " bytes; its ", size(),
                   " images need ", wanted);
     labels_.resize(header_.count);
-    ReadAt(sizeof header_, labels_.data(), size());
+    ReadAt(fd_, sizeof header_, size_t(size()), labels_.data(), path_);
     for (int64_t i = 0; i < size(); ++i)
       CISTERN_CHECK(labels_[size_t(i)] <= 1, path_, ": image ", i + 1, " has the label ",
                     int{labels_[size_t(i)]}, "; expected 0 or 1");

@@ -16,6 +16,7 @@
 #include "cistern/base/hash.h"
 #include "cistern/base/random.h"
 #include "cistern/io/atomic_file.h"
+#include "cistern/io/read_at.h"
 #include "cistern/io/table_reader.h"
 
 namespace cistern {
@@ -52,8 +53,8 @@ class PairFile : public TextPairs {
 
   void Read(int64_t pair, int64_t limit, std::string* first, std::string* second) const override {
     const Row& row = rows_[size_t(pair)];
-    ReadAt(row.first, std::min(limit, row.first_bytes), row.line, first);
-    ReadAt(row.second, std::min(limit, row.second_bytes), row.line, second);
+    ReadText(row.first, std::min(limit, row.first_bytes), row.line, first);
+    ReadText(row.second, std::min(limit, row.second_bytes), row.line, second);
   }
 
  private:
@@ -62,16 +63,9 @@ class PairFile : public TextPairs {
     int label = 0;
   };
 
-  void ReadAt(int64_t offset, int64_t bytes, int64_t line, std::string* out) const {
+  void ReadText(int64_t offset, int64_t bytes, int64_t line, std::string* out) const {
     out->resize(size_t(bytes));
-    for (size_t done = 0; done < out->size();) {
-      const ssize_t n =
-          ::pread(fd_, out->data() + done, out->size() - done, off_t(offset) + off_t(done));
-      if (n < 0 && errno == EINTR) continue;
-      CISTERN_CHECK(n >= 0, "cannot read ", path_, ": ", std::strerror(errno));
-      CISTERN_CHECK(n > 0, path_, ":", line, ": the file has become shorter since it was opened");
-      done += size_t(n);
-    }
+    ReadAt(fd_, offset, out->size(), out->data(), StrCat(path_, ":", line));
   }
 
   // One pass in pieces: where each line's tabs are.

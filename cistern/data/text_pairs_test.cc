@@ -60,7 +60,7 @@ TEST(TextPairs, AanIsReadInPlace) {
   WriteBytes(folder / "other.tsv", "0\ta\tb\tc\td\n");
   EXPECT_NE(OpenPairFile(folder / "other.tsv", {})->Hash(), hash);
   std::filesystem::resize_file(path, 100);
-  ExpectSays(ErrorMessage([&] { texts(3, 4000); }), {":4:", "shorter"});
+  ExpectSays(ErrorMessage([&] { texts(3, 4000); }), {":4:", "the file ends at byte"});
 }
 
 TEST(TextPairs, ErrorsNameTheLine) {

@@ -14,6 +14,7 @@
 #include "cistern/base/hash.h"
 #include "cistern/io/atomic_file.h"
 #include "cistern/io/file_lock.h"
+#include "cistern/io/read_at.h"
 
 namespace cistern {
 namespace {
@@ -139,8 +140,8 @@ std::string TokenFile::ReadPieces() {
   const off_t at = off_t(sizeof header_ + header_.count * header_.width);
   const size_t size = pieces_.size() * sizeof(TokenPiece);
   uint64_t checksum = 0;
-  ReadBytes(at, size, pieces_.data());
-  ReadBytes(at + off_t(size), sizeof checksum, &checksum);
+  ReadAt(fd_, at, size, pieces_.data(), path_);
+  ReadAt(fd_, at + off_t(size), sizeof checksum, &checksum, path_);
   bool fits = checksum == PiecesChecksum(pieces_);
   int64_t byte = int64_t(header_.begin), token = 0;
   for (const TokenPiece& p : pieces_) {
@@ -181,20 +182,8 @@ void TokenFile::Close() {
 void TokenFile::Read(int64_t begin, int64_t count, void* out) const {
   CISTERN_CHECK(begin >= 0 && count >= 0 && begin <= size() && count <= size() - begin, "tokens ",
                 begin, " and ", count, " on are not within the ", size(), " of ", path_);
-  ReadBytes(off_t(sizeof header_) + begin * off_t(header_.width), size_t(count) * header_.width,
-            out);
-}
-
-void TokenFile::ReadBytes(off_t at, size_t left, void* out) const {
-  for (char* to = static_cast<char*>(out); left > 0;) {
-    const ssize_t n = ::pread(fd_, to, left, at);
-    if (n < 0 && errno == EINTR) continue;
-    CISTERN_CHECK(n > 0, "cannot read ", path_, ": ",
-                  n < 0 ? std::strerror(errno) : "it became shorter while in use");
-    to += n;
-    at += n;
-    left -= size_t(n);
-  }
+  ReadAt(fd_, off_t(sizeof header_) + begin * off_t(header_.width), size_t(count) * header_.width,
+         out, path_);
 }
 
 template <class Int>

@@ -58,8 +58,7 @@ class TokenFile {
 
  private:
   void Read(int64_t begin, int64_t count, void* out) const;  // as they are in the file
-  void ReadBytes(off_t at, size_t size, void* out) const;
-  std::string ReadPieces();  // what is wrong with them, or ""
+  std::string ReadPieces();                                  // what is wrong with them, or ""
   void Close();
 
   std::string path_;

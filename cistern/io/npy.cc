@@ -12,6 +12,7 @@
 #include <string_view>
 
 #include "cistern/base/error.h"
+#include "cistern/io/read_at.h"
 
 namespace cistern {
 namespace {
@@ -112,16 +113,6 @@ class NpyHeader {
   size_t at_ = 0;
 };
 
-void ReadAll(int fd, void* out, size_t bytes, int64_t at, const std::string& path) {
-  for (size_t done = 0; done < bytes;) {
-    const ssize_t n = pread(fd, static_cast<char*>(out) + done, bytes - done, at + int64_t(done));
-    if (n < 0 && errno == EINTR) continue;
-    CISTERN_CHECK(n >= 0, "cannot read ", path, ": ", std::strerror(errno));
-    CISTERN_CHECK(n > 0, path, " ends early, at byte ", at + int64_t(done));
-    done += size_t(n);
-  }
-}
-
 template <class From, class To>
 void Convert(const char* from, int64_t count, int64_t first, const std::string& path, To* out) {
   for (int64_t i = 0; i < count; ++i) {
@@ -161,7 +152,7 @@ void NpyFile::ReadHeader() {
   unsigned char start[12] = {};
   const auto bytes = int64_t(about.st_size);
   const int64_t there = std::min<int64_t>(bytes, sizeof(start));
-  ReadAll(fd_, start, size_t(there), 0, path_);
+  ReadAt(fd_, 0, size_t(there), start, path_);
   CISTERN_CHECK(there >= 10 && std::memcmp(start, "\x93NUMPY", 6) == 0, path_,
                 " is no .npy file: it does not begin with NumPy's mark",
                 there >= 4 && std::memcmp(start, "PK\x03\x04", 4) == 0
@@ -177,7 +168,7 @@ void NpyFile::ReadHeader() {
   CISTERN_CHECK(length <= kMostHeader && begin + length <= bytes, path_, ": its header has ",
                 length, " bytes, of which ", bytes - begin, " are there");
   std::string text(size_t(length), '\0');
-  ReadAll(fd_, text.data(), text.size(), begin, path_);
+  ReadAt(fd_, begin, text.size(), text.data(), path_);
   NpyHeader header(text, path_);
   header.Parse();
   Descr(header.descr);
@@ -227,7 +218,7 @@ void NpyFile::Read(int64_t begin, int64_t count, T* out) const {
   for (int64_t done = 0; done < count;) {
     const int64_t n = std::min(kPiece, count - done), first = begin + done;
     buffer.resize(size_t(n * width_));
-    ReadAll(fd_, buffer.data(), buffer.size(), data_ + first * width_, path_);
+    ReadAt(fd_, data_ + first * width_, buffer.size(), buffer.data(), path_);
     const auto convert = [&](auto from) {
       Convert<decltype(from)>(buffer.data(), n, first, path_, out + done);
     };

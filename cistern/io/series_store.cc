@@ -11,6 +11,7 @@
 #include "cistern/base/error.h"
 #include "cistern/base/hash.h"
 #include "cistern/base/progress.h"
+#include "cistern/io/read_at.h"
 
 namespace cistern {
 namespace {
@@ -53,14 +54,8 @@ void FloatStore::Read(int64_t begin, int64_t count, float* out) const {
   CISTERN_CHECK(begin >= 0 && count >= 0 && begin <= size() && count <= size() - begin,
                 "[series] values ", begin, " to ", begin + count, " of ", size());
   const int64_t first = std::min(count, std::max<int64_t>(0, written_ - begin));
-  auto* const to = reinterpret_cast<char*>(out);
-  for (size_t done = 0, bytes = size_t(first) * sizeof(float); done < bytes;) {
-    const ssize_t n =
-        pread(fd_, to + done, bytes - done, begin * int64_t(sizeof(float)) + int64_t(done));
-    if (n < 0 && errno == EINTR) continue;
-    CISTERN_CHECK(n > 0, "cannot read the values of the series again: ", std::strerror(errno));
-    done += size_t(n);
-  }
+  ReadAt(fd_, begin * int64_t(sizeof(float)), size_t(first) * sizeof(float), out,
+         "the kept values of the series");
   std::copy_n(held_.data() + (begin + first - written_), count - first, out + first);
 }
 

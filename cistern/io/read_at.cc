@@ -1,0 +1,24 @@
+#include "cistern/io/read_at.h"
+
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+
+#include "cistern/base/error.h"
+
+namespace cistern {
+
+void ReadAt(int fd, int64_t at, size_t bytes, void* out, const std::string& where) {
+  for (size_t done = 0; done < bytes;) {
+    const ssize_t n =
+        ::pread(fd, static_cast<char*>(out) + done, bytes - done, off_t(at) + off_t(done));
+    if (n < 0 && errno == EINTR) continue;
+    CISTERN_CHECK(n >= 0, "cannot read ", where, ": ", std::strerror(errno));
+    CISTERN_CHECK(n > 0, where, ": the file ends at byte ", at + int64_t(done), "; expected ",
+                  bytes - done, " more");
+    done += size_t(n);
+  }
+}
+
+}  // namespace cistern
