@@ -7,7 +7,7 @@
 
 #include "cistern/base/format.h"
 #include "cistern/io/atomic_file.h"
-#include "cistern/io/json_text.h"
+#include "cistern/io/checked_json.h"
 
 namespace cistern::bench {
 namespace {
@@ -111,15 +111,15 @@ Json RecordJson(const Record& r) {
     }
     rows.push_back(std::move(json));
   }
-  return {{"cistern_bench", kRecordVersion},
-          {"kind", r.kind},
-          {"machine", MachineJson(r.machine)},
-          {"settings", r.settings},
-          {"peaks", r.peaks},
-          {"cpu_share", r.cpu_share},
-          {"other_cores", r.other_cores},
-          {"interrupted", r.interrupted},
-          {"rows", rows}};
+  return WithChecksum({{"cistern_bench", kRecordVersion},
+                       {"kind", r.kind},
+                       {"machine", MachineJson(r.machine)},
+                       {"settings", r.settings},
+                       {"peaks", r.peaks},
+                       {"cpu_share", r.cpu_share},
+                       {"other_cores", r.other_cores},
+                       {"interrupted", r.interrupted},
+                       {"rows", rows}});
 }
 
 Record ReadRecord(const Json& json, const std::string& where) {

@@ -4,7 +4,7 @@
 
 #include "cistern/bench/diff.h"
 #include "cistern/cli/bench_command.h"
-#include "cistern/io/json_text.h"
+#include "cistern/io/checked_json.h"
 
 namespace cistern::cli {
 namespace {
@@ -16,7 +16,7 @@ struct DiffArguments {
 };
 
 bench::Record ReadRecordFile(const std::string& path) {
-  return bench::ReadRecord(ReadJsonFile(path), path);
+  return bench::ReadRecord(ReadCheckedJson(path, "its figures may be others"), path);
 }
 
 int RunBenchDiff(const DiffArguments& a) {

@@ -68,6 +68,8 @@ TEST_F(BenchTest, OpsMeasuresASweepAndWritesIt) {
   EXPECT_EQ(worse.code, 1) << worse;
   EXPECT_EQ(ParseJson(worse.out, "diff")["rows"].size(), 12u);
   EXPECT_EQ(ParseJson(worse.out, "diff")["slower"], 9);
+  EXPECT_NE(worse.err.find("note: " + other + " is not as it was written"), std::string::npos)
+      << worse;
   slower["machine"]["processor"] = "Another";
   WriteFileAtomically(other, slower.dump());
   Expect({"bench", "diff", file, other}, 2, {"Another", "--any-machine"});

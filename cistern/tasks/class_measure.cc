@@ -7,8 +7,8 @@
 #include <utility>
 
 #include "cistern/base/error.h"
+#include "cistern/io/checked_json.h"
 #include "cistern/models/classifier.h"
-#include "cistern/tasks/assets.h"
 #include "cistern/tasks/confusion.h"
 
 namespace cistern {
@@ -113,11 +113,11 @@ void ClassTask::SetClasses(std::vector<std::string> names, std::vector<double> c
 void ClassTask::SaveClasses(const std::string& path, Json more) const {
   more["classes"] = classes_;
   more["class_counts"] = class_counts_;
-  SaveAssetFile(path, std::move(more));
+  WriteCheckedJson(path, std::move(more));
 }
 
 Json ClassTask::LoadClasses(const std::string& path) {
-  const Json json = LoadAssetFile(path);
+  const Json json = ReadCheckedJson(path, "predictions may be others");
   try {
     classes_ = json.at("classes").get<std::vector<std::string>>();
     class_counts_ = json.at("class_counts").get<std::vector<double>>();

@@ -12,8 +12,7 @@
 #include "cistern/base/error.h"
 #include "cistern/base/hash.h"
 #include "cistern/base/progress.h"
-#include "cistern/io/json_text.h"
-#include "cistern/tasks/assets.h"
+#include "cistern/io/checked_json.h"
 
 namespace cistern {
 namespace {
@@ -437,13 +436,13 @@ void ClassifyTask::SaveAssets(const std::string& folder) const {
                      {"mean", scale_.mean},
                      {"deviation", scale_.deviation},
                      {"edges", edges_}};
-  SaveAssetFile(folder + kAssets, json);
+  WriteCheckedJson(folder + kAssets, json);
   if (tokenizer_) tokenizer_->Save(folder + "/tokenizer.json");
 }
 
 void ClassifyTask::LoadAssets(const std::string& folder) {
   const std::string path = folder + kAssets;
-  const Json json = LoadAssetFile(path);
+  const Json json = ReadCheckedJson(path, "predictions may be others");
   try {
     columns_.label = json.at("label_column").get<std::string>();
     columns_.inputs = json.at("inputs").get<std::vector<std::string>>();

@@ -8,8 +8,8 @@
 
 #include "cistern/base/error.h"
 #include "cistern/base/hash.h"
+#include "cistern/io/checked_json.h"
 #include "cistern/models/classifier.h"
-#include "cistern/tasks/assets.h"
 #include "cistern/tasks/row_batch.h"
 
 namespace cistern {
@@ -208,12 +208,13 @@ void SeriesTask::SaveAssets(const std::string& folder) const {
   if (!options_.regression) return SaveClasses(folder + kSeriesAssets, std::move(json));
   json["label_mean"] = scale_.mean;
   json["label_deviation"] = scale_.deviation;
-  SaveAssetFile(folder + kSeriesAssets, std::move(json));
+  WriteCheckedJson(folder + kSeriesAssets, std::move(json));
 }
 
 void SeriesTask::LoadAssets(const std::string& folder) {
   const std::string path = folder + kSeriesAssets;
-  const Json json = options_.regression ? LoadAssetFile(path) : LoadClasses(path);
+  const Json json =
+      options_.regression ? ReadCheckedJson(path, "predictions may be others") : LoadClasses(path);
   input_.Load(json, path);
   try {
     longest_ = json.at("longest").get<int64_t>();
