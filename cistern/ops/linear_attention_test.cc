@@ -1,5 +1,9 @@
 #include "cistern/ops/linear_attention.h"
 
+#include <torch/csrc/autograd/forward_grad.h>
+
+#include <functional>
+
 #include "cistern/ops/memory_test.h"
 
 namespace cistern::ops {
@@ -99,6 +103,30 @@ TEST(LinearAttention, EveryRule) {
 TEST(LinearAttention, SameBitsWhereThreadsShareAHead) {
   ExpectSameBitsForAnyNumberOfThreads(MakeProblem({kElu, 1, 1, 3500, 6, 5, false, false, false}));
   ExpectSameBitsForAnyNumberOfThreads(MakeProblem({kElu, 2, 1, 2500, 6, 5, true, true, true}));
+}
+
+// The feature map and the division, where gradients are recorded as well: their own functions have
+// no forward mode, and a tangent that is left out would be a silent zero.
+TEST(LinearAttention, PartsHaveTangents) {
+  const at::Tensor x = Normal({2, 3, 4}).requires_grad_(), direction = Normal({2, 3, 4});
+  const auto tangent = [&](const std::function<at::Tensor(const at::Tensor&)>& f) {
+    const uint64_t level = torch::autograd::ForwardADLevel::get_next_idx();
+    const at::Tensor y = f(at::_make_dual(x, direction, int64_t(level)));
+    const at::Tensor t = std::get<1>(at::_unpack_dual(y, int64_t(level)));
+    torch::autograd::ForwardADLevel::release_idx(level);
+    return t;
+  };
+  constexpr double kStep = 1e-6;
+  for (const auto& f : {std::function<at::Tensor(const at::Tensor&)>(EluPlusOne),
+                        std::function<at::Tensor(const at::Tensor&)>([](const at::Tensor& s) {
+                          return DivideSums(s, DivisorRule::kMagnitude, 0.25);
+                        })}) {
+    const at::Tensor got = tangent(f);
+    ASSERT_TRUE(got.defined());
+    const at::NoGradGuard guard;
+    ExpectClose(got, (f(x + kStep * direction) - f(x - kStep * direction)) / (2 * kStep), 1e-7,
+                "tangent");
+  }
 }
 
 TEST(LinearAttention, ShapesAreChecked) {

@@ -9,8 +9,8 @@
 #include "cistern/base/error.h"
 #include "cistern/base/hash.h"
 #include "cistern/base/random.h"
+#include "cistern/io/checked_json.h"
 #include "cistern/models/forecaster.h"
-#include "cistern/tasks/assets.h"
 #include "cistern/tasks/row_batch.h"
 #include "cistern/tasks/series_task.h"
 
@@ -140,11 +140,12 @@ Json ForecastTask::DataSummary() const {
 }
 
 void ForecastTask::SaveAssets(const std::string& folder) const {
-  SaveAssetFile(folder + kForecastAssets, input_.Save());
+  WriteCheckedJson(folder + kForecastAssets, input_.Save());
 }
 
 void ForecastTask::LoadAssets(const std::string& folder) {
-  input_.Load(LoadAssetFile(folder + kForecastAssets), folder + kForecastAssets);
+  input_.Load(ReadCheckedJson(folder + kForecastAssets, "predictions may be others"),
+              folder + kForecastAssets);
 }
 
 void ForecastTask::Complete(ModelConfig& config) const {
@@ -179,14 +180,24 @@ Batch ForecastTask::MakeBatch(const SeriesStore& store, const std::vector<Window
                 values.mutable_data_ptr<float>() + r * width * inputs, nullptr);
     raw.resize(size_t(there * channels));
     input_.ReadRaw(store, w.series, begin, there, raw.data(), true);
+    // The window may begin where a value is missing.
+    const bool look_back =
+        std::any_of(raw.begin(), raw.begin() + std::min(channels, there * channels),
+                    [](float x) { return std::isnan(x); });
+    const std::vector<float> before =
+        look_back ? input_.LastBefore(store, w.series, begin, true) : std::vector<float>();
     float* const target = targets.mutable_data_ptr<float>() + r * width * channels;
     float* const known = last.mutable_data_ptr<float>() + r * width * channels;
     for (int64_t t = 0; t < length; ++t) {
       for (int64_t c = 0; c < channels; ++c) {
         const float now = raw[size_t(t * channels + c)];
-        known[t * channels + c] = !std::isnan(now) ? now
-                                  : t > 0          ? known[(t - 1) * channels + c]
-                                                   : 0.0f;
+        if (!std::isnan(now)) {
+          known[t * channels + c] = now;
+        } else if (t > 0) {
+          known[t * channels + c] = known[(t - 1) * channels + c];
+        } else if (!std::isnan(before[size_t(c)])) {
+          known[t * channels + c] = before[size_t(c)];
+        }  // else the mean, 0
         if (begin + t + 1 >= w.begin && t + 1 < there)
           target[t * channels + c] = raw[size_t((t + 1) * channels + c)];
       }

@@ -39,6 +39,33 @@ class ForecastTest : public ::testing::Test {
     task.Complete(c);
     return c;
   }
+  // What repeating the last known value is wrong by, in the test, in the file's own numbers.
+  struct LastErrors {
+    double rmse[2], mae[2];
+    int values = 0;
+  };
+  LastErrors LastOfFile() const {
+    double last[2] = {}, absolute[2] = {};
+    int count[2] = {};
+    for (int s = 0; s < 2; ++s) {
+      const auto& series = truth_[s];
+      const auto value = [&](int t, int c) {
+        return c == 0 ? series[size_t(t)].first : series[size_t(t)].second;
+      };
+      for (int t = s ? 24 : 48; t < (s ? 30 : 60); ++t) {
+        for (int c = 0; c < 2; ++c) {
+          if (std::isnan(value(t, c))) continue;
+          int before = t - 1;
+          while (std::isnan(value(before, c))) --before;
+          const double error = value(before, c) - value(t, c);
+          last[c] += error * error, absolute[c] += std::abs(error), ++count[c];
+        }
+      }
+    }
+    return {{std::sqrt(last[0] / count[0]), std::sqrt(last[1] / count[1])},
+            {absolute[0] / count[0], absolute[1] / count[1]},
+            count[0] + count[1]};
+  }
   TestFolder folder_;
   ForecastTask::Options options_;
   std::vector<std::pair<double, double>> truth_[2];
@@ -97,35 +124,34 @@ TEST_F(ForecastTest, PartsEachSeriesByTime) {
   EXPECT_TRUE(at::equal(task.TrainBatch(1, 5, 3)["values"], task.TrainBatch(1, 5, 3)["values"]));
 }
 
+// Without a context windows begin at steps 47, 52 and 57; y is missing at 52.
+TEST_F(ForecastTest, AWindowMayBeginWhereAValueIsMissing) {
+  options_.length = 5;
+  ForecastTask task(options_, "");
+  task.Prepare();
+  const auto model = MakeModel(Config(task), 1);
+  const Json metrics =
+      task.Metrics(Evaluate(task, *model, Split::kTest, {.read = {.context = 0}}).score);
+  EXPECT_NEAR(metrics["channels"]["y"]["last_rmse"].get<double>(), LastOfFile().rmse[1], 1e-4);
+  const auto reader = task.Read(Split::kTest, {.rows = 9, .context = 0});
+  const Batch batch = *reader->Next();
+  const at::Tensor y = batch["values"].select(2, 1);
+  // What is missing at 52 is read as the value at 51, which the window before ends with.
+  EXPECT_EQ(y[1][0].item<float>(), y[0][4].item<float>());
+}
+
 TEST_F(ForecastTest, MetricsAndBaselinesAreThoseOfTheFile) {
   options_.input.indicator = true;
   ForecastTask task(options_, "");
   task.Prepare();
   const auto model = MakeModel(Config(task), 1);
   const Json metrics = task.Metrics(Evaluate(task, *model, Split::kTest).score);
-  // The baselines in the file's own numbers.
-  double last[2] = {}, absolute[2] = {};
-  int count[2] = {};
-  for (int s = 0; s < 2; ++s) {
-    const auto& series = truth_[s];
-    const auto value = [&](int t, int c) {
-      return c == 0 ? series[size_t(t)].first : series[size_t(t)].second;
-    };
-    for (int t = s ? 24 : 48; t < (s ? 30 : 60); ++t) {
-      for (int c = 0; c < 2; ++c) {
-        if (std::isnan(value(t, c))) continue;
-        int before = t - 1;
-        while (std::isnan(value(before, c))) --before;
-        const double error = value(before, c) - value(t, c);
-        last[c] += error * error, absolute[c] += std::abs(error), ++count[c];
-      }
-    }
-  }
-  EXPECT_EQ(metrics["values"], count[0] + count[1]);
+  const LastErrors of_file = LastOfFile();
+  EXPECT_EQ(metrics["values"], of_file.values);
   const Json &x = metrics["channels"]["x"], &y = metrics["channels"]["y"];
-  EXPECT_NEAR(x["last_rmse"].get<double>(), std::sqrt(last[0] / count[0]), 1e-4);
-  EXPECT_NEAR(x["last_mae"].get<double>(), absolute[0] / count[0], 1e-4);
-  EXPECT_NEAR(y["last_rmse"].get<double>(), std::sqrt(last[1] / count[1]), 1e-4);
+  EXPECT_NEAR(x["last_rmse"].get<double>(), of_file.rmse[0], 1e-4);
+  EXPECT_NEAR(x["last_mae"].get<double>(), of_file.mae[0], 1e-4);
+  EXPECT_NEAR(y["last_rmse"].get<double>(), of_file.rmse[1], 1e-4);
   double sum = 0, n = 0, squares = 0, errors = 0;
   for (int s = 0; s < 2; ++s)
     for (int t = 0; t < (s ? 21 : 42); ++t)

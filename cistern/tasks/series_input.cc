@@ -2,11 +2,17 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "cistern/base/error.h"
 #include "cistern/tasks/cache.h"
 
 namespace cistern {
+namespace {
+
+bool IsMissing(float x) { return std::isnan(x); }
+
+}  // namespace
 
 void SeriesInputOptions::Describe(bool labels, Fields* fields) {
   Fields& f = *fields;
@@ -110,14 +116,36 @@ void SeriesInput::ReadRaw(const SeriesStore& store, int64_t series, int64_t begi
   }
 }
 
+std::vector<float> SeriesInput::LastBefore(const SeriesStore& store, int64_t series, int64_t begin,
+                                           bool scaled) const {
+  const size_t channels = channels_.size();
+  std::vector<float> last(channels, std::numeric_limits<float>::quiet_NaN()), raw;
+  int64_t end = begin;
+  for (int64_t most = 16; end > 0 && std::any_of(last.begin(), last.end(), IsMissing);
+       most = std::min<int64_t>(2 * most, 1 << 14)) {
+    const int64_t count = std::min(most, end);
+    raw.resize(size_t(count) * channels);
+    ReadRaw(store, series, end - count, count, raw.data(), scaled);
+    for (size_t i = raw.size(); i-- > 0;) {
+      float& known = last[i % channels];
+      if (IsMissing(known)) known = raw[i];
+    }
+    end -= count;
+  }
+  return last;
+}
+
 void SeriesInput::Read(const SeriesStore& store, int64_t series, int64_t begin, int64_t count,
                        float* out, bool* seen) const {
   const size_t channels = channels_.size(), width = size_t(this->width());
   std::vector<float> raw(size_t(count) * channels);
   ReadRaw(store, series, begin, count, raw.data(), options_.scale);
-  std::vector<float> last(channels);
   const auto mean = [&](size_t c) { return options_.scale ? 0.0f : float(means_[c]); };
-  for (size_t c = 0; c < channels; ++c) last[c] = mean(c);
+  std::vector<float> last(channels, std::numeric_limits<float>::quiet_NaN());
+  if (options_.missing == MissingValues::kLast && count > 0 &&
+      std::any_of(raw.begin(), raw.begin() + int64_t(channels), IsMissing))
+    last = LastBefore(store, series, begin, options_.scale);
+  for (size_t c = 0; c < channels; ++c) last[c] = IsMissing(last[c]) ? mean(c) : last[c];
   for (size_t t = 0; t < size_t(count); ++t) {
     bool any = false;
     for (size_t c = 0; c < channels; ++c) {

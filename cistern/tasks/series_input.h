@@ -62,6 +62,10 @@ class SeriesInput {
   void ReadRaw(const SeriesStore& store, int64_t series, int64_t begin, int64_t count, float* out,
                bool scaled) const;
 
+  // Of each channel the last value before `begin` that is not missing; NaN: there is none.
+  std::vector<float> LastBefore(const SeriesStore& store, int64_t series, int64_t begin,
+                                bool scaled) const;
+
   Json Save() const;
   void Load(const Json& json, const std::string& path);  // Error where it is broken
   // What was read, and what was done to it: notes for a run's record.
