@@ -23,6 +23,7 @@
 #include "cistern/kernels/isa.h"
 #include "cistern/tensors/device.h"
 #include "cistern/tensors/product_speed.h"
+#include "cistern/train/run_state.h"
 
 namespace cistern::cli {
 namespace {
@@ -115,10 +116,9 @@ bool Exists(const std::string& path) {
   return std::filesystem::exists(path, ignored);
 }
 
-// "/task/lm/text": where data lie, which are known by their contents.
+// "/task/lm/text"
 bool IsPlace(const std::string& key) {
-  return key.starts_with("/task/") &&
-         (key.ends_with("/text") || key.ends_with("/data") || key.ends_with("/cache"));
+  return key.starts_with("/task/") && IsPlaceOfData(key.substr(key.rfind('/') + 1));
 }
 
 // Whether a run has begun in a folder of `out`, or in a folder of one of those.
@@ -244,9 +244,7 @@ std::vector<std::string> FittingMechanisms(const Experiment& experiment) {
     }
   }
   if (fit.empty()) FailUsage("--mechanisms all: none fits these settings", left_out);
-  if (!left_out.empty() && !Quiet()) {
-    std::fprintf(stderr, "cistern: left out, for they do not fit:%s\n", left_out.c_str());
-  }
+  if (!left_out.empty()) Note("left out, for they do not fit:" + left_out);
   return fit;
 }
 
@@ -513,8 +511,7 @@ void AddCompare(CLI::App& app, Run& run) {
   command
       ->add_option("--efficiency", a->efficiency,
                    "also measure from which length on each takes less time and memory than exact "
-                   "softmax, at lengths up to this (cistern bench efficiency): 4096 takes about a "
-                   "minute for three mechanisms; 0: do not")
+                   "softmax, at lengths up to this (cistern bench efficiency); 0: do not")
       ->check(CLI::Range(int64_t{0}, int64_t{1} << 24));
   AddCommon(*command, a->common);
   command->get_option("--dtype")

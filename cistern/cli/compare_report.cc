@@ -344,12 +344,9 @@ void WriteReport(const Comparison& c, const std::string& path) {
         .Table(bench::EfficiencyTable(c.efficiency))
         .Paragraph(
             "From which length on a mechanism takes less time, and less memory, than exact "
-            "softmax: "
-            "its attention alone, with the heads and widths of these models, at lengths that "
-            "double. "
-            "'1,024 to 2,048': less at 2,048 and at every longer length, not at 1,024. Memory is "
-            "the "
-            "peak of one run beyond the inputs; of decoding, the state.");
+            "softmax: its attention alone, with the heads and widths of these models, at lengths "
+            "that double. '1,024 to 2,048': less at 2,048 and at every longer length, not at "
+            "1,024. Memory is the peak of one run beyond the inputs; of decoding, the state.");
   }
   LineChart valid{"Learning curve", "seconds of training", c.metric.label + " (validation)", {}};
   LineChart loss{"Training loss", "step", "nats", {}};

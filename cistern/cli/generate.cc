@@ -158,28 +158,23 @@ bool RunPrompt(const GenerateCommand& c, Generator& generator, const Tokenizer& 
   return result.prompt_read;
 }
 
-// The text that the lines continue. False: interrupted.
-bool ReadFirst(const GenerateCommand& c, Generator& generator, TextState& text, Stats& stats) {
-  if (c.prompt.empty() && c.prompt_file.empty()) return true;
+// Reads the text that lines or samples continue.
+Generation ReadFirst(const GenerateCommand& c, Generator& generator, TextState& text,
+                     Stats& stats) {
   GenerateOptions options = c.options;
   options.max_tokens = 0;
-  const Generation read = generator.Continue(
+  Generation read = generator.Continue(
       text, {c.prompt_file.empty() ? StringSource(c.prompt) : FileSource(c.prompt_file)}, options,
       {}, &Interrupted())[0];
   stats.Add(generator.stats());
-  return read.prompt_read;
+  return read;
 }
 
 // --count texts of one prompt, which is read once; one line of JSON for each.
 void RunSamples(const GenerateCommand& c, Generator& generator, const Tokenizer& tokenizer,
                 TextState& text, Stats& stats) {
+  const Generation read = ReadFirst(c, generator, text, stats);
   GenerateOptions options = c.options;
-  options.max_tokens = 0;
-  const Generation read = generator.Continue(
-      text, {c.prompt_file.empty() ? StringSource(c.prompt) : FileSource(c.prompt_file)}, options,
-      {}, &Interrupted())[0];
-  stats.Add(generator.stats());
-  options.max_tokens = c.options.max_tokens;
   for (int64_t begin = 0; begin < c.count && !Interrupted(); begin += c.batch) {
     options.first_row = begin;
     std::vector<PromptSource> nothing_more;
@@ -219,7 +214,8 @@ int RunGenerate(GenerateCommand c) {
     stats.points = MeasureDecoding(*lm.model, c.stats_at, 64, &Interrupted(), c.options.sampler);
   bool complete = true;
   if (c.interactive) {
-    complete = ReadFirst(c, generator, text, stats);
+    const bool prompt = !c.prompt.empty() || !c.prompt_file.empty();
+    complete = !prompt || ReadFirst(c, generator, text, stats).prompt_read;
     if (complete) RunInteractive(c, lm, generator, text, stats);
   } else if (c.prompts.empty() && c.count > 1) {
     RunSamples(c, generator, *lm.tokenizer, text, stats);

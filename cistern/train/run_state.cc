@@ -24,9 +24,6 @@ constexpr std::string_view kMayChange[] = {
     "eval_tokens",     "log_every",        "log_memory",
     "patience",        "checkpoint_every", "checkpoint_seconds",
     "final_test",      "parallel"};
-// Of [task], at any depth: where the data lie. What they are is compared by its hash.
-constexpr std::string_view kPlaces[] = {"text", "data", "cache"};
-
 bool In(const auto& list, std::string_view name) {
   return std::find(std::begin(list), std::end(list), name) != std::end(list);
 }
@@ -115,6 +112,10 @@ RunState ParseRunState(std::string_view text, const std::string& name) {
   return state;
 }
 
+bool IsPlaceOfData(std::string_view key) {
+  return key == "text" || key == "data" || key == "cache";
+}
+
 std::vector<std::string> CompareRuns(const Json& asked, const Json& begun, const Json& defaults,
                                      const std::string& run) {
   std::map<std::string, Json> now, before, unset;
@@ -131,10 +132,10 @@ std::vector<std::string> CompareRuns(const Json& asked, const Json& begun, const
     const Json was = old == before.end() ? Unsaid(unset, key) : old->second,
                is = fresh == now.end() ? Unsaid(unset, key) : fresh->second;
     if (was == is) continue;
-    if (key == "data.notes" || group == "published" || (group == "data" && In(kPlaces, name)))
+    if (key == "data.notes" || group == "published" || (group == "data" && IsPlaceOfData(name)))
       continue;
     if (group == "environment" || (group == "train" && In(kMayChange, name)) ||
-        (group == "task" && In(kPlaces, name))) {
+        (group == "task" && IsPlaceOfData(name))) {
       changes.push_back(StrCat(key, "=", Shown(is), " (it was ", Shown(was), ")"));
       continue;
     }

@@ -35,6 +35,10 @@ std::string RunStateText(RunState state);
 // Error naming `name` and the key: broken, damaged, or numbers that no run has.
 RunState ParseRunState(std::string_view text, const std::string& name);
 
+// Whether a key of [task], at any depth, says where the data lie. What they are is compared by its
+// hash.
+bool IsPlaceOfData(std::string_view key);
+
 // What is asked for against what a run was begun with, both as `experiment` above. Lengths,
 // learning rate, evaluation, checkpoints, log, threads and the places of files may change: returned
 // as "train.steps=700 (it was 3000)". Anything else is a UsageError that names the key and both

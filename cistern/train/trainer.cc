@@ -319,7 +319,6 @@ void Trainer::Evaluate() {
   line.update(metrics);
   if (observer_) line.update(observer_(*model_));
   log_(line);
-  WriteMetricsCsv(folder_);
   const bool lower = task_.metric().lower_is_better,
              better = !state_.has_best || (lower ? value < state_.best : value > state_.best);
   state_.evals_without_better = better ? 0 : state_.evals_without_better + 1;

@@ -5,7 +5,7 @@
 //                                   with the task's assets a model folder
 //   experiment.json                 everything that was asked for, defaults included
 //   metrics.jsonl, events.out.*     every logged step and evaluation, for people and TensorBoard
-//   metrics.csv                     the same as a table, brought up to date at each evaluation
+//   metrics.csv                     the same as a table, written when the run ends or is interrupted
 //   checkpoint-<step>/              the newest complete checkpoint: model, optimizer, and
 //                                   trainer.json, which is written last
 //   recent-<step>.safetensors       with average_last: the weights of the last evaluations
