@@ -8,7 +8,7 @@
 #include <limits>
 
 #include "cistern/base/random.h"
-#include "cistern/verify/machine_scopes.h"
+#include "cistern/verify/path_machine.h"
 #include "cistern/verify/paths.h"
 #include "cistern/verify/properties.h"
 
@@ -314,47 +314,36 @@ Outcome CheckNonFiniteOf(const Paths& paths, const Settings&) {
   return CheckUnseen(paths, {kNan}, false);
 }
 
+// Everything, and the output where no gradient is wanted, which is another way.
+auto BothWays(const Paths& paths, const Case& c) {
+  return [&](at::ScalarType dtype) {
+    Tensors all = Everything(paths, c, dtype);
+    all.push_back(Run(paths, c, dtype));
+    return all;
+  };
+}
+
 Outcome CheckThreadsOf(const Paths& paths, const Settings&) {
   Meter meter;
-  const ThreadScope threads;
   std::vector<Case> all = Cases(130);
   all.push_back(Make("full, in groups", 1, 450, 780, 4, 4));
   for (const Case& c : Decoding()) all.push_back(c);
-  for (const Case& c : all) {
-    threads.Use(1, 1);
-    const Tensors want = Everything(paths, c, at::kFloat);
-    const at::Tensor plain = Run(paths, c, at::kFloat);
-    for (const int count : {2, 3}) {
-      threads.Use(count, count);
-      const Tensors got = Everything(paths, c, at::kFloat);
-      for (size_t i = 0; i < 4; ++i)
-        meter.Same(got[i], want[i], c.name, ", result ", i, ", ", count, " threads");
-      meter.Same(Run(paths, c, at::kFloat), plain, c.name, ", ", count, " threads");
-    }
-  }
+  for (const Case& c : all) SameOnThreads(meter, c.name, BothWays(paths, c));
   return meter.result();
 }
 
 Outcome CheckSimdOf(const Paths& paths, const Settings&) {
-  const std::vector<std::string> targets = SupportedIsas();
-  if (targets.size() < 2) return NotApplicable("this machine has one instruction set");
+  if (HasOneTarget()) return OneTarget();
   Meter meter;
-  const IsaScope restored;
   for (const Case& c : Cases(67)) {
     Tensors want;
     {
       const ops::ImplScope reference(ops::Impl::kReference);
       want = Everything(OurPaths(), c, at::kDouble);
     }
-    for (const std::string& isa : targets) {
-      ForceIsa(isa);
-      for (const auto dtype : {at::kDouble, at::kFloat}) {
-        const Tensors got = Everything(paths, c, dtype);
-        for (size_t i = 0; i < 4; ++i)
-          meter.Close(got[i], want[i], dtype == at::kDouble ? 1e-11 : 10 * kFloatTolerance, c.name,
-                      ", result ", i, ", ", isa);
-      }
-    }
+    CloseOnTargets(
+        meter, c.name, want, [&](at::ScalarType dtype) { return Everything(paths, c, dtype); },
+        1e-11, 10 * kFloatTolerance);
   }
   return meter.result();
 }
@@ -363,14 +352,7 @@ Outcome CheckPoisonOf(const Paths& paths, const Settings&) {
   Meter meter;
   std::vector<Case> all = Cases(67);
   for (const Case& c : Decoding()) all.push_back(c);
-  for (const Case& c : all) {
-    const Tensors want = Everything(paths, c, at::kFloat);
-    const at::Tensor plain = Run(paths, c, at::kFloat);
-    const PoisonScope poisoned;
-    const Tensors got = Everything(paths, c, at::kFloat);
-    for (size_t i = 0; i < 4; ++i) meter.Same(got[i], want[i], c.name, ", result ", i);
-    meter.Same(Run(paths, c, at::kFloat), plain, c.name);
-  }
+  for (const Case& c : all) SameWithPoison(meter, c.name, BothWays(paths, c));
   return meter.result();
 }
 

@@ -5,7 +5,7 @@
 #include <cmath>
 #include <limits>
 
-#include "cistern/verify/machine_scopes.h"
+#include "cistern/verify/path_machine.h"
 #include "cistern/verify/paths.h"
 #include "cistern/verify/properties.h"
 
@@ -221,57 +221,36 @@ Outcome CheckPaddingOf(const Paths& paths, const Settings&) {
   return meter.result();
 }
 
+auto AllOf(const Paths& paths, const Case& c) {
+  return [&](at::ScalarType dtype) { return Everything(paths, c, dtype); };
+}
+
 Outcome CheckThreadsOf(const Paths& paths, const Settings&) {
   Meter meter;
-  const ThreadScope threads;
   std::vector<Case> all = Cases(130);
   all.push_back(
       Make("segments", {FeatureMap::kEluPlusOne, 0, DivisorRule::kPlus, 1e-6}, 1, 2100, 5, 4));
-  for (const Case& c : all) {
-    threads.Use(1, 1);
-    const Tensors want = Everything(paths, c, at::kFloat);
-    for (const int count : {2, 3}) {
-      threads.Use(count, count);
-      const Tensors got = Everything(paths, c, at::kFloat);
-      for (size_t i = 0; i < got.size(); ++i)
-        meter.Same(got[i], want[i], c.name, ", result ", i, ", ", count, " threads");
-    }
-  }
+  for (const Case& c : all) SameOnThreads(meter, c.name, AllOf(paths, c));
   return meter.result();
 }
 
 Outcome CheckSimdOf(const Paths& paths, const Settings&) {
-  const std::vector<std::string> targets = SupportedIsas();
-  if (targets.size() < 2) return NotApplicable("this machine has one instruction set");
+  if (HasOneTarget()) return OneTarget();
   Meter meter;
-  const IsaScope restored;
   for (const Case& c : Cases(70)) {
     Tensors want;
     {
       const ops::ImplScope reference(ops::Impl::kReference);
       want = Everything(OurPaths(), c, at::kDouble);
     }
-    for (const std::string& isa : targets) {
-      ForceIsa(isa);
-      for (const auto dtype : {at::kDouble, at::kFloat}) {
-        const Tensors got = Everything(paths, c, dtype);
-        for (size_t i = 0; i < got.size(); ++i)
-          meter.Close(got[i], want[i], dtype == at::kDouble ? 1e-11 : 2e-5, c.name, ", result ", i,
-                      ", ", isa);
-      }
-    }
+    CloseOnTargets(meter, c.name, want, AllOf(paths, c), 1e-11, 2e-5);
   }
   return meter.result();
 }
 
 Outcome CheckPoisonOf(const Paths& paths, const Settings&) {
   Meter meter;
-  for (const Case& c : Cases(70)) {
-    const Tensors want = Everything(paths, c, at::kFloat);
-    const PoisonScope poisoned;
-    const Tensors got = Everything(paths, c, at::kFloat);
-    for (size_t i = 0; i < got.size(); ++i) meter.Same(got[i], want[i], c.name, ", result ", i);
-  }
+  for (const Case& c : Cases(70)) SameWithPoison(meter, c.name, AllOf(paths, c));
   return meter.result();
 }
 

@@ -4,7 +4,7 @@
 #include <cmath>
 #include <limits>
 
-#include "cistern/verify/machine_scopes.h"
+#include "cistern/verify/path_machine.h"
 #include "cistern/verify/paths.h"
 #include "cistern/verify/properties.h"
 
@@ -72,15 +72,12 @@ Outcome CheckGeluNonFinite(const Paths& paths, const Settings&) {
 }
 
 Outcome CheckGeluSimd(const Paths& paths, const Settings&) {
-  const std::vector<std::string> targets = SupportedIsas();
-  if (targets.size() < 2) return NotApplicable("this machine has one instruction set");
+  if (HasOneTarget()) return OneTarget();
   Meter meter;
-  const IsaScope restored;
   const at::Tensor x = GeluInputs(1000), want = Each(x, [](double a) { return a * Phi(a); });
-  for (const std::string& isa : targets) {
-    ForceIsa(isa);
-    meter.Close(paths.gelu(x.to(at::kFloat)), want, 1e-6, isa);
-  }
+  CloseOnTargets(
+      meter, "gelu", {want}, [&](at::ScalarType dtype) { return Tensors{paths.gelu(x.to(dtype))}; },
+      1e-14, 1e-6);
   return meter.result();
 }
 
@@ -178,10 +175,8 @@ Outcome CheckLossGradient(const Paths& paths, const Settings&) {
 
 // In float with gradients, on every instruction set against double on the best.
 Outcome CheckLossSimd(const Paths& paths, const Settings&) {
-  const std::vector<std::string> targets = SupportedIsas();
-  if (targets.size() < 2) return NotApplicable("this machine has one instruction set");
+  if (HasOneTarget()) return OneTarget();
   Meter meter;
-  const IsaScope restored;
   for (const Loss& l : {MakeLoss("smoothed", 13, 17, 0.1), MakeLoss("wide", 7, 1003, 0)}) {
     const auto run = [&](const Paths& by, at::ScalarType dtype) {
       const Tensors leaves = Leaves(Cast({l.hidden, l.weight, l.bias}, dtype));
@@ -190,30 +185,19 @@ Outcome CheckLossSimd(const Paths& paths, const Settings&) {
       all.push_back(loss.detach());
       return all;
     };
-    const Tensors want = run(OurPaths(), at::kDouble);
-    for (const std::string& isa : targets) {
-      ForceIsa(isa);
-      for (const auto dtype : {at::kDouble, at::kFloat}) {
-        const Tensors got = run(paths, dtype);
-        for (size_t i = 0; i < got.size(); ++i)
-          meter.Close(got[i], want[i], dtype == at::kDouble ? 1e-12 : 1e-5, l.name, ", result ", i,
-                      ", ", isa);
-      }
-    }
+    CloseOnTargets(
+        meter, l.name, run(OurPaths(), at::kDouble),
+        [&](at::ScalarType dtype) { return run(paths, dtype); }, 1e-12, 1e-5);
   }
   return meter.result();
 }
 
 Outcome CheckLossThreads(const Paths& paths, const Settings&) {
   Meter meter;
-  const ThreadScope threads;
   const Loss l = MakeLoss("in blocks", 40, 33000, 0.05);
-  threads.Use(1, 1);
-  const at::Tensor want = Run(paths, l, at::kFloat);
-  for (const int count : {2, 3}) {
-    threads.Use(count, 1);  // torch's product keeps its own order of sums
-    meter.Same(Run(paths, l, at::kFloat), want, count, " threads");
-  }
+  // torch's product keeps its own order of sums
+  SameOnThreads(
+      meter, l.name, [&](at::ScalarType dtype) { return Tensors{Run(paths, l, dtype)}; }, 1);
   return meter.result();
 }
 

@@ -8,7 +8,7 @@
 
 namespace cistern::verify {
 
-// What is checked; paths_mutants_test.cc puts wrong ones in their places.
+// What is checked; paths_test.cc puts wrong ones in their places.
 struct Paths {
   std::function<at::Tensor(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                            double scale, const ops::SeenKeys& seen,
