@@ -17,13 +17,16 @@ torch.autograd.grad.
 from cistern import functional, nn, state
 from cistern._library import VERSION as __version__
 from cistern._library import UsageError, mechanisms
-from cistern.models import DecoderLM, EncoderClassifier, EncoderDecoder, MaskedLM, load
+from cistern.models import (DecoderLM, EncoderClassifier, EncoderDecoder, Forecaster, MaskedLM,
+                            TwoTower, load)
 
 __all__ = [
     "DecoderLM",
     "EncoderClassifier",
     "EncoderDecoder",
+    "Forecaster",
     "MaskedLM",
+    "TwoTower",
     "UsageError",
     "__version__",
     "functional",
