@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "cistern/attention/head_groups.h"
 #include "cistern/base/error.h"
 
 namespace cistern {
@@ -32,6 +33,37 @@ int64_t CapturedLayer::RealQueries(int64_t row) const { return RealOf(mask, row,
 
 int64_t CapturedLayer::RealSources(int64_t row) const {
   return RealOf(form == Form::kCross ? written_mask : mask, row, sources());
+}
+
+std::vector<CapturedLayer> ByHeadGroup(const CapturedLayer& layer) {
+  auto* const whole = dynamic_cast<HeadGroups*>(layer.core);
+  if (!whole) return {layer};
+  std::vector<CapturedLayer> parts;
+  const Json& options = layer.options.mechanism_options;
+  size_t projection = 0;
+  int64_t head = 0;
+  for (const HeadGroups::Group& group : whole->groups()) {
+    const size_t count = group.mechanism->Projections().size();
+    const auto own = [&](const std::vector<at::Tensor>& all) {
+      if (all.empty()) return all;
+      return std::vector<at::Tensor>(all.begin() + int64_t(projection),
+                                     all.begin() + int64_t(projection + count));
+    };
+    CapturedLayer part = layer;
+    const std::string& name = group.mechanism->info().name;
+    part.name = StrCat(layer.name, ", ", group.name);
+    part.core = group.mechanism.get();
+    part.options.mechanism = name;
+    part.options.mechanism_options = options.contains(name) ? options.at(name) : Json::object();
+    part.options.dims = group.mechanism->dims();
+    part.x = own(layer.x), part.written = own(layer.written);
+    part.first_head = head;
+    part.y = layer.y.narrow(1, head, part.options.dims.heads);
+    head += part.options.dims.heads;
+    projection += count;
+    parts.push_back(std::move(part));
+  }
+  return parts;
 }
 
 at::Tensor RowOf(const at::Tensor& x, int64_t row) {

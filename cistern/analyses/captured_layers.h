@@ -20,6 +20,7 @@ struct CapturedLayer {
   ops::Mask mask, written_mask;
   Handles handles;
   at::Tensor y, packed;
+  int64_t first_head = 0;  // heads of the layer before these, where they are a group of its heads
 
   int64_t rows() const { return y.size(0); }
   int64_t heads() const { return y.size(1); }
@@ -29,6 +30,10 @@ struct CapturedLayer {
   int64_t RealQueries(int64_t row) const;
   int64_t RealSources(int64_t row) const;
 };
+
+// The groups of heads of a layer, each as a layer of its own mechanism, named "layer 1, latte"; a
+// layer without groups as it is.
+std::vector<CapturedLayer> ByHeadGroup(const CapturedLayer& layer);
 
 // Row `row` of tensors of a batch, [1,...]; those of a learned memory may have one row for all.
 at::Tensor RowOf(const at::Tensor& x, int64_t row);

@@ -106,8 +106,8 @@ std::shared_ptr<Mechanism> UntiedCore(const CapturedLayer& layer) {
     FailUsage("[", info.name, "] has no projection of values, so that no weights are implied");
   Json untied = layer.options.mechanism_options;
   untied["tie_kv"] = false;
-  AttentionDims dims = layer.layer->mechanism().dims();
-  dims.first = &layer.layer->mechanism();  // whose memory it shares
+  AttentionDims dims = layer.core->dims();
+  dims.first = layer.core;  // whose memory it shares
   auto core = info.Make(untied, dims);
   core->to(layer.y.scalar_type());
   core->eval();

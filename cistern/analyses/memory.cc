@@ -7,6 +7,7 @@
 
 #include "cistern/analyses/attention_logits.h"
 #include "cistern/analyses/implied_weights.h"
+#include "cistern/attention/head_groups.h"
 #include "cistern/base/error.h"
 
 namespace cistern {
@@ -24,13 +25,15 @@ double TokenVariance(const at::Tensor& x) {
   return (y - y.mean(1, true)).square().mean().item<double>();
 }
 
-// Whether any layer of a config is such.
+// Whether the mechanism of any layer of a config, or of a group of its heads, is such.
 template <class F>
 bool AnyLayer(const ModelConfig& config, const F& is) {
   for (const Form form : config.info().forms) {
     const LayerStack stack = config.Stack(form);
     for (int64_t l = 0; l < stack.layers(); ++l) {
-      if (is(stack.Mechanism(l))) return true;
+      const auto all = MechanismsOf(stack.Mechanism(l));
+      if (std::any_of(all.begin(), all.end(), [&](const MechanismInfo* m) { return is(*m); }))
+        return true;
     }
   }
   return false;
@@ -52,17 +55,12 @@ const AnalysisInfo& memory_analysis() {
         "shared_workspace, abc_*, gated_slots, linformer; softmax, to be compared with";
     i.refusal = [](const ModelConfig& config) -> std::string {
       if (std::string refusal = RowsRefusal(config); !refusal.empty()) return refusal;
-      const auto fits = [](const std::string& name) {
-        return name == "softmax" || HasSlots(FindMechanism(name));
-      };
+      const auto fits = [](const MechanismInfo& m) { return m.name == "softmax" || HasSlots(m); };
       if (AnyLayer(config, fits)) return "";
       return "none of its layers has a memory of slots; those that do: luna, conv_luna, "
              "set_transformer, shared_workspace, abc_mlp, gated_slots, linformer";
     };
-    i.for_comparison = [](const ModelConfig& config) {
-      return !AnyLayer(config,
-                       [](const std::string& name) { return HasSlots(FindMechanism(name)); });
-    };
+    i.for_comparison = [](const ModelConfig& config) { return !AnyLayer(config, HasSlots); };
     BindAnalysis<MemoryAnalysis>(i);
     i.compare = [](const std::vector<ComparedModel>& models) {
       std::vector<MemorySummary> all;
@@ -184,7 +182,7 @@ void MemoryAnalysis::AddState(const CapturedLayer& layer, int64_t row, LayerSums
   for (const char* name : {"key_memory", "value_memory"}) {
     const at::Tensor memory = state[name][0];  // [H,n,d]
     for (int64_t h = 0; h < memory.size(0); ++h) sums->memories[name].Add(memory[h]);
-    if (drawn) Draw(StrCat(layer.name, ", head 1: ", name), memory[0]);
+    if (drawn) Draw(StrCat(layer.name, ", head ", layer.first_head + 1, ": ", name), memory[0]);
   }
   const at::Tensor y = layer.y[row].narrow(1, 0, layer.RealQueries(row));
   sums->tokens.Add(MeanCosine(y.transpose(0, 1).flatten(1)));
@@ -204,12 +202,16 @@ void MemoryAnalysis::AddSoftmax(const CapturedLayer& layer, int64_t row, LayerSu
   sums->output.Add(TokenVariance(y));
 }
 
-void MemoryAnalysis::AddTo(Sums* sums, const std::vector<CapturedLayer>& layers, bool trained) {
+void MemoryAnalysis::AddTo(Sums* sums, const std::vector<CapturedLayer>& whole, bool trained) {
+  std::vector<CapturedLayer> layers;
+  for (const CapturedLayer& l : whole) {
+    for (CapturedLayer& part : ByHeadGroup(l)) layers.push_back(std::move(part));
+  }
   if (sums->empty()) {
     bool learned = false;
     for (const CapturedLayer& l : layers) {
       LayerSums of;
-      of.name = l.name, of.mechanism = l.layer->mechanism().info().name;
+      of.name = l.name, of.mechanism = l.core->info().name;
       of.options = l.options.mechanism_options;
       if (l.packed.defined() && !learned) {
         learned = true;
@@ -221,7 +223,7 @@ void MemoryAnalysis::AddTo(Sums* sums, const std::vector<CapturedLayer>& layers,
     }
   }
   CISTERN_CHECK(layers.size() == sums->size(), "[memory] a batch ran ", layers.size(),
-                " layers, the first one ", sums->size());
+                " layers or groups of heads, the first one ", sums->size());
   for (int64_t row = 0; row < layers[0].rows(); ++row) {
     const bool draws = rows_ + row == options_.row, drawn = trained && draws;
     if (rows_ + row >= options_.rows && !draws) continue;

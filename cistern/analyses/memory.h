@@ -53,7 +53,7 @@ class MemoryAnalysis : public Analysis {
   };
   using Sums = std::vector<LayerSums>;
 
-  void AddTo(Sums* sums, const std::vector<CapturedLayer>& layers, bool draws);
+  void AddTo(Sums* sums, const std::vector<CapturedLayer>& whole, bool draws);
   void AddStream(const CapturedLayer& layer, int64_t row, LayerSums* sums, bool drawn);
   void AddState(const CapturedLayer& layer, int64_t row, LayerSums* sums, bool drawn);
   void AddSoftmax(const CapturedLayer& layer, int64_t row, LayerSums* sums);

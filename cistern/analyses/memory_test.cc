@@ -6,6 +6,7 @@ namespace cistern {
 namespace {
 
 using testing::Cell;
+using testing::Classifier;
 using testing::ContextOf;
 using testing::ExpectContains;
 
@@ -81,15 +82,6 @@ TEST(SlotStats, PlainLoops) {
   }
   EXPECT_NEAR(MeanLikeness(p), likeness, 1e-12);
   EXPECT_TRUE(std::isnan(MeanCosine(m.narrow(0, 0, 1))));
-}
-
-ModelConfig Classifier(const std::string& mechanism, const Json& options) {
-  ModelConfig c;
-  c.kind = "encoder_classifier";
-  c.vocab_size = 23, c.classes = 2, c.dim = 12, c.heads = 2, c.layers = 2, c.max_length = 64;
-  c.attention = {mechanism};
-  c.attention_options[mechanism] = options;
-  return c;
 }
 
 // A learned memory of one repeated slot attends alike with all of its slots; one of keys that are
@@ -185,6 +177,31 @@ TEST(Memory, RefusesModelsWithoutSlots) {
   ModelConfig c = testing::SmallLm({"window", "latte"});
   ExpectContains(FindAnalysis("memory").refusal(c), {"memory of slots", "conv_luna"});
   EXPECT_EQ(FindAnalysis("memory").refusal(testing::SmallLm({"softmax", "abc_mlp"})), "");
+}
+
+// A group of heads with slots has the figures that its state's memories have.
+TEST(Memory, GroupsOfHeads) {
+  ModelConfig c = testing::SmallLm({"window:1+abc_mlp:1"});
+  c.layers = 1;
+  c.attention_options = {{"abc_mlp", {{"slots", 3}}}};
+  EXPECT_EQ(FindAnalysis("memory").refusal(c), "");
+  const auto model = testing::Make<DecoderLm>(c);
+  const at::NoGradGuard guard;
+  const Batch batch = testing::IdsBatch(1, 11);
+  const auto layers = RunLayers(*model, batch);
+  MemoryAnalysis::Options options;
+  options.reference = false;
+  MemoryAnalysis analysis(options, testing::ContextOf(model));
+  analysis.Add(batch, layers);
+  const Figures f = analysis.Report();
+  const CapturedLayer part = ByHeadGroup(layers[0])[1];
+  State state = part.core->EmptyState(1, part.y.options());
+  part.core->Write(part.x, state, {});
+  const SlotStats want = StatsOfSlots(state["value_memory"][0][0]);
+  ASSERT_EQ(f.table("slots").rows.size(), 2u);
+  EXPECT_EQ(testing::Cell(f.table("slots"), 1, "layer"), "layer 1, abc_mlp");
+  EXPECT_NEAR(testing::Cell(f.table("slots"), 1, "effective rank").get<double>(), want.rank, 1e-9);
+  EXPECT_NEAR(testing::Cell(f.table("slots"), 1, "cosine").get<double>(), want.cosine, 1e-9);
 }
 
 }  // namespace

@@ -24,10 +24,18 @@ at::Tensor Effective(const at::Tensor& p) {
   return (-(p * p.clamp_min(1e-300).log()).sum(-1)).exp();
 }
 
+bool KeepsSlots(const Mechanism& m) { return m.info().bounded && !SlotMemoryName(m).empty(); }
+
 bool HasSlots(const AttentionLayerOptions& options) {
+  if (IsHeadGroups(options.mechanism)) {
+    const std::shared_ptr<Mechanism> whole = MakeMechanism(options);
+    const auto& groups = dynamic_cast<const HeadGroups&>(*whole).groups();
+    return std::any_of(groups.begin(), groups.end(),
+                       [](const HeadGroups::Group& g) { return KeepsSlots(*g.mechanism); });
+  }
   const MechanismInfo& info = FindMechanism(options.mechanism);
   if (info.HandsOnMemory() || info.memory == MemoryUse::kFixed) return true;
-  return info.bounded && info.verbs && !SlotMemoryName(*MakeMechanism(options)).empty();
+  return info.bounded && info.verbs && KeepsSlots(*MakeMechanism(options));
 }
 
 HeatMap MapOf(const at::Tensor& values, const std::string& title, const std::string& x_label,
@@ -55,17 +63,17 @@ const AnalysisInfo& slots_analysis() {
         "long, and which slots the queries read; of a text with its words.";
     i.needs =
         "layers whose state is a memory of a fixed number of slots: latte, abc_*, gated_slots, "
-        "linformer, luna and its kin, kernel methods";
+        "linformer, luna and its kin, kernel methods; groups of heads with such";
     i.refusal = [](const ModelConfig& config) -> std::string {
       if (std::string refusal = RowsRefusal(config); !refusal.empty()) return refusal;
       for (const Form form : config.info().forms) {
         const LayerStack stack = config.Stack(form);
         for (int64_t l = 0; l < stack.layers(); ++l) {
-          if (!IsHeadGroups(stack.Mechanism(l)) && HasSlots(stack.Attention(l))) return "";
+          if (HasSlots(stack.Attention(l))) return "";
         }
       }
       return "none of its layers has a memory of slots: latte, abc_mlp, gated_slots, linformer, "
-             "luna, conv_luna, linear, performer, rfa do; groups of heads do not";
+             "luna, conv_luna, linear, performer, rfa do";
     };
     BindAnalysis<SlotsAnalysis>(i);
     return i;
@@ -95,6 +103,7 @@ SlotsAnalysis::SlotsAnalysis(const Options& options, const AnalysisContext& cont
 
 void SlotsAnalysis::LayerSums::Merge(const LayerSums& o) {
   name = o.name, mechanism = o.mechanism, slots = std::max(slots, o.slots);
+  number = o.number, first_head = o.first_head;
   held.Merge(o.held), age.Merge(o.age), empty.Merge(o.empty), rank.Merge(o.rank);
   read.Merge(o.read), used.Merge(o.used);
   for (auto [to, from] : {std::pair{&slot_held, &o.slot_held}, std::pair{&slot_age, &o.slot_age},
@@ -152,8 +161,11 @@ void SlotsAnalysis::AddRow(const CapturedLayer& layer, int64_t row, LayerSums* s
   }
   if (!drawn) return;
   drawn->name = layer.name, drawn->causal = causal;
-  const int64_t head = std::min(options_.head, layer.heads()) - 1,
-                group = std::min(options_.head, groups) - 1;
+  // The head that is asked for, or the nearest that there is.
+  const int64_t head =
+                    std::clamp<int64_t>(options_.head - 1 - layer.first_head, 0, layer.heads() - 1),
+                group = std::min(head, groups - 1);
+  drawn->head = layer.first_head + head + 1;
   for (const SlotMoment& m : moments) {
     drawn->times.push_back(m.tokens);
     drawn->write.push_back(m.write[group].cpu());
@@ -161,25 +173,42 @@ void SlotsAnalysis::AddRow(const CapturedLayer& layer, int64_t row, LayerSums* s
   }
 }
 
-void SlotsAnalysis::Add(const Batch& batch, const std::vector<CapturedLayer>& layers) {
-  if (layers_.empty()) {
-    bool any = false;
-    for (size_t i = 0; i < layers.size(); ++i) {
-      const CapturedLayer& l = layers[i];
+void SlotsAnalysis::Begin(const std::vector<CapturedLayer>& layers) {
+  bool any = false;
+  for (size_t i = 0; i < layers.size(); ++i) {
+    any = any || options_.head <= layers[i].heads();
+    const std::vector<CapturedLayer> parts = ByHeadGroup(layers[i]);
+    const bool slots = std::any_of(parts.begin(), parts.end(), [](const CapturedLayer& part) {
+      return part.packed.defined() || KeepsSlots(*part.core);
+    });
+    const bool asked = std::find(options_.layers.begin(), options_.layers.end(), int64_t(i) + 1) !=
+                       options_.layers.end();
+    if (asked && !slots)
+      FailUsage("slots.layers=", i + 1, ": [", layers[i].core->info().name, "] ", layers[i].name,
+                " has no slots: its state has no memory of values of a fixed number");
+    for (const CapturedLayer& part : parts) {
       LayerSums sums;
-      sums.name = l.name, sums.mechanism = l.layer->mechanism().info().name;
+      sums.name = part.name, sums.mechanism = part.core->info().name;
+      sums.number = int64_t(i) + 1, sums.first_head = part.first_head;
       layers_.push_back(std::move(sums));
-      any = any || options_.head <= l.heads();
     }
-    for (const int64_t n : options_.layers) {
-      if (n > int64_t(layers.size()))
-        FailUsage("slots.layers=", n, ": the model has ", layers.size(), " layers of attention");
-    }
-    if (!any)
-      FailUsage("slots.head=", options_.head, ": the layers have ", layers[0].heads(), " heads");
+  }
+  for (const int64_t n : options_.layers) {
+    if (n > int64_t(layers.size()))
+      FailUsage("slots.layers=", n, ": the model has ", layers.size(), " layers of attention");
+  }
+  if (!any)
+    FailUsage("slots.head=", options_.head, ": the layers have ", layers[0].heads(), " heads");
+}
+
+void SlotsAnalysis::Add(const Batch& batch, const std::vector<CapturedLayer>& whole) {
+  if (layers_.empty()) Begin(whole);
+  std::vector<CapturedLayer> layers;
+  for (const CapturedLayer& l : whole) {
+    for (CapturedLayer& part : ByHeadGroup(l)) layers.push_back(std::move(part));
   }
   CISTERN_CHECK(layers.size() == layers_.size(), "[slots] a batch ran ", layers.size(),
-                " layers, the first one ", layers_.size());
+                " layers or groups of heads, the first one ", layers_.size());
   for (int64_t row = 0; row < batch.rows; ++row, ++rows_) {
     const bool draws = rows_ == options_.row;
     if (rows_ >= options_.rows && !draws) continue;
@@ -187,10 +216,9 @@ void SlotsAnalysis::Add(const Batch& batch, const std::vector<CapturedLayer>& la
     for (size_t i = 0; i < layers.size(); ++i) {
       const CapturedLayer& l = layers[i];
       const bool asked = std::find(options_.layers.begin(), options_.layers.end(),
-                                   int64_t(i) + 1) != options_.layers.end();
+                                   layers_[i].number) != options_.layers.end();
       if (!options_.layers.empty() && !asked) continue;
-      // Layers without slots are left out, unless they were asked for.
-      if (!asked && !l.packed.defined() && SlotMemoryName(*l.core).empty()) continue;
+      if (!l.packed.defined() && !KeepsSlots(*l.core)) continue;
       Drawn drawn;
       AddRow(l, row, &layers_[i], draws ? &drawn : nullptr);
       if (drawn.write.empty()) continue;
@@ -217,7 +245,7 @@ void SlotsAnalysis::Merge(const Analysis& other_analysis) {
 
 void SlotsAnalysis::DrawLayer(const Drawn& d, int* number, Figures* f) const {
   const auto name = [&](const char* what) { return StrCat(what, "-", ++*number); };
-  const std::string where = StrCat(d.name, ", head ", options_.head, ": ");
+  const std::string where = StrCat(d.name, ", head ", d.head, ": ");
   const at::Tensor &write = d.write.back(), read = at::cat(d.read, 0);  // [n,S], [Q,n]
   const int64_t slots = write.size(0), tokens = write.size(1);
   f->Add(name("held"),
@@ -310,7 +338,7 @@ Figures SlotsAnalysis::Report() const {
       const auto value = [i](const std::vector<Mean>& all) {
         return i < all.size() ? all[i].Value() : Json();
       };
-      each.rows.push_back({l.name, int64_t(i) / l.slots + 1, int64_t(i) % l.slots,
+      each.rows.push_back({l.name, l.first_head + int64_t(i) / l.slots + 1, int64_t(i) % l.slots,
                            value(l.slot_held), value(l.slot_age), value(l.slot_read)});
     }
   }

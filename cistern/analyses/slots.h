@@ -33,7 +33,8 @@ class SlotsAnalysis : public Analysis {
  private:
   struct LayerSums {
     std::string name, mechanism;
-    int64_t slots = 0;
+    int64_t number = 0;  // of its layer, from 1; groups of heads have that of theirs
+    int64_t slots = 0, first_head = 0;
     Mean held, age, empty, rank, read, used;
     std::vector<Mean> slot_held, slot_age, slot_read;  // of each slot of each head, [G n]
     void Merge(const LayerSums& other);
@@ -41,12 +42,14 @@ class SlotsAnalysis : public Analysis {
   // What is drawn of the one row: moments of one head, double.
   struct Drawn {
     std::string name;
+    int64_t head = 0;  // of the layer, from 1
     std::vector<int64_t> times;
     std::vector<at::Tensor> write, read;  // [n,tokens], [Q,n]
     int64_t before = -1;  // learned tokens before those of the text; -1: these are not its tokens
     bool causal = false;
   };
 
+  void Begin(const std::vector<CapturedLayer>& layers);
   void AddRow(const CapturedLayer& layer, int64_t row, LayerSums* sums, Drawn* drawn);
   void DrawLayer(const Drawn& drawn, int* number, Figures* figures) const;
 

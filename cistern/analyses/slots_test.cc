@@ -8,6 +8,7 @@ namespace cistern {
 namespace {
 
 using testing::Cell;
+using testing::Classifier;
 using testing::ContextOf;
 using testing::ExpectContains;
 using testing::Thrown;
@@ -17,15 +18,6 @@ std::shared_ptr<DecoderLm> Lm(const std::string& mechanism, const Json& options)
   c.attention_options = Json::object();
   if (!options.empty()) c.attention_options[mechanism] = options;
   return testing::Make<DecoderLm>(c);
-}
-
-ModelConfig Classifier(const std::string& mechanism, const Json& options) {
-  ModelConfig c;
-  c.kind = "encoder_classifier";
-  c.vocab_size = 23, c.classes = 2, c.dim = 12, c.heads = 2, c.layers = 2, c.max_length = 64;
-  c.attention = {mechanism};
-  c.attention_options[mechanism] = options;
-  return c;
 }
 
 // Latte's definition in double: each latent holds softmax_s(k_s) of the values, and is read by
@@ -115,6 +107,43 @@ TEST(SlotWeights, BidirectionalAndMemoryStreams) {
   }
 }
 
+// A group of heads is watched as a layer of its own mechanism, its heads counted in the layer.
+TEST(SlotWeights, GroupsOfHeads) {
+  ModelConfig c = testing::SmallLm({"window:1+latte:1", "softmax"});
+  c.attention_options = {{"latte", {{"latents", 3}}}};
+  const auto model = testing::Make<DecoderLm>(c);
+  const at::NoGradGuard guard;
+  const Batch batch = testing::IdsBatch(2, 13, {13, 9});
+  const auto layers = RunLayers(*model, batch);
+  const std::vector<CapturedLayer> parts = ByHeadGroup(layers[0]);
+  ASSERT_EQ(parts.size(), 2u);
+  EXPECT_EQ(parts[1].name, "layer 1, latte");
+  EXPECT_EQ(ByHeadGroup(layers[1]).size(), 1u);
+  const at::Tensor whole = ImpliedWeights(layers[0], 1).All();  // [2,T,S]
+  for (size_t g = 0; g < 2; ++g) {
+    const at::Tensor own = ImpliedWeights(parts[g], 1).All();
+    EXPECT_LT((own[0] - whole[int64_t(g)]).abs().max().item<double>(), 1e-12) << g;
+  }
+  for (const SlotMoment& m : WatchSlots(parts[1], 1, {2, 9})) {
+    const at::Tensor got = at::matmul(m.read, m.write)[0][0];
+    const at::Tensor want = whole[1][m.tokens - 1].narrow(0, 0, m.tokens);
+    EXPECT_LT((got - want).abs().max().item<double>(), 1e-7) << m.tokens;
+  }
+  SlotsAnalysis::Options second;
+  second.head = 2, second.layers = {1};
+  SlotsAnalysis analysis(second, ContextOf(model));
+  analysis.Add(batch, layers);
+  const Figures f = analysis.Report();
+  ASSERT_EQ(f.table("layers").rows.size(), 1u);  // the window has no slots
+  EXPECT_EQ(Cell(f.table("layers"), 0, "layer"), "layer 1, latte");
+  EXPECT_EQ(Cell(f.table("layers"), 0, "mechanism"), "latte");
+  ASSERT_EQ(f.table("slots").rows.size(), 3u);
+  EXPECT_EQ(Cell(f.table("slots"), 0, "head"), 2);
+  HtmlReport page("x");
+  f.AddTo(page);
+  ExpectContains(page.Html(), {"layer 1, latte, head 2: who reads it"});
+}
+
 // A memory of as many slots as tokens that takes one token a slot holds n of n: tokens held 1,
 // rank n, and no slot is used twice.
 TEST(Slots, OneTokenASlot) {
@@ -192,6 +221,9 @@ TEST(Slots, RefusesWhatDoesNotFit) {
   const at::NoGradGuard guard;
   const Batch batch = testing::IdsBatch(1, 5);
   const auto layers = RunLayers(*model, batch);
+  EXPECT_EQ(FindAnalysis("slots").refusal(testing::SmallLm({"window:1+latte:1"})), "");
+  ExpectContains(FindAnalysis("slots").refusal(testing::SmallLm({"window:1+softmax:1"})),
+                 {"memory of slots"});
   SlotsAnalysis::Options first, third;
   first.layers = {1}, third.layers = {3};
   SlotsAnalysis softmax(first, ContextOf(model)), beyond(third, ContextOf(model));

@@ -19,6 +19,15 @@ inline Batch IdsBatch(int64_t rows, int64_t length, const std::vector<int64_t>& 
   return batch;
 }
 
+inline ModelConfig Classifier(const std::string& mechanism, const Json& options) {
+  ModelConfig c;
+  c.kind = "encoder_classifier";
+  c.vocab_size = 23, c.classes = 2, c.dim = 12, c.heads = 2, c.layers = 2, c.max_length = 64;
+  c.attention = {mechanism};
+  c.attention_options[mechanism] = options;
+  return c;
+}
+
 inline AnalysisContext ContextOf(const std::shared_ptr<Model>& model) {
   AnalysisContext context;
   context.model = model;

@@ -68,7 +68,8 @@ std::shared_ptr<Mechanism> Make(const MechanismInfo& info, const std::vector<Sha
     AttentionDims part = dims;
     part.heads = shares[i].heads;
     part.dim = dims.dim / dims.heads * shares[i].heads;
-    if (dims.first) part.first = static_cast<const HeadGroups&>(*dims.first).mechanism(i);
+    if (dims.first)
+      part.first = static_cast<const HeadGroups&>(*dims.first).groups()[i].mechanism.get();
     const std::string& name = shares[i].info->name;
     groups.push_back(
         {shares[i].name,
@@ -123,6 +124,13 @@ bool IsHeadGroups(const std::string& name) { return name.find_first_of(":+") != 
 
 bool InHeadGroups(const std::string& list, const std::string& mechanism) {
   return IsHeadGroups(list) && ("+" + list).find("+" + mechanism + ":") != std::string::npos;
+}
+
+std::vector<const MechanismInfo*> MechanismsOf(const std::string& name) {
+  if (!IsHeadGroups(name)) return {&FindMechanism(name)};
+  std::vector<const MechanismInfo*> all;
+  for (const Share& s : Shares(name)) all.push_back(s.info);
+  return all;
 }
 
 const MechanismInfo& HeadGroupsInfo(const std::string& name) {

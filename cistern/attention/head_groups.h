@@ -11,6 +11,9 @@ bool IsHeadGroups(const std::string& name);  // has the form of a list of groups
 bool InHeadGroups(const std::string& list,
                   const std::string& mechanism);  // "latte" is in "window:2+latte:2"
 
+// The mechanisms that a name stands for: those of its groups, or the one. UsageError as below.
+std::vector<const MechanismInfo*> MechanismsOf(const std::string& name);
+
 // Made on first use and kept. Its options are those of its mechanisms by name: {"window": {"size":
 // 64}, "latte": {}}; other names are left alone. UsageError where a mechanism is unknown, a count
 // is no positive number, or a mechanism has no verbs.
@@ -24,7 +27,7 @@ class HeadGroups : public Mechanism {
     std::shared_ptr<Mechanism> mechanism;
   };
   HeadGroups(const MechanismInfo& info, const AttentionDims& dims, std::vector<Group> groups);
-  const Mechanism* mechanism(size_t group) const { return groups_[group].mechanism.get(); }
+  const std::vector<Group>& groups() const { return groups_; }
 
   // The groups' projections and state tensors have the group's name before theirs: "latte_q",
   // "latte_memory".
