@@ -13,6 +13,7 @@ namespace cistern {
 namespace {
 
 constexpr int64_t kScores = 512;  // keys at a time, for the sums of exact softmax
+constexpr int64_t kWhole = int64_t{1} << 22;  // weights of a row of exact softmax that are kept
 
 using Tensors = std::vector<at::Tensor>;
 
@@ -76,6 +77,11 @@ ImpliedWeights::ImpliedWeights(const CapturedLayer& layer, int64_t row)
   scale_ = layer.options.mechanism_options.value("scale", "sqrt") == "unit"
                ? 1
                : 1 / std::sqrt(double(x_[0].size(3)));
+  if (heads_ * queries_ * sources_ <= kWhole) {
+    whole_ = at::softmax(Scores(0, sources_), 2);
+    if (mask_.lengths) whole_ = ZeroPadding(whole_.unsqueeze(0), mask_)[0];
+    return;
+  }
   for (int64_t begin = 0; begin < sources_; begin += kScores) {
     const at::Tensor part =
         at::logsumexp(Scores(begin, std::min(kScores, sources_ - begin)), {2}, true);
@@ -86,13 +92,13 @@ ImpliedWeights::ImpliedWeights(const CapturedLayer& layer, int64_t row)
 // [H,T,count]: what exact softmax takes the exponential of; -inf where a query does not see a key.
 at::Tensor ImpliedWeights::Scores(int64_t begin, int64_t count) const {
   const at::Tensor keys = x_[1][0].narrow(1, begin, count);
-  at::Tensor scores = at::matmul(x_[0][0], keys.transpose(1, 2)) * scale_;
+  at::Tensor scores = at::matmul(x_[0][0] * scale_, keys.transpose(1, 2));
   const double hidden = -std::numeric_limits<double>::infinity();
   const auto index = x_[0].options().dtype(at::kLong).requires_grad(false);
   const at::Tensor s = at::arange(begin, begin + count, index);
   if (layer_.form == Form::kCausal)
-    scores = scores.masked_fill(s > at::arange(queries_, index).unsqueeze(1), hidden);
-  if (mask_.lengths) scores = scores.masked_fill(s >= *mask_.lengths, hidden);
+    scores.masked_fill_(s > at::arange(queries_, index).unsqueeze(1), hidden);
+  if (mask_.lengths) scores.masked_fill_(s >= *mask_.lengths, hidden);
   return scores;
 }
 
@@ -136,6 +142,7 @@ void ImpliedWeights::PrepareMemory() {
 at::Tensor ImpliedWeights::Columns(int64_t begin, int64_t count) const {
   CISTERN_CHECK(begin >= 0 && count >= 0 && begin + count <= sources_, "[analyze] columns ", begin,
                 " to ", begin + count, " of ", sources_, " sources");
+  if (whole_.defined()) return whole_.narrow(2, begin, count);
   if (softmax_) {
     const at::Tensor p = at::exp(Scores(begin, count) - total_);
     return mask_.lengths ? ZeroPadding(p.unsqueeze(0), mask_)[0] : p;
@@ -164,8 +171,11 @@ at::Tensor ImpliedWeights::Columns(int64_t begin, int64_t count) const {
 
 at::Tensor ImpliedWeights::Probe(int64_t begin, const at::Tensor& columns) const {
   if (!probe_values_.defined()) return {};
-  const at::Tensor v = probe_values_.narrow(1, begin, columns.size(2));
-  return at::matmul(columns, v.unsqueeze(2).to(columns.dtype())).squeeze(2);
+  const at::Tensor v = probe_values_.narrow(1, begin, columns.size(2)).to(columns.dtype());
+  // Head by head: a batched product with a single column is several times slower.
+  const at::Tensor out = at::empty({columns.size(0), columns.size(1)}, columns.options());
+  for (int64_t h = 0; h < columns.size(0); ++h) out.select(0, h).copy_(at::mv(columns[h], v[h]));
+  return out;
 }
 
 void ImpliedWeights::Check(const at::Tensor& probe) const {

@@ -65,11 +65,12 @@ class ImpliedWeights {
   ops::Mask mask_, written_mask_;
   Handles handles_;
   std::vector<size_t> values_;  // indices of the values' projections
-  // Exact softmax: e^(scores - total), with total [H,T,1] the log of a query's sum.
+  // Exact softmax: e^(scores - total), with total [H,T,1] the log of a query's sum; of short rows
+  // all of them are made at once and kept.
   at::Tensor Scores(int64_t begin, int64_t count) const;
   bool softmax_ = false;
   double scale_ = 1;
-  at::Tensor total_, unpacking_, packing_;
+  at::Tensor total_, whole_, unpacking_, packing_;
   at::Tensor probe_values_, probe_out_;  // [H,S], [H,T]
 };
 

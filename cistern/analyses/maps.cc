@@ -91,8 +91,7 @@ void MapsAnalysis::AddRow(const CapturedLayer& layer, int64_t row, LayerSums* su
   const int64_t asked = options_.query > 0 ? std::min(options_.query, queries) - 1 : queries - 1;
   const at::Tensor t = at::arange(queries, real).unsqueeze(1);
   at::Tensor absolute = at::zeros({heads, queries}, real), logs = at::zeros_like(absolute),
-             distance = at::zeros_like(absolute), sum = at::zeros_like(absolute),
-             negative = at::zeros_like(absolute), probe;
+             distance = at::zeros_like(absolute), sum = at::zeros_like(absolute), probe;
   std::vector<at::Tensor> whole, cells, seen;
   for (int64_t begin = 0; begin < layer.sources(); begin += step) {
     const int64_t count = std::min(step, layer.sources() - begin);
@@ -101,21 +100,30 @@ void MapsAnalysis::AddRow(const CapturedLayer& layer, int64_t row, LayerSums* su
     if (part.defined()) probe = probe.defined() ? probe + part : part;
     const int64_t kept = std::min(count, sources - begin);
     if (kept <= 0) continue;
-    const at::Tensor w = columns.narrow(1, 0, queries).narrow(2, 0, kept).to(at::kDouble);
-    const at::Tensor a = w.abs();
-    absolute += a.sum(2);
-    logs += (a * a.clamp_min(1e-300).log()).sum(2);
-    sum += w.sum(2);
-    negative += w.clamp_max(0).abs().sum(2);
-    if (layer.form != Form::kCross)
-      distance += (a * (t - at::arange(begin, begin + kept, real)).abs()).sum(2);
-    if (ranked) whole.push_back(w);
+    const at::Tensor w = columns.narrow(1, 0, queries).narrow(2, 0, kept);
+    // Earlier queries of a causal layer do not see these columns. Sums of a block are in the
+    // layer's type, those over blocks in double.
+    const int64_t first = causal ? std::min(begin, queries) : 0, seeing = queries - first;
+    if (seeing > 0) {
+      const at::Tensor below = w.narrow(1, first, seeing), a = below.abs();
+      absolute.narrow(1, first, seeing) += a.sum(2);
+      logs.narrow(1, first, seeing) += at::xlogy(a, a).sum(2);
+      sum.narrow(1, first, seeing) += below.sum(2);
+      if (layer.form != Form::kCross) {
+        const at::Tensor apart =
+            (t.narrow(0, first, seeing) - at::arange(begin, begin + kept, real)).abs();
+        distance.narrow(1, first, seeing) += (a * apart.to(a.scalar_type())).sum(2);
+      }
+    }
+    if (!ranked && !drawn) continue;
+    const at::Tensor exact = w.to(at::kDouble);
+    if (ranked) whole.push_back(exact);
     if (!drawn) continue;
-    seen.push_back(w.select(1, asked));
-    cells.push_back(BlockMeans(w, pool));
+    seen.push_back(exact.select(1, asked));
+    cells.push_back(BlockMeans(exact, pool));
   }
   weights.Check(probe);
-  const at::Tensor size = absolute.clamp_min(1e-300);
+  const at::Tensor size = absolute.clamp_min(1e-300), negative = (absolute - sum) / 2;
   const at::Tensor entropy = size.log() - logs / size;  // [H,T]
   const at::Tensor visible = causal ? at::arange(1, queries + 1, real).clamp_max(double(sources))
                                     : at::full({queries}, double(sources), real);

@@ -23,7 +23,7 @@ class MapsAnalysis : public Analysis {
  public:
   struct Options {
     std::vector<int64_t> layers, heads;  // from 1; none: all layers, the mean over heads
-    int64_t row = 0, query = 0, rank_rows = 8;
+    int64_t row = 0, query = 0, rank_rows = 4;
     bool words = true;
   };
   static Fields Describe(Options& options);

@@ -2,6 +2,7 @@
 #include "cistern/base/error.h"
 #include "cistern/decode/eval_scope.h"
 #include "cistern/models/classifier.h"
+#include "cistern/models/language_model.h"
 #include "cistern/models/masked_lm.h"
 
 namespace cistern {
@@ -39,6 +40,11 @@ std::vector<CapturedLayer> RunLayers(Model& model, const Batch& batch) {
   LayerCapture capture;
   if (auto* classifier = dynamic_cast<Classifier*>(&model)) {
     classifier->Logits(batch.tensors);
+  } else if (auto* decoder = dynamic_cast<LanguageModel*>(&model)) {  // without its output layer
+    ModelState state = decoder->info().encodes
+                           ? decoder->Encode(batch["source"], MaskOf(batch.tensors, "source_"))
+                           : decoder->EmptyState(batch.rows);
+    decoder->Hidden(batch["ids"], state, MaskOf(batch.tensors));
   } else if (auto* masked = dynamic_cast<MaskedLm*>(&model)) {  // a row may have no target
     masked->Hidden(batch["ids"], MaskOf(batch.tensors));
   } else {

@@ -10,6 +10,7 @@
 #include "cistern/cli/child_run.h"
 #include "cistern/cli/command.h"
 #include "cistern/io/atomic_file.h"
+#include "cistern/io/file_lock.h"
 #include "cistern/io/html_report.h"
 #include "cistern/io/json_text.h"
 
@@ -24,6 +25,7 @@ struct AnalyzeCommand : AnalysisRows {
 };
 
 constexpr const char* kIndex = "analyze.json";  // says that a folder is an analysis' own
+constexpr const char* kLock = "lock";
 
 int PrintAnalyses() {
   for (const AnalysisInfo* info : Analyses()) {
@@ -96,10 +98,57 @@ void CheckOut(const std::string& out) {
   if (!std::filesystem::exists(out, ignored)) return;
   if (!std::filesystem::is_directory(out, ignored))
     FailUsage("--out ", out, " is a file; name a folder");
-  if (std::filesystem::is_empty(out, ignored) ||
-      std::filesystem::exists(out + "/" + kIndex, ignored))
-    return;
-  FailUsage("--out ", out, " has files of something else in it; name a new folder");
+  if (std::filesystem::exists(out + "/" + kIndex, ignored)) return;
+  for (const auto& entry : std::filesystem::directory_iterator(out, ignored)) {
+    if (entry.path().filename() != kLock)
+      FailUsage("--out ", out, " has files of something else in it; name a new folder");
+  }
+}
+
+// The folder, made where it is missing, and removed again where nothing was written into it.
+class OutFolder {
+ public:
+  explicit OutFolder(const std::string& path) : path_(path) {
+    std::error_code ignored;
+    made_ = !std::filesystem::exists(path, ignored);
+    EnsureDirectory(path);
+  }
+  ~OutFolder() {
+    std::error_code ignored;
+    if (made_) std::filesystem::remove(path_, ignored);  // an empty one alone
+  }
+  OutFolder(const OutFolder&) = delete;
+  OutFolder& operator=(const OutFolder&) = delete;
+
+ private:
+  std::string path_;
+  bool made_ = false;
+};
+
+// Removes the figures that an earlier analysis of the folder lists: those of other rows or models
+// must not lie among the new ones.
+void RemoveEarlier(const std::string& out) {
+  std::error_code ignored;
+  if (!std::filesystem::exists(out + "/" + kIndex, ignored)) return;
+  const Json index = ReadJsonFile(out + "/" + kIndex);
+  const auto remove = [&](const std::filesystem::path& folder, const Json& analyses) {
+    for (const auto& entry : analyses.items()) {
+      for (const Json& file : entry.value().value("files", Json::array())) {
+        const std::filesystem::path name(file.is_string() ? file.get<std::string>() : "");
+        if (name.has_filename() && name == name.filename())
+          std::filesystem::remove(folder / name, ignored);
+      }
+    }
+  };
+  remove(out, index.value("analyses", Json::object()));
+  remove(out, index.value("together", Json::object()));
+  const Json models = index.value("models", Json::object());
+  for (const auto& model : models.items()) {
+    const std::filesystem::path label(model.key());
+    if (!label.has_filename() || label != label.filename()) continue;
+    remove(out + "/" + model.key(), model.value().value("analyses", Json::object()));
+    std::filesystem::remove(std::filesystem::path(out) / label, ignored);  // where nothing else is in it
+  }
 }
 
 // One model with what was found in it.
@@ -205,6 +254,8 @@ int RunAnalyze(const AnalyzeCommand& c) {
   all.push_back(Open(c, c.folder));
   for (const std::string& folder : c.beside) all.push_back(Open(c, folder));
   Label(&all);
+  const OutFolder folder(c.out);
+  const FileLock lock(c.out + "/" + kLock, "the analysis in " + c.out);
   bool complete = true;
   for (Opened& o : all) {
     Look(c, &o);
@@ -215,7 +266,8 @@ int RunAnalyze(const AnalyzeCommand& c) {
     }
   }
 
-  EnsureDirectory(c.out);
+  lock.Check();
+  RemoveEarlier(c.out);
   std::string data = c.data.empty() ? "its own data, " + c.split : "";
   for (const std::string& path : c.data) data += (data.empty() ? "" : ", ") + path;
   const Inside& first = all[0].inside;

@@ -4,6 +4,7 @@
 #include <thread>
 
 #include "cistern/cli/testing_cli.h"
+#include "cistern/io/file_lock.h"
 #include "cistern/ops/testing.h"
 
 namespace cistern {
@@ -46,6 +47,24 @@ TEST_F(AnalyzeTest, MapsOfATextModel) {
   // The folder is its own: another run replaces what is there.
   EXPECT_EQ(Run(Analyze(Trained(), out, {"--of", "maps", "--rows", "1", "-q"})).code, 0);
   EXPECT_EQ(ReadJsonFile(out + "/maps.json")["rows"], 1);
+}
+
+TEST_F(AnalyzeTest, FiguresOfAnEarlierAnalysisGo) {
+  const std::string out = folder_ / "seen";
+  ASSERT_EQ(Run(Analyze(Trained(), out, {"--of", "maps,slots", "--rows", "1"})).code, 0);
+  WriteFileAtomically(out + "/notes.txt", "mine");
+  ASSERT_EQ(Run(Analyze(Trained(), out, {"--of", "slots", "--rows", "1"})).code, 0);
+  for (const auto& entry : Contents(out)) EXPECT_FALSE(entry.first.starts_with("maps"));
+  EXPECT_TRUE(fs::exists(out + "/slots.json"));
+  EXPECT_EQ(ReadFile(out + "/notes.txt"), "mine");
+}
+
+TEST_F(AnalyzeTest, OneAnalysisAtATimeInAFolder) {
+  const std::string out = folder_ / "seen";
+  fs::create_directories(out);
+  const FileLock lock(out + "/lock", "it");
+  Expect(Analyze(Trained(), out, {"--of", "maps", "--rows", "1"}), 1,
+         {"the analysis in " + out + " is in use by process"});
 }
 
 TEST_F(AnalyzeTest, TheModelsOwnDataAndJson) {

@@ -34,6 +34,16 @@ std::string LastWords(const std::string& log) {
   return words;
 }
 
+// Of a run that has ended: XXH64 of its data; empty: it has none.
+std::string DataHash(const std::string& folder) {
+  const std::string path = folder + "/experiment.json";
+  if (!FileExists(folder + "/result.json") || !FileExists(path)) return "";
+  const Json record = ReadCheckedJson(path, "the runs may be others");
+  const Json data = record.value("data", Json::object());
+  if (!data.is_object() || !data.contains("xxh64") || !data["xxh64"].is_string()) return "";
+  return data["xxh64"].get<std::string>();
+}
+
 // By the words of Trainer and the tasks' measures; cli/reproduce_test.cc holds them to it.
 bool SaysNotFinite(const std::string& words) {
   for (const char* phrase : {"not finite", " is nan at step ", " is inf at step "}) {
@@ -118,6 +128,21 @@ Series RunCurve(const std::string& folder, const std::string& name, const std::s
     series.y.push_back(line[y].get<double>());
   }
   return series;
+}
+
+void SameData::Require(const std::string& folder, const TaskOptions& task) {
+  const std::string was = DataHash(folder);
+  if (was.empty()) return;
+  TaskOptions options = task;
+  std::string& now = now_[options.Write().dump()];
+  if (now.empty()) {
+    const std::unique_ptr<Task> made = options.Make();
+    made->Prepare();
+    now = made->DataSummary().value("xxh64", was);
+  }
+  if (was != now)
+    FailUsage(folder, " has been trained on other data: their XXH64 is ", now, " now and was ", was,
+              "; put the data back as they were, or give another --out");
 }
 
 }  // namespace cistern::cli

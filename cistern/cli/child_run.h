@@ -1,11 +1,13 @@
 #pragma once
 // One training run in a process of its own, so that its peak of memory is that model's alone:
 // begun, resumed, or taken as it is, by what its folder holds. Shared by compare and reproduce.
+#include <map>
 #include <string>
 #include <vector>
 
 #include "cistern/io/fields.h"
 #include "cistern/io/svg_plot.h"
+#include "cistern/tasks/task.h"
 
 namespace cistern::cli {
 
@@ -38,6 +40,18 @@ ChildRun RunTraining(const ChildSettings& settings);
 
 // The finished run of a folder; nothing trained. False where there is none.
 bool ReadChildRun(const std::string& folder, ChildRun* run);
+
+// Whether runs that have ended learned from the data that their tasks have now, by the XXH64 of
+// both. Tasks that generate their data have none.
+class SameData {
+ public:
+  // UsageError where the run of `folder` has ended and had other data. Reads the data where there
+  // is such a run, once for all of the same task.
+  void Require(const std::string& folder, const TaskOptions& task);
+
+ private:
+  std::map<std::string, std::string> now_;  // hashes by task
+};
 
 // A curve of FOLDER/metrics.jsonl: of the lines of `event`, the numbers under x and y.
 Series RunCurve(const std::string& folder, const std::string& name, const std::string& event,

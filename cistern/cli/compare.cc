@@ -137,16 +137,6 @@ std::string Dotted(std::string key) {
   return key.substr(1);
 }
 
-// Of a run that has ended: XXH64 of its data; empty: it has none.
-std::string DataHash(const std::string& folder) {
-  const std::string path = folder + "/experiment.json";
-  if (!Exists(folder + "/result.json") || !Exists(path)) return "";
-  const Json record = ReadRecord(path);
-  const Json data = record.value("data", Json::object());
-  if (!data.is_object() || !data.contains("xxh64") || !data["xxh64"].is_string()) return "";
-  return data["xxh64"].get<std::string>();
-}
-
 // OUT/settings.json holds what all runs of the folder are trained with, but for the mechanism.
 // Written while no run has begun, and where it is missing (in a folder of an earlier version).
 // UsageError where it says something else than `experiment`: the kept rows and the new ones could
@@ -186,21 +176,10 @@ void KeepSettings(const std::string& out, Experiment experiment) {
 void RequireSameData(const CompareArguments& a, Experiment experiment, int64_t length) {
   if (length > 0)
     experiment.Describe().Set(StrCat("task.", experiment.task.kind, ".length=", length));
-  std::string now;
+  SameData data;
   for (const std::string& mechanism : a.mechanisms) {
-    for (int64_t i = 0; i < a.seeds; ++i) {
-      const std::string folder = RunPlace(a, mechanism, length, int64_t(a.common.seed) + i),
-                        was = DataHash(folder);
-      if (was.empty()) continue;
-      if (now.empty()) {
-        const std::unique_ptr<Task> task = experiment.task.Make();
-        task->Prepare();
-        now = task->DataSummary().value("xxh64", was);
-      }
-      if (was != now)
-        FailUsage(folder, " has been trained on other data: their XXH64 is ", now, " now and was ",
-                  was, "; put the data back as they were, or give another --out");
-    }
+    for (int64_t i = 0; i < a.seeds; ++i)
+      data.Require(RunPlace(a, mechanism, length, int64_t(a.common.seed) + i), experiment.task);
   }
 }
 

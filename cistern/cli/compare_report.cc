@@ -202,7 +202,8 @@ std::vector<std::string> Fairness(const Comparison& c) {
           : std::string(),
       ", batch ", e.train.batch, ", optimizer and schedule, ",
       c.seeds > 1 ? StrCat(c.seeds, " seeds") : std::string("seed"), ", ", Fixed(c.seconds, 0),
-      " s of training time on ", NumThreads(), " threads (", ActiveIsa(), "), ",
+      " s of training time on ", NumThreads(), NumThreads() == 1 ? " thread (" : " threads (",
+      ActiveIsa(), "), ",
       e.dtype == "bfloat16" ? "linear maps in bfloat16, the rest in float32."
                             : StrCat("dtype ", e.dtype, "."))};
   if (most > 0) {

@@ -258,7 +258,12 @@ int RunReproduce(CLI::App& command, ReproduceArguments a) {
   if (begun) CheckResumed(before, now, r.out);
   EnsureDirectory(r.out + "/experiments");
   const FileLock lock(r.out + "/lock", "the reproduction in " + r.out);
-  for (const ReproducedCell& cell : r.cells) WriteFileAtomically(CellFile(r.out, cell), cell.text);
+  SameData data;
+  for (const ReproducedCell& cell : r.cells) {
+    for (int64_t i = 0; i < r.seeds; ++i)
+      data.Require(SeedFolder(r, cell, r.first_seed + i), cell.experiment.task);
+    WriteFileAtomically(CellFile(r.out, cell), cell.text);
+  }
   const bool quiet = Quiet() || a.common.json;
   if (!quiet) {
     std::printf("%s: %zu cells, %ld seed%s each: %zu runs, in %s\n", r.table.title.c_str(),

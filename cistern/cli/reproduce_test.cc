@@ -210,6 +210,33 @@ TEST_F(ReproduceTest, ResumesWhereItStopped) {
   Expect(Command({"--resume", "--small"}), 2, {"was begun with small false"});
 }
 
+TEST_F(ReproduceTest, RunsThatHaveEndedHadTheDataOfThoseThatFollow) {
+  std::string rows = "label\ttext\n";
+  for (int i = 0; i < 60; ++i)
+    rows += StrCat(i % 3 ? "good" : "bad", "\tword ", i * i % 17, " and ", i * 7 % 11, "\n");
+  const std::string data = File("rows.tsv", rows);
+  File("experiments/base.toml",
+       "[task]\nkind = \"classify\"\nlength = 24\n[model]\nattention = \"softmax\"\ndim = 8\n"
+       "layers = 1\nheads = 2\nffn_dim = 8\n[train]\nsteps = 2\nbatch = 2\n");
+  File("tables/data.toml", "[rows]\nwhat = \"rows\"\nplaces = [\"rows.tsv\"]\n");
+  std::string table = Tiny("");
+  table.replace(table.find("baselines"), table.find('\n', table.find("baselines")) -
+                                             table.find("baselines"),
+                "data = \"rows\"");
+  File("tables/tiny.toml", table);
+  const Words words = Command({"--seeds", "1", "--data", "rows=" + data});
+  const Outcome begun = Run(words + Words{"--rows", "Softmax"});
+  ASSERT_EQ(begun.code, 0) << begun;
+  WriteFileAtomically(data, rows + "good\tone row more\n");
+  Expect(words + Words{"--resume"}, 2,
+         {"out/softmax/listops/seed-1 has been trained on other data", "another --out"});
+  EXPECT_FALSE(fs::exists(folder_ / "out/latte/listops/seed-1"));
+  WriteFileAtomically(data, rows);
+  const Outcome rest = Run(words + Words{"--resume"});
+  ASSERT_EQ(rest.code, 0) << rest;
+  EXPECT_EQ(Count(rest.out, ", kept"), 1u) << rest;
+}
+
 TEST_F(ReproduceTest, AnInterruptedReproductionGoesOn) {
   const std::string prefix = folder_ / "run";
   const Words words = Command({"--seeds", "2", "--set", "train.steps=30"});
