@@ -12,7 +12,7 @@
 namespace cistern {
 namespace {
 
-constexpr int64_t kScores = 512;  // keys at a time, for the sums of exact softmax
+constexpr int64_t kScores = 512;              // keys at a time, for the sums of exact softmax
 constexpr int64_t kWhole = int64_t{1} << 22;  // weights of a row of exact softmax that are kept
 
 using Tensors = std::vector<at::Tensor>;

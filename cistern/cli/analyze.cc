@@ -147,7 +147,8 @@ void RemoveEarlier(const std::string& out) {
     const std::filesystem::path label(model.key());
     if (!label.has_filename() || label != label.filename()) continue;
     remove(out + "/" + model.key(), model.value().value("analyses", Json::object()));
-    std::filesystem::remove(std::filesystem::path(out) / label, ignored);  // where nothing else is in it
+    std::filesystem::remove(std::filesystem::path(out) / label,
+                            ignored);  // where nothing else is in it
   }
 }
 

@@ -194,18 +194,18 @@ std::vector<std::string> Fairness(const Comparison& c) {
     fewest = std::min(fewest, parameters);
     most = std::max(most, parameters);
   }
-  std::vector<std::string> lines = {StrCat(
-      "Equal for all: the data, ", e.model.layers, " layers of width ", e.model.dim, " with ",
-      e.model.heads, " heads",
-      e.model.conv > 0
-          ? StrCat(", a causal convolution of ", e.model.conv, " taps on every projection")
-          : std::string(),
-      ", batch ", e.train.batch, ", optimizer and schedule, ",
-      c.seeds > 1 ? StrCat(c.seeds, " seeds") : std::string("seed"), ", ", Fixed(c.seconds, 0),
-      " s of training time on ", NumThreads(), NumThreads() == 1 ? " thread (" : " threads (",
-      ActiveIsa(), "), ",
-      e.dtype == "bfloat16" ? "linear maps in bfloat16, the rest in float32."
-                            : StrCat("dtype ", e.dtype, "."))};
+  std::vector<std::string> lines = {
+      StrCat("Equal for all: the data, ", e.model.layers, " layers of width ", e.model.dim,
+             " with ", e.model.heads, " heads",
+             e.model.conv > 0
+                 ? StrCat(", a causal convolution of ", e.model.conv, " taps on every projection")
+                 : std::string(),
+             ", batch ", e.train.batch, ", optimizer and schedule, ",
+             c.seeds > 1 ? StrCat(c.seeds, " seeds") : std::string("seed"), ", ",
+             Fixed(c.seconds, 0), " s of training time on ", NumThreads(),
+             NumThreads() == 1 ? " thread (" : " threads (", ActiveIsa(), "), ",
+             e.dtype == "bfloat16" ? "linear maps in bfloat16, the rest in float32."
+                                   : StrCat("dtype ", e.dtype, "."))};
   if (most > 0) {
     lines.push_back(StrCat("Parameters differ by ",
                            Fixed(100.0 * (double(most) / double(fewest) - 1.0), 1),

@@ -220,8 +220,8 @@ TEST_F(ReproduceTest, RunsThatHaveEndedHadTheDataOfThoseThatFollow) {
        "layers = 1\nheads = 2\nffn_dim = 8\n[train]\nsteps = 2\nbatch = 2\n");
   File("tables/data.toml", "[rows]\nwhat = \"rows\"\nplaces = [\"rows.tsv\"]\n");
   std::string table = Tiny("");
-  table.replace(table.find("baselines"), table.find('\n', table.find("baselines")) -
-                                             table.find("baselines"),
+  table.replace(table.find("baselines"),
+                table.find('\n', table.find("baselines")) - table.find("baselines"),
                 "data = \"rows\"");
   File("tables/tiny.toml", table);
   const Words words = Command({"--seeds", "1", "--data", "rows=" + data});
