@@ -25,6 +25,7 @@ caption { caption-side: top; text-align: left; color: var(--soft); padding-botto
 th, td { padding: 0.35rem 0.7rem; text-align: left; border-bottom: 1px solid var(--line); white-space: nowrap; }
 th { border-bottom: 2px solid var(--line); font-weight: 600; white-space: normal; vertical-align: bottom; }
 th.number, td.number { text-align: right; }
+td.long { white-space: normal; min-width: 15rem; }
 tbody tr:hover { background: var(--shade); }
 tr.best td { font-weight: 700; color: var(--accent); }
 pre { background: var(--shade); border: 1px solid var(--line); border-radius: 6px; padding: 0.8rem 1rem; white-space: pre-wrap; overflow-wrap: anywhere;
@@ -44,10 +45,12 @@ summary { cursor: pointer; color: var(--accent); margin: 0.75rem 0; }
   figure, tr { break-inside: avoid; }
   figure, .wide { overflow: visible; }
   figure svg { max-width: 100%; }
-  th, td { white-space: normal; padding: 0.2rem 0.4rem; }
+  th, td, td.long { white-space: normal; min-width: 0; padding: 0.2rem 0.4rem; }
   table { font-size: 0.75rem; }
 }
 )css";
+
+constexpr size_t kLongCell = 40;  // bytes: sentences, whose lines are broken
 
 bool LooksLikeNumber(const std::string& cell) {
   const size_t first = cell.find_first_not_of("+-~<>= .");
@@ -80,8 +83,10 @@ HtmlReport& HtmlReport::Table(const HtmlTable& table) {
   }
   const auto cells = [&](const std::vector<std::string>& row, const std::string& tag) {
     for (size_t i = 0; i < row.size(); ++i) {
-      body_ += StrCat("<", tag, number[i] ? " class=\"number\">" : ">", EscapeXml(row[i]), "</",
-                      tag, ">");
+      const char* of = number[i]                   ? " class=\"number\">"
+                       : row[i].size() > kLongCell ? " class=\"long\">"
+                                                   : ">";
+      body_ += StrCat("<", tag, of, EscapeXml(row[i]), "</", tag, ">");
     }
     body_ += "</tr>\n";
   };

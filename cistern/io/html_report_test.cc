@@ -78,6 +78,16 @@ TEST(HtmlReport, ReadsOnSmallDarkAndPrintedPages) {
   EXPECT_EQ(count("viewBox="), 3);
 }
 
+// A sentence in a cell does not push the next column out of the page.
+TEST(HtmlReport, SentencesInCellsAreBroken) {
+  HtmlReport page("x");
+  page.Table({{"claim", "answer"}, {{"a sentence of more than forty bytes, in a cell", "holds"}}});
+  const std::string html = page.Html();
+  EXPECT_NE(html.find("<td class=\"long\">a sentence of"), std::string::npos);
+  EXPECT_NE(html.find("<td>holds</td>"), std::string::npos);
+  EXPECT_NE(html.find("td.long { white-space: normal;"), std::string::npos);
+}
+
 TEST(HtmlReport, RowsMustFit) {
   EXPECT_EQ(ErrorMessage([] {
               HtmlReport("t").Table({.header = {"a"}, .rows = {{"1", "2"}}});
