@@ -10,6 +10,7 @@
 #include "cistern/base/interrupt.h"
 #include "cistern/base/parallel.h"
 #include "cistern/base/progress.h"
+#include "cistern/base/terminal.h"
 #include "cistern/bench/timer.h"
 #include "cistern/cli/child_run.h"
 #include "cistern/cli/command.h"
