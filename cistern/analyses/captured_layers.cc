@@ -66,6 +66,14 @@ std::vector<CapturedLayer> ByHeadGroup(const CapturedLayer& layer) {
   return parts;
 }
 
+std::vector<CapturedLayer> ByHeadGroup(const std::vector<CapturedLayer>& layers) {
+  std::vector<CapturedLayer> all;
+  for (const CapturedLayer& l : layers) {
+    for (CapturedLayer& part : ByHeadGroup(l)) all.push_back(std::move(part));
+  }
+  return all;
+}
+
 at::Tensor RowOf(const at::Tensor& x, int64_t row) {
   return !x.defined() || x.size(0) == 1 ? x : x.narrow(0, row, 1);
 }

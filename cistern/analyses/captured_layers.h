@@ -34,6 +34,7 @@ struct CapturedLayer {
 // The groups of heads of a layer, each as a layer of its own mechanism, named "layer 1, latte"; a
 // layer without groups as it is.
 std::vector<CapturedLayer> ByHeadGroup(const CapturedLayer& layer);
+std::vector<CapturedLayer> ByHeadGroup(const std::vector<CapturedLayer>& layers);
 
 // Row `row` of tensors of a batch, [1,...]; those of a learned memory may have one row for all.
 at::Tensor RowOf(const at::Tensor& x, int64_t row);

@@ -13,6 +13,7 @@ namespace cistern {
 namespace {
 
 constexpr int64_t kScores = 512;              // keys at a time, for the sums of exact softmax
+constexpr int64_t kQueries = 128;             // queries at a time, where all weights are kept
 constexpr int64_t kWhole = int64_t{1} << 22;  // weights of a row of exact softmax that are kept
 
 using Tensors = std::vector<at::Tensor>;
@@ -24,6 +25,11 @@ at::Tensor Direction(const at::Tensor& like) {
 }
 
 }  // namespace
+
+bool ImpliedWeights::IsExplicit(const CapturedLayer& layer) {
+  return layer.core->info().name == "softmax" && layer.form != Form::kCross &&
+         !layer.core->dims().relative && !layer.mask.starts;
+}
 
 ImpliedWeights::ImpliedWeights(const CapturedLayer& layer, int64_t row)
     : layer_(layer),
@@ -72,34 +78,49 @@ ImpliedWeights::ImpliedWeights(const CapturedLayer& layer, int64_t row)
   probe_values_ = at::matmul(v[0], Direction(v));  // [H,S]
   const at::Tensor y = RowOf(layer.y, row)[0];
   probe_out_ = at::matmul(y, Direction(y));  // [H,T]
-  softmax_ = info.name == "softmax" && !cross && !layer.core->dims().relative && !mask_.starts;
+  softmax_ = IsExplicit(layer);
   if (!softmax_) return;
   scale_ = layer.options.mechanism_options.value("scale", "sqrt") == "unit"
                ? 1
                : 1 / std::sqrt(double(x_[0].size(3)));
   if (heads_ * queries_ * sources_ <= kWhole) {
-    whole_ = at::softmax(Scores(0, sources_), 2);
-    if (mask_.lengths) whole_ = ZeroPadding(whole_.unsqueeze(0), mask_)[0];
+    PrepareWhole();
     return;
   }
   for (int64_t begin = 0; begin < sources_; begin += kScores) {
     const at::Tensor part =
-        at::logsumexp(Scores(begin, std::min(kScores, sources_ - begin)), {2}, true);
+        at::logsumexp(Scores(0, queries_, begin, std::min(kScores, sources_ - begin)), {2}, true);
     total_ = total_.defined() ? at::logaddexp(total_, part) : part;  // [H,T,1]
   }
 }
 
-// [H,T,count]: what exact softmax takes the exponential of; -inf where a query does not see a key.
-at::Tensor ImpliedWeights::Scores(int64_t begin, int64_t count) const {
-  const at::Tensor keys = x_[1][0].narrow(1, begin, count);
-  at::Tensor scores = at::matmul(x_[0][0] * scale_, keys.transpose(1, 2));
+// [H,queries,count]: what exact softmax takes the exponential of; -inf where a query does not see a
+// key.
+at::Tensor ImpliedWeights::Scores(int64_t first, int64_t queries, int64_t begin,
+                                  int64_t count) const {
+  const at::Tensor q = x_[0][0].narrow(1, first, queries), k = x_[1][0].narrow(1, begin, count);
+  at::Tensor scores = at::matmul(q * scale_, k.transpose(1, 2));
   const double hidden = -std::numeric_limits<double>::infinity();
   const auto index = x_[0].options().dtype(at::kLong).requires_grad(false);
   const at::Tensor s = at::arange(begin, begin + count, index);
   if (layer_.form == Form::kCausal)
-    scores.masked_fill_(s > at::arange(queries_, index).unsqueeze(1), hidden);
+    scores.masked_fill_(s > at::arange(first, first + queries, index).unsqueeze(1), hidden);
   if (mask_.lengths) scores.masked_fill_(s >= *mask_.lengths, hidden);
   return scores;
+}
+
+// Blocks of queries, and of a causal layer no keys after them: half of the work.
+void ImpliedWeights::PrepareWhole() {
+  const bool causal = layer_.form == Form::kCausal;
+  whole_ = at::zeros({heads_, queries_, sources_}, x_[0].options().requires_grad(false));
+  for (int64_t first = 0; first < queries_; first += kQueries) {
+    const int64_t queries = std::min(kQueries, queries_ - first),
+                  seen = causal ? std::min(first + queries, sources_) : sources_;
+    whole_.narrow(1, first, queries)
+        .narrow(2, 0, seen)
+        .copy_(at::softmax(Scores(first, queries, 0, seen), 2));
+  }
+  if (mask_.lengths) whole_ = ZeroPadding(whole_.unsqueeze(0), mask_)[0];
 }
 
 // Both attentions at once: [H,T,M] and [G,M,S] are small where M is.
@@ -144,7 +165,7 @@ at::Tensor ImpliedWeights::Columns(int64_t begin, int64_t count) const {
                 " to ", begin + count, " of ", sources_, " sources");
   if (whole_.defined()) return whole_.narrow(2, begin, count);
   if (softmax_) {
-    const at::Tensor p = at::exp(Scores(begin, count) - total_);
+    const at::Tensor p = at::exp(Scores(0, queries_, begin, count) - total_);
     return mask_.lengths ? ZeroPadding(p.unsqueeze(0), mask_)[0] : p;
   }
   if (unpacking_.defined())
@@ -172,9 +193,14 @@ at::Tensor ImpliedWeights::Columns(int64_t begin, int64_t count) const {
 at::Tensor ImpliedWeights::Probe(int64_t begin, const at::Tensor& columns) const {
   if (!probe_values_.defined()) return {};
   const at::Tensor v = probe_values_.narrow(1, begin, columns.size(2)).to(columns.dtype());
-  // Head by head: a batched product with a single column is several times slower.
-  const at::Tensor out = at::empty({columns.size(0), columns.size(1)}, columns.options());
-  for (int64_t h = 0; h < columns.size(0); ++h) out.select(0, h).copy_(at::mv(columns[h], v[h]));
+  // Head by head: a batched product with a single column is several times slower. Queries before
+  // the columns see none of them.
+  const int64_t first = layer_.form == Form::kCausal ? std::min(begin, queries_) : 0;
+  const at::Tensor out = at::zeros({columns.size(0), queries_}, columns.options());
+  for (int64_t h = 0; h < columns.size(0); ++h) {
+    const at::Tensor seeing = columns[h].narrow(0, first, queries_ - first);
+    out[h].narrow(0, first, queries_ - first).copy_(at::mv(seeing, v[h]));
+  }
   return out;
 }
 

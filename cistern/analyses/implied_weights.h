@@ -36,6 +36,10 @@ class ImpliedWeights {
   // weights.
   ImpliedWeights(const CapturedLayer& layer, int64_t row);
 
+  // Whether rows are formed from queries and keys without a run of the core, so that several may be
+  // made at once, each by a thread.
+  static bool IsExplicit(const CapturedLayer& layer);
+
   int64_t heads() const { return heads_; }
   int64_t queries() const { return queries_; }
   int64_t sources() const { return sources_; }
@@ -67,7 +71,8 @@ class ImpliedWeights {
   std::vector<size_t> values_;  // indices of the values' projections
   // Exact softmax: e^(scores - total), with total [H,T,1] the log of a query's sum; of short rows
   // all of them are made at once and kept.
-  at::Tensor Scores(int64_t begin, int64_t count) const;
+  at::Tensor Scores(int64_t first, int64_t queries, int64_t begin, int64_t count) const;
+  void PrepareWhole();
   bool softmax_ = false;
   double scale_ = 1;
   at::Tensor total_, whole_, unpacking_, packing_;

@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "cistern/analyses/implied_weights.h"
+#include "cistern/analyses/parallel_rows.h"
 #include "cistern/analyses/weighted_words.h"
 #include "cistern/base/error.h"
 
@@ -76,7 +77,8 @@ void MapsAnalysis::HeadSums::Merge(const HeadSums& o) {
   sum.Merge(o.sum), negative.Merge(o.negative), rank.Merge(o.rank);
 }
 
-void MapsAnalysis::AddRow(const CapturedLayer& layer, int64_t row, LayerSums* sums, Drawn* drawn) {
+void MapsAnalysis::AddRow(const CapturedLayer& layer, int64_t row, bool rank,
+                          std::vector<HeadSums>* sums, Drawn* drawn) const {
   const ImpliedWeights weights(layer, row);
   const bool all = layer.core->SeesPadding(), causal = layer.form == Form::kCausal;
   const int64_t queries = all ? layer.queries() : layer.RealQueries(row),
@@ -86,8 +88,7 @@ void MapsAnalysis::AddRow(const CapturedLayer& layer, int64_t row, LayerSums* su
   const int64_t heads = layer.heads(),
                 pool = (std::max(queries, sources) + kMostCells - 1) / kMostCells,
                 step = (kColumns + pool - 1) / pool * pool;
-  const bool ranked =
-      sums->heads[0].rank.count < options_.rank_rows && std::max(queries, sources) <= kRankLength;
+  const bool ranked = rank && std::max(queries, sources) <= kRankLength;
   const int64_t asked = options_.query > 0 ? std::min(options_.query, queries) - 1 : queries - 1;
   const at::Tensor t = at::arange(queries, real).unsqueeze(1);
   at::Tensor absolute = at::zeros({heads, queries}, real), logs = at::zeros_like(absolute),
@@ -107,7 +108,7 @@ void MapsAnalysis::AddRow(const CapturedLayer& layer, int64_t row, LayerSums* su
     if (seeing > 0) {
       const at::Tensor below = w.narrow(1, first, seeing), a = below.abs();
       absolute.narrow(1, first, seeing) += a.sum(2);
-      logs.narrow(1, first, seeing) += at::xlogy(a, a).sum(2);
+      logs.narrow(1, first, seeing) += (a * a.clamp_min(1e-30).log()).sum(2);
       sum.narrow(1, first, seeing) += below.sum(2);
       if (layer.form != Form::kCross) {
         const at::Tensor apart =
@@ -133,7 +134,7 @@ void MapsAnalysis::AddRow(const CapturedLayer& layer, int64_t row, LayerSums* su
   if (ranked) ranks = EffectiveRanks(at::cat(whole, 2));
   const auto of = [&](const at::Tensor& x, int64_t h) { return x[h].sum().item<double>(); };
   for (int64_t h = 0; h < heads; ++h) {
-    HeadSums& s = sums->heads[size_t(h)];
+    HeadSums& s = (*sums)[size_t(h)];
     s.entropy.Add(of(entropy, h), queries), s.sum.Add(of(sum, h), queries);
     s.share.Add(of(share, h), int64_t(several.sum().item<double>()));
     s.negative.Add(of(negative / size, h), queries);
@@ -174,20 +175,33 @@ void MapsAnalysis::Add(const Batch& batch, const std::vector<CapturedLayer>& lay
   }
   CISTERN_CHECK(layers.size() == layers_.size(), "[maps] a batch ran ", layers.size(),
                 " layers, the first one ", layers_.size());
+  std::vector<const CapturedLayer*> all;
+  for (const CapturedLayer& l : layers) all.push_back(&l);
+  // Of each row, by layer; only the row that is drawn has pictures.
+  std::vector<std::vector<std::vector<HeadSums>>> rows(size_t(batch.rows));
+  std::vector<Drawn> drawn(layers.size());
+  ForRows(batch.rows, all, [&](int64_t row) {
+    auto& sums = rows[size_t(row)];
+    for (size_t i = 0; i < layers.size(); ++i) {
+      sums.emplace_back(size_t(layers[i].heads()));
+      if (!Chosen(options_.layers, int64_t(i) + 1)) continue;
+      AddRow(layers[i], row, rows_ + row < options_.rank_rows, &sums[i],
+             rows_ + row == options_.row ? &drawn[i] : nullptr);
+    }
+  });
   for (int64_t row = 0; row < batch.rows; ++row, ++rows_) {
     const bool draws = rows_ == options_.row;
     for (size_t i = 0; i < layers.size(); ++i) {
-      if (!Chosen(options_.layers, int64_t(i) + 1)) continue;
-      Drawn drawn;
-      AddRow(layers[i], row, &layers_[i], draws ? &drawn : nullptr);
-      if (drawn.maps.empty()) continue;
+      for (size_t h = 0; h < layers_[i].heads.size(); ++h)
+        layers_[i].heads[h].Merge(rows[size_t(row)][i][h]);
+      if (!draws || drawn[i].maps.empty()) continue;
       // Masked tokens have moved, latents are no tokens: neither has words.
       if (batch.tensors.Has("ids") && !batch.tensors.Has("valid") &&
           layers[i].form != Form::kCross) {
         const int64_t before = layers[i].queries() - batch["ids"].size(1);
-        if (before == 0 || before == 1) drawn.before = before;
+        if (before == 0 || before == 1) drawn[i].before = before;
       }
-      drawn_.push_back(std::move(drawn));
+      drawn_.push_back(std::move(drawn[i]));
     }
     if (!draws || !context_.token || !batch.tensors.Has("ids")) continue;
     const at::Tensor ids = batch["ids"][row].cpu();

@@ -6,7 +6,7 @@
 //               row, up to it where attention is causal: 1 = uniform, 0 = one token
 //   distance    mean |t - s| under the same weights: locality; not of cross attention
 //   rank        effective rank e^H(sigma / sum sigma) of a row's W over its real tokens, sigma its
-//               singular values (Roy and Vetterli 2007); for at most `rank_rows` rows of at most
+//               singular values (Roy and Vetterli 2007); for the first `rank_rows` rows, of at most
 //               1,024 tokens, because it costs O(T^3)
 //   row sum     of a query's weights: 1 where attention is a mean; and the share of |w| below zero
 //
@@ -52,7 +52,9 @@ class MapsAnalysis : public Analysis {
     bool causal = false;
   };
 
-  void AddRow(const CapturedLayer& layer, int64_t row, LayerSums* sums, Drawn* drawn);
+  // One row of a layer: `rank` asks for its effective rank, `drawn` (may be null) for its pictures.
+  void AddRow(const CapturedLayer& layer, int64_t row, bool rank, std::vector<HeadSums>* sums,
+              Drawn* drawn) const;
 
   Options options_;
   AnalysisContext context_;

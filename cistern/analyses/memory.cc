@@ -203,10 +203,7 @@ void MemoryAnalysis::AddSoftmax(const CapturedLayer& layer, int64_t row, LayerSu
 }
 
 void MemoryAnalysis::AddTo(Sums* sums, const std::vector<CapturedLayer>& whole, bool trained) {
-  std::vector<CapturedLayer> layers;
-  for (const CapturedLayer& l : whole) {
-    for (CapturedLayer& part : ByHeadGroup(l)) layers.push_back(std::move(part));
-  }
+  const std::vector<CapturedLayer> layers = ByHeadGroup(whole);
   if (sums->empty()) {
     bool learned = false;
     for (const CapturedLayer& l : layers) {

@@ -41,10 +41,7 @@ std::vector<CapturedLayer> RunLayers(Model& model, const Batch& batch) {
   if (auto* classifier = dynamic_cast<Classifier*>(&model)) {
     classifier->Logits(batch.tensors);
   } else if (auto* decoder = dynamic_cast<LanguageModel*>(&model)) {  // without its output layer
-    ModelState state = decoder->info().encodes
-                           ? decoder->Encode(batch["source"], MaskOf(batch.tensors, "source_"))
-                           : decoder->EmptyState(batch.rows);
-    decoder->Hidden(batch["ids"], state, MaskOf(batch.tensors));
+    decoder->HiddenOfRows(batch.tensors);
   } else if (auto* masked = dynamic_cast<MaskedLm*>(&model)) {  // a row may have no target
     masked->Hidden(batch["ids"], MaskOf(batch.tensors));
   } else {

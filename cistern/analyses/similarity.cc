@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "cistern/analyses/implied_weights.h"
+#include "cistern/analyses/parallel_rows.h"
 #include "cistern/analyses/reuse_plan.h"
 #include "cistern/base/error.h"
 #include "cistern/base/format.h"
@@ -128,12 +129,12 @@ std::vector<double> SimilarityAnalysis::MeanOf(const std::vector<double>& sums, 
 }
 
 void SimilarityAnalysis::AddRow(const std::vector<const CapturedLayer*>& layers, int64_t row,
-                                Sums* sums) {
+                                Sums* sums) const {
   const CapturedLayer& some = *layers[0];
   const bool all = some.core->SeesPadding(), causal = some.form == Form::kCausal;
   const int64_t queries = all ? some.queries() : some.RealQueries(row), heads = first_.back();
   if (queries == 0) {
-    ++sums->skipped;
+    sums->skipped = 1;
     return;
   }
   std::vector<ImpliedWeights> weights;
@@ -179,11 +180,9 @@ void SimilarityAnalysis::AddRow(const std::vector<const CapturedLayer*>& layers,
                   " off 1; total variation compares probabilities. --set similarity.normalise=true "
                   "compares |w| / sum |w| in their place");
   }
-  std::vector<double>& added = sums->heads;
-  for (size_t i = 0; i < added.size(); ++i) added[i] += 1 - differences[i] / (2 * double(queries));
-  sums->tokens += double(queries);
-  ++sums->rows;
-  if ((sums->rows & (sums->rows - 1)) == 0) sums->snapshots.push_back({sums->rows, added});
+  for (const double d : differences) sums->heads.push_back(1 - d / (2 * double(queries)));
+  sums->tokens = double(queries);
+  sums->rows = 1;
 }
 
 Batch WithRandomIds(const Batch& batch, int64_t vocab, uint64_t seed, int64_t first_row) {
@@ -242,7 +241,13 @@ void SimilarityAnalysis::AddLayers(const Batch& batch, const std::vector<Capture
     CISTERN_CHECK(l->queries() == used[0]->queries() && l->sources() == used[0]->sources(),
                   "[similarity] ", l->name, " attends to ", l->sources(), " tokens, ",
                   used[0]->name, " to ", used[0]->sources());
-  for (int64_t row = 0; row < batch.rows; ++row) AddRow(used, row, sums);
+  std::vector<Sums> rows(size_t(batch.rows));
+  ForRows(batch.rows, used, [&](int64_t row) { AddRow(used, row, &rows[size_t(row)]); });
+  for (const Sums& row : rows) {
+    sums->Merge(row);
+    if (row.rows > 0 && (sums->rows & (sums->rows - 1)) == 0)
+      sums->snapshots.push_back({sums->rows, sums->heads});
+  }
 }
 
 void SimilarityAnalysis::Merge(const Analysis& other_analysis) {

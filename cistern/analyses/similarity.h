@@ -54,7 +54,8 @@ class SimilarityAnalysis : public Analysis {
     void Merge(const Sums& other);
   };
   void AddLayers(const Batch& batch, const std::vector<CapturedLayer>& layers, Sums* sums);
-  void AddRow(const std::vector<const CapturedLayer*>& layers, int64_t row, Sums* sums);
+  // One row alone, into empty sums.
+  void AddRow(const std::vector<const CapturedLayer*>& layers, int64_t row, Sums* sums) const;
   static std::vector<double> MeanOf(const std::vector<double>& sums, int64_t rows);
 
   Options options_;

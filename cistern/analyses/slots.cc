@@ -203,10 +203,7 @@ void SlotsAnalysis::Begin(const std::vector<CapturedLayer>& layers) {
 
 void SlotsAnalysis::Add(const Batch& batch, const std::vector<CapturedLayer>& whole) {
   if (layers_.empty()) Begin(whole);
-  std::vector<CapturedLayer> layers;
-  for (const CapturedLayer& l : whole) {
-    for (CapturedLayer& part : ByHeadGroup(l)) layers.push_back(std::move(part));
-  }
+  const std::vector<CapturedLayer> layers = ByHeadGroup(whole);
   CISTERN_CHECK(layers.size() == layers_.size(), "[slots] a batch ran ", layers.size(),
                 " layers or groups of heads, the first one ", layers_.size());
   for (int64_t row = 0; row < batch.rows; ++row, ++rows_) {

@@ -125,31 +125,55 @@ class OutFolder {
   bool made_ = false;
 };
 
-// Removes the figures that an earlier analysis of the folder lists: those of other rows or models
-// must not lie among the new ones.
-void RemoveEarlier(const std::string& out) {
+// The figures that an earlier analysis of the folder lists, and the folders of its models: those of
+// other rows or models must not lie among the new ones. Error, before any work, where the list
+// cannot be read.
+struct Earlier {
+  std::vector<std::filesystem::path> files, folders;
+  void Remove() const {
+    std::error_code ignored;
+    for (const auto& file : files) std::filesystem::remove(file, ignored);
+    for (const auto& folder : folders)  // where nothing else is in it
+      std::filesystem::remove(folder, ignored);
+  }
+};
+Earlier EarlierFigures(const std::string& out) {
+  Earlier earlier;
   std::error_code ignored;
-  if (!std::filesystem::exists(out + "/" + kIndex, ignored)) return;
-  const Json index = ReadJsonFile(out + "/" + kIndex);
-  const auto remove = [&](const std::filesystem::path& folder, const Json& analyses) {
+  const std::string path = out + "/" + kIndex;
+  if (!std::filesystem::exists(path, ignored)) return earlier;
+  const Json index = ReadJsonFile(path);
+  const auto check = [&](bool right) {
+    CISTERN_CHECK(right, path, " is not what an analysis writes; remove it, or name another --out");
+  };
+  // Names of files in the folder itself: nothing outside is ever removed.
+  const auto is_name = [](const std::filesystem::path& p) {
+    return p.has_filename() && p == p.filename() && p != "." && p != "..";
+  };
+  const auto object = [&](const Json& of, const char* key) {
+    Json value = of.contains(key) ? of[key] : Json::object();
+    check(value.is_object());
+    return value;
+  };
+  const auto take = [&](const std::filesystem::path& folder, const Json& analyses) {
     for (const auto& entry : analyses.items()) {
-      for (const Json& file : entry.value().value("files", Json::array())) {
-        const std::filesystem::path name(file.is_string() ? file.get<std::string>() : "");
-        if (name.has_filename() && name == name.filename())
-          std::filesystem::remove(folder / name, ignored);
+      check(entry.value().is_object() && entry.value().contains("files") &&
+            entry.value()["files"].is_array());
+      for (const Json& file : entry.value()["files"]) {
+        check(file.is_string() && is_name(file.get<std::string>()));
+        earlier.files.push_back(folder / file.get<std::string>());
       }
     }
   };
-  remove(out, index.value("analyses", Json::object()));
-  remove(out, index.value("together", Json::object()));
-  const Json models = index.value("models", Json::object());
-  for (const auto& model : models.items()) {
-    const std::filesystem::path label(model.key());
-    if (!label.has_filename() || label != label.filename()) continue;
-    remove(out + "/" + model.key(), model.value().value("analyses", Json::object()));
-    std::filesystem::remove(std::filesystem::path(out) / label,
-                            ignored);  // where nothing else is in it
+  check(index.is_object());
+  take(out, object(index, "analyses"));
+  take(out, object(index, "together"));
+  for (const Json models = object(index, "models"); const auto& model : models.items()) {
+    check(is_name(model.key()) && model.value().is_object());
+    earlier.folders.push_back(std::filesystem::path(out) / model.key());
+    take(earlier.folders.back(), object(model.value(), "analyses"));
   }
+  return earlier;
 }
 
 // One model with what was found in it.
@@ -257,6 +281,7 @@ int RunAnalyze(const AnalyzeCommand& c) {
   Label(&all);
   const OutFolder folder(c.out);
   const FileLock lock(c.out + "/" + kLock, "the analysis in " + c.out);
+  const Earlier earlier = EarlierFigures(c.out);
   bool complete = true;
   for (Opened& o : all) {
     Look(c, &o);
@@ -268,7 +293,7 @@ int RunAnalyze(const AnalyzeCommand& c) {
   }
 
   lock.Check();
-  RemoveEarlier(c.out);
+  earlier.Remove();
   std::string data = c.data.empty() ? "its own data, " + c.split : "";
   for (const std::string& path : c.data) data += (data.empty() ? "" : ", ") + path;
   const Inside& first = all[0].inside;

@@ -54,9 +54,21 @@ TEST_F(AnalyzeTest, FiguresOfAnEarlierAnalysisGo) {
   ASSERT_EQ(Run(Analyze(Trained(), out, {"--of", "maps,slots", "--rows", "1"})).code, 0);
   WriteFileAtomically(out + "/notes.txt", "mine");
   ASSERT_EQ(Run(Analyze(Trained(), out, {"--of", "slots", "--rows", "1"})).code, 0);
-  for (const auto& entry : Contents(out)) EXPECT_FALSE(entry.first.starts_with("maps"));
+  for (const auto& entry : Contents(out))
+    EXPECT_FALSE(fs::path(entry.first).filename().string().starts_with("maps")) << entry.first;
   EXPECT_TRUE(fs::exists(out + "/slots.json"));
   EXPECT_EQ(ReadFile(out + "/notes.txt"), "mine");
+  // A list that is none, or names what is not in the folder, is refused before any work.
+  const auto files = Contents(out);
+  for (const char* index :
+       {"{", "[]", R"({"analyses": 3})", R"({"analyses": {"slots": {"files": ["../notes.txt"]}}})",
+        R"({"analyses": {"slots": {"files": [3]}}})", R"({"models": {"..": {"analyses": {}}}})"}) {
+    WriteFileAtomically(out + "/analyze.json", index);
+    Expect(Analyze(Trained(), out, {"--of", "slots", "--rows", "1"}), 1, {out + "/analyze.json"});
+  }
+  auto after = Contents(out);
+  after[out + "/analyze.json"] = files.at(out + "/analyze.json");
+  EXPECT_EQ(after, files);
 }
 
 TEST_F(AnalyzeTest, OneAnalysisAtATimeInAFolder) {

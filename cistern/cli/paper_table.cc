@@ -36,6 +36,14 @@ Json ReadTableFile(const std::string& path) {
   }
 }
 
+// A name that --rows and --columns can give in a list.
+void CheckName(const std::string& name, const std::string& what, const std::string& where) {
+  if (name.empty()) FailUsage(where, ": a ", what, " needs a name");
+  if (name.find(',') != std::string::npos)
+    FailUsage(where, ": the name of the ", what, " '", name,
+              "' has a comma, which separates names in --", what, "s; leave it out");
+}
+
 TableColumn ReadColumn(const Json& json, const std::string& where) {
   TableColumn c;
   Fields f;
@@ -48,7 +56,7 @@ TableColumn ReadColumn(const Json& json, const std::string& where) {
   f.Add("chance", &c.chance, "accuracy of a blind guess, in percent", {0.0, 100.0});
   f.Add("baselines", &c.baselines, "figures of the test that are baselines");
   f.Read(json, where);
-  if (c.name.empty()) FailUsage(where, ": a column needs a name");
+  CheckName(c.name, "column", where);
   if (!json.contains("small_data")) c.small_data = c.data;
   return c;
 }
@@ -103,7 +111,7 @@ TableRow ReadTableRow(const Json& json, const PaperTable& table, const std::stri
   f.Add("average", &average, "over the columns, as printed", {0.0, 100.0});
   f.Add("curve", &curve, "steps and values of a published curve");
   f.Read(json, where);
-  if (row.name.empty()) FailUsage(where, ": a row needs a name");
+  CheckName(row.name, "row", where);
   const std::string at = where + ": " + row.name;
   for (const auto& [key, values] : {std::pair("files", &files), std::pair("published", &published),
                                     std::pair("spread", &spread)})

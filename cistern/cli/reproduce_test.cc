@@ -123,6 +123,8 @@ TEST_F(ReproduceTest, RefusesWhatItCannotDoBeforeAnyWork) {
   Expect(Command({}), 2, {"tiny.toml: Bad", "no.toml does not exist"});
   File("tables/tiny.toml", Tiny("[[row]]\nname = \"Bad\"\npublished = { Listop = 3 }\n"));
   Expect(Command({}), 2, {"did you mean 'ListOps'"});
+  File("tables/tiny.toml", Tiny("[[row]]\nname = \"One, two\"\n"));
+  Expect(Command({}), 2, {"tiny.toml", "'One, two' has a comma", "--rows"});
   File("tables/tiny.toml", Tiny("[[row]]\nnam = \"Bad\"\n"));
   Expect(Command({}), 2, {"tiny.toml", "'nam'", "'name'"});
   File("tables/tiny.toml", Tiny("[[row]]\nname = \"Bad\"\nfile = \"../experiments/base.toml\"\n"

@@ -6,6 +6,7 @@
 
 #include "cistern/base/error.h"
 #include "cistern/nn/head_loss.h"
+#include "cistern/ops/linear_product.h"
 #include "cistern/tensors/device.h"
 
 namespace cistern {
@@ -30,7 +31,7 @@ void OutputLayer::Check(const ModelConfig& config) {
 }
 
 at::Tensor OutputLayer::Logits(const at::Tensor& hidden) const {
-  return head_ ? head_->Forward(hidden) : at::linear(Scaled(hidden), embedding_);
+  return head_ ? head_->Forward(hidden) : ops::LinearProduct(Scaled(hidden), embedding_);
 }
 
 at::Tensor OutputLayer::Loss(const at::Tensor& hidden, const at::Tensor& targets,

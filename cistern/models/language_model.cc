@@ -21,11 +21,15 @@ at::Tensor LanguageModel::Extend(const at::Tensor& ids, ModelState& state, const
   return Logits(Hidden(ids, state, mask));
 }
 
-at::Tensor LanguageModel::TrainingLoss(const NamedTensors& batch, double label_smoothing) {
+at::Tensor LanguageModel::HiddenOfRows(const NamedTensors& batch) {
   const at::Tensor& ids = batch["ids"];
   ModelState state =
       info().encodes ? Encode(batch["source"], MaskOf(batch, "source_")) : EmptyState(ids.size(0));
-  return Loss(Hidden(ids, state, MaskOf(batch)), batch["targets"], label_smoothing);
+  return Hidden(ids, state, MaskOf(batch));
+}
+
+at::Tensor LanguageModel::TrainingLoss(const NamedTensors& batch, double label_smoothing) {
+  return Loss(HiddenOfRows(batch), batch["targets"], label_smoothing);
 }
 
 at::Tensor LanguageModel::Run(const Trunk& trunk, const at::Tensor& table, const at::Tensor& ids,

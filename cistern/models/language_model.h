@@ -30,9 +30,11 @@ class LanguageModel : public StatefulModel {
                           double label_smoothing = 0) const = 0;
   // Logits(Hidden(...)): [B,T,V].
   at::Tensor Extend(const at::Tensor& ids, ModelState& state, const ops::Mask& mask = {});
-  // Of a batch's rows from their first token on: ids and targets [B,T], lengths, valid and starts
-  // where rows are padded, masked or packed; source, source_lengths and source_valid where
+  // Hidden of a batch's rows from their first token on: ids [B,T], lengths, valid and starts where
+  // rows are padded, masked or packed; source, source_lengths and source_valid where
   // info().encodes.
+  at::Tensor HiddenOfRows(const NamedTensors& batch);
+  // Loss of the same by targets [B,T].
   at::Tensor TrainingLoss(const NamedTensors& batch, double label_smoothing = 0) override;
 
  protected:

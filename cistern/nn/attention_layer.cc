@@ -10,6 +10,7 @@
 #include "cistern/nn/memory_attention.h"
 #include "cistern/nn/padding_reads.h"
 #include "cistern/nn/positions.h"
+#include "cistern/ops/linear_product.h"
 #include "cistern/ops/short_conv.h"
 #include "cistern/tensors/device.h"
 
@@ -259,8 +260,7 @@ std::vector<at::Tensor> AttentionLayer::Project(const Stream& stream, State* sta
                                               : *side == Side::kQuery ? joined_query_
                                                                       : joined_key_);
     const at::Tensor given = mapped[0]->projection.normalised ? OfLengthOne(stream.x) : stream.x;
-    at::Tensor y = at::linear(
-        given, map.weight, map.bias.defined() ? std::optional<at::Tensor>(map.bias) : std::nullopt);
+    at::Tensor y = ops::LinearProduct(given, map.weight, map.bias);
     if (y.scalar_type() != map.weight.scalar_type())
       y = y.to(map.weight.scalar_type());  // InFullPrecision
     if (!filters.empty()) {

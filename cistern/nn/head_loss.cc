@@ -11,6 +11,7 @@
 #include "cistern/base/error.h"
 #include "cistern/kernels/vocab_loss.h"
 #include "cistern/ops/impl.h"
+#include "cistern/ops/linear_product.h"
 
 namespace cistern {
 namespace {
@@ -71,7 +72,7 @@ struct HeadLossFunction : torch::autograd::Function<HeadLossFunction> {
     for (int64_t begin = 0; begin < rows; begin += at_once) {
       const int64_t count = std::min(at_once, rows - begin);
       const at::Tensor part = h.narrow(0, begin, count);
-      at::Tensor logits = at::matmul(part, w.t()).to(weight.scalar_type());
+      at::Tensor logits = ops::LinearProduct(part, w).to(weight.scalar_type());
       if (bias) logits.add_(*bias);
       at::Tensor p;  // d logits = (softmax - target) / count
       if (kernel) {
@@ -98,7 +99,7 @@ struct HeadLossFunction : torch::autograd::Function<HeadLossFunction> {
       if (!any) continue;
       if (wanted[2]) d_bias.add_(p.sum(0));
       const at::Tensor d_logits = p.to(product_type);
-      if (wanted[0]) d_hidden.narrow(0, begin, count).copy_(at::matmul(d_logits, w));
+      if (wanted[0]) d_hidden.narrow(0, begin, count).copy_(ops::LinearProduct(d_logits, w.t()));
       if (wanted[1]) {
         if (half) {
           d_weight.add_(at::matmul(d_logits.t(), part));

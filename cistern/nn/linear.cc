@@ -4,6 +4,7 @@
 
 #include <cmath>
 
+#include "cistern/ops/linear_product.h"
 #include "cistern/tensors/device.h"
 
 namespace cistern {
@@ -15,7 +16,7 @@ Linear::Linear(int64_t in, int64_t out, bool with_bias, double std) {
 }
 
 at::Tensor Linear::Forward(const at::Tensor& x) const {
-  return at::linear(x, weight, bias.defined() ? std::optional<at::Tensor>(bias) : std::nullopt);
+  return ops::LinearProduct(x, weight, bias);
 }
 
 Embedding::Embedding(int64_t vocab, int64_t dim, double std) {
