@@ -26,11 +26,6 @@ at::Tensor Direction(const at::Tensor& like) {
 
 }  // namespace
 
-bool ImpliedWeights::IsExplicit(const CapturedLayer& layer) {
-  return layer.core->info().name == "softmax" && layer.form != Form::kCross &&
-         !layer.core->dims().relative && !layer.mask.starts;
-}
-
 ImpliedWeights::ImpliedWeights(const CapturedLayer& layer, int64_t row)
     : layer_(layer),
       row_(row),
@@ -78,7 +73,7 @@ ImpliedWeights::ImpliedWeights(const CapturedLayer& layer, int64_t row)
   probe_values_ = at::matmul(v[0], Direction(v));  // [H,S]
   const at::Tensor y = RowOf(layer.y, row)[0];
   probe_out_ = at::matmul(y, Direction(y));  // [H,T]
-  softmax_ = IsExplicit(layer);
+  softmax_ = info.name == "softmax" && !cross && !layer.core->dims().relative && !mask_.starts;
   if (!softmax_) return;
   scale_ = layer.options.mechanism_options.value("scale", "sqrt") == "unit"
                ? 1

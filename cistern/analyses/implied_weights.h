@@ -36,10 +36,6 @@ class ImpliedWeights {
   // weights.
   ImpliedWeights(const CapturedLayer& layer, int64_t row);
 
-  // Whether rows are formed from queries and keys without a run of the core, so that several may be
-  // made at once, each by a thread.
-  static bool IsExplicit(const CapturedLayer& layer);
-
   int64_t heads() const { return heads_; }
   int64_t queries() const { return queries_; }
   int64_t sources() const { return sources_; }

@@ -175,12 +175,10 @@ void MapsAnalysis::Add(const Batch& batch, const std::vector<CapturedLayer>& lay
   }
   CISTERN_CHECK(layers.size() == layers_.size(), "[maps] a batch ran ", layers.size(),
                 " layers, the first one ", layers_.size());
-  std::vector<const CapturedLayer*> all;
-  for (const CapturedLayer& l : layers) all.push_back(&l);
   // Of each row, by layer; only the row that is drawn has pictures.
   std::vector<std::vector<std::vector<HeadSums>>> rows(size_t(batch.rows));
   std::vector<Drawn> drawn(layers.size());
-  ForRows(batch.rows, all, [&](int64_t row) {
+  ForRows(batch.rows, [&](int64_t row) {
     auto& sums = rows[size_t(row)];
     for (size_t i = 0; i < layers.size(); ++i) {
       sums.emplace_back(size_t(layers[i].heads()));

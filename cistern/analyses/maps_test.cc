@@ -110,6 +110,17 @@ TEST(Maps, LongRowsAndParts) {
   HtmlReport page("x");
   a.AddTo(page);
   ExpectContains(page.Html(), {"query / 2", "what token 300 attends to", "> w", "data:image/png"});
+  // The row that was asked for is drawn: another one has another picture.
+  const auto picture = [](const Figures& f) {
+    HtmlReport some("x");
+    f.AddTo(some);
+    const std::string html = some.Html();
+    return html.substr(html.find("data:image/png"), 2000);
+  };
+  options.row = 0;
+  MapsAnalysis other(options, context);
+  other.Add(batch, RunLayers(*model, batch));
+  EXPECT_NE(picture(other.Report()), picture(a));
 }
 
 TEST(Maps, OptionsThatDoNotFit) {

@@ -7,6 +7,7 @@
 
 #include "cistern/analyses/attention_logits.h"
 #include "cistern/analyses/implied_weights.h"
+#include "cistern/analyses/parallel_rows.h"
 #include "cistern/attention/head_groups.h"
 #include "cistern/base/error.h"
 
@@ -80,6 +81,8 @@ Fields MemoryAnalysis::Describe(Options& o) {
   f.Add(
       "reference", &o.reference,
       "the same figures of a model of this config with random weights (--seed), on the same rows");
+  f.Add("reference_rows", &o.reference_rows,
+        "rows of which the reference is measured, the first ones", {1, int64_t{1} << 40});
   f.Add("row", &o.row, "the row whose slots are drawn, from 0", {0, int64_t{1} << 40});
   f.Add("rows", &o.rows, "rows that are measured, the first ones, and the one that is drawn",
         {1, int64_t{1} << 40});
@@ -168,19 +171,11 @@ void MemoryAnalysis::AddStream(const CapturedLayer& layer, int64_t row, LayerSum
   if (drawn) Draw(layer.name + ": what was packed", packed);
 }
 
-void MemoryAnalysis::AddState(const CapturedLayer& layer, int64_t row, LayerSums* sums,
-                              bool drawn) {
-  const std::vector<at::Tensor> x =
-      RowOf(layer.form == Form::kCross ? layer.written : layer.x, row);
-  const ops::Mask& seen = layer.form == Form::kCross ? layer.written_mask : layer.mask;
-  ops::Mask mask;
-  if (seen.lengths) mask.lengths = RowOf(*seen.lengths, row);
-  if (seen.starts) mask.starts = RowOf(*seen.starts, row);
+void MemoryAnalysis::AddState(const CapturedLayer& layer, const State& state, int64_t row,
+                              LayerSums* sums, bool drawn) {
   if (layer.RealQueries(row) == 0) return;
-  State state = layer.core->EmptyState(1, layer.y.options().requires_grad(false));
-  layer.core->Write(x, state, mask);
   for (const char* name : {"key_memory", "value_memory"}) {
-    const at::Tensor memory = state[name][0];  // [H,n,d]
+    const at::Tensor memory = state[name][row];  // [H,n,d]
     for (int64_t h = 0; h < memory.size(0); ++h) sums->memories[name].Add(memory[h]);
     if (drawn) Draw(StrCat(layer.name, ", head ", layer.first_head + 1, ": ", name), memory[0]);
   }
@@ -221,20 +216,39 @@ void MemoryAnalysis::AddTo(Sums* sums, const std::vector<CapturedLayer>& whole, 
   }
   CISTERN_CHECK(layers.size() == sums->size(), "[memory] a batch ran ", layers.size(),
                 " layers or groups of heads, the first one ", sums->size());
-  for (int64_t row = 0; row < layers[0].rows(); ++row) {
-    const bool draws = rows_ + row == options_.row, drawn = trained && draws;
-    if (rows_ + row >= options_.rows && !draws) continue;
-    if (trained) ++measured_;
+  std::vector<State> states(layers.size());
+  for (size_t i = 0; i < layers.size(); ++i) {
+    const CapturedLayer& l = layers[i];
+    if (l.packed.defined() || !HasSlots(l.core->info())) continue;
+    const bool cross = l.form == Form::kCross;
+    states[i] = l.core->EmptyState(l.rows(), l.y.options().requires_grad(false));
+    l.core->Write(cross ? l.written : l.x, states[i], cross ? l.written_mask : l.mask);
+  }
+  const int64_t rows = layers[0].rows(),
+                most = trained ? options_.rows : std::min(options_.rows, options_.reference_rows);
+  std::vector<Sums> of_rows(static_cast<size_t>(rows));
+  ForRows(rows, [&](int64_t row) {
+    const bool drawn = trained && rows_ + row == options_.row;
+    if (rows_ + row >= most && !drawn) return;
+    Sums& of_row = of_rows[size_t(row)];
     for (size_t i = 0; i < layers.size(); ++i) {
       const CapturedLayer& l = layers[i];
+      LayerSums of;
+      of.name = (*sums)[i].name, of.mechanism = (*sums)[i].mechanism;
+      of.options = (*sums)[i].options;
       if (l.packed.defined()) {
-        AddStream(l, row, &(*sums)[i], drawn);
+        AddStream(l, row, &of, drawn);
       } else if (HasSlots(l.core->info())) {
-        AddState(l, row, &(*sums)[i], drawn);
+        AddState(l, states[i], row, &of, drawn);
       } else {
-        AddSoftmax(l, row, &(*sums)[i]);
+        AddSoftmax(l, row, &of);
       }
+      of_row.push_back(std::move(of));
     }
+  });
+  for (const Sums& of_row : of_rows) {
+    for (size_t i = 0; i < of_row.size(); ++i) (*sums)[i].Merge(of_row[i]);
+    if (trained && !of_row.empty()) ++measured_;
   }
 }
 
@@ -244,7 +258,8 @@ void MemoryAnalysis::Add(const Batch& batch, const std::vector<CapturedLayer>& l
     return;
   }
   AddTo(&trained_, layers, true);
-  if (random_) AddTo(&untrained_, RunLayers(*random_, batch), false);
+  if (random_ && rows_ < options_.reference_rows)
+    AddTo(&untrained_, RunLayers(*random_, batch), false);
   rows_ += batch.rows;
 }
 
@@ -301,6 +316,9 @@ Figures MemoryAnalysis::Report() const {
       "uniform (share of ln(keys) near 1), so that each slot holds the mean of the text. The rank "
       "of the centred slots does not count an offset that all of them share. Compare with the "
       "random model: what it has already is no achievement of training, nor its fault.");
+  if (random_ && measured_ > options_.reference_rows)
+    f.Text(StrCat("The random model was measured on the first ", options_.reference_rows,
+                  " of the rows."));
   if (context_.model && memory_analysis().for_comparison(context_.config))
     f.Text(
         "This model has no slots: its attention is here to be compared with that of models with "

@@ -26,7 +26,7 @@ class MemoryAnalysis : public Analysis {
  public:
   struct Options {
     bool reference = true;
-    int64_t row = 0, rows = 100;
+    int64_t row = 0, rows = 100, reference_rows = 100;
   };
   static Fields Describe(Options& options);
   MemoryAnalysis(const Options& options, const AnalysisContext& context);
@@ -55,8 +55,10 @@ class MemoryAnalysis : public Analysis {
 
   void AddTo(Sums* sums, const std::vector<CapturedLayer>& whole, bool draws);
   void AddStream(const CapturedLayer& layer, int64_t row, LayerSums* sums, bool drawn);
-  void AddState(const CapturedLayer& layer, int64_t row, LayerSums* sums, bool drawn);
-  void AddSoftmax(const CapturedLayer& layer, int64_t row, LayerSums* sums);
+  // state: after all tokens of the batch's rows.
+  void AddState(const CapturedLayer& layer, const State& state, int64_t row, LayerSums* sums,
+                bool drawn);
+  static void AddSoftmax(const CapturedLayer& layer, int64_t row, LayerSums* sums);
   void Draw(const std::string& title, const at::Tensor& memory);
 
   Options options_;

@@ -43,7 +43,7 @@ TEST(SlotStats, KnownCases) {
 }
 
 TEST(SlotStats, PlainLoops) {
-  const at::Tensor m = testing::Normal({7, 5});
+  const at::Tensor m = testing::Normal({7, 40});
   const auto number = m.accessor<double, 2>();
   double sum = 0;
   int64_t joined = 0;
@@ -51,7 +51,7 @@ TEST(SlotStats, PlainLoops) {
     for (int64_t b = 0; b < 7; ++b) {
       if (a == b) continue;
       double dot = 0, x = 0, y = 0;
-      for (int64_t i = 0; i < 5; ++i) {
+      for (int64_t i = 0; i < 40; ++i) {
         dot += number[a][i] * number[b][i];
         x += number[a][i] * number[a][i], y += number[b][i] * number[b][i];
       }

@@ -1,16 +1,14 @@
 #pragma once
 // The rows of a batch, several at once.
+#include <cstdint>
 #include <functional>
-
-#include "cistern/analyses/captured_layers.h"
 
 namespace cistern {
 
-// fn(row) for each of `rows` rows, without gradients; an Error is that of the first row that fails.
-// Rows run in parallel, each in a thread, where all layers' implied weights are explicit
-// (implied_weights.h): then no core is run, whose state threads would share. Elsewhere one after
-// the other. fn writes to places of its row alone; results do not depend on the number of threads.
-void ForRows(int64_t rows, const std::vector<const CapturedLayer*>& layers,
-             const std::function<void(int64_t)>& fn);
+// fn(row) for each of `rows` rows, without gradients, in parallel, each row in one thread; an Error
+// is that of the first row that fails. fn writes to places of its row alone, and may run what all
+// rows share as training with train.parallel=rows does: modules after a first forward. Results do
+// not depend on the number of threads.
+void ForRows(int64_t rows, const std::function<void(int64_t)>& fn);
 
 }  // namespace cistern

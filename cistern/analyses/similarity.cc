@@ -242,7 +242,7 @@ void SimilarityAnalysis::AddLayers(const Batch& batch, const std::vector<Capture
                   "[similarity] ", l->name, " attends to ", l->sources(), " tokens, ",
                   used[0]->name, " to ", used[0]->sources());
   std::vector<Sums> rows(size_t(batch.rows));
-  ForRows(batch.rows, used, [&](int64_t row) { AddRow(used, row, &rows[size_t(row)]); });
+  ForRows(batch.rows, [&](int64_t row) { AddRow(used, row, &rows[size_t(row)]); });
   for (const Sums& row : rows) {
     sums->Merge(row);
     if (row.rows > 0 && (sums->rows & (sums->rows - 1)) == 0)

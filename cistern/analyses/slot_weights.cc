@@ -55,7 +55,7 @@ class StateSlots {
     const at::Tensor memory = state[memory_].narrow(3, 0, width);  // [copies,H,n,d]
     SlotMoment moment;
     moment.tokens = tokens;
-    moment.write = AsColumns(memory, sources_).narrow(2, 0, tokens).to(at::kDouble);
+    moment.write = AsColumns(memory, sources_).narrow(2, 0, tokens);
     const at::Tensor identity = IdentityValues(memory.narrow(0, 0, 1), 0, memory.size(2));
     State probe = state.Reorder(at::zeros({identity.size(0)}, at::kLong));
     probe[memory_].narrow(3, 0, width).copy_(identity);
@@ -67,8 +67,9 @@ class StateSlots {
 
   // What the moment's weights give for its queries, less what the layer gave: sums of squares.
   void Compare(const SlotMoment& moment, int64_t first_query, double* missed, double* size) const {
-    const at::Tensor got = at::matmul(
-        moment.read, at::matmul(moment.write, v_[0].narrow(1, 0, moment.tokens).to(at::kDouble)));
+    const at::Tensor held = at::matmul(moment.write.to(v_.scalar_type()),
+                                       v_[0].narrow(1, 0, moment.tokens));
+    const at::Tensor got = at::matmul(moment.read, held.to(at::kDouble));
     const at::Tensor want = y_.narrow(1, first_query, got.size(1)).to(at::kDouble);
     *missed += (got - want).square().sum().item<double>();
     *size += want.square().sum().item<double>();
@@ -126,7 +127,7 @@ std::vector<SlotMoment> WatchSlots(const CapturedLayer& layer, int64_t row,
     const bool all = layer.core->SeesPadding();
     const int64_t sources = all ? layer.sources() : layer.RealSources(row),
                   queries = all ? layer.queries() : layer.RealQueries(row);
-    return {{sources, weights.Packing().narrow(2, 0, sources).to(at::kDouble),
+    return {{sources, weights.Packing().narrow(2, 0, sources),
              weights.Unpacking().narrow(1, 0, queries).to(at::kDouble)}};
   }
   if (SlotMemoryName(*layer.core).empty())

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "cistern/analyses/parallel_rows.h"
 #include "cistern/analyses/slot_stats.h"
 #include "cistern/analyses/weighted_words.h"
 #include "cistern/attention/head_groups.h"
@@ -12,6 +13,8 @@
 
 namespace cistern {
 namespace {
+
+constexpr int64_t kTimes = 4;  // moments of a row that are measured
 
 // |w| / sum |w| over the last dimension; zeros stay zeros.
 at::Tensor Shares(const at::Tensor& w) {
@@ -22,6 +25,14 @@ at::Tensor Shares(const at::Tensor& w) {
 // e^H of shares over the last dimension.
 at::Tensor Effective(const at::Tensor& p) {
   return (-(p * p.clamp_min(1e-300).log()).sum(-1)).exp();
+}
+
+// So many moments of a row, evenly, the last one after all of its tokens.
+std::vector<int64_t> Times(int64_t wanted, int64_t tokens) {
+  std::vector<int64_t> times;
+  const int64_t count = std::min(wanted, tokens);
+  for (int64_t i = 1; i <= count; ++i) times.push_back(i * tokens / count);
+  return times;
 }
 
 bool KeepsSlots(const Mechanism& m) { return m.info().bounded && !SlotMemoryName(m).empty(); }
@@ -86,7 +97,9 @@ Fields SlotsAnalysis::Describe(Options& o) {
   f.Add("layers", &o.layers, "layers to look at, from 1; none: all that have slots", {1, 4096});
   f.Add("row", &o.row, "the row of the data that is drawn, from 0", {0, int64_t{1} << 40});
   f.Add("head", &o.head, "the head that is drawn, from 1; the tables have all", {1, 4096});
-  f.Add("times", &o.times, "moments of a causal row at which its slots are looked at",
+  f.Add("times", &o.times,
+        "moments at which the slots of the causal row that is drawn are looked at; measured are at "
+        "most 4 of each row",
         {1, 1 << 20});
   f.Add("words", &o.words, "slots, the most read first, that are drawn as words; 0: none",
         {0, 1 << 16});
@@ -113,16 +126,16 @@ void SlotsAnalysis::LayerSums::Merge(const LayerSums& o) {
   }
 }
 
-void SlotsAnalysis::AddRow(const CapturedLayer& layer, int64_t row, LayerSums* sums, Drawn* drawn) {
+void SlotsAnalysis::AddRow(const CapturedLayer& layer, int64_t row, bool rank, LayerSums* sums,
+                           Drawn* drawn) const {
   const bool all = layer.core->SeesPadding(), causal = layer.form == Form::kCausal;
   const int64_t sources = all ? layer.sources() : layer.RealSources(row),
                 queries = all ? layer.queries() : layer.RealQueries(row);
   if (sources == 0 || queries == 0) return;
-  std::vector<int64_t> times;
-  const int64_t count = std::min(options_.times, sources);
-  for (int64_t i = 1; i <= count; ++i) times.push_back(i * sources / count);
-  const std::vector<SlotMoment> moments = WatchSlots(layer, row, times);
-  const SlotMoment& last = moments.back();
+  const std::vector<SlotMoment> moments =
+      WatchSlots(layer, row, Times(std::min(options_.times, kTimes), sources));
+  SlotMoment last = moments.back();
+  last.write = last.write.to(at::kDouble);
   const int64_t groups = last.write.size(0), slots = last.write.size(1);
   const at::Tensor p = Shares(last.write);  // [G,n,S]
   const at::Tensor full = last.write.abs().sum(2) > 0,
@@ -156,7 +169,7 @@ void SlotsAnalysis::AddRow(const CapturedLayer& layer, int64_t row, LayerSums* s
   for (size_t i = 0; i < u.size(); ++i) sums->slot_read[i].Add(u[i]);
   sums->read.Add(effective.sum().item<double>(), effective.numel());
   sums->used.Add(used.sum().item<double>(), used.numel());
-  if (sums->rank.count < options_.rank_rows * groups) {
+  if (rank) {
     for (int64_t g = 0; g < groups; ++g) sums->rank.Add(StatsOfSlots(last.write[g]).rank);
   }
   if (!drawn) return;
@@ -166,9 +179,9 @@ void SlotsAnalysis::AddRow(const CapturedLayer& layer, int64_t row, LayerSums* s
                     std::clamp<int64_t>(options_.head - 1 - layer.first_head, 0, layer.heads() - 1),
                 group = std::min(head, groups - 1);
   drawn->head = layer.first_head + head + 1;
-  for (const SlotMoment& m : moments) {
+  for (const SlotMoment& m : WatchSlots(layer, row, Times(options_.times, sources))) {
     drawn->times.push_back(m.tokens);
-    drawn->write.push_back(m.write[group].cpu());
+    drawn->write.push_back(m.write[group].to(at::kDouble).cpu());
     drawn->read.push_back(m.read[head].cpu());
   }
 }
@@ -206,24 +219,38 @@ void SlotsAnalysis::Add(const Batch& batch, const std::vector<CapturedLayer>& wh
   const std::vector<CapturedLayer> layers = ByHeadGroup(whole);
   CISTERN_CHECK(layers.size() == layers_.size(), "[slots] a batch ran ", layers.size(),
                 " layers or groups of heads, the first one ", layers_.size());
+  // Of each row, by layer; only the row that is drawn has pictures.
+  std::vector<std::vector<LayerSums>> rows(size_t(batch.rows));
+  std::vector<Drawn> drawn(layers.size());
+  ForRows(batch.rows, [&](int64_t row) {
+    const bool draws = rows_ + row == options_.row;
+    if (rows_ + row >= options_.rows && !draws) return;
+    for (size_t i = 0; i < layers.size(); ++i) {
+      LayerSums sums;
+      sums.name = layers_[i].name, sums.mechanism = layers_[i].mechanism;
+      sums.number = layers_[i].number, sums.first_head = layers_[i].first_head;
+      const bool asked = std::find(options_.layers.begin(), options_.layers.end(), sums.number) !=
+                         options_.layers.end();
+      if ((options_.layers.empty() || asked) &&
+          (layers[i].packed.defined() || KeepsSlots(*layers[i].core)))
+        AddRow(layers[i], row, rows_ + row < options_.rank_rows, &sums,
+               draws ? &drawn[i] : nullptr);
+      rows[size_t(row)].push_back(std::move(sums));
+    }
+  });
   for (int64_t row = 0; row < batch.rows; ++row, ++rows_) {
     const bool draws = rows_ == options_.row;
-    if (rows_ >= options_.rows && !draws) continue;
+    if (rows[size_t(row)].empty()) continue;
     ++measured_;
     for (size_t i = 0; i < layers.size(); ++i) {
-      const CapturedLayer& l = layers[i];
-      const bool asked = std::find(options_.layers.begin(), options_.layers.end(),
-                                   layers_[i].number) != options_.layers.end();
-      if (!options_.layers.empty() && !asked) continue;
-      if (!l.packed.defined() && !KeepsSlots(*l.core)) continue;
-      Drawn drawn;
-      AddRow(l, row, &layers_[i], draws ? &drawn : nullptr);
-      if (drawn.write.empty()) continue;
-      if (batch.tensors.Has("ids") && !batch.tensors.Has("valid") && l.form != Form::kCross) {
-        const int64_t before = l.queries() - batch["ids"].size(1);
-        if (before == 0 || before == 1) drawn.before = before;
+      layers_[i].Merge(rows[size_t(row)][i]);
+      if (!draws || drawn[i].write.empty()) continue;
+      if (batch.tensors.Has("ids") && !batch.tensors.Has("valid") &&
+          layers[i].form != Form::kCross) {
+        const int64_t before = layers[i].queries() - batch["ids"].size(1);
+        if (before == 0 || before == 1) drawn[i].before = before;
       }
-      drawn_.push_back(std::move(drawn));
+      drawn_.push_back(std::move(drawn[i]));
     }
     if (!draws || !context_.token || !batch.tensors.Has("ids")) continue;
     const at::Tensor ids = batch["ids"][row].cpu();

@@ -50,7 +50,8 @@ class SlotsAnalysis : public Analysis {
   };
 
   void Begin(const std::vector<CapturedLayer>& layers);
-  void AddRow(const CapturedLayer& layer, int64_t row, LayerSums* sums, Drawn* drawn);
+  void AddRow(const CapturedLayer& layer, int64_t row, bool rank, LayerSums* sums,
+              Drawn* drawn) const;
   void DrawLayer(const Drawn& drawn, int* number, Figures* figures) const;
 
   Options options_;

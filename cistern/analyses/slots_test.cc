@@ -78,7 +78,7 @@ TEST(SlotWeights, ReadTimesWriteIsTheImpliedAttention) {
     const auto layers = RunLayers(*model, batch);
     const at::Tensor implied = ImpliedWeights(layers[0], 1).All();  // [H,T,S]
     for (const SlotMoment& m : WatchSlots(layers[0], 1, {1, 5, 9})) {
-      const at::Tensor got = at::matmul(m.read, m.write).select(1, 0);
+      const at::Tensor got = at::matmul(m.read, m.write.to(at::kDouble)).select(1, 0);
       const at::Tensor want = implied.select(1, m.tokens - 1).narrow(1, 0, m.tokens);
       EXPECT_LT((got - want).abs().max().item<double>(), 1e-7) << m.tokens;
     }
@@ -101,7 +101,8 @@ TEST(SlotWeights, BidirectionalAndMemoryStreams) {
     ASSERT_EQ(moments[0].tokens, 6);
     // Packing's heads are mixed before a memory stream is read: their mean.
     const bool stream = layers[0].packed.defined();
-    const at::Tensor write = stream ? moments[0].write.mean(0, true) : moments[0].write;
+    const at::Tensor held = moments[0].write.to(at::kDouble),
+                     write = stream ? held.mean(0, true) : held;
     const at::Tensor got = at::matmul(moments[0].read, write);
     EXPECT_LT((got - implied.narrow(1, 0, 6).narrow(2, 0, 6)).abs().max().item<double>(), 1e-7);
   }
@@ -125,7 +126,7 @@ TEST(SlotWeights, GroupsOfHeads) {
     EXPECT_LT((own[0] - whole[int64_t(g)]).abs().max().item<double>(), 1e-12) << g;
   }
   for (const SlotMoment& m : WatchSlots(parts[1], 1, {2, 9})) {
-    const at::Tensor got = at::matmul(m.read, m.write)[0][0];
+    const at::Tensor got = at::matmul(m.read, m.write.to(at::kDouble))[0][0];
     const at::Tensor want = whole[1][m.tokens - 1].narrow(0, 0, m.tokens);
     EXPECT_LT((got - want).abs().max().item<double>(), 1e-7) << m.tokens;
   }
@@ -210,6 +211,19 @@ TEST(Slots, PartsMergeAndPictures) {
   HtmlReport page("x");
   a.AddTo(page);
   ExpectContains(page.Html(), {"who reads it", "over time", "what slot ", "> w", "tokens held"});
+  // The words are those of the row that was asked for, of five tokens.
+  const auto words = [](const Figures& f) {
+    HtmlReport some("x");
+    f.AddTo(some);
+    const std::string html = some.Html();
+    size_t count = 0;
+    for (size_t at = 0; (at = html.find("> w", at)) != std::string::npos; ++at) ++count;
+    return count;
+  };
+  options.row = 0;
+  SlotsAnalysis alone(options, context);
+  alone.Add(end, RunLayers(*model, end));
+  EXPECT_EQ(words(a), words(alone.Report()));
 }
 
 TEST(Slots, RefusesWhatDoesNotFit) {

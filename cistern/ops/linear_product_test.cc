@@ -58,7 +58,7 @@ TEST(LinearProduct, IsTheLinearMapWithItsGradients) {
 
 TEST(LinearProduct, OtherDtypesAndAutocastAreTorchs) {
   at::manual_seed(2);
-  const at::Tensor x = at::randn({2048, 128}), w = at::randn({256, 128});
+  const at::Tensor x = at::randn({2048, 256}), w = at::randn({256, 256});
   EXPECT_TRUE(at::equal(LinearProduct(x.to(at::kDouble), w.to(at::kDouble)),
                         at::linear(x.to(at::kDouble), w.to(at::kDouble))));
   {
@@ -72,7 +72,6 @@ TEST(LinearProduct, OtherDtypesAndAutocastAreTorchs) {
   EXPECT_EQ(half.scalar_type(), at::kBFloat16);
 }
 
-// Rows of a batch are those of the batch's part, bit for bit, and from call to call.
 TEST(LinearProduct, TheSameFromCallToCall) {
   at::manual_seed(3);
   const at::Tensor x = at::randn({2048, 128}), w = at::randn({256, 128});
