@@ -67,8 +67,8 @@ class StateSlots {
 
   // What the moment's weights give for its queries, less what the layer gave: sums of squares.
   void Compare(const SlotMoment& moment, int64_t first_query, double* missed, double* size) const {
-    const at::Tensor held = at::matmul(moment.write.to(v_.scalar_type()),
-                                       v_[0].narrow(1, 0, moment.tokens));
+    const at::Tensor held =
+        at::matmul(moment.write.to(v_.scalar_type()), v_[0].narrow(1, 0, moment.tokens));
     const at::Tensor got = at::matmul(moment.read, held.to(at::kDouble));
     const at::Tensor want = y_.narrow(1, first_query, got.size(1)).to(at::kDouble);
     *missed += (got - want).square().sum().item<double>();

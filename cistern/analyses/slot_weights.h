@@ -19,7 +19,8 @@ namespace cistern {
 struct SlotMoment {
   int64_t tokens = 0;  // that were written until then
   // write [G,n,tokens], in the type of the state or of packing, and read [H,Q,n], double. G: heads,
-  // or those of packing. Q: the last of the tokens alone where attention is causal, else all queries.
+  // or those of packing. Q: the last of the tokens alone where attention is causal, else all
+  // queries.
   at::Tensor write, read;
 };
 

@@ -33,6 +33,13 @@ Part PartOf(std::string_view name) {
   return Part::kHead;
 }
 
+// Whether `name` is of the last block.
+bool OfLastBlock(std::string_view name, const ModelConfig& config) {
+  const int64_t layers = config.Stack(config.info().forms[0]).layers();
+  const std::string last = StrCat("layers.", layers - 1, ".");
+  return name.starts_with(last) || name.starts_with("encoder." + last);
+}
+
 ModelConfig FolderConfig(const std::string& folder) {
   const std::string path = folder + "/config.json";
   return ReadModelConfig(ReadJsonFile(path), path);
@@ -111,6 +118,12 @@ TransferReport TakeWeights(Model& model, const std::string& folder,
   auto mine = model.named_parameters();
   for (const auto& b : model.named_buffers()) mine.insert(b.key(), b.value());
   TransferReport report;
+  // A model that pools its memory has no tokens after its last block, one that does not no memory:
+  // each lacks weights of that block that the other has.
+  const bool other_end = model.config().PoolsMemory() != there.PoolsMemory();
+  const auto may_lack = [&](const std::string& name) {
+    return other_end && OfLastBlock(name, model.config());
+  };
   for (const auto& p : mine) {
     const std::string& name = p.key();
     const Part part = PartOf(name);
@@ -120,6 +133,10 @@ TransferReport TakeWeights(Model& model, const std::string& folder,
     if (fits && !(part == Part::kHead && options.new_head)) {
       report.taken.push_back(name);
       report.numbers_taken += p.value().numel();
+      continue;
+    }
+    if (found == theirs.end() && may_lack(name)) {
+      report.fresh.push_back(name);
       continue;
     }
     const std::string what = found == theirs.end()
@@ -142,6 +159,10 @@ TransferReport TakeWeights(Model& model, const std::string& folder,
   for (const NamedTensor& t : file.tensors) {
     if (mine.contains(t.name)) continue;
     const Part part = PartOf(t.name);
+    if (part != Part::kHead && may_lack(t.name)) {
+      report.left.push_back(t.name);
+      continue;
+    }
     if (part == Part::kTrunk) {
       FailUsage("'", t.name, "' of ", folder, " has no place in a ", model.info().name, " of ",
                 model.config().Summary());

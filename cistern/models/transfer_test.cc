@@ -77,6 +77,32 @@ TEST_F(Transfer, TakesTheTrunkByName) {
                          "were causal", "are bidirectional"});
 }
 
+// A classifier that pools its memory has other weights at the end of its last block than a model
+// of tokens: what only one of them has begins anew or is left, both ways; elsewhere it is refused.
+TEST_F(Transfer, ThePoolOfAMemoryMayDiffer) {
+  const auto with_memory = [](const std::string& kind) {
+    ModelConfig c = Small(kind);
+    c.attention = {"conv_luna"};
+    c.attention_options = Json{{"conv_luna", {{"slots", 3}}}};
+    c.norm = NormPlace::kPost;
+    return c;
+  };
+  ModelConfig pooled = with_memory("encoder_classifier");
+  pooled.pooling = PoolingKind::kMemory;
+  const std::string from = Saved(with_memory("masked_lm"));
+  const auto model = MakeModel(pooled, 6);
+  const TransferReport report = TakeWeights(*model, from, {});
+  EXPECT_TRUE(Holds(report.fresh, "layers.1.memory_norm.weight"));
+  EXPECT_TRUE(Holds(report.taken, "layers.0.ffn.up_proj.weight"));
+  for (const std::string& name : report.fresh)
+    EXPECT_TRUE(name.starts_with("classifier.") || name.starts_with("layers.1.")) << name;
+  Saved(pooled);
+  const TransferReport back = TakeWeights(*MakeModel(with_memory("masked_lm"), 6), from, {});
+  EXPECT_TRUE(Holds(back.left, "layers.1.memory_norm.weight"));
+  pooled.layers = 3;  // the block before the last has to fit
+  ExpectContains(Refusal(pooled), {"'layers.1.ffn", "is not in"});
+}
+
 TEST_F(Transfer, HeadsBeginAnewWhenTold) {
   ModelConfig config = Small("encoder_classifier");
   const std::string from = Saved(config);
