@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 #include <c10/core/GradMode.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <exception>
 #include <vector>
@@ -13,7 +14,9 @@ namespace cistern {
 void ForRows(int64_t rows, const std::function<void(int64_t)>& fn) {
   std::vector<std::exception_ptr> errors(static_cast<size_t>(rows));
   ParallelFor(rows, 1, [&](int64_t begin, int64_t end) {
-    const at::NoGradGuard no_grad;  // of this thread
+    // Of this thread; autocast would be on in the caller's alone.
+    const at::NoGradGuard no_grad;
+    const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
     for (int64_t row = begin; row < end; ++row) {
       try {
         fn(row);

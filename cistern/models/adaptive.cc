@@ -6,6 +6,7 @@
 
 #include "cistern/base/error.h"
 #include "cistern/nn/head_loss.h"
+#include "cistern/ops/linear_product.h"
 
 namespace cistern {
 namespace {
@@ -187,10 +188,11 @@ at::Tensor AdaptiveSoftmax::Dropped(const at::Tensor& x) const {
 
 at::Tensor AdaptiveSoftmax::LogProbabilities(const at::Tensor& hidden) const {
   const int64_t words = bands_[0].size();
-  const at::Tensor head = at::log_softmax(at::linear(hidden, Head()), -1);
+  const at::Tensor head = at::log_softmax(ops::LinearProduct(hidden, Head()), -1);
   std::vector<at::Tensor> parts = {head.narrow(-1, 0, words)};
   for (size_t i = 1; i < bands_.size(); ++i) {
-    const at::Tensor within = at::log_softmax(at::linear(Projected(hidden, i), Table(i)), -1);
+    const at::Tensor within =
+        at::log_softmax(ops::LinearProduct(Projected(hidden, i), Table(i)), -1);
     parts.push_back(within + head.narrow(-1, words + int64_t(i) - 1, 1));
   }
   return at::cat(parts, -1);

@@ -1,11 +1,11 @@
 #include "cistern/train/row_parts.h"
 
 #include <ATen/ATen.h>
-#include <ATen/Parallel.h>
 #include <torch/csrc/autograd/autograd.h>
 
 #include <algorithm>
 #include <cmath>
+#include <exception>
 #include <numeric>
 #include <vector>
 
@@ -101,17 +101,26 @@ double AddGradients(Model& model, const Task& task, const Batch& batch, double l
     shares.push_back(task.Terms(batches.back()));
   }
   const double terms = std::accumulate(shares.begin(), shares.end(), 0.0);
-  // Inside of it every operation runs in the thread that calls it.
-  at::parallel_for(0, parts, 1, [&](int64_t begin, int64_t end) {
+  // Inside of it every operation runs in the thread that calls it. Not at::parallel_for: it is a
+  // template that runs in place where it is compiled without -fopenmp, as here.
+  std::vector<std::exception_ptr> errors(of.size());
+  ParallelFor(parts, 1, [&](int64_t begin, int64_t end) {
     const at::AutoGradMode grad(true);
     for (int64_t p = begin; p < end; ++p) {
       const size_t i = size_t(p);
       if (shares[i] == 0) continue;
       shares[i] /= terms;
-      Differentiate(model, task, batches[i], label_smoothing, scale * shares[i], bfloat16,
-                    parameters, &of[i]);
+      try {
+        Differentiate(model, task, batches[i], label_smoothing, scale * shares[i], bfloat16,
+                      parameters, &of[i]);
+      } catch (...) {  // must not leave a thread of the pool
+        errors[i] = std::current_exception();
+      }
     }
   });
+  for (const std::exception_ptr& e : errors) {
+    if (e) std::rethrow_exception(e);
+  }
   double loss = 0;
   for (size_t i = 0; i < of.size(); ++i) loss += shares[i] * of[i].loss;
   if (!std::isfinite(loss)) return loss;
