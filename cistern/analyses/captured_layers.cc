@@ -25,6 +25,13 @@ int64_t LengthOf(const Mechanism& core, const std::vector<at::Tensor>& x) {
 
 }  // namespace
 
+std::optional<int64_t> CapturedLayer::TokensBeforeText(const Batch& batch) const {
+  if (!batch.tensors.Has("ids") || batch.tensors.Has("valid") || form == Form::kCross)
+    return std::nullopt;
+  const int64_t before = queries() - batch["ids"].size(1);
+  return before == 0 || before == 1 ? std::optional<int64_t>(before) : std::nullopt;
+}
+
 int64_t CapturedLayer::sources() const {
   return LengthOf(*core, form == Form::kCross ? written : x);
 }

@@ -2,10 +2,12 @@
 // What every attention layer of a model was given and gave in one pass, kept so that the layer's
 // core can be run again (implied_weights.h).
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "cistern/nn/attention_observer.h"
+#include "cistern/tasks/batch.h"
 
 namespace cistern {
 
@@ -29,6 +31,9 @@ struct CapturedLayer {
   // Real tokens of a row among the queries and among the sources: those before its padding.
   int64_t RealQueries(int64_t row) const;
   int64_t RealSources(int64_t row) const;
+  // Of a batch with ids: how many learned tokens the layer has before those of the text, 0 or 1;
+  // none where its queries are not that text's tokens, such as latents or masked tokens that moved.
+  std::optional<int64_t> TokensBeforeText(const Batch& batch) const;
 };
 
 // The groups of heads of a layer, each as a layer of its own mechanism, named "layer 1, latte"; a

@@ -193,18 +193,10 @@ void MapsAnalysis::Add(const Batch& batch, const std::vector<CapturedLayer>& lay
       for (size_t h = 0; h < layers_[i].heads.size(); ++h)
         layers_[i].heads[h].Merge(rows[size_t(row)][i][h]);
       if (!draws || drawn[i].maps.empty()) continue;
-      // Masked tokens have moved, latents are no tokens: neither has words.
-      if (batch.tensors.Has("ids") && !batch.tensors.Has("valid") &&
-          layers[i].form != Form::kCross) {
-        const int64_t before = layers[i].queries() - batch["ids"].size(1);
-        if (before == 0 || before == 1) drawn[i].before = before;
-      }
+      drawn[i].before = layers[i].TokensBeforeText(batch);
       drawn_.push_back(std::move(drawn[i]));
     }
-    if (!draws || !context_.token || !batch.tensors.Has("ids")) continue;
-    const at::Tensor ids = batch["ids"][row].cpu();
-    for (int64_t t = 0; t < ids.size(0); ++t)
-      words_.push_back(context_.token(ids[t].item<int64_t>()));
+    if (draws && batch.tensors.Has("ids")) words_ = WordsOf(batch["ids"][row], context_.token);
   }
 }
 
@@ -298,11 +290,11 @@ Figures MapsAnalysis::Report() const {
   number = 0;
   f.Heading("Words by weight");
   for (const Drawn& d : drawn_) {
-    if (d.before < 0) continue;
+    if (!d.before) continue;
     for (const auto& entry : d.query) {
       std::vector<WeightedWord> words;
       for (int64_t s = 0; s < entry.second.size(0); ++s) {
-        const int64_t word = s - d.before;
+        const int64_t word = s - *d.before;
         const bool hidden = d.causal && s > d.seen_query;
         words.push_back({word < 0 ? "[cls]" : words_.at(size_t(word)),
                          hidden ? std::nan("") : entry.second[s].item<double>()});

@@ -48,7 +48,7 @@ class MapsAnalysis : public Analysis {
     std::vector<std::pair<std::string, at::Tensor>> maps;   // title, [T',S'] double
     std::vector<std::pair<std::string, at::Tensor>> query;  // of the words: [S] double
     int64_t queries = 0, sources = 0, seen_query = 0;
-    int64_t before = -1;  // learned tokens before those of the text; -1: these are not its tokens
+    std::optional<int64_t> before;  // CapturedLayer::TokensBeforeText
     bool causal = false;
   };
 

@@ -172,6 +172,37 @@ TEST(Memory, PartsMerge) {
   }
 }
 
+// reference_rows: the random model's figures are those of so many rows, the trained one's of all.
+TEST(Memory, ReferenceOfFewerRows) {
+  const auto model = testing::Make<DecoderLm>(testing::SmallLm({"abc_mlp"}));
+  const at::NoGradGuard guard;
+  const Batch batch = testing::IdsBatch(3, 9);
+  MemoryAnalysis::Options few, all;
+  few.reference_rows = 1;
+  MemoryAnalysis a(few, ContextOf(model)), b(all, ContextOf(model)), first(all, ContextOf(model));
+  const Batch one = batch.Rows(0, 1);
+  a.Add(batch, RunLayers(*model, batch));
+  b.Add(batch, RunLayers(*model, batch));
+  first.Add(one, RunLayers(*model, one));
+  const Figures of_one = a.Report(), of_all = b.Report(), of_first = first.Report();
+  const Figures::Table& slots = of_one.table("slots");
+  int random = 0;
+  for (size_t i = 0; i < slots.rows.size(); ++i) {
+    const bool trained = Cell(slots, i, "model") == "trained";
+    random += trained ? 0 : 1;
+    for (const char* column : {"effective rank", "cosine"}) {
+      const auto got = Cell(slots, i, column).get<double>();
+      EXPECT_NEAR(got, Cell((trained ? of_all : of_first).table("slots"), i, column).get<double>(),
+                  1e-9);
+      EXPECT_GT(
+          std::abs(got -
+                   Cell((trained ? of_first : of_all).table("slots"), i, column).get<double>()),
+          1e-9);
+    }
+  }
+  EXPECT_EQ(random, 2 * 2);  // two memories, two layers
+}
+
 // A gated or ABC memory of the whole row is what the definition's weights make of the values.
 TEST(Memory, RefusesModelsWithoutSlots) {
   ModelConfig c = testing::SmallLm({"window", "latte"});

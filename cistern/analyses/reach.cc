@@ -148,10 +148,7 @@ void ReachAnalysis::Add(const Batch& batch, const std::vector<CapturedLayer>&) {
     const at::Tensor ids = batch["ids"].narrow(0, row, 1).narrow(1, 0, length);
     AddRow(ids, drawn);
     ++measured_;
-    if (!drawn || !context_.token) continue;
-    const at::Tensor on_cpu = ids[0].cpu();
-    for (int64_t t = 0; t < length; ++t)
-      words_.push_back(context_.token(on_cpu[t].item<int64_t>()));
+    if (drawn) words_ = WordsOf(ids[0], context_.token);
   }
 }
 

@@ -245,17 +245,10 @@ void SlotsAnalysis::Add(const Batch& batch, const std::vector<CapturedLayer>& wh
     for (size_t i = 0; i < layers.size(); ++i) {
       layers_[i].Merge(rows[size_t(row)][i]);
       if (!draws || drawn[i].write.empty()) continue;
-      if (batch.tensors.Has("ids") && !batch.tensors.Has("valid") &&
-          layers[i].form != Form::kCross) {
-        const int64_t before = layers[i].queries() - batch["ids"].size(1);
-        if (before == 0 || before == 1) drawn[i].before = before;
-      }
+      drawn[i].before = layers[i].TokensBeforeText(batch);
       drawn_.push_back(std::move(drawn[i]));
     }
-    if (!draws || !context_.token || !batch.tensors.Has("ids")) continue;
-    const at::Tensor ids = batch["ids"][row].cpu();
-    for (int64_t t = 0; t < ids.size(0); ++t)
-      words_.push_back(context_.token(ids[t].item<int64_t>()));
+    if (draws && batch.tensors.Has("ids")) words_ = WordsOf(batch["ids"][row], context_.token);
   }
 }
 
@@ -320,12 +313,12 @@ void SlotsAnalysis::DrawLayer(const Drawn& d, int* number, Figures* f) const {
            "The slot that is read most, from the first tokens (top) to the last. A column that "
            "stays dark downwards is a token that it holds on to; one that fades is forgotten.");
   }
-  if (words_.empty() || d.before < 0) return;
+  if (words_.empty() || !d.before) return;
   for (int64_t i = 0; i < count; ++i) {
     const int64_t slot = order[i].item<int64_t>();
     std::vector<WeightedWord> words;
     for (int64_t s = 0; s < tokens; ++s) {
-      const int64_t word = s - d.before;
+      const int64_t word = s - *d.before;
       words.push_back(
           {word < 0 ? "[cls]" : words_.at(size_t(word)), write[slot][s].item<double>()});
     }

@@ -45,7 +45,7 @@ class SlotsAnalysis : public Analysis {
     int64_t head = 0;  // of the layer, from 1
     std::vector<int64_t> times;
     std::vector<at::Tensor> write, read;  // [n,tokens], [Q,n]
-    int64_t before = -1;  // learned tokens before those of the text; -1: these are not its tokens
+    std::optional<int64_t> before;        // CapturedLayer::TokensBeforeText
     bool causal = false;
   };
 

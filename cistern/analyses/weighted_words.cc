@@ -1,5 +1,7 @@
 #include "cistern/analyses/weighted_words.h"
 
+#include <ATen/ATen.h>
+
 #include <algorithm>
 #include <cmath>
 
@@ -26,6 +28,15 @@ int64_t Characters(const std::string& text) {
 }
 
 }  // namespace
+
+std::vector<std::string> WordsOf(const at::Tensor& ids,
+                                 const std::function<std::string(int64_t)>& token) {
+  std::vector<std::string> words;
+  if (!token) return words;
+  const at::Tensor on_cpu = ids.to(at::kCPU, at::kLong).contiguous();
+  for (int64_t t = 0; t < on_cpu.numel(); ++t) words.push_back(token(on_cpu[t].item<int64_t>()));
+  return words;
+}
 
 std::string RenderWords(const std::string& title, const std::vector<WeightedWord>& words,
                         int64_t marked, int width) {

@@ -1,6 +1,9 @@
 #pragma once
 // A text with a weight for each of its tokens, as a picture: the darker behind a word, the larger
 // its weight.
+#include <ATen/core/Tensor.h>
+
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -10,6 +13,10 @@ struct WeightedWord {
   std::string text;
   double weight = 0;  // NaN: none, such as of a token that may not be seen
 };
+
+// The text of each token of ids [T]; none without `token` (AnalysisContext::token).
+std::vector<std::string> WordsOf(const at::Tensor& ids,
+                                 const std::function<std::string(int64_t)>& token);
 
 // `marked`: the token that attends, framed; -1: none. Weights below 0 are red. Spaces at the
 // beginning of a token are shown as a gap, other white space and bytes that are no text as dots.

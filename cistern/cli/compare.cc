@@ -22,8 +22,8 @@
 #include "cistern/io/checked_json.h"
 #include "cistern/io/file_lock.h"
 #include "cistern/kernels/isa.h"
+#include "cistern/nn/product_speed.h"
 #include "cistern/tensors/device.h"
-#include "cistern/tensors/product_speed.h"
 #include "cistern/train/run_state.h"
 
 namespace cistern::cli {

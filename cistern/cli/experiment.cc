@@ -13,8 +13,8 @@
 #include "cistern/io/safetensors.h"
 #include "cistern/kernels/isa.h"
 #include "cistern/models/transfer.h"
+#include "cistern/nn/product_speed.h"
 #include "cistern/tensors/device.h"
-#include "cistern/tensors/product_speed.h"
 #include "cistern/train/checkpoint.h"
 
 namespace cistern::cli {

@@ -27,7 +27,7 @@ FloatStore::~FloatStore() {
 void FloatStore::Append(const float* values, int64_t count) {
   held_.insert(held_.end(), values, values + count);
   if (fd_ < 0 && int64_t(held_.size()) > in_memory_) {
-    std::string name = folder_ + "/series-XXXXXX";  // mkostemp's template
+    std::string name = folder_ + "/series-" + std::string(6, 'X');  // mkostemp's template
     fd_ = mkostemp(name.data(), O_CLOEXEC);
     CISTERN_CHECK(fd_ >= 0, "cannot write in ", folder_, ": ", std::strerror(errno));
     unlink(name.c_str());

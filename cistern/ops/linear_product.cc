@@ -2,11 +2,8 @@
 
 #include <ATen/ATen.h>
 #include <ATen/autocast_mode.h>
-#include <ATen/core/dispatch/Dispatcher.h>
-#include <torch/csrc/autograd/custom_function.h>
 
-#include "cistern/ops/impl.h"
-#include "cistern/ops/in_place.h"
+#include "cistern/ops/primitive.h"
 
 namespace cistern::ops {
 namespace {
@@ -41,20 +38,17 @@ const std::optional<Handle>& OneDnn() {
   return op;
 }
 
-bool IsPlainFloat(const at::Tensor& x) {
-  return x.scalar_type() == at::kFloat && IsPlain(x) && !x._fw_grad(0).defined();
-}
+bool IsPlainFloat(const at::Tensor& x) { return x.scalar_type() == at::kFloat && IsPlain(x); }
 
 bool TakesOneDnn(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
   if (x.dim() < 2 || weight.dim() != 2 || x.numel() * weight.size(0) < kLarge) return false;
   return ActiveImpl() == Impl::kKernel && IsPlainFloat(x) && IsPlainFloat(weight) &&
-         (!bias.defined() || IsPlainFloat(bias)) && NobodyWatchesOps() &&
-         !at::autocast::is_autocast_enabled(at::kCPU) && at::globalContext().userEnabledMkldnn() &&
-         OneDnn();
+         (!bias.defined() || IsPlainFloat(bias)) && !HaveTangents({x, weight, bias}) &&
+         NobodyWatchesOps() && !at::autocast::is_autocast_enabled(at::kCPU) &&
+         at::globalContext().userEnabledMkldnn() && OneDnn();
 }
 
-at::Tensor Call(const at::Tensor& x, const at::Tensor& weight,
-                const std::optional<at::Tensor>& bias) {
+at::Tensor Call(const at::Tensor& x, const at::Tensor& weight, const OptionalTensor& bias) {
   const at::AutoDispatchBelowADInplaceOrView guard;
   return OneDnn()->call(x.contiguous(), weight, bias, "none",
                         c10::List<std::optional<at::Scalar>>(), "");
@@ -62,7 +56,7 @@ at::Tensor Call(const at::Tensor& x, const at::Tensor& weight,
 
 struct LinearFunction : torch::autograd::Function<LinearFunction> {
   static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& x,
-                            const at::Tensor& weight, const std::optional<at::Tensor>& bias) {
+                            const at::Tensor& weight, const OptionalTensor& bias) {
     ctx->save_for_backward({x, weight});
     ctx->saved_data["bias"] = bias && bias->requires_grad();
     return Call(x, weight, bias);
@@ -82,12 +76,10 @@ struct LinearFunction : torch::autograd::Function<LinearFunction> {
 }  // namespace
 
 at::Tensor LinearProduct(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
-  const auto b = bias.defined() ? std::optional<at::Tensor>(bias) : std::nullopt;
+  const OptionalTensor b = Given(bias);
   if (!TakesOneDnn(x, weight, bias)) return at::linear(x, weight, b);
-  const bool recorded =
-      c10::GradMode::is_enabled() &&
-      (x.requires_grad() || weight.requires_grad() || (bias.defined() && bias.requires_grad()));
-  return recorded ? LinearFunction::apply(x, weight, b) : Call(x, weight, b);
+  return NeedsGradient({x, weight, bias}) ? LinearFunction::apply(x, weight, b)
+                                          : Call(x, weight, b);
 }
 
 }  // namespace cistern::ops

@@ -23,7 +23,6 @@ double Far(const at::Tensor& got, const at::Tensor& want) {
 // Large enough for another library where there is one, and small: both are the definition in
 // double.
 TEST(LinearProduct, IsTheLinearMapWithItsGradients) {
-  at::manual_seed(1);
   for (const Case& c : {Case{{4, 512, 128}, 256, true}, Case{{4, 512, 128}, 256, false},
                         Case{{2048, 96}, 130, true}, Case{{3, 5, 8}, 4, true}}) {
     const int64_t in = c.x.back();
@@ -57,7 +56,6 @@ TEST(LinearProduct, IsTheLinearMapWithItsGradients) {
 }
 
 TEST(LinearProduct, OtherDtypesAndAutocastAreTorchs) {
-  at::manual_seed(2);
   const at::Tensor x = at::randn({2048, 256}), w = at::randn({256, 256});
   EXPECT_TRUE(at::equal(LinearProduct(x.to(at::kDouble), w.to(at::kDouble)),
                         at::linear(x.to(at::kDouble), w.to(at::kDouble))));
@@ -73,7 +71,6 @@ TEST(LinearProduct, OtherDtypesAndAutocastAreTorchs) {
 }
 
 TEST(LinearProduct, TheSameFromCallToCall) {
-  at::manual_seed(3);
   const at::Tensor x = at::randn({2048, 128}), w = at::randn({256, 128});
   const at::Tensor y = LinearProduct(x, w);
   for (int i = 0; i < 3; ++i) EXPECT_TRUE(at::equal(LinearProduct(x.clone(), w.clone()), y));

@@ -5,12 +5,11 @@
 
 #include <algorithm>
 #include <cmath>
-#include <exception>
 #include <numeric>
 #include <vector>
 
 #include "cistern/base/error.h"
-#include "cistern/base/parallel.h"
+#include "cistern/base/parallel_items.h"
 #include "cistern/tensors/device.h"
 
 namespace cistern {
@@ -101,26 +100,16 @@ double AddGradients(Model& model, const Task& task, const Batch& batch, double l
     shares.push_back(task.Terms(batches.back()));
   }
   const double terms = std::accumulate(shares.begin(), shares.end(), 0.0);
-  // Inside of it every operation runs in the thread that calls it. Not at::parallel_for: it is a
-  // template that runs in place where it is compiled without -fopenmp, as here.
-  std::vector<std::exception_ptr> errors(of.size());
-  ParallelFor(parts, 1, [&](int64_t begin, int64_t end) {
+  // Not by at::parallel_for: it is a template that runs in place where it is compiled without
+  // -fopenmp, as here.
+  ParallelForItems(parts, [&](int64_t p) {
     const at::AutoGradMode grad(true);
-    for (int64_t p = begin; p < end; ++p) {
-      const size_t i = size_t(p);
-      if (shares[i] == 0) continue;
-      shares[i] /= terms;
-      try {
-        Differentiate(model, task, batches[i], label_smoothing, scale * shares[i], bfloat16,
-                      parameters, &of[i]);
-      } catch (...) {  // must not leave a thread of the pool
-        errors[i] = std::current_exception();
-      }
-    }
+    const size_t i = size_t(p);
+    if (shares[i] == 0) return;
+    shares[i] /= terms;
+    Differentiate(model, task, batches[i], label_smoothing, scale * shares[i], bfloat16, parameters,
+                  &of[i]);
   });
-  for (const std::exception_ptr& e : errors) {
-    if (e) std::rethrow_exception(e);
-  }
   double loss = 0;
   for (size_t i = 0; i < of.size(); ++i) loss += shares[i] * of[i].loss;
   if (!std::isfinite(loss)) return loss;

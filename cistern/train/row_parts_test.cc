@@ -9,6 +9,7 @@
 
 #include "cistern/base/parallel.h"
 #include "cistern/io/test_folder.h"
+#include "cistern/nn/attention_observer.h"
 #include "cistern/ops/testing.h"
 #include "cistern/tasks/task.h"
 
@@ -102,6 +103,24 @@ TEST_P(RowPartsTest, PartsTogetherAreTheWhole) {
       for (size_t i = 0; i < whole.size(); ++i)
         testing::ExpectClose(together[i], whole[i], 1e-10, GetParam());
     }
+  }
+}
+
+// What this thread sees of a batch in two parts is its own half.
+TEST_P(RowPartsTest, PartsRunInThreadsOfTheirOwn) {
+  struct Seen : AttentionObserver {
+    void Attended(const AttentionCall& call) override { rows += call.y.size(0); }
+    void Written(const AttentionLayer&, Mechanism&, const std::vector<at::Tensor>&,
+                 const ops::Mask&) override {}
+    int64_t rows = 0;
+  };
+  const Batch batch = task_->TrainBatch(5, 0, 6);
+  double loss = 0;
+  for (const int threads : {1, 2}) {
+    const Threads scope(threads);
+    const Seen seen;
+    Gradients(batch, 2, &loss);
+    EXPECT_EQ(seen.rows, 2 * 6 / threads);  // two layers
   }
 }
 

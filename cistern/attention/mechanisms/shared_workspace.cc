@@ -8,6 +8,7 @@
 
 #include "cistern/attention/definition.h"
 #include "cistern/base/error.h"
+#include "cistern/ops/linear_product.h"
 #include "cistern/ops/softmax_attention.h"
 
 namespace cistern {
@@ -136,11 +137,11 @@ at::Tensor SharedWorkspaceMechanism::Update(const std::vector<at::Tensor>& x,
   };
   const at::Tensor memory = OfMemory(x, memory_itself_, packed.size(0)).transpose(1, 2).flatten(2);
   at::Tensor next = norm(memory + packed, packed_norm_);
-  next = norm(
-      next + at::linear(at::relu(at::linear(next, up_.weight, up_.bias)), down_.weight, down_.bias),
-      mlp_norm_);
-  const at::Tensor gates =
-      OfTokens(x[gate_inputs_], mask) + at::linear(at::tanh(memory), gate_.weight, gate_.bias);
+  next = norm(next + ops::LinearProduct(at::relu(ops::LinearProduct(next, up_.weight, up_.bias)),
+                                        down_.weight, down_.bias),
+              mlp_norm_);
+  const at::Tensor gates = OfTokens(x[gate_inputs_], mask) +
+                           ops::LinearProduct(at::tanh(memory), gate_.weight, gate_.bias);
   return at::sigmoid(gates.narrow(2, 0, dim)) * at::tanh(next) +
          at::sigmoid(gates.narrow(2, dim, dim) + 1) * memory;
 }
@@ -153,7 +154,7 @@ at::Tensor SharedWorkspaceMechanism::OfTokens(const at::Tensor& x, const ops::Ma
                   " tokens are more than max_length=", dims().max_length,
                   ": gate_input=flattened has weights for each position");
     const at::Tensor weight = flattened_.weight.narrow(1, 0, length * dims().dim);
-    return at::linear(inputs.flatten(2), weight, flattened_.bias);
+    return ops::LinearProduct(inputs.flatten(2), weight, flattened_.bias);
   }
   const at::Tensor count = mask.lengths ? mask.lengths->view({-1, 1, 1}).clamp_min(1)
                                         : at::full({1, 1, 1}, std::max<int64_t>(1, length));

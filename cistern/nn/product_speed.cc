@@ -1,4 +1,4 @@
-#include "cistern/tensors/product_speed.h"
+#include "cistern/nn/product_speed.h"
 
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/autograd.h>
@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <chrono>
 
+#include "cistern/ops/linear_product.h"
 #include "cistern/tensors/device.h"
 
 namespace cistern {
@@ -27,7 +28,7 @@ ProductSpeed MeasureProducts(int64_t rows, int64_t dim, int64_t hidden) {
   const auto round = [&](bool bfloat16) {
     const auto began = Clock::now();
     const BFloat16Scope scope(bfloat16, at::kCPU);
-    const at::Tensor y = at::linear(at::linear(x, up), down);
+    const at::Tensor y = ops::LinearProduct(ops::LinearProduct(x, up), down);
     torch::autograd::grad({y}, {x, up, down}, {gradient.to(y.scalar_type())});
     return Seconds(began);
   };

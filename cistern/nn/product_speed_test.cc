@@ -1,4 +1,4 @@
-#include "cistern/tensors/product_speed.h"
+#include "cistern/nn/product_speed.h"
 
 #include <ATen/autocast_mode.h>
 #include <gtest/gtest.h>

@@ -13,9 +13,9 @@ struct ProductSpeed {
 };
 
 // Of a feed-forward [rows,dim] -> [rows,hidden] -> [rows,dim], forward and backward, in each dtype
-// as training runs it (BFloat16Scope), with the threads of the process; the fastest of some
-// alternating rounds, so that a short disturbance decides nothing. About 12 rows dim hidden
-// multiplications and additions a round; rounds end after about 0.3 s.
+// as training runs it (ops/linear_product, BFloat16Scope), with the threads of the process; the
+// fastest of some alternating rounds, so that a short disturbance decides nothing. About 12 rows
+// dim hidden multiplications and additions a round; rounds end after about 0.3 s.
 ProductSpeed MeasureProducts(int64_t rows, int64_t dim, int64_t hidden);
 
 }  // namespace cistern
