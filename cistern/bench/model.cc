@@ -164,19 +164,16 @@ TrainingStep::TrainingStep(std::shared_ptr<Model> model, const ModelSettings& se
   const int64_t bytes = settings.dtype == "float64" ? 8 : 4;
   CheckMemory(model_->config(), settings.batch, settings.length, bytes);
   at::manual_seed(settings.seed);
-  batch_ = MadeUp(*model_, settings);
-  tokens_ = settings.batch * settings.length;
+  batch_ = {MadeUp(*model_, settings), settings.batch, settings.batch * settings.length};
+  parts_ = RowParts(settings.parallel, *model_, settings.batch);
   optimizer_ = MakeOptimizer(*model_, settings.optimizer);
 }
 
 void TrainingStep::Run() {
   model_->train();
-  at::Tensor loss;
-  {
-    const BFloat16Scope narrow(settings_.dtype == "bfloat16", model_->options().device());
-    loss = model_->TrainingLoss(batch_);
-  }
-  loss.backward();
+  const RowsLoss of = {[this](const Batch& rows) { return model_->TrainingLoss(rows.tensors); },
+                       [](const Batch& rows) { return double(rows.rows); }};
+  AddGradients(*model_, of, batch_, 1, settings_.dtype == "bfloat16", parts_);
   optimizer_->Step(kRate, settings_.clip);
 }
 

@@ -6,6 +6,7 @@
 #include "cistern/bench/record.h"
 #include "cistern/models/model.h"
 #include "cistern/train/optimizer.h"
+#include "cistern/train/row_parts.h"
 
 namespace cistern::bench {
 
@@ -13,6 +14,7 @@ struct ModelSettings {
   int64_t batch = 8, length = 256;  // of a training step
   OptimizerOptions optimizer;
   double clip = 1;
+  ThreadsTake parallel = ThreadsTake::kAuto;
   std::string dtype = "float32";  // bfloat16: linear maps in bfloat16, the rest in float32
   std::vector<int64_t> positions = {0,
                                     1024};  // tokens before, where decoding is measured; ascending
@@ -32,14 +34,14 @@ class TrainingStep {
  public:
   TrainingStep(std::shared_ptr<Model> model, const ModelSettings& settings);
   void Run();
-  int64_t tokens() const { return tokens_; }  // of a step: those that rates count
+  int64_t tokens() const { return batch_.tokens; }  // of a step: those that rates count
 
  private:
   std::shared_ptr<Model> model_;
   ModelSettings settings_;
   std::unique_ptr<Optimizer> optimizer_;
-  NamedTensors batch_;
-  int64_t tokens_ = 0;
+  Batch batch_;
+  int64_t parts_ = 1;
 };
 
 // Rows "train" and, of language models that need no source, "decode" at each position: one token of

@@ -41,6 +41,7 @@ std::shared_ptr<Model> TheModel(const ModelArguments& a, bench::ModelSettings* s
     if (config.classes == 0 && config.info().classifies) config.classes = kClasses;
     config.Validate();
     settings->optimizer = experiment.train.optimizer, settings->clip = experiment.train.clip;
+    settings->parallel = experiment.train.parallel;
     settings->optimizer.Validate();
     model = MakeModel(config, a.options.seed);
   }
@@ -75,7 +76,9 @@ void PrintProfile(const bench::Profile& profile, int64_t lines) {
   if (rest_calls > 0)
     add(StrCat(int64_t(profile.operations.size()) - lines, " others"), rest_calls, rest);
   add("outside operations", 0, profile.Outside());
-  std::printf("\none training step, by operation, each without those that it calls:\n");
+  std::printf(
+      "\none training step, by operation, each without those that it calls (all threads share each "
+      "operation):\n");
   bench::PrintTable(table);
 }
 
@@ -110,6 +113,7 @@ int RunBenchModel(const ModelArguments& a) {
   record.interrupted = Interrupted();
   bench::Profile profile;
   if (a.profile && !record.interrupted) {
+    settings.parallel = ThreadsTake::kOperations;  // whose times do not overlap
     bench::TrainingStep step(model, settings);
     step.Run();
     profile = bench::ProfileWork([&] { step.Run(); });

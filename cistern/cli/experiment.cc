@@ -324,7 +324,7 @@ Trained TrainExperiment(Experiment experiment, const std::string& folder, bool r
   if (const int64_t said = experiment.model.vocab_size; said > 0 && said != out.config.vocab_size)
     Note(StrCat("model.vocab_size=", said, " was asked for; the data has ", out.config.vocab_size));
   CheckMemory(out.config, experiment.train.batch, out.task->tokens_per_row(),
-              experiment.dtype == "float64" ? 8 : 4, experiment.train.NumbersPerParameter());
+              experiment.dtype == "float64" ? 8 : 4, experiment.train);
   std::string why;  // this dtype
   if (experiment.dtype == "auto") {
     const DtypeChoice choice = ChooseDtype(experiment, *out.task);

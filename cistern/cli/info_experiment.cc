@@ -95,9 +95,8 @@ int PrintExperiment(const std::string& file, bool as_json) {
   const Published& published = experiment.published;
   const bool known = !published.parameters.empty();
   const double printed = known ? PrintedSize(published, file, size) : 0;
-  const int64_t bytes =
-      EstimateTrainingBytes(config, experiment.train.batch, task->tokens_per_row(), 0,
-                            experiment.dtype == "float64" ? 8 : 4);
+  const int64_t bytes = EstimateRunBytes(config, experiment.train.batch, task->tokens_per_row(),
+                                         experiment.dtype == "float64" ? 8 : 4, experiment.train);
   if (as_json) {
     Json json = {{"file", file},
                  {"task", experiment.task.kind},

@@ -7,6 +7,7 @@
 #include "cistern/base/error.h"
 #include "cistern/base/format.h"
 #include "cistern/base/memory.h"
+#include "cistern/base/parallel.h"
 #include "cistern/train/trainer.h"
 
 namespace cistern {
@@ -103,9 +104,21 @@ int64_t EstimateTrainingBytes(const ModelConfig& c, int64_t rows, int64_t length
   return int64_t(std::min(double(bytes) * numbers, 9e18));
 }
 
+int64_t EstimateRunBytes(const ModelConfig& config, int64_t rows, int64_t length, int64_t bytes,
+                         const TrainOptions& options) {
+  const int64_t copies = options.NumbersPerParameter(),
+                shared = EstimateTrainingBytes(config, rows, length, 0, bytes, copies),
+                in_rows = EstimateTrainingBytes(config, rows, length, 0, bytes,
+                                                copies + std::min<int64_t>(rows, NumThreads()) - 1);
+  const bool of_rows =
+      options.parallel == ThreadsTake::kRows ||
+      (options.parallel == ThreadsTake::kAuto && in_rows - shared <= kAutoGradientBytes);
+  return of_rows ? in_rows : shared;
+}
+
 void CheckMemory(const ModelConfig& config, int64_t rows, int64_t length, int64_t bytes,
-                 int64_t copies) {
-  const int64_t need = EstimateTrainingBytes(config, rows, length, 0, bytes, copies),
+                 const TrainOptions& options) {
+  const int64_t need = EstimateRunBytes(config, rows, length, bytes, options),
                 have = AvailableBytes();
   if (have > 0 && need > have) {
     FailUsage("a training step would need about ", Gigabytes(need), " (batch ", rows, " x length ",

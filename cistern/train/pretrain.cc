@@ -153,8 +153,7 @@ Pretrained Pretrain(const Task& task, Model& model, const TrainOptions& train,
       Fail(done, " is broken: ", e.what());
     }
   } else {
-    CheckMemory(config, run.batch, task.tokens_per_row(), dtype == "float64" ? 8 : 4,
-                run.NumbersPerParameter());
+    CheckMemory(config, run.batch, task.tokens_per_row(), dtype == "float64" ? 8 : 4, run);
     std::shared_ptr<Model> pretrained = MakeModel(config, seed);
     if (dtype == "float64") pretrained->to(at::kDouble);
     CheckFits(*pretrained, model, own);

@@ -37,6 +37,16 @@ const EnumNames<ThreadsTake>& ThreadsTakeNames() {
   return names;
 }
 
+namespace {
+
+int64_t GradientBytes(const Model& model) {
+  int64_t bytes = 0;
+  for (const at::Tensor& p : model.parameters()) bytes += int64_t(p.nbytes());
+  return bytes;
+}
+
+}  // namespace
+
 int64_t RowParts(ThreadsTake take, const Model& model, int64_t rows) {
   const int64_t threads = NumThreads();
   if (take == ThreadsTake::kOperations || threads == 1) return 1;
@@ -48,11 +58,13 @@ int64_t RowParts(ThreadsTake take, const Model& model, int64_t rows) {
   } else if (rows < threads) {
     why = StrCat("a batch of ", rows, " has fewer rows than there are threads (", threads, ")");
   }
-  if (why.empty())
-    return take == ThreadsTake::kRows || rows % threads == 0 || rows >= 4 * threads ? threads : 1;
-  if (take == ThreadsTake::kRows)
+  if (take == ThreadsTake::kRows) {
+    if (why.empty()) return threads;
     FailUsage("train.parallel=rows is not possible: ", why, "; train.parallel=operations is");
-  return 1;
+  }
+  const bool even = rows % threads == 0 || rows >= 4 * threads;
+  return why.empty() && even && (threads - 1) * GradientBytes(model) <= kAutoGradientBytes ? threads
+                                                                                           : 1;
 }
 
 namespace {
@@ -63,13 +75,12 @@ struct Part {
 };
 
 // The gradients of weight * loss, by this thread alone.
-void Differentiate(Model& model, const Task& task, const Batch& batch, double label_smoothing,
-                   double weight, bool bfloat16, const std::vector<at::Tensor>& parameters,
-                   Part* part) {
+void Differentiate(const RowsLoss& of, const Batch& batch, double weight, bool bfloat16,
+                   const std::vector<at::Tensor>& parameters, Part* part) {
   at::Tensor loss;
   {
     const BFloat16Scope scope(bfloat16, at::kCPU);
-    loss = task.Loss(model, batch, label_smoothing);
+    loss = of.loss(batch);
   }
   part->loss = loss.item<double>();
   if (!std::isfinite(part->loss)) return;
@@ -79,25 +90,32 @@ void Differentiate(Model& model, const Task& task, const Batch& batch, double la
 
 }  // namespace
 
-double AddGradients(Model& model, const Task& task, const Batch& batch, double label_smoothing,
-                    double scale, bool bfloat16, int64_t parts) {
+RowsLoss LossOf(const Task& task, Model& model, double label_smoothing) {
+  return {[&task, &model, label_smoothing](const Batch& batch) {
+            return task.Loss(model, batch, label_smoothing);
+          },
+          [&task](const Batch& batch) { return task.Terms(batch); }};
+}
+
+double AddGradients(const Model& model, const RowsLoss& of, const Batch& batch, double scale,
+                    bool bfloat16, int64_t parts) {
   if (parts == 1) {
     at::Tensor loss;
     {
       const BFloat16Scope scope(bfloat16, model.options().device());
-      loss = task.Loss(model, batch, label_smoothing);
+      loss = of.loss(batch);
     }
     const double value = loss.item<double>();
     if (std::isfinite(value)) (scale == 1 ? loss : loss * scale).backward();
     return value;
   }
   const std::vector<at::Tensor> parameters = model.parameters();
-  std::vector<Part> of(static_cast<size_t>(parts));
+  std::vector<Part> done(static_cast<size_t>(parts));
   std::vector<Batch> batches;
   std::vector<double> shares;
   for (int64_t p = 0; p < parts; ++p) {
     batches.push_back(batch.Rows(batch.rows * p / parts, batch.rows * (p + 1) / parts));
-    shares.push_back(task.Terms(batches.back()));
+    shares.push_back(of.terms(batches.back()));
   }
   const double terms = std::accumulate(shares.begin(), shares.end(), 0.0);
   // Not by at::parallel_for: it is a template that runs in place where it is compiled without
@@ -107,14 +125,13 @@ double AddGradients(Model& model, const Task& task, const Batch& batch, double l
     const size_t i = size_t(p);
     if (shares[i] == 0) return;
     shares[i] /= terms;
-    Differentiate(model, task, batches[i], label_smoothing, scale * shares[i], bfloat16, parameters,
-                  &of[i]);
+    Differentiate(of, batches[i], scale * shares[i], bfloat16, parameters, &done[i]);
   });
   double loss = 0;
-  for (size_t i = 0; i < of.size(); ++i) loss += shares[i] * of[i].loss;
+  for (size_t i = 0; i < done.size(); ++i) loss += shares[i] * done[i].loss;
   if (!std::isfinite(loss)) return loss;
   const at::NoGradGuard guard;
-  for (Part& part : of) {
+  for (Part& part : done) {
     std::vector<at::Tensor> sums, more;
     for (size_t i = 0; i < part.gradients.size(); ++i) {
       const at::Tensor& gradient = part.gradients[i];

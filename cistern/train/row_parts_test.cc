@@ -68,7 +68,7 @@ class RowPartsTest : public ::testing::TestWithParam<std::string> {
   std::vector<at::Tensor> Gradients(const Batch& batch, int64_t parts, double* loss,
                                     bool bfloat16 = false) {
     model_->zero_grad();
-    *loss = AddGradients(*model_, *task_, batch, 0.1, 0.5, bfloat16, parts);
+    *loss = AddGradients(*model_, LossOf(*task_, *model_, 0.1), batch, 0.5, bfloat16, parts);
     std::vector<at::Tensor> out;
     for (const auto& p : model_->named_parameters()) {
       EXPECT_TRUE(p.value().grad().defined()) << p.key();
@@ -149,8 +149,8 @@ TEST_P(RowPartsTest, ALossThatIsNotFiniteLeavesNoGradients) {
     const at::NoGradGuard guard;
     model_->parameters()[0].fill_(std::nan(""));
   }
-  EXPECT_TRUE(
-      std::isnan(AddGradients(*model_, *task_, task_->TrainBatch(5, 1, 4), 0, 1, false, 2)));
+  EXPECT_TRUE(std::isnan(
+      AddGradients(*model_, LossOf(*task_, *model_, 0), task_->TrainBatch(5, 1, 4), 1, false, 2)));
   for (const at::Tensor& p : model_->parameters()) EXPECT_FALSE(p.grad().defined());
 }
 
@@ -199,6 +199,17 @@ TEST(RowParts, AreTakenWhereTheyCanBe) {
       ExpectContains(ErrorMessage([&] { RowParts(ThreadsTake::kRows, *model, 8); }),
                      {"random numbers"});
     }
+  }
+  // Where gradients for each thread would take much memory, as asked for alone.
+  const auto large = Made([](ModelConfig& c) { c.dim = 512, c.ffn_dim = 20480; });  // 176 MB
+  {
+    const Threads scope(2);
+    EXPECT_EQ(RowParts(ThreadsTake::kAuto, *large, 8), 2);
+  }
+  {
+    const Threads scope(4);
+    EXPECT_EQ(RowParts(ThreadsTake::kAuto, *large, 8), 1);
+    EXPECT_EQ(RowParts(ThreadsTake::kRows, *large, 8), 4);
   }
   const Threads scope(1);
   EXPECT_EQ(RowParts(ThreadsTake::kAuto, *plain, 8), 1);

@@ -24,7 +24,8 @@ Fields TrainOptions::Describe() {
         BatchOrders());
   f.Add("parallel", &parallel,
         "how threads share a step: each takes some rows of the batch, or all share each operation; "
-        "auto: rows where they divide and no random numbers are drawn",
+        "auto: rows where they divide, no random numbers are drawn and each thread's own gradients "
+        "are small",
         ThreadsTakeNames());
   f.Add("lr", &lr, "peak learning rate; of rsqrt, rsqrt_flat and t2t the base", {0.0, 1e3});
   f.Add("min_lr", &min_lr,

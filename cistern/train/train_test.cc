@@ -7,6 +7,7 @@
 
 #include "cistern/base/error.h"
 #include "cistern/base/memory.h"
+#include "cistern/base/parallel.h"
 #include "cistern/io/atomic_file.h"
 #include "cistern/io/test_folder.h"
 #include "cistern/models/decoder_lm.h"
@@ -132,6 +133,23 @@ TEST(Memory, ForetellsWhatCannotFit) {
   EXPECT_EQ(averaged.NumbersPerParameter(), 5);
   EXPECT_EQ(plain.NumbersPerParameter(), 2);
   EXPECT_GT(EstimateTrainingBytes(c, 8, 512, 0, 4, 5), EstimateTrainingBytes(c, 8, 512));
+  // Threads that take rows: a copy more of the gradients for each but one; with auto not where
+  // these are large.
+  const int threads = NumThreads();
+  SetNumThreads(3);
+  ModelConfig large = c;
+  large.dim = 2048;
+  TrainOptions in_rows = plain, automatic = plain, shared = plain;
+  in_rows.parallel = ThreadsTake::kRows, shared.parallel = ThreadsTake::kOperations;
+  for (const ModelConfig& config : {c, large}) {
+    const auto copies = [&](int64_t n) { return EstimateTrainingBytes(config, 6, 9, 0, 4, n); };
+    EXPECT_EQ(EstimateRunBytes(config, 6, 9, 4, shared), copies(2));
+    EXPECT_EQ(EstimateRunBytes(config, 6, 9, 4, in_rows), copies(4));
+    EXPECT_EQ(EstimateRunBytes(config, 6, 9, 4, automatic), copies(config.dim == 8 ? 4 : 2));
+    EXPECT_EQ(EstimateRunBytes(config, 1, 9, 4, automatic),
+              EstimateTrainingBytes(config, 1, 9, 0, 4, 2));
+  }
+  SetNumThreads(threads);
 }
 
 // The estimate is not below what a step takes, and not far above. Measured in this process, whose

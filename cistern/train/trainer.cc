@@ -258,8 +258,8 @@ Trainer::StepOutcome Trainer::Step() {
     const MadeBatch made = *batches_->Next();
     const Batch batch = made.batch.To(model_->options().device());
     out.input_seconds += made.seconds;
-    const double value = AddGradients(*model_, task_, batch, options_.label_smoothing,
-                                      1.0 / double(options_.accumulate), bfloat16_, parts_);
+    const double value = AddGradients(*model_, LossOf(task_, *model_, options_.label_smoothing),
+                                      batch, 1.0 / double(options_.accumulate), bfloat16_, parts_);
     if (!std::isfinite(value)) FailNonFinite("loss", value);
     out.loss += value / double(options_.accumulate);
     out.tokens += batch.tokens;

@@ -47,7 +47,7 @@ struct TrainOptions {
   double warmup_init = 0, schedule_power = 1, schedule_growth = 1, schedule_shrink = 1;
   int64_t schedule_from = 1, schedule_steps = 0, schedule_every = 0, schedule_period = 0;
   BatchOrder order = BatchOrder::kEndless;
-  ThreadsTake parallel = ThreadsTake::kOperations;  // train/row_parts.h
+  ThreadsTake parallel = ThreadsTake::kAuto;  // train/row_parts.h
   OptimizerOptions optimizer;
   double clip = 1.0, label_smoothing = 0;
   bool clip_each = false;           // the gradients of each of the accumulated batches
@@ -162,8 +162,12 @@ Json RunDefaults(const Json& experiment);
 // a number, 8 in float64. `copies`: TrainOptions::NumbersPerParameter.
 int64_t EstimateTrainingBytes(const ModelConfig& config, int64_t rows, int64_t length,
                               int64_t source = 0, int64_t bytes = 4, int64_t copies = 4);
-// UsageError with the estimate when it does not fit what is available (base/memory.h).
+// The same of a run with these options, and with the threads of this process: those that take rows
+// (train/row_parts.h) have gradients of their own, but for one.
+int64_t EstimateRunBytes(const ModelConfig& config, int64_t rows, int64_t length, int64_t bytes,
+                         const TrainOptions& options);
+// UsageError with this estimate when it does not fit what is available (base/memory.h).
 void CheckMemory(const ModelConfig& config, int64_t rows, int64_t length, int64_t bytes = 4,
-                 int64_t copies = 4);
+                 const TrainOptions& options = {});
 
 }  // namespace cistern
