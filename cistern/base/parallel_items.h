@@ -1,5 +1,7 @@
 #pragma once
 // Items in parallel whose work may fail.
+#include <algorithm>
+#include <atomic>
 #include <cstdint>
 #include <exception>
 #include <vector>
@@ -9,19 +11,22 @@
 namespace cistern {
 
 // fn(i) for each of n items, each in one thread, and inside of it every parallel region runs in
-// place. An exception does not leave its thread: that of the first item that fails is thrown here,
-// once all threads are done; a thread whose item fails begins no other.
+// place. Threads take the next item when they are done with one, so that one whose core is busy
+// with something else takes fewer. An exception does not leave its thread: that of the first item
+// that failed is thrown here, once all threads are done; after a failure no item begins.
 template <class F>
 void ParallelForItems(int64_t n, F&& fn) {
   if (n <= 0) return;
   std::vector<std::exception_ptr> errors(static_cast<size_t>(n));
-  ParallelFor(n, 1, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) {
+  std::atomic<int64_t> next = 0;
+  std::atomic<bool> failed = false;
+  ParallelFor(std::min<int64_t>(n, NumThreads()), 1, [&](int64_t, int64_t) {
+    for (int64_t i; !failed && (i = next++) < n;) {
       try {
         fn(i);
       } catch (...) {
         errors[static_cast<size_t>(i)] = std::current_exception();
-        return;
+        failed = true;
       }
     }
   });

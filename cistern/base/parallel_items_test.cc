@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
+#include <chrono>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -16,19 +18,34 @@ class ParallelItems : public ::testing::Test {
   const int before_ = NumThreads();
 };
 
-TEST_F(ParallelItems, EachOnceAndSeveralThreadsTakePart) {
+TEST_F(ParallelItems, EachOnceWithinItsThread) {
   std::vector<int> times(9);
-  std::vector<std::thread::id> threads(9);
   ParallelForItems(9, [&](int64_t i) {
     ++times[size_t(i)];
-    threads[size_t(i)] = std::this_thread::get_id();
     ParallelFor(5, 1, [&](int64_t begin, int64_t end) {  // in place
       EXPECT_TRUE(begin == 0 && end == 5);
     });
   });
   EXPECT_EQ(times, std::vector<int>(9, 1));
-  EXPECT_NE(threads.front(), threads.back());
   ParallelForItems(0, [](int64_t) { FAIL(); });
+}
+
+// Item 0 ends only once all others have ended, which other threads have to take.
+TEST_F(ParallelItems, SeveralAtOnceAndWhoIsFreeTakesTheNext) {
+#ifdef CISTERN_SERIAL
+  GTEST_SKIP() << "built without threads";
+#endif
+  std::atomic<int> ended = 0;
+  ParallelForItems(9, [&](int64_t i) {
+    const auto began = std::chrono::steady_clock::now();
+    while (i == 0 && ended < 8 &&
+           std::chrono::steady_clock::now() - began < std::chrono::seconds(20))
+      std::this_thread::yield();
+    if (i == 0) {
+      EXPECT_EQ(ended, 8);
+    }
+    ++ended;
+  });
 }
 
 TEST_F(ParallelItems, TheErrorOfTheFirstItemThatFails) {
