@@ -55,7 +55,7 @@ class StateSlots {
     const at::Tensor memory = state[memory_].narrow(3, 0, width);  // [copies,H,n,d]
     SlotMoment moment;
     moment.tokens = tokens;
-    moment.write = AsColumns(memory, sources_).narrow(2, 0, tokens);
+    moment.write = AsColumns(memory, tokens);
     const at::Tensor identity = IdentityValues(memory.narrow(0, 0, 1), 0, memory.size(2));
     State probe = state.Reorder(at::zeros({identity.size(0)}, at::kLong));
     probe[memory_].narrow(3, 0, width).copy_(identity);
@@ -78,6 +78,18 @@ class StateSlots {
   State Empty(int64_t copies) const {
     return core_->EmptyState(copies, v_.options().requires_grad(false));
   }
+  // The state with copies more, whose values were all zero so far: what else it holds does not
+  // depend on values.
+  State WithCopies(const State& state, int64_t copies) const {
+    const int64_t before = state[memory_].size(0);
+    if (copies == before) return state;
+    const at::Tensor from = at::arange(copies, at::kLong);
+    State more = state.Reorder(at::where(from < before, from, at::zeros_like(from)));
+    more[memory_].narrow(0, before, copies - before).narrow(3, 0, v_.size(3)).zero_();
+    return more;
+  }
+  // Those that have a value among the first `tokens`.
+  int64_t CopiesOf(int64_t tokens) const { return (tokens + v_.size(3) - 1) / v_.size(3); }
   // A piece of the written tokens with slices of the identity as their values.
   Tensors Piece(const at::Tensor& identity, int64_t begin, int64_t count) const {
     Tensors x = Copies(Tokens(*core_, written_, begin, count), identity.size(0));
@@ -139,19 +151,22 @@ std::vector<SlotMoment> WatchSlots(const CapturedLayer& layer, int64_t row,
         "rows of their own");
   const StateSlots slots(layer, row);
   const at::Tensor identity = slots.Identity();
-  State state = slots.Empty(identity.size(0));
   std::vector<SlotMoment> moments;
   double missed = 0, size = 0;
   if (layer.form != Form::kCausal) {
+    State state = slots.Empty(identity.size(0));
     slots.core().Write(slots.Piece(identity, 0, slots.sources()), state, {});
     moments.push_back(slots.After(state, slots.sources(), 0, slots.queries()));
     slots.Compare(moments[0], 0, &missed, &size);
   } else {
     int64_t done = 0;
+    State state = slots.Empty(slots.CopiesOf(times.empty() ? 1 : times[0]));
     for (const int64_t time : times) {
       CISTERN_CHECK(time > done && time <= slots.sources(), "[slots] time ", time, " after ", done,
                     " of ", slots.sources(), " tokens");
-      slots.core().Extend(slots.Piece(identity, done, time - done), state, {});
+      const int64_t copies = slots.CopiesOf(time);
+      state = slots.WithCopies(state, copies);
+      slots.core().Extend(slots.Piece(identity.narrow(0, 0, copies), done, time - done), state, {});
       done = time;
       moments.push_back(slots.After(state, time, time - 1, 1));
       slots.Compare(moments.back(), time - 1, &missed, &size);
