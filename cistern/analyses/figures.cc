@@ -108,6 +108,9 @@ Figures& Figures::Add(const std::string& name, const HeatMap& map, const std::st
 Figures& Figures::Add(const std::string& name, const LineChart& chart, const std::string& caption) {
   return Svg(name, RenderSvg(chart), caption);
 }
+Figures& Figures::Add(const std::string& name, const DotChart& chart, const std::string& caption) {
+  return Svg(name, RenderSvg(chart), caption);
+}
 
 Figures& Figures::Fact(const std::string& key, Json value) {
   facts_[key] = IsNan(value) ? Json() : std::move(value);

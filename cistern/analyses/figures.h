@@ -27,6 +27,7 @@ class Figures {
   Figures& Add(Table table);  // Error where a row is not as long as the header
   Figures& Add(const std::string& name, const HeatMap& map, const std::string& caption);
   Figures& Add(const std::string& name, const LineChart& chart, const std::string& caption);
+  Figures& Add(const std::string& name, const DotChart& chart, const std::string& caption);
   Figures& Svg(const std::string& name, const std::string& svg, const std::string& caption);
   // A single number or text of the JSON file, such as the count of rows.
   Figures& Fact(const std::string& key, Json value);

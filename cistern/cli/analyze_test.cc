@@ -351,6 +351,8 @@ TEST_F(AnalyzeTest, StatisticsOfResults) {
   EXPECT_NEAR(tests[0]["Holm"].get<double>(), 2 * std::exp(-5), 1e-9);
   EXPECT_EQ(tests[0]["rejected"], "yes");
   EXPECT_TRUE(fs::exists(folder_ / "tested/report.html"));
+  EXPECT_TRUE(fs::exists(folder_ / "tested/statistics-runs-2.svg"));  // one for each model
+  EXPECT_FALSE(fs::exists(folder_ / "tested/statistics-runs-3.svg"));
   // Three runs: 1/36 is the least exact p, and two cells need .025.
   std::string few = "method,seed,value\n";
   for (int m = 0; m < 2; ++m) {

@@ -73,6 +73,8 @@ ResultCells ReadResults(const StatisticsCommand& c) {
   return cells;
 }
 
+constexpr size_t kPictures = 24;  // cells that have one
+
 Json NumberOrNull(double x) { return x < 0 ? Json() : Json(x); }
 
 // What the floor of a test says before any data is looked at.
@@ -117,11 +119,12 @@ Figures TestMethods(const ResultCells& cells, const MethodTests& c) {
              "Kruskal and Wallis, which ranks all runs together, is the one to read. p after "
              "Holm over ",
              cells.size(), cells.size() == 1 ? " cell." : " cells."));
-  Figures::Table tests{"tests",
-                       "Per cell; exact: by all permutations (empty: too many to count)",
-                       {"cell", "methods", "runs", "test", "statistic", "effect", "p chi-square",
-                        "Holm", "p exact", "Holm exact", "least p", "least p exact", "rejected"},
-                       {}};
+  Figures::Table tests{
+      "tests",
+      "Per cell; exact: by all permutations (empty: too many to count)",
+      {"cell", "methods", "runs", "test", "rejected", "statistic", "effect", "p chi-square", "Holm",
+       "p exact", "Holm exact", "least p", "least p exact"},
+      {}};
   std::vector<std::string> notes;
   for (size_t i = 0; i < cells.size(); ++i) {
     const auto add = [&](const char* name, const TestResult& t, const Json& adjusted,
@@ -132,8 +135,8 @@ Figures TestMethods(const ResultCells& cells, const MethodTests& c) {
                                                                              : "no";
       tests.rows.push_back(
           {cells[i].first.empty() ? "all" : cells[i].first, int64_t(cells[i].second.methods.size()),
-           int64_t(cells[i].second.seeds.size()), name, t.statistic, t.effect, t.p, adjusted,
-           NumberOrNull(t.exact), adjusted_exact, t.floor, NumberOrNull(t.exact_floor), verdict});
+           int64_t(cells[i].second.seeds.size()), name, verdict, t.statistic, t.effect, t.p,
+           adjusted, NumberOrNull(t.exact), adjusted_exact, t.floor, NumberOrNull(t.exact_floor)});
       for (const std::string& note :
            {PowerNote(StrCat(name, " by the chi-square approximation"), t.floor, cells.size(),
                       c.alpha),
@@ -160,9 +163,10 @@ Figures TestMethods(const ResultCells& cells, const MethodTests& c) {
                        "that in which it is smaller",
                        {"cell", "first", "second", "difference of means", "delta"},
                        {}};
-  for (const auto& entry : cells) {
-    const std::string name = entry.first.empty() ? "all" : entry.first;
-    const ResultCell& cell = entry.second;
+  for (size_t number = 0; number < cells.size(); ++number) {
+    const ResultCell& cell = cells[number].second;
+    const std::string name = cells[number].first.empty() ? "all" : cells[number].first;
+    DotChart chart{.title = name, .x_label = c.value, .groups = {}};
     std::vector<std::vector<double>> groups;
     std::vector<double> averages;
     for (const std::string& m : cell.methods) {
@@ -176,9 +180,13 @@ Figures TestMethods(const ResultCells& cells, const MethodTests& c) {
       means.rows.push_back({name, m, int64_t(values.size()), sum / n,
                             n > 1 ? Json(std::sqrt(squares / (n - 1))) : Json(), interval.low,
                             interval.high});
+      chart.groups.push_back({m, values, sum / n, interval.low, interval.high});
       groups.push_back(std::move(values));
       averages.push_back(sum / n);
     }
+    if (number < kPictures)
+      f.Add(StrCat("runs-", number + 1), chart,
+            number > 0 ? "" : "Runs (rings), their mean (stroke) and its 95 % interval (bar).");
     for (size_t a = 0; a < groups.size(); ++a) {
       for (size_t b = a + 1; b < groups.size(); ++b)
         pairs.rows.push_back({name, cell.methods[a], cell.methods[b], averages[a] - averages[b],
@@ -196,7 +204,7 @@ int RunStatistics(const StatisticsCommand& c) {
   if (!(c.alpha > 0 && c.alpha < 1)) FailUsage("--alpha must be between 0 and 1, got ", c.alpha);
   if (c.draws < 100 || c.draws > 10'000'000)
     FailUsage("--draws must be from 100 to 10,000,000, got ", c.draws);
-  const Figures f = TestMethods(ReadResults(c), {c.alpha, c.draws, c.common.seed});
+  const Figures f = TestMethods(ReadResults(c), {c.alpha, c.draws, c.common.seed, c.value});
   if (!c.out.empty()) {
     EnsureDirectory(c.out);
     f.Write(c.out, "statistics");

@@ -19,13 +19,14 @@ struct ResultCell {
 using ResultCells = std::vector<std::pair<std::string, ResultCell>>;  // by name
 
 struct MethodTests {
-  double alpha = 0.05;     // level, over all cells
-  int64_t draws = 10'000;  // samples of the bootstrap
-  uint64_t seed = 1;       // of the bootstrap
+  double alpha = 0.05;          // level, over all cells
+  int64_t draws = 10'000;       // samples of the bootstrap
+  uint64_t seed = 1;            // of the bootstrap
+  std::string value = "value";  // what the runs' numbers are
 };
 
 // Friedman and Kruskal-Wallis in each cell with Holm's adjustment over them, what each can find at
-// all, means with intervals, Cliff's delta of all pairs.
+// all, means with intervals, Cliff's delta of all pairs; a picture of each of the first cells.
 Figures TestMethods(const ResultCells& cells, const MethodTests& options);
 
 }  // namespace cistern::cli

@@ -22,7 +22,7 @@ p { margin: 0.75rem 0; max-width: 46rem; }
 .wide { overflow-x: auto; margin: 1rem 0; }
 table { border-collapse: collapse; font-size: 0.92rem; font-variant-numeric: tabular-nums; min-width: 50%; }
 caption { caption-side: top; text-align: left; color: var(--soft); padding-bottom: 0.4rem; }
-th, td { padding: 0.35rem 0.7rem; text-align: left; border-bottom: 1px solid var(--line); white-space: nowrap; }
+th, td { padding: 0.35rem 0.6rem; text-align: left; border-bottom: 1px solid var(--line); white-space: nowrap; }
 th { border-bottom: 2px solid var(--line); font-weight: 600; white-space: normal; vertical-align: bottom; }
 th.number, td.number { text-align: right; }
 td.long { white-space: normal; min-width: 15rem; }

@@ -423,6 +423,48 @@ void NameCells(int64_t cells, const std::vector<std::string>& names, double cell
 
 }  // namespace
 
+std::string RenderSvg(const DotChart& chart) {
+  constexpr double kRow = 26;
+  std::vector<double> shown;
+  double widest = 0;
+  for (const DotChart::Group& g : chart.groups) {
+    widest = std::max(widest, TextWidth(g.name));
+    shown.insert(shown.end(), g.values.begin(), g.values.end());
+    shown.insert(shown.end(), {g.mean, g.low, g.high});
+  }
+  Axis x = MakeAxis(shown, false, true, 5);
+  const double top = chart.title.empty() ? 16 : 40, left = 20 + widest,
+               bottom = top + kRow * double(chart.groups.size());
+  const int height = int(bottom) + (chart.x_label.empty() ? 32 : 52);
+  x.from = left, x.to = chart.width - 30;
+  Svg svg(chart.width, height, chart.title.empty() ? chart.x_label : chart.title);
+  if (!chart.title.empty()) svg.Title(chart.width, chart.title);
+  for (const double tick : x.ticks) {
+    svg.Line(x(tick), top, x(tick), bottom, 0.25);
+    svg.Text(x(tick), bottom + 18, Tick(tick), "middle");
+  }
+  if (!chart.x_label.empty()) svg.Text((x.from + x.to) / 2, bottom + 40, chart.x_label, "middle");
+  for (size_t i = 0; i < chart.groups.size(); ++i) {
+    const DotChart::Group& g = chart.groups[i];
+    const double y = top + kRow * (double(i) + 0.5);
+    svg.Text(left - 10, y + 4, g.name, "end");
+    const auto bar = [&](double from, double to, double high, const char* opacity) {
+      svg.Raw(StrCat("<rect x=\"", Number(from), "\" y=\"", Number(y - high / 2), "\" width=\"",
+                     Number(to - from), "\" height=\"", Number(high), "\" fill=\"", kColours[0],
+                     "\" fill-opacity=\"", opacity, "\"/>\n"));
+    };
+    if (x.Shows(g.low) && x.Shows(g.high) && g.low <= g.high) bar(x(g.low), x(g.high), 10, "0.3");
+    if (x.Shows(g.mean)) bar(x(g.mean) - 1, x(g.mean) + 1, 18, "1");
+    for (const double value : g.values) {
+      if (x.Shows(value))
+        svg.Raw(StrCat("<circle cx=\"", Number(x(value)), "\" cy=\"", Number(y),
+                       "\" r=\"3.2\" fill=\"none\" stroke=\"", kColours[1],
+                       "\" stroke-width=\"1.5\"/>\n"));
+    }
+  }
+  return svg.Done();
+}
+
 std::string RenderSvg(const HeatMap& map) {
   CISTERN_CHECK(
       map.rows >= 0 && map.columns >= 0 && int64_t(map.values.size()) == map.rows * map.columns,

@@ -1,8 +1,8 @@
 #pragma once
-// Small charts as SVG text: lines over x, and heat maps. Colours are safe for colour-blind
-// readers (Okabe and Ito), series differ by marker too, and text and grid are a grey that reads on
-// white and on dark pages. All text is XML-escaped; points that are NaN or infinite are skipped,
-// and so are those at or below 0 on a logarithmic axis.
+// Small charts as SVG text: lines over x, dots with intervals, and heat maps. Colours are safe for
+// colour-blind readers (Okabe and Ito), series differ by marker too, and text and grid are a grey
+// that reads on white and on dark pages. All text is XML-escaped; points that are NaN or infinite
+// are skipped, and so are those at or below 0 on a logarithmic axis.
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -24,6 +24,21 @@ struct LineChart {
 };
 
 std::string RenderSvg(const LineChart& chart);  // Error when x and y of a series differ in length
+
+// A line for each group of values: its values as dots, their mean as a stroke, and an interval of
+// the mean as a bar.
+struct DotChart {
+  struct Group {
+    std::string name;
+    std::vector<double> values;
+    double mean = 0, low = 0, high = 0;
+  };
+  std::string title, x_label;
+  std::vector<Group> groups;
+  int width = 520;
+};
+
+std::string RenderSvg(const DotChart& chart);
 
 // A matrix as colours, from light (low) to dark blue (high), or from blue over white (0) to red
 // where it is `signed_values`. Sides of more than `most_cells` are shown as means of neighbouring

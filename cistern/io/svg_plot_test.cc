@@ -50,6 +50,31 @@ TEST(SvgPlot, Lines) {
   EXPECT_EQ(svg.find("nan"), std::string::npos);
 }
 
+TEST(SvgPlot, Dots) {
+  const double nan = std::numeric_limits<double>::quiet_NaN();
+  DotChart chart{.title = "Text & <more>", .x_label = "accuracy", .groups = {}};
+  chart.groups = {{"1 slot", {50, 52, 54}, 52, 51, 53}, {"16 slots", {60, nan}, 60, nan, 61}};
+  const std::string svg = RenderSvg(chart);
+  Keep("dots.svg", svg);
+  EXPECT_EQ(Count(svg, "<circle"), 4u);     // a value that is none has no dot
+  EXPECT_EQ(Count(svg, "<rect"), 2u + 1u);  // means, and the interval that is one
+  EXPECT_EQ(Count(svg, "height=\"10\""), 1u);
+  EXPECT_EQ(svg.find("nan"), std::string::npos);
+  EXPECT_EQ(svg.find("<more"), std::string::npos);
+  // The scale goes from 50 to 62 (ticks of 2 or 2.5): the mean stands in the middle of its
+  // interval.
+  const auto x_of = [&](const std::string& before) {
+    const size_t at = svg.find(before);
+    return at == std::string::npos ? nan : std::atof(svg.c_str() + svg.rfind("x=\"", at) + 3);
+  };
+  const double mean = x_of("height=\"18\"") + 1, low = x_of("height=\"10\"");
+  EXPECT_GT(mean, low);
+  EXPECT_NE(svg.find("width=\"" + std::to_string(int(2 * (mean - low)))), std::string::npos);
+  for (const double odd : {nan, 1e308, -std::numeric_limits<double>::infinity()})
+    RenderSvg(DotChart{.title = "", .x_label = "", .groups = {{"a", {odd, odd}, odd, odd, odd}}});
+  RenderSvg(DotChart{});
+}
+
 TEST(SvgPlot, OddInput) {
   const double inf = std::numeric_limits<double>::infinity(), huge = 1e308;
   for (const bool log : {false, true}) {
