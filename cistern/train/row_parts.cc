@@ -10,6 +10,7 @@
 
 #include "cistern/base/error.h"
 #include "cistern/base/parallel_items.h"
+#include "cistern/nn/attention_layer.h"
 #include "cistern/tensors/device.h"
 
 namespace cistern {
@@ -45,6 +46,15 @@ int64_t GradientBytes(const Model& model) {
   return bytes;
 }
 
+// Whether what a row of a batch becomes depends on the others.
+bool RowsMeet(const Model& model) {
+  for (const auto& module : model.modules(/*include_self=*/false)) {
+    const auto* layer = dynamic_cast<const AttentionLayer*>(module.get());
+    if (layer && layer->mechanism().SeesBatch()) return true;
+  }
+  return false;
+}
+
 }  // namespace
 
 int64_t RowParts(ThreadsTake take, const Model& model, int64_t rows) {
@@ -55,6 +65,8 @@ int64_t RowParts(ThreadsTake take, const Model& model, int64_t rows) {
     why = "the model is not on the CPU";
   } else if (DrawsInTraining(model.config())) {
     why = "its training draws random numbers (dropout, layer_drop, or a mechanism that draws)";
+  } else if (RowsMeet(model)) {
+    why = "its options let the rows of a batch change each other (nystrom: start=batch)";
   } else if (rows < threads) {
     why = StrCat("a batch of ", rows, " has fewer rows than there are threads (", threads, ")");
   }

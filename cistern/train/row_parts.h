@@ -13,8 +13,9 @@ namespace cistern {
 // from one generator, so that rows in several threads would draw different ones each time.
 bool DrawsInTraining(const ModelConfig& config);
 
-// kAuto takes rows where there are as many as threads, they divide evenly, or nearly so, and the
-// gradients of the threads but one, a copy each of the parameters, are small.
+// kAuto takes rows where they do not depend on each other and no random numbers are drawn, there
+// are as many as threads, they divide evenly, or nearly so, and the gradients of the threads but
+// one, a copy each of the parameters, are small.
 enum class ThreadsTake { kOperations, kRows, kAuto };
 inline constexpr int64_t kAutoGradientBytes = int64_t{1} << 28;
 const EnumNames<ThreadsTake>& ThreadsTakeNames();
