@@ -15,17 +15,29 @@
 
 namespace cistern {
 
+namespace {
+
+// Whether an option of these, or of one of their groups, drops something: every dropout's name says
+// so, and so does layer_drop's.
+bool Drops(const Json& options) {
+  for (const auto& [key, value] : options.items()) {
+    if (value.is_structured()
+            ? Drops(value)
+            : value.is_number() && key.find("drop") != std::string::npos && value.get<double>() > 0)
+      return true;
+  }
+  return false;
+}
+
+}  // namespace
+
 bool DrawsInTraining(const ModelConfig& config) {
-  if (config.layer_drop > 0) return true;
-  if (config.info().classifies && config.head_dropout > 0) return true;
+  if (Drops(ModelConfig(config).Describe().Write()) || Drops(Json(config.own))) return true;
   for (const Form form : config.info().forms) {
     const LayerStack stack = config.Stack(form);
-    const StackOptions& o = stack.options();
-    if (o.dropout > 0 || o.attention_dropout > 0 || o.ffn_dropout > 0) return true;
     for (int64_t layer = 0; layer < stack.layers(); ++layer) {
-      if (FindMechanism(stack.Mechanism(layer)).stochastic) return true;
-      const Json options = stack.Options(layer);  // of an initial memory
-      if (options.contains("dropout") && options.at("dropout") > 0) return true;
+      if (FindMechanism(stack.Mechanism(layer)).stochastic || Drops(stack.Options(layer)))
+        return true;
     }
   }
   return false;

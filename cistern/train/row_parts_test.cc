@@ -213,7 +213,12 @@ TEST(RowParts, AreTakenWhereTheyCanBe) {
                    {"fewer rows", "operations"});
     for (const auto& model :
          {Made([](ModelConfig& c) { c.dropout = 0.1; }),
-          Made([](ModelConfig& c) { c.layer_drop = 0.1; }), Made([](ModelConfig& c) {
+          Made([](ModelConfig& c) { c.layer_drop = 0.1; }),
+          Made([](ModelConfig& c) { c.ffn_out_dropout = 0.1; }), Made([](ModelConfig& c) {
+            c.own["decoder_lm"] =
+                Json{{"embedding", "adaptive"}, {"cutoffs", {4}}, {"adaptive_dropout", 0.1}};
+          }),
+          Made([](ModelConfig& c) {
             c.kind = "encoder_classifier", c.classes = 3, c.head_dropout = 0.1;
           }),
           Made([](ModelConfig& c) {
