@@ -3,12 +3,18 @@
 // function of the standard normal distribution. One pass over memory each way.
 #include <cstdint>
 
+#include "cistern/kernels/bfloat16.h"
+
 namespace cistern {
 
+// T: float or BFloat16, whose arithmetic is in float.
+
 // y[i] = x[i] Phi(x[i]), to about 2e-7 of |x|. y may be x. NaN for NaN and for -infinity.
-void Gelu(int64_t n, const float* x, float* y);
+template <class T>
+void Gelu(int64_t n, const T* x, T* y);
 
 // dx[i] = dy[i] (Phi(x[i]) + x[i] phi(x[i])). dx may be dy.
-void GeluBackward(int64_t n, const float* dy, const float* x, float* dx);
+template <class T>
+void GeluBackward(int64_t n, const T* dy, const T* x, T* dx);
 
 }  // namespace cistern

@@ -39,6 +39,31 @@ TEST(Gelu, Definition) {
   });
 }
 
+// Every value there is: the definition, but for what rounding to eight bits takes.
+TEST(Gelu, BFloat16) {
+  ForEachIsa([] {
+    std::vector<BFloat16> x;
+    for (uint32_t bits = 0; bits < 0x10000; ++bits) {
+      x.emplace_back();
+      x.back().bits = static_cast<uint16_t>(bits);
+    }
+    std::vector<BFloat16> y(x.size()), dx(x.size()), dy(x.size(), BFloat16(3));
+    Gelu(int64_t(x.size()), x.data(), y.data());
+    GeluBackward(int64_t(x.size()), dy.data(), x.data(), dx.data());
+    for (size_t i = 0; i < x.size(); ++i) {
+      const double v = double(float(x[i]));
+      if (std::isnan(v) || std::isinf(v)) {
+        EXPECT_TRUE(v > 0 ? float(y[i]) > 1e38f : std::isnan(float(y[i]))) << v << ActiveIsa();
+        continue;
+      }
+      const double want = v * Phi(v), slope = 3 * Slope(v);
+      const double tail = 1e-7 * std::min(100.0, v * v);
+      EXPECT_NEAR(float(y[i]), want, std::abs(want) * (0.0041 + tail) + 1e-37) << v << ActiveIsa();
+      EXPECT_NEAR(float(dx[i]), slope, std::abs(slope) * 0.0041 + 2e-4) << v << ActiveIsa();
+    }
+  });
+}
+
 TEST(Gelu, AnyLengthInPlace) {
   ForEachIsa([] {
     const std::vector<float> x = Inputs();

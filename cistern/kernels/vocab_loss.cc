@@ -10,6 +10,7 @@
 #define HWY_TARGET_INCLUDE "cistern/kernels/vocab_loss.cc"
 #include "hwy/foreach_target.h"  // must come before highway.h
 
+#include "cistern/kernels/bfloat16-inl.h"
 #include "cistern/kernels/slot_chunk-inl.h"  // WeightExp
 #include "hwy/highway.h"
 
@@ -84,28 +85,41 @@ HWY_INLINE double RowLoss(const VocabLossShape& shape, T* x, int64_t target) {
   return nats;
 }
 
+// The same through a row of floats.
+HWY_INLINE double RowLoss(const VocabLossShape& shape, BFloat16* x, int64_t target) {
+  const auto n = static_cast<size_t>(shape.vocabulary);
+  Workspace& workspace = Workspace::OfThisThread();
+  workspace.Start(n * sizeof(float), 1);
+  float* const wide = workspace.Take<float>(n);
+  ConvertRow(n, x, wide);
+  const double nats = RowLoss(shape, wide, target);
+  if (shape.gradient) ConvertRow(n, wide, x);
+  return nats;
+}
+
 template <class T>
-void LossPart(const VocabLossShape& shape, int64_t begin, int64_t end, T* logits,
-              const int64_t* targets, double* nats) {
+HWY_INLINE void LossPart(const VocabLossShape& shape, int64_t begin, int64_t end, T* logits,
+                         const int64_t* targets, double* nats) {
   for (int64_t r = begin; r < end; ++r) {
     T* const x = logits + r * shape.vocabulary;
     nats[r] = 0;
     if (targets[r] >= 0) {
       nats[r] = RowLoss(shape, x, targets[r]);
     } else if (shape.gradient) {
-      std::fill_n(x, shape.vocabulary, T{0});
+      std::fill_n(x, shape.vocabulary, T());
     }
   }
 }
 
-void LossPartFloat(const VocabLossShape& shape, int64_t begin, int64_t end, float* logits,
-                   const int64_t* targets, double* nats) {
-  LossPart<float>(shape, begin, end, logits, targets, nats);
-}
-void LossPartDouble(const VocabLossShape& shape, int64_t begin, int64_t end, double* logits,
-                    const int64_t* targets, double* nats) {
-  LossPart<double>(shape, begin, end, logits, targets, nats);
-}
+#define CISTERN_VOCAB_LOSS(T, Name)                                                       \
+  void LossPart##Name(const VocabLossShape& shape, int64_t begin, int64_t end, T* logits, \
+                      const int64_t* targets, double* nats) {                             \
+    LossPart(shape, begin, end, logits, targets, nats);                                   \
+  }
+CISTERN_VOCAB_LOSS(float, Float)
+CISTERN_VOCAB_LOSS(double, Double)
+CISTERN_VOCAB_LOSS(BFloat16, BFloat16)
+#undef CISTERN_VOCAB_LOSS
 
 }  // namespace HWY_NAMESPACE
 }  // namespace cistern
@@ -123,19 +137,19 @@ int64_t Grain(const VocabLossShape& shape) {  // rows of a thread at least
 
 HWY_EXPORT(LossPartFloat);
 HWY_EXPORT(LossPartDouble);
+HWY_EXPORT(LossPartBFloat16);
 
-template <>
-void VocabLoss(const VocabLossShape& shape, float* logits, const int64_t* targets, double* nats) {
-  ParallelFor(shape.rows, Grain(shape), [&](int64_t begin, int64_t end) {
-    CISTERN_DISPATCH(LossPartFloat)(shape, begin, end, logits, targets, nats);
-  });
-}
-template <>
-void VocabLoss(const VocabLossShape& shape, double* logits, const int64_t* targets, double* nats) {
-  ParallelFor(shape.rows, Grain(shape), [&](int64_t begin, int64_t end) {
-    CISTERN_DISPATCH(LossPartDouble)(shape, begin, end, logits, targets, nats);
-  });
-}
+#define CISTERN_VOCAB_LOSS(T, Name)                                                              \
+  template <>                                                                                    \
+  void VocabLoss(const VocabLossShape& shape, T* logits, const int64_t* targets, double* nats) { \
+    ParallelFor(shape.rows, Grain(shape), [&](int64_t begin, int64_t end) {                      \
+      CISTERN_DISPATCH(LossPart##Name)(shape, begin, end, logits, targets, nats);                \
+    });                                                                                          \
+  }
+CISTERN_VOCAB_LOSS(float, Float)
+CISTERN_VOCAB_LOSS(double, Double)
+CISTERN_VOCAB_LOSS(BFloat16, BFloat16)
+#undef CISTERN_VOCAB_LOSS
 
 }  // namespace cistern
 #endif  // HWY_ONCE

@@ -6,6 +6,8 @@
 // One row at a time in three passes over memory that the first brings into the cache.
 #include <cstdint>
 
+#include "cistern/kernels/bfloat16.h"
+
 namespace cistern {
 
 struct VocabLossShape {
@@ -18,6 +20,7 @@ struct VocabLossShape {
 // logits [rows,V], contiguous. targets [rows]: 0 .. V-1, or below 0: the row has no loss, and its
 // gradient is 0. nats [rows]: written. The exponentials and their sum are in T, the rest of the
 // loss is in double. Rows do not depend on each other nor on the number of threads.
+// T: float, double, or BFloat16, which is computed in float and rounded once.
 template <class T>
 void VocabLoss(const VocabLossShape& shape, T* logits, const int64_t* targets, double* nats);
 

@@ -78,6 +78,27 @@ TEST(VocabLoss, Definition) {
   });
 }
 
+// What float gives of the same logits, rounded once; to the bit.
+TEST(VocabLoss, BFloat16) {
+  ForEachIsa([] {
+    for (const int64_t vocabulary : {1, 7, 33, 256}) {
+      for (const bool gradient : {true, false}) {
+        LossProblem p = MakeLoss(3, 9, vocabulary, 0.1, 3);
+        p.shape.gradient = gradient;
+        std::vector<BFloat16> x;
+        std::vector<float> wide;
+        for (const double v : p.logits) x.emplace_back(float(v)), wide.push_back(float(x.back()));
+        std::vector<double> nats(9), want(9);
+        VocabLoss(p.shape, x.data(), p.targets.data(), nats.data());
+        VocabLoss(p.shape, wide.data(), p.targets.data(), want.data());
+        EXPECT_EQ(nats, want) << ActiveIsa();
+        for (size_t i = 0; i < x.size(); ++i)
+          EXPECT_EQ(x[i].bits, BFloat16(wide[i]).bits) << vocabulary << ActiveIsa();
+      }
+    }
+  });
+}
+
 TEST(VocabLoss, ThreadsDoNotChangeARow) {
   const LossProblem p = MakeLoss(5, 300, 2048, 0, 2);
   std::vector<std::vector<float>> gradients;

@@ -144,6 +144,12 @@ std::shared_ptr<Linear> AttentionLayer::FindMap(const std::string& name) const {
   return nullptr;
 }
 
+bool AttentionLayer::ReadsByMaps() const {
+  return std::all_of(tokens_.begin(), tokens_.end(), [](const Mapped& m) {
+    return !m.needed || (m.map && !m.projection.normalised);
+  });
+}
+
 State AttentionLayer::EmptyState(int64_t batch, const at::TensorOptions& options) const {
   State state = mechanism_->EmptyState(batch, options);
   if (options_.conv > 0 && attends())

@@ -81,6 +81,8 @@ class AttentionLayer : public torch::nn::Module {
   // state, and does not run.
   bool attends() const { return !tokens_.empty(); }
   const Mechanism& mechanism() const { return *mechanism_; }
+  // Whether its tokens are read by linear maps alone, as they are given.
+  bool ReadsByMaps() const;
 
  protected:
   AttentionLayer(const AttentionLayerOptions& options, std::shared_ptr<Mechanism> mechanism);

@@ -4,6 +4,7 @@
 
 #include "cistern/base/error.h"
 #include "cistern/ops/gelu.h"
+#include "cistern/ops/norm.h"
 
 namespace cistern {
 
@@ -76,7 +77,8 @@ std::shared_ptr<LayerNorm> Block::AddNorm(const std::string& name) {
 at::Tensor Block::Add(const at::Tensor& x, const at::Tensor& y, const LayerNorm* norm,
                       double dropout) const {
   if (dropout < 0) dropout = options_.dropout;
-  const at::Tensor sum = x + (is_training() && dropout > 0 ? at::dropout(y, dropout, true) : y);
+  const at::Tensor sum =
+      ops::AddResidual(x, is_training() && dropout > 0 ? at::dropout(y, dropout, true) : y);
   return pre() ? sum : norm->Forward(sum);
 }
 
@@ -86,8 +88,8 @@ Stream Block::Rest(Stream stream, State* source) const {
     stream.x = Before(x, cross_norm_.get());
     x = Add(x, cross_->Read(stream, *source, &stream.cross_handles), cross_norm_.get());
   }
-  stream.x =
-      Add(x, ffn_->Forward(Before(x, ffn_norm_.get())), ffn_norm_.get(), options_.ffn_out_dropout);
+  stream.x = Add(x, ffn_->Forward(BeforeMaps(x, ffn_norm_.get())), ffn_norm_.get(),
+                 options_.ffn_out_dropout);
   return stream;
 }
 

@@ -76,6 +76,14 @@ class Block : public torch::nn::Module {
   at::Tensor Before(const at::Tensor& x, const LayerNorm* norm) const {
     return pre() ? norm->Forward(x) : x;
   }
+  // The same for what linear maps alone read.
+  at::Tensor BeforeMaps(const at::Tensor& x, const LayerNorm* norm) const {
+    return pre() ? norm->ForMaps(x) : x;
+  }
+  at::Tensor BeforeAttention(const at::Tensor& x) const {
+    return attention_->ReadsByMaps() ? BeforeMaps(x, attention_norm_.get())
+                                     : Before(x, attention_norm_.get());
+  }
   // x + y, and a norm after it (post) where it was not before. `dropout` of y; -1: the options'.
   at::Tensor Add(const at::Tensor& x, const at::Tensor& y, const LayerNorm* norm,
                  double dropout = -1) const;
@@ -85,7 +93,7 @@ class Block : public torch::nn::Module {
   Stream Attend(Stream stream, F&& attend) const {
     if (!attention_->attends()) return stream;
     const at::Tensor x = stream.x;
-    stream.x = Before(x, attention_norm_.get());
+    stream.x = BeforeAttention(x);
     stream.x = Add(x, attend(stream), attention_norm_.get());
     return stream;
   }

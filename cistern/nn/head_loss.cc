@@ -12,6 +12,7 @@
 #include "cistern/kernels/vocab_loss.h"
 #include "cistern/ops/impl.h"
 #include "cistern/ops/linear_product.h"
+#include "cistern/ops/tensor_rows.h"
 
 namespace cistern {
 namespace {
@@ -19,7 +20,7 @@ namespace {
 using torch::autograd::variable_list;
 
 constexpr int64_t kIgnore = -100;
-constexpr int64_t kLogits = 1 << 19;  // formed at once: what stays in the cache of a core
+constexpr int64_t kLogitBytes = 1 << 21;  // formed at once: what stays in the cache of a core
 
 // The sum of the nats of these rows; their gradients in the place of the logits, where wanted.
 double SumLoss(at::Tensor& logits, const at::Tensor& targets, double smoothing, double share,
@@ -31,11 +32,8 @@ double SumLoss(at::Tensor& logits, const at::Tensor& targets, double smoothing, 
     CISTERN_CHECK(y[i] == kIgnore || (y[i] >= 0 && y[i] < shape.vocabulary), "[head_loss] target ",
                   y[i], " is not within the vocabulary of ", shape.vocabulary);
   logits = logits.contiguous();
-  if (logits.scalar_type() == at::kFloat) {
-    VocabLoss(shape, logits.mutable_data_ptr<float>(), y, nats.data());
-  } else {
-    VocabLoss(shape, logits.mutable_data_ptr<double>(), y, nats.data());
-  }
+  ops::DispatchStored(
+      logits, [&]<class T>(T) { VocabLoss(shape, ops::MutableData<T>(logits), y, nats.data()); });
   double sum = 0;
   for (const double x : nats) sum += x;
   return sum;
@@ -52,8 +50,7 @@ struct HeadLossFunction : torch::autograd::Function<HeadLossFunction> {
     const auto product_type =
         half ? at::autocast::get_autocast_dtype(device) : hidden.scalar_type();
     const at::Tensor h = hidden.to(product_type), w = weight.to(product_type);
-    const int64_t rows = h.size(0), vocabulary = w.size(0),
-                  at_once = std::max<int64_t>(16, kLogits / vocabulary);
+    const int64_t rows = h.size(0), vocabulary = w.size(0);
     const bool wanted[] = {recording && hidden.requires_grad(), recording && weight.requires_grad(),
                            recording && bias && bias->requires_grad()};
     const bool any = wanted[0] || wanted[1] || wanted[2];
@@ -68,11 +65,16 @@ struct HeadLossFunction : torch::autograd::Function<HeadLossFunction> {
     // Elsewhere, and with CISTERN_IMPL, the same by torch's operations.
     const bool kernel = ops::ActiveImpl() == ops::Impl::kKernel && hidden.device().is_cpu() &&
                         (weight.scalar_type() == at::kFloat || weight.scalar_type() == at::kDouble);
+    // The kernel takes bfloat16 as the product gives it.
+    const bool as_given = kernel && !bias && product_type == at::kBFloat16;
+    const auto logit_type = as_given ? product_type : weight.scalar_type();
+    const int64_t at_once =
+        std::max<int64_t>(16, kLogitBytes / (vocabulary * int64_t(c10::elementSize(logit_type))));
     const at::Tensor plain_targets = kernel ? targets.contiguous() : targets;
     for (int64_t begin = 0; begin < rows; begin += at_once) {
       const int64_t count = std::min(at_once, rows - begin);
       const at::Tensor part = h.narrow(0, begin, count);
-      at::Tensor logits = ops::LinearProduct(part, w).to(weight.scalar_type());
+      at::Tensor logits = ops::LinearProduct(part, w).to(logit_type);
       if (bias) logits.add_(*bias);
       at::Tensor p;  // d logits = (softmax - target) / count
       if (kernel) {

@@ -234,6 +234,37 @@ TEST(AttentionLayer, BFloat16RoundsTheLinearMapsAlone) {
   }
 }
 
+// A whole block, whose norms hand bfloat16 to the maps: what plain operations make of it, to
+// bfloat16's rounding, and float for the next block.
+TEST(Block, BFloat16BetweenNormsAndMaps) {
+  for (const MechanismInfo* info : Mechanisms()) {
+    const Form form = info->Supports(Form::kCausal) ? Form::kCausal : Form::kBidirectional;
+    for (const NormKind kind : {NormKind::kLayer, NormKind::kRms}) {
+      at::manual_seed(4);
+      BlockOptions o;
+      o.attention = LayerOptions(info->name, form, 0);
+      o.norm_kind = kind;
+      const auto block = MakeBlock(o);
+      const at::Tensor x = Leaf(Normal({2, 19, kModel}).to(at::kFloat)),
+                       g = Normal({2, 19, kModel}).to(at::kFloat);
+      const BFloat16Products products;
+      const auto run = [&] {
+        at::manual_seed(5);
+        State state = block->EmptyState(2, x.options().requires_grad(false));
+        const at::Tensor y = form == Form::kCausal ? block->Extend(MakeStream(x, {}), state).x
+                                                   : block->Bidirectional(MakeStream(x, {})).x;
+        EXPECT_EQ(y.scalar_type(), at::kFloat) << info->name;
+        return std::vector<at::Tensor>{y, Gradients((y * g.narrow(1, 0, y.size(1))).sum(), {x})[0]};
+      };
+      const auto got = run();
+      const ops::ImplScope composite(ops::Impl::kComposite);
+      const auto want = run();
+      ExpectClose(got[0], want[0], 0.02, info->name);
+      ExpectClose(got[1], want[1], 0.05, info->name + " gradient");
+    }
+  }
+}
+
 TEST(AttentionLayer, RefusesWithAReasonAndASuggestion) {
   auto text = [](const AttentionLayerOptions& o) {
     try {

@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "cistern/ops/linear_product.h"
+#include "cistern/ops/norm.h"
 #include "cistern/tensors/device.h"
 
 namespace cistern {
@@ -32,6 +33,10 @@ LayerNorm::LayerNorm(int64_t width, double eps, NormKind kind) : eps_(eps) {
 at::Tensor LayerNorm::Forward(const at::Tensor& x) const {
   if (!bias.defined()) return at::rms_norm(x, {x.size(-1)}, weight, eps_);
   return at::layer_norm(x, {x.size(-1)}, weight, bias, eps_);
+}
+
+at::Tensor LayerNorm::ForMaps(const at::Tensor& x) const {
+  return MapsTakeBFloat16(x) ? ops::NormToBFloat16(x, weight, bias, eps_) : Forward(x);
 }
 
 }  // namespace cistern

@@ -29,6 +29,8 @@ class LayerNorm : public torch::nn::Module {
  public:
   explicit LayerNorm(int64_t width, double eps = 1e-5, NormKind kind = NormKind::kLayer);
   at::Tensor Forward(const at::Tensor& x) const;
+  // The same for linear maps alone to read: in bfloat16 where they take it (BFloat16Scope).
+  at::Tensor ForMaps(const at::Tensor& x) const;
   at::Tensor weight, bias;  // bias: undefined with kRms
 
  private:

@@ -11,7 +11,7 @@ Stream MemoryBlock::Bidirectional(Stream stream) {
   const at::Tensor x = stream.x, memory = stream.memory.defined()
                                               ? stream.memory
                                               : attention_->mechanism().InitialMemory();
-  stream.x = Before(x, attention_norm_.get());
+  stream.x = BeforeAttention(x);
   stream.memory = replaced_ ? memory : Before(memory, norm_.get());
   const AttentionLayer::Attended attended = attention_->Bidirectional(stream, &stream.handles);
   stream.memory = replaced_             ? attended.packed

@@ -11,12 +11,18 @@ struct Arguments {
   Mask mask;  // never given: every element is for itself
 };
 
+template <class Run>
+void FloatOrBFloat16(const at::Tensor& x, Run&& run) {
+  x.scalar_type() == at::kFloat ? run(float{}) : run(BFloat16{});
+}
+
 struct Op {
   static constexpr const char* kSchema = "gelu(Tensor x) -> Tensor";
   using Arguments = gelu::Arguments;
   static constexpr auto kFields = [](auto& a) { return std::tie(a.x); };
   static constexpr size_t kOutputs = 1, kDifferentiable = 1;
   static constexpr int64_t kTime = 0;
+  static constexpr bool kBFloat16 = true;
   static const at::Tensor& Tokens(const Arguments& a) { return a.x; }
 
   static void Check(const Arguments& a) {
@@ -35,7 +41,8 @@ struct Op {
       return;
     }
     const at::Tensor x = a.x.contiguous();
-    cistern::Gelu(x.numel(), x.const_data_ptr<float>(), y[0].mutable_data_ptr<float>());
+    FloatOrBFloat16(
+        x, [&]<class T>(T) { cistern::Gelu<T>(x.numel(), ConstData<T>(x), MutableData<T>(y[0])); });
   }
 
   static Tensors Keep(const Arguments&, const Tensors&) { return {}; }
@@ -43,8 +50,9 @@ struct Op {
   static Tensors Backward(const Arguments& a, const RowMask&, const Tensors& g, const Tensors&) {
     if (a.x.scalar_type() == at::kDouble) return {at::gelu_backward(g[0], a.x)};
     const at::Tensor x = a.x.contiguous(), dy = g[0].contiguous(), dx = LikePlain(x);
-    GeluBackward(x.numel(), dy.const_data_ptr<float>(), x.const_data_ptr<float>(),
-                 dx.mutable_data_ptr<float>());
+    FloatOrBFloat16(x, [&]<class T>(T) {
+      GeluBackward<T>(x.numel(), ConstData<T>(dy), ConstData<T>(x), MutableData<T>(dx));
+    });
     return {dx};
   }
 };

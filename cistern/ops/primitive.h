@@ -34,6 +34,7 @@
 //   Keep(a, outputs)    leaves undefined what the backward does not need
 //   InPlace(a)          the outputs, not filled, but for the states after, which are those of a
 //                       themselves: Forward finds them there and moves them on
+//   kBFloat16 = true    the kernels take tokens in bfloat16 as well; else those are composed
 #include <ATen/ATen.h>
 #include <c10/core/TensorOptions.h>
 #include <torch/csrc/autograd/autograd.h>
@@ -51,12 +52,6 @@
 namespace cistern::ops {
 
 using Tensors = std::vector<at::Tensor>;
-
-// run(float{}) or run(double{}), as x is.
-template <class Run>
-void DispatchType(const at::Tensor& x, Run&& run) {
-  x.scalar_type() == at::kFloat ? run(float{}) : run(double{});
-}
 
 inline OptionalTensor Given(const at::Tensor& x) {
   return x.defined() ? OptionalTensor(x) : std::nullopt;
@@ -137,7 +132,7 @@ class OpPairOf<P, std::tuple<F&...>> {
   static Outputs CallInPlace(Arguments& a) {
     const at::Tensor& tokens = P::Tokens(a);
     bool plain =
-        !a.mask.valid && ActiveImpl() == Impl::kKernel && UsesKernel(tokens) && NobodyWatchesOps();
+        !a.mask.valid && ActiveImpl() == Impl::kKernel && OnCpu(tokens) && NobodyWatchesOps();
     EachInput(a, [&](const at::Tensor& t) {
       plain = plain && IsPlain(t) && !(c10::GradMode::is_enabled() && t.requires_grad()) &&
               !t._fw_grad(0).defined();
@@ -244,11 +239,18 @@ class OpPairOf<P, std::tuple<F&...>> {
     return x;
   }
 
+  // Whether the CPU's kernels, or the reference, serve x.
+  static bool OnCpu(const at::Tensor& x) {
+    if constexpr (requires { P::kBFloat16; }) {
+      if (x.scalar_type() == at::kBFloat16)
+        return ActiveImpl() == Impl::kKernel && x.device().is_cpu();
+    }
+    return UsesKernel(x) && (kHasReference || ActiveImpl() == Impl::kKernel);
+  }
   // Whether below Autograd there is a kernel that serves x.
   static bool HasKernel(const at::Tensor& x) {
     if (x.is_meta()) return true;
-    if (x.device().is_cpu())
-      return UsesKernel(x) && (kHasReference || ActiveImpl() == Impl::kKernel);
+    if (x.device().is_cpu()) return OnCpu(x);
     if (ActiveImpl() != Impl::kKernel) return false;
     const auto key = c10::computeDispatchKey(x.scalar_type(), x.layout(), x.device());
     return Op().hasKernelForDispatchKey(key) && BackwardOp().hasKernelForDispatchKey(key);

@@ -7,7 +7,9 @@
 #include <c10/util/Exception.h>
 
 #include <optional>
+#include <type_traits>
 
+#include "cistern/kernels/bfloat16.h"
 #include "cistern/kernels/rows.h"
 #include "cistern/ops/mask.h"
 #include "cistern/ops/output_memory.h"
@@ -21,13 +23,42 @@ inline at::Tensor UnitStride(const at::Tensor& x) {
   return x.stride(-1) == 1 || x.size(-1) <= 1 ? x : x.contiguous();
 }
 
+// A tensor's values for a kernel, of which ours names bfloat16 in its own way.
+template <class T>
+const T* ConstData(const at::Tensor& x) {
+  if constexpr (std::is_same_v<T, BFloat16>) {
+    return reinterpret_cast<const T*>(x.const_data_ptr<at::BFloat16>());
+  } else {
+    return x.const_data_ptr<T>();
+  }
+}
+template <class T>
+T* MutableData(const at::Tensor& x) {
+  if constexpr (std::is_same_v<T, BFloat16>) {
+    return reinterpret_cast<T*>(x.mutable_data_ptr<at::BFloat16>());
+  } else {
+    return x.mutable_data_ptr<T>();
+  }
+}
+
+// run(float{}) or run(double{}), as x is.
+template <class Run>
+void DispatchType(const at::Tensor& x, Run&& run) {
+  x.scalar_type() == at::kFloat ? run(float{}) : run(double{});
+}
+// The same for what kernels take as it is stored: run(BFloat16{}) as well.
+template <class Run>
+void DispatchStored(const at::Tensor& x, Run&& run) {
+  x.scalar_type() == at::kBFloat16 ? run(BFloat16{}) : DispatchType(x, run);
+}
+
 template <class T>
 Rows<const T> InputRows(const at::Tensor& x) {
-  return {x.const_data_ptr<T>(), x.stride(0), x.stride(1), x.stride(2)};
+  return {ConstData<T>(x), x.stride(0), x.stride(1), x.stride(2)};
 }
 template <class T>
 Rows<T> OutputRows(const at::Tensor& x) {
-  return {x.mutable_data_ptr<T>(), x.stride(0), x.stride(1), x.stride(2)};
+  return {MutableData<T>(x), x.stride(0), x.stride(1), x.stride(2)};
 }
 
 // A [B,H,T,w] tensor stored as [B,T,H,w], so that merging the heads afterwards is a view. Where

@@ -65,4 +65,10 @@ BFloat16Scope::~BFloat16Scope() {
   at::autocast::set_autocast_enabled(type_, false);
 }
 
+bool MapsTakeBFloat16(const at::Tensor& x) {
+  return x.device().is_cpu() && x.scalar_type() == at::kFloat &&
+         at::autocast::is_autocast_enabled(at::kCPU) &&
+         at::autocast::get_autocast_dtype(at::kCPU) == at::kBFloat16;
+}
+
 }  // namespace cistern

@@ -33,4 +33,7 @@ class BFloat16Scope {
   at::DeviceType type_;
 };
 
+// Whether linear maps on the CPU take x, in float, as bfloat16.
+bool MapsTakeBFloat16(const at::Tensor& x);
+
 }  // namespace cistern
