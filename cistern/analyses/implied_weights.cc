@@ -73,6 +73,11 @@ ImpliedWeights::ImpliedWeights(const CapturedLayer& layer, int64_t row)
   probe_values_ = at::matmul(v[0], Direction(v));  // [H,S]
   const at::Tensor y = RowOf(layer.y, row)[0];
   probe_out_ = at::matmul(y, Direction(y));  // [H,T]
+  const std::vector<Projection>& projections = core_->Projections();
+  resumes_ = layer.form == Form::kCausal && handles_.empty() && !mask_.lengths && !mask_.starts &&
+             !mask_.valid &&
+             std::all_of(projections.begin(), projections.end(),
+                         [](const Projection& p) { return p.OfTokens(); });
   softmax_ = info.name == "softmax" && !cross && !layer.core->dims().relative && !mask_.starts;
   if (!softmax_) return;
   scale_ = layer.options.mechanism_options.value("scale", "sqrt") == "unit"
@@ -165,6 +170,7 @@ at::Tensor ImpliedWeights::Columns(int64_t begin, int64_t count) const {
   }
   if (unpacking_.defined())
     return at::matmul(unpacking_, packing_.mean(0).narrow(1, begin, count).to(unpacking_.dtype()));
+  if (resumes_) return CausalColumns(begin, count);
   const bool cross = layer_.form == Form::kCross;
   Tensors x, written;
   int64_t copies = 0;
@@ -183,6 +189,43 @@ at::Tensor ImpliedWeights::Columns(int64_t begin, int64_t count) const {
   if (layer_.form != Form::kBidirectional) state = core_->EmptyState(copies, options);
   if (cross) core_->Write(written, state, Copies(written_mask_, copies));
   return AsColumns(core_->Attend(layer_.form, x, &state, mask, handles), count);
+}
+
+// Queries before `begin` see none of these sources: 0.
+at::Tensor ImpliedWeights::CausalColumns(int64_t begin, int64_t count) const {
+  const auto options = layer_.y.options().requires_grad(false);
+  const auto piece = [&](int64_t from, int64_t to) {
+    Tensors x;
+    for (const at::Tensor& t : x_) x.push_back(t.defined() ? t.narrow(2, from, to - from) : t);
+    return x;
+  };
+  Handles none;
+  if (prefix_.tensors.empty() || begin < prefix_tokens_) {
+    prefix_ = core_->EmptyState(1, options);
+    prefix_tokens_ = 0;
+  }
+  if (prefix_tokens_ < begin) {
+    Tensors x = piece(prefix_tokens_, begin);
+    for (const size_t i : values_) x[i] = at::zeros_like(x[i]);
+    core_->Attend(Form::kCausal, x, &prefix_, {}, none);
+    prefix_tokens_ = begin;
+  }
+  Tensors x = piece(begin, queries_);
+  int64_t copies = 0;
+  for (const size_t i : values_) {
+    const at::Tensor identity = IdentityValues(x[i], 0, count);
+    if (copies == 0) {
+      copies = identity.size(0);
+      x = Copies(x, copies);
+    }
+    x[i] = identity;
+  }
+  State state = prefix_.Reorder(at::zeros({copies}, options.dtype(at::kLong)));
+  const at::Tensor seen = AsColumns(core_->Attend(Form::kCausal, x, &state, {}, none), count);
+  if (begin == 0) return seen;
+  const at::Tensor all = at::zeros({heads_, queries_, count}, seen.options());
+  all.narrow(1, begin, queries_ - begin).copy_(seen);
+  return all;
 }
 
 at::Tensor ImpliedWeights::Probe(int64_t begin, const at::Tensor& columns) const {

@@ -40,7 +40,8 @@ class ImpliedWeights {
   int64_t queries() const { return queries_; }
   int64_t sources() const { return sources_; }
   // [H,T,count]: weights of sources begin .. begin+count-1. Memory O(H T count) for the result and
-  // count/d copies of the row's projections while it is made.
+  // count/d copies of the row's projections while it is made. A causal core begins at `begin`, from
+  // the state that it has there, so blocks are best asked for in ascending order.
   at::Tensor Columns(int64_t begin, int64_t count) const;
   // All of them, [H,T,S], checked: Error where they do not give the layer's output.
   at::Tensor All() const;
@@ -56,6 +57,7 @@ class ImpliedWeights {
 
  private:
   void PrepareMemory();
+  at::Tensor CausalColumns(int64_t begin, int64_t count) const;
 
   const CapturedLayer& layer_;
   int64_t row_, heads_, queries_, sources_;
@@ -69,6 +71,11 @@ class ImpliedWeights {
   // all of them are made at once and kept.
   at::Tensor Scores(int64_t first, int64_t queries, int64_t begin, int64_t count) const;
   void PrepareWhole();
+  // Of a causal core whose tokens are all there is: the state before token prefix_tokens_, with
+  // values of zero.
+  bool resumes_ = false;
+  mutable State prefix_;
+  mutable int64_t prefix_tokens_ = 0;
   bool softmax_ = false;
   double scale_ = 1;
   at::Tensor total_, whole_, unpacking_, packing_;

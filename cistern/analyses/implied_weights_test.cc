@@ -112,6 +112,31 @@ TEST(ImpliedWeights, WindowIsABand) {
   ExpectWeights(w[0], Normalised(want), 1e-12, "window");
 }
 
+// Blocks of columns, which begin from the state before them, in any order.
+TEST(ImpliedWeights, CausalBlocksAreTheWhole) {
+  const at::NoGradGuard guard;
+  int64_t looked_at = 0;
+  for (const MechanismInfo* info : Mechanisms()) {
+    if (!info->Supports(Form::kCausal)) continue;
+    const Ran ran = RunLayer(LayerOptions(info->name, Json::object(), Form::kCausal));
+    try {
+      const ImpliedWeights weights(ran.captured, 1);
+      const at::Tensor all = weights.All();
+      ++looked_at;
+      for (const auto& [begin, count] :
+           std::vector<std::pair<int64_t, int64_t>>{{0, 2}, {5, 4}, {2, 3}, {8, 1}, {4, 5}}) {
+        const at::Tensor part = weights.Columns(begin, count);
+        ExpectClose(part, all.narrow(2, begin, count), 1e-10,
+                    info->name + " from " + std::to_string(begin), 1);
+        EXPECT_EQ(part.narrow(1, 0, begin).abs().sum().item<double>(), 0) << info->name;
+      }
+    } catch (const Error& e) {
+      ExpectContains(e.what(), {info->name});  // one that has no weights says so
+    }
+  }
+  EXPECT_GE(looked_at, 15);
+}
+
 TEST(ImpliedWeights, LinearAttention) {
   for (const Form form : {Form::kBidirectional, Form::kCausal}) {
     const Ran ran = RunLayer(LayerOptions("linear", Json::object(), form));

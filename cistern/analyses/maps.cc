@@ -9,11 +9,13 @@
 #include "cistern/analyses/parallel_rows.h"
 #include "cistern/analyses/weighted_words.h"
 #include "cistern/base/error.h"
+#include "cistern/kernels/weight_sums.h"
+#include "cistern/ops/tensor_rows.h"
 
 namespace cistern {
 namespace {
 
-constexpr int64_t kColumns = 256;      // of W at a time
+constexpr int64_t kColumns = 128;      // of W at a time
 constexpr int64_t kRankLength = 1024;  // most tokens of a row whose rank is measured
 constexpr int64_t kMostCells = 256;    // of a picture's side
 
@@ -84,15 +86,14 @@ void MapsAnalysis::AddRow(const CapturedLayer& layer, int64_t row, bool rank,
   const int64_t queries = all ? layer.queries() : layer.RealQueries(row),
                 sources = all ? layer.sources() : layer.RealSources(row);
   if (queries == 0 || sources == 0) return;
-  const auto real = at::TensorOptions().dtype(at::kDouble).device(layer.y.device());
+  const auto real = at::TensorOptions(at::kDouble);
   const int64_t heads = layer.heads(),
                 pool = (std::max(queries, sources) + kMostCells - 1) / kMostCells,
                 step = (kColumns + pool - 1) / pool * pool;
   const bool ranked = rank && std::max(queries, sources) <= kRankLength;
   const int64_t asked = options_.query > 0 ? std::min(options_.query, queries) - 1 : queries - 1;
-  const at::Tensor t = at::arange(queries, real).unsqueeze(1);
-  at::Tensor absolute = at::zeros({heads, queries}, real), logs = at::zeros_like(absolute),
-             distance = at::zeros_like(absolute), sum = at::zeros_like(absolute), probe;
+  std::vector<WeightSums> totals(size_t(heads * queries));
+  at::Tensor probe;
   std::vector<at::Tensor> whole, cells, seen;
   for (int64_t begin = 0; begin < layer.sources(); begin += step) {
     const int64_t count = std::min(step, layer.sources() - begin);
@@ -101,21 +102,15 @@ void MapsAnalysis::AddRow(const CapturedLayer& layer, int64_t row, bool rank,
     if (part.defined()) probe = probe.defined() ? probe + part : part;
     const int64_t kept = std::min(count, sources - begin);
     if (kept <= 0) continue;
-    const at::Tensor w = columns.narrow(1, 0, queries).narrow(2, 0, kept);
-    // Earlier queries of a causal layer do not see these columns. Sums of a block are in the
-    // layer's type, those over blocks in double.
-    const int64_t first = causal ? std::min(begin, queries) : 0, seeing = queries - first;
-    if (seeing > 0) {
-      const at::Tensor below = w.narrow(1, first, seeing), a = below.abs();
-      absolute.narrow(1, first, seeing) += a.sum(2);
-      logs.narrow(1, first, seeing) += (a * a.clamp_min(1e-30).log()).sum(2);
-      sum.narrow(1, first, seeing) += below.sum(2);
-      if (layer.form != Form::kCross) {
-        const at::Tensor apart =
-            (t.narrow(0, first, seeing) - at::arange(begin, begin + kept, real)).abs();
-        distance.narrow(1, first, seeing) += (a * apart.to(a.scalar_type())).sum(2);
-      }
-    }
+    const at::Tensor w =
+        ops::UnitStride(columns.narrow(1, 0, queries).narrow(2, 0, kept).to(at::kCPU));
+    // Earlier queries of a causal layer do not see these columns.
+    const int64_t first = causal ? std::min(begin, queries) : 0;
+    ops::DispatchType(w, [&]<class T>(T) {
+      AddWeightSums<T>({w.const_data_ptr<T>() + first * w.stride(1), heads, queries - first, kept,
+                        w.stride(0), w.stride(1), first, begin},
+                       queries, totals.data());
+    });
     if (!ranked && !drawn) continue;
     const at::Tensor exact = w.to(at::kDouble);
     if (ranked) whole.push_back(exact);
@@ -124,6 +119,9 @@ void MapsAnalysis::AddRow(const CapturedLayer& layer, int64_t row, bool rank,
     cells.push_back(BlockMeans(exact, pool));
   }
   weights.Check(probe);
+  const at::Tensor table = at::from_blob(totals.data(), {heads, queries, 4}, real);
+  const at::Tensor absolute = table.select(2, 0), logs = table.select(2, 1),
+                   sum = table.select(2, 2), distance = table.select(2, 3);
   const at::Tensor size = absolute.clamp_min(1e-300), negative = (absolute - sum) / 2;
   const at::Tensor entropy = size.log() - logs / size;  // [H,T]
   const at::Tensor visible = causal ? at::arange(1, queries + 1, real).clamp_max(double(sources))
