@@ -146,15 +146,24 @@ at::Tensor AbcMechanism::DefinedFadingOf(const std::vector<at::Tensor>& seen) co
   return decay_options_.gated() ? DefinedFading(seen[gate_], decay_options_) : at::Tensor();
 }
 
+bool AbcMechanism::Fused() const {
+  return weights_ == Weights::kEverySlot && !HoldsSums() && !(is_training() && dims().dropout > 0);
+}
+
 at::Tensor AbcMechanism::ExtendWith(const at::Tensor& s, const std::vector<at::Tensor>& x,
                                     State& state, const ops::Mask& mask) {
   // Where each token writes all slots, one that reads has itself been written to all of them: no
   // slot is empty. A log-weight of -inf leaves a slot out.
   const bool every_slot = weights_ == Weights::kEverySlot && ops::AllFinite(s);
-  if (every_slot && !HoldsSums() && !(is_training() && dims().dropout > 0)) {
+  if (every_slot && Fused()) {
     const double scale = 1.0 / std::sqrt(double(dims().dim) / double(dims().heads));
     return ops::AbcExtend(x[q_], x[k_], x[v_], s, state[key_memory_], state[value_memory_],
                           state[z_], scale, mask);
+  }
+  if (s.scalar_type() == at::kBFloat16) {
+    std::vector<at::Tensor> floats;
+    for (const at::Tensor& t : x) floats.push_back(t.defined() ? t.to(at::kFloat) : t);
+    return ExtendWith(s.to(at::kFloat), floats, state, mask).to(at::kBFloat16);
   }
   const bool want_z = (masked_ || HoldsSums()) && !every_slot;
   at::Tensor z = state[z_].clone();  // both memories go on from it

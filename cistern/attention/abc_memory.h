@@ -51,6 +51,9 @@ class AbcMechanism : public Mechanism {
   // Slots that hold sums and not means: what a slot's sum is divided by, [] or [B,1,1,1] for the
   // tokens [B] that the rows have seen.
   virtual bool HoldsSums() const { return false; }
+  // Whether matching and reading are one op, as long as all log-weights are finite.
+  bool Fused() const;
+  bool gated() const { return decay_options_.gated(); }
   virtual at::Tensor SumDivisor(const at::Tensor&) const { return {}; }
 
   // The weights [B,H,n,S] by which slots hold the tokens `seen` in the definition, of one document

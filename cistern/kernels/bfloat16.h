@@ -26,4 +26,16 @@ struct BFloat16 {
 };
 static_assert(sizeof(BFloat16) == 2);
 
+// What kernels compute in, given tokens of S.
+template <class S>
+struct ComputedIn {
+  using Type = S;
+};
+template <>
+struct ComputedIn<BFloat16> {
+  using Type = float;
+};
+template <class S>
+using ComputeType = typename ComputedIn<S>::Type;
+
 }  // namespace cistern

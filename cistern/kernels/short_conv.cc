@@ -10,18 +10,20 @@
 #define HWY_TARGET_INCLUDE "cistern/kernels/short_conv.cc"
 #include "hwy/foreach_target.h"  // must come before highway.h
 
+#include "cistern/kernels/staged_rows-inl.h"
 #include "hwy/highway.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace cistern {
 namespace HWY_NAMESPACE {
 
-namespace hn = hwy::HWY_NAMESPACE;
-
+// Tokens of a batch row, from token `first` on: those of the tensor itself, or copies.
 template <class T>
-using Tag = hn::ScalableTag<T>;
-template <class T>
-using Vec = hn::Vec<Tag<T>>;
+struct ConvTokens {
+  T* At(int64_t t) const { return data + (t - first) * time; }
+  T* data;
+  int64_t time, first = 0;
+};
 
 // One batch row seen from the filter. Tap j of token t meets token t - (K-1) + j + ahead; negative
 // tokens are rows of the state.
@@ -57,8 +59,8 @@ struct ConvRow {
     return state == nullptr ? nullptr : state + (b * reach() + reach() + t) * channels;
   }
   // Token t of x, or of the state; null where there is none.
-  const T* Token(const Rows<const T>& x, const T* state, int64_t t) const {
-    return t >= length ? nullptr : t >= 0 ? x.At(b, 0, t) : StateRow(state, t);
+  const T* Token(const ConvTokens<const T>& x, const T* state, int64_t t) const {
+    return t >= length ? nullptr : t >= 0 ? x.At(t) : StateRow(state, t);
   }
 
   int64_t b, channels, taps, ahead, length;
@@ -148,8 +150,8 @@ void AddOuter(int64_t channels, int64_t taps, const T* const* g, const T* const*
 
 // y of tokens [begin, end) of one batch row.
 template <class T>
-void ForwardTokens(const ConvRow<T>& row, const Rows<const T>& x, const T* wt, const T* state,
-                   int64_t begin, int64_t end, const Rows<T>& y) {
+void ForwardTokens(const ConvRow<T>& row, const ConvTokens<const T>& x, const T* wt, const T* state,
+                   int64_t begin, int64_t end, const ConvTokens<T>& y) {
   std::vector<const T*> rows(static_cast<size_t>(row.taps + kTile - 1));
   T* out[kTile];
   const int64_t real = std::min(end, row.length);
@@ -162,25 +164,23 @@ void ForwardTokens(const ConvRow<T>& row, const Rows<const T>& x, const T* wt, c
     const int64_t cut = tile ? -row.taps : row.LastStart(first, t), count = tile ? kTile : 1;
     for (int64_t p = 0; p < row.taps + count - 1; ++p)
       rows[p] = first + p < cut ? nullptr : row.Token(x, state, first + p);
-    for (int64_t r = 0; r < count; ++r) out[r] = y.At(row.b, 0, t + r);
+    for (int64_t r = 0; r < count; ++r) out[r] = y.At(t + r);
     (tile ? Correlate<T, kTile> : Correlate<T, 1>)(row.channels, row.taps, rows.data(), wt, out);
     t += count;
   }
   for (int64_t t = std::max(begin, row.length); t < end; ++t)
-    std::fill_n(y.At(row.b, 0, t), row.channels, T{0});
+    std::fill_n(y.At(t), row.channels, T{0});
 }
 
 // dx of tokens [begin, end) of one batch row; negative ones are rows of dstate_in. reversed: the
 // filter's taps in reversed order.
 template <class T>
-void BackwardTokens(const ConvRow<T>& row, const Rows<const T>& dy, const T* dstate_out,
-                    const T* reversed, int64_t begin, int64_t end, const Rows<T>& dx,
+void BackwardTokens(const ConvRow<T>& row, const ConvTokens<const T>& dy, const T* dstate_out,
+                    const T* reversed, int64_t begin, int64_t end, const ConvTokens<T>& dx,
                     T* dstate_in) {
   std::vector<const T*> rows(static_cast<size_t>(row.taps + kTile - 1));
   T* out[kTile];
-  const auto gradient = [&](int64_t i) {
-    return i >= 0 ? dx.At(row.b, 0, i) : row.StateRow(dstate_in, i);
-  };
+  const auto gradient = [&](int64_t i) { return i >= 0 ? dx.At(i) : row.StateRow(dstate_in, i); };
   const int64_t real = std::min(end, row.length);
   for (int64_t i = begin; i < real;) {
     const int64_t first = i - row.ahead, reach = row.reach();  // the first token that meets i
@@ -189,7 +189,7 @@ void BackwardTokens(const ConvRow<T>& row, const Rows<const T>& dy, const T* dst
     const int64_t cut = tile ? row.length : row.NextStart(i, i + reach), count = tile ? kTile : 1;
     for (int64_t q = 0; q < row.taps + count - 1; ++q) {
       const int64_t t = first + q;
-      rows[q] = t >= 0 && t < cut ? dy.At(row.b, 0, t) : nullptr;
+      rows[q] = t >= 0 && t < cut ? dy.At(t) : nullptr;
     }
     for (int64_t r = 0; r < count; ++r) out[r] = gradient(i + r);
     (tile ? Correlate<T, kTile> : Correlate<T, 1>)(row.channels, row.taps, rows.data(), reversed,
@@ -210,8 +210,9 @@ void BackwardTokens(const ConvRow<T>& row, const Rows<const T>& dy, const T* dst
 
 // dw [K, C] += what tokens [begin, end) of one batch row give it.
 template <class T>
-void BackwardFilter(const ConvRow<T>& row, const Rows<const T>& dy, const Rows<const T>& x,
-                    const T* state, int64_t begin, int64_t end, double* dw) {
+void BackwardFilter(const ConvRow<T>& row, const ConvTokens<const T>& dy,
+                    const ConvTokens<const T>& x, const T* state, int64_t begin, int64_t end,
+                    double* dw) {
   constexpr int64_t kFlush = 64;  // tokens summed in T, beyond in double
   std::vector<const T*> rows(static_cast<size_t>(row.taps + kTile - 1));
   std::vector<T> part(static_cast<size_t>(row.taps * row.channels));
@@ -229,7 +230,7 @@ void BackwardFilter(const ConvRow<T>& row, const Rows<const T>& dy, const Rows<c
     const int64_t cut = tile ? -row.taps : row.LastStart(first, t), count = tile ? kTile : 1;
     for (int64_t p = 0; p < row.taps + count - 1; ++p)
       rows[p] = first + p < cut ? nullptr : row.Token(x, state, first + p);
-    for (int64_t r = 0; r < count; ++r) g[r] = dy.At(row.b, 0, t + r);
+    for (int64_t r = 0; r < count; ++r) g[r] = dy.At(t + r);
     (tile ? AddOuter<T, kTile> : AddOuter<T, 1>)(row.channels, row.taps, g, rows.data(),
                                                  part.data());
     t += count;
@@ -241,7 +242,8 @@ void BackwardFilter(const ConvRow<T>& row, const Rows<const T>& dy, const Rows<c
 // state_out[i] = token length - (K-1) + i, or zero before the last document start. Ascending, so
 // state_out may be state_in.
 template <class T>
-void NextState(const ConvRow<T>& row, const Rows<const T>& x, const T* state_in, T* state_out) {
+void NextState(const ConvRow<T>& row, const ConvTokens<const T>& x, const T* state_in,
+               T* state_out) {
   const int64_t reach = row.reach(), first = row.LastStart(row.length - 1 - reach, row.length - 1);
   for (int64_t i = 0; i < reach; ++i) {
     const int64_t t = row.length - reach + i;
@@ -275,37 +277,109 @@ void ForEachBlock(const ConvShape& shape, const RowMask& mask, int64_t block, co
   });
 }
 
-template <class T>
-void ConvAll(const ConvShape& shape, const Rows<const T>& x, const T* w, const T* state_in,
-             const RowMask& mask, const Rows<T>& y, T* state_out) {
-  const std::vector<T> wt = TapsFirst(shape, w, false);
-  ForEachBlock<T>(shape, mask, 256,
-                  [&](const ConvRow<T>& row, int64_t begin, int64_t end, int64_t) {
-                    ForwardTokens(row, x, wt.data(), state_in, begin, end, y);
-                  });
-  if (state_out == nullptr) return;
-  for (int64_t b = 0; b < shape.batch; ++b)
-    NextState(ConvRow<T>(shape, mask, b), x, state_in, state_out);
+// Tokens [begin, end) of a row, as far as it has them: where they lie, or copies in float.
+template <class S>
+ConvTokens<const ComputeType<S>> Given(const ConvRow<ComputeType<S>>& row, const Rows<const S>& x,
+                                       int64_t begin, int64_t end, Staging* staging) {
+  if constexpr (std::is_same_v<S, BFloat16>) {
+    begin = std::max<int64_t>(begin, 0);
+    end = std::max(begin, std::min(end, row.length));
+    const auto width = static_cast<size_t>(row.channels);
+    const Sequence<const float> copy =
+        staging->Copy({begin < end ? x.At(row.b, 0, begin) : nullptr, static_cast<size_t>(x.time)},
+                      static_cast<size_t>(end - begin), width);
+    return {copy.data, copy.time, begin};
+  } else {
+    return {x.At(row.b, 0, 0), x.time};
+  }
 }
 
-template <class T>
-void ConvBackwardAll(const ConvShape& shape, const Rows<const T>& dy, const T* dstate_out,
-                     const Rows<const T>& x, const T* w, const T* state_in, const RowMask& mask,
-                     const Rows<T>& dx, T* dw, T* dstate_in) {
-  constexpr int64_t kBlock = 1024;
+// Tokens [begin, end) for results: in their place, or to be rounded there by Put.
+template <class S>
+ConvTokens<ComputeType<S>> Wanted(const ConvRow<ComputeType<S>>& row, const Rows<S>& y,
+                                  int64_t begin, int64_t end, Staging* staging) {
+  if constexpr (std::is_same_v<S, BFloat16>) {
+    begin = std::max<int64_t>(begin, 0);
+    const Sequence<float> room =
+        staging->Take(static_cast<size_t>(end - begin), static_cast<size_t>(row.channels));
+    return {room.data, room.time, begin};
+  } else {
+    return {y.At(row.b, 0, 0), y.time};
+  }
+}
+template <class S>
+void Put(const ConvRow<ComputeType<S>>& row, const ConvTokens<ComputeType<S>>& from, int64_t begin,
+         int64_t end, const Rows<S>& y) {
+  if constexpr (std::is_same_v<S, BFloat16>) {
+    for (int64_t t = std::max<int64_t>(begin, 0); t < end; ++t)
+      ConvertRow(static_cast<size_t>(row.channels), from.At(t), y.At(row.b, 0, t));
+  }
+}
+
+// Room for copies of `tensors` tensors' tokens of a block, with their neighbours.
+template <class S>
+Staging ConvStaging(const ConvShape& shape, int64_t block, int64_t tensors) {
+  const bool copies = std::is_same_v<S, BFloat16>;
+  return {copies ? static_cast<size_t>(tensors * (std::min(block, shape.length) + 2 * shape.taps) *
+                                       shape.channels)
+                 : 0,
+          static_cast<size_t>(tensors)};
+}
+
+template <class S>
+void ConvAll(const ConvShape& shape, const Rows<const S>& x, const ComputeType<S>* w,
+             const ComputeType<S>* state_in, const RowMask& mask, const Rows<S>& y,
+             ComputeType<S>* state_out) {
+  using T = ComputeType<S>;
+  constexpr int64_t kBlock = std::is_same_v<S, T> ? 256 : 64;
+  const std::vector<T> wt = TapsFirst(shape, w, false);
+  ForEachBlock<T>(
+      shape, mask, kBlock, [&](const ConvRow<T>& row, int64_t begin, int64_t end, int64_t) {
+        Staging staging = ConvStaging<S>(shape, kBlock, 2);
+        const auto from =
+            Given<S>(row, x, begin - row.reach() + row.ahead, end + row.ahead, &staging);
+        const auto to = Wanted<S>(row, y, begin, end, &staging);
+        ForwardTokens(row, from, wt.data(), state_in, begin, end, to);
+        Put<S>(row, to, begin, end, y);
+      });
+  if (state_out == nullptr) return;
+  for (int64_t b = 0; b < shape.batch; ++b) {
+    const ConvRow<T> row(shape, mask, b);
+    Staging staging = ConvStaging<S>(shape, shape.taps, 1);
+    NextState(row, Given<S>(row, x, row.length - row.reach(), row.length, &staging), state_in,
+              state_out);
+  }
+}
+
+template <class S>
+void ConvBackwardAll(const ConvShape& shape, const Rows<const S>& dy,
+                     const ComputeType<S>* dstate_out, const Rows<const S>& x,
+                     const ComputeType<S>* w, const ComputeType<S>* state_in, const RowMask& mask,
+                     const Rows<S>& dx, ComputeType<S>* dw, ComputeType<S>* dstate_in) {
+  using T = ComputeType<S>;
+  constexpr int64_t kBlock = 1024, kPart = std::is_same_v<S, T> ? kBlock : 64;
   const std::vector<T> reversed = TapsFirst(shape, w, true);
   const size_t size = static_cast<size_t>(shape.taps * shape.channels);
   const int64_t parts = shape.batch * std::max<int64_t>(1, (shape.length + kBlock - 1) / kBlock);
   std::vector<double> part(
       static_cast<size_t>(parts) *
       size);  // each block's dw, added in their order: the same for any threads
-  ForEachBlock<T>(shape, mask, kBlock,
-                  [&](const ConvRow<T>& row, int64_t begin, int64_t end, int64_t n) {
-                    const int64_t first = begin == 0 && dstate_in != nullptr ? -row.reach() : begin;
-                    BackwardTokens(row, dy, dstate_out, reversed.data(), first, end, dx, dstate_in);
-                    BackwardFilter(row, dy, x, state_in, begin, end,
-                                   part.data() + static_cast<size_t>(n) * size);
-                  });
+  ForEachBlock<T>(
+      shape, mask, kBlock, [&](const ConvRow<T>& row, int64_t begin, int64_t end, int64_t n) {
+        for (int64_t t = begin; t == begin || t < end; t += kPart) {
+          const int64_t last = std::min(t + kPart, end),
+                        first = t == 0 && dstate_in != nullptr ? -row.reach() : t;
+          Staging staging = ConvStaging<S>(shape, kPart, 3);
+          const auto g = Given<S>(row, dy, first - row.ahead, last + row.reach(), &staging);
+          const auto from =
+              Given<S>(row, x, t - row.reach() + row.ahead, last + row.ahead, &staging);
+          const auto to = Wanted<S>(row, dx, t, last, &staging);
+          BackwardTokens(row, g, dstate_out, reversed.data(), first, last, to, dstate_in);
+          BackwardFilter(row, g, from, state_in, t, last,
+                         part.data() + static_cast<size_t>(n) * size);
+          Put<S>(row, to, t, last, dx);
+        }
+      });
   for (int64_t n = 1; n < parts; ++n) {
     for (size_t i = 0; i < size; ++i) part[i] += part[static_cast<size_t>(n) * size + i];
   }
@@ -315,18 +389,23 @@ void ConvBackwardAll(const ConvShape& shape, const Rows<const T>& dy, const T* d
   }
 }
 
-#define CISTERN_SHORT_CONV(Suffix, T)                                                            \
-  void Conv##Suffix(const ConvShape& shape, Rows<const T> x, const T* w, const T* state_in,      \
-                    const RowMask& mask, Rows<T> y, T* state_out) {                              \
-    ConvAll<T>(shape, x, w, state_in, mask, y, state_out);                                       \
-  }                                                                                              \
-  void ConvBackward##Suffix(const ConvShape& shape, Rows<const T> dy, const T* dstate_out,       \
-                            Rows<const T> x, const T* w, const T* state_in, const RowMask& mask, \
-                            Rows<T> dx, T* dw, T* dstate_in) {                                   \
-    ConvBackwardAll<T>(shape, dy, dstate_out, x, w, state_in, mask, dx, dw, dstate_in);          \
+#define CISTERN_CONV_ARGUMENTS(T)                                                                 \
+  const ConvShape &shape, Rows<const T> x, const ComputeType<T>*w, const ComputeType<T>*state_in, \
+      const RowMask &mask, Rows<T> y, ComputeType<T>*state_out
+#define CISTERN_CONV_BACKWARD_ARGUMENTS(T)                                                    \
+  const ConvShape &shape, Rows<const T> dy, const ComputeType<T>*dstate_out, Rows<const T> x, \
+      const ComputeType<T>*w, const ComputeType<T>*state_in, const RowMask &mask, Rows<T> dx, \
+      ComputeType<T>*dw, ComputeType<T>*dstate_in
+#define CISTERN_SHORT_CONV(T, Suffix)                                                   \
+  void Conv##Suffix(CISTERN_CONV_ARGUMENTS(T)) {                                        \
+    ConvAll<T>(shape, x, w, state_in, mask, y, state_out);                              \
+  }                                                                                     \
+  void ConvBackward##Suffix(CISTERN_CONV_BACKWARD_ARGUMENTS(T)) {                       \
+    ConvBackwardAll<T>(shape, dy, dstate_out, x, w, state_in, mask, dx, dw, dstate_in); \
   }
-CISTERN_SHORT_CONV(Float, float)
-CISTERN_SHORT_CONV(Double, double)
+CISTERN_SHORT_CONV(float, Float)
+CISTERN_SHORT_CONV(double, Double)
+CISTERN_SHORT_CONV(BFloat16, BFloat16)
 #undef CISTERN_SHORT_CONV
 
 }  // namespace HWY_NAMESPACE
@@ -338,33 +417,25 @@ namespace cistern {
 
 HWY_EXPORT(ConvFloat);
 HWY_EXPORT(ConvDouble);
+HWY_EXPORT(ConvBFloat16);
 HWY_EXPORT(ConvBackwardFloat);
 HWY_EXPORT(ConvBackwardDouble);
+HWY_EXPORT(ConvBackwardBFloat16);
 
-template <>
-void ShortConv(const ConvShape& shape, Rows<const float> x, const float* w, const float* state_in,
-               const RowMask& mask, Rows<float> y, float* state_out) {
-  CISTERN_DISPATCH(ConvFloat)(shape, x, w, state_in, mask, y, state_out);
-}
-template <>
-void ShortConv(const ConvShape& shape, Rows<const double> x, const double* w,
-               const double* state_in, const RowMask& mask, Rows<double> y, double* state_out) {
-  CISTERN_DISPATCH(ConvDouble)(shape, x, w, state_in, mask, y, state_out);
-}
-template <>
-void ShortConvBackward(const ConvShape& shape, Rows<const float> dy, const float* dstate_out,
-                       Rows<const float> x, const float* w, const float* state_in,
-                       const RowMask& mask, Rows<float> dx, float* dw, float* dstate_in) {
-  CISTERN_DISPATCH(ConvBackwardFloat)
-  (shape, dy, dstate_out, x, w, state_in, mask, dx, dw, dstate_in);
-}
-template <>
-void ShortConvBackward(const ConvShape& shape, Rows<const double> dy, const double* dstate_out,
-                       Rows<const double> x, const double* w, const double* state_in,
-                       const RowMask& mask, Rows<double> dx, double* dw, double* dstate_in) {
-  CISTERN_DISPATCH(ConvBackwardDouble)
-  (shape, dy, dstate_out, x, w, state_in, mask, dx, dw, dstate_in);
-}
+#define CISTERN_SHORT_CONV(T, Suffix)                                          \
+  template <>                                                                  \
+  void ShortConv(CISTERN_CONV_ARGUMENTS(T)) {                                  \
+    CISTERN_DISPATCH(Conv##Suffix)(shape, x, w, state_in, mask, y, state_out); \
+  }                                                                            \
+  template <>                                                                  \
+  void ShortConvBackward(CISTERN_CONV_BACKWARD_ARGUMENTS(T)) {                 \
+    CISTERN_DISPATCH(ConvBackward##Suffix)                                     \
+    (shape, dy, dstate_out, x, w, state_in, mask, dx, dw, dstate_in);          \
+  }
+CISTERN_SHORT_CONV(float, Float)
+CISTERN_SHORT_CONV(double, Double)
+CISTERN_SHORT_CONV(BFloat16, BFloat16)
+#undef CISTERN_SHORT_CONV
 
 }  // namespace cistern
 #endif  // HWY_ONCE

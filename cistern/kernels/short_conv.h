@@ -7,8 +7,12 @@
 // Tokens before the sequence come from the state [B, K-1, C] (zeros when empty), those after it are
 // zeros, taps never cross a document start, padding rows (t >= length) count as zeros, give 0 and
 // do not enter the new state. Time O(T K C).
+//
+// T: float, double, or BFloat16 for tokens that are stored so; filters, states and their gradients
+// are then in float, as is the arithmetic.
 #include <cstdint>
 
+#include "cistern/kernels/bfloat16.h"
 #include "cistern/kernels/rows.h"
 
 namespace cistern {
@@ -23,14 +27,16 @@ struct ConvShape {
 // null) and state_out: [B,K-1,C]. state_out holds the last K-1 real inputs, with zeros where they
 // lie before the last document start.
 template <class T>
-void ShortConv(const ConvShape& shape, Rows<const T> x, const T* w, const T* state_in,
-               const RowMask& mask, Rows<T> y, T* state_out);
+void ShortConv(const ConvShape& shape, Rows<const T> x, const ComputeType<T>* w,
+               const ComputeType<T>* state_in, const RowMask& mask, Rows<T> y,
+               ComputeType<T>* state_out);
 
 // dstate_out may be null. dw: [C,K], written. dstate_in: [B,K-1,C] or null. Rows use batch and time
 // strides; head is unused.
 template <class T>
-void ShortConvBackward(const ConvShape& shape, Rows<const T> dy, const T* dstate_out,
-                       Rows<const T> x, const T* w, const T* state_in, const RowMask& mask,
-                       Rows<T> dx, T* dw, T* dstate_in);
+void ShortConvBackward(const ConvShape& shape, Rows<const T> dy, const ComputeType<T>* dstate_out,
+                       Rows<const T> x, const ComputeType<T>* w, const ComputeType<T>* state_in,
+                       const RowMask& mask, Rows<T> dx, ComputeType<T>* dw,
+                       ComputeType<T>* dstate_in);
 
 }  // namespace cistern

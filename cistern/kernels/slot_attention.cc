@@ -9,6 +9,7 @@
 
 #include "cistern/kernels/slot_softmax-inl.h"
 #include "cistern/kernels/slot_step-inl.h"
+#include "cistern/kernels/staged_rows-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace cistern {
@@ -161,35 +162,70 @@ HWY_NOINLINE void AbcToken(const ForwardHead<T>& head, T scale, const Sequence<c
   StepRead(n, width, X, scratch.w, v.At(0), scratch.wide, values, out.At(0));
 }
 
-template <class T>
-void LatteAll(const SlotShape& shape, const Rows<const T>& q, const Rows<const T>& s,
-              const Rows<const T>& v, const RowMask& mask, double* memory, double* z,
-              const Rows<T>& out) {
+template <class S>
+void LatteAll(const SlotShape& shape, const Rows<const S>& q, const Rows<const S>& s,
+              const Rows<const S>& v, const RowMask& mask, double* memory, double* z,
+              const Rows<S>& out) {
+  using T = ComputeType<S>;
   ParallelFor(shape.batch * shape.heads, HeadsPerThread(shape), [&](int64_t begin, int64_t end) {
     for (int64_t index = begin; index < end; ++index) {
       const ForwardHead<T> head(shape, mask, index);
-      (shape.length == 1 ? LatteToken<T> : LatteHead<T>)(head, {q, head.b, head.h},
-                                                         {s, head.b, head.h}, {v, head.b, head.h},
-                                                         memory + index * shape.slots * shape.width,
-                                                         z + index * shape.slots,
-                                                         {out, head.b, head.h});
+      const auto run = [&](const Sequence<const T>& qh, const Sequence<const T>& sh,
+                           const Sequence<const T>& vh, const Sequence<T>& oh) {
+        (shape.length == 1 ? LatteToken<T>
+                           : LatteHead<T>)(head, qh, sh, vh,
+                                           memory + index * shape.slots * shape.width,
+                                           z + index * shape.slots, oh);
+      };
+      const Sequence<const S> qs(q, head.b, head.h), ss(s, head.b, head.h), vs(v, head.b, head.h);
+      const Sequence<S> os(out, head.b, head.h);
+      if constexpr (std::is_same_v<S, T>) {
+        run(qs, ss, vs, os);
+      } else {
+        const size_t n = head.n, width = head.width, real = head.tokens.length;
+        Staging staging(real * (2 * n + width) + head.total * width, 4);
+        const Sequence<const T> qh = staging.Copy(qs, real, n), sh = staging.Copy(ss, real, n),
+                                vh = staging.Copy(vs, real, width);
+        const Sequence<T> oh = staging.Take(head.total, width);
+        run(qh, sh, vh, oh);
+        ConvertRows(oh, head.total, width, os);
+      }
     }
   });
 }
 
-template <class T>
-void AbcAll(const SlotShape& shape, double scale, const Rows<const T>& q, const Rows<const T>& k,
-            const Rows<const T>& v, const Rows<const T>& s, const RowMask& mask, double* keys,
-            double* values, double* z, const Rows<T>& out, const Rows<T>& x) {
+template <class S>
+void AbcAll(const SlotShape& shape, double scale, const Rows<const S>& q, const Rows<const S>& k,
+            const Rows<const S>& v, const Rows<const S>& s, const RowMask& mask, double* keys,
+            double* values, double* z, const Rows<S>& out, const Rows<ComputeType<S>>& x) {
+  using T = ComputeType<S>;
   ParallelFor(shape.batch * shape.heads, HeadsPerThread(shape), [&](int64_t begin, int64_t end) {
     for (int64_t index = begin; index < end; ++index) {
       const ForwardHead<T> head(shape, mask, index);
       const int64_t at = index * shape.slots * shape.width;
-      (shape.length == 1
-           ? AbcToken<T>
-           : AbcHead<T>)(head, static_cast<T>(scale), {q, head.b, head.h}, {k, head.b, head.h},
-                         {v, head.b, head.h}, {s, head.b, head.h}, keys + at, values + at,
-                         z + index * shape.slots, {out, head.b, head.h}, {x, head.b, head.h});
+      const auto run = [&](const Sequence<const T>& qh, const Sequence<const T>& kh,
+                           const Sequence<const T>& vh, const Sequence<const T>& sh,
+                           const Sequence<T>& oh) {
+        (shape.length == 1 ? AbcToken<T> : AbcHead<T>)(head, static_cast<T>(scale), qh, kh, vh, sh,
+                                                       keys + at, values + at,
+                                                       z + index * shape.slots, oh,
+                                                       {x, head.b, head.h});
+      };
+      const Sequence<const S> qs(q, head.b, head.h), ks(k, head.b, head.h), vs(v, head.b, head.h),
+          ss(s, head.b, head.h);
+      const Sequence<S> os(out, head.b, head.h);
+      if constexpr (std::is_same_v<S, T>) {
+        run(qs, ks, vs, ss, os);
+      } else {
+        const size_t n = head.n, width = head.width, real = head.tokens.length;
+        Staging staging(real * (n + 3 * width) + head.total * width, 5);
+        const Sequence<const T> qh = staging.Copy(qs, real, width),
+                                kh = staging.Copy(ks, real, width),
+                                vh = staging.Copy(vs, real, width), sh = staging.Copy(ss, real, n);
+        const Sequence<T> oh = staging.Take(head.total, width);
+        run(qh, kh, vh, sh, oh);
+        ConvertRows(oh, head.total, width, os);
+      }
     }
   });
 }
@@ -201,11 +237,12 @@ void AbcAll(const SlotShape& shape, double scale, const Rows<const T>& q, const 
   }                                                                                           \
   void Abc##Name(const SlotShape& shape, double scale, Rows<const T> q, Rows<const T> k,      \
                  Rows<const T> v, Rows<const T> s, const RowMask& mask, double* keys,         \
-                 double* values, double* z, Rows<T> out, Rows<T> x) {                         \
+                 double* values, double* z, Rows<T> out, Rows<ComputeType<T>> x) {            \
     AbcAll<T>(shape, scale, q, k, v, s, mask, keys, values, z, out, x);                       \
   }
 CISTERN_SLOT_ATTENTION(float, Float)
 CISTERN_SLOT_ATTENTION(double, Double)
+CISTERN_SLOT_ATTENTION(BFloat16, BFloat16)
 #undef CISTERN_SLOT_ATTENTION
 
 }  // namespace HWY_NAMESPACE
@@ -217,8 +254,10 @@ namespace cistern {
 
 HWY_EXPORT(LatteFloat);
 HWY_EXPORT(LatteDouble);
+HWY_EXPORT(LatteBFloat16);
 HWY_EXPORT(AbcFloat);
 HWY_EXPORT(AbcDouble);
+HWY_EXPORT(AbcBFloat16);
 
 #define CISTERN_SLOT_ATTENTION(T, Name)                                                        \
   template <>                                                                                  \
@@ -229,11 +268,12 @@ HWY_EXPORT(AbcDouble);
   template <>                                                                                  \
   void AbcForward(const SlotShape& shape, double scale, Rows<const T> q, Rows<const T> k,      \
                   Rows<const T> v, Rows<const T> s, const RowMask& mask, double* keys,         \
-                  double* values, double* z, Rows<T> out, Rows<T> x) {                         \
+                  double* values, double* z, Rows<T> out, Rows<ComputeType<T>> x) {            \
     CISTERN_DISPATCH(Abc##Name)(shape, scale, q, k, v, s, mask, keys, values, z, out, x);      \
   }
 CISTERN_SLOT_ATTENTION(float, Float)
 CISTERN_SLOT_ATTENTION(double, Double)
+CISTERN_SLOT_ATTENTION(BFloat16, BFloat16)
 #undef CISTERN_SLOT_ATTENTION
 
 }  // namespace cistern

@@ -3,6 +3,10 @@
 // it promises, all of which holds here): the softmax of the read weights is inside, and the
 // exponentials of the log-weights are made once. Time O(T n d), memory O(n d) beyond inputs and
 // outputs.
+//
+// T: float, double, or BFloat16 for tokens that are stored so. Those are computed in float, in
+// copies of one head's tokens for each thread; states and their gradients are as for float.
+#include "cistern/kernels/bfloat16.h"
 #include "cistern/kernels/slot_memory.h"
 
 namespace cistern {
@@ -19,7 +23,7 @@ void LatteForward(const SlotShape& shape, Rows<const T> q, Rows<const T> s, Rows
 template <class T>
 void LatteBackward(const SlotShape& shape, Rows<const T> q, Rows<const T> s, Rows<const T> v,
                    Rows<const T> d_out, const RowMask& mask, const double* memory, const double* z,
-                   T* G, T* h, Rows<T> dq, Rows<T> ds, Rows<T> dv);
+                   ComputeType<T>* G, ComputeType<T>* h, Rows<T> dq, Rows<T> ds, Rows<T> dv);
 
 // ABC (P003 sec. 2-3):
 //
@@ -34,15 +38,16 @@ void LatteBackward(const SlotShape& shape, Rows<const T> q, Rows<const T> s, Row
 template <class T>
 void AbcForward(const SlotShape& shape, double scale, Rows<const T> q, Rows<const T> k,
                 Rows<const T> v, Rows<const T> s, const RowMask& mask, double* keys, double* values,
-                double* z, Rows<T> out, Rows<T> x);
+                double* z, Rows<T> out, Rows<ComputeType<T>> x);
 
 // Its gradients. G_keys, G_values: as G of SlotAdjoint; h: the sum of both memories' h. dx: scratch
 // of the shape of x.
 template <class T>
 void AbcBackward(const SlotShape& shape, double scale, Rows<const T> q, Rows<const T> k,
-                 Rows<const T> v, Rows<const T> s, Rows<const T> x, Rows<const T> d_out,
-                 const RowMask& mask, const double* keys, const double* values, const double* z,
-                 T* G_keys, T* G_values, T* h, Rows<T> dq, Rows<T> dk, Rows<T> dv, Rows<T> ds,
-                 Rows<T> dx);
+                 Rows<const T> v, Rows<const T> s, Rows<const ComputeType<T>> x,
+                 Rows<const T> d_out, const RowMask& mask, const double* keys, const double* values,
+                 const double* z, ComputeType<T>* G_keys, ComputeType<T>* G_values,
+                 ComputeType<T>* h, Rows<T> dq, Rows<T> dk, Rows<T> dv, Rows<T> ds,
+                 Rows<ComputeType<T>> dx);
 
 }  // namespace cistern

@@ -8,6 +8,7 @@
 
 #include "cistern/kernels/slot_reverse-inl.h"
 #include "cistern/kernels/slot_softmax-inl.h"
+#include "cistern/kernels/staged_rows-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace cistern {
@@ -245,51 +246,103 @@ HWY_NOINLINE void AbcHead(const ForwardHead<T>& head, T scale, const AbcTensors<
   for (const auto* y : {&x.ds, &x.dx}) ZeroRows(head.tokens.length, head.total, n, *y);
 }
 
-template <class T>
-void LatteAll(const SlotShape& shape, const Rows<const T>& q, const Rows<const T>& s,
-              const Rows<const T>& v, const Rows<const T>& g, const RowMask& mask,
-              const double* memory, const double* z, T* G, T* h, const Rows<T>& dq,
-              const Rows<T>& ds, const Rows<T>& dv) {
+template <class S>
+void LatteAll(const SlotShape& shape, const Rows<const S>& q, const Rows<const S>& s,
+              const Rows<const S>& v, const Rows<const S>& g, const RowMask& mask,
+              const double* memory, const double* z, ComputeType<S>* G, ComputeType<S>* h,
+              const Rows<S>& dq, const Rows<S>& ds, const Rows<S>& dv) {
+  using T = ComputeType<S>;
   ParallelFor(shape.batch * shape.heads, HeadsPerThread(shape), [&](int64_t begin, int64_t end) {
     for (int64_t index = begin; index < end; ++index) {
       const ForwardHead<T> head(shape, mask, index);
       const int64_t b = head.b, y = head.h, at = index * shape.slots * shape.width;
-      const LatteTensors<T> x{{q, b, y},  {s, b, y},  {v, b, y}, {g, b, y},
-                              {dq, b, y}, {ds, b, y}, {dv, b, y}};
-      LatteHead(head, x, memory + at, z + index * shape.slots, G + at, h + index * shape.slots);
+      const auto run = [&](const LatteTensors<T>& x) {
+        LatteHead(head, x, memory + at, z + index * shape.slots, G + at, h + index * shape.slots);
+      };
+      if constexpr (std::is_same_v<S, T>) {
+        run({{q, b, y}, {s, b, y}, {v, b, y}, {g, b, y}, {dq, b, y}, {ds, b, y}, {dv, b, y}});
+      } else {
+        const size_t n = head.n, width = head.width, real = head.tokens.length, all = head.total;
+        Staging staging((real + all) * (2 * n + 2 * width), 7);
+        const LatteTensors<T> x{staging.Copy({q, b, y}, real, n),
+                                staging.Copy({s, b, y}, real, n),
+                                staging.Copy({v, b, y}, real, width),
+                                staging.Copy({g, b, y}, real, width),
+                                staging.Take(all, n),
+                                staging.Take(all, n),
+                                staging.Take(all, width)};
+        run(x);
+        ConvertRows<T, S>(x.dq, all, n, {dq, b, y});
+        ConvertRows<T, S>(x.ds, all, n, {ds, b, y});
+        ConvertRows<T, S>(x.dv, all, width, {dv, b, y});
+      }
     }
   });
 }
 
-template <class T>
-void AbcAll(const SlotShape& shape, double scale, const Rows<const T>& q, const Rows<const T>& k,
-            const Rows<const T>& v, const Rows<const T>& s, const Rows<const T>& scores,
-            const Rows<const T>& g, const RowMask& mask, const double* keys, const double* values,
-            const double* z, T* G_keys, T* G_values, T* h, const Rows<T>& dq, const Rows<T>& dk,
-            const Rows<T>& dv, const Rows<T>& ds, const Rows<T>& dx) {
+template <class S>
+void AbcAll(const SlotShape& shape, double scale, const Rows<const S>& q, const Rows<const S>& k,
+            const Rows<const S>& v, const Rows<const S>& s,
+            const Rows<const ComputeType<S>>& scores, const Rows<const S>& g, const RowMask& mask,
+            const double* keys, const double* values, const double* z, ComputeType<S>* G_keys,
+            ComputeType<S>* G_values, ComputeType<S>* h, const Rows<S>& dq, const Rows<S>& dk,
+            const Rows<S>& dv, const Rows<S>& ds, const Rows<ComputeType<S>>& dx) {
+  using T = ComputeType<S>;
   ParallelFor(shape.batch * shape.heads, HeadsPerThread(shape), [&](int64_t begin, int64_t end) {
     for (int64_t index = begin; index < end; ++index) {
       const ForwardHead<T> head(shape, mask, index);
       const int64_t b = head.b, y = head.h, at = index * shape.slots * shape.width,
                     slot = index * shape.slots;
-      const AbcTensors<T> x{{q, b, y},      {k, b, y},  {v, b, y},  {s, b, y},
-                            {scores, b, y}, {g, b, y},  {dq, b, y}, {dk, b, y},
-                            {dv, b, y},     {ds, b, y}, {dx, b, y}};
-      AbcHead(head, static_cast<T>(scale), x, keys + at, values + at, z + slot, G_keys + at,
-              G_values + at, h + slot);
+      const auto run = [&](const AbcTensors<T>& x) {
+        AbcHead(head, static_cast<T>(scale), x, keys + at, values + at, z + slot, G_keys + at,
+                G_values + at, h + slot);
+      };
+      if constexpr (std::is_same_v<S, T>) {
+        run({{q, b, y},
+             {k, b, y},
+             {v, b, y},
+             {s, b, y},
+             {scores, b, y},
+             {g, b, y},
+             {dq, b, y},
+             {dk, b, y},
+             {dv, b, y},
+             {ds, b, y},
+             {dx, b, y}});
+      } else {
+        const size_t n = head.n, width = head.width, real = head.tokens.length, all = head.total;
+        Staging staging(real * (4 * width + n) + all * (3 * width + n), 9);
+        const AbcTensors<T> x{staging.Copy({q, b, y}, real, width),
+                              staging.Copy({k, b, y}, real, width),
+                              staging.Copy({v, b, y}, real, width),
+                              staging.Copy({s, b, y}, real, n),
+                              {scores, b, y},
+                              staging.Copy({g, b, y}, real, width),
+                              staging.Take(all, width),
+                              staging.Take(all, width),
+                              staging.Take(all, width),
+                              staging.Take(all, n),
+                              {dx, b, y}};
+        run(x);
+        ConvertRows<T, S>(x.dq, all, width, {dq, b, y});
+        ConvertRows<T, S>(x.dk, all, width, {dk, b, y});
+        ConvertRows<T, S>(x.dv, all, width, {dv, b, y});
+        ConvertRows<T, S>(x.ds, all, n, {ds, b, y});
+      }
     }
   });
 }
 
 #define CISTERN_LATTE_ARGUMENTS(T)                                                            \
   const SlotShape &shape, Rows<const T> q, Rows<const T> s, Rows<const T> v, Rows<const T> g, \
-      const RowMask &mask, const double *memory, const double *z, T *G, T *h, Rows<T> dq,     \
-      Rows<T> ds, Rows<T> dv
-#define CISTERN_ABC_ARGUMENTS(T)                                                                   \
-  const SlotShape &shape, double scale, Rows<const T> q, Rows<const T> k, Rows<const T> v,         \
-      Rows<const T> s, Rows<const T> x, Rows<const T> g, const RowMask &mask, const double *keys,  \
-      const double *values, const double *z, T *G_keys, T *G_values, T *h, Rows<T> dq, Rows<T> dk, \
-      Rows<T> dv, Rows<T> ds, Rows<T> dx
+      const RowMask &mask, const double *memory, const double *z, ComputeType<T>*G,           \
+      ComputeType<T>*h, Rows<T> dq, Rows<T> ds, Rows<T> dv
+#define CISTERN_ABC_ARGUMENTS(T)                                                                 \
+  const SlotShape &shape, double scale, Rows<const T> q, Rows<const T> k, Rows<const T> v,       \
+      Rows<const T> s, Rows<const ComputeType<T>> x, Rows<const T> g, const RowMask &mask,       \
+      const double *keys, const double *values, const double *z, ComputeType<T>*G_keys,          \
+      ComputeType<T>*G_values, ComputeType<T>*h, Rows<T> dq, Rows<T> dk, Rows<T> dv, Rows<T> ds, \
+      Rows<ComputeType<T>> dx
 #define CISTERN_SLOT_ATTENTION(T, Name)                                                           \
   void LatteBackward##Name(CISTERN_LATTE_ARGUMENTS(T)) {                                          \
     LatteAll<T>(shape, q, s, v, g, mask, memory, z, G, h, dq, ds, dv);                            \
@@ -300,6 +353,7 @@ void AbcAll(const SlotShape& shape, double scale, const Rows<const T>& q, const 
   }
 CISTERN_SLOT_ATTENTION(float, Float)
 CISTERN_SLOT_ATTENTION(double, Double)
+CISTERN_SLOT_ATTENTION(BFloat16, BFloat16)
 #undef CISTERN_SLOT_ATTENTION
 
 }  // namespace HWY_NAMESPACE
@@ -311,8 +365,10 @@ namespace cistern {
 
 HWY_EXPORT(LatteBackwardFloat);
 HWY_EXPORT(LatteBackwardDouble);
+HWY_EXPORT(LatteBackwardBFloat16);
 HWY_EXPORT(AbcBackwardFloat);
 HWY_EXPORT(AbcBackwardDouble);
+HWY_EXPORT(AbcBackwardBFloat16);
 
 #define CISTERN_SLOT_ATTENTION(T, Name)                                                          \
   template <>                                                                                    \
@@ -328,6 +384,7 @@ HWY_EXPORT(AbcBackwardDouble);
   }
 CISTERN_SLOT_ATTENTION(float, Float)
 CISTERN_SLOT_ATTENTION(double, Double)
+CISTERN_SLOT_ATTENTION(BFloat16, BFloat16)
 #undef CISTERN_SLOT_ATTENTION
 
 }  // namespace cistern

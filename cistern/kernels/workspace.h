@@ -18,6 +18,12 @@ class Workspace {
     return workspace;
   }
 
+  // Another one, for copies of tokens beside what a kernel keeps in the first.
+  static Workspace& StagingOfThisThread() {
+    thread_local Workspace workspace;
+    return workspace;
+  }
+
   // Verification: from now on every Start leaves bytes of 0xff, NaN as float and double, instead of
   // leftovers.
   static void PoisonAll(bool on) { Poisoned().store(on, std::memory_order_relaxed); }

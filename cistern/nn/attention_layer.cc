@@ -241,11 +241,17 @@ FoldedMap::Map AttentionLayer::Fold(const std::vector<const Mapped*>& mapped) co
   return {at::cat(weights), at::cat(biases)};
 }
 
+// Whether what the maps give may stay in bfloat16 up to the core.
+bool AttentionLayer::TakesBFloat16() const {
+  return mechanism_->TakesBFloat16() && ReadsByMaps() && !Folds() &&
+         options_.positions != PositionKind::kRotary && !AttentionObserver::Active();
+}
+
 // All projections of the tokens in one product (and one convolution), then split into heads: views,
 // no copies.
 std::vector<at::Tensor> AttentionLayer::Project(const Stream& stream, State* state,
                                                 std::optional<Side> side) const {
-  const bool folds = Folds();
+  const bool folds = Folds(), causal = state && !side;
   const auto OfLengthOne = [](const at::Tensor& x) {  // [B,T,D]; a row of zeros stays one
     return x / at::linalg_vector_norm(x, 2, {2}, true).clamp_min(1e-12);
   };
@@ -267,7 +273,7 @@ std::vector<at::Tensor> AttentionLayer::Project(const Stream& stream, State* sta
                                                                       : joined_key_);
     const at::Tensor given = mapped[0]->projection.normalised ? OfLengthOne(stream.x) : stream.x;
     at::Tensor y = ops::LinearProduct(given, map.weight, map.bias);
-    if (y.scalar_type() != map.weight.scalar_type())
+    if (y.scalar_type() != map.weight.scalar_type() && !(causal && TakesBFloat16()))
       y = y.to(map.weight.scalar_type());  // InFullPrecision
     if (!filters.empty()) {
       auto [convolved, after] = ops::ShortConv(y, at::cat(filters), (*state)[conv_], stream.mask);

@@ -9,15 +9,11 @@ namespace short_conv {
 
 template <class T>
 Rows<const T> In(const at::Tensor& x) {
-  return {x.const_data_ptr<T>(), x.stride(0), 0, x.stride(1)};
+  return {ConstData<T>(x), x.stride(0), 0, x.stride(1)};
 }
 template <class T>
 Rows<T> Out(const at::Tensor& x) {
-  return {x.mutable_data_ptr<T>(), x.stride(0), 0, x.stride(1)};
-}
-
-at::Tensor EmptyOf(const at::Tensor& shape, const at::Tensor& x) {
-  return at::empty_symint(shape.sym_sizes(), x.options());
+  return {MutableData<T>(x), x.stride(0), 0, x.stride(1)};
 }
 
 struct Arguments {
@@ -37,6 +33,7 @@ struct Op {
   static constexpr size_t kOutputs = 2, kDifferentiable = 2;
   enum { kY, kAfter };
   static constexpr int64_t kTime = 1;
+  static constexpr bool kBFloat16 = true;
   static const at::Tensor& Tokens(const Arguments& a) { return a.x; }
 
   static ConvShape ShapeOf(const Arguments& a) {
@@ -54,9 +51,11 @@ struct Op {
                     state.sym_size(2) == x.sym_size(2),
                 "[short_conv] expected state of shape [B,K-1,C] for x ", x.sym_sizes(),
                 " and weight ", weight.sym_sizes(), ", got ", state.sym_sizes());
-    TORCH_CHECK(x.scalar_type() == weight.scalar_type() && x.scalar_type() == state.scalar_type(),
-                "[short_conv] expected one dtype, got x ", x.scalar_type(), ", weight ",
-                weight.scalar_type(), ", state ", state.scalar_type());
+    const auto type = weight.scalar_type();
+    TORCH_CHECK(
+        (type == x.scalar_type() || type == ComputeTypeOf(x)) && type == state.scalar_type(),
+        "[short_conv] expected one dtype (or float beside x in bfloat16), got x ", x.scalar_type(),
+        ", weight ", weight.scalar_type(), ", state ", state.scalar_type());
     TORCH_CHECK(a.ahead >= 0 && a.ahead < weight.sym_size(1),
                 "[short_conv] expected ahead of 0 .. K-1 with K=", weight.sym_size(1), ", got ",
                 a.ahead);
@@ -69,7 +68,7 @@ struct Op {
   // One shifted product a tap.
   static Tensors Compose(const Arguments& a) {
     const int64_t taps = a.weight.size(1), length = a.x.size(1);
-    at::Tensor pad = a.mask.Padding(length), input = a.x;
+    at::Tensor pad = a.mask.Padding(length), input = a.x.to(a.weight.scalar_type());
     if (pad.defined()) pad = pad.unsqueeze(-1), input = input.masked_fill(pad, 0.0);
     at::Tensor padded = at::cat({a.state, input}, 1);  // row t + K-1 is token t
     if (a.ahead > 0) padded = at::constant_pad_nd(padded, {0, 0, 0, a.ahead});
@@ -78,7 +77,7 @@ struct Op {
       const at::Tensor counts = a.mask.Documents(length);
       document = at::cat({at::zeros({a.x.size(0), taps - 1}, counts.options()), counts}, 1);
     }
-    at::Tensor y = at::zeros_like(a.x);
+    at::Tensor y = at::zeros_like(input);
     for (int64_t j = 0; j < taps; ++j) {
       at::Tensor term = padded.narrow(1, j + a.ahead, length) * a.weight.select(1, j);
       if (document.defined()) {
@@ -101,36 +100,46 @@ struct Op {
           document.gather(1, (end + taps - 2).unsqueeze(1));  // document of the last real token
       after = after.masked_fill((document.gather(1, rows) != last).unsqueeze(-1), 0.0);
     }
-    return {y, after};
+    return {y.to(a.x.scalar_type()), after};
   }
 
-  static Tensors Empty(const Arguments& a) { return {EmptyOf(a.x, a.x), EmptyOf(a.state, a.x)}; }
+  static Tensors Empty(const Arguments& a) { return {LikePlain(a.x), LikePlain(a.state)}; }
   static Tensors EmptyGradients(const Arguments& a) {
-    return {EmptyOf(a.x, a.x), EmptyOf(a.weight, a.x), EmptyOf(a.state, a.x)};
+    return {LikePlain(a.x), LikePlain(a.weight), LikePlain(a.state)};
+  }
+
+  // Filter and state as the kernel takes them.
+  static at::Tensor Wide(const at::Tensor& t, const at::Tensor& x) {
+    return t.to(ComputeTypeOf(x)).contiguous();
   }
 
   static void Forward(const Arguments& a, const RowMask& mask, const Tensors& y) {
-    const at::Tensor x = UnitStride(a.x), w = a.weight.contiguous(), state = a.state.contiguous();
-    DispatchType(x, [&]<class T>(T) {
-      cistern::ShortConv<T>(ShapeOf(a), In<T>(x), w.const_data_ptr<T>(), state.const_data_ptr<T>(),
-                            mask, Out<T>(y[kY]), y[kAfter].mutable_data_ptr<T>());
+    const at::Tensor x = UnitStride(a.x), w = Wide(a.weight, x), state = Wide(a.state, x),
+                     after = y[kAfter].scalar_type() == ComputeTypeOf(x) ? y[kAfter]
+                                                                         : at::empty_like(state);
+    DispatchStored(x, [&]<class S>(S) {
+      using T = ComputeType<S>;
+      cistern::ShortConv<S>(ShapeOf(a), In<S>(x), w.const_data_ptr<T>(), state.const_data_ptr<T>(),
+                            mask, Out<S>(y[kY]), after.mutable_data_ptr<T>());
     });
+    if (!after.is_same(y[kAfter])) y[kAfter].copy_(after);
   }
 
   static Tensors Keep(const Arguments&, const Tensors&) { return {}; }
 
   static Tensors Backward(const Arguments& a, const RowMask& mask, const Tensors& g,
                           const Tensors&) {
-    const at::Tensor x = UnitStride(a.x), w = a.weight.contiguous(), state = a.state.contiguous(),
+    const at::Tensor x = UnitStride(a.x), w = Wide(a.weight, x), state = Wide(a.state, x),
                      gy = UnitStride(OrZeros(g[kY], x)),
-                     ga = g[kAfter].defined() ? g[kAfter].contiguous() : at::Tensor();
-    const Tensors dx = EmptyGradients(a);
-    DispatchType(x, [&]<class T>(T) {
-      ShortConvBackward<T>(ShapeOf(a), In<T>(gy), ga.defined() ? ga.const_data_ptr<T>() : nullptr,
-                           In<T>(x), w.const_data_ptr<T>(), state.const_data_ptr<T>(), mask,
-                           Out<T>(dx[0]), dx[1].mutable_data_ptr<T>(), dx[2].mutable_data_ptr<T>());
+                     ga = g[kAfter].defined() ? Wide(g[kAfter], x) : at::Tensor(),
+                     dx = LikePlain(a.x), dw = LikePlain(w), d_state = LikePlain(state);
+    DispatchStored(x, [&]<class S>(S) {
+      using T = ComputeType<S>;
+      ShortConvBackward<S>(ShapeOf(a), In<S>(gy), ga.defined() ? ga.const_data_ptr<T>() : nullptr,
+                           In<S>(x), w.const_data_ptr<T>(), state.const_data_ptr<T>(), mask,
+                           Out<S>(dx), dw.mutable_data_ptr<T>(), d_state.mutable_data_ptr<T>());
     });
-    return dx;
+    return {dx, dw.to(a.weight.scalar_type()), d_state.to(a.state.scalar_type())};
   }
 
   static Tensors ForwardReference(const Arguments& a, const RowMask& mask) {

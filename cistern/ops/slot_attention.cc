@@ -38,6 +38,7 @@ struct Latte {
   static constexpr size_t kOutputs = 3, kDifferentiable = 3;
   enum { kOut, kMemory, kZ };
   static constexpr int64_t kTime = 2;
+  static constexpr bool kBFloat16 = true;
   static const at::Tensor& Tokens(const Arguments& x) { return x.v; }
 
   static void Check(const Arguments& x) {
@@ -50,11 +51,14 @@ struct Latte {
   }
 
   static Tensors Compose(const Arguments& x) {
+    const auto type = ComputeTypeOf(x.v);
+    at::Tensor q = x.q.to(type);
     // Whatever padding holds, NaN too, has no gradient.
-    const at::Tensor pad = x.mask.HeadsPadding(x.q.size(2)),
-                     q = pad.defined() ? x.q.masked_fill(pad, 0.0) : x.q;
-    const SlotResult r = SlotRead(at::softmax(q, -1), x.s, x.v, {x.memory, x.z}, x.mask);
-    return {r.out, r.state.memory, r.state.z};
+    const at::Tensor pad = x.mask.HeadsPadding(q.size(2));
+    if (pad.defined()) q = q.masked_fill(pad, 0.0);
+    const SlotResult r =
+        SlotRead(at::softmax(q, -1), x.s.to(type), x.v.to(type), {x.memory, x.z}, x.mask);
+    return {r.out.to(x.v.scalar_type()), r.state.memory, r.state.z};
   }
 
   static Tensors Empty(const Arguments& x) {
@@ -69,7 +73,7 @@ struct Latte {
   static void Forward(const Arguments& x, const RowMask& mask, const Tensors& y) {
     const at::Tensor q = UnitStride(x.q), s = UnitStride(x.s), v = UnitStride(x.v);
     BeginState(x.memory, y[kMemory]), BeginState(x.z, y[kZ]);
-    DispatchType(v, [&]<class T>(T) {
+    DispatchStored(v, [&]<class T>(T) {
       LatteForward<T>(ShapeOf(s, v), InputRows<T>(q), InputRows<T>(s), InputRows<T>(v), mask,
                       y[kMemory].mutable_data_ptr<double>(), y[kZ].mutable_data_ptr<double>(),
                       OutputRows<T>(y[kOut]));
@@ -83,18 +87,19 @@ struct Latte {
     const at::Tensor q = UnitStride(x.q), s = UnitStride(x.s), v = UnitStride(x.v),
                      d_out = UnitStride(OrZeros(g[kOut], v)), memory = x.memory.contiguous(),
                      z = x.z.contiguous();
-    const auto type = v.scalar_type();
+    const auto type = ComputeTypeOf(v);
     const at::Tensor G = GradientOf(g[kMemory], memory, type);
     at::Tensor h = at::zeros(z.sizes(), z.options());
     AddDot(g[kMemory], kept[0], h);
     if (g[kZ].defined()) h = h - g[kZ];
     h = h.to(type);
     const at::Tensor dq = LikeHeads(q), ds = LikeHeads(s), dv = LikeHeads(v);
-    DispatchType(v, [&]<class T>(T) {
+    DispatchStored(v, [&]<class T>(T) {
       LatteBackward<T>(ShapeOf(s, v), InputRows<T>(q), InputRows<T>(s), InputRows<T>(v),
                        InputRows<T>(d_out), mask, memory.const_data_ptr<double>(),
-                       z.const_data_ptr<double>(), G.mutable_data_ptr<T>(), h.mutable_data_ptr<T>(),
-                       OutputRows<T>(dq), OutputRows<T>(ds), OutputRows<T>(dv));
+                       z.const_data_ptr<double>(), G.mutable_data_ptr<ComputeType<T>>(),
+                       h.mutable_data_ptr<ComputeType<T>>(), OutputRows<T>(dq), OutputRows<T>(ds),
+                       OutputRows<T>(dv));
     });
     const at::Tensor d_memory = G.to(at::kDouble);
     return {dq, ds, dv, d_memory, (d_memory * memory).sum(-1) - h};
@@ -121,6 +126,7 @@ struct Abc {
   static constexpr size_t kOutputs = 5, kDifferentiable = 4;
   enum { kOut, kKeys, kValues, kZ, kScores };  // scores: what SlotMatch gives, if saved
   static constexpr int64_t kTime = 2;
+  static constexpr bool kBFloat16 = true;
   static const at::Tensor& Tokens(const Arguments& x) { return x.v; }
 
   static void Check(const Arguments& x) {
@@ -137,15 +143,20 @@ struct Abc {
   }
 
   static Tensors Compose(const Arguments& x) {
-    const SlotResult matched = SlotMatch(x.q, x.s, x.k, {x.keys, x.z}, x.mask);
+    const auto type = ComputeTypeOf(x.v);
+    const at::Tensor s = x.s.to(type);
+    const SlotResult matched = SlotMatch(x.q.to(type), s, x.k.to(type), {x.keys, x.z}, x.mask);
     const SlotResult r =
-        SlotRead(at::softmax(matched.out * x.scale, -1), x.s, x.v, {x.values, x.z}, x.mask);
-    return {r.out, matched.state.memory, r.state.memory, r.state.z};
+        SlotRead(at::softmax(matched.out * x.scale, -1), s, x.v.to(type), {x.values, x.z}, x.mask);
+    return {r.out.to(x.v.scalar_type()), matched.state.memory, r.state.memory, r.state.z};
   }
 
+  static at::Tensor Scores(const Arguments& x) {
+    return EmptyHeads(x.s.sym_sizes(), x.s.options().dtype(ComputeTypeOf(x.s)));
+  }
   static Tensors Empty(const Arguments& x) {
     return {LikeHeads(x.v), LikePlain(x.keys), LikePlain(x.values), LikePlain(x.z),
-            x.save ? LikeHeads(x.s) : at::empty({0}, x.s.options())};
+            x.save ? Scores(x) : at::empty({0}, x.s.options())};
   }
   static Tensors EmptyGradients(const Arguments& x) {
     return {LikeHeads(x.q),    LikeHeads(x.k),      LikeHeads(x.v), LikeHeads(x.s),
@@ -160,11 +171,12 @@ struct Abc {
     const at::Tensor q = UnitStride(x.q), k = UnitStride(x.k), v = UnitStride(x.v),
                      s = UnitStride(x.s);
     BeginState(x.keys, y[kKeys]), BeginState(x.values, y[kValues]), BeginState(x.z, y[kZ]);
-    DispatchType(v, [&]<class T>(T) {
+    DispatchStored(v, [&]<class T>(T) {
       AbcForward<T>(ShapeOf(s, v), x.scale, InputRows<T>(q), InputRows<T>(k), InputRows<T>(v),
                     InputRows<T>(s), mask, y[kKeys].mutable_data_ptr<double>(),
                     y[kValues].mutable_data_ptr<double>(), y[kZ].mutable_data_ptr<double>(),
-                    OutputRows<T>(y[kOut]), x.save ? OutputRows<T>(y[kScores]) : Rows<T>{});
+                    OutputRows<T>(y[kOut]),
+                    x.save ? OutputRows<ComputeType<T>>(y[kScores]) : Rows<ComputeType<T>>{});
     });
   }
 
@@ -178,7 +190,7 @@ struct Abc {
                      s = UnitStride(x.s), d_out = UnitStride(OrZeros(g[kOut], v)),
                      keys = x.keys.contiguous(), values = x.values.contiguous(),
                      z = x.z.contiguous();
-    const auto type = v.scalar_type();
+    const auto type = ComputeTypeOf(v);
     const at::Tensor G_keys = GradientOf(g[kKeys], keys, type),
                      G_values = GradientOf(g[kValues], values, type);
     at::Tensor h = at::zeros(z.sizes(), z.options());
@@ -186,14 +198,15 @@ struct Abc {
     if (g[kZ].defined()) h = h - g[kZ];
     h = h.to(type);
     const at::Tensor dq = LikeHeads(q), dk = LikeHeads(k), dv = LikeHeads(v), ds = LikeHeads(s),
-                     dx = LikeHeads(s);
-    DispatchType(v, [&]<class T>(T) {
+                     dx = Scores(x);
+    DispatchStored(v, [&]<class T>(T) {
       AbcBackward<T>(ShapeOf(s, v), x.scale, InputRows<T>(q), InputRows<T>(k), InputRows<T>(v),
-                     InputRows<T>(s), InputRows<T>(kept[2]), InputRows<T>(d_out), mask,
+                     InputRows<T>(s), InputRows<ComputeType<T>>(kept[2]), InputRows<T>(d_out), mask,
                      keys.const_data_ptr<double>(), values.const_data_ptr<double>(),
-                     z.const_data_ptr<double>(), G_keys.mutable_data_ptr<T>(),
-                     G_values.mutable_data_ptr<T>(), h.mutable_data_ptr<T>(), OutputRows<T>(dq),
-                     OutputRows<T>(dk), OutputRows<T>(dv), OutputRows<T>(ds), OutputRows<T>(dx));
+                     z.const_data_ptr<double>(), G_keys.mutable_data_ptr<ComputeType<T>>(),
+                     G_values.mutable_data_ptr<ComputeType<T>>(),
+                     h.mutable_data_ptr<ComputeType<T>>(), OutputRows<T>(dq), OutputRows<T>(dk),
+                     OutputRows<T>(dv), OutputRows<T>(ds), OutputRows<ComputeType<T>>(dx));
     });
     const at::Tensor d_keys = G_keys.to(at::kDouble), d_values = G_values.to(at::kDouble);
     return {dq,

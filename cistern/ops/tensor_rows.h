@@ -46,6 +46,10 @@ template <class Run>
 void DispatchType(const at::Tensor& x, Run&& run) {
   x.scalar_type() == at::kFloat ? run(float{}) : run(double{});
 }
+// The type that kernels compute in, given tokens of x's.
+inline at::ScalarType ComputeTypeOf(const at::Tensor& x) {
+  return x.scalar_type() == at::kBFloat16 ? at::kFloat : x.scalar_type();
+}
 // The same for what kernels take as it is stored: run(BFloat16{}) as well.
 template <class Run>
 void DispatchStored(const at::Tensor& x, Run&& run) {

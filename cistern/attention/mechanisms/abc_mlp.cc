@@ -81,6 +81,10 @@ at::Tensor AbcMlpMechanism::LogWeights(const std::vector<at::Tensor>& x, const P
   return s.masked_fill(off, 1.0).log().masked_fill(off, -std::numeric_limits<double>::infinity());
 }
 
+bool AbcMlpMechanism::TakesBFloat16() const {
+  return activation_ == Activation::kExp && !gated() && Fused();
+}
+
 at::Tensor AbcMlpMechanism::DefinedWeights(Form, const std::vector<at::Tensor>& seen) const {
   const at::Tensor control =
       shared_heads_ ? seen[control_].repeat({1, dims().heads, 1, 1}) : seen[control_];

@@ -108,6 +108,10 @@ double LatteMechanism::OutputDropout(Form form) const {
   return dropped_ == Dropped::kPublished && form == Form::kCausal ? dims().dropout : 0;
 }
 
+bool LatteMechanism::TakesBFloat16() const {
+  return !decay_options_.gated() && WeightDropout(Form::kCausal) == 0;
+}
+
 at::Tensor LatteMechanism::DoExtend(const std::vector<at::Tensor>& x, State& state,
                                     const ops::Mask& mask) {
   if (!decay_options_.gated()) return ExtendWith(x, state, mask);

@@ -1,0 +1,47 @@
+// Rows in bfloat16 for kernels that take floats: one head's tokens are copied, into memory of this
+// thread that stays in its cache where sequences are short; included once per Highway target.
+#if defined(CISTERN_KERNELS_STAGED_ROWS_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef CISTERN_KERNELS_STAGED_ROWS_INL_H_
+#undef CISTERN_KERNELS_STAGED_ROWS_INL_H_
+#else
+#define CISTERN_KERNELS_STAGED_ROWS_INL_H_
+#endif
+
+#include "cistern/kernels/bfloat16-inl.h"
+#include "cistern/kernels/slot_chunk-inl.h"
+#include "cistern/kernels/workspace.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace cistern {
+namespace HWY_NAMESPACE {
+
+template <class From, class To>
+HWY_NOINLINE void ConvertRows(const Sequence<From>& from, size_t count, size_t width,
+                              const Sequence<To>& to) {
+  for (size_t t = 0; t < count; ++t) ConvertRow(width, from.At(t), to.At(t));
+}
+
+// Rows of one head, or of one part of a sequence; the next one forgets them.
+class Staging {
+ public:
+  Staging(size_t values, size_t pieces) : workspace_(Workspace::StagingOfThisThread()) {
+    workspace_.Start(values * sizeof(float), pieces);
+  }
+  Sequence<float> Take(size_t count, size_t width) {
+    return {workspace_.Take<float>(count * width), width};
+  }
+  Sequence<const float> Copy(const Sequence<const BFloat16>& x, size_t count, size_t width) {
+    const Sequence<float> copy = Take(count, width);
+    ConvertRows(x, count, width, copy);
+    return {copy.data, width};
+  }
+
+ private:
+  Workspace& workspace_;
+};
+
+}  // namespace HWY_NAMESPACE
+}  // namespace cistern
+HWY_AFTER_NAMESPACE();
+
+#endif  // include guard

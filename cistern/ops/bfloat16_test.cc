@@ -1,0 +1,146 @@
+// Ops that take tokens in bfloat16: what they make of the same numbers in float, rounded once, to
+// the bit; gradients too.
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include "cistern/ops/impl.h"
+#include "cistern/ops/short_conv.h"
+#include "cistern/ops/slot_attention.h"
+#include "cistern/ops/testing.h"
+
+namespace cistern::ops {
+namespace {
+
+using namespace cistern::testing;
+
+using Tensors = std::vector<at::Tensor>;
+// Tokens in, tokens and states out.
+using Run = std::function<Tensors(const Tensors&)>;
+
+// `tokens` are rounded; `run` of them in bfloat16, and in float. The outputs after the first are
+// states, which are not rounded. Gradients of `others` may differ by `tolerance`: sums in another
+// order.
+void ExpectRounded(const Tensors& tokens, const Tensors& others, const Run& run,
+                   const std::string& what, double tolerance = 0) {
+  Tensors half, whole, half_all, whole_all;
+  for (const at::Tensor& t : tokens) {
+    half.push_back(Leaf(t.to(at::kBFloat16)));
+    whole.push_back(Leaf(half.back().detach().to(at::kFloat)));
+  }
+  half_all = half, whole_all = whole;
+  for (const at::Tensor& t : others) half_all.push_back(Leaf(t)), whole_all.push_back(Leaf(t));
+  const Tensors got = run(half_all), want = run(whole_all);
+  ASSERT_EQ(got[0].scalar_type(), at::kBFloat16) << what;
+  ExpectSameBits(got[0], want[0].to(at::kBFloat16), what);
+  for (size_t i = 1; i < got.size(); ++i) ExpectSameBits(got[i], want[i], what + " state");
+  // The gradient that comes back is in bfloat16, too.
+  at::manual_seed(9);
+  Tensors g_half, g_whole;
+  for (const at::Tensor& y : got) {
+    g_half.push_back(at::randn(y.sizes()).to(y.scalar_type()));
+    g_whole.push_back(y.scalar_type() == at::kBFloat16 ? g_half.back().to(at::kFloat)
+                                                       : g_half.back());
+  }
+  const Tensors dx = torch::autograd::grad(got, half_all, g_half),
+                want_dx = torch::autograd::grad(want, whole_all, g_whole);
+  for (size_t i = 0; i < dx.size(); ++i) {
+    ASSERT_EQ(dx[i].scalar_type(), half_all[i].scalar_type()) << what;
+    if (i < tokens.size()) {
+      ExpectSameBits(dx[i], want_dx[i].to(dx[i].scalar_type()), what + " gradient");
+    } else {
+      ExpectClose(dx[i], want_dx[i], tolerance, what + " gradient");
+    }
+  }
+}
+
+struct Shape {
+  int64_t length, slots, width;
+};
+const std::vector<Shape> kShapes = {{1, 16, 16}, {5, 3, 7}, {70, 32, 16}, {300, 16, 33}};
+
+std::vector<Mask> Masks(int64_t length) {
+  std::vector<Mask> masks = {{}};
+  if (length > 1) {
+    masks.push_back({Lengths({length, length / 2, 0}), {}});
+    masks.push_back({{}, Starts(3, length, {{0, 0}, {1, 2}, {2, length - 1}})});
+  }
+  return masks;
+}
+
+at::Tensor Heads(int64_t length, int64_t width) { return at::randn({3, length, 2, width}); }
+at::Tensor HeadsFirst(const at::Tensor& x) { return x.transpose(1, 2); }
+
+TEST(BFloat16Tokens, Latte) {
+  at::manual_seed(2);
+  for (const Shape& s : kShapes) {
+    for (const Mask& mask : Masks(s.length)) {
+      const auto run = [&](const Tensors& x) {
+        const AttentionResult r = LatteAttention(HeadsFirst(x[0]), HeadsFirst(x[1]),
+                                                 HeadsFirst(x[2]), {x[3], x[4]}, mask);
+        return Tensors{r.out, r.state.memory, r.state.z};
+      };
+      ExpectRounded({Heads(s.length, s.slots), Heads(s.length, s.slots), Heads(s.length, s.width)},
+                    {at::randn({3, 2, s.slots, s.width}, at::kDouble),
+                     at::randn({3, 2, s.slots}, at::kDouble)},
+                    run, "latte " + std::to_string(s.length));
+    }
+  }
+}
+
+TEST(BFloat16Tokens, Abc) {
+  at::manual_seed(2);
+  for (const Shape& s : kShapes) {
+    for (const Mask& mask : Masks(s.length)) {
+      const auto run = [&](const Tensors& x) {
+        const AbcResult r = AbcAttention(HeadsFirst(x[0]), HeadsFirst(x[1]), HeadsFirst(x[2]),
+                                         HeadsFirst(x[3]), {x[4], x[5], x[6]}, 0.3, mask);
+        return Tensors{r.out, r.state.keys, r.state.values, r.state.z};
+      };
+      ExpectRounded({Heads(s.length, s.width), Heads(s.length, s.width), Heads(s.length, s.width),
+                     Heads(s.length, s.slots)},
+                    {at::randn({3, 2, s.slots, s.width}, at::kDouble),
+                     at::randn({3, 2, s.slots, s.width}, at::kDouble),
+                     at::randn({3, 2, s.slots}, at::kDouble)},
+                    run, "abc " + std::to_string(s.length));
+    }
+  }
+}
+
+TEST(BFloat16Tokens, ShortConvolution) {
+  at::manual_seed(2);
+  for (const int64_t length : {1, 3, 64, 200, 1500}) {
+    for (const int64_t taps : {1, 4, 9}) {
+      for (const int64_t ahead : {int64_t{0}, taps / 2}) {
+        for (const Mask& mask : Masks(length)) {
+          if (ahead > 0 && mask.starts) continue;
+          const auto run = [&](const Tensors& x) {
+            const auto [y, after] = ShortConv(x[0], x[1], x[2], mask, ahead);
+            return Tensors{y, after};
+          };
+          ExpectRounded({at::randn({3, length, 21})},
+                        {at::randn({21, taps}), at::randn({3, taps - 1, 21})}, run,
+                        "conv " + std::to_string(length) + ", " + std::to_string(taps), 1e-6);
+        }
+      }
+    }
+  }
+}
+
+// Where there is no kernel: composed in float, rounded at the end.
+TEST(BFloat16Tokens, Composite) {
+  at::manual_seed(2);
+  const Mask mask = {Lengths({9, 4, 0}), {}};
+  const at::Tensor q = HeadsFirst(Heads(9, 4)).to(at::kBFloat16),
+                   v = HeadsFirst(Heads(9, 6)).to(at::kBFloat16),
+                   memory = at::zeros({3, 2, 4, 6}, at::kDouble),
+                   z = at::full({3, 2, 4}, -kInf, at::kDouble);
+  const auto run = [&] { return LatteAttention(q, q, v, {memory, z}, mask).out; };
+  const at::Tensor kernel = run();
+  const ImplScope scope(Impl::kComposite);
+  const at::Tensor composed = run();
+  EXPECT_EQ(composed.scalar_type(), at::kBFloat16);
+  EXPECT_TRUE(at::allclose(composed.to(at::kFloat), kernel.to(at::kFloat), 0.01, 1e-3));
+}
+
+}  // namespace
+}  // namespace cistern::ops
