@@ -362,6 +362,19 @@ TEST_F(AnalyzeTest, StatisticsOfResults) {
   const Outcome cannot = Run({"statistics", folder_ / "few.csv"});
   ASSERT_EQ(cannot.code, 0) << cannot;
   ExpectContains(cannot.out, {"could not reject whatever the data", "cannot"});
+  // More cells than are drawn: the page says so.
+  std::string many = "model,method,seed,value\n";
+  for (int cell = 0; cell < 26; ++cell) {
+    for (int run = 0; run < 6; ++run)
+      many += StrCat(cell, ",", run % 2, ",", run / 2, ",", run * cell % 7, "\n");
+  }
+  WriteFileAtomically(folder_ / "many.csv", many);
+  ASSERT_EQ(
+      Run({"statistics", folder_ / "many.csv", "--cell", "model", "--out", folder_ / "26"}).code,
+      0);
+  ExpectContains(ReadFile(folder_ / "26/report.html"), {"The first 24 of 26 cells are drawn"});
+  EXPECT_TRUE(fs::exists(folder_ / "26/statistics-runs-24.svg"));
+  EXPECT_FALSE(fs::exists(folder_ / "26/statistics-runs-25.svg"));
   WriteFileAtomically(folder_ / "hole.csv", few + "3,1,5\n");
   Expect({"statistics", folder_ / "hole.csv"}, 1, {"has no value of seed 0"});
   WriteFileAtomically(folder_ / "twice.csv", few + "1,1,5\n");

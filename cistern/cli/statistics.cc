@@ -193,6 +193,9 @@ Figures TestMethods(const ResultCells& cells, const MethodTests& c) {
                               CliffDelta(groups[a], groups[b])});
     }
   }
+  if (cells.size() > kPictures)
+    f.Text(StrCat("The first ", kPictures, " of ", cells.size(),
+                  " cells are drawn; the tables have all of them."));
   f.Add(std::move(means)).Add(std::move(pairs));
   return f;
 }
