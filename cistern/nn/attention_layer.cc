@@ -273,8 +273,8 @@ std::vector<at::Tensor> AttentionLayer::Project(const Stream& stream, State* sta
                                                                       : joined_key_);
     const at::Tensor given = mapped[0]->projection.normalised ? OfLengthOne(stream.x) : stream.x;
     at::Tensor y = ops::LinearProduct(given, map.weight, map.bias);
-    if (y.scalar_type() != map.weight.scalar_type() && !(causal && TakesBFloat16()))
-      y = y.to(map.weight.scalar_type());  // InFullPrecision
+    const bool stays = causal && y.scalar_type() == at::kBFloat16 && TakesBFloat16();
+    if (!stays) y = y.to(map.weight.scalar_type());  // InFullPrecision
     if (!filters.empty()) {
       auto [convolved, after] = ops::ShortConv(y, at::cat(filters), (*state)[conv_], stream.mask);
       y = convolved;
