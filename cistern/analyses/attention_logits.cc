@@ -116,19 +116,56 @@ std::optional<AttentionLogits> SoftmaxLogits(const CapturedLayer& layer, int64_t
   return out;
 }
 
+namespace {
+
+// Of one query: over the keys that it sees, their number, the entropy of its softmax and the
+// variance of its logits.
+struct QueryFigures {
+  int64_t seen = 0;
+  double entropy = 0, variance = 0;
+};
+
+QueryFigures OfQuery(const double* logits, int64_t keys) {
+  constexpr double kHidden = -std::numeric_limits<double>::infinity();
+  QueryFigures f;
+  double most = kHidden, sum = 0;
+  for (int64_t i = 0; i < keys; ++i) {
+    if (logits[i] == kHidden) continue;
+    ++f.seen;
+    sum += logits[i];  // what is not finite stays so
+    most = std::max(most, logits[i]);
+  }
+  if (f.seen < 2) return f;
+  const double mean = sum / double(f.seen);
+  double total = 0, along = 0, squares = 0;
+  for (int64_t i = 0; i < keys; ++i) {
+    if (logits[i] == kHidden) continue;
+    const double below = logits[i] - most, e = std::exp(below);
+    total += e;
+    along += e * below;
+    squares += (logits[i] - mean) * (logits[i] - mean);
+  }
+  f.entropy = std::log(total) - along / total;
+  f.variance = squares / double(f.seen);
+  return f;
+}
+
+}  // namespace
+
 LogitFigures FiguresOf(const at::Tensor& logits) {
-  const at::Tensor seen = logits.isfinite();
-  const at::Tensor count = seen.sum(2).to(at::kDouble), counts = count >= 2;
-  if (logits.numel() == 0 || !counts.any().item<bool>()) return {std::nan(""), std::nan("")};
-  const at::Tensor log_p = at::log_softmax(logits, 2).masked_fill(~seen, 0);
-  const at::Tensor p = log_p.exp().masked_fill(~seen, 0);
-  const at::Tensor entropy = -(p * log_p).sum(2) / count.clamp_min(2).log();
-  const at::Tensor finite = logits.masked_fill(~seen, 0),
-                   mean = finite.sum(2, true) / count.unsqueeze(2).clamp_min(1);
-  const at::Tensor variance =
-      (finite - mean).masked_fill(~seen, 0).square().sum(2) / count.clamp_min(1);
-  return {entropy.masked_select(counts).mean().item<double>(),
-          variance.masked_select(counts).mean().item<double>()};
+  const at::Tensor plain = logits.contiguous();
+  const int64_t keys = plain.size(2), queries = plain.size(0) * plain.size(1);
+  const double* data = plain.const_data_ptr<double>();
+  double entropy = 0, variance = 0;
+  int64_t counted = 0;
+  for (int64_t i = 0; i < queries; ++i) {
+    const QueryFigures f = OfQuery(data + i * keys, keys);
+    if (f.seen < 2) continue;
+    ++counted;
+    entropy += f.entropy / std::log(double(f.seen));
+    variance += f.variance;
+  }
+  return {entropy / double(counted), variance / double(counted)};  // NaN where none counts
 }
 
 }  // namespace cistern
