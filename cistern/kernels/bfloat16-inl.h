@@ -56,12 +56,30 @@ HWY_INLINE void StoreSomeFloats(Vec<float> x, S* to, size_t count) {
   std::copy_n(part, count, to);
 }
 
+// The same for any count up to a whole vector.
+template <class S>
+HWY_INLINE Vec<float> LoadUpTo(const S* from, size_t count) {
+  return count == kLanes<float> ? LoadFloats(from) : LoadSomeFloats(from, count);
+}
+template <class S>
+HWY_INLINE void StoreUpTo(Vec<float> x, S* to, size_t count) {
+  count == kLanes<float> ? StoreFloats(x, to) : StoreSomeFloats(x, to, count);
+}
+
+// body(j, count) for each vector of n values, of which the last may be a part: values j ..
+// j+count-1.
+template <class Body>
+HWY_INLINE void EachVector(size_t n, Body&& body) {
+  size_t j = 0;
+  for (; j + kLanes<float> <= n; j += kLanes<float>) body(j, kLanes<float>);
+  if (j < n) body(j, n - j);
+}
+
 // to[0, n) = from[0, n)
 template <class From, class To>
 HWY_INLINE void ConvertRow(size_t n, const From* from, To* to) {
-  size_t i = 0;
-  for (; i + kLanes<float> <= n; i += kLanes<float>) StoreFloats(LoadFloats(from + i), to + i);
-  if (i < n) StoreSomeFloats(LoadSomeFloats(from + i, n - i), to + i, n - i);
+  EachVector(n, [&](size_t j, size_t count)
+                    HWY_ATTR { StoreUpTo(LoadUpTo(from + j, count), to + j, count); });
 }
 
 }  // namespace HWY_NAMESPACE

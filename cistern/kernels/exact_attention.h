@@ -10,6 +10,9 @@
 // no query of a block sees are not visited, so windows cost their width. What is not seen has no
 // part in any bit of an output, be it NaN: so causality is bitwise. What is seen and NaN makes the
 // output NaN, as the definition does. Results are the same bits for any number of threads.
+//
+// In float, weights below 2^-64 of a query's largest are 0: they change an output by at most 2^-64
+// of its largest value each, and would be computed in subnormal numbers.
 #include <cstdint>
 
 #include "cistern/kernels/attention_dropout.h"

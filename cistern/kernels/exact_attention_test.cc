@@ -207,6 +207,32 @@ TEST(ExactAttention, Widths) {
   }
 }
 
+// Two keys, the second so many nats below the first, with a value that shows any weight.
+TEST(ExactAttention, WeightsBelowTwoToTheMinus64AreZeroInFloat) {
+  ForEachIsa([] {
+    for (const int64_t T : {1, 70}) {
+      for (const double below : {40.0, 50.0}) {
+        Problem p;
+        p.shape = {1, 1, T, 2, 1, 1};
+        p.scale = 1;
+        p.q.assign(size_t(T), 1), p.g.assign(size_t(T), 1);
+        p.k = {0, -below}, p.v = {0, 1e30};
+        const double weight = std::exp(-below);
+        const Result in_float = RunKernel<float>(p), in_double = RunKernel<double>(p);
+        EXPECT_NEAR(in_double.out[0], weight * 1e30, 1e-9 * weight * 1e30);
+        if (below == 40) {
+          EXPECT_NEAR(in_float.out[0], weight * 1e30, 1e-5 * weight * 1e30) << ActiveIsa();
+          EXPECT_GT(in_float.dv[1], 0);
+        } else {
+          EXPECT_EQ(in_float.out[0], 0) << ActiveIsa();
+          EXPECT_EQ(in_float.dv[1], 0) << ActiveIsa();
+          EXPECT_EQ(in_float.dq[0], 0) << ActiveIsa();
+        }
+      }
+    }
+  });
+}
+
 TEST(ExactAttention, Dilated) {
   uint64_t seed = 2000;
   for (int64_t g : {2, 3, 5}) {

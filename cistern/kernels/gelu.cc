@@ -61,15 +61,12 @@ HWY_INLINE Normal NormalOf(Vec<float> x) {
   return {hn::IfThenElse(hn::Lt(x, hn::Zero(d)), half, hn::Sub(set(1), half)), exp};
 }
 
-// out[i] = value(vectors of in[i]...), the last lanes through a buffer.
+// out[i] = value(vectors of in[i]...)
 template <class T, class F, class... In>
 HWY_INLINE void Each(int64_t begin, int64_t end, T* out, F&& value, const In*... in) {
-  const auto lanes = static_cast<int64_t>(kLanes<float>);
-  int64_t i = begin;
-  for (; i + lanes <= end; i += lanes) StoreFloats(value(LoadFloats(in + i)...), out + i);
-  if (i == end) return;
-  const auto rest = static_cast<size_t>(end - i);
-  StoreSomeFloats(value(LoadSomeFloats(in + i, rest)...), out + i, rest);
+  EachVector(static_cast<size_t>(end - begin), [&](size_t j, size_t count) HWY_ATTR {
+    StoreUpTo(value(LoadUpTo(in + begin + j, count)...), out + begin + j, count);
+  });
 }
 
 template <class T>

@@ -17,21 +17,6 @@ HWY_BEFORE_NAMESPACE();
 namespace cistern {
 namespace HWY_NAMESPACE {
 
-// body(j, count) for each vector of a row, from column j on.
-template <class Body>
-HWY_INLINE void EachVector(size_t width, Body&& body) {
-  size_t j = 0;
-  for (; j + kLanes<float> <= width; j += kLanes<float>) body(j, kLanes<float>);
-  if (j < width) body(j, width - j);
-}
-template <class S>
-HWY_INLINE Vec<float> Load(const S* from, size_t count) {
-  return count == kLanes<float> ? LoadFloats(from) : LoadSomeFloats(from, count);
-}
-template <class S>
-HWY_INLINE void Store(Vec<float> x, S* to, size_t count) {
-  count == kLanes<float> ? StoreFloats(x, to) : StoreSomeFloats(x, to, count);
-}
 HWY_INLINE float Total(Vec<float> x) { return hn::GetLane(hn::SumOfLanes(Tag<float>(), x)); }
 
 void NormRows(const NormShape& shape, int64_t begin, int64_t end, const float* x,
@@ -46,23 +31,23 @@ void NormRows(const NormShape& shape, int64_t begin, int64_t end, const float* x
     if (bias != nullptr) {
       Vec<float> sum = hn::Zero(d);
       EachVector(width, [&](size_t j, size_t count)
-                            HWY_ATTR { sum = hn::Add(sum, Load(from + j, count)); });
+                            HWY_ATTR { sum = hn::Add(sum, LoadUpTo(from + j, count)); });
       m = Total(sum) * share;
     }
     const Vec<float> mean = hn::Set(d, m);
     Vec<float> squares = hn::Zero(d);
     EachVector(width, [&](size_t j, size_t count) HWY_ATTR {
       const Vec<float> c =
-          hn::IfThenElseZero(hn::FirstN(d, count), hn::Sub(Load(from + j, count), mean));
+          hn::IfThenElseZero(hn::FirstN(d, count), hn::Sub(LoadUpTo(from + j, count), mean));
       squares = hn::MulAdd(c, c, squares);
     });
     const float r = static_cast<float>(1.0 / std::sqrt(double(Total(squares) * share) + shape.eps));
     const Vec<float> scale = hn::Set(d, r);
     EachVector(width, [&](size_t j, size_t count) HWY_ATTR {
-      const Vec<float> n = hn::Mul(hn::Sub(Load(from + j, count), mean), scale);
-      const Vec<float> w = Load(weight + j, count);
-      Store(bias == nullptr ? hn::Mul(n, w) : hn::MulAdd(n, w, Load(bias + j, count)), to + j,
-            count);
+      const Vec<float> n = hn::Mul(hn::Sub(LoadUpTo(from + j, count), mean), scale);
+      const Vec<float> w = LoadUpTo(weight + j, count);
+      StoreUpTo(bias == nullptr ? hn::Mul(n, w) : hn::MulAdd(n, w, LoadUpTo(bias + j, count)),
+                to + j, count);
     });
     stats[2 * row] = m;
     stats[2 * row + 1] = r;
@@ -83,20 +68,20 @@ void NormBackwardRows(const NormShape& shape, int64_t begin, int64_t end, const 
     const Vec<float> mean = hn::Set(d, stats[2 * row]), scale = hn::Set(d, stats[2 * row + 1]);
     Vec<float> sum = hn::Zero(d), along = hn::Zero(d);
     EachVector(width, [&](size_t j, size_t count) HWY_ATTR {
-      const Vec<float> g = Load(g_row + j, count),
-                       n = hn::Mul(hn::Sub(Load(from + j, count), mean), scale),
-                       gw = hn::Mul(g, Load(weight + j, count));
+      const Vec<float> g = LoadUpTo(g_row + j, count),
+                       n = hn::Mul(hn::Sub(LoadUpTo(from + j, count), mean), scale),
+                       gw = hn::Mul(g, LoadUpTo(weight + j, count));
       sum = hn::Add(sum, gw);
       along = hn::MulAdd(gw, n, along);
-      Store(hn::MulAdd(g, n, Load(d_weight + j, count)), d_weight + j, count);
-      Store(hn::Add(g, Load(d_bias + j, count)), d_bias + j, count);
+      StoreUpTo(hn::MulAdd(g, n, LoadUpTo(d_weight + j, count)), d_weight + j, count);
+      StoreUpTo(hn::Add(g, LoadUpTo(d_bias + j, count)), d_bias + j, count);
     });
     const Vec<float> mean_g = hn::Set(d, centred ? Total(sum) * share : 0.0f),
                      mean_along = hn::Set(d, Total(along) * share);
     EachVector(width, [&](size_t j, size_t count) HWY_ATTR {
-      const Vec<float> n = hn::Mul(hn::Sub(Load(from + j, count), mean), scale),
-                       gw = hn::Mul(Load(g_row + j, count), Load(weight + j, count));
-      Store(hn::Mul(scale, hn::Sub(hn::NegMulAdd(n, mean_along, gw), mean_g)), to + j, count);
+      const Vec<float> n = hn::Mul(hn::Sub(LoadUpTo(from + j, count), mean), scale),
+                       gw = hn::Mul(LoadUpTo(g_row + j, count), LoadUpTo(weight + j, count));
+      StoreUpTo(hn::Mul(scale, hn::Sub(hn::NegMulAdd(n, mean_along, gw), mean_g)), to + j, count);
     });
   }
 }
@@ -104,7 +89,8 @@ void NormBackwardRows(const NormShape& shape, int64_t begin, int64_t end, const 
 void AddPart(int64_t begin, int64_t end, const float* x, const BFloat16* y, float* sum) {
   const auto n = static_cast<size_t>(end - begin);
   EachVector(n, [&](size_t j, size_t count) HWY_ATTR {
-    Store(hn::Add(Load(x + begin + j, count), Load(y + begin + j, count)), sum + begin + j, count);
+    StoreUpTo(hn::Add(LoadUpTo(x + begin + j, count), LoadUpTo(y + begin + j, count)),
+              sum + begin + j, count);
   });
 }
 

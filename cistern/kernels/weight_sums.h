@@ -23,6 +23,8 @@ struct WeightSums {
   double distance = 0;    // sum |w| |query - source|
 };
 
+static_assert(sizeof(WeightSums) == 4 * sizeof(double));  // an array of them is a table
+
 // Adds those of a block to sums [heads, all queries]: query i of head h is
 // sums[h * all_queries + first_query + i]. Within a block they are formed in T. One thread.
 template <class T>
