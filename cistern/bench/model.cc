@@ -184,6 +184,7 @@ void TrainingStep::Run() {
   const RowsLoss of = {[this](const Batch& rows) { return model_->TrainingLoss(rows.tensors); },
                        [](const Batch& rows) { return double(rows.rows); }};
   AddGradients(*model_, of, batch_, 1, settings_.dtype == "bfloat16", parts_);
+  const BFloat16Scope scope(settings_.dtype == "bfloat16", model_->options().device());
   optimizer_->Step(kRate, settings_.clip);
 }
 

@@ -13,7 +13,8 @@ const EnumNames<OptimizerKind>& OptimizerKinds() {
                                                  {OptimizerKind::kAdam, "adam"},
                                                  {OptimizerKind::kSgd, "sgd"},
                                                  {OptimizerKind::kNag, "nag"},
-                                                 {OptimizerKind::kAdafactor, "adafactor"}};
+                                                 {OptimizerKind::kAdafactor, "adafactor"},
+                                                 {OptimizerKind::kMuon, "muon"}};
   return names;
 }
 
@@ -34,17 +35,25 @@ Fields AdafactorOptions::Describe() {
   return f;
 }
 
+Fields MuonOptions::Describe() {
+  Fields f;
+  f.Add("momentum", &momentum, "of the gradients, Nesterov's", {0.0, 0.99999});
+  f.Add("iterations", &iterations, "towards the orthogonal matrix", {1, 100});
+  return f;
+}
+
 void OptimizerOptions::AddTo(Fields& f) {
   f.Add("optimizer", &kind, "rule of the updates", OptimizerKinds());
-  f.Add("beta1", &beta1, "decay of the first moment (adamw, adam)", {0.0, 0.99999});
-  f.Add("beta2", &beta2, "decay of the second moment (adamw, adam)", {0.0, 0.9999999});
-  f.Add("eps", &eps, "added to the root of the second moment (adamw, adam)", {0.0, 1.0});
+  f.Add("beta1", &beta1, "decay of the first moment (adamw, adam, muon)", {0.0, 0.99999});
+  f.Add("beta2", &beta2, "decay of the second moment (adamw, adam, muon)", {0.0, 0.9999999});
+  f.Add("eps", &eps, "added to the root of the second moment (adamw, adam, muon)", {0.0, 1.0});
   f.Add("momentum", &momentum, "of sgd and nag; sgd with 0 has no buffer", {0.0, 0.99999});
-  f.Add("weight_decay", &weight_decay, "decoupled (adamw, nag, adafactor), or L2 (adam, sgd)",
+  f.Add("weight_decay", &weight_decay, "decoupled (adamw, nag, adafactor, muon), or L2 (adam, sgd)",
         {0.0, 100.0});
   f.Add("decay", &decay, "what is decayed: matrices alone, or norms and biases as well (P000)",
         DecayOfNames());
   f.Group("adafactor", adafactor.Describe());
+  f.Group("muon", muon.Describe());
 }
 
 void OptimizerOptions::Validate() const {
@@ -55,18 +64,23 @@ void OptimizerOptions::Validate() const {
       FailUsage("train.", key, " has no effect with train.optimizer=", name, "; it belongs to ",
                 owners, ": leave it out");
   };
-  if (kind != OptimizerKind::kAdamW && kind != OptimizerKind::kAdam) {
-    refuse("beta1", beta1 != defaults.beta1, "adamw and adam");
-    refuse("beta2", beta2 != defaults.beta2, "adamw and adam");
-    refuse("eps", eps != defaults.eps, "adamw and adam");
+  if (kind != OptimizerKind::kAdamW && kind != OptimizerKind::kAdam &&
+      kind != OptimizerKind::kMuon) {
+    refuse("beta1", beta1 != defaults.beta1, "adamw, adam and muon");
+    refuse("beta2", beta2 != defaults.beta2, "adamw, adam and muon");
+    refuse("eps", eps != defaults.eps, "adamw, adam and muon");
   }
   if (kind != OptimizerKind::kSgd && kind != OptimizerKind::kNag)
     refuse("momentum", momentum != defaults.momentum, "sgd and nag");
-  if (kind != OptimizerKind::kAdafactor) {
-    AdafactorOptions given = adafactor, none;
-    const Json said = given.Describe().Write(), unsaid = none.Describe().Write();
+  const auto refuse_group = [&](const std::string& owner, const Json& said, const Json& unsaid) {
     for (const auto& [key, value] : said.items())
-      refuse(("adafactor." + key).c_str(), value != unsaid.at(key), "adafactor");
+      refuse((owner + "." + key).c_str(), value != unsaid.at(key), owner.c_str());
+  };
+  if (kind != OptimizerKind::kMuon)
+    refuse_group("muon", MuonOptions(muon).Describe().Write(), MuonOptions().Describe().Write());
+  if (kind != OptimizerKind::kAdafactor) {
+    refuse_group("adafactor", AdafactorOptions(adafactor).Describe().Write(),
+                 AdafactorOptions().Describe().Write());
   } else if (!adafactor.relative && adafactor.min_scale != defaults.adafactor.min_scale) {
     FailUsage("train.adafactor.min_scale has no effect with train.adafactor.relative=false; leave ",
               "it out");
@@ -149,6 +163,8 @@ Optimizer::Tensors Optimizer::Gradients(const std::vector<size_t>& chosen) const
   for (const size_t i : chosen) grads.push_back(parameters_[i].grad().contiguous());
   return grads;
 }
+
+at::Tensor Optimizer::Zeros(size_t i) const { return at::zeros_like(parameters_[i]); }
 
 double Optimizer::Decay(size_t i) const {
   return options_.decay == DecayOf::kAll || parameters_[i].dim() >= 2 ? options_.weight_decay : 0;

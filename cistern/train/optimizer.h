@@ -10,6 +10,10 @@
 //              so that a new rate changes it at once; decay decoupled
 //   adafactor  Shazeer & Stern 2018, as T5: second moments of a matrix as their row and column
 //              means, updates clipped, the rate relative to the weights' size; decay decoupled
+//   muon       Jordan et al. 2024: the maps of the blocks (..._proj.weight) move by their Nesterov
+//              momentum made orthogonal, times 0.2 sqrt(max(rows, columns)), so that an update is
+//              as large as AdamW's and one rate serves both (Liu et al. 2025); all other
+//              parameters by adamw; decay decoupled. Its products are bfloat16 in a BFloat16Scope
 #include <ATen/core/Tensor.h>
 
 #include <memory>
@@ -21,7 +25,7 @@
 
 namespace cistern {
 
-enum class OptimizerKind { kAdamW, kAdam, kSgd, kNag, kAdafactor };
+enum class OptimizerKind { kAdamW, kAdam, kSgd, kNag, kAdafactor, kMuon };
 const EnumNames<OptimizerKind>& OptimizerKinds();
 enum class DecayOf { kMatrices, kAll };  // kMatrices: norms and biases are left alone
 const EnumNames<DecayOf>& DecayOfNames();
@@ -35,13 +39,21 @@ struct AdafactorOptions {
   Fields Describe();
 };
 
+struct MuonOptions {
+  double momentum = 0.95;
+  int64_t iterations = 5;  // of Newton and Schulz, towards the nearest orthogonal matrix
+
+  Fields Describe();
+};
+
 struct OptimizerOptions {
   OptimizerKind kind = OptimizerKind::kAdamW;
-  double beta1 = 0.9, beta2 = 0.98, eps = 1e-8;  // adamw, adam
+  double beta1 = 0.9, beta2 = 0.98, eps = 1e-8;  // adamw, adam, muon's others
   double momentum = 0.9;                         // sgd, nag
   double weight_decay = 0.01;
   DecayOf decay = DecayOf::kMatrices;
   AdafactorOptions adafactor;
+  MuonOptions muon;
 
   void AddTo(Fields& fields);
   // UsageError where an option is given that the optimizer does not have.
@@ -80,11 +92,11 @@ class Optimizer {
     std::string name;
     Tensors of;
   };
-  // `initial` makes that of a parameter.
+  // `initial(i)` makes that of parameter i.
   template <class F>
   size_t AddMoment(const std::string& name, F&& initial) {
     Moment m{name, {}};
-    for (const at::Tensor& p : parameters_) m.of.push_back(initial(p));
+    for (size_t i = 0; i < parameters_.size(); ++i) m.of.push_back(initial(i));
     moments_.push_back(std::move(m));
     return moments_.size() - 1;
   }
@@ -95,6 +107,7 @@ class Optimizer {
   double Decay(size_t i) const;                                // of parameter i
   // Those of `chosen` that are decayed, or that are not.
   std::vector<size_t> Decayed(const std::vector<size_t>& chosen, bool decayed) const;
+  at::Tensor Zeros(size_t i) const;  // as parameter i
 
   OptimizerOptions options_;
   std::vector<std::string> names_;

@@ -3,6 +3,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
+#include <map>
 
 #include "cistern/base/error.h"
 #include "cistern/train/optimizer.h"
@@ -14,14 +16,21 @@ at::Tensor Count(const at::Tensor& p) {
   return at::zeros({}, at::TensorOptions().dtype(at::kFloat).device(p.device()));
 }
 
-// AdamW and Adam.
+// AdamW and Adam, of the parameters for which `takes` is true.
 class Adam : public Optimizer {
  public:
-  Adam(const Model& model, const OptimizerOptions& options) : Optimizer(model, options) {
-    const auto zeros = [](const at::Tensor& p) { return at::zeros_like(p); };
-    mean_ = AddMoment("exp_avg", zeros);
-    square_ = AddMoment("exp_avg_sq", zeros);
-    step_ = AddMoment("step", Count);
+  using Takes = std::function<bool(const std::string& name, const at::Tensor& parameter)>;
+  Adam(const Model& model, const OptimizerOptions& options, const Takes& takes = nullptr)
+      : Optimizer(model, options) {
+    const auto of_taken = [&](auto&& make) {
+      return [this, &takes, make](size_t i) {
+        return !takes || takes(names_[i], parameters_[i]) ? make(i) : at::Tensor();
+      };
+    };
+    const auto zeros = [this](size_t i) { return Zeros(i); };
+    mean_ = AddMoment("exp_avg", of_taken(zeros));
+    square_ = AddMoment("exp_avg_sq", of_taken(zeros));
+    step_ = AddMoment("step", of_taken([this](size_t i) { return Count(parameters_[i]); }));
   }
 
  protected:
@@ -31,9 +40,9 @@ class Adam : public Optimizer {
       if (chosen.empty()) continue;
       const Tensors steps = Of(moments_[step_].of, chosen);
       for (const at::Tensor& step : steps) step.add_(1);
-      auto* const update = options_.kind == OptimizerKind::kAdamW
-                               ? static_cast<Fused*>(&at::_fused_adamw_)
-                               : static_cast<Fused*>(&at::_fused_adam_);
+      auto* const update = options_.kind == OptimizerKind::kAdam
+                               ? static_cast<Fused*>(&at::_fused_adam_)
+                               : static_cast<Fused*>(&at::_fused_adamw_);
       update(Of(parameters_, chosen), Gradients(chosen), Of(moments_[mean_].of, chosen),
              Of(moments_[square_].of, chosen), {}, steps, lr, options_.beta1, options_.beta2,
              decayed ? options_.weight_decay : 0, options_.eps,
@@ -51,8 +60,7 @@ class Adam : public Optimizer {
 class Sgd : public Optimizer {
  public:
   Sgd(const Model& model, const OptimizerOptions& options) : Optimizer(model, options) {
-    if (options_.momentum > 0)
-      AddMoment("momentum", [](const at::Tensor& p) { return at::zeros_like(p); });
+    if (options_.momentum > 0) AddMoment("momentum", [this](size_t i) { return Zeros(i); });
   }
 
  protected:
@@ -74,7 +82,7 @@ class Sgd : public Optimizer {
 class Nag : public Optimizer {
  public:
   Nag(const Model& model, const OptimizerOptions& options) : Optimizer(model, options) {
-    AddMoment("momentum", [](const at::Tensor& p) { return at::zeros_like(p); });
+    AddMoment("momentum", [this](size_t i) { return Zeros(i); });
     beside_.push_back({"last_rate", at::full({}, -1, at::kDouble)});  // none yet
   }
 
@@ -100,15 +108,15 @@ class Nag : public Optimizer {
 class Adafactor : public Optimizer {
  public:
   Adafactor(const Model& model, const OptimizerOptions& options) : Optimizer(model, options) {
-    const auto reduced = [](const at::Tensor& p, int64_t dim) {
+    const auto reduced = [this](size_t i, int64_t dim) {
+      const at::Tensor& p = parameters_[i];
       return p.dim() < 2 ? at::Tensor() : at::zeros_like(p.detach().select(dim, 0)).contiguous();
     };
-    rows_ = AddMoment("row_squares", [&](const at::Tensor& p) { return reduced(p, -1); });
-    columns_ = AddMoment("column_squares", [&](const at::Tensor& p) { return reduced(p, -2); });
-    squares_ = AddMoment("squares", [](const at::Tensor& p) {
-      return p.dim() < 2 ? at::zeros_like(p) : at::Tensor();
-    });
-    step_ = AddMoment("step", Count);
+    rows_ = AddMoment("row_squares", [&](size_t i) { return reduced(i, -1); });
+    columns_ = AddMoment("column_squares", [&](size_t i) { return reduced(i, -2); });
+    squares_ = AddMoment(
+        "squares", [this](size_t i) { return parameters_[i].dim() < 2 ? Zeros(i) : at::Tensor(); });
+    step_ = AddMoment("step", [this](size_t i) { return Count(parameters_[i]); });
   }
 
  protected:
@@ -145,6 +153,68 @@ class Adafactor : public Optimizer {
   size_t rows_, columns_, squares_, step_;
 };
 
+bool IsMapOfBlock(const std::string& name, const at::Tensor& parameter) {
+  return parameter.dim() == 2 && name.find("layers.") != std::string::npos &&
+         name.ends_with("_proj.weight");
+}
+
+// Nearly the orthogonal factor of each matrix of x, [n,R,C]: a quintic iteration of Newton and
+// Schulz, after which singular values lie between 0.7 and 1.2 (Jordan et al. 2024).
+at::Tensor Orthogonal(const at::Tensor& x, int64_t iterations) {
+  constexpr double kA = 3.4445, kB = -4.7750, kC = 2.0315;
+  const bool tall = x.size(1) > x.size(2);
+  at::Tensor y = x / (at::linalg_vector_norm(x, 2, {1, 2}, /*keepdim=*/true) + 1e-7);
+  if (tall) y = y.transpose(1, 2).contiguous();
+  for (int64_t i = 0; i < iterations; ++i) {
+    const at::Tensor square = at::bmm(y, y.transpose(1, 2));
+    y = at::baddbmm(y, at::baddbmm(square, square, square, kB, kC), y, kA);
+  }
+  return tall ? y.transpose(1, 2) : y;
+}
+
+class Muon : public Adam {
+ public:
+  Muon(const Model& model, const OptimizerOptions& options)
+      : Adam(model, options, std::not_fn(IsMapOfBlock)) {
+    momentum_ =
+        AddMoment("momentum", [this](size_t i) { return IsMap(i) ? Zeros(i) : at::Tensor(); });
+  }
+
+ protected:
+  void Update(const std::vector<size_t>& all, double lr) override {
+    std::vector<size_t> others;
+    std::map<std::pair<int64_t, int64_t>, std::vector<size_t>> maps;  // by shape: one product each
+    for (const size_t i : all) {
+      const at::Tensor& p = parameters_[i];
+      if (!IsMap(i)) {
+        others.push_back(i);
+      } else {
+        maps[{p.size(0), p.size(1)}].push_back(i);
+      }
+    }
+    Adam::Update(others, lr);
+    for (const auto& [shape, chosen] : maps) UpdateMaps(chosen, lr);
+  }
+
+ private:
+  bool IsMap(size_t i) const { return IsMapOfBlock(names_[i], parameters_[i]); }
+  void UpdateMaps(const std::vector<size_t>& chosen, double lr) {
+    const double m = options_.muon.momentum;
+    const Tensors moments = Of(moments_[momentum_].of, chosen), grads = Gradients(chosen),
+                  parameters = Of(parameters_, chosen);
+    at::_foreach_lerp_(moments, grads, 1 - m);
+    const at::Tensor ahead = at::stack(at::_foreach_lerp(grads, moments, m)),
+                     update = Orthogonal(ahead, options_.muon.iterations);
+    const double size = 0.2 * std::sqrt(double(std::max(ahead.size(1), ahead.size(2))));
+    for (size_t k = 0; k < chosen.size(); ++k) {
+      if (const double decay = Decay(chosen[k]); decay > 0) parameters[k].mul_(1 - lr * decay);
+      parameters[k].sub_(update[int64_t(k)], lr * size);
+    }
+  }
+
+  size_t momentum_;
+};
+
 }  // namespace
 
 std::unique_ptr<Optimizer> MakeOptimizer(const Model& model, const OptimizerOptions& options) {
@@ -155,6 +225,8 @@ std::unique_ptr<Optimizer> MakeOptimizer(const Model& model, const OptimizerOpti
       return std::make_unique<Nag>(model, options);
     case OptimizerKind::kAdafactor:
       return std::make_unique<Adafactor>(model, options);
+    case OptimizerKind::kMuon:
+      return std::make_unique<Muon>(model, options);
     case OptimizerKind::kAdamW:
     case OptimizerKind::kAdam:
       break;

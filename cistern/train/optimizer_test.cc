@@ -8,6 +8,7 @@
 #include <cmath>
 #include <functional>
 #include <map>
+#include <set>
 
 #include "cistern/base/error.h"
 #include "cistern/io/test_folder.h"
@@ -32,7 +33,7 @@ std::shared_ptr<Model> TinyModel(at::ScalarType type = at::kDouble) {
 struct Numbers {
   std::vector<double> w, a, b;  // weights, state
   int64_t rows = 1, columns = 1;
-  bool matrix = false;
+  bool matrix = false, map_of_block = false;
   int updates = 0;
 };
 
@@ -130,6 +131,60 @@ void AdafactorRule(Numbers& p, const std::vector<double>& g, const OptimizerOpti
     p.w[i] = p.w[i] * (1 - s.lr * s.decay) - s.lr * scale * u[i] / clip;
 }
 
+using Matrix = std::vector<std::vector<double>>;
+
+Matrix Times(const Matrix& a, const Matrix& b) {
+  Matrix c(a.size(), std::vector<double>(b[0].size()));
+  for (size_t i = 0; i < a.size(); ++i) {
+    for (size_t j = 0; j < b[0].size(); ++j) {
+      for (size_t k = 0; k < b.size(); ++k) c[i][j] += a[i][k] * b[k][j];
+    }
+  }
+  return c;
+}
+
+Matrix Transposed(const Matrix& a) {
+  Matrix t(a[0].size(), std::vector<double>(a.size()));
+  for (size_t i = 0; i < a.size(); ++i) {
+    for (size_t j = 0; j < a[0].size(); ++j) t[j][i] = a[i][j];
+  }
+  return t;
+}
+
+// Jordan et al. 2024: X <- a X + (b X X^T + c (X X^T)^2) X, from X of norm 1.
+void MuonRule(Numbers& p, const std::vector<double>& g, const OptimizerOptions& o,
+              const Setting& s) {
+  if (!p.map_of_block) {
+    OptimizerOptions adamw = o;
+    adamw.kind = OptimizerKind::kAdamW;
+    return AdamRule(p, g, adamw, s);
+  }
+  const double m = o.muon.momentum;
+  const auto rows = size_t(p.rows), columns = size_t(p.columns);
+  Matrix x(rows, std::vector<double>(columns));
+  double squares = 0;
+  for (size_t i = 0; i < g.size(); ++i) {
+    p.a[i] = m * p.a[i] + (1 - m) * g[i];
+    const double ahead = m * p.a[i] + (1 - m) * g[i];
+    x[i / columns][i % columns] = ahead;
+    squares += ahead * ahead;
+  }
+  for (auto& row : x) {
+    for (double& value : row) value /= std::sqrt(squares) + 1e-7;
+  }
+  for (int64_t iteration = 0; iteration < o.muon.iterations; ++iteration) {
+    const Matrix square = Times(x, Transposed(x)), cubed = Times(square, x),
+                 fifth = Times(square, cubed);
+    for (size_t i = 0; i < rows; ++i) {
+      for (size_t j = 0; j < columns; ++j)
+        x[i][j] = 3.4445 * x[i][j] - 4.7750 * cubed[i][j] + 2.0315 * fifth[i][j];
+    }
+  }
+  const double size = 0.2 * std::sqrt(double(std::max(rows, columns)));
+  for (size_t i = 0; i < g.size(); ++i)
+    p.w[i] = p.w[i] * (1 - s.lr * s.decay) - s.lr * size * x[i / columns][i % columns];
+}
+
 struct Case {
   std::string name;
   OptimizerOptions options;
@@ -152,17 +207,31 @@ std::vector<Case> Cases() {
     all.push_back(make("sgd" + of, OptimizerKind::kSgd, SgdRule));
     all.push_back(make("nag" + of, OptimizerKind::kNag, NagRule));
     all.push_back(make("adafactor" + of, OptimizerKind::kAdafactor, AdafactorRule));
+    all.push_back(make("muon" + of, OptimizerKind::kMuon, MuonRule));
     for (size_t i = begin; i < all.size(); ++i) all[i].options.decay = decay;
   }
   all.push_back(make("sgd without momentum", OptimizerKind::kSgd, SgdRule));
   all.back().options.momentum = 0;
   all.push_back(make("nag .99", OptimizerKind::kNag, NagRule));
   all.back().options.momentum = 0.99;
+  all.push_back(make("muon, three iterations", OptimizerKind::kMuon, MuonRule));
+  all.back().options.muon = {0.8, 3};
   all.push_back(make("adafactor absolute", OptimizerKind::kAdafactor, AdafactorRule));
   all.back().options.adafactor.relative = false;
   all.back().options.adafactor.update_clip = 0.7;
   return all;
 }
+
+// The maps of TinyModel's blocks.
+const std::set<std::string> kMapsOfBlocks = [] {
+  std::set<std::string> names;
+  for (const char* layer : {"layers.0.", "layers.1."}) {
+    for (const char* map : {"attention.q_proj", "attention.k_proj", "attention.v_proj",
+                            "attention.o_proj", "ffn.up_proj", "ffn.down_proj"})
+      names.insert(StrCat(layer, map, ".weight"));
+  }
+  return names;
+}();
 
 // The rates of five updates: rising, falling, and one of zero at the beginning.
 constexpr double kRates[] = {0, 0.01, 0.03, 0.02, 0.001};
@@ -191,9 +260,11 @@ TEST(Optimizer, FollowsItsDefinition) {
     const auto model = TinyModel();
     const auto optimizer = MakeOptimizer(*model, c.options);
     const auto parameters = model->parameters();
+    const std::vector<std::string> names = model->named_parameters().keys();
     std::vector<Numbers> expected;
     for (const at::Tensor& p : parameters) {
       Numbers n;
+      n.map_of_block = kMapsOfBlocks.count(names[expected.size()]) > 0;
       n.w = List(p);
       n.a.resize(n.w.size()), n.b.resize(n.w.size());
       n.matrix = p.dim() >= 2;
@@ -263,6 +334,21 @@ TEST(Optimizer, ContinuesFromWhatItSaved) {
     }
     EXPECT_EQ(whole->FirstNonFiniteMoment(), "") << c.name;
   }
+}
+
+// Each map has one moment, all other parameters two.
+TEST(Optimizer, MuonIsOfTheMapsOfBlocks) {
+  const auto model = TinyModel();
+  OptimizerOptions muon;
+  muon.kind = OptimizerKind::kMuon;
+  std::set<std::string> moved;
+  size_t others = 0;
+  for (const NamedTensor& t : MakeOptimizer(*model, muon)->Save()) {
+    if (t.name.starts_with("momentum.")) moved.insert(t.name.substr(9));
+    others += t.name.starts_with("exp_avg.");
+  }
+  EXPECT_EQ(moved, kMapsOfBlocks);
+  EXPECT_EQ(others, model->parameters().size() - kMapsOfBlocks.size());
 }
 
 // The names of an AdamW's state in the checkpoints of version 0.1.
@@ -367,7 +453,10 @@ TEST(Optimizer, OptionsOfOthersAreRefused) {
       message({"optimizer=adafactor", "adafactor.relative=false", "adafactor.min_scale=0.1"}),
       {"min_scale", "relative=false"});
   ExpectContains(message({"weight_decay=0", "decay=all"}), {"train.decay=all", "weight_decay=0"});
+  ExpectContains(message({"muon.momentum=0.9"}), {"train.muon.momentum", "adamw", "muon"});
+  ExpectContains(message({"optimizer=muon", "momentum=0.8"}), {"train.momentum", "muon", "nag"});
   EXPECT_EQ(message({"optimizer=adafactor", "adafactor.update_clip=2", "decay=all"}), "no error");
+  EXPECT_EQ(message({"optimizer=muon", "muon.iterations=6", "beta1=0.8"}), "no error");
 }
 
 }  // namespace

@@ -140,8 +140,8 @@ void TrainOptions::ValidateSchedule() const {
 }
 
 int64_t TrainOptions::NumbersPerParameter() const {
-  const bool two =
-                 optimizer.kind == OptimizerKind::kAdamW || optimizer.kind == OptimizerKind::kAdam,
+  const bool two = optimizer.kind == OptimizerKind::kAdamW ||
+                   optimizer.kind == OptimizerKind::kAdam || optimizer.kind == OptimizerKind::kMuon,
              none = optimizer.kind == OptimizerKind::kSgd && optimizer.momentum == 0;
   return 2 + (two ? 2 : none ? 0 : 1) + (ema > 0 ? 1 : 0) + (clip_each ? 1 : 0);
 }

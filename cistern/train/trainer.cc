@@ -267,7 +267,10 @@ Trainer::StepOutcome Trainer::Step() {
     const double norm = optimizer_->SetAside(options_.clip / double(options_.accumulate));
     if (!std::isfinite(norm)) FailNonFinite("gradient norm", norm);
   }
-  out.grad_norm = optimizer_->Step(out.lr, options_.clip_each ? 0 : options_.clip);
+  {
+    const BFloat16Scope scope(bfloat16_, model_->options().device());
+    out.grad_norm = optimizer_->Step(out.lr, options_.clip_each ? 0 : options_.clip);
+  }
   if (!std::isfinite(out.grad_norm)) FailNonFinite("gradient norm", out.grad_norm);
   average_.Update();
   ++state_.step;
