@@ -11,6 +11,7 @@
 #include "cistern/nn/padding_reads.h"
 #include "cistern/nn/positions.h"
 #include "cistern/ops/linear_product.h"
+#include "cistern/ops/rotary.h"
 #include "cistern/ops/short_conv.h"
 #include "cistern/tensors/device.h"
 
@@ -284,12 +285,16 @@ std::vector<at::Tensor> AttentionLayer::Project(const Stream& stream, State* sta
         widths, 2);  // one gradient for all parts, where narrow makes one of full size for each
   }
   std::vector<at::Tensor> x;
+  at::Tensor table;  // of rotary positions: one for all projections of a width
   for (const Mapped& m : tokens_) {
     const Projection& p = m.projection;
     const auto at = size_t(std::find(mapped.begin(), mapped.end(), &m) - mapped.begin());
     x.push_back(!wanted(m) ? at::Tensor() : Split(m.map ? parts[at] : stream.x, p.heads));
-    if (options_.positions == PositionKind::kRotary && p.rotary && wanted(m))
-      x.back() = Rotate(x.back(), stream.positions);
+    if (options_.positions != PositionKind::kRotary || !p.rotary || !wanted(m)) continue;
+    const int64_t width = x.back().size(3);
+    if (!table.defined() || table.size(2) != width)
+      table = RotaryTable(stream.positions, width, x.back().scalar_type());
+    x.back() = ops::Rotary(x.back(), table);
   }
   return x;
 }

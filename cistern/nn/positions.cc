@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "cistern/base/error.h"
+#include "cistern/ops/rotary.h"
 #include "cistern/tensors/device.h"
 
 namespace cistern {
@@ -54,12 +55,14 @@ at::Tensor PositionEmbedding::Forward(const at::Tensor& x, const at::Tensor& pos
   return x;
 }
 
+at::Tensor RotaryTable(const at::Tensor& positions, int64_t width, at::ScalarType type,
+                       double base) {
+  const at::Tensor angles = Angles(positions, width / 2, base, width / 2);
+  return at::cat({angles.cos(), angles.sin()}, -1).to(type);
+}
+
 at::Tensor Rotate(const at::Tensor& x, const at::Tensor& positions, double base) {
-  const int64_t half = x.size(-1) / 2;
-  const at::Tensor angles = Angles(positions, half, base, half).unsqueeze(1);  // [1 or B,1,T,half]
-  const at::Tensor cos = angles.cos().to(x.scalar_type()), sin = angles.sin().to(x.scalar_type());
-  const at::Tensor first = x.narrow(-1, 0, half), second = x.narrow(-1, half, half);
-  return at::cat({first * cos - second * sin, second * cos + first * sin}, -1);
+  return ops::Rotary(x, RotaryTable(positions, x.size(-1), x.scalar_type(), base));
 }
 
 }  // namespace cistern
