@@ -6,7 +6,17 @@
 
 namespace cistern {
 
-enum class PositionKind { kNone, kLearned, kSinusoidal, kSinusoidalHalves, kRotary, kRelative };
+// kAuto is of a stack of layers alone (LayerStack resolves it): rotary where all its mechanisms
+// turn queries and keys, else none.
+enum class PositionKind {
+  kNone,
+  kLearned,
+  kSinusoidal,
+  kSinusoidalHalves,
+  kRotary,
+  kRelative,
+  kAuto
+};
 
 inline const EnumNames<PositionKind>& PositionKinds() {
   static const EnumNames<PositionKind> names = {
@@ -15,7 +25,8 @@ inline const EnumNames<PositionKind>& PositionKinds() {
       {PositionKind::kSinusoidal, "sinusoidal"},
       {PositionKind::kSinusoidalHalves, "sinusoidal_halves"},
       {PositionKind::kRotary, "rotary"},
-      {PositionKind::kRelative, "relative"}};
+      {PositionKind::kRelative, "relative"},
+      {PositionKind::kAuto, "auto"}};
   return names;
 }
 

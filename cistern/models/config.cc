@@ -91,7 +91,8 @@ Fields ModelConfig::Describe() {
   f.Add("positions", &positions,
         "position encoding: a learned table; sinusoids that interleave sin and cos, or all sines "
         "before all cosines (Luna); rotary; relative, T5's 32 buckets of the distance, a learned "
-        "bias of the scores",
+        "bias of the scores; auto: rotary where all mechanisms of a stack turn queries and keys, "
+        "else none",
         PositionKinds());
   f.Add("scale_embeddings", &scale_embeddings,
         "the embeddings of tokens times sqrt(dim): fairseq, Luna");

@@ -90,6 +90,15 @@ Fields StackOptions::DescribeCross() {
   return f;
 }
 
+// What positions=auto means here.
+PositionKind LayerStack::FittingPositions() const {
+  const bool turns =
+      options_.heads > 0 && options_.qkv_dim / options_.heads % 2 == 0 &&
+      std::all_of(options_.attention.begin(), options_.attention.end(),
+                  [](const auto& name) { return FindMechanism(name).Fits(PositionKind::kRotary); });
+  return turns && form_ != Form::kCross ? PositionKind::kRotary : PositionKind::kNone;
+}
+
 LayerStack::LayerStack(const ModelConfig& config, Form form)
     : config_(config), form_(form), options_(config.Group(form)) {
   const ModelInfo& info = config.info();
@@ -130,6 +139,7 @@ LayerStack::LayerStack(const ModelConfig& config, Form form)
   unset(o.max_length, above.max_length, 0);
   unset(o.conv, above.conv, -1);
   if (!o.positions) o.positions = above.positions;
+  if (o.positions == PositionKind::kAuto) o.positions = FittingPositions();
   unset(o.dropout, above.dropout, -1.0);
   unset(o.attention_dropout, above.attention_dropout, -1.0);
   unset(o.ffn_dropout, above.ffn_dropout, -1.0);

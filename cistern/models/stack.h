@@ -45,6 +45,7 @@ class LayerStack {
   std::string Key(const std::string& name, bool in_group) const;  // "decoder.attention"
   Json OptionsByMechanism(int64_t layer) const;
   int64_t Copied(int64_t layer) const;  // AttentionDims::copied
+  PositionKind FittingPositions() const;
   void ValidateOptions() const;
   void ValidateScores() const;
   void ValidateMemory() const;

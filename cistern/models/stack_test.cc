@@ -72,6 +72,34 @@ TEST(Groups, AStackSaysOtherwiseThanTheModel) {
   MakeModel(c, 1);
 }
 
+// positions=auto: each stack for itself, by its mechanisms.
+TEST(Groups, PositionsThatFit) {
+  const auto positions = [](const std::vector<std::string>& assignments, Form form) {
+    std::vector<std::string> all = {"positions=auto"};
+    all.insert(all.end(), assignments.begin(), assignments.end());
+    return *With(Translator(), all).Stack(form).options().positions;
+  };
+  const auto decoder = [&](const std::string& attention) {
+    return positions({"attention=softmax", "decoder.attention=" + attention}, Form::kCausal);
+  };
+  EXPECT_EQ(decoder("softmax"), PositionKind::kRotary);
+  EXPECT_EQ(decoder("latte"), PositionKind::kNone);
+  EXPECT_EQ(decoder("window:1+latte:1"), PositionKind::kRotary);
+  EXPECT_EQ(decoder("window,latte"), PositionKind::kNone);
+  EXPECT_EQ(positions({"attention=latte", "decoder.attention=softmax"}, Form::kBidirectional),
+            PositionKind::kNone);
+  EXPECT_EQ(positions({"attention=softmax"}, Form::kCross), PositionKind::kNone);
+  // A head of odd width has no pairs.
+  EXPECT_EQ(positions({"attention=softmax", "decoder.heads=4"}, Form::kCausal),
+            PositionKind::kNone);
+  // Said for one stack, the other has the model's.
+  EXPECT_EQ(*With(Translator(), {"attention=softmax", "decoder.positions=auto"})
+                 .Stack(Form::kBidirectional)
+                 .options()
+                 .positions,
+            PositionKind::kNone);
+}
+
 TEST(Groups, SingleLayersHaveOptionsOfTheirOwn) {
   ModelConfig c;
   c.vocab_size = 19, c.dim = 12, c.heads = 2, c.layers = 3;
