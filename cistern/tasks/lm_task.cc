@@ -30,8 +30,12 @@ const TaskInfo& lm_task() {
                   "model.embedding_std=0.1",
                   "model.attention_options={\"abc_mlp\":{\"slots\":16}}",
                   "task.length=256",
+                  "model.positions=auto",
                   "train.batch=8",
-                  "train.lr=12e-3"};
+                  "train.optimizer=muon",
+                  "train.weight_decay=0.1",
+                  "train.schedule=linear",
+                  "train.lr=20e-3"};
     t.mechanisms = {"softmax", "latte", "abc_mlp", "window:2+latte:2"};
     t.former = {"split=tail"};
     BindTask<LmTask>(t);
