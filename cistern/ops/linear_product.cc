@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 #include <ATen/autocast_mode.h>
 
+#include "cistern/kernels/few_rows_product.h"
 #include "cistern/ops/primitive.h"
 
 namespace cistern::ops {
@@ -40,6 +41,37 @@ const std::optional<Handle>& OneDnn() {
 
 bool IsPlainFloat(const at::Tensor& x) { return x.scalar_type() == at::kFloat && IsPlain(x); }
 
+// Up to so many rows each weight is worth reading once: beyond, the libraries' kernels, which copy
+// weights into an order of their own, are faster.
+constexpr int64_t kFewRows = 8;
+
+bool TakesFewRows(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
+  const auto type = weight.scalar_type();
+  if (type != at::kFloat && type != at::kDouble) return false;
+  const auto served = [&](const at::Tensor& t) { return t.scalar_type() == type && IsPlain(t); };
+  if (weight.dim() != 2 || x.dim() < 1 || x.size(-1) != weight.size(1) || weight.numel() == 0 ||
+      x.numel() > kFewRows * weight.size(1))
+    return false;
+  return ActiveImpl() == Impl::kKernel && served(x) && served(weight) && weight.is_contiguous() &&
+         (!bias.defined() || (served(bias) && bias.dim() == 1 && bias.is_contiguous() &&
+                              bias.size(0) == weight.size(0))) &&
+         !NeedsGradient({x, weight, bias}) && !HaveTangents({x, weight, bias}) &&
+         NobodyWatchesOps() && !at::autocast::is_autocast_enabled(at::kCPU);
+}
+
+at::Tensor FewRows(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
+  const at::Tensor rows = x.contiguous();
+  std::vector<int64_t> sizes = rows.sizes().vec();
+  sizes.back() = weight.size(0);
+  const at::Tensor y = at::empty(sizes, rows.options());
+  DispatchType(y, [&]<class T>(T) {
+    FewRowsProduct<T>({rows.numel() / weight.size(1), weight.size(1), weight.size(0)},
+                      rows.const_data_ptr<T>(), weight.const_data_ptr<T>(),
+                      bias.defined() ? bias.const_data_ptr<T>() : nullptr, y.mutable_data_ptr<T>());
+  });
+  return y;
+}
+
 bool TakesOneDnn(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
   if (x.dim() < 2 || weight.dim() != 2 || x.numel() * weight.size(0) < kLarge) return false;
   return ActiveImpl() == Impl::kKernel && IsPlainFloat(x) && IsPlainFloat(weight) &&
@@ -76,6 +108,7 @@ struct LinearFunction : torch::autograd::Function<LinearFunction> {
 }  // namespace
 
 at::Tensor LinearProduct(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
+  if (TakesFewRows(x, weight, bias)) return FewRows(x, weight, bias);
   const OptionalTensor b = Given(bias);
   if (!TakesOneDnn(x, weight, bias)) return at::linear(x, weight, b);
   return NeedsGradient({x, weight, bias}) ? LinearFunction::apply(x, weight, b)

@@ -55,6 +55,58 @@ TEST(LinearProduct, IsTheLinearMapWithItsGradients) {
   }
 }
 
+// Few rows without a gradient: the definition in double, and every row as it is alone, which
+// torch's product of more rows is not.
+TEST(LinearProduct, FewRowsOfDecoding) {
+  const at::NoGradGuard no_grad;
+  for (const at::ScalarType type : {at::kFloat, at::kDouble}) {
+    for (const int64_t in : {1, 3, 63, 64, 65, 1000}) {
+      const at::Tensor w = at::randn({130, in}, type), b = at::randn({130}, type),
+                       wide = at::randn({2, 4, 2 * in}, type);
+      for (const at::Tensor& bias : {at::Tensor(), b}) {
+        // As it lies, and every second channel: strided.
+        for (const at::Tensor& x : {wide.narrow(2, 0, in), wide.slice(2, 0, 2 * in, 2)}) {
+          const at::Tensor y = LinearProduct(x, w, bias);
+          at::Tensor want = at::matmul(x.to(at::kDouble), w.to(at::kDouble).t());
+          if (bias.defined()) want = want + bias.to(at::kDouble);
+          ASSERT_EQ(y.sizes(), at::IntArrayRef({2, 4, 130}));
+          ASSERT_EQ(y.scalar_type(), type);
+          EXPECT_LT(Far(y, want), type == at::kFloat ? 3e-7 : 4e-15) << in;
+          for (int64_t r = 0; r < 8; ++r)
+            EXPECT_TRUE(at::equal(LinearProduct(x[r / 4][r % 4], w, bias), y[r / 4][r % 4])) << in;
+        }
+      }
+    }
+  }
+}
+
+// What it does not serve is torch's, to the bit, and wrong shapes are torch's errors.
+TEST(LinearProduct, FewRowsAreTorchsWhereTheyAreNotPlain) {
+  const at::Tensor x = at::randn({1, 1000}), w = at::randn({300, 1000}), b = at::randn({300});
+  const at::Tensor torchs = at::linear(x, w, b);
+  const auto differs = [&] { return !at::equal(LinearProduct(x, w, b), torchs); };
+  EXPECT_TRUE(differs());  // else the rest says nothing
+  const at::Tensor trained = w.detach().clone().requires_grad_();
+  EXPECT_TRUE(at::equal(LinearProduct(x, trained, b), torchs));
+  EXPECT_TRUE(LinearProduct(x, trained, b).requires_grad());
+  {
+    const at::NoGradGuard no_grad;
+    EXPECT_FALSE(at::equal(LinearProduct(x, trained, b), torchs));
+  }
+  const at::Tensor turned = w.t().contiguous().t();
+  EXPECT_TRUE(at::equal(LinearProduct(x, turned, b), at::linear(x, turned, b)));
+  const at::Tensor rows = at::randn({9, 1000});
+  EXPECT_TRUE(at::equal(LinearProduct(rows, w, b), at::linear(rows, w, b)));
+  {
+    const ImplScope scope(Impl::kComposite);
+    EXPECT_TRUE(at::equal(LinearProduct(x, w, b), torchs));
+  }
+  EXPECT_EQ(LinearProduct(at::randn({0, 1000}), w).sizes(), at::IntArrayRef({0, 300}));
+  EXPECT_ANY_THROW(LinearProduct(at::randn({1, 999}), w, b));
+  EXPECT_ANY_THROW(LinearProduct(x, w, at::randn({299})));
+  EXPECT_ANY_THROW(LinearProduct(x, w.to(at::kDouble)));
+}
+
 TEST(LinearProduct, OtherDtypesAndAutocastAreTorchs) {
   const at::Tensor x = at::randn({2048, 256}), w = at::randn({256, 256});
   EXPECT_TRUE(at::equal(LinearProduct(x.to(at::kDouble), w.to(at::kDouble)),
