@@ -7,6 +7,7 @@
 
 #include "cistern/base/error.h"
 #include "cistern/base/random.h"
+#include "cistern/kernels/exp_sum.h"
 
 namespace cistern {
 namespace {
@@ -25,19 +26,18 @@ std::vector<int32_t> Likeliest(std::span<const double> scores, int64_t count) {
 
 // log(sum(exp(logits))), after the checks.
 double LogSumExp(std::span<const double> logits, int64_t step) {
-  double max = -std::numeric_limits<double>::infinity();
-  for (size_t i = 0; i < logits.size(); ++i) {
-    if (std::isnan(logits[i]) || logits[i] == std::numeric_limits<double>::infinity()) {
-      Fail("[sampler] the logit of token ", i, " is ", logits[i], " at step ", step,
-           "; the model's weights or state are broken");
-    }
-    max = std::max(max, logits[i]);
+  const auto count = int64_t(logits.size());
+  const double max = Largest(count, logits.data());
+  if (std::isnan(max) || max == std::numeric_limits<double>::infinity()) {
+    const auto broken = std::find_if(logits.begin(), logits.end(), [](double x) {
+      return std::isnan(x) || x == std::numeric_limits<double>::infinity();
+    });
+    Fail("[sampler] the logit of token ", broken - logits.begin(), " is ", *broken, " at step ",
+         step, "; the model's weights or state are broken");
   }
   CISTERN_CHECK(std::isfinite(max), "[sampler] no logit of ", logits.size(), " is finite at step ",
                 step);
-  double sum = 0;
-  for (const double x : logits) sum += std::exp(x - max);
-  return max + std::log(sum);
+  return max + std::log(ExpSum(count, logits.data(), max, 1, nullptr));
 }
 
 }  // namespace
@@ -85,26 +85,22 @@ Choice Sampler::Choose(std::span<const double> logits, const SeenTokens* seen, i
         x = x > 0 ? x / options_.repetition_penalty : x * options_.repetition_penalty;
     }
   }
-  const double best = *std::max_element(scores.begin(), scores.end());
+  const double best = Largest(vocab, scores.data());
   if (options_.temperature == 0) {
-    choice.token = int32_t(std::max_element(scores.begin(), scores.end()) - scores.begin());
+    choice.token = int32_t(std::find(scores.begin(), scores.end(), best) - scores.begin());
   } else {
     // Candidates in a fixed order with their unnormalised probabilities; one uniform number walks
     // along them.
     const bool filtered = options_.top_p < 1 || (options_.top_k > 0 && options_.top_k < vocab);
     int64_t count = options_.top_k > 0 ? std::min(options_.top_k, vocab) : vocab;
-    std::vector<int32_t> ids;
+    std::vector<int32_t> ids;  // none: all, in their order
+    std::vector<double> weights = scores;
     if (filtered) {
       ids = Likeliest(scores, count);
-    } else {
-      ids.resize(size_t(vocab));
-      std::iota(ids.begin(), ids.end(), 0);
+      weights.resize(size_t(count));
+      for (size_t i = 0; i < weights.size(); ++i) weights[i] = scores[size_t(ids[i])];
     }
-    std::vector<double> weights(static_cast<size_t>(count));
-    double sum = 0;
-    for (int64_t i = 0; i < count; ++i)
-      sum += weights[size_t(i)] =
-          std::exp((scores[size_t(ids[size_t(i)])] - best) / options_.temperature);
+    double sum = ExpSum(count, weights.data(), best, options_.temperature, weights.data());
     if (options_.top_p < 1) {
       double kept = 0;
       int64_t n = 0;
@@ -121,7 +117,7 @@ Choice Sampler::Choose(std::span<const double> logits, const SeenTokens* seen, i
       if (weights[size_t(i)] > 0) chosen = i;
       left -= weights[size_t(i)];
     }
-    choice.token = ids[size_t(chosen)];
+    choice.token = filtered ? ids[size_t(chosen)] : int32_t(chosen);
   }
   choice.logprob = logits[size_t(choice.token)] - total;
   return choice;
