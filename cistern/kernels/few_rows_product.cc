@@ -10,6 +10,7 @@
 #include "hwy/foreach_target.h"  // must come before highway.h
 
 #include "cistern/kernels/gemm-inl.h"
+#include "hwy/cache_control.h"
 #include "hwy/highway.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -50,7 +51,10 @@ HWY_INLINE void FewRowsTile(const FewRows<T>& p, int64_t r, int64_t o) {
     for (int i = 0; i < kRows; ++i) row[i] = load(x + static_cast<size_t>(i) * in + at);
 #pragma GCC unroll 8
     for (int j = 0; j < kOuts; ++j) {
-      const Vec<T> weight = load(w + static_cast<size_t>(j) * in + at);
+      const T* const from = w + static_cast<size_t>(j) * in + at;
+      // The next tile's weights, on their way while this one's meet four rows.
+      if constexpr (kRows > 1) hwy::Prefetch(from + kOuts * in);
+      const Vec<T> weight = load(from);
 #pragma GCC unroll 8
       for (int i = 0; i < kRows; ++i) sum[i][j] = hn::MulAdd(row[i], weight, sum[i][j]);
     }

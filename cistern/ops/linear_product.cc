@@ -41,9 +41,9 @@ const std::optional<Handle>& OneDnn() {
 
 bool IsPlainFloat(const at::Tensor& x) { return x.scalar_type() == at::kFloat && IsPlain(x); }
 
-// Up to so many rows each weight is worth reading once: beyond, the libraries' kernels, which copy
-// weights into an order of their own, are faster.
-constexpr int64_t kFewRows = 8;
+// Up to so many rows the kernel that reads each weight once was faster than both libraries
+// (docs/notes/decoding.md).
+constexpr int64_t kFewRows = 32;
 
 bool TakesFewRows(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
   const auto type = weight.scalar_type();

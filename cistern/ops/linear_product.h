@@ -7,8 +7,8 @@ namespace cistern::ops {
 // y = x W^T + b, as at::linear: x [...,in], W [out,in], b [out] or undefined. Differentiable any
 // number of times.
 //
-// Up to eight rows of floats or doubles that no gradient is recorded of, as decoding has them, are
-// a kernel's that reads each weight once, at the speed of memory (kernels/few_rows_product.h):
+// Up to 32 rows of floats or doubles that no gradient is recorded of, as decoding has them,
+// are a kernel's that reads each weight once, at the speed of memory (kernels/few_rows_product.h):
 // there no bit of a row depends on the other rows. The weights have to be contiguous.
 //
 // On AMD's processors with AVX-512, large products of floats and their gradients by x are oneDNN's,
