@@ -7,50 +7,54 @@
 #define HWY_TARGET_INCLUDE "cistern/kernels/slot_attention.cc"
 #include "hwy/foreach_target.h"  // must come before the headers below
 
-#include "cistern/kernels/slot_softmax-inl.h"
 #include "cistern/kernels/slot_step-inl.h"
+#include "cistern/kernels/slot_weights-inl.h"
 #include "cistern/kernels/staged_rows-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace cistern {
 namespace HWY_NAMESPACE {
 
-template <class T>
+// Latte, and FAVOR+ with the other Weights (slot_weights-inl.h).
+template <class T, class Weights>
 struct LatteVisit {
   void Empty() { core.Empty(); }
-  void Begin(size_t) { core.Begin(chunk); }
+  void Begin(size_t) {
+    core.Begin(chunk);
+    weights.Begin(chunk);
+  }
   void Prefetch(size_t t, size_t end) const {
     PrefetchRows(q, t, end, chunk.n);
     PrefetchRows(v, t, end, core.width());
   }
   void Rows(size_t t) {
-    PackRows(q, t, chunk.rows, chunk.n, chunk.np, kMinusInfinity<T>, W);
-    SoftmaxRows(chunk.rows, chunk.np, W, W);
-    TimesF(chunk, W, W);
+    weights.Rows(chunk, q, t, W);
     core.Rows(chunk, W, v, t, out);
   }
   void Close() { core.Close(chunk); }
   SlotChunk<T>& chunk;
   ReadCore<T>& core;
+  Weights& weights;
   Sequence<const T> q, v;
   Sequence<T> out;
   T* W;
 };
 
-template <class T>
+template <class Weights, class T>
 HWY_NOINLINE void LatteHead(const ForwardHead<T>& head, const Sequence<const T>& q,
                             const Sequence<const T>& s, const Sequence<const T>& v, double* memory,
                             double* z, const Sequence<T>& out) {
   const size_t n = head.n, width = head.width, np = Padded<T>(n);
   const Sequence<T> none(nullptr, 0);
   Workspace& workspace = Workspace::OfThisThread();
-  workspace.Start(
-      SlotChunk<T>::Bytes(n) + ReadCore<T>::Bytes(n, width) + sizeof(T) * kChunkRows * np,
-      SlotChunk<T>::kPieces + ReadCore<T>::kPieces + 1);
+  workspace.Start(SlotChunk<T>::Bytes(n) + ReadCore<T>::Bytes(n, width) + Weights::Bytes(n) +
+                      sizeof(T) * kChunkRows * np,
+                  SlotChunk<T>::kPieces + ReadCore<T>::kPieces + Weights::kPieces + 1);
   SlotChunk<T> chunk(n, workspace);
   ReadCore<T> core(n, width, workspace);
+  Weights weights(n, workspace);
   T* const W = workspace.Take<T>(kChunkRows * np);
-  LatteVisit<T> visit{chunk, core, q, v, out, W};
+  LatteVisit<T, Weights> visit{chunk, core, weights, q, v, out, W};
   chunk.LoadZ(z);
   core.LoadMemory(memory, z);
   WalkChunks(chunk, s, head.tokens, visit);
@@ -122,7 +126,7 @@ HWY_NOINLINE void AbcHead(const ForwardHead<T>& head, T scale, const Sequence<co
 }
 
 // One token of a head.
-template <class T>
+template <class Weights, class T>
 HWY_NOINLINE void LatteToken(const ForwardHead<T>& head, const Sequence<const T>& q,
                              const Sequence<const T>& s, const Sequence<const T>& v, double* memory,
                              double* z, const Sequence<T>& out) {
@@ -131,11 +135,10 @@ HWY_NOINLINE void LatteToken(const ForwardHead<T>& head, const Sequence<const T>
   Workspace& workspace = Workspace::OfThisThread();
   workspace.Start(StepScratch::Bytes(n, width) + np * sizeof(T), StepScratch::kPieces + 1);
   const StepScratch scratch(n, width, workspace);
-  T* const W = workspace.Take<T>(np);
-  PackRows(q, 0, 1, n, np, kMinusInfinity<T>, W);
-  SoftmaxRows(1, np, W, W);
+  T* const r = workspace.Take<T>(np);
   StepWeights(n, s.At(0), z, scratch.w);
-  StepRead(n, width, W, scratch.w, v.At(0), scratch.wide, memory, out.At(0));
+  Weights::OfToken(n, q.At(0), z, r);
+  StepRead(n, width, r, scratch.w, v.At(0), scratch.wide, memory, out.At(0));
 }
 
 template <class T>
@@ -162,7 +165,7 @@ HWY_NOINLINE void AbcToken(const ForwardHead<T>& head, T scale, const Sequence<c
   StepRead(n, width, X, scratch.w, v.At(0), scratch.wide, values, out.At(0));
 }
 
-template <class S>
+template <class Weights, class S>
 void LatteAll(const SlotShape& shape, const Rows<const S>& q, const Rows<const S>& s,
               const Rows<const S>& v, const RowMask& mask, double* memory, double* z,
               const Rows<S>& out) {
@@ -172,10 +175,10 @@ void LatteAll(const SlotShape& shape, const Rows<const S>& q, const Rows<const S
       const ForwardHead<T> head(shape, mask, index);
       const auto run = [&](const Sequence<const T>& qh, const Sequence<const T>& sh,
                            const Sequence<const T>& vh, const Sequence<T>& oh) {
-        (shape.length == 1 ? LatteToken<T>
-                           : LatteHead<T>)(head, qh, sh, vh,
-                                           memory + index * shape.slots * shape.width,
-                                           z + index * shape.slots, oh);
+        (shape.length == 1 ? LatteToken<Weights, T>
+                           : LatteHead<Weights, T>)(head, qh, sh, vh,
+                                                    memory + index * shape.slots * shape.width,
+                                                    z + index * shape.slots, oh);
       };
       const Sequence<const S> qs(q, head.b, head.h), ss(s, head.b, head.h), vs(v, head.b, head.h);
       const Sequence<S> os(out, head.b, head.h);
@@ -233,7 +236,11 @@ void AbcAll(const SlotShape& shape, double scale, const Rows<const S>& q, const 
 #define CISTERN_SLOT_ATTENTION(T, Name)                                                       \
   void Latte##Name(const SlotShape& shape, Rows<const T> q, Rows<const T> s, Rows<const T> v, \
                    const RowMask& mask, double* memory, double* z, Rows<T> out) {             \
-    LatteAll<T>(shape, q, s, v, mask, memory, z, out);                                        \
+    LatteAll<TokenWeights<ComputeType<T>>, T>(shape, q, s, v, mask, memory, z, out);          \
+  }                                                                                           \
+  void Favor##Name(const SlotShape& shape, Rows<const T> x, Rows<const T> s, Rows<const T> v, \
+                   const RowMask& mask, double* memory, double* z, Rows<T> out) {             \
+    LatteAll<FavorWeights<ComputeType<T>>, T>(shape, x, s, v, mask, memory, z, out);          \
   }                                                                                           \
   void Abc##Name(const SlotShape& shape, double scale, Rows<const T> q, Rows<const T> k,      \
                  Rows<const T> v, Rows<const T> s, const RowMask& mask, double* keys,         \
@@ -255,6 +262,9 @@ namespace cistern {
 HWY_EXPORT(LatteFloat);
 HWY_EXPORT(LatteDouble);
 HWY_EXPORT(LatteBFloat16);
+HWY_EXPORT(FavorFloat);
+HWY_EXPORT(FavorDouble);
+HWY_EXPORT(FavorBFloat16);
 HWY_EXPORT(AbcFloat);
 HWY_EXPORT(AbcDouble);
 HWY_EXPORT(AbcBFloat16);
@@ -264,6 +274,11 @@ HWY_EXPORT(AbcBFloat16);
   void LatteForward(const SlotShape& shape, Rows<const T> q, Rows<const T> s, Rows<const T> v, \
                     const RowMask& mask, double* memory, double* z, Rows<T> out) {             \
     CISTERN_DISPATCH(Latte##Name)(shape, q, s, v, mask, memory, z, out);                       \
+  }                                                                                            \
+  template <>                                                                                  \
+  void FavorForward(const SlotShape& shape, Rows<const T> x, Rows<const T> s, Rows<const T> v, \
+                    const RowMask& mask, double* memory, double* z, Rows<T> out) {             \
+    CISTERN_DISPATCH(Favor##Name)(shape, x, s, v, mask, memory, z, out);                       \
   }                                                                                            \
   template <>                                                                                  \
   void AbcForward(const SlotShape& shape, double scale, Rows<const T> q, Rows<const T> k,      \

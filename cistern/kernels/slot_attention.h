@@ -25,6 +25,19 @@ void LatteBackward(const SlotShape& shape, Rows<const T> q, Rows<const T> s, Row
                    Rows<const T> d_out, const RowMask& mask, const double* memory, const double* z,
                    ComputeType<T>* G, ComputeType<T>* h, Rows<T> dq, Rows<T> ds, Rows<T> dv);
 
+// FAVOR+ (Choromanski et al. 2021; spec 2.6): out[t] = sum_l softmax_l(x_t + z_t)_l M_t[l] over the
+// slots that hold something, the token's own write included. With x and s the logarithms of
+// features of queries and keys, that is sum_s (phi(q_t) . phi(k_s)) v_s over the same sum of 1.
+// Where no slot that holds something has x > -inf, the token reads 0. All else is as for Latte.
+template <class T>
+void FavorForward(const SlotShape& shape, Rows<const T> x, Rows<const T> s, Rows<const T> v,
+                  const RowMask& mask, double* memory, double* z, Rows<T> out);
+
+template <class T>
+void FavorBackward(const SlotShape& shape, Rows<const T> x, Rows<const T> s, Rows<const T> v,
+                   Rows<const T> d_out, const RowMask& mask, const double* memory, const double* z,
+                   ComputeType<T>* G, ComputeType<T>* h, Rows<T> dx, Rows<T> ds, Rows<T> dv);
+
 // ABC (P003 sec. 2-3):
 //
 //   x_t[l] = scale q_t . K_t[l],   out[t] = sum_l softmax_l(x_t)_l V_t[l]

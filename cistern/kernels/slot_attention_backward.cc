@@ -7,7 +7,7 @@
 #include "hwy/foreach_target.h"  // must come before the headers below
 
 #include "cistern/kernels/slot_reverse-inl.h"
-#include "cistern/kernels/slot_softmax-inl.h"
+#include "cistern/kernels/slot_weights-inl.h"
 #include "cistern/kernels/staged_rows-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -20,10 +20,20 @@ template <class T>
 struct LatteTensors {
   Sequence<const T> q, s, v, g;
   Sequence<T> dq, ds, dv;
-  Sequence<const T> p_gradient() const { return {dq.data, static_cast<size_t>(dq.time)}; }
+  Sequence<const T> r_gradient() const { return {dq.data, static_cast<size_t>(dq.time)}; }
 };
 
-// Forward: dq holds the gradient of the softmax's output, dp_t[l] = g_t . M_t[l].
+// Rows t.. of x as a panel: where they lie, or where whole vectors would not fit, `scratch`.
+template <class T>
+struct RowsOrPanel {
+  RowsOrPanel(const Sequence<T>& x, size_t t, size_t n, T* scratch)
+      : data(n == Padded<T>(n) ? x.At(t) : scratch),
+        ld(n == Padded<T>(n) ? static_cast<size_t>(x.time) : Padded<T>(n)) {}
+  T* data;
+  size_t ld;
+};
+
+// Forward: dq holds the gradient of the read weights, dr_t[l] = g_t . M_t[l].
 template <class T>
 struct LatteForwardVisit {
   void Empty() { core.Empty(); }
@@ -35,8 +45,9 @@ struct LatteForwardVisit {
     for (const auto* y : {&x.g, &x.v}) PrefetchRows(*y, t, end, core.width());
   }
   void Rows(size_t t) {
-    core.Rows(chunk, x.g, x.v, t, D);
-    UnpackRows(D, t, chunk.rows, chunk.n, chunk.np, x.dq);
+    const RowsOrPanel<T> dr(x.dq, t, chunk.n, D);
+    core.Rows(chunk, x.g, x.v, t, D, dr.data, dr.ld);
+    if (dr.data == D) UnpackRows(D, t, chunk.rows, chunk.n, chunk.np, x.dq);
   }
   void Close() { core.Close(chunk); }
   SlotChunk<T>& chunk;
@@ -46,39 +57,28 @@ struct LatteForwardVisit {
   T* D;
 };
 
-template <class T>
+// FAVOR+ with the other Weights (slot_weights-inl.h).
+template <class T, class Weights>
 struct LatteReverseVisit {
   void Scale(const T* factor) { core.Scale(factor); }
   void Prefetch(size_t t, size_t end) const {
     PrefetchRows(x.q, t, end, walk.chunk.n);
-    PrefetchRows(x.p_gradient(), t, end, walk.chunk.n);
+    PrefetchRows(x.r_gradient(), t, end, walk.chunk.n);
     for (const auto* y : {&x.g, &x.v}) PrefetchRows(*y, t, end, core.width());
   }
   void Rows(size_t t) {
-    const Tag<T> d;
     const SlotChunk<T>& chunk = walk.chunk;
-    const size_t rows = chunk.rows, np = chunk.np;
-    PackRows(x.q, t, rows, chunk.n, np, kMinusInfinity<T>, W);
-    PackRows(x.p_gradient(), t, rows, chunk.n, np, T{0}, D);
-    SoftmaxRows(rows, np, W, W);
-    // dq = p (dp - p . dp);   ab = F p dp,   W = F p
-    for (size_t i = 0; i < rows * np; i += np) {
-      const Vec<T> dot = RowDot(np, W + i, D + i);
-      for (size_t l = i; l < i + np; l += kLanes<T>) {
-        const Vec<T> p = hn::Load(d, W + l), dp = hn::Load(d, D + l),
-                     w = hn::Mul(p, hn::Load(d, chunk.F + l));
-        hn::Store(hn::Mul(p, hn::Sub(dp, dot)), d, D + l);
-        hn::Store(hn::Mul(w, dp), d, ab + l);
-        hn::Store(w, d, W + l);
-      }
-    }
-    UnpackRows(D, t, rows, chunk.n, np, x.dq);
-    core.template Rows<false>(rows, chunk.E, walk.ET, W, x.g, x.v, t, x.dv, Y);
+    const RowsOrPanel<T> dr(x.dq, t, chunk.n, D);
+    if (dr.data == D) PackRows(x.r_gradient(), t, chunk.rows, chunk.n, chunk.np, T{0}, D);
+    weights.Gradients(chunk, x.q, t, W, dr.data, dr.ld, ab);
+    if (dr.data == D) UnpackRows(D, t, chunk.rows, chunk.n, chunk.np, x.dq);
+    core.template Rows<false>(chunk.rows, chunk.E, walk.ET, W, x.g, x.v, t, x.dv, Y);
     walk.Gradients(Y, ab, nullptr);
-    UnpackRows(Y, t, rows, chunk.n, np, x.ds);
+    UnpackRows(Y, t, chunk.rows, chunk.n, chunk.np, x.ds);
   }
   ReverseWalk<T>& walk;
   ReverseCore<T>& core;
+  Weights& weights;
   const LatteTensors<T>& x;
   T *W, *D, *ab, *Y;
 };
@@ -92,17 +92,20 @@ void StateGradients(const double* z, size_t n, size_t width, const T* h, T* h_io
   }
 }
 
-template <class T>
+template <class Weights, class T>
 HWY_NOINLINE void LatteHead(const ForwardHead<T>& head, const LatteTensors<T>& x,
                             const double* memory, const double* z, T* grad, T* h_io) {
   const size_t n = head.n, width = head.width, np = Padded<T>(n);
   Workspace& workspace = Workspace::OfThisThread();
   workspace.Start(ReverseWalk<T>::Bytes(n) + ReverseCore<T>::Bytes(n, width) +
-                      MatchCore<T>::Bytes(n, width) + sizeof(T) * 4 * kChunkRows * np,
-                  ReverseWalk<T>::kPieces + ReverseCore<T>::kPieces + MatchCore<T>::kPieces + 4);
+                      MatchCore<T>::Bytes(n, width) + Weights::Bytes(n) +
+                      sizeof(T) * 4 * kChunkRows * np,
+                  ReverseWalk<T>::kPieces + ReverseCore<T>::kPieces + MatchCore<T>::kPieces +
+                      Weights::kPieces + 4);
   ReverseWalk<T> walk(n, workspace);
   MatchCore<T> match(n, width, workspace);
   ReverseCore<T> reverse(n, width, workspace);
+  Weights weights(n, workspace);
   T* panels[4];
   for (T*& panel : panels) panel = workspace.Take<T>(kChunkRows * np);
 
@@ -112,7 +115,8 @@ HWY_NOINLINE void LatteHead(const ForwardHead<T>& head, const LatteTensors<T>& x
   match.LoadMemory(memory, z);
   WalkChunks(walk.chunk, x.s, head.tokens, forward);
 
-  LatteReverseVisit<T> backward{walk, reverse, x, panels[0], panels[1], panels[2], panels[3]};
+  LatteReverseVisit<T, Weights> backward{walk,      reverse,   weights,   x,
+                                         panels[0], panels[1], panels[2], panels[3]};
   reverse.Load(grad);
   for (size_t l = 0; l < np; ++l) walk.h[l] = l < n ? h_io[l] : T{0};
   walk.Run(x.s, head.tokens, spans, backward);
@@ -246,7 +250,7 @@ HWY_NOINLINE void AbcHead(const ForwardHead<T>& head, T scale, const AbcTensors<
   for (const auto* y : {&x.ds, &x.dx}) ZeroRows(head.tokens.length, head.total, n, *y);
 }
 
-template <class S>
+template <class Weights, class S>
 void LatteAll(const SlotShape& shape, const Rows<const S>& q, const Rows<const S>& s,
               const Rows<const S>& v, const Rows<const S>& g, const RowMask& mask,
               const double* memory, const double* z, ComputeType<S>* G, ComputeType<S>* h,
@@ -257,7 +261,8 @@ void LatteAll(const SlotShape& shape, const Rows<const S>& q, const Rows<const S
       const ForwardHead<T> head(shape, mask, index);
       const int64_t b = head.b, y = head.h, at = index * shape.slots * shape.width;
       const auto run = [&](const LatteTensors<T>& x) {
-        LatteHead(head, x, memory + at, z + index * shape.slots, G + at, h + index * shape.slots);
+        LatteHead<Weights>(head, x, memory + at, z + index * shape.slots, G + at,
+                           h + index * shape.slots);
       };
       if constexpr (std::is_same_v<S, T>) {
         run({{q, b, y}, {s, b, y}, {v, b, y}, {g, b, y}, {dq, b, y}, {ds, b, y}, {dv, b, y}});
@@ -345,7 +350,12 @@ void AbcAll(const SlotShape& shape, double scale, const Rows<const S>& q, const 
       Rows<ComputeType<T>> dx
 #define CISTERN_SLOT_ATTENTION(T, Name)                                                           \
   void LatteBackward##Name(CISTERN_LATTE_ARGUMENTS(T)) {                                          \
-    LatteAll<T>(shape, q, s, v, g, mask, memory, z, G, h, dq, ds, dv);                            \
+    LatteAll<TokenWeights<ComputeType<T>>, T>(shape, q, s, v, g, mask, memory, z, G, h, dq, ds,   \
+                                              dv);                                                \
+  }                                                                                               \
+  void FavorBackward##Name(CISTERN_LATTE_ARGUMENTS(T)) {                                          \
+    LatteAll<FavorWeights<ComputeType<T>>, T>(shape, q, s, v, g, mask, memory, z, G, h, dq, ds,   \
+                                              dv);                                                \
   }                                                                                               \
   void AbcBackward##Name(CISTERN_ABC_ARGUMENTS(T)) {                                              \
     AbcAll<T>(shape, scale, q, k, v, s, x, g, mask, keys, values, z, G_keys, G_values, h, dq, dk, \
@@ -366,6 +376,9 @@ namespace cistern {
 HWY_EXPORT(LatteBackwardFloat);
 HWY_EXPORT(LatteBackwardDouble);
 HWY_EXPORT(LatteBackwardBFloat16);
+HWY_EXPORT(FavorBackwardFloat);
+HWY_EXPORT(FavorBackwardDouble);
+HWY_EXPORT(FavorBackwardBFloat16);
 HWY_EXPORT(AbcBackwardFloat);
 HWY_EXPORT(AbcBackwardDouble);
 HWY_EXPORT(AbcBackwardBFloat16);
@@ -374,6 +387,11 @@ HWY_EXPORT(AbcBackwardBFloat16);
   template <>                                                                                    \
   void LatteBackward(CISTERN_LATTE_ARGUMENTS(T)) {                                               \
     CISTERN_DISPATCH(LatteBackward##Name)                                                        \
+    (shape, q, s, v, g, mask, memory, z, G, h, dq, ds, dv);                                      \
+  }                                                                                              \
+  template <>                                                                                    \
+  void FavorBackward(CISTERN_LATTE_ARGUMENTS(T)) {                                               \
+    CISTERN_DISPATCH(FavorBackward##Name)                                                        \
     (shape, q, s, v, g, mask, memory, z, G, h, dq, ds, dv);                                      \
   }                                                                                              \
   template <>                                                                                    \

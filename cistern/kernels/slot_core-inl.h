@@ -228,9 +228,14 @@ class MatchCore {
     }
   }
 
-  // X = F (Q S + tril(Q K^T) E) [rows, np]; then the chunk is written.
+  // X = F (Q S + tril(Q K^T) E) [rows, np]; then the chunk is written. `to`, of leading dimension
+  // ldt: where that goes if not to X, which is scratch then.
   void Rows(const SlotChunk<T>& chunk, const Sequence<const T>& q, const Sequence<const T>& k,
             size_t t, T* X) {
+    Rows(chunk, q, k, t, X, X, np_);
+  }
+  void Rows(const SlotChunk<T>& chunk, const Sequence<const T>& q, const Sequence<const T>& k,
+            size_t t, T* X, T* to, size_t ldt) {
     constexpr size_t kCp = kChunkPadded<T>;
     const size_t rows = chunk.rows;
     const T* const Q = PanelOf(q, t, rows, width_, Q_);
@@ -240,8 +245,11 @@ class MatchCore {
     Product<Triangle::kLower, T>(rows, n_, {Q, dp_, 1, memory_.Seen(), np_, width_},
                                  {A_, kCp, 1, chunk.E, np_, rows}, X, np_);
     const Tag<T> d;
-    for (size_t i = 0; i < rows * np_; i += kLanes<T>)
-      hn::Store(hn::Mul(hn::Load(d, X + i), hn::Load(d, chunk.F + i)), d, X + i);
+    for (size_t i = 0; i < rows; ++i) {
+      for (size_t l = 0; l < np_; l += kLanes<T>)
+        hn::StoreU(hn::Mul(hn::Load(d, X + i * np_ + l), hn::Load(d, chunk.F + i * np_ + l)), d,
+                   to + i * ldt + l);
+    }
     memory_.Write(width_, n_, {K, 1, dp_, chunk.E, np_, rows});  // K^T E
   }
 

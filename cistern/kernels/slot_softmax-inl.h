@@ -33,13 +33,13 @@ HWY_NOINLINE void SoftmaxRows(size_t rows, size_t np, const T* X, T* P) {
   }
 }
 
-// sum_l P_l D_l of one row, in every lane.
+// sum_l P_l D_l of one row, in every lane; D need not be aligned.
 template <class T>
 HWY_INLINE Vec<T> RowDot(size_t np, const T* P, const T* D) {
   const Tag<T> d;
   Vec<T> sum = hn::Zero(d);
   for (size_t l = 0; l < np; l += kLanes<T>)
-    sum = hn::MulAdd(hn::Load(d, P + l), hn::Load(d, D + l), sum);
+    sum = hn::MulAdd(hn::Load(d, P + l), hn::LoadU(d, D + l), sum);
   return hn::SumOfLanes(d, sum);
 }
 

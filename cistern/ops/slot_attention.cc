@@ -1,5 +1,8 @@
 #include "cistern/ops/slot_attention.h"
 
+#include <limits>
+
+#include "cistern/kernels/ref/slot_memory_ref.h"
 #include "cistern/kernels/slot_attention.h"
 #include "cistern/ops/primitive.h"
 #include "cistern/ops/slot_checks.h"
@@ -23,14 +26,33 @@ void AddDot(const at::Tensor& d_memory, const at::Tensor& memory_end, at::Tensor
 }
 
 struct LatteArguments {
-  at::Tensor q, s, v, memory, z;
+  at::Tensor q, s, v, memory, z;  // q: x of favor
   Mask mask;
 };
 
-struct Latte {
+// softmax(x + z) in double, over the slots that hold something; zeros where a row reads nothing.
+at::Tensor FavorWeights(const at::Tensor& x, const at::Tensor& s, const SlotState& state,
+                        const Mask& mask) {
+  constexpr double kNone = -std::numeric_limits<double>::infinity();
+  // A memory one channel wide gives z at every position.
+  const at::Tensor ones = at::ones({1, 1, 1, 1}, state.z.options())
+                              .expand_symint({s.sym_size(0), s.sym_size(1), s.sym_size(2), 1}),
+                   narrow = at::zeros_like(state.z).unsqueeze(-1),
+                   z = SlotMatch(ones, s.to(at::kDouble), ones, {narrow, state.z}, mask, true)
+                           .z_out;
+  const at::Tensor empty = at::isneginf(z), sum = (x + z).masked_fill(empty, kNone),
+                   nothing = at::isneginf(sum).all(-1, true);
+  return at::softmax(sum.masked_fill(nothing, 0.0), -1).masked_fill(empty.logical_or(nothing), 0.0);
+}
+
+// latte, and favor.
+template <bool kFavor>
+struct TokenRead {
   static constexpr const char* kSchema =
-      "latte(Tensor q, Tensor s, Tensor v, Tensor memory, Tensor z, Tensor? starts=None, Tensor? "
-      "lengths=None) -> (Tensor, Tensor, Tensor)";
+      kFavor ? "favor(Tensor x, Tensor s, Tensor v, Tensor memory, Tensor z, Tensor? starts=None, "
+               "Tensor? lengths=None) -> (Tensor, Tensor, Tensor)"
+             : "latte(Tensor q, Tensor s, Tensor v, Tensor memory, Tensor z, Tensor? starts=None, "
+               "Tensor? lengths=None) -> (Tensor, Tensor, Tensor)";
   using Arguments = LatteArguments;
   static constexpr auto kFields = [](auto& x) {
     return std::tie(x.q, x.s, x.v, x.memory, x.z, x.mask.starts, x.mask.lengths);
@@ -42,12 +64,14 @@ struct Latte {
   static const at::Tensor& Tokens(const Arguments& x) { return x.v; }
 
   static void Check(const Arguments& x) {
-    CheckSlots("[latte]", "s", x.s, "v", x.v, x.memory, &x.z);
-    TORCH_CHECK(x.q.sym_sizes() == x.s.sym_sizes(), "[latte] expected q of shape ", x.s.sym_sizes(),
-                ", got ", x.q.sym_sizes());
+    const char* op = kFavor ? "[favor]" : "[latte]";
+    const char* q = kFavor ? "x" : "q";
+    CheckSlots(op, "s", x.s, "v", x.v, x.memory, &x.z);
+    TORCH_CHECK(x.q.sym_sizes() == x.s.sym_sizes(), op, " expected ", q, " of shape ",
+                x.s.sym_sizes(), ", got ", x.q.sym_sizes());
     TORCH_CHECK(x.q.scalar_type() == x.s.scalar_type() && x.s.scalar_type() == x.v.scalar_type(),
-                "[latte] expected one dtype, got q ", x.q.scalar_type(), ", s ", x.s.scalar_type(),
-                ", v ", x.v.scalar_type());
+                op, " expected one dtype, got ", q, " ", x.q.scalar_type(), ", s ",
+                x.s.scalar_type(), ", v ", x.v.scalar_type());
   }
 
   static Tensors Compose(const Arguments& x) {
@@ -56,8 +80,9 @@ struct Latte {
     // Whatever padding holds, NaN too, has no gradient.
     const at::Tensor pad = x.mask.HeadsPadding(q.size(2));
     if (pad.defined()) q = q.masked_fill(pad, 0.0);
-    const SlotResult r =
-        SlotRead(at::softmax(q, -1), x.s.to(type), x.v.to(type), {x.memory, x.z}, x.mask);
+    const at::Tensor weights =
+        kFavor ? FavorWeights(q, x.s, {x.memory, x.z}, x.mask).to(type) : at::softmax(q, -1);
+    const SlotResult r = SlotRead(weights, x.s.to(type), x.v.to(type), {x.memory, x.z}, x.mask);
     return {r.out.to(x.v.scalar_type()), r.state.memory, r.state.z};
   }
 
@@ -72,11 +97,13 @@ struct Latte {
 
   static void Forward(const Arguments& x, const RowMask& mask, const Tensors& y) {
     const at::Tensor q = UnitStride(x.q), s = UnitStride(x.s), v = UnitStride(x.v);
-    BeginState(x.memory, y[kMemory]), BeginState(x.z, y[kZ]);
+    const at::Tensor &memory = y[kMemory], &z = y[kZ], &out = y[kOut];
+    BeginState(x.memory, memory), BeginState(x.z, z);
     DispatchStored(v, [&]<class T>(T) {
-      LatteForward<T>(ShapeOf(s, v), InputRows<T>(q), InputRows<T>(s), InputRows<T>(v), mask,
-                      y[kMemory].mutable_data_ptr<double>(), y[kZ].mutable_data_ptr<double>(),
-                      OutputRows<T>(y[kOut]));
+      (kFavor ? &FavorForward<T>
+              : &LatteForward<T>)(ShapeOf(s, v), InputRows<T>(q), InputRows<T>(s), InputRows<T>(v),
+                                  mask, memory.mutable_data_ptr<double>(),
+                                  z.mutable_data_ptr<double>(), OutputRows<T>(out));
     });
   }
 
@@ -95,16 +122,46 @@ struct Latte {
     h = h.to(type);
     const at::Tensor dq = LikeHeads(q), ds = LikeHeads(s), dv = LikeHeads(v);
     DispatchStored(v, [&]<class T>(T) {
-      LatteBackward<T>(ShapeOf(s, v), InputRows<T>(q), InputRows<T>(s), InputRows<T>(v),
-                       InputRows<T>(d_out), mask, memory.const_data_ptr<double>(),
-                       z.const_data_ptr<double>(), G.mutable_data_ptr<ComputeType<T>>(),
-                       h.mutable_data_ptr<ComputeType<T>>(), OutputRows<T>(dq), OutputRows<T>(ds),
-                       OutputRows<T>(dv));
+      (kFavor ? &FavorBackward<T>
+              : &LatteBackward<T>)(ShapeOf(s, v), InputRows<T>(q), InputRows<T>(s), InputRows<T>(v),
+                                   InputRows<T>(d_out), mask, memory.const_data_ptr<double>(),
+                                   z.const_data_ptr<double>(), G.mutable_data_ptr<ComputeType<T>>(),
+                                   h.mutable_data_ptr<ComputeType<T>>(), OutputRows<T>(dq),
+                                   OutputRows<T>(ds), OutputRows<T>(dv));
     });
     const at::Tensor d_memory = G.to(at::kDouble);
     return {dq, ds, dv, d_memory, (d_memory * memory).sum(-1) - h};
   }
+
+  static Tensors ForwardReference(const Arguments& a, const RowMask& mask) requires(kFavor) {
+    const at::Tensor x = AsDouble(a.q), s = AsDouble(a.s), v = AsDouble(a.v),
+                     memory = a.memory.clone(at::MemoryFormat::Contiguous),
+                     z = a.z.clone(at::MemoryFormat::Contiguous), out = at::empty_like(v);
+    ref::FavorRead(ShapeOf(s, v), DataOrNull(x), DataOrNull(s), DataOrNull(v), mask,
+                   memory.mutable_data_ptr<double>(), z.mutable_data_ptr<double>(),
+                   out.mutable_data_ptr<double>());
+    return {out.to(a.v.scalar_type()), memory, z};
+  }
+
+  static Tensors BackwardReference(const Arguments& a, const RowMask& mask, const Tensors& g,
+                                   const Tensors&) requires(kFavor) {
+    const at::Tensor x = AsDouble(a.q), s = AsDouble(a.s), v = AsDouble(a.v),
+                     memory = AsDouble(a.memory), z = AsDouble(a.z),
+                     g_out = AsDouble(OrZeros(g[kOut], a.v)), g_memory = AsDouble(g[kMemory]),
+                     g_z = AsDouble(g[kZ]);
+    const at::Tensor dx = at::zeros_like(x), ds = at::zeros_like(s), dv = at::zeros_like(v),
+                     dm = at::zeros_like(memory), dz = at::zeros_like(z);
+    ref::FavorReadBackward(ShapeOf(s, v), DataOrNull(x), DataOrNull(s), DataOrNull(v), mask,
+                           DataOrNull(memory), DataOrNull(z), DataOrNull(g_out),
+                           DataOrNull(g_memory), DataOrNull(g_z), dx.mutable_data_ptr<double>(),
+                           ds.mutable_data_ptr<double>(), dv.mutable_data_ptr<double>(),
+                           dm.mutable_data_ptr<double>(), dz.mutable_data_ptr<double>());
+    const auto dtype = a.v.scalar_type();
+    return {dx.to(dtype), ds.to(dtype), dv.to(dtype), dm, dz};
+  }
 };
+using Latte = TokenRead<false>;
+using Favor = TokenRead<true>;
 
 struct AbcArguments {
   at::Tensor q, k, v, s, keys, values, z;
@@ -222,23 +279,44 @@ struct Abc {
 }  // namespace slot_attention
 
 CISTERN_PRIMITIVE(slot_attention::Latte)
+CISTERN_PRIMITIVE(slot_attention::Favor)
 CISTERN_PRIMITIVE(slot_attention::Abc)
 
-AttentionResult LatteAttention(const at::Tensor& q, const at::Tensor& s, const at::Tensor& v,
-                               const SlotState& state, const Mask& mask) {
-  auto [out, memory, z] =
-      OpPair<slot_attention::Latte>::Call({q, s, v, state.memory, state.z, mask});
+namespace {
+
+template <class Op>
+AttentionResult Whole(const slot_attention::LatteArguments& x) {
+  auto [out, memory, z] = OpPair<Op>::Call(x);
   return {out, {memory, z}};
 }
 
+template <class Op>
+at::Tensor Extend(slot_attention::LatteArguments x, bool alone, at::Tensor& memory, at::Tensor& z) {
+  at::Tensor out;
+  std::tie(out, memory, z) = alone ? OpPair<Op>::CallInPlace(x) : OpPair<Op>::Call(x);
+  return out;
+}
+
+}  // namespace
+
+AttentionResult LatteAttention(const at::Tensor& q, const at::Tensor& s, const at::Tensor& v,
+                               const SlotState& state, const Mask& mask) {
+  return Whole<slot_attention::Latte>({q, s, v, state.memory, state.z, mask});
+}
 at::Tensor LatteExtend(const at::Tensor& q, const at::Tensor& s, const at::Tensor& v,
                        at::Tensor& memory, at::Tensor& z, const Mask& mask) {
   const bool alone = OwnedAlone(memory) && OwnedAlone(z);
-  slot_attention::LatteArguments x = {q, s, v, memory, z, mask};
-  using Op = OpPair<slot_attention::Latte>;
-  at::Tensor out;
-  std::tie(out, memory, z) = alone ? Op::CallInPlace(x) : Op::Call(x);
-  return out;
+  return Extend<slot_attention::Latte>({q, s, v, memory, z, mask}, alone, memory, z);
+}
+
+AttentionResult FavorAttention(const at::Tensor& x, const at::Tensor& s, const at::Tensor& v,
+                               const SlotState& state, const Mask& mask) {
+  return Whole<slot_attention::Favor>({x, s, v, state.memory, state.z, mask});
+}
+at::Tensor FavorExtend(const at::Tensor& x, const at::Tensor& s, const at::Tensor& v,
+                       at::Tensor& memory, at::Tensor& z, const Mask& mask) {
+  const bool alone = OwnedAlone(memory) && OwnedAlone(z);
+  return Extend<slot_attention::Favor>({x, s, v, memory, z, mask}, alone, memory, z);
 }
 
 AbcResult AbcAttention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,

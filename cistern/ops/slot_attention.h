@@ -20,6 +20,15 @@ AttentionResult LatteAttention(const at::Tensor& q, const at::Tensor& s, const a
 at::Tensor LatteExtend(const at::Tensor& q, const at::Tensor& s, const at::Tensor& v,
                        at::Tensor& memory, at::Tensor& z, const Mask& mask = {});
 
+// SlotRead(r, s, v) with r_t = softmax(x_t + z_t) over the slots that hold something, z_t being
+// that after token t; 0 where none of them has x > -inf. FAVOR+ where x and s are the logarithms
+// of features.   x, s [B,H,T,n], v [B,H,T,d] -> out [B,H,T,d]
+AttentionResult FavorAttention(const at::Tensor& x, const at::Tensor& s, const at::Tensor& v,
+                               const SlotState& state, const Mask& mask = {});
+// As LatteExtend.
+at::Tensor FavorExtend(const at::Tensor& x, const at::Tensor& s, const at::Tensor& v,
+                       at::Tensor& memory, at::Tensor& z, const Mask& mask = {});
+
 struct AbcState {
   at::Tensor keys, values;  // [B,H,n,d], double
   at::Tensor z;             // [B,H,n], double

@@ -3,12 +3,12 @@
 #include <ATen/ATen.h>
 
 #include <cmath>
-#include <limits>
 
 #include "cistern/attention/definition.h"
 #include "cistern/attention/feature_attention.h"
 #include "cistern/base/random.h"
-#include "cistern/ops/slot_memory.h"
+#include "cistern/ops/linear_product.h"
+#include "cistern/ops/slot_attention.h"
 
 namespace cistern {
 
@@ -101,12 +101,20 @@ State PerformerMechanism::EmptyState(int64_t batch, const at::TensorOptions& opt
 // the square of a query. [B,H,T,d] -> [B,H,T,m]
 at::Tensor PerformerMechanism::LogFeatures(const at::Tensor& x, Side side) const {
   if (relu_) return (at::relu(x) + 1e-3).log();
-  const at::Tensor y = x * std::pow(double(x.size(3)), -0.25),
-                   logits = at::matmul(y, projection_.to(y.scalar_type()).t());
-  if (eps_ == 0) return side == Side::kQuery ? logits : logits - 0.5 * y.square().sum({3}, true);
-  at::Tensor a = logits - 0.5 * y.square().sum({3}, true);
-  if (side == Side::kQuery) a = a - logits.amax({3}, true);
-  return at::logaddexp(a, at::full({}, std::log(eps_), a.options().requires_grad(false)));
+  const double scale = std::pow(double(x.size(3)), -0.25);
+  const at::Tensor rows = projection_.to(x.scalar_type()) * scale;
+  const auto half_square = [&] { return x.square().sum({3}, true) * (0.5 * scale * scale); };
+  at::Tensor logits;
+  if (side == Side::kQuery) {
+    logits = ops::LinearProduct(x, rows);
+    if (eps_ == 0) return logits;
+    logits = logits - (logits.amax({3}, true) + half_square());
+  } else {  // the square is one more channel
+    logits =
+        ops::LinearProduct(at::cat({x, half_square()}, 3), at::constant_pad_nd(rows, {0, 1}, -1.0));
+    if (eps_ == 0) return logits;
+  }
+  return at::logaddexp(logits, at::full({}, std::log(eps_), rows.options()));
 }
 
 // In training features are drawn anew at every `redraw`-th sequence, and only where a sequence
@@ -127,16 +135,8 @@ void PerformerMechanism::BeginSequence(const State& state) {
 at::Tensor PerformerMechanism::DoExtend(const std::vector<at::Tensor>& x, State& state,
                                         const ops::Mask& mask) {
   BeginSequence(state);
-  const at::Tensor s = LogFeatures(x[k_], Side::kKey),
-                   ones = at::ones({1, 1, 1, 1}, s.options())
-                              .expand({s.size(0), s.size(1), s.size(2), 1});
-  // A memory one channel wide gives z at every position, which the read weights need.
-  const at::Tensor narrow =
-      at::zeros({s.size(0), s.size(1), features_, 1}, s.options().dtype(at::kDouble));
-  const at::Tensor z = ops::SlotMatch(ones, s, ones, {narrow, state[z_]}, mask, true).z_out;
-  const at::Tensor r =
-      at::softmax((LogFeatures(x[q_], Side::kQuery) + z).transpose(1, 2), -1).transpose(1, 2);
-  return ops::SlotReadExtend(r, s, x[v_], state[memory_], state[z_], mask).out;
+  return ops::FavorExtend(LogFeatures(x[q_], Side::kQuery), LogFeatures(x[k_], Side::kKey), x[v_],
+                          state[memory_], state[z_], mask);
 }
 
 void PerformerMechanism::DoWrite(const std::vector<at::Tensor>& x, State& state,
@@ -149,12 +149,13 @@ void PerformerMechanism::DoWrite(const std::vector<at::Tensor>& x, State& state,
 }
 
 at::Tensor PerformerMechanism::Read(const std::vector<at::Tensor>& x, const State& state) {
-  const at::Tensor z = state[z_].masked_fill(
-      at::isneginf(state[z_]), std::numeric_limits<float>::lowest());  // an empty memory reads 0
-  const at::Tensor r =
-      at::softmax(LogFeatures(x[q_], Side::kQuery) + z.unsqueeze(2), -1);  // in double, as z
   const auto type = x[q_].scalar_type();
-  return at::matmul(r.to(type), state[memory_].to(type));
+  // Counted from the largest in double, z loses nothing of weight in float. An empty memory reads
+  // 0.
+  const at::Tensor most = state[z_].detach().amax({2}, true), none = at::isneginf(most),
+                   z = (state[z_] - most.masked_fill(none, 0.0)).masked_fill(none, 0.0).to(type);
+  const at::Tensor r = at::softmax(LogFeatures(x[q_], Side::kQuery) + z.unsqueeze(2), -1);
+  return at::matmul(r, state[memory_].to(type));
 }
 
 at::Tensor PerformerMechanism::Definition(Form form, const std::vector<at::Tensor>& queries,

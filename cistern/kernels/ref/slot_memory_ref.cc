@@ -177,6 +177,19 @@ void Run(const SlotShape& shape, const RowMask& mask, int64_t index, const doubl
   std::copy(state.z.begin(), state.z.end(), z + index * n);
 }
 
+// r = softmax(x + z) over the slots that hold something; zeros where none has x > -inf.
+void FavorWeights(int64_t n, const double* x, const double* z, double* r) {
+  double most = kEmpty, sum = 0;
+  for (int64_t l = 0; l < n; ++l) {
+    if (z[l] != kEmpty) most = std::max(most, x[l] + z[l]);
+  }
+  for (int64_t l = 0; l < n; ++l) {
+    r[l] = z[l] == kEmpty || most == kEmpty ? 0.0 : std::exp(x[l] + z[l] - most);
+    sum += r[l];
+  }
+  for (int64_t l = 0; l < n && sum != 0; ++l) r[l] /= sum;
+}
+
 }  // namespace
 
 void SlotRead(const SlotShape& shape, const double* r, const double* s, const double* v,
@@ -231,6 +244,42 @@ void SlotMatchBackward(const SlotShape& shape, const double* q, const double* s,
              [&](int64_t t, const State& state) {
                state.Match(q + (first + t) * d, x.data() + t * n);
                state.Read(dout + (first + t) * n, dq + (first + t) * d);
+             });
+  }
+}
+
+void FavorRead(const SlotShape& shape, const double* x, const double* s, const double* v,
+               const RowMask& mask, double* memory, double* z, double* out) {
+  const int64_t n = shape.slots;
+  std::vector<double> r(n);
+  for (int64_t i = 0; i < shape.batch * shape.heads; ++i) {
+    Run(shape, mask, i, s, v, memory, z, out, shape.width, nullptr,
+        [&](int64_t t, const State& state, double* row) {
+          FavorWeights(n, x + (i * shape.length + t) * n, state.z.data(), r.data());
+          state.Read(r.data(), row);
+        });
+  }
+}
+
+void FavorReadBackward(const SlotShape& shape, const double* x, const double* s, const double* v,
+                       const RowMask& mask, const double* memory0, const double* z0,
+                       const double* dout, const double* dmemory_T, const double* dz_T, double* dx,
+                       double* ds, double* dv, double* dmemory0, double* dz0) {
+  // z enters the softmax beside x, so the gradient of each position's z is dx there.
+  const Problem p{s, v, memory0, z0, dx, dmemory_T, dz_T, ds, dv, dmemory0, dz0};
+  const int64_t n = shape.slots, d = shape.width, T = shape.length;
+  std::fill_n(dx, shape.batch * shape.heads * T * n, 0.0);
+  std::vector<double> r(T * n), dr(T * n);
+  for (int64_t i = 0; i < shape.batch * shape.heads; ++i) {
+    const int64_t first = i * T;
+    Backward(shape, mask, i, p, r.data(), dr.data(), dout + first * d,
+             [&](int64_t t, const State& state) {
+               double *rt = r.data() + t * n, *drt = dr.data() + t * n, dot = 0;
+               FavorWeights(n, x + (first + t) * n, state.z.data(), rt);
+               state.Match(dout + (first + t) * d, drt);
+               for (int64_t l = 0; l < n; ++l) dot += rt[l] * drt[l];
+               for (int64_t l = 0; l < n; ++l)
+                 dx[(first + t) * n + l] = rt[l] == 0 ? 0 : rt[l] * (drt[l] - dot);
              });
   }
 }

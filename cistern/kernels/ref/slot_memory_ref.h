@@ -29,4 +29,13 @@ void SlotMatchBackward(const SlotShape& shape, const double* q, const double* s,
                        const double* dz_T, double* dq, double* ds, double* dk, double* dmemory0,
                        double* dz0);
 
+// FAVOR+ (kernels/slot_attention.h): read weights softmax_l(x_t + z_t) over the slots that hold
+// something. x [B,H,T,n], v and out [B,H,T,d]; the rest as for SlotRead.
+void FavorRead(const SlotShape& shape, const double* x, const double* s, const double* v,
+               const RowMask& mask, double* memory, double* z, double* out);
+void FavorReadBackward(const SlotShape& shape, const double* x, const double* s, const double* v,
+                       const RowMask& mask, const double* memory0, const double* z0,
+                       const double* dout, const double* dmemory_T, const double* dz_T, double* dx,
+                       double* ds, double* dv, double* dmemory0, double* dz0);
+
 }  // namespace cistern::ref
