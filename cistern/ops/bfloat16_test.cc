@@ -70,22 +70,26 @@ std::vector<Mask> Masks(int64_t length) {
 at::Tensor Heads(int64_t length, int64_t width) { return at::randn({3, length, 2, width}); }
 at::Tensor HeadsFirst(const at::Tensor& x) { return x.transpose(1, 2); }
 
-TEST(BFloat16Tokens, Latte) {
+template <class Attention>
+void ExpectRoundedReads(Attention attention, const std::string& what) {
   at::manual_seed(2);
   for (const Shape& s : kShapes) {
     for (const Mask& mask : Masks(s.length)) {
       const auto run = [&](const Tensors& x) {
-        const AttentionResult r = LatteAttention(HeadsFirst(x[0]), HeadsFirst(x[1]),
-                                                 HeadsFirst(x[2]), {x[3], x[4]}, mask);
+        const AttentionResult r =
+            attention(HeadsFirst(x[0]), HeadsFirst(x[1]), HeadsFirst(x[2]), {x[3], x[4]}, mask);
         return Tensors{r.out, r.state.memory, r.state.z};
       };
       ExpectRounded({Heads(s.length, s.slots), Heads(s.length, s.slots), Heads(s.length, s.width)},
                     {at::randn({3, 2, s.slots, s.width}, at::kDouble),
                      at::randn({3, 2, s.slots}, at::kDouble)},
-                    run, "latte " + std::to_string(s.length));
+                    run, what + " " + std::to_string(s.length));
     }
   }
 }
+
+TEST(BFloat16Tokens, Latte) { ExpectRoundedReads(LatteAttention, "latte"); }
+TEST(BFloat16Tokens, Favor) { ExpectRoundedReads(FavorAttention, "favor"); }
 
 TEST(BFloat16Tokens, Abc) {
   at::manual_seed(2);

@@ -62,8 +62,8 @@ void Count(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   for (c10::IValue& value : *stack) value = Changed(value, &OnDevice);
 }
 
-constexpr const char* kOps[] = {"slot_read", "slot_match", "sum_read",  "sum_match",
-                                "latte",     "abc",        "short_conv"};
+constexpr const char* kOps[] = {"slot_read", "slot_match", "sum_read", "sum_match",
+                                "latte",     "favor",      "abc",      "short_conv"};
 
 TORCH_LIBRARY_IMPL(cistern, PrivateUse1, m) {
   for (const std::string name : kOps) {
@@ -104,6 +104,11 @@ std::vector<Problem> Problems() {
            {tokens(n), tokens(n), tokens(d), memory, z},
            [=](const Tensors& x) {
              return LatteAttention(x[0], x[1], x[2], {x[3], x[4]}).out;
+           }},
+          {"favor",
+           {tokens(n), tokens(n), tokens(d), memory, z},
+           [=](const Tensors& x) {
+             return FavorAttention(x[0], x[1], x[2], {x[3], x[4]}).out;
            }},
           {"abc",
            {tokens(d), tokens(d), tokens(d), tokens(n), memory, memory, z},
