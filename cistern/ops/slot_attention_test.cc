@@ -9,39 +9,45 @@ namespace {
 
 using namespace cistern::testing;
 
+enum class Op { kLatte, kFavor, kAbc };
+constexpr Op kOps[] = {Op::kLatte, Op::kFavor, Op::kAbc};
+const char* NameOf(Op op) {
+  return op == Op::kLatte ? "latte" : op == Op::kFavor ? "favor" : "abc";
+}
 enum class Weights { kMild, kJumps, kHoles };
 
 struct Case {
-  bool abc;
+  Op op;
   int64_t batch, heads, length, slots, width;
   Weights weights = Weights::kMild;
   bool empty = false, lengths = false, starts = false, heads_last = false;
   std::string Name() const {
-    return std::string(abc ? "abc" : "latte") + " T" + std::to_string(length) + " n" +
-           std::to_string(slots) + " d" + std::to_string(width) + " weights " +
-           std::to_string(int(weights)) + (empty ? " empty" : "") + (lengths ? " lengths" : "") +
-           (starts ? " starts" : "") + (heads_last ? " heads last" : "");
+    return std::string(NameOf(op)) + " T" + std::to_string(length) + " n" + std::to_string(slots) +
+           " d" + std::to_string(width) + " weights " + std::to_string(int(weights)) +
+           (empty ? " empty" : "") + (lengths ? " lengths" : "") + (starts ? " starts" : "") +
+           (heads_last ? " heads last" : "");
   }
 };
 
 std::vector<Case> Cases() {
   std::vector<Case> cases;
-  for (const bool abc : {false, true}) {
+  for (const Op op : kOps) {
     for (const int64_t length : {0, 1, 5, 31, 32, 33, 65, 161}) {
       for (int masks = 0; masks < 4; ++masks) {
-        cases.push_back({abc, 3, 2, length, 7, 5, Weights::kMild, length % 2 == 0, (masks & 1) != 0,
+        cases.push_back({op, 3, 2, length, 7, 5, Weights::kMild, length % 2 == 0, (masks & 1) != 0,
                          (masks & 2) != 0, length != 5});
       }
     }
     for (const Weights w : {Weights::kJumps, Weights::kHoles}) {
       for (int masks = 0; masks < 4; ++masks)
         cases.push_back(
-            {abc, 3, 2, 150, 7, 5, w, masks == 0, (masks & 1) != 0, (masks & 2) != 0, masks == 3});
+            {op, 3, 2, 150, 7, 5, w, masks == 0, (masks & 1) != 0, (masks & 2) != 0, masks == 3});
     }
-    cases.push_back({abc, 1, 1, 37, 1, 1});
-    cases.push_back({abc, 2, 1, 130, 33, 43, Weights::kMild, true});
-    cases.push_back({abc, 1, 2, 300, 64, 32, Weights::kMild, true});
-    cases.push_back({abc, 0, 2, 5, 3, 4});
+    // With one slot the gradient of favor's x is 0, beside which nothing is close.
+    cases.push_back({op, 1, 1, 37, op == Op::kFavor ? 2 : 1, 1});
+    cases.push_back({op, 2, 1, 130, 33, 43, Weights::kMild, true});
+    cases.push_back({op, 1, 2, 300, 64, 32, Weights::kMild, true});
+    cases.push_back({op, 0, 2, 5, 3, 4});
   }
   return cases;
 }
@@ -66,7 +72,7 @@ MemoryProblem MakeProblem(const Case& c) {
     p.mask.lengths =
         at::cat({Lengths({T, 0}), at::randint(0, T + 1, {B}, at::kLong)}).narrow(0, 0, B);
   if (c.starts) p.mask.starts = at::rand({B, T}) < 0.1;
-  if (c.abc) {
+  if (c.op == Op::kAbc) {
     p.state = {4, 5, 6};
     p.parts = {"out", "keys", "values", "z", "dq", "dk", "dv", "ds", "d_keys", "d_values", "dz"};
     p.x = {Normal({B, H, T, d}), Normal({B, H, T, d}), Normal({B, H, T, d}), s, keys, values, z};
@@ -78,10 +84,14 @@ MemoryProblem MakeProblem(const Case& c) {
   } else {
     p.state = {3, 4};
     p.parts = {"out", "memory", "z", "dq", "ds", "dv", "d_memory", "dz"};
-    p.x = {Normal({B, H, T, n}, 2), s, Normal({B, H, T, d}), values, z};
+    at::Tensor q = Normal({B, H, T, n}, 2);
+    if (c.op == Op::kFavor && c.weights == Weights::kJumps)
+      q = q + (at::rand({B, H, T, n}) < 0.1).to(at::kDouble) * 500;
+    p.x = {q, s, Normal({B, H, T, d}), values, z};
     p.g = {Normal({B, H, T, d}), Normal({B, H, n, d}), Normal({B, H, n})};
-    p.run = [](const Tensors& x, const Mask& mask) {
-      const AttentionResult r = LatteAttention(x[0], x[1], x[2], {x[3], x[4]}, mask);
+    p.run = [favor = c.op == Op::kFavor](const Tensors& x, const Mask& mask) {
+      const AttentionResult r =
+          (favor ? FavorAttention : LatteAttention)(x[0], x[1], x[2], {x[3], x[4]}, mask);
       return Tensors{r.out, r.state.memory, r.state.z};
     };
   }
@@ -109,15 +119,15 @@ TEST(SlotAttention, GradientsMatchFiniteDifferences) {
   }
 }
 
-TEST(SlotAttention, BothAlike) {
-  for (const bool abc : {false, true}) {
-    ExpectGradientsOfOneOutputAlone(MakeProblem({abc, 2, 2, 19, 3, 4}));
-    ExpectSecondDerivatives(MakeProblem({abc, 2, 2, 21, 3, 5, Weights::kMild, false, true, true}));
-    ExpectPiecesEqualWhole(MakeProblem({abc, 2, 2, 37, 5, 4, Weights::kMild, true, false, true}));
+TEST(SlotAttention, AllAlike) {
+  for (const Op op : kOps) {
+    ExpectGradientsOfOneOutputAlone(MakeProblem({op, 2, 2, 19, 3, 4}));
+    ExpectSecondDerivatives(MakeProblem({op, 2, 2, 21, 3, 5, Weights::kMild, false, true, true}));
+    ExpectPiecesEqualWhole(MakeProblem({op, 2, 2, 37, 5, 4, Weights::kMild, true, false, true}));
     ExpectSameBitsForAnyNumberOfThreads(
-        MakeProblem({abc, 3, 5, 200, 16, 20, Weights::kMild, false, true, true}));
-    ExpectPaddingHasNoEffect(MakeProblem({abc, 3, 2, 23, 4, 5}));
-    MemoryProblem p = MakeProblem({abc, 1, 2, 40, 4, 5, Weights::kMild, true});
+        MakeProblem({op, 3, 5, 200, 16, 20, Weights::kMild, false, true, true}));
+    ExpectPaddingHasNoEffect(MakeProblem({op, 3, 2, 23, 4, 5}));
+    MemoryProblem p = MakeProblem({op, 1, 2, 40, 4, 5, Weights::kMild, true});
     at::Tensor& s = p.x[LogWeights(p)];
     s = at::cat({s.narrow(2, 0, 7) + 1000, s.narrow(2, 7, 13) - 1000, s.narrow(2, 20, 20)}, 2);
     ExpectDocumentsApart(p, {{0, 7}, {7, 13}, {20, 20}});
@@ -127,8 +137,8 @@ TEST(SlotAttention, BothAlike) {
 TEST(SlotAttention, PastIsBitwiseBlindToTheFuture) {
   ImplScope scope(Impl::kKernel);
   for (const auto dtype : {at::kFloat, at::kDouble}) {
-    for (const bool abc : {false, true}) {
-      const MemoryProblem p = MakeProblem({abc, 2, 2, 300, 16, 16, Weights::kJumps, true});
+    for (const Op op : kOps) {
+      const MemoryProblem p = MakeProblem({op, 2, 2, 300, 16, 16, Weights::kJumps, true});
       Tensors x;
       for (size_t i = 0; i < p.x.size(); ++i) x.push_back(p.IsState(i) ? p.x[i] : p.x[i].to(dtype));
       const at::Tensor want = p.run(x, {})[0];
@@ -148,8 +158,54 @@ TEST(SlotAttention, PastIsBitwiseBlindToTheFuture) {
   }
 }
 
+// As ones in the values make of a row of weights: all of them, or none.
+TEST(SlotAttention, FavorReadsNothingWhereNoSlotHoldsAnything) {
+  for (const Impl impl : kImpls) {
+    ImplScope scope(impl);
+    for (const auto dtype : {at::kFloat, at::kDouble}) {
+      for (const int64_t length : {1, 4}) {
+        const at::Tensor x = Normal({1, 1, length, 3}).to(dtype),
+                         s = Normal({1, 1, length, 3}).to(dtype),
+                         v = at::ones({1, 1, length, 2}, dtype);
+        s.select(2, 0).fill_(-kInf);  // nobody has written yet
+        if (length == 4) {
+          s.select(2, 1).narrow(-1, 0, 2).fill_(-kInf);  // one slot alone is written
+          x.select(2, 1).fill_(-300), x.select(2, 3).fill_(-kInf);
+        }
+        const Tensors leaves = {Leaf(x), Leaf(s), Leaf(v)};
+        const at::Tensor out = FavorAttention(leaves[0], leaves[1], leaves[2],
+                                              EmptySlots(1, 1, 3, 2, x.options()))
+                                   .out,
+                         want = length == 1 ? at::zeros({1}, dtype)
+                                            : at::tensor({0.0, 1.0, 1.0, 0.0}, at::kDouble);
+        ExpectClose(out.detach().select(3, 1).flatten(), want, dtype == at::kFloat ? 1e-6 : 1e-14,
+                    ImplName(impl));
+        for (const at::Tensor& g : Gradients(out.square().sum(), leaves)) {
+          EXPECT_TRUE(g.isfinite().all().item<bool>()) << ImplName(impl);
+          EXPECT_EQ(g.select(2, 0).abs().sum().item<double>(), 0) << ImplName(impl);
+        }
+      }
+    }
+  }
+}
+
+// What all log-weights have in common leaves the read as it is, though no float holds both.
+TEST(SlotAttention, FavorIsTheSameBesideLargeLogWeights) {
+  MemoryProblem p = MakeProblem({Op::kFavor, 1, 2, 200, 7, 5, Weights::kMild, true});
+  at::Tensor &x = p.x[0], &s = p.x[1];
+  x = x.mul(8).round() / 8, s = s.mul(8).round() / 8;  // floats beside 1e5, too
+  for (const Impl impl : kImpls) {
+    const at::Tensor want = Everything(p, impl, at::kFloat)[0];
+    MemoryProblem far = p;
+    far.x[1] = s + 1e5;
+    ExpectClose(Everything(far, impl, at::kFloat)[0], want, 1e-6, ImplName(impl));
+    far.x[1] = s - 1e5;
+    ExpectClose(Everything(far, impl, at::kFloat)[0], want, 1e-6, ImplName(impl));
+  }
+}
+
 TEST(SlotAttention, ShapesAreChecked) {
-  const MemoryProblem p = MakeProblem({true, 2, 2, 9, 3, 4});
+  const MemoryProblem p = MakeProblem({Op::kAbc, 2, 2, 9, 3, 4});
   for (size_t i = 0; i < p.x.size(); ++i) {
     Tensors x = p.x;
     x[i] = x[i].narrow(-1, 0, x[i].size(-1) - 1);
@@ -161,8 +217,8 @@ TEST(SlotAttention, ShapesAreChecked) {
 }
 
 TEST(SlotAttention, MetaTensorsHaveTheShapes) {
-  for (const bool abc : {false, true}) {
-    const MemoryProblem p = MakeProblem({abc, 2, 2, 9, 3, 4});
+  for (const Op op : kOps) {
+    const MemoryProblem p = MakeProblem({op, 2, 2, 9, 3, 4});
     Tensors x;
     for (const at::Tensor& t : p.x) x.push_back(Leaf(t.to(at::kMeta)));
     const Tensors want = p.run(p.x, {}), got = p.run(x, {});
