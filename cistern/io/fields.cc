@@ -379,6 +379,9 @@ bool Fields::SetInside(const std::string& dotted, const std::string& text) {
   for (size_t dot = dotted.find('.'); dot != std::string::npos; dot = dotted.find('.', dot + 1)) {
     Field* field = Find(dotted.substr(0, dot));
     if (field == nullptr || !std::holds_alternative<Json*>(field->target)) continue;
+    if (std::count(dotted.begin() + int64_t(dot), dotted.end(), '.') >= kMaxJsonDepth)
+      FailUsage("--set: '", dotted.substr(0, dot), "' would be nested deeper than ", kMaxJsonDepth,
+                " levels");
     Json* place = std::get<Json*>(field->target);
     for (size_t begin = dot + 1; begin <= dotted.size();) {
       const size_t end = std::min(dotted.find('.', begin), dotted.size());

@@ -138,6 +138,11 @@ TEST(Fields, SetErrors) {
   EXPECT_EQ(SetError("lengths=[1").rfind("--set:1:3: not valid JSON", 0), 0u)
       << SetError("lengths=[1");
   EXPECT_EQ(SetError("train.lr.x=1").rfind("--set: unknown key 'train.lr.x'", 0), 0u);
+  for (const int levels : {64, 60'000}) {  // more than the stack has room for
+    std::string deep = "extra";
+    for (int i = 0; i < levels; ++i) deep += ".a";
+    EXPECT_EQ(SetError(deep + "=1"), "--set: 'extra' would be nested deeper than 64 levels");
+  }
 }
 
 TEST(Fields, HelpIsAligned) {

@@ -1,6 +1,7 @@
 #include "cistern/io/json_text.h"
 
 #include <algorithm>
+#include <cctype>
 #include <cstdint>
 #include <sstream>
 #include <type_traits>
@@ -141,9 +142,40 @@ std::string Printed(const T& value) {
   return out.str();
 }
 
+// toml++ makes a table of each part of a dotted key, without a limit, and ends them by recursion.
+// So it sees no key of more parts than there may be levels. Strings and comments are passed over as
+// toml++ reads them; where the text is no TOML, it reads no further.
+void RefuseLongKeys(std::string_view text, const std::string& name) {
+  int dots = 0;
+  for (size_t i = 0; i < text.size();) {
+    const char c = text[i];
+    if (c == '#') {
+      i = std::min(text.find('\n', i), text.size());
+    } else if (c == '"' || c == '\'') {
+      const std::string end(text.substr(i, 3) == std::string(3, c) ? 3 : 1, c);
+      for (i += end.size(); i < text.size() && text.substr(i, end.size()) != end; ++i) {
+        if (end.size() == 1 && text[i] == '\n') break;
+        if (c == '"' && text[i] == '\\') ++i;
+      }
+      i += end.size();
+      // Up to two quotes may stand before the three that end a text of many lines.
+      for (int more = 0; end.size() == 3 && more < 2 && i < text.size() && text[i] == c; ++more)
+        ++i;
+    } else {
+      const bool in_key = std::isalnum(static_cast<unsigned char>(c)) || c == '_' || c == '-' ||
+                          c == ' ' || c == '\t';
+      dots = c == '.' ? dots + 1 : in_key ? dots : 0;
+      if (dots >= kMaxJsonDepth) Fail(name, ": nested deeper than ", kMaxJsonDepth, " levels");
+      ++i;
+    }
+  }
+}
+
 Json FromToml(const toml::node& node, const std::string& name, int depth) {
   if (depth > kMaxJsonDepth) Fail(name, ": nested deeper than ", kMaxJsonDepth, " levels");
   if (const auto* table = node.as_table()) {
+    if (table->size() > kMaxOrderedKeys)
+      Fail(name, ": an object has more than ", kMaxOrderedKeys, " keys");
     // toml++ sorts keys; the file's order is that of the places in it
     std::vector<std::pair<std::string, const toml::node*>> items;
     for (const auto& [key, value] : *table) items.emplace_back(std::string(key.str()), &value);
@@ -188,6 +220,7 @@ Json ParseToml(std::string_view text, const std::string& name) {
     if (place != std::string_view::npos)
       Fail(Place(text, place, name, 1), ": write a backtick as itself, not as ", escape);
   }
+  RefuseLongKeys(text, name);
   const std::string ascii = ToAscii(text);
   try {
     return FromToml(toml::parse(ascii), name, 0);

@@ -20,6 +20,7 @@ Json ParseJson(std::string_view text, const std::string& name, size_t first_line
 // The same with keys sorted: for objects of any number of keys.
 nlohmann::json ParseSortedJson(std::string_view text, const std::string& name);
 
+// The same limits: of nesting, dotted keys included, and of keys.
 Json ParseToml(std::string_view text, const std::string& name);
 
 // One line of text, whatever the JSON holds: bytes that are not UTF-8 become U+FFFD.

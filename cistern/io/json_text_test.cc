@@ -101,6 +101,35 @@ TEST(ParseToml, NonAsciiThatIsRefused) {
   EXPECT_EQ(message("a = 1\nb = \"\\u0060\""), "f:2:6: write a backtick as itself, not as \\u0060");
 }
 
+TEST(ParseToml, RefusesDepthAndManyKeys) {
+  const auto message = [](const std::string& text) {
+    return ErrorMessage([&] { ParseToml(text, "f"); });
+  };
+  const auto times = [](size_t n, const std::string& text) {
+    std::string all;
+    for (size_t i = 0; i < n; ++i) all += text;
+    return all;
+  };
+  EXPECT_EQ(message("a" + times(kMaxJsonDepth - 1, ".a") + " = 1"), "no error");
+  for (const size_t more : {size_t{kMaxJsonDepth}, size_t{100'000}, size_t{2'000'000}}) {
+    const std::string deep = "a" + times(more, ".a"), spaced = "'a'" + times(more, " . \"a\"");
+    for (const std::string& text :
+         {deep + " = 1", "[" + deep + "]", "[[" + deep + "]]", "x = { " + deep + " = 1 }",
+          spaced + " = 1", "x = [\"\"\"y\"\"\"\"\", { " + deep + " = 1 }]",
+          "x = 'y' # ''' \"\"\" '\n" + deep + " = 1", "x = \"\\\"#\"\n" + deep + " = 1"})
+      EXPECT_EQ(message(text), "f: nested deeper than 64 levels") << text.substr(0, 40);
+  }
+  const std::string dots(200, '.');
+  EXPECT_EQ(message("a = '" + dots + "' # " + dots + "\nb = \"\"\"\n" + dots + "\\\"\"\"\"\nc = [" +
+                    times(200, "0.5, ") + "]\n"),
+            "no error");
+  std::string many;
+  for (int i = 0; i < 200'000; ++i) many += StrCat("k", i, " = 1\n");
+  const auto begin = std::chrono::steady_clock::now();
+  EXPECT_EQ(message(many), "f: an object has more than 10000 keys");
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(10));
+}
+
 TEST(ReadFiles, NameTheFile) {
   TestFolder folder;
   WriteFileAtomically(folder / "a.json", "{");
