@@ -10,6 +10,7 @@
 #include "cistern/cli/child_run.h"
 #include "cistern/cli/command.h"
 #include "cistern/io/atomic_file.h"
+#include "cistern/io/checked_json.h"
 #include "cistern/io/file_lock.h"
 #include "cistern/io/html_report.h"
 #include "cistern/io/json_text.h"
@@ -142,7 +143,7 @@ Earlier EarlierFigures(const std::string& out) {
   std::error_code ignored;
   const std::string path = out + "/" + kIndex;
   if (!std::filesystem::exists(path, ignored)) return earlier;
-  const Json index = ReadJsonFile(path);
+  const Json index = ReadCheckedJson(path);
   const auto check = [&](bool right) {
     CISTERN_CHECK(right, path, " is not what an analysis writes; remove it, or name another --out");
   };
@@ -362,7 +363,7 @@ int RunAnalyze(const AnalyzeCommand& c) {
   }
   const std::string report = c.out + "/report.html";
   page.Write(report);
-  WriteFileAtomically(c.out + "/" + kIndex, JsonFileText(index));
+  WriteCheckedJson(c.out + "/" + kIndex, index);
   if (c.common.json) {
     index["report"] = report;
     index["results"] = std::move(results);

@@ -66,6 +66,12 @@ TEST_F(AnalyzeTest, FiguresOfAnEarlierAnalysisGo) {
     WriteFileAtomically(out + "/analyze.json", index);
     Expect(Analyze(Trained(), out, {"--of", "slots", "--rows", "1"}), 1, {out + "/analyze.json"});
   }
+  // Nor one with a changed name: another file of the folder would go, and that one stay.
+  std::string changed = files.at(out + "/analyze.json");
+  changed.replace(changed.find("slots.json"), 10, "notes.txt");
+  WriteFileAtomically(out + "/analyze.json", changed);
+  Expect(Analyze(Trained(), out, {"--of", "slots", "--rows", "1"}), 1,
+         {out + "/analyze.json", "do not fit their checksum"});
   auto after = Contents(out);
   after[out + "/analyze.json"] = files.at(out + "/analyze.json");
   EXPECT_EQ(after, files);

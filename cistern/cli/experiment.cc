@@ -130,8 +130,14 @@ void MergeFiles(Json& base, const Json& over) {
   MergeTrees(base, over);
 }
 
-// A file with all that it extends. `files`: those that are being read, to see a circle.
-Json ReadExperimentTree(const std::string& file, std::vector<std::string> files = {}) {
+constexpr int kMostFiles =
+    256;  // that one experiment extends: two that each name two are four, ...
+
+// A file with all that it extends. `files`: those that are being read, to see a circle; `read`: how
+// many were.
+Json ReadExperimentTree(const std::string& file, std::vector<std::string> files, int* read) {
+  if (++*read > kMostFiles)
+    FailUsage(files[0], ": extends more than ", kMostFiles, " files, through other files");
   const std::filesystem::path path(file);
   std::error_code ignored;
   const std::string canonical = std::filesystem::weakly_canonical(path, ignored).string();
@@ -150,7 +156,7 @@ Json ReadExperimentTree(const std::string& file, std::vector<std::string> files 
     const std::string base = (path.parent_path() / name.get<std::string>()).string();
     if (!std::filesystem::exists(base, ignored))
       FailUsage(file, ": extends ", base, ", which does not exist");
-    MergeFiles(whole, ReadExperimentTree(base, files));
+    MergeFiles(whole, ReadExperimentTree(base, files, read));
   }
   MergeFiles(whole, tree);
   return whole;
@@ -172,7 +178,8 @@ void ReadExperiment(Experiment& experiment, const std::string& file,
   Json tree;
   if (!file.empty()) {
     try {
-      tree = ReadExperimentTree(file);
+      int read = 0;
+      tree = ReadExperimentTree(file, {}, &read);
     } catch (const UsageError&) {
       throw;
     } catch (const Error& e) {  // a configuration that cannot be read is wrong use, before any work

@@ -97,9 +97,19 @@ TEST_F(PublishedTest, ChainsThatCannotBeRead) {
   File("b.toml", "extends = \"a.toml\"\n");
   const std::string nowhere = File("c.toml", "extends = \"d.toml\"\n"),
                     number = File("e.toml", "extends = 3\n");
+  File("l30.toml", "seed = 1\n");  // read 2^30 times, and a chain of 300
+  for (int i = 0; i < 30; ++i) {
+    const std::string next = StrCat("\"l", i + 1, ".toml\"");
+    File(StrCat("l", i, ".toml"), StrCat("extends = [", next, ", ", next, "]\n"));
+  }
+  for (int i = 0; i < 300; ++i)
+    File(StrCat("n", i, ".toml"), StrCat("extends = \"n", i + 1, ".toml\"\n"));
+  File("n300.toml", "seed = 1\n");
   const std::pair<std::string, std::vector<std::string>> cases[] = {
       {circle, {"a.toml", "extends itself"}},
       {nowhere, {"c.toml", "d.toml, which does not exist"}},
+      {folder_ / "l0.toml", {"l0.toml: extends more than 256 files, through other files"}},
+      {folder_ / "n0.toml", {"n0.toml: extends more than 256 files, through other files"}},
       {number, {"e.toml", "extends must be the path of a file, or a list of them, got 3"}}};
   for (const auto& [file, parts] : cases) {
     const Outcome o = Run({"train", file, "--print-config"});

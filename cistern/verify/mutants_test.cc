@@ -8,12 +8,14 @@
 
 #include "cistern/attention/definition.h"
 #include "cistern/attention/mechanisms/linear.h"
+#include "cistern/attention/mechanisms/performer.h"
 #include "cistern/attention/mechanisms/reuse.h"
 #include "cistern/attention/mechanisms/softmax.h"
 #include "cistern/attention/mechanisms/t2r.h"
 #include "cistern/base/parallel.h"
 #include "cistern/kernels/isa.h"
 #include "cistern/ops/linear_attention.h"
+#include "cistern/ops/slot_attention.h"
 #include "cistern/ops/slot_memory.h"
 #include "cistern/ops/testing.h"
 #include "cistern/verify/suite.h"
@@ -373,24 +375,55 @@ class WrongWalk : public LinearMechanism {
   }
 };
 
-TEST(Mutants, AWrongFusedWalkIsCaught) {
-  MechanismInfo info = FindMechanism("linear");
-  info.construct = InfoOf<WrongWalk>("linear").construct;
-  const Json options = {{"eps", 1e-6}, {"map_eps", 0.125}};
-  const std::pair<WalkDefect, const char*> caught_by[] = {
-      {WalkDefect::kOtherFeatures, "definition"},
-      {WalkDefect::kForgetsNormaliser, "pieces"},
-      {WalkDefect::kLosesQueryGradient, "gradient"}};
-  for (const auto& [defect, property] : caught_by) {
+// FAVOR+, with kernel=relu, whose fused walk has one defect.
+enum class FavorDefect { kNone, kReadsWithoutZ, kForgetsZ, kLosesZGradient };
+FavorDefect favor_defect = FavorDefect::kNone;
+
+class WrongFavor : public PerformerMechanism {
+ public:
+  using PerformerMechanism::PerformerMechanism;
+  at::Tensor DoExtend(const Tensors& x, State& state, const ops::Mask& mask) override {
+    const auto features = [](const at::Tensor& y) { return (at::relu(y) + 1e-3).log(); };
+    const at::Tensor q = features(x[0]), s = features(x[1]);
+    const ops::SlotState before = {state["memory"], state["z"]};
+    const bool latte = favor_defect == FavorDefect::kReadsWithoutZ;
+    const ops::AttentionResult result =
+        (latte ? ops::LatteAttention : ops::FavorAttention)(q, s, x[2], before, mask);
+    state["memory"] = result.state.memory;
+    state["z"] =
+        favor_defect == FavorDefect::kForgetsZ ? at::zeros_like(result.state.z) : result.state.z;
+    if (favor_defect != FavorDefect::kLosesZGradient) return result.out;
+    return 0.5 * result.out + 0.5 * ops::FavorAttention(q, s.detach(), x[2], before, mask).out;
+  }
+};
+
+template <class Defect>
+void ExpectCaught(const MechanismInfo& info, const Json& options, Defect& defect,
+                  const std::vector<std::pair<Defect, const char*>>& caught_by) {
+  for (const auto& [one, property] : caught_by) {
     Subject subject(info, options, 1);
-    walk_defect = WalkDefect::kNone;
+    defect = Defect::kNone;
     EXPECT_FALSE(RunCheck(FindProperty(property), subject, ops::Impl::kKernel, {}).failed())
         << property;
-    walk_defect = defect;
+    defect = one;
     EXPECT_TRUE(RunCheck(FindProperty(property), subject, ops::Impl::kKernel, {}).failed())
         << property;
   }
-  walk_defect = WalkDefect::kNone;
+  defect = Defect::kNone;
+}
+
+TEST(Mutants, AWrongFusedWalkIsCaught) {
+  MechanismInfo linear = FindMechanism("linear"), performer = FindMechanism("performer");
+  linear.construct = InfoOf<WrongWalk>("linear").construct;
+  ExpectCaught(linear, {{"eps", 1e-6}, {"map_eps", 0.125}}, walk_defect,
+               {{WalkDefect::kOtherFeatures, "definition"},
+                {WalkDefect::kForgetsNormaliser, "pieces"},
+                {WalkDefect::kLosesQueryGradient, "gradient"}});
+  performer.construct = InfoOf<WrongFavor>("performer").construct;
+  ExpectCaught(performer, {{"kernel", "relu"}}, favor_defect,
+               {{FavorDefect::kReadsWithoutZ, "definition"},
+                {FavorDefect::kForgetsZ, "pieces"},
+                {FavorDefect::kLosesZGradient, "gradient"}});
 }
 
 // Reuse that takes the heads over in the wrong order.
