@@ -47,7 +47,7 @@ class TrainingStep {
 // Rows "train" and, of language models that need no source, "decode" at each position: one token of
 // one sequence and its logits; its state's bytes. Then the same of several sequences at once.
 // Shares are of what the weights take at least (DecodeLimits): of_memory to read them, of_peak to
-// multiply by them. "faults_per_step" are pages that a training step asks the system for.
+// multiply by them. "faults_per_step" are pages that a training step asks the system for, a median.
 std::vector<Row> MeasureModel(const std::shared_ptr<Model>& model, const ModelSettings& settings,
                               Json* peaks);  // Record::peaks
 
