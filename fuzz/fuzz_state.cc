@@ -72,7 +72,7 @@ at::Tensor Changed(const at::Tensor& x, Input& input) {
     case 3:
       return x.unsqueeze(dim);
     case 4:
-      return x.dim() > 0 ? x.select(dim, 0) : x;
+      return x.dim() > 0 && x.size(dim) > 0 ? x.select(dim, 0) : x;
     default: {  // one number
       at::Tensor y = x.clone();
       if (y.numel() == 0) return y;
@@ -80,7 +80,9 @@ at::Tensor Changed(const at::Tensor& x, Input& input) {
       const double values[] = {0,    1,   -1,      64, 255, 256, 2147483647, 4611686018427387904.0,
                                1e30, NAN, INFINITY};
       const double value = values[input.Below(at::isFloatingType(y.scalar_type()) ? 11 : 8)];
-      y.view({-1})[at].fill_(y.scalar_type() == at::kInt ? std::min(value, 2147483647.0) : value);
+      const at::Tensor number = at::scalar_tensor(
+          y.scalar_type() == at::kInt ? std::min(value, 2147483647.0) : value, at::kDouble);
+      y.view({-1})[at].copy_(number);  // not fill_, which refuses what overflows half precision
       return y;
     }
   }

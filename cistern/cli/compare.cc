@@ -16,6 +16,7 @@
 #include "cistern/cli/command.h"
 #include "cistern/cli/compare_decide.h"
 #include "cistern/cli/compare_report.h"
+#include "cistern/cli/run_folder.h"
 #include "cistern/decode/generate.h"
 #include "cistern/decode/lm_folder.h"
 #include "cistern/io/atomic_file.h"
@@ -23,6 +24,7 @@
 #include "cistern/io/file_lock.h"
 #include "cistern/kernels/isa.h"
 #include "cistern/nn/product_speed.h"
+#include "cistern/tasks/evaluate.h"
 #include "cistern/tensors/device.h"
 #include "cistern/train/run_state.h"
 
@@ -235,6 +237,28 @@ std::string TimeStamp() {
   return stamp;
 }
 
+// Of a text: the model of a finished run on the test split in long blocks, at most a million
+// tokens of it. Null where the task is none of texts or learned positions end before.
+Json MeasureLongBlocks(const std::string& folder) {
+  const RunFolder run = OpenRun(folder);
+  const int64_t length = kLongFactor * run.task->tokens_per_row();
+  if (!run.config.info().extends || run.config.info().encodes) return nullptr;
+  if (run.config.positions == PositionKind::kLearned && length > run.config.max_length)
+    return nullptr;
+  run.task->Prepare();
+  if (!run.task->Text(Split::kTest)) return nullptr;
+  EvalOptions options;
+  options.read.rows = 1, options.read.length = length, options.read.context = 0;
+  options.read.max_tokens = 1 << 20;
+  options.interrupted = &Interrupted();
+  const auto model = LoadRunModel(run, "");
+  const Evaluation done = Evaluate(*run.task, *model, Split::kTest, options);
+  if (!done.complete) throw InterruptedRun();
+  Json json = run.task->Metrics(done.score);
+  json["length"] = length;
+  return json;
+}
+
 // All seeds of a row: trained; with --resume, continued or reused.
 CompareRow TrainRow(const CompareArguments& a, const std::vector<std::string>& set,
                     const std::string& mechanism, int64_t length) {
@@ -255,8 +279,10 @@ CompareRow TrainRow(const CompareArguments& a, const std::vector<std::string>& s
     if (length > 0) child.set.push_back(StrCat("task.length=", length));
     child.set.push_back(StrCat("seed=", seed));
     try {
-      const ChildRun run = RunTraining(child);
+      ChildRun run = RunTraining(child);
       if (run.failed.empty()) {
+        if (Json longer = MeasureLongBlocks(child.folder); !longer.is_null())
+          run.result[kLongBlocks] = std::move(longer);
         if (row.results.empty()) {
           row.result = run.result;
           row.folder = child.folder;
@@ -281,6 +307,7 @@ void MeasureDecodingOf(const CompareArguments& a, const ModelConfig& config, Com
   model->eval();
   row->decode = MeasureDecoding(
       *model, {0, a.decode_tokens / 4, a.decode_tokens / 2, a.decode_tokens}, 64, &Interrupted());
+  if (row->decode.empty()) return;  // learned positions end before
   constexpr int64_t kMany = 256, kSteps = 16;
   row->limits = MeasureDecodeLimits(*model);
   ModelState state = model->EmptyState(kMany);

@@ -43,13 +43,20 @@ double StudentQuantile(size_t degrees) {
 }
 
 // Of the seeds that finished.
-std::vector<double> TestValues(const CompareRow& row, const std::string& metric) {
+std::vector<double> Values(const CompareRow& row, const std::string& part,
+                           const std::string& metric) {
   std::vector<double> values;
   for (const Json& result : row.results) {
-    const Json& value = result.at("test").at(metric);
+    if (!result.contains(part)) continue;
+    const Json& value = result.at(part).at(metric);
     if (value.is_number()) values.push_back(value.get<double>());
   }
   return values;
+}
+
+bool HasLongBlocks(const Comparison& c) {
+  return std::any_of(c.rows.begin(), c.rows.end(),
+                     [&](const CompareRow& row) { return !std::isnan(c.Value(row, kLongBlocks)); });
 }
 
 // Of the rows that did not get the processor time they asked for.
@@ -88,28 +95,29 @@ std::string CompareRow::Name() const {
   return length > 0 ? StrCat(mechanism, ", ", length, " tokens") : mechanism;
 }
 
-double Comparison::Value(const CompareRow& row) const {
-  const std::vector<double> values = TestValues(row, metric.name);
+double Comparison::Value(const CompareRow& row, const std::string& part) const {
+  const std::vector<double> values = Values(row, part, metric.name);
   if (values.empty()) return std::nan("");
   double sum = 0;
   for (const double v : values) sum += v;
   return sum / double(values.size());
 }
 
-double Comparison::HalfWidth(const CompareRow& row) const {
-  const std::vector<double> values = TestValues(row, metric.name);
+double Comparison::HalfWidth(const CompareRow& row, const std::string& part) const {
+  const std::vector<double> values = Values(row, part, metric.name);
   const size_t n = values.size();
   if (n < 2) return std::nan("");
-  const double mean = Value(row);
+  const double mean = Value(row, part);
   double squares = 0;
   for (const double v : values) squares += (v - mean) * (v - mean);
   return StudentQuantile(n - 1) * std::sqrt(squares / double(n - 1) / double(n));
 }
 
-std::string Comparison::ValueText(const CompareRow& row) const {
+std::string Comparison::ValueText(const CompareRow& row, const std::string& part) const {
   const int digits = metric.lower_is_better ? 3 : 2;
-  const double half = HalfWidth(row);
-  return StrCat(Fixed(Value(row), digits), std::isnan(half) ? "" : " ± " + Fixed(half, digits));
+  const double value = Value(row, part), half = HalfWidth(row, part);
+  if (std::isnan(value)) return "-";
+  return StrCat(Fixed(value, digits), std::isnan(half) ? "" : " ± " + Fixed(half, digits));
 }
 
 bool Comparison::Better(const CompareRow& a, const CompareRow& b) const {
@@ -130,9 +138,11 @@ const CompareRow* Comparison::Best() const {
 }
 
 HtmlTable CompareTable(const Comparison& c) {
-  const bool decodes = Decodes(c);
+  const bool decodes = Decodes(c), longer = HasLongBlocks(c);
   HtmlTable table;
-  table.header = {"mechanism", c.metric.label, "parameters", "tokens/s", "peak memory"};
+  table.header = {"mechanism", c.metric.label};
+  if (longer) table.header.push_back(StrCat("in blocks ", kLongFactor, " x longer"));
+  table.header.insert(table.header.end(), {"parameters", "tokens/s", "peak memory"});
   if (decodes) {
     std::string later = "later";
     for (const CompareRow& row : c.rows) {
@@ -148,6 +158,7 @@ HtmlTable CompareTable(const Comparison& c) {
     std::vector<std::string> cells = {row.Name()};
     if (row.failed.empty()) {
       cells.push_back(c.ValueText(row));
+      if (longer) cells.push_back(c.ValueText(row, kLongBlocks));
       cells.push_back(Thousands(row.result.at("parameters").get<int64_t>()));
       cells.push_back(Thousands(int64_t(Number(row.result, "tokens_per_s"))));
       cells.push_back(ByteCount(Number(row.result, "peak_bytes")));
@@ -217,6 +228,11 @@ std::vector<std::string> Fairness(const Comparison& c) {
       : c.metric.scatter > 0 ? StrCat(" With one seed, ignore differences below about ",
                                       Significant(c.metric.scatter, 2), ".")
                              : ""));
+  if (HasLongBlocks(c)) {
+    lines.push_back(StrCat("In blocks ", kLongFactor,
+                           " x longer: the same text and models, each block read with one memory "
+                           "far beyond the length of a training row."));
+  }
   for (const CompareRow& row : c.rows) {
     if (!row.failed.empty()) {
       lines.push_back(row.Name() + " failed: " + row.failed);
@@ -264,6 +280,10 @@ Json CompareJson(const Comparison& c) {
     if (c.seeds > 1) {
       r["mean"] = c.Value(row);
       r["half_width_95"] = c.HalfWidth(row);
+      if (r.contains(kLongBlocks)) {
+        r[kLongBlocks]["mean"] = c.Value(row, kLongBlocks);
+        r[kLongBlocks]["half_width_95"] = c.HalfWidth(row, kLongBlocks);
+      }
       r["seeds"] = row.results;
       r["failures"] = row.failures;
     }

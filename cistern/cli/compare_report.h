@@ -29,6 +29,12 @@ struct CompareRow {
   DecodeLimits limits;
 };
 
+// The test split of a text in blocks of kLongFactor times the training length: what a memory is
+// worth that goes on far beyond what it was trained on. results[i][kLongBlocks], where it was
+// measured: the metrics and the length.
+inline constexpr char kLongBlocks[] = "long_blocks";
+inline constexpr int64_t kLongFactor = 16;
+
 struct Comparison {
   Experiment experiment;         // of all rows, but for the mechanism
   Metric metric;                 // that ranks them
@@ -42,11 +48,12 @@ struct Comparison {
   std::string sample_title, sample;  // text by the best; empty: not a language model
 
   // Of the metric on the test split, over the seeds that finished: the mean, NaN where none did;
-  // and half the width of Student's 95 % interval of it, NaN below two seeds.
-  double Value(const CompareRow& row) const;
-  double HalfWidth(const CompareRow& row) const;
-  // "3.142", "3.142 ± 0.012".
-  std::string ValueText(const CompareRow& row) const;
+  // and half the width of Student's 95 % interval of it, NaN below two seeds. `part`: the key of
+  // the results that has it, "test" or kLongBlocks.
+  double Value(const CompareRow& row, const std::string& part = "test") const;
+  double HalfWidth(const CompareRow& row, const std::string& part = "test") const;
+  // "3.142", "3.142 ± 0.012"; "-" where there is none.
+  std::string ValueText(const CompareRow& row, const std::string& part = "test") const;
   bool Better(const CompareRow& a, const CompareRow& b) const;
   // The best row, with bounded memory if there is one; null if all failed.
   const CompareRow* Best() const;

@@ -67,6 +67,36 @@ TEST_F(CompareTest, SeedsGiveAMeanWithAnInterval) {
             sum);
 }
 
+// The second figure of a text is that of `cistern eval` with blocks of 16 x the length.
+TEST_F(CompareTest, BlocksLongerThanTheTrainingRows) {
+  const Outcome o = Run(Command({"--seeds", "2"}));
+  ASSERT_EQ(o.code, 0) << o;
+  ExpectContains(o.out, {"in blocks 16 x longer"});
+  const std::string file = folder_ / "out/compare.json";
+  const Json row = ParseJson(ReadFile(file), file)["mechanisms"]["latte"];
+  double sum = 0;
+  for (int seed = 1; seed <= 2; ++seed) {
+    const std::string run = StrCat(folder_ / "out", "/latte/seed-", seed);
+    const Outcome eval = Run({"eval", run, "--length", "256", "--json"});
+    ASSERT_EQ(eval.code, 0) << eval;
+    const double bits = ParseJson(eval.out, "eval")["bits_per_byte"].get<double>();
+    const Json& longer = row["seeds"][size_t(seed - 1)]["long_blocks"];
+    EXPECT_NEAR(longer["bits_per_byte"].get<double>(), bits, 1e-6);
+    EXPECT_NE(bits, Bits(run));
+    EXPECT_EQ(longer["length"], 256);
+    sum += longer["bits_per_byte"].get<double>();
+  }
+  EXPECT_NEAR(row["long_blocks"]["mean"].get<double>(), sum / 2, 1e-12);
+}
+
+// Learned positions end, so there is no such figure.
+TEST_F(CompareTest, NoLongBlocksBeyondLearnedPositions) {
+  const Outcome o =
+      Run(Command({"--set", "model.positions=learned", "--set", "model.max_length=32"}));
+  ASSERT_EQ(o.code, 0) << o;
+  EXPECT_EQ(o.out.find("x longer"), std::string::npos) << o;
+}
+
 TEST_F(CompareTest, EfficiencyLengthsInTheRecommendation) {
   const Outcome o = Run(Command({"--mechanisms", "softmax", "--efficiency", "128"}));
   ASSERT_EQ(o.code, 0) << o;
