@@ -25,14 +25,22 @@ std::FILE* OpenForReading(const std::string& path) {
   return file;
 }
 
-// Offset of the first NUL byte at the beginning of the file, or -1.
-int64_t FindNul(const std::string& path) {
+// What the first bytes of a file say it is, where that is no text; else "".
+std::string OtherThanText(const std::string& path) {
   std::unique_ptr<std::FILE, int (*)(std::FILE*)> file(OpenForReading(path), &std::fclose);
   std::string head(kLook, ' ');
   head.resize(std::fread(head.data(), 1, head.size(), file.get()));
   CISTERN_CHECK(!std::ferror(file.get()), "cannot read ", path, ": ", std::strerror(errno));
+  for (const auto& [magic, unpack] :
+       {std::pair("\x1f\x8b", "gunzip"), std::pair("\xfd\x37zXZ", "unxz"),
+        std::pair("\x28\xb5\x2f\xfd", "unzstd")}) {
+    if (head.starts_with(magic))
+      return StrCat("is compressed, and training reads a text from everywhere in it; unpack it: ",
+                    unpack, " -k ", path);
+  }
   const size_t at = head.find('\0');
-  return at == head.npos ? -1 : int64_t(at);
+  if (at == head.npos) return "";
+  return StrCat("looks binary (NUL byte at offset ", at, "); text is expected");
 }
 
 int64_t ModifiedAt(const std::string& path) {
@@ -89,8 +97,8 @@ TextSource::TextSource(const std::string& path) : path_(path) {
     bytes_ += bytes;
   };
   if (fs::is_regular_file(status)) {
-    const int64_t nul = FindNul(path);
-    CISTERN_CHECK(nul < 0, path, " looks binary (NUL byte at offset ", nul, "); text is expected");
+    const std::string other = OtherThanText(path);
+    CISTERN_CHECK(other.empty(), path, " ", other);
     const int64_t bytes = int64_t(fs::file_size(path));
     CISTERN_CHECK(bytes > 0, path, " is empty; text is expected");
     add(path, bytes);
@@ -102,7 +110,7 @@ TextSource::TextSource(const std::string& path) : path_(path) {
     const int64_t bytes = int64_t(fs::file_size(file));
     if (bytes == 0) {
       empty.Add(file);
-    } else if (FindNul(file) >= 0) {
+    } else if (!OtherThanText(file).empty()) {
       binary.Add(file);
     } else {
       add(file, bytes);

@@ -81,6 +81,17 @@ TEST_F(TextSourceTest, WhatCannotBeText) {
   EXPECT_EQ(ErrorOf(Write("e", "")), folder_ + "/e is empty; text is expected");
   EXPECT_EQ(ErrorOf(Write("n", std::string("abc\0", 4))),
             folder_ + "/n looks binary (NUL byte at offset 3); text is expected");
+  for (const auto& [magic, unpack] :
+       {std::pair("\x1f\x8b\x08", "gunzip"), std::pair("\xfd\x37zXZ", "unxz"),
+        std::pair("\x28\xb5\x2f\xfd", "unzstd")}) {
+    Write("packed", magic);
+    const std::string path = folder_ + "/packed";
+    EXPECT_EQ(ErrorOf(path),
+              path +
+                  " is compressed, and training reads a text from everywhere in it; unpack it: " +
+                  unpack + " -k " + path);
+    fs::remove(path);
+  }
   EXPECT_EQ(ErrorOf("/dev/null"), "/dev/null is neither a file nor a folder");
   fs::remove(folder_ + "/e");
   EXPECT_NE(ErrorOf(folder_).find("holds no text files; skipped 1 binary file"), std::string::npos)
