@@ -18,7 +18,8 @@ const TaskInfo& lm_task() {
     t.data = "text";
     t.claims = [](const std::string& path) {
       std::error_code ignored;
-      return path.ends_with(".txt") || path.ends_with(".txt.gz") || path.ends_with(".md") ||
+      return path.ends_with(".txt") || path.ends_with(".md") ||
+             path.ends_with(".txt.gz") ||  // refused with the way to unpack it
              std::filesystem::exists(path + "/wiki.train.tokens", ignored);
     };
     // The rate suits a few minutes of training: for hours take less.
@@ -29,14 +30,14 @@ const TaskInfo& lm_task() {
                   "model.init_std=0.0884",
                   "model.embedding_std=0.1",
                   "model.attention_options={\"abc_mlp\":{\"slots\":16}}",
-                  "task.length=256",
+                  "task.length=512",
                   "model.positions=auto",
-                  "train.batch=8",
+                  "train.batch=4",
                   "train.optimizer=muon",
                   "train.weight_decay=0.1",
                   "train.schedule=linear",
-                  "train.lr=20e-3"};
-    t.mechanisms = {"softmax", "latte", "abc_mlp", "window:2+latte:2"};
+                  "train.lr=14e-3"};
+    t.mechanisms = {"softmax", "latte", "abc_mlp", "window:2+latte:2", "window:2+gated_slots:2"};
     t.former = {"split=tail"};
     BindTask<LmTask>(t);
     return t;
