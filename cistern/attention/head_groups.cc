@@ -203,6 +203,18 @@ void HeadGroups::Each(const std::vector<at::Tensor>& x, const State* state, F&& 
   }
 }
 
+namespace {
+
+// What the groups give, [B,H,T,d] each, as the heads of one layer; stored token by token, so that
+// the output map reads it in place.
+at::Tensor JoinHeads(const std::vector<at::Tensor>& groups) {
+  std::vector<at::Tensor> by_token;
+  for (const at::Tensor& heads : groups) by_token.push_back(heads.transpose(1, 2));
+  return at::cat(by_token, 2).transpose(1, 2);
+}
+
+}  // namespace
+
 at::Tensor HeadGroups::DoExtend(const std::vector<at::Tensor>& x, State& state,
                                 const ops::Mask& mask) {
   std::vector<at::Tensor> out;
@@ -210,7 +222,7 @@ at::Tensor HeadGroups::DoExtend(const std::vector<at::Tensor>& x, State& state,
     out.push_back(mechanism.Extend(own, part, mask));
     PutBack(state, g, part);
   });
-  return at::cat(out, 1);
+  return JoinHeads(out);
 }
 
 void HeadGroups::DoWrite(const std::vector<at::Tensor>& x, State& state, const ops::Mask& mask) {
@@ -225,7 +237,7 @@ at::Tensor HeadGroups::Read(const std::vector<at::Tensor>& x, const State& state
   Each(x, &state, [&](size_t, Mechanism& mechanism, const auto& own, State& part) {
     out.push_back(mechanism.Read(own, part));
   });
-  return at::cat(out, 1);
+  return JoinHeads(out);
 }
 
 at::Tensor HeadGroups::BidirectionalRows(const std::vector<at::Tensor>& x, const ops::Mask& mask) {
@@ -233,7 +245,7 @@ at::Tensor HeadGroups::BidirectionalRows(const std::vector<at::Tensor>& x, const
   Each(x, nullptr, [&](size_t, Mechanism& mechanism, const auto& own, State&) {
     out.push_back(mechanism.Bidirectional(own, mask));
   });
-  return at::cat(out, 1);
+  return JoinHeads(out);
 }
 
 at::Tensor HeadGroups::Definition(Form form, const std::vector<at::Tensor>& queries,
