@@ -190,7 +190,10 @@ std::string AttentionLayer::FoldRefusal() const {
 }
 
 void AttentionLayer::train(bool on) {
-  for (FoldedMap* map : {&joined_, &joined_query_, &joined_key_}) map->Clear();
+  for (const Joints* joints : {&joined_, &joined_query_, &joined_key_}) {
+    joints->maps.Clear();
+    joints->filters.Clear();
+  }
   torch::nn::Module::train(on);
 }
 
@@ -248,6 +251,20 @@ bool AttentionLayer::TakesBFloat16() const {
          options_.positions != PositionKind::kRotary && !AttentionObserver::Active();
 }
 
+namespace {
+
+const at::Tensor& TableFor(const Stream& stream, int64_t width, at::ScalarType type) {
+  auto& [positions, table] = *stream.rotary;
+  if (!positions.is_same(stream.positions) || table.size(2) != width ||
+      table.scalar_type() != type) {
+    table = RotaryTable(stream.positions, width, type);
+    positions = stream.positions;
+  }
+  return table;
+}
+
+}  // namespace
+
 // All projections of the tokens in one product (and one convolution), then split into heads: views,
 // no copies.
 std::vector<at::Tensor> AttentionLayer::Project(const Stream& stream, State* state,
@@ -269,15 +286,18 @@ std::vector<at::Tensor> AttentionLayer::Project(const Stream& stream, State* sta
     if (m.filter.defined()) filters.push_back(m.filter);
   }
   if (!mapped.empty()) {
-    const FoldedMap::Map map = Joined(mapped, !side                   ? joined_
-                                              : *side == Side::kQuery ? joined_query_
-                                                                      : joined_key_);
+    const Joints& joints = !side ? joined_ : *side == Side::kQuery ? joined_query_ : joined_key_;
+    const FoldedMap::Map map = Joined(mapped, joints.maps);
     const at::Tensor given = mapped[0]->projection.normalised ? OfLengthOne(stream.x) : stream.x;
     at::Tensor y = ops::LinearProduct(given, map.weight, map.bias);
     const bool stays = causal && y.scalar_type() == at::kBFloat16 && TakesBFloat16();
     if (!stays) y = y.to(map.weight.scalar_type());  // InFullPrecision
     if (!filters.empty()) {
-      auto [convolved, after] = ops::ShortConv(y, at::cat(filters), (*state)[conv_], stream.mask);
+      const auto join = [&] { return FoldedMap::Map{at::cat(filters), {}}; };
+      const at::Tensor filter = is_training() || at::GradMode::is_enabled()
+                                    ? join().weight
+                                    : joints.filters.Get(filters, join).weight;
+      auto [convolved, after] = ops::ShortConv(y, filter, (*state)[conv_], stream.mask);
       y = convolved;
       (*state)[conv_] = after;
     }
@@ -285,16 +305,12 @@ std::vector<at::Tensor> AttentionLayer::Project(const Stream& stream, State* sta
         widths, 2);  // one gradient for all parts, where narrow makes one of full size for each
   }
   std::vector<at::Tensor> x;
-  at::Tensor table;  // of rotary positions: one for all projections of a width
   for (const Mapped& m : tokens_) {
     const Projection& p = m.projection;
     const auto at = size_t(std::find(mapped.begin(), mapped.end(), &m) - mapped.begin());
     x.push_back(!wanted(m) ? at::Tensor() : Split(m.map ? parts[at] : stream.x, p.heads));
     if (options_.positions != PositionKind::kRotary || !p.rotary || !wanted(m)) continue;
-    const int64_t width = x.back().size(3);
-    if (!table.defined() || table.size(2) != width)
-      table = RotaryTable(stream.positions, width, x.back().scalar_type());
-    x.back() = ops::Rotary(x.back(), table);
+    x.back() = ops::Rotary(x.back(), TableFor(stream, x.back().size(3), x.back().scalar_type()));
   }
   return x;
 }

@@ -131,8 +131,11 @@ class AttentionLayer : public torch::nn::Module {
 
   std::shared_ptr<Mechanism> mechanism_;
   StateId conv_;
-  std::shared_ptr<Mechanism> after_maps_;                 // null: nothing can be folded
-  mutable FoldedMap joined_, joined_query_, joined_key_;  // of all projections, of one side
+  std::shared_ptr<Mechanism> after_maps_;  // null: nothing can be folded
+  struct Joints {
+    mutable FoldedMap maps, filters;
+  };
+  Joints joined_, joined_query_, joined_key_;  // of all projections, of one side
 };
 
 }  // namespace cistern

@@ -22,6 +22,12 @@ struct Stream {
   bool padding_reads = false;
   // Scores that the previous block passes to this block's self attention and cross attention.
   Handles handles = {}, cross_handles = {};
+  // The table of rotary positions (nn/positions.h): made by the first layer that turns by these
+  // positions, taken by the others of the same width and type.
+  struct Rotary {
+    at::Tensor positions, table;
+  };
+  std::shared_ptr<Rotary> rotary = std::make_shared<Rotary>();
 };
 
 }  // namespace cistern
