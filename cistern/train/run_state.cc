@@ -152,8 +152,13 @@ std::vector<std::string> CompareRuns(const Json& asked, const Json& begun, const
   }
   if (!data.empty()) {
     const auto old = before.find(data[0]);
-    FailUsage(run, " was begun with other data: ", data[0].substr(5), " is ", Shown(now[data[0]]),
-              " now and was ", Shown(old == before.end() ? Json() : old->second),
+    std::string than;  // the data's place, where the record names it
+    for (const char* key : {"data.text", "data.data"}) {
+      if (now[key].is_string()) than = StrCat(" than ", now[key].get<std::string>(), " holds");
+    }
+    FailUsage(run, " was begun with other data", than, ": ", data[0].substr(5), " is ",
+              Shown(now[data[0]]), " now and was ",
+              Shown(old == before.end() ? Json() : old->second),
               "; put the data back as they were, or give another --out for a new run");
   }
   return changes;

@@ -86,9 +86,14 @@ TEST(CompareRuns, LengthsAndPlacesMayChangeAndNothingElse) {
   EXPECT_NE(refusal([](Json& j) { j["train"]["batch"] = 4; }), "no error");
   EXPECT_NE(refusal([](Json& j) { j["task"]["length"] = 8; }), "no error");
   EXPECT_NE(refusal([](Json& j) { j["model"]["attention"] = {"latte", "abc"}; }), "no error");
+  EXPECT_NE(
+      refusal([](Json& j) {
+        j["data"]["xxh64"] = "13";
+      }).find("was begun with other data than a.txt holds: xxh64 is \"13\" now and was \"12\""),
+      std::string::npos);
   EXPECT_NE(refusal([](Json& j) {
-              j["data"]["xxh64"] = "13";
-            }).find("was begun with other data: xxh64 is \"13\" now and was \"12\""),
+              j["data"] = {{"data", "my/images"}, {"xxh64", "13"}};
+            }).find("was begun with other data than my/images holds: xxh64 is \"13\""),
             std::string::npos);
   // Options that are not written while they are unset, either way round.
   EXPECT_EQ(refusal([](Json& j) { j["model"]["of_a_later_program"] = 4; }),
