@@ -382,7 +382,7 @@ TEST_F(AnalyzeTest, StatisticsOfResults) {
   EXPECT_TRUE(fs::exists(folder_ / "26/statistics-runs-24.svg"));
   EXPECT_FALSE(fs::exists(folder_ / "26/statistics-runs-25.svg"));
   WriteFileAtomically(folder_ / "hole.csv", few + "3,1,5\n");
-  Expect({"statistics", folder_ / "hole.csv"}, 1, {"has no value of seed 0"});
+  Expect({"statistics", folder_ / "hole.csv"}, 1, {folder_ / "hole.csv", "has no value of seed 0"});
   WriteFileAtomically(folder_ / "twice.csv", few + "1,1,5\n");
   Expect({"statistics", folder_ / "twice.csv"}, 1, {"a second value", "--cell"});
   WriteFileAtomically(folder_ / "text.csv", "method,seed,value\na,1,x\n");

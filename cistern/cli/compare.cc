@@ -456,7 +456,7 @@ int RunCompare(CLI::App& command, CompareArguments a) {
   }
   if (!c.sample.empty()) std::printf("\n%s:\n%s\n", c.sample_title.c_str(), c.sample.c_str());
   std::printf("\nreport: %s\n", page.c_str());
-  CISTERN_CHECK(best, "every training run failed (see above)");
+  CISTERN_CHECK(best, "every training run failed, the first because: ", c.rows[0].failed);
   const bool text =
       !best->decode.empty() && std::filesystem::exists(best->folder + "/tokenizer.json");
   std::printf("models: cistern %s\n",

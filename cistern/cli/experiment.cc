@@ -85,7 +85,18 @@ void ReadTree(Experiment& experiment, Json tree, const std::string& where,
     if (tree.contains("model")) tree["model"] = ConvertModelConfig(tree["model"]);
   }
   std::string kind = Said(tree, assignments, "task", "kind");
-  kind = FindTask(kind.empty() ? experiment.task.kind : kind).name;
+  // Names the file in what `check` throws, unless an assignment to `key` may be what is wrong.
+  const auto of_file = [&](const char* key, auto&& check) {
+    try {
+      return check();
+    } catch (const UsageError& e) {
+      const auto said = [&](const std::string& a) { return a.starts_with(key); };
+      if (where.empty() || std::any_of(assignments.begin(), assignments.end(), said)) throw;
+      throw UsageError(where + ": " + e.what());
+    }
+  };
+  kind = of_file("task.kind=",
+                 [&] { return FindTask(kind.empty() ? experiment.task.kind : kind).name; });
   // A run that was begun has all settings in its record, and does not need the folder any more.
   if (const std::string from = Said(tree, assignments, "", "from"); !from.empty() && !begun) {
     std::string model = Said(tree, assignments, "model", "kind");
@@ -102,7 +113,7 @@ void ReadTree(Experiment& experiment, Json tree, const std::string& where,
   }
   for (const std::string& a : assignments) fields.Set(TaskOptions::Grouped(a, kind));
   ChooseModel(experiment);
-  experiment.published.Validate(experiment.task.info());
+  of_file("published.", [&] { experiment.published.Validate(experiment.task.info()); });
 }
 
 // Values of `over` replace those of `base`; objects are merged.

@@ -59,15 +59,18 @@ ResultCells ReadResults(const StatisticsCommand& c) {
                     "; name the columns that tell them apart with --cell");
     }
   }
-  CISTERN_CHECK(!cells.empty(), "the files have no rows");
+  std::string files;
+  for (const std::string& path : c.files) files += (files.empty() ? "" : ", ") + path;
+  CISTERN_CHECK(!cells.empty(), files, ": no rows");
   for (const auto& entry : cells) {
     const std::string in = entry.first.empty() ? "" : " in " + entry.first;
-    CISTERN_CHECK(entry.second.methods.size() >= 2, "there is one ", c.method, " alone", in,
-                  "; nothing to compare");
+    CISTERN_CHECK(entry.second.methods.size() >= 2, files, ": there is one ", c.method, " alone",
+                  in, "; nothing to compare");
     for (const std::string& m : entry.second.methods) {
       for (const std::string& s : entry.second.seeds)
-        CISTERN_CHECK(entry.second.values.count({m, s}) == 1, c.method, " ", m, " has no value of ",
-                      c.seed, " ", s, in, "; Friedman's test needs every method with every seed");
+        CISTERN_CHECK(entry.second.values.count({m, s}) == 1, files, ": ", c.method, " ", m,
+                      " has no value of ", c.seed, " ", s, in,
+                      "; Friedman's test needs every method with every seed");
     }
   }
   return cells;
