@@ -66,11 +66,11 @@ HWY_NOINLINE void AdjointOfHead(const AdjointHead<T>& head, const double* z0, T*
   SpanList spans;
   SpanVisit<T> finder{walk.chunk, spans};
   walk.chunk.LoadZ(z0);
-  WalkChunks(walk.chunk, head.s, head.tokens, finder);
+  WalkChunks(walk.chunk, head.s, head.tokens, head.tokens.length, finder);
 
   core.Load(grad);
   for (size_t l = 0; l < np; ++l) walk.h[l] = l < n ? h_io[l] : T{0};
-  walk.Run(head.s, head.tokens, spans, visit);
+  walk.Run(head.s, head.tokens, spans, 0, spans.begins.size(), visit);
   core.Store(grad);
   std::memcpy(h_io, walk.h, n * sizeof(T));
   for (size_t l = 0; l < n; ++l) {  // the memory of an empty slot counts as zero, whatever it holds

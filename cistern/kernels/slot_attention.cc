@@ -24,10 +24,11 @@ struct LatteVisit {
     weights.Begin(chunk);
   }
   void Prefetch(size_t t, size_t end) const {
-    PrefetchRows(q, t, end, chunk.n);
+    if (t >= from) PrefetchRows(q, t, end, chunk.n);
     PrefetchRows(v, t, end, core.width());
   }
   void Rows(size_t t) {
+    if (t < from) return core.Write(chunk, v, t);
     weights.Rows(chunk, q, t, W);
     core.Rows(chunk, W, v, t, out);
   }
@@ -38,12 +39,18 @@ struct LatteVisit {
   Sequence<const T> q, v;
   Sequence<T> out;
   T* W;
+  size_t from;
+};
+
+template <class T>
+struct LatteTensors {
+  Sequence<const T> q, s, v;
+  Sequence<T> out;
 };
 
 template <class Weights, class T>
-HWY_NOINLINE void LatteHead(const ForwardHead<T>& head, const Sequence<const T>& q,
-                            const Sequence<const T>& s, const Sequence<const T>& v, double* memory,
-                            double* z, const Sequence<T>& out) {
+HWY_NOINLINE void LatteHead(const ForwardHead<T>& head, const LatteTensors<T>& x, double* memory,
+                            double* z) {
   const size_t n = head.n, width = head.width, np = Padded<T>(n);
   const Sequence<T> none(nullptr, 0);
   Workspace& workspace = Workspace::OfThisThread();
@@ -54,27 +61,39 @@ HWY_NOINLINE void LatteHead(const ForwardHead<T>& head, const Sequence<const T>&
   ReadCore<T> core(n, width, workspace);
   Weights weights(n, workspace);
   T* const W = workspace.Take<T>(kChunkRows * np);
-  LatteVisit<T, Weights> visit{chunk, core, weights, q, v, out, W};
+  LatteVisit<T, Weights> visit{chunk, core, weights, x.q, x.v, x.out, W, head.from};
   chunk.LoadZ(z);
   core.LoadMemory(memory, z);
-  WalkChunks(chunk, s, head.tokens, visit);
+  WalkChunks(chunk, x.s, head.tokens, head.stop, visit);
   core.StoreMemory(memory);
-  head.Finish(chunk, z, out, width, none);
+  head.Finish(chunk, z, x.out, width, none);
 }
+
+template <class T>
+struct AbcTensors {
+  Sequence<const T> q, k, v, s;
+  Sequence<T> out, x;
+};
 
 template <class T>
 struct AbcVisit {
   void Empty() { keys.Empty(), values.Empty(); }
   void Begin(size_t) { keys.Begin(chunk), values.Begin(chunk); }
   void Prefetch(size_t t, size_t end) const {
-    for (const auto* x : {&q, &k, &v}) PrefetchRows(*x, t, end, keys.width());
+    if (t >= from) PrefetchRows(a.q, t, end, keys.width());
+    for (const auto* x : {&a.k, &a.v}) PrefetchRows(*x, t, end, keys.width());
   }
   void Rows(size_t t) {
-    keys.Rows(chunk, q, k, t, X);
+    if (t < from) {
+      keys.Write(chunk, a.k, t);
+      values.Write(chunk, a.v, t);
+      return;
+    }
+    keys.Rows(chunk, a.q, a.k, t, X);
     Scores(t);
     SoftmaxRows(chunk.rows, chunk.np, X, X);
     TimesF(chunk, X, X);
-    values.Rows(chunk, X, v, t, out);
+    values.Rows(chunk, X, a.v, t, a.out);
   }
   void Close() { keys.Close(chunk), values.Close(chunk); }
 
@@ -84,7 +103,7 @@ struct AbcVisit {
     const size_t n = chunk.n, np = chunk.np;
     for (size_t i = 0; i < chunk.rows * np; i += kLanes<T>)
       hn::Store(hn::Mul(hn::Set(d, scale), hn::Load(d, X + i)), d, X + i);
-    if (x.data != nullptr) UnpackRows(X, t, chunk.rows, n, np, x);
+    if (a.x.data != nullptr) UnpackRows(X, t, chunk.rows, n, np, a.x);
     for (size_t i = 0; i < chunk.rows; ++i) {
       for (size_t l = n; l < np; ++l) X[i * np + l] = kMinusInfinity<T>;
     }
@@ -94,16 +113,14 @@ struct AbcVisit {
   MatchCore<T>& keys;
   ReadCore<T>& values;
   T scale;
-  Sequence<const T> q, k, v;
-  Sequence<T> out, x;
+  const AbcTensors<T>& a;
   T* X;
+  size_t from;
 };
 
 template <class T>
-HWY_NOINLINE void AbcHead(const ForwardHead<T>& head, T scale, const Sequence<const T>& q,
-                          const Sequence<const T>& k, const Sequence<const T>& v,
-                          const Sequence<const T>& s, double* keys, double* values, double* z,
-                          const Sequence<T>& out, const Sequence<T>& x) {
+HWY_NOINLINE void AbcHead(const ForwardHead<T>& head, T scale, const AbcTensors<T>& a, double* keys,
+                          double* values, double* z) {
   const size_t n = head.n, width = head.width, np = Padded<T>(n);
   const Sequence<T> none(nullptr, 0);
   Workspace& workspace = Workspace::OfThisThread();
@@ -113,56 +130,53 @@ HWY_NOINLINE void AbcHead(const ForwardHead<T>& head, T scale, const Sequence<co
   SlotChunk<T> chunk(n, workspace);
   MatchCore<T> key_core(n, width, workspace);
   ReadCore<T> value_core(n, width, workspace);
-  AbcVisit<T> visit{chunk, key_core, value_core, scale, q,
-                    k,     v,        out,        x,     workspace.Take<T>(kChunkRows * np)};
+  AbcVisit<T> visit{chunk,    key_core, value_core, scale, a, workspace.Take<T>(kChunkRows * np),
+                    head.from};
   chunk.LoadZ(z);
   key_core.LoadMemory(keys, z);
   value_core.LoadMemory(values, z);
-  WalkChunks(chunk, s, head.tokens, visit);
+  WalkChunks(chunk, a.s, head.tokens, head.stop, visit);
   key_core.StoreMemory(keys);
   value_core.StoreMemory(values);
-  head.Finish(chunk, z, out, width, none);
-  if (x.data != nullptr) ZeroRows(head.tokens.length, head.total, n, x);
+  head.Finish(chunk, z, a.out, width, none);
+  if (head.last && a.x.data != nullptr) ZeroRows(head.tokens.length, head.total, n, a.x);
 }
 
 // One token of a head.
 template <class Weights, class T>
-HWY_NOINLINE void LatteToken(const ForwardHead<T>& head, const Sequence<const T>& q,
-                             const Sequence<const T>& s, const Sequence<const T>& v, double* memory,
-                             double* z, const Sequence<T>& out) {
+HWY_NOINLINE void LatteToken(const ForwardHead<T>& head, const LatteTensors<T>& x, double* memory,
+                             double* z) {
   const size_t n = head.n, width = head.width, np = Padded<T>(n);
-  if (!StepBegin(head, z, {memory})) return ZeroRows(0, 1, width, out);
+  if (!StepBegin(head, z, {memory})) return ZeroRows(0, 1, width, x.out);
   Workspace& workspace = Workspace::OfThisThread();
   workspace.Start(StepScratch::Bytes(n, width) + np * sizeof(T), StepScratch::kPieces + 1);
   const StepScratch scratch(n, width, workspace);
   T* const r = workspace.Take<T>(np);
-  StepWeights(n, s.At(0), z, scratch.w);
-  Weights::OfToken(n, q.At(0), z, r);
-  StepRead(n, width, r, scratch.w, v.At(0), scratch.wide, memory, out.At(0));
+  StepWeights(n, x.s.At(0), z, scratch.w);
+  Weights::OfToken(n, x.q.At(0), z, r);
+  StepRead(n, width, r, scratch.w, x.v.At(0), scratch.wide, memory, x.out.At(0));
 }
 
 template <class T>
-HWY_NOINLINE void AbcToken(const ForwardHead<T>& head, T scale, const Sequence<const T>& q,
-                           const Sequence<const T>& k, const Sequence<const T>& v,
-                           const Sequence<const T>& s, double* keys, double* values, double* z,
-                           const Sequence<T>& out, const Sequence<T>& x) {
+HWY_NOINLINE void AbcToken(const ForwardHead<T>& head, T scale, const AbcTensors<T>& a,
+                           double* keys, double* values, double* z) {
   const size_t n = head.n, width = head.width, np = Padded<T>(n);
   if (!StepBegin(head, z, {keys, values})) {
-    ZeroRows(0, 1, width, out);
-    if (x.data != nullptr) ZeroRows(0, 1, n, x);
+    ZeroRows(0, 1, width, a.out);
+    if (a.x.data != nullptr) ZeroRows(0, 1, n, a.x);
     return;
   }
   Workspace& workspace = Workspace::OfThisThread();
   workspace.Start(StepScratch::Bytes(n, width) + np * sizeof(T), StepScratch::kPieces + 1);
   const StepScratch scratch(n, width, workspace);
   T* const X = workspace.Take<T>(np);
-  StepWeights(n, s.At(0), z, scratch.w);
-  StepMatch(n, width, q.At(0), scratch.w, k.At(0), scratch.wide, keys, X);
+  StepWeights(n, a.s.At(0), z, scratch.w);
+  StepMatch(n, width, a.q.At(0), scratch.w, a.k.At(0), scratch.wide, keys, X);
   for (size_t l = 0; l < n; ++l) X[l] *= scale;
-  if (x.data != nullptr) std::memcpy(x.At(0), X, n * sizeof(T));
+  if (a.x.data != nullptr) std::memcpy(a.x.At(0), X, n * sizeof(T));
   for (size_t l = n; l < np; ++l) X[l] = kMinusInfinity<T>;
   SoftmaxRows(1, np, X, X);
-  StepRead(n, width, X, scratch.w, v.At(0), scratch.wide, values, out.At(0));
+  StepRead(n, width, X, scratch.w, a.v.At(0), scratch.wide, values, a.out.At(0));
 }
 
 template <class Weights, class S>
@@ -170,31 +184,36 @@ void LatteAll(const SlotShape& shape, const Rows<const S>& q, const Rows<const S
               const Rows<const S>& v, const RowMask& mask, double* memory, double* z,
               const Rows<S>& out) {
   using T = ComputeType<S>;
-  ParallelFor(shape.batch * shape.heads, HeadsPerThread(shape), [&](int64_t begin, int64_t end) {
-    for (int64_t index = begin; index < end; ++index) {
-      const ForwardHead<T> head(shape, mask, index);
-      const auto run = [&](const Sequence<const T>& qh, const Sequence<const T>& sh,
-                           const Sequence<const T>& vh, const Sequence<T>& oh) {
-        (shape.length == 1 ? LatteToken<Weights, T>
-                           : LatteHead<Weights, T>)(head, qh, sh, vh,
-                                                    memory + index * shape.slots * shape.width,
-                                                    z + index * shape.slots, oh);
-      };
-      const Sequence<const S> qs(q, head.b, head.h), ss(s, head.b, head.h), vs(v, head.b, head.h);
-      const Sequence<S> os(out, head.b, head.h);
-      if constexpr (std::is_same_v<S, T>) {
-        run(qs, ss, vs, os);
-      } else {
-        const size_t n = head.n, width = head.width, real = head.tokens.length;
-        Staging staging(real * (2 * n + width) + head.total * width, 4);
-        const Sequence<const T> qh = staging.Copy(qs, real, n), sh = staging.Copy(ss, real, n),
-                                vh = staging.Copy(vs, real, width);
-        const Sequence<T> oh = staging.Take(head.total, width);
-        run(qh, sh, vh, oh);
-        ConvertRows(oh, head.total, width, os);
-      }
+  const int64_t heads = shape.batch * shape.heads;
+  const HeadParts parts(shape);
+  PartStates<double> memories(parts, heads, shape.slots * shape.width, memory),
+      log_sums(parts, heads, shape.slots, z);
+  const auto open = [&](int64_t index, Workspace& workspace) -> LatteTensors<T> {
+    const ForwardHead<T> head(shape, mask, index);
+    const int64_t b = head.b, h = head.h;
+    if constexpr (std::is_same_v<S, T>) {
+      return {{q, b, h}, {s, b, h}, {v, b, h}, {out, b, h}};
+    } else {
+      const size_t n = head.n, width = head.width, real = head.tokens.length;
+      Staging staging(real * (2 * n + width) + head.total * width, 4, workspace);
+      return {staging.Copy({q, b, h}, real, n), staging.Copy({s, b, h}, real, n),
+              staging.Copy({v, b, h}, real, width), staging.Take(head.total, width)};
     }
-  });
+  };
+  const auto close = [&](int64_t index, const LatteTensors<T>& x) {
+    if constexpr (!std::is_same_v<S, T>)
+      ConvertRows<T, S>(x.out, static_cast<size_t>(shape.length), static_cast<size_t>(shape.width),
+                        {out, index / shape.heads, index % shape.heads});
+  };
+  ForHeads(heads, HeadsPerThread(shape), parts, open, close,
+           [&](int64_t index, int64_t part, const LatteTensors<T>& x) {
+             const ForwardHead<T> head(shape, mask, index, parts, part);
+             (shape.length == 1 ? LatteToken<Weights, T>
+                                : LatteHead<Weights, T>)(head, x, memories.Of(index, part),
+                                                         log_sums.Of(index, part));
+           });
+  memories.Finish();
+  log_sums.Finish();
 }
 
 template <class S>
@@ -202,35 +221,39 @@ void AbcAll(const SlotShape& shape, double scale, const Rows<const S>& q, const 
             const Rows<const S>& v, const Rows<const S>& s, const RowMask& mask, double* keys,
             double* values, double* z, const Rows<S>& out, const Rows<ComputeType<S>>& x) {
   using T = ComputeType<S>;
-  ParallelFor(shape.batch * shape.heads, HeadsPerThread(shape), [&](int64_t begin, int64_t end) {
-    for (int64_t index = begin; index < end; ++index) {
-      const ForwardHead<T> head(shape, mask, index);
-      const int64_t at = index * shape.slots * shape.width;
-      const auto run = [&](const Sequence<const T>& qh, const Sequence<const T>& kh,
-                           const Sequence<const T>& vh, const Sequence<const T>& sh,
-                           const Sequence<T>& oh) {
-        (shape.length == 1 ? AbcToken<T> : AbcHead<T>)(head, static_cast<T>(scale), qh, kh, vh, sh,
-                                                       keys + at, values + at,
-                                                       z + index * shape.slots, oh,
-                                                       {x, head.b, head.h});
-      };
-      const Sequence<const S> qs(q, head.b, head.h), ks(k, head.b, head.h), vs(v, head.b, head.h),
-          ss(s, head.b, head.h);
-      const Sequence<S> os(out, head.b, head.h);
-      if constexpr (std::is_same_v<S, T>) {
-        run(qs, ks, vs, ss, os);
-      } else {
-        const size_t n = head.n, width = head.width, real = head.tokens.length;
-        Staging staging(real * (n + 3 * width) + head.total * width, 5);
-        const Sequence<const T> qh = staging.Copy(qs, real, width),
-                                kh = staging.Copy(ks, real, width),
-                                vh = staging.Copy(vs, real, width), sh = staging.Copy(ss, real, n);
-        const Sequence<T> oh = staging.Take(head.total, width);
-        run(qh, kh, vh, sh, oh);
-        ConvertRows(oh, head.total, width, os);
-      }
+  const int64_t heads = shape.batch * shape.heads, size = shape.slots * shape.width;
+  const HeadParts parts(shape);
+  PartStates<double> key_memories(parts, heads, size, keys),
+      value_memories(parts, heads, size, values), log_sums(parts, heads, shape.slots, z);
+  const auto open = [&](int64_t index, Workspace& workspace) -> AbcTensors<T> {
+    const ForwardHead<T> head(shape, mask, index);
+    const int64_t b = head.b, h = head.h;
+    if constexpr (std::is_same_v<S, T>) {
+      return {{q, b, h}, {k, b, h}, {v, b, h}, {s, b, h}, {out, b, h}, {x, b, h}};
+    } else {
+      const size_t n = head.n, width = head.width, real = head.tokens.length;
+      Staging staging(real * (n + 3 * width) + head.total * width, 5, workspace);
+      return {staging.Copy({q, b, h}, real, width), staging.Copy({k, b, h}, real, width),
+              staging.Copy({v, b, h}, real, width), staging.Copy({s, b, h}, real, n),
+              staging.Take(head.total, width),      {x, b, h}};
     }
-  });
+  };
+  const auto close = [&](int64_t index, const AbcTensors<T>& a) {
+    if constexpr (!std::is_same_v<S, T>)
+      ConvertRows<T, S>(a.out, static_cast<size_t>(shape.length), static_cast<size_t>(shape.width),
+                        {out, index / shape.heads, index % shape.heads});
+  };
+  ForHeads(heads, HeadsPerThread(shape), parts, open, close,
+           [&](int64_t index, int64_t part, const AbcTensors<T>& a) {
+             const ForwardHead<T> head(shape, mask, index, parts, part);
+             (shape.length == 1 ? AbcToken<T> : AbcHead<T>)(head, static_cast<T>(scale), a,
+                                                            key_memories.Of(index, part),
+                                                            value_memories.Of(index, part),
+                                                            log_sums.Of(index, part));
+           });
+  key_memories.Finish();
+  value_memories.Finish();
+  log_sums.Finish();
 }
 
 #define CISTERN_SLOT_ATTENTION(T, Name)                                                       \

@@ -2,7 +2,8 @@
 // Attention by the slot memory in one walk over the tokens (slot_memory.h has the algebra and what
 // it promises, all of which holds here): the softmax of the read weights is inside, and the
 // exponentials of the log-weights are made once. Time O(T n d), memory O(n d) beyond inputs and
-// outputs.
+// outputs. Threads share a head where there are fewer heads than threads (head_parts.h); then the
+// backward takes O(T n) more.
 //
 // T: float, double, or BFloat16 for tokens that are stored so. Those are computed in float, in
 // copies of one head's tokens for each thread; states and their gradients are as for float.

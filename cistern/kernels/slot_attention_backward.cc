@@ -15,25 +15,55 @@ namespace cistern {
 namespace HWY_NAMESPACE {
 
 // Each head goes twice over its tokens: forward for the gradients of the read weights, which need
-// the memory of every position, then in reverse for those of what was written.
+// the memory of every position, then in reverse for those of what was written. What the first walk
+// leaves for the second one lies where the second one's results go. Where threads share a head
+// (head_parts.h) it has rows of its own, because one thread still reads it for the state alone
+// where another one has its results.
+template <class T>
+Sequence<T> RowsBetweenWalks(const HeadParts& parts, const Sequence<T>& result, size_t total,
+                             size_t n, std::vector<T>& own) {
+  if (parts.count == 1) return result;
+  own.resize(total * n);
+  return {own.data(), n};
+}
+
+template <class T>
+Sequence<const T> Const(const Sequence<T>& y) {
+  return {y.data, static_cast<size_t>(y.time)};
+}
+
+// One part of a head in the reverse walk: spans [first, whole) with all results, before that those
+// from `whole` on for the state alone.
+struct ReversePart {
+  ReversePart(const HeadParts& parts, int64_t part, const SpanList& spans, size_t length)
+      : first(spans.From(parts.ReverseEnd(part + 1, length))),
+        whole(spans.From(parts.ReverseEnd(part, length))) {}
+  size_t first, whole;
+};
+
 template <class T>
 struct LatteTensors {
   Sequence<const T> q, s, v, g;
-  Sequence<T> dq, ds, dv;
-  Sequence<const T> r_gradient() const { return {dq.data, static_cast<size_t>(dq.time)}; }
+  Sequence<T> dq, ds, dv, dr;  // dr: the gradients of the read weights, which may be dq
+  std::vector<T> own = {};
+  SpanList spans = {};
 };
 
-// Rows t.. of x as a panel: where they lie, or where whole vectors would not fit, `scratch`.
+// Rows t.. of x as a panel: where they lie, or `scratch` where whole vectors would not fit there,
+// or where they must not be written.
 template <class T>
 struct RowsOrPanel {
-  RowsOrPanel(const Sequence<T>& x, size_t t, size_t n, T* scratch)
-      : data(n == Padded<T>(n) ? x.At(t) : scratch),
-        ld(n == Padded<T>(n) ? static_cast<size_t>(x.time) : Padded<T>(n)) {}
+  RowsOrPanel(const Sequence<T>& x, size_t t, size_t n, T* scratch, bool may_write = true)
+      : data(scratch), ld(Padded<T>(n)) {
+    if (!may_write || n != Padded<T>(n)) return;
+    data = x.At(t);
+    ld = static_cast<size_t>(x.time);
+  }
   T* data;
   size_t ld;
 };
 
-// Forward: dq holds the gradient of the read weights, dr_t[l] = g_t . M_t[l].
+// Forward: dr_t[l] = g_t . M_t[l].
 template <class T>
 struct LatteForwardVisit {
   void Empty() { core.Empty(); }
@@ -45,9 +75,10 @@ struct LatteForwardVisit {
     for (const auto* y : {&x.g, &x.v}) PrefetchRows(*y, t, end, core.width());
   }
   void Rows(size_t t) {
-    const RowsOrPanel<T> dr(x.dq, t, chunk.n, D);
+    if (t < from) return core.Write(chunk, x.v, t);
+    const RowsOrPanel<T> dr(x.dr, t, chunk.n, D);
     core.Rows(chunk, x.g, x.v, t, D, dr.data, dr.ld);
-    if (dr.data == D) UnpackRows(D, t, chunk.rows, chunk.n, chunk.np, x.dq);
+    if (dr.data == D) UnpackRows(D, t, chunk.rows, chunk.n, chunk.np, x.dr);
   }
   void Close() { core.Close(chunk); }
   SlotChunk<T>& chunk;
@@ -55,6 +86,7 @@ struct LatteForwardVisit {
   SpanList& spans;
   const LatteTensors<T>& x;
   T* D;
+  size_t from;
 };
 
 // FAVOR+ with the other Weights (slot_weights-inl.h).
@@ -63,13 +95,13 @@ struct LatteReverseVisit {
   void Scale(const T* factor) { core.Scale(factor); }
   void Prefetch(size_t t, size_t end) const {
     PrefetchRows(x.q, t, end, walk.chunk.n);
-    PrefetchRows(x.r_gradient(), t, end, walk.chunk.n);
+    PrefetchRows(Const(x.dr), t, end, walk.chunk.n);
     for (const auto* y : {&x.g, &x.v}) PrefetchRows(*y, t, end, core.width());
   }
   void Rows(size_t t) {
     const SlotChunk<T>& chunk = walk.chunk;
-    const RowsOrPanel<T> dr(x.dq, t, chunk.n, D);
-    if (dr.data == D) PackRows(x.r_gradient(), t, chunk.rows, chunk.n, chunk.np, T{0}, D);
+    const RowsOrPanel<T> dr(x.dr, t, chunk.n, D, x.dr.data == x.dq.data);
+    if (dr.data == D) PackRows(Const(x.dr), t, chunk.rows, chunk.n, chunk.np, T{0}, D);
     weights.Gradients(chunk, x.q, t, W, dr.data, dr.ld, ab);
     if (dr.data == D) UnpackRows(D, t, chunk.rows, chunk.n, chunk.np, x.dq);
     core.template Rows<false>(chunk.rows, chunk.E, walk.ET, W, x.g, x.v, t, x.dv, Y);
@@ -83,6 +115,25 @@ struct LatteReverseVisit {
   T *W, *D, *ab, *Y;
 };
 
+// The same for the state alone.
+template <class T, class Weights>
+struct LatteStateVisit {
+  void Scale(const T* factor) { of.core.Scale(factor); }
+  void Prefetch(size_t t, size_t end) const {
+    PrefetchRows(of.x.q, t, end, of.walk.chunk.n);
+    PrefetchRows(Const(of.x.dr), t, end, of.walk.chunk.n);
+    PrefetchRows(of.x.g, t, end, of.core.width());
+  }
+  void Rows(size_t t) {
+    const SlotChunk<T>& chunk = of.walk.chunk;
+    PackRows(Const(of.x.dr), t, chunk.rows, chunk.n, chunk.np, T{0}, of.D);
+    of.weights.Gradients(chunk, of.x.q, t, of.W, of.D, chunk.np, of.ab);
+    of.core.Add(chunk.rows, of.W, of.x.g, t);
+    of.walk.AddTerms(of.ab);
+  }
+  LatteReverseVisit<T, Weights>& of;
+};
+
 // The gradients of the state, from G and h at the beginning: an empty slot has none.
 template <class T>
 void StateGradients(const double* z, size_t n, size_t width, const T* h, T* h_io, T* grad) {
@@ -92,36 +143,49 @@ void StateGradients(const double* z, size_t n, size_t width, const T* h, T* h_io
   }
 }
 
+// The last part's walk finds all spans.
+template <class T>
+HWY_NOINLINE void LatteFirstWalk(const ForwardHead<T>& head, LatteTensors<T>& x,
+                                 const double* memory, const double* z) {
+  const size_t n = head.n, width = head.width;
+  Workspace& workspace = Workspace::OfThisThread();
+  workspace.Start(SlotChunk<T>::Bytes(n) + MatchCore<T>::Bytes(n, width) +
+                      sizeof(T) * kChunkRows * Padded<T>(n),
+                  SlotChunk<T>::kPieces + MatchCore<T>::kPieces + 1);
+  SlotChunk<T> chunk(n, workspace);
+  MatchCore<T> match(n, width, workspace);
+  SpanList ignored;
+  LatteForwardVisit<T> visit{
+      chunk,    match, head.last ? x.spans : ignored, x, workspace.Take<T>(kChunkRows * chunk.np),
+      head.from};
+  chunk.LoadZ(z);
+  match.LoadMemory(memory, z);
+  WalkChunks(chunk, x.s, head.tokens, head.stop, visit);
+}
+
 template <class Weights, class T>
-HWY_NOINLINE void LatteHead(const ForwardHead<T>& head, const LatteTensors<T>& x,
-                            const double* memory, const double* z, T* grad, T* h_io) {
+HWY_NOINLINE void LatteReverseWalk(const ForwardHead<T>& head, const ReversePart& part,
+                                   const LatteTensors<T>& x, const double* z, T* grad, T* h_io) {
   const size_t n = head.n, width = head.width, np = Padded<T>(n);
   Workspace& workspace = Workspace::OfThisThread();
-  workspace.Start(ReverseWalk<T>::Bytes(n) + ReverseCore<T>::Bytes(n, width) +
-                      MatchCore<T>::Bytes(n, width) + Weights::Bytes(n) +
+  workspace.Start(ReverseWalk<T>::Bytes(n) + ReverseCore<T>::Bytes(n, width) + Weights::Bytes(n) +
                       sizeof(T) * 4 * kChunkRows * np,
-                  ReverseWalk<T>::kPieces + ReverseCore<T>::kPieces + MatchCore<T>::kPieces +
-                      Weights::kPieces + 4);
+                  ReverseWalk<T>::kPieces + ReverseCore<T>::kPieces + Weights::kPieces + 4);
   ReverseWalk<T> walk(n, workspace);
-  MatchCore<T> match(n, width, workspace);
   ReverseCore<T> reverse(n, width, workspace);
   Weights weights(n, workspace);
   T* panels[4];
   for (T*& panel : panels) panel = workspace.Take<T>(kChunkRows * np);
-
-  SpanList spans;
-  LatteForwardVisit<T> forward{walk.chunk, match, spans, x, panels[0]};
-  walk.chunk.LoadZ(z);
-  match.LoadMemory(memory, z);
-  WalkChunks(walk.chunk, x.s, head.tokens, forward);
-
-  LatteReverseVisit<T, Weights> backward{walk,      reverse,   weights,   x,
-                                         panels[0], panels[1], panels[2], panels[3]};
+  LatteReverseVisit<T, Weights> visit{walk,      reverse,   weights,   x,
+                                      panels[0], panels[1], panels[2], panels[3]};
+  LatteStateVisit<T, Weights> state{visit};
   reverse.Load(grad);
   for (size_t l = 0; l < np; ++l) walk.h[l] = l < n ? h_io[l] : T{0};
-  walk.Run(x.s, head.tokens, spans, backward);
+  walk.Run(x.s, head.tokens, x.spans, part.whole, x.spans.begins.size(), state);
+  walk.Run(x.s, head.tokens, x.spans, part.first, part.whole, visit);
   reverse.Store(grad);
   StateGradients(z, n, width, walk.h, h_io, grad);
+  if (!head.last) return;
   ZeroRows(head.tokens.length, head.total, width, x.dv);
   ZeroRows(head.tokens.length, head.total, n, x.dq);
   ZeroRows(head.tokens.length, head.total, n, x.ds);
@@ -130,13 +194,12 @@ HWY_NOINLINE void LatteHead(const ForwardHead<T>& head, const LatteTensors<T>& x
 template <class T>
 struct AbcTensors {
   Sequence<const T> q, k, v, s, x, g;
-  Sequence<T> dq, dk, dv, ds, dx;
-  static Sequence<const T> Const(const Sequence<T>& y) {
-    return {y.data, static_cast<size_t>(y.time)};
-  }
+  Sequence<T> dq, dk, dv, ds, dx, terms;  // terms: those of h, which may be ds
+  std::vector<T> own = {};
+  SpanList spans = {};
 };
 
-// Forward: dx_t and dq_t; and ds holds the terms of h, p_t dp_t + dx_t x_t / scale.
+// Forward: dx_t and dq_t; and the terms of h, p_t dp_t + dx_t x_t / scale.
 template <class T>
 struct AbcForwardVisit {
   void Empty() { keys.Empty(), values.Empty(); }
@@ -149,6 +212,11 @@ struct AbcForwardVisit {
     PrefetchRows(x.x, t, end, chunk.n);
   }
   void Rows(size_t t) {
+    if (t < from) {
+      values.Write(chunk, x.v, t);
+      keys.Write(chunk, x.k, t);
+      return;
+    }
     const Tag<T> d;
     const size_t rows = chunk.rows, n = chunk.n, np = chunk.np;
     values.Rows(chunk, x.g, x.v, t, D);
@@ -168,7 +236,7 @@ struct AbcForwardVisit {
       }
     }
     UnpackRows(D, t, rows, n, np, x.dx);
-    UnpackRows(P, t, rows, n, np, x.ds);
+    UnpackRows(P, t, rows, n, np, x.terms);
     TimesF(chunk, D, D);
     keys.Rows(chunk, D, x.k, t, x.dq);
   }
@@ -180,6 +248,7 @@ struct AbcForwardVisit {
   const AbcTensors<T>& x;
   T scale;
   T *X, *P, *D;
+  size_t from;
 };
 
 template <class T>
@@ -187,21 +256,30 @@ struct AbcReverseVisit {
   void Scale(const T* factor) { keys.Scale(factor), values.Scale(factor); }
   void Prefetch(size_t t, size_t end) const {
     for (const auto* y : {&x.g, &x.v, &x.k, &x.q}) PrefetchRows(*y, t, end, keys.width());
-    const Sequence<const T> dx = AbcTensors<T>::Const(x.dx), ds = AbcTensors<T>::Const(x.ds);
-    for (const auto* y : {&x.x, &dx, &ds}) PrefetchRows(*y, t, end, walk.chunk.n);
+    PrefetchOfSlots(t, end);
   }
-  void Rows(size_t t) {
+  void PrefetchOfSlots(size_t t, size_t end) const {
+    const Sequence<const T> dx = Const(x.dx), terms = Const(x.terms);
+    for (const auto* y : {&x.x, &dx, &terms}) PrefetchRows(*y, t, end, walk.chunk.n);
+  }
+  // P, D and ab of rows t.., times F.
+  void Panels(size_t t) {
     const SlotChunk<T>& chunk = walk.chunk;
     const size_t rows = chunk.rows, n = chunk.n, np = chunk.np;
     PackRows(x.x, t, rows, n, np, kMinusInfinity<T>, P);
-    PackRows(AbcTensors<T>::Const(x.dx), t, rows, n, np, T{0}, D);
-    PackRows(AbcTensors<T>::Const(x.ds), t, rows, n, np, T{0}, ab);
+    PackRows(Const(x.dx), t, rows, n, np, T{0}, D);
+    PackRows(Const(x.terms), t, rows, n, np, T{0}, ab);
     SoftmaxRows(rows, np, P, P);
     for (T* panel : {P, D, ab}) TimesF(chunk, panel, panel);
+  }
+  void Rows(size_t t) {
+    const SlotChunk<T>& chunk = walk.chunk;
+    const size_t rows = chunk.rows;
+    Panels(t);
     values.template Rows<false>(rows, chunk.E, walk.ET, P, x.g, x.v, t, x.dv, Y);
     keys.template Rows<true>(rows, chunk.E, walk.ET, D, x.q, x.k, t, x.dk, Y);
     walk.Gradients(Y, ab, nullptr);
-    UnpackRows(Y, t, rows, n, np, x.ds);
+    UnpackRows(Y, t, rows, chunk.n, chunk.np, x.ds);
   }
   ReverseWalk<T>& walk;
   ReverseCore<T>& keys;
@@ -210,42 +288,73 @@ struct AbcReverseVisit {
   T *P, *D, *ab, *Y;
 };
 
+// The same for the state alone.
 template <class T>
-HWY_NOINLINE void AbcHead(const ForwardHead<T>& head, T scale, const AbcTensors<T>& x,
-                          const double* keys, const double* values, const double* z, T* grad_keys,
-                          T* grad_values, T* h_io) {
+struct AbcStateVisit {
+  void Scale(const T* factor) { of.Scale(factor); }
+  void Prefetch(size_t t, size_t end) const {
+    for (const auto* y : {&of.x.g, &of.x.q}) PrefetchRows(*y, t, end, of.keys.width());
+    of.PrefetchOfSlots(t, end);
+  }
+  void Rows(size_t t) {
+    of.Panels(t);
+    of.values.Add(of.walk.chunk.rows, of.P, of.x.g, t);
+    of.keys.Add(of.walk.chunk.rows, of.D, of.x.q, t);
+    of.walk.AddTerms(of.ab);
+  }
+  AbcReverseVisit<T>& of;
+};
+
+// The last part's walk finds all spans.
+template <class T>
+HWY_NOINLINE void AbcFirstWalk(const ForwardHead<T>& head, T scale, AbcTensors<T>& x,
+                               const double* keys, const double* values, const double* z) {
+  const size_t n = head.n, width = head.width, np = Padded<T>(n);
+  Workspace& workspace = Workspace::OfThisThread();
+  workspace.Start(SlotChunk<T>::Bytes(n) + MatchCore<T>::Bytes(n, width) +
+                      ReadCore<T>::Bytes(n, width) + sizeof(T) * 3 * kChunkRows * np,
+                  SlotChunk<T>::kPieces + MatchCore<T>::kPieces + ReadCore<T>::kPieces + 3);
+  SlotChunk<T> chunk(n, workspace);
+  MatchCore<T> match(n, width, workspace);
+  ReadCore<T> read(n, width, workspace);
+  T* panels[3];
+  for (T*& panel : panels) panel = workspace.Take<T>(kChunkRows * np);
+  SpanList ignored;
+  AbcForwardVisit<T> visit{chunk,     read,     match,     head.last ? x.spans : ignored,
+                           x,         scale,    panels[0], panels[1],
+                           panels[2], head.from};
+  chunk.LoadZ(z);
+  match.LoadMemory(values, z);
+  read.LoadMemory(keys, z);
+  WalkChunks(chunk, x.s, head.tokens, head.stop, visit);
+}
+
+template <class T>
+HWY_NOINLINE void AbcReverseWalk(const ForwardHead<T>& head, const ReversePart& part,
+                                 const AbcTensors<T>& x, const double* z, T* grad_keys,
+                                 T* grad_values, T* h_io) {
   const size_t n = head.n, width = head.width, np = Padded<T>(n);
   Workspace& workspace = Workspace::OfThisThread();
   workspace.Start(ReverseWalk<T>::Bytes(n) + 2 * ReverseCore<T>::Bytes(n, width) +
-                      MatchCore<T>::Bytes(n, width) + ReadCore<T>::Bytes(n, width) +
                       sizeof(T) * 4 * kChunkRows * np,
-                  ReverseWalk<T>::kPieces + 2 * ReverseCore<T>::kPieces + MatchCore<T>::kPieces +
-                      ReadCore<T>::kPieces + 4);
+                  ReverseWalk<T>::kPieces + 2 * ReverseCore<T>::kPieces + 4);
   ReverseWalk<T> walk(n, workspace);
-  MatchCore<T> match(n, width, workspace);
-  ReadCore<T> read(n, width, workspace);
   ReverseCore<T> key_core(n, width, workspace), value_core(n, width, workspace);
   T* panels[4];
   for (T*& panel : panels) panel = workspace.Take<T>(kChunkRows * np);
-
-  SpanList spans;
-  AbcForwardVisit<T> forward{walk.chunk, read,      match,     spans,    x,
-                             scale,      panels[0], panels[1], panels[2]};
-  walk.chunk.LoadZ(z);
-  match.LoadMemory(values, z);
-  read.LoadMemory(keys, z);
-  WalkChunks(walk.chunk, x.s, head.tokens, forward);
-
-  AbcReverseVisit<T> backward{walk,      key_core,  value_core, x,
-                              panels[0], panels[1], panels[2],  panels[3]};
+  AbcReverseVisit<T> visit{walk,      key_core,  value_core, x,
+                           panels[0], panels[1], panels[2],  panels[3]};
+  AbcStateVisit<T> state{visit};
   key_core.Load(grad_keys);
   value_core.Load(grad_values);
   for (size_t l = 0; l < np; ++l) walk.h[l] = l < n ? h_io[l] : T{0};
-  walk.Run(x.s, head.tokens, spans, backward);
+  walk.Run(x.s, head.tokens, x.spans, part.whole, x.spans.begins.size(), state);
+  walk.Run(x.s, head.tokens, x.spans, part.first, part.whole, visit);
   key_core.Store(grad_keys);
   value_core.Store(grad_values);
   StateGradients(z, n, width, walk.h, h_io, grad_keys);
   StateGradients(z, n, width, walk.h, h_io, grad_values);
+  if (!head.last) return;
   for (const auto* y : {&x.dq, &x.dk, &x.dv}) ZeroRows(head.tokens.length, head.total, width, *y);
   for (const auto* y : {&x.ds, &x.dx}) ZeroRows(head.tokens.length, head.total, n, *y);
 }
@@ -256,33 +365,57 @@ void LatteAll(const SlotShape& shape, const Rows<const S>& q, const Rows<const S
               const double* memory, const double* z, ComputeType<S>* G, ComputeType<S>* h,
               const Rows<S>& dq, const Rows<S>& ds, const Rows<S>& dv) {
   using T = ComputeType<S>;
-  ParallelFor(shape.batch * shape.heads, HeadsPerThread(shape), [&](int64_t begin, int64_t end) {
-    for (int64_t index = begin; index < end; ++index) {
-      const ForwardHead<T> head(shape, mask, index);
-      const int64_t b = head.b, y = head.h, at = index * shape.slots * shape.width;
-      const auto run = [&](const LatteTensors<T>& x) {
-        LatteHead<Weights>(head, x, memory + at, z + index * shape.slots, G + at,
-                           h + index * shape.slots);
-      };
+  const int64_t heads = shape.batch * shape.heads, size = shape.slots * shape.width;
+  const HeadParts parts(shape);
+  PartStates<T> grads(parts, heads, size, G), terms(parts, heads, shape.slots, h);
+  const auto open = [&](int64_t index, Workspace& workspace) {
+    const ForwardHead<T> head(shape, mask, index);
+    const int64_t b = head.b, y = head.h;
+    const size_t n = head.n, width = head.width, real = head.tokens.length, all = head.total;
+    const auto rows = [&]() -> LatteTensors<T> {
       if constexpr (std::is_same_v<S, T>) {
-        run({{q, b, y}, {s, b, y}, {v, b, y}, {g, b, y}, {dq, b, y}, {ds, b, y}, {dv, b, y}});
+        return {{q, b, y},  {s, b, y},  {v, b, y},  {g, b, y},
+                {dq, b, y}, {ds, b, y}, {dv, b, y}, {dq, b, y}};
       } else {
-        const size_t n = head.n, width = head.width, real = head.tokens.length, all = head.total;
-        Staging staging((real + all) * (2 * n + 2 * width), 7);
-        const LatteTensors<T> x{staging.Copy({q, b, y}, real, n),
-                                staging.Copy({s, b, y}, real, n),
-                                staging.Copy({v, b, y}, real, width),
-                                staging.Copy({g, b, y}, real, width),
-                                staging.Take(all, n),
-                                staging.Take(all, n),
-                                staging.Take(all, width)};
-        run(x);
-        ConvertRows<T, S>(x.dq, all, n, {dq, b, y});
-        ConvertRows<T, S>(x.ds, all, n, {ds, b, y});
-        ConvertRows<T, S>(x.dv, all, width, {dv, b, y});
+        Staging staging((real + all) * (2 * n + 2 * width), 7, workspace);
+        return {staging.Copy({q, b, y}, real, n),
+                staging.Copy({s, b, y}, real, n),
+                staging.Copy({v, b, y}, real, width),
+                staging.Copy({g, b, y}, real, width),
+                staging.Take(all, n),
+                staging.Take(all, n),
+                staging.Take(all, width),
+                {nullptr, 0}};
       }
+    };
+    LatteTensors<T> x = rows();
+    x.dr = RowsBetweenWalks(parts, x.dq, all, n, x.own);
+    return x;
+  };
+  const auto close = [&](int64_t index, const LatteTensors<T>& x) {
+    if constexpr (!std::is_same_v<S, T>) {
+      const int64_t b = index / shape.heads, y = index % shape.heads;
+      const auto n = static_cast<size_t>(shape.slots), width = static_cast<size_t>(shape.width),
+                 all = static_cast<size_t>(shape.length);
+      ConvertRows<T, S>(x.dq, all, n, {dq, b, y});
+      ConvertRows<T, S>(x.ds, all, n, {ds, b, y});
+      ConvertRows<T, S>(x.dv, all, width, {dv, b, y});
     }
-  });
+  };
+  ForHeads(
+      heads, HeadsPerThread(shape), parts, open, close,
+      [&](int64_t index, int64_t part, LatteTensors<T>& x) {
+        LatteFirstWalk(ForwardHead<T>(shape, mask, index, parts, part), x, memory + index * size,
+                       z + index * shape.slots);
+      },
+      [&](int64_t index, int64_t part, const LatteTensors<T>& x) {
+        const ForwardHead<T> head(shape, mask, index, parts, part);
+        LatteReverseWalk<Weights>(head, {parts, part, x.spans, head.tokens.length}, x,
+                                  z + index * shape.slots, grads.Of(index, part),
+                                  terms.Of(index, part));
+      });
+  grads.Finish();
+  terms.Finish();
 }
 
 template <class S>
@@ -293,49 +426,64 @@ void AbcAll(const SlotShape& shape, double scale, const Rows<const S>& q, const 
             ComputeType<S>* G_values, ComputeType<S>* h, const Rows<S>& dq, const Rows<S>& dk,
             const Rows<S>& dv, const Rows<S>& ds, const Rows<ComputeType<S>>& dx) {
   using T = ComputeType<S>;
-  ParallelFor(shape.batch * shape.heads, HeadsPerThread(shape), [&](int64_t begin, int64_t end) {
-    for (int64_t index = begin; index < end; ++index) {
-      const ForwardHead<T> head(shape, mask, index);
-      const int64_t b = head.b, y = head.h, at = index * shape.slots * shape.width,
-                    slot = index * shape.slots;
-      const auto run = [&](const AbcTensors<T>& x) {
-        AbcHead(head, static_cast<T>(scale), x, keys + at, values + at, z + slot, G_keys + at,
-                G_values + at, h + slot);
-      };
+  const int64_t heads = shape.batch * shape.heads, size = shape.slots * shape.width;
+  const HeadParts parts(shape);
+  PartStates<T> key_grads(parts, heads, size, G_keys), value_grads(parts, heads, size, G_values),
+      terms(parts, heads, shape.slots, h);
+  const auto open = [&](int64_t index, Workspace& workspace) {
+    const ForwardHead<T> head(shape, mask, index);
+    const int64_t b = head.b, y = head.h;
+    const size_t n = head.n, width = head.width, real = head.tokens.length, all = head.total;
+    const auto rows = [&]() -> AbcTensors<T> {
       if constexpr (std::is_same_v<S, T>) {
-        run({{q, b, y},
-             {k, b, y},
-             {v, b, y},
-             {s, b, y},
-             {scores, b, y},
-             {g, b, y},
-             {dq, b, y},
-             {dk, b, y},
-             {dv, b, y},
-             {ds, b, y},
-             {dx, b, y}});
+        return {{q, b, y},  {k, b, y},  {v, b, y},  {s, b, y},  {scores, b, y}, {g, b, y},
+                {dq, b, y}, {dk, b, y}, {dv, b, y}, {ds, b, y}, {dx, b, y},     {ds, b, y}};
       } else {
-        const size_t n = head.n, width = head.width, real = head.tokens.length, all = head.total;
-        Staging staging(real * (4 * width + n) + all * (3 * width + n), 9);
-        const AbcTensors<T> x{staging.Copy({q, b, y}, real, width),
-                              staging.Copy({k, b, y}, real, width),
-                              staging.Copy({v, b, y}, real, width),
-                              staging.Copy({s, b, y}, real, n),
-                              {scores, b, y},
-                              staging.Copy({g, b, y}, real, width),
-                              staging.Take(all, width),
-                              staging.Take(all, width),
-                              staging.Take(all, width),
-                              staging.Take(all, n),
-                              {dx, b, y}};
-        run(x);
-        ConvertRows<T, S>(x.dq, all, width, {dq, b, y});
-        ConvertRows<T, S>(x.dk, all, width, {dk, b, y});
-        ConvertRows<T, S>(x.dv, all, width, {dv, b, y});
-        ConvertRows<T, S>(x.ds, all, n, {ds, b, y});
+        Staging staging(real * (4 * width + n) + all * (3 * width + n), 9, workspace);
+        return {staging.Copy({q, b, y}, real, width),
+                staging.Copy({k, b, y}, real, width),
+                staging.Copy({v, b, y}, real, width),
+                staging.Copy({s, b, y}, real, n),
+                {scores, b, y},
+                staging.Copy({g, b, y}, real, width),
+                staging.Take(all, width),
+                staging.Take(all, width),
+                staging.Take(all, width),
+                staging.Take(all, n),
+                {dx, b, y},
+                {nullptr, 0}};
       }
+    };
+    AbcTensors<T> x = rows();
+    x.terms = RowsBetweenWalks(parts, x.ds, all, n, x.own);
+    return x;
+  };
+  const auto close = [&](int64_t index, const AbcTensors<T>& x) {
+    if constexpr (!std::is_same_v<S, T>) {
+      const int64_t b = index / shape.heads, y = index % shape.heads;
+      const auto n = static_cast<size_t>(shape.slots), width = static_cast<size_t>(shape.width),
+                 all = static_cast<size_t>(shape.length);
+      ConvertRows<T, S>(x.dq, all, width, {dq, b, y});
+      ConvertRows<T, S>(x.dk, all, width, {dk, b, y});
+      ConvertRows<T, S>(x.dv, all, width, {dv, b, y});
+      ConvertRows<T, S>(x.ds, all, n, {ds, b, y});
     }
-  });
+  };
+  ForHeads(
+      heads, HeadsPerThread(shape), parts, open, close,
+      [&](int64_t index, int64_t part, AbcTensors<T>& x) {
+        AbcFirstWalk(ForwardHead<T>(shape, mask, index, parts, part), static_cast<T>(scale), x,
+                     keys + index * size, values + index * size, z + index * shape.slots);
+      },
+      [&](int64_t index, int64_t part, const AbcTensors<T>& x) {
+        const ForwardHead<T> head(shape, mask, index, parts, part);
+        AbcReverseWalk(head, {parts, part, x.spans, head.tokens.length}, x, z + index * shape.slots,
+                       key_grads.Of(index, part), value_grads.Of(index, part),
+                       terms.Of(index, part));
+      });
+  key_grads.Finish();
+  value_grads.Finish();
+  terms.Finish();
 }
 
 #define CISTERN_LATTE_ARGUMENTS(T)                                                            \

@@ -7,6 +7,7 @@
 #define CISTERN_KERNELS_SLOT_CORE_INL_H_
 #endif
 
+#include "cistern/kernels/head_parts.h"
 #include "cistern/kernels/slot_chunk-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -153,6 +154,11 @@ class ReadCore {
     if (!direct) UnpackRows(O_, t, rows, width_, dp_, out);
     memory_.Write(n_, width_, {chunk.E, 1, np_, V, dp_, rows});  // E^T V
   }
+  // Writes the chunk as Rows does, and reads nothing.
+  void Write(const SlotChunk<T>& chunk, const Sequence<const T>& v, size_t t) {
+    const T* const V = PanelOf(v, t, chunk.rows, width_, V_);
+    memory_.Write(n_, width_, {chunk.E, 1, np_, V, dp_, chunk.rows});
+  }
 
   HWY_NOINLINE void Close(const SlotChunk<T>& chunk) {
     const Tag<double> d;
@@ -252,6 +258,11 @@ class MatchCore {
     }
     memory_.Write(width_, n_, {K, 1, dp_, chunk.E, np_, rows});  // K^T E
   }
+  // Writes the chunk as Rows does, and matches nothing.
+  void Write(const SlotChunk<T>& chunk, const Sequence<const T>& k, size_t t) {
+    const T* const K = PanelOf(k, t, chunk.rows, width_, K_);
+    memory_.Write(width_, n_, {K, 1, dp_, chunk.E, np_, chunk.rows});
+  }
 
   HWY_NOINLINE void Close(const SlotChunk<T>& chunk) {
     const Tag<double> d;
@@ -278,35 +289,44 @@ class MatchCore {
   T *Q_, *K_, *A_, *KT_;
 };
 
-// One head of a forward pass.
+// One head of a forward pass, or one of its parts (head_parts.h): the walk goes over the tokens up
+// to `stop`, for the state alone where they lie before `from`.
 template <class T>
 struct ForwardHead {
-  ForwardHead(const SlotShape& shape, const RowMask& mask, int64_t index)
+  ForwardHead(const SlotShape& shape, const RowMask& mask, int64_t index,
+              const HeadParts& parts = {}, int64_t part = 0)
       : b(index / shape.heads),
         h(index % shape.heads),
         n(static_cast<size_t>(shape.slots)),
         width(static_cast<size_t>(shape.width)),
         total(static_cast<size_t>(shape.length)),
-        tokens(shape, mask, b) {}
+        tokens(shape, mask, b),
+        from(parts.Begin(part, tokens.length)),
+        stop(parts.Begin(part + 1, tokens.length)),
+        last(part + 1 == parts.count) {}
 
-  // Behind the last chunk: padding, and the state.
+  // Behind the last chunk: padding, of the last part, and the state.
   void Finish(const SlotChunk<T>& chunk, double* z, const Sequence<T>& out, size_t out_width,
               const Sequence<T>& z_out) const {
+    std::memcpy(z, chunk.z, n * sizeof(double));
+    if (!last) return;
     ZeroRows(tokens.length, total, out_width, out);
     if (z_out.data != nullptr) ZeroRows(tokens.length, total, n, z_out);
-    std::memcpy(z, chunk.z, n * sizeof(double));
   }
 
   int64_t b, h;
   size_t n, width, total;
   Tokens tokens;
+  size_t from, stop;
+  bool last;
 };
 
-// Walks over the spans and chunks of a head's tokens. visit: Empty(), Begin(t), Rows(t), Close(),
-// and Prefetch(t, end), the rows that come after the ones at hand.
+// Walks over the spans and chunks of a head's tokens that begin before `stop`; which they are does
+// not depend on it. visit: Empty(), Begin(t), Rows(t), Close(), and Prefetch(t, end), the rows that
+// come after the ones at hand.
 template <class T, class Visit>
 HWY_INLINE void WalkChunks(SlotChunk<T>& chunk, const Sequence<const T>& s, const Tokens& tokens,
-                           Visit& visit) {
+                           size_t stop, Visit& visit) {
   bool open = false;
   size_t begun = 0;
   const auto close = [&]() HWY_ATTR {
@@ -315,7 +335,7 @@ HWY_INLINE void WalkChunks(SlotChunk<T>& chunk, const Sequence<const T>& s, cons
     visit.Close();
     open = false;
   };
-  for (size_t t = 0; t < tokens.length; t += chunk.rows) {
+  for (size_t t = 0; t < stop; t += chunk.rows) {
     if (tokens.StartsAt(t)) {
       chunk.Empty();
       visit.Empty();

@@ -61,7 +61,7 @@ HWY_NOINLINE void ReadHead(const ForwardHead<T>& head, const Sequence<const T>& 
   ReadVisit<T> visit{chunk, core, r, v, out, z_out, workspace.Take<T>(kChunkRows * chunk.np)};
   chunk.LoadZ(z);
   core.LoadMemory(memory, z);
-  WalkChunks(chunk, s, head.tokens, visit);
+  WalkChunks(chunk, s, head.tokens, head.stop, visit);
   core.StoreMemory(memory);
   head.Finish(chunk, z, out, width, z_out);
 }
@@ -101,7 +101,7 @@ HWY_NOINLINE void MatchHead(const ForwardHead<T>& head, const Sequence<const T>&
   MatchVisit<T> visit{chunk, core, q, k, out, z_out, workspace.Take<T>(kChunkRows * chunk.np)};
   chunk.LoadZ(z);
   core.LoadMemory(memory, z);
-  WalkChunks(chunk, s, head.tokens, visit);
+  WalkChunks(chunk, s, head.tokens, head.stop, visit);
   core.StoreMemory(memory);
   head.Finish(chunk, z, out, n, z_out);
 }

@@ -14,6 +14,7 @@
 #define CISTERN_KERNELS_SLOT_REVERSE_INL_H_
 #endif
 
+#include <algorithm>
 #include <vector>
 
 #include "cistern/kernels/slot_core-inl.h"
@@ -30,6 +31,10 @@ struct SpanList {
   void Add(size_t t, const SlotChunk<T>& chunk) {
     begins.push_back(t);
     z.insert(z.end(), chunk.z, chunk.z + chunk.n);
+  }
+  // The first span that does not begin before token t.
+  size_t From(size_t t) const {
+    return static_cast<size_t>(std::lower_bound(begins.begin(), begins.end(), t) - begins.begin());
   }
 };
 
@@ -115,6 +120,11 @@ class ReverseCore {
                                        {B_, 1, kCp, W, np_, rows}, Y, np_);
     AddProduct<T>(n_, width_, {W, 1, np_, g, dp_, rows}, G_, dp_);
   }
+  // What the chunk adds to G, as Rows does, and nothing else.
+  void Add(size_t rows, const T* W, const Sequence<const T>& g_rows, size_t t) {
+    const T* const g = PanelOf(g_rows, t, rows, width_, g_);
+    AddProduct<T>(n_, width_, {W, 1, np_, g, dp_, rows}, G_, dp_);
+  }
 
  private:
   const size_t n_, width_, np_, dp_;
@@ -138,14 +148,15 @@ class ReverseWalk {
     h = workspace.Take<T>(chunk.np);
   }
 
-  // visit: Scale(factors) and Rows(t), which uses chunk and ET.
+  // Over spans [first, last), from the last one on. visit: Scale(factors) and Rows(t), which uses
+  // chunk and ET.
   template <class Visit>
   HWY_INLINE void Run(const Sequence<const T>& s, const Tokens& tokens, const SpanList& spans,
-                      Visit& visit) {
+                      size_t first, size_t last, Visit& visit) {
     constexpr size_t kMost = kSpanRows / kChunkRows;
     const size_t np = chunk.np;
     size_t begins[kMost], rows[kMost];
-    for (size_t i = spans.begins.size(); i-- > 0;) {
+    for (size_t i = last; i-- > first;) {
       const size_t end = i + 1 < spans.begins.size() ? spans.begins[i + 1] : tokens.length;
       size_t t = spans.begins[i], count = 0;
       chunk.LoadZ(spans.z.data() + i * chunk.n);
@@ -164,9 +175,9 @@ class ReverseWalk {
         chunk.F = F_ + count * kChunkRows * np;
         chunk.rows = rows[count];
         Transpose(chunk.rows, chunk.n, chunk.E, np, ET, kChunkPadded<T>);
-        const size_t first = begins[count];
-        visit.Prefetch(first < kChunkRows ? 0 : first - kChunkRows, first);
-        visit.Rows(first);
+        t = begins[count];
+        visit.Prefetch(t < kChunkRows ? 0 : t - kChunkRows, t);
+        visit.Rows(t);
       }
       Scale(chunk.carry, visit);
     }
@@ -187,6 +198,16 @@ class ReverseWalk {
         const Vec<T> y = hn::Mul(e, hn::Sub(hn::Load(d, Y + at), sum));
         hn::Store(hn::IfThenZeroElse(hn::Eq(e, zero), y), d, Y + at);
       }
+      hn::Store(sum, d, h + l);
+    }
+  }
+
+  // h as Gradients leaves it.
+  HWY_NOINLINE void AddTerms(const T* ab) {
+    const Tag<T> d;
+    for (size_t l = 0; l < chunk.np; l += kLanes<T>) {
+      Vec<T> sum = hn::Load(d, h + l);
+      for (size_t i = chunk.rows; i-- > 0;) sum = hn::Add(sum, hn::Load(d, ab + i * chunk.np + l));
       hn::Store(sum, d, h + l);
     }
   }

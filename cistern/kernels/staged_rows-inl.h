@@ -21,10 +21,11 @@ HWY_NOINLINE void ConvertRows(const Sequence<From>& from, size_t count, size_t w
   for (size_t t = 0; t < count; ++t) ConvertRow(width, from.At(t), to.At(t));
 }
 
-// Rows of one head, or of one part of a sequence; the next one forgets them.
+// Rows of one head, or of one part of a sequence; the next one in the same workspace forgets them.
 class Staging {
  public:
-  Staging(size_t values, size_t pieces) : workspace_(Workspace::StagingOfThisThread()) {
+  Staging(size_t values, size_t pieces, Workspace& workspace = Workspace::StagingOfThisThread())
+      : workspace_(workspace) {
     workspace_.Start(values * sizeof(float), pieces);
   }
   Sequence<float> Take(size_t count, size_t width) {

@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include "cistern/base/parallel.h"
 #include "cistern/ops/impl.h"
 #include "cistern/ops/short_conv.h"
 #include "cistern/ops/slot_attention.h"
@@ -57,6 +58,7 @@ struct Shape {
   int64_t length, slots, width;
 };
 const std::vector<Shape> kShapes = {{1, 16, 16}, {5, 3, 7}, {70, 32, 16}, {300, 16, 33}};
+constexpr Shape kShared = {1100, 16, 7};  // six heads; with eight threads, two for each
 
 std::vector<Mask> Masks(int64_t length) {
   std::vector<Mask> masks = {{}};
@@ -71,9 +73,10 @@ at::Tensor Heads(int64_t length, int64_t width) { return at::randn({3, length, 2
 at::Tensor HeadsFirst(const at::Tensor& x) { return x.transpose(1, 2); }
 
 template <class Attention>
-void ExpectRoundedReads(Attention attention, const std::string& what) {
+void ExpectRoundedReads(Attention attention, const std::string& what,
+                        const std::vector<Shape>& shapes) {
   at::manual_seed(2);
-  for (const Shape& s : kShapes) {
+  for (const Shape& s : shapes) {
     for (const Mask& mask : Masks(s.length)) {
       const auto run = [&](const Tensors& x) {
         const AttentionResult r =
@@ -88,12 +91,12 @@ void ExpectRoundedReads(Attention attention, const std::string& what) {
   }
 }
 
-TEST(BFloat16Tokens, Latte) { ExpectRoundedReads(LatteAttention, "latte"); }
-TEST(BFloat16Tokens, Favor) { ExpectRoundedReads(FavorAttention, "favor"); }
+TEST(BFloat16Tokens, Latte) { ExpectRoundedReads(LatteAttention, "latte", kShapes); }
+TEST(BFloat16Tokens, Favor) { ExpectRoundedReads(FavorAttention, "favor", kShapes); }
 
-TEST(BFloat16Tokens, Abc) {
+void ExpectRoundedAbc(const std::vector<Shape>& shapes) {
   at::manual_seed(2);
-  for (const Shape& s : kShapes) {
+  for (const Shape& s : shapes) {
     for (const Mask& mask : Masks(s.length)) {
       const auto run = [&](const Tensors& x) {
         const AbcResult r = AbcAttention(HeadsFirst(x[0]), HeadsFirst(x[1]), HeadsFirst(x[2]),
@@ -108,6 +111,16 @@ TEST(BFloat16Tokens, Abc) {
                     run, "abc " + std::to_string(s.length));
     }
   }
+}
+
+TEST(BFloat16Tokens, Abc) { ExpectRoundedAbc(kShapes); }
+
+TEST(BFloat16Tokens, ThreadsThatShareAHead) {
+  const int threads = NumThreads();
+  SetNumThreads(8);
+  ExpectRoundedReads(LatteAttention, "latte", {kShared});
+  ExpectRoundedAbc({kShared});
+  SetNumThreads(threads);
 }
 
 TEST(BFloat16Tokens, ShortConvolution) {

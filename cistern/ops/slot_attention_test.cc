@@ -134,6 +134,18 @@ TEST(SlotAttention, AllAlike) {
   }
 }
 
+// Fewer heads than threads: parts of a head, where documents and padding begin anywhere.
+TEST(SlotAttention, SameBitsWhereThreadsShareAHead) {
+  for (const Op op : kOps) {
+    for (const Weights w : {Weights::kMild, Weights::kJumps, Weights::kHoles}) {
+      ExpectSameBitsForAnyNumberOfThreads(MakeProblem({op, 1, 1, 1900, 7, 5, w}));
+      ExpectSameBitsForAnyNumberOfThreads(MakeProblem({op, 1, 1, 1600, 16, 16, w, true}));
+      ExpectSameBitsForAnyNumberOfThreads(
+          MakeProblem({op, 2, 1, 1200, 16, 5, w, false, true, true, true}));
+    }
+  }
+}
+
 TEST(SlotAttention, PastIsBitwiseBlindToTheFuture) {
   ImplScope scope(Impl::kKernel);
   for (const auto dtype : {at::kFloat, at::kDouble}) {
