@@ -116,6 +116,16 @@ TEST(Core, WrongValuesAreNotTimed) {
   EXPECT_EQ(MeasureBroken(Way::kCausal, Pass::kForward, {.gradient = true}).skipped, "");
 }
 
+// Its slots are nearly alike, so that the gradient of the queries is 10^-4 of that of the values
+// and has few bits left in float.
+TEST(Core, AGradientThatNearlyCancelsIsNotWrong) {
+  Case c = Small("set_transformer", Way::kBidirectional, Pass::kBoth);
+  c.width = 64;
+  c.length = 70;
+  Peaks peaks;
+  EXPECT_EQ(Measure({c}, Quick(), peaks).at(0).skipped, "");
+}
+
 // Wrong from a token on that the short run does not have, but within the first ones of the long.
 TEST(Core, TheTimedOutputsAreChecked) {
   class Long : public Broken {

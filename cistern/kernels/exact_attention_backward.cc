@@ -32,6 +32,21 @@ struct BackwardInputs {
   const T* stats;
 };
 
+// sum_c x[c] y[c]. In double: where values are alike, dx is a small difference of D and what it was
+// summed from, and an error of D, which all keys of a query share, is not averaged away in dq.
+template <class T>
+HWY_INLINE double DotInDouble(size_t count, const T* x, const T* y) {
+  const Tag<double> d;
+  constexpr size_t kN = kLanes<double>;
+  Double sum = hn::Zero(d);
+  size_t c = 0;
+  for (; c + kN <= count; c += kN)
+    sum = hn::MulAdd(LoadAsDoubleU(x + c), LoadAsDoubleU(y + c), sum);
+  double total = hn::GetLane(hn::SumOfLanes(d, sum));
+  for (; c < count; ++c) total += static_cast<double>(x[c]) * static_cast<double>(y[c]);
+  return total;
+}
+
 // E[keys, queries] = e^(X - high), 0 where a key is not seen; dX = E (dP - D), likewise.
 template <bool kMasked, int kVectors, class T>
 HWY_INLINE void Differentiate(size_t keys, size_t lane, T* X, T* dP, const T* high, const T* D,
@@ -124,9 +139,7 @@ HWY_NOINLINE void BlockGradients(const AttentionView& view, size_t t, size_t beg
     T* const row = g_rows + i * vp;
     high[i] = of[0];
     for (size_t c = 0; c < vw; ++c) row[c] *= of[1];
-    T sum = 0;
-    for (size_t c = 0; c < vw; ++c) sum += row[c] * out[c];
-    D[i] = sum;
+    D[i] = static_cast<T>(DotInDouble(vw, row, out));
     if (drops) {
       for (size_t c = 0; c < vw; ++c) row[c] *= kept_factor;
     }
