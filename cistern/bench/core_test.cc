@@ -120,7 +120,7 @@ TEST(Core, WrongValuesAreNotTimed) {
 // and has few bits left in float.
 TEST(Core, AGradientThatNearlyCancelsIsNotWrong) {
   Case c = Small("set_transformer", Way::kBidirectional, Pass::kBoth);
-  c.width = 64;
+  c.heads = 8, c.width = 64;
   c.length = 70;
   Peaks peaks;
   EXPECT_EQ(Measure({c}, Quick(), peaks).at(0).skipped, "");
