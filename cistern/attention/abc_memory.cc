@@ -13,6 +13,9 @@
 
 namespace cistern {
 
+// The score of a slot that holds nothing, where those are masked.
+constexpr float kUnseen = std::numeric_limits<float>::lowest();
+
 AbcMechanism::AbcMechanism(const MechanismInfo& info, const MemoryOptions& memory, Weights weights,
                            const AttentionDims& dims, const DecayOptions& decay)
     : Mechanism(info, dims),
@@ -100,7 +103,6 @@ at::Tensor AbcMechanism::PieceWeights(const std::vector<at::Tensor>& x, State& s
 // in empty slots; undefined: none is empty.
 at::Tensor AbcMechanism::ReadWeights(const at::Tensor& matched, const at::Tensor& z,
                                      const at::Tensor& tokens) const {
-  const double scale = 1.0 / std::sqrt(double(dims().dim) / double(dims().heads));
   at::Tensor x = matched, factor;
   if (HoldsSums()) {
     factor = z.detach().exp().round();  // z is the logarithm of a count
@@ -108,9 +110,8 @@ at::Tensor AbcMechanism::ReadWeights(const at::Tensor& matched, const at::Tensor
     factor = (divisor.defined() ? factor / divisor : factor).to(x.scalar_type());
     x = x * factor;
   }
-  x = x.transpose(1, 2) * scale;  // [B,T,H,n]
-  if (z.defined() && masked_)
-    x = x.masked_fill(at::isneginf(z).transpose(1, 2), std::numeric_limits<float>::lowest());
+  x = x.transpose(1, 2) * Scale();  // [B,T,H,n]
+  if (z.defined() && masked_) x = x.masked_fill(at::isneginf(z).transpose(1, 2), kUnseen);
   at::Tensor p = at::softmax(x, -1);
   if (is_training() && dims().dropout > 0) p = at::dropout(p, dims().dropout, true);
   p = p.transpose(1, 2);
@@ -156,9 +157,8 @@ at::Tensor AbcMechanism::ExtendWith(const at::Tensor& s, const std::vector<at::T
   // slot is empty. A log-weight of -inf leaves a slot out.
   const bool every_slot = weights_ == Weights::kEverySlot && ops::AllFinite(s);
   if (every_slot && Fused()) {
-    const double scale = 1.0 / std::sqrt(double(dims().dim) / double(dims().heads));
     return ops::AbcExtend(x[q_], x[k_], x[v_], s, state[key_memory_], state[value_memory_],
-                          state[z_], scale, mask);
+                          state[z_], Scale(), mask);
   }
   if (s.scalar_type() == at::kBFloat16) {
     std::vector<at::Tensor> floats;
@@ -194,6 +194,12 @@ void AbcMechanism::WriteWith(const at::Tensor& s, const std::vector<at::Tensor>&
 
 at::Tensor AbcMechanism::Read(const std::vector<at::Tensor>& x, const State& state) {
   const auto type = x[q_].scalar_type();
+  if (!HoldsSums() && !(is_training() && dims().dropout > 0)) {
+    const at::Tensor keys = (state[key_memory_] * Scale()).to(type);
+    at::Tensor scores = at::matmul(x[q_], keys.transpose(2, 3));
+    if (masked_) scores = scores.masked_fill(at::isneginf(state[z_].unsqueeze(2)), kUnseen);
+    return ops::SlotSoftmaxRead(scores, state[value_memory_]);
+  }
   const at::Tensor matched = at::matmul(x[q_], state[key_memory_].to(type).transpose(2, 3));
   return at::matmul(
       ReadWeights(matched, state[z_].unsqueeze(2), ByPosition() ? state[count_] : at::Tensor()),

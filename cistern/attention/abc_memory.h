@@ -2,6 +2,8 @@
 // What all ABC mechanisms share (P003 sec. 2-3; spec 2.12): tokens write keys and values into n
 // slots, weighted by a control; a query attends to the slots by softmax. Slot memory: match over
 // keys, softmax over slots, read over values. Mechanisms differ in the log-weights alone.
+#include <cmath>
+
 #include "cistern/attention/decay.h"
 
 namespace cistern {
@@ -76,6 +78,7 @@ class AbcMechanism : public Mechanism {
   bool ByPosition() const { return weights_ >= Weights::kByPosition; }
   at::Tensor PieceWeights(const std::vector<at::Tensor>& x, State& state,
                           const ops::Mask& mask) const;
+  double Scale() const { return 1 / std::sqrt(double(dims().dim) / double(dims().heads)); }
   at::Tensor ReadWeights(const at::Tensor& matched, const at::Tensor& z,
                          const at::Tensor& tokens) const;
 

@@ -8,6 +8,17 @@
 #include "cistern/ops/linear_attention.h"
 
 namespace cistern {
+namespace {
+
+LinearRule RuleOf(const Denominator& denominator) {
+  return {FeatureMap::kNone, 0, denominator.rule, denominator.value};
+}
+LinearRule EluRuleOf(const Denominator& denominator, double eps) {
+  return {FeatureMap::kEluPlusOne, eps, denominator.rule, denominator.value};
+}
+
+}  // namespace
+
 at::Tensor EmptyFeatureSums(int64_t batch, const AttentionDims& dims, int64_t features,
                             const Denominator& denominator, const at::TensorOptions& options) {
   const int64_t width =
@@ -19,9 +30,8 @@ at::Tensor FeatureExtend(const at::Tensor& phi_q, const at::Tensor& phi_k, const
                          at::Tensor& memory, const ops::Mask& mask, const Denominator& denominator,
                          const at::Tensor& log_gate) {
   const auto [rule, value] = denominator;
-  if (!log_gate.defined()) {
-    return ops::LinearExtend(phi_q, phi_k, v, memory, {FeatureMap::kNone, 0, rule, value}, mask);
-  }
+  if (!log_gate.defined())
+    return ops::LinearExtend(phi_q, phi_k, v, memory, RuleOf(denominator), mask);
   return ops::DivideSums(
       ops::SumReadExtend(phi_q, phi_k, ops::WithOnes(v, rule), memory, mask, log_gate), rule,
       value);
@@ -30,20 +40,30 @@ at::Tensor FeatureExtend(const at::Tensor& phi_q, const at::Tensor& phi_k, const
 at::Tensor EluExtend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                      at::Tensor& memory, const ops::Mask& mask, const Denominator& denominator,
                      double eps) {
-  return ops::LinearExtend(
-      q, k, v, memory, {FeatureMap::kEluPlusOne, eps, denominator.rule, denominator.value}, mask);
+  return ops::LinearExtend(q, k, v, memory, EluRuleOf(denominator, eps), mask);
 }
 
 void FeatureWrite(const at::Tensor& phi_k, const at::Tensor& v, at::Tensor& memory,
                   const ops::Mask& mask, const Denominator& denominator,
                   const at::Tensor& log_gate) {
-  memory = ops::SumWrite(phi_k, ops::WithOnes(v, denominator.rule), memory, mask, log_gate);
+  memory = log_gate.defined()
+               ? ops::SumWrite(phi_k, ops::WithOnes(v, denominator.rule), memory, mask, log_gate)
+               : ops::LinearWrite(phi_k, v, memory, RuleOf(denominator), mask);
+}
+
+void EluWrite(const at::Tensor& k, const at::Tensor& v, at::Tensor& memory, const ops::Mask& mask,
+              const Denominator& denominator, double eps) {
+  memory = ops::LinearWrite(k, v, memory, EluRuleOf(denominator, eps), mask);
 }
 
 at::Tensor FeatureRead(const at::Tensor& phi_q, const at::Tensor& memory,
                        const Denominator& denominator) {
-  return ops::DivideSums(at::matmul(phi_q, memory.to(phi_q.scalar_type())), denominator.rule,
-                         denominator.value);
+  return ops::LinearRead(phi_q, memory, RuleOf(denominator));
+}
+
+at::Tensor EluRead(const at::Tensor& q, const at::Tensor& memory, const Denominator& denominator,
+                   double eps) {
+  return ops::LinearRead(q, memory, EluRuleOf(denominator, eps));
 }
 
 at::Tensor Normalised(const at::Tensor& x) {

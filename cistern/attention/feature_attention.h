@@ -28,15 +28,20 @@ at::Tensor EmptyFeatureSums(int64_t batch, const AttentionDims& dims, int64_t fe
 at::Tensor FeatureExtend(const at::Tensor& phi_q, const at::Tensor& phi_k, const at::Tensor& v,
                          at::Tensor& memory, const ops::Mask& mask, const Denominator& denominator,
                          const at::Tensor& log_gate = {});
-// The same with phi(x) = elu(x) + 1 + eps of q and k inside.
-at::Tensor EluExtend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                     at::Tensor& memory, const ops::Mask& mask, const Denominator& denominator,
-                     double eps);
+// Of all tokens before any reads: bidirectional and cross attention.
 void FeatureWrite(const at::Tensor& phi_k, const at::Tensor& v, at::Tensor& memory,
                   const ops::Mask& mask, const Denominator& denominator,
                   const at::Tensor& log_gate = {});
 at::Tensor FeatureRead(const at::Tensor& phi_q, const at::Tensor& memory,
                        const Denominator& denominator);
+// The same with phi(x) = elu(x) + 1 + eps of q and k inside.
+at::Tensor EluExtend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                     at::Tensor& memory, const ops::Mask& mask, const Denominator& denominator,
+                     double eps);
+void EluWrite(const at::Tensor& k, const at::Tensor& v, at::Tensor& memory, const ops::Mask& mask,
+              const Denominator& denominator, double eps);
+at::Tensor EluRead(const at::Tensor& q, const at::Tensor& memory, const Denominator& denominator,
+                   double eps);
 
 // x / (||x|| + 1e-3), over the last dimension (RFA and T2R).
 at::Tensor Normalised(const at::Tensor& x);

@@ -71,17 +71,6 @@ void AddToRows(size_t rows, const T* e, T* B) {
   }
 }
 
-// X[i, .] += factor_i row, with factors of 1 where they are null.
-template <class T>
-void AddRow(size_t rows, size_t np, const T* factors, const T* row, T* X) {
-  const Tag<T> d;
-  for (size_t i = 0; i < rows; ++i, X += np) {
-    const Vec<T> f = hn::Set(d, factors == nullptr ? T{1} : factors[i]);
-    for (size_t j = 0; j < np; j += kLanes<T>)
-      hn::Store(hn::MulAdd(f, hn::Load(d, row + j), hn::Load(d, X + j)), d, X + j);
-  }
-}
-
 // dq of a part's tokens; memory: before them.
 template <class T>
 HWY_NOINLINE void QueryGradients(const LinearPart<T>& part, const LinearTensors<T>& x,

@@ -135,6 +135,17 @@ HWY_INLINE Vec<T> DotOf(size_t padded, const T* x, const T* y) {
   return sum;
 }
 
+// X[i, .] += factor_i row, with factors of 1 where they are null.
+template <class T>
+void AddRow(size_t rows, size_t np, const T* factors, const T* row, T* X) {
+  const Tag<T> d;
+  for (size_t i = 0; i < rows; ++i, X += np) {
+    const Vec<T> f = hn::Set(d, factors == nullptr ? T{1} : factors[i]);
+    for (size_t j = 0; j < np; j += kLanes<T>)
+      hn::Store(hn::MulAdd(f, hn::Load(d, row + j), hn::Load(d, X + j)), d, X + j);
+  }
+}
+
 // A vector of sums as SpanMemory is a panel of them.
 template <class T>
 class SpanVector {

@@ -266,10 +266,9 @@ struct AbcReverseVisit {
   void Panels(size_t t) {
     const SlotChunk<T>& chunk = walk.chunk;
     const size_t rows = chunk.rows, n = chunk.n, np = chunk.np;
-    PackRows(x.x, t, rows, n, np, kMinusInfinity<T>, P);
+    SoftmaxOfTokens(x.x, t, rows, n, P);
     PackRows(Const(x.dx), t, rows, n, np, T{0}, D);
     PackRows(Const(x.terms), t, rows, n, np, T{0}, ab);
-    SoftmaxRows(rows, np, P, P);
     for (T* panel : {P, D, ab}) TimesF(chunk, panel, panel);
   }
   void Rows(size_t t) {

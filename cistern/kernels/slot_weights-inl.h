@@ -26,8 +26,7 @@ class TokenWeights {
 
   // W = r F [rows, np] of rows t.. of x.
   void Rows(const SlotChunk<T>& chunk, const Sequence<const T>& x, size_t t, T* W) {
-    PackRows(x, t, chunk.rows, chunk.n, chunk.np, kMinusInfinity<T>, W);
-    SoftmaxRows(chunk.rows, chunk.np, W, W);
+    SoftmaxOfTokens(x, t, chunk.rows, chunk.n, W);
     TimesF(chunk, W, W);
   }
 

@@ -18,6 +18,12 @@ SumResult LinearAttention(const at::Tensor& q, const at::Tensor& k, const at::Te
 at::Tensor LinearExtend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                         at::Tensor& memory, const LinearRule& rule, const Mask& mask = {});
 
+// All tokens at once (kernels/linear_bidirectional.h), differentiable: memory + sum_t phi(k_t) (x)
+// [v_t, 1], shapes as above (mask.starts is refused); and phi(q) S over the divisor of phi(q) . z.
+at::Tensor LinearWrite(const at::Tensor& k, const at::Tensor& v, const at::Tensor& memory,
+                       const LinearRule& rule, const Mask& mask = {});
+at::Tensor LinearRead(const at::Tensor& q, const at::Tensor& memory, const LinearRule& rule);
+
 // The parts of the composition, differentiable.
 // elu(x) + 1: x + 1 for x > 0, else e^x.
 at::Tensor EluPlusOne(const at::Tensor& x);

@@ -12,7 +12,7 @@
 namespace cistern::ops {
 namespace {
 
-constexpr size_t kLarge = size_t{1} << 20, kHugePage = size_t{2} << 20;
+constexpr size_t kReused = size_t{1} << 20, kHugePage = size_t{2} << 20;
 
 struct Block {
   void* data;
@@ -22,9 +22,9 @@ struct Block {
 class Allocator : public c10::Allocator {
  public:
   c10::DataPtr allocate(size_t bytes) override {
-    if (bytes < kLarge) return c10::GetDefaultCPUAllocator()->allocate(bytes);
+    if (bytes < kReused) return c10::GetDefaultCPUAllocator()->allocate(bytes);
     // Classes an eighth apart, so that lengths that differ a little share blocks.
-    size_t step = kLarge / 8;
+    size_t step = kReused / 8;
     while (step * 16 <= bytes) step *= 2;
     Block* block = Take((bytes + step - 1) / step * step);
     return {block->data, block, &Release, c10::Device(c10::kCPU)};

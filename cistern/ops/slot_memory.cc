@@ -150,13 +150,6 @@ struct Memory {
 using Read = Memory<false>;
 using Match = Memory<true>;
 
-constexpr double kMinusInf = -std::numeric_limits<double>::infinity();
-
-// m + log(sum), -inf where the sum is 0; safe is sum with 1 in those places.
-at::Tensor LogOrMinusInf(const at::Tensor& sum, const at::Tensor& safe, const at::Tensor& m) {
-  return at::where(sum > 0, m + safe.log(), at::full({}, kMinusInf, sum.options()));
-}
-
 template <class Op>
 SlotResult Run(const SlotArguments& x) {
   auto [out, memory, z, z_out] = OpPair<Op>::Call(x);
@@ -203,45 +196,6 @@ SlotRows SlotMatchExtend(const at::Tensor& q, const at::Tensor& s, const at::Ten
   const bool alone = OwnedAlone(memory) && OwnedAlone(z);
   return slot_memory::Extend<slot_memory::Match>({q, s, k, memory, z, mask, want_z}, alone, memory,
                                                  z);
-}
-
-SlotState SlotWrite(const at::Tensor& s_in, const at::Tensor& v, const SlotState& state,
-                    const Mask& mask) {
-  TORCH_CHECK(
-      s_in.dim() == 4 && v.dim() == 4 && s_in.sizes().slice(0, 3) == v.sizes().slice(0, 3) &&
-          state.memory.dim() == 4 && state.memory.size(2) == s_in.size(3) &&
-          state.memory.size(3) == v.size(3) && state.z.sizes() == state.memory.sizes().slice(0, 3),
-      "[slot_write] expected s [B,H,T,n], v [B,H,T,d], memory [B,H,n,d] and z [B,H,n], got ",
-      s_in.sizes(), ", ", v.sizes(), ", ", state.memory.sizes(), " and ", state.z.sizes());
-  TORCH_CHECK(!mask.starts,
-              "[slot_write] a state holds one document: packed rows have to be split before they "
-              "are written");
-  const at::Tensor pad = mask.HeadsPadding(s_in.size(2)),
-                   s = pad.defined() ? s_in.masked_fill(pad, slot_memory::kMinusInf) : s_in;
-  // m: a reference no smaller than z and every s; the result does not depend on it, so it carries
-  // no gradient.
-  at::Tensor m = state.z.detach();
-  if (s.size(2) > 0) m = at::maximum(m, std::get<0>(s.detach().max(2)).to(at::kDouble));
-  m = m.masked_fill(m == slot_memory::kMinusInf, 0.0);
-  const at::Tensor old = (state.z - m).exp(), e = (s - m.unsqueeze(2).to(s.scalar_type())).exp();
-  const at::Tensor sum = old + e.sum({2}, false, at::kDouble),
-                   safe = sum.masked_fill(sum == 0, 1.0);
-  const at::Tensor scale = safe.reciprocal().unsqueeze(-1);
-  const at::Tensor fresh = at::matmul(e.to(v.scalar_type()).transpose(2, 3), v);
-  return {(old.unsqueeze(-1) * scale) * state.memory + scale * fresh,
-          slot_memory::LogOrMinusInf(sum, safe, m)};
-}
-
-SlotState MergeSlots(const SlotState& first, const SlotState& second) {
-  TORCH_CHECK(first.memory.sizes() == second.memory.sizes(),
-              "[merge_slots] expected two states of one shape, got ", first.memory.sizes(), " and ",
-              second.memory.sizes());
-  at::Tensor m = at::maximum(first.z, second.z).detach();
-  m = m.masked_fill(m == slot_memory::kMinusInf, 0.0);
-  const at::Tensor a = (first.z - m).exp(), b = (second.z - m).exp(), sum = a + b,
-                   safe = sum.masked_fill(sum == 0, 1.0);
-  return {(a / safe).unsqueeze(-1) * first.memory + (b / safe).unsqueeze(-1) * second.memory,
-          slot_memory::LogOrMinusInf(sum, safe, m)};
 }
 
 }  // namespace cistern::ops

@@ -41,10 +41,13 @@ SlotRows SlotMatchExtend(const at::Tensor& q, const at::Tensor& s, const at::Ten
                          at::Tensor& memory, at::Tensor& z, const Mask& mask = {},
                          bool want_z = false);
 
+// All tokens at once (kernels/slot_bidirectional.h).
 // Writes a whole piece and returns the state only: M = softmax-weighted mean over the piece and
-// what was there before. O(T n d), plain ATen.
+// what was there before. O(T n d).
 SlotState SlotWrite(const at::Tensor& s, const at::Tensor& v, const SlotState& state,
                     const Mask& mask = {});
+// out[t] = sum_l softmax(x[t])_l M[l].    x [B,H,T,n], memory double [B,H,n,d] -> out [B,H,T,d]
+at::Tensor SlotSoftmaxRead(const at::Tensor& x, const at::Tensor& memory);
 
 // States of two adjacent pieces of one sequence, each begun empty: the state of the whole.
 SlotState MergeSlots(const SlotState& first, const SlotState& second);

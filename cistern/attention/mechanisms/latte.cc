@@ -148,8 +148,9 @@ void LatteMechanism::DoWrite(const std::vector<at::Tensor>& x, State& state,
 }
 
 at::Tensor LatteMechanism::Read(const std::vector<at::Tensor>& x, const State& state) {
-  return at::matmul(ReadWeights(x[q_], WeightDropout(Form::kCross)),
-                    state[memory_].to(x[q_].scalar_type()));
+  const double dropout = WeightDropout(Form::kCross);
+  if (dropout == 0) return ops::SlotSoftmaxRead(x[q_], state[memory_]);
+  return at::matmul(ReadWeights(x[q_], dropout), state[memory_].to(x[q_].scalar_type()));
 }
 
 at::Tensor LatteMechanism::Definition(Form form, const std::vector<at::Tensor>& queries,

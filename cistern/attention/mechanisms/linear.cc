@@ -6,7 +6,6 @@
 
 #include "cistern/attention/definition.h"
 #include "cistern/base/error.h"
-#include "cistern/ops/linear_attention.h"
 
 namespace cistern {
 
@@ -65,11 +64,6 @@ State LinearMechanism::EmptyState(int64_t batch, const at::TensorOptions& option
   return state;
 }
 
-at::Tensor LinearMechanism::Features(const at::Tensor& x) const {
-  const at::Tensor y = ops::EluPlusOne(x);
-  return map_eps_ > 0 ? y + map_eps_ : y;
-}
-
 at::Tensor LinearMechanism::DoExtend(const std::vector<at::Tensor>& x, State& state,
                                      const ops::Mask& mask) {
   return EluExtend(x[q_], x[k_], x[v_], state[memory_], mask, denominator_, map_eps_);
@@ -77,11 +71,11 @@ at::Tensor LinearMechanism::DoExtend(const std::vector<at::Tensor>& x, State& st
 
 void LinearMechanism::DoWrite(const std::vector<at::Tensor>& x, State& state,
                               const ops::Mask& mask) {
-  FeatureWrite(Features(x[k_]), x[v_], state[memory_], mask, denominator_);
+  EluWrite(x[k_], x[v_], state[memory_], mask, denominator_, map_eps_);
 }
 
 at::Tensor LinearMechanism::Read(const std::vector<at::Tensor>& x, const State& state) {
-  return FeatureRead(Features(x[q_]), state[memory_], denominator_);
+  return EluRead(x[q_], state[memory_], denominator_, map_eps_);
 }
 
 at::Tensor LinearMechanism::Definition(Form form, const std::vector<at::Tensor>& queries,

@@ -32,8 +32,6 @@ class LinearMechanism : public Mechanism, public CountsOperations {
   LeastOperations Operations(Form form, int64_t tokens, int64_t before) const override;
 
  private:
-  at::Tensor Features(const at::Tensor& x) const;
-
   Denominator denominator_;
   double map_eps_;
   ProjectionId q_, k_, v_;

@@ -154,8 +154,7 @@ at::Tensor PerformerMechanism::Read(const std::vector<at::Tensor>& x, const Stat
   // 0.
   const at::Tensor most = state[z_].detach().amax({2}, true), none = at::isneginf(most),
                    z = (state[z_] - most.masked_fill(none, 0.0)).masked_fill(none, 0.0).to(type);
-  const at::Tensor r = at::softmax(LogFeatures(x[q_], Side::kQuery) + z.unsqueeze(2), -1);
-  return at::matmul(r, state[memory_].to(type));
+  return ops::SlotSoftmaxRead(LogFeatures(x[q_], Side::kQuery) + z.unsqueeze(2), state[memory_]);
 }
 
 at::Tensor PerformerMechanism::Definition(Form form, const std::vector<at::Tensor>& queries,

@@ -1,0 +1,390 @@
+#include "cistern/kernels/linear_bidirectional.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "cistern/kernels/dispatch.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "cistern/kernels/linear_bidirectional.cc"
+#include "hwy/foreach_target.h"  // must come before the headers below
+
+#include "cistern/kernels/linear_core-inl.h"
+#include "cistern/kernels/segments-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace cistern {
+namespace HWY_NAMESPACE {
+
+// Sizes, and where a head's memory [n, stride] lies.
+template <class T>
+struct LinearSizes {
+  LinearSizes(const SlotShape& shape, const LinearRule& rule)
+      : n(static_cast<size_t>(shape.slots)),
+        width(static_cast<size_t>(shape.width)),
+        stride(static_cast<size_t>(rule.Columns(shape.width))),
+        np(Padded<T>(n)),
+        dp(Padded<T>(width)),
+        divides(stride > width) {}
+  size_t memory() const { return n * stride; }
+  size_t sums() const { return np * dp + np; }  // of a segment: S [np, dp], z [np]
+  size_t n, width, stride, np, dp;
+  bool divides;
+};
+
+// The memory of a head as panels of T, zeros in their padding: S [np, dp], its transpose where that
+// is not null, and z [np].
+template <class T>
+void PackSums(const LinearSizes<T>& size, const double* memory, T* S, T* ST, T* z) {
+  std::memset(S, 0, size.np * size.dp * sizeof(T));
+  std::memset(z, 0, size.np * sizeof(T));
+  for (size_t l = 0; l < size.n; ++l, memory += size.stride) {
+    for (size_t j = 0; j < size.width; ++j) S[l * size.dp + j] = static_cast<T>(memory[j]);
+    if (size.divides) z[l] = static_cast<T>(memory[size.width]);
+  }
+  if (ST != nullptr) Transpose(size.np, size.dp, S, size.dp, ST, size.np);
+}
+
+// The segments' sums join [n, stride] of a head, in their order.
+template <class T>
+void JoinSums(const LinearSizes<T>& size, size_t segments, const double* sums, double* memory) {
+  for (size_t part = 0; part < segments; ++part, sums += size.sums()) {
+    for (size_t l = 0; l < size.n; ++l) {
+      double* const row = memory + l * size.stride;
+      for (size_t j = 0; j < size.width; ++j) row[j] += sums[l * size.dp + j];
+      if (size.divides) row[size.width] += sums[size.np * size.dp + l];
+    }
+  }
+}
+
+// total [np] += sum_i factors_i rows_i, with factors of 1 where they are null.
+template <class T>
+HWY_NOINLINE void AddRowsTo(size_t rows, size_t np, const T* X, const T* factors, T* total) {
+  const Tag<T> d;
+  for (size_t l = 0; l < np; l += kLanes<T>) {
+    Vec<T> sum = hn::Load(d, total + l);
+    for (size_t i = 0; i < rows; ++i) {
+      const Vec<T> x = hn::LoadU(d, X + i * np + l);
+      sum = factors == nullptr ? hn::Add(sum, x) : hn::MulAdd(hn::Set(d, factors[i]), x, sum);
+    }
+    hn::Store(sum, d, total + l);
+  }
+}
+
+// S and z of a segment, in T for a span, then in double.
+template <class T>
+class SegmentSums {
+ public:
+  static size_t Bytes(const LinearSizes<T>& size) {
+    return SpanProduct<T>::Bytes(size.n, size.width) + size.np * sizeof(T);
+  }
+  static constexpr size_t kPieces = SpanProduct<T>::kPieces + 1;
+  SegmentSums(const LinearSizes<T>& size, double* sums, Workspace& workspace)
+      : np_(size.np),
+        product_(size.n, size.width, sums, workspace),
+        z_(workspace.Take<T>(size.np)),
+        z_sums_(sums + size.np * size.dp) {
+    std::memset(z_, 0, np_ * sizeof(T));
+  }
+  // S += X^T Y, z += X^T factors.
+  void Add(size_t rows, const T* X, const T* Y, const T* factors) {
+    product_.Add(rows, X, Y);
+    AddRowsTo(rows, np_, X, factors, z_);
+    if (product_.full()) Close();
+  }
+  void Close() {
+    product_.Close();
+    AddToDouble(np_, z_, z_sums_);
+    std::memset(z_, 0, np_ * sizeof(T));
+  }
+
+ private:
+  size_t np_;
+  SpanProduct<T> product_;
+  T* z_;
+  double* z_sums_;
+};
+
+template <class T>
+HWY_NOINLINE void SumsOfTokens(const LinearSizes<T>& size, const LinearRule& rule,
+                               const Segment& segment, const Sequence<const T>& k,
+                               const Sequence<const T>& v, double* sums) {
+  Workspace& workspace = Workspace::OfThisThread();
+  workspace.Start(SegmentSums<T>::Bytes(size) + sizeof(T) * kBlockRows * (size.np + size.dp),
+                  SegmentSums<T>::kPieces + 2);
+  SegmentSums<T> total(size, sums, workspace);
+  T* const K_panel = workspace.Take<T>(kBlockRows * size.np);
+  T* const V_panel = workspace.Take<T>(kBlockRows * size.dp);
+  for (size_t t = segment.begin, rows; t < segment.end; t += rows) {
+    rows = std::min(kBlockRows, segment.end - t);
+    total.Add(rows, FeaturesOf(rule, k, t, rows, size.n, K_panel),
+              PanelOf(v, t, rows, size.width, V_panel), nullptr);
+  }
+  total.Close();
+}
+
+template <class T>
+void WriteAll(const SlotShape& shape, const LinearRule& rule, const Rows<const T>& k,
+              const Rows<const T>& v, const int64_t* lengths, double* memory) {
+  const SegmentList list(shape);
+  const LinearSizes<T> size(shape, rule);
+  std::vector<double> sums(static_cast<size_t>(list.heads) * list.count * size.sums());
+  list.For([&](int64_t head, size_t part, size_t index) {
+    const Segment segment(shape, lengths, head, part);
+    SumsOfTokens(size, rule, segment, Sequence<const T>(k, segment.b, segment.h),
+                 Sequence<const T>(v, segment.b, segment.h), sums.data() + index * size.sums());
+  });
+  for (size_t head = 0; head < static_cast<size_t>(list.heads); ++head)
+    JoinSums(size, list.count, sums.data() + head * list.count * size.sums(),
+             memory + head * size.memory());
+}
+
+template <class T>
+HWY_NOINLINE void WriteGradients(const LinearSizes<T>& size, const LinearRule& rule,
+                                 const Segment& segment, const Sequence<const T>& k,
+                                 const Sequence<const T>& v, const double* grad,
+                                 const Sequence<T>& dk, const Sequence<T>& dv) {
+  const size_t n = size.n, width = size.width, np = size.np, dp = size.dp;
+  Workspace& workspace = Workspace::OfThisThread();
+  workspace.Start(sizeof(T) * (2 * np * dp + np + 2 * kBlockRows * (np + dp)), 7);
+  T* const G = workspace.Take<T>(np * dp);
+  T* const GT = workspace.Take<T>(dp * np);
+  T* const Gz = workspace.Take<T>(np);
+  T* const K_panel = workspace.Take<T>(kBlockRows * np);
+  T* const Y = workspace.Take<T>(kBlockRows * np);
+  T* const V_panel = workspace.Take<T>(kBlockRows * dp);
+  T* const D_panel = workspace.Take<T>(kBlockRows * dp);
+  PackSums(size, grad, G, GT, Gz);
+  for (size_t t = segment.begin, rows; t < segment.end; t += rows) {
+    rows = std::min(kBlockRows, segment.end - t);
+    const T* const K = FeaturesOf(rule, k, t, rows, n, K_panel);
+    const RowsOut<T> D(dv, t, rows, width, D_panel);
+    Product<T>(rows, width, {K, np, 1, G, dp, n}, D.data, D.ld);
+    D.Finish();
+    const T* const V = PanelOf(v, t, rows, width, V_panel);
+    Product<T>(rows, n, {V, dp, 1, GT, np, width}, Y, np);
+    if (size.divides) AddRow<T>(rows, np, nullptr, Gz, Y);
+    UnmapRows(rule.map, Y, k, t, rows, n, np, dk);
+  }
+  ZeroRows(segment.end, segment.padded, n, dk);
+  ZeroRows(segment.end, segment.padded, width, dv);
+}
+
+template <class T>
+void WriteBackwardAll(const SlotShape& shape, const LinearRule& rule, const Rows<const T>& k,
+                      const Rows<const T>& v, const int64_t* lengths, const double* G,
+                      const Rows<T>& dk, const Rows<T>& dv) {
+  const SegmentList list(shape);
+  const LinearSizes<T> size(shape, rule);
+  list.For([&](int64_t head, size_t part, size_t) {
+    const Segment segment(shape, lengths, head, part);
+    const int64_t b = segment.b, h = segment.h;
+    WriteGradients(size, rule, segment, Sequence<const T>(k, b, h), Sequence<const T>(v, b, h),
+                   G + static_cast<size_t>(head) * size.memory(), Sequence<T>(dk, b, h),
+                   Sequence<T>(dv, b, h));
+  });
+}
+
+// phi(q) . z of each row of a panel.
+template <class T>
+HWY_NOINLINE void DotRows(size_t rows, size_t np, const T* Q, const T* z, T* to) {
+  const Tag<T> d;
+  for (size_t i = 0; i < rows; ++i)
+    to[i] = hn::GetLane(hn::SumOfLanes(d, DotOf(np, z, Q + i * np)));
+}
+
+template <class T>
+HWY_NOINLINE void ReadRows(const LinearSizes<T>& size, const LinearRule& rule,
+                           const Segment& segment, const Sequence<const T>& q, const double* memory,
+                           const Sequence<T>& out) {
+  const Tag<T> d;
+  const size_t n = size.n, width = size.width, np = size.np, dp = size.dp;
+  Workspace& workspace = Workspace::OfThisThread();
+  workspace.Start(sizeof(T) * (np * dp + np + kBlockRows * (np + dp + 1)), 5);
+  T* const S = workspace.Take<T>(np * dp);
+  T* const z = workspace.Take<T>(np);
+  T* const Q_panel = workspace.Take<T>(kBlockRows * np);
+  T* const O = workspace.Take<T>(kBlockRows * dp);
+  T* const dots = workspace.Take<T>(kBlockRows);
+  PackSums<T>(size, memory, S, nullptr, z);
+  const T value = static_cast<T>(rule.value);
+  for (size_t t = segment.begin, rows; t < segment.end; t += rows) {
+    rows = std::min(kBlockRows, segment.end - t);
+    const T* const Q = FeaturesOf(rule, q, t, rows, n, Q_panel);
+    Product<T>(rows, width, {Q, np, 1, S, dp, n}, O, dp);
+    if (size.divides) DotRows(rows, np, Q, z, dots);
+    for (size_t i = 0; i < rows; ++i) {
+      const T factor = size.divides ? 1 / DivisorOf(rule.divisor, value, dots[i]) : value;
+      const Vec<T> f = hn::Set(d, factor);
+      const T* const from = O + i * dp;
+      T* const to = out.At(t + i);
+      size_t j = 0;
+      for (; j + kLanes<T> <= width; j += kLanes<T>)
+        hn::StoreU(hn::Mul(f, hn::Load(d, from + j)), d, to + j);
+      for (; j < width; ++j) to[j] = from[j] * factor;
+    }
+  }
+}
+
+template <class T>
+void ReadAll(const SlotShape& shape, const LinearRule& rule, const Rows<const T>& q,
+             const double* memory, const Rows<T>& out) {
+  const SegmentList list(shape);
+  const LinearSizes<T> size(shape, rule);
+  list.For([&](int64_t head, size_t part, size_t) {
+    const Segment segment(shape, nullptr, head, part);
+    ReadRows(size, rule, segment, Sequence<const T>(q, segment.b, segment.h),
+             memory + static_cast<size_t>(head) * size.memory(),
+             Sequence<T>(out, segment.b, segment.h));
+  });
+}
+
+// With y = N / D: the gradients n = g / D of N and e = -(n . y) D' of phi(q) . z, as in
+// linear_attention_backward.cc; n as a panel [rows, dp].
+template <class T>
+HWY_NOINLINE void QuotientGradients(const LinearSizes<T>& size, const LinearRule& rule,
+                                    const Sequence<const T>& g, const Sequence<const T>& out,
+                                    size_t t, size_t rows, const T* dots, T* N, T* e) {
+  const Tag<T> d;
+  const T value = static_cast<T>(rule.value);
+  for (size_t i = 0; i < rows; ++i) {
+    const T inverse = size.divides ? 1 / DivisorOf(rule.divisor, value, dots[i]) : value;
+    const Vec<T> f = hn::Set(d, inverse);
+    const T *const from = g.At(t + i), *const y = out.At(t + i);
+    T* const to = N + i * size.dp;
+    Vec<T> sum = hn::Zero(d);
+    for (size_t j = 0; j < size.width; j += kLanes<T>) {
+      const Vec<T> x = hn::Mul(f, LoadPart(from, j, size.width));
+      sum = hn::MulAdd(x, LoadPart(y, j, size.width), sum);
+      hn::Store(x, d, to + j);
+    }
+    for (size_t j = size.width; j < size.dp; ++j) to[j] = 0;
+    e[i] = size.divides
+               ? -hn::GetLane(hn::SumOfLanes(d, sum)) * DivisorSlope(rule.divisor, value, dots[i])
+               : T{0};
+  }
+}
+
+// dq of a segment; sums of phi(q) (x) n and of e phi(q) over it.
+template <class T>
+HWY_NOINLINE void ReadGradients(const LinearSizes<T>& size, const LinearRule& rule,
+                                const Segment& segment, const Sequence<const T>& q,
+                                const double* memory, const Sequence<const T>& out,
+                                const Sequence<const T>& g, const Sequence<T>& dq, double* sums) {
+  const size_t n = size.n, width = size.width, np = size.np, dp = size.dp;
+  Workspace& workspace = Workspace::OfThisThread();
+  workspace.Start(
+      SegmentSums<T>::Bytes(size) + sizeof(T) * (2 * np * dp + np + kBlockRows * (2 * np + dp + 2)),
+      SegmentSums<T>::kPieces + 8);
+  SegmentSums<T> total(size, sums, workspace);
+  T* const S = workspace.Take<T>(np * dp);
+  T* const ST = workspace.Take<T>(dp * np);
+  T* const z = workspace.Take<T>(np);
+  T* const Q_panel = workspace.Take<T>(kBlockRows * np);
+  T* const Y = workspace.Take<T>(kBlockRows * np);
+  T* const N = workspace.Take<T>(kBlockRows * dp);
+  T* const dots = workspace.Take<T>(kBlockRows);
+  T* const e = workspace.Take<T>(kBlockRows);
+  PackSums(size, memory, S, ST, z);
+  for (size_t t = segment.begin, rows; t < segment.end; t += rows) {
+    rows = std::min(kBlockRows, segment.end - t);
+    const T* const Q = FeaturesOf(rule, q, t, rows, n, Q_panel);
+    if (size.divides) DotRows(rows, np, Q, z, dots);
+    QuotientGradients(size, rule, g, out, t, rows, dots, N, e);
+    Product<T>(rows, n, {N, dp, 1, ST, np, width}, Y, np);
+    if (size.divides) AddRow<T>(rows, np, e, z, Y);
+    UnmapRows(rule.map, Y, q, t, rows, n, np, dq);
+    total.Add(rows, Q, N, e);
+  }
+  total.Close();
+}
+
+template <class T>
+void ReadBackwardAll(const SlotShape& shape, const LinearRule& rule, const Rows<const T>& q,
+                     const double* memory, const Rows<const T>& out, const Rows<const T>& g,
+                     const Rows<T>& dq, double* d_memory) {
+  const SegmentList list(shape);
+  const LinearSizes<T> size(shape, rule);
+  std::vector<double> sums(static_cast<size_t>(list.heads) * list.count * size.sums());
+  list.For([&](int64_t head, size_t part, size_t index) {
+    const Segment segment(shape, nullptr, head, part);
+    const int64_t b = segment.b, h = segment.h;
+    ReadGradients(size, rule, segment, Sequence<const T>(q, b, h),
+                  memory + static_cast<size_t>(head) * size.memory(), Sequence<const T>(out, b, h),
+                  Sequence<const T>(g, b, h), Sequence<T>(dq, b, h),
+                  sums.data() + index * size.sums());
+  });
+  std::fill_n(d_memory, static_cast<size_t>(list.heads) * size.memory(), 0.0);
+  for (size_t head = 0; head < static_cast<size_t>(list.heads); ++head)
+    JoinSums(size, list.count, sums.data() + head * list.count * size.sums(),
+             d_memory + head * size.memory());
+}
+
+#define CISTERN_LINEAR_BIDIRECTIONAL(T, Name)                                                     \
+  void LinearWrite##Name(const SlotShape& shape, const LinearRule& rule, Rows<const T> k,         \
+                         Rows<const T> v, const int64_t* lengths, double* memory) {               \
+    WriteAll<T>(shape, rule, k, v, lengths, memory);                                              \
+  }                                                                                               \
+  void LinearWriteBackward##Name(const SlotShape& shape, const LinearRule& rule, Rows<const T> k, \
+                                 Rows<const T> v, const int64_t* lengths, const double* G,        \
+                                 Rows<T> dk, Rows<T> dv) {                                        \
+    WriteBackwardAll<T>(shape, rule, k, v, lengths, G, dk, dv);                                   \
+  }                                                                                               \
+  void LinearRead##Name(const SlotShape& shape, const LinearRule& rule, Rows<const T> q,          \
+                        const double* memory, Rows<T> out) {                                      \
+    ReadAll<T>(shape, rule, q, memory, out);                                                      \
+  }                                                                                               \
+  void LinearReadBackward##Name(const SlotShape& shape, const LinearRule& rule, Rows<const T> q,  \
+                                const double* memory, Rows<const T> out, Rows<const T> d_out,     \
+                                Rows<T> dq, double* d_memory) {                                   \
+    ReadBackwardAll<T>(shape, rule, q, memory, out, d_out, dq, d_memory);                         \
+  }
+CISTERN_LINEAR_BIDIRECTIONAL(float, Float)
+CISTERN_LINEAR_BIDIRECTIONAL(double, Double)
+#undef CISTERN_LINEAR_BIDIRECTIONAL
+
+}  // namespace HWY_NAMESPACE
+}  // namespace cistern
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace cistern {
+
+HWY_EXPORT(LinearWriteFloat);
+HWY_EXPORT(LinearWriteDouble);
+HWY_EXPORT(LinearWriteBackwardFloat);
+HWY_EXPORT(LinearWriteBackwardDouble);
+HWY_EXPORT(LinearReadFloat);
+HWY_EXPORT(LinearReadDouble);
+HWY_EXPORT(LinearReadBackwardFloat);
+HWY_EXPORT(LinearReadBackwardDouble);
+
+#define CISTERN_LINEAR_BIDIRECTIONAL(T, Name)                                                     \
+  template <>                                                                                     \
+  void LinearWrite(const SlotShape& shape, const LinearRule& rule, Rows<const T> k,               \
+                   Rows<const T> v, const int64_t* lengths, double* memory) {                     \
+    CISTERN_DISPATCH(LinearWrite##Name)(shape, rule, k, v, lengths, memory);                      \
+  }                                                                                               \
+  template <>                                                                                     \
+  void LinearWriteBackward(const SlotShape& shape, const LinearRule& rule, Rows<const T> k,       \
+                           Rows<const T> v, const int64_t* lengths, const double* G, Rows<T> dk,  \
+                           Rows<T> dv) {                                                          \
+    CISTERN_DISPATCH(LinearWriteBackward##Name)(shape, rule, k, v, lengths, G, dk, dv);           \
+  }                                                                                               \
+  template <>                                                                                     \
+  void LinearRead(const SlotShape& shape, const LinearRule& rule, Rows<const T> q,                \
+                  const double* memory, Rows<T> out) {                                            \
+    CISTERN_DISPATCH(LinearRead##Name)(shape, rule, q, memory, out);                              \
+  }                                                                                               \
+  template <>                                                                                     \
+  void LinearReadBackward(const SlotShape& shape, const LinearRule& rule, Rows<const T> q,        \
+                          const double* memory, Rows<const T> out, Rows<const T> d_out,           \
+                          Rows<T> dq, double* d_memory) {                                         \
+    CISTERN_DISPATCH(LinearReadBackward##Name)(shape, rule, q, memory, out, d_out, dq, d_memory); \
+  }
+CISTERN_LINEAR_BIDIRECTIONAL(float, Float)
+CISTERN_LINEAR_BIDIRECTIONAL(double, Double)
+#undef CISTERN_LINEAR_BIDIRECTIONAL
+
+}  // namespace cistern
+#endif  // HWY_ONCE

@@ -1,0 +1,125 @@
+// Sums over all tokens of a head by segments that follow from the shape alone, so that threads
+// share heads and results do not depend on their number; included once per Highway target.
+#if defined(CISTERN_KERNELS_SEGMENTS_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef CISTERN_KERNELS_SEGMENTS_INL_H_
+#undef CISTERN_KERNELS_SEGMENTS_INL_H_
+#else
+#define CISTERN_KERNELS_SEGMENTS_INL_H_
+#endif
+
+#include <algorithm>
+
+#include "cistern/base/parallel.h"
+#include "cistern/kernels/slot_chunk-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace cistern {
+namespace HWY_NAMESPACE {
+
+constexpr size_t kBidirectionalSegment = 2048, kBlockRows = 64;
+
+// The segments of all heads' tokens.
+struct SegmentList {
+  explicit SegmentList(const SlotShape& shape)
+      : heads(shape.batch * shape.heads),
+        count((static_cast<size_t>(shape.length) + kBidirectionalSegment - 1) /
+              kBidirectionalSegment),
+        grain(std::max<int64_t>(1, HeadsPerThread(shape))) {}
+  // body(head, segment, index)
+  template <class Body>
+  void For(Body&& body) const {
+    ParallelFor(heads * static_cast<int64_t>(count), grain, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i)
+        body(i / static_cast<int64_t>(count), static_cast<size_t>(i) % count,
+             static_cast<size_t>(i));
+    });
+  }
+  int64_t heads;
+  size_t count;
+  int64_t grain;
+};
+
+// One segment of a head's tokens: [begin, end) are real, then padding up to `padded`.
+struct Segment {
+  Segment(const SlotShape& shape, const int64_t* lengths, int64_t head, size_t index)
+      : b(head / shape.heads), h(head % shape.heads) {
+    const auto length = static_cast<size_t>(shape.length),
+               real = lengths == nullptr ? length : static_cast<size_t>(lengths[b]);
+    begin = index * kBidirectionalSegment;
+    padded = std::min(length, begin + kBidirectionalSegment);
+    end = std::max(begin, std::min(padded, real));
+  }
+  int64_t b, h;
+  size_t begin, end, padded;
+};
+
+// Panels of T that go to double every kSpanRows rows, [rows, ld].
+template <class T>
+HWY_NOINLINE void AddToDouble(size_t count, T* panel, double* sums) {
+  const Tag<double> d;
+  for (size_t i = 0; i < count; i += kLanes<double>)
+    hn::StoreU(hn::Add(hn::LoadU(d, sums + i), LoadAsDouble(panel + i)), d, sums + i);
+}
+
+// A panel [n, width] of sums A^T B over rows, in T for a span, then in double.
+template <class T>
+class SpanProduct {
+ public:
+  static size_t Bytes(size_t n, size_t width) {
+    return Padded<T>(n) * Padded<T>(width) * sizeof(T);
+  }
+  static constexpr size_t kPieces = 1;
+  // sums [Padded(n) * Padded(width)], zeros.
+  SpanProduct(size_t n, size_t width, double* sums, Workspace& workspace)
+      : n_(n), width_(width), size_(Padded<T>(n) * Padded<T>(width)), sums_(sums) {
+    panel_ = workspace.Take<T>(size_);
+    std::memset(panel_, 0, size_ * sizeof(T));
+  }
+  void Add(size_t rows, const T* a, const T* b) {
+    const Factors<T> x{a, 1, Padded<T>(n_), b, Padded<T>(width_), rows};
+    if (rows_ == 0) {
+      Product<T>(n_, width_, x, panel_, Padded<T>(width_));
+    } else {
+      AddProduct<T>(n_, width_, x, panel_, Padded<T>(width_));
+    }
+    rows_ += rows;
+  }
+  bool full() const { return rows_ >= kSpanRows; }
+  void Close() {
+    if (rows_ > 0) AddToDouble(size_, panel_, sums_);
+    rows_ = 0;
+  }
+
+ private:
+  const size_t n_, width_, size_;
+  size_t rows_ = 0;
+  T* panel_;
+  double* sums_;
+};
+
+// One of the panels of gradients goes to rows t.. of x, directly where whole vectors and tiles fit.
+template <class T>
+struct RowsOut {
+  RowsOut(const Sequence<T>& x, size_t t, size_t rows, size_t width, T* scratch)
+      : x_(x), t_(t), rows_(rows), width_(width) {
+    direct_ = width % kLanes<T> == 0 && rows % kTileRows == 0;
+    data = direct_ ? x.At(t) : scratch;
+    ld = direct_ ? static_cast<size_t>(x.time) : Padded<T>(width);
+  }
+  void Finish() const {
+    if (!direct_) UnpackRows(data, t_, rows_, width_, ld, x_);
+  }
+  T* data;
+  size_t ld;
+
+ private:
+  const Sequence<T>& x_;
+  size_t t_, rows_, width_;
+  bool direct_;
+};
+
+}  // namespace HWY_NAMESPACE
+}  // namespace cistern
+HWY_AFTER_NAMESPACE();
+
+#endif  // include guard
