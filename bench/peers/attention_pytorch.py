@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
-"""Times causal cores of ABC, Latte and linear attention in PyTorch, eager and compiled.
+"""Times cores of ABC, Latte and linear attention in PyTorch, eager and compiled.
 
 Forward, and forward + backward: medians in ms, as JSON lines. Checks each form against a token loop
 in double first and refuses to time a wrong one. The forms: `chunked` is our fastest form, and safe
-at any length; `short` is what a user would write (a global maximum, torch.cumsum)."""
+at any length; `short` is what a user would write (a global maximum, torch.cumsum); `full` is the
+bidirectional form, with the softmax or feature map of the queries inside."""
 import argparse
 import json
 import os
@@ -23,12 +24,20 @@ FORMS = {
     (cores.linear_loop, {"chunked": cores.linear_causal, "short": cores.linear_short})
 }
 
+FULL = {
+    "abc": (cores.abc_full_loop, cores.abc_full), "latte":
+    (cores.latte_full_loop, cores.latte_full), "linear":
+    (cores.linear_full_loop, cores.linear_full)
+}
 
-def inputs(mechanism, BH, T, d, n):
+
+def inputs(mechanism, form, BH, T, d, n):
     R = torch.randn
     q, k, v = R(BH, T, d), R(BH, T, d), R(BH, T, d)
     if mechanism == "abc":
         return q, k, v, R(BH, T, n)
+    if form == "full":
+        return (R(BH, T, n), 2 * R(BH, T, n), v) if mechanism == "latte" else (q, k, v)
     if mechanism == "latte":
         return torch.softmax(R(BH, T, n), -1), 2 * R(BH, T, n), v
     return F.elu(q) + 1, F.elu(k) + 1, v
@@ -40,8 +49,8 @@ def gradients(f, args, g):
     return [y.detach(), *torch.autograd.grad(y, a, g.to(y.dtype))]
 
 
-def error(f, loop, mechanism, o):
-    args = inputs(mechanism, 2, o.check_t, o.d, o.n)
+def error(f, loop, mechanism, form, o):
+    args = inputs(mechanism, form, 2, o.check_t, o.d, o.n)
     g = torch.randn(2, o.check_t, o.d)
     got = gradients(f, args, g)
     want = gradients(loop, [x.double() for x in args], g.double())
@@ -63,7 +72,7 @@ def measure(f, budget):
 def main():
     p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     p.add_argument("--mechanisms", default="abc,latte,linear")
-    p.add_argument("--forms", default="chunked,short")
+    p.add_argument("--forms", default="chunked,short", help="chunked, short, full")
     p.add_argument("--T", default="1024,4096", help="lengths, multiples of the chunk")
     for name, value in (("d", 64), ("n", 64), ("bh", 8), ("chunk", 64), ("threads", 2),
                         ("check-t", 256)):
@@ -77,15 +86,16 @@ def main():
     torch.set_num_threads(o.threads)
     torch.manual_seed(0)
     for mechanism in o.mechanisms.split(","):
-        loop, forms = FORMS[mechanism]
         for form in o.forms.split(","):
-            eager = lambda *a, f=forms[form]: f(*a, C=o.chunk)  # noqa: E731
+            loop, core = FULL[mechanism] if form == "full" else (FORMS[mechanism][0],
+                                                                 FORMS[mechanism][1][form])
+            eager = lambda *a, f=core: f(*a, C=o.chunk)  # noqa: E731
             ways = {"eager": eager}
             if o.compile:
                 ways["compiled"] = torch.compile(eager)
             for way, f in ways.items():
                 # eager is what compiled has to agree with too; the double loop is the judge of both
-                err = error(f, loop, mechanism, o)
+                err = error(f, loop, mechanism, form, o)
                 what = dict(mechanism=mechanism, form=form, way=way, d=o.d,
                             n=o.d if mechanism == "linear" else o.n, bh=o.bh, chunk=o.chunk,
                             error=float(f"{err:.2e}"), torch=torch.__version__,
@@ -99,7 +109,7 @@ def main():
                 for T in (int(t) for t in o.T.split(",")):
                     if T % o.chunk:
                         sys.exit("T must be a multiple of the chunk")
-                    args = inputs(mechanism, o.bh, T, o.d, o.n)
+                    args = inputs(mechanism, form, o.bh, T, o.d, o.n)
                     grads = [x.clone().requires_grad_() for x in args]
                     g = torch.randn(o.bh, T, o.d)
                     load = round(os.getloadavg()[0], 2)

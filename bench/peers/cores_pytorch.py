@@ -1,4 +1,5 @@
-"""Causal cores of ABC, Latte and linear attention in plain PyTorch, chunked and tuned for speed.
+"""Cores of ABC, Latte and linear attention in plain PyTorch, tuned for speed: causal ones, chunked,
+and at the end the bidirectional ones.
 
 Shared by lm_pytorch.py and attention_pytorch.py. A token loop in double precision next to each core
 checks it.
@@ -199,3 +200,55 @@ def linear_loop(q, k, v):
 def distance(got, want):
     """Largest difference over the largest magnitude of what is wanted."""
     return ((got.double() - want).abs().max() / want.abs().max()).item()
+
+
+# Bidirectional: every token is written before any reads. C is not used.
+
+
+def latte_full(q, s, v, C=0):
+    return torch.softmax(q, -1) @ (torch.softmax(s, -2).transpose(-1, -2) @ v)
+
+
+def abc_full(q, k, v, s, C=0):
+    p = torch.softmax(s, -2).transpose(-1, -2)
+    return torch.softmax(q @ (p @ k).transpose(-1, -2) * q.shape[-1]**-0.5, -1) @ (p @ v)
+
+
+def linear_full(q, k, v, C=0):
+    q, k = F.elu(q) + 1, F.elu(k) + 1
+    z = q @ k.sum(-2).unsqueeze(-1)
+    return q @ (k.transpose(-1, -2) @ v) / (z + 1e-6)
+
+
+def written(s, v):
+    """The mean of v weighed by e^s, token by token."""
+    total, weight = 0, 0
+    for t in range(s.shape[-2]):
+        w = torch.exp(s[..., t, :] - s.amax(-2))
+        total = total + w.unsqueeze(-1) * v[..., t, :].unsqueeze(-2)
+        weight = weight + w
+    return total / weight.unsqueeze(-1)
+
+
+def latte_full_loop(q, s, v):
+    M = written(s, v)
+    return torch.stack([(torch.softmax(q[..., t, :], -1).unsqueeze(-1) * M).sum(-2)
+                        for t in range(q.shape[-2])], -2)
+
+
+def abc_full_loop(q, k, v, s):
+    K, V = written(s, k), written(s, v)
+    rows = []
+    for t in range(q.shape[-2]):
+        x = (q[..., t, :].unsqueeze(-2) * K).sum(-1) / math.sqrt(q.shape[-1])
+        rows.append((torch.softmax(x, -1).unsqueeze(-1) * V).sum(-2))
+    return torch.stack(rows, -2)
+
+
+def linear_full_loop(q, k, v):
+    phi = lambda x: torch.where(x > 0, x + 1, x.exp())  # noqa: E731
+    rows = []
+    for t in range(q.shape[-2]):
+        w = (phi(q[..., t, :]).unsqueeze(-2) * phi(k)).sum(-1)
+        rows.append((w.unsqueeze(-1) * v).sum(-2) / (w.sum(-1, keepdim=True) + 1e-6))
+    return torch.stack(rows, -2)

@@ -11,6 +11,7 @@
 #include "cistern/attention/random_matrices.h"
 #include "cistern/attention/running_max.h"
 #include "cistern/base/error.h"
+#include "cistern/ops/sin_cos.h"
 
 namespace cistern {
 
@@ -254,7 +255,7 @@ at::Tensor RfaMechanism::Scaled(const at::Tensor& x) const {
 at::Tensor RfaMechanism::Features(const at::Tensor& scaled, const at::Tensor& matrices) const {
   const at::Tensor y = at::matmul(scaled, matrices.transpose(1, 2));
   if (options_.kernel == Kernel::kArccos) return at::relu(y) * factor_;
-  return at::cat({y.sin(), y.cos()}, -1) * factor_;
+  return ops::SinCos(y, factor_);
 }
 
 namespace {
