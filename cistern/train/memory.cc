@@ -68,12 +68,12 @@ Stack NumbersOf(const ModelConfig& c, Form form) {
                  slots = std::max({0.0, widths - 3 * qkv, StateSlots(*mechanism, stack)});
     const bool own = stack.TiedTo(layer) == layer;
     if (own) s.weights += dim * (widths + qkv);
-    s.source += form == Form::kCross ? key + 3 * slots : 0;
+    s.source += form == Form::kCross ? key + 2 * slots : 0;
     if (form == Form::kCross) {
-      s.token += query + 6 * dim;
+      s.token += query + 4 * dim;
     } else {
       if (own) s.weights += 2 * dim * ffn;
-      s.token += 13 * dim + 3 * ffn + widths + 3 * slots + (a.conv > 0 ? dim + widths : 0);
+      s.token += 12 * dim + 3 * ffn + widths + 3 * slots + (a.conv > 0 ? dim + widths : 0);
     }
   }
   return s;
