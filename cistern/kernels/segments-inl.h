@@ -53,9 +53,9 @@ struct Segment {
   size_t begin, end, padded;
 };
 
-// Panels of T that go to double every kSpanRows rows, [rows, ld].
+// sums += panel.
 template <class T>
-HWY_NOINLINE void AddToDouble(size_t count, T* panel, double* sums) {
+HWY_NOINLINE void AddToDouble(size_t count, const T* panel, double* sums) {
   const Tag<double> d;
   for (size_t i = 0; i < count; i += kLanes<double>)
     hn::StoreU(hn::Add(hn::LoadU(d, sums + i), LoadAsDouble(panel + i)), d, sums + i);
@@ -97,7 +97,8 @@ class SpanProduct {
   double* sums_;
 };
 
-// One of the panels of gradients goes to rows t.. of x, directly where whole vectors and tiles fit.
+// Where a product puts rows t.. of x: there where whole vectors and tiles fit, else into `scratch`,
+// from which Finish takes them.
 template <class T>
 struct RowsOut {
   RowsOut(const Sequence<T>& x, size_t t, size_t rows, size_t width, T* scratch)
