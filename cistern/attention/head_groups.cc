@@ -217,9 +217,18 @@ at::Tensor JoinHeads(const std::vector<at::Tensor>& groups) {
 
 at::Tensor HeadGroups::DoExtend(const std::vector<at::Tensor>& x, State& state,
                                 const ops::Mask& mask) {
+  const bool narrow = TakesBFloat16() && std::any_of(x.begin(), x.end(), [](const at::Tensor& t) {
+                        return t.defined() && t.scalar_type() == at::kBFloat16;
+                      });
   std::vector<at::Tensor> out;
   Each(x, &state, [&](size_t g, Mechanism& mechanism, const auto& own, State& part) {
-    out.push_back(mechanism.Extend(own, part, mask));
+    if (narrow && !mechanism.TakesBFloat16()) {
+      std::vector<at::Tensor> floats;
+      for (const at::Tensor& t : own) floats.push_back(t.defined() ? t.to(at::kFloat) : t);
+      out.push_back(mechanism.Extend(floats, part, mask).to(at::kBFloat16));
+    } else {
+      out.push_back(mechanism.Extend(own, part, mask));
+    }
     PutBack(state, g, part);
   });
   return JoinHeads(out);
@@ -278,6 +287,12 @@ void HeadGroups::Truncate(State& state, int64_t count) const {
     mechanism.Truncate(part, count);
     PutBack(state, g, part);
   });
+}
+
+// Those that do not are given floats.
+bool HeadGroups::TakesBFloat16() const {
+  return std::any_of(groups_.begin(), groups_.end(),
+                     [](const Group& g) { return g.mechanism->TakesBFloat16(); });
 }
 
 int64_t HeadGroups::StateBytes(int64_t batch, int64_t tokens,

@@ -46,6 +46,7 @@ class HeadGroups : public Mechanism {
   void CheckState(const State& state) const override;
   // Of any group.
   std::string FormRefusal(Form form) const override;
+  bool TakesBFloat16() const override;
   bool SeesPadding() const override;
   bool SeesBatch() const override;
   bool WritesAtOnce() const override;

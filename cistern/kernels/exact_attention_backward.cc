@@ -7,8 +7,6 @@
 // 1 / sum_t goes with do_t and D_t, so that no weight is divided. With dropout's factors f_tj, dv
 // takes f_tj p_tj in the place of p_tj, and dx takes f_tj (do_t . v_j) in that of do_t . v_j; what
 // is kept is multiplied by 1 / (1 - rate), which goes with do_t.
-#include <vector>
-
 #include "cistern/base/parallel.h"
 #include "cistern/kernels/dispatch.h"
 #include "cistern/kernels/exact_attention.h"
@@ -17,7 +15,7 @@
 #define HWY_TARGET_INCLUDE "cistern/kernels/exact_attention_backward.cc"
 #include "hwy/foreach_target.h"  // must come before the headers below
 
-#include "cistern/kernels/attention_tile-inl.h"
+#include "cistern/kernels/attention_rounds-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace cistern {
@@ -31,21 +29,6 @@ struct BackwardInputs {
   double scale;
   const T* stats;
 };
-
-// sum_c x[c] y[c]. In double: where values are alike, dx is a small difference of D and what it was
-// summed from, and an error of D, which all keys of a query share, is not averaged away in dq.
-template <class T>
-HWY_INLINE double DotInDouble(size_t count, const T* x, const T* y) {
-  const Tag<double> d;
-  constexpr size_t kN = kLanes<double>;
-  Double sum = hn::Zero(d);
-  size_t c = 0;
-  for (; c + kN <= count; c += kN)
-    sum = hn::MulAdd(LoadAsDoubleU(x + c), LoadAsDoubleU(y + c), sum);
-  double total = hn::GetLane(hn::SumOfLanes(d, sum));
-  for (; c < count; ++c) total += static_cast<double>(x[c]) * static_cast<double>(y[c]);
-  return total;
-}
 
 // E[keys, queries] = e^(X - high), 0 where a key is not seen; dX = E (dP - D), likewise.
 template <bool kMasked, int kVectors, class T>
@@ -199,88 +182,23 @@ HWY_NOINLINE void BlockGradients(const AttentionView& view, size_t t, size_t beg
   }
 }
 
-// How a view's queries and keys are cut into groups and segments. In each of `groups` rounds every
-// group meets another segment, so rounds write to disjoint places, and each place is added to in
-// an order that follows from the shape alone, whatever the number of threads.
-struct Rounds {
-  Rounds(const AttentionShape& shape, int64_t views) {
-    blocks = ((shape.queries + shape.dilation - 1) / shape.dilation + int64_t{kBlockQueries} - 1) /
-             int64_t{kBlockQueries};
-    keys = (shape.keys + shape.dilation - 1) / shape.dilation;
-    while (groups < 16 && views * groups < 32 && blocks >= 4 * groups &&
-           keys >= int64_t{4 * kTileKeys} * groups)
-      groups *= 2;
-  }
-  size_t FirstQuery(int64_t group) const { return size_t(blocks * group / groups) * kBlockQueries; }
-  size_t FirstKey(int64_t segment) const { return size_t(keys * segment / groups); }
-  int64_t blocks, keys, groups = 1;
-};
-
-struct Cell {
-  int64_t view, group, segment;
-};
-
-// The cells of a round in which some query may see some key.
-inline std::vector<Cell> CellsOf(const Rounds& rounds, const AttentionShape& shape,
-                                 const AttentionMask& mask, int64_t round) {
-  std::vector<Cell> cells;
-  for (int64_t i = 0; i < AttentionView::Number(shape); ++i) {
-    const AttentionView view(shape, mask, i);
-    for (int64_t g = 0; g < rounds.groups; ++g) {
-      const int64_t s = (g + rounds.groups - round) % rounds.groups;
-      const size_t first = rounds.FirstQuery(g),
-                   last = std::min(view.queries, rounds.FirstQuery(g + 1));
-      const int64_t begin = int64_t(rounds.FirstKey(s)), end = int64_t(rounds.FirstKey(s + 1));
-      for (size_t t = first; t < last; ++t) {
-        const KeyRange range = view.Range(t);
-        if (range.begin < std::min(range.end, end) && range.end > begin) {
-          cells.push_back({i, g, s});
-          break;
-        }
-      }
-    }
-  }
-  return cells;
-}
-
 template <class T>
 void GradientsAll(const AttentionShape& shape, double scale, const Rows<const T>& q,
                   const Rows<const T>& k, const Rows<const T>& v, const Rows<const T>& out,
                   const Rows<const T>& d_out, const AttentionMask& mask, const T* stats,
                   const Rows<T>& dq, const Rows<T>& dk, const Rows<T>& dv) {
-  const int64_t views = AttentionView::Number(shape);
   const size_t kw = size_t(shape.key_width), vw = size_t(shape.value_width);
-  const int64_t tokens = std::max(shape.queries, shape.keys) / shape.dilation + 1;
-  ParallelFor(views, 32768 / (tokens * (shape.key_width + shape.value_width) + 1) + 1,
-              [&](int64_t begin, int64_t end) {
-                for (int64_t i = begin; i < end; ++i) {
-                  const AttentionView view(shape, mask, i);
-                  ZeroRows(0, view.queries, kw, view.Of(dq));
-                  ZeroRows(0, view.keys, kw, view.Of(dk));
-                  ZeroRows(0, view.keys, vw, view.Of(dv));
-                }
-              });
-  const Rounds rounds(shape, views);
-  for (int64_t round = 0; round < rounds.groups; ++round) {
-    const std::vector<Cell> cells = CellsOf(rounds, shape, mask, round);
-    const int64_t work = shape.queries * shape.keys / (shape.dilation * shape.dilation) /
-                         (rounds.groups * rounds.groups) * (shape.key_width + shape.value_width);
-    ParallelFor(int64_t(cells.size()), work > 65536 ? 1 : 65536 / (work + 1) + 1,
-                [&](int64_t begin, int64_t end) {
-                  for (int64_t i = begin; i < end; ++i) {
-                    const Cell& cell = cells[size_t(i)];
-                    const AttentionView view(shape, mask, cell.view);
-                    const BackwardInputs<T> x = {view.Of(q),   view.Of(k),     view.Of(v),
-                                                 view.Of(out), view.Of(d_out), view.Of(dq),
-                                                 view.Of(dk),  view.Of(dv),    kw,
-                                                 vw,           scale,          stats};
-                    const size_t last = std::min(view.queries, rounds.FirstQuery(cell.group + 1));
-                    for (size_t t = rounds.FirstQuery(cell.group); t < last; t += kBlockQueries)
-                      BlockGradients(view, t, rounds.FirstKey(cell.segment),
-                                     std::min(view.keys, rounds.FirstKey(cell.segment + 1)), x);
-                  }
-                });
-  }
+  ForViews(shape, mask, [&](const AttentionView& view) {
+    ZeroRows(0, view.queries, kw, view.Of(dq));
+    ZeroRows(0, view.keys, kw, view.Of(dk));
+    ZeroRows(0, view.keys, vw, view.Of(dv));
+  });
+  ForCells(shape, mask, [&](const AttentionView& view, size_t t, size_t begin, size_t end) {
+    const BackwardInputs<T> x = {
+        view.Of(q),  view.Of(k),  view.Of(v), view.Of(out), view.Of(d_out), view.Of(dq),
+        view.Of(dk), view.Of(dv), kw,         vw,           scale,          stats};
+    BlockGradients(view, t, begin, end, x);
+  });
 }
 
 #define CISTERN_EXACT_ATTENTION(T, Name)                                                         \

@@ -92,4 +92,12 @@ bool HasBFloat16() {
 #endif
 }
 
+bool GainsByBFloat16Pairs() {
+#if HWY_ARCH_X86
+  return HasBFloat16() && __builtin_cpu_is("amd") != 0;
+#else
+  return false;
+#endif
+}
+
 }  // namespace cistern

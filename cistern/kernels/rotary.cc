@@ -9,7 +9,7 @@
 #define HWY_TARGET_INCLUDE "cistern/kernels/rotary.cc"
 #include "hwy/foreach_target.h"  // must come before highway.h
 
-#include "cistern/kernels/gemm-inl.h"
+#include "cistern/kernels/bfloat16-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace cistern {
@@ -34,25 +34,37 @@ HWY_INLINE void TurnHead(size_t half, const T* x, const T* cos, const T* sin, T 
   }
 }
 
+HWY_INLINE void TurnHead(size_t half, const BFloat16* x, const float* cos, const float* sin,
+                         float back, BFloat16* y) {
+  const Vec<float> sign = hn::Set(Tag<float>(), back);
+  EachVector(half, [&](size_t j, size_t count) HWY_ATTR {
+    const Vec<float> first = LoadUpTo(x + j, count), second = LoadUpTo(x + half + j, count),
+                     c = LoadUpTo(cos + j, count), s = hn::Mul(sign, LoadUpTo(sin + j, count));
+    StoreUpTo(hn::NegMulAdd(second, s, hn::Mul(first, c)), y + j, count);
+    StoreUpTo(hn::MulAdd(first, s, hn::Mul(second, c)), y + half + j, count);
+  });
+}
+
 template <class T>
-HWY_INLINE void TurnTokens(const RotaryShape& p, Rows<const T> x, const T* table, bool back,
-                           Rows<T> y, int64_t begin, int64_t end) {
+HWY_INLINE void TurnTokens(const RotaryShape& p, Rows<const T> x, const ComputeType<T>* table,
+                           bool back, Rows<T> y, int64_t begin, int64_t end) {
   for (int64_t token = begin; token < end; ++token) {
     const int64_t b = token / p.time, t = token % p.time;
-    const T* const cos = table + (p.one_table ? t : token) * 2 * p.half;
+    const ComputeType<T>* const cos = table + (p.one_table ? t : token) * 2 * p.half;
     for (int64_t h = 0; h < p.heads; ++h)
-      TurnHead(static_cast<size_t>(p.half), x.At(b, h, t), cos, cos + p.half, back ? T(-1) : T(1),
-               y.At(b, h, t));
+      TurnHead(static_cast<size_t>(p.half), x.At(b, h, t), cos, cos + p.half,
+               back ? ComputeType<T>(-1) : ComputeType<T>(1), y.At(b, h, t));
   }
 }
 
-#define CISTERN_ROTARY(T, Name)                                                           \
-  void Rotary##Name(const RotaryShape& shape, Rows<const T> x, const T* table, bool back, \
-                    Rows<T> y, int64_t begin, int64_t end) {                              \
-    TurnTokens(shape, x, table, back, y, begin, end);                                     \
+#define CISTERN_ROTARY(T, Name)                                                             \
+  void Rotary##Name(const RotaryShape& shape, Rows<const T> x, const ComputeType<T>* table, \
+                    bool back, Rows<T> y, int64_t begin, int64_t end) {                     \
+    TurnTokens(shape, x, table, back, y, begin, end);                                       \
   }
 CISTERN_ROTARY(float, Float)
 CISTERN_ROTARY(double, Double)
+CISTERN_ROTARY(BFloat16, BFloat16)
 #undef CISTERN_ROTARY
 
 }  // namespace HWY_NAMESPACE
@@ -69,10 +81,12 @@ constexpr int64_t kGrain = 1 << 14;  // values of a thread at least
 
 HWY_EXPORT(RotaryFloat);
 HWY_EXPORT(RotaryDouble);
+HWY_EXPORT(RotaryBFloat16);
 
 #define CISTERN_ROTARY(T, Name)                                                                  \
   template <>                                                                                    \
-  void Rotary(const RotaryShape& shape, Rows<const T> x, const T* table, bool back, Rows<T> y) { \
+  void Rotary(const RotaryShape& shape, Rows<const T> x, const ComputeType<T>* table, bool back, \
+              Rows<T> y) {                                                                       \
     const int64_t values = std::max<int64_t>(1, 2 * shape.half * shape.heads);                   \
     ParallelFor(shape.batch* shape.time, (kGrain + values - 1) / values,                         \
                 [&](int64_t begin, int64_t end) {                                                \
@@ -81,6 +95,7 @@ HWY_EXPORT(RotaryDouble);
   }
 CISTERN_ROTARY(float, Float)
 CISTERN_ROTARY(double, Double)
+CISTERN_ROTARY(BFloat16, BFloat16)
 #undef CISTERN_ROTARY
 
 }  // namespace cistern

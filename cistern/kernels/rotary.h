@@ -3,6 +3,7 @@
 // and each pair is turned by an angle that grows with the position.
 #include <cstdint>
 
+#include "cistern/kernels/bfloat16.h"
 #include "cistern/kernels/rows.h"
 
 namespace cistern {
@@ -15,8 +16,10 @@ struct RotaryShape {
 // y_j = x_j cos - x_{j+half} sin,  y_{j+half} = x_{j+half} cos + x_j sin
 //   x, y    [B,H,T,d]; y may be x
 //   table   [B or 1,T,d]: the cosines of a token, then its sines
-// back: by the opposite angles, which is the gradient. T: float or double. One pass over memory.
+// back: by the opposite angles, which is the gradient. T: float, double, or BFloat16, which is
+// turned in float and rounded once. One pass over memory.
 template <class T>
-void Rotary(const RotaryShape& shape, Rows<const T> x, const T* table, bool back, Rows<T> y);
+void Rotary(const RotaryShape& shape, Rows<const T> x, const ComputeType<T>* table, bool back,
+            Rows<T> y);
 
 }  // namespace cistern

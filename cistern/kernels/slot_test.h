@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "cistern/base/random.h"
+#include "cistern/kernels/bfloat16.h"
 #include "cistern/kernels/isa.h"
 #include "cistern/kernels/slot_memory.h"
 
@@ -148,7 +149,7 @@ class Array {
       head_ = width, time_ = H * width + 3, batch_ = T_ * time_;
     }
     data_.assign(static_cast<size_t>(shape.batch * batch_ + 1),
-                 std::numeric_limits<T>::quiet_NaN());
+                 static_cast<T>(std::numeric_limits<ComputeType<T>>::quiet_NaN()));
   }
   Array(const SlotShape& shape, int64_t width, Layout layout, const std::vector<double>& values)
       : Array(shape, width, layout) {
@@ -160,7 +161,7 @@ class Array {
   Rows<const T> in() const { return rows(); }
   std::vector<double> Values() {
     std::vector<double> values;
-    ForEach([&](T& x) { values.push_back(static_cast<double>(x)); });
+    ForEach([&](T& x) { values.push_back(static_cast<ComputeType<T>>(x)); });
     return values;
   }
 

@@ -13,6 +13,7 @@
 #include "cistern/ops/linear_product.h"
 #include "cistern/ops/rotary.h"
 #include "cistern/ops/short_conv.h"
+#include "cistern/ops/tensor_rows.h"
 #include "cistern/tensors/device.h"
 
 namespace cistern {
@@ -247,8 +248,7 @@ FoldedMap::Map AttentionLayer::Fold(const std::vector<const Mapped*>& mapped) co
 
 // Whether what the maps give may stay in bfloat16 up to the core.
 bool AttentionLayer::TakesBFloat16() const {
-  return mechanism_->TakesBFloat16() && ReadsByMaps() && !Folds() &&
-         options_.positions != PositionKind::kRotary && !AttentionObserver::Active();
+  return mechanism_->TakesBFloat16() && ReadsByMaps() && !Folds() && !AttentionObserver::Active();
 }
 
 namespace {
@@ -310,7 +310,8 @@ std::vector<at::Tensor> AttentionLayer::Project(const Stream& stream, State* sta
     const auto at = size_t(std::find(mapped.begin(), mapped.end(), &m) - mapped.begin());
     x.push_back(!wanted(m) ? at::Tensor() : Split(m.map ? parts[at] : stream.x, p.heads));
     if (options_.positions != PositionKind::kRotary || !p.rotary || !wanted(m)) continue;
-    x.back() = ops::Rotary(x.back(), TableFor(stream, x.back().size(3), x.back().scalar_type()));
+    x.back() =
+        ops::Rotary(x.back(), TableFor(stream, x.back().size(3), ops::ComputeTypeOf(x.back())));
   }
   return x;
 }

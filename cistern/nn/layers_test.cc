@@ -234,6 +234,50 @@ TEST(AttentionLayer, BFloat16RoundsTheLinearMapsAlone) {
   }
 }
 
+// A sequence that begins in one type and goes on in another: in pieces, token by token, and across
+// documents.
+TEST(AttentionLayer, BFloat16GoesOnFromFloatAndBack) {
+  const int64_t T = 30;
+  for (const std::string name : {"softmax", "window", "dilated", "latte", "abc_mlp",
+                                 "window:1+latte:1", "softmax:1+gated_slots:1"}) {
+    at::manual_seed(4);
+    const auto layer = InDouble(MakeAttentionLayer(LayerOptions(name, Form::kCausal, 0)));
+    layer->to(at::kFloat);
+    const at::Tensor x = Normal({2, T, kModel}).to(at::kFloat);
+    const at::NoGradGuard no_gradients;
+    const auto run = [&](const std::vector<int64_t>& ends, bool first, bool others) {
+      State state = layer->EmptyState(2, x.options());
+      std::vector<at::Tensor> pieces;
+      int64_t begin = 0;
+      for (const int64_t end : ends) {
+        std::optional<BFloat16Products> products;
+        if (begin == 0 ? first : others) products.emplace();
+        const at::Tensor piece = x.narrow(1, begin, end - begin);
+        pieces.push_back(layer->Extend(MakeStream(piece, {}), state).to(at::kFloat));
+        begin = end;
+      }
+      return at::cat(pieces, 1);
+    };
+    const at::Tensor want = run({T}, false, false);
+    ExpectClose(run({T}, true, true), want, 0.05, name);
+    for (const auto& ends :
+         {std::vector<int64_t>{13, 25, T}, std::vector<int64_t>{27, 28, 29, T}}) {
+      ExpectClose(run(ends, true, true), want, 0.05, name + " bfloat16");
+      ExpectClose(run(ends, true, false), want, 0.05, name + " bfloat16, then float");
+      ExpectClose(run(ends, false, true), want, 0.05, name + " float, then bfloat16");
+    }
+    at::Tensor starts = at::zeros({2, T}, at::kBool);
+    starts.select(1, 0).fill_(true), starts.select(1, 11).fill_(true);
+    const auto packed = [&] {
+      State state = layer->EmptyState(2, x.options());
+      return layer->Extend(MakeStream(x, {{}, starts}), state).to(at::kFloat);
+    };
+    const at::Tensor want_packed = packed();
+    const BFloat16Products products;
+    ExpectClose(packed(), want_packed, 0.05, name + " documents");
+  }
+}
+
 // A whole block, whose norms hand bfloat16 to the maps: what plain operations make of it, to
 // bfloat16's rounding, and float for the next block.
 TEST(Block, BFloat16BetweenNormsAndMaps) {

@@ -7,6 +7,7 @@
 
 #include "cistern/base/error.h"
 #include "cistern/ops/rotary.h"
+#include "cistern/ops/tensor_rows.h"
 #include "cistern/tensors/device.h"
 
 namespace cistern {
@@ -62,7 +63,7 @@ at::Tensor RotaryTable(const at::Tensor& positions, int64_t width, at::ScalarTyp
 }
 
 at::Tensor Rotate(const at::Tensor& x, const at::Tensor& positions, double base) {
-  return ops::Rotary(x, RotaryTable(positions, x.size(-1), x.scalar_type(), base));
+  return ops::Rotary(x, RotaryTable(positions, x.size(-1), ops::ComputeTypeOf(x), base));
 }
 
 }  // namespace cistern

@@ -1,10 +1,13 @@
 // Ops that take tokens in bfloat16: what they make of the same numbers in float, rounded once, to
-// the bit; gradients too.
+// the bit; gradients too. Exact attention by products of bfloat16 is near it.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
 #include "cistern/base/parallel.h"
+#include "cistern/kernels/isa.h"
+#include "cistern/ops/exact_attention.h"
 #include "cistern/ops/impl.h"
+#include "cistern/ops/rotary.h"
 #include "cistern/ops/short_conv.h"
 #include "cistern/ops/slot_attention.h"
 #include "cistern/ops/testing.h"
@@ -123,6 +126,16 @@ TEST(BFloat16Tokens, ThreadsThatShareAHead) {
   SetNumThreads(threads);
 }
 
+TEST(BFloat16Tokens, Rotary) {
+  at::manual_seed(2);
+  for (const int64_t width : {2, 14, 64, 70}) {
+    const at::Tensor angles = at::randn({1, 9, width / 2}),
+                     table = at::cat({angles.cos(), angles.sin()}, 2);
+    const auto run = [&](const Tensors& x) { return Tensors{Rotary(HeadsFirst(x[0]), table)}; };
+    ExpectRounded({Heads(9, width)}, {}, run, "rotary " + std::to_string(width));
+  }
+}
+
 TEST(BFloat16Tokens, ShortConvolution) {
   at::manual_seed(2);
   for (const int64_t length : {1, 3, 64, 200, 1500}) {
@@ -141,6 +154,62 @@ TEST(BFloat16Tokens, ShortConvolution) {
       }
     }
   }
+}
+
+at::Tensor CausalRanges(int64_t length) {
+  const at::Tensor ranges = at::zeros({1, length, 3}, at::kLong);
+  ranges.select(2, 1).copy_(at::arange(1, length + 1));
+  return ranges;
+}
+
+// Near it: by products of bfloat16, and in float, whose gradients take the output as it was
+// rounded. Widths with and without whole pairs.
+void ExpectNearExactAttention(bool rounded_once) {
+  at::manual_seed(3);
+  for (const int64_t length : {1, 3, 70, 200}) {
+    for (const int64_t width : {16, 33}) {
+      const SeenKeys seen = {CausalRanges(length)};
+      Tensors half, whole;
+      for (const int64_t w : {width, width, width + 3}) {
+        half.push_back(Leaf(Heads(length, w).to(at::kBFloat16)));
+        whole.push_back(Leaf(half.back().detach().to(at::kFloat)));
+      }
+      const auto run = [&](const Tensors& x) {
+        return ExactAttention(HeadsFirst(x[0]), HeadsFirst(x[1]), HeadsFirst(x[2]), 0.3, seen,
+                              {0.1, 7});
+      };
+      const at::Tensor got = run(half), want = run(whole),
+                       g = at::randn(want.sizes()).to(at::kBFloat16);
+      ASSERT_EQ(got.scalar_type(), at::kBFloat16);
+      ASSERT_EQ(got.strides(), want.strides()) << "the layout of heads";
+      const auto close = [](const at::Tensor& x, const at::Tensor& y, const at::Tensor& beside,
+                            const char* what) {
+        EXPECT_LE((x.to(at::kFloat) - y).norm().item<double>(),
+                  1e-2 * (y.norm() + beside.norm()).item<double>())
+            << what;
+      };
+      close(got, want, want * 0, "out");
+      if (rounded_once) ExpectSameBits(got, want.to(at::kBFloat16), "out");
+      const Tensors dx = torch::autograd::grad({got}, half, {g}),
+                    want_dx = torch::autograd::grad({want}, whole, {g.to(at::kFloat)});
+      for (size_t i = 0; i < 3; ++i) {
+        ASSERT_EQ(dx[i].scalar_type(), at::kBFloat16);
+        close(dx[i], want_dx[i], want_dx[2] * (i < 2), "gradient");
+      }
+    }
+  }
+}
+
+TEST(BFloat16Tokens, ExactAttentionByPairs) {
+  if (!MultipliesBFloat16()) GTEST_SKIP() << "no products of bfloat16 on this processor";
+  ExpectNearExactAttention(false);
+}
+
+TEST(BFloat16Tokens, ExactAttentionInFloat) {
+  ForceIsa("portable");
+  EXPECT_FALSE(MultipliesBFloat16());
+  ExpectNearExactAttention(true);
+  ForceIsa("");
 }
 
 // Where there is no kernel: composed in float, rounded at the end.

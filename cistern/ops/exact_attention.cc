@@ -1,6 +1,7 @@
 #include "cistern/ops/exact_attention.h"
 
-#include "cistern/kernels/exact_attention.h"
+#include "cistern/kernels/exact_attention_bfloat16.h"
+#include "cistern/kernels/isa.h"
 #include "cistern/kernels/ref/exact_attention_ref.h"
 #include "cistern/ops/primitive.h"
 #include "cistern/ops/softmax_parts.h"
@@ -49,6 +50,22 @@ AttentionShape ShapeOf(const Arguments& x) {
   return {x.q.size(0), x.q.size(1), x.q.size(2), x.k.size(2), x.q.size(3), x.v.size(3), x.dilation};
 }
 
+Arguments InFloat(Arguments x) {
+  for (at::Tensor* t : {&x.q, &x.k, &x.v}) *t = t->to(at::kFloat);
+  return x;
+}
+
+// Whether tokens in bfloat16 go into products as they are; else they are computed in float. The
+// few queries of decoding are bound by memory, and have a float kernel of their own.
+bool ByPairs(const Arguments& x) { return MultipliesBFloat16() && (x.save || x.q.size(2) > 4); }
+
+// [B,H,T,w] of floats, with the room that gradients of bfloat16 tokens want.
+at::Tensor PaddedGradient(const at::Tensor& x) {
+  const int64_t width = x.size(3) + (-x.size(3) & (kBFloat16GradientWidth - 1));
+  const c10::SymInt sizes[] = {x.size(0), x.size(1), x.size(2), width};
+  return EmptyHeads(sizes, x.options().dtype(at::kFloat));
+}
+
 struct Exact {
   static constexpr const char* kSchema =
       "exact_attention(Tensor q, Tensor k, Tensor v, Tensor? ranges=None, Tensor? valid=None, "
@@ -65,6 +82,7 @@ struct Exact {
   static constexpr size_t kOutputs = 2, kDifferentiable = 1;
   enum { kOut, kStats };  // what the backward needs of each query's scores
   static constexpr int64_t kTime = 2;
+  static constexpr bool kBFloat16 = true;
   static const at::Tensor& Tokens(const Arguments& x) { return x.q; }
 
   static void Check(const Arguments& x) {
@@ -100,6 +118,7 @@ struct Exact {
   }
 
   static Tensors Compose(const Arguments& x) {
+    if (x.q.scalar_type() == at::kBFloat16) return {Compose(InFloat(x))[kOut].to(at::kBFloat16)};
     const int64_t T = x.q.size(2), S = x.k.size(2);
     const auto index = x.q.options().dtype(at::kLong).requires_grad(false);
     const at::Tensor key = at::arange(S, index);
@@ -135,13 +154,15 @@ struct Exact {
                                  x.v.sym_size(3)};
     const c10::SymInt stats[] = {x.q.sym_size(0), x.q.sym_size(1), x.q.sym_size(2), 2};
     return {EmptyHeads(sizes, x.q.options()),
-            x.save ? at::empty_symint(stats, x.q.options()) : at::empty({0}, x.q.options())};
+            x.save ? at::empty_symint(stats, x.q.options().dtype(ComputeTypeOf(x.q)))
+                   : at::empty({0}, x.q.options())};
   }
   static Tensors EmptyGradients(const Arguments& x) {
     return {LikeHeads(x.q), LikeHeads(x.k), LikeHeads(x.v)};
   }
 
-  static void Forward(const Arguments& x, const RowMask&, const Tensors& y) {
+  static void Forward(const Arguments& x, const RowMask& mask, const Tensors& y) {
+    if (x.q.scalar_type() == at::kBFloat16) return ForwardBFloat16(x, mask, y);
     const at::Tensor q = UnitStride(x.q), k = UnitStride(x.k), v = UnitStride(x.v);
     const View view(x);
     DispatchType(q, [&]<class T>(T) {
@@ -150,8 +171,9 @@ struct Exact {
                           x.save ? y[kStats].mutable_data_ptr<T>() : nullptr);
     });
   }
-  static Tensors Backward(const Arguments& x, const RowMask&, const Tensors& g,
+  static Tensors Backward(const Arguments& x, const RowMask& mask, const Tensors& g,
                           const Tensors& kept) {
+    if (x.q.scalar_type() == at::kBFloat16) return BackwardBFloat16(x, mask, g, kept);
     const at::Tensor q = UnitStride(x.q), k = UnitStride(x.k), v = UnitStride(x.v),
                      out = UnitStride(kept[kOut]), d_out = UnitStride(OrZeros(g[kOut], out));
     const View view(x);
@@ -163,6 +185,42 @@ struct Exact {
                            OutputRows<T>(dx[1]), OutputRows<T>(dx[2]));
     });
     return dx;
+  }
+
+  static void ForwardBFloat16(const Arguments& x, const RowMask& mask, const Tensors& y) {
+    if (!ByPairs(x)) {
+      const Arguments wide = InFloat(x);
+      const Tensors floats = {Empty(wide)[kOut], y[kStats]};
+      Forward(wide, mask, floats);
+      y[kOut].copy_(floats[kOut]);
+      return;
+    }
+    const at::Tensor q = UnitStride(x.q), k = UnitStride(x.k), v = UnitStride(x.v);
+    const View view(x);
+    AttentionForward(ShapeOf(x), x.scale, InputRows<BFloat16>(q), InputRows<BFloat16>(k),
+                     InputRows<BFloat16>(v), view.mask, OutputRows<BFloat16>(y[kOut]),
+                     x.save ? y[kStats].mutable_data_ptr<float>() : nullptr);
+  }
+  static Tensors BackwardBFloat16(const Arguments& x, const RowMask& mask, const Tensors& g,
+                                  const Tensors& kept) {
+    if (!ByPairs(x)) {
+      Tensors dx = Backward(InFloat(x), mask, {OrZeros(g[kOut], kept[kOut]).to(at::kFloat)},
+                            {kept[kOut].to(at::kFloat), kept[kStats]});
+      for (at::Tensor& t : dx) t = t.to(at::kBFloat16);
+      return dx;
+    }
+    const at::Tensor q = UnitStride(x.q), k = UnitStride(x.k), v = UnitStride(x.v),
+                     out = UnitStride(kept[kOut]), d_out = UnitStride(OrZeros(g[kOut], out));
+    const View view(x);
+    const at::Tensor dq = PaddedGradient(q), dk = PaddedGradient(k), dv = PaddedGradient(v);
+    AttentionBackward(ShapeOf(x), x.scale, InputRows<BFloat16>(q), InputRows<BFloat16>(k),
+                      InputRows<BFloat16>(v), InputRows<BFloat16>(out), InputRows<BFloat16>(d_out),
+                      view.mask, kept[kStats].const_data_ptr<float>(), OutputRows<float>(dq),
+                      OutputRows<float>(dk), OutputRows<float>(dv));
+    const auto rounded = [](const at::Tensor& sum, const at::Tensor& of) {
+      return sum.narrow(3, 0, of.size(3)).to(at::kBFloat16);
+    };
+    return {rounded(dq, q), rounded(dk, k), rounded(dv, v)};
   }
 
   static Tensors ForwardReference(const Arguments& x, const RowMask&) {
@@ -201,8 +259,14 @@ at::Tensor ExactAttention(const at::Tensor& q, const at::Tensor& k, const at::Te
 }
 
 bool HasExactKernel(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
-  return ActiveImpl() == Impl::kKernel && UsesKernel(q) && k.scalar_type() == q.scalar_type() &&
-         v.scalar_type() == q.scalar_type() && !HaveTangents({q, k, v});
+  const bool bfloat16 = q.scalar_type() == at::kBFloat16 && q.device().is_cpu();
+  return ActiveImpl() == Impl::kKernel && (bfloat16 || UsesKernel(q)) &&
+         k.scalar_type() == q.scalar_type() && v.scalar_type() == q.scalar_type() &&
+         !HaveTangents({q, k, v});
+}
+
+bool MultipliesBFloat16() {
+  return CanAttendBFloat16() && GainsByBFloat16Pairs() && ActiveImpl() == Impl::kKernel;
 }
 
 }  // namespace cistern::ops

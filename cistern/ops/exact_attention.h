@@ -19,7 +19,9 @@ struct SeenKeys {
 // `dropout` is of the probabilities: what its seed drops, it drops in every implementation.
 // A query that sees no key gives zeros, with zero gradient. What a query does not see has no part
 // in any bit of its output, be it NaN; what it sees and is NaN makes it NaN. Gradients of q, k, v;
-// second derivatives form the probabilities explicitly: O(T S) memory.
+// second derivatives form the probabilities explicitly: O(T S) memory. Of tokens in bfloat16
+// products are in bfloat16 where the processor has them (MultipliesBFloat16), else in float; sums
+// and the softmax are float, the output and gradients are rounded once.
 at::Tensor ExactAttention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                           double scale, const SeenKeys& seen = {},
                           const AttentionDropout& dropout = {});
@@ -27,5 +29,8 @@ at::Tensor ExactAttention(const at::Tensor& q, const at::Tensor& k, const at::Te
 // Whether ExactAttention has a kernel for q, k and v and CISTERN_IMPL=kernel; not where
 // forward-mode derivatives are wanted.
 bool HasExactKernel(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v);
+
+// Whether attention of bfloat16 is faster than of float here.
+bool MultipliesBFloat16();
 
 }  // namespace cistern::ops

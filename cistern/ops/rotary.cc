@@ -18,6 +18,7 @@ struct Op {
   static constexpr auto kFields = [](auto& a) { return std::tie(a.x, a.table); };
   static constexpr size_t kOutputs = 1, kDifferentiable = 1;
   static constexpr int64_t kTime = 2;
+  static constexpr bool kBFloat16 = true;
   static const at::Tensor& Tokens(const Arguments& a) { return a.x; }
   static bool IsConstant(const Arguments& a, const OptionalTensor* field) {
     return field == &a.table;
@@ -32,16 +33,18 @@ struct Op {
                     a.table->sym_size(2) == a.x.sym_size(3),
                 "[rotary] expected table [1 or B,T,d] for x ", a.x.sym_sizes(), ", got ",
                 a.table ? a.table->sym_sizes() : c10::SymIntArrayRef());
-    TORCH_CHECK(a.table->scalar_type() == a.x.scalar_type(), "[rotary] expected table of ",
-                a.x.scalar_type(), ", got ", a.table->scalar_type());
+    TORCH_CHECK(a.table->scalar_type() == ComputeTypeOf(a.x), "[rotary] expected table of ",
+                ComputeTypeOf(a.x), " for x of ", a.x.scalar_type(), ", got ",
+                a.table->scalar_type());
   }
 
   static Tensors Compose(const Arguments& a) {
     const int64_t half = a.x.size(3) / 2;
-    const at::Tensor table = a.table->unsqueeze(1), cos = table.narrow(3, 0, half),
-                     sin = table.narrow(3, half, half), first = a.x.narrow(3, 0, half),
-                     second = a.x.narrow(3, half, half);
-    return {at::cat({first * cos - second * sin, second * cos + first * sin}, 3)};
+    const at::Tensor x = a.x.to(ComputeTypeOf(a.x)), table = a.table->unsqueeze(1),
+                     cos = table.narrow(3, 0, half), sin = table.narrow(3, half, half),
+                     first = x.narrow(3, 0, half), second = x.narrow(3, half, half);
+    return {
+        at::cat({first * cos - second * sin, second * cos + first * sin}, 3).to(a.x.scalar_type())};
   }
   static Tensors Empty(const Arguments& a) { return {LikeHeads(a.x)}; }
   static Tensors EmptyGradients(const Arguments& a) { return Empty(a); }
@@ -49,8 +52,8 @@ struct Op {
   static void Turn(const Arguments& a, const at::Tensor& x, bool back, const at::Tensor& y) {
     const at::Tensor from = UnitStride(x), table = a.table->contiguous();
     const RotaryShape shape{x.size(0), x.size(1), x.size(2), x.size(3) / 2, table.size(0) == 1};
-    DispatchType(x, [&]<class T>(T) {
-      cistern::Rotary<T>(shape, InputRows<T>(from), table.const_data_ptr<T>(), back,
+    DispatchStored(x, [&]<class T>(T) {
+      cistern::Rotary<T>(shape, InputRows<T>(from), table.const_data_ptr<ComputeType<T>>(), back,
                          OutputRows<T>(y));
     });
   }

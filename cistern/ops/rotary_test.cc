@@ -48,7 +48,11 @@ TEST(RotaryOp, TurnsPairsAndGradientsBack) {
 
 TEST(RotaryOp, OtherTypesAndRefusals) {
   const at::Tensor x = at::randn({1, 2, 3, 4}), table = Table(at::randn({1, 3, 2}));
-  EXPECT_EQ(Rotary(x.to(at::kBFloat16), table.to(at::kBFloat16)).scalar_type(), at::kBFloat16);
+  const at::Tensor half = x.to(at::kBFloat16);
+  ExpectSameBits(Rotary(half, table), Rotary(half.to(at::kFloat), table).to(at::kBFloat16),
+                 "rounded once");
+  ExpectContains(Thrown([&] { Rotary(half, table.to(at::kBFloat16)); }),
+                 {"[rotary]", "table of Float for x of BFloat16"});
   EXPECT_EQ(Rotary(x.to(at::kMeta), table.to(at::kMeta)).sizes(), x.sizes());
   EXPECT_EQ(Rotary(at::ones({0, 2, 3, 4}), table).numel(), 0);
   ExpectContains(Thrown([&] { Rotary(at::ones({1, 2, 3, 5}), table); }), {"[rotary]", "even d"});

@@ -6,6 +6,7 @@
 #include "cistern/attention/definition.h"
 #include "cistern/attention/relative_positions.h"
 #include "cistern/base/error.h"
+#include "cistern/ops/exact_attention.h"
 
 namespace cistern {
 
@@ -181,8 +182,11 @@ at::Tensor SoftmaxMechanism::ExtendBy(const Own& x, State& state, const ops::Mas
   if (before == 0) {
     out = compute(x.q, x.k, x.v, options, mask, {});
   } else {
-    out = compute(x.q, state[keys_].narrow(2, 0, rows), state[values_].narrow(2, 0, rows), options,
-                  {{}, mask.starts}, state[valid_]);
+    // A state that was begun in another type goes on.
+    const auto type = x.v.scalar_type();
+    out = compute(x.q, state[keys_].narrow(2, 0, rows).to(type),
+                  state[values_].narrow(2, 0, rows).to(type), options, {{}, mask.starts},
+                  state[valid_]);
   }
   if (mask.starts && rows > before) state[valid_] = KeepLastDocument(state[valid_], mask, before);
   return ZeroPadding(out, mask);
@@ -289,6 +293,11 @@ void SoftmaxMechanism::CheckState(const State& state) const {
   CISTERN_CHECK(valid.scalar_type() == at::kBool && valid.sizes() == at::IntArrayRef({batch, rows}),
                 "[softmax] expected valid of shape [", batch, ", ", rows, "] and type Bool, got ",
                 valid.sizes(), " and ", at::toString(valid.scalar_type()));
+}
+
+bool SoftmaxMechanism::TakesBFloat16() const {
+  return typeid(*this) == typeid(SoftmaxMechanism) && !relative_.defined() &&
+         dims().copied_on == 0 && ops::MultipliesBFloat16();
 }
 
 LeastOperations SoftmaxMechanism::Operations(Form form, int64_t tokens, int64_t before) const {

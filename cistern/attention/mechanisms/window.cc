@@ -7,6 +7,7 @@
 
 #include "cistern/attention/token_positions.h"
 #include "cistern/ops/banded_attention.h"
+#include "cistern/ops/exact_attention.h"
 #include "cistern/ops/softmax_attention.h"
 
 namespace cistern {
@@ -161,8 +162,11 @@ WindowMechanism::Ring WindowMechanism::RingAfter(const RingPiece& all, const Rin
 at::Tensor WindowMechanism::Banded(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                                    const at::Tensor& documents, int64_t lead, int64_t after) const {
   const ops::Band band = {window_ - 1, after, lead, take_part_ ? window_ : 0, dilation_};
-  return ops::BandedAttention(q, k, v, band, documents, Scale(), Dropout());
+  const auto type = q.scalar_type();  // beside the ring's, where tokens are bfloat16
+  return ops::BandedAttention(q, k.to(type), v.to(type), band, documents, Scale(), Dropout());
 }
+
+bool WindowMechanism::TakesBFloat16() const { return ops::MultipliesBFloat16(); }
 
 at::Tensor WindowMechanism::DoExtend(const std::vector<at::Tensor>& x, State& state,
                                      const ops::Mask& mask) {
@@ -181,7 +185,8 @@ at::Tensor WindowMechanism::ExtendEmpty(const std::vector<at::Tensor>& x, State&
   const int64_t length = x[q_].size(2);
   const Ring before = Held(state);
   const int64_t ring = before.k.size(2);
-  Keep({RingOf(x[k_], ring), RingOf(x[v_], ring), before.count + length}, state);
+  const auto held = before.k.scalar_type();
+  Keep({RingOf(x[k_], ring).to(held), RingOf(x[v_], ring).to(held), before.count + length}, state);
   if (dilation_ == 1 && length <= window_ && !take_part_)
     return ops::SoftmaxAttention(x[q_], x[k_], x[v_], {true, 0, Dropout(), Scale()});
   return Banded(x[q_], x[k_], x[v_], at::zeros({1, length}, before.count.options()), 0, 0);
@@ -197,19 +202,22 @@ at::Tensor WindowMechanism::ExtendByOne(const std::vector<at::Tensor>& x, State&
     held.k.select(2, count % ring).copy_(x[k_].select(2, 0));
     held.v.select(2, count % ring).copy_(x[v_].select(2, 0));
     const int64_t rows = std::min(count + 1, ring);
-    return ops::MaskedAttention(x[q_], held.k.narrow(2, 0, rows), held.v.narrow(2, 0, rows), {},
-                                Scale(), Dropout());
+    const auto type = x[q_].scalar_type();
+    return ops::MaskedAttention(x[q_], held.k.narrow(2, 0, rows).to(type),
+                                held.v.narrow(2, 0, rows).to(type), {}, Scale(), Dropout());
   }
   const at::Tensor row = held.count.remainder(ring).view({-1, 1, 1, 1}).expand_as(x[k_]);
-  held.k.scatter_(2, row, x[k_]);
-  held.v.scatter_(2, row, x[v_]);
+  held.k.scatter_(2, row, x[k_].to(held.k.scalar_type()));
+  held.v.scatter_(2, row, x[v_].to(held.v.scalar_type()));
   const at::Tensor age = RingAge(after, ring);
   return ReadRing(x[q_], {held.k, held.v, after}, age.remainder(dilation_) == 0);
 }
 
 // slots [B,L]: the rows of the ring that are a query's window, written or not.
-at::Tensor WindowMechanism::ReadRing(const at::Tensor& q, const Ring& ring,
+at::Tensor WindowMechanism::ReadRing(const at::Tensor& q, const Ring& kept,
                                      const at::Tensor& slots) const {
+  const auto type = q.scalar_type();
+  const Ring ring = {kept.k.to(type), kept.v.to(type), kept.count};
   const at::Tensor written = RingAge(ring.count, ring.k.size(2)) < ring.count.unsqueeze(1);
   if (!take_part_) {
     const at::Tensor visible = slots.logical_and(written).unsqueeze(1).unsqueeze(1);

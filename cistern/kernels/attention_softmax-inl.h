@@ -1,0 +1,132 @@
+// The online softmax of a block of queries, and the order of blocks that threads take; included
+// once per Highway target.
+#if defined(CISTERN_KERNELS_ATTENTION_SOFTMAX_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef CISTERN_KERNELS_ATTENTION_SOFTMAX_INL_H_
+#undef CISTERN_KERNELS_ATTENTION_SOFTMAX_INL_H_
+#else
+#define CISTERN_KERNELS_ATTENTION_SOFTMAX_INL_H_
+#endif
+
+#include "cistern/base/parallel.h"
+#include "cistern/kernels/attention_tile-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace cistern {
+namespace HWY_NAMESPACE {
+
+// Scores X[keys, queries] become weights e^(x - high): high is the maximum over this tile and those
+// before; sum, factor: what e^-high of before has to be multiplied by.
+template <int kVectors, class T>
+HWY_INLINE void Weigh(size_t keys, T* X, T* high, T* sum, T* factor) {
+  const Tag<T> d;
+  constexpr size_t kN = kLanes<T>;
+  Vec<T> most[kVectors], total[kVectors];
+#pragma GCC unroll 4
+  for (int v = 0; v < kVectors; ++v) most[v] = hn::Load(d, high + v * kN);
+  for (size_t j = 0; j < keys; ++j) {
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v)
+      most[v] = hn::Max(most[v], hn::Load(d, X + j * kBlockQueries + v * kN));
+  }
+#pragma GCC unroll 4
+  for (int v = 0; v < kVectors; ++v) {
+    const Vec<T> before = hn::Load(d, high + v * kN);
+    hn::Store(most[v], d, high + v * kN);
+    // What has seen nothing yet has the weights e^-inf = 0, not e^(inf - inf).
+    most[v] = ReferenceOf(hn::IfThenZeroElse(hn::Eq(most[v], hn::Set(d, kNoScore<T>)), most[v]));
+    const Vec<T> less = TileExp(hn::Sub(ReferenceOf(before), most[v]));
+    hn::Store(less, d, factor + v * kN);
+    total[v] = hn::Mul(less, hn::Load(d, sum + v * kN));
+  }
+  for (size_t j = 0; j < keys; ++j) {
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v) {
+      T* const x = X + j * kBlockQueries + v * kN;
+      const Vec<T> e = WeightOf(hn::Load(d, x), most[v]);
+      total[v] = hn::Add(total[v], e);
+      hn::Store(e, d, x);
+    }
+  }
+#pragma GCC unroll 4
+  for (int v = 0; v < kVectors; ++v) hn::Store(total[v], d, sum + v * kN);
+}
+
+template <class T>
+HWY_NOINLINE void WeighAll(size_t keys, size_t vectors, T* X, T* high, T* sum, T* factor) {
+  const auto some = [&]<int kVectors>(std::integral_constant<int, kVectors>) HWY_ATTR {
+    for (; vectors >= size_t{kVectors}; vectors -= kVectors) {
+      Weigh<kVectors>(keys, X, high, sum, factor);
+      constexpr size_t kStep = kVectors * kLanes<T>;
+      X += kStep, high += kStep, sum += kStep, factor += kStep;
+    }
+  };
+  some(std::integral_constant<int, 4>());
+  some(std::integral_constant<int, 2>());
+  some(std::integral_constant<int, 1>());
+}
+
+// The largest score of each query of a block and the sum of its weights, from tile to tile.
+template <class T>
+class OnlineSoftmax {
+ public:
+  static constexpr size_t kValues = 3 * kBlockQueries, kPieces = 3;
+  OnlineSoftmax(const QueryBlock<T>& queries, Workspace& workspace) : block_(queries) {
+    high_ = workspace.Take<T>(kBlockQueries);
+    sum_ = workspace.Take<T>(kBlockQueries);
+    factor = workspace.Take<T>(kBlockQueries);
+    for (size_t i = 0; i < kBlockQueries; ++i) {
+      const int64_t empty = block_.ranges[i].empty;
+      high_[i] = empty > 0 ? T{0} : kNoScore<T>, sum_[i] = static_cast<T>(empty);
+    }
+  }
+  // X[keys, queries]: scores become weights.
+  void Weigh(size_t keys, T* X) { WeighAll(keys, block_.vectors(), X, high_, sum_, factor); }
+  // factor: what the sums of weighted values have to be multiplied by; stats: as AttentionForward's
+  // or null.
+  void Finish(T* stats) {
+    const bool drops = block_.view.dropout().Any();
+    for (size_t i = 0; i < block_.count; ++i) {
+      // Scores of -inf alone have no softmax; no scores have the result 0.
+      const bool nothing = sum_[i] == T{0} && block_.SeesNothing(i);
+      factor[i] = nothing ? T{0} : T{1} / sum_[i];
+      if (stats != nullptr) {
+        T* const of = block_.view.Stats(stats, block_.t + i);
+        of[0] = high_[i] == kNoScore<T> ? T{0} : high_[i], of[1] = factor[i];
+      }
+      if (drops) factor[i] *= static_cast<T>(block_.view.dropout().KeptFactor());
+    }
+  }
+
+  T* factor;  // of what was summed before the last tile
+
+ private:
+  const QueryBlock<T>& block_;
+  T *high_, *sum_;
+};
+
+// Blocks of a view from both ends in turn: parts of them have about the same work, causal or not.
+inline size_t FromBothEnds(size_t i, size_t count) {
+  return i % 2 == 0 ? i / 2 : count - 1 - i / 2;
+}
+
+// visit(view, t): each block of queries, from t on, of each view, by threads.
+template <class Visit>
+void ForQueryBlocks(const AttentionShape& shape, const AttentionMask& mask, Visit&& visit) {
+  const int64_t longest = (shape.queries + shape.dilation - 1) / shape.dilation;
+  const int64_t blocks = (longest + int64_t{kBlockQueries} - 1) / int64_t{kBlockQueries};
+  const int64_t work = shape.keys / shape.dilation * (shape.key_width + shape.value_width);
+  ParallelFor(AttentionView::Number(shape) * blocks, work > 4096 ? 1 : 4096 / (work + 1) + 1,
+              [&](int64_t begin, int64_t end) {
+                for (int64_t i = begin; i < end; ++i) {
+                  const AttentionView view(shape, mask, i / blocks);
+                  const size_t t = FromBothEnds(size_t(i % blocks), size_t(blocks)) * kBlockQueries;
+                  if (t < view.queries) visit(view, t);
+                }
+              });
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace cistern
+HWY_AFTER_NAMESPACE();
+
+#endif  // include guard
