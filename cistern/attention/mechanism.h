@@ -217,9 +217,9 @@ class Mechanism : public torch::nn::Module {
   virtual bool SeesPadding() const { return false; }
   virtual bool SeesBatch() const { return false; }
   virtual bool WritesAtOnce() const { return false; }
-  // Whether the causal form takes its tokens in bfloat16 as well, and then gives what they read in
-  // it; its arithmetic is in float all the same.
-  virtual bool TakesBFloat16() const { return false; }
+  // Whether a form, causal or bidirectional, takes its tokens in bfloat16 as well, and then gives
+  // what they read in it. Slots, sums and the softmax are in float or wider all the same.
+  virtual bool TakesBFloat16(Form) const { return false; }
   // Dropout of what a layer gives, after its output projection, while it is trained.
   virtual double OutputDropout(Form) const { return 0; }
 

@@ -247,8 +247,8 @@ FoldedMap::Map AttentionLayer::Fold(const std::vector<const Mapped*>& mapped) co
 }
 
 // Whether what the maps give may stay in bfloat16 up to the core.
-bool AttentionLayer::TakesBFloat16() const {
-  return mechanism_->TakesBFloat16() && ReadsByMaps() && !Folds() && !AttentionObserver::Active();
+bool AttentionLayer::TakesBFloat16(Form form) const {
+  return mechanism_->TakesBFloat16(form) && ReadsByMaps() && !Folds() && !AttentionObserver::Active();
 }
 
 namespace {
@@ -290,7 +290,8 @@ std::vector<at::Tensor> AttentionLayer::Project(const Stream& stream, State* sta
     const FoldedMap::Map map = Joined(mapped, joints.maps);
     const at::Tensor given = mapped[0]->projection.normalised ? OfLengthOne(stream.x) : stream.x;
     at::Tensor y = ops::LinearProduct(given, map.weight, map.bias);
-    const bool stays = causal && y.scalar_type() == at::kBFloat16 && TakesBFloat16();
+    const bool stays = !side && y.scalar_type() == at::kBFloat16 &&
+                       TakesBFloat16(causal ? Form::kCausal : Form::kBidirectional);
     if (!stays) y = y.to(map.weight.scalar_type());  // InFullPrecision
     if (!filters.empty()) {
       const auto join = [&] { return FoldedMap::Map{at::cat(filters), {}}; };

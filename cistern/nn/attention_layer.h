@@ -116,7 +116,7 @@ class AttentionLayer : public torch::nn::Module {
   friend std::shared_ptr<AttentionLayer> MakeAttentionLayer(AttentionLayerOptions options);
 
   void AddProjection(Projection p);
-  bool TakesBFloat16() const;
+  bool TakesBFloat16(Form form) const;
   std::shared_ptr<Linear> FindMap(const std::string& name) const;  // null: there is none
   bool Folds() const;
   Mechanism& Running() const { return Folds() ? *after_maps_ : *mechanism_; }

@@ -278,6 +278,28 @@ TEST(AttentionLayer, BFloat16GoesOnFromFloatAndBack) {
   }
 }
 
+// The bidirectional form, with padding: what takes bfloat16 gives it back, near what float gives.
+TEST(AttentionLayer, BFloat16BothWays) {
+  for (const std::string name : {"softmax", "window", "dilated", "latte", "window:1+latte:1"}) {
+    at::manual_seed(4);
+    const auto layer = InDouble(MakeAttentionLayer(LayerOptions(name, Form::kBidirectional, 0)));
+    layer->to(at::kFloat);
+    const at::Tensor x = Leaf(Normal({2, 30, kModel}).to(at::kFloat)),
+                     g = Normal({2, 30, kModel}).to(at::kFloat);
+    for (const ops::Mask& mask : {ops::Mask{}, ops::Mask{Lengths({30, 11}), {}}}) {
+      const auto run = [&] {
+        const at::Tensor y = layer->Bidirectional(MakeStream(x, mask)).tokens.to(at::kFloat);
+        return std::vector<at::Tensor>{y, Gradients((y * g).sum(), {x})[0]};
+      };
+      const auto want = run();
+      const BFloat16Products products;
+      const auto got = run();
+      ExpectClose(got[0], want[0], 0.05, name);
+      ExpectClose(got[1], want[1], 0.1, name + " gradient");
+    }
+  }
+}
+
 // A whole block, whose norms hand bfloat16 to the maps: what plain operations make of it, to
 // bfloat16's rounding, and float for the next block.
 TEST(Block, BFloat16BetweenNormsAndMaps) {

@@ -108,8 +108,8 @@ double LatteMechanism::OutputDropout(Form form) const {
   return dropped_ == Dropped::kPublished && form == Form::kCausal ? dims().dropout : 0;
 }
 
-bool LatteMechanism::TakesBFloat16() const {
-  return !decay_options_.gated() && WeightDropout(Form::kCausal) == 0;
+bool LatteMechanism::TakesBFloat16(Form form) const {
+  return form == Form::kCausal && !decay_options_.gated() && WeightDropout(Form::kCausal) == 0;
 }
 
 at::Tensor LatteMechanism::DoExtend(const std::vector<at::Tensor>& x, State& state,

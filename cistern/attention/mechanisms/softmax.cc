@@ -295,7 +295,7 @@ void SoftmaxMechanism::CheckState(const State& state) const {
                 valid.sizes(), " and ", at::toString(valid.scalar_type()));
 }
 
-bool SoftmaxMechanism::TakesBFloat16() const {
+bool SoftmaxMechanism::TakesBFloat16(Form) const {
   return typeid(*this) == typeid(SoftmaxMechanism) && !relative_.defined() &&
          dims().copied_on == 0 && ops::MultipliesBFloat16();
 }

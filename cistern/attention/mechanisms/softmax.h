@@ -36,7 +36,7 @@ class SoftmaxMechanism : public Mechanism, public CountsOperations {
   // Leaves q and k to the next layer where that copies scores.
   at::Tensor DoAttend(Form form, const std::vector<at::Tensor>& x, State* state,
                       const ops::Mask& mask, Handles& handles) override;
-  bool TakesBFloat16() const override;
+  bool TakesBFloat16(Form) const override;
   LeastOperations Operations(Form form, int64_t tokens, int64_t before) const override;
 
  protected:
