@@ -248,7 +248,8 @@ FoldedMap::Map AttentionLayer::Fold(const std::vector<const Mapped*>& mapped) co
 
 // Whether what the maps give may stay in bfloat16 up to the core.
 bool AttentionLayer::TakesBFloat16(Form form) const {
-  return mechanism_->TakesBFloat16(form) && ReadsByMaps() && !Folds() && !AttentionObserver::Active();
+  return mechanism_->TakesBFloat16(form) && ReadsByMaps() && !Folds() &&
+         !AttentionObserver::Active();
 }
 
 namespace {
