@@ -191,18 +191,18 @@ HWY_NOINLINE void Differentiate16(size_t keys, size_t vectors, const float* X, c
   }
 }
 
-// to_j += scale sum_t A[j, queries] x_t of what is not finite in x, of pairs that see each other.
-HWY_NOINLINE void AddLostQueries(const QueryBlock<float>& block, size_t j, size_t keys,
-                                 const BFloat16* A, const Tokens16& x, size_t width, float scale,
-                                 const Sequence<float>& to) {
+// dv_j += factor sum_t A[j, queries] g_t of what is not finite in g, of pairs that see each other.
+HWY_NOINLINE void AddLostGradients(const QueryBlock<float>& block, size_t j, size_t keys,
+                                   const BFloat16* A, const Tokens16& g, size_t width, float factor,
+                                   const Sequence<float>& dv) {
   for (size_t t = 0; t < block.count; ++t) {
     for (size_t c = 0; c < width; ++c) {
-      const BFloat16 value = x.At(block.t + t)[c];
+      const BFloat16 value = g.At(block.t + t)[c];
       if (IsFinite(value)) continue;
       for (size_t i = 0; i < keys; ++i) {
         if (block.Sees(t, j + i))
-          to.At(j + i)[c] +=
-              scale * static_cast<float>(A[i * kBlockQueries + t]) * static_cast<float>(value);
+          dv.At(j + i)[c] +=
+              factor * static_cast<float>(A[i * kBlockQueries + t]) * static_cast<float>(value);
       }
     }
   }
@@ -227,7 +227,7 @@ HWY_NOINLINE void AddLostKeys(const QueryBlock<float>& block, size_t j, size_t k
 
 HWY_NOINLINE void BlockGradients16(const AttentionView& view, size_t t, size_t begin, size_t end,
                                    const Backward16& x) {
-  QueryBlock<float> block(view, t);
+  const QueryBlock<float> block(view, t);
   begin = std::max(begin, block.low), end = std::min(end, block.high);
   if (begin >= end) return;
   const Tag<float> d;
@@ -260,14 +260,12 @@ HWY_NOINLINE void BlockGradients16(const AttentionView& view, size_t t, size_t b
 
   LanesOf(x.q, t, count, kw, rows, Q);
   LanesOf(x.d_out, t, count, vw, rows, G);
-  const bool finite_q = PairRows(x.q, t, count, kw, q_pairs),
-             finite_g = PairRows(x.d_out, t, count, vw, g_pairs);
+  // A query that is not finite has no finite weights: its keys need no second look.
+  PairRows(x.q, t, count, kw, q_pairs);
+  const bool finite_g = PairRows(x.d_out, t, count, vw, g_pairs);
   for (size_t i = 0; i < kBlockQueries; ++i) {
-    high[i] = share[i] = less[i] = 0;
-    if (i >= count) {  // lanes beyond the queries see nothing
-      block.ranges[i] = {};
-      continue;
-    }
+    high[i] = share[i] = less[i] = 0;  // lanes beyond the queries have no weights
+    if (i >= count) continue;
     const float* const of = view.Stats(x.stats, t + i);
     high[i] = of[0], share[i] = of[1];
     ConvertRow(vw, x.d_out.At(t + i), g_row);
@@ -298,7 +296,7 @@ HWY_NOINLINE void BlockGradients16(const AttentionView& view, size_t t, size_t b
       DropPairs(kept, keys, vectors, kBlockQueries, dP);
     }
     const Rounded rounded = {P, dX, dX_pairs, high, share, less};
-    if (block.Partial(j, j + keys) || count < kBlockQueries) {
+    if (block.Partial(j, j + keys)) {
       const TileMask<float> mask(block, j, keys);
       Differentiate16<true>(keys, vectors, X, dP, &mask, drops ? kept : nullptr, rounded);
     } else {
@@ -316,8 +314,7 @@ HWY_NOINLINE void BlockGradients16(const AttentionView& view, size_t t, size_t b
                                  {reinterpret_cast<const BFloat16*>(dX_pairs), 2, 2 * kBlockQueries,
                                   k_pairs, kp, (keys + 1) / 2},
                                  dQ, kp);
-    if (!finite_g) AddLostQueries(block, j, keys, P, x.d_out, vw, kept_factor, x.dv);
-    if (!finite_q) AddLostQueries(block, j, keys, dX, x.q, kw, x.scale, x.dk);
+    if (!finite_g) AddLostGradients(block, j, keys, P, x.d_out, vw, kept_factor, x.dv);
     if (!finite_k) AddLostKeys(block, j, keys, dX, x.k, kw, dQ, kp);
   }
 
