@@ -24,8 +24,8 @@ void ResolveIsa();
 bool HasBFloat16();
 
 // Whether our own kernels gain by its instruction: on AMD's processors it does twice the work of a
-// multiply-add in the same time (measured on Zen 4). Intel's is documented to do as much, and was
-// not measured. By the maker, not by a measurement, so that results do not depend on the moment.
+// multiply-add in the same time (Zen 4); on Intel's it was not measured. By the maker, not by a
+// measurement, so that results do not depend on the moment.
 bool GainsByBFloat16Pairs();
 
 }  // namespace cistern
