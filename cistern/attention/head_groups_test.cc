@@ -20,6 +20,26 @@ std::string Refusal(const std::string& name, Json options = Json::object(),
   return "no UsageError";
 }
 
+// A group that does not take bfloat16, beside one that does, computes in float.
+TEST(HeadGroups, FloatsForGroupsThatTakeThem) {
+  at::manual_seed(3);
+  AttentionDims dims;
+  dims.dim = 20, dims.heads = 4;
+  const auto m = FindMechanism("latte:2+gated_slots:2").Make(Json::object(), dims);
+  m->to(at::kFloat);
+  ASSERT_TRUE(m->TakesBFloat16(Form::kCausal));
+  std::vector<at::Tensor> half, whole;
+  for (const Projection& p : m->Projections()) {
+    half.push_back(Normal({2, p.heads, 17, p.width / p.heads}).to(at::kBFloat16));
+    whole.push_back(half.back().to(at::kFloat));
+  }
+  const auto run = [&](const std::vector<at::Tensor>& x) {
+    State state = m->EmptyState(2, at::kFloat);
+    return m->Extend(x, state, {});
+  };
+  EXPECT_TRUE(at::equal(run(half), run(whole).to(at::kBFloat16)));
+}
+
 TEST(HeadGroups, EachGroupIsItsMechanismAlone) {
   at::manual_seed(3);
   AttentionDims dims;

@@ -10,7 +10,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <type_traits>
 
 #include "cistern/kernels/bfloat16.h"
 #include "cistern/kernels/slot_chunk-inl.h"
