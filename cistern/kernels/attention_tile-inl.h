@@ -1,5 +1,5 @@
-// What the two directions of exact attention share: products by register tiles, exponentials,
-// the queries of a block and what they see; included once per Highway target.
+// What the two directions of exact attention share: exponentials, the queries of a block and what
+// they see; included once per Highway target.
 //
 // The lanes of a vector are queries: scores stand as [keys, queries], so that maxima and sums over
 // keys are sums of vectors, and keys and values are the scalars of a product, read where they lie.
@@ -24,87 +24,6 @@ namespace HWY_NAMESPACE {
 
 constexpr size_t kBlockQueries = 64;  // leading dimension of panels with queries in the lanes
 constexpr size_t kTileKeys = 96;      // whole register tiles
-
-// Accumulators of a register tile: 6 x 4 vectors where there are 32 registers, 6 x 2 where there
-// are 16.
-#if HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX3_DL || HWY_TARGET == HWY_NEON
-constexpr int kStripVectors = 4;
-#else
-constexpr int kStripVectors = 2;
-#endif
-
-enum class From {
-  kZero,   // C = A B
-  kSum,    // C += A B
-  kTimes,  // C = C factor + A B, a factor for each column
-};
-
-template <From kFrom, bool kUnitRow, size_t kRows, int kVectors, class T>
-HWY_INLINE void TileOf(const Factors<T>& x, const T* HWY_RESTRICT a, T* HWY_RESTRICT c, size_t ldc,
-                       const T* HWY_RESTRICT factor) {
-  const Tag<T> d;
-  constexpr size_t kN = kLanes<T>;
-  Vec<T> sum[kRows][kVectors];
-#pragma GCC unroll 8
-  for (size_t i = 0; i < kRows; ++i) {
-#pragma GCC unroll 4
-    for (int j = 0; j < kVectors; ++j) {
-      if constexpr (kFrom == From::kZero) sum[i][j] = hn::Zero(d);
-      if constexpr (kFrom == From::kSum) sum[i][j] = hn::LoadU(d, c + i * ldc + j * kN);
-      if constexpr (kFrom == From::kTimes)
-        sum[i][j] = hn::Mul(hn::LoadU(d, c + i * ldc + j * kN), hn::Load(d, factor + j * kN));
-    }
-  }
-  const size_t row = kUnitRow ? 1 : x.row;
-  const T* HWY_RESTRICT b = x.b;
-  for (size_t k = 0; k < x.depth; ++k, a += x.step, b += x.ldb) {
-    Vec<T> bv[kVectors];
-#pragma GCC unroll 4
-    for (int j = 0; j < kVectors; ++j) bv[j] = hn::LoadU(d, b + j * kN);
-#pragma GCC unroll 8
-    for (size_t i = 0; i < kRows; ++i) {
-      const Vec<T> av = hn::Set(d, a[i * row]);
-#pragma GCC unroll 4
-      for (int j = 0; j < kVectors; ++j) sum[i][j] = hn::MulAdd(av, bv[j], sum[i][j]);
-    }
-  }
-#pragma GCC unroll 8
-  for (size_t i = 0; i < kRows; ++i) {
-#pragma GCC unroll 4
-    for (int j = 0; j < kVectors; ++j) hn::StoreU(sum[i][j], d, c + i * ldc + j * kN);
-  }
-}
-
-template <From kFrom, bool kUnitRow, int kVectors, class T>
-HWY_NOINLINE void Strip(size_t rows, const Factors<T>& x, T* c, size_t ldc, const T* factor) {
-  size_t r = 0;
-  const auto tiles = [&]<size_t kRows>(std::integral_constant<size_t, kRows>) HWY_ATTR {
-    for (; r + kRows <= rows; r += kRows)
-      TileOf<kFrom, kUnitRow, kRows, kVectors>(x, x.a + r * (kUnitRow ? 1 : x.row), c + r * ldc,
-                                               ldc, factor);
-  };
-  tiles(std::integral_constant<size_t, 6>());
-  tiles(std::integral_constant<size_t, 4>());
-  tiles(std::integral_constant<size_t, 2>());
-  tiles(std::integral_constant<size_t, 1>());
-}
-
-// C[rows, vectors] from A B, any number of rows; kUnitRow: x.row is 1.
-template <From kFrom, bool kUnitRow, class T>
-void Multiply(size_t rows, size_t vectors, Factors<T> x, T* c, size_t ldc,
-              const T* factor = nullptr) {
-  const auto strips = [&]<int kVectors>(std::integral_constant<int, kVectors>) {
-    for (; vectors >= size_t{kVectors}; vectors -= kVectors) {
-      Strip<kFrom, kUnitRow, kVectors>(rows, x, c, ldc, factor);
-      x.b += kVectors * kLanes<T>;
-      c += kVectors * kLanes<T>;
-      if (factor != nullptr) factor += kVectors * kLanes<T>;
-    }
-  };
-  if constexpr (kStripVectors == 4) strips(std::integral_constant<int, 4>());
-  strips(std::integral_constant<int, 2>());
-  strips(std::integral_constant<int, 1>());
-}
 
 // C[rows, columns] += A B where C has no room beyond its columns; scratch of rows vectors.
 template <class T>
