@@ -185,21 +185,19 @@ void AbcMechanism::DoWrite(const std::vector<at::Tensor>& x, State& state, const
 
 void AbcMechanism::WriteWith(const at::Tensor& s, const std::vector<at::Tensor>& x, State& state,
                              const ops::Mask& mask) const {
-  const at::Tensor z = state[z_];
-  state[key_memory_] = ops::SlotWrite(s, x[k_], {state[key_memory_], z}, mask).memory;
-  const ops::SlotState values = ops::SlotWrite(s, x[v_], {state[value_memory_], z}, mask);
-  state[value_memory_] = values.memory;
-  state[z_] = values.z;
+  const ops::AbcState after =
+      ops::AbcWrite(s, x[k_], x[v_], {state[key_memory_], state[value_memory_], state[z_]}, mask);
+  state[key_memory_] = after.keys;
+  state[value_memory_] = after.values;
+  state[z_] = after.z;
 }
 
 at::Tensor AbcMechanism::Read(const std::vector<at::Tensor>& x, const State& state) {
-  const auto type = x[q_].scalar_type();
   if (!HoldsSums() && !(is_training() && dims().dropout > 0)) {
-    const at::Tensor keys = (state[key_memory_] * Scale()).to(type);
-    at::Tensor scores = at::matmul(x[q_], keys.transpose(2, 3));
-    if (masked_) scores = scores.masked_fill(at::isneginf(state[z_].unsqueeze(2)), kUnseen);
-    return ops::SlotSoftmaxRead(scores, state[value_memory_]);
+    return ops::AbcRead(x[q_], state[key_memory_], state[value_memory_],
+                        masked_ ? state[z_] : at::Tensor(), Scale());
   }
+  const auto type = x[q_].scalar_type();
   const at::Tensor matched = at::matmul(x[q_], state[key_memory_].to(type).transpose(2, 3));
   return at::matmul(
       ReadWeights(matched, state[z_].unsqueeze(2), ByPosition() ? state[count_] : at::Tensor()),

@@ -25,13 +25,17 @@ struct SegmentList {
         count((static_cast<size_t>(shape.length) + kBidirectionalSegment - 1) /
               kBidirectionalSegment),
         grain(std::max<int64_t>(1, HeadsPerThread(shape))) {}
-  // body(head, segment, index)
+  // body(head, segment, index), where segments of a head have indices one after another. A
+  // segment's heads come one after another: where they lie side by side, they share pages of
+  // memory.
   template <class Body>
   void For(Body&& body) const {
     ParallelFor(heads * static_cast<int64_t>(count), grain, [&](int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end; ++i)
-        body(i / static_cast<int64_t>(count), static_cast<size_t>(i) % count,
-             static_cast<size_t>(i));
+      for (int64_t i = begin; i < end; ++i) {
+        const int64_t head = i % heads;
+        const auto segment = static_cast<size_t>(i / heads);
+        body(head, segment, static_cast<size_t>(head) * count + segment);
+      }
     });
   }
   int64_t heads;
@@ -52,6 +56,13 @@ struct Segment {
   int64_t b, h;
   size_t begin, end, padded;
 };
+
+// Asks for rows [t, end) of x ahead of their use, unless they lie one after another: the processor
+// finds those itself.
+template <class T>
+void PrefetchApart(const Sequence<const T>& x, size_t t, size_t end, size_t width) {
+  if (x.time != static_cast<int64_t>(width)) PrefetchRows(x, t, end, width);
+}
 
 // sums += panel.
 template <class T>

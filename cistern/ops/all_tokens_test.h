@@ -100,7 +100,7 @@ inline void ExpectFiniteOnPoisonedWorkspaces(const Problem& p) {
 }
 
 // A write of three rows of 33 tokens, of which the second is empty and the third has 11: what is
-// not finite in padding is not read; NaN in a token reaches the first output, the memory.
+// not finite in padding is not read; NaN in a token reaches a memory.
 inline void ExpectPaddingUnread(const Problem& p) {
   const Tensors want = Everything(p, Impl::kKernel, at::kFloat);
   Problem poisoned = p;
@@ -118,8 +118,11 @@ inline void ExpectPaddingUnread(const Problem& p) {
     Problem bad = p;
     bad.x[i] = p.x[i].clone();
     bad.x[i][0][0][4][2] = std::nan("");
-    const at::Tensor memory = Everything(bad, Impl::kKernel, at::kFloat)[0][0][0];
-    EXPECT_TRUE(at::isnan(memory).any().item<bool>()) << i;
+    const Tensors got = Everything(bad, Impl::kKernel, at::kFloat);
+    bool reached = false;
+    for (size_t y = 0; y < p.g.size(); ++y)
+      reached = reached || at::isnan(got[y][0][0]).any().item<bool>();
+    EXPECT_TRUE(reached) << i;
   }
 }
 

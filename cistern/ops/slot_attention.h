@@ -1,7 +1,8 @@
 #pragma once
-// Causal attention by the slot memory, fused (kernels/slot_attention.h has the algebra): the same
-// as a composition of softmax, SlotMatch and SlotRead, in one walk over the tokens. Differentiable
-// in every tensor, the state in and out included.
+// Attention by the slot memory, fused. Causal (kernels/slot_attention.h has the algebra): the same
+// as a composition of softmax, SlotMatch and SlotRead, in one walk over the tokens. All tokens at
+// once (kernels/slot_bidirectional.h): AbcWrite, then AbcRead. Differentiable in every tensor, the
+// state in and out included.
 #include "cistern/ops/slot_memory.h"
 
 namespace cistern::ops {
@@ -47,5 +48,15 @@ AbcResult AbcAttention(const at::Tensor& q, const at::Tensor& k, const at::Tenso
 at::Tensor AbcExtend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                      const at::Tensor& s, at::Tensor& keys, at::Tensor& values, at::Tensor& z,
                      double scale, const Mask& mask = {});
+
+// The state after a whole piece: SlotWrite of keys and values with one set of log-weights.
+// O(T n d).   k, v [B,H,T,d], s [B,H,T,n]
+AbcState AbcWrite(const at::Tensor& s, const at::Tensor& k, const at::Tensor& v,
+                  const AbcState& state, const Mask& mask = {});
+// softmax(scale q . keys) values.   q [B,H,T,d] -> [B,H,T,d]
+// z [B,H,n], without a gradient: where it is -inf a slot takes no part, unless no slot of its row
+// and head does otherwise; undefined: all take part.
+at::Tensor AbcRead(const at::Tensor& q, const at::Tensor& keys, const at::Tensor& values,
+                   const at::Tensor& z, double scale);
 
 }  // namespace cistern::ops

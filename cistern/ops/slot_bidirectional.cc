@@ -14,7 +14,7 @@ constexpr double kMinusInf = -std::numeric_limits<double>::infinity();
 
 // m + log(sum), -inf where the sum is 0; safe is sum with 1 in those places.
 at::Tensor LogOrMinusInf(const at::Tensor& sum, const at::Tensor& safe, const at::Tensor& m) {
-  return at::where(sum > 0, m + safe.log(), at::full({}, kMinusInf, sum.options()));
+  return at::where(sum == 0, at::full({}, kMinusInf, sum.options()), m + safe.log());
 }
 
 struct WriteArguments {
@@ -74,8 +74,8 @@ struct Write {
     const at::Tensor s = UnitStride(x.s), v = UnitStride(x.v);
     BeginState(x.memory, y[kMemory]), BeginState(x.z, y[kZ]);
     DispatchType(v, [&]<class T>(T) {
-      cistern::SlotWrite<T>(ShapeOf(x), InputRows<T>(s), InputRows<T>(v), mask.lengths,
-                            y[kMemory].mutable_data_ptr<double>(),
+      const SlotWritten<T> written[] = {{InputRows<T>(v), y[kMemory].mutable_data_ptr<double>()}};
+      cistern::SlotWrite<T>(ShapeOf(x), InputRows<T>(s), written, mask.lengths,
                             y[kZ].mutable_data_ptr<double>());
     });
   }
@@ -93,9 +93,11 @@ struct Write {
     const at::Tensor G = d_memory.to(type, false, true, at::MemoryFormat::Contiguous),
                      h_tokens = h.to(type).contiguous(), z_after = z.contiguous();
     DispatchType(v, [&]<class T>(T) {
-      SlotWriteBackward<T>(ShapeOf(x), InputRows<T>(s), InputRows<T>(v), mask.lengths,
-                           z_after.const_data_ptr<double>(), G.const_data_ptr<T>(),
-                           h_tokens.const_data_ptr<T>(), OutputRows<T>(ds), OutputRows<T>(dv));
+      const SlotWrittenGradients<T> written[] = {
+          {InputRows<T>(v), G.const_data_ptr<T>(), OutputRows<T>(dv)}};
+      SlotWriteBackward<T>(ShapeOf(x), InputRows<T>(s), written, mask.lengths,
+                           z_after.const_data_ptr<double>(), h_tokens.const_data_ptr<T>(),
+                           OutputRows<T>(ds));
     });
     // The share of what was there before; of an empty slot none.
     const at::Tensor w = (x.z - z).exp().masked_fill(at::isneginf(x.z), 0.0);

@@ -1,7 +1,7 @@
 // Writes and reads of all tokens at once: the definition, composition and kernel agree, forward and
 // backward, on every instruction set.
 #include "cistern/ops/all_tokens_test.h"
-#include "cistern/ops/slot_memory.h"
+#include "cistern/ops/slot_attention.h"
 
 namespace cistern::ops {
 namespace {
@@ -77,6 +77,50 @@ Problem ReadProblem(const Shape& s, Weights kind) {
           [](const Tensors& y) { return Tensors{SlotSoftmaxRead(y[0], y[1])}; }};
 }
 
+// Keys and values, with the log-weights, lengths and z of WriteProblem.
+Problem AbcWriteProblem(const Shape& s, Weights kind) {
+  Problem p = WriteProblem(s, kind);
+  const Mask mask = s.lengths ? SomeLengths(s.batch, s.length) : Mask{};
+  const at::Tensor memory = p.x[2];
+  p.name = "abc " + p.name;
+  p.x = {p.x[0],
+         p.x[1],
+         at::randn_like(p.x[1]).to(at::kFloat).to(at::kDouble),
+         memory,
+         at::randn_like(memory),
+         p.x[3]};
+  p.tokens = 3;
+  p.g = {p.g[0], at::randn_like(memory), p.g[1]};
+  p.run = [mask](const Tensors& x) {
+    const AbcState after = AbcWrite(x[0], x[1], x[2], {x[3], x[4], x[5]}, mask);
+    return Tensors{after.keys, after.values, after.z};
+  };
+  return p;
+}
+
+// kHoles: slots that hold nothing, and a head that holds nothing at all; kOffset: logits far from
+// 0; kGrowth: logits that differ by tens.
+Problem AbcReadProblem(const Shape& s, Weights kind) {
+  at::manual_seed(700 + s.length);
+  at::Tensor keys = at::randn({s.batch, s.heads, s.slots, s.width}, at::kDouble),
+             values = at::randn_like(keys), z;
+  if (kind == Weights::kOffset) keys = keys + 30;
+  if (kind == Weights::kGrowth) keys = keys * at::arange(s.slots, at::kDouble).unsqueeze(-1) / 2;
+  if (kind == Weights::kHoles) {
+    z = at::randn({s.batch, s.heads, s.slots}, at::kDouble);
+    if (s.slots > 1) z = z.masked_fill(at::arange(s.slots).remainder(3) == 1, -kInf);
+    z[0][0].fill_(-kInf);
+    values = values.masked_fill(at::isneginf(z).unsqueeze(-1), 0.0);
+  }
+  const double scale = 1 / std::sqrt(double(s.width));
+  return {"abc read " + NameOf(s, kind),
+          {at::randn({s.batch, s.heads, s.length, s.width}).to(at::kDouble), keys, values},
+          1,
+          {at::randn({s.batch, s.heads, s.length, s.width}, at::kDouble)},
+          s.heads_last,
+          [z, scale](const Tensors& x) { return Tensors{AbcRead(x[0], x[1], x[2], z, scale)}; }};
+}
+
 template <class Make>
 void ForEachProblem(Make make, const std::function<void(const Problem&)>& body) {
   for (const Shape& s : kShapes) {
@@ -101,14 +145,39 @@ TEST(SlotBidirectional, ReadsAgree) {
   OnEveryIsa([] { ForEachProblem(ReadProblem, ExpectAllAgree); });
 }
 
+TEST(SlotBidirectional, AbcWritesAgree) {
+  OnEveryIsa([] { ForEachProblem(AbcWriteProblem, ExpectAllAgree); });
+}
+TEST(SlotBidirectional, AbcReadsAgree) {
+  OnEveryIsa([] {
+    ForEachProblem(AbcReadProblem, [](const Problem& p) {
+      ExpectAgreement(p, [](Impl, at::ScalarType dtype) {
+        return dtype == at::kDouble ? 1e-12 : 5e-5;  // logits of a hundred
+      });
+    });
+  });
+}
+
+// What is written together is what is written apart.
+TEST(SlotBidirectional, AbcWritesWhatTwoWritesDo) {
+  const Problem p = AbcWriteProblem({2, 2, 161, 16, 32, true, true}, Weights::kHoles);
+  const Mask mask = SomeLengths(2, 161);
+  const Tensors both = p.run(p.x);
+  const SlotState keys = SlotWrite(p.x[0], p.x[1], {p.x[3], p.x[5]}, mask),
+                  values = SlotWrite(p.x[0], p.x[2], {p.x[4], p.x[5]}, mask);
+  ExpectSameBits(both[0], keys.memory, "keys");
+  ExpectSameBits(both[1], values.memory, "values");
+  ExpectSameBits(both[2], values.z, "z");
+}
+
 TEST(SlotBidirectional, OnPoisonedWorkspaces) {
-  for (const auto& make : {WriteProblem, ReadProblem}) {
+  for (const auto& make : {WriteProblem, ReadProblem, AbcWriteProblem, AbcReadProblem}) {
     for (const Shape& s : kShapes) ExpectFiniteOnPoisonedWorkspaces(make(s, Weights::kMild));
   }
 }
 
 TEST(SlotBidirectional, SameBitsForAnyNumberOfThreads) {
-  for (const auto& make : {WriteProblem, ReadProblem}) {
+  for (const auto& make : {WriteProblem, ReadProblem, AbcWriteProblem, AbcReadProblem}) {
     for (const Shape& s : kShapes) ExpectSameBitsForAnyNumberOfThreads(make(s, Weights::kMild));
   }
 }
@@ -138,11 +207,25 @@ TEST(SlotBidirectional, NothingWritten) {
 }
 
 TEST(SlotBidirectional, WhatIsNotFinite) {
-  ExpectPaddingUnread(WriteProblem({3, 2, 33, 7, 5, false, true, true}, Weights::kMild));
+  for (const auto& make : {WriteProblem, AbcWriteProblem})
+    ExpectPaddingUnread(make({3, 2, 33, 7, 5, false, true, true}, Weights::kMild));
+}
+
+// Also where nothing else was written.
+TEST(SlotBidirectional, NothingButNaNIsNaN) {
+  for (const int64_t length : {1, 2}) {
+    Problem p = WriteProblem({1, 1, length, 3, 4, true}, Weights::kNone);
+    p.x[0].select(2, 0).fill_(std::nan(""));
+    for (const Impl impl : kImpls) {
+      const Tensors all = Everything(p, impl, at::kFloat);
+      EXPECT_TRUE(at::isnan(all[0]).all().item<bool>()) << ImplName(impl);
+      EXPECT_TRUE(at::isnan(all[1]).all().item<bool>()) << ImplName(impl);
+    }
+  }
 }
 
 TEST(SlotBidirectional, SecondDerivatives) {
-  for (const auto& make : {WriteProblem, ReadProblem})
+  for (const auto& make : {WriteProblem, ReadProblem, AbcWriteProblem, AbcReadProblem})
     ExpectSecondDerivatives(make({1, 2, 9, 3, 4}, Weights::kMild));
 }
 
@@ -155,6 +238,14 @@ TEST(SlotBidirectional, Refusals) {
   EXPECT_THROW(SlotWrite(s, v, state, {{}, at::zeros({1, 4}, at::kBool)}), c10::Error);
   EXPECT_THROW(SlotSoftmaxRead(s, state.memory.narrow(2, 0, 2)), c10::Error);
   EXPECT_THROW(SlotSoftmaxRead(s, state.memory.to(at::kFloat)), c10::Error);
+  const AbcState abc = {state.memory, state.memory.clone(), state.z};
+  EXPECT_THROW(AbcWrite(s, v.narrow(2, 0, 3), v, abc), c10::Error);
+  EXPECT_THROW(AbcWrite(s, v.to(at::kDouble), v, abc), c10::Error);
+  EXPECT_THROW(AbcWrite(s, v, v, {abc.keys, abc.values, abc.z.to(at::kFloat)}), c10::Error);
+  EXPECT_THROW(AbcWrite(s, v, v, abc, {{}, at::zeros({1, 4}, at::kBool)}), c10::Error);
+  EXPECT_THROW(AbcRead(v, abc.keys.narrow(3, 0, 4), abc.values, {}, 1), c10::Error);
+  EXPECT_THROW(AbcRead(v, abc.keys, abc.values.to(at::kFloat), {}, 1), c10::Error);
+  EXPECT_THROW(AbcRead(v, abc.keys, abc.values, abc.z.narrow(2, 0, 2), 1), c10::Error);
 }
 
 }  // namespace

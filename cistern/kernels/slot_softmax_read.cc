@@ -1,0 +1,343 @@
+#include <algorithm>
+#include <limits>
+#include <vector>
+
+#include "cistern/kernels/dispatch.h"
+#include "cistern/kernels/slot_bidirectional.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "cistern/kernels/slot_softmax_read.cc"
+#include "hwy/foreach_target.h"  // must come before the headers below
+
+#include "cistern/kernels/segments-inl.h"
+#include "cistern/kernels/slot_softmax-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace cistern {
+namespace HWY_NAMESPACE {
+
+// factor * memory, [n, width], as a panel of T [np, dp], zeros in the padding.
+template <class T>
+void PackMemory(const double* memory, double factor, size_t n, size_t width, T* panel) {
+  const size_t dp = Padded<T>(width);
+  std::memset(panel, 0, Padded<T>(n) * dp * sizeof(T));
+  for (size_t l = 0; l < n; ++l) {
+    for (size_t j = 0; j < width; ++j)
+      panel[l * dp + j] = static_cast<T>(factor * memory[l * width + j]);
+  }
+}
+
+// P [rows, np] = softmax of the logits of rows t.., and dx = P (dP - sum_l P dP) from D = dP.
+//
+// Logits that are given.
+template <class T>
+class GivenLogits {
+ public:
+  struct Source {
+    Rows<const T> x;
+    Rows<T> dx;      // of the backward
+    double* d_keys;  // null: there are none
+  };
+  static size_t Bytes(size_t, size_t) { return 0; }
+  static constexpr size_t kPieces = 0;
+
+  GivenLogits(const SlotShape& shape, const Source& source, const Segment& segment, double*,
+              Workspace&)
+      : x_(source.x, segment.b, segment.h),
+        dx_(source.dx, segment.b, segment.h),
+        n_(static_cast<size_t>(shape.slots)) {}
+  void Softmax(size_t t, size_t rows, T* P) { SoftmaxOfTokens(x_, t, rows, n_, P); }
+  void Prefetch(size_t t, size_t end) { PrefetchApart(x_, t, end, n_); }
+  HWY_NOINLINE void Gradients(size_t t, size_t rows, const T* P, T* D) {
+    const Tag<T> d;
+    const size_t np = Padded<T>(n_);
+    for (size_t i = 0; i < rows; ++i) {
+      const T* const p = P + i * np;
+      T* const dr = D + i * np;
+      T* const to = n_ == np ? dx_.At(t + i) : dr;
+      const Vec<T> dot = RowDot(np, p, dr);
+      for (size_t l = 0; l < np; l += kLanes<T>)
+        hn::StoreU(hn::Mul(hn::Load(d, p + l), hn::Sub(hn::Load(d, dr + l), dot)), d, to + l);
+    }
+    if (n_ != np) UnpackRows(D, t, rows, n_, np, dx_);
+  }
+  void Close() {}
+  void CloseIfFull() {}
+
+ private:
+  const Sequence<const T> x_;
+  const Sequence<T> dx_;
+  const size_t n_;
+};
+
+// Logits scale q . K, of the slots that hold something.
+template <class T>
+class LogitsOfKeys {
+ public:
+  struct Source {
+    Rows<const T> q;
+    SlotKeys keys;
+    Rows<T> dq;
+    double* d_keys;
+  };
+  static size_t Bytes(size_t n, size_t width) {
+    const size_t np = Padded<T>(n), dp = Padded<T>(width);
+    return SpanProduct<T>::Bytes(n, width) +
+           sizeof(T) * (2 * np * dp + 2 * np + 2 * kBlockRows * dp);
+  }
+  static constexpr size_t kPieces = SpanProduct<T>::kPieces + 6;
+
+  // sums [np, dp] of dx (x) q, zeros; null where there is no backward.
+  LogitsOfKeys(const SlotShape& shape, const Source& source, const Segment& segment, double* sums,
+               Workspace& workspace)
+      : n_(static_cast<size_t>(shape.slots)),
+        width_(static_cast<size_t>(shape.width)),
+        np_(Padded<T>(n_)),
+        dp_(Padded<T>(width_)),
+        q_(source.q, segment.b, segment.h),
+        dq_(source.dq, segment.b, segment.h),
+        d_keys_(n_, width_, sums, workspace) {
+    K_ = workspace.Take<T>(np_ * dp_);
+    KT_ = workspace.Take<T>(dp_ * np_);
+    open_ = workspace.Take<T>(np_);
+    closed_ = workspace.Take<T>(np_);
+    Q_panel_ = workspace.Take<T>(kBlockRows * dp_);
+    D_panel_ = workspace.Take<T>(kBlockRows * dp_);
+    const auto head = static_cast<size_t>(segment.b * shape.heads + segment.h);
+    PackMemory(source.keys.keys + head * n_ * width_, source.keys.scale, n_, width_, K_);
+    Transpose(np_, dp_, K_, dp_, KT_, np_);
+    const double* const z = source.keys.z == nullptr ? nullptr : source.keys.z + head * n_;
+    for (size_t l = 0; l < np_; ++l) {
+      const bool empty = l < n_ && z != nullptr && z[l] == kEmpty;
+      open_[l] = l < n_ && !empty ? T{1} : T{0};
+      // Lower than all, where others take part; a softmax of nothing else is uniform.
+      closed_[l] = empty ? std::numeric_limits<T>::lowest() : kMinusInfinity<T>;
+      all_open_ = all_open_ && open_[l] != 0;
+    }
+  }
+
+  HWY_NOINLINE void Softmax(size_t t, size_t rows, T* P) {
+    const Tag<T> d;
+    Q_ = PanelOf(q_, t, rows, width_, Q_panel_);
+    Product<T>(rows, n_, {Q_, dp_, 1, KT_, np_, width_}, P, np_);
+    if (!all_open_) {
+      for (size_t i = 0; i < rows; ++i) {
+        for (size_t l = 0; l < np_; l += kLanes<T>) {
+          const auto open = hn::Ne(hn::Load(d, open_ + l), hn::Zero(d));
+          T* const x = P + i * np_ + l;
+          hn::Store(hn::IfThenElse(open, hn::Load(d, x), hn::Load(d, closed_ + l)), d, x);
+        }
+      }
+    }
+    SoftmaxRows(rows, np_, P, P);
+  }
+  void Prefetch(size_t t, size_t end) { PrefetchApart(q_, t, end, width_); }
+  // After Softmax of the same rows.
+  HWY_NOINLINE void Gradients(size_t t, size_t rows, const T* P, T* D) {
+    const Tag<T> d;
+    for (size_t i = 0; i < rows; ++i) {
+      const T* const p = P + i * np_;
+      T* const dr = D + i * np_;
+      const Vec<T> dot = RowDot(np_, p, dr);
+      for (size_t l = 0; l < np_; l += kLanes<T>) {
+        const Vec<T> dx = hn::Mul(hn::Load(d, p + l), hn::Sub(hn::Load(d, dr + l), dot));
+        const auto closed = hn::Eq(hn::Load(d, open_ + l), hn::Zero(d));
+        hn::Store(hn::IfThenZeroElse(closed, dx), d, dr + l);
+      }
+    }
+    const RowsOut<T> dq(dq_, t, rows, width_, D_panel_);
+    Product<T>(rows, width_, {D, np_, 1, K_, dp_, n_}, dq.data, dq.ld);
+    dq.Finish();
+    d_keys_.Add(rows, D, Q_);
+  }
+  void Close() { d_keys_.Close(); }
+  void CloseIfFull() {
+    if (d_keys_.full()) d_keys_.Close();
+  }
+
+ private:
+  const size_t n_, width_, np_, dp_;
+  const Sequence<const T> q_;
+  const Sequence<T> dq_;
+  SpanProduct<T> d_keys_;
+  T *K_, *KT_, *open_, *closed_, *Q_panel_, *D_panel_;
+  const T* Q_ = nullptr;
+  bool all_open_ = true;
+};
+
+template <class T, class Logits>
+HWY_NOINLINE void ReadRows(const SlotShape& shape, const Segment& segment,
+                           const typename Logits::Source& source, const double* memory,
+                           const Sequence<T>& out) {
+  const auto n = static_cast<size_t>(shape.slots), width = static_cast<size_t>(shape.width);
+  const size_t np = Padded<T>(n), dp = Padded<T>(width);
+  Workspace& workspace = Workspace::OfThisThread();
+  workspace.Start(Logits::Bytes(n, width) + sizeof(T) * (np * dp + kBlockRows * (np + dp)),
+                  Logits::kPieces + 3);
+  Logits logits(shape, source, segment, nullptr, workspace);
+  T* const M = workspace.Take<T>(np * dp);
+  T* const P = workspace.Take<T>(kBlockRows * np);
+  T* const O_panel = workspace.Take<T>(kBlockRows * dp);
+  PackMemory(memory, 1, n, width, M);
+  for (size_t t = segment.begin, rows; t < segment.end; t += rows) {
+    rows = std::min(kBlockRows, segment.end - t);
+    logits.Softmax(t, rows, P);
+    logits.Prefetch(t + rows, std::min(t + rows + kBlockRows, segment.end));
+    const RowsOut<T> O(out, t, rows, width, O_panel);
+    Product<T>(rows, width, {P, np, 1, M, dp, n}, O.data, O.ld);
+    O.Finish();
+  }
+}
+
+template <class T, class Logits>
+void ReadAll(const SlotShape& shape, const typename Logits::Source& source, const double* memory,
+             const Rows<T>& out) {
+  const SegmentList list(shape);
+  list.For([&](int64_t head, size_t part, size_t) {
+    const Segment segment(shape, nullptr, head, part);
+    ReadRows<T, Logits>(shape, segment, source, memory + head * shape.slots * shape.width,
+                        Sequence<T>(out, segment.b, segment.h));
+  });
+}
+
+// The gradients of a segment's logits; sums [np, dp] of softmax (x) g over it, then those of
+// its keys.
+template <class T, class Logits>
+HWY_NOINLINE void ReadGradients(const SlotShape& shape, const Segment& segment,
+                                const typename Logits::Source& source, const Sequence<const T>& g,
+                                const double* memory, double* sums) {
+  const auto n = static_cast<size_t>(shape.slots), width = static_cast<size_t>(shape.width);
+  const size_t np = Padded<T>(n), dp = Padded<T>(width);
+  Workspace& workspace = Workspace::OfThisThread();
+  workspace.Start(Logits::Bytes(n, width) + SpanProduct<T>::Bytes(n, width) +
+                      sizeof(T) * (2 * np * dp + kBlockRows * (2 * np + dp)),
+                  Logits::kPieces + SpanProduct<T>::kPieces + 5);
+  Logits logits(shape, source, segment, sums + np * dp, workspace);
+  SpanProduct<T> product(n, width, sums, workspace);
+  T* const M = workspace.Take<T>(np * dp);
+  T* const MT = workspace.Take<T>(dp * np);
+  T* const P = workspace.Take<T>(kBlockRows * np);
+  T* const D = workspace.Take<T>(kBlockRows * np);
+  T* const g_panel = workspace.Take<T>(kBlockRows * dp);
+  PackMemory(memory, 1, n, width, M);
+  Transpose(np, dp, M, dp, MT, np);
+  // Narrow vectors leave columns of the padding unwritten.
+  std::memset(D, 0, kBlockRows * np * sizeof(T));
+  for (size_t t = segment.begin, rows; t < segment.end; t += rows) {
+    rows = std::min(kBlockRows, segment.end - t);
+    logits.Softmax(t, rows, P);
+    const T* const G = PanelOf(g, t, rows, width, g_panel);
+    Product<T>(rows, n, {G, dp, 1, MT, np, width}, D, np);
+    product.Add(rows, P, G);
+    logits.Gradients(t, rows, P, D);
+    logits.CloseIfFull();
+    if (product.full()) product.Close();
+  }
+  logits.Close();
+  product.Close();
+}
+
+// to [n, width] = factor * the sums [np, dp] of all parts, which lie `step` apart.
+template <class T>
+void AddParts(size_t n, size_t width, size_t parts, const double* sums, size_t step, double factor,
+              double* to) {
+  std::fill_n(to, n * width, 0.0);
+  for (size_t part = 0; part < parts; ++part, sums += step) {
+    for (size_t l = 0; l < n; ++l) {
+      for (size_t j = 0; j < width; ++j)
+        to[l * width + j] += factor * sums[l * Padded<T>(width) + j];
+    }
+  }
+}
+
+template <class T, class Logits>
+void ReadBackwardAll(const SlotShape& shape, const typename Logits::Source& source, double scale,
+                     const double* memory, const Rows<const T>& g, double* d_memory) {
+  const SegmentList list(shape);
+  const auto n = static_cast<size_t>(shape.slots), width = static_cast<size_t>(shape.width);
+  const size_t panel = Padded<T>(n) * Padded<T>(width),
+               size = source.d_keys == nullptr ? panel : 2 * panel;
+  std::vector<double> sums(static_cast<size_t>(list.heads) * list.count * size);
+  list.For([&](int64_t head, size_t part, size_t index) {
+    const Segment segment(shape, nullptr, head, part);
+    ReadGradients<T, Logits>(shape, segment, source, Sequence<const T>(g, segment.b, segment.h),
+                             memory + head * shape.slots * shape.width, sums.data() + index * size);
+  });
+  for (size_t head = 0; head < static_cast<size_t>(list.heads); ++head) {
+    const double* const of = sums.data() + head * list.count * size;
+    const size_t at = head * n * width;
+    AddParts<T>(n, width, list.count, of, size, 1, d_memory + at);
+    if (source.d_keys != nullptr)
+      AddParts<T>(n, width, list.count, of + panel, size, scale, source.d_keys + at);
+  }
+}
+
+#define CISTERN_SLOT_READ(T, Name)                                                               \
+  void SlotSoftmaxRead##Name(const SlotShape& shape, Rows<const T> x, const double* memory,      \
+                             Rows<T> out) {                                                      \
+    ReadAll<T, GivenLogits<T>>(shape, {x, {}, nullptr}, memory, out);                            \
+  }                                                                                              \
+  void SlotSoftmaxReadBackward##Name(const SlotShape& shape, Rows<const T> x,                    \
+                                     const double* memory, Rows<const T> d_out, Rows<T> dx,      \
+                                     double* d_memory) {                                         \
+    ReadBackwardAll<T, GivenLogits<T>>(shape, {x, dx, nullptr}, 1, memory, d_out, d_memory);     \
+  }                                                                                              \
+  void SlotAttend##Name(const SlotShape& shape, Rows<const T> q, const SlotKeys& keys,           \
+                        const double* memory, Rows<T> out) {                                     \
+    ReadAll<T, LogitsOfKeys<T>>(shape, {q, keys, {}, nullptr}, memory, out);                     \
+  }                                                                                              \
+  void SlotAttendBackward##Name(const SlotShape& shape, Rows<const T> q, const SlotKeys& keys,   \
+                                const double* memory, Rows<const T> d_out, Rows<T> dq,           \
+                                double* d_keys, double* d_memory) {                              \
+    ReadBackwardAll<T, LogitsOfKeys<T>>(shape, {q, keys, dq, d_keys}, keys.scale, memory, d_out, \
+                                        d_memory);                                               \
+  }
+CISTERN_SLOT_READ(float, Float)
+CISTERN_SLOT_READ(double, Double)
+#undef CISTERN_SLOT_READ
+
+}  // namespace HWY_NAMESPACE
+}  // namespace cistern
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace cistern {
+
+HWY_EXPORT(SlotSoftmaxReadFloat);
+HWY_EXPORT(SlotSoftmaxReadDouble);
+HWY_EXPORT(SlotSoftmaxReadBackwardFloat);
+HWY_EXPORT(SlotSoftmaxReadBackwardDouble);
+HWY_EXPORT(SlotAttendFloat);
+HWY_EXPORT(SlotAttendDouble);
+HWY_EXPORT(SlotAttendBackwardFloat);
+HWY_EXPORT(SlotAttendBackwardDouble);
+
+#define CISTERN_SLOT_READ(T, Name)                                                               \
+  template <>                                                                                    \
+  void SlotSoftmaxRead(const SlotShape& shape, Rows<const T> x, const double* memory,            \
+                       Rows<T> out) {                                                            \
+    CISTERN_DISPATCH(SlotSoftmaxRead##Name)(shape, x, memory, out);                              \
+  }                                                                                              \
+  template <>                                                                                    \
+  void SlotSoftmaxReadBackward(const SlotShape& shape, Rows<const T> x, const double* memory,    \
+                               Rows<const T> d_out, Rows<T> dx, double* d_memory) {              \
+    CISTERN_DISPATCH(SlotSoftmaxReadBackward##Name)(shape, x, memory, d_out, dx, d_memory);      \
+  }                                                                                              \
+  template <>                                                                                    \
+  void SlotAttend(const SlotShape& shape, Rows<const T> q, const SlotKeys& keys,                 \
+                  const double* memory, Rows<T> out) {                                           \
+    CISTERN_DISPATCH(SlotAttend##Name)(shape, q, keys, memory, out);                             \
+  }                                                                                              \
+  template <>                                                                                    \
+  void SlotAttendBackward(const SlotShape& shape, Rows<const T> q, const SlotKeys& keys,         \
+                          const double* memory, Rows<const T> d_out, Rows<T> dq, double* d_keys, \
+                          double* d_memory) {                                                    \
+    CISTERN_DISPATCH(SlotAttendBackward##Name)                                                   \
+    (shape, q, keys, memory, d_out, dq, d_keys, d_memory);                                       \
+  }
+CISTERN_SLOT_READ(float, Float)
+CISTERN_SLOT_READ(double, Double)
+#undef CISTERN_SLOT_READ
+
+}  // namespace cistern
+#endif  // HWY_ONCE

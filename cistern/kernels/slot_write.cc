@@ -1,0 +1,367 @@
+#include "cistern/kernels/slot_bidirectional.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <vector>
+
+#include "cistern/kernels/dispatch.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "cistern/kernels/slot_write.cc"
+#include "hwy/foreach_target.h"  // must come before the headers below
+
+#include "cistern/kernels/segments-inl.h"
+#include "cistern/kernels/slot_softmax-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace cistern {
+namespace HWY_NAMESPACE {
+
+// Log-weights of rows as whole vectors, -inf in the padding: where they lie, or in a panel.
+template <class T>
+struct LogWeights {
+  LogWeights(const Sequence<const T>& s, size_t t, size_t rows, size_t n, T* panel)
+      : from(panel), ld(Padded<T>(n)) {
+    if (n == ld && s.time == static_cast<int64_t>(n)) {
+      from = s.At(t);
+    } else {
+      PackRows(s, t, rows, n, ld, kMinusInfinity<T>, panel);
+    }
+  }
+  const T* from;
+  size_t ld;
+};
+
+// E = e^(s - hi - lo) [rows, np], zeros where s is -inf; added to `sums` [np] where that is not
+// null. E may hold the rows of s.
+template <class T>
+HWY_NOINLINE void Exponentials(const LogWeights<T>& s, size_t rows, const T* hi, const T* lo, T* E,
+                               T* sums) {
+  const Tag<T> d;
+  for (size_t l = 0; l < s.ld; l += kLanes<T>) {
+    const Vec<T> high = hn::Load(d, hi + l), low = hn::Load(d, lo + l);
+    Vec<T> sum = hn::Zero(d);
+    for (size_t i = 0; i < rows; ++i) {
+      const Vec<T> x = hn::LoadU(d, s.from + i * s.ld + l);
+      const Vec<T> e = WeightExp(hn::Sub(hn::Sub(x, high), low));
+      sum = hn::Add(sum, e);
+      hn::Store(e, d, E + i * s.ld + l);
+    }
+    if (sums != nullptr) hn::Store(hn::Add(hn::Load(d, sums + l), sum), d, sums + l);
+  }
+}
+
+// What the weights of a segment count from: the largest log-weight of its first rows, moved where
+// later ones are out of reach of it.
+template <class T>
+class SegmentReference {
+ public:
+  static size_t Bytes(size_t n) { return 4 * Padded<T>(n) * sizeof(T); }
+  static constexpr size_t kPieces = 4;
+  SegmentReference(size_t n, Workspace& workspace) : np_(Padded<T>(n)) {
+    for (T** x : {&most_, &hi_, &lo_, &factor_}) *x = workspace.Take<T>(np_);
+    for (size_t l = 0; l < np_; ++l) most_[l] = kMinusInfinity<T>, hi_[l] = lo_[l] = 0;
+  }
+
+  // Whether it moves for these rows. Sums of earlier ones are then to be multiplied by factor().
+  HWY_NOINLINE bool Reach(const LogWeights<T>& s, size_t rows) {
+    const Tag<T> d;
+    bool moved = false;
+    for (size_t l = 0; l < np_; l += kLanes<T>) {
+      Vec<T> high = hn::LoadU(d, s.from + l);
+      for (size_t i = 1; i < rows; ++i) high = hn::Max(high, hn::LoadU(d, s.from + i * s.ld + l));
+      const Vec<T> most = hn::Load(d, most_ + l);
+      const auto beyond = hn::Gt(high, hn::Add(most, hn::Set(d, static_cast<T>(kReach))));
+      hn::Store(hn::IfThenElse(beyond, high, most), d, factor_ + l);
+      moved = moved || !hn::AllFalse(d, beyond);
+    }
+    if (!moved) return false;
+    for (size_t l = 0; l < np_; ++l) {
+      const T most = factor_[l];
+      factor_[l] = most == most_[l] ? T{1} : std::exp(most_[l] - most);
+      most_[l] = most;
+      hi_[l] = most == kMinusInfinity<T> ? T{0} : most;
+    }
+    return true;
+  }
+  const T* factor() const { return factor_; }
+  const T* most() const { return most_; }  // -inf: nothing was written
+  const T* hi() const { return hi_; }
+  const T* lo() const { return lo_; }
+
+ private:
+  const size_t np_;
+  T *most_, *hi_, *lo_, *factor_;
+};
+
+// What a segment of a head adds to the memories, in doubles: for all that is written, one after
+// another, sums [np, dp] of e^(s - m) (x) v; totals [np] of e^(s - m); m [np].
+struct SegmentSums {
+  SegmentSums(size_t padded_slots, size_t padded_width, size_t memories)
+      : np(padded_slots),
+        panel(np * padded_width),
+        totals(memories * panel),
+        m(totals + np),
+        size(m + np) {}
+  size_t np, panel, totals, m, size;  // places in the whole
+};
+
+template <class T>
+HWY_NOINLINE void SumsOfSegment(const Segment& segment, const Sequence<const T>& s,
+                                std::span<const SlotWritten<T>> written, size_t n, size_t width,
+                                const SegmentSums& at, double* sums) {
+  const size_t np = at.np, dp = Padded<T>(width);
+  Workspace& workspace = Workspace::OfThisThread();
+  workspace.Start(SegmentReference<T>::Bytes(n) + written.size() * SpanProduct<T>::Bytes(n, width) +
+                      sizeof(T) * (kBlockRows * (np + dp) + np),
+                  SegmentReference<T>::kPieces + kMostWritten * SpanProduct<T>::kPieces + 3);
+  SegmentReference<T> reference(n, workspace);
+  std::vector<SpanProduct<T>> products;
+  std::vector<Sequence<const T>> values;
+  for (const SlotWritten<T>& x : written) {
+    products.emplace_back(n, width, sums + products.size() * at.panel, workspace);
+    values.emplace_back(x.v, segment.b, segment.h);
+  }
+  T* const E = workspace.Take<T>(kBlockRows * np);
+  T* const V_panel = workspace.Take<T>(kBlockRows * dp);
+  T* const total = workspace.Take<T>(np);
+  std::memset(total, 0, np * sizeof(T));
+  const auto close = [&]() HWY_ATTR {
+    for (SpanProduct<T>& product : products) product.Close();
+    AddToDouble(np, total, sums + at.totals);
+    std::memset(total, 0, np * sizeof(T));
+  };
+  for (size_t t = segment.begin, rows; t < segment.end; t += rows) {
+    rows = std::min(kBlockRows, segment.end - t);
+    // Rows to come are asked for a block ahead, between products that hide the wait.
+    const size_t next = t + rows, end = std::min(next + kBlockRows, segment.end);
+    const LogWeights<T> weights(s, t, rows, n, E);
+    if (reference.Reach(weights, rows) && t > segment.begin) {
+      close();
+      for (size_t l = 0; l < n; ++l) {
+        const double factor = reference.factor()[l];
+        if (factor == 1) continue;
+        sums[at.totals + l] *= factor;
+        for (size_t i = 0; i < products.size(); ++i) {
+          double* const row = sums + i * at.panel + l * dp;
+          for (size_t j = 0; j < dp; ++j) row[j] *= factor;
+        }
+      }
+    }
+    Exponentials(weights, rows, reference.hi(), reference.lo(), E, total);
+    PrefetchApart(s, next, end, n);
+    for (size_t i = 0; i < products.size(); ++i) {
+      products[i].Add(rows, E, PanelOf(values[i], t, rows, width, V_panel));
+      PrefetchApart(values[i], next, end, width);
+    }
+    if (products[0].full()) close();
+  }
+  close();
+  for (size_t l = 0; l < np; ++l) sums[at.m + l] = static_cast<double>(reference.most()[l]);
+}
+
+// memories and z of a head, from the sums of its segments, of which the first is written to.
+template <class T>
+void MoveOn(std::span<const SlotWritten<T>> written, size_t n, size_t width, size_t segments,
+            const SegmentSums& at, size_t head, double* sums, double* z) {
+  const size_t dp = Padded<T>(width);
+  for (size_t l = 0; l < n; ++l) {
+    double m = z[l], total = 0;
+    for (size_t part = 0; part < segments; ++part) {
+      m = std::max(m, sums[part * at.size + at.m + l]);
+      total += sums[part * at.size + at.totals + l];
+    }
+    // Log-weights of -inf have totals of 0.
+    if (m == kEmpty && total != 0) m = std::numeric_limits<double>::quiet_NaN();
+    total = 0;
+    if (m != kEmpty) {
+      for (size_t part = 0; part < segments; ++part) {
+        double* const of = sums + part * at.size;
+        const double factor = of[at.m + l] == kEmpty ? 0 : std::exp(of[at.m + l] - m);
+        total += factor * of[at.totals + l];
+        for (size_t i = 0; i < written.size(); ++i) {
+          double *const to = sums + i * at.panel + l * dp, *const from = of + i * at.panel + l * dp;
+          for (size_t j = 0; j < width; ++j) to[j] = (part == 0 ? 0 : to[j]) + factor * from[j];
+        }
+      }
+    }
+    const double old = z[l] == kEmpty ? 0 : std::exp(z[l] - m), share = 1 / (old + total);
+    for (size_t i = 0; i < written.size(); ++i) {
+      double* const row = written[i].memory + (head * n + l) * width;
+      const double* const sum = sums + i * at.panel + l * dp;
+      // What an empty slot holds counts as zero, whatever it is.
+      for (size_t j = 0; j < width; ++j)
+        row[j] = m == kEmpty ? 0 : ((old == 0 ? 0 : old * row[j]) + sum[j]) * share;
+    }
+    if (m != kEmpty) z[l] = m + std::log(old + total);
+  }
+}
+
+template <class T>
+void WriteAll(const SlotShape& shape, const Rows<const T>& s,
+              std::span<const SlotWritten<T>> written, const int64_t* lengths, double* z) {
+  const SegmentList list(shape);
+  const auto n = static_cast<size_t>(shape.slots), width = static_cast<size_t>(shape.width);
+  const SegmentSums at(Padded<T>(n), Padded<T>(width), written.size());
+  if (list.count == 0) {
+    for (const SlotWritten<T>& x : written) {
+      for (size_t l = 0; l < static_cast<size_t>(list.heads) * n; ++l) {
+        if (z[l] == kEmpty) std::fill_n(x.memory + l * width, width, 0.0);
+      }
+    }
+    return;
+  }
+  std::vector<double> sums(static_cast<size_t>(list.heads) * list.count * at.size);
+  list.For([&](int64_t head, size_t part, size_t index) {
+    const Segment segment(shape, lengths, head, part);
+    SumsOfSegment(segment, Sequence<const T>(s, segment.b, segment.h), written, n, width, at,
+                  sums.data() + index * at.size);
+  });
+  ParallelFor(list.heads, list.grain, [&](int64_t begin, int64_t end) {
+    for (auto head = static_cast<size_t>(begin); head < static_cast<size_t>(end); ++head)
+      MoveOn(written, n, width, list.count, at, head, sums.data() + head * list.count * at.size,
+             z + head * n);
+  });
+}
+
+// G [n, width] of one head as a panel, and its transpose; rows that go in and come out.
+template <class T>
+struct WrittenHead {
+  static size_t Bytes(size_t n, size_t width) {
+    return 2 * Padded<T>(n) * Padded<T>(width) * sizeof(T);
+  }
+  static constexpr size_t kPieces = 2;
+  WrittenHead(const SlotWrittenGradients<T>& x, const Segment& segment, int64_t head, size_t n,
+              size_t width, Workspace& workspace)
+      : v(x.v, segment.b, segment.h), dv(x.dv, segment.b, segment.h) {
+    const size_t np = Padded<T>(n), dp = Padded<T>(width);
+    G = workspace.Take<T>(np * dp);
+    GT = workspace.Take<T>(dp * np);
+    std::memset(G, 0, np * dp * sizeof(T));
+    PackRows(Sequence<const T>(x.G + static_cast<size_t>(head) * n * width, width), 0, n, width, dp,
+             T{0}, G);
+    Transpose(np, dp, G, dp, GT, np);
+  }
+  Sequence<const T> v;
+  Sequence<T> dv;
+  T *G, *GT;
+};
+
+template <class T>
+HWY_NOINLINE void WriteGradients(const Segment& segment, int64_t head, const Sequence<const T>& s,
+                                 std::span<const SlotWrittenGradients<T>> written, size_t n,
+                                 size_t width, const double* z_after, const T* h,
+                                 const Sequence<T>& ds) {
+  const Tag<T> d;
+  const size_t np = Padded<T>(n), dp = Padded<T>(width);
+  Workspace& workspace = Workspace::OfThisThread();
+  workspace.Start(written.size() * WrittenHead<T>::Bytes(n, width) +
+                      sizeof(T) * (3 * np + kBlockRows * (2 * np + 2 * dp)),
+                  kMostWritten * WrittenHead<T>::kPieces + 7);
+  std::vector<WrittenHead<T>> heads;
+  for (const SlotWrittenGradients<T>& x : written)
+    heads.emplace_back(x, segment, head, n, width, workspace);
+  // z' as a sum of two numbers of type T; 0 where it is -inf, for log-weights of -inf.
+  T* const hi = workspace.Take<T>(np);
+  T* const lo = workspace.Take<T>(np);
+  T* const h_row = workspace.Take<T>(np);
+  T* const W = workspace.Take<T>(kBlockRows * np);
+  T* const Y = workspace.Take<T>(kBlockRows * np);
+  T* const V_panel = workspace.Take<T>(kBlockRows * dp);
+  T* const D_panel = workspace.Take<T>(kBlockRows * dp);
+  for (size_t l = 0; l < np; ++l) {
+    const double reference = l < n && z_after[l] != kEmpty ? z_after[l] : 0;
+    hi[l] = static_cast<T>(reference);
+    lo[l] = std::isfinite(reference) ? static_cast<T>(reference - static_cast<double>(hi[l])) : 0;
+    h_row[l] = l < n ? h[l] : T{0};
+  }
+  for (size_t t = segment.begin, rows; t < segment.end; t += rows) {
+    rows = std::min(kBlockRows, segment.end - t);
+    Exponentials<T>(LogWeights<T>(s, t, rows, n, W), rows, hi, lo, W, nullptr);
+    bool first = true;
+    for (const WrittenHead<T>& x : heads) {
+      const RowsOut<T> D(x.dv, t, rows, width, D_panel);
+      Product<T>(rows, width, {W, np, 1, x.G, dp, n}, D.data, D.ld);
+      D.Finish();
+      const Factors<T> products = {PanelOf(x.v, t, rows, width, V_panel), dp, 1, x.GT, np, width};
+      if (first) {
+        Product<T>(rows, n, products, Y, np);
+      } else {
+        AddProduct<T>(rows, n, products, Y, np);
+      }
+      first = false;
+    }
+    for (size_t i = 0; i < rows; ++i) {
+      T* const to = n == np ? ds.At(t + i) : Y + i * np;
+      for (size_t l = 0; l < np; l += kLanes<T>) {
+        const Vec<T> w = hn::Load(d, W + i * np + l),
+                     y = hn::Sub(hn::Load(d, Y + i * np + l), hn::Load(d, h_row + l));
+        hn::StoreU(hn::IfThenZeroElse(hn::Eq(w, hn::Zero(d)), hn::Mul(w, y)), d, to + l);
+      }
+    }
+    if (n != np) UnpackRows(Y, t, rows, n, np, ds);
+  }
+  ZeroRows(segment.end, segment.padded, n, ds);
+  for (const WrittenHead<T>& x : heads) ZeroRows(segment.end, segment.padded, width, x.dv);
+}
+
+template <class T>
+void WriteBackwardAll(const SlotShape& shape, const Rows<const T>& s,
+                      std::span<const SlotWrittenGradients<T>> written, const int64_t* lengths,
+                      const double* z_after, const T* h, const Rows<T>& ds) {
+  const SegmentList list(shape);
+  list.For([&](int64_t head, size_t part, size_t) {
+    const Segment segment(shape, lengths, head, part);
+    WriteGradients(segment, head, Sequence<const T>(s, segment.b, segment.h), written,
+                   static_cast<size_t>(shape.slots), static_cast<size_t>(shape.width),
+                   z_after + head * shape.slots, h + head * shape.slots,
+                   Sequence<T>(ds, segment.b, segment.h));
+  });
+}
+
+#define CISTERN_SLOT_WRITE(T, Name)                                                              \
+  void SlotWrite##Name(const SlotShape& shape, Rows<const T> s,                                  \
+                       std::span<const SlotWritten<T>> written, const int64_t* lengths,          \
+                       double* z) {                                                              \
+    WriteAll<T>(shape, s, written, lengths, z);                                                  \
+  }                                                                                              \
+  void SlotWriteBackward##Name(                                                                  \
+      const SlotShape& shape, Rows<const T> s, std::span<const SlotWrittenGradients<T>> written, \
+      const int64_t* lengths, const double* z_after, const T* h, Rows<T> ds) {                   \
+    WriteBackwardAll<T>(shape, s, written, lengths, z_after, h, ds);                             \
+  }
+CISTERN_SLOT_WRITE(float, Float)
+CISTERN_SLOT_WRITE(double, Double)
+#undef CISTERN_SLOT_WRITE
+
+}  // namespace HWY_NAMESPACE
+}  // namespace cistern
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace cistern {
+
+HWY_EXPORT(SlotWriteFloat);
+HWY_EXPORT(SlotWriteDouble);
+HWY_EXPORT(SlotWriteBackwardFloat);
+HWY_EXPORT(SlotWriteBackwardDouble);
+
+#define CISTERN_SLOT_WRITE(T, Name)                                                                \
+  template <>                                                                                      \
+  void SlotWrite(const SlotShape& shape, Rows<const T> s, std::span<const SlotWritten<T>> written, \
+                 const int64_t* lengths, double* z) {                                              \
+    CISTERN_DISPATCH(SlotWrite##Name)(shape, s, written, lengths, z);                              \
+  }                                                                                                \
+  template <>                                                                                      \
+  void SlotWriteBackward(const SlotShape& shape, Rows<const T> s,                                  \
+                         std::span<const SlotWrittenGradients<T>> written, const int64_t* lengths, \
+                         const double* z_after, const T* h, Rows<T> ds) {                          \
+    CISTERN_DISPATCH(SlotWriteBackward##Name)(shape, s, written, lengths, z_after, h, ds);         \
+  }
+CISTERN_SLOT_WRITE(float, Float)
+CISTERN_SLOT_WRITE(double, Double)
+#undef CISTERN_SLOT_WRITE
+
+}  // namespace cistern
+#endif  // HWY_ONCE
