@@ -69,7 +69,8 @@ constexpr int kStripVectors = 2;
 
 enum class From {
   kZero,   // C = A B
-  kSum,    // C += A B
+  kSum,    // C += A B, one chain from C on
+  kApart,  // C += A B, the product being a chain of its own: where C is large, more exact
   kTimes,  // C = C factor + A B, a factor for each column
 };
 
@@ -83,7 +84,7 @@ HWY_INLINE void TileOf(const Factors<T>& x, const T* HWY_RESTRICT a, T* HWY_REST
   for (size_t i = 0; i < kRows; ++i) {
 #pragma GCC unroll 4
     for (int j = 0; j < kVectors; ++j) {
-      if constexpr (kFrom == From::kZero) sum[i][j] = hn::Zero(d);
+      if constexpr (kFrom == From::kZero || kFrom == From::kApart) sum[i][j] = hn::Zero(d);
       if constexpr (kFrom == From::kSum) sum[i][j] = hn::LoadU(d, c + i * ldc + j * kN);
       if constexpr (kFrom == From::kTimes)
         sum[i][j] = hn::Mul(hn::LoadU(d, c + i * ldc + j * kN), hn::Load(d, factor + j * kN));
@@ -105,7 +106,11 @@ HWY_INLINE void TileOf(const Factors<T>& x, const T* HWY_RESTRICT a, T* HWY_REST
 #pragma GCC unroll 8
   for (size_t i = 0; i < kRows; ++i) {
 #pragma GCC unroll 4
-    for (int j = 0; j < kVectors; ++j) hn::StoreU(sum[i][j], d, c + i * ldc + j * kN);
+    for (int j = 0; j < kVectors; ++j) {
+      T* const to = c + i * ldc + j * kN;
+      if constexpr (kFrom == From::kApart) sum[i][j] = hn::Add(hn::LoadU(d, to), sum[i][j]);
+      hn::StoreU(sum[i][j], d, to);
+    }
   }
 }
 
@@ -266,7 +271,7 @@ void Product(size_t rows, size_t columns, const Factors<T>& x, T* c, size_t ldc)
 // C += A B
 template <class T>
 void AddProduct(size_t rows, size_t columns, const Factors<T>& x, T* c, size_t ldc) {
-  WholeProduct<From::kSum>(rows, columns, x, c, ldc);
+  WholeProduct<From::kApart>(rows, columns, x, c, ldc);
 }
 
 // The lower triangle of C[rows, rows] = A B; above the diagonal C holds anything.
