@@ -98,8 +98,8 @@ Problem AbcWriteProblem(const Shape& s, Weights kind) {
   return p;
 }
 
-// kHoles: slots that hold nothing, and a head that holds nothing at all; kOffset: logits far from
-// 0; kGrowth: logits that differ by tens.
+// kHoles: slots that count as empty, and a head of which all do, whatever they hold; kOffset:
+// logits far from 0; kGrowth: logits that differ by tens.
 Problem AbcReadProblem(const Shape& s, Weights kind) {
   at::manual_seed(700 + s.length);
   at::Tensor keys = at::randn({s.batch, s.heads, s.slots, s.width}, at::kDouble),
@@ -110,7 +110,6 @@ Problem AbcReadProblem(const Shape& s, Weights kind) {
     z = at::randn({s.batch, s.heads, s.slots}, at::kDouble);
     if (s.slots > 1) z = z.masked_fill(at::arange(s.slots).remainder(3) == 1, -kInf);
     z[0][0].fill_(-kInf);
-    values = values.masked_fill(at::isneginf(z).unsqueeze(-1), 0.0);
   }
   const double scale = 1 / std::sqrt(double(s.width));
   return {"abc read " + NameOf(s, kind),
