@@ -186,13 +186,14 @@ void MoveOn(std::span<const SlotWritten<T>> written, size_t n, size_t width, siz
         }
       }
     }
-    const double old = z[l] == kEmpty ? 0 : std::exp(z[l] - m), share = 1 / (old + total);
+    const bool empty = z[l] == kEmpty;
+    const double old = empty ? 0 : std::exp(z[l] - m), share = 1 / (old + total);
     for (size_t i = 0; i < written.size(); ++i) {
       double* const row = written[i].memory + (head * n + l) * width;
       const double* const sum = sums + i * at.panel + l * dp;
       // What an empty slot holds counts as zero, whatever it is.
       for (size_t j = 0; j < width; ++j)
-        row[j] = m == kEmpty ? 0 : ((old == 0 ? 0 : old * row[j]) + sum[j]) * share;
+        row[j] = m == kEmpty ? 0 : ((empty ? 0 : old * row[j]) + sum[j]) * share;
     }
     if (m != kEmpty) z[l] = m + std::log(old + total);
   }

@@ -223,6 +223,15 @@ TEST(SlotBidirectional, NothingButNaNIsNaN) {
   }
 }
 
+// NaN in a memory stays, however little of it is left.
+TEST(SlotBidirectional, NaNInTheStateStays) {
+  Problem p = WriteProblem({1, 1, 2, 3, 4}, Weights::kMild);
+  p.x[2].fill_(std::nan(""));
+  p.x[3].fill_(-1e4);
+  for (const Impl impl : kImpls)
+    EXPECT_TRUE(at::isnan(Everything(p, impl, at::kFloat)[0]).all().item<bool>()) << ImplName(impl);
+}
+
 TEST(SlotBidirectional, SecondDerivatives) {
   for (const auto& make : {WriteProblem, ReadProblem, AbcWriteProblem, AbcReadProblem})
     ExpectSecondDerivatives(make({1, 2, 9, 3, 4}, Weights::kMild));
