@@ -26,6 +26,34 @@ at::Tensor Forecasts(Model& model, const Batch& batch) {
   return dynamic_cast<Forecaster&>(model).Predict(batch.tensors);
 }
 
+// Of a channel's measured values.
+struct ChannelSums {
+  int64_t values = 0;
+  ExactSum squares, absolute, last_squares, last_absolute, mean_squares, mean_absolute;
+
+  // Errors of the model, of the last value and of the mean.
+  void Add(double model, double last, double mean) {
+    ++values;
+    squares.Add(model * model);
+    absolute.Add(std::abs(model));
+    last_squares.Add(last * last);
+    last_absolute.Add(std::abs(last));
+    mean_squares.Add(mean * mean);
+    mean_absolute.Add(std::abs(mean));
+  }
+
+  void AddTo(int64_t channel, Score* score) const {
+    if (values == 0) return;
+    score->Add("values", channel, double(values));
+    score->Add("squares", channel, squares);
+    score->Add("absolute", channel, absolute);
+    score->Add("last_squares", channel, last_squares);
+    score->Add("last_absolute", channel, last_absolute);
+    score->Add("mean_squares", channel, mean_squares);
+    score->Add("mean_absolute", channel, mean_absolute);
+  }
+};
+
 }  // namespace
 
 Fields ForecastTask::Describe(Options& o) {
@@ -157,17 +185,33 @@ void ForecastTask::Complete(ModelConfig& config) const {
   config.own[config.kind] = own;
 }
 
+// Of each step the last value of each channel that is not missing, up to that step; 0, the mean,
+// where there is none. raw: the steps from `begin` on, scaled.
+void ForecastTask::LastKnown(const SeriesStore& store, int64_t series, int64_t begin,
+                             const std::vector<float>& raw, int64_t steps, float* known) const {
+  const int64_t channels = input_.channels();
+  std::copy_n(raw.begin(), steps * channels, known);
+  std::vector<float> before;  // the window may begin where a value is missing
+  for (int64_t i = 0; i < steps * channels; ++i) {
+    if (!std::isnan(known[i])) continue;
+    if (i < channels && before.empty()) before = input_.LastBefore(store, series, begin, true);
+    const float found = i < channels ? before[size_t(i)] : known[i - channels];
+    known[i] = std::isnan(found) ? 0 : found;
+  }
+}
+
 // values [B,T,width] of the steps before each target; targets [B,T,channels] scaled, NaN where
-// nothing is measured; last [B,T,channels]: the last value before the target that is not missing.
+// nothing is measured; with_last: last [B,T,channels], the last value before the target that is not
+// missing.
 Batch ForecastTask::MakeBatch(const SeriesStore& store, const std::vector<Window>& windows,
-                              int64_t context) const {
+                              int64_t context, bool with_last) const {
   const auto count = int64_t(windows.size()), channels = input_.channels(), inputs = input_.width();
   int64_t width = 1;
   const auto first = [&](const Window& w) { return std::max<int64_t>(0, w.begin - 1 - context); };
   for (const Window& w : windows) width = std::max(width, w.end - 1 - first(w));
-  const at::Tensor values = at::zeros({count, width, inputs}, at::kFloat),
-                   targets = at::full({count, width, channels}, kUnmeasured, at::kFloat),
-                   last = at::zeros({count, width, channels}, at::kFloat);
+  const auto room = [&](int64_t numbers) { return at::empty({count, width, numbers}, at::kFloat); };
+  const at::Tensor values = room(inputs), targets = room(channels),
+                   last = with_last ? room(channels) : at::Tensor();
   std::vector<int64_t> lengths, lines, steps;
   std::vector<float> raw;
   Batch batch;
@@ -176,31 +220,22 @@ Batch ForecastTask::MakeBatch(const SeriesStore& store, const std::vector<Window
     const Window& w = windows[size_t(r)];
     const int64_t begin = first(w), length = w.end - 1 - begin,
                   there = std::min(store.Steps(w.series), w.end) - begin;  // not behind the end
-    input_.Read(store, w.series, begin, length,
-                values.mutable_data_ptr<float>() + r * width * inputs, nullptr);
     raw.resize(size_t(there * channels));
     input_.ReadRaw(store, w.series, begin, there, raw.data(), true);
-    // The window may begin where a value is missing.
-    const bool look_back =
-        std::any_of(raw.begin(), raw.begin() + std::min(channels, there * channels),
-                    [](float x) { return std::isnan(x); });
-    const std::vector<float> before =
-        look_back ? input_.LastBefore(store, w.series, begin, true) : std::vector<float>();
-    float* const target = targets.mutable_data_ptr<float>() + r * width * channels;
-    float* const known = last.mutable_data_ptr<float>() + r * width * channels;
-    for (int64_t t = 0; t < length; ++t) {
-      for (int64_t c = 0; c < channels; ++c) {
-        const float now = raw[size_t(t * channels + c)];
-        if (!std::isnan(now)) {
-          known[t * channels + c] = now;
-        } else if (t > 0) {
-          known[t * channels + c] = known[(t - 1) * channels + c];
-        } else if (!std::isnan(before[size_t(c)])) {
-          known[t * channels + c] = before[size_t(c)];
-        }  // else the mean, 0
-        if (begin + t + 1 >= w.begin && t + 1 < there)
-          target[t * channels + c] = raw[size_t((t + 1) * channels + c)];
-      }
+    float* const value = values.mutable_data_ptr<float>() + r * width * inputs;
+    input_.FromRaw(store, w.series, begin, length, raw.data(), value, nullptr);
+    std::fill(value + length * inputs, value + width * inputs, 0.0f);
+    const int64_t measured = std::max<int64_t>(1, w.begin - begin);  // the first step that is
+    float *target = targets.mutable_data_ptr<float>() + r * width * channels, *const end =
+                                                                                  target +
+                                                                                  width * channels;
+    target = std::fill_n(target, (measured - 1) * channels, kUnmeasured);
+    if (measured < there) target = std::copy(raw.begin() + measured * channels, raw.end(), target);
+    std::fill(target, end, kUnmeasured);
+    if (with_last) {
+      float* const known = last.mutable_data_ptr<float>() + r * width * channels;
+      LastKnown(store, w.series, begin, raw, length, known);
+      std::fill(known + length * channels, known + width * channels, 0.0f);
     }
     lengths.push_back(length);
     lines.push_back(store.Line(w.series));
@@ -209,7 +244,7 @@ Batch ForecastTask::MakeBatch(const SeriesStore& store, const std::vector<Window
   }
   batch.Add("values", values);
   batch.Add("targets", targets);
-  batch.Add("last", last);
+  if (with_last) batch.Add("last", last);
   AddNumbers("lengths", lengths, &batch);
   AddNumbers("lines", lines, &batch);
   AddNumbers("steps", steps, &batch);
@@ -226,7 +261,7 @@ Batch ForecastTask::TrainBatch(uint64_t seed, int64_t step, int64_t rows) const 
     const int64_t begin = part.begin + (at - starts_[size_t(i)]);
     windows.push_back({i, begin, std::min(part.end, begin + options_.length)});
   }
-  return MakeBatch(*all_, windows, 0);
+  return MakeBatch(*all_, windows, 0, false);
 }
 
 at::Tensor ForecastTask::Loss(Model& model, const Batch& batch, double label_smoothing) const {
@@ -287,7 +322,7 @@ std::unique_ptr<BatchReader> ForecastTask::ReadWindows(std::shared_ptr<const Ser
                      [this, store, windows, context](const std::vector<int64_t>& rows) {
                        std::vector<Window> picked;
                        for (const int64_t i : rows) picked.push_back(windows->At(i));
-                       return MakeBatch(*store, picked, context);
+                       return MakeBatch(*store, picked, context, true);
                      });
 }
 
@@ -308,7 +343,7 @@ std::unique_ptr<BatchReader> ForecastTask::ReadFile(const std::string& path, boo
                        std::vector<Window> ends;  // what is predicted is behind the series' end
                        for (const int64_t i : rows)
                          ends.push_back({i, store->Steps(i) + 1, store->Steps(i) + 1});
-                       return MakeBatch(*store, ends, options_.length);
+                       return MakeBatch(*store, ends, options_.length, false);
                      });
 }
 
@@ -318,23 +353,19 @@ Score ForecastTask::Measure(Model& model, const Batch& batch) const {
                    last = cells(batch["last"]);
   const double *p = predicted.const_data_ptr<double>(), *y = targets.const_data_ptr<double>(),
                *l = last.const_data_ptr<double>();
+  const auto channels = size_t(input_.channels());
+  std::vector<ChannelSums> sums(channels);
+  for (int64_t step = 0; step < targets.numel() / int64_t(channels); ++step) {
+    for (size_t c = 0; c < channels; ++c, ++p, ++y, ++l) {
+      if (std::isnan(*y)) continue;
+      CISTERN_CHECK(std::isfinite(*p),
+                    "the model's outputs for a row are not finite, so that it has no prediction");
+      sums[c].Add(*p - *y, *l - *y, *y);
+    }
+  }
   Score score;
   score.Add("windows", double(batch.rows));
-  const int64_t channels = input_.channels();
-  for (int64_t i = 0; i < targets.numel(); ++i) {
-    if (std::isnan(y[i])) continue;
-    const int64_t c = i % channels;
-    CISTERN_CHECK(std::isfinite(p[i]),
-                  "the model's outputs for a row are not finite, so that it has no prediction");
-    const auto add = [&](const char* squares, const char* absolute, double error) {
-      score.Add(squares, c, error * error);
-      score.Add(absolute, c, std::abs(error));
-    };
-    score.Add("values", c, 1);
-    add("squares", "absolute", p[i] - y[i]);
-    add("last_squares", "last_absolute", l[i] - y[i]);
-    add("mean_squares", "mean_absolute", y[i]);
-  }
+  for (size_t c = 0; c < channels; ++c) sums[c].AddTo(int64_t(c), &score);
   return score;
 }
 

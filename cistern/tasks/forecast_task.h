@@ -58,8 +58,10 @@ class ForecastTask : public Task {
   Range PartOf(const SeriesStore& store, int64_t series, Split split) const;
   Windows WindowsOf(const SeriesStore& store, Split split, bool whole, int64_t context) const;
   // `context`: steps before a window that are read as well, at most.
-  Batch MakeBatch(const SeriesStore& store, const std::vector<Window>& windows,
-                  int64_t context) const;
+  Batch MakeBatch(const SeriesStore& store, const std::vector<Window>& windows, int64_t context,
+                  bool with_last) const;
+  void LastKnown(const SeriesStore& store, int64_t series, int64_t begin,
+                 const std::vector<float>& raw, int64_t steps, float* known) const;
   std::unique_ptr<BatchReader> ReadWindows(std::shared_ptr<const SeriesStore> store, Split split,
                                            bool whole, const ReadOptions& options) const;
   int64_t ContextOf(const ReadOptions& options) const;

@@ -29,6 +29,10 @@ class Score {
   void Add(const std::string& name, double value) { Add(name, 0, value); }
   // Cell `index` of a table of sums, such as a confusion matrix.
   void Add(const std::string& name, int64_t index, double value) { sums_[name][index].Add(value); }
+  // A sum that was made apart, which looks up no name for each of its values.
+  void Add(const std::string& name, int64_t index, const ExactSum& sum) {
+    sums_[name][index].Add(sum);
+  }
   void Merge(const Score& other);
   // 0 where nothing was added.
   double operator[](const std::string& name) const { return At(name, 0); }

@@ -106,13 +106,18 @@ void SeriesInput::ReadRaw(const SeriesStore& store, int64_t series, int64_t begi
                           float* out, bool scaled) const {
   store.Read(series, begin, count, out);
   const size_t channels = channels_.size();
-  for (size_t i = 0; i < size_t(count) * channels; ++i) {
-    const size_t c = i % channels;
-    if (scaled) out[i] = float((double(out[i]) - means_[c]) / deviations_[c]);
-    CISTERN_CHECK(options_.missing != MissingValues::kRefuse || !std::isnan(out[i]), store.path(),
-                  ": the series at ", store.Line(series), " has no value at step ",
-                  begin + int64_t(i / channels) + 1, " of channel ", channels_[c],
-                  ", and task.missing=refuse");
+  float* const end = out + size_t(count) * channels;
+  if (options_.missing == MissingValues::kRefuse) {
+    const float* const missing = std::find_if(out, end, IsMissing);
+    const auto at = size_t(missing - out);
+    CISTERN_CHECK(missing == end, store.path(), ": the series at ", store.Line(series),
+                  " has no value at step ", begin + int64_t(at / channels) + 1, " of channel ",
+                  channels_[at % channels], ", and task.missing=refuse");
+  }
+  if (!scaled) return;
+  for (float* step = out; step < end; step += channels) {
+    for (size_t c = 0; c < channels; ++c)
+      step[c] = float((double(step[c]) - means_[c]) / deviations_[c]);
   }
 }
 
@@ -137,28 +142,32 @@ std::vector<float> SeriesInput::LastBefore(const SeriesStore& store, int64_t ser
 
 void SeriesInput::Read(const SeriesStore& store, int64_t series, int64_t begin, int64_t count,
                        float* out, bool* seen) const {
-  const size_t channels = channels_.size(), width = size_t(this->width());
-  std::vector<float> raw(size_t(count) * channels);
+  std::vector<float> raw(size_t(count) * channels_.size());
   ReadRaw(store, series, begin, count, raw.data(), options_.scale);
-  const auto mean = [&](size_t c) { return options_.scale ? 0.0f : float(means_[c]); };
-  std::vector<float> last(channels, std::numeric_limits<float>::quiet_NaN());
-  if (options_.missing == MissingValues::kLast && count > 0 &&
-      std::any_of(raw.begin(), raw.begin() + int64_t(channels), IsMissing))
-    last = LastBefore(store, series, begin, options_.scale);
-  for (size_t c = 0; c < channels; ++c) last[c] = IsMissing(last[c]) ? mean(c) : last[c];
-  for (size_t t = 0; t < size_t(count); ++t) {
-    bool any = false;
+  FromRaw(store, series, begin, count, raw.data(), out, seen);
+}
+
+void SeriesInput::FromRaw(const SeriesStore& store, int64_t series, int64_t begin, int64_t count,
+                          const float* raw, float* out, bool* seen) const {
+  const size_t channels = channels_.size(), width = size_t(this->width());
+  const bool use_last = options_.missing == MissingValues::kLast;
+  std::vector<float> means(channels, 0.0f), first;
+  if (!options_.scale) means.assign(means_.begin(), means_.end());
+  if (use_last && count > 0 && std::any_of(raw, raw + channels, IsMissing)) {
+    first = LastBefore(store, series, begin, options_.scale);
+    for (size_t c = 0; c < channels; ++c) first[c] = IsMissing(first[c]) ? means[c] : first[c];
+  }
+  for (size_t t = 0; t < size_t(count); ++t, raw += channels, out += width) {
+    // What stands for a missing value: the step before already holds the last ones.
+    const float* const instead = !use_last ? means.data() : t > 0 ? out - width : first.data();
+    size_t missing = 0;
     for (size_t c = 0; c < channels; ++c) {
-      const float x = raw[t * channels + c];
-      const bool missing = std::isnan(x);
-      any = any || !missing;
-      if (!missing) last[c] = x;
-      out[t * width + c] = !missing                                   ? x
-                           : options_.missing == MissingValues::kLast ? last[c]
-                                                                      : mean(c);
-      if (options_.indicator) out[t * width + channels + c] = missing ? 1.0f : 0.0f;
+      const bool gone = IsMissing(raw[c]);
+      missing += gone;
+      out[c] = gone ? instead[c] : raw[c];
+      if (options_.indicator) out[channels + c] = gone ? 1.0f : 0.0f;
     }
-    if (seen) seen[t] = any || options_.missing != MissingValues::kMask;
+    if (seen) seen[t] = missing < channels || options_.missing != MissingValues::kMask;
   }
 }
 

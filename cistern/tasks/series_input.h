@@ -61,6 +61,9 @@ class SeriesInput {
   // missing.
   void ReadRaw(const SeriesStore& store, int64_t series, int64_t begin, int64_t count, float* out,
                bool scaled) const;
+  // Read() of values that ReadRaw() has read, scaled if options.scale is set.
+  void FromRaw(const SeriesStore& store, int64_t series, int64_t begin, int64_t count,
+               const float* raw, float* out, bool* seen) const;
 
   // Of each channel the last value before `begin` that is not missing; NaN: there is none.
   std::vector<float> LastBefore(const SeriesStore& store, int64_t series, int64_t begin,
