@@ -3,6 +3,7 @@
 #include <chrono>
 #include <cstdio>
 #include <filesystem>
+#include <map>
 
 #include "cistern/base/error.h"
 #include "cistern/base/format.h"
@@ -77,15 +78,27 @@ int ListCells(const Reproduction& r, bool as_json) {
   return 0;
 }
 
-// What a reproduction's folder was begun with: what may not change when it is resumed.
+// What a reproduction's folder was begun with: what may not change when it is resumed. The settings
+// themselves, not the files that they came from: these may have moved, and may have been edited.
 Json Begun(const ReproduceArguments& a, const Reproduction& r) {
   Json cells = Json::object();
-  for (const ReproducedCell& cell : r.cells)
-    cells[cell.folder] = {{"experiment", cell.text}, {"set", cell.set}};
+  for (const ReproducedCell& cell : r.cells) cells[cell.folder] = cell.settings;
   return {{"table", r.table.name},
           {"small", a.small},
           {"seed", r.first_seed},
           {"cells", std::move(cells)}};
+}
+
+std::map<std::string, std::string> SettingsIn(const Json& cell, const std::string& out) {
+  std::map<std::string, std::string> settings;
+  for (const auto& [key, value] : cell.items()) {
+    if (!value.is_string() || key == "experiment")
+      FailUsage(out,
+                " was begun by an earlier version of cistern, which did not note the settings "
+                "of its runs; give another --out");
+    settings[key] = value.get<std::string>();
+  }
+  return settings;
 }
 
 // UsageError where the folder holds another reproduction. Cells may be added, and seeds.
@@ -97,10 +110,13 @@ void CheckResumed(const Json& begun, const Json& now, const std::string& out) {
   }
   for (const auto& cell : now.at("cells").items()) {
     if (!begun.at("cells").contains(cell.key())) continue;
-    const Json& was = begun.at("cells")[cell.key()];
-    if (was == cell.value()) continue;
-    FailUsage(out, ": ", cell.key(), " was begun with other settings: ", JsonLine(was.at("set")),
-              ", now ", JsonLine(cell.value().at("set")), "; give another --out");
+    std::string changed;
+    for (const std::string& change : ChangedSettings(SettingsIn(begun.at("cells")[cell.key()], out),
+                                                     SettingsIn(cell.value(), out)))
+      changed += (changed.empty() ? "" : "; ") + change;
+    if (!changed.empty())
+      FailUsage(out, ": ", cell.key(), " was begun with other settings: ", changed,
+                "; leave them as they were, or give another --out");
   }
 }
 

@@ -136,23 +136,14 @@ void Flatten(const Json& tree, const std::string& prefix, std::map<std::string, 
   (*all)[prefix] = tree.is_string() ? tree.get<std::string>() : tree.dump();
 }
 
-std::vector<std::string> ChangesOf(Experiment published, Experiment run, const std::string& data) {
-  std::map<std::string, std::string> before, after;
-  Flatten(published.Write(), "", &before);
-  Flatten(run.Write(), "", &after);
-  std::vector<std::string> changes;
-  for (const auto& entry : after) {
-    const std::string& key = entry.first;
-    if (key == "seed" || key == data || key.starts_with("published.")) continue;
-    const auto found = before.find(key);
-    const std::string was = found == before.end() ? "unset" : found->second;
-    if (was != entry.second) changes.push_back(StrCat(key, " ", was, " -> ", entry.second));
-  }
-  for (const auto& entry : before) {
-    if (after.count(entry.first) == 0 && !entry.first.starts_with("published."))
-      changes.push_back(StrCat(entry.first, " ", entry.second, " -> unset"));
-  }
-  return changes;
+// What a run does, by its keys, but for its seed, where its data lie and what the source printed.
+std::map<std::string, std::string> SettingsOf(Experiment experiment, const std::string& data) {
+  std::map<std::string, std::string> all;
+  Flatten(experiment.Write(), "", &all);
+  std::erase_if(all, [&](const auto& entry) {
+    return entry.first == "seed" || entry.first == data || entry.first.starts_with("published.");
+  });
+  return all;
 }
 
 double MedianOf(std::vector<double> x) {
@@ -178,6 +169,20 @@ double EstimateOf(const TrainOptions& train, const Json& record, double step_sec
 }
 
 }  // namespace
+
+std::vector<std::string> ChangedSettings(const std::map<std::string, std::string>& before,
+                                         const std::map<std::string, std::string>& after) {
+  std::vector<std::string> changes;
+  for (const auto& [key, is] : after) {
+    const auto found = before.find(key);
+    const std::string was = found == before.end() ? "unset" : found->second;
+    if (was != is) changes.push_back(StrCat(key, " ", was, " -> ", is));
+  }
+  for (const auto& [key, was] : before) {
+    if (!after.contains(key)) changes.push_back(StrCat(key, " ", was, " -> unset"));
+  }
+  return changes;
+}
 
 std::string CellFile(const std::string& out, const ReproducedCell& cell) {
   std::string name = cell.folder;
@@ -240,7 +245,8 @@ std::vector<ReproducedCell> PlanCells(const PaperTable& table, const PlanOptions
       } catch (const UsageError& e) {
         FailUsage(cell.name, ": ", e.what());
       }
-      cell.changes = ChangesOf(published, cell.experiment, data_key);
+      cell.settings = SettingsOf(cell.experiment, data_key);
+      cell.changes = ChangedSettings(SettingsOf(published, data_key), cell.settings);
       if (options.small && column.small_data != column.data)
         cell.changes.push_back(StrCat("data ", column.data.empty() ? "generated" : column.data,
                                       " -> ",

@@ -13,11 +13,13 @@
 namespace cistern::cli {
 
 struct ReproducedCell {
-  size_t row = 0, column = 0;        // of the table
-  std::string name, folder;          // "Luna-16, Text"; luna-16/text
-  std::string text;                  // of its experiment file, which extends those of the table
-  std::vector<std::string> set;      // KEY=VALUE on top of it, without the seed
-  Experiment experiment;             // as read with them
+  size_t row = 0, column = 0;    // of the table
+  std::string name, folder;      // "Luna-16, Text"; luna-16/text
+  std::string text;              // of its experiment file, which extends those of the table
+  std::vector<std::string> set;  // KEY=VALUE on top of it, without the seed
+  Experiment experiment;         // as read with them
+  // What it does, by its keys, but for the seed and where the data lie.
+  std::map<std::string, std::string> settings;
   std::vector<std::string> changes;  // "train.steps 25000 -> 600": otherwise than in the table
   double estimate = 0;               // seconds of a run; 0: not known
   std::string unmeasured;            // why it is not known
@@ -34,6 +36,10 @@ struct PlanOptions {
 // All cells of the table that run, checked. UsageError where data are missing (which, and what to
 // put where), where there is no small version, where an experiment is wrong.
 std::vector<ReproducedCell> PlanCells(const PaperTable& table, const PlanOptions& options);
+
+// "train.steps 25000 -> 600", for every key that differs; "unset" where one side lacks it.
+std::vector<std::string> ChangedSettings(const std::map<std::string, std::string>& before,
+                                         const std::map<std::string, std::string>& after);
 
 // The experiment file of a cell below a reproduction's folder.
 std::string CellFile(const std::string& out, const ReproducedCell& cell);

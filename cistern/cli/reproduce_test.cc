@@ -208,8 +208,20 @@ TEST_F(ReproduceTest, ResumesWhereItStopped) {
   EXPECT_EQ(Count(o.out, ", kept"), 1u) << o;
   EXPECT_TRUE(fs::exists(out + "/latte/listops/seed-2/result.json"));
   Expect(Command({"--resume", "--set", "train.steps=5"}), 2,
-         {"was begun with other settings", "train.steps=5"});
+         {"softmax/listops was begun with other settings", "train.steps 4 -> 5"});
   Expect(Command({"--resume", "--small"}), 2, {"was begun with small false"});
+  // Files that have moved are the same settings, a file that was edited is not.
+  fs::create_directory(folder_ / "moved");
+  for (const char* part : {"/experiments", "/tables"})
+    fs::copy(folder_.path() + part, folder_.path() + "/moved" + part, fs::copy_options::recursive);
+  const Outcome moved = Run({"reproduce", folder_ / "moved/tables/tiny.toml", "--threads", "1",
+                             "--out", out, "--seeds", "2", "--resume"});
+  ASSERT_EQ(moved.code, 0) << moved;
+  EXPECT_EQ(Count(moved.out, ", kept"), 4u) << moved;
+  std::string edited = ReadFile(folder_ / "experiments/base.toml");
+  edited.replace(edited.find("lr = 1e-3"), 9, "lr = 2e-3");
+  File("experiments/base.toml", edited);
+  Expect(Command({"--resume"}), 2, {"other settings: train.lr 0.001 -> 0.002; leave"});
 }
 
 TEST_F(ReproduceTest, RunsThatHaveEndedHadTheDataOfThoseThatFollow) {
