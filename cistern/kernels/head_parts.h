@@ -23,7 +23,9 @@ namespace cistern {
 class HeadParts {
  public:
   HeadParts() = default;
-  explicit HeadParts(const SlotShape& shape) {
+  // state_share: c.
+  explicit HeadParts(const SlotShape& shape, double state_share = 0.48)
+      : state_share_(state_share) {
     const int64_t heads = shape.batch * shape.heads, threads = NumThreads();
     if (heads > 0 && heads < threads)
       count = std::max<int64_t>(1, std::min((threads + heads - 1) / heads, shape.length / kLeast));
@@ -31,8 +33,8 @@ class HeadParts {
   // Where part p of `length` tokens begins; that of part `count` is `length`.
   size_t Begin(int64_t p, size_t length) const {
     if (p == count) return length;
-    const double share = (1 - std::pow(1 - kStateShare, static_cast<double>(p))) /
-                         (1 - std::pow(1 - kStateShare, static_cast<double>(count)));
+    const double share = (1 - std::pow(1 - state_share_, static_cast<double>(p))) /
+                         (1 - std::pow(1 - state_share_, static_cast<double>(count)));
     return static_cast<size_t>(static_cast<double>(length) * share);
   }
   // The same from the end, for walks in reverse: part p has the tokens [ReverseEnd(p + 1),
@@ -43,7 +45,7 @@ class HeadParts {
 
  private:
   static constexpr int64_t kLeast = 512;  // tokens of a part on average
-  static constexpr double kStateShare = 0.48;
+  double state_share_ = 0.48;
 };
 
 // The state of each part's walk: the caller's [heads, size] where a head has one part; else a copy

@@ -9,18 +9,25 @@
 #include "hwy/foreach_target.h"  // must come before the headers below
 
 #include "cistern/kernels/gemm-inl.h"
+#include "cistern/kernels/head_parts.h"
 #include "cistern/kernels/sum_chunk-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace cistern {
 namespace HWY_NAMESPACE {
 
+// Of one head's walk, the share that goes into G and h alone (head_parts.h).
+constexpr double kAdjointStateShare = 0.3, kGatedAdjointStateShare = 0.7;
+
+// One part of a head: the chunks that begin at first .. whole - 1, after those behind them for G
+// and h alone. last: of the tokens.
 template <class T>
 struct SumAdjointHead {
   Sequence<const T> a, g, w, u, b, log_gate;
   Sequence<T> du, dw, dlog_gate;
   Tokens tokens;
-  size_t n, width, total, gates;
+  size_t n, width, total, gates, first, whole;
+  bool last;
 };
 
 // dlg of one chunk, in reverse: h += a_t b_t - w_t dw_t, dlg_t = h. A document's start and a gate
@@ -71,7 +78,8 @@ HWY_NOINLINE void GateGradients(const SumChunk<Gating::kShared, T>& chunk, bool 
 //   dw_i = (sum_{t>=i} (g_t . u_i) W_t + Gs u_i) / F_i
 //   G = first (W^T g + Gs)
 template <Gating kGating, class T>
-HWY_NOINLINE void SumAdjointOfHead(const SumAdjointHead<T>& head, double* grad, double* h_io) {
+HWY_NOINLINE void SumAdjointOfHead(const SumAdjointHead<T>& head, double* grad,
+                                   const double* h_io) {
   constexpr bool kGated = kGating != Gating::kNone;
   const size_t n = head.n, width = head.width, np = Padded<T>(n), dp = Padded<T>(width);
   constexpr size_t kC = kChunkRows, kCp = kChunkPadded<T>;
@@ -115,50 +123,54 @@ HWY_NOINLINE void SumAdjointOfHead(const SumAdjointHead<T>& head, double* grad, 
     for (size_t l = 0; l < n; ++l) h[kGating == Gating::kShared ? 0 : l] += h_io[l];
   }
 
-  for (size_t c = begins.size(); c-- > 0;) {
+  for (size_t c = begins.size(); c-- > 0 && begins[c] >= head.first;) {
     const size_t t = begins[c], end = c + 1 < begins.size() ? begins[c + 1] : head.tokens.length;
-    const bool starts = head.tokens.StartsAt(t);
+    const bool starts = head.tokens.StartsAt(t), results = t < head.whole;
     chunk.Begin(head.log_gate, head.tokens, t, end);
-    chunk.Weights(head.w, t);
     const size_t rows = chunk.rows;
     PackRows(head.a, t, rows, n, np, T{0}, W);
     PackRows(head.g, t, rows, width, dp, T{0}, g);
-    PackRows(head.u, t, rows, width, dp, T{0}, u);
     if constexpr (kGated) {
       PackRows(head.b, t, rows, n, np, T{0}, ab);
       for (size_t i = 0; i < rows * np; i += kLanes<T>)
         hn::Store(hn::Mul(hn::Load(dt, W + i), hn::Load(dt, ab + i)), dt, ab + i);
       chunk.TimesF(W);
     }
-    for (size_t l = 0; l < n; ++l) {
-      for (size_t j = l * dp; j < (l + 1) * dp; j += kLanes<double>) {
-        Double grads = hn::Load(d, G + j);
-        if constexpr (kGated) grads = hn::Mul(hn::Set(d, chunk.last[l]), grads);
-        StoreDouble(grads, Gs + j);
+    if (kGated || results) {  // h goes on with dw
+      chunk.Weights(head.w, t);
+      PackRows(head.u, t, rows, width, dp, T{0}, u);
+      for (size_t l = 0; l < n; ++l) {
+        for (size_t j = l * dp; j < (l + 1) * dp; j += kLanes<double>) {
+          Double grads = hn::Load(d, G + j);
+          if constexpr (kGated) grads = hn::Mul(hn::Set(d, chunk.last[l]), grads);
+          StoreDouble(grads, Gs + j);
+        }
       }
+      Transpose(np, dp, Gs, dp, GT, np);
+      Transpose(rows, width, u, dp, UT, kCp);
+      LowerProduct<T>(rows, {g, dp, 1, UT, kCp, width}, B, kCp);
+      Product<Triangle::kUpper, T>(rows, n, {u, dp, 1, GT, np, width}, {B, 1, kCp, W, np, rows}, Y,
+                                   np);
     }
-    Transpose(np, dp, Gs, dp, GT, np);
-
-    Transpose(rows, n, chunk.E, np, ET, kCp);
-    LowerProduct<T>(rows, {W, np, 1, ET, kCp, n}, A, kCp);
-    Product<Triangle::kUpper, T>(rows, width, {chunk.E, np, 1, Gs, dp, n}, {A, 1, kCp, g, dp, rows},
-                                 D, dp);
-    UnpackRows(D, t, rows, width, dp, head.du);
-
-    Transpose(rows, width, u, dp, UT, kCp);
-    LowerProduct<T>(rows, {g, dp, 1, UT, kCp, width}, B, kCp);
-    Product<Triangle::kUpper, T>(rows, n, {u, dp, 1, GT, np, width}, {B, 1, kCp, W, np, rows}, Y,
-                                 np);
     if constexpr (kGated) {
       // The product writes whole vectors: what lies behind them in a padded row is not set, and one
       // gate sums over all of the row.
       for (size_t i = 0; i < rows; ++i) std::memset(Y + i * np + n, 0, (np - n) * sizeof(T));
       GateGradients(chunk, starts, Y, ab, h);
-      UnpackRows(ab, t, rows, head.gates, kGating == Gating::kShared ? 1 : np, head.dlog_gate);
-      for (size_t i = 0; i < rows * np; i += kLanes<T>)
-        hn::Store(hn::Div(hn::Load(dt, Y + i), hn::Load(dt, chunk.F + i)), dt, Y + i);
     }
-    UnpackRows(Y, t, rows, n, np, head.dw);
+    if (results) {
+      Transpose(rows, n, chunk.E, np, ET, kCp);
+      LowerProduct<T>(rows, {W, np, 1, ET, kCp, n}, A, kCp);
+      Product<Triangle::kUpper, T>(rows, width, {chunk.E, np, 1, Gs, dp, n},
+                                   {A, 1, kCp, g, dp, rows}, D, dp);
+      UnpackRows(D, t, rows, width, dp, head.du);
+      if constexpr (kGated) {
+        UnpackRows(ab, t, rows, head.gates, kGating == Gating::kShared ? 1 : np, head.dlog_gate);
+        for (size_t i = 0; i < rows * np; i += kLanes<T>)
+          hn::Store(hn::Div(hn::Load(dt, Y + i), hn::Load(dt, chunk.F + i)), dt, Y + i);
+      }
+      UnpackRows(Y, t, rows, n, np, head.dw);
+    }
 
     if (starts) {
       std::memset(G, 0, np * dp * sizeof(double));
@@ -180,6 +192,7 @@ HWY_NOINLINE void SumAdjointOfHead(const SumAdjointHead<T>& head, double* grad, 
   }
 
   for (size_t l = 0; l < n; ++l) std::memcpy(grad + l * width, G + l * dp, width * sizeof(double));
+  if (!head.last) return;
   ZeroRows(head.tokens.length, head.total, width, head.du);
   ZeroRows(head.tokens.length, head.total, n, head.dw);
   if constexpr (kGated) ZeroRows(head.tokens.length, head.total, head.gates, head.dlog_gate);
@@ -190,33 +203,43 @@ void SumAdjointOfAll(const SlotShape& shape, const Rows<const T>& a, const Rows<
                      const Rows<const T>& w, const Rows<const T>& u, const Rows<const T>& b,
                      const LogGates<T>& log_gate, const RowMask& mask, double* G, double* h,
                      const Rows<T>& du, const Rows<T>& dw, const Rows<T>& dlog_gate) {
-  ParallelFor(shape.batch * shape.heads, HeadsPerThread(shape), [&](int64_t begin, int64_t end) {
-    for (int64_t index = begin; index < end; ++index) {
-      const int64_t x = index / shape.heads, y = index % shape.heads;
-      const SumAdjointHead<T> head{{a, x, y},
-                                   {g, x, y},
-                                   {w, x, y},
-                                   {u, x, y},
-                                   {b, x, y},
-                                   {log_gate.rows, x, y},
-                                   {du, x, y},
-                                   {dw, x, y},
-                                   {dlog_gate, x, y},
-                                   Tokens(shape, mask, x),
-                                   static_cast<size_t>(shape.slots),
-                                   static_cast<size_t>(shape.width),
-                                   static_cast<size_t>(shape.length),
-                                   static_cast<size_t>(log_gate.width)};
-      double* const grad = G + index * shape.slots * shape.width;
-      if (log_gate.width == 0) {
-        SumAdjointOfHead<Gating::kNone>(head, grad, nullptr);
-      } else if (log_gate.width == 1) {
-        SumAdjointOfHead<Gating::kShared>(head, grad, h + index * shape.slots);
-      } else {
-        SumAdjointOfHead<Gating::kSlots>(head, grad, h + index * shape.slots);
-      }
+  const int64_t heads = shape.batch * shape.heads;
+  const HeadParts parts(shape, log_gate.width > 0 ? kGatedAdjointStateShare : kAdjointStateShare);
+  PartStates<double> grads(parts, heads, shape.slots * shape.width, G);
+  const auto run = [&](int64_t index, int64_t part) {
+    const int64_t x = index / shape.heads, y = index % shape.heads;
+    const Tokens tokens(shape, mask, x);
+    const SumAdjointHead<T> head{{a, x, y},
+                                 {g, x, y},
+                                 {w, x, y},
+                                 {u, x, y},
+                                 {b, x, y},
+                                 {log_gate.rows, x, y},
+                                 {du, x, y},
+                                 {dw, x, y},
+                                 {dlog_gate, x, y},
+                                 tokens,
+                                 static_cast<size_t>(shape.slots),
+                                 static_cast<size_t>(shape.width),
+                                 static_cast<size_t>(shape.length),
+                                 static_cast<size_t>(log_gate.width),
+                                 parts.ReverseEnd(part + 1, tokens.length),
+                                 parts.ReverseEnd(part, tokens.length),
+                                 part == 0};
+    double* const grad = grads.Of(index, part);
+    if (log_gate.width == 0) {
+      SumAdjointOfHead<Gating::kNone>(head, grad, nullptr);
+    } else if (log_gate.width == 1) {
+      SumAdjointOfHead<Gating::kShared>(head, grad, h + index * shape.slots);
+    } else {
+      SumAdjointOfHead<Gating::kSlots>(head, grad, h + index * shape.slots);
     }
-  });
+  };
+  ParallelFor(heads * parts.count, parts.count > 1 ? 1 : HeadsPerThread(shape),
+              [&](int64_t begin, int64_t end) {
+                for (int64_t i = begin; i < end; ++i) run(i / parts.count, i % parts.count);
+              });
+  grads.Finish();
 }
 
 #define CISTERN_SUM_ADJOINT(name, T)                                                     \

@@ -190,5 +190,26 @@ TEST(SumAdjoint, SameBitsForAnyThreadCount) {
   SetNumThreads(threads);
 }
 
+// Fewer heads than threads: parts of a head, where documents and padding begin anywhere.
+TEST(SumAdjoint, SameBitsWhereThreadsShareAHead) {
+  const int threads = NumThreads();
+  for (const Gates gates : kAllGates) {
+    for (const int64_t batch : {1, 2}) {
+      const Problem p = MakeProblem(6100, false, {batch, 1, 1600, 7, 5},
+                                    {.gates = gates, .starts = batch == 2, .lengths = batch == 2});
+      SetNumThreads(1);
+      const Gradients one = Kernels<float>(p);
+      for (const int more : {2, 3, 8}) {
+        SetNumThreads(more);
+        const Gradients many = Kernels<float>(p);
+        EXPECT_TRUE(one.w == many.w && one.u == many.u && one.memory == many.memory &&
+                    one.log_gate == many.log_gate)
+            << p.name << " threads " << more;
+      }
+    }
+  }
+  SetNumThreads(threads);
+}
+
 }  // namespace
 }  // namespace cistern::sum_test

@@ -8,6 +8,7 @@
 #include "hwy/foreach_target.h"  // must come before the headers below
 
 #include "cistern/kernels/gemm-inl.h"
+#include "cistern/kernels/head_parts.h"
 #include "cistern/kernels/sum_chunk-inl.h"
 #include "cistern/kernels/sum_step-inl.h"
 
@@ -15,13 +16,18 @@ HWY_BEFORE_NAMESPACE();
 namespace cistern {
 namespace HWY_NAMESPACE {
 
-// One head of a read (a = r, u = v) or a match (a = q, u = k).
+// Of one head's walk, the share that goes into the memory alone (head_parts.h).
+constexpr double kSumStateShare = 0.5;
+
+// One part of a head of a read (a = r, u = v) or a match (a = q, u = k): the chunks that begin at
+// from .. stop - 1, after those before them for the memory alone.
 template <class T>
 struct SumHead {
   Sequence<const T> a, w, u, log_gate;
   Sequence<T> out;
   Tokens tokens;
-  size_t n, width, total, gates;
+  size_t n, width, total, gates, from, stop;
+  bool last;
 };
 
 // Both are one product with the memory S [height, across], S_t = S_{t-1} + b_t (x) x_t and out_t =
@@ -62,14 +68,10 @@ HWY_NOINLINE void SumOfHead(const SumHead<T>& head, double* memory) {
   for (size_t i = 0; i < height * ap; i += kLanes<double>)
     StoreDouble(hn::Load(d, S + i), past + i);
 
-  for (size_t t = 0; t < head.tokens.length; t += chunk.rows) {
-    if (head.tokens.StartsAt(t)) clear();
-    chunk.Begin(head.log_gate, head.tokens, t, head.tokens.length);
-    chunk.Weights(head.w, t);
+  // The chunk's rows of out.
+  const auto read = [&](size_t t, const T* b, const T* x) HWY_ATTR {
     const size_t rows = chunk.rows;
-    const T *const b = kMatch ? u : chunk.E, *const x = kMatch ? chunk.E : u;
     PackRows(head.a, t, rows, height, hp, T{0}, a);
-    PackRows(head.u, t, rows, width, dp, T{0}, u);
     if constexpr (kGated) {
       if constexpr (!kMatch) chunk.TimesF(a);
       for (size_t i = 0; i < height; ++i) {
@@ -85,6 +87,16 @@ HWY_NOINLINE void SumOfHead(const SumHead<T>& head, double* memory) {
                                  {A, kCp, 1, x, ap, rows}, O, ap);
     if constexpr (kGated && kMatch) chunk.TimesF(O);
     UnpackRows(O, t, rows, across, ap, head.out);
+  };
+
+  for (size_t t = 0; t < head.stop; t += chunk.rows) {
+    if (head.tokens.StartsAt(t)) clear();
+    chunk.Begin(head.log_gate, head.tokens, t, head.tokens.length);
+    chunk.Weights(head.w, t);
+    const size_t rows = chunk.rows;
+    const T *const b = kMatch ? u : chunk.E, *const x = kMatch ? chunk.E : u;
+    PackRows(head.u, t, rows, width, dp, T{0}, u);
+    if (t >= head.from) read(t, b, x);
 
     Product<T>(height, across, {b, 1, hp, x, ap, rows}, P, ap);
     for (size_t i = 0; i < height; ++i) {
@@ -106,7 +118,7 @@ HWY_NOINLINE void SumOfHead(const SumHead<T>& head, double* memory) {
   for (size_t l = 0; l < n; ++l) {
     for (size_t j = 0; j < width; ++j) memory[l * width + j] = S[kMatch ? j * ap + l : l * ap + j];
   }
-  ZeroRows(head.tokens.length, head.total, across, head.out);
+  if (head.last) ZeroRows(head.tokens.length, head.total, across, head.out);
 }
 
 template <bool kMatch, class T>
@@ -130,31 +142,41 @@ template <bool kMatch, class T>
 void SumOfAll(const SlotShape& shape, const Rows<const T>& a, const Rows<const T>& w,
               const Rows<const T>& u, const LogGates<T>& log_gate, const RowMask& mask,
               double* memory, const Rows<T>& out) {
-  ParallelFor(shape.batch * shape.heads, HeadsPerThread(shape), [&](int64_t begin, int64_t end) {
-    for (int64_t index = begin; index < end; ++index) {
-      const int64_t x = index / shape.heads, y = index % shape.heads;
-      const SumHead<T> head{{a, x, y},
-                            {w, x, y},
-                            {u, x, y},
-                            {log_gate.rows, x, y},
-                            {out, x, y},
-                            Tokens(shape, mask, x),
-                            static_cast<size_t>(shape.slots),
-                            static_cast<size_t>(shape.width),
-                            static_cast<size_t>(shape.length),
-                            static_cast<size_t>(log_gate.width)};
-      double* const m = memory + index * shape.slots * shape.width;
-      if (shape.length == 1) {
-        SumOfToken<kMatch>(head, m);
-      } else if (log_gate.width == 0) {
-        SumOfHead<kMatch, Gating::kNone>(head, m);
-      } else if (log_gate.width == 1) {
-        SumOfHead<kMatch, Gating::kShared>(head, m);
-      } else {
-        SumOfHead<kMatch, Gating::kSlots>(head, m);
-      }
+  const int64_t heads = shape.batch * shape.heads;
+  const HeadParts parts(shape, kSumStateShare);
+  PartStates<double> memories(parts, heads, shape.slots * shape.width, memory);
+  const auto run = [&](int64_t index, int64_t part) {
+    const int64_t x = index / shape.heads, y = index % shape.heads;
+    const Tokens tokens(shape, mask, x);
+    const SumHead<T> head{{a, x, y},
+                          {w, x, y},
+                          {u, x, y},
+                          {log_gate.rows, x, y},
+                          {out, x, y},
+                          tokens,
+                          static_cast<size_t>(shape.slots),
+                          static_cast<size_t>(shape.width),
+                          static_cast<size_t>(shape.length),
+                          static_cast<size_t>(log_gate.width),
+                          parts.Begin(part, tokens.length),
+                          parts.Begin(part + 1, tokens.length),
+                          part + 1 == parts.count};
+    double* const m = memories.Of(index, part);
+    if (shape.length == 1) {
+      SumOfToken<kMatch>(head, m);
+    } else if (log_gate.width == 0) {
+      SumOfHead<kMatch, Gating::kNone>(head, m);
+    } else if (log_gate.width == 1) {
+      SumOfHead<kMatch, Gating::kShared>(head, m);
+    } else {
+      SumOfHead<kMatch, Gating::kSlots>(head, m);
     }
-  });
+  };
+  ParallelFor(heads * parts.count, parts.count > 1 ? 1 : HeadsPerThread(shape),
+              [&](int64_t begin, int64_t end) {
+                for (int64_t i = begin; i < end; ++i) run(i / parts.count, i % parts.count);
+              });
+  memories.Finish();
 }
 
 #define CISTERN_SUM_FORWARD(name, match, T)                                            \

@@ -214,6 +214,30 @@ TEST(SumMemory, SameBitsForAnyThreadCount) {
   SetNumThreads(threads);
 }
 
+// Fewer heads than threads: parts of a head, where documents and padding begin anywhere.
+TEST(SumMemory, SameBitsWhereThreadsShareAHead) {
+  const int threads = NumThreads();
+  for (const Gates gates : kAllGates) {
+    for (const bool match : {false, true}) {
+      for (const int64_t batch : {1, 2}) {
+        const Problem p =
+            MakeProblem(6100, match, {batch, 1, 1600, 7, 5},
+                        {.gates = gates, .starts = batch == 2, .lengths = batch == 2});
+        SetNumThreads(1);
+        const Forward one = RunForward<float>(p);
+        for (const int more : {2, 3, 8}) {
+          SetNumThreads(more);
+          const Forward many = RunForward<float>(p);
+          EXPECT_TRUE(SameBits(one.out, many.out, one.out.size()) &&
+                      SameBits(one.memory, many.memory, one.memory.size()))
+              << p.name << " threads " << more;
+        }
+      }
+    }
+  }
+  SetNumThreads(threads);
+}
+
 // A float count stops at 2^24; the memory goes on.
 TEST(SumMemory, CountsBeyondFloat) {
   for (int64_t T : {1, 100}) {
