@@ -165,7 +165,7 @@ TEST_F(SeriesSourceTest, StepsOfTables) {
   format_.channels = {"y", "x"};
   format_.need_labels = false;
   Are(Read(File("x,series,y\n1,q,2\n", "other.csv"))[0].values, {2, 1});
-  Says(Message("x,series\n1,q\n", "other.csv"), "column 'y'");
+  Says(Message("x,series\n1,q\n", "other.csv"), "there is no column 'y', a channel that the model");
   // One series without a series' column; a long one comes in pieces.
   format_ = {};
   format_.labels = SeriesFormat::Labels::kNone;

@@ -85,7 +85,12 @@ class TableSeries : public SeriesSource {
       layout_ = series_ != kNoColumn || !labels ? Layout::kSteps : Layout::kRows;
     for (const std::string& name : format_.ignore) table_.Column(name);  // a name that is not there
     if (layout_ == Layout::kSteps && !format_.channels.empty()) {
-      for (const std::string& name : format_.channels) values_.push_back(table_.Column(name));
+      for (const std::string& name : format_.channels) {
+        CISTERN_CHECK(Listing(columns, name), path, ": there is no column '", name,
+                      "', a channel that the model was trained on; its columns are ",
+                      Listed(columns));
+        values_.push_back(table_.Column(name));
+      }
       channels_ = format_.channels;
       return;
     }
