@@ -75,6 +75,8 @@ RowsDone AddRows(const AnalysisRows& c, const RunFolder& run, const AnalysisCont
       done.rows += batch->rows;
       bar.Update(done.rows);
     }
+    bar.Clear();
+    NoteSkipped(*reader, path.empty() ? c.split : path);
   }
   bar.Finish();
   return done;

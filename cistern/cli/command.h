@@ -29,6 +29,8 @@ struct Common {
 
 // Adds --json, --quiet, --threads, --seed and --dtype to a subcommand.
 void AddCommon(CLI::App& command, Common& common);
+// --skip-bad-rows, of commands that read data.
+void AddSkipBadRows(CLI::App& command, bool* skip);
 void AddDevice(CLI::App& command, Common& common);  // --device, for those that run a model
 // Applies threads, seed, quiet; checks dtype. Call first in a subcommand's run function.
 void ApplyCommon(const Common& common);

@@ -30,6 +30,12 @@ void AddDevice(CLI::App& command, Common& common) {
   command.add_option("--device", common.device, "where the model runs: cpu, cuda, cuda:1, ...");
 }
 
+void AddSkipBadRows(CLI::App& command, bool* skip) {
+  command.add_flag("--skip-bad-rows", *skip,
+                   "pass over rows that cannot be read and count them, instead of stopping at the "
+                   "first");
+}
+
 void ApplyCommon(const Common& common) {
   if (common.dtype != "float32" && common.dtype != "float64" && common.dtype != "bfloat16") {
     throw UsageError(UnknownName("dtype", common.dtype, {"float32", "float64", "bfloat16"}));

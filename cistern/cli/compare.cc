@@ -38,7 +38,7 @@ struct CompareArguments {
   double seconds = 120;
   int64_t sample_tokens = 120, decode_tokens = 4000, seeds = 1, efficiency = 0;
   std::vector<int64_t> lengths;
-  bool resume = false;
+  bool resume = false, skip_bad_rows = false;
 };
 
 // "window:2+latte:2" lies in window2-latte2.
@@ -375,6 +375,7 @@ int RunCompare(CLI::App& command, CompareArguments a) {
   Comparison c;
   ReadExperiment(c.experiment, a.file, set);
   const TaskInfo& task = c.experiment.task.info();
+  if (a.skip_bad_rows) set.push_back(c.experiment.task.SkipBadRows());
   if (a.mechanisms.empty()) a.mechanisms = task.mechanisms;
   if (std::find(a.mechanisms.begin(), a.mechanisms.end(), "all") != a.mechanisms.end()) {
     if (a.mechanisms.size() > 1)
@@ -484,6 +485,7 @@ void AddCompare(CLI::App& app, Run& run) {
       "--task", a->task,
       "what to learn (cistern info --tasks); without it the data's name decides, and "
       "anything else is a text");
+  AddSkipBadRows(*command, &a->skip_bad_rows);
   command->add_option("--experiment", a->file, "TOML file to start from");
   command
       ->add_option("--mechanisms", a->mechanisms,

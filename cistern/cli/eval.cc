@@ -71,11 +71,13 @@ int EvaluateRows(const EvalCommand& c, const RunFolder& run) {
   options.progress = [&](const BatchReader& r) { bar.Update(r.done()); };
   const Evaluation done = Evaluate(*run.task, *model, *reader, options);
   bar.Finish();
+  NoteSkipped(*reader, c.data.empty() ? c.split : c.data);
   Json result = {{"task", run.options.kind}};
   result["data"] = c.data.empty() ? c.split : c.data;
   if (const std::string how = run.task->SplitSummary(); c.data.empty() && !how.empty())
     result["split"] = how;
   result.update(reader->Facts());
+  if (reader->skipped() > 0) result["skipped_rows"] = reader->skipped();
   if (done.rows > 0) result.update(run.task->Metrics(done.score));
   if (!done.complete) result["interrupted"] = true;
   Print(c, result);
@@ -95,7 +97,7 @@ int RunEval(const EvalCommand& c) {
   if (c.buckets < 0) FailUsage("--buckets must be 0 or above, got ", c.buckets);
   if (!c.svg.empty() && !c.by_position)
     FailUsage("--svg draws the table of --by-position; give both");
-  const RunFolder run = OpenRun(c.folder);
+  const RunFolder run = OpenRun(c.folder, c.skip_bad_rows);
   return c.by_position ? EvaluatePositions(c, run) : EvaluateRows(c, run);
 }
 
@@ -109,6 +111,7 @@ void AddEval(CLI::App& app, Run& run) {
   sub->add_option("data", c->data,
                   "a file of the task's kind, such as a text; none: the data it was trained on")
       ->type_name("DATA");
+  AddSkipBadRows(*sub, &c->skip_bad_rows);
   sub->add_option("--split", c->split, "which part of the model's own data")
       ->check(CLI::IsMember({"train", "valid", "test"}))
       ->capture_default_str();

@@ -11,7 +11,7 @@ struct EvalCommand {
   Common common;
   std::string folder, data, split = "test", svg;
   int64_t max_tokens = 0, length = 0, context = -1, batch = 0, rows = 4, buckets = 0;
-  bool by_position = false;
+  bool by_position = false, skip_bad_rows = false;
 };
 
 Split ParseSplit(const std::string& name);

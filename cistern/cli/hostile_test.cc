@@ -233,6 +233,31 @@ TEST_F(HostileTest, SkippedDocumentsAreCounted) {
   EXPECT_TRUE(Says(o, "3 rows could not be read and were skipped")) << o;
 }
 
+TEST_F(HostileTest, RowsThatArePassedOverAreCountedByEveryCommand) {
+  const std::string rows = Rows("label,text\n", PosNeg), data = folder_ / "a.csv",
+                    bad = folder_ / "bad.csv", model = folder_ / "a";
+  Put(data, rows);
+  Put(bad, rows + "one cell\n");
+  ExpectRefused(Run(TrainRows(bad, folder_ / "refused")), "bad.csv:");
+  const Outcome trained = Run(TrainRows(bad, folder_ / "b", {"--skip-bad-rows"}));
+  EXPECT_EQ(trained.code, 0) << trained;
+  EXPECT_TRUE(Says(trained, "1 rows could not be read and were skipped")) << trained;
+  ASSERT_EQ(Run(TrainRows(data, model)).code, 0);
+  for (const char* command : {"eval", "predict"}) {
+    ExpectRefused(Run({command, model, bad}), "bad.csv:");
+    const Outcome o = Run({command, model, bad, "--skip-bad-rows"});
+    EXPECT_EQ(o.code, 0) << o;
+    EXPECT_TRUE(Says(o, "bad.csv: 1 row could not be read and was passed over")) << o;
+    // A model that was trained so passes over them as well, and says so.
+    EXPECT_TRUE(Says(Run({command, folder_ / "b", bad}), "bad.csv: 1 row could not be read"));
+  }
+  const Outcome json = Run({"eval", model, bad, "--skip-bad-rows", "--json"});
+  EXPECT_EQ(ParseJson(json.out, "stdout")["skipped_rows"], 1) << json;
+  Put(folder_ / "text.txt", "some words");
+  EXPECT_TRUE(Says(Run({"train", "--text", folder_ / "text.txt", "--skip-bad-rows"}),
+                   "--skip-bad-rows is of tasks that read rows (classify"));
+}
+
 TEST_F(HostileTest, AveragesOfFewerEvaluationsAreSaid) {
   const Outcome o = Run(Train(*shared_ / "text.txt", folder_ / "run",
                               {"--set", "train.average_last=5", "--set", "train.eval_every=1"}));

@@ -18,6 +18,7 @@ struct PredictCommand {
   Common common;
   std::string folder, data;
   int64_t batch = 0;
+  bool skip_bad_rows = false;
 };
 
 std::string Cell(const Json& value) {
@@ -62,7 +63,7 @@ void CheckNames(std::vector<std::string> names) {
 int RunPredict(const PredictCommand& c) {
   ApplyCommon(c.common);
   if (c.batch < 0) FailUsage("--batch must be 0 (the task's choice) or above, got ", c.batch);
-  const RunFolder run = OpenRun(c.folder);
+  const RunFolder run = OpenRun(c.folder, c.skip_bad_rows);
   const auto reader = run.task->ReadFile(c.data, false, {c.batch, 0, 0});
   const auto model = LoadRunModel(run, c.common.dtype);
   const EvalScope scope(*model);
@@ -88,6 +89,8 @@ int RunPredict(const PredictCommand& c) {
     CISTERN_CHECK(std::fflush(stdout) == 0, "cannot write to standard output");
     bar.Update(reader->done());
   }
+  bar.Finish();
+  NoteSkipped(*reader, c.data);
   return Interrupted() ? 130 : 0;
 }
 
@@ -102,6 +105,7 @@ void AddPredict(CLI::App& app, Run& run) {
       ->type_name("DATA");
   sub->add_option("--batch", c->batch, "rows at a time; 0: the task's choice")
       ->capture_default_str();
+  AddSkipBadRows(*sub, &c->skip_bad_rows);
   AddCommon(*sub, c->common);
   AddDevice(*sub, c->common);
   sub->footer(

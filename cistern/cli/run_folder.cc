@@ -4,12 +4,13 @@
 #include <filesystem>
 
 #include "cistern/base/error.h"
+#include "cistern/base/terminal.h"
 #include "cistern/decode/lm_folder.h"
 #include "cistern/io/checked_json.h"
 
 namespace cistern::cli {
 
-RunFolder OpenRun(const std::string& folder) {
+RunFolder OpenRun(const std::string& folder, bool skip_bad_rows) {
   RunFolder run;
   run.folder = folder;
   run.config = ReadFolderConfig(folder);
@@ -32,9 +33,16 @@ RunFolder OpenRun(const std::string& folder) {
                   ", for which there is no task");
     run.options.kind = (*task)->name;
   }
+  if (skip_bad_rows) run.options.SkipBadRows();
   run.task = run.options.Make();
   run.task->LoadAssets(folder);
   return run;
+}
+
+void NoteSkipped(const BatchReader& reader, const std::string& data) {
+  if (const int64_t n = reader.skipped(); n > 0)
+    Note(StrCat(data, ": ", n, n == 1 ? " row" : " rows", " could not be read and ",
+                n == 1 ? "was" : "were", " passed over"));
 }
 
 std::shared_ptr<Model> LoadRunModel(const RunFolder& run, const std::string& dtype) {

@@ -17,7 +17,11 @@ struct RunFolder {
 
 // Errors name the missing file. Without experiment.json (a model from elsewhere) the task is the
 // first that trains such a kind of model; it can measure files, but has no data of its own.
-RunFolder OpenRun(const std::string& folder);
+// skip_bad_rows: also where the model was not trained so.
+RunFolder OpenRun(const std::string& folder, bool skip_bad_rows = false);
+
+// Says how many rows of `data` were passed over, if any were.
+void NoteSkipped(const BatchReader& reader, const std::string& data);
 
 // The model, in evaluation mode, as --dtype asks: float32 or float64, else a UsageError.
 std::shared_ptr<Model> LoadRunModel(const RunFolder& run, const std::string& dtype);

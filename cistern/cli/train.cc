@@ -19,7 +19,7 @@ struct TrainArguments {
   std::string file, out = "runs/train", text, data, task, from, pretrain;
   std::vector<std::string> set;
   bool print_config = false, resume = false, list = false;
-  bool new_head = false, swap_attention = false;
+  bool new_head = false, swap_attention = false, skip_bad_rows = false;
   int64_t steps = 0;
   double seconds = 0;
 };
@@ -109,6 +109,7 @@ int RunTrain(CLI::App& command, const TrainArguments& a) {
   } else {
     ReadExperiment(experiment, a.file, set);
   }
+  if (a.skip_bad_rows) experiment.task.SkipBadRows();
   if (a.print_config) {
     std::printf("%s", ExperimentToml(experiment).c_str());
     return 0;
@@ -184,6 +185,7 @@ void AddTrain(CLI::App& app, Run& run) {
                       "the task's data; without --task its name decides the task");
   command->add_option("--text", a->text,
                       "text file or folder to learn a language model from: --task lm --data");
+  AddSkipBadRows(*command, &a->skip_bad_rows);
   command->add_option("--from", a->from,
                       "model folder to start from: its weights, tokenizer and settings");
   command->add_flag("--new-head", a->new_head,

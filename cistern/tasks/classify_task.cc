@@ -546,6 +546,7 @@ class ClassifyTask::FileReader : public BatchReader {
   int64_t total() const override { return source_->total(); }
   int64_t done() const override { return source_->done(); }
   const char* unit() const override { return "bytes"; }
+  int64_t skipped() const override { return source_->skipped(); }
 
  private:
   const ClassifyTask& task_;

@@ -318,12 +318,14 @@ std::unique_ptr<BatchReader> ForecastTask::ReadWindows(std::shared_ptr<const Ser
               " as in training; leave out --length");
   const int64_t context = ContextOf(options);
   auto windows = std::make_shared<const Windows>(WindowsOf(*store, split, whole, context));
-  return ReadInOrder(windows->before.back(), options, kForecastRows,
-                     [this, store, windows, context](const std::vector<int64_t>& rows) {
-                       std::vector<Window> picked;
-                       for (const int64_t i : rows) picked.push_back(windows->At(i));
-                       return MakeBatch(*store, picked, context, true);
-                     });
+  return ReadInOrder(
+      windows->before.back(), options, kForecastRows,
+      [this, store, windows, context](const std::vector<int64_t>& rows) {
+        std::vector<Window> picked;
+        for (const int64_t i : rows) picked.push_back(windows->At(i));
+        return MakeBatch(*store, picked, context, true);
+      },
+      store->skipped());
 }
 
 std::unique_ptr<BatchReader> ForecastTask::Read(Split split, const ReadOptions& options) const {
@@ -338,13 +340,14 @@ std::unique_ptr<BatchReader> ForecastTask::ReadFile(const std::string& path, boo
                   "is measured");
     return ReadWindows(store, Split::kTest, true, options);
   }
-  return ReadInOrder(store->size(), options, kForecastRows,
-                     [this, store](const std::vector<int64_t>& rows) {
-                       std::vector<Window> ends;  // what is predicted is behind the series' end
-                       for (const int64_t i : rows)
-                         ends.push_back({i, store->Steps(i) + 1, store->Steps(i) + 1});
-                       return MakeBatch(*store, ends, options_.length, false);
-                     });
+  return ReadInOrder(
+      store->size(), options, kForecastRows,
+      [this, store](const std::vector<int64_t>& rows) {
+        std::vector<Window> ends;  // what is predicted is behind the series' end
+        for (const int64_t i : rows) ends.push_back({i, store->Steps(i) + 1, store->Steps(i) + 1});
+        return MakeBatch(*store, ends, options_.length, false);
+      },
+      store->skipped());
 }
 
 Score ForecastTask::Measure(Model& model, const Batch& batch) const {

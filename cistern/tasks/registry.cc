@@ -113,6 +113,21 @@ Fields TaskOptions::Describe() {
   return f;
 }
 
+std::string TaskOptions::SkipBadRows() {
+  const std::string option = "skip_bad_rows";
+  if (!Contains(OptionsOf(info()), option)) {
+    std::string others;
+    for (const TaskInfo* other : Tasks()) {
+      if (Contains(OptionsOf(*other), option)) others += (others.empty() ? "" : ", ") + other->name;
+    }
+    FailUsage("--skip-bad-rows is of tasks that read rows (", others, "); the task ", kind,
+              " reads none");
+  }
+  const std::string assignment = StrCat(kind, ".", option, "=true");
+  Describe().Set(assignment);
+  return "task." + assignment;
+}
+
 Json TaskOptions::Write() {
   Json all = Describe().Write();
   for (const TaskInfo* info : Tasks()) {

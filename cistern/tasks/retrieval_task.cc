@@ -206,7 +206,8 @@ std::unique_ptr<BatchReader> RetrievalTask::ReadFile(const std::string& path, bo
       OpenPairFile(path, {.labelled = labelled, .skip_bad = options_.skip_bad_rows});
   return ReadInOrder(
       pairs->size(), options, kRetrievalRows,
-      [this, pairs](const std::vector<int64_t>& rows) { return MakeBatch(*pairs, rows); });
+      [this, pairs](const std::vector<int64_t>& rows) { return MakeBatch(*pairs, rows); },
+      pairs->skipped());
 }
 
 }  // namespace cistern

@@ -81,7 +81,7 @@ int64_t SpreadRow(int64_t i, int64_t count) {
 }
 
 std::unique_ptr<BatchReader> ReadInOrder(int64_t count, const ReadOptions& options, int64_t usual,
-                                         MakeRows make) {
+                                         MakeRows make, int64_t skipped) {
   const bool spread = options.max_tokens > 0;
   return std::make_unique<RowReader>(
       count, options.rows > 0 ? options.rows : usual,
@@ -90,7 +90,8 @@ std::unique_ptr<BatchReader> ReadInOrder(int64_t count, const ReadOptions& optio
         std::iota(all.begin(), all.end(), begin);
         for (int64_t& i : all) i = spread ? SpreadRow(i, count) : i;
         return make(all);
-      });
+      },
+      skipped);
 }
 
 }  // namespace cistern

@@ -49,9 +49,10 @@ using MakeRows = std::function<Batch(const std::vector<int64_t>& rows)>;
 std::vector<int64_t> PickRows(const ShuffledOrder& order, uint64_t seed, int64_t step,
                               int64_t rows);
 // Rows 0 .. count-1 in their order, options.rows of each batch, or `usual`. With max_tokens, which
-// are then of some rows alone, in the order of SpreadRow.
+// are then of some rows alone, in the order of SpreadRow. skipped: rows of the file that could not
+// be read.
 std::unique_ptr<BatchReader> ReadInOrder(int64_t count, const ReadOptions& options, int64_t usual,
-                                         MakeRows make);
+                                         MakeRows make, int64_t skipped = 0);
 // The row at place `i` of an order of `count` rows whose every beginning is spread evenly over all
 // of them: steps of the golden section, rounded to have no divisor in common with `count`.
 int64_t SpreadRow(int64_t i, int64_t count);

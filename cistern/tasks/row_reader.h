@@ -10,9 +10,11 @@ namespace cistern {
 
 class RowReader : public BatchReader {
  public:
-  // `make` gives the batch of rows begin .. end-1; `rows` of each batch.
-  RowReader(int64_t count, int64_t rows, std::function<Batch(int64_t begin, int64_t end)> make)
-      : count_(count), rows_(rows), make_(std::move(make)) {}
+  // `make` gives the batch of rows begin .. end-1; `rows` of each batch. skipped: rows that the
+  // data had beside them.
+  RowReader(int64_t count, int64_t rows, std::function<Batch(int64_t begin, int64_t end)> make,
+            int64_t skipped = 0)
+      : count_(count), rows_(rows), skipped_(skipped), make_(std::move(make)) {}
   std::optional<Batch> Next() override {
     if (done_ >= count_) return std::nullopt;
     const int64_t begin = done_;
@@ -21,9 +23,10 @@ class RowReader : public BatchReader {
   }
   int64_t total() const override { return count_; }
   int64_t done() const override { return done_; }
+  int64_t skipped() const override { return skipped_; }
 
  private:
-  int64_t count_, rows_, done_ = 0;
+  int64_t count_, rows_, skipped_, done_ = 0;
   std::function<Batch(int64_t begin, int64_t end)> make_;
 };
 

@@ -299,10 +299,12 @@ std::unique_ptr<BatchReader> SeriesTask::ReadFile(const std::string& path, bool 
                                                   const ReadOptions& options) const {
   const std::shared_ptr<const SeriesStore> store = input_.Open(path, labelled);
   if (labelled) CheckClasses(*store);
-  return ReadInOrder(store->size(), options, kSeriesRows,
-                     [this, store, labelled](const std::vector<int64_t>& rows) {
-                       return MakeBatch(*store, rows, labelled);
-                     });
+  return ReadInOrder(
+      store->size(), options, kSeriesRows,
+      [this, store, labelled](const std::vector<int64_t>& rows) {
+        return MakeBatch(*store, rows, labelled);
+      },
+      store->skipped());
 }
 
 at::Tensor SeriesTask::Loss(Model& model, const Batch& batch, double label_smoothing) const {

@@ -42,6 +42,8 @@ class BatchReader {
   virtual int64_t total() const = 0;        // what progress is counted in (`unit`); 0: unknown
   virtual int64_t done() const = 0;
   virtual const char* unit() const { return "rows"; }
+  // Rows of a file so far that could not be read and were passed over (skip_bad_rows).
+  virtual int64_t skipped() const { return 0; }
   // What its figures depend on besides the data, such as {"length": 256}.
   virtual Json Facts() const { return Json::object(); }
 };
@@ -156,6 +158,9 @@ class TaskOptions {
   Json Write();       // the kind's group alone
   std::unique_ptr<Task> Make() const;
   const TaskInfo& info() const { return FindTask(kind); }
+  // Bad rows of the data are passed over and counted; returns the assignment that says so.
+  // UsageError where the kind reads no rows.
+  std::string SkipBadRows();
 
   // Options of the kind may stand in [task] itself (task.length for task.lm.length): moves them
   // into the group of `kind`. Options of other kinds are dropped where `dropped` is given (files of
