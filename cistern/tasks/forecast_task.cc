@@ -226,9 +226,8 @@ Batch ForecastTask::MakeBatch(const SeriesStore& store, const std::vector<Window
     input_.FromRaw(store, w.series, begin, length, raw.data(), value, nullptr);
     std::fill(value + length * inputs, value + width * inputs, 0.0f);
     const int64_t measured = std::max<int64_t>(1, w.begin - begin);  // the first step that is
-    float *target = targets.mutable_data_ptr<float>() + r * width * channels, *const end =
-                                                                                  target +
-                                                                                  width * channels;
+    float* target = targets.mutable_data_ptr<float>() + r * width * channels;
+    float* const end = target + width * channels;
     target = std::fill_n(target, (measured - 1) * channels, kUnmeasured);
     if (measured < there) target = std::copy(raw.begin() + measured * channels, raw.end(), target);
     std::fill(target, end, kUnmeasured);
