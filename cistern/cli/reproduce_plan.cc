@@ -10,6 +10,7 @@
 #include "cistern/base/error.h"
 #include "cistern/io/atomic_file.h"
 #include "cistern/io/checked_json.h"
+#include "cistern/train/run_state.h"
 
 namespace cistern::cli {
 namespace {
@@ -137,11 +138,13 @@ void Flatten(const Json& tree, const std::string& prefix, std::map<std::string, 
 }
 
 // What a run does, by its keys, but for its seed, where its data lie and what the source printed.
-std::map<std::string, std::string> SettingsOf(Experiment experiment, const std::string& data) {
+std::map<std::string, std::string> SettingsOf(Experiment experiment) {
   std::map<std::string, std::string> all;
   Flatten(experiment.Write(), "", &all);
-  std::erase_if(all, [&](const auto& entry) {
-    return entry.first == "seed" || entry.first == data || entry.first.starts_with("published.");
+  std::erase_if(all, [](const auto& entry) {
+    const std::string& key = entry.first;
+    return key == "seed" || key.starts_with("published.") ||
+           (key.starts_with("task.") && IsPlaceOfData(key.substr(key.rfind('.') + 1)));
   });
   return all;
 }
@@ -224,13 +227,10 @@ std::vector<ReproducedCell> PlanCells(const PaperTable& table, const PlanOptions
       cell.set = row.set;
       if (options.small)
         cell.set.insert(cell.set.end(), row.small_set.begin(), row.small_set.end());
-      std::string data_key;
       const TaskInfo& task = published.task.info();
       const std::string& data = options.small ? column.small_data : column.data;
-      if (!data.empty() && options.need_data) {
-        data_key = StrCat("task.", task.name, ".", task.data);
-        cell.set.push_back(StrCat(data_key, "=", places.Find(data)));
-      }
+      if (!data.empty() && options.need_data)
+        cell.set.push_back(StrCat("task.", task.name, ".", task.data, "=", places.Find(data)));
       cell.set.insert(cell.set.end(), options.set.begin(), options.set.end());
       WriteFileAtomically(copy, cell.text);
       try {
@@ -245,8 +245,8 @@ std::vector<ReproducedCell> PlanCells(const PaperTable& table, const PlanOptions
       } catch (const UsageError& e) {
         FailUsage(cell.name, ": ", e.what());
       }
-      cell.settings = SettingsOf(cell.experiment, data_key);
-      cell.changes = ChangedSettings(SettingsOf(published, data_key), cell.settings);
+      cell.settings = SettingsOf(cell.experiment);
+      cell.changes = ChangedSettings(SettingsOf(published), cell.settings);
       if (options.small && column.small_data != column.data)
         cell.changes.push_back(StrCat("data ", column.data.empty() ? "generated" : column.data,
                                       " -> ",

@@ -24,7 +24,7 @@ class HeadParts {
  public:
   HeadParts() = default;
   // state_share: c.
-  explicit HeadParts(const SlotShape& shape, double state_share = 0.48)
+  explicit HeadParts(const SlotShape& shape, double state_share = kSlotStateShare)
       : state_share_(state_share) {
     const int64_t heads = shape.batch * shape.heads, threads = NumThreads();
     if (heads > 0 && heads < threads)
@@ -45,7 +45,8 @@ class HeadParts {
 
  private:
   static constexpr int64_t kLeast = 512;  // tokens of a part on average
-  double state_share_ = 0.48;
+  static constexpr double kSlotStateShare = 0.48;
+  double state_share_ = kSlotStateShare;
 };
 
 // The state of each part's walk: the caller's [heads, size] where a head has one part; else a copy
@@ -76,6 +77,14 @@ class PartStates {
   std::vector<T> copies_;
 };
 
+// body(index, part) for every part of every head. grain: heads that a thread takes at least.
+template <class Body>
+void ForParts(int64_t heads, int64_t grain, const HeadParts& parts, Body&& body) {
+  ParallelFor(heads * parts.count, parts.count > 1 ? 1 : grain, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) body(i / parts.count, i % parts.count);
+  });
+}
+
 // For each head x = open(index, workspace); then each of `bodies`, body(index, part, x), for all
 // parts, before the next one begins; then close(index, x). `workspace` is for copies of a head's
 // tokens. grain: heads that a thread takes at least.
@@ -96,9 +105,8 @@ void ForHeads(int64_t heads, int64_t grain, const HeadParts& parts, Open&& open,
   std::vector<decltype(open(0, workspaces[0]))> all;
   for (int64_t i = 0; i < heads; ++i) all.push_back(open(i, workspaces[static_cast<size_t>(i)]));
   const auto run = [&](auto&& body) {
-    ParallelFor(heads * parts.count, 1, [&](int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end; ++i)
-        body(i / parts.count, i % parts.count, all[static_cast<size_t>(i / parts.count)]);
+    ForParts(heads, 1, parts, [&](int64_t index, int64_t part) {
+      body(index, part, all[static_cast<size_t>(index)]);
     });
   };
   (run(bodies), ...);

@@ -1,6 +1,5 @@
 #include <vector>
 
-#include "cistern/base/parallel.h"
 #include "cistern/kernels/dispatch.h"
 #include "cistern/kernels/sum_memory.h"
 
@@ -206,7 +205,7 @@ void SumAdjointOfAll(const SlotShape& shape, const Rows<const T>& a, const Rows<
   const int64_t heads = shape.batch * shape.heads;
   const HeadParts parts(shape, log_gate.width > 0 ? kGatedAdjointStateShare : kAdjointStateShare);
   PartStates<double> grads(parts, heads, shape.slots * shape.width, G);
-  const auto run = [&](int64_t index, int64_t part) {
+  ForParts(heads, HeadsPerThread(shape), parts, [&](int64_t index, int64_t part) {
     const int64_t x = index / shape.heads, y = index % shape.heads;
     const Tokens tokens(shape, mask, x);
     const SumAdjointHead<T> head{{a, x, y},
@@ -234,11 +233,7 @@ void SumAdjointOfAll(const SlotShape& shape, const Rows<const T>& a, const Rows<
     } else {
       SumAdjointOfHead<Gating::kSlots>(head, grad, h + index * shape.slots);
     }
-  };
-  ParallelFor(heads * parts.count, parts.count > 1 ? 1 : HeadsPerThread(shape),
-              [&](int64_t begin, int64_t end) {
-                for (int64_t i = begin; i < end; ++i) run(i / parts.count, i % parts.count);
-              });
+  });
   grads.Finish();
 }
 

@@ -1,6 +1,5 @@
 #include "cistern/kernels/sum_memory.h"
 
-#include "cistern/base/parallel.h"
 #include "cistern/kernels/dispatch.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -145,7 +144,7 @@ void SumOfAll(const SlotShape& shape, const Rows<const T>& a, const Rows<const T
   const int64_t heads = shape.batch * shape.heads;
   const HeadParts parts(shape, kSumStateShare);
   PartStates<double> memories(parts, heads, shape.slots * shape.width, memory);
-  const auto run = [&](int64_t index, int64_t part) {
+  ForParts(heads, HeadsPerThread(shape), parts, [&](int64_t index, int64_t part) {
     const int64_t x = index / shape.heads, y = index % shape.heads;
     const Tokens tokens(shape, mask, x);
     const SumHead<T> head{{a, x, y},
@@ -171,11 +170,7 @@ void SumOfAll(const SlotShape& shape, const Rows<const T>& a, const Rows<const T
     } else {
       SumOfHead<kMatch, Gating::kSlots>(head, m);
     }
-  };
-  ParallelFor(heads * parts.count, parts.count > 1 ? 1 : HeadsPerThread(shape),
-              [&](int64_t begin, int64_t end) {
-                for (int64_t i = begin; i < end; ++i) run(i / parts.count, i % parts.count);
-              });
+  });
   memories.Finish();
 }
 
