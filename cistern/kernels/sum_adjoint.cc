@@ -7,9 +7,8 @@
 #define HWY_TARGET_INCLUDE "cistern/kernels/sum_adjoint.cc"
 #include "hwy/foreach_target.h"  // must come before the headers below
 
-#include "cistern/kernels/gemm-inl.h"
 #include "cistern/kernels/head_parts.h"
-#include "cistern/kernels/sum_chunk-inl.h"
+#include "cistern/kernels/sum_core-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace cistern {
@@ -28,29 +27,6 @@ struct SumAdjointHead {
   size_t n, width, total, gates, first, whole;
   bool last;
 };
-
-// dlg of one chunk, in reverse: h += a_t b_t - w_t dw_t, dlg_t = h. A document's start and a gate
-// of 0, which are first rows, end the sum. ab = a b, E and Y = F dw [rows, np]; w dw = E Y. A gate
-// for every slot: h [np], and ab becomes dlg.
-template <class T>
-HWY_NOINLINE void GateGradients(const SumChunk<Gating::kSlots, T>& chunk, bool starts, const T* Y,
-                                T* ab, double* h) {
-  const Tag<double> d;
-  for (size_t l = 0; l < chunk.np; l += kLanes<double>) {
-    Double sum = hn::Load(d, h + l);
-    for (size_t i = chunk.rows; i-- > 0;) {
-      const size_t at = i * chunk.np + l;
-      sum = hn::Add(sum, hn::NegMulAdd(LoadAsDouble(chunk.E + at), LoadAsDouble(Y + at),
-                                       LoadAsDouble(ab + at)));
-      if (i == 0) {
-        const auto cut = hn::Eq(hn::Load(d, chunk.first + l), hn::Zero(d));
-        sum = starts ? hn::Zero(d) : hn::IfThenZeroElse(cut, sum);
-      }
-      StoreDouble(sum, ab + at);
-    }
-    hn::Store(sum, d, h + l);
-  }
-}
 
 // One gate for all slots: h [1], their sum; and ab [rows] becomes dlg.
 template <class T>
@@ -71,41 +47,29 @@ HWY_NOINLINE void GateGradients(const SumChunk<Gating::kShared, T>& chunk, bool 
   std::memcpy(ab, dlg, chunk.rows * sizeof(T));
 }
 
-// grad [n, width] and h [n] in place. Per chunk, with W = a F and Gs = last G (the gradients at the
-// chunk's reference):
-//   du_i = sum_{t>=i} (W_t . E_i) g_t + E_i Gs
-//   dw_i = (sum_{t>=i} (g_t . u_i) W_t + Gs u_i) / F_i
-//   G = first (W^T g + Gs)
+// grad [n, width] and h [n] in place.
 template <Gating kGating, class T>
 HWY_NOINLINE void SumAdjointOfHead(const SumAdjointHead<T>& head, double* grad,
                                    const double* h_io) {
+  using Core = SumReverseCore<kGating, T>;
   constexpr bool kGated = kGating != Gating::kNone;
   const size_t n = head.n, width = head.width, np = Padded<T>(n), dp = Padded<T>(width);
   constexpr size_t kC = kChunkRows, kCp = kChunkPadded<T>;
   Workspace& workspace = Workspace::OfThisThread();
-  workspace.Start(
-      SumChunk<kGating, T>::Bytes(n) +
-          sizeof(T) * (kC * (3 * np + 3 * dp + 2 * kCp) + (np + dp) * kCp + 3 * np * dp) +
-          sizeof(double) * (np * dp + np),
-      SumChunk<kGating, T>::kPieces + 15);
+  workspace.Start(SumChunk<kGating, T>::Bytes(n) + Core::Bytes(n, width) +
+                      sizeof(T) * (kC * (3 * np + 3 * dp) + np * kCp) + sizeof(double) * np,
+                  SumChunk<kGating, T>::kPieces + Core::kPieces + 8);
   SumChunk<kGating, T> chunk(n, workspace);
+  Core core(n, width, workspace);
   T* const W = workspace.Take<T>(kC * np);
   T* const Y = workspace.Take<T>(kC * np);   // F dw
   T* const ab = workspace.Take<T>(kC * np);  // a b, then dlg
   T* const g = workspace.Take<T>(kC * dp);
   T* const u = workspace.Take<T>(kC * dp);
-  T* const D = workspace.Take<T>(kC * dp);   // du
-  T* const A = workspace.Take<T>(kC * kCp);  // tril(W E^T)
-  T* const B = workspace.Take<T>(kC * kCp);  // tril(g u^T)
+  T* const D = workspace.Take<T>(kC * dp);  // du
   T* const ET = workspace.Take<T>(np * kCp);
-  T* const UT = workspace.Take<T>(dp * kCp);
-  T* const Gs = workspace.Take<T>(np * dp);
-  T* const GT = workspace.Take<T>(dp * np);
-  T* const P = workspace.Take<T>(np * dp);  // W^T g
-  double* const G = workspace.Take<double>(np * dp);
   double* const h = workspace.Take<double>(np);
   const Tag<T> dt;
-  const Tag<double> d;
 
   // Forward over the gates: where the chunks begin.
   std::vector<size_t> begins;
@@ -114,9 +78,7 @@ HWY_NOINLINE void SumAdjointOfHead(const SumAdjointHead<T>& head, double* grad,
     chunk.Begin(head.log_gate, head.tokens, t, head.tokens.length, false);
   }
 
-  std::memset(G, 0, np * dp * sizeof(double));
-  std::memset(Gs, 0, np * dp * sizeof(T));
-  for (size_t l = 0; l < n; ++l) std::memcpy(G + l * dp, grad + l * width, width * sizeof(double));
+  core.Load(grad);
   if constexpr (kGated) {
     std::memset(h, 0, np * sizeof(double));
     for (size_t l = 0; l < n; ++l) h[kGating == Gating::kShared ? 0 : l] += h_io[l];
@@ -138,18 +100,7 @@ HWY_NOINLINE void SumAdjointOfHead(const SumAdjointHead<T>& head, double* grad,
     if (kGated || results) {  // h goes on with dw
       chunk.Weights(head.w, t);
       PackRows(head.u, t, rows, width, dp, T{0}, u);
-      for (size_t l = 0; l < n; ++l) {
-        for (size_t j = l * dp; j < (l + 1) * dp; j += kLanes<double>) {
-          Double grads = hn::Load(d, G + j);
-          if constexpr (kGated) grads = hn::Mul(hn::Set(d, chunk.last[l]), grads);
-          StoreDouble(grads, Gs + j);
-        }
-      }
-      Transpose(np, dp, Gs, dp, GT, np);
-      Transpose(rows, width, u, dp, UT, kCp);
-      LowerProduct<T>(rows, {g, dp, 1, UT, kCp, width}, B, kCp);
-      Product<Triangle::kUpper, T>(rows, n, {u, dp, 1, GT, np, width}, {B, 1, kCp, W, np, rows}, Y,
-                                   np);
+      core.template Weights<false>(chunk, W, g, u, Y);
     }
     if constexpr (kGated) {
       // The product writes whole vectors: what lies behind them in a padded row is not set, and one
@@ -159,9 +110,7 @@ HWY_NOINLINE void SumAdjointOfHead(const SumAdjointHead<T>& head, double* grad,
     }
     if (results) {
       Transpose(rows, n, chunk.E, np, ET, kCp);
-      LowerProduct<T>(rows, {W, np, 1, ET, kCp, n}, A, kCp);
-      Product<Triangle::kUpper, T>(rows, width, {chunk.E, np, 1, Gs, dp, n},
-                                   {A, 1, kCp, g, dp, rows}, D, dp);
+      core.Du(chunk, ET, W, g, D);
       UnpackRows(D, t, rows, width, dp, head.du);
       if constexpr (kGated) {
         UnpackRows(ab, t, rows, head.gates, kGating == Gating::kShared ? 1 : np, head.dlog_gate);
@@ -170,27 +119,14 @@ HWY_NOINLINE void SumAdjointOfHead(const SumAdjointHead<T>& head, double* grad,
       }
       UnpackRows(Y, t, rows, n, np, head.dw);
     }
-
     if (starts) {
-      std::memset(G, 0, np * dp * sizeof(double));
-      continue;
-    }
-    Product<T>(n, width, {W, 1, np, g, dp, rows}, P, dp);
-    for (size_t l = 0; l < n; ++l) {
-      for (size_t j = l * dp; j < (l + 1) * dp; j += kLanes<double>) {
-        Double grads = hn::Load(d, G + j);
-        if constexpr (kGated) {
-          grads = hn::MulAdd(hn::Set(d, chunk.last[l]), grads, LoadAsDouble(P + j));
-          grads = Keep(hn::Set(d, chunk.first[l]), grads);
-        } else {
-          grads = hn::Add(grads, LoadAsDouble(P + j));
-        }
-        hn::Store(grads, d, G + j);
-      }
+      core.Clear();
+    } else {
+      core.Add(chunk, W, g);
     }
   }
 
-  for (size_t l = 0; l < n; ++l) std::memcpy(grad + l * width, G + l * dp, width * sizeof(double));
+  core.Store(grad);
   if (!head.last) return;
   ZeroRows(head.tokens.length, head.total, width, head.du);
   ZeroRows(head.tokens.length, head.total, n, head.dw);

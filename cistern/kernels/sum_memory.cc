@@ -6,9 +6,8 @@
 #define HWY_TARGET_INCLUDE "cistern/kernels/sum_memory.cc"
 #include "hwy/foreach_target.h"  // must come before the headers below
 
-#include "cistern/kernels/gemm-inl.h"
 #include "cistern/kernels/head_parts.h"
-#include "cistern/kernels/sum_chunk-inl.h"
+#include "cistern/kernels/sum_core-inl.h"
 #include "cistern/kernels/sum_step-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -29,94 +28,39 @@ struct SumHead {
   bool last;
 };
 
-// Both are one product with the memory S [height, across], S_t = S_{t-1} + b_t (x) x_t and out_t =
-// a_t S_t:
-//   read:  S = M [n, width],    b = E, x = v, gates scale the rows of S and the columns of a
-//   match: S = M^T [width, n],  b = k, x = E, gates scale the columns of S and of out
 template <bool kMatch, Gating kGating, class T>
 HWY_NOINLINE void SumOfHead(const SumHead<T>& head, double* memory) {
+  using Core = SumCore<kMatch, kGating, T>;
   constexpr bool kGated = kGating != Gating::kNone;
-  constexpr size_t kC = kChunkRows, kCp = kChunkPadded<T>;
-  const size_t n = head.n, width = head.width, np = Padded<T>(n), dp = Padded<T>(width);
-  const size_t height = kMatch ? width : n, across = kMatch ? n : width, hp = kMatch ? dp : np,
-               ap = kMatch ? np : dp;
+  const size_t n = head.n, width = head.width, dp = Padded<T>(width);
+  const size_t height = kMatch ? width : n, across = kMatch ? n : width;
   Workspace& workspace = Workspace::OfThisThread();
-  workspace.Start(SumChunk<kGating, T>::Bytes(n) +
-                      sizeof(T) * (kC * (hp + dp + ap + kCp) + hp * kCp + 2 * hp * ap) +
-                      sizeof(double) * hp * ap,
-                  SumChunk<kGating, T>::kPieces + 8);
+  workspace.Start(SumChunk<kGating, T>::Bytes(n) + Core::Bytes(n, width) +
+                      sizeof(T) * kChunkRows * (Padded<T>(height) + dp + Padded<T>(across)),
+                  SumChunk<kGating, T>::kPieces + Core::kPieces + 3);
   SumChunk<kGating, T> chunk(n, workspace);
-  T* const a = workspace.Take<T>(kC * hp);
-  T* const u = workspace.Take<T>(kC * dp);
-  T* const O = workspace.Take<T>(kC * ap);
-  T* const A = workspace.Take<T>(kC * kCp);  // tril(a b^T)
-  T* const BT = workspace.Take<T>(hp * kCp);
-  T* const P = workspace.Take<T>(hp * ap);     // b^T x
-  T* const past = workspace.Take<T>(hp * ap);  // what the chunk's rows see of S
-  double* const S = workspace.Take<double>(hp * ap);
-  const Tag<double> d;
+  Core core(n, width, workspace);
+  T* const a = workspace.Take<T>(kChunkRows * core.hp());
+  T* const u = workspace.Take<T>(kChunkRows * dp);
+  T* const out = workspace.Take<T>(kChunkRows * core.ap());
 
-  const auto clear = [&]() HWY_ATTR {
-    std::memset(S, 0, hp * ap * sizeof(double));
-    std::memset(past, 0, hp * ap * sizeof(T));
-  };
-  clear();
-  for (size_t l = 0; l < n; ++l) {
-    for (size_t j = 0; j < width; ++j) S[kMatch ? j * ap + l : l * ap + j] = memory[l * width + j];
-  }
-  for (size_t i = 0; i < height * ap; i += kLanes<double>)
-    StoreDouble(hn::Load(d, S + i), past + i);
-
-  // The chunk's rows of out.
-  const auto read = [&](size_t t, const T* b, const T* x) HWY_ATTR {
-    const size_t rows = chunk.rows;
-    PackRows(head.a, t, rows, height, hp, T{0}, a);
-    if constexpr (kGated) {
-      if constexpr (!kMatch) chunk.TimesF(a);
-      for (size_t i = 0; i < height; ++i) {
-        for (size_t j = 0; j < ap; j += kLanes<double>) {
-          const Double gate = kMatch ? hn::Load(d, chunk.first + j) : hn::Set(d, chunk.first[i]);
-          StoreDouble(Keep(gate, hn::Load(d, S + i * ap + j)), past + i * ap + j);
-        }
-      }
-    }
-    Transpose(rows, height, b, hp, BT, kCp);
-    LowerProduct<T>(rows, {a, hp, 1, BT, kCp, height}, A, kCp);
-    Product<Triangle::kLower, T>(rows, across, {a, hp, 1, past, ap, height},
-                                 {A, kCp, 1, x, ap, rows}, O, ap);
-    if constexpr (kGated && kMatch) chunk.TimesF(O);
-    UnpackRows(O, t, rows, across, ap, head.out);
-  };
-
+  core.Load(memory);
   for (size_t t = 0; t < head.stop; t += chunk.rows) {
-    if (head.tokens.StartsAt(t)) clear();
+    if (head.tokens.StartsAt(t)) core.Clear();
     chunk.Begin(head.log_gate, head.tokens, t, head.tokens.length);
     chunk.Weights(head.w, t);
-    const size_t rows = chunk.rows;
+    PackRows(head.u, t, chunk.rows, width, dp, T{0}, u);
     const T *const b = kMatch ? u : chunk.E, *const x = kMatch ? chunk.E : u;
-    PackRows(head.u, t, rows, width, dp, T{0}, u);
-    if (t >= head.from) read(t, b, x);
-
-    Product<T>(height, across, {b, 1, hp, x, ap, rows}, P, ap);
-    for (size_t i = 0; i < height; ++i) {
-      for (size_t j = 0; j < ap; j += kLanes<double>) {
-        const size_t at = i * ap + j;
-        Double sum = hn::Load(d, S + at);
-        if constexpr (kGated) {
-          const Double gate = kMatch ? hn::Load(d, chunk.first + j) : hn::Set(d, chunk.first[i]);
-          const Double last = kMatch ? hn::Load(d, chunk.last + j) : hn::Set(d, chunk.last[i]);
-          sum = hn::Mul(last, hn::Add(Keep(gate, sum), LoadAsDouble(P + at)));
-        } else {
-          sum = hn::Add(sum, LoadAsDouble(P + at));
-          StoreDouble(sum, past + at);
-        }
-        hn::Store(sum, d, S + at);
-      }
+    if (t >= head.from) {
+      PackRows(head.a, t, chunk.rows, height, core.hp(), T{0}, a);
+      if constexpr (kGated && !kMatch) chunk.TimesF(a);
+      core.Read(chunk, a, b, x, out);
+      if constexpr (kGated && kMatch) chunk.TimesF(out);
+      UnpackRows(out, t, chunk.rows, across, core.ap(), head.out);
     }
+    core.Write(chunk, b, x);
   }
-  for (size_t l = 0; l < n; ++l) {
-    for (size_t j = 0; j < width; ++j) memory[l * width + j] = S[kMatch ? j * ap + l : l * ap + j];
-  }
+  core.Store(memory);
   if (head.last) ZeroRows(head.tokens.length, head.total, across, head.out);
 }
 
