@@ -18,6 +18,7 @@
 #define CISTERN_KERNELS_SLOT_CHUNK_INL_H_
 #endif
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -95,27 +96,43 @@ HWY_INLINE Vec<T> LogOrNaN(Vec<T> x) {
   return hn::IfThenElse(hn::IsNaN(x), x, hn::Log(Tag<T>(), x));
 }
 
+// e^x = 2^q e^r with |r| <= ln 2 / 2, for -87 < x < 88.
+struct ExpParts {
+  HWY_INLINE explicit ExpParts(Vec<float> x) {
+    const Tag<float> d;
+    const hn::RebindToSigned<Tag<float>> di;
+    const auto q = hn::NearestInt(hn::Mul(x, hn::Set(d, 1.44269504088896341f)));
+    const Vec<float> n = hn::ConvertTo(d, q);
+    // ln 2 in two parts, the first with few enough bits that n times it is exact.
+    r = hn::NegMulAdd(n, hn::Set(d, 0.693359375f), x);
+    r = hn::NegMulAdd(n, hn::Set(d, -2.12194440e-4f), r);
+    power = hn::BitCast(d, hn::ShiftLeft<23>(hn::Add(q, hn::Set(di, 127))));
+  }
+  // e^r - 1 and e^r by Cephes' expf.
+  HWY_INLINE Vec<float> Minus1() const { return hn::MulAdd(Polynomial(), hn::Mul(r, r), r); }
+  HWY_INLINE Vec<float> OfR() const {
+    return hn::MulAdd(Polynomial(), hn::Mul(r, r), hn::Add(r, hn::Set(Tag<float>(), 1.0f)));
+  }
+  Vec<float> r, power;  // power: 2^q
+
+ private:
+  HWY_INLINE Vec<float> Polynomial() const {
+    const Tag<float> d;
+    Vec<float> p = hn::Set(d, 1.9875691500e-4f);
+    p = hn::MulAdd(p, r, hn::Set(d, 1.3981999507e-3f));
+    p = hn::MulAdd(p, r, hn::Set(d, 8.3334519073e-3f));
+    p = hn::MulAdd(p, r, hn::Set(d, 4.1665795894e-2f));
+    p = hn::MulAdd(p, r, hn::Set(d, 1.6666665459e-1f));
+    return hn::MulAdd(p, r, hn::Set(d, 5.0000001201e-1f));
+  }
+};
+
 // e^x to 1 ulp for x < 88, NaN for NaN; 0 below -86, where e^x is of no weight beside sums of at
 // least 1.
 HWY_INLINE Vec<float> WeightExp(Vec<float> x) {
-  const Tag<float> d;
-  const hn::RebindToSigned<Tag<float>> di;
-  const auto q = hn::NearestInt(hn::Mul(x, hn::Set(d, 1.44269504088896341f)));
-  const Vec<float> n = hn::ConvertTo(d, q);
-  // ln 2 in two parts, the first with few enough bits that n times it is exact.
-  Vec<float> r = hn::NegMulAdd(n, hn::Set(d, 0.693359375f), x);
-  r = hn::NegMulAdd(n, hn::Set(d, -2.12194440e-4f), r);
-  // Cephes' expf.
-  Vec<float> p = hn::Set(d, 1.9875691500e-4f);
-  p = hn::MulAdd(p, r, hn::Set(d, 1.3981999507e-3f));
-  p = hn::MulAdd(p, r, hn::Set(d, 8.3334519073e-3f));
-  p = hn::MulAdd(p, r, hn::Set(d, 4.1665795894e-2f));
-  p = hn::MulAdd(p, r, hn::Set(d, 1.6666665459e-1f));
-  p = hn::MulAdd(p, r, hn::Set(d, 5.0000001201e-1f));
-  p = hn::MulAdd(p, hn::Mul(r, r), hn::Add(r, hn::Set(d, 1.0f)));
-  // Times 2^q: a product, because a sum of bits would not keep NaN.
-  const Vec<float> power = hn::BitCast(d, hn::ShiftLeft<23>(hn::Add(q, hn::Set(di, 127))));
-  return hn::IfThenZeroElse(hn::Lt(x, hn::Set(d, -86.0f)), hn::Mul(p, power));
+  const ExpParts e(x);
+  // A product, because a sum of bits would not keep NaN.
+  return hn::IfThenZeroElse(hn::Lt(x, hn::Set(Tag<float>(), -86.0f)), hn::Mul(e.OfR(), e.power));
 }
 HWY_INLINE Vec<double> WeightExp(Vec<double> x) { return ExpOrNaN<double>(x); }
 
@@ -197,7 +214,7 @@ void PrefetchRows(const Sequence<const T>& x, size_t t, size_t end, size_t width
 
 template <class T>
 void ZeroRows(size_t t, size_t end, size_t width, const Sequence<T>& x) {
-  for (; t < end; ++t) std::memset(x.At(t), 0, width * sizeof(T));
+  for (; t < end; ++t) std::fill_n(x.At(t), width, T(0.0f));
 }
 
 // The log-weights of one span, chunk by chunk, and all that follows from them. Slots are padded

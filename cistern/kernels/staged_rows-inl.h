@@ -1,5 +1,6 @@
-// Rows in bfloat16 for kernels that take floats: one head's tokens are copied, into memory of this
-// thread that stays in its cache where sequences are short; included once per Highway target.
+// Rows in bfloat16 for kernels that take floats: a panel at a time, or a copy of one head's tokens,
+// in memory of this thread that stays in its cache where sequences are short; included once per
+// Highway target.
 #if defined(CISTERN_KERNELS_STAGED_ROWS_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef CISTERN_KERNELS_STAGED_ROWS_INL_H_
 #undef CISTERN_KERNELS_STAGED_ROWS_INL_H_
@@ -19,6 +20,19 @@ template <class From, class To>
 HWY_NOINLINE void ConvertRows(const Sequence<From>& from, size_t count, size_t width,
                               const Sequence<To>& to) {
   for (size_t t = 0; t < count; ++t) ConvertRow(width, from.At(t), to.At(t));
+}
+
+// As those of slot_chunk-inl.h, for a panel of floats.
+HWY_NOINLINE inline void PackRows(const Sequence<const BFloat16>& x, size_t t, size_t count,
+                                  size_t width, size_t padded, float fill, float* panel) {
+  for (size_t i = 0; i < count; ++i, panel += padded) {
+    ConvertRow(width, x.At(t + i), panel);
+    std::fill(panel + width, panel + padded, fill);
+  }
+}
+HWY_NOINLINE inline void UnpackRows(const float* panel, size_t t, size_t count, size_t width,
+                                    size_t padded, const Sequence<BFloat16>& x) {
+  for (size_t i = 0; i < count; ++i, panel += padded) ConvertRow(width, panel, x.At(t + i));
 }
 
 // Rows of one head, or of one part of a sequence; the next one in the same workspace forgets them.

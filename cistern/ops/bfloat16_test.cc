@@ -6,6 +6,7 @@
 #include "cistern/base/parallel.h"
 #include "cistern/kernels/isa.h"
 #include "cistern/ops/exact_attention.h"
+#include "cistern/ops/gated_slots.h"
 #include "cistern/ops/impl.h"
 #include "cistern/ops/rotary.h"
 #include "cistern/ops/short_conv.h"
@@ -118,11 +119,33 @@ void ExpectRoundedAbc(const std::vector<Shape>& shapes) {
 
 TEST(BFloat16Tokens, Abc) { ExpectRoundedAbc(kShapes); }
 
+void ExpectRoundedGatedSlots(const std::vector<Shape>& shapes) {
+  at::manual_seed(2);
+  for (const Shape& s : shapes) {
+    for (const Mask& mask : Masks(s.length)) {
+      const auto run = [&](const Tensors& x) {
+        const GatedSlotsResult r =
+            GatedSlotsAttention(HeadsFirst(x[0]), HeadsFirst(x[1]), HeadsFirst(x[2]),
+                                HeadsFirst(x[3]), x[4], x[5], 0.3, 4, mask);
+        return Tensors{r.out, r.keys, r.values};
+      };
+      ExpectRounded({Heads(s.length, s.width), Heads(s.length, s.width), Heads(s.length, s.width),
+                     Heads(s.length, s.slots)},
+                    {at::randn({3, 2, s.slots, s.width}, at::kDouble),
+                     at::randn({3, 2, s.slots, s.width}, at::kDouble)},
+                    run, "gated slots " + std::to_string(s.length));
+    }
+  }
+}
+
+TEST(BFloat16Tokens, GatedSlots) { ExpectRoundedGatedSlots(kShapes); }
+
 TEST(BFloat16Tokens, ThreadsThatShareAHead) {
   const int threads = NumThreads();
   SetNumThreads(8);
   ExpectRoundedReads(LatteAttention, "latte", {kShared});
   ExpectRoundedAbc({kShared});
+  ExpectRoundedGatedSlots({kShared});
   SetNumThreads(threads);
 }
 

@@ -3,10 +3,12 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <limits>
 #include <map>
 
 #include "cistern/attention/definition.h"
+#include "cistern/attention/mechanisms/gated_slots.h"
 #include "cistern/attention/mechanisms/linear.h"
 #include "cistern/attention/mechanisms/performer.h"
 #include "cistern/attention/mechanisms/reuse.h"
@@ -14,6 +16,7 @@
 #include "cistern/attention/mechanisms/t2r.h"
 #include "cistern/base/parallel.h"
 #include "cistern/kernels/isa.h"
+#include "cistern/ops/gated_slots.h"
 #include "cistern/ops/linear_attention.h"
 #include "cistern/ops/slot_attention.h"
 #include "cistern/ops/slot_memory.h"
@@ -397,6 +400,30 @@ class WrongFavor : public PerformerMechanism {
   }
 };
 
+// Gated slots whose fused walk has one defect.
+enum class SlotsDefect { kNone, kOtherTemperature, kForgetsValues, kLosesGateGradient };
+SlotsDefect slots_defect = SlotsDefect::kNone;
+
+class WrongSlots : public GatedSlotsMechanism {
+ public:
+  using GatedSlotsMechanism::GatedSlotsMechanism;
+  at::Tensor DoExtend(const Tensors& x, State& state, const ops::Mask& mask) override {
+    const double scale = 1 / std::sqrt(double(x[0].size(3))),
+                 temperature = slots_defect == SlotsDefect::kOtherTemperature ? 7 : 8;
+    const at::Tensor keys = state["key_memory"], values = state["value_memory"];
+    const auto walk = [&](const at::Tensor& logits) {
+      return ops::GatedSlotsAttention(x[0], x[1], x[2], logits, keys, values, scale, temperature,
+                                      mask);
+    };
+    const ops::GatedSlotsResult result = walk(x[3]);
+    state["key_memory"] = result.keys;
+    state["value_memory"] =
+        slots_defect == SlotsDefect::kForgetsValues ? at::zeros_like(result.values) : result.values;
+    if (slots_defect != SlotsDefect::kLosesGateGradient) return result.out;
+    return 0.5 * result.out + 0.5 * walk(x[3].detach()).out;
+  }
+};
+
 template <class Defect>
 void ExpectCaught(const MechanismInfo& info, const Json& options, Defect& defect,
                   const std::vector<std::pair<Defect, const char*>>& caught_by) {
@@ -424,6 +451,12 @@ TEST(Mutants, AWrongFusedWalkIsCaught) {
                {{FavorDefect::kReadsWithoutZ, "definition"},
                 {FavorDefect::kForgetsZ, "pieces"},
                 {FavorDefect::kLosesZGradient, "gradient"}});
+  MechanismInfo slots = FindMechanism("gated_slots");
+  slots.construct = InfoOf<WrongSlots>("gated_slots").construct;
+  ExpectCaught(slots, {{"slots", 3}}, slots_defect,
+               {{SlotsDefect::kOtherTemperature, "definition"},
+                {SlotsDefect::kForgetsValues, "pieces"},
+                {SlotsDefect::kLosesGateGradient, "gradient"}});
 }
 
 // Reuse that takes the heads over in the wrong order.

@@ -5,7 +5,7 @@
 #include <cmath>
 
 #include "cistern/attention/definition.h"
-#include "cistern/ops/sum_memory.h"
+#include "cistern/ops/gated_slots.h"
 
 namespace cistern {
 
@@ -61,28 +61,28 @@ State GatedSlotsMechanism::EmptyState(int64_t batch, const at::TensorOptions& op
   return state;
 }
 
-namespace {
-
-struct Gate {
-  at::Tensor log_gate, write;  // [B,H,T,n]: log g and 1 - g, exact where g is near 1
-};
-Gate MakeGate(const at::Tensor& logits, double temperature) {
-  const at::Tensor log_gate = at::log_sigmoid(logits) / temperature;
-  return {log_gate, log_gate.expm1().neg()};
+double GatedSlotsMechanism::Scale() const {
+  return 1 / std::sqrt(double(dims().dim / dims().heads));
 }
 
-}  // namespace
+bool GatedSlotsMechanism::DropsWeights() const { return is_training() && dims().dropout > 0; }
+
+bool GatedSlotsMechanism::TakesBFloat16(Form form) const {
+  return form == Form::kCausal && !DropsWeights();
+}
 
 at::Tensor GatedSlotsMechanism::Attend(const at::Tensor& logits) const {
-  const double scale = 1 / std::sqrt(double(dims().dim / dims().heads));
-  at::Tensor p = at::softmax(logits.transpose(1, 2) * scale, -1);
-  if (is_training() && dims().dropout > 0) p = at::dropout(p, dims().dropout, true);
+  at::Tensor p = at::softmax(logits.transpose(1, 2) * Scale(), -1);
+  if (DropsWeights()) p = at::dropout(p, dims().dropout, true);
   return p.transpose(1, 2);
 }
 
 at::Tensor GatedSlotsMechanism::DoExtend(const std::vector<at::Tensor>& x, State& state,
                                          const ops::Mask& mask) {
-  const Gate gate = MakeGate(x[gate_], options_.temperature);
+  if (!DropsWeights())
+    return ops::GatedSlotsExtend(x[q_], x[k_], x[v_], x[gate_], state[key_memory_],
+                                 state[value_memory_], Scale(), options_.temperature, mask);
+  const ops::Gate gate = ops::MakeGate(x[gate_], options_.temperature);
   const at::Tensor matched =
       ops::SumMatchExtend(x[q_], gate.write, x[k_], state[key_memory_], mask, gate.log_gate);
   return ops::SumReadExtend(Attend(matched), gate.write, x[v_], state[value_memory_], mask,
@@ -91,7 +91,7 @@ at::Tensor GatedSlotsMechanism::DoExtend(const std::vector<at::Tensor>& x, State
 
 void GatedSlotsMechanism::DoWrite(const std::vector<at::Tensor>& x, State& state,
                                   const ops::Mask& mask) {
-  const Gate gate = MakeGate(x[gate_], options_.temperature);
+  const ops::Gate gate = ops::MakeGate(x[gate_], options_.temperature);
   state[key_memory_] = ops::SumWrite(gate.write, x[k_], state[key_memory_], mask, gate.log_gate);
   state[value_memory_] =
       ops::SumWrite(gate.write, x[v_], state[value_memory_], mask, gate.log_gate);

@@ -31,9 +31,12 @@ class GatedSlotsMechanism : public Mechanism, public CountsOperations {
   at::Tensor Read(const std::vector<at::Tensor>& x, const State& state) override;
   at::Tensor Definition(Form form, const std::vector<at::Tensor>& queries,
                         const std::vector<at::Tensor>& x) const override;
+  bool TakesBFloat16(Form form) const override;
   LeastOperations Operations(Form form, int64_t tokens, int64_t before) const override;
 
  private:
+  double Scale() const;
+  bool DropsWeights() const;
   at::Tensor Attend(const at::Tensor& logits) const;
 
   Options options_;
