@@ -1,4 +1,3 @@
-#include "cistern/base/parallel.h"
 #include "cistern/kernels/dispatch.h"
 #include "cistern/kernels/slot_memory.h"
 
@@ -18,6 +17,10 @@ struct AdjointHead {
   Sequence<T> du, ds;
   Tokens tokens;
   size_t n, width, total;
+  // A part of the head: spans that begin at first .. whole - 1, after those behind them for the
+  // state alone. last: of the tokens.
+  size_t first, whole;
+  bool last;
 };
 
 template <class T>
@@ -27,7 +30,8 @@ struct AdjointVisit {
     for (const auto* x : {&head.a, &head.b}) PrefetchRows(*x, t, end, head.n);
     for (const auto* x : {&head.g, &head.u}) PrefetchRows(*x, t, end, head.width);
   }
-  void Rows(size_t t) {
+  // W = a F, and ab = W b.
+  void Panels(size_t t) {
     const Tag<T> d;
     const SlotChunk<T>& chunk = walk.chunk;
     const size_t rows = chunk.rows, np = chunk.np;
@@ -37,6 +41,11 @@ struct AdjointVisit {
     TimesF(chunk, W, W);
     for (size_t i = 0; i < rows * np; i += kLanes<T>)
       hn::Store(hn::Mul(hn::Load(d, W + i), hn::Load(d, ab + i)), d, ab + i);
+  }
+  void Rows(size_t t) {
+    const SlotChunk<T>& chunk = walk.chunk;
+    const size_t rows = chunk.rows, np = chunk.np;
+    Panels(t);
     core.template Rows<false>(rows, chunk.E, walk.ET, W, head.g, head.u, t, head.du, Y);
     walk.Gradients(Y, ab, dz);
     UnpackRows(Y, t, rows, head.n, np, head.ds);
@@ -45,6 +54,19 @@ struct AdjointVisit {
   ReverseWalk<T>& walk;
   ReverseCore<T>& core;
   T *W, *Y, *ab, *dz;
+};
+
+// The same for the state alone.
+template <class T>
+struct AdjointStateVisit {
+  void Scale(const T* factor) { of.core.Scale(factor); }
+  void Prefetch(size_t t, size_t end) const { of.Prefetch(t, end); }
+  void Rows(size_t t) {
+    of.Panels(t);
+    of.core.Add(of.walk.chunk.rows, of.W, of.head.g, t);
+    of.walk.AddTerms(of.ab, of.dz);
+  }
+  AdjointVisit<T>& of;
 };
 
 // grad [n, width] and h_io [n] in place.
@@ -70,7 +92,10 @@ HWY_NOINLINE void AdjointOfHead(const AdjointHead<T>& head, const double* z0, T*
 
   core.Load(grad);
   for (size_t l = 0; l < np; ++l) walk.h[l] = l < n ? h_io[l] : T{0};
-  walk.Run(head.s, head.tokens, spans, 0, spans.begins.size(), visit);
+  AdjointStateVisit<T> state{visit};
+  const size_t whole = spans.From(head.whole);
+  walk.Run(head.s, head.tokens, spans, whole, spans.begins.size(), state);
+  walk.Run(head.s, head.tokens, spans, spans.From(head.first), whole, visit);
   core.Store(grad);
   std::memcpy(h_io, walk.h, n * sizeof(T));
   for (size_t l = 0; l < n; ++l) {  // the memory of an empty slot counts as zero, whatever it holds
@@ -78,6 +103,7 @@ HWY_NOINLINE void AdjointOfHead(const AdjointHead<T>& head, const double* z0, T*
     h_io[l] = 0;
     std::memset(grad + l * width, 0, width * sizeof(T));
   }
+  if (!head.last) return;
   ZeroRows(head.tokens.length, head.total, width, head.du);
   ZeroRows(head.tokens.length, head.total, n, head.ds);
 }
@@ -87,25 +113,32 @@ void AdjointOfAll(const SlotShape& shape, const Rows<const T>& a, const Rows<con
                   const Rows<const T>& s, const Rows<const T>& u, const Rows<const T>& b,
                   const Rows<const T>& dz, const RowMask& mask, const double* z0, T* G, T* h,
                   const Rows<T>& du, const Rows<T>& ds) {
-  ParallelFor(shape.batch * shape.heads, HeadsPerThread(shape), [&](int64_t begin, int64_t end) {
-    for (int64_t index = begin; index < end; ++index) {
-      const int64_t x = index / shape.heads, y = index % shape.heads;
-      const AdjointHead<T> head{{a, x, y},
-                                {g, x, y},
-                                {s, x, y},
-                                {u, x, y},
-                                {b, x, y},
-                                {dz, x, y},
-                                {du, x, y},
-                                {ds, x, y},
-                                Tokens(shape, mask, x),
-                                static_cast<size_t>(shape.slots),
-                                static_cast<size_t>(shape.width),
-                                static_cast<size_t>(shape.length)};
-      AdjointOfHead(head, z0 + index * shape.slots, G + index * shape.slots * shape.width,
-                    h + index * shape.slots);
-    }
+  const int64_t heads = shape.batch * shape.heads;
+  const HeadParts parts(shape);
+  PartStates<T> grads(parts, heads, shape.slots * shape.width, G),
+      terms(parts, heads, shape.slots, h);
+  ForParts(heads, HeadsPerThread(shape), parts, [&](int64_t index, int64_t part) {
+    const int64_t x = index / shape.heads, y = index % shape.heads;
+    const Tokens tokens(shape, mask, x);
+    const AdjointHead<T> head{{a, x, y},
+                              {g, x, y},
+                              {s, x, y},
+                              {u, x, y},
+                              {b, x, y},
+                              {dz, x, y},
+                              {du, x, y},
+                              {ds, x, y},
+                              tokens,
+                              static_cast<size_t>(shape.slots),
+                              static_cast<size_t>(shape.width),
+                              static_cast<size_t>(shape.length),
+                              parts.ReverseEnd(part + 1, tokens.length),
+                              parts.ReverseEnd(part, tokens.length),
+                              part == 0};
+    AdjointOfHead(head, z0 + index * shape.slots, grads.Of(index, part), terms.Of(index, part));
   });
+  grads.Finish();
+  terms.Finish();
 }
 
 #define CISTERN_SLOT_ADJOINT(name, T)                                                  \

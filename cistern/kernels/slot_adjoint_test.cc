@@ -176,5 +176,27 @@ TEST(SlotAdjoint, SameBitsForAnyThreadCount) {
   SetNumThreads(threads);
 }
 
+// Fewer heads than threads: parts of a head, where documents and padding begin anywhere.
+TEST(SlotAdjoint, SameBitsWhereThreadsShareAHead) {
+  const int threads = NumThreads();
+  for (const Weights weights : {Weights::kMild, Weights::kJumps}) {
+    for (const int64_t batch : {1, 2}) {
+      const Problem p =
+          MakeProblem(6100, false, {batch, 1, 1600, 7, 5},
+                      {.weights = weights, .starts = batch == 2, .lengths = batch == 2});
+      SetNumThreads(1);
+      const Gradients one = Kernels<float>(p);
+      for (const int more : {2, 3, 8}) {
+        SetNumThreads(more);
+        const Gradients many = Kernels<float>(p);
+        EXPECT_TRUE(one.s == many.s && one.u == many.u && one.memory == many.memory &&
+                    one.z == many.z)
+            << p.name << " threads " << more;
+      }
+    }
+  }
+  SetNumThreads(threads);
+}
+
 }  // namespace
 }  // namespace cistern::slot_test

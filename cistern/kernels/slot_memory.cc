@@ -1,6 +1,5 @@
 #include "cistern/kernels/slot_memory.h"
 
-#include "cistern/base/parallel.h"
 #include "cistern/kernels/dispatch.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -30,6 +29,7 @@ struct ReadVisit {
   void Empty() { core.Empty(); }
   void Begin(size_t) { core.Begin(chunk); }
   void Rows(size_t t) {
+    if (t < from) return core.Write(chunk, v, t);
     PutZ(chunk, t, W, z_out);
     PackRows(r, t, chunk.rows, chunk.n, chunk.np, T{0}, W);
     TimesF(chunk, W, W);
@@ -45,6 +45,7 @@ struct ReadVisit {
   Sequence<const T> r, v;
   Sequence<T> out, z_out;
   T* W;
+  size_t from;
 };
 
 template <class T>
@@ -58,7 +59,8 @@ HWY_NOINLINE void ReadHead(const ForwardHead<T>& head, const Sequence<const T>& 
       SlotChunk<T>::kPieces + ReadCore<T>::kPieces + 1);
   SlotChunk<T> chunk(n, workspace);
   ReadCore<T> core(n, width, workspace);
-  ReadVisit<T> visit{chunk, core, r, v, out, z_out, workspace.Take<T>(kChunkRows * chunk.np)};
+  ReadVisit<T> visit{chunk,    core, r, v, out, z_out, workspace.Take<T>(kChunkRows * chunk.np),
+                     head.from};
   chunk.LoadZ(z);
   core.LoadMemory(memory, z);
   WalkChunks(chunk, s, head.tokens, head.stop, visit);
@@ -71,6 +73,7 @@ struct MatchVisit {
   void Empty() { core.Empty(); }
   void Begin(size_t) { core.Begin(chunk); }
   void Rows(size_t t) {
+    if (t < from) return core.Write(chunk, k, t);
     PutZ(chunk, t, X, z_out);
     core.Rows(chunk, q, k, t, X);
     UnpackRows(X, t, chunk.rows, chunk.n, chunk.np, out);
@@ -85,6 +88,7 @@ struct MatchVisit {
   Sequence<const T> q, k;
   Sequence<T> out, z_out;
   T* X;
+  size_t from;
 };
 
 template <class T>
@@ -98,7 +102,8 @@ HWY_NOINLINE void MatchHead(const ForwardHead<T>& head, const Sequence<const T>&
                   SlotChunk<T>::kPieces + MatchCore<T>::kPieces + 1);
   SlotChunk<T> chunk(n, workspace);
   MatchCore<T> core(n, width, workspace);
-  MatchVisit<T> visit{chunk, core, q, k, out, z_out, workspace.Take<T>(kChunkRows * chunk.np)};
+  MatchVisit<T> visit{chunk,    core, q, k, out, z_out, workspace.Take<T>(kChunkRows * chunk.np),
+                      head.from};
   chunk.LoadZ(z);
   core.LoadMemory(memory, z);
   WalkChunks(chunk, s, head.tokens, head.stop, visit);
@@ -134,22 +139,25 @@ template <bool kMatch, class T>
 void ForwardAll(const SlotShape& shape, const Rows<const T>& a, const Rows<const T>& s,
                 const Rows<const T>& u, const RowMask& mask, double* memory, double* z,
                 const Rows<T>& out, const Rows<T>& z_out) {
-  ParallelFor(shape.batch * shape.heads, HeadsPerThread(shape), [&](int64_t begin, int64_t end) {
-    for (int64_t index = begin; index < end; ++index) {
-      const ForwardHead<T> head(shape, mask, index);
-      const Sequence<const T> ah(a, head.b, head.h), sh(s, head.b, head.h), uh(u, head.b, head.h);
-      const Sequence<T> oh(out, head.b, head.h), zh(z_out, head.b, head.h);
-      double* const m = memory + index * shape.slots * shape.width;
-      double* const zz = z + index * shape.slots;
-      if (shape.length == 1) {
-        OneToken<kMatch, T>(head, ah, sh, uh, m, zz, oh, zh);
-      } else if constexpr (kMatch) {
-        MatchHead(head, ah, sh, uh, m, zz, oh, zh);
-      } else {
-        ReadHead(head, ah, sh, uh, m, zz, oh, zh);
-      }
+  const int64_t heads = shape.batch * shape.heads;
+  const HeadParts parts(shape);
+  PartStates<double> memories(parts, heads, shape.slots * shape.width, memory),
+      zs(parts, heads, shape.slots, z);
+  ForParts(heads, HeadsPerThread(shape), parts, [&](int64_t index, int64_t part) {
+    const ForwardHead<T> head(shape, mask, index, parts, part);
+    const Sequence<const T> ah(a, head.b, head.h), sh(s, head.b, head.h), uh(u, head.b, head.h);
+    const Sequence<T> oh(out, head.b, head.h), zh(z_out, head.b, head.h);
+    double *const m = memories.Of(index, part), *const zz = zs.Of(index, part);
+    if (shape.length == 1) {
+      OneToken<kMatch, T>(head, ah, sh, uh, m, zz, oh, zh);
+    } else if constexpr (kMatch) {
+      MatchHead(head, ah, sh, uh, m, zz, oh, zh);
+    } else {
+      ReadHead(head, ah, sh, uh, m, zz, oh, zh);
     }
   });
+  memories.Finish();
+  zs.Finish();
 }
 
 #define CISTERN_SLOT_FORWARD(kMatch, name, T)                                             \

@@ -198,6 +198,30 @@ TEST(SlotMemory, SameBitsForAnyThreadCount) {
   SetNumThreads(threads);
 }
 
+// Fewer heads than threads: parts of a head, where documents and padding begin anywhere.
+TEST(SlotMemory, SameBitsWhereThreadsShareAHead) {
+  const int threads = NumThreads();
+  for (const Weights weights : {Weights::kMild, Weights::kJumps}) {
+    for (const bool match : {false, true}) {
+      for (const int64_t batch : {1, 2}) {
+        const Problem p =
+            MakeProblem(6100, match, {batch, 1, 1600, 7, 5},
+                        {.weights = weights, .starts = batch == 2, .lengths = batch == 2});
+        SetNumThreads(1);
+        const Forward one = RunForward<float>(p);
+        for (const int more : {2, 3, 8}) {
+          SetNumThreads(more);
+          const Forward many = RunForward<float>(p);
+          EXPECT_TRUE(SameBits(one.out, many.out, one.out.size()) &&
+                      SameBits(one.memory, many.memory, one.memory.size()) && one.z == many.z)
+              << p.name << " threads " << more;
+        }
+      }
+    }
+  }
+  SetNumThreads(threads);
+}
+
 // A slot that is hardly written any more must still move by the right amount, and not drift: 1e5
 // tokens of weight e^-9.
 TEST(SlotMemory, LongRunDoesNotDrift) {

@@ -191,9 +191,7 @@ class ReverseWalk {
       Vec<T> sum = hn::Load(d, h + l);
       for (size_t i = chunk.rows; i-- > 0;) {
         const size_t at = i * chunk.np + l;
-        sum = hn::Add(sum, hn::Load(d, ab + at));
-        if (dz != nullptr)
-          sum = hn::Sub(sum, Scaled<T>(hn::Load(d, dz + at), hn::Load(d, chunk.F + at)));
+        sum = WithTerm(sum, ab, dz, at);
         const Vec<T> e = hn::Load(d, chunk.E + at);
         const Vec<T> y = hn::Mul(e, hn::Sub(hn::Load(d, Y + at), sum));
         hn::Store(hn::IfThenZeroElse(hn::Eq(e, zero), y), d, Y + at);
@@ -203,11 +201,11 @@ class ReverseWalk {
   }
 
   // h as Gradients leaves it.
-  HWY_NOINLINE void AddTerms(const T* ab) {
+  HWY_NOINLINE void AddTerms(const T* ab, const T* dz = nullptr) {
     const Tag<T> d;
     for (size_t l = 0; l < chunk.np; l += kLanes<T>) {
       Vec<T> sum = hn::Load(d, h + l);
-      for (size_t i = chunk.rows; i-- > 0;) sum = hn::Add(sum, hn::Load(d, ab + i * chunk.np + l));
+      for (size_t i = chunk.rows; i-- > 0;) sum = WithTerm(sum, ab, dz, i * chunk.np + l);
       hn::Store(sum, d, h + l);
     }
   }
@@ -222,6 +220,14 @@ class ReverseWalk {
     visit.Scale(factor);
     for (size_t l = 0; l < chunk.np; l += kLanes<T>)
       hn::Store(Scaled<T>(hn::Load(d, h + l), hn::Load(d, factor + l)), d, h + l);
+  }
+
+  // sum + ab - F dz, at one place of the panels.
+  HWY_INLINE Vec<T> WithTerm(Vec<T> sum, const T* ab, const T* dz, size_t at) const {
+    const Tag<T> d;
+    sum = hn::Add(sum, hn::Load(d, ab + at));
+    if (dz == nullptr) return sum;
+    return hn::Sub(sum, Scaled<T>(hn::Load(d, dz + at), hn::Load(d, chunk.F + at)));
   }
 
   T *E_, *F_;
