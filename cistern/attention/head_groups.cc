@@ -215,29 +215,11 @@ at::Tensor JoinHeads(const std::vector<at::Tensor>& groups) {
 
 }  // namespace
 
-// run(x); in floats, where x is bfloat16 that another group of the layer takes and this one does
-// not.
-template <class Run>
-at::Tensor HeadGroups::InItsType(Form form, const Mechanism& mechanism,
-                                 const std::vector<at::Tensor>& x, Run&& run) const {
-  const auto narrow = [](const at::Tensor& t) {
-    return t.defined() && t.scalar_type() == at::kBFloat16;
-  };
-  if (!TakesBFloat16(form) || mechanism.TakesBFloat16(form) ||
-      std::none_of(x.begin(), x.end(), narrow))
-    return run(x);
-  std::vector<at::Tensor> floats;
-  for (const at::Tensor& t : x) floats.push_back(narrow(t) ? t.to(at::kFloat) : t);
-  return run(floats).to(at::kBFloat16);
-}
-
 at::Tensor HeadGroups::DoExtend(const std::vector<at::Tensor>& x, State& state,
                                 const ops::Mask& mask) {
   std::vector<at::Tensor> out;
   Each(x, &state, [&](size_t g, Mechanism& mechanism, const auto& own, State& part) {
-    out.push_back(InItsType(Form::kCausal, mechanism, own, [&](const auto& tokens) {
-      return mechanism.Extend(tokens, part, mask);
-    }));
+    out.push_back(mechanism.Extend(own, part, mask));
     PutBack(state, g, part);
   });
   return JoinHeads(out);
@@ -261,9 +243,7 @@ at::Tensor HeadGroups::Read(const std::vector<at::Tensor>& x, const State& state
 at::Tensor HeadGroups::BidirectionalRows(const std::vector<at::Tensor>& x, const ops::Mask& mask) {
   std::vector<at::Tensor> out;
   Each(x, nullptr, [&](size_t, Mechanism& mechanism, const auto& own, State&) {
-    out.push_back(InItsType(Form::kBidirectional, mechanism, own, [&](const auto& tokens) {
-      return mechanism.Bidirectional(tokens, mask);
-    }));
+    out.push_back(mechanism.Bidirectional(own, mask));
   });
   return JoinHeads(out);
 }
@@ -300,7 +280,7 @@ void HeadGroups::Truncate(State& state, int64_t count) const {
   });
 }
 
-// Those that do not are given floats.
+// Those that do not make floats of it.
 bool HeadGroups::TakesBFloat16(Form form) const {
   return std::any_of(groups_.begin(), groups_.end(),
                      [&](const Group& g) { return g.mechanism->TakesBFloat16(form); });

@@ -58,9 +58,6 @@ class HeadGroups : public Mechanism {
   // Runs f(number, mechanism, its tensors of x, its part of the state) for each group.
   template <class F>
   void Each(const std::vector<at::Tensor>& x, const State* state, F&& f) const;
-  template <class Run>
-  at::Tensor InItsType(Form form, const Mechanism& mechanism, const std::vector<at::Tensor>& x,
-                       Run&& run) const;
   State Part(const State& state, size_t group) const;
   void PutBack(State& whole, size_t group, const State& part) const;
 

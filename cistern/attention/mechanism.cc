@@ -171,6 +171,20 @@ State Mechanism::EmptyState(int64_t, const at::TensorOptions&) const { return {}
 
 namespace {
 
+std::vector<at::Tensor> Widened(std::vector<at::Tensor> x, at::ScalarType half) {
+  for (at::Tensor& t : x) {
+    if (t.defined() && t.scalar_type() == half) t = t.to(at::kFloat);
+  }
+  return x;
+}
+
+// A cache of tokens goes on in their type.
+bool Holds(const State& state, at::ScalarType type) {
+  return std::any_of(state.tensors.begin(), state.tensors.end(), [&](const auto& t) {
+    return t.value.defined() && t.value.scalar_type() == type;
+  });
+}
+
 [[noreturn]] void RefuseVerb(const MechanismInfo& info) {
   throw Error(
       StrCat("[", info.name,
@@ -225,8 +239,20 @@ ops::TokenMap Mechanism::RealTokensFirst(const ops::Mask& mask) const {
   return ToFront(mask, mask.valid->size(1));
 }
 
+std::optional<at::ScalarType> Mechanism::HalfType(Form form,
+                                                  const std::vector<at::Tensor>& x) const {
+  for (const at::Tensor& t : x) {
+    if (!t.defined()) continue;
+    const at::ScalarType type = t.scalar_type();
+    if (type == at::kHalf || (type == at::kBFloat16 && !TakesBFloat16(form))) return type;
+  }
+  return {};
+}
+
 at::Tensor Mechanism::Extend(const std::vector<at::Tensor>& x, State& state,
                              const ops::Mask& mask) {
+  if (const auto half = HalfType(Form::kCausal, x); half && !Holds(state, *half))
+    return Extend(Widened(x, *half), state, mask).to(*half);
   if (mask.valid) {
     const ops::TokenMap front = RealTokensFirst(mask);
     return front.Back(Extend(Moved(x, front), state, front.mask()), 2);
@@ -246,6 +272,8 @@ void Mechanism::Write(const std::vector<at::Tensor>& x, State& state, const ops:
 }
 
 at::Tensor Mechanism::Bidirectional(const std::vector<at::Tensor>& x, const ops::Mask& mask) {
+  if (const auto half = HalfType(Form::kBidirectional, x))
+    return Bidirectional(Widened(x, *half), mask).to(*half);
   if (mask.valid) {
     const ops::TokenMap front = RealTokensFirst(mask);
     return front.Back(Bidirectional(Moved(x, front), front.mask()), 2);

@@ -183,7 +183,8 @@ class Mechanism : public torch::nn::Module {
   void Write(const std::vector<at::Tensor>& x, State& state, const ops::Mask& mask);
   virtual at::Tensor Read(const std::vector<at::Tensor>& x, const State& state);
   // The whole sequence, every token sees every valid token. Rows with several documents are taken
-  // apart first.
+  // apart first. As Extend, it makes floats of tokens in half precision that the mechanism does not
+  // take (TakesBFloat16), and gives what they read in their type.
   at::Tensor Bidirectional(const std::vector<at::Tensor>& x, const ops::Mask& mask);
 
   // One of the three as a layer of a model runs it: Extend (causal), Bidirectional (no state) or
@@ -281,6 +282,8 @@ class Mechanism : public torch::nn::Module {
   std::vector<at::Tensor> OfTokens(const std::vector<at::Tensor>& x, std::optional<Side> side,
                                    Change&& change) const;
   std::vector<at::Tensor> Moved(const std::vector<at::Tensor>& x, const ops::TokenMap& map) const;
+  // The type of x if it is one that the form has to compute in floats.
+  std::optional<at::ScalarType> HalfType(Form form, const std::vector<at::Tensor>& x) const;
 
   const MechanismInfo& info_;
   AttentionDims dims_;

@@ -1,5 +1,6 @@
-// Ops that take tokens in bfloat16: what they make of the same numbers in float, rounded once, to
-// the bit; gradients too. Exact attention by products of bfloat16 is near it.
+// Tokens in half precision, of ops that take bfloat16 and of those that make floats of them: what
+// they make of the same numbers in float, rounded once, to the bit; gradients too. Exact attention
+// by products of bfloat16 is near it.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
@@ -8,9 +9,11 @@
 #include "cistern/ops/exact_attention.h"
 #include "cistern/ops/gated_slots.h"
 #include "cistern/ops/impl.h"
+#include "cistern/ops/linear_attention.h"
 #include "cistern/ops/rotary.h"
 #include "cistern/ops/short_conv.h"
 #include "cistern/ops/slot_attention.h"
+#include "cistern/ops/sum_memory.h"
 #include "cistern/ops/testing.h"
 
 namespace cistern::ops {
@@ -26,25 +29,25 @@ using Run = std::function<Tensors(const Tensors&)>;
 // states, which are not rounded. Gradients of `others` may differ by `tolerance`: sums in another
 // order.
 void ExpectRounded(const Tensors& tokens, const Tensors& others, const Run& run,
-                   const std::string& what, double tolerance = 0) {
+                   const std::string& what, double tolerance = 0,
+                   at::ScalarType type = at::kBFloat16) {
   Tensors half, whole, half_all, whole_all;
   for (const at::Tensor& t : tokens) {
-    half.push_back(Leaf(t.to(at::kBFloat16)));
+    half.push_back(Leaf(t.to(type)));
     whole.push_back(Leaf(half.back().detach().to(at::kFloat)));
   }
   half_all = half, whole_all = whole;
   for (const at::Tensor& t : others) half_all.push_back(Leaf(t)), whole_all.push_back(Leaf(t));
   const Tensors got = run(half_all), want = run(whole_all);
-  ASSERT_EQ(got[0].scalar_type(), at::kBFloat16) << what;
-  ExpectSameBits(got[0], want[0].to(at::kBFloat16), what);
+  ASSERT_EQ(got[0].scalar_type(), type) << what;
+  ExpectSameBits(got[0], want[0].to(type), what);
   for (size_t i = 1; i < got.size(); ++i) ExpectSameBits(got[i], want[i], what + " state");
   // The gradient that comes back is in bfloat16, too.
   at::manual_seed(9);
   Tensors g_half, g_whole;
   for (const at::Tensor& y : got) {
     g_half.push_back(at::randn(y.sizes()).to(y.scalar_type()));
-    g_whole.push_back(y.scalar_type() == at::kBFloat16 ? g_half.back().to(at::kFloat)
-                                                       : g_half.back());
+    g_whole.push_back(y.scalar_type() == type ? g_half.back().to(at::kFloat) : g_half.back());
   }
   const Tensors dx = torch::autograd::grad(got, half_all, g_half),
                 want_dx = torch::autograd::grad(want, whole_all, g_whole);
@@ -147,6 +150,57 @@ TEST(BFloat16Tokens, ThreadsThatShareAHead) {
   ExpectRoundedAbc({kShared});
   ExpectRoundedGatedSlots({kShared});
   SetNumThreads(threads);
+}
+
+TEST(HalfPrecisionTokens, GoThroughTheKernelsAsFloats) {
+  at::manual_seed(2);
+  constexpr int64_t kLength = 70, kSlots = 16, kWidth = 16;
+  const Tensors tokens = {Heads(kLength, kSlots), Heads(kLength, kSlots), Heads(kLength, kWidth)};
+  const at::Tensor memory = at::randn({3, 2, kSlots, kWidth}, at::kDouble),
+                   z = at::randn({3, 2, kSlots}, at::kDouble),
+                   sums = at::rand({3, 2, kSlots, kWidth + 1}, at::kDouble);
+  const LinearRule linear = {FeatureMap::kEluPlusOne, 0, DivisorRule::kPlus, 1e-6};
+  struct Case {
+    const char* name;
+    Tensors others;
+    std::function<Tensors(const Tensors& x, const Mask& mask)> run;
+  };
+  const auto slots = [](const auto& r) { return Tensors{r.out, r.state.memory, r.state.z}; };
+  const auto with_sums = [](const SumResult& r) { return Tensors{r.out, r.memory}; };
+  const std::vector<Case> cases = {
+      {"sum read",
+       {memory},
+       [&](const Tensors& x, const Mask& mask) {
+         return with_sums(SumRead(x[0], x[1], x[2], x[3], mask));
+       }},
+      {"slot read",
+       {memory, z},
+       [&](const Tensors& x, const Mask& mask) {
+         return slots(SlotRead(x[0], x[1], x[2], {x[3], x[4]}, mask));
+       }},
+      {"latte",
+       {memory, z},
+       [&](const Tensors& x, const Mask& mask) {
+         return slots(LatteAttention(x[0], x[1], x[2], {x[3], x[4]}, mask));
+       }},
+      {"linear", {sums}, [&](const Tensors& x, const Mask& mask) {
+         return with_sums(LinearAttention(x[0], x[1], x[2], x[3], linear, mask));
+       }}};
+  for (const auto type : {at::kBFloat16, at::kHalf}) {
+    for (const Case& c : cases) {
+      for (const Mask& mask : Masks(kLength)) {
+        const auto run = [&](Tensors x) {
+          for (size_t i = 0; i < tokens.size(); ++i) x[i] = HeadsFirst(x[i]);
+          return c.run(x, mask);
+        };
+        ExpectRounded(tokens, c.others, run, c.name, 0, type);
+      }
+    }
+    const auto read = [&](const Tensors& x) {
+      return Tensors{LinearRead(HeadsFirst(x[0]), x[1], linear)};
+    };
+    ExpectRounded({tokens[0]}, {sums}, read, "linear read", 0, type);
+  }
 }
 
 TEST(BFloat16Tokens, Rotary) {

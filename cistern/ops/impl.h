@@ -1,8 +1,7 @@
 #pragma once
 // Which implementation the ops use: CISTERN_IMPL=kernel|composite|reference, or set by a test.
-//   kernel:    the kernels of the tensors' device, on the CPU our SIMD code in float and double
-//   (the
-//              default); the composite where there is none
+//   kernel:    the kernels of the tensors' device (the default), on the CPU our SIMD code, in double
+//              or float; the composite where there is none
 //   composite: plain ATen operations, differentiated by autograd
 //   reference: the definition, plain loops in double precision
 #include <ATen/core/Tensor.h>

@@ -7,9 +7,9 @@
 //
 // At the Autograd key the pair is joined and sent on to the device's own kernels: those below for
 // the CPU, and whatever is registered for NAME and NAME_backward under another device's dispatch
-// key. Only where nothing serves a tensor (a device without a kernel, another dtype,
-// CISTERN_IMPL=composite) the primitive is what P composes of other ops, differentiated by
-// autograd.
+// key. Tokens in half precision that the CPU's kernels do not take go through them as floats. Only
+// where nothing serves a tensor (a device without a kernel, CISTERN_IMPL=composite) the primitive
+// is what P composes of other ops, differentiated by autograd.
 //
 // P has:
 //   kSchema             "NAME(Tensor q, ..., Tensor? starts=None, Tensor? lengths=None) -> (...)"
@@ -34,7 +34,7 @@
 //   Keep(a, outputs)    leaves undefined what the backward does not need
 //   InPlace(a)          the outputs, not filled, but for the states after, which are those of a
 //                       themselves: Forward finds them there and moves them on
-//   kBFloat16 = true    the kernels take tokens in bfloat16 as well; else those are composed
+//   kBFloat16 = true    the kernels take tokens in bfloat16 as well
 #include <ATen/ATen.h>
 #include <c10/core/TensorOptions.h>
 #include <torch/csrc/autograd/autograd.h>
@@ -256,6 +256,29 @@ class OpPairOf<P, std::tuple<F&...>> {
     return Op().hasKernelForDispatchKey(key) && BackwardOp().hasKernelForDispatchKey(key);
   }
 
+  // Whether the CPU's kernels serve x as floats.
+  static bool GoesAsFloats(const at::Tensor& x) {
+    return (x.scalar_type() == at::kBFloat16 || x.scalar_type() == at::kHalf) &&
+           x.device().is_cpu() && ActiveImpl() == Impl::kKernel && !OnCpu(x);
+  }
+  static Outputs AsFloats(Arguments a) {
+    const at::ScalarType type = P::Tokens(a).scalar_type();
+    const auto widen = [type](auto& field) {
+      using T = std::remove_cvref_t<decltype(field)>;
+      if constexpr (std::is_same_v<T, at::Tensor>) {
+        if (field.scalar_type() == type) field = field.to(at::kFloat);
+      } else if constexpr (std::is_same_v<T, OptionalTensor>) {
+        if (field && field->scalar_type() == type) field = field->to(at::kFloat);
+      }
+    };
+    std::apply([&](auto&... field) { (widen(field), ...); }, P::kFields(a));
+    Tensors y = Vector(Call(a));
+    for (at::Tensor& t : y) {
+      if (t.scalar_type() == at::kFloat) t = t.to(type);
+    }
+    return Tuple(std::move(y));
+  }
+
   static void Check(const Arguments& a) {
     P::Check(a);
     const at::Tensor& tokens = P::Tokens(a);
@@ -275,6 +298,7 @@ class OpPairOf<P, std::tuple<F&...>> {
     const Arguments a = Packed(f...);
     Check(a);
     const at::Tensor& tokens = P::Tokens(a);
+    if (GoesAsFloats(tokens)) return AsFloats(a);
     if (!HasKernel(tokens)) return Tuple(Composed(a));
     const MaskView view(a.mask, tokens.size(P::kTime));
     if constexpr (kHasReference) {
@@ -375,7 +399,7 @@ class OpPairOf<P, std::tuple<F&...>> {
     Arguments a = Packed(f...);
     if (!HasKernel(P::Tokens(a))) {
       Check(a);
-      return Tuple(Composed(a));
+      return GoesAsFloats(P::Tokens(a)) ? AsFloats(a) : Tuple(Composed(a));
     }
     const Tensors x = Inputs(a);
     // A kernel would lose the tangent, and the derivative be zero.

@@ -138,7 +138,7 @@ TEST(SumOps, WriteIsReadToTheEnd) {
   }
 }
 
-TEST(SumOps, HalfPrecisionGoesThroughTheComposite) {
+TEST(SumOps, HalfPrecisionIsNearDouble) {
   const MemoryProblem p = MakeProblem({false, 2, 2, 37, 5, 4, Gates::kMild});
   std::vector<at::Tensor> x, rounded;
   for (size_t i = 0; i < p.x.size(); ++i) {
