@@ -54,7 +54,7 @@ struct Write {
     return {LikePlain(x.keys), LikePlain(x.values), LikePlain(x.z)};
   }
   static Tensors EmptyGradients(const Arguments& x) {
-    return {LikeHeads(x.s),    LikeHeads(x.k),      LikeHeads(x.v),
+    return {GradientLike(x.s), GradientLike(x.k),   GradientLike(x.v),
             LikePlain(x.keys), LikePlain(x.values), LikePlain(x.z)};
   }
 
@@ -74,7 +74,7 @@ struct Write {
   static Tensors Backward(const Arguments& x, const RowMask& mask, const Tensors& g,
                           const Tensors& kept) {
     const at::Tensor s = UnitStride(x.s), k = UnitStride(x.k), v = UnitStride(x.v),
-                     ds = LikeHeads(s), dk = LikeHeads(k), dv = LikeHeads(v),
+                     ds = GradientLike(x.s), dk = GradientLike(x.k), dv = GradientLike(x.v),
                      z_after = kept[kZ].contiguous(), d_keys = OrZeros(g[kKeys], x.keys),
                      d_values = OrZeros(g[kValues], x.values);
     at::Tensor h = (d_keys * kept[kKeys]).sum(-1) + (d_values * kept[kValues]).sum(-1);
@@ -153,7 +153,7 @@ struct Read {
 
   static Tensors Empty(const Arguments& x) { return {LikeHeads(x.q)}; }
   static Tensors EmptyGradients(const Arguments& x) {
-    return {LikeHeads(x.q), LikePlain(x.keys), LikePlain(x.values)};
+    return {GradientLike(x.q), LikePlain(x.keys), LikePlain(x.values)};
   }
 
   // The slots for the kernels; keeps what they point to alive.
@@ -181,7 +181,7 @@ struct Read {
   static Tensors Backward(const Arguments& x, const RowMask&, const Tensors& g, const Tensors&) {
     const at::Tensor q = UnitStride(x.q), d_out = UnitStride(g[0]);
     const Slots slots(x);
-    const at::Tensor dq = LikeHeads(q), d_keys = LikePlain(slots.keys),
+    const at::Tensor dq = GradientLike(x.q), d_keys = LikePlain(slots.keys),
                      d_values = LikePlain(slots.values);
     DispatchType(q, [&]<class T>(T) {
       SlotAttendBackward<T>(ShapeOf(x), InputRows<T>(q), slots.View(x.scale),

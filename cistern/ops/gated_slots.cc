@@ -69,8 +69,8 @@ struct Op {
             x.save ? Scores(x) : at::empty({0}, x.logits.options())};
   }
   static Tensors EmptyGradients(const Arguments& x) {
-    return {LikeHeads(x.q),      LikeHeads(x.k),    LikeHeads(x.v),
-            LikeHeads(x.logits), LikePlain(x.keys), LikePlain(x.values)};
+    return {GradientLike(x.q),      GradientLike(x.k), GradientLike(x.v),
+            GradientLike(x.logits), LikePlain(x.keys), LikePlain(x.values)};
   }
   static Tensors InPlace(const Arguments& x) {
     return {LikeHeads(x.v), x.keys, x.values, at::Tensor()};
@@ -110,8 +110,8 @@ struct Op {
       return d_memory.clone(at::MemoryFormat::Contiguous);
     };
     const at::Tensor G_keys = gradient(g[kKeys], kept[0]), G_values = gradient(g[kValues], kept[1]);
-    const at::Tensor dq = LikeHeads(q), dk = LikeHeads(k), dv = LikeHeads(v),
-                     dx = LikeHeads(logits), dy = Scores(x), terms = Scores(x);
+    const at::Tensor dq = GradientLike(x.q), dk = GradientLike(x.k), dv = GradientLike(x.v),
+                     dx = GradientLike(x.logits), dy = Scores(x), terms = Scores(x);
     DispatchStored(v, [&]<class T>(T) {
       using C = ComputeType<T>;
       GatedSlotsBackward<T>(

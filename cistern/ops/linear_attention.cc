@@ -165,7 +165,7 @@ struct Linear {
             x.save ? EmptyHeads(z, x.v.options()) : at::empty({0}, x.v.options())};
   }
   static Tensors EmptyGradients(const Arguments& x) {
-    return {LikeHeads(x.q), LikeHeads(x.k), LikeHeads(x.v), LikePlain(x.memory)};
+    return {GradientLike(x.q), GradientLike(x.k), GradientLike(x.v), LikePlain(x.memory)};
   }
 
   static Tensors InPlace(const Arguments& x) { return {LikeHeads(x.v), x.memory, at::Tensor()}; }
@@ -190,7 +190,7 @@ struct Linear {
     const at::Tensor G = g[kMemory].defined()
                              ? g[kMemory].clone(at::MemoryFormat::Contiguous)
                              : at::zeros_like(x.memory, at::MemoryFormat::Contiguous);
-    const at::Tensor dq = LikeHeads(q), dk = LikeHeads(k), dv = LikeHeads(v);
+    const at::Tensor dq = GradientLike(x.q), dk = GradientLike(x.k), dv = GradientLike(x.v);
     DispatchType(v, [&]<class T>(T) {
       LinearBackward<T>(ShapeOf(x), x.rule(), InputRows<T>(q), InputRows<T>(k), InputRows<T>(v),
                         InputRows<T>(out), InputRows<T>(kept[kZ]), InputRows<T>(d_out), mask,

@@ -77,7 +77,7 @@ struct Write {
 
   static Tensors Empty(const Arguments& a) { return {LikePlain(a.memory)}; }
   static Tensors EmptyGradients(const Arguments& a) {
-    return {LikeHeads(a.x), LikeHeads(a.v), LikePlain(a.memory)};
+    return {GradientLike(a.x), GradientLike(a.v), LikePlain(a.memory)};
   }
 
   static void Forward(const Arguments& a, const RowMask& mask, const Tensors& y) {
@@ -94,7 +94,7 @@ struct Write {
   static Tensors Backward(const Arguments& a, const RowMask& mask, const Tensors& g,
                           const Tensors&) {
     const at::Tensor k = UnitStride(a.x), v = UnitStride(a.v), G = g[0].contiguous(),
-                     dk = LikeHeads(k), dv = LikeHeads(v);
+                     dk = GradientLike(a.x), dv = GradientLike(a.v);
     DispatchType(v, [&]<class T>(T) {
       LinearWriteBackward<T>(ShapeOf(a), a.rule(), InputRows<T>(k), InputRows<T>(v), mask.lengths,
                              G.const_data_ptr<double>(), OutputRows<T>(dk), OutputRows<T>(dv));
@@ -162,7 +162,7 @@ struct Read {
     return {EmptyHeads(sizes, a.x.options())};
   }
   static Tensors EmptyGradients(const Arguments& a) {
-    return {LikeHeads(a.x), LikePlain(a.memory)};
+    return {GradientLike(a.x), LikePlain(a.memory)};
   }
 
   static void Forward(const Arguments& a, const RowMask&, const Tensors& y) {
@@ -178,7 +178,7 @@ struct Read {
   static Tensors Backward(const Arguments& a, const RowMask&, const Tensors& g,
                           const Tensors& kept) {
     const at::Tensor q = UnitStride(a.x), memory = a.memory.contiguous(), out = UnitStride(kept[0]),
-                     d_out = UnitStride(g[0]), dq = LikeHeads(q), d_memory = LikePlain(memory);
+                     d_out = UnitStride(g[0]), dq = GradientLike(a.x), d_memory = LikePlain(memory);
     DispatchType(q, [&]<class T>(T) {
       LinearReadBackward<T>(ShapeOf(a), a.rule(), InputRows<T>(q), memory.const_data_ptr<double>(),
                             InputRows<T>(out), InputRows<T>(d_out), OutputRows<T>(dq),

@@ -71,6 +71,13 @@ inline const double* DataOrNull(const at::Tensor& x) {
 
 // Not filled, like x: as EmptyHeads, or contiguous.
 inline at::Tensor LikeHeads(const at::Tensor& x) { return EmptyHeads(x.sym_sizes(), x.options()); }
+// The gradient of x, not filled: in the layout of x where its heads lie one after another, so that
+// whoever made x of one product for all heads takes it without a copy; else as EmptyHeads.
+inline at::Tensor GradientLike(const at::Tensor& x) {
+  if (!x.is_contiguous()) return LikeHeads(x);
+  const c10::SymInt sizes[] = {x.sym_size(0), x.sym_size(2), x.sym_size(1), x.sym_size(3)};
+  return EmptyHeads(sizes, x.options()).transpose(1, 2);
+}
 inline at::Tensor LikePlain(const at::Tensor& x) {
   return at::empty_symint(x.sym_sizes(), x.options());
 }

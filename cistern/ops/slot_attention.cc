@@ -90,7 +90,8 @@ struct TokenRead {
     return {LikeHeads(x.v), LikePlain(x.memory), LikePlain(x.z)};
   }
   static Tensors EmptyGradients(const Arguments& x) {
-    return {LikeHeads(x.q), LikeHeads(x.s), LikeHeads(x.v), LikePlain(x.memory), LikePlain(x.z)};
+    return {GradientLike(x.q), GradientLike(x.s), GradientLike(x.v), LikePlain(x.memory),
+            LikePlain(x.z)};
   }
 
   static Tensors InPlace(const Arguments& x) { return {LikeHeads(x.v), x.memory, x.z}; }
@@ -120,7 +121,7 @@ struct TokenRead {
     AddDot(g[kMemory], kept[0], h);
     if (g[kZ].defined()) h = h - g[kZ];
     h = h.to(type);
-    const at::Tensor dq = LikeHeads(q), ds = LikeHeads(s), dv = LikeHeads(v);
+    const at::Tensor dq = GradientLike(x.q), ds = GradientLike(x.s), dv = GradientLike(x.v);
     DispatchStored(v, [&]<class T>(T) {
       (kFavor ? &FavorBackward<T>
               : &LatteBackward<T>)(ShapeOf(s, v), InputRows<T>(q), InputRows<T>(s), InputRows<T>(v),
@@ -216,7 +217,7 @@ struct Abc {
             x.save ? Scores(x) : at::empty({0}, x.s.options())};
   }
   static Tensors EmptyGradients(const Arguments& x) {
-    return {LikeHeads(x.q),    LikeHeads(x.k),      LikeHeads(x.v), LikeHeads(x.s),
+    return {GradientLike(x.q), GradientLike(x.k),   GradientLike(x.v), GradientLike(x.s),
             LikePlain(x.keys), LikePlain(x.values), LikePlain(x.z)};
   }
 
@@ -254,8 +255,8 @@ struct Abc {
     AddDot(g[kKeys], kept[0], h), AddDot(g[kValues], kept[1], h);
     if (g[kZ].defined()) h = h - g[kZ];
     h = h.to(type);
-    const at::Tensor dq = LikeHeads(q), dk = LikeHeads(k), dv = LikeHeads(v), ds = LikeHeads(s),
-                     dx = Scores(x);
+    const at::Tensor dq = GradientLike(x.q), dk = GradientLike(x.k), dv = GradientLike(x.v),
+                     ds = GradientLike(x.s), dx = Scores(x);
     DispatchStored(v, [&]<class T>(T) {
       AbcBackward<T>(ShapeOf(s, v), x.scale, InputRows<T>(q), InputRows<T>(k), InputRows<T>(v),
                      InputRows<T>(s), InputRows<ComputeType<T>>(kept[2]), InputRows<T>(d_out), mask,

@@ -67,7 +67,7 @@ struct Write {
 
   static Tensors Empty(const Arguments& x) { return {LikePlain(x.memory), LikePlain(x.z)}; }
   static Tensors EmptyGradients(const Arguments& x) {
-    return {LikeHeads(x.s), LikeHeads(x.v), LikePlain(x.memory), LikePlain(x.z)};
+    return {GradientLike(x.s), GradientLike(x.v), LikePlain(x.memory), LikePlain(x.z)};
   }
 
   static void Forward(const Arguments& x, const RowMask& mask, const Tensors& y) {
@@ -84,8 +84,8 @@ struct Write {
 
   static Tensors Backward(const Arguments& x, const RowMask& mask, const Tensors& g,
                           const Tensors& kept) {
-    const at::Tensor s = UnitStride(x.s), v = UnitStride(x.v), ds = LikeHeads(s), dv = LikeHeads(v),
-                     &after = kept[kMemory], &z = kept[kZ];
+    const at::Tensor s = UnitStride(x.s), v = UnitStride(x.v), ds = GradientLike(x.s),
+                     dv = GradientLike(x.v), &after = kept[kMemory], &z = kept[kZ];
     const at::Tensor d_memory = OrZeros(g[kMemory], x.memory);
     at::Tensor h = (d_memory * after).sum(-1);
     if (g[kZ].defined()) h = h - g[kZ];
@@ -172,7 +172,7 @@ struct Read {
   }
   static Tensors Empty(const Arguments& a) { return {Out(a)}; }
   static Tensors EmptyGradients(const Arguments& a) {
-    return {LikeHeads(a.x), LikePlain(a.memory)};
+    return {GradientLike(a.x), LikePlain(a.memory)};
   }
 
   static void Forward(const Arguments& a, const RowMask&, const Tensors& y) {
@@ -187,7 +187,7 @@ struct Read {
 
   static Tensors Backward(const Arguments& a, const RowMask&, const Tensors& g, const Tensors&) {
     const at::Tensor x = UnitStride(a.x), memory = a.memory.contiguous(), d_out = UnitStride(g[0]),
-                     dx = LikeHeads(x), d_memory = LikePlain(memory);
+                     dx = GradientLike(a.x), d_memory = LikePlain(memory);
     DispatchType(x, [&]<class T>(T) {
       SlotSoftmaxReadBackward<T>(ShapeOf(a), InputRows<T>(x), memory.const_data_ptr<double>(),
                                  InputRows<T>(d_out), OutputRows<T>(dx),

@@ -66,7 +66,8 @@ struct Memory {
             LikePlain(x.z), x.want_z ? LikeHeads(x.s) : at::empty({0}, x.s.options())};
   }
   static Tensors EmptyGradients(const Arguments& x) {
-    return {LikeHeads(x.a), LikeHeads(x.s), LikeHeads(x.u), LikePlain(x.memory), LikePlain(x.z)};
+    return {GradientLike(x.a), GradientLike(x.s), GradientLike(x.u), LikePlain(x.memory),
+            LikePlain(x.z)};
   }
 
   static Tensors InPlace(const Arguments& x) {
@@ -89,7 +90,7 @@ struct Memory {
     const at::Tensor a = UnitStride(x.a), s = UnitStride(x.s), u = UnitStride(x.u),
                      g_out = UnitStride(OrZeros(g[kOut], kMatch ? s : u));
     // read: da = dr = match(d_out, s, v); match: da = dq = read(d_out, s, k).
-    const at::Tensor da = LikeHeads(x.a);
+    const at::Tensor da = GradientLike(x.a);
     RunKernel(!kMatch, ShapeOf(x), g_out, s, u, mask, x.memory.clone(at::MemoryFormat::Contiguous),
               x.z.clone(at::MemoryFormat::Contiguous), da, {});
     // The reverse pass: weights r and values d_out for read; weights d_out and values q for match.
@@ -100,7 +101,7 @@ struct Memory {
     at::Tensor h = (g_memory * kept[1]).sum(-1);
     if (g[kZ].defined()) h = h - g[kZ];
     h = h.to(u.scalar_type()).contiguous();
-    const at::Tensor du = LikeHeads(x.u), ds = LikeHeads(x.s), z0 = x.z.contiguous(),
+    const at::Tensor du = GradientLike(x.u), ds = GradientLike(x.s), z0 = x.z.contiguous(),
                      dz_rows = x.want_z && g[kZOut].defined() ? UnitStride(g[kZOut]) : at::Tensor();
     DispatchType(u, [&]<class T>(T) {
       SlotAdjoint<T>(ShapeOf(x), InputRows<T>(weights), InputRows<T>(values), InputRows<T>(s),

@@ -82,8 +82,8 @@ struct Memory {
     return {EmptyHeads((kMatch ? x.w : x.u).sym_sizes(), x.u.options()), LikePlain(x.memory)};
   }
   static Tensors EmptyGradients(const Arguments& x) {
-    Tensors g = {LikeHeads(x.a), LikeHeads(x.w), LikeHeads(x.u), LikePlain(x.memory)};
-    if (x.log_gate) g.push_back(LikeHeads(*x.log_gate));
+    Tensors g = {GradientLike(x.a), GradientLike(x.w), GradientLike(x.u), LikePlain(x.memory)};
+    if (x.log_gate) g.push_back(GradientLike(*x.log_gate));
     return g;
   }
 
@@ -107,7 +107,7 @@ struct Memory {
                      g_out = UnitStride(OrZeros(g[kOut], kMatch ? w : u));
     const bool gated = gate.defined();
     // read: da = dr = match(d_out, w, v); match: da = dq = read(d_out, w, k).
-    const at::Tensor da = LikeHeads(x.a);
+    const at::Tensor da = GradientLike(x.a);
     RunKernel(!kMatch, ShapeOf(x), g_out, w, u, gate, mask,
               x.memory.clone(at::MemoryFormat::Contiguous), da);
     // The reverse pass: weights r and values d_out for read; weights d_out and values q for match.
@@ -119,8 +119,8 @@ struct Memory {
                              ? g[kMemory].clone(at::MemoryFormat::Contiguous)
                              : at::zeros_like(x.memory, at::MemoryFormat::Contiguous),
                      h = gated ? (G * kept[1]).sum(-1).contiguous() : at::Tensor();
-    Tensors dx = {da, LikeHeads(x.w), LikeHeads(x.u), G};
-    if (gated) dx.push_back(LikeHeads(gate));
+    Tensors dx = {da, GradientLike(x.w), GradientLike(x.u), G};
+    if (gated) dx.push_back(GradientLike(*x.log_gate));
     DispatchType(u, [&]<class T>(T) {
       SumAdjoint<T>(ShapeOf(x), InputRows<T>(weights), InputRows<T>(values), InputRows<T>(w),
                     InputRows<T>(u), gated ? InputRows<T>(term) : Rows<const T>{},
