@@ -30,6 +30,7 @@ const TaskInfo& lm_task() {
                   "model.init_std=0.0884",
                   "model.embedding_std=0.1",
                   "model.attention_options={\"abc_mlp\":{\"slots\":16}}",
+                  "task.vocab_size=4096",
                   "task.length=512",
                   "model.positions=auto",
                   "train.batch=4",
