@@ -115,13 +115,6 @@ class GatedChunks {
   size_t block_ = std::numeric_limits<size_t>::max();
 };
 
-// -inf in the padding columns of [rows, np], for a softmax.
-template <class T>
-void ClosePadding(size_t rows, size_t n, size_t np, T fill, T* panel) {
-  for (size_t i = 0; n < np && i < rows; ++i)
-    std::fill(panel + i * np + n, panel + (i + 1) * np, fill);
-}
-
 }  // namespace HWY_NAMESPACE
 }  // namespace cistern
 HWY_AFTER_NAMESPACE();

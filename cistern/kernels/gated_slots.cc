@@ -70,7 +70,7 @@ HWY_NOINLINE void GatedSlotsOfHead(const GatedForwardHead<S>& head, double* keys
       hn::Store(hn::Mul(scale, x), d, P + i);
     }
     if (head.y.data != nullptr) UnpackRows(P, t, chunk.rows, n, np, head.y);
-    ClosePadding(chunk.rows, n, np, kMinusInfinity<T>, P);
+    FillPadding(chunk.rows, n, np, kMinusInfinity<T>, P);
     SoftmaxRows(chunk.rows, np, P, P);
     chunk.TimesF(P);
     value_core.Read(chunk, P, chunk.E, v, q);
@@ -134,7 +134,7 @@ HWY_NOINLINE void GatedSlotsOfToken(const GatedForwardHead<S>& head, double* key
   StepSumMatch(n, width, q, write, k, gate, keys, y);
   for (size_t l = 0; l < n; ++l) y[l] *= head.scale;
   if (head.y.data != nullptr) UnpackRows(y, 0, 1, n, np, head.y);
-  ClosePadding(1, n, np, kMinusInfinity<T>, y);
+  FillPadding(1, n, np, kMinusInfinity<T>, y);
   SoftmaxRows(1, np, y, y);
   StepSumRead(n, width, y, write, v, gate, values, q);
   UnpackRows(q, 0, 1, width, dp, head.out);

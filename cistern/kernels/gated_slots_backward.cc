@@ -31,11 +31,6 @@ struct GatedTensors {
   std::vector<size_t> begins = {};  // where the chunks begin
 };
 
-template <class T>
-Sequence<const T> Const(const Sequence<T>& y) {
-  return {y.data, static_cast<size_t>(y.time)};
-}
-
 // dp_t[l] = g_t . V_t[l] and, with dy of the softmax, dq_t = scale sum_l dy_t[l] K_t[l]. The last
 // part's walk finds all chunks.
 template <class S>
@@ -68,8 +63,8 @@ HWY_NOINLINE void GatedFirstWalk(const ForwardHead<ComputeType<S>>& head, GatedT
     value_core.Read(chunk, g, v, chunk.E, D);
     PackRows(x.y, t, rows, n, np, kMinusInfinity<T>, Y);
     SoftmaxRows(rows, np, Y, P);
-    ClosePadding(rows, n, np, T{0}, Y);
-    ClosePadding(rows, n, np, T{0}, D);
+    FillPadding(rows, n, np, T{0}, Y);
+    FillPadding(rows, n, np, T{0}, D);
     chunk.TimesF(D);
     for (size_t i = 0; i < rows * np; i += np) {
       const Vec<T> dot = RowDot(np, P + i, D + i);
@@ -169,7 +164,7 @@ HWY_NOINLINE void GatedReverseWalk(const ForwardHead<ComputeType<S>>& head, size
     chunk.TimesF(D);
     value_core.template Weights<false>(chunk, P, g, v, Y);
     key_core.template Weights<true>(chunk, D, q, k, Y);
-    ClosePadding(rows, n, np, T{0}, Y);
+    FillPadding(rows, n, np, T{0}, Y);
     GateGradients(chunk, starts, Y, terms, h);
     if (t < whole) {
       Transpose(rows, n, chunk.E, np, ET, kChunkPadded<T>);

@@ -27,11 +27,6 @@ Sequence<T> RowsBetweenWalks(const HeadParts& parts, const Sequence<T>& result, 
   return {own.data(), n};
 }
 
-template <class T>
-Sequence<const T> Const(const Sequence<T>& y) {
-  return {y.data, static_cast<size_t>(y.time)};
-}
-
 // One part of a head in the reverse walk: spans [first, whole) with all results, before that those
 // from `whole` on for the state alone.
 struct ReversePart {
@@ -222,9 +217,7 @@ struct AbcForwardVisit {
     values.Rows(chunk, x.g, x.v, t, D);
     PackRows(x.x, t, rows, n, np, kMinusInfinity<T>, X);
     SoftmaxRows(rows, np, X, P);
-    for (size_t i = 0; i < rows; ++i) {
-      for (size_t l = n; l < np; ++l) X[i * np + l] = D[i * np + l] = 0;
-    }
+    for (T* panel : {X, D}) FillPadding(rows, n, np, T{0}, panel);
     const Vec<T> factor = hn::Set(d, scale);
     for (size_t i = 0; i < rows * np; i += np) {
       const Vec<T> dot = RowDot(np, P + i, D + i);

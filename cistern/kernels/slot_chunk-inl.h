@@ -147,6 +147,11 @@ struct Sequence {
   int64_t time;
 };
 
+template <class T>
+Sequence<const T> Const(const Sequence<T>& y) {
+  return {y.data, static_cast<size_t>(y.time)};
+}
+
 struct Tokens {
   Tokens(const SlotShape& shape, const RowMask& mask, int64_t b)
       : length(static_cast<size_t>(mask.lengths == nullptr ? shape.length : mask.lengths[b])),
@@ -173,6 +178,13 @@ HWY_NOINLINE void PackRows(const Sequence<const T>& x, size_t t, size_t count, s
     for (size_t j = 0; j < whole; j += kLanes<T>) hn::Store(hn::LoadU(d, from + j), d, panel + j);
     for (size_t j = whole; j < padded; ++j) panel[j] = j < width ? from[j] : fill;
   }
+}
+
+// `fill` in the padding columns of a panel [count, padded], where a product leaves anything.
+template <class T>
+void FillPadding(size_t count, size_t width, size_t padded, T fill, T* panel) {
+  for (size_t i = 0; width < padded && i < count; ++i)
+    std::fill(panel + i * padded + width, panel + (i + 1) * padded, fill);
 }
 
 template <class T>

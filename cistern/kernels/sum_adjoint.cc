@@ -105,7 +105,7 @@ HWY_NOINLINE void SumAdjointOfHead(const SumAdjointHead<T>& head, double* grad,
     if constexpr (kGated) {
       // The product writes whole vectors: what lies behind them in a padded row is not set, and one
       // gate sums over all of the row.
-      for (size_t i = 0; i < rows; ++i) std::memset(Y + i * np + n, 0, (np - n) * sizeof(T));
+      FillPadding(rows, n, np, T{0}, Y);
       GateGradients(chunk, starts, Y, ab, h);
     }
     if (results) {

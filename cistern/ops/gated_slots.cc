@@ -60,9 +60,7 @@ struct Op {
 
   // One head after another: only kernels read it.
   static at::Tensor Scores(const Arguments& x) {
-    const c10::SymInt sizes[] = {x.v.sym_size(0), x.v.sym_size(2), x.v.sym_size(1),
-                                 x.logits.sym_size(3)};
-    return EmptyHeads(sizes, x.logits.options().dtype(ComputeTypeOf(x.logits))).transpose(1, 2);
+    return EmptyHeadByHead(x.logits.sym_sizes(), x.logits.options().dtype(ComputeTypeOf(x.logits)));
   }
   static Tensors Empty(const Arguments& x) {
     return {LikeHeads(x.v), LikePlain(x.keys), LikePlain(x.values),

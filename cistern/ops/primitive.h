@@ -74,9 +74,7 @@ inline at::Tensor LikeHeads(const at::Tensor& x) { return EmptyHeads(x.sym_sizes
 // The gradient of x, not filled: in the layout of x where its heads lie one after another, so that
 // whoever made x of one product for all heads takes it without a copy; else as EmptyHeads.
 inline at::Tensor GradientLike(const at::Tensor& x) {
-  if (!x.is_contiguous()) return LikeHeads(x);
-  const c10::SymInt sizes[] = {x.sym_size(0), x.sym_size(2), x.sym_size(1), x.sym_size(3)};
-  return EmptyHeads(sizes, x.options()).transpose(1, 2);
+  return x.is_contiguous() ? EmptyHeadByHead(x.sym_sizes(), x.options()) : LikeHeads(x);
 }
 inline at::Tensor LikePlain(const at::Tensor& x) {
   return at::empty_symint(x.sym_sizes(), x.options());

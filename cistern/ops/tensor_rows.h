@@ -79,6 +79,12 @@ inline at::Tensor EmptyHeads(c10::SymIntArrayRef sizes, const at::TensorOptions&
   return x.transpose(1, 2);
 }
 
+// The same stored as it is, [B,H,T,w].
+inline at::Tensor EmptyHeadByHead(c10::SymIntArrayRef sizes, const at::TensorOptions& options) {
+  const c10::SymInt turned[] = {sizes[0], sizes[2], sizes[1], sizes[3]};
+  return EmptyHeads(turned, options).transpose(1, 2);
+}
+
 // A mask of starts and lengths for the kernels; keeps what it points to alive.
 struct MaskView {
   at::Tensor starts, lengths;
