@@ -19,6 +19,7 @@
 
 #include "cistern/base/error.h"
 #include "cistern/base/interrupt.h"
+#include "cistern/base/parallel.h"
 #include "cistern/base/terminal.h"
 #include "cistern/cli/command.h"
 
@@ -136,9 +137,16 @@ void FileGone(int) {
   std::_Exit(1);
 }
 
+// Commands that train for long.
+bool Trains(int argc, char** argv) {
+  const std::string command = argc > 1 ? argv[1] : "";
+  return command == "train" || command == "compare" || command == "reproduce";
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
+  if (Trains(argc, argv)) cistern::SleepSoonWhileWaiting(argv);
   // Freed blocks stay in the process: fresh large tensors would cost a page fault for every 4 KiB
   // otherwise.
   mallopt(M_MMAP_THRESHOLD, 1 << 30);

@@ -2,6 +2,8 @@
 #include <sys/resource.h>
 
 #include <chrono>
+#include <fstream>
+#include <iterator>
 
 #include "cistern/cli/testing_cli.h"
 #include "cistern/io/jsonl.h"
@@ -357,6 +359,30 @@ TEST_F(RobustTest, OneRunInAFolder) {
   ::kill(child, SIGINT);
   EXPECT_EQ(Wait(child, prefix).code, 130);
   EXPECT_FALSE(fs::exists(run + "/lock"));
+}
+
+// The environment that the program had when libgomp was loaded, which is when it reads it.
+TEST_F(RobustTest, ThreadsOfATrainingSleepSoonUnlessToldOtherwise) {
+  const char* const policy = std::getenv("OMP_WAIT_POLICY");
+  const std::string before = policy ? policy : "";
+  int number = 0;
+  for (const bool told : {false, true}) {
+    const std::string run = StrCat(folder_ / "run-", number++), prefix = run + "-out";
+    Words words = Train(TrainedText(), run);
+    words[8] = "100000";
+    ::unsetenv("OMP_WAIT_POLICY");
+    if (told) ::setenv("OMP_WAIT_POLICY", "passive", 1);
+    const pid_t child = Start(words, prefix);
+    for (int i = 0; i < 60000 && !fs::exists(run + "/checkpoint-0"); ++i) ::usleep(1000);
+    std::ifstream file(StrCat("/proc/", child, "/environ"));
+    const std::string environment((std::istreambuf_iterator<char>(file)), {});
+    ::kill(child, SIGINT);
+    EXPECT_EQ(Wait(child, prefix).code, 130);
+    EXPECT_NE(environment.find("PATH="), std::string::npos);
+    EXPECT_EQ(environment.find("GOMP_SPINCOUNT=2000") == std::string::npos, told);
+  }
+  ::unsetenv("OMP_WAIT_POLICY");
+  if (policy) ::setenv("OMP_WAIT_POLICY", before.c_str(), 1);
 }
 
 TEST_F(RobustTest, AFolderThatVanishesIsAFailure) {
