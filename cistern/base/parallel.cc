@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <filesystem>
+#include <system_error>
 
 #ifdef CISTERN_SERIAL
 
@@ -54,7 +56,10 @@ void SleepSoonWhileWaiting(char** argv) {
   constexpr char kTurns[] = "2000";  // docs/notes/training-speed.md: fewer cost speed when quiet
   if (std::getenv("GOMP_SPINCOUNT") || std::getenv("OMP_WAIT_POLICY")) return;
   setenv("GOMP_SPINCOUNT", kTurns, 1);
-  execv("/proc/self/exe", argv);  // where it cannot, this process goes on as it is
+  std::error_code none;
+  // By its own path, so that top and killall know it by its name. Where it cannot, this process
+  // goes on as it is.
+  execv(std::filesystem::read_symlink("/proc/self/exe", none).c_str(), argv);
 }
 
 void ParallelForRaw(int64_t n, int64_t grain, RangeFn fn, void* context) {

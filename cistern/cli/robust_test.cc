@@ -365,6 +365,7 @@ TEST_F(RobustTest, OneRunInAFolder) {
 TEST_F(RobustTest, ThreadsOfATrainingSleepSoonUnlessToldOtherwise) {
   const char* const policy = std::getenv("OMP_WAIT_POLICY");
   const std::string before = policy ? policy : "";
+  ::unsetenv("GOMP_SPINCOUNT");
   int number = 0;
   for (const bool told : {false, true}) {
     const std::string run = StrCat(folder_ / "run-", number++), prefix = run + "-out";
@@ -376,6 +377,9 @@ TEST_F(RobustTest, ThreadsOfATrainingSleepSoonUnlessToldOtherwise) {
     for (int i = 0; i < 60000 && !fs::exists(run + "/checkpoint-0"); ++i) ::usleep(1000);
     std::ifstream file(StrCat("/proc/", child, "/environ"));
     const std::string environment((std::istreambuf_iterator<char>(file)), {});
+    std::string name;  // as top and killall know it
+    std::getline(std::ifstream(StrCat("/proc/", child, "/comm")), name);
+    EXPECT_EQ(name, "cistern");
     ::kill(child, SIGINT);
     EXPECT_EQ(Wait(child, prefix).code, 130);
     EXPECT_NE(environment.find("PATH="), std::string::npos);
