@@ -6,6 +6,7 @@
 
 #include "cistern/attention/head_groups.h"
 #include "cistern/base/error.h"
+#include "cistern/ops/finite.h"
 #include "cistern/tensors/device.h"
 
 namespace cistern {
@@ -215,10 +216,14 @@ std::vector<at::Tensor> Mechanism::OfTokens(const std::vector<at::Tensor>& x,
 }
 
 std::vector<at::Tensor> Mechanism::WithoutPadding(const std::vector<at::Tensor>& x,
-                                                  const ops::Mask& mask,
+                                                  const ops::Mask& mask, Form form,
                                                   std::optional<Side> side) const {
   if (!mask.Padded() || SeesPadding()) return x;
-  return OfTokens(x, side, [&](const at::Tensor& t) { return ZeroPadding(t, mask); });
+  constexpr double kModerate = 1e15;  // products of two such numbers are finite
+  const bool left_out = mask.lengths && LeavesPaddingOut(form);
+  return OfTokens(x, side, [&](const at::Tensor& t) {
+    return left_out && ops::PaddingIsBelow(t, *mask.lengths, kModerate) ? t : ZeroPadding(t, mask);
+  });
 }
 
 std::vector<at::Tensor> Mechanism::Moved(const std::vector<at::Tensor>& x,
@@ -257,7 +262,8 @@ at::Tensor Mechanism::Extend(const std::vector<at::Tensor>& x, State& state,
     const ops::TokenMap front = RealTokensFirst(mask);
     return front.Back(Extend(Moved(x, front), state, front.mask()), 2);
   }
-  return mask.lengths ? DoExtend(WithoutPadding(x, mask), state, mask) : DoExtend(x, state, mask);
+  return mask.lengths ? DoExtend(WithoutPadding(x, mask, Form::kCausal), state, mask)
+                      : DoExtend(x, state, mask);
 }
 
 void Mechanism::Write(const std::vector<at::Tensor>& x, State& state, const ops::Mask& mask) {
@@ -267,7 +273,7 @@ void Mechanism::Write(const std::vector<at::Tensor>& x, State& state, const ops:
         OfTokens(x, Side::kKey, [&](const at::Tensor& t) { return front.Move(t, 2); });
     return Write(keys, state, front.mask());
   }
-  mask.lengths ? DoWrite(WithoutPadding(x, mask, Side::kKey), state, mask)
+  mask.lengths ? DoWrite(WithoutPadding(x, mask, Form::kCross, Side::kKey), state, mask)
                : DoWrite(x, state, mask);
 }
 
@@ -280,7 +286,7 @@ at::Tensor Mechanism::Bidirectional(const std::vector<at::Tensor>& x, const ops:
   }
   if (mask.starts) return EachDocument(x, mask);
   if (!mask.lengths || SeesPadding()) return BidirectionalRows(x, mask);
-  return ZeroPadding(BidirectionalRows(WithoutPadding(x, mask), mask), mask);
+  return ZeroPadding(BidirectionalRows(WithoutPadding(x, mask, Form::kBidirectional), mask), mask);
 }
 
 at::Tensor Mechanism::Attend(Form form, const std::vector<at::Tensor>& x, State* state,
@@ -291,7 +297,8 @@ at::Tensor Mechanism::Attend(Form form, const std::vector<at::Tensor>& x, State*
     const ops::TokenMap front = RealTokensFirst(mask);
     return front.Back(Attend(form, Moved(x, front), state, front.mask(), handles), 2);
   }
-  return DoAttend(form, WithoutPadding(x, mask, reads ? std::optional(Side::kQuery) : std::nullopt),
+  return DoAttend(form,
+                  WithoutPadding(x, mask, form, reads ? std::optional(Side::kQuery) : std::nullopt),
                   state, mask, handles);
 }
 

@@ -250,7 +250,7 @@ class Mechanism : public torch::nn::Module {
   virtual void CheckState(const State& state) const;
 
  protected:
-  // The verbs of a mechanism; padding holds zeros.
+  // The verbs of a mechanism; padding holds zeros, or what LeavesPaddingOut allows.
   virtual at::Tensor DoExtend(const std::vector<at::Tensor>& x, State& state,
                               const ops::Mask& mask);
   virtual void DoWrite(const std::vector<at::Tensor>& x, State& state, const ops::Mask& mask);
@@ -259,9 +259,13 @@ class Mechanism : public torch::nn::Module {
   virtual at::Tensor BidirectionalRows(const std::vector<at::Tensor>& x, const ops::Mask& mask);
   virtual at::Tensor DoAttend(Form form, const std::vector<at::Tensor>& x, State* state,
                               const ops::Mask& mask, Handles& handles);
-  // The tokens' tensors of one side, or of both, with zeros at padding; the others as they are.
+  // The tokens' tensors of one side, or of both, with zeros at padding; the others as they are, and
+  // so are those whose padding is harmless where the form leaves it out.
   std::vector<at::Tensor> WithoutPadding(const std::vector<at::Tensor>& x, const ops::Mask& mask,
-                                         std::optional<Side> side = {}) const;
+                                         Form form, std::optional<Side> side = {}) const;
+  // Whether every operation of the form takes the mask, so that what padding holds has no part in
+  // any bit, as long as it is finite and moderate: a copy of all tokens is then saved.
+  virtual bool LeavesPaddingOut(Form) const { return false; }
 
   // Declare a projection and a state tensor, in the order of the lists above.
   ProjectionId AddProjection(const Projection& projection);

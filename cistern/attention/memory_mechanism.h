@@ -28,7 +28,7 @@ class MemoryMechanism : public Mechanism {
   // packed rows and masked tokens (the layer has moved the real ones to the front) are an error.
   at::Tensor Pack(const std::vector<at::Tensor>& x, const ops::Mask& mask) {
     RequireNoneMasked(mask);
-    return DoPack(WithoutPadding(x, mask, Side::kKey), mask);
+    return DoPack(WithoutPadding(x, mask, Form::kBidirectional, Side::kKey), mask);
   }
   // What the tokens read in place of `packed` [B,M,D], heads merged, after its linear map: with
   // MemoryUse::kReplaced the next memory. Padding may hold anything.
@@ -41,7 +41,7 @@ class MemoryMechanism : public Mechanism {
   at::Tensor Unpack(const std::vector<at::Tensor>& x, const std::vector<at::Tensor>& packed,
                     const ops::Mask& mask) {
     RequireNoneMasked(mask);
-    return DoUnpack(WithoutPadding(x, mask, Side::kQuery), packed, mask);
+    return DoUnpack(WithoutPadding(x, mask, Form::kBidirectional, Side::kQuery), packed, mask);
   }
 
   // The linear map that what was packed goes through: none, a map of its own, or the tokens' output

@@ -3,8 +3,12 @@
 #include <ATen/ops/max.h>
 #include <ATen/ops/sum.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
+
+#include "cistern/ops/in_place.h"
+#include "cistern/ops/tensor_rows.h"
 
 namespace cistern::ops {
 namespace {
@@ -43,6 +47,21 @@ double Accumulate(const at::Tensor& x, Term&& term) {
   return x.scalar_type() == at::kFloat ? Accumulate<float>(x, term) : Accumulate<double>(x, term);
 }
 
+template <class T>
+bool PaddingIsBelow(const at::Tensor& x, const int64_t* lengths, float limit) {
+  const T* data = ConstData<T>(x);
+  bool below = true;
+  for (int64_t b = 0; b < x.size(0) && below; ++b) {
+    for (int64_t h = 0; h < x.size(1); ++h) {
+      for (int64_t t = std::max<int64_t>(lengths[b], 0); t < x.size(2); ++t) {
+        const T* row = data + b * x.stride(0) + h * x.stride(1) + t * x.stride(2);
+        for (int64_t i = 0; i < x.size(3); ++i) below &= std::abs(float(row[i])) < limit;
+      }
+    }
+  }
+  return below;
+}
+
 }  // namespace
 
 bool AllFinite(const at::Tensor& x) {
@@ -58,6 +77,19 @@ bool AllBelowInfinity(const at::Tensor& s) {
   };
   return IsSmall(s) ? Accumulate(s, broken) == 0
                     : s.detach().max().item<double>() < std::numeric_limits<double>::infinity();
+}
+
+bool PaddingIsBelow(const at::Tensor& x, const at::Tensor& lengths_in, double limit) {
+  const auto type = x.scalar_type();
+  if (x.is_meta() || !IsPlain(x) || !x.is_cpu() || x.dim() != 4 || x.stride(3) != 1 ||
+      (type != at::kFloat && type != at::kDouble && type != at::kBFloat16))
+    return false;
+  const at::Tensor lengths = lengths_in.to(at::kCPU, at::kLong).contiguous();
+  bool below = true;
+  DispatchStored(x, [&]<class T>(T) {
+    below = PaddingIsBelow<T>(x, lengths.const_data_ptr<int64_t>(), static_cast<float>(limit));
+  });
+  return below;
 }
 
 }  // namespace cistern::ops

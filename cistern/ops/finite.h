@@ -10,5 +10,9 @@ namespace cistern::ops {
 bool AllFinite(const at::Tensor& x);
 // No NaN, no +inf: of log-weights, which may be -inf.
 bool AllBelowInfinity(const at::Tensor& s);
+// Whether all numbers of x [B,H,T,d] at tokens from lengths [B] on are smaller than `limit`, NaN is
+// not, whatever their sign. Looks at nothing else; false where it cannot look: not on the CPU, of
+// shapes alone, traced or mapped.
+bool PaddingIsBelow(const at::Tensor& x, const at::Tensor& lengths, double limit);
 
 }  // namespace cistern::ops

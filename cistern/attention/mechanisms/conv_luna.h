@@ -41,6 +41,7 @@ class ConvLunaMechanism : public MemoryMechanism {
                         const std::vector<at::Tensor>& x) const override;
 
  protected:
+  bool LeavesPaddingOut(Form form) const override { return form == Form::kBidirectional; }
   static Fields DescribeAll(Options& options, bool filter, bool temperature);
 
  private:

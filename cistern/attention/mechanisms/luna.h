@@ -46,6 +46,9 @@ class LunaMechanism : public MemoryMechanism {
   at::Tensor Definition(Form form, const std::vector<at::Tensor>& queries,
                         const std::vector<at::Tensor>& x) const override;
 
+ protected:
+  bool LeavesPaddingOut(Form form) const override { return form == Form::kBidirectional; }
+
  private:
   int64_t PackingHeads() const {
     return options_.packing_heads > 0 ? options_.packing_heads : dims().heads;

@@ -1,0 +1,62 @@
+// What padding holds, be it finite, huge or NaN, has no part in any bit of what real tokens get.
+#include "cistern/attention/testing_mechanisms.h"
+
+namespace cistern {
+namespace {
+
+using namespace cistern::testing;
+
+// The output, then the gradients of the inputs.
+std::vector<at::Tensor> Step(Mechanism& m, Form form, const std::vector<at::Tensor>& x,
+                             const ops::Mask& mask, const at::Tensor& g) {
+  const std::vector<at::Tensor> leaves = Leaves(x);
+  const at::Tensor out = form == Form::kCausal ? ExtendPieces(m, leaves, {0, x[0].size(2)}, mask)
+                                               : m.Bidirectional(leaves, mask);
+  std::vector<at::Tensor> all = Gradients((out * g).sum(), leaves);
+  all.push_back(out.detach());
+  return all;
+}
+
+TEST(Padding, HasNoPartWhateverItHolds) {
+  constexpr int64_t kLength = 21;
+  const double inf = std::numeric_limits<double>::infinity();
+  at::manual_seed(6);
+  const ops::Mask mask = {Lengths({kLength, 13, 4}), {}};
+  const at::Tensor pad = mask.HeadsPadding(kLength);
+  int64_t checked = 0;
+  for (const MechanismInfo* info : Mechanisms()) {
+    for (size_t number = 0; number < info->cases.size(); ++number) {
+      const auto m = Small(*info, number);
+      if (m->SeesPadding()) continue;
+      for (const Form form : {Form::kBidirectional, Form::kCausal}) {
+        if (!info->Supports(form) || !m->FormRefusal(form).empty()) continue;
+        const std::vector<at::Tensor> x = Inputs(*m, 3, kLength);
+        const auto holding = [&](double value) {
+          std::vector<at::Tensor> held;
+          for (const at::Tensor& t : x) held.push_back(t.masked_fill(pad, value));
+          return held;
+        };
+        for (const ops::Impl impl : kImpls) {
+          const ops::ImplScope scope(impl);
+          const at::Tensor g = at::randn_like(Step(*m, form, x, mask, at::ones({})).back());
+          const std::vector<at::Tensor> want = Step(*m, form, holding(0), mask, g);
+          for (const double value : {2.0, -1e14, 1e16, 1e200, inf, std::nan("")}) {
+            const auto got = Step(*m, form, holding(value), mask, g);
+            for (size_t i = 0; i < want.size(); ++i) {
+              EXPECT_TRUE(got[i].equal(want[i]))
+                  << info->name << " " << info->cases[number].dump() << " " << FormName(form) << " "
+                  << ops::ImplName(impl) << " " << value << " " << i;
+              EXPECT_EQ(got[i].masked_fill(pad.logical_not(), 0.0).count_nonzero().item<int64_t>(),
+                        0);
+            }
+            ++checked;
+          }
+        }
+      }
+    }
+  }
+  EXPECT_GT(checked, 500);
+}
+
+}  // namespace
+}  // namespace cistern
