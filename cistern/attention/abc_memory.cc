@@ -8,6 +8,7 @@
 #include "cistern/attention/definition.h"
 #include "cistern/attention/token_positions.h"
 #include "cistern/base/error.h"
+#include "cistern/ops/dropout.h"
 #include "cistern/ops/finite.h"
 #include "cistern/ops/slot_attention.h"
 
@@ -112,9 +113,8 @@ at::Tensor AbcMechanism::ReadWeights(const at::Tensor& matched, const at::Tensor
   }
   x = x.transpose(1, 2) * Scale();  // [B,T,H,n]
   if (z.defined() && masked_) x = x.masked_fill(at::isneginf(z).transpose(1, 2), kUnseen);
-  at::Tensor p = at::softmax(x, -1);
-  if (is_training() && dims().dropout > 0) p = at::dropout(p, dims().dropout, true);
-  p = p.transpose(1, 2);
+  const at::Tensor p =
+      ops::Dropout(at::softmax(x, -1), dims().dropout, is_training()).transpose(1, 2);
   return factor.defined() ? p * factor : p;
 }
 

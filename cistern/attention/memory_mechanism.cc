@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "cistern/base/error.h"
+#include "cistern/ops/dropout.h"
 
 namespace cistern {
 namespace {
@@ -95,7 +96,7 @@ at::Tensor MemoryMechanism::InitialMemory() const {
     memory = memory + Sinusoid(Slots(), dims().dim, memory.device()).to(memory.scalar_type());
   if (norm_weight_.defined())
     memory = at::layer_norm(memory, {dims().dim}, norm_weight_, norm_bias_);
-  return is_training() && dropout_ > 0 ? at::dropout(memory, dropout_, true) : memory;
+  return ops::DropoutOfShared(memory, dropout_, is_training());
 }
 
 at::Tensor MemoryMechanism::MemoryHeads(int64_t heads) const {

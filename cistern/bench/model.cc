@@ -183,7 +183,7 @@ void TrainingStep::Run() {
   model_->train();
   const RowsLoss of = {[this](const Batch& rows) { return model_->TrainingLoss(rows.tensors); },
                        [](const Batch& rows) { return double(rows.rows); }};
-  AddGradients(*model_, of, batch_, 1, settings_.dtype == "bfloat16", parts_);
+  AddGradients(*model_, of, batch_, 1, settings_.dtype == "bfloat16", parts_, settings_.seed);
   const BFloat16Scope scope(settings_.dtype == "bfloat16", model_->options().device());
   optimizer_->Step(kRate, settings_.clip);
 }

@@ -9,8 +9,8 @@
 
 #include <cstring>
 
-#include "cistern/kernels/attention_dropout.h"
-#include "cistern/kernels/gemm-inl.h"
+#include "cistern/kernels/dropout.h"
+#include "cistern/kernels/philox-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace cistern {
@@ -19,7 +19,7 @@ namespace HWY_NAMESPACE {
 // Bit i of kept[j]: whether the pair of query + i step and key + j step is kept; up to 64 queries,
 // rounded up to whole vectors.
 #if HWY_TARGET == HWY_SCALAR
-inline HWY_NOINLINE void DrawKept(const AttentionDropout& dropout, uint64_t head, uint64_t query,
+inline HWY_NOINLINE void DrawKept(const DropoutDraw& dropout, uint64_t head, uint64_t query,
                                   uint64_t key, uint64_t step, size_t queries, size_t keys,
                                   uint64_t* kept) {
   for (size_t j = 0; j < keys; ++j) {
@@ -29,34 +29,7 @@ inline HWY_NOINLINE void DrawKept(const AttentionDropout& dropout, uint64_t head
   }
 }
 #else
-// Philox 4x32-10 (base/random.h) with one counter a lane. The four words are the low halves of x;
-// what stands in the high halves has no part in any product.
-struct PhiloxKeys {
-  explicit PhiloxKeys(uint64_t seed) {
-    uint32_t a = uint32_t(seed), b = uint32_t(seed >> 32);
-    for (size_t round = 0; round < 10; ++round, a += 0x9E3779B9u, b += 0xBB67AE85u)
-      of_0[round] = a, of_2[round] = b;
-  }
-  uint64_t of_0[10], of_2[10];
-};
-
-HWY_INLINE void PhiloxLanes(const PhiloxKeys& keys, Vec<uint64_t> (&x)[4]) {
-  const Tag<uint64_t> d;
-  const Tag<uint32_t> words;
-  const Vec<uint32_t> m0 = hn::BitCast(words, hn::Set(d, uint64_t{0xD2511F53u})),
-                      m1 = hn::BitCast(words, hn::Set(d, uint64_t{0xCD9E8D57u}));
-#pragma GCC unroll 10
-  for (size_t round = 0; round < 10; ++round) {
-    const Vec<uint64_t> p0 = hn::MulEven(m0, hn::BitCast(words, x[0])),
-                        p1 = hn::MulEven(m1, hn::BitCast(words, x[2]));
-    x[0] = hn::Xor(hn::ShiftRight<32>(p1), hn::Xor(x[1], hn::Set(d, keys.of_0[round])));
-    x[1] = p1;
-    x[2] = hn::Xor(hn::ShiftRight<32>(p0), hn::Xor(x[3], hn::Set(d, keys.of_2[round])));
-    x[3] = p0;
-  }
-}
-
-inline HWY_NOINLINE void DrawKept(const AttentionDropout& dropout, uint64_t head, uint64_t query,
+inline HWY_NOINLINE void DrawKept(const DropoutDraw& dropout, uint64_t head, uint64_t query,
                                   uint64_t key, uint64_t step, size_t queries, size_t keys,
                                   uint64_t* kept) {
   const Tag<uint64_t> d;

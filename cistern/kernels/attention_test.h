@@ -29,7 +29,7 @@ struct Problem {
   std::vector<double> q, k, v, g;
   std::vector<KeyRange> ranges;
   std::vector<uint8_t> valid;
-  AttentionDropout dropout = {};
+  DropoutDraw dropout = {};
   std::string name;
 
   AttentionMask Mask() const {

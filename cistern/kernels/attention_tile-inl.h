@@ -93,7 +93,7 @@ class AttentionView {
         step_(shape.dilation),
         h_(index / shape.dilation % shape.heads),
         b_(index / shape.dilation / shape.heads),
-        head_(index / shape.dilation),
+        head_(index / shape.dilation + mask.dropout.first_row * shape.heads),
         dropout_(mask.dropout) {
     queries = Count(shape.queries), keys = Count(shape.keys);
     if (mask.ranges != nullptr) ranges_ = mask.ranges + b_ * mask.range_batch + first_;
@@ -129,7 +129,7 @@ class AttentionView {
     return true;
   }
 
-  const AttentionDropout& dropout() const { return dropout_; }
+  const DropoutDraw& dropout() const { return dropout_; }
   // Bits as DrawKept's, of `count` queries from t on and the keys from j on.
   void Draw(size_t t, size_t count, size_t j, size_t number, uint64_t* kept) const {
     DrawKept(dropout_, uint64_t(head_), uint64_t(first_ + int64_t(t) * step_),
@@ -144,7 +144,7 @@ class AttentionView {
     return tokens <= first_ ? 0 : size_t((tokens - first_ + step_ - 1) / step_);
   }
   int64_t first_, step_, h_, b_, head_, stats_;
-  AttentionDropout dropout_;
+  DropoutDraw dropout_;
   const KeyRange* ranges_ = nullptr;
   const uint8_t* valid_ = nullptr;
 };

@@ -15,7 +15,7 @@
 // of its largest value each, and would be computed in subnormal numbers.
 #include <cstdint>
 
-#include "cistern/kernels/attention_dropout.h"
+#include "cistern/kernels/dropout.h"
 #include "cistern/kernels/rows.h"
 
 namespace cistern {
@@ -38,7 +38,7 @@ struct AttentionMask {
   const KeyRange* ranges = nullptr;  // [B,T], or [T] for all rows where range_batch is 0
   int64_t range_batch = 0;           // T or 0
   const uint8_t* valid = nullptr;    // [B,S]: 0 where nothing sees a key
-  AttentionDropout dropout = {};
+  DropoutDraw dropout = {};
 };
 
 // q [B,H,T,dk], k [B,H,S,dk], v [B,H,S,dv] -> out [B,H,T,dv]. A query that sees nothing gives 0.

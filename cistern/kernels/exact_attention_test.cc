@@ -178,7 +178,7 @@ TEST(ExactAttention, Dropout) {
       const int64_t step =
           kind == Kind::kCausal || kind == Kind::kHoles ? 1 + int64_t(seed % 3) : 1;
       Problem p = MakeProblem(seed, {T < 10 ? 2 : 1, 2, T, T + 2 * step, 5, 3, step}, kind);
-      p.dropout = {seed % 2 == 0 ? 0.3 : 0.75, seed << 35 | seed};
+      p.dropout = {seed % 2 == 0 ? 0.3 : 0.75, seed << 35 | seed, int64_t(seed % 4)};
       ExpectDefinition(p);
     }
   }

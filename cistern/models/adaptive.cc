@@ -6,6 +6,7 @@
 
 #include "cistern/base/error.h"
 #include "cistern/nn/head_loss.h"
+#include "cistern/ops/dropout.h"
 #include "cistern/ops/linear_product.h"
 
 namespace cistern {
@@ -182,10 +183,6 @@ at::Tensor AdaptiveSoftmax::Projected(const at::Tensor& hidden, size_t band) con
                               : projections_[band - 1]->Forward(hidden);
 }
 
-at::Tensor AdaptiveSoftmax::Dropped(const at::Tensor& x) const {
-  return is_training() && dropout_ > 0 ? at::dropout(x, dropout_, true) : x;
-}
-
 at::Tensor AdaptiveSoftmax::LogProbabilities(const at::Tensor& hidden) const {
   const int64_t words = bands_[0].size();
   const at::Tensor head = at::log_softmax(ops::LinearProduct(hidden, Head()), -1);
@@ -204,9 +201,10 @@ at::Tensor AdaptiveSoftmax::Loss(const at::Tensor& hidden, const at::Tensor& tar
     FailUsage("label_smoothing=", label_smoothing,
               " does not go with embedding=adaptive: it would need every word of every band for "
               "every token; use label_smoothing=0");
-  const at::Tensor h = Dropped(hidden.reshape({-1, hidden.size(-1)})),
+  const at::Tensor h = ops::Dropout(hidden, dropout_, is_training()).reshape({-1, hidden.size(-1)}),
                    wanted = targets.reshape({-1});
-  const int64_t rows = h.size(0), words = bands_[0].size();
+  const int64_t rows = h.size(0), words = bands_[0].size(),
+                tokens_per_row = hidden.dim() > 2 ? hidden.size(1) : 1;
   at::Tensor entries = wanted;  // of the first softmax
   for (size_t i = 1; i < bands_.size(); ++i)
     entries = entries.masked_fill(InBand(wanted, bands_[i]), words + int64_t(i) - 1);
@@ -217,7 +215,8 @@ at::Tensor AdaptiveSoftmax::Loss(const at::Tensor& hidden, const at::Tensor& tar
     const at::Tensor of_band =
         meta ? at::empty({rows}, wanted.options()) : InBand(wanted, bands_[i]).nonzero().squeeze(1);
     // Without a target of the band its loss is 0, and its parameters have gradients of zeros.
-    const at::Tensor z = Dropped(Projected(h.index_select(0, of_band), i));
+    const at::Tensor z = ops::DropoutOfTokens(Projected(h.index_select(0, of_band), i), of_band,
+                                              tokens_per_row, dropout_, is_training());
     const at::Tensor part =
         HeadLoss(z, Table(i), {}, wanted.index_select(0, of_band).sub(bands_[i].begin));
     loss = loss + part * (double(of_band.numel()) / double(std::max<int64_t>(1, real)));

@@ -84,7 +84,6 @@ class AdaptiveSoftmax : public torch::nn::Module {
   at::Tensor Head() const;  // [V_0 + bands - 1,D]
   const at::Tensor& Table(size_t band) const;
   at::Tensor Projected(const at::Tensor& hidden, size_t band) const;  // [N,D] -> [N,D_i]
-  at::Tensor Dropped(const at::Tensor& x) const;
 
   std::vector<TokenBand> bands_;
   double dropout_;

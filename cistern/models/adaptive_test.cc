@@ -11,6 +11,7 @@
 #include "cistern/io/test_folder.h"
 #include "cistern/models/testing_models.h"
 #include "cistern/models/transfer.h"
+#include "cistern/ops/dropout.h"
 #include "cistern/tensors/device.h"
 
 namespace cistern {
@@ -218,7 +219,7 @@ TEST(Adaptive, DropoutFallsOnTheInputAndOnTheNarrowBands) {
   at::manual_seed(7);
   const double got = m->Loss(hidden, targets).item<double>();
   at::manual_seed(7);
-  const at::Tensor h = at::dropout(hidden, 0.4, true);
+  const at::Tensor h = ops::Dropout(hidden, 0.4, true);
   const at::Tensor head = at::log_softmax(
       at::linear(h, at::cat({w["embed_tokens.bands.0.weight"], w["lm_head.clusters.weight"]})), 1);
   double want = 0;
@@ -232,10 +233,9 @@ TEST(Adaptive, DropoutFallsOnTheInputAndOnTheNarrowBands) {
       const int64_t t = targets[i].item<int64_t>();
       if (t >= kBands[b].begin && t < kBands[b].end) rows.push_back(i);
     }
-    const at::Tensor z =
-        at::dropout(at::matmul(h.index_select(0, at::tensor(rows)),
-                               w[StrCat("embed_tokens.projections.", b, ".weight")]),
-                    0.4, true);
+    const at::Tensor some = at::tensor(rows),
+                     full = at::matmul(h, w[StrCat("embed_tokens.projections.", b, ".weight")]),
+                     z = ops::Dropout(full, 0.4, true).index_select(0, some);
     const at::Tensor within =
         at::log_softmax(at::linear(z, w[StrCat("embed_tokens.bands.", b, ".weight")]), 1);
     for (size_t i = 0; i < rows.size(); ++i)

@@ -6,6 +6,7 @@
 
 #include "cistern/base/error.h"
 #include "cistern/nn/head_loss.h"
+#include "cistern/ops/dropout.h"
 #include "cistern/ops/linear_product.h"
 #include "cistern/tensors/device.h"
 
@@ -150,7 +151,7 @@ at::Tensor ClassifierHead::Forward(const at::Tensor& pooled) const {
         : kind_ == HeadKind::kTanh ? at::tanh(h)
                                    : at::relu(h);
     const bool dropped = hidden_.size() == 1 || i + 1 < hidden_.size();
-    if (dropped && is_training() && dropout_ > 0) h = at::dropout(h, dropout_, true);
+    if (dropped) h = ops::Dropout(h, dropout_, is_training());
   }
   return head_->Forward(h);
 }

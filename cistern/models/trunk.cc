@@ -7,6 +7,8 @@
 #include "cistern/attention/token_positions.h"
 #include "cistern/base/error.h"
 #include "cistern/base/random.h"
+#include "cistern/ops/draws.h"
+#include "cistern/ops/dropout.h"
 
 namespace cistern {
 namespace {
@@ -118,7 +120,7 @@ Stream Trunk::Enter(const at::Tensor& embedded, const ops::Mask& mask,
     stream.x = positions_->Forward(x, positions);
   }
   if (embedding_norm_) stream.x = embedding_norm_->Forward(stream.x);
-  if (owner_->is_training() && dropout_ > 0) stream.x = at::dropout(stream.x, dropout_, true);
+  stream.x = ops::Dropout(stream.x, dropout_, owner_->is_training());
   return stream;
 }
 
@@ -126,7 +128,7 @@ std::vector<bool> Trunk::LeftOut() const {
   std::vector<bool> left_out(blocks_.size(), false);
   if (layer_drop_ == 0 || !owner_->is_training()) return left_out;
   constexpr uint64_t kStream = 0x1d;
-  const auto key = uint64_t(at::empty({1}, at::kLong).random_().item<int64_t>());
+  const uint64_t key = ops::Draw::Next().seed;
   for (size_t i = 0; i < left_out.size(); ++i)
     left_out[i] = double(Philox(key, kStream, i)[0]) < layer_drop_ * 4294967296.0;
   return left_out;

@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 
 #include "cistern/base/error.h"
+#include "cistern/ops/dropout.h"
 
 namespace cistern {
 namespace {
@@ -61,8 +62,7 @@ at::Tensor MatchHead::Forward(const at::Tensor& a, const at::Tensor& b) const {
   } else {
     x = at::cat({a, b, a * b, a - b}, 1);
   }
-  if (kind_ == MatchKind::kLuna && is_training() && dropout_ > 0)
-    x = at::dropout(x, dropout_, true);
+  if (kind_ == MatchKind::kLuna) x = ops::Dropout(x, dropout_, is_training());
   const auto activation = [this](const at::Tensor& h) {
     if (kind_ == MatchKind::kLatte) return at::gelu(h, "tanh");
     return kind_ == MatchKind::kConvLuna ? at::gelu(h) : at::relu(h);

@@ -10,6 +10,7 @@
 #include "cistern/nn/memory_attention.h"
 #include "cistern/nn/padding_reads.h"
 #include "cistern/nn/positions.h"
+#include "cistern/ops/dropout.h"
 #include "cistern/ops/linear_product.h"
 #include "cistern/ops/rotary.h"
 #include "cistern/ops/short_conv.h"
@@ -344,8 +345,7 @@ at::Tensor AttentionLayer::Attend(Form form, const std::vector<at::Tensor>& x, S
       [&] { return Running().Attend(form, x, state, mask, handles ? *handles : none); });
   if (observer) observer->Attended({this, options_, Running(), form, x, mask, before, heads});
   const at::Tensor y = out_->Forward(Merge(heads));
-  const double dropped = is_training() ? mechanism_->OutputDropout(form) : 0;
-  return dropped > 0 ? at::dropout(y, dropped, true) : y;
+  return ops::Dropout(y, mechanism_->OutputDropout(form), is_training());
 }
 
 namespace {

@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 
 #include "cistern/base/error.h"
+#include "cistern/ops/dropout.h"
 #include "cistern/ops/gelu.h"
 #include "cistern/ops/norm.h"
 
@@ -45,7 +46,7 @@ at::Tensor FeedForward::Forward(const at::Tensor& x) const {
         : activation_ == Activation::kGeluTanh ? at::gelu(h, "tanh")
                                                : ops::Gelu(h);
   }
-  return down_->Forward(is_training() && dropout_ > 0 ? at::dropout(h, dropout_, true) : h);
+  return down_->Forward(ops::Dropout(h, dropout_, is_training()));
 }
 
 Block::Block(const BlockOptions& options)
@@ -77,8 +78,7 @@ std::shared_ptr<LayerNorm> Block::AddNorm(const std::string& name) {
 at::Tensor Block::Add(const at::Tensor& x, const at::Tensor& y, const LayerNorm* norm,
                       double dropout) const {
   if (dropout < 0) dropout = options_.dropout;
-  const at::Tensor sum =
-      ops::AddResidual(x, is_training() && dropout > 0 ? at::dropout(y, dropout, true) : y);
+  const at::Tensor sum = ops::AddResidual(x, ops::Dropout(y, dropout, is_training()));
   return pre() ? sum : norm->Forward(sum);
 }
 

@@ -4,10 +4,10 @@
 
 #include <algorithm>
 
+#include "cistern/ops/draws.h"
 #include "cistern/ops/exact_attention.h"
 #include "cistern/ops/primitive.h"
 #include "cistern/ops/softmax_attention.h"
-#include "cistern/ops/softmax_parts.h"
 
 namespace cistern::ops {
 namespace {
@@ -163,7 +163,7 @@ at::Tensor BandedAttention(const at::Tensor& q, const at::Tensor& k, const at::T
   const bool drops = dropout > 0 && q.device().is_cpu() && !HaveTangents({q, k, v});
   if (drops || HasExactKernel(q, k, v)) {
     return ExactAttention(q, k, v, scale, {Ranges(band, q.size(2), documents), {}, band.dilation},
-                          softmax_attention::DrawDropout(dropout));
+                          DrawDropout(dropout));
   }
   return band.dilation == 1 ? InBlocks(q, k, v, band, documents, scale, dropout)
                             : Split(q, k, v, band, documents, scale, dropout);

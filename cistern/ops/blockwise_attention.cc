@@ -18,7 +18,7 @@ constexpr int64_t kBlock = int64_t{1} << 22;  // probabilities formed at once
 
 struct Settings {
   double scale = 0;
-  AttentionDropout dropout = {};
+  DropoutDraw dropout = {};
 };
 
 // q, k, v, bias, each of all rows; bias and visible may be undefined.
@@ -82,23 +82,25 @@ struct Function : torch::autograd::Function<Function> {
   static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& q,
                             const at::Tensor& k, const at::Tensor& v, const OptionalTensor& bias,
                             const OptionalTensor& visible, double scale, double dropout,
-                            int64_t seed) {
+                            int64_t seed, int64_t first_row) {
     const Inputs x = {q, k, v, bias.value_or(at::Tensor()), visible.value_or(at::Tensor())};
     ctx->save_for_backward({x.q, x.k, x.v, x.bias, x.visible});
     ctx->saved_data["scale"] = scale;
     ctx->saved_data["dropout"] = dropout;
     ctx->saved_data["seed"] = seed;
+    ctx->saved_data["first_row"] = first_row;
     ctx->set_materialize_grads(false);
     const at::NoGradGuard guard;
-    return AttendAll(x, {scale, {dropout, uint64_t(seed)}});
+    return AttendAll(x, {scale, {dropout, uint64_t(seed), first_row}});
   }
   static variable_list backward(torch::autograd::AutogradContext* ctx, const variable_list& grads) {
-    variable_list to(8);
+    variable_list to(9);
     if (!grads[0].defined()) return to;
     const variable_list kept = ctx->get_saved_variables();
     const Settings s = {
         ctx->saved_data["scale"].toDouble(),
-        {ctx->saved_data["dropout"].toDouble(), uint64_t(ctx->saved_data["seed"].toInt())}};
+        {ctx->saved_data["dropout"].toDouble(), uint64_t(ctx->saved_data["seed"].toInt()),
+         ctx->saved_data["first_row"].toInt()}};
     Inputs x = {kept[0], kept[1], kept[2], kept[3], kept[4]};
     variable_list d;
     if (at::GradMode::is_enabled()) {
@@ -119,9 +121,10 @@ struct Function : torch::autograd::Function<Function> {
 
 at::Tensor BlockwiseAttention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                               const at::Tensor& visible, const at::Tensor& bias, double scale,
-                              const AttentionDropout& dropout) {
+                              const DropoutDraw& dropout) {
   return blockwise_attention::Function::apply(q, k, v, Given(bias), Given(visible), scale,
-                                              dropout.rate, int64_t(dropout.seed));
+                                              dropout.rate, int64_t(dropout.seed),
+                                              dropout.first_row);
 }
 
 bool WorthBlocks(const at::Tensor& q, const at::Tensor& k) {

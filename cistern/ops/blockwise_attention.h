@@ -3,7 +3,7 @@
 // memory: torch's fused kernel for the CPU has neither. For .cc files of this layer.
 #include <ATen/core/Tensor.h>
 
-#include "cistern/kernels/attention_dropout.h"
+#include "cistern/kernels/dropout.h"
 
 namespace cistern::ops {
 
@@ -15,7 +15,7 @@ namespace cistern::ops {
 // S bools where `visible` is one.
 at::Tensor BlockwiseAttention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                               const at::Tensor& visible, const at::Tensor& bias, double scale,
-                              const AttentionDropout& dropout);
+                              const DropoutDraw& dropout);
 
 // Whether the probabilities of q and k are more than a block, on a device that draws as the CPU.
 bool WorthBlocks(const at::Tensor& q, const at::Tensor& k);

@@ -59,7 +59,7 @@ TEST(BlockwiseAttention, WithoutDropoutIsTheExplicitOne) {
 TEST(BlockwiseAttention, DropsAShareAndTheSameInTheBackwardPass) {
   const int64_t T = 70000, S = 64;  // two blocks
   const double dropout = 0.2;
-  const AttentionDropout draw = {dropout, 7};
+  const DropoutDraw draw = {dropout, 7};
   at::manual_seed(1);
   const at::Tensor q = Leaf(Normal({1, 1, T, 3})), k = Leaf(Normal({1, 1, S, 3})),
                    eye = at::eye(S, at::kDouble).view({1, 1, S, S}), g = Normal({1, 1, T, S});

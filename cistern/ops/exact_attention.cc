@@ -15,7 +15,7 @@ struct Arguments {
   double scale = 1;
   int64_t dilation = 1;
   double dropout = 0;
-  int64_t seed = 0;  // of what is dropped
+  int64_t seed = 0, first_row = 0;  // of what is dropped
   bool save = false;
   Mask mask = {};  // of no use: the ranges say it all
 };
@@ -23,7 +23,7 @@ struct Arguments {
 // The mask for the kernels; keeps what it points to alive.
 struct View {
   explicit View(const Arguments& x) {
-    mask.dropout = {x.dropout, uint64_t(x.seed)};
+    mask.dropout = {x.dropout, uint64_t(x.seed), x.first_row};
     if (x.ranges) {
       ranges = x.ranges->contiguous();
       static_assert(sizeof(KeyRange) == 3 * sizeof(int64_t));
@@ -69,12 +69,12 @@ at::Tensor PaddedGradient(const at::Tensor& x) {
 struct Exact {
   static constexpr const char* kSchema =
       "exact_attention(Tensor q, Tensor k, Tensor v, Tensor? ranges=None, Tensor? valid=None, "
-      "float scale=1, int dilation=1, float dropout=0, int seed=0, bool save=False) -> "
-      "(Tensor, Tensor)";
+      "float scale=1, int dilation=1, float dropout=0, int seed=0, int first_row=0, "
+      "bool save=False) -> (Tensor, Tensor)";
   using Arguments = exact_attention::Arguments;
   static constexpr auto kFields = [](auto& x) {
     return std::tie(x.q, x.k, x.v, x.ranges, x.valid, x.scale, x.dilation, x.dropout, x.seed,
-                    x.save);
+                    x.first_row, x.save);
   };
   static bool IsConstant(const Arguments& x, const OptionalTensor* field) {
     return field == &x.ranges || field == &x.valid;
@@ -145,8 +145,8 @@ struct Exact {
       }
     }
     const at::Tensor p = softmax_attention::Probabilities(x.q, k, visible, x.scale, {});
-    return {at::matmul(softmax_attention::Dropped(p.narrow(3, 0, S), {x.dropout, uint64_t(x.seed)}),
-                       x.v)};
+    const DropoutDraw dropout = {x.dropout, uint64_t(x.seed), x.first_row};
+    return {at::matmul(softmax_attention::Dropped(p.narrow(3, 0, S), dropout), x.v)};
   }
 
   static Tensors Empty(const Arguments& x) {
@@ -252,10 +252,10 @@ struct Exact {
 CISTERN_PRIMITIVE(exact_attention::Exact)
 
 at::Tensor ExactAttention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                          double scale, const SeenKeys& seen, const AttentionDropout& dropout) {
-  return std::get<0>(
-      OpPair<exact_attention::Exact>::Call({q, k, v, Given(seen.ranges), Given(seen.valid), scale,
-                                            seen.dilation, dropout.rate, int64_t(dropout.seed)}));
+                          double scale, const SeenKeys& seen, const DropoutDraw& dropout) {
+  return std::get<0>(OpPair<exact_attention::Exact>::Call(
+      {q, k, v, Given(seen.ranges), Given(seen.valid), scale, seen.dilation, dropout.rate,
+       int64_t(dropout.seed), dropout.first_row}));
 }
 
 bool HasExactKernel(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {

@@ -3,7 +3,7 @@
 // masks that are ranges of keys: causal, windows, dilated windows, documents, lengths.
 #include <ATen/core/Tensor.h>
 
-#include "cistern/kernels/attention_dropout.h"
+#include "cistern/kernels/dropout.h"
 
 namespace cistern::ops {
 
@@ -23,8 +23,7 @@ struct SeenKeys {
 // products are in bfloat16 where the processor has them (MultipliesBFloat16), else in float; sums
 // and the softmax are float, the output and gradients are rounded once.
 at::Tensor ExactAttention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                          double scale, const SeenKeys& seen = {},
-                          const AttentionDropout& dropout = {});
+                          double scale, const SeenKeys& seen = {}, const DropoutDraw& dropout = {});
 
 // Whether ExactAttention has a kernel for q, k and v and CISTERN_IMPL=kernel; not where
 // forward-mode derivatives are wanted.

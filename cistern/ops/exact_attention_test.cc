@@ -17,7 +17,7 @@ struct Case {
   at::Tensor q, k, v, g;
   SeenKeys seen;
   std::string name;
-  AttentionDropout dropout = {};
+  DropoutDraw dropout = {};
 };
 
 std::vector<Case> Cases() {

@@ -8,6 +8,7 @@
 
 #include "cistern/base/parallel.h"
 #include "cistern/ops/blockwise_attention.h"
+#include "cistern/ops/draws.h"
 #include "cistern/ops/exact_attention.h"
 #include "cistern/ops/finite.h"
 #include "cistern/ops/flash_attention.h"
@@ -57,30 +58,26 @@ at::Tensor Probabilities(const at::Tensor& q, const at::Tensor& k, const at::Ten
   return visible.defined() ? p.masked_fill(visible.logical_not(), 0.0) : p;
 }
 
-AttentionDropout DrawDropout(double rate) {
-  if (rate <= 0) return {};
-  return {rate, uint64_t(at::randint(int64_t{1} << 62, {}, at::kLong).item<int64_t>())};
-}
-
-at::Tensor Dropped(const at::Tensor& p, const AttentionDropout& dropout, int64_t first) {
+at::Tensor Dropped(const at::Tensor& p, const DropoutDraw& dropout, int64_t first) {
   if (!dropout.Any()) return p;
   if (!p.device().is_cpu()) return at::dropout(p, dropout.rate, true);
   const at::Tensor factors = at::empty(
       p.sizes(), at::TensorOptions(p.scalar_type() == at::kDouble ? at::kDouble : at::kFloat));
-  const int64_t rows = p.size(2), keys = p.size(3);
+  const int64_t rows = p.size(2), keys = p.size(3), first_head = dropout.first_row * p.size(1);
   DispatchType(factors, [&]<class T>(T) {
     T* const of = factors.mutable_data_ptr<T>();
-    ParallelFor(p.size(0) * p.size(1) * rows, 4096 / (keys + 1) + 1,
-                [&](int64_t begin, int64_t end) {
-                  for (int64_t i = begin; i < end; ++i)
-                    dropout.Factors(i / rows, first + i % rows, keys, of + i * keys);
-                });
+    ParallelFor(
+        p.size(0) * p.size(1) * rows, 4096 / (keys + 1) + 1, [&](int64_t begin, int64_t end) {
+          for (int64_t i = begin; i < end; ++i) {
+            dropout.Factors(uint64_t(first_head + i / rows), first + i % rows, keys, of + i * keys);
+          }
+        });
   });
   return p * factors.to(p.scalar_type());
 }
 
 at::Tensor Explicit(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                    const at::Tensor& visible, double scale, const AttentionDropout& dropout,
+                    const at::Tensor& visible, double scale, const DropoutDraw& dropout,
                     const at::Tensor& bias) {
   return at::matmul(Dropped(Probabilities(q, k, visible, scale, bias), dropout), v);
 }
@@ -194,7 +191,7 @@ at::Tensor SoftmaxAttention(const at::Tensor& q, const at::Tensor& k, const at::
            q.narrow(3, 0, 0).sum();
   if (!options.bias.defined() && HasExactKernel(q, k, v))
     return ExactAttention(q, k, v, scale, softmax_attention::SeenBy(q, k, options, mask, key_valid),
-                          softmax_attention::DrawDropout(options.dropout));
+                          DrawDropout(options.dropout));
   return MaskedAttention(q, k, v, softmax_attention::VisibleOrAll(q, k, options, mask, key_valid),
                          scale, options.dropout, options.bias);
 }
@@ -217,7 +214,7 @@ at::Tensor AttentionProbabilities(const at::Tensor& q, const at::Tensor& k,
 }
 
 at::Tensor ApplyProbabilities(const at::Tensor& p, const at::Tensor& v_in, double dropout) {
-  const at::Tensor kept = softmax_attention::Dropped(p, softmax_attention::DrawDropout(dropout));
+  const at::Tensor kept = softmax_attention::Dropped(p, DrawDropout(dropout));
   const auto run = [&](const at::Tensor& v) {
     if (ActiveImpl() != Impl::kReference) return at::matmul(kept, v);
     return at::matmul(kept.to(at::kDouble), v.to(at::kDouble)).to(v.scalar_type());
@@ -232,7 +229,7 @@ namespace softmax_attention {
 
 // MaskedAttention of finite numbers.
 at::Tensor OfFinite(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                    const at::Tensor& visible, double scale, const AttentionDropout& dropout,
+                    const at::Tensor& visible, double scale, const DropoutDraw& dropout,
                     const at::Tensor& bias) {
   const Impl impl = ActiveImpl();
   if (impl == Impl::kReference) {
@@ -274,7 +271,7 @@ at::Tensor OfFinite(const at::Tensor& q, const at::Tensor& k, const at::Tensor& 
 at::Tensor MaskedAttention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                            const at::Tensor& visible, double scale, double dropout,
                            const at::Tensor& bias) {
-  const AttentionDropout dropped = softmax_attention::DrawDropout(dropout);
+  const DropoutDraw dropped = DrawDropout(dropout);
   // What all queries see is a matter of the keys; anything else is torch's.
   const bool of_keys =
       !visible.defined() || (visible.dim() == 4 && visible.size(1) == 1 && visible.size(2) == 1);

@@ -2,7 +2,7 @@
 // What softmax_attention.cc and blockwise_attention.cc have in common.
 #include <ATen/core/Tensor.h>
 
-#include "cistern/kernels/attention_dropout.h"
+#include "cistern/kernels/dropout.h"
 
 namespace cistern::ops::softmax_attention {
 
@@ -11,11 +11,8 @@ namespace cistern::ops::softmax_attention {
 at::Tensor Probabilities(const at::Tensor& q, const at::Tensor& k, const at::Tensor& visible,
                          double scale, const at::Tensor& bias);
 
-// One draw of torch's generator, which says all that is dropped; none for rate 0.
-AttentionDropout DrawDropout(double rate);
-
 // p [B,H,rows,S] of the queries from `first` on, with what is dropped zero and the rest divided by
 // 1 - rate: as the kernel of exact attention drops, on the CPU; by torch elsewhere.
-at::Tensor Dropped(const at::Tensor& p, const AttentionDropout& dropout, int64_t first = 0);
+at::Tensor Dropped(const at::Tensor& p, const DropoutDraw& dropout, int64_t first = 0);
 
 }  // namespace cistern::ops::softmax_attention

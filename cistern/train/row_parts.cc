@@ -11,33 +11,16 @@
 #include "cistern/base/error.h"
 #include "cistern/base/parallel_items.h"
 #include "cistern/nn/attention_layer.h"
+#include "cistern/ops/draws.h"
 #include "cistern/tensors/device.h"
 
 namespace cistern {
 
-namespace {
-
-// Whether an option of these, or of one of their groups, drops something: every dropout's name says
-// so, and so does layer_drop's.
-bool Drops(const Json& options) {
-  for (const auto& [key, value] : options.items()) {
-    if (value.is_structured()
-            ? Drops(value)
-            : value.is_number() && key.find("drop") != std::string::npos && value.get<double>() > 0)
-      return true;
-  }
-  return false;
-}
-
-}  // namespace
-
-bool DrawsInTraining(const ModelConfig& config) {
-  if (Drops(ModelConfig(config).Describe().Write()) || Drops(Json(config.own))) return true;
+bool DrawsFromGenerator(const ModelConfig& config) {
   for (const Form form : config.info().forms) {
     const LayerStack stack = config.Stack(form);
     for (int64_t layer = 0; layer < stack.layers(); ++layer) {
-      if (FindMechanism(stack.Mechanism(layer)).stochastic || Drops(stack.Options(layer)))
-        return true;
+      if (FindMechanism(stack.Mechanism(layer)).stochastic) return true;
     }
   }
   return false;
@@ -75,8 +58,8 @@ int64_t RowParts(ThreadsTake take, const Model& model, int64_t rows) {
   std::string why;
   if (model.options().device() != at::Device(at::kCPU)) {
     why = "the model is not on the CPU";
-  } else if (DrawsInTraining(model.config())) {
-    why = "its training draws random numbers (dropout, layer_drop, or a mechanism that draws)";
+  } else if (DrawsFromGenerator(model.config())) {
+    why = "a mechanism of it draws random numbers in training";
   } else if (RowsMeet(model)) {
     why = "its options let the rows of a batch change each other (nystrom: start=batch)";
   } else if (rows < threads) {
@@ -98,14 +81,16 @@ struct Part {
   std::vector<at::Tensor> gradients;  // as the parameters; undefined where the loss needs none
 };
 
+at::Tensor Loss(const RowsLoss& of, const Batch& batch, bool bfloat16, at::Device device,
+                uint64_t seed, int64_t first_row) {
+  const BFloat16Scope scope(bfloat16, device);
+  const ops::DrawScope draws(seed, first_row);
+  return of.loss(batch);
+}
+
 // The gradients of weight * loss, by this thread alone.
-void Differentiate(const RowsLoss& of, const Batch& batch, double weight, bool bfloat16,
-                   const std::vector<at::Tensor>& parameters, Part* part) {
-  at::Tensor loss;
-  {
-    const BFloat16Scope scope(bfloat16, at::kCPU);
-    loss = of.loss(batch);
-  }
+void Differentiate(const at::Tensor& loss, double weight, const std::vector<at::Tensor>& parameters,
+                   Part* part) {
   part->loss = loss.item<double>();
   if (!std::isfinite(part->loss)) return;
   part->gradients = torch::autograd::grad({loss * weight}, parameters, {}, std::nullopt,
@@ -122,13 +107,9 @@ RowsLoss LossOf(const Task& task, Model& model, double label_smoothing) {
 }
 
 double AddGradients(const Model& model, const RowsLoss& of, const Batch& batch, double scale,
-                    bool bfloat16, int64_t parts) {
+                    bool bfloat16, int64_t parts, uint64_t seed) {
   if (parts == 1) {
-    at::Tensor loss;
-    {
-      const BFloat16Scope scope(bfloat16, model.options().device());
-      loss = of.loss(batch);
-    }
+    const at::Tensor loss = Loss(of, batch, bfloat16, model.options().device(), seed, 0);
     const double value = loss.item<double>();
     if (std::isfinite(value)) (scale == 1 ? loss : loss * scale).backward();
     return value;
@@ -137,8 +118,9 @@ double AddGradients(const Model& model, const RowsLoss& of, const Batch& batch, 
   std::vector<Part> done(static_cast<size_t>(parts));
   std::vector<Batch> batches;
   std::vector<double> shares;
+  const auto first_row = [&](int64_t part) { return batch.rows * part / parts; };
   for (int64_t p = 0; p < parts; ++p) {
-    batches.push_back(batch.Rows(batch.rows * p / parts, batch.rows * (p + 1) / parts));
+    batches.push_back(batch.Rows(first_row(p), first_row(p + 1)));
     shares.push_back(of.terms(batches.back()));
   }
   const double terms = std::accumulate(shares.begin(), shares.end(), 0.0);
@@ -149,7 +131,8 @@ double AddGradients(const Model& model, const RowsLoss& of, const Batch& batch, 
     const size_t i = size_t(p);
     if (shares[i] == 0) return;
     shares[i] /= terms;
-    Differentiate(of, batches[i], scale * shares[i], bfloat16, parameters, &done[i]);
+    Differentiate(Loss(of, batches[i], bfloat16, at::kCPU, seed, first_row(p)), scale * shares[i],
+                  parameters, &done[i]);
   });
   double loss = 0;
   for (size_t i = 0; i < done.size(); ++i) loss += shares[i] * done[i].loss;

@@ -9,13 +9,14 @@
 
 namespace cistern {
 
-// Whether a training step of the model draws random numbers (dropout, features, slots). They come
-// from one generator, so that rows in several threads would draw different ones each time.
-bool DrawsInTraining(const ModelConfig& config);
+// Whether a mechanism of the model draws features or slots anew in training: from one generator, so
+// that rows in several threads would draw different ones each time. (Dropout and layer_drop draw by
+// counter, ops/draws.h.)
+bool DrawsFromGenerator(const ModelConfig& config);
 
-// kAuto takes rows where they do not depend on each other and no random numbers are drawn, there
-// are as many as threads, they divide evenly, or nearly so, and the gradients of the threads but
-// one, a copy each of the parameters, are small.
+// kAuto takes rows where they do not depend on each other and nothing is drawn from the generator,
+// there are as many as threads, they divide evenly, or nearly so, and the gradients of the threads
+// but one, a copy each of the parameters, are small.
 enum class ThreadsTake { kOperations, kRows, kAuto };
 inline constexpr int64_t kAutoGradientBytes = int64_t{1} << 28;
 const EnumNames<ThreadsTake>& ThreadsTakeNames();
@@ -34,9 +35,9 @@ RowsLoss LossOf(const Task& task, Model& model, double label_smoothing);
 
 // Adds the gradients of scale * loss of the batch to those of the parameters, and returns the loss.
 // With several parts: of each part's rows, weighted by their terms, added in the parts' order, so
-// that the same number of parts gives the same bits. A loss that is not finite is returned without
-// gradients.
+// that the same number of parts gives the same bits. What is dropped follows from `seed`, whatever
+// the number of parts. A loss that is not finite is returned without gradients.
 double AddGradients(const Model& model, const RowsLoss& of, const Batch& batch, double scale,
-                    bool bfloat16, int64_t parts);
+                    bool bfloat16, int64_t parts, uint64_t seed);
 
 }  // namespace cistern

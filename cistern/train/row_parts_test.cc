@@ -6,6 +6,7 @@
 #include <cmath>
 #include <filesystem>
 #include <fstream>
+#include <optional>
 
 #include "cistern/base/parallel.h"
 #include "cistern/io/test_folder.h"
@@ -90,7 +91,8 @@ class RowPartsTest : public ::testing::TestWithParam<std::string> {
   std::vector<at::Tensor> Gradients(const Batch& batch, int64_t parts, double* loss,
                                     bool bfloat16 = false) {
     model_->zero_grad();
-    *loss = AddGradients(*model_, LossOf(*task_, *model_, smoothing_), batch, 0.5, bfloat16, parts);
+    *loss =
+        AddGradients(*model_, LossOf(*task_, *model_, smoothing_), batch, 0.5, bfloat16, parts, 8);
     std::vector<at::Tensor> out;
     for (const auto& p : model_->named_parameters()) {
       EXPECT_TRUE(p.value().grad().defined()) << p.key();
@@ -177,8 +179,8 @@ TEST_P(RowPartsTest, ALossThatIsNotFiniteLeavesNoGradients) {
     const at::NoGradGuard guard;
     model_->parameters()[0].fill_(std::nan(""));
   }
-  EXPECT_TRUE(std::isnan(
-      AddGradients(*model_, LossOf(*task_, *model_, 0), task_->TrainBatch(5, 1, 4), 1, false, 2)));
+  EXPECT_TRUE(std::isnan(AddGradients(*model_, LossOf(*task_, *model_, 0),
+                                      task_->TrainBatch(5, 1, 4), 1, false, 2, 8)));
   for (const at::Tensor& p : model_->parameters()) EXPECT_FALSE(p.grad().defined());
 }
 
@@ -211,24 +213,12 @@ TEST(RowParts, AreTakenWhereTheyCanBe) {
     EXPECT_EQ(RowParts(ThreadsTake::kOperations, *plain, 8), 1);
     ExpectContains(ErrorMessage([&] { RowParts(ThreadsTake::kRows, *plain, 3); }),
                    {"fewer rows", "operations"});
-    for (const auto& model :
-         {Made([](ModelConfig& c) { c.dropout = 0.1; }),
-          Made([](ModelConfig& c) { c.layer_drop = 0.1; }),
-          Made([](ModelConfig& c) { c.ffn_out_dropout = 0.1; }), Made([](ModelConfig& c) {
-            c.own["decoder_lm"] =
-                Json{{"embedding", "adaptive"}, {"cutoffs", {4}}, {"adaptive_dropout", 0.1}};
-          }),
-          Made([](ModelConfig& c) {
-            c.kind = "encoder_classifier", c.classes = 3, c.head_dropout = 0.1;
-          }),
-          Made([](ModelConfig& c) {
-            c.kind = "encoder_classifier", c.classes = 3, c.attention = {"luna"};
-            c.attention_options = Json{{"luna", {{"dropout", 0.1}}}};
-          }),
-          Made([](ModelConfig& c) { c.decoder.attention_dropout = 0.1; }), Made([](ModelConfig& c) {
-            c.attention = {"latte", "performer"};
-          }),
-          Made([](ModelConfig& c) { c.attention = {"softmax:1+rfa:1"}; })}) {
+    const auto drops = Made([](ModelConfig& c) { c.dropout = c.layer_drop = 0.1; });
+    EXPECT_EQ(RowParts(ThreadsTake::kAuto, *drops, 8), 4);
+    for (const auto& model : {Made([](ModelConfig& c) {
+                                c.attention = {"latte", "performer"};
+                              }),
+                              Made([](ModelConfig& c) { c.attention = {"softmax:1+rfa:1"}; })}) {
       EXPECT_EQ(RowParts(ThreadsTake::kAuto, *model, 8), 1);
       ExpectContains(ErrorMessage([&] { RowParts(ThreadsTake::kRows, *model, 8); }),
                      {"random numbers"});
@@ -259,43 +249,107 @@ TEST(RowParts, AreTakenWhereTheyCanBe) {
   EXPECT_EQ(RowParts(ThreadsTake::kAuto, *plain, 8), 1);
 }
 
-// What says that it draws nothing leaves the generator alone, and its own tensors.
-TEST(RowParts, WhatDrawsNothingMayRunInThreads) {
+// A model of three rows, and what of it drops: everything that goes with the others.
+struct Dropping {
+  ModelConfig config;
+  Batch batch;
+};
+
+std::optional<Dropping> DroppingModel(const ModelInfo& kind, const MechanismInfo& mechanism) {
+  const bool values = kind.name == "forecaster";
+  for (int without = 0; without < 8; ++without) {
+    ModelConfig c;
+    c.kind = kind.name, c.vocab_size = 9, c.dim = 8, c.layers = 3, c.heads = 2;
+    c.max_length = 32, c.attention = {mechanism.name}, c.init_std = 0.3;
+    if (kind.classifies) c.classes = 3;
+    if (values) c.own[kind.name] = Json{{"inputs", 4}, {"outputs", 2}};
+    c.dropout = 0.2, c.ffn_dropout = 0.3, c.ffn_out_dropout = 0.1;
+    if ((without & 1) == 0) c.attention_dropout = 0.4;
+    if ((without & 2) == 0) c.layer_drop = 0.3;
+    if ((without & 4) == 0) c.attention_options = Json{{mechanism.name, {{"dropout", 0.2}}}};
+    if (ErrorMessage([&] { c.Validate(); }) != "no error") continue;
+    const at::Tensor ids = at::arange(24).reshape({3, 8}).remainder(9);
+    Batch batch;
+    batch.rows = 3, batch.tokens = 24;
+    batch.tensors = {{"ids", ids},
+                     {"lengths", at::full({3}, 8, at::kLong)},
+                     {"values", at::ones({3, 8, 4}, at::kDouble)},
+                     {"second_ids", ids.remainder(7)},
+                     {"second_lengths", at::full({3}, 5, at::kLong)},
+                     {"targets", kind.classifies ? at::arange(3)
+                                 : values        ? at::ones({3, 8, 2}, at::kDouble)
+                                                 : ids}};
+    return Dropping{c, batch};
+  }
+  return std::nullopt;
+}
+
+// Threads that take rows drop what one thread does that has them all; they draw nothing from the
+// generator, and change no tensor of the model's.
+TEST(RowParts, DropWhatTheWholeBatchDoes) {
+  int checked = 0;
   for (const MechanismInfo* info : Mechanisms()) {
     if (info->stochastic) continue;
     for (const ModelInfo* kind : Models()) {
-      if (kind->forms.size() > 1) continue;
-      ModelConfig c;
-      c.kind = kind->name, c.vocab_size = 9, c.dim = 8, c.layers = 2, c.heads = 2;
-      c.max_length = 32, c.attention = {info->name};
-      if (kind->classifies) c.classes = 3;
-      const bool values = kind->name == "forecaster";
-      if (values) c.own[kind->name] = Json{{"inputs", 4}, {"outputs", 2}};
-      if (ErrorMessage([&] { c.Validate(); }) != "no error") continue;
-      const auto model = MakeModel(c, 1);
+      const auto made = kind->forms.size() > 1 ? std::nullopt : DroppingModel(*kind, *info);
+      if (!made) continue;
+      const std::string what = StrCat(kind->name, " ", info->name);
+      const auto model = MakeModel(made->config, 1);
+      model->to(at::kDouble);
       model->train();
       std::vector<at::Tensor> buffers;
       for (const auto& b : model->buffers()) buffers.push_back(b.clone());
       at::manual_seed(4);
       const at::Tensor drawn = at::rand({1});
       at::manual_seed(4);
-      const at::Tensor targets = kind->classifies ? at::arange(2)
-                                 : values         ? at::ones({2, 8, 2})
-                                                  : at::arange(16).reshape({2, 8}).remainder(9);
-      model
-          ->TrainingLoss({{"ids", at::arange(16).reshape({2, 8}).remainder(9)},
-                          {"lengths", at::full({2}, 8, at::kLong)},
-                          {"values", at::ones({2, 8, 4})},
-                          {"second_ids", at::arange(16).reshape({2, 8}).remainder(7)},
-                          {"second_lengths", at::full({2}, 5, at::kLong)},
-                          {"targets", targets}})
-          .backward();
-      EXPECT_TRUE(at::rand({1}).equal(drawn)) << kind->name << " " << info->name;
+      const RowsLoss of = {[&](const Batch& rows) { return model->TrainingLoss(rows.tensors); },
+                           [](const Batch& rows) { return double(rows.rows); }};
+      const auto gradients = [&](int64_t parts, uint64_t seed, double* loss) {
+        model->zero_grad();
+        *loss = AddGradients(*model, of, made->batch, 1, false, parts, seed);
+        std::vector<at::Tensor> out;
+        for (const at::Tensor& p : model->parameters())
+          out.push_back(p.grad().defined() ? p.grad().clone() : at::zeros_like(p));
+        return out;
+      };
+      const Threads scope(2);
+      double whole_loss = 0, loss = 0, other_loss = 0;
+      const auto whole = gradients(1, 6, &whole_loss), parts = gradients(3, 6, &loss);
+      gradients(2, 7, &other_loss);
+      EXPECT_NEAR(loss, whole_loss, 1e-11 * whole_loss) << what;
+      EXPECT_GT(std::abs(other_loss - whole_loss), 1e-6 * whole_loss) << what;
+      for (size_t i = 0; i < whole.size(); ++i)
+        testing::ExpectClose(parts[i], whole[i], 1e-9, what);
+      EXPECT_TRUE(at::rand({1}).equal(drawn)) << what;
       const auto after = model->buffers();
-      for (size_t i = 0; i < buffers.size(); ++i)
-        EXPECT_TRUE(buffers[i].equal(after[i])) << kind->name << " " << info->name;
+      for (size_t i = 0; i < buffers.size(); ++i) EXPECT_TRUE(buffers[i].equal(after[i])) << what;
+      ++checked;
     }
   }
+  EXPECT_GT(checked, 60);
+}
+
+// Words of an adaptive softmax's bands are some of the tokens, and drop as those do.
+TEST(RowParts, DropWhatAnAdaptiveSoftmaxOfTheWholeBatchDoes) {
+  const auto model = Made([](ModelConfig& c) {
+    c.init_std = 0.5;
+    c.own["decoder_lm"] = Json{{"embedding", "adaptive"},
+                               {"cutoffs", {3, 6}},
+                               {"embedding_factor", 2},
+                               {"adaptive_dropout", 0.4}};
+  });
+  model->to(at::kDouble);
+  model->train();
+  const at::Tensor ids = at::arange(40).reshape({5, 8}).remainder(9);
+  Batch batch;
+  batch.rows = 5, batch.tokens = 40, batch.tensors = {{"ids", ids}, {"targets", ids}};
+  const RowsLoss of = {[&](const Batch& rows) { return model->TrainingLoss(rows.tensors); },
+                       [](const Batch& rows) { return double(rows.rows); }};
+  const double whole = AddGradients(*model, of, batch, 1, false, 1, 6);
+  for (const int64_t parts : {2, 5})
+    EXPECT_NEAR(AddGradients(*model, of, batch, 1, false, parts, 6), whole, 1e-12 * whole);
+  model->eval();
+  EXPECT_GT(std::abs(AddGradients(*model, of, batch, 1, false, 1, 6) - whole), 1e-4 * whole);
 }
 
 }  // namespace

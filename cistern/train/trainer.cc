@@ -249,17 +249,18 @@ Batch Trainer::TrainBatch(int64_t index) const {
 
 Trainer::StepOutcome Trainer::Step() {
   model_->train();
-  at::manual_seed(Philox(
-      seed_, 0xd40,
-      uint64_t(
-          state_.step))[0]);  // dropout is a function of (seed, step): a resumed run draws the same
+  // What is drawn is a function of (seed, step): a resumed run draws the same.
+  constexpr uint64_t kDraws = 0xd40;
+  const auto words = Philox(seed_, kDraws, uint64_t(state_.step));
+  at::manual_seed(words[0]);
   StepOutcome out = {0, 0, Rate(), 0, 0};
   for (int64_t micro = 0; micro < options_.accumulate; ++micro) {
     const MadeBatch made = *batches_->Next();
     const Batch batch = made.batch.To(model_->options().device());
     out.input_seconds += made.seconds;
     const double value = AddGradients(*model_, LossOf(task_, *model_, options_.label_smoothing),
-                                      batch, 1.0 / double(options_.accumulate), bfloat16_, parts_);
+                                      batch, 1.0 / double(options_.accumulate), bfloat16_, parts_,
+                                      (uint64_t{words[1]} << 32 | words[2]) + uint64_t(micro));
     if (!std::isfinite(value)) FailNonFinite("loss", value);
     out.loss += value / double(options_.accumulate);
     out.tokens += batch.tokens;

@@ -23,7 +23,7 @@ struct Case {
   std::string name;
   at::Tensor q, k, v, g;
   ops::SeenKeys seen = {};
-  AttentionDropout dropout = {};
+  DropoutDraw dropout = {};
 };
 
 // range(b, t) -> begin, end, empty of each query.

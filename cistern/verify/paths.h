@@ -1,7 +1,7 @@
 #pragma once
 // Fused paths: kernels that many mechanisms and models share, each checked as a path of its own.
 // The definitions are plain loops in double and share nothing with what they are compared with.
-#include "cistern/kernels/attention_dropout.h"
+#include "cistern/kernels/dropout.h"
 #include "cistern/ops/exact_attention.h"
 #include "cistern/ops/linear_attention.h"
 #include "cistern/verify/suite.h"
@@ -11,8 +11,7 @@ namespace cistern::verify {
 // What is checked; paths_test.cc puts wrong ones in their places.
 struct Paths {
   std::function<at::Tensor(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                           double scale, const ops::SeenKeys& seen,
-                           const AttentionDropout& dropout)>
+                           double scale, const ops::SeenKeys& seen, const DropoutDraw& dropout)>
       exact;
   std::function<ops::SumResult(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                                const at::Tensor& memory, const LinearRule& rule,

@@ -89,7 +89,7 @@ at::Tensor Joined(const at::Tensor& value, const at::Tensor& gradient) {
 TEST(PathMutants, OfExactAttention) {
   using T = const at::Tensor&;
   using Seen = const ops::SeenKeys&;
-  using Drop = const AttentionDropout&;
+  using Drop = const DropoutDraw&;
   const auto with = [](auto&& exact) {
     Paths paths = OurPaths();
     paths.exact = exact;

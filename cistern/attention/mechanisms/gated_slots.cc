@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "cistern/attention/definition.h"
+#include "cistern/ops/dropout.h"
 #include "cistern/ops/gated_slots.h"
 
 namespace cistern {
@@ -72,9 +73,8 @@ bool GatedSlotsMechanism::TakesBFloat16(Form form) const {
 }
 
 at::Tensor GatedSlotsMechanism::Attend(const at::Tensor& logits) const {
-  at::Tensor p = at::softmax(logits.transpose(1, 2) * Scale(), -1);
-  if (DropsWeights()) p = at::dropout(p, dims().dropout, true);
-  return p.transpose(1, 2);
+  const at::Tensor p = at::softmax(logits.transpose(1, 2) * Scale(), -1);
+  return ops::Dropout(p, dims().dropout, is_training()).transpose(1, 2);
 }
 
 at::Tensor GatedSlotsMechanism::DoExtend(const std::vector<at::Tensor>& x, State& state,

@@ -4,6 +4,7 @@
 
 #include "cistern/attention/definition.h"
 #include "cistern/base/error.h"
+#include "cistern/ops/dropout.h"
 #include "cistern/ops/slot_attention.h"
 
 namespace cistern {
@@ -95,8 +96,8 @@ void LatteMechanism::FadeState(const Decay& decay, State& state) const {
 
 // Softmax over the last dimension of a [B,H,T,n] view of [B,T,H,n] memory, keeping that layout.
 at::Tensor LatteMechanism::ReadWeights(const at::Tensor& x, double dropout) const {
-  const at::Tensor p = at::softmax(x.transpose(1, 2), -1).transpose(1, 2);
-  return dropout > 0 ? at::dropout(p, dropout, true) : p;
+  const at::Tensor p = at::softmax(x.transpose(1, 2), -1);
+  return ops::Dropout(p, dropout, is_training()).transpose(1, 2);
 }
 
 double LatteMechanism::WeightDropout(Form form) const {

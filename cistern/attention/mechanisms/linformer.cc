@@ -7,6 +7,7 @@
 #include "cistern/attention/definition.h"
 #include "cistern/attention/token_positions.h"
 #include "cistern/base/error.h"
+#include "cistern/ops/dropout.h"
 #include "cistern/ops/sum_memory.h"
 
 namespace cistern {
@@ -179,9 +180,8 @@ at::Tensor LinformerMechanism::Weights(const at::Tensor& matrix, const at::Tenso
 
 at::Tensor LinformerMechanism::Attend(const at::Tensor& logits) const {
   const double scale = 1 / std::sqrt(double(dims().dim / dims().heads));
-  at::Tensor p = at::softmax(logits.transpose(1, 2) * scale, -1);
-  if (is_training() && dims().dropout > 0) p = at::dropout(p, dims().dropout, true);
-  return p.transpose(1, 2);
+  const at::Tensor p = at::softmax(logits.transpose(1, 2) * scale, -1);
+  return ops::Dropout(p, dims().dropout, is_training()).transpose(1, 2);
 }
 
 at::Tensor LinformerMechanism::DoExtend(const std::vector<at::Tensor>& x, State& state,

@@ -8,6 +8,7 @@
 #include "cistern/attention/definition.h"
 #include "cistern/attention/token_positions.h"
 #include "cistern/base/error.h"
+#include "cistern/ops/dropout.h"
 #include "cistern/ops/sum_memory.h"
 
 namespace cistern {
@@ -113,7 +114,7 @@ at::Tensor LunaCausalMechanism::WriteWeights(const std::vector<at::Tensor>& x,
                                                 : OfMemory(x, memory_q_, x[fit_k_].size(0));
   const at::Tensor a =
       Omega(at::matmul(x[fit_k_], memory.transpose(2, 3)) / std::sqrt(double(Width())));
-  return Dropout() > 0 ? at::dropout(a, Dropout(), true) : a;
+  return ops::Dropout(a, Dropout(), is_training());
 }
 
 at::Tensor LunaCausalMechanism::ReadWeights(const at::Tensor& matched, const at::Tensor& tokens,

@@ -8,6 +8,7 @@
 
 #include "cistern/attention/definition.h"
 #include "cistern/base/error.h"
+#include "cistern/ops/dropout.h"
 #include "cistern/ops/linear_product.h"
 #include "cistern/ops/softmax_attention.h"
 
@@ -123,7 +124,7 @@ at::Tensor SharedWorkspaceMechanism::DoPack(const std::vector<at::Tensor>& x,
   at::Tensor p = at::softmax(scores, -1);
   if (pad.defined()) p = p.masked_fill(pad, 0.0);
   const auto [weights, tokens] = p.topk(top_k_, -1);  // [B,H,M,k]
-  const at::Tensor kept = Dropout() > 0 ? at::dropout(weights, Dropout(), true) : weights;
+  const at::Tensor kept = ops::Dropout(weights, Dropout(), is_training());
   const at::Tensor index = tokens.flatten(2).unsqueeze(-1).expand({-1, -1, -1, Width()});
   const at::Tensor values = x[v_].gather(2, index).unflatten(2, {Slots(), top_k_});  // [B,H,M,k,d]
   return (kept.unsqueeze(-1) * values).sum(3);

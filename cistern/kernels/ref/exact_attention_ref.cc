@@ -25,7 +25,10 @@ std::vector<Probability> Probabilities(const AttentionShape& shape, double scale
   const KeyRange range =
       mask.ranges == nullptr ? KeyRange{0, shape.keys, 0} : mask.ranges[b * mask.range_batch + t];
   std::vector<double> factors(mask.dropout.Any() ? size_t(shape.keys) : 0);
-  if (mask.dropout.Any()) mask.dropout.Factors(i, t, shape.keys, factors.data());
+  if (mask.dropout.Any()) {
+    const int64_t head = mask.dropout.first_row * shape.heads + i;
+    mask.dropout.Factors(uint64_t(head), t, shape.keys, factors.data());
+  }
   std::vector<Probability> seen;
   double high = range.empty > 0 ? 0.0 : -std::numeric_limits<double>::infinity();
   for (int64_t j = range.begin; j < range.end; ++j) {

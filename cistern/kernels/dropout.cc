@@ -1,0 +1,168 @@
+#include "cistern/kernels/dropout.h"
+
+#include <algorithm>
+#include <type_traits>
+
+#include "cistern/base/parallel.h"
+#include "cistern/kernels/dispatch.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "cistern/kernels/dropout.cc"
+#include "hwy/foreach_target.h"  // must come before highway.h
+
+#include "cistern/kernels/bfloat16-inl.h"
+#include "cistern/kernels/philox-inl.h"
+#include "hwy/highway.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace cistern {
+namespace HWY_NAMESPACE {
+
+// Values whose bits are drawn at once: bit i of words 0 and 1, whether value 128 group + i, and
+// 64 + i more, of a row is kept.
+constexpr size_t kGroup = 128;
+struct Kept {
+  uint64_t words[2];
+};
+
+class GroupDraw {
+ public:
+#if HWY_TARGET == HWY_SCALAR
+  explicit GroupDraw(const DropoutDraw& draw) : draw_(draw) {}
+  Kept Of(uint64_t row, uint64_t group) const {
+    Kept kept = {};
+    for (uint64_t i = 0; i < kGroup; ++i)
+      kept.words[i / 64] |= uint64_t{draw_.KeepsValue(row, kGroup * group + i)} << i % 64;
+    return kept;
+  }
+
+ private:
+  const DropoutDraw& draw_;
+#else
+  explicit GroupDraw(const DropoutDraw& draw)
+      : keys_(draw.seed), threshold_(draw.ValueThreshold()) {}
+  HWY_INLINE Kept Of(uint64_t row, uint64_t group) const {
+    const Tag<uint64_t> d;
+    const Tag<uint32_t> words;
+    constexpr size_t kN = kLanes<uint64_t>, kBoth = 2 * kN;
+    static_assert(kBoth <= 16);
+    if (threshold_ == 0) return {~uint64_t{0}, ~uint64_t{0}};
+    const Vec<uint32_t> largest = hn::Set(words, threshold_ - 1),  // that is dropped
+        low_half = hn::Set(words, 0xffffu);
+    Kept kept = {};
+    for (size_t i = 0; i < 16; i += kBoth) {
+      const Vec<uint64_t> block = hn::Iota(d, group * 16 + i),
+                          next = hn::Add(block, hn::Set(d, uint64_t{kN}));
+      Vec<uint64_t> low[4] = {block, hn::ShiftRight<32>(block), hn::Set(d, row),
+                              hn::Set(d, row >> 32)};
+      Vec<uint64_t> high[4] = {next, hn::ShiftRight<32>(next), low[2], low[3]};
+      PhiloxLanes(keys_, low);
+      PhiloxLanes(keys_, high);
+#pragma GCC unroll 4
+      for (size_t w = 0; w < 4; ++w) {
+        const Vec<uint32_t> word =
+            hn::ConcatEven(words, hn::BitCast(words, high[w]), hn::BitCast(words, low[w]));
+        const uint64_t both = Bits(hn::Gt(hn::And(word, low_half), largest)) |
+                              Bits(hn::Gt(hn::ShiftRight<16>(word), largest)) << 16;
+        kept.words[w / 2] |= both << (w % 2 * 32 + i);
+      }
+    }
+    return kept;
+  }
+
+ private:
+  template <class Mask>
+  static HWY_INLINE uint64_t Bits(Mask mask) {
+    uint8_t bytes[8] = {};
+    hn::StoreMaskBits(Tag<uint32_t>(), mask, bytes);
+    return uint64_t{bytes[0]} | uint64_t{bytes[1]} << 8;
+  }
+
+  PhiloxKeys keys_;
+  uint32_t threshold_;
+#endif
+};
+
+// y = x * factor where the bit is set, else x * 0; values of a group.
+template <class T>
+HWY_INLINE void Scale(const Kept& kept, ComputeType<T> factor, const T* x, T* y) {
+  using C = ComputeType<T>;
+  const Tag<C> d;
+  const Vec<C> factors = hn::Set(d, factor);
+  for (size_t i = 0; i < kGroup; i += kLanes<C>) {
+    const uint64_t bits = kept.words[i / 64] >> i % 64;
+    const auto keep = hn::LoadMaskBits(d, reinterpret_cast<const uint8_t*>(&bits));
+    const Vec<C> times = hn::IfThenElseZero(keep, factors);
+    if constexpr (std::is_same_v<T, double>) {
+      hn::StoreU(hn::Mul(hn::LoadU(d, x + i), times), d, y + i);
+    } else {
+      StoreFloats(hn::Mul(LoadFloats(x + i), times), y + i);
+    }
+  }
+}
+
+// Groups begin .. end - 1 of all rows.
+template <class T>
+void DropoutPart(const DropoutDraw& draw, int64_t width, const int64_t* numbers, const T* x, T* y,
+                 int64_t begin, int64_t end) {
+  const GroupDraw of(draw);
+  const auto factor = static_cast<ComputeType<T>>(draw.KeptValueFactor());
+  const int64_t groups = (width + int64_t{kGroup} - 1) / int64_t{kGroup};
+  for (int64_t i = begin; i < end; ++i) {
+    const int64_t r = i / groups, group = i % groups;
+    const int64_t first = group * int64_t{kGroup}, count = std::min(int64_t{kGroup}, width - first),
+                  at = r * width + first;
+    const Kept kept =
+        of.Of(uint64_t(draw.first_row + (numbers == nullptr ? r : numbers[r])), uint64_t(group));
+    if (count == int64_t{kGroup}) {
+      Scale(kept, factor, x + at, y + at);
+    } else {
+      T part[kGroup] = {};
+      std::copy_n(x + at, count, part);
+      Scale(kept, factor, part, part);
+      std::copy_n(part, count, y + at);
+    }
+  }
+}
+
+#define CISTERN_DROPOUT(T, Name)                                                                 \
+  void Dropout##Name(const DropoutDraw& draw, int64_t width, const int64_t* numbers, const T* x, \
+                     T* y, int64_t begin, int64_t end) {                                         \
+    DropoutPart(draw, width, numbers, x, y, begin, end);                                         \
+  }
+CISTERN_DROPOUT(float, Float)
+CISTERN_DROPOUT(double, Double)
+CISTERN_DROPOUT(BFloat16, BFloat16)
+#undef CISTERN_DROPOUT
+
+}  // namespace HWY_NAMESPACE
+}  // namespace cistern
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace cistern {
+namespace {
+
+constexpr int64_t kGrain = 128;  // groups of a thread at least
+
+}  // namespace
+
+HWY_EXPORT(DropoutFloat);
+HWY_EXPORT(DropoutDouble);
+HWY_EXPORT(DropoutBFloat16);
+
+#define CISTERN_DROPOUT(T, Name)                                                             \
+  template <>                                                                                \
+  void Dropout(const DropoutDraw& draw, int64_t rows, int64_t width, const int64_t* numbers, \
+               const T* x, T* y) {                                                           \
+    ParallelFor(rows*((width + 127) / 128), kGrain, [&](int64_t begin, int64_t end) {        \
+      CISTERN_DISPATCH(Dropout##Name)(draw, width, numbers, x, y, begin, end);               \
+    });                                                                                      \
+  }
+CISTERN_DROPOUT(float, Float)
+CISTERN_DROPOUT(double, Double)
+CISTERN_DROPOUT(BFloat16, BFloat16)
+#undef CISTERN_DROPOUT
+
+}  // namespace cistern
+#endif  // HWY_ONCE
