@@ -7,18 +7,6 @@ namespace {
 
 using namespace cistern::testing;
 
-// The output in one form, then the gradients of the inputs.
-std::vector<at::Tensor> Step(Mechanism& m, Form form, const std::vector<at::Tensor>& x,
-                             const ops::Mask& mask, const at::Tensor& g) {
-  at::manual_seed(5);
-  const std::vector<at::Tensor> leaves = Leaves(x);
-  const at::Tensor out = form == Form::kCausal ? ExtendPieces(m, leaves, {0, x[0].size(2)}, mask)
-                                               : m.Bidirectional(leaves, mask);
-  std::vector<at::Tensor> all = Gradients((out * g).sum(), leaves);
-  all.push_back(out.detach());
-  return all;
-}
-
 TEST(Dropout, EveryImplementationDropsTheSame) {
   int64_t checked = 0;
   for (const char* name : {"softmax", "window", "dilated", "luna", "conv_luna", "perceiver",
@@ -44,7 +32,8 @@ TEST(Dropout, EveryImplementationDropsTheSame) {
           std::vector<at::Tensor> want;
           for (const ops::Impl impl : kImpls) {
             const ops::ImplScope scope(impl);
-            const auto got = Step(*m, form, x, mask, g);
+            at::manual_seed(5);
+            const auto got = GradientsAndOutput(*m, form, x, mask, g);
             if (want.empty()) want = got;
             for (size_t i = 0; i < got.size(); ++i)
               ExpectClose(got[i], want[i], 1e-11,

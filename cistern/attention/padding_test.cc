@@ -6,17 +6,6 @@ namespace {
 
 using namespace cistern::testing;
 
-// The output, then the gradients of the inputs.
-std::vector<at::Tensor> Step(Mechanism& m, Form form, const std::vector<at::Tensor>& x,
-                             const ops::Mask& mask, const at::Tensor& g) {
-  const std::vector<at::Tensor> leaves = Leaves(x);
-  const at::Tensor out = form == Form::kCausal ? ExtendPieces(m, leaves, {0, x[0].size(2)}, mask)
-                                               : m.Bidirectional(leaves, mask);
-  std::vector<at::Tensor> all = Gradients((out * g).sum(), leaves);
-  all.push_back(out.detach());
-  return all;
-}
-
 TEST(Padding, HasNoPartWhateverItHolds) {
   constexpr int64_t kLength = 21;
   const double inf = std::numeric_limits<double>::infinity();
@@ -38,10 +27,11 @@ TEST(Padding, HasNoPartWhateverItHolds) {
         };
         for (const ops::Impl impl : kImpls) {
           const ops::ImplScope scope(impl);
-          const at::Tensor g = at::randn_like(Step(*m, form, x, mask, at::ones({})).back());
-          const std::vector<at::Tensor> want = Step(*m, form, holding(0), mask, g);
+          const at::Tensor g =
+              at::randn_like(GradientsAndOutput(*m, form, x, mask, at::ones({})).back());
+          const std::vector<at::Tensor> want = GradientsAndOutput(*m, form, holding(0), mask, g);
           for (const double value : {2.0, -1e14, 1e16, 1e200, inf, std::nan("")}) {
-            const auto got = Step(*m, form, holding(value), mask, g);
+            const auto got = GradientsAndOutput(*m, form, holding(value), mask, g);
             for (size_t i = 0; i < want.size(); ++i) {
               EXPECT_TRUE(got[i].equal(want[i]))
                   << info->name << " " << info->cases[number].dump() << " " << FormName(form) << " "

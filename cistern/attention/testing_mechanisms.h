@@ -67,6 +67,18 @@ inline at::Tensor ExtendPieces(Mechanism& m, const std::vector<at::Tensor>& x,
   return at::cat(outs, 2);
 }
 
+// The gradients of the inputs, given that of the output, and the output in one form, from nothing.
+inline std::vector<at::Tensor> GradientsAndOutput(Mechanism& m, Form form,
+                                                  const std::vector<at::Tensor>& x,
+                                                  const ops::Mask& mask, const at::Tensor& g) {
+  const std::vector<at::Tensor> leaves = Leaves(x);
+  const at::Tensor out = form == Form::kCausal ? ExtendPieces(m, leaves, {0, x[0].size(2)}, mask)
+                                               : m.Bidirectional(leaves, mask);
+  std::vector<at::Tensor> all = Gradients((out * g).sum(), leaves);
+  all.push_back(out.detach());
+  return all;
+}
+
 inline std::vector<int64_t> EachToken(int64_t length) {
   std::vector<int64_t> cuts;
   for (int64_t t = 0; t <= length; ++t) cuts.push_back(t);
