@@ -15,10 +15,10 @@ namespace cistern {
 namespace HWY_NAMESPACE {
 
 // Rows t.. of out = O [rows, dp] over their divisors; z_t = Q_t . z + sum_{i<=t} A[t,i].
-template <class T>
+template <class S, class T>
 HWY_NOINLINE void DivideRows(const LinearRule& rule, size_t rows, size_t width, const T* Q,
                              size_t np, const T* seen, const T* A, const T* O, size_t dp, size_t t,
-                             const Sequence<T>& out, const Sequence<T>& z_out) {
+                             const Sequence<S>& out, const Sequence<T>& z_out) {
   const Tag<T> d;
   constexpr size_t kCp = kChunkPadded<T>;
   const T value = static_cast<T>(rule.value);
@@ -38,18 +38,16 @@ HWY_NOINLINE void DivideRows(const LinearRule& rule, size_t rows, size_t width, 
       factor = 1 / DivisorOf(rule.divisor, value, z);
     }
     const Vec<T> f = hn::Set(d, factor);
-    T* const to = out.At(t + i);
-    size_t j = 0;
-    for (; j + kLanes<T> <= width; j += kLanes<T>)
-      hn::StoreU(hn::Mul(f, hn::Load(d, O + j)), d, to + j);
-    for (; j < width; ++j) to[j] = O[j] * factor;
+    S* const to = out.At(t + i);
+    for (size_t j = 0; j < width; j += kLanes<T>)
+      StorePart(hn::Mul(f, hn::Load(d, O + j)), j, width, to);
   }
 }
 
-template <class T>
-HWY_NOINLINE void LinearOfPart(const LinearPart<T>& part, const Sequence<const T>& q,
-                               const Sequence<const T>& k, const Sequence<const T>& v,
-                               double* memory, const Sequence<T>& out, const Sequence<T>& z_out) {
+template <class S, class T = ComputeType<S>>
+HWY_NOINLINE void LinearOfPart(const LinearPart<T>& part, const Sequence<const S>& q,
+                               const Sequence<const S>& k, const Sequence<const S>& v,
+                               double* memory, const Sequence<S>& out, const Sequence<T>& z_out) {
   const size_t n = part.n, width = part.width, np = Padded<T>(n), dp = Padded<T>(width);
   constexpr size_t kC = kChunkRows, kCp = kChunkPadded<T>;
   Workspace& workspace = Workspace::OfThisThread();
@@ -121,22 +119,35 @@ HWY_INLINE void StepColumns(size_t n, const double* q, const double* k, const T*
 }
 
 // One token, in double and in place.
-template <class T>
-HWY_NOINLINE void LinearToken(const LinearPart<T>& part, const T* q_row, const T* k_row, const T* v,
-                              double* memory, T* out, T* z_out) {
-  const size_t n = part.n, width = part.width, stride = part.stride, np = Padded<T>(n);
+template <class S, class T = ComputeType<S>>
+HWY_NOINLINE void LinearToken(const LinearPart<T>& part, const Sequence<const S>& q_rows,
+                              const Sequence<const S>& k_rows, const Sequence<const S>& v_rows,
+                              double* memory, const Sequence<S>& out_rows,
+                              const Sequence<T>& z_row) {
+  const size_t n = part.n, width = part.width, stride = part.stride, np = Padded<T>(n),
+               dp = Padded<T>(width);
+  T* const z_out = z_row.data;
   if (part.tokens.length == 0) {
-    std::fill_n(out, width, T{0});
+    ZeroRows(0, 1, width, out_rows);
     if (z_out != nullptr) *z_out = 0;
     return;
   }
   if (part.tokens.StartsAt(0)) std::fill_n(memory, n * stride, 0.0);
   Workspace& workspace = Workspace::OfThisThread();
-  workspace.Start(2 * np * (sizeof(T) + sizeof(double)), 4);
+  workspace.Start(2 * np * (sizeof(T) + sizeof(double)) + 2 * dp * sizeof(T), 4);
   T* const features = workspace.Take<T>(2 * np);
   double* const q = workspace.Take<double>(2 * np);
   double* const k = q + np;
-  const Sequence<const T> q_rows(q_row, 0), k_rows(k_row, 0);
+  const T* v;
+  T* out;
+  if constexpr (std::is_same_v<S, T>) {
+    v = v_rows.data, out = out_rows.data;
+  } else {
+    T* const panel = workspace.Take<T>(dp);
+    out = workspace.Take<T>(dp);
+    PackRows(v_rows, 0, 1, width, dp, T{0}, panel);
+    v = panel;
+  }
   if (part.rule.map == FeatureMap::kNone) {
     PackRows(q_rows, 0, 1, n, np, T{0}, features);
     PackRows(k_rows, 0, 1, n, np, T{0}, features + np);
@@ -174,24 +185,19 @@ HWY_NOINLINE void LinearToken(const LinearPart<T>& part, const T* q_row, const T
     }
     out[j] = static_cast<T>(factor * total);
   }
+  if constexpr (!std::is_same_v<S, T>) UnpackRows(out, 0, 1, width, dp, out_rows);
 }
 
-template <class T>
-void LinearAll(const SlotShape& shape, const LinearRule& rule, const Rows<const T>& q,
-               const Rows<const T>& k, const Rows<const T>& v, const RowMask& mask, double* memory,
-               const Rows<T>& out, const Rows<T>& z) {
+template <class S, class T = ComputeType<S>>
+void LinearAll(const SlotShape& shape, const LinearRule& rule, const Rows<const S>& q,
+               const Rows<const S>& k, const Rows<const S>& v, const RowMask& mask, double* memory,
+               const Rows<S>& out, const Rows<T>& z) {
   const auto size = static_cast<size_t>(shape.slots * rule.Columns(shape.width));
   const LinearRuns runs(shape);
   const auto walk = [&](int64_t index, size_t run, double* state) {
     const LinearPart<T> part(shape, rule, mask, index, runs.Begin(run), runs.Begin(run + 1));
-    const Sequence<const T> q_rows = part.Of(q), k_rows = part.Of(k), v_rows = part.Of(v);
-    const Sequence<T> out_rows = part.Of(out), z_rows = part.Of(z);
-    if (shape.length == 1) {
-      LinearToken<T>(part, q_rows.data, k_rows.data, v_rows.data, state, out_rows.data,
-                     z_rows.data);
-    } else {
-      LinearOfPart<T>(part, q_rows, k_rows, v_rows, state, out_rows, z_rows);
-    }
+    (shape.length == 1 ? LinearToken<S> : LinearOfPart<S>)(part, part.Of(q), part.Of(k), part.Of(v),
+                                                           state, part.Of(out), part.Of(z));
   };
   if (runs.runs == 1) {
     ParallelFor(runs.heads, HeadsPerThread(shape), [&](int64_t begin, int64_t end) {
@@ -203,7 +209,7 @@ void LinearAll(const SlotShape& shape, const LinearRule& rule, const Rows<const 
       MemoryOfRuns(runs, false, size, memory, [&](size_t index, size_t segment, double* added) {
         const LinearPart<T> part(shape, rule, mask, static_cast<int64_t>(index), segment,
                                  segment + 1);
-        return SumSegment(part, part.Of(k), part.Of(v), added);
+        return SumSegment<S>(part, part.Of(k), part.Of(v), added);
       });
   const auto of_head = static_cast<int64_t>(runs.runs);
   ParallelFor(runs.heads * of_head, 1, [&](int64_t begin, int64_t end) {
@@ -218,11 +224,12 @@ void LinearAll(const SlotShape& shape, const LinearRule& rule, const Rows<const 
 #define CISTERN_LINEAR(T, Name)                                                            \
   void Linear##Name(const SlotShape& shape, const LinearRule& rule, Rows<const T> q,       \
                     Rows<const T> k, Rows<const T> v, const RowMask& mask, double* memory, \
-                    Rows<T> out, Rows<T> z) {                                              \
+                    Rows<T> out, Rows<ComputeType<T>> z) {                                 \
     LinearAll<T>(shape, rule, q, k, v, mask, memory, out, z);                              \
   }
 CISTERN_LINEAR(float, Float)
 CISTERN_LINEAR(double, Double)
+CISTERN_LINEAR(BFloat16, BFloat16)
 #undef CISTERN_LINEAR
 
 }  // namespace HWY_NAMESPACE
@@ -234,16 +241,18 @@ namespace cistern {
 
 HWY_EXPORT(LinearFloat);
 HWY_EXPORT(LinearDouble);
+HWY_EXPORT(LinearBFloat16);
 
 #define CISTERN_LINEAR(T, Name)                                                             \
   template <>                                                                               \
   void LinearForward(const SlotShape& shape, const LinearRule& rule, Rows<const T> q,       \
                      Rows<const T> k, Rows<const T> v, const RowMask& mask, double* memory, \
-                     Rows<T> out, Rows<T> z) {                                              \
+                     Rows<T> out, Rows<ComputeType<T>> z) {                                 \
     CISTERN_DISPATCH(Linear##Name)(shape, rule, q, k, v, mask, memory, out, z);             \
   }
 CISTERN_LINEAR(float, Float)
 CISTERN_LINEAR(double, Double)
+CISTERN_LINEAR(BFloat16, BFloat16)
 #undef CISTERN_LINEAR
 
 }  // namespace cistern

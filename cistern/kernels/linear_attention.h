@@ -12,6 +12,7 @@
 // threads, these share a head: the sums of its segments (1,024 tokens) are formed at once, then its
 // parts are walked from what came before each. Sums of a segment are apart from those before it in
 // any case, so results do not depend on the number of threads.
+#include "cistern/kernels/bfloat16.h"
 #include "cistern/kernels/slot_memory.h"
 
 namespace cistern {
@@ -45,17 +46,20 @@ struct LinearRule {
 //   memory    [B,H,n,d+1], or [B,H,n,d] with kNone, contiguous: before the sequence; replaced by
 //             that after it
 //   z         [B,H,T,1]: phi(q_t) . z_t, wanted by the backward, or data = nullptr
+//
+// T: float, double, or BFloat16, which is converted where chunks are packed.
 template <class T>
 void LinearForward(const SlotShape& shape, const LinearRule& rule, Rows<const T> q, Rows<const T> k,
-                   Rows<const T> v, const RowMask& mask, double* memory, Rows<T> out, Rows<T> z);
+                   Rows<const T> v, const RowMask& mask, double* memory, Rows<T> out,
+                   Rows<ComputeType<T>> z);
 
 // Its gradients; out and z are the forward's.
 //   memory    before the sequence
 //   G         as memory, in: gradient of the final memory; out: of the initial memory
 template <class T>
 void LinearBackward(const SlotShape& shape, const LinearRule& rule, Rows<const T> q,
-                    Rows<const T> k, Rows<const T> v, Rows<const T> out, Rows<const T> z,
-                    Rows<const T> d_out, const RowMask& mask, const double* memory, double* G,
-                    Rows<T> dq, Rows<T> dk, Rows<T> dv);
+                    Rows<const T> k, Rows<const T> v, Rows<const T> out,
+                    Rows<const ComputeType<T>> z, Rows<const T> d_out, const RowMask& mask,
+                    const double* memory, double* G, Rows<T> dq, Rows<T> dk, Rows<T> dv);
 
 }  // namespace cistern

@@ -6,6 +6,7 @@
 #include "hwy/foreach_target.h"  // must come before the headers below
 
 #include "cistern/kernels/linear_core-inl.h"
+#include "cistern/kernels/segments-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace cistern {
@@ -17,15 +18,17 @@ namespace HWY_NAMESPACE {
 //   dphi(q)_t = S_t n_t + e_t z_t
 // and in reverse, with R_t = R_{t+1} + phi(q_t) (x) n_t and r_t = r_{t+1} + e_t phi(q_t), for
 //   dv_t = phi(k_t) R_t     dphi(k)_t = R_t v_t + r_t.
-template <class T>
+template <class S>
 struct LinearTensors {
-  Sequence<const T> q, k, v, out, z, g;
-  Sequence<T> dq, dk, dv;
+  using T = ComputeType<S>;
+  Sequence<const S> q, k, v, out, g;
+  Sequence<const T> z;
+  Sequence<S> dq, dk, dv;
   T *inverse, *e;  // 1 / D and e of each token
 };
 
-template <class T>
-HWY_NOINLINE void DivisorGradients(const LinearPart<T>& part, const LinearTensors<T>& x) {
+template <class S, class T = ComputeType<S>>
+HWY_NOINLINE void DivisorGradients(const LinearPart<T>& part, const LinearTensors<S>& x) {
   const Tag<T> d;
   const T value = static_cast<T>(part.rule.value);
   const DivisorRule rule = part.rule.divisor;
@@ -46,12 +49,12 @@ HWY_NOINLINE void DivisorGradients(const LinearPart<T>& part, const LinearTensor
 }
 
 // n of rows t.. as a panel [count, dp].
-template <class T>
-HWY_NOINLINE void NumeratorGradients(const LinearPart<T>& part, const LinearTensors<T>& x, size_t t,
+template <class S, class T = ComputeType<S>>
+HWY_NOINLINE void NumeratorGradients(const LinearPart<T>& part, const LinearTensors<S>& x, size_t t,
                                      size_t count, size_t dp, T* panel) {
   const Tag<T> d;
   for (size_t i = 0; i < count; ++i, panel += dp) {
-    const T* const from = x.g.At(t + i);
+    const S* const from = x.g.At(t + i);
     const Vec<T> f = hn::Set(d, x.inverse[t + i]);
     for (size_t j = 0; j < part.width; j += kLanes<T>)
       hn::Store(hn::Mul(f, LoadPart(from, j, part.width)), d, panel + j);
@@ -72,8 +75,8 @@ void AddToRows(size_t rows, const T* e, T* B) {
 }
 
 // dq of a part's tokens; memory: before them.
-template <class T>
-HWY_NOINLINE void QueryGradients(const LinearPart<T>& part, const LinearTensors<T>& x,
+template <class S, class T = ComputeType<S>>
+HWY_NOINLINE void QueryGradients(const LinearPart<T>& part, const LinearTensors<S>& x,
                                  const double* memory) {
   const size_t n = part.n, width = part.width, np = Padded<T>(n), dp = Padded<T>(width);
   constexpr size_t kC = kChunkRows, kCp = kChunkPadded<T>;
@@ -133,8 +136,8 @@ void ChunksOf(const LinearPart<T>& part, size_t begin, size_t end, std::vector<s
 
 // dk and dv of a part's tokens. G: the gradient of the memory behind them, replaced by that of the
 // memory before them.
-template <class T>
-HWY_NOINLINE void KeyGradients(const LinearPart<T>& part, const LinearTensors<T>& x, double* G) {
+template <class S, class T = ComputeType<S>>
+HWY_NOINLINE void KeyGradients(const LinearPart<T>& part, const LinearTensors<S>& x, double* G) {
   const size_t n = part.n, width = part.width, np = Padded<T>(n), dp = Padded<T>(width);
   constexpr size_t kC = kChunkRows, kCp = kChunkPadded<T>;
   Workspace& workspace = Workspace::OfThisThread();
@@ -175,11 +178,10 @@ HWY_NOINLINE void KeyGradients(const LinearPart<T>& part, const LinearTensors<T>
       Transpose(rows, n, K, np, KT, kCp);
       LowerProduct<T>(rows, {Q, np, 1, KT, kCp, n}, A, kCp);
       PrefetchRows(x.k, before, t, n);
-      const bool direct = width % kLanes<T> == 0 && rows % kTileRows == 0;
-      T* const D = direct ? x.dv.At(t) : D_panel;
-      Product<Triangle::kUpper, T>(rows, width, {K, np, 1, R, dp, n}, {A, 1, kCp, N, dp, rows}, D,
-                                   direct ? static_cast<size_t>(x.dv.time) : dp);
-      if (!direct) UnpackRows(D_panel, t, rows, width, dp, x.dv);
+      const RowsOut<S> D(x.dv, t, rows, width, D_panel);
+      Product<Triangle::kUpper, T>(rows, width, {K, np, 1, R, dp, n}, {A, 1, kCp, N, dp, rows},
+                                   D.data, D.ld);
+      D.Finish();
 
       PrefetchRows(x.v, before, t, width);
       Transpose(rows, width, V, dp, VT, kCp);
@@ -207,8 +209,8 @@ HWY_NOINLINE void KeyGradients(const LinearPart<T>& part, const LinearTensors<T>
 
 // What a segment adds to the gradient of the memory before it: its tokens up to the first start of
 // a document. Whether there is one.
-template <class T>
-HWY_NOINLINE bool SumGradients(const LinearPart<T>& part, const LinearTensors<T>& x, double* G) {
+template <class S, class T = ComputeType<S>>
+HWY_NOINLINE bool SumGradients(const LinearPart<T>& part, const LinearTensors<S>& x, double* G) {
   const size_t n = part.n, width = part.width, np = Padded<T>(n), dp = Padded<T>(width);
   Workspace& workspace = Workspace::OfThisThread();
   workspace.Start(LinearSums<T>::Bytes(np, dp) + sizeof(T) * kChunkRows * (np + dp),
@@ -234,12 +236,12 @@ HWY_NOINLINE bool SumGradients(const LinearPart<T>& part, const LinearTensors<T>
   return end < part.tokens.length;
 }
 
-template <class T>
-void LinearBackwardOfAll(const SlotShape& shape, const LinearRule& rule, const Rows<const T>& q,
-                         const Rows<const T>& k, const Rows<const T>& v, const Rows<const T>& out,
-                         const Rows<const T>& z, const Rows<const T>& g, const RowMask& mask,
-                         const double* memory, double* G, const Rows<T>& dq, const Rows<T>& dk,
-                         const Rows<T>& dv) {
+template <class S, class T = ComputeType<S>>
+void LinearBackwardOfAll(const SlotShape& shape, const LinearRule& rule, const Rows<const S>& q,
+                         const Rows<const S>& k, const Rows<const S>& v, const Rows<const S>& out,
+                         const Rows<const T>& z, const Rows<const S>& g, const RowMask& mask,
+                         const double* memory, double* G, const Rows<S>& dq, const Rows<S>& dk,
+                         const Rows<S>& dv) {
   const auto size = static_cast<size_t>(shape.slots * rule.Columns(shape.width)),
              length = static_cast<size_t>(shape.length);
   const LinearRuns runs(shape);
@@ -250,8 +252,8 @@ void LinearBackwardOfAll(const SlotShape& shape, const LinearRule& rule, const R
   };
   const auto tensors_of = [&](const LinearPart<T>& part, int64_t index) {
     T* const of_tokens = factors.data() + 2 * static_cast<size_t>(index) * length + part.begin;
-    return LinearTensors<T>{part.Of(q),  part.Of(k), part.Of(v),        part.Of(out),
-                            part.Of(z),  part.Of(g), part.Of(dq),       part.Of(dk),
+    return LinearTensors<S>{part.Of(q),  part.Of(k), part.Of(v),        part.Of(out),
+                            part.Of(g),  part.Of(z), part.Of(dq),       part.Of(dk),
                             part.Of(dv), of_tokens,  of_tokens + length};
   };
   // body(part, tensors, which) for each run of each head.
@@ -267,27 +269,27 @@ void LinearBackwardOfAll(const SlotShape& shape, const LinearRule& rule, const R
                 });
   };
   if (runs.runs == 1) {
-    for_runs([&](const LinearPart<T>& part, const LinearTensors<T>& x, size_t i) {
+    for_runs([&](const LinearPart<T>& part, const LinearTensors<S>& x, size_t i) {
       DivisorGradients(part, x);
       QueryGradients(part, x, memory + i * size);
       KeyGradients(part, x, G + i * size);
     });
     return;
   }
-  for_runs([&](const LinearPart<T>& part, const LinearTensors<T>& x, size_t) {
+  for_runs([&](const LinearPart<T>& part, const LinearTensors<S>& x, size_t) {
     DivisorGradients(part, x);
   });
   const std::vector<double> before =
       MemoryOfRuns(runs, false, size, memory, [&](size_t index, size_t segment, double* added) {
         const LinearPart<T> part = part_of(static_cast<int64_t>(index), segment, segment + 1);
-        return SumSegment(part, part.Of(k), part.Of(v), added);
+        return SumSegment<S>(part, part.Of(k), part.Of(v), added);
       });
   std::vector<double> behind =
       MemoryOfRuns(runs, true, size, G, [&](size_t index, size_t segment, double* added) {
         const LinearPart<T> part = part_of(static_cast<int64_t>(index), segment, segment + 1);
         return SumGradients(part, tensors_of(part, static_cast<int64_t>(index)), added);
       });
-  for_runs([&](const LinearPart<T>& part, const LinearTensors<T>& x, size_t i) {
+  for_runs([&](const LinearPart<T>& part, const LinearTensors<S>& x, size_t i) {
     QueryGradients(part, x, before.data() + i * size);
     KeyGradients(part, x, behind.data() + i * size);
   });
@@ -297,13 +299,14 @@ void LinearBackwardOfAll(const SlotShape& shape, const LinearRule& rule, const R
 
 #define CISTERN_LINEAR_BACKWARD(T, Name)                                                           \
   void LinearBackward##Name(const SlotShape& shape, const LinearRule& rule, Rows<const T> q,       \
-                            Rows<const T> k, Rows<const T> v, Rows<const T> out, Rows<const T> z,  \
-                            Rows<const T> g, const RowMask& mask, const double* memory, double* G, \
-                            Rows<T> dq, Rows<T> dk, Rows<T> dv) {                                  \
+                            Rows<const T> k, Rows<const T> v, Rows<const T> out,                   \
+                            Rows<const ComputeType<T>> z, Rows<const T> g, const RowMask& mask,    \
+                            const double* memory, double* G, Rows<T> dq, Rows<T> dk, Rows<T> dv) { \
     LinearBackwardOfAll<T>(shape, rule, q, k, v, out, z, g, mask, memory, G, dq, dk, dv);          \
   }
 CISTERN_LINEAR_BACKWARD(float, Float)
 CISTERN_LINEAR_BACKWARD(double, Double)
+CISTERN_LINEAR_BACKWARD(BFloat16, BFloat16)
 #undef CISTERN_LINEAR_BACKWARD
 
 }  // namespace HWY_NAMESPACE
@@ -315,18 +318,20 @@ namespace cistern {
 
 HWY_EXPORT(LinearBackwardFloat);
 HWY_EXPORT(LinearBackwardDouble);
+HWY_EXPORT(LinearBackwardBFloat16);
 
 #define CISTERN_LINEAR_BACKWARD(T, Name)                                                     \
   template <>                                                                                \
   void LinearBackward(const SlotShape& shape, const LinearRule& rule, Rows<const T> q,       \
-                      Rows<const T> k, Rows<const T> v, Rows<const T> out, Rows<const T> z,  \
-                      Rows<const T> g, const RowMask& mask, const double* memory, double* G, \
-                      Rows<T> dq, Rows<T> dk, Rows<T> dv) {                                  \
+                      Rows<const T> k, Rows<const T> v, Rows<const T> out,                   \
+                      Rows<const ComputeType<T>> z, Rows<const T> g, const RowMask& mask,    \
+                      const double* memory, double* G, Rows<T> dq, Rows<T> dk, Rows<T> dv) { \
     CISTERN_DISPATCH(LinearBackward##Name)                                                   \
     (shape, rule, q, k, v, out, z, g, mask, memory, G, dq, dk, dv);                          \
   }
 CISTERN_LINEAR_BACKWARD(float, Float)
 CISTERN_LINEAR_BACKWARD(double, Double)
+CISTERN_LINEAR_BACKWARD(BFloat16, BFloat16)
 #undef CISTERN_LINEAR_BACKWARD
 
 }  // namespace cistern

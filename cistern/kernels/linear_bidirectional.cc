@@ -105,10 +105,10 @@ class SegmentSums {
   double* z_sums_;
 };
 
-template <class T>
+template <class S, class T = ComputeType<S>>
 HWY_NOINLINE void SumsOfTokens(const LinearSizes<T>& size, const LinearRule& rule,
-                               const Segment& segment, const Sequence<const T>& k,
-                               const Sequence<const T>& v, double* sums) {
+                               const Segment& segment, const Sequence<const S>& k,
+                               const Sequence<const S>& v, double* sums) {
   Workspace& workspace = Workspace::OfThisThread();
   workspace.Start(SegmentSums<T>::Bytes(size) + sizeof(T) * kBlockRows * (size.np + size.dp),
                   SegmentSums<T>::kPieces + 2);
@@ -123,27 +123,27 @@ HWY_NOINLINE void SumsOfTokens(const LinearSizes<T>& size, const LinearRule& rul
   total.Close();
 }
 
-template <class T>
-void WriteAll(const SlotShape& shape, const LinearRule& rule, const Rows<const T>& k,
-              const Rows<const T>& v, const int64_t* lengths, double* memory) {
+template <class S, class T = ComputeType<S>>
+void WriteAll(const SlotShape& shape, const LinearRule& rule, const Rows<const S>& k,
+              const Rows<const S>& v, const int64_t* lengths, double* memory) {
   const SegmentList list(shape);
   const LinearSizes<T> size(shape, rule);
   std::vector<double> sums(static_cast<size_t>(list.heads) * list.count * size.sums());
   list.For([&](int64_t head, size_t part, size_t index) {
     const Segment segment(shape, lengths, head, part);
-    SumsOfTokens(size, rule, segment, Sequence<const T>(k, segment.b, segment.h),
-                 Sequence<const T>(v, segment.b, segment.h), sums.data() + index * size.sums());
+    SumsOfTokens<S>(size, rule, segment, {k, segment.b, segment.h}, {v, segment.b, segment.h},
+                    sums.data() + index * size.sums());
   });
   for (size_t head = 0; head < static_cast<size_t>(list.heads); ++head)
     JoinSums(size, list.count, sums.data() + head * list.count * size.sums(),
              memory + head * size.memory());
 }
 
-template <class T>
+template <class S, class T = ComputeType<S>>
 HWY_NOINLINE void WriteGradients(const LinearSizes<T>& size, const LinearRule& rule,
-                                 const Segment& segment, const Sequence<const T>& k,
-                                 const Sequence<const T>& v, const double* grad,
-                                 const Sequence<T>& dk, const Sequence<T>& dv) {
+                                 const Segment& segment, const Sequence<const S>& k,
+                                 const Sequence<const S>& v, const double* grad,
+                                 const Sequence<S>& dk, const Sequence<S>& dv) {
   const size_t n = size.n, width = size.width, np = size.np, dp = size.dp;
   Workspace& workspace = Workspace::OfThisThread();
   workspace.Start(sizeof(T) * (2 * np * dp + np + 2 * kBlockRows * (np + dp)), 7);
@@ -158,7 +158,7 @@ HWY_NOINLINE void WriteGradients(const LinearSizes<T>& size, const LinearRule& r
   for (size_t t = segment.begin, rows; t < segment.end; t += rows) {
     rows = std::min(kBlockRows, segment.end - t);
     const T* const K = FeaturesOf(rule, k, t, rows, n, K_panel);
-    const RowsOut<T> D(dv, t, rows, width, D_panel);
+    const RowsOut<S> D(dv, t, rows, width, D_panel);
     Product<T>(rows, width, {K, np, 1, G, dp, n}, D.data, D.ld);
     D.Finish();
     const T* const V = PanelOf(v, t, rows, width, V_panel);
@@ -170,18 +170,17 @@ HWY_NOINLINE void WriteGradients(const LinearSizes<T>& size, const LinearRule& r
   ZeroRows(segment.end, segment.padded, width, dv);
 }
 
-template <class T>
-void WriteBackwardAll(const SlotShape& shape, const LinearRule& rule, const Rows<const T>& k,
-                      const Rows<const T>& v, const int64_t* lengths, const double* G,
-                      const Rows<T>& dk, const Rows<T>& dv) {
+template <class S, class T = ComputeType<S>>
+void WriteBackwardAll(const SlotShape& shape, const LinearRule& rule, const Rows<const S>& k,
+                      const Rows<const S>& v, const int64_t* lengths, const double* G,
+                      const Rows<S>& dk, const Rows<S>& dv) {
   const SegmentList list(shape);
   const LinearSizes<T> size(shape, rule);
   list.For([&](int64_t head, size_t part, size_t) {
     const Segment segment(shape, lengths, head, part);
     const int64_t b = segment.b, h = segment.h;
-    WriteGradients(size, rule, segment, Sequence<const T>(k, b, h), Sequence<const T>(v, b, h),
-                   G + static_cast<size_t>(head) * size.memory(), Sequence<T>(dk, b, h),
-                   Sequence<T>(dv, b, h));
+    WriteGradients<S>(size, rule, segment, {k, b, h}, {v, b, h},
+                      G + static_cast<size_t>(head) * size.memory(), {dk, b, h}, {dv, b, h});
   });
 }
 
@@ -193,64 +192,62 @@ HWY_NOINLINE void DotRows(size_t rows, size_t np, const T* Q, const T* z, T* to)
     to[i] = hn::GetLane(hn::SumOfLanes(d, DotOf(np, z, Q + i * np)));
 }
 
-template <class T>
+template <class S, class T = ComputeType<S>>
 HWY_NOINLINE void ReadRows(const LinearSizes<T>& size, const LinearRule& rule,
-                           const Segment& segment, const Sequence<const T>& q, const double* memory,
-                           const Sequence<T>& out) {
+                           const Segment& segment, const Sequence<const S>& q, const double* memory,
+                           const Sequence<S>& out) {
   const Tag<T> d;
   const size_t n = size.n, width = size.width, np = size.np, dp = size.dp;
   Workspace& workspace = Workspace::OfThisThread();
   workspace.Start(sizeof(T) * (np * dp + np + kBlockRows * (np + dp + 1)), 5);
-  T* const S = workspace.Take<T>(np * dp);
+  T* const M = workspace.Take<T>(np * dp);
   T* const z = workspace.Take<T>(np);
   T* const Q_panel = workspace.Take<T>(kBlockRows * np);
   T* const O = workspace.Take<T>(kBlockRows * dp);
   T* const dots = workspace.Take<T>(kBlockRows);
-  PackSums<T>(size, memory, S, nullptr, z);
+  PackSums<T>(size, memory, M, nullptr, z);
   const T value = static_cast<T>(rule.value);
   for (size_t t = segment.begin, rows; t < segment.end; t += rows) {
     rows = std::min(kBlockRows, segment.end - t);
     const T* const Q = FeaturesOf(rule, q, t, rows, n, Q_panel);
-    Product<T>(rows, width, {Q, np, 1, S, dp, n}, O, dp);
+    Product<T>(rows, width, {Q, np, 1, M, dp, n}, O, dp);
     if (size.divides) DotRows(rows, np, Q, z, dots);
     for (size_t i = 0; i < rows; ++i) {
       const T factor = size.divides ? 1 / DivisorOf(rule.divisor, value, dots[i]) : value;
       const Vec<T> f = hn::Set(d, factor);
       const T* const from = O + i * dp;
-      T* const to = out.At(t + i);
-      size_t j = 0;
-      for (; j + kLanes<T> <= width; j += kLanes<T>)
-        hn::StoreU(hn::Mul(f, hn::Load(d, from + j)), d, to + j);
-      for (; j < width; ++j) to[j] = from[j] * factor;
+      for (size_t j = 0; j < width; j += kLanes<T>)
+        StorePart(hn::Mul(f, hn::Load(d, from + j)), j, width, out.At(t + i));
     }
   }
 }
 
-template <class T>
-void ReadAll(const SlotShape& shape, const LinearRule& rule, const Rows<const T>& q,
-             const double* memory, const Rows<T>& out) {
+template <class S, class T = ComputeType<S>>
+void ReadAll(const SlotShape& shape, const LinearRule& rule, const Rows<const S>& q,
+             const double* memory, const Rows<S>& out) {
   const SegmentList list(shape);
   const LinearSizes<T> size(shape, rule);
   list.For([&](int64_t head, size_t part, size_t) {
     const Segment segment(shape, nullptr, head, part);
-    ReadRows(size, rule, segment, Sequence<const T>(q, segment.b, segment.h),
-             memory + static_cast<size_t>(head) * size.memory(),
-             Sequence<T>(out, segment.b, segment.h));
+    ReadRows<S>(size, rule, segment, {q, segment.b, segment.h},
+                memory + static_cast<size_t>(head) * size.memory(), {out, segment.b, segment.h});
   });
 }
 
 // With y = N / D: the gradients n = g / D of N and e = -(n . y) D' of phi(q) . z, as in
 // linear_attention_backward.cc; n as a panel [rows, dp].
-template <class T>
+template <class S, class T>
 HWY_NOINLINE void QuotientGradients(const LinearSizes<T>& size, const LinearRule& rule,
-                                    const Sequence<const T>& g, const Sequence<const T>& out,
+                                    const Sequence<const S>& g, const Sequence<const S>& out,
                                     size_t t, size_t rows, const T* dots, T* N, T* e) {
   const Tag<T> d;
   const T value = static_cast<T>(rule.value);
   for (size_t i = 0; i < rows; ++i) {
     const T inverse = size.divides ? 1 / DivisorOf(rule.divisor, value, dots[i]) : value;
     const Vec<T> f = hn::Set(d, inverse);
-    const T *const from = g.At(t + i), *const y = out.At(t + i);
+    PrefetchAhead(g, t, i, rows, size.width);
+    PrefetchAhead(out, t, i, rows, size.width);
+    const S *const from = g.At(t + i), *const y = out.At(t + i);
     T* const to = N + i * size.dp;
     Vec<T> sum = hn::Zero(d);
     for (size_t j = 0; j < size.width; j += kLanes<T>) {
@@ -266,32 +263,32 @@ HWY_NOINLINE void QuotientGradients(const LinearSizes<T>& size, const LinearRule
 }
 
 // dq of a segment; sums of phi(q) (x) n and of e phi(q) over it.
-template <class T>
+template <class S, class T = ComputeType<S>>
 HWY_NOINLINE void ReadGradients(const LinearSizes<T>& size, const LinearRule& rule,
-                                const Segment& segment, const Sequence<const T>& q,
-                                const double* memory, const Sequence<const T>& out,
-                                const Sequence<const T>& g, const Sequence<T>& dq, double* sums) {
+                                const Segment& segment, const Sequence<const S>& q,
+                                const double* memory, const Sequence<const S>& out,
+                                const Sequence<const S>& g, const Sequence<S>& dq, double* sums) {
   const size_t n = size.n, width = size.width, np = size.np, dp = size.dp;
   Workspace& workspace = Workspace::OfThisThread();
   workspace.Start(
       SegmentSums<T>::Bytes(size) + sizeof(T) * (2 * np * dp + np + kBlockRows * (2 * np + dp + 2)),
       SegmentSums<T>::kPieces + 8);
   SegmentSums<T> total(size, sums, workspace);
-  T* const S = workspace.Take<T>(np * dp);
-  T* const ST = workspace.Take<T>(dp * np);
+  T* const M = workspace.Take<T>(np * dp);
+  T* const MT = workspace.Take<T>(dp * np);
   T* const z = workspace.Take<T>(np);
   T* const Q_panel = workspace.Take<T>(kBlockRows * np);
   T* const Y = workspace.Take<T>(kBlockRows * np);
   T* const N = workspace.Take<T>(kBlockRows * dp);
   T* const dots = workspace.Take<T>(kBlockRows);
   T* const e = workspace.Take<T>(kBlockRows);
-  PackSums(size, memory, S, ST, z);
+  PackSums(size, memory, M, MT, z);
   for (size_t t = segment.begin, rows; t < segment.end; t += rows) {
     rows = std::min(kBlockRows, segment.end - t);
     const T* const Q = FeaturesOf(rule, q, t, rows, n, Q_panel);
     if (size.divides) DotRows(rows, np, Q, z, dots);
     QuotientGradients(size, rule, g, out, t, rows, dots, N, e);
-    Product<T>(rows, n, {N, dp, 1, ST, np, width}, Y, np);
+    Product<T>(rows, n, {N, dp, 1, MT, np, width}, Y, np);
     if (size.divides) AddRow<T>(rows, np, e, z, Y);
     UnmapRows(rule.map, Y, q, t, rows, n, np, dq);
     total.Add(rows, Q, N, e);
@@ -299,20 +296,19 @@ HWY_NOINLINE void ReadGradients(const LinearSizes<T>& size, const LinearRule& ru
   total.Close();
 }
 
-template <class T>
-void ReadBackwardAll(const SlotShape& shape, const LinearRule& rule, const Rows<const T>& q,
-                     const double* memory, const Rows<const T>& out, const Rows<const T>& g,
-                     const Rows<T>& dq, double* d_memory) {
+template <class S, class T = ComputeType<S>>
+void ReadBackwardAll(const SlotShape& shape, const LinearRule& rule, const Rows<const S>& q,
+                     const double* memory, const Rows<const S>& out, const Rows<const S>& g,
+                     const Rows<S>& dq, double* d_memory) {
   const SegmentList list(shape);
   const LinearSizes<T> size(shape, rule);
   std::vector<double> sums(static_cast<size_t>(list.heads) * list.count * size.sums());
   list.For([&](int64_t head, size_t part, size_t index) {
     const Segment segment(shape, nullptr, head, part);
     const int64_t b = segment.b, h = segment.h;
-    ReadGradients(size, rule, segment, Sequence<const T>(q, b, h),
-                  memory + static_cast<size_t>(head) * size.memory(), Sequence<const T>(out, b, h),
-                  Sequence<const T>(g, b, h), Sequence<T>(dq, b, h),
-                  sums.data() + index * size.sums());
+    ReadGradients<S>(size, rule, segment, {q, b, h},
+                     memory + static_cast<size_t>(head) * size.memory(), {out, b, h}, {g, b, h},
+                     {dq, b, h}, sums.data() + index * size.sums());
   });
   std::fill_n(d_memory, static_cast<size_t>(list.heads) * size.memory(), 0.0);
   for (size_t head = 0; head < static_cast<size_t>(list.heads); ++head)
@@ -341,6 +337,7 @@ void ReadBackwardAll(const SlotShape& shape, const LinearRule& rule, const Rows<
   }
 CISTERN_LINEAR_BIDIRECTIONAL(float, Float)
 CISTERN_LINEAR_BIDIRECTIONAL(double, Double)
+CISTERN_LINEAR_BIDIRECTIONAL(BFloat16, BFloat16)
 #undef CISTERN_LINEAR_BIDIRECTIONAL
 
 }  // namespace HWY_NAMESPACE
@@ -352,12 +349,16 @@ namespace cistern {
 
 HWY_EXPORT(LinearWriteFloat);
 HWY_EXPORT(LinearWriteDouble);
+HWY_EXPORT(LinearWriteBFloat16);
 HWY_EXPORT(LinearWriteBackwardFloat);
 HWY_EXPORT(LinearWriteBackwardDouble);
+HWY_EXPORT(LinearWriteBackwardBFloat16);
 HWY_EXPORT(LinearReadFloat);
 HWY_EXPORT(LinearReadDouble);
+HWY_EXPORT(LinearReadBFloat16);
 HWY_EXPORT(LinearReadBackwardFloat);
 HWY_EXPORT(LinearReadBackwardDouble);
+HWY_EXPORT(LinearReadBackwardBFloat16);
 
 #define CISTERN_LINEAR_BIDIRECTIONAL(T, Name)                                                     \
   template <>                                                                                     \
@@ -384,6 +385,7 @@ HWY_EXPORT(LinearReadBackwardDouble);
   }
 CISTERN_LINEAR_BIDIRECTIONAL(float, Float)
 CISTERN_LINEAR_BIDIRECTIONAL(double, Double)
+CISTERN_LINEAR_BIDIRECTIONAL(BFloat16, BFloat16)
 #undef CISTERN_LINEAR_BIDIRECTIONAL
 
 }  // namespace cistern

@@ -2,7 +2,8 @@
 // Linear attention where every token is written before any reads: bidirectional and cross attention
 // (linear_attention.h has the algebra and the rules), feature map, sums and division inside.
 //
-// T is float or double; the memory is double. Sums are formed in T over 128 rows, then in double.
+// T is float, double, or BFloat16, which is converted where rows are packed; the memory is double.
+// Sums are formed in T, or float, over 128 rows, then in double.
 // Time O(T n d), memory O(n d) for every 2,048 tokens of a head beyond inputs and outputs. Threads
 // share segments of 2,048 tokens, so results do not depend on their number.
 #include "cistern/kernels/linear_attention.h"

@@ -13,6 +13,7 @@
 #include "cistern/base/parallel.h"
 #include "cistern/kernels/linear_attention.h"
 #include "cistern/kernels/slot_core-inl.h"
+#include "cistern/kernels/staged_rows-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace cistern {
@@ -33,25 +34,16 @@ HWY_INLINE Vec<T> EluPlusOne(Vec<T> x, Vec<T>* slope) {
   return hn::IfThenElse(positive, hn::Add(x, one), e);
 }
 
-// Up to one vector of row x from column j, with zeros behind its end.
-template <class T>
-HWY_INLINE Vec<T> LoadPart(const T* x, size_t j, size_t width) {
-  const Tag<T> d;
-  if (j + kLanes<T> <= width) return hn::LoadU(d, x + j);
-  HWY_ALIGN T part[kLanes<T>] = {};
-  for (size_t i = j; i < width; ++i) part[i - j] = x[i];
-  return hn::Load(d, part);
-}
-
 // features [count, np] = phi(rows t.. of x), zero in the padding.
-template <class T>
-HWY_NOINLINE void MapRows(T eps, const Sequence<const T>& x, size_t t, size_t count, size_t n,
+template <class S, class T>
+HWY_NOINLINE void MapRows(T eps, const Sequence<const S>& x, size_t t, size_t count, size_t n,
                           size_t np, T* features) {
   const Tag<T> d;
   const Vec<T> added = hn::Set(d, eps);
   Vec<T> slope;
   for (size_t i = 0; i < count; ++i, features += np) {
-    const T* const from = x.At(t + i);
+    const S* const from = x.At(t + i);
+    PrefetchAhead(x, t, i, count, n);
     for (size_t j = 0; j < n; j += kLanes<T>)
       hn::Store(hn::Add(EluPlusOne<T>(LoadPart(from, j, n), &slope), added), d, features + j);
     for (size_t j = n; j < np; ++j) features[j] = 0;
@@ -59,8 +51,8 @@ HWY_NOINLINE void MapRows(T eps, const Sequence<const T>& x, size_t t, size_t co
 }
 
 // Rows t.. of x as features, a panel of leading dimension np: in place, or in `panel`.
-template <class T>
-const T* FeaturesOf(const LinearRule& rule, const Sequence<const T>& x, size_t t, size_t count,
+template <class S, class T>
+const T* FeaturesOf(const LinearRule& rule, const Sequence<const S>& x, size_t t, size_t count,
                     size_t n, T* panel) {
   if (rule.map == FeatureMap::kNone) return PanelOf(x, t, count, n, panel);
   MapRows(static_cast<T>(rule.map_eps), x, t, count, n, Padded<T>(n), panel);
@@ -68,25 +60,19 @@ const T* FeaturesOf(const LinearRule& rule, const Sequence<const T>& x, size_t t
 }
 
 // Rows t.. of `to` = gradient of the features [count, np] times the slope of phi at rows t.. of x.
-template <class T>
-HWY_NOINLINE void UnmapRows(FeatureMap map, const T* gradient, const Sequence<const T>& x, size_t t,
-                            size_t count, size_t n, size_t np, const Sequence<T>& to) {
+template <class S, class T>
+HWY_NOINLINE void UnmapRows(FeatureMap map, const T* gradient, const Sequence<const S>& x, size_t t,
+                            size_t count, size_t n, size_t np, const Sequence<S>& to) {
   if (map == FeatureMap::kNone) return UnpackRows(gradient, t, count, n, np, to);
   const Tag<T> d;
   Vec<T> slope;
   for (size_t i = 0; i < count; ++i, gradient += np) {
-    const T* const from = x.At(t + i);
-    T* const row = to.At(t + i);
-    size_t j = 0;
-    for (; j + kLanes<T> <= n; j += kLanes<T>) {
-      EluPlusOne<T>(hn::LoadU(d, from + j), &slope);
-      hn::StoreU(hn::Mul(slope, hn::Load(d, gradient + j)), d, row + j);
+    const S* const from = x.At(t + i);
+    S* const row = to.At(t + i);
+    for (size_t j = 0; j < n; j += kLanes<T>) {
+      EluPlusOne<T>(LoadPart(from, j, n), &slope);
+      StorePart(hn::Mul(slope, hn::Load(d, gradient + j)), j, n, row);
     }
-    if (j == n) continue;
-    HWY_ALIGN T part[kLanes<T>];
-    EluPlusOne<T>(LoadPart(from, j, n), &slope);
-    hn::Store(hn::Mul(slope, hn::Load(d, gradient + j)), d, part);
-    for (size_t i2 = j; i2 < n; ++i2) row[i2] = part[i2 - j];
   }
 }
 
@@ -338,9 +324,9 @@ struct LinearRuns {
 
 // What the sums over a segment's tokens of phi(k) (x) v, and of phi(k), add to the memory: from the
 // last start of a document on. Whether there is one.
-template <class T>
-HWY_NOINLINE bool SumSegment(const LinearPart<T>& part, const Sequence<const T>& k,
-                             const Sequence<const T>& v, double* memory) {
+template <class S, class T = ComputeType<S>>
+HWY_NOINLINE bool SumSegment(const LinearPart<T>& part, const Sequence<const S>& k,
+                             const Sequence<const S>& v, double* memory) {
   const size_t n = part.n, width = part.width, np = Padded<T>(n), dp = Padded<T>(width);
   Workspace& workspace = Workspace::OfThisThread();
   workspace.Start(LinearSums<T>::Bytes(np, dp) + sizeof(T) * kChunkRows * (np + dp),

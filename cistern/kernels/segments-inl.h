@@ -10,7 +10,7 @@
 #include <algorithm>
 
 #include "cistern/base/parallel.h"
-#include "cistern/kernels/slot_chunk-inl.h"
+#include "cistern/kernels/staged_rows-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace cistern {
@@ -57,13 +57,6 @@ struct Segment {
   size_t begin, end, padded;
 };
 
-// Asks for rows [t, end) of x ahead of their use, unless they lie one after another: the processor
-// finds those itself.
-template <class T>
-void PrefetchApart(const Sequence<const T>& x, size_t t, size_t end, size_t width) {
-  if (x.time != static_cast<int64_t>(width)) PrefetchRows(x, t, end, width);
-}
-
 // sums += panel.
 template <class T>
 HWY_NOINLINE void AddToDouble(size_t count, const T* panel, double* sums) {
@@ -108,15 +101,16 @@ class SpanProduct {
   double* sums_;
 };
 
-// Where a product puts rows t.. of x: there where whole vectors and tiles fit, else into `scratch`,
-// from which Finish takes them.
-template <class T>
+// Where a product puts rows t.. of x, stored as S: there where whole vectors and tiles of T fit,
+// else into `scratch`, from which Finish takes them.
+template <class S, class T = ComputeType<S>>
 struct RowsOut {
-  RowsOut(const Sequence<T>& x, size_t t, size_t rows, size_t width, T* scratch)
-      : x_(x), t_(t), rows_(rows), width_(width) {
-    direct_ = width % kLanes<T> == 0 && rows % kTileRows == 0;
-    data = direct_ ? x.At(t) : scratch;
-    ld = direct_ ? static_cast<size_t>(x.time) : Padded<T>(width);
+  RowsOut(const Sequence<S>& x, size_t t, size_t rows, size_t width, T* scratch)
+      : data(scratch), ld(Padded<T>(width)), x_(x), t_(t), rows_(rows), width_(width) {
+    if constexpr (std::is_same_v<S, T>) {
+      direct_ = width % kLanes<T> == 0 && rows % kTileRows == 0;
+      if (direct_) data = x.At(t), ld = static_cast<size_t>(x.time);
+    }
   }
   void Finish() const {
     if (!direct_) UnpackRows(data, t_, rows_, width_, ld, x_);
@@ -125,9 +119,9 @@ struct RowsOut {
   size_t ld;
 
  private:
-  const Sequence<T>& x_;
+  const Sequence<S>& x_;
   size_t t_, rows_, width_;
-  bool direct_;
+  bool direct_ = false;
 };
 
 }  // namespace HWY_NAMESPACE

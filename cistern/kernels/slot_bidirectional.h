@@ -4,13 +4,14 @@
 // slot that moves seldom; a read is a softmax over the slots and a product, of logits that are
 // given (Latte) or come from keys of the slots (ABC).
 //
-// T is float or double; states are double. Sums are formed in T over kSpan rows, then in double.
-// Time O(T n d), memory O(n d) for every 2,048 tokens of a head beyond inputs and outputs. Threads
-// share segments of 2,048 tokens, which follow from the shape alone, so results do not depend on
-// their number.
+// T is float, double, or BFloat16, which is converted where rows are packed; states are double.
+// Sums are formed in T, or float, over kSpan rows, then in double. Time O(T n d), memory O(n d) for
+// every 2,048 tokens of a head beyond inputs and outputs. Threads share segments of 2,048 tokens,
+// which follow from the shape alone, so results do not depend on their number.
 #include <cstdint>
 #include <span>
 
+#include "cistern/kernels/bfloat16.h"
 #include "cistern/kernels/rows.h"
 #include "cistern/kernels/slot_memory.h"
 
@@ -27,7 +28,7 @@ struct SlotWritten {
 template <class T>
 struct SlotWrittenGradients {
   Rows<const T> v;
-  const T* G;  // [B,H,n,d], the gradient of M'
+  const ComputeType<T>* G;  // [B,H,n,d], the gradient of M'
   Rows<T> dv;
 };
 
@@ -49,7 +50,7 @@ void SlotWrite(const SlotShape& shape, Rows<const T> s, std::span<const SlotWrit
 template <class T>
 void SlotWriteBackward(const SlotShape& shape, Rows<const T> s,
                        std::span<const SlotWrittenGradients<T>> written, const int64_t* lengths,
-                       const double* z_after, const T* h, Rows<T> ds);
+                       const double* z_after, const ComputeType<T>* h, Rows<T> ds);
 
 // out_t = sum_l softmax(x_t)_l M[l].
 //   x       [B,H,T,n]

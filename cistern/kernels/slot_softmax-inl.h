@@ -7,6 +7,7 @@
 #endif
 
 #include "cistern/kernels/slot_core-inl.h"
+#include "cistern/kernels/staged_rows-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace cistern {
@@ -44,11 +45,13 @@ void SoftmaxRows(size_t rows, size_t np, const T* X, T* P) {
 
 // P = softmax of rows t.. of x [., n], which are read where they lie if they are whole vectors, one
 // row after another (InPlace says why).
-template <class T>
-void SoftmaxOfTokens(const Sequence<const T>& x, size_t t, size_t rows, size_t n, T* P) {
+template <class S, class T>
+void SoftmaxOfTokens(const Sequence<const S>& x, size_t t, size_t rows, size_t n, T* P) {
   const size_t np = Padded<T>(n);
-  if (n == np && x.time == static_cast<int64_t>(n))
-    return SoftmaxRows(rows, np, x.At(t), static_cast<size_t>(x.time), P);
+  if constexpr (std::is_same_v<S, T>) {
+    if (n == np && x.time == static_cast<int64_t>(n))
+      return SoftmaxRows(rows, np, x.At(t), static_cast<size_t>(x.time), P);
+  }
   PackRows(x, t, rows, n, np, kMinusInfinity<T>, P);
   SoftmaxRows(rows, np, P, P);
 }

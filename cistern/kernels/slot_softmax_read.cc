@@ -30,12 +30,13 @@ void PackMemory(const double* memory, double factor, size_t n, size_t width, T* 
 // P [rows, np] = softmax of the logits of rows t.., and dx = P (dP - sum_l P dP) from D = dP.
 //
 // Logits that are given.
-template <class T>
+template <class S>
 class GivenLogits {
  public:
+  using T = ComputeType<S>;
   struct Source {
-    Rows<const T> x;
-    Rows<T> dx;      // of the backward
+    Rows<const S> x;
+    Rows<S> dx;      // of the backward
     double* d_keys;  // null: there are none
   };
   static size_t Bytes(size_t, size_t) { return 0; }
@@ -53,31 +54,31 @@ class GivenLogits {
     const size_t np = Padded<T>(n_);
     for (size_t i = 0; i < rows; ++i) {
       const T* const p = P + i * np;
-      T* const dr = D + i * np;
-      T* const to = n_ == np ? dx_.At(t + i) : dr;
+      const T* const dr = D + i * np;
       const Vec<T> dot = RowDot(np, p, dr);
-      for (size_t l = 0; l < np; l += kLanes<T>)
-        hn::StoreU(hn::Mul(hn::Load(d, p + l), hn::Sub(hn::Load(d, dr + l), dot)), d, to + l);
+      for (size_t l = 0; l < n_; l += kLanes<T>)
+        StorePart(hn::Mul(hn::Load(d, p + l), hn::Sub(hn::Load(d, dr + l), dot)), l, n_,
+                  dx_.At(t + i));
     }
-    if (n_ != np) UnpackRows(D, t, rows, n_, np, dx_);
   }
   void Close() {}
   void CloseIfFull() {}
 
  private:
-  const Sequence<const T> x_;
-  const Sequence<T> dx_;
+  const Sequence<const S> x_;
+  const Sequence<S> dx_;
   const size_t n_;
 };
 
 // Logits scale q . K, of the slots that hold something.
-template <class T>
+template <class S>
 class LogitsOfKeys {
  public:
+  using T = ComputeType<S>;
   struct Source {
-    Rows<const T> q;
+    Rows<const S> q;
     SlotKeys keys;
-    Rows<T> dq;
+    Rows<S> dq;
     double* d_keys;
   };
   static size_t Bytes(size_t n, size_t width) {
@@ -145,7 +146,7 @@ class LogitsOfKeys {
         hn::Store(hn::IfThenZeroElse(closed, dx), d, dr + l);
       }
     }
-    const RowsOut<T> dq(dq_, t, rows, width_, D_panel_);
+    const RowsOut<S> dq(dq_, t, rows, width_, D_panel_);
     Product<T>(rows, width_, {D, np_, 1, K_, dp_, n_}, dq.data, dq.ld);
     dq.Finish();
     d_keys_.Add(rows, D, Q_);
@@ -157,18 +158,19 @@ class LogitsOfKeys {
 
  private:
   const size_t n_, width_, np_, dp_;
-  const Sequence<const T> q_;
-  const Sequence<T> dq_;
+  const Sequence<const S> q_;
+  const Sequence<S> dq_;
   SpanProduct<T> d_keys_;
   T *K_, *KT_, *open_, *closed_, *Q_panel_, *D_panel_;
   const T* Q_ = nullptr;
   bool all_open_ = true;
 };
 
-template <class T, class Logits>
+template <class S, class Logits>
 HWY_NOINLINE void ReadRows(const SlotShape& shape, const Segment& segment,
                            const typename Logits::Source& source, const double* memory,
-                           const Sequence<T>& out) {
+                           const Sequence<S>& out) {
+  using T = ComputeType<S>;
   const auto n = static_cast<size_t>(shape.slots), width = static_cast<size_t>(shape.width);
   const size_t np = Padded<T>(n), dp = Padded<T>(width);
   Workspace& workspace = Workspace::OfThisThread();
@@ -183,29 +185,30 @@ HWY_NOINLINE void ReadRows(const SlotShape& shape, const Segment& segment,
     rows = std::min(kBlockRows, segment.end - t);
     logits.Softmax(t, rows, P);
     logits.Prefetch(t + rows, std::min(t + rows + kBlockRows, segment.end));
-    const RowsOut<T> O(out, t, rows, width, O_panel);
+    const RowsOut<S> O(out, t, rows, width, O_panel);
     Product<T>(rows, width, {P, np, 1, M, dp, n}, O.data, O.ld);
     O.Finish();
   }
 }
 
-template <class T, class Logits>
+template <class S, class Logits>
 void ReadAll(const SlotShape& shape, const typename Logits::Source& source, const double* memory,
-             const Rows<T>& out) {
+             const Rows<S>& out) {
   const SegmentList list(shape);
   list.For([&](int64_t head, size_t part, size_t) {
     const Segment segment(shape, nullptr, head, part);
-    ReadRows<T, Logits>(shape, segment, source, memory + head * shape.slots * shape.width,
-                        Sequence<T>(out, segment.b, segment.h));
+    ReadRows<S, Logits>(shape, segment, source, memory + head * shape.slots * shape.width,
+                        {out, segment.b, segment.h});
   });
 }
 
 // The gradients of a segment's logits; sums [np, dp] of softmax (x) g over it, then those of
 // its keys.
-template <class T, class Logits>
+template <class S, class Logits>
 HWY_NOINLINE void ReadGradients(const SlotShape& shape, const Segment& segment,
-                                const typename Logits::Source& source, const Sequence<const T>& g,
+                                const typename Logits::Source& source, const Sequence<const S>& g,
                                 const double* memory, double* sums) {
+  using T = ComputeType<S>;
   const auto n = static_cast<size_t>(shape.slots), width = static_cast<size_t>(shape.width);
   const size_t np = Padded<T>(n), dp = Padded<T>(width);
   Workspace& workspace = Workspace::OfThisThread();
@@ -250,9 +253,10 @@ void AddParts(size_t n, size_t width, size_t parts, const double* sums, size_t s
   }
 }
 
-template <class T, class Logits>
+template <class S, class Logits>
 void ReadBackwardAll(const SlotShape& shape, const typename Logits::Source& source, double scale,
-                     const double* memory, const Rows<const T>& g, double* d_memory) {
+                     const double* memory, const Rows<const S>& g, double* d_memory) {
+  using T = ComputeType<S>;
   const SegmentList list(shape);
   const auto n = static_cast<size_t>(shape.slots), width = static_cast<size_t>(shape.width);
   const size_t panel = Padded<T>(n) * Padded<T>(width),
@@ -260,7 +264,7 @@ void ReadBackwardAll(const SlotShape& shape, const typename Logits::Source& sour
   std::vector<double> sums(static_cast<size_t>(list.heads) * list.count * size);
   list.For([&](int64_t head, size_t part, size_t index) {
     const Segment segment(shape, nullptr, head, part);
-    ReadGradients<T, Logits>(shape, segment, source, Sequence<const T>(g, segment.b, segment.h),
+    ReadGradients<S, Logits>(shape, segment, source, {g, segment.b, segment.h},
                              memory + head * shape.slots * shape.width, sums.data() + index * size);
   });
   for (size_t head = 0; head < static_cast<size_t>(list.heads); ++head) {
@@ -294,6 +298,7 @@ void ReadBackwardAll(const SlotShape& shape, const typename Logits::Source& sour
   }
 CISTERN_SLOT_READ(float, Float)
 CISTERN_SLOT_READ(double, Double)
+CISTERN_SLOT_READ(BFloat16, BFloat16)
 #undef CISTERN_SLOT_READ
 
 }  // namespace HWY_NAMESPACE
@@ -305,12 +310,16 @@ namespace cistern {
 
 HWY_EXPORT(SlotSoftmaxReadFloat);
 HWY_EXPORT(SlotSoftmaxReadDouble);
+HWY_EXPORT(SlotSoftmaxReadBFloat16);
 HWY_EXPORT(SlotSoftmaxReadBackwardFloat);
 HWY_EXPORT(SlotSoftmaxReadBackwardDouble);
+HWY_EXPORT(SlotSoftmaxReadBackwardBFloat16);
 HWY_EXPORT(SlotAttendFloat);
 HWY_EXPORT(SlotAttendDouble);
+HWY_EXPORT(SlotAttendBFloat16);
 HWY_EXPORT(SlotAttendBackwardFloat);
 HWY_EXPORT(SlotAttendBackwardDouble);
+HWY_EXPORT(SlotAttendBackwardBFloat16);
 
 #define CISTERN_SLOT_READ(T, Name)                                                               \
   template <>                                                                                    \
@@ -337,6 +346,7 @@ HWY_EXPORT(SlotAttendBackwardDouble);
   }
 CISTERN_SLOT_READ(float, Float)
 CISTERN_SLOT_READ(double, Double)
+CISTERN_SLOT_READ(BFloat16, BFloat16)
 #undef CISTERN_SLOT_READ
 
 }  // namespace cistern

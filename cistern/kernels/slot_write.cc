@@ -21,26 +21,30 @@ namespace HWY_NAMESPACE {
 // Log-weights of rows as whole vectors, -inf in the padding: where they lie, or in a panel.
 template <class T>
 struct LogWeights {
-  LogWeights(const Sequence<const T>& s, size_t t, size_t rows, size_t n, T* panel)
+  template <class S>
+  LogWeights(const Sequence<const S>& s, size_t t, size_t rows, size_t n, T* panel)
       : from(panel), ld(Padded<T>(n)) {
-    if (n == ld && s.time == static_cast<int64_t>(n)) {
-      from = s.At(t);
-    } else {
-      PackRows(s, t, rows, n, ld, kMinusInfinity<T>, panel);
+    if constexpr (std::is_same_v<S, T>) {
+      if (n == ld && s.time == static_cast<int64_t>(n)) {
+        from = s.At(t);
+        return;
+      }
     }
+    PackRows(s, t, rows, n, ld, kMinusInfinity<T>, panel);
   }
   const T* from;
   size_t ld;
 };
 
-// E = e^(s - hi - lo) [rows, np], zeros where s is -inf; added to `sums` [np] where that is not
-// null. E may hold the rows of s.
+// E = e^(s - hi - lo) [rows, np], zeros where s is -inf; added to `sums` [np]. lo and sums may be
+// null: zeros, and nowhere. E may hold the rows of s.
 template <class T>
 HWY_NOINLINE void Exponentials(const LogWeights<T>& s, size_t rows, const T* hi, const T* lo, T* E,
                                T* sums) {
   const Tag<T> d;
   for (size_t l = 0; l < s.ld; l += kLanes<T>) {
-    const Vec<T> high = hn::Load(d, hi + l), low = hn::Load(d, lo + l);
+    const Vec<T> high = hn::Load(d, hi + l),
+                 low = lo == nullptr ? hn::Zero(d) : hn::Load(d, lo + l);
     Vec<T> sum = hn::Zero(d);
     for (size_t i = 0; i < rows; ++i) {
       const Vec<T> x = hn::LoadU(d, s.from + i * s.ld + l);
@@ -57,11 +61,11 @@ HWY_NOINLINE void Exponentials(const LogWeights<T>& s, size_t rows, const T* hi,
 template <class T>
 class SegmentReference {
  public:
-  static size_t Bytes(size_t n) { return 4 * Padded<T>(n) * sizeof(T); }
-  static constexpr size_t kPieces = 4;
+  static size_t Bytes(size_t n) { return 3 * Padded<T>(n) * sizeof(T); }
+  static constexpr size_t kPieces = 3;
   SegmentReference(size_t n, Workspace& workspace) : np_(Padded<T>(n)) {
-    for (T** x : {&most_, &hi_, &lo_, &factor_}) *x = workspace.Take<T>(np_);
-    for (size_t l = 0; l < np_; ++l) most_[l] = kMinusInfinity<T>, hi_[l] = lo_[l] = 0;
+    for (T** x : {&most_, &hi_, &factor_}) *x = workspace.Take<T>(np_);
+    for (size_t l = 0; l < np_; ++l) most_[l] = kMinusInfinity<T>, hi_[l] = 0;
   }
 
   // Whether it moves for these rows. Sums of earlier ones are then to be multiplied by factor().
@@ -88,11 +92,10 @@ class SegmentReference {
   const T* factor() const { return factor_; }
   const T* most() const { return most_; }  // -inf: nothing was written
   const T* hi() const { return hi_; }
-  const T* lo() const { return lo_; }
 
  private:
   const size_t np_;
-  T *most_, *hi_, *lo_, *factor_;
+  T *most_, *hi_, *factor_;
 };
 
 // What a segment of a head adds to the memories, in doubles: for all that is written, one after
@@ -107,9 +110,9 @@ struct SegmentSums {
   size_t np, panel, totals, m, size;  // places in the whole
 };
 
-template <class T>
-HWY_NOINLINE void SumsOfSegment(const Segment& segment, const Sequence<const T>& s,
-                                std::span<const SlotWritten<T>> written, size_t n, size_t width,
+template <class S, class T = ComputeType<S>>
+HWY_NOINLINE void SumsOfSegment(const Segment& segment, const Sequence<const S>& s,
+                                std::span<const SlotWritten<S>> written, size_t n, size_t width,
                                 const SegmentSums& at, double* sums) {
   const size_t np = at.np, dp = Padded<T>(width);
   Workspace& workspace = Workspace::OfThisThread();
@@ -118,8 +121,8 @@ HWY_NOINLINE void SumsOfSegment(const Segment& segment, const Sequence<const T>&
                   SegmentReference<T>::kPieces + kMostWritten * SpanProduct<T>::kPieces + 3);
   SegmentReference<T> reference(n, workspace);
   std::vector<SpanProduct<T>> products;
-  std::vector<Sequence<const T>> values;
-  for (const SlotWritten<T>& x : written) {
+  std::vector<Sequence<const S>> values;
+  for (const SlotWritten<S>& x : written) {
     products.emplace_back(n, width, sums + products.size() * at.panel, workspace);
     values.emplace_back(x.v, segment.b, segment.h);
   }
@@ -149,7 +152,7 @@ HWY_NOINLINE void SumsOfSegment(const Segment& segment, const Sequence<const T>&
         }
       }
     }
-    Exponentials(weights, rows, reference.hi(), reference.lo(), E, total);
+    Exponentials<T>(weights, rows, reference.hi(), nullptr, E, total);
     PrefetchApart(s, next, end, n);
     for (size_t i = 0; i < products.size(); ++i) {
       products[i].Add(rows, E, PanelOf(values[i], t, rows, width, V_panel));
@@ -162,8 +165,8 @@ HWY_NOINLINE void SumsOfSegment(const Segment& segment, const Sequence<const T>&
 }
 
 // memories and z of a head, from the sums of its segments, of which the first is written to.
-template <class T>
-void MoveOn(std::span<const SlotWritten<T>> written, size_t n, size_t width, size_t segments,
+template <class S, class T = ComputeType<S>>
+void MoveOn(std::span<const SlotWritten<S>> written, size_t n, size_t width, size_t segments,
             const SegmentSums& at, size_t head, double* sums, double* z) {
   const size_t dp = Padded<T>(width);
   for (size_t l = 0; l < n; ++l) {
@@ -199,14 +202,14 @@ void MoveOn(std::span<const SlotWritten<T>> written, size_t n, size_t width, siz
   }
 }
 
-template <class T>
-void WriteAll(const SlotShape& shape, const Rows<const T>& s,
-              std::span<const SlotWritten<T>> written, const int64_t* lengths, double* z) {
+template <class S, class T = ComputeType<S>>
+void WriteAll(const SlotShape& shape, const Rows<const S>& s,
+              std::span<const SlotWritten<S>> written, const int64_t* lengths, double* z) {
   const SegmentList list(shape);
   const auto n = static_cast<size_t>(shape.slots), width = static_cast<size_t>(shape.width);
   const SegmentSums at(Padded<T>(n), Padded<T>(width), written.size());
   if (list.count == 0) {
-    for (const SlotWritten<T>& x : written) {
+    for (const SlotWritten<S>& x : written) {
       for (size_t l = 0; l < static_cast<size_t>(list.heads) * n; ++l) {
         if (z[l] == kEmpty) std::fill_n(x.memory + l * width, width, 0.0);
       }
@@ -216,8 +219,8 @@ void WriteAll(const SlotShape& shape, const Rows<const T>& s,
   std::vector<double> sums(static_cast<size_t>(list.heads) * list.count * at.size);
   list.For([&](int64_t head, size_t part, size_t index) {
     const Segment segment(shape, lengths, head, part);
-    SumsOfSegment(segment, Sequence<const T>(s, segment.b, segment.h), written, n, width, at,
-                  sums.data() + index * at.size);
+    SumsOfSegment<S>(segment, {s, segment.b, segment.h}, written, n, width, at,
+                     sums.data() + index * at.size);
   });
   ParallelFor(list.heads, list.grain, [&](int64_t begin, int64_t end) {
     for (auto head = static_cast<size_t>(begin); head < static_cast<size_t>(end); ++head)
@@ -227,13 +230,13 @@ void WriteAll(const SlotShape& shape, const Rows<const T>& s,
 }
 
 // G [n, width] of one head as a panel, and its transpose; rows that go in and come out.
-template <class T>
+template <class S, class T = ComputeType<S>>
 struct WrittenHead {
   static size_t Bytes(size_t n, size_t width) {
     return 2 * Padded<T>(n) * Padded<T>(width) * sizeof(T);
   }
   static constexpr size_t kPieces = 2;
-  WrittenHead(const SlotWrittenGradients<T>& x, const Segment& segment, int64_t head, size_t n,
+  WrittenHead(const SlotWrittenGradients<S>& x, const Segment& segment, int64_t head, size_t n,
               size_t width, Workspace& workspace)
       : v(x.v, segment.b, segment.h), dv(x.dv, segment.b, segment.h) {
     const size_t np = Padded<T>(n), dp = Padded<T>(width);
@@ -244,24 +247,24 @@ struct WrittenHead {
              T{0}, G);
     Transpose(np, dp, G, dp, GT, np);
   }
-  Sequence<const T> v;
-  Sequence<T> dv;
+  Sequence<const S> v;
+  Sequence<S> dv;
   T *G, *GT;
 };
 
-template <class T>
-HWY_NOINLINE void WriteGradients(const Segment& segment, int64_t head, const Sequence<const T>& s,
-                                 std::span<const SlotWrittenGradients<T>> written, size_t n,
+template <class S, class T = ComputeType<S>>
+HWY_NOINLINE void WriteGradients(const Segment& segment, int64_t head, const Sequence<const S>& s,
+                                 std::span<const SlotWrittenGradients<S>> written, size_t n,
                                  size_t width, const double* z_after, const T* h,
-                                 const Sequence<T>& ds) {
+                                 const Sequence<S>& ds) {
   const Tag<T> d;
   const size_t np = Padded<T>(n), dp = Padded<T>(width);
   Workspace& workspace = Workspace::OfThisThread();
-  workspace.Start(written.size() * WrittenHead<T>::Bytes(n, width) +
+  workspace.Start(written.size() * WrittenHead<S>::Bytes(n, width) +
                       sizeof(T) * (3 * np + kBlockRows * (2 * np + 2 * dp)),
-                  kMostWritten * WrittenHead<T>::kPieces + 7);
-  std::vector<WrittenHead<T>> heads;
-  for (const SlotWrittenGradients<T>& x : written)
+                  kMostWritten * WrittenHead<S>::kPieces + 7);
+  std::vector<WrittenHead<S>> heads;
+  for (const SlotWrittenGradients<S>& x : written)
     heads.emplace_back(x, segment, head, n, width, workspace);
   // z' as a sum of two numbers of type T; 0 where it is -inf, for log-weights of -inf.
   T* const hi = workspace.Take<T>(np);
@@ -281,8 +284,8 @@ HWY_NOINLINE void WriteGradients(const Segment& segment, int64_t head, const Seq
     rows = std::min(kBlockRows, segment.end - t);
     Exponentials<T>(LogWeights<T>(s, t, rows, n, W), rows, hi, lo, W, nullptr);
     bool first = true;
-    for (const WrittenHead<T>& x : heads) {
-      const RowsOut<T> D(x.dv, t, rows, width, D_panel);
+    for (const WrittenHead<S>& x : heads) {
+      const RowsOut<S> D(x.dv, t, rows, width, D_panel);
       Product<T>(rows, width, {W, np, 1, x.G, dp, n}, D.data, D.ld);
       D.Finish();
       const Factors<T> products = {PanelOf(x.v, t, rows, width, V_panel), dp, 1, x.GT, np, width};
@@ -294,30 +297,28 @@ HWY_NOINLINE void WriteGradients(const Segment& segment, int64_t head, const Seq
       first = false;
     }
     for (size_t i = 0; i < rows; ++i) {
-      T* const to = n == np ? ds.At(t + i) : Y + i * np;
-      for (size_t l = 0; l < np; l += kLanes<T>) {
+      for (size_t l = 0; l < n; l += kLanes<T>) {
         const Vec<T> w = hn::Load(d, W + i * np + l),
                      y = hn::Sub(hn::Load(d, Y + i * np + l), hn::Load(d, h_row + l));
-        hn::StoreU(hn::IfThenZeroElse(hn::Eq(w, hn::Zero(d)), hn::Mul(w, y)), d, to + l);
+        StorePart(hn::IfThenZeroElse(hn::Eq(w, hn::Zero(d)), hn::Mul(w, y)), l, n, ds.At(t + i));
       }
     }
-    if (n != np) UnpackRows(Y, t, rows, n, np, ds);
   }
   ZeroRows(segment.end, segment.padded, n, ds);
-  for (const WrittenHead<T>& x : heads) ZeroRows(segment.end, segment.padded, width, x.dv);
+  for (const WrittenHead<S>& x : heads) ZeroRows(segment.end, segment.padded, width, x.dv);
 }
 
-template <class T>
-void WriteBackwardAll(const SlotShape& shape, const Rows<const T>& s,
-                      std::span<const SlotWrittenGradients<T>> written, const int64_t* lengths,
-                      const double* z_after, const T* h, const Rows<T>& ds) {
+template <class S, class T = ComputeType<S>>
+void WriteBackwardAll(const SlotShape& shape, const Rows<const S>& s,
+                      std::span<const SlotWrittenGradients<S>> written, const int64_t* lengths,
+                      const double* z_after, const T* h, const Rows<S>& ds) {
   const SegmentList list(shape);
   list.For([&](int64_t head, size_t part, size_t) {
     const Segment segment(shape, lengths, head, part);
-    WriteGradients(segment, head, Sequence<const T>(s, segment.b, segment.h), written,
-                   static_cast<size_t>(shape.slots), static_cast<size_t>(shape.width),
-                   z_after + head * shape.slots, h + head * shape.slots,
-                   Sequence<T>(ds, segment.b, segment.h));
+    WriteGradients<S>(segment, head, {s, segment.b, segment.h}, written,
+                      static_cast<size_t>(shape.slots), static_cast<size_t>(shape.width),
+                      z_after + head * shape.slots, h + head * shape.slots,
+                      {ds, segment.b, segment.h});
   });
 }
 
@@ -329,11 +330,12 @@ void WriteBackwardAll(const SlotShape& shape, const Rows<const T>& s,
   }                                                                                              \
   void SlotWriteBackward##Name(                                                                  \
       const SlotShape& shape, Rows<const T> s, std::span<const SlotWrittenGradients<T>> written, \
-      const int64_t* lengths, const double* z_after, const T* h, Rows<T> ds) {                   \
+      const int64_t* lengths, const double* z_after, const ComputeType<T>* h, Rows<T> ds) {      \
     WriteBackwardAll<T>(shape, s, written, lengths, z_after, h, ds);                             \
   }
 CISTERN_SLOT_WRITE(float, Float)
 CISTERN_SLOT_WRITE(double, Double)
+CISTERN_SLOT_WRITE(BFloat16, BFloat16)
 #undef CISTERN_SLOT_WRITE
 
 }  // namespace HWY_NAMESPACE
@@ -345,8 +347,10 @@ namespace cistern {
 
 HWY_EXPORT(SlotWriteFloat);
 HWY_EXPORT(SlotWriteDouble);
+HWY_EXPORT(SlotWriteBFloat16);
 HWY_EXPORT(SlotWriteBackwardFloat);
 HWY_EXPORT(SlotWriteBackwardDouble);
+HWY_EXPORT(SlotWriteBackwardBFloat16);
 
 #define CISTERN_SLOT_WRITE(T, Name)                                                                \
   template <>                                                                                      \
@@ -357,11 +361,12 @@ HWY_EXPORT(SlotWriteBackwardDouble);
   template <>                                                                                      \
   void SlotWriteBackward(const SlotShape& shape, Rows<const T> s,                                  \
                          std::span<const SlotWrittenGradients<T>> written, const int64_t* lengths, \
-                         const double* z_after, const T* h, Rows<T> ds) {                          \
+                         const double* z_after, const ComputeType<T>* h, Rows<T> ds) {             \
     CISTERN_DISPATCH(SlotWriteBackward##Name)(shape, s, written, lengths, z_after, h, ds);         \
   }
 CISTERN_SLOT_WRITE(float, Float)
 CISTERN_SLOT_WRITE(double, Double)
+CISTERN_SLOT_WRITE(BFloat16, BFloat16)
 #undef CISTERN_SLOT_WRITE
 
 }  // namespace cistern

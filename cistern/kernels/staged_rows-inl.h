@@ -1,6 +1,6 @@
-// Rows in bfloat16 for kernels that take floats: a panel at a time, or a copy of one head's tokens,
-// in memory of this thread that stays in its cache where sequences are short; included once per
-// Highway target.
+// Rows as they are stored, bfloat16 too, for kernels that compute in float or double: a vector or a
+// panel at a time, or a copy of one head's tokens, in memory of this thread that stays in its cache
+// where sequences are short; included once per Highway target.
 #if defined(CISTERN_KERNELS_STAGED_ROWS_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef CISTERN_KERNELS_STAGED_ROWS_INL_H_
 #undef CISTERN_KERNELS_STAGED_ROWS_INL_H_
@@ -16,6 +16,32 @@ HWY_BEFORE_NAMESPACE();
 namespace cistern {
 namespace HWY_NAMESPACE {
 
+// Up to one vector of row x from column j, with zeros behind its end.
+template <class T>
+HWY_INLINE Vec<T> LoadPart(const T* x, size_t j, size_t width) {
+  const Tag<T> d;
+  if (j + kLanes<T> <= width) return hn::LoadU(d, x + j);
+  HWY_ALIGN T part[kLanes<T>] = {};
+  for (size_t i = j; i < width; ++i) part[i - j] = x[i];
+  return hn::Load(d, part);
+}
+HWY_INLINE Vec<float> LoadPart(const BFloat16* x, size_t j, size_t width) {
+  return LoadUpTo(x + j, std::min(kLanes<float>, width - j));
+}
+
+// Up to one vector to row x from column j on.
+template <class T>
+HWY_INLINE void StorePart(Vec<T> v, size_t j, size_t width, T* x) {
+  const Tag<T> d;
+  if (j + kLanes<T> <= width) return hn::StoreU(v, d, x + j);
+  HWY_ALIGN T part[kLanes<T>];
+  hn::Store(v, d, part);
+  std::copy_n(part, width - j, x + j);
+}
+HWY_INLINE void StorePart(Vec<float> v, size_t j, size_t width, BFloat16* x) {
+  StoreUpTo(v, x + j, std::min(kLanes<float>, width - j));
+}
+
 template <class From, class To>
 HWY_NOINLINE void ConvertRows(const Sequence<From>& from, size_t count, size_t width,
                               const Sequence<To>& to) {
@@ -26,6 +52,7 @@ HWY_NOINLINE void ConvertRows(const Sequence<From>& from, size_t count, size_t w
 HWY_NOINLINE inline void PackRows(const Sequence<const BFloat16>& x, size_t t, size_t count,
                                   size_t width, size_t padded, float fill, float* panel) {
   for (size_t i = 0; i < count; ++i, panel += padded) {
+    PrefetchAhead(x, t, i, count, width);
     ConvertRow(width, x.At(t + i), panel);
     std::fill(panel + width, panel + padded, fill);
   }
@@ -33,6 +60,11 @@ HWY_NOINLINE inline void PackRows(const Sequence<const BFloat16>& x, size_t t, s
 HWY_NOINLINE inline void UnpackRows(const float* panel, size_t t, size_t count, size_t width,
                                     size_t padded, const Sequence<BFloat16>& x) {
   for (size_t i = 0; i < count; ++i, panel += padded) ConvertRow(width, panel, x.At(t + i));
+}
+inline const float* PanelOf(const Sequence<const BFloat16>& x, size_t t, size_t count, size_t width,
+                            float* panel) {
+  PackRows(x, t, count, width, Padded<float>(width), 0.0f, panel);
+  return panel;
 }
 
 // Rows of one head, or of one part of a sequence; the next one in the same workspace forgets them.

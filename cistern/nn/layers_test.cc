@@ -238,8 +238,8 @@ TEST(AttentionLayer, BFloat16RoundsTheLinearMapsAlone) {
 // documents.
 TEST(AttentionLayer, BFloat16GoesOnFromFloatAndBack) {
   const int64_t T = 30;
-  for (const std::string name : {"softmax", "window", "dilated", "latte", "abc_mlp",
-                                 "window:1+latte:1", "softmax:1+gated_slots:1"}) {
+  for (const std::string name : {"softmax", "window", "dilated", "latte", "efficient", "abc_mlp",
+                                 "linear", "window:1+latte:1", "softmax:1+gated_slots:1"}) {
     at::manual_seed(4);
     const auto layer = InDouble(MakeAttentionLayer(LayerOptions(name, Form::kCausal, 0)));
     layer->to(at::kFloat);
@@ -280,7 +280,8 @@ TEST(AttentionLayer, BFloat16GoesOnFromFloatAndBack) {
 
 // The bidirectional form, with padding: what takes bfloat16 gives it back, near what float gives.
 TEST(AttentionLayer, BFloat16BothWays) {
-  for (const std::string name : {"softmax", "window", "dilated", "latte", "window:1+latte:1"}) {
+  for (const std::string name : {"softmax", "window", "dilated", "latte", "efficient", "abc_mlp",
+                                 "linear", "window:1+latte:1"}) {
     at::manual_seed(4);
     const auto layer = InDouble(MakeAttentionLayer(LayerOptions(name, Form::kBidirectional, 0)));
     layer->to(at::kFloat);

@@ -25,6 +25,7 @@ struct Write {
   static constexpr size_t kOutputs = 3, kDifferentiable = 3;
   enum { kKeys, kValues, kZ };
   static constexpr int64_t kTime = 2;
+  static constexpr bool kBFloat16 = true;
   static const at::Tensor& Tokens(const Arguments& x) { return x.v; }
 
   static SlotShape ShapeOf(const Arguments& x) {
@@ -61,7 +62,7 @@ struct Write {
   static void Forward(const Arguments& x, const RowMask& mask, const Tensors& y) {
     const at::Tensor s = UnitStride(x.s), k = UnitStride(x.k), v = UnitStride(x.v);
     BeginState(x.keys, y[kKeys]), BeginState(x.values, y[kValues]), BeginState(x.z, y[kZ]);
-    DispatchType(v, [&]<class T>(T) {
+    DispatchStored(v, [&]<class T>(T) {
       const SlotWritten<T> written[] = {{InputRows<T>(k), y[kKeys].mutable_data_ptr<double>()},
                                         {InputRows<T>(v), y[kValues].mutable_data_ptr<double>()}};
       cistern::SlotWrite<T>(ShapeOf(x), InputRows<T>(s), written, mask.lengths,
@@ -79,18 +80,18 @@ struct Write {
                      d_values = OrZeros(g[kValues], x.values);
     at::Tensor h = (d_keys * kept[kKeys]).sum(-1) + (d_values * kept[kValues]).sum(-1);
     if (g[kZ].defined()) h = h - g[kZ];
-    const auto type = v.scalar_type();
+    const auto type = ComputeTypeOf(v);
     const auto in_type = [type](const at::Tensor& t) {
       return t.to(type, false, true, at::MemoryFormat::Contiguous);
     };
     const at::Tensor G_keys = in_type(d_keys), G_values = in_type(d_values), h_tokens = in_type(h);
-    DispatchType(v, [&]<class T>(T) {
+    DispatchStored(v, [&]<class T>(T) {
       const SlotWrittenGradients<T> written[] = {
-          {InputRows<T>(k), G_keys.const_data_ptr<T>(), OutputRows<T>(dk)},
-          {InputRows<T>(v), G_values.const_data_ptr<T>(), OutputRows<T>(dv)}};
+          {InputRows<T>(k), G_keys.const_data_ptr<ComputeType<T>>(), OutputRows<T>(dk)},
+          {InputRows<T>(v), G_values.const_data_ptr<ComputeType<T>>(), OutputRows<T>(dv)}};
       SlotWriteBackward<T>(ShapeOf(x), InputRows<T>(s), written, mask.lengths,
-                           z_after.const_data_ptr<double>(), h_tokens.const_data_ptr<T>(),
-                           OutputRows<T>(ds));
+                           z_after.const_data_ptr<double>(),
+                           h_tokens.const_data_ptr<ComputeType<T>>(), OutputRows<T>(ds));
     });
     // The share of what was there before; of an empty slot none.
     const at::Tensor w = (x.z - kept[kZ]).exp().masked_fill(at::isneginf(x.z), 0.0),
@@ -121,6 +122,7 @@ struct Read {
   static bool IsConstant(const Arguments& x, const OptionalTensor* field) { return field == &x.z; }
   static constexpr size_t kOutputs = 1, kDifferentiable = 1;
   static constexpr int64_t kTime = 2;
+  static constexpr bool kBFloat16 = true;
   static const at::Tensor& Tokens(const Arguments& x) { return x.q; }
 
   static SlotShape ShapeOf(const Arguments& x) {
@@ -142,13 +144,14 @@ struct Read {
   }
 
   static Tensors Compose(const Arguments& x) {
-    const at::Tensor keys = (x.keys * x.scale).to(x.q.scalar_type());
-    at::Tensor logits = at::matmul(x.q, keys.transpose(2, 3));
+    const auto type = ComputeTypeOf(x.q);
+    const at::Tensor keys = (x.keys * x.scale).to(type);
+    at::Tensor logits = at::matmul(x.q.to(type), keys.transpose(2, 3));
     if (x.z) {
       const float lowest = std::numeric_limits<float>::lowest();
       logits = logits.masked_fill(at::isneginf(x.z->unsqueeze(2)), lowest);
     }
-    return {SlotSoftmaxRead(logits, x.values)};
+    return {SlotSoftmaxRead(logits, x.values).to(x.q.scalar_type())};
   }
 
   static Tensors Empty(const Arguments& x) { return {LikeHeads(x.q)}; }
@@ -170,7 +173,7 @@ struct Read {
   static void Forward(const Arguments& x, const RowMask&, const Tensors& y) {
     const at::Tensor q = UnitStride(x.q);
     const Slots slots(x);
-    DispatchType(q, [&]<class T>(T) {
+    DispatchStored(q, [&]<class T>(T) {
       SlotAttend<T>(ShapeOf(x), InputRows<T>(q), slots.View(x.scale),
                     slots.values.const_data_ptr<double>(), OutputRows<T>(y[0]));
     });
@@ -183,7 +186,7 @@ struct Read {
     const Slots slots(x);
     const at::Tensor dq = GradientLike(x.q), d_keys = LikePlain(slots.keys),
                      d_values = LikePlain(slots.values);
-    DispatchType(q, [&]<class T>(T) {
+    DispatchStored(q, [&]<class T>(T) {
       SlotAttendBackward<T>(ShapeOf(x), InputRows<T>(q), slots.View(x.scale),
                             slots.values.const_data_ptr<double>(), InputRows<T>(d_out),
                             OutputRows<T>(dq), d_keys.mutable_data_ptr<double>(),

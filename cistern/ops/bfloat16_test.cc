@@ -25,11 +25,16 @@ using Tensors = std::vector<at::Tensor>;
 // Tokens in, tokens and states out.
 using Run = std::function<Tensors(const Tensors&)>;
 
-// `tokens` are rounded; `run` of them in bfloat16, and in float. The outputs after the first are
-// states, which are not rounded. Gradients of `others` may differ by `tolerance`: sums in another
-// order.
+// How near gradients are: of tokens, where they take the output as it was rounded, and of others,
+// whose sums may have another order. 0: the same bits.
+struct Tolerance {
+  double tokens = 0, others = 0;
+};
+
+// `tokens` are rounded; `run` of them in bfloat16, and in float. Outputs after the first, and those
+// in double, are states, which are not rounded.
 void ExpectRounded(const Tensors& tokens, const Tensors& others, const Run& run,
-                   const std::string& what, double tolerance = 0,
+                   const std::string& what, const Tolerance& tolerance = {},
                    at::ScalarType type = at::kBFloat16) {
   Tensors half, whole, half_all, whole_all;
   for (const at::Tensor& t : tokens) {
@@ -39,9 +44,11 @@ void ExpectRounded(const Tensors& tokens, const Tensors& others, const Run& run,
   half_all = half, whole_all = whole;
   for (const at::Tensor& t : others) half_all.push_back(Leaf(t)), whole_all.push_back(Leaf(t));
   const Tensors got = run(half_all), want = run(whole_all);
-  ASSERT_EQ(got[0].scalar_type(), type) << what;
-  ExpectSameBits(got[0], want[0].to(type), what);
-  for (size_t i = 1; i < got.size(); ++i) ExpectSameBits(got[i], want[i], what + " state");
+  for (size_t i = 0; i < got.size(); ++i) {
+    const bool of_tokens = i == 0 && want[i].scalar_type() == at::kFloat;
+    ASSERT_EQ(got[i].scalar_type(), of_tokens ? type : want[i].scalar_type()) << what;
+    ExpectSameBits(got[i], want[i].to(got[i].scalar_type()), what + (of_tokens ? "" : " state"));
+  }
   // The gradient that comes back is in bfloat16, too.
   at::manual_seed(9);
   Tensors g_half, g_whole;
@@ -53,10 +60,12 @@ void ExpectRounded(const Tensors& tokens, const Tensors& others, const Run& run,
                 want_dx = torch::autograd::grad(want, whole_all, g_whole);
   for (size_t i = 0; i < dx.size(); ++i) {
     ASSERT_EQ(dx[i].scalar_type(), half_all[i].scalar_type()) << what;
-    if (i < tokens.size()) {
-      ExpectSameBits(dx[i], want_dx[i].to(dx[i].scalar_type()), what + " gradient");
+    const double near = i < tokens.size() ? tolerance.tokens : tolerance.others;
+    const at::Tensor rounded = want_dx[i].to(dx[i].scalar_type());
+    if (near == 0) {
+      ExpectSameBits(dx[i], rounded, what + " gradient");
     } else {
-      ExpectClose(dx[i], want_dx[i], tolerance, what + " gradient");
+      ExpectClose(dx[i], rounded, near, what + " gradient");
     }
   }
 }
@@ -143,13 +152,116 @@ void ExpectRoundedGatedSlots(const std::vector<Shape>& shapes) {
 
 TEST(BFloat16Tokens, GatedSlots) { ExpectRoundedGatedSlots(kShapes); }
 
+// The gradients of a quotient take the output, as it was rounded.
+constexpr Tolerance kByOutput = {1e-2, 1e-2};
+const LinearRule kElu = {FeatureMap::kEluPlusOne, 0, DivisorRule::kPlus, 1e-6};
+const std::vector<std::pair<LinearRule, Tolerance>> kLinearRules = {
+    {kElu, kByOutput},
+    {{FeatureMap::kEluPlusOne, 0.25, DivisorRule::kNone, 0.1}, {}},
+    {{FeatureMap::kNone, 0, DivisorRule::kSignSafe, 0.5}, kByOutput}};
+
+at::Tensor LinearSums(const Shape& s, const LinearRule& rule) {
+  return at::rand({3, 2, s.slots, rule.Columns(s.width)}, at::kDouble);
+}
+
+void ExpectRoundedLinear(const std::vector<Shape>& shapes) {
+  at::manual_seed(2);
+  for (const auto& [given, tolerance] : kLinearRules) {
+    const LinearRule& rule = given;
+    for (const Shape& s : shapes) {
+      for (const Mask& mask : Masks(s.length)) {
+        const auto run = [&](const Tensors& x) {
+          const SumResult r = LinearAttention(HeadsFirst(x[0]), HeadsFirst(x[1]), HeadsFirst(x[2]),
+                                              x[3], rule, mask);
+          return Tensors{r.out, r.memory};
+        };
+        ExpectRounded(
+            {Heads(s.length, s.slots), Heads(s.length, s.slots), Heads(s.length, s.width)},
+            {LinearSums(s, rule)}, run, "linear " + std::to_string(s.length), tolerance);
+      }
+    }
+  }
+}
+
+TEST(BFloat16Tokens, Linear) { ExpectRoundedLinear(kShapes); }
+
 TEST(BFloat16Tokens, ThreadsThatShareAHead) {
   const int threads = NumThreads();
   SetNumThreads(8);
   ExpectRoundedReads(LatteAttention, "latte", {kShared});
   ExpectRoundedAbc({kShared});
   ExpectRoundedGatedSlots({kShared});
+  ExpectRoundedLinear({kShared, {2100, 3, 7}});
   SetNumThreads(threads);
+}
+
+// All tokens are written, then all read: shapes with more than one segment among them.
+std::vector<Shape> ShapesOfAllTokens() {
+  std::vector<Shape> shapes = kShapes;
+  shapes.push_back({2100, 16, 7});
+  return shapes;
+}
+std::vector<Mask> MasksOfOneDocument(int64_t length) {
+  return {{}, {Lengths({length, length / 2, 0}), {}}};
+}
+
+TEST(BFloat16Tokens, LinearWriteAndRead) {
+  at::manual_seed(2);
+  for (const auto& [given, tolerance] : kLinearRules) {
+    const LinearRule& rule = given;
+    for (const Shape& s : ShapesOfAllTokens()) {
+      const std::string what = " " + std::to_string(s.length);
+      for (const Mask& mask : MasksOfOneDocument(s.length)) {
+        const auto write = [&](const Tensors& x) {
+          return Tensors{LinearWrite(HeadsFirst(x[0]), HeadsFirst(x[1]), x[2], rule, mask)};
+        };
+        ExpectRounded({Heads(s.length, s.slots), Heads(s.length, s.width)}, {LinearSums(s, rule)},
+                      write, "linear write" + what);
+      }
+      const auto read = [&](const Tensors& x) {
+        return Tensors{LinearRead(HeadsFirst(x[0]), x[1], rule)};
+      };
+      ExpectRounded({Heads(s.length, s.slots)}, {LinearSums(s, rule)}, read, "linear read" + what,
+                    tolerance);
+    }
+  }
+}
+
+TEST(BFloat16Tokens, SlotWriteAndRead) {
+  at::manual_seed(2);
+  for (const Shape& s : ShapesOfAllTokens()) {
+    const std::string what = " " + std::to_string(s.length);
+    const at::Tensor keys = at::randn({3, 2, s.slots, s.width}, at::kDouble),
+                     values = at::randn({3, 2, s.slots, s.width}, at::kDouble),
+                     z = at::randn({3, 2, s.slots}, at::kDouble);
+    at::Tensor some = z.clone();
+    some.select(2, 0).fill_(-kInf);
+    for (const Mask& mask : MasksOfOneDocument(s.length)) {
+      const auto write = [&](const Tensors& x) {
+        const SlotState after = SlotWrite(HeadsFirst(x[0]), HeadsFirst(x[1]), {x[2], x[3]}, mask);
+        return Tensors{after.memory, after.z};
+      };
+      ExpectRounded({Heads(s.length, s.slots), Heads(s.length, s.width)}, {keys, z}, write,
+                    "slot write" + what);
+      const auto write_both = [&](const Tensors& x) {
+        const AbcState after = AbcWrite(HeadsFirst(x[0]), HeadsFirst(x[1]), HeadsFirst(x[2]),
+                                        {x[3], x[4], x[5]}, mask);
+        return Tensors{after.keys, after.values, after.z};
+      };
+      ExpectRounded({Heads(s.length, s.slots), Heads(s.length, s.width), Heads(s.length, s.width)},
+                    {keys, values, z}, write_both, "abc write" + what);
+    }
+    const auto read = [&](const Tensors& x) {
+      return Tensors{SlotSoftmaxRead(HeadsFirst(x[0]), x[1])};
+    };
+    ExpectRounded({Heads(s.length, s.slots)}, {values}, read, "slot read" + what);
+    for (const at::Tensor& written : {at::Tensor(), some}) {
+      const auto attend = [&](const Tensors& x) {
+        return Tensors{AbcRead(HeadsFirst(x[0]), x[1], x[2], written, 0.3)};
+      };
+      ExpectRounded({Heads(s.length, s.width)}, {keys, values}, attend, "abc read" + what);
+    }
+  }
 }
 
 TEST(HalfPrecisionTokens, GoThroughTheKernelsAsFloats) {
@@ -159,7 +271,6 @@ TEST(HalfPrecisionTokens, GoThroughTheKernelsAsFloats) {
   const at::Tensor memory = at::randn({3, 2, kSlots, kWidth}, at::kDouble),
                    z = at::randn({3, 2, kSlots}, at::kDouble),
                    sums = at::rand({3, 2, kSlots, kWidth + 1}, at::kDouble);
-  const LinearRule linear = {FeatureMap::kEluPlusOne, 0, DivisorRule::kPlus, 1e-6};
   struct Case {
     const char* name;
     Tensors others;
@@ -184,7 +295,7 @@ TEST(HalfPrecisionTokens, GoThroughTheKernelsAsFloats) {
          return slots(LatteAttention(x[0], x[1], x[2], {x[3], x[4]}, mask));
        }},
       {"linear", {sums}, [&](const Tensors& x, const Mask& mask) {
-         return with_sums(LinearAttention(x[0], x[1], x[2], x[3], linear, mask));
+         return with_sums(LinearAttention(x[0], x[1], x[2], x[3], kElu, mask));
        }}};
   for (const auto type : {at::kBFloat16, at::kHalf}) {
     for (const Case& c : cases) {
@@ -193,13 +304,11 @@ TEST(HalfPrecisionTokens, GoThroughTheKernelsAsFloats) {
           for (size_t i = 0; i < tokens.size(); ++i) x[i] = HeadsFirst(x[i]);
           return c.run(x, mask);
         };
-        ExpectRounded(tokens, c.others, run, c.name, 0, type);
+        // Linear attention takes bfloat16 (above).
+        const bool as_floats = type == at::kHalf || c.name != std::string("linear");
+        ExpectRounded(tokens, c.others, run, c.name, as_floats ? Tolerance{} : kByOutput, type);
       }
     }
-    const auto read = [&](const Tensors& x) {
-      return Tensors{LinearRead(HeadsFirst(x[0]), x[1], linear)};
-    };
-    ExpectRounded({tokens[0]}, {sums}, read, "linear read", 0, type);
   }
 }
 
@@ -226,7 +335,7 @@ TEST(BFloat16Tokens, ShortConvolution) {
           };
           ExpectRounded({at::randn({3, length, 21})},
                         {at::randn({21, taps}), at::randn({3, taps - 1, 21})}, run,
-                        "conv " + std::to_string(length) + ", " + std::to_string(taps), 1e-6);
+                        "conv " + std::to_string(length) + ", " + std::to_string(taps), {0, 1e-6});
         }
       }
     }
@@ -303,6 +412,48 @@ TEST(BFloat16Tokens, Composite) {
   const at::Tensor composed = run();
   EXPECT_EQ(composed.scalar_type(), at::kBFloat16);
   EXPECT_TRUE(at::allclose(composed.to(at::kFloat), kernel.to(at::kFloat), 0.01, 1e-3));
+}
+
+// Second derivatives go through what is composed, in float.
+TEST(BFloat16Tokens, SecondDerivatives) {
+  at::manual_seed(2);
+  const auto second = [](const at::Tensor& x, const std::function<at::Tensor(at::Tensor)>& f) {
+    const at::Tensor leaf = Leaf(x), y = f(leaf).to(at::kFloat);
+    const at::Tensor dx =
+        torch::autograd::grad({y.square().sum()}, {leaf}, {}, true, /*create_graph=*/true)[0];
+    return torch::autograd::grad({dx.to(at::kFloat).square().sum()}, {leaf})[0].to(at::kFloat);
+  };
+  const at::Tensor x = Heads(9, 4).to(at::kBFloat16), v = Heads(9, 6).to(at::kBFloat16),
+                   sums = at::rand({3, 2, 4, 7}, at::kDouble),
+                   memory = at::randn({3, 2, 4, 6}, at::kDouble),
+                   z = at::randn({3, 2, 4}, at::kDouble);
+  const auto values = [&](const at::Tensor& of) { return HeadsFirst(v).to(of.scalar_type()); };
+  const std::vector<std::pair<const char*, std::function<at::Tensor(at::Tensor)>>> cases = {
+      {"linear",
+       [&](const at::Tensor& t) {
+         const at::Tensor q = HeadsFirst(t);
+         return LinearAttention(q, q, values(q), sums, kElu, {}).out;
+       }},
+      {"linear write",
+       [&](const at::Tensor& t) {
+         const at::Tensor k = HeadsFirst(t);
+         return LinearWrite(k, values(k), sums, kElu, {});
+       }},
+      {"linear read", [&](const at::Tensor& t) { return LinearRead(HeadsFirst(t), sums, kElu); }},
+      {"slot write",
+       [&](const at::Tensor& t) {
+         const at::Tensor s = HeadsFirst(t);
+         return SlotWrite(s, values(s), {memory, z}, {}).memory;
+       }},
+      {"slot read", [&](const at::Tensor& t) { return SlotSoftmaxRead(HeadsFirst(t), memory); }},
+      {"abc read", [&](const at::Tensor& t) {
+         const at::Tensor q = HeadsFirst(t).repeat({1, 1, 1, 2}).narrow(3, 0, 6);
+         return AbcRead(q, memory, memory, {}, 0.3);
+       }}};
+  for (const auto& [name, f] : cases) {
+    const at::Tensor want = second(x.to(at::kFloat), f);
+    ExpectClose(second(x, f), want, 3e-2, name);
+  }
 }
 
 }  // namespace

@@ -110,6 +110,7 @@ struct Linear {
   static constexpr size_t kOutputs = 3, kDifferentiable = 2;
   enum { kOut, kMemory, kZ };  // z [B,H,T,1]: phi(q) . z, if saved
   static constexpr int64_t kTime = 2;
+  static constexpr bool kBFloat16 = true;
   static const at::Tensor& Tokens(const Arguments& x) { return x.v; }
 
   static SlotShape ShapeOf(const Arguments& x) {
@@ -148,21 +149,25 @@ struct Linear {
 
   static Tensors Compose(const Arguments& x) {
     const LinearRule rule = x.rule();
+    const auto type = ComputeTypeOf(x.v);
     const at::Tensor pad = x.mask.HeadsPadding(x.q.size(2));
     const auto phi = [&](const at::Tensor& given) {
+      const at::Tensor t = given.to(type);
       // Whatever padding holds, NaN too, has no gradient.
-      const at::Tensor y = pad.defined() ? given.masked_fill(pad, 0.0) : given;
+      const at::Tensor y = pad.defined() ? t.masked_fill(pad, 0.0) : t;
       if (rule.map == FeatureMap::kNone) return y;
       return rule.map_eps > 0 ? EluPlusOne(y) + rule.map_eps : EluPlusOne(y);
     };
-    const SumResult r = SumRead(phi(x.q), phi(x.k), WithOnes(x.v, rule.divisor), x.memory, x.mask);
-    return {DivideSums(r.out, rule.divisor, rule.value), r.memory};
+    const SumResult r =
+        SumRead(phi(x.q), phi(x.k), WithOnes(x.v.to(type), rule.divisor), x.memory, x.mask);
+    return {DivideSums(r.out, rule.divisor, rule.value).to(x.v.scalar_type()), r.memory};
   }
 
   static Tensors Empty(const Arguments& x) {
     const c10::SymInt z[] = {x.v.sym_size(0), x.v.sym_size(1), x.v.sym_size(2), 1};
     return {LikeHeads(x.v), LikePlain(x.memory),
-            x.save ? EmptyHeads(z, x.v.options()) : at::empty({0}, x.v.options())};
+            x.save ? EmptyHeads(z, x.v.options().dtype(ComputeTypeOf(x.v)))
+                   : at::empty({0}, x.v.options())};
   }
   static Tensors EmptyGradients(const Arguments& x) {
     return {GradientLike(x.q), GradientLike(x.k), GradientLike(x.v), LikePlain(x.memory)};
@@ -173,10 +178,10 @@ struct Linear {
   static void Forward(const Arguments& x, const RowMask& mask, const Tensors& y) {
     const at::Tensor q = UnitStride(x.q), k = UnitStride(x.k), v = UnitStride(x.v);
     BeginState(x.memory, y[kMemory]);
-    DispatchType(v, [&]<class T>(T) {
+    DispatchStored(v, [&]<class T>(T) {
       LinearForward<T>(ShapeOf(x), x.rule(), InputRows<T>(q), InputRows<T>(k), InputRows<T>(v),
                        mask, y[kMemory].mutable_data_ptr<double>(), OutputRows<T>(y[kOut]),
-                       x.save ? OutputRows<T>(y[kZ]) : Rows<T>{});
+                       x.save ? OutputRows<ComputeType<T>>(y[kZ]) : Rows<ComputeType<T>>{});
     });
   }
 
@@ -191,10 +196,10 @@ struct Linear {
                              ? g[kMemory].clone(at::MemoryFormat::Contiguous)
                              : at::zeros_like(x.memory, at::MemoryFormat::Contiguous);
     const at::Tensor dq = GradientLike(x.q), dk = GradientLike(x.k), dv = GradientLike(x.v);
-    DispatchType(v, [&]<class T>(T) {
+    DispatchStored(v, [&]<class T>(T) {
       LinearBackward<T>(ShapeOf(x), x.rule(), InputRows<T>(q), InputRows<T>(k), InputRows<T>(v),
-                        InputRows<T>(out), InputRows<T>(kept[kZ]), InputRows<T>(d_out), mask,
-                        memory.const_data_ptr<double>(), G.mutable_data_ptr<double>(),
+                        InputRows<T>(out), InputRows<ComputeType<T>>(kept[kZ]), InputRows<T>(d_out),
+                        mask, memory.const_data_ptr<double>(), G.mutable_data_ptr<double>(),
                         OutputRows<T>(dq), OutputRows<T>(dk), OutputRows<T>(dv));
     });
     return {dq, dk, dv, G};

@@ -49,6 +49,7 @@ struct Write {
   };
   static constexpr size_t kOutputs = 1, kDifferentiable = 1;
   static constexpr int64_t kTime = 2;
+  static constexpr bool kBFloat16 = true;
   static const at::Tensor& Tokens(const Arguments& a) { return a.v; }
   static SlotShape ShapeOf(const Arguments& a) {
     return {a.x.size(0), a.x.size(1), a.x.size(2), a.x.size(3), a.v.size(3)};
@@ -70,9 +71,11 @@ struct Write {
   }
 
   static Tensors Compose(const Arguments& a) {
-    const at::Tensor pad = a.mask.HeadsPadding(a.x.size(2)),
-                     k = pad.defined() ? a.x.masked_fill(pad, 0.0) : a.x;
-    return {SumWrite(Features(k, a.rule()), WithOnes(a.v, a.rule().divisor), a.memory, a.mask)};
+    const auto type = ComputeTypeOf(a.v);
+    const at::Tensor pad = a.mask.HeadsPadding(a.x.size(2)), x = a.x.to(type),
+                     k = pad.defined() ? x.masked_fill(pad, 0.0) : x;
+    return {SumWrite(Features(k, a.rule()), WithOnes(a.v.to(type), a.rule().divisor), a.memory,
+                     a.mask)};
   }
 
   static Tensors Empty(const Arguments& a) { return {LikePlain(a.memory)}; }
@@ -83,7 +86,7 @@ struct Write {
   static void Forward(const Arguments& a, const RowMask& mask, const Tensors& y) {
     const at::Tensor k = UnitStride(a.x), v = UnitStride(a.v);
     BeginState(a.memory, y[0]);
-    DispatchType(v, [&]<class T>(T) {
+    DispatchStored(v, [&]<class T>(T) {
       cistern::LinearWrite<T>(ShapeOf(a), a.rule(), InputRows<T>(k), InputRows<T>(v), mask.lengths,
                               y[0].mutable_data_ptr<double>());
     });
@@ -95,7 +98,7 @@ struct Write {
                           const Tensors&) {
     const at::Tensor k = UnitStride(a.x), v = UnitStride(a.v), G = g[0].contiguous(),
                      dk = GradientLike(a.x), dv = GradientLike(a.v);
-    DispatchType(v, [&]<class T>(T) {
+    DispatchStored(v, [&]<class T>(T) {
       LinearWriteBackward<T>(ShapeOf(a), a.rule(), InputRows<T>(k), InputRows<T>(v), mask.lengths,
                              G.const_data_ptr<double>(), OutputRows<T>(dk), OutputRows<T>(dv));
     });
@@ -135,6 +138,7 @@ struct Read {
   };
   static constexpr size_t kOutputs = 1, kDifferentiable = 1;
   static constexpr int64_t kTime = 2;
+  static constexpr bool kBFloat16 = true;
   static const at::Tensor& Tokens(const Arguments& a) { return a.x; }
   static c10::SymInt Width(const Arguments& a) {
     return a.memory.sym_size(3) - (a.rule().divisor == DivisorRule::kNone ? 0 : 1);
@@ -153,8 +157,9 @@ struct Read {
 
   static Tensors Compose(const Arguments& a) {
     const LinearRule rule = a.rule();
-    return {DivideSums(at::matmul(Features(a.x, rule), a.memory.to(a.x.scalar_type())),
-                       rule.divisor, rule.value)};
+    const auto type = ComputeTypeOf(a.x);
+    const at::Tensor sums = at::matmul(Features(a.x.to(type), rule), a.memory.to(type));
+    return {DivideSums(sums, rule.divisor, rule.value).to(a.x.scalar_type())};
   }
 
   static Tensors Empty(const Arguments& a) {
@@ -167,7 +172,7 @@ struct Read {
 
   static void Forward(const Arguments& a, const RowMask&, const Tensors& y) {
     const at::Tensor q = UnitStride(a.x), memory = a.memory.contiguous();
-    DispatchType(q, [&]<class T>(T) {
+    DispatchStored(q, [&]<class T>(T) {
       cistern::LinearRead<T>(ShapeOf(a), a.rule(), InputRows<T>(q), memory.const_data_ptr<double>(),
                              OutputRows<T>(y[0]));
     });
@@ -179,7 +184,7 @@ struct Read {
                           const Tensors& kept) {
     const at::Tensor q = UnitStride(a.x), memory = a.memory.contiguous(), out = UnitStride(kept[0]),
                      d_out = UnitStride(g[0]), dq = GradientLike(a.x), d_memory = LikePlain(memory);
-    DispatchType(q, [&]<class T>(T) {
+    DispatchStored(q, [&]<class T>(T) {
       LinearReadBackward<T>(ShapeOf(a), a.rule(), InputRows<T>(q), memory.const_data_ptr<double>(),
                             InputRows<T>(out), InputRows<T>(d_out), OutputRows<T>(dq),
                             d_memory.mutable_data_ptr<double>());

@@ -33,6 +33,7 @@ struct Write {
   static constexpr size_t kOutputs = 2, kDifferentiable = 2;
   enum { kMemory, kZ };
   static constexpr int64_t kTime = 2;
+  static constexpr bool kBFloat16 = true;
   static const at::Tensor& Tokens(const Arguments& x) { return x.v; }
 
   static SlotShape ShapeOf(const Arguments& x) {
@@ -49,9 +50,11 @@ struct Write {
   }
 
   static Tensors Compose(const Arguments& x) {
-    const at::Tensor pad = x.mask.HeadsPadding(x.s.size(2)),
-                     s = pad.defined() ? x.s.masked_fill(pad, kMinusInf) : x.s,
-                     v = pad.defined() ? x.v.masked_fill(pad, 0.0) : x.v;
+    const auto type = ComputeTypeOf(x.v);
+    const at::Tensor pad = x.mask.HeadsPadding(x.s.size(2)), all_s = x.s.to(type),
+                     all_v = x.v.to(type),
+                     s = pad.defined() ? all_s.masked_fill(pad, kMinusInf) : all_s,
+                     v = pad.defined() ? all_v.masked_fill(pad, 0.0) : all_v;
     // m: a reference no smaller than z and every s; the result does not depend on it, so it
     // carries no gradient.
     at::Tensor m = x.z.detach();
@@ -73,7 +76,7 @@ struct Write {
   static void Forward(const Arguments& x, const RowMask& mask, const Tensors& y) {
     const at::Tensor s = UnitStride(x.s), v = UnitStride(x.v);
     BeginState(x.memory, y[kMemory]), BeginState(x.z, y[kZ]);
-    DispatchType(v, [&]<class T>(T) {
+    DispatchStored(v, [&]<class T>(T) {
       const SlotWritten<T> written[] = {{InputRows<T>(v), y[kMemory].mutable_data_ptr<double>()}};
       cistern::SlotWrite<T>(ShapeOf(x), InputRows<T>(s), written, mask.lengths,
                             y[kZ].mutable_data_ptr<double>());
@@ -89,15 +92,15 @@ struct Write {
     const at::Tensor d_memory = OrZeros(g[kMemory], x.memory);
     at::Tensor h = (d_memory * after).sum(-1);
     if (g[kZ].defined()) h = h - g[kZ];
-    const auto type = v.scalar_type();
+    const auto type = ComputeTypeOf(v);
     const at::Tensor G = d_memory.to(type, false, true, at::MemoryFormat::Contiguous),
                      h_tokens = h.to(type).contiguous(), z_after = z.contiguous();
-    DispatchType(v, [&]<class T>(T) {
+    DispatchStored(v, [&]<class T>(T) {
       const SlotWrittenGradients<T> written[] = {
-          {InputRows<T>(v), G.const_data_ptr<T>(), OutputRows<T>(dv)}};
+          {InputRows<T>(v), G.const_data_ptr<ComputeType<T>>(), OutputRows<T>(dv)}};
       SlotWriteBackward<T>(ShapeOf(x), InputRows<T>(s), written, mask.lengths,
-                           z_after.const_data_ptr<double>(), h_tokens.const_data_ptr<T>(),
-                           OutputRows<T>(ds));
+                           z_after.const_data_ptr<double>(),
+                           h_tokens.const_data_ptr<ComputeType<T>>(), OutputRows<T>(ds));
     });
     // The share of what was there before; of an empty slot none.
     const at::Tensor w = (x.z - z).exp().masked_fill(at::isneginf(x.z), 0.0);
@@ -143,6 +146,7 @@ struct Read {
   static constexpr auto kFields = [](auto& a) { return std::tie(a.x, a.memory); };
   static constexpr size_t kOutputs = 1, kDifferentiable = 1;
   static constexpr int64_t kTime = 2;
+  static constexpr bool kBFloat16 = true;
   static const at::Tensor& Tokens(const Arguments& a) { return a.x; }
 
   static SlotShape ShapeOf(const Arguments& a) {
@@ -161,8 +165,9 @@ struct Read {
 
   static Tensors Compose(const Arguments& a) {
     // Over the last dimension of a [B,H,T,n] view of [B,T,H,n] memory, keeping that layout.
-    const at::Tensor p = at::softmax(a.x.transpose(1, 2), -1).transpose(1, 2);
-    return {at::matmul(p, a.memory.to(a.x.scalar_type()))};
+    const auto type = ComputeTypeOf(a.x);
+    const at::Tensor p = at::softmax(a.x.to(type).transpose(1, 2), -1).transpose(1, 2);
+    return {at::matmul(p, a.memory.to(type)).to(a.x.scalar_type())};
   }
 
   static at::Tensor Out(const Arguments& a) {
@@ -177,7 +182,7 @@ struct Read {
 
   static void Forward(const Arguments& a, const RowMask&, const Tensors& y) {
     const at::Tensor x = UnitStride(a.x), memory = a.memory.contiguous();
-    DispatchType(x, [&]<class T>(T) {
+    DispatchStored(x, [&]<class T>(T) {
       cistern::SlotSoftmaxRead<T>(ShapeOf(a), InputRows<T>(x), memory.const_data_ptr<double>(),
                                   OutputRows<T>(y[0]));
     });
@@ -188,7 +193,7 @@ struct Read {
   static Tensors Backward(const Arguments& a, const RowMask&, const Tensors& g, const Tensors&) {
     const at::Tensor x = UnitStride(a.x), memory = a.memory.contiguous(), d_out = UnitStride(g[0]),
                      dx = GradientLike(a.x), d_memory = LikePlain(memory);
-    DispatchType(x, [&]<class T>(T) {
+    DispatchStored(x, [&]<class T>(T) {
       SlotSoftmaxReadBackward<T>(ShapeOf(a), InputRows<T>(x), memory.const_data_ptr<double>(),
                                  InputRows<T>(d_out), OutputRows<T>(dx),
                                  d_memory.mutable_data_ptr<double>());

@@ -30,7 +30,9 @@ class EfficientMechanism : public LatteMechanism {
   at::Tensor Definition(Form form, const std::vector<at::Tensor>& queries,
                         const std::vector<at::Tensor>& x) const override;
   State Merge(const State& first, const State& second) const override;
-  bool TakesBFloat16(Form) const override { return false; }
+  bool TakesBFloat16(Form form) const override {
+    return !scaling_ && LatteMechanism::TakesBFloat16(form);
+  }
 
  private:
   bool scaling_, by_length_;

@@ -110,7 +110,7 @@ double LatteMechanism::OutputDropout(Form form) const {
 }
 
 bool LatteMechanism::TakesBFloat16(Form form) const {
-  return form == Form::kCausal && !decay_options_.gated() && WeightDropout(Form::kCausal) == 0;
+  return !decay_options_.gated() && WeightDropout(form) == 0;
 }
 
 at::Tensor LatteMechanism::DoExtend(const std::vector<at::Tensor>& x, State& state,

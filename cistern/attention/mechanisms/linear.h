@@ -29,6 +29,7 @@ class LinearMechanism : public Mechanism, public CountsOperations {
   at::Tensor Definition(Form form, const std::vector<at::Tensor>& queries,
                         const std::vector<at::Tensor>& x) const override;
   State Merge(const State& first, const State& second) const override;
+  bool TakesBFloat16(Form) const override { return true; }
   LeastOperations Operations(Form form, int64_t tokens, int64_t before) const override;
 
  private:
