@@ -403,6 +403,10 @@ int RunCompare(CLI::App& command, CompareArguments a) {
   }
   c.seconds = a.seconds;
   c.data = a.data.empty() ? task.name : a.data;
+  // Data that cannot be read end the comparison, before any of its runs; what was made of them is
+  // in the cache then.
+  if (!a.resume) c.experiment.task.Make()->Prepare();
+  if (Interrupted()) return 130;
   if (a.out.empty()) a.out = "runs/compare-" + TimeStamp();
   EnsureDirectory(a.out);
   const FileLock lock(a.out + "/lock", "the comparison in " + a.out);

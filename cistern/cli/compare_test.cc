@@ -1,6 +1,7 @@
 // `cistern compare` with several seeds and lengths, from outside.
 #include <algorithm>
 #include <cmath>
+#include <fstream>
 
 #include "cistern/cli/testing_cli.h"
 #include "cistern/ops/testing.h"
@@ -171,6 +172,19 @@ TEST_F(CompareTest, AResumedComparisonIsTheSameOne) {
   ASSERT_EQ(o.code, 0) << o;
   EXPECT_EQ(Contents(out + "/latte"), before);
   ExpectContains(o.out, {"latte", "linear"});
+}
+
+// Once, not once for each mechanism, and nothing is left.
+TEST_F(CompareTest, DataThatCannotBeReadEndItBeforeAnyRun) {
+  const std::string text = folder_ / "a.txt.gz", out = folder_ / "out";
+  std::ofstream(text, std::ios::binary) << "\x1f\x8b\x08 and so on";
+  const Outcome o = Run({"compare", text, "--out", out, "--mechanisms", "latte,abc_mlp", "--dtype",
+                         "float32", "--seconds", "0.2"});
+  EXPECT_EQ(o.code, 1) << o;
+  ExpectContains(o.err, {text, "is compressed", "gunzip"});
+  EXPECT_EQ(o.err.find("is compressed"), o.err.rfind("is compressed")) << o;
+  EXPECT_EQ(o.out, "");
+  EXPECT_FALSE(fs::exists(out));
 }
 
 TEST_F(CompareTest, OneComparisonInAFolder) {
