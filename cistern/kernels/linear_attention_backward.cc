@@ -6,7 +6,6 @@
 #include "hwy/foreach_target.h"  // must come before the headers below
 
 #include "cistern/kernels/linear_core-inl.h"
-#include "cistern/kernels/segments-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace cistern {

@@ -101,29 +101,6 @@ class SpanProduct {
   double* sums_;
 };
 
-// Where a product puts rows t.. of x, stored as S: there where whole vectors and tiles of T fit,
-// else into `scratch`, from which Finish takes them.
-template <class S, class T = ComputeType<S>>
-struct RowsOut {
-  RowsOut(const Sequence<S>& x, size_t t, size_t rows, size_t width, T* scratch)
-      : data(scratch), ld(Padded<T>(width)), x_(x), t_(t), rows_(rows), width_(width) {
-    if constexpr (std::is_same_v<S, T>) {
-      direct_ = width % kLanes<T> == 0 && rows % kTileRows == 0;
-      if (direct_) data = x.At(t), ld = static_cast<size_t>(x.time);
-    }
-  }
-  void Finish() const {
-    if (!direct_) UnpackRows(data, t_, rows_, width_, ld, x_);
-  }
-  T* data;
-  size_t ld;
-
- private:
-  const Sequence<S>& x_;
-  size_t t_, rows_, width_;
-  bool direct_ = false;
-};
-
 }  // namespace HWY_NAMESPACE
 }  // namespace cistern
 HWY_AFTER_NAMESPACE();
