@@ -414,7 +414,8 @@ TEST(BFloat16Tokens, Composite) {
   EXPECT_TRUE(at::allclose(composed.to(at::kFloat), kernel.to(at::kFloat), 0.01, 1e-3));
 }
 
-// Second derivatives go through what is composed, in float.
+// Second derivatives go through what is composed, in float: composed of bfloat16, the read of
+// linear attention is 0.0068 away.
 TEST(BFloat16Tokens, SecondDerivatives) {
   at::manual_seed(2);
   const auto second = [](const at::Tensor& x, const std::function<at::Tensor(at::Tensor)>& f) {
@@ -452,7 +453,7 @@ TEST(BFloat16Tokens, SecondDerivatives) {
        }}};
   for (const auto& [name, f] : cases) {
     const at::Tensor want = second(x.to(at::kFloat), f);
-    ExpectClose(second(x, f), want, 3e-2, name);
+    ExpectClose(second(x, f), want, 6e-3, name);
   }
 }
 
