@@ -31,6 +31,8 @@ HWY_INLINE double DotInDouble(size_t count, const T* x, const T* y) {
   return total;
 }
 
+constexpr size_t kSegmentKeys = 64;  // segments have a multiple of them, but for the last
+
 // How a view's queries and keys are cut into groups and segments. In each of `groups` rounds every
 // group meets another segment, so rounds write to disjoint places, and each place is added to in
 // an order that follows from the shape alone, whatever the number of threads.
@@ -44,7 +46,10 @@ struct Rounds {
       groups *= 2;
   }
   size_t FirstQuery(int64_t group) const { return size_t(blocks * group / groups) * kBlockQueries; }
-  size_t FirstKey(int64_t segment) const { return size_t(keys * segment / groups); }
+  size_t FirstKey(int64_t segment) const {
+    return segment == groups ? size_t(keys)
+                             : size_t(keys * segment / groups) / kSegmentKeys * kSegmentKeys;
+  }
   int64_t blocks, keys, groups = 1;
 };
 

@@ -81,6 +81,11 @@ class OnlineSoftmax {
   }
   // X[keys, queries]: scores become weights.
   void Weigh(size_t keys, T* X) { WeighAll(keys, block_.vectors(), X, high_, sum_, factor); }
+  // weigh(high, sum, factor) does the same in another way.
+  template <class Weigher>
+  void Weigh(Weigher&& weigh) {
+    weigh(high_, sum_, factor);
+  }
   // factor: what the sums of weighted values have to be multiplied by; stats: as AttentionForward's
   // or null.
   void Finish(T* stats) {

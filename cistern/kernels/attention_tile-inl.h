@@ -88,8 +88,9 @@ constexpr T kNoScore = -std::numeric_limits<T>::infinity();
 // dilation.
 class AttentionView {
  public:
-  AttentionView(const AttentionShape& shape, const AttentionMask& mask, int64_t index)
-      : first_(index % shape.dilation),
+  AttentionView(const AttentionShape& shape, const AttentionMask& mask, int64_t number)
+      : index(number),
+        first_(index % shape.dilation),
         step_(shape.dilation),
         h_(index / shape.dilation % shape.heads),
         b_(index / shape.dilation / shape.heads),
@@ -136,6 +137,7 @@ class AttentionView {
              uint64_t(first_ + int64_t(j) * step_), uint64_t(step_), count, number, kept);
   }
 
+  const int64_t index;  // among all views
   size_t queries, keys;
 
  private:

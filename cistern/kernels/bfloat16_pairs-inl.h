@@ -1,3 +1,4 @@
+#pragma once
 // Products of bfloat16 by the processor's instruction for pairs (VDPBF16PS), summed in float;
 // included once, in the pass of the one target that may have it (exact_attention_bfloat16.cc says
 // how it gets there).
@@ -32,7 +33,7 @@ struct PairFactors {
 
 enum class PairsTo {
   kSet,    // C = scale A B
-  kAdd,    // C += scale A B
+  kAdd,    // C += A B
   kTimes,  // C = C factor + A B, a factor for each column
 };
 
@@ -69,7 +70,7 @@ HWY_INLINE void PairTile(const PairFactors& x, const BFloat16* a, float* HWY_RES
       if constexpr (kTo == PairsTo::kSet) {
         _mm512_storeu_ps(to, _mm512_mul_ps(times, sum[i][j]));
       } else if constexpr (kTo == PairsTo::kAdd) {
-        _mm512_storeu_ps(to, _mm512_fmadd_ps(times, sum[i][j], _mm512_loadu_ps(to)));
+        _mm512_storeu_ps(to, _mm512_add_ps(sum[i][j], _mm512_loadu_ps(to)));
       } else {
         const __m512 of = _mm512_loadu_ps(factor + static_cast<size_t>(j) * kPairLanes);
         _mm512_storeu_ps(to, _mm512_fmadd_ps(of, _mm512_loadu_ps(to), sum[i][j]));

@@ -66,8 +66,8 @@ struct Inputs {
     state.counters["threads"] = NumThreads();
   }
   AttentionShape shape;
-  std::vector<T> q, k, v, g, out;
-  std::vector<float> dq, dk, dv, stats;
+  std::vector<T> q, k, v, g, out, dq, dk, dv;
+  std::vector<float> stats;
   std::vector<KeyRange> ranges;
   AttentionMask mask;
   double pairs = 0;

@@ -1,7 +1,8 @@
 #pragma once
 // Exact attention (exact_attention.h) of tokens in bfloat16, where the processor multiplies pairs
-// of them (AVX512-BF16): twice the rate of float. Scores, softmax and sums are float; what enters a
-// product is bfloat16: tokens as they are, weights and their gradients rounded once.
+// of them (AVX512-BF16, twice the rate of float on Zen 4) or tiles of pairs (AMX, some eight times
+// the rate). Scores, softmax and sums are float; what enters a product is bfloat16: tokens as they
+// are, weights and their gradients rounded once.
 //
 // What is promised of float holds here: what is not seen has no part in any bit, and bits do not
 // depend on the number of threads. They do depend on the processor.
@@ -18,12 +19,10 @@ void AttentionForward(const AttentionShape& shape, double scale, Rows<const BFlo
                       Rows<const BFloat16> k, Rows<const BFloat16> v, const AttentionMask& mask,
                       Rows<BFloat16> out, float* stats);
 
-// The gradients are sums over many keys or queries, so they are float. Their rows need room for
-// widths rounded up to kBFloat16GradientWidth; what is beyond the width is of no meaning.
-constexpr int64_t kBFloat16GradientWidth = 16;
+// The gradients are sums over many keys or queries: they are summed in float and rounded once.
 void AttentionBackward(const AttentionShape& shape, double scale, Rows<const BFloat16> q,
                        Rows<const BFloat16> k, Rows<const BFloat16> v, Rows<const BFloat16> out,
                        Rows<const BFloat16> d_out, const AttentionMask& mask, const float* stats,
-                       Rows<float> dq, Rows<float> dk, Rows<float> dv);
+                       Rows<BFloat16> dq, Rows<BFloat16> dk, Rows<BFloat16> dv);
 
 }  // namespace cistern

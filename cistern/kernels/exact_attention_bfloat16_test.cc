@@ -2,8 +2,13 @@
 // backward; what is not seen, later tokens and threads bit for bit.
 #include "cistern/kernels/exact_attention_bfloat16.h"
 
+#include <algorithm>
+#include <string>
+#include <vector>
+
 #include "cistern/base/parallel.h"
 #include "cistern/kernels/attention_test.h"
+#include "cistern/kernels/isa.h"
 #include "cistern/kernels/workspace.h"
 
 namespace cistern {
@@ -14,12 +19,20 @@ using slot_test::Array;
 using slot_test::Layout;
 using slot_test::RelativeRms;
 
-class BFloat16Attention : public ::testing::Test {
+// By pairs (avx512) and by tiles (avx512_amx), where the processor has them.
+class BFloat16Attention : public ::testing::TestWithParam<const char*> {
  protected:
   void SetUp() override {
+    const std::vector<std::string> supported = SupportedIsas();
+    if (std::find(supported.begin(), supported.end(), GetParam()) == supported.end())
+      GTEST_SKIP() << "this processor has no " << GetParam();
+    ForceIsa(GetParam());
     if (!CanAttendBFloat16()) GTEST_SKIP() << "no products of bfloat16 on this processor";
   }
+  void TearDown() override { ForceIsa(""); }
 };
+INSTANTIATE_TEST_SUITE_P(By, BFloat16Attention, ::testing::Values("avx512", "avx512_amx"),
+                         [](const auto& of) { return std::string(of.param); });
 
 // Tokens that bfloat16 holds.
 Problem Rounded(Problem p) {
@@ -36,28 +49,18 @@ Result Run(const Problem& p, Layout layout) {
   const AttentionShape& s = p.shape;
   const SlotShape of_queries = {s.batch, s.heads, s.queries, 0, 0},
                   of_keys = {s.batch, s.heads, s.keys, 0, 0};
-  const auto padded = [](int64_t width) {
-    return (width + kBFloat16GradientWidth - 1) / kBFloat16GradientWidth * kBFloat16GradientWidth;
-  };
   const Array<BFloat16> q(of_queries, s.key_width, layout, p.q),
       k(of_keys, s.key_width, layout, p.k), v(of_keys, s.value_width, layout, p.v),
       g(of_queries, s.value_width, layout, p.g);
   Array<BFloat16> out(of_queries, s.value_width, layout);
-  Array<float> dq(of_queries, padded(s.key_width), layout),
-      dk(of_keys, padded(s.key_width), layout), dv(of_keys, padded(s.value_width), layout);
+  Array<BFloat16> dq(of_queries, s.key_width, layout), dk(of_keys, s.key_width, layout),
+      dv(of_keys, s.value_width, layout);
   std::vector<float> stats(size_t(2 * s.batch * s.heads * s.queries + 1));
   AttentionForward(s, p.scale, q.in(), k.in(), v.in(), p.Mask(), out.rows(), stats.data());
   const Array<BFloat16>& given = out;
   AttentionBackward(s, p.scale, q.in(), k.in(), v.in(), given.in(), g.in(), p.Mask(), stats.data(),
                     dq.rows(), dk.rows(), dv.rows());
-  const auto narrowed = [&](const std::vector<double>& x, int64_t width) {
-    std::vector<double> y;
-    for (size_t i = 0; i < x.size(); i += size_t(padded(width)))
-      y.insert(y.end(), x.begin() + int64_t(i), x.begin() + int64_t(i) + width);
-    return y;
-  };
-  return {out.Values(), narrowed(dq.Values(), s.key_width), narrowed(dk.Values(), s.key_width),
-          narrowed(dv.Values(), s.value_width)};
+  return {out.Values(), dq.Values(), dk.Values(), dv.Values()};
 }
 Result RunPlain(const Problem& p) { return Run(p, Layout::kBTHW); }
 
@@ -83,7 +86,7 @@ void ExpectDefinition(const Problem& p, Layout layout = Layout::kBTHW, double to
   }
 }
 
-TEST_F(BFloat16Attention, LengthsAndMasks) {
+TEST_P(BFloat16Attention, LengthsAndMasks) {
   uint64_t seed = 1;
   for (Kind kind : kKinds) {
     for (int64_t T : {0, 1, 2, 5, 63, 64, 65, 100, 131}) {
@@ -95,7 +98,7 @@ TEST_F(BFloat16Attention, LengthsAndMasks) {
   }
 }
 
-TEST_F(BFloat16Attention, Widths) {
+TEST_P(BFloat16Attention, Widths) {
   uint64_t seed = 1000;
   for (int64_t of_keys : {1, 2, 3, 8, 16, 17, 31, 32, 64, 80}) {
     for (int64_t of_values : {1, 4, 15, 16, 33, 64, 128}) {
@@ -105,7 +108,7 @@ TEST_F(BFloat16Attention, Widths) {
   }
 }
 
-TEST_F(BFloat16Attention, DilatedCrossAndLong) {
+TEST_P(BFloat16Attention, DilatedCrossAndLong) {
   uint64_t seed = 2000;
   for (int64_t g : {2, 3, 5}) {
     for (Kind kind : {Kind::kAll, Kind::kCausal, Kind::kWindow, Kind::kDocuments, Kind::kHoles})
@@ -117,7 +120,7 @@ TEST_F(BFloat16Attention, DilatedCrossAndLong) {
     ExpectDefinition(MakeRounded(++seed, {1, 1, 450, 790, 8, 6}, kind));
 }
 
-TEST_F(BFloat16Attention, Dropout) {
+TEST_P(BFloat16Attention, Dropout) {
   uint64_t seed = 2500;
   for (Kind kind : kKinds) {
     for (int64_t T : {1, 66, 100}) {
@@ -129,22 +132,33 @@ TEST_F(BFloat16Attention, Dropout) {
 }
 
 // Scores up to thousands, of which each row's largest decides.
-TEST_F(BFloat16Attention, HostileScores) {
+TEST_P(BFloat16Attention, HostileScores) {
   Problem p = MakeProblem(5000, {1, 1, 110, 130, 8, 4}, Kind::kCausal);
   for (double& x : p.q) x = std::round(x * 8) * 1024;
   for (double& x : p.k) x = std::round(x * 8) / 8;  // scores are exact
   ExpectDefinition(Rounded(p), Layout::kBHTW, 1e-2);
 }
 
+// Factors of the scores that turn their order around, or make all of them alike.
+TEST_P(BFloat16Attention, AnyFactorOfScores) {
+  for (const double scale : {-0.7, 0.0, 3.0}) {
+    for (Kind kind : {Kind::kCausal, Kind::kHoles}) {
+      Problem p = MakeRounded(6000, {1, 2, 90, 92, 9, 5}, kind);
+      p.scale = scale;
+      ExpectDefinition(p);
+    }
+  }
+}
+
 // Weights and sums are float: the average of many values has no error of bfloat16's sums.
-TEST_F(BFloat16Attention, SumsAreFloat) {
+TEST_P(BFloat16Attention, SumsAreFloat) {
   Problem p = MakeProblem(1, {1, 1, 64, 8192, 2, 2}, Kind::kAll);
   std::fill(p.q.begin(), p.q.end(), 0.0);
   for (size_t j = 0; j < p.v.size(); ++j) p.v[j] = j % 4 < 2 ? 1 : 2;
   for (double x : RunPlain(Rounded(p)).out) EXPECT_EQ(x, 1.5);
 }
 
-TEST_F(BFloat16Attention, WhatIsNotSeenHasNoPart) {
+TEST_P(BFloat16Attention, WhatIsNotSeenHasNoPart) {
   for (Kind kind : {Kind::kCausal, Kind::kWindow, Kind::kBand, Kind::kLengths, Kind::kDocuments,
                     Kind::kHoles}) {
     for (int64_t T : {3, 100}) {
@@ -160,7 +174,7 @@ TEST_F(BFloat16Attention, WhatIsNotSeenHasNoPart) {
 
 // NaN and infinities, of one component of one token, reach what the definition says and nothing
 // else. Queries in whole blocks and in a rest, tiles that are seen whole and in part.
-TEST_F(BFloat16Attention, NotFiniteReachesWhatSeesIt) {
+TEST_P(BFloat16Attention, NotFiniteReachesWhatSeesIt) {
   for (const Kind kind : {Kind::kCausal, Kind::kAll, Kind::kHoles}) {
     for (const int64_t T : {64, 91}) {
       const Problem p = MakeRounded(8000, {1, 1, T, T + 103, 6, 6}, kind);
@@ -185,7 +199,7 @@ TEST_F(BFloat16Attention, NotFiniteReachesWhatSeesIt) {
   }
 }
 
-TEST_F(BFloat16Attention, AnyNumberOfThreads) {
+TEST_P(BFloat16Attention, AnyNumberOfThreads) {
   const int before = NumThreads();
   for (Kind kind : {Kind::kCausal, Kind::kWindow, Kind::kHoles}) {
     for (const AttentionShape& shape :
@@ -207,7 +221,7 @@ TEST_F(BFloat16Attention, AnyNumberOfThreads) {
   SetNumThreads(before);
 }
 
-TEST_F(BFloat16Attention, ScratchMayHoldAnything) {
+TEST_P(BFloat16Attention, ScratchMayHoldAnything) {
   for (Kind kind : kKinds) {
     for (const int64_t T : {3, 70}) {
       const Problem p = MakeRounded(10000, {1, 1, T, T + 5, 9, 5}, kind);

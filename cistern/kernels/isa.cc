@@ -3,6 +3,11 @@
 #include <cstdint>
 #include <cstdlib>
 
+#if defined(__linux__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
 #include "cistern/base/error.h"
 #include "cistern/kernels/dispatch.h"
 #include "hwy/highway.h"
@@ -10,8 +15,15 @@
 namespace cistern {
 namespace {
 
-std::string NameOf(int64_t target) {
-  switch (target) {
+// A target of Highway; amx: with Intel's tiles beside it, for which Highway has no target.
+struct Isa {
+  int64_t target;
+  bool amx;
+};
+
+std::string NameOf(Isa isa) {
+  if (isa.amx) return "avx512_amx";
+  switch (isa.target) {
     case HWY_AVX3_DL:
       return "avx512_dl";
     case HWY_AVX3:
@@ -26,47 +38,67 @@ std::string NameOf(int64_t target) {
     case HWY_SCALAR:
       return "portable";
     default:
-      return "target" + std::to_string(target);
+      return "target" + std::to_string(isa.target);
   }
 }
 
 constexpr int64_t kPortable = HWY_EMU128 | HWY_SCALAR;
 
 // Highway numbers better targets lower.
-std::vector<int64_t> Targets(int64_t mask) {
-  std::vector<int64_t> targets;
-  for (; mask != 0; mask &= mask - 1) targets.push_back(mask & -mask);
-  return targets;
+std::vector<Isa> Isas(int64_t mask, bool amx) {
+  std::vector<Isa> isas;
+  for (; mask != 0; mask &= mask - 1) {
+    const int64_t target = mask & -mask;
+    if (amx && target == HWY_AVX3) isas.push_back({target, true});
+    isas.push_back({target, false});
+  }
+  return isas;
 }
 
-std::vector<std::string> Names(int64_t mask) {
+std::vector<std::string> Names(const std::vector<Isa>& isas) {
   std::vector<std::string> names;
-  for (int64_t target : Targets(mask)) names.push_back(NameOf(target));
+  for (const Isa& isa : isas) names.push_back(NameOf(isa));
   return names;
 }
 
-int64_t Supported() { return int64_t{HWY_TARGETS} & (hwy::SupportedTargets() | kPortable); }
+// Linux gives the 8 KiB of the tiles' registers to a process that asks for them.
+bool MayUseAmx() {
+#if HWY_ARCH_X86 && defined(__linux__)
+  constexpr long kRequestPermission = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XTILEDATA
+  static const bool may = HasBFloat16() && __builtin_cpu_supports("amx-tile") != 0 &&
+                          __builtin_cpu_supports("amx-bf16") != 0 &&
+                          syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+  return may;
+#else
+  return false;
+#endif
+}
 
-int64_t active = 0;
+std::vector<Isa> Compiled() { return Isas(HWY_TARGETS, HWY_ARCH_X86 != 0); }
+std::vector<Isa> Supported() {
+  return Isas(int64_t{HWY_TARGETS} & (hwy::SupportedTargets() | kPortable), MayUseAmx());
+}
 
-void Activate(int64_t target) {
-  active = target;
-  hwy::GetChosenTarget().Update(target);
+Isa active = {0, false};
+
+void Activate(Isa isa) {
+  active = isa;
+  hwy::GetChosenTarget().Update(isa.target);
 }
 
 }  // namespace
 
-std::vector<std::string> CompiledIsas() { return Names(HWY_TARGETS); }
+std::vector<std::string> CompiledIsas() { return Names(Compiled()); }
 std::vector<std::string> SupportedIsas() { return Names(Supported()); }
 
 void ForceIsa(const std::string& isa) {
   if (isa.empty()) {
     const char* name = std::getenv("CISTERN_ISA");
     if (name != nullptr && *name != '\0') return ForceIsa(name);
-    return Activate(Targets(Supported()).front());
+    return Activate(Supported().front());
   }
-  for (int64_t target : Targets(Supported())) {
-    if (NameOf(target) == isa) return Activate(target);
+  for (const Isa& supported : Supported()) {
+    if (NameOf(supported) == isa) return Activate(supported);
   }
   for (const std::string& name : CompiledIsas()) {
     if (name == isa) FailUsage("CISTERN_ISA=", isa, " is not supported by this machine");
@@ -92,9 +124,14 @@ bool HasBFloat16() {
 #endif
 }
 
-bool GainsByBFloat16Pairs() {
+bool UsesAmx() {
+  ResolveIsa();
+  return active.amx;
+}
+
+bool GainsByBFloat16() {
 #if HWY_ARCH_X86
-  return HasBFloat16() && __builtin_cpu_is("amd") != 0;
+  return UsesAmx() || (HasBFloat16() && __builtin_cpu_is("amd") != 0);
 #else
   return false;
 #endif

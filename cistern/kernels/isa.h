@@ -1,6 +1,7 @@
 #pragma once
 // Which SIMD instruction set the kernels use: the best the machine has, or the one forced by
-// CISTERN_ISA (avx512, avx2, sse4, portable...).
+// CISTERN_ISA (avx512_amx, avx512, avx2, sse4, portable...). avx512_amx is avx512 with products of
+// bfloat16 by Intel's tiles (AMX), where the processor has them and the system lets this process.
 #include <string>
 #include <vector>
 
@@ -23,9 +24,12 @@ void ResolveIsa();
 // are faster than those of float.
 bool HasBFloat16();
 
-// Whether our own kernels gain by its instruction: on AMD's processors it does twice the work of a
-// multiply-add in the same time (Zen 4); on Intel's it was not measured. By the maker, not by a
-// measurement, so that results do not depend on the moment.
-bool GainsByBFloat16Pairs();
+// Whether the instruction set in use is avx512_amx.
+bool UsesAmx();
+
+// Whether our own kernels gain by one of the two: by AMX, and by AVX512-BF16 on AMD's processors,
+// where it does twice the work of a multiply-add in the same time (Zen 4); on Intel's it does no
+// more. By the maker, not by a measurement, so that results do not depend on the moment.
+bool GainsByBFloat16();
 
 }  // namespace cistern

@@ -46,22 +46,22 @@ TEST(Isa, EnvironmentIsReadBeforeTheFirstDispatch) {
 }
 
 TEST(Isa, EveryForcedTargetRuns) {
-  std::vector<int64_t> seen;
+  std::vector<std::pair<int64_t, bool>> seen;
   for (const std::string& isa : SupportedIsas()) {
     ForceIsa(isa);
     EXPECT_EQ(ActiveIsa(), isa);
-    const int64_t target = CISTERN_DISPATCH(WhichTarget)();
+    const std::pair target(CISTERN_DISPATCH(WhichTarget)(), UsesAmx());
     EXPECT_EQ(std::count(seen.begin(), seen.end(), target), 0) << isa;
     seen.push_back(target);
   }
   ForceIsa("");
-  EXPECT_EQ(CISTERN_DISPATCH(WhichTarget)(), seen.front());
+  EXPECT_EQ(CISTERN_DISPATCH(WhichTarget)(), seen.front().first);
 }
 
 TEST(Isa, CompiledTargets) {
   EXPECT_EQ(CompiledIsas().back(), "portable");
 #if HWY_ARCH_X86
-  for (const char* isa : {"avx512", "avx2", "sse4"}) EXPECT_TRUE(Has(CompiledIsas(), isa)) << isa;
+  for (const char* isa : {"avx512_amx", "avx512", "avx2", "sse4"}) EXPECT_TRUE(Has(CompiledIsas(), isa)) << isa;
 #endif
   EXPECT_THROW(ForceIsa("avx3"), UsageError);
 }

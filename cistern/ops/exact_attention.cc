@@ -59,13 +59,6 @@ Arguments InFloat(Arguments x) {
 // few queries of decoding are bound by memory, and have a float kernel of their own.
 bool ByPairs(const Arguments& x) { return MultipliesBFloat16() && (x.save || x.q.size(2) > 4); }
 
-// [B,H,T,w] of floats, with the room that gradients of bfloat16 tokens want.
-at::Tensor PaddedGradient(const at::Tensor& x) {
-  const int64_t width = x.size(3) + (-x.size(3) & (kBFloat16GradientWidth - 1));
-  const c10::SymInt sizes[] = {x.size(0), x.size(1), x.size(2), width};
-  return EmptyHeads(sizes, x.options().dtype(at::kFloat));
-}
-
 struct Exact {
   static constexpr const char* kSchema =
       "exact_attention(Tensor q, Tensor k, Tensor v, Tensor? ranges=None, Tensor? valid=None, "
@@ -212,15 +205,12 @@ struct Exact {
     const at::Tensor q = UnitStride(x.q), k = UnitStride(x.k), v = UnitStride(x.v),
                      out = UnitStride(kept[kOut]), d_out = UnitStride(OrZeros(g[kOut], out));
     const View view(x);
-    const at::Tensor dq = PaddedGradient(q), dk = PaddedGradient(k), dv = PaddedGradient(v);
+    const Tensors dx = EmptyGradients(x);
     AttentionBackward(ShapeOf(x), x.scale, InputRows<BFloat16>(q), InputRows<BFloat16>(k),
                       InputRows<BFloat16>(v), InputRows<BFloat16>(out), InputRows<BFloat16>(d_out),
-                      view.mask, kept[kStats].const_data_ptr<float>(), OutputRows<float>(dq),
-                      OutputRows<float>(dk), OutputRows<float>(dv));
-    const auto rounded = [](const at::Tensor& sum, const at::Tensor& of) {
-      return sum.narrow(3, 0, of.size(3)).to(at::kBFloat16);
-    };
-    return {rounded(dq, q), rounded(dk, k), rounded(dv, v)};
+                      view.mask, kept[kStats].const_data_ptr<float>(), OutputRows<BFloat16>(dx[0]),
+                      OutputRows<BFloat16>(dx[1]), OutputRows<BFloat16>(dx[2]));
+    return dx;
   }
 
   static Tensors ForwardReference(const Arguments& x, const RowMask&) {
@@ -266,7 +256,7 @@ bool HasExactKernel(const at::Tensor& q, const at::Tensor& k, const at::Tensor& 
 }
 
 bool MultipliesBFloat16() {
-  return CanAttendBFloat16() && GainsByBFloat16Pairs() && ActiveImpl() == Impl::kKernel;
+  return CanAttendBFloat16() && GainsByBFloat16() && ActiveImpl() == Impl::kKernel;
 }
 
 }  // namespace cistern::ops

@@ -1,0 +1,90 @@
+#pragma once
+// Products of bfloat16 by the processor's tiles (Intel's AMX), summed in float; included once, in
+// the pass of the one target that may have them.
+//
+// A tile register holds 16 rows of 64 bytes. One instruction (TDPBF16PS) adds to 16 x 16 sums what
+// 16 pairs of the depth give, some eight thousand multiply-adds in 16 cycles. A's tiles are rows of
+// pairs, those of B one pair of 16 columns a row, as in bfloat16_pairs-inl.h.
+#include <immintrin.h>
+
+#include <cstddef>
+#include <cstdint>
+
+#include "cistern/kernels/bfloat16.h"
+
+HWY_BEFORE_NAMESPACE();
+HWY_PUSH_ATTRIBUTES("amx-tile,amx-bf16")
+namespace cistern {
+namespace HWY_NAMESPACE {
+
+constexpr size_t kAmxRows = 16, kAmxPairs = 16, kAmxStrip = 2 * kAmxRows;
+
+// The tiles of this thread, whole ones, while it exists.
+class AmxTiles {
+ public:
+  AmxTiles() {
+    struct alignas(64) {
+      uint8_t palette = 1, start_row = 0, reserved[14] = {};
+      uint16_t row_bytes[16] = {};
+      uint8_t rows[16] = {};
+    } config;
+    for (size_t tile = 0; tile < 8; ++tile) config.rows[tile] = 16, config.row_bytes[tile] = 64;
+    // The intrinsics do not tell the compiler which memory they read, here and below.
+    asm volatile("" ::: "memory");
+    _tile_loadconfig(&config);
+  }
+  AmxTiles(const AmxTiles&) = delete;
+  AmxTiles& operator=(const AmxTiles&) = delete;
+  ~AmxTiles() { _tile_release(); }
+};
+
+// C[32, 32] = A B, or C += A B, with 16 `blocks` pairs. lda, ldb, ldc: bytes from row to row.
+template <bool kAdd>
+HWY_INLINE void MultiplyAmxStrip(size_t blocks, const BFloat16* a, size_t lda, const uint32_t* b,
+                                 size_t ldb, float* c, size_t ldc) {
+  float* const lower = c + kAmxRows * ldc / sizeof(float);
+  if constexpr (kAdd) {
+    _tile_loadd(0, c, ldc);
+    _tile_loadd(1, c + 16, ldc);
+    _tile_loadd(2, lower, ldc);
+    _tile_loadd(3, lower + 16, ldc);
+  } else {
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+  }
+  const size_t half = kAmxRows * lda / sizeof(BFloat16), step = kAmxPairs * ldb / sizeof(uint32_t);
+  for (size_t k = 0; k < blocks; ++k, a += 2 * kAmxPairs, b += step) {
+    _tile_loadd(6, b, ldb);
+    _tile_loadd(4, a, lda);
+    _tile_dpbf16ps(0, 4, 6);
+    _tile_loadd(7, b + 16, ldb);
+    _tile_dpbf16ps(1, 4, 7);
+    _tile_loadd(5, a + half, lda);
+    _tile_dpbf16ps(2, 5, 6);
+    _tile_dpbf16ps(3, 5, 7);
+  }
+  _tile_stored(0, c, ldc);
+  _tile_stored(1, c + 16, ldc);
+  _tile_stored(2, lower, ldc);
+  _tile_stored(3, lower + 16, ldc);
+}
+
+// C[rows, columns] = A B, or C += A B. Rows and columns: multiples of 32; depth: pairs, a multiple
+// of 16. lda, ldb, ldc: in values, pairs and floats.
+template <bool kAdd>
+HWY_NOINLINE void MultiplyAmx(size_t rows, size_t columns, size_t depth, const BFloat16* a,
+                              size_t lda, const uint32_t* b, size_t ldb, float* c, size_t ldc) {
+  asm volatile("" ::: "memory");
+  for (size_t r = 0; r < rows; r += kAmxStrip) {
+    for (size_t n = 0; n < columns; n += kAmxStrip)
+      MultiplyAmxStrip<kAdd>(depth / kAmxPairs, a + r * lda, lda * sizeof(BFloat16), b + n,
+                             ldb * sizeof(uint32_t), c + r * ldc + n, ldc * sizeof(float));
+  }
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace cistern
+HWY_POP_ATTRIBUTES
+HWY_AFTER_NAMESPACE();

@@ -1,0 +1,261 @@
+#pragma once
+// What exact attention of tokens in bfloat16 shares, whether its products go by pairs
+// (exact_attention_pairs-inl.h) or by tiles (exact_attention_amx-inl.h); included once, in the pass
+// of the one target that may have them.
+//
+// What is not finite is 0 where it is the factor of weights, of which those of unseen pairs are 0;
+// then what it gives to those that see it is added.
+#include <cstdlib>
+#include <memory>
+#include <new>
+
+#include "cistern/kernels/attention_rounds-inl.h"
+#include "cistern/kernels/attention_softmax-inl.h"
+#include "cistern/kernels/bfloat16-inl.h"
+#include "cistern/kernels/bfloat16_pairs-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+HWY_PUSH_ATTRIBUTES("avx512bf16")
+namespace cistern {
+namespace HWY_NAMESPACE {
+
+using Tokens16 = Sequence<const BFloat16>;
+
+bool IsFinite(BFloat16 x) { return (x.bits & 0x7f80) != 0x7f80; }
+
+// Queries of a block in the lanes: L[ceil(width / 2), queries], pairs along the width. rows:
+// scratch of kBlockQueries PairColumns(width) values.
+void LanesOf(const Tokens16& x, size_t t, size_t count, size_t width, BFloat16* rows, uint32_t* L) {
+  const size_t ld = PairColumns(width);
+  CopyRows(x, t, count, width, ld, rows);
+  std::memset(rows + count * ld, 0, (RoundUp(count, kPairLanes) - count) * ld * sizeof(BFloat16));
+  // Pairs move as floats do.
+  Transpose(count, ld / 2, reinterpret_cast<const float*>(rows), ld / 2,
+            reinterpret_cast<float*>(L), kBlockQueries);
+}
+
+// Memory of one call that threads share, not initialised.
+class SharedMemory {
+ public:
+  explicit SharedMemory(size_t bytes)
+      : data_(static_cast<std::byte*>(std::aligned_alloc(64, RoundUp(bytes + 1, 64)))) {
+    if (data_ == nullptr) throw std::bad_alloc();
+  }
+  // The next piece; sizes are multiples of 64 bytes.
+  template <class T>
+  T* Take(size_t count) {
+    T* const piece = reinterpret_cast<T*>(data_.get() + used_);
+    used_ += count * sizeof(T);
+    return piece;
+  }
+
+ private:
+  struct Free {
+    void operator()(std::byte* p) const { std::free(p); }
+  };
+  std::unique_ptr<std::byte, Free> data_;
+  size_t used_ = 0;
+};
+
+struct Gradients16 {
+  Rows<BFloat16> dq, dk, dv;
+};
+
+// Sums of gradients, those of one view's tokens after another. Tokens are whole blocks of queries,
+// widths whole pairs of vectors.
+class FloatGradients {
+ public:
+  explicit FloatGradients(const AttentionShape& shape)
+      : queries(Tokens(shape.queries, shape)),
+        keys(Tokens(shape.keys, shape)),
+        key_width(PairColumns(size_t(shape.key_width))),
+        value_width(PairColumns(size_t(shape.value_width))),
+        shape_(shape),
+        views_(size_t(AttentionView::Number(shape))),
+        memory_(sizeof(float) * views_ * (queries * key_width + keys * (key_width + value_width))),
+        dq_(memory_.Take<float>(views_ * queries * key_width)),
+        dk_(memory_.Take<float>(views_ * keys * key_width)),
+        dv_(memory_.Take<float>(views_ * keys * value_width)) {}
+
+  float* Dq(const AttentionView& view) const { return dq_ + Index(view) * queries * key_width; }
+  float* Dk(const AttentionView& view) const { return dk_ + Index(view) * keys * key_width; }
+  float* Dv(const AttentionView& view) const { return dv_ + Index(view) * keys * value_width; }
+
+  void Zero(const AttentionMask& mask) const {
+    ForViews(shape_, mask, [&](const AttentionView& view) {
+      std::memset(Dq(view), 0, sizeof(float) * queries * key_width);
+      std::memset(Dk(view), 0, sizeof(float) * keys * key_width);
+      std::memset(Dv(view), 0, sizeof(float) * keys * value_width);
+    });
+  }
+  // rows(block, panel): dQ of a view's block of queries, as rows of key_width.
+  template <class RowsOfBlock>
+  void Round(const AttentionMask& mask, const Gradients16& to, RowsOfBlock&& rows) const {
+    ForViews(shape_, mask, [&](const AttentionView& view) {
+      const auto round = [](const float* x, size_t ld, size_t count, size_t width,
+                            const Sequence<BFloat16>& y, size_t t) {
+        for (size_t i = 0; i < count; ++i) ConvertRow(width, x + i * ld, y.At(t + i));
+      };
+      const size_t kw = size_t(shape_.key_width), vw = size_t(shape_.value_width);
+      round(Dk(view), key_width, view.keys, kw, view.Of(to.dk), 0);
+      round(Dv(view), value_width, view.keys, vw, view.Of(to.dv), 0);
+      for (size_t t = 0; t < view.queries; t += kBlockQueries) {
+        round(rows(Dq(view) + t * key_width), key_width, std::min(kBlockQueries, view.queries - t),
+              kw, view.Of(to.dq), t);
+      }
+    });
+  }
+
+  static size_t Tokens(int64_t count, const AttentionShape& shape) {
+    return RoundUp(size_t((count + shape.dilation - 1) / shape.dilation), kBlockQueries);
+  }
+  const size_t queries, keys, key_width, value_width;
+
+ private:
+  static size_t Index(const AttentionView& view) { return size_t(view.index); }
+  const AttentionShape& shape_;
+  size_t views_;
+  SharedMemory memory_;
+  float *dq_, *dk_, *dv_;
+};
+
+// O[c, queries] += weight(i, query) v_(j + i)[c] of the values that are not finite, of pairs that
+// see each other.
+template <class Weight>
+HWY_NOINLINE void AddLostValues(const QueryBlock<float>& block, const Tokens16& v, size_t j,
+                                size_t keys, size_t width, Weight&& weight, float* O) {
+  for (size_t i = 0; i < keys; ++i) {
+    for (size_t c = 0; c < width; ++c) {
+      const BFloat16 value = v.At(j + i)[c];
+      if (IsFinite(value)) continue;
+      for (size_t t = 0; t < block.count; ++t) {
+        if (block.Sees(t, j + i))
+          O[c * kBlockQueries + t] += weight(i, t) * static_cast<float>(value);
+      }
+    }
+  }
+}
+
+// dv_(j + i) += A[i, query] g_query of what is not finite in g, likewise; dv[keys, ld].
+HWY_NOINLINE void AddLostGradients(const QueryBlock<float>& block, size_t j, size_t keys,
+                                   const BFloat16* A, const Tokens16& g, size_t width, float* dv,
+                                   size_t ld) {
+  for (size_t t = 0; t < block.count; ++t) {
+    for (size_t c = 0; c < width; ++c) {
+      const BFloat16 value = g.At(block.t + t)[c];
+      if (IsFinite(value)) continue;
+      for (size_t i = 0; i < keys; ++i) {
+        if (block.Sees(t, j + i))
+          dv[i * ld + c] +=
+              static_cast<float>(A[i * kBlockQueries + t]) * static_cast<float>(value);
+      }
+    }
+  }
+}
+
+// *dq(query, c) += A[i, query] k_(j + i)[c], likewise.
+template <class Gradient>
+HWY_NOINLINE void AddLostKeys(const QueryBlock<float>& block, size_t j, size_t keys,
+                              const BFloat16* A, const Tokens16& k, size_t width, Gradient&& dq) {
+  for (size_t i = 0; i < keys; ++i) {
+    for (size_t c = 0; c < width; ++c) {
+      const BFloat16 value = k.At(j + i)[c];
+      if (IsFinite(value)) continue;
+      for (size_t t = 0; t < block.count; ++t) {
+        if (block.Sees(t, j + i))
+          *dq(t, c) += static_cast<float>(A[i * kBlockQueries + t]) * static_cast<float>(value);
+      }
+    }
+  }
+}
+
+// What the backward has of each query of a block: the largest score and 1 / sum of the weights, and
+// D = g . out. Lanes beyond the queries have no weights.
+struct OfQueries {
+  static constexpr size_t kPieces = 5;
+  static constexpr size_t Scratch(size_t value_columns) {  // in floats
+    return 3 * kBlockQueries + 2 * value_columns;
+  }
+  OfQueries(const AttentionView& view, size_t t, size_t count, const float* stats,
+            const Tokens16& out, const Tokens16& g, size_t width, Workspace& workspace)
+      : high(workspace.Take<float>(kBlockQueries)),
+        share(workspace.Take<float>(kBlockQueries)),
+        less(workspace.Take<float>(kBlockQueries)) {
+    float* const g_row = workspace.Take<float>(PairColumns(width));
+    float* const out_row = workspace.Take<float>(PairColumns(width));
+    for (size_t i = 0; i < kBlockQueries; ++i) {
+      high[i] = share[i] = less[i] = 0;
+      if (i >= count) continue;
+      const float* const of = view.Stats(stats, t + i);
+      high[i] = of[0], share[i] = of[1];
+      ConvertRow(width, g.At(t + i), g_row);
+      ConvertRow(width, out.At(t + i), out_row);
+      less[i] = static_cast<float>(DotInDouble(width, g_row, out_row));
+    }
+  }
+  float *high, *share, *less;
+};
+
+// Weights and their gradients of a tile, rounded: P, dX [keys, queries] as rows, and dX_pairs,
+// those of dX and the next row. dX has the factor of scores, P that of kept pairs.
+struct Rounded {
+  BFloat16 *P, *dX;
+  uint32_t* dX_pairs;
+};
+
+HWY_INLINE void StoreRows(__m512i rounded, bool two, BFloat16* to) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm512_castsi512_si256(rounded));
+  if (two)
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to + kBlockQueries),
+                        _mm512_extracti64x4_epi64(rounded, 1));
+}
+
+// X, dP: products of keys and queries, of values and gradients. mask: null where all that a tile
+// holds is seen; kept: null where nothing is dropped.
+template <bool kMasked>
+HWY_NOINLINE void Differentiate16(size_t keys, size_t vectors, const float* X, const float* dP,
+                                  float scale, const OfQueries& of, const TileMask<float>* mask,
+                                  const uint64_t* kept, float kept_factor, const Rounded& to) {
+  const Tag<float> d;
+  const Vec<float> times = hn::Set(d, scale), kept_times = hn::Set(d, kept_factor);
+  for (size_t lane = 0; lane < vectors * kPairLanes; lane += kPairLanes) {
+    const Vec<float> reference = ReferenceOf(hn::Load(d, of.high + lane)),
+                     share = hn::Load(d, of.share + lane), less = hn::Load(d, of.less + lane);
+    for (size_t j = 0; j < keys; j += 2) {
+      const bool two = j + 1 < keys;
+      Vec<float> e[2], dx[2];
+#pragma GCC unroll 2
+      for (size_t i = 0; i < 2; ++i) {
+        if (i == 1 && !two) {
+          e[i] = dx[i] = hn::Zero(d);
+          break;
+        }
+        const size_t at = (j + i) * kBlockQueries + lane;
+        e[i] = hn::Mul(WeightOf(hn::Mul(hn::Load(d, X + at), times), reference), share);
+        Vec<float> dp = hn::Load(d, dP + at), p = e[i];
+        if (kept != nullptr) {
+          const auto stays = static_cast<__mmask16>(kept[j + i] >> lane);
+          dp.raw = _mm512_maskz_mul_ps(stays, dp.raw, kept_times.raw);
+          p.raw = _mm512_maskz_mul_ps(stays, p.raw, kept_times.raw);
+        }
+        dx[i] = hn::Mul(hn::Mul(e[i], hn::Sub(dp, less)), times);
+        e[i] = p;
+        if constexpr (kMasked) {
+          const auto seen = mask->Lanes(lane, j + i);
+          e[i] = hn::IfThenElseZero(seen, e[i]), dx[i] = hn::IfThenElseZero(seen, dx[i]);
+          if (!mask->Valid(j + i)) e[i] = dx[i] = hn::Zero(d);
+        }
+      }
+      const size_t at = j * kBlockQueries + lane;
+      StoreRows(RoundTwo(e[0].raw, e[1].raw), two, to.P + at);
+      const __m512i rounded = RoundTwo(dx[0].raw, dx[1].raw);
+      StoreRows(rounded, two, to.dX + at);
+      _mm512_storeu_si512(to.dX_pairs + j / 2 * kBlockQueries + lane, PairTwo(rounded));
+    }
+  }
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace cistern
+HWY_POP_ATTRIBUTES
+HWY_AFTER_NAMESPACE();
