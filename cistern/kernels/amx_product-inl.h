@@ -17,7 +17,8 @@ HWY_PUSH_ATTRIBUTES("amx-tile,amx-bf16")
 namespace cistern {
 namespace HWY_NAMESPACE {
 
-constexpr size_t kAmxRows = 16, kAmxPairs = 16, kAmxStrip = 2 * kAmxRows;
+constexpr size_t kAmxRows = 16, kAmxPairs = 16;
+constexpr size_t kAmxStrip = 2 * kAmxRows;  // rows and columns of a product
 
 // The tiles of this thread, whole ones, while it exists.
 class AmxTiles {
@@ -38,50 +39,40 @@ class AmxTiles {
   ~AmxTiles() { _tile_release(); }
 };
 
-// C[32, 32] = A B, or C += A B, with 16 `blocks` pairs. lda, ldb, ldc: bytes from row to row.
+// C[32, 32] = A B, or C += A B. depth: pairs, a multiple of 16. lda, ldb, ldc: in values, pairs and
+// floats.
 template <bool kAdd>
-HWY_INLINE void MultiplyAmxStrip(size_t blocks, const BFloat16* a, size_t lda, const uint32_t* b,
-                                 size_t ldb, float* c, size_t ldc) {
-  float* const lower = c + kAmxRows * ldc / sizeof(float);
+HWY_INLINE void MultiplyAmx(size_t depth, const BFloat16* a, size_t lda, const uint32_t* b,
+                            size_t ldb, float* c, size_t ldc) {
+  asm volatile("" ::: "memory");
+  const size_t row_a = lda * sizeof(BFloat16), row_b = ldb * sizeof(uint32_t),
+               row_c = ldc * sizeof(float);
+  float* const lower = c + kAmxRows * ldc;
   if constexpr (kAdd) {
-    _tile_loadd(0, c, ldc);
-    _tile_loadd(1, c + 16, ldc);
-    _tile_loadd(2, lower, ldc);
-    _tile_loadd(3, lower + 16, ldc);
+    _tile_loadd(0, c, row_c);
+    _tile_loadd(1, c + 16, row_c);
+    _tile_loadd(2, lower, row_c);
+    _tile_loadd(3, lower + 16, row_c);
   } else {
     _tile_zero(0);
     _tile_zero(1);
     _tile_zero(2);
     _tile_zero(3);
   }
-  const size_t half = kAmxRows * lda / sizeof(BFloat16), step = kAmxPairs * ldb / sizeof(uint32_t);
-  for (size_t k = 0; k < blocks; ++k, a += 2 * kAmxPairs, b += step) {
-    _tile_loadd(6, b, ldb);
-    _tile_loadd(4, a, lda);
+  for (size_t k = 0; k < depth; k += kAmxPairs, a += 2 * kAmxPairs, b += kAmxPairs * ldb) {
+    _tile_loadd(6, b, row_b);
+    _tile_loadd(4, a, row_a);
     _tile_dpbf16ps(0, 4, 6);
-    _tile_loadd(7, b + 16, ldb);
+    _tile_loadd(7, b + 16, row_b);
     _tile_dpbf16ps(1, 4, 7);
-    _tile_loadd(5, a + half, lda);
+    _tile_loadd(5, a + kAmxRows * lda, row_a);
     _tile_dpbf16ps(2, 5, 6);
     _tile_dpbf16ps(3, 5, 7);
   }
-  _tile_stored(0, c, ldc);
-  _tile_stored(1, c + 16, ldc);
-  _tile_stored(2, lower, ldc);
-  _tile_stored(3, lower + 16, ldc);
-}
-
-// C[rows, columns] = A B, or C += A B. Rows and columns: multiples of 32; depth: pairs, a multiple
-// of 16. lda, ldb, ldc: in values, pairs and floats.
-template <bool kAdd>
-HWY_NOINLINE void MultiplyAmx(size_t rows, size_t columns, size_t depth, const BFloat16* a,
-                              size_t lda, const uint32_t* b, size_t ldb, float* c, size_t ldc) {
-  asm volatile("" ::: "memory");
-  for (size_t r = 0; r < rows; r += kAmxStrip) {
-    for (size_t n = 0; n < columns; n += kAmxStrip)
-      MultiplyAmxStrip<kAdd>(depth / kAmxPairs, a + r * lda, lda * sizeof(BFloat16), b + n,
-                             ldb * sizeof(uint32_t), c + r * ldc + n, ldc * sizeof(float));
-  }
+  _tile_stored(0, c, row_c);
+  _tile_stored(1, c + 16, row_c);
+  _tile_stored(2, lower, row_c);
+  _tile_stored(3, lower + 16, row_c);
 }
 
 }  // namespace HWY_NAMESPACE

@@ -210,19 +210,58 @@ HWY_INLINE void StoreRows(__m512i rounded, bool two, BFloat16* to) {
                         _mm512_extracti64x4_epi64(rounded, 1));
 }
 
-// X, dP: products of keys and queries, of values and gradients. mask: null where all that a tile
-// holds is seen; kept: null where nothing is dropped.
-template <bool kMasked>
-HWY_NOINLINE void Differentiate16(size_t keys, size_t vectors, const float* X, const float* dP,
-                                  float scale, const OfQueries& of, const TileMask<float>* mask,
-                                  const uint64_t* kept, float kept_factor, const Rounded& to) {
+// e^(scale x - high) of products x, given ReferenceOf(high).
+struct FloatWeights {
+  explicit FloatWeights(float scale) : times(hn::Set(Tag<float>(), scale)) {}
+  HWY_INLINE Vec<float> operator()(Vec<float> x, Vec<float> reference) const {
+    return WeightOf(hn::Mul(x, times), reference);
+  }
+  Vec<float> times;
+};
+
+// As FloatWeights in fewer instructions, to 3e-6: all of them are rounded to 8 bits. While tiles
+// multiply, vectors have one of the two units for floats.
+struct ShortWeights {
+  explicit ShortWeights(float scale) : factor(_mm512_set1_ps(scale * 1.44269504088896341f)) {}
+  HWY_INLINE Vec<float> operator()(Vec<float> x, Vec<float> reference) const {
+    // 2^y: y less the next whole number below, a polynomial of the rest, minimax in relative error,
+    // 1 at 0. 0 below -64 as TileExp.
+    const __m512 y = _mm512_fmsub_ps(x.raw, factor, reference.raw);
+    const __m512 rest = _mm512_reduce_ps(y, _MM_FROUND_TO_NEG_INF);
+    __m512 p = _mm512_set1_ps(0.0134266866f);
+    p = _mm512_fmadd_ps(p, rest, _mm512_set1_ps(0.0522424690f));
+    p = _mm512_fmadd_ps(p, rest, _mm512_set1_ps(0.241280213f));
+    p = _mm512_fmadd_ps(p, rest, _mm512_set1_ps(0.693044841f));
+    p = _mm512_fmadd_ps(p, rest, _mm512_set1_ps(1.0f));
+    const __mmask16 some = _mm512_cmp_ps_mask(y, _mm512_set1_ps(-64.0f), _CMP_NLT_UQ);
+    return Vec<float>{_mm512_maskz_scalef_ps(some, p, y)};
+  }
+  __m512 factor;
+};
+
+// Of the keys [first, last) of a tile and the queries [lane, end) of a block, whole vectors of
+// them. X, dP[keys, queries], from the first of both on: products of keys and queries, of values
+// and gradients. mask: null where all that a tile holds is seen; kept: null where nothing is
+// dropped.
+struct TilePart {
+  size_t first, last, lane, end;
+  const float *X, *dP;
+  size_t ld;
+};
+template <bool kMasked, class Weights>
+HWY_NOINLINE void Differentiate16(const TilePart& part, float scale, const OfQueries& of,
+                                  const TileMask<float>* mask, const uint64_t* kept,
+                                  float kept_factor, const Rounded& to) {
   const Tag<float> d;
-  const Vec<float> times = hn::Set(d, scale), kept_times = hn::Set(d, kept_factor);
-  for (size_t lane = 0; lane < vectors * kPairLanes; lane += kPairLanes) {
+  const Weights weights(scale);
+  const Vec<float> times = hn::Set(d, scale), kept_times = hn::Set(d, scale * kept_factor),
+                   factor = hn::Set(d, kept_factor);
+  for (size_t lane = part.lane; lane < part.end; lane += kPairLanes) {
     const Vec<float> reference = ReferenceOf(hn::Load(d, of.high + lane)),
-                     share = hn::Load(d, of.share + lane), less = hn::Load(d, of.less + lane);
-    for (size_t j = 0; j < keys; j += 2) {
-      const bool two = j + 1 < keys;
+                     share = hn::Load(d, of.share + lane),
+                     less = hn::Mul(hn::Load(d, of.less + lane), times);
+    for (size_t j = part.first; j < part.last; j += 2) {
+      const bool two = j + 1 < part.last;
       Vec<float> e[2], dx[2];
 #pragma GCC unroll 2
       for (size_t i = 0; i < 2; ++i) {
@@ -230,16 +269,18 @@ HWY_NOINLINE void Differentiate16(size_t keys, size_t vectors, const float* X, c
           e[i] = dx[i] = hn::Zero(d);
           break;
         }
-        const size_t at = (j + i) * kBlockQueries + lane;
-        e[i] = hn::Mul(WeightOf(hn::Mul(hn::Load(d, X + at), times), reference), share);
-        Vec<float> dp = hn::Load(d, dP + at), p = e[i];
-        if (kept != nullptr) {
+        const size_t from = (j + i - part.first) * part.ld + lane - part.lane;
+        e[i] = hn::Mul(weights(hn::Load(d, part.X + from), reference), share);
+        const Vec<float> dp = hn::Load(d, part.dP + from);
+        if (kept == nullptr) {
+          dx[i] = hn::Mul(e[i], hn::MulSub(dp, times, less));
+        } else {
           const auto stays = static_cast<__mmask16>(kept[j + i] >> lane);
-          dp.raw = _mm512_maskz_mul_ps(stays, dp.raw, kept_times.raw);
-          p.raw = _mm512_maskz_mul_ps(stays, p.raw, kept_times.raw);
+          Vec<float> some;
+          some.raw = _mm512_maskz_mul_ps(stays, dp.raw, kept_times.raw);
+          dx[i] = hn::Mul(e[i], hn::Sub(some, less));
+          e[i].raw = _mm512_maskz_mul_ps(stays, e[i].raw, factor.raw);
         }
-        dx[i] = hn::Mul(hn::Mul(e[i], hn::Sub(dp, less)), times);
-        e[i] = p;
         if constexpr (kMasked) {
           const auto seen = mask->Lanes(lane, j + i);
           e[i] = hn::IfThenElseZero(seen, e[i]), dx[i] = hn::IfThenElseZero(seen, dx[i]);

@@ -2,10 +2,9 @@
 // Exact attention in bfloat16 with products by tiles (AMX); included once, as
 // bfloat16_attention-inl.h.
 //
-// The products are so fast that what stands between them decides. So keys and values are laid out
-// once for all queries, 64 tokens after another with zeros behind the last, in whole tiles; what
-// lies behind the keys is hidden by the mask. Weights are rounded where they are made, and sums go
-// on from where they lie.
+// Products are so fast that what stands between them decides. So keys and values are laid out once
+// for all queries, in tiles of 64 tokens with zeros behind the last; what lies behind the keys is
+// hidden by the mask. Weights are rounded where they are made, and sums go on from where they lie.
 #include "cistern/kernels/amx_product-inl.h"
 #include "cistern/kernels/bfloat16_attention-inl.h"
 
@@ -15,7 +14,8 @@ namespace cistern {
 namespace HWY_NAMESPACE {
 
 constexpr size_t kAmxKeys = 64;  // of a tile; a segment (attention_rounds-inl.h) has whole ones
-static_assert(kSegmentKeys % kAmxKeys == 0 && kBlockQueries % kAmxStrip == 0);
+static_assert(kSegmentKeys % kAmxKeys == 0 && kAmxKeys == 2 * kAmxStrip &&
+              kBlockQueries == 2 * kAmxStrip);
 
 // Keys or values of all views, by tiles of kAmxKeys tokens.
 class PackedTokens {
@@ -105,24 +105,34 @@ bool AllPairsOf(const Tokens16& x, size_t t, size_t count, size_t width, uint32_
   return PairRows(x, t, count, width, pairs);
 }
 
-// Products of a tile's keys with queries become weights of them, rounded: P, pairs of a key and the
-// next one. high, sum, factor as in attention_softmax-inl.h; kept: null where nothing is dropped.
+// C[rows, columns] = A B, or C += A B, of multiples of 32.
+template <bool kAdd>
+HWY_NOINLINE void MultiplyAmxAll(size_t rows, size_t columns, size_t depth, const BFloat16* a,
+                                 size_t lda, const uint32_t* b, size_t ldb, float* c, size_t ldc) {
+  for (size_t r = 0; r < rows; r += kAmxStrip) {
+    for (size_t n = 0; n < columns; n += kAmxStrip)
+      MultiplyAmx<kAdd>(depth, a + r * lda, lda, b + n, ldb, c + r * ldc + n, ldc);
+  }
+}
+
+// Products X[keys, queries] of a tile become weights, rounded: P, pairs of a key and the next one.
+// high, sum, factor as in attention_softmax-inl.h; kept: null where nothing is dropped.
 HWY_NOINLINE void WeighPairs(const float* X, float scale, const uint64_t* kept, float* high,
                              float* sum, float* factor, uint32_t* P) {
-  constexpr int kVectors = kBlockQueries / kPairLanes;
+  constexpr size_t kVectors = kBlockQueries / kPairLanes;
   const Tag<float> d;
+  const ShortWeights weights(scale);
   const Vec<float> times = hn::Set(d, scale);
   Vec<float> most[kVectors], total[kVectors];
-#pragma GCC unroll 4
-  for (int v = 0; v < kVectors; ++v) most[v] = hn::Set(d, kNoScore<float>);
+  for (Vec<float>& x : most) x = hn::Set(d, kNoScore<float>);
   for (size_t j = 0; j < kAmxKeys; ++j) {
 #pragma GCC unroll 4
-    for (int v = 0; v < kVectors; ++v)
-      most[v] = hn::Max(most[v], hn::Load(d, X + j * kBlockQueries + size_t(v) * kPairLanes));
+    for (size_t v = 0; v < kVectors; ++v)
+      most[v] = hn::Max(most[v], hn::Load(d, X + j * kBlockQueries + v * kPairLanes));
   }
 #pragma GCC unroll 4
-  for (int v = 0; v < kVectors; ++v) {
-    const size_t at = size_t(v) * kPairLanes;
+  for (size_t v = 0; v < kVectors; ++v) {
+    const size_t at = v * kPairLanes;
     const Vec<float> before = hn::Load(d, high + at);
     // Rounding keeps the order, so the largest score is that of the largest product.
     most[v] = hn::Max(before, hn::Mul(most[v], times));
@@ -136,11 +146,11 @@ HWY_NOINLINE void WeighPairs(const float* X, float scale, const uint64_t* kept, 
   }
   for (size_t j = 0; j < kAmxKeys; j += 2) {
 #pragma GCC unroll 4
-    for (int v = 0; v < kVectors; ++v) {
-      const size_t at = size_t(v) * kPairLanes;
+    for (size_t v = 0; v < kVectors; ++v) {
+      const size_t at = v * kPairLanes;
       const float* const x = X + j * kBlockQueries + at;
-      Vec<float> even = WeightOf(hn::Mul(hn::Load(d, x), times), most[v]),
-                 odd = WeightOf(hn::Mul(hn::Load(d, x + kBlockQueries), times), most[v]);
+      Vec<float> even = weights(hn::Load(d, x), most[v]),
+                 odd = weights(hn::Load(d, x + kBlockQueries), most[v]);
       total[v] = hn::Add(total[v], hn::Add(even, odd));
       if (kept != nullptr) {
         even.raw = _mm512_maskz_mov_ps(static_cast<__mmask16>(kept[j] >> at), even.raw);
@@ -150,7 +160,7 @@ HWY_NOINLINE void WeighPairs(const float* X, float scale, const uint64_t* kept, 
     }
   }
 #pragma GCC unroll 4
-  for (int v = 0; v < kVectors; ++v) hn::Store(total[v], d, sum + size_t(v) * kPairLanes);
+  for (size_t v = 0; v < kVectors; ++v) hn::Store(total[v], d, sum + v * kPairLanes);
 }
 
 // O[rows, queries] times a factor for each query, where one of them is not 1.
@@ -191,8 +201,8 @@ HWY_NOINLINE void AttendBlockByAmx(const AttentionView& view, size_t t, const Am
   const AmxTiles tiles;
   for (size_t j = block.low / kAmxKeys * kAmxKeys; j < block.high; j += kAmxKeys) {
     const size_t tile = packed.Tile(view, j), keys = std::min(kAmxKeys, view.keys - j);
-    MultiplyAmx<false>(kAmxKeys, kBlockQueries, kp / 2, packed.keys.Rows(tile), kp, Q,
-                       kBlockQueries, X, kBlockQueries);
+    MultiplyAmxAll<false>(kAmxKeys, kBlockQueries, kp / 2, packed.keys.Rows(tile), kp, Q,
+                          kBlockQueries, X, kBlockQueries);
     if (keys < kAmxKeys || block.Partial(j, j + keys)) {
       HideUnseen(TileMask<float>(block, j, keys), keys, kBlockQueries / kPairLanes, kNoScore<float>,
                  X);
@@ -200,12 +210,12 @@ HWY_NOINLINE void AttendBlockByAmx(const AttentionView& view, size_t t, const Am
     }
     uint64_t kept[kAmxKeys];
     if (drops) view.Draw(t, kBlockQueries, j, kAmxKeys, kept);
-    softmax.Weigh([&](float* high, float* sum, float* factor) HWY_ATTR {
+    softmax.Weigh([&](float* high, float* sum, float* factor) {
       WeighPairs(X, scale, drops ? kept : nullptr, high, sum, factor, P);
     });
     ScaleLanes(value_width, softmax.factor, O);
-    MultiplyAmx<true>(vp, kBlockQueries, kAmxKeys / 2, packed.values.Columns(tile), kAmxKeys, P,
-                      kBlockQueries, O, kBlockQueries);
+    MultiplyAmxAll<true>(vp, kBlockQueries, kAmxKeys / 2, packed.values.Columns(tile), kAmxKeys, P,
+                         kBlockQueries, O, kBlockQueries);
     if (packed.values.Lost(tile)) {
       const auto weight = [P](size_t i, size_t query) {
         const uint32_t pair = P[i / 2 * kBlockQueries + query];
@@ -248,21 +258,22 @@ HWY_NOINLINE void BlockGradientsByAmx(const AttentionView& view, size_t t, size_
   if (begin >= end) return;
   const size_t kw = x.key_width, vw = x.value_width, kp = PairColumns(kw), vp = PairColumns(vw),
                widest = std::max(kp, vp);
+  // Products of a tile's halves of keys with halves of the queries stay in the first-level cache.
+  constexpr size_t kPart = kAmxStrip * kAmxStrip, kTile = kBlockQueries * kAmxKeys;
   Workspace& workspace = Workspace::OfThisThread();
-  workspace.Start(
-      sizeof(float) * (kBlockQueries * (kp + vp + widest / 2 + 3 * kAmxKeys + kAmxKeys / 2) +
-                       OfQueries::Scratch(vp)),
-      10 + OfQueries::kPieces);
+  workspace.Start(sizeof(float) * (kBlockQueries * (kp + vp + widest / 2) + 2 * kPart +
+                                   3 * kTile / 2 + OfQueries::Scratch(vp)),
+                  10 + OfQueries::kPieces);
   BFloat16* const rows = workspace.Take<BFloat16>(kBlockQueries * widest);
   uint32_t* const Q = workspace.Take<uint32_t>(kBlockQueries * kp / 2);
   uint32_t* const q_pairs = workspace.Take<uint32_t>(kBlockQueries / 2 * kp);
   uint32_t* const G = workspace.Take<uint32_t>(kBlockQueries * vp / 2);
   uint32_t* const g_pairs = workspace.Take<uint32_t>(kBlockQueries / 2 * vp);
-  float* const X = workspace.Take<float>(kBlockQueries * kAmxKeys);
-  float* const dP = workspace.Take<float>(kBlockQueries * kAmxKeys);
-  BFloat16* const P = workspace.Take<BFloat16>(kBlockQueries * kAmxKeys);
-  BFloat16* const dX = workspace.Take<BFloat16>(kBlockQueries * kAmxKeys);
-  uint32_t* const dX_pairs = workspace.Take<uint32_t>(kBlockQueries * kAmxKeys / 2);
+  float* const X = workspace.Take<float>(kPart);
+  float* const dP = workspace.Take<float>(kPart);
+  BFloat16* const P = workspace.Take<BFloat16>(kTile);
+  BFloat16* const dX = workspace.Take<BFloat16>(kTile);
+  uint32_t* const dX_pairs = workspace.Take<uint32_t>(kTile / 2);
 
   AllLanesOf(x.q, t, block.count, kw, rows, Q);
   AllLanesOf(x.d_out, t, block.count, vw, rows, G);
@@ -276,32 +287,38 @@ HWY_NOINLINE void BlockGradientsByAmx(const AttentionView& view, size_t t, size_
   const AmxTiles tiles;
   for (size_t j = begin / kAmxKeys * kAmxKeys; j < end; j += kAmxKeys) {
     const size_t tile = packed.Tile(view, j), keys = std::min(kAmxKeys, view.keys - j);
-    float *const dk = x.dk + j * kp, *const dv = x.dv + j * vp;
-    MultiplyAmx<false>(kAmxKeys, kBlockQueries, kp / 2, packed.keys.Rows(tile), kp, Q,
-                       kBlockQueries, X, kBlockQueries);
-    MultiplyAmx<false>(kAmxKeys, kBlockQueries, vp / 2, packed.values.Rows(tile), vp, G,
-                       kBlockQueries, dP, kBlockQueries);
+    const bool partial = keys < kAmxKeys || block.Partial(j, j + keys);
+    const TileMask<float> mask(block, j, keys);
     uint64_t kept[kAmxKeys];
     if (drops) view.Draw(t, kBlockQueries, j, kAmxKeys, kept);
     const uint64_t* const draw = drops ? kept : nullptr;
     const Rounded rounded = {P, dX, dX_pairs};
-    constexpr size_t kVectors = kBlockQueries / kPairLanes;
-    if (keys < kAmxKeys || block.Partial(j, j + keys)) {
-      const TileMask<float> mask(block, j, keys);
-      Differentiate16<true>(keys, kVectors, X, dP, x.scale, of, &mask, draw, kept_factor, rounded);
+    for (size_t first = 0; first < keys; first += kAmxStrip) {
+      for (size_t lane = 0; lane < kBlockQueries; lane += kAmxStrip) {
+        MultiplyAmx<false>(kp / 2, packed.keys.Rows(tile) + first * kp, kp, Q + lane, kBlockQueries,
+                           X, kAmxStrip);
+        MultiplyAmx<false>(vp / 2, packed.values.Rows(tile) + first * vp, vp, G + lane,
+                           kBlockQueries, dP, kAmxStrip);
+        const TilePart part = {
+            first, std::min(first + kAmxStrip, keys), lane, lane + kAmxStrip, X, dP, kAmxStrip};
+        partial ? Differentiate16<true, ShortWeights>(part, x.scale, of, &mask, draw, kept_factor,
+                                                      rounded)
+                : Differentiate16<false, ShortWeights>(part, x.scale, of, nullptr, draw,
+                                                       kept_factor, rounded);
+      }
+    }
+    if (keys < kAmxKeys) {
       const size_t rest = (kAmxKeys - keys) * kBlockQueries, pairs = (keys + 1) / 2;
       std::memset(P + keys * kBlockQueries, 0, rest * sizeof(BFloat16));
       std::memset(dX + keys * kBlockQueries, 0, rest * sizeof(BFloat16));
       std::memset(dX_pairs + pairs * kBlockQueries, 0,
                   (kAmxKeys / 2 - pairs) * kBlockQueries * sizeof(uint32_t));
-    } else {
-      Differentiate16<false>(keys, kVectors, X, dP, x.scale, of, nullptr, draw, kept_factor,
-                             rounded);
     }
-    MultiplyAmx<true>(kAmxKeys, vp, kBlockQueries / 2, P, kBlockQueries, g_pairs, vp, dv, vp);
-    MultiplyAmx<true>(kAmxKeys, kp, kBlockQueries / 2, dX, kBlockQueries, q_pairs, kp, dk, kp);
-    MultiplyAmx<true>(kp, kBlockQueries, kAmxKeys / 2, packed.keys.Columns(tile), kAmxKeys,
-                      dX_pairs, kBlockQueries, dq, kBlockQueries);
+    float *const dk = x.dk + j * kp, *const dv = x.dv + j * vp;
+    MultiplyAmxAll<true>(kAmxKeys, vp, kBlockQueries / 2, P, kBlockQueries, g_pairs, vp, dv, vp);
+    MultiplyAmxAll<true>(kAmxKeys, kp, kBlockQueries / 2, dX, kBlockQueries, q_pairs, kp, dk, kp);
+    MultiplyAmxAll<true>(kp, kBlockQueries, kAmxKeys / 2, packed.keys.Columns(tile), kAmxKeys,
+                         dX_pairs, kBlockQueries, dq, kBlockQueries);
     if (!finite_g) AddLostGradients(block, j, keys, P, x.d_out, vw, dv, vp);
     if (packed.keys.Lost(tile)) {
       AddLostKeys(block, j, keys, dX, x.k, kw,

@@ -27,6 +27,7 @@ class BFloat16Attention : public ::testing::TestWithParam<const char*> {
     if (std::find(supported.begin(), supported.end(), GetParam()) == supported.end())
       GTEST_SKIP() << "this processor has no " << GetParam();
     ForceIsa(GetParam());
+    ASSERT_EQ(ActiveIsa(), GetParam());
     if (!CanAttendBFloat16()) GTEST_SKIP() << "no products of bfloat16 on this processor";
   }
   void TearDown() override { ForceIsa(""); }

@@ -149,12 +149,12 @@ HWY_NOINLINE void BlockGradientsByPairs(const AttentionView& view, size_t t, siz
     if (drops) view.Draw(t, vectors * kPairLanes, j, keys, kept);
     const uint64_t* const draw = drops ? kept : nullptr;
     const Rounded rounded = {P, dX, dX_pairs};
+    const TilePart part = {0, keys, 0, vectors * kPairLanes, X, dP, kBlockQueries};
     if (block.Partial(j, j + keys)) {
       const TileMask<float> mask(block, j, keys);
-      Differentiate16<true>(keys, vectors, X, dP, x.scale, of, &mask, draw, kept_factor, rounded);
+      Differentiate16<true, FloatWeights>(part, x.scale, of, &mask, draw, kept_factor, rounded);
     } else {
-      Differentiate16<false>(keys, vectors, X, dP, x.scale, of, nullptr, draw, kept_factor,
-                             rounded);
+      Differentiate16<false, FloatWeights>(part, x.scale, of, nullptr, draw, kept_factor, rounded);
     }
     const size_t query_pairs = (count + 1) / 2;
     MultiplyPairs<PairsTo::kAdd>(

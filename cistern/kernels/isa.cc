@@ -86,29 +86,36 @@ void Activate(Isa isa) {
   hwy::GetChosenTarget().Update(isa.target);
 }
 
+// The empty name: what CISTERN_ISA says.
+void Choose(const std::string& isa) {
+  if (isa.empty()) {
+    const char* name = std::getenv("CISTERN_ISA");
+    if (name != nullptr && *name != '\0') return Choose(name);
+    return Activate(Supported().front());
+  }
+  for (const Isa& supported : Supported()) {
+    if (NameOf(supported) == isa) return Activate(supported);
+  }
+  const std::vector<std::string> compiled = CompiledIsas();
+  for (const std::string& name : compiled) {
+    if (name == isa) FailUsage("CISTERN_ISA=", isa, " is not supported by this machine");
+  }
+  throw UsageError(UnknownName("CISTERN_ISA", isa, compiled));
+}
+
 }  // namespace
 
 std::vector<std::string> CompiledIsas() { return Names(Compiled()); }
 std::vector<std::string> SupportedIsas() { return Names(Supported()); }
 
 void ForceIsa(const std::string& isa) {
-  if (isa.empty()) {
-    const char* name = std::getenv("CISTERN_ISA");
-    if (name != nullptr && *name != '\0') return ForceIsa(name);
-    return Activate(Supported().front());
-  }
-  for (const Isa& supported : Supported()) {
-    if (NameOf(supported) == isa) return Activate(supported);
-  }
-  for (const std::string& name : CompiledIsas()) {
-    if (name == isa) FailUsage("CISTERN_ISA=", isa, " is not supported by this machine");
-  }
-  throw UsageError(UnknownName("CISTERN_ISA", isa, CompiledIsas()));
+  ResolveIsa();  // else the first dispatch would take what is forced here back
+  Choose(isa);
 }
 
 void ResolveIsa() {
   [[maybe_unused]] static const bool once =
-      (ForceIsa(""), true);  // a failed first try throws again on the next call
+      (Choose(""), true);  // a failed first try throws again on the next call
 }
 
 std::string ActiveIsa() {

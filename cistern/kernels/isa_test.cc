@@ -61,7 +61,8 @@ TEST(Isa, EveryForcedTargetRuns) {
 TEST(Isa, CompiledTargets) {
   EXPECT_EQ(CompiledIsas().back(), "portable");
 #if HWY_ARCH_X86
-  for (const char* isa : {"avx512_amx", "avx512", "avx2", "sse4"}) EXPECT_TRUE(Has(CompiledIsas(), isa)) << isa;
+  for (const char* isa : {"avx512_amx", "avx512", "avx2", "sse4"})
+    EXPECT_TRUE(Has(CompiledIsas(), isa)) << isa;
 #endif
   EXPECT_THROW(ForceIsa("avx3"), UsageError);
 }
