@@ -37,11 +37,12 @@ constexpr size_t kSegmentKeys = 64;  // segments have a multiple of them, but fo
 // group meets another segment, so rounds write to disjoint places, and each place is added to in
 // an order that follows from the shape alone, whatever the number of threads.
 struct Rounds {
-  Rounds(const AttentionShape& shape, int64_t views) {
+  // cells: as many in a round as is worth it, for threads.
+  Rounds(const AttentionShape& shape, int64_t views, int64_t cells) {
     blocks = ((shape.queries + shape.dilation - 1) / shape.dilation + int64_t{kBlockQueries} - 1) /
              int64_t{kBlockQueries};
     keys = (shape.keys + shape.dilation - 1) / shape.dilation;
-    while (groups < 16 && views * groups < 32 && blocks >= 4 * groups &&
+    while (groups < 16 && views * groups < cells && blocks >= 4 * groups &&
            keys >= int64_t{4 * kTileKeys} * groups)
       groups *= 2;
   }
@@ -94,8 +95,9 @@ void ForViews(const AttentionShape& shape, const AttentionMask& mask, Visit&& vi
 // visit(view, t, begin, end): each block of queries, from t on, with each segment of keys, by
 // threads, in rounds.
 template <class Visit>
-void ForCells(const AttentionShape& shape, const AttentionMask& mask, Visit&& visit) {
-  const Rounds rounds(shape, AttentionView::Number(shape));
+void ForCells(const AttentionShape& shape, const AttentionMask& mask, Visit&& visit,
+              int64_t most_cells = 32) {
+  const Rounds rounds(shape, AttentionView::Number(shape), most_cells);
   const int64_t work = shape.queries * shape.keys / (shape.dilation * shape.dilation) /
                        (rounds.groups * rounds.groups) * (shape.key_width + shape.value_width);
   for (int64_t round = 0; round < rounds.groups; ++round) {

@@ -5,10 +5,6 @@
 //
 // What is not finite is 0 where it is the factor of weights, of which those of unseen pairs are 0;
 // then what it gives to those that see it is added.
-#include <cstdlib>
-#include <memory>
-#include <new>
-
 #include "cistern/kernels/attention_rounds-inl.h"
 #include "cistern/kernels/attention_softmax-inl.h"
 #include "cistern/kernels/bfloat16-inl.h"
@@ -34,27 +30,34 @@ void LanesOf(const Tokens16& x, size_t t, size_t count, size_t width, BFloat16* 
             reinterpret_cast<float*>(L), kBlockQueries);
 }
 
+// to[0, width) = from, rounded.
+HWY_INLINE void RoundRow(size_t width, const float* from, BFloat16* to) {
+  for (size_t c = 0; c < width; c += 32) {
+    const auto some = [&](size_t first) {
+      return static_cast<__mmask16>(width >= first + 16 ? 0xffff
+                                    : width > first     ? (1u << (width - first)) - 1
+                                                        : 0);
+    };
+    const __m512i rounded = RoundTwo(_mm512_maskz_loadu_ps(some(c), from + c),
+                                     _mm512_maskz_loadu_ps(some(c + 16), from + c + 16));
+    _mm512_mask_storeu_epi16(to + c, uint32_t{some(c + 16)} << 16 | some(c), rounded);
+  }
+}
+
 // Memory of one call that threads share, not initialised.
 class SharedMemory {
  public:
-  explicit SharedMemory(size_t bytes)
-      : data_(static_cast<std::byte*>(std::aligned_alloc(64, RoundUp(bytes + 1, 64)))) {
-    if (data_ == nullptr) throw std::bad_alloc();
-  }
-  // The next piece; sizes are multiples of 64 bytes.
+  SharedMemory(size_t bytes, const CallMemory& memory) : next_(memory(bytes)) {}
+  // The next piece; sizes are multiples of 64 bytes, but for the last.
   template <class T>
   T* Take(size_t count) {
-    T* const piece = reinterpret_cast<T*>(data_.get() + used_);
-    used_ += count * sizeof(T);
+    T* const piece = reinterpret_cast<T*>(next_);
+    next_ += count * sizeof(T);
     return piece;
   }
 
  private:
-  struct Free {
-    void operator()(std::byte* p) const { std::free(p); }
-  };
-  std::unique_ptr<std::byte, Free> data_;
-  size_t used_ = 0;
+  std::byte* next_;
 };
 
 struct Gradients16 {
@@ -65,14 +68,15 @@ struct Gradients16 {
 // widths whole pairs of vectors.
 class FloatGradients {
  public:
-  explicit FloatGradients(const AttentionShape& shape)
+  FloatGradients(const AttentionShape& shape, const CallMemory& memory)
       : queries(Tokens(shape.queries, shape)),
         keys(Tokens(shape.keys, shape)),
         key_width(PairColumns(size_t(shape.key_width))),
         value_width(PairColumns(size_t(shape.value_width))),
         shape_(shape),
         views_(size_t(AttentionView::Number(shape))),
-        memory_(sizeof(float) * views_ * (queries * key_width + keys * (key_width + value_width))),
+        memory_(sizeof(float) * views_ * (queries * key_width + keys * (key_width + value_width)),
+                memory),
         dq_(memory_.Take<float>(views_ * queries * key_width)),
         dk_(memory_.Take<float>(views_ * keys * key_width)),
         dv_(memory_.Take<float>(views_ * keys * value_width)) {}
@@ -94,7 +98,7 @@ class FloatGradients {
     ForViews(shape_, mask, [&](const AttentionView& view) {
       const auto round = [](const float* x, size_t ld, size_t count, size_t width,
                             const Sequence<BFloat16>& y, size_t t) {
-        for (size_t i = 0; i < count; ++i) ConvertRow(width, x + i * ld, y.At(t + i));
+        for (size_t i = 0; i < count; ++i) RoundRow(width, x + i * ld, y.At(t + i));
       };
       const size_t kw = size_t(shape_.key_width), vw = size_t(shape_.value_width);
       round(Dk(view), key_width, view.keys, kw, view.Of(to.dk), 0);

@@ -20,10 +20,10 @@ static_assert(kSegmentKeys % kAmxKeys == 0 && kAmxKeys == 2 * kAmxStrip &&
 // Keys or values of all views, by tiles of kAmxKeys tokens.
 class PackedTokens {
  public:
-  PackedTokens(size_t tiles, size_t width, bool rows, bool columns)
+  PackedTokens(size_t tiles, size_t width, bool rows, bool columns, const CallMemory& memory)
       : tile_(kAmxKeys * PairColumns(width)),
         width_(width),
-        memory_(tiles * (tile_ * sizeof(BFloat16) * (size_t{rows} + size_t{columns}) + 64)),
+        memory_(tiles * (tile_ * sizeof(BFloat16) * (size_t{rows} + size_t{columns}) + 1), memory),
         rows_(rows ? memory_.Take<BFloat16>(tiles * tile_) : nullptr),
         columns_(columns ? memory_.Take<BFloat16>(tiles * tile_) : nullptr),
         lost_(memory_.Take<uint8_t>(tiles)) {}
@@ -65,10 +65,10 @@ class PackedTokens {
 struct AmxTokens {
   // backward: values as rows and keys as columns, too; else values as columns alone.
   AmxTokens(const AttentionShape& shape, const AttentionMask& mask, const Rows<const BFloat16>& k,
-            const Rows<const BFloat16>& v, bool backward)
+            const Rows<const BFloat16>& v, bool backward, const CallMemory& memory)
       : tiles(FloatGradients::Tokens(shape.keys, shape) / kAmxKeys),
-        keys(Views(shape) * tiles, size_t(shape.key_width), true, backward),
-        values(Views(shape) * tiles, size_t(shape.value_width), backward, !backward) {
+        keys(Views(shape) * tiles, size_t(shape.key_width), true, backward, memory),
+        values(Views(shape) * tiles, size_t(shape.value_width), backward, !backward, memory) {
     const int64_t width = shape.key_width + shape.value_width;
     ParallelFor(int64_t(Views(shape) * tiles), 32768 / (int64_t{kAmxKeys} * width + 1) + 1,
                 [&](int64_t begin, int64_t end) {
@@ -229,14 +229,15 @@ HWY_NOINLINE void AttendBlockByAmx(const AttentionView& view, size_t t, const Am
   softmax.Finish(stats);
   ScaleLanes(value_width, softmax.factor, O);
   Transpose(vp, kBlockQueries, O, kBlockQueries, panel, vp);
-  for (size_t i = 0; i < block.count; ++i) ConvertRow(value_width, panel + i * vp, out.At(t + i));
+  for (size_t i = 0; i < block.count; ++i) RoundRow(value_width, panel + i * vp, out.At(t + i));
 }
 
 // scale: above 0.
 void AttendByAmx(const AttentionShape& shape, double scale, const Rows<const BFloat16>& q,
                  const Rows<const BFloat16>& k, const Rows<const BFloat16>& v,
-                 const AttentionMask& mask, const Rows<BFloat16>& out, float* stats) {
-  const AmxTokens packed(shape, mask, k, v, false);
+                 const AttentionMask& mask, const Rows<BFloat16>& out, float* stats,
+                 const CallMemory& memory) {
+  const AmxTokens packed(shape, mask, k, v, false, memory);
   ForQueryBlocks(shape, mask, [&](const AttentionView& view, size_t t) {
     AttendBlockByAmx(view, t, packed, view.Of(q), view.Of(v), size_t(shape.key_width),
                      size_t(shape.value_width), static_cast<float>(scale), view.Of(out), stats);
@@ -330,16 +331,22 @@ HWY_NOINLINE void BlockGradientsByAmx(const AttentionView& view, size_t t, size_
 void GradientsByAmx(const AttentionShape& shape, double scale, const Rows<const BFloat16>& q,
                     const Rows<const BFloat16>& k, const Rows<const BFloat16>& v,
                     const Rows<const BFloat16>& out, const Rows<const BFloat16>& d_out,
-                    const AttentionMask& mask, const float* stats, const Gradients16& to) {
-  const AmxTokens packed(shape, mask, k, v, true);
-  const FloatGradients sums(shape);
+                    const AttentionMask& mask, const float* stats, const Gradients16& to,
+                    const CallMemory& memory) {
+  const AmxTokens packed(shape, mask, k, v, true, memory);
+  const FloatGradients sums(shape, memory);
   sums.Zero(mask);
-  ForCells(shape, mask, [&](const AttentionView& view, size_t t, size_t begin, size_t end) {
-    BlockGradientsByAmx(view, t, begin, end, packed,
-                        {view.Of(q), view.Of(k), view.Of(out), view.Of(d_out), sums.Dq(view),
-                         sums.Dk(view), sums.Dv(view), size_t(shape.key_width),
-                         size_t(shape.value_width), static_cast<float>(scale), stats});
-  });
+  // Each cell lays out its queries anew, which takes as long as a tile of keys.
+  constexpr int64_t kCells = 16;
+  ForCells(
+      shape, mask,
+      [&](const AttentionView& view, size_t t, size_t begin, size_t end) {
+        BlockGradientsByAmx(view, t, begin, end, packed,
+                            {view.Of(q), view.Of(k), view.Of(out), view.Of(d_out), sums.Dq(view),
+                             sums.Dk(view), sums.Dv(view), size_t(shape.key_width),
+                             size_t(shape.value_width), static_cast<float>(scale), stats});
+      },
+      kCells);
   sums.Round(mask, to, [&](const float* block) {
     Workspace& workspace = Workspace::OfThisThread();
     workspace.Start(sizeof(float) * kBlockQueries * sums.key_width, 1);

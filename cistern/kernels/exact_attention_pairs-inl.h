@@ -71,8 +71,7 @@ HWY_NOINLINE void AttendBlockByPairs(const AttentionView& view, size_t t, const 
     }
   }
   Transpose(x.value_width, block.count, O, kBlockQueries, panel, vp);
-  for (size_t i = 0; i < block.count; ++i)
-    ConvertRow(x.value_width, panel + i * vp, x.out.At(t + i));
+  for (size_t i = 0; i < block.count; ++i) RoundRow(x.value_width, panel + i * vp, x.out.At(t + i));
 }
 
 void AttendByPairs(const AttentionShape& shape, double scale, const Rows<const BFloat16>& q,
@@ -181,8 +180,9 @@ HWY_NOINLINE void BlockGradientsByPairs(const AttentionView& view, size_t t, siz
 void GradientsByPairs(const AttentionShape& shape, double scale, const Rows<const BFloat16>& q,
                       const Rows<const BFloat16>& k, const Rows<const BFloat16>& v,
                       const Rows<const BFloat16>& out, const Rows<const BFloat16>& d_out,
-                      const AttentionMask& mask, const float* stats, const Gradients16& to) {
-  const FloatGradients sums(shape);
+                      const AttentionMask& mask, const float* stats, const Gradients16& to,
+                      const CallMemory& memory) {
+  const FloatGradients sums(shape, memory);
   sums.Zero(mask);
   ForCells(shape, mask, [&](const AttentionView& view, size_t t, size_t begin, size_t end) {
     BlockGradientsByPairs(view, t, begin, end,

@@ -59,6 +59,15 @@ Arguments InFloat(Arguments x) {
 // few queries of decoding are bound by memory, and have a float kernel of their own.
 bool ByPairs(const Arguments& x) { return MultipliesBFloat16() && (x.save || x.q.size(2) > 4); }
 
+// Memory of a call as outputs have it: used again by the next one.
+CallMemory OutputMemory() {
+  const auto blocks = std::make_shared<std::vector<at::DataPtr>>();
+  return [blocks](size_t bytes) {
+    blocks->push_back(OutputAllocator().allocate(bytes));
+    return static_cast<std::byte*>(blocks->back().mutable_get());
+  };
+}
+
 struct Exact {
   static constexpr const char* kSchema =
       "exact_attention(Tensor q, Tensor k, Tensor v, Tensor? ranges=None, Tensor? valid=None, "
@@ -192,7 +201,7 @@ struct Exact {
     const View view(x);
     AttentionForward(ShapeOf(x), x.scale, InputRows<BFloat16>(q), InputRows<BFloat16>(k),
                      InputRows<BFloat16>(v), view.mask, OutputRows<BFloat16>(y[kOut]),
-                     x.save ? y[kStats].mutable_data_ptr<float>() : nullptr);
+                     x.save ? y[kStats].mutable_data_ptr<float>() : nullptr, OutputMemory());
   }
   static Tensors BackwardBFloat16(const Arguments& x, const RowMask& mask, const Tensors& g,
                                   const Tensors& kept) {
@@ -209,7 +218,7 @@ struct Exact {
     AttentionBackward(ShapeOf(x), x.scale, InputRows<BFloat16>(q), InputRows<BFloat16>(k),
                       InputRows<BFloat16>(v), InputRows<BFloat16>(out), InputRows<BFloat16>(d_out),
                       view.mask, kept[kStats].const_data_ptr<float>(), OutputRows<BFloat16>(dx[0]),
-                      OutputRows<BFloat16>(dx[1]), OutputRows<BFloat16>(dx[2]));
+                      OutputRows<BFloat16>(dx[1]), OutputRows<BFloat16>(dx[2]), OutputMemory());
     return dx;
   }
 
