@@ -383,7 +383,7 @@ TEST_F(RobustTest, ThreadsOfATrainingSleepSoonUnlessToldOtherwise) {
     ::kill(child, SIGINT);
     EXPECT_EQ(Wait(child, prefix).code, 130);
     EXPECT_NE(environment.find("PATH="), std::string::npos);
-    EXPECT_EQ(environment.find("GOMP_SPINCOUNT=2000") == std::string::npos, told);
+    EXPECT_EQ(environment.find("GOMP_SPINCOUNT=") == std::string::npos, told);
   }
   ::unsetenv("OMP_WAIT_POLICY");
   if (policy) ::setenv("OMP_WAIT_POLICY", before.c_str(), 1);
