@@ -3,7 +3,8 @@
 #include <cstdint>
 #include <cstdlib>
 
-#if defined(__linux__)
+#if defined(__x86_64__) && defined(__linux__)
+#include <cpuid.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 #endif
@@ -61,13 +62,17 @@ std::vector<std::string> Names(const std::vector<Isa>& isas) {
   return names;
 }
 
-// Linux gives the 8 KiB of the tiles' registers to a process that asks for them.
+// Whether the processor has AMX-TILE and AMX-BF16, and Linux gives this process, which has to ask,
+// the 8 KiB of their registers.
 bool MayUseAmx() {
-#if HWY_ARCH_X86 && defined(__linux__)
+#if defined(__x86_64__) && defined(__linux__)
+  constexpr unsigned kBFloat16 = 1u << 22, kTile = 1u << 24;   // leaf 7, EDX
   constexpr long kRequestPermission = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XTILEDATA
-  static const bool may = HasBFloat16() && __builtin_cpu_supports("amx-tile") != 0 &&
-                          __builtin_cpu_supports("amx-bf16") != 0 &&
-                          syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+  static const bool may = [] {
+    unsigned a = 0, b = 0, c = 0, d = 0;
+    return HasBFloat16() && __get_cpuid_count(7, 0, &a, &b, &c, &d) != 0 && (d & kBFloat16) != 0 &&
+           (d & kTile) != 0 && syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+  }();
   return may;
 #else
   return false;
