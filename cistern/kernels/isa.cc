@@ -58,6 +58,7 @@ std::vector<Isa> Isas(int64_t mask, bool amx) {
 
 std::vector<std::string> Names(const std::vector<Isa>& isas) {
   std::vector<std::string> names;
+  names.reserve(isas.size());
   for (const Isa& isa : isas) names.push_back(NameOf(isa));
   return names;
 }
