@@ -308,13 +308,10 @@ HWY_NOINLINE void BlockGradientsByAmx(const AttentionView& view, size_t t, size_
                                                        kept_factor, rounded);
       }
     }
-    if (keys < kAmxKeys) {
-      const size_t rest = (kAmxKeys - keys) * kBlockQueries, pairs = (keys + 1) / 2;
-      std::memset(P + keys * kBlockQueries, 0, rest * sizeof(BFloat16));
-      std::memset(dX + keys * kBlockQueries, 0, rest * sizeof(BFloat16));
-      std::memset(dX_pairs + pairs * kBlockQueries, 0,
-                  (kAmxKeys / 2 - pairs) * kBlockQueries * sizeof(uint32_t));
-    }
+    // Behind the keys P and dX add to rows of sums that nobody reads.
+    const size_t pairs = (keys + 1) / 2;
+    std::memset(dX_pairs + pairs * kBlockQueries, 0,
+                (kAmxKeys / 2 - pairs) * kBlockQueries * sizeof(uint32_t));
     float *const dk = x.dk + j * kp, *const dv = x.dv + j * vp;
     MultiplyAmxAll<true>(kAmxKeys, vp, kBlockQueries / 2, P, kBlockQueries, g_pairs, vp, dv, vp);
     MultiplyAmxAll<true>(kAmxKeys, kp, kBlockQueries / 2, dX, kBlockQueries, q_pairs, kp, dk, kp);
