@@ -53,8 +53,8 @@ int NumThreads() { return omp_get_max_threads(); }
 void SetNumThreads(int threads) { omp_set_num_threads(threads); }
 
 void SleepSoonWhileWaiting(char** argv) {
-  // docs/notes/training-speed.md: fewer cost speed on a quiet machine, more beside a busy process.
-  // To be woken costs more on Intel's processors.
+  // docs/notes/training-speed.md: fewer cost speed on a quiet machine, more of it on Intel's
+  // processors; more of them cost speed beside a busy process.
 #if defined(__x86_64__)
   const char* const turns = __builtin_cpu_is("intel") != 0 ? "5000" : "2000";
 #else

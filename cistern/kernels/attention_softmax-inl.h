@@ -14,6 +14,22 @@ HWY_BEFORE_NAMESPACE();
 namespace cistern {
 namespace HWY_NAMESPACE {
 
+// Goes on to the largest score of a vector of queries, `most`; high, sum, factor: as below. The
+// reference of its weights and, in total, the sum of those before beside it.
+template <class T>
+HWY_INLINE Vec<T> NextReference(Vec<T> most, T* high, const T* sum, T* factor, Vec<T>& total) {
+  const Tag<T> d;
+  const Vec<T> before = hn::Load(d, high);
+  hn::Store(most, d, high);
+  // What has seen nothing yet has the weights e^-inf = 0, not e^(inf - inf).
+  const Vec<T> reference =
+      ReferenceOf(hn::IfThenZeroElse(hn::Eq(most, hn::Set(d, kNoScore<T>)), most));
+  const Vec<T> less = TileExp(hn::Sub(ReferenceOf(before), reference));
+  hn::Store(less, d, factor);
+  total = hn::Mul(less, hn::Load(d, sum));
+  return reference;
+}
+
 // Scores X[keys, queries] become weights e^(x - high): high is the maximum over this tile and those
 // before; sum, factor: what e^-high of before has to be multiplied by.
 template <int kVectors, class T>
@@ -30,13 +46,8 @@ HWY_INLINE void Weigh(size_t keys, T* X, T* high, T* sum, T* factor) {
   }
 #pragma GCC unroll 4
   for (int v = 0; v < kVectors; ++v) {
-    const Vec<T> before = hn::Load(d, high + v * kN);
-    hn::Store(most[v], d, high + v * kN);
-    // What has seen nothing yet has the weights e^-inf = 0, not e^(inf - inf).
-    most[v] = ReferenceOf(hn::IfThenZeroElse(hn::Eq(most[v], hn::Set(d, kNoScore<T>)), most[v]));
-    const Vec<T> less = TileExp(hn::Sub(ReferenceOf(before), most[v]));
-    hn::Store(less, d, factor + v * kN);
-    total[v] = hn::Mul(less, hn::Load(d, sum + v * kN));
+    const size_t at = v * kN;
+    most[v] = NextReference(most[v], high + at, sum + at, factor + at, total[v]);
   }
   for (size_t j = 0; j < keys; ++j) {
 #pragma GCC unroll 4
@@ -71,42 +82,38 @@ class OnlineSoftmax {
  public:
   static constexpr size_t kValues = 3 * kBlockQueries, kPieces = 3;
   OnlineSoftmax(const QueryBlock<T>& queries, Workspace& workspace) : block_(queries) {
-    high_ = workspace.Take<T>(kBlockQueries);
-    sum_ = workspace.Take<T>(kBlockQueries);
+    high = workspace.Take<T>(kBlockQueries);
+    sum = workspace.Take<T>(kBlockQueries);
     factor = workspace.Take<T>(kBlockQueries);
     for (size_t i = 0; i < kBlockQueries; ++i) {
       const int64_t empty = block_.ranges[i].empty;
-      high_[i] = empty > 0 ? T{0} : kNoScore<T>, sum_[i] = static_cast<T>(empty);
+      high[i] = empty > 0 ? T{0} : kNoScore<T>, sum[i] = static_cast<T>(empty);
     }
   }
   // X[keys, queries]: scores become weights.
-  void Weigh(size_t keys, T* X) { WeighAll(keys, block_.vectors(), X, high_, sum_, factor); }
-  // weigh(high, sum, factor) does the same in another way.
-  template <class Weigher>
-  void Weigh(Weigher&& weigh) {
-    weigh(high_, sum_, factor);
-  }
+  void Weigh(size_t keys, T* X) { WeighAll(keys, block_.vectors(), X, high, sum, factor); }
   // factor: what the sums of weighted values have to be multiplied by; stats: as AttentionForward's
   // or null.
   void Finish(T* stats) {
     const bool drops = block_.view.dropout().Any();
     for (size_t i = 0; i < block_.count; ++i) {
       // Scores of -inf alone have no softmax; no scores have the result 0.
-      const bool nothing = sum_[i] == T{0} && block_.SeesNothing(i);
-      factor[i] = nothing ? T{0} : T{1} / sum_[i];
+      const bool nothing = sum[i] == T{0} && block_.SeesNothing(i);
+      factor[i] = nothing ? T{0} : T{1} / sum[i];
       if (stats != nullptr) {
         T* const of = block_.view.Stats(stats, block_.t + i);
-        of[0] = high_[i] == kNoScore<T> ? T{0} : high_[i], of[1] = factor[i];
+        of[0] = high[i] == kNoScore<T> ? T{0} : high[i], of[1] = factor[i];
       }
       if (drops) factor[i] *= static_cast<T>(block_.view.dropout().KeptFactor());
     }
   }
 
-  T* factor;  // of what was summed before the last tile
+  // Of each query: the largest score, the sum of weights, and the factor of what was summed before
+  // the last tile.
+  T *high, *sum, *factor;
 
  private:
   const QueryBlock<T>& block_;
-  T *high_, *sum_;
 };
 
 // Blocks of a view from both ends in turn: parts of them have about the same work, causal or not.

@@ -19,15 +19,31 @@ using Tokens16 = Sequence<const BFloat16>;
 
 bool IsFinite(BFloat16 x) { return (x.bits & 0x7f80) != 0x7f80; }
 
-// Queries of a block in the lanes: L[ceil(width / 2), queries], pairs along the width. rows:
-// scratch of kBlockQueries PairColumns(width) values.
-void LanesOf(const Tokens16& x, size_t t, size_t count, size_t width, BFloat16* rows, uint32_t* L) {
+// Queries of a block in the lanes: L[PairColumns(width) / 2, queries], pairs along the width; zeros
+// in the lanes beyond the queries. lanes: whole vectors. rows: scratch of kBlockQueries
+// PairColumns(width) values.
+void LanesOf(const Tokens16& x, size_t t, size_t count, size_t lanes, size_t width, BFloat16* rows,
+             uint32_t* L) {
   const size_t ld = PairColumns(width);
   CopyRows(x, t, count, width, ld, rows);
-  std::memset(rows + count * ld, 0, (RoundUp(count, kPairLanes) - count) * ld * sizeof(BFloat16));
+  std::memset(rows + count * ld, 0, (lanes - count) * ld * sizeof(BFloat16));
   // Pairs move as floats do.
-  Transpose(count, ld / 2, reinterpret_cast<const float*>(rows), ld / 2,
+  Transpose(lanes, ld / 2, reinterpret_cast<const float*>(rows), ld / 2,
             reinterpret_cast<float*>(L), kBlockQueries);
+}
+
+// O[rows, queries] times a factor for each query, where one of them is not 1.
+HWY_NOINLINE void ScaleLanes(size_t rows, size_t lanes, const float* factor, float* O) {
+  const Tag<float> d;
+  const Vec<float> one = hn::Set(d, 1.0f);
+  bool ones = true;
+  for (size_t i = 0; i < lanes; i += kPairLanes)
+    ones = ones && hn::AllTrue(d, hn::Eq(hn::Load(d, factor + i), one));
+  if (ones) return;
+  for (size_t c = 0; c < rows; ++c, O += kBlockQueries) {
+    for (size_t i = 0; i < lanes; i += kPairLanes)
+      hn::Store(hn::Mul(hn::Load(d, O + i), hn::Load(d, factor + i)), d, O + i);
+  }
 }
 
 // to[0, width) = from, rounded.
@@ -92,7 +108,7 @@ class FloatGradients {
       std::memset(Dv(view), 0, sizeof(float) * keys * value_width);
     });
   }
-  // rows(block, panel): dQ of a view's block of queries, as rows of key_width.
+  // rows(block): dQ of a view's block of queries, as rows of key_width.
   template <class RowsOfBlock>
   void Round(const AttentionMask& mask, const Gradients16& to, RowsOfBlock&& rows) const {
     ForViews(shape_, mask, [&](const AttentionView& view) {

@@ -89,15 +89,6 @@ struct AmxTokens {
   PackedTokens keys, values;
 };
 
-// Queries of a block in the lanes (LanesOf), zeros in those beyond the queries.
-void AllLanesOf(const Tokens16& x, size_t t, size_t count, size_t width, BFloat16* rows,
-                uint32_t* L) {
-  const size_t ld = PairColumns(width);
-  CopyRows(x, t, count, width, ld, rows);
-  std::memset(rows + count * ld, 0, (kBlockQueries - count) * ld * sizeof(BFloat16));
-  Transpose(kBlockQueries, ld / 2, reinterpret_cast<const float*>(rows), ld / 2,
-            reinterpret_cast<float*>(L), kBlockQueries);
-}
 // Pairs of all queries of a block (PairRows), zeros behind the queries.
 bool AllPairsOf(const Tokens16& x, size_t t, size_t count, size_t width, uint32_t* pairs) {
   const size_t ld = PairColumns(width), used = (count + 1) / 2;
@@ -133,16 +124,9 @@ HWY_NOINLINE void WeighPairs(const float* X, float scale, const uint64_t* kept, 
 #pragma GCC unroll 4
   for (size_t v = 0; v < kVectors; ++v) {
     const size_t at = v * kPairLanes;
-    const Vec<float> before = hn::Load(d, high + at);
     // Rounding keeps the order, so the largest score is that of the largest product.
-    most[v] = hn::Max(before, hn::Mul(most[v], times));
-    hn::Store(most[v], d, high + at);
-    // What has seen nothing yet has the weights e^-inf = 0, not e^(inf - inf).
-    most[v] =
-        ReferenceOf(hn::IfThenZeroElse(hn::Eq(most[v], hn::Set(d, kNoScore<float>)), most[v]));
-    const Vec<float> less = TileExp(hn::Sub(ReferenceOf(before), most[v]));
-    hn::Store(less, d, factor + at);
-    total[v] = hn::Mul(less, hn::Load(d, sum + at));
+    most[v] = hn::Max(hn::Load(d, high + at), hn::Mul(most[v], times));
+    most[v] = NextReference(most[v], high + at, sum + at, factor + at, total[v]);
   }
   for (size_t j = 0; j < kAmxKeys; j += 2) {
 #pragma GCC unroll 4
@@ -163,20 +147,6 @@ HWY_NOINLINE void WeighPairs(const float* X, float scale, const uint64_t* kept, 
   for (size_t v = 0; v < kVectors; ++v) hn::Store(total[v], d, sum + v * kPairLanes);
 }
 
-// O[rows, queries] times a factor for each query, where one of them is not 1.
-HWY_NOINLINE void ScaleLanes(size_t rows, const float* factor, float* O) {
-  const Tag<float> d;
-  const Vec<float> one = hn::Set(d, 1.0f);
-  bool ones = true;
-  for (size_t i = 0; i < kBlockQueries; i += kPairLanes)
-    ones = ones && hn::AllTrue(d, hn::Eq(hn::Load(d, factor + i), one));
-  if (ones) return;
-  for (size_t c = 0; c < rows; ++c, O += kBlockQueries) {
-    for (size_t i = 0; i < kBlockQueries; i += kPairLanes)
-      hn::Store(hn::Mul(hn::Load(d, O + i), hn::Load(d, factor + i)), d, O + i);
-  }
-}
-
 HWY_NOINLINE void AttendBlockByAmx(const AttentionView& view, size_t t, const AmxTokens& packed,
                                    const Tokens16& q, const Tokens16& v, size_t key_width,
                                    size_t value_width, float scale, const Sequence<BFloat16>& out,
@@ -195,7 +165,7 @@ HWY_NOINLINE void AttendBlockByAmx(const AttentionView& view, size_t t, const Am
 
   const QueryBlock<float> block(view, t);
   OnlineSoftmax<float> softmax(block, workspace);
-  AllLanesOf(q, t, block.count, key_width, rows, Q);
+  LanesOf(q, t, block.count, kBlockQueries, key_width, rows, Q);
   std::memset(O, 0, sizeof(float) * kBlockQueries * vp);
   const bool drops = view.dropout().Any();
   const AmxTiles tiles;
@@ -210,10 +180,8 @@ HWY_NOINLINE void AttendBlockByAmx(const AttentionView& view, size_t t, const Am
     }
     uint64_t kept[kAmxKeys];
     if (drops) view.Draw(t, kBlockQueries, j, kAmxKeys, kept);
-    softmax.Weigh([&](float* high, float* sum, float* factor) {
-      WeighPairs(X, scale, drops ? kept : nullptr, high, sum, factor, P);
-    });
-    ScaleLanes(value_width, softmax.factor, O);
+    WeighPairs(X, scale, drops ? kept : nullptr, softmax.high, softmax.sum, softmax.factor, P);
+    ScaleLanes(value_width, kBlockQueries, softmax.factor, O);
     MultiplyAmxAll<true>(vp, kBlockQueries, kAmxKeys / 2, packed.values.Columns(tile), kAmxKeys, P,
                          kBlockQueries, O, kBlockQueries);
     if (packed.values.Lost(tile)) {
@@ -227,7 +195,7 @@ HWY_NOINLINE void AttendBlockByAmx(const AttentionView& view, size_t t, const Am
     }
   }
   softmax.Finish(stats);
-  ScaleLanes(value_width, softmax.factor, O);
+  ScaleLanes(value_width, kBlockQueries, softmax.factor, O);
   Transpose(vp, kBlockQueries, O, kBlockQueries, panel, vp);
   for (size_t i = 0; i < block.count; ++i) RoundRow(value_width, panel + i * vp, out.At(t + i));
 }
@@ -276,8 +244,8 @@ HWY_NOINLINE void BlockGradientsByAmx(const AttentionView& view, size_t t, size_
   BFloat16* const dX = workspace.Take<BFloat16>(kTile);
   uint32_t* const dX_pairs = workspace.Take<uint32_t>(kTile / 2);
 
-  AllLanesOf(x.q, t, block.count, kw, rows, Q);
-  AllLanesOf(x.d_out, t, block.count, vw, rows, G);
+  LanesOf(x.q, t, block.count, kBlockQueries, kw, rows, Q);
+  LanesOf(x.d_out, t, block.count, kBlockQueries, vw, rows, G);
   // A query that is not finite has no finite weights: its keys need no second look.
   AllPairsOf(x.q, t, block.count, kw, q_pairs);
   const bool finite_g = AllPairsOf(x.d_out, t, block.count, vw, g_pairs);

@@ -1,8 +1,8 @@
 #pragma once
 // Exact attention (exact_attention.h) of tokens in bfloat16, where the processor multiplies pairs
-// of them (AVX512-BF16, twice the rate of float on Zen 4) or tiles of pairs (AMX, some eight times
-// the rate). Scores, softmax and sums are float; what enters a product is bfloat16: tokens as they
-// are, weights and their gradients rounded once.
+// of them (AVX512-BF16, twice the rate of float on Zen 4) or tiles of pairs (AMX, six to nine
+// times the rate). Scores, softmax and sums are float; what enters a product is bfloat16: tokens as
+// they are, weights and their gradients rounded once.
 //
 // What is promised of float holds here: what is not seen has no part in any bit, and bits do not
 // depend on the number of threads. They do depend on the processor.

@@ -3,6 +3,7 @@
 #include "cistern/kernels/exact_attention_bfloat16.h"
 
 #include <algorithm>
+#include <cstring>
 #include <string>
 #include <vector>
 
@@ -46,6 +47,15 @@ Problem MakeRounded(uint64_t seed, const AttentionShape& shape, Kind kind, doubl
   return Rounded(MakeProblem(seed, shape, kind, spread));
 }
 
+// Memory that holds NaN where nothing was written.
+CallMemory Scribbled() {
+  return [heap = HeapMemory()](size_t bytes) {
+    std::byte* const memory = heap(bytes);
+    std::memset(memory, 0xff, bytes);
+    return memory;
+  };
+}
+
 Result Run(const Problem& p, Layout layout) {
   const AttentionShape& s = p.shape;
   const SlotShape of_queries = {s.batch, s.heads, s.queries, 0, 0},
@@ -57,10 +67,11 @@ Result Run(const Problem& p, Layout layout) {
   Array<BFloat16> dq(of_queries, s.key_width, layout), dk(of_keys, s.key_width, layout),
       dv(of_keys, s.value_width, layout);
   std::vector<float> stats(size_t(2 * s.batch * s.heads * s.queries + 1));
-  AttentionForward(s, p.scale, q.in(), k.in(), v.in(), p.Mask(), out.rows(), stats.data());
+  AttentionForward(s, p.scale, q.in(), k.in(), v.in(), p.Mask(), out.rows(), stats.data(),
+                   Scribbled());
   const Array<BFloat16>& given = out;
   AttentionBackward(s, p.scale, q.in(), k.in(), v.in(), given.in(), g.in(), p.Mask(), stats.data(),
-                    dq.rows(), dk.rows(), dv.rows());
+                    dq.rows(), dk.rows(), dv.rows(), Scribbled());
   return {out.Values(), dq.Values(), dk.Values(), dv.Values()};
 }
 Result RunPlain(const Problem& p) { return Run(p, Layout::kBTHW); }

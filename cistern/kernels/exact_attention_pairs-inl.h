@@ -33,7 +33,7 @@ HWY_NOINLINE void AttendBlockByPairs(const AttentionView& view, size_t t, const 
   const QueryBlock<float> block(view, t);
   OnlineSoftmax<float> softmax(block, workspace);
   const size_t vectors = block.vectors();
-  LanesOf(x.q, t, block.count, x.key_width, rows, Q);
+  LanesOf(x.q, t, block.count, vectors * kPairLanes, x.key_width, rows, Q);
   std::memset(O, 0, sizeof(float) * kBlockQueries * vp);
   const bool drops = view.dropout().Any();
   for (size_t j = block.low; j < block.high; j += kTileKeys) {
@@ -63,13 +63,7 @@ HWY_NOINLINE void AttendBlockByPairs(const AttentionView& view, size_t t, const 
     }
   }
   softmax.Finish(stats);
-  const Tag<float> d;
-  for (size_t c = 0; c < x.value_width; ++c) {
-    for (size_t i = 0; i < vectors * kPairLanes; i += kPairLanes) {
-      float* const at = O + c * kBlockQueries + i;
-      hn::Store(hn::Mul(hn::Load(d, at), hn::Load(d, softmax.factor + i)), d, at);
-    }
-  }
+  ScaleLanes(x.value_width, vectors * kPairLanes, softmax.factor, O);
   Transpose(x.value_width, block.count, O, kBlockQueries, panel, vp);
   for (size_t i = 0; i < block.count; ++i) RoundRow(x.value_width, panel + i * vp, x.out.At(t + i));
 }
@@ -120,8 +114,8 @@ HWY_NOINLINE void BlockGradientsByPairs(const AttentionView& view, size_t t, siz
   BFloat16* const P = workspace.Take<BFloat16>(kBlockQueries * kTileKeys);
   BFloat16* const dX = workspace.Take<BFloat16>(kBlockQueries * kTileKeys);
   uint32_t* const dX_pairs = workspace.Take<uint32_t>(kBlockQueries * kTileKeys / 2);
-  LanesOf(x.q, t, count, kw, rows, Q);
-  LanesOf(x.d_out, t, count, vw, rows, G);
+  LanesOf(x.q, t, count, vectors * kPairLanes, kw, rows, Q);
+  LanesOf(x.d_out, t, count, vectors * kPairLanes, vw, rows, G);
   // A query that is not finite has no finite weights: its keys need no second look.
   PairRows(x.q, t, count, kw, q_pairs);
   const bool finite_g = PairRows(x.d_out, t, count, vw, g_pairs);

@@ -32,7 +32,18 @@ bool Has(const std::vector<std::string>& names, const std::string& name) {
   return std::find(names.begin(), names.end(), name) != names.end();
 }
 
-// First in this file: nothing has been dispatched yet, so the environment must be read on the way.
+// In a process of its own, before anything has been dispatched.
+TEST(Isa, WhatIsForcedBeforeTheFirstDispatchStays) {
+  EXPECT_EXIT(
+      {
+        ForceIsa("portable");
+        CISTERN_DISPATCH(WhichTarget)();
+        std::exit(ActiveIsa() == "portable" ? 0 : 1);
+      },
+      ::testing::ExitedWithCode(0), "");
+}
+
+// Nothing has been dispatched in this process yet, so the environment must be read on the way.
 TEST(Isa, EnvironmentIsReadBeforeTheFirstDispatch) {
   setenv("CISTERN_ISA", "nonsense", 1);
   EXPECT_THROW(CISTERN_DISPATCH(WhichTarget)(), UsageError);

@@ -386,7 +386,7 @@ void ExpectNearExactAttention(bool rounded_once) {
   }
 }
 
-TEST(BFloat16Tokens, ExactAttentionByPairs) {
+TEST(BFloat16Tokens, ExactAttentionInBFloat16) {
   if (!MultipliesBFloat16()) GTEST_SKIP() << "no products of bfloat16 on this processor";
   ExpectNearExactAttention(false);
 }

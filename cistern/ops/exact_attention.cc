@@ -57,7 +57,7 @@ Arguments InFloat(Arguments x) {
 
 // Whether tokens in bfloat16 go into products as they are; else they are computed in float. The
 // few queries of decoding are bound by memory, and have a float kernel of their own.
-bool ByPairs(const Arguments& x) { return MultipliesBFloat16() && (x.save || x.q.size(2) > 4); }
+bool InBFloat16(const Arguments& x) { return MultipliesBFloat16() && (x.save || x.q.size(2) > 4); }
 
 // Memory of a call as outputs have it: used again by the next one.
 CallMemory OutputMemory() {
@@ -190,7 +190,7 @@ struct Exact {
   }
 
   static void ForwardBFloat16(const Arguments& x, const RowMask& mask, const Tensors& y) {
-    if (!ByPairs(x)) {
+    if (!InBFloat16(x)) {
       const Arguments wide = InFloat(x);
       const Tensors floats = {Empty(wide)[kOut], y[kStats]};
       Forward(wide, mask, floats);
@@ -205,7 +205,7 @@ struct Exact {
   }
   static Tensors BackwardBFloat16(const Arguments& x, const RowMask& mask, const Tensors& g,
                                   const Tensors& kept) {
-    if (!ByPairs(x)) {
+    if (!InBFloat16(x)) {
       Tensors dx = Backward(InFloat(x), mask, {OrZeros(g[kOut], kept[kOut]).to(at::kFloat)},
                             {kept[kOut].to(at::kFloat), kept[kStats]});
       for (at::Tensor& t : dx) t = t.to(at::kBFloat16);
