@@ -3,8 +3,8 @@
 // bfloat16_attention-inl.h.
 //
 // Products are so fast that what stands between them decides. So keys and values are laid out once
-// for all queries, in tiles of 64 tokens with zeros behind the last; what lies behind the keys is
-// hidden by the mask. Weights are rounded where they are made, and sums go on from where they lie.
+// for all queries, in tiles of 64 tokens; what lies behind the keys is hidden by the mask. Weights are
+// rounded where they are made, and sums go on from where they lie.
 #include "cistern/kernels/amx_product-inl.h"
 #include "cistern/kernels/bfloat16_attention-inl.h"
 
@@ -28,9 +28,9 @@ class PackedTokens {
         columns_(columns ? memory_.Take<BFloat16>(tiles * tile_) : nullptr),
         lost_(memory_.Take<uint8_t>(tiles)) {}
 
-  // [kAmxKeys, PairColumns(width)]
+  // [kAmxKeys, PairColumns(width)]; rows behind the tokens hold anything.
   const BFloat16* Rows(size_t tile) const { return rows_ + tile * tile_; }
-  // [PairColumns(width), kAmxKeys]; what is not finite is 0.
+  // [PairColumns(width), kAmxKeys]; what is not finite, and what is behind the tokens, is 0.
   const BFloat16* Columns(size_t tile) const { return columns_ + tile * tile_; }
   // Whether anything in the columns was not finite.
   bool Lost(size_t tile) const { return lost_[tile] != 0; }
@@ -38,11 +38,7 @@ class PackedTokens {
   // Tokens t.. of x, `count` of them.
   void Pack(size_t tile, const Tokens16& x, size_t t, size_t count) {
     const size_t ld = PairColumns(width_), pairs = (count + 1) / 2;
-    if (rows_ != nullptr) {
-      BFloat16* const to = rows_ + tile * tile_;
-      CopyRows(x, t, count, width_, ld, to);
-      std::memset(to + count * ld, 0, (kAmxKeys - count) * ld * sizeof(BFloat16));
-    }
+    if (rows_ != nullptr) CopyRows(x, t, count, width_, ld, rows_ + tile * tile_);
     if (columns_ == nullptr) return;
     Workspace& workspace = Workspace::OfThisThread();
     workspace.Start(sizeof(uint32_t) * kAmxKeys / 2 * ld, 1);
