@@ -3,8 +3,8 @@
 // bfloat16_attention-inl.h.
 //
 // Products are so fast that what stands between them decides. So keys and values are laid out once
-// for all queries, in tiles of 64 tokens; what lies behind the keys is hidden by the mask. Weights are
-// rounded where they are made, and sums go on from where they lie.
+// for all queries, in tiles of 64 tokens; what lies behind the keys is hidden by the mask. Weights
+// are rounded where they are made, and sums go on from where they lie.
 #include "cistern/kernels/amx_product-inl.h"
 #include "cistern/kernels/bfloat16_attention-inl.h"
 
