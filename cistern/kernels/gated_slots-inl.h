@@ -87,12 +87,21 @@ class GatedChunks {
     chunk.Weights({writes_, chunk.np}, t - block);
   }
 
+  // Notes rows of the logits (rows_ahead.h), which are read a block at once: after the rows at t
+  // those of the coming block, or, in reverse, of the one before.
+  void NoteAfter(size_t t) const { NoteRows(x_, t + kRows, EndOf(t + kRows), chunk.n); }
+  void NoteBefore(size_t t) const {
+    if (t >= kRows) NoteRows(x_, t - kRows, EndOf(t - kRows), chunk.n);
+  }
+
   // Row t of the block at hand.
   const T* LogGates(size_t t) const { return log_gates_ + t % kRows * chunk.np; }
 
   Chunk chunk;
 
  private:
+  size_t EndOf(size_t t) const { return std::min(t + kChunkRows, tokens_.length); }
+
   HWY_NOINLINE void Load(size_t block) {
     const Tag<T> d;
     const size_t rows = std::min(kRows, tokens_.length - block), np = chunk.np;

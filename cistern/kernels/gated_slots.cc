@@ -82,6 +82,10 @@ HWY_NOINLINE void GatedSlotsOfHead(const GatedForwardHead<S>& head, double* keys
   for (size_t t = 0; t < head.stop; t += chunk.rows) {
     if (head.tokens.StartsAt(t)) key_core.Clear(), value_core.Clear();
     chunks.Begin(t, head.tokens.length);
+    const size_t next = t + chunk.rows, end = std::min(next + kChunkRows, head.tokens.length);
+    RowsAhead::OfThisThread().Clear();
+    chunks.NoteAfter(t);
+    for (const auto* x : {&head.k, &head.v, &head.q}) NoteRows(*x, next, end, width);
     PackRows(head.k, t, chunk.rows, width, dp, T{0}, k);
     PackRows(head.v, t, chunk.rows, width, dp, T{0}, v);
     if (t >= head.from) read(t);

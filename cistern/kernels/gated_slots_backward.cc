@@ -91,6 +91,11 @@ HWY_NOINLINE void GatedFirstWalk(const ForwardHead<ComputeType<S>>& head, GatedT
     if (head.last) x.begins.push_back(t);
     if (head.tokens.StartsAt(t)) key_core.Clear(), value_core.Clear();
     chunks.Begin(t, head.tokens.length);
+    const size_t next = t + chunk.rows, end = std::min(next + kChunkRows, head.tokens.length);
+    RowsAhead::OfThisThread().Clear();
+    chunks.NoteAfter(t);
+    for (const auto* y : {&x.k, &x.v, &x.g}) NoteRows(*y, next, end, width);
+    NoteRows(x.y, next, end, n);
     PackRows(x.k, t, chunk.rows, width, dp, T{0}, k);
     PackRows(x.v, t, chunk.rows, width, dp, T{0}, v);
     if (t >= head.from) read(t);
@@ -152,7 +157,12 @@ HWY_NOINLINE void GatedReverseWalk(const ForwardHead<ComputeType<S>>& head, size
     const size_t t = x.begins[c];
     const bool starts = head.tokens.StartsAt(t);
     chunks.Begin(t, c + 1 < x.begins.size() ? x.begins[c + 1] : head.tokens.length);
-    const size_t rows = chunk.rows;
+    const size_t rows = chunk.rows, before = t < kChunkRows ? 0 : t - kChunkRows;
+    RowsAhead::OfThisThread().Clear();
+    chunks.NoteBefore(t);
+    for (const auto* y : {&x.q, &x.k, &x.v, &x.g}) NoteRows(*y, before, t, width);
+    NoteRows(x.y, before, t, n);
+    for (const auto* y : {&x.dy, &x.terms}) NoteRows(Const(*y), before, t, n);
     PackRows(x.q, t, rows, width, dp, T{0}, q);
     PackRows(x.k, t, rows, width, dp, T{0}, k);
     PackRows(x.v, t, rows, width, dp, T{0}, v);

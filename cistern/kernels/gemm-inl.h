@@ -14,6 +14,7 @@
 #include <cstddef>
 #include <type_traits>
 
+#include "cistern/kernels/rows_ahead.h"
 #include "hwy/highway.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -116,11 +117,14 @@ HWY_INLINE void TileOf(const Factors<T>& x, const T* HWY_RESTRICT a, T* HWY_REST
 
 template <From kFrom, bool kUnitRow, int kVectors, class T>
 HWY_NOINLINE void Strip(size_t rows, const Factors<T>& x, T* c, size_t ldc, const T* factor) {
+  RowsAhead& ahead = RowsAhead::OfThisThread();
   size_t r = 0;
   const auto tiles = [&]<size_t kRows>(std::integral_constant<size_t, kRows>) HWY_ATTR {
-    for (; r + kRows <= rows; r += kRows)
+    for (; r + kRows <= rows; r += kRows) {
       TileOf<kFrom, kUnitRow, kRows, kVectors>(x, x.a + r * (kUnitRow ? 1 : x.row), c + r * ldc,
                                                ldc, factor);
+      ahead.Ask();
+    }
   };
   if constexpr (kStripVectors == 4 && kVectors < 4) tiles(std::integral_constant<size_t, 8>());
   tiles(std::integral_constant<size_t, 6>());
@@ -192,6 +196,7 @@ template <Triangle kTriangle, bool kAdd, int kVectors, class T>
 HWY_NOINLINE void Panel(size_t rows, const Factors<T>& full, const Factors<T>& tri,
                         T* HWY_RESTRICT c, size_t ldc) {
   const Tag<T> d;
+  RowsAhead& ahead = RowsAhead::OfThisThread();
   for (size_t r = 0; r < rows; r += kTileRows) {
     Tile<T, kVectors> tile;
 #pragma GCC unroll 8
@@ -232,6 +237,7 @@ HWY_NOINLINE void Panel(size_t rows, const Factors<T>& full, const Factors<T>& t
         hn::StoreU(sum, d, to + j * kLanes<T>);
       }
     }
+    ahead.Ask();
   }
 }
 

@@ -70,19 +70,18 @@ HWY_NOINLINE void LinearOfPart(const LinearPart<T>& part, const Sequence<const S
     if (tokens.StartsAt(t)) sums.Clear();
     rows = part.RowsAt(t);
     const size_t next = t + rows, end = std::min(tokens.length, next + kC);
+    RowsAhead::OfThisThread().Clear();
+    for (const auto* x : {&q, &k}) NoteRows(*x, next, end, n);
+    NoteRows(v, next, end, width);
     const T* const Q = FeaturesOf(part.rule, q, t, rows, n, Q_panel);
     const T* const K = FeaturesOf(part.rule, k, t, rows, n, K_panel);
     const T* const V = PanelOf(v, t, rows, width, V_panel);
-    // Asked for between the products, so that they do not wait for one another.
-    PrefetchRows(q, next, end, n);
     Transpose(rows, n, K, np, KT, kCp);
     LowerProduct<T>(rows, {Q, np, 1, KT, kCp, n}, A, kCp);
-    PrefetchRows(k, next, end, n);
     Product<Triangle::kLower, T>(rows, width, {Q, np, 1, sums.S.Seen(), dp, n},
                                  {A, kCp, 1, V, dp, rows}, O, dp);
     sums.z.Seen(seen);
     DivideRows(part.rule, rows, width, Q, np, seen, A, O, dp, t, out, z_out);
-    PrefetchRows(v, next, end, width);
     sums.S.Write(n, width, {K, 1, np, V, dp, rows});  // K^T V
     sums.z.Write(rows, K, nullptr);
     sums.Pass(rows);

@@ -27,11 +27,12 @@ struct LinearTensors {
 };
 
 template <class S, class T = ComputeType<S>>
-HWY_NOINLINE void DivisorGradients(const LinearPart<T>& part, const LinearTensors<S>& x) {
+HWY_NOINLINE void DivisorGradients(const LinearPart<T>& part, const LinearTensors<S>& x,
+                                   size_t begin, size_t end) {
   const Tag<T> d;
   const T value = static_cast<T>(part.rule.value);
   const DivisorRule rule = part.rule.divisor;
-  for (size_t t = 0; t < part.tokens.length; ++t) {
+  for (size_t t = begin; t < end; ++t) {
     if (rule == DivisorRule::kNone) {
       x.inverse[t] = value;
       x.e[t] = 0;
@@ -73,6 +74,14 @@ void AddToRows(size_t rows, const T* e, T* B) {
   }
 }
 
+// Notes the rows of a coming chunk's tokens that both walks read (rows_ahead.h).
+template <class S>
+void NoteTokens(const LinearTensors<S>& x, size_t t, size_t end, size_t n, size_t width) {
+  RowsAhead::OfThisThread().Clear();
+  for (const auto* y : {&x.k, &x.q}) NoteRows(*y, t, end, n);
+  for (const auto* y : {&x.v, &x.g}) NoteRows(*y, t, end, width);
+}
+
 // dq of a part's tokens; memory: before them.
 template <class S, class T = ComputeType<S>>
 HWY_NOINLINE void QueryGradients(const LinearPart<T>& part, const LinearTensors<S>& x,
@@ -100,16 +109,15 @@ HWY_NOINLINE void QueryGradients(const LinearPart<T>& part, const LinearTensors<
     if (tokens.StartsAt(t)) sums.Clear();
     rows = part.RowsAt(t);
     const size_t next = t + rows, end = std::min(tokens.length, next + kC);
-    // Asked for between the products, so that they do not wait for one another.
-    PrefetchRows(x.k, next, end, n);
+    NoteTokens(x, next, end, n, width);
+    NoteRows(x.out, next, end, width);
     const T* const K = FeaturesOf(part.rule, x.k, t, rows, n, K_panel);
     const T* const V = PanelOf(x.v, t, rows, width, V_panel);
+    DivisorGradients(part, x, t, t + rows);
     NumeratorGradients(part, x, t, rows, dp, N);
     Transpose(rows, width, V, dp, VT, kCp);
-    PrefetchRows(x.v, next, end, width);
     LowerProduct<T>(rows, {N, dp, 1, VT, kCp, width}, B, kCp);
     if (divides) AddToRows(rows, x.e + t, B);
-    PrefetchRows(x.g, next, end, width);
     Product<Triangle::kLower, T>(rows, n, {N, dp, 1, sums.S.Seen(), np, width},
                                  {B, kCp, 1, K, np, rows}, X, np);
     if (divides) {
@@ -117,7 +125,6 @@ HWY_NOINLINE void QueryGradients(const LinearPart<T>& part, const LinearTensors<
       AddRow(rows, np, x.e + t, seen, X);
     }
     UnmapRows(part.rule.map, X, x.q, t, rows, n, np, x.dq);
-    PrefetchRows(x.q, next, end, n);
     sums.S.Write(width, n, {V, 1, dp, K, np, rows});  // V^T K
     sums.z.Write(rows, K, nullptr);
     sums.Pass(rows);
@@ -166,6 +173,7 @@ HWY_NOINLINE void KeyGradients(const LinearPart<T>& part, const LinearTensors<S>
              begins);
     for (size_t c = begins.size() - 1; c-- > 0;) {
       const size_t t = begins[c], rows = begins[c + 1] - t, before = t < kC ? 0 : t - kC;
+      NoteTokens(x, before, t, n, width);
       const T* const Q = FeaturesOf(part.rule, x.q, t, rows, n, Q_panel);
       const T* const K = FeaturesOf(part.rule, x.k, t, rows, n, K_panel);
       const T* const V = PanelOf(x.v, t, rows, width, V_panel);
@@ -173,16 +181,13 @@ HWY_NOINLINE void KeyGradients(const LinearPart<T>& part, const LinearTensors<S>
       const T* const R = sums.S.Seen();
       Transpose(np, dp, R, dp, RT, np);
 
-      PrefetchRows(x.q, before, t, n);
       Transpose(rows, n, K, np, KT, kCp);
       LowerProduct<T>(rows, {Q, np, 1, KT, kCp, n}, A, kCp);
-      PrefetchRows(x.k, before, t, n);
       const RowsOut<S> D(x.dv, t, rows, width, D_panel);
       Product<Triangle::kUpper, T>(rows, width, {K, np, 1, R, dp, n}, {A, 1, kCp, N, dp, rows},
                                    D.data, D.ld);
       D.Finish();
 
-      PrefetchRows(x.v, before, t, width);
       Transpose(rows, width, V, dp, VT, kCp);
       LowerProduct<T>(rows, {N, dp, 1, VT, kCp, width}, B, kCp);
       if (divides) AddToRows(rows, x.e + t, B);
@@ -193,7 +198,6 @@ HWY_NOINLINE void KeyGradients(const LinearPart<T>& part, const LinearTensors<S>
         AddRow<T>(rows, np, nullptr, seen, Y);
       }
       UnmapRows(part.rule.map, Y, x.k, t, rows, n, np, x.dk);
-      PrefetchRows(x.g, before, t, width);
       sums.S.Write(n, width, {Q, 1, np, N, dp, rows});  // Q^T n
       sums.z.Write(rows, Q, x.e + t);
       sums.Pass(rows);
@@ -269,14 +273,13 @@ void LinearBackwardOfAll(const SlotShape& shape, const LinearRule& rule, const R
   };
   if (runs.runs == 1) {
     for_runs([&](const LinearPart<T>& part, const LinearTensors<S>& x, size_t i) {
-      DivisorGradients(part, x);
       QueryGradients(part, x, memory + i * size);
       KeyGradients(part, x, G + i * size);
     });
     return;
   }
   for_runs([&](const LinearPart<T>& part, const LinearTensors<S>& x, size_t) {
-    DivisorGradients(part, x);
+    DivisorGradients(part, x, 0, part.tokens.length);
   });
   const std::vector<double> before =
       MemoryOfRuns(runs, false, size, memory, [&](size_t index, size_t segment, double* added) {

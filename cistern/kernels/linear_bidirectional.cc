@@ -117,6 +117,10 @@ HWY_NOINLINE void SumsOfTokens(const LinearSizes<T>& size, const LinearRule& rul
   T* const V_panel = workspace.Take<T>(kBlockRows * size.dp);
   for (size_t t = segment.begin, rows; t < segment.end; t += rows) {
     rows = std::min(kBlockRows, segment.end - t);
+    RowsAhead::OfThisThread().Clear();
+    const size_t next = t + rows, end = std::min(next + kBlockRows, segment.end);
+    NoteRows(k, next, end, size.n);
+    NoteRows(v, next, end, size.width);
     total.Add(rows, FeaturesOf(rule, k, t, rows, size.n, K_panel),
               PanelOf(v, t, rows, size.width, V_panel), nullptr);
   }
@@ -157,6 +161,10 @@ HWY_NOINLINE void WriteGradients(const LinearSizes<T>& size, const LinearRule& r
   PackSums(size, grad, G, GT, Gz);
   for (size_t t = segment.begin, rows; t < segment.end; t += rows) {
     rows = std::min(kBlockRows, segment.end - t);
+    RowsAhead::OfThisThread().Clear();
+    const size_t next = t + rows, end = std::min(next + kBlockRows, segment.end);
+    NoteRows(k, next, end, size.n);
+    NoteRows(v, next, end, size.width);
     const T* const K = FeaturesOf(rule, k, t, rows, n, K_panel);
     const RowsOut<S> D(dv, t, rows, width, D_panel);
     Product<T>(rows, width, {K, np, 1, G, dp, n}, D.data, D.ld);
@@ -209,6 +217,9 @@ HWY_NOINLINE void ReadRows(const LinearSizes<T>& size, const LinearRule& rule,
   const T value = static_cast<T>(rule.value);
   for (size_t t = segment.begin, rows; t < segment.end; t += rows) {
     rows = std::min(kBlockRows, segment.end - t);
+    RowsAhead::OfThisThread().Clear();
+    const size_t next = t + rows, end = std::min(next + kBlockRows, segment.end);
+    NoteRows(q, next, end, size.n);
     const T* const Q = FeaturesOf(rule, q, t, rows, n, Q_panel);
     Product<T>(rows, width, {Q, np, 1, M, dp, n}, O, dp);
     if (size.divides) DotRows(rows, np, Q, z, dots);
@@ -245,8 +256,6 @@ HWY_NOINLINE void QuotientGradients(const LinearSizes<T>& size, const LinearRule
   for (size_t i = 0; i < rows; ++i) {
     const T inverse = size.divides ? 1 / DivisorOf(rule.divisor, value, dots[i]) : value;
     const Vec<T> f = hn::Set(d, inverse);
-    PrefetchAhead(g, t, i, rows, size.width);
-    PrefetchAhead(out, t, i, rows, size.width);
     const S *const from = g.At(t + i), *const y = out.At(t + i);
     T* const to = N + i * size.dp;
     Vec<T> sum = hn::Zero(d);
@@ -285,6 +294,11 @@ HWY_NOINLINE void ReadGradients(const LinearSizes<T>& size, const LinearRule& ru
   PackSums(size, memory, M, MT, z);
   for (size_t t = segment.begin, rows; t < segment.end; t += rows) {
     rows = std::min(kBlockRows, segment.end - t);
+    RowsAhead::OfThisThread().Clear();
+    const size_t next = t + rows, end = std::min(next + kBlockRows, segment.end);
+    NoteRows(q, next, end, size.n);
+    NoteRows(g, next, end, size.width);
+    NoteRows(out, next, end, size.width);
     const T* const Q = FeaturesOf(rule, q, t, rows, n, Q_panel);
     if (size.divides) DotRows(rows, np, Q, z, dots);
     QuotientGradients(size, rule, g, out, t, rows, dots, N, e);

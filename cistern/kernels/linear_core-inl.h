@@ -43,7 +43,6 @@ HWY_NOINLINE void MapRows(T eps, const Sequence<const S>& x, size_t t, size_t co
   Vec<T> slope;
   for (size_t i = 0; i < count; ++i, features += np) {
     const S* const from = x.At(t + i);
-    PrefetchAhead(x, t, i, count, n);
     for (size_t j = 0; j < n; j += kLanes<T>)
       hn::Store(hn::Add(EluPlusOne<T>(LoadPart(from, j, n), &slope), added), d, features + j);
     for (size_t j = n; j < np; ++j) features[j] = 0;

@@ -26,9 +26,9 @@ struct AdjointHead {
 template <class T>
 struct AdjointVisit {
   void Scale(const T* factor) { core.Scale(factor); }
-  void Prefetch(size_t t, size_t end) const {
-    for (const auto* x : {&head.a, &head.b}) PrefetchRows(*x, t, end, head.n);
-    for (const auto* x : {&head.g, &head.u}) PrefetchRows(*x, t, end, head.width);
+  void Note(size_t t, size_t end) const {
+    for (const auto* x : {&head.a, &head.b}) NoteRows(*x, t, end, head.n);
+    for (const auto* x : {&head.g, &head.u}) NoteRows(*x, t, end, head.width);
   }
   // W = a F, and ab = W b.
   void Panels(size_t t) {
@@ -60,7 +60,7 @@ struct AdjointVisit {
 template <class T>
 struct AdjointStateVisit {
   void Scale(const T* factor) { of.core.Scale(factor); }
-  void Prefetch(size_t t, size_t end) const { of.Prefetch(t, end); }
+  void Note(size_t t, size_t end) const { of.Note(t, end); }
   void Rows(size_t t) {
     of.Panels(t);
     of.core.Add(of.walk.chunk.rows, of.W, of.head.g, t);

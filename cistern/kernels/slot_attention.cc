@@ -23,9 +23,9 @@ struct LatteVisit {
     core.Begin(chunk);
     weights.Begin(chunk);
   }
-  void Prefetch(size_t t, size_t end) const {
-    if (t >= from) PrefetchRows(q, t, end, chunk.n);
-    PrefetchRows(v, t, end, core.width());
+  void Note(size_t t, size_t end) const {
+    if (t >= from) NoteRows(q, t, end, chunk.n);
+    NoteRows(v, t, end, core.width());
   }
   void Rows(size_t t) {
     if (t < from) return core.Write(chunk, v, t);
@@ -79,9 +79,9 @@ template <class T>
 struct AbcVisit {
   void Empty() { keys.Empty(), values.Empty(); }
   void Begin(size_t) { keys.Begin(chunk), values.Begin(chunk); }
-  void Prefetch(size_t t, size_t end) const {
-    if (t >= from) PrefetchRows(a.q, t, end, keys.width());
-    for (const auto* x : {&a.k, &a.v}) PrefetchRows(*x, t, end, keys.width());
+  void Note(size_t t, size_t end) const {
+    if (t >= from) NoteRows(a.q, t, end, keys.width());
+    for (const auto* x : {&a.k, &a.v}) NoteRows(*x, t, end, keys.width());
   }
   void Rows(size_t t) {
     if (t < from) {

@@ -66,8 +66,8 @@ struct LatteForwardVisit {
     core.Begin(chunk);
     spans.Add(t, chunk);
   }
-  void Prefetch(size_t t, size_t end) const {
-    for (const auto* y : {&x.g, &x.v}) PrefetchRows(*y, t, end, core.width());
+  void Note(size_t t, size_t end) const {
+    for (const auto* y : {&x.g, &x.v}) NoteRows(*y, t, end, core.width());
   }
   void Rows(size_t t) {
     if (t < from) return core.Write(chunk, x.v, t);
@@ -88,10 +88,10 @@ struct LatteForwardVisit {
 template <class T, class Weights>
 struct LatteReverseVisit {
   void Scale(const T* factor) { core.Scale(factor); }
-  void Prefetch(size_t t, size_t end) const {
-    PrefetchRows(x.q, t, end, walk.chunk.n);
-    PrefetchRows(Const(x.dr), t, end, walk.chunk.n);
-    for (const auto* y : {&x.g, &x.v}) PrefetchRows(*y, t, end, core.width());
+  void Note(size_t t, size_t end) const {
+    NoteRows(x.q, t, end, walk.chunk.n);
+    NoteRows(Const(x.dr), t, end, walk.chunk.n);
+    for (const auto* y : {&x.g, &x.v}) NoteRows(*y, t, end, core.width());
   }
   void Rows(size_t t) {
     const SlotChunk<T>& chunk = walk.chunk;
@@ -114,10 +114,10 @@ struct LatteReverseVisit {
 template <class T, class Weights>
 struct LatteStateVisit {
   void Scale(const T* factor) { of.core.Scale(factor); }
-  void Prefetch(size_t t, size_t end) const {
-    PrefetchRows(of.x.q, t, end, of.walk.chunk.n);
-    PrefetchRows(Const(of.x.dr), t, end, of.walk.chunk.n);
-    PrefetchRows(of.x.g, t, end, of.core.width());
+  void Note(size_t t, size_t end) const {
+    NoteRows(of.x.q, t, end, of.walk.chunk.n);
+    NoteRows(Const(of.x.dr), t, end, of.walk.chunk.n);
+    NoteRows(of.x.g, t, end, of.core.width());
   }
   void Rows(size_t t) {
     const SlotChunk<T>& chunk = of.walk.chunk;
@@ -202,9 +202,9 @@ struct AbcForwardVisit {
     keys.Begin(chunk), values.Begin(chunk);
     spans.Add(t, chunk);
   }
-  void Prefetch(size_t t, size_t end) const {
-    for (const auto* y : {&x.g, &x.v, &x.k}) PrefetchRows(*y, t, end, keys.width());
-    PrefetchRows(x.x, t, end, chunk.n);
+  void Note(size_t t, size_t end) const {
+    for (const auto* y : {&x.g, &x.v, &x.k}) NoteRows(*y, t, end, keys.width());
+    NoteRows(x.x, t, end, chunk.n);
   }
   void Rows(size_t t) {
     if (t < from) {
@@ -247,13 +247,13 @@ struct AbcForwardVisit {
 template <class T>
 struct AbcReverseVisit {
   void Scale(const T* factor) { keys.Scale(factor), values.Scale(factor); }
-  void Prefetch(size_t t, size_t end) const {
-    for (const auto* y : {&x.g, &x.v, &x.k, &x.q}) PrefetchRows(*y, t, end, keys.width());
-    PrefetchOfSlots(t, end);
+  void Note(size_t t, size_t end) const {
+    for (const auto* y : {&x.g, &x.v, &x.k, &x.q}) NoteRows(*y, t, end, keys.width());
+    NoteOfSlots(t, end);
   }
-  void PrefetchOfSlots(size_t t, size_t end) const {
+  void NoteOfSlots(size_t t, size_t end) const {
     const Sequence<const T> dx = Const(x.dx), terms = Const(x.terms);
-    for (const auto* y : {&x.x, &dx, &terms}) PrefetchRows(*y, t, end, walk.chunk.n);
+    for (const auto* y : {&x.x, &dx, &terms}) NoteRows(*y, t, end, walk.chunk.n);
   }
   // P, D and ab of rows t.., times F.
   void Panels(size_t t) {
@@ -284,9 +284,9 @@ struct AbcReverseVisit {
 template <class T>
 struct AbcStateVisit {
   void Scale(const T* factor) { of.Scale(factor); }
-  void Prefetch(size_t t, size_t end) const {
-    for (const auto* y : {&of.x.g, &of.x.q}) PrefetchRows(*y, t, end, of.keys.width());
-    of.PrefetchOfSlots(t, end);
+  void Note(size_t t, size_t end) const {
+    for (const auto* y : {&of.x.g, &of.x.q}) NoteRows(*y, t, end, of.keys.width());
+    of.NoteOfSlots(t, end);
   }
   void Rows(size_t t) {
     of.Panels(t);

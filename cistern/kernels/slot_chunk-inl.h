@@ -27,9 +27,9 @@
 
 #include "cistern/kernels/gemm-inl.h"
 #include "cistern/kernels/rows.h"
+#include "cistern/kernels/rows_ahead.h"
 #include "cistern/kernels/slot_memory.h"
 #include "cistern/kernels/workspace.h"
-#include "hwy/cache_control.h"
 #include "hwy/contrib/math/math-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -167,28 +167,13 @@ inline int64_t HeadsPerThread(const SlotShape& shape) {
   return work > 32768 ? 1 : 32768 / (work + 1) + 1;
 }
 
-// Asks for rows [t, end) of x ahead of their use.
+// Notes rows [t, end) of x, for the products to come to ask for (rows_ahead.h).
 template <class T>
-void PrefetchRows(const Sequence<const T>& x, size_t t, size_t end, size_t width) {
-  for (; t < end; ++t) {
-    const T* row = x.At(t);
-    for (size_t j = 0; j < width; j += 64 / sizeof(T)) hwy::Prefetch(row + j);
-  }
+void NoteRows(const Sequence<const T>& x, size_t t, size_t end, size_t width) {
+  if (t >= end) return;
+  RowsAhead::OfThisThread().Note(x.At(t), x.time * static_cast<ptrdiff_t>(sizeof(T)), end - t,
+                                 width * sizeof(T));
 }
-// The same unless they lie one after another: the processor finds those itself.
-template <class T>
-void PrefetchApart(const Sequence<const T>& x, size_t t, size_t end, size_t width) {
-  if (x.time != static_cast<int64_t>(width)) PrefetchRows(x, t, end, width);
-}
-// The same of one of `count` rows from t on, while row t + i is read: as many rows ahead as hide
-// the way to memory, and few enough to wait for all at once.
-constexpr size_t kRowsAhead = 8;
-template <class T>
-HWY_INLINE void PrefetchAhead(const Sequence<const T>& x, size_t t, size_t i, size_t count,
-                              size_t width) {
-  if (i + kRowsAhead < count) PrefetchApart(x, t + i + kRowsAhead, t + i + kRowsAhead + 1, width);
-}
-
 // panel[0..count, 0..padded) = rows t.. of x, with `fill` in the padding columns.
 template <class T>
 HWY_NOINLINE void PackRows(const Sequence<const T>& x, size_t t, size_t count, size_t width,
@@ -196,7 +181,6 @@ HWY_NOINLINE void PackRows(const Sequence<const T>& x, size_t t, size_t count, s
   const Tag<T> d;
   const size_t whole = width / kLanes<T> * kLanes<T>;
   for (size_t i = 0; i < count; ++i, panel += padded) {
-    PrefetchAhead(x, t, i, count, width);
     const T* from = x.At(t + i);
     for (size_t j = 0; j < whole; j += kLanes<T>) hn::Store(hn::LoadU(d, from + j), d, panel + j);
     for (size_t j = whole; j < padded; ++j) panel[j] = j < width ? from[j] : fill;

@@ -322,7 +322,7 @@ struct ForwardHead {
 };
 
 // Walks over the spans and chunks of a head's tokens that begin before `stop`; which they are does
-// not depend on it. visit: Empty(), Begin(t), Rows(t), Close(), and Prefetch(t, end), the rows that
+// not depend on it. visit: Empty(), Begin(t), Rows(t), Close(), and Note(t, end), the rows that
 // come after the ones at hand.
 template <class T, class Visit>
 HWY_INLINE void WalkChunks(SlotChunk<T>& chunk, const Sequence<const T>& s, const Tokens& tokens,
@@ -352,8 +352,9 @@ HWY_INLINE void WalkChunks(SlotChunk<T>& chunk, const Sequence<const T>& s, cons
     }
     const size_t next = t + chunk.rows,
                  end = tokens.length - next < kChunkRows ? tokens.length : next + kChunkRows;
-    PrefetchRows(s, next, end, chunk.n);
-    visit.Prefetch(next, end);
+    RowsAhead::OfThisThread().Clear();
+    NoteRows(s, next, end, chunk.n);
+    visit.Note(next, end);
     visit.Rows(t);
     chunk.Pass();
   }

@@ -36,9 +36,9 @@ struct ReadVisit {
     core.Rows(chunk, W, v, t, out);
   }
   void Close() { core.Close(chunk); }
-  void Prefetch(size_t t, size_t end) {
-    PrefetchRows(r, t, end, chunk.n);
-    PrefetchRows(v, t, end, core.width());
+  void Note(size_t t, size_t end) {
+    NoteRows(r, t, end, chunk.n);
+    NoteRows(v, t, end, core.width());
   }
   SlotChunk<T>& chunk;
   ReadCore<T>& core;
@@ -79,9 +79,9 @@ struct MatchVisit {
     UnpackRows(X, t, chunk.rows, chunk.n, chunk.np, out);
   }
   void Close() { core.Close(chunk); }
-  void Prefetch(size_t t, size_t end) {
-    PrefetchRows(q, t, end, core.width());
-    PrefetchRows(k, t, end, core.width());
+  void Note(size_t t, size_t end) {
+    NoteRows(q, t, end, core.width());
+    NoteRows(k, t, end, core.width());
   }
   SlotChunk<T>& chunk;
   MatchCore<T>& core;

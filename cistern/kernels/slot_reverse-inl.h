@@ -43,7 +43,7 @@ template <class T>
 struct SpanVisit {
   void Empty() {}
   void Begin(size_t t) { spans.Add(t, chunk); }
-  void Prefetch(size_t, size_t) {}
+  void Note(size_t, size_t) {}
   void Rows(size_t) {}
   void Close() {}
   SlotChunk<T>& chunk;
@@ -176,7 +176,10 @@ class ReverseWalk {
         chunk.rows = rows[count];
         Transpose(chunk.rows, chunk.n, chunk.E, np, ET, kChunkPadded<T>);
         t = begins[count];
-        visit.Prefetch(t < kChunkRows ? 0 : t - kChunkRows, t);
+        RowsAhead::OfThisThread().Clear();
+        visit.Note(t < kChunkRows ? 0 : t - kChunkRows, t);
+        // The log-weights of a whole span are read at once, where it begins.
+        if (t >= kSpanRows) NoteRows(s, t - kSpanRows, t - kSpanRows + chunk.rows, chunk.n);
         visit.Rows(t);
       }
       Scale(chunk.carry, visit);

@@ -48,7 +48,7 @@ class GivenLogits {
         dx_(source.dx, segment.b, segment.h),
         n_(static_cast<size_t>(shape.slots)) {}
   void Softmax(size_t t, size_t rows, T* P) { SoftmaxOfTokens(x_, t, rows, n_, P); }
-  void Prefetch(size_t t, size_t end) { PrefetchApart(x_, t, end, n_); }
+  void Note(size_t t, size_t end) { NoteRows(x_, t, end, n_); }
   HWY_NOINLINE void Gradients(size_t t, size_t rows, const T* P, T* D) {
     const Tag<T> d;
     const size_t np = Padded<T>(n_);
@@ -132,7 +132,7 @@ class LogitsOfKeys {
     }
     SoftmaxRows(rows, np_, P, P);
   }
-  void Prefetch(size_t t, size_t end) { PrefetchApart(q_, t, end, width_); }
+  void Note(size_t t, size_t end) { NoteRows(q_, t, end, width_); }
   // After Softmax of the same rows.
   HWY_NOINLINE void Gradients(size_t t, size_t rows, const T* P, T* D) {
     const Tag<T> d;
@@ -183,8 +183,9 @@ HWY_NOINLINE void ReadRows(const SlotShape& shape, const Segment& segment,
   PackMemory(memory, 1, n, width, M);
   for (size_t t = segment.begin, rows; t < segment.end; t += rows) {
     rows = std::min(kBlockRows, segment.end - t);
+    RowsAhead::OfThisThread().Clear();
+    logits.Note(t + rows, std::min(t + rows + kBlockRows, segment.end));
     logits.Softmax(t, rows, P);
-    logits.Prefetch(t + rows, std::min(t + rows + kBlockRows, segment.end));
     const RowsOut<S> O(out, t, rows, width, O_panel);
     Product<T>(rows, width, {P, np, 1, M, dp, n}, O.data, O.ld);
     O.Finish();
@@ -228,6 +229,10 @@ HWY_NOINLINE void ReadGradients(const SlotShape& shape, const Segment& segment,
   std::memset(D, 0, kBlockRows * np * sizeof(T));
   for (size_t t = segment.begin, rows; t < segment.end; t += rows) {
     rows = std::min(kBlockRows, segment.end - t);
+    const size_t next = t + rows, end = std::min(next + kBlockRows, segment.end);
+    RowsAhead::OfThisThread().Clear();
+    logits.Note(next, end);
+    NoteRows(g, next, end, width);
     logits.Softmax(t, rows, P);
     const T* const G = PanelOf(g, t, rows, width, g_panel);
     Product<T>(rows, n, {G, dp, 1, MT, np, width}, D, np);

@@ -137,8 +137,10 @@ HWY_NOINLINE void SumsOfSegment(const Segment& segment, const Sequence<const S>&
   };
   for (size_t t = segment.begin, rows; t < segment.end; t += rows) {
     rows = std::min(kBlockRows, segment.end - t);
-    // Rows to come are asked for a block ahead, between products that hide the wait.
     const size_t next = t + rows, end = std::min(next + kBlockRows, segment.end);
+    RowsAhead::OfThisThread().Clear();
+    NoteRows(s, next, end, n);
+    for (const Sequence<const S>& v : values) NoteRows(v, next, end, width);
     const LogWeights<T> weights(s, t, rows, n, E);
     if (reference.Reach(weights, rows) && t > segment.begin) {
       close();
@@ -153,10 +155,8 @@ HWY_NOINLINE void SumsOfSegment(const Segment& segment, const Sequence<const S>&
       }
     }
     Exponentials<T>(weights, rows, reference.hi(), nullptr, E, total);
-    PrefetchApart(s, next, end, n);
     for (size_t i = 0; i < products.size(); ++i) {
       products[i].Add(rows, E, PanelOf(values[i], t, rows, width, V_panel));
-      PrefetchApart(values[i], next, end, width);
     }
     if (products[0].full()) close();
   }
@@ -282,6 +282,10 @@ HWY_NOINLINE void WriteGradients(const Segment& segment, int64_t head, const Seq
   }
   for (size_t t = segment.begin, rows; t < segment.end; t += rows) {
     rows = std::min(kBlockRows, segment.end - t);
+    const size_t next = t + rows, end = std::min(next + kBlockRows, segment.end);
+    RowsAhead::OfThisThread().Clear();
+    NoteRows(s, next, end, n);
+    for (const WrittenHead<S>& x : heads) NoteRows(x.v, next, end, width);
     Exponentials<T>(LogWeights<T>(s, t, rows, n, W), rows, hi, lo, W, nullptr);
     bool first = true;
     for (const WrittenHead<S>& x : heads) {

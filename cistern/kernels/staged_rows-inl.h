@@ -52,7 +52,6 @@ HWY_NOINLINE void ConvertRows(const Sequence<From>& from, size_t count, size_t w
 HWY_NOINLINE inline void PackRows(const Sequence<const BFloat16>& x, size_t t, size_t count,
                                   size_t width, size_t padded, float fill, float* panel) {
   for (size_t i = 0; i < count; ++i, panel += padded) {
-    PrefetchAhead(x, t, i, count, width);
     ConvertRow(width, x.At(t + i), panel);
     std::fill(panel + width, panel + padded, fill);
   }

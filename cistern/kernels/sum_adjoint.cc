@@ -88,7 +88,13 @@ HWY_NOINLINE void SumAdjointOfHead(const SumAdjointHead<T>& head, double* grad,
     const size_t t = begins[c], end = c + 1 < begins.size() ? begins[c + 1] : head.tokens.length;
     const bool starts = head.tokens.StartsAt(t), results = t < head.whole;
     chunk.Begin(head.log_gate, head.tokens, t, end);
-    const size_t rows = chunk.rows;
+    const size_t rows = chunk.rows, before = t < kC ? 0 : t - kC;
+    RowsAhead::OfThisThread().Clear();
+    NoteRows(head.a, before, t, n);
+    NoteRows(head.g, before, t, width);
+    if constexpr (kGated) NoteRows(head.b, before, t, n);
+    NoteRows(head.w, before, t, n);
+    NoteRows(head.u, before, t, width);
     PackRows(head.a, t, rows, n, np, T{0}, W);
     PackRows(head.g, t, rows, width, dp, T{0}, g);
     if constexpr (kGated) {

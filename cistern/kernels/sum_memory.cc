@@ -48,6 +48,11 @@ HWY_NOINLINE void SumOfHead(const SumHead<T>& head, double* memory) {
   for (size_t t = 0; t < head.stop; t += chunk.rows) {
     if (head.tokens.StartsAt(t)) core.Clear();
     chunk.Begin(head.log_gate, head.tokens, t, head.tokens.length);
+    const size_t next = t + chunk.rows, end = std::min(next + kChunkRows, head.tokens.length);
+    RowsAhead::OfThisThread().Clear();
+    NoteRows(head.w, next, end, n);
+    NoteRows(head.u, next, end, width);
+    NoteRows(head.a, next, end, height);
     chunk.Weights(head.w, t);
     PackRows(head.u, t, chunk.rows, width, dp, T{0}, u);
     const T *const b = kMatch ? u : chunk.E, *const x = kMatch ? chunk.E : u;
