@@ -30,6 +30,15 @@ HWY_INLINE Vec<float> LoadFloats(const BFloat16* from) {
 }
 // Rounds as BFloat16(float) does.
 HWY_INLINE void StoreFloats(Vec<float> x, BFloat16* to) {
+#if HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX3_DL
+  // The processor's instruction takes numbers below the normal ones for 0.
+  if (__builtin_cpu_supports("avx512bf16") && _mm512_fpclass_ps_mask(x.raw, 0x20) == 0) {
+    __m256i pairs;
+    __asm__("vcvtneps2bf16 %1, %0" : "=v"(pairs) : "v"(x.raw));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), pairs);
+    return;
+  }
+#endif
   const hn::RebindToUnsigned<Tag<float>> du;
   const hn::RebindToSigned<Tag<float>> di;
   const hn::Rebind<uint16_t, Tag<float>> half;
