@@ -174,6 +174,7 @@ void NoteRows(const Sequence<const T>& x, size_t t, size_t end, size_t width) {
   RowsAhead::OfThisThread().Note(x.At(t), x.time * static_cast<ptrdiff_t>(sizeof(T)), end - t,
                                  width * sizeof(T));
 }
+
 // panel[0..count, 0..padded) = rows t.. of x, with `fill` in the padding columns.
 template <class T>
 HWY_NOINLINE void PackRows(const Sequence<const T>& x, size_t t, size_t count, size_t width,
