@@ -111,7 +111,7 @@ std::optional<AttentionLogits> SoftmaxLogits(const CapturedLayer& layer, int64_t
                     : std::sqrt(double(q.size(2)));
   out.values = at::matmul(q, k.transpose(1, 2)) / out.divisor;
   if (layer.form == Form::kCausal) {
-    const at::Tensor hidden = at::ones({n, n}, at::kBool).triu(1);
+    const at::Tensor hidden = at::ones({n, n}, q.options().dtype(at::kBool)).triu(1);
     out.values = out.values.masked_fill(hidden, -std::numeric_limits<double>::infinity());
   }
   return out;
@@ -154,7 +154,7 @@ QueryFigures OfQuery(const double* logits, int64_t keys) {
 }  // namespace
 
 LogitFigures FiguresOf(const at::Tensor& logits) {
-  const at::Tensor plain = logits.contiguous();
+  const at::Tensor plain = logits.cpu().contiguous();
   const int64_t keys = plain.size(2), queries = plain.size(0) * plain.size(1);
   const double* data = plain.const_data_ptr<double>();
   double entropy = 0, variance = 0;

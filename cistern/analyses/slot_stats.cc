@@ -33,7 +33,7 @@ double Participation(const at::Tensor& sigma) {
 }  // namespace
 
 SlotStats StatsOfSlots(const at::Tensor& memory) {
-  const at::Tensor m = OfLengthOne(memory);
+  const at::Tensor m = OfLengthOne(memory.cpu());
   const int64_t slots = m.size(0);
   SlotStats stats;
   const at::Tensor sigma = at::linalg_svdvals(m);

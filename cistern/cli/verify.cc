@@ -22,6 +22,7 @@
 #include "cistern/decode/prompt.h"
 #include "cistern/io/json_text.h"
 #include "cistern/kernels/isa.h"
+#include "cistern/tensors/device.h"
 #include "cistern/verify/long_run.h"
 #include "cistern/verify/model_check.h"
 #include "cistern/verify/paths.h"
@@ -35,6 +36,7 @@ struct VerifyCommand {
   Common common;
   std::vector<std::string> mechanisms, forms, properties, implementations;
   std::vector<int64_t> lengths;
+  at::Device device = at::kCPU;
   bool quick = false, full = false;
   std::string folder, text;
   int64_t tokens = 0;
@@ -55,6 +57,7 @@ verify::Settings SettingsOf(const VerifyCommand& c) {
   settings.full = c.full;
   settings.seed = c.common.seed;
   settings.lengths = c.lengths;
+  settings.device = c.device;
   for (const int64_t length : c.lengths) {
     if (length < 0 || length > 16384) FailUsage("--lengths must be from 0 to 16384, got ", length);
   }
@@ -103,7 +106,7 @@ int VerifyMechanisms(const VerifyCommand& c) {
     FailUsage("--form and --lengths are of mechanisms; ", paths[0], " has neither, omit them");
   if (c.mechanisms.empty()) {
     mechanisms = Mechanisms();
-    if (!of_mechanisms) paths = verify::PathNames();
+    if (!of_mechanisms && settings.device.is_cpu()) paths = verify::PathNames();
   }
   std::vector<const verify::Property*> properties;
   for (const std::string& name : c.properties) properties.push_back(&verify::FindProperty(name));
@@ -112,6 +115,10 @@ int VerifyMechanisms(const VerifyCommand& c) {
   }
   const int64_t total = verify::CountChecks(mechanisms, properties, settings) +
                         verify::CountPathChecks(paths, properties, settings);
+  if (total == 0 && !settings.device.is_cpu())
+    FailUsage(
+        "nothing to check: on another device than the CPU the mechanisms' property `device` is "
+        "checked, with --implementation kernel alone");
   if (total == 0)
     FailUsage(
         "nothing to check: the properties asked for look at the kernels alone; add "
@@ -367,6 +374,10 @@ int RunVerify(VerifyCommand c) {
   // brings its own).
   if (c.common.threads == 0) c.common.threads = 1;
   ApplyCommon(c.common);
+  c.device = ActiveDevice();
+  SetActiveDevice(at::kCPU);  // what is compared with is made here
+  if (!c.device.is_cpu() && (!c.folder.empty() || c.long_tokens != 0))
+    FailUsage("--device checks mechanisms on it, without --model and --long");
   if (c.quick && c.full) FailUsage("give --quick or --full, not both");
   if (c.common.dtype != "float32")
     FailUsage("verify compares float32 with float64 by itself; omit --dtype");
@@ -437,6 +448,8 @@ void AddVerify(CLI::App& app, Run& run) {
   sub->add_option("--piece", c->piece,
                   "--long: tokens extended at a time between the comparisons; 1: token by token");
   AddCommon(*sub, c->common);
+  sub->add_option("--device", c->common.device,
+                  "check instead that this device (cuda, cuda:1, ...) computes as the CPU does");
   sub->footer(
       "Examples:\n"
       "  cistern verify                                          all mechanisms, a matrix of the "
@@ -445,6 +458,8 @@ void AddVerify(CLI::App& app, Run& run) {
       "  cistern verify --form causal --property pieces,future\n"
       "  cistern verify --model runs/kjv/latte --text my.txt     one model: whole, in pieces, "
       "token by token, padded, packed, from a file\n"
+      "  cistern verify --device cuda                            mechanisms on a GPU against the "
+      "CPU\n"
       "  cistern verify --long 10000000                          ten million tokens of decoding: "
       "the drift of float, in minutes\n"
       "\nA cell is the error that came closest to its tolerance (relative, root mean square) and "

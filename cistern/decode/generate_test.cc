@@ -12,6 +12,7 @@
 #include "cistern/io/atomic_file.h"
 #include "cistern/io/test_folder.h"
 #include "cistern/models/decoder_lm.h"
+#include "cistern/tensors/testing_device.h"
 
 namespace cistern {
 namespace {
@@ -43,8 +44,9 @@ const std::string kLong = [] {
   return text;
 }();
 
-class GenerateTest : public testing::TestWithParam<std::string> {};
-INSTANTIATE_TEST_SUITE_P(Mechanisms, GenerateTest, testing::Values("latte", "abc_mlp", "softmax"));
+class GenerateTest : public ::testing::TestWithParam<std::string> {};
+INSTANTIATE_TEST_SUITE_P(Mechanisms, GenerateTest,
+                         ::testing::Values("latte", "abc_mlp", "softmax"));
 
 // While a text is written, the state of a mechanism of bounded size stays where it is; a text that
 // was kept stays what it was.
@@ -136,6 +138,24 @@ TEST_P(GenerateTest, ABatchEqualsEachAlone) {
       EXPECT_NEAR(batch[b].logprobs[i], alone.logprobs[i], 1e-9);
   }
   EXPECT_NE(batch[0].tokens, batch[4].tokens);  // another row, other draws
+}
+
+TEST_P(GenerateTest, AnotherDeviceWritesAsTheCpu) {
+  const auto model = TinyModel(TinyConfig(GetParam()));
+  GenerateOptions options;
+  options.max_tokens = 12;
+  options.sampler = {.temperature = 0.8, .top_k = 50, .repetition_penalty = 1.2, .seed = 3};
+  const auto write = [&] {
+    Generator generator(model, ByteTokens());
+    std::vector<std::vector<int32_t>> tokens;
+    for (const Generation& g :
+         generator.Run({StringSource(kLong), StringSource("short"), StringSource("")}, options))
+      tokens.push_back(g.tokens);
+    return tokens;
+  };
+  const auto here = write();
+  model->to(testing::kMadeUpDevice);
+  EXPECT_EQ(write(), here);
 }
 
 TEST_P(GenerateTest, LogprobsAreThoseOfTheModel) {

@@ -13,6 +13,7 @@
 #include "cistern/models/classifier.h"
 #include "cistern/models/language_model.h"
 #include "cistern/tensors/device.h"
+#include "cistern/tensors/testing_device.h"
 
 namespace cistern {
 namespace {
@@ -264,6 +265,23 @@ TEST(ModelKinds, AreMadeOnTheActiveDevice) {
       for (const NamedTensor& t : layer.tensors)
         EXPECT_TRUE(!t.value.defined() || t.value.is_meta()) << info->name << " " << t.name;
     }
+  }
+}
+
+// From the same weights and rows as on the CPU.
+TEST(ModelKinds, TrainOnAnotherDeviceAsOnTheCpu) {
+  for (const ModelInfo* info : Models()) {
+    ModelConfig config = SmallOf(*info);
+    config.positions = PositionKind::kLearned, config.init_std = 0.3;
+    const auto model = MakeModel(config, 3);
+    model->to(at::kDouble);
+    at::manual_seed(5);
+    const NamedTensors batch = BatchOf(*info);
+    std::vector<at::Tensor> here, there;
+    const double loss = Step(*model, batch, &here);
+    model->to(kMadeUpDevice);
+    EXPECT_NEAR(Step(*model, batch.To(kMadeUpDevice), &there), loss, 1e-11) << info->name;
+    for (size_t i = 0; i < here.size(); ++i) ExpectClose(there[i].cpu(), here[i], 1e-9, info->name);
   }
 }
 

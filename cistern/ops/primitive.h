@@ -9,7 +9,8 @@
 // the CPU, and whatever is registered for NAME and NAME_backward under another device's dispatch
 // key. Tokens in half precision that the CPU's kernels do not take go through them as floats. Only
 // where nothing serves a tensor (a device without a kernel, CISTERN_IMPL=composite) the primitive
-// is what P composes of other ops, differentiated by autograd.
+// is what P composes of other ops, differentiated by autograd; so it is for such a device below
+// Autograd as well (inference mode, graphs of torch.compile).
 //
 // P has:
 //   kSchema             "NAME(Tensor q, ..., Tensor? starts=None, Tensor? lengths=None) -> (...)"
@@ -162,6 +163,8 @@ class OpPairOf<P, std::tuple<F&...>> {
   }
   static void Cpu(torch::Library& m) { Register(m, &ForwardCpu, &BackwardCpu); }
   static void Meta(torch::Library& m) { Register(m, &ForwardMeta, &BackwardMeta); }
+  // Devices without kernels, below Autograd: in inference mode, and in a graph that is compiled.
+  static void OtherDevices(torch::Library& m) { m.impl(Name().c_str(), &ForwardComposed); }
   static void Autograd(torch::Library& m) { Register(m, &ForwardAutograd, &BackwardAutograd); }
 
  private:
@@ -327,6 +330,12 @@ class OpPairOf<P, std::tuple<F&...>> {
     return P::Backward(a, view.mask, Vector(grads), Vector(outputs));
   }
 
+  static Outputs ForwardComposed(Passed<F>... f) {
+    const Arguments a = Packed(f...);
+    Check(a);
+    return Tuple(Composed(a));
+  }
+
   static Outputs ForwardMeta(Passed<F>... f) {
     const Arguments a = Packed(f...);
     Check(a);
@@ -449,4 +458,7 @@ class OpPairOf<P, std::tuple<F&...>> {
   TORCH_LIBRARY_FRAGMENT(cistern, m) { ::cistern::ops::OpPair<P>::Define(m); } \
   TORCH_LIBRARY_IMPL(cistern, CPU, m) { ::cistern::ops::OpPair<P>::Cpu(m); }   \
   TORCH_LIBRARY_IMPL(cistern, Meta, m) { ::cistern::ops::OpPair<P>::Meta(m); } \
+  TORCH_LIBRARY_IMPL(cistern, CompositeExplicitAutograd, m) {                  \
+    ::cistern::ops::OpPair<P>::OtherDevices(m);                                \
+  }                                                                            \
   TORCH_LIBRARY_IMPL(cistern, Autograd, m) { ::cistern::ops::OpPair<P>::Autograd(m); }

@@ -3,8 +3,11 @@
 #include <ATen/ATen.h>
 #include <ATen/Context.h>
 #include <ATen/autocast_mode.h>
+#include <dlfcn.h>
+#include <link.h>
 
 #include <algorithm>
+#include <filesystem>
 
 #include "cistern/base/error.h"
 
@@ -16,9 +19,31 @@ at::Device& Active() {
   return device;
 }
 
+// Loads torch's libraries for GPUs from the folder of its library for CPUs, which is all that
+// programs link: operators for a GPU are registered as its library is loaded. Why one that is there
+// cannot be loaded, or nothing.
+std::string LoadGpuLibraries() {
+  void* const cpu = ::dlopen("libtorch_cpu.so", RTLD_NOW | RTLD_NOLOAD);
+  link_map* loaded = nullptr;
+  if (cpu == nullptr || ::dlinfo(cpu, RTLD_DI_LINKMAP, &loaded) != 0) return "";
+  std::string failure;
+  for (const char* name : {"libtorch_cuda.so", "libtorch_hip.so", "libtorch_xpu.so"}) {
+    const auto library = std::filesystem::path(loaded->l_name).parent_path() / name;
+    if (std::filesystem::exists(library) && !::dlopen(library.c_str(), RTLD_NOW | RTLD_GLOBAL))
+      failure = ::dlerror();
+  }
+  return failure;
+}
+
+const std::string& GpuFailure() {
+  static const std::string failure = LoadGpuLibraries();
+  return failure;
+}
+
 }  // namespace
 
 std::vector<std::string> Devices() {
+  GpuFailure();
   std::vector<std::string> names = {"cpu"};
   const auto add = [&](bool there, at::DeviceType type, const char* name) {
     if (!there) return;
@@ -31,12 +56,18 @@ std::vector<std::string> Devices() {
 }
 
 at::Device ParseDevice(const std::string& name) {
+  if (name == "cpu") return at::kCPU;  // without the libraries of GPUs
   const std::vector<std::string> known = Devices();
   for (const std::string& whole : {name, name + ":0"}) {
     if (std::find(known.begin(), known.end(), whole) != known.end()) return at::Device(whole);
   }
   std::string list;
   for (const std::string& device : known) list += (list.empty() ? "" : ", ") + device;
+  if (!GpuFailure().empty()) {
+    list += StrCat("; torch's library for GPUs cannot be loaded: ", GpuFailure(),
+                   " (`./run` installs torch without what its GPU library needs: install torch "
+                   "itself, `pip install torch`, and build with CISTERN_TORCH set to it)");
+  }
   FailUsage("there is no device '", name, "' for this build on this machine; available: ", list);
 }
 

@@ -11,6 +11,8 @@
 #include "cistern/base/random.h"
 #include "cistern/io/test_folder.h"
 #include "cistern/ops/testing.h"
+#include "cistern/tensors/device.h"
+#include "cistern/tensors/testing_device.h"
 #include "cistern/train/checkpoint.h"
 
 namespace cistern {
@@ -112,6 +114,20 @@ TEST_F(TrainerTest, ClipsEachOfTheAccumulatedBatches) {
   train_.clip_each = false;
   const auto other = Trained("other");
   EXPECT_GT((other->parameters()[0] - trained->parameters()[0]).abs().max().item<double>(), 1e-5);
+}
+
+// Every optimizer, evaluation and the files of a run, on another device as on the CPU.
+TEST_F(TrainerTest, TrainsOnAnotherDeviceAsOnTheCpu) {
+  for (const auto& [kind, name] : OptimizerKinds()) {
+    train_.optimizer.kind = kind;
+    const auto here = Trained(StrCat("cpu-", name));
+    SetActiveDevice(testing::kMadeUpDevice);
+    const auto there = Trained(StrCat("device-", name));
+    SetActiveDevice(at::kCPU);
+    EXPECT_EQ(there->options().device(), testing::kMadeUpDevice);
+    there->to(at::kCPU);
+    ExpectSame(*there, WeightsOf(*here), 1e-5);
+  }
 }
 
 // The model that is saved is the average of the weights after each update; training itself goes on

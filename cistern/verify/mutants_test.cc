@@ -277,6 +277,7 @@ TEST(Mutants, EachDefectIsCaughtByItsProperty) {
                                                         {Defect::kGrows, "state"},
                                                         {Defect::kMergeForgets, "merge"},
                                                         {Defect::kCoarse, "float"},
+                                                        {Defect::kCoarse, "device"},
                                                         {Defect::kOverflows, "extreme"},
                                                         {Defect::kEmptyIsNan, "empty"},
                                                         {Defect::kOneHeadTurned, "one-head"},

@@ -77,4 +77,7 @@ Outcome CheckThreads(Subject& subject, const Settings& settings);
 Outcome CheckSimd(Subject& subject, const Settings& settings);
 Outcome CheckPoison(Subject& subject, const Settings& settings);
 
+// properties_device.cc: another device than the CPU
+Outcome CheckDevice(Subject& subject, const Settings& settings);
+
 }  // namespace cistern::verify

@@ -20,6 +20,8 @@ std::vector<int64_t> Settings::Lengths() const {
 }
 
 bool Property::Runs(ops::Impl impl, const Settings& settings) const {
+  if (scope == Scope::kDevice || !settings.device.is_cpu())
+    return scope == Scope::kDevice && !settings.device.is_cpu() && impl == ops::Impl::kKernel;
   if (impl == ops::Impl::kKernel || scope == Scope::kNumbers) return true;
   return scope == Scope::kForms &&
          (settings.full || impl == ops::Impl::kComposite || settings.implementations.size() == 1);
@@ -81,6 +83,8 @@ const std::vector<Property>& Properties() {
        Property::Scope::kMachine},
       {"poison", "nothing is read that was not written: uninitialized memory holds NaN",
        CheckPoison, Property::Scope::kMachine},
+      {"device", "with --device: the same there as on the CPU, forward and backward, and decoding",
+       CheckDevice, Property::Scope::kDevice},
   };
   return all;
 }

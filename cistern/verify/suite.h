@@ -2,6 +2,8 @@
 // The conformance suite: properties that every mechanism must have, checked from what it declares
 // alone. `cistern verify` runs it on the user's machine, the tests run it on every mechanism, and
 // mutants_test.cc proves that it catches defects.
+#include <c10/core/Device.h>
+
 #include <functional>
 #include <optional>
 #include <string>
@@ -20,6 +22,7 @@ struct Settings {
   std::vector<int64_t> lengths;  // that the definition is compared at; empty: a choice of ours
   bool full = false;             // more lengths, every split point, more random shapes
   uint64_t seed = 1;
+  at::Device device = at::kCPU;  // another: whether it computes as the CPU, and nothing else
 
   bool Has(Form form) const;
   std::vector<int64_t> Lengths() const;
@@ -30,8 +33,8 @@ using Check = Outcome (*)(Subject& subject, const Settings& settings);
 
 struct Property {
   // The implementations it is checked in: all of them; all, but the reference only in a full run or
-  // when nothing else is asked for; the kernels alone.
-  enum class Scope { kNumbers, kForms, kMachine };
+  // when nothing else is asked for; the kernels alone; another device than the CPU.
+  enum class Scope { kNumbers, kForms, kMachine, kDevice };
 
   std::string name;         // a word: a column of the matrix
   std::string description;  // what must hold

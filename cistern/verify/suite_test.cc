@@ -7,6 +7,7 @@
 #include <cctype>
 
 #include "cistern/ops/testing.h"
+#include "cistern/tensors/testing_device.h"
 
 namespace cistern::verify {
 namespace {
@@ -38,7 +39,8 @@ class Conformance : public ::testing::TestWithParam<Row> {};
 
 TEST_P(Conformance, Holds) {
   const Row& row = GetParam();
-  const Settings settings;
+  Settings settings;
+  if (row.property->scope == Property::Scope::kDevice) settings.device = testing::kMadeUpDevice;
   Subject subject(*row.info, row.info->cases[row.number], settings.seed);
   for (const ops::Impl impl : settings.implementations) {
     if (!row.property->Runs(impl, settings)) continue;
@@ -111,6 +113,16 @@ TEST(Suite, EveryCaseReachesWhatItNames) {
       EXPECT_EQ(layer.kind, Outcome::Kind::kPass) << subject.Name() << " " << layer.where;
     }
   }
+}
+
+TEST(Suite, AnotherDeviceIsComparedWithTheCpuAlone) {
+  const std::vector<const MechanismInfo*> latte = {&FindMechanism("latte")};
+  const std::vector<const Property*> some = {&FindProperty("pieces"), &FindProperty("device")};
+  Settings settings;
+  const int64_t pieces = CountChecks(latte, {some[0]}, settings);
+  EXPECT_EQ(CountChecks(latte, some, settings), pieces);
+  settings.device = at::kMeta;
+  EXPECT_EQ(CountChecks(latte, some, settings), int64_t(3 * latte[0]->cases.size()));
 }
 
 TEST(Suite, HeadGroupsAreAMechanismToo) {

@@ -233,7 +233,7 @@ at::Tensor RfaMechanism::Matrices(const State& state, at::ScalarType type) const
   std::vector<int64_t> indices(size_t(dims().heads));
   std::iota(indices.begin(), indices.end(), 0);
   if (draw.size(0) == 0) return evaluation_.to(type);
-  const at::Tensor row = draw.select(0, 0).contiguous();
+  const at::Tensor row = draw.select(0, 0).to(at::kCPU).contiguous();
   const int64_t* p = row.const_data_ptr<int64_t>();
   if (std::equal(indices.begin(), indices.end(), p)) return evaluation_.to(type);
   indices.assign(p, p + dims().heads);
