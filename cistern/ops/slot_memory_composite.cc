@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 
+#include <algorithm>
 #include <limits>
 
 #include "cistern/ops/finite.h"
@@ -9,9 +10,45 @@
 namespace cistern::ops {
 namespace {
 
-constexpr int64_t kChunk =
-    16;  // e^{s_i - m_t} is formed for every pair inside a chunk: every exponent is <= 0
+// e^{s_i - m_t} is formed for every pair of tokens of a chunk: every exponent is <= 0.
+constexpr int64_t kChunk = 16;
+// Chunks are taken as many at a time as form so many pairs: a device waits for few operations.
+constexpr int64_t kChunks = 64, kPairs = int64_t{1} << 25;
 constexpr double kNegativeInfinity = -std::numeric_limits<double>::infinity();
+
+// Weights of terms e^{log}, of one more with `before`, normalised by their sum: e^z.
+struct Normalised {
+  at::Tensor terms, before, z;
+};
+// log [...,i,n], the sum over i; before [...,n]. A sum of nothing has z = -inf and weights 0.
+Normalised Normalise(const at::Tensor& log, const at::Tensor& before) {
+  // A finite reference, the largest term. The result does not depend on it, so it carries no
+  // gradient.
+  at::Tensor m = log.detach().amax(-2);
+  if (before.defined()) m = at::maximum(m, before.detach());
+  m = m.masked_fill(m == kNegativeInfinity, 0.0);
+  const at::Tensor terms = (log - m.unsqueeze(-2)).exp();
+  at::Tensor sum = terms.sum(-2), of_before;
+  if (before.defined()) {
+    of_before = (before - m).exp();
+    sum = of_before + sum;
+  }
+  const at::Tensor safe = sum.masked_fill(sum == 0, 1.0);
+  return {terms / safe.unsqueeze(-2), before.defined() ? of_before / safe : at::Tensor(),
+          at::where(sum > 0, m + safe.log(), at::full({}, kNegativeInfinity, sum.options()))};
+}
+
+// [...,T,w] -> [...,C,c,w], with tokens of `value` behind the last.
+at::Tensor InChunks(const at::Tensor& x, int64_t chunk, double value) {
+  const int64_t behind = (chunk - x.size(-2) % chunk) % chunk;
+  const at::Tensor whole = behind == 0 ? x : at::constant_pad_nd(x, {0, 0, 0, behind}, value);
+  return whole.unflatten(-2, {-1, chunk});
+}
+
+// x [B,H,C,...] one chunk later, with `first` in front: what stands before each chunk.
+at::Tensor Before(const at::Tensor& x, const at::Tensor& first) {
+  return at::cat({first.unsqueeze(2), x.narrow(2, 0, x.size(2) - 1)}, 2);
+}
 
 }  // namespace
 
@@ -28,50 +65,71 @@ std::vector<at::Tensor> SlotMemoryComposite(bool match, const SlotArguments& x) 
 
   // A chunk's products take 0 times every later token, which is NaN where that is not finite: then
   // tokens are taken one by one.
-  const int64_t chunk = AllFinite(a) && AllFinite(u) && AllBelowInfinity(s) ? kChunk : 1;
+  const bool finite = AllFinite(a) && AllFinite(u) && AllBelowInfinity(s);
+  const int64_t chunk = finite ? kChunk : 1,
+                pairs = std::max<int64_t>(1, s.size(0) * s.size(1) * s.size(3) * chunk * chunk),
+                step = finite ? chunk * std::clamp<int64_t>(kPairs / pairs, 1, kChunks) : 1;
   at::Tensor m_prev = x.memory, z_prev = x.z;
   std::vector<at::Tensor> outs, zs;
-  for (int64_t t0 = 0; t0 < length; t0 += chunk) {
-    const int64_t c = std::min(chunk, length - t0);
-    const at::Tensor sc = s.narrow(2, t0, c), uc = u.narrow(2, t0, c), ac = a.narrow(2, t0, c);
-    at::Tensor seen = at::ones({c, c}, s.options().dtype(at::kBool)).tril();  // [t,i]
-    at::Tensor z_before =
-        z_prev.unsqueeze(2).expand({-1, -1, c, -1});  // what token t still sees of it  [B,H,c,n]
+  for (int64_t t0 = 0; t0 < length; t0 += step) {
+    const int64_t count = std::min(step, length - t0);
+    const at::Tensor sc = InChunks(s.narrow(2, t0, count), chunk, kNegativeInfinity),
+                     uc = InChunks(u.narrow(2, t0, count), chunk, 0),
+                     ac = InChunks(a.narrow(2, t0, count), chunk, 0);
+    const int64_t chunks = sc.size(2);
+    const auto causal = [&](int64_t n) {
+      return at::ones({n, n}, s.options().dtype(at::kBool)).tril();  // [t,i]
+    };
+    at::Tensor seen = causal(chunk), chunks_seen = causal(chunks);
+    at::Tensor hidden, chunks_hidden;  // where what was before the chunk, or the step, is not seen
     if (documents.defined()) {
-      const at::Tensor doc = documents.narrow(1, t0, c);
-      seen = seen.logical_and(doc.unsqueeze(2) == doc.unsqueeze(1)).unsqueeze(1);  // [B,1,t,i]
-      const at::Tensor before =
-          t0 > 0 ? documents.narrow(1, t0 - 1, 1) : at::zeros_like(doc.narrow(1, 0, 1));
-      const at::Tensor gone = (doc != before).unsqueeze(1).unsqueeze(-1);  // [B,1,c,1]
-      z_before = z_before.masked_fill(gone, kNegativeInfinity);
-      if (chunk == 1) m_prev = m_prev.masked_fill(gone, 0.0);
+      const at::Tensor given = documents.narrow(1, t0, count),
+                       first = t0 > 0 ? documents.narrow(1, t0 - 1, 1)
+                                      : at::zeros_like(given.narrow(1, 0, 1));  // [B,1]
+      const at::Tensor doc =
+          at::cat({given, given.narrow(1, count - 1, 1).expand({-1, chunks * chunk - count})}, 1)
+              .unflatten(1, {chunks, chunk});            // [B,C,c]
+      const at::Tensor last = doc.select(2, chunk - 1),  // [B,C]
+          before = at::cat({first, last.narrow(1, 0, chunks - 1)}, 1);
+      const auto heads = [](const at::Tensor& t) { return t.unsqueeze(1).unsqueeze(-1); };
+      seen = heads(seen.logical_and(doc.unsqueeze(3) == doc.unsqueeze(2))).squeeze(-1);
+      chunks_seen = chunks_seen.logical_and(last.unsqueeze(2) == last.unsqueeze(1)).unsqueeze(1);
+      hidden = heads(doc != before.unsqueeze(2));  // [B,1,C,c,1]
+      chunks_hidden = heads(last != first);        // [B,1,C,1]
+      if (chunk == 1) m_prev = m_prev.masked_fill(chunks_hidden, 0.0);
     }
-    const at::Tensor log_pairs = sc.unsqueeze(2).masked_fill(seen.logical_not().unsqueeze(-1),
-                                                             kNegativeInfinity);  // [B,H,t,i,n]
-    // m_t: a finite reference, the largest log-weight that t sees. The result does not depend on
-    // it, so it carries no gradient.
-    at::Tensor m = at::maximum(log_pairs.detach().amax(3), z_before.detach());
-    m = m.masked_fill(m == kNegativeInfinity, 0.0);
-    const at::Tensor from_before = (z_before - m).exp();
-    const at::Tensor pairs = (log_pairs - m.unsqueeze(3)).exp();
-    const at::Tensor alpha = from_before + pairs.sum(3);
-    const at::Tensor safe = alpha.masked_fill(alpha == 0, 1.0);
-    const at::Tensor kept = from_before / safe, decay = kept.to(dtype), m_seen = m_prev.to(dtype);
-    const at::Tensor weights = (pairs / safe.unsqueeze(3)).to(dtype);  // e^{s_i - z_t}
+    // The state after each chunk, from what its last token sees of it and of the chunks before.
+    const at::Tensor log_pairs = sc.unsqueeze(3).masked_fill(seen.logical_not().unsqueeze(-1),
+                                                             kNegativeInfinity);  // [B,H,C,t,i,n]
+    const Normalised own = Normalise(log_pairs.select(3, chunk - 1), {});
+    const at::Tensor written = at::matmul(own.terms.transpose(3, 4).to(dtype), uc);  // [B,H,C,n,d]
+    at::Tensor z_step = z_prev.unsqueeze(2).expand({-1, -1, chunks, -1});
+    if (chunks_hidden.defined()) z_step = z_step.masked_fill(chunks_hidden, kNegativeInfinity);
+    const Normalised after = Normalise(
+        own.z.unsqueeze(2).masked_fill(chunks_seen.logical_not().unsqueeze(-1), kNegativeInfinity),
+        z_step);  // of the chunks i before each chunk j, [B,H,j,i,n]
+    const at::Tensor memory =
+        after.before.unsqueeze(-1) * m_prev.unsqueeze(2) +
+        at::einsum("bhjin,bhind->bhjnd", {after.terms, written.to(m_prev.scalar_type())});
+    // Its tokens, from the state before it.
+    at::Tensor z_before = Before(after.z, z_prev).unsqueeze(3).expand({-1, -1, -1, chunk, -1});
+    if (hidden.defined()) z_before = z_before.masked_fill(hidden, kNegativeInfinity);
+    const Normalised all = Normalise(log_pairs, z_before);
+    const at::Tensor decay = all.before.to(dtype), weights = all.terms.to(dtype),
+                     m_seen = Before(memory, m_prev).to(dtype);
+    at::Tensor out;
     if (match) {
-      const at::Tensor scores = at::matmul(ac, uc.transpose(2, 3));  // q_t . k_i
-      outs.push_back(decay * at::matmul(ac, m_seen.transpose(2, 3)) +
-                     at::einsum("bhti,bhtil->bhtl", {scores, weights}));
+      const at::Tensor scores = at::matmul(ac, uc.transpose(3, 4));  // q_t . k_i
+      out = decay * at::matmul(ac, m_seen.transpose(3, 4)) +
+            at::einsum("bhcti,bhctil->bhctl", {scores, weights});
     } else {
-      const at::Tensor scores = at::einsum("bhtl,bhtil->bhti", {ac, weights});
-      outs.push_back(at::matmul(ac * decay, m_seen) + at::matmul(scores, uc));
+      const at::Tensor scores = at::einsum("bhctl,bhctil->bhcti", {ac, weights});
+      out = at::matmul(ac * decay, m_seen) + at::matmul(scores, uc);
     }
-    const at::Tensor z =
-        at::where(alpha > 0, m + safe.log(), at::full({}, kNegativeInfinity, alpha.options()));
-    if (x.want_z) zs.push_back(z.to(x.s.scalar_type()));
-    m_prev = kept.select(2, c - 1).unsqueeze(-1) * m_prev +
-             at::matmul(weights.select(2, c - 1).transpose(2, 3), uc);
-    z_prev = z.select(2, c - 1);
+    outs.push_back(out.flatten(2, 3).narrow(2, 0, count));
+    if (x.want_z) zs.push_back(all.z.flatten(2, 3).narrow(2, 0, count).to(x.s.scalar_type()));
+    m_prev = memory.select(2, chunks - 1);
+    z_prev = after.z.select(2, chunks - 1);
   }
   at::Tensor out =
       length > 0 ? at::cat(outs, 2) : (match ? at::zeros_like(x.s) : at::zeros_like(u));
