@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "cistern/base/error.h"
+#include "cistern/kernels/fourier_features.h"
 #include "cistern/ops/linear_attention.h"
 
 namespace cistern {
@@ -67,7 +68,7 @@ at::Tensor EluRead(const at::Tensor& q, const at::Tensor& memory, const Denomina
 }
 
 at::Tensor Normalised(const at::Tensor& x) {
-  return x / (at::linalg_vector_norm(x, 2, {-1}, true) + 1e-3);
+  return x / (at::linalg_vector_norm(x, 2, {-1}, true) + kLengthEpsilon);
 }
 
 at::Tensor WeightedValues(const at::Tensor& weights, const at::Tensor& v,

@@ -11,7 +11,8 @@
 #include "cistern/attention/random_matrices.h"
 #include "cistern/attention/running_max.h"
 #include "cistern/base/error.h"
-#include "cistern/ops/sin_cos.h"
+#include "cistern/ops/fourier_features.h"
+#include "cistern/ops/tensor_rows.h"
 
 namespace cistern {
 
@@ -228,7 +229,8 @@ at::Tensor RfaMechanism::Matrix(int64_t index) const {
                       options_.matrices == Options::Matrices::kOrthogonal);
 }
 
-at::Tensor RfaMechanism::Matrices(const State& state, at::ScalarType type) const {
+at::Tensor RfaMechanism::Matrices(const State& state, const at::Tensor& x) const {
+  const auto type = ops::ComputeTypeOf(x);
   const at::Tensor& draw = state[draw_];
   std::vector<int64_t> indices(size_t(dims().heads));
   std::iota(indices.begin(), indices.end(), 0);
@@ -246,16 +248,29 @@ at::Tensor RfaMechanism::Matrices(const State& state, at::ScalarType type) const
   return drawn_.to(evaluation_.device(), type);
 }
 
+at::Tensor RfaMechanism::Scale(at::ScalarType type) const {
+  return sigma_.defined() ? sigma_.to(type) / tau_ : at::Tensor();
+}
+
 at::Tensor RfaMechanism::Scaled(const at::Tensor& x) const {
   const at::Tensor y = variant_.normalised ? Normalised(x) : x;
-  if (sigma_.defined()) return y * (sigma_.to(x.scalar_type()) / tau_);
+  if (sigma_.defined()) return y * Scale(x.scalar_type());
   return tau_ == 1 ? y : y / tau_;
 }
 
-at::Tensor RfaMechanism::Features(const at::Tensor& scaled, const at::Tensor& matrices) const {
-  const at::Tensor y = at::matmul(scaled, matrices.transpose(1, 2));
-  if (options_.kernel == Kernel::kArccos) return at::relu(y) * factor_;
-  return ops::SinCos(y, factor_);
+at::Tensor RfaMechanism::FeaturesOfScaled(const at::Tensor& scaled,
+                                          const at::Tensor& matrices) const {
+  if (options_.kernel == Kernel::kArccos)
+    return at::relu(at::matmul(scaled, matrices.to(scaled.scalar_type()).transpose(1, 2))) *
+           factor_;
+  return ops::FourierFeatures(scaled, {}, matrices, false, factor_);
+}
+
+at::Tensor RfaMechanism::Features(const at::Tensor& x, const at::Tensor& matrices) const {
+  if (options_.kernel == Kernel::kArccos) return FeaturesOfScaled(Scaled(x), matrices);
+  return ops::FourierFeatures(x, Scale(ops::ComputeTypeOf(x)),
+                              sigma_.defined() || tau_ == 1 ? matrices : matrices / tau_,
+                              variant_.normalised, factor_);
 }
 
 namespace {
@@ -270,8 +285,11 @@ at::Tensor LogKeyFactor(const at::Tensor& scaled) {
 at::Tensor RfaMechanism::DoExtend(const std::vector<at::Tensor>& x, State& state,
                                   const ops::Mask& mask) {
   const auto type = x[q_].scalar_type();
-  const at::Tensor matrices = Matrices(state, type), key = Scaled(x[k_]);
-  at::Tensor weights = InputGate(Features(key, matrices), x), log_gate;
+  const at::Tensor matrices = Matrices(state, x[q_]),
+                   key = variant_.key_factor ? Scaled(x[k_]) : at::Tensor();
+  at::Tensor weights = InputGate(
+                 key.defined() ? FeaturesOfScaled(key, matrices) : Features(x[k_], matrices), x),
+             log_gate;
   if (variant_.key_factor) {
     RunningMaxResult running = RunningMax(LogKeyFactor(key), state[scale_], mask);
     weights = weights * running.weight.to(type);
@@ -282,14 +300,17 @@ at::Tensor RfaMechanism::DoExtend(const std::vector<at::Tensor>& x, State& state
     weights = weights * at::sigmoid(-x[gate_]);
     log_gate = at::log_sigmoid(x[gate_]);
   }
-  return FeatureExtend(Features(Scaled(x[q_]), matrices), weights, x[v_], state[memory_], mask,
+  return FeatureExtend(Features(x[q_], matrices), weights, x[v_], state[memory_], mask,
                        denominator_, log_gate);
 }
 
 void RfaMechanism::DoWrite(const std::vector<at::Tensor>& x, State& state, const ops::Mask& mask) {
   const auto type = x[k_].scalar_type();
-  const at::Tensor key = Scaled(x[k_]);
-  at::Tensor weights = InputGate(Features(key, Matrices(state, type)), x), log_gate;
+  const at::Tensor matrices = Matrices(state, x[k_]);
+  const at::Tensor key = variant_.key_factor ? Scaled(x[k_]) : at::Tensor();
+  at::Tensor weights = InputGate(
+                 key.defined() ? FeaturesOfScaled(key, matrices) : Features(x[k_], matrices), x),
+             log_gate;
   if (variant_.key_factor) {
     PieceMaxResult piece = PieceMax(LogKeyFactor(key), state[scale_], mask);
     weights = weights * piece.weight.to(type);
@@ -304,16 +325,14 @@ void RfaMechanism::DoWrite(const std::vector<at::Tensor>& x, State& state, const
 }
 
 at::Tensor RfaMechanism::Read(const std::vector<at::Tensor>& x, const State& state) {
-  return FeatureRead(Features(Scaled(x[q_]), Matrices(state, x[q_].scalar_type())), state[memory_],
-                     cross_);
+  return FeatureRead(Features(x[q_], Matrices(state, x[q_])), state[memory_], cross_);
 }
 
 at::Tensor RfaMechanism::BidirectionalRows(const std::vector<at::Tensor>& x,
                                            const ops::Mask& mask) {
   State state = EmptyState(x[q_].size(0), x[q_].options());
   DoWrite(x, state, mask);
-  return FeatureRead(Features(Scaled(x[q_]), Matrices(state, x[q_].scalar_type())), state[memory_],
-                     denominator_);
+  return FeatureRead(Features(x[q_], Matrices(state, x[q_])), state[memory_], denominator_);
 }
 
 // sin a sin b + cos a cos b = cos(a - b): the weights come from the differences of q and k, without

@@ -91,10 +91,13 @@ class RfaMechanism : public Mechanism, public CountsOperations {
   at::Tensor Drawn() const;  // [H]: each head's matrix, of a sequence that begins
   at::Tensor InputGate(const at::Tensor& weights, const std::vector<at::Tensor>& x) const;
   at::Tensor Matrix(int64_t index) const;
-  at::Tensor Matrices(const State& state, at::ScalarType type) const;  // [H,m,d]
-  at::Tensor Scaled(const at::Tensor& x) const;                        // what W is applied to
-  at::Tensor Features(const at::Tensor& scaled,
-                      const at::Tensor& matrices) const;  // [B,H,T,d] -> [B,H,T,f]
+  // [H,m,d], in the type that features of x are computed in.
+  at::Tensor Matrices(const State& state, const at::Tensor& x) const;
+  at::Tensor Scale(at::ScalarType type) const;   // sigma / tau [H,1,d]; undefined without sigma
+  at::Tensor Scaled(const at::Tensor& x) const;  // what W is applied to
+  // [B,H,T,d] -> [B,H,T,f]; of Scaled(x), and of x.
+  at::Tensor FeaturesOfScaled(const at::Tensor& scaled, const at::Tensor& matrices) const;
+  at::Tensor Features(const at::Tensor& x, const at::Tensor& matrices) const;
   at::Tensor DefinitionWeights(const std::vector<at::Tensor>& query,
                                const std::vector<at::Tensor>& seen) const;  // [B,H,1,S]
 

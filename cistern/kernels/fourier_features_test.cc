@@ -1,0 +1,179 @@
+#include "cistern/kernels/fourier_features.h"
+
+#include "cistern/base/parallel.h"
+#include "cistern/kernels/slot_test.h"
+
+namespace cistern::slot_test {
+namespace {
+
+using Numbers = std::vector<double>;
+
+struct Problem {
+  FourierShape shape;
+  Numbers x, scale, matrices, d_out;  // scale: empty for none
+};
+
+Problem Make(int64_t batch, int64_t heads, int64_t length, int64_t width, int64_t features,
+             bool normalise, bool scaled, double spread = 1) {
+  Problem p = {{batch, heads, length, width, features, normalise, 0.25}, {}, {}, {}, {}};
+  Random random(3);
+  const auto fill = [&](int64_t count, double size) {
+    Numbers x(static_cast<size_t>(count));
+    for (double& v : x) v = double(float(size * random.Normal()));
+    return x;
+  };
+  p.x = fill(batch * heads * length * width, spread);
+  if (scaled) p.scale = fill(heads * width, 1);
+  p.matrices = fill(heads * features * width, 1);
+  p.d_out = fill(batch * heads * length * 2 * features, 1);
+  return p;
+}
+
+// out, dx and d_scale, one loop a number.
+struct Results {
+  Numbers out, dx, d_scale;
+};
+Results Definition(const Problem& p) {
+  const auto& [batch, heads, length, width, features, normalise, factor] = p.shape;
+  Results r = {Numbers(p.d_out.size()), Numbers(p.x.size()), Numbers(size_t(heads * width))};
+  for (int64_t row = 0; row < batch * heads * length; ++row) {
+    const int64_t h = row / length % heads;
+    const double* const x = p.x.data() + row * width;
+    double squares = 0;
+    for (int64_t j = 0; j < width; ++j) squares += x[j] * x[j];
+    const double size = std::sqrt(squares), share = normalise ? 1 / (size + kLengthEpsilon) : 1;
+    const auto scale = [&](int64_t j) {
+      return p.scale.empty() ? 1 : p.scale[size_t(h * width + j)];
+    };
+    Numbers d_scaled(static_cast<size_t>(width));
+    for (int64_t i = 0; i < features; ++i) {
+      const double* const w = p.matrices.data() + (h * features + i) * width;
+      double y = 0;
+      for (int64_t j = 0; j < width; ++j) y += w[j] * scale(j) * share * x[j];
+      const size_t at = size_t(row * 2 * features + i), other = at + size_t(features);
+      r.out[at] = factor * std::sin(y), r.out[other] = factor * std::cos(y);
+      const double dy = p.d_out[at] * r.out[other] - p.d_out[other] * r.out[at];
+      for (int64_t j = 0; j < width; ++j) d_scaled[size_t(j)] += dy * w[j];
+    }
+    double dot = 0;
+    for (int64_t j = 0; j < width; ++j) {
+      dot += x[j] * scale(j) * d_scaled[size_t(j)];
+      r.d_scale[size_t(h * width + j)] += d_scaled[size_t(j)] * share * x[j];
+    }
+    for (int64_t j = 0; j < width; ++j) {
+      r.dx[size_t(row * width + j)] = share * scale(j) * d_scaled[size_t(j)];
+      if (normalise && size > 0) r.dx[size_t(row * width + j)] -= x[j] * dot * share * share / size;
+    }
+  }
+  return r;
+}
+
+template <class S>
+std::vector<S> As(const Numbers& x) {
+  std::vector<S> y;
+  for (const double v : x) y.push_back(S(static_cast<ComputeType<S>>(v)));
+  return y;
+}
+template <class S>
+Numbers Wide(const std::vector<S>& x) {
+  Numbers y;
+  for (const S v : x) y.push_back(double(static_cast<ComputeType<S>>(v)));
+  return y;
+}
+
+template <class S>
+Results Computed(const Problem& p) {
+  using T = ComputeType<S>;
+  const FourierShape& s = p.shape;
+  const int64_t wide = 2 * s.features;
+  const std::vector<S> x = As<S>(p.x), g = As<S>(p.d_out);
+  const std::vector<T> scale = As<T>(p.scale), matrices = As<T>(p.matrices);
+  std::vector<S> out(g.size()), dx(x.size());
+  std::vector<T> d_scale(size_t(s.heads * s.width));
+  const auto rows = [&](auto* data, int64_t width) {
+    return Rows<std::remove_pointer_t<decltype(data)>>{data, s.heads * s.length * width,
+                                                       s.length * width, width};
+  };
+  const T* const factors = p.scale.empty() ? nullptr : scale.data();
+  FourierFeatures<S>(s, rows(x.data(), s.width), factors, matrices.data(), rows(out.data(), wide));
+  FourierFeaturesBackward<S>(s, rows(x.data(), s.width), factors, matrices.data(),
+                             rows(static_cast<const S*>(out.data()), wide), rows(g.data(), wide),
+                             rows(dx.data(), s.width), d_scale.data());
+  return {Wide(out), Wide(dx), Wide(d_scale)};
+}
+
+void ExpectNear(const Numbers& got, const Numbers& want, double tolerance, const char* what) {
+  double size = 0, off = 0;
+  for (size_t i = 0; i < want.size(); ++i) {
+    size += want[i] * want[i], off += (got[i] - want[i]) * (got[i] - want[i]);
+  }
+  EXPECT_LE(std::sqrt(off), tolerance * (std::sqrt(size) + 1e-30)) << what << " " << ActiveIsa();
+}
+
+TEST(FourierFeatures, Definition) {
+  ForEachIsa([] {
+    for (const auto& [length, width, features] :
+         {std::array<int64_t, 3>{1, 1, 1}, {33, 5, 7}, {70, 16, 32}, {600, 64, 64}}) {
+      for (const bool normalise : {false, true}) {
+        for (const bool scaled : {false, true}) {
+          const Problem p = Make(2, 3, length, width, features, normalise, scaled);
+          const Results want = Definition(p), fine = Computed<double>(p),
+                        plain = Computed<float>(p);
+          ExpectNear(fine.out, want.out, 1e-13, "out");
+          ExpectNear(fine.dx, want.dx, 1e-12, "dx");
+          ExpectNear(fine.d_scale, want.d_scale, 1e-12, "d_scale");
+          ExpectNear(plain.out, want.out, 3e-6, "out in float");
+          ExpectNear(plain.dx, want.dx, 1e-5, "dx in float");
+          ExpectNear(plain.d_scale, want.d_scale, 3e-5, "d_scale in float");
+        }
+      }
+    }
+  });
+}
+
+TEST(FourierFeatures, BFloat16IsRoundedOnce) {
+  ForEachIsa([] {
+    Problem p = Make(1, 2, 45, 16, 24, true, true);
+    p.x = Wide(As<BFloat16>(p.x)), p.d_out = Wide(As<BFloat16>(p.d_out));
+    const Results want = Definition(p), got = Computed<BFloat16>(p);
+    ExpectNear(got.out, want.out, 3e-3, "out");
+    ExpectNear(got.dx, want.dx, 6e-3, "dx");
+    ExpectNear(got.d_scale, want.d_scale, 6e-3, "d_scale");
+  });
+}
+
+// Arguments beyond what vectors reduce, a token of zeros, and what is not finite.
+TEST(FourierFeatures, FarZeroAndNotFinite) {
+  ForEachIsa([] {
+    Problem p = Make(1, 1, 40, 8, 16, false, false, 1e5);
+    ExpectNear(Computed<double>(p).out, Definition(p).out, 1e-9, "far");
+    p = Make(1, 1, 40, 8, 16, true, true);
+    std::fill(p.x.begin() + 8, p.x.begin() + 16, 0.0);
+    const Results want = Definition(p), got = Computed<float>(p);
+    ExpectNear(got.dx, want.dx, 1e-5, "dx beside a token of zeros");
+    p.x[19] = kInf, p.x[30] = std::nan("");
+    const Results bad = Computed<float>(p);
+    for (size_t t = 0; t < 40; ++t) {
+      for (size_t i = 0; i < 32; ++i)
+        EXPECT_EQ(std::isnan(bad.out[t * 32 + i]), t == 2 || t == 3) << t << ActiveIsa();
+    }
+  });
+}
+
+TEST(FourierFeatures, SameBitsForAnyThreads) {
+  const Problem p = Make(2, 3, 1300, 16, 16, true, true);
+  const int before = NumThreads();
+  SetNumThreads(1);
+  const Results want = Computed<float>(p);
+  for (const int threads : {2, 3}) {
+    SetNumThreads(threads);
+    const Results got = Computed<float>(p);
+    EXPECT_EQ(got.out, want.out);
+    EXPECT_EQ(got.dx, want.dx);
+    EXPECT_EQ(got.d_scale, want.d_scale);
+  }
+  SetNumThreads(before);
+}
+
+}  // namespace
+}  // namespace cistern::slot_test

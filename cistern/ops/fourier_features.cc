@@ -1,0 +1,127 @@
+#include "cistern/ops/fourier_features.h"
+
+#include "cistern/kernels/fourier_features.h"
+#include "cistern/ops/primitive.h"
+
+namespace cistern::ops {
+namespace fourier_features {
+
+struct Arguments {
+  at::Tensor x;
+  OptionalTensor scale;
+  OptionalTensor matrices;  // always given: optional ones may be constants
+  bool normalise = false;
+  double factor = 1;
+  Mask mask;  // never given: every token is for itself
+};
+
+struct Op {
+  static constexpr const char* kSchema =
+      "fourier_features(Tensor x, Tensor? scale, Tensor? matrices, bool normalise, float factor) "
+      "-> Tensor";
+  using Arguments = fourier_features::Arguments;
+  static constexpr auto kFields = [](auto& a) {
+    return std::tie(a.x, a.scale, a.matrices, a.normalise, a.factor);
+  };
+  static constexpr size_t kOutputs = 1, kDifferentiable = 1;
+  static constexpr int64_t kTime = 2;
+  static constexpr bool kBFloat16 = true;
+  static const at::Tensor& Tokens(const Arguments& a) { return a.x; }
+  static bool IsConstant(const Arguments& a, const OptionalTensor* field) {
+    return field == &a.matrices;
+  }
+
+  static void Check(const Arguments& a) {
+    TORCH_CHECK(a.x.dim() == 4, "[fourier_features] expected x [B,H,T,d], got ", a.x.sym_sizes());
+    TORCH_CHECK(a.matrices && a.matrices->dim() == 3 &&
+                    a.matrices->sym_size(0) == a.x.sym_size(1) &&
+                    a.matrices->sym_size(2) == a.x.sym_size(3),
+                "[fourier_features] expected matrices [H,m,d] for x ", a.x.sym_sizes(), ", got ",
+                a.matrices ? a.matrices->sym_sizes() : c10::SymIntArrayRef());
+    TORCH_CHECK(!a.matrices->requires_grad(),
+                "[fourier_features] matrices are fixed: they have no gradient");
+    TORCH_CHECK(!a.scale || (a.scale->dim() == 3 && a.scale->sym_size(0) == a.x.sym_size(1) &&
+                             a.scale->sym_size(1) == 1 && a.scale->sym_size(2) == a.x.sym_size(3)),
+                "[fourier_features] expected scale [H,1,d] for x ", a.x.sym_sizes(), ", got ",
+                a.scale ? a.scale->sym_sizes() : c10::SymIntArrayRef());
+    for (const OptionalTensor* t : {&a.scale, &a.matrices}) {
+      TORCH_CHECK(!*t || (*t)->scalar_type() == ComputeTypeOf(a.x) ||
+                      (*t)->scalar_type() == a.x.scalar_type(),
+                  "[fourier_features] expected scale and matrices of ", ComputeTypeOf(a.x),
+                  " for x of ", a.x.scalar_type(), ", got ", (*t)->scalar_type());
+    }
+  }
+
+  static Tensors Compose(const Arguments& a) {
+    const auto type = ComputeTypeOf(a.x);
+    at::Tensor y = a.x.to(type);
+    if (a.normalise) y = y / (at::linalg_vector_norm(y, 2, {-1}, true) + kLengthEpsilon);
+    if (a.scale) y = y * a.scale->to(type);
+    y = at::matmul(y, a.matrices->to(type).transpose(1, 2));
+    return {(at::cat({y.sin(), y.cos()}, -1) * a.factor).to(a.x.scalar_type())};
+  }
+  static Tensors Empty(const Arguments& a) {
+    const auto& x = a.x;
+    return {EmptyHeadByHead(
+        {x.sym_size(0), x.sym_size(1), x.sym_size(2), a.matrices->sym_size(1) * 2}, x.options())};
+  }
+  static Tensors EmptyGradients(const Arguments& a) {
+    Tensors grads = {GradientLike(a.x)};
+    if (a.scale) grads.push_back(at::empty_symint(a.scale->sym_sizes(), a.scale->options()));
+    return grads;
+  }
+
+  // What the kernels take, in the type that they compute in.
+  template <class S>
+  struct View {
+    explicit View(const Arguments& a)
+        : shape{a.x.size(0),         a.x.size(1), a.x.size(2), a.x.size(3),
+                a.matrices->size(1), a.normalise, a.factor},
+          x(UnitStride(a.x)),
+          scale(a.scale ? a.scale->to(ComputeTypeOf(a.x)).contiguous() : at::Tensor()),
+          matrices(a.matrices->to(ComputeTypeOf(a.x)).contiguous()) {}
+    const ComputeType<S>* Scale() const {
+      return scale.defined() ? ConstData<ComputeType<S>>(scale) : nullptr;
+    }
+    const ComputeType<S>* Matrices() const { return ConstData<ComputeType<S>>(matrices); }
+    FourierShape shape;
+    at::Tensor x, scale, matrices;
+  };
+
+  static void Forward(const Arguments& a, const RowMask&, const Tensors& y) {
+    DispatchStored(a.x, [&]<class S>(S) {
+      const View<S> view(a);
+      cistern::FourierFeatures<S>(view.shape, InputRows<S>(view.x), view.Scale(), view.Matrices(),
+                                  OutputRows<S>(y[0]));
+    });
+  }
+
+  static Tensors Backward(const Arguments& a, const RowMask&, const Tensors& g,
+                          const Tensors& kept) {
+    Tensors grads = EmptyGradients(a);
+    DispatchStored(a.x, [&]<class S>(S) {
+      using T = ComputeType<S>;
+      const View<S> view(a);
+      const at::Tensor d_out = UnitStride(g[0]),
+                       d_scale = a.scale ? at::empty_like(view.scale) : at::Tensor();
+      FourierFeaturesBackward<S>(view.shape, InputRows<S>(view.x), view.Scale(), view.Matrices(),
+                                 InputRows<S>(kept[0]), InputRows<S>(d_out),
+                                 OutputRows<S>(grads[0]),
+                                 a.scale ? MutableData<T>(d_scale) : nullptr);
+      if (a.scale) grads[1].copy_(d_scale);
+    });
+    return grads;
+  }
+};
+
+}  // namespace fourier_features
+
+CISTERN_PRIMITIVE(fourier_features::Op)
+
+at::Tensor FourierFeatures(const at::Tensor& x, const at::Tensor& scale, const at::Tensor& matrices,
+                           bool normalise, double factor) {
+  return std::get<0>(
+      OpPair<fourier_features::Op>::Call({x, Given(scale), matrices, normalise, factor, {}}));
+}
+
+}  // namespace cistern::ops

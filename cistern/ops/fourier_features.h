@@ -1,0 +1,13 @@
+#pragma once
+// Random Fourier features of tokens (kernels/fourier_features.h).
+#include <ATen/core/Tensor.h>
+
+namespace cistern::ops {
+
+// factor [sin y, cos y], y = matrices (scale x / (|x| + kLengthEpsilon)) for each head, without the
+// length where `normalise` is false: x [B,H,T,d] -> [B,H,T,2m]. scale [H,1,d] or undefined: 1;
+// matrices [H,m,d], fixed. Differentiable in x and scale.
+at::Tensor FourierFeatures(const at::Tensor& x, const at::Tensor& scale, const at::Tensor& matrices,
+                           bool normalise, double factor);
+
+}  // namespace cistern::ops
