@@ -59,7 +59,7 @@ struct HeadLossFunction : torch::autograd::Function<HeadLossFunction> {
     const double share = 1.0 / double(std::max<int64_t>(1, real)),
                  uniform = smoothing / double(vocabulary);
     const at::Tensor d_hidden = wanted[0] ? at::empty_like(hidden) : at::Tensor();
-    const at::Tensor d_weight = wanted[1] ? at::zeros_like(weight) : at::Tensor();
+    at::Tensor d_weight;
     const at::Tensor d_bias = wanted[2] ? at::zeros_like(*bias) : at::Tensor();
     const at::Tensor loss = at::zeros({}, hidden.options().dtype(at::kDouble));
     // Elsewhere, and with CISTERN_IMPL, the same by torch's operations.
@@ -104,12 +104,14 @@ struct HeadLossFunction : torch::autograd::Function<HeadLossFunction> {
       if (wanted[0]) d_hidden.narrow(0, begin, count).copy_(ops::LinearProduct(d_logits, w.t()));
       if (wanted[1]) {
         if (half) {
+          if (!d_weight.defined()) d_weight = at::zeros_like(weight);
           d_weight.add_(at::matmul(d_logits.t(), part));
         } else {
-          d_weight.addmm_(d_logits.t(), part);
+          ops::AddTransposedProduct(d_logits, part, d_weight);
         }
       }
     }
+    if (wanted[1]) d_weight = d_weight.defined() ? d_weight.contiguous() : at::zeros_like(weight);
     ctx->save_for_backward({d_hidden, d_weight, d_bias});
     return (loss * share).to(weight.scalar_type());
   }

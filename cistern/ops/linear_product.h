@@ -12,10 +12,17 @@ namespace cistern::ops {
 // there no bit of a row depends on the other rows. The weights have to be contiguous.
 //
 // On AMD's processors with AVX-512, large products of floats and their gradients by x are oneDNN's,
-// which has kernels of that width where MKL takes AVX2's (docs/notes/training-speed.md). All
-// else, such as the gradient by W, small products, other dtypes and devices, autocast,
-// transformations of torch.func and CISTERN_IMPL=composite, is at::linear.
+// which has kernels of that width where MKL takes AVX2's (docs/notes/training-speed.md); their
+// gradients by W where that is measured to be far faster. All else, such as small products, other
+// dtypes and devices, autocast, transformations of torch.func and CISTERN_IMPL=composite, is
+// at::linear.
 at::Tensor LinearProduct(const at::Tensor& x, const at::Tensor& weight,
                          const at::Tensor& bias = {});
+
+// a^T b of a [T,N] and b [T,K], as at::mm, by the same choice: the gradient by W, of the gradient
+// by y and of x. The memory of the result [N,K] may be that of its transpose.
+at::Tensor TransposedProduct(const at::Tensor& a, const at::Tensor& b);
+// sum += a^T b; an undefined sum begins with it. No gradient is recorded.
+void AddTransposedProduct(const at::Tensor& a, const at::Tensor& b, at::Tensor& sum);
 
 }  // namespace cistern::ops

@@ -5,6 +5,8 @@
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
 
+#include <array>
+
 #include "cistern/ops/impl.h"
 
 namespace cistern::ops {
@@ -53,6 +55,33 @@ TEST(LinearProduct, IsTheLinearMapWithItsGradients) {
                               {exact[0], exact[1]}, {}, false, false);
     for (size_t i = 0; i < 2; ++i) EXPECT_LT(Far(second[i], second_exact[i]), 4e-6) << i;
   }
+}
+
+// The gradient by the weights: of many rows that are alike, whose rounding errors are too, of
+// either shape, as a sum that goes on, and of a graph.
+TEST(LinearProduct, TransposedProduct) {
+  for (const auto& [rows, n, k] : {std::array<int64_t, 3>{4096, 300, 70},
+                                   {4096, 70, 300},
+                                   {65536, 64, 96},
+                                   {5, 3, 4},
+                                   {1, 2000, 9000}}) {
+    const at::Tensor a = at::rand({1, n}).expand({rows, n}).contiguous(), b = at::randn({rows, k}),
+                     ones = at::rand({1, k}).expand({rows, k}).contiguous();
+    for (const at::Tensor& x : {b, ones}) {
+      const at::Tensor want = at::mm(a.to(at::kDouble).t(), x.to(at::kDouble)),
+                       got = TransposedProduct(a, x);
+      ASSERT_EQ(got.sizes(), want.sizes());
+      EXPECT_LT(Far(got, want), 1e-5) << rows << " " << n << " " << k;
+      at::Tensor sum;
+      for (int i = 0; i < 3; ++i) AddTransposedProduct(a, x, sum);
+      EXPECT_LT(Far(sum, 3 * want), 1e-5) << rows << " " << n << " " << k;
+    }
+  }
+  const at::Tensor a = at::randn({2048, 128}).requires_grad_(), b = at::randn({2048, 160});
+  EXPECT_TRUE(TransposedProduct(a, b).requires_grad());
+  const ImplScope scope(Impl::kComposite);
+  const at::NoGradGuard no_grad;
+  EXPECT_TRUE(at::equal(TransposedProduct(a, b), at::mm(a.t(), b)));
 }
 
 // Few rows without a gradient: the definition in double, and every row as it is alone, which
