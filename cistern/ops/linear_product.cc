@@ -15,8 +15,9 @@ namespace {
 
 using torch::autograd::variable_list;
 
-// From so many multiplications on: below it, oneDNN's cost of a call outweighs its kernel.
-constexpr int64_t kLarge = int64_t{1} << 24;
+// From so many multiplications on: below it, oneDNN's cost of a call outweighs its kernel. The
+// second where it is far faster.
+constexpr int64_t kLarge = int64_t{1} << 24, kLargeOfFarFaster = int64_t{1} << 22;
 
 bool IsAmdWithAvx512() {
 #if defined(__x86_64__)
@@ -76,14 +77,6 @@ at::Tensor FewRows(const at::Tensor& x, const at::Tensor& weight, const at::Tens
   return y;
 }
 
-bool TakesOneDnn(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
-  if (x.dim() < 2 || weight.dim() != 2 || x.numel() * weight.size(0) < kLarge) return false;
-  return ActiveImpl() == Impl::kKernel && IsPlainFloat(x) && IsPlainFloat(weight) &&
-         (!bias.defined() || IsPlainFloat(bias)) && !HaveTangents({x, weight, bias}) &&
-         NobodyWatchesOps() && !at::autocast::is_autocast_enabled(at::kCPU) &&
-         at::globalContext().userEnabledMkldnn() && OneDnn();
-}
-
 at::Tensor Call(const at::Tensor& x, const at::Tensor& weight, const OptionalTensor& bias) {
   const at::AutoDispatchBelowADInplaceOrView guard;
   return OneDnn()->call(x.contiguous(), weight, bias, "none",
@@ -110,6 +103,16 @@ bool OneDnnIsFarFaster() {
     return one_dnn * 1.6 < mkl;
   }();
   return is;
+}
+
+bool TakesOneDnn(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
+  const int64_t products = x.dim() < 2 || weight.dim() != 2 ? 0 : x.numel() * weight.size(0);
+  if (products < kLargeOfFarFaster) return false;
+  const bool can = ActiveImpl() == Impl::kKernel && IsPlainFloat(x) && IsPlainFloat(weight) &&
+                   (!bias.defined() || IsPlainFloat(bias)) && !HaveTangents({x, weight, bias}) &&
+                   NobodyWatchesOps() && !at::autocast::is_autocast_enabled(at::kCPU) &&
+                   at::globalContext().userEnabledMkldnn() && OneDnn();
+  return can && (products >= kLarge || OneDnnIsFarFaster());
 }
 
 // For operands [T,N] and [T,K] of a product that no graph is recorded of.

@@ -125,7 +125,8 @@ TEST(LinearProduct, FewRowsAreTorchsWhereTheyAreNotPlain) {
   const at::Tensor turned = w.t().contiguous().t();
   EXPECT_TRUE(at::equal(LinearProduct(x, turned, b), at::linear(x, turned, b)));
   const at::Tensor rows = at::randn({33, 1000});
-  EXPECT_TRUE(at::equal(LinearProduct(rows, w, b), at::linear(rows, w, b)));
+  const at::Tensor fewer = w.narrow(0, 0, 100);
+  EXPECT_TRUE(at::equal(LinearProduct(rows, fewer), at::linear(rows, fewer)));
   {
     const ImplScope scope(Impl::kComposite);
     EXPECT_TRUE(at::equal(LinearProduct(x, w, b), torchs));
