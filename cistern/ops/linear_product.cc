@@ -8,6 +8,7 @@
 #include <functional>
 
 #include "cistern/kernels/few_rows_product.h"
+#include "cistern/kernels/transpose.h"
 #include "cistern/ops/primitive.h"
 
 namespace cistern::ops {
@@ -120,6 +121,16 @@ bool TakesOneDnnTransposed(const at::Tensor& a, const at::Tensor& b) {
   return !NeedsGradient({a, b}) && TakesOneDnn(b, a.t(), {}) && OneDnnIsFarFaster();
 }
 
+// x^T of x [T,N], contiguous; torch's copy into another order takes several times as long.
+at::Tensor Turned(const at::Tensor& x) {
+  if (x.size(0) % kTransposeBlock != 0 || x.size(1) % kTransposeBlock != 0 || x.stride(1) != 1)
+    return x.t().contiguous();
+  const at::Tensor turned = at::empty({x.size(1), x.size(0)}, x.options());
+  Transpose(x.size(0), x.size(1), x.const_data_ptr<float>(), x.stride(0),
+            turned.mutable_data_ptr<float>());
+  return turned;
+}
+
 // oneDNN adds up all rows in one chain, whose rounding grows with its length: so many at a time.
 constexpr int64_t kChainRows = 512;
 
@@ -131,7 +142,7 @@ at::Tensor ByOneDnn(const at::Tensor& a, const at::Tensor& b) {
   for (int64_t begin = 0; begin < a.size(0); begin += kChainRows) {
     const int64_t count = std::min(kChainRows, a.size(0) - begin);
     const at::Tensor part =
-        Call(copied.narrow(0, begin, count).t(), other.narrow(0, begin, count).t(), {});
+        Call(Turned(copied.narrow(0, begin, count)), other.narrow(0, begin, count).t(), {});
     sum = sum.defined() ? sum.add_(part) : part;
   }
   return turned ? sum.t() : sum;
