@@ -38,8 +38,6 @@ struct Op {
                     a.matrices->sym_size(2) == a.x.sym_size(3),
                 "[fourier_features] expected matrices [H,m,d] for x ", a.x.sym_sizes(), ", got ",
                 a.matrices ? a.matrices->sym_sizes() : c10::SymIntArrayRef());
-    TORCH_CHECK(!a.matrices->requires_grad(),
-                "[fourier_features] matrices are fixed: they have no gradient");
     TORCH_CHECK(!a.scale || (a.scale->dim() == 3 && a.scale->sym_size(0) == a.x.sym_size(1) &&
                              a.scale->sym_size(1) == 1 && a.scale->sym_size(2) == a.x.sym_size(3)),
                 "[fourier_features] expected scale [H,1,d] for x ", a.x.sym_sizes(), ", got ",
@@ -120,8 +118,11 @@ CISTERN_PRIMITIVE(fourier_features::Op)
 
 at::Tensor FourierFeatures(const at::Tensor& x, const at::Tensor& scale, const at::Tensor& matrices,
                            bool normalise, double factor) {
-  return std::get<0>(
-      OpPair<fourier_features::Op>::Call({x, Given(scale), matrices, normalise, factor, {}}));
+  using fourier_features::Op;
+  const Op::Arguments a = {x, Given(scale), matrices, normalise, factor, {}};
+  if (!NeedsGradient({matrices})) return std::get<0>(OpPair<Op>::Call(a));
+  Op::Check(a);
+  return Op::Compose(a)[0];
 }
 
 }  // namespace cistern::ops

@@ -6,7 +6,8 @@ namespace cistern::ops {
 
 // factor [sin y, cos y], y = matrices (scale x / (|x| + kLengthEpsilon)) for each head, without the
 // length where `normalise` is false: x [B,H,T,d] -> [B,H,T,2m]. scale [H,1,d] or undefined: 1;
-// matrices [H,m,d], fixed. Differentiable in x and scale.
+// matrices [H,m,d]. Differentiable; with a gradient of the matrices, which are drawn and not
+// learned, composed of torch's operations.
 at::Tensor FourierFeatures(const at::Tensor& x, const at::Tensor& scale, const at::Tensor& matrices,
                            bool normalise, double factor);
 
