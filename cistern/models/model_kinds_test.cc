@@ -226,7 +226,8 @@ double Step(Model& model, const NamedTensors& batch, std::vector<at::Tensor>* gr
   return loss.is_meta() ? 0 : loss.item<double>();
 }
 
-TEST(ModelKinds, TrainOnTheCompositePathAsOnTheKernels) {
+// From the same weights and rows.
+TEST(ModelKinds, TrainOnTheCompositePathAndOnAnotherDeviceAsOnTheKernels) {
   for (const ModelInfo* info : Models()) {
     ModelConfig config = SmallOf(*info);
     config.positions = PositionKind::kLearned, config.init_std = 0.3;
@@ -234,12 +235,18 @@ TEST(ModelKinds, TrainOnTheCompositePathAsOnTheKernels) {
     model->to(at::kDouble);
     at::manual_seed(5);
     const NamedTensors batch = BatchOf(*info);
-    std::vector<at::Tensor> kernel, composite;
+    std::vector<at::Tensor> kernel, composite, there;
     const double loss = Step(*model, batch, &kernel);
-    const ImplScope scope(Impl::kComposite);
-    EXPECT_NEAR(Step(*model, batch, &composite), loss, 1e-11) << info->name;
-    for (size_t i = 0; i < kernel.size(); ++i)
+    {
+      const ImplScope scope(Impl::kComposite);
+      EXPECT_NEAR(Step(*model, batch, &composite), loss, 1e-11) << info->name;
+    }
+    model->to(kMadeUpDevice);
+    EXPECT_NEAR(Step(*model, batch.To(kMadeUpDevice), &there), loss, 1e-11) << info->name;
+    for (size_t i = 0; i < kernel.size(); ++i) {
       ExpectClose(composite[i], kernel[i], 1e-9, info->name);
+      ExpectClose(there[i].cpu(), kernel[i], 1e-9, info->name);
+    }
   }
 }
 
@@ -265,23 +272,6 @@ TEST(ModelKinds, AreMadeOnTheActiveDevice) {
       for (const NamedTensor& t : layer.tensors)
         EXPECT_TRUE(!t.value.defined() || t.value.is_meta()) << info->name << " " << t.name;
     }
-  }
-}
-
-// From the same weights and rows as on the CPU.
-TEST(ModelKinds, TrainOnAnotherDeviceAsOnTheCpu) {
-  for (const ModelInfo* info : Models()) {
-    ModelConfig config = SmallOf(*info);
-    config.positions = PositionKind::kLearned, config.init_std = 0.3;
-    const auto model = MakeModel(config, 3);
-    model->to(at::kDouble);
-    at::manual_seed(5);
-    const NamedTensors batch = BatchOf(*info);
-    std::vector<at::Tensor> here, there;
-    const double loss = Step(*model, batch, &here);
-    model->to(kMadeUpDevice);
-    EXPECT_NEAR(Step(*model, batch.To(kMadeUpDevice), &there), loss, 1e-11) << info->name;
-    for (size_t i = 0; i < here.size(); ++i) ExpectClose(there[i].cpu(), here[i], 1e-9, info->name);
   }
 }
 
