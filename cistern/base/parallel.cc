@@ -1,18 +1,12 @@
 #include "cistern/base/parallel.h"
 
-#include <unistd.h>
-
 #include <algorithm>
-#include <cstdlib>
-#include <filesystem>
-#include <system_error>
 
 #ifdef CISTERN_SERIAL
 
 namespace cistern {
 int NumThreads() { return 1; }
 void SetNumThreads(int) {}
-void SleepSoonWhileWaiting(char**) {}
 void ParallelForRaw(int64_t n, int64_t, RangeFn fn, void* context) {
   if (n > 0) fn(context, 0, n);
 }
@@ -51,22 +45,6 @@ void RunPart(void* p) {
 
 int NumThreads() { return omp_get_max_threads(); }
 void SetNumThreads(int threads) { omp_set_num_threads(threads); }
-
-void SleepSoonWhileWaiting(char** argv) {
-  // docs/notes/training-speed.md: fewer cost speed on a quiet machine, more of it on Intel's
-  // processors; more of them cost speed beside a busy process.
-#if defined(__x86_64__)
-  const char* const turns = __builtin_cpu_is("intel") != 0 ? "5000" : "2000";
-#else
-  const char* const turns = "2000";
-#endif
-  if (std::getenv("GOMP_SPINCOUNT") || std::getenv("OMP_WAIT_POLICY")) return;
-  setenv("GOMP_SPINCOUNT", turns, 1);
-  std::error_code none;
-  // By its own path, so that top and killall know it by its name. Where it cannot, this process
-  // goes on as it is.
-  execv(std::filesystem::read_symlink("/proc/self/exe", none).c_str(), argv);
-}
 
 void ParallelForRaw(int64_t n, int64_t grain, RangeFn fn, void* context) {
   if (n <= 0) return;

@@ -19,13 +19,6 @@ void ParallelFor(int64_t n, int64_t grain, F&& f) {
       &f);
 }
 
-// Threads that wait for each other, or for work, sleep after 0.1 to 0.2 ms in place of libgomp's
-// 10: a thread that looks on holds a core that another one of them, beside another program, could
-// use. libgomp reads this from the environment when it is loaded, so that the program `argv` begins
-// again (0.25 s); to be called first in main. Does nothing where the environment says how to wait
-// (GOMP_SPINCOUNT, OMP_WAIT_POLICY).
-void SleepSoonWhileWaiting(char** argv);
-
 int NumThreads();
 void SetNumThreads(int threads);
 

@@ -19,7 +19,7 @@
 
 #include "cistern/base/error.h"
 #include "cistern/base/interrupt.h"
-#include "cistern/base/parallel.h"
+#include "cistern/base/restart.h"
 #include "cistern/base/terminal.h"
 #include "cistern/cli/command.h"
 
@@ -137,16 +137,17 @@ void FileGone(int) {
   std::_Exit(1);
 }
 
-// Commands that train for long.
+// Commands that train for long, and the one that measures training.
 bool Trains(int argc, char** argv) {
-  const std::string command = argc > 1 ? argv[1] : "";
-  return command == "train" || command == "compare" || command == "reproduce";
+  const std::string command = argc > 1 ? argv[1] : "", what = argc > 2 ? argv[2] : "";
+  return command == "train" || command == "compare" || command == "reproduce" ||
+         (command == "bench" && what == "model");
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (Trains(argc, argv)) cistern::SleepSoonWhileWaiting(argv);
+  if (Trains(argc, argv)) cistern::RestartForTraining(argv);
   // Freed blocks stay in the process: fresh large tensors would cost a page fault for every 4 KiB
   // otherwise.
   mallopt(M_MMAP_THRESHOLD, 1 << 30);

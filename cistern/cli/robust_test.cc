@@ -361,8 +361,9 @@ TEST_F(RobustTest, OneRunInAFolder) {
   EXPECT_FALSE(fs::exists(run + "/lock"));
 }
 
-// The environment that the program had when libgomp was loaded, which is when it reads it.
-TEST_F(RobustTest, ThreadsOfATrainingSleepSoonUnlessToldOtherwise) {
+// The environment that the program had when the C library and libgomp were loaded, which is when
+// they read it.
+TEST_F(RobustTest, ATrainingBeginsWithItsSettingsUnlessToldOtherwise) {
   const char* const policy = std::getenv("OMP_WAIT_POLICY");
   const std::string before = policy ? policy : "";
   ::unsetenv("GOMP_SPINCOUNT");
@@ -372,6 +373,7 @@ TEST_F(RobustTest, ThreadsOfATrainingSleepSoonUnlessToldOtherwise) {
     Words words = Train(TrainedText(), run);
     words[8] = "100000";
     ::unsetenv("OMP_WAIT_POLICY");
+    ::setenv("GLIBC_TUNABLES", told ? "glibc.malloc.hugetlb=0" : "glibc.malloc.perturb=0", 1);
     if (told) ::setenv("OMP_WAIT_POLICY", "passive", 1);
     const pid_t child = Start(words, prefix);
     for (int i = 0; i < 60000 && !fs::exists(run + "/checkpoint-0"); ++i) ::usleep(1000);
@@ -384,7 +386,13 @@ TEST_F(RobustTest, ThreadsOfATrainingSleepSoonUnlessToldOtherwise) {
     EXPECT_EQ(Wait(child, prefix).code, 130);
     EXPECT_NE(environment.find("PATH="), std::string::npos);
     EXPECT_EQ(environment.find("GOMP_SPINCOUNT=") == std::string::npos, told);
+    // The C library may have cut its settings apart.
+    EXPECT_NE(environment.find(told ? "GLIBC_TUNABLES=glibc.malloc.hugetlb=0"
+                                    : "GLIBC_TUNABLES=glibc.malloc.hugetlb=1"),
+              std::string::npos);
+    EXPECT_EQ(environment.find("glibc.malloc.perturb=0") == std::string::npos, told);
   }
+  ::unsetenv("GLIBC_TUNABLES");
   ::unsetenv("OMP_WAIT_POLICY");
   if (policy) ::setenv("OMP_WAIT_POLICY", before.c_str(), 1);
 }

@@ -1,0 +1,41 @@
+#include "cistern/base/restart.h"
+
+#include <unistd.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <string>
+#include <system_error>
+
+namespace cistern {
+namespace {
+
+// docs/notes/training-speed.md: fewer cost speed on a quiet machine, more of it on Intel's
+// processors; more of them cost speed beside a busy process.
+const char* WaitingTurns() {
+#if defined(__x86_64__)
+  if (__builtin_cpu_is("intel") != 0) return "5000";
+#endif
+  return "2000";
+}
+
+}  // namespace
+
+void RestartForTraining(char** argv) {
+  bool changed = false;
+  const auto set = [&](const char* name, const std::string& value) {
+    changed = setenv(name, value.c_str(), 1) == 0 || changed;
+  };
+  if (!std::getenv("GOMP_SPINCOUNT") && !std::getenv("OMP_WAIT_POLICY"))
+    set("GOMP_SPINCOUNT", WaitingTurns());
+  const char* const given = std::getenv("GLIBC_TUNABLES");
+  const std::string tunables = given ? given : "";
+  if (tunables.find("glibc.malloc.hugetlb") == std::string::npos)
+    set("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1" + (tunables.empty() ? "" : ":" + tunables));
+  if (!changed) return;
+  std::error_code none;
+  // By its own path, so that top and killall know it by its name.
+  execv(std::filesystem::read_symlink("/proc/self/exe", none).c_str(), argv);
+}
+
+}  // namespace cistern
