@@ -76,16 +76,31 @@ HWY_INLINE void GeluPart(int64_t begin, int64_t end, const T* x, T* y) {
       [](Vec<float> v) { return hn::Mul(v, NormalOf<std::is_same_v<T, BFloat16>>(v).phi); }, x);
 }
 
+// dy times the derivative of x Phi(x).
+HWY_INLINE Vec<float> GradientOf(Vec<float> dy, Vec<float> x, const Normal& normal) {
+  const Vec<float> density = hn::Mul(normal.exp, hn::Set(Tag<float>(), 0.39894228040143268f));
+  return hn::Mul(dy, hn::MulAdd(x, density, normal.phi));
+}
+
 template <class T>
 HWY_INLINE void GeluBackwardPart(int64_t begin, int64_t end, const T* dy, const T* x, T* dx) {
   Each(
       begin, end, dx,
       [](Vec<float> g, Vec<float> v) {
-        const Normal normal = NormalOf<std::is_same_v<T, BFloat16>>(v);
-        const Vec<float> density = hn::Mul(normal.exp, hn::Set(Tag<float>(), 0.39894228040143268f));
-        return hn::Mul(g, hn::MulAdd(v, density, normal.phi));
+        return GradientOf(g, v, NormalOf<std::is_same_v<T, BFloat16>>(v));
       },
       dy, x);
+}
+
+void GeluWithBackwardPart(int64_t begin, int64_t end, const float* dy, const float* x, float* y,
+                          float* dx) {
+  EachVector(static_cast<size_t>(end - begin), [&](size_t j, size_t count) HWY_ATTR {
+    const size_t i = static_cast<size_t>(begin) + j;
+    const Vec<float> v = LoadUpTo(x + i, count), g = LoadUpTo(dy + i, count);
+    const Normal normal = NormalOf<false>(v);
+    StoreUpTo(hn::Mul(v, normal.phi), y + i, count);
+    StoreUpTo(GradientOf(g, v, normal), dx + i, count);
+  });
 }
 
 #define CISTERN_GELU(T, Name)                                                                   \
@@ -113,6 +128,7 @@ HWY_EXPORT(GeluFloat);
 HWY_EXPORT(GeluBFloat16);
 HWY_EXPORT(GeluBackwardFloat);
 HWY_EXPORT(GeluBackwardBFloat16);
+HWY_EXPORT(GeluWithBackwardPart);
 
 #define CISTERN_GELU(T, Name)                                      \
   template <>                                                      \
@@ -130,6 +146,12 @@ HWY_EXPORT(GeluBackwardBFloat16);
 CISTERN_GELU(float, Float)
 CISTERN_GELU(BFloat16, BFloat16)
 #undef CISTERN_GELU
+
+void GeluWithBackward(int64_t n, const float* dy, const float* x, float* y, float* dx) {
+  ParallelFor(n, kGrain, [&](int64_t begin, int64_t end) {
+    CISTERN_DISPATCH(GeluWithBackwardPart)(begin, end, dy, x, y, dx);
+  });
+}
 
 }  // namespace cistern
 #endif  // HWY_ONCE

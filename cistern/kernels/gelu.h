@@ -17,4 +17,7 @@ void Gelu(int64_t n, const T* x, T* y);
 template <class T>
 void GeluBackward(int64_t n, const T* dy, const T* x, T* dx);
 
+// y of Gelu and dx of GeluBackward in one pass, with the same bits.
+void GeluWithBackward(int64_t n, const float* dy, const float* x, float* y, float* dx);
+
 }  // namespace cistern

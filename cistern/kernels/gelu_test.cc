@@ -79,6 +79,11 @@ TEST(Gelu, AnyLengthInPlace) {
       GeluBackward(n, g.data(), x.data() + 11, apart.data());
       GeluBackward(n, g.data(), x.data() + 11, g.data());
       EXPECT_EQ(g, apart);
+      std::vector<float> value(size_t(n), 0), both(size_t(n), 2);
+      GeluWithBackward(n, both.data(), x.data() + 11, value.data(), both.data());
+      y.pop_back();
+      EXPECT_EQ(value, y);
+      EXPECT_EQ(both, apart);
     }
   });
 }

@@ -11,7 +11,7 @@ struct NormProblem {
   bool centred;
   std::vector<float> x, weight, bias;
   std::vector<BFloat16> dy;
-  const float* b() const { return centred ? bias.data() : nullptr; }
+  NormWeights weights() const { return {weight.data(), centred ? bias.data() : nullptr}; }
 };
 
 NormProblem MakeNorm(uint64_t seed, int64_t rows, int64_t width, bool centred) {
@@ -64,9 +64,9 @@ NormOutputs Computed(const NormProblem& p) {
   const auto size = p.x.size(), width = size_t(p.shape.width);
   NormOutputs o{std::vector<BFloat16>(size), std::vector<float>(2 * size_t(p.shape.rows)),
                 std::vector<float>(size), std::vector<float>(width), std::vector<float>(width)};
-  Norm(p.shape, p.x.data(), p.weight.data(), p.b(), o.y.data(), o.stats.data());
-  NormBackward(p.shape, p.x.data(), p.weight.data(), p.b(), o.stats.data(), p.dy.data(),
-               o.dx.data(), o.d_weight.data(), p.centred ? o.d_bias.data() : nullptr);
+  Norm<float>(p.shape, p.weights(), p.x.data(), nullptr, nullptr, o.y.data(), o.stats.data());
+  NormBackward(p.shape, p.weights(), p.x.data(), o.stats.data(), p.dy.data(), nullptr,
+               {o.dx.data(), nullptr, o.d_weight.data(), p.centred ? o.d_bias.data() : nullptr});
   return o;
 }
 
@@ -111,6 +111,56 @@ TEST(Norm, ThreadsChangeNoBit) {
   EXPECT_EQ(outputs[0].d_weight, outputs[1].d_weight);
   EXPECT_EQ(outputs[0].d_bias, outputs[1].d_bias);
   EXPECT_EQ(outputs[0].stats, outputs[1].stats);
+}
+
+// The sum and its norm in one pass are those of two, to the bit, and the gradients are, in every
+// type of what is added and of what is read.
+template <class Added, class Out>
+void SumsFirst(bool centred) {
+  const NormProblem p = MakeNorm(5, 9, 37, centred);
+  const auto size = p.x.size();
+  Random random(8);
+  std::vector<Added> added;
+  std::vector<Out> dy(size), y(size), want_y(size);
+  std::vector<float> d_sum;
+  for (size_t i = 0; i < size; ++i) {
+    added.emplace_back(float(random.Normal()));
+    d_sum.push_back(float(random.Normal()));
+    dy[i] = Out(float(random.Normal()));
+  }
+  std::vector<float> want_sum(size), sum(size), stats(18), want_stats(18), dx(size), want_dx(size);
+  for (size_t i = 0; i < size; ++i) want_sum[i] = p.x[i] + float(added[i]);
+  Norm<float>(p.shape, p.weights(), want_sum.data(), nullptr, nullptr, want_y.data(),
+              want_stats.data());
+  Norm(p.shape, p.weights(), p.x.data(), added.data(), sum.data(), y.data(), stats.data());
+  EXPECT_EQ(sum, want_sum);
+  EXPECT_EQ(stats, want_stats);
+  for (size_t i = 0; i < size; ++i) EXPECT_EQ(float(y[i]), float(want_y[i]));
+  std::vector<float> w(37), want_w(37), b(37), want_b(37);
+  std::vector<BFloat16> rounded(size);
+  float* const d_bias = centred ? b.data() : nullptr;
+  NormBackward(p.shape, p.weights(), sum.data(), stats.data(), dy.data(), nullptr,
+               {want_dx.data(), nullptr, want_w.data(), centred ? want_b.data() : nullptr});
+  NormBackward(p.shape, p.weights(), sum.data(), stats.data(), dy.data(), d_sum.data(),
+               {dx.data(), rounded.data(), w.data(), d_bias});
+  EXPECT_EQ(w, want_w);
+  EXPECT_EQ(b, want_b);
+  for (size_t i = 0; i < size; ++i) {
+    // Both roundings may be one.
+    EXPECT_NEAR(dx[i], want_dx[i] + d_sum[i], 2e-7f * (std::abs(want_dx[i]) + std::abs(d_sum[i])));
+    EXPECT_EQ(rounded[i].bits, BFloat16(dx[i]).bits);
+  }
+}
+
+TEST(Norm, SumsFirst) {
+  ForEachIsa([] {
+    for (const bool centred : {true, false}) {
+      SumsFirst<float, float>(centred);
+      SumsFirst<float, BFloat16>(centred);
+      SumsFirst<BFloat16, float>(centred);
+      SumsFirst<BFloat16, BFloat16>(centred);
+    }
+  });
 }
 
 // A row that is not finite spoils itself alone.
@@ -173,7 +223,7 @@ TEST(BFloat16, Rounding) {
     for (const float v : x) {
       float one = 1, stats[2];
       BFloat16 y;
-      Norm({1, 1, 0}, &one, &v, nullptr, &y, stats);
+      Norm<float>({1, 1, 0}, {&v, nullptr}, &one, nullptr, nullptr, &y, stats);
       if (std::isnan(v)) {
         EXPECT_TRUE(std::isnan(float(y)));
       } else {

@@ -4,6 +4,7 @@
 
 #include "cistern/base/error.h"
 #include "cistern/ops/dropout.h"
+#include "cistern/ops/feed_forward.h"
 #include "cistern/ops/gelu.h"
 #include "cistern/ops/norm.h"
 
@@ -36,7 +37,11 @@ FeedForward::FeedForward(int64_t dim, int64_t hidden, Activation activation, boo
                          dim, activation == Activation::kGeglu ? 2 * hidden : hidden, bias, std))),
       down_(register_module("down_proj", std::make_shared<Linear>(hidden, dim, bias, out_std))) {}
 
-at::Tensor FeedForward::Forward(const at::Tensor& x) const {
+at::Tensor FeedForward::Forward(const at::Tensor& x, const at::Tensor& residual,
+                                double out_dropout) const {
+  const auto drops = [&](double rate) { return is_training() && rate > 0; };
+  if (activation_ == Activation::kGelu && !drops(dropout_) && !drops(out_dropout))
+    return ops::GeluFeedForward(x, {up_->weight, up_->bias, down_->weight, down_->bias}, residual);
   at::Tensor h = up_->Forward(x);
   if (activation_ == Activation::kGeglu) {
     const std::vector<at::Tensor> halves = h.chunk(2, -1);
@@ -46,7 +51,8 @@ at::Tensor FeedForward::Forward(const at::Tensor& x) const {
         : activation_ == Activation::kGeluTanh ? at::gelu(h, "tanh")
                                                : ops::Gelu(h);
   }
-  return down_->Forward(ops::Dropout(h, dropout_, is_training()));
+  const at::Tensor y = down_->Forward(ops::Dropout(h, dropout_, is_training()));
+  return ops::AddResidual(residual, ops::Dropout(y, out_dropout, is_training()));
 }
 
 Block::Block(const BlockOptions& options)
@@ -75,27 +81,35 @@ std::shared_ptr<LayerNorm> Block::AddNorm(const std::string& name) {
                                                            options_.norm_eps, options_.norm_kind));
 }
 
-at::Tensor Block::Add(const at::Tensor& x, const at::Tensor& y, const LayerNorm* norm,
-                      double dropout) const {
-  if (dropout < 0) dropout = options_.dropout;
-  const at::Tensor sum = ops::AddResidual(x, ops::Dropout(y, dropout, is_training()));
-  return pre() ? sum : norm->Forward(sum);
+Block::Residual Block::After(const at::Tensor& x, const at::Tensor& y,
+                             const LayerNorm* norm) const {
+  const at::Tensor added = ops::Dropout(y, options_.dropout, is_training());
+  return pre() ? Residual{x, added} : Residual{norm->Add(x, added).norm, {}};
 }
 
-Stream Block::Rest(Stream stream, State* source) const {
-  at::Tensor x = stream.x;
+at::Tensor Block::Add(const at::Tensor& x, const at::Tensor& y, const LayerNorm* norm) const {
+  const Residual r = After(x, y, norm);
+  return r.added.defined() ? ops::AddResidual(r.x, r.added) : r.x;
+}
+
+Stream Block::Rest(Stream stream, const at::Tensor& added, State* source) const {
+  Residual r = {stream.x, {}};
+  if (added.defined()) r = After(stream.x, added, attention_norm_.get());
   if (cross_ && cross_->attends()) {
-    stream.x = Before(x, cross_norm_.get());
-    x = Add(x, cross_->Read(stream, *source, &stream.cross_handles), cross_norm_.get());
+    const ops::SumAndNorm in = Before(r, cross_norm_.get());
+    stream.x = in.norm;
+    r = After(in.sum, cross_->Read(stream, *source, &stream.cross_handles), cross_norm_.get());
   }
-  stream.x = Add(x, ffn_->Forward(BeforeMaps(x, ffn_norm_.get())), ffn_norm_.get(),
-                 options_.ffn_out_dropout);
+  const ops::SumAndNorm in = BeforeMaps(r, ffn_norm_.get());
+  const double rate = options_.ffn_out_dropout < 0 ? options_.dropout : options_.ffn_out_dropout;
+  stream.x = ffn_->Forward(in.norm, in.sum, rate);
+  if (!pre()) stream.x = ffn_norm_->Forward(stream.x);
   return stream;
 }
 
 at::Tensor Block::WriteSource(Stream source, State& self, State& written) {
   const at::Tensor memory = options_.source_memory ? source.memory : at::Tensor();
-  source.memory = memory.defined() ? Before(memory, cross_memory_norm_.get()) : memory;
+  source.memory = memory.defined() ? Before({memory, {}}, cross_memory_norm_.get()).norm : memory;
   if (cross_->attends()) cross_->Write(source, written);
   if (!options_.source_memory) return {};
   if (attention_->mechanism().dims().memory_given)
@@ -108,13 +122,13 @@ Stream Block::Extend(Stream stream, State& state, State* source) {
   CISTERN_CHECK(!cross_ == !source,
                 "[block] cross attention and the state of a source go together");
   auto attend = [&](Stream& s) { return attention_->Extend(s, state, &s.handles); };
-  return Rest(Attend(std::move(stream), attend), source);
+  return AttendAndRest(std::move(stream), source, attend);
 }
 
 Stream Block::Bidirectional(Stream stream) {
   CISTERN_CHECK(!cross_, "[block] cross attention belongs to a causal block");
   auto attend = [&](Stream& s) { return attention_->Bidirectional(s, &s.handles).tokens; };
-  return Rest(Attend(std::move(stream), attend), nullptr);
+  return AttendAndRest(std::move(stream), nullptr, attend);
 }
 
 }  // namespace cistern

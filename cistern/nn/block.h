@@ -42,7 +42,8 @@ class FeedForward : public torch::nn::Module {
   // fairseq's activation dropout.
   FeedForward(int64_t dim, int64_t hidden, Activation activation, bool bias, double std,
               double out_std, double dropout = 0);
-  at::Tensor Forward(const at::Tensor& x) const;
+  // residual + the feed-forward of x, of which training drops a share of `out_dropout`.
+  at::Tensor Forward(const at::Tensor& x, const at::Tensor& residual, double out_dropout = 0) const;
 
  private:
   Activation activation_;
@@ -73,32 +74,41 @@ class Block : public torch::nn::Module {
  protected:
   bool pre() const { return options_.norm == NormPlace::kPre; }
   std::shared_ptr<LayerNorm> AddNorm(const std::string& name);
-  at::Tensor Before(const at::Tensor& x, const LayerNorm* norm) const {
-    return pre() ? norm->Forward(x) : x;
+  // A residual stream: x + added, where something is to be added to x.
+  struct Residual {
+    at::Tensor x, added;
+  };
+  // Before a part of the block: the sum, and what the part reads, its norm (pre) or itself (post).
+  ops::SumAndNorm Before(const Residual& r, const LayerNorm* norm) const {
+    return pre() ? norm->Add(r.x, r.added) : ops::SumAndNorm{r.x, r.x};
   }
   // The same for what linear maps alone read.
-  at::Tensor BeforeMaps(const at::Tensor& x, const LayerNorm* norm) const {
-    return pre() ? norm->ForMaps(x) : x;
+  ops::SumAndNorm BeforeMaps(const Residual& r, const LayerNorm* norm) const {
+    return pre() ? norm->AddForMaps(r.x, r.added) : ops::SumAndNorm{r.x, r.x};
   }
-  at::Tensor BeforeAttention(const at::Tensor& x) const {
-    return attention_->ReadsByMaps() ? BeforeMaps(x, attention_norm_.get())
-                                     : Before(x, attention_norm_.get());
+  ops::SumAndNorm BeforeAttention(const at::Tensor& x) const {
+    return attention_->ReadsByMaps() ? BeforeMaps({x, {}}, attention_norm_.get())
+                                     : Before({x, {}}, attention_norm_.get());
   }
-  // x + y, and a norm after it (post) where it was not before. `dropout` of y; -1: the options'.
-  at::Tensor Add(const at::Tensor& x, const at::Tensor& y, const LayerNorm* norm,
-                 double dropout = -1) const;
-  // The stream after attention: attend(stream) is given the normed tokens and returns what is added
-  // to them.
+  // After a part that gave y, of which training drops some: the sum of both is left to the next
+  // norm (pre), or is normed (post).
+  Residual After(const at::Tensor& x, const at::Tensor& y, const LayerNorm* norm) const;
+  // The same at the end of the block.
+  at::Tensor Add(const at::Tensor& x, const at::Tensor& y, const LayerNorm* norm) const;
+  // The block from attention on: attend(stream) is given the normed tokens and returns what is
+  // added to them.
   template <class F>
-  Stream Attend(Stream stream, F&& attend) const {
-    if (!attention_->attends()) return stream;
-    const at::Tensor x = stream.x;
-    stream.x = BeforeAttention(x);
-    stream.x = Add(x, attend(stream), attention_norm_.get());
-    return stream;
+  Stream AttendAndRest(Stream stream, State* source, F&& attend) const {
+    if (!attention_->attends()) return Rest(std::move(stream), {}, source);
+    const ops::SumAndNorm in = BeforeAttention(stream.x);
+    stream.x = in.norm;
+    const at::Tensor added = attend(stream);
+    stream.x = in.sum;
+    return Rest(std::move(stream), added, source);
   }
-  // What comes after attention: cross attention and feed-forward.
-  Stream Rest(Stream stream, State* source) const;
+  // What comes after attention, which gave `added` (undefined: nothing) to the tokens: cross
+  // attention and feed-forward.
+  Stream Rest(Stream stream, const at::Tensor& added, State* source) const;
 
   BlockOptions options_;
   std::shared_ptr<AttentionLayer> attention_, cross_;

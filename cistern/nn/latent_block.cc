@@ -62,7 +62,7 @@ Stream LatentBlock::Bidirectional(Stream stream) {
     attention_->Write(source, state);
     return attention_->Read(s, state);
   };
-  return Rest(Attend(std::move(stream), attend), nullptr);
+  return AttendAndRest(std::move(stream), nullptr, attend);
 }
 
 }  // namespace cistern

@@ -100,10 +100,10 @@ TEST(FeedForward, DropoutComesAfterTheActivation) {
   const at::Tensor x = at::zeros({1, 10'000, 4}),
                    kept = at::tensor({10.0f, 11.0f, 13.0f, 10.0f}).expand_as(x);
   ffn->eval();
-  ExpectSameBits(ffn->Forward(x), kept, "evaluation");
+  ExpectSameBits(ffn->Forward(x, x), kept, "evaluation");
   ffn->train();
   at::manual_seed(1);
-  const at::Tensor got = ffn->Forward(x) - 10, scaled = (kept - 10) / 0.75;
+  const at::Tensor got = ffn->Forward(x, x) - 10, scaled = (kept - 10) / 0.75;
   EXPECT_LT(at::minimum((got - scaled).abs(), got.abs()).max().item<double>(), 1e-5)
       << "each is left out or grows by 1 / 0.75";
   for (const int64_t channel : {1, 2})

@@ -5,7 +5,6 @@
 #include <cmath>
 
 #include "cistern/ops/linear_product.h"
-#include "cistern/ops/norm.h"
 #include "cistern/tensors/device.h"
 
 namespace cistern {
@@ -30,13 +29,14 @@ LayerNorm::LayerNorm(int64_t width, double eps, NormKind kind) : eps_(eps) {
     bias = register_parameter("bias", ToActiveDevice(at::zeros({width})));
 }
 
-at::Tensor LayerNorm::Forward(const at::Tensor& x) const {
-  if (!bias.defined()) return at::rms_norm(x, {x.size(-1)}, weight, eps_);
-  return at::layer_norm(x, {x.size(-1)}, weight, bias, eps_);
+at::Tensor LayerNorm::Forward(const at::Tensor& x) const { return Add(x, {}).norm; }
+
+ops::SumAndNorm LayerNorm::Add(const at::Tensor& x, const at::Tensor& added) const {
+  return ops::AddNorm(x, added, {weight, bias, eps_});
 }
 
-at::Tensor LayerNorm::ForMaps(const at::Tensor& x) const {
-  return MapsTakeBFloat16(x) ? ops::NormToBFloat16(x, weight, bias, eps_) : Forward(x);
+ops::SumAndNorm LayerNorm::AddForMaps(const at::Tensor& x, const at::Tensor& added) const {
+  return ops::AddNorm(x, added, {weight, bias, eps_}, MapsTakeBFloat16(x));
 }
 
 }  // namespace cistern

@@ -3,6 +3,8 @@
 // parameter names (weight, bias).
 #include <torch/nn/module.h>
 
+#include "cistern/ops/norm.h"
+
 namespace cistern {
 
 // y = x W^T + b, W [out, in]. Initialised N(0, std), bias 0; std = 0 takes 1/sqrt(3 in), the
@@ -29,8 +31,10 @@ class LayerNorm : public torch::nn::Module {
  public:
   explicit LayerNorm(int64_t width, double eps = 1e-5, NormKind kind = NormKind::kLayer);
   at::Tensor Forward(const at::Tensor& x) const;
+  // x + added (undefined: x itself), and the norm of the sum.
+  ops::SumAndNorm Add(const at::Tensor& x, const at::Tensor& added) const;
   // The same for linear maps alone to read: in bfloat16 where they take it (BFloat16Scope).
-  at::Tensor ForMaps(const at::Tensor& x) const;
+  ops::SumAndNorm AddForMaps(const at::Tensor& x, const at::Tensor& added) const;
   at::Tensor weight, bias;  // bias: undefined with kRms
 
  private:

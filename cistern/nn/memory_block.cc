@@ -8,11 +8,11 @@ MemoryBlock::MemoryBlock(const BlockOptions& options)
 }
 
 Stream MemoryBlock::Bidirectional(Stream stream) {
-  const at::Tensor x = stream.x, memory = stream.memory.defined()
-                                              ? stream.memory
-                                              : attention_->mechanism().InitialMemory();
-  stream.x = BeforeAttention(x);
-  stream.memory = replaced_ ? memory : Before(memory, norm_.get());
+  const ops::SumAndNorm in = BeforeAttention(stream.x);
+  const at::Tensor memory =
+      stream.memory.defined() ? stream.memory : attention_->mechanism().InitialMemory();
+  stream.x = in.norm;
+  stream.memory = replaced_ ? memory : Before({memory, {}}, norm_.get()).norm;
   const AttentionLayer::Attended attended = attention_->Bidirectional(stream, &stream.handles);
   stream.memory = replaced_             ? attended.packed
                   : options_.memory_out ? Add(memory, attended.packed, norm_.get())
@@ -21,8 +21,8 @@ Stream MemoryBlock::Bidirectional(Stream stream) {
     stream.x = at::Tensor();
     return stream;
   }
-  stream.x = Add(x, attended.tokens, attention_norm_.get());
-  return Rest(std::move(stream), nullptr);
+  stream.x = in.sum;
+  return Rest(std::move(stream), attended.tokens, nullptr);
 }
 
 }  // namespace cistern

@@ -121,7 +121,7 @@ TEST(FeedForward, GegluByItsFormula) {
   const auto p = ffn->named_parameters();
   EXPECT_EQ(p["up_proj.weight"].sizes(), at::IntArrayRef({6, 4}));
   EXPECT_EQ(p["down_proj.weight"].sizes(), at::IntArrayRef({4, 3}));
-  const at::Tensor x = Normal({4}), got = ffn->Forward(x.unsqueeze(0))[0];
+  const at::Tensor x = Normal({4}), got = (ffn->Forward(x.unsqueeze(0), x.unsqueeze(0)) - x)[0];
   const auto row = [&](int64_t i) {
     return (p["up_proj.weight"][i] * x).sum().item<double>() + p["up_proj.bias"][i].item<double>();
   };

@@ -1,15 +1,27 @@
 #pragma once
-// What stands between the linear maps of a layer where those take bfloat16 and the tokens
-// themselves are floats: norms that round their result, and sums of both.
+// What stands between the parts of a block: the sum of a residual stream, and its norm.
 #include <ATen/core/Tensor.h>
 
 namespace cistern::ops {
 
-// Layer normalisation of x over its last dimension, or RMSNorm without a bias (nn/linear.h), in
-// bfloat16. x, weight, bias: float. Differentiable any number of times; O(elements) time, memory
-// for the result and two numbers a row.
-at::Tensor NormToBFloat16(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
-                          double eps);
+// weight [D]; bias [D], or undefined for RMSNorm (nn/linear.h).
+struct NormOf {
+  at::Tensor weight, bias;
+  double eps;
+};
+struct SumAndNorm {
+  at::Tensor sum, norm;
+};
+
+// sum = x + added, x [...,D] and added of its shape; x itself where `added` is undefined. norm:
+// layer normalisation of the sum over its last dimension, or RMSNorm. Differentiable any number of
+// times; O(elements) time. In float on the CPU both are one pass over memory, and so are the
+// gradients: of the norm, and of the sum where it is used further on.
+//
+// to_bfloat16: the norm, rounded, for linear maps to read; else it is in the type of x. `added` may
+// be bfloat16 where x is float.
+SumAndNorm AddNorm(const at::Tensor& x, const at::Tensor& added, const NormOf& of,
+                   bool to_bfloat16 = false);
 
 // x + y of the same shape, in the type of x; one pass where that is float and y bfloat16. Its
 // gradients are in the types of x and y. Differentiable any number of times.

@@ -41,7 +41,14 @@ double StateSlots(const Mechanism& mechanism, const LayerStack& stack) {
   return numbers / (double(stack.options().qkv_dim) / double(stack.options().heads) + 1);
 }
 
-Stack NumbersOf(const ModelConfig& c, Form form) {
+// Whether the feed-forward keeps one number of its hidden width for each token
+// (ops/feed_forward.h), and not what its activation gives.
+bool FeedForwardByBlocks(const ModelConfig& c, int64_t bytes) {
+  return bytes == 4 && c.activation == Activation::kGelu && c.dropout == 0 && c.ffn_dropout == 0 &&
+         c.ffn_out_dropout <= 0;
+}
+
+Stack NumbersOf(const ModelConfig& c, Form form, int64_t bytes) {
   const LayerStack stack = c.Stack(form);
   const double dim = double(stack.dim()), qkv = double(stack.options().qkv_dim),
                ffn = double(stack.ffn_dim()) *
@@ -73,7 +80,8 @@ Stack NumbersOf(const ModelConfig& c, Form form) {
       s.token += query + 4 * dim;
     } else {
       if (own) s.weights += 2 * dim * ffn;
-      s.token += 12 * dim + 3 * ffn + widths + 3 * slots + (a.conv > 0 ? dim + widths : 0);
+      s.token += FeedForwardByBlocks(c, bytes) ? 9 * dim + 1.5 * ffn : 12 * dim + 3 * ffn;
+      s.token += widths + 3 * slots + (a.conv > 0 ? dim + widths : 0);
     }
   }
   return s;
@@ -89,7 +97,7 @@ int64_t EstimateTrainingBytes(const ModelConfig& c, int64_t rows, int64_t length
   const double wide = double(source > 0 ? source : length), tokens = double(rows) * double(length),
                sources = double(rows) * wide;
   for (const Form form : c.info().forms) {
-    const Stack stack = NumbersOf(c, form);
+    const Stack stack = NumbersOf(c, form, bytes);
     const bool of_source = both && form == Form::kBidirectional, cross = form == Form::kCross;
     const double own = of_source ? sources : tokens,
                  seen = of_source || cross ? wide : double(length);  // by each of them

@@ -1,0 +1,148 @@
+#include "cistern/ops/feed_forward.h"
+
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+#include <ATen/autocast_mode.h>
+
+#include "cistern/kernels/gelu.h"
+#include "cistern/ops/gelu.h"
+#include "cistern/ops/linear_product.h"
+#include "cistern/ops/norm.h"
+#include "cistern/ops/primitive.h"
+
+namespace cistern::ops {
+namespace feed_forward {
+
+using torch::autograd::variable_list;
+
+// Of one thread at a time: 1 MB of a hidden width of 512, as much as a core has of its own.
+constexpr int64_t kBlockRows = 512;
+
+// What is added to the residual, composed of other ops.
+at::Tensor Composed(const at::Tensor& x, const FeedForwardMaps& maps) {
+  return LinearProduct(Gelu(LinearProduct(x, maps.up, maps.up_bias)), maps.down, maps.down_bias);
+}
+
+// run(first row, number of rows) of each block; threads that share the products share a block.
+template <class Run>
+void EachBlock(int64_t rows, Run&& run) {
+  const int64_t step = kBlockRows * (at::in_parallel_region() ? 1 : at::get_num_threads());
+  for (int64_t begin = 0; begin < rows; begin += step) run(begin, std::min(step, rows - begin));
+}
+
+at::Tensor Rows(const at::Tensor& x) { return x.contiguous().view({-1, x.size(-1)}); }
+
+// y, and of each block what the activation reads, where `hidden` is given.
+at::Tensor Forward(const at::Tensor& x, const FeedForwardMaps& maps, const at::Tensor& residual,
+                   variable_list* hidden) {
+  const at::Tensor y = LikePlain(x), x_rows = Rows(x), y_rows = y.view({-1, x.size(-1)}),
+                   added = Rows(residual);
+  EachBlock(x_rows.size(0), [&](int64_t begin, int64_t count) {
+    const at::Tensor h = LinearProduct(x_rows.narrow(0, begin, count), maps.up, maps.up_bias),
+                     g = hidden != nullptr ? LikePlain(h) : h;
+    cistern::Gelu(h.numel(), h.const_data_ptr<float>(), g.mutable_data_ptr<float>());
+    if (hidden != nullptr) hidden->push_back(h);
+    at::Tensor to = y_rows.narrow(0, begin, count);
+    at::add_out(to, added.narrow(0, begin, count), LinearProduct(g, maps.down, maps.down_bias));
+  });
+  return y;
+}
+
+struct Function : torch::autograd::Function<Function> {
+  // The inputs, of which the biases may be undefined; all but the last are kept.
+  enum { kX, kUp, kUpBias, kDown, kDownBias, kResidual, kKept = kResidual };
+
+  static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& x,
+                            const at::Tensor& up, const OptionalTensor& up_bias,
+                            const at::Tensor& down, const OptionalTensor& down_bias,
+                            const at::Tensor& residual) {
+    const at::AutoDispatchBelowADInplaceOrView guard;
+    variable_list saved = {x, up, up_bias.value_or(at::Tensor()), down,
+                           down_bias.value_or(at::Tensor())};
+    const at::Tensor y = Forward(x, {up, saved[kUpBias], down, saved[kDownBias]}, residual, &saved);
+    ctx->save_for_backward(std::move(saved));
+    return y;
+  }
+
+  static variable_list backward(torch::autograd::AutogradContext* ctx, const variable_list& grads) {
+    const variable_list saved = ctx->get_saved_variables();
+    const at::TensorList inputs = at::TensorList(saved).slice(0, kKept);
+    variable_list d = NeedsGradient(grads) || NeedsGradient(inputs)
+                          ? OfComposed(inputs.vec(), grads[0])
+                          : ByBlocks(ctx, saved, grads[0]);
+    d.push_back(grads[0]);
+    return d;
+  }
+
+ private:
+  static variable_list ByBlocks(torch::autograd::AutogradContext* ctx, const variable_list& saved,
+                                const at::Tensor& grad) {
+    // The context counts the inputs that are given.
+    const auto needs = [&](size_t i) {
+      const auto defined = [](const at::Tensor& t) { return t.defined(); };
+      const auto index = std::count_if(saved.begin(), saved.begin() + int64_t(i), defined);
+      return saved[i].defined() && ctx->needs_input_grad(size_t(index));
+    };
+    const at::Tensor dy = Rows(grad), x = Rows(saved[kX]), up = saved[kUp].t(),
+                     down = saved[kDown].t(), dx = needs(kX) ? LikePlain(x) : at::Tensor();
+    variable_list d(kKept);
+    size_t block = kKept;
+    EachBlock(dy.size(0), [&](int64_t begin, int64_t count) {
+      const at::Tensor &h = saved[block++], g = LikePlain(h), dy_part = dy.narrow(0, begin, count),
+                       dh = LinearProduct(dy_part, down);
+      float* const to = dh.mutable_data_ptr<float>();
+      GeluWithBackward(h.numel(), to, h.const_data_ptr<float>(), g.mutable_data_ptr<float>(), to);
+      if (needs(kDown)) AddTransposedProduct(dy_part, g, d[kDown]);
+      if (needs(kX)) dx.narrow(0, begin, count).copy_(LinearProduct(dh, up));
+      if (needs(kUp)) AddTransposedProduct(dh, x.narrow(0, begin, count), d[kUp]);
+      if (needs(kUpBias)) d[kUpBias] = d[kUpBias].defined() ? d[kUpBias] + dh.sum(0) : dh.sum(0);
+    });
+    if (needs(kDownBias)) d[kDownBias] = dy.sum(0);
+    if (needs(kX)) d[kX] = dx.view(grad.sizes());
+    return d;
+  }
+
+  // For derivatives of the gradients: autograd through other ops.
+  static variable_list OfComposed(variable_list inputs, const at::Tensor& dy) {
+    const at::AutoGradMode enable(true);
+    variable_list given;
+    for (at::Tensor& t : inputs) {
+      if (t.defined()) given.push_back(t = Apart(t));
+    }
+    const at::Tensor y =
+        Composed(inputs[kX], {inputs[kUp], inputs[kUpBias], inputs[kDown], inputs[kDownBias]});
+    const variable_list of_given = torch::autograd::grad({y}, given, {dy}, true, true, true);
+    variable_list d(kKept);
+    for (size_t i = 0, j = 0; i < inputs.size(); ++i) {
+      if (inputs[i].defined()) d[i] = of_given[j++];
+    }
+    return d;
+  }
+};
+
+bool TakesBlocks(const at::Tensor& x, const FeedForwardMaps& maps, const at::Tensor& residual) {
+  if (ActiveImpl() != Impl::kKernel || !NobodyWatchesOps() || x.dim() < 2 || x.numel() == 0 ||
+      at::autocast::is_autocast_enabled(at::kCPU))
+    return false;
+  if (!residual.sizes().equals(x.sizes())) return false;
+  const at::Tensor inputs[] = {x, maps.up, maps.up_bias, maps.down, maps.down_bias, residual};
+  return std::all_of(std::begin(inputs), std::end(inputs),
+                     [](const at::Tensor& t) {
+                       return !t.defined() || (IsPlain(t) && t.scalar_type() == at::kFloat);
+                     }) &&
+         !HaveTangents(inputs);
+}
+
+}  // namespace feed_forward
+
+at::Tensor GeluFeedForward(const at::Tensor& x, const FeedForwardMaps& maps,
+                           const at::Tensor& residual) {
+  if (!feed_forward::TakesBlocks(x, maps, residual))
+    return AddResidual(residual, feed_forward::Composed(x, maps));
+  if (NeedsGradient({x, maps.up, maps.up_bias, maps.down, maps.down_bias, residual}))
+    return feed_forward::Function::apply(x, maps.up, Given(maps.up_bias), maps.down,
+                                         Given(maps.down_bias), residual);
+  return feed_forward::Forward(x, maps, residual, nullptr);
+}
+
+}  // namespace cistern::ops

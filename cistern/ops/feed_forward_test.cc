@@ -1,0 +1,119 @@
+#include "cistern/ops/feed_forward.h"
+
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+#include <gtest/gtest.h>
+
+#include "cistern/ops/impl.h"
+#include "cistern/ops/testing.h"
+
+namespace cistern::ops {
+namespace {
+
+using namespace cistern::testing;
+
+// x, up, down, residual and, where asked for, both biases.
+std::vector<at::Tensor> Inputs(at::IntArrayRef sizes, int64_t hidden, bool biased) {
+  const int64_t width = sizes.back();
+  std::vector<at::Tensor> x = {at::randn(sizes), at::randn({hidden, width}) / 4,
+                               at::randn({width, hidden}) / 4, at::randn(sizes)};
+  if (biased) x.push_back(at::randn({hidden})), x.push_back(at::randn({width}));
+  for (at::Tensor& t : x) t = Leaf(t);
+  return x;
+}
+
+at::Tensor Ours(const std::vector<at::Tensor>& x) {
+  const bool biased = x.size() > 4;
+  return GeluFeedForward(
+      x[0], {x[1], biased ? x[4] : at::Tensor(), x[2], biased ? x[5] : at::Tensor()}, x[3]);
+}
+
+at::Tensor Definition(const std::vector<at::Tensor>& x) {
+  const bool biased = x.size() > 4;
+  const at::Tensor h = at::matmul(x[0], x[1].t());
+  const at::Tensor y = at::matmul(at::gelu(biased ? h + x[4] : h), x[2].t());
+  return x[3] + (biased ? y + x[5] : y);
+}
+
+std::vector<at::Tensor> InDouble(const std::vector<at::Tensor>& x) {
+  std::vector<at::Tensor> exact;
+  for (const at::Tensor& t : x) exact.push_back(Leaf(t.detach().to(at::kDouble)));
+  return exact;
+}
+
+// One block, several, and a part of one; the values and all gradients, and those of some inputs
+// alone.
+TEST(GeluFeedForward, IsTheDefinition) {
+  at::manual_seed(1);
+  for (const bool biased : {true, false}) {
+    for (const std::vector<int64_t>& sizes :
+         {std::vector<int64_t>{2, 7, 12}, {3, 700, 16}, {5, 8}}) {
+      const std::vector<at::Tensor> x = Inputs(sizes, 40, biased), exact = InDouble(x);
+      const at::Tensor y = Ours(x), want = Definition(exact), g = at::randn(sizes);
+      ExpectClose(y.to(at::kDouble), want, 2e-6, "values");
+      const auto d = torch::autograd::grad({y}, x, {g}, true),
+                 need = torch::autograd::grad({want}, exact, {g.to(at::kDouble)}, true);
+      for (size_t i = 0; i < x.size(); ++i) {
+        ExpectClose(d[i].to(at::kDouble), need[i], 3e-6, "gradient " + std::to_string(i));
+        std::vector<at::Tensor> one = x;
+        for (size_t j = 0; j < x.size(); ++j) {
+          if (j != i) one[j] = x[j].detach();
+        }
+        ExpectSameBits(torch::autograd::grad({Ours(one)}, {one[i]}, {g})[0], d[i],
+                       "gradient of one input alone");
+      }
+      const at::NoGradGuard guard;
+      ExpectSameBits(Ours(x), y.detach(), "without gradients");
+    }
+  }
+}
+
+// Rows that are strided, and a gradient that is expanded.
+TEST(GeluFeedForward, StridedInputs) {
+  at::manual_seed(2);
+  std::vector<at::Tensor> x = Inputs({6, 8}, 10, true);
+  x[0] = Leaf(at::randn({8, 6}).t()), x[3] = Leaf(at::randn({6, 16}).slice(1, 0, 16, 2));
+  const std::vector<at::Tensor> exact = InDouble(x);
+  const auto d = torch::autograd::grad({Ours(x).sum()}, x),
+             need = torch::autograd::grad({Definition(exact).sum()}, exact);
+  for (size_t i = 0; i < x.size(); ++i)
+    ExpectClose(d[i].to(at::kDouble), need[i], 3e-6, std::to_string(i));
+}
+
+TEST(GeluFeedForward, SecondDerivatives) {
+  at::manual_seed(3);
+  const std::vector<at::Tensor> x = Inputs({9, 8}, 12, true), exact = InDouble(x);
+  const auto second = [](const at::Tensor& y, const std::vector<at::Tensor>& of) {
+    const auto first = torch::autograd::grad({y.pow(3).sum()}, of, {}, true, true);
+    at::Tensor sum = first[0].pow(2).sum();
+    for (size_t i = 1; i < first.size(); ++i) sum = sum + first[i].pow(2).sum();
+    return torch::autograd::grad({sum}, of);
+  };
+  const auto got = second(Ours(x), x), want = second(Definition(exact), exact);
+  for (size_t i = 0; i < x.size(); ++i)
+    ExpectClose(got[i].to(at::kDouble), want[i], 1e-5, std::to_string(i));
+}
+
+// What the blocks do not serve: doubles, bfloat16, the composite, shapes alone.
+TEST(GeluFeedForward, OtherTensors) {
+  at::manual_seed(4);
+  const std::vector<at::Tensor> x = Inputs({5, 8}, 12, true), exact = InDouble(x);
+  const at::Tensor want = Definition(exact);
+  ExpectClose(Ours(exact), want, 1e-14, "double");
+  std::vector<at::Tensor> half, meta;
+  for (const at::Tensor& t : x) {
+    half.push_back(t.detach().to(at::kBFloat16));
+    meta.push_back(t.detach().to(at::kMeta));
+  }
+  half[3] = x[3];  // the stream stays in float
+  const at::Tensor rounded = Ours(half);
+  EXPECT_EQ(rounded.scalar_type(), at::kFloat);
+  ExpectClose(rounded.to(at::kDouble), want, 0.03, "bfloat16");
+  EXPECT_EQ(Ours(meta).sizes(), want.sizes());
+  EXPECT_EQ(Ours(Inputs({0, 8}, 12, true)).sizes(), at::IntArrayRef({0, 8}));
+  const ImplScope composite(Impl::kComposite);
+  ExpectClose(Ours(x).to(at::kDouble), want, 2e-6, "composite");
+}
+
+}  // namespace
+}  // namespace cistern::ops
