@@ -71,8 +71,7 @@ HWY_NOINLINE void GatedSlotsOfHead(const GatedForwardHead<S>& head, double* keys
     }
     if (head.y.data != nullptr) UnpackRows(P, t, chunk.rows, n, np, head.y);
     FillPadding(chunk.rows, n, np, kMinusInfinity<T>, P);
-    SoftmaxRows(chunk.rows, np, P, P);
-    chunk.TimesF(P);
+    SoftmaxRows(chunk.rows, np, P, np, chunk.F, P);
     value_core.Read(chunk, P, chunk.E, v, q);
     UnpackRows(q, t, chunk.rows, width, dp, head.out);
   };

@@ -167,10 +167,9 @@ HWY_NOINLINE void GatedReverseWalk(const ForwardHead<ComputeType<S>>& head, size
     PackRows(x.k, t, rows, width, dp, T{0}, k);
     PackRows(x.v, t, rows, width, dp, T{0}, v);
     PackRows(x.g, t, rows, width, dp, T{0}, g);
-    SoftmaxOfTokens(x.y, t, rows, n, P);
+    SoftmaxOfTokens(x.y, t, rows, n, chunk.F, P);
     PackRows(Const(x.dy), t, rows, n, np, T{0}, D);
     PackRows(Const(x.terms), t, rows, n, np, T{0}, terms);
-    chunk.TimesF(P);
     chunk.TimesF(D);
     value_core.template Weights<false>(chunk, P, g, v, Y);
     key_core.template Weights<true>(chunk, D, q, k, Y);

@@ -13,8 +13,10 @@ namespace cistern {
 class RowsAhead {
  public:
   static RowsAhead& OfThisThread() {
-    static thread_local RowsAhead ahead;
-    return ahead;
+    // Every tile asks: a pointer that is found without a call, also in a shared library.
+    [[gnu::tls_model("initial-exec")]] static thread_local RowsAhead* here = nullptr;
+    if (here == nullptr) here = &Own();
+    return *here;
   }
 
   // Forgets what was noted and not asked for: where a chunk begins, it is read anyway.
@@ -41,6 +43,11 @@ class RowsAhead {
   }
 
  private:
+  [[gnu::noinline]] static RowsAhead& Own() {
+    static thread_local RowsAhead ahead;
+    return ahead;
+  }
+
   static constexpr size_t kMost = 10, kLine = 64;
   struct Block {
     const char* row;

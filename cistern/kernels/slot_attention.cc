@@ -89,24 +89,18 @@ struct AbcVisit {
       values.Write(chunk, a.v, t);
       return;
     }
-    keys.Rows(chunk, a.q, a.k, t, X);
+    keys.Rows(chunk, a.q, a.k, t, X, scale);
     Scores(t);
-    SoftmaxRows(chunk.rows, chunk.np, X, X);
-    TimesF(chunk, X, X);
+    SoftmaxRows(chunk.rows, chunk.np, X, chunk.np, chunk.F, X);
     values.Rows(chunk, X, a.v, t, a.out);
   }
   void Close() { keys.Close(chunk), values.Close(chunk); }
 
-  // X = scale X, -inf in its padding.
+  // Keeps X where the backward pass asks for it; -inf in its padding.
   void Scores(size_t t) {
-    const Tag<T> d;
     const size_t n = chunk.n, np = chunk.np;
-    for (size_t i = 0; i < chunk.rows * np; i += kLanes<T>)
-      hn::Store(hn::Mul(hn::Set(d, scale), hn::Load(d, X + i)), d, X + i);
     if (a.x.data != nullptr) UnpackRows(X, t, chunk.rows, n, np, a.x);
-    for (size_t i = 0; i < chunk.rows; ++i) {
-      for (size_t l = n; l < np; ++l) X[i * np + l] = kMinusInfinity<T>;
-    }
+    FillPadding(chunk.rows, n, np, kMinusInfinity<T>, X);
   }
 
   SlotChunk<T>& chunk;

@@ -259,10 +259,10 @@ struct AbcReverseVisit {
   void Panels(size_t t) {
     const SlotChunk<T>& chunk = walk.chunk;
     const size_t rows = chunk.rows, n = chunk.n, np = chunk.np;
-    SoftmaxOfTokens(x.x, t, rows, n, P);
+    SoftmaxOfTokens(x.x, t, rows, n, chunk.F, P);
     PackRows(Const(x.dx), t, rows, n, np, T{0}, D);
     PackRows(Const(x.terms), t, rows, n, np, T{0}, ab);
-    for (T* panel : {P, D, ab}) TimesF(chunk, panel, panel);
+    for (T* panel : {D, ab}) TimesF(chunk, panel, panel);
   }
   void Rows(size_t t) {
     const SlotChunk<T>& chunk = walk.chunk;

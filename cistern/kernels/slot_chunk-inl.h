@@ -100,13 +100,15 @@ HWY_INLINE Vec<T> LogOrNaN(Vec<T> x) {
 struct ExpParts {
   HWY_INLINE explicit ExpParts(Vec<float> x) {
     const Tag<float> d;
-    const hn::RebindToSigned<Tag<float>> di;
-    const auto q = hn::NearestInt(hn::Mul(x, hn::Set(d, 1.44269504088896341f)));
-    const Vec<float> n = hn::ConvertTo(d, q);
+    // Beside 2^23 the fraction rounds away: the last bits of the sum are q + 127, the exponent.
+    const Vec<float> large = hn::Set(d, 0x1.8p23f + 127),
+                     biased = hn::MulAdd(x, hn::Set(d, 1.44269504088896341f), large),
+                     n = hn::Sub(biased, large);
     // ln 2 in two parts, the first with few enough bits that n times it is exact.
     r = hn::NegMulAdd(n, hn::Set(d, 0.693359375f), x);
     r = hn::NegMulAdd(n, hn::Set(d, -2.12194440e-4f), r);
-    power = hn::BitCast(d, hn::ShiftLeft<23>(hn::Add(q, hn::Set(di, 127))));
+    power =
+        hn::BitCast(d, hn::ShiftLeft<23>(hn::BitCast(hn::RebindToUnsigned<Tag<float>>(), biased)));
   }
   // e^r - 1 and e^r by Cephes' expf.
   HWY_INLINE Vec<float> Minus1() const { return hn::MulAdd(Polynomial(), hn::Mul(r, r), r); }
@@ -135,6 +137,20 @@ HWY_INLINE Vec<float> WeightExp(Vec<float> x) {
   return hn::IfThenZeroElse(hn::Lt(x, hn::Set(Tag<float>(), -86.0f)), hn::Mul(e.OfR(), e.power));
 }
 HWY_INLINE Vec<double> WeightExp(Vec<double> x) { return ExpOrNaN<double>(x); }
+
+// 1 / x for x of at least 1, to 1 ulp; where a division of a whole vector takes as long as all else
+// that is done with it, by an approximation of 14 bits and a step of Newton's.
+template <class T>
+HWY_INLINE Vec<T> OneOver(Vec<T> x) {
+  const Tag<T> d;
+#if HWY_TARGET <= HWY_AVX3
+  if constexpr (std::is_same_v<T, float>) {
+    const Vec<T> guess = hn::ApproximateReciprocal(x);
+    return hn::MulAdd(guess, hn::NegMulAdd(x, guess, hn::Set(d, T{1})), guess);
+  }
+#endif
+  return hn::Div(hn::Set(d, T{1}), x);
+}
 
 // The tokens of one head.
 template <class T>
@@ -365,15 +381,18 @@ class SlotChunk {
   template <bool kOpen>
   bool Exponentials() {
     const Tag<T> d;
-    const Vec<T> reach = hn::Set(d, static_cast<T>(kReach)), one = hn::Set(d, T{1}),
+    const Vec<T> reach = hn::Set(d, static_cast<T>(kReach)),
                  empty = hn::Set(d, -std::numeric_limits<T>::infinity());
     Vec<T> highest = empty;
-    for (size_t l = 0; l < np; l += kLanes<T>) {
+    // Copies: what is stored through a vector might be a member.
+    const size_t count = rows, step = np, s_step = s_row_;
+    for (size_t l = 0; l < step; l += kLanes<T>) {
       const Vec<T> h = hn::Load(d, hi + l), low = hn::Load(d, lo + l),
                    before = hn::Load(d, base + l);
       const T* from = s_ + l;
+      T *e_to = E + l, *f_to = F + l;
       Vec<T> sum = hn::Zero(d);
-      for (size_t i = 0; i < rows; ++i, from += s_row_) {
+      for (size_t i = 0; i < count; ++i, from += s_step, e_to += step, f_to += step) {
         const Vec<T> weight = hn::LoadU(d, from);
         const Vec<T> x = hn::Sub(hn::Sub(weight, h), low);
         Vec<T> e = WeightExp(x);
@@ -384,10 +403,10 @@ class SlotChunk {
         }
         sum = hn::Add(sum, e);
         const Vec<T> a = hn::Add(before, sum);
-        Vec<T> f = hn::Div(one, a);
+        Vec<T> f = OneOver<T>(a);
         if constexpr (kOpen) f = hn::IfThenZeroElse(hn::Eq(a, hn::Zero(d)), f);
-        hn::Store(e, d, E + i * np + l);
-        hn::Store(f, d, F + i * np + l);
+        hn::Store(e, d, e_to);
+        hn::Store(f, d, f_to);
       }
       hn::Store(sum, d, sum_ + l);
     }

@@ -234,14 +234,14 @@ class MatchCore {
     }
   }
 
-  // X = F (Q S + tril(Q K^T) E) [rows, np]; then the chunk is written. `to`, of leading dimension
-  // ldt: where that goes if not to X, which is scratch then.
+  // X = scale F (Q S + tril(Q K^T) E) [rows, np]; then the chunk is written. `to`, of leading
+  // dimension ldt: where that goes if not to X, which is scratch then.
   void Rows(const SlotChunk<T>& chunk, const Sequence<const T>& q, const Sequence<const T>& k,
-            size_t t, T* X) {
-    Rows(chunk, q, k, t, X, X, np_);
+            size_t t, T* X, T scale = 1) {
+    Rows(chunk, q, k, t, X, X, np_, scale);
   }
   void Rows(const SlotChunk<T>& chunk, const Sequence<const T>& q, const Sequence<const T>& k,
-            size_t t, T* X, T* to, size_t ldt) {
+            size_t t, T* X, T* to, size_t ldt, T scale = 1) {
     constexpr size_t kCp = kChunkPadded<T>;
     const size_t rows = chunk.rows;
     const T* const Q = PanelOf(q, t, rows, width_, Q_);
@@ -251,10 +251,11 @@ class MatchCore {
     Product<Triangle::kLower, T>(rows, n_, {Q, dp_, 1, memory_.Seen(), np_, width_},
                                  {A_, kCp, 1, chunk.E, np_, rows}, X, np_);
     const Tag<T> d;
-    for (size_t i = 0; i < rows; ++i) {
-      for (size_t l = 0; l < np_; l += kLanes<T>)
-        hn::StoreU(hn::Mul(hn::Load(d, X + i * np_ + l), hn::Load(d, chunk.F + i * np_ + l)), d,
-                   to + i * ldt + l);
+    const Vec<T> s = hn::Set(d, scale);
+    const T* F = chunk.F;
+    for (size_t i = 0, np = np_; i < rows; ++i, X += np, F += np, to += ldt) {
+      for (size_t l = 0; l < np; l += kLanes<T>)
+        hn::StoreU(hn::Mul(s, hn::Mul(hn::Load(d, X + l), hn::Load(d, F + l))), d, to + l);
     }
     memory_.Write(width_, n_, {K, 1, dp_, chunk.E, np_, rows});  // K^T E
   }

@@ -16,44 +16,97 @@ namespace HWY_NAMESPACE {
 template <class T>
 constexpr T kMinusInfinity = -std::numeric_limits<T>::infinity();
 
-// P = softmax(X) by rows: P [rows, np], X of leading dimension ldx, with -inf in its padding
-// columns. P may be X.
-template <class T>
-HWY_NOINLINE void SoftmaxRows(size_t rows, size_t np, const T* X, size_t ldx, T* P) {
+// softmax(X) of one row of kVectors vectors, in registers; times F where that is not null.
+template <int kVectors, bool kTimes, class T>
+HWY_INLINE void SoftmaxOfVectors(const T* X, const T* F, T* P) {
   const Tag<T> d;
-  for (size_t i = 0; i < rows; ++i, X += ldx, P += np) {
-    Vec<T> highest = hn::LoadU(d, X);
-    for (size_t l = kLanes<T>; l < np; l += kLanes<T>)
-      highest = hn::Max(highest, hn::LoadU(d, X + l));
-    const Vec<T> most = hn::MaxOfLanes(d, highest);
-    Vec<T> sum = hn::Zero(d);
-    for (size_t l = 0; l < np; l += kLanes<T>) {
-      const Vec<T> e = WeightExp(hn::Sub(hn::LoadU(d, X + l), most));
-      sum = hn::Add(sum, e);
-      hn::Store(e, d, P + l);
-    }
-    const Vec<T> share = hn::Div(hn::Set(d, T{1}), hn::SumOfLanes(d, sum));
-    for (size_t l = 0; l < np; l += kLanes<T>)
-      hn::Store(hn::Mul(hn::Load(d, P + l), share), d, P + l);
+  Vec<T> x[kVectors];
+#pragma GCC unroll 4
+  for (int j = 0; j < kVectors; ++j) x[j] = hn::LoadU(d, X + j * kLanes<T>);
+  Vec<T> highest = x[0];
+#pragma GCC unroll 4
+  for (int j = 1; j < kVectors; ++j) highest = hn::Max(highest, x[j]);
+  const Vec<T> most = hn::MaxOfLanes(d, highest);
+  Vec<T> sum = hn::Zero(d);
+#pragma GCC unroll 4
+  for (int j = 0; j < kVectors; ++j) {
+    x[j] = WeightExp(hn::Sub(x[j], most));
+    sum = hn::Add(sum, x[j]);
+  }
+  const Vec<T> share = hn::Div(hn::Set(d, T{1}), hn::SumOfLanes(d, sum));
+#pragma GCC unroll 4
+  for (int j = 0; j < kVectors; ++j) {
+    Vec<T> p = hn::Mul(x[j], share);
+    if constexpr (kTimes) p = hn::Mul(p, hn::Load(d, F + j * kLanes<T>));
+    hn::Store(p, d, P + j * kLanes<T>);
   }
 }
 
-template <class T>
-void SoftmaxRows(size_t rows, size_t np, const T* X, T* P) {
-  SoftmaxRows(rows, np, X, np, P);
+// The same of a row of any number of vectors.
+template <bool kTimes, class T>
+HWY_INLINE void SoftmaxOfRow(size_t np, const T* X, const T* F, T* P) {
+  const Tag<T> d;
+  Vec<T> highest = hn::LoadU(d, X);
+  for (size_t l = kLanes<T>; l < np; l += kLanes<T>)
+    highest = hn::Max(highest, hn::LoadU(d, X + l));
+  const Vec<T> most = hn::MaxOfLanes(d, highest);
+  Vec<T> sum = hn::Zero(d);
+  for (size_t l = 0; l < np; l += kLanes<T>) {
+    const Vec<T> e = WeightExp(hn::Sub(hn::LoadU(d, X + l), most));
+    sum = hn::Add(sum, e);
+    hn::Store(e, d, P + l);
+  }
+  const Vec<T> share = hn::Div(hn::Set(d, T{1}), hn::SumOfLanes(d, sum));
+  for (size_t l = 0; l < np; l += kLanes<T>) {
+    Vec<T> p = hn::Mul(hn::Load(d, P + l), share);
+    if constexpr (kTimes) p = hn::Mul(p, hn::Load(d, F + l));
+    hn::Store(p, d, P + l);
+  }
 }
 
-// P = softmax of rows t.. of x [., n], which are read where they lie if they are whole vectors, one
-// row after another (InPlace says why).
+template <bool kTimes, class T>
+HWY_NOINLINE void SoftmaxOfRows(size_t rows, size_t np, const T* X, size_t ldx, const T* F, T* P) {
+  const auto each = [&](auto&& row) HWY_ATTR {
+    for (size_t i = 0; i < rows; ++i) row(X + i * ldx, kTimes ? F + i * np : F, P + i * np);
+  };
+  const size_t vectors = np / kLanes<T>;
+  if (vectors == 4) {
+    each([](const T* x, const T* f, T* p) HWY_ATTR { SoftmaxOfVectors<4, kTimes>(x, f, p); });
+  } else if (vectors == 2) {
+    each([](const T* x, const T* f, T* p) HWY_ATTR { SoftmaxOfVectors<2, kTimes>(x, f, p); });
+  } else {
+    each([np](const T* x, const T* f, T* p) HWY_ATTR { SoftmaxOfRow<kTimes>(np, x, f, p); });
+  }
+}
+
+// P = softmax(X) by rows: P [rows, np], X of leading dimension ldx, with -inf in its padding
+// columns; times F [rows, np] where that is not null. P may be X.
+template <class T>
+void SoftmaxRows(size_t rows, size_t np, const T* X, size_t ldx, std::type_identity_t<const T*> F,
+                 T* P) {
+  if (F == nullptr) {
+    SoftmaxOfRows<false>(rows, np, X, ldx, F, P);
+  } else {
+    SoftmaxOfRows<true>(rows, np, X, ldx, F, P);
+  }
+}
+template <class T>
+void SoftmaxRows(size_t rows, size_t np, const T* X, T* P) {
+  SoftmaxRows(rows, np, X, np, nullptr, P);
+}
+
+// P = softmax of rows t.. of x [., n], times F where that is not null. They are read where they lie
+// if they are whole vectors, one row after another (InPlace says why).
 template <class S, class T>
-void SoftmaxOfTokens(const Sequence<const S>& x, size_t t, size_t rows, size_t n, T* P) {
+void SoftmaxOfTokens(const Sequence<const S>& x, size_t t, size_t rows, size_t n,
+                     std::type_identity_t<const T*> F, T* P) {
   const size_t np = Padded<T>(n);
   if constexpr (std::is_same_v<S, T>) {
     if (n == np && x.time == static_cast<int64_t>(n))
-      return SoftmaxRows(rows, np, x.At(t), static_cast<size_t>(x.time), P);
+      return SoftmaxRows(rows, np, x.At(t), static_cast<size_t>(x.time), F, P);
   }
   PackRows(x, t, rows, n, np, kMinusInfinity<T>, P);
-  SoftmaxRows(rows, np, P, P);
+  SoftmaxRows(rows, np, P, np, F, P);
 }
 
 // sum_l P_l D_l of one row, in every lane; D need not be aligned.

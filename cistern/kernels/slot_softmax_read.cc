@@ -47,7 +47,7 @@ class GivenLogits {
       : x_(source.x, segment.b, segment.h),
         dx_(source.dx, segment.b, segment.h),
         n_(static_cast<size_t>(shape.slots)) {}
-  void Softmax(size_t t, size_t rows, T* P) { SoftmaxOfTokens(x_, t, rows, n_, P); }
+  void Softmax(size_t t, size_t rows, T* P) { SoftmaxOfTokens(x_, t, rows, n_, nullptr, P); }
   void Note(size_t t, size_t end) { NoteRows(x_, t, end, n_); }
   HWY_NOINLINE void Gradients(size_t t, size_t rows, const T* P, T* D) {
     const Tag<T> d;

@@ -26,8 +26,7 @@ class TokenWeights {
 
   // W = r F [rows, np] of rows t.. of x.
   void Rows(const SlotChunk<T>& chunk, const Sequence<const T>& x, size_t t, T* W) {
-    SoftmaxOfTokens(x, t, chunk.rows, chunk.n, W);
-    TimesF(chunk, W, W);
+    SoftmaxOfTokens(x, t, chunk.rows, chunk.n, chunk.F, W);
   }
 
   // The same W; D [rows, np] of leading dimension ldd, which holds dr, becomes dx; and
