@@ -23,13 +23,6 @@ at::Tensor Composed(const at::Tensor& x, const FeedForwardMaps& maps) {
   return LinearProduct(Gelu(LinearProduct(x, maps.up, maps.up_bias)), maps.down, maps.down_bias);
 }
 
-// run(first row, number of rows) of each block; threads that share the products share a block.
-template <class Run>
-void EachBlock(int64_t rows, Run&& run) {
-  const int64_t step = kBlockRows * (at::in_parallel_region() ? 1 : at::get_num_threads());
-  for (int64_t begin = 0; begin < rows; begin += step) run(begin, std::min(step, rows - begin));
-}
-
 at::Tensor Rows(const at::Tensor& x) { return x.contiguous().view({-1, x.size(-1)}); }
 
 // y, and of each block what the activation reads, where `hidden` is given.
@@ -37,14 +30,18 @@ at::Tensor Forward(const at::Tensor& x, const FeedForwardMaps& maps, const at::T
                    variable_list* hidden) {
   const at::Tensor y = LikePlain(x), x_rows = Rows(x), y_rows = y.view({-1, x.size(-1)}),
                    added = Rows(residual);
-  EachBlock(x_rows.size(0), [&](int64_t begin, int64_t count) {
+  // Threads that share the products share a block.
+  const int64_t rows = x_rows.size(0),
+                step = kBlockRows * (at::in_parallel_region() ? 1 : at::get_num_threads());
+  for (int64_t begin = 0; begin < rows; begin += step) {
+    const int64_t count = std::min(step, rows - begin);
     const at::Tensor h = LinearProduct(x_rows.narrow(0, begin, count), maps.up, maps.up_bias),
                      g = hidden != nullptr ? LikePlain(h) : h;
     cistern::Gelu(h.numel(), h.const_data_ptr<float>(), g.mutable_data_ptr<float>());
     if (hidden != nullptr) hidden->push_back(h);
     at::Tensor to = y_rows.narrow(0, begin, count);
     at::add_out(to, added.narrow(0, begin, count), LinearProduct(g, maps.down, maps.down_bias));
-  });
+  }
   return y;
 }
 
@@ -86,9 +83,11 @@ struct Function : torch::autograd::Function<Function> {
     const at::Tensor dy = Rows(grad), x = Rows(saved[kX]), up = saved[kUp].t(),
                      down = saved[kDown].t(), dx = needs(kX) ? LikePlain(x) : at::Tensor();
     variable_list d(kKept);
-    size_t block = kKept;
-    EachBlock(dy.size(0), [&](int64_t begin, int64_t count) {
-      const at::Tensor &h = saved[block++], g = LikePlain(h), dy_part = dy.narrow(0, begin, count),
+    // The blocks are those of the forward pass, which had as many threads as it had.
+    int64_t begin = 0;
+    for (size_t block = kKept; block < saved.size(); ++block) {
+      const int64_t count = saved[block].size(0);
+      const at::Tensor &h = saved[block], g = LikePlain(h), dy_part = dy.narrow(0, begin, count),
                        dh = LinearProduct(dy_part, down);
       float* const to = dh.mutable_data_ptr<float>();
       GeluWithBackward(h.numel(), to, h.const_data_ptr<float>(), g.mutable_data_ptr<float>(), to);
@@ -96,7 +95,8 @@ struct Function : torch::autograd::Function<Function> {
       if (needs(kX)) dx.narrow(0, begin, count).copy_(LinearProduct(dh, up));
       if (needs(kUp)) AddTransposedProduct(dh, x.narrow(0, begin, count), d[kUp]);
       if (needs(kUpBias)) d[kUpBias] = d[kUpBias].defined() ? d[kUpBias] + dh.sum(0) : dh.sum(0);
-    });
+      begin += count;
+    }
     if (needs(kDownBias)) d[kDownBias] = dy.sum(0);
     if (needs(kX)) d[kX] = dx.view(grad.sizes());
     return d;

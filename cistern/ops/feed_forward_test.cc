@@ -1,9 +1,9 @@
 #include "cistern/ops/feed_forward.h"
 
 #include <ATen/ATen.h>
-#include <ATen/Parallel.h>
 #include <gtest/gtest.h>
 
+#include "cistern/base/parallel.h"
 #include "cistern/ops/impl.h"
 #include "cistern/ops/testing.h"
 
@@ -66,6 +66,24 @@ TEST(GeluFeedForward, IsTheDefinition) {
       ExpectSameBits(Ours(x), y.detach(), "without gradients");
     }
   }
+}
+
+// Blocks are those of the forward pass, however many threads the backward pass has.
+TEST(GeluFeedForward, ThreadsMayChangeInBetween) {
+  at::manual_seed(5);
+  const std::vector<at::Tensor> x = Inputs({2100, 8}, 12, true), exact = InDouble(x);
+  const at::Tensor g = at::randn({2100, 8});
+  const auto need = torch::autograd::grad({Definition(exact)}, exact, {g.to(at::kDouble)});
+  const int before = NumThreads();
+  for (const int forward : {1, 3}) {
+    SetNumThreads(forward);
+    const at::Tensor y = Ours(x);
+    SetNumThreads(4 - forward);
+    const auto d = torch::autograd::grad({y}, x, {g});
+    for (size_t i = 0; i < x.size(); ++i)
+      ExpectClose(d[i].to(at::kDouble), need[i], 3e-6, std::to_string(i));
+  }
+  SetNumThreads(before);
 }
 
 // Rows that are strided, and a gradient that is expanded.
