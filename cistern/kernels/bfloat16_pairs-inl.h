@@ -125,8 +125,8 @@ constexpr size_t PairColumns(size_t width) { return RoundUp(width, 32); }
 
 // pairs[ceil(count / 2), PairColumns(width)] of rows t.. of x: each of a row and the next one,
 // which is zeros behind the last. What is not finite becomes 0: whether there is any.
-HWY_NOINLINE bool PairRows(const Sequence<const BFloat16>& x, size_t t, size_t count, size_t width,
-                           uint32_t* pairs) {
+HWY_NOINLINE inline bool PairRows(const Sequence<const BFloat16>& x, size_t t, size_t count,
+                                  size_t width, uint32_t* pairs) {
   const __m512i exponent = _mm512_set1_epi16(0x7f80);
   uint32_t lost = 0;
   const auto finite = [&](__m512i v) HWY_ATTR {
@@ -147,8 +147,8 @@ HWY_NOINLINE bool PairRows(const Sequence<const BFloat16>& x, size_t t, size_t c
 }
 
 // rows[count, ld] of x; what is beyond the width is 0.
-HWY_NOINLINE void CopyRows(const Sequence<const BFloat16>& x, size_t t, size_t count, size_t width,
-                           size_t ld, BFloat16* rows) {
+HWY_NOINLINE inline void CopyRows(const Sequence<const BFloat16>& x, size_t t, size_t count,
+                                  size_t width, size_t ld, BFloat16* rows) {
   for (size_t i = 0; i < count; ++i, rows += ld) {
     std::memcpy(rows, x.At(t + i), width * sizeof(BFloat16));
     std::memset(rows + width, 0, (ld - width) * sizeof(BFloat16));
@@ -183,7 +183,8 @@ HWY_INLINE __m512i PairTwo(__m512i rounded) {
 
 // P[ceil(rows / 2), columns]: pairs of a row of X[rows, ld] and the next one, which is zeros behind
 // the last.
-HWY_NOINLINE void PairFloats(size_t rows, size_t vectors, const float* X, size_t ld, uint32_t* P) {
+HWY_NOINLINE inline void PairFloats(size_t rows, size_t vectors, const float* X, size_t ld,
+                                    uint32_t* P) {
   for (size_t j = 0; j < rows; j += 2, X += 2 * ld, P += ld) {
     for (size_t i = 0; i < vectors * kPairLanes; i += kPairLanes) {
       const __m512 even = _mm512_loadu_ps(X + i),

@@ -229,7 +229,7 @@ void GatedSlotsAll(const SlotShape& shape, const GatedSlotsOptions& options,
   const HeadParts ahead(shape, kFirstStateShare), back(shape, kReverseStateShare);
   PartStates<double> key_grads(back, heads, size, G_keys), value_grads(back, heads, size, G_values);
   ForHeads(
-      heads, HeadsPerThread(shape), ahead, open, [](int64_t, const GatedTensors<S>&) {},
+      heads, HeadsPerThread(shape), ahead, open,
       [&](int64_t index, int64_t part, GatedTensors<S>& x) {
         GatedFirstWalk(ForwardHead<T>(shape, mask, index, ahead, part), x, keys + index * size,
                        values + index * size);

@@ -86,17 +86,16 @@ void ForParts(int64_t heads, int64_t grain, const HeadParts& parts, Body&& body)
 }
 
 // For each head x = open(index, workspace); then each of `bodies`, body(index, part, x), for all
-// parts, before the next one begins; then close(index, x). `workspace` is for copies of a head's
-// tokens. grain: heads that a thread takes at least.
-template <class Open, class Close, class... Bodies>
-void ForHeads(int64_t heads, int64_t grain, const HeadParts& parts, Open&& open, Close&& close,
+// parts, before the next one begins. `workspace` is for what they leave each other. grain: heads
+// that a thread takes at least.
+template <class Open, class... Bodies>
+void ForHeads(int64_t heads, int64_t grain, const HeadParts& parts, Open&& open,
               Bodies&&... bodies) {
   if (parts.count == 1) {
     ParallelFor(heads, grain, [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i) {
         auto x = open(i, Workspace::StagingOfThisThread());
         (bodies(i, int64_t{0}, x), ...);
-        close(i, x);
       }
     });
     return;
@@ -110,7 +109,6 @@ void ForHeads(int64_t heads, int64_t grain, const HeadParts& parts, Open&& open,
     });
   };
   (run(bodies), ...);
-  for (int64_t i = 0; i < heads; ++i) close(i, all[static_cast<size_t>(i)]);
 }
 
 }  // namespace cistern

@@ -142,12 +142,15 @@ bool UsesAmx() {
   return active.amx;
 }
 
-bool GainsByBFloat16() {
+bool GainsByPairs() {
 #if HWY_ARCH_X86
-  return UsesAmx() || (HasBFloat16() && __builtin_cpu_is("amd") != 0);
+  static const bool gains = HasBFloat16() && __builtin_cpu_is("amd") != 0;
+  return gains;
 #else
   return false;
 #endif
 }
+
+bool GainsByBFloat16() { return UsesAmx() || GainsByPairs(); }
 
 }  // namespace cistern

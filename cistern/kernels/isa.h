@@ -27,9 +27,12 @@ bool HasBFloat16();
 // Whether the instruction set in use is avx512_amx.
 bool UsesAmx();
 
-// Whether our own kernels gain by one of the two: by AMX, and by AVX512-BF16 on AMD's processors,
-// where it does twice the work of a multiply-add in the same time (Zen 4); on Intel's it does no
-// more. By the maker, not by a measurement, so that results do not depend on the moment.
+// Whether our own kernels gain by AVX512-BF16: on AMD's processors, where it does twice the work of
+// a multiply-add in the same time (Zen 4, Zen 5); on Intel's it does no more. By the maker, not by
+// a measurement, so that results do not depend on the moment.
+bool GainsByPairs();
+
+// Whether they gain by that or by AMX.
 bool GainsByBFloat16();
 
 }  // namespace cistern

@@ -51,10 +51,11 @@ HWY_NOINLINE void LinearOfPart(const LinearPart<T>& part, const Sequence<const S
   const size_t n = part.n, width = part.width, np = Padded<T>(n), dp = Padded<T>(width);
   constexpr size_t kC = kChunkRows, kCp = kChunkPadded<T>;
   Workspace& workspace = Workspace::OfThisThread();
-  workspace.Start(
-      LinearSums<T>::Bytes(np, dp) + sizeof(T) * (kC * (2 * np + 2 * dp + kCp) + np * (kCp + 1)),
-      LinearSums<T>::kPieces + 7);
+  workspace.Start(LinearSums<T>::Bytes(np, dp) + PairsFor<S>::Bytes(n, width) +
+                      sizeof(T) * (kC * (2 * np + 2 * dp + kCp) + np * (kCp + 1)),
+                  LinearSums<T>::kPieces + PairsFor<S>::kPieces + 7);
   LinearSums<T> sums(false, n, width, workspace);
+  PairsFor<S> pairs(n, width, workspace);
   T* const Q_panel = workspace.Take<T>(kC * np);
   T* const K_panel = workspace.Take<T>(kC * np);
   T* const V_panel = workspace.Take<T>(kC * dp);
@@ -75,14 +76,27 @@ HWY_NOINLINE void LinearOfPart(const LinearPart<T>& part, const Sequence<const S
     NoteRows(v, next, end, width);
     const T* const Q = FeaturesOf(part.rule, q, t, rows, n, Q_panel);
     const T* const K = FeaturesOf(part.rule, k, t, rows, n, K_panel);
-    const T* const V = PanelOf(v, t, rows, width, V_panel);
-    Transpose(rows, n, K, np, KT, kCp);
-    LowerProduct<T>(rows, {Q, np, 1, KT, kCp, n}, A, kCp);
-    Product<Triangle::kLower, T>(rows, width, {Q, np, 1, sums.S.Seen(), dp, n},
-                                 {A, kCp, 1, V, dp, rows}, O, dp);
+    const PanelRows<T> of_q = {Q, np}, of_k = {K, np};
+    const size_t paired = pairs.Take(rows, of_k, TokenRows<S>{v, t});
+    const T* V = nullptr;
+    if (paired < rows) {
+      V = PanelOf(v, t, rows, width, V_panel);
+      Transpose(rows, n, K, np, KT, kCp);
+      LowerProduct<T>(rows, {Q, np, 1, KT, kCp, n}, A, kCp);
+      Product<Triangle::kLower, T>(rows, width, {Q, np, 1, sums.S.Seen(), dp, n},
+                                   {A, kCp, 1, V, dp, rows}, O, dp);
+    }
+    if (paired > 0) {
+      pairs.Read(of_q, of_k, sums.S, O, dp,
+                 [&](const T* triangle) { std::copy_n(triangle, paired * kCp, A); });
+    }
     sums.z.Seen(seen);
     DivideRows(part.rule, rows, width, Q, np, seen, A, O, dp, t, out, z_out);
-    sums.S.Write(n, width, {K, 1, np, V, dp, rows});  // K^T V
+    if (paired == rows) {
+      pairs.Write(sums.S);
+    } else {
+      sums.S.Write(n, width, {K, 1, np, V, dp, rows});  // K^T V
+    }
     sums.z.Write(rows, K, nullptr);
     sums.Pass(rows);
   }

@@ -47,7 +47,7 @@ struct LinearRule {
 //             that after it
 //   z         [B,H,T,1]: phi(q_t) . z_t, wanted by the backward, or data = nullptr
 //
-// T: float, double, or BFloat16, which is converted where chunks are packed.
+// T: float, double, or BFloat16, as in slot_attention.h.
 template <class T>
 void LinearForward(const SlotShape& shape, const LinearRule& rule, Rows<const T> q, Rows<const T> k,
                    Rows<const T> v, const RowMask& mask, double* memory, Rows<T> out,

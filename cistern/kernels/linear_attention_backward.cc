@@ -89,10 +89,11 @@ HWY_NOINLINE void QueryGradients(const LinearPart<T>& part, const LinearTensors<
   const size_t n = part.n, width = part.width, np = Padded<T>(n), dp = Padded<T>(width);
   constexpr size_t kC = kChunkRows, kCp = kChunkPadded<T>;
   Workspace& workspace = Workspace::OfThisThread();
-  workspace.Start(
-      LinearSums<T>::Bytes(np, dp) + sizeof(T) * (kC * (2 * np + 2 * dp + kCp) + dp * kCp + np),
-      LinearSums<T>::kPieces + 7);
+  workspace.Start(LinearSums<T>::Bytes(np, dp) + PairsFor<S>::Bytes(width, n) +
+                      sizeof(T) * (kC * (2 * np + 2 * dp + kCp) + dp * kCp + np),
+                  LinearSums<T>::kPieces + PairsFor<S>::kPieces + 7);
   LinearSums<T> sums(true, n, width, workspace);
+  PairsFor<S> pairs(width, n, workspace);
   T* const K_panel = workspace.Take<T>(kC * np);
   T* const V_panel = workspace.Take<T>(kC * dp);
   T* const N = workspace.Take<T>(kC * dp);
@@ -112,20 +113,34 @@ HWY_NOINLINE void QueryGradients(const LinearPart<T>& part, const LinearTensors<
     NoteTokens(x, next, end, n, width);
     NoteRows(x.out, next, end, width);
     const T* const K = FeaturesOf(part.rule, x.k, t, rows, n, K_panel);
-    const T* const V = PanelOf(x.v, t, rows, width, V_panel);
     DivisorGradients(part, x, t, t + rows);
     NumeratorGradients(part, x, t, rows, dp, N);
-    Transpose(rows, width, V, dp, VT, kCp);
-    LowerProduct<T>(rows, {N, dp, 1, VT, kCp, width}, B, kCp);
-    if (divides) AddToRows(rows, x.e + t, B);
-    Product<Triangle::kLower, T>(rows, n, {N, dp, 1, sums.S.Seen(), np, width},
-                                 {B, kCp, 1, K, np, rows}, X, np);
+    const TokenRows<S> of_v = {x.v, t};
+    const size_t paired = pairs.Take(rows, of_v, PanelRows<T>{K, np});
+    const T* V = nullptr;
+    if (paired < rows) {
+      V = PanelOf(x.v, t, rows, width, V_panel);
+      Transpose(rows, width, V, dp, VT, kCp);
+      LowerProduct<T>(rows, {N, dp, 1, VT, kCp, width}, B, kCp);
+      if (divides) AddToRows(rows, x.e + t, B);
+      Product<Triangle::kLower, T>(rows, n, {N, dp, 1, sums.S.Seen(), np, width},
+                                   {B, kCp, 1, K, np, rows}, X, np);
+    }
+    if (paired > 0) {
+      pairs.Read(PanelRows<T>{N, dp}, of_v, sums.S, X, np, [&](T* triangle) {
+        if (divides) AddToRows(paired, x.e + t, triangle);
+      });
+    }
     if (divides) {
       sums.z.Seen(seen);
       AddRow(rows, np, x.e + t, seen, X);
     }
     UnmapRows(part.rule.map, X, x.q, t, rows, n, np, x.dq);
-    sums.S.Write(width, n, {V, 1, dp, K, np, rows});  // V^T K
+    if (paired == rows) {
+      pairs.Write(sums.S);
+    } else {
+      sums.S.Write(width, n, {V, 1, dp, K, np, rows});  // V^T K
+    }
     sums.z.Write(rows, K, nullptr);
     sums.Pass(rows);
   }
@@ -147,10 +162,12 @@ HWY_NOINLINE void KeyGradients(const LinearPart<T>& part, const LinearTensors<S>
   const size_t n = part.n, width = part.width, np = Padded<T>(n), dp = Padded<T>(width);
   constexpr size_t kC = kChunkRows, kCp = kChunkPadded<T>;
   Workspace& workspace = Workspace::OfThisThread();
-  workspace.Start(LinearSums<T>::Bytes(np, dp) + sizeof(T) * (kC * (3 * np + 3 * dp + 2 * kCp) +
-                                                              (np + dp) * kCp + np * dp + np),
-                  LinearSums<T>::kPieces + 12);
+  workspace.Start(
+      LinearSums<T>::Bytes(np, dp) + PairsFor<S>::Bytes(n, width) +
+          sizeof(T) * (kC * (3 * np + 3 * dp + 2 * kCp) + (np + dp) * kCp + np * dp + np),
+      LinearSums<T>::kPieces + PairsFor<S>::kPieces + 12);
   LinearSums<T> sums(false, n, width, workspace);
+  PairsFor<S> pairs(n, width, workspace);
   T* const Q_panel = workspace.Take<T>(kC * np);
   T* const K_panel = workspace.Take<T>(kC * np);
   T* const V_panel = workspace.Take<T>(kC * dp);
@@ -176,29 +193,42 @@ HWY_NOINLINE void KeyGradients(const LinearPart<T>& part, const LinearTensors<S>
       NoteTokens(x, before, t, n, width);
       const T* const Q = FeaturesOf(part.rule, x.q, t, rows, n, Q_panel);
       const T* const K = FeaturesOf(part.rule, x.k, t, rows, n, K_panel);
-      const T* const V = PanelOf(x.v, t, rows, width, V_panel);
       NumeratorGradients(part, x, t, rows, dp, N);
       const T* const R = sums.S.Seen();
-      Transpose(np, dp, R, dp, RT, np);
-
-      Transpose(rows, n, K, np, KT, kCp);
-      LowerProduct<T>(rows, {Q, np, 1, KT, kCp, n}, A, kCp);
       const RowsOut<S> D(x.dv, t, rows, width, D_panel);
-      Product<Triangle::kUpper, T>(rows, width, {K, np, 1, R, dp, n}, {A, 1, kCp, N, dp, rows},
-                                   D.data, D.ld);
-      D.Finish();
+      const PanelRows<T> of_q = {Q, np}, of_n = {N, dp};
+      const bool paired = pairs.Take(rows, of_q, of_n) == rows;
+      if (paired) {
+        pairs.ReverseRead(of_q, PanelRows<T>{K, np}, R, dp, D.data, D.ld);
+        pairs.template ReverseMatch<false>(of_n, TokenRows<S>{x.v, t}, R, dp, Y, np,
+                                           [&](T* triangle) {
+                                             if (divides) AddToRows(rows, x.e + t, triangle);
+                                           });
+      } else {
+        const T* const V = PanelOf(x.v, t, rows, width, V_panel);
+        Transpose(np, dp, R, dp, RT, np);
+        Transpose(rows, n, K, np, KT, kCp);
+        LowerProduct<T>(rows, {Q, np, 1, KT, kCp, n}, A, kCp);
+        Product<Triangle::kUpper, T>(rows, width, {K, np, 1, R, dp, n}, {A, 1, kCp, N, dp, rows},
+                                     D.data, D.ld);
 
-      Transpose(rows, width, V, dp, VT, kCp);
-      LowerProduct<T>(rows, {N, dp, 1, VT, kCp, width}, B, kCp);
-      if (divides) AddToRows(rows, x.e + t, B);
-      Product<Triangle::kUpper, T>(rows, n, {V, dp, 1, RT, np, width}, {B, 1, kCp, Q, np, rows}, Y,
-                                   np);
+        Transpose(rows, width, V, dp, VT, kCp);
+        LowerProduct<T>(rows, {N, dp, 1, VT, kCp, width}, B, kCp);
+        if (divides) AddToRows(rows, x.e + t, B);
+        Product<Triangle::kUpper, T>(rows, n, {V, dp, 1, RT, np, width}, {B, 1, kCp, Q, np, rows},
+                                     Y, np);
+      }
+      D.Finish();
       if (divides) {
         sums.z.Seen(seen);
         AddRow<T>(rows, np, nullptr, seen, Y);
       }
       UnmapRows(part.rule.map, Y, x.k, t, rows, n, np, x.dk);
-      sums.S.Write(n, width, {Q, 1, np, N, dp, rows});  // Q^T n
+      if (paired) {
+        pairs.Write(sums.S);
+      } else {
+        sums.S.Write(n, width, {Q, 1, np, N, dp, rows});  // Q^T n
+      }
       sums.z.Write(rows, Q, x.e + t);
       sums.Pass(rows);
       if (tokens.StartsAt(t)) sums.Clear();
@@ -216,9 +246,11 @@ template <class S, class T = ComputeType<S>>
 HWY_NOINLINE bool SumGradients(const LinearPart<T>& part, const LinearTensors<S>& x, double* G) {
   const size_t n = part.n, width = part.width, np = Padded<T>(n), dp = Padded<T>(width);
   Workspace& workspace = Workspace::OfThisThread();
-  workspace.Start(LinearSums<T>::Bytes(np, dp) + sizeof(T) * kChunkRows * (np + dp),
-                  LinearSums<T>::kPieces + 2);
+  workspace.Start(LinearSums<T>::Bytes(np, dp) + PairsFor<S>::Bytes(n, width) +
+                      sizeof(T) * kChunkRows * (np + dp),
+                  LinearSums<T>::kPieces + PairsFor<S>::kPieces + 2);
   LinearSums<T> sums(false, n, width, workspace);
+  PairsFor<S> pairs(n, width, workspace);
   T* const Q_panel = workspace.Take<T>(kChunkRows * np);
   T* const N = workspace.Take<T>(kChunkRows * dp);
   size_t end = 0;
@@ -230,7 +262,11 @@ HWY_NOINLINE bool SumGradients(const LinearPart<T>& part, const LinearTensors<S>
     const size_t t = begins[c], rows = begins[c + 1] - t;
     const T* const Q = FeaturesOf(part.rule, x.q, t, rows, n, Q_panel);
     NumeratorGradients(part, x, t, rows, dp, N);
-    sums.S.Write(n, width, {Q, 1, np, N, dp, rows});
+    if (pairs.Take(rows, PanelRows<T>{Q, np}, PanelRows<T>{N, dp}) == rows) {
+      pairs.Write(sums.S);
+    } else {
+      sums.S.Write(n, width, {Q, 1, np, N, dp, rows});
+    }
     sums.z.Write(rows, Q, x.e + t);
     sums.Pass(rows);
   }

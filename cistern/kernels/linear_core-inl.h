@@ -328,9 +328,11 @@ HWY_NOINLINE bool SumSegment(const LinearPart<T>& part, const Sequence<const S>&
                              const Sequence<const S>& v, double* memory) {
   const size_t n = part.n, width = part.width, np = Padded<T>(n), dp = Padded<T>(width);
   Workspace& workspace = Workspace::OfThisThread();
-  workspace.Start(LinearSums<T>::Bytes(np, dp) + sizeof(T) * kChunkRows * (np + dp),
-                  LinearSums<T>::kPieces + 2);
+  workspace.Start(LinearSums<T>::Bytes(np, dp) + PairsFor<S>::Bytes(n, width) +
+                      sizeof(T) * kChunkRows * (np + dp),
+                  LinearSums<T>::kPieces + PairsFor<S>::kPieces + 2);
   LinearSums<T> sums(false, n, width, workspace);
+  PairsFor<S> pairs(n, width, workspace);
   T* const K_panel = workspace.Take<T>(kChunkRows * np);
   T* const V_panel = workspace.Take<T>(kChunkRows * dp);
   sums.Clear();
@@ -342,8 +344,12 @@ HWY_NOINLINE bool SumSegment(const LinearPart<T>& part, const Sequence<const S>&
   for (size_t rows; t < part.tokens.length; t += rows) {
     rows = part.RowsAt(t);
     const T* const K = FeaturesOf(part.rule, k, t, rows, n, K_panel);
-    const T* const V = PanelOf(v, t, rows, width, V_panel);
-    sums.S.Write(n, width, {K, 1, np, V, dp, rows});
+    if (pairs.Take(rows, PanelRows<T>{K, np}, TokenRows<S>{v, t}) == rows) {
+      pairs.Write(sums.S);
+    } else {
+      const T* const V = PanelOf(v, t, rows, width, V_panel);
+      sums.S.Write(n, width, {K, 1, np, V, dp, rows});
+    }
     sums.z.Write(rows, K, nullptr);
     sums.Pass(rows);
   }

@@ -16,7 +16,7 @@ namespace cistern {
 namespace HWY_NAMESPACE {
 
 // Latte, and FAVOR+ with the other Weights (slot_weights-inl.h).
-template <class T, class Weights>
+template <class S, class Weights, class T = ComputeType<S>>
 struct LatteVisit {
   void Empty() { core.Empty(); }
   void Begin(size_t) {
@@ -34,34 +34,34 @@ struct LatteVisit {
   }
   void Close() { core.Close(chunk); }
   SlotChunk<T>& chunk;
-  ReadCore<T>& core;
+  ReadCore<S>& core;
   Weights& weights;
-  Sequence<const T> q, v;
-  Sequence<T> out;
+  Sequence<const S> q, v;
+  Sequence<S> out;
   T* W;
   size_t from;
 };
 
-template <class T>
+template <class S>
 struct LatteTensors {
-  Sequence<const T> q, s, v;
-  Sequence<T> out;
+  Sequence<const S> q, s, v;
+  Sequence<S> out;
 };
 
-template <class Weights, class T>
-HWY_NOINLINE void LatteHead(const ForwardHead<T>& head, const LatteTensors<T>& x, double* memory,
+template <class Weights, class S, class T = ComputeType<S>>
+HWY_NOINLINE void LatteHead(const ForwardHead<T>& head, const LatteTensors<S>& x, double* memory,
                             double* z) {
   const size_t n = head.n, width = head.width, np = Padded<T>(n);
   const Sequence<T> none(nullptr, 0);
   Workspace& workspace = Workspace::OfThisThread();
-  workspace.Start(SlotChunk<T>::Bytes(n) + ReadCore<T>::Bytes(n, width) + Weights::Bytes(n) +
+  workspace.Start(SlotChunk<T>::Bytes(n) + ReadCore<S>::Bytes(n, width) + Weights::Bytes(n) +
                       sizeof(T) * kChunkRows * np,
-                  SlotChunk<T>::kPieces + ReadCore<T>::kPieces + Weights::kPieces + 1);
+                  SlotChunk<T>::kPieces + ReadCore<S>::kPieces + Weights::kPieces + 1);
   SlotChunk<T> chunk(n, workspace);
-  ReadCore<T> core(n, width, workspace);
+  ReadCore<S> core(n, width, workspace);
   Weights weights(n, workspace);
   T* const W = workspace.Take<T>(kChunkRows * np);
-  LatteVisit<T, Weights> visit{chunk, core, weights, x.q, x.v, x.out, W, head.from};
+  LatteVisit<S, Weights> visit{chunk, core, weights, x.q, x.v, x.out, W, head.from};
   chunk.LoadZ(z);
   core.LoadMemory(memory, z);
   WalkChunks(chunk, x.s, head.tokens, head.stop, visit);
@@ -69,13 +69,14 @@ HWY_NOINLINE void LatteHead(const ForwardHead<T>& head, const LatteTensors<T>& x
   head.Finish(chunk, z, x.out, width, none);
 }
 
-template <class T>
+template <class S>
 struct AbcTensors {
-  Sequence<const T> q, k, v, s;
-  Sequence<T> out, x;
+  Sequence<const S> q, k, v, s;
+  Sequence<S> out;
+  Sequence<ComputeType<S>> x;
 };
 
-template <class T>
+template <class S, class T = ComputeType<S>>
 struct AbcVisit {
   void Empty() { keys.Empty(), values.Empty(); }
   void Begin(size_t) { keys.Begin(chunk), values.Begin(chunk); }
@@ -104,27 +105,27 @@ struct AbcVisit {
   }
 
   SlotChunk<T>& chunk;
-  MatchCore<T>& keys;
-  ReadCore<T>& values;
+  MatchCore<S>& keys;
+  ReadCore<S>& values;
   T scale;
-  const AbcTensors<T>& a;
+  const AbcTensors<S>& a;
   T* X;
   size_t from;
 };
 
-template <class T>
-HWY_NOINLINE void AbcHead(const ForwardHead<T>& head, T scale, const AbcTensors<T>& a, double* keys,
+template <class S, class T = ComputeType<S>>
+HWY_NOINLINE void AbcHead(const ForwardHead<T>& head, T scale, const AbcTensors<S>& a, double* keys,
                           double* values, double* z) {
   const size_t n = head.n, width = head.width, np = Padded<T>(n);
   const Sequence<T> none(nullptr, 0);
   Workspace& workspace = Workspace::OfThisThread();
-  workspace.Start(SlotChunk<T>::Bytes(n) + MatchCore<T>::Bytes(n, width) +
-                      ReadCore<T>::Bytes(n, width) + sizeof(T) * kChunkRows * np,
-                  SlotChunk<T>::kPieces + MatchCore<T>::kPieces + ReadCore<T>::kPieces + 1);
+  workspace.Start(SlotChunk<T>::Bytes(n) + MatchCore<S>::Bytes(n, width) +
+                      ReadCore<S>::Bytes(n, width) + sizeof(T) * kChunkRows * np,
+                  SlotChunk<T>::kPieces + MatchCore<S>::kPieces + ReadCore<S>::kPieces + 1);
   SlotChunk<T> chunk(n, workspace);
-  MatchCore<T> key_core(n, width, workspace);
-  ReadCore<T> value_core(n, width, workspace);
-  AbcVisit<T> visit{chunk,    key_core, value_core, scale, a, workspace.Take<T>(kChunkRows * np),
+  MatchCore<S> key_core(n, width, workspace);
+  ReadCore<S> value_core(n, width, workspace);
+  AbcVisit<S> visit{chunk,    key_core, value_core, scale, a, workspace.Take<T>(kChunkRows * np),
                     head.from};
   chunk.LoadZ(z);
   key_core.LoadMemory(keys, z);
@@ -136,23 +137,51 @@ HWY_NOINLINE void AbcHead(const ForwardHead<T>& head, T scale, const AbcTensors<
   if (head.last && a.x.data != nullptr) ZeroRows(head.tokens.length, head.total, n, a.x);
 }
 
+// The first row of x in the type that is computed in: where it lies, or in `copy`.
+template <class S, class T>
+const T* FirstRow(const Sequence<const S>& x, size_t width, T* copy) {
+  if constexpr (std::is_same_v<S, T>) {
+    return x.At(0);
+  } else {
+    ConvertRow(width, x.At(0), copy);
+    return copy;
+  }
+}
+// Where it is put, before PutRow puts it there.
+template <class S, class T>
+T* RoomForRow(const Sequence<S>& x, T* copy) {
+  if constexpr (std::is_same_v<S, T>) {
+    return x.At(0);
+  } else {
+    return copy;
+  }
+}
+template <class S, class T>
+void PutRow(const T* row, size_t width, const Sequence<S>& x) {
+  if constexpr (!std::is_same_v<S, T>) ConvertRow(width, row, x.At(0));
+}
+
 // One token of a head.
-template <class Weights, class T>
-HWY_NOINLINE void LatteToken(const ForwardHead<T>& head, const LatteTensors<T>& x, double* memory,
+template <class Weights, class S, class T = ComputeType<S>>
+HWY_NOINLINE void LatteToken(const ForwardHead<T>& head, const LatteTensors<S>& x, double* memory,
                              double* z) {
   const size_t n = head.n, width = head.width, np = Padded<T>(n);
   if (!StepBegin(head, z, {memory})) return ZeroRows(0, 1, width, x.out);
   Workspace& workspace = Workspace::OfThisThread();
-  workspace.Start(StepScratch::Bytes(n, width) + np * sizeof(T), StepScratch::kPieces + 1);
+  workspace.Start(StepScratch::Bytes(n, width) + (2 * np + width) * sizeof(T),
+                  StepScratch::kPieces + 3);
   const StepScratch scratch(n, width, workspace);
-  T* const r = workspace.Take<T>(np);
-  StepWeights(n, x.s.At(0), z, scratch.w);
-  Weights::OfToken(n, x.q.At(0), z, r);
-  StepRead(n, width, r, scratch.w, x.v.At(0), scratch.wide, memory, x.out.At(0));
+  T *const r = workspace.Take<T>(np), *const slots = workspace.Take<T>(n),
+           *const row = workspace.Take<T>(width);
+  StepWeights(n, FirstRow(x.s, n, slots), z, scratch.w);
+  Weights::OfToken(n, FirstRow(x.q, n, slots), z, r);
+  T* const out = RoomForRow(x.out, row);
+  StepRead(n, width, r, scratch.w, FirstRow(x.v, width, row), scratch.wide, memory, out);
+  PutRow(out, width, x.out);
 }
 
-template <class T>
-HWY_NOINLINE void AbcToken(const ForwardHead<T>& head, T scale, const AbcTensors<T>& a,
+template <class S, class T = ComputeType<S>>
+HWY_NOINLINE void AbcToken(const ForwardHead<T>& head, T scale, const AbcTensors<S>& a,
                            double* keys, double* values, double* z) {
   const size_t n = head.n, width = head.width, np = Padded<T>(n);
   if (!StepBegin(head, z, {keys, values})) {
@@ -161,16 +190,21 @@ HWY_NOINLINE void AbcToken(const ForwardHead<T>& head, T scale, const AbcTensors
     return;
   }
   Workspace& workspace = Workspace::OfThisThread();
-  workspace.Start(StepScratch::Bytes(n, width) + np * sizeof(T), StepScratch::kPieces + 1);
+  workspace.Start(StepScratch::Bytes(n, width) + (np + n + 2 * width) * sizeof(T),
+                  StepScratch::kPieces + 4);
   const StepScratch scratch(n, width, workspace);
-  T* const X = workspace.Take<T>(np);
-  StepWeights(n, a.s.At(0), z, scratch.w);
-  StepMatch(n, width, a.q.At(0), scratch.w, a.k.At(0), scratch.wide, keys, X);
+  T *const X = workspace.Take<T>(np), *const slots = workspace.Take<T>(n),
+           *const row = workspace.Take<T>(width), *const query = workspace.Take<T>(width);
+  StepWeights(n, FirstRow(a.s, n, slots), z, scratch.w);
+  StepMatch(n, width, FirstRow(a.q, width, query), scratch.w, FirstRow(a.k, width, row),
+            scratch.wide, keys, X);
   for (size_t l = 0; l < n; ++l) X[l] *= scale;
   if (a.x.data != nullptr) std::memcpy(a.x.At(0), X, n * sizeof(T));
   for (size_t l = n; l < np; ++l) X[l] = kMinusInfinity<T>;
   SoftmaxRows(1, np, X, X);
-  StepRead(n, width, X, scratch.w, a.v.At(0), scratch.wide, values, a.out.At(0));
+  T* const out = RoomForRow(a.out, row);
+  StepRead(n, width, X, scratch.w, FirstRow(a.v, width, row), scratch.wide, values, out);
+  PutRow(out, width, a.out);
 }
 
 template <class Weights, class S>
@@ -182,30 +216,14 @@ void LatteAll(const SlotShape& shape, const Rows<const S>& q, const Rows<const S
   const HeadParts parts(shape);
   PartStates<double> memories(parts, heads, shape.slots * shape.width, memory),
       log_sums(parts, heads, shape.slots, z);
-  const auto open = [&](int64_t index, Workspace& workspace) -> LatteTensors<T> {
-    const ForwardHead<T> head(shape, mask, index);
+  ForParts(heads, HeadsPerThread(shape), parts, [&](int64_t index, int64_t part) {
+    const ForwardHead<T> head(shape, mask, index, parts, part);
     const int64_t b = head.b, h = head.h;
-    if constexpr (std::is_same_v<S, T>) {
-      return {{q, b, h}, {s, b, h}, {v, b, h}, {out, b, h}};
-    } else {
-      const size_t n = head.n, width = head.width, real = head.tokens.length;
-      Staging staging(real * (2 * n + width) + head.total * width, 4, workspace);
-      return {staging.Copy({q, b, h}, real, n), staging.Copy({s, b, h}, real, n),
-              staging.Copy({v, b, h}, real, width), staging.Take(head.total, width)};
-    }
-  };
-  const auto close = [&](int64_t index, const LatteTensors<T>& x) {
-    if constexpr (!std::is_same_v<S, T>)
-      ConvertRows<T, S>(x.out, static_cast<size_t>(shape.length), static_cast<size_t>(shape.width),
-                        {out, index / shape.heads, index % shape.heads});
-  };
-  ForHeads(heads, HeadsPerThread(shape), parts, open, close,
-           [&](int64_t index, int64_t part, const LatteTensors<T>& x) {
-             const ForwardHead<T> head(shape, mask, index, parts, part);
-             (shape.length == 1 ? LatteToken<Weights, T>
-                                : LatteHead<Weights, T>)(head, x, memories.Of(index, part),
-                                                         log_sums.Of(index, part));
-           });
+    const LatteTensors<S> x = {{q, b, h}, {s, b, h}, {v, b, h}, {out, b, h}};
+    (shape.length == 1 ? LatteToken<Weights, S> : LatteHead<Weights, S>)(head, x,
+                                                                         memories.Of(index, part),
+                                                                         log_sums.Of(index, part));
+  });
   memories.Finish();
   log_sums.Finish();
 }
@@ -219,32 +237,14 @@ void AbcAll(const SlotShape& shape, double scale, const Rows<const S>& q, const 
   const HeadParts parts(shape);
   PartStates<double> key_memories(parts, heads, size, keys),
       value_memories(parts, heads, size, values), log_sums(parts, heads, shape.slots, z);
-  const auto open = [&](int64_t index, Workspace& workspace) -> AbcTensors<T> {
-    const ForwardHead<T> head(shape, mask, index);
-    const int64_t b = head.b, h = head.h;
-    if constexpr (std::is_same_v<S, T>) {
-      return {{q, b, h}, {k, b, h}, {v, b, h}, {s, b, h}, {out, b, h}, {x, b, h}};
-    } else {
-      const size_t n = head.n, width = head.width, real = head.tokens.length;
-      Staging staging(real * (n + 3 * width) + head.total * width, 5, workspace);
-      return {staging.Copy({q, b, h}, real, width), staging.Copy({k, b, h}, real, width),
-              staging.Copy({v, b, h}, real, width), staging.Copy({s, b, h}, real, n),
-              staging.Take(head.total, width),      {x, b, h}};
-    }
-  };
-  const auto close = [&](int64_t index, const AbcTensors<T>& a) {
-    if constexpr (!std::is_same_v<S, T>)
-      ConvertRows<T, S>(a.out, static_cast<size_t>(shape.length), static_cast<size_t>(shape.width),
-                        {out, index / shape.heads, index % shape.heads});
-  };
-  ForHeads(heads, HeadsPerThread(shape), parts, open, close,
-           [&](int64_t index, int64_t part, const AbcTensors<T>& a) {
-             const ForwardHead<T> head(shape, mask, index, parts, part);
-             (shape.length == 1 ? AbcToken<T> : AbcHead<T>)(head, static_cast<T>(scale), a,
-                                                            key_memories.Of(index, part),
-                                                            value_memories.Of(index, part),
-                                                            log_sums.Of(index, part));
-           });
+  ForParts(heads, HeadsPerThread(shape), parts, [&](int64_t index, int64_t part) {
+    const ForwardHead<T> head(shape, mask, index, parts, part);
+    const int64_t b = head.b, y = head.h;
+    const AbcTensors<S> a = {{q, b, y}, {k, b, y}, {v, b, y}, {s, b, y}, {out, b, y}, {x, b, y}};
+    (shape.length == 1 ? AbcToken<S>
+                       : AbcHead<S>)(head, static_cast<T>(scale), a, key_memories.Of(index, part),
+                                     value_memories.Of(index, part), log_sums.Of(index, part));
+  });
   key_memories.Finish();
   value_memories.Finish();
   log_sums.Finish();

@@ -3,10 +3,11 @@
 // it promises, all of which holds here): the softmax of the read weights is inside, and the
 // exponentials of the log-weights are made once. Time O(T n d), memory O(n d) beyond inputs and
 // outputs. Threads share a head where there are fewer heads than threads (head_parts.h); then the
-// backward takes O(T n) more.
+// backward takes O(T n) more, as it does of BFloat16.
 //
-// T: float, double, or BFloat16 for tokens that are stored so. Those are computed in float, in
-// copies of one head's tokens for each thread; states and their gradients are as for float.
+// T: float, double, or BFloat16 for tokens that are stored so. Those are computed in float, or,
+// where GainsByPairs() (isa.h), in products of bfloat16 (chunk_pairs-inl.h); states and their
+// gradients are as for float.
 #include "cistern/kernels/bfloat16.h"
 #include "cistern/kernels/slot_memory.h"
 

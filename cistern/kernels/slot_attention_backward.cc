@@ -16,15 +16,17 @@ namespace HWY_NAMESPACE {
 
 // Each head goes twice over its tokens: forward for the gradients of the read weights, which need
 // the memory of every position, then in reverse for those of what was written. What the first walk
-// leaves for the second one lies where the second one's results go. Where threads share a head
-// (head_parts.h) it has rows of its own, because one thread still reads it for the state alone
-// where another one has its results.
-template <class T>
-Sequence<T> RowsBetweenWalks(const HeadParts& parts, const Sequence<T>& result, size_t total,
-                             size_t n, std::vector<T>& own) {
-  if (parts.count == 1) return result;
-  own.resize(total * n);
-  return {own.data(), n};
+// leaves for the second one lies where the second one's results go. It has rows of its own where
+// results are rounded, and where threads share a head (head_parts.h), because one thread still
+// reads it for the state alone where another one has its results.
+template <class S, class T>
+Sequence<T> RowsBetweenWalks(const HeadParts& parts, const Sequence<S>& result, size_t total,
+                             size_t n, Workspace& workspace) {
+  if constexpr (std::is_same_v<S, T>) {
+    if (parts.count == 1) return result;
+  }
+  workspace.Start(total * n * sizeof(T), 1);
+  return {workspace.Take<T>(total * n), n};
 }
 
 // One part of a head in the reverse walk: spans [first, whole) with all results, before that those
@@ -36,11 +38,11 @@ struct ReversePart {
   size_t first, whole;
 };
 
-template <class T>
+template <class S>
 struct LatteTensors {
-  Sequence<const T> q, s, v, g;
-  Sequence<T> dq, ds, dv, dr;  // dr: the gradients of the read weights, which may be dq
-  std::vector<T> own = {};
+  Sequence<const S> q, s, v, g;
+  Sequence<S> dq, ds, dv;
+  Sequence<ComputeType<S>> dr;  // the gradients of the read weights, which may be dq
   SpanList spans = {};
 };
 
@@ -59,7 +61,7 @@ struct RowsOrPanel {
 };
 
 // Forward: dr_t[l] = g_t . M_t[l].
-template <class T>
+template <class S, class T = ComputeType<S>>
 struct LatteForwardVisit {
   void Empty() { core.Empty(); }
   void Begin(size_t t) {
@@ -77,15 +79,15 @@ struct LatteForwardVisit {
   }
   void Close() { core.Close(chunk); }
   SlotChunk<T>& chunk;
-  MatchCore<T>& core;
+  MatchCore<S>& core;
   SpanList& spans;
-  const LatteTensors<T>& x;
+  const LatteTensors<S>& x;
   T* D;
   size_t from;
 };
 
 // FAVOR+ with the other Weights (slot_weights-inl.h).
-template <class T, class Weights>
+template <class S, class Weights, class T = ComputeType<S>>
 struct LatteReverseVisit {
   void Scale(const T* factor) { core.Scale(factor); }
   void Note(size_t t, size_t end) const {
@@ -95,7 +97,7 @@ struct LatteReverseVisit {
   }
   void Rows(size_t t) {
     const SlotChunk<T>& chunk = walk.chunk;
-    const RowsOrPanel<T> dr(x.dr, t, chunk.n, D, x.dr.data == x.dq.data);
+    const RowsOrPanel<T> dr(x.dr, t, chunk.n, D, ResultsOverDr());
     if (dr.data == D) PackRows(Const(x.dr), t, chunk.rows, chunk.n, chunk.np, T{0}, D);
     weights.Gradients(chunk, x.q, t, W, dr.data, dr.ld, ab);
     if (dr.data == D) UnpackRows(D, t, chunk.rows, chunk.n, chunk.np, x.dq);
@@ -103,15 +105,19 @@ struct LatteReverseVisit {
     walk.Gradients(Y, ab, nullptr);
     UnpackRows(Y, t, chunk.rows, chunk.n, chunk.np, x.ds);
   }
+  bool ResultsOverDr() const {
+    if constexpr (std::is_same_v<S, T>) return x.dr.data == x.dq.data;
+    return false;
+  }
   ReverseWalk<T>& walk;
-  ReverseCore<T>& core;
+  ReverseCore<S>& core;
   Weights& weights;
-  const LatteTensors<T>& x;
+  const LatteTensors<S>& x;
   T *W, *D, *ab, *Y;
 };
 
 // The same for the state alone.
-template <class T, class Weights>
+template <class S, class Weights, class T = ComputeType<S>>
 struct LatteStateVisit {
   void Scale(const T* factor) { of.core.Scale(factor); }
   void Note(size_t t, size_t end) const {
@@ -126,7 +132,7 @@ struct LatteStateVisit {
     of.core.Add(chunk.rows, of.W, of.x.g, t);
     of.walk.AddTerms(of.ab);
   }
-  LatteReverseVisit<T, Weights>& of;
+  LatteReverseVisit<S, Weights>& of;
 };
 
 // The gradients of the state, from G and h at the beginning: an empty slot has none.
@@ -139,18 +145,18 @@ void StateGradients(const double* z, size_t n, size_t width, const T* h, T* h_io
 }
 
 // The last part's walk finds all spans.
-template <class T>
-HWY_NOINLINE void LatteFirstWalk(const ForwardHead<T>& head, LatteTensors<T>& x,
+template <class S, class T = ComputeType<S>>
+HWY_NOINLINE void LatteFirstWalk(const ForwardHead<T>& head, LatteTensors<S>& x,
                                  const double* memory, const double* z) {
   const size_t n = head.n, width = head.width;
   Workspace& workspace = Workspace::OfThisThread();
-  workspace.Start(SlotChunk<T>::Bytes(n) + MatchCore<T>::Bytes(n, width) +
+  workspace.Start(SlotChunk<T>::Bytes(n) + MatchCore<S>::Bytes(n, width) +
                       sizeof(T) * kChunkRows * Padded<T>(n),
-                  SlotChunk<T>::kPieces + MatchCore<T>::kPieces + 1);
+                  SlotChunk<T>::kPieces + MatchCore<S>::kPieces + 1);
   SlotChunk<T> chunk(n, workspace);
-  MatchCore<T> match(n, width, workspace);
+  MatchCore<S> match(n, width, workspace);
   SpanList ignored;
-  LatteForwardVisit<T> visit{
+  LatteForwardVisit<S> visit{
       chunk,    match, head.last ? x.spans : ignored, x, workspace.Take<T>(kChunkRows * chunk.np),
       head.from};
   chunk.LoadZ(z);
@@ -158,22 +164,22 @@ HWY_NOINLINE void LatteFirstWalk(const ForwardHead<T>& head, LatteTensors<T>& x,
   WalkChunks(chunk, x.s, head.tokens, head.stop, visit);
 }
 
-template <class Weights, class T>
+template <class Weights, class S, class T = ComputeType<S>>
 HWY_NOINLINE void LatteReverseWalk(const ForwardHead<T>& head, const ReversePart& part,
-                                   const LatteTensors<T>& x, const double* z, T* grad, T* h_io) {
+                                   const LatteTensors<S>& x, const double* z, T* grad, T* h_io) {
   const size_t n = head.n, width = head.width, np = Padded<T>(n);
   Workspace& workspace = Workspace::OfThisThread();
-  workspace.Start(ReverseWalk<T>::Bytes(n) + ReverseCore<T>::Bytes(n, width) + Weights::Bytes(n) +
+  workspace.Start(ReverseWalk<T>::Bytes(n) + ReverseCore<S>::Bytes(n, width) + Weights::Bytes(n) +
                       sizeof(T) * 4 * kChunkRows * np,
-                  ReverseWalk<T>::kPieces + ReverseCore<T>::kPieces + Weights::kPieces + 4);
+                  ReverseWalk<T>::kPieces + ReverseCore<S>::kPieces + Weights::kPieces + 4);
   ReverseWalk<T> walk(n, workspace);
-  ReverseCore<T> reverse(n, width, workspace);
+  ReverseCore<S> reverse(n, width, workspace);
   Weights weights(n, workspace);
   T* panels[4];
   for (T*& panel : panels) panel = workspace.Take<T>(kChunkRows * np);
-  LatteReverseVisit<T, Weights> visit{walk,      reverse,   weights,   x,
+  LatteReverseVisit<S, Weights> visit{walk,      reverse,   weights,   x,
                                       panels[0], panels[1], panels[2], panels[3]};
-  LatteStateVisit<T, Weights> state{visit};
+  LatteStateVisit<S, Weights> state{visit};
   reverse.Load(grad);
   for (size_t l = 0; l < np; ++l) walk.h[l] = l < n ? h_io[l] : T{0};
   walk.Run(x.s, head.tokens, x.spans, part.whole, x.spans.begins.size(), state);
@@ -186,16 +192,18 @@ HWY_NOINLINE void LatteReverseWalk(const ForwardHead<T>& head, const ReversePart
   ZeroRows(head.tokens.length, head.total, n, x.ds);
 }
 
-template <class T>
+template <class S>
 struct AbcTensors {
-  Sequence<const T> q, k, v, s, x, g;
-  Sequence<T> dq, dk, dv, ds, dx, terms;  // terms: those of h, which may be ds
-  std::vector<T> own = {};
+  Sequence<const S> q, k, v, s;
+  Sequence<const ComputeType<S>> x;
+  Sequence<const S> g;
+  Sequence<S> dq, dk, dv, ds;
+  Sequence<ComputeType<S>> dx, terms;  // terms: those of h, which may be ds
   SpanList spans = {};
 };
 
 // Forward: dx_t and dq_t; and the terms of h, p_t dp_t + dx_t x_t / scale.
-template <class T>
+template <class S, class T = ComputeType<S>>
 struct AbcForwardVisit {
   void Empty() { keys.Empty(), values.Empty(); }
   void Begin(size_t t) {
@@ -235,16 +243,16 @@ struct AbcForwardVisit {
   }
   void Close() { keys.Close(chunk), values.Close(chunk); }
   SlotChunk<T>& chunk;
-  ReadCore<T>& keys;
-  MatchCore<T>& values;
+  ReadCore<S>& keys;
+  MatchCore<S>& values;
   SpanList& spans;
-  const AbcTensors<T>& x;
+  const AbcTensors<S>& x;
   T scale;
   T *X, *P, *D;
   size_t from;
 };
 
-template <class T>
+template <class S, class T = ComputeType<S>>
 struct AbcReverseVisit {
   void Scale(const T* factor) { keys.Scale(factor), values.Scale(factor); }
   void Note(size_t t, size_t end) const {
@@ -274,14 +282,14 @@ struct AbcReverseVisit {
     UnpackRows(Y, t, rows, chunk.n, chunk.np, x.ds);
   }
   ReverseWalk<T>& walk;
-  ReverseCore<T>& keys;
-  ReverseCore<T>& values;
-  const AbcTensors<T>& x;
+  ReverseCore<S>& keys;
+  ReverseCore<S>& values;
+  const AbcTensors<S>& x;
   T *P, *D, *ab, *Y;
 };
 
 // The same for the state alone.
-template <class T>
+template <class S, class T = ComputeType<S>>
 struct AbcStateVisit {
   void Scale(const T* factor) { of.Scale(factor); }
   void Note(size_t t, size_t end) const {
@@ -294,25 +302,25 @@ struct AbcStateVisit {
     of.keys.Add(of.walk.chunk.rows, of.D, of.x.q, t);
     of.walk.AddTerms(of.ab);
   }
-  AbcReverseVisit<T>& of;
+  AbcReverseVisit<S>& of;
 };
 
 // The last part's walk finds all spans.
-template <class T>
-HWY_NOINLINE void AbcFirstWalk(const ForwardHead<T>& head, T scale, AbcTensors<T>& x,
+template <class S, class T = ComputeType<S>>
+HWY_NOINLINE void AbcFirstWalk(const ForwardHead<T>& head, T scale, AbcTensors<S>& x,
                                const double* keys, const double* values, const double* z) {
   const size_t n = head.n, width = head.width, np = Padded<T>(n);
   Workspace& workspace = Workspace::OfThisThread();
-  workspace.Start(SlotChunk<T>::Bytes(n) + MatchCore<T>::Bytes(n, width) +
-                      ReadCore<T>::Bytes(n, width) + sizeof(T) * 3 * kChunkRows * np,
-                  SlotChunk<T>::kPieces + MatchCore<T>::kPieces + ReadCore<T>::kPieces + 3);
+  workspace.Start(SlotChunk<T>::Bytes(n) + MatchCore<S>::Bytes(n, width) +
+                      ReadCore<S>::Bytes(n, width) + sizeof(T) * 3 * kChunkRows * np,
+                  SlotChunk<T>::kPieces + MatchCore<S>::kPieces + ReadCore<S>::kPieces + 3);
   SlotChunk<T> chunk(n, workspace);
-  MatchCore<T> match(n, width, workspace);
-  ReadCore<T> read(n, width, workspace);
+  MatchCore<S> match(n, width, workspace);
+  ReadCore<S> read(n, width, workspace);
   T* panels[3];
   for (T*& panel : panels) panel = workspace.Take<T>(kChunkRows * np);
   SpanList ignored;
-  AbcForwardVisit<T> visit{chunk,     read,     match,     head.last ? x.spans : ignored,
+  AbcForwardVisit<S> visit{chunk,     read,     match,     head.last ? x.spans : ignored,
                            x,         scale,    panels[0], panels[1],
                            panels[2], head.from};
   chunk.LoadZ(z);
@@ -321,22 +329,22 @@ HWY_NOINLINE void AbcFirstWalk(const ForwardHead<T>& head, T scale, AbcTensors<T
   WalkChunks(chunk, x.s, head.tokens, head.stop, visit);
 }
 
-template <class T>
+template <class S, class T = ComputeType<S>>
 HWY_NOINLINE void AbcReverseWalk(const ForwardHead<T>& head, const ReversePart& part,
-                                 const AbcTensors<T>& x, const double* z, T* grad_keys,
+                                 const AbcTensors<S>& x, const double* z, T* grad_keys,
                                  T* grad_values, T* h_io) {
   const size_t n = head.n, width = head.width, np = Padded<T>(n);
   Workspace& workspace = Workspace::OfThisThread();
-  workspace.Start(ReverseWalk<T>::Bytes(n) + 2 * ReverseCore<T>::Bytes(n, width) +
+  workspace.Start(ReverseWalk<T>::Bytes(n) + 2 * ReverseCore<S>::Bytes(n, width) +
                       sizeof(T) * 4 * kChunkRows * np,
-                  ReverseWalk<T>::kPieces + 2 * ReverseCore<T>::kPieces + 4);
+                  ReverseWalk<T>::kPieces + 2 * ReverseCore<S>::kPieces + 4);
   ReverseWalk<T> walk(n, workspace);
-  ReverseCore<T> key_core(n, width, workspace), value_core(n, width, workspace);
+  ReverseCore<S> key_core(n, width, workspace), value_core(n, width, workspace);
   T* panels[4];
   for (T*& panel : panels) panel = workspace.Take<T>(kChunkRows * np);
-  AbcReverseVisit<T> visit{walk,      key_core,  value_core, x,
+  AbcReverseVisit<S> visit{walk,      key_core,  value_core, x,
                            panels[0], panels[1], panels[2],  panels[3]};
-  AbcStateVisit<T> state{visit};
+  AbcStateVisit<S> state{visit};
   key_core.Load(grad_keys);
   value_core.Load(grad_values);
   for (size_t l = 0; l < np; ++l) walk.h[l] = l < n ? h_io[l] : T{0};
@@ -348,7 +356,8 @@ HWY_NOINLINE void AbcReverseWalk(const ForwardHead<T>& head, const ReversePart& 
   StateGradients(z, n, width, walk.h, h_io, grad_values);
   if (!head.last) return;
   for (const auto* y : {&x.dq, &x.dk, &x.dv}) ZeroRows(head.tokens.length, head.total, width, *y);
-  for (const auto* y : {&x.ds, &x.dx}) ZeroRows(head.tokens.length, head.total, n, *y);
+  ZeroRows(head.tokens.length, head.total, n, x.ds);
+  ZeroRows(head.tokens.length, head.total, n, x.dx);
 }
 
 template <class Weights, class S>
@@ -360,51 +369,30 @@ void LatteAll(const SlotShape& shape, const Rows<const S>& q, const Rows<const S
   const int64_t heads = shape.batch * shape.heads, size = shape.slots * shape.width;
   const HeadParts parts(shape);
   PartStates<T> grads(parts, heads, size, G), terms(parts, heads, shape.slots, h);
-  const auto open = [&](int64_t index, Workspace& workspace) {
-    const ForwardHead<T> head(shape, mask, index);
-    const int64_t b = head.b, y = head.h;
-    const size_t n = head.n, width = head.width, real = head.tokens.length, all = head.total;
-    const auto rows = [&]() -> LatteTensors<T> {
-      if constexpr (std::is_same_v<S, T>) {
-        return {{q, b, y},  {s, b, y},  {v, b, y},  {g, b, y},
-                {dq, b, y}, {ds, b, y}, {dv, b, y}, {dq, b, y}};
-      } else {
-        Staging staging((real + all) * (2 * n + 2 * width), 7, workspace);
-        return {staging.Copy({q, b, y}, real, n),
-                staging.Copy({s, b, y}, real, n),
-                staging.Copy({v, b, y}, real, width),
-                staging.Copy({g, b, y}, real, width),
-                staging.Take(all, n),
-                staging.Take(all, n),
-                staging.Take(all, width),
-                {nullptr, 0}};
-      }
-    };
-    LatteTensors<T> x = rows();
-    x.dr = RowsBetweenWalks(parts, x.dq, all, n, x.own);
-    return x;
-  };
-  const auto close = [&](int64_t index, const LatteTensors<T>& x) {
-    if constexpr (!std::is_same_v<S, T>) {
-      const int64_t b = index / shape.heads, y = index % shape.heads;
-      const auto n = static_cast<size_t>(shape.slots), width = static_cast<size_t>(shape.width),
-                 all = static_cast<size_t>(shape.length);
-      ConvertRows<T, S>(x.dq, all, n, {dq, b, y});
-      ConvertRows<T, S>(x.ds, all, n, {ds, b, y});
-      ConvertRows<T, S>(x.dv, all, width, {dv, b, y});
-    }
+  const auto open = [&](int64_t index, Workspace& workspace) -> LatteTensors<S> {
+    const int64_t b = index / shape.heads, y = index % shape.heads;
+    const Sequence<S> result(dq, b, y);
+    return {{q, b, y},
+            {s, b, y},
+            {v, b, y},
+            {g, b, y},
+            result,
+            {ds, b, y},
+            {dv, b, y},
+            RowsBetweenWalks<S, T>(parts, result, static_cast<size_t>(shape.length),
+                                   static_cast<size_t>(shape.slots), workspace)};
   };
   ForHeads(
-      heads, HeadsPerThread(shape), parts, open, close,
-      [&](int64_t index, int64_t part, LatteTensors<T>& x) {
-        LatteFirstWalk(ForwardHead<T>(shape, mask, index, parts, part), x, memory + index * size,
-                       z + index * shape.slots);
+      heads, HeadsPerThread(shape), parts, open,
+      [&](int64_t index, int64_t part, LatteTensors<S>& x) {
+        LatteFirstWalk<S>(ForwardHead<T>(shape, mask, index, parts, part), x, memory + index * size,
+                          z + index * shape.slots);
       },
-      [&](int64_t index, int64_t part, const LatteTensors<T>& x) {
+      [&](int64_t index, int64_t part, const LatteTensors<S>& x) {
         const ForwardHead<T> head(shape, mask, index, parts, part);
-        LatteReverseWalk<Weights>(head, {parts, part, x.spans, head.tokens.length}, x,
-                                  z + index * shape.slots, grads.Of(index, part),
-                                  terms.Of(index, part));
+        LatteReverseWalk<Weights, S>(head, {parts, part, x.spans, head.tokens.length}, x,
+                                     z + index * shape.slots, grads.Of(index, part),
+                                     terms.Of(index, part));
       });
   grads.Finish();
   terms.Finish();
@@ -422,56 +410,34 @@ void AbcAll(const SlotShape& shape, double scale, const Rows<const S>& q, const 
   const HeadParts parts(shape);
   PartStates<T> key_grads(parts, heads, size, G_keys), value_grads(parts, heads, size, G_values),
       terms(parts, heads, shape.slots, h);
-  const auto open = [&](int64_t index, Workspace& workspace) {
-    const ForwardHead<T> head(shape, mask, index);
-    const int64_t b = head.b, y = head.h;
-    const size_t n = head.n, width = head.width, real = head.tokens.length, all = head.total;
-    const auto rows = [&]() -> AbcTensors<T> {
-      if constexpr (std::is_same_v<S, T>) {
-        return {{q, b, y},  {k, b, y},  {v, b, y},  {s, b, y},  {scores, b, y}, {g, b, y},
-                {dq, b, y}, {dk, b, y}, {dv, b, y}, {ds, b, y}, {dx, b, y},     {ds, b, y}};
-      } else {
-        Staging staging(real * (4 * width + n) + all * (3 * width + n), 9, workspace);
-        return {staging.Copy({q, b, y}, real, width),
-                staging.Copy({k, b, y}, real, width),
-                staging.Copy({v, b, y}, real, width),
-                staging.Copy({s, b, y}, real, n),
-                {scores, b, y},
-                staging.Copy({g, b, y}, real, width),
-                staging.Take(all, width),
-                staging.Take(all, width),
-                staging.Take(all, width),
-                staging.Take(all, n),
-                {dx, b, y},
-                {nullptr, 0}};
-      }
-    };
-    AbcTensors<T> x = rows();
-    x.terms = RowsBetweenWalks(parts, x.ds, all, n, x.own);
-    return x;
-  };
-  const auto close = [&](int64_t index, const AbcTensors<T>& x) {
-    if constexpr (!std::is_same_v<S, T>) {
-      const int64_t b = index / shape.heads, y = index % shape.heads;
-      const auto n = static_cast<size_t>(shape.slots), width = static_cast<size_t>(shape.width),
-                 all = static_cast<size_t>(shape.length);
-      ConvertRows<T, S>(x.dq, all, width, {dq, b, y});
-      ConvertRows<T, S>(x.dk, all, width, {dk, b, y});
-      ConvertRows<T, S>(x.dv, all, width, {dv, b, y});
-      ConvertRows<T, S>(x.ds, all, n, {ds, b, y});
-    }
+  const auto open = [&](int64_t index, Workspace& workspace) -> AbcTensors<S> {
+    const int64_t b = index / shape.heads, y = index % shape.heads;
+    const Sequence<S> result(ds, b, y);
+    return {{q, b, y},
+            {k, b, y},
+            {v, b, y},
+            {s, b, y},
+            {scores, b, y},
+            {g, b, y},
+            {dq, b, y},
+            {dk, b, y},
+            {dv, b, y},
+            result,
+            {dx, b, y},
+            RowsBetweenWalks<S, T>(parts, result, static_cast<size_t>(shape.length),
+                                   static_cast<size_t>(shape.slots), workspace)};
   };
   ForHeads(
-      heads, HeadsPerThread(shape), parts, open, close,
-      [&](int64_t index, int64_t part, AbcTensors<T>& x) {
-        AbcFirstWalk(ForwardHead<T>(shape, mask, index, parts, part), static_cast<T>(scale), x,
-                     keys + index * size, values + index * size, z + index * shape.slots);
+      heads, HeadsPerThread(shape), parts, open,
+      [&](int64_t index, int64_t part, AbcTensors<S>& x) {
+        AbcFirstWalk<S>(ForwardHead<T>(shape, mask, index, parts, part), static_cast<T>(scale), x,
+                        keys + index * size, values + index * size, z + index * shape.slots);
       },
-      [&](int64_t index, int64_t part, const AbcTensors<T>& x) {
+      [&](int64_t index, int64_t part, const AbcTensors<S>& x) {
         const ForwardHead<T> head(shape, mask, index, parts, part);
-        AbcReverseWalk(head, {parts, part, x.spans, head.tokens.length}, x, z + index * shape.slots,
-                       key_grads.Of(index, part), value_grads.Of(index, part),
-                       terms.Of(index, part));
+        AbcReverseWalk<S>(head, {parts, part, x.spans, head.tokens.length}, x,
+                          z + index * shape.slots, key_grads.Of(index, part),
+                          value_grads.Of(index, part), terms.Of(index, part));
       });
   key_grads.Finish();
   value_grads.Finish();

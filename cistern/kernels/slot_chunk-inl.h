@@ -271,7 +271,8 @@ class SlotChunk {
   }
 
   // Begins a span at row t and settles its references. z must be that before row t.
-  HWY_NOINLINE void Begin(const Sequence<const T>& log_weights, size_t t) {
+  template <class S>
+  HWY_NOINLINE void Begin(const Sequence<const S>& log_weights, size_t t) {
     PackRows(log_weights, t, 1, n, np, -std::numeric_limits<T>::infinity(), packed_);
     scaled = open_ = false;
     first_ = true;
@@ -300,16 +301,20 @@ class SlotChunk {
 
   // The span's next chunk: rows t.., at most up to `end`, with E and F, as far as they are within
   // reach. Its number of rows, 0 where row t is not.
-  HWY_NOINLINE size_t Take(const Sequence<const T>& log_weights, const Tokens& tokens, size_t t,
+  template <class S>
+  HWY_NOINLINE size_t Take(const Sequence<const S>& log_weights, const Tokens& tokens, size_t t,
                            size_t end) {
     size_t most = 1;
     for (; most < kChunkRows && t + most < end && !tokens.StartsAt(t + most); ++most) {
     }
-    const bool in_place = n == np;
+    s_ = packed_, s_row_ = np;
+    bool in_place = false;
+    if constexpr (std::is_same_v<S, T>) {
+      in_place = n == np;
+      if (in_place) s_ = log_weights.At(t), s_row_ = static_cast<size_t>(log_weights.time);
+    }
     if (!in_place)
       PackRows(log_weights, t, most, n, np, -std::numeric_limits<T>::infinity(), packed_);
-    s_ = in_place ? log_weights.At(t) : packed_;
-    s_row_ = in_place ? static_cast<size_t>(log_weights.time) : np;
     rows = most;
     // Where the last chunk was cut, look first: exponentials of rows that are cut away are wasted.
     if (open_ || cut_ || !Exponentials<false>()) {

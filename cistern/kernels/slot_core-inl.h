@@ -7,8 +7,10 @@
 #define CISTERN_KERNELS_SLOT_CORE_INL_H_
 #endif
 
+#include "cistern/kernels/chunk_products-inl.h"
 #include "cistern/kernels/head_parts.h"
-#include "cistern/kernels/slot_chunk-inl.h"
+#include "cistern/kernels/span_memory-inl.h"
+#include "cistern/kernels/staged_rows-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace cistern {
@@ -22,87 +24,22 @@ HWY_INLINE void TimesF(const SlotChunk<T>& chunk, const T* panel, T* out) {
     hn::Store(hn::Mul(hn::Load(d, panel + i), hn::Load(d, chunk.F + i)), d, out + i);
 }
 
-// A panel of T sums beside a panel of doubles: S = past + U, where past is the memory at the span's
-// beginning and U what its chunks have added.
-template <class T>
-class SpanMemory {
- public:
-  static size_t Bytes(size_t rows, size_t padded) {
-    return rows * padded * (sizeof(double) + 3 * sizeof(T));
-  }
-  static constexpr size_t kPieces = 4;
-  SpanMemory(size_t rows, size_t padded, Workspace& workspace) : size_(rows * padded), ld(padded) {
-    M = workspace.Take<double>(size_);
-    past = workspace.Take<T>(size_);
-    U_ = workspace.Take<T>(size_);
-    S_ = workspace.Take<T>(size_);
-  }
-  void Clear() {
-    std::memset(M, 0, size_ * sizeof(double));
-    std::memset(past, 0, size_ * sizeof(T));
-    fresh_ = true;
-  }
-  // past = M, where a span begins.
-  void Load() {
-    for (size_t i = 0; i < size_; i += kLanes<double>)
-      StoreDouble(hn::Load(Tag<double>(), M + i), past + i);
-    fresh_ = true;
-  }
-  // What the rows of the coming chunk see of earlier ones.
-  HWY_NOINLINE const T* Seen() {
-    if (fresh_) return past;
-    const Tag<T> d;
-    for (size_t i = 0; i < size_; i += kLanes<T>)
-      hn::Store(hn::Add(hn::Load(d, past + i), hn::Load(d, U_ + i)), d, S_ + i);
-    return S_;
-  }
-  // U += A B
-  void Write(size_t rows, size_t columns, const Factors<T>& product) {
-    if (fresh_) {
-      Product<T>(rows, columns, product, U_, ld);
-    } else {
-      AddProduct<T>(rows, columns, product, U_, ld);
-    }
-    fresh_ = false;
-  }
-  // M += U and past = base + M: where a span of plain sums ends.
-  HWY_NOINLINE void Sum(const double* base) {
-    if (fresh_) return;
-    const Tag<double> d;
-    for (size_t i = 0; i < size_; i += kLanes<double>) {
-      const Double m = hn::Add(hn::Load(d, M + i), LoadAsDouble(U_ + i));
-      hn::Store(m, d, M + i);
-      StoreDouble(hn::Add(hn::Load(d, base + i), m), past + i);
-    }
-    fresh_ = true;
-  }
-  const T* added() const { return U_; }
-  void set_fresh() { fresh_ = true; }
-
- private:
-  const size_t size_;
-  T *U_, *S_;
-  bool fresh_ = true;  // U counts as zero
-
- public:
-  const size_t ld;
-  double* M;
-  T* past;
-};
-
 // Reads: slots are the rows of the memory [np, dp].
-template <class T>
+template <class S>
 class ReadCore {
+  using T = ComputeType<S>;
+
  public:
   static size_t Bytes(size_t n, size_t width) {
     const size_t np = Padded<T>(n), dp = Padded<T>(width);
-    return SpanMemory<T>::Bytes(np, dp) +
+    return SpanMemory<T>::Bytes(np, dp) + PairsFor<S>::Bytes(n, width) +
            sizeof(T) * (kChunkRows * (2 * dp + kChunkPadded<T>)+np * kChunkPadded<T>);
   }
-  static constexpr size_t kPieces = SpanMemory<T>::kPieces + 4;
+  static constexpr size_t kPieces = SpanMemory<T>::kPieces + PairsFor<S>::kPieces + 4;
 
   ReadCore(size_t slots, size_t columns, Workspace& workspace)
       : memory_(Padded<T>(slots), Padded<T>(columns), workspace),
+        pairs_(slots, columns, workspace),
         n_(slots),
         width_(columns),
         np_(Padded<T>(slots)),
@@ -139,25 +76,33 @@ class ReadCore {
   }
 
   // out rows t.. = W S + tril(W E^T) V, with W = r F [rows, np]; then the chunk is written.
-  void Rows(const SlotChunk<T>& chunk, const T* W, const Sequence<const T>& v, size_t t,
-            const Sequence<T>& out) {
+  void Rows(const SlotChunk<T>& chunk, const T* W, const Sequence<const S>& v, size_t t,
+            const Sequence<S>& out) {
     constexpr size_t kCp = kChunkPadded<T>;
-    const size_t rows = chunk.rows;
-    const T* const V = PanelOf(v, t, rows, width_, V_);
-    Transpose(rows, n_, chunk.E, np_, ET_, kCp);
-    LowerProduct<T>(rows, {W, np_, 1, ET_, kCp, n_}, A_, kCp);
-    const bool direct = width_ % kLanes<T> == 0 && rows % kTileRows == 0;
-    T* const O = direct ? out.At(t) : O_;
-    Product<Triangle::kLower, T>(rows, width_, {W, np_, 1, memory_.Seen(), dp_, n_},
-                                 {A_, kCp, 1, V, dp_, rows}, O,
-                                 direct ? static_cast<size_t>(out.time) : dp_);
-    if (!direct) UnpackRows(O_, t, rows, width_, dp_, out);
-    memory_.Write(n_, width_, {chunk.E, 1, np_, V, dp_, rows});  // E^T V
+    const size_t rows = chunk.rows, paired = TakePairs(chunk, v, t);
+    if (paired == rows && width_ % kLanes<T> == 0) {
+      pairs_.Read(PanelRows<T>{W, np_}, PanelRows<T>{chunk.E, np_}, memory_, out.At(t),
+                  static_cast<size_t>(out.time));
+      return Add(chunk, nullptr, paired);
+    }
+    const RowsOut<S, T> O(out, t, rows, width_, O_);
+    const T* V = nullptr;
+    if (paired < rows) {
+      V = PanelOf(v, t, rows, width_, V_);
+      Transpose(rows, n_, chunk.E, np_, ET_, kCp);
+      LowerProduct<T>(rows, {W, np_, 1, ET_, kCp, n_}, A_, kCp);
+      Product<Triangle::kLower, T>(rows, width_, {W, np_, 1, memory_.Seen(), dp_, n_},
+                                   {A_, kCp, 1, V, dp_, rows}, O.data, O.ld);
+    }
+    if (paired > 0)
+      pairs_.Read(PanelRows<T>{W, np_}, PanelRows<T>{chunk.E, np_}, memory_, O.data, O.ld);
+    O.Finish();
+    Add(chunk, V, paired);
   }
   // Writes the chunk as Rows does, and reads nothing.
-  void Write(const SlotChunk<T>& chunk, const Sequence<const T>& v, size_t t) {
-    const T* const V = PanelOf(v, t, chunk.rows, width_, V_);
-    memory_.Write(n_, width_, {chunk.E, 1, np_, V, dp_, chunk.rows});
+  void Write(const SlotChunk<T>& chunk, const Sequence<const S>& v, size_t t) {
+    const size_t paired = TakePairs(chunk, v, t);
+    Add(chunk, paired < chunk.rows ? PanelOf(v, t, chunk.rows, width_, V_) : nullptr, paired);
   }
 
   HWY_NOINLINE void Close(const SlotChunk<T>& chunk) {
@@ -180,24 +125,38 @@ class ReadCore {
   }
 
  private:
+  // How many rows of the chunk are left to pairs.
+  size_t TakePairs(const SlotChunk<T>& chunk, const Sequence<const S>& v, size_t t) {
+    return pairs_.Take(chunk.rows, PanelRows<T>{chunk.E, np_}, TokenRows<S>{v, t});
+  }
+  // U += E^T V
+  void Add(const SlotChunk<T>& chunk, const T* V, size_t paired) {
+    if (paired == chunk.rows) return pairs_.Write(memory_);
+    memory_.Write(n_, width_, {chunk.E, 1, np_, V, dp_, chunk.rows});
+  }
+
   SpanMemory<T> memory_;
+  PairsFor<S> pairs_;
   const size_t n_, width_, np_, dp_;
   T *V_, *O_, *A_, *ET_;
 };
 
 // Matches: slots are the columns of the memory [dp, np], the transposed one.
-template <class T>
+template <class S>
 class MatchCore {
+  using T = ComputeType<S>;
+
  public:
   static size_t Bytes(size_t n, size_t width) {
     const size_t np = Padded<T>(n), dp = Padded<T>(width);
-    return SpanMemory<T>::Bytes(dp, np) +
+    return SpanMemory<T>::Bytes(dp, np) + PairsFor<S>::Bytes(width, n) +
            sizeof(T) * (kChunkRows * (2 * dp + kChunkPadded<T>)+dp * kChunkPadded<T>);
   }
-  static constexpr size_t kPieces = SpanMemory<T>::kPieces + 4;
+  static constexpr size_t kPieces = SpanMemory<T>::kPieces + PairsFor<S>::kPieces + 4;
 
   MatchCore(size_t slots, size_t columns, Workspace& workspace)
       : memory_(Padded<T>(columns), Padded<T>(slots), workspace),
+        pairs_(columns, slots, workspace),
         n_(slots),
         width_(columns),
         np_(Padded<T>(slots)),
@@ -236,20 +195,25 @@ class MatchCore {
 
   // X = scale F (Q S + tril(Q K^T) E) [rows, np]; then the chunk is written. `to`, of leading
   // dimension ldt: where that goes if not to X, which is scratch then.
-  void Rows(const SlotChunk<T>& chunk, const Sequence<const T>& q, const Sequence<const T>& k,
+  void Rows(const SlotChunk<T>& chunk, const Sequence<const S>& q, const Sequence<const S>& k,
             size_t t, T* X, T scale = 1) {
     Rows(chunk, q, k, t, X, X, np_, scale);
   }
-  void Rows(const SlotChunk<T>& chunk, const Sequence<const T>& q, const Sequence<const T>& k,
+  void Rows(const SlotChunk<T>& chunk, const Sequence<const S>& q, const Sequence<const S>& k,
             size_t t, T* X, T* to, size_t ldt, T scale = 1) {
     constexpr size_t kCp = kChunkPadded<T>;
-    const size_t rows = chunk.rows;
-    const T* const Q = PanelOf(q, t, rows, width_, Q_);
-    const T* const K = PanelOf(k, t, rows, width_, K_);
-    Transpose(rows, width_, K, dp_, KT_, kCp);
-    LowerProduct<T>(rows, {Q, dp_, 1, KT_, kCp, width_}, A_, kCp);
-    Product<Triangle::kLower, T>(rows, n_, {Q, dp_, 1, memory_.Seen(), np_, width_},
-                                 {A_, kCp, 1, chunk.E, np_, rows}, X, np_);
+    const size_t rows = chunk.rows, paired = TakePairs(chunk, k, t);
+    const T* K = nullptr;
+    if (paired < rows) {
+      const T* const Q = PanelOf(q, t, rows, width_, Q_);
+      K = PanelOf(k, t, rows, width_, K_);
+      Transpose(rows, width_, K, dp_, KT_, kCp);
+      LowerProduct<T>(rows, {Q, dp_, 1, KT_, kCp, width_}, A_, kCp);
+      Product<Triangle::kLower, T>(rows, n_, {Q, dp_, 1, memory_.Seen(), np_, width_},
+                                   {A_, kCp, 1, chunk.E, np_, rows}, X, np_);
+    }
+    if (paired > 0) pairs_.Read(TokenRows<S>{q, t}, TokenRows<S>{k, t}, memory_, X, np_);
+    Add(chunk, K, paired);
     const Tag<T> d;
     const Vec<T> s = hn::Set(d, scale);
     const T* F = chunk.F;
@@ -257,12 +221,11 @@ class MatchCore {
       for (size_t l = 0; l < np; l += kLanes<T>)
         hn::StoreU(hn::Mul(s, hn::Mul(hn::Load(d, X + l), hn::Load(d, F + l))), d, to + l);
     }
-    memory_.Write(width_, n_, {K, 1, dp_, chunk.E, np_, rows});  // K^T E
   }
   // Writes the chunk as Rows does, and matches nothing.
-  void Write(const SlotChunk<T>& chunk, const Sequence<const T>& k, size_t t) {
-    const T* const K = PanelOf(k, t, chunk.rows, width_, K_);
-    memory_.Write(width_, n_, {K, 1, dp_, chunk.E, np_, chunk.rows});
+  void Write(const SlotChunk<T>& chunk, const Sequence<const S>& k, size_t t) {
+    const size_t paired = TakePairs(chunk, k, t);
+    Add(chunk, paired < chunk.rows ? PanelOf(k, t, chunk.rows, width_, K_) : nullptr, paired);
   }
 
   HWY_NOINLINE void Close(const SlotChunk<T>& chunk) {
@@ -285,7 +248,17 @@ class MatchCore {
   }
 
  private:
+  size_t TakePairs(const SlotChunk<T>& chunk, const Sequence<const S>& k, size_t t) {
+    return pairs_.Take(chunk.rows, TokenRows<S>{k, t}, PanelRows<T>{chunk.E, np_});
+  }
+  // U += K^T E
+  void Add(const SlotChunk<T>& chunk, const T* K, size_t paired) {
+    if (paired == chunk.rows) return pairs_.Write(memory_);
+    memory_.Write(width_, n_, {K, 1, dp_, chunk.E, np_, chunk.rows});
+  }
+
   SpanMemory<T> memory_;
+  PairsFor<S> pairs_;
   const size_t n_, width_, np_, dp_;
   T *Q_, *K_, *A_, *KT_;
 };
@@ -307,7 +280,8 @@ struct ForwardHead {
         last(part + 1 == parts.count) {}
 
   // Behind the last chunk: padding, of the last part, and the state.
-  void Finish(const SlotChunk<T>& chunk, double* z, const Sequence<T>& out, size_t out_width,
+  template <class S>
+  void Finish(const SlotChunk<T>& chunk, double* z, const Sequence<S>& out, size_t out_width,
               const Sequence<T>& z_out) const {
     std::memcpy(z, chunk.z, n * sizeof(double));
     if (!last) return;
@@ -325,8 +299,8 @@ struct ForwardHead {
 // Walks over the spans and chunks of a head's tokens that begin before `stop`; which they are does
 // not depend on it. visit: Empty(), Begin(t), Rows(t), Close(), and Note(t, end), the rows that
 // come after the ones at hand.
-template <class T, class Visit>
-HWY_INLINE void WalkChunks(SlotChunk<T>& chunk, const Sequence<const T>& s, const Tokens& tokens,
+template <class T, class S, class Visit>
+HWY_INLINE void WalkChunks(SlotChunk<T>& chunk, const Sequence<const S>& s, const Tokens& tokens,
                            size_t stop, Visit& visit) {
   bool open = false;
   size_t begun = 0;

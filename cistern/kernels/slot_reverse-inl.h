@@ -58,18 +58,25 @@ HWY_INLINE Vec<T> Scaled(Vec<T> x, Vec<T> f) {
 }
 
 // The gradient G of one memory [n, width] in float or double, and what a chunk adds to it.
-template <class T>
+template <class S>
 class ReverseCore {
+  using T = ComputeType<S>;
+
  public:
   static size_t Bytes(size_t n, size_t width) {
     const size_t np = Padded<T>(n), dp = Padded<T>(width);
     return sizeof(T) *
-           (kChunkRows * (3 * dp + 2 * kChunkPadded<T>)+dp * kChunkPadded<T> + 2 * np * dp);
+               (kChunkRows * (3 * dp + 2 * kChunkPadded<T>)+dp * kChunkPadded<T> + 2 * np * dp) +
+           PairsFor<S>::Bytes(n, width);
   }
-  static constexpr size_t kPieces = 8;
+  static constexpr size_t kPieces = 8 + PairsFor<S>::kPieces;
 
   ReverseCore(size_t slots, size_t columns, Workspace& workspace)
-      : n_(slots), width_(columns), np_(Padded<T>(slots)), dp_(Padded<T>(columns)) {
+      : pairs_(slots, columns, workspace),
+        n_(slots),
+        width_(columns),
+        np_(Padded<T>(slots)),
+        dp_(Padded<T>(columns)) {
     g_ = workspace.Take<T>(kChunkRows * dp_);
     u_ = workspace.Take<T>(kChunkRows * dp_);
     D_ = workspace.Take<T>(kChunkRows * dp_);
@@ -100,19 +107,32 @@ class ReverseCore {
 
   // One chunk: du, and Y = sum_{t>=i} (g_t . u_i) W_t + Gs u_i [rows, np], added to Y where kAdd.
   template <bool kAdd>
-  void Rows(size_t rows, const T* E, const T* ET, const T* W, const Sequence<const T>& g_rows,
-            const Sequence<const T>& u_rows, size_t t, const Sequence<T>& du, T* Y) {
+  void Rows(size_t rows, const T* E, const T* ET, const T* W, const Sequence<const S>& g_rows,
+            const Sequence<const S>& u_rows, size_t t, const Sequence<S>& du, T* Y) {
     constexpr size_t kCp = kChunkPadded<T>;
+    const RowsOut<S, T> D(du, t, rows, width_, D_);
+    const PanelRows<T> w = {W, np_};
+    const TokenRows<S> of_g = {g_rows, t};
+    if (pairs_.Take(rows, w, of_g) == rows) {
+      const PanelRows<T> e = {E, np_};
+      const TokenRows<S> of_u = {u_rows, t};
+      if (width_ % kLanes<T> == 0) {
+        pairs_.ReverseRead(w, e, G_, dp_, du.At(t), static_cast<size_t>(du.time));
+      } else {
+        pairs_.ReverseRead(w, e, G_, dp_, D.data, D.ld);
+        D.Finish();
+      }
+      pairs_.template ReverseMatch<kAdd>(of_g, of_u, G_, dp_, Y, np_);
+      return pairs_.Add(G_, dp_);
+    }
     const T* const g = PanelOf(g_rows, t, rows, width_, g_);
     const T* const u = PanelOf(u_rows, t, rows, width_, u_);
     Transpose(np_, dp_, G_, dp_, GT_, np_);
 
     LowerProduct<T>(rows, {W, np_, 1, ET, kCp, n_}, A_, kCp);
-    const bool direct = width_ % kLanes<T> == 0 && rows % kTileRows == 0;
-    T* const D = direct ? du.At(t) : D_;
     Product<Triangle::kUpper, T>(rows, width_, {E, np_, 1, G_, dp_, n_}, {A_, 1, kCp, g, dp_, rows},
-                                 D, direct ? static_cast<size_t>(du.time) : dp_);
-    if (!direct) UnpackRows(D_, t, rows, width_, dp_, du);
+                                 D.data, D.ld);
+    D.Finish();
 
     Transpose(rows, width_, u, dp_, UT_, kCp);
     LowerProduct<T>(rows, {g, dp_, 1, UT_, kCp, width_}, B_, kCp);
@@ -121,12 +141,15 @@ class ReverseCore {
     AddProduct<T>(n_, width_, {W, 1, np_, g, dp_, rows}, G_, dp_);
   }
   // What the chunk adds to G, as Rows does, and nothing else.
-  void Add(size_t rows, const T* W, const Sequence<const T>& g_rows, size_t t) {
+  void Add(size_t rows, const T* W, const Sequence<const S>& g_rows, size_t t) {
+    if (pairs_.Take(rows, PanelRows<T>{W, np_}, TokenRows<S>{g_rows, t}) == rows)
+      return pairs_.Add(G_, dp_);
     const T* const g = PanelOf(g_rows, t, rows, width_, g_);
     AddProduct<T>(n_, width_, {W, 1, np_, g, dp_, rows}, G_, dp_);
   }
 
  private:
+  PairsFor<S> pairs_;
   const size_t n_, width_, np_, dp_;
   T *g_, *u_, *D_, *A_, *B_, *UT_, *G_, *GT_;
 };
@@ -150,8 +173,8 @@ class ReverseWalk {
 
   // Over spans [first, last), from the last one on. visit: Scale(factors) and Rows(t), which uses
   // chunk and ET.
-  template <class Visit>
-  HWY_INLINE void Run(const Sequence<const T>& s, const Tokens& tokens, const SpanList& spans,
+  template <class S, class Visit>
+  HWY_INLINE void Run(const Sequence<const S>& s, const Tokens& tokens, const SpanList& spans,
                       size_t first, size_t last, Visit& visit) {
     constexpr size_t kMost = kSpanRows / kChunkRows;
     const size_t np = chunk.np;

@@ -16,13 +16,23 @@ namespace HWY_NAMESPACE {
 template <class T>
 constexpr T kMinusInfinity = -std::numeric_limits<T>::infinity();
 
+// A vector of T from a row of T, or of bfloat16.
+template <class T, class S>
+HWY_INLINE Vec<T> LoadAs(const S* from) {
+  if constexpr (std::is_same_v<S, T>) {
+    return hn::LoadU(Tag<T>(), from);
+  } else {
+    return LoadFloats(from);
+  }
+}
+
 // softmax(X) of one row of kVectors vectors, in registers; times F where that is not null.
-template <int kVectors, bool kTimes, class T>
-HWY_INLINE void SoftmaxOfVectors(const T* X, const T* F, T* P) {
+template <int kVectors, bool kTimes, class S, class T>
+HWY_INLINE void SoftmaxOfVectors(const S* X, const T* F, T* P) {
   const Tag<T> d;
   Vec<T> x[kVectors];
 #pragma GCC unroll 4
-  for (int j = 0; j < kVectors; ++j) x[j] = hn::LoadU(d, X + j * kLanes<T>);
+  for (int j = 0; j < kVectors; ++j) x[j] = LoadAs<T>(X + j * kLanes<T>);
   Vec<T> highest = x[0];
 #pragma GCC unroll 4
   for (int j = 1; j < kVectors; ++j) highest = hn::Max(highest, x[j]);
@@ -43,16 +53,15 @@ HWY_INLINE void SoftmaxOfVectors(const T* X, const T* F, T* P) {
 }
 
 // The same of a row of any number of vectors.
-template <bool kTimes, class T>
-HWY_INLINE void SoftmaxOfRow(size_t np, const T* X, const T* F, T* P) {
+template <bool kTimes, class S, class T>
+HWY_INLINE void SoftmaxOfRow(size_t np, const S* X, const T* F, T* P) {
   const Tag<T> d;
-  Vec<T> highest = hn::LoadU(d, X);
-  for (size_t l = kLanes<T>; l < np; l += kLanes<T>)
-    highest = hn::Max(highest, hn::LoadU(d, X + l));
+  Vec<T> highest = LoadAs<T>(X);
+  for (size_t l = kLanes<T>; l < np; l += kLanes<T>) highest = hn::Max(highest, LoadAs<T>(X + l));
   const Vec<T> most = hn::MaxOfLanes(d, highest);
   Vec<T> sum = hn::Zero(d);
   for (size_t l = 0; l < np; l += kLanes<T>) {
-    const Vec<T> e = WeightExp(hn::Sub(hn::LoadU(d, X + l), most));
+    const Vec<T> e = WeightExp(hn::Sub(LoadAs<T>(X + l), most));
     sum = hn::Add(sum, e);
     hn::Store(e, d, P + l);
   }
@@ -64,25 +73,25 @@ HWY_INLINE void SoftmaxOfRow(size_t np, const T* X, const T* F, T* P) {
   }
 }
 
-template <bool kTimes, class T>
-HWY_NOINLINE void SoftmaxOfRows(size_t rows, size_t np, const T* X, size_t ldx, const T* F, T* P) {
+template <bool kTimes, class S, class T>
+HWY_NOINLINE void SoftmaxOfRows(size_t rows, size_t np, const S* X, size_t ldx, const T* F, T* P) {
   const auto each = [&](auto&& row) HWY_ATTR {
     for (size_t i = 0; i < rows; ++i) row(X + i * ldx, kTimes ? F + i * np : F, P + i * np);
   };
   const size_t vectors = np / kLanes<T>;
   if (vectors == 4) {
-    each([](const T* x, const T* f, T* p) HWY_ATTR { SoftmaxOfVectors<4, kTimes>(x, f, p); });
+    each([](const S* x, const T* f, T* p) HWY_ATTR { SoftmaxOfVectors<4, kTimes>(x, f, p); });
   } else if (vectors == 2) {
-    each([](const T* x, const T* f, T* p) HWY_ATTR { SoftmaxOfVectors<2, kTimes>(x, f, p); });
+    each([](const S* x, const T* f, T* p) HWY_ATTR { SoftmaxOfVectors<2, kTimes>(x, f, p); });
   } else {
-    each([np](const T* x, const T* f, T* p) HWY_ATTR { SoftmaxOfRow<kTimes>(np, x, f, p); });
+    each([np](const S* x, const T* f, T* p) HWY_ATTR { SoftmaxOfRow<kTimes>(np, x, f, p); });
   }
 }
 
 // P = softmax(X) by rows: P [rows, np], X of leading dimension ldx, with -inf in its padding
 // columns; times F [rows, np] where that is not null. P may be X.
-template <class T>
-void SoftmaxRows(size_t rows, size_t np, const T* X, size_t ldx, std::type_identity_t<const T*> F,
+template <class S, class T>
+void SoftmaxRows(size_t rows, size_t np, const S* X, size_t ldx, std::type_identity_t<const T*> F,
                  T* P) {
   if (F == nullptr) {
     SoftmaxOfRows<false>(rows, np, X, ldx, F, P);
@@ -101,10 +110,8 @@ template <class S, class T>
 void SoftmaxOfTokens(const Sequence<const S>& x, size_t t, size_t rows, size_t n,
                      std::type_identity_t<const T*> F, T* P) {
   const size_t np = Padded<T>(n);
-  if constexpr (std::is_same_v<S, T>) {
-    if (n == np && x.time == static_cast<int64_t>(n))
-      return SoftmaxRows(rows, np, x.At(t), static_cast<size_t>(x.time), F, P);
-  }
+  if (n == np && (!std::is_same_v<S, T> || x.time == static_cast<int64_t>(n)))
+    return SoftmaxRows(rows, np, x.At(t), static_cast<size_t>(x.time), F, P);
   PackRows(x, t, rows, n, np, kMinusInfinity<T>, P);
   SoftmaxRows(rows, np, P, np, F, P);
 }

@@ -25,13 +25,15 @@ class TokenWeights {
   void Begin(const SlotChunk<T>&) {}
 
   // W = r F [rows, np] of rows t.. of x.
-  void Rows(const SlotChunk<T>& chunk, const Sequence<const T>& x, size_t t, T* W) {
+  template <class S>
+  void Rows(const SlotChunk<T>& chunk, const Sequence<const S>& x, size_t t, T* W) {
     SoftmaxOfTokens(x, t, chunk.rows, chunk.n, chunk.F, W);
   }
 
   // The same W; D [rows, np] of leading dimension ldd, which holds dr, becomes dx; and
   // ab = F (r dr - dz) [rows, np], where z has no part in r.
-  HWY_NOINLINE void Gradients(const SlotChunk<T>& chunk, const Sequence<const T>& x, size_t t, T* W,
+  template <class S>
+  HWY_NOINLINE void Gradients(const SlotChunk<T>& chunk, const Sequence<const S>& x, size_t t, T* W,
                               T* D, size_t ldd, T* ab) {
     const Tag<T> d;
     const size_t np = chunk.np;
@@ -74,29 +76,30 @@ class FavorWeights {
   void Begin(const SlotChunk<T>& chunk) { zero_ = Highest(chunk.n, chunk.reference); }
 
   // As TokenWeights.
-  HWY_NOINLINE void Rows(const SlotChunk<T>& chunk, const Sequence<const T>& x, size_t t, T* W) {
+  template <class S>
+  HWY_NOINLINE void Rows(const SlotChunk<T>& chunk, const Sequence<const S>& x, size_t t, T* W) {
     const Tag<T> d;
     const size_t np = chunk.np;
     Shift(chunk);
-    const bool whole = ReadsInPlace(chunk, x, t, W);
+    const Sequence<const T> rows = RowsOf(chunk, x, t, W);
     for (size_t i = 0; i < chunk.rows; ++i, W += np) {
-      const Vec<T> share =
-          Exponentials<false>(np, whole ? x.At(t + i) : W, chunk.F + i * np, W, nullptr);
+      const Vec<T> share = Exponentials<false>(np, rows.At(i), chunk.F + i * np, W, nullptr);
       for (size_t l = 0; l < np; l += kLanes<T>)
         hn::Store(hn::Mul(hn::Load(d, W + l), share), d, W + l);
     }
   }
 
   // As TokenWeights: dz = dx = r (dr - r . dr), so that r dr - dz = r (r . dr).
-  HWY_NOINLINE void Gradients(const SlotChunk<T>& chunk, const Sequence<const T>& x, size_t t, T* W,
+  template <class S>
+  HWY_NOINLINE void Gradients(const SlotChunk<T>& chunk, const Sequence<const S>& x, size_t t, T* W,
                               T* D, size_t ldd, T* ab) {
     const Tag<T> d;
     const size_t np = chunk.np;
     Begin(chunk);
     Shift(chunk);
-    const bool whole = ReadsInPlace(chunk, x, t, W);
+    const Sequence<const T> rows = RowsOf(chunk, x, t, W);
     for (size_t i = 0; i < chunk.rows; ++i, W += np, D += ldd, ab += np) {
-      const Vec<T> share = Exponentials<true>(np, whole ? x.At(t + i) : W, chunk.F + i * np, W, ab),
+      const Vec<T> share = Exponentials<true>(np, rows.At(i), chunk.F + i * np, W, ab),
                    dot = hn::Mul(share, RowDot(np, ab, D));
       for (size_t l = 0; l < np; l += kLanes<T>) {
         const Vec<T> w = hn::Mul(share, hn::Load(d, W + l)),
@@ -138,11 +141,15 @@ class FavorWeights {
       shift_[l] = l < chunk.n ? static_cast<T>(chunk.reference[l] - zero_) : T{0};
   }
 
-  // Whether rows of x are read where they lie; else they are in W.
-  static bool ReadsInPlace(const SlotChunk<T>& chunk, const Sequence<const T>& x, size_t t, T* W) {
-    if (chunk.n == chunk.np) return true;
+  // Rows t.. of x, whole vectors of T: where they lie, or in W.
+  template <class S>
+  static Sequence<const T> RowsOf(const SlotChunk<T>& chunk, const Sequence<const S>& x, size_t t,
+                                  T* W) {
+    if constexpr (std::is_same_v<S, T>) {
+      if (chunk.n == chunk.np) return {x.At(t), static_cast<size_t>(x.time)};
+    }
     PackRows(x, t, chunk.rows, chunk.n, chunk.np, kMinusInfinity<T>, W);
-    return false;
+    return {W, chunk.np};
   }
 
   // One row: W = e^(x + zc - m), with m the row's largest exponent, and R, where kRead, the same
