@@ -51,11 +51,11 @@ HWY_NOINLINE void LinearOfPart(const LinearPart<T>& part, const Sequence<const S
   const size_t n = part.n, width = part.width, np = Padded<T>(n), dp = Padded<T>(width);
   constexpr size_t kC = kChunkRows, kCp = kChunkPadded<T>;
   Workspace& workspace = Workspace::OfThisThread();
-  workspace.Start(LinearSums<T>::Bytes(np, dp) + PairsFor<S>::Bytes(n, width) +
+  workspace.Start(LinearSums<T>::Bytes(np, dp) + ChunkPairsFor<S>::Bytes(n, width) +
                       sizeof(T) * (kC * (2 * np + 2 * dp + kCp) + np * (kCp + 1)),
-                  LinearSums<T>::kPieces + PairsFor<S>::kPieces + 7);
+                  LinearSums<T>::kPieces + ChunkPairsFor<S>::kPieces + 7);
   LinearSums<T> sums(false, n, width, workspace);
-  PairsFor<S> pairs(n, width, workspace);
+  ChunkPairsFor<S> pairs(n, width, workspace);
   T* const Q_panel = workspace.Take<T>(kC * np);
   T* const K_panel = workspace.Take<T>(kC * np);
   T* const V_panel = workspace.Take<T>(kC * dp);

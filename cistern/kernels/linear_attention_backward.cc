@@ -89,11 +89,11 @@ HWY_NOINLINE void QueryGradients(const LinearPart<T>& part, const LinearTensors<
   const size_t n = part.n, width = part.width, np = Padded<T>(n), dp = Padded<T>(width);
   constexpr size_t kC = kChunkRows, kCp = kChunkPadded<T>;
   Workspace& workspace = Workspace::OfThisThread();
-  workspace.Start(LinearSums<T>::Bytes(np, dp) + PairsFor<S>::Bytes(width, n) +
+  workspace.Start(LinearSums<T>::Bytes(np, dp) + ChunkPairsFor<S>::Bytes(width, n) +
                       sizeof(T) * (kC * (2 * np + 2 * dp + kCp) + dp * kCp + np),
-                  LinearSums<T>::kPieces + PairsFor<S>::kPieces + 7);
+                  LinearSums<T>::kPieces + ChunkPairsFor<S>::kPieces + 7);
   LinearSums<T> sums(true, n, width, workspace);
-  PairsFor<S> pairs(width, n, workspace);
+  ChunkPairsFor<S> pairs(width, n, workspace);
   T* const K_panel = workspace.Take<T>(kC * np);
   T* const V_panel = workspace.Take<T>(kC * dp);
   T* const N = workspace.Take<T>(kC * dp);
@@ -163,11 +163,11 @@ HWY_NOINLINE void KeyGradients(const LinearPart<T>& part, const LinearTensors<S>
   constexpr size_t kC = kChunkRows, kCp = kChunkPadded<T>;
   Workspace& workspace = Workspace::OfThisThread();
   workspace.Start(
-      LinearSums<T>::Bytes(np, dp) + PairsFor<S>::Bytes(n, width) +
+      LinearSums<T>::Bytes(np, dp) + ChunkPairsFor<S>::Bytes(n, width) +
           sizeof(T) * (kC * (3 * np + 3 * dp + 2 * kCp) + (np + dp) * kCp + np * dp + np),
-      LinearSums<T>::kPieces + PairsFor<S>::kPieces + 12);
+      LinearSums<T>::kPieces + ChunkPairsFor<S>::kPieces + 12);
   LinearSums<T> sums(false, n, width, workspace);
-  PairsFor<S> pairs(n, width, workspace);
+  ChunkPairsFor<S> pairs(n, width, workspace);
   T* const Q_panel = workspace.Take<T>(kC * np);
   T* const K_panel = workspace.Take<T>(kC * np);
   T* const V_panel = workspace.Take<T>(kC * dp);
@@ -246,11 +246,11 @@ template <class S, class T = ComputeType<S>>
 HWY_NOINLINE bool SumGradients(const LinearPart<T>& part, const LinearTensors<S>& x, double* G) {
   const size_t n = part.n, width = part.width, np = Padded<T>(n), dp = Padded<T>(width);
   Workspace& workspace = Workspace::OfThisThread();
-  workspace.Start(LinearSums<T>::Bytes(np, dp) + PairsFor<S>::Bytes(n, width) +
+  workspace.Start(LinearSums<T>::Bytes(np, dp) + ChunkPairsFor<S>::Bytes(n, width) +
                       sizeof(T) * kChunkRows * (np + dp),
-                  LinearSums<T>::kPieces + PairsFor<S>::kPieces + 2);
+                  LinearSums<T>::kPieces + ChunkPairsFor<S>::kPieces + 2);
   LinearSums<T> sums(false, n, width, workspace);
-  PairsFor<S> pairs(n, width, workspace);
+  ChunkPairsFor<S> pairs(n, width, workspace);
   T* const Q_panel = workspace.Take<T>(kChunkRows * np);
   T* const N = workspace.Take<T>(kChunkRows * dp);
   size_t end = 0;

@@ -72,13 +72,15 @@ HWY_NOINLINE void AddRowsTo(size_t rows, size_t np, const T* X, const T* factors
 }
 
 // S and z of a segment, in T for a span, then in double.
-template <class T>
+template <class S>
 class SegmentSums {
+  using T = ComputeType<S>;
+
  public:
   static size_t Bytes(const LinearSizes<T>& size) {
-    return SpanProduct<T>::Bytes(size.n, size.width) + size.np * sizeof(T);
+    return SpanProduct<S>::Bytes(size.n, size.width) + size.np * sizeof(T);
   }
-  static constexpr size_t kPieces = SpanProduct<T>::kPieces + 1;
+  static constexpr size_t kPieces = SpanProduct<S>::kPieces + 1;
   SegmentSums(const LinearSizes<T>& size, double* sums, Workspace& workspace)
       : np_(size.np),
         product_(size.n, size.width, sums, workspace),
@@ -86,9 +88,10 @@ class SegmentSums {
         z_sums_(sums + size.np * size.dp) {
     std::memset(z_, 0, np_ * sizeof(T));
   }
-  // S += X^T Y, z += X^T factors.
-  void Add(size_t rows, const T* X, const T* Y, const T* factors) {
-    product_.Add(rows, X, Y);
+  // S += X^T Y, z += X^T factors. Y, scratch: as SpanProduct.
+  template <class Y>
+  void Add(size_t rows, const T* X, const Y& y, const T* factors, T* scratch = nullptr) {
+    product_.Add(rows, X, y, scratch);
     AddRowsTo(rows, np_, X, factors, z_);
     if (product_.full()) Close();
   }
@@ -100,7 +103,7 @@ class SegmentSums {
 
  private:
   size_t np_;
-  SpanProduct<T> product_;
+  SpanProduct<S> product_;
   T* z_;
   double* z_sums_;
 };
@@ -110,9 +113,9 @@ HWY_NOINLINE void SumsOfTokens(const LinearSizes<T>& size, const LinearRule& rul
                                const Segment& segment, const Sequence<const S>& k,
                                const Sequence<const S>& v, double* sums) {
   Workspace& workspace = Workspace::OfThisThread();
-  workspace.Start(SegmentSums<T>::Bytes(size) + sizeof(T) * kBlockRows * (size.np + size.dp),
-                  SegmentSums<T>::kPieces + 2);
-  SegmentSums<T> total(size, sums, workspace);
+  workspace.Start(SegmentSums<S>::Bytes(size) + sizeof(T) * kBlockRows * (size.np + size.dp),
+                  SegmentSums<S>::kPieces + 2);
+  SegmentSums<S> total(size, sums, workspace);
   T* const K_panel = workspace.Take<T>(kBlockRows * size.np);
   T* const V_panel = workspace.Take<T>(kBlockRows * size.dp);
   for (size_t t = segment.begin, rows; t < segment.end; t += rows) {
@@ -121,8 +124,8 @@ HWY_NOINLINE void SumsOfTokens(const LinearSizes<T>& size, const LinearRule& rul
     const size_t next = t + rows, end = std::min(next + kBlockRows, segment.end);
     NoteRows(k, next, end, size.n);
     NoteRows(v, next, end, size.width);
-    total.Add(rows, FeaturesOf(rule, k, t, rows, size.n, K_panel),
-              PanelOf(v, t, rows, size.width, V_panel), nullptr);
+    total.Add(rows, FeaturesOf(rule, k, t, rows, size.n, K_panel), TokenRows<S>{v, t}, nullptr,
+              V_panel);
   }
   total.Close();
 }
@@ -150,7 +153,11 @@ HWY_NOINLINE void WriteGradients(const LinearSizes<T>& size, const LinearRule& r
                                  const Sequence<S>& dk, const Sequence<S>& dv) {
   const size_t n = size.n, width = size.width, np = size.np, dp = size.dp;
   Workspace& workspace = Workspace::OfThisThread();
-  workspace.Start(sizeof(T) * (2 * np * dp + np + 2 * kBlockRows * (np + dp)), 7);
+  using Pairs = PanelPairsFor<S>;
+  workspace.Start(Pairs::Bytes(kBlockRows, n, width) + Pairs::Bytes(kBlockRows, width, n) +
+                      sizeof(T) * (2 * np * dp + np + 2 * kBlockRows * (np + dp)),
+                  2 * Pairs::kPieces + 7);
+  Pairs of_G(kBlockRows, n, width, workspace), of_GT(kBlockRows, width, n, workspace);
   T* const G = workspace.Take<T>(np * dp);
   T* const GT = workspace.Take<T>(dp * np);
   T* const Gz = workspace.Take<T>(np);
@@ -159,6 +166,8 @@ HWY_NOINLINE void WriteGradients(const LinearSizes<T>& size, const LinearRule& r
   T* const V_panel = workspace.Take<T>(kBlockRows * dp);
   T* const D_panel = workspace.Take<T>(kBlockRows * dp);
   PackSums(size, grad, G, GT, Gz);
+  of_G.Set(G, dp);
+  of_GT.Set(GT, np);
   for (size_t t = segment.begin, rows; t < segment.end; t += rows) {
     rows = std::min(kBlockRows, segment.end - t);
     RowsAhead::OfThisThread().Clear();
@@ -166,11 +175,15 @@ HWY_NOINLINE void WriteGradients(const LinearSizes<T>& size, const LinearRule& r
     NoteRows(k, next, end, size.n);
     NoteRows(v, next, end, size.width);
     const T* const K = FeaturesOf(rule, k, t, rows, n, K_panel);
-    const RowsOut<S> D(dv, t, rows, width, D_panel);
-    Product<T>(rows, width, {K, np, 1, G, dp, n}, D.data, D.ld);
-    D.Finish();
-    const T* const V = PanelOf(v, t, rows, width, V_panel);
-    Product<T>(rows, n, {V, dp, 1, GT, np, width}, Y, np);
+    if (!of_G.TimesTo(rows, PanelRows<T>{K, np}, dv, t, D_panel)) {
+      const RowsOut<S> D(dv, t, rows, width, D_panel);
+      Product<T>(rows, width, {K, np, 1, G, dp, n}, D.data, D.ld);
+      D.Finish();
+    }
+    const TokenRows<S> of_v = {v, t};
+    if (!of_GT.template Times<false>(rows, of_v, Y, np)) {
+      Product<T>(rows, n, {AsPanel(of_v, rows, width, V_panel), dp, 1, GT, np, width}, Y, np);
+    }
     if (size.divides) AddRow<T>(rows, np, nullptr, Gz, Y);
     UnmapRows(rule.map, Y, k, t, rows, n, np, dk);
   }
@@ -207,13 +220,18 @@ HWY_NOINLINE void ReadRows(const LinearSizes<T>& size, const LinearRule& rule,
   const Tag<T> d;
   const size_t n = size.n, width = size.width, np = size.np, dp = size.dp;
   Workspace& workspace = Workspace::OfThisThread();
-  workspace.Start(sizeof(T) * (np * dp + np + kBlockRows * (np + dp + 1)), 5);
+  using Pairs = PanelPairsFor<S>;
+  workspace.Start(
+      Pairs::Bytes(kBlockRows, n, width) + sizeof(T) * (np * dp + np + kBlockRows * (np + dp + 1)),
+      Pairs::kPieces + 5);
+  Pairs of_M(kBlockRows, n, width, workspace);
   T* const M = workspace.Take<T>(np * dp);
   T* const z = workspace.Take<T>(np);
   T* const Q_panel = workspace.Take<T>(kBlockRows * np);
   T* const O = workspace.Take<T>(kBlockRows * dp);
   T* const dots = workspace.Take<T>(kBlockRows);
   PackSums<T>(size, memory, M, nullptr, z);
+  of_M.Set(M, dp);
   const T value = static_cast<T>(rule.value);
   for (size_t t = segment.begin, rows; t < segment.end; t += rows) {
     rows = std::min(kBlockRows, segment.end - t);
@@ -221,7 +239,8 @@ HWY_NOINLINE void ReadRows(const LinearSizes<T>& size, const LinearRule& rule,
     const size_t next = t + rows, end = std::min(next + kBlockRows, segment.end);
     NoteRows(q, next, end, size.n);
     const T* const Q = FeaturesOf(rule, q, t, rows, n, Q_panel);
-    Product<T>(rows, width, {Q, np, 1, M, dp, n}, O, dp);
+    if (!of_M.template Times<false>(rows, PanelRows<T>{Q, np}, O, dp))
+      Product<T>(rows, width, {Q, np, 1, M, dp, n}, O, dp);
     if (size.divides) DotRows(rows, np, Q, z, dots);
     for (size_t i = 0; i < rows; ++i) {
       const T factor = size.divides ? 1 / DivisorOf(rule.divisor, value, dots[i]) : value;
@@ -279,10 +298,12 @@ HWY_NOINLINE void ReadGradients(const LinearSizes<T>& size, const LinearRule& ru
                                 const Sequence<const S>& g, const Sequence<S>& dq, double* sums) {
   const size_t n = size.n, width = size.width, np = size.np, dp = size.dp;
   Workspace& workspace = Workspace::OfThisThread();
-  workspace.Start(
-      SegmentSums<T>::Bytes(size) + sizeof(T) * (2 * np * dp + np + kBlockRows * (2 * np + dp + 2)),
-      SegmentSums<T>::kPieces + 8);
-  SegmentSums<T> total(size, sums, workspace);
+  using Pairs = PanelPairsFor<S>;
+  workspace.Start(SegmentSums<S>::Bytes(size) + Pairs::Bytes(kBlockRows, width, n) +
+                      sizeof(T) * (2 * np * dp + np + kBlockRows * (2 * np + dp + 2)),
+                  SegmentSums<S>::kPieces + Pairs::kPieces + 8);
+  SegmentSums<S> total(size, sums, workspace);
+  Pairs of_MT(kBlockRows, width, n, workspace);
   T* const M = workspace.Take<T>(np * dp);
   T* const MT = workspace.Take<T>(dp * np);
   T* const z = workspace.Take<T>(np);
@@ -292,6 +313,7 @@ HWY_NOINLINE void ReadGradients(const LinearSizes<T>& size, const LinearRule& ru
   T* const dots = workspace.Take<T>(kBlockRows);
   T* const e = workspace.Take<T>(kBlockRows);
   PackSums(size, memory, M, MT, z);
+  of_MT.Set(MT, np);
   for (size_t t = segment.begin, rows; t < segment.end; t += rows) {
     rows = std::min(kBlockRows, segment.end - t);
     RowsAhead::OfThisThread().Clear();
@@ -302,10 +324,12 @@ HWY_NOINLINE void ReadGradients(const LinearSizes<T>& size, const LinearRule& ru
     const T* const Q = FeaturesOf(rule, q, t, rows, n, Q_panel);
     if (size.divides) DotRows(rows, np, Q, z, dots);
     QuotientGradients(size, rule, g, out, t, rows, dots, N, e);
-    Product<T>(rows, n, {N, dp, 1, MT, np, width}, Y, np);
+    const PanelRows<T> of_n = {N, dp};
+    if (!of_MT.template Times<false>(rows, of_n, Y, np))
+      Product<T>(rows, n, {N, dp, 1, MT, np, width}, Y, np);
     if (size.divides) AddRow<T>(rows, np, e, z, Y);
     UnmapRows(rule.map, Y, q, t, rows, n, np, dq);
-    total.Add(rows, Q, N, e);
+    total.Add(rows, Q, of_n, e);
   }
   total.Close();
 }

@@ -328,11 +328,11 @@ HWY_NOINLINE bool SumSegment(const LinearPart<T>& part, const Sequence<const S>&
                              const Sequence<const S>& v, double* memory) {
   const size_t n = part.n, width = part.width, np = Padded<T>(n), dp = Padded<T>(width);
   Workspace& workspace = Workspace::OfThisThread();
-  workspace.Start(LinearSums<T>::Bytes(np, dp) + PairsFor<S>::Bytes(n, width) +
+  workspace.Start(LinearSums<T>::Bytes(np, dp) + ChunkPairsFor<S>::Bytes(n, width) +
                       sizeof(T) * kChunkRows * (np + dp),
-                  LinearSums<T>::kPieces + PairsFor<S>::kPieces + 2);
+                  LinearSums<T>::kPieces + ChunkPairsFor<S>::kPieces + 2);
   LinearSums<T> sums(false, n, width, workspace);
-  PairsFor<S> pairs(n, width, workspace);
+  ChunkPairsFor<S> pairs(n, width, workspace);
   T* const K_panel = workspace.Take<T>(kChunkRows * np);
   T* const V_panel = workspace.Take<T>(kChunkRows * dp);
   sums.Clear();

@@ -10,7 +10,7 @@
 #include <algorithm>
 
 #include "cistern/base/parallel.h"
-#include "cistern/kernels/staged_rows-inl.h"
+#include "cistern/kernels/token_products-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace cistern {
@@ -65,28 +65,51 @@ HWY_NOINLINE void AddToDouble(size_t count, const T* panel, double* sums) {
     hn::StoreU(hn::Add(hn::LoadU(d, sums + i), LoadAsDouble(panel + i)), d, sums + i);
 }
 
-// A panel [n, width] of sums A^T B over rows, in T for a span, then in double.
+// Rows as a panel, in `scratch` where they are none.
 template <class T>
+const T* AsPanel(const PanelRows<T>& rows, size_t, size_t, T*) {
+  return rows.x;
+}
+template <class S, class T>
+const T* AsPanel(const TokenRows<S>& rows, size_t count, size_t width, T* scratch) {
+  return PanelOf(rows.x, rows.t, count, width, scratch);
+}
+
+// A panel [n, width] of sums A^T B over blocks of rows, in T for a span, then in double. S: of the
+// tokens.
+template <class S>
 class SpanProduct {
+  using T = ComputeType<S>;
+
  public:
   static size_t Bytes(size_t n, size_t width) {
-    return Padded<T>(n) * Padded<T>(width) * sizeof(T);
+    return Padded<T>(n) * Padded<T>(width) * sizeof(T) +
+           OuterPairsFor<S>::Bytes(kBlockRows, n, width);
   }
-  static constexpr size_t kPieces = 1;
+  static constexpr size_t kPieces = 1 + OuterPairsFor<S>::kPieces;
   // sums [Padded(n) * Padded(width)], zeros.
   SpanProduct(size_t n, size_t width, double* sums, Workspace& workspace)
-      : n_(n), width_(width), size_(Padded<T>(n) * Padded<T>(width)), sums_(sums) {
+      : n_(n),
+        width_(width),
+        size_(Padded<T>(n) * Padded<T>(width)),
+        sums_(sums),
+        pairs_(kBlockRows, n, width, workspace) {
     panel_ = workspace.Take<T>(size_);
     std::memset(panel_, 0, size_ * sizeof(T));
   }
-  void Add(size_t rows, const T* a, const T* b) {
-    const Factors<T> x{a, 1, Padded<T>(n_), b, Padded<T>(width_), rows};
-    if (rows_ == 0) {
-      Product<T>(n_, width_, x, panel_, Padded<T>(width_));
-    } else {
-      AddProduct<T>(n_, width_, x, panel_, Padded<T>(width_));
-    }
+  // a [rows, Padded(n)]; b: a panel [rows, Padded(width)], or tokens, for which `scratch` is one.
+  template <class B>
+  void Add(size_t rows, const T* a, const B& b, T* scratch = nullptr) {
+    const size_t np = Padded<T>(n_), dp = Padded<T>(width_);
+    const bool first = rows_ == 0;
     rows_ += rows;
+    if (pairs_.Take(rows, PanelRows<T>{a, np}, b) == rows) {
+      first ? pairs_.template Multiply<false>(panel_, dp)
+            : pairs_.template Multiply<true>(panel_, dp);
+      return;
+    }
+    const Factors<T> x{a, 1, np, AsPanel(b, rows, width_, scratch), dp, rows};
+    first ? Product<T>(n_, width_, x, panel_, dp) : AddProduct<T>(n_, width_, x, panel_, dp);
   }
   bool full() const { return rows_ >= kSpanRows; }
   void Close() {
@@ -99,6 +122,7 @@ class SpanProduct {
   size_t rows_ = 0;
   T* panel_;
   double* sums_;
+  OuterPairsFor<S> pairs_;
 };
 
 }  // namespace HWY_NAMESPACE

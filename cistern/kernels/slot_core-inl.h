@@ -7,10 +7,10 @@
 #define CISTERN_KERNELS_SLOT_CORE_INL_H_
 #endif
 
-#include "cistern/kernels/chunk_products-inl.h"
 #include "cistern/kernels/head_parts.h"
 #include "cistern/kernels/span_memory-inl.h"
 #include "cistern/kernels/staged_rows-inl.h"
+#include "cistern/kernels/token_products-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace cistern {
@@ -32,10 +32,10 @@ class ReadCore {
  public:
   static size_t Bytes(size_t n, size_t width) {
     const size_t np = Padded<T>(n), dp = Padded<T>(width);
-    return SpanMemory<T>::Bytes(np, dp) + PairsFor<S>::Bytes(n, width) +
+    return SpanMemory<T>::Bytes(np, dp) + ChunkPairsFor<S>::Bytes(n, width) +
            sizeof(T) * (kChunkRows * (2 * dp + kChunkPadded<T>)+np * kChunkPadded<T>);
   }
-  static constexpr size_t kPieces = SpanMemory<T>::kPieces + PairsFor<S>::kPieces + 4;
+  static constexpr size_t kPieces = SpanMemory<T>::kPieces + ChunkPairsFor<S>::kPieces + 4;
 
   ReadCore(size_t slots, size_t columns, Workspace& workspace)
       : memory_(Padded<T>(slots), Padded<T>(columns), workspace),
@@ -136,7 +136,7 @@ class ReadCore {
   }
 
   SpanMemory<T> memory_;
-  PairsFor<S> pairs_;
+  ChunkPairsFor<S> pairs_;
   const size_t n_, width_, np_, dp_;
   T *V_, *O_, *A_, *ET_;
 };
@@ -149,10 +149,10 @@ class MatchCore {
  public:
   static size_t Bytes(size_t n, size_t width) {
     const size_t np = Padded<T>(n), dp = Padded<T>(width);
-    return SpanMemory<T>::Bytes(dp, np) + PairsFor<S>::Bytes(width, n) +
+    return SpanMemory<T>::Bytes(dp, np) + ChunkPairsFor<S>::Bytes(width, n) +
            sizeof(T) * (kChunkRows * (2 * dp + kChunkPadded<T>)+dp * kChunkPadded<T>);
   }
-  static constexpr size_t kPieces = SpanMemory<T>::kPieces + PairsFor<S>::kPieces + 4;
+  static constexpr size_t kPieces = SpanMemory<T>::kPieces + ChunkPairsFor<S>::kPieces + 4;
 
   MatchCore(size_t slots, size_t columns, Workspace& workspace)
       : memory_(Padded<T>(columns), Padded<T>(slots), workspace),
@@ -258,7 +258,7 @@ class MatchCore {
   }
 
   SpanMemory<T> memory_;
-  PairsFor<S> pairs_;
+  ChunkPairsFor<S> pairs_;
   const size_t n_, width_, np_, dp_;
   T *Q_, *K_, *A_, *KT_;
 };

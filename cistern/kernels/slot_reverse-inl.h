@@ -67,9 +67,9 @@ class ReverseCore {
     const size_t np = Padded<T>(n), dp = Padded<T>(width);
     return sizeof(T) *
                (kChunkRows * (3 * dp + 2 * kChunkPadded<T>)+dp * kChunkPadded<T> + 2 * np * dp) +
-           PairsFor<S>::Bytes(n, width);
+           ChunkPairsFor<S>::Bytes(n, width);
   }
-  static constexpr size_t kPieces = 8 + PairsFor<S>::kPieces;
+  static constexpr size_t kPieces = 8 + ChunkPairsFor<S>::kPieces;
 
   ReverseCore(size_t slots, size_t columns, Workspace& workspace)
       : pairs_(slots, columns, workspace),
@@ -149,7 +149,7 @@ class ReverseCore {
   }
 
  private:
-  PairsFor<S> pairs_;
+  ChunkPairsFor<S> pairs_;
   const size_t n_, width_, np_, dp_;
   T *g_, *u_, *D_, *A_, *B_, *UT_, *G_, *GT_;
 };

@@ -75,6 +75,7 @@ template <class S>
 class LogitsOfKeys {
  public:
   using T = ComputeType<S>;
+  using Pairs = PanelPairsFor<S>;
   struct Source {
     Rows<const S> q;
     SlotKeys keys;
@@ -83,10 +84,11 @@ class LogitsOfKeys {
   };
   static size_t Bytes(size_t n, size_t width) {
     const size_t np = Padded<T>(n), dp = Padded<T>(width);
-    return SpanProduct<T>::Bytes(n, width) +
+    return SpanProduct<S>::Bytes(n, width) + Pairs::Bytes(kBlockRows, n, width) +
+           Pairs::Bytes(kBlockRows, width, n) +
            sizeof(T) * (2 * np * dp + 2 * np + 2 * kBlockRows * dp);
   }
-  static constexpr size_t kPieces = SpanProduct<T>::kPieces + 6;
+  static constexpr size_t kPieces = SpanProduct<S>::kPieces + 2 * Pairs::kPieces + 6;
 
   // sums [np, dp] of dx (x) q, zeros; null where there is no backward.
   LogitsOfKeys(const SlotShape& shape, const Source& source, const Segment& segment, double* sums,
@@ -97,7 +99,9 @@ class LogitsOfKeys {
         dp_(Padded<T>(width_)),
         q_(source.q, segment.b, segment.h),
         dq_(source.dq, segment.b, segment.h),
-        d_keys_(n_, width_, sums, workspace) {
+        d_keys_(n_, width_, sums, workspace),
+        of_K_(kBlockRows, n_, width_, workspace),
+        of_KT_(kBlockRows, width_, n_, workspace) {
     K_ = workspace.Take<T>(np_ * dp_);
     KT_ = workspace.Take<T>(dp_ * np_);
     open_ = workspace.Take<T>(np_);
@@ -107,6 +111,8 @@ class LogitsOfKeys {
     const auto head = static_cast<size_t>(segment.b * shape.heads + segment.h);
     PackMemory(source.keys.keys + head * n_ * width_, source.keys.scale, n_, width_, K_);
     Transpose(np_, dp_, K_, dp_, KT_, np_);
+    of_K_.Set(K_, dp_);
+    of_KT_.Set(KT_, np_);
     const double* const z = source.keys.z == nullptr ? nullptr : source.keys.z + head * n_;
     for (size_t l = 0; l < np_; ++l) {
       const bool empty = l < n_ && z != nullptr && z[l] == kEmpty;
@@ -119,8 +125,11 @@ class LogitsOfKeys {
 
   HWY_NOINLINE void Softmax(size_t t, size_t rows, T* P) {
     const Tag<T> d;
-    Q_ = PanelOf(q_, t, rows, width_, Q_panel_);
-    Product<T>(rows, n_, {Q_, dp_, 1, KT_, np_, width_}, P, np_);
+    const TokenRows<S> q = {q_, t};
+    if (!of_KT_.template Times<false>(rows, q, P, np_)) {
+      Q_ = AsPanel(q, rows, width_, Q_panel_);
+      Product<T>(rows, n_, {Q_, dp_, 1, KT_, np_, width_}, P, np_);
+    }
     if (!all_open_) {
       for (size_t i = 0; i < rows; ++i) {
         for (size_t l = 0; l < np_; l += kLanes<T>) {
@@ -146,10 +155,14 @@ class LogitsOfKeys {
         hn::Store(hn::IfThenZeroElse(closed, dx), d, dr + l);
       }
     }
+    if (of_K_.TimesTo(rows, PanelRows<T>{D, np_}, dq_, t, D_panel_)) {
+      d_keys_.Add(rows, D, TokenRows<S>{q_, t}, Q_panel_);
+      return;
+    }
     const RowsOut<S> dq(dq_, t, rows, width_, D_panel_);
     Product<T>(rows, width_, {D, np_, 1, K_, dp_, n_}, dq.data, dq.ld);
     dq.Finish();
-    d_keys_.Add(rows, D, Q_);
+    d_keys_.Add(rows, D, PanelRows<T>{Q_, dp_});
   }
   void Close() { d_keys_.Close(); }
   void CloseIfFull() {
@@ -160,7 +173,8 @@ class LogitsOfKeys {
   const size_t n_, width_, np_, dp_;
   const Sequence<const S> q_;
   const Sequence<S> dq_;
-  SpanProduct<T> d_keys_;
+  SpanProduct<S> d_keys_;
+  Pairs of_K_, of_KT_;
   T *K_, *KT_, *open_, *closed_, *Q_panel_, *D_panel_;
   const T* Q_ = nullptr;
   bool all_open_ = true;
@@ -174,18 +188,22 @@ HWY_NOINLINE void ReadRows(const SlotShape& shape, const Segment& segment,
   const auto n = static_cast<size_t>(shape.slots), width = static_cast<size_t>(shape.width);
   const size_t np = Padded<T>(n), dp = Padded<T>(width);
   Workspace& workspace = Workspace::OfThisThread();
-  workspace.Start(Logits::Bytes(n, width) + sizeof(T) * (np * dp + kBlockRows * (np + dp)),
-                  Logits::kPieces + 3);
+  workspace.Start(Logits::Bytes(n, width) + PanelPairsFor<S>::Bytes(kBlockRows, n, width) +
+                      sizeof(T) * (np * dp + kBlockRows * (np + dp)),
+                  Logits::kPieces + PanelPairsFor<S>::kPieces + 3);
   Logits logits(shape, source, segment, nullptr, workspace);
+  PanelPairsFor<S> of_M(kBlockRows, n, width, workspace);
   T* const M = workspace.Take<T>(np * dp);
   T* const P = workspace.Take<T>(kBlockRows * np);
   T* const O_panel = workspace.Take<T>(kBlockRows * dp);
   PackMemory(memory, 1, n, width, M);
+  of_M.Set(M, dp);
   for (size_t t = segment.begin, rows; t < segment.end; t += rows) {
     rows = std::min(kBlockRows, segment.end - t);
     RowsAhead::OfThisThread().Clear();
     logits.Note(t + rows, std::min(t + rows + kBlockRows, segment.end));
     logits.Softmax(t, rows, P);
+    if (of_M.TimesTo(rows, PanelRows<T>{P, np}, out, t, O_panel)) continue;
     const RowsOut<S> O(out, t, rows, width, O_panel);
     Product<T>(rows, width, {P, np, 1, M, dp, n}, O.data, O.ld);
     O.Finish();
@@ -213,11 +231,14 @@ HWY_NOINLINE void ReadGradients(const SlotShape& shape, const Segment& segment,
   const auto n = static_cast<size_t>(shape.slots), width = static_cast<size_t>(shape.width);
   const size_t np = Padded<T>(n), dp = Padded<T>(width);
   Workspace& workspace = Workspace::OfThisThread();
-  workspace.Start(Logits::Bytes(n, width) + SpanProduct<T>::Bytes(n, width) +
+  using Pairs = PanelPairsFor<S>;
+  workspace.Start(Logits::Bytes(n, width) + SpanProduct<S>::Bytes(n, width) +
+                      Pairs::Bytes(kBlockRows, width, n) +
                       sizeof(T) * (2 * np * dp + kBlockRows * (2 * np + dp)),
-                  Logits::kPieces + SpanProduct<T>::kPieces + 5);
+                  Logits::kPieces + SpanProduct<S>::kPieces + Pairs::kPieces + 5);
   Logits logits(shape, source, segment, sums + np * dp, workspace);
-  SpanProduct<T> product(n, width, sums, workspace);
+  SpanProduct<S> product(n, width, sums, workspace);
+  Pairs of_MT(kBlockRows, width, n, workspace);
   T* const M = workspace.Take<T>(np * dp);
   T* const MT = workspace.Take<T>(dp * np);
   T* const P = workspace.Take<T>(kBlockRows * np);
@@ -225,6 +246,7 @@ HWY_NOINLINE void ReadGradients(const SlotShape& shape, const Segment& segment,
   T* const g_panel = workspace.Take<T>(kBlockRows * dp);
   PackMemory(memory, 1, n, width, M);
   Transpose(np, dp, M, dp, MT, np);
+  of_MT.Set(MT, np);
   // Narrow vectors leave columns of the padding unwritten.
   std::memset(D, 0, kBlockRows * np * sizeof(T));
   for (size_t t = segment.begin, rows; t < segment.end; t += rows) {
@@ -234,9 +256,14 @@ HWY_NOINLINE void ReadGradients(const SlotShape& shape, const Segment& segment,
     logits.Note(next, end);
     NoteRows(g, next, end, width);
     logits.Softmax(t, rows, P);
-    const T* const G = PanelOf(g, t, rows, width, g_panel);
-    Product<T>(rows, n, {G, dp, 1, MT, np, width}, D, np);
-    product.Add(rows, P, G);
+    const TokenRows<S> of_g = {g, t};
+    if (of_MT.template Times<false>(rows, of_g, D, np)) {
+      product.Add(rows, P, of_g, g_panel);
+    } else {
+      const T* const G = AsPanel(of_g, rows, width, g_panel);
+      Product<T>(rows, n, {G, dp, 1, MT, np, width}, D, np);
+      product.Add(rows, P, PanelRows<T>{G, dp});
+    }
     logits.Gradients(t, rows, P, D);
     logits.CloseIfFull();
     if (product.full()) product.Close();

@@ -116,11 +116,11 @@ HWY_NOINLINE void SumsOfSegment(const Segment& segment, const Sequence<const S>&
                                 const SegmentSums& at, double* sums) {
   const size_t np = at.np, dp = Padded<T>(width);
   Workspace& workspace = Workspace::OfThisThread();
-  workspace.Start(SegmentReference<T>::Bytes(n) + written.size() * SpanProduct<T>::Bytes(n, width) +
+  workspace.Start(SegmentReference<T>::Bytes(n) + written.size() * SpanProduct<S>::Bytes(n, width) +
                       sizeof(T) * (kBlockRows * (np + dp) + np),
-                  SegmentReference<T>::kPieces + kMostWritten * SpanProduct<T>::kPieces + 3);
+                  SegmentReference<T>::kPieces + kMostWritten * SpanProduct<S>::kPieces + 3);
   SegmentReference<T> reference(n, workspace);
-  std::vector<SpanProduct<T>> products;
+  std::vector<SpanProduct<S>> products;
   std::vector<Sequence<const S>> values;
   for (const SlotWritten<S>& x : written) {
     products.emplace_back(n, width, sums + products.size() * at.panel, workspace);
@@ -131,7 +131,7 @@ HWY_NOINLINE void SumsOfSegment(const Segment& segment, const Sequence<const S>&
   T* const total = workspace.Take<T>(np);
   std::memset(total, 0, np * sizeof(T));
   const auto close = [&]() HWY_ATTR {
-    for (SpanProduct<T>& product : products) product.Close();
+    for (SpanProduct<S>& product : products) product.Close();
     AddToDouble(np, total, sums + at.totals);
     std::memset(total, 0, np * sizeof(T));
   };
@@ -156,7 +156,7 @@ HWY_NOINLINE void SumsOfSegment(const Segment& segment, const Sequence<const S>&
     }
     Exponentials<T>(weights, rows, reference.hi(), nullptr, E, total);
     for (size_t i = 0; i < products.size(); ++i) {
-      products[i].Add(rows, E, PanelOf(values[i], t, rows, width, V_panel));
+      products[i].Add(rows, E, TokenRows<S>{values[i], t}, V_panel);
     }
     if (products[0].full()) close();
   }
@@ -232,13 +232,18 @@ void WriteAll(const SlotShape& shape, const Rows<const S>& s,
 // G [n, width] of one head as a panel, and its transpose; rows that go in and come out.
 template <class S, class T = ComputeType<S>>
 struct WrittenHead {
+  using Pairs = PanelPairsFor<S>;
   static size_t Bytes(size_t n, size_t width) {
-    return 2 * Padded<T>(n) * Padded<T>(width) * sizeof(T);
+    return 2 * Padded<T>(n) * Padded<T>(width) * sizeof(T) + Pairs::Bytes(kBlockRows, n, width) +
+           Pairs::Bytes(kBlockRows, width, n);
   }
-  static constexpr size_t kPieces = 2;
+  static constexpr size_t kPieces = 2 + 2 * Pairs::kPieces;
   WrittenHead(const SlotWrittenGradients<S>& x, const Segment& segment, int64_t head, size_t n,
               size_t width, Workspace& workspace)
-      : v(x.v, segment.b, segment.h), dv(x.dv, segment.b, segment.h) {
+      : v(x.v, segment.b, segment.h),
+        dv(x.dv, segment.b, segment.h),
+        of_G(kBlockRows, n, width, workspace),
+        of_GT(kBlockRows, width, n, workspace) {
     const size_t np = Padded<T>(n), dp = Padded<T>(width);
     G = workspace.Take<T>(np * dp);
     GT = workspace.Take<T>(dp * np);
@@ -246,9 +251,12 @@ struct WrittenHead {
     PackRows(Sequence<const T>(x.G + static_cast<size_t>(head) * n * width, width), 0, n, width, dp,
              T{0}, G);
     Transpose(np, dp, G, dp, GT, np);
+    of_G.Set(G, dp);
+    of_GT.Set(GT, np);
   }
   Sequence<const S> v;
   Sequence<S> dv;
+  Pairs of_G, of_GT;
   T *G, *GT;
 };
 
@@ -288,15 +296,17 @@ HWY_NOINLINE void WriteGradients(const Segment& segment, int64_t head, const Seq
     for (const WrittenHead<S>& x : heads) NoteRows(x.v, next, end, width);
     Exponentials<T>(LogWeights<T>(s, t, rows, n, W), rows, hi, lo, W, nullptr);
     bool first = true;
-    for (const WrittenHead<S>& x : heads) {
-      const RowsOut<S> D(x.dv, t, rows, width, D_panel);
-      Product<T>(rows, width, {W, np, 1, x.G, dp, n}, D.data, D.ld);
-      D.Finish();
-      const Factors<T> products = {PanelOf(x.v, t, rows, width, V_panel), dp, 1, x.GT, np, width};
-      if (first) {
-        Product<T>(rows, n, products, Y, np);
-      } else {
-        AddProduct<T>(rows, n, products, Y, np);
+    for (WrittenHead<S>& x : heads) {
+      if (!x.of_G.TimesTo(rows, PanelRows<T>{W, np}, x.dv, t, D_panel)) {
+        const RowsOut<S> D(x.dv, t, rows, width, D_panel);
+        Product<T>(rows, width, {W, np, 1, x.G, dp, n}, D.data, D.ld);
+        D.Finish();
+      }
+      const TokenRows<S> v = {x.v, t};
+      if (!(first ? x.of_GT.template Times<false>(rows, v, Y, np)
+                  : x.of_GT.template Times<true>(rows, v, Y, np))) {
+        const Factors<T> products = {AsPanel(v, rows, width, V_panel), dp, 1, x.GT, np, width};
+        first ? Product<T>(rows, n, products, Y, np) : AddProduct<T>(rows, n, products, Y, np);
       }
       first = false;
     }

@@ -309,7 +309,7 @@ std::vector<Mask> MasksOfOneDocument(int64_t length) {
   return {{}, {Lengths({length, length / 2, 0}), {}}};
 }
 
-TEST(BFloat16Tokens, LinearWriteAndRead) {
+void ExpectRoundedLinearOfAll() {
   at::manual_seed(2);
   for (const auto& [given, tolerance] : kLinearRules) {
     const LinearRule& rule = given;
@@ -320,18 +320,20 @@ TEST(BFloat16Tokens, LinearWriteAndRead) {
           return Tensors{LinearWrite(HeadsFirst(x[0]), HeadsFirst(x[1]), x[2], rule, mask)};
         };
         ExpectRounded({Heads(s.length, s.slots), Heads(s.length, s.width)}, {LinearSums(s, rule)},
-                      write, "linear write" + what);
+                      write, "linear write" + what, OfWalks());
       }
       const auto read = [&](const Tensors& x) {
         return Tensors{LinearRead(HeadsFirst(x[0]), x[1], rule)};
       };
       ExpectRounded({Heads(s.length, s.slots)}, {LinearSums(s, rule)}, read, "linear read" + what,
-                    tolerance);
+                    OfWalks(tolerance));
     }
   }
 }
 
-TEST(BFloat16Tokens, SlotWriteAndRead) {
+TEST(BFloat16Tokens, LinearWriteAndRead) { WithAndWithoutPairs(ExpectRoundedLinearOfAll); }
+
+void ExpectRoundedSlotsOfAll() {
   at::manual_seed(2);
   for (const Shape& s : ShapesOfAllTokens()) {
     const std::string what = " " + std::to_string(s.length);
@@ -346,27 +348,30 @@ TEST(BFloat16Tokens, SlotWriteAndRead) {
         return Tensors{after.memory, after.z};
       };
       ExpectRounded({Heads(s.length, s.slots), Heads(s.length, s.width)}, {keys, z}, write,
-                    "slot write" + what);
+                    "slot write" + what, OfWalks());
       const auto write_both = [&](const Tensors& x) {
         const AbcState after = AbcWrite(HeadsFirst(x[0]), HeadsFirst(x[1]), HeadsFirst(x[2]),
                                         {x[3], x[4], x[5]}, mask);
         return Tensors{after.keys, after.values, after.z};
       };
       ExpectRounded({Heads(s.length, s.slots), Heads(s.length, s.width), Heads(s.length, s.width)},
-                    {keys, values, z}, write_both, "abc write" + what);
+                    {keys, values, z}, write_both, "abc write" + what, OfWalks());
     }
     const auto read = [&](const Tensors& x) {
       return Tensors{SlotSoftmaxRead(HeadsFirst(x[0]), x[1])};
     };
-    ExpectRounded({Heads(s.length, s.slots)}, {values}, read, "slot read" + what);
+    ExpectRounded({Heads(s.length, s.slots)}, {values}, read, "slot read" + what, OfWalks());
     for (const at::Tensor& written : {at::Tensor(), some}) {
       const auto attend = [&](const Tensors& x) {
         return Tensors{AbcRead(HeadsFirst(x[0]), x[1], x[2], written, 0.3)};
       };
-      ExpectRounded({Heads(s.length, s.width)}, {keys, values}, attend, "abc read" + what);
+      ExpectRounded({Heads(s.length, s.width)}, {keys, values}, attend, "abc read" + what,
+                    OfWalks());
     }
   }
 }
+
+TEST(BFloat16Tokens, SlotWriteAndRead) { WithAndWithoutPairs(ExpectRoundedSlotsOfAll); }
 
 void ExpectKernelsOfFloats() {
   at::manual_seed(2);
@@ -561,10 +566,12 @@ TEST(BFloat16Tokens, SecondDerivatives) {
          const at::Tensor q = HeadsFirst(t).repeat({1, 1, 1, 2}).narrow(3, 0, 6);
          return AbcRead(q, memory, memory, {}, 0.3);
        }}};
+  ForceIsa("portable");  // whose first derivatives are those of floats
   for (const auto& [name, f] : cases) {
     const at::Tensor want = second(x.to(at::kFloat), f);
     ExpectClose(second(x, f), want, 6e-3, name);
   }
+  ForceIsa("");
 }
 
 }  // namespace
