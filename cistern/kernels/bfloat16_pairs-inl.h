@@ -31,28 +31,18 @@ struct PairFactors {
   size_t ldb, depth;
 };
 
-enum class PairsTo {
-  kSet,    // C = scale A B
-  kAdd,    // C += A B
-  kTimes,  // C = C factor + A B, a factor for each column
-};
-
-template <PairsTo kTo, size_t kRows, int kVectors>
-HWY_INLINE void PairTile(const PairFactors& x, const BFloat16* a, float* HWY_RESTRICT c, size_t ldc,
-                         float scale, const float* HWY_RESTRICT factor) {
-  __m512 sum[kRows][kVectors];
-#pragma GCC unroll 8
-  for (size_t i = 0; i < kRows; ++i) {
-#pragma GCC unroll 4
-    for (int j = 0; j < kVectors; ++j) sum[i][j] = _mm512_setzero_ps();
-  }
-  const uint32_t* HWY_RESTRICT b = x.b;
-  for (size_t k = 0; k < x.depth; ++k, a += x.step, b += x.ldb) {
+// sum += A B, for rows r .. r+kRows-1 of A and the steps [begin, end) of the depth.
+template <size_t kRows, int kVectors>
+HWY_INLINE void PairChain(const PairFactors& x, size_t r, size_t begin, size_t end,
+                          __m512 (&sum)[kRows][kVectors]) {
+  const BFloat16* a = x.a + r * x.row + begin * x.step;
+  const uint32_t* HWY_RESTRICT b = x.b + begin * x.ldb;
+  for (size_t k = begin; k < end; ++k, a += x.step, b += x.ldb) {
     __m512bh bv[kVectors];
 #pragma GCC unroll 4
     for (int j = 0; j < kVectors; ++j)
       bv[j] = (__m512bh)_mm512_loadu_si512(b + static_cast<size_t>(j) * kPairLanes);
-#pragma GCC unroll 8
+#pragma GCC unroll 16
     for (size_t i = 0; i < kRows; ++i) {
       int32_t pair;
       std::memcpy(&pair, a + i * x.row, sizeof pair);
@@ -61,6 +51,24 @@ HWY_INLINE void PairTile(const PairFactors& x, const BFloat16* a, float* HWY_RES
       for (int j = 0; j < kVectors; ++j) sum[i][j] = _mm512_dpbf16_ps(sum[i][j], av, bv[j]);
     }
   }
+}
+
+enum class PairsTo {
+  kSet,    // C = scale A B
+  kAdd,    // C += A B
+  kTimes,  // C = C factor + A B, a factor for each column
+};
+
+template <PairsTo kTo, size_t kRows, int kVectors>
+HWY_INLINE void PairTile(const PairFactors& x, size_t r, float* HWY_RESTRICT c, size_t ldc,
+                         float scale, const float* HWY_RESTRICT factor) {
+  __m512 sum[kRows][kVectors];
+#pragma GCC unroll 8
+  for (size_t i = 0; i < kRows; ++i) {
+#pragma GCC unroll 4
+    for (int j = 0; j < kVectors; ++j) sum[i][j] = _mm512_setzero_ps();
+  }
+  PairChain(x, r, 0, x.depth, sum);
   const __m512 times = _mm512_set1_ps(scale);
 #pragma GCC unroll 8
   for (size_t i = 0; i < kRows; ++i) {
@@ -83,11 +91,9 @@ template <PairsTo kTo, int kVectors>
 HWY_NOINLINE void PairStrip(size_t rows, const PairFactors& x, float* c, size_t ldc, float scale,
                             const float* factor) {
   size_t r = 0;
-  for (; r + 6 <= rows; r += 6)
-    PairTile<kTo, 6, kVectors>(x, x.a + r * x.row, c + r * ldc, ldc, scale, factor);
-  for (; r + 2 <= rows; r += 2)
-    PairTile<kTo, 2, kVectors>(x, x.a + r * x.row, c + r * ldc, ldc, scale, factor);
-  if (r < rows) PairTile<kTo, 1, kVectors>(x, x.a + r * x.row, c + r * ldc, ldc, scale, factor);
+  for (; r + 6 <= rows; r += 6) PairTile<kTo, 6, kVectors>(x, r, c + r * ldc, ldc, scale, factor);
+  for (; r + 2 <= rows; r += 2) PairTile<kTo, 2, kVectors>(x, r, c + r * ldc, ldc, scale, factor);
+  if (r < rows) PairTile<kTo, 1, kVectors>(x, r, c + r * ldc, ldc, scale, factor);
 }
 
 // C[rows, vectors] from A B.

@@ -135,28 +135,6 @@ HWY_INLINE void TransposePairs(size_t rows, size_t width, const RoundedRows& x, 
             reinterpret_cast<float*>(to), ld);
 }
 
-// sum += A B, for kRows rows and the steps [begin, end) of the depth.
-template <size_t kRows, int kVectors>
-HWY_INLINE void PairChain(const PairFactors& x, size_t r, size_t begin, size_t end,
-                          __m512 (&sum)[kRows][kVectors]) {
-  const BFloat16* a = x.a + r * x.row + begin * x.step;
-  const uint32_t* HWY_RESTRICT b = x.b + begin * x.ldb;
-  for (size_t k = begin; k < end; ++k, a += x.step, b += x.ldb) {
-    __m512bh bv[kVectors];
-#pragma GCC unroll 4
-    for (int j = 0; j < kVectors; ++j)
-      bv[j] = (__m512bh)_mm512_loadu_si512(b + static_cast<size_t>(j) * kPairLanes);
-#pragma GCC unroll 16
-    for (size_t i = 0; i < kRows; ++i) {
-      int32_t pair;
-      std::memcpy(&pair, a + i * x.row, sizeof pair);
-      const __m512bh av = (__m512bh)_mm512_set1_epi32(pair);
-#pragma GCC unroll 4
-      for (int j = 0; j < kVectors; ++j) sum[i][j] = _mm512_dpbf16_ps(sum[i][j], av, bv[j]);
-    }
-  }
-}
-
 HWY_INLINE void StorePairSum(__m512 sum, float* to) { _mm512_storeu_ps(to, sum); }
 HWY_INLINE void StorePairSum(__m512 sum, BFloat16* to) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), (__m256i)_mm512_cvtneps_pbh(sum));
