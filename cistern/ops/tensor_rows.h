@@ -6,6 +6,7 @@
 #include <ATen/ops/empty.h>
 #include <c10/util/Exception.h>
 
+#include <algorithm>
 #include <optional>
 #include <type_traits>
 
@@ -65,24 +66,33 @@ Rows<T> OutputRows(const at::Tensor& x) {
   return {MutableData<T>(x), x.stride(0), x.stride(1), x.stride(2)};
 }
 
-// A [B,H,T,w] tensor stored as [B,T,H,w], so that merging the heads afterwards is a view. Where
-// torch is asked to fill unset memory, it is torch's.
-inline at::Tensor EmptyHeads(c10::SymIntArrayRef sizes, const at::TensorOptions& options) {
-  const c10::SymInt stored[] = {sizes[0], sizes[2], sizes[1], sizes[3]};
+// A [B,H,T,w] tensor, not filled, stored as [B,T,H,w], or as it is. Where torch is asked to fill
+// unset memory, it is torch's.
+inline at::Tensor EmptyRows(c10::SymIntArrayRef sizes, const at::TensorOptions& options,
+                            bool heads_inside) {
+  const c10::SymInt &B = sizes[0], &H = sizes[1], &T = sizes[2], &w = sizes[3];
   const at::Context& context = at::globalContext();
   if (!options.device().is_cpu() ||
-      (context.deterministicAlgorithms() && context.deterministicFillUninitializedMemory()))
-    return at::empty_symint(stored, options).transpose(1, 2);
-  const at::Tensor x = at::detail::empty_generic_symint(
-      stored, &OutputAllocator(), c10::DispatchKeySet(c10::DispatchKey::CPU),
-      c10::typeMetaToScalarType(options.dtype()), std::nullopt);
-  return x.transpose(1, 2);
+      (context.deterministicAlgorithms() && context.deterministicFillUninitializedMemory())) {
+    return heads_inside ? at::empty_symint({B, T, H, w}, options).transpose(1, 2)
+                        : at::empty_symint(sizes, options);
+  }
+  // One call of torch: a view of a tensor costs more than making it.
+  const int64_t head = w.expect_int(), heads = H.expect_int(), time = T.expect_int(),
+                row = std::max<int64_t>(1, head), all = std::max<int64_t>(1, heads) * row;
+  const int64_t outer = std::max<int64_t>(1, time);
+  const int64_t strides[] = {outer * all, heads_inside ? row : outer * row,
+                             heads_inside ? all : row, 1};
+  return at::detail::empty_strided_generic(
+      {B.expect_int(), heads, time, head}, strides, &OutputAllocator(),
+      c10::DispatchKeySet(c10::DispatchKey::CPU), c10::typeMetaToScalarType(options.dtype()));
 }
-
-// The same stored as it is, [B,H,T,w].
+// So that merging the heads afterwards is a view.
+inline at::Tensor EmptyHeads(c10::SymIntArrayRef sizes, const at::TensorOptions& options) {
+  return EmptyRows(sizes, options, true);
+}
 inline at::Tensor EmptyHeadByHead(c10::SymIntArrayRef sizes, const at::TensorOptions& options) {
-  const c10::SymInt turned[] = {sizes[0], sizes[2], sizes[1], sizes[3]};
-  return EmptyHeads(turned, options).transpose(1, 2);
+  return EmptyRows(sizes, options, false);
 }
 
 // A mask of starts and lengths for the kernels; keeps what it points to alive.

@@ -74,7 +74,7 @@ AbcMlpMechanism::AbcMlpMechanism(const MechanismInfo& info, const Options& optio
 }
 
 at::Tensor AbcMlpMechanism::LogWeights(const std::vector<at::Tensor>& x, const Piece&) const {
-  const at::Tensor s = x[control_].expand({-1, dims().heads, -1, -1});
+  const at::Tensor s = shared_heads_ ? x[control_].expand({-1, dims().heads, -1, -1}) : x[control_];
   if (activation_ == Activation::kExp) return s;
   if (activation_ == Activation::kSigmoid) return at::log_sigmoid(s);
   const at::Tensor off = s <= 0;  // 1 in the place of 0 keeps the logarithm's gradient finite
