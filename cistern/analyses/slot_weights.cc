@@ -167,6 +167,7 @@ std::vector<SlotMoment> WatchSlots(const CapturedLayer& layer, int64_t row,
       const int64_t copies = slots.CopiesOf(time);
       state = slots.WithCopies(state, copies);
       slots.core().Extend(slots.Piece(identity.narrow(0, 0, copies), done, time - done), state, {});
+      state = slots.core().Settled(state);
       done = time;
       moments.push_back(slots.After(state, time, time - 1, 1));
       slots.Compare(moments.back(), time - 1, &missed, &size);

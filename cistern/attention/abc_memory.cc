@@ -33,6 +33,10 @@ AbcMechanism::AbcMechanism(const MechanismInfo& info, const MemoryOptions& memor
   z_ = AddState("z");
   if (ByPosition()) count_ = AddState("count");
   if (decay.gated()) decay_ = AddState("decay");
+  if (weights_ == Weights::kEverySlot && !decay.gated()) {
+    decoding_ = {key_memory_, value_memory_,        z_, AddState("decoding"), dims.heads,
+                 slots_,      dims.dim / dims.heads};
+  }
 }
 
 void AbcMechanism::DeclareGate() {
@@ -157,9 +161,12 @@ at::Tensor AbcMechanism::ExtendWith(const at::Tensor& s, const std::vector<at::T
   // slot is empty. A log-weight of -inf leaves a slot out.
   const bool every_slot = weights_ == Weights::kEverySlot && ops::AllFinite(s);
   if (every_slot && Fused()) {
-    return ops::AbcExtend(x[q_], x[k_], x[v_], s, state[key_memory_], state[value_memory_],
-                          state[z_], Scale(), mask);
+    return decoding_.declared()
+               ? ops::AbcExtend(x[q_], x[k_], x[v_], s, decoding_.Of(state), Scale(), mask)
+               : ops::AbcExtend(x[q_], x[k_], x[v_], s, state[key_memory_], state[value_memory_],
+                                state[z_], Scale(), mask);
   }
+  decoding_.End(state);
   if (s.scalar_type() == at::kBFloat16) {
     std::vector<at::Tensor> floats;
     for (const at::Tensor& t : x) floats.push_back(t.defined() ? t.to(at::kFloat) : t);
@@ -185,6 +192,7 @@ void AbcMechanism::DoWrite(const std::vector<at::Tensor>& x, State& state, const
 
 void AbcMechanism::WriteWith(const at::Tensor& s, const std::vector<at::Tensor>& x, State& state,
                              const ops::Mask& mask) const {
+  decoding_.End(state);
   const ops::AbcState after =
       ops::AbcWrite(s, x[k_], x[v_], {state[key_memory_], state[value_memory_], state[z_]}, mask);
   state[key_memory_] = after.keys;
@@ -192,7 +200,8 @@ void AbcMechanism::WriteWith(const at::Tensor& s, const std::vector<at::Tensor>&
   state[z_] = after.z;
 }
 
-at::Tensor AbcMechanism::Read(const std::vector<at::Tensor>& x, const State& state) {
+at::Tensor AbcMechanism::Read(const std::vector<at::Tensor>& x, const State& written) {
+  const State state = Settled(written);
   if (!HoldsSums() && !(is_training() && dims().dropout > 0)) {
     return ops::AbcRead(x[q_], state[key_memory_], state[value_memory_],
                         masked_ ? state[z_] : at::Tensor(), Scale());
@@ -215,8 +224,9 @@ at::Tensor AbcMechanism::Definition(Form form, const std::vector<at::Tensor>& qu
   });
 }
 
-State AbcMechanism::Merge(const State& first, const State& second) const {
-  if (ByPosition()) return Mechanism::Merge(first, second);
+State AbcMechanism::Merge(const State& earlier, const State& later) const {
+  if (ByPosition()) return Mechanism::Merge(earlier, later);
+  const State first = Settled(earlier), second = Settled(later);
   const bool gated = decay_options_.gated();
   const at::Tensor faded = gated ? first[z_] + second[decay_] : first[z_];
   const ops::SlotState keys =
@@ -229,6 +239,19 @@ State AbcMechanism::Merge(const State& first, const State& second) const {
   whole[z_] = values.z;
   if (gated) whole[decay_] = first[decay_] + second[decay_];
   return whole;
+}
+
+State AbcMechanism::Settled(const State& state) const { return decoding_.Settled(state); }
+
+State AbcMechanism::StateForm(int64_t batch, const at::TensorOptions& options,
+                              const std::function<bool(const std::string&)>& has) const {
+  return decoding_.Form(EmptyState(batch, options), has);
+}
+
+int64_t AbcMechanism::StateBytes(int64_t batch, int64_t tokens,
+                                 const at::TensorOptions& options) const {
+  const int64_t decoding = Fused() ? decoding_.Bytes(batch, options) : 0;
+  return decoding > 0 ? decoding : Mechanism::StateBytes(batch, tokens, options);
 }
 
 at::Tensor OneHotLogWeights(const at::Tensor& slot, int64_t slots,

@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "cistern/attention/decay.h"
+#include "cistern/attention/decoding_state.h"
 
 namespace cistern {
 
@@ -18,7 +19,8 @@ class AbcMechanism : public Mechanism {
 
   // key_memory, value_memory [B,H,n,d], z [B,H,n]; count [B] int64 (tokens of the document so far)
   // where weights depend on the position; decay [B,H,n or 1] in double, the sum of the gates'
-  // logarithms over the document so far, with a gate.
+  // logarithms over the document so far, with a gate; `decoding` in place of the first three while
+  // it decodes (ops/slot_decoding.h).
   State EmptyState(int64_t batch, const at::TensorOptions& options) const override;
   at::Tensor DoExtend(const std::vector<at::Tensor>& x, State& state,
                       const ops::Mask& mask) override;
@@ -28,6 +30,11 @@ class AbcMechanism : public Mechanism {
                         const std::vector<at::Tensor>& x) const override;
   State Merge(const State& first,
               const State& second) const override;  // where weights do not depend on the position
+  State Settled(const State& state) const override;
+  int64_t StateBytes(int64_t batch, int64_t tokens,
+                     const at::TensorOptions& options) const override;
+  State StateForm(int64_t batch, const at::TensorOptions& options,
+                  const std::function<bool(const std::string&)>& has) const override;
 
  protected:
   enum class Weights {
@@ -99,6 +106,7 @@ class AbcMechanism : public Mechanism {
   DecayOptions decay_options_;
   ProjectionId gate_;
   StateId key_memory_, value_memory_, z_, count_, decay_;
+  DecodingState decoding_;
 };
 
 const EnumNames<AbcMechanism::EmptySlots>& EmptySlotNames();  // masked, take_part

@@ -219,7 +219,14 @@ at::Tensor HeadGroups::DoExtend(const std::vector<at::Tensor>& x, State& state,
                                 const ops::Mask& mask) {
   std::vector<at::Tensor> out;
   Each(x, &state, [&](size_t g, Mechanism& mechanism, const auto& own, State& part) {
-    out.push_back(mechanism.Extend(own, part, mask));
+    // Meanwhile the tensors are the group's alone, so that it may write in place.
+    PutBack(state, g, mechanism.UndefinedState());
+    try {
+      out.push_back(mechanism.Extend(own, part, mask));
+    } catch (...) {
+      PutBack(state, g, part);
+      throw;
+    }
     PutBack(state, g, part);
   });
   return JoinHeads(out);
@@ -297,6 +304,23 @@ State HeadGroups::Compact(const State& state) const {
   State whole = state;
   for (size_t g = 0; g < groups_.size(); ++g)
     PutBack(whole, g, groups_[g].mechanism->Compact(Part(state, g)));
+  return whole;
+}
+
+State HeadGroups::Settled(const State& state) const {
+  State whole = state;
+  for (size_t g = 0; g < groups_.size(); ++g)
+    PutBack(whole, g, groups_[g].mechanism->Settled(Part(state, g)));
+  return whole;
+}
+
+State HeadGroups::StateForm(int64_t batch, const at::TensorOptions& options,
+                            const std::function<bool(const std::string&)>& has) const {
+  State whole = UndefinedState();
+  for (size_t g = 0; g < groups_.size(); ++g) {
+    const auto has_own = [&](const std::string& name) { return has(groups_[g].name + "_" + name); };
+    PutBack(whole, g, groups_[g].mechanism->StateForm(batch, options, has_own));
+  }
   return whole;
 }
 

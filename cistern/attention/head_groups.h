@@ -43,6 +43,9 @@ class HeadGroups : public Mechanism {
   int64_t StateBytes(int64_t batch, int64_t tokens,
                      const at::TensorOptions& options) const override;
   State Compact(const State& state) const override;
+  State Settled(const State& state) const override;
+  State StateForm(int64_t batch, const at::TensorOptions& options,
+                  const std::function<bool(const std::string&)>& has) const override;
   void CheckState(const State& state) const override;
   // Of any group.
   std::string FormRefusal(Form form) const override;

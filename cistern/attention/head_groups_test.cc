@@ -87,8 +87,8 @@ TEST(HeadGroups, TheSameMechanismTwiceKeepsTwoStates) {
   const auto m = FindMechanism("latte:1+latte:1").Make(Json{{"latte", {{"latents", 3}}}}, dims);
   std::vector<std::string> names;
   for (const NamedTensor& t : m->EmptyState(1, at::kFloat).tensors) names.push_back(t.name);
-  EXPECT_EQ(names,
-            (std::vector<std::string>{"latte0_memory", "latte0_z", "latte1_memory", "latte1_z"}));
+  EXPECT_EQ(names, (std::vector<std::string>{"latte0_memory", "latte0_z", "latte0_decoding",
+                                             "latte1_memory", "latte1_z", "latte1_decoding"}));
 }
 
 TEST(HeadGroups, WhatAllHaveIsDeclared) {

@@ -328,6 +328,11 @@ int64_t Mechanism::StateBytes(int64_t batch, int64_t, const at::TensorOptions& o
 }
 
 State Mechanism::Compact(const State& state) const { return state; }
+State Mechanism::Settled(const State& state) const { return state; }
+State Mechanism::StateForm(int64_t batch, const at::TensorOptions& options,
+                           const std::function<bool(const std::string&)>&) const {
+  return EmptyState(batch, options);
+}
 
 void Mechanism::CheckState(const State&) const {}
 

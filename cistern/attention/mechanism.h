@@ -169,6 +169,7 @@ class Mechanism : public torch::nn::Module {
   // then those of what was packed; names of state tensors; tensors of its own.
   const std::vector<Projection>& Projections() const { return projections_; }
   const std::vector<std::string>& StateNames() const { return state_names_; }
+  State UndefinedState() const;  // every state tensor by its name, none of them defined
   const std::vector<CoreWeight>& weights() const { return weights_; }
 
   // Everything below: tensors in declared order, each [B,H,T,width/H]; those of the other side are
@@ -237,15 +238,23 @@ class Mechanism : public torch::nn::Module {
   virtual void Truncate(State& state, int64_t count) const;
 
   // Bytes of the state after `tokens` tokens in each of `batch` rows, without running anything:
-  // Compact(state).Bytes(). By default those of the empty state, which a bounded mechanism keeps. A
+  // Compact(state).Bytes(). By default those of the empty state, which a bounded mechanism keeps;
+  // where decoding has a form of its own (Settled), the bytes of that. A
   // cache may hold up to as much again as room to grow into (State::Bytes counts it), and rows that
   // were padded or packed add what tells their tokens apart.
   virtual int64_t StateBytes(int64_t batch, int64_t tokens, const at::TensorOptions& options) const;
   // The state without spare room: what a file of it holds. By default the state itself. Shares
   // memory.
   virtual State Compact(const State& state) const;
+  // The state in the tensors that EmptyState has: one that decodes may have others in their place
+  // (ops/slot_decoding.h). By default the state itself. Shares memory.
+  virtual State Settled(const State& state) const;
+  // The names, types and shapes of a state that has the tensors of which `has` is true: those of
+  // EmptyState, or those of a state that decodes.
+  virtual State StateForm(int64_t batch, const at::TensorOptions& options,
+                          const std::function<bool(const std::string&)>& has) const;
   // For a compact state that was read from a file, whose tensors have the names, types and shapes
-  // of EmptyState (a size of 0 there may be any other): Error where the tensors do not fit each
+  // of StateForm (a size of 0 there may be any other): Error where the tensors do not fit each
   // other.
   virtual void CheckState(const State& state) const;
 
@@ -270,7 +279,6 @@ class Mechanism : public torch::nn::Module {
   // Declare a projection and a state tensor, in the order of the lists above.
   ProjectionId AddProjection(const Projection& projection);
   StateId AddState(const std::string& name);
-  State UndefinedState() const;  // every declared tensor by its name, none of them defined
 
   // Registers a tensor of the core and sets `member` to it. A dot in the name puts it into a module
   // of its own: "map.weight".

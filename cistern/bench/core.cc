@@ -223,6 +223,7 @@ Contestant Core::Run() {
       mechanism_->Truncate(state_, case_.length);
     } else {
       state_ = kept_.Clone();
+      Forward();  // where decoding begins, the state takes another form (ops/slot_decoding.h)
     }
   };
   return c;

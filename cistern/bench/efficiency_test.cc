@@ -64,15 +64,16 @@ TEST(Efficiency, EveryLengthMeetsTheOtherMechanism) {
       EXPECT_GT(m.other_low, 0);
     }
   }
-  // Decoding: 2 heads of 8 channels; a cache of 2 x 8 floats a token and head against 4 latents of
-  // 8 doubles and their z, so the state is smaller from the length on at which 64 T > 288.
+  // Decoding: 2 heads of 8 channels; a cache of 2 x 8 floats a token and head against a state that
+  // decodes 4 latents (kernels/slot_decoding.h), 1,856 bytes a head: smaller from the length on at
+  // which 64 T > 1856.
   const EfficiencyRow& decode = rows[5];
   ASSERT_EQ(decode.bytes.size(), 3u);
   EXPECT_EQ(decode.bytes[0].low, decode.bytes[2].low);
   EXPECT_NEAR(decode.bytes[2].other_low - decode.bytes[1].other_low, 32 * 2 * 16 * 4, 1);
-  EXPECT_EQ(BracketOf(decode.bytes).from, 16);
+  EXPECT_EQ(BracketOf(decode.bytes).from, 32);
   const Json json = EfficiencyJson(rows);
-  EXPECT_EQ(json[5]["memory"]["from"], 16);
+  EXPECT_EQ(json[5]["memory"]["from"], 32);
   EXPECT_EQ(json[5]["time"]["points"].size(), 3u);
   EXPECT_EQ(EfficiencyTable(rows).rows.size(), 6u);
   // 3 lengths; nystrom is asked once in each of the three.

@@ -151,7 +151,7 @@ std::vector<Row> MeasureDecodes(LanguageModel& model, const ModelSettings& s, Js
       model.Hidden(Ids(vocab, {1, piece}, model), state);
       done += piece;
     }
-    const int64_t bytes = model.Compact(state).Bytes();
+    const int64_t bytes = model.StateBytes(1, done);
     const std::vector<double> times = TimeDecodeSteps(model, state, s.decoded, s.stop);
     done += int64_t(times.size());
     rows.push_back(DecodeRow(model, s, limits, 1, position, times, bytes));
@@ -159,7 +159,7 @@ std::vector<Row> MeasureDecodes(LanguageModel& model, const ModelSettings& s, Js
   for (const int64_t sequences : s.sequences) {
     warm(sequences);
     ModelState many = model.EmptyState(sequences);
-    const int64_t bytes = model.Compact(many).Bytes();
+    const int64_t bytes = model.StateBytes(sequences, 0);
     const std::vector<double> times = TimeDecodeSteps(model, many, s.decoded, s.stop);
     rows.push_back(DecodeRow(model, s, limits, sequences, 0, times, bytes));
   }

@@ -101,6 +101,10 @@ class StateTensors {
   StateTensors(const std::string& path, std::vector<NamedTensor> all)
       : path_(path), all_(std::move(all)) {}
 
+  bool Has(const std::string& name) const {
+    return std::any_of(all_.begin(), all_.end(),
+                       [&](const NamedTensor& t) { return t.name == name; });
+  }
   // The tensor that stands in place of `like`, with its type and sizes, where a size of 0 may be
   // any other. Where `like` is undefined it may be missing or anything.
   at::Tensor Take(const std::string& name, const at::Tensor& like) {
@@ -201,7 +205,8 @@ ModelStateFile LoadModelState(const std::string& path, const StatefulModel& mode
                 ": tensor 'positions' holds a position below 0");
   for (size_t i = 0; i < model.state_layers().size(); ++i) {
     const AttentionLayer& layer = *model.state_layers()[i];
-    State state = layer.EmptyState(batch, options);
+    State state = layer.StateForm(
+        batch, options, [&](const std::string& name) { return tensors.Has(LayerName(i, name)); });
     for (NamedTensor& t : state.tensors) {
       const at::Tensor value = tensors.Take(LayerName(i, t.name), t.value);
       t.value = value.defined() ? value.to(t.value.defined() ? t.value.device() : options.device())

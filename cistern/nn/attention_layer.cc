@@ -154,7 +154,12 @@ bool AttentionLayer::ReadsByMaps() const {
 }
 
 State AttentionLayer::EmptyState(int64_t batch, const at::TensorOptions& options) const {
-  State state = mechanism_->EmptyState(batch, options);
+  return StateForm(batch, options, [](const std::string&) { return false; });
+}
+
+State AttentionLayer::StateForm(int64_t batch, const at::TensorOptions& options,
+                                const std::function<bool(const std::string&)>& has) const {
+  State state = mechanism_->StateForm(batch, options, has);
   if (options_.conv > 0 && attends())
     state.tensors.push_back({conv_.name, EmptyConv(batch, options)});
   return state;

@@ -48,6 +48,8 @@ class AttentionLayer : public torch::nn::Module {
  public:
   // The mechanism's state and, with a convolution, "conv" [B, taps-1, sum of widths].
   State EmptyState(int64_t batch, const at::TensorOptions& options) const;
+  State StateForm(int64_t batch, const at::TensorOptions& options,
+                  const std::function<bool(const std::string&)>& has) const;
   // As the mechanism's, the convolution's inputs included.
   int64_t StateBytes(int64_t batch, int64_t tokens, const at::TensorOptions& options) const;
   // Why a state cannot be cut back to fewer tokens; empty where mechanism().Truncate does it.

@@ -288,7 +288,7 @@ Result Run(at::TensorList given, at::TensorList weights, at::TensorList state_in
   }
   if (out.dim() == 4) out = HeadsInside(out);
   if (!GivesState(verb, keep_state)) return {out, {}};
-  return {out, ToList(core->Compact(state), batch, given[0])};
+  return {out, ToList(core->Compact(core->Settled(state)), batch, given[0])};
 }
 
 // Draws as `seed` says, and leaves the generator as it was.

@@ -53,8 +53,11 @@ EfficientMechanism::EfficientMechanism(const MechanismInfo& info, const Options&
     FailUsage(
         "[efficient] divisor=length goes with normaliser=scaling; softmax divides by nothing");
   if (scaling_) RefuseAttentionDropout(info, dims);
+  if (!scaling_) {
+    DeclareStates();
+    return;
+  }
   memory_ = AddState("memory");
-  if (!scaling_) z_ = AddState("z");
   if (by_length_) count_ = AddState("count");
 }
 

@@ -52,6 +52,8 @@ GatedSlotsMechanism::GatedSlotsMechanism(const MechanismInfo& info, const Option
   gate_ = AddProjection({"gate", Side::kKey, dims.heads * options.slots});
   key_memory_ = AddState("key_memory");
   value_memory_ = AddState("value_memory");
+  decoding_ = {key_memory_,   value_memory_,        {}, AddState("decoding"), dims.heads,
+               options.slots, dims.dim / dims.heads};
 }
 
 State GatedSlotsMechanism::EmptyState(int64_t batch, const at::TensorOptions& options) const {
@@ -80,8 +82,9 @@ at::Tensor GatedSlotsMechanism::Attend(const at::Tensor& logits) const {
 at::Tensor GatedSlotsMechanism::DoExtend(const std::vector<at::Tensor>& x, State& state,
                                          const ops::Mask& mask) {
   if (!DropsWeights())
-    return ops::GatedSlotsExtend(x[q_], x[k_], x[v_], x[gate_], state[key_memory_],
-                                 state[value_memory_], Scale(), options_.temperature, mask);
+    return ops::GatedSlotsExtend(x[q_], x[k_], x[v_], x[gate_], decoding_.Of(state), Scale(),
+                                 options_.temperature, mask);
+  decoding_.End(state);
   const ops::Gate gate = ops::MakeGate(x[gate_], options_.temperature);
   const at::Tensor matched =
       ops::SumMatchExtend(x[q_], gate.write, x[k_], state[key_memory_], mask, gate.log_gate);
@@ -91,13 +94,15 @@ at::Tensor GatedSlotsMechanism::DoExtend(const std::vector<at::Tensor>& x, State
 
 void GatedSlotsMechanism::DoWrite(const std::vector<at::Tensor>& x, State& state,
                                   const ops::Mask& mask) {
+  decoding_.End(state);
   const ops::Gate gate = ops::MakeGate(x[gate_], options_.temperature);
   state[key_memory_] = ops::SumWrite(gate.write, x[k_], state[key_memory_], mask, gate.log_gate);
   state[value_memory_] =
       ops::SumWrite(gate.write, x[v_], state[value_memory_], mask, gate.log_gate);
 }
 
-at::Tensor GatedSlotsMechanism::Read(const std::vector<at::Tensor>& x, const State& state) {
+at::Tensor GatedSlotsMechanism::Read(const std::vector<at::Tensor>& x, const State& written) {
+  const State state = Settled(written);
   const auto type = x[q_].scalar_type();
   return at::matmul(Attend(at::matmul(x[q_], state[key_memory_].to(type).transpose(2, 3))),
                     state[value_memory_].to(type));
@@ -119,6 +124,19 @@ at::Tensor GatedSlotsMechanism::Definition(Form form, const std::vector<at::Tens
     }
     return at::matmul(at::softmax(at::matmul(query[q_], keys.transpose(2, 3)) * scale, 3), values);
   });
+}
+
+State GatedSlotsMechanism::Settled(const State& state) const { return decoding_.Settled(state); }
+
+State GatedSlotsMechanism::StateForm(int64_t batch, const at::TensorOptions& options,
+                                     const std::function<bool(const std::string&)>& has) const {
+  return decoding_.Form(EmptyState(batch, options), has);
+}
+
+int64_t GatedSlotsMechanism::StateBytes(int64_t batch, int64_t tokens,
+                                        const at::TensorOptions& options) const {
+  const int64_t decoding = DropsWeights() ? 0 : decoding_.Bytes(batch, options);
+  return decoding > 0 ? decoding : Mechanism::StateBytes(batch, tokens, options);
 }
 
 LeastOperations GatedSlotsMechanism::Operations(Form form, int64_t tokens, int64_t) const {

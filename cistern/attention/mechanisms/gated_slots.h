@@ -8,6 +8,7 @@
 // with g_t = sigmoid(W_g x_t)^(1/temperature) in (0,1)^n per head. Slots are running means that
 // favour recent tokens, so nothing has to be divided, and every token that reads has been written
 // to every slot.
+#include "cistern/attention/decoding_state.h"
 #include "cistern/attention/mechanism.h"
 #include "cistern/attention/operations.h"
 
@@ -24,13 +25,19 @@ class GatedSlotsMechanism : public Mechanism, public CountsOperations {
   GatedSlotsMechanism(const MechanismInfo& info, const Options& options, const AttentionDims& dims);
 
   State EmptyState(int64_t batch, const at::TensorOptions& options)
-      const override;  // key_memory, value_memory [B,H,n,d] in double
+      const override;  // key_memory, value_memory [B,H,n,d] in double; `decoding` in their place
+                       // while it decodes (ops/slot_decoding.h)
   at::Tensor DoExtend(const std::vector<at::Tensor>& x, State& state,
                       const ops::Mask& mask) override;
   void DoWrite(const std::vector<at::Tensor>& x, State& state, const ops::Mask& mask) override;
   at::Tensor Read(const std::vector<at::Tensor>& x, const State& state) override;
   at::Tensor Definition(Form form, const std::vector<at::Tensor>& queries,
                         const std::vector<at::Tensor>& x) const override;
+  State Settled(const State& state) const override;
+  int64_t StateBytes(int64_t batch, int64_t tokens,
+                     const at::TensorOptions& options) const override;
+  State StateForm(int64_t batch, const at::TensorOptions& options,
+                  const std::function<bool(const std::string&)>& has) const override;
   bool TakesBFloat16(Form form) const override;
   LeastOperations Operations(Form form, int64_t tokens, int64_t before) const override;
 
@@ -42,6 +49,7 @@ class GatedSlotsMechanism : public Mechanism, public CountsOperations {
   Options options_;
   ProjectionId q_, k_, v_, gate_;
   StateId key_memory_, value_memory_;
+  DecodingState decoding_;
 };
 
 }  // namespace cistern

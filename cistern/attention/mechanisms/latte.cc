@@ -48,8 +48,7 @@ LatteMechanism::LatteMechanism(const MechanismInfo& info, const Options& options
   dropped_ = options.dropout;
   decay_options_ = options.decay;
   CheckDecay(info, options.decay);
-  memory_ = AddState("memory");
-  z_ = AddState("z");
+  DeclareStates();
   if (!options.decay.gated()) return;
   gate_ = AddProjection(GateProjection(options.decay, dims.heads, latents_ / dims.heads));
   decay_ = AddState("decay");
@@ -65,16 +64,20 @@ LatteMechanism::LatteMechanism(const MechanismInfo& info, int64_t latents,
   v_ = AddProjection({"v", Side::kKey, dims.dim});
 }
 
+void LatteMechanism::DeclareStates() {
+  memory_ = AddState("memory");
+  z_ = AddState("z");
+  decoding_ = {{}, memory_, z_, AddState("decoding"), dims().heads, Slots(), Width()};
+}
+
 State LatteMechanism::EmptyState(int64_t batch, const at::TensorOptions& options) const {
-  const ops::SlotState slots = ops::EmptySlots(batch, dims().heads, latents_ / dims().heads,
-                                               dims().dim / dims().heads, options);
+  const ops::SlotState slots = ops::EmptySlots(batch, dims().heads, Slots(), Width(), options);
   State state = UndefinedState();
   state[memory_] = slots.memory;
   state[z_] = slots.z;
   if (decay_options_.gated()) {
     const bool each = decay_options_.gate == GateKind::kSlot;
-    state[decay_] =
-        at::zeros({batch, dims().heads, each ? latents_ / dims().heads : 1}, slots.z.options());
+    state[decay_] = at::zeros({batch, dims().heads, each ? Slots() : 1}, slots.z.options());
   }
   return state;
 }
@@ -125,15 +128,17 @@ at::Tensor LatteMechanism::DoExtend(const std::vector<at::Tensor>& x, State& sta
 at::Tensor LatteMechanism::ExtendWith(const std::vector<at::Tensor>& x, State& state,
                                       const ops::Mask& mask) {
   if (const double dropout = WeightDropout(Form::kCausal); dropout > 0) {
+    decoding_.End(state);
     return ops::SlotReadExtend(ReadWeights(x[q_], dropout), x[k_], x[v_], state[memory_], state[z_],
                                mask)
         .out;
   }
-  return ops::LatteExtend(x[q_], x[k_], x[v_], state[memory_], state[z_], mask);
+  return ops::LatteExtend(x[q_], x[k_], x[v_], decoding_.Of(state), mask);
 }
 
 void LatteMechanism::DoWrite(const std::vector<at::Tensor>& x, State& state,
                              const ops::Mask& mask) {
+  decoding_.End(state);
   if (decay_options_.gated()) {
     const Decay decay = DecayOf(x[gate_], decay_options_, mask);
     const std::vector<at::Tensor> faded = Faded(x, decay);
@@ -148,7 +153,8 @@ void LatteMechanism::DoWrite(const std::vector<at::Tensor>& x, State& state,
   state[z_] = slots.z;
 }
 
-at::Tensor LatteMechanism::Read(const std::vector<at::Tensor>& x, const State& state) {
+at::Tensor LatteMechanism::Read(const std::vector<at::Tensor>& x, const State& written) {
+  const State state = Settled(written);
   const double dropout = WeightDropout(Form::kCross);
   if (dropout == 0) return ops::SlotSoftmaxRead(x[q_], state[memory_]);
   return at::matmul(ReadWeights(x[q_], dropout), state[memory_].to(x[q_].scalar_type()));
@@ -164,7 +170,8 @@ at::Tensor LatteMechanism::Definition(Form form, const std::vector<at::Tensor>& 
   });
 }
 
-State LatteMechanism::Merge(const State& first, const State& second) const {
+State LatteMechanism::Merge(const State& earlier, const State& later) const {
+  const State first = Settled(earlier), second = Settled(later);
   const bool gated = decay_options_.gated();
   const ops::SlotState whole =
       ops::MergeSlots({first[memory_], gated ? first[z_] + second[decay_] : first[z_]},
@@ -174,6 +181,20 @@ State LatteMechanism::Merge(const State& first, const State& second) const {
   state[z_] = whole.z;
   if (gated) state[decay_] = first[decay_] + second[decay_];
   return state;
+}
+
+State LatteMechanism::Settled(const State& state) const { return decoding_.Settled(state); }
+
+State LatteMechanism::StateForm(int64_t batch, const at::TensorOptions& options,
+                                const std::function<bool(const std::string&)>& has) const {
+  return decoding_.Form(EmptyState(batch, options), has);
+}
+
+int64_t LatteMechanism::StateBytes(int64_t batch, int64_t tokens,
+                                   const at::TensorOptions& options) const {
+  const bool defers = !decay_options_.gated() && WeightDropout(Form::kCausal) == 0;
+  const int64_t decoding = defers ? decoding_.Bytes(batch, options) : 0;
+  return decoding > 0 ? decoding : Mechanism::StateBytes(batch, tokens, options);
 }
 
 LeastOperations LatteMechanism::Operations(Form form, int64_t tokens, int64_t) const {

@@ -3,6 +3,7 @@
 // the latents of a head of x Wq; each latent holds the softmax(x Wk)-weighted mean of the values.
 // The slot memory's read alone; no key memory.
 #include "cistern/attention/decay.h"
+#include "cistern/attention/decoding_state.h"
 #include "cistern/attention/operations.h"
 
 namespace cistern {
@@ -22,7 +23,8 @@ class LatteMechanism : public Mechanism, public CountsOperations {
 
   State EmptyState(int64_t batch, const at::TensorOptions& options)
       const override;  // memory [B,H,L/H,d], z [B,H,L/H]; with a gate decay [B,H,L/H or 1], the sum
-                       // of the gates' logarithms over the document so far
+                       // of the gates' logarithms over the document so far. `decoding` in place of
+                       // the first two while it decodes (ops/slot_decoding.h)
   at::Tensor DoExtend(const std::vector<at::Tensor>& x, State& state,
                       const ops::Mask& mask) override;
   void DoWrite(const std::vector<at::Tensor>& x, State& state, const ops::Mask& mask) override;
@@ -30,15 +32,22 @@ class LatteMechanism : public Mechanism, public CountsOperations {
   at::Tensor Definition(Form form, const std::vector<at::Tensor>& queries,
                         const std::vector<at::Tensor>& x) const override;
   State Merge(const State& first, const State& second) const override;
+  State Settled(const State& state) const override;
+  int64_t StateBytes(int64_t batch, int64_t tokens,
+                     const at::TensorOptions& options) const override;
+  State StateForm(int64_t batch, const at::TensorOptions& options,
+                  const std::function<bool(const std::string&)>& has) const override;
   double OutputDropout(Form form) const override;
   bool TakesBFloat16(Form form) const override;
   std::string FormRefusal(Form form) const override { return DecayRefusal(decay_options_, form); }
   LeastOperations Operations(Form form, int64_t tokens, int64_t before) const override;
 
  protected:
-  // The projections alone: the states are those of the class derived from it, or, where it declares
-  // `memory` and `z`, Latte's.
+  // The projections alone: the states are those of the class derived from it, or, where it calls
+  // DeclareStates, Latte's.
   LatteMechanism(const MechanismInfo& info, int64_t latents, const AttentionDims& dims);
+
+  void DeclareStates();
 
   ProjectionId q_, k_, v_;
   StateId memory_, z_;
@@ -50,10 +59,13 @@ class LatteMechanism : public Mechanism, public CountsOperations {
   // x in double with the log-weights k - G of a gated piece; the gate's tensor is left out.
   std::vector<at::Tensor> Faded(const std::vector<at::Tensor>& x, const Decay& decay) const;
   void FadeState(const Decay& decay, State& state) const;
+  int64_t Slots() const { return latents_ / dims().heads; }
+  int64_t Width() const { return dims().dim / dims().heads; }
 
   int64_t latents_;
   Dropped dropped_ = Dropped::kWeights;
   DecayOptions decay_options_;
+  DecodingState decoding_;
   ProjectionId gate_;
   StateId decay_;
 };

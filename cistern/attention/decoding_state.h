@@ -1,0 +1,28 @@
+#pragma once
+// The state of a mechanism of slots while it decodes with writes put off (ops/slot_decoding.h): one
+// tensor `decoding` in place of its memories and z. A mechanism that declares one holds this and
+// passes the virtual functions below on to it.
+#include <functional>
+
+#include "cistern/attention/state.h"
+#include "cistern/ops/slot_decoding.h"
+
+namespace cistern {
+
+struct DecodingState {
+  StateId keys, values, z;  // those that the mechanism has not are undeclared
+  StateId decoding;         // undeclared: writes are never put off
+  int64_t heads = 0, slots = 0, width = 0;
+
+  bool declared() const { return decoding.index != StateId::kUndeclared; }
+  ops::SlotHandles Of(State& state) const;
+  // The state in double, for every other use of it.
+  void End(State& state) const;
+  State Settled(const State& state) const;  // Mechanism::Settled
+  State Form(const State& empty,            // Mechanism::StateForm
+             const std::function<bool(const std::string&)>& has) const;
+  // Of the tensors that decoding has; 0: writes are not put off there.
+  int64_t Bytes(int64_t batch, const at::TensorOptions& options) const;
+};
+
+}  // namespace cistern

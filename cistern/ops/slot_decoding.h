@@ -1,0 +1,41 @@
+#pragma once
+// States of Latte, ABC and gated slots that go on. Where tokens come one by one, in float or
+// bfloat16 on the CPU and without a gradient, writes are put off (kernels/slot_decoding.h has the
+// algebra): half the time a token, or less.
+#include "cistern/ops/gated_slots.h"
+#include "cistern/ops/slot_attention.h"
+
+namespace cistern::ops {
+
+// A mechanism's tensors of such a state: memories and z as in SlotState and AbcState, or, while
+// tokens come one by one, `decoding` [B,H,bytes] of kByte in their place, and they are undefined.
+struct SlotHandles {
+  at::Tensor* keys;  // null: Latte
+  at::Tensor& values;
+  at::Tensor* z;  // null: gated slots
+  at::Tensor& decoding;
+};
+
+// As LatteAttention, AbcAttention and GatedSlotsAttention, for a state that goes on: it becomes the
+// one after. What nobody else holds is written in place where no gradient is recorded (in_place.h).
+// Which of both forms it has after it depends on these tokens alone.
+at::Tensor LatteExtend(const at::Tensor& q, const at::Tensor& s, const at::Tensor& v,
+                       const SlotHandles& state, const Mask& mask = {});
+at::Tensor AbcExtend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                     const at::Tensor& s, const SlotHandles& state, double scale,
+                     const Mask& mask = {});
+at::Tensor GatedSlotsExtend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                            const at::Tensor& logits, const SlotHandles& state, double scale,
+                            double temperature, const Mask& mask = {});
+
+// Memories and z are defined again, `decoding` is not; where it was not, nothing is done.
+void EndDecoding(const SlotHandles& state, int64_t slots, int64_t width);
+
+// Bytes of a whole state while it decodes tokens of this type on this device; 0: it does not put
+// off writes there.
+int64_t DecodingStateBytes(int64_t batch, int64_t heads, int64_t slots, int64_t width, bool keys,
+                           const at::TensorOptions& options);
+// `decoding`, not filled.
+at::Tensor EmptyDecoding(int64_t batch, int64_t heads, int64_t slots, int64_t width, bool keys);
+
+}  // namespace cistern::ops
