@@ -20,7 +20,7 @@ struct Whole {
     at::manual_seed(1);
     config.kind = "decoder_lm";
     config.vocab_size = 256, config.dim = 8, config.heads = 2, config.max_length = 64;
-    config.attention = {"latte", "softmax", "abc_mlp", "window", "abc_compressive"};
+    config.attention = {"latte", "softmax", "abc_mlp", "window", "abc_compressive", "gated_slots"};
     config.layers = int64_t(config.attention.size());
     config.positions = PositionKind::kLearned, config.conv = 3;
     model = std::dynamic_pointer_cast<LanguageModel>(MakeModel(config, 1));
@@ -30,7 +30,9 @@ struct Whole {
         std::string(folder ? folder : "/tmp") + "/cistern-fuzz-state-" + std::to_string(getpid());
     TextState text = EmptyTextState(*model, 2);
     const at::Tensor ids = at::randint(0, 256, {2, 9}, at::kLong);
-    text.hidden = model->Hidden(ids, text.model).narrow(1, 8, 1);
+    model->Hidden(ids.narrow(1, 0, 8), text.model);
+    // One token alone: the state of slots is that of decoding (ops/slot_decoding.h).
+    text.hidden = model->Hidden(ids.narrow(1, 8, 1), text.model);
     for (TokenHistory& h : text.history) {
       for (const int32_t token : {7, 0, 255}) h.Push(token);
     }

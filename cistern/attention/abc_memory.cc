@@ -34,7 +34,7 @@ AbcMechanism::AbcMechanism(const MechanismInfo& info, const MemoryOptions& memor
   if (ByPosition()) count_ = AddState("count");
   if (decay.gated()) decay_ = AddState("decay");
   if (weights_ == Weights::kEverySlot && !decay.gated()) {
-    decoding_ = {key_memory_, value_memory_,        z_, AddState("decoding"), dims.heads,
+    decoding_ = {key_memory_, value_memory_,        z_, AddState(kDecodingName), dims.heads,
                  slots_,      dims.dim / dims.heads};
   }
 }

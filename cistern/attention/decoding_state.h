@@ -9,6 +9,13 @@
 
 namespace cistern {
 
+// The name of that tensor, and whether a state's tensor is one: those of a head group have the
+// group's name before theirs.
+constexpr const char kDecodingName[] = "decoding";
+inline bool IsDecodingName(const std::string& name) {
+  return name == kDecodingName || name.ends_with("_decoding");
+}
+
 struct DecodingState {
   StateId keys, values, z;  // those that the mechanism has not are undeclared
   StateId decoding;         // undeclared: writes are never put off

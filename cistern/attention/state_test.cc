@@ -7,6 +7,7 @@
 #include "cistern/attention/testing_mechanisms.h"
 #include "cistern/base/error.h"
 #include "cistern/ops/impl.h"
+#include "cistern/ops/slot_decoding.h"
 
 namespace cistern {
 namespace {
@@ -333,6 +334,23 @@ TEST(State, DecodesWithWritesPutOff) {
     ExpectContains(Thrown([&] { m.Extend(token, foreign, {}); }), {"decoding", "shape"});
   });
   EXPECT_GE(decoding, 4);
+}
+
+TEST(State, WritesAtOnceWhereThatIsAskedFor) {
+  at::NoGradGuard guard;
+  const auto m = Small(FindMechanism("latte"));
+  State state = m->EmptyState(1, at::kFloat);
+  const auto token = To(Inputs(*m, 1, 1), at::kFloat);
+  {
+    const ops::WriteAtOnceScope at_once;
+    m->Extend(token, state, {});
+    EXPECT_FALSE(state.Has("decoding"));
+  }
+  m->Extend(token, state, {});
+  EXPECT_TRUE(state.Has("decoding"));
+  const ops::WriteAtOnceScope at_once;
+  m->Extend(token, state, {});
+  EXPECT_TRUE(state.Has("memory") && !state.Has("decoding"));
 }
 
 // Rows whose documents begin or whose tokens are padding keep to themselves there, too.

@@ -209,7 +209,7 @@ class DecodingHead {
     for (size_t l = 0; l < np; l += kLanes<double>)
       hn::Store(hn::Add(hn::Load(d, W + l), LoadAsDouble(E + l)), d, W + l);
     Shares(shares);
-    ++*count_;
+    *count_ = static_cast<int64_t>(count()) + 1;
   }
 
   // The weights W (1 - g) of gated slots' next token from their logits [np], infinite in its
@@ -243,7 +243,7 @@ class DecodingHead {
   void WriteGates(const double* next, float* shares) {
     std::copy_n(next, np, W);
     Shares(shares);
-    ++*count_;
+    *count_ = static_cast<int64_t>(count()) + 1;
   }
 
   // Writes that were put off join the memory. Each slot's U and W are divided by a power of two, so

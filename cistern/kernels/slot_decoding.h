@@ -34,7 +34,8 @@ int64_t DecodingBytes(int64_t slots, int64_t width, bool keys);
 
 //   keys, values [B,H,n,d], z [B,H,n]: as in slot_attention.h; keys is null for Latte, z for gated
 //                slots
-//   decoding     [B,H,DecodingBytes], aligned to 64 bytes; the same on every instruction set
+//   decoding     [B,H,DecodingBytes], aligned to 64 bytes; the same on every instruction set. Files
+//                hold it (models/model_state_file.h): another layout is another version of those
 // The second does not change `decoding`.
 void BeginDecoding(const SlotShape& shape, const double* keys, const double* values,
                    const double* z, std::byte* decoding);

@@ -7,6 +7,8 @@
 namespace cistern::ops {
 namespace slot_decoding {
 
+thread_local bool at_once = false;
+
 bool IsDeferredType(at::ScalarType type) { return type == at::kFloat || type == at::kBFloat16; }
 
 bool HasNoGradient(const at::Tensor& x) {
@@ -18,7 +20,7 @@ bool HasNoGradient(const at::Tensor& x) {
 // no gradient passes through.
 bool Defers(std::initializer_list<const at::Tensor*> tokens, const SlotHandles& state,
             const Mask& mask) {
-  if (mask.valid || ActiveImpl() != Impl::kKernel || !NobodyWatchesOps()) return false;
+  if (at_once || mask.valid || ActiveImpl() != Impl::kKernel || !NobodyWatchesOps()) return false;
   const at::Tensor& first = **tokens.begin();
   const at::ScalarType type = first.scalar_type();
   if (first.dim() != 4 || first.size(2) != 1 || first.numel() == 0 || !IsDeferredType(type))
@@ -90,6 +92,11 @@ void Dispatch(const at::Tensor& v, Run&& run) {
 }
 
 }  // namespace slot_decoding
+
+WriteAtOnceScope::WriteAtOnceScope() : before_(slot_decoding::at_once) {
+  slot_decoding::at_once = true;
+}
+WriteAtOnceScope::~WriteAtOnceScope() { slot_decoding::at_once = before_; }
 
 at::Tensor EmptyDecoding(int64_t batch, int64_t heads, int64_t slots, int64_t width, bool keys) {
   return at::empty({batch, heads, DecodingBytes(slots, width, keys)}, at::kByte);

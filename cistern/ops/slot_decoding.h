@@ -28,6 +28,19 @@ at::Tensor GatedSlotsExtend(const at::Tensor& q, const at::Tensor& k, const at::
                             const at::Tensor& logits, const SlotHandles& state, double scale,
                             double temperature, const Mask& mask = {});
 
+// While one lives, this thread puts nothing off: for callers that need the memories after each
+// token, where going from one form to the other and back would cost more than it saves.
+class WriteAtOnceScope {
+ public:
+  WriteAtOnceScope();
+  ~WriteAtOnceScope();
+  WriteAtOnceScope(const WriteAtOnceScope&) = delete;
+  WriteAtOnceScope& operator=(const WriteAtOnceScope&) = delete;
+
+ private:
+  bool before_;
+};
+
 // Memories and z are defined again, `decoding` is not; where it was not, nothing is done.
 void EndDecoding(const SlotHandles& state, int64_t slots, int64_t width);
 

@@ -16,6 +16,7 @@
 
 #include "cistern/base/error.h"
 #include "cistern/ops/primitive.h"
+#include "cistern/ops/slot_decoding.h"
 #include "python/src/core_scope.h"
 
 namespace cistern::python {
@@ -154,18 +155,18 @@ State FromList(const CoreScope& core, at::TensorList tensors) {
   const auto& form = core.form().tensors;
   CISTERN_CHECK(tensors.size() == form.size(), "[", core->info().name, "] expected a state of ",
                 form.size(), " tensors, got ", tensors.size());
-  State state;
+  State state = core->UndefinedState();
   for (size_t i = 0; i < form.size(); ++i) {
     const bool absent =
         !form[i].value.defined() && tensors[i].dim() == 2 && tensors[i].size(1) == 0;
-    state.tensors.push_back({form[i].name, absent ? at::Tensor() : tensors[i]});
+    if (!absent) state[form[i].name] = tensors[i];
   }
   return state;
 }
 
 std::vector<at::Tensor> ToList(const State& state, int64_t batch, const at::Tensor& like) {
   std::vector<at::Tensor> tensors;
-  for (const NamedTensor& t : state.tensors) {
+  for (const NamedTensor& t : Visible(state).tensors) {
     tensors.push_back(t.value.defined() ? t.value
                                         : at::empty({batch, 0}, like.options().dtype(at::kBool)));
   }
@@ -186,18 +187,18 @@ at::Tensor SplitHeads(const CoreScope& core, const at::Tensor& x) {
 // What a state's tensors must be: those of an empty state but for the batch, and for sizes of 0
 // there, which grow. The form was made in float, which stands for the type of the inputs.
 void CheckState(const CoreScope& core, const State& state, const at::Tensor& like) {
-  for (size_t i = 0; i < state.tensors.size(); ++i) {
-    const at::Tensor &form = core.form().tensors[i].value, &value = state.tensors[i].value;
+  for (const NamedTensor& t : core.form().tensors) {
+    const at::Tensor &form = t.value, &value = state[t.name];
     if (!form.defined()) continue;
     bool fits = value.dim() == form.dim() && value.size(0) == like.size(0);
     for (int64_t d = 1; fits && d < form.dim(); ++d)
       fits = form.size(d) == 0 || value.size(d) == form.size(d);
-    CISTERN_CHECK(fits, "[", core->info().name, "] expected the state's ", state.tensors[i].name,
-                  " of shape ", form.sizes(), " with ", like.size(0),
+    CISTERN_CHECK(fits, "[", core->info().name, "] expected the state's ", t.name, " of shape ",
+                  form.sizes(), " with ", like.size(0),
                   " for the first size (a 0 may be any size), got ", value.sizes());
     const auto type = form.scalar_type() == at::kFloat ? like.scalar_type() : form.scalar_type();
     CISTERN_CHECK(value.scalar_type() == type, "[", core->info().name, "] expected the state's ",
-                  state.tensors[i].name, " of type ", at::toString(type), ", got ",
+                  t.name, " of type ", at::toString(type), ", got ",
                   at::toString(value.scalar_type()),
                   ": a state goes on with inputs of the type that began it");
   }
@@ -256,6 +257,7 @@ Result Run(at::TensorList given, at::TensorList weights, at::TensorList state_in
   } else if (TakesState(verb) || verb == Verb::kCross) {
     state = core->EmptyState(batch, given[0].options());
   }
+  const ops::WriteAtOnceScope at_once;  // each call gives its state in the tensors of EmptyState
   at::Tensor out;
   switch (verb) {
     case Verb::kBidirectional:
@@ -288,7 +290,7 @@ Result Run(at::TensorList given, at::TensorList weights, at::TensorList state_in
   }
   if (out.dim() == 4) out = HeadsInside(out);
   if (!GivesState(verb, keep_state)) return {out, {}};
-  return {out, ToList(core->Compact(core->Settled(state)), batch, given[0])};
+  return {out, ToList(core->Compact(state), batch, given[0])};
 }
 
 // Draws as `seed` says, and leaves the generator as it was.

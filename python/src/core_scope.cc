@@ -4,6 +4,7 @@
 
 #include <unordered_map>
 
+#include "cistern/attention/decoding_state.h"
 #include "cistern/base/error.h"
 #include "cistern/io/json_text.h"
 
@@ -24,8 +25,8 @@ const Core& CachedCore(const std::string& spec) {
   for (Projection& p : core.projections)
     p.heads = p.heads == 0 ? core.mechanism->dims().heads : p.heads;
   for (const CoreWeight& w : core.mechanism->weights()) core.own.push_back(*w.value);
-  core.form =
-      core.mechanism->EmptyState(1, at::TensorOptions().dtype(at::kFloat).device(at::kMeta));
+  core.form = Visible(
+      core.mechanism->EmptyState(1, at::TensorOptions().dtype(at::kFloat).device(at::kMeta)));
   core.memory = core.mechanism->memory_mechanism();
   core.slots = core.memory ? core.memory->InitialMemory().size(1) : 0;
   if (cache.size() >= kCached) cache.clear();
@@ -54,6 +55,14 @@ Undisturbed::Undisturbed()
       before_(generator_.get_state()) {}
 
 Undisturbed::~Undisturbed() { generator_.set_state(before_); }
+
+State Visible(const State& state) {
+  State visible;
+  for (const NamedTensor& t : state.tensors) {
+    if (!IsDecodingName(t.name)) visible.tensors.push_back(t);
+  }
+  return visible;
+}
 
 CoreSpec ParseSpec(const std::string& text) {
   CoreSpec spec;

@@ -42,11 +42,15 @@ CoreSpec ParseSpec(const std::string& spec);  // UsageError on what is no specif
 // registered without AddWeight.
 std::shared_ptr<Mechanism> MakeCore(const CoreSpec& spec);
 
+// A state as Python sees it: without the tensor that it has while it decodes with writes put off,
+// which no call from here leaves behind.
+State Visible(const State& state);
+
 struct Core {
   std::shared_ptr<Mechanism> mechanism;
   std::vector<Projection> projections;
   std::vector<at::Tensor> own;  // the weights it was made with, which tell the shapes
-  State form;  // of one row, on the meta device: names, types and shapes of a state
+  State form;  // of one row, on the meta device: names, types and shapes of a state (Visible)
   MemoryMechanism* memory =
       nullptr;  // the same mechanism, where it has a memory stream, of `slots` slots
   int64_t slots = 0;

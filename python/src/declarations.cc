@@ -114,7 +114,7 @@ std::string DescribeCore(std::string_view text, std::string_view form, std::stri
                          {"shape", w.value->sizes().vec()}});
     }
     for (const NamedTensor& t :
-         checked->EmptyState(1, at::TensorOptions().device(at::kMeta)).tensors)
+         Visible(checked->EmptyState(1, at::TensorOptions().device(at::kMeta))).tensors)
       state.push_back(t.name);
     const MechanismInfo& info = checked->info();
     return Json{{"projections", projections},
@@ -154,7 +154,7 @@ std::vector<at::Tensor> EmptyRow(std::string_view spec, const at::Tensor& like, 
   const CoreScope core{std::string(spec)};
   core->train(training);
   std::vector<at::Tensor> out;
-  for (const NamedTensor& t : core->EmptyState(1, like.options()).tensors) {
+  for (const NamedTensor& t : Visible(core->EmptyState(1, like.options())).tensors) {
     out.push_back(t.value.defined() ? t.value : at::empty({1, 0}, like.options().dtype(at::kBool)));
   }
   return out;

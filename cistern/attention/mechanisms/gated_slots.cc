@@ -52,7 +52,7 @@ GatedSlotsMechanism::GatedSlotsMechanism(const MechanismInfo& info, const Option
   gate_ = AddProjection({"gate", Side::kKey, dims.heads * options.slots});
   key_memory_ = AddState("key_memory");
   value_memory_ = AddState("value_memory");
-  decoding_ = {key_memory_,   value_memory_,        {}, AddState("decoding"), dims.heads,
+  decoding_ = {key_memory_,   value_memory_,        {}, AddState(kDecodingName), dims.heads,
                options.slots, dims.dim / dims.heads};
 }
 

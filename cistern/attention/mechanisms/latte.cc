@@ -67,7 +67,7 @@ LatteMechanism::LatteMechanism(const MechanismInfo& info, int64_t latents,
 void LatteMechanism::DeclareStates() {
   memory_ = AddState("memory");
   z_ = AddState("z");
-  decoding_ = {{}, memory_, z_, AddState("decoding"), dims().heads, Slots(), Width()};
+  decoding_ = {{}, memory_, z_, AddState(kDecodingName), dims().heads, Slots(), Width()};
 }
 
 State LatteMechanism::EmptyState(int64_t batch, const at::TensorOptions& options) const {
