@@ -33,7 +33,7 @@ AbcMechanism::AbcMechanism(const MechanismInfo& info, const MemoryOptions& memor
   z_ = AddState("z");
   if (ByPosition()) count_ = AddState("count");
   if (decay.gated()) decay_ = AddState("decay");
-  if (weights_ == Weights::kEverySlot && !decay.gated()) {
+  if (weights_ == Weights::kEverySlot) {
     decoding_ = {key_memory_, value_memory_,        z_, AddState(kDecodingName), dims.heads,
                  slots_,      dims.dim / dims.heads};
   }
@@ -161,10 +161,7 @@ at::Tensor AbcMechanism::ExtendWith(const at::Tensor& s, const std::vector<at::T
   // slot is empty. A log-weight of -inf leaves a slot out.
   const bool every_slot = weights_ == Weights::kEverySlot && ops::AllFinite(s);
   if (every_slot && Fused()) {
-    return decoding_.declared()
-               ? ops::AbcExtend(x[q_], x[k_], x[v_], s, decoding_.Of(state), Scale(), mask)
-               : ops::AbcExtend(x[q_], x[k_], x[v_], s, state[key_memory_], state[value_memory_],
-                                state[z_], Scale(), mask);
+    return ops::AbcExtend(x[q_], x[k_], x[v_], s, decoding_.Of(state), Scale(), mask);
   }
   decoding_.End(state);
   if (s.scalar_type() == at::kBFloat16) {
@@ -250,7 +247,7 @@ State AbcMechanism::StateForm(int64_t batch, const at::TensorOptions& options,
 
 int64_t AbcMechanism::StateBytes(int64_t batch, int64_t tokens,
                                  const at::TensorOptions& options) const {
-  const int64_t decoding = Fused() ? decoding_.Bytes(batch, options) : 0;
+  const int64_t decoding = Fused() && !gated() ? decoding_.Bytes(batch, options) : 0;
   return decoding > 0 ? decoding : Mechanism::StateBytes(batch, tokens, options);
 }
 

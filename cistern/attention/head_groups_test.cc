@@ -21,6 +21,25 @@ std::string Refusal(const std::string& name, Json options = Json::object(),
   return "no UsageError";
 }
 
+// Each group writes its memories where they lie, though the whole state has handles of them, too.
+TEST(HeadGroups, GoOnInPlace) {
+  at::NoGradGuard guard;
+  AttentionDims dims;
+  dims.dim = 20, dims.heads = 4;
+  const auto m = FindMechanism("latte:2+linear:2").Make(Json::object(), dims);
+  State state = m->EmptyState(2, at::kDouble);
+  const auto extend = [&](int64_t tokens) {
+    std::vector<at::Tensor> x;
+    for (const Projection& p : m->Projections())
+      x.push_back(Normal({2, p.heads, tokens, p.width / p.heads}));
+    m->Extend(x, state, {});
+    return std::pair(state["latte_memory"].const_data_ptr(),
+                     state["linear_memory"].const_data_ptr());
+  };
+  const auto places = extend(5);
+  EXPECT_EQ(extend(1), places);
+}
+
 // A group that does not take bfloat16, beside one that does, computes in float.
 TEST(HeadGroups, FloatsForGroupsThatTakeThem) {
   at::manual_seed(3);

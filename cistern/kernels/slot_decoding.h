@@ -43,8 +43,8 @@ void EndDecoding(const SlotShape& shape, const std::byte* decoding, double* keys
                  double* z);
 
 // As LatteForward, AbcForward and GatedSlotsForward, for shape.length 1. O(n d) a head, exactly as
-// much for any number of earlier tokens but for every kDeferredTokens-th, which takes about three
-// times as long. T: float or BFloat16.
+// much for any number of earlier tokens, but for every kDeferredTokens-th, which joins those before
+// it to the memory. T: float or BFloat16.
 template <class T>
 void LatteDecode(const SlotShape& shape, Rows<const T> q, Rows<const T> s, Rows<const T> v,
                  const RowMask& mask, std::byte* decoding, Rows<T> out);

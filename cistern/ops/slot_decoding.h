@@ -1,7 +1,7 @@
 #pragma once
 // States of Latte, ABC and gated slots that go on. Where tokens come one by one, in float or
 // bfloat16 on the CPU and without a gradient, writes are put off (kernels/slot_decoding.h has the
-// algebra): half the time a token, or less.
+// algebra).
 #include "cistern/ops/gated_slots.h"
 #include "cistern/ops/slot_attention.h"
 
