@@ -117,19 +117,18 @@ Row DecodeRow(const Model& model, const ModelSettings& s, const DecodeLimits& li
   row.ms = SpreadOf(times);
   row.figures = {{"tokens_per_s", 1e3 * double(sequences) / row.ms.median},
                  {"state_bytes", state_bytes}};
-  if (s.dtype == "float32") {
-    row.figures["of_memory"] = limits.MemoryMilliseconds() / row.ms.median;
+  if (s.dtype != "float64") row.figures["of_memory"] = limits.MemoryMilliseconds() / row.ms.median;
+  if (s.dtype == "float32")
     row.figures["of_peak"] = limits.PeakMilliseconds(sequences) / row.ms.median;
-  }
   return row;
 }
 
 std::vector<Row> MeasureDecodes(LanguageModel& model, const ModelSettings& s, Json* peaks) {
   constexpr int64_t kPiece = 1024;
   const DecodeScope scope(model);
-  const BFloat16Scope narrow(s.dtype == "bfloat16", model.options().device());
+  const BFloat16Decoding narrow(s.dtype == "bfloat16", model);
   const int64_t vocab = model.config().vocab_size;
-  const DecodeLimits limits = MeasureDecodeLimits(model);
+  const DecodeLimits limits = MeasureDecodeLimits(model, s.dtype == "bfloat16");
   const int threads = NumThreads();
   peaks->push_back({{"threads", threads}, {"gb_per_s", limits.gb_per_s}});
   peaks->push_back({{"threads", threads},

@@ -406,6 +406,7 @@ void AddAnalyze(CLI::App& app, Run& run) {
       ->allow_extra_args(false);
   sub->add_flag("--list", c->list, "print every analysis with its options and stop");
   AddCommon(*sub, c->common);
+  AddDtype(*sub, c->common, Dtypes::kExact);
   AddDevice(*sub, c->common);
   sub->footer(
       "Examples:\n"

@@ -327,6 +327,8 @@ TEST_F(CliTest, TheRecordNamesTheDtype) {
   EXPECT_EQ(resumed["environment"]["dtype"], record["environment"]["dtype"]);
   Expect({"train", "--resume", "--out", run, "--dtype", "bfloat16"}, 2, {"dtype"});
   Expect({"eval", run, "--dtype", "auto"}, 2, {"auto"});
+  Expect({"eval", run, "--dtype", "bfloat16"}, 2, {"float32 or float64", "cistern generate"});
+  Expect({"info", run, "--dtype", "float64"}, 2, {"--dtype"});  // which it would not use
 }
 
 // A record without task.lm.split is of a version whose split was the tail.

@@ -27,8 +27,15 @@ struct Common {
   }
 };
 
-// Adds --json, --quiet, --threads, --seed and --dtype to a subcommand.
+// Adds --json, --quiet, --threads and --seed to a subcommand.
 void AddCommon(CLI::App& command, Common& common);
+// --dtype, of commands that run a model: what it may be.
+enum class Dtypes {
+  kTraining,  // auto, float32, float64, bfloat16
+  kAny,       // float32, float64, bfloat16
+  kExact,     // float32, float64
+};
+void AddDtype(CLI::App& command, Common& common, Dtypes dtypes);
 // --skip-bad-rows, of commands that read data.
 void AddSkipBadRows(CLI::App& command, bool* skip);
 void AddDevice(CLI::App& command, Common& common);  // --device, for those that run a model

@@ -21,9 +21,16 @@ void AddCommon(CLI::App& command, Common& common) {
   command.add_option("--threads", common.threads, "threads to use; 0: all cores")
       ->check(CLI::Range(0, 1024));
   command.add_option("--seed", common.seed, "seed of everything random");
-  command.add_option(
-      "--dtype", common.dtype,
-      "float32, float64, or bfloat16 (linear maps in bfloat16, the rest in float32)");
+}
+
+void AddDtype(CLI::App& command, Common& common, Dtypes dtypes) {
+  std::string which = "float32 or float64";
+  if (dtypes != Dtypes::kExact)
+    which = "float32, float64, or bfloat16 (linear maps in bfloat16, the rest in float32)";
+  if (dtypes == Dtypes::kTraining)
+    which = "auto (bfloat16 where this machine's matrix products are faster in it), " + which;
+  CLI::Option* const option = command.add_option("--dtype", common.dtype, which);
+  if (dtypes == Dtypes::kTraining) option->default_str("auto");
 }
 
 void AddDevice(CLI::App& command, Common& common) {

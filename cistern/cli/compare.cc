@@ -527,11 +527,7 @@ void AddCompare(CLI::App& app, Run& run) {
                    "softmax, at lengths up to this (cistern bench efficiency); 0: do not")
       ->check(CLI::Range(int64_t{0}, int64_t{1} << 24));
   AddCommon(*command, a->common);
-  command->get_option("--dtype")
-      ->description(
-          "auto (bfloat16 where this machine's matrix products are faster in it), float32, "
-          "float64, or bfloat16 (linear maps in bfloat16, the rest in float32)")
-      ->default_str("auto");
+  AddDtype(*command, a->common, Dtypes::kTraining);
   AddDevice(*command, a->common);
   command->callback(
       [a, command, &run] { run = [a, command] { return RunCompare(*command, *a); }; });

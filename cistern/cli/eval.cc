@@ -136,6 +136,7 @@ void AddEval(CLI::App& app, Run& run) {
       ->capture_default_str();
   sub->add_option("--svg", c->svg, "--by-position: also draw it")->type_name("FILE");
   AddCommon(*sub, c->common);
+  AddDtype(*sub, c->common, Dtypes::kExact);
   AddDevice(*sub, c->common);
   sub->footer(
       "Examples:\n"

@@ -9,6 +9,7 @@
 #include "cistern/base/interrupt.h"
 #include "cistern/base/progress.h"
 #include "cistern/cli/generate_command.h"
+#include "cistern/decode/eval_scope.h"
 #include "cistern/io/atomic_file.h"
 #include "cistern/io/json_text.h"
 #include "cistern/io/jsonl.h"
@@ -203,6 +204,7 @@ int RunGenerate(GenerateCommand c) {
   ApplyCommon(c.common);
   CheckCommand(c);
   const LmFolder lm = OpenLmFolder(c.folder, c.common.dtype);
+  const BFloat16Decoding narrow(c.common.dtype == "bfloat16", *lm.model);
   Generator generator(lm.model, lm.tokenizer);
   TextState text = c.load_state.empty() ? generator.Empty() : LoadOneText(c.load_state, lm);
   if (!c.save_state.empty()) CheckWritable(c.save_state);
@@ -310,6 +312,7 @@ void AddGenerate(CLI::App& app, Run& run) {
       ->capture_default_str()
       ->type_name("N,N,...");
   AddCommon(*sub, c->common);
+  AddDtype(*sub, c->common, Dtypes::kAny);
   AddDevice(*sub, c->common);
   sub->footer(
       "Examples:\n"

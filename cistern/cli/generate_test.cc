@@ -164,6 +164,10 @@ TEST_F(GenerateCliTest, StatesThatCannotBeUsed) {
          {state, "another model (hash "});
   Expect(Generate({"--load-state", state, "--dtype", "float64"}), 2,
          {state, "float32", "float64", "--dtype"});
+  // bfloat16 rounds the weights; its states are float32's.
+  const std::string half = folder_ / "half.state";
+  Expect(Generate({"--load-state", state, "--dtype", "bfloat16", "--save-state", half}), 0, {});
+  Expect(Generate({"--load-state", half}), 0, {});
   EXPECT_EQ(ReadFile(state), whole);
 
   // Where it cannot be written: said before the work where that is known, and the old file stays.

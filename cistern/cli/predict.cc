@@ -107,6 +107,7 @@ void AddPredict(CLI::App& app, Run& run) {
       ->capture_default_str();
   AddSkipBadRows(*sub, &c->skip_bad_rows);
   AddCommon(*sub, c->common);
+  AddDtype(*sub, c->common, Dtypes::kExact);
   AddDevice(*sub, c->common);
   sub->footer(
       "Prints one line for each row, in order, as soon as it is known: tab-separated columns with "

@@ -365,6 +365,7 @@ void AddReproduce(CLI::App& app, Run& run) {
   command->add_flag("--retry", a->retry, "with --resume: try failed runs again");
   command->add_flag("--estimate", a->estimate, "print what it will cost, and stop");
   AddCommon(*command, a->common);
+  AddDtype(*command, a->common, Dtypes::kAny);
   AddDevice(*command, a->common);
   command->callback(
       [a, command, &run] { run = [a, command] { return RunReproduce(*command, *a); }; });

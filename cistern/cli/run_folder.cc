@@ -46,7 +46,10 @@ void NoteSkipped(const BatchReader& reader, const std::string& data) {
 }
 
 std::shared_ptr<Model> LoadRunModel(const RunFolder& run, const std::string& dtype) {
-  if (dtype == "bfloat16") FailUsage("measured in float32 or float64, got dtype bfloat16");
+  if (dtype == "bfloat16")
+    FailUsage(
+        "this command runs a model in float32 or float64; bfloat16 is for training and `cistern "
+        "generate`");
   auto model = LoadModel(run.folder);
   if (dtype == "float64") model->to(at::kDouble);
   return model;

@@ -207,11 +207,7 @@ void AddTrain(CLI::App& app, Run& run) {
   command->add_flag("--list", a->list, "print every key and stop");
   command->add_flag("--resume", a->resume, "continue from the newest checkpoint in --out");
   AddCommon(*command, a->common);
-  command->get_option("--dtype")
-      ->description(
-          "auto (bfloat16 where this machine's matrix products are faster in it), float32, "
-          "float64, or bfloat16 (linear maps in bfloat16, the rest in float32)")
-      ->default_str("auto");
+  AddDtype(*command, a->common, Dtypes::kTraining);
   AddDevice(*command, a->common);
   command->callback([a, command, &run] { run = [a, command] { return RunTrain(*command, *a); }; });
 }

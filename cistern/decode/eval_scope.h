@@ -3,6 +3,8 @@
 #include <ATen/core/grad_mode.h>
 
 #include "cistern/models/model.h"
+#include "cistern/ops/kept_weights.h"
+#include "cistern/tensors/device.h"
 
 namespace cistern {
 
@@ -31,6 +33,19 @@ class DecodeScope {
  private:
   EvalScope eval_;
   at::AutoDispatchBelowADInplaceOrView plain_;
+};
+
+// Decodes in bfloat16 while it lives: linear maps multiply weights that are kept in bfloat16, which
+// come from memory in half the time; few rows, as a token has them, stay in float. The weights must
+// not change meanwhile. States are as in float32.
+class BFloat16Decoding {
+ public:
+  BFloat16Decoding(bool on, const Model& model)
+      : autocast_(on, model.options().device()), kept_(on) {}
+
+ private:
+  BFloat16Scope autocast_;
+  ops::KeptWeightsScope kept_;
 };
 
 }  // namespace cistern

@@ -197,7 +197,7 @@ void Generator::Prefill(std::deque<Row>& rows, TextState& text, const Job& job) 
     const TokenBatch batch = MakeTokenBatch(pieces, model_->options());
     const at::Tensor hidden = model_->Hidden(batch.ids, text.model, batch.mask);
     if (!text.hidden.defined())
-      text.hidden = at::zeros({hidden.size(0), 1, hidden.size(2)}, hidden.options());
+      text.hidden = at::zeros({hidden.size(0), 1, hidden.size(2)}, model_->options());
     for (size_t b = 0; b < rows.size(); ++b) {
       const int64_t length = int64_t(pieces[b].size());
       if (length > 0)

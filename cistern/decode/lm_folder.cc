@@ -49,8 +49,6 @@ ModelConfig ReadFolderConfig(const std::string& folder) {
 }
 
 LmFolder OpenLmFolder(const std::string& folder, const std::string& dtype) {
-  if (dtype != "float32" && dtype != "float64")
-    FailUsage("decoding works in float32 or float64, got dtype ", dtype);
   const ModelConfig config = ReadFolderConfig(folder);
   if (!config.info().extends || config.info().encodes) {
     FailUsage(folder, " holds a model of kind ", config.kind,

@@ -15,7 +15,8 @@ struct LmFolder {
 };
 
 // Errors name the missing file, and the model folders inside when there are some. A model of
-// another kind, a tokenizer of another size and a dtype other than float32 and float64 are refused.
+// another kind and a tokenizer of another size are refused. dtype "bfloat16": weights in float32,
+// for a BFloat16Decoding.
 LmFolder OpenLmFolder(const std::string& folder, const std::string& dtype = "float32");
 
 // The config of any model folder, with the same errors about what is missing.

@@ -34,7 +34,7 @@ void CheckStateGrowth(const ModelConfig& config, int64_t state_bytes, int64_t po
   }
 }
 
-DecodeLimits MeasureDecodeLimits(const LanguageModel& model, double seconds) {
+DecodeLimits MeasureDecodeLimits(const LanguageModel& model, bool bfloat16, double seconds) {
   DecodeLimits limits;
   limits.gb_per_s = TriadBandwidth(int64_t{64} << 20, seconds);
   limits.gflops = MultiplyAddPeak<float>(seconds);
@@ -43,7 +43,8 @@ DecodeLimits MeasureDecodeLimits(const LanguageModel& model, double seconds) {
     if (name.starts_with("embed_positions")) continue;
     if (name.starts_with("embed_tokens") && !model.config().tie_embeddings) continue;
     limits.weights += p.value().numel();
-    limits.weight_bytes += p.value().numel() * int64_t(p.value().element_size());
+    const bool kept = bfloat16 && p.value().dim() == 2;  // a linear map's
+    limits.weight_bytes += p.value().numel() * (kept ? 2 : int64_t(p.value().element_size()));
   }
   return limits;
 }

@@ -37,8 +37,9 @@ struct DecodeLimits {
     return 2 * double(weights) * double(sequences) / gflops / 1e6;
   }
 };
-// About twice `seconds`.
-DecodeLimits MeasureDecodeLimits(const LanguageModel& model, double seconds = 0.2);
+// About twice `seconds`. bfloat16: linear maps have 2 bytes a weight (BFloat16Decoding).
+DecodeLimits MeasureDecodeLimits(const LanguageModel& model, bool bfloat16 = false,
+                                 double seconds = 0.2);
 
 // Milliseconds of each of `count` steps: a token of each row into `state`, and its logits. `stop`
 // is asked between steps.

@@ -36,7 +36,7 @@ ops::SumAndNorm LayerNorm::Add(const at::Tensor& x, const at::Tensor& added) con
 }
 
 ops::SumAndNorm LayerNorm::AddForMaps(const at::Tensor& x, const at::Tensor& added) const {
-  return ops::AddNorm(x, added, {weight, bias, eps_}, MapsTakeBFloat16(x));
+  return ops::AddNorm(x, added, {weight, bias, eps_}, MapsTakeBFloat16(x) && !ops::StaysFloat(x));
 }
 
 }  // namespace cistern

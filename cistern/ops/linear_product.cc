@@ -9,6 +9,7 @@
 
 #include "cistern/kernels/few_rows_product.h"
 #include "cistern/kernels/transpose.h"
+#include "cistern/ops/kept_weights.h"
 #include "cistern/ops/primitive.h"
 
 namespace cistern::ops {
@@ -51,6 +52,12 @@ bool IsPlainFloat(const at::Tensor& x) { return x.scalar_type() == at::kFloat &&
 // (docs/notes/decoding.md).
 constexpr int64_t kFewRows = 32;
 
+// Products under autocast whose weights are kept in bfloat16.
+bool MultipliesKeptWeights() {
+  return KeepsWeights() && at::autocast::is_autocast_enabled(at::kCPU) &&
+         at::autocast::get_autocast_dtype(at::kCPU) == at::kBFloat16;
+}
+
 bool TakesFewRows(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
   const auto type = weight.scalar_type();
   if (type != at::kFloat && type != at::kDouble) return false;
@@ -62,7 +69,8 @@ bool TakesFewRows(const at::Tensor& x, const at::Tensor& weight, const at::Tenso
          (!bias.defined() || (served(bias) && bias.dim() == 1 && bias.is_contiguous() &&
                               bias.size(0) == weight.size(0))) &&
          !NeedsGradient({x, weight, bias}) && !HaveTangents({x, weight, bias}) &&
-         NobodyWatchesOps() && !at::autocast::is_autocast_enabled(at::kCPU);
+         NobodyWatchesOps() &&
+         (!at::autocast::is_autocast_enabled(at::kCPU) || MultipliesKeptWeights());
 }
 
 at::Tensor FewRows(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
@@ -70,11 +78,17 @@ at::Tensor FewRows(const at::Tensor& x, const at::Tensor& weight, const at::Tens
   std::vector<int64_t> sizes = rows.sizes().vec();
   sizes.back() = weight.size(0);
   const at::Tensor y = at::empty(sizes, rows.options());
-  DispatchType(y, [&]<class T>(T) {
-    FewRowsProduct<T>({rows.numel() / weight.size(1), weight.size(1), weight.size(0)},
-                      rows.const_data_ptr<T>(), weight.const_data_ptr<T>(),
-                      bias.defined() ? bias.const_data_ptr<T>() : nullptr, y.mutable_data_ptr<T>());
-  });
+  const FewRowsShape shape = {rows.numel() / weight.size(1), weight.size(1), weight.size(0)};
+  const auto run = [&]<class T, class W>(T, const W* w) {
+    FewRowsProduct<T, W>(shape, rows.const_data_ptr<T>(), w,
+                         bias.defined() ? bias.const_data_ptr<T>() : nullptr,
+                         y.mutable_data_ptr<T>());
+  };
+  if (MultipliesKeptWeights() && y.scalar_type() == at::kFloat) {
+    run(float{}, ConstData<BFloat16>(KeptInBFloat16(weight)));
+  } else {
+    DispatchType(y, [&]<class T>(T x) { run(x, weight.const_data_ptr<T>()); });
+  }
   return y;
 }
 
@@ -173,9 +187,17 @@ struct LinearFunction : torch::autograd::Function<LinearFunction> {
 at::Tensor LinearProduct(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
   if (TakesFewRows(x, weight, bias)) return FewRows(x, weight, bias);
   const OptionalTensor b = Given(bias);
+  if (MultipliesKeptWeights() && weight.scalar_type() == at::kFloat && IsPlain(weight) &&
+      !NeedsGradient({x, weight, bias}))
+    return at::linear(x, KeptInBFloat16(weight), b);
   if (!TakesOneDnn(x, weight, bias)) return at::linear(x, weight, b);
   return NeedsGradient({x, weight, bias}) ? LinearFunction::apply(x, weight, b)
                                           : Call(x, weight, b);
+}
+
+bool StaysFloat(const at::Tensor& x) {
+  return MultipliesKeptWeights() && x.numel() <= kFewRows * x.size(-1) &&
+         ActiveImpl() == Impl::kKernel && IsPlainFloat(x) && NobodyWatchesOps();
 }
 
 at::Tensor TransposedProduct(const at::Tensor& a, const at::Tensor& b) {

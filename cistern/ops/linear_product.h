@@ -9,7 +9,9 @@ namespace cistern::ops {
 //
 // Up to 32 rows of floats or doubles that no gradient is recorded of, as decoding has them,
 // are a kernel's that reads each weight once, at the speed of memory (kernels/few_rows_product.h):
-// there no bit of a row depends on the other rows. The weights have to be contiguous.
+// there no bit of a row depends on the other rows. The weights have to be contiguous. Under
+// autocast in bfloat16 it is the kernel's where the weights are kept (ops/kept_weights.h), with x
+// and y in float; more rows meet the kept weights by at::linear.
 //
 // On AMD's processors with AVX-512, large products of floats and their gradients by x are oneDNN's,
 // which has kernels of that width where MKL takes AVX2's (docs/notes/training-speed.md); their
@@ -18,6 +20,9 @@ namespace cistern::ops {
 // at::linear.
 at::Tensor LinearProduct(const at::Tensor& x, const at::Tensor& weight,
                          const at::Tensor& bias = {});
+
+// Whether x [...,in], in float, stays so under autocast in bfloat16, because that kernel takes it.
+bool StaysFloat(const at::Tensor& x);
 
 // a^T b of a [T,N] and b [T,K], as at::mm, by the same choice: the gradient by W, of the gradient
 // by y and of x. The memory of the result [N,K] may be that of its transpose.
