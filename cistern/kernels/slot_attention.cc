@@ -7,61 +7,13 @@
 #define HWY_TARGET_INCLUDE "cistern/kernels/slot_attention.cc"
 #include "hwy/foreach_target.h"  // must come before the headers below
 
+#include "cistern/kernels/latte_walk-inl.h"
 #include "cistern/kernels/slot_token-inl.h"
-#include "cistern/kernels/slot_weights-inl.h"
 #include "cistern/kernels/staged_rows-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace cistern {
 namespace HWY_NAMESPACE {
-
-// Latte, and FAVOR+ with the other Weights (slot_weights-inl.h).
-template <class S, class Weights, class T = ComputeType<S>>
-struct LatteVisit {
-  void Empty() { core.Empty(); }
-  void Begin(size_t) {
-    core.Begin(chunk);
-    weights.Begin(chunk);
-  }
-  void Note(size_t t, size_t end) const {
-    if (t >= from) NoteRows(q, t, end, chunk.n);
-    NoteRows(v, t, end, core.width());
-  }
-  void Rows(size_t t) {
-    if (t < from) return core.Write(chunk, v, t);
-    weights.Rows(chunk, q, t, W);
-    core.Rows(chunk, W, v, t, out);
-  }
-  void Close() { core.Close(chunk); }
-  SlotChunk<T>& chunk;
-  ReadCore<S>& core;
-  Weights& weights;
-  Sequence<const S> q, v;
-  Sequence<S> out;
-  T* W;
-  size_t from;
-};
-
-template <class Weights, class S, class T = ComputeType<S>>
-HWY_NOINLINE void LatteHead(const ForwardHead<T>& head, const LatteTensors<S>& x, double* memory,
-                            double* z) {
-  const size_t n = head.n, width = head.width, np = Padded<T>(n);
-  const Sequence<T> none(nullptr, 0);
-  Workspace& workspace = Workspace::OfThisThread();
-  workspace.Start(SlotChunk<T>::Bytes(n) + ReadCore<S>::Bytes(n, width) + Weights::Bytes(n) +
-                      sizeof(T) * kChunkRows * np,
-                  SlotChunk<T>::kPieces + ReadCore<S>::kPieces + Weights::kPieces + 1);
-  SlotChunk<T> chunk(n, workspace);
-  ReadCore<S> core(n, width, workspace);
-  Weights weights(n, workspace);
-  T* const W = workspace.Take<T>(kChunkRows * np);
-  LatteVisit<S, Weights> visit{chunk, core, weights, x.q, x.v, x.out, W, head.from};
-  chunk.LoadZ(z);
-  core.LoadMemory(memory, z);
-  WalkChunks(chunk, x.s, head.tokens, head.stop, visit);
-  core.StoreMemory(memory);
-  head.Finish(chunk, z, x.out, width, none);
-}
 
 template <class S, class T = ComputeType<S>>
 struct AbcVisit {
@@ -124,6 +76,7 @@ HWY_NOINLINE void AbcHead(const ForwardHead<T>& head, T scale, const AbcTensors<
   if (head.last && a.x.data != nullptr) ZeroRows(head.tokens.length, head.total, n, a.x);
 }
 
+// Latte, and FAVOR+ with the other Weights (slot_weights-inl.h).
 template <class Weights, class S>
 void LatteAll(const SlotShape& shape, const Rows<const S>& q, const Rows<const S>& s,
               const Rows<const S>& v, const RowMask& mask, double* memory, double* z,
@@ -136,10 +89,11 @@ void LatteAll(const SlotShape& shape, const Rows<const S>& q, const Rows<const S
   ForParts(heads, HeadsPerThread(shape), parts, [&](int64_t index, int64_t part) {
     const ForwardHead<T> head(shape, mask, index, parts, part);
     const int64_t b = head.b, h = head.h;
+    double *const of_memory = memories.Of(index, part), *const of_z = log_sums.Of(index, part);
     const LatteTensors<S> x = {{q, b, h}, {s, b, h}, {v, b, h}, {out, b, h}};
-    (shape.length == 1 ? LatteToken<Weights, S> : LatteHead<Weights, S>)(head, x,
-                                                                         memories.Of(index, part),
-                                                                         log_sums.Of(index, part));
+    if (shape.length == 1) return LatteToken<Weights, S>(head, x, of_memory, of_z);
+    const GivenTokens<S> tokens = {x.q, x.s, {nullptr, 0}, {nullptr, 0}};
+    LatteHead<Weights>(head, tokens, x.v, x.out, of_memory, of_z);
   });
   memories.Finish();
   log_sums.Finish();

@@ -6,191 +6,11 @@
 #define HWY_TARGET_INCLUDE "cistern/kernels/slot_attention_backward.cc"
 #include "hwy/foreach_target.h"  // must come before the headers below
 
-#include "cistern/kernels/slot_reverse-inl.h"
-#include "cistern/kernels/slot_weights-inl.h"
-#include "cistern/kernels/staged_rows-inl.h"
+#include "cistern/kernels/latte_reverse-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace cistern {
 namespace HWY_NAMESPACE {
-
-// Each head goes twice over its tokens: forward for the gradients of the read weights, which need
-// the memory of every position, then in reverse for those of what was written. What the first walk
-// leaves for the second one lies where the second one's results go. It has rows of its own where
-// results are rounded, and where threads share a head (head_parts.h), because one thread still
-// reads it for the state alone where another one has its results.
-template <class S, class T>
-Sequence<T> RowsBetweenWalks(const HeadParts& parts, const Sequence<S>& result, size_t total,
-                             size_t n, Workspace& workspace) {
-  if constexpr (std::is_same_v<S, T>) {
-    if (parts.count == 1) return result;
-  }
-  workspace.Start(total * n * sizeof(T), 1);
-  return {workspace.Take<T>(total * n), n};
-}
-
-// One part of a head in the reverse walk: spans [first, whole) with all results, before that those
-// from `whole` on for the state alone.
-struct ReversePart {
-  ReversePart(const HeadParts& parts, int64_t part, const SpanList& spans, size_t length)
-      : first(spans.From(parts.ReverseEnd(part + 1, length))),
-        whole(spans.From(parts.ReverseEnd(part, length))) {}
-  size_t first, whole;
-};
-
-template <class S>
-struct LatteTensors {
-  Sequence<const S> q, s, v, g;
-  Sequence<S> dq, ds, dv;
-  Sequence<ComputeType<S>> dr;  // the gradients of the read weights, which may be dq
-  SpanList spans = {};
-};
-
-// Rows t.. of x as a panel: where they lie, or `scratch` where whole vectors would not fit there,
-// or where they must not be written.
-template <class T>
-struct RowsOrPanel {
-  RowsOrPanel(const Sequence<T>& x, size_t t, size_t n, T* scratch, bool may_write = true)
-      : data(scratch), ld(Padded<T>(n)) {
-    if (!may_write || n != Padded<T>(n)) return;
-    data = x.At(t);
-    ld = static_cast<size_t>(x.time);
-  }
-  T* data;
-  size_t ld;
-};
-
-// Forward: dr_t[l] = g_t . M_t[l].
-template <class S, class T = ComputeType<S>>
-struct LatteForwardVisit {
-  void Empty() { core.Empty(); }
-  void Begin(size_t t) {
-    core.Begin(chunk);
-    spans.Add(t, chunk);
-  }
-  void Note(size_t t, size_t end) const {
-    for (const auto* y : {&x.g, &x.v}) NoteRows(*y, t, end, core.width());
-  }
-  void Rows(size_t t) {
-    if (t < from) return core.Write(chunk, x.v, t);
-    const RowsOrPanel<T> dr(x.dr, t, chunk.n, D);
-    core.Rows(chunk, x.g, x.v, t, D, dr.data, dr.ld);
-    if (dr.data == D) UnpackRows(D, t, chunk.rows, chunk.n, chunk.np, x.dr);
-  }
-  void Close() { core.Close(chunk); }
-  SlotChunk<T>& chunk;
-  MatchCore<S>& core;
-  SpanList& spans;
-  const LatteTensors<S>& x;
-  T* D;
-  size_t from;
-};
-
-// FAVOR+ with the other Weights (slot_weights-inl.h).
-template <class S, class Weights, class T = ComputeType<S>>
-struct LatteReverseVisit {
-  void Scale(const T* factor) { core.Scale(factor); }
-  void Note(size_t t, size_t end) const {
-    NoteRows(x.q, t, end, walk.chunk.n);
-    NoteRows(Const(x.dr), t, end, walk.chunk.n);
-    for (const auto* y : {&x.g, &x.v}) NoteRows(*y, t, end, core.width());
-  }
-  void Rows(size_t t) {
-    const SlotChunk<T>& chunk = walk.chunk;
-    const RowsOrPanel<T> dr(x.dr, t, chunk.n, D, ResultsOverDr());
-    if (dr.data == D) PackRows(Const(x.dr), t, chunk.rows, chunk.n, chunk.np, T{0}, D);
-    weights.Gradients(chunk, x.q, t, W, dr.data, dr.ld, ab);
-    if (dr.data == D) UnpackRows(D, t, chunk.rows, chunk.n, chunk.np, x.dq);
-    core.template Rows<false>(chunk.rows, chunk.E, walk.ET, W, x.g, x.v, t, x.dv, Y);
-    walk.Gradients(Y, ab, nullptr);
-    UnpackRows(Y, t, chunk.rows, chunk.n, chunk.np, x.ds);
-  }
-  bool ResultsOverDr() const {
-    if constexpr (std::is_same_v<S, T>) return x.dr.data == x.dq.data;
-    return false;
-  }
-  ReverseWalk<T>& walk;
-  ReverseCore<S>& core;
-  Weights& weights;
-  const LatteTensors<S>& x;
-  T *W, *D, *ab, *Y;
-};
-
-// The same for the state alone.
-template <class S, class Weights, class T = ComputeType<S>>
-struct LatteStateVisit {
-  void Scale(const T* factor) { of.core.Scale(factor); }
-  void Note(size_t t, size_t end) const {
-    NoteRows(of.x.q, t, end, of.walk.chunk.n);
-    NoteRows(Const(of.x.dr), t, end, of.walk.chunk.n);
-    NoteRows(of.x.g, t, end, of.core.width());
-  }
-  void Rows(size_t t) {
-    const SlotChunk<T>& chunk = of.walk.chunk;
-    PackRows(Const(of.x.dr), t, chunk.rows, chunk.n, chunk.np, T{0}, of.D);
-    of.weights.Gradients(chunk, of.x.q, t, of.W, of.D, chunk.np, of.ab);
-    of.core.Add(chunk.rows, of.W, of.x.g, t);
-    of.walk.AddTerms(of.ab);
-  }
-  LatteReverseVisit<S, Weights>& of;
-};
-
-// The gradients of the state, from G and h at the beginning: an empty slot has none.
-template <class T>
-void StateGradients(const double* z, size_t n, size_t width, const T* h, T* h_io, T* grad) {
-  for (size_t l = 0; l < n; ++l) {
-    h_io[l] = z[l] == kEmpty ? T{0} : h[l];
-    if (z[l] == kEmpty) std::memset(grad + l * width, 0, width * sizeof(T));
-  }
-}
-
-// The last part's walk finds all spans.
-template <class S, class T = ComputeType<S>>
-HWY_NOINLINE void LatteFirstWalk(const ForwardHead<T>& head, LatteTensors<S>& x,
-                                 const double* memory, const double* z) {
-  const size_t n = head.n, width = head.width;
-  Workspace& workspace = Workspace::OfThisThread();
-  workspace.Start(SlotChunk<T>::Bytes(n) + MatchCore<S>::Bytes(n, width) +
-                      sizeof(T) * kChunkRows * Padded<T>(n),
-                  SlotChunk<T>::kPieces + MatchCore<S>::kPieces + 1);
-  SlotChunk<T> chunk(n, workspace);
-  MatchCore<S> match(n, width, workspace);
-  SpanList ignored;
-  LatteForwardVisit<S> visit{
-      chunk,    match, head.last ? x.spans : ignored, x, workspace.Take<T>(kChunkRows * chunk.np),
-      head.from};
-  chunk.LoadZ(z);
-  match.LoadMemory(memory, z);
-  WalkChunks(chunk, x.s, head.tokens, head.stop, visit);
-}
-
-template <class Weights, class S, class T = ComputeType<S>>
-HWY_NOINLINE void LatteReverseWalk(const ForwardHead<T>& head, const ReversePart& part,
-                                   const LatteTensors<S>& x, const double* z, T* grad, T* h_io) {
-  const size_t n = head.n, width = head.width, np = Padded<T>(n);
-  Workspace& workspace = Workspace::OfThisThread();
-  workspace.Start(ReverseWalk<T>::Bytes(n) + ReverseCore<S>::Bytes(n, width) + Weights::Bytes(n) +
-                      sizeof(T) * 4 * kChunkRows * np,
-                  ReverseWalk<T>::kPieces + ReverseCore<S>::kPieces + Weights::kPieces + 4);
-  ReverseWalk<T> walk(n, workspace);
-  ReverseCore<S> reverse(n, width, workspace);
-  Weights weights(n, workspace);
-  T* panels[4];
-  for (T*& panel : panels) panel = workspace.Take<T>(kChunkRows * np);
-  LatteReverseVisit<S, Weights> visit{walk,      reverse,   weights,   x,
-                                      panels[0], panels[1], panels[2], panels[3]};
-  LatteStateVisit<S, Weights> state{visit};
-  reverse.Load(grad);
-  for (size_t l = 0; l < np; ++l) walk.h[l] = l < n ? h_io[l] : T{0};
-  walk.Run(x.s, head.tokens, x.spans, part.whole, x.spans.begins.size(), state);
-  walk.Run(x.s, head.tokens, x.spans, part.first, part.whole, visit);
-  reverse.Store(grad);
-  StateGradients(z, n, width, walk.h, h_io, grad);
-  if (!head.last) return;
-  ZeroRows(head.tokens.length, head.total, width, x.dv);
-  ZeroRows(head.tokens.length, head.total, n, x.dq);
-  ZeroRows(head.tokens.length, head.total, n, x.ds);
-}
 
 template <class S>
 struct AbcTensors {
@@ -360,42 +180,16 @@ HWY_NOINLINE void AbcReverseWalk(const ForwardHead<T>& head, const ReversePart& 
   ZeroRows(head.tokens.length, head.total, n, x.dx);
 }
 
+// Latte, and FAVOR+ with the other Weights (slot_weights-inl.h).
 template <class Weights, class S>
 void LatteAll(const SlotShape& shape, const Rows<const S>& q, const Rows<const S>& s,
               const Rows<const S>& v, const Rows<const S>& g, const RowMask& mask,
               const double* memory, const double* z, ComputeType<S>* G, ComputeType<S>* h,
               const Rows<S>& dq, const Rows<S>& ds, const Rows<S>& dv) {
-  using T = ComputeType<S>;
-  const int64_t heads = shape.batch * shape.heads, size = shape.slots * shape.width;
-  const HeadParts parts(shape);
-  PartStates<T> grads(parts, heads, size, G), terms(parts, heads, shape.slots, h);
-  const auto open = [&](int64_t index, Workspace& workspace) -> LatteTensors<S> {
-    const int64_t b = index / shape.heads, y = index % shape.heads;
-    const Sequence<S> result(dq, b, y);
-    return {{q, b, y},
-            {s, b, y},
-            {v, b, y},
-            {g, b, y},
-            result,
-            {ds, b, y},
-            {dv, b, y},
-            RowsBetweenWalks<S, T>(parts, result, static_cast<size_t>(shape.length),
-                                   static_cast<size_t>(shape.slots), workspace)};
+  const auto source = [&](int64_t b, int64_t y) -> GivenTokens<S> {
+    return {{q, b, y}, {s, b, y}, {dq, b, y}, {ds, b, y}};
   };
-  ForHeads(
-      heads, HeadsPerThread(shape), parts, open,
-      [&](int64_t index, int64_t part, LatteTensors<S>& x) {
-        LatteFirstWalk<S>(ForwardHead<T>(shape, mask, index, parts, part), x, memory + index * size,
-                          z + index * shape.slots);
-      },
-      [&](int64_t index, int64_t part, const LatteTensors<S>& x) {
-        const ForwardHead<T> head(shape, mask, index, parts, part);
-        LatteReverseWalk<Weights, S>(head, {parts, part, x.spans, head.tokens.length}, x,
-                                     z + index * shape.slots, grads.Of(index, part),
-                                     terms.Of(index, part));
-      });
-  grads.Finish();
-  terms.Finish();
+  LatteBackwardAll<Weights, S>(shape, source, v, g, mask, memory, z, G, h, dv);
 }
 
 template <class S>

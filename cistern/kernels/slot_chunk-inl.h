@@ -168,6 +168,21 @@ Sequence<const T> Const(const Sequence<T>& y) {
   return {y.data, static_cast<size_t>(y.time)};
 }
 
+// Rows t.. of a sequence.
+template <class S>
+struct TokenRows {
+  const S* At(size_t i) const { return x.At(t + i); }
+  Sequence<const S> x;
+  size_t t;
+};
+
+// What a walk asks of the log-weights of tokens [t, t + count), and of other rows that lie in
+// memory; where they are formed when they are asked for, it is theirs to do (FavorTokens).
+template <class S>
+TokenRows<S> RowsAt(const Sequence<const S>& x, size_t t, size_t) {
+  return {x, t};
+}
+
 struct Tokens {
   Tokens(const SlotShape& shape, const RowMask& mask, int64_t b)
       : length(static_cast<size_t>(mask.lengths == nullptr ? shape.length : mask.lengths[b])),
@@ -270,10 +285,10 @@ class SlotChunk {
     for (size_t l = 0; l < np; ++l) z[l] = kEmpty;
   }
 
-  // Begins a span at row t and settles its references. z must be that before row t.
+  // Begins a span at the first of these rows and settles its references. z must be that before it.
   template <class S>
-  HWY_NOINLINE void Begin(const Sequence<const S>& log_weights, size_t t) {
-    PackRows(log_weights, t, 1, n, np, -std::numeric_limits<T>::infinity(), packed_);
+  HWY_NOINLINE void Begin(const TokenRows<S>& log_weights) {
+    PackRows(log_weights.x, log_weights.t, 1, n, np, -std::numeric_limits<T>::infinity(), packed_);
     scaled = open_ = false;
     first_ = true;
     for (size_t l = 0; l < np; ++l) {
@@ -299,10 +314,10 @@ class SlotChunk {
     }
   }
 
-  // The span's next chunk: rows t.., at most up to `end`, with E and F, as far as they are within
-  // reach. Its number of rows, 0 where row t is not.
+  // The span's next chunk: rows t.., those of log_weights, at most up to `end`, with E and F, as
+  // far as they are within reach. Its number of rows, 0 where row t is not.
   template <class S>
-  HWY_NOINLINE size_t Take(const Sequence<const S>& log_weights, const Tokens& tokens, size_t t,
+  HWY_NOINLINE size_t Take(const TokenRows<S>& log_weights, const Tokens& tokens, size_t t,
                            size_t end) {
     size_t most = 1;
     for (; most < kChunkRows && t + most < end && !tokens.StartsAt(t + most); ++most) {
@@ -311,10 +326,12 @@ class SlotChunk {
     bool in_place = false;
     if constexpr (std::is_same_v<S, T>) {
       in_place = n == np;
-      if (in_place) s_ = log_weights.At(t), s_row_ = static_cast<size_t>(log_weights.time);
+      if (in_place) s_ = log_weights.At(0), s_row_ = static_cast<size_t>(log_weights.x.time);
     }
-    if (!in_place)
-      PackRows(log_weights, t, most, n, np, -std::numeric_limits<T>::infinity(), packed_);
+    if (!in_place) {
+      PackRows(log_weights.x, log_weights.t, most, n, np, -std::numeric_limits<T>::infinity(),
+               packed_);
+    }
     rows = most;
     // Where the last chunk was cut, look first: exponentials of rows that are cut away are wasted.
     if (open_ || cut_ || !Exponentials<false>()) {

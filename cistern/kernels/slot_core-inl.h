@@ -297,11 +297,14 @@ struct ForwardHead {
 };
 
 // Walks over the spans and chunks of a head's tokens that begin before `stop`; which they are does
-// not depend on it. visit: Empty(), Begin(t), Rows(t), Close(), and Note(t, end), the rows that
-// come after the ones at hand.
-template <class T, class S, class Visit>
-HWY_INLINE void WalkChunks(SlotChunk<T>& chunk, const Sequence<const S>& s, const Tokens& tokens,
+// not depend on it. s: log-weights, for RowsAt and NoteRows. visit: Empty(), Begin(t), Rows(t),
+// Close(), and Note(t, end), the rows that come after the ones at hand.
+template <class T, class LogWeights, class Visit>
+HWY_INLINE void WalkChunks(SlotChunk<T>& chunk, const LogWeights& s, const Tokens& tokens,
                            size_t stop, Visit& visit) {
+  const auto rows_at = [&](size_t t) HWY_ATTR {
+    return RowsAt(s, t, std::min(kChunkRows, tokens.length - t));
+  };
   bool open = false;
   size_t begun = 0;
   const auto close = [&]() HWY_ATTR {
@@ -315,15 +318,16 @@ HWY_INLINE void WalkChunks(SlotChunk<T>& chunk, const Sequence<const S>& s, cons
       chunk.Empty();
       visit.Empty();
       open = false;
-    } else if (open && (t - begun >= kSpanRows || chunk.Take(s, tokens, t, tokens.length) == 0)) {
+    } else if (open &&
+               (t - begun >= kSpanRows || chunk.Take(rows_at(t), tokens, t, tokens.length) == 0)) {
       close();
     }
     if (!open) {
-      chunk.Begin(s, t);
+      chunk.Begin(rows_at(t));
       visit.Begin(t);
       begun = t;
       open = true;
-      chunk.Take(s, tokens, t, tokens.length);
+      chunk.Take(rows_at(t), tokens, t, tokens.length);
     }
     const size_t next = t + chunk.rows,
                  end = tokens.length - next < kChunkRows ? tokens.length : next + kChunkRows;

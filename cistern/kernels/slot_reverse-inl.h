@@ -173,8 +173,8 @@ class ReverseWalk {
 
   // Over spans [first, last), from the last one on. visit: Scale(factors) and Rows(t), which uses
   // chunk and ET.
-  template <class S, class Visit>
-  HWY_INLINE void Run(const Sequence<const S>& s, const Tokens& tokens, const SpanList& spans,
+  template <class LogWeights, class Visit>
+  HWY_INLINE void Run(const LogWeights& s, const Tokens& tokens, const SpanList& spans,
                       size_t first, size_t last, Visit& visit) {
     constexpr size_t kMost = kSpanRows / kChunkRows;
     const size_t np = chunk.np;
@@ -183,11 +183,12 @@ class ReverseWalk {
       const size_t end = i + 1 < spans.begins.size() ? spans.begins[i + 1] : tokens.length;
       size_t t = spans.begins[i], count = 0;
       chunk.LoadZ(spans.z.data() + i * chunk.n);
-      chunk.Begin(s, t);
-      for (; t < end; t += chunk.rows) {
+      auto rows_at = RowsAt(s, t, end - t);  // of the whole span
+      chunk.Begin(rows_at);
+      for (; t < end; t += chunk.rows, rows_at.t += chunk.rows) {
         chunk.E = E_ + count * kChunkRows * np;
         chunk.F = F_ + count * kChunkRows * np;
-        chunk.Take(s, tokens, t, end);
+        chunk.Take(rows_at, tokens, t, end);
         chunk.Pass();
         begins[count] = t;
         rows[count++] = chunk.rows;

@@ -24,11 +24,6 @@ struct PanelRows {
   const T* x;
   size_t ld;
 };
-template <class S>
-struct TokenRows {
-  Sequence<const S> x;
-  size_t t;
-};
 
 }  // namespace HWY_NAMESPACE
 }  // namespace cistern

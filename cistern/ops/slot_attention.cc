@@ -2,6 +2,7 @@
 
 #include <limits>
 
+#include "cistern/kernels/favor_attention.h"
 #include "cistern/kernels/ref/slot_memory_ref.h"
 #include "cistern/kernels/slot_attention.h"
 #include "cistern/ops/primitive.h"
@@ -23,6 +24,15 @@ at::Tensor GradientOf(const at::Tensor& d_memory, const at::Tensor& memory, at::
 // Adds dM . M_T of each slot to h.
 void AddDot(const at::Tensor& d_memory, const at::Tensor& memory_end, at::Tensor& h) {
   if (d_memory.defined()) h = h + (d_memory * memory_end).sum(-1);
+}
+
+// h of SlotAdjoint where the sequence ends, in double, from the gradients of the memory after it
+// and of its z.
+at::Tensor EndTerms(const at::Tensor& d_memory, const at::Tensor& d_z, const at::Tensor& memory_end,
+                    const at::Tensor& z) {
+  at::Tensor h = at::zeros(z.sizes(), z.options());
+  AddDot(d_memory, memory_end, h);
+  return d_z.defined() ? h - d_z : h;
 }
 
 struct LatteArguments {
@@ -117,11 +127,8 @@ struct TokenRead {
                      z = x.z.contiguous();
     const auto type = ComputeTypeOf(v);
     const at::Tensor G = GradientOf(g[kMemory], memory, type);
-    at::Tensor h = at::zeros(z.sizes(), z.options());
-    AddDot(g[kMemory], kept[0], h);
-    if (g[kZ].defined()) h = h - g[kZ];
-    h = h.to(type);
-    const at::Tensor dq = GradientLike(x.q), ds = GradientLike(x.s), dv = GradientLike(x.v);
+    const at::Tensor h = EndTerms(g[kMemory], g[kZ], kept[0], z).to(type), dq = GradientLike(x.q),
+                     ds = GradientLike(x.s), dv = GradientLike(x.v);
     DispatchStored(v, [&]<class T>(T) {
       (kFavor ? &FavorBackward<T>
               : &LatteBackward<T>)(ShapeOf(s, v), InputRows<T>(q), InputRows<T>(s), InputRows<T>(v),
@@ -163,6 +170,132 @@ struct TokenRead {
 };
 using Latte = TokenRead<false>;
 using Favor = TokenRead<true>;
+
+struct FavorQueriesArguments {
+  at::Tensor q, k, v, memory, z;
+  OptionalTensor matrix;  // always given: optional ones may be constants
+  Mask mask;
+  double scale = 1;
+};
+
+// favor, of the logarithms of features that it forms from queries and keys.
+struct FavorQueries {
+  static constexpr const char* kSchema =
+      "favor_queries(Tensor q, Tensor k, Tensor v, Tensor memory, Tensor z, Tensor? matrix, "
+      "Tensor? starts=None, Tensor? lengths=None, float scale=1) -> (Tensor, Tensor, Tensor)";
+  using Arguments = FavorQueriesArguments;
+  static constexpr auto kFields = [](auto& x) {
+    return std::tie(x.q, x.k, x.v, x.memory, x.z, x.matrix, x.mask.starts, x.mask.lengths, x.scale);
+  };
+  static constexpr size_t kOutputs = 3, kDifferentiable = 3;
+  enum { kOut, kMemory, kZ };
+  static constexpr int64_t kTime = 2;
+  static constexpr bool kBFloat16 = true;
+  static const at::Tensor& Tokens(const Arguments& x) { return x.v; }
+  static bool IsConstant(const Arguments& x, const OptionalTensor* field) {
+    return field == &x.matrix;
+  }
+
+  static void Check(const Arguments& x) {
+    constexpr const char* kOp = "[favor_queries]";
+    TORCH_CHECK(x.q.dim() == 4 && x.k.sym_sizes() == x.q.sym_sizes(), kOp,
+                " expected q and k of one shape [B,H,T,d], got ", x.q.sym_sizes(), " and ",
+                x.k.sym_sizes());
+    TORCH_CHECK(x.v.dim() == 4 && x.v.sym_sizes().slice(0, 3) == x.q.sym_sizes().slice(0, 3), kOp,
+                " expected v of shape [B,H,T,d] with the B, H, T of q ", x.q.sym_sizes(), ", got ",
+                x.v.sym_sizes());
+    TORCH_CHECK(x.matrix && x.matrix->dim() == 2 && x.matrix->sym_size(1) == x.q.sym_size(3), kOp,
+                " expected matrix [n,d] for q ", x.q.sym_sizes(), ", got ",
+                x.matrix ? x.matrix->sym_sizes() : c10::SymIntArrayRef());
+    TORCH_CHECK(
+        x.memory.dim() == 4 && x.memory.sym_sizes().slice(0, 2) == x.q.sym_sizes().slice(0, 2) &&
+            x.memory.sym_size(2) == x.matrix->sym_size(0) &&
+            x.memory.sym_size(3) == x.v.sym_size(3) && x.z.dim() == 3 &&
+            x.z.sym_sizes() == x.memory.sym_sizes().slice(0, 3),
+        kOp, " expected memory [B,H,n,d] and z [B,H,n] for matrix ", x.matrix->sym_sizes(),
+        " and v ", x.v.sym_sizes(), ", got ", x.memory.sym_sizes(), " and ", x.z.sym_sizes());
+    TORCH_CHECK(x.memory.scalar_type() == at::kDouble && x.z.scalar_type() == at::kDouble, kOp,
+                " expected memory and z in double, got ", x.memory.scalar_type(), " and ",
+                x.z.scalar_type());
+    TORCH_CHECK(x.k.scalar_type() == x.q.scalar_type() && x.v.scalar_type() == x.q.scalar_type(),
+                kOp, " expected one dtype, got q ", x.q.scalar_type(), ", k ", x.k.scalar_type(),
+                ", v ", x.v.scalar_type());
+    TORCH_CHECK(x.matrix->scalar_type() == ComputeTypeOf(x.q) ||
+                    x.matrix->scalar_type() == x.q.scalar_type(),
+                kOp, " expected matrix of ", ComputeTypeOf(x.q), " for q of ", x.q.scalar_type(),
+                ", got ", x.matrix->scalar_type());
+  }
+
+  static Tensors Compose(const Arguments& x) {
+    const auto type = ComputeTypeOf(x.q);
+    // Whatever padding holds, NaN too, has no gradient.
+    const at::Tensor pad = x.mask.HeadsPadding(x.q.size(2)), turned = x.matrix->to(type).t();
+    const auto scaled = [&](const at::Tensor& y) {
+      const at::Tensor z = y.to(type) * x.scale;
+      return pad.defined() ? z.masked_fill(pad, 0.0) : z;
+    };
+    const at::Tensor q = scaled(x.q), k = scaled(x.k);
+    const AttentionResult r = FavorAttention(
+        at::matmul(q, turned), at::matmul(k, turned) - 0.5 * k.square().sum({3}, true),
+        x.v.to(type), {x.memory, x.z}, x.mask);
+    return {r.out.to(x.v.scalar_type()), r.state.memory, r.state.z};
+  }
+
+  static Tensors Empty(const Arguments& x) {
+    return {LikeHeads(x.v), LikePlain(x.memory), LikePlain(x.z)};
+  }
+  static Tensors EmptyGradients(const Arguments& x) {
+    return {GradientLike(x.q), GradientLike(x.k), GradientLike(x.v), LikePlain(x.memory),
+            LikePlain(x.z)};
+  }
+  static Tensors InPlace(const Arguments& x) { return {LikeHeads(x.v), x.memory, x.z}; }
+
+  static SlotShape Shape(const Arguments& x) {
+    return {x.q.size(0), x.q.size(1), x.q.size(2), x.matrix->size(0), x.v.size(3)};
+  }
+  // The map in the type that kernels compute in; `matrix` holds its memory.
+  template <class T>
+  static FavorMap<T> Map(const Arguments& x, at::Tensor* matrix) {
+    *matrix = x.matrix->to(ComputeTypeOf(x.q)).contiguous();
+    return {matrix->const_data_ptr<T>(), x.q.size(3), x.scale};
+  }
+
+  static void Forward(const Arguments& x, const RowMask& mask, const Tensors& y) {
+    const at::Tensor q = UnitStride(x.q), k = UnitStride(x.k), v = UnitStride(x.v);
+    BeginState(x.memory, y[kMemory]), BeginState(x.z, y[kZ]);
+    DispatchStored(v, [&]<class T>(T) {
+      at::Tensor matrix;
+      FavorQueriesForward<T>(Shape(x), Map<ComputeType<T>>(x, &matrix), InputRows<T>(q),
+                             InputRows<T>(k), InputRows<T>(v), mask,
+                             y[kMemory].mutable_data_ptr<double>(),
+                             y[kZ].mutable_data_ptr<double>(), OutputRows<T>(y[kOut]));
+    });
+  }
+
+  static Tensors Keep(const Arguments&, const Tensors& y) { return {y[kMemory]}; }
+
+  static Tensors Backward(const Arguments& x, const RowMask& mask, const Tensors& g,
+                          const Tensors& kept) {
+    const at::Tensor q = UnitStride(x.q), k = UnitStride(x.k), v = UnitStride(x.v),
+                     d_out = UnitStride(OrZeros(g[kOut], v)), memory = x.memory.contiguous(),
+                     z = x.z.contiguous();
+    const auto type = ComputeTypeOf(v);
+    const at::Tensor G = GradientOf(g[kMemory], memory, type);
+    const at::Tensor h = EndTerms(g[kMemory], g[kZ], kept[0], z).to(type);
+    const Tensors grads = {GradientLike(x.q), GradientLike(x.k), GradientLike(x.v)};
+    DispatchStored(v, [&]<class T>(T) {
+      using C = ComputeType<T>;
+      at::Tensor matrix;
+      FavorQueriesBackward<T>(
+          Shape(x), Map<C>(x, &matrix), InputRows<T>(q), InputRows<T>(k), InputRows<T>(v),
+          InputRows<T>(d_out), mask, memory.const_data_ptr<double>(), z.const_data_ptr<double>(),
+          G.mutable_data_ptr<C>(), h.mutable_data_ptr<C>(), OutputRows<T>(grads[0]),
+          OutputRows<T>(grads[1]), OutputRows<T>(grads[2]));
+    });
+    const at::Tensor d_memory = G.to(at::kDouble);
+    return {grads[0], grads[1], grads[2], d_memory, (d_memory * memory).sum(-1) - h};
+  }
+};
 
 struct AbcArguments {
   at::Tensor q, k, v, s, keys, values, z;
@@ -281,6 +414,7 @@ struct Abc {
 
 CISTERN_PRIMITIVE(slot_attention::Latte)
 CISTERN_PRIMITIVE(slot_attention::Favor)
+CISTERN_PRIMITIVE(slot_attention::FavorQueries)
 CISTERN_PRIMITIVE(slot_attention::Abc)
 
 namespace {
@@ -291,8 +425,8 @@ AttentionResult Whole(const slot_attention::LatteArguments& x) {
   return {out, {memory, z}};
 }
 
-template <class Op>
-at::Tensor Extend(slot_attention::LatteArguments x, bool alone, at::Tensor& memory, at::Tensor& z) {
+template <class Op, class Arguments>
+at::Tensor Extend(Arguments x, bool alone, at::Tensor& memory, at::Tensor& z) {
   at::Tensor out;
   std::tie(out, memory, z) = alone ? OpPair<Op>::CallInPlace(x) : OpPair<Op>::Call(x);
   return out;
@@ -307,7 +441,8 @@ AttentionResult LatteAttention(const at::Tensor& q, const at::Tensor& s, const a
 at::Tensor LatteExtend(const at::Tensor& q, const at::Tensor& s, const at::Tensor& v,
                        at::Tensor& memory, at::Tensor& z, const Mask& mask) {
   const bool alone = OwnedAlone(memory) && OwnedAlone(z);
-  return Extend<slot_attention::Latte>({q, s, v, memory, z, mask}, alone, memory, z);
+  return Extend<slot_attention::Latte>(slot_attention::LatteArguments{q, s, v, memory, z, mask},
+                                       alone, memory, z);
 }
 
 AttentionResult FavorAttention(const at::Tensor& x, const at::Tensor& s, const at::Tensor& v,
@@ -317,7 +452,37 @@ AttentionResult FavorAttention(const at::Tensor& x, const at::Tensor& s, const a
 at::Tensor FavorExtend(const at::Tensor& x, const at::Tensor& s, const at::Tensor& v,
                        at::Tensor& memory, at::Tensor& z, const Mask& mask) {
   const bool alone = OwnedAlone(memory) && OwnedAlone(z);
-  return Extend<slot_attention::Favor>({x, s, v, memory, z, mask}, alone, memory, z);
+  return Extend<slot_attention::Favor>(slot_attention::LatteArguments{x, s, v, memory, z, mask},
+                                       alone, memory, z);
+}
+
+AttentionResult FavorQueriesAttention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                                      const at::Tensor& matrix, double scale,
+                                      const SlotState& state, const Mask& mask) {
+  using Op = slot_attention::FavorQueries;
+  const Op::Arguments x = {q, k, v, state.memory, state.z, matrix, mask, scale};
+  Tensors y;
+  if (NeedsGradient({matrix})) {
+    Op::Check(x);
+    y = Op::Compose(x);
+  } else {
+    auto [out, memory, z] = OpPair<Op>::Call(x);
+    y = {out, memory, z};
+  }
+  return {y[0], {y[1], y[2]}};
+}
+at::Tensor FavorQueriesExtend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                              const at::Tensor& matrix, double scale, at::Tensor& memory,
+                              at::Tensor& z, const Mask& mask) {
+  if (NeedsGradient({matrix})) {
+    const AttentionResult r = FavorQueriesAttention(q, k, v, matrix, scale, {memory, z}, mask);
+    memory = r.state.memory, z = r.state.z;
+    return r.out;
+  }
+  const bool alone = OwnedAlone(memory) && OwnedAlone(z);
+  return Extend<slot_attention::FavorQueries>(
+      slot_attention::FavorQueriesArguments{q, k, v, memory, z, matrix, mask, scale}, alone, memory,
+      z);
 }
 
 AbcResult AbcAttention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,

@@ -30,6 +30,18 @@ AttentionResult FavorAttention(const at::Tensor& x, const at::Tensor& s, const a
 at::Tensor FavorExtend(const at::Tensor& x, const at::Tensor& s, const at::Tensor& v,
                        at::Tensor& memory, at::Tensor& z, const Mask& mask = {});
 
+// FavorAttention with x = matrix (scale q) and s = matrix (scale k) - |scale k|^2 / 2, the
+// logarithms of FAVOR+'s features but for a constant, which no tensor holds on the way
+// (kernels/favor_attention.h): q, k [B,H,T,d_k], matrix [n,d_k], v [B,H,T,d]. With a gradient of
+// the matrix, which is drawn and not learned, composed of FavorAttention.
+AttentionResult FavorQueriesAttention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                                      const at::Tensor& matrix, double scale,
+                                      const SlotState& state, const Mask& mask = {});
+// As LatteExtend.
+at::Tensor FavorQueriesExtend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                              const at::Tensor& matrix, double scale, at::Tensor& memory,
+                              at::Tensor& z, const Mask& mask = {});
+
 struct AbcState {
   at::Tensor keys, values;  // [B,H,n,d], double
   at::Tensor z;             // [B,H,n], double

@@ -9,6 +9,7 @@
 #include "cistern/base/random.h"
 #include "cistern/ops/linear_product.h"
 #include "cistern/ops/slot_attention.h"
+#include "cistern/ops/tensor_rows.h"
 
 namespace cistern {
 
@@ -132,11 +133,27 @@ void PerformerMechanism::BeginSequence(const State& state) {
   projection_.set_data(drawn.to(projection_.options()));
 }
 
+bool PerformerMechanism::FormsFeatures() const { return !relu_ && eps_ == 0; }
+
+bool PerformerMechanism::TakesBFloat16(Form form) const {
+  return form == Form::kCausal && FormsFeatures();
+}
+
 at::Tensor PerformerMechanism::DoExtend(const std::vector<at::Tensor>& x, State& state,
                                         const ops::Mask& mask) {
   BeginSequence(state);
-  return ops::FavorExtend(LogFeatures(x[q_], Side::kQuery), LogFeatures(x[k_], Side::kKey), x[v_],
-                          state[memory_], state[z_], mask);
+  // Each chunk of several tokens forms features of its own; one token's are no work to hold.
+  if (FormsFeatures() && x[q_].size(2) > 1) {
+    const double scale = std::pow(double(x[q_].size(3)), -0.25);
+    // Detached: features drawn anew before the backward must not reach it.
+    const at::Tensor rows = projection_.detach().to(ops::ComputeTypeOf(x[q_]));
+    return ops::FavorQueriesExtend(x[q_], x[k_], x[v_], rows, scale, state[memory_], state[z_],
+                                   mask);
+  }
+  const auto wide = [&](const ProjectionId& id) { return x[id].to(ops::ComputeTypeOf(x[id])); };
+  return ops::FavorExtend(LogFeatures(wide(q_), Side::kQuery), LogFeatures(wide(k_), Side::kKey),
+                          wide(v_), state[memory_], state[z_], mask)
+      .to(x[v_].scalar_type());
 }
 
 void PerformerMechanism::DoWrite(const std::vector<at::Tensor>& x, State& state,
