@@ -26,7 +26,7 @@ void FavorAll(const SlotShape& shape, const FavorMap<ComputeType<S>>& map, const
   ForParts(heads, HeadsPerThread(shape), parts, [&](int64_t index, int64_t part) {
     const ForwardHead<T> head(shape, mask, index, parts, part);
     const int64_t b = head.b, h = head.h;
-    const FavorTokens<S> tokens = {map, {q, b, h}, {k, b, h}, {nullptr, 0}, {nullptr, 0}};
+    const FavorTokens<S> tokens = {map, {q, b, h}, {k, b, h}, {nullptr, 0}, {nullptr, 0}, false};
     const Sequence<const S> of_v(v, b, h);
     const Sequence<S> of_out(out, b, h);
     LatteHead<FavorWeights<T>>(head, tokens, of_v, of_out, memories.Of(index, part),
@@ -48,8 +48,9 @@ void FavorAll(const SlotShape& shape, const FavorMap<ComputeType<S>>& map, const
     FavorAll<T>(shape, map, q, k, v, mask, memory, z, out);                                       \
   }                                                                                               \
   void Backward##Name(CISTERN_FAVOR_BACKWARD(T)) {                                                \
+    const bool shared = HeadParts(shape).count > 1;                                               \
     const auto source = [&](int64_t b, int64_t y) -> FavorTokens<T> {                             \
-      return {map, {q, b, y}, {k, b, y}, {dq, b, y}, {dk, b, y}};                                 \
+      return {map, {q, b, y}, {k, b, y}, {dq, b, y}, {dk, b, y}, shared};                         \
     };                                                                                            \
     LatteBackwardAll<FavorWeights<ComputeType<T>>, T>(shape, source, v, g, mask, memory, z, G, h, \
                                                       dv);                                        \

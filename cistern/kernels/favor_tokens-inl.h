@@ -24,13 +24,15 @@ struct FavorTokens {
   const FavorMap<T>& map;
   Sequence<const S> queries, keys;
   Sequence<S> dq, dk;
+  bool shared;  // among threads (head_parts.h)
 
   Sequence<T> RowsBetween(const HeadParts&, size_t total, size_t slots,
                           Workspace& workspace) const {
-    workspace.Start(total * slots * sizeof(T), 1);
-    return {workspace.Take<T>(total * slots), slots};
+    const size_t rows = RoundUp(total, kTileRows);  // as a product reads them
+    workspace.Start(rows * slots * sizeof(T), 1);
+    return {workspace.Take<T>(rows * slots), slots};
   }
-  bool ResultsIn(const Sequence<T>&) const { return false; }
+  bool MayWrite(const Sequence<T>&) const { return !shared; }
 
   class Reader {
    public:
@@ -74,11 +76,11 @@ struct FavorTokens {
     void NoteQueries(size_t t, size_t end) const { NoteRows(x_.queries, t, end, width_); }
     void NoteLogWeights(size_t t, size_t end) const { NoteRows(x_.keys, t, end, width_); }
 
-    void PutQueries(const T* panel, size_t t, size_t count) {
-      Back<false>(panel, t, count, x_.queries, x_.dq);
+    void PutQueries(const T* panel, size_t ld, size_t t, size_t count) {
+      Back<false>(panel, ld, t, count, x_.queries, x_.dq);
     }
     void PutLogWeights(const T* panel, size_t t, size_t count) {
-      Back<true>(panel, t, count, x_.keys, x_.dk);
+      Back<true>(panel, np_, t, count, x_.keys, x_.dk);
     }
     void ZeroGradients(size_t t, size_t end) const {
       for (const auto* y : {&x_.dq, &x_.dk}) ZeroRows(t, end, width_, *y);
@@ -111,14 +113,14 @@ struct FavorTokens {
       }
     }
 
-    // dx rows t.. = scale D matrix, less scale^2 x sum(D) for keys, from D [count, np].
+    // dx rows t.. = scale D matrix, less scale^2 x sum(D) for keys, from D [count, n].
     template <bool kOfKeys>
-    HWY_NOINLINE void Back(const T* D, size_t t, size_t count, const Sequence<const S>& x,
-                           const Sequence<S>& dx) {
+    HWY_NOINLINE void Back(const T* D, size_t ld, size_t t, size_t count,
+                           const Sequence<const S>& x, const Sequence<S>& dx) {
       const Tag<T> d;
       const Vec<T> scale = hn::Set(d, scale_), square = hn::Set(d, -scale_ * scale_);
-      Product<T>(count, width_, {D, np_, 1, matrix_, cp_, n_}, D_, cp_);
-      for (size_t i = 0; i < count; ++i, D += np_) {
+      Product<T>(count, width_, {D, ld, 1, matrix_, cp_, n_}, D_, cp_);
+      for (size_t i = 0; i < count; ++i, D += ld) {
         Vec<T> sum = hn::Zero(d);
         if constexpr (kOfKeys) {
           for (size_t l = 0; l < n_; l += kLanes<T>) sum = hn::Add(sum, LoadPart(D, l, n_));

@@ -85,11 +85,11 @@ struct LatteReverseVisit {
   }
   void Rows(size_t t) {
     const SlotChunk<T>& chunk = walk.chunk;
-    const RowsOrPanel<T> dr(x.dr, t, chunk.n, D, x.tokens.ResultsIn(x.dr));
+    const RowsOrPanel<T> dr(x.dr, t, chunk.n, D, x.tokens.MayWrite(x.dr));
     const auto q = reader.Queries(t, chunk.rows);
     if (dr.data == D) PackRows(Const(x.dr), t, chunk.rows, chunk.n, chunk.np, T{0}, D);
     weights.Gradients(chunk, q.x, q.t, W, dr.data, dr.ld, ab);
-    if (dr.data == D) reader.PutQueries(D, t, chunk.rows);
+    reader.PutQueries(dr.data, dr.ld, t, chunk.rows);
     core.template Rows<false>(chunk.rows, chunk.E, walk.ET, W, x.g, x.v, t, x.dv, Y);
     walk.Gradients(Y, ab, nullptr);
     reader.PutLogWeights(Y, t, chunk.rows);
