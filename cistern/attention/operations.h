@@ -23,6 +23,9 @@ class CountsOperations {
   // Causal: `tokens` after `before` earlier ones. Bidirectional: all see all (before is 0). Cross:
   // `tokens` are written, as many queries read.
   virtual LeastOperations Operations(Form form, int64_t tokens, int64_t before) const = 0;
+  // Whether this form makes the features of its tokens where it reads them, so that no tensor holds
+  // those of all (the estimate of training's memory).
+  virtual bool FormsFeatures(Form) const { return false; }
 };
 
 // Of a memory of `numbers` numbers that each token is added to and each query reads: 2 a number

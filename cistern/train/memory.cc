@@ -4,6 +4,7 @@
 #include <string>
 
 #include "cistern/attention/mechanism.h"
+#include "cistern/attention/operations.h"
 #include "cistern/base/error.h"
 #include "cistern/base/format.h"
 #include "cistern/base/memory.h"
@@ -70,9 +71,13 @@ Stack NumbersOf(const ModelConfig& c, Form form, int64_t bytes) {
     for (const Projection& p : mechanism->Projections()) {
       if (p.OfTokens() && !p.identity) (p.side == Side::kQuery ? query : key) += double(p.width);
     }
-    // Beyond q, k and v; features are computed, not projected, but no less kept.
+    // Beyond q, k and v; features are computed, not projected, but no less kept, unless a walk
+    // forms them as it goes.
+    const auto* counts = dynamic_cast<const CountsOperations*>(mechanism.get());
     const double widths = query + key,
-                 slots = std::max({0.0, widths - 3 * qkv, StateSlots(*mechanism, stack)});
+                 features =
+                     counts && counts->FormsFeatures(form) ? 0 : StateSlots(*mechanism, stack),
+                 slots = std::max({0.0, widths - 3 * qkv, features});
     const bool own = stack.TiedTo(layer) == layer;
     if (own) s.weights += dim * (widths + qkv);
     s.source += form == Form::kCross ? key + 2 * slots : 0;

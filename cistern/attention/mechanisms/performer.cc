@@ -133,17 +133,17 @@ void PerformerMechanism::BeginSequence(const State& state) {
   projection_.set_data(drawn.to(projection_.options()));
 }
 
-bool PerformerMechanism::FormsFeatures() const { return !relu_ && eps_ == 0; }
-
-bool PerformerMechanism::TakesBFloat16(Form form) const {
-  return form == Form::kCausal && FormsFeatures();
+bool PerformerMechanism::FormsFeatures(Form form) const {
+  return form == Form::kCausal && !relu_ && eps_ == 0;
 }
+
+bool PerformerMechanism::TakesBFloat16(Form form) const { return FormsFeatures(form); }
 
 at::Tensor PerformerMechanism::DoExtend(const std::vector<at::Tensor>& x, State& state,
                                         const ops::Mask& mask) {
   BeginSequence(state);
   // Each chunk of several tokens forms features of its own; one token's are no work to hold.
-  if (FormsFeatures() && x[q_].size(2) > 1) {
+  if (FormsFeatures(Form::kCausal) && x[q_].size(2) > 1) {
     const double scale = std::pow(double(x[q_].size(3)), -0.25);
     // Detached: features drawn anew before the backward must not reach it.
     const at::Tensor rows = projection_.detach().to(ops::ComputeTypeOf(x[q_]));

@@ -41,11 +41,11 @@ class PerformerMechanism : public Mechanism, public CountsOperations {
   State Merge(const State& first, const State& second) const override;
   LeastOperations Operations(Form form, int64_t tokens, int64_t before) const override;
   bool TakesBFloat16(Form form) const override;
+  // The causal form, where features are of a product and a square alone: within its walk over the
+  // tokens (ops::FavorQueriesExtend).
+  bool FormsFeatures(Form form) const override;
 
  private:
-  // Whether the causal form has features of a product and a square alone, which are formed within
-  // its walk over the tokens (ops::FavorQueriesExtend).
-  bool FormsFeatures() const;
   at::Tensor LogFeatures(const at::Tensor& x, Side side) const;
   void BeginSequence(const State& state);
 
