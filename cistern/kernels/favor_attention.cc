@@ -19,21 +19,14 @@ void FavorAll(const SlotShape& shape, const FavorMap<ComputeType<S>>& map, const
               const Rows<const S>& k, const Rows<const S>& v, const RowMask& mask, double* memory,
               double* z, const Rows<S>& out) {
   using T = ComputeType<S>;
-  const int64_t heads = shape.batch * shape.heads;
-  const HeadParts parts(shape);
-  PartStates<double> memories(parts, heads, shape.slots * shape.width, memory),
-      log_sums(parts, heads, shape.slots, z);
-  ForParts(heads, HeadsPerThread(shape), parts, [&](int64_t index, int64_t part) {
-    const ForwardHead<T> head(shape, mask, index, parts, part);
-    const int64_t b = head.b, h = head.h;
-    const FavorTokens<S> tokens = {map, {q, b, h}, {k, b, h}, {nullptr, 0}, {nullptr, 0}, false};
-    const Sequence<const S> of_v(v, b, h);
-    const Sequence<S> of_out(out, b, h);
-    LatteHead<FavorWeights<T>>(head, tokens, of_v, of_out, memories.Of(index, part),
-                               log_sums.Of(index, part));
-  });
-  memories.Finish();
-  log_sums.Finish();
+  ForLatteHeads<T>(
+      shape, mask, memory, z, [&](const ForwardHead<T>& head, double* of_memory, double* of_z) {
+        const int64_t b = head.b, h = head.h;
+        const FavorTokens<S> tokens = {map, {q, b, h}, {k, b, h}, {nullptr, 0}, {nullptr, 0}};
+        const Sequence<const S> of_v(v, b, h);
+        const Sequence<S> of_out(out, b, h);
+        LatteHead<FavorWeights<T>>(head, tokens, of_v, of_out, of_memory, of_z);
+      });
 }
 
 #define CISTERN_FAVOR_FORWARD(T)                                                                \
@@ -48,9 +41,8 @@ void FavorAll(const SlotShape& shape, const FavorMap<ComputeType<S>>& map, const
     FavorAll<T>(shape, map, q, k, v, mask, memory, z, out);                                       \
   }                                                                                               \
   void Backward##Name(CISTERN_FAVOR_BACKWARD(T)) {                                                \
-    const bool shared = HeadParts(shape).count > 1;                                               \
     const auto source = [&](int64_t b, int64_t y) -> FavorTokens<T> {                             \
-      return {map, {q, b, y}, {k, b, y}, {dq, b, y}, {dk, b, y}, shared};                         \
+      return {map, {q, b, y}, {k, b, y}, {dq, b, y}, {dk, b, y}};                                 \
     };                                                                                            \
     LatteBackwardAll<FavorWeights<ComputeType<T>>, T>(shape, source, v, g, mask, memory, z, G, h, \
                                                       dv);                                        \

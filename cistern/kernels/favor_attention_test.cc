@@ -92,19 +92,13 @@ Results Kernel(const FavorProblem& f, Layout layout) {
                          r.z.data(), out.rows());
   // As SlotAdjoint has it: h = dM . M - dz in, and out that from which dz comes.
   std::vector<T> G(p.dmemory_T.begin(), p.dmemory_T.end()), h;
-  const auto dot = [&](const auto& a, const auto& b, size_t slot) {
-    double sum = 0;
-    for (size_t j = slot * size_t(d); j < (slot + 1) * size_t(d); ++j)
-      sum += double(a[j]) == 0 ? 0 : double(a[j]) * double(b[j]);
-    return sum;
-  };
   for (size_t l = 0; l < p.z.size(); ++l)
-    h.push_back(static_cast<T>(dot(p.dmemory_T, r.memory, l) - p.dz_T[l]));
+    h.push_back(static_cast<T>(SlotDot(p.dmemory_T, r.memory, l, d) - p.dz_T[l]));
   FavorQueriesBackward<S>(p.shape, map, q.in(), k.in(), v.in(), g.in(), p.Mask(), p.memory.data(),
                           p.z.data(), G.data(), h.data(), dq.rows(), dk.rows(), dv.rows());
   r.out = out.Values(), r.dq = dq.Values(), r.dk = dk.Values(), r.dv = dv.Values();
   r.dmemory = ToDouble(G);
-  for (size_t l = 0; l < p.z.size(); ++l) r.dz.push_back(dot(G, p.memory, l) - double(h[l]));
+  for (size_t l = 0; l < p.z.size(); ++l) r.dz.push_back(SlotDot(G, p.memory, l, d) - double(h[l]));
   return r;
 }
 

@@ -24,7 +24,6 @@ struct FavorTokens {
   const FavorMap<T>& map;
   Sequence<const S> queries, keys;
   Sequence<S> dq, dk;
-  bool shared;  // among threads (head_parts.h)
 
   Sequence<T> RowsBetween(const HeadParts&, size_t total, size_t slots,
                           Workspace& workspace) const {
@@ -32,7 +31,6 @@ struct FavorTokens {
     workspace.Start(rows * slots * sizeof(T), 1);
     return {workspace.Take<T>(rows * slots), slots};
   }
-  bool MayWrite(const Sequence<T>&) const { return !shared; }
 
   class Reader {
    public:

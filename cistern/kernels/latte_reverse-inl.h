@@ -31,6 +31,7 @@ struct LatteTensors {
   Sequence<const S> v, g;
   Sequence<S> dv;
   Sequence<ComputeType<S>> dr;  // the gradients of the read weights, which may be results
+  bool shared;                  // among threads: dr may be read again (head_parts.h)
   SpanList spans = {};
 };
 
@@ -85,7 +86,7 @@ struct LatteReverseVisit {
   }
   void Rows(size_t t) {
     const SlotChunk<T>& chunk = walk.chunk;
-    const RowsOrPanel<T> dr(x.dr, t, chunk.n, D, x.tokens.MayWrite(x.dr));
+    const RowsOrPanel<T> dr(x.dr, t, chunk.n, D, !x.shared);
     const auto q = reader.Queries(t, chunk.rows);
     if (dr.data == D) PackRows(Const(x.dr), t, chunk.rows, chunk.n, chunk.np, T{0}, D);
     weights.Gradients(chunk, q.x, q.t, W, dr.data, dr.ld, ab);
@@ -203,7 +204,8 @@ void LatteBackwardAll(const SlotShape& shape, const MakeSource& source, const Ro
             {g, b, y},
             {dv, b, y},
             tokens.RowsBetween(parts, static_cast<size_t>(shape.length),
-                               static_cast<size_t>(shape.slots), workspace)};
+                               static_cast<size_t>(shape.slots), workspace),
+            parts.count > 1};
   };
   ForHeads(
       heads, HeadsPerThread(shape), parts, open,

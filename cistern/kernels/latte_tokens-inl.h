@@ -37,15 +37,10 @@ struct GivenTokens {
   Sequence<const S> q, s;
   Sequence<S> dq, ds;
 
-  // The rows of the gradients of the read weights between the walks, and whether the second walk
-  // may write there what becomes of them.
+  // The rows of the gradients of the read weights between the walks.
   Sequence<T> RowsBetween(const HeadParts& parts, size_t total, size_t slots,
                           Workspace& workspace) const {
     return RowsBetweenWalks<S, T>(parts, dq, total, slots, workspace);
-  }
-  bool MayWrite(const Sequence<T>& rows) const {
-    if constexpr (std::is_same_v<S, T>) return rows.data == dq.data;
-    return false;
   }
 
   // One thread's reading of them.
@@ -61,13 +56,13 @@ struct GivenTokens {
     // The rows that will be asked for next.
     void NoteQueries(size_t t, size_t end) const { NoteRows(x_.q, t, end, n_); }
     void NoteLogWeights(size_t t, size_t end) const { NoteRows(x_.s, t, end, n_); }
-    // Takes their gradients, panels [count, Padded(n)]; those of queries may be rows of
-    // RowsBetween.
-    void PutQueries(const T* panel, size_t, size_t t, size_t count) const {
+    // Takes their gradients, panels [count, n] of leading dimension ld or Padded(n); those of
+    // queries may be rows of RowsBetween.
+    void PutQueries(const T* panel, size_t ld, size_t t, size_t count) const {
       if constexpr (std::is_same_v<S, T>) {
         if (panel == x_.dq.At(t)) return;  // there already
       }
-      UnpackRows(panel, t, count, n_, Padded<T>(n_), x_.dq);
+      UnpackRows(panel, t, count, n_, ld, x_.dq);
     }
     void PutLogWeights(const T* panel, size_t t, size_t count) const {
       UnpackRows(panel, t, count, n_, Padded<T>(n_), x_.ds);

@@ -69,6 +69,22 @@ HWY_NOINLINE void LatteHead(const ForwardHead<T>& head, const Source& tokens,
   head.Finish(chunk, z, out, width, none);
 }
 
+// body(head, memory, z) for every head and part of one, with its own state to move on.
+template <class T, class Body>
+void ForLatteHeads(const SlotShape& shape, const RowMask& mask, double* memory, double* z,
+                   const Body& body) {
+  const int64_t heads = shape.batch * shape.heads;
+  const HeadParts parts(shape);
+  PartStates<double> memories(parts, heads, shape.slots * shape.width, memory),
+      log_sums(parts, heads, shape.slots, z);
+  ForParts(heads, HeadsPerThread(shape), parts, [&](int64_t index, int64_t part) {
+    body(ForwardHead<T>(shape, mask, index, parts, part), memories.Of(index, part),
+         log_sums.Of(index, part));
+  });
+  memories.Finish();
+  log_sums.Finish();
+}
+
 }  // namespace HWY_NAMESPACE
 }  // namespace cistern
 HWY_AFTER_NAMESPACE();

@@ -82,21 +82,14 @@ void LatteAll(const SlotShape& shape, const Rows<const S>& q, const Rows<const S
               const Rows<const S>& v, const RowMask& mask, double* memory, double* z,
               const Rows<S>& out) {
   using T = ComputeType<S>;
-  const int64_t heads = shape.batch * shape.heads;
-  const HeadParts parts(shape);
-  PartStates<double> memories(parts, heads, shape.slots * shape.width, memory),
-      log_sums(parts, heads, shape.slots, z);
-  ForParts(heads, HeadsPerThread(shape), parts, [&](int64_t index, int64_t part) {
-    const ForwardHead<T> head(shape, mask, index, parts, part);
-    const int64_t b = head.b, h = head.h;
-    double *const of_memory = memories.Of(index, part), *const of_z = log_sums.Of(index, part);
-    const LatteTensors<S> x = {{q, b, h}, {s, b, h}, {v, b, h}, {out, b, h}};
-    if (shape.length == 1) return LatteToken<Weights, S>(head, x, of_memory, of_z);
-    const GivenTokens<S> tokens = {x.q, x.s, {nullptr, 0}, {nullptr, 0}};
-    LatteHead<Weights>(head, tokens, x.v, x.out, of_memory, of_z);
-  });
-  memories.Finish();
-  log_sums.Finish();
+  ForLatteHeads<T>(shape, mask, memory, z,
+                   [&](const ForwardHead<T>& head, double* of_memory, double* of_z) {
+                     const int64_t b = head.b, h = head.h;
+                     const LatteTensors<S> x = {{q, b, h}, {s, b, h}, {v, b, h}, {out, b, h}};
+                     if (shape.length == 1) return LatteToken<Weights, S>(head, x, of_memory, of_z);
+                     const GivenTokens<S> tokens = {x.q, x.s, {nullptr, 0}, {nullptr, 0}};
+                     LatteHead<Weights>(head, tokens, x.v, x.out, of_memory, of_z);
+                   });
 }
 
 template <class S>

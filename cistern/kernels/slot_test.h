@@ -219,6 +219,15 @@ inline double RelativeRms(const std::vector<double>& got, const std::vector<doub
   return error == 0 ? 0 : std::sqrt(error / std::max(norm, 1e-30));
 }
 
+// a . b of one slot of two memories, of which a has zeros where b may hold anything.
+template <class A, class B>
+double SlotDot(const std::vector<A>& a, const std::vector<B>& b, size_t slot, int64_t width) {
+  double sum = 0;
+  for (size_t j = slot * size_t(width); j < (slot + 1) * size_t(width); ++j)
+    sum += double(a[j]) == 0 ? 0 : double(a[j]) * double(b[j]);
+  return sum;
+}
+
 inline bool SameBits(const std::vector<double>& x, const std::vector<double>& y, size_t count) {
   return std::memcmp(x.data(), y.data(), count * sizeof(double)) == 0;
 }

@@ -185,14 +185,7 @@ TEST(GatedSlots, WrongShapesNameTheOpAndTheShape) {
 }
 
 TEST(GatedSlots, MetaTensorsHaveTheShapes) {
-  const MemoryProblem p = MakeProblem({2, 2, 9, 3, 4});
-  Tensors x;
-  for (const at::Tensor& t : p.x) x.push_back(Leaf(t.to(at::kMeta)));
-  const Tensors want = p.run(p.x, {}), got = p.run(x, {});
-  for (size_t i = 0; i < want.size(); ++i) {
-    EXPECT_EQ(got[i].sizes(), want[i].sizes());
-    EXPECT_EQ(got[i].strides(), want[i].strides());
-  }
+  ExpectMetaTensorsHaveTheShapes(MakeProblem({2, 2, 9, 3, 4}));
 }
 
 }  // namespace

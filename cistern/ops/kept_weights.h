@@ -8,7 +8,7 @@ namespace cistern::ops {
 // one ends with everything that was kept, 2 bytes a weight beside its own 4.
 class KeptWeightsScope {
  public:
-  explicit KeptWeightsScope(bool on = true);
+  explicit KeptWeightsScope(bool on);
   ~KeptWeightsScope();
   KeptWeightsScope(const KeptWeightsScope&) = delete;
   KeptWeightsScope& operator=(const KeptWeightsScope&) = delete;

@@ -195,6 +195,17 @@ inline void ExpectSameBitsForAnyNumberOfThreads(const MemoryProblem& p) {
   }
 }
 
+// Tensors without memory have the shapes and strides of those with it.
+inline void ExpectMetaTensorsHaveTheShapes(const MemoryProblem& p) {
+  Tensors x;
+  for (const at::Tensor& t : p.x) x.push_back(Leaf(t.to(at::kMeta)));
+  const Tensors want = p.run(p.x, {}), got = p.run(x, {});
+  for (size_t i = 0; i < want.size(); ++i) {
+    EXPECT_EQ(got[i].sizes(), want[i].sizes()) << p.name << " " << p.parts[i];
+    EXPECT_EQ(got[i].strides(), want[i].strides()) << p.name << " " << p.parts[i];
+  }
+}
+
 // Rows of 23, 9 and 0 tokens, NaN behind them: as each alone, zeros and no gradient at the padding.
 inline void ExpectPaddingHasNoEffect(MemoryProblem p) {
   const int64_t length = p.length();
