@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Times cores of ABC, Latte and linear attention in PyTorch, eager and compiled.
+"""Times cores of attention mechanisms in PyTorch, eager and compiled.
 
 Forward, and forward + backward: medians in ms, as JSON lines. Checks each form against a token loop
 in double first and refuses to time a wrong one. The forms: `chunked` is our fastest form, and safe
@@ -19,15 +19,27 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import cores_pytorch as cores  # noqa: E402
 
 FORMS = {
-    "abc": (cores.abc_loop, {"chunked": cores.abc_causal, "short": cores.abc_short}), "latte":
-    (cores.latte_loop, {"chunked": cores.latte_causal, "short": cores.latte_short}), "linear":
-    (cores.linear_loop, {"chunked": cores.linear_causal, "short": cores.linear_short})
+    "abc": (cores.abc_loop, {"chunked": cores.abc_causal, "short": cores.abc_short}),
+    "latte": (cores.latte_loop, {"chunked": cores.latte_causal, "short": cores.latte_short}),
+    "linear": (cores.linear_loop, {"chunked": cores.linear_causal, "short": cores.linear_short}),
+    "rfa": (cores.rfa_loop, {"chunked": cores.rfa_causal}),
+    "performer": (cores.performer_loop, {"chunked": cores.performer_causal}),
 }
 
 FULL = {
-    "abc": (cores.abc_full_loop, cores.abc_full), "latte":
-    (cores.latte_full_loop, cores.latte_full), "linear":
-    (cores.linear_full_loop, cores.linear_full)
+    "abc": (cores.abc_full_loop, cores.abc_full),
+    "latte": (cores.latte_full_loop, cores.latte_full),
+    "linear": (cores.linear_full_loop, cores.linear_full),
+    "rfa": (cores.rfa_full_loop, cores.rfa_full),
+    "performer": (cores.performer_full_loop, cores.performer_full),
+    "nystrom": (cores.nystrom_full_loop, cores.nystrom_full),
+}
+
+
+SIZES = {
+    "rfa": 2 * cores.RFA_FEATURES,
+    "performer": cores.FAVOR_FEATURES,
+    "nystrom": cores.LANDMARKS
 }
 
 
@@ -36,6 +48,8 @@ def inputs(mechanism, form, BH, T, d, n):
     q, k, v = R(BH, T, d), R(BH, T, d), R(BH, T, d)
     if mechanism == "abc":
         return q, k, v, R(BH, T, n)
+    if mechanism in ("rfa", "performer", "nystrom"):
+        return q, k, v
     if form == "full":
         return (R(BH, T, n), 2 * R(BH, T, n), v) if mechanism == "latte" else (q, k, v)
     if mechanism == "latte":
@@ -97,7 +111,8 @@ def main():
                 # eager is what compiled has to agree with too; the double loop is the judge of both
                 err = error(f, loop, mechanism, form, o)
                 what = dict(mechanism=mechanism, form=form, way=way, d=o.d,
-                            n=o.d if mechanism == "linear" else o.n, bh=o.bh, chunk=o.chunk,
+                            n=SIZES.get(mechanism, o.d if mechanism == "linear" else o.n),
+                            bh=o.bh, chunk=o.chunk,
                             error=float(f"{err:.2e}"), torch=torch.__version__,
                             threads=torch.get_num_threads())
                 if not err < 2e-4:

@@ -1,5 +1,5 @@
-"""Cores of ABC, Latte and linear attention in plain PyTorch, tuned for speed: causal ones, chunked,
-and at the end the bidirectional ones.
+"""Cores of ABC, Latte, linear, random feature (RFA), FAVOR+ and Nystrom attention in plain PyTorch,
+tuned for speed: causal ones, chunked, and at the end the bidirectional ones.
 
 Shared by lm_pytorch.py and attention_pytorch.py. A token loop in double precision next to each core
 checks it.
@@ -126,7 +126,7 @@ def abc_causal(q, k, v, s, C=64, scale=None):
     return y.flatten(-3, -2)[..., :T, :]
 
 
-def linear_causal(q, k, v, C=64):
+def linear_causal(q, k, v, C=64, divisor=lambda z: z + 1e-6):
     """Linear attention with positive features q, k, normalised by the running sum."""
     T, (q, k, v) = pad_to(C, q, k, v)
     q, k, v = chunked(q, C), chunked(k, C), chunked(v, C)
@@ -134,8 +134,52 @@ def linear_causal(q, k, v, C=64):
     total, ksum = k.transpose(-1, -2) @ v, k.sum(-2)
     before = total.cumsum(-3) - total
     kbefore = (ksum.cumsum(-2) - ksum).unsqueeze(-1)
-    y = (a @ v + q @ before) / (a.sum(-1, keepdim=True) + q @ kbefore + 1e-6)
+    y = (a @ v + q @ before) / divisor(a.sum(-1, keepdim=True) + q @ kbefore)
     return y.flatten(-3, -2)[..., :T, :]
+
+
+_drawn = {}
+
+
+def drawn(rows, d, dtype=torch.float):
+    """Random directions of RFA and FAVOR+, the same for all heads; no gradient."""
+    if (rows, d) not in _drawn:
+        _drawn[rows, d] = torch.randn(rows, d, generator=torch.Generator().manual_seed(5))
+    return _drawn[rows, d].to(dtype)
+
+
+RFA_FEATURES, FAVOR_FEATURES = 64, 256  # the first gives twice as many: sines and cosines
+
+
+def rfa_features(x):
+    x = x / (torch.linalg.vector_norm(x, dim=-1, keepdim=True) + 1e-3)
+    y = x @ drawn(RFA_FEATURES, x.shape[-1], x.dtype).t()
+    return torch.cat((y.sin(), y.cos()), -1) * RFA_FEATURES**-0.5
+
+
+def away_from_zero(z, least=1e-3):
+    return torch.where(z < 0, z.clamp_max(-least), z.clamp_min(least))
+
+
+def rfa_causal(q, k, v, C=64):
+    return linear_causal(rfa_features(q), rfa_features(k), v, C, away_from_zero)
+
+
+def favor_logits(x):
+    x = x * x.shape[-1]**-0.25
+    W = drawn(FAVOR_FEATURES, x.shape[-1], x.dtype)
+    return x @ W.t() - x.square().sum(-1, keepdim=True) / 2
+
+
+def favor_features(q, k):
+    """Of queries and keys, relative to the largest of the row, and of all: not safe."""
+    x, s = favor_logits(q), favor_logits(k)
+    return (torch.exp(x - x.amax(-1, keepdim=True).detach()),
+            torch.exp(s - s.amax((-2, -1), keepdim=True).detach()))
+
+
+def performer_causal(q, k, v, C=64):
+    return linear_causal(*favor_features(q, k), v, C, lambda z: z)
 
 
 # The shortest forms a user would write. Weights e = exp(s - global maximum): not safe.
@@ -197,6 +241,28 @@ def linear_loop(q, k, v):
     return torch.stack(out, -2)
 
 
+def rfa_loop(q, k, v):
+    """Sines and cosines of y_q and y_k weigh a key by the cosine of the difference."""
+    W, rows = drawn(RFA_FEATURES, q.shape[-1], torch.double), []
+    unit = lambda x: x / (x.square().sum(-1, keepdim=True).sqrt() + 1e-3)  # noqa: E731
+    yq, yk, v = unit(q.double()) @ W.t(), unit(k.double()) @ W.t(), v.double()
+    for t in range(q.shape[-2]):
+        w = torch.cos(yq[..., t, None, :] - yk[..., :t + 1, :]).mean(-1)
+        rows.append((w.unsqueeze(-1) * v[..., :t + 1, :]).sum(-2) /
+                    away_from_zero(w.sum(-1, keepdim=True)))
+    return torch.stack(rows, -2)
+
+
+def performer_loop(q, k, v):
+    s, rows = favor_logits(k.double()), []
+    x = favor_logits(q.double())
+    for t in range(q.shape[-2]):
+        w = torch.exp(x[..., t, None, :] + s[..., :t + 1, :]).sum(-1)
+        rows.append((w.unsqueeze(-1) * v[..., :t + 1, :].double()).sum(-2) /
+                    w.sum(-1, keepdim=True))
+    return torch.stack(rows, -2)
+
+
 def distance(got, want):
     """Largest difference over the largest magnitude of what is wanted."""
     return ((got.double() - want).abs().max() / want.abs().max()).item()
@@ -218,6 +284,34 @@ def linear_full(q, k, v, C=0):
     q, k = F.elu(q) + 1, F.elu(k) + 1
     z = q @ k.sum(-2).unsqueeze(-1)
     return q @ (k.transpose(-1, -2) @ v) / (z + 1e-6)
+
+
+def rfa_full(q, k, v, C=0):
+    q, k = rfa_features(q), rfa_features(k)
+    return q @ (k.transpose(-1, -2) @ v) / away_from_zero(q @ k.sum(-2).unsqueeze(-1))
+
+
+def performer_full(q, k, v, C=0):
+    q, k = favor_features(q, k)
+    return q @ (k.transpose(-1, -2) @ v) / (q @ k.sum(-2).unsqueeze(-1))
+
+
+LANDMARKS = 64
+
+
+def nystrom_full(q, k, v, C=0, inverse=None):
+    """Nystromformer's iterative inverse of six steps."""
+    d, T = q.shape[-1], q.shape[-2]
+    q = q * d**-0.5
+    ql, kl = (x.unflatten(-2, (LANDMARKS, T // LANDMARKS)).mean(-2) for x in (q, k))
+    a = torch.softmax(ql @ kl.transpose(-1, -2), -1)
+    z = a.transpose(-1, -2) / a.sum(-2).amax(-1)[..., None, None]
+    one = torch.eye(LANDMARKS, dtype=q.dtype)
+    for _ in range(6):
+        az = a @ z
+        z = 0.25 * z @ (13 * one - az @ (15 * one - az @ (7 * one - az)))
+    read = F.scaled_dot_product_attention(ql, k, v, scale=1.0)
+    return torch.softmax(q @ kl.transpose(-1, -2), -1) @ (z @ read)
 
 
 def written(s, v):
@@ -251,4 +345,39 @@ def linear_full_loop(q, k, v):
     for t in range(q.shape[-2]):
         w = (phi(q[..., t, :]).unsqueeze(-2) * phi(k)).sum(-1)
         rows.append((w.unsqueeze(-1) * v).sum(-2) / (w.sum(-1, keepdim=True) + 1e-6))
+    return torch.stack(rows, -2)
+
+
+def rfa_full_loop(q, k, v):
+    W = drawn(RFA_FEATURES, q.shape[-1], torch.double)
+    yq, yk = (x / (x.square().sum(-1, keepdim=True).sqrt() + 1e-3) @ W.t() for x in (q, k))
+    rows = []
+    for t in range(q.shape[-2]):
+        w = torch.cos(yq[..., t, None, :] - yk).mean(-1)
+        rows.append((w.unsqueeze(-1) * v).sum(-2) / away_from_zero(w.sum(-1, keepdim=True)))
+    return torch.stack(rows, -2)
+
+
+def performer_full_loop(q, k, v):
+    x, s, rows = favor_logits(q), favor_logits(k), []
+    for t in range(q.shape[-2]):
+        w = torch.exp(x[..., t, None, :] + s).sum(-1)
+        rows.append((w.unsqueeze(-1) * v).sum(-2) / w.sum(-1, keepdim=True))
+    return torch.stack(rows, -2)
+
+
+def nystrom_full_loop(q, k, v):
+    d, T, rows = q.shape[-1], q.shape[-2], []
+    of = lambda x, i: x[..., i * T // LANDMARKS:(i + 1) * T // LANDMARKS, :].mean(-2)  # noqa: E731
+    ql = torch.stack([of(q, i) for i in range(LANDMARKS)], -2)
+    kl = torch.stack([of(k, i) for i in range(LANDMARKS)], -2)
+    attend = lambda x, y: torch.softmax((x @ y.transpose(-1, -2)) / math.sqrt(d), -1)  # noqa: E731
+    a = attend(ql, kl)
+    one = torch.eye(LANDMARKS, dtype=q.dtype)
+    z = a.transpose(-1, -2) / a.sum(-2).amax(-1)[..., None, None]
+    for _ in range(6):
+        z = z @ (13 * one - a @ z @ (15 * one - a @ z @ (7 * one - a @ z))) / 4
+    read = z @ (attend(ql, k) @ v)
+    for t in range(T):
+        rows.append((attend(q[..., t, None, :], kl) @ read).squeeze(-2))
     return torch.stack(rows, -2)
