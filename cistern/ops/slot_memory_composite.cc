@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "cistern/ops/composite_chunks.h"
 #include "cistern/ops/finite.h"
 
 namespace cistern::ops {
@@ -12,8 +13,6 @@ namespace {
 
 // e^{s_i - m_t} is formed for every pair of tokens of a chunk: every exponent is <= 0.
 constexpr int64_t kChunk = 16;
-// Chunks are taken as many at a time as form so many pairs: a device waits for few operations.
-constexpr int64_t kChunks = 64, kPairs = int64_t{1} << 25;
 constexpr double kNegativeInfinity = -std::numeric_limits<double>::infinity();
 
 // Weights of terms e^{log}, of one more with `before`, normalised by their sum: e^z.
@@ -38,18 +37,6 @@ Normalised Normalise(const at::Tensor& log, const at::Tensor& before) {
           at::where(sum > 0, m + safe.log(), at::full({}, kNegativeInfinity, sum.options()))};
 }
 
-// [...,T,w] -> [...,C,c,w], with tokens of `value` behind the last.
-at::Tensor InChunks(const at::Tensor& x, int64_t chunk, double value) {
-  const int64_t behind = (chunk - x.size(-2) % chunk) % chunk;
-  const at::Tensor whole = behind == 0 ? x : at::constant_pad_nd(x, {0, 0, 0, behind}, value);
-  return whole.unflatten(-2, {-1, chunk});
-}
-
-// x [B,H,C,...] one chunk later, with `first` in front: what stands before each chunk.
-at::Tensor Before(const at::Tensor& x, const at::Tensor& first) {
-  return at::cat({first.unsqueeze(2), x.narrow(2, 0, x.size(2) - 1)}, 2);
-}
-
 }  // namespace
 
 std::vector<at::Tensor> SlotMemoryComposite(bool match, const SlotArguments& x) {
@@ -67,8 +54,8 @@ std::vector<at::Tensor> SlotMemoryComposite(bool match, const SlotArguments& x) 
   // tokens are taken one by one.
   const bool finite = AllFinite(a) && AllFinite(u) && AllBelowInfinity(s);
   const int64_t chunk = finite ? kChunk : 1,
-                pairs = std::max<int64_t>(1, s.size(0) * s.size(1) * s.size(3) * chunk * chunk),
-                step = finite ? chunk * std::clamp<int64_t>(kPairs / pairs, 1, kChunks) : 1;
+                pairs = s.size(0) * s.size(1) * s.size(3) * chunk * chunk,
+                step = finite ? chunk * ChunksAtATime(pairs) : 1;
   at::Tensor m_prev = x.memory, z_prev = x.z;
   std::vector<at::Tensor> outs, zs;
   for (int64_t t0 = 0; t0 < length; t0 += step) {
@@ -112,11 +99,12 @@ std::vector<at::Tensor> SlotMemoryComposite(bool match, const SlotArguments& x) 
         after.before.unsqueeze(-1) * m_prev.unsqueeze(2) +
         at::einsum("bhjin,bhind->bhjnd", {after.terms, written.to(m_prev.scalar_type())});
     // Its tokens, from the state before it.
-    at::Tensor z_before = Before(after.z, z_prev).unsqueeze(3).expand({-1, -1, -1, chunk, -1});
+    at::Tensor z_before =
+        BeforeChunks(after.z, z_prev).unsqueeze(3).expand({-1, -1, -1, chunk, -1});
     if (hidden.defined()) z_before = z_before.masked_fill(hidden, kNegativeInfinity);
     const Normalised all = Normalise(log_pairs, z_before);
     const at::Tensor decay = all.before.to(dtype), weights = all.terms.to(dtype),
-                     m_seen = Before(memory, m_prev).to(dtype);
+                     m_seen = BeforeChunks(memory, m_prev).to(dtype);
     at::Tensor out;
     if (match) {
       const at::Tensor scores = at::matmul(ac, uc.transpose(3, 4));  // q_t . k_i
