@@ -44,6 +44,13 @@ at::Tensor EluExtend(const at::Tensor& q, const at::Tensor& k, const at::Tensor&
   return ops::LinearExtend(q, k, v, memory, EluRuleOf(denominator, eps), mask);
 }
 
+at::Tensor FourierExtend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                         at::Tensor& memory, const ops::FourierFeatureMap& map,
+                         const ops::Mask& mask, const Denominator& denominator) {
+  return ops::FourierExtend(q, k, v, memory, map,
+                            {FeatureMap::kFourier, 0, denominator.rule, denominator.value}, mask);
+}
+
 void FeatureWrite(const at::Tensor& phi_k, const at::Tensor& v, at::Tensor& memory,
                   const ops::Mask& mask, const Denominator& denominator,
                   const at::Tensor& log_gate) {

@@ -8,6 +8,7 @@
 // (ops/linear_attention.h), with gates one of the summing memory.
 #include "cistern/attention/mechanism.h"
 #include "cistern/kernels/linear_attention.h"
+#include "cistern/ops/fourier_attention.h"
 
 namespace cistern {
 
@@ -42,6 +43,11 @@ void EluWrite(const at::Tensor& k, const at::Tensor& v, at::Tensor& memory, cons
               const Denominator& denominator, double eps);
 at::Tensor EluRead(const at::Tensor& q, const at::Tensor& memory, const Denominator& denominator,
                    double eps);
+
+// Extending with random Fourier features of q and k inside.
+at::Tensor FourierExtend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                         at::Tensor& memory, const ops::FourierFeatureMap& map,
+                         const ops::Mask& mask, const Denominator& denominator);
 
 // x / (||x|| + 1e-3), over the last dimension (RFA and T2R).
 at::Tensor Normalised(const at::Tensor& x);

@@ -1,7 +1,8 @@
 #pragma once
 // Random Fourier features (Rahimi & Recht 2007, as in RFA: Peng et al. 2021, eq. 5; spec 2.5): the
 // sines and cosines of a product with a fixed matrix for each head, in one pass over the tokens
-// each way. Nothing of [B,H,T,m] lies in memory but the features.
+// each way. Nothing of [B,H,T,m] lies in memory but the features. Causal attention forms them
+// within its walk (linear_attention.h).
 #include <cstdint>
 
 #include "cistern/kernels/bfloat16.h"
@@ -9,30 +10,41 @@
 
 namespace cistern {
 
-struct FourierShape {
-  int64_t batch, heads, length, width, features;  // B, H, T, d, m; any may be 0
-  bool normalise;  // tokens are divided by their length + kLengthEpsilon first
+// factor [sin y, cos y], y = matrix (scale x / |x|), without |x| where nothing is normalised, for
+// tokens x [d] of a head -> [2m].
+template <class T>
+struct FourierMap {
+  const T* scale;           // [H,d], or null: 1
+  const T* matrices;        // [H,m,d]
+  int64_t width, features;  // d, m; either may be 0
+  bool normalise;           // tokens are divided by their length + kLengthEpsilon first
   double factor;
 };
 constexpr double kLengthEpsilon = 1e-3;
+
+struct FourierShape {
+  int64_t batch, heads, length;  // B, H, T; any may be 0
+};
 constexpr int64_t kFourierPartRows = 512;  // tokens of a head that a thread takes at a time
 
-// out = factor [sin y, cos y], y = matrix (scale x / |x|), without |x| where nothing is normalised.
 // To 5e-7 of factor in float; NaN for what is not finite. O(T m d).
-//   x         [B,H,T,d]; S is float, double or BFloat16
-//   scale     [H,d], or null: 1
-//   matrices  [H,m,d]
-//   out       [B,H,T,2m]
+//   x    [B,H,T,d]; S is float, double or BFloat16
+//   out  [B,H,T,2m]
 template <class S>
-void FourierFeatures(const FourierShape& shape, Rows<const S> x, const ComputeType<S>* scale,
-                     const ComputeType<S>* matrices, Rows<S> out);
+void FourierFeatures(const FourierShape& shape, const FourierMap<ComputeType<S>>& map,
+                     Rows<const S> x, Rows<S> out);
 
 // The gradients of x and, where it is not null, of scale [H,d], from the output itself. The same
 // bits for any number of threads.
 template <class S>
-void FourierFeaturesBackward(const FourierShape& shape, Rows<const S> x,
-                             const ComputeType<S>* scale, const ComputeType<S>* matrices,
-                             Rows<const S> out, Rows<const S> d_out, Rows<S> dx,
+void FourierFeaturesBackward(const FourierShape& shape, const FourierMap<ComputeType<S>>& map,
+                             Rows<const S> x, Rows<const S> out, Rows<const S> d_out, Rows<S> dx,
                              ComputeType<S>* d_scale);
+
+// d_scale [H,d] = the sums over rows of the batch and parts of a sequence of items [B,H,parts,d],
+// in this order.
+template <class T>
+void SumScales(const FourierShape& shape, int64_t parts, int64_t width, const double* items,
+               T* d_scale);
 
 }  // namespace cistern

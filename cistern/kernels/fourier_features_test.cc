@@ -9,13 +9,15 @@ namespace {
 using Numbers = std::vector<double>;
 
 struct Problem {
-  FourierShape shape;
+  int64_t batch, heads, length, width, features;
+  bool normalise;
   Numbers x, scale, matrices, d_out;  // scale: empty for none
 };
+constexpr double kFactor = 0.25;
 
 Problem Make(int64_t batch, int64_t heads, int64_t length, int64_t width, int64_t features,
              bool normalise, bool scaled, double spread = 1) {
-  Problem p = {{batch, heads, length, width, features, normalise, 0.25}, {}, {}, {}, {}};
+  Problem p = {batch, heads, length, width, features, normalise, {}, {}, {}, {}};
   Random random(3);
   const auto fill = [&](int64_t count, double size) {
     Numbers x(static_cast<size_t>(count));
@@ -34,7 +36,7 @@ struct Results {
   Numbers out, dx, d_scale;
 };
 Results Definition(const Problem& p) {
-  const auto& [batch, heads, length, width, features, normalise, factor] = p.shape;
+  const auto& [batch, heads, length, width, features, normalise, given, scales, matrices, g] = p;
   Results r = {Numbers(p.d_out.size()), Numbers(p.x.size()), Numbers(size_t(heads * width))};
   for (int64_t row = 0; row < batch * heads * length; ++row) {
     const int64_t h = row / length % heads;
@@ -51,7 +53,7 @@ Results Definition(const Problem& p) {
       double y = 0;
       for (int64_t j = 0; j < width; ++j) y += w[j] * scale(j) * share * x[j];
       const size_t at = size_t(row * 2 * features + i), other = at + size_t(features);
-      r.out[at] = factor * std::sin(y), r.out[other] = factor * std::cos(y);
+      r.out[at] = kFactor * std::sin(y), r.out[other] = kFactor * std::cos(y);
       const double dy = p.d_out[at] * r.out[other] - p.d_out[other] * r.out[at];
       for (int64_t j = 0; j < width; ++j) d_scaled[size_t(j)] += dy * w[j];
     }
@@ -84,21 +86,26 @@ Numbers Wide(const std::vector<S>& x) {
 template <class S>
 Results Computed(const Problem& p) {
   using T = ComputeType<S>;
-  const FourierShape& s = p.shape;
-  const int64_t wide = 2 * s.features;
+  const FourierShape shape = {p.batch, p.heads, p.length};
+  const int64_t wide = 2 * p.features;
   const std::vector<S> x = As<S>(p.x), g = As<S>(p.d_out);
   const std::vector<T> scale = As<T>(p.scale), matrices = As<T>(p.matrices);
   std::vector<S> out(g.size()), dx(x.size());
-  std::vector<T> d_scale(size_t(s.heads * s.width));
+  std::vector<T> d_scale(size_t(p.heads * p.width));
   const auto rows = [&](auto* data, int64_t width) {
-    return Rows<std::remove_pointer_t<decltype(data)>>{data, s.heads * s.length * width,
-                                                       s.length * width, width};
+    return Rows<std::remove_pointer_t<decltype(data)>>{data, p.heads * p.length * width,
+                                                       p.length * width, width};
   };
-  const T* const factors = p.scale.empty() ? nullptr : scale.data();
-  FourierFeatures<S>(s, rows(x.data(), s.width), factors, matrices.data(), rows(out.data(), wide));
-  FourierFeaturesBackward<S>(s, rows(x.data(), s.width), factors, matrices.data(),
+  const FourierMap<T> map = {p.scale.empty() ? nullptr : scale.data(),
+                             matrices.data(),
+                             p.width,
+                             p.features,
+                             p.normalise,
+                             kFactor};
+  FourierFeatures<S>(shape, map, rows(x.data(), p.width), rows(out.data(), wide));
+  FourierFeaturesBackward<S>(shape, map, rows(x.data(), p.width),
                              rows(static_cast<const S*>(out.data()), wide), rows(g.data(), wide),
-                             rows(dx.data(), s.width), d_scale.data());
+                             rows(dx.data(), p.width), d_scale.data());
   return {Wide(out), Wide(dx), Wide(d_scale)};
 }
 

@@ -51,10 +51,13 @@ HWY_NOINLINE void LinearOfPart(const LinearPart<T>& part, const Sequence<const S
   const size_t n = part.n, width = part.width, np = Padded<T>(n), dp = Padded<T>(width);
   constexpr size_t kC = kChunkRows, kCp = kChunkPadded<T>;
   Workspace& workspace = Workspace::OfThisThread();
-  workspace.Start(LinearSums<T>::Bytes(np, dp) + ChunkPairsFor<S>::Bytes(n, width) +
-                      sizeof(T) * (kC * (2 * np + 2 * dp + kCp) + np * (kCp + 1)),
-                  LinearSums<T>::kPieces + ChunkPairsFor<S>::kPieces + 7);
+  workspace.Start(
+      LinearSums<T>::Bytes(np, dp) + FeatureReader<S>::Bytes(part.fourier, n) +
+          ChunkPairsFor<S>::Bytes(n, width) +
+          sizeof(T) * (kC * (2 * np + 2 * dp + kCp) + np * (kCp + 1)),
+      LinearSums<T>::kPieces + FeatureReader<S>::kPieces + ChunkPairsFor<S>::kPieces + 7);
   LinearSums<T> sums(false, n, width, workspace);
+  FeatureReader<S> features(part.rule, part.fourier, part.h, n, workspace);
   ChunkPairsFor<S> pairs(n, width, workspace);
   T* const Q_panel = workspace.Take<T>(kC * np);
   T* const K_panel = workspace.Take<T>(kC * np);
@@ -72,10 +75,10 @@ HWY_NOINLINE void LinearOfPart(const LinearPart<T>& part, const Sequence<const S
     rows = part.RowsAt(t);
     const size_t next = t + rows, end = std::min(tokens.length, next + kC);
     RowsAhead::OfThisThread().Clear();
-    for (const auto* x : {&q, &k}) NoteRows(*x, next, end, n);
+    for (const auto* x : {&q, &k}) NoteRows(*x, next, end, features.width());
     NoteRows(v, next, end, width);
-    const T* const Q = FeaturesOf(part.rule, q, t, rows, n, Q_panel);
-    const T* const K = FeaturesOf(part.rule, k, t, rows, n, K_panel);
+    const T* const Q = features.Of(q, t, rows, Q_panel);
+    const T* const K = features.Of(k, t, rows, K_panel);
     const PanelRows<T> of_q = {Q, np}, of_k = {K, np};
     const size_t paired = pairs.Take(rows, of_k, TokenRows<S>{v, t});
     const T* V = nullptr;
@@ -147,7 +150,10 @@ HWY_NOINLINE void LinearToken(const LinearPart<T>& part, const Sequence<const S>
   }
   if (part.tokens.StartsAt(0)) std::fill_n(memory, n * stride, 0.0);
   Workspace& workspace = Workspace::OfThisThread();
-  workspace.Start(2 * np * (sizeof(T) + sizeof(double)) + 2 * dp * sizeof(T), 4);
+  workspace.Start(2 * np * (sizeof(T) + sizeof(double)) + 2 * dp * sizeof(T) +
+                      FeatureReader<S>::Bytes(part.fourier, n),
+                  4 + FeatureReader<S>::kPieces);
+  FeatureReader<S> reader(part.rule, part.fourier, part.h, n, workspace);
   T* const features = workspace.Take<T>(2 * np);
   double* const q = workspace.Take<double>(2 * np);
   double* const k = q + np;
@@ -165,8 +171,8 @@ HWY_NOINLINE void LinearToken(const LinearPart<T>& part, const Sequence<const S>
     PackRows(q_rows, 0, 1, n, np, T{0}, features);
     PackRows(k_rows, 0, 1, n, np, T{0}, features + np);
   } else {
-    MapRows(static_cast<T>(part.rule.map_eps), q_rows, 0, 1, n, np, features);
-    MapRows(static_cast<T>(part.rule.map_eps), k_rows, 0, 1, n, np, features + np);
+    reader.Of(q_rows, 0, 1, features);
+    reader.Of(k_rows, 0, 1, features + np);
   }
   const Tag<double> d;
   for (size_t l = 0; l < 2 * np; l += kLanes<double>)
@@ -204,11 +210,12 @@ HWY_NOINLINE void LinearToken(const LinearPart<T>& part, const Sequence<const S>
 template <class S, class T = ComputeType<S>>
 void LinearAll(const SlotShape& shape, const LinearRule& rule, const Rows<const S>& q,
                const Rows<const S>& k, const Rows<const S>& v, const RowMask& mask, double* memory,
-               const Rows<S>& out, const Rows<T>& z) {
+               const Rows<S>& out, const Rows<T>& z, const FourierMap<T>* fourier) {
   const auto size = static_cast<size_t>(shape.slots * rule.Columns(shape.width));
   const LinearRuns runs(shape);
   const auto walk = [&](int64_t index, size_t run, double* state) {
-    const LinearPart<T> part(shape, rule, mask, index, runs.Begin(run), runs.Begin(run + 1));
+    const LinearPart<T> part(shape, rule, fourier, mask, index, runs.Begin(run),
+                             runs.Begin(run + 1));
     (shape.length == 1 ? LinearToken<S> : LinearOfPart<S>)(part, part.Of(q), part.Of(k), part.Of(v),
                                                            state, part.Of(out), part.Of(z));
   };
@@ -220,7 +227,7 @@ void LinearAll(const SlotShape& shape, const LinearRule& rule, const Rows<const 
   }
   std::vector<double> states =
       MemoryOfRuns(runs, false, size, memory, [&](size_t index, size_t segment, double* added) {
-        const LinearPart<T> part(shape, rule, mask, static_cast<int64_t>(index), segment,
+        const LinearPart<T> part(shape, rule, fourier, mask, static_cast<int64_t>(index), segment,
                                  segment + 1);
         return SumSegment<S>(part, part.Of(k), part.Of(v), added);
       });
@@ -237,8 +244,9 @@ void LinearAll(const SlotShape& shape, const LinearRule& rule, const Rows<const 
 #define CISTERN_LINEAR(T, Name)                                                            \
   void Linear##Name(const SlotShape& shape, const LinearRule& rule, Rows<const T> q,       \
                     Rows<const T> k, Rows<const T> v, const RowMask& mask, double* memory, \
-                    Rows<T> out, Rows<ComputeType<T>> z) {                                 \
-    LinearAll<T>(shape, rule, q, k, v, mask, memory, out, z);                              \
+                    Rows<T> out, Rows<ComputeType<T>> z,                                   \
+                    const FourierMap<ComputeType<T>>* fourier) {                           \
+    LinearAll<T>(shape, rule, q, k, v, mask, memory, out, z, fourier);                     \
   }
 CISTERN_LINEAR(float, Float)
 CISTERN_LINEAR(double, Double)
@@ -260,8 +268,9 @@ HWY_EXPORT(LinearBFloat16);
   template <>                                                                               \
   void LinearForward(const SlotShape& shape, const LinearRule& rule, Rows<const T> q,       \
                      Rows<const T> k, Rows<const T> v, const RowMask& mask, double* memory, \
-                     Rows<T> out, Rows<ComputeType<T>> z) {                                 \
-    CISTERN_DISPATCH(Linear##Name)(shape, rule, q, k, v, mask, memory, out, z);             \
+                     Rows<T> out, Rows<ComputeType<T>> z,                                   \
+                     const FourierMap<ComputeType<T>>* fourier) {                           \
+    CISTERN_DISPATCH(Linear##Name)(shape, rule, q, k, v, mask, memory, out, z, fourier);    \
   }
 CISTERN_LINEAR(float, Float)
 CISTERN_LINEAR(double, Double)

@@ -13,13 +13,15 @@
 // parts are walked from what came before each. Sums of a segment are apart from those before it in
 // any case, so results do not depend on the number of threads.
 #include "cistern/kernels/bfloat16.h"
+#include "cistern/kernels/fourier_features.h"
 #include "cistern/kernels/slot_memory.h"
 
 namespace cistern {
 
 enum class FeatureMap {
-  kNone,       // q and k are features
-  kEluPlusOne  // x + 1 for x > 0, else e^x
+  kNone,        // q and k are features
+  kEluPlusOne,  // x + 1 for x > 0, else e^x
+  kFourier      // fourier_features.h; of the causal form alone
 };
 
 // What the sum of the values is divided by, z = phi(q_t) . z_t.
@@ -33,7 +35,7 @@ enum class DivisorRule {
 
 struct LinearRule {
   FeatureMap map = FeatureMap::kNone;
-  double map_eps = 0;  // added to what the map gives; 0 for kNone
+  double map_eps = 0;  // added to what kEluPlusOne gives; else 0
   DivisorRule divisor = DivisorRule::kPlus;
   double value = 1e-6;
 
@@ -46,20 +48,26 @@ struct LinearRule {
 //   memory    [B,H,n,d+1], or [B,H,n,d] with kNone, contiguous: before the sequence; replaced by
 //             that after it
 //   z         [B,H,T,1]: phi(q_t) . z_t, wanted by the backward, or data = nullptr
+//   fourier   with kFourier, else null: then q and k are [B,H,T,fourier->width], n = 2
+//             fourier->features, and the features are formed for the tokens at hand wherever they
+//             are read. No [B,H,T,n] lies in memory
 //
 // T: float, double, or BFloat16, as in slot_attention.h.
 template <class T>
 void LinearForward(const SlotShape& shape, const LinearRule& rule, Rows<const T> q, Rows<const T> k,
                    Rows<const T> v, const RowMask& mask, double* memory, Rows<T> out,
-                   Rows<ComputeType<T>> z);
+                   Rows<ComputeType<T>> z, const FourierMap<ComputeType<T>>* fourier = nullptr);
 
 // Its gradients; out and z are the forward's.
 //   memory    before the sequence
 //   G         as memory, in: gradient of the final memory; out: of the initial memory
+//   d_scale   [H,fourier->width], of fourier->scale, or null
 template <class T>
 void LinearBackward(const SlotShape& shape, const LinearRule& rule, Rows<const T> q,
                     Rows<const T> k, Rows<const T> v, Rows<const T> out,
                     Rows<const ComputeType<T>> z, Rows<const T> d_out, const RowMask& mask,
-                    const double* memory, double* G, Rows<T> dq, Rows<T> dk, Rows<T> dv);
+                    const double* memory, double* G, Rows<T> dq, Rows<T> dk, Rows<T> dv,
+                    const FourierMap<ComputeType<T>>* fourier = nullptr,
+                    ComputeType<T>* d_scale = nullptr);
 
 }  // namespace cistern

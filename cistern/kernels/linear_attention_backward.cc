@@ -23,7 +23,11 @@ struct LinearTensors {
   Sequence<const S> q, k, v, out, g;
   Sequence<const T> z;
   Sequence<S> dq, dk, dv;
-  T *inverse, *e;  // 1 / D and e of each token
+  T *inverse, *e;   // 1 / D and e of each token
+  double* d_scale;  // of each segment, or null
+  double* ScaleOf(size_t t, size_t channels) const {
+    return d_scale == nullptr ? nullptr : d_scale + t / kSegmentRows * channels;
+  }
 };
 
 template <class S, class T = ComputeType<S>>
@@ -76,9 +80,9 @@ void AddToRows(size_t rows, const T* e, T* B) {
 
 // Notes the rows of a coming chunk's tokens that both walks read (rows_ahead.h).
 template <class S>
-void NoteTokens(const LinearTensors<S>& x, size_t t, size_t end, size_t n, size_t width) {
+void NoteTokens(const LinearTensors<S>& x, size_t t, size_t end, size_t channels, size_t width) {
   RowsAhead::OfThisThread().Clear();
-  for (const auto* y : {&x.k, &x.q}) NoteRows(*y, t, end, n);
+  for (const auto* y : {&x.k, &x.q}) NoteRows(*y, t, end, channels);
   for (const auto* y : {&x.v, &x.g}) NoteRows(*y, t, end, width);
 }
 
@@ -89,10 +93,13 @@ HWY_NOINLINE void QueryGradients(const LinearPart<T>& part, const LinearTensors<
   const size_t n = part.n, width = part.width, np = Padded<T>(n), dp = Padded<T>(width);
   constexpr size_t kC = kChunkRows, kCp = kChunkPadded<T>;
   Workspace& workspace = Workspace::OfThisThread();
-  workspace.Start(LinearSums<T>::Bytes(np, dp) + ChunkPairsFor<S>::Bytes(width, n) +
-                      sizeof(T) * (kC * (2 * np + 2 * dp + kCp) + dp * kCp + np),
-                  LinearSums<T>::kPieces + ChunkPairsFor<S>::kPieces + 7);
+  workspace.Start(
+      LinearSums<T>::Bytes(np, dp) + FeatureReader<S>::Bytes(part.fourier, n) +
+          ChunkPairsFor<S>::Bytes(width, n) +
+          sizeof(T) * (kC * (2 * np + 2 * dp + kCp) + dp * kCp + np),
+      LinearSums<T>::kPieces + FeatureReader<S>::kPieces + ChunkPairsFor<S>::kPieces + 7);
   LinearSums<T> sums(true, n, width, workspace);
+  FeatureReader<S> features(part.rule, part.fourier, part.h, n, workspace);
   ChunkPairsFor<S> pairs(width, n, workspace);
   T* const K_panel = workspace.Take<T>(kC * np);
   T* const V_panel = workspace.Take<T>(kC * dp);
@@ -110,9 +117,9 @@ HWY_NOINLINE void QueryGradients(const LinearPart<T>& part, const LinearTensors<
     if (tokens.StartsAt(t)) sums.Clear();
     rows = part.RowsAt(t);
     const size_t next = t + rows, end = std::min(tokens.length, next + kC);
-    NoteTokens(x, next, end, n, width);
+    NoteTokens(x, next, end, features.width(), width);
     NoteRows(x.out, next, end, width);
-    const T* const K = FeaturesOf(part.rule, x.k, t, rows, n, K_panel);
+    const T* const K = features.Of(x.k, t, rows, K_panel);
     DivisorGradients(part, x, t, t + rows);
     NumeratorGradients(part, x, t, rows, dp, N);
     const TokenRows<S> of_v = {x.v, t};
@@ -135,7 +142,7 @@ HWY_NOINLINE void QueryGradients(const LinearPart<T>& part, const LinearTensors<
       sums.z.Seen(seen);
       AddRow(rows, np, x.e + t, seen, X);
     }
-    UnmapRows(part.rule.map, X, x.q, t, rows, n, np, x.dq);
+    features.Back(X, nullptr, x.q, t, rows, x.dq, x.ScaleOf(t, features.width()));
     if (paired == rows) {
       pairs.Write(sums.S);
     } else {
@@ -144,7 +151,7 @@ HWY_NOINLINE void QueryGradients(const LinearPart<T>& part, const LinearTensors<
     sums.z.Write(rows, K, nullptr);
     sums.Pass(rows);
   }
-  ZeroRows(tokens.length, part.total, n, x.dq);
+  ZeroRows(tokens.length, part.total, features.width(), x.dq);
 }
 
 // Where the chunks of a part's tokens [begin, end) begin, and the end behind them.
@@ -163,10 +170,12 @@ HWY_NOINLINE void KeyGradients(const LinearPart<T>& part, const LinearTensors<S>
   constexpr size_t kC = kChunkRows, kCp = kChunkPadded<T>;
   Workspace& workspace = Workspace::OfThisThread();
   workspace.Start(
-      LinearSums<T>::Bytes(np, dp) + ChunkPairsFor<S>::Bytes(n, width) +
+      LinearSums<T>::Bytes(np, dp) + FeatureReader<S>::Bytes(part.fourier, n) +
+          ChunkPairsFor<S>::Bytes(n, width) +
           sizeof(T) * (kC * (3 * np + 3 * dp + 2 * kCp) + (np + dp) * kCp + np * dp + np),
-      LinearSums<T>::kPieces + ChunkPairsFor<S>::kPieces + 12);
+      LinearSums<T>::kPieces + FeatureReader<S>::kPieces + ChunkPairsFor<S>::kPieces + 12);
   LinearSums<T> sums(false, n, width, workspace);
+  FeatureReader<S> features(part.rule, part.fourier, part.h, n, workspace);
   ChunkPairsFor<S> pairs(n, width, workspace);
   T* const Q_panel = workspace.Take<T>(kC * np);
   T* const K_panel = workspace.Take<T>(kC * np);
@@ -190,9 +199,9 @@ HWY_NOINLINE void KeyGradients(const LinearPart<T>& part, const LinearTensors<S>
              begins);
     for (size_t c = begins.size() - 1; c-- > 0;) {
       const size_t t = begins[c], rows = begins[c + 1] - t, before = t < kC ? 0 : t - kC;
-      NoteTokens(x, before, t, n, width);
-      const T* const Q = FeaturesOf(part.rule, x.q, t, rows, n, Q_panel);
-      const T* const K = FeaturesOf(part.rule, x.k, t, rows, n, K_panel);
+      NoteTokens(x, before, t, features.width(), width);
+      const T* const Q = features.Of(x.q, t, rows, Q_panel);
+      const T* const K = features.Of(x.k, t, rows, K_panel);
       NumeratorGradients(part, x, t, rows, dp, N);
       const T* const R = sums.S.Seen();
       const RowsOut<S> D(x.dv, t, rows, width, D_panel);
@@ -223,7 +232,7 @@ HWY_NOINLINE void KeyGradients(const LinearPart<T>& part, const LinearTensors<S>
         sums.z.Seen(seen);
         AddRow<T>(rows, np, nullptr, seen, Y);
       }
-      UnmapRows(part.rule.map, Y, x.k, t, rows, n, np, x.dk);
+      features.Back(Y, K, x.k, t, rows, x.dk, x.ScaleOf(t, features.width()));
       if (paired) {
         pairs.Write(sums.S);
       } else {
@@ -236,7 +245,7 @@ HWY_NOINLINE void KeyGradients(const LinearPart<T>& part, const LinearTensors<S>
     sums.EndSegment();
   }
   sums.StoreBase(G, part.stride);
-  ZeroRows(tokens.length, part.total, n, x.dk);
+  ZeroRows(tokens.length, part.total, features.width(), x.dk);
   ZeroRows(tokens.length, part.total, width, x.dv);
 }
 
@@ -246,10 +255,12 @@ template <class S, class T = ComputeType<S>>
 HWY_NOINLINE bool SumGradients(const LinearPart<T>& part, const LinearTensors<S>& x, double* G) {
   const size_t n = part.n, width = part.width, np = Padded<T>(n), dp = Padded<T>(width);
   Workspace& workspace = Workspace::OfThisThread();
-  workspace.Start(LinearSums<T>::Bytes(np, dp) + ChunkPairsFor<S>::Bytes(n, width) +
-                      sizeof(T) * kChunkRows * (np + dp),
-                  LinearSums<T>::kPieces + ChunkPairsFor<S>::kPieces + 2);
+  workspace.Start(
+      LinearSums<T>::Bytes(np, dp) + FeatureReader<S>::Bytes(part.fourier, n) +
+          ChunkPairsFor<S>::Bytes(n, width) + sizeof(T) * kChunkRows * (np + dp),
+      LinearSums<T>::kPieces + FeatureReader<S>::kPieces + ChunkPairsFor<S>::kPieces + 2);
   LinearSums<T> sums(false, n, width, workspace);
+  FeatureReader<S> features(part.rule, part.fourier, part.h, n, workspace);
   ChunkPairsFor<S> pairs(n, width, workspace);
   T* const Q_panel = workspace.Take<T>(kChunkRows * np);
   T* const N = workspace.Take<T>(kChunkRows * dp);
@@ -260,7 +271,7 @@ HWY_NOINLINE bool SumGradients(const LinearPart<T>& part, const LinearTensors<S>
   sums.Clear();
   for (size_t c = begins.size() - 1; c-- > 0;) {
     const size_t t = begins[c], rows = begins[c + 1] - t;
-    const T* const Q = FeaturesOf(part.rule, x.q, t, rows, n, Q_panel);
+    const T* const Q = features.Of(x.q, t, rows, Q_panel);
     NumeratorGradients(part, x, t, rows, dp, N);
     if (pairs.Take(rows, PanelRows<T>{Q, np}, PanelRows<T>{N, dp}) == rows) {
       pairs.Write(sums.S);
@@ -280,20 +291,27 @@ void LinearBackwardOfAll(const SlotShape& shape, const LinearRule& rule, const R
                          const Rows<const S>& k, const Rows<const S>& v, const Rows<const S>& out,
                          const Rows<const T>& z, const Rows<const S>& g, const RowMask& mask,
                          const double* memory, double* G, const Rows<S>& dq, const Rows<S>& dk,
-                         const Rows<S>& dv) {
+                         const Rows<S>& dv, const FourierMap<T>* fourier, T* d_scale) {
   const auto size = static_cast<size_t>(shape.slots * rule.Columns(shape.width)),
              length = static_cast<size_t>(shape.length);
   const LinearRuns runs(shape);
   const auto of_head = static_cast<int64_t>(runs.runs);
   std::vector<T> factors(2 * static_cast<size_t>(runs.heads) * length);
+  const auto channels = static_cast<size_t>(d_scale == nullptr ? 0 : fourier->width);
+  std::vector<double> scales(static_cast<size_t>(runs.heads) * runs.segments * channels);
   const auto part_of = [&](int64_t index, size_t first, size_t last) {
-    return LinearPart<T>(shape, rule, mask, index, first, last);
+    return LinearPart<T>(shape, rule, fourier, mask, index, first, last);
   };
   const auto tensors_of = [&](const LinearPart<T>& part, int64_t index) {
     T* const of_tokens = factors.data() + 2 * static_cast<size_t>(index) * length + part.begin;
-    return LinearTensors<S>{part.Of(q),  part.Of(k), part.Of(v),        part.Of(out),
-                            part.Of(g),  part.Of(z), part.Of(dq),       part.Of(dk),
-                            part.Of(dv), of_tokens,  of_tokens + length};
+    const size_t segment = static_cast<size_t>(index) * runs.segments + part.begin / kSegmentRows;
+    return LinearTensors<S>{
+        part.Of(q),         part.Of(k),
+        part.Of(v),         part.Of(out),
+        part.Of(g),         part.Of(z),
+        part.Of(dq),        part.Of(dk),
+        part.Of(dv),        of_tokens,
+        of_tokens + length, d_scale == nullptr ? nullptr : scales.data() + segment * channels};
   };
   // body(part, tensors, which) for each run of each head.
   const auto for_runs = [&](auto&& body) {
@@ -307,12 +325,17 @@ void LinearBackwardOfAll(const SlotShape& shape, const LinearRule& rule, const R
                   }
                 });
   };
+  const auto sum_scales = [&] {
+    if (d_scale != nullptr)
+      SumScales({shape.batch, shape.heads, shape.length}, static_cast<int64_t>(runs.segments),
+                fourier->width, scales.data(), d_scale);
+  };
   if (runs.runs == 1) {
     for_runs([&](const LinearPart<T>& part, const LinearTensors<S>& x, size_t i) {
       QueryGradients(part, x, memory + i * size);
       KeyGradients(part, x, G + i * size);
     });
-    return;
+    return sum_scales();
   }
   for_runs([&](const LinearPart<T>& part, const LinearTensors<S>& x, size_t) {
     DivisorGradients(part, x, 0, part.tokens.length);
@@ -333,14 +356,17 @@ void LinearBackwardOfAll(const SlotShape& shape, const LinearRule& rule, const R
   });
   for (size_t h = 0; h < static_cast<size_t>(runs.heads); ++h)
     std::copy_n(behind.data() + h * runs.runs * size, size, G + h * size);
+  sum_scales();
 }
 
-#define CISTERN_LINEAR_BACKWARD(T, Name)                                                           \
-  void LinearBackward##Name(const SlotShape& shape, const LinearRule& rule, Rows<const T> q,       \
-                            Rows<const T> k, Rows<const T> v, Rows<const T> out,                   \
-                            Rows<const ComputeType<T>> z, Rows<const T> g, const RowMask& mask,    \
-                            const double* memory, double* G, Rows<T> dq, Rows<T> dk, Rows<T> dv) { \
-    LinearBackwardOfAll<T>(shape, rule, q, k, v, out, z, g, mask, memory, G, dq, dk, dv);          \
+#define CISTERN_LINEAR_BACKWARD(T, Name)                                                          \
+  void LinearBackward##Name(const SlotShape& shape, const LinearRule& rule, Rows<const T> q,      \
+                            Rows<const T> k, Rows<const T> v, Rows<const T> out,                  \
+                            Rows<const ComputeType<T>> z, Rows<const T> g, const RowMask& mask,   \
+                            const double* memory, double* G, Rows<T> dq, Rows<T> dk, Rows<T> dv,  \
+                            const FourierMap<ComputeType<T>>* fourier, ComputeType<T>* d_scale) { \
+    LinearBackwardOfAll<T>(shape, rule, q, k, v, out, z, g, mask, memory, G, dq, dk, dv, fourier, \
+                           d_scale);                                                              \
   }
 CISTERN_LINEAR_BACKWARD(float, Float)
 CISTERN_LINEAR_BACKWARD(double, Double)
@@ -358,14 +384,15 @@ HWY_EXPORT(LinearBackwardFloat);
 HWY_EXPORT(LinearBackwardDouble);
 HWY_EXPORT(LinearBackwardBFloat16);
 
-#define CISTERN_LINEAR_BACKWARD(T, Name)                                                     \
-  template <>                                                                                \
-  void LinearBackward(const SlotShape& shape, const LinearRule& rule, Rows<const T> q,       \
-                      Rows<const T> k, Rows<const T> v, Rows<const T> out,                   \
-                      Rows<const ComputeType<T>> z, Rows<const T> g, const RowMask& mask,    \
-                      const double* memory, double* G, Rows<T> dq, Rows<T> dk, Rows<T> dv) { \
-    CISTERN_DISPATCH(LinearBackward##Name)                                                   \
-    (shape, rule, q, k, v, out, z, g, mask, memory, G, dq, dk, dv);                          \
+#define CISTERN_LINEAR_BACKWARD(T, Name)                                                    \
+  template <>                                                                               \
+  void LinearBackward(const SlotShape& shape, const LinearRule& rule, Rows<const T> q,      \
+                      Rows<const T> k, Rows<const T> v, Rows<const T> out,                  \
+                      Rows<const ComputeType<T>> z, Rows<const T> g, const RowMask& mask,   \
+                      const double* memory, double* G, Rows<T> dq, Rows<T> dk, Rows<T> dv,  \
+                      const FourierMap<ComputeType<T>>* fourier, ComputeType<T>* d_scale) { \
+    CISTERN_DISPATCH(LinearBackward##Name)                                                  \
+    (shape, rule, q, k, v, out, z, g, mask, memory, G, dq, dk, dv, fourier, d_scale);       \
   }
 CISTERN_LINEAR_BACKWARD(float, Float)
 CISTERN_LINEAR_BACKWARD(double, Double)

@@ -1,5 +1,5 @@
 // What the forward and the backward of linear attention share: one head's part of a sequence, its
-// chunks, features, divisors and sums; included once per Highway target.
+// chunks, divisors and sums; included once per Highway target.
 #if defined(CISTERN_KERNELS_LINEAR_CORE_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef CISTERN_KERNELS_LINEAR_CORE_INL_H_
 #undef CISTERN_KERNELS_LINEAR_CORE_INL_H_
@@ -11,9 +11,8 @@
 #include <vector>
 
 #include "cistern/base/parallel.h"
-#include "cistern/kernels/linear_attention.h"
+#include "cistern/kernels/linear_features-inl.h"
 #include "cistern/kernels/slot_core-inl.h"
-#include "cistern/kernels/staged_rows-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace cistern {
@@ -22,58 +21,6 @@ namespace HWY_NAMESPACE {
 // A segment is the most that one thread has to take alone: what its spans add is summed apart from
 // what came before it, so that the sums of segments may be formed at once.
 constexpr size_t kSegmentRows = 1024;
-
-// elu(x) + 1, without the loss of digits that adding one to expm1(x) has for x far below zero; and
-// its derivative.
-template <class T>
-HWY_INLINE Vec<T> EluPlusOne(Vec<T> x, Vec<T>* slope) {
-  const Tag<T> d;
-  const Vec<T> one = hn::Set(d, T{1}), e = WeightExp(x);
-  const auto positive = hn::Gt(x, hn::Zero(d));
-  *slope = hn::IfThenElse(positive, one, e);
-  return hn::IfThenElse(positive, hn::Add(x, one), e);
-}
-
-// features [count, np] = phi(rows t.. of x), zero in the padding.
-template <class S, class T>
-HWY_NOINLINE void MapRows(T eps, const Sequence<const S>& x, size_t t, size_t count, size_t n,
-                          size_t np, T* features) {
-  const Tag<T> d;
-  const Vec<T> added = hn::Set(d, eps);
-  Vec<T> slope;
-  for (size_t i = 0; i < count; ++i, features += np) {
-    const S* const from = x.At(t + i);
-    for (size_t j = 0; j < n; j += kLanes<T>)
-      hn::Store(hn::Add(EluPlusOne<T>(LoadPart(from, j, n), &slope), added), d, features + j);
-    for (size_t j = n; j < np; ++j) features[j] = 0;
-  }
-}
-
-// Rows t.. of x as features, a panel of leading dimension np: in place, or in `panel`.
-template <class S, class T>
-const T* FeaturesOf(const LinearRule& rule, const Sequence<const S>& x, size_t t, size_t count,
-                    size_t n, T* panel) {
-  if (rule.map == FeatureMap::kNone) return PanelOf(x, t, count, n, panel);
-  MapRows(static_cast<T>(rule.map_eps), x, t, count, n, Padded<T>(n), panel);
-  return panel;
-}
-
-// Rows t.. of `to` = gradient of the features [count, np] times the slope of phi at rows t.. of x.
-template <class S, class T>
-HWY_NOINLINE void UnmapRows(FeatureMap map, const T* gradient, const Sequence<const S>& x, size_t t,
-                            size_t count, size_t n, size_t np, const Sequence<S>& to) {
-  if (map == FeatureMap::kNone) return UnpackRows(gradient, t, count, n, np, to);
-  const Tag<T> d;
-  Vec<T> slope;
-  for (size_t i = 0; i < count; ++i, gradient += np) {
-    const S* const from = x.At(t + i);
-    S* const row = to.At(t + i);
-    for (size_t j = 0; j < n; j += kLanes<T>) {
-      EluPlusOne<T>(LoadPart(from, j, n), &slope);
-      StorePart(hn::Mul(slope, hn::Load(d, gradient + j)), j, n, row);
-    }
-  }
-}
 
 template <class T>
 HWY_INLINE T DivisorOf(DivisorRule rule, T value, T z) {
@@ -269,9 +216,10 @@ class LinearSums {
 // Segments [first, last) of one head's tokens.
 template <class T>
 struct LinearPart {
-  LinearPart(const SlotShape& shape, const LinearRule& given, const RowMask& mask, int64_t index,
-             size_t first, size_t last)
+  LinearPart(const SlotShape& shape, const LinearRule& given, const FourierMap<T>* map,
+             const RowMask& mask, int64_t index, size_t first, size_t last)
       : rule(given),
+        fourier(map),
         n(static_cast<size_t>(shape.slots)),
         width(static_cast<size_t>(shape.width)),
         stride(static_cast<size_t>(given.Columns(shape.width))),
@@ -299,6 +247,7 @@ struct LinearPart {
   }
 
   LinearRule rule;
+  const FourierMap<T>* fourier;
   size_t n, width, stride;
   int64_t b, h;
   Tokens tokens;
@@ -328,10 +277,12 @@ HWY_NOINLINE bool SumSegment(const LinearPart<T>& part, const Sequence<const S>&
                              const Sequence<const S>& v, double* memory) {
   const size_t n = part.n, width = part.width, np = Padded<T>(n), dp = Padded<T>(width);
   Workspace& workspace = Workspace::OfThisThread();
-  workspace.Start(LinearSums<T>::Bytes(np, dp) + ChunkPairsFor<S>::Bytes(n, width) +
-                      sizeof(T) * kChunkRows * (np + dp),
-                  LinearSums<T>::kPieces + ChunkPairsFor<S>::kPieces + 2);
+  workspace.Start(
+      LinearSums<T>::Bytes(np, dp) + FeatureReader<S>::Bytes(part.fourier, n) +
+          ChunkPairsFor<S>::Bytes(n, width) + sizeof(T) * kChunkRows * (np + dp),
+      LinearSums<T>::kPieces + FeatureReader<S>::kPieces + ChunkPairsFor<S>::kPieces + 2);
   LinearSums<T> sums(false, n, width, workspace);
+  FeatureReader<S> features(part.rule, part.fourier, part.h, n, workspace);
   ChunkPairsFor<S> pairs(n, width, workspace);
   T* const K_panel = workspace.Take<T>(kChunkRows * np);
   T* const V_panel = workspace.Take<T>(kChunkRows * dp);
@@ -343,7 +294,7 @@ HWY_NOINLINE bool SumSegment(const LinearPart<T>& part, const Sequence<const S>&
   }
   for (size_t rows; t < part.tokens.length; t += rows) {
     rows = part.RowsAt(t);
-    const T* const K = FeaturesOf(part.rule, k, t, rows, n, K_panel);
+    const T* const K = features.Of(k, t, rows, K_panel);
     if (pairs.Take(rows, PanelRows<T>{K, np}, TokenRows<S>{v, t}) == rows) {
       pairs.Write(sums.S);
     } else {

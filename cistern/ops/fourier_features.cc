@@ -1,6 +1,6 @@
 #include "cistern/ops/fourier_features.h"
 
-#include "cistern/kernels/fourier_features.h"
+#include "cistern/ops/fourier_map.h"
 #include "cistern/ops/primitive.h"
 
 namespace cistern::ops {
@@ -33,21 +33,7 @@ struct Op {
 
   static void Check(const Arguments& a) {
     TORCH_CHECK(a.x.dim() == 4, "[fourier_features] expected x [B,H,T,d], got ", a.x.sym_sizes());
-    TORCH_CHECK(a.matrices && a.matrices->dim() == 3 &&
-                    a.matrices->sym_size(0) == a.x.sym_size(1) &&
-                    a.matrices->sym_size(2) == a.x.sym_size(3),
-                "[fourier_features] expected matrices [H,m,d] for x ", a.x.sym_sizes(), ", got ",
-                a.matrices ? a.matrices->sym_sizes() : c10::SymIntArrayRef());
-    TORCH_CHECK(!a.scale || (a.scale->dim() == 3 && a.scale->sym_size(0) == a.x.sym_size(1) &&
-                             a.scale->sym_size(1) == 1 && a.scale->sym_size(2) == a.x.sym_size(3)),
-                "[fourier_features] expected scale [H,1,d] for x ", a.x.sym_sizes(), ", got ",
-                a.scale ? a.scale->sym_sizes() : c10::SymIntArrayRef());
-    for (const OptionalTensor* t : {&a.scale, &a.matrices}) {
-      TORCH_CHECK(!*t || (*t)->scalar_type() == ComputeTypeOf(a.x) ||
-                      (*t)->scalar_type() == a.x.scalar_type(),
-                  "[fourier_features] expected scale and matrices of ", ComputeTypeOf(a.x),
-                  " for x of ", a.x.scalar_type(), ", got ", (*t)->scalar_type());
-    }
+    CheckFourier("[fourier_features]", "x", a.x, a.scale, a.matrices);
   }
 
   static Tensors Compose(const Arguments& a) {
@@ -69,28 +55,13 @@ struct Op {
     return grads;
   }
 
-  // What the kernels take, in the type that they compute in.
-  template <class S>
-  struct View {
-    explicit View(const Arguments& a)
-        : shape{a.x.size(0),         a.x.size(1), a.x.size(2), a.x.size(3),
-                a.matrices->size(1), a.normalise, a.factor},
-          x(UnitStride(a.x)),
-          scale(a.scale ? a.scale->to(ComputeTypeOf(a.x)).contiguous() : at::Tensor()),
-          matrices(a.matrices->to(ComputeTypeOf(a.x)).contiguous()) {}
-    const ComputeType<S>* Scale() const {
-      return scale.defined() ? ConstData<ComputeType<S>>(scale) : nullptr;
-    }
-    const ComputeType<S>* Matrices() const { return ConstData<ComputeType<S>>(matrices); }
-    FourierShape shape;
-    at::Tensor x, scale, matrices;
-  };
+  static FourierShape ShapeOf(const at::Tensor& x) { return {x.size(0), x.size(1), x.size(2)}; }
 
   static void Forward(const Arguments& a, const RowMask&, const Tensors& y) {
     DispatchStored(a.x, [&]<class S>(S) {
-      const View<S> view(a);
-      cistern::FourierFeatures<S>(view.shape, InputRows<S>(view.x), view.Scale(), view.Matrices(),
-                                  OutputRows<S>(y[0]));
+      const at::Tensor x = UnitStride(a.x);
+      const FourierTensors<S> given(a.x, a.scale, *a.matrices, a.normalise, a.factor);
+      cistern::FourierFeatures<S>(ShapeOf(x), given.map(), InputRows<S>(x), OutputRows<S>(y[0]));
     });
   }
 
@@ -99,13 +70,12 @@ struct Op {
     Tensors grads = EmptyGradients(a);
     DispatchStored(a.x, [&]<class S>(S) {
       using T = ComputeType<S>;
-      const View<S> view(a);
-      const at::Tensor d_out = UnitStride(g[0]),
-                       d_scale = a.scale ? at::empty_like(view.scale) : at::Tensor();
-      FourierFeaturesBackward<S>(view.shape, InputRows<S>(view.x), view.Scale(), view.Matrices(),
-                                 InputRows<S>(kept[0]), InputRows<S>(d_out),
-                                 OutputRows<S>(grads[0]),
-                                 a.scale ? MutableData<T>(d_scale) : nullptr);
+      const at::Tensor x = UnitStride(a.x), d_out = UnitStride(g[0]);
+      const FourierTensors<S> given(a.x, a.scale, *a.matrices, a.normalise, a.factor);
+      const at::Tensor d_scale = given.EmptyScaleGradient();
+      FourierFeaturesBackward<S>(ShapeOf(x), given.map(), InputRows<S>(x), InputRows<S>(kept[0]),
+                                 InputRows<S>(d_out), OutputRows<S>(grads[0]),
+                                 d_scale.defined() ? MutableData<T>(d_scale) : nullptr);
       if (a.scale) grads[1].copy_(d_scale);
     });
     return grads;

@@ -187,15 +187,16 @@ TEST(Memory, IsForetoldToAHalf) {
     int64_t length, source;
     bool doubles = false;
   };
-  ModelConfig dropped = lm, features = lm;
+  ModelConfig dropped = lm, features = lm, sines = lm;
   dropped.attention = {"softmax"}, dropped.attention_dropout = 0.1;
   features.attention = {"performer"}, features.attention_options["performer"]["features"] = 96;
+  sines.attention = {"rfa"}, sines.attention_options["rfa"]["features"] = 96;
   ModelConfig wide = lm;
   wide.vocab_size = 8192;  // logits of 4,096 tokens would be 134 MB, which nothing holds
   for (const Case& c :
        {Case{lm, 1024, 0}, Case{wide, 1024, 0}, Case{both, 512, 512}, Case{both, 128, 1024},
         Case{both, 1024, 128}, Case{dropped, 1024, 0}, Case{features, 1024, 0},
-        Case{lm, 1024, 0, true}, Case{features, 1024, 0, true}}) {
+        Case{sines, 1024, 0}, Case{lm, 1024, 0, true}, Case{features, 1024, 0, true}}) {
     step(c.config, 8, 8, c.doubles);
     ResetPeakMemory();
     const int64_t before = ResidentBytes();

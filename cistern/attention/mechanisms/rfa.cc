@@ -249,7 +249,8 @@ at::Tensor RfaMechanism::Matrices(const State& state, const at::Tensor& x) const
 }
 
 at::Tensor RfaMechanism::Scale(at::ScalarType type) const {
-  return sigma_.defined() ? sigma_.to(type) / tau_ : at::Tensor();
+  if (!sigma_.defined()) return {};
+  return tau_ == 1 ? sigma_.to(type) : sigma_.to(type) / tau_;
 }
 
 at::Tensor RfaMechanism::Scaled(const at::Tensor& x) const {
@@ -266,11 +267,24 @@ at::Tensor RfaMechanism::FeaturesOfScaled(const at::Tensor& scaled,
   return ops::FourierFeatures(scaled, {}, matrices, false, factor_);
 }
 
+ops::FourierFeatureMap RfaMechanism::FeatureMapOf(const at::Tensor& x,
+                                                  const at::Tensor& matrices) const {
+  return {Scale(ops::ComputeTypeOf(x)), sigma_.defined() || tau_ == 1 ? matrices : matrices / tau_,
+          variant_.normalised, factor_};
+}
+
 at::Tensor RfaMechanism::Features(const at::Tensor& x, const at::Tensor& matrices) const {
   if (options_.kernel == Kernel::kArccos) return FeaturesOfScaled(Scaled(x), matrices);
-  return ops::FourierFeatures(x, Scale(ops::ComputeTypeOf(x)),
-                              sigma_.defined() || tau_ == 1 ? matrices : matrices / tau_,
-                              variant_.normalised, factor_);
+  const ops::FourierFeatureMap map = FeatureMapOf(x, matrices);
+  return ops::FourierFeatures(x, map.scale, map.matrices, map.normalise, map.factor);
+}
+
+bool RfaMechanism::TakesBFloat16(Form) const {
+  return options_.kernel == Kernel::kGaussian && !variant_.key_factor && !gated_ &&
+         !input_gate_.declared();
+}
+bool RfaMechanism::FormsFeatures(Form form) const {
+  return form == Form::kCausal && TakesBFloat16(form);
 }
 
 namespace {
@@ -285,8 +299,11 @@ at::Tensor LogKeyFactor(const at::Tensor& scaled) {
 at::Tensor RfaMechanism::DoExtend(const std::vector<at::Tensor>& x, State& state,
                                   const ops::Mask& mask) {
   const auto type = x[q_].scalar_type();
-  const at::Tensor matrices = Matrices(state, x[q_]),
-                   key = variant_.key_factor ? Scaled(x[k_]) : at::Tensor();
+  const at::Tensor matrices = Matrices(state, x[q_]);
+  if (FormsFeatures(Form::kCausal))
+    return FourierExtend(x[q_], x[k_], x[v_], state[memory_], FeatureMapOf(x[q_], matrices), mask,
+                         denominator_);
+  const at::Tensor key = variant_.key_factor ? Scaled(x[k_]) : at::Tensor();
   at::Tensor weights = InputGate(
                  key.defined() ? FeaturesOfScaled(key, matrices) : Features(x[k_], matrices), x),
              log_gate;

@@ -77,6 +77,10 @@ class RfaMechanism : public Mechanism, public CountsOperations {
   State Merge(const State& first,
               const State& second) const override;  // Error where the two drew different matrices
   LeastOperations Operations(Form form, int64_t tokens, int64_t before) const override;
+  // Where sums are of the features of queries and keys as they are: no gate, no factor of the key,
+  // sines and cosines. The causal form makes them within its walk over the tokens.
+  bool FormsFeatures(Form form) const override;
+  bool TakesBFloat16(Form form) const override;
 
  protected:
   // With a gate: x has a fourth tensor, the logits [B,H,T,1] of a decay of the memory; only the
@@ -93,7 +97,8 @@ class RfaMechanism : public Mechanism, public CountsOperations {
   at::Tensor Matrix(int64_t index) const;
   // [H,m,d], in the type that features of x are computed in.
   at::Tensor Matrices(const State& state, const at::Tensor& x) const;
-  at::Tensor Scale(at::ScalarType type) const;   // sigma / tau [H,1,d]; undefined without sigma
+  at::Tensor Scale(at::ScalarType type) const;  // sigma / tau [H,1,d]; undefined without sigma
+  ops::FourierFeatureMap FeatureMapOf(const at::Tensor& x, const at::Tensor& matrices) const;
   at::Tensor Scaled(const at::Tensor& x) const;  // what W is applied to
   // [B,H,T,d] -> [B,H,T,f]; of Scaled(x), and of x.
   at::Tensor FeaturesOfScaled(const at::Tensor& scaled, const at::Tensor& matrices) const;

@@ -6,6 +6,7 @@
 
 #include "cistern/attention/definition.h"
 #include "cistern/base/error.h"
+#include "cistern/ops/exact_attention.h"
 
 namespace cistern {
 MechanismInfo t2r_mechanism() {
@@ -111,6 +112,8 @@ State T2rMechanism::Merge(const State& first, const State& second) const {
   whole[memory_] = first[memory_] + second[memory_];
   return whole;
 }
+
+bool T2rMechanism::TakesBFloat16(Form) const { return !options_.norm && ops::MultipliesBFloat16(); }
 
 std::string T2rMechanism::FoldRefusal() const {
   if (options_.norm) return "norm=true normalises between the projections and the map";

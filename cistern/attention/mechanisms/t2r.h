@@ -41,6 +41,8 @@ class T2rMechanism : public FoldingMechanism, public CountsOperations {
   HeadMap FirstMap(size_t projection) const override;
   std::shared_ptr<Mechanism> AfterMaps() const override;
   LeastOperations Operations(Form form, int64_t tokens, int64_t before) const override;
+  // Not with `norm`, whose lengths bfloat16 would round.
+  bool TakesBFloat16(Form form) const override;
 
  private:
   at::Tensor Features(const at::Tensor& x,

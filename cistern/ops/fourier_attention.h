@@ -1,0 +1,28 @@
+#pragma once
+// Causal linear attention (linear_attention.h) whose features are random Fourier features, formed
+// within its walk.
+#include "cistern/ops/linear_attention.h"
+
+namespace cistern::ops {
+
+// What FourierFeatures (fourier_features.h) takes beside the tokens.
+struct FourierFeatureMap {
+  at::Tensor scale, matrices;  // [H,1,d] or undefined, [H,m,d]
+  bool normalise = false;
+  double factor = 1;
+};
+
+// LinearAttention of FourierFeatures(q) and FourierFeatures(k): q, k [B,H,T,d_k], v [B,H,T,d],
+// memory double [B,H,2m,d+1], or [B,H,2m,d] with DivisorRule::kNone. No [B,H,T,m] lies in memory;
+// the features are formed three times where gradients are wanted. rule.map is not read.
+// Differentiable in every tensor; with a gradient of the matrices, which are drawn and not learned,
+// it is composed of those two.
+SumResult FourierAttention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                           const at::Tensor& memory, const FourierFeatureMap& map,
+                           const LinearRule& rule, const Mask& mask = {});
+// The same for a memory that goes on, as LinearExtend.
+at::Tensor FourierExtend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                         at::Tensor& memory, const FourierFeatureMap& map, const LinearRule& rule,
+                         const Mask& mask = {});
+
+}  // namespace cistern::ops
