@@ -14,6 +14,9 @@ namespace {
 LinearRule RuleOf(const Denominator& denominator) {
   return {FeatureMap::kNone, 0, denominator.rule, denominator.value};
 }
+LinearRule FourierRuleOf(const Denominator& denominator) {
+  return {FeatureMap::kFourier, 0, denominator.rule, denominator.value};
+}
 LinearRule EluRuleOf(const Denominator& denominator, double eps) {
   return {FeatureMap::kEluPlusOne, eps, denominator.rule, denominator.value};
 }
@@ -47,8 +50,18 @@ at::Tensor EluExtend(const at::Tensor& q, const at::Tensor& k, const at::Tensor&
 at::Tensor FourierExtend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                          at::Tensor& memory, const ops::FourierFeatureMap& map,
                          const ops::Mask& mask, const Denominator& denominator) {
-  return ops::FourierExtend(q, k, v, memory, map,
-                            {FeatureMap::kFourier, 0, denominator.rule, denominator.value}, mask);
+  return ops::FourierExtend(q, k, v, memory, map, FourierRuleOf(denominator), mask);
+}
+
+void FourierWrite(const at::Tensor& k, const at::Tensor& v, at::Tensor& memory,
+                  const ops::FourierFeatureMap& map, const ops::Mask& mask,
+                  const Denominator& denominator) {
+  memory = ops::FourierWrite(k, v, memory, map, FourierRuleOf(denominator), mask);
+}
+
+at::Tensor FourierRead(const at::Tensor& q, const at::Tensor& memory,
+                       const ops::FourierFeatureMap& map, const Denominator& denominator) {
+  return ops::FourierRead(q, memory, map, FourierRuleOf(denominator));
 }
 
 void FeatureWrite(const at::Tensor& phi_k, const at::Tensor& v, at::Tensor& memory,

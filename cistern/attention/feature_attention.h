@@ -44,10 +44,15 @@ void EluWrite(const at::Tensor& k, const at::Tensor& v, at::Tensor& memory, cons
 at::Tensor EluRead(const at::Tensor& q, const at::Tensor& memory, const Denominator& denominator,
                    double eps);
 
-// Extending with random Fourier features of q and k inside.
+// With random Fourier features of q and k inside.
 at::Tensor FourierExtend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                          at::Tensor& memory, const ops::FourierFeatureMap& map,
                          const ops::Mask& mask, const Denominator& denominator);
+void FourierWrite(const at::Tensor& k, const at::Tensor& v, at::Tensor& memory,
+                  const ops::FourierFeatureMap& map, const ops::Mask& mask,
+                  const Denominator& denominator);
+at::Tensor FourierRead(const at::Tensor& q, const at::Tensor& memory,
+                       const ops::FourierFeatureMap& map, const Denominator& denominator);
 
 // x / (||x|| + 1e-3), over the last dimension (RFA and T2R).
 at::Tensor Normalised(const at::Tensor& x);

@@ -21,7 +21,7 @@ namespace cistern {
 enum class FeatureMap {
   kNone,        // q and k are features
   kEluPlusOne,  // x + 1 for x > 0, else e^x
-  kFourier      // fourier_features.h; of the causal form alone
+  kFourier      // fourier_features.h
 };
 
 // What the sum of the values is divided by, z = phi(q_t) . z_t.

@@ -108,37 +108,44 @@ class SegmentSums {
   double* z_sums_;
 };
 
+template <class T>
+struct LinearMap {
+  const LinearRule& rule;
+  const FourierMap<T>* fourier;
+};
+
 template <class S, class T = ComputeType<S>>
-HWY_NOINLINE void SumsOfTokens(const LinearSizes<T>& size, const LinearRule& rule,
+HWY_NOINLINE void SumsOfTokens(const LinearSizes<T>& size, const LinearMap<T>& map,
                                const Segment& segment, const Sequence<const S>& k,
                                const Sequence<const S>& v, double* sums) {
   Workspace& workspace = Workspace::OfThisThread();
-  workspace.Start(SegmentSums<S>::Bytes(size) + sizeof(T) * kBlockRows * (size.np + size.dp),
-                  SegmentSums<S>::kPieces + 2);
+  workspace.Start(SegmentSums<S>::Bytes(size) + FeatureReader<S>::Bytes(map.fourier, size.n) +
+                      sizeof(T) * kBlockRows * (size.np + size.dp),
+                  SegmentSums<S>::kPieces + FeatureReader<S>::kPieces + 2);
   SegmentSums<S> total(size, sums, workspace);
+  FeatureReader<S> features(map.rule, map.fourier, segment.h, size.n, workspace);
   T* const K_panel = workspace.Take<T>(kBlockRows * size.np);
   T* const V_panel = workspace.Take<T>(kBlockRows * size.dp);
   for (size_t t = segment.begin, rows; t < segment.end; t += rows) {
     rows = std::min(kBlockRows, segment.end - t);
     RowsAhead::OfThisThread().Clear();
     const size_t next = t + rows, end = std::min(next + kBlockRows, segment.end);
-    NoteRows(k, next, end, size.n);
+    NoteRows(k, next, end, features.width());
     NoteRows(v, next, end, size.width);
-    total.Add(rows, FeaturesOf(rule, k, t, rows, size.n, K_panel), TokenRows<S>{v, t}, nullptr,
-              V_panel);
+    total.Add(rows, features.Of(k, t, rows, K_panel), TokenRows<S>{v, t}, nullptr, V_panel);
   }
   total.Close();
 }
 
 template <class S, class T = ComputeType<S>>
-void WriteAll(const SlotShape& shape, const LinearRule& rule, const Rows<const S>& k,
+void WriteAll(const SlotShape& shape, const LinearMap<T>& map, const Rows<const S>& k,
               const Rows<const S>& v, const int64_t* lengths, double* memory) {
   const SegmentList list(shape);
-  const LinearSizes<T> size(shape, rule);
+  const LinearSizes<T> size(shape, map.rule);
   std::vector<double> sums(static_cast<size_t>(list.heads) * list.count * size.sums());
   list.For([&](int64_t head, size_t part, size_t index) {
     const Segment segment(shape, lengths, head, part);
-    SumsOfTokens<S>(size, rule, segment, {k, segment.b, segment.h}, {v, segment.b, segment.h},
+    SumsOfTokens<S>(size, map, segment, {k, segment.b, segment.h}, {v, segment.b, segment.h},
                     sums.data() + index * size.sums());
   });
   for (size_t head = 0; head < static_cast<size_t>(list.heads); ++head)
@@ -147,16 +154,18 @@ void WriteAll(const SlotShape& shape, const LinearRule& rule, const Rows<const S
 }
 
 template <class S, class T = ComputeType<S>>
-HWY_NOINLINE void WriteGradients(const LinearSizes<T>& size, const LinearRule& rule,
+HWY_NOINLINE void WriteGradients(const LinearSizes<T>& size, const LinearMap<T>& map,
                                  const Segment& segment, const Sequence<const S>& k,
                                  const Sequence<const S>& v, const double* grad,
-                                 const Sequence<S>& dk, const Sequence<S>& dv) {
+                                 const Sequence<S>& dk, const Sequence<S>& dv, double* d_scale) {
   const size_t n = size.n, width = size.width, np = size.np, dp = size.dp;
   Workspace& workspace = Workspace::OfThisThread();
   using Pairs = PanelPairsFor<S>;
   workspace.Start(Pairs::Bytes(kBlockRows, n, width) + Pairs::Bytes(kBlockRows, width, n) +
+                      FeatureReader<S>::Bytes(map.fourier, n) +
                       sizeof(T) * (2 * np * dp + np + 2 * kBlockRows * (np + dp)),
-                  2 * Pairs::kPieces + 7);
+                  2 * Pairs::kPieces + FeatureReader<S>::kPieces + 7);
+  FeatureReader<S> features(map.rule, map.fourier, segment.h, n, workspace);
   Pairs of_G(kBlockRows, n, width, workspace), of_GT(kBlockRows, width, n, workspace);
   T* const G = workspace.Take<T>(np * dp);
   T* const GT = workspace.Take<T>(dp * np);
@@ -172,9 +181,9 @@ HWY_NOINLINE void WriteGradients(const LinearSizes<T>& size, const LinearRule& r
     rows = std::min(kBlockRows, segment.end - t);
     RowsAhead::OfThisThread().Clear();
     const size_t next = t + rows, end = std::min(next + kBlockRows, segment.end);
-    NoteRows(k, next, end, size.n);
+    NoteRows(k, next, end, features.width());
     NoteRows(v, next, end, size.width);
-    const T* const K = FeaturesOf(rule, k, t, rows, n, K_panel);
+    const T* const K = features.Of(k, t, rows, K_panel);
     if (!of_G.TimesTo(rows, PanelRows<T>{K, np}, dv, t, D_panel)) {
       const RowsOut<S> D(dv, t, rows, width, D_panel);
       Product<T>(rows, width, {K, np, 1, G, dp, n}, D.data, D.ld);
@@ -185,24 +194,53 @@ HWY_NOINLINE void WriteGradients(const LinearSizes<T>& size, const LinearRule& r
       Product<T>(rows, n, {AsPanel(of_v, rows, width, V_panel), dp, 1, GT, np, width}, Y, np);
     }
     if (size.divides) AddRow<T>(rows, np, nullptr, Gz, Y);
-    UnmapRows(rule.map, Y, k, t, rows, n, np, dk);
+    features.Back(Y, K, k, t, rows, dk, d_scale);
   }
-  ZeroRows(segment.end, segment.padded, n, dk);
+  ZeroRows(segment.end, segment.padded, features.width(), dk);
   ZeroRows(segment.end, segment.padded, width, dv);
 }
 
+// The gradient of a Fourier map's scale, [H,d], from that of each segment; of none where d_scale is
+// null.
+template <class T>
+class ScalesOfSegments {
+ public:
+  ScalesOfSegments(const SlotShape& shape, const SegmentList& list, const FourierMap<T>* fourier,
+                   T* d_scale)
+      : shape_{shape.batch, shape.heads, shape.length},
+        parts_(static_cast<int64_t>(list.count)),
+        width_(d_scale == nullptr ? 0 : fourier->width),
+        d_scale_(d_scale),
+        sums_(static_cast<size_t>(list.heads * parts_ * width_)) {}
+  double* Of(size_t segment) {
+    return d_scale_ == nullptr ? nullptr : sums_.data() + segment * static_cast<size_t>(width_);
+  }
+  void Sum() const {
+    if (d_scale_ != nullptr) SumScales(shape_, parts_, width_, sums_.data(), d_scale_);
+  }
+
+ private:
+  const FourierShape shape_;
+  const int64_t parts_, width_;
+  T* const d_scale_;
+  std::vector<double> sums_;
+};
+
 template <class S, class T = ComputeType<S>>
-void WriteBackwardAll(const SlotShape& shape, const LinearRule& rule, const Rows<const S>& k,
+void WriteBackwardAll(const SlotShape& shape, const LinearMap<T>& map, const Rows<const S>& k,
                       const Rows<const S>& v, const int64_t* lengths, const double* G,
-                      const Rows<S>& dk, const Rows<S>& dv) {
+                      const Rows<S>& dk, const Rows<S>& dv, T* d_scale) {
   const SegmentList list(shape);
-  const LinearSizes<T> size(shape, rule);
-  list.For([&](int64_t head, size_t part, size_t) {
+  const LinearSizes<T> size(shape, map.rule);
+  ScalesOfSegments<T> scales(shape, list, map.fourier, d_scale);
+  list.For([&](int64_t head, size_t part, size_t index) {
     const Segment segment(shape, lengths, head, part);
     const int64_t b = segment.b, h = segment.h;
-    WriteGradients<S>(size, rule, segment, {k, b, h}, {v, b, h},
-                      G + static_cast<size_t>(head) * size.memory(), {dk, b, h}, {dv, b, h});
+    WriteGradients<S>(size, map, segment, {k, b, h}, {v, b, h},
+                      G + static_cast<size_t>(head) * size.memory(), {dk, b, h}, {dv, b, h},
+                      scales.Of(index));
   });
+  scales.Sum();
 }
 
 // phi(q) . z of each row of a panel.
@@ -214,16 +252,18 @@ HWY_NOINLINE void DotRows(size_t rows, size_t np, const T* Q, const T* z, T* to)
 }
 
 template <class S, class T = ComputeType<S>>
-HWY_NOINLINE void ReadRows(const LinearSizes<T>& size, const LinearRule& rule,
+HWY_NOINLINE void ReadRows(const LinearSizes<T>& size, const LinearMap<T>& map,
                            const Segment& segment, const Sequence<const S>& q, const double* memory,
                            const Sequence<S>& out) {
   const Tag<T> d;
   const size_t n = size.n, width = size.width, np = size.np, dp = size.dp;
   Workspace& workspace = Workspace::OfThisThread();
   using Pairs = PanelPairsFor<S>;
-  workspace.Start(
-      Pairs::Bytes(kBlockRows, n, width) + sizeof(T) * (np * dp + np + kBlockRows * (np + dp + 1)),
-      Pairs::kPieces + 5);
+  workspace.Start(Pairs::Bytes(kBlockRows, n, width) + FeatureReader<S>::Bytes(map.fourier, n) +
+                      sizeof(T) * (np * dp + np + kBlockRows * (np + dp + 1)),
+                  Pairs::kPieces + FeatureReader<S>::kPieces + 5);
+  const LinearRule& rule = map.rule;
+  FeatureReader<S> features(rule, map.fourier, segment.h, n, workspace);
   Pairs of_M(kBlockRows, n, width, workspace);
   T* const M = workspace.Take<T>(np * dp);
   T* const z = workspace.Take<T>(np);
@@ -237,8 +277,8 @@ HWY_NOINLINE void ReadRows(const LinearSizes<T>& size, const LinearRule& rule,
     rows = std::min(kBlockRows, segment.end - t);
     RowsAhead::OfThisThread().Clear();
     const size_t next = t + rows, end = std::min(next + kBlockRows, segment.end);
-    NoteRows(q, next, end, size.n);
-    const T* const Q = FeaturesOf(rule, q, t, rows, n, Q_panel);
+    NoteRows(q, next, end, features.width());
+    const T* const Q = features.Of(q, t, rows, Q_panel);
     if (!of_M.template Times<false>(rows, PanelRows<T>{Q, np}, O, dp))
       Product<T>(rows, width, {Q, np, 1, M, dp, n}, O, dp);
     if (size.divides) DotRows(rows, np, Q, z, dots);
@@ -253,13 +293,13 @@ HWY_NOINLINE void ReadRows(const LinearSizes<T>& size, const LinearRule& rule,
 }
 
 template <class S, class T = ComputeType<S>>
-void ReadAll(const SlotShape& shape, const LinearRule& rule, const Rows<const S>& q,
+void ReadAll(const SlotShape& shape, const LinearMap<T>& map, const Rows<const S>& q,
              const double* memory, const Rows<S>& out) {
   const SegmentList list(shape);
-  const LinearSizes<T> size(shape, rule);
+  const LinearSizes<T> size(shape, map.rule);
   list.For([&](int64_t head, size_t part, size_t) {
     const Segment segment(shape, nullptr, head, part);
-    ReadRows<S>(size, rule, segment, {q, segment.b, segment.h},
+    ReadRows<S>(size, map, segment, {q, segment.b, segment.h},
                 memory + static_cast<size_t>(head) * size.memory(), {out, segment.b, segment.h});
   });
 }
@@ -292,17 +332,20 @@ HWY_NOINLINE void QuotientGradients(const LinearSizes<T>& size, const LinearRule
 
 // dq of a segment; sums of phi(q) (x) n and of e phi(q) over it.
 template <class S, class T = ComputeType<S>>
-HWY_NOINLINE void ReadGradients(const LinearSizes<T>& size, const LinearRule& rule,
+HWY_NOINLINE void ReadGradients(const LinearSizes<T>& size, const LinearMap<T>& map,
                                 const Segment& segment, const Sequence<const S>& q,
                                 const double* memory, const Sequence<const S>& out,
-                                const Sequence<const S>& g, const Sequence<S>& dq, double* sums) {
+                                const Sequence<const S>& g, const Sequence<S>& dq, double* sums,
+                                double* d_scale) {
   const size_t n = size.n, width = size.width, np = size.np, dp = size.dp;
   Workspace& workspace = Workspace::OfThisThread();
   using Pairs = PanelPairsFor<S>;
   workspace.Start(SegmentSums<S>::Bytes(size) + Pairs::Bytes(kBlockRows, width, n) +
+                      FeatureReader<S>::Bytes(map.fourier, n) +
                       sizeof(T) * (2 * np * dp + np + kBlockRows * (2 * np + dp + 2)),
-                  SegmentSums<S>::kPieces + Pairs::kPieces + 8);
+                  SegmentSums<S>::kPieces + Pairs::kPieces + FeatureReader<S>::kPieces + 8);
   SegmentSums<S> total(size, sums, workspace);
+  FeatureReader<S> features(map.rule, map.fourier, segment.h, n, workspace);
   Pairs of_MT(kBlockRows, width, n, workspace);
   T* const M = workspace.Take<T>(np * dp);
   T* const MT = workspace.Take<T>(dp * np);
@@ -318,60 +361,66 @@ HWY_NOINLINE void ReadGradients(const LinearSizes<T>& size, const LinearRule& ru
     rows = std::min(kBlockRows, segment.end - t);
     RowsAhead::OfThisThread().Clear();
     const size_t next = t + rows, end = std::min(next + kBlockRows, segment.end);
-    NoteRows(q, next, end, size.n);
+    NoteRows(q, next, end, features.width());
     NoteRows(g, next, end, size.width);
     NoteRows(out, next, end, size.width);
-    const T* const Q = FeaturesOf(rule, q, t, rows, n, Q_panel);
+    const T* const Q = features.Of(q, t, rows, Q_panel);
     if (size.divides) DotRows(rows, np, Q, z, dots);
-    QuotientGradients(size, rule, g, out, t, rows, dots, N, e);
+    QuotientGradients(size, map.rule, g, out, t, rows, dots, N, e);
     const PanelRows<T> of_n = {N, dp};
     if (!of_MT.template Times<false>(rows, of_n, Y, np))
       Product<T>(rows, n, {N, dp, 1, MT, np, width}, Y, np);
     if (size.divides) AddRow<T>(rows, np, e, z, Y);
-    UnmapRows(rule.map, Y, q, t, rows, n, np, dq);
+    features.Back(Y, Q, q, t, rows, dq, d_scale);
     total.Add(rows, Q, of_n, e);
   }
   total.Close();
 }
 
 template <class S, class T = ComputeType<S>>
-void ReadBackwardAll(const SlotShape& shape, const LinearRule& rule, const Rows<const S>& q,
+void ReadBackwardAll(const SlotShape& shape, const LinearMap<T>& map, const Rows<const S>& q,
                      const double* memory, const Rows<const S>& out, const Rows<const S>& g,
-                     const Rows<S>& dq, double* d_memory) {
+                     const Rows<S>& dq, double* d_memory, T* d_scale) {
   const SegmentList list(shape);
-  const LinearSizes<T> size(shape, rule);
+  const LinearSizes<T> size(shape, map.rule);
   std::vector<double> sums(static_cast<size_t>(list.heads) * list.count * size.sums());
+  ScalesOfSegments<T> scales(shape, list, map.fourier, d_scale);
   list.For([&](int64_t head, size_t part, size_t index) {
     const Segment segment(shape, nullptr, head, part);
     const int64_t b = segment.b, h = segment.h;
-    ReadGradients<S>(size, rule, segment, {q, b, h},
+    ReadGradients<S>(size, map, segment, {q, b, h},
                      memory + static_cast<size_t>(head) * size.memory(), {out, b, h}, {g, b, h},
-                     {dq, b, h}, sums.data() + index * size.sums());
+                     {dq, b, h}, sums.data() + index * size.sums(), scales.Of(index));
   });
+  scales.Sum();
   std::fill_n(d_memory, static_cast<size_t>(list.heads) * size.memory(), 0.0);
   for (size_t head = 0; head < static_cast<size_t>(list.heads); ++head)
     JoinSums(size, list.count, sums.data() + head * list.count * size.sums(),
              d_memory + head * size.memory());
 }
 
-#define CISTERN_LINEAR_BIDIRECTIONAL(T, Name)                                                     \
-  void LinearWrite##Name(const SlotShape& shape, const LinearRule& rule, Rows<const T> k,         \
-                         Rows<const T> v, const int64_t* lengths, double* memory) {               \
-    WriteAll<T>(shape, rule, k, v, lengths, memory);                                              \
-  }                                                                                               \
-  void LinearWriteBackward##Name(const SlotShape& shape, const LinearRule& rule, Rows<const T> k, \
-                                 Rows<const T> v, const int64_t* lengths, const double* G,        \
-                                 Rows<T> dk, Rows<T> dv) {                                        \
-    WriteBackwardAll<T>(shape, rule, k, v, lengths, G, dk, dv);                                   \
-  }                                                                                               \
-  void LinearRead##Name(const SlotShape& shape, const LinearRule& rule, Rows<const T> q,          \
-                        const double* memory, Rows<T> out) {                                      \
-    ReadAll<T>(shape, rule, q, memory, out);                                                      \
-  }                                                                                               \
-  void LinearReadBackward##Name(const SlotShape& shape, const LinearRule& rule, Rows<const T> q,  \
-                                const double* memory, Rows<const T> out, Rows<const T> d_out,     \
-                                Rows<T> dq, double* d_memory) {                                   \
-    ReadBackwardAll<T>(shape, rule, q, memory, out, d_out, dq, d_memory);                         \
+#define CISTERN_LINEAR_BIDIRECTIONAL(T, Name)                                                 \
+  void LinearWrite##Name(const SlotShape& shape, const LinearRule& rule, Rows<const T> k,     \
+                         Rows<const T> v, const int64_t* lengths, double* memory,             \
+                         const FourierMap<ComputeType<T>>* fourier) {                         \
+    WriteAll<T>(shape, {rule, fourier}, k, v, lengths, memory);                               \
+  }                                                                                           \
+  void LinearWriteBackward##Name(                                                             \
+      const SlotShape& shape, const LinearRule& rule, Rows<const T> k, Rows<const T> v,       \
+      const int64_t* lengths, const double* G, Rows<T> dk, Rows<T> dv,                        \
+      const FourierMap<ComputeType<T>>* fourier, ComputeType<T>* d_scale) {                   \
+    WriteBackwardAll<T>(shape, {rule, fourier}, k, v, lengths, G, dk, dv, d_scale);           \
+  }                                                                                           \
+  void LinearRead##Name(const SlotShape& shape, const LinearRule& rule, Rows<const T> q,      \
+                        const double* memory, Rows<T> out,                                    \
+                        const FourierMap<ComputeType<T>>* fourier) {                          \
+    ReadAll<T>(shape, {rule, fourier}, q, memory, out);                                       \
+  }                                                                                           \
+  void LinearReadBackward##Name(                                                              \
+      const SlotShape& shape, const LinearRule& rule, Rows<const T> q, const double* memory,  \
+      Rows<const T> out, Rows<const T> d_out, Rows<T> dq, double* d_memory,                   \
+      const FourierMap<ComputeType<T>>* fourier, ComputeType<T>* d_scale) {                   \
+    ReadBackwardAll<T>(shape, {rule, fourier}, q, memory, out, d_out, dq, d_memory, d_scale); \
   }
 CISTERN_LINEAR_BIDIRECTIONAL(float, Float)
 CISTERN_LINEAR_BIDIRECTIONAL(double, Double)
@@ -398,28 +447,33 @@ HWY_EXPORT(LinearReadBackwardFloat);
 HWY_EXPORT(LinearReadBackwardDouble);
 HWY_EXPORT(LinearReadBackwardBFloat16);
 
-#define CISTERN_LINEAR_BIDIRECTIONAL(T, Name)                                                     \
-  template <>                                                                                     \
-  void LinearWrite(const SlotShape& shape, const LinearRule& rule, Rows<const T> k,               \
-                   Rows<const T> v, const int64_t* lengths, double* memory) {                     \
-    CISTERN_DISPATCH(LinearWrite##Name)(shape, rule, k, v, lengths, memory);                      \
-  }                                                                                               \
-  template <>                                                                                     \
-  void LinearWriteBackward(const SlotShape& shape, const LinearRule& rule, Rows<const T> k,       \
-                           Rows<const T> v, const int64_t* lengths, const double* G, Rows<T> dk,  \
-                           Rows<T> dv) {                                                          \
-    CISTERN_DISPATCH(LinearWriteBackward##Name)(shape, rule, k, v, lengths, G, dk, dv);           \
-  }                                                                                               \
-  template <>                                                                                     \
-  void LinearRead(const SlotShape& shape, const LinearRule& rule, Rows<const T> q,                \
-                  const double* memory, Rows<T> out) {                                            \
-    CISTERN_DISPATCH(LinearRead##Name)(shape, rule, q, memory, out);                              \
-  }                                                                                               \
-  template <>                                                                                     \
-  void LinearReadBackward(const SlotShape& shape, const LinearRule& rule, Rows<const T> q,        \
-                          const double* memory, Rows<const T> out, Rows<const T> d_out,           \
-                          Rows<T> dq, double* d_memory) {                                         \
-    CISTERN_DISPATCH(LinearReadBackward##Name)(shape, rule, q, memory, out, d_out, dq, d_memory); \
+#define CISTERN_LINEAR_BIDIRECTIONAL(T, Name)                                                      \
+  template <>                                                                                      \
+  void LinearWrite(const SlotShape& shape, const LinearRule& rule, Rows<const T> k,                \
+                   Rows<const T> v, const int64_t* lengths, double* memory,                        \
+                   const FourierMap<ComputeType<T>>* fourier) {                                    \
+    CISTERN_DISPATCH(LinearWrite##Name)(shape, rule, k, v, lengths, memory, fourier);              \
+  }                                                                                                \
+  template <>                                                                                      \
+  void LinearWriteBackward(const SlotShape& shape, const LinearRule& rule, Rows<const T> k,        \
+                           Rows<const T> v, const int64_t* lengths, const double* G, Rows<T> dk,   \
+                           Rows<T> dv, const FourierMap<ComputeType<T>>* fourier,                  \
+                           ComputeType<T>* d_scale) {                                              \
+    CISTERN_DISPATCH(LinearWriteBackward##Name)                                                    \
+    (shape, rule, k, v, lengths, G, dk, dv, fourier, d_scale);                                     \
+  }                                                                                                \
+  template <>                                                                                      \
+  void LinearRead(const SlotShape& shape, const LinearRule& rule, Rows<const T> q,                 \
+                  const double* memory, Rows<T> out, const FourierMap<ComputeType<T>>* fourier) {  \
+    CISTERN_DISPATCH(LinearRead##Name)(shape, rule, q, memory, out, fourier);                      \
+  }                                                                                                \
+  template <>                                                                                      \
+  void LinearReadBackward(const SlotShape& shape, const LinearRule& rule, Rows<const T> q,         \
+                          const double* memory, Rows<const T> out, Rows<const T> d_out,            \
+                          Rows<T> dq, double* d_memory, const FourierMap<ComputeType<T>>* fourier, \
+                          ComputeType<T>* d_scale) {                                               \
+    CISTERN_DISPATCH(LinearReadBackward##Name)                                                     \
+    (shape, rule, q, memory, out, d_out, dq, d_memory, fourier, d_scale);                          \
   }
 CISTERN_LINEAR_BIDIRECTIONAL(float, Float)
 CISTERN_LINEAR_BIDIRECTIONAL(double, Double)

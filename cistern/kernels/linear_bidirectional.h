@@ -15,27 +15,33 @@ namespace cistern {
 //   v        [B,H,T,d]
 //   lengths  [B] or null: tokens from there on are not read, whatever they hold
 //   memory   [B,H,n,d+1], or [B,H,n,d] with kNone, contiguous, in place
+//   fourier  as of LinearForward
 template <class T>
 void LinearWrite(const SlotShape& shape, const LinearRule& rule, Rows<const T> k, Rows<const T> v,
-                 const int64_t* lengths, double* memory);
+                 const int64_t* lengths, double* memory,
+                 const FourierMap<ComputeType<T>>* fourier = nullptr);
 
-// Its gradients; G: that of the memory, as memory. dk and dv are 0 at padding.
+// Its gradients; G: that of the memory, as memory. dk and dv are 0 at padding. d_scale: as of
+// LinearBackward.
 template <class T>
 void LinearWriteBackward(const SlotShape& shape, const LinearRule& rule, Rows<const T> k,
                          Rows<const T> v, const int64_t* lengths, const double* G, Rows<T> dk,
-                         Rows<T> dv);
+                         Rows<T> dv, const FourierMap<ComputeType<T>>* fourier = nullptr,
+                         ComputeType<T>* d_scale = nullptr);
 
 // out_t = phi(q_t) S / divisor(phi(q_t) . z), S and z being the columns of the memory.
 //   q    [B,H,T,n]
 //   out  [B,H,T,d]
 template <class T>
 void LinearRead(const SlotShape& shape, const LinearRule& rule, Rows<const T> q,
-                const double* memory, Rows<T> out);
+                const double* memory, Rows<T> out,
+                const FourierMap<ComputeType<T>>* fourier = nullptr);
 
 // Its gradients; out is the forward's, d_memory is replaced.
 template <class T>
 void LinearReadBackward(const SlotShape& shape, const LinearRule& rule, Rows<const T> q,
                         const double* memory, Rows<const T> out, Rows<const T> d_out, Rows<T> dq,
-                        double* d_memory);
+                        double* d_memory, const FourierMap<ComputeType<T>>* fourier = nullptr,
+                        ComputeType<T>* d_scale = nullptr);
 
 }  // namespace cistern

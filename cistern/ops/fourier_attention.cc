@@ -1,5 +1,6 @@
 #include "cistern/ops/fourier_attention.h"
 
+#include "cistern/kernels/linear_bidirectional.h"
 #include "cistern/ops/fourier_features.h"
 #include "cistern/ops/fourier_map.h"
 #include "cistern/ops/primitive.h"
@@ -142,9 +143,194 @@ struct Op {
   }
 };
 
+// All tokens at once. x: k of a write, q of a read, which has no v; padding of q is never given.
+struct AllArguments {
+  at::Tensor x, v, memory;
+  OptionalTensor scale, matrices;
+  Mask mask;
+  bool normalise = false;
+  double factor = 1;
+  int64_t divisor = 0;
+  double value = 0;
+  LinearRule rule() const { return {FeatureMap::kFourier, 0, DivisorRule(divisor), value}; }
+  bool divides() const { return rule().divisor != DivisorRule::kNone; }
+};
+
+// What both have.
+struct All {
+  using Arguments = AllArguments;
+  static constexpr size_t kOutputs = 1, kDifferentiable = 1;
+  static constexpr int64_t kTime = 2;
+  static constexpr bool kBFloat16 = true;
+  static bool IsConstant(const Arguments& a, const OptionalTensor* field) {
+    return field == &a.matrices;
+  }
+  static const at::Tensor& Tokens(const Arguments& a) { return a.x; }
+  static c10::SymInt Width(const Arguments& a) {
+    return a.memory.sym_size(3) - (a.divides() ? 1 : 0);
+  }
+  static SlotShape ShapeOf(const Arguments& a) {
+    return {a.x.size(0), a.x.size(1), a.x.size(2), a.matrices->size(1) * 2, Width(a).expect_int()};
+  }
+  static void CheckBoth(const char* op, const Arguments& a) {
+    TORCH_CHECK(a.x.dim() == 4, op, " expected tokens [B,H,T,d_k], got ", a.x.sym_sizes());
+    CheckFourier(op, "tokens", a.x, a.scale, a.matrices);
+    TORCH_CHECK(a.divisor >= 0 && a.divisor <= int64_t(DivisorRule::kNone), op,
+                " expected divisor 0 to 4, got ", a.divisor);
+    TORCH_CHECK(
+        a.memory.dim() == 4 && a.memory.sym_sizes().slice(0, 2) == a.x.sym_sizes().slice(0, 2) &&
+            a.memory.sym_size(2) == a.matrices->sym_size(1) * 2 && Width(a) > 0,
+        op, " expected memory of shape [B,H,2m,", a.divides() ? "d+1" : "d", "] for tokens ",
+        a.x.sym_sizes(), " and matrices ", a.matrices->sym_sizes(), ", got ", a.memory.sym_sizes());
+    TORCH_CHECK(a.memory.scalar_type() == at::kDouble, op, " expected memory in double, got ",
+                a.memory.scalar_type());
+  }
+  static at::Tensor FeaturesOf(const Arguments& a, const at::Tensor& x) {
+    const auto type = ComputeTypeOf(x);
+    return FourierFeatures(x.to(type), a.scale ? a.scale->to(type) : at::Tensor(),
+                           a.matrices->to(type), a.normalise, a.factor);
+  }
+  static LinearRule RuleOfFeatures(const Arguments& a) {
+    return {FeatureMap::kNone, 0, DivisorRule(a.divisor), a.value};
+  }
+  static void PushScale(const Arguments& a, Tensors* grads) {
+    if (a.scale) grads->push_back(at::empty_symint(a.scale->sym_sizes(), a.scale->options()));
+  }
+  // body(map, d_scale) with the map as tokens stored as T take it; d_scale is null without a scale,
+  // and what it holds then goes to `to`.
+  template <class T, class Body>
+  static void WithMap(const Arguments& a, const at::Tensor* to, Body body) {
+    using C = ComputeType<T>;
+    const FourierTensors<T> given(a.x, a.scale, *a.matrices, a.normalise, a.factor);
+    const FourierMap<C> map = given.map();
+    const at::Tensor d_scale = to == nullptr ? at::Tensor() : given.EmptyScaleGradient();
+    body(&map, d_scale.defined() ? MutableData<C>(d_scale) : nullptr);
+    if (d_scale.defined()) to->copy_(d_scale);
+  }
+};
+
+struct Write : All {
+  static constexpr const char* kSchema =
+      "fourier_write(Tensor k, Tensor v, Tensor memory, Tensor? scale, Tensor? matrices, Tensor? "
+      "starts=None, Tensor? lengths=None, bool normalise=False, float factor=1, int divisor=0, "
+      "float value=1e-06) -> Tensor";
+  static constexpr auto kFields = [](auto& a) {
+    return std::tie(a.x, a.v, a.memory, a.scale, a.matrices, a.mask.starts, a.mask.lengths,
+                    a.normalise, a.factor, a.divisor, a.value);
+  };
+
+  static void Check(const Arguments& a) {
+    CheckBoth("[fourier_write]", a);
+    TORCH_CHECK(a.v.dim() == 4 && a.v.sym_sizes().slice(0, 3) == a.x.sym_sizes().slice(0, 3) &&
+                    a.v.sym_size(3) == Width(a) && a.v.scalar_type() == a.x.scalar_type(),
+                "[fourier_write] expected v [B,H,T,d] for k ", a.x.sym_sizes(), " ",
+                a.x.scalar_type(), " and memory ", a.memory.sym_sizes(), ", got ", a.v.sym_sizes(),
+                " ", a.v.scalar_type());
+    TORCH_CHECK(!a.mask.starts,
+                "[fourier_write] a memory holds one document: packed rows have to be split before "
+                "they are written");
+  }
+
+  static Tensors Compose(const Arguments& a) {
+    const auto type = ComputeTypeOf(a.x);
+    const at::Tensor pad = a.mask.HeadsPadding(a.x.size(2)), x = a.x.to(type);
+    return {LinearWrite(FeaturesOf(a, pad.defined() ? x.masked_fill(pad, 0.0) : x), a.v.to(type),
+                        a.memory, RuleOfFeatures(a), a.mask)};
+  }
+
+  static Tensors Empty(const Arguments& a) { return {LikePlain(a.memory)}; }
+  static Tensors EmptyGradients(const Arguments& a) {
+    Tensors grads = {GradientLike(a.x), GradientLike(a.v), LikePlain(a.memory)};
+    PushScale(a, &grads);
+    return grads;
+  }
+
+  static void Forward(const Arguments& a, const RowMask& mask, const Tensors& y) {
+    const at::Tensor k = UnitStride(a.x), v = UnitStride(a.v);
+    BeginState(a.memory, y[0]);
+    DispatchStored(v, [&]<class T>(T) {
+      WithMap<T>(a, nullptr, [&](const auto* map, auto*) {
+        cistern::LinearWrite<T>(ShapeOf(a), a.rule(), InputRows<T>(k), InputRows<T>(v),
+                                mask.lengths, y[0].mutable_data_ptr<double>(), map);
+      });
+    });
+  }
+
+  static Tensors Keep(const Arguments&, const Tensors&) { return {}; }
+
+  static Tensors Backward(const Arguments& a, const RowMask& mask, const Tensors& g,
+                          const Tensors&) {
+    const at::Tensor k = UnitStride(a.x), v = UnitStride(a.v), G = g[0].contiguous();
+    Tensors grads = EmptyGradients(a);
+    grads[2] = G;
+    DispatchStored(v, [&]<class T>(T) {
+      WithMap<T>(a, a.scale ? &grads[3] : nullptr, [&](const auto* map, auto* d_scale) {
+        LinearWriteBackward<T>(ShapeOf(a), a.rule(), InputRows<T>(k), InputRows<T>(v), mask.lengths,
+                               G.const_data_ptr<double>(), OutputRows<T>(grads[0]),
+                               OutputRows<T>(grads[1]), map, d_scale);
+      });
+    });
+    return grads;
+  }
+};
+
+struct Read : All {
+  static constexpr const char* kSchema =
+      "fourier_read(Tensor q, Tensor memory, Tensor? scale, Tensor? matrices, bool "
+      "normalise=False, float factor=1, int divisor=0, float value=1e-06) -> Tensor";
+  static constexpr auto kFields = [](auto& a) {
+    return std::tie(a.x, a.memory, a.scale, a.matrices, a.normalise, a.factor, a.divisor, a.value);
+  };
+
+  static void Check(const Arguments& a) { CheckBoth("[fourier_read]", a); }
+  static Tensors Compose(const Arguments& a) {
+    return {LinearRead(FeaturesOf(a, a.x), a.memory, RuleOfFeatures(a)).to(a.x.scalar_type())};
+  }
+
+  static Tensors Empty(const Arguments& a) {
+    const c10::SymInt sizes[] = {a.x.sym_size(0), a.x.sym_size(1), a.x.sym_size(2), Width(a)};
+    return {EmptyHeads(sizes, a.x.options())};
+  }
+  static Tensors EmptyGradients(const Arguments& a) {
+    Tensors grads = {GradientLike(a.x), LikePlain(a.memory)};
+    PushScale(a, &grads);
+    return grads;
+  }
+
+  static void Forward(const Arguments& a, const RowMask&, const Tensors& y) {
+    const at::Tensor q = UnitStride(a.x), memory = a.memory.contiguous();
+    DispatchStored(q, [&]<class T>(T) {
+      WithMap<T>(a, nullptr, [&](const auto* map, auto*) {
+        cistern::LinearRead<T>(ShapeOf(a), a.rule(), InputRows<T>(q),
+                               memory.const_data_ptr<double>(), OutputRows<T>(y[0]), map);
+      });
+    });
+  }
+
+  static Tensors Keep(const Arguments&, const Tensors& y) { return y; }
+
+  static Tensors Backward(const Arguments& a, const RowMask&, const Tensors& g,
+                          const Tensors& kept) {
+    const at::Tensor q = UnitStride(a.x), memory = a.memory.contiguous(), out = UnitStride(kept[0]),
+                     d_out = UnitStride(g[0]);
+    Tensors grads = EmptyGradients(a);
+    DispatchStored(q, [&]<class T>(T) {
+      WithMap<T>(a, a.scale ? &grads[2] : nullptr, [&](const auto* map, auto* d_scale) {
+        LinearReadBackward<T>(ShapeOf(a), a.rule(), InputRows<T>(q),
+                              memory.const_data_ptr<double>(), InputRows<T>(out),
+                              InputRows<T>(d_out), OutputRows<T>(grads[0]),
+                              grads[1].mutable_data_ptr<double>(), map, d_scale);
+      });
+    });
+    return grads;
+  }
+};
+
 }  // namespace fourier_attention
 
 CISTERN_PRIMITIVE(fourier_attention::Op)
+CISTERN_PRIMITIVE(fourier_attention::Write)
+CISTERN_PRIMITIVE(fourier_attention::Read)
 
 namespace fourier_attention {
 namespace {
@@ -196,6 +382,42 @@ at::Tensor FourierExtend(const at::Tensor& q, const at::Tensor& k, const at::Ten
   SumResult r = FourierAttention(q, k, v, memory, map, rule, mask);
   memory = r.memory;
   return r.out;
+}
+
+at::Tensor FourierWrite(const at::Tensor& k, const at::Tensor& v, const at::Tensor& memory,
+                        const FourierFeatureMap& map, const LinearRule& rule, const Mask& mask) {
+  using fourier_attention::Write;
+  const Write::Arguments a = {k,
+                              v,
+                              memory,
+                              Given(map.scale),
+                              map.matrices,
+                              mask,
+                              map.normalise,
+                              map.factor,
+                              int64_t(rule.divisor),
+                              rule.value};
+  if (!NeedsGradient({map.matrices})) return std::get<0>(OpPair<Write>::Call(a));
+  Write::Check(a);
+  return Write::Compose(a)[0];
+}
+
+at::Tensor FourierRead(const at::Tensor& q, const at::Tensor& memory, const FourierFeatureMap& map,
+                       const LinearRule& rule) {
+  using fourier_attention::Read;
+  const Read::Arguments a = {q,
+                             {},
+                             memory,
+                             Given(map.scale),
+                             map.matrices,
+                             {},
+                             map.normalise,
+                             map.factor,
+                             int64_t(rule.divisor),
+                             rule.value};
+  if (!NeedsGradient({map.matrices})) return std::get<0>(OpPair<Read>::Call(a));
+  Read::Check(a);
+  return Read::Compose(a)[0];
 }
 
 }  // namespace cistern::ops

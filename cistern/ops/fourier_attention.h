@@ -1,6 +1,6 @@
 #pragma once
-// Causal linear attention (linear_attention.h) whose features are random Fourier features, formed
-// within its walk.
+// Linear attention (linear_attention.h) whose features are random Fourier features, formed where
+// tokens are read.
 #include "cistern/ops/linear_attention.h"
 
 namespace cistern::ops {
@@ -24,5 +24,13 @@ SumResult FourierAttention(const at::Tensor& q, const at::Tensor& k, const at::T
 at::Tensor FourierExtend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                          at::Tensor& memory, const FourierFeatureMap& map, const LinearRule& rule,
                          const Mask& mask = {});
+
+// All tokens at once: LinearWrite of FourierFeatures(k), LinearRead of FourierFeatures(q); formed
+// once more where gradients are wanted.
+at::Tensor FourierWrite(const at::Tensor& k, const at::Tensor& v, const at::Tensor& memory,
+                        const FourierFeatureMap& map, const LinearRule& rule,
+                        const Mask& mask = {});
+at::Tensor FourierRead(const at::Tensor& q, const at::Tensor& memory, const FourierFeatureMap& map,
+                       const LinearRule& rule);
 
 }  // namespace cistern::ops

@@ -283,9 +283,7 @@ bool RfaMechanism::TakesBFloat16(Form) const {
   return options_.kernel == Kernel::kGaussian && !variant_.key_factor && !gated_ &&
          !input_gate_.declared();
 }
-bool RfaMechanism::FormsFeatures(Form form) const {
-  return form == Form::kCausal && TakesBFloat16(form);
-}
+bool RfaMechanism::FormsFeatures(Form form) const { return TakesBFloat16(form); }
 
 namespace {
 
@@ -324,6 +322,10 @@ at::Tensor RfaMechanism::DoExtend(const std::vector<at::Tensor>& x, State& state
 void RfaMechanism::DoWrite(const std::vector<at::Tensor>& x, State& state, const ops::Mask& mask) {
   const auto type = x[k_].scalar_type();
   const at::Tensor matrices = Matrices(state, x[k_]);
+  if (FormsFeatures(Form::kCross)) {
+    FourierWrite(x[k_], x[v_], state[memory_], FeatureMapOf(x[k_], matrices), mask, denominator_);
+    return;
+  }
   const at::Tensor key = variant_.key_factor ? Scaled(x[k_]) : at::Tensor();
   at::Tensor weights = InputGate(
                  key.defined() ? FeaturesOfScaled(key, matrices) : Features(x[k_], matrices), x),
@@ -342,14 +344,22 @@ void RfaMechanism::DoWrite(const std::vector<at::Tensor>& x, State& state, const
 }
 
 at::Tensor RfaMechanism::Read(const std::vector<at::Tensor>& x, const State& state) {
-  return FeatureRead(Features(x[q_], Matrices(state, x[q_])), state[memory_], cross_);
+  return ReadBy(cross_, x, state);
+}
+
+at::Tensor RfaMechanism::ReadBy(const Denominator& denominator, const std::vector<at::Tensor>& x,
+                                const State& state) const {
+  const at::Tensor matrices = Matrices(state, x[q_]);
+  if (FormsFeatures(Form::kCross))
+    return FourierRead(x[q_], state[memory_], FeatureMapOf(x[q_], matrices), denominator);
+  return FeatureRead(Features(x[q_], matrices), state[memory_], denominator);
 }
 
 at::Tensor RfaMechanism::BidirectionalRows(const std::vector<at::Tensor>& x,
                                            const ops::Mask& mask) {
   State state = EmptyState(x[q_].size(0), x[q_].options());
   DoWrite(x, state, mask);
-  return FeatureRead(Features(x[q_], Matrices(state, x[q_])), state[memory_], denominator_);
+  return ReadBy(denominator_, x, state);
 }
 
 // sin a sin b + cos a cos b = cos(a - b): the weights come from the differences of q and k, without

@@ -78,7 +78,7 @@ class RfaMechanism : public Mechanism, public CountsOperations {
               const State& second) const override;  // Error where the two drew different matrices
   LeastOperations Operations(Form form, int64_t tokens, int64_t before) const override;
   // Where sums are of the features of queries and keys as they are: no gate, no factor of the key,
-  // sines and cosines. The causal form makes them within its walk over the tokens.
+  // sines and cosines. They are made where tokens are read.
   bool FormsFeatures(Form form) const override;
   bool TakesBFloat16(Form form) const override;
 
@@ -103,6 +103,8 @@ class RfaMechanism : public Mechanism, public CountsOperations {
   // [B,H,T,d] -> [B,H,T,f]; of Scaled(x), and of x.
   at::Tensor FeaturesOfScaled(const at::Tensor& scaled, const at::Tensor& matrices) const;
   at::Tensor Features(const at::Tensor& x, const at::Tensor& matrices) const;
+  at::Tensor ReadBy(const Denominator& denominator, const std::vector<at::Tensor>& x,
+                    const State& state) const;
   at::Tensor DefinitionWeights(const std::vector<at::Tensor>& query,
                                const std::vector<at::Tensor>& seen) const;  // [B,H,1,S]
 
