@@ -8,6 +8,7 @@
 // What is the same for all features of a token cancels. The same bits for any number of threads;
 // the backward takes O(T n) for each thread. Time O(T n (d_k + d)).
 #include "cistern/kernels/slot_attention.h"
+#include "cistern/kernels/slot_bidirectional.h"
 
 namespace cistern {
 
@@ -30,5 +31,26 @@ void FavorQueriesBackward(const SlotShape& shape, const FavorMap<ComputeType<T>>
                           Rows<const T> q, Rows<const T> k, Rows<const T> v, Rows<const T> d_out,
                           const RowMask& mask, const double* memory, const double* z,
                           ComputeType<T>* G, ComputeType<T>* h, Rows<T> dq, Rows<T> dk, Rows<T> dv);
+
+// All tokens at once (slot_bidirectional.h). A write: SlotWrite of v [B,H,T,d] with the log-weights
+// of k [B,H,T,d_k], and its gradients.
+template <class T>
+void FavorWrite(const SlotShape& shape, const FavorMap<ComputeType<T>>& map, Rows<const T> k,
+                Rows<const T> v, const int64_t* lengths, double* memory, double* z);
+template <class T>
+void FavorWriteBackward(const SlotShape& shape, const FavorMap<ComputeType<T>>& map,
+                        Rows<const T> k, const SlotWrittenGradients<T>& v, const int64_t* lengths,
+                        const double* z_after, const ComputeType<T>* h, Rows<T> dk);
+
+// A read: out_t = sum_l softmax(x_t + z)_l M[l] for q [B,H,T,d_k]; slots with z = -inf take no
+// part, and a memory without others reads as if all z were 0. d_memory [B,H,n,d] and d_z [B,H,n]
+// are replaced.
+template <class T>
+void FavorRead(const SlotShape& shape, const FavorMap<ComputeType<T>>& map, Rows<const T> q,
+               const double* memory, const double* z, Rows<T> out);
+template <class T>
+void FavorReadBackward(const SlotShape& shape, const FavorMap<ComputeType<T>>& map, Rows<const T> q,
+                       const double* memory, const double* z, Rows<const T> d_out, Rows<T> dq,
+                       double* d_memory, double* d_z);
 
 }  // namespace cistern

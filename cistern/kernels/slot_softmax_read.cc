@@ -3,12 +3,14 @@
 #include <vector>
 
 #include "cistern/kernels/dispatch.h"
+#include "cistern/kernels/favor_attention.h"
 #include "cistern/kernels/slot_bidirectional.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "cistern/kernels/slot_softmax_read.cc"
 #include "hwy/foreach_target.h"  // must come before the headers below
 
+#include "cistern/kernels/favor_tokens-inl.h"
 #include "cistern/kernels/segments-inl.h"
 #include "cistern/kernels/slot_softmax-inl.h"
 
@@ -27,7 +29,22 @@ void PackMemory(const double* memory, double factor, size_t n, size_t width, T* 
   }
 }
 
-// P [rows, np] = softmax of the logits of rows t.., and dx = P (dP - sum_l P dP) from D = dP.
+// to [n, width] = factor * the sums [np, dp] of all parts, which lie `step` apart.
+template <class T>
+void AddParts(size_t n, size_t width, size_t parts, const double* sums, size_t step, double factor,
+              double* to) {
+  std::fill_n(to, n * width, 0.0);
+  for (size_t part = 0; part < parts; ++part, sums += step) {
+    for (size_t l = 0; l < n; ++l) {
+      for (size_t j = 0; j < width; ++j)
+        to[l * width + j] += factor * sums[l * Padded<T>(width) + j];
+    }
+  }
+}
+
+// P [rows, np] = softmax of the logits of rows t.., and dx = P (dP - sum_l P dP) from D = dP. Where
+// logits depend on more than tokens, gradients of that are Sums() doubles of a segment, and
+// TakeSums() adds those of a head's parts, which lie `step` apart.
 //
 // Logits that are given.
 template <class S>
@@ -36,11 +53,12 @@ class GivenLogits {
   using T = ComputeType<S>;
   struct Source {
     Rows<const S> x;
-    Rows<S> dx;      // of the backward
-    double* d_keys;  // null: there are none
+    Rows<S> dx;  // of the backward
   };
-  static size_t Bytes(size_t, size_t) { return 0; }
+  static size_t Bytes(const Source&, size_t, size_t) { return 0; }
   static constexpr size_t kPieces = 0;
+  static size_t Sums(const Source&, size_t, size_t) { return 0; }
+  static void TakeSums(const Source&, size_t, size_t, size_t, size_t, const double*, size_t) {}
 
   GivenLogits(const SlotShape& shape, const Source& source, const Segment& segment, double*,
               Workspace&)
@@ -82,13 +100,20 @@ class LogitsOfKeys {
     Rows<S> dq;
     double* d_keys;
   };
-  static size_t Bytes(size_t n, size_t width) {
+  static size_t Bytes(const Source&, size_t n, size_t width) {
     const size_t np = Padded<T>(n), dp = Padded<T>(width);
     return SpanProduct<S>::Bytes(n, width) + Pairs::Bytes(kBlockRows, n, width) +
            Pairs::Bytes(kBlockRows, width, n) +
            sizeof(T) * (2 * np * dp + 2 * np + 2 * kBlockRows * dp);
   }
   static constexpr size_t kPieces = SpanProduct<S>::kPieces + 2 * Pairs::kPieces + 6;
+  static size_t Sums(const Source&, size_t n, size_t width) {
+    return Padded<T>(n) * Padded<T>(width);
+  }
+  static void TakeSums(const Source& source, size_t head, size_t n, size_t width, size_t parts,
+                       const double* sums, size_t step) {
+    AddParts<T>(n, width, parts, sums, step, source.keys.scale, source.d_keys + head * n * width);
+  }
 
   // sums [np, dp] of dx (x) q, zeros; null where there is no backward.
   LogitsOfKeys(const SlotShape& shape, const Source& source, const Segment& segment, double* sums,
@@ -180,6 +205,93 @@ class LogitsOfKeys {
   bool all_open_ = true;
 };
 
+// Those of FAVOR+: the logarithms of features of queries, and z.
+template <class S>
+class FavorLogits {
+ public:
+  using T = ComputeType<S>;
+  struct Source {
+    const FavorMap<T>& map;
+    Rows<const S> q;
+    const double* z;
+    Rows<S> dq;
+    double* d_z;
+  };
+  using Reader = typename FavorTokens<S>::Reader;
+  static size_t Bytes(const Source& source, size_t n, size_t) {
+    return Reader::Bytes(TokensOf(source, nullptr), n) + 2 * sizeof(T) * Padded<T>(n);
+  }
+  static constexpr size_t kPieces = Reader::kPieces + 2;
+  static size_t Sums(const Source&, size_t n, size_t) { return Padded<T>(n); }
+  static void TakeSums(const Source& source, size_t head, size_t n, size_t, size_t parts,
+                       const double* sums, size_t step) {
+    AddParts<T>(1, n, parts, sums, step, 1, source.d_z + head * n);
+  }
+
+  FavorLogits(const SlotShape& shape, const Source& source, const Segment& segment, double* sums,
+              Workspace& workspace)
+      : tokens_(TokensOf(source, &segment)),
+        reader_(tokens_, static_cast<size_t>(shape.slots), workspace),
+        n_(static_cast<size_t>(shape.slots)),
+        np_(Padded<T>(n_)),
+        sums_(sums),
+        z_(workspace.Take<T>(np_)),
+        d_z_(workspace.Take<T>(np_)) {
+    // Counted from the largest, z loses nothing of weight.
+    const double* const z = source.z + (segment.b * shape.heads + segment.h) * shape.slots;
+    double most = kEmpty;
+    for (size_t l = 0; l < n_; ++l) most = std::max(most, z[l]);
+    for (size_t l = 0; l < np_; ++l) {
+      z_[l] = l >= n_ ? kMinusInfinity<T> : most == kEmpty ? T{0} : static_cast<T>(z[l] - most);
+    }
+  }
+
+  HWY_NOINLINE void Softmax(size_t t, size_t rows, T* P) {
+    const Tag<T> d;
+    for (size_t i = 0; i < rows; ++i) {
+      if (i % kChunkRows == 0) x_ = reader_.Queries(t + i, std::min(kChunkRows, rows - i)).At(0);
+      const T* const x = x_ + i % kChunkRows * np_;
+      for (size_t l = 0; l < np_; l += kLanes<T>)
+        hn::Store(hn::Add(hn::Load(d, x + l), hn::Load(d, z_ + l)), d, P + i * np_ + l);
+    }
+    SoftmaxRows(rows, np_, P, P);
+  }
+  void Note(size_t t, size_t end) { reader_.NoteQueries(t, end); }
+  HWY_NOINLINE void Gradients(size_t t, size_t rows, const T* P, T* D) {
+    const Tag<T> d;
+    std::fill(d_z_, d_z_ + np_, T{0});
+    for (size_t i = 0; i < rows; ++i) {
+      const T* const p = P + i * np_;
+      T* const dr = D + i * np_;
+      const Vec<T> dot = RowDot(np_, p, dr);
+      for (size_t l = 0; l < np_; l += kLanes<T>) {
+        const Vec<T> dx = hn::Mul(hn::Load(d, p + l), hn::Sub(hn::Load(d, dr + l), dot));
+        hn::Store(dx, d, dr + l);
+        hn::Store(hn::Add(hn::Load(d, d_z_ + l), dx), d, d_z_ + l);
+      }
+    }
+    AddToDouble(np_, d_z_, sums_);
+    for (size_t done = 0; done < rows; done += kChunkRows)
+      reader_.PutQueries(D + done * np_, np_, t + done, std::min(kChunkRows, rows - done));
+  }
+  void Close() {}
+  void CloseIfFull() {}
+
+ private:
+  static FavorTokens<S> TokensOf(const Source& source, const Segment* segment) {
+    if (segment == nullptr)
+      return {source.map, {nullptr, 0}, {nullptr, 0}, {nullptr, 0}, {nullptr, 0}};
+    const int64_t b = segment->b, h = segment->h;
+    return {source.map, {source.q, b, h}, {nullptr, 0}, {source.dq, b, h}, {nullptr, 0}};
+  }
+  const FavorTokens<S> tokens_;
+  Reader reader_;
+  const size_t n_, np_;
+  double* const sums_;  // [np] of a segment's gradients of z
+  T *z_, *d_z_;
+  const T* x_ = nullptr;
+};
+
 template <class S, class Logits>
 HWY_NOINLINE void ReadRows(const SlotShape& shape, const Segment& segment,
                            const typename Logits::Source& source, const double* memory,
@@ -188,7 +300,7 @@ HWY_NOINLINE void ReadRows(const SlotShape& shape, const Segment& segment,
   const auto n = static_cast<size_t>(shape.slots), width = static_cast<size_t>(shape.width);
   const size_t np = Padded<T>(n), dp = Padded<T>(width);
   Workspace& workspace = Workspace::OfThisThread();
-  workspace.Start(Logits::Bytes(n, width) + PanelPairsFor<S>::Bytes(kBlockRows, n, width) +
+  workspace.Start(Logits::Bytes(source, n, width) + PanelPairsFor<S>::Bytes(kBlockRows, n, width) +
                       sizeof(T) * (np * dp + kBlockRows * (np + dp)),
                   Logits::kPieces + PanelPairsFor<S>::kPieces + 3);
   Logits logits(shape, source, segment, nullptr, workspace);
@@ -232,7 +344,7 @@ HWY_NOINLINE void ReadGradients(const SlotShape& shape, const Segment& segment,
   const size_t np = Padded<T>(n), dp = Padded<T>(width);
   Workspace& workspace = Workspace::OfThisThread();
   using Pairs = PanelPairsFor<S>;
-  workspace.Start(Logits::Bytes(n, width) + SpanProduct<S>::Bytes(n, width) +
+  workspace.Start(Logits::Bytes(source, n, width) + SpanProduct<S>::Bytes(n, width) +
                       Pairs::Bytes(kBlockRows, width, n) +
                       sizeof(T) * (2 * np * dp + kBlockRows * (2 * np + dp)),
                   Logits::kPieces + SpanProduct<S>::kPieces + Pairs::kPieces + 5);
@@ -272,27 +384,14 @@ HWY_NOINLINE void ReadGradients(const SlotShape& shape, const Segment& segment,
   product.Close();
 }
 
-// to [n, width] = factor * the sums [np, dp] of all parts, which lie `step` apart.
-template <class T>
-void AddParts(size_t n, size_t width, size_t parts, const double* sums, size_t step, double factor,
-              double* to) {
-  std::fill_n(to, n * width, 0.0);
-  for (size_t part = 0; part < parts; ++part, sums += step) {
-    for (size_t l = 0; l < n; ++l) {
-      for (size_t j = 0; j < width; ++j)
-        to[l * width + j] += factor * sums[l * Padded<T>(width) + j];
-    }
-  }
-}
-
 template <class S, class Logits>
-void ReadBackwardAll(const SlotShape& shape, const typename Logits::Source& source, double scale,
+void ReadBackwardAll(const SlotShape& shape, const typename Logits::Source& source,
                      const double* memory, const Rows<const S>& g, double* d_memory) {
   using T = ComputeType<S>;
   const SegmentList list(shape);
   const auto n = static_cast<size_t>(shape.slots), width = static_cast<size_t>(shape.width);
   const size_t panel = Padded<T>(n) * Padded<T>(width),
-               size = source.d_keys == nullptr ? panel : 2 * panel;
+               size = panel + Logits::Sums(source, n, width);
   std::vector<double> sums(static_cast<size_t>(list.heads) * list.count * size);
   list.For([&](int64_t head, size_t part, size_t index) {
     const Segment segment(shape, nullptr, head, part);
@@ -301,22 +400,20 @@ void ReadBackwardAll(const SlotShape& shape, const typename Logits::Source& sour
   });
   for (size_t head = 0; head < static_cast<size_t>(list.heads); ++head) {
     const double* const of = sums.data() + head * list.count * size;
-    const size_t at = head * n * width;
-    AddParts<T>(n, width, list.count, of, size, 1, d_memory + at);
-    if (source.d_keys != nullptr)
-      AddParts<T>(n, width, list.count, of + panel, size, scale, source.d_keys + at);
+    AddParts<T>(n, width, list.count, of, size, 1, d_memory + head * n * width);
+    Logits::TakeSums(source, head, n, width, list.count, of + panel, size);
   }
 }
 
 #define CISTERN_SLOT_READ(T, Name)                                                               \
   void SlotSoftmaxRead##Name(const SlotShape& shape, Rows<const T> x, const double* memory,      \
                              Rows<T> out) {                                                      \
-    ReadAll<T, GivenLogits<T>>(shape, {x, {}, nullptr}, memory, out);                            \
+    ReadAll<T, GivenLogits<T>>(shape, {x, {}}, memory, out);                                     \
   }                                                                                              \
   void SlotSoftmaxReadBackward##Name(const SlotShape& shape, Rows<const T> x,                    \
                                      const double* memory, Rows<const T> d_out, Rows<T> dx,      \
                                      double* d_memory) {                                         \
-    ReadBackwardAll<T, GivenLogits<T>>(shape, {x, dx, nullptr}, 1, memory, d_out, d_memory);     \
+    ReadBackwardAll<T, GivenLogits<T>>(shape, {x, dx}, memory, d_out, d_memory);                 \
   }                                                                                              \
   void SlotAttend##Name(const SlotShape& shape, Rows<const T> q, const SlotKeys& keys,           \
                         const double* memory, Rows<T> out) {                                     \
@@ -325,8 +422,16 @@ void ReadBackwardAll(const SlotShape& shape, const typename Logits::Source& sour
   void SlotAttendBackward##Name(const SlotShape& shape, Rows<const T> q, const SlotKeys& keys,   \
                                 const double* memory, Rows<const T> d_out, Rows<T> dq,           \
                                 double* d_keys, double* d_memory) {                              \
-    ReadBackwardAll<T, LogitsOfKeys<T>>(shape, {q, keys, dq, d_keys}, keys.scale, memory, d_out, \
-                                        d_memory);                                               \
+    ReadBackwardAll<T, LogitsOfKeys<T>>(shape, {q, keys, dq, d_keys}, memory, d_out, d_memory);  \
+  }                                                                                              \
+  void FavorRead##Name(const SlotShape& shape, const FavorMap<ComputeType<T>>& map,              \
+                       Rows<const T> q, const double* memory, const double* z, Rows<T> out) {    \
+    ReadAll<T, FavorLogits<T>>(shape, {map, q, z, {}, nullptr}, memory, out);                    \
+  }                                                                                              \
+  void FavorReadBackward##Name(const SlotShape& shape, const FavorMap<ComputeType<T>>& map,      \
+                               Rows<const T> q, const double* memory, const double* z,           \
+                               Rows<const T> d_out, Rows<T> dq, double* d_memory, double* d_z) { \
+    ReadBackwardAll<T, FavorLogits<T>>(shape, {map, q, z, dq, d_z}, memory, d_out, d_memory);    \
   }
 CISTERN_SLOT_READ(float, Float)
 CISTERN_SLOT_READ(double, Double)
@@ -352,29 +457,46 @@ HWY_EXPORT(SlotAttendBFloat16);
 HWY_EXPORT(SlotAttendBackwardFloat);
 HWY_EXPORT(SlotAttendBackwardDouble);
 HWY_EXPORT(SlotAttendBackwardBFloat16);
+HWY_EXPORT(FavorReadFloat);
+HWY_EXPORT(FavorReadDouble);
+HWY_EXPORT(FavorReadBFloat16);
+HWY_EXPORT(FavorReadBackwardFloat);
+HWY_EXPORT(FavorReadBackwardDouble);
+HWY_EXPORT(FavorReadBackwardBFloat16);
 
-#define CISTERN_SLOT_READ(T, Name)                                                               \
-  template <>                                                                                    \
-  void SlotSoftmaxRead(const SlotShape& shape, Rows<const T> x, const double* memory,            \
-                       Rows<T> out) {                                                            \
-    CISTERN_DISPATCH(SlotSoftmaxRead##Name)(shape, x, memory, out);                              \
-  }                                                                                              \
-  template <>                                                                                    \
-  void SlotSoftmaxReadBackward(const SlotShape& shape, Rows<const T> x, const double* memory,    \
-                               Rows<const T> d_out, Rows<T> dx, double* d_memory) {              \
-    CISTERN_DISPATCH(SlotSoftmaxReadBackward##Name)(shape, x, memory, d_out, dx, d_memory);      \
-  }                                                                                              \
-  template <>                                                                                    \
-  void SlotAttend(const SlotShape& shape, Rows<const T> q, const SlotKeys& keys,                 \
-                  const double* memory, Rows<T> out) {                                           \
-    CISTERN_DISPATCH(SlotAttend##Name)(shape, q, keys, memory, out);                             \
-  }                                                                                              \
-  template <>                                                                                    \
-  void SlotAttendBackward(const SlotShape& shape, Rows<const T> q, const SlotKeys& keys,         \
-                          const double* memory, Rows<const T> d_out, Rows<T> dq, double* d_keys, \
-                          double* d_memory) {                                                    \
-    CISTERN_DISPATCH(SlotAttendBackward##Name)                                                   \
-    (shape, q, keys, memory, d_out, dq, d_keys, d_memory);                                       \
+#define CISTERN_SLOT_READ(T, Name)                                                                 \
+  template <>                                                                                      \
+  void SlotSoftmaxRead(const SlotShape& shape, Rows<const T> x, const double* memory,              \
+                       Rows<T> out) {                                                              \
+    CISTERN_DISPATCH(SlotSoftmaxRead##Name)(shape, x, memory, out);                                \
+  }                                                                                                \
+  template <>                                                                                      \
+  void SlotSoftmaxReadBackward(const SlotShape& shape, Rows<const T> x, const double* memory,      \
+                               Rows<const T> d_out, Rows<T> dx, double* d_memory) {                \
+    CISTERN_DISPATCH(SlotSoftmaxReadBackward##Name)(shape, x, memory, d_out, dx, d_memory);        \
+  }                                                                                                \
+  template <>                                                                                      \
+  void SlotAttend(const SlotShape& shape, Rows<const T> q, const SlotKeys& keys,                   \
+                  const double* memory, Rows<T> out) {                                             \
+    CISTERN_DISPATCH(SlotAttend##Name)(shape, q, keys, memory, out);                               \
+  }                                                                                                \
+  template <>                                                                                      \
+  void SlotAttendBackward(const SlotShape& shape, Rows<const T> q, const SlotKeys& keys,           \
+                          const double* memory, Rows<const T> d_out, Rows<T> dq, double* d_keys,   \
+                          double* d_memory) {                                                      \
+    CISTERN_DISPATCH(SlotAttendBackward##Name)                                                     \
+    (shape, q, keys, memory, d_out, dq, d_keys, d_memory);                                         \
+  }                                                                                                \
+  template <>                                                                                      \
+  void FavorRead(const SlotShape& shape, const FavorMap<ComputeType<T>>& map, Rows<const T> q,     \
+                 const double* memory, const double* z, Rows<T> out) {                             \
+    CISTERN_DISPATCH(FavorRead##Name)(shape, map, q, memory, z, out);                              \
+  }                                                                                                \
+  template <>                                                                                      \
+  void FavorReadBackward(const SlotShape& shape, const FavorMap<ComputeType<T>>& map,              \
+                         Rows<const T> q, const double* memory, const double* z,                   \
+                         Rows<const T> d_out, Rows<T> dq, double* d_memory, double* d_z) {         \
+    CISTERN_DISPATCH(FavorReadBackward##Name)(shape, map, q, memory, z, d_out, dq, d_memory, d_z); \
   }
 CISTERN_SLOT_READ(float, Float)
 CISTERN_SLOT_READ(double, Double)

@@ -1,3 +1,4 @@
+#include "cistern/kernels/favor_attention.h"
 #include "cistern/kernels/slot_bidirectional.h"
 
 #include <algorithm>
@@ -11,6 +12,7 @@
 #define HWY_TARGET_INCLUDE "cistern/kernels/slot_write.cc"
 #include "hwy/foreach_target.h"  // must come before the headers below
 
+#include "cistern/kernels/favor_tokens-inl.h"
 #include "cistern/kernels/segments-inl.h"
 #include "cistern/kernels/slot_softmax-inl.h"
 
@@ -32,8 +34,100 @@ struct LogWeights {
     }
     PackRows(s, t, rows, n, ld, kMinusInfinity<T>, panel);
   }
+  LogWeights(const T* panel, size_t padded) : from(panel), ld(padded) {}
   const T* from;
   size_t ld;
+};
+
+// One vector of w (y - h), 0 where w is.
+template <class T>
+HWY_INLINE Vec<T> WeightGradient(const T* w, const T* y, const T* h) {
+  const Tag<T> d;
+  const Vec<T> weight = hn::Load(d, w);
+  return hn::IfThenZeroElse(hn::Eq(weight, hn::Zero(d)),
+                            hn::Mul(weight, hn::Sub(hn::Load(d, y), hn::Load(d, h))));
+}
+
+// Where a write's log-weights come from, and where their gradients go; of one segment of a head.
+//
+// They lie in memory.
+template <class S>
+class GivenWeights {
+ public:
+  using T = ComputeType<S>;
+  struct Source {
+    Rows<const S> s;
+    Rows<S> ds;  // of the backward
+  };
+  static size_t Bytes(const Source&, size_t) { return 0; }
+  static constexpr size_t kPieces = 0;
+  GivenWeights(const Source& source, const Segment& segment, size_t n, Workspace&)
+      : s_(source.s, segment.b, segment.h), ds_(source.ds, segment.b, segment.h), n_(n) {}
+
+  void Note(size_t t, size_t end) const { NoteRows(s_, t, end, n_); }
+  LogWeights<T> At(size_t t, size_t rows, T* panel) const { return {s_, t, rows, n_, panel}; }
+  // ds = W (Y - h), 0 where W is, from W and Y [rows, np].
+  HWY_NOINLINE void Gradients(size_t t, size_t rows, const T* W, T* Y, const T* h) const {
+    const size_t np = Padded<T>(n_);
+    for (size_t i = 0; i < rows; ++i) {
+      for (size_t l = 0; l < n_; l += kLanes<T>)
+        StorePart(WeightGradient(W + i * np + l, Y + i * np + l, h + l), l, n_, ds_.At(t + i));
+    }
+  }
+  void ZeroGradients(size_t t, size_t end) const { ZeroRows(t, end, n_, ds_); }
+
+ private:
+  const Sequence<const S> s_;
+  const Sequence<S> ds_;
+  const size_t n_;
+};
+
+// Logarithms of FAVOR+'s features of keys.
+template <class S>
+class FavorWeights {
+ public:
+  using T = ComputeType<S>;
+  struct Source {
+    const FavorMap<T>& map;
+    Rows<const S> k;
+    Rows<S> dk;
+  };
+  using Reader = typename FavorTokens<S>::Reader;
+  static size_t Bytes(const Source& source, size_t n) {
+    return Reader::Bytes(TokensOf(source, nullptr), n);
+  }
+  static constexpr size_t kPieces = Reader::kPieces;
+  FavorWeights(const Source& source, const Segment& segment, size_t n, Workspace& workspace)
+      : tokens_(TokensOf(source, &segment)), reader_(tokens_, n, workspace), n_(n) {}
+
+  void Note(size_t t, size_t end) const { reader_.NoteLogWeights(t, end); }
+  LogWeights<T> At(size_t t, size_t rows, T*) {
+    return LogWeights<T>(reader_.LogWeights(t, rows).At(0), Padded<T>(n_));
+  }
+  HWY_NOINLINE void Gradients(size_t t, size_t rows, const T* W, T* Y, const T* h) {
+    const Tag<T> d;
+    const size_t np = Padded<T>(n_);
+    for (size_t i = 0; i < rows; ++i) {
+      for (size_t l = i * np; l < (i + 1) * np; l += kLanes<T>)
+        hn::Store(WeightGradient(W + l, Y + l, h + l - i * np), d, Y + l);
+    }
+    for (size_t done = 0; done < rows; done += kChunkRows)
+      reader_.PutLogWeights(Y + done * np, t + done, std::min(kChunkRows, rows - done));
+  }
+  void ZeroGradients(size_t t, size_t end) const {
+    ZeroRows(t, end, static_cast<size_t>(tokens_.map.width), tokens_.dk);
+  }
+
+ private:
+  static FavorTokens<S> TokensOf(const Source& source, const Segment* segment) {
+    if (segment == nullptr)
+      return {source.map, {nullptr, 0}, {nullptr, 0}, {nullptr, 0}, {nullptr, 0}};
+    const int64_t b = segment->b, h = segment->h;
+    return {source.map, {nullptr, 0}, {source.k, b, h}, {nullptr, 0}, {source.dk, b, h}};
+  }
+  const FavorTokens<S> tokens_;
+  Reader reader_;
+  const size_t n_;
 };
 
 // E = e^(s - hi - lo) [rows, np], zeros where s is -inf; added to `sums` [np]. lo and sums may be
@@ -110,16 +204,19 @@ struct SegmentSums {
   size_t np, panel, totals, m, size;  // places in the whole
 };
 
-template <class S, class T = ComputeType<S>>
-HWY_NOINLINE void SumsOfSegment(const Segment& segment, const Sequence<const S>& s,
+template <class Weights, class S, class T = ComputeType<S>>
+HWY_NOINLINE void SumsOfSegment(const Segment& segment, const typename Weights::Source& source,
                                 std::span<const SlotWritten<S>> written, size_t n, size_t width,
                                 const SegmentSums& at, double* sums) {
   const size_t np = at.np, dp = Padded<T>(width);
   Workspace& workspace = Workspace::OfThisThread();
-  workspace.Start(SegmentReference<T>::Bytes(n) + written.size() * SpanProduct<S>::Bytes(n, width) +
-                      sizeof(T) * (kBlockRows * (np + dp) + np),
-                  SegmentReference<T>::kPieces + kMostWritten * SpanProduct<S>::kPieces + 3);
+  workspace.Start(
+      SegmentReference<T>::Bytes(n) + Weights::Bytes(source, n) +
+          written.size() * SpanProduct<S>::Bytes(n, width) +
+          sizeof(T) * (kBlockRows * (np + dp) + np),
+      SegmentReference<T>::kPieces + Weights::kPieces + kMostWritten * SpanProduct<S>::kPieces + 3);
   SegmentReference<T> reference(n, workspace);
+  Weights weights(source, segment, n, workspace);
   std::vector<SpanProduct<S>> products;
   std::vector<Sequence<const S>> values;
   for (const SlotWritten<S>& x : written) {
@@ -139,10 +236,10 @@ HWY_NOINLINE void SumsOfSegment(const Segment& segment, const Sequence<const S>&
     rows = std::min(kBlockRows, segment.end - t);
     const size_t next = t + rows, end = std::min(next + kBlockRows, segment.end);
     RowsAhead::OfThisThread().Clear();
-    NoteRows(s, next, end, n);
+    weights.Note(next, end);
     for (const Sequence<const S>& v : values) NoteRows(v, next, end, width);
-    const LogWeights<T> weights(s, t, rows, n, E);
-    if (reference.Reach(weights, rows) && t > segment.begin) {
+    const LogWeights<T> s = weights.At(t, rows, E);
+    if (reference.Reach(s, rows) && t > segment.begin) {
       close();
       for (size_t l = 0; l < n; ++l) {
         const double factor = reference.factor()[l];
@@ -154,7 +251,7 @@ HWY_NOINLINE void SumsOfSegment(const Segment& segment, const Sequence<const S>&
         }
       }
     }
-    Exponentials<T>(weights, rows, reference.hi(), nullptr, E, total);
+    Exponentials<T>(s, rows, reference.hi(), nullptr, E, total);
     for (size_t i = 0; i < products.size(); ++i) {
       products[i].Add(rows, E, TokenRows<S>{values[i], t}, V_panel);
     }
@@ -202,8 +299,8 @@ void MoveOn(std::span<const SlotWritten<S>> written, size_t n, size_t width, siz
   }
 }
 
-template <class S, class T = ComputeType<S>>
-void WriteAll(const SlotShape& shape, const Rows<const S>& s,
+template <class Weights, class S, class T = ComputeType<S>>
+void WriteAll(const SlotShape& shape, const typename Weights::Source& source,
               std::span<const SlotWritten<S>> written, const int64_t* lengths, double* z) {
   const SegmentList list(shape);
   const auto n = static_cast<size_t>(shape.slots), width = static_cast<size_t>(shape.width);
@@ -219,8 +316,8 @@ void WriteAll(const SlotShape& shape, const Rows<const S>& s,
   std::vector<double> sums(static_cast<size_t>(list.heads) * list.count * at.size);
   list.For([&](int64_t head, size_t part, size_t index) {
     const Segment segment(shape, lengths, head, part);
-    SumsOfSegment<S>(segment, {s, segment.b, segment.h}, written, n, width, at,
-                     sums.data() + index * at.size);
+    SumsOfSegment<Weights, S>(segment, source, written, n, width, at,
+                              sums.data() + index * at.size);
   });
   ParallelFor(list.heads, list.grain, [&](int64_t begin, int64_t end) {
     for (auto head = static_cast<size_t>(begin); head < static_cast<size_t>(end); ++head)
@@ -260,17 +357,17 @@ struct WrittenHead {
   T *G, *GT;
 };
 
-template <class S, class T = ComputeType<S>>
-HWY_NOINLINE void WriteGradients(const Segment& segment, int64_t head, const Sequence<const S>& s,
+template <class Weights, class S, class T = ComputeType<S>>
+HWY_NOINLINE void WriteGradients(const Segment& segment, int64_t head,
+                                 const typename Weights::Source& source,
                                  std::span<const SlotWrittenGradients<S>> written, size_t n,
-                                 size_t width, const double* z_after, const T* h,
-                                 const Sequence<S>& ds) {
-  const Tag<T> d;
+                                 size_t width, const double* z_after, const T* h) {
   const size_t np = Padded<T>(n), dp = Padded<T>(width);
   Workspace& workspace = Workspace::OfThisThread();
-  workspace.Start(written.size() * WrittenHead<S>::Bytes(n, width) +
+  workspace.Start(written.size() * WrittenHead<S>::Bytes(n, width) + Weights::Bytes(source, n) +
                       sizeof(T) * (3 * np + kBlockRows * (2 * np + 2 * dp)),
-                  kMostWritten * WrittenHead<S>::kPieces + 7);
+                  kMostWritten * WrittenHead<S>::kPieces + Weights::kPieces + 7);
+  Weights weights(source, segment, n, workspace);
   std::vector<WrittenHead<S>> heads;
   for (const SlotWrittenGradients<S>& x : written)
     heads.emplace_back(x, segment, head, n, width, workspace);
@@ -292,9 +389,9 @@ HWY_NOINLINE void WriteGradients(const Segment& segment, int64_t head, const Seq
     rows = std::min(kBlockRows, segment.end - t);
     const size_t next = t + rows, end = std::min(next + kBlockRows, segment.end);
     RowsAhead::OfThisThread().Clear();
-    NoteRows(s, next, end, n);
+    weights.Note(next, end);
     for (const WrittenHead<S>& x : heads) NoteRows(x.v, next, end, width);
-    Exponentials<T>(LogWeights<T>(s, t, rows, n, W), rows, hi, lo, W, nullptr);
+    Exponentials<T>(weights.At(t, rows, W), rows, hi, lo, W, nullptr);
     bool first = true;
     for (WrittenHead<S>& x : heads) {
       if (!x.of_G.TimesTo(rows, PanelRows<T>{W, np}, x.dv, t, D_panel)) {
@@ -310,42 +407,47 @@ HWY_NOINLINE void WriteGradients(const Segment& segment, int64_t head, const Seq
       }
       first = false;
     }
-    for (size_t i = 0; i < rows; ++i) {
-      for (size_t l = 0; l < n; l += kLanes<T>) {
-        const Vec<T> w = hn::Load(d, W + i * np + l),
-                     y = hn::Sub(hn::Load(d, Y + i * np + l), hn::Load(d, h_row + l));
-        StorePart(hn::IfThenZeroElse(hn::Eq(w, hn::Zero(d)), hn::Mul(w, y)), l, n, ds.At(t + i));
-      }
-    }
+    weights.Gradients(t, rows, W, Y, h_row);
   }
-  ZeroRows(segment.end, segment.padded, n, ds);
+  weights.ZeroGradients(segment.end, segment.padded);
   for (const WrittenHead<S>& x : heads) ZeroRows(segment.end, segment.padded, width, x.dv);
 }
 
-template <class S, class T = ComputeType<S>>
-void WriteBackwardAll(const SlotShape& shape, const Rows<const S>& s,
+template <class Weights, class S, class T = ComputeType<S>>
+void WriteBackwardAll(const SlotShape& shape, const typename Weights::Source& source,
                       std::span<const SlotWrittenGradients<S>> written, const int64_t* lengths,
-                      const double* z_after, const T* h, const Rows<S>& ds) {
+                      const double* z_after, const T* h) {
   const SegmentList list(shape);
   list.For([&](int64_t head, size_t part, size_t) {
     const Segment segment(shape, lengths, head, part);
-    WriteGradients<S>(segment, head, {s, segment.b, segment.h}, written,
-                      static_cast<size_t>(shape.slots), static_cast<size_t>(shape.width),
-                      z_after + head * shape.slots, h + head * shape.slots,
-                      {ds, segment.b, segment.h});
+    WriteGradients<Weights, S>(segment, head, source, written, static_cast<size_t>(shape.slots),
+                               static_cast<size_t>(shape.width), z_after + head * shape.slots,
+                               h + head * shape.slots);
   });
 }
 
-#define CISTERN_SLOT_WRITE(T, Name)                                                              \
-  void SlotWrite##Name(const SlotShape& shape, Rows<const T> s,                                  \
-                       std::span<const SlotWritten<T>> written, const int64_t* lengths,          \
-                       double* z) {                                                              \
-    WriteAll<T>(shape, s, written, lengths, z);                                                  \
-  }                                                                                              \
-  void SlotWriteBackward##Name(                                                                  \
-      const SlotShape& shape, Rows<const T> s, std::span<const SlotWrittenGradients<T>> written, \
-      const int64_t* lengths, const double* z_after, const ComputeType<T>* h, Rows<T> ds) {      \
-    WriteBackwardAll<T>(shape, s, written, lengths, z_after, h, ds);                             \
+#define CISTERN_SLOT_WRITE(T, Name)                                                               \
+  void SlotWrite##Name(const SlotShape& shape, Rows<const T> s,                                   \
+                       std::span<const SlotWritten<T>> written, const int64_t* lengths,           \
+                       double* z) {                                                               \
+    WriteAll<GivenWeights<T>, T>(shape, {s, {}}, written, lengths, z);                            \
+  }                                                                                               \
+  void SlotWriteBackward##Name(                                                                   \
+      const SlotShape& shape, Rows<const T> s, std::span<const SlotWrittenGradients<T>> written,  \
+      const int64_t* lengths, const double* z_after, const ComputeType<T>* h, Rows<T> ds) {       \
+    WriteBackwardAll<GivenWeights<T>, T>(shape, {s, ds}, written, lengths, z_after, h);           \
+  }                                                                                               \
+  void FavorWrite##Name(const SlotShape& shape, const FavorMap<ComputeType<T>>& map,              \
+                        Rows<const T> k, Rows<const T> v, const int64_t* lengths, double* memory, \
+                        double* z) {                                                              \
+    const SlotWritten<T> written[] = {{v, memory}};                                               \
+    WriteAll<FavorWeights<T>, T>(shape, {map, k, {}}, written, lengths, z);                       \
+  }                                                                                               \
+  void FavorWriteBackward##Name(const SlotShape& shape, const FavorMap<ComputeType<T>>& map,      \
+                                Rows<const T> k, const SlotWrittenGradients<T>& v,                \
+                                const int64_t* lengths, const double* z_after,                    \
+                                const ComputeType<T>* h, Rows<T> dk) {                            \
+    WriteBackwardAll<FavorWeights<T>, T>(shape, {map, k, dk}, {&v, 1}, lengths, z_after, h);      \
   }
 CISTERN_SLOT_WRITE(float, Float)
 CISTERN_SLOT_WRITE(double, Double)
@@ -365,6 +467,12 @@ HWY_EXPORT(SlotWriteBFloat16);
 HWY_EXPORT(SlotWriteBackwardFloat);
 HWY_EXPORT(SlotWriteBackwardDouble);
 HWY_EXPORT(SlotWriteBackwardBFloat16);
+HWY_EXPORT(FavorWriteFloat);
+HWY_EXPORT(FavorWriteDouble);
+HWY_EXPORT(FavorWriteBFloat16);
+HWY_EXPORT(FavorWriteBackwardFloat);
+HWY_EXPORT(FavorWriteBackwardDouble);
+HWY_EXPORT(FavorWriteBackwardBFloat16);
 
 #define CISTERN_SLOT_WRITE(T, Name)                                                                \
   template <>                                                                                      \
@@ -377,6 +485,18 @@ HWY_EXPORT(SlotWriteBackwardBFloat16);
                          std::span<const SlotWrittenGradients<T>> written, const int64_t* lengths, \
                          const double* z_after, const ComputeType<T>* h, Rows<T> ds) {             \
     CISTERN_DISPATCH(SlotWriteBackward##Name)(shape, s, written, lengths, z_after, h, ds);         \
+  }                                                                                                \
+  template <>                                                                                      \
+  void FavorWrite(const SlotShape& shape, const FavorMap<ComputeType<T>>& map, Rows<const T> k,    \
+                  Rows<const T> v, const int64_t* lengths, double* memory, double* z) {            \
+    CISTERN_DISPATCH(FavorWrite##Name)(shape, map, k, v, lengths, memory, z);                      \
+  }                                                                                                \
+  template <>                                                                                      \
+  void FavorWriteBackward(const SlotShape& shape, const FavorMap<ComputeType<T>>& map,             \
+                          Rows<const T> k, const SlotWrittenGradients<T>& v,                       \
+                          const int64_t* lengths, const double* z_after, const ComputeType<T>* h,  \
+                          Rows<T> dk) {                                                            \
+    CISTERN_DISPATCH(FavorWriteBackward##Name)(shape, map, k, v, lengths, z_after, h, dk);         \
   }
 CISTERN_SLOT_WRITE(float, Float)
 CISTERN_SLOT_WRITE(double, Double)

@@ -6,6 +6,7 @@
 #include "cistern/ops/primitive.h"
 #include "cistern/ops/slot_checks.h"
 #include "cistern/ops/slot_memory.h"
+#include "cistern/ops/written_terms.h"
 
 namespace cistern::ops {
 namespace slot_bidirectional {
@@ -89,22 +90,16 @@ struct Write {
                           const Tensors& kept) {
     const at::Tensor s = UnitStride(x.s), v = UnitStride(x.v), ds = GradientLike(x.s),
                      dv = GradientLike(x.v), &after = kept[kMemory], &z = kept[kZ];
-    const at::Tensor d_memory = OrZeros(g[kMemory], x.memory);
-    at::Tensor h = (d_memory * after).sum(-1);
-    if (g[kZ].defined()) h = h - g[kZ];
-    const auto type = ComputeTypeOf(v);
-    const at::Tensor G = d_memory.to(type, false, true, at::MemoryFormat::Contiguous),
-                     h_tokens = h.to(type).contiguous(), z_after = z.contiguous();
+    const WrittenTerms terms(g[kMemory], g[kZ], x.memory, x.z, after, z, ComputeTypeOf(v));
     DispatchStored(v, [&]<class T>(T) {
+      using C = ComputeType<T>;
       const SlotWrittenGradients<T> written[] = {
-          {InputRows<T>(v), G.const_data_ptr<ComputeType<T>>(), OutputRows<T>(dv)}};
+          {InputRows<T>(v), terms.G.const_data_ptr<C>(), OutputRows<T>(dv)}};
       SlotWriteBackward<T>(ShapeOf(x), InputRows<T>(s), written, mask.lengths,
-                           z_after.const_data_ptr<double>(),
-                           h_tokens.const_data_ptr<ComputeType<T>>(), OutputRows<T>(ds));
+                           terms.z_after.const_data_ptr<double>(), terms.h.const_data_ptr<C>(),
+                           OutputRows<T>(ds));
     });
-    // The share of what was there before; of an empty slot none.
-    const at::Tensor w = (x.z - z).exp().masked_fill(at::isneginf(x.z), 0.0);
-    return {ds, dv, w.unsqueeze(-1) * d_memory, w * ((d_memory * x.memory).sum(-1) - h)};
+    return {ds, dv, terms.DMemory(), terms.DZ()};
   }
 
   // A read with weights of 0 writes, too.

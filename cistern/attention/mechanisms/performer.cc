@@ -7,6 +7,7 @@
 #include "cistern/attention/definition.h"
 #include "cistern/attention/feature_attention.h"
 #include "cistern/base/random.h"
+#include "cistern/ops/favor_bidirectional.h"
 #include "cistern/ops/linear_product.h"
 #include "cistern/ops/slot_attention.h"
 #include "cistern/ops/tensor_rows.h"
@@ -98,11 +99,20 @@ State PerformerMechanism::EmptyState(int64_t batch, const at::TensorOptions& opt
   return state;
 }
 
+double PerformerMechanism::ScaleOf(const at::Tensor& x) const {
+  return std::pow(double(x.size(3)), -0.25);
+}
+
+// Detached: features drawn anew before the backward must not reach it.
+at::Tensor PerformerMechanism::Rows(const at::Tensor& x) const {
+  return projection_.detach().to(ops::ComputeTypeOf(x));
+}
+
 // log phi(x) but for what is the same for all features and cancels: -log(m) / 2, and without eps
 // the square of a query. [B,H,T,d] -> [B,H,T,m]
 at::Tensor PerformerMechanism::LogFeatures(const at::Tensor& x, Side side) const {
   if (relu_) return (at::relu(x) + 1e-3).log();
-  const double scale = std::pow(double(x.size(3)), -0.25);
+  const double scale = ScaleOf(x);
   const at::Tensor rows = projection_.to(x.scalar_type()) * scale;
   const auto half_square = [&] { return x.square().sum({3}, true) * (0.5 * scale * scale); };
   at::Tensor logits;
@@ -133,9 +143,7 @@ void PerformerMechanism::BeginSequence(const State& state) {
   projection_.set_data(drawn.to(projection_.options()));
 }
 
-bool PerformerMechanism::FormsFeatures(Form form) const {
-  return form == Form::kCausal && !relu_ && eps_ == 0;
-}
+bool PerformerMechanism::FormsFeatures(Form) const { return !relu_ && eps_ == 0; }
 
 bool PerformerMechanism::TakesBFloat16(Form form) const { return FormsFeatures(form); }
 
@@ -143,13 +151,9 @@ at::Tensor PerformerMechanism::DoExtend(const std::vector<at::Tensor>& x, State&
                                         const ops::Mask& mask) {
   BeginSequence(state);
   // Each chunk of several tokens forms features of its own; one token's are no work to hold.
-  if (FormsFeatures(Form::kCausal) && x[q_].size(2) > 1) {
-    const double scale = std::pow(double(x[q_].size(3)), -0.25);
-    // Detached: features drawn anew before the backward must not reach it.
-    const at::Tensor rows = projection_.detach().to(ops::ComputeTypeOf(x[q_]));
-    return ops::FavorQueriesExtend(x[q_], x[k_], x[v_], rows, scale, state[memory_], state[z_],
-                                   mask);
-  }
+  if (FormsFeatures(Form::kCausal) && x[q_].size(2) > 1)
+    return ops::FavorQueriesExtend(x[q_], x[k_], x[v_], Rows(x[q_]), ScaleOf(x[q_]), state[memory_],
+                                   state[z_], mask);
   const auto wide = [&](const ProjectionId& id) { return x[id].to(ops::ComputeTypeOf(x[id])); };
   return ops::FavorExtend(LogFeatures(wide(q_), Side::kQuery), LogFeatures(wide(k_), Side::kKey),
                           wide(v_), state[memory_], state[z_], mask)
@@ -159,13 +163,19 @@ at::Tensor PerformerMechanism::DoExtend(const std::vector<at::Tensor>& x, State&
 void PerformerMechanism::DoWrite(const std::vector<at::Tensor>& x, State& state,
                                  const ops::Mask& mask) {
   BeginSequence(state);
-  const ops::SlotState slots =
-      ops::SlotWrite(LogFeatures(x[k_], Side::kKey), x[v_], {state[memory_], state[z_]}, mask);
+  const ops::SlotState before = {state[memory_], state[z_]},
+                       slots = FormsFeatures(Form::kCross)
+                                   ? ops::FavorWrite(x[k_], x[v_], Rows(x[k_]), ScaleOf(x[k_]),
+                                                     before, mask)
+                                   : ops::SlotWrite(LogFeatures(x[k_], Side::kKey), x[v_], before,
+                                                    mask);
   state[memory_] = slots.memory;
   state[z_] = slots.z;
 }
 
 at::Tensor PerformerMechanism::Read(const std::vector<at::Tensor>& x, const State& state) {
+  if (FormsFeatures(Form::kCross))
+    return ops::FavorRead(x[q_], Rows(x[q_]), ScaleOf(x[q_]), {state[memory_], state[z_]});
   const auto type = x[q_].scalar_type();
   // Counted from the largest in double, z loses nothing of weight in float. An empty memory reads
   // 0.

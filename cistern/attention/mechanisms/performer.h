@@ -41,11 +41,13 @@ class PerformerMechanism : public Mechanism, public CountsOperations {
   State Merge(const State& first, const State& second) const override;
   LeastOperations Operations(Form form, int64_t tokens, int64_t before) const override;
   bool TakesBFloat16(Form form) const override;
-  // The causal form, where features are of a product and a square alone: within its walk over the
-  // tokens (ops::FavorQueriesExtend).
+  // Where features are of a product and a square alone, they are made where tokens are read
+  // (ops::FavorQueriesExtend, ops::FavorWrite, ops::FavorRead).
   bool FormsFeatures(Form form) const override;
 
  private:
+  double ScaleOf(const at::Tensor& x) const;   // d^-1/4
+  at::Tensor Rows(const at::Tensor& x) const;  // the matrix, in the type that x is computed in
   at::Tensor LogFeatures(const at::Tensor& x, Side side) const;
   void BeginSequence(const State& state);
 
