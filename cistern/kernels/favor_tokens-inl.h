@@ -24,6 +24,15 @@ struct FavorTokens {
   const FavorMap<T>& map;
   Sequence<const S> queries, keys;
   Sequence<S> dq, dk;
+  // One side alone.
+  static FavorTokens OfQueries(const FavorMap<T>& map, const Sequence<const S>& queries,
+                               const Sequence<S>& dq) {
+    return {map, queries, {nullptr, 0}, dq, {nullptr, 0}};
+  }
+  static FavorTokens OfKeys(const FavorMap<T>& map, const Sequence<const S>& keys,
+                            const Sequence<S>& dk) {
+    return {map, {nullptr, 0}, keys, {nullptr, 0}, dk};
+  }
 
   Sequence<T> RowsBetween(const HeadParts&, size_t total, size_t slots,
                           Workspace& workspace) const {
@@ -34,8 +43,9 @@ struct FavorTokens {
 
   class Reader {
    public:
-    static size_t Bytes(const FavorTokens& x, size_t slots) {
-      const size_t np = Padded<T>(slots), cp = Channels(x);
+    static size_t Bytes(const FavorTokens& x, size_t slots) { return Bytes(x.map, slots); }
+    static size_t Bytes(const FavorMap<T>& map, size_t slots) {
+      const size_t np = Padded<T>(slots), cp = Channels(map);
       return sizeof(T) * (2 * np * cp + (kSpanRows + kChunkRows) * np + 2 * kChunkRows * cp);
     }
     static constexpr size_t kPieces = 6;
@@ -45,7 +55,7 @@ struct FavorTokens {
           n_(slots),
           np_(Padded<T>(slots)),
           width_(static_cast<size_t>(x.map.width)),
-          cp_(Channels(x)),
+          cp_(Channels(x.map)),
           scale_(static_cast<T>(x.map.scale)) {
       matrix_ = workspace.Take<T>(np_ * cp_);
       turned_ = workspace.Take<T>(cp_ * np_);
@@ -85,8 +95,8 @@ struct FavorTokens {
     }
 
    private:
-    static size_t Channels(const FavorTokens& x) {
-      return Padded<T>(static_cast<size_t>(x.map.width) + 1);
+    static size_t Channels(const FavorMap<T>& map) {
+      return Padded<T>(static_cast<size_t>(map.width) + 1);
     }
 
     // to [count, np]: those of tokens t.., by this many of their channels.

@@ -219,7 +219,7 @@ class FavorLogits {
   };
   using Reader = typename FavorTokens<S>::Reader;
   static size_t Bytes(const Source& source, size_t n, size_t) {
-    return Reader::Bytes(TokensOf(source, nullptr), n) + 2 * sizeof(T) * Padded<T>(n);
+    return Reader::Bytes(source.map, n) + 2 * sizeof(T) * Padded<T>(n);
   }
   static constexpr size_t kPieces = Reader::kPieces + 2;
   static size_t Sums(const Source&, size_t n, size_t) { return Padded<T>(n); }
@@ -230,7 +230,8 @@ class FavorLogits {
 
   FavorLogits(const SlotShape& shape, const Source& source, const Segment& segment, double* sums,
               Workspace& workspace)
-      : tokens_(TokensOf(source, &segment)),
+      : tokens_(FavorTokens<S>::OfQueries(source.map, {source.q, segment.b, segment.h},
+                                          {source.dq, segment.b, segment.h})),
         reader_(tokens_, static_cast<size_t>(shape.slots), workspace),
         n_(static_cast<size_t>(shape.slots)),
         np_(Padded<T>(n_)),
@@ -278,12 +279,6 @@ class FavorLogits {
   void CloseIfFull() {}
 
  private:
-  static FavorTokens<S> TokensOf(const Source& source, const Segment* segment) {
-    if (segment == nullptr)
-      return {source.map, {nullptr, 0}, {nullptr, 0}, {nullptr, 0}, {nullptr, 0}};
-    const int64_t b = segment->b, h = segment->h;
-    return {source.map, {source.q, b, h}, {nullptr, 0}, {source.dq, b, h}, {nullptr, 0}};
-  }
   const FavorTokens<S> tokens_;
   Reader reader_;
   const size_t n_, np_;

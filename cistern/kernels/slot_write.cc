@@ -93,12 +93,13 @@ class FavorWeights {
     Rows<S> dk;
   };
   using Reader = typename FavorTokens<S>::Reader;
-  static size_t Bytes(const Source& source, size_t n) {
-    return Reader::Bytes(TokensOf(source, nullptr), n);
-  }
+  static size_t Bytes(const Source& source, size_t n) { return Reader::Bytes(source.map, n); }
   static constexpr size_t kPieces = Reader::kPieces;
   FavorWeights(const Source& source, const Segment& segment, size_t n, Workspace& workspace)
-      : tokens_(TokensOf(source, &segment)), reader_(tokens_, n, workspace), n_(n) {}
+      : tokens_(FavorTokens<S>::OfKeys(source.map, {source.k, segment.b, segment.h},
+                                       {source.dk, segment.b, segment.h})),
+        reader_(tokens_, n, workspace),
+        n_(n) {}
 
   void Note(size_t t, size_t end) const { reader_.NoteLogWeights(t, end); }
   LogWeights<T> At(size_t t, size_t rows, T*) {
@@ -119,12 +120,6 @@ class FavorWeights {
   }
 
  private:
-  static FavorTokens<S> TokensOf(const Source& source, const Segment* segment) {
-    if (segment == nullptr)
-      return {source.map, {nullptr, 0}, {nullptr, 0}, {nullptr, 0}, {nullptr, 0}};
-    const int64_t b = segment->b, h = segment->h;
-    return {source.map, {nullptr, 0}, {source.k, b, h}, {nullptr, 0}, {source.dk, b, h}};
-  }
   const FavorTokens<S> tokens_;
   Reader reader_;
   const size_t n_;
