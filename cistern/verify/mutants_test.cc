@@ -12,10 +12,12 @@
 #include "cistern/attention/mechanisms/linear.h"
 #include "cistern/attention/mechanisms/performer.h"
 #include "cistern/attention/mechanisms/reuse.h"
+#include "cistern/attention/mechanisms/rfa.h"
 #include "cistern/attention/mechanisms/softmax.h"
 #include "cistern/attention/mechanisms/t2r.h"
 #include "cistern/base/parallel.h"
 #include "cistern/kernels/isa.h"
+#include "cistern/ops/fourier_attention.h"
 #include "cistern/ops/gated_slots.h"
 #include "cistern/ops/linear_attention.h"
 #include "cistern/ops/slot_attention.h"
@@ -401,6 +403,41 @@ class WrongFavor : public PerformerMechanism {
   }
 };
 
+// RFA whose fused walk has one defect.
+enum class SinesDefect { kNone, kOtherDivisor, kForgetsNormaliser, kLosesScaleGradient };
+SinesDefect sines_defect = SinesDefect::kNone;
+
+class WrongSines : public RfaMechanism {
+ public:
+  using RfaMechanism::RfaMechanism;
+  at::Tensor DoExtend(const Tensors& x, State& state, const ops::Mask& mask) override {
+    const auto weight = [&](const std::string& name) {
+      for (const CoreWeight& w : weights()) {
+        if (w.name == name) return w.value->to(x[0].scalar_type());
+      }
+      throw Error(name);
+    };
+    const at::Tensor sigma = weight("sigma"), matrices = weight("matrices"),
+                     before = state["memory"];
+    const LinearRule rule = {FeatureMap::kFourier, 0, DivisorRule::kSignSafe,
+                             sines_defect == SinesDefect::kOtherDivisor ? 4.0 : 1e-3};
+    const auto walk = [&](const at::Tensor& scale) {
+      const double factor = 1 / std::sqrt(double(matrices.size(1)));
+      return ops::FourierAttention(x[0], x[1], x[2], before, {scale, matrices, true, factor}, rule,
+                                   mask);
+    };
+    const ops::SumResult result = walk(sigma);
+    const int64_t width = x[2].size(3);
+    state["memory"] = sines_defect == SinesDefect::kForgetsNormaliser
+                          ? at::cat({result.memory.narrow(3, 0, width),
+                                     at::zeros_like(before.narrow(3, width, 1))},
+                                    3)
+                          : result.memory;
+    if (sines_defect != SinesDefect::kLosesScaleGradient) return result.out;
+    return 0.5 * result.out + 0.5 * walk(sigma.detach()).out;
+  }
+};
+
 // Gated slots whose fused walk has one defect.
 enum class SlotsDefect { kNone, kOtherTemperature, kForgetsValues, kLosesGateGradient };
 SlotsDefect slots_defect = SlotsDefect::kNone;
@@ -452,6 +489,12 @@ TEST(Mutants, AWrongFusedWalkIsCaught) {
                {{FavorDefect::kReadsWithoutZ, "definition"},
                 {FavorDefect::kForgetsZ, "pieces"},
                 {FavorDefect::kLosesZGradient, "gradient"}});
+  MechanismInfo rfa = FindMechanism("rfa");
+  rfa.construct = InfoOf<WrongSines>("rfa").construct;
+  ExpectCaught(rfa, {{"variant", "paper"}, {"features", 32}}, sines_defect,
+               {{SinesDefect::kOtherDivisor, "definition"},
+                {SinesDefect::kForgetsNormaliser, "pieces"},
+                {SinesDefect::kLosesScaleGradient, "gradient"}});
   MechanismInfo slots = FindMechanism("gated_slots");
   slots.construct = InfoOf<WrongSlots>("gated_slots").construct;
   ExpectCaught(slots, {{"slots", 3}}, slots_defect,
