@@ -8,17 +8,74 @@
 namespace cistern::ops {
 namespace fourier_attention {
 
-struct Arguments {
-  at::Tensor q, k, v, memory;
+// What all three are given of the map and the divisor.
+struct Map {
   OptionalTensor scale;
   OptionalTensor matrices;  // always given: optional ones may be constants
-  Mask mask;
   bool normalise = false;
   double factor = 1;
   int64_t divisor = 0;
   double value = 0;
-  bool save = false;
+
   LinearRule rule() const { return {FeatureMap::kFourier, 0, DivisorRule(divisor), value}; }
+  bool divides() const { return rule().divisor != DivisorRule::kNone; }
+  bool IsConstant(const OptionalTensor* field) const { return field == &matrices; }
+};
+
+Map MapOf(const FourierFeatureMap& map, const LinearRule& rule) {
+  return {Given(map.scale), map.matrices,          map.normalise,
+          map.factor,       int64_t(rule.divisor), rule.value};
+}
+
+// Checks of tokens [B,H,T,d_k] and a memory for values of this width.
+void CheckMap(const char* op, const char* name, const Map& map, const at::Tensor& x,
+              const at::Tensor& memory, const c10::SymInt& width) {
+  CheckFourier(op, name, x, map.scale, map.matrices);
+  TORCH_CHECK(map.divisor >= 0 && map.divisor <= int64_t(DivisorRule::kNone), op,
+              " expected divisor 0 to 4, got ", map.divisor);
+  TORCH_CHECK(memory.dim() == 4 && memory.sym_sizes().slice(0, 2) == x.sym_sizes().slice(0, 2) &&
+                  memory.sym_size(2) == map.matrices->sym_size(1) * 2 && width > 0 &&
+                  memory.sym_size(3) == width + (map.divides() ? 1 : 0),
+              op, " expected memory of shape [B,H,2m,", map.divides() ? "d+1" : "d", "] for ", name,
+              " ", x.sym_sizes(), ", values of width ", width, " and matrices ",
+              map.matrices->sym_sizes(), ", got ", memory.sym_sizes());
+  TORCH_CHECK(memory.scalar_type() == at::kDouble, op, " expected memory in double, got ",
+              memory.scalar_type());
+}
+
+// For compositions: features in the type that is computed in, and the rule of what is made of them.
+at::Tensor FeaturesOf(const Map& map, const at::Tensor& x, const at::Tensor& pad) {
+  const auto type = ComputeTypeOf(x);
+  at::Tensor y = x.to(type);
+  // Whatever padding holds, NaN too, has no gradient.
+  if (pad.defined()) y = y.masked_fill(pad, 0.0);
+  return FourierFeatures(y, {map.scale ? map.scale->to(type) : at::Tensor(), map.matrices->to(type),
+                             map.normalise, map.factor});
+}
+LinearRule RuleOfFeatures(const Map& map) {
+  return {FeatureMap::kNone, 0, DivisorRule(map.divisor), map.value};
+}
+
+void PushScale(const Map& map, Tensors* grads) {
+  if (map.scale) grads->push_back(at::empty_symint(map.scale->sym_sizes(), map.scale->options()));
+}
+
+// body(map, d_scale) with the map as tokens x stored as T take it. d_scale is null without a scale,
+// and where there are no gradients; else what it then holds goes to the last of these.
+template <class T, class Body>
+void WithMap(const Map& map, const at::Tensor& x, const Tensors& grads, Body body) {
+  using C = ComputeType<T>;
+  const FourierTensors<T> given(x, map.scale, *map.matrices, map.normalise, map.factor);
+  const FourierMap<C> taken = given.map();
+  const at::Tensor d_scale = grads.empty() ? at::Tensor() : given.EmptyScaleGradient();
+  body(&taken, d_scale.defined() ? MutableData<C>(d_scale) : nullptr);
+  if (d_scale.defined()) grads.back().copy_(d_scale);
+}
+
+struct Arguments : Map {
+  at::Tensor q, k, v, memory;
+  Mask mask;
+  bool save = false;
 };
 
 struct Op {
@@ -37,7 +94,7 @@ struct Op {
   static constexpr bool kBFloat16 = true;
   static const at::Tensor& Tokens(const Arguments& x) { return x.v; }
   static bool IsConstant(const Arguments& x, const OptionalTensor* field) {
-    return field == &x.matrices;
+    return x.IsConstant(field);
   }
 
   static void Check(const Arguments& x) {
@@ -48,40 +105,18 @@ struct Op {
                 " and ", x.v.sym_sizes());
     TORCH_CHECK(x.q.sym_sizes() == x.k.sym_sizes(), kOp, " expected q of shape ", x.k.sym_sizes(),
                 ", got ", x.q.sym_sizes());
-    CheckFourier(kOp, "k", x.k, x.scale, x.matrices);
-    TORCH_CHECK(x.divisor >= 0 && x.divisor <= int64_t(DivisorRule::kNone), kOp,
-                " expected divisor 0 to 4, got ", x.divisor);
-    const bool divides = x.rule().divisor != DivisorRule::kNone;
-    TORCH_CHECK(x.memory.dim() == 4 &&
-                    x.memory.sym_sizes().slice(0, 2) == x.k.sym_sizes().slice(0, 2) &&
-                    x.memory.sym_size(2) == x.matrices->sym_size(1) * 2 &&
-                    x.memory.sym_size(3) == x.v.sym_size(3) + (divides ? 1 : 0),
-                kOp, " expected memory of shape [B,H,2m,", divides ? "d+1" : "d", "] for k ",
-                x.k.sym_sizes(), ", v ", x.v.sym_sizes(), " and matrices ", x.matrices->sym_sizes(),
-                ", got ", x.memory.sym_sizes());
-    TORCH_CHECK(x.memory.scalar_type() == at::kDouble, kOp, " expected memory in double, got ",
-                x.memory.scalar_type());
+    CheckMap(kOp, "k", x, x.k, x.memory, x.v.sym_size(3));
     for (const at::Tensor& t : {x.q, x.k}) {
       TORCH_CHECK(t.scalar_type() == x.v.scalar_type(), kOp, " expected one dtype, got ",
                   t.scalar_type(), " beside v ", x.v.scalar_type());
     }
   }
 
-  // Features in the type that is computed in, of what is given.
   static Tensors Compose(const Arguments& x) {
-    const auto type = ComputeTypeOf(x.v);
-    const at::Tensor pad = x.mask.HeadsPadding(x.q.size(2)),
-                     scale = x.scale ? x.scale->to(type) : at::Tensor(),
-                     matrices = x.matrices->to(type);
-    const auto phi = [&](const at::Tensor& given) {
-      at::Tensor t = given.to(type);
-      // Whatever padding holds, NaN too, has no gradient.
-      if (pad.defined()) t = t.masked_fill(pad, 0.0);
-      return FourierFeatures(t, scale, matrices, x.normalise, x.factor);
-    };
+    const at::Tensor pad = x.mask.HeadsPadding(x.q.size(2));
     const SumResult r =
-        LinearAttention(phi(x.q), phi(x.k), x.v.to(type), x.memory,
-                        {FeatureMap::kNone, 0, DivisorRule(x.divisor), x.value}, x.mask);
+        LinearAttention(FeaturesOf(x, x.q, pad), FeaturesOf(x, x.k, pad),
+                        x.v.to(ComputeTypeOf(x.v)), x.memory, RuleOfFeatures(x), x.mask);
     return {r.out.to(x.v.scalar_type()), r.memory};
   }
 
@@ -93,7 +128,7 @@ struct Op {
   }
   static Tensors EmptyGradients(const Arguments& x) {
     Tensors grads = {GradientLike(x.q), GradientLike(x.k), GradientLike(x.v), LikePlain(x.memory)};
-    if (x.scale) grads.push_back(at::empty_symint(x.scale->sym_sizes(), x.scale->options()));
+    PushScale(x, &grads);
     return grads;
   }
   static Tensors InPlace(const Arguments& x) { return {LikeHeads(x.v), x.memory, at::Tensor()}; }
@@ -107,11 +142,11 @@ struct Op {
     BeginState(x.memory, y[kMemory]);
     DispatchStored(v, [&]<class T>(T) {
       using C = ComputeType<T>;
-      const FourierTensors<T> given(v, x.scale, *x.matrices, x.normalise, x.factor);
-      const FourierMap<C> map = given.map();
-      LinearForward<T>(ShapeOf(x), x.rule(), InputRows<T>(q), InputRows<T>(k), InputRows<T>(v),
-                       mask, y[kMemory].mutable_data_ptr<double>(), OutputRows<T>(y[kOut]),
-                       x.save ? OutputRows<C>(y[kZ]) : Rows<C>{}, &map);
+      WithMap<T>(x, v, {}, [&](const auto* map, auto*) {
+        LinearForward<T>(ShapeOf(x), x.rule(), InputRows<T>(q), InputRows<T>(k), InputRows<T>(v),
+                         mask, y[kMemory].mutable_data_ptr<double>(), OutputRows<T>(y[kOut]),
+                         x.save ? OutputRows<C>(y[kZ]) : Rows<C>{}, map);
+      });
     });
   }
 
@@ -129,31 +164,22 @@ struct Op {
     grads[3] = G;
     DispatchStored(v, [&]<class T>(T) {
       using C = ComputeType<T>;
-      const FourierTensors<T> given(v, x.scale, *x.matrices, x.normalise, x.factor);
-      const FourierMap<C> map = given.map();
-      const at::Tensor d_scale = given.EmptyScaleGradient();
-      LinearBackward<T>(ShapeOf(x), x.rule(), InputRows<T>(q), InputRows<T>(k), InputRows<T>(v),
-                        InputRows<T>(out), InputRows<C>(kept[kZ]), InputRows<T>(d_out), mask,
-                        memory.const_data_ptr<double>(), G.mutable_data_ptr<double>(),
-                        OutputRows<T>(grads[0]), OutputRows<T>(grads[1]), OutputRows<T>(grads[2]),
-                        &map, d_scale.defined() ? MutableData<C>(d_scale) : nullptr);
-      if (x.scale) grads[4].copy_(d_scale);
+      WithMap<T>(x, v, grads, [&](const auto* map, auto* d_scale) {
+        LinearBackward<T>(ShapeOf(x), x.rule(), InputRows<T>(q), InputRows<T>(k), InputRows<T>(v),
+                          InputRows<T>(out), InputRows<C>(kept[kZ]), InputRows<T>(d_out), mask,
+                          memory.const_data_ptr<double>(), G.mutable_data_ptr<double>(),
+                          OutputRows<T>(grads[0]), OutputRows<T>(grads[1]), OutputRows<T>(grads[2]),
+                          map, d_scale);
+      });
     });
     return grads;
   }
 };
 
 // All tokens at once. x: k of a write, q of a read, which has no v; padding of q is never given.
-struct AllArguments {
+struct AllArguments : Map {
   at::Tensor x, v, memory;
-  OptionalTensor scale, matrices;
   Mask mask;
-  bool normalise = false;
-  double factor = 1;
-  int64_t divisor = 0;
-  double value = 0;
-  LinearRule rule() const { return {FeatureMap::kFourier, 0, DivisorRule(divisor), value}; }
-  bool divides() const { return rule().divisor != DivisorRule::kNone; }
 };
 
 // What both have.
@@ -163,7 +189,7 @@ struct All {
   static constexpr int64_t kTime = 2;
   static constexpr bool kBFloat16 = true;
   static bool IsConstant(const Arguments& a, const OptionalTensor* field) {
-    return field == &a.matrices;
+    return a.IsConstant(field);
   }
   static const at::Tensor& Tokens(const Arguments& a) { return a.x; }
   static c10::SymInt Width(const Arguments& a) {
@@ -173,39 +199,10 @@ struct All {
     return {a.x.size(0), a.x.size(1), a.x.size(2), a.matrices->size(1) * 2, Width(a).expect_int()};
   }
   static void CheckBoth(const char* op, const Arguments& a) {
-    TORCH_CHECK(a.x.dim() == 4, op, " expected tokens [B,H,T,d_k], got ", a.x.sym_sizes());
-    CheckFourier(op, "tokens", a.x, a.scale, a.matrices);
-    TORCH_CHECK(a.divisor >= 0 && a.divisor <= int64_t(DivisorRule::kNone), op,
-                " expected divisor 0 to 4, got ", a.divisor);
-    TORCH_CHECK(
-        a.memory.dim() == 4 && a.memory.sym_sizes().slice(0, 2) == a.x.sym_sizes().slice(0, 2) &&
-            a.memory.sym_size(2) == a.matrices->sym_size(1) * 2 && Width(a) > 0,
-        op, " expected memory of shape [B,H,2m,", a.divides() ? "d+1" : "d", "] for tokens ",
-        a.x.sym_sizes(), " and matrices ", a.matrices->sym_sizes(), ", got ", a.memory.sym_sizes());
-    TORCH_CHECK(a.memory.scalar_type() == at::kDouble, op, " expected memory in double, got ",
-                a.memory.scalar_type());
-  }
-  static at::Tensor FeaturesOf(const Arguments& a, const at::Tensor& x) {
-    const auto type = ComputeTypeOf(x);
-    return FourierFeatures(x.to(type), a.scale ? a.scale->to(type) : at::Tensor(),
-                           a.matrices->to(type), a.normalise, a.factor);
-  }
-  static LinearRule RuleOfFeatures(const Arguments& a) {
-    return {FeatureMap::kNone, 0, DivisorRule(a.divisor), a.value};
-  }
-  static void PushScale(const Arguments& a, Tensors* grads) {
-    if (a.scale) grads->push_back(at::empty_symint(a.scale->sym_sizes(), a.scale->options()));
-  }
-  // body(map, d_scale) with the map as tokens stored as T take it; d_scale is null without a scale,
-  // and what it holds then goes to `to`.
-  template <class T, class Body>
-  static void WithMap(const Arguments& a, const at::Tensor* to, Body body) {
-    using C = ComputeType<T>;
-    const FourierTensors<T> given(a.x, a.scale, *a.matrices, a.normalise, a.factor);
-    const FourierMap<C> map = given.map();
-    const at::Tensor d_scale = to == nullptr ? at::Tensor() : given.EmptyScaleGradient();
-    body(&map, d_scale.defined() ? MutableData<C>(d_scale) : nullptr);
-    if (d_scale.defined()) to->copy_(d_scale);
+    TORCH_CHECK(a.x.dim() == 4 && a.memory.dim() == 4, op,
+                " expected tokens [B,H,T,d_k] and memory [B,H,2m,...], got ", a.x.sym_sizes(),
+                " and ", a.memory.sym_sizes());
+    CheckMap(op, "tokens", a, a.x, a.memory, Width(a));
   }
 };
 
@@ -232,10 +229,8 @@ struct Write : All {
   }
 
   static Tensors Compose(const Arguments& a) {
-    const auto type = ComputeTypeOf(a.x);
-    const at::Tensor pad = a.mask.HeadsPadding(a.x.size(2)), x = a.x.to(type);
-    return {LinearWrite(FeaturesOf(a, pad.defined() ? x.masked_fill(pad, 0.0) : x), a.v.to(type),
-                        a.memory, RuleOfFeatures(a), a.mask)};
+    return {LinearWrite(FeaturesOf(a, a.x, a.mask.HeadsPadding(a.x.size(2))),
+                        a.v.to(ComputeTypeOf(a.v)), a.memory, RuleOfFeatures(a), a.mask)};
   }
 
   static Tensors Empty(const Arguments& a) { return {LikePlain(a.memory)}; }
@@ -249,7 +244,7 @@ struct Write : All {
     const at::Tensor k = UnitStride(a.x), v = UnitStride(a.v);
     BeginState(a.memory, y[0]);
     DispatchStored(v, [&]<class T>(T) {
-      WithMap<T>(a, nullptr, [&](const auto* map, auto*) {
+      WithMap<T>(a, a.x, {}, [&](const auto* map, auto*) {
         cistern::LinearWrite<T>(ShapeOf(a), a.rule(), InputRows<T>(k), InputRows<T>(v),
                                 mask.lengths, y[0].mutable_data_ptr<double>(), map);
       });
@@ -264,7 +259,7 @@ struct Write : All {
     Tensors grads = EmptyGradients(a);
     grads[2] = G;
     DispatchStored(v, [&]<class T>(T) {
-      WithMap<T>(a, a.scale ? &grads[3] : nullptr, [&](const auto* map, auto* d_scale) {
+      WithMap<T>(a, a.x, grads, [&](const auto* map, auto* d_scale) {
         LinearWriteBackward<T>(ShapeOf(a), a.rule(), InputRows<T>(k), InputRows<T>(v), mask.lengths,
                                G.const_data_ptr<double>(), OutputRows<T>(grads[0]),
                                OutputRows<T>(grads[1]), map, d_scale);
@@ -284,7 +279,7 @@ struct Read : All {
 
   static void Check(const Arguments& a) { CheckBoth("[fourier_read]", a); }
   static Tensors Compose(const Arguments& a) {
-    return {LinearRead(FeaturesOf(a, a.x), a.memory, RuleOfFeatures(a)).to(a.x.scalar_type())};
+    return {LinearRead(FeaturesOf(a, a.x, {}), a.memory, RuleOfFeatures(a)).to(a.x.scalar_type())};
   }
 
   static Tensors Empty(const Arguments& a) {
@@ -300,7 +295,7 @@ struct Read : All {
   static void Forward(const Arguments& a, const RowMask&, const Tensors& y) {
     const at::Tensor q = UnitStride(a.x), memory = a.memory.contiguous();
     DispatchStored(q, [&]<class T>(T) {
-      WithMap<T>(a, nullptr, [&](const auto* map, auto*) {
+      WithMap<T>(a, a.x, {}, [&](const auto* map, auto*) {
         cistern::LinearRead<T>(ShapeOf(a), a.rule(), InputRows<T>(q),
                                memory.const_data_ptr<double>(), OutputRows<T>(y[0]), map);
       });
@@ -315,7 +310,7 @@ struct Read : All {
                      d_out = UnitStride(g[0]);
     Tensors grads = EmptyGradients(a);
     DispatchStored(q, [&]<class T>(T) {
-      WithMap<T>(a, a.scale ? &grads[2] : nullptr, [&](const auto* map, auto* d_scale) {
+      WithMap<T>(a, a.x, grads, [&](const auto* map, auto* d_scale) {
         LinearReadBackward<T>(ShapeOf(a), a.rule(), InputRows<T>(q),
                               memory.const_data_ptr<double>(), InputRows<T>(out),
                               InputRows<T>(d_out), OutputRows<T>(grads[0]),
@@ -332,33 +327,11 @@ CISTERN_PRIMITIVE(fourier_attention::Op)
 CISTERN_PRIMITIVE(fourier_attention::Write)
 CISTERN_PRIMITIVE(fourier_attention::Read)
 
-namespace fourier_attention {
-namespace {
-
-Arguments ArgumentsOf(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                      const at::Tensor& memory, const FourierFeatureMap& map,
-                      const LinearRule& rule, const Mask& mask) {
-  return {q,
-          k,
-          v,
-          memory,
-          Given(map.scale),
-          map.matrices,
-          mask,
-          map.normalise,
-          map.factor,
-          int64_t(rule.divisor),
-          rule.value};
-}
-
-}  // namespace
-}  // namespace fourier_attention
-
 SumResult FourierAttention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                            const at::Tensor& memory, const FourierFeatureMap& map,
                            const LinearRule& rule, const Mask& mask) {
   using fourier_attention::Op;
-  const Op::Arguments x = fourier_attention::ArgumentsOf(q, k, v, memory, map, rule, mask);
+  const Op::Arguments x = {fourier_attention::MapOf(map, rule), q, k, v, memory, mask};
   if (NeedsGradient({map.matrices})) {
     Op::Check(x);
     const Tensors y = Op::Compose(x);
@@ -375,7 +348,7 @@ at::Tensor FourierExtend(const at::Tensor& q, const at::Tensor& k, const at::Ten
   const bool alone = OwnedAlone(memory);
   at::Tensor out, z;
   if (alone && !NeedsGradient({map.matrices})) {
-    Op::Arguments x = fourier_attention::ArgumentsOf(q, k, v, memory, map, rule, mask);
+    Op::Arguments x = {fourier_attention::MapOf(map, rule), q, k, v, memory, mask};
     std::tie(out, memory, z) = OpPair<Op>::CallInPlace(x);
     return out;
   }
@@ -387,16 +360,7 @@ at::Tensor FourierExtend(const at::Tensor& q, const at::Tensor& k, const at::Ten
 at::Tensor FourierWrite(const at::Tensor& k, const at::Tensor& v, const at::Tensor& memory,
                         const FourierFeatureMap& map, const LinearRule& rule, const Mask& mask) {
   using fourier_attention::Write;
-  const Write::Arguments a = {k,
-                              v,
-                              memory,
-                              Given(map.scale),
-                              map.matrices,
-                              mask,
-                              map.normalise,
-                              map.factor,
-                              int64_t(rule.divisor),
-                              rule.value};
+  const Write::Arguments a = {fourier_attention::MapOf(map, rule), k, v, memory, mask};
   if (!NeedsGradient({map.matrices})) return std::get<0>(OpPair<Write>::Call(a));
   Write::Check(a);
   return Write::Compose(a)[0];
@@ -405,16 +369,7 @@ at::Tensor FourierWrite(const at::Tensor& k, const at::Tensor& v, const at::Tens
 at::Tensor FourierRead(const at::Tensor& q, const at::Tensor& memory, const FourierFeatureMap& map,
                        const LinearRule& rule) {
   using fourier_attention::Read;
-  const Read::Arguments a = {q,
-                             {},
-                             memory,
-                             Given(map.scale),
-                             map.matrices,
-                             {},
-                             map.normalise,
-                             map.factor,
-                             int64_t(rule.divisor),
-                             rule.value};
+  const Read::Arguments a = {fourier_attention::MapOf(map, rule), q, {}, memory, {}};
   if (!NeedsGradient({map.matrices})) return std::get<0>(OpPair<Read>::Call(a));
   Read::Check(a);
   return Read::Compose(a)[0];

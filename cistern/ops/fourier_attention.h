@@ -1,16 +1,10 @@
 #pragma once
 // Linear attention (linear_attention.h) whose features are random Fourier features, formed where
 // tokens are read.
+#include "cistern/ops/fourier_features.h"
 #include "cistern/ops/linear_attention.h"
 
 namespace cistern::ops {
-
-// What FourierFeatures (fourier_features.h) takes beside the tokens.
-struct FourierFeatureMap {
-  at::Tensor scale, matrices;  // [H,1,d] or undefined, [H,m,d]
-  bool normalise = false;
-  double factor = 1;
-};
 
 // LinearAttention of FourierFeatures(q) and FourierFeatures(k): q, k [B,H,T,d_k], v [B,H,T,d],
 // memory double [B,H,2m,d+1], or [B,H,2m,d] with DivisorRule::kNone. No [B,H,T,m] lies in memory;

@@ -86,11 +86,10 @@ struct Op {
 
 CISTERN_PRIMITIVE(fourier_features::Op)
 
-at::Tensor FourierFeatures(const at::Tensor& x, const at::Tensor& scale, const at::Tensor& matrices,
-                           bool normalise, double factor) {
+at::Tensor FourierFeatures(const at::Tensor& x, const FourierFeatureMap& map) {
   using fourier_features::Op;
-  const Op::Arguments a = {x, Given(scale), matrices, normalise, factor, {}};
-  if (!NeedsGradient({matrices})) return std::get<0>(OpPair<Op>::Call(a));
+  const Op::Arguments a = {x, Given(map.scale), map.matrices, map.normalise, map.factor, {}};
+  if (!NeedsGradient({map.matrices})) return std::get<0>(OpPair<Op>::Call(a));
   Op::Check(a);
   return Op::Compose(a)[0];
 }

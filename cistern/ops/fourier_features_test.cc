@@ -38,7 +38,7 @@ std::vector<Problem> Problems() {
 Tensors All(const Problem& p, at::ScalarType type, at::ScalarType of_matrices) {
   const at::Tensor x = Leaf(p.x.to(type)),
                    scale = p.scale.defined() ? Leaf(p.scale.to(of_matrices)) : p.scale;
-  const at::Tensor y = FourierFeatures(x, scale, p.matrices.to(of_matrices), p.normalise, 0.3);
+  const at::Tensor y = FourierFeatures(x, {scale, p.matrices.to(of_matrices), p.normalise, 0.3});
   EXPECT_EQ(y.scalar_type(), type);
   at::manual_seed(2);
   const at::Tensor g = at::randn(y.sizes(), at::kDouble).to(type);
@@ -81,7 +81,7 @@ TEST(FourierFeatures, SecondDerivatives) {
   const auto second = [&](Impl impl) {
     const ImplScope scope(impl);
     const at::Tensor x = Leaf(p.x), scale = Leaf(p.scale);
-    const at::Tensor y = FourierFeatures(x, scale, p.matrices, true, 0.7);
+    const at::Tensor y = FourierFeatures(x, {scale, p.matrices, true, 0.7});
     const auto first = torch::autograd::grad({y.pow(3).sum()}, {x, scale}, {}, true, true);
     return Gradients(first[0].square().sum() + first[1].square().sum(), {x, scale});
   };
@@ -94,7 +94,7 @@ TEST(FourierFeatures, MatricesWithAGradient) {
   const auto gradients = [&](Impl impl) {
     const ImplScope scope(impl);
     const Tensors leaves = {Leaf(p.x), Leaf(p.scale), Leaf(p.matrices)};
-    return Gradients(FourierFeatures(leaves[0], leaves[1], leaves[2], true, 0.7).pow(3).sum(),
+    return Gradients(FourierFeatures(leaves[0], {leaves[1], leaves[2], true, 0.7}).pow(3).sum(),
                      leaves);
   };
   const Tensors want = gradients(Impl::kComposite), got = gradients(Impl::kKernel);
@@ -105,7 +105,7 @@ TEST(FourierFeatures, MatricesWithAGradient) {
 TEST(FourierFeatures, Errors) {
   const Problem p = Problems()[1];
   const auto error = [&](const at::Tensor& x, const at::Tensor& scale, const at::Tensor& matrices) {
-    return Thrown([&] { FourierFeatures(x, scale, matrices, true, 1); });
+    return Thrown([&] { FourierFeatures(x, {scale, matrices, true, 1}); });
   };
   ExpectContains(error(p.x[0], p.scale, p.matrices), {"[fourier_features]", "x [B,H,T,d]"});
   ExpectContains(error(p.x, p.scale, p.matrices[0]), {"matrices [H,m,d]", "[2, 3, 9, 7]"});

@@ -11,7 +11,6 @@
 #include "cistern/attention/random_matrices.h"
 #include "cistern/attention/running_max.h"
 #include "cistern/base/error.h"
-#include "cistern/ops/fourier_features.h"
 #include "cistern/ops/tensor_rows.h"
 
 namespace cistern {
@@ -264,7 +263,7 @@ at::Tensor RfaMechanism::FeaturesOfScaled(const at::Tensor& scaled,
   if (options_.kernel == Kernel::kArccos)
     return at::relu(at::matmul(scaled, matrices.to(scaled.scalar_type()).transpose(1, 2))) *
            factor_;
-  return ops::FourierFeatures(scaled, {}, matrices, false, factor_);
+  return ops::FourierFeatures(scaled, {{}, matrices, false, factor_});
 }
 
 ops::FourierFeatureMap RfaMechanism::FeatureMapOf(const at::Tensor& x,
@@ -275,15 +274,14 @@ ops::FourierFeatureMap RfaMechanism::FeatureMapOf(const at::Tensor& x,
 
 at::Tensor RfaMechanism::Features(const at::Tensor& x, const at::Tensor& matrices) const {
   if (options_.kernel == Kernel::kArccos) return FeaturesOfScaled(Scaled(x), matrices);
-  const ops::FourierFeatureMap map = FeatureMapOf(x, matrices);
-  return ops::FourierFeatures(x, map.scale, map.matrices, map.normalise, map.factor);
+  return ops::FourierFeatures(x, FeatureMapOf(x, matrices));
 }
 
-bool RfaMechanism::TakesBFloat16(Form) const {
+bool RfaMechanism::FormsFeatures(Form) const {
   return options_.kernel == Kernel::kGaussian && !variant_.key_factor && !gated_ &&
          !input_gate_.declared();
 }
-bool RfaMechanism::FormsFeatures(Form form) const { return TakesBFloat16(form); }
+bool RfaMechanism::TakesBFloat16(Form form) const { return FormsFeatures(form); }
 
 namespace {
 
