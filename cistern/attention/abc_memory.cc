@@ -238,19 +238,6 @@ State AbcMechanism::Merge(const State& earlier, const State& later) const {
   return whole;
 }
 
-State AbcMechanism::Settled(const State& state) const { return decoding_.Settled(state); }
-
-State AbcMechanism::StateForm(int64_t batch, const at::TensorOptions& options,
-                              const std::function<bool(const std::string&)>& has) const {
-  return decoding_.Form(EmptyState(batch, options), has);
-}
-
-int64_t AbcMechanism::StateBytes(int64_t batch, int64_t tokens,
-                                 const at::TensorOptions& options) const {
-  const int64_t decoding = Fused() && !gated() ? decoding_.Bytes(batch, options) : 0;
-  return decoding > 0 ? decoding : Mechanism::StateBytes(batch, tokens, options);
-}
-
 at::Tensor OneHotLogWeights(const at::Tensor& slot, int64_t slots,
                             const at::TensorOptions& options) {
   const at::Tensor chosen = slot.unsqueeze(-1) == at::arange(slots, slot.options());

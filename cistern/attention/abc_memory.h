@@ -5,7 +5,6 @@
 #include <cmath>
 
 #include "cistern/attention/decay.h"
-#include "cistern/attention/decoding_state.h"
 
 namespace cistern {
 
@@ -30,13 +29,10 @@ class AbcMechanism : public Mechanism {
                         const std::vector<at::Tensor>& x) const override;
   State Merge(const State& first,
               const State& second) const override;  // where weights do not depend on the position
-  State Settled(const State& state) const override;
-  int64_t StateBytes(int64_t batch, int64_t tokens,
-                     const at::TensorOptions& options) const override;
-  State StateForm(int64_t batch, const at::TensorOptions& options,
-                  const std::function<bool(const std::string&)>& has) const override;
 
  protected:
+  bool PutsOffWrites() const override { return Fused() && !gated(); }
+
   enum class Weights {
     kEverySlot,   // each token writes all slots, but those whose log-weight is -inf
     kSomeSlots,   // of the token alone
@@ -106,7 +102,6 @@ class AbcMechanism : public Mechanism {
   DecayOptions decay_options_;
   ProjectionId gate_;
   StateId key_memory_, value_memory_, z_, count_, decay_;
-  DecodingState decoding_;
 };
 
 const EnumNames<AbcMechanism::EmptySlots>& EmptySlotNames();  // masked, take_part

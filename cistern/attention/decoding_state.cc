@@ -10,7 +10,7 @@ at::Tensor* Find(State& state, const StateId& id) {
 }  // namespace
 
 ops::SlotHandles DecodingState::Of(State& state) const {
-  return {Find(state, keys), state[values], Find(state, z), state[decoding]};
+  return {Find(state, keys), state[values], Find(state, z), Find(state, decoding)};
 }
 
 void DecodingState::End(State& state) const {
@@ -29,16 +29,25 @@ State DecodingState::Form(const State& empty,
   if (!declared() || !has(decoding.name)) return form;
   const int64_t batch = form[values].size(0);
   const bool keyed = keys.index != StateId::kUndeclared;
-  for (const StateId& id : {keys, values, z}) {
-    if (at::Tensor* tensor = Find(form, id)) *tensor = at::Tensor();
-  }
+  DropMemories(&form);
   form[decoding] = ops::EmptyDecoding(batch, heads, slots, width, keyed);
   return form;
 }
 
-int64_t DecodingState::Bytes(int64_t batch, const at::TensorOptions& options) const {
+int64_t DecodingState::Bytes(const State& empty, int64_t batch,
+                             const at::TensorOptions& options) const {
+  if (!declared()) return 0;
   const bool keyed = keys.index != StateId::kUndeclared;
-  return declared() ? ops::DecodingStateBytes(batch, heads, slots, width, keyed, options) : 0;
+  const int64_t bytes = ops::DecodingStateBytes(batch, heads, slots, width, keyed, options);
+  State rest = empty;
+  DropMemories(&rest);
+  return bytes > 0 ? bytes + rest.Bytes() : 0;
+}
+
+void DecodingState::DropMemories(State* state) const {
+  for (const StateId& id : {keys, values, z}) {
+    if (at::Tensor* tensor = Find(*state, id)) *tensor = at::Tensor();
+  }
 }
 
 }  // namespace cistern

@@ -1,7 +1,7 @@
 #pragma once
-// The state of a mechanism of slots while it decodes with writes put off (ops/slot_decoding.h): one
-// tensor `decoding` in place of its memories and z. A mechanism that declares one holds this and
-// passes the virtual functions below on to it.
+// The state of a mechanism of slots or sums while it decodes with writes put off
+// (ops/slot_decoding.h): one tensor `decoding` in place of its memories and z. A mechanism that
+// declares one fills in Mechanism::decoding_, which all have.
 #include <functional>
 
 #include "cistern/attention/state.h"
@@ -28,8 +28,12 @@ struct DecodingState {
   State Settled(const State& state) const;  // Mechanism::Settled
   State Form(const State& empty,            // Mechanism::StateForm
              const std::function<bool(const std::string&)>& has) const;
-  // Of the tensors that decoding has; 0: writes are not put off there.
-  int64_t Bytes(int64_t batch, const at::TensorOptions& options) const;
+  // Of the whole state while it decodes, `empty` being an empty one; 0: writes are not put off
+  // there.
+  int64_t Bytes(const State& empty, int64_t batch, const at::TensorOptions& options) const;
+
+ private:
+  void DropMemories(State* state) const;
 };
 
 }  // namespace cistern

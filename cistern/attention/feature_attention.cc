@@ -31,24 +31,24 @@ at::Tensor EmptyFeatureSums(int64_t batch, const AttentionDims& dims, int64_t fe
 }
 
 at::Tensor FeatureExtend(const at::Tensor& phi_q, const at::Tensor& phi_k, const at::Tensor& v,
-                         at::Tensor& memory, const ops::Mask& mask, const Denominator& denominator,
-                         const at::Tensor& log_gate) {
+                         const ops::SlotHandles& memory, const ops::Mask& mask,
+                         const Denominator& denominator, const at::Tensor& log_gate) {
   const auto [rule, value] = denominator;
   if (!log_gate.defined())
     return ops::LinearExtend(phi_q, phi_k, v, memory, RuleOf(denominator), mask);
   return ops::DivideSums(
-      ops::SumReadExtend(phi_q, phi_k, ops::WithOnes(v, rule), memory, mask, log_gate), rule,
+      ops::SumReadExtend(phi_q, phi_k, ops::WithOnes(v, rule), memory.values, mask, log_gate), rule,
       value);
 }
 
 at::Tensor EluExtend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                     at::Tensor& memory, const ops::Mask& mask, const Denominator& denominator,
-                     double eps) {
+                     const ops::SlotHandles& memory, const ops::Mask& mask,
+                     const Denominator& denominator, double eps) {
   return ops::LinearExtend(q, k, v, memory, EluRuleOf(denominator, eps), mask);
 }
 
 at::Tensor FourierExtend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                         at::Tensor& memory, const ops::FourierFeatureMap& map,
+                         const ops::SlotHandles& memory, const ops::FourierFeatureMap& map,
                          const ops::Mask& mask, const Denominator& denominator) {
   return ops::FourierExtend(q, k, v, memory, map, FourierRuleOf(denominator), mask);
 }

@@ -8,7 +8,7 @@
 // (ops/linear_attention.h), with gates one of the summing memory.
 #include "cistern/attention/mechanism.h"
 #include "cistern/kernels/linear_attention.h"
-#include "cistern/ops/fourier_attention.h"
+#include "cistern/ops/slot_decoding.h"
 
 namespace cistern {
 
@@ -24,11 +24,17 @@ struct Denominator {
 at::Tensor EmptyFeatureSums(int64_t batch, const AttentionDims& dims, int64_t features,
                             const Denominator& denominator, const at::TensorOptions& options);
 
+// Whether it may be put off, so that a mechanism declares `decoding`.
+inline bool MayDecode(const Denominator& denominator) {
+  return denominator.rule != Denominator::Rule::kNone;
+}
+
 // phi_q, phi_k [B,H,T,f], v [B,H,T,d] -> [B,H,T,d]; memory is replaced by the one after. log_gate
-// [B,H,T,1]: the memory decays by its exponential before each write. O(T f d).
+// [B,H,T,1]: the memory decays by its exponential before each write, and `decoding` of the handles
+// is null. O(T f d).
 at::Tensor FeatureExtend(const at::Tensor& phi_q, const at::Tensor& phi_k, const at::Tensor& v,
-                         at::Tensor& memory, const ops::Mask& mask, const Denominator& denominator,
-                         const at::Tensor& log_gate = {});
+                         const ops::SlotHandles& memory, const ops::Mask& mask,
+                         const Denominator& denominator, const at::Tensor& log_gate = {});
 // Of all tokens before any reads: bidirectional and cross attention.
 void FeatureWrite(const at::Tensor& phi_k, const at::Tensor& v, at::Tensor& memory,
                   const ops::Mask& mask, const Denominator& denominator,
@@ -37,8 +43,8 @@ at::Tensor FeatureRead(const at::Tensor& phi_q, const at::Tensor& memory,
                        const Denominator& denominator);
 // The same with phi(x) = elu(x) + 1 + eps of q and k inside.
 at::Tensor EluExtend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                     at::Tensor& memory, const ops::Mask& mask, const Denominator& denominator,
-                     double eps);
+                     const ops::SlotHandles& memory, const ops::Mask& mask,
+                     const Denominator& denominator, double eps);
 void EluWrite(const at::Tensor& k, const at::Tensor& v, at::Tensor& memory, const ops::Mask& mask,
               const Denominator& denominator, double eps);
 at::Tensor EluRead(const at::Tensor& q, const at::Tensor& memory, const Denominator& denominator,
@@ -46,7 +52,7 @@ at::Tensor EluRead(const at::Tensor& q, const at::Tensor& memory, const Denomina
 
 // With random Fourier features of q and k inside.
 at::Tensor FourierExtend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                         at::Tensor& memory, const ops::FourierFeatureMap& map,
+                         const ops::SlotHandles& memory, const ops::FourierFeatureMap& map,
                          const ops::Mask& mask, const Denominator& denominator);
 void FourierWrite(const at::Tensor& k, const at::Tensor& v, at::Tensor& memory,
                   const ops::FourierFeatureMap& map, const ops::Mask& mask,

@@ -324,14 +324,16 @@ void Mechanism::Truncate(State&, int64_t) const {
 }
 
 int64_t Mechanism::StateBytes(int64_t batch, int64_t, const at::TensorOptions& options) const {
-  return EmptyState(batch, options.device(at::kMeta)).Bytes();
+  const State empty = EmptyState(batch, options.device(at::kMeta));
+  const int64_t decoding = PutsOffWrites() ? decoding_.Bytes(empty, batch, options) : 0;
+  return decoding > 0 ? decoding : empty.Bytes();
 }
 
 State Mechanism::Compact(const State& state) const { return state; }
-State Mechanism::Settled(const State& state) const { return state; }
+State Mechanism::Settled(const State& state) const { return decoding_.Settled(state); }
 State Mechanism::StateForm(int64_t batch, const at::TensorOptions& options,
-                           const std::function<bool(const std::string&)>&) const {
-  return EmptyState(batch, options);
+                           const std::function<bool(const std::string&)>& has) const {
+  return decoding_.Form(EmptyState(batch, options), has);
 }
 
 void Mechanism::CheckState(const State&) const {}

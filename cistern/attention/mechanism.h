@@ -15,6 +15,7 @@
 #include <string>
 #include <vector>
 
+#include "cistern/attention/decoding_state.h"
 #include "cistern/attention/handles.h"
 #include "cistern/attention/position_kind.h"
 #include "cistern/attention/state.h"
@@ -247,10 +248,10 @@ class Mechanism : public torch::nn::Module {
   // memory.
   virtual State Compact(const State& state) const;
   // The state in the tensors that EmptyState has: one that decodes may have others in their place
-  // (ops/slot_decoding.h). By default the state itself. Shares memory.
+  // (decoding_). Shares memory.
   virtual State Settled(const State& state) const;
   // The names, types and shapes of a state that has the tensors of which `has` is true: those of
-  // EmptyState, or those of a state that decodes.
+  // EmptyState, or those of a state that decodes (decoding_).
   virtual State StateForm(int64_t batch, const at::TensorOptions& options,
                           const std::function<bool(const std::string&)>& has) const;
   // For a compact state that was read from a file, whose tensors have the names, types and shapes
@@ -259,6 +260,11 @@ class Mechanism : public torch::nn::Module {
   virtual void CheckState(const State& state) const;
 
  protected:
+  // The form that states have while they decode: undeclared where writes are never put off. And
+  // whether they are put off as things are now, in training or not.
+  DecodingState decoding_;
+  virtual bool PutsOffWrites() const { return true; }
+
   // The verbs of a mechanism; padding holds zeros, or what LeavesPaddingOut allows.
   virtual at::Tensor DoExtend(const std::vector<at::Tensor>& x, State& state,
                               const ops::Mask& mask);

@@ -41,7 +41,7 @@ HWY_INLINE void SinCos(Vec<T> x, Vec<T>* sine, Vec<T>* cosine) {
   *sine = hn::Sin(d, x), *cosine = hn::Cos(d, x);
 }
 
-// One head's map, with its matrix in panels of this thread's workspace.
+// One head's map, with its matrix where it lies or in panels of this thread's workspace.
 template <class S>
 class FourierRows {
   using T = ComputeType<S>;
@@ -60,6 +60,7 @@ class FourierRows {
         features_(static_cast<size_t>(map.features)),
         dp_(Padded<T>(width_)),
         mp_(Padded<T>(features_)),
+        given_(map.matrices + head * features_ * width_),
         normalise_(map.normalise),
         factor_(static_cast<T>(map.factor)) {
     matrix_ = workspace.Take<T>(mp_ * dp_);
@@ -70,9 +71,6 @@ class FourierRows {
     N_ = workspace.Take<T>(kRows * dp_);
     scale_ = workspace.Take<T>(dp_);
     d_scale_ = workspace.Take<T>(dp_);
-    PackRows(Sequence<const T>(map.matrices + head * features_ * width_, width_), 0, features_,
-             width_, dp_, T{0}, matrix_);
-    std::fill(matrix_ + features_ * dp_, matrix_ + mp_ * dp_, T{0});
     const T* const scale = map.scale == nullptr ? nullptr : map.scale + head * width_;
     for (size_t j = 0; j < dp_; ++j)
       scale_[j] = j >= width_ ? T{0} : scale == nullptr ? T{1} : scale[j];
@@ -90,12 +88,13 @@ class FourierRows {
       const size_t rows = std::min(kRows, count - done);
       Scaled(x, t + done, rows);
       if (count == 1) {
-        // Not worth turning the matrix.
+        // Not worth turning the matrix, nor a copy of it where its rows are whole vectors.
+        const T* const matrix = width_ == dp_ ? given_ : Matrix();
         for (size_t j = 0; j < features_; ++j)
-          Y_[j] = hn::GetLane(hn::SumOfLanes(Tag<T>(), DotRow(matrix_ + j * dp_)));
+          Y_[j] = hn::GetLane(hn::SumOfLanes(Tag<T>(), DotRow(matrix + j * dp_)));
         std::fill(Y_ + features_, Y_ + mp_, T{0});
       } else {
-        if (!is_turned_) Transpose(mp_, dp_, matrix_, dp_, turned_, mp_);
+        if (!is_turned_) Transpose(mp_, dp_, Matrix(), dp_, turned_, mp_);
         is_turned_ = true;
         Product<T>(rows, features_, {P_, dp_, 1, turned_, mp_, width_}, Y_, mp_);
       }
@@ -130,7 +129,7 @@ class FourierRows {
               Y_ + i * mp_ + j);
         }
       }
-      Product<T>(rows, width_, {Y_, mp_, 1, matrix_, dp_, features_}, D_, dp_);
+      Product<T>(rows, width_, {Y_, mp_, 1, Matrix(), dp_, features_}, D_, dp_);
       PackRows(x, t + done, rows, width_, dp_, T{0}, N_);
       for (size_t i = 0; i < rows; ++i) OfRow(N_ + i * dp_, D_ + i * dp_, dx.At(t + done + i));
     }
@@ -148,8 +147,17 @@ class FourierRows {
     const Tag<T> d;
     Vec<T> sum = hn::Zero(d);
     for (size_t j = 0; j < dp_; j += kLanes<T>)
-      sum = hn::MulAdd(hn::Load(d, P_ + j), hn::Load(d, row + j), sum);
+      sum = hn::MulAdd(hn::Load(d, P_ + j), hn::LoadU(d, row + j), sum);
     return sum;
+  }
+
+  // The matrix [mp, dp], zero in its padding.
+  const T* Matrix() {
+    if (is_packed_) return matrix_;
+    PackRows(Sequence<const T>(given_, width_), 0, features_, width_, dp_, T{0}, matrix_);
+    std::fill(matrix_ + features_ * dp_, matrix_ + mp_ * dp_, T{0});
+    is_packed_ = true;
+    return matrix_;
   }
 
   // 1 / (|x| + epsilon) of a packed row, and |x|.
@@ -204,9 +212,10 @@ class FourierRows {
   }
 
   const size_t width_, features_, dp_, mp_;
+  const T* const given_;
   const bool normalise_;
   const T factor_;
-  bool is_turned_ = false;
+  bool is_packed_ = false, is_turned_ = false;
   T *matrix_, *turned_, *P_, *Y_, *D_, *N_, *scale_, *d_scale_;
 };
 

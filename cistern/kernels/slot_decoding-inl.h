@@ -10,6 +10,7 @@
 #include <bit>
 #include <cmath>
 
+#include "cistern/base/parallel.h"
 #include "cistern/kernels/gated_token-inl.h"
 #include "cistern/kernels/slot_decoding.h"
 #include "cistern/kernels/slot_token-inl.h"
@@ -28,7 +29,7 @@ struct DeferredSum {
 };
 
 // sum_i x_i y_i of whole vectors.
-HWY_INLINE float DotOf(size_t padded, const float* x, const float* y) {
+HWY_INLINE float RowProduct(size_t padded, const float* x, const float* y) {
   const Tag<float> d;
   Vec<float> sum = hn::Zero(d);
   for (size_t i = 0; i < padded; i += kLanes<float>)
@@ -68,7 +69,7 @@ HWY_INLINE void ReadColumns(const DeferredSum& m, const float* r, size_t c, size
 HWY_NOINLINE inline void ReadDeferred(const DeferredSum& m, const float* r, size_t count,
                                       float* out) {
   HWY_ALIGN float shares[kDeferredTokens];
-  for (size_t j = 0; j < count; ++j) shares[j] = DotOf(m.lda, r, m.a + j * m.lda);
+  for (size_t j = 0; j < count; ++j) shares[j] = RowProduct(m.lda, r, m.a + j * m.lda);
   size_t c = 0;
   for (; c + 4 * kLanes<float> <= m.columns; c += 4 * kLanes<float>)
     ReadColumns<4>(m, r, c, count, shares, out);
@@ -272,6 +273,22 @@ class DecodingHead {
     if (count() == kTokens) Join(W, nullptr, by);
   }
 
+  // Sums of linear attention (linear_decoding.h): the token with the features NextWeights [np] is
+  // written; W is the sum of the features, c stays unused.
+  void WriteFeatures() {
+    const Tag<double> d;
+    const float* const features = NextWeights();
+    for (size_t l = 0; l < np; l += kLanes<double>)
+      hn::Store(hn::Add(hn::Load(d, W + l), LoadAsDouble(features + l)), d, W + l);
+    *count_ = static_cast<int64_t>(count()) + 1;
+  }
+  void JoinFeaturesIfFull(float* ones) {
+    if (count() < kTokens) return;
+    std::fill_n(ones, np, 1.0f);
+    JoinDeferred<true>(values, count(), ones);
+    *count_ = 0;
+  }
+
   const size_t n, width, np, dp;
   double *c, *W;
   DeferredSum values = {}, keys = {};  // [n, dp], and [width, np]: a match reads it like values
@@ -293,6 +310,34 @@ class DecodingHead {
   int64_t* count_;
   float *weights_, *values_, *tokens_ = nullptr;
 };
+
+// Element i of a memory begins as x, in two floats.
+inline void PutSum(double x, const DeferredSum& m, size_t i) {
+  m.high[i] = static_cast<float>(x);
+  m.low[i] = static_cast<float>(x - static_cast<double>(m.high[i]));
+}
+
+// Element (i, j) of the sum, in double.
+inline double SumOf(const DeferredSum& m, size_t count, size_t i, size_t j) {
+  double sum = static_cast<double>(m.high[i * m.columns + j]) +
+               static_cast<double>(m.low[i * m.columns + j]);
+  for (size_t t = 0; t < count; ++t)
+    sum += static_cast<double>(m.a[t * m.lda + i]) * static_cast<double>(m.b[t * m.ldb + j]);
+  return sum;
+}
+
+// body(head's index, head) of all heads.
+template <class Body>
+void ForDecoding(const SlotShape& shape, bool keys, std::byte* decoding, Body&& body) {
+  const auto n = static_cast<size_t>(shape.slots), width = static_cast<size_t>(shape.width);
+  const size_t bytes = DecodingHead::Bytes(n, width, keys);
+  ParallelFor(shape.batch * shape.heads, HeadsPerThread(shape), [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      DecodingHead head(n, width, keys, decoding + static_cast<size_t>(i) * bytes);
+      body(i, head);
+    }
+  });
+}
 
 }  // namespace HWY_NAMESPACE
 }  // namespace cistern

@@ -2,7 +2,6 @@
 
 #include <vector>
 
-#include "cistern/base/parallel.h"
 #include "cistern/kernels/dispatch.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -18,26 +17,14 @@ namespace HWY_NAMESPACE {
 // U_0 = M, W_0 = 1 and c = z.
 void BeginHead(const double* keys, const double* values, const double* z, DecodingHead& to) {
   to.Clear();
-  const auto put = [](double x, const DeferredSum& m, size_t i) {
-    m.high[i] = static_cast<float>(x);
-    m.low[i] = static_cast<float>(x - static_cast<double>(m.high[i]));
-  };
   for (size_t l = 0; l < to.n; ++l) {
     if (z != nullptr && z[l] == kEmpty) continue;  // whatever the caller left there
     to.c[l] = z != nullptr ? z[l] : 0, to.W[l] = 1;
-    for (size_t j = 0; j < to.width; ++j) put(values[l * to.width + j], to.values, l * to.dp + j);
+    for (size_t j = 0; j < to.width; ++j)
+      PutSum(values[l * to.width + j], to.values, l * to.dp + j);
     for (size_t j = 0; keys != nullptr && j < to.width; ++j)
-      put(keys[l * to.width + j], to.keys, j * to.np + l);
+      PutSum(keys[l * to.width + j], to.keys, j * to.np + l);
   }
-}
-
-// Element (i, j) of the sum, in double.
-double SumOf(const DeferredSum& m, size_t count, size_t i, size_t j) {
-  double sum = static_cast<double>(m.high[i * m.columns + j]) +
-               static_cast<double>(m.low[i * m.columns + j]);
-  for (size_t t = 0; t < count; ++t)
-    sum += static_cast<double>(m.a[t * m.lda + i]) * static_cast<double>(m.b[t * m.ldb + j]);
-  return sum;
 }
 
 void EndHead(const DecodingHead& from, double* keys, double* values, double* z) {
@@ -94,17 +81,21 @@ struct DecodingScratch {
   double* next;
 };
 
-// The token's weights, and whether its write can be put off. Writes that were put off earlier may
-// join the memory.
-template <class S>
-bool WeighToken(DecodingHead& m, const Sequence<const S>& s, const DecodingScratch& scratch) {
-  PackRows(s, 0, 1, m.n, m.np, kMinusInfinity<float>, scratch.s);
+// The weights of the token with the log-weights scratch.s, and whether its write can be put off.
+// Writes that were put off earlier may join the memory.
+bool WeighToken(DecodingHead& m, const DecodingScratch& scratch) {
   DecodingHead::Weighed weighed = m.Weigh(scratch.s);
   if (weighed == DecodingHead::Weighed::kFar) {
     m.Join(m.W, scratch.s, scratch.shares);
     weighed = m.Weigh(scratch.s);
   }
   return weighed == DecodingHead::Weighed::kNear;
+}
+
+template <class S>
+bool WeighToken(DecodingHead& m, const Sequence<const S>& s, const DecodingScratch& scratch) {
+  PackRows(s, 0, 1, m.n, m.np, kMinusInfinity<float>, scratch.s);
+  return WeighToken(m, scratch);
 }
 
 // out = softmax(r)^T M, r [np] with -inf in its padding.
@@ -153,6 +144,106 @@ HWY_NOINLINE void LatteTokenOf(const ForwardHead<float>& head, const LatteTensor
   m.JoinIfFull(scratch.shares);
 }
 
+// A FAVOR+ token's products as logits, x [np] = scale P - offset with -inf in its padding. Returns
+// whether all are below infinity.
+bool ProductsToLogits(const Sequence<const float>& products, float scale, float offset,
+                      const DecodingHead& m, float* x) {
+  const Tag<float> d;
+  PackRows(products, 0, 1, m.n, m.np, kMinusInfinity<float>, x);
+  const Vec<float> by = hn::Set(d, scale), less = hn::Set(d, offset),
+                   most = hn::Set(d, -kMinusInfinity<float>);
+  auto below = hn::Lt(less, most);
+  for (size_t l = 0; l < m.np; l += kLanes<float>) {
+    const Vec<float> y = hn::MulSub(by, hn::Load(d, x + l), less);
+    below = hn::And(below, hn::Lt(y, most));
+    hn::Store(y, d, x + l);
+  }
+  return hn::AllTrue(d, below);
+}
+
+// |scale k|^2 / 2.
+template <class S>
+float HalfSquare(const Sequence<const S>& k, float scale, size_t width) {
+  const Tag<float> d;
+  const Vec<float> by = hn::Set(d, scale);
+  Vec<float> sum = hn::Zero(d);
+  for (size_t j = 0; j < width; j += kLanes<float>) {
+    const Vec<float> x = hn::Mul(by, LoadPart(k.At(0), j, width));
+    sum = hn::MulAdd(x, x, sum);
+  }
+  return hn::GetLane(hn::SumOfLanes(d, sum)) / 2;
+}
+
+// out [dp] of the logits x [np]: with e_l = e^(x_l + c_l - m), m the largest of the exponents,
+// sum_l e_l U_l over sum_l e_l W_l. x becomes e.
+HWY_NOINLINE void ReadFavor(const DecodingHead& m, float* x, double* exponents, float* out) {
+  const Tag<double> d;
+  const Tag<float> f;
+  Double highest = hn::Set(d, kEmpty);
+  for (size_t l = 0; l < m.np; l += kLanes<double>) {
+    const Double y = hn::Add(LoadAsDouble(x + l), hn::Load(d, m.c + l));
+    highest = hn::Max(highest, y);
+    hn::Store(y, d, exponents + l);
+  }
+  const double most = hn::GetLane(hn::MaxOfLanes(d, highest));
+  if (most == kEmpty) {
+    std::fill_n(out, m.dp, 0.0f);
+    return;
+  }
+  const Double from = hn::Set(d, most);
+  for (size_t l = 0; l < m.np; l += kLanes<double>)
+    StoreDouble(hn::Sub(hn::Load(d, exponents + l), from), x + l);
+  Double sum = hn::Zero(d);
+  for (size_t l = 0; l < m.np; l += kLanes<float>) {
+    hn::Store(WeightExp(hn::Load(f, x + l)), f, x + l);
+    for (size_t j = l; j < l + kLanes<float>; j += kLanes<double>)
+      sum = hn::MulAdd(LoadAsDouble(x + j), hn::Load(d, m.W + j), sum);
+  }
+  ReadDeferred(m.values, x, m.count(), out);
+  const Vec<float> share = hn::Set(f, static_cast<float>(1 / hn::GetLane(hn::SumOfLanes(d, sum))));
+  for (size_t j = 0; j < m.dp; j += kLanes<float>)
+    hn::Store(hn::Mul(share, hn::Load(f, out + j)), f, out + j);
+}
+
+// Products of queries and keys with the features' rows, keys and values.
+template <class S>
+struct FavorTensors {
+  Sequence<const float> of_q, of_k;
+  Sequence<const S> k, v;
+  Sequence<S> out;
+};
+
+template <class S>
+HWY_NOINLINE void FavorTokenOf(const ForwardHead<float>& head, const FavorTokenMap& map,
+                               const FavorTensors<S>& a, DecodingHead& m) {
+  if (head.tokens.length == 0) return ZeroRows(0, 1, m.width, a.out);
+  if (head.tokens.StartsAt(0)) m.Clear();
+  const DecodingScratch scratch(m);
+  const auto scale = static_cast<float>(map.scale);
+  float *const x = scratch.r, *const s = scratch.s;
+  const bool known = ProductsToLogits(a.of_q, scale, 0, m, x);
+  ProductsToLogits(a.of_k, scale, HalfSquare(a.k, scale, static_cast<size_t>(map.key_width)), m, s);
+  const bool weighed = WeighToken(m, scratch), moderate = TakeRow(a.v, m, m.NextValue());
+  if (!weighed || !moderate || !known) {
+    // Copies: one token in double has a scratch of its own, in the same workspace.
+    const std::vector<float> logits(x, x + m.n), weights(s, s + m.n),
+        value(m.NextValue(), m.NextValue() + m.width);
+    std::vector<float> row(m.width);
+    float* const out = RoomForRow(a.out, row.data());
+    InDouble whole(m, false);
+    LatteToken<FavorWeights<float>, float>(
+        head,
+        {{logits.data(), m.n}, {weights.data(), m.n}, {value.data(), m.width}, {out, m.width}},
+        whole.values.data(), whole.z.data());
+    PutRow(out, m.width, a.out);
+    return whole.Back();
+  }
+  m.Write(scratch.shares);
+  ReadFavor(m, x, scratch.next, scratch.out);
+  UnpackRows(scratch.out, 0, 1, m.width, m.dp, a.out);
+  m.JoinIfFull(scratch.shares);
+}
+
 template <class S>
 HWY_NOINLINE void AbcTokenOf(const ForwardHead<float>& head, float scale, const AbcTensors<S>& a,
                              DecodingHead& m) {
@@ -190,19 +281,6 @@ HWY_NOINLINE void GatedTokenOf(const GatedForwardHead<S>& head, DecodingHead& m)
   AttendToken(m, head.scale, head.q, scratch, head.out);
 }
 
-// body(head's index, head) of all heads.
-template <class Body>
-void ForDecoding(const SlotShape& shape, bool keys, std::byte* decoding, Body&& body) {
-  const auto n = static_cast<size_t>(shape.slots), width = static_cast<size_t>(shape.width);
-  const size_t bytes = DecodingHead::Bytes(n, width, keys);
-  ParallelFor(shape.batch * shape.heads, HeadsPerThread(shape), [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) {
-      DecodingHead head(n, width, keys, decoding + static_cast<size_t>(i) * bytes);
-      body(i, head);
-    }
-  });
-}
-
 template <class T>
 T* OrNull(T* x, int64_t offset) {
   return x == nullptr ? nullptr : x + offset;
@@ -236,6 +314,16 @@ void LatteAll(const SlotShape& shape, const Rows<const S>& q, const Rows<const S
   });
 }
 template <class S>
+void FavorAll(const SlotShape& shape, const FavorTokenMap& map, const Rows<const float>& of_q,
+              const Rows<const float>& of_k, const Rows<const S>& k, const Rows<const S>& v,
+              const RowMask& mask, std::byte* decoding, const Rows<S>& out) {
+  ForDecoding(shape, false, decoding, [&](int64_t i, DecodingHead& m) {
+    const ForwardHead<float> head(shape, mask, i);
+    const int64_t b = head.b, h = head.h;
+    FavorTokenOf<S>(head, map, {{of_q, b, h}, {of_k, b, h}, {k, b, h}, {v, b, h}, {out, b, h}}, m);
+  });
+}
+template <class S>
 void AbcAll(const SlotShape& shape, double scale, const Rows<const S>& q, const Rows<const S>& k,
             const Rows<const S>& v, const Rows<const S>& s, const RowMask& mask,
             std::byte* decoding, const Rows<S>& out) {
@@ -256,20 +344,25 @@ void GatedAll(const SlotShape& shape, const GatedSlotsOptions& options,
   });
 }
 
-#define CISTERN_SLOT_DECODING(S, Name)                                                        \
-  void Gated##Name(const SlotShape& shape, const GatedSlotsOptions& options,                  \
-                   const GatedSlotsInputs<S>& in, const RowMask& mask, std::byte* decoding,   \
-                   Rows<S> out) {                                                             \
-    GatedAll<S>(shape, options, in, mask, decoding, out);                                     \
-  }                                                                                           \
-  void Latte##Name(const SlotShape& shape, Rows<const S> q, Rows<const S> s, Rows<const S> v, \
-                   const RowMask& mask, std::byte* decoding, Rows<S> out) {                   \
-    LatteAll<S>(shape, q, s, v, mask, decoding, out);                                         \
-  }                                                                                           \
-  void Abc##Name(const SlotShape& shape, double scale, Rows<const S> q, Rows<const S> k,      \
-                 Rows<const S> v, Rows<const S> s, const RowMask& mask, std::byte* decoding,  \
-                 Rows<S> out) {                                                               \
-    AbcAll<S>(shape, scale, q, k, v, s, mask, decoding, out);                                 \
+#define CISTERN_SLOT_DECODING(S, Name)                                                            \
+  void Gated##Name(const SlotShape& shape, const GatedSlotsOptions& options,                      \
+                   const GatedSlotsInputs<S>& in, const RowMask& mask, std::byte* decoding,       \
+                   Rows<S> out) {                                                                 \
+    GatedAll<S>(shape, options, in, mask, decoding, out);                                         \
+  }                                                                                               \
+  void Latte##Name(const SlotShape& shape, Rows<const S> q, Rows<const S> s, Rows<const S> v,     \
+                   const RowMask& mask, std::byte* decoding, Rows<S> out) {                       \
+    LatteAll<S>(shape, q, s, v, mask, decoding, out);                                             \
+  }                                                                                               \
+  void Favor##Name(const SlotShape& shape, const FavorTokenMap& map, Rows<const float> of_q,      \
+                   Rows<const float> of_k, Rows<const S> k, Rows<const S> v, const RowMask& mask, \
+                   std::byte* decoding, Rows<S> out) {                                            \
+    FavorAll<S>(shape, map, of_q, of_k, k, v, mask, decoding, out);                               \
+  }                                                                                               \
+  void Abc##Name(const SlotShape& shape, double scale, Rows<const S> q, Rows<const S> k,          \
+                 Rows<const S> v, Rows<const S> s, const RowMask& mask, std::byte* decoding,      \
+                 Rows<S> out) {                                                                   \
+    AbcAll<S>(shape, scale, q, k, v, s, mask, decoding, out);                                     \
   }
 CISTERN_SLOT_DECODING(float, Float)
 CISTERN_SLOT_DECODING(BFloat16, BFloat16)
@@ -292,6 +385,8 @@ HWY_EXPORT(BeginAll);
 HWY_EXPORT(EndAll);
 HWY_EXPORT(LatteFloat);
 HWY_EXPORT(LatteBFloat16);
+HWY_EXPORT(FavorFloat);
+HWY_EXPORT(FavorBFloat16);
 HWY_EXPORT(AbcFloat);
 HWY_EXPORT(AbcBFloat16);
 HWY_EXPORT(GatedFloat);
@@ -309,23 +404,29 @@ void EndDecoding(const SlotShape& shape, const std::byte* decoding, double* keys
   CISTERN_DISPATCH(EndAll)(shape, decoding, keys, values, z);
 }
 
-#define CISTERN_SLOT_DECODING(T, Name)                                                           \
-  template <>                                                                                    \
-  void GatedSlotsDecode(const SlotShape& shape, const GatedSlotsOptions& options,                \
-                        const GatedSlotsInputs<T>& in, const RowMask& mask, std::byte* decoding, \
-                        Rows<T> out) {                                                           \
-    CISTERN_DISPATCH(Gated##Name)(shape, options, in, mask, decoding, out);                      \
-  }                                                                                              \
-  template <>                                                                                    \
-  void LatteDecode(const SlotShape& shape, Rows<const T> q, Rows<const T> s, Rows<const T> v,    \
-                   const RowMask& mask, std::byte* decoding, Rows<T> out) {                      \
-    CISTERN_DISPATCH(Latte##Name)(shape, q, s, v, mask, decoding, out);                          \
-  }                                                                                              \
-  template <>                                                                                    \
-  void AbcDecode(const SlotShape& shape, double scale, Rows<const T> q, Rows<const T> k,         \
-                 Rows<const T> v, Rows<const T> s, const RowMask& mask, std::byte* decoding,     \
-                 Rows<T> out) {                                                                  \
-    CISTERN_DISPATCH(Abc##Name)(shape, scale, q, k, v, s, mask, decoding, out);                  \
+#define CISTERN_SLOT_DECODING(T, Name)                                                             \
+  template <>                                                                                      \
+  void GatedSlotsDecode(const SlotShape& shape, const GatedSlotsOptions& options,                  \
+                        const GatedSlotsInputs<T>& in, const RowMask& mask, std::byte* decoding,   \
+                        Rows<T> out) {                                                             \
+    CISTERN_DISPATCH(Gated##Name)(shape, options, in, mask, decoding, out);                        \
+  }                                                                                                \
+  template <>                                                                                      \
+  void LatteDecode(const SlotShape& shape, Rows<const T> q, Rows<const T> s, Rows<const T> v,      \
+                   const RowMask& mask, std::byte* decoding, Rows<T> out) {                        \
+    CISTERN_DISPATCH(Latte##Name)(shape, q, s, v, mask, decoding, out);                            \
+  }                                                                                                \
+  template <>                                                                                      \
+  void FavorDecode(const SlotShape& shape, const FavorTokenMap& map, Rows<const float> q_products, \
+                   Rows<const float> k_products, Rows<const T> k, Rows<const T> v,                 \
+                   const RowMask& mask, std::byte* decoding, Rows<T> out) {                        \
+    CISTERN_DISPATCH(Favor##Name)(shape, map, q_products, k_products, k, v, mask, decoding, out);  \
+  }                                                                                                \
+  template <>                                                                                      \
+  void AbcDecode(const SlotShape& shape, double scale, Rows<const T> q, Rows<const T> k,           \
+                 Rows<const T> v, Rows<const T> s, const RowMask& mask, std::byte* decoding,       \
+                 Rows<T> out) {                                                                    \
+    CISTERN_DISPATCH(Abc##Name)(shape, scale, q, k, v, s, mask, decoding, out);                    \
   }
 CISTERN_SLOT_DECODING(float, Float)
 CISTERN_SLOT_DECODING(BFloat16, BFloat16)

@@ -1,7 +1,7 @@
 #pragma once
-// Latte, ABC and gated slots of float tokens, one after another, with writes put off: what a token
-// writes is kept beside the memory and joins it with that of others, every kDeferredTokens tokens.
-// A token then reads half of a memory in double and writes almost nothing of it.
+// Latte, ABC, gated slots and FAVOR+ of float tokens, one after another, with writes put off: what
+// a token writes is kept beside the memory and joins it with that of others, every kDeferredTokens
+// tokens. A token then reads half of a memory in double and writes almost nothing of it.
 //
 // A slot is held as sums that count log-weights from a number c of its own,
 //
@@ -15,6 +15,12 @@
 // Gated slots (gated_slots.h) are such sums as well, with the product of the inverse gates for W:
 //
 //   U_t = U_0 + sum_j W_j (1 - g_j) v_j,   W_t = W_{t-1} / g_t,   M_t = U_t / W_t
+//
+// FAVOR+ reads by r = softmax(x + z), so that its sum over the slots needs no logarithm:
+//
+//   out_t = sum_l e^(x_l + c_l) U_l / sum_l e^(x_l + c_l) W_l
+//
+// linear_decoding.h has the sums of linear attention in the same form.
 //
 // What slot_memory.h, slot_attention.h and gated_slots.h say of the result holds here: a token
 // whose log-weights, keys or values are not finite goes through double and those kernels.
@@ -47,6 +53,17 @@ void EndDecoding(const SlotShape& shape, const std::byte* decoding, double* keys
 // it to the memory. T: float or BFloat16.
 template <class T>
 void LatteDecode(const SlotShape& shape, Rows<const T> q, Rows<const T> s, Rows<const T> v,
+                 const RowMask& mask, std::byte* decoding, Rows<T> out);
+// As FavorForward (slot_attention.h) with x = scale q_products and s = scale k_products -
+// |scale k|^2 / 2, the products [B,H,1,n] of queries and keys with the rows of features.
+//   k [B,H,1,key_width]
+struct FavorTokenMap {
+  double scale;
+  int64_t key_width;
+};
+template <class T>
+void FavorDecode(const SlotShape& shape, const FavorTokenMap& map, Rows<const float> q_products,
+                 Rows<const float> k_products, Rows<const T> k, Rows<const T> v,
                  const RowMask& mask, std::byte* decoding, Rows<T> out);
 template <class T>
 void AbcDecode(const SlotShape& shape, double scale, Rows<const T> q, Rows<const T> k,

@@ -20,17 +20,18 @@ struct Decoded {
   std::vector<double> out, keys, values, z;
 };
 
-enum class Kind { kLatte, kAbc, kGated };
-constexpr Kind kKinds[] = {Kind::kLatte, Kind::kAbc, Kind::kGated};
+enum class Kind { kLatte, kAbc, kGated, kFavor };
+constexpr Kind kKinds[] = {Kind::kLatte, Kind::kAbc, Kind::kGated, Kind::kFavor};
+bool HasKeys(Kind kind) { return kind == Kind::kAbc || kind == Kind::kGated; }
 constexpr GatedSlotsOptions kGates = {.scale = 0.3, .temperature = 4};
 
 constexpr double kScale = 0.3;
 
-// p.a: queries, p.s: log-weights or logits of gates, p.u: values. With keys p.g are those, and
-// p.dmemory_T their memory.
+// p.a: queries (FAVOR+: logits), p.s: log-weights or logits of gates, p.u: values. With keys p.g
+// are those, and p.dmemory_T their memory.
 struct Task : Problem {
   Kind kind;
-  bool keyed() const { return kind != Kind::kLatte; }
+  bool keyed() const { return HasKeys(kind); }
 };
 
 template <class T>
@@ -75,6 +76,9 @@ Decoded InDouble(const Task& p) {
     switch (p.kind) {
       case Kind::kLatte:
         return LatteForward<double>(token, From(q.in(), t), From(s.in(), t), From(v.in(), t), mask,
+                                    r.values.data(), r.z.data(), From(out.rows(), t));
+      case Kind::kFavor:
+        return FavorForward<double>(token, From(q.in(), t), From(s.in(), t), From(v.in(), t), mask,
                                     r.values.data(), r.z.data(), From(out.rows(), t));
       case Kind::kAbc:
         return AbcForward<double>(token, kScale, From(q.in(), t), From(k.in(), t), From(v.in(), t),
@@ -133,6 +137,8 @@ Decoded Decode(const Task& p, Layout layout, bool ends = false) {
   const Array<T> q(p.shape, p.AWidth(), layout, p.a), s(p.shape, n, layout, p.s),
       v(p.shape, d, layout, p.u), k(p.shape, d, layout, p.keyed() ? p.g : p.u);
   Array<T> out(p.shape, d, layout);
+  const Array<float> x(p.shape, p.AWidth(), layout, p.a), log_weights(p.shape, n, layout, p.s);
+  const Array<T> none(p.shape, d, layout, std::vector<double>(size_t(p.Tokens() * d)));
   const SlotShape token = OneToken(p.shape);
   Held held(p);
   held.Begin({{}, p.dmemory_T, p.memory, p.z});
@@ -140,6 +146,9 @@ Decoded Decode(const Task& p, Layout layout, bool ends = false) {
     if (p.kind == Kind::kLatte) {
       LatteDecode<T>(token, From(q.in(), t), From(s.in(), t), From(v.in(), t), mask, held.data(),
                      From(out.rows(), t));
+    } else if (p.kind == Kind::kFavor) {  // of keys 0, so that products are the logits
+      FavorDecode<T>(token, {1, d}, From(x.in(), t), From(log_weights.in(), t), From(none.in(), t),
+                     From(v.in(), t), mask, held.data(), From(out.rows(), t));
     } else if (p.kind == Kind::kAbc) {
       AbcDecode<T>(token, kScale, From(q.in(), t), From(k.in(), t), From(v.in(), t),
                    From(s.in(), t), mask, held.data(), From(out.rows(), t));
@@ -167,7 +176,7 @@ void ExpectSame(const Decoded& got, const Decoded& want, double tolerance,
 }
 
 Task Of(uint64_t seed, Kind kind, const SlotShape& shape, const Options& options = {}) {
-  Task p{MakeProblem(seed, kind != Kind::kLatte, shape, options), kind};
+  Task p{MakeProblem(seed, HasKeys(kind), shape, options), kind};
   p.name += " kind " + std::to_string(int(kind));
   if (!p.keyed()) p.dmemory_T.clear();
   Random random(seed + 1);
@@ -212,8 +221,42 @@ TEST(SlotDecoding, StartsAndLengths) {
   ForEachIsa([] {
     for (uint64_t seed = 2000; seed < 2024; ++seed) {
       ExpectAsInDouble(
-          Of(seed, kKinds[seed % 3], {3, 2, 50, 9, 20},
+          Of(seed, kKinds[seed % 4], {3, 2, 50, 9, 20},
              {.weights = kAllWeights[seed % 6], .starts = true, .lengths = seed % 4 != 0}));
+    }
+  });
+}
+
+// FAVOR+'s logits and log-weights are made of products and keys.
+TEST(SlotDecoding, FavorOfProducts) {
+  constexpr double kBy = 0.4;
+  ForEachIsa([] {
+    for (int64_t width : {1, 20, 64}) {
+      const Task p = Of(2500, Kind::kFavor, {2, 2, 1, 19, 24}, {.start = Start::kFull});
+      Random random(2501);
+      const std::vector<double> keys = Normals(random, p.Tokens() * width);
+      const Array<float> q(p.shape, p.shape.slots, Layout::kBTHW, p.a),
+          s(p.shape, p.shape.slots, Layout::kBTHW, p.s), k(p.shape, width, Layout::kBTHW, keys),
+          v(p.shape, p.shape.width, Layout::kBTHW, p.u);
+      Array<float> out(p.shape, p.shape.width, Layout::kBTHW);
+      Held held(p);
+      held.Begin({{}, {}, p.memory, p.z});
+      FavorDecode<float>(p.shape, {kBy, width}, q.in(), s.in(), k.in(), v.in(), {}, held.data(),
+                         out.rows());
+      Task mapped = p;
+      for (double& x : mapped.a) x *= kBy;
+      for (size_t row = 0; row < size_t(p.Tokens()); ++row) {
+        double square = 0;
+        for (size_t j = 0; j < size_t(width); ++j)
+          square += std::pow(kBy * keys[row * size_t(width) + j], 2);
+        for (size_t l = 0; l < size_t(p.shape.slots); ++l) {
+          double& x = mapped.s[row * size_t(p.shape.slots) + l];
+          x = kBy * x - square / 2;
+        }
+      }
+      Decoded got = held.End();
+      got.out = out.Values();
+      ExpectSame(got, InDouble(mapped), 4 * Tolerance<float>(p), p.name);
     }
   });
 }

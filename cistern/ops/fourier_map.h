@@ -1,6 +1,8 @@
 #pragma once
 // What ops that form random Fourier features are given (kernels/fourier_features.h): checks, and
 // the map as the kernels take it. For .cc files of this layer.
+#include <ATen/ATen.h>
+
 #include "cistern/kernels/fourier_features.h"
 #include "cistern/ops/tensor_rows.h"
 

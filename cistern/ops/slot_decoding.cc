@@ -1,6 +1,8 @@
 #include "cistern/ops/slot_decoding.h"
 
-#include "cistern/kernels/slot_decoding.h"
+#include "cistern/kernels/linear_decoding.h"
+#include "cistern/ops/fourier_map.h"
+#include "cistern/ops/linear_product.h"
 #include "cistern/ops/primitive.h"
 #include "cistern/ops/slot_checks.h"
 
@@ -20,7 +22,9 @@ bool HasNoGradient(const at::Tensor& x) {
 // no gradient passes through.
 bool Defers(std::initializer_list<const at::Tensor*> tokens, const SlotHandles& state,
             const Mask& mask) {
-  if (at_once || mask.valid || ActiveImpl() != Impl::kKernel || !NobodyWatchesOps()) return false;
+  if (at_once || !state.decoding || mask.valid || ActiveImpl() != Impl::kKernel ||
+      !NobodyWatchesOps())
+    return false;
   const at::Tensor& first = **tokens.begin();
   const at::ScalarType type = first.scalar_type();
   if (first.dim() != 4 || first.size(2) != 1 || first.numel() == 0 || !IsDeferredType(type))
@@ -28,7 +32,7 @@ bool Defers(std::initializer_list<const at::Tensor*> tokens, const SlotHandles& 
   for (const at::Tensor* t : tokens) {
     if (!t->device().is_cpu() || t->scalar_type() != type || !HasNoGradient(*t)) return false;
   }
-  if (state.decoding.defined()) return IsPlain(state.decoding);
+  if (state.IsDecoding()) return IsPlain(*state.decoding);
   return HasNoGradient(state.values) && (!state.keys || HasNoGradient(*state.keys)) &&
          (!state.z || HasNoGradient(*state.z));
 }
@@ -40,7 +44,7 @@ std::byte* Bytes(const at::Tensor& decoding) {
 // TORCH_CHECKs that `decoding` is of these sizes, and no other tensor is beside it.
 void CheckDecoding(const SlotHandles& state, int64_t batch, int64_t heads, int64_t slots,
                    int64_t width) {
-  const at::Tensor& decoding = state.decoding;
+  const at::Tensor& decoding = *state.decoding;
   const std::array<int64_t, 3> want = {batch, heads,
                                        DecodingBytes(slots, width, state.keys != nullptr)};
   TORCH_CHECK(decoding.scalar_type() == at::kByte && decoding.sizes() == at::IntArrayRef(want),
@@ -54,7 +58,7 @@ void CheckDecoding(const SlotHandles& state, int64_t batch, int64_t heads, int64
 // TORCH_CHECKs the tokens, s being log-weights or logits of gates, and gives the kernels' shape.
 SlotShape Check(const char* op, const char* name, const at::Tensor& s, const at::Tensor& v,
                 const SlotHandles& state, const Mask& mask) {
-  if (!state.decoding.defined()) {
+  if (!state.IsDecoding()) {
     CheckSlots(op, name, s, "v", v, state.values, state.z);
     if (state.keys) CheckSlots(op, name, s, "k", v, *state.keys, state.z);
   }
@@ -68,9 +72,9 @@ void CheckSame(const char* op, const char* name, const at::Tensor& x, const at::
 
 // `decoding` for the caller to write in.
 void Begin(const SlotShape& shape, const SlotHandles& state) {
-  if (state.decoding.defined()) {
+  if (state.IsDecoding()) {
     CheckDecoding(state, shape.batch, shape.heads, shape.slots, shape.width);
-    if (!OwnedAlone(state.decoding)) state.decoding = state.decoding.clone();
+    if (!OwnedAlone(*state.decoding)) *state.decoding = state.decoding->clone();
     return;
   }
   const auto contiguous = [](const at::Tensor* t) { return t ? t->contiguous() : at::Tensor(); };
@@ -78,11 +82,31 @@ void Begin(const SlotShape& shape, const SlotHandles& state) {
                    z = contiguous(state.z);
   at::Tensor decoding =
       EmptyDecoding(shape.batch, shape.heads, shape.slots, shape.width, state.keys != nullptr);
-  BeginDecoding(shape, DataOrNull(keys), DataOrNull(values), DataOrNull(z), Bytes(decoding));
-  state.decoding = std::move(decoding);
+  if (state.IsLinear()) {
+    BeginLinearDecoding(shape, DataOrNull(values), Bytes(decoding));
+  } else {
+    BeginDecoding(shape, DataOrNull(keys), DataOrNull(values), DataOrNull(z), Bytes(decoding));
+  }
+  *state.decoding = std::move(decoding);
   for (at::Tensor* t : {state.keys, &state.values, state.z}) {
     if (t) *t = at::Tensor();
   }
+}
+
+// The same of linear attention with n features of q and k.
+SlotShape CheckLinear(const char* op, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                      int64_t n, const SlotHandles& state, const Mask& mask) {
+  TORCH_CHECK(
+      k.dim() == 4 && k.sizes().slice(0, 3) == v.sizes().slice(0, 3) && q.sizes() == k.sizes(), op,
+      " expected q and k of one shape [B,H,1,n] and v [B,H,1,d], got ", q.sizes(), ", ", k.sizes(),
+      " and ", v.sizes());
+  const std::array<int64_t, 4> memory = {v.size(0), v.size(1), n, v.size(3) + 1};
+  TORCH_CHECK(state.IsDecoding() || (state.values.sizes() == at::IntArrayRef(memory) &&
+                                     state.values.scalar_type() == at::kDouble),
+              op, " expected memory of shape ", at::IntArrayRef(memory), " in double, got ",
+              state.values.sizes(), " ", state.values.scalar_type());
+  mask.Check(op, v.sym_size(0), v.sym_size(2));
+  return {v.size(0), v.size(1), 1, n, v.size(3)};
 }
 
 // run(T{}) for the type of the tokens.
@@ -103,23 +127,28 @@ at::Tensor EmptyDecoding(int64_t batch, int64_t heads, int64_t slots, int64_t wi
 }
 
 void EndDecoding(const SlotHandles& state, int64_t slots, int64_t width) {
-  if (!state.decoding.defined()) return;
-  const at::Tensor decoding = state.decoding.contiguous();
+  if (!state.IsDecoding()) return;
+  const at::Tensor decoding = state.decoding->contiguous();
   const int64_t batch = decoding.size(0), heads = decoding.size(1);
   slot_decoding::CheckDecoding(state, batch, heads, slots, width);
   const at::TensorOptions options = at::TensorOptions().dtype(at::kDouble);
-  const at::Tensor values = at::empty({batch, heads, slots, width}, options),
+  const int64_t columns = state.IsLinear() ? width + 1 : width;
+  const at::Tensor values = at::empty({batch, heads, slots, columns}, options),
                    keys = state.keys ? at::empty_like(values) : at::Tensor(),
                    z = state.z ? at::empty({batch, heads, slots}, options) : at::Tensor();
   const auto data = [](const at::Tensor& x) {
     return x.defined() ? x.mutable_data_ptr<double>() : nullptr;
   };
-  EndDecoding(SlotShape{batch, heads, 1, slots, width}, slot_decoding::Bytes(decoding), data(keys),
-              data(values), data(z));
+  const SlotShape shape = {batch, heads, 1, slots, width};
+  if (state.IsLinear()) {
+    EndLinearDecoding(shape, slot_decoding::Bytes(decoding), data(values));
+  } else {
+    EndDecoding(shape, slot_decoding::Bytes(decoding), data(keys), data(values), data(z));
+  }
   state.values = values;
   if (state.keys) *state.keys = keys;
   if (state.z) *state.z = z;
-  state.decoding = at::Tensor();
+  *state.decoding = at::Tensor();
 }
 
 int64_t DecodingStateBytes(int64_t batch, int64_t heads, int64_t slots, int64_t width, bool keys,
@@ -144,7 +173,7 @@ at::Tensor LatteExtend(const at::Tensor& q, const at::Tensor& s, const at::Tenso
   const at::Tensor out = LikeHeads(v), qs = UnitStride(q), ss = UnitStride(s), vs = UnitStride(v);
   slot_decoding::Dispatch(v, [&]<class T>(T) {
     LatteDecode<T>(shape, InputRows<T>(qs), InputRows<T>(ss), InputRows<T>(vs), view.mask,
-                   slot_decoding::Bytes(state.decoding), OutputRows<T>(out));
+                   slot_decoding::Bytes(*state.decoding), OutputRows<T>(out));
   });
   return out;
 }
@@ -165,7 +194,7 @@ at::Tensor AbcExtend(const at::Tensor& q, const at::Tensor& k, const at::Tensor&
                    ss = UnitStride(s);
   slot_decoding::Dispatch(v, [&]<class T>(T) {
     AbcDecode<T>(shape, scale, InputRows<T>(qs), InputRows<T>(ks), InputRows<T>(vs),
-                 InputRows<T>(ss), view.mask, slot_decoding::Bytes(state.decoding),
+                 InputRows<T>(ss), view.mask, slot_decoding::Bytes(*state.decoding),
                  OutputRows<T>(out));
   });
   return out;
@@ -188,9 +217,84 @@ at::Tensor GatedSlotsExtend(const at::Tensor& q, const at::Tensor& k, const at::
   slot_decoding::Dispatch(v, [&]<class T>(T) {
     GatedSlotsDecode<T>(shape, {scale, temperature},
                         {InputRows<T>(qs), InputRows<T>(ks), InputRows<T>(vs), InputRows<T>(xs)},
-                        view.mask, slot_decoding::Bytes(state.decoding), OutputRows<T>(out));
+                        view.mask, slot_decoding::Bytes(*state.decoding), OutputRows<T>(out));
   });
   return out;
+}
+
+at::Tensor FavorQueriesExtend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                              const at::Tensor& matrix, double scale, const SlotHandles& state,
+                              const Mask& mask) {
+  constexpr const char* kOp = "[favor_queries]";
+  if (!slot_decoding::Defers({&v, &q, &k}, state, mask) || NeedsGradient({matrix})) {
+    EndDecoding(state, matrix.size(0), v.size(3));
+    return FavorQueriesExtend(q, k, v, matrix, scale, state.values, *state.z, mask);
+  }
+  slot_decoding::CheckSame(kOp, "k", k, q);
+  // All heads at once: rows of one matrix.
+  const auto products = [&](const at::Tensor& x) {
+    return UnitStride(LinearProduct(x.to(at::kFloat), matrix.to(at::kFloat)));
+  };
+  const at::Tensor of_q = products(q), of_k = products(k);
+  const SlotShape shape = slot_decoding::Check(kOp, "features", of_k, v, state, mask);
+  slot_decoding::Begin(shape, state);
+  const MaskView view(mask, 1);
+  const at::Tensor out = LikeHeads(v), ks = UnitStride(k), vs = UnitStride(v);
+  slot_decoding::Dispatch(v, [&]<class T>(T) {
+    FavorDecode<T>(shape, {scale, k.size(3)}, InputRows<float>(of_q), InputRows<float>(of_k),
+                   InputRows<T>(ks), InputRows<T>(vs), view.mask,
+                   slot_decoding::Bytes(*state.decoding), OutputRows<T>(out));
+  });
+  return out;
+}
+
+namespace slot_decoding {
+
+at::Tensor DecodeLinear(const SlotShape& shape, const at::Tensor& q, const at::Tensor& k,
+                        const at::Tensor& v, const SlotHandles& state, const LinearRule& rule,
+                        const Mask& mask, const FourierFeatureMap* map) {
+  Begin(shape, state);
+  const MaskView view(mask, 1);
+  const at::Tensor out = LikeHeads(v), qs = UnitStride(q), ks = UnitStride(k), vs = UnitStride(v);
+  Dispatch(v, [&]<class T>(T) {
+    const auto decode = [&](const FourierMap<float>* fourier) {
+      LinearDecode<T>(shape, rule, InputRows<T>(qs), InputRows<T>(ks), InputRows<T>(vs), view.mask,
+                      Bytes(*state.decoding), OutputRows<T>(out), fourier);
+    };
+    if (!map) return decode(nullptr);
+    const FourierTensors<T> given(v, Given(map->scale), map->matrices, map->normalise, map->factor);
+    const FourierMap<float> taken = given.map();
+    decode(&taken);
+  });
+  return out;
+}
+
+}  // namespace slot_decoding
+
+at::Tensor LinearExtend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                        const SlotHandles& state, const LinearRule& rule, const Mask& mask) {
+  if (rule.divisor == DivisorRule::kNone || !slot_decoding::Defers({&v, &q, &k}, state, mask)) {
+    EndDecoding(state, k.size(3), v.size(3));
+    return LinearExtend(q, k, v, state.values, rule, mask);
+  }
+  const SlotShape shape =
+      slot_decoding::CheckLinear("[linear_attention]", q, k, v, k.size(3), state, mask);
+  return slot_decoding::DecodeLinear(shape, q, k, v, state, rule, mask, nullptr);
+}
+
+at::Tensor FourierExtend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                         const SlotHandles& state, const FourierFeatureMap& map,
+                         const LinearRule& rule, const Mask& mask) {
+  const int64_t n = map.matrices.size(1) * 2;
+  if (rule.divisor == DivisorRule::kNone || !slot_decoding::Defers({&v, &q, &k}, state, mask) ||
+      NeedsGradient({map.scale, map.matrices})) {
+    EndDecoding(state, n, v.size(3));
+    return FourierExtend(q, k, v, state.values, map, rule, mask);
+  }
+  const SlotShape shape =
+      slot_decoding::CheckLinear("[fourier_attention]", q, k, v, n, state, mask);
+  CheckFourier("[fourier_attention]", "k", k, Given(map.scale), map.matrices);
+  return slot_decoding::DecodeLinear(shape, q, k, v, state, rule, mask, &map);
 }
 
 }  // namespace cistern::ops

@@ -1,7 +1,8 @@
 #pragma once
-// States of Latte, ABC and gated slots that go on. Where tokens come one by one, in float or
-// bfloat16 on the CPU and without a gradient, writes are put off (kernels/slot_decoding.h has the
-// algebra).
+// States of Latte, ABC, gated slots, FAVOR+ and linear attention that go on. Where tokens come one
+// by one, in float or bfloat16 on the CPU and without a gradient, writes are put off
+// (kernels/slot_decoding.h and linear_decoding.h have the algebra).
+#include "cistern/ops/fourier_attention.h"
 #include "cistern/ops/gated_slots.h"
 #include "cistern/ops/slot_attention.h"
 
@@ -10,14 +11,18 @@ namespace cistern::ops {
 // A mechanism's tensors of such a state: memories and z as in SlotState and AbcState, or, while
 // tokens come one by one, `decoding` [B,H,bytes] of kByte in their place, and they are undefined.
 struct SlotHandles {
-  at::Tensor* keys;  // null: Latte
+  at::Tensor* keys;  // null: Latte, FAVOR+, linear attention
   at::Tensor& values;
-  at::Tensor* z;  // null: gated slots
-  at::Tensor& decoding;
+  at::Tensor* z;         // null: gated slots, linear attention
+  at::Tensor* decoding;  // null: writes are never put off
+
+  // values is the memory [B,H,n,d+1] of linear attention (linear_attention.h).
+  bool IsLinear() const { return !keys && !z; }
+  bool IsDecoding() const { return decoding && decoding->defined(); }
 };
 
-// As LatteAttention, AbcAttention and GatedSlotsAttention, for a state that goes on: it becomes the
-// one after. What nobody else holds is written in place where no gradient is recorded (in_place.h).
+// As the functions without Extend in their names, for a state that goes on: it becomes the one
+// after. What nobody else holds is written in place where no gradient is recorded (in_place.h).
 // Which of both forms it has after it depends on these tokens alone.
 at::Tensor LatteExtend(const at::Tensor& q, const at::Tensor& s, const at::Tensor& v,
                        const SlotHandles& state, const Mask& mask = {});
@@ -27,6 +32,15 @@ at::Tensor AbcExtend(const at::Tensor& q, const at::Tensor& k, const at::Tensor&
 at::Tensor GatedSlotsExtend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                             const at::Tensor& logits, const SlotHandles& state, double scale,
                             double temperature, const Mask& mask = {});
+at::Tensor FavorQueriesExtend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                              const at::Tensor& matrix, double scale, const SlotHandles& state,
+                              const Mask& mask = {});
+// `decoding` is null where the rule divides by nothing.
+at::Tensor LinearExtend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                        const SlotHandles& state, const LinearRule& rule, const Mask& mask = {});
+at::Tensor FourierExtend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                         const SlotHandles& state, const FourierFeatureMap& map,
+                         const LinearRule& rule, const Mask& mask = {});
 
 // While one lives, this thread puts nothing off: for callers that need the memories after each
 // token, where going from one form to the other and back would cost more than it saves.

@@ -126,19 +126,6 @@ at::Tensor GatedSlotsMechanism::Definition(Form form, const std::vector<at::Tens
   });
 }
 
-State GatedSlotsMechanism::Settled(const State& state) const { return decoding_.Settled(state); }
-
-State GatedSlotsMechanism::StateForm(int64_t batch, const at::TensorOptions& options,
-                                     const std::function<bool(const std::string&)>& has) const {
-  return decoding_.Form(EmptyState(batch, options), has);
-}
-
-int64_t GatedSlotsMechanism::StateBytes(int64_t batch, int64_t tokens,
-                                        const at::TensorOptions& options) const {
-  const int64_t decoding = DropsWeights() ? 0 : decoding_.Bytes(batch, options);
-  return decoding > 0 ? decoding : Mechanism::StateBytes(batch, tokens, options);
-}
-
 LeastOperations GatedSlotsMechanism::Operations(Form form, int64_t tokens, int64_t) const {
   return MemoryOperations(form, tokens, 2 * double(options_.slots) * double(dims().dim));
 }

@@ -8,7 +8,6 @@
 // with g_t = sigmoid(W_g x_t)^(1/temperature) in (0,1)^n per head. Slots are running means that
 // favour recent tokens, so nothing has to be divided, and every token that reads has been written
 // to every slot.
-#include "cistern/attention/decoding_state.h"
 #include "cistern/attention/mechanism.h"
 #include "cistern/attention/operations.h"
 
@@ -33,13 +32,11 @@ class GatedSlotsMechanism : public Mechanism, public CountsOperations {
   at::Tensor Read(const std::vector<at::Tensor>& x, const State& state) override;
   at::Tensor Definition(Form form, const std::vector<at::Tensor>& queries,
                         const std::vector<at::Tensor>& x) const override;
-  State Settled(const State& state) const override;
-  int64_t StateBytes(int64_t batch, int64_t tokens,
-                     const at::TensorOptions& options) const override;
-  State StateForm(int64_t batch, const at::TensorOptions& options,
-                  const std::function<bool(const std::string&)>& has) const override;
   bool TakesBFloat16(Form form) const override;
   LeastOperations Operations(Form form, int64_t tokens, int64_t before) const override;
+
+ protected:
+  bool PutsOffWrites() const override { return !DropsWeights(); }
 
  private:
   double Scale() const;
@@ -49,7 +46,6 @@ class GatedSlotsMechanism : public Mechanism, public CountsOperations {
   Options options_;
   ProjectionId q_, k_, v_, gate_;
   StateId key_memory_, value_memory_;
-  DecodingState decoding_;
 };
 
 }  // namespace cistern

@@ -116,6 +116,10 @@ bool LatteMechanism::TakesBFloat16(Form form) const {
   return !decay_options_.gated() && WeightDropout(form) == 0;
 }
 
+bool LatteMechanism::PutsOffWrites() const {
+  return !decay_options_.gated() && WeightDropout(Form::kCausal) == 0;
+}
+
 at::Tensor LatteMechanism::DoExtend(const std::vector<at::Tensor>& x, State& state,
                                     const ops::Mask& mask) {
   if (!decay_options_.gated()) return ExtendWith(x, state, mask);
@@ -181,20 +185,6 @@ State LatteMechanism::Merge(const State& earlier, const State& later) const {
   state[z_] = whole.z;
   if (gated) state[decay_] = first[decay_] + second[decay_];
   return state;
-}
-
-State LatteMechanism::Settled(const State& state) const { return decoding_.Settled(state); }
-
-State LatteMechanism::StateForm(int64_t batch, const at::TensorOptions& options,
-                                const std::function<bool(const std::string&)>& has) const {
-  return decoding_.Form(EmptyState(batch, options), has);
-}
-
-int64_t LatteMechanism::StateBytes(int64_t batch, int64_t tokens,
-                                   const at::TensorOptions& options) const {
-  const bool defers = !decay_options_.gated() && WeightDropout(Form::kCausal) == 0;
-  const int64_t decoding = defers ? decoding_.Bytes(batch, options) : 0;
-  return decoding > 0 ? decoding : Mechanism::StateBytes(batch, tokens, options);
 }
 
 LeastOperations LatteMechanism::Operations(Form form, int64_t tokens, int64_t) const {

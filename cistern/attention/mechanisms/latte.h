@@ -3,7 +3,6 @@
 // the latents of a head of x Wq; each latent holds the softmax(x Wk)-weighted mean of the values.
 // The slot memory's read alone; no key memory.
 #include "cistern/attention/decay.h"
-#include "cistern/attention/decoding_state.h"
 #include "cistern/attention/operations.h"
 
 namespace cistern {
@@ -32,17 +31,13 @@ class LatteMechanism : public Mechanism, public CountsOperations {
   at::Tensor Definition(Form form, const std::vector<at::Tensor>& queries,
                         const std::vector<at::Tensor>& x) const override;
   State Merge(const State& first, const State& second) const override;
-  State Settled(const State& state) const override;
-  int64_t StateBytes(int64_t batch, int64_t tokens,
-                     const at::TensorOptions& options) const override;
-  State StateForm(int64_t batch, const at::TensorOptions& options,
-                  const std::function<bool(const std::string&)>& has) const override;
   double OutputDropout(Form form) const override;
   bool TakesBFloat16(Form form) const override;
   std::string FormRefusal(Form form) const override { return DecayRefusal(decay_options_, form); }
   LeastOperations Operations(Form form, int64_t tokens, int64_t before) const override;
 
  protected:
+  bool PutsOffWrites() const override;
   // The projections alone: the states are those of the class derived from it, or, where it calls
   // DeclareStates, Latte's.
   LatteMechanism(const MechanismInfo& info, int64_t latents, const AttentionDims& dims);
@@ -65,7 +60,6 @@ class LatteMechanism : public Mechanism, public CountsOperations {
   int64_t latents_;
   Dropped dropped_ = Dropped::kWeights;
   DecayOptions decay_options_;
-  DecodingState decoding_;
   ProjectionId gate_;
   StateId decay_;
 };

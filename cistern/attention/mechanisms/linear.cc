@@ -50,11 +50,15 @@ LinearMechanism::LinearMechanism(const MechanismInfo& info, const Options& optio
   k_ = AddProjection({"k", Side::kKey, dims.dim});
   v_ = AddProjection({"v", Side::kKey, dims.dim});
   memory_ = AddState("memory");
-  if (options.denominator) return;
-  if (dims.max_length < 1)
-    FailUsage(
-        "[linear] denominator=false divides by sqrt(max_length); set a max_length of at least 1");
-  denominator_ = {Denominator::Rule::kNone, 1 / std::sqrt(double(dims.max_length))};
+  if (!options.denominator) {
+    if (dims.max_length < 1)
+      FailUsage(
+          "[linear] denominator=false divides by sqrt(max_length); set a max_length of at least 1");
+    denominator_ = {Denominator::Rule::kNone, 1 / std::sqrt(double(dims.max_length))};
+  }
+  const int64_t width = dims.dim / dims.heads;
+  decoding_ = {{}, memory_, {}, {}, dims.heads, width, width};
+  if (MayDecode(denominator_)) decoding_.decoding = AddState(kDecodingName);
 }
 
 State LinearMechanism::EmptyState(int64_t batch, const at::TensorOptions& options) const {
@@ -66,16 +70,17 @@ State LinearMechanism::EmptyState(int64_t batch, const at::TensorOptions& option
 
 at::Tensor LinearMechanism::DoExtend(const std::vector<at::Tensor>& x, State& state,
                                      const ops::Mask& mask) {
-  return EluExtend(x[q_], x[k_], x[v_], state[memory_], mask, denominator_, map_eps_);
+  return EluExtend(x[q_], x[k_], x[v_], decoding_.Of(state), mask, denominator_, map_eps_);
 }
 
 void LinearMechanism::DoWrite(const std::vector<at::Tensor>& x, State& state,
                               const ops::Mask& mask) {
+  decoding_.End(state);
   EluWrite(x[k_], x[v_], state[memory_], mask, denominator_, map_eps_);
 }
 
 at::Tensor LinearMechanism::Read(const std::vector<at::Tensor>& x, const State& state) {
-  return EluRead(x[q_], state[memory_], denominator_, map_eps_);
+  return EluRead(x[q_], Settled(state)[memory_], denominator_, map_eps_);
 }
 
 at::Tensor LinearMechanism::Definition(Form form, const std::vector<at::Tensor>& queries,
@@ -89,7 +94,7 @@ at::Tensor LinearMechanism::Definition(Form form, const std::vector<at::Tensor>&
 
 State LinearMechanism::Merge(const State& first, const State& second) const {
   State whole = UndefinedState();
-  whole[memory_] = first[memory_] + second[memory_];
+  whole[memory_] = Settled(first)[memory_] + Settled(second)[memory_];
   return whole;
 }
 

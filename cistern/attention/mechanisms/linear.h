@@ -21,7 +21,8 @@ class LinearMechanism : public Mechanism, public CountsOperations {
   LinearMechanism(const MechanismInfo& info, const Options& options, const AttentionDims& dims);
 
   State EmptyState(int64_t batch, const at::TensorOptions& options)
-      const override;  // memory [B,H,d,d+1] in double
+      const override;  // memory [B,H,d,d+1] in double; `decoding` in its place while it
+                       // decodes, with a denominator (ops/slot_decoding.h)
   at::Tensor DoExtend(const std::vector<at::Tensor>& x, State& state,
                       const ops::Mask& mask) override;
   void DoWrite(const std::vector<at::Tensor>& x, State& state, const ops::Mask& mask) override;

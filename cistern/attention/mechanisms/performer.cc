@@ -83,6 +83,8 @@ PerformerMechanism::PerformerMechanism(const MechanismInfo& info, const Options&
   }
   if (features_ == 0)
     features_ = std::max<int64_t>(1, int64_t(double(width) * std::log(double(width))));
+  if (eps_ == 0)
+    decoding_ = {{}, memory_, z_, AddState(kDecodingName), dims.heads, features_, width};
   const auto kind = redraw_ > 0 ? CoreWeight::Kind::kRedrawn : CoreWeight::Kind::kDrawn;
   AddWeight("projection", projection_,
             OrthogonalFeatures(features_, width, scaling_, uint64_t(seed_), uint64_t(dims.layer)),
@@ -131,7 +133,8 @@ at::Tensor PerformerMechanism::LogFeatures(const at::Tensor& x, Side side) const
 // In training features are drawn anew at every `redraw`-th sequence, and only where a sequence
 // begins: a memory knows its own features alone.
 void PerformerMechanism::BeginSequence(const State& state) {
-  if (relu_ || redraw_ == 0 || !is_training() || !at::isneginf(state[z_]).all().item<bool>())
+  if (relu_ || redraw_ == 0 || !is_training() || !state[z_].defined() ||
+      !at::isneginf(state[z_]).all().item<bool>())
     return;
   at::NoGradGuard guard;
   const int64_t sequence = int64_t(sequences_.item<double>());
@@ -150,10 +153,9 @@ bool PerformerMechanism::TakesBFloat16(Form form) const { return FormsFeatures(f
 at::Tensor PerformerMechanism::DoExtend(const std::vector<at::Tensor>& x, State& state,
                                         const ops::Mask& mask) {
   BeginSequence(state);
-  // Each chunk of several tokens forms features of its own; one token's are no work to hold.
-  if (FormsFeatures(Form::kCausal) && x[q_].size(2) > 1)
-    return ops::FavorQueriesExtend(x[q_], x[k_], x[v_], Rows(x[q_]), ScaleOf(x[q_]), state[memory_],
-                                   state[z_], mask);
+  if (FormsFeatures(Form::kCausal))
+    return ops::FavorQueriesExtend(x[q_], x[k_], x[v_], Rows(x[q_]), ScaleOf(x[q_]),
+                                   decoding_.Of(state), mask);
   const auto wide = [&](const ProjectionId& id) { return x[id].to(ops::ComputeTypeOf(x[id])); };
   return ops::FavorExtend(LogFeatures(wide(q_), Side::kQuery), LogFeatures(wide(k_), Side::kKey),
                           wide(v_), state[memory_], state[z_], mask)
@@ -162,6 +164,7 @@ at::Tensor PerformerMechanism::DoExtend(const std::vector<at::Tensor>& x, State&
 
 void PerformerMechanism::DoWrite(const std::vector<at::Tensor>& x, State& state,
                                  const ops::Mask& mask) {
+  decoding_.End(state);
   BeginSequence(state);
   const ops::SlotState before = {state[memory_], state[z_]},
                        slots = FormsFeatures(Form::kCross)
@@ -173,7 +176,8 @@ void PerformerMechanism::DoWrite(const std::vector<at::Tensor>& x, State& state,
   state[z_] = slots.z;
 }
 
-at::Tensor PerformerMechanism::Read(const std::vector<at::Tensor>& x, const State& state) {
+at::Tensor PerformerMechanism::Read(const std::vector<at::Tensor>& x, const State& written) {
+  const State state = Settled(written);
   if (FormsFeatures(Form::kCross))
     return ops::FavorRead(x[q_], Rows(x[q_]), ScaleOf(x[q_]), {state[memory_], state[z_]});
   const auto type = x[q_].scalar_type();
@@ -212,7 +216,8 @@ at::Tensor PerformerMechanism::Definition(Form form, const std::vector<at::Tenso
   });
 }
 
-State PerformerMechanism::Merge(const State& first, const State& second) const {
+State PerformerMechanism::Merge(const State& earlier, const State& later) const {
+  const State first = Settled(earlier), second = Settled(later);
   const ops::SlotState whole =
       ops::MergeSlots({first[memory_], first[z_]}, {second[memory_], second[z_]});
   State state = UndefinedState();

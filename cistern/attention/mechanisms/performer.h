@@ -30,8 +30,9 @@ class PerformerMechanism : public Mechanism, public CountsOperations {
   // UsageError: attention dropout, eps with kernel = relu.
   PerformerMechanism(const MechanismInfo& info, const Options& options, const AttentionDims& dims);
 
-  State EmptyState(int64_t batch,
-                   const at::TensorOptions& options) const override;  // memory [B,H,m,d], z [B,H,m]
+  // memory [B,H,m,d], z [B,H,m]; `decoding` in their place while it decodes
+  // (ops/slot_decoding.h), with features of softmax and no eps.
+  State EmptyState(int64_t batch, const at::TensorOptions& options) const override;
   at::Tensor DoExtend(const std::vector<at::Tensor>& x, State& state,
                       const ops::Mask& mask) override;
   void DoWrite(const std::vector<at::Tensor>& x, State& state, const ops::Mask& mask) override;

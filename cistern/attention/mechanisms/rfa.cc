@@ -185,6 +185,10 @@ RfaMechanism::RfaMechanism(const MechanismInfo& info, const Options& options,
   // Weights of a gated memory sum to one and not to the number of tokens: after t of them at a gate
   // g, to 1 - g^t.
   if (gated) denominator_.value = 1e-6;
+  // A key's factor and the gate make memories decay.
+  decoding_ = {{}, memory_, {}, {}, heads, Sums(), width};
+  if (MayDecode(denominator_) && !variant_.key_factor && !gated)
+    decoding_.decoding = AddState(kDecodingName);
   if (!variant_.fixed)
     AddWeight("sigma", sigma_, at::ones({heads, 1, width}), CoreWeight::Kind::kTrained);
   std::vector<at::Tensor> matrices;
@@ -193,11 +197,10 @@ RfaMechanism::RfaMechanism(const MechanismInfo& info, const Options& options,
 }
 
 State RfaMechanism::EmptyState(int64_t batch, const at::TensorOptions& options) const {
-  const int64_t heads = dims().heads,
-                features = options_.kernel == Kernel::kArccos ? features_ : 2 * features_;
+  const int64_t heads = dims().heads;
   const at::Tensor index = Drawn();
   State state = UndefinedState();
-  state[memory_] = EmptyFeatureSums(batch, dims(), features, denominator_, options);
+  state[memory_] = EmptyFeatureSums(batch, dims(), Sums(), denominator_, options);
   state[draw_] = index.unsqueeze(0).expand({batch, heads}).contiguous();
   if (variant_.key_factor) state[scale_] = EmptyMax(batch, heads, options);
   return state;
@@ -297,8 +300,8 @@ at::Tensor RfaMechanism::DoExtend(const std::vector<at::Tensor>& x, State& state
   const auto type = x[q_].scalar_type();
   const at::Tensor matrices = Matrices(state, x[q_]);
   if (FormsFeatures(Form::kCausal))
-    return FourierExtend(x[q_], x[k_], x[v_], state[memory_], FeatureMapOf(x[q_], matrices), mask,
-                         denominator_);
+    return FourierExtend(x[q_], x[k_], x[v_], decoding_.Of(state), FeatureMapOf(x[q_], matrices),
+                         mask, denominator_);
   const at::Tensor key = variant_.key_factor ? Scaled(x[k_]) : at::Tensor();
   at::Tensor weights = InputGate(
                  key.defined() ? FeaturesOfScaled(key, matrices) : Features(x[k_], matrices), x),
@@ -313,11 +316,12 @@ at::Tensor RfaMechanism::DoExtend(const std::vector<at::Tensor>& x, State& state
     weights = weights * at::sigmoid(-x[gate_]);
     log_gate = at::log_sigmoid(x[gate_]);
   }
-  return FeatureExtend(Features(x[q_], matrices), weights, x[v_], state[memory_], mask,
+  return FeatureExtend(Features(x[q_], matrices), weights, x[v_], decoding_.Of(state), mask,
                        denominator_, log_gate);
 }
 
 void RfaMechanism::DoWrite(const std::vector<at::Tensor>& x, State& state, const ops::Mask& mask) {
+  decoding_.End(state);
   const auto type = x[k_].scalar_type();
   const at::Tensor matrices = Matrices(state, x[k_]);
   if (FormsFeatures(Form::kCross)) {
@@ -346,7 +350,8 @@ at::Tensor RfaMechanism::Read(const std::vector<at::Tensor>& x, const State& sta
 }
 
 at::Tensor RfaMechanism::ReadBy(const Denominator& denominator, const std::vector<at::Tensor>& x,
-                                const State& state) const {
+                                const State& written) const {
+  const State state = Settled(written);
   const at::Tensor matrices = Matrices(state, x[q_]);
   if (FormsFeatures(Form::kCross))
     return FourierRead(x[q_], state[memory_], FeatureMapOf(x[q_], matrices), denominator);
@@ -405,8 +410,9 @@ at::Tensor RfaMechanism::Definition(Form form, const std::vector<at::Tensor>& qu
   });
 }
 
-State RfaMechanism::Merge(const State& first, const State& second) const {
-  if (gated_) return Mechanism::Merge(first, second);
+State RfaMechanism::Merge(const State& earlier, const State& later) const {
+  if (gated_) return Mechanism::Merge(earlier, later);
+  const State first = Settled(earlier), second = Settled(later);
   CISTERN_CHECK(at::equal(first[draw_], second[draw_]), "[", info().name,
                 "] the two states were begun with different random matrices and do not merge; "
                 "begin both in evaluation");

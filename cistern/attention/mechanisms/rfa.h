@@ -64,7 +64,8 @@ class RfaMechanism : public Mechanism, public CountsOperations {
   // this one), a kernel that the variant does not have.
   RfaMechanism(const MechanismInfo& info, const Options& options, const AttentionDims& dims);
 
-  // memory [B,H,f,d+1] in double; draw [B,H] int64, on the CPU: each head's matrix, one draw for
+  // memory [B,H,f,d+1] in double, `decoding` in its place while it decodes (ops/slot_decoding.h)
+  // where it does not decay; draw [B,H] int64, on the CPU: each head's matrix, one draw for
   // all rows; for variants with the factor of the key, scale [B,H] in double: the logarithm of the
   // largest factor so far, which the memory is divided by.
   State EmptyState(int64_t batch, const at::TensorOptions& options) const override;
@@ -92,6 +93,8 @@ class RfaMechanism : public Mechanism, public CountsOperations {
  private:
   struct VariantOf;
   static const VariantOf& FindVariant(Variant variant);
+  // Sums of each head: sines and cosines, or arc-cosine features.
+  int64_t Sums() const { return options_.kernel == Kernel::kArccos ? features_ : 2 * features_; }
   at::Tensor Drawn() const;  // [H]: each head's matrix, of a sequence that begins
   at::Tensor InputGate(const at::Tensor& weights, const std::vector<at::Tensor>& x) const;
   at::Tensor Matrix(int64_t index) const;

@@ -51,6 +51,13 @@ T2rMechanism::T2rMechanism(const MechanismInfo& info, const Options& options,
   k_ = AddProjection({"k", Side::kKey, given});
   v_ = AddProjection({"v", Side::kKey, dims.dim});
   memory_ = AddState("memory");
+  decoding_ = {{},
+               memory_,
+               {},
+               AddState(kDecodingName),
+               dims.heads,
+               options.features,
+               dims.dim / dims.heads};
   if (mapped) return;
   const int64_t width = dims.dim / dims.heads;
   const double bound = 1 / std::sqrt(double(width));
@@ -78,16 +85,17 @@ at::Tensor T2rMechanism::Features(const at::Tensor& x, double scale) const {
 
 at::Tensor T2rMechanism::DoExtend(const std::vector<at::Tensor>& x, State& state,
                                   const ops::Mask& mask) {
-  return FeatureExtend(Features(x[q_], scale_), Features(x[k_], 1), x[v_], state[memory_], mask,
-                       denominator_);
+  return FeatureExtend(Features(x[q_], scale_), Features(x[k_], 1), x[v_], decoding_.Of(state),
+                       mask, denominator_);
 }
 
 void T2rMechanism::DoWrite(const std::vector<at::Tensor>& x, State& state, const ops::Mask& mask) {
+  decoding_.End(state);
   FeatureWrite(Features(x[k_], 1), x[v_], state[memory_], mask, denominator_);
 }
 
 at::Tensor T2rMechanism::Read(const std::vector<at::Tensor>& x, const State& state) {
-  return FeatureRead(Features(x[q_], scale_), state[memory_], denominator_);
+  return FeatureRead(Features(x[q_], scale_), Settled(state)[memory_], denominator_);
 }
 
 at::Tensor T2rMechanism::Definition(Form form, const std::vector<at::Tensor>& queries,
@@ -109,7 +117,7 @@ at::Tensor T2rMechanism::Definition(Form form, const std::vector<at::Tensor>& qu
 
 State T2rMechanism::Merge(const State& first, const State& second) const {
   State whole = UndefinedState();
-  whole[memory_] = first[memory_] + second[memory_];
+  whole[memory_] = Settled(first)[memory_] + Settled(second)[memory_];
   return whole;
 }
 

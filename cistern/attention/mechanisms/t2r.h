@@ -26,7 +26,8 @@ class T2rMechanism : public FoldingMechanism, public CountsOperations {
                bool mapped = false);
 
   State EmptyState(int64_t batch, const at::TensorOptions& options)
-      const override;  // memory [B,H,m,d+1] in double
+      const override;  // memory [B,H,m,d+1] in double; `decoding` in its place while it
+                       // decodes (ops/slot_decoding.h)
   at::Tensor DoExtend(const std::vector<at::Tensor>& x, State& state,
                       const ops::Mask& mask) override;
   void DoWrite(const std::vector<at::Tensor>& x, State& state, const ops::Mask& mask) override;
