@@ -37,6 +37,8 @@ enum class Defect {
   kGrows,            // every token leaves something in the state
   kMergeForgets,     // a merge takes the second piece's z for the whole's
   kCoarse,           // float read weights are rounded to bfloat16
+  kCoarseDecoding,   // those of a single token
+  kSettlesEmpty,     // the state in the tensors of an empty one is an empty one
   kOverflows,        // sums of plain exponentials
   kEmptyIsNan,       // an empty memory divides zero by zero
   kOneHeadTurned,    // one row of one head comes out in reverse
@@ -107,6 +109,12 @@ class Plain : public Mechanism {
         {{"memory", whole.memory}, {"z", active == Defect::kMergeForgets ? second["z"] : whole.z}}};
   }
 
+  State Settled(const State& state) const override {
+    return active == Defect::kSettlesEmpty
+               ? EmptyState(state["z"].size(0), state["z"].options().dtype(at::kFloat))
+               : state;
+  }
+
   at::Tensor Definition(Form form, const Tensors& queries, const Tensors& x) const override {
     return EachQuery(form, queries, x, x[2].size(3), [](const auto& query, const auto& seen) {
       return at::matmul(at::softmax(query[0], 3),
@@ -165,18 +173,19 @@ class Plain : public Mechanism {
       z = Where(real, next, z);
       if (reads)
         outs.push_back(ReadOne(x[0].select(2, t),
-                               active == Defect::kStepReadsFirst && length == 1 ? before : memory));
+                               active == Defect::kStepReadsFirst && length == 1 ? before : memory,
+                               length == 1));
     }
     Keep(state, memory, z, length);
     if (!reads) return {};
     return Finish(outs, x[2], mask);
   }
 
-  at::Tensor ReadOne(const at::Tensor& q, const at::Tensor& memory) const {
+  at::Tensor ReadOne(const at::Tensor& q, const at::Tensor& memory, bool single) const {
     at::Tensor p = at::softmax(q, -1);
     if (active == Defect::kLosesReadGradient) p = 0.5 * p + 0.5 * p.detach();
-    if (active == Defect::kCoarse && p.scalar_type() == at::kFloat)
-      p = p.to(at::kBFloat16).to(at::kFloat);
+    const bool coarse = active == Defect::kCoarse || (active == Defect::kCoarseDecoding && single);
+    if (coarse && p.scalar_type() == at::kFloat) p = p.to(at::kBFloat16).to(at::kFloat);
     return at::matmul(p.unsqueeze(2), memory.to(p.scalar_type()));
   }
 
@@ -272,6 +281,12 @@ TEST(Mutants, EachDefectIsCaughtByItsProperty) {
                                                         {Defect::kMergeForgets, "merge"},
                                                         {Defect::kCoarse, "float"},
                                                         {Defect::kCoarse, "device"},
+                                                        {Defect::kCoarseDecoding, "decoding"},
+                                                        {Defect::kSettlesEmpty, "decoding"},
+                                                        {Defect::kStepReadsFirst, "decoding"},
+                                                        {Defect::kHiddenState, "decoding"},
+                                                        {Defect::kGrows, "decoding"},
+                                                        {Defect::kLeaksOverStart, "decoding"},
                                                         {Defect::kOverflows, "extreme"},
                                                         {Defect::kEmptyIsNan, "empty"},
                                                         {Defect::kOneHeadTurned, "one-head"},

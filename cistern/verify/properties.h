@@ -64,6 +64,7 @@ Outcome CheckRandom(Subject& subject, const Settings& settings);
 // properties_state.cc: the state is everything, and a value
 Outcome CheckState(Subject& subject, const Settings& settings);
 Outcome CheckFile(Subject& subject, const Settings& settings);
+Outcome CheckDecoding(Subject& subject, const Settings& settings);
 Outcome CheckMerge(Subject& subject, const Settings& settings);
 Outcome CheckTruncate(Subject& subject, const Settings& settings);
 

@@ -58,8 +58,12 @@ State FromFile(Subject& fresh, Mechanism& m, const State& state, int64_t batch,
   SaveTensors(temporary.path(), file);
   // A new instance and a new state: everything that is needed has to be in the file.
   Mechanism& other = fresh.In(options.dtype().toScalarType());
-  State loaded = other.EmptyState(batch, options);
-  for (NamedTensor& t : LoadTensors(temporary.path()).tensors) loaded[t.name] = t.value;
+  TensorFile read = LoadTensors(temporary.path());
+  State loaded = other.StateForm(batch, options, [&](const std::string& name) {
+    return std::any_of(read.tensors.begin(), read.tensors.end(),
+                       [&](const NamedTensor& t) { return t.name == name; });
+  });
+  for (NamedTensor& t : read.tensors) loaded[t.name] = t.value;
   other.CheckState(loaded);
   return loaded;
 }
@@ -141,6 +145,64 @@ Outcome CheckFile(Subject& subject, const Settings& settings) {
     meter.Same(fresh.In(dtype).Extend(second, loaded, {}), want, at::toString(dtype),
                ", continued from the file");
   }
+  return meter.result();
+}
+
+// As text is generated: floats one by one, with a state in the form it then has (Settled).
+Outcome CheckDecoding(Subject& subject, const Settings& settings) {
+  if (!Applies(subject, settings)) return NotApplicable("it has no causal form");
+  at::NoGradGuard guard;
+  Meter meter;
+  Mechanism& m = subject.In(at::kFloat);
+  const int64_t length = settings.full ? 70 : 21;
+  const Tensors given = subject.Inputs(3, length), more = subject.Inputs(3, 5),
+                x = Cast(given, at::kFloat), next = Cast(more, at::kFloat);
+  const auto steps = [&](const Tensors& y, State* state) {
+    Tensors outs;
+    for (int64_t t = 0; t < y[0].size(2); ++t)
+      outs.push_back(m.Extend(Narrow(y, t, 1), *state, {}));
+    return at::cat(outs, 2);
+  };
+  State state;
+  const at::Tensor got = Pieces(m, x, EachToken(length), {}, &state);
+  const double tolerance = subject.Tolerance(at::kFloat, Form::kCausal, given, given);
+  meter.Close(got, subject.Definition(Form::kCausal, given, given), tolerance, "token by token");
+  meter.True(m.Compact(state).Bytes() == m.StateBytes(3, length, x[0].options()),
+             "the state's size, predicted as ", m.StateBytes(3, length, x[0].options()), ", is ",
+             m.Compact(state).Bytes());
+
+  const Tensors whole = Joined(given, more);
+  const at::Tensor want = subject.Definition(Form::kCausal, whole, whole).narrow(2, length, 5);
+  const double then = subject.Tolerance(at::kFloat, Form::kCausal, whole, whole);
+  const auto goes_on = [&](State from, const std::string& what) {
+    State at_once = from.Clone();
+    const at::Tensor single = steps(next, &from);
+    meter.Close(single, want, then, what, ", goes on token by token");
+    meter.Close(m.Extend(next, at_once, {}), want, then, what, ", goes on at once");
+    return single;
+  };
+  const State settled = m.Settled(state).Clone();
+  const at::Tensor single = goes_on(state.Clone(), "the state");
+  goes_on(settled.Clone(), "the settled state");
+  Subject fresh = subject.Again();
+  const State loaded = FromFile(fresh, m, state, 3, x[0].options());
+  meter.Same(goes_on(loaded, "the state of a file"), single, "the state of a file, bits");
+  const at::Tensor rows = at::tensor({2, 0, 0}, at::kLong);
+  Tensors others;
+  for (const at::Tensor& y : next) others.push_back(y.index_select(0, rows));
+  State turned = state.Reorder(rows);
+  meter.Close(steps(others, &turned), want.index_select(0, rows), then, "reordered rows");
+  const State kept = m.Compact(settled);
+  for (const NamedTensor& t : m.Compact(m.Settled(state)).tensors) {
+    if (t.value.defined()) meter.Same(t.value, kept[t.name], "what went on left it alone");
+  }
+
+  if (!subject.RowsDepend().empty()) return meter.result();
+  const ops::Mask mask = {LengthsOf({length, 11, 0}),
+                          StartsAt(3, length, {{0, 0}, {0, 9}, {1, 4}})};
+  meter.Close(Pieces(m, x, EachToken(length), mask),
+              DefinitionOf(subject, Form::kCausal, given, mask), tolerance,
+              "padded and packed rows");
   return meter.result();
 }
 

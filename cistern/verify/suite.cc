@@ -68,6 +68,10 @@ const std::vector<Property>& Properties() {
        Property::Scope::kNumbers},
       {"state", "states are cloned and reordered, and of the declared size", CheckState},
       {"file", "a state saved to a file and loaded continues with the same bits", CheckFile},
+      {"decoding",
+       "floats one by one, as text is generated, equal the definition; the state then goes on at "
+       "once, settled, from a file and with rows in another order",
+       CheckDecoding},
       {"merge", "states of two adjacent pieces merge into the state of the whole", CheckMerge},
       {"truncate", "a state cut back continues as if the rest had never been read", CheckTruncate},
       {"layer", "a layer is its maps, its core and its output map, one after the other",
