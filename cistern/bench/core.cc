@@ -223,8 +223,10 @@ Contestant Core::Run() {
       mechanism_->Truncate(state_, case_.length);
     } else {
       state_ = kept_.Clone();
-      Forward();  // where decoding begins, the state takes another form (ops/slot_decoding.h)
     }
+    // Where decoding begins, the state takes another form (ops/slot_decoding.h), and a cache moves
+    // to where it has room to grow.
+    Forward();
   };
   return c;
 }

@@ -116,6 +116,19 @@ TEST(Core, WrongValuesAreNotTimed) {
   EXPECT_EQ(MeasureBroken(Way::kCausal, Pass::kForward, {.gradient = true}).skipped, "");
 }
 
+// A cache that was cut back or cloned has no room for the next token, and moves: before what is
+// timed, or decoding with softmax would be as slow as a copy of all keys and values.
+TEST(Core, NoMoveOfACacheIsTimed) {
+  Case c = Small("softmax", Way::kDecode);
+  c.length = 4096, c.batch = 4, c.heads = 8, c.width = 64;  // a cache of 67 MB
+  Inputs inputs;
+  Core core(c, inputs);
+  for (int run = 0; run < 2; ++run) {
+    const int64_t peak = core.PeakBytesOfRun();
+    EXPECT_LT(peak, int64_t{16} << 20) << run;
+  }
+}
+
 // Its slots are nearly alike, so that the gradient of the queries is 10^-4 of that of the values
 // and has few bits left in float.
 TEST(Core, AGradientThatNearlyCancelsIsNotWrong) {
