@@ -1,18 +1,11 @@
 // Linear attention with writes put off against its memory in double, on every instruction set.
 #include "cistern/kernels/linear_decoding.h"
 
-#include <cstdlib>
-#include <memory>
-
 #include "cistern/base/parallel.h"
-#include "cistern/kernels/slot_test.h"
+#include "cistern/kernels/decoding_test.h"
 
 namespace cistern::slot_test {
 namespace {
-
-struct Free {
-  void operator()(std::byte* p) const { std::free(p); }
-};
 
 // Features of queries and keys, or tokens that a map makes features of, and the memory before them.
 struct Task {
@@ -40,31 +33,6 @@ std::vector<T> As(const std::vector<double>& x) {
   std::vector<T> y(x.size());
   for (size_t i = 0; i < x.size(); ++i) y[i] = static_cast<T>(x[i]);
   return y;
-}
-
-template <class T>
-Rows<T> From(const Rows<T>& x, int64_t t) {
-  return {x.data + t * x.time, x.batch, x.head, x.time};
-}
-
-// body(t, mask) for each token.
-template <class Body>
-void EachToken(const Task& p, Body&& body) {
-  for (int64_t t = 0; t < p.shape.length; ++t) {
-    std::vector<uint8_t> starts;
-    std::vector<int64_t> lengths;
-    for (int64_t b = 0; b < p.shape.batch; ++b) {
-      if (!p.starts.empty()) starts.push_back(p.starts[size_t(b * p.shape.length + t)]);
-      if (!p.lengths.empty()) lengths.push_back(t < p.lengths[size_t(b)] ? 1 : 0);
-    }
-    body(t, RowMask{starts.empty() ? nullptr : starts.data(),
-                    lengths.empty() ? nullptr : lengths.data()});
-  }
-}
-
-SlotShape OneToken(SlotShape shape) {
-  shape.length = 1;
-  return shape;
 }
 
 // run(tokens' rows, map) with everything in T.
@@ -98,12 +66,10 @@ class Held {
  public:
   explicit Held(const SlotShape& shape)
       : shape_(shape),
-        bytes_(size_t(shape.batch * shape.heads * DecodingBytes(shape.slots, shape.width, false))),
-        data_(static_cast<std::byte*>(std::aligned_alloc(64, std::max<size_t>(64, bytes_)))) {
-    std::memset(data_.get(), 0xff, bytes_);
+        bytes_(size_t(shape.batch * shape.heads * DecodingBytes(shape.slots, shape.width, false))) {
   }
-  std::byte* data() const { return data_.get(); }
-  std::vector<std::byte> Copy() const { return {data(), data() + bytes_}; }
+  std::byte* data() const { return bytes_.data(); }
+  std::vector<std::byte> Copy() const { return bytes_.Copy(); }
   void Begin(const std::vector<double>& memory) {
     BeginLinearDecoding(shape_, memory.data(), data());
   }
@@ -116,8 +82,7 @@ class Held {
 
  private:
   SlotShape shape_;
-  size_t bytes_;
-  std::unique_ptr<std::byte, Free> data_;
+  AlignedBytes bytes_;
 };
 
 // Token by token. ends: after each token the state is taken to double and back.

@@ -1,20 +1,13 @@
 // Decoding with writes put off against the state in double, on every instruction set.
 #include "cistern/kernels/slot_decoding.h"
 
-#include <cstdlib>
-#include <memory>
-
 #include "cistern/base/parallel.h"
+#include "cistern/kernels/decoding_test.h"
 #include "cistern/kernels/gated_slots.h"
 #include "cistern/kernels/slot_attention.h"
-#include "cistern/kernels/slot_test.h"
 
 namespace cistern::slot_test {
 namespace {
-
-struct Free {
-  void operator()(std::byte* p) const { std::free(p); }
-};
 
 struct Decoded {
   std::vector<double> out, keys, values, z;
@@ -33,31 +26,6 @@ struct Task : Problem {
   Kind kind;
   bool keyed() const { return HasKeys(kind); }
 };
-
-template <class T>
-Rows<T> From(const Rows<T>& x, int64_t t) {
-  return {x.data + t * x.time, x.batch, x.head, x.time};
-}
-
-SlotShape OneToken(SlotShape shape) {
-  shape.length = 1;
-  return shape;
-}
-
-// body(t, mask of that token) for each token.
-template <class Body>
-void EachToken(const Task& p, Body&& body) {
-  for (int64_t t = 0; t < p.shape.length; ++t) {
-    std::vector<uint8_t> starts;
-    std::vector<int64_t> lengths;
-    for (int64_t b = 0; b < p.shape.batch; ++b) {
-      if (!p.starts.empty()) starts.push_back(p.starts[size_t(b * p.shape.length + t)]);
-      if (!p.lengths.empty()) lengths.push_back(t < p.lengths[size_t(b)] ? 1 : 0);
-    }
-    body(t, RowMask{starts.empty() ? nullptr : starts.data(),
-                    lengths.empty() ? nullptr : lengths.data()});
-  }
-}
 
 Decoded InDouble(const Task& p) {
   const int64_t n = p.shape.slots, d = p.shape.width;
@@ -101,12 +69,9 @@ class Held {
         keys_(p.keyed()),
         gated_(p.kind == Kind::kGated),
         bytes_(size_t(p.shape.batch * p.shape.heads *
-                      DecodingBytes(p.shape.slots, p.shape.width, keys_))),
-        data_(static_cast<std::byte*>(std::aligned_alloc(64, std::max<size_t>(64, bytes_)))) {
-    std::memset(data_.get(), 0xff, bytes_);
-  }
-  std::byte* data() const { return data_.get(); }
-  std::vector<std::byte> Copy() const { return {data(), data() + bytes_}; }
+                      DecodingBytes(p.shape.slots, p.shape.width, keys_))) {}
+  std::byte* data() const { return bytes_.data(); }
+  std::vector<std::byte> Copy() const { return bytes_.Copy(); }
   void Begin(const Decoded& from) {
     BeginDecoding(shape_, keys_ ? from.keys.data() : nullptr, from.values.data(),
                   gated_ ? nullptr : from.z.data(), data());
@@ -126,8 +91,7 @@ class Held {
  private:
   SlotShape shape_;
   bool keys_, gated_;
-  size_t bytes_;
-  std::unique_ptr<std::byte, Free> data_;
+  AlignedBytes bytes_;
 };
 
 // Token by token. ends: after each token the state is taken to double and back.
