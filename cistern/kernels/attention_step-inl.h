@@ -8,12 +8,12 @@
 #endif
 
 #include "cistern/kernels/attention_tile-inl.h"
+#include "cistern/kernels/bfloat16-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace cistern {
 namespace HWY_NAMESPACE {
 
-constexpr int64_t kFewQueries = 4;
 constexpr size_t kStepKeys = 64;    // keys weighed at once
 constexpr size_t kPartKeys = 2048;  // keys of one part: what threads divide
 
@@ -27,27 +27,36 @@ struct StepPart {
   T* values;
 };
 
+// Rows of keys and values are of T, or of bfloat16 with T = float.
+template <class T, class S>
+HWY_INLINE Vec<T> LoadRow(const S* from) {
+  if constexpr (std::is_same_v<S, T>) {
+    return hn::LoadU(Tag<T>(), from);
+  } else {
+    return LoadFloats(from);
+  }
+}
+
 // x . y of two rows.
-template <class T>
-HWY_INLINE T Dot(const T* HWY_RESTRICT x, const T* HWY_RESTRICT y, size_t width) {
+template <class T, class S>
+HWY_INLINE T Dot(const T* HWY_RESTRICT x, const S* HWY_RESTRICT y, size_t width) {
   const Tag<T> d;
   constexpr size_t kN = kLanes<T>;
   Vec<T> sum0 = hn::Zero(d), sum1 = hn::Zero(d);
   size_t j = 0;
   for (; j + 2 * kN <= width; j += 2 * kN) {
-    sum0 = hn::MulAdd(hn::LoadU(d, x + j), hn::LoadU(d, y + j), sum0);
-    sum1 = hn::MulAdd(hn::LoadU(d, x + j + kN), hn::LoadU(d, y + j + kN), sum1);
+    sum0 = hn::MulAdd(hn::LoadU(d, x + j), LoadRow<T>(y + j), sum0);
+    sum1 = hn::MulAdd(hn::LoadU(d, x + j + kN), LoadRow<T>(y + j + kN), sum1);
   }
-  for (; j + kN <= width; j += kN)
-    sum0 = hn::MulAdd(hn::LoadU(d, x + j), hn::LoadU(d, y + j), sum0);
+  for (; j + kN <= width; j += kN) sum0 = hn::MulAdd(hn::LoadU(d, x + j), LoadRow<T>(y + j), sum0);
   T rest = 0;
-  for (; j < width; ++j) rest += x[j] * y[j];
+  for (; j < width; ++j) rest += x[j] * static_cast<T>(y[j]);
   return hn::GetLane(hn::SumOfLanes(d, hn::Add(sum0, sum1))) + rest;
 }
 
 // values = values factor + sum_i p[i] v[row[i]].
-template <class T>
-HWY_NOINLINE void AddValues(size_t count, const T* p, const T* const* row, size_t width, T factor,
+template <class T, class S>
+HWY_NOINLINE void AddValues(size_t count, const T* p, const S* const* row, size_t width, T factor,
                             T* values) {
   const Tag<T> d;
   constexpr size_t kN = kLanes<T>;
@@ -60,7 +69,7 @@ HWY_NOINLINE void AddValues(size_t count, const T* p, const T* const* row, size_
       const Vec<T> weight = hn::Set(d, p[i]);
 #pragma GCC unroll 4
       for (int v = 0; v < kVectors; ++v)
-        sum[v] = hn::MulAdd(weight, hn::LoadU(d, row[i] + c + v * kN), sum[v]);
+        sum[v] = hn::MulAdd(weight, LoadRow<T>(row[i] + c + v * kN), sum[v]);
     }
 #pragma GCC unroll 4
     for (int v = 0; v < kVectors; ++v) hn::StoreU(sum[v], d, values + c + v * kN);
@@ -70,19 +79,19 @@ HWY_NOINLINE void AddValues(size_t count, const T* p, const T* const* row, size_
   for (; c + kN <= width; c += kN) columns(std::integral_constant<int, 1>(), c);
   for (; c < width; ++c) {
     T sum = values[c] * factor;
-    for (size_t i = 0; i < count; ++i) sum += p[i] * row[i][c];
+    for (size_t i = 0; i < count; ++i) sum += p[i] * static_cast<T>(row[i][c]);
     values[c] = sum;
   }
 }
 
 // part: of query t (q: its row, scaled) and the keys [begin, end) that it sees.
-template <class T>
+template <class T, class S>
 HWY_NOINLINE void StepKeys(const AttentionView& view, size_t begin, size_t end, const T* q,
-                           const Sequence<const T>& k, const Sequence<const T>& v, size_t key_width,
+                           const Sequence<const S>& k, const Sequence<const S>& v, size_t key_width,
                            size_t value_width, StepPart<T> part) {
   const Tag<T> d;
   HWY_ALIGN T p[kStepKeys];
-  const T* row[kStepKeys];
+  const S* row[kStepKeys];
   while (begin < end) {
     size_t count = 0;
     for (; begin < end && count < kStepKeys; ++begin) {
@@ -130,9 +139,17 @@ void MergeParts(T* parts, size_t count, size_t width, int64_t empty, bool blind,
   for (size_t j = 0; j < width; ++j) out[j] *= share;
 }
 
-// inputs(view) -> ForwardInputs. Nothing is allocated once a thread's workspace has grown.
-template <class T, class Inputs>
-void StepAll(const AttentionShape& shape, const AttentionMask& mask, Inputs&& inputs) {
+// Of one view.
+template <class S>
+struct StepInputs {
+  Sequence<const S> q, k, v;
+  Sequence<S> out;
+};
+
+// inputs(view) -> StepInputs<S>. Nothing is allocated once a thread's workspace has grown.
+template <class S, class T = ComputeType<S>, class Inputs>
+void StepAll(const AttentionShape& shape, double scale, const AttentionMask& mask,
+             Inputs&& inputs) {
   const int64_t views = AttentionView::Number(shape);
   const int64_t queries = (shape.queries + shape.dilation - 1) / shape.dilation;
   const size_t keys = size_t((shape.keys + shape.dilation - 1) / shape.dilation);
@@ -141,8 +158,9 @@ void StepAll(const AttentionShape& shape, const AttentionMask& mask, Inputs&& in
                size = StepPart<T>::Size(vw);
   // The parts are the calling thread's, beside the workspaces of those that fill them.
   thread_local Workspace gathered;
-  gathered.Start(sizeof(T) * size_t(views * queries) * parts * size, 1);
+  gathered.Start(sizeof(T) * (size_t(views * queries) * parts * size + vw), 2);
   T* const all = gathered.Take<T>(size_t(views * queries) * parts * size);
+  T* const merged = gathered.Take<T>(vw);
   const auto part_of = [&](int64_t item, size_t part) {
     return all + (size_t(item) * parts + part) * size;
   };
@@ -157,15 +175,15 @@ void StepAll(const AttentionShape& shape, const AttentionMask& mask, Inputs&& in
       const size_t index = size_t(i % int64_t(parts)), t = size_t(item % queries);
       const AttentionView view(shape, mask, item / queries);
       if (t >= view.queries) continue;
-      const auto x = inputs(view);
+      const StepInputs<S> x = inputs(view);
       const KeyRange range = view.Range(t);
       const size_t first = size_t(range.begin) + index * kPartKeys;
       const StepPart<T> part(part_of(item, index));
       part.high = kNoScore<T>, part.sum = 0;
       for (size_t j = 0; j < vw; ++j) part.values[j] = 0;
-      const T factor = static_cast<T>(x.scale);
-      const T* const row = x.q.At(t);
-      for (size_t j = 0; j < kw; ++j) q[j] = row[j] * factor;
+      const T factor = static_cast<T>(scale);
+      const S* const row = x.q.At(t);
+      for (size_t j = 0; j < kw; ++j) q[j] = static_cast<T>(row[j]) * factor;
       StepKeys(view, first, std::min(first + kPartKeys, size_t(range.end)), q, x.k, x.v, kw, vw,
                part);
     }
@@ -181,7 +199,9 @@ void StepAll(const AttentionShape& shape, const AttentionMask& mask, Inputs&& in
       }
       return true;
     }();
-    MergeParts(part_of(item, 0), parts, vw, range.empty, blind, inputs(view).out.At(t));
+    MergeParts(part_of(item, 0), parts, vw, range.empty, blind, merged);
+    S* const out = inputs(view).out.At(t);
+    for (size_t j = 0; j < vw; ++j) out[j] = static_cast<S>(merged[j]);
   }
 }
 

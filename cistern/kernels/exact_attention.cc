@@ -94,11 +94,21 @@ void AttendAll(const AttentionShape& shape, double scale, const Rows<const T>& q
   const int64_t longest = (shape.queries + shape.dilation - 1) / shape.dilation;
   // Where gradients are wanted, keys that are hidden have no part in the order of sums either.
   if (longest <= kFewQueries && stats == nullptr && !mask.dropout.Any()) {
-    StepAll<T>(shape, mask, inputs);
+    StepAll<T>(shape, scale, mask, [&](const AttentionView& view) {
+      return StepInputs<T>{view.Of(q), view.Of(k), view.Of(v), view.Of(out)};
+    });
     return;
   }
   ForQueryBlocks(shape, mask, [&](const AttentionView& view, size_t t) {
     AttendBlock<T>(view, t, inputs(view), stats);
+  });
+}
+
+void AttendFewBFloat16(const AttentionShape& shape, double scale, Rows<const BFloat16> q,
+                       Rows<const BFloat16> k, Rows<const BFloat16> v, const AttentionMask& mask,
+                       Rows<BFloat16> out) {
+  StepAll<BFloat16>(shape, scale, mask, [&](const AttentionView& view) {
+    return StepInputs<BFloat16>{view.Of(q), view.Of(k), view.Of(v), view.Of(out)};
   });
 }
 
@@ -120,9 +130,15 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace cistern {
 
+HWY_EXPORT(AttendFewBFloat16);
 HWY_EXPORT(AttendFloat);
 HWY_EXPORT(AttendDouble);
 
+void AttentionOfFew(const AttentionShape& shape, double scale, Rows<const BFloat16> q,
+                    Rows<const BFloat16> k, Rows<const BFloat16> v, const AttentionMask& mask,
+                    Rows<BFloat16> out) {
+  CISTERN_DISPATCH(AttendFewBFloat16)(shape, scale, q, k, v, mask, out);
+}
 template <>
 void AttentionForward(const AttentionShape& shape, double scale, Rows<const float> q,
                       Rows<const float> k, Rows<const float> v, const AttentionMask& mask,

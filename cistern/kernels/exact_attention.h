@@ -15,6 +15,7 @@
 // of its largest value each, and would be computed in subnormal numbers.
 #include <cstdint>
 
+#include "cistern/kernels/bfloat16.h"
 #include "cistern/kernels/dropout.h"
 #include "cistern/kernels/rows.h"
 
@@ -47,6 +48,14 @@ struct AttentionMask {
 template <class T>
 void AttentionForward(const AttentionShape& shape, double scale, Rows<const T> q, Rows<const T> k,
                       Rows<const T> v, const AttentionMask& mask, Rows<T> out, T* stats);
+
+// Up to so many queries, as decoding has them, go against their keys one by one, where neither
+// stats nor dropout are wanted: at the speed of memory.
+constexpr int64_t kFewQueries = 4;
+// That of tokens in bfloat16, whose rows are read once and met in floats.
+void AttentionOfFew(const AttentionShape& shape, double scale, Rows<const BFloat16> q,
+                    Rows<const BFloat16> k, Rows<const BFloat16> v, const AttentionMask& mask,
+                    Rows<BFloat16> out);
 
 // Its gradients; out, stats: as the forward gave them.
 template <class T>

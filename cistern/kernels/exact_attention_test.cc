@@ -107,6 +107,46 @@ TEST(ExactAttention, Widths) {
   }
 }
 
+// Few queries of tokens in bfloat16: what the floats give that the tokens are, rounded.
+TEST(ExactAttention, FewQueriesInBFloat16) {
+  ForEachIsa([] {
+    uint64_t seed = 1500;
+    for (Kind kind : kKinds) {
+      for (int64_t width : {1, 20, 64}) {
+        for (int64_t keys : {3, 70, 2100}) {
+          ++seed;
+          Problem p = MakeProblem(
+              seed, {2, 2, 1 + int64_t(seed % 3), keys, width, width == 20 ? 33 : width}, kind);
+          for (auto* x : {&p.q, &p.k, &p.v}) {
+            for (double& value : *x)
+              value = static_cast<float>(BFloat16(static_cast<float>(value)));
+          }
+          const Layout layout = seed % 2 == 0 ? Layout::kBHTW : Layout::kBTHW;
+          const auto run = [&]<class T>(T, auto&& attend) {
+            const AttentionShape& s = p.shape;
+            const SlotShape of_queries = {s.batch, s.heads, s.queries, 0, 0},
+                            of_keys = {s.batch, s.heads, s.keys, 0, 0};
+            const Array<T> q(of_queries, s.key_width, layout, p.q),
+                k(of_keys, s.key_width, layout, p.k), v(of_keys, s.value_width, layout, p.v);
+            Array<T> out(of_queries, s.value_width, layout);
+            attend(q.in(), k.in(), v.in(), out.rows());
+            return out.Values();
+          };
+          std::vector<double> want = run(float{}, [&](auto q, auto k, auto v, auto out) {
+            AttentionForward<float>(p.shape, p.scale, q, k, v, p.Mask(), out, nullptr);
+          });
+          for (double& value : want)
+            value = static_cast<float>(BFloat16(static_cast<float>(value)));
+          const std::vector<double> got = run(BFloat16{}, [&](auto q, auto k, auto v, auto out) {
+            AttentionOfFew(p.shape, p.scale, q, k, v, p.Mask(), out);
+          });
+          EXPECT_EQ(got, want) << p.name << " isa " << ActiveIsa();
+        }
+      }
+    }
+  });
+}
+
 // Two keys, the second so many nats below the first, with a value that shows any weight.
 TEST(ExactAttention, WeightsBelowTwoToTheMinus64AreZeroInFloat) {
   ForEachIsa([] {

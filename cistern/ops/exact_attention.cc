@@ -55,9 +55,9 @@ Arguments InFloat(Arguments x) {
   return x;
 }
 
-// Whether tokens in bfloat16 go into products as they are; else they are computed in float. The
-// few queries of decoding are bound by memory, and have a float kernel of their own.
-bool InBFloat16(const Arguments& x) { return MultipliesBFloat16() && (x.save || x.q.size(2) > 4); }
+bool IsOfFew(const Arguments& x) { return !x.save && x.q.size(2) <= kFewQueries && x.dropout == 0; }
+// Whether tokens in bfloat16 go into products as they are; else they are computed in float.
+bool InBFloat16(const Arguments& x) { return MultipliesBFloat16() && !IsOfFew(x); }
 
 // Memory of a call as outputs have it: used again by the next one.
 CallMemory OutputMemory() {
@@ -190,7 +190,7 @@ struct Exact {
   }
 
   static void ForwardBFloat16(const Arguments& x, const RowMask& mask, const Tensors& y) {
-    if (!InBFloat16(x)) {
+    if (!InBFloat16(x) && !IsOfFew(x)) {
       const Arguments wide = InFloat(x);
       const Tensors floats = {Empty(wide)[kOut], y[kStats]};
       Forward(wide, mask, floats);
@@ -199,6 +199,9 @@ struct Exact {
     }
     const at::Tensor q = UnitStride(x.q), k = UnitStride(x.k), v = UnitStride(x.v);
     const View view(x);
+    if (IsOfFew(x))
+      return AttentionOfFew(ShapeOf(x), x.scale, InputRows<BFloat16>(q), InputRows<BFloat16>(k),
+                            InputRows<BFloat16>(v), view.mask, OutputRows<BFloat16>(y[kOut]));
     AttentionForward(ShapeOf(x), x.scale, InputRows<BFloat16>(q), InputRows<BFloat16>(k),
                      InputRows<BFloat16>(v), view.mask, OutputRows<BFloat16>(y[kOut]),
                      x.save ? y[kStats].mutable_data_ptr<float>() : nullptr, OutputMemory());
