@@ -27,17 +27,7 @@ struct StepPart {
   T* values;
 };
 
-// Rows of keys and values are of T, or of bfloat16 with T = float.
-template <class T, class S>
-HWY_INLINE Vec<T> LoadRow(const S* from) {
-  if constexpr (std::is_same_v<S, T>) {
-    return hn::LoadU(Tag<T>(), from);
-  } else {
-    return LoadFloats(from);
-  }
-}
-
-// x . y of two rows.
+// x . y of two rows; those of keys and values are of T, or of bfloat16 with T = float.
 template <class T, class S>
 HWY_INLINE T Dot(const T* HWY_RESTRICT x, const S* HWY_RESTRICT y, size_t width) {
   const Tag<T> d;
@@ -45,10 +35,10 @@ HWY_INLINE T Dot(const T* HWY_RESTRICT x, const S* HWY_RESTRICT y, size_t width)
   Vec<T> sum0 = hn::Zero(d), sum1 = hn::Zero(d);
   size_t j = 0;
   for (; j + 2 * kN <= width; j += 2 * kN) {
-    sum0 = hn::MulAdd(hn::LoadU(d, x + j), LoadRow<T>(y + j), sum0);
-    sum1 = hn::MulAdd(hn::LoadU(d, x + j + kN), LoadRow<T>(y + j + kN), sum1);
+    sum0 = hn::MulAdd(hn::LoadU(d, x + j), LoadAs<T>(y + j), sum0);
+    sum1 = hn::MulAdd(hn::LoadU(d, x + j + kN), LoadAs<T>(y + j + kN), sum1);
   }
-  for (; j + kN <= width; j += kN) sum0 = hn::MulAdd(hn::LoadU(d, x + j), LoadRow<T>(y + j), sum0);
+  for (; j + kN <= width; j += kN) sum0 = hn::MulAdd(hn::LoadU(d, x + j), LoadAs<T>(y + j), sum0);
   T rest = 0;
   for (; j < width; ++j) rest += x[j] * static_cast<T>(y[j]);
   return hn::GetLane(hn::SumOfLanes(d, hn::Add(sum0, sum1))) + rest;
@@ -69,7 +59,7 @@ HWY_NOINLINE void AddValues(size_t count, const T* p, const S* const* row, size_
       const Vec<T> weight = hn::Set(d, p[i]);
 #pragma GCC unroll 4
       for (int v = 0; v < kVectors; ++v)
-        sum[v] = hn::MulAdd(weight, LoadRow<T>(row[i] + c + v * kN), sum[v]);
+        sum[v] = hn::MulAdd(weight, LoadAs<T>(row[i] + c + v * kN), sum[v]);
     }
 #pragma GCC unroll 4
     for (int v = 0; v < kVectors; ++v) hn::StoreU(sum[v], d, values + c + v * kN);
@@ -139,17 +129,11 @@ void MergeParts(T* parts, size_t count, size_t width, int64_t empty, bool blind,
   for (size_t j = 0; j < width; ++j) out[j] *= share;
 }
 
-// Of one view.
-template <class S>
-struct StepInputs {
-  Sequence<const S> q, k, v;
-  Sequence<S> out;
-};
-
-// inputs(view) -> StepInputs<S>. Nothing is allocated once a thread's workspace has grown.
-template <class S, class T = ComputeType<S>, class Inputs>
-void StepAll(const AttentionShape& shape, double scale, const AttentionMask& mask,
-             Inputs&& inputs) {
+// Nothing is allocated once a thread's workspace has grown.
+template <class S, class T = ComputeType<S>>
+void StepAll(const AttentionShape& shape, double scale, const Rows<const S>& q_rows,
+             const Rows<const S>& k_rows, const Rows<const S>& v_rows, const AttentionMask& mask,
+             const Rows<S>& out_rows) {
   const int64_t views = AttentionView::Number(shape);
   const int64_t queries = (shape.queries + shape.dilation - 1) / shape.dilation;
   const size_t keys = size_t((shape.keys + shape.dilation - 1) / shape.dilation);
@@ -175,17 +159,16 @@ void StepAll(const AttentionShape& shape, double scale, const AttentionMask& mas
       const size_t index = size_t(i % int64_t(parts)), t = size_t(item % queries);
       const AttentionView view(shape, mask, item / queries);
       if (t >= view.queries) continue;
-      const StepInputs<S> x = inputs(view);
       const KeyRange range = view.Range(t);
       const size_t first = size_t(range.begin) + index * kPartKeys;
       const StepPart<T> part(part_of(item, index));
       part.high = kNoScore<T>, part.sum = 0;
       for (size_t j = 0; j < vw; ++j) part.values[j] = 0;
       const T factor = static_cast<T>(scale);
-      const S* const row = x.q.At(t);
+      const S* const row = view.Of(q_rows).At(t);
       for (size_t j = 0; j < kw; ++j) q[j] = static_cast<T>(row[j]) * factor;
-      StepKeys(view, first, std::min(first + kPartKeys, size_t(range.end)), q, x.k, x.v, kw, vw,
-               part);
+      StepKeys(view, first, std::min(first + kPartKeys, size_t(range.end)), q, view.Of(k_rows),
+               view.Of(v_rows), kw, vw, part);
     }
   });
   for (int64_t item = 0; item < views * queries; ++item) {
@@ -200,7 +183,7 @@ void StepAll(const AttentionShape& shape, double scale, const AttentionMask& mas
       return true;
     }();
     MergeParts(part_of(item, 0), parts, vw, range.empty, blind, merged);
-    S* const out = inputs(view).out.At(t);
+    S* const out = view.Of(out_rows).At(t);
     for (size_t j = 0; j < vw; ++j) out[j] = static_cast<S>(merged[j]);
   }
 }

@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
 
 #include "cistern/kernels/bfloat16.h"
 #include "cistern/kernels/gemm-inl.h"
@@ -27,6 +28,15 @@ HWY_INLINE Vec<float> LoadFloats(const BFloat16* from) {
   const hn::Rebind<uint16_t, Tag<float>> half;
   const auto bits = hn::LoadU(half, reinterpret_cast<const uint16_t*>(from));
   return hn::BitCast(d, hn::ShiftLeft<16>(hn::PromoteTo(du, bits)));
+}
+// A vector of T from a row of T, or of bfloat16.
+template <class T, class S>
+HWY_INLINE Vec<T> LoadAs(const S* from) {
+  if constexpr (std::is_same_v<S, T>) {
+    return hn::LoadU(Tag<T>(), from);
+  } else {
+    return LoadFloats(from);
+  }
 }
 // Rounds as BFloat16(float) does.
 HWY_INLINE void StoreFloats(Vec<float> x, BFloat16* to) {

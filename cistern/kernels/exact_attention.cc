@@ -94,9 +94,7 @@ void AttendAll(const AttentionShape& shape, double scale, const Rows<const T>& q
   const int64_t longest = (shape.queries + shape.dilation - 1) / shape.dilation;
   // Where gradients are wanted, keys that are hidden have no part in the order of sums either.
   if (longest <= kFewQueries && stats == nullptr && !mask.dropout.Any()) {
-    StepAll<T>(shape, scale, mask, [&](const AttentionView& view) {
-      return StepInputs<T>{view.Of(q), view.Of(k), view.Of(v), view.Of(out)};
-    });
+    StepAll<T>(shape, scale, q, k, v, mask, out);
     return;
   }
   ForQueryBlocks(shape, mask, [&](const AttentionView& view, size_t t) {
@@ -107,9 +105,7 @@ void AttendAll(const AttentionShape& shape, double scale, const Rows<const T>& q
 void AttendFewBFloat16(const AttentionShape& shape, double scale, Rows<const BFloat16> q,
                        Rows<const BFloat16> k, Rows<const BFloat16> v, const AttentionMask& mask,
                        Rows<BFloat16> out) {
-  StepAll<BFloat16>(shape, scale, mask, [&](const AttentionView& view) {
-    return StepInputs<BFloat16>{view.Of(q), view.Of(k), view.Of(v), view.Of(out)};
-  });
+  StepAll<BFloat16>(shape, scale, q, k, v, mask, out);
 }
 
 void AttendFloat(const AttentionShape& shape, double scale, Rows<const float> q,

@@ -16,16 +16,6 @@ namespace HWY_NAMESPACE {
 template <class T>
 constexpr T kMinusInfinity = -std::numeric_limits<T>::infinity();
 
-// A vector of T from a row of T, or of bfloat16.
-template <class T, class S>
-HWY_INLINE Vec<T> LoadAs(const S* from) {
-  if constexpr (std::is_same_v<S, T>) {
-    return hn::LoadU(Tag<T>(), from);
-  } else {
-    return LoadFloats(from);
-  }
-}
-
 // softmax(X) of one row of kVectors vectors, in registers; times F where that is not null.
 template <int kVectors, bool kTimes, class S, class T>
 HWY_INLINE void SoftmaxOfVectors(const S* X, const T* F, T* P) {
