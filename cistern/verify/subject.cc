@@ -41,8 +41,10 @@ std::string Subject::Name() const {
 }
 
 Mechanism& Subject::In(at::ScalarType dtype) {
-  if (dtype != dtype_) mechanism_->to(dtype);
-  dtype_ = dtype;
+  // Tokens alone are in half precision, as in training.
+  const at::ScalarType weights = dtype == at::kDouble ? at::kDouble : at::kFloat;
+  if (weights != dtype_) mechanism_->to(weights);
+  dtype_ = weights;
   return *mechanism_;
 }
 
