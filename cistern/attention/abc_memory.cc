@@ -151,9 +151,9 @@ at::Tensor AbcMechanism::DefinedFadingOf(const std::vector<at::Tensor>& seen) co
   return decay_options_.gated() ? DefinedFading(seen[gate_], decay_options_) : at::Tensor();
 }
 
-bool AbcMechanism::Fused() const {
-  return weights_ == Weights::kEverySlot && !HoldsSums() && !(is_training() && dims().dropout > 0);
-}
+bool AbcMechanism::Fused() const { return !HoldsSums() && !(is_training() && dims().dropout > 0); }
+
+bool AbcMechanism::TakesBFloat16(Form) const { return !gated() && Fused(); }
 
 at::Tensor AbcMechanism::ExtendWith(const at::Tensor& s, const std::vector<at::Tensor>& x,
                                     State& state, const ops::Mask& mask) {
@@ -164,6 +164,10 @@ at::Tensor AbcMechanism::ExtendWith(const at::Tensor& s, const std::vector<at::T
     return ops::AbcExtend(x[q_], x[k_], x[v_], s, decoding_.Of(state), Scale(), mask);
   }
   decoding_.End(state);
+  if (Fused()) {
+    return ops::AbcExtend(x[q_], x[k_], x[v_], s, state[key_memory_], state[value_memory_],
+                          state[z_], Scale(), mask, masked_);
+  }
   if (s.scalar_type() == at::kBFloat16) {
     std::vector<at::Tensor> floats;
     for (const at::Tensor& t : x) floats.push_back(t.defined() ? t.to(at::kFloat) : t);

@@ -29,6 +29,7 @@ class AbcMechanism : public Mechanism {
                         const std::vector<at::Tensor>& x) const override;
   State Merge(const State& first,
               const State& second) const override;  // where weights do not depend on the position
+  bool TakesBFloat16(Form form) const override;
 
  protected:
   bool PutsOffWrites() const override { return Fused() && !gated(); }
@@ -56,7 +57,7 @@ class AbcMechanism : public Mechanism {
   // Slots that hold sums and not means: what a slot's sum is divided by, [] or [B,1,1,1] for the
   // tokens [B] that the rows have seen.
   virtual bool HoldsSums() const { return false; }
-  // Whether matching and reading are one op, as long as all log-weights are finite.
+  // Whether matching and reading are one op.
   bool Fused() const;
   bool gated() const { return decay_options_.gated(); }
   virtual at::Tensor SumDivisor(const at::Tensor&) const { return {}; }

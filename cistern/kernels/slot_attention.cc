@@ -1,5 +1,7 @@
 #include "cistern/kernels/slot_attention.h"
 
+#include <limits>
+
 #include "cistern/base/parallel.h"
 #include "cistern/kernels/dispatch.h"
 
@@ -39,22 +41,34 @@ struct AbcVisit {
   // Keeps X where the backward pass asks for it; -inf in its padding.
   void Scores(size_t t) {
     const size_t n = chunk.n, np = chunk.np;
+    if (masked) MaskEmpty();
     if (a.x.data != nullptr) UnpackRows(X, t, chunk.rows, n, np, a.x);
     FillPadding(chunk.rows, n, np, kMinusInfinity<T>, X);
+  }
+
+  // A slot's factor is 0 in rows up to which nothing was written to it.
+  void MaskEmpty() {
+    const Tag<T> d;
+    const Vec<T> lowest = hn::Set(d, std::numeric_limits<T>::lowest());
+    for (size_t i = 0; i < chunk.rows * chunk.np; i += kLanes<T>) {
+      const auto empty = hn::Eq(hn::Load(d, chunk.F + i), hn::Zero(d));
+      hn::Store(hn::IfThenElse(empty, lowest, hn::Load(d, X + i)), d, X + i);
+    }
   }
 
   SlotChunk<T>& chunk;
   MatchCore<S>& keys;
   ReadCore<S>& values;
   T scale;
+  bool masked;
   const AbcTensors<S>& a;
   T* X;
   size_t from;
 };
 
 template <class S, class T = ComputeType<S>>
-HWY_NOINLINE void AbcHead(const ForwardHead<T>& head, T scale, const AbcTensors<S>& a, double* keys,
-                          double* values, double* z) {
+HWY_NOINLINE void AbcHead(const ForwardHead<T>& head, T scale, bool masked, const AbcTensors<S>& a,
+                          double* keys, double* values, double* z) {
   const size_t n = head.n, width = head.width, np = Padded<T>(n);
   const Sequence<T> none(nullptr, 0);
   Workspace& workspace = Workspace::OfThisThread();
@@ -64,8 +78,8 @@ HWY_NOINLINE void AbcHead(const ForwardHead<T>& head, T scale, const AbcTensors<
   SlotChunk<T> chunk(n, workspace);
   MatchCore<S> key_core(n, width, workspace);
   ReadCore<S> value_core(n, width, workspace);
-  AbcVisit<S> visit{chunk,    key_core, value_core, scale, a, workspace.Take<T>(kChunkRows * np),
-                    head.from};
+  AbcVisit<S> visit{
+      chunk, key_core, value_core, scale, masked, a, workspace.Take<T>(kChunkRows * np), head.from};
   chunk.LoadZ(z);
   key_core.LoadMemory(keys, z);
   value_core.LoadMemory(values, z);
@@ -93,9 +107,10 @@ void LatteAll(const SlotShape& shape, const Rows<const S>& q, const Rows<const S
 }
 
 template <class S>
-void AbcAll(const SlotShape& shape, double scale, const Rows<const S>& q, const Rows<const S>& k,
-            const Rows<const S>& v, const Rows<const S>& s, const RowMask& mask, double* keys,
-            double* values, double* z, const Rows<S>& out, const Rows<ComputeType<S>>& x) {
+void AbcAll(const SlotShape& shape, double scale, bool masked, const Rows<const S>& q,
+            const Rows<const S>& k, const Rows<const S>& v, const Rows<const S>& s,
+            const RowMask& mask, double* keys, double* values, double* z, const Rows<S>& out,
+            const Rows<ComputeType<S>>& x) {
   using T = ComputeType<S>;
   const int64_t heads = shape.batch * shape.heads, size = shape.slots * shape.width;
   const HeadParts parts(shape);
@@ -105,28 +120,29 @@ void AbcAll(const SlotShape& shape, double scale, const Rows<const S>& q, const 
     const ForwardHead<T> head(shape, mask, index, parts, part);
     const int64_t b = head.b, y = head.h;
     const AbcTensors<S> a = {{q, b, y}, {k, b, y}, {v, b, y}, {s, b, y}, {out, b, y}, {x, b, y}};
-    (shape.length == 1 ? AbcToken<S>
-                       : AbcHead<S>)(head, static_cast<T>(scale), a, key_memories.Of(index, part),
-                                     value_memories.Of(index, part), log_sums.Of(index, part));
+    (shape.length == 1 ? AbcToken<S> : AbcHead<S>)(head, static_cast<T>(scale), masked, a,
+                                                   key_memories.Of(index, part),
+                                                   value_memories.Of(index, part),
+                                                   log_sums.Of(index, part));
   });
   key_memories.Finish();
   value_memories.Finish();
   log_sums.Finish();
 }
 
-#define CISTERN_SLOT_ATTENTION(T, Name)                                                       \
-  void Latte##Name(const SlotShape& shape, Rows<const T> q, Rows<const T> s, Rows<const T> v, \
-                   const RowMask& mask, double* memory, double* z, Rows<T> out) {             \
-    LatteAll<TokenWeights<ComputeType<T>>, T>(shape, q, s, v, mask, memory, z, out);          \
-  }                                                                                           \
-  void Favor##Name(const SlotShape& shape, Rows<const T> x, Rows<const T> s, Rows<const T> v, \
-                   const RowMask& mask, double* memory, double* z, Rows<T> out) {             \
-    LatteAll<FavorWeights<ComputeType<T>>, T>(shape, x, s, v, mask, memory, z, out);          \
-  }                                                                                           \
-  void Abc##Name(const SlotShape& shape, double scale, Rows<const T> q, Rows<const T> k,      \
-                 Rows<const T> v, Rows<const T> s, const RowMask& mask, double* keys,         \
-                 double* values, double* z, Rows<T> out, Rows<ComputeType<T>> x) {            \
-    AbcAll<T>(shape, scale, q, k, v, s, mask, keys, values, z, out, x);                       \
+#define CISTERN_SLOT_ATTENTION(T, Name)                                                          \
+  void Latte##Name(const SlotShape& shape, Rows<const T> q, Rows<const T> s, Rows<const T> v,    \
+                   const RowMask& mask, double* memory, double* z, Rows<T> out) {                \
+    LatteAll<TokenWeights<ComputeType<T>>, T>(shape, q, s, v, mask, memory, z, out);             \
+  }                                                                                              \
+  void Favor##Name(const SlotShape& shape, Rows<const T> x, Rows<const T> s, Rows<const T> v,    \
+                   const RowMask& mask, double* memory, double* z, Rows<T> out) {                \
+    LatteAll<FavorWeights<ComputeType<T>>, T>(shape, x, s, v, mask, memory, z, out);             \
+  }                                                                                              \
+  void Abc##Name(const SlotShape& shape, double scale, bool masked, Rows<const T> q,             \
+                 Rows<const T> k, Rows<const T> v, Rows<const T> s, const RowMask& mask,         \
+                 double* keys, double* values, double* z, Rows<T> out, Rows<ComputeType<T>> x) { \
+    AbcAll<T>(shape, scale, masked, q, k, v, s, mask, keys, values, z, out, x);                  \
   }
 CISTERN_SLOT_ATTENTION(float, Float)
 CISTERN_SLOT_ATTENTION(double, Double)
@@ -150,22 +166,22 @@ HWY_EXPORT(AbcFloat);
 HWY_EXPORT(AbcDouble);
 HWY_EXPORT(AbcBFloat16);
 
-#define CISTERN_SLOT_ATTENTION(T, Name)                                                        \
-  template <>                                                                                  \
-  void LatteForward(const SlotShape& shape, Rows<const T> q, Rows<const T> s, Rows<const T> v, \
-                    const RowMask& mask, double* memory, double* z, Rows<T> out) {             \
-    CISTERN_DISPATCH(Latte##Name)(shape, q, s, v, mask, memory, z, out);                       \
-  }                                                                                            \
-  template <>                                                                                  \
-  void FavorForward(const SlotShape& shape, Rows<const T> x, Rows<const T> s, Rows<const T> v, \
-                    const RowMask& mask, double* memory, double* z, Rows<T> out) {             \
-    CISTERN_DISPATCH(Favor##Name)(shape, x, s, v, mask, memory, z, out);                       \
-  }                                                                                            \
-  template <>                                                                                  \
-  void AbcForward(const SlotShape& shape, double scale, Rows<const T> q, Rows<const T> k,      \
-                  Rows<const T> v, Rows<const T> s, const RowMask& mask, double* keys,         \
-                  double* values, double* z, Rows<T> out, Rows<ComputeType<T>> x) {            \
-    CISTERN_DISPATCH(Abc##Name)(shape, scale, q, k, v, s, mask, keys, values, z, out, x);      \
+#define CISTERN_SLOT_ATTENTION(T, Name)                                                           \
+  template <>                                                                                     \
+  void LatteForward(const SlotShape& shape, Rows<const T> q, Rows<const T> s, Rows<const T> v,    \
+                    const RowMask& mask, double* memory, double* z, Rows<T> out) {                \
+    CISTERN_DISPATCH(Latte##Name)(shape, q, s, v, mask, memory, z, out);                          \
+  }                                                                                               \
+  template <>                                                                                     \
+  void FavorForward(const SlotShape& shape, Rows<const T> x, Rows<const T> s, Rows<const T> v,    \
+                    const RowMask& mask, double* memory, double* z, Rows<T> out) {                \
+    CISTERN_DISPATCH(Favor##Name)(shape, x, s, v, mask, memory, z, out);                          \
+  }                                                                                               \
+  template <>                                                                                     \
+  void AbcForward(const SlotShape& shape, double scale, bool masked, Rows<const T> q,             \
+                  Rows<const T> k, Rows<const T> v, Rows<const T> s, const RowMask& mask,         \
+                  double* keys, double* values, double* z, Rows<T> out, Rows<ComputeType<T>> x) { \
+    CISTERN_DISPATCH(Abc##Name)(shape, scale, masked, q, k, v, s, mask, keys, values, z, out, x); \
   }
 CISTERN_SLOT_ATTENTION(float, Float)
 CISTERN_SLOT_ATTENTION(double, Double)

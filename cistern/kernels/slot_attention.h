@@ -45,13 +45,14 @@ void FavorBackward(const SlotShape& shape, Rows<const T> x, Rows<const T> s, Row
 //   x_t[l] = scale q_t . K_t[l],   out[t] = sum_l softmax_l(x_t)_l V_t[l]
 //
 // where K and V are the memories of keys and values, written with the same s. A slot that holds
-// nothing has x = 0 and value 0.
+// nothing has x = 0 and value 0; or, `masked`, the lowest number for x, so that it has no part in
+// the softmax unless every slot is empty.
 //   q, k, v, out    [B,H,T,d]
 //   s               [B,H,T,n]
 //   x               [B,H,T,n], wanted by the backward, or data = nullptr
 //   keys, values, z [B,H,n,d] twice and [B,H,n], as memory and z above
 template <class T>
-void AbcForward(const SlotShape& shape, double scale, Rows<const T> q, Rows<const T> k,
+void AbcForward(const SlotShape& shape, double scale, bool masked, Rows<const T> q, Rows<const T> k,
                 Rows<const T> v, Rows<const T> s, const RowMask& mask, double* keys, double* values,
                 double* z, Rows<T> out, Rows<ComputeType<T>> x);
 

@@ -253,7 +253,7 @@ HWY_NOINLINE void AbcTokenOf(const ForwardHead<float>& head, float scale, const 
   const bool weighed = WeighToken(m, a.s, scratch), keyed = TakeRow(a.k, m, m.NextKey());
   if (!TakeRow(a.v, m, m.NextValue()) || !keyed || !weighed) {
     InDouble whole(m, true);
-    AbcToken<S>(head, scale, a, whole.keys.data(), whole.values.data(), whole.z.data());
+    AbcToken<S>(head, scale, false, a, whole.keys.data(), whole.values.data(), whole.z.data());
     return whole.Back();
   }
   m.Write(scratch.shares);

@@ -96,7 +96,7 @@ void Token(benchmark::State& state) {
     if constexpr (kAbc && kDeferred) {
       AbcDecode<float>(shape, 0.1, in(q, d), in(k, d), in(v, d), in(s, n), {}, at, to);
     } else if constexpr (kAbc) {
-      AbcForward<float>(shape, 0.1, in(q, d), in(k, d), in(v, d), in(s, n), {}, keys.data(),
+      AbcForward<float>(shape, 0.1, false, in(q, d), in(k, d), in(v, d), in(s, n), {}, keys.data(),
                         values.data(), z.data(), to, {});
     } else if constexpr (kDeferred) {
       LatteDecode<float>(shape, in(latents, n), in(s, n), in(v, d), {}, at, to);

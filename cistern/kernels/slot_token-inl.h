@@ -7,6 +7,8 @@
 #define CISTERN_KERNELS_SLOT_TOKEN_INL_H_
 #endif
 
+#include <limits>
+
 #include "cistern/kernels/slot_step-inl.h"
 #include "cistern/kernels/slot_weights-inl.h"
 #include "cistern/kernels/staged_rows-inl.h"
@@ -28,30 +30,6 @@ struct AbcTensors {
   Sequence<ComputeType<S>> x;
 };
 
-// The first row of x in the type that is computed in: where it lies, or in `copy`.
-template <class S, class T>
-const T* FirstRow(const Sequence<const S>& x, size_t width, T* copy) {
-  if constexpr (std::is_same_v<S, T>) {
-    return x.At(0);
-  } else {
-    ConvertRow(width, x.At(0), copy);
-    return copy;
-  }
-}
-// Where it is put, before PutRow puts it there.
-template <class S, class T>
-T* RoomForRow(const Sequence<S>& x, T* copy) {
-  if constexpr (std::is_same_v<S, T>) {
-    return x.At(0);
-  } else {
-    return copy;
-  }
-}
-template <class S, class T>
-void PutRow(const T* row, size_t width, const Sequence<S>& x) {
-  if constexpr (!std::is_same_v<S, T>) ConvertRow(width, row, x.At(0));
-}
-
 // One token of a head.
 template <class Weights, class S, class T = ComputeType<S>>
 HWY_NOINLINE void LatteToken(const ForwardHead<T>& head, const LatteTensors<S>& x, double* memory,
@@ -72,7 +50,7 @@ HWY_NOINLINE void LatteToken(const ForwardHead<T>& head, const LatteTensors<S>& 
 }
 
 template <class S, class T = ComputeType<S>>
-HWY_NOINLINE void AbcToken(const ForwardHead<T>& head, T scale, const AbcTensors<S>& a,
+HWY_NOINLINE void AbcToken(const ForwardHead<T>& head, T scale, bool masked, const AbcTensors<S>& a,
                            double* keys, double* values, double* z) {
   const size_t n = head.n, width = head.width, np = Padded<T>(n);
   if (!StepBegin(head, z, {keys, values})) {
@@ -89,7 +67,8 @@ HWY_NOINLINE void AbcToken(const ForwardHead<T>& head, T scale, const AbcTensors
   StepWeights(n, FirstRow(a.s, n, slots), z, scratch.w);
   StepMatch(n, width, FirstRow(a.q, width, query), scratch.w, FirstRow(a.k, width, row),
             scratch.wide, keys, X);
-  for (size_t l = 0; l < n; ++l) X[l] *= scale;
+  for (size_t l = 0; l < n; ++l)
+    X[l] = masked && z[l] == kEmpty ? std::numeric_limits<T>::lowest() : X[l] * scale;
   if (a.x.data != nullptr) std::memcpy(a.x.At(0), X, n * sizeof(T));
   for (size_t l = n; l < np; ++l) X[l] = kMinusInfinity<T>;
   SoftmaxRows(1, np, X, X);

@@ -109,6 +109,30 @@ class Staging {
   Workspace& workspace_;
 };
 
+// The first row of x in the type that is computed in: where it lies, or in `copy`.
+template <class S, class T>
+const T* FirstRow(const Sequence<const S>& x, size_t width, T* copy) {
+  if constexpr (std::is_same_v<S, T>) {
+    return x.At(0);
+  } else {
+    ConvertRow(width, x.At(0), copy);
+    return copy;
+  }
+}
+// Where it is put, before PutRow puts it there.
+template <class S, class T>
+T* RoomForRow(const Sequence<S>& x, T* copy) {
+  if constexpr (std::is_same_v<S, T>) {
+    return x.At(0);
+  } else {
+    return copy;
+  }
+}
+template <class S, class T>
+void PutRow(const T* row, size_t width, const Sequence<S>& x) {
+  if constexpr (!std::is_same_v<S, T>) ConvertRow(width, row, x.At(0));
+}
+
 }  // namespace HWY_NAMESPACE
 }  // namespace cistern
 HWY_AFTER_NAMESPACE();

@@ -301,18 +301,18 @@ struct AbcArguments {
   at::Tensor q, k, v, s, keys, values, z;
   Mask mask;
   double scale = 1;
-  bool save = false;
+  bool masked = false, save = false;
 };
 
 struct Abc {
   static constexpr const char* kSchema =
       "abc(Tensor q, Tensor k, Tensor v, Tensor s, Tensor keys, Tensor values, Tensor z, Tensor? "
-      "starts=None, Tensor? lengths=None, float scale=1, bool save=False) -> (Tensor, Tensor, "
-      "Tensor, Tensor, Tensor)";
+      "starts=None, Tensor? lengths=None, float scale=1, bool masked=False, bool save=False) -> "
+      "(Tensor, Tensor, Tensor, Tensor, Tensor)";
   using Arguments = AbcArguments;
   static constexpr auto kFields = [](auto& x) {
     return std::tie(x.q, x.k, x.v, x.s, x.keys, x.values, x.z, x.mask.starts, x.mask.lengths,
-                    x.scale, x.save);
+                    x.scale, x.masked, x.save);
   };
   static constexpr size_t kOutputs = 5, kDifferentiable = 4;
   enum { kOut, kKeys, kValues, kZ, kScores };  // scores: what SlotMatch gives, if saved
@@ -336,9 +336,13 @@ struct Abc {
   static Tensors Compose(const Arguments& x) {
     const auto type = ComputeTypeOf(x.v);
     const at::Tensor s = x.s.to(type);
-    const SlotResult matched = SlotMatch(x.q.to(type), s, x.k.to(type), {x.keys, x.z}, x.mask);
+    const SlotResult matched =
+        SlotMatch(x.q.to(type), s, x.k.to(type), {x.keys, x.z}, x.mask, x.masked);
+    at::Tensor scores = matched.out * x.scale;
+    if (x.masked)
+      scores = scores.masked_fill(at::isneginf(matched.z_out), std::numeric_limits<float>::lowest());
     const SlotResult r =
-        SlotRead(at::softmax(matched.out * x.scale, -1), s, x.v.to(type), {x.values, x.z}, x.mask);
+        SlotRead(at::softmax(scores, -1), s, x.v.to(type), {x.values, x.z}, x.mask);
     return {r.out.to(x.v.scalar_type()), matched.state.memory, r.state.memory, r.state.z};
   }
 
@@ -363,8 +367,8 @@ struct Abc {
                      s = UnitStride(x.s);
     BeginState(x.keys, y[kKeys]), BeginState(x.values, y[kValues]), BeginState(x.z, y[kZ]);
     DispatchStored(v, [&]<class T>(T) {
-      AbcForward<T>(ShapeOf(s, v), x.scale, InputRows<T>(q), InputRows<T>(k), InputRows<T>(v),
-                    InputRows<T>(s), mask, y[kKeys].mutable_data_ptr<double>(),
+      AbcForward<T>(ShapeOf(s, v), x.scale, x.masked, InputRows<T>(q), InputRows<T>(k),
+                    InputRows<T>(v), InputRows<T>(s), mask, y[kKeys].mutable_data_ptr<double>(),
                     y[kValues].mutable_data_ptr<double>(), y[kZ].mutable_data_ptr<double>(),
                     OutputRows<T>(y[kOut]),
                     x.save ? OutputRows<ComputeType<T>>(y[kScores]) : Rows<ComputeType<T>>{});
@@ -486,17 +490,18 @@ at::Tensor FavorQueriesExtend(const at::Tensor& q, const at::Tensor& k, const at
 }
 
 AbcResult AbcAttention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                       const at::Tensor& s, const AbcState& state, double scale, const Mask& mask) {
+                       const at::Tensor& s, const AbcState& state, double scale, const Mask& mask,
+                       bool masked) {
   auto [out, keys, values, z, scores] = OpPair<slot_attention::Abc>::Call(
-      {q, k, v, s, state.keys, state.values, state.z, mask, scale});
+      {q, k, v, s, state.keys, state.values, state.z, mask, scale, masked});
   return {out, {keys, values, z}};
 }
 
 at::Tensor AbcExtend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                      const at::Tensor& s, at::Tensor& keys, at::Tensor& values, at::Tensor& z,
-                     double scale, const Mask& mask) {
+                     double scale, const Mask& mask, bool masked) {
   const bool alone = OwnedAlone(keys) && OwnedAlone(values) && OwnedAlone(z);
-  slot_attention::AbcArguments x = {q, k, v, s, keys, values, z, mask, scale};
+  slot_attention::AbcArguments x = {q, k, v, s, keys, values, z, mask, scale, masked};
   using Op = OpPair<slot_attention::Abc>;
   at::Tensor out, scores;
   std::tie(out, keys, values, z, scores) = alone ? Op::CallInPlace(x) : Op::Call(x);

@@ -52,14 +52,15 @@ struct AbcResult {
 };
 
 // SlotRead(softmax(scale SlotMatch(q, s, k)), s, v).   q, k, v [B,H,T,d], s [B,H,T,n] -> [B,H,T,d]
-// A slot that holds nothing takes part in the softmax with the logit 0 and the value 0.
+// A slot that holds nothing takes part in the softmax with the logit 0 and the value 0; or,
+// `masked`, no part, unless all slots are empty.
 AbcResult AbcAttention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                        const at::Tensor& s, const AbcState& state, double scale,
-                       const Mask& mask = {});
+                       const Mask& mask = {}, bool masked = false);
 // As LatteExtend.
 at::Tensor AbcExtend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                      const at::Tensor& s, at::Tensor& keys, at::Tensor& values, at::Tensor& z,
-                     double scale, const Mask& mask = {});
+                     double scale, const Mask& mask = {}, bool masked = false);
 
 // The state after a whole piece: SlotWrite of keys and values with one set of log-weights.
 // O(T n d).   k, v [B,H,T,d], s [B,H,T,n]

@@ -1,5 +1,7 @@
 #include "cistern/ops/slot_attention.h"
 
+#include <array>
+
 #include "cistern/ops/memory_test.h"
 #include "cistern/ops/output_memory.h"
 #include "cistern/ops/tensor_rows.h"
@@ -9,11 +11,12 @@ namespace {
 
 using namespace cistern::testing;
 
-enum class Op { kLatte, kFavor, kAbc };
-constexpr Op kOps[] = {Op::kLatte, Op::kFavor, Op::kAbc};
+enum class Op { kLatte, kFavor, kAbc, kAbcMasked };
+constexpr Op kOps[] = {Op::kLatte, Op::kFavor, Op::kAbc, Op::kAbcMasked};
 const char* NameOf(Op op) {
-  return op == Op::kLatte ? "latte" : op == Op::kFavor ? "favor" : "abc";
+  return std::array{"latte", "favor", "abc", "abc masked"}[size_t(op)];
 }
+bool IsAbc(Op op) { return op == Op::kAbc || op == Op::kAbcMasked; }
 enum class Weights { kMild, kJumps, kHoles };
 
 struct Case {
@@ -72,13 +75,14 @@ MemoryProblem MakeProblem(const Case& c) {
     p.mask.lengths =
         at::cat({Lengths({T, 0}), at::randint(0, T + 1, {B}, at::kLong)}).narrow(0, 0, B);
   if (c.starts) p.mask.starts = at::rand({B, T}) < 0.1;
-  if (c.op == Op::kAbc) {
+  if (IsAbc(c.op)) {
     p.state = {4, 5, 6};
     p.parts = {"out", "keys", "values", "z", "dq", "dk", "dv", "ds", "d_keys", "d_values", "dz"};
     p.x = {Normal({B, H, T, d}), Normal({B, H, T, d}), Normal({B, H, T, d}), s, keys, values, z};
     p.g = {Normal({B, H, T, d}), Normal({B, H, n, d}), Normal({B, H, n, d}), Normal({B, H, n})};
-    p.run = [](const Tensors& x, const Mask& mask) {
-      const AbcResult r = AbcAttention(x[0], x[1], x[2], x[3], {x[4], x[5], x[6]}, 0.4, mask);
+    p.run = [masked = c.op == Op::kAbcMasked](const Tensors& x, const Mask& mask) {
+      const AbcResult r =
+          AbcAttention(x[0], x[1], x[2], x[3], {x[4], x[5], x[6]}, 0.4, mask, masked);
       return Tensors{r.out, r.state.keys, r.state.values, r.state.z};
     };
   } else {

@@ -79,14 +79,16 @@ at::Tensor AbcClusterMechanism::LogWeights(const std::vector<at::Tensor>& x, con
   return OneHotLogWeights(code.remainder(slots()), slots(), x[k_].options());
 }
 
-// Lloyd's algorithm on sign vectors, all rows and heads at once. Distances are small integers, so
-// nothing is rounded.
+// Lloyd's algorithm on sign vectors, all rows and heads at once. Distances and votes are integers
+// that floats hold, so nothing is rounded.
 at::Tensor AbcClusterMechanism::BidirectionalRows(const std::vector<at::Tensor>& x,
                                                   const ops::Mask& mask) {
   const int64_t batch = x[k_].size(0), heads = x[k_].size(1), length = x[k_].size(2), n = slots();
   State state = EmptyState(batch, x[k_].options());
   if (length == 0) return Read(x, state);
-  at::Tensor signs = Signs(x[k_], kHyperplanes);
+  constexpr int64_t kFloatCounts = int64_t{1} << 24;
+  const auto type = std::max(length, kHyperplanes * n) < kFloatCounts ? at::kFloat : at::kDouble;
+  at::Tensor signs = Signs(x[k_], kHyperplanes).to(type);
   const at::Tensor row = at::arange(length, x[k_].options().dtype(at::kLong).requires_grad(false)),
                    lengths =
                        mask.lengths ? *mask.lengths : at::full({batch}, length, row.options());
@@ -101,7 +103,7 @@ at::Tensor AbcClusterMechanism::BidirectionalRows(const std::vector<at::Tensor>&
         return (at::matmul(signs, centres.transpose(2, 3)) * double(n) - slot).argmax(3);
       };
   for (int64_t i = 0; i < iterations_; ++i) {
-    const at::Tensor member = (nearest().unsqueeze(-1) == slot).to(at::kDouble);
+    const at::Tensor member = (nearest().unsqueeze(-1) == slot).to(type);
     const at::Tensor votes = at::matmul(member.transpose(2, 3), signs);
     centres = at::where(votes == 0, centres, votes.sign());  // a tie, or nobody: the sign stays
   }

@@ -81,8 +81,8 @@ at::Tensor AbcMlpMechanism::LogWeights(const std::vector<at::Tensor>& x, const P
   return s.masked_fill(off, 1.0).log().masked_fill(off, -std::numeric_limits<double>::infinity());
 }
 
-bool AbcMlpMechanism::TakesBFloat16(Form) const {
-  return activation_ == Activation::kExp && !gated() && Fused();
+bool AbcMlpMechanism::TakesBFloat16(Form form) const {
+  return activation_ == Activation::kExp && AbcMechanism::TakesBFloat16(form);
 }
 
 at::Tensor AbcMlpMechanism::DefinedWeights(Form, const std::vector<at::Tensor>& seen) const {

@@ -23,7 +23,7 @@ class AbcMlpMechanism : public AbcMechanism, public CountsOperations {
   static Fields Describe(Options& options);
   AbcMlpMechanism(const MechanismInfo& info, const Options& options, const AttentionDims& dims);
   LeastOperations Operations(Form form, int64_t tokens, int64_t before) const override;
-  bool TakesBFloat16(Form) const override;
+  bool TakesBFloat16(Form form) const override;
 
  protected:
   at::Tensor LogWeights(const std::vector<at::Tensor>& x, const Piece& piece) const override;
