@@ -8,6 +8,7 @@
 #include "hwy/foreach_target.h"  // must come before the headers below
 
 #include "cistern/kernels/head_parts.h"
+#include "cistern/kernels/staged_rows-inl.h"
 #include "cistern/kernels/sum_core-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -19,10 +20,16 @@ constexpr double kAdjointStateShare = 0.3, kGatedAdjointStateShare = 0.7;
 
 // One part of a head: the chunks that begin at first .. whole - 1, after those behind them for G
 // and h alone. last: of the tokens.
-template <class T>
+template <class S>
 struct SumAdjointHead {
-  Sequence<const T> a, g, w, u, b, log_gate;
-  Sequence<T> du, dw, dlog_gate;
+  using T = ComputeType<S>;
+  Sequence<const T> a;
+  Sequence<const S> g;
+  Sequence<const T> w;
+  Sequence<const S> u;
+  Sequence<const T> b, log_gate;
+  Sequence<S> du;
+  Sequence<T> dw, dlog_gate;
   Tokens tokens;
   size_t n, width, total, gates, first, whole;
   bool last;
@@ -48,8 +55,8 @@ HWY_NOINLINE void GateGradients(const SumChunk<Gating::kShared, T>& chunk, bool 
 }
 
 // grad [n, width] and h [n] in place.
-template <Gating kGating, class T>
-HWY_NOINLINE void SumAdjointOfHead(const SumAdjointHead<T>& head, double* grad,
+template <Gating kGating, class S, class T = ComputeType<S>>
+HWY_NOINLINE void SumAdjointOfHead(const SumAdjointHead<S>& head, double* grad,
                                    const double* h_io) {
   using Core = SumReverseCore<kGating, T>;
   constexpr bool kGated = kGating != Gating::kNone;
@@ -139,18 +146,18 @@ HWY_NOINLINE void SumAdjointOfHead(const SumAdjointHead<T>& head, double* grad,
   if constexpr (kGated) ZeroRows(head.tokens.length, head.total, head.gates, head.dlog_gate);
 }
 
-template <class T>
-void SumAdjointOfAll(const SlotShape& shape, const Rows<const T>& a, const Rows<const T>& g,
-                     const Rows<const T>& w, const Rows<const T>& u, const Rows<const T>& b,
+template <class S, class T = ComputeType<S>>
+void SumAdjointOfAll(const SlotShape& shape, const Rows<const T>& a, const Rows<const S>& g,
+                     const Rows<const T>& w, const Rows<const S>& u, const Rows<const T>& b,
                      const LogGates<T>& log_gate, const RowMask& mask, double* G, double* h,
-                     const Rows<T>& du, const Rows<T>& dw, const Rows<T>& dlog_gate) {
+                     const Rows<S>& du, const Rows<T>& dw, const Rows<T>& dlog_gate) {
   const int64_t heads = shape.batch * shape.heads;
   const HeadParts parts(shape, log_gate.width > 0 ? kGatedAdjointStateShare : kAdjointStateShare);
   PartStates<double> grads(parts, heads, shape.slots * shape.width, G);
   ForParts(heads, HeadsPerThread(shape), parts, [&](int64_t index, int64_t part) {
     const int64_t x = index / shape.heads, y = index % shape.heads;
     const Tokens tokens(shape, mask, x);
-    const SumAdjointHead<T> head{{a, x, y},
+    const SumAdjointHead<S> head{{a, x, y},
                                  {g, x, y},
                                  {w, x, y},
                                  {u, x, y},
@@ -179,14 +186,18 @@ void SumAdjointOfAll(const SlotShape& shape, const Rows<const T>& a, const Rows<
   grads.Finish();
 }
 
-#define CISTERN_SUM_ADJOINT(name, T)                                                     \
-  void name(const SlotShape& shape, Rows<const T> a, Rows<const T> g, Rows<const T> w,   \
-            Rows<const T> u, Rows<const T> b, LogGates<T> log_gate, const RowMask& mask, \
-            double* G, double* h, Rows<T> du, Rows<T> dw, Rows<T> dlog_gate) {           \
-    SumAdjointOfAll<T>(shape, a, g, w, u, b, log_gate, mask, G, h, du, dw, dlog_gate);   \
+#define CISTERN_SUM_ARGUMENTS(S)                                                                \
+  const SlotShape &shape, Rows<const ComputeType<S>> a, Rows<const S> g,                        \
+      Rows<const ComputeType<S>> w, Rows<const S> u, Rows<const ComputeType<S>> b,              \
+      LogGates<ComputeType<S>> log_gate, const RowMask &mask, double *G, double *h, Rows<S> du, \
+      Rows<ComputeType<S>> dw, Rows<ComputeType<S>> dlog_gate
+#define CISTERN_SUM_ADJOINT(S, Name)                                                   \
+  void SumAdjoint##Name(CISTERN_SUM_ARGUMENTS(S)) {                                    \
+    SumAdjointOfAll<S>(shape, a, g, w, u, b, log_gate, mask, G, h, du, dw, dlog_gate); \
   }
-CISTERN_SUM_ADJOINT(SumAdjointFloat, float)
-CISTERN_SUM_ADJOINT(SumAdjointDouble, double)
+CISTERN_SUM_ADJOINT(float, Float)
+CISTERN_SUM_ADJOINT(double, Double)
+CISTERN_SUM_ADJOINT(BFloat16, BFloat16)
 #undef CISTERN_SUM_ADJOINT
 
 }  // namespace HWY_NAMESPACE
@@ -198,21 +209,18 @@ namespace cistern {
 
 HWY_EXPORT(SumAdjointFloat);
 HWY_EXPORT(SumAdjointDouble);
+HWY_EXPORT(SumAdjointBFloat16);
 
-template <>
-void SumAdjoint(const SlotShape& shape, Rows<const float> a, Rows<const float> g,
-                Rows<const float> w, Rows<const float> u, Rows<const float> b,
-                LogGates<float> log_gate, const RowMask& mask, double* G, double* h, Rows<float> du,
-                Rows<float> dw, Rows<float> dlog_gate) {
-  CISTERN_DISPATCH(SumAdjointFloat)(shape, a, g, w, u, b, log_gate, mask, G, h, du, dw, dlog_gate);
-}
-template <>
-void SumAdjoint(const SlotShape& shape, Rows<const double> a, Rows<const double> g,
-                Rows<const double> w, Rows<const double> u, Rows<const double> b,
-                LogGates<double> log_gate, const RowMask& mask, double* G, double* h,
-                Rows<double> du, Rows<double> dw, Rows<double> dlog_gate) {
-  CISTERN_DISPATCH(SumAdjointDouble)(shape, a, g, w, u, b, log_gate, mask, G, h, du, dw, dlog_gate);
-}
+#define CISTERN_SUM_ADJOINT(S, Name)                                 \
+  template <>                                                        \
+  void SumAdjoint<S>(CISTERN_SUM_ARGUMENTS(S)) {                     \
+    CISTERN_DISPATCH(SumAdjoint##Name)                               \
+    (shape, a, g, w, u, b, log_gate, mask, G, h, du, dw, dlog_gate); \
+  }
+CISTERN_SUM_ADJOINT(float, Float)
+CISTERN_SUM_ADJOINT(double, Double)
+CISTERN_SUM_ADJOINT(BFloat16, BFloat16)
+#undef CISTERN_SUM_ADJOINT
 
 }  // namespace cistern
 #endif  // HWY_ONCE

@@ -1,5 +1,7 @@
 #include "cistern/kernels/sum_memory.h"
 
+#include <type_traits>
+
 #include "cistern/kernels/dispatch.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -7,6 +9,7 @@
 #include "hwy/foreach_target.h"  // must come before the headers below
 
 #include "cistern/kernels/head_parts.h"
+#include "cistern/kernels/staged_rows-inl.h"
 #include "cistern/kernels/sum_core-inl.h"
 #include "cistern/kernels/sum_step-inl.h"
 
@@ -19,17 +22,21 @@ constexpr double kSumStateShare = 0.5;
 
 // One part of a head of a read (a = r, u = v) or a match (a = q, u = k): the chunks that begin at
 // from .. stop - 1, after those before them for the memory alone.
-template <class T>
+template <bool kMatch, class S>
 struct SumHead {
-  Sequence<const T> a, w, u, log_gate;
-  Sequence<T> out;
+  using T = ComputeType<S>;
+  Sequence<const std::conditional_t<kMatch, S, T>> a;
+  Sequence<const T> w;
+  Sequence<const S> u;
+  Sequence<const T> log_gate;
+  Sequence<std::conditional_t<kMatch, T, S>> out;
   Tokens tokens;
   size_t n, width, total, gates, from, stop;
   bool last;
 };
 
-template <bool kMatch, Gating kGating, class T>
-HWY_NOINLINE void SumOfHead(const SumHead<T>& head, double* memory) {
+template <bool kMatch, Gating kGating, class S, class T = ComputeType<S>>
+HWY_NOINLINE void SumOfHead(const SumHead<kMatch, S>& head, double* memory) {
   using Core = SumCore<kMatch, kGating, T>;
   constexpr bool kGated = kGating != Gating::kNone;
   const size_t n = head.n, width = head.width, dp = Padded<T>(width);
@@ -69,46 +76,51 @@ HWY_NOINLINE void SumOfHead(const SumHead<T>& head, double* memory) {
   if (head.last) ZeroRows(head.tokens.length, head.total, across, head.out);
 }
 
-template <bool kMatch, class T>
-HWY_NOINLINE void SumOfToken(const SumHead<T>& head, double* memory) {
-  if (head.tokens.length == 0) return ZeroRows(0, 1, kMatch ? head.n : head.width, head.out);
+template <bool kMatch, class S, class T = ComputeType<S>>
+HWY_NOINLINE void SumOfToken(const SumHead<kMatch, S>& head, double* memory) {
+  const size_t n = head.n, width = head.width;
+  if (head.tokens.length == 0) return ZeroRows(0, 1, kMatch ? n : width, head.out);
   Workspace& workspace = Workspace::OfThisThread();
-  workspace.Start(sizeof(double) * Padded<double>(head.n), 1);
-  double* const gate = workspace.Take<double>(Padded<double>(head.n));
-  StepGates(head.n, head.gates, head.gates > 0 ? head.log_gate.At(0) : nullptr,
-            head.tokens.StartsAt(0), gate);
+  workspace.Start(sizeof(double) * Padded<double>(n) + sizeof(T) * 3 * width, 4);
+  double* const gate = workspace.Take<double>(Padded<double>(n));
+  T *const row = workspace.Take<T>(width), *const query = workspace.Take<T>(width),
+           *const read = workspace.Take<T>(width);
+  StepGates(n, head.gates, head.gates > 0 ? head.log_gate.At(0) : nullptr, head.tokens.StartsAt(0),
+            gate);
+  const T* const u = FirstRow(head.u, width, row);
   if constexpr (kMatch) {
-    StepSumMatch(head.n, head.width, head.a.At(0), head.w.At(0), head.u.At(0), gate, memory,
+    StepSumMatch(n, width, FirstRow(head.a, width, query), head.w.At(0), u, gate, memory,
                  head.out.At(0));
   } else {
-    StepSumRead(head.n, head.width, head.a.At(0), head.w.At(0), head.u.At(0), gate, memory,
-                head.out.At(0));
+    T* const out = RoomForRow(head.out, read);
+    StepSumRead(n, width, head.a.At(0), head.w.At(0), u, gate, memory, out);
+    PutRow(out, width, head.out);
   }
 }
 
-template <bool kMatch, class T>
-void SumOfAll(const SlotShape& shape, const Rows<const T>& a, const Rows<const T>& w,
-              const Rows<const T>& u, const LogGates<T>& log_gate, const RowMask& mask,
-              double* memory, const Rows<T>& out) {
+template <bool kMatch, class S, class A, class Out>
+void SumOfAll(const SlotShape& shape, const A& a, const Rows<const ComputeType<S>>& w,
+              const Rows<const S>& u, const LogGates<ComputeType<S>>& log_gate, const RowMask& mask,
+              double* memory, const Out& out) {
   const int64_t heads = shape.batch * shape.heads;
   const HeadParts parts(shape, kSumStateShare);
   PartStates<double> memories(parts, heads, shape.slots * shape.width, memory);
   ForParts(heads, HeadsPerThread(shape), parts, [&](int64_t index, int64_t part) {
     const int64_t x = index / shape.heads, y = index % shape.heads;
     const Tokens tokens(shape, mask, x);
-    const SumHead<T> head{{a, x, y},
-                          {w, x, y},
-                          {u, x, y},
-                          {log_gate.rows, x, y},
-                          {out, x, y},
-                          tokens,
-                          static_cast<size_t>(shape.slots),
-                          static_cast<size_t>(shape.width),
-                          static_cast<size_t>(shape.length),
-                          static_cast<size_t>(log_gate.width),
-                          parts.Begin(part, tokens.length),
-                          parts.Begin(part + 1, tokens.length),
-                          part + 1 == parts.count};
+    const SumHead<kMatch, S> head{{a, x, y},
+                                  {w, x, y},
+                                  {u, x, y},
+                                  {log_gate.rows, x, y},
+                                  {out, x, y},
+                                  tokens,
+                                  static_cast<size_t>(shape.slots),
+                                  static_cast<size_t>(shape.width),
+                                  static_cast<size_t>(shape.length),
+                                  static_cast<size_t>(log_gate.width),
+                                  parts.Begin(part, tokens.length),
+                                  parts.Begin(part + 1, tokens.length),
+                                  part + 1 == parts.count};
     double* const m = memories.Of(index, part);
     if (shape.length == 1) {
       SumOfToken<kMatch>(head, m);
@@ -123,15 +135,21 @@ void SumOfAll(const SlotShape& shape, const Rows<const T>& a, const Rows<const T
   memories.Finish();
 }
 
-#define CISTERN_SUM_FORWARD(name, match, T)                                            \
-  void name(const SlotShape& shape, Rows<const T> a, Rows<const T> w, Rows<const T> u, \
-            LogGates<T> log_gate, const RowMask& mask, double* memory, Rows<T> out) {  \
-    SumOfAll<match, T>(shape, a, w, u, log_gate, mask, memory, out);                   \
+#define CISTERN_SUM_FORWARD(S, Name)                                                           \
+  void SumRead##Name(const SlotShape& shape, Rows<const ComputeType<S>> r,                     \
+                     Rows<const ComputeType<S>> w, Rows<const S> v,                            \
+                     LogGates<ComputeType<S>> log_gate, const RowMask& mask, double* memory,   \
+                     Rows<S> out) {                                                            \
+    SumOfAll<false, S>(shape, r, w, v, log_gate, mask, memory, out);                           \
+  }                                                                                            \
+  void SumMatch##Name(const SlotShape& shape, Rows<const S> q, Rows<const ComputeType<S>> w,   \
+                      Rows<const S> k, LogGates<ComputeType<S>> log_gate, const RowMask& mask, \
+                      double* memory, Rows<ComputeType<S>> out) {                              \
+    SumOfAll<true, S>(shape, q, w, k, log_gate, mask, memory, out);                            \
   }
-CISTERN_SUM_FORWARD(SumReadFloat, false, float)
-CISTERN_SUM_FORWARD(SumReadDouble, false, double)
-CISTERN_SUM_FORWARD(SumMatchFloat, true, float)
-CISTERN_SUM_FORWARD(SumMatchDouble, true, double)
+CISTERN_SUM_FORWARD(float, Float)
+CISTERN_SUM_FORWARD(double, Double)
+CISTERN_SUM_FORWARD(BFloat16, BFloat16)
 #undef CISTERN_SUM_FORWARD
 
 }  // namespace HWY_NAMESPACE
@@ -143,31 +161,29 @@ namespace cistern {
 
 HWY_EXPORT(SumReadFloat);
 HWY_EXPORT(SumReadDouble);
+HWY_EXPORT(SumReadBFloat16);
 HWY_EXPORT(SumMatchFloat);
 HWY_EXPORT(SumMatchDouble);
+HWY_EXPORT(SumMatchBFloat16);
 
-template <>
-void SumRead(const SlotShape& shape, Rows<const float> r, Rows<const float> w, Rows<const float> v,
-             LogGates<float> log_gate, const RowMask& mask, double* memory, Rows<float> out) {
-  CISTERN_DISPATCH(SumReadFloat)(shape, r, w, v, log_gate, mask, memory, out);
-}
-template <>
-void SumRead(const SlotShape& shape, Rows<const double> r, Rows<const double> w,
-             Rows<const double> v, LogGates<double> log_gate, const RowMask& mask, double* memory,
-             Rows<double> out) {
-  CISTERN_DISPATCH(SumReadDouble)(shape, r, w, v, log_gate, mask, memory, out);
-}
-template <>
-void SumMatch(const SlotShape& shape, Rows<const float> q, Rows<const float> w, Rows<const float> k,
-              LogGates<float> log_gate, const RowMask& mask, double* memory, Rows<float> out) {
-  CISTERN_DISPATCH(SumMatchFloat)(shape, q, w, k, log_gate, mask, memory, out);
-}
-template <>
-void SumMatch(const SlotShape& shape, Rows<const double> q, Rows<const double> w,
-              Rows<const double> k, LogGates<double> log_gate, const RowMask& mask, double* memory,
-              Rows<double> out) {
-  CISTERN_DISPATCH(SumMatchDouble)(shape, q, w, k, log_gate, mask, memory, out);
-}
+#define CISTERN_SUM_FORWARD(S, Name)                                                        \
+  template <>                                                                               \
+  void SumRead<S>(const SlotShape& shape, Rows<const ComputeType<S>> r,                     \
+                  Rows<const ComputeType<S>> w, Rows<const S> v,                            \
+                  LogGates<ComputeType<S>> log_gate, const RowMask& mask, double* memory,   \
+                  Rows<S> out) {                                                            \
+    CISTERN_DISPATCH(SumRead##Name)(shape, r, w, v, log_gate, mask, memory, out);           \
+  }                                                                                         \
+  template <>                                                                               \
+  void SumMatch<S>(const SlotShape& shape, Rows<const S> q, Rows<const ComputeType<S>> w,   \
+                   Rows<const S> k, LogGates<ComputeType<S>> log_gate, const RowMask& mask, \
+                   double* memory, Rows<ComputeType<S>> out) {                              \
+    CISTERN_DISPATCH(SumMatch##Name)(shape, q, w, k, log_gate, mask, memory, out);          \
+  }
+CISTERN_SUM_FORWARD(float, Float)
+CISTERN_SUM_FORWARD(double, Double)
+CISTERN_SUM_FORWARD(BFloat16, BFloat16)
+#undef CISTERN_SUM_FORWARD
 
 }  // namespace cistern
 #endif  // HWY_ONCE

@@ -10,10 +10,12 @@
 // none (raw mode); -inf empties the slot before the write. Before the first token of a document the
 // memory is emptied, and that token's gate is ignored. Each token is written, then reads (causal).
 // The memory is double, because a float sum of ones stops growing at 2^24 tokens; products inside a
-// chunk of rows are in T, float or double. Time O(T n d), memory O(n d) beyond inputs and outputs;
-// a chunk ends where the gates of some slot multiply to less than e^-30, so gates near 0 at most
-// tokens cost as much as single tokens. Causality is bitwise: outputs up to t depend on no bit of
-// later tokens; results do not depend on the number of threads.
+// chunk of rows are in T, float or double. Tokens are stored as S: as T, or in bfloat16 with T
+// float (ComputeType); what belongs to slots is in T. Time O(T n d), memory O(n d) beyond inputs
+// and outputs; a chunk ends where the gates of some slot multiply to less than e^-30, so gates near
+// 0 at most tokens cost as much as single tokens. Causality is bitwise: outputs up to t depend on
+// no bit of later tokens; results do not depend on the number of threads.
+#include "cistern/kernels/bfloat16.h"
 #include "cistern/kernels/slot_memory.h"
 
 namespace cistern {
@@ -29,16 +31,18 @@ struct LogGates {
 //   r, w      [B,H,T,n]
 //   v, out    [B,H,T,d]
 //   memory    [B,H,n,d], contiguous: before the sequence; replaced by that after it
-template <class T>
-void SumRead(const SlotShape& shape, Rows<const T> r, Rows<const T> w, Rows<const T> v,
-             LogGates<T> log_gate, const RowMask& mask, double* memory, Rows<T> out);
+template <class S>
+void SumRead(const SlotShape& shape, Rows<const ComputeType<S>> r, Rows<const ComputeType<S>> w,
+             Rows<const S> v, LogGates<ComputeType<S>> log_gate, const RowMask& mask,
+             double* memory, Rows<S> out);
 
 // out[t,l] = q[t] . M_t[l], with keys in place of values.
 //   q, k      [B,H,T,d]
 //   w, out    [B,H,T,n]
-template <class T>
-void SumMatch(const SlotShape& shape, Rows<const T> q, Rows<const T> w, Rows<const T> k,
-              LogGates<T> log_gate, const RowMask& mask, double* memory, Rows<T> out);
+template <class S>
+void SumMatch(const SlotShape& shape, Rows<const S> q, Rows<const ComputeType<S>> w,
+              Rows<const S> k, LogGates<ComputeType<S>> log_gate, const RowMask& mask,
+              double* memory, Rows<ComputeType<S>> out);
 
 // The reverse pass that both backwards share:
 //
@@ -64,9 +68,10 @@ void SumMatch(const SlotShape& shape, Rows<const T> q, Rows<const T> w, Rows<con
 //   h           [B,H,n], in: G[l] . M_T[l]; scratch
 //
 // Raw mode uses neither h nor b nor dlog_gate.
-template <class T>
-void SumAdjoint(const SlotShape& shape, Rows<const T> a, Rows<const T> g, Rows<const T> w,
-                Rows<const T> u, Rows<const T> b, LogGates<T> log_gate, const RowMask& mask,
-                double* G, double* h, Rows<T> du, Rows<T> dw, Rows<T> dlog_gate);
+template <class S>
+void SumAdjoint(const SlotShape& shape, Rows<const ComputeType<S>> a, Rows<const S> g,
+                Rows<const ComputeType<S>> w, Rows<const S> u, Rows<const ComputeType<S>> b,
+                LogGates<ComputeType<S>> log_gate, const RowMask& mask, double* G, double* h,
+                Rows<S> du, Rows<ComputeType<S>> dw, Rows<ComputeType<S>> dlog_gate);
 
 }  // namespace cistern

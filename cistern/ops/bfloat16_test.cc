@@ -427,6 +427,37 @@ TEST(HalfPrecisionTokens, GoThroughTheKernelsAsFloats) {
   WithAndWithoutPairs(ExpectKernelsOfFloats);
 }
 
+// Sums, whose weights and gates stay in float beside tokens in bfloat16.
+void ExpectRoundedSums(const Shape& s, const Mask& mask, int64_t gates, bool match) {
+  const Tensors tokens(match ? 2 : 1, Heads(s.length, s.width));
+  Tensors others = {at::randn({3, 2, s.slots, s.width}, at::kDouble), Heads(s.length, s.slots)};
+  if (!match) others.push_back(Heads(s.length, s.slots));
+  if (gates > 0) others.push_back(at::log_sigmoid(Heads(s.length, gates)));
+  const auto run = [&](const Tensors& x) {
+    const size_t n = tokens.size();
+    const at::Tensor first = HeadsFirst(x[0]), w = HeadsFirst(x[n + 1]),
+                     gate = gates > 0 ? HeadsFirst(x.back()) : at::Tensor();
+    const SumResult r = match ? SumMatch(first, w, HeadsFirst(x[1]), x[n], mask, gate)
+                              : SumRead(HeadsFirst(x[n + 2]), w, first, x[n], mask, gate);
+    EXPECT_EQ(r.out.scalar_type(), (match ? w : first).scalar_type());
+    return Tensors{r.out.to(first.scalar_type()), r.memory};
+  };
+  ExpectRounded(tokens, others, run,
+                (match ? "sum match " : "sum read ") + std::to_string(s.length) + " gates " +
+                    std::to_string(gates));
+}
+
+TEST(BFloat16Tokens, SumsWithWeightsInFloat) {
+  at::manual_seed(4);
+  for (const Shape& s : kShapes) {
+    for (const Mask& mask : Masks(s.length)) {
+      for (const int64_t gates : {int64_t{0}, int64_t{1}, s.slots}) {
+        for (const bool match : {false, true}) ExpectRoundedSums(s, mask, gates, match);
+      }
+    }
+  }
+}
+
 TEST(BFloat16Tokens, Rotary) {
   at::manual_seed(2);
   for (const int64_t width : {2, 14, 64, 70}) {

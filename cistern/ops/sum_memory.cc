@@ -31,11 +31,16 @@ at::Tensor GatePerSlot(const SumArguments& x) {
 void RunKernel(bool match, const SlotShape& shape, const at::Tensor& a, const at::Tensor& w,
                const at::Tensor& u, const at::Tensor& gate, const RowMask& mask,
                const at::Tensor& memory, const at::Tensor& out) {
-  DispatchType(u, [&]<class T>(T) {
-    (match ? &cistern::SumMatch<T> : &cistern::SumRead<T>)(shape, InputRows<T>(a), InputRows<T>(w),
-                                                           InputRows<T>(u), InputGates<T>(gate),
-                                                           mask, memory.mutable_data_ptr<double>(),
-                                                           OutputRows<T>(out));
+  DispatchStored(u, [&]<class S>(S) {
+    using T = ComputeType<S>;
+    double* const m = memory.mutable_data_ptr<double>();
+    if (match) {
+      cistern::SumMatch<S>(shape, InputRows<S>(a), InputRows<T>(w), InputRows<S>(u),
+                           InputGates<T>(gate), mask, m, OutputRows<T>(out));
+    } else {
+      cistern::SumRead<S>(shape, InputRows<T>(a), InputRows<T>(w), InputRows<S>(u),
+                          InputGates<T>(gate), mask, m, OutputRows<S>(out));
+    }
   });
 }
 
@@ -54,6 +59,7 @@ struct Memory {
   static constexpr size_t kOutputs = 2, kDifferentiable = 2;
   enum { kOut, kMemory };
   static constexpr int64_t kTime = 2;
+  static constexpr bool kBFloat16 = true;
   static const at::Tensor& Tokens(const Arguments& x) { return x.u; }
 
   static void Check(const Arguments& x) {
@@ -63,9 +69,10 @@ struct Memory {
     CheckSlots(op, "w", x.w, u, x.u, x.memory, nullptr);
     TORCH_CHECK(x.a.sym_sizes() == (kMatch ? x.u : x.w).sym_sizes(), op, " expected ", a,
                 " of shape ", (kMatch ? x.u : x.w).sym_sizes(), ", got ", x.a.sym_sizes());
-    TORCH_CHECK(x.a.scalar_type() == x.w.scalar_type() && x.w.scalar_type() == x.u.scalar_type(),
-                op, " expected one dtype, got ", a, " ", x.a.scalar_type(), ", w ",
-                x.w.scalar_type(), ", ", u, " ", x.u.scalar_type());
+    TORCH_CHECK(x.a.scalar_type() == (kMatch ? x.u : x.w).scalar_type() &&
+                    x.w.scalar_type() == ComputeTypeOf(x.u),
+                op, " expected one dtype (or float beside tokens in bfloat16), got ", a, " ",
+                x.a.scalar_type(), ", w ", x.w.scalar_type(), ", ", u, " ", x.u.scalar_type());
     if (!x.log_gate) return;
     const at::Tensor& gate = *x.log_gate;
     TORCH_CHECK(gate.dim() == 4 && gate.sym_sizes().slice(0, 3) == x.w.sym_sizes().slice(0, 3) &&
@@ -79,7 +86,8 @@ struct Memory {
   static Tensors Compose(const Arguments& x) { return SumMemoryComposite(kMatch, x); }
 
   static Tensors Empty(const Arguments& x) {
-    return {EmptyHeads((kMatch ? x.w : x.u).sym_sizes(), x.u.options()), LikePlain(x.memory)};
+    const at::Tensor& like = kMatch ? x.w : x.u;
+    return {EmptyHeads(like.sym_sizes(), like.options()), LikePlain(x.memory)};
   }
   static Tensors EmptyGradients(const Arguments& x) {
     Tensors g = {GradientLike(x.a), GradientLike(x.w), GradientLike(x.u), LikePlain(x.memory)};
@@ -121,11 +129,12 @@ struct Memory {
                      h = gated ? (G * kept[1]).sum(-1).contiguous() : at::Tensor();
     Tensors dx = {da, GradientLike(x.w), GradientLike(x.u), G};
     if (gated) dx.push_back(GradientLike(*x.log_gate));
-    DispatchType(u, [&]<class T>(T) {
-      SumAdjoint<T>(ShapeOf(x), InputRows<T>(weights), InputRows<T>(values), InputRows<T>(w),
-                    InputRows<T>(u), gated ? InputRows<T>(term) : Rows<const T>{},
+    DispatchStored(u, [&]<class S>(S) {
+      using T = ComputeType<S>;
+      SumAdjoint<S>(ShapeOf(x), InputRows<T>(weights), InputRows<S>(values), InputRows<T>(w),
+                    InputRows<S>(u), gated ? InputRows<T>(term) : Rows<const T>{},
                     InputGates<T>(gate), mask, G.mutable_data_ptr<double>(),
-                    gated ? h.mutable_data_ptr<double>() : nullptr, OutputRows<T>(dx[2]),
+                    gated ? h.mutable_data_ptr<double>() : nullptr, OutputRows<S>(dx[2]),
                     OutputRows<T>(dx[1]), gated ? OutputRows<T>(dx[4]) : Rows<T>{});
     });
     return dx;
@@ -138,7 +147,7 @@ struct Memory {
     (kMatch ? &ref::SumMatch : &ref::SumRead)(
         ShapeOf(x), DataOrNull(a), DataOrNull(w), DataOrNull(u), DataOrNull(gate), mask,
         memory.mutable_data_ptr<double>(), out.mutable_data_ptr<double>());
-    return {out.to(x.u.scalar_type()), memory};
+    return {out.to((kMatch ? x.w : x.u).scalar_type()), memory};
   }
 
   static Tensors BackwardReference(const Arguments& x, const RowMask& mask, const Tensors& g,
@@ -155,9 +164,9 @@ struct Memory {
         DataOrNull(memory), DataOrNull(g_out), DataOrNull(g_memory), da.mutable_data_ptr<double>(),
         dw.mutable_data_ptr<double>(), du.mutable_data_ptr<double>(),
         dg.defined() ? dg.mutable_data_ptr<double>() : nullptr, dm.mutable_data_ptr<double>());
-    const auto dtype = x.u.scalar_type();
-    Tensors dx = {da.to(dtype), dw.to(dtype), du.to(dtype), dm};
-    if (x.log_gate) dx.push_back(dg.sum_to_size(x.log_gate->sizes()).to(dtype));
+    const auto type = x.w.scalar_type();
+    Tensors dx = {da.to(x.a.scalar_type()), dw.to(type), du.to(x.u.scalar_type()), dm};
+    if (x.log_gate) dx.push_back(dg.sum_to_size(x.log_gate->sizes()).to(type));
     return dx;
   }
 };
@@ -165,17 +174,36 @@ struct Memory {
 using Read = Memory<false>;
 using Match = Memory<true>;
 
+// What belongs to slots is in float beside tokens in bfloat16; what a match gives is in the type of
+// the weights.
 template <class Op>
-SumResult Run(const SumArguments& x) {
-  auto [out, memory] = OpPair<Op>::Call(x);
-  return {out, memory};
+SumArguments Widened(SumArguments x) {
+  if (x.u.scalar_type() != at::kBFloat16) return x;
+  const auto widen = [](at::Tensor& t) {
+    if (t.scalar_type() == at::kBFloat16) t = t.to(at::kFloat);
+  };
+  widen(x.w);
+  if (std::is_same_v<Op, Read>) widen(x.a);
+  if (x.log_gate) widen(*x.log_gate);
+  return x;
+}
+template <class Op>
+at::Tensor InTypeOf(const at::Tensor& w, const at::Tensor& out) {
+  return std::is_same_v<Op, Match> ? out.to(w.scalar_type()) : out;
 }
 
 template <class Op>
-at::Tensor Extend(SumArguments x, bool alone, at::Tensor& memory) {
+SumResult Run(const SumArguments& x) {
+  auto [out, memory] = OpPair<Op>::Call(Widened<Op>(x));
+  return {InTypeOf<Op>(x.w, out), memory};
+}
+
+template <class Op>
+at::Tensor Extend(const SumArguments& given, bool alone, at::Tensor& memory) {
+  SumArguments x = Widened<Op>(given);
   at::Tensor out;
   std::tie(out, memory) = alone ? OpPair<Op>::CallInPlace(x) : OpPair<Op>::Call(x);
-  return out;
+  return InTypeOf<Op>(given.w, out);
 }
 
 }  // namespace sum_memory

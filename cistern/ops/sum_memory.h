@@ -12,9 +12,10 @@
 //
 // The memory is double whatever the dtype of the inputs, because a float sum of ones stops growing
 // at 2^24 tokens. Inputs share one dtype; products inside a chunk are in that dtype (float for half
-// precision). mask.lengths: padding is skipped: no gate, no write, output 0 and zero gradient.
-// mask.starts: the memory is emptied before that token, so the token's own gate has zero gradient.
-// Time O(T n d); autograd keeps the inputs and two memories.
+// precision). Beside tokens (v, q, k) in bfloat16, weights and gates may be in float; what is
+// matched is in the weights' type. mask.lengths: padding is skipped: no gate, no write, output 0
+// and zero gradient. mask.starts: the memory is emptied before that token, so the token's own gate
+// has zero gradient. Time O(T n d); autograd keeps the inputs and two memories.
 #include "cistern/ops/slot_memory.h"
 
 namespace cistern::ops {

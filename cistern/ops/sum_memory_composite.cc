@@ -126,7 +126,7 @@ std::vector<at::Tensor> SumMemoryComposite(bool match, const SumArguments& x) {
   }
   at::Tensor out = length > 0 ? at::cat(outs, 2) : match ? at::zeros_like(w) : at::zeros_like(u);
   if (pad.defined()) out = out.masked_fill(pad, 0.0);
-  return {out.to(x.w.scalar_type()), length > 0 ? memory : memory.clone()};
+  return {out.to((match ? x.w : x.u).scalar_type()), length > 0 ? memory : memory.clone()};
 }
 
 }  // namespace cistern::ops

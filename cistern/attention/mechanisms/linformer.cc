@@ -8,7 +8,10 @@
 #include "cistern/attention/token_positions.h"
 #include "cistern/base/error.h"
 #include "cistern/ops/dropout.h"
+#include "cistern/ops/exact_attention.h"
+#include "cistern/ops/slot_attention.h"
 #include "cistern/ops/sum_memory.h"
+#include "cistern/ops/tensor_rows.h"
 
 namespace cistern {
 namespace {
@@ -179,14 +182,13 @@ at::Tensor LinformerMechanism::Weights(const at::Tensor& matrix, const at::Tenso
 }
 
 at::Tensor LinformerMechanism::Attend(const at::Tensor& logits) const {
-  const double scale = 1 / std::sqrt(double(dims().dim / dims().heads));
-  const at::Tensor p = at::softmax(logits.transpose(1, 2) * scale, -1);
+  const at::Tensor p = at::softmax(logits.transpose(1, 2) * Scale(), -1);
   return ops::Dropout(p, dims().dropout, is_training()).transpose(1, 2);
 }
 
 at::Tensor LinformerMechanism::DoExtend(const std::vector<at::Tensor>& x, State& state,
                                         const ops::Mask& mask) {
-  const auto type = x[q_].scalar_type();
+  const auto type = ops::ComputeTypeOf(x[q_]);
   const at::Tensor positions = Positions(state, x[q_].size(2), mask),
                    e = Weights(key_, positions, type);
   const at::Tensor f = value_.defined() ? Weights(value_, positions, type) : e;
@@ -207,10 +209,20 @@ void LinformerMechanism::DoWrite(const std::vector<at::Tensor>& x, State& state,
   state[count_] = PositionsAfter(state[count_], positions, mask);
 }
 
+at::Tensor LinformerMechanism::ReadFrom(const at::Tensor& q, const at::Tensor& keys,
+                                        const at::Tensor& values) const {
+  if (!Drops()) return ops::AbcRead(q, keys, values, {}, Scale());
+  const auto type = q.scalar_type();
+  return at::matmul(Attend(at::matmul(q, keys.to(type).transpose(2, 3))), values.to(type));
+}
+
 at::Tensor LinformerMechanism::Read(const std::vector<at::Tensor>& x, const State& state) {
-  const auto type = x[q_].scalar_type();
-  return at::matmul(Attend(at::matmul(x[q_], state[key_memory_].to(type).transpose(2, 3))),
-                    state[value_memory_].to(type));
+  return ReadFrom(x[q_], state[key_memory_], state[value_memory_]);
+}
+
+bool LinformerMechanism::TakesBFloat16(Form form) const {
+  return form == Form::kCausal ||
+         (form == Form::kBidirectional && !Drops() && ops::MultipliesBFloat16());
 }
 
 std::string LinformerMechanism::FormRefusal(Form form) const {
@@ -220,9 +232,32 @@ std::string LinformerMechanism::FormRefusal(Form form) const {
          "mask=tokens";
 }
 
+// The slots of whole rows: all have the same positions, so that heads which share a matrix are
+// columns of one product. Sums of pieces are in double.
+at::Tensor LinformerMechanism::Mixed(const at::Tensor& matrix, const at::Tensor& x) const {
+  constexpr int64_t kPiece = 1024;
+  const int64_t batch = x.size(0), length = std::min(x.size(2), length_);
+  const bool per_head = matrix.size(1) > 1;
+  const at::Tensor tokens = per_head ? x : x.transpose(1, 2).flatten(2),  // or [B,T,H d]
+      weights = matrix.permute({1, 2, 0}).to(x.scalar_type());            // [1 or H,k,N]
+  at::Tensor sum;
+  for (int64_t t = 0; t < length; t += kPiece) {
+    const int64_t count = std::min(kPiece, length - t);
+    const at::Tensor w = weights.narrow(2, t, count),
+                     y = per_head ? at::matmul(w, tokens.narrow(2, t, count))
+                                  : at::bmm(w.expand({batch, -1, -1}), tokens.narrow(1, t, count));
+    sum = sum.defined() ? sum + y.to(at::kDouble) : y.to(at::kDouble);
+  }
+  return per_head ? sum : sum.unflatten(2, {x.size(1), x.size(3)}).transpose(1, 2);
+}
+
 at::Tensor LinformerMechanism::BidirectionalRows(const std::vector<at::Tensor>& x,
                                                  const ops::Mask& mask) {
-  return Mechanism::BidirectionalRows(x, SeesPadding() ? ops::Mask() : mask);
+  const ops::Mask seen = SeesPadding() ? ops::Mask() : mask;
+  const int64_t batch = x[q_].size(0), length = x[q_].size(2);
+  if (length == 0 || batch == 0) return Mechanism::BidirectionalRows(x, seen);
+  Positions(EmptyState(batch, x[q_].options()), length, seen);
+  return ReadFrom(x[q_], Mixed(key_, x[k_]), Mixed(value_.defined() ? value_ : key_, x[v_]));
 }
 
 at::Tensor LinformerMechanism::Definition(Form form, const std::vector<at::Tensor>& queries,

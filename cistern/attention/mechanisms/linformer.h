@@ -5,6 +5,8 @@
 // write weights depend on the position alone, so that it runs causally as well: K~_t = K~_(t-1) +
 // E[:,t] (x) k_t. A position beyond N, which is `length` or max_length, has no weights and is an
 // Error.
+#include <cmath>
+
 #include "cistern/attention/mechanism.h"
 #include "cistern/attention/operations.h"
 
@@ -52,6 +54,7 @@ class LinformerMechanism : public Mechanism, public CountsOperations {
   at::Tensor Definition(Form form, const std::vector<at::Tensor>& queries,
                         const std::vector<at::Tensor>& x) const override;
   std::string FormRefusal(Form form) const override;  // mask=none
+  bool TakesBFloat16(Form form) const override;
   bool SeesPadding() const override { return options_.mask == Masking::kNone; }
   LeastOperations Operations(Form form, int64_t tokens, int64_t before) const override;
 
@@ -65,6 +68,10 @@ class LinformerMechanism : public Mechanism, public CountsOperations {
   at::Tensor Weights(const at::Tensor& matrix, const at::Tensor& positions,
                      at::ScalarType type) const;  // [B,H,T,k]
   at::Tensor Attend(const at::Tensor& logits) const;
+  at::Tensor ReadFrom(const at::Tensor& q, const at::Tensor& keys, const at::Tensor& values) const;
+  at::Tensor Mixed(const at::Tensor& matrix, const at::Tensor& x) const;  // [B,H,k,d]
+  double Scale() const { return 1 / std::sqrt(double(dims().dim / dims().heads)); }
+  bool Drops() const { return is_training() && dims().dropout > 0; }
 
   Options options_;
   int64_t length_;          // N

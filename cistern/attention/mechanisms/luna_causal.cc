@@ -9,7 +9,9 @@
 #include "cistern/attention/token_positions.h"
 #include "cistern/base/error.h"
 #include "cistern/ops/dropout.h"
+#include "cistern/ops/exact_attention.h"
 #include "cistern/ops/sum_memory.h"
+#include "cistern/ops/tensor_rows.h"
 
 namespace cistern {
 
@@ -70,6 +72,10 @@ LunaCausalMechanism::LunaCausalMechanism(const MechanismInfo& info, const Option
   readable_ = AddState("readable");
 }
 
+bool LunaCausalMechanism::TakesBFloat16(Form form) const {
+  return form == Form::kCausal && ops::MultipliesBFloat16();
+}
+
 at::Tensor LunaCausalMechanism::DoPack(const std::vector<at::Tensor>&, const ops::Mask&) {
   throw Error("[luna_causal] packs nothing; use luna instead");
 }
@@ -110,10 +116,11 @@ at::Tensor LunaCausalMechanism::Omega(const at::Tensor& u) const {
 
 at::Tensor LunaCausalMechanism::WriteWeights(const std::vector<at::Tensor>& x,
                                              const State& state) const {
-  const at::Tensor memory = dims().memory_given ? state[memory_].to(x[fit_k_].scalar_type())
-                                                : OfMemory(x, memory_q_, x[fit_k_].size(0));
-  const at::Tensor a =
-      Omega(at::matmul(x[fit_k_], memory.transpose(2, 3)) / std::sqrt(double(Width())));
+  const at::Tensor memory =
+      (dims().memory_given ? state[memory_] : OfMemory(x, memory_q_, x[fit_k_].size(0)))
+          .to(x[fit_k_].scalar_type());
+  const at::Tensor fit = at::matmul(x[fit_k_], memory.transpose(2, 3));
+  const at::Tensor a = Omega(fit.to(ops::ComputeTypeOf(fit)) / std::sqrt(double(Width())));
   return ops::Dropout(a, Dropout(), is_training());
 }
 
@@ -133,8 +140,7 @@ at::Tensor LunaCausalMechanism::DoExtend(const std::vector<at::Tensor>& x, State
                                          const ops::Mask& mask) {
   const at::Tensor a = WriteWeights(x, state),
                    positions = PiecePositions(state[count_], x[q_].size(2), mask);
-  const at::Tensor tokens =
-      (positions + 1).to(x[q_].scalar_type()).unsqueeze(1).unsqueeze(-1);  // [B,1,T,1]
+  const at::Tensor tokens = (positions + 1).to(a.dtype()).unsqueeze(1).unsqueeze(-1);  // [B,1,T,1]
   const at::Tensor matched = ops::SumMatchExtend(x[q_], a, x[k_], state[key_memory_], mask);
   const at::Tensor out =
       ops::SumReadExtend(ReadWeights(matched, tokens, state), a, x[v_], state[value_memory_], mask);

@@ -23,6 +23,7 @@ class LunaCausalMechanism : public MemoryMechanism {
   static Fields Describe(Options& options);
   LunaCausalMechanism(const MechanismInfo& info, const Options& options, const AttentionDims& dims);
 
+  bool TakesBFloat16(Form form) const override;
   at::Tensor DoPack(const std::vector<at::Tensor>& x,
                     const ops::Mask& mask) override;  // Error, as Unpack: luna packs
   at::Tensor DoUnpack(const std::vector<at::Tensor>& x, const std::vector<at::Tensor>& packed,
