@@ -7,6 +7,8 @@
 
 #include "cistern/base/error.h"
 #include "cistern/ops/dropout.h"
+#include "cistern/ops/exact_attention.h"
+#include "cistern/ops/tensor_rows.h"
 
 namespace cistern {
 namespace {
@@ -136,6 +138,16 @@ at::Tensor MemoryMechanism::DefinedMemory(int64_t heads) const {
   return out;
 }
 
+bool MemoryMechanism::TakesBFloat16(Form form) const {
+  return form == Form::kBidirectional && ops::MultipliesBFloat16();
+}
+
+std::vector<at::Tensor> MemoryMechanism::InTypeOfTokens(std::vector<at::Tensor> packed,
+                                                        const std::vector<at::Tensor>& x) {
+  for (at::Tensor& t : packed) t = t.to(x[0].scalar_type());
+  return packed;
+}
+
 size_t MemoryMechanism::Count(const std::function<bool(const Projection&)>& of) const {
   return size_t(std::count_if(Projections().begin(), Projections().end(), of));
 }
@@ -146,7 +158,7 @@ at::Tensor MemoryMechanism::OfMemory(const std::vector<at::Tensor>& x, Projectio
   const auto known =
       std::find_if(x.begin(), x.end(), [](const at::Tensor& t) { return t.defined(); });
   return MemoryHeads(Projections()[projection].heads)
-      .to(known->scalar_type())
+      .to(ops::ComputeTypeOf(*known))
       .expand({batch, -1, -1, -1});
 }
 
@@ -183,7 +195,7 @@ at::Tensor MemoryMechanism::BidirectionalRows(const std::vector<at::Tensor>& x,
                                               const ops::Mask& mask) {
   const at::Tensor packed = Update(x, DoPack(x, mask).transpose(1, 2).flatten(2), mask);  // [B,M,D]
   const at::Tensor heads = packed.unflatten(2, {dims().heads, Width()}).transpose(1, 2);
-  return DoUnpack(x, PackedOf({}, heads), mask);
+  return DoUnpack(x, InTypeOfTokens(PackedOf({}, heads), x), mask);
 }
 
 }  // namespace cistern

@@ -41,8 +41,11 @@ class MemoryMechanism : public Mechanism {
   at::Tensor Unpack(const std::vector<at::Tensor>& x, const std::vector<at::Tensor>& packed,
                     const ops::Mask& mask) {
     RequireNoneMasked(mask);
-    return DoUnpack(WithoutPadding(x, mask, Form::kBidirectional, Side::kQuery), packed, mask);
+    return DoUnpack(WithoutPadding(x, mask, Form::kBidirectional, Side::kQuery),
+                    InTypeOfTokens(packed, x), mask);
   }
+  // Packing and unpacking, by exact attention; their memory may be in float beside such tokens.
+  bool TakesBFloat16(Form form) const override;
 
   // The linear map that what was packed goes through: none, a map of its own, or the tokens' output
   // projection.
@@ -90,7 +93,7 @@ class MemoryMechanism : public Mechanism {
   static void Describe(MemoryOptions& options, Fields& fields);
 
   // The tensor of a projection of the memory: that of x, or the initial memory split into as many
-  // heads; for each of `batch` rows.
+  // heads; for each of `batch` rows. In float where tokens are in bfloat16.
   at::Tensor OfMemory(const std::vector<at::Tensor>& x, ProjectionId projection,
                       int64_t batch) const;
   // The tensors of what was packed: those of x after the tokens' (Read), or `heads` for each.
@@ -109,6 +112,8 @@ class MemoryMechanism : public Mechanism {
 
  private:
   void RequireNoneMasked(const ops::Mask& mask) const;
+  static std::vector<at::Tensor> InTypeOfTokens(std::vector<at::Tensor> packed,
+                                                const std::vector<at::Tensor>& x);
   size_t Count(const std::function<bool(const Projection&)>& of) const;
 
   int64_t slots_;

@@ -25,18 +25,19 @@ template <class T>
 struct LogWeights {
   template <class S>
   LogWeights(const Sequence<const S>& s, size_t t, size_t rows, size_t n, T* panel)
-      : from(panel), ld(Padded<T>(n)) {
+      : from(panel), step(Padded<T>(n)) {
     if constexpr (std::is_same_v<S, T>) {
-      if (n == ld && s.time == static_cast<int64_t>(n)) {
+      if (n == step) {
         from = s.At(t);
+        step = static_cast<size_t>(s.time);
         return;
       }
     }
-    PackRows(s, t, rows, n, ld, kMinusInfinity<T>, panel);
+    PackRows(s, t, rows, n, step, kMinusInfinity<T>, panel);
   }
-  LogWeights(const T* panel, size_t padded) : from(panel), ld(padded) {}
+  LogWeights(const T* panel, size_t padded) : from(panel), step(padded) {}
   const T* from;
-  size_t ld;
+  size_t step;  // of its rows
 };
 
 // One vector of w (y - h), 0 where w is.
@@ -128,18 +129,18 @@ class FavorWeights {
 // E = e^(s - hi - lo) [rows, np], zeros where s is -inf; added to `sums` [np]. lo and sums may be
 // null: zeros, and nowhere. E may hold the rows of s.
 template <class T>
-HWY_NOINLINE void Exponentials(const LogWeights<T>& s, size_t rows, const T* hi, const T* lo, T* E,
-                               T* sums) {
+HWY_NOINLINE void Exponentials(const LogWeights<T>& s, size_t rows, size_t np, const T* hi,
+                               const T* lo, T* E, T* sums) {
   const Tag<T> d;
-  for (size_t l = 0; l < s.ld; l += kLanes<T>) {
+  for (size_t l = 0; l < np; l += kLanes<T>) {
     const Vec<T> high = hn::Load(d, hi + l),
                  low = lo == nullptr ? hn::Zero(d) : hn::Load(d, lo + l);
     Vec<T> sum = hn::Zero(d);
     for (size_t i = 0; i < rows; ++i) {
-      const Vec<T> x = hn::LoadU(d, s.from + i * s.ld + l);
+      const Vec<T> x = hn::LoadU(d, s.from + i * s.step + l);
       const Vec<T> e = WeightExp(hn::Sub(hn::Sub(x, high), low));
       sum = hn::Add(sum, e);
-      hn::Store(e, d, E + i * s.ld + l);
+      hn::Store(e, d, E + i * np + l);
     }
     if (sums != nullptr) hn::Store(hn::Add(hn::Load(d, sums + l), sum), d, sums + l);
   }
@@ -163,7 +164,7 @@ class SegmentReference {
     bool moved = false;
     for (size_t l = 0; l < np_; l += kLanes<T>) {
       Vec<T> high = hn::LoadU(d, s.from + l);
-      for (size_t i = 1; i < rows; ++i) high = hn::Max(high, hn::LoadU(d, s.from + i * s.ld + l));
+      for (size_t i = 1; i < rows; ++i) high = hn::Max(high, hn::LoadU(d, s.from + i * s.step + l));
       const Vec<T> most = hn::Load(d, most_ + l);
       const auto beyond = hn::Gt(high, hn::Add(most, hn::Set(d, static_cast<T>(kReach))));
       hn::Store(hn::IfThenElse(beyond, high, most), d, factor_ + l);
@@ -246,7 +247,7 @@ HWY_NOINLINE void SumsOfSegment(const Segment& segment, const typename Weights::
         }
       }
     }
-    Exponentials<T>(s, rows, reference.hi(), nullptr, E, total);
+    Exponentials<T>(s, rows, np, reference.hi(), nullptr, E, total);
     for (size_t i = 0; i < products.size(); ++i) {
       products[i].Add(rows, E, TokenRows<S>{values[i], t}, V_panel);
     }
@@ -386,7 +387,7 @@ HWY_NOINLINE void WriteGradients(const Segment& segment, int64_t head,
     RowsAhead::OfThisThread().Clear();
     weights.Note(next, end);
     for (const WrittenHead<S>& x : heads) NoteRows(x.v, next, end, width);
-    Exponentials<T>(weights.At(t, rows, W), rows, hi, lo, W, nullptr);
+    Exponentials<T>(weights.At(t, rows, W), rows, np, hi, lo, W, nullptr);
     bool first = true;
     for (WrittenHead<S>& x : heads) {
       if (!x.of_G.TimesTo(rows, PanelRows<T>{W, np}, x.dv, t, D_panel)) {

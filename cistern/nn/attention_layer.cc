@@ -254,8 +254,10 @@ FoldedMap::Map AttentionLayer::Fold(const std::vector<const Mapped*>& mapped) co
 
 // Whether what the maps give may stay in bfloat16 up to the core.
 bool AttentionLayer::TakesBFloat16(Form form) const {
-  return mechanism_->TakesBFloat16(form) && ReadsByMaps() && !Folds() &&
-         !AttentionObserver::Active();
+  const bool normalised = std::any_of(tokens_.begin(), tokens_.end(), [](const Mapped& m) {
+    return m.needed && m.projection.normalised;
+  });
+  return mechanism_->TakesBFloat16(form) && !normalised && !Folds() && !AttentionObserver::Active();
 }
 
 namespace {
@@ -286,6 +288,7 @@ std::vector<at::Tensor> AttentionLayer::Project(const Stream& stream, State* sta
   std::vector<const Mapped*> mapped;
   std::vector<at::Tensor> filters, parts;
   std::vector<int64_t> widths;
+  at::Tensor itself = stream.x;
   for (const Mapped& m : tokens_) {
     if (!m.map || !wanted(m)) continue;
     mapped.push_back(&m);
@@ -299,7 +302,8 @@ std::vector<at::Tensor> AttentionLayer::Project(const Stream& stream, State* sta
     at::Tensor y = ops::LinearProduct(given, map.weight, map.bias);
     const bool stays = !side && y.scalar_type() == at::kBFloat16 &&
                        TakesBFloat16(causal ? Form::kCausal : Form::kBidirectional);
-    if (!stays) y = y.to(map.weight.scalar_type());  // InFullPrecision
+    y = stays ? y : y.to(map.weight.scalar_type());  // InFullPrecision
+    itself = itself.to(y.scalar_type());
     if (!filters.empty()) {
       const auto join = [&] { return FoldedMap::Map{at::cat(filters), {}}; };
       const at::Tensor filter = is_training() || at::GradMode::is_enabled()
@@ -316,7 +320,7 @@ std::vector<at::Tensor> AttentionLayer::Project(const Stream& stream, State* sta
   for (const Mapped& m : tokens_) {
     const Projection& p = m.projection;
     const auto at = size_t(std::find(mapped.begin(), mapped.end(), &m) - mapped.begin());
-    x.push_back(!wanted(m) ? at::Tensor() : Split(m.map ? parts[at] : stream.x, p.heads));
+    x.push_back(!wanted(m) ? at::Tensor() : Split(m.map ? parts[at] : itself, p.heads));
     if (options_.positions != PositionKind::kRotary || !p.rotary || !wanted(m)) continue;
     x.back() =
         ops::Rotary(x.back(), TableFor(stream, x.back().size(3), ops::ComputeTypeOf(x.back())));

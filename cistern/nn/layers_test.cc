@@ -1,10 +1,13 @@
 // The attention layer with and without convolution, positions, blocks.
 #include <ATen/autocast_mode.h>
 
+#include <set>
+
 #include "cistern/attention/testing_mechanisms.h"
 #include "cistern/base/error.h"
 #include "cistern/nn/block.h"
 #include "cistern/nn/positions.h"
+#include "cistern/ops/exact_attention.h"
 
 namespace cistern {
 namespace {
@@ -241,8 +244,10 @@ TEST(AttentionLayer, BFloat16RoundsTheLinearMapsAlone) {
 // documents.
 TEST(AttentionLayer, BFloat16GoesOnFromFloatAndBack) {
   const int64_t T = 30;
-  for (const std::string name : {"softmax", "window", "dilated", "latte", "efficient", "abc_mlp",
-                                 "linear", "rfa", "window:1+latte:1", "softmax:1+gated_slots:1"}) {
+  for (const std::string name :
+       {"softmax", "window", "dilated", "latte", "efficient", "abc_mlp", "linear", "rfa",
+        "window:1+latte:1", "softmax:1+gated_slots:1", "linformer", "luna_causal",
+        "abc_compressive", "local_to_global"}) {
     at::manual_seed(4);
     const auto layer = InDouble(MakeAttentionLayer(LayerOptions(name, Form::kCausal, 0)));
     layer->to(at::kFloat);
@@ -283,15 +288,19 @@ TEST(AttentionLayer, BFloat16GoesOnFromFloatAndBack) {
 
 // The bidirectional form, with padding: what takes bfloat16 gives it back, near what float gives.
 TEST(AttentionLayer, BFloat16BothWays) {
-  for (const std::string name : {"softmax", "window", "dilated", "latte", "efficient", "abc_mlp",
-                                 "linear", "t2r", "rfa", "window:1+latte:1"}) {
+  // Exact attention, also of slots, and T2R's map, take it where the processor multiplies it.
+  const std::set<std::string> multiply = {"softmax",   "window", "dilated",   "t2r",
+                                          "linformer", "luna",   "conv_luna", "set_transformer",
+                                          "reuse",     "nystrom"};
+  std::set<std::string> names = {"latte",  "efficient",       "abc_mlp", "local_to_global",
+                                 "linear", "abc_compressive", "rfa",     "window:1+latte:1"};
+  names.insert(multiply.begin(), multiply.end());
+  for (const std::string& name : names) {
     at::manual_seed(4);
     const auto layer = InDouble(MakeAttentionLayer(LayerOptions(name, Form::kBidirectional, 0)));
     layer->to(at::kFloat);
-    // Exact attention, and T2R's map, take it where the processor multiplies it.
-    const bool always = name != "softmax" && name != "window" && name != "dilated" && name != "t2r";
-    for (const Form form : {Form::kBidirectional, Form::kCausal})
-      EXPECT_TRUE(layer->mechanism().TakesBFloat16(form) || !always) << name;
+    const bool takes = ops::MultipliesBFloat16() || !multiply.contains(name);
+    EXPECT_EQ(layer->mechanism().TakesBFloat16(Form::kBidirectional), takes) << name;
     const at::Tensor x = Leaf(Normal({2, 30, kModel}).to(at::kFloat)),
                      g = Normal({2, 30, kModel}).to(at::kFloat);
     for (const ops::Mask& mask : {ops::Mask{}, ops::Mask{Lengths({30, 11}), {}}}) {

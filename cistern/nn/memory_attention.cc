@@ -4,6 +4,7 @@
 #include "cistern/nn/attention_observer.h"
 #include "cistern/nn/full_precision.h"
 #include "cistern/nn/padding_reads.h"
+#include "cistern/ops/tensor_rows.h"
 
 namespace cistern {
 
@@ -55,8 +56,8 @@ AttentionLayer::Attended MemoryAttention::Bidirectional(const Stream& stream, Ha
   }
   const bool handed_on = mechanism().info().HandsOnMemory() && stream.memory.defined();
   Project(memory_, handed_on ? stream.memory : mechanism().InitialMemory(), &x);
-  const at::Tensor heads =
-      Merge(InFullPrecision([&] { return memory_mechanism_.Pack(x, stream.mask); }));
+  at::Tensor heads = Merge(InFullPrecision([&] { return memory_mechanism_.Pack(x, stream.mask); }));
+  heads = heads.to(ops::ComputeTypeOf(heads));  // the memory goes on in float
   const at::Tensor mapped =
       packed_out_ ? packed_out_->Forward(heads).to(heads.scalar_type()) : heads;
   const at::Tensor packed =

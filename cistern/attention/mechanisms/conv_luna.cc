@@ -9,6 +9,7 @@
 #include "cistern/base/error.h"
 #include "cistern/ops/short_conv.h"
 #include "cistern/ops/softmax_attention.h"
+#include "cistern/ops/tensor_rows.h"
 
 namespace cistern {
 namespace {
@@ -182,9 +183,9 @@ at::Tensor ConvLunaMechanism::Filter(const at::Tensor& x, const ops::Mask& mask)
   if (conv) {
     const int64_t ahead = Centred() ? taps / 2 : taps - 1;
     const at::Tensor weight =
-        filter_.to(y.scalar_type()).unsqueeze(1).expand({-1, Width(), -1}).flatten(0, 1);
-    const at::Tensor none =
-        at::zeros({y.size(0), taps - 1, y.size(2)}, y.options().requires_grad(false));
+        filter_.to(ops::ComputeTypeOf(y)).unsqueeze(1).expand({-1, Width(), -1}).flatten(0, 1);
+    const at::Tensor none = at::zeros({y.size(0), taps - 1, y.size(2)},
+                                      y.options().dtype(weight.dtype()).requires_grad(false));
     y = std::get<0>(ops::ShortConv(y, weight, none, mask, ahead));
     if (stride > 1 || keys < length) y = y.slice(1, 0, (keys - 1) * stride + 1, stride);
   } else {
@@ -214,6 +215,7 @@ at::Tensor ConvLunaMechanism::DoPack(const std::vector<at::Tensor>& x, const ops
   options.dropout = Dropout();
   options.scale = options_.temperature == Temperature::kSqrt ? 1 / std::sqrt(double(Width())) : 1;
   if (tau_.defined()) queries = queries * (-tau_).exp();
+  queries = queries.to(x[k_].scalar_type());
   if (length == 0) return at::zeros_like(queries) + 0 * queries;
   return ops::SoftmaxAttention(queries, Filter(x[k_], seen), Filter(x[v_], seen), options,
                                Filtered(seen));

@@ -122,8 +122,8 @@ at::Tensor LunaMechanism::ReadableSlots(const State& state) const {
 at::Tensor LunaMechanism::DoPack(const std::vector<at::Tensor>& x, const ops::Mask& mask) {
   ops::SoftmaxOptions options;
   options.dropout = Dropout();
-  return ops::SoftmaxAttention(OfMemory(x, memory_q_, x[k_].size(0)), x[k_], x[v_], options,
-                               mask.WithoutStarts());
+  const at::Tensor queries = OfMemory(x, memory_q_, x[k_].size(0)).to(x[k_].scalar_type());
+  return ops::SoftmaxAttention(queries, x[k_], x[v_], options, mask.WithoutStarts());
 }
 
 at::Tensor LunaMechanism::DoUnpack(const std::vector<at::Tensor>& x,

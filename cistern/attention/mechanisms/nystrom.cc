@@ -6,8 +6,10 @@
 #include <limits>
 
 #include "cistern/base/error.h"
+#include "cistern/ops/exact_attention.h"
 #include "cistern/ops/impl.h"
 #include "cistern/ops/softmax_attention.h"
+#include "cistern/ops/tensor_rows.h"
 
 namespace cistern {
 
@@ -213,11 +215,14 @@ at::Tensor NystromMechanism::BidirectionalRows(const std::vector<at::Tensor>& x,
   // rounding by up to 2^23 / m.
   const bool svd = options_.inverse == Inverse::kSvd,
              in_double = svd || ops::ActiveImpl() == ops::Impl::kReference;
-  const auto type = in_double ? at::kDouble : x[q_].scalar_type();
+  const auto type = in_double ? at::kDouble : ops::ComputeTypeOf(x[q_]);
   const auto given = [&](ProjectionId id) {
-    return (SeesPadding() ? ZeroPadding(x[id], mask) : x[id]).to(type);
+    return SeesPadding() ? ZeroPadding(x[id], mask) : x[id];
   };
-  const at::Tensor q = given(q_), k = given(k_), v = given(v_);
+  // Of tokens in bfloat16 the last product alone, F (A^+ B V), is of them: the inverse would
+  // amplify what rounding does to its factors.
+  const at::Tensor queries = in_double ? given(q_).to(type) : given(q_), q = queries.to(type),
+                   k = given(k_).to(type), v = given(v_).to(type);
   const double scale = 1 / std::sqrt(double(width)), dropout = is_training() ? dims().dropout : 0;
 
   const bool of_tokens = options_.padding == Padding::kTokens,
@@ -247,7 +252,9 @@ at::Tensor NystromMechanism::BidirectionalRows(const std::vector<at::Tensor>& x,
       svd ? SvdPseudoInverse(A)
           : IterativePseudoInverse(A, options_.iterations, options_.start == Start::kBatch),
       gathered);
-  at::Tensor out = ops::MaskedAttention(q, kl, values, landmark, scale, dropout);  // F (A^+ B V)
+  const auto stored = queries.scalar_type();
+  at::Tensor out =
+      ops::MaskedAttention(queries, kl.to(stored), values.to(stored), landmark, scale, dropout);
   if (options_.exact && (length <= options_.landmarks || (of_tokens && mask.lengths))) {
     const int64_t most = std::min(options_.landmarks, length);  // tokens of a row that is exact
     const auto first = [&](const at::Tensor& y) { return y.narrow(2, 0, most); };
@@ -264,6 +271,11 @@ at::Tensor NystromMechanism::BidirectionalRows(const std::vector<at::Tensor>& x,
     out = out + at::conv2d(seen, filter_.to(type), {}, 1, {options_.conv / 2, 0}, 1, dims().heads);
   }
   return out.to(x[q_].scalar_type());
+}
+
+bool NystromMechanism::TakesBFloat16(Form form) const {
+  return form == Form::kBidirectional && options_.inverse == Inverse::kIterative &&
+         ops::MultipliesBFloat16();
 }
 
 at::Tensor NystromMechanism::Definition(Form, const std::vector<at::Tensor>&,

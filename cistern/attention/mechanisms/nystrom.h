@@ -42,6 +42,7 @@ class NystromMechanism : public Mechanism {
   NystromMechanism(const MechanismInfo& info, const Options& options,
                    const AttentionDims& dims);  // UsageError: even conv; a start of no iteration
 
+  bool TakesBFloat16(Form form) const override;
   at::Tensor Definition(Form form, const std::vector<at::Tensor>& queries,
                         const std::vector<at::Tensor>& x) const override;
   bool SeesPadding() const override { return options_.padding != Padding::kTokens; }

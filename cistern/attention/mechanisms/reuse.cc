@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include "cistern/base/error.h"
+#include "cistern/ops/exact_attention.h"
 
 namespace cistern {
 namespace {
@@ -141,6 +142,10 @@ SoftmaxMechanism::Own ReuseMechanism::Joined(const std::vector<at::Tensor>& x) c
     return !copied.declared() && v.defined() ? v.narrow(1, 0, 0) : at::Tensor();
   };
   return {joined(q_, copied_q_), joined(k_, copied_k_), v};
+}
+
+bool ReuseMechanism::TakesBFloat16(Form) const {
+  return !dims().relative && options_.keep == Keep::kHandles && ops::MultipliesBFloat16();
 }
 
 void ReuseMechanism::CheckMemory(int64_t heads, const at::Tensor& q, const at::Tensor& k) const {

@@ -38,6 +38,7 @@ class ReuseMechanism : public SoftmaxMechanism {
   at::Tensor Read(const std::vector<at::Tensor>& x, const State& state) override;
   // Takes the scores of the copied heads from `handles`, and leaves there those that the next layer
   // copies.
+  bool TakesBFloat16(Form form) const override;  // not of scores that are kept
   at::Tensor DoAttend(Form form, const std::vector<at::Tensor>& x, State* state,
                       const ops::Mask& mask, Handles& handles) override;
   // Of the core alone.

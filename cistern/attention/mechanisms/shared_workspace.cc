@@ -11,6 +11,7 @@
 #include "cistern/ops/dropout.h"
 #include "cistern/ops/linear_product.h"
 #include "cistern/ops/softmax_attention.h"
+#include "cistern/ops/tensor_rows.h"
 
 namespace cistern {
 namespace {
@@ -110,12 +111,14 @@ at::Tensor SharedWorkspaceMechanism::DoPack(const std::vector<at::Tensor>& x,
                                             const ops::Mask& mask) {
   const int64_t batch = x[k_].size(0), length = x[k_].size(2);
   const at::Tensor queries = OfMemory(x, memory_q_, batch);
+  const auto type = x[k_].scalar_type();
   ops::SoftmaxOptions options;
   options.dropout = Dropout();
   options.scale = 1;
   if (top_k_ == 0 || top_k_ >= length)
-    return ops::SoftmaxAttention(queries, x[k_], x[v_], options, mask.WithoutStarts());
-  at::Tensor scores = at::matmul(queries, x[k_].transpose(2, 3));  // [B,H,M,T]
+    return ops::SoftmaxAttention(queries.to(type), x[k_], x[v_], options, mask.WithoutStarts());
+  // Not rounded: they decide which tokens a slot takes from. [B,H,M,T]
+  at::Tensor scores = at::matmul(queries, x[k_].to(queries.scalar_type()).transpose(2, 3));
   at::Tensor pad = mask.Padding(length);
   if (pad.defined()) {
     pad = pad.unsqueeze(1).unsqueeze(1);
@@ -127,7 +130,7 @@ at::Tensor SharedWorkspaceMechanism::DoPack(const std::vector<at::Tensor>& x,
   const at::Tensor kept = ops::Dropout(weights, Dropout(), is_training());
   const at::Tensor index = tokens.flatten(2).unsqueeze(-1).expand({-1, -1, -1, Width()});
   const at::Tensor values = x[v_].gather(2, index).unflatten(2, {Slots(), top_k_});  // [B,H,M,k,d]
-  return (kept.unsqueeze(-1) * values).sum(3);
+  return (kept.unsqueeze(-1) * values).sum(3).to(type);
 }
 
 at::Tensor SharedWorkspaceMechanism::Update(const std::vector<at::Tensor>& x,
@@ -150,16 +153,17 @@ at::Tensor SharedWorkspaceMechanism::Update(const std::vector<at::Tensor>& x,
 at::Tensor SharedWorkspaceMechanism::OfTokens(const at::Tensor& x, const ops::Mask& mask) const {
   const at::Tensor inputs = ZeroPadding(x, mask);  // [B,1,T,2D], or the tokens themselves
   const int64_t length = inputs.size(2);
+  const auto type = ops::ComputeTypeOf(x);
   if (flattened_.weight.defined()) {
     CISTERN_CHECK(length <= dims().max_length, "[shared_workspace] ", length,
                   " tokens are more than max_length=", dims().max_length,
                   ": gate_input=flattened has weights for each position");
     const at::Tensor weight = flattened_.weight.narrow(1, 0, length * dims().dim);
-    return ops::LinearProduct(inputs.flatten(2), weight, flattened_.bias);
+    return ops::LinearProduct(inputs.flatten(2).to(type), weight, flattened_.bias);
   }
   const at::Tensor count = mask.lengths ? mask.lengths->view({-1, 1, 1}).clamp_min(1)
                                         : at::full({1, 1, 1}, std::max<int64_t>(1, length));
-  return inputs.sum(2) / count.to(inputs.options().requires_grad(false));
+  return inputs.sum({2}, false, type) / count.to(x.device(), type);
 }
 
 at::Tensor SharedWorkspaceMechanism::DoUnpack(const std::vector<at::Tensor>& x,
