@@ -13,9 +13,7 @@ using namespace cistern::testing;
 
 enum class Op { kLatte, kFavor, kAbc, kAbcMasked };
 constexpr Op kOps[] = {Op::kLatte, Op::kFavor, Op::kAbc, Op::kAbcMasked};
-const char* NameOf(Op op) {
-  return std::array{"latte", "favor", "abc", "abc masked"}[size_t(op)];
-}
+const char* NameOf(Op op) { return std::array{"latte", "favor", "abc", "abc masked"}[size_t(op)]; }
 bool IsAbc(Op op) { return op == Op::kAbc || op == Op::kAbcMasked; }
 enum class Weights { kMild, kJumps, kHoles };
 
@@ -46,6 +44,7 @@ std::vector<Case> Cases() {
         cases.push_back(
             {op, 3, 2, 150, 7, 5, w, masks == 0, (masks & 1) != 0, (masks & 2) != 0, masks == 3});
     }
+    if (IsAbc(op)) cases.push_back({op, 3, 2, 1, 7, 5, Weights::kHoles});
     // With one slot the gradient of favor's x is 0, beside which nothing is close.
     cases.push_back({op, 1, 1, 37, op == Op::kFavor ? 2 : 1, 1});
     cases.push_back({op, 2, 1, 130, 33, 43, Weights::kMild, true});
