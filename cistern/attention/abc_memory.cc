@@ -11,6 +11,7 @@
 #include "cistern/ops/dropout.h"
 #include "cistern/ops/finite.h"
 #include "cistern/ops/slot_attention.h"
+#include "cistern/ops/tensor_rows.h"
 
 namespace cistern {
 
@@ -104,15 +105,19 @@ at::Tensor AbcMechanism::PieceWeights(const std::vector<at::Tensor>& x, State& s
   return s;
 }
 
+// What slots hold, times this, is their sum: z [B,H,T or 1,n] is the logarithm of a count.
+at::Tensor AbcMechanism::SumFactor(const at::Tensor& z, const at::Tensor& tokens) const {
+  const at::Tensor count = z.detach().exp().round(), divisor = SumDivisor(tokens);
+  return divisor.defined() ? count / divisor : count;
+}
+
 // Softmax over the slots of q . keys [B,H,T,n]. z [B,H,T or 1,n]: log-weights written so far, -inf
 // in empty slots; undefined: none is empty.
 at::Tensor AbcMechanism::ReadWeights(const at::Tensor& matched, const at::Tensor& z,
                                      const at::Tensor& tokens) const {
   at::Tensor x = matched, factor;
   if (HoldsSums()) {
-    factor = z.detach().exp().round();  // z is the logarithm of a count
-    const at::Tensor divisor = SumDivisor(tokens);
-    factor = (divisor.defined() ? factor / divisor : factor).to(x.scalar_type());
+    factor = SumFactor(z, tokens).to(x.scalar_type());
     x = x * factor;
   }
   x = x.transpose(1, 2) * Scale();  // [B,T,H,n]
@@ -151,9 +156,11 @@ at::Tensor AbcMechanism::DefinedFadingOf(const std::vector<at::Tensor>& seen) co
   return decay_options_.gated() ? DefinedFading(seen[gate_], decay_options_) : at::Tensor();
 }
 
-bool AbcMechanism::Fused() const { return !HoldsSums() && !(is_training() && dims().dropout > 0); }
+bool AbcMechanism::Fused() const { return !HoldsSums() && !Drops(); }
 
-bool AbcMechanism::TakesBFloat16(Form) const { return !gated() && Fused(); }
+bool AbcMechanism::TakesBFloat16(Form form) const {
+  return !gated() && (form == Form::kCausal || !Drops());
+}
 
 at::Tensor AbcMechanism::ExtendWith(const at::Tensor& s, const std::vector<at::Tensor>& x,
                                     State& state, const ops::Mask& mask) {
@@ -168,16 +175,12 @@ at::Tensor AbcMechanism::ExtendWith(const at::Tensor& s, const std::vector<at::T
     return ops::AbcExtend(x[q_], x[k_], x[v_], s, state[key_memory_], state[value_memory_],
                           state[z_], Scale(), mask, masked_);
   }
-  if (s.scalar_type() == at::kBFloat16) {
-    std::vector<at::Tensor> floats;
-    for (const at::Tensor& t : x) floats.push_back(t.defined() ? t.to(at::kFloat) : t);
-    return ExtendWith(s.to(at::kFloat), floats, state, mask).to(at::kBFloat16);
-  }
   const bool want_z = (masked_ || HoldsSums()) && !every_slot;
+  const at::Tensor w = ops::OfSlots(s, x[v_]);
   at::Tensor z = state[z_].clone();  // both memories go on from it
   const ops::SlotRows matched =
-      ops::SlotMatchExtend(x[q_], s, x[k_], state[key_memory_], z, mask, want_z);
-  return ops::SlotReadExtend(ReadWeights(matched.out, matched.z, {}), s, x[v_],
+      ops::SlotMatchExtend(x[q_], w, x[k_], state[key_memory_], z, mask, want_z);
+  return ops::SlotReadExtend(ReadWeights(matched.out, matched.z, {}), w, x[v_],
                              state[value_memory_], state[z_], mask)
       .out;
 }
@@ -203,15 +206,19 @@ void AbcMechanism::WriteWith(const at::Tensor& s, const std::vector<at::Tensor>&
 
 at::Tensor AbcMechanism::Read(const std::vector<at::Tensor>& x, const State& written) {
   const State state = Settled(written);
-  if (!HoldsSums() && !(is_training() && dims().dropout > 0)) {
-    return ops::AbcRead(x[q_], state[key_memory_], state[value_memory_],
-                        masked_ ? state[z_] : at::Tensor(), Scale());
+  const at::Tensor tokens = ByPosition() ? state[count_] : at::Tensor();
+  if (!Drops()) {
+    at::Tensor keys = state[key_memory_], values = state[value_memory_];
+    if (HoldsSums()) {
+      const at::Tensor factor = SumFactor(state[z_].unsqueeze(2), tokens).transpose(2, 3);
+      keys = keys * factor, values = values * factor;
+    }
+    return ops::AbcRead(x[q_], keys, values, masked_ ? state[z_] : at::Tensor(), Scale());
   }
   const auto type = x[q_].scalar_type();
   const at::Tensor matched = at::matmul(x[q_], state[key_memory_].to(type).transpose(2, 3));
-  return at::matmul(
-      ReadWeights(matched, state[z_].unsqueeze(2), ByPosition() ? state[count_] : at::Tensor()),
-      state[value_memory_].to(type));
+  return at::matmul(ReadWeights(matched, state[z_].unsqueeze(2), tokens),
+                    state[value_memory_].to(type));
 }
 
 at::Tensor AbcMechanism::Definition(Form form, const std::vector<at::Tensor>& queries,

@@ -82,6 +82,8 @@ class AbcMechanism : public Mechanism {
   bool ByPosition() const { return weights_ >= Weights::kByPosition; }
   at::Tensor PieceWeights(const std::vector<at::Tensor>& x, State& state,
                           const ops::Mask& mask) const;
+  bool Drops() const { return is_training() && dims().dropout > 0; }
+  at::Tensor SumFactor(const at::Tensor& z, const at::Tensor& tokens) const;
   double Scale() const { return 1 / std::sqrt(double(dims().dim) / double(dims().heads)); }
   at::Tensor ReadWeights(const at::Tensor& matched, const at::Tensor& z,
                          const at::Tensor& tokens) const;

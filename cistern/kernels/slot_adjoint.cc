@@ -11,10 +11,16 @@ HWY_BEFORE_NAMESPACE();
 namespace cistern {
 namespace HWY_NAMESPACE {
 
-template <class T>
+template <class S>
 struct AdjointHead {
-  Sequence<const T> a, g, s, u, b, dz;
-  Sequence<T> du, ds;
+  using T = ComputeType<S>;
+  Sequence<const T> a;
+  Sequence<const S> g;
+  Sequence<const T> s;
+  Sequence<const S> u;
+  Sequence<const T> b, dz;
+  Sequence<S> du;
+  Sequence<T> ds;
   Tokens tokens;
   size_t n, width, total;
   // A part of the head: spans that begin at first .. whole - 1, after those behind them for the
@@ -23,7 +29,7 @@ struct AdjointHead {
   bool last;
 };
 
-template <class T>
+template <class S, class T = ComputeType<S>>
 struct AdjointVisit {
   void Scale(const T* factor) { core.Scale(factor); }
   void Note(size_t t, size_t end) const {
@@ -50,14 +56,14 @@ struct AdjointVisit {
     walk.Gradients(Y, ab, dz);
     UnpackRows(Y, t, rows, head.n, np, head.ds);
   }
-  const AdjointHead<T>& head;
+  const AdjointHead<S>& head;
   ReverseWalk<T>& walk;
-  ReverseCore<T>& core;
+  ReverseCore<S>& core;
   T *W, *Y, *ab, *dz;
 };
 
 // The same for the state alone.
-template <class T>
+template <class S, class T = ComputeType<S>>
 struct AdjointStateVisit {
   void Scale(const T* factor) { of.core.Scale(factor); }
   void Note(size_t t, size_t end) const { of.Note(t, end); }
@@ -66,20 +72,20 @@ struct AdjointStateVisit {
     of.core.Add(of.walk.chunk.rows, of.W, of.head.g, t);
     of.walk.AddTerms(of.ab, of.dz);
   }
-  AdjointVisit<T>& of;
+  AdjointVisit<S>& of;
 };
 
 // grad [n, width] and h_io [n] in place.
-template <class T>
-HWY_NOINLINE void AdjointOfHead(const AdjointHead<T>& head, const double* z0, T* grad, T* h_io) {
+template <class S, class T = ComputeType<S>>
+HWY_NOINLINE void AdjointOfHead(const AdjointHead<S>& head, const double* z0, T* grad, T* h_io) {
   const size_t n = head.n, width = head.width, np = Padded<T>(n);
   Workspace& workspace = Workspace::OfThisThread();
   workspace.Start(
-      ReverseWalk<T>::Bytes(n) + ReverseCore<T>::Bytes(n, width) + sizeof(T) * 4 * kChunkRows * np,
-      ReverseWalk<T>::kPieces + ReverseCore<T>::kPieces + 4);
+      ReverseWalk<T>::Bytes(n) + ReverseCore<S>::Bytes(n, width) + sizeof(T) * 4 * kChunkRows * np,
+      ReverseWalk<T>::kPieces + ReverseCore<S>::kPieces + 4);
   ReverseWalk<T> walk(n, workspace);
-  ReverseCore<T> core(n, width, workspace);
-  AdjointVisit<T> visit{head, walk, core, nullptr, nullptr, nullptr, nullptr};
+  ReverseCore<S> core(n, width, workspace);
+  AdjointVisit<S> visit{head, walk, core, nullptr, nullptr, nullptr, nullptr};
   for (T** panel : {&visit.W, &visit.Y, &visit.ab, &visit.dz})
     *panel = workspace.Take<T>(kChunkRows * np);
   if (head.dz.data == nullptr) visit.dz = nullptr;
@@ -92,7 +98,7 @@ HWY_NOINLINE void AdjointOfHead(const AdjointHead<T>& head, const double* z0, T*
 
   core.Load(grad);
   for (size_t l = 0; l < np; ++l) walk.h[l] = l < n ? h_io[l] : T{0};
-  AdjointStateVisit<T> state{visit};
+  AdjointStateVisit<S> state{visit};
   const size_t whole = spans.From(head.whole);
   walk.Run(head.s, head.tokens, spans, whole, spans.begins.size(), state);
   walk.Run(head.s, head.tokens, spans, spans.From(head.first), whole, visit);
@@ -108,11 +114,11 @@ HWY_NOINLINE void AdjointOfHead(const AdjointHead<T>& head, const double* z0, T*
   ZeroRows(head.tokens.length, head.total, n, head.ds);
 }
 
-template <class T>
-void AdjointOfAll(const SlotShape& shape, const Rows<const T>& a, const Rows<const T>& g,
-                  const Rows<const T>& s, const Rows<const T>& u, const Rows<const T>& b,
+template <class S, class T = ComputeType<S>>
+void AdjointOfAll(const SlotShape& shape, const Rows<const T>& a, const Rows<const S>& g,
+                  const Rows<const T>& s, const Rows<const S>& u, const Rows<const T>& b,
                   const Rows<const T>& dz, const RowMask& mask, const double* z0, T* G, T* h,
-                  const Rows<T>& du, const Rows<T>& ds) {
+                  const Rows<S>& du, const Rows<T>& ds) {
   const int64_t heads = shape.batch * shape.heads;
   const HeadParts parts(shape);
   PartStates<T> grads(parts, heads, shape.slots * shape.width, G),
@@ -120,7 +126,7 @@ void AdjointOfAll(const SlotShape& shape, const Rows<const T>& a, const Rows<con
   ForParts(heads, HeadsPerThread(shape), parts, [&](int64_t index, int64_t part) {
     const int64_t x = index / shape.heads, y = index % shape.heads;
     const Tokens tokens(shape, mask, x);
-    const AdjointHead<T> head{{a, x, y},
+    const AdjointHead<S> head{{a, x, y},
                               {g, x, y},
                               {s, x, y},
                               {u, x, y},
@@ -141,14 +147,18 @@ void AdjointOfAll(const SlotShape& shape, const Rows<const T>& a, const Rows<con
   terms.Finish();
 }
 
-#define CISTERN_SLOT_ADJOINT(name, T)                                                  \
-  void name(const SlotShape& shape, Rows<const T> a, Rows<const T> g, Rows<const T> s, \
-            Rows<const T> u, Rows<const T> b, Rows<const T> dz, const RowMask& mask,   \
-            const double* z0, T* G, T* h, Rows<T> du, Rows<T> ds) {                    \
-    AdjointOfAll<T>(shape, a, g, s, u, b, dz, mask, z0, G, h, du, ds);                 \
+#define CISTERN_SLOT_ARGUMENTS(S)                                                             \
+  const SlotShape &shape, Rows<const ComputeType<S>> a, Rows<const S> g,                      \
+      Rows<const ComputeType<S>> s, Rows<const S> u, Rows<const ComputeType<S>> b,            \
+      Rows<const ComputeType<S>> dz, const RowMask &mask, const double *z0, ComputeType<S>*G, \
+      ComputeType<S>*h, Rows<S> du, Rows<ComputeType<S>> ds
+#define CISTERN_SLOT_ADJOINT(S, Name)                                  \
+  void SlotAdjoint##Name(CISTERN_SLOT_ARGUMENTS(S)) {                  \
+    AdjointOfAll<S>(shape, a, g, s, u, b, dz, mask, z0, G, h, du, ds); \
   }
-CISTERN_SLOT_ADJOINT(SlotAdjointFloat, float)
-CISTERN_SLOT_ADJOINT(SlotAdjointDouble, double)
+CISTERN_SLOT_ADJOINT(float, Float)
+CISTERN_SLOT_ADJOINT(double, Double)
+CISTERN_SLOT_ADJOINT(BFloat16, BFloat16)
 #undef CISTERN_SLOT_ADJOINT
 
 }  // namespace HWY_NAMESPACE
@@ -160,23 +170,17 @@ namespace cistern {
 
 HWY_EXPORT(SlotAdjointFloat);
 HWY_EXPORT(SlotAdjointDouble);
+HWY_EXPORT(SlotAdjointBFloat16);
 
-template <>
-void SlotAdjoint(const SlotShape& shape, Rows<const float> a, Rows<const float> g,
-                 Rows<const float> s, Rows<const float> u, Rows<const float> b,
-                 Rows<const float> dz, const RowMask& mask, const double* z0, float* G, float* h,
-                 Rows<float> du, Rows<float> ds) {
-  CISTERN_DISPATCH(SlotAdjointFloat)
-  (shape, a, g, s, u, b, dz, mask, z0, G, h, du, ds);
-}
-template <>
-void SlotAdjoint(const SlotShape& shape, Rows<const double> a, Rows<const double> g,
-                 Rows<const double> s, Rows<const double> u, Rows<const double> b,
-                 Rows<const double> dz, const RowMask& mask, const double* z0, double* G, double* h,
-                 Rows<double> du, Rows<double> ds) {
-  CISTERN_DISPATCH(SlotAdjointDouble)
-  (shape, a, g, s, u, b, dz, mask, z0, G, h, du, ds);
-}
+#define CISTERN_SLOT_ADJOINT(S, Name)                                                      \
+  template <>                                                                              \
+  void SlotAdjoint<S>(CISTERN_SLOT_ARGUMENTS(S)) {                                         \
+    CISTERN_DISPATCH(SlotAdjoint##Name)(shape, a, g, s, u, b, dz, mask, z0, G, h, du, ds); \
+  }
+CISTERN_SLOT_ADJOINT(float, Float)
+CISTERN_SLOT_ADJOINT(double, Double)
+CISTERN_SLOT_ADJOINT(BFloat16, BFloat16)
+#undef CISTERN_SLOT_ADJOINT
 
 }  // namespace cistern
 #endif  // HWY_ONCE

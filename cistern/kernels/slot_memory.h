@@ -10,12 +10,14 @@
 // written has z = -inf and M = 0, and reads 0. All functions work in chunks of rows with small
 // matrix products: time O(T n d), memory O(n d) beyond inputs and outputs. Causality is bitwise:
 // outputs up to t depend on no bit of later tokens; results do not depend on the number of threads.
-// T is float or double. The state is always double: a float z stops moving after about 10^7 tokens,
-// and a float mean drops, one token at a time, what is below its last bit (0.2% of it after 10^7
-// tokens, 0.1% after 10^6 where log-weights spread over 3). Products inside a chunk of rows are in
-// T.
+// T is float or double; tokens are stored as S: as T, or in bfloat16 with T float (ComputeType).
+// What belongs to slots is in T. The state is always double: a float z stops moving after about
+// 10^7 tokens, and a float mean drops, one token at a time, what is below its last bit (0.2% of it
+// after 10^7 tokens, 0.1% after 10^6 where log-weights spread over 3). Products inside a chunk of
+// rows are in T, or of bfloat16 where tokens are and that gains.
 #include <cstdint>
 
+#include "cistern/kernels/bfloat16.h"
 #include "cistern/kernels/rows.h"
 
 namespace cistern {
@@ -29,16 +31,18 @@ struct SlotShape {
 //   v, out    [B,H,T,d]
 //   memory, z [B,H,n,d] and [B,H,n], contiguous: the state before; replaced by the state after
 //   z_out     [B,H,T,n], the z of every position, or data = nullptr
-template <class T>
-void SlotRead(const SlotShape& shape, Rows<const T> r, Rows<const T> s, Rows<const T> v,
-              const RowMask& mask, double* memory, double* z, Rows<T> out, Rows<T> z_out);
+template <class S>
+void SlotRead(const SlotShape& shape, Rows<const ComputeType<S>> r, Rows<const ComputeType<S>> s,
+              Rows<const S> v, const RowMask& mask, double* memory, double* z, Rows<S> out,
+              Rows<ComputeType<S>> z_out);
 
 // out[t,l] = q[t] . M_t[l], with keys in place of values.
 //   q, k      [B,H,T,d]
 //   s, out    [B,H,T,n]
-template <class T>
-void SlotMatch(const SlotShape& shape, Rows<const T> q, Rows<const T> s, Rows<const T> k,
-               const RowMask& mask, double* memory, double* z, Rows<T> out, Rows<T> z_out);
+template <class S>
+void SlotMatch(const SlotShape& shape, Rows<const S> q, Rows<const ComputeType<S>> s,
+               Rows<const S> k, const RowMask& mask, double* memory, double* z,
+               Rows<ComputeType<S>> out, Rows<ComputeType<S>> z_out);
 
 // The reverse pass that both backwards share:
 //
@@ -61,9 +65,10 @@ void SlotMatch(const SlotShape& shape, Rows<const T> q, Rows<const T> s, Rows<co
 //   G           [B,H,n,d], in: gradient of the final memory; out: of the initial memory
 //   h           [B,H,n], in: dM_T[l] . M_T[l] - dz_T[l]; out: h_0, and dz_0[l] = G_0[l] . M_0[l] -
 //               h_0[l]
-template <class T>
-void SlotAdjoint(const SlotShape& shape, Rows<const T> a, Rows<const T> g, Rows<const T> s,
-                 Rows<const T> u, Rows<const T> b, Rows<const T> dz, const RowMask& mask,
-                 const double* z0, T* G, T* h, Rows<T> du, Rows<T> ds);
+template <class S>
+void SlotAdjoint(const SlotShape& shape, Rows<const ComputeType<S>> a, Rows<const S> g,
+                 Rows<const ComputeType<S>> s, Rows<const S> u, Rows<const ComputeType<S>> b,
+                 Rows<const ComputeType<S>> dz, const RowMask& mask, const double* z0,
+                 ComputeType<S>* G, ComputeType<S>* h, Rows<S> du, Rows<ComputeType<S>> ds);
 
 }  // namespace cistern

@@ -416,7 +416,8 @@ void ExpectKernelsOfFloats() {
         // Latte and linear attention take bfloat16 (above).
         const std::string name = c.name;
         Tolerance tolerance;
-        if (type == at::kBFloat16 && name == "latte") tolerance = OfWalks();
+        if (type == at::kBFloat16 && (name == "latte" || name == "slot read"))
+          tolerance = OfWalks();
         if (type == at::kBFloat16 && name == "linear") tolerance = OfWalks(kByOutput);
         ExpectRounded(tokens, c.others, run, c.name, tolerance, type);
       }
@@ -456,6 +457,38 @@ TEST(BFloat16Tokens, SumsWithWeightsInFloat) {
       }
     }
   }
+}
+
+// The same of slots, with z of every token.
+void ExpectRoundedSlots(const Shape& s, const Mask& mask, bool match) {
+  const Tensors tokens(match ? 2 : 1, Heads(s.length, s.width));
+  Tensors others = {at::randn({3, 2, s.slots, s.width}, at::kDouble),
+                    at::randn({3, 2, s.slots}, at::kDouble), Heads(s.length, s.slots)};
+  if (!match) others.push_back(Heads(s.length, s.slots));
+  const auto run = [&](const Tensors& x) {
+    const size_t n = tokens.size();
+    const at::Tensor first = HeadsFirst(x[0]), log_weights = HeadsFirst(x[n + 2]);
+    const SlotState state = {x[n], x[n + 1]};
+    const SlotResult r =
+        match ? SlotMatch(first, log_weights, HeadsFirst(x[1]), state, mask, true)
+              : SlotRead(HeadsFirst(x[n + 3]), log_weights, first, state, mask, true);
+    EXPECT_EQ(r.out.scalar_type(), (match ? log_weights : first).scalar_type());
+    EXPECT_EQ(r.z_out.scalar_type(), at::kFloat);
+    return Tensors{r.out.to(first.scalar_type()), r.state.memory, r.state.z};
+  };
+  ExpectRounded(tokens, others, run,
+                (match ? "slot match " : "slot read ") + std::to_string(s.length), OfWalks());
+}
+
+TEST(BFloat16Tokens, SlotsWithWeightsInFloat) {
+  WithAndWithoutPairs([] {
+    at::manual_seed(4);
+    for (const Shape& s : kShapes) {
+      for (const Mask& mask : Masks(s.length)) {
+        for (const bool match : {false, true}) ExpectRoundedSlots(s, mask, match);
+      }
+    }
+  });
 }
 
 TEST(BFloat16Tokens, Rotary) {

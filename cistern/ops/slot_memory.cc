@@ -19,12 +19,17 @@ SlotShape ShapeOf(const SlotArguments& x) {
 void RunKernel(bool match, const SlotShape& shape, const at::Tensor& a, const at::Tensor& s,
                const at::Tensor& u, const RowMask& mask, const at::Tensor& memory,
                const at::Tensor& z, const at::Tensor& out, const at::Tensor& z_out) {
-  DispatchType(u, [&]<class T>(T) {
-    (match ? &cistern::SlotMatch<T>
-           : &cistern::SlotRead<T>)(shape, InputRows<T>(a), InputRows<T>(s), InputRows<T>(u), mask,
-                                    memory.mutable_data_ptr<double>(), z.mutable_data_ptr<double>(),
-                                    OutputRows<T>(out),
-                                    z_out.defined() ? OutputRows<T>(z_out) : Rows<T>{});
+  DispatchStored(u, [&]<class S>(S) {
+    using T = ComputeType<S>;
+    double *const m = memory.mutable_data_ptr<double>(), *const zs = z.mutable_data_ptr<double>();
+    const Rows<T> rows_of_z = z_out.defined() ? OutputRows<T>(z_out) : Rows<T>{};
+    if (match) {
+      cistern::SlotMatch<S>(shape, InputRows<S>(a), InputRows<T>(s), InputRows<S>(u), mask, m, zs,
+                            OutputRows<T>(out), rows_of_z);
+    } else {
+      cistern::SlotRead<S>(shape, InputRows<T>(a), InputRows<T>(s), InputRows<S>(u), mask, m, zs,
+                           OutputRows<S>(out), rows_of_z);
+    }
   });
 }
 
@@ -45,6 +50,7 @@ struct Memory {
   static constexpr size_t kOutputs = 4, kDifferentiable = 4;
   enum { kOut, kMemory, kZ, kZOut };
   static constexpr int64_t kTime = 2;
+  static constexpr bool kBFloat16 = true;
   static const at::Tensor& Tokens(const Arguments& x) { return x.u; }
 
   static void Check(const Arguments& x) {
@@ -54,16 +60,18 @@ struct Memory {
     CheckSlots(op, "s", x.s, u, x.u, x.memory, &x.z);
     TORCH_CHECK(x.a.sym_sizes() == (kMatch ? x.u : x.s).sym_sizes(), op, " expected ", a,
                 " of shape ", (kMatch ? x.u : x.s).sym_sizes(), ", got ", x.a.sym_sizes());
-    TORCH_CHECK(x.a.scalar_type() == x.s.scalar_type() && x.s.scalar_type() == x.u.scalar_type(),
-                op, " expected one dtype, got ", a, " ", x.a.scalar_type(), ", s ",
-                x.s.scalar_type(), ", ", u, " ", x.u.scalar_type());
+    TORCH_CHECK(x.a.scalar_type() == (kMatch ? x.u : x.s).scalar_type() &&
+                    x.s.scalar_type() == ComputeTypeOf(x.u),
+                op, " expected one dtype (or float beside tokens in bfloat16), got ", a, " ",
+                x.a.scalar_type(), ", s ", x.s.scalar_type(), ", ", u, " ", x.u.scalar_type());
   }
 
   static Tensors Compose(const Arguments& x) { return SlotMemoryComposite(kMatch, x); }
 
   static Tensors Empty(const Arguments& x) {
-    return {EmptyHeads((kMatch ? x.s : x.u).sym_sizes(), x.u.options()), LikePlain(x.memory),
-            LikePlain(x.z), x.want_z ? LikeHeads(x.s) : at::empty({0}, x.s.options())};
+    const at::Tensor& like = kMatch ? x.s : x.u;
+    return {EmptyHeads(like.sym_sizes(), like.options()), LikePlain(x.memory), LikePlain(x.z),
+            x.want_z ? LikeHeads(x.s) : at::empty({0}, x.s.options())};
   }
   static Tensors EmptyGradients(const Arguments& x) {
     return {GradientLike(x.a), GradientLike(x.s), GradientLike(x.u), LikePlain(x.memory),
@@ -97,18 +105,19 @@ struct Memory {
     const at::Tensor weights = kMatch ? g_out : a, values = kMatch ? a : g_out,
                      term = kMatch ? UnitStride(kept[0]) : da;
     const at::Tensor g_memory = OrZeros(g[kMemory], x.memory),
-                     G = g_memory.to(u.scalar_type(), false, true, at::MemoryFormat::Contiguous);
+                     G = g_memory.to(s.scalar_type(), false, true, at::MemoryFormat::Contiguous);
     at::Tensor h = (g_memory * kept[1]).sum(-1);
     if (g[kZ].defined()) h = h - g[kZ];
-    h = h.to(u.scalar_type()).contiguous();
+    h = h.to(s.scalar_type()).contiguous();
     const at::Tensor du = GradientLike(x.u), ds = GradientLike(x.s), z0 = x.z.contiguous(),
                      dz_rows = x.want_z && g[kZOut].defined() ? UnitStride(g[kZOut]) : at::Tensor();
-    DispatchType(u, [&]<class T>(T) {
-      SlotAdjoint<T>(ShapeOf(x), InputRows<T>(weights), InputRows<T>(values), InputRows<T>(s),
-                     InputRows<T>(u), InputRows<T>(term),
+    DispatchStored(u, [&]<class S>(S) {
+      using T = ComputeType<S>;
+      SlotAdjoint<S>(ShapeOf(x), InputRows<T>(weights), InputRows<S>(values), InputRows<T>(s),
+                     InputRows<S>(u), InputRows<T>(term),
                      dz_rows.defined() ? InputRows<T>(dz_rows) : Rows<const T>{}, mask,
                      z0.const_data_ptr<double>(), G.mutable_data_ptr<T>(), h.mutable_data_ptr<T>(),
-                     OutputRows<T>(du), OutputRows<T>(ds));
+                     OutputRows<S>(du), OutputRows<T>(ds));
     });
     const at::Tensor d_memory = G.to(at::kDouble);
     return {da, ds, du, d_memory, (d_memory * x.memory).sum(-1) - h};
@@ -125,7 +134,7 @@ struct Memory {
         ShapeOf(x), DataOrNull(a), DataOrNull(s), DataOrNull(u), mask,
         memory.mutable_data_ptr<double>(), z.mutable_data_ptr<double>(),
         out.mutable_data_ptr<double>(), x.want_z ? z_out.mutable_data_ptr<double>() : nullptr);
-    return {out.to(x.u.scalar_type()), memory, z, z_out.to(x.u.scalar_type())};
+    return {out.to((kMatch ? x.s : x.u).scalar_type()), memory, z, z_out.to(x.s.scalar_type())};
   }
 
   static Tensors BackwardReference(const Arguments& x, const RowMask& mask, const Tensors& g,
@@ -143,26 +152,40 @@ struct Memory {
         DataOrNull(g_z), da.mutable_data_ptr<double>(), ds.mutable_data_ptr<double>(),
         du.mutable_data_ptr<double>(), dm.mutable_data_ptr<double>(),
         dz.mutable_data_ptr<double>());
-    const auto dtype = x.u.scalar_type();
-    return {da.to(dtype), ds.to(dtype), du.to(dtype), dm, dz};
+    return {da.to(x.a.scalar_type()), ds.to(x.s.scalar_type()), du.to(x.u.scalar_type()), dm, dz};
   }
 };
 
 using Read = Memory<false>;
 using Match = Memory<true>;
 
+// What belongs to slots is in float beside tokens in bfloat16; what a match gives, and z, are in
+// the type of the log-weights.
 template <class Op>
-SlotResult Run(const SlotArguments& x) {
-  auto [out, memory, z, z_out] = OpPair<Op>::Call(x);
-  return {out, {memory, z}, x.want_z ? z_out : at::Tensor()};
+SlotArguments Widened(SlotArguments x) {
+  x.s = OfSlots(x.s, x.u);
+  if (std::is_same_v<Op, Read>) x.a = OfSlots(x.a, x.u);
+  return x;
+}
+template <class Op>
+SlotRows InTypeOf(const SlotArguments& x, const at::Tensor& out, const at::Tensor& z_out) {
+  const auto type = x.s.scalar_type();
+  return {std::is_same_v<Op, Match> ? out.to(type) : out, x.want_z ? z_out.to(type) : at::Tensor()};
 }
 
 template <class Op>
-SlotRows Extend(SlotArguments x, bool alone, at::Tensor& memory, at::Tensor& z) {
-  SlotRows rows;
-  std::tie(rows.out, memory, z, rows.z) = alone ? OpPair<Op>::CallInPlace(x) : OpPair<Op>::Call(x);
-  if (!x.want_z) rows.z = at::Tensor();
-  return rows;
+SlotResult Run(const SlotArguments& x) {
+  auto [out, memory, z, z_out] = OpPair<Op>::Call(Widened<Op>(x));
+  const SlotRows rows = InTypeOf<Op>(x, out, z_out);
+  return {rows.out, {memory, z}, rows.z};
+}
+
+template <class Op>
+SlotRows Extend(const SlotArguments& given, bool alone, at::Tensor& memory, at::Tensor& z) {
+  SlotArguments x = Widened<Op>(given);
+  at::Tensor out, z_out;
+  std::tie(out, memory, z, z_out) = alone ? OpPair<Op>::CallInPlace(x) : OpPair<Op>::Call(x);
+  return InTypeOf<Op>(given, out, z_out);
 }
 
 }  // namespace slot_memory

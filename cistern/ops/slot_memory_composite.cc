@@ -7,6 +7,7 @@
 
 #include "cistern/ops/composite_chunks.h"
 #include "cistern/ops/finite.h"
+#include "cistern/ops/tensor_rows.h"
 
 namespace cistern::ops {
 namespace {
@@ -41,8 +42,8 @@ Normalised Normalise(const at::Tensor& log, const at::Tensor& before) {
 
 std::vector<at::Tensor> SlotMemoryComposite(bool match, const SlotArguments& x) {
   const int64_t length = x.u.size(2);
-  const auto dtype = x.u.scalar_type();
-  at::Tensor a = x.a, s = x.s.to(at::kDouble), u = x.u;
+  const auto dtype = ComputeTypeOf(x.u);
+  at::Tensor a = x.a.to(dtype), s = x.s.to(at::kDouble), u = x.u.to(dtype);
   const at::Tensor pad = x.mask.HeadsPadding(length), documents = x.mask.Documents(length);
   if (pad.defined()) {
     s = s.masked_fill(pad, kNegativeInfinity);
@@ -132,7 +133,7 @@ std::vector<at::Tensor> SlotMemoryComposite(bool match, const SlotArguments& x) 
         m_prev.masked_fill((x.z == kNegativeInfinity).unsqueeze(-1), 0.0);  // as every step does
     z_prev = z_prev.clone();
   }
-  return {out, m_prev, z_prev, z_out};
+  return {out.to((match ? x.s : x.u).scalar_type()), m_prev, z_prev, z_out};
 }
 
 }  // namespace cistern::ops

@@ -178,13 +178,9 @@ using Match = Memory<true>;
 // the weights.
 template <class Op>
 SumArguments Widened(SumArguments x) {
-  if (x.u.scalar_type() != at::kBFloat16) return x;
-  const auto widen = [](at::Tensor& t) {
-    if (t.scalar_type() == at::kBFloat16) t = t.to(at::kFloat);
-  };
-  widen(x.w);
-  if (std::is_same_v<Op, Read>) widen(x.a);
-  if (x.log_gate) widen(*x.log_gate);
+  x.w = OfSlots(x.w, x.u);
+  if (std::is_same_v<Op, Read>) x.a = OfSlots(x.a, x.u);
+  if (x.log_gate) x.log_gate = OfSlots(*x.log_gate, x.u);
   return x;
 }
 template <class Op>

@@ -51,6 +51,11 @@ void DispatchType(const at::Tensor& x, Run&& run) {
 inline at::ScalarType ComputeTypeOf(const at::Tensor& x) {
   return x.scalar_type() == at::kBFloat16 ? at::kFloat : x.scalar_type();
 }
+// What belongs to slots, in float beside tokens in bfloat16.
+inline at::Tensor OfSlots(const at::Tensor& x, const at::Tensor& tokens) {
+  const bool both = tokens.scalar_type() == at::kBFloat16 && x.scalar_type() == at::kBFloat16;
+  return both ? x.to(at::kFloat) : x;
+}
 // The same for what kernels take as it is stored: run(BFloat16{}) as well.
 template <class Run>
 void DispatchStored(const at::Tensor& x, Run&& run) {
