@@ -40,40 +40,42 @@ FourierRows<S> RowsOf(const FourierMap<ComputeType<S>>& map, int64_t head) {
 template <class S>
 void ForwardItems(int64_t first, int64_t last, const FourierShape& shape,
                   const FourierMap<ComputeType<S>>& map, const Rows<const S>& x,
-                  const Rows<S>& out) {
+                  const Rows<ComputeType<S>>& out) {
   for (int64_t item = first; item < last; ++item) {
     const PartOf p(shape, item);
     RowsOf<S>(map, p.h).Form(Sequence<const S>(x, p.b, p.h), p.begin, p.end - p.begin,
-                             Sequence<S>(out, p.b, p.h), p.begin);
+                             Sequence<ComputeType<S>>(out, p.b, p.h), p.begin);
   }
 }
 
 template <class S>
 void BackwardItems(int64_t first, int64_t last, const FourierShape& shape,
                    const FourierMap<ComputeType<S>>& map, const Rows<const S>& x,
-                   const Rows<const S>& out, const Rows<const S>& d_out, const Rows<S>& dx,
-                   double* d_scales) {
+                   const Rows<const ComputeType<S>>& out, const Rows<const ComputeType<S>>& d_out,
+                   const Rows<S>& dx, double* d_scales) {
+  using T = ComputeType<S>;
   for (int64_t item = first; item < last; ++item) {
     const PartOf p(shape, item);
     FourierRows<S> rows = RowsOf<S>(map, p.h);
     rows.Back(Sequence<const S>(x, p.b, p.h), p.begin, p.end - p.begin,
-              Sequence<const S>(out, p.b, p.h), Sequence<const S>(d_out, p.b, p.h), p.begin,
+              Sequence<const T>(out, p.b, p.h), Sequence<const T>(d_out, p.b, p.h), p.begin,
               Sequence<S>(dx, p.b, p.h));
     rows.AddScales(d_scales + item * map.width);
   }
 }
 
-#define CISTERN_FOURIER(S, Name)                                                               \
-  void Forward##Name(int64_t first, int64_t last, const FourierShape& shape,                   \
-                     const FourierMap<ComputeType<S>>& map, const Rows<const S>& x,            \
-                     const Rows<S>& out) {                                                     \
-    ForwardItems<S>(first, last, shape, map, x, out);                                          \
-  }                                                                                            \
-  void Backward##Name(int64_t first, int64_t last, const FourierShape& shape,                  \
-                      const FourierMap<ComputeType<S>>& map, const Rows<const S>& x,           \
-                      const Rows<const S>& out, const Rows<const S>& d_out, const Rows<S>& dx, \
-                      double* d_scales) {                                                      \
-    BackwardItems<S>(first, last, shape, map, x, out, d_out, dx, d_scales);                    \
+#define CISTERN_FOURIER(S, Name)                                                     \
+  void Forward##Name(int64_t first, int64_t last, const FourierShape& shape,         \
+                     const FourierMap<ComputeType<S>>& map, const Rows<const S>& x,  \
+                     const Rows<ComputeType<S>>& out) {                              \
+    ForwardItems<S>(first, last, shape, map, x, out);                                \
+  }                                                                                  \
+  void Backward##Name(int64_t first, int64_t last, const FourierShape& shape,        \
+                      const FourierMap<ComputeType<S>>& map, const Rows<const S>& x, \
+                      const Rows<const ComputeType<S>>& out,                         \
+                      const Rows<const ComputeType<S>>& d_out, const Rows<S>& dx,    \
+                      double* d_scales) {                                            \
+    BackwardItems<S>(first, last, shape, map, x, out, d_out, dx, d_scales);          \
   }
 CISTERN_FOURIER(float, Float)
 CISTERN_FOURIER(double, Double)
@@ -123,16 +125,17 @@ HWY_EXPORT(BackwardBFloat16);
 
 #define CISTERN_FOURIER(S, Name)                                                                   \
   template <>                                                                                      \
-  void FourierFeatures(const FourierShape& shape, const FourierMap<ComputeType<S>>& map,           \
-                       Rows<const S> x, Rows<S> out) {                                             \
+  void FourierFeatures<S>(const FourierShape& shape, const FourierMap<ComputeType<S>>& map,        \
+                          Rows<const S> x, Rows<ComputeType<S>> out) {                             \
     ParallelFor(ItemsOf(shape), Grain(shape, map), [&](int64_t first, int64_t last) {              \
       CISTERN_DISPATCH(Forward##Name)(first, last, shape, map, x, out);                            \
     });                                                                                            \
   }                                                                                                \
   template <>                                                                                      \
-  void FourierFeaturesBackward(const FourierShape& shape, const FourierMap<ComputeType<S>>& map,   \
-                               Rows<const S> x, Rows<const S> out, Rows<const S> d_out,            \
-                               Rows<S> dx, ComputeType<S>* d_scale) {                              \
+  void FourierFeaturesBackward<S>(                                                                 \
+      const FourierShape& shape, const FourierMap<ComputeType<S>>& map, Rows<const S> x,           \
+      Rows<const ComputeType<S>> out, Rows<const ComputeType<S>> d_out, Rows<S> dx,                \
+      ComputeType<S>* d_scale) {                                                                   \
     std::vector<double> d_scales(static_cast<size_t>(ItemsOf(shape) * map.width));                 \
     ParallelFor(ItemsOf(shape), Grain(shape, map), [&](int64_t first, int64_t last) {              \
       CISTERN_DISPATCH(Backward##Name)                                                             \

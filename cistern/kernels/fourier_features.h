@@ -29,17 +29,17 @@ constexpr int64_t kFourierPartRows = 512;  // tokens of a head that a thread tak
 
 // To 5e-7 of factor in float; NaN for what is not finite. O(T m d).
 //   x    [B,H,T,d]; S is float, double or BFloat16
-//   out  [B,H,T,2m]
+//   out  [B,H,T,2m], in float of tokens in bfloat16
 template <class S>
 void FourierFeatures(const FourierShape& shape, const FourierMap<ComputeType<S>>& map,
-                     Rows<const S> x, Rows<S> out);
+                     Rows<const S> x, Rows<ComputeType<S>> out);
 
 // The gradients of x and, where it is not null, of scale [H,d], from the output itself. The same
 // bits for any number of threads.
 template <class S>
 void FourierFeaturesBackward(const FourierShape& shape, const FourierMap<ComputeType<S>>& map,
-                             Rows<const S> x, Rows<const S> out, Rows<const S> d_out, Rows<S> dx,
-                             ComputeType<S>* d_scale);
+                             Rows<const S> x, Rows<const ComputeType<S>> out,
+                             Rows<const ComputeType<S>> d_out, Rows<S> dx, ComputeType<S>* d_scale);
 
 // d_scale [H,d] = the sums over rows of the batch and parts of a sequence of items [B,H,parts,d],
 // in this order.

@@ -42,12 +42,13 @@ struct Op {
     if (a.normalise) y = y / (at::linalg_vector_norm(y, 2, {-1}, true) + kLengthEpsilon);
     if (a.scale) y = y * a.scale->to(type);
     y = at::matmul(y, a.matrices->to(type).transpose(1, 2));
-    return {(at::cat({y.sin(), y.cos()}, -1) * a.factor).to(a.x.scalar_type())};
+    return {at::cat({y.sin(), y.cos()}, -1) * a.factor};
   }
   static Tensors Empty(const Arguments& a) {
     const auto& x = a.x;
-    return {EmptyHeadByHead(
-        {x.sym_size(0), x.sym_size(1), x.sym_size(2), a.matrices->sym_size(1) * 2}, x.options())};
+    return {
+        EmptyHeadByHead({x.sym_size(0), x.sym_size(1), x.sym_size(2), a.matrices->sym_size(1) * 2},
+                        x.options().dtype(ComputeTypeOf(x)))};
   }
   static Tensors EmptyGradients(const Arguments& a) {
     Tensors grads = {GradientLike(a.x)};
@@ -61,7 +62,8 @@ struct Op {
     DispatchStored(a.x, [&]<class S>(S) {
       const at::Tensor x = UnitStride(a.x);
       const FourierTensors<S> given(a.x, a.scale, *a.matrices, a.normalise, a.factor);
-      cistern::FourierFeatures<S>(ShapeOf(x), given.map(), InputRows<S>(x), OutputRows<S>(y[0]));
+      cistern::FourierFeatures<S>(ShapeOf(x), given.map(), InputRows<S>(x),
+                                  OutputRows<ComputeType<S>>(y[0]));
     });
   }
 
@@ -73,8 +75,8 @@ struct Op {
       const at::Tensor x = UnitStride(a.x), d_out = UnitStride(g[0]);
       const FourierTensors<S> given(a.x, a.scale, *a.matrices, a.normalise, a.factor);
       const at::Tensor d_scale = given.EmptyScaleGradient();
-      FourierFeaturesBackward<S>(ShapeOf(x), given.map(), InputRows<S>(x), InputRows<S>(kept[0]),
-                                 InputRows<S>(d_out), OutputRows<S>(grads[0]),
+      FourierFeaturesBackward<S>(ShapeOf(x), given.map(), InputRows<S>(x), InputRows<T>(kept[0]),
+                                 InputRows<T>(d_out), OutputRows<S>(grads[0]),
                                  d_scale.defined() ? MutableData<T>(d_scale) : nullptr);
       if (a.scale) grads[1].copy_(d_scale);
     });

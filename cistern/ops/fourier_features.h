@@ -11,7 +11,8 @@ struct FourierFeatureMap {
 };
 
 // factor [sin y, cos y], y = matrices (scale x / (|x| + kLengthEpsilon)) for each head, without the
-// length where `normalise` is false: x [B,H,T,d] -> [B,H,T,2m]. Differentiable; with a gradient of
+// length where `normalise` is false: x [B,H,T,d] -> [B,H,T,2m], in float of x in bfloat16.
+// Differentiable; with a gradient of
 // the matrices, which are drawn and not learned, composed of torch's operations.
 at::Tensor FourierFeatures(const at::Tensor& x, const FourierFeatureMap& map);
 

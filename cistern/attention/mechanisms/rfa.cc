@@ -284,7 +284,11 @@ bool RfaMechanism::FormsFeatures(Form) const {
   return options_.kernel == Kernel::kGaussian && !variant_.key_factor && !gated_ &&
          !input_gate_.declared();
 }
-bool RfaMechanism::TakesBFloat16(Form form) const { return FormsFeatures(form); }
+bool RfaMechanism::TakesBFloat16(Form form) const {
+  const bool gates = gated_ && form == Form::kCausal && !variant_.key_factor &&
+                     !input_gate_.declared() && options_.kernel == Kernel::kGaussian;
+  return FormsFeatures(form) || gates;
+}
 
 namespace {
 
@@ -313,8 +317,9 @@ at::Tensor RfaMechanism::DoExtend(const std::vector<at::Tensor>& x, State& state
     state[scale_] = running.last;
   }
   if (gated_) {
-    weights = weights * at::sigmoid(-x[gate_]);
-    log_gate = at::log_sigmoid(x[gate_]);
+    const at::Tensor gate = x[gate_].to(weights.dtype());
+    weights = weights * at::sigmoid(-gate);
+    log_gate = at::log_sigmoid(gate);
   }
   return FeatureExtend(Features(x[q_], matrices), weights, x[v_], decoding_.Of(state), mask,
                        denominator_, log_gate);
