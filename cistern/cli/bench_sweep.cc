@@ -44,11 +44,12 @@ void AddSweepOptions(CLI::App& command, SweepOptions& o) {
 
 bench::Sweep SweepOf(const SweepOptions& o) {
   bench::Sweep sweep;
-  for (const std::string& name : o.mechanisms)
-    sweep.mechanisms.emplace_back(&FindMechanism(name), Json::object());
-  if (o.mechanisms.empty()) {
+  if (o.mechanisms.empty() || o.mechanisms == std::vector<std::string>{"all"}) {
     for (const MechanismInfo* info : Mechanisms())
       sweep.mechanisms.emplace_back(info, Json::object());
+  } else {
+    for (const std::string& name : o.mechanisms)
+      sweep.mechanisms.emplace_back(&FindMechanism(name), Json::object());
   }
   const auto take = [](const std::vector<std::string>& names, const auto& known, const char* what,
                        auto& to) {

@@ -22,6 +22,16 @@ class BenchTest : public CliTest {
   }
 };
 
+// Values are checked before they are timed.
+TEST_F(BenchTest, OpsTakesAllMechanismsInBFloat16) {
+  const Outcome o =
+      Run(Ops({"--mechanisms", "all", "--forms", "causal,bidirectional", "--dtypes", "bfloat16"}));
+  EXPECT_EQ(o.code, 0) << o;
+  EXPECT_EQ(o.out.find("failed"), std::string::npos) << o;
+  for (const char* name : {"softmax", "shared_workspace", "conv_luna", "abc_cluster"})
+    EXPECT_NE(o.out.find(name), std::string::npos) << o;
+}
+
 TEST_F(BenchTest, OpsMeasuresASweepAndWritesIt) {
   const std::string file = folder_ / "a.json";
   const Outcome o = Run(Ops({"--mechanisms", "latte,nystrom,softmax", "--forms", "causal,decode",

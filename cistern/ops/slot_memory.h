@@ -1,6 +1,7 @@
 #pragma once
 // The slot memory in exp mode as differentiable ops (kernels/slot_memory.h has the algebra;
-// spec 2.19).
+// spec 2.19). Beside tokens (v, q, k) in bfloat16, weights and log-weights of SlotRead and
+// SlotMatch may be in float; what is matched, and z, are in the log-weights' type.
 #include <ATen/core/Tensor.h>
 
 #include "cistern/ops/mask.h"
