@@ -49,9 +49,9 @@ Decoded InDouble(const Task& p) {
         return FavorForward<double>(token, From(q.in(), t), From(s.in(), t), From(v.in(), t), mask,
                                     r.values.data(), r.z.data(), From(out.rows(), t));
       case Kind::kAbc:
-        return AbcForward<double>(token, kScale, false, From(q.in(), t), From(k.in(), t), From(v.in(), t),
-                                  From(s.in(), t), mask, r.keys.data(), r.values.data(), r.z.data(),
-                                  From(out.rows(), t), {});
+        return AbcForward<double>(token, kScale, false, From(q.in(), t), From(k.in(), t),
+                                  From(v.in(), t), From(s.in(), t), mask, r.keys.data(),
+                                  r.values.data(), r.z.data(), From(out.rows(), t), {});
       case Kind::kGated:
         return GatedSlotsForward<double>(
             token, kGates, {From(q.in(), t), From(k.in(), t), From(v.in(), t), From(s.in(), t)},

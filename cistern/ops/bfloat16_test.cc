@@ -11,6 +11,7 @@
 #include "cistern/ops/impl.h"
 #include "cistern/ops/linear_attention.h"
 #include "cistern/ops/rotary.h"
+#include "cistern/ops/rounded_tokens_test.h"
 #include "cistern/ops/short_conv.h"
 #include "cistern/ops/slot_attention.h"
 #include "cistern/ops/sum_memory.h"
@@ -19,95 +20,7 @@
 namespace cistern::ops {
 namespace {
 
-using namespace cistern::testing;
-
-using Tensors = std::vector<at::Tensor>;
-// Tokens in, tokens and states out.
-using Run = std::function<Tensors(const Tensors&)>;
-
-// How near gradients are: of tokens, where they take the output as it was rounded, and of others,
-// whose sums may have another order; and outputs and states. 0: the same bits.
-struct Tolerance {
-  double tokens = 0, others = 0, outputs = 0;
-};
-
-// Whether walks over chunks multiply pairs of bfloat16.
-bool ByPairs() { return GainsByPairs() && ActiveIsa().starts_with("avx512"); }
-Tolerance OfWalks(const Tolerance& exact = {}) {
-  return ByPairs() ? Tolerance{1.5e-2, 1.5e-2, 6e-3} : exact;
-}
-
-// Runs `test` with the instruction set in use, and, where that multiplies pairs, without them.
-void WithAndWithoutPairs(const std::function<void()>& test) {
-  test();
-  if (!ByPairs()) return;
-  ForceIsa("avx2");
-  test();
-  ForceIsa("");
-}
-
-// `tokens` are rounded; `run` of them in bfloat16, and in float. Outputs after the first, and those
-// in double, are states, which are not rounded.
-void ExpectRounded(const Tensors& tokens, const Tensors& others, const Run& run,
-                   const std::string& what, const Tolerance& tolerance = {},
-                   at::ScalarType type = at::kBFloat16) {
-  Tensors half, whole, half_all, whole_all;
-  for (const at::Tensor& t : tokens) {
-    half.push_back(Leaf(t.to(type)));
-    whole.push_back(Leaf(half.back().detach().to(at::kFloat)));
-  }
-  half_all = half, whole_all = whole;
-  for (const at::Tensor& t : others) half_all.push_back(Leaf(t)), whole_all.push_back(Leaf(t));
-  const Tensors got = run(half_all), want = run(whole_all);
-  for (size_t i = 0; i < got.size(); ++i) {
-    const bool of_tokens = i == 0 && want[i].scalar_type() == at::kFloat;
-    ASSERT_EQ(got[i].scalar_type(), of_tokens ? type : want[i].scalar_type()) << what;
-    const at::Tensor rounded = want[i].to(got[i].scalar_type());
-    const std::string which = what + (of_tokens ? "" : " state");
-    if (tolerance.outputs == 0) {
-      ExpectSameBits(got[i], rounded, which);
-    } else {
-      ExpectClose(got[i], rounded, tolerance.outputs, which);
-    }
-  }
-  // The gradient that comes back is in bfloat16, too.
-  at::manual_seed(9);
-  Tensors g_half, g_whole;
-  for (const at::Tensor& y : got) {
-    g_half.push_back(at::randn(y.sizes()).to(y.scalar_type()));
-    g_whole.push_back(y.scalar_type() == type ? g_half.back().to(at::kFloat) : g_half.back());
-  }
-  const Tensors dx = torch::autograd::grad(got, half_all, g_half),
-                want_dx = torch::autograd::grad(want, whole_all, g_whole);
-  for (size_t i = 0; i < dx.size(); ++i) {
-    ASSERT_EQ(dx[i].scalar_type(), half_all[i].scalar_type()) << what;
-    const double near = i < tokens.size() ? tolerance.tokens : tolerance.others;
-    const at::Tensor rounded = want_dx[i].to(dx[i].scalar_type());
-    if (near == 0) {
-      ExpectSameBits(dx[i], rounded, what + " gradient");
-    } else {
-      ExpectClose(dx[i], rounded, near, what + " gradient");
-    }
-  }
-}
-
-struct Shape {
-  int64_t length, slots, width;
-};
-const std::vector<Shape> kShapes = {{1, 16, 16}, {5, 3, 7}, {70, 32, 16}, {300, 16, 33}};
-constexpr Shape kShared = {1100, 16, 7};  // six heads; with eight threads, two for each
-
-std::vector<Mask> Masks(int64_t length) {
-  std::vector<Mask> masks = {{}};
-  if (length > 1) {
-    masks.push_back({Lengths({length, length / 2, 0}), {}});
-    masks.push_back({{}, Starts(3, length, {{0, 0}, {1, 2}, {2, length - 1}})});
-  }
-  return masks;
-}
-
-at::Tensor Heads(int64_t length, int64_t width) { return at::randn({3, length, 2, width}); }
-at::Tensor HeadsFirst(const at::Tensor& x) { return x.transpose(1, 2); }
+using namespace rounded_tokens;
 
 template <class Attention>
 void ExpectRoundedReads(Attention attention, const std::string& what,
@@ -426,69 +339,6 @@ void ExpectKernelsOfFloats() {
 }
 TEST(HalfPrecisionTokens, GoThroughTheKernelsAsFloats) {
   WithAndWithoutPairs(ExpectKernelsOfFloats);
-}
-
-// Sums, whose weights and gates stay in float beside tokens in bfloat16.
-void ExpectRoundedSums(const Shape& s, const Mask& mask, int64_t gates, bool match) {
-  const Tensors tokens(match ? 2 : 1, Heads(s.length, s.width));
-  Tensors others = {at::randn({3, 2, s.slots, s.width}, at::kDouble), Heads(s.length, s.slots)};
-  if (!match) others.push_back(Heads(s.length, s.slots));
-  if (gates > 0) others.push_back(at::log_sigmoid(Heads(s.length, gates)));
-  const auto run = [&](const Tensors& x) {
-    const size_t n = tokens.size();
-    const at::Tensor first = HeadsFirst(x[0]), w = HeadsFirst(x[n + 1]),
-                     gate = gates > 0 ? HeadsFirst(x.back()) : at::Tensor();
-    const SumResult r = match ? SumMatch(first, w, HeadsFirst(x[1]), x[n], mask, gate)
-                              : SumRead(HeadsFirst(x[n + 2]), w, first, x[n], mask, gate);
-    EXPECT_EQ(r.out.scalar_type(), (match ? w : first).scalar_type());
-    return Tensors{r.out.to(first.scalar_type()), r.memory};
-  };
-  ExpectRounded(tokens, others, run,
-                (match ? "sum match " : "sum read ") + std::to_string(s.length) + " gates " +
-                    std::to_string(gates));
-}
-
-TEST(BFloat16Tokens, SumsWithWeightsInFloat) {
-  at::manual_seed(4);
-  for (const Shape& s : kShapes) {
-    for (const Mask& mask : Masks(s.length)) {
-      for (const int64_t gates : {int64_t{0}, int64_t{1}, s.slots}) {
-        for (const bool match : {false, true}) ExpectRoundedSums(s, mask, gates, match);
-      }
-    }
-  }
-}
-
-// The same of slots, with z of every token.
-void ExpectRoundedSlots(const Shape& s, const Mask& mask, bool match) {
-  const Tensors tokens(match ? 2 : 1, Heads(s.length, s.width));
-  Tensors others = {at::randn({3, 2, s.slots, s.width}, at::kDouble),
-                    at::randn({3, 2, s.slots}, at::kDouble), Heads(s.length, s.slots)};
-  if (!match) others.push_back(Heads(s.length, s.slots));
-  const auto run = [&](const Tensors& x) {
-    const size_t n = tokens.size();
-    const at::Tensor first = HeadsFirst(x[0]), log_weights = HeadsFirst(x[n + 2]);
-    const SlotState state = {x[n], x[n + 1]};
-    const SlotResult r =
-        match ? SlotMatch(first, log_weights, HeadsFirst(x[1]), state, mask, true)
-              : SlotRead(HeadsFirst(x[n + 3]), log_weights, first, state, mask, true);
-    EXPECT_EQ(r.out.scalar_type(), (match ? log_weights : first).scalar_type());
-    EXPECT_EQ(r.z_out.scalar_type(), at::kFloat);
-    return Tensors{r.out.to(first.scalar_type()), r.state.memory, r.state.z};
-  };
-  ExpectRounded(tokens, others, run,
-                (match ? "slot match " : "slot read ") + std::to_string(s.length), OfWalks());
-}
-
-TEST(BFloat16Tokens, SlotsWithWeightsInFloat) {
-  WithAndWithoutPairs([] {
-    at::manual_seed(4);
-    for (const Shape& s : kShapes) {
-      for (const Mask& mask : Masks(s.length)) {
-        for (const bool match : {false, true}) ExpectRoundedSlots(s, mask, match);
-      }
-    }
-  });
 }
 
 TEST(BFloat16Tokens, Rotary) {

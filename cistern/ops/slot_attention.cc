@@ -340,7 +340,8 @@ struct Abc {
         SlotMatch(x.q.to(type), s, x.k.to(type), {x.keys, x.z}, x.mask, x.masked);
     at::Tensor scores = matched.out * x.scale;
     if (x.masked)
-      scores = scores.masked_fill(at::isneginf(matched.z_out), std::numeric_limits<float>::lowest());
+      scores =
+          scores.masked_fill(at::isneginf(matched.z_out), std::numeric_limits<float>::lowest());
     const SlotResult r =
         SlotRead(at::softmax(scores, -1), s, x.v.to(type), {x.values, x.z}, x.mask);
     return {r.out.to(x.v.scalar_type()), matched.state.memory, r.state.memory, r.state.z};
