@@ -313,6 +313,8 @@ TEST(AttentionLayer, BFloat16BothWays) {
       const auto got = run();
       ExpectClose(got[0], want[0], 0.05, name);
       ExpectClose(got[1], want[1], 0.1, name + " gradient");
+      const at::Tensor packed = layer->Bidirectional(MakeStream(x, mask)).packed;
+      EXPECT_TRUE(!packed.defined() || packed.scalar_type() == at::kFloat) << name;
     }
   }
 }

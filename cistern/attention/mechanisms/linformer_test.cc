@@ -60,6 +60,22 @@ TEST(Linformer, WhatSharesOneMatrix) {
   ExpectClose(out.select(1, 1), before.select(1, 1) * 2, 1e-14, "second head");
 }
 
+// All tokens of a row are mixed in pieces of 1,024.
+TEST(Linformer, RowsLongerThanAPiece) {
+  at::NoGradGuard guard;
+  const int64_t N = 1100;
+  for (const char* sharing : {"none", "headwise"}) {
+    const auto m = Make({{"slots", 3}, {"sharing", sharing}}, N);
+    const auto x = Inputs(*m, 2, N);
+    ExpectClose(m->Bidirectional(x, {}), m->Definition(Form::kBidirectional, x, x), 1e-12, sharing);
+    const ops::Mask mask = {Lengths({N, 1050}), {}};
+    State state = m->EmptyState(2, x[0].options());
+    m->Write(x, state, mask);
+    ExpectClose(m->Bidirectional(x, mask), ZeroPadding(m->Read(x, state), mask), 1e-12,
+                std::string(sharing) + " padded");
+  }
+}
+
 TEST(Linformer, PositionsBeyondTheLongestAreAnError) {
   const auto m = Make({{"slots", 4}}, 8);
   const auto x = Inputs(*m, 2, 9);
