@@ -52,6 +52,26 @@ void SlotWriteBackward(const SlotShape& shape, Rows<const T> s,
                        std::span<const SlotWrittenGradients<T>> written, const int64_t* lengths,
                        const double* z_after, const ComputeType<T>* h, Rows<T> ds);
 
+// One vector of each slot, for products with tokens.
+struct SlotVectors {
+  double scale;
+  const double* data;  // [B,H,n,width], contiguous
+  int64_t width;
+};
+
+// SlotWrite of v with log-weights s_t[l] = scale k_t . Q[l], Q the queries, formed for the rows at hand: the
+// slots' attention to all tokens (Luna's packing).   k [B,H,T,width], v [B,H,T,d]
+template <class T>
+void SlotPack(const SlotShape& shape, const SlotVectors& queries, Rows<const T> k, Rows<const T> v,
+              const int64_t* lengths, double* memory, double* z);
+
+// Its gradients, as SlotWriteBackward's; d_queries is replaced.
+template <class T>
+void SlotPackBackward(const SlotShape& shape, const SlotVectors& queries, Rows<const T> k,
+                      const SlotWrittenGradients<T>& v, const int64_t* lengths,
+                      const double* z_after, const ComputeType<T>* h, Rows<T> dk,
+                      double* d_queries);
+
 // out_t = sum_l softmax(x_t)_l M[l].
 //   x       [B,H,T,n]
 //   memory  [B,H,n,d], contiguous

@@ -11,36 +11,12 @@
 #include "hwy/foreach_target.h"  // must come before the headers below
 
 #include "cistern/kernels/favor_tokens-inl.h"
-#include "cistern/kernels/segments-inl.h"
+#include "cistern/kernels/slot_products-inl.h"
 #include "cistern/kernels/slot_softmax-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace cistern {
 namespace HWY_NAMESPACE {
-
-// factor * memory, [n, width], as a panel of T [np, dp], zeros in the padding.
-template <class T>
-void PackMemory(const double* memory, double factor, size_t n, size_t width, T* panel) {
-  const size_t dp = Padded<T>(width);
-  std::memset(panel, 0, Padded<T>(n) * dp * sizeof(T));
-  for (size_t l = 0; l < n; ++l) {
-    for (size_t j = 0; j < width; ++j)
-      panel[l * dp + j] = static_cast<T>(factor * memory[l * width + j]);
-  }
-}
-
-// to [n, width] = factor * the sums [np, dp] of all parts, which lie `step` apart.
-template <class T>
-void AddParts(size_t n, size_t width, size_t parts, const double* sums, size_t step, double factor,
-              double* to) {
-  std::fill_n(to, n * width, 0.0);
-  for (size_t part = 0; part < parts; ++part, sums += step) {
-    for (size_t l = 0; l < n; ++l) {
-      for (size_t j = 0; j < width; ++j)
-        to[l * width + j] += factor * sums[l * Padded<T>(width) + j];
-    }
-  }
-}
 
 // P [rows, np] = softmax of the logits of rows t.., and dx = P (dP - sum_l P dP) from D = dP. Where
 // logits depend on more than tokens, gradients of that are Sums() doubles of a segment, and
@@ -93,7 +69,6 @@ template <class S>
 class LogitsOfKeys {
  public:
   using T = ComputeType<S>;
-  using Pairs = PanelPairsFor<S>;
   struct Source {
     Rows<const S> q;
     SlotKeys keys;
@@ -101,43 +76,27 @@ class LogitsOfKeys {
     double* d_keys;
   };
   static size_t Bytes(const Source&, size_t n, size_t width) {
-    const size_t np = Padded<T>(n), dp = Padded<T>(width);
-    return SpanProduct<S>::Bytes(n, width) + Pairs::Bytes(kBlockRows, n, width) +
-           Pairs::Bytes(kBlockRows, width, n) +
-           sizeof(T) * (2 * np * dp + 2 * np + 2 * kBlockRows * dp);
+    return SlotProducts<S>::Bytes(n, width) + 2 * Padded<T>(n) * sizeof(T);
   }
-  static constexpr size_t kPieces = SpanProduct<S>::kPieces + 2 * Pairs::kPieces + 6;
+  static constexpr size_t kPieces = SlotProducts<S>::kPieces + 2;
   static size_t Sums(const Source&, size_t n, size_t width) {
-    return Padded<T>(n) * Padded<T>(width);
+    return SlotProducts<S>::Sums(n, width);
   }
   static void TakeSums(const Source& source, size_t head, size_t n, size_t width, size_t parts,
                        const double* sums, size_t step) {
     AddParts<T>(n, width, parts, sums, step, source.keys.scale, source.d_keys + head * n * width);
   }
 
-  // sums [np, dp] of dx (x) q, zeros; null where there is no backward.
+  // sums: as for SlotProducts.
   LogitsOfKeys(const SlotShape& shape, const Source& source, const Segment& segment, double* sums,
                Workspace& workspace)
       : n_(static_cast<size_t>(shape.slots)),
-        width_(static_cast<size_t>(shape.width)),
         np_(Padded<T>(n_)),
-        dp_(Padded<T>(width_)),
-        q_(source.q, segment.b, segment.h),
-        dq_(source.dq, segment.b, segment.h),
-        d_keys_(n_, width_, sums, workspace),
-        of_K_(kBlockRows, n_, width_, workspace),
-        of_KT_(kBlockRows, width_, n_, workspace) {
-    K_ = workspace.Take<T>(np_ * dp_);
-    KT_ = workspace.Take<T>(dp_ * np_);
+        products_({source.keys.scale, source.keys.keys, shape.width}, segment, shape, source.q,
+                  source.dq, sums, workspace) {
     open_ = workspace.Take<T>(np_);
     closed_ = workspace.Take<T>(np_);
-    Q_panel_ = workspace.Take<T>(kBlockRows * dp_);
-    D_panel_ = workspace.Take<T>(kBlockRows * dp_);
     const auto head = static_cast<size_t>(segment.b * shape.heads + segment.h);
-    PackMemory(source.keys.keys + head * n_ * width_, source.keys.scale, n_, width_, K_);
-    Transpose(np_, dp_, K_, dp_, KT_, np_);
-    of_K_.Set(K_, dp_);
-    of_KT_.Set(KT_, np_);
     const double* const z = source.keys.z == nullptr ? nullptr : source.keys.z + head * n_;
     for (size_t l = 0; l < np_; ++l) {
       const bool empty = l < n_ && z != nullptr && z[l] == kEmpty;
@@ -150,11 +109,7 @@ class LogitsOfKeys {
 
   HWY_NOINLINE void Softmax(size_t t, size_t rows, T* P) {
     const Tag<T> d;
-    const TokenRows<S> q = {q_, t};
-    if (!of_KT_.template Times<false>(rows, q, P, np_)) {
-      Q_ = AsPanel(q, rows, width_, Q_panel_);
-      Product<T>(rows, n_, {Q_, dp_, 1, KT_, np_, width_}, P, np_);
-    }
+    products_.Form(t, rows, P);
     if (!all_open_) {
       for (size_t i = 0; i < rows; ++i) {
         for (size_t l = 0; l < np_; l += kLanes<T>) {
@@ -166,7 +121,7 @@ class LogitsOfKeys {
     }
     SoftmaxRows(rows, np_, P, P);
   }
-  void Note(size_t t, size_t end) { NoteRows(q_, t, end, width_); }
+  void Note(size_t t, size_t end) { products_.Note(t, end); }
   // After Softmax of the same rows.
   HWY_NOINLINE void Gradients(size_t t, size_t rows, const T* P, T* D) {
     const Tag<T> d;
@@ -180,28 +135,15 @@ class LogitsOfKeys {
         hn::Store(hn::IfThenZeroElse(closed, dx), d, dr + l);
       }
     }
-    if (of_K_.TimesTo(rows, PanelRows<T>{D, np_}, dq_, t, D_panel_)) {
-      d_keys_.Add(rows, D, TokenRows<S>{q_, t}, Q_panel_);
-      return;
-    }
-    const RowsOut<S> dq(dq_, t, rows, width_, D_panel_);
-    Product<T>(rows, width_, {D, np_, 1, K_, dp_, n_}, dq.data, dq.ld);
-    dq.Finish();
-    d_keys_.Add(rows, D, PanelRows<T>{Q_, dp_});
+    products_.Gradients(t, rows, D);
   }
-  void Close() { d_keys_.Close(); }
-  void CloseIfFull() {
-    if (d_keys_.full()) d_keys_.Close();
-  }
+  void Close() { products_.Close(); }
+  void CloseIfFull() { products_.CloseIfFull(); }
 
  private:
-  const size_t n_, width_, np_, dp_;
-  const Sequence<const S> q_;
-  const Sequence<S> dq_;
-  SpanProduct<S> d_keys_;
-  Pairs of_K_, of_KT_;
-  T *K_, *KT_, *open_, *closed_, *Q_panel_, *D_panel_;
-  const T* Q_ = nullptr;
+  const size_t n_, np_;
+  SlotProducts<S> products_;
+  T *open_, *closed_;
   bool all_open_ = true;
 };
 

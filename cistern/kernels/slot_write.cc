@@ -12,119 +12,11 @@
 #define HWY_TARGET_INCLUDE "cistern/kernels/slot_write.cc"
 #include "hwy/foreach_target.h"  // must come before the headers below
 
-#include "cistern/kernels/favor_tokens-inl.h"
-#include "cistern/kernels/segments-inl.h"
-#include "cistern/kernels/slot_softmax-inl.h"
+#include "cistern/kernels/slot_write_weights-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace cistern {
 namespace HWY_NAMESPACE {
-
-// Log-weights of rows as whole vectors, -inf in the padding: where they lie, or in a panel.
-template <class T>
-struct LogWeights {
-  template <class S>
-  LogWeights(const Sequence<const S>& s, size_t t, size_t rows, size_t n, T* panel)
-      : from(panel), step(Padded<T>(n)) {
-    if constexpr (std::is_same_v<S, T>) {
-      if (n == step) {
-        from = s.At(t);
-        step = static_cast<size_t>(s.time);
-        return;
-      }
-    }
-    PackRows(s, t, rows, n, step, kMinusInfinity<T>, panel);
-  }
-  LogWeights(const T* panel, size_t padded) : from(panel), step(padded) {}
-  const T* from;
-  size_t step;  // of its rows
-};
-
-// One vector of w (y - h), 0 where w is.
-template <class T>
-HWY_INLINE Vec<T> WeightGradient(const T* w, const T* y, const T* h) {
-  const Tag<T> d;
-  const Vec<T> weight = hn::Load(d, w);
-  return hn::IfThenZeroElse(hn::Eq(weight, hn::Zero(d)),
-                            hn::Mul(weight, hn::Sub(hn::Load(d, y), hn::Load(d, h))));
-}
-
-// Where a write's log-weights come from, and where their gradients go; of one segment of a head.
-//
-// They lie in memory.
-template <class S>
-class GivenWeights {
- public:
-  using T = ComputeType<S>;
-  struct Source {
-    Rows<const S> s;
-    Rows<S> ds;  // of the backward
-  };
-  static size_t Bytes(const Source&, size_t) { return 0; }
-  static constexpr size_t kPieces = 0;
-  GivenWeights(const Source& source, const Segment& segment, size_t n, Workspace&)
-      : s_(source.s, segment.b, segment.h), ds_(source.ds, segment.b, segment.h), n_(n) {}
-
-  void Note(size_t t, size_t end) const { NoteRows(s_, t, end, n_); }
-  LogWeights<T> At(size_t t, size_t rows, T* panel) const { return {s_, t, rows, n_, panel}; }
-  // ds = W (Y - h), 0 where W is, from W and Y [rows, np].
-  HWY_NOINLINE void Gradients(size_t t, size_t rows, const T* W, T* Y, const T* h) const {
-    const size_t np = Padded<T>(n_);
-    for (size_t i = 0; i < rows; ++i) {
-      for (size_t l = 0; l < n_; l += kLanes<T>)
-        StorePart(WeightGradient(W + i * np + l, Y + i * np + l, h + l), l, n_, ds_.At(t + i));
-    }
-  }
-  void ZeroGradients(size_t t, size_t end) const { ZeroRows(t, end, n_, ds_); }
-
- private:
-  const Sequence<const S> s_;
-  const Sequence<S> ds_;
-  const size_t n_;
-};
-
-// Logarithms of FAVOR+'s features of keys.
-template <class S>
-class FavorWeights {
- public:
-  using T = ComputeType<S>;
-  struct Source {
-    const FavorMap<T>& map;
-    Rows<const S> k;
-    Rows<S> dk;
-  };
-  using Reader = typename FavorTokens<S>::Reader;
-  static size_t Bytes(const Source& source, size_t n) { return Reader::Bytes(source.map, n); }
-  static constexpr size_t kPieces = Reader::kPieces;
-  FavorWeights(const Source& source, const Segment& segment, size_t n, Workspace& workspace)
-      : tokens_(FavorTokens<S>::OfKeys(source.map, {source.k, segment.b, segment.h},
-                                       {source.dk, segment.b, segment.h})),
-        reader_(tokens_, n, workspace),
-        n_(n) {}
-
-  void Note(size_t t, size_t end) const { reader_.NoteLogWeights(t, end); }
-  LogWeights<T> At(size_t t, size_t rows, T*) {
-    return LogWeights<T>(reader_.LogWeights(t, rows).At(0), Padded<T>(n_));
-  }
-  HWY_NOINLINE void Gradients(size_t t, size_t rows, const T* W, T* Y, const T* h) {
-    const Tag<T> d;
-    const size_t np = Padded<T>(n_);
-    for (size_t i = 0; i < rows; ++i) {
-      for (size_t l = i * np; l < (i + 1) * np; l += kLanes<T>)
-        hn::Store(WeightGradient(W + l, Y + l, h + l - i * np), d, Y + l);
-    }
-    for (size_t done = 0; done < rows; done += kChunkRows)
-      reader_.PutLogWeights(Y + done * np, t + done, std::min(kChunkRows, rows - done));
-  }
-  void ZeroGradients(size_t t, size_t end) const {
-    ZeroRows(t, end, static_cast<size_t>(tokens_.map.width), tokens_.dk);
-  }
-
- private:
-  const FavorTokens<S> tokens_;
-  Reader reader_;
-  const size_t n_;
-};
 
 // E = e^(s - hi - lo) [rows, np], zeros where s is -inf; added to `sums` [np]. lo and sums may be
 // null: zeros, and nowhere. E may hold the rows of s.
@@ -153,16 +45,17 @@ class SegmentReference {
  public:
   static size_t Bytes(size_t n) { return 3 * Padded<T>(n) * sizeof(T); }
   static constexpr size_t kPieces = 3;
-  SegmentReference(size_t n, Workspace& workspace) : np_(Padded<T>(n)) {
-    for (T** x : {&most_, &hi_, &factor_}) *x = workspace.Take<T>(np_);
-    for (size_t l = 0; l < np_; ++l) most_[l] = kMinusInfinity<T>, hi_[l] = 0;
+  SegmentReference(size_t n, Workspace& workspace) : end_(RoundUp(n, kLanes<T>)) {
+    const size_t np = Padded<T>(n);
+    for (T** x : {&most_, &hi_, &factor_}) *x = workspace.Take<T>(np);
+    for (size_t l = 0; l < np; ++l) most_[l] = kMinusInfinity<T>, hi_[l] = 0;
   }
 
   // Whether it moves for these rows. Sums of earlier ones are then to be multiplied by factor().
   HWY_NOINLINE bool Reach(const LogWeights<T>& s, size_t rows) {
     const Tag<T> d;
     bool moved = false;
-    for (size_t l = 0; l < np_; l += kLanes<T>) {
+    for (size_t l = 0; l < end_; l += kLanes<T>) {
       Vec<T> high = hn::LoadU(d, s.from + l);
       for (size_t i = 1; i < rows; ++i) high = hn::Max(high, hn::LoadU(d, s.from + i * s.step + l));
       const Vec<T> most = hn::Load(d, most_ + l);
@@ -171,7 +64,7 @@ class SegmentReference {
       moved = moved || !hn::AllFalse(d, beyond);
     }
     if (!moved) return false;
-    for (size_t l = 0; l < np_; ++l) {
+    for (size_t l = 0; l < end_; ++l) {
       const T most = factor_[l];
       factor_[l] = most == most_[l] ? T{1} : std::exp(most_[l] - most);
       most_[l] = most;
@@ -184,7 +77,7 @@ class SegmentReference {
   const T* hi() const { return hi_; }
 
  private:
-  const size_t np_;
+  const size_t end_;  // of the slots, in whole vectors; what lies behind may be anything
   T *most_, *hi_, *factor_;
 };
 
@@ -201,9 +94,11 @@ struct SegmentSums {
 };
 
 template <class Weights, class S, class T = ComputeType<S>>
-HWY_NOINLINE void SumsOfSegment(const Segment& segment, const typename Weights::Source& source,
-                                std::span<const SlotWritten<S>> written, size_t n, size_t width,
-                                const SegmentSums& at, double* sums) {
+HWY_NOINLINE void SumsOfSegment(const SlotShape& shape, const Segment& segment,
+                                const typename Weights::Source& source,
+                                std::span<const SlotWritten<S>> written, const SegmentSums& at,
+                                double* sums) {
+  const auto n = static_cast<size_t>(shape.slots), width = static_cast<size_t>(shape.width);
   const size_t np = at.np, dp = Padded<T>(width);
   Workspace& workspace = Workspace::OfThisThread();
   workspace.Start(
@@ -212,7 +107,7 @@ HWY_NOINLINE void SumsOfSegment(const Segment& segment, const typename Weights::
           sizeof(T) * (kBlockRows * (np + dp) + np),
       SegmentReference<T>::kPieces + Weights::kPieces + kMostWritten * SpanProduct<S>::kPieces + 3);
   SegmentReference<T> reference(n, workspace);
-  Weights weights(source, segment, n, workspace);
+  Weights weights(source, shape, segment, nullptr, workspace);
   std::vector<SpanProduct<S>> products;
   std::vector<Sequence<const S>> values;
   for (const SlotWritten<S>& x : written) {
@@ -312,8 +207,7 @@ void WriteAll(const SlotShape& shape, const typename Weights::Source& source,
   std::vector<double> sums(static_cast<size_t>(list.heads) * list.count * at.size);
   list.For([&](int64_t head, size_t part, size_t index) {
     const Segment segment(shape, lengths, head, part);
-    SumsOfSegment<Weights, S>(segment, source, written, n, width, at,
-                              sums.data() + index * at.size);
+    SumsOfSegment<Weights, S>(shape, segment, source, written, at, sums.data() + index * at.size);
   });
   ParallelFor(list.heads, list.grain, [&](int64_t begin, int64_t end) {
     for (auto head = static_cast<size_t>(begin); head < static_cast<size_t>(end); ++head)
@@ -354,16 +248,17 @@ struct WrittenHead {
 };
 
 template <class Weights, class S, class T = ComputeType<S>>
-HWY_NOINLINE void WriteGradients(const Segment& segment, int64_t head,
+HWY_NOINLINE void WriteGradients(const SlotShape& shape, const Segment& segment, int64_t head,
                                  const typename Weights::Source& source,
-                                 std::span<const SlotWrittenGradients<S>> written, size_t n,
-                                 size_t width, const double* z_after, const T* h) {
+                                 std::span<const SlotWrittenGradients<S>> written,
+                                 const double* z_after, const T* h, double* sums) {
+  const auto n = static_cast<size_t>(shape.slots), width = static_cast<size_t>(shape.width);
   const size_t np = Padded<T>(n), dp = Padded<T>(width);
   Workspace& workspace = Workspace::OfThisThread();
   workspace.Start(written.size() * WrittenHead<S>::Bytes(n, width) + Weights::Bytes(source, n) +
                       sizeof(T) * (3 * np + kBlockRows * (2 * np + 2 * dp)),
                   kMostWritten * WrittenHead<S>::kPieces + Weights::kPieces + 7);
-  Weights weights(source, segment, n, workspace);
+  Weights weights(source, shape, segment, sums, workspace);
   std::vector<WrittenHead<S>> heads;
   for (const SlotWrittenGradients<S>& x : written)
     heads.emplace_back(x, segment, head, n, width, workspace);
@@ -404,7 +299,9 @@ HWY_NOINLINE void WriteGradients(const Segment& segment, int64_t head,
       first = false;
     }
     weights.Gradients(t, rows, W, Y, h_row);
+    weights.CloseIfFull();
   }
+  weights.Close();
   weights.ZeroGradients(segment.end, segment.padded);
   for (const WrittenHead<S>& x : heads) ZeroRows(segment.end, segment.padded, width, x.dv);
 }
@@ -414,36 +311,52 @@ void WriteBackwardAll(const SlotShape& shape, const typename Weights::Source& so
                       std::span<const SlotWrittenGradients<S>> written, const int64_t* lengths,
                       const double* z_after, const T* h) {
   const SegmentList list(shape);
-  list.For([&](int64_t head, size_t part, size_t) {
+  const auto n = static_cast<size_t>(shape.slots);
+  const size_t size = Weights::Sums(source, n);
+  std::vector<double> sums(static_cast<size_t>(list.heads) * list.count * size);
+  list.For([&](int64_t head, size_t part, size_t index) {
     const Segment segment(shape, lengths, head, part);
-    WriteGradients<Weights, S>(segment, head, source, written, static_cast<size_t>(shape.slots),
-                               static_cast<size_t>(shape.width), z_after + head * shape.slots,
-                               h + head * shape.slots);
+    WriteGradients<Weights, S>(shape, segment, head, source, written, z_after + head * shape.slots,
+                               h + head * shape.slots, sums.data() + index * size);
   });
+  for (size_t head = 0; head < static_cast<size_t>(list.heads); ++head)
+    Weights::TakeSums(source, head, n, list.count, sums.data() + head * list.count * size, size);
 }
 
-#define CISTERN_SLOT_WRITE(T, Name)                                                               \
-  void SlotWrite##Name(const SlotShape& shape, Rows<const T> s,                                   \
-                       std::span<const SlotWritten<T>> written, const int64_t* lengths,           \
-                       double* z) {                                                               \
-    WriteAll<GivenWeights<T>, T>(shape, {s, {}}, written, lengths, z);                            \
-  }                                                                                               \
-  void SlotWriteBackward##Name(                                                                   \
-      const SlotShape& shape, Rows<const T> s, std::span<const SlotWrittenGradients<T>> written,  \
-      const int64_t* lengths, const double* z_after, const ComputeType<T>* h, Rows<T> ds) {       \
-    WriteBackwardAll<GivenWeights<T>, T>(shape, {s, ds}, written, lengths, z_after, h);           \
-  }                                                                                               \
-  void FavorWrite##Name(const SlotShape& shape, const FavorMap<ComputeType<T>>& map,              \
-                        Rows<const T> k, Rows<const T> v, const int64_t* lengths, double* memory, \
-                        double* z) {                                                              \
-    const SlotWritten<T> written[] = {{v, memory}};                                               \
-    WriteAll<FavorWeights<T>, T>(shape, {map, k, {}}, written, lengths, z);                       \
-  }                                                                                               \
-  void FavorWriteBackward##Name(const SlotShape& shape, const FavorMap<ComputeType<T>>& map,      \
-                                Rows<const T> k, const SlotWrittenGradients<T>& v,                \
-                                const int64_t* lengths, const double* z_after,                    \
-                                const ComputeType<T>* h, Rows<T> dk) {                            \
-    WriteBackwardAll<FavorWeights<T>, T>(shape, {map, k, dk}, {&v, 1}, lengths, z_after, h);      \
+#define CISTERN_SLOT_WRITE(T, Name)                                                                \
+  void SlotWrite##Name(const SlotShape& shape, Rows<const T> s,                                    \
+                       std::span<const SlotWritten<T>> written, const int64_t* lengths,            \
+                       double* z) {                                                                \
+    WriteAll<GivenWeights<T>, T>(shape, {s, {}}, written, lengths, z);                             \
+  }                                                                                                \
+  void SlotWriteBackward##Name(                                                                    \
+      const SlotShape& shape, Rows<const T> s, std::span<const SlotWrittenGradients<T>> written,   \
+      const int64_t* lengths, const double* z_after, const ComputeType<T>* h, Rows<T> ds) {        \
+    WriteBackwardAll<GivenWeights<T>, T>(shape, {s, ds}, written, lengths, z_after, h);            \
+  }                                                                                                \
+  void FavorWrite##Name(const SlotShape& shape, const FavorMap<ComputeType<T>>& map,               \
+                        Rows<const T> k, Rows<const T> v, const int64_t* lengths, double* memory,  \
+                        double* z) {                                                               \
+    const SlotWritten<T> written[] = {{v, memory}};                                                \
+    WriteAll<FavorWeights<T>, T>(shape, {map, k, {}}, written, lengths, z);                        \
+  }                                                                                                \
+  void FavorWriteBackward##Name(const SlotShape& shape, const FavorMap<ComputeType<T>>& map,       \
+                                Rows<const T> k, const SlotWrittenGradients<T>& v,                 \
+                                const int64_t* lengths, const double* z_after,                     \
+                                const ComputeType<T>* h, Rows<T> dk) {                             \
+    WriteBackwardAll<FavorWeights<T>, T>(shape, {map, k, dk}, {&v, 1}, lengths, z_after, h);       \
+  }                                                                                                \
+  void SlotPack##Name(const SlotShape& shape, const SlotVectors& queries, Rows<const T> k,         \
+                      Rows<const T> v, const int64_t* lengths, double* memory, double* z) {        \
+    const SlotWritten<T> written[] = {{v, memory}};                                                \
+    WriteAll<QueryWeights<T>, T>(shape, {queries, k, {}, nullptr}, written, lengths, z);           \
+  }                                                                                                \
+  void SlotPackBackward##Name(const SlotShape& shape, const SlotVectors& queries, Rows<const T> k, \
+                              const SlotWrittenGradients<T>& v, const int64_t* lengths,            \
+                              const double* z_after, const ComputeType<T>* h, Rows<T> dk,          \
+                              double* d_queries) {                                                 \
+    WriteBackwardAll<QueryWeights<T>, T>(shape, {queries, k, dk, d_queries}, {&v, 1}, lengths,     \
+                                         z_after, h);                                              \
   }
 CISTERN_SLOT_WRITE(float, Float)
 CISTERN_SLOT_WRITE(double, Double)
@@ -469,6 +382,12 @@ HWY_EXPORT(FavorWriteBFloat16);
 HWY_EXPORT(FavorWriteBackwardFloat);
 HWY_EXPORT(FavorWriteBackwardDouble);
 HWY_EXPORT(FavorWriteBackwardBFloat16);
+HWY_EXPORT(SlotPackFloat);
+HWY_EXPORT(SlotPackDouble);
+HWY_EXPORT(SlotPackBFloat16);
+HWY_EXPORT(SlotPackBackwardFloat);
+HWY_EXPORT(SlotPackBackwardDouble);
+HWY_EXPORT(SlotPackBackwardBFloat16);
 
 #define CISTERN_SLOT_WRITE(T, Name)                                                                \
   template <>                                                                                      \
@@ -493,6 +412,19 @@ HWY_EXPORT(FavorWriteBackwardBFloat16);
                           const int64_t* lengths, const double* z_after, const ComputeType<T>* h,  \
                           Rows<T> dk) {                                                            \
     CISTERN_DISPATCH(FavorWriteBackward##Name)(shape, map, k, v, lengths, z_after, h, dk);         \
+  }                                                                                                \
+  template <>                                                                                      \
+  void SlotPack(const SlotShape& shape, const SlotVectors& queries, Rows<const T> k,               \
+                Rows<const T> v, const int64_t* lengths, double* memory, double* z) {              \
+    CISTERN_DISPATCH(SlotPack##Name)(shape, queries, k, v, lengths, memory, z);                    \
+  }                                                                                                \
+  template <>                                                                                      \
+  void SlotPackBackward(const SlotShape& shape, const SlotVectors& queries, Rows<const T> k,       \
+                        const SlotWrittenGradients<T>& v, const int64_t* lengths,                  \
+                        const double* z_after, const ComputeType<T>* h, Rows<T> dk,                \
+                        double* d_queries) {                                                       \
+    CISTERN_DISPATCH(SlotPackBackward##Name)                                                       \
+    (shape, queries, k, v, lengths, z_after, h, dk, d_queries);                                    \
   }
 CISTERN_SLOT_WRITE(float, Float)
 CISTERN_SLOT_WRITE(double, Double)

@@ -269,6 +269,13 @@ void ExpectRoundedSlotsOfAll() {
       };
       ExpectRounded({Heads(s.length, s.slots), Heads(s.length, s.width), Heads(s.length, s.width)},
                     {keys, values, z}, write_both, "abc write" + what, OfWalks());
+      const auto pack = [&](const Tensors& x) {
+        const SlotState after =
+            SlotPack(x[2], HeadsFirst(x[0]), HeadsFirst(x[1]), 0.3, {x[3], x[4]}, mask);
+        return Tensors{after.memory, after.z};
+      };
+      ExpectRounded({Heads(s.length, s.width), Heads(s.length, s.width)}, {keys, values, z}, pack,
+                    "slot pack" + what, OfWalks());
     }
     const auto read = [&](const Tensors& x) {
       return Tensors{SlotSoftmaxRead(HeadsFirst(x[0]), x[1])};

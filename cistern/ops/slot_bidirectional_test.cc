@@ -120,6 +120,28 @@ Problem AbcReadProblem(const Shape& s, Weights kind) {
           [z, scale](const Tensors& x) { return Tensors{AbcRead(x[0], x[1], x[2], z, scale)}; }};
 }
 
+// Queries of slots in place of log-weights: kOffset, far from each other; kGrowth, products with
+// keys that grow; kHoles: as WriteProblem. Keys are narrower than values.
+Problem PackProblem(const Shape& s, Weights kind) {
+  Problem p = WriteProblem(s, kind);
+  const Mask mask = s.lengths ? SomeLengths(s.batch, s.length) : Mask{};
+  const int64_t width = (s.width + 1) / 2;
+  at::Tensor queries = at::randn({s.batch, s.heads, s.slots, width}, at::kDouble),
+             keys = at::randn({s.batch, s.heads, s.length, width}).to(at::kDouble);
+  if (kind == Weights::kOffset)
+    queries = queries + (at::arange(s.slots).remainder(3) - 1).view({-1, 1}) * 100;
+  if (kind == Weights::kGrowth)
+    keys = keys * (at::arange(s.length).unsqueeze(-1) / 16).clamp_max(16);
+  const double scale = 1 / std::sqrt(double(width));
+  p.name = "pack " + p.name;
+  p.x = {keys, p.x[1], queries, p.x[2], p.x[3]};
+  p.run = [mask, scale](const Tensors& x) {
+    const SlotState after = SlotPack(x[2], x[0], x[1], scale, {x[3], x[4]}, mask);
+    return Tensors{after.memory, after.z};
+  };
+  return p;
+}
+
 template <class Make>
 void ForEachProblem(Make make, const std::function<void(const Problem&)>& body) {
   for (const Shape& s : kShapes) {
@@ -142,6 +164,30 @@ TEST(SlotBidirectional, WritesAgree) {
 }
 TEST(SlotBidirectional, ReadsAgree) {
   OnEveryIsa([] { ForEachProblem(ReadProblem, ExpectAllAgree); });
+}
+
+TEST(SlotBidirectional, PacksAgree) {
+  OnEveryIsa([] {
+    ForEachProblem(PackProblem, [](const Problem& p) {
+      ExpectAgreement(p, [&](Impl impl, at::ScalarType dtype) {
+        if (dtype == at::kDouble) return 1e-11;
+        // Log-weights of hundreds, rounded before they are compared.
+        const bool far = p.name.find("weights 1") != std::string::npos ||
+                         p.name.find("weights 2") != std::string::npos;
+        return far ? (impl == Impl::kComposite ? -1 : 3e-4) : 5e-6;
+      });
+    });
+  });
+}
+// A pack is a write whose log-weights are products.
+TEST(SlotBidirectional, PacksWhatAWriteDoes) {
+  const Problem p = PackProblem({2, 2, 4161, 16, 32, true, true}, Weights::kMild);
+  const Mask mask = SomeLengths(2, 4161);
+  const at::Tensor s = at::matmul(p.x[0], p.x[2].transpose(2, 3)) / 4.0;
+  const SlotState written = SlotWrite(s, p.x[1], {p.x[3], p.x[4]}, mask);
+  const Tensors packed = p.run(p.x);
+  ExpectClose(packed[0], written.memory, 1e-12, "memory");
+  ExpectClose(packed[1], written.z, 1e-12, "z");
 }
 
 TEST(SlotBidirectional, AbcWritesAgree) {
@@ -170,13 +216,15 @@ TEST(SlotBidirectional, AbcWritesWhatTwoWritesDo) {
 }
 
 TEST(SlotBidirectional, OnPoisonedWorkspaces) {
-  for (const auto& make : {WriteProblem, ReadProblem, AbcWriteProblem, AbcReadProblem}) {
+  for (const auto& make :
+       {WriteProblem, ReadProblem, AbcWriteProblem, AbcReadProblem, PackProblem}) {
     for (const Shape& s : kShapes) ExpectFiniteOnPoisonedWorkspaces(make(s, Weights::kMild));
   }
 }
 
 TEST(SlotBidirectional, SameBitsForAnyNumberOfThreads) {
-  for (const auto& make : {WriteProblem, ReadProblem, AbcWriteProblem, AbcReadProblem}) {
+  for (const auto& make :
+       {WriteProblem, ReadProblem, AbcWriteProblem, AbcReadProblem, PackProblem}) {
     for (const Shape& s : kShapes) ExpectSameBitsForAnyNumberOfThreads(make(s, Weights::kMild));
   }
 }
@@ -206,7 +254,7 @@ TEST(SlotBidirectional, NothingWritten) {
 }
 
 TEST(SlotBidirectional, WhatIsNotFinite) {
-  for (const auto& make : {WriteProblem, AbcWriteProblem})
+  for (const auto& make : {WriteProblem, AbcWriteProblem, PackProblem})
     ExpectPaddingUnread(make({3, 2, 33, 7, 5, false, true, true}, Weights::kMild));
 }
 
@@ -233,7 +281,7 @@ TEST(SlotBidirectional, NaNInTheStateStays) {
 }
 
 TEST(SlotBidirectional, SecondDerivatives) {
-  for (const auto& make : {WriteProblem, ReadProblem, AbcWriteProblem, AbcReadProblem})
+  for (const auto& make : {WriteProblem, ReadProblem, AbcWriteProblem, AbcReadProblem, PackProblem})
     ExpectSecondDerivatives(make({1, 2, 9, 3, 4}, Weights::kMild));
 }
 
@@ -251,6 +299,13 @@ TEST(SlotBidirectional, Refusals) {
   EXPECT_THROW(AbcWrite(s, v.to(at::kDouble), v, abc), c10::Error);
   EXPECT_THROW(AbcWrite(s, v, v, {abc.keys, abc.values, abc.z.to(at::kFloat)}), c10::Error);
   EXPECT_THROW(AbcWrite(s, v, v, abc, {{}, at::zeros({1, 4}, at::kBool)}), c10::Error);
+  const at::Tensor queries = at::randn({1, 2, 3, 5}, at::kDouble);
+  EXPECT_THROW(SlotPack(queries.narrow(3, 0, 4), v, v, 1, state), c10::Error);
+  EXPECT_THROW(SlotPack(queries.narrow(2, 0, 2), v, v, 1, state), c10::Error);
+  EXPECT_THROW(SlotPack(queries.to(at::kFloat), v, v, 1, state), c10::Error);
+  EXPECT_THROW(SlotPack(queries, v, v.narrow(2, 0, 3), 1, state), c10::Error);
+  EXPECT_THROW(SlotPack(queries, v.to(at::kDouble), v, 1, state), c10::Error);
+  EXPECT_THROW(SlotPack(queries, v, v, 1, state, {{}, at::zeros({1, 4}, at::kBool)}), c10::Error);
   EXPECT_THROW(AbcRead(v, abc.keys.narrow(3, 0, 4), abc.values, {}, 1), c10::Error);
   EXPECT_THROW(AbcRead(v, abc.keys, abc.values.to(at::kFloat), {}, 1), c10::Error);
   EXPECT_THROW(AbcRead(v, abc.keys, abc.values, abc.z.narrow(2, 0, 2), 1), c10::Error);

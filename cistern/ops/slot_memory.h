@@ -47,6 +47,10 @@ SlotRows SlotMatchExtend(const at::Tensor& q, const at::Tensor& s, const at::Ten
 // what was there before. O(T n d).
 SlotState SlotWrite(const at::Tensor& s, const at::Tensor& v, const SlotState& state,
                     const Mask& mask = {});
+// The slots' attention to all tokens: SlotWrite with s[t,l] = scale k[t] . queries[l], which the
+// kernel forms for the rows at hand.    queries double [B,H,n,d_k], k [B,H,T,d_k], v [B,H,T,d]
+SlotState SlotPack(const at::Tensor& queries, const at::Tensor& k, const at::Tensor& v,
+                   double scale, const SlotState& state, const Mask& mask = {});
 // out[t] = sum_l softmax(x[t])_l M[l].    x [B,H,T,n], memory double [B,H,n,d] -> out [B,H,T,d]
 at::Tensor SlotSoftmaxRead(const at::Tensor& x, const at::Tensor& memory);
 

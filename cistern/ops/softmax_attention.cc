@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "cistern/base/parallel.h"
+#include "cistern/kernels/exact_attention.h"
 #include "cistern/ops/blockwise_attention.h"
 #include "cistern/ops/draws.h"
 #include "cistern/ops/exact_attention.h"
@@ -14,6 +15,7 @@
 #include "cistern/ops/flash_attention.h"
 #include "cistern/ops/impl.h"
 #include "cistern/ops/primitive.h"
+#include "cistern/ops/slot_attention.h"
 #include "cistern/ops/softmax_parts.h"
 
 namespace cistern::ops {
@@ -169,6 +171,51 @@ double ScaleOf(const SoftmaxOptions& options, const at::Tensor& q) {
   return options.scale > 0 ? options.scale : 1.0 / std::sqrt(double(q.size(3)));
 }
 
+// Keys that are few beside the queries, and queries that are few beside the keys, are slots, which
+// tokens read by content or which attend to the tokens: their kernels take rows of tokens as they
+// lie, and ask memory for them ahead. That pays where tokens are many, beside what is done for each
+// slot, and give each thread enough to do (docs/notes/kernels-2026-11.md).
+bool AreSlots(const at::Tensor& few, const at::Tensor& many) {
+  const int64_t length = many.size(2), heads = many.size(0) * many.size(1);
+  return length >= 1024 && length >= 32 * few.size(2) && heads * length >= 32768;
+}
+
+// Attention to few keys. valid [B,S] bool, the keys that all queries see; undefined: all.
+at::Tensor ToSlots(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, double scale,
+                   const at::Tensor& valid) {
+  at::Tensor keys = k.to(at::kDouble), values = v.to(at::kDouble), z;
+  if (valid.defined()) {
+    const at::Tensor hidden = valid.logical_not().unsqueeze(1);  // [B,1,S]
+    // Where all are hidden, the read is of zeros.
+    keys = keys.masked_fill(hidden.unsqueeze(-1), 0.0);
+    values = values.masked_fill(hidden.unsqueeze(-1), 0.0);
+    z = at::zeros(k.sizes().slice(0, 3), keys.options().requires_grad(false))
+            .masked_fill(hidden, -std::numeric_limits<double>::infinity());
+  }
+  return AbcRead(q, keys, values, z, scale);
+}
+
+// Attention of few queries; the mask has lengths alone.
+at::Tensor OfSlots(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, double scale,
+                   const Mask& mask) {
+  const SlotState empty = EmptySlots(q.size(0), q.size(1), q.size(2), v.size(3), q.options());
+  return SlotPack(q.to(at::kDouble), k, v, scale, empty, mask).memory.to(q.scalar_type());
+}
+
+// Attention of slots, where there are some; undefined where there are none.
+at::Tensor BySlots(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, double scale,
+                   const Mask& mask, const at::Tensor& key_valid) {
+  if (mask.starts) return {};
+  if (AreSlots(k, q) && v.size(3) == k.size(3)) {
+    at::Tensor valid = mask.Real(k.size(2));
+    if (key_valid.defined()) valid = valid.defined() ? valid.logical_and(key_valid) : key_valid;
+    return ToSlots(q, k, v, scale, valid);
+  }
+  if (AreSlots(q, k) && q.size(2) > kFewQueries && !key_valid.defined() && !mask.valid)
+    return OfSlots(q, k, v, scale, mask);
+  return {};
+}
+
 }  // namespace softmax_attention
 
 at::Tensor SoftmaxAttention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
@@ -189,7 +236,12 @@ at::Tensor SoftmaxAttention(const at::Tensor& q, const at::Tensor& k, const at::
   if (q.size(2) == 0 || k.size(2) == 0)
     return at::zeros({q.size(0), q.size(1), q.size(2), v.size(3)}, q.options()) +
            q.narrow(3, 0, 0).sum();
-  if (!options.bias.defined() && HasExactKernel(q, k, v))
+  const bool own = !options.bias.defined() && HasExactKernel(q, k, v);
+  if (own && !options.causal && options.dropout == 0) {
+    const at::Tensor out = softmax_attention::BySlots(q, k, v, scale, mask, key_valid);
+    if (out.defined()) return out;
+  }
+  if (own)
     return ExactAttention(q, k, v, scale, softmax_attention::SeenBy(q, k, options, mask, key_valid),
                           DrawDropout(options.dropout));
   return MaskedAttention(q, k, v, softmax_attention::VisibleOrAll(q, k, options, mask, key_valid),
@@ -276,11 +328,13 @@ at::Tensor MaskedAttention(const at::Tensor& q, const at::Tensor& k, const at::T
   const bool of_keys =
       !visible.defined() || (visible.dim() == 4 && visible.size(1) == 1 && visible.size(2) == 1);
   if (of_keys && !bias.defined() && q.numel() > 0 && k.size(2) > 0 && HasExactKernel(q, k, v)) {
-    return ExactAttention(
-        q, k, v, scale,
-        {.valid = visible.defined() ? visible.squeeze(2).squeeze(1).expand({q.size(0), k.size(2)})
-                                    : visible},
-        dropped);
+    const at::Tensor valid =
+        visible.defined() ? visible.squeeze(2).squeeze(1).expand({q.size(0), k.size(2)}) : visible;
+    if (!dropped.Any()) {
+      const at::Tensor out = softmax_attention::BySlots(q, k, v, scale, {}, valid);
+      if (out.defined()) return out;
+    }
+    return ExactAttention(q, k, v, scale, {.valid = valid}, dropped);
   }
   return softmax_attention::KeepNonFinite(
       q, k, v, !visible.defined(),

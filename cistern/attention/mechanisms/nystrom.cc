@@ -247,7 +247,10 @@ at::Tensor NystromMechanism::BidirectionalRows(const std::vector<at::Tensor>& x,
     A = A.masked_fill(landmark.logical_and(landmark.transpose(2, 3)).logical_not(), 0.0);
   if (mask.lengths) token = mask.Real(length).unsqueeze(1).unsqueeze(1);
 
-  const at::Tensor gathered = ops::MaskedAttention(ql, k, v, token, scale, 0);  // B V
+  ops::SoftmaxOptions of_landmarks;
+  of_landmarks.scale = scale;
+  const at::Tensor gathered =
+      ops::SoftmaxAttention(ql, k, v, of_landmarks, mask.WithoutStarts());  // B V
   const at::Tensor values = at::matmul(
       svd ? SvdPseudoInverse(A)
           : IterativePseudoInverse(A, options_.iterations, options_.start == Start::kBatch),
