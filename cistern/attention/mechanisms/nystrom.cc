@@ -113,14 +113,17 @@ NystromMechanism::NystromMechanism(const MechanismInfo& info, const Options& opt
 at::Tensor IterativePseudoInverse(const at::Tensor& A, int64_t iterations, bool one_start) {
   at::Tensor column = A.sum(-2).amax(-1);  // the rows' largest sum is 1
   if (one_start) column = column.amax().expand_as(column);
-  const at::Tensor identity = at::eye(A.size(-1), A.options());
-  at::Tensor Z =
+  const at::Tensor start =
       A.transpose(-2, -1) / column.masked_fill(column == 0, 1.0).unsqueeze(-1).unsqueeze(-1);
+  // Z (13 - X (15 - X (7 - X))) / 4 with X = A Z, from the inside.
+  const at::Tensor all = A.flatten(0, -3);
+  at::Tensor Z = start.flatten(0, -3);
   for (int64_t i = 0; i < iterations; ++i) {
-    const at::Tensor AZ = at::matmul(A, Z), inner = at::matmul(AZ, 7 * identity - AZ);
-    Z = at::matmul(Z, 13 * identity - at::matmul(AZ, 15 * identity - inner)) * 0.25;
+    const at::Tensor X = at::bmm(all, Z), inner = at::baddbmm(X, X, X, 7, -1),
+                     outer = at::baddbmm(X, X, inner, 15, -1);
+    Z = at::baddbmm(Z, Z, outer, 13.0 / 4, -1.0 / 4);
   }
-  return Z;
+  return Z.view_as(start);
 }
 
 at::Tensor SvdPseudoInverse(const at::Tensor& A) {
