@@ -253,7 +253,7 @@ TextState LoadOneText(const std::string& path, const LmFolder& lm) {
 void AddGenerate(CLI::App& app, Run& run) {
   auto c = std::make_shared<GenerateCommand>();
   c->options.sampler.temperature = 0.8;
-  CLI::App* sub = app.add_subcommand("generate", "Continue a text with a trained language model");
+  CLI::App* sub = app.add_subcommand("generate", "continue a text with a trained language model");
   sub->add_option("model", c->folder,
                   "model folder: config.json, model.safetensors, tokenizer.json")
       ->required()

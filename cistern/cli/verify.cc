@@ -411,10 +411,10 @@ void AddVerify(CLI::App& app, Run& run) {
   auto c = std::make_shared<VerifyCommand>();
   CLI::App* sub = app.add_subcommand(
       "verify",
-      "Check on this machine that every form of every mechanism computes the same numbers");
+      "check on this machine that every form of every mechanism computes the same numbers");
   sub->add_option("--mechanism,--mechanisms", c->mechanisms,
                   "only these; the fused paths, which are checked by themselves too, are "
-                  "exact_attention, linear_attention, gelu and vocab_loss")
+                  "exact_attention, attention_of_slots, linear_attention, gelu and vocab_loss")
       ->delimiter(',')
       ->type_name("NAME,...");
   sub->add_option("--form,--forms", c->forms, "only these: bidirectional, causal, cross")

@@ -7,18 +7,26 @@
 
 #include "cistern/nn/head_loss.h"
 #include "cistern/ops/gelu.h"
+#include "cistern/ops/softmax_attention.h"
 
 namespace cistern::verify {
 
 const Paths& OurPaths() {
-  static const Paths paths = {ops::ExactAttention, ops::LinearAttention, ops::Gelu, HeadLoss};
+  static const Paths paths = {ops::ExactAttention,
+                              [](const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                                 double scale, const ops::Mask& mask, const at::Tensor& key_valid) {
+                                ops::SoftmaxOptions options;
+                                options.scale = scale;
+                                return ops::SoftmaxAttention(q, k, v, options, mask, key_valid);
+                              },
+                              ops::LinearAttention, ops::Gelu, HeadLoss};
   return paths;
 }
 
 const std::vector<PathCheck>& PathChecks() {
   static const std::vector<PathCheck> all = [] {
     std::vector<PathCheck> checks = AttentionPathChecks();
-    for (const auto& more : {LinearPathChecks(), RowPathChecks()})
+    for (const auto& more : {SlotPathChecks(), LinearPathChecks(), RowPathChecks()})
       checks.insert(checks.end(), more.begin(), more.end());
     return checks;
   }();

@@ -13,6 +13,10 @@ struct Paths {
   std::function<at::Tensor(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                            double scale, const ops::SeenKeys& seen, const DropoutDraw& dropout)>
       exact;
+  // Of few keys or few queries; the mask is of the keys.
+  std::function<at::Tensor(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                           double scale, const ops::Mask& mask, const at::Tensor& key_valid)>
+      slots;
   std::function<ops::SumResult(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                                const at::Tensor& memory, const LinearRule& rule,
                                const ops::Mask& mask)>
@@ -25,7 +29,7 @@ struct Paths {
 const Paths& OurPaths();
 
 struct PathCheck {
-  std::string path;      // exact_attention, linear_attention, gelu, vocab_loss
+  std::string path;      // exact_attention, attention_of_slots, and so on: PathNames()
   std::string property;  // the same names as those of mechanisms (suite.h)
   Outcome (*check)(const Paths& paths, const Settings& settings);
   Property::Scope scope = Property::Scope::kNumbers;
@@ -46,8 +50,9 @@ std::vector<Result> RunPaths(const std::vector<std::string>& paths,
 int64_t CountPathChecks(const std::vector<std::string>& paths,
                         const std::vector<const Property*>& properties, const Settings& settings);
 
-// path_attention.cc, path_linear.cc, path_rows.cc
+// path_attention.cc, path_slots.cc, path_linear.cc, path_rows.cc
 std::vector<PathCheck> AttentionPathChecks();
+std::vector<PathCheck> SlotPathChecks();
 std::vector<PathCheck> LinearPathChecks();
 std::vector<PathCheck> RowPathChecks();
 

@@ -38,8 +38,8 @@ TEST(Paths, HoldInEveryImplementation) {
 }
 
 TEST(Paths, AreRunByName) {
-  EXPECT_EQ(PathNames(), (std::vector<std::string>{"exact_attention", "linear_attention", "gelu",
-                                                   "vocab_loss"}));
+  EXPECT_EQ(PathNames(), (std::vector<std::string>{"exact_attention", "attention_of_slots",
+                                                   "linear_attention", "gelu", "vocab_loss"}));
   EXPECT_TRUE(IsPath("gelu"));
   EXPECT_FALSE(IsPath("latte"));
   const std::vector<const Property*> some = {&FindProperty("simd"), &FindProperty("extreme")};
@@ -155,6 +155,51 @@ TEST(PathMutants, OfExactAttention) {
         after([](T y, T v) { return y + 1e-12 * v.select(2, v.size(2) - 1).unsqueeze(2); })},
        {"adds zero times everything", "nonfinite",
         after([](T y, T v) { return y + 0.0 * v.sum(2, true); })},
+       {"reads NaN as zero", "nonfinite", after([](T y, T) { return at::nan_to_num(y, 0.0); })},
+       {"is coarse in float", "float", after([](T y, T) { return Coarse(y); })},
+       {"depends on threads", "threads", after([](T y, T) { return OnThreads(y); })},
+       {"is wrong on one instruction set", "simd", after([](T y, T) { return OnOneIsa(y); })},
+       {"reads what is not set", "poison", after([](T y, T) { return WithUnset(y); })}});
+}
+
+TEST(PathMutants, OfAttentionOfSlots) {
+  using T = const at::Tensor&;
+  using Mask = const ops::Mask&;
+  const auto with = [](auto&& slots) {
+    Paths paths = OurPaths();
+    paths.slots = slots;
+    return paths;
+  };
+  const auto ours = OurPaths().slots;
+  const auto after = [&](auto&& change) {  // change(out, v)
+    return with([ours, change](T q, T k, T v, double scale, Mask mask, T valid) {
+      return change(ours(q, k, v, scale, mask, valid), v);
+    });
+  };
+  ExpectCaught(
+      "attention_of_slots",
+      {{"has another scale", "definition",
+        with([ours](T q, T k, T v, double scale, Mask mask, T valid) {
+          return ours(q, k, v, 1.001 * scale, mask, valid);
+        })},
+       {"sees padding", "definition", with([ours](T q, T k, T v, double scale, Mask, T valid) {
+          return ours(q, k, v, scale, {}, valid);
+        })},
+       {"sees hidden keys", "definition", with([ours](T q, T k, T v, double scale, Mask mask, T) {
+          return ours(q, k, v, scale, mask, {});
+        })},
+       {"loses the gradient of keys in part", "gradient",
+        with([ours](T q, T k, T v, double scale, Mask mask, T valid) {
+          return ours(q, 0.9 * k + 0.1 * k.detach(), v, scale, mask, valid);
+        })},
+       {"loses half the gradient of queries", "gradient",
+        with([ours](T q, T k, T v, double scale, Mask mask, T valid) {
+          return ours(0.5 * q + 0.5 * q.detach(), k, v, scale, mask, valid);
+        })},
+       {"reads what is hidden", "masked", after([](T y, T v) { return y + 0.0 * v.sum(2, true); })},
+       {"lets heads read each other", "nonfinite", after([](T y, T v) {
+          return y + 0.0 * v.sum({1, 2}, true).sum(1, true);
+        })},
        {"reads NaN as zero", "nonfinite", after([](T y, T) { return at::nan_to_num(y, 0.0); })},
        {"is coarse in float", "float", after([](T y, T) { return Coarse(y); })},
        {"depends on threads", "threads", after([](T y, T) { return OnThreads(y); })},
