@@ -59,8 +59,8 @@ struct SlotVectors {
   int64_t width;
 };
 
-// SlotWrite of v with log-weights s_t[l] = scale k_t . Q[l], Q the queries, formed for the rows at hand: the
-// slots' attention to all tokens (Luna's packing).   k [B,H,T,width], v [B,H,T,d]
+// SlotWrite of v with log-weights s_t[l] = scale k_t . Q[l], Q the queries, formed for the rows at
+// hand: the slots' attention to all tokens (Luna's packing).   k [B,H,T,width], v [B,H,T,d]
 template <class T>
 void SlotPack(const SlotShape& shape, const SlotVectors& queries, Rows<const T> k, Rows<const T> v,
               const int64_t* lengths, double* memory, double* z);
