@@ -44,6 +44,16 @@ HWY_INLINE Vec<T> WeightGradient(const T* w, const T* y, const T* h) {
                             hn::Mul(weight, hn::Sub(hn::Load(d, y), hn::Load(d, h))));
 }
 
+// Y = that, of [rows, np].
+template <class T>
+HWY_INLINE void WeightGradients(size_t rows, size_t np, const T* W, T* Y, const T* h) {
+  const Tag<T> d;
+  for (size_t i = 0; i < rows; ++i, W += np, Y += np) {
+    for (size_t l = 0; l < np; l += kLanes<T>)
+      hn::Store(WeightGradient(W + l, Y + l, h + l), d, Y + l);
+  }
+}
+
 // Where a write's log-weights come from, and where their gradients go; of one segment of a head.
 // Where they depend on more than tokens, gradients of that are Sums() doubles of a segment, and
 // TakeSums() adds those of a head's parts, which lie `step` apart.
@@ -114,12 +124,8 @@ class FavorWeights {
     return LogWeights<T>(reader_.LogWeights(t, rows).At(0), Padded<T>(n_));
   }
   HWY_NOINLINE void Gradients(size_t t, size_t rows, const T* W, T* Y, const T* h) {
-    const Tag<T> d;
     const size_t np = Padded<T>(n_);
-    for (size_t i = 0; i < rows; ++i) {
-      for (size_t l = i * np; l < (i + 1) * np; l += kLanes<T>)
-        hn::Store(WeightGradient(W + l, Y + l, h + l - i * np), d, Y + l);
-    }
+    WeightGradients(rows, np, W, Y, h);
     for (size_t done = 0; done < rows; done += kChunkRows)
       reader_.PutLogWeights(Y + done * np, t + done, std::min(kChunkRows, rows - done));
   }
@@ -170,11 +176,7 @@ class QueryWeights {
   }
   // After At of the same rows.
   HWY_NOINLINE void Gradients(size_t t, size_t rows, const T* W, T* Y, const T* h) {
-    const Tag<T> d;
-    for (size_t i = 0; i < rows; ++i) {
-      for (size_t l = i * np_; l < (i + 1) * np_; l += kLanes<T>)
-        hn::Store(WeightGradient(W + l, Y + l, h + l - i * np_), d, Y + l);
-    }
+    WeightGradients(rows, np_, W, Y, h);
     products_.Gradients(t, rows, Y);
   }
   void ZeroGradients(size_t t, size_t end) const { products_.ZeroGradients(t, end); }

@@ -238,12 +238,9 @@ Outcome CheckSimdOf(const Paths& paths, const Settings&) {
   if (HasOneTarget()) return OneTarget();
   Meter meter;
   for (const Case& c : Cases(70)) {
-    Tensors want;
-    {
-      const ops::ImplScope reference(ops::Impl::kReference);
-      want = Everything(OurPaths(), c, at::kDouble);
-    }
-    CloseOnTargets(meter, c.name, want, AllOf(paths, c), 1e-11, 2e-5);
+    CloseToReferenceOnTargets(
+        meter, c.name, paths, 2e-5,
+        [&](const Paths& by, at::ScalarType dtype) { return Everything(by, c, dtype); });
   }
   return meter.result();
 }

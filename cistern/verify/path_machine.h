@@ -8,6 +8,7 @@
 
 #include "cistern/ops/impl.h"
 #include "cistern/verify/machine_scopes.h"
+#include "cistern/verify/paths.h"
 #include "cistern/verify/properties.h"
 
 namespace cistern::verify {
@@ -42,6 +43,20 @@ void CloseOnTargets(Meter& meter, const std::string& name, const Tensors& want,
                     i, ", ", isa);
     }
   }
+}
+
+// The same, as the reference in double: everything(paths, type) gives the tensors.
+template <class Everything>
+void CloseToReferenceOnTargets(Meter& meter, const std::string& name, const Paths& paths,
+                               double of_float, const Everything& everything) {
+  Tensors want;
+  {
+    const ops::ImplScope reference(ops::Impl::kReference);
+    want = everything(OurPaths(), at::kDouble);
+  }
+  CloseOnTargets(
+      meter, name, want, [&](at::ScalarType dtype) { return everything(paths, dtype); }, 1e-11,
+      of_float);
 }
 
 // Memory that nobody has set holds NaN: no bit of the results may follow from it.
