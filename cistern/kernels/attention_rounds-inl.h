@@ -58,11 +58,15 @@ struct Cell {
   int64_t view, group, segment;
 };
 
-// The cells of a round in which some query may see some key.
+// The cells of a round in which some query may see some key; all where there is one round.
 inline std::vector<Cell> CellsOf(const Rounds& rounds, const AttentionShape& shape,
                                  const AttentionMask& mask, int64_t round) {
   std::vector<Cell> cells;
   for (int64_t i = 0; i < AttentionView::Number(shape); ++i) {
+    if (rounds.groups == 1) {
+      cells.push_back({i, 0, 0});
+      continue;
+    }
     const AttentionView view(shape, mask, i);
     for (int64_t g = 0; g < rounds.groups; ++g) {
       const int64_t s = (g + rounds.groups - round) % rounds.groups;
@@ -92,11 +96,13 @@ void ForViews(const AttentionShape& shape, const AttentionMask& mask, Visit&& vi
               });
 }
 
+constexpr int64_t kMostCells = 32;
+
 // visit(view, t, begin, end): each block of queries, from t on, with each segment of keys, by
 // threads, in rounds.
 template <class Visit>
 void ForCells(const AttentionShape& shape, const AttentionMask& mask, Visit&& visit,
-              int64_t most_cells = 32) {
+              int64_t most_cells = kMostCells) {
   const Rounds rounds(shape, AttentionView::Number(shape), most_cells);
   const int64_t work = shape.queries * shape.keys / (shape.dilation * shape.dilation) /
                        (rounds.groups * rounds.groups) * (shape.key_width + shape.value_width);

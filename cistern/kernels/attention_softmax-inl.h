@@ -121,7 +121,8 @@ inline size_t FromBothEnds(size_t i, size_t count) {
   return i % 2 == 0 ? i / 2 : count - 1 - i / 2;
 }
 
-// visit(view, t): each block of queries, from t on, of each view, by threads.
+// visit(view, t, next): each block of queries, from t on, of each view, by threads; the view's next
+// block after it begins at `next`, the number of its queries where there is none.
 template <class Visit>
 void ForQueryBlocks(const AttentionShape& shape, const AttentionMask& mask, Visit&& visit) {
   const int64_t longest = (shape.queries + shape.dilation - 1) / shape.dilation;
@@ -131,8 +132,12 @@ void ForQueryBlocks(const AttentionShape& shape, const AttentionMask& mask, Visi
               [&](int64_t begin, int64_t end) {
                 for (int64_t i = begin; i < end; ++i) {
                   const AttentionView view(shape, mask, i / blocks);
-                  const size_t t = FromBothEnds(size_t(i % blocks), size_t(blocks)) * kBlockQueries;
-                  if (t < view.queries) visit(view, t);
+                  const auto at = size_t(i % blocks), count = size_t(blocks);
+                  const size_t t = FromBothEnds(at, count) * kBlockQueries,
+                               next = at + 1 < count && i + 1 < end
+                                          ? FromBothEnds(at + 1, count) * kBlockQueries
+                                          : view.queries;
+                  if (t < view.queries) visit(view, t, std::min(next, view.queries));
                 }
               });
 }

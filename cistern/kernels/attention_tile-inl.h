@@ -25,17 +25,21 @@ namespace HWY_NAMESPACE {
 constexpr size_t kBlockQueries = 64;  // leading dimension of panels with queries in the lanes
 constexpr size_t kTileKeys = 96;      // whole register tiles
 
-// C[rows, columns] += A B where C has no room beyond its columns; scratch of rows vectors.
-template <class T>
-void AddToRows(size_t rows, size_t columns, Factors<T> x, T* c, size_t ldc, T* scratch) {
+// C[rows, columns] = A B (kFrom kZero) or += that (kSum), where C has no room beyond its columns;
+// scratch of rows vectors.
+template <From kFrom, class T>
+void ProductToRows(size_t rows, size_t columns, Factors<T> x, T* c, size_t ldc, T* scratch) {
   constexpr size_t kN = kLanes<T>;
   const size_t whole = columns / kN, rest = columns % kN;
-  Multiply<From::kSum, false>(rows, whole, x, c, ldc);
+  Multiply<kFrom, false>(rows, whole, x, c, ldc);
   if (rest == 0) return;
   x.b += whole * kN;
   Multiply<From::kZero, false>(rows, 1, x, scratch, kN);
   for (size_t i = 0; i < rows; ++i) {
-    for (size_t j = 0; j < rest; ++j) c[i * ldc + whole * kN + j] += scratch[i * kN + j];
+    for (size_t j = 0; j < rest; ++j) {
+      T& to = c[i * ldc + whole * kN + j];
+      to = (kFrom == From::kSum ? to : T{0}) + scratch[i * kN + j];
+    }
   }
 }
 

@@ -21,10 +21,10 @@ struct ForwardInputs {
   double scale;
 };
 
-// Queries t .. of a view.
+// Queries t .. of a view, after which those from `next` on come.
 template <class T>
-HWY_NOINLINE void AttendBlock(const AttentionView& view, size_t t, const ForwardInputs<T>& x,
-                              T* stats) {
+HWY_NOINLINE void AttendBlock(const AttentionView& view, size_t t, size_t next,
+                              const ForwardInputs<T>& x, T* stats) {
   const size_t kp = RoundUp(x.key_width, kLanes<T>), vp = RoundUp(x.value_width, kLanes<T>);
   Workspace& workspace = Workspace::OfThisThread();
   workspace.Start(
@@ -47,8 +47,17 @@ HWY_NOINLINE void AttendBlock(const AttentionView& view, size_t t, const Forward
     view.Draw(t, vectors * kLanes<T>, j, keys, kept);
     DropPairs(kept, keys, vectors, kBlockQueries, X);
   };
+  RowsAhead& ahead = RowsAhead::OfThisThread();
+  ahead.Clear();
+  NoteRows(x.q, next, std::min(next + kBlockQueries, view.queries), x.key_width);
+  const bool alone = view.queries <= kBlockQueries;  // no other block has asked for these keys
   for (size_t j = block.low; j < block.high; j += kTileKeys) {
     const size_t keys = std::min(kTileKeys, block.high - j);
+    if (alone) {
+      ahead.Clear();
+      NoteRows(x.k, j + keys, std::min(j + keys + kTileKeys, block.high), x.key_width);
+      NoteRows(x.v, j + keys, std::min(j + keys + kTileKeys, block.high), x.value_width);
+    }
     Multiply<From::kZero, false>(
         keys, vectors, Factors<T>{x.k.At(j), size_t(x.k.time), 1, Q, kBlockQueries, x.key_width}, X,
         kBlockQueries);
@@ -97,8 +106,8 @@ void AttendAll(const AttentionShape& shape, double scale, const Rows<const T>& q
     StepAll<T>(shape, scale, q, k, v, mask, out);
     return;
   }
-  ForQueryBlocks(shape, mask, [&](const AttentionView& view, size_t t) {
-    AttendBlock<T>(view, t, inputs(view), stats);
+  ForQueryBlocks(shape, mask, [&](const AttentionView& view, size_t t, size_t next) {
+    AttendBlock<T>(view, t, next, inputs(view), stats);
   });
 }
 

@@ -202,7 +202,7 @@ void AttendByAmx(const AttentionShape& shape, double scale, const Rows<const BFl
                  const AttentionMask& mask, const Rows<BFloat16>& out, float* stats,
                  const CallMemory& memory) {
   const AmxTokens packed(shape, mask, k, v, false, memory);
-  ForQueryBlocks(shape, mask, [&](const AttentionView& view, size_t t) {
+  ForQueryBlocks(shape, mask, [&](const AttentionView& view, size_t t, size_t) {
     AttendBlockByAmx(view, t, packed, view.Of(q), view.Of(v), size_t(shape.key_width),
                      size_t(shape.value_width), static_cast<float>(scale), view.Of(out), stats);
   });

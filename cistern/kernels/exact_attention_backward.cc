@@ -28,6 +28,9 @@ struct BackwardInputs {
   size_t key_width, value_width;
   double scale;
   const T* stats;
+  // Where a block of queries meets all keys at once, its dq is written; where it is the only block,
+  // dk and dv are. Others are added to.
+  bool writes_dq, writes_dk;
 };
 
 // E[keys, queries] = e^(X - high), 0 where a key is not seen; dX = E (dP - D), likewise.
@@ -86,13 +89,30 @@ HWY_NOINLINE void AddRowsSeen(const QueryBlock<T>& block, size_t j, size_t keys,
   }
 }
 
+template <class T>
+void ZeroKeys(size_t begin, size_t end, const BackwardInputs<T>& x) {
+  ZeroRows(begin, end, x.key_width, x.dk);
+  ZeroRows(begin, end, x.value_width, x.dv);
+}
+
 // The pairs of the block of queries from t on with the keys of [begin, end).
 template <class T>
 HWY_NOINLINE void BlockGradients(const AttentionView& view, size_t t, size_t begin, size_t end,
                                  const BackwardInputs<T>& x) {
   const QueryBlock<T> block(view, t);
   begin = std::max(begin, block.low), end = std::min(end, block.high);
-  if (begin >= end) return;
+  if (begin >= end) {
+    if (x.writes_dq) ZeroRows(t, t + block.count, x.key_width, x.dq);
+    if (x.writes_dk) ZeroKeys(0, view.keys, x);
+    return;
+  }
+  if (x.writes_dk) ZeroKeys(0, begin, x), ZeroKeys(end, view.keys, x);
+  RowsAhead::OfThisThread().Clear();
+  const size_t next = std::min(t + kBlockQueries, view.queries),
+               last = std::min(next + kBlockQueries, view.queries);
+  NoteRows(x.q, next, last, x.key_width);
+  NoteRows(x.d_out, next, last, x.value_width);
+  NoteRows(x.out, next, last, x.value_width);
   const Tag<T> d;
   constexpr size_t kN = kLanes<T>;
   const size_t kw = x.key_width, vw = x.value_width, kp = RoundUp(kw, kN), vp = RoundUp(vw, kN),
@@ -134,6 +154,11 @@ HWY_NOINLINE void BlockGradients(const AttentionView& view, size_t t, size_t beg
 
   for (size_t j = begin; j < end; j += kTileKeys) {
     const size_t keys = std::min(kTileKeys, end - j);
+    if (x.writes_dk) {
+      RowsAhead::OfThisThread().Clear();
+      NoteRows(x.k, j + keys, std::min(j + keys + kTileKeys, end), kw);
+      NoteRows(x.v, j + keys, std::min(j + keys + kTileKeys, end), vw);
+    }
     Multiply<From::kZero, false>(keys, vectors,
                                  Factors<T>{x.k.At(j), size_t(x.k.time), 1, Q, kBlockQueries, kw},
                                  X, kBlockQueries);
@@ -155,6 +180,7 @@ HWY_NOINLINE void BlockGradients(const AttentionView& view, size_t t, size_t beg
       if (drops) DropPairs(kept, keys, vectors, kBlockQueries, X);
       all_finite = finite_q && finite_g && AreFinite(x.k, j, keys, kw);
       if (!all_finite) {
+        if (x.writes_dk) ZeroKeys(j, j + keys, x);
         AddRowsSeen(block, j, keys, vw, X, g_rows, vp, x.dv);
         AddRowsSeen(block, j, keys, kw, dP, q_rows, kp, x.dk);
         MultiplySeen<T>(mask, kw, vectors, of_queries, dQ, nullptr);
@@ -164,8 +190,12 @@ HWY_NOINLINE void BlockGradients(const AttentionView& view, size_t t, size_t beg
       if (drops) DropPairs(kept, keys, vectors, kBlockQueries, X);
     }
     if (!all_finite) continue;
-    AddToRows(keys, vw, of_values, x.dv.At(j), size_t(x.dv.time), scratch);
-    AddToRows(keys, kw, of_keys, x.dk.At(j), size_t(x.dk.time), scratch);
+    const auto put = [&]<From kFrom>(std::integral_constant<From, kFrom>) HWY_ATTR {
+      ProductToRows<kFrom>(keys, vw, of_values, x.dv.At(j), size_t(x.dv.time), scratch);
+      ProductToRows<kFrom>(keys, kw, of_keys, x.dk.At(j), size_t(x.dk.time), scratch);
+    };
+    x.writes_dk ? put(std::integral_constant<From, From::kZero>())
+                : put(std::integral_constant<From, From::kSum>());
     Multiply<From::kSum, true>(kw, vectors, of_queries, dQ, kBlockQueries);
   }
 
@@ -175,6 +205,11 @@ HWY_NOINLINE void BlockGradients(const AttentionView& view, size_t t, size_t beg
     T* const row = x.dq.At(t + i);
     const T* const sum = q_rows + i * kp;
     size_t c = 0;
+    if (x.writes_dq) {
+      for (; c + kN <= kw; c += kN)
+        hn::StoreU(hn::Mul(hn::Set(d, scale), hn::Load(d, sum + c)), d, row + c);
+      for (; c < kw; ++c) row[c] = scale * sum[c];
+    }
     for (; c + kN <= kw; c += kN)
       hn::StoreU(hn::MulAdd(hn::Set(d, scale), hn::Load(d, sum + c), hn::LoadU(d, row + c)), d,
                  row + c);
@@ -188,15 +223,18 @@ void GradientsAll(const AttentionShape& shape, double scale, const Rows<const T>
                   const Rows<const T>& d_out, const AttentionMask& mask, const T* stats,
                   const Rows<T>& dq, const Rows<T>& dk, const Rows<T>& dv) {
   const size_t kw = size_t(shape.key_width), vw = size_t(shape.value_width);
+  const Rounds rounds(shape, AttentionView::Number(shape), kMostCells);
+  const bool writes_dq = rounds.groups == 1, writes_dk = writes_dq && rounds.blocks == 1;
   ForViews(shape, mask, [&](const AttentionView& view) {
-    ZeroRows(0, view.queries, kw, view.Of(dq));
+    if (!writes_dq || view.keys == 0) ZeroRows(0, view.queries, kw, view.Of(dq));
+    if (writes_dk && view.queries > 0) return;
     ZeroRows(0, view.keys, kw, view.Of(dk));
     ZeroRows(0, view.keys, vw, view.Of(dv));
   });
   ForCells(shape, mask, [&](const AttentionView& view, size_t t, size_t begin, size_t end) {
     const BackwardInputs<T> x = {
-        view.Of(q),  view.Of(k),  view.Of(v), view.Of(out), view.Of(d_out), view.Of(dq),
-        view.Of(dk), view.Of(dv), kw,         vw,           scale,          stats};
+        view.Of(q),  view.Of(k), view.Of(v), view.Of(out), view.Of(d_out), view.Of(dq), view.Of(dk),
+        view.Of(dv), kw,         vw,         scale,        stats,          writes_dq,   writes_dk};
     BlockGradients(view, t, begin, end, x);
   });
 }

@@ -71,7 +71,7 @@ HWY_NOINLINE void AttendBlockByPairs(const AttentionView& view, size_t t, const 
 void AttendByPairs(const AttentionShape& shape, double scale, const Rows<const BFloat16>& q,
                    const Rows<const BFloat16>& k, const Rows<const BFloat16>& v,
                    const AttentionMask& mask, const Rows<BFloat16>& out, float* stats) {
-  ForQueryBlocks(shape, mask, [&](const AttentionView& view, size_t t) {
+  ForQueryBlocks(shape, mask, [&](const AttentionView& view, size_t t, size_t) {
     AttendBlockByPairs(view, t,
                        {view.Of(q), view.Of(k), view.Of(v), view.Of(out), size_t(shape.key_width),
                         size_t(shape.value_width), static_cast<float>(scale)},
