@@ -226,7 +226,7 @@ void GradientsAll(const AttentionShape& shape, double scale, const Rows<const T>
   const Rounds rounds(shape, AttentionView::Number(shape), kMostCells);
   const bool writes_dq = rounds.groups == 1, writes_dk = writes_dq && rounds.blocks == 1;
   ForViews(shape, mask, [&](const AttentionView& view) {
-    if (!writes_dq || view.keys == 0) ZeroRows(0, view.queries, kw, view.Of(dq));
+    if (!writes_dq) ZeroRows(0, view.queries, kw, view.Of(dq));
     if (writes_dk && view.queries > 0) return;
     ZeroRows(0, view.keys, kw, view.Of(dk));
     ZeroRows(0, view.keys, vw, view.Of(dv));
