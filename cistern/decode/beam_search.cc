@@ -29,13 +29,19 @@ struct Candidate {
   double logprob;
 };
 
-// The `count` likeliest of a row, best first; `scores` and `at` [count], places in [beams, V].
-std::vector<Candidate> CandidatesOf(const double* scores, const int64_t* at, int64_t count,
-                                    int64_t vocab) {
-  std::vector<Candidate> out;
-  for (int64_t i = 0; i < count; ++i)
-    out.push_back({at[i] / vocab, int32_t(at[i] % vocab), scores[i]});
-  return out;
+// The likeliest of a row, best first: `each` of every beam, of which one may be the end. logprobs
+// and tokens [beams, each].
+std::vector<Candidate> CandidatesOf(const Row& row, const double* logprobs, const int64_t* tokens,
+                                    int64_t each) {
+  std::vector<Candidate> all;
+  for (size_t beam = 0; beam < row.live.size(); ++beam) {
+    for (int64_t i = 0; i < each; ++i, ++logprobs, ++tokens)
+      all.push_back({int64_t(beam), int32_t(*tokens), row.live[beam].logprob + *logprobs});
+  }
+  std::stable_sort(all.begin(), all.end(),
+                   [](const Candidate& a, const Candidate& b) { return a.logprob > b.logprob; });
+  all.resize(std::min(all.size(), 2 * row.live.size()));
+  return all;
 }
 
 // The row's next beams; `from` gets the beam that each continues.
@@ -115,29 +121,22 @@ std::vector<Hypothesis> BeamSearch(LanguageModel& model, ModelState state, const
     if (from != same) state = state.Reorder(as_tensor(from));
     const at::Tensor logits =
         model.Logits(model.Hidden(as_tensor(tokens).unsqueeze(1), state)).squeeze(1);
-    const int64_t live = logits.size(0);
-    std::vector<double> before;
-    for (const Row& row : rows) {
-      for (const Hypothesis& h : row.live) before.push_back(h.logprob);
-    }
-    const at::Tensor all = (at::log_softmax(logits.to(at::kDouble), 1) +
-                            at::tensor(before, at::kDouble).to(device).unsqueeze(1))
-                               .view({live / beams, beams * vocab});
-    CISTERN_CHECK(!at::isnan(all).any().item<bool>(),
+    const at::Tensor sums = at::logsumexp(logits, 1, true);
+    CISTERN_CHECK(at::isfinite(sums).all().item<bool>(),
                   "[beam search] the model's logits are not finite; its weights are broken");
-    // Of each beam one token may be the end.
-    const int64_t count = std::min(2 * beams, beams * vocab);
-    const auto [scores, at] = all.topk(count, 1);
-    const at::Tensor s = scores.cpu().contiguous(), places = at.cpu().contiguous();
+    const int64_t each = std::min(2 * beams, vocab);
+    const auto [values, places] = logits.topk(each, 1);
+    const at::Tensor logprobs = (values - sums).to(at::kCPU, at::kDouble).contiguous(),
+                     likeliest = places.cpu().contiguous();
     std::vector<Row> going;
     from.clear(), tokens.clear();
     for (size_t r = 0; r < rows.size(); ++r) {
       Row& row = rows[r];
-      const size_t offset = r * size_t(count);
+      const int64_t offset = int64_t(r) * beams * each;
       std::vector<int64_t> continued;
       Continue(row,
-               CandidatesOf(s.const_data_ptr<double>() + offset,
-                            places.const_data_ptr<int64_t>() + offset, count, vocab),
+               CandidatesOf(row, logprobs.const_data_ptr<double>() + offset,
+                            likeliest.const_data_ptr<int64_t>() + offset, each),
                o, &continued);
       best[row.number] = Best(row, o.length_penalty);
       if (Done(row, o)) continue;
