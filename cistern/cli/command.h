@@ -38,6 +38,8 @@ enum class Dtypes {
 void AddDtype(CLI::App& command, Common& common, Dtypes dtypes);
 // --skip-bad-rows, of commands that read data.
 void AddSkipBadRows(CLI::App& command, bool* skip);
+// --set of commands that use a trained model (OpenRun).
+void AddSetOfUse(CLI::App& command, std::vector<std::string>* set);
 void AddDevice(CLI::App& command, Common& common);  // --device, for those that run a model
 // Applies threads, seed, quiet; checks dtype. Call first in a subcommand's run function.
 void ApplyCommon(const Common& common);

@@ -43,6 +43,15 @@ void AddSkipBadRows(CLI::App& command, bool* skip) {
                    "first");
 }
 
+void AddSetOfUse(CLI::App& command, std::vector<std::string>* set) {
+  command
+      .add_option("--set", *set,
+                  "KEY=VALUE of the task, of what training does not depend on, such as task.beam=5 "
+                  "of translation; may be repeated")
+      ->take_all()
+      ->allow_extra_args(false);
+}
+
 void ApplyCommon(const Common& common) {
   if (common.dtype != "float32" && common.dtype != "float64" && common.dtype != "bfloat16") {
     throw UsageError(UnknownName("dtype", common.dtype, {"float32", "float64", "bfloat16"}));

@@ -97,7 +97,7 @@ int RunEval(const EvalCommand& c) {
   if (c.buckets < 0) FailUsage("--buckets must be 0 or above, got ", c.buckets);
   if (!c.svg.empty() && !c.by_position)
     FailUsage("--svg draws the table of --by-position; give both");
-  const RunFolder run = OpenRun(c.folder, c.skip_bad_rows);
+  const RunFolder run = OpenRun(c.folder, c.skip_bad_rows, c.set);
   return c.by_position ? EvaluatePositions(c, run) : EvaluateRows(c, run);
 }
 
@@ -112,6 +112,7 @@ void AddEval(CLI::App& app, Run& run) {
                   "a file of the task's kind, such as a text; none: the data it was trained on")
       ->type_name("DATA");
   AddSkipBadRows(*sub, &c->skip_bad_rows);
+  AddSetOfUse(*sub, &c->set);
   sub->add_option("--split", c->split, "which part of the model's own data")
       ->check(CLI::IsMember({"train", "valid", "test"}))
       ->capture_default_str();

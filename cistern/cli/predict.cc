@@ -19,6 +19,7 @@ struct PredictCommand {
   std::string folder, data;
   int64_t batch = 0;
   bool skip_bad_rows = false;
+  std::vector<std::string> set;
 };
 
 std::string Cell(const Json& value) {
@@ -63,7 +64,7 @@ void CheckNames(std::vector<std::string> names) {
 int RunPredict(const PredictCommand& c) {
   ApplyCommon(c.common);
   if (c.batch < 0) FailUsage("--batch must be 0 (the task's choice) or above, got ", c.batch);
-  const RunFolder run = OpenRun(c.folder, c.skip_bad_rows);
+  const RunFolder run = OpenRun(c.folder, c.skip_bad_rows, c.set);
   const auto reader = run.task->ReadFile(c.data, false, {c.batch, 0, 0});
   const auto model = LoadRunModel(run, c.common.dtype);
   const EvalScope scope(*model);
@@ -106,6 +107,7 @@ void AddPredict(CLI::App& app, Run& run) {
   sub->add_option("--batch", c->batch, "rows at a time; 0: the task's choice")
       ->capture_default_str();
   AddSkipBadRows(*sub, &c->skip_bad_rows);
+  AddSetOfUse(*sub, &c->set);
   AddCommon(*sub, c->common);
   AddDtype(*sub, c->common, Dtypes::kExact);
   AddDevice(*sub, c->common);
@@ -115,7 +117,8 @@ void AddPredict(CLI::App& app, Run& run) {
       "header, or JSON lines with --json. The file may be of any size.\n"
       "Examples:\n"
       "  cistern predict runs/listops data/listops/basic_test.tsv > predictions.tsv\n"
-      "  cistern predict runs/listops data/listops/basic_test.tsv --json | head -n 3");
+      "  cistern predict runs/listops data/listops/basic_test.tsv --json | head -n 3\n"
+      "  cistern predict runs/translator new.en --set task.beam=5 > new.tsv");
   sub->callback([c, &run] { run = [c] { return RunPredict(*c); }; });
 }
 

@@ -106,6 +106,8 @@ TEST_F(PretrainTasksTest, OtherTasksAreRefusedWithTheReason) {
           {"real values or pairs", "such as listops"});
   Refused({"--task", "forecast", "--data", folder_ / "steps.csv"}, {"task.length=4"},
           {"real values or pairs"});
+  Refused({"--task", "translation", "--data", folder_ / "rows.tsv"},
+          {"task.valid_share=0.2", "task.test_share=0.2"}, {"real values or pairs"});
   Refused({"--task", "retrieval", "--data", folder_ / "docs.jsonl"}, {}, {"real values or pairs"});
   for (const std::string task : {"copy", "recall"})
     Refused({"--task", task}, {"model.kind=decoder_lm", "model.positions=none"},

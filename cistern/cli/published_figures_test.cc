@@ -89,6 +89,27 @@ std::vector<Row> Figures() {
   other("P003/lm32/base", "perplexity", 18.5), other("P003/lm32/linear-128", "perplexity", 22.8);
   other("P003/lm32/rfa-32", "perplexity", 21.3), other("P003/lm32/t2r-32", "perplexity", 20.8);
   other("P003/lm32/abc_mlp-32", "perplexity", 19.9);
+  // P003 Tables 4 and 8; 7, on the development part.
+  other("P003/wmt14/base", "bleu", 27.2), other("P003/wmt14/abc_random-32-32", "bleu", 25.7);
+  other("P003/wmt14/abc_random-64-64", "bleu", 26.2);
+  other("P003/wmt14/linformer-32-32", "bleu", 26.6);
+  other("P003/wmt14/linformer-64-64", "bleu", 26.7);
+  other("P003/wmt14/abc_mlp-32-8", "bleu", 27.1), other("P003/wmt14/abc_mlp-32-32", "bleu", 27.3);
+  other("P003/wmt14/window-32-32", "bleu", 26.3);
+  other("P003/wmt14/abc_cluster-32-32", "bleu", 26.8);
+  other("P003/wmt14/abc_mlp-relu-32-32", "bleu", 26.4);
+  other("P003/wmt14/abc_mlp-sigmoid-32-8", "bleu", 26.8);
+  other("P003/wmt14/abc_mlp-sigmoid-32-32", "bleu", 27.0);
+  other("P003/wmt14/abc_mlp-all-32-32-32", "bleu", 27.0);
+  other("P003/iwslt14/base", "bleu", 39.9);
+  other("P003/iwslt14/abc_random-128-64", "bleu", 38.6);
+  other("P003/iwslt14/abc_mlp-128-64", "bleu", 39.7);
+  const auto dev = [&](int64_t causal, int64_t cross, double value) {
+    other(StrCat("P003/wmt14-dev/abc_mlp-", cross, "-", causal), "bleu", value);
+  };
+  dev(8, 8, 24.7), dev(8, 16, 25.2), dev(8, 32, 25.6), dev(8, 64, 25.5);
+  dev(16, 16, 25.4), dev(16, 32, 25.7), dev(16, 64, 25.6);
+  dev(32, 32, 25.7), dev(32, 64, 25.8), dev(64, 64, 25.8);
   other("P004/enwik8/softmax", "bits_per_byte", 1.28);
   other("P004/enwik8/latte", "bits_per_byte", 1.40);
   return rows;

@@ -4,52 +4,14 @@
 #include <algorithm>
 #include <cmath>
 #include <set>
-#include <variant>
 
 #include "cistern/cli/testing_cli.h"
+#include "cistern/cli/testing_published_translation.h"
 
 namespace cistern {
 namespace {
 
-using Value = std::variant<double, std::string>;
-using Settings = std::vector<std::pair<std::string, Value>>;
-
-// What holds for all files of configs/ whose path begins so.
-struct Family {
-  std::string files;
-  Settings settings;
-};
-
-Settings operator+(Settings a, const Settings& b) {
-  a.insert(a.end(), b.begin(), b.end());
-  return a;
-}
-
-Settings Sizes(double layers, double heads, double dim, double ffn) {
-  return {
-      {"model.layers", layers}, {"model.heads", heads}, {"model.dim", dim}, {"model.ffn_dim", ffn}};
-}
-
-Settings Training(double batch, double steps, double rate, double warmup, double decay) {
-  return {{"train.batch", batch},
-          {"train.steps", steps},
-          {"train.lr", rate},
-          {"train.warmup", warmup},
-          {"train.weight_decay", decay}};
-}
-
-Settings Dropouts(double all, double attention, double ffn) {  // attention < 0: not checked
-  Settings dropouts = {{"model.dropout", all}, {"model.ffn_dropout", ffn}};
-  if (attention >= 0) dropouts.push_back({"model.attention_dropout", attention});
-  return dropouts;
-}
-
-Settings Adam(const char* kind, double beta1, double beta2, double eps) {
-  return {{"train.optimizer", kind},
-          {"train.beta1", beta1},
-          {"train.beta2", beta2},
-          {"train.eps", eps}};
-}
+using namespace cistern::testing;
 
 // ---- spec 4.1 (P000 Table 2), 1.1 to 1.4, 2.11
 
@@ -480,7 +442,7 @@ class PublishedSettings : public CliTest {
 TEST_F(PublishedSettings, AreThoseOfTheSources) {
   std::set<std::string> checked;
   for (const auto& families :
-       {ConvLuna(), Latte(), LongRangeArena(), OthersCode(), LanguageModels()}) {
+       {ConvLuna(), Latte(), LongRangeArena(), OthersCode(), LanguageModels(), Translators()}) {
     for (const Family& family : families) {
       int fits = 0;
       for (const auto& file : Files()) {

@@ -10,7 +10,8 @@
 
 namespace cistern::cli {
 
-RunFolder OpenRun(const std::string& folder, bool skip_bad_rows) {
+RunFolder OpenRun(const std::string& folder, bool skip_bad_rows,
+                  const std::vector<std::string>& set) {
   RunFolder run;
   run.folder = folder;
   run.config = ReadFolderConfig(folder);
@@ -34,6 +35,7 @@ RunFolder OpenRun(const std::string& folder, bool skip_bad_rows) {
     run.options.kind = (*task)->name;
   }
   if (skip_bad_rows) run.options.SkipBadRows();
+  for (const std::string& assignment : set) run.options.SetOfUse(assignment);
   run.task = run.options.Make();
   run.task->LoadAssets(folder);
   return run;

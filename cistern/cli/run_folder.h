@@ -2,6 +2,7 @@
 // A model folder with the task that its model was trained for.
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "cistern/tasks/task.h"
 
@@ -17,8 +18,10 @@ struct RunFolder {
 
 // Errors name the missing file. Without experiment.json (a model from elsewhere) the task is the
 // first that trains such a kind of model; it can measure files, but has no data of its own.
-// skip_bad_rows: also where the model was not trained so.
-RunFolder OpenRun(const std::string& folder, bool skip_bad_rows = false);
+// skip_bad_rows: also where the model was not trained so. set: options of the task that may be
+// others now (TaskOptions::SetOfUse).
+RunFolder OpenRun(const std::string& folder, bool skip_bad_rows = false,
+                  const std::vector<std::string>& set = {});
 
 // Says how many rows of `data` were passed over, if any were.
 void NoteSkipped(const BatchReader& reader, const std::string& data);

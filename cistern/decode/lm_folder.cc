@@ -53,7 +53,7 @@ LmFolder OpenLmFolder(const std::string& folder, const std::string& dtype) {
   if (!config.info().extends || config.info().encodes) {
     FailUsage(folder, " holds a model of kind ", config.kind,
               "; only a language model without a source, such as a decoder_lm, continues a text "
-              "(`cistern eval` measures the other kinds)");
+              "(`cistern predict` and `cistern eval` take the other kinds)");
   }
   RequireFile(folder, "tokenizer.json");
   LmFolder out;

@@ -128,6 +128,22 @@ std::string TaskOptions::SkipBadRows() {
   return "task." + assignment;
 }
 
+void TaskOptions::SetOfUse(const std::string& assignment) {
+  const std::vector<std::string>& of_use = info().of_use;
+  const std::string full = Grouped(assignment, kind), prefix = StrCat("task.", kind, ".");
+  const std::string key = full.substr(0, full.find('='));
+  if (!key.starts_with(prefix) || !Contains(of_use, key.substr(prefix.size()))) {
+    std::string all;
+    for (const std::string& name : of_use) all += (all.empty() ? "task." : ", task.") + name;
+    FailUsage("--set ", assignment, ": the model was trained with its settings; ",
+              of_use.empty() ? StrCat("the task ", kind, " has none that can be changed")
+                             : StrCat("what can be changed is ", all));
+  }
+  Fields fields;
+  fields.Group("task", Describe());
+  fields.Set(full);
+}
+
 Json TaskOptions::Write() {
   Json all = Describe().Write();
   for (const TaskInfo* info : Tasks()) {

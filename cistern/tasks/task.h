@@ -131,6 +131,8 @@ struct TaskInfo {
   std::vector<std::string> mechanisms = {"softmax", "latte", "abc_mlp"};  // that it compares
   // key=value of options that did not exist when older runs were recorded: what those runs did.
   std::vector<std::string> former = {};
+  // Options that training does not depend on, which may be others when a model is used.
+  std::vector<std::string> of_use = {};
   // Whether a path looks like data of this task (its name; for a folder, what is in it).
   std::function<bool(const std::string& path)> claims = nullptr;
   std::function<std::unique_ptr<TaskConfig>()> config = nullptr;  // BindTask
@@ -161,6 +163,9 @@ class TaskOptions {
   // Bad rows of the data are passed over and counted; returns the assignment that says so.
   // UsageError where the kind reads no rows.
   std::string SkipBadRows();
+
+  // "task.beam=5" where a trained model is used; UsageError for options that are not of use.
+  void SetOfUse(const std::string& assignment);
 
   // Options of the kind may stand in [task] itself (task.length for task.lm.length): moves them
   // into the group of `kind`. Options of other kinds are dropped where `dropped` is given (files of

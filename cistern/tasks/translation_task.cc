@@ -64,6 +64,7 @@ const TaskInfo& translation_task() {
                  {"chrf", "chrF", "of the translations, as sacreBLEU has it; higher is better"},
                  {"perplexity", "perplexity", "of the targets' tokens; lower is better", true}};
     t.data = "data";
+    t.of_use = {"beam", "length_penalty", "source_column", "target_column", "header"};
     t.defaults = {"model.dim=128",
                   "model.layers=2",
                   "model.heads=4",
@@ -72,8 +73,10 @@ const TaskInfo& translation_task() {
                   "model.embedding_std=0.1",
                   "model.dropout=0.1",
                   "train.batch=64",
-                  "train.lr=2e-3",
-                  "train.weight_decay=0.05",
+                  "train.optimizer=muon",
+                  "train.weight_decay=0.1",
+                  "train.schedule=linear",
+                  "train.lr=7e-3",
                   "train.label_smoothing=0.1",
                   "train.seconds=300"};
     BindTask<TranslationTask>(t);
