@@ -76,7 +76,7 @@ const TaskInfo& translation_task() {
                   "train.optimizer=muon",
                   "train.weight_decay=0.1",
                   "train.schedule=linear",
-                  "train.lr=7e-3",
+                  "train.lr=1.2e-2",
                   "train.label_smoothing=0.1",
                   "train.seconds=300"};
     BindTask<TranslationTask>(t);
