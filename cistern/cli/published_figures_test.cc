@@ -89,6 +89,14 @@ std::vector<Row> Figures() {
   other("P003/lm32/base", "perplexity", 18.5), other("P003/lm32/linear-128", "perplexity", 22.8);
   other("P003/lm32/rfa-32", "perplexity", 21.3), other("P003/lm32/t2r-32", "perplexity", 20.8);
   other("P003/lm32/abc_mlp-32", "perplexity", 19.9);
+  // P003 Table 5: MNLI, QNLI, QQP.
+  const auto glue = [&](const std::string& file, double mnli, double qnli, double qqp) {
+    other("P003/mnli/" + file, accuracy, mnli), other("P003/qnli/" + file, accuracy, qnli);
+    other("P003/qqp/" + file, accuracy, qqp);
+  };
+  glue("base", 87.2, 92.4, 91.7), glue("linformer-64", 85.3, 91.8, 90.8);
+  glue("linformer-128", 86.1, 91.9, 91.4), glue("abc_mlp-64", 85.6, 91.8, 91.7);
+  glue("abc_mlp-128", 87.1, 92.6, 91.8);
   // P003 Tables 4 and 8; 7, on the development part.
   other("P003/wmt14/base", "bleu", 27.2), other("P003/wmt14/abc_random-32-32", "bleu", 25.7);
   other("P003/wmt14/abc_random-64-64", "bleu", 26.2);

@@ -352,7 +352,17 @@ std::vector<Family> LanguageModels() {
   slots("P003/lm/linformer-64", "linformer", 64), slots("P003/lm/abc_random-64", "abc_random", 64);
   slots("P003/lm32/abc_mlp-32", "abc_mlp", 32), slots("P003/lm32/rfa-32", "rfa", 16);
   slots("P003/lm32/t2r-32", "t2r", 32);
-  for (const char* folder : {"mlm", "sst2"}) {
+  const auto glue = [&](const char* name, double classes, double steps, double warmup) {
+    families.push_back({StrCat("P003/", name, "/"), roberta +
+                                                        Training(32, steps, 1e-5, warmup, .1) +
+                                                        Adam("adamw", .9, .98, 1e-6) +
+                                                        Settings{{"model.classes", classes},
+                                                                 {"train.schedule", "polynomial"},
+                                                                 {"train.clip", 0.},
+                                                                 {"task.header", "yes"}}});
+  };
+  glue("mnli", 3, 123'873, 7432), glue("qnli", 2, 33'112, 1986), glue("qqp", 2, 113'272, 28'318);
+  for (const char* folder : {"mlm", "sst2", "mnli", "qnli", "qqp"}) {
     for (const double n : {64., 128.}) {
       for (const char* mechanism : {"abc_mlp", "linformer"})
         slots(StrCat("P003/", folder, "/", mechanism, "-", int64_t(n)), mechanism, n);

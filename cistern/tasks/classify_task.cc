@@ -37,6 +37,9 @@ Fields ClassifyTask::Describe(Options& o) {
   f.Add("valid", &o.valid, "the same for validation; empty: a share of data");
   f.Add("test", &o.test, "the same for the test; empty: a share of data");
   f.Add("text_column", &o.text_column, "empty: the column with the longest cells");
+  f.Add("second_column", &o.second_column,
+        "a second text of each row, beside text_column: the model reads both, with a separator "
+        "between them (whether a sentence follows from another, or two ask the same)");
   f.Add("label_column", &o.label_column,
         "empty: the column named label, class, target or category, or the only one left");
   f.Add("header", &o.header,
@@ -111,6 +114,18 @@ ClassifyTask::ClassifyTask(const Options& options, const std::string&) : options
     FailUsage(
         "task.classify: byte_ids=shifted is for texts in bytes; take input=text and "
         "tokenizer=bytes, or byte_ids=plain");
+  if (!options_.second_column.empty()) {
+    if (options_.input != Input::kText)
+      FailUsage("task.classify: second_column is of texts; input=numbers reads all columns");
+    if (options_.text_column.empty() || options_.text_column == options_.second_column)
+      FailUsage("task.classify: second_column=", options_.second_column,
+                " is of pairs of texts; name the other text's column too: text_column");
+    for (const std::string* data : {&options_.data, &options_.valid, &options_.test}) {
+      if (IsClassFolder(*data))
+        FailUsage("task.classify: second_column is of tables, and ", *data,
+                  " is a folder, whose files hold one text each");
+    }
+  }
   if (options_.valid_from == ValidFrom::kTest &&
       (!options_.valid.empty() || options_.valid_share != Options().valid_share))
     FailUsage(
@@ -151,62 +166,6 @@ std::vector<LabelledRow> ClassifyTask::ReadRows(const std::string& path, const c
   skipped_ += source->skipped();
   CISTERN_CHECK(!rows.empty(), path, " has no rows");
   return rows;
-}
-
-namespace {
-
-double NumberOf(const std::string& text, const std::string& where, const char* what) {
-  size_t used = 0;
-  double value = std::nan("");
-  try {
-    value = std::stod(text, &used);
-  } catch (const std::exception&) {
-  }
-  CISTERN_CHECK(used == text.size() && std::isfinite(value), where, ": expected a number as ", what,
-                ", got '", text.substr(0, 40), "'");
-  return value;
-}
-
-}  // namespace
-
-double ClassifyTask::Target(const std::string& label, const std::string& where) const {
-  if (options_.regression) return NumberOf(label, where, "the label");
-  const auto found = std::find(classes_.begin(), classes_.end(), label);
-  if (found == classes_.end()) throw Error(where + ": " + UnknownName("class", label, classes_));
-  return double(found - classes_.begin());
-}
-
-std::vector<int32_t> ClassifyTask::Encode(const LabelledRow& row, const std::string& where) const {
-  std::vector<int32_t> ids;
-  if (tokenizer_) {
-    ids = tokenizer_->Encode(row.inputs[0]);
-  } else {
-    // Bins of column c are ids c (bins + 1) + 1 .. ; the first of each column is a missing number.
-    for (size_t c = 0; c < edges_.size(); ++c) {
-      int64_t bin = 0;
-      if (!row.inputs[c].empty()) {
-        const double x = NumberOf(row.inputs[c], where, ("column " + columns_.inputs[c]).c_str());
-        bin = 1 + (std::upper_bound(edges_[c].begin(), edges_[c].end(), x) - edges_[c].begin());
-      }
-      ids.push_back(int32_t(int64_t(c) * (options_.bins + 1) + bin));
-    }
-  }
-  if (int64_t(ids.size()) > options_.length) ids.resize(size_t(options_.length));
-  return ids;
-}
-
-ClassifyTask::Examples ClassifyTask::Encoded(const std::vector<LabelledRow>& rows,
-                                             const std::string& path) const {
-  Examples out;
-  for (const LabelledRow& row : rows) {
-    const std::string where = StrCat(path, ":", row.line);
-    const std::vector<int32_t> ids = Encode(row, where);
-    out.tokens.insert(out.tokens.end(), ids.begin(), ids.end());
-    out.offsets.push_back(int64_t(out.tokens.size()));
-    out.targets.push_back(row.label.empty() ? 0 : Target(row.label, where));
-    out.lines.push_back(row.line);
-  }
-  return out;
 }
 
 namespace {
@@ -268,41 +227,6 @@ void ClassifyTask::LearnLabels(const std::vector<LabelledRow>& rows) {
   }
 }
 
-void ClassifyTask::LearnInputs(const std::vector<LabelledRow>& train) {
-  if (options_.input == Input::kNumbers) {
-    for (size_t c = 0; c < columns_.inputs.size(); ++c) {
-      std::vector<double> values;
-      for (const LabelledRow& row : train) {
-        if (row.inputs[c].empty()) continue;
-        values.push_back(NumberOf(row.inputs[c], StrCat(options_.data, ":", row.line),
-                                  ("column " + columns_.inputs[c]).c_str()));
-      }
-      std::sort(values.begin(), values.end());
-      std::vector<double> edges;
-      for (int64_t b = 1; b < options_.bins && !values.empty(); ++b) {
-        const double edge =
-            values[size_t(double(b) / double(options_.bins) * double(values.size()))];
-        if (edges.empty() || edge > edges.back()) edges.push_back(edge);
-      }
-      edges_.push_back(std::move(edges));
-    }
-    return;
-  }
-  if (tokenizer_) return;  // TakeTokenizer
-  if (options_.tokenizer == TokenizerKind::kBytes) {
-    tokenizer_ = MakeByteTokenizer();
-    return;
-  }
-  ProgressBar bar({0, "learn BPE", "merges"});
-  size_t next = 0;
-  tokenizer_ = TrainBpe(
-      [&]() -> std::string_view {
-        while (next < train.size() && train[next].inputs[0].empty()) ++next;
-        return next < train.size() ? std::string_view(train[next++].inputs[0]) : std::string_view();
-      },
-      options_.vocab_size, [&](int64_t done, int64_t) { bar.Update(done); });
-}
-
 namespace {
 
 // Rows of each part: of every class (regression: of all) the same share, at least one where there
@@ -335,17 +259,21 @@ std::vector<int> PartOfRows(const std::vector<LabelledRow>& rows, bool by_label,
 
 }  // namespace
 
+RowColumns ClassifyTask::NamedColumns() const {
+  RowColumns named = {options_.label_column, {}};
+  for (const std::string& column : {options_.text_column, options_.second_column}) {
+    if (!column.empty()) named.inputs.push_back(column);
+  }
+  return named;
+}
+
 void ClassifyTask::Prepare() {
   if (options_.data.empty())
     FailUsage("task.classify.data is empty: name a table or a folder with a folder for each class");
   const bool learn = columns_.inputs.empty();  // not LoadAssets
   if (learn) {
-    columns_ =
-        FindColumns(options_.data,
-                    {options_.label_column, options_.text_column.empty()
-                                                ? std::vector<std::string>()
-                                                : std::vector<std::string>{options_.text_column}},
-                    options_.input == Input::kNumbers, table_options());
+    columns_ = FindColumns(options_.data, NamedColumns(), options_.input == Input::kNumbers,
+                           table_options());
   }
   if (const int64_t count = int64_t(columns_.inputs.size());
       options_.input == Input::kNumbers && count > options_.length)
@@ -389,10 +317,11 @@ void ClassifyTask::Prepare() {
     lengths.push_back(train_.offsets[size_t(i) + 1] - train_.offsets[size_t(i)]);
   const int64_t cut = std::count(lengths.begin(), lengths.end(), options_.length);
   empty_ = std::count(lengths.begin(), lengths.end(), 0);
-  notes_ = {StrCat("label: column ", columns_.label.empty() ? "of folders" : columns_.label,
-                   "; input: ",
-                   columns_.inputs.size() == 1 ? "column " + columns_.inputs[0]
-                                               : StrCat(columns_.inputs.size(), " columns"))};
+  notes_ = {
+      StrCat("label: column ", columns_.label.empty() ? "of folders" : columns_.label, "; input: ",
+             columns_.inputs.size() == 1 ? "column " + columns_.inputs[0]
+             : tokenizer_ ? StrCat("columns ", columns_.inputs[0], " and ", columns_.inputs[1])
+                          : StrCat(columns_.inputs.size(), " columns"))};
   if (tokenizer_ && cut > 0)
     notes_.push_back(StrCat(cut, " training rows reach task.length=", options_.length,
                             " tokens; what is longer was cut"));

@@ -23,7 +23,7 @@ class ClassifyTask : public Task {
   enum class ValidFrom { kShare, kTest };
   struct Options {
     std::string data, valid, test;  // tables or folders; empty valid, test: shares of data
-    std::string text_column, label_column;
+    std::string text_column, second_column, label_column;  // second: of a pair of texts
     TableOptions::Header header = TableOptions::Header::kAuto;
     Input input = Input::kText;
     TokenizerKind tokenizer = TokenizerKind::kBytes;
@@ -76,6 +76,8 @@ class ClassifyTask : public Task {
   void LearnLabels(const std::vector<LabelledRow>& rows);
   void LearnInputs(const std::vector<LabelledRow>& train);
   std::vector<int32_t> Encode(const LabelledRow& row, const std::string& where) const;
+  std::vector<int32_t> EncodeTexts(const LabelledRow& row) const;
+  RowColumns NamedColumns() const;
   double Target(const std::string& label, const std::string& where) const;
   Examples Encoded(const std::vector<LabelledRow>& rows, const std::string& path) const;
   at::Tensor WeightOfClasses() const;  // balanced losses are multiplied by it: [classes] double

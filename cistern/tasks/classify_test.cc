@@ -299,6 +299,65 @@ TEST(Classify, ReviewsInBytesAsInLongRangeArena) {
       "omit valid and valid_share");
 }
 
+// Two texts in a row, with a byte between them that no text has.
+TEST(Classify, PairsOfTexts) {
+  const TestFolder folder;
+  std::string rows = "id\tlabel\tasked\tsaid\n";
+  for (int i = 0; i < 30; ++i) rows += StrCat(i, "\t", i % 2 ? "yes" : "no", "\tq", i, "\ts\n");
+  WriteText(folder / "rows.tsv", rows);
+  WriteText(folder / "few.tsv",
+            "id\tlabel\tasked\tsaid\n0\tno\tab\tcde\n1\tyes\tabcdefgh\txyz\n"
+            "2\tno\tab\tuvwxyz\n3\tyes\tabcdefgh\tstuvwxyz\n");
+  ClassifyTask::Options o = Options(folder / "rows.tsv");
+  o.test = folder / "few.tsv";
+  o.text_column = "asked", o.second_column = "said", o.length = 8;
+  ClassifyTask task(o, "");
+  task.Prepare();
+  const Batch batch = *task.Read(Split::kTest, {})->Next();
+  const auto text = [&](int64_t r) {
+    std::string s;
+    for (int64_t t = 0; t < batch["lengths"][r].item<int64_t>(); ++t)
+      s += char(batch["ids"][r][t].item<int64_t>());
+    return s;
+  };
+  EXPECT_EQ(text(0),
+            "ab\x1e"
+            "cde");
+  EXPECT_EQ(text(1), "abcd\x1exyz");  // the longer one is cut
+  EXPECT_EQ(text(2), "ab\x1euvwxy");
+  EXPECT_EQ(text(3), "abc\x1estuv");  // both are
+  ModelConfig config;
+  task.Complete(config);
+  EXPECT_EQ(config.vocab_size, 256);
+  EXPECT_EQ(task.DataSummary()["notes"][0], "label: column label; input: columns asked and said");
+  // From the model's folder alone, without labels.
+  const auto model = ModelOf(task);
+  task.SaveAssets(folder.path());
+  ClassifyTask loaded(o, "");
+  loaded.LoadAssets(folder.path());
+  WriteText(folder / "new.tsv", "said\tasked\ncde\tab\n");
+  const Batch one = *loaded.ReadFile(folder / "new.tsv", false, {})->Next();
+  EXPECT_TRUE(at::equal(one["ids"][0], batch["ids"][0].narrow(0, 0, 6)));
+  EXPECT_EQ(loaded.Predict(*model, one).size(), 1u);
+  // BPE is learned from both.
+  o.tokenizer = TokenizerKind::kBpe, o.vocab_size = 257;
+  WriteText(folder / "rows.tsv", std::string("label\tasked\tsaid\n") +
+                                     "a\tx\tzz zz zz\nb\ty\tzz zz\na\tx\tzz\nb\ty\tzz\n"
+                                     "a\tx\tzz\nb\ty\tzz\na\tx\tzz\nb\ty\tzz\n");
+  o.test = "";
+  ClassifyTask bpe(o, "");
+  bpe.Prepare();
+  EXPECT_EQ((*bpe.Read(Split::kTest, {})->Next())["ids"].max().item<int64_t>(), 256);
+  o.text_column = "";
+  const auto refusal = [&] { return ErrorMessage([&] { ClassifyTask(o, ""); }); };
+  EXPECT_NE(refusal().find("name the other text's column too"), std::string::npos);
+  o.text_column = "said";
+  EXPECT_NE(refusal().find("name the other text's column too"), std::string::npos);
+  o.text_column = "asked", o.input = ClassifyTask::Input::kNumbers;
+  o.tokenizer = TokenizerKind::kBytes;
+  EXPECT_NE(refusal().find("second_column is of texts"), std::string::npos);
+}
+
 TEST(Classify, ErrorsNameThePlace) {
   const TestFolder folder;
   const std::string path = folder / "t.tsv";
