@@ -375,6 +375,38 @@ std::vector<Family> LanguageModels() {
   for (const char* row : {"k", "a", "s"})
     families.push_back({StrCat("P001/bert/large-", row), Sizes(24, 16, 1024, 0)});
   families.push_back({"P001/bert/large-26", Sizes(26, 16, 1024, 0)});
+  // P001 Table 2: T5 v1.0, 512 tokens and 114.
+  families.push_back({"P001/t5/", Settings{{"task.kind", "span_corruption"},
+                                           {"task.length", 568.},
+                                           {"model.kind", "encoder_decoder"},
+                                           {"model.norm", "pre"},
+                                           {"model.norm_kind", "rms"},
+                                           {"model.activation", "relu"},
+                                           {"model.bias", "false"},
+                                           {"model.positions", "relative"},
+                                           {"train.optimizer", "adafactor"},
+                                           {"train.schedule", "rsqrt_flat"},
+                                           {"train.warmup", 10'000.},
+                                           {"train.batch", 128.},
+                                           {"train.steps", 524'288.}}});
+  const auto t5 = [&](const char* row, const Settings& sizes, double heads, double layers) {
+    Settings own = sizes;
+    if (heads > 0) {
+      for (const char* stack : {"model.attention", "model.cross.attention"})
+        own.push_back({stack, "reuse"});
+      own.push_back({"model.attention_options.reuse.heads", heads});
+      own.push_back({"model.attention_options.reuse.layers", layers});
+    }
+    own.push_back(
+        {StrCat("model.attention_options.", heads > 0 ? "reuse" : "softmax", ".scale"), "unit"});
+    families.push_back({StrCat("P001/t5/", row, ".toml"), own});
+  };
+  t5("base", Sizes(12, 12, 768, 3072), 0, 0), t5("large", Sizes(24, 16, 1024, 4096), 0, 0);
+  t5("base-k6-p10", Sizes(12, 12, 768, 3072), 6, 10);
+  t5("base-k12-p6", Sizes(12, 12, 768, 3072), 12, 6);
+  t5("base-13-layers", Sizes(13, 12, 768, 3072), 12, 6);
+  t5("large-k16-p12", Sizes(24, 16, 1024, 4096), 16, 12);
+  t5("large-26-layers", Sizes(26, 16, 1024, 4096), 16, 12);
   // P001 Table 3: ViT-B/16, 8 epochs of ImageNet in batches of 512 at 384 pixels.
   families.push_back({"P001/vit/", Settings{{"task.kind", "image"},
                                             {"task.patch", 16.},

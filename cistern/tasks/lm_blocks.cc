@@ -53,6 +53,41 @@ class BlockReader : public BatchReader {
   std::shared_ptr<void> keep_;
 };
 
+class TextRowReader : public BatchReader {
+ public:
+  TextRowReader(TokenText text, int64_t length, int64_t most, int64_t max_tokens, MakeTextRows make,
+                std::shared_ptr<void> keep)
+      : text_(std::move(text)),
+        length_(length),
+        most_(most),
+        rows_(text_, length, max_tokens, 0),
+        make_(std::move(make)),
+        keep_(std::move(keep)) {}
+
+  std::optional<Batch> Next() override {
+    const TextRows::Rows rows = rows_.Next(most_);
+    if (rows.begins.empty()) return std::nullopt;
+    const at::Tensor tokens = at::empty({int64_t(rows.begins.size()), rows.length}, at::kLong);
+    int64_t* out = tokens.mutable_data_ptr<int64_t>();
+    for (const int64_t begin : rows.begins) {
+      text_.read(begin, rows.length, out);
+      out += rows.length;
+    }
+    return make_(tokens, rows.begins);
+  }
+  int64_t total() const override { return rows_.total(); }
+  int64_t done() const override { return rows_.done(); }
+  const char* unit() const override { return "tokens"; }
+  Json Facts() const override { return {{"length", length_}}; }
+
+ private:
+  TokenText text_;
+  int64_t length_, most_;
+  TextRows rows_;
+  MakeTextRows make_;
+  std::shared_ptr<void> keep_;
+};
+
 }  // namespace
 
 TextRows::TextRows(const TokenText& text, int64_t length, int64_t max_tokens, int64_t ahead,
@@ -122,6 +157,13 @@ std::unique_ptr<BatchReader> ReadBlocks(const TokenText& text, const TextBlocks&
   CISTERN_CHECK(text.tokens >= 2, "[eval] the text has ", text.tokens,
                 " tokens; at least 2 are needed to predict one");
   return std::make_unique<BlockReader>(text, blocks, std::move(keep));
+}
+
+std::unique_ptr<BatchReader> ReadTextRows(TokenText text, const ReadOptions& o, int64_t length,
+                                          MakeTextRows make, std::shared_ptr<void> keep) {
+  return std::make_unique<TextRowReader>(std::move(text), o.length > 0 ? o.length : length,
+                                         o.rows > 0 ? o.rows : 16, o.max_tokens, std::move(make),
+                                         std::move(keep));
 }
 
 void MeasureTokens(const std::function<at::Tensor(const at::Tensor&)>& logits_of,

@@ -57,6 +57,15 @@ struct TextBlocks {
 std::unique_ptr<BatchReader> ReadBlocks(const TokenText& text, const TextBlocks& options,
                                         std::shared_ptr<void> keep = nullptr);
 
+// A text in rows of options.length tokens, or `length`, the last one of a piece shorter (TextRows),
+// options.rows at a time, or 16, as batches that `make` gives of their tokens [n,T] int64 and of
+// where in the text they begin. `keep` as above.
+using MakeTextRows =
+    std::function<Batch(const at::Tensor& tokens, const std::vector<int64_t>& begins)>;
+std::unique_ptr<BatchReader> ReadTextRows(TokenText text, const ReadOptions& options,
+                                          int64_t length, MakeTextRows make,
+                                          std::shared_ptr<void> keep = nullptr);
+
 // Adds nats (the sum of -log p), correct, tokens and bytes of `hidden` [...,D] predicting `targets`
 // [...] to `score`; `logits` makes [n,V] of rows [n,D]. They are formed for some rows at a time, so
 // that a large vocabulary fits. Error where the loss is not finite, or V is not that of

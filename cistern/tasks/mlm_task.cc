@@ -9,14 +9,14 @@
 
 #include "cistern/base/error.h"
 #include "cistern/base/random.h"
-#include "cistern/io/line_reader.h"
 #include "cistern/tasks/lm_blocks.h"
+#include "cistern/tasks/masked_lines.h"
 #include "cistern/tasks/masking.h"
+#include "cistern/tasks/row_batch.h"
 
 namespace cistern {
 namespace {
 
-constexpr char kMask[] = "<mask>";
 constexpr uint64_t kMeasured = 0x6d6c6d;  // seed of the choice that measurements share
 constexpr int64_t kCandidates = 5;        // of each mask in a prediction
 
@@ -132,71 +132,29 @@ double MlmTask::Terms(const Batch& batch) const {
   return double(batch["targets"].ne(-100).sum().item<int64_t>());
 }
 
-// A text in consecutive rows of one length, the last one of a piece shorter (TextRows), masked by
-// where they begin.
-class MlmTask::Blocks : public BatchReader {
- public:
-  Blocks(const MlmTask& task, TokenText text, const ReadOptions& o,
-         std::shared_ptr<void> keep = nullptr)
-      : task_(task),
-        text_(std::move(text)),
-        length_(o.length > 0 ? o.length : task.options().length),
-        most_(o.rows > 0 ? o.rows : 16),
-        rows_(text_, length_, o.max_tokens, 0),
-        keep_(std::move(keep)) {}
-
-  std::optional<Batch> Next() override {
-    const TextRows::Rows rows = rows_.Next(most_);
-    if (rows.begins.empty()) return std::nullopt;
-    const at::Tensor tokens = at::empty({int64_t(rows.begins.size()), rows.length}, at::kLong);
-    int64_t* out = tokens.mutable_data_ptr<int64_t>();
-    for (const int64_t begin : rows.begins) {
-      text_.read(begin, rows.length, out);
-      out += rows.length;
-    }
-    return task_.Masked(tokens, kMeasured, {rows.begins.begin(), rows.begins.end()});
-  }
-  int64_t total() const override { return rows_.total(); }
-  int64_t done() const override { return rows_.done(); }
-  const char* unit() const override { return "tokens"; }
-  Json Facts() const override { return {{"length", length_}}; }
-
- private:
-  const MlmTask& task_;
-  TokenText text_;
-  int64_t length_, most_;
-  TextRows rows_;
-  std::shared_ptr<void> keep_;
-};
-
-// Lines with <mask> in them. A mask takes a space before it, as the tokens of BPE do.
+// Lines with gaps, each of which is a mask.
 class MlmTask::Lines : public BatchReader {
  public:
   Lines(const MlmTask& task, const std::string& path, int64_t rows)
-      : task_(task), lines_(path), rows_(rows > 0 ? rows : 16) {}
+      : mask_(int32_t(task.tokenizer().vocab_size())),
+        lines_(path, task.tokenizer()),
+        rows_(rows > 0 ? rows : 16) {}
 
   std::optional<Batch> Next() override {
-    std::vector<std::vector<int64_t>> rows;
-    std::vector<int64_t> numbers, lengths;
-    for (std::string line; int64_t(rows.size()) < rows_ && lines_.Next(&line);) {
-      if (line.find_first_not_of(" \t") == std::string::npos) continue;
-      rows.push_back(Encode(line));
-      numbers.push_back(lines_.number());
-      lengths.push_back(int64_t(rows.back().size()));
+    std::vector<std::vector<int32_t>> rows;
+    std::vector<int64_t> numbers;
+    for (const MaskedLine& line : lines_.Next(rows_)) {
+      std::vector<int32_t>& row = rows.emplace_back(line.parts[0]);
+      for (size_t i = 1; i < line.parts.size(); ++i) {
+        row.push_back(mask_);
+        row.insert(row.end(), line.parts[i].begin(), line.parts[i].end());
+      }
+      numbers.push_back(line.number);
     }
     if (rows.empty()) return std::nullopt;
     Batch batch;
-    batch.rows = int64_t(rows.size());
-    const int64_t longest = *std::max_element(lengths.begin(), lengths.end());
-    const at::Tensor ids = at::zeros({batch.rows, longest}, at::kLong);
-    for (int64_t r = 0; r < batch.rows; ++r) {
-      std::copy(rows[size_t(r)].begin(), rows[size_t(r)].end(),
-                ids.mutable_data_ptr<int64_t>() + r * longest);
-      batch.tokens += lengths[size_t(r)];
-    }
-    batch.Add("ids", ids);
-    batch.Add("lengths", at::tensor(lengths, at::kLong));
-    batch.Add("lines", at::tensor(numbers, at::kLong));
+    AddIds(std::vector<std::span<const int32_t>>(rows.begin(), rows.end()), RowPadding(), &batch);
+    AddNumbers("lines", numbers, &batch);
     return batch;
   }
   int64_t total() const override { return lines_.bytes_total(); }
@@ -204,40 +162,30 @@ class MlmTask::Lines : public BatchReader {
   const char* unit() const override { return "bytes"; }
 
  private:
-  std::vector<int64_t> Encode(const std::string& line) const {
-    std::vector<int64_t> ids;
-    const auto add = [&](std::string_view text) {
-      for (const int32_t id : task_.tokenizer().Encode(text)) ids.push_back(id);
-    };
-    size_t begin = 0, at = line.find(kMask);
-    CISTERN_CHECK(at != std::string::npos, lines_.path(), ":", lines_.number(), ": expected ",
-                  kMask, " where a token is to be filled in");
-    for (; at != std::string::npos; at = line.find(kMask, begin)) {
-      std::string_view before = std::string_view(line).substr(begin, at - begin);
-      if (task_.tokenizer().kind() == TokenizerKind::kBpe && before.ends_with(' '))
-        before.remove_suffix(1);
-      add(before);
-      ids.push_back(task_.tokenizer().vocab_size());
-      begin = at + sizeof(kMask) - 1;
-    }
-    add(std::string_view(line).substr(begin));
-    return ids;
-  }
-
-  const MlmTask& task_;
-  LineReader lines_;
+  int32_t mask_;
+  MaskedLines lines_;
   int64_t rows_;
 };
 
+std::unique_ptr<BatchReader> MlmTask::RowsOf(const TokenText& text, const ReadOptions& o,
+                                             std::shared_ptr<void> keep) const {
+  return ReadTextRows(
+      text, o, options().length,
+      [this](const at::Tensor& tokens, const std::vector<int64_t>& begins) {
+        return Masked(tokens, kMeasured, {begins.begin(), begins.end()});
+      },
+      std::move(keep));
+}
+
 std::unique_ptr<BatchReader> MlmTask::Read(Split split, const ReadOptions& o) const {
-  return std::make_unique<Blocks>(*this, TextTask::Of(split), o);
+  return RowsOf(TextTask::Of(split), o);
 }
 
 std::unique_ptr<BatchReader> MlmTask::ReadFile(const std::string& path, bool labelled,
                                                const ReadOptions& o) const {
   if (!labelled) return std::make_unique<Lines>(*this, path, o.rows);
   const std::shared_ptr<TokenFile> file = Tokenize(path);
-  return std::make_unique<Blocks>(*this, TextTask::Of(*file), o, file);
+  return RowsOf(TextTask::Of(*file), o, file);
 }
 
 namespace {

@@ -40,8 +40,10 @@ class MlmTask : public TextTask {
   std::vector<Json> Predict(Model& model, const Batch& batch) const override;
 
  private:
-  class Blocks;
   class Lines;
+  // Masked by where rows begin.
+  std::unique_ptr<BatchReader> RowsOf(const TokenText& text, const ReadOptions& o,
+                                      std::shared_ptr<void> keep = nullptr) const;
   // ids and targets [rows,T] of tokens [rows,T]: row r by the draws of (seed, streams[r]).
   Batch Masked(const at::Tensor& tokens, uint64_t seed, const std::vector<uint64_t>& streams) const;
 

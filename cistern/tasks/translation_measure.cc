@@ -13,7 +13,7 @@
 namespace cistern {
 namespace {
 
-LanguageModel& Of(Model& model) { return dynamic_cast<LanguageModel&>(model); }
+LanguageModel& TranslatorOf(Model& model) { return dynamic_cast<LanguageModel&>(model); }
 
 void CheckLengths(const ModelConfig& config, const Batch& batch) {
   const int64_t sources = batch["source"].size(1), targets = batch["ids"].size(1);
@@ -109,7 +109,7 @@ std::string TranslationTask::Text(const std::vector<int32_t>& ids) const {
 }
 
 Score TranslationTask::Measure(Model& model, const Batch& batch) const {
-  LanguageModel& translator = Of(model);
+  LanguageModel& translator = TranslatorOf(model);
   CheckLengths(translator.config(), batch);
   const at::Tensor targets = batch["targets"].reshape({-1}),
                    real = targets.ne(-100).nonzero().squeeze(1),
@@ -156,7 +156,7 @@ Json TranslationTask::Metrics(const Score& score) const {
 }
 
 std::vector<Json> TranslationTask::Predict(Model& model, const Batch& batch) const {
-  LanguageModel& translator = Of(model);
+  LanguageModel& translator = TranslatorOf(model);
   CheckLengths(translator.config(), batch);
   const std::vector<Hypothesis> translations = Translations(translator, batch);
   const at::Tensor source = batch["source"].cpu(), lengths = batch["source_lengths"].cpu(),
