@@ -107,11 +107,16 @@ TEST_F(PretrainTasksTest, OtherTasksAreRefusedWithTheReason) {
   Refused({"--task", "forecast", "--data", folder_ / "steps.csv"}, {"task.length=4"},
           {"real values or pairs"});
   Refused({"--task", "translation", "--data", folder_ / "rows.tsv"},
-          {"task.valid_share=0.2", "task.test_share=0.2"}, {"real values or pairs"});
+          {"task.header=yes", "task.source_column=text", "task.target_column=label",
+           "task.valid_share=0.2", "task.test_share=0.2"},
+          {"predicts tokens already"});
   Refused({"--task", "retrieval", "--data", folder_ / "docs.jsonl"}, {}, {"real values or pairs"});
   for (const std::string task : {"copy", "recall"})
     Refused({"--task", task}, {"model.kind=decoder_lm", "model.positions=none"},
             {"predicts tokens already"});
+  Refused({"--task", "span_corruption", "--data", TrainedText()},
+          {"task.length=16", "task.vocab_size=300", "model.positions=none"},
+          {"predicts tokens already"});
   Refused({"--task", "mlm", "--data", TrainedText()},
           {"task.length=16", "task.vocab_size=300", "model.positions=none"},
           {"predicts tokens already"});
