@@ -12,6 +12,8 @@
 #include "cistern/decode/eval_scope.h"
 #include "cistern/decode/measure.h"
 #include "cistern/kernels/isa.h"
+#include "cistern/models/encoder_classifier.h"
+#include "cistern/models/forecaster.h"
 #include "cistern/models/language_model.h"
 #include "cistern/tensors/device.h"
 #include "cistern/train/trainer.h"
@@ -25,40 +27,65 @@ at::Tensor Ids(int64_t vocab, at::IntArrayRef sizes, const Model& model) {
   return at::randint(vocab, sizes, at::kLong).to(model.options().device());
 }
 
-// The tensors that this kind of model trains on.
-NamedTensors MadeUp(const Model& model, const ModelSettings& s) {
+// Real numbers of each token of such a model; 0: it reads ids.
+int64_t Channels(const ModelConfig& config) {
+  if (config.kind == "forecaster") return OwnOptions<Forecaster>(config).inputs;
+  if (config.kind != "encoder_classifier") return 0;
+  const auto own = OwnOptions<EncoderClassifier>(config);
+  return own.input == EncoderClassifier::Input::kValues ? own.channels : 0;
+}
+
+at::Tensor Targets(const Model& model, int64_t batch, int64_t length) {
   const ModelConfig& config = model.config();
-  NamedTensors batch;
-  const at::Tensor lengths = at::full({s.batch}, s.length, at::kLong).to(model.options().device());
-  for (const std::string& input : model.info().inputs) {
-    const bool optional = input.ends_with("?");
-    const std::string name = optional ? input.substr(0, input.size() - 1) : input;
-    if (name.ends_with("ids") && config.vocab_size > 0) {
-      batch.Set(name, Ids(name == "ids" && model.info().encodes ? config.TargetVocabSize()
-                                                                : config.vocab_size,
-                          {s.batch, s.length}, model));
-    } else if (name == "source") {
-      batch.Set(name, Ids(config.vocab_size, {s.batch, s.length}, model));
-    } else if (name.ends_with("lengths") && !optional) {
-      batch.Set(name, lengths);
-    } else if (!optional) {
-      FailUsage("bench model makes up tokens; a ", config.kind, " reads ", name,
-                " as well: use cistern train --steps, which prints its tokens/s");
-    }
-  }
-  if (!batch.Has("ids"))
-    FailUsage("bench model makes up tokens; this ", config.kind,
-              " reads real values: use cistern train --steps, which prints its tokens/s");
-  batch.Set("targets", model.info().classifies
-                           ? Ids(config.classes, {s.batch}, model)
-                           : Ids(config.TargetVocabSize(), {s.batch, s.length}, model));
-  return batch;
+  if (config.kind == "forecaster")
+    return at::randn({batch, length, OwnOptions<Forecaster>(config).outputs})
+        .to(model.options().device());
+  return model.info().classifies ? Ids(config.classes, {batch}, model)
+                                 : Ids(config.TargetVocabSize(), {batch, length}, model);
 }
 
 void RequireLength(const ModelConfig& config, int64_t length, const char* what) {
-  if (config.positions == PositionKind::kLearned && length > config.max_length)
-    FailUsage(what, " ", length, " is more than the model's max_length of ", config.max_length,
-              ", up to which its positions are learned");
+  const int64_t beside = PositionsOf(config, length) - length;
+  if (config.positions == PositionKind::kLearned && length + beside > config.max_length)
+    FailUsage(what, " ", length, " is more than the ", config.max_length - beside,
+              " tokens up to which the model's positions are learned (max_length=",
+              config.max_length, ")");
+}
+
+// What this kind of model trains on.
+Batch MadeUp(const Model& model, const ModelSettings& s) {
+  const ModelConfig& config = model.config();
+  const ModelInfo& info = model.info();
+  if (s.target_length > 0 && !info.encodes)
+    FailUsage("--target-length is for models of a source and a target (encoder_decoder); a ",
+              config.kind, " reads one sequence, of --length");
+  const int64_t channels = Channels(config),
+                target = s.target_length > 0 ? s.target_length : s.length;
+  RequireLength(config, s.length, "--length");
+  RequireLength(config, target, "--target-length");
+  at::manual_seed(s.seed);
+  NamedTensors batch;
+  const at::Device device = model.options().device();
+  for (const std::string& input : info.inputs) {
+    const bool optional = input.ends_with("?");
+    const std::string name = optional ? input.substr(0, input.size() - 1) : input;
+    if (name == "values" && channels > 0) {
+      batch.Set(name, at::randn({s.batch, s.length, channels}).to(device));
+    } else if (name.ends_with("ids") && channels == 0) {
+      const bool of_target = name == "ids" && info.encodes;
+      batch.Set(name, Ids(of_target ? config.TargetVocabSize() : config.vocab_size,
+                          {s.batch, of_target ? target : s.length}, model));
+    } else if (name == "source") {
+      batch.Set(name, Ids(config.vocab_size, {s.batch, s.length}, model));
+    } else if (name.ends_with("lengths") && !optional) {
+      batch.Set(name, at::full({s.batch}, s.length, at::kLong).to(device));
+    } else if (!optional) {
+      FailUsage("bench makes up tokens and values; a ", config.kind, " reads ", name,
+                " as well: use cistern train --steps, which prints its tokens/s");
+    }
+  }
+  batch.Set("targets", Targets(model, s.batch, target));
+  return {batch, s.batch, s.batch * target};
 }
 
 Json What(const Model& model, const ModelSettings& s, const std::string& phase) {
@@ -85,6 +112,7 @@ Row MeasureTraining(const std::shared_ptr<Model>& model, const ModelSettings& s)
   Row row;
   row.what = What(*model, s, "train");
   row.what["batch"] = s.batch, row.what["length"] = s.length;
+  if (s.target_length > 0) row.what["target_length"] = s.target_length;
   malloc_trim(0);
   ResetPeakMemory();
   const int64_t before = ResidentBytes();
@@ -167,13 +195,14 @@ std::vector<Row> MeasureDecodes(LanguageModel& model, const ModelSettings& s, Js
 
 }  // namespace
 
+int64_t PositionsOf(const ModelConfig& config, int64_t length) {
+  const bool token = config.info().classifies && config.pooling == PoolingKind::kCls &&
+                     config.cls_place == ClsPlace::kBefore;
+  return length + (token ? 1 : 0);
+}
+
 TrainingStep::TrainingStep(std::shared_ptr<Model> model, const ModelSettings& settings)
-    : model_(std::move(model)), settings_(settings) {
-  RequireLength(model_->config(), settings.length, "--length");
-  const int64_t bytes = settings.dtype == "float64" ? 8 : 4;
-  CheckMemory(model_->config(), settings.batch, settings.length, bytes);
-  at::manual_seed(settings.seed);
-  batch_ = {MadeUp(*model_, settings), settings.batch, settings.batch * settings.length};
+    : model_(std::move(model)), settings_(settings), batch_(MadeUp(*model_, settings)) {
   parts_ = RowParts(settings.parallel, *model_, settings.batch);
   optimizer_ = MakeOptimizer(*model_, settings.optimizer);
 }
@@ -185,6 +214,25 @@ void TrainingStep::Run() {
   AddGradients(*model_, of, batch_, 1, settings_.dtype == "bfloat16", parts_, settings_.seed);
   const BFloat16Scope scope(settings_.dtype == "bfloat16", model_->options().device());
   optimizer_->Step(kRate, settings_.clip);
+}
+
+Inference::Inference(std::shared_ptr<Model> model, const ModelSettings& settings)
+    : model_(std::dynamic_pointer_cast<Classifier>(model)) {
+  if (!model_) FailUsage("inference is timed of classifiers; not of a ", model->config().kind);
+  batch_ = MadeUp(*model_, settings);
+}
+
+at::Tensor Inference::Run() {
+  const EvalScope scope(*model_);
+  return model_->Logits(batch_.tensors);
+}
+
+void CheckStepMemory(const ModelConfig& config, const ModelSettings& s) {
+  TrainOptions options;
+  options.optimizer = s.optimizer, options.parallel = s.parallel;
+  const bool both = s.target_length > 0;
+  CheckMemory(config, s.batch, both ? s.target_length : s.length, s.dtype == "float64" ? 8 : 4,
+              options, both ? s.length : 0);
 }
 
 std::vector<Row> MeasureModel(const std::shared_ptr<Model>& model, const ModelSettings& s,

@@ -4,7 +4,7 @@
 
 #include "cistern/bench/profile.h"
 #include "cistern/bench/record.h"
-#include "cistern/models/model.h"
+#include "cistern/models/classifier.h"
 #include "cistern/train/optimizer.h"
 #include "cistern/train/row_parts.h"
 
@@ -12,6 +12,7 @@ namespace cistern::bench {
 
 struct ModelSettings {
   int64_t batch = 8, length = 256;  // of a training step
+  int64_t target_length = 0;  // of an encoder_decoder, whose sources have `length`; 0: as long
   OptimizerOptions optimizer;
   double clip = 1;
   ThreadsTake parallel = ThreadsTake::kAuto;
@@ -27,14 +28,14 @@ struct ModelSettings {
   std::function<bool()> stop;
 };
 
-// A training step: random tokens, all of them real; loss, gradients, clipping, update. UsageError
-// for kinds of model that read something else than tokens, where lengths or positions go beyond
-// what the model has. The weights change.
+// A training step: random tokens or values, all of them real; loss, gradients, clipping, update.
+// UsageError for kinds of model that read something else, where lengths go beyond what the model
+// has. The weights change.
 class TrainingStep {
  public:
   TrainingStep(std::shared_ptr<Model> model, const ModelSettings& settings);
   void Run();
-  int64_t tokens() const { return batch_.tokens; }  // of a step: those that rates count
+  int64_t tokens() const { return batch_.tokens; }  // of a step: those that rates count, targets
 
  private:
   std::shared_ptr<Model> model_;
@@ -43,6 +44,26 @@ class TrainingStep {
   Batch batch_;
   int64_t parts_ = 1;
 };
+
+// Inference: the logits of such rows, without gradients or dropout. UsageError for models that are
+// no classifiers.
+class Inference {
+ public:
+  Inference(std::shared_ptr<Model> model, const ModelSettings& settings);
+  at::Tensor Run();
+  int64_t tokens() const { return batch_.tokens; }
+
+ private:
+  std::shared_ptr<Classifier> model_;
+  Batch batch_;
+};
+
+// Positions that a row of `length` tokens takes: one more where a learned token comes first.
+int64_t PositionsOf(const ModelConfig& config, int64_t length);
+
+// UsageError, with an estimate, where the memory that is free is too small for a training step of
+// such a model. Before it is made.
+void CheckStepMemory(const ModelConfig& config, const ModelSettings& settings);
 
 // Rows "train" and, of language models that need no source, "decode" at each position: one token of
 // one sequence and its logits; its state's bytes. Then the same of several sequences at once.

@@ -33,6 +33,7 @@ std::shared_ptr<Model> TheModel(const ModelArguments& a, bench::ModelSettings* s
   if (std::filesystem::is_directory(a.what, ignored)) {
     if (!a.set.empty()) FailUsage("--set is for experiments; ", a.what, " is a model folder");
     model = LoadModel(a.what);
+    if (settings->train) bench::CheckStepMemory(model->config(), *settings);
   } else {
     Experiment experiment;
     ReadExperiment(experiment, a.what, a.set);
@@ -43,6 +44,7 @@ std::shared_ptr<Model> TheModel(const ModelArguments& a, bench::ModelSettings* s
     settings->optimizer = experiment.train.optimizer, settings->clip = experiment.train.clip;
     settings->parallel = experiment.train.parallel;
     settings->optimizer.Validate();
+    if (settings->train) bench::CheckStepMemory(config, *settings);
     model = MakeModel(config, a.options.seed);
   }
   if (a.dtype == "float64") model->to(at::kDouble);
@@ -129,16 +131,20 @@ int RunBenchModel(const ModelArguments& a) {
 void AddBenchModel(CLI::App& bench, Run& run) {
   auto a = std::make_shared<ModelArguments>();
   CLI::App* command = bench.add_subcommand("model",
-                                           "a whole model on made-up tokens: training steps and "
+                                           "a whole model on made-up tokens or values: training "
+                                           "steps and "
                                            "tokens/s, decoding and its state against "
                                            "the context, memory");
   command->footer(
       "A training step is loss, gradients, clipping and update. Decoding is one token of one "
       "sequence and its logits.\nWhat data would decide is 2,048 tokens, 10 classes; --set "
-      "model.vocab_size=... says otherwise.\n"
+      "model.vocab_size=... says otherwise. A model of real values says so itself: --set "
+      "task.kind=classify --set model.encoder_classifier.input=values --set "
+      "model.encoder_classifier.channels=3.\n"
       "Examples:\n"
       "  cistern bench model --set model.attention=latte --length 1024\n"
-      "  cistern bench model configs/listops.toml --batch 32 --length 2000 --profile\n"
+      "  cistern bench model configs/listops-latte.toml --batch 32 --length 2000 --profile\n"
+      "  cistern bench model configs/P001/vit/base.toml --batch 1 --length 576\n"
       "  cistern bench model runs/mine --no-train --positions 0,1000,10000,100000");
   command->add_option("what", a->what,
                       "model folder, or experiment file (.toml); none: the default experiment");
@@ -150,6 +156,12 @@ void AddBenchModel(CLI::App& bench, Run& run) {
       ->capture_default_str();
   command->add_option("--length", a->settings.length, "tokens of a row")
       ->check(CLI::Range(2, 1 << 24))
+      ->capture_default_str();
+  command
+      ->add_option("--target-length", a->settings.target_length,
+                   "of an encoder_decoder: tokens of a target, whose source has --length; 0: as "
+                   "many")
+      ->check(CLI::Range(0, 1 << 24))
       ->capture_default_str();
   command
       ->add_option("--positions", a->settings.positions,

@@ -1,6 +1,7 @@
 // cistern bench from outside: what is printed and written, refusals, exit codes. No speeds.
 #include "cistern/attention/mechanism.h"
 #include "cistern/cli/testing_cli.h"
+#include "cistern/models/model.h"
 
 namespace cistern {
 namespace {
@@ -166,8 +167,44 @@ TEST_F(BenchTest, ModelMeasuresTrainingAndDecoding) {
   EXPECT_TRUE(latte) << profile;
   EXPECT_NEAR(sum, profile["ms"].get<double>(), 1e-6 * sum);
   Expect(small + Words{"--no-train", "--profile"}, 2, {"--profile"});
+  Expect(small + Words{"--target-length", "8"}, 2, {"--target-length", "encoder_decoder"});
   Expect({"bench", "model", "--positions", "0,1"}, 2, {"tokens apart"});
   Expect({"bench", "model", "--set", "model.dmi=3"}, 2, {"did you mean 'model.dim'?"});
+}
+
+// Models of real values; a source and a target of two lengths.
+TEST_F(BenchTest, ModelMakesUpValuesAndTargets) {
+  const Words small = {"bench",  "model", "--batch", "2", "--seconds", "0.001",
+                       "--runs", "1",     "--json",  "-", "--threads", "1"};
+  const auto of = [&](const Words& settings) {
+    Words words = small;
+    for (const std::string& setting : settings + Words{"model.dim=16", "model.heads=2"})
+      words = words + Words{"--set", setting};
+    return words;
+  };
+  // Learned positions have room for 16 tokens and the one before them.
+  const Words classifier = of({"task.kind=classify", "model.encoder_classifier.input=values",
+                               "model.encoder_classifier.channels=3", "model.positions=learned",
+                               "model.max_length=17", "model.pooling=cls"});
+  const Json values = Parsed(Run(classifier + Words{"--length", "16"}));
+  EXPECT_EQ(values["rows"].size(), 1u);
+  EXPECT_GT(values["rows"][0]["figures"]["steps_per_s"].get<double>(), 0);
+  Expect(classifier + Words{"--length", "17"}, 2, {"--length 17", "16 tokens"});
+  const Json series = Parsed(
+      Run(of({"task.kind=forecast", "model.forecaster.inputs=3", "model.forecaster.outputs=2"}) +
+          Words{"--length", "16"}));
+  EXPECT_EQ(series["rows"][0]["what"]["length"], 16);
+
+  ModelConfig config;
+  config.kind = "encoder_decoder", config.dim = 16, config.heads = 2, config.vocab_size = 30;
+  SaveModel(*MakeModel(config, 1), folder_ / "translator");
+  const Json both =
+      Parsed(Run(small + Words{folder_ / "translator", "--length", "16", "--target-length", "5"}));
+  const Json& row = both["rows"][0];
+  EXPECT_EQ(row["what"]["length"], 16);
+  EXPECT_EQ(row["what"]["target_length"], 5);
+  EXPECT_NEAR(row["figures"]["tokens_per_s"].get<double>(),
+              2 * 5 * row["figures"]["steps_per_s"].get<double>(), 1e-6);
 }
 
 // What a step frees is there for the next one: a later step asks for few pages anew. (Without the

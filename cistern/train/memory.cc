@@ -118,10 +118,10 @@ int64_t EstimateTrainingBytes(const ModelConfig& c, int64_t rows, int64_t length
 }
 
 int64_t EstimateRunBytes(const ModelConfig& config, int64_t rows, int64_t length, int64_t bytes,
-                         const TrainOptions& options) {
+                         const TrainOptions& options, int64_t source) {
   const int64_t copies = options.NumbersPerParameter(),
-                shared = EstimateTrainingBytes(config, rows, length, 0, bytes, copies),
-                in_rows = EstimateTrainingBytes(config, rows, length, 0, bytes,
+                shared = EstimateTrainingBytes(config, rows, length, source, bytes, copies),
+                in_rows = EstimateTrainingBytes(config, rows, length, source, bytes,
                                                 copies + std::min<int64_t>(rows, NumThreads()) - 1);
   const bool of_rows =
       options.parallel == ThreadsTake::kRows ||
@@ -130,8 +130,8 @@ int64_t EstimateRunBytes(const ModelConfig& config, int64_t rows, int64_t length
 }
 
 void CheckMemory(const ModelConfig& config, int64_t rows, int64_t length, int64_t bytes,
-                 const TrainOptions& options) {
-  const int64_t need = EstimateRunBytes(config, rows, length, bytes, options),
+                 const TrainOptions& options, int64_t source) {
+  const int64_t need = EstimateRunBytes(config, rows, length, bytes, options, source),
                 have = AvailableBytes();
   if (have > 0 && need > have) {
     FailUsage("a training step would need about ", Gigabytes(need), " (batch ", rows, " x length ",

@@ -150,6 +150,12 @@ TEST(Memory, ForetellsWhatCannotFit) {
               EstimateTrainingBytes(config, 1, 9, 0, 4, 2));
   }
   SetNumThreads(threads);
+  // Sources of another length than the targets.
+  ModelConfig both = c;
+  both.kind = "encoder_decoder";
+  EXPECT_EQ(EstimateRunBytes(both, 1, 9, 4, plain, 90),
+            EstimateTrainingBytes(both, 1, 9, 90, 4, 2));
+  EXPECT_GT(EstimateRunBytes(both, 1, 9, 4, plain, 90), EstimateRunBytes(both, 1, 9, 4, plain));
 }
 
 // The estimate is not below what a step takes, and not far above. Measured in this process, whose

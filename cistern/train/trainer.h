@@ -165,9 +165,9 @@ int64_t EstimateTrainingBytes(const ModelConfig& config, int64_t rows, int64_t l
 // The same of a run with these options, and with the threads of this process: those that take rows
 // (train/row_parts.h) have gradients of their own, but for one.
 int64_t EstimateRunBytes(const ModelConfig& config, int64_t rows, int64_t length, int64_t bytes,
-                         const TrainOptions& options);
+                         const TrainOptions& options, int64_t source = 0);
 // UsageError with this estimate when it does not fit what is available (base/memory.h).
 void CheckMemory(const ModelConfig& config, int64_t rows, int64_t length, int64_t bytes = 4,
-                 const TrainOptions& options = {});
+                 const TrainOptions& options = {}, int64_t source = 0);
 
 }  // namespace cistern
