@@ -3,7 +3,6 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
-#include <exception>
 #include <memory>
 #include <new>
 
@@ -67,6 +66,24 @@ Json Peaks::Written() const {
   return all;
 }
 
+std::string ReasonOf(const std::exception_ptr& thrown, bool alone) {
+  const char* const out_of_memory = "out of memory; lower the length, the batch or the width";
+  try {
+    std::rethrow_exception(thrown);
+  } catch (const UsageError& e) {
+    if (alone) throw;
+    return StrCat("not supported: ", e.what());
+  } catch (const std::bad_alloc&) {
+    return out_of_memory;
+  } catch (const c10::Error& e) {
+    const std::string what = e.what_without_backtrace();
+    if (what.find("you tried to allocate") != what.npos) return out_of_memory;
+    return "failed: " + what.substr(0, what.find('\n'));
+  } catch (const Error& e) {
+    return StrCat("failed: ", e.what());
+  }
+}
+
 namespace {
 
 // A case that is ready to be timed, and its place.
@@ -75,26 +92,6 @@ struct Ready {
   std::unique_ptr<Core> core;
   int64_t peak_bytes = 0;
 };
-
-std::string OutOfMemory() { return "out of memory; lower the length, the batch or the width"; }
-
-// Why it threw; rethrows what is no property of the case.
-std::string Reason(const std::exception_ptr& thrown, bool alone) {
-  try {
-    std::rethrow_exception(thrown);
-  } catch (const UsageError& e) {
-    if (alone) throw;
-    return StrCat("not supported: ", e.what());
-  } catch (const std::bad_alloc&) {
-    return OutOfMemory();
-  } catch (const c10::Error& e) {
-    const std::string what = e.what_without_backtrace();
-    if (what.find("you tried to allocate") != what.npos) return OutOfMemory();
-    return "failed: " + what.substr(0, what.find('\n'));
-  } catch (const Error& e) {
-    return StrCat("failed: ", e.what());
-  }
-}
 
 void AddFigures(const Case& c, const Ready& ready, Peaks& peaks, Row* row) {
   const double seconds = row->ms.median * 1e-3;
@@ -129,7 +126,7 @@ std::unique_ptr<Core> Prepare(const Case& c, Inputs& inputs, const MeasureSettin
     if (settings.memory) *peak_bytes = core->PeakBytesOfRun();
     return core;
   } catch (...) {
-    row->skipped = Reason(std::current_exception(), alone);
+    row->skipped = ReasonOf(std::current_exception(), alone);
     return nullptr;
   }
 }
@@ -162,7 +159,7 @@ std::vector<Row> Measure(const std::vector<Case>& cases, const MeasureSettings& 
         throw;
       } catch (...) {
         for (const Ready& r : ready)
-          rows[r.place].skipped = Reason(std::current_exception(), cases.size() == 1);
+          rows[r.place].skipped = ReasonOf(std::current_exception(), cases.size() == 1);
       }
       for (size_t i = 0; i < spreads.size(); ++i) {
         Row& row = rows[ready[i].place];

@@ -1,5 +1,6 @@
 #pragma once
 // `cistern bench ops`: mechanisms over lengths, sizes, types, threads and SIMD targets.
+#include <exception>
 #include <functional>
 #include <map>
 #include <string>
@@ -43,6 +44,10 @@ class Peaks {
  private:
   std::map<std::string, std::pair<Json, double>> known_;
 };
+
+// Why it threw, as the reason of a row that is skipped; rethrows what is no property of the row,
+// and a UsageError where it is `alone`.
+std::string ReasonOf(const std::exception_ptr& thrown, bool alone);
 
 // Checks and times the cases; rows in their order. A case that cannot be run is skipped with the
 // reason, and so is one whose values are wrong (Row::wrong): it has no time. A single case that

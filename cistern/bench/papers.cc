@@ -6,17 +6,29 @@
 
 #include "cistern/base/format.h"
 #include "cistern/bench/efficiency.h"
+#include "cistern/bench/papers_models.h"
 #include "cistern/io/svg_plot.h"
 
 namespace cistern::bench {
 
-const Protocol& FindProtocol(const std::string& name) {
-  std::vector<std::string> known;
-  for (const Protocol& p : Protocols()) {
-    if (p.name == name) return p;
-    known.push_back(p.name);
+std::vector<Protocol> ChosenProtocols(const std::vector<std::string>& names) {
+  const std::vector<Protocol>& all = Protocols();
+  std::vector<std::string> known = {"cores", "models"};
+  for (const Protocol& p : all) known.push_back(p.name);
+  for (const std::string& name : names) {
+    if (std::find(known.begin(), known.end(), name) == known.end())
+      throw UsageError(UnknownName("figure", name, known));
   }
-  throw UsageError(UnknownName("figure", name, known));
+  const auto chosen = [&](const Protocol& p) {
+    const char* const sort = p.whole ? "models" : "cores";
+    return names.empty() ? !p.whole
+                         : std::any_of(names.begin(), names.end(), [&](const std::string& name) {
+                             return name == p.name || name == sort;
+                           });
+  };
+  std::vector<Protocol> out;
+  std::copy_if(all.begin(), all.end(), std::back_inserter(out), chosen);
+  return out;
 }
 
 const EnumNames<Finding::Verdict>& FindingVerdicts() {
@@ -43,6 +55,8 @@ Protocol Scaled(const Protocol& protocol, double scale, bool scale_batch) {
   for (Claim& c : p.claims) {
     if (c.length > 0) c.length = ScaledLength(c.length, scale);
   }
+  if (p.whole && p.whole->target_length > 0)
+    p.whole->target_length = ScaledLength(p.whole->target_length, scale);
   if (scale_batch)
     p.batch = std::max<int64_t>(1, std::llround(double(p.batch) * std::min(1.0, scale)));
   return p;
@@ -50,6 +64,7 @@ Protocol Scaled(const Protocol& protocol, double scale, bool scale_batch) {
 
 std::vector<Row> MeasureProtocol(const Protocol& p, const Case& like,
                                  const MeasureSettings& settings, Peaks& peaks) {
+  if (p.whole) return MeasureWholeModels(p, like, settings);
   std::vector<Case> cases;
   std::vector<std::string> arms;
   for (const int64_t length : p.lengths) {
@@ -216,6 +231,18 @@ std::vector<Finding> Findings(const Protocol& p, const std::vector<Row>& rows) {
   return findings;
 }
 
+const std::vector<Column>& PapersColumns() {
+  static const std::vector<Column> columns = [] {
+    std::vector<Column> all = OpsColumns();
+    const auto tokens = std::find_if(all.begin(), all.end(),
+                                     [](const Column& c) { return c.key == "tokens_per_s"; });
+    all.insert(tokens + 1, {"steps_per_s", "steps/s", Column::Kind::kRate});
+    all.push_back({"parameters", "parameters", Column::Kind::kCount});
+    return all;
+  }();
+  return columns;
+}
+
 HtmlTable FindingTable(const std::vector<Finding>& findings) {
   HtmlTable table;
   table.header = {"figure", "claim", "paper", "here", "verdict"};
@@ -245,18 +272,20 @@ void WritePapersReport(const std::vector<Protocol>& protocols, const Record& rec
   if (const std::string busy = record.Busy(); !busy.empty()) report.Paragraph(busy);
   for (const Protocol& p : protocols) {
     report.Heading(p.source).Paragraph(p.setup);
-    LineChart time{p.source, p.way == Way::kDecode ? "tokens before" : "tokens", "ms", {}};
-    time.log_x = time.log_y = true;
+    const bool steps = p.whole.has_value();
+    LineChart chart{
+        p.source, p.way == Way::kDecode ? "tokens before" : "tokens", steps ? "steps/s" : "ms", {}};
+    chart.log_x = chart.log_y = true;
     if (p.lengths.size() > 1) {
       for (const Arm& arm : p.arms) {
         Series series{arm.name, {}, {}};
         for (const Row* row : Curve(p, record.rows, arm.name)) {
           series.x.push_back(double(LengthOf(*row)));
-          series.y.push_back(row->ms.median);
+          series.y.push_back(steps ? 1e3 / row->ms.median : row->ms.median);
         }
-        time.series.push_back(std::move(series));
+        chart.series.push_back(std::move(series));
       }
-      report.Svg(RenderSvg(time));
+      report.Svg(RenderSvg(chart));
     }
     std::vector<Finding> own;
     std::copy_if(findings.begin(), findings.end(), std::back_inserter(own),
@@ -267,7 +296,7 @@ void WritePapersReport(const std::vector<Protocol>& protocols, const Record& rec
     for (const Row& row : record.rows) {
       if (row.what["figure"] == p.name) rows.rows.push_back(row);
     }
-    if (!rows.rows.empty()) report.Table(RecordTable(rows, OpsColumns()));
+    if (!rows.rows.empty()) report.Table(RecordTable(rows, PapersColumns()));
   }
   report.Write(path);
 }

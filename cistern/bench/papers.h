@@ -2,15 +2,19 @@
 // `cistern bench papers`: the efficiency experiments of the papers (spec 6), run on this machine
 // beside what the papers say. Absolute times of other hardware say nothing here; orderings, slopes
 // and crossings do.
+#include <optional>
+
 #include "cistern/bench/ops.h"
+#include "cistern/train/optimizer.h"
 
 namespace cistern::bench {
 
 // A curve of a figure, a row of a table.
 struct Arm {
   std::string name;       // as the paper calls it
-  std::string mechanism;  // ours
+  std::string mechanism;  // ours; of a whole model in all its layers and stacks
   Json options = Json::object();
+  Json model = Json::object();  // settings of a whole model that go over WholeModel::model
 };
 
 // What the paper says of its figure.
@@ -31,23 +35,39 @@ struct Claim {
   double paper = 0;
 };
 
+// What a figure of whole models times, beside the mechanisms of its arms.
+struct WholeModel {
+  bool trains = true;  // steps of training; false: inference
+  Json model;          // the table [model] of an experiment
+  OptimizerOptions optimizer = {};
+  double clip = 0;
+  int64_t target_length = 0;  // of an encoder_decoder; Protocol::lengths are those of its sources
+};
+
 struct Protocol {
   std::string name;    // "ucu-fig3-d32"
   std::string source;  // "P002 Fig. 3, d = 32"
   std::string setup;   // what the paper measured, and how this differs
-  Way way;
-  Pass pass;
-  int64_t batch, heads, width;
-  std::vector<int64_t> lengths;
-  std::vector<Arm> arms;
-  std::vector<Claim> claims;
+  Way way = Way::kBidirectional;
+  Pass pass = Pass::kForward;
+  int64_t batch = 1, heads = 1, width = 1;
+  std::vector<int64_t> lengths = {};
+  std::vector<Arm> arms = {};
+  std::vector<Claim> claims = {};
+  // Of whole models, which say way, pass, heads and width themselves; none: cores alone.
+  std::optional<WholeModel> whole = {};
+  double minutes = 0;  // of whole models: that it takes, about, on two cores
 };
 
-// papers_table.cc: all rows.
+// All rows: those of papers_table.cc, then those of papers_models_table.cc.
 const std::vector<Protocol>& Protocols();
-const Protocol& FindProtocol(const std::string& name);  // UsageError with the nearest name
+std::vector<Protocol> WholeModelProtocols();
+// By name; "cores" and "models" are all of either sort, and no names are the cores: whole models
+// take minutes each. Each once, in the order of Protocols(). UsageError with the nearest name.
+std::vector<Protocol> ChosenProtocols(const std::vector<std::string>& names);
 
-// Lengths times `scale`, at least 16; batch 1 or more, times `scale` too where scale_batch.
+// Lengths, those of targets too, times `scale`, at least 16; batch 1 or more, times `scale` too
+// where scale_batch.
 Protocol Scaled(const Protocol& protocol, double scale, bool scale_batch);
 // Its cases; Row::what begins with "figure" and "arm".
 std::vector<Row> MeasureProtocol(const Protocol& scaled, const Case& like,
@@ -64,6 +84,7 @@ const EnumNames<Finding::Verdict>& FindingVerdicts();  // agrees, differs, level
 // kSlower needs quartiles that do not overlap, whatever the factor; level: they do.
 std::vector<Finding> Findings(const Protocol& scaled, const std::vector<Row>& rows);
 
+const std::vector<Column>& PapersColumns();
 HtmlTable FindingTable(const std::vector<Finding>& findings);
 Json FindingJson(const std::vector<Finding>& findings);
 // A page with each figure redrawn, its verdicts and its rows.

@@ -86,7 +86,30 @@ TEST(Papers, ScalingChangesLengthsAndWhatIsClaimedAtThem) {
   EXPECT_EQ(half.batch, 8);
   EXPECT_EQ(tiny.lengths, (std::vector<int64_t>{16}));
   EXPECT_EQ(tiny.batch, 1);
-  EXPECT_THROW(FindProtocol("ucu-fig3"), UsageError);
+  p.whole = WholeModel{};
+  EXPECT_EQ(Scaled(p, 0.5, false).whole->target_length, 0);
+  p.whole->target_length = 100;
+  EXPECT_EQ(Scaled(p, 0.5, false).whole->target_length, 50);
+}
+
+TEST(Papers, FiguresAreChosenByNameOrSort) {
+  const size_t cores = ChosenProtocols({"cores"}).size(),
+               models = ChosenProtocols({"models"}).size();
+  EXPECT_EQ(cores + models, Protocols().size());
+  EXPECT_EQ(ChosenProtocols({}).size(), cores);
+  for (const Protocol& p : ChosenProtocols({"cores"})) EXPECT_FALSE(p.whole) << p.name;
+  EXPECT_EQ(ChosenProtocols({"abc-fig1", "cores", "abc-fig1"}).size(), cores);
+  EXPECT_EQ(ChosenProtocols({"reuse-table6"}).at(0).name, "reuse-table6");
+  EXPECT_THROW(ChosenProtocols({"cores", "ucu-fig3"}), UsageError);
+}
+
+// A model of the same layers and heads that takes no time.
+void Shrink(WholeModel* whole) {
+  Json& model = whole->model;
+  model["dim"] = 2 * model["heads"].get<int64_t>(), model["ffn_dim"] = 8;
+  if (model.contains("vocab_size")) model["vocab_size"] = 40;
+  if (model.contains("classes")) model["classes"] = 3;
+  if (model.contains("encoder_classifier")) model["encoder_classifier"]["channels"] = 5;
 }
 
 // Every arm exists, its options fit, it runs, and every claim is about arms and lengths of its
@@ -115,15 +138,19 @@ TEST(Papers, EveryRowOfTheTableRuns) {
     }
     Protocol tiny = Scaled(p, 0.016, true);
     tiny.batch = 1;
+    if (tiny.whole) Shrink(&*tiny.whole);
     const std::vector<Row> rows = MeasureProtocol(tiny, like, settings, peaks);
     EXPECT_EQ(rows.size(), tiny.lengths.size() * tiny.arms.size());
     for (const Row& row : rows) EXPECT_EQ(row.skipped, "") << row.what;
     record.rows.insert(record.rows.end(), rows.begin(), rows.end());
     const auto found = Findings(tiny, rows);
     EXPECT_EQ(found.size(), p.claims.size());
-    for (const Finding& f : found) {
-      if (tiny.lengths.size() > 1) {
-        EXPECT_NE(f.verdict, Verdict::kNotMeasured) << f.figure << ": " << f.claim;
+    for (size_t i = 0; i < found.size(); ++i) {
+      // So little memory may have been there already.
+      const bool measured = !tiny.whole || tiny.claims[i].kind != Kind::kMemory;
+      if (tiny.lengths.size() > 1 && measured) {
+        EXPECT_NE(found[i].verdict, Verdict::kNotMeasured)
+            << found[i].figure << ": " << found[i].claim;
       }
     }
     findings.insert(findings.end(), found.begin(), found.end());
@@ -133,6 +160,7 @@ TEST(Papers, EveryRowOfTheTableRuns) {
   const std::string html = ReadFile(folder / "report.html");
   for (const Protocol& p : Protocols()) EXPECT_NE(html.find(p.source), std::string::npos) << p.name;
   EXPECT_NE(html.find("<svg"), std::string::npos);
+  EXPECT_NE(html.find("steps/s"), std::string::npos);
 }
 
 }  // namespace

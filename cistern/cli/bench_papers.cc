@@ -5,6 +5,7 @@
 #include "cistern/base/interrupt.h"
 #include "cistern/base/parallel.h"
 #include "cistern/base/progress.h"
+#include "cistern/base/terminal.h"
 #include "cistern/bench/papers.h"
 #include "cistern/cli/bench_command.h"
 #include "cistern/kernels/isa.h"
@@ -20,10 +21,16 @@ struct PapersArguments {
   bool scale_batch = false, list = false, no_memory = false;
 };
 
+std::string Lengths(const bench::Protocol& p) {
+  return p.lengths.size() == 1 ? "1 length" : StrCat(p.lengths.size(), " lengths");
+}
+
 int List() {
   for (const bench::Protocol& p : bench::Protocols()) {
-    std::printf("%-26s %s: %zu arms, %zu lengths, %zu claims\n%26s %s\n", p.name.c_str(),
-                p.source.c_str(), p.arms.size(), p.lengths.size(), p.claims.size(), "",
+    const std::string minutes =
+        p.whole ? StrCat("; about ", Trimmed(p.minutes, 1), " min on two cores") : "";
+    std::printf("%-26s %s: %zu arms, %s, %zu claims%s\n%26s %s\n", p.name.c_str(), p.source.c_str(),
+                p.arms.size(), Lengths(p).c_str(), p.claims.size(), minutes.c_str(), "",
                 p.setup.c_str());
   }
   return 0;
@@ -33,12 +40,8 @@ int RunBenchPapers(const PapersArguments& a) {
   ApplyBenchOptions(a.options);
   if (a.list) return List();
   std::vector<bench::Protocol> protocols;
-  for (const std::string& name : a.figures)
-    protocols.push_back(bench::Scaled(bench::FindProtocol(name), a.scale, a.scale_batch));
-  if (a.figures.empty()) {
-    for (const bench::Protocol& p : bench::Protocols())
-      protocols.push_back(bench::Scaled(p, a.scale, a.scale_batch));
-  }
+  for (const bench::Protocol& p : bench::ChosenProtocols(a.figures))
+    protocols.push_back(bench::Scaled(p, a.scale, a.scale_batch));
   bench::Record record;
   record.kind = "papers";
   record.machine = bench::ThisMachine(CISTERN_VERSION);
@@ -75,11 +78,14 @@ int RunBenchPapers(const PapersArguments& a) {
   record.peaks = peaks.Written();
   record.settings["findings"] = bench::FindingJson(findings);
   if (!a.report.empty()) bench::WritePapersReport(protocols, record, findings, a.scale, a.report);
-  const int code = FinishBench(record, bench::OpsColumns(), a.options);
+  const int code = FinishBench(record, bench::PapersColumns(), a.options);
   if (a.options.json != "-") {
     std::printf("\nlengths are those of the papers times %s\n", Trimmed(a.scale, 4).c_str());
     bench::PrintTable(bench::FindingTable(findings));
     if (!a.report.empty()) std::printf("\nreport in %s\n", a.report.c_str());
+    if (a.figures.empty())
+      Note(
+          "figures of whole models are measured where they are named: cistern bench papers models");
   }
   return code;
 }
@@ -95,19 +101,26 @@ void AddBenchPapers(CLI::App& bench, Run& run) {
   command->footer(
       "Times of the papers' hardware cannot be compared; orders, growth and crossings can. "
       "'level': "
-      "the quartiles overlap.\nWhat a figure measured beyond the core is said by --list.\n"
+      "the quartiles overlap.\nFigures of whole models (training steps, inference) take minutes "
+      "each on two cores, as --list says, and are measured only where they are named. --list says, "
+      "too, how each figure differs from the paper's.\n"
       "Examples:\n"
       "  cistern bench papers --list\n"
       "  cistern bench papers --scale 0.25 --report papers.html --json papers.json\n"
-      "  cistern bench papers ucu-fig3-d64 latte-fig2-causal");
-  command->add_option("figures", a->figures, "names of --list; none: all");
+      "  cistern bench papers ucu-fig3-d64 latte-fig2-causal\n"
+      "  cistern bench papers models --scale 0.5 --report models.html");
+  command->add_option(
+      "figures", a->figures,
+      "names of --list; cores: all of mechanisms alone; models: all of whole models; "
+      "none: cores");
   command->add_option("--scale", a->scale, "lengths of the papers times this")
       ->check(CLI::Range(0.001, 16.0))
       ->capture_default_str();
   command->add_flag("--scale-batch", a->scale_batch, "with --scale below 1: the batch as well");
   command->add_option("--report", a->report, "write a page (HTML) with the figures redrawn");
   command->add_flag("--list", a->list, "print the figures, what they measured and stop");
-  command->add_flag("--no-memory", a->no_memory, "omit the extra run that measures the memory");
+  command->add_flag("--no-memory", a->no_memory,
+                    "omit the memory, and the extra run that measures that of mechanisms alone");
   AddBenchOptions(*command, a->options);
   command->callback([a, &run] { run = [a] { return RunBenchPapers(*a); }; });
 }
