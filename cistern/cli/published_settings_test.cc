@@ -394,7 +394,9 @@ std::vector<Family> LanguageModels() {
     if (heads > 0) {
       for (const char* stack : {"model.attention", "model.cross.attention"})
         own.push_back({stack, "reuse"});
-      own.push_back({"model.attention_options.reuse.heads", heads});
+      const bool all = heads == std::get<double>(sizes[1].second);
+      own.push_back({"model.attention_options.reuse.placement", all ? "full" : "partial"});
+      if (!all) own.push_back({"model.attention_options.reuse.heads", heads});
       own.push_back({"model.attention_options.reuse.layers", layers});
     }
     own.push_back(
