@@ -1,4 +1,7 @@
 // cistern bench papers from outside, and the settings of its whole models beside those of configs/.
+#include <fstream>
+#include <iterator>
+
 #include "cistern/bench/papers_models.h"
 #include "cistern/cli/testing_cli.h"
 #include "cistern/io/fields.h"
@@ -81,6 +84,24 @@ TEST_F(BenchPapersTest, WholeModelsHaveStepsASecond) {
   }
   EXPECT_EQ(json["settings"]["findings"].size(), 16u);
   EXPECT_NE(ReadFile(page).find("steps/s"), std::string::npos);
+}
+
+// As `train` does (base/restart.h).
+TEST_F(BenchPapersTest, WholeModelsRunWithTheSettingsOfTrainings) {
+  ::unsetenv("GOMP_SPINCOUNT");
+  ::unsetenv("OMP_WAIT_POLICY");
+  const std::string prefix = folder_ / "run";
+  const pid_t child = Start({"bench", "papers", "--seconds", "600", "reuse-table6"}, prefix);
+  bool set = false;
+  for (int i = 0; i < 60000 && !set; ++i) {
+    ::usleep(1000);
+    std::ifstream file(StrCat("/proc/", child, "/environ"));
+    const std::string environment((std::istreambuf_iterator<char>(file)), {});
+    set = environment.find("GOMP_SPINCOUNT=") != std::string::npos;
+  }
+  EXPECT_TRUE(set);
+  ::kill(child, SIGINT);
+  EXPECT_EQ(Wait(child, prefix).code, 130);
 }
 
 TEST_F(BenchPapersTest, TheListSaysWhatTakesMinutes) {

@@ -3,6 +3,7 @@
 #include <malloc.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <csignal>
 #include <cstdio>
@@ -21,6 +22,7 @@
 #include "cistern/base/interrupt.h"
 #include "cistern/base/restart.h"
 #include "cistern/base/terminal.h"
+#include "cistern/bench/papers.h"
 #include "cistern/cli/command.h"
 
 namespace {
@@ -137,11 +139,22 @@ void FileGone(int) {
   std::_Exit(1);
 }
 
-// Commands that train for long, and the one that measures training.
+// Whether the words after the command name a figure of whole models.
+bool NamesWholeModels(int argc, char** argv) {
+  std::vector<std::string> names = {"models"};
+  for (const cistern::bench::Protocol& p : cistern::bench::WholeModelProtocols())
+    names.push_back(p.name);
+  return std::any_of(argv + 3, argv + argc, [&](const char* word) {
+    return std::find(names.begin(), names.end(), word) != names.end();
+  });
+}
+
+// Commands that train for long, and those that measure training.
 bool Trains(int argc, char** argv) {
   const std::string command = argc > 1 ? argv[1] : "", what = argc > 2 ? argv[2] : "";
   return command == "train" || command == "compare" || command == "reproduce" ||
-         (command == "bench" && what == "model");
+         (command == "bench" &&
+          (what == "model" || (what == "papers" && NamesWholeModels(argc, argv))));
 }
 
 }  // namespace
