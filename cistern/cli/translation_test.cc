@@ -87,8 +87,8 @@ TEST_F(TranslationCliTest, GoesOnWhereItEnded) {
 
 TEST_F(TranslationCliTest, ComparesMechanisms) {
   const std::string out = folder_ / "compared";
-  const Outcome o = Run(Words{"compare", folder_ / "pairs.tsv", "--out", out, "--set",
-                              "train.steps=4", "--mechanisms", "softmax,abc_mlp"} +
+  const Outcome o = Run(Words{"compare", folder_ / "pairs.tsv", "--out", out, "--seconds", "0.2",
+                              "--mechanisms", "softmax,abc_mlp"} +
                         Small());
   ASSERT_EQ(o.code, 0) << o;
   ExpectContains(o.out, {"softmax", "abc_mlp", "BLEU"});
