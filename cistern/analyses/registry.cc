@@ -3,7 +3,7 @@
 #include "cistern/decode/eval_scope.h"
 #include "cistern/models/classifier.h"
 #include "cistern/models/language_model.h"
-#include "cistern/models/masked_lm.h"
+#include "cistern/models/token_predictor.h"
 
 namespace cistern {
 
@@ -42,8 +42,8 @@ std::vector<CapturedLayer> RunLayers(Model& model, const Batch& batch) {
     classifier->Logits(batch.tensors);
   } else if (auto* decoder = dynamic_cast<LanguageModel*>(&model)) {  // without its output layer
     decoder->HiddenOfRows(batch.tensors);
-  } else if (auto* masked = dynamic_cast<MaskedLm*>(&model)) {  // a row may have no target
-    masked->Hidden(batch["ids"], MaskOf(batch.tensors));
+  } else if (auto* tokens = dynamic_cast<TokenPredictor*>(&model)) {  // a row may have no target
+    tokens->Hidden(batch["ids"], MaskOf(batch.tensors));
   } else {
     model.TrainingLoss(batch.tensors);
   }

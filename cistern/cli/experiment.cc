@@ -258,18 +258,29 @@ void TakeTokenizer(Task& task, const std::string& from) {
   if (task.TakeTokenizer(LoadTokenizer(path))) Note("using the tokenizer of " + from);
 }
 
-// A note where the head that is taken was made for other classes, though as many: it is taken by
-// their order.
-std::string OtherClasses(const Json& data, const std::string& from) {
+// What the folder of a run says of its experiment; empty where it does not: it is no part of the
+// model.
+Json RecordOf(const std::string& from) {
   const std::string path = from + "/experiment.json";
   std::error_code ignored;
-  if (!data.contains("classes") || !std::filesystem::exists(path, ignored)) return "";
-  Json record;
+  if (!std::filesystem::exists(path, ignored)) return Json::object();
   try {
-    record = ReadJsonFile(path);
+    Json record = ReadJsonFile(path);
+    return record.is_object() ? record : Json::object();
   } catch (const Error&) {
-    return "";  // it is no part of the model
+    return Json::object();
   }
+}
+
+std::string TaskOf(const Json& record) {
+  const Json task = record.value("task", Json::object());
+  return task.is_object() ? task.value("kind", std::string()) : "";
+}
+
+// A note where the head that is taken was made for other classes, though as many: it is taken by
+// their order.
+std::string OtherClasses(const Json& data, const Json& record, const std::string& from) {
+  if (!data.contains("classes")) return "";
   const auto names = [](const Json& summary) {
     std::string all;
     if (!summary.is_object() || !summary.contains("classes")) return all;
@@ -278,8 +289,7 @@ std::string OtherClasses(const Json& data, const std::string& from) {
       all += (all.empty() ? "" : ", ") + name;
     return all;
   };
-  const std::string theirs =
-                        record.is_object() && record.contains("data") ? names(record["data"]) : "",
+  const std::string theirs = record.contains("data") ? names(record["data"]) : "",
                     mine = names(data);
   if (theirs.empty() || theirs == mine) return "";
   return StrCat("the classes of ", from, " are ", theirs, ", and here they are ", mine,
@@ -354,11 +364,14 @@ Trained TrainExperiment(Experiment experiment, const std::string& folder, bool r
   out.model = MakeModel(out.config, uint64_t(experiment.seed));
   if (experiment.dtype == "float64") out.model->to(at::kDouble);
   if (taking) {
-    const TransferReport report =
-        TakeWeights(*out.model, experiment.from, {experiment.new_head, experiment.swap_attention});
+    const Json theirs = RecordOf(experiment.from);
+    const TransferReport report = TakeWeights(
+        *out.model, experiment.from,
+        {experiment.new_head, experiment.swap_attention, out.task->HasFirstIdsOf(TaskOf(theirs))});
     Note(StrCat("from ", experiment.from, ": ", report.Summary()));
     for (const std::string& note : report.notes) Note(note);
-    const std::string classes = experiment.new_head ? "" : OtherClasses(data, experiment.from);
+    const std::string classes =
+        experiment.new_head ? "" : OtherClasses(data, theirs, experiment.from);
     if (!classes.empty()) Note(classes);
   }
   experiment.model = out.config;

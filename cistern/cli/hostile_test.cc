@@ -255,8 +255,8 @@ TEST_F(HostileTest, RowsThatArePassedOverAreCountedByEveryCommand) {
   EXPECT_EQ(ParseJson(json.out, "stdout")["skipped_rows"], 1) << json;
   Put(folder_ / "text.txt", "some words");
   ExpectRefused(Run({"train", "--text", folder_ / "text.txt", "--skip-bad-rows"}),
-                "tasks that read rows (retrieval, series, forecast, classify, translation); the "
-                "task lm reads");
+                "tasks that read rows (retrieval, series, forecast, classify, question_answering, "
+                "translation); the task lm reads");
 }
 
 TEST_F(HostileTest, AveragesOfFewerEvaluationsAreSaid) {

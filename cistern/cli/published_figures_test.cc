@@ -72,6 +72,18 @@ std::vector<Row> Figures() {
   rows.push_back({"P001/vit/k6-p10.toml", 84.29, .06});
   rows.push_back({"P001/vit/k12-p6.toml", 83.55, .18});
   rows.push_back({"P001/vit/13-layers-k6-p10.toml", 84.69, .24});
+  // P001 Table 7: MNLI, SQuAD 1.1, SQuAD 2.0.
+  const auto finetuned = [&](const std::string& file, const std::vector<double>& f) {
+    const char* tasks[] = {"mnli", "squad", "squad2"};
+    for (size_t i = 0; i < 3; ++i)
+      rows.push_back(
+          {StrCat("P001/", tasks[i], "/", file, ".toml"), f[i], -1, i == 0 ? "accuracy" : "f1"});
+  };
+  finetuned("large", {87.97, 91.87, 82.41});
+  finetuned("large-k16-p12", {87.75, 91.92, 82.56});
+  finetuned("large-alternate", {87.31, 91.56, 82.29});
+  finetuned("large-all-end", {87.24, 91.55, 81.7});
+  finetuned("large-skip", {87.3, 91.65, 81.83});
   // P002 Figure 4 at its end; P003 Table 5, SST-2.
   const auto other = [&](const std::string& file, const char* metric, double value) {
     rows.push_back({file + ".toml", value, -1, metric});

@@ -376,19 +376,25 @@ std::vector<Family> LanguageModels() {
     families.push_back({StrCat("P001/bert/large-", row), Sizes(24, 16, 1024, 0)});
   families.push_back({"P001/bert/large-26", Sizes(26, 16, 1024, 0)});
   // P001 Table 2: T5 v1.0, 512 tokens and 114.
-  families.push_back({"P001/t5/", Settings{{"task.kind", "span_corruption"},
-                                           {"task.length", 568.},
-                                           {"model.kind", "encoder_decoder"},
-                                           {"model.norm", "pre"},
-                                           {"model.norm_kind", "rms"},
-                                           {"model.activation", "relu"},
-                                           {"model.bias", "false"},
-                                           {"model.positions", "relative"},
-                                           {"train.optimizer", "adafactor"},
-                                           {"train.schedule", "rsqrt_flat"},
-                                           {"train.warmup", 10'000.},
-                                           {"train.batch", 128.},
-                                           {"train.steps", 524'288.}}});
+  const Settings t5_model = {{"model.kind", "encoder_decoder"},
+                             {"model.norm", "pre"},
+                             {"model.norm_kind", "rms"},
+                             {"model.activation", "relu"},
+                             {"model.bias", "false"},
+                             {"model.positions", "relative"},
+                             {"model.dropout", .1},
+                             {"train.optimizer", "adafactor"},
+                             {"train.batch", 128.}};
+  families.push_back({"P001/t5/", t5_model + Settings{{"task.kind", "span_corruption"},
+                                                      {"task.length", 568.},
+                                                      {"train.schedule", "rsqrt_flat"},
+                                                      {"train.warmup", 10'000.},
+                                                      {"train.steps", 524'288.}}});
+  families.push_back({"P001/t5-finetune/", t5_model + Settings{{"task.kind", "translation"},
+                                                               {"task.metric", "exact_match"},
+                                                               {"train.schedule", "constant"},
+                                                               {"train.lr", 1e-3},
+                                                               {"train.steps", 262'144.}}});
   const auto t5 = [&](const char* row, const Settings& sizes, double heads, double layers) {
     Settings own = sizes;
     if (heads > 0) {
@@ -401,7 +407,8 @@ std::vector<Family> LanguageModels() {
     }
     own.push_back(
         {StrCat("model.attention_options.", heads > 0 ? "reuse" : "softmax", ".scale"), "unit"});
-    families.push_back({StrCat("P001/t5/", row, ".toml"), own});
+    for (const char* folder : {"t5", "t5-finetune"})
+      families.push_back({StrCat("P001/", folder, "/", row, ".toml"), own});
   };
   t5("base", Sizes(12, 12, 768, 3072), 0, 0), t5("large", Sizes(24, 16, 1024, 4096), 0, 0);
   t5("base-k6-p10", Sizes(12, 12, 768, 3072), 6, 10);
@@ -409,6 +416,33 @@ std::vector<Family> LanguageModels() {
   t5("base-13-layers", Sizes(13, 12, 768, 3072), 12, 6);
   t5("large-k16-p12", Sizes(24, 16, 1024, 4096), 16, 12);
   t5("large-26-layers", Sizes(26, 16, 1024, 4096), 16, 12);
+  // P001 Table 7, finetuned, and Table 2. 3,699 steps of 48 are two epochs of SQuAD 1.1, 9,204 of
+  // 128 three of MNLI.
+  const Settings bert = {{"model.dropout", .1},        {"model.attention_dropout", .1},
+                         {"model.norm", "post"},       {"model.norm_eps", 1e-12},
+                         {"train.optimizer", "adamw"}, {"train.decay", "matrices"},
+                         {"train.schedule", "linear"}};
+  const Settings squad =
+      bert +
+      Settings{
+          {"task.kind", "question_answering"}, {"task.length", 384.},       {"task.stride", 128.},
+          {"task.question_length", 64.},       {"task.answer_length", 30.}, {"task.n_best", 20.}};
+  families.push_back({"P001/squad/", squad + Training(48, 3699, 8e-5, 370, .01)});
+  families.push_back({"P001/squad2/", squad + Training(48, 5498, 8e-5, 550, .01)});
+  families.push_back(
+      {"P001/mnli/", bert + Training(128, 9204, 3e-5, 920, .01) +
+                         Settings{{"task.kind", "classify"}, {"model.classes", 3.}}});
+  for (const char* folder : {"squad", "squad2", "mnli"}) {
+    families.push_back({StrCat("P001/", folder, "/large"), Sizes(24, 16, 1024, 0)});
+    families.push_back({StrCat("P001/", folder, "/large.toml"), {{"model.attention", "softmax"}}});
+    for (const char* placement : {"alternate", "skip", "all_end", "full"}) {
+      const std::string row = placement == std::string("full")      ? "k16-p12"
+                              : placement == std::string("all_end") ? "all-end"
+                                                                    : placement;
+      families.push_back({StrCat("P001/", folder, "/large-", row),
+                          {{"model.attention_options.reuse.placement", placement}}});
+    }
+  }
   // P001 Table 3: ViT-B/16, 8 epochs of ImageNet in batches of 512 at 384 pixels.
   families.push_back({"P001/vit/", Settings{{"task.kind", "image"},
                                             {"task.patch", 16.},

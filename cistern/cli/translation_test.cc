@@ -1,6 +1,7 @@
 // Translation from outside: train, eval, predict, compare, and what is refused.
 #include "cistern/cli/testing_cli.h"
 #include "cistern/ops/testing.h"
+#include "cistern/tensors/tensor_file.h"
 
 namespace cistern {
 namespace {
@@ -83,6 +84,37 @@ TEST_F(TranslationCliTest, GoesOnWhereItEnded) {
           Words{"--data", folder_ / "pairs.tsv", "--set", "train.schedule=constant"});
   ASSERT_EQ(o.code, 0) << o;
   EXPECT_EQ(ReadFile(part + "/model.safetensors"), ReadFile(again + "/model.safetensors"));
+}
+
+TEST_F(TranslationCliTest, BeginsWithSpanCorruption) {
+  const std::string spans = folder_ / "spans";
+  Words words = {"train",   "--task", "span_corruption", "--data", folder_ / "a.en", "--out", spans,
+                 "--steps", "3",      "--threads",       "1"};
+  for (const char* s : {"model.dim=16", "model.heads=2", "model.layers=1", "train.seconds=0",
+                        "train.batch=4", "task.vocab_size=280", "task.length=16",
+                        "model.norm_kind=rms", "model.positions=none", "model.attention=softmax",
+                        "model.decoder.attention=latte", "model.cross.attention=abc_mlp"})
+    words = words + Words{"--set", s};
+  Outcome o = Run(words);
+  ASSERT_EQ(o.code, 0) << o;
+  const std::string out = folder_ / "tuned";
+  words = {"train", "--task", "translation", "--data", folder_ / "pairs.tsv", "--from", spans,
+           "--out", out,      "--threads",   "1"};
+  for (const char* s : {"train.steps=1", "train.seconds=0", "train.lr=1e-9", "task.valid_share=0.1",
+                        "task.test_share=0.1"})
+    words = words + Words{"--set", s};
+  o = Run(words);
+  ASSERT_EQ(o.code, 0) << o;
+  ExpectContains(o.err, {"100.0 % of the weights"});
+  const Json config = ParseJson(ReadFile(out + "/config.json"), "config.json");
+  EXPECT_EQ(config["decoder"]["attention"][0], "latte");
+  EXPECT_EQ(config["cross"]["attention"][0], "abc_mlp");
+  EXPECT_EQ(config["norm_kind"], "rms");
+  // The first rows of the embedding are those of the same tokens; the sentinels' are left.
+  const at::Tensor was = LoadTensors(spans + "/model.safetensors").tensors[0].value,
+                   is = LoadTensors(out + "/model.safetensors").tensors[0].value;
+  EXPECT_EQ(was.size(0), is.size(0) + 100);
+  EXPECT_TRUE(at::allclose(was.narrow(0, 0, is.size(0)), is, 1e-3, 1e-3));
 }
 
 TEST_F(TranslationCliTest, ComparesMechanisms) {

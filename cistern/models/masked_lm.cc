@@ -36,17 +36,11 @@ Fields MaskedLm::Describe(Options& options) {
 
 void MaskedLm::Check(const ModelConfig& config) {
   OutputLayer::Check(config);
-  const LayerStack stack = config.Stack(Form::kBidirectional);
-  for (int64_t layer = 0; layer < stack.layers(); ++layer) {
-    if (FindMechanism(stack.Mechanism(layer)).MakesLatents()) {
-      FailUsage("a model of kind masked_lm predicts each token, but after ", stack.Mechanism(layer),
-                " there are only latents; use another mechanism, such as latte");
-    }
-  }
+  CheckTokens(config);
 }
 
 MaskedLm::MaskedLm(const ModelConfig& config)
-    : Model(config),
+    : TokenPredictor(config),
       embedding_(AddEmbedding(*this, "embed_tokens", config, config.vocab_size,
                               config.Stack(Form::kBidirectional).dim())),
       mask_(register_parameter(
@@ -63,9 +57,7 @@ MaskedLm::MaskedLm(const ModelConfig& config)
 }
 
 at::Tensor MaskedLm::Hidden(const at::Tensor& ids, const ops::Mask& mask) {
-  CISTERN_CHECK(ids.dim() == 2, "[masked_lm] expected ids of shape [B,T], got ", ids.dim(),
-                " dimensions");
-  CISTERN_CHECK(!mask.starts, "[masked_lm] a row is one document, without starts");
+  CheckInputs(ids, mask);
   if (mask.valid) {
     const ops::TokenMap front = trunk_.RealTokensFirst(mask);
     return front.Back(Hidden(front.Move(ids, 1), front.mask()), 1);

@@ -4,13 +4,12 @@
 // embeddings, so that the vocabulary is the tokenizer's and the weights fit other kinds of model.
 #include <memory>
 
-#include "cistern/models/heads.h"
-#include "cistern/models/model.h"
+#include "cistern/models/token_predictor.h"
 #include "cistern/nn/positions.h"
 
 namespace cistern {
 
-class MaskedLm : public Model {
+class MaskedLm : public TokenPredictor {
  public:
   struct Options {
     bool transform = true;  // a linear map, gelu and a norm before the output layer (RoBERTa)
@@ -21,12 +20,10 @@ class MaskedLm : public Model {
 
   // The id that stands for the mask among `ids`: one beyond the vocabulary.
   int64_t mask_id() const { return config_.vocab_size; }
-  // ids [B,T] int64 with mask_id where tokens are to be predicted -> hidden states [B,T,D], as the
-  // output layer takes them. What the mask calls padding or masked is never seen. Without starts.
-  at::Tensor Hidden(const at::Tensor& ids, const ops::Mask& mask = {});
-  at::Tensor Logits(const at::Tensor& hidden) const;  // [...,D] -> [...,V]
-  // Which setting makes the amount of padding count; empty: none does.
-  std::string SeesPadding() const { return trunk_.SeesPadding(); }
+  // ids with mask_id where tokens are to be predicted.
+  at::Tensor Hidden(const at::Tensor& ids, const ops::Mask& mask = {}) override;
+  at::Tensor Logits(const at::Tensor& hidden) const override;  // [...,D] -> [...,V]
+  std::string SeesPadding() const override { return trunk_.SeesPadding(); }
   // Over targets [B,T] != -100; at least one of them is.
   at::Tensor TrainingLoss(const NamedTensors& batch, double label_smoothing = 0) override;
 

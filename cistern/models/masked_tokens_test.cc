@@ -1,9 +1,11 @@
 // Models with masked tokens: prompts padded on the left, rows with holes.
 #include "cistern/attention/testing_mechanisms.h"
 #include "cistern/base/error.h"
+#include "cistern/io/test_folder.h"
 #include "cistern/models/encoder_classifier.h"
 #include "cistern/models/language_model.h"
 #include "cistern/models/masked_lm.h"
+#include "cistern/models/span_predictor.h"
 #include "cistern/models/two_tower.h"
 
 namespace cistern {
@@ -143,6 +145,33 @@ TEST(MaskedTokens, AMaskedLanguageModelPredictsAsWithoutThem) {
         NextTokenLoss(model.Logits(model.Hidden(b.rows[1])[0][2]), at::tensor({int64_t{7}})[0]);
     const NamedTensors batch = {{"ids", b.ids}, {"valid", b.valid}, {"targets", targets}};
     ExpectClose(model.TrainingLoss(batch), want, 1e-11, attention);
+  }
+}
+
+TEST(MaskedTokens, ASpanPredictorPredictsAsWithoutThem) {
+  for (const std::string attention : {"latte", "softmax", "linformer", "luna"}) {
+    const auto made = MakeModel(Config("span_predictor", attention, "learned"), 3);
+    auto& model = dynamic_cast<SpanPredictor&>(*made);
+    model.to(at::kDouble);
+    model.eval();
+    at::NoGradGuard guard;
+    const Batch b = MakeBatch();
+    const at::Tensor logits = model.SpanLogits({{"ids", b.ids}, {"valid", b.valid}});
+    const at::Tensor targets = at::zeros({3, 2}, at::kLong);
+    double sum = 0;
+    for (int64_t i = 0; i < 3; ++i) {
+      const at::Tensor alone = model.SpanLogits({{"ids", b.rows[size_t(i)]}})[0];
+      ExpectClose(logits[i].index({b.valid[i]}), alone, 1e-11, attention);
+      EXPECT_TRUE(logits[i].index({b.valid[i].logical_not()}).isneginf().all().item<bool>());
+      // A span from the first real token to the last.
+      const at::Tensor real = b.valid[i].nonzero().squeeze(1);
+      targets[i][0] = real[0], targets[i][1] = real[-1];
+      const at::Tensor log_p = at::log_softmax(alone, 0);
+      sum -= (log_p[0][0] + log_p[-1][1]).item<double>() / 6;
+    }
+    const NamedTensors batch = {{"ids", b.ids}, {"valid", b.valid}, {"targets", targets}};
+    EXPECT_NEAR(model.TrainingLoss(batch).item<double>(), sum, 1e-11) << attention;
+    ExpectContains(ErrorMessage([&] { model.TrainingLoss(batch, 0.1); }), {"label_smoothing"});
   }
 }
 

@@ -56,6 +56,8 @@ NamedTensors BatchOf(const ModelInfo& info) {
   batch.Set("targets",
             at::randint(0, 5, rows ? at::IntArrayRef({3}) : at::IntArrayRef({3, 11}), at::kLong));
   if (info.name == "forecaster") batch.Set("targets", at::randn({3, 11, 2}));
+  if (info.name == "span_predictor")  // tokens that are there
+    batch.Set("targets", at::tensor({4, 9, 0, 3, 0, 0}, at::kLong).view({3, 2}));
   return batch;
 }
 
@@ -244,8 +246,15 @@ TEST(ModelKinds, TrainOnTheCompositePathAndOnAnotherDeviceAsOnTheKernels) {
     model->to(kMadeUpDevice);
     EXPECT_NEAR(Step(*model, batch.To(kMadeUpDevice), &there), loss, 1e-11) << info->name;
     for (size_t i = 0; i < kernel.size(); ++i) {
-      ExpectClose(composite[i], kernel[i], 1e-9, info->name);
-      ExpectClose(there[i].cpu(), kernel[i], 1e-9, info->name);
+      // The last bias of a span_predictor moves all places alike: its gradient is rounding.
+      const bool nothing = kernel[i].abs().max().item<double>() < 1e-14;
+      for (const at::Tensor& other : {composite[i], there[i].cpu()}) {
+        if (nothing) {
+          EXPECT_LT(other.abs().max().item<double>(), 1e-14) << info->name;
+        } else {
+          ExpectClose(other, kernel[i], 1e-9, info->name);
+        }
+      }
     }
   }
 }

@@ -33,6 +33,14 @@ Part PartOf(std::string_view name) {
   return Part::kHead;
 }
 
+// Whether the first rows of `theirs`, of a larger vocabulary, are `mine`.
+bool BeginsWith(std::string_view name, const at::Tensor& theirs, const at::Tensor& mine) {
+  const std::string_view first = name.substr(0, name.find('.'));
+  return (first == "embed_tokens" || first == "source_embed_tokens" || first == "lm_head") &&
+         theirs.dim() == mine.dim() && theirs.size(0) > mine.size(0) &&
+         theirs.sizes().slice(1) == mine.sizes().slice(1);
+}
+
 // Whether `name` is of the last block.
 bool OfLastBlock(std::string_view name, const ModelConfig& config) {
   const int64_t layers = config.Stack(config.info().forms[0]).layers();
@@ -129,7 +137,9 @@ TransferReport TakeWeights(Model& model, const std::string& folder,
     const Part part = PartOf(name);
     report.numbers += p.value().numel();
     const auto found = theirs.find(name);
-    const bool fits = found != theirs.end() && found->second->sizes() == p.value().sizes();
+    const bool fits = found != theirs.end() &&
+                      (found->second->sizes() == p.value().sizes() ||
+                       (options.first_ids && BeginsWith(name, *found->second, p.value())));
     if (fits && !(part == Part::kHead && options.new_head)) {
       report.taken.push_back(name);
       report.numbers_taken += p.value().numel();
@@ -175,7 +185,11 @@ TransferReport TakeWeights(Model& model, const std::string& folder,
   }
   report.notes = OtherSettings(model.config(), there, folder);
   const at::NoGradGuard guard;
-  for (const std::string& name : report.taken) mine[name].copy_(*theirs[name]);
+  for (const std::string& name : report.taken) {
+    at::Tensor& to = mine[name];
+    const at::Tensor& from = *theirs[name];
+    to.copy_(to.sizes() == from.sizes() ? from : from.narrow(0, 0, to.size(0)));
+  }
   return report;
 }
 
@@ -197,8 +211,17 @@ Json StartingConfig(const std::string& folder, const std::string& kind) {
                           "dropout",       "attention_dropout",
                           "ffn_dropout",   "init_std",
                           "embedding_std", "position_std",
-                          "layer_drop"}) {
+                          "layer_drop",    "qkv_dim",
+                          "norm_kind",     "scale_embeddings",
+                          "input_dim",     "ffn_out_dropout"}) {
     if (all.contains(key)) config[key] = all[key];
+  }
+  if (kind == there.kind && there.info().encodes) {
+    for (const char* key : {"encoder", "decoder", "cross", "scale_logits", "tie_embeddings",
+                            "head_bias", kind.c_str()}) {
+      if (all.contains(key)) config[key] = all[key];
+    }
+    return config;
   }
   if (all.contains(group)) config.update(all[group]);  // what is said of the stack, for all
   // Bands of an adaptive embedding are parts of the trunk.

@@ -12,6 +12,8 @@ namespace cistern {
 struct TransferOptions {
   bool new_head = false;  // initialize what follows the trunk from scratch, even if it would fit
   bool swap_attention = false;  // mechanisms may differ; of their weights, those that fit are taken
+  // The folder's vocabulary is the model's and more ids behind it, whose rows are left.
+  bool first_ids = false;
 };
 
 struct TransferReport {
@@ -28,7 +30,8 @@ TransferReport TakeWeights(Model& model, const std::string& folder, const Transf
 
 // The settings of a folder's model that one of another kind begins with: sizes, mechanisms, norms,
 // positions; not what the task sets, nor those of heads. A model whose stack is of the other form
-// takes the group of it; a convolution, which is causal, is left out where it would be refused.
+// takes the group of it; an encoder_decoder all groups of another; a convolution, which is causal,
+// is left out where it would be refused.
 Json StartingConfig(const std::string& folder, const std::string& kind);
 
 }  // namespace cistern

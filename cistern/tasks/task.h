@@ -70,6 +70,9 @@ class Task {
   // Takes the tokenizer of another model in place of learning one (train --from); false where the
   // task has none. Before Prepare.
   virtual bool TakeTokenizer(std::shared_ptr<const Tokenizer>) { return false; }
+  // Whether a model of the task of that name has, with the same tokenizer, the ids of this task and
+  // others behind them, so that the first rows of its embedding are those of this task's.
+  virtual bool HasFirstIdsOf(const std::string&) const { return false; }
   // Reads or makes the data; slow the first time (progress bar), then cached.
   virtual void Prepare() = 0;
   virtual Json DataSummary() const = 0;  // what was read: counts, hashes, notes. After Prepare

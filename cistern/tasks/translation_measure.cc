@@ -8,6 +8,7 @@
 #include "cistern/decode/eval_scope.h"
 #include "cistern/tasks/lm_blocks.h"
 #include "cistern/tasks/translation_task.h"
+#include "cistern/text/answer_score.h"
 #include "cistern/text/translation_score.h"
 
 namespace cistern {
@@ -133,6 +134,10 @@ Score TranslationTask::Measure(Model& model, const Batch& batch) const {
                           RowOf(references, r, lengths.const_data_ptr<int64_t>()[r] - 1));
     bleu.Add(said, reference);
     chrf.Add(said, reference);
+    const AnswerScore answer = ScoreAnswer(said, {reference});
+    score.Add("rows", 1);
+    score.Add("exact", answer.exact);
+    score.Add("word_f1", answer.f1);
   }
   AddSums(bleu, chrf, &score);
   return score;
@@ -143,6 +148,8 @@ Json TranslationTask::Metrics(const Score& score) const {
   const BleuSums bleu = BleuOf(score);
   Json out = {{"bleu", bleu.Score()},
               {"chrf", ChrfOf(score).Score()},
+              {"exact_match", 100 * score["exact"] / score["rows"]},
+              {"word_f1", 100 * score["word_f1"] / score["rows"]},
               {"perplexity", std::exp(score["nats"] / tokens)},
               {"nats_per_token", score["nats"] / tokens},
               {"accuracy", 100 * score["correct"] / tokens},

@@ -42,7 +42,8 @@ Fields TranslationTask::Describe(Options& o) {
         "training batches of pairs of about one length: less padding, so faster");
   f.Add("skip_bad_rows", &o.skip_bad_rows,
         "pass over rows that cannot be read, and count them, instead of stopping");
-  f.Add("metric", &o.metric, "that decides which model is best", {"bleu", "chrf", "perplexity"});
+  f.Add("metric", &o.metric, "that decides which model is best",
+        {"bleu", "chrf", "exact_match", "word_f1", "perplexity"});
   f.Add("beam", &o.beam, "hypotheses of each translation (1: greedy)", {1, 1 << 10});
   f.Add("length_penalty", &o.length_penalty,
         "of beams, which compare by log-probability / tokens^this; more: longer translations",
@@ -60,9 +61,14 @@ const TaskInfo& translation_task() {
     t.name = "translation";
     t.summary = "one text from another: translation, and any pairs of a source and a target";
     t.models = {"encoder_decoder"};
-    t.metrics = {{"bleu", "BLEU", "of the translations, as sacreBLEU has it; higher is better"},
-                 {"chrf", "chrF", "of the translations, as sacreBLEU has it; higher is better"},
-                 {"perplexity", "perplexity", "of the targets' tokens; lower is better", true}};
+    t.metrics = {
+        {"bleu", "BLEU", "of the translations, as sacreBLEU has it; higher is better"},
+        {"chrf", "chrF", "of the translations, as sacreBLEU has it; higher is better"},
+        {"exact_match", "exact match, %",
+         "of the translations, but for capitals, punctuation and articles (SQuAD's rule): "
+         "where the targets are answers; higher is better"},
+        {"word_f1", "word F1, %", "of the translations, as SQuAD has it; higher is better"},
+        {"perplexity", "perplexity", "of the targets' tokens; lower is better", true}};
     t.data = "data";
     t.of_use = {"beam", "length_penalty", "source_column", "target_column", "header"};
     t.defaults = {"model.dim=128",

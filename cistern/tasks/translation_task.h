@@ -30,7 +30,7 @@ class TranslationTask : public Task {
     TokenizerKind tokenizer = TokenizerKind::kBpe;
     int64_t vocab_size = 4096, length = 128;
     bool group_by_length = true, skip_bad_rows = false;
-    std::string metric = "bleu";  // bleu | chrf | perplexity
+    std::string metric = "bleu";  // bleu | chrf | exact_match | word_f1 | perplexity
     int64_t beam = 1;
     double length_penalty = 1;
     double valid_share = 0.02, test_share = 0.02;
@@ -42,6 +42,8 @@ class TranslationTask : public Task {
   void SaveAssets(const std::string& folder) const override;  // tokenizer.json
   void LoadAssets(const std::string& folder) override;
   bool TakeTokenizer(std::shared_ptr<const Tokenizer> tokenizer) override;
+  // Its sentinels stand behind the end.
+  bool HasFirstIdsOf(const std::string& task) const override { return task == "span_corruption"; }
   void Prepare() override;
   Json DataSummary() const override;
   void Complete(ModelConfig& config) const override;
@@ -57,7 +59,8 @@ class TranslationTask : public Task {
                                         const ReadOptions& options) const override;
   // The loss of the targets, and translations by beams beside them.
   Score Measure(Model& model, const Batch& batch) const override;
-  // bleu, chrf, perplexity, nats_per_token, accuracy, tokens, length_ratio (of the translations to
+  // bleu, chrf, exact_match and word_f1 (of answers in words, as SQuAD's script has them),
+  // perplexity, nats_per_token, accuracy (of tokens), tokens, length_ratio (of the translations to
   // the references, in tokens of BLEU); after Prepare also unigram_perplexity, by the frequencies
   // in the training targets.
   Json Metrics(const Score& score) const override;

@@ -12,6 +12,7 @@
 #include "cistern/ops/testing.h"
 #include "cistern/tasks/evaluate.h"
 #include "cistern/tasks/translation_task.h"
+#include "cistern/text/answer_score.h"
 #include "cistern/text/translation_score.h"
 
 namespace cistern {
@@ -249,6 +250,14 @@ TEST_F(Translation, MeasuresTheLossAndTheTranslations) {
     EXPECT_EQ(said[0]["source"], "ab");
     EXPECT_NEAR(m["chrf"].get<double>(), chrf.Score(), 1e-9);
     EXPECT_NEAR(m["bleu"].get<double>(), bleu.Score(), 1e-9);
+    double exact = 0, word_f1 = 0;
+    for (size_t r = 0; r < 3; ++r) {
+      const AnswerScore answer =
+          ScoreAnswer(said[r]["translation"].get<std::string>(), {references[r]});
+      exact += answer.exact, word_f1 += answer.f1;
+    }
+    EXPECT_NEAR(m["exact_match"].get<double>(), 100 * exact / 3, 1e-9);
+    EXPECT_NEAR(m["word_f1"].get<double>(), 100 * word_f1 / 3, 1e-9);
     EXPECT_NEAR(m["length_ratio"].get<double>(), double(bleu.length) / 3, 1e-9);
     // Sums do not depend on batches.
     EvalOptions one_by_one;

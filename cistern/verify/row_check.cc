@@ -1,5 +1,5 @@
 // Models that read whole rows: classifiers of one text, of two and of real values, and models that
-// predict hidden tokens.
+// predict hidden tokens or spans.
 #include <ATen/ATen.h>
 
 #include <cmath>
@@ -66,16 +66,17 @@ Texts TextsOf(const Model& model, const at::Tensor& input) {
   return {first};
 }
 
-// What the model says of each row: [classes], or [T,V] of the tokens of a row where it predicts
-// these, every fifth of which is hidden from it.
+// What the model says of each row: [classes], or [T,C] of the tokens of a row where it speaks of
+// these; every fifth of them is hidden from a MaskedLm.
 Tensors Answers(Model& model, const Texts& texts) {
   const Text& first = texts[0];
   const at::Tensor lengths = LengthsOf(first.lengths);
   Tensors answers;
-  if (auto* masked = dynamic_cast<MaskedLm*>(&model)) {
-    const at::Tensor hide = at::arange(first.input.size(1)).remainder(5).eq(2);
-    const at::Tensor logits = masked->Logits(
-        masked->Hidden(first.input.masked_fill(hide, masked->mask_id()), {lengths, {}}));
+  if (auto* tokens = dynamic_cast<TokenPredictor*>(&model)) {
+    at::Tensor ids = first.input;
+    if (const auto* masked = dynamic_cast<const MaskedLm*>(&model))
+      ids = ids.masked_fill(at::arange(ids.size(1)).remainder(5).eq(2), masked->mask_id());
+    const at::Tensor logits = tokens->Logits(tokens->Hidden(ids, {lengths, {}}));
     for (int64_t b = 0; b < first.rows(); ++b)
       answers.push_back(logits[b].narrow(0, 0, first.lengths[size_t(b)]));
     return answers;
@@ -101,7 +102,8 @@ at::Tensor Flat(const Tensors& answers) {
 }
 
 std::string SeesPadding(const Model& model) {
-  if (const auto* masked = dynamic_cast<const MaskedLm*>(&model)) return masked->SeesPadding();
+  if (const auto* tokens = dynamic_cast<const TokenPredictor*>(&model))
+    return tokens->SeesPadding();
   const auto* classifier = dynamic_cast<const Classifier*>(&model);
   return classifier ? classifier->SeesPadding() : "";
 }

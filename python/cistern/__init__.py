@@ -18,7 +18,7 @@ from cistern import functional, nn, state
 from cistern._library import VERSION as __version__
 from cistern._library import UsageError, mechanisms
 from cistern.models import (DecoderLM, EncoderClassifier, EncoderDecoder, Forecaster, MaskedLM,
-                            TwoTower, load)
+                            SpanPredictor, TwoTower, load)
 
 __all__ = [
     "DecoderLM",
@@ -26,6 +26,7 @@ __all__ = [
     "EncoderDecoder",
     "Forecaster",
     "MaskedLM",
+    "SpanPredictor",
     "TwoTower",
     "UsageError",
     "__version__",

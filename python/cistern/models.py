@@ -283,6 +283,32 @@ class MaskedLM(_Trunk):
         return _logits(self.config, x, self.embed_tokens.weight, self.lm_head)
 
 
+class SpanPredictor(_Trunk):
+    """A bidirectional encoder that finds a span: model(ids, lengths) -> logits [B, T, 2] of being
+    the span's first token, and its last."""
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        super().__init__()
+        self.config = config
+        dim = model_stack(config, "bidirectional")["dim"]
+        self.embed_tokens = nn.Embedding(config["vocab_size"], dim)
+        self._build(config, "bidirectional")
+        self.span_head = nn.Linear(dim, 2, bias=False)
+
+    def forward(self, ids: Tensor, lengths: Tensor | None = None,
+                valid: Tensor | None = None) -> Tensor:
+        """ids [B, T] int64, lengths [B] int64: padding on the right is never seen, nor are tokens
+        where valid [B, T] is false; their logits mean nothing."""
+        if valid is not None:
+            front = self._front(valid, lengths)
+            return front.back(self(front.move(ids, 1), front.lengths), 1)
+        positions = torch.arange(ids.shape[1], device=ids.device).unsqueeze(0)
+        stream = Stream(self._enter(self.embed_tokens(ids), positions), positions, lengths)
+        for block in self.layers.kept():
+            stream, _ = block(stream)
+        return self.span_head(self._norm(stream.x))
+
+
 class _Half(_Trunk):
     """The encoder or the decoder of a model that has both."""
 
@@ -402,13 +428,15 @@ KINDS: dict[str, type[nn.Module]] = {
     "encoder_decoder": EncoderDecoder,
     "forecaster": Forecaster,
     "masked_lm": MaskedLM,
+    "span_predictor": SpanPredictor,
     "two_tower": TwoTower,
 }
 
 
 def load(
         folder: str | os.PathLike[str]
-) -> DecoderLM | EncoderClassifier | EncoderDecoder | Forecaster | MaskedLM | TwoTower:
+) -> (DecoderLM | EncoderClassifier | EncoderDecoder | Forecaster | MaskedLM | SpanPredictor |
+      TwoTower):
     """A model that the C++ program trained: a folder with config.json and model.safetensors, in
     evaluation mode.
 

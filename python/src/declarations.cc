@@ -10,7 +10,7 @@
 #include "cistern/models/classifier.h"
 #include "cistern/models/forecaster.h"
 #include "cistern/models/language_model.h"
-#include "cistern/models/masked_lm.h"
+#include "cistern/models/token_predictor.h"
 #include "python/src/core_scope.h"
 
 namespace cistern::python {
@@ -301,8 +301,8 @@ c10::Dict<std::string, at::Tensor> LoadTensorFile(std::string_view path) {
 }
 
 // What the C++ program computes from a model folder: logits [B,T,V] of a language model, masked or
-// not, [B,classes] of a classifier, whose ids may be real values. With a source, `lengths` are the
-// source's; to a model of two texts it is the second one.
+// not, [B,T,2] of a span_predictor, [B,classes] of a classifier, whose ids may be real values. With
+// a source, `lengths` are the source's; to a model of two texts it is the second one.
 at::Tensor FolderLogits(std::string_view folder, const at::Tensor& ids,
                         const std::optional<at::Tensor>& lengths,
                         const std::optional<at::Tensor>& source) {
@@ -321,8 +321,8 @@ at::Tensor FolderLogits(std::string_view folder, const at::Tensor& ids,
     ModelState state = forecaster->EmptyState(ids.size(0));
     return forecaster->Extend(ids, state, mask);
   }
-  if (auto* masked = dynamic_cast<MaskedLm*>(model.get()))
-    return masked->Logits(masked->Hidden(ids, mask));
+  if (auto* tokens = dynamic_cast<TokenPredictor*>(model.get()))
+    return tokens->Logits(tokens->Hidden(ids, mask));
   auto* classifier = dynamic_cast<Classifier*>(model.get());
   CISTERN_CHECK(classifier, std::string(folder),
                 " holds neither a language model nor a classifier");

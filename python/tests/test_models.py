@@ -188,6 +188,14 @@ def test_masked_language_model(tmp_path, name, more):
           lengths=torch.tensor([12, 7]))
 
 
+@pytest.mark.parametrize("name", ["latte", "softmax", "luna"])
+def test_span_predictor(tmp_path, name):
+    config = make_config(kind="span_predictor", attention=[name], positions="learned")
+    _, _, logits = check(tmp_path / "m", config)
+    assert logits.shape[-1] == 2
+    check(tmp_path / "m", config, lengths=torch.tensor([12, 7]))
+
+
 @pytest.mark.parametrize("name", ["latte", "abc_mlp", "rfa", "softmax", "window"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_trains_a_step_without_data(tmp_path, kind, name):
