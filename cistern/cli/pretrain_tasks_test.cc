@@ -96,6 +96,16 @@ TEST_F(PretrainTasksTest, ClassifyTextAndNumbers) {
        {"task.tokenizer=bytes", "task.length=40", "model.positions=sinusoidal"});
 }
 
+TEST_F(PretrainTasksTest, QuestionAnswering) {
+  std::string rows = "context\tquestion\tanswers\n";
+  for (int i = 0; i < 40; ++i) rows += StrCat("the number is ", i, "\twhich?\t", i, "\n");
+  WriteFileAtomically(folder_ / "questions.tsv", rows);
+  Both("questions", {"--task", "question_answering", "--data", folder_ / "questions.tsv"},
+       {"task.tokenizer=bytes", "task.length=24", "task.question_length=6", "task.stride=8",
+        "task.valid_share=0.2", "task.test_share=0.2", "model.attention=softmax",
+        "model.positions=sinusoidal"});
+}
+
 TEST_F(PretrainTasksTest, Pathfinder) {
   Both("pathfinder", {"--task", "pathfinder"},
        {"task.examples=20", "task.input=ids", "train.batch=1"});

@@ -63,8 +63,9 @@ TEST_F(QuestionAnsweringCliTest, BeginsWithAPretrainedModel) {
   const std::string mlm = folder_ / "mlm";
   Words words = {"train",   "--task", "mlm",       "--data", folder_ / "text.txt", "--out", mlm,
                  "--steps", "3",      "--threads", "1"};
-  for (const char* s : {"model.dim=16", "model.heads=2", "model.layers=1", "model.attention=softmax",
-                        "train.batch=4", "task.vocab_size=280", "task.length=32"})
+  for (const char* s :
+       {"model.dim=16", "model.heads=2", "model.layers=1", "model.attention=softmax",
+        "train.batch=4", "task.vocab_size=280", "task.length=32"})
     words = words + Words{"--set", s};
   Outcome o = Run(words);
   ASSERT_EQ(o.code, 0) << o;

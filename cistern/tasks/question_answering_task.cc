@@ -73,6 +73,7 @@ const TaskInfo& question_answering_task() {
     t.metrics = {{"f1", "F1, %", "of the answers' words, as SQuAD has it; higher is better"},
                  {"exact_match", "exact match, %", "of the answers; higher is better"}};
     t.data = "data";
+    t.claims = IsSquadFile;
     t.of_use = {"answer_length",  "n_best",          "no_answer_threshold",
                 "context_column", "question_column", "answer_column",
                 "header"};

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <filesystem>
 #include <map>
 #include <optional>
 #include <utility>
@@ -228,6 +229,18 @@ std::optional<Json> SquadFile(const std::string& path) {
 }
 
 }  // namespace
+
+bool IsSquadFile(const std::string& path) {
+  TableReader::Format format;
+  std::error_code error;
+  if (!TableReader::FormatOf(path, &format) || format != TableReader::Format::kJsonl ||
+      !std::filesystem::is_regular_file(path, error))
+    return false;
+  std::string start(1 << 12, '\0');
+  start.resize(ByteSource(path).Read(start.data(), start.size()));
+  const size_t data = start.find("\"data\"");
+  return data != start.npos && start.find("\"paragraphs\"", data) != start.npos;
+}
 
 QuestionSet ReadQuestions(const std::string& path, const QuestionColumns& columns,
                           const TableOptions& options, bool labelled) {

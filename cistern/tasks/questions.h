@@ -34,6 +34,9 @@ struct QuestionColumns {
   std::string context = "context", question = "question", answer = "answers";
 };
 
+// Whether a file is SQuAD's JSON, by its name and what it begins with.
+bool IsSquadFile(const std::string& path);
+
 // Errors name the file and the line, or in SQuAD's JSON the question. labelled: answers have to be
 // there; those that a text does not hold are an error. Else they are not read.
 QuestionSet ReadQuestions(const std::string& path, const QuestionColumns& columns,

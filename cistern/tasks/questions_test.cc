@@ -63,6 +63,15 @@ TEST_F(Questions, SquadPlacesAnswersInCharacters) {
   EXPECT_TRUE(Read(Write("q.json", line), false).questions[0].answers.empty());
 }
 
+TEST_F(Questions, SquadIsKnownByItsBeginning) {
+  EXPECT_TRUE(IsSquadFile(Write("q.json", Squad(""))));
+  EXPECT_FALSE(IsSquadFile(Write("q.txt", Squad(""))));
+  EXPECT_FALSE(IsSquadFile(Write("q.json", "{\"data\": \"a\", \"label\": 1}\n")));
+  EXPECT_FALSE(IsSquadFile(Write("q.json", "{\"paragraphs\": 1, \"data\": 2}\n")));
+  EXPECT_FALSE(IsSquadFile(folder_ / "none.json"));
+  EXPECT_FALSE(IsSquadFile(folder_.path()));
+}
+
 TEST_F(Questions, TablesHaveColumns) {
   const auto check = [](const QuestionSet& set) {
     ASSERT_EQ(set.questions.size(), 3u);

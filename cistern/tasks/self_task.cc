@@ -37,7 +37,7 @@ SelfTask::SelfTask(const Task& task, SelfObjective objective, double mask_share,
     FailUsage(
         "pretraining predicts every token of a row, and zero_is_padding leaves some of them out; "
         "take zero_is_padding=false");
-  if (first["targets"].dim() != 1)
+  if (first["targets"].sizes() == first["ids"].sizes())
     FailUsage("this task predicts tokens already; pretraining is for tasks with labels");
 }
 

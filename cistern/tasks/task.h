@@ -136,7 +136,8 @@ struct TaskInfo {
   std::vector<std::string> former = {};
   // Options that training does not depend on, which may be others when a model is used.
   std::vector<std::string> of_use = {};
-  // Whether a path looks like data of this task (its name; for a folder, what is in it).
+  // Whether a path looks like data of this task (its name; for a folder, what is in it; for JSON,
+  // how it begins).
   std::function<bool(const std::string& path)> claims = nullptr;
   std::function<std::unique_ptr<TaskConfig>()> config = nullptr;  // BindTask
 };
