@@ -21,7 +21,7 @@ const char* WaitingTurns() {
 
 }  // namespace
 
-void RestartForTraining(char** argv) {
+void RestartForLongRuns(char** argv) {
   bool changed = false;
   const auto set = [&](const char* name, const std::string& value) {
     changed = setenv(name, value.c_str(), 1) == 0 || changed;

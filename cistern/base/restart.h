@@ -3,7 +3,7 @@
 
 namespace cistern {
 
-// Begins the program `argv` again (0.25 s) with the settings for long training, where the
+// Begins the program `argv` again (0.25 s) with the settings for long runs, where the
 // environment does not say otherwise; to be called first in main. Returns where nothing is to be
 // set, or the program cannot begin again.
 //
@@ -12,6 +12,6 @@ namespace cistern {
 //   use. GOMP_SPINCOUNT; left alone where that or OMP_WAIT_POLICY is set.
 // - Memory in huge pages, where the system grants them to those that ask. GLIBC_TUNABLES, to which
 //   glibc.malloc.hugetlb=1 is added; left alone where it names that one.
-void RestartForTraining(char** argv);
+void RestartForLongRuns(char** argv);
 
 }  // namespace cistern

@@ -149,10 +149,12 @@ bool NamesWholeModels(int argc, char** argv) {
   });
 }
 
-// Commands that train for long, and those that measure training.
-bool Trains(int argc, char** argv) {
+// Commands whose threads share work for long: training, what measures it, and what reads a whole
+// file with a trained model.
+bool RunsForLong(int argc, char** argv) {
   const std::string command = argc > 1 ? argv[1] : "", what = argc > 2 ? argv[2] : "";
   return command == "train" || command == "compare" || command == "reproduce" ||
+         command == "eval" || command == "predict" ||
          (command == "bench" &&
           (what == "model" || (what == "papers" && NamesWholeModels(argc, argv))));
 }
@@ -160,7 +162,7 @@ bool Trains(int argc, char** argv) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (Trains(argc, argv)) cistern::RestartForTraining(argv);
+  if (RunsForLong(argc, argv)) cistern::RestartForLongRuns(argv);
   // Freed blocks stay in the process: fresh large tensors would cost a page fault for every 4 KiB
   // otherwise.
   mallopt(M_MMAP_THRESHOLD, 1 << 30);

@@ -1,5 +1,6 @@
 // The program among hostile files, full pipes and killed processes.
 #include <sys/resource.h>
+#include <sys/stat.h>
 
 #include <chrono>
 #include <fstream>
@@ -363,6 +364,31 @@ TEST_F(RobustTest, OneRunInAFolder) {
 
 // The environment that the program had when the C library and libgomp were loaded, which is when
 // they read it.
+std::string EnvironmentOf(pid_t child) {
+  std::ifstream file(StrCat("/proc/", child, "/environ"));
+  return std::string((std::istreambuf_iterator<char>(file)), {});
+}
+
+TEST_F(RobustTest, MeasuringAndPredictingBeginWithTheSettingsOfTrainings) {
+  const std::string run = folder_ / "run", pipe = folder_ / "waits.txt";
+  ASSERT_EQ(Run(Train(TrainedText(), run)).code, 0);
+  ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);  // whoever reads it waits
+  ::unsetenv("GOMP_SPINCOUNT");
+  ::unsetenv("OMP_WAIT_POLICY");
+  for (const char* command : {"eval", "predict"}) {
+    const std::string prefix = StrCat(run, "-", command);
+    const pid_t child = Start({command, run, pipe}, prefix);
+    bool set = false;
+    for (int i = 0; i < 20000 && !set; ++i) {
+      ::usleep(1000);
+      set = EnvironmentOf(child).find("GOMP_SPINCOUNT=") != std::string::npos;
+    }
+    EXPECT_TRUE(set) << command;
+    ::kill(child, SIGKILL);
+    Wait(child, prefix);
+  }
+}
+
 TEST_F(RobustTest, ATrainingBeginsWithItsSettingsUnlessToldOtherwise) {
   const char* const policy = std::getenv("OMP_WAIT_POLICY");
   const std::string before = policy ? policy : "";
@@ -377,8 +403,7 @@ TEST_F(RobustTest, ATrainingBeginsWithItsSettingsUnlessToldOtherwise) {
     if (told) ::setenv("OMP_WAIT_POLICY", "passive", 1);
     const pid_t child = Start(words, prefix);
     for (int i = 0; i < 60000 && !fs::exists(run + "/checkpoint-0"); ++i) ::usleep(1000);
-    std::ifstream file(StrCat("/proc/", child, "/environ"));
-    const std::string environment((std::istreambuf_iterator<char>(file)), {});
+    const std::string environment = EnvironmentOf(child);
     std::string name;  // as top and killall know it
     std::getline(std::ifstream(StrCat("/proc/", child, "/comm")), name);
     EXPECT_EQ(name, "cistern");
