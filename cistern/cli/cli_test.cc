@@ -519,7 +519,8 @@ TEST_F(CliTest, VerifyShowsAMatrixAndChecksAModel) {
       Run({"verify", "--model", Trained(), "--text", TrainedText(), "--tokens", "16"});
   EXPECT_EQ(model.code, 0) << model;
   EXPECT_NE(model.out.find("9 checks, 0 failed"), std::string::npos) << model;
-  Expect({"verify", "--mechanism", "late"}, 2, {"mechanism 'late'", "did you mean 'latte'?"});
+  Expect({"verify", "--mechanism", "late"}, 2, {"'late'", "did you mean 'latte'?"});
+  Expect({"verify", "--mechanism", "exact_atention"}, 2, {"did you mean 'exact_attention'?"});
   Expect({"verify", "--property", "paddign"}, 2, {"property 'paddign'", "did you mean 'padding'?"});
   Expect({"verify", "--form", "sideways"}, 2, {"form 'sideways'", "bidirectional, causal, cross"});
   Expect({"verify", "--quick", "--full"}, 2, {"not both"});

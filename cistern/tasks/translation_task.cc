@@ -242,6 +242,7 @@ void TranslationTask::Prepare() {
     ++counts[size_t(end())];
     lengths.push_back(train_.Length(row, 0) + train_.Length(row, 1));
   }
+  longest_ = *std::max_element(lengths.begin(), lengths.end()) + 2;
   const double total = std::accumulate(counts.begin(), counts.end(), 0.0);
   unigram_nats_.clear();
   for (const double n : counts) unigram_nats_.push_back(-std::log(n / total));

@@ -47,7 +47,10 @@ class TranslationTask : public Task {
   void Prepare() override;
   Json DataSummary() const override;
   void Complete(ModelConfig& config) const override;
-  int64_t tokens_per_row() const override { return 2 * tokens_per_sequence(); }
+  // Of training: of its pairs after Prepare.
+  int64_t tokens_per_row() const override {
+    return longest_ > 0 ? longest_ : 2 * tokens_per_sequence();
+  }
   int64_t tokens_per_sequence() const override { return options_.length + 1; }
   int64_t train_rows() const override { return train_.size(); }
   Batch TrainBatch(uint64_t seed, int64_t step, int64_t rows) const override;
@@ -97,6 +100,7 @@ class TranslationTask : public Task {
   std::vector<double> unigram_nats_;  // of each id by its frequency, one added to each count
   Examples train_, valid_, test_;
   std::unique_ptr<ShuffledOrder> order_;
+  int64_t longest_ = 0;  // tokens of a training pair, both ends included
   int64_t skipped_ = 0, empty_ = 0, too_long_ = 0;
   std::vector<std::string> notes_;
 };

@@ -98,6 +98,9 @@ TEST_F(Translation, SourcesAndTargetsEndAndTargetsBeginWithTheEnd) {
   task->Complete(config);
   EXPECT_EQ(config.vocab_size, kEnd + 1);
   EXPECT_EQ(task->DataSummary()["train"], 300);
+  // "word 299 of 5" and "Wort 299 von 5" with their ends: what training takes memory for.
+  EXPECT_EQ(task->tokens_per_row(), 14 + 15);
+  EXPECT_EQ(TranslationTask(options_, "").tokens_per_row(), 2 * 129);
 }
 
 TEST_F(Translation, TrainingIsAFunctionOfSeedAndStep) {
