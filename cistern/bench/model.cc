@@ -14,7 +14,6 @@
 #include "cistern/kernels/isa.h"
 #include "cistern/models/encoder_classifier.h"
 #include "cistern/models/forecaster.h"
-#include "cistern/models/language_model.h"
 #include "cistern/tensors/device.h"
 #include "cistern/train/trainer.h"
 
@@ -225,6 +224,27 @@ Inference::Inference(std::shared_ptr<Model> model, const ModelSettings& settings
 at::Tensor Inference::Run() {
   const EvalScope scope(*model_);
   return model_->Logits(batch_.tensors);
+}
+
+Translation::Translation(std::shared_ptr<Model> model, const ModelSettings& settings)
+    : model_(std::dynamic_pointer_cast<LanguageModel>(model)),
+      length_(settings.target_length > 0 ? settings.target_length : settings.length) {
+  if (!model_ || !model->info().encodes)
+    FailUsage("translation is timed of models with a source; not of a ", model->config().kind);
+  RequireLength(model_->config(), std::max(length_, settings.length), "--length");
+  source_ = Ids(model_->config().vocab_size, {settings.batch, settings.length}, *model_);
+}
+
+at::Tensor Translation::Run() {
+  const DecodeScope scope(*model_);
+  ModelState state = model_->Encode(source_, {});
+  at::Tensor last = at::zeros({source_.size(0), 1}, source_.options());
+  std::vector<at::Tensor> said;
+  for (int64_t t = 0; t < length_; ++t) {
+    last = model_->Extend(last, state).argmax(-1);
+    said.push_back(last);
+  }
+  return at::cat(said, 1);
 }
 
 void CheckStepMemory(const ModelConfig& config, const ModelSettings& s) {

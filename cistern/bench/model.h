@@ -5,6 +5,7 @@
 #include "cistern/bench/profile.h"
 #include "cistern/bench/record.h"
 #include "cistern/models/classifier.h"
+#include "cistern/models/language_model.h"
 #include "cistern/train/optimizer.h"
 #include "cistern/train/row_parts.h"
 
@@ -56,6 +57,20 @@ class Inference {
  private:
   std::shared_ptr<Classifier> model_;
   Batch batch_;
+};
+
+// Translation: random sources of `length` tokens are read, then target_length tokens of each are
+// decoded, the likeliest one after the other. UsageError for models without a source.
+class Translation {
+ public:
+  Translation(std::shared_ptr<Model> model, const ModelSettings& settings);
+  at::Tensor Run();  // the tokens [batch,target_length]
+  int64_t tokens() const { return source_.size(0) * length_; }
+
+ private:
+  std::shared_ptr<LanguageModel> model_;
+  int64_t length_;
+  at::Tensor source_;
 };
 
 // Positions that a row of `length` tokens takes: one more where a learned token comes first.

@@ -12,7 +12,7 @@ namespace cistern::bench {
 // A curve of a figure, a row of a table.
 struct Arm {
   std::string name;       // as the paper calls it
-  std::string mechanism;  // ours; of a whole model in all its layers and stacks
+  std::string mechanism;  // ours; of a whole model in all its stacks, unless `model` says otherwise
   Json options = Json::object();
   Json model = Json::object();  // settings of a whole model that go over WholeModel::model
 };
@@ -35,13 +35,19 @@ struct Claim {
   double paper = 0;
 };
 
-// What a figure of whole models times, beside the mechanisms of its arms.
+// What a figure of whole models times: a step of training, the logits of rows, or sources read and
+// as many tokens of a translation decoded, greedily and one by one.
+enum class ModelWork { kTraining, kInference, kTranslation };
+const EnumNames<ModelWork>& ModelWorks();  // "training step", "inference", "translation"
+
+// The model of a figure, beside the mechanisms of its arms.
 struct WholeModel {
-  bool trains = true;  // steps of training; false: inference
-  Json model;          // the table [model] of an experiment
+  ModelWork work = ModelWork::kTraining;
+  Json model;  // the table [model] of an experiment
   OptimizerOptions optimizer = {};
   double clip = 0;
-  int64_t target_length = 0;  // of an encoder_decoder; Protocol::lengths are those of its sources
+  // Of an encoder_decoder; Protocol::lengths are those of its sources. Translations are as long.
+  int64_t target_length = 0;
 };
 
 struct Protocol {

@@ -35,7 +35,7 @@ int64_t NeededBytes(const Protocol& p, const Contender& c) {
   const ModelSettings& s = c.settings;
   const bool both = s.target_length > 0;
   const int64_t length = both ? s.target_length : s.length, source = both ? s.length : 0;
-  if (p.whole->trains) {
+  if (p.whole->work == ModelWork::kTraining) {
     TrainOptions options;
     options.optimizer = s.optimizer, options.parallel = s.parallel;
     return EstimateRunBytes(c.config, s.batch, length, 4, options, source);
@@ -50,7 +50,8 @@ Contender ContenderOf(const Protocol& p, const Arm& arm, int64_t length, uint64_
   Contender c;
   c.config = ConfigOf(p, arm, length);
   c.settings.batch = p.batch, c.settings.length = length;
-  c.settings.target_length = p.whole->target_length;
+  c.settings.target_length =
+      p.whole->work == ModelWork::kTranslation ? length : p.whole->target_length;
   c.settings.optimizer = p.whole->optimizer, c.settings.clip = p.whole->clip;
   c.settings.seed = seed;
   return c;
@@ -90,10 +91,16 @@ std::string Measured(const Protocol& p, const MeasureSettings& settings, int64_t
                     ByteCount(double(have)), " are free; lower --scale");
     const int64_t runs = (settings.timer.runs + rounds - 1) / rounds;
     const double seconds = settings.timer.seconds / double(rounds);
-    if (p.whole->trains) {
-      Turn<TrainingStep>(settings, runs, seconds, c);
-    } else {
-      Turn<Inference>(settings, runs, seconds, c);
+    switch (p.whole->work) {
+      case ModelWork::kTraining:
+        Turn<TrainingStep>(settings, runs, seconds, c);
+        break;
+      case ModelWork::kInference:
+        Turn<Inference>(settings, runs, seconds, c);
+        break;
+      case ModelWork::kTranslation:
+        Turn<Translation>(settings, runs, seconds, c);
+        break;
     }
     return "";
   } catch (...) {
@@ -106,7 +113,7 @@ Json What(const Protocol& p, const Arm& arm, int64_t length, const Case& like) {
                {"arm", arm.name},
                {"mechanism", arm.mechanism},
                {"options", arm.options},
-               {"pass", p.whole->trains ? "training step" : "inference"},
+               {"pass", NameOf(p.whole->work, ModelWorks())},
                {"length", length}};
   if (p.whole->target_length > 0) what["target_length"] = p.whole->target_length;
   what.update(Json{{"batch", p.batch},
@@ -132,13 +139,21 @@ void Finish(const Contender& c, Row* row) {
 
 }  // namespace
 
+const EnumNames<ModelWork>& ModelWorks() {
+  static const EnumNames<ModelWork> names = {{ModelWork::kTraining, "training step"},
+                                             {ModelWork::kInference, "inference"},
+                                             {ModelWork::kTranslation, "translation"}};
+  return names;
+}
+
 ModelConfig ConfigOf(const Protocol& p, const Arm& arm, int64_t length) {
   Json model = p.whole->model;
-  model.update(arm.model);
   model["attention"] = arm.mechanism;
   if (!arm.options.empty()) model["attention_options"] = {{arm.mechanism, arm.options}};
   const ModelInfo& info = FindModel(model.value("kind", ""));
-  if (info.Has(Form::kCross)) model["cross"] = {{"attention", arm.mechanism}};
+  if (info.Has(Form::kCross) && arm.mechanism != "softmax")  // which it has by default
+    model["cross"] = {{"attention", arm.mechanism}};
+  model.update(arm.model);
   ModelConfig config = ReadModelConfig(model, StrCat(p.name, ", ", arm.name));
   config.max_length = std::max(config.max_length, PositionsOf(config, length));
   return config;

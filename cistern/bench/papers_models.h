@@ -1,5 +1,5 @@
 #pragma once
-// Figures of the papers that were measured on whole models: steps of training, or inference.
+// Figures of the papers that were measured on whole models (ModelWork).
 #include "cistern/bench/papers.h"
 #include "cistern/models/config.h"
 

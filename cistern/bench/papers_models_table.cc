@@ -173,7 +173,7 @@ Protocol AbcTable6Model() {
   p.batch = 4;
   p.lengths = {512};
   p.whole = WholeModel{};
-  p.whole->trains = false;
+  p.whole->work = ModelWork::kInference;
   p.whole->model = {{"kind", "encoder_classifier"},
                     {"vocab_size", 50265},
                     {"classes", 2},
@@ -215,10 +215,71 @@ Protocol AbcTable6Model() {
   return p;
 }
 
+// Slots and features of the attention to the source, and of the decoder's own; the encoder has
+// softmax.
+Protocol AbcFig1Model() {
+  Protocol p;
+  p.name = "abc-fig1-model";
+  p.source = "P003 Fig. 1, whole model";
+  p.setup =
+      "Translation by a transformer-base, random sources of 16 rows and as many tokens decoded "
+      "greedily, reading the sources included; lengths of ours, the paper prints none. The first "
+      "number is of the attention to the source, the second of the decoder's own; RFA's are sines "
+      "and cosines of half as many rows. Memory is that of the weights too.";
+  p.minutes = 6;
+  p.batch = 16;
+  p.lengths = {64, 256, 1024};
+  p.whole = WholeModel{};
+  p.whole->work = ModelWork::kTranslation;
+  p.whole->model = {{"kind", "encoder_decoder"},
+                    {"vocab_size", 32769},
+                    {"dim", 512},
+                    {"layers", 6},
+                    {"heads", 8},
+                    {"ffn_dim", 2048},
+                    {"max_length", 257},
+                    {"norm", "post"},
+                    {"final_norm", false},
+                    {"bias", true},
+                    {"activation", "relu"},
+                    {"positions", "sinusoidal_halves"},
+                    {"scale_embeddings", true},
+                    {"tie_embeddings", true},
+                    {"dropout", 0.1},
+                    {"init",
+                     {{"linear", "xavier_uniform"},
+                      {"query_key", "xavier_uniform(0.70710678)"},
+                      {"value", "xavier_uniform(0.70710678)"},
+                      {"embedding", "width_normal"}}}};
+  p.arms = {{"softmax", "softmax"}};
+  const auto arm = [&](const char* name, const char* mechanism, const char* size, int64_t cross,
+                       int64_t own, const Json& shared = Json::object()) {
+    Json options = shared;
+    options[size] = own;
+    const auto stack = [&](int64_t of) {
+      return Json{{"attention", mechanism}, {"attention_options", {{mechanism, {{size, of}}}}}};
+    };
+    Json model = {{"attention", "softmax"}, {"decoder", stack(own)}, {"cross", stack(cross)}};
+    if (!shared.empty()) model["attention_options"] = {{mechanism, shared}};
+    p.arms.push_back({name, mechanism, options, model});
+  };
+  arm("RFA 256/128", "rfa", "features", 128, 64);
+  arm("T2R 32/4", "t2r", "features", 32, 4);
+  arm("ABC 32/8", "abc_mlp", "slots", 32, 8, {{"empty_slots", "take_part"}, {"tied", true}});
+  for (const char* bounded : {"RFA 256/128", "T2R 32/4", "ABC 32/8"}) {
+    p.claims.push_back({Kind::kSlope, bounded, "", 0, 1});
+    p.claims.push_back({Kind::kFaster, bounded, "softmax", 1024, 0});
+  }
+  p.claims.push_back({Kind::kFaster, "ABC 32/8", "RFA 256/128", 1024, 1.25});
+  p.claims.push_back({Kind::kFaster, "T2R 32/4", "ABC 32/8", 1024, 1.2});
+  return p;
+}
+
 }  // namespace
 
 std::vector<Protocol> WholeModelProtocols() {
-  return {ReuseTable6(), ReuseTable2(false), ReuseTable2(true), ReuseTable3(), AbcTable6Model()};
+  return {ReuseTable6(), ReuseTable2(false), ReuseTable2(true),
+          ReuseTable3(), AbcTable6Model(),   AbcFig1Model()};
 }
 
 }  // namespace cistern::bench

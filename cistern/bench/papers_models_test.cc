@@ -130,11 +130,14 @@ TEST(PapersModels, MemoryIsThatOfTheWholeStep) {
 }
 
 TEST(PapersModels, AModelThatDoesNotFitIsSkippedAndTheOthersAreMeasured) {
-  for (const bool trains : {true, false}) {
+  for (const auto& [work, kind] : {std::pair{ModelWork::kTraining, "decoder_lm"},
+                                   std::pair{ModelWork::kInference, "encoder_classifier"},
+                                   std::pair{ModelWork::kTranslation, "encoder_decoder"}}) {
     Protocol p = Made();
-    p.whole->trains = trains;
-    if (!trains) p.whole->model["kind"] = "encoder_classifier", p.whole->model["classes"] = 2;
-    p.arms[1].model = {{"dim", 16384}, {"layers", 30}};
+    p.whole->work = work;
+    p.whole->model["kind"] = kind;
+    if (work == ModelWork::kInference) p.whole->model["classes"] = 2;
+    p.arms[1].model = {{"dim", 16384}, {"layers", 10}};
     const std::vector<Row> rows = MeasureWholeModels(p, Here(), Quick(1));
     EXPECT_NE(rows[1].skipped.find("of memory"), std::string::npos) << rows[1].skipped;
     EXPECT_NE(rows[1].skipped.find("--scale"), std::string::npos) << rows[1].skipped;
@@ -165,6 +168,71 @@ TEST(PapersModels, InferenceIsOfClassifiersWithoutDropoutAndGradients) {
   EXPECT_TRUE(at::equal(logits, work.Run()));
   EXPECT_FALSE(logits.requires_grad());
   EXPECT_TRUE(model->is_training());  // as it was
+}
+
+// The likeliest token after those before it, as the whole target at once has it.
+TEST(PapersModels, TranslationIsGreedy) {
+  Protocol p = Made();
+  EXPECT_THROW(Translation(MakeModel(ConfigOf(p, p.arms[0], 8), 1), {}), UsageError);
+  p.whole->model.update({{"kind", "encoder_decoder"},
+                         {"dropout", 0.5},
+                         {"init_std", 0.5},
+                         {"positions", "learned"},
+                         {"max_length", 9}});
+  for (const Arm& arm : p.arms) {
+    const auto model = MakeModel(ConfigOf(p, arm, 8), 1);
+    ModelSettings settings;
+    settings.batch = 2, settings.length = 8, settings.target_length = 6;
+    at::manual_seed(3);
+    Translation work(model, settings);
+    EXPECT_EQ(work.tokens(), 12);
+    const at::Tensor said = work.Run();
+    EXPECT_EQ(said.sizes(), (at::IntArrayRef{2, 6}));
+    EXPECT_TRUE(model->is_training());  // as it was
+    EXPECT_TRUE(at::equal(said, work.Run()));
+    at::manual_seed(3);
+    const at::Tensor source = at::randint(30, {2, 8}, at::kLong);
+    auto& lm = dynamic_cast<LanguageModel&>(*model);
+    lm.eval();
+    at::NoGradGuard guard;
+    ModelState state = lm.Encode(source, {});
+    const at::Tensor before = at::cat({at::zeros({2, 1}, at::kLong), said.narrow(1, 0, 5)}, 1);
+    EXPECT_TRUE(at::equal(lm.Extend(before, state).argmax(-1), said)) << arm.name;
+    settings.length = 10;
+    EXPECT_THROW(Translation(model, settings), UsageError);
+  }
+}
+
+TEST(PapersModels, TranslationsAreAsLongAsTheirSources) {
+  Protocol p = Made();
+  p.whole->work = ModelWork::kTranslation, p.batch = 2;
+  p.whole->model["kind"] = "encoder_decoder";
+  for (const Row& row : MeasureWholeModels(p, Here(), Quick(1))) {
+    ASSERT_EQ(row.skipped, "");
+    EXPECT_EQ(row.what["pass"], "translation");
+    EXPECT_DOUBLE_EQ(row.figures["tokens_per_s"].get<double>(),
+                     2 * 8 * row.figures["steps_per_s"].get<double>());
+  }
+}
+
+// The encoder's attention is softmax, the decoder's and that to the source the arm's.
+TEST(PapersModels, AnArmMayBeOfTheDecoderAlone) {
+  const Protocol p = ChosenProtocols({"abc-fig1-model"}).at(0);
+  ASSERT_EQ(p.arms.size(), 4u);
+  for (const Arm& arm : p.arms) {
+    const ModelConfig config = ConfigOf(p, arm, 64);
+    const auto of = [&](Form form) { return config.Stack(form).options(); };
+    EXPECT_EQ(of(Form::kBidirectional).attention[0], "softmax");
+    EXPECT_EQ(of(Form::kCausal).attention[0], arm.mechanism);
+    EXPECT_EQ(of(Form::kCross).attention[0], arm.mechanism);
+    if (arm.mechanism == "softmax") continue;
+    const char* size = arm.mechanism == "abc_mlp" ? "slots" : "features";
+    const int64_t half = arm.mechanism == "rfa" ? 2 : 1;
+    const Json cross = of(Form::kCross).attention_options[arm.mechanism],
+               own = of(Form::kCausal).attention_options[arm.mechanism];
+    EXPECT_EQ(arm.name.substr(arm.name.find(' ') + 1),
+              StrCat(half * cross[size].get<int64_t>(), "/", half * own[size].get<int64_t>()));
+  }
 }
 
 }  // namespace

@@ -1,4 +1,5 @@
 // cistern bench papers: the efficiency experiments of the papers, with verdicts.
+#include <algorithm>
 #include <cstdio>
 
 #include "cistern/base/format.h"
@@ -79,6 +80,12 @@ int RunBenchPapers(const PapersArguments& a) {
   record.settings["findings"] = bench::FindingJson(findings);
   if (!a.report.empty()) bench::WritePapersReport(protocols, record, findings, a.scale, a.report);
   const int code = FinishBench(record, bench::PapersColumns(), a.options);
+  constexpr int64_t kFewest = 3;  // that have a spread
+  const bool few = std::any_of(record.rows.begin(), record.rows.end(), [](const bench::Row& row) {
+    return row.skipped.empty() && row.ms.runs > 0 && row.ms.runs < kFewest;
+  });
+  if (few)
+    Note("some rows were run once or twice, so that their verdicts know no spread; give --runs 3");
   if (a.options.json != "-") {
     std::printf("\nlengths are those of the papers times %s\n", Trimmed(a.scale, 4).c_str());
     bench::PrintTable(bench::FindingTable(findings));
