@@ -42,7 +42,7 @@ const TaskInfo& mlm_task() {
     t.metrics = {{"perplexity", "perplexity", "of the masked tokens; lower is better", true}};
     t.data = "text";
     // Without positions that are relative (rotary) a few minutes teach little more than
-    // frequencies. Muon leaves that stage far sooner than AdamW (docs/notes/training-speed.md).
+    // frequencies. Muon leaves that stage far sooner than AdamW (docs/notes/settings-2026-11.md).
     t.defaults = {"model.dim=128",
                   "model.layers=2",
                   "model.heads=4",

@@ -271,6 +271,28 @@ TEST_F(Translation, MeasuresTheLossAndTheTranslations) {
   }
 }
 
+// A model that says B, whatever it reads, to the end: after one and two tokens 14 and 16 of them.
+TEST_F(Translation, AnswersInWordsAreMeasuredAsSquadDoes) {
+  const std::string fourteen(14, 'B'), sixteen(16, 'B');
+  Write("few.tsv", "b\t" + fourteen + ".\nab\t" + sixteen + " x\n");
+  const auto task = Prepared();
+  ModelConfig c;
+  c.kind = "encoder_decoder", c.dim = 12, c.layers = 1, c.heads = 2, c.ffn_dim = 12;
+  c.attention = {"softmax"}, c.tie_embeddings = false, c.head_bias = true;
+  task->Complete(c);
+  const auto model = MakeModel(c, 2);
+  {
+    at::NoGradGuard guard;
+    auto parameters = model->named_parameters();
+    parameters["lm_head.weight"].zero_();
+    parameters["lm_head.bias"].zero_();
+    parameters["lm_head.bias"]['B'] = 1;
+  }
+  const Json m = task->Metrics(Evaluate(*task, *model, Split::kTest).score);
+  EXPECT_EQ(m["exact_match"], 50);
+  EXPECT_NEAR(m["word_f1"].get<double>(), 50 * (1 + 2.0 / 3), 1e-9);
+}
+
 TEST_F(Translation, ReadsOtherFilesWithWhatIsSaved) {
   const auto task = Prepared();
   const auto model = ModelOf(*task);
