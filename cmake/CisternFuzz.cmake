@@ -10,7 +10,8 @@ add_compile_options(-fsanitize=fuzzer-no-link)
 add_library(cistern_fuzz_data OBJECT cistern/data/listops.cc cistern/data/listops_file.cc
   cistern/data/token_cache.cc cistern/data/images.cc cistern/data/pathfinder.cc
   cistern/data/pathfinder_file.cc cistern/data/text_pairs.cc
-  cistern/tasks/labelled_rows.cc cistern/train/run_state.cc)
+  cistern/tasks/labelled_rows.cc cistern/tasks/questions.cc cistern/tasks/sentence_pairs.cc
+  cistern/train/run_state.cc)
 target_link_libraries(cistern_fuzz_data PUBLIC cistern_base cistern_io cistern_text)
 foreach(layer base io text fuzz_data)  # the kernels read no files
   target_compile_options(cistern_${layer} PRIVATE -fsanitize=fuzzer-no-link)

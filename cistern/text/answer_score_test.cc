@@ -21,7 +21,8 @@ TEST(AnswerWords, AreSmallWithoutPunctuationAndArticles) {
 }
 
 TEST(ScoreAnswer, IsTheBestOverReferences) {
-  const AnswerScore same = ScoreAnswer("the Denver Broncos.", {"Carolina", "Denver Broncos", "Denver"});
+  const AnswerScore same =
+      ScoreAnswer("the Denver Broncos.", {"Carolina", "Denver Broncos", "Denver"});
   EXPECT_EQ(same.exact, 1);
   EXPECT_EQ(same.f1, 1);
   // One word of two and three: precision 1/2, recall 1/3.
