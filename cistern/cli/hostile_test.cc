@@ -255,7 +255,7 @@ TEST_F(HostileTest, RowsThatArePassedOverAreCountedByEveryCommand) {
   EXPECT_EQ(ParseJson(json.out, "stdout")["skipped_rows"], 1) << json;
   Put(folder_ / "text.txt", "some words");
   ExpectRefused(Run({"train", "--text", folder_ / "text.txt", "--skip-bad-rows"}),
-                "tasks that read rows (retrieval, series, forecast, classify, question_answering, "
+                "tasks that read rows (retrieval, series, forecast, question_answering, classify, "
                 "translation); the task lm reads");
 }
 
