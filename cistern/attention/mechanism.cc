@@ -85,13 +85,15 @@ const std::vector<const MechanismInfo*>& Mechanisms() {
   return all;
 }
 
-const MechanismInfo& FindMechanism(const std::string& name) {
+const MechanismInfo& FindMechanism(const std::string& name,
+                                   const std::vector<std::string>& beside) {
   if (IsHeadGroups(name)) return HeadGroupsInfo(name);
   std::vector<std::string> names;
   for (const MechanismInfo* info : Mechanisms()) {
     if (info->name == name) return *info;
     names.push_back(info->name);
   }
+  names.insert(names.end(), beside.begin(), beside.end());
   throw UsageError(UnknownName("mechanism", name, names));
 }
 

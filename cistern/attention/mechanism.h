@@ -313,8 +313,9 @@ class Mechanism : public torch::nn::Module {
 // All mechanisms, in the order of mechanisms.def.
 const std::vector<const MechanismInfo*>& Mechanisms();
 // A name of mechanisms.def, or head groups such as "window:2+latte:2" (head_groups.h). UsageError
-// with the nearest name.
-const MechanismInfo& FindMechanism(const std::string& name);
+// with the nearest name, of these and of what else the caller would take.
+const MechanismInfo& FindMechanism(const std::string& name,
+                                   const std::vector<std::string>& beside = {});
 
 // y [B,H,T,d] with zeros at padding and masked tokens.
 at::Tensor ZeroPadding(const at::Tensor& y, const ops::Mask& mask);

@@ -14,7 +14,6 @@
 #include <memory>
 #include <sstream>
 
-#include "cistern/attention/head_groups.h"
 #include "cistern/base/error.h"
 #include "cistern/base/interrupt.h"
 #include "cistern/base/progress.h"
@@ -91,18 +90,6 @@ double Since(std::chrono::steady_clock::time_point begin) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
 }
 
-// The mechanism of a name that is no path; UsageError with the nearest of both.
-const MechanismInfo& MechanismOrPath(const std::string& name) {
-  if (IsHeadGroups(name)) return FindMechanism(name);
-  std::vector<std::string> names;
-  for (const MechanismInfo* info : Mechanisms()) {
-    if (info->name == name) return *info;
-    names.push_back(info->name);
-  }
-  for (const std::string& path : verify::PathNames()) names.push_back(path);
-  throw UsageError(UnknownName("mechanism or path", name, names));
-}
-
 int VerifyMechanisms(const VerifyCommand& c) {
   const verify::Settings settings = SettingsOf(c);
   std::vector<const MechanismInfo*> mechanisms;
@@ -111,7 +98,7 @@ int VerifyMechanisms(const VerifyCommand& c) {
     if (verify::IsPath(name)) {
       paths.push_back(name);
     } else {
-      mechanisms.push_back(&MechanismOrPath(name));
+      mechanisms.push_back(&FindMechanism(name, verify::PathNames()));
     }
   }
   const bool of_mechanisms = !c.forms.empty() || !c.lengths.empty();

@@ -4,7 +4,6 @@
 #include <cstdlib>
 
 #include "cistern/base/error.h"
-#include "cistern/io/fields.h"
 #include "cistern/io/json_text.h"
 
 namespace cistern {
@@ -44,6 +43,13 @@ std::string CellOf(const Json& value) {
 }
 
 }  // namespace
+
+const EnumNames<TableOptions::Header>& TableHeaders() {
+  using Header = TableOptions::Header;
+  static const EnumNames<Header> names = {
+      {Header::kAuto, "auto"}, {Header::kYes, "yes"}, {Header::kNo, "no"}};
+  return names;
+}
 
 bool TableReader::FormatOf(const std::string& path, Format* format) {
   std::string name = path;

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "cistern/io/fields.h"
 #include "cistern/io/line_reader.h"
 
 namespace cistern {
@@ -15,6 +16,8 @@ struct TableOptions {
   Header header = Header::kAuto;
   bool skip_bad = false;  // rows that cannot be read are counted and passed over
 };
+
+const EnumNames<TableOptions::Header>& TableHeaders();  // auto, yes, no
 
 class TableReader {
  public:

@@ -305,6 +305,13 @@ void CheckLayerDrop(const ModelConfig& config) {
 
 }  // namespace
 
+void ModelConfig::CheckPositions(Form form, int64_t tokens, const char* what) const {
+  const StackOptions o = Stack(form).options();
+  if (o.positions == PositionKind::kLearned && tokens > o.max_length)
+    FailUsage(what, " of ", tokens, " tokens is beyond max_length=", o.max_length,
+              ", where the learned positions of this model end");
+}
+
 void ModelConfig::Validate() const {
   if (version != kConfigVersion) {
     FailUsage("config version ", version, " is not known to this build, which reads versions 1 to ",

@@ -72,6 +72,9 @@ struct ModelConfig {
   void Validate() const;
   const ModelInfo& info() const { return FindModel(kind); }
   LayerStack Stack(Form form) const { return {*this, form}; }
+  // UsageError where `what` ("a row", "a source") of so many tokens goes beyond the learned
+  // positions of the stack.
+  void CheckPositions(Form form, int64_t tokens, const char* what) const;
   const StackOptions& Group(Form form) const;
   Json Own() const;  // the options of this kind's own that were given
   double PositionStd() const { return position_std >= 0 ? position_std : EmbeddingStd(); }

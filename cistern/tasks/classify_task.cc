@@ -44,9 +44,7 @@ Fields ClassifyTask::Describe(Options& o) {
         "empty: the column named label, class, target or category, or the only one left");
   f.Add("header", &o.header,
         "the first line of a table: auto takes it for a header unless it holds a number",
-        {{TableOptions::Header::kAuto, "auto"},
-         {TableOptions::Header::kYes, "yes"},
-         {TableOptions::Header::kNo, "no"}});
+        TableHeaders());
   f.Add("input", &o.input,
         "text, or numbers: all other columns, one token for the quantile bin of each",
         {{Input::kText, "text"}, {Input::kNumbers, "numbers"}});
@@ -140,18 +138,11 @@ ClassifyTask::ClassifyTask(const Options& options, const std::string&) : options
 }
 
 const Metric& ClassifyTask::metric() const {
-  const std::string name = options_.regression ? "rmse" : options_.metric;
-  for (const Metric& m : classify_task().metrics) {
-    if (m.name == name) return m;
-  }
-  Fail("[classify] no metric ", name);
+  return FindMetric(classify_task(), options_.regression ? "rmse" : options_.metric);
 }
 
 TableOptions ClassifyTask::table_options() const {
-  TableOptions t;
-  t.header = options_.header;
-  t.skip_bad = options_.skip_bad_rows;
-  return t;
+  return {options_.header, options_.skip_bad_rows};
 }
 
 std::vector<LabelledRow> ClassifyTask::ReadRows(const std::string& path, const char* what) {

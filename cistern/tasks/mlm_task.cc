@@ -188,21 +188,10 @@ std::unique_ptr<BatchReader> MlmTask::ReadFile(const std::string& path, bool lab
   return RowsOf(TextTask::Of(*file), o, file);
 }
 
-namespace {
-
-void CheckLength(const ModelConfig& config, int64_t length) {
-  if (config.positions == PositionKind::kLearned && length > config.max_length) {
-    FailUsage("a row of ", length, " tokens is beyond max_length=", config.max_length,
-              ", where the learned positions of this model end");
-  }
-}
-
-}  // namespace
-
 Score MlmTask::Measure(Model& model, const Batch& batch) const {
   MaskedLm& lm = cistern::Of(model);
   const at::Tensor &ids = batch["ids"], targets = batch["targets"].reshape({-1});
-  CheckLength(lm.config(), ids.size(1));
+  lm.config().CheckPositions(Form::kBidirectional, ids.size(1), "a row");
   const at::Tensor hidden = lm.Hidden(ids), chosen = TargetPositions(targets);
   const at::Tensor wanted = targets.index_select(0, chosen);
   Score score;
@@ -236,7 +225,7 @@ std::vector<Json> MlmTask::Predict(Model& model, const Batch& batch) const {
   MaskedLm& lm = cistern::Of(model);
   const at::Tensor ids = batch["ids"].cpu(), lengths = batch["lengths"].cpu(),
                    lines = batch["lines"].cpu();
-  CheckLength(lm.config(), ids.size(1));
+  lm.config().CheckPositions(Form::kBidirectional, ids.size(1), "a row");
   const at::Tensor hidden = lm.Hidden(batch["ids"], MaskOf(batch.tensors));
   const auto text_of = [&](int64_t id) {
     Utf8Stream whole;

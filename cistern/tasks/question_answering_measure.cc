@@ -16,13 +16,6 @@ namespace {
 
 SpanPredictor& PredictorOf(Model& model) { return dynamic_cast<SpanPredictor&>(model); }
 
-void CheckLength(const ModelConfig& config, int64_t tokens) {
-  const StackOptions options = config.Stack(Form::kBidirectional).options();
-  if (options.positions == PositionKind::kLearned && tokens > options.max_length)
-    FailUsage("a row of ", tokens, " tokens is beyond max_length=", options.max_length,
-              ", where the learned positions of this model end");
-}
-
 // Characters that begin in these bytes.
 int64_t Characters(std::string_view bytes) {
   return std::count_if(bytes.begin(), bytes.end(),
@@ -183,7 +176,7 @@ std::vector<std::vector<QuestionAnsweringTask::Candidate>> QuestionAnsweringTask
 }
 
 Score QuestionAnsweringTask::Measure(Model& model, const Batch& batch) const {
-  CheckLength(model.config(), batch["ids"].size(1));
+  model.config().CheckPositions(Form::kBidirectional, batch["ids"].size(1), "a row");
   const at::Tensor logits = PredictorOf(model).SpanLogits(batch.tensors);
   const at::Tensor nats =
       -at::log_softmax(logits, 1).gather(1, batch["targets"].unsqueeze(1)).to(at::kDouble).cpu();
@@ -226,7 +219,7 @@ Json QuestionAnsweringTask::Metrics(const Score& score) const {
 }
 
 std::vector<Json> QuestionAnsweringTask::Predict(Model& model, const Batch& batch) const {
-  CheckLength(model.config(), batch["ids"].size(1));
+  model.config().CheckPositions(Form::kBidirectional, batch["ids"].size(1), "a row");
   const std::vector<std::vector<Candidate>> candidates =
       Candidates(PredictorOf(model).SpanLogits(batch.tensors), batch);
   const std::vector<int64_t> first = FirstWindows(batch["question"].cpu());

@@ -35,9 +35,7 @@ Fields QuestionAnsweringTask::Describe(Options& o) {
         "of a table: a span of the text, empty where it has no answer (a column answer_start says "
         "at which character; else where it stands first)");
   f.Add("header", &o.header, "the first line of a .tsv or .csv, which names the columns",
-        {{TableOptions::Header::kAuto, "auto"},
-         {TableOptions::Header::kYes, "yes"},
-         {TableOptions::Header::kNo, "no"}});
+        TableHeaders());
   f.Add("tokenizer", &o.tokenizer, "byte-level BPE learned from texts and questions, or bytes",
         TokenizerKinds());
   f.Add("vocab_size", &o.vocab_size, "tokens that BPE learns", {256, 1 << 20});
@@ -83,7 +81,8 @@ const TaskInfo& question_answering_task() {
                   "model.embedding_std=0.1", "model.dropout=0.1",
                   "train.batch=16",          "train.optimizer=muon",
                   "train.weight_decay=0.1",  "train.schedule=linear",
-                  "train.lr=7e-3",           "train.seconds=300"};
+                  "train.lr=7e-3",           "train.eval_tokens=400000",
+                  "train.seconds=300"};
     t.mechanisms = {"softmax", "window:2+latte:2", "window:2+abc_mlp:2"};
     BindTask<QuestionAnsweringTask>(t);
     return t;
@@ -107,24 +106,17 @@ QuestionAnsweringTask::QuestionAnsweringTask(const Options& options, const std::
 }
 
 const Metric& QuestionAnsweringTask::metric() const {
-  for (const Metric& m : question_answering_task().metrics) {
-    if (m.name == options_.metric) return m;
-  }
-  Fail("[question_answering] no metric ", options_.metric);
+  return FindMetric(question_answering_task(), options_.metric);
 }
 
 TableOptions QuestionAnsweringTask::table_options() const {
-  TableOptions t;
-  t.header = options_.header;
-  t.skip_bad = options_.skip_bad_rows;
-  return t;
+  return {options_.header, options_.skip_bad_rows};
 }
 
-QuestionSet QuestionAnsweringTask::ReadSet(const std::string& path, const char* what) {
-  ProgressBar bar({0, what, ""});
+QuestionSet QuestionAnsweringTask::ReadSet(const std::string& path, bool labelled) const {
   return ReadQuestions(path,
                        {options_.context_column, options_.question_column, options_.answer_column},
-                       table_options(), true);
+                       table_options(), labelled);
 }
 
 void QuestionAnsweringTask::LearnTokenizer(const QuestionSet& train) {
@@ -173,9 +165,9 @@ void QuestionAnsweringTask::Prepare() {
     FailUsage(
         "task.question_answering.data is empty: name SQuAD's JSON or a table with the columns "
         "context, question and answers");
-  QuestionSet all = ReadSet(options_.data, "read data"), valid, test;
-  if (!options_.valid.empty()) valid = ReadSet(options_.valid, "read validation data");
-  if (!options_.test.empty()) test = ReadSet(options_.test, "read test data");
+  QuestionSet all = ReadSet(options_.data, true), valid, test;
+  if (!options_.valid.empty()) valid = ReadSet(options_.valid, true);
+  if (!options_.test.empty()) test = ReadSet(options_.test, true);
   const int64_t moved = all.moved + valid.moved + test.moved,
                 skipped = all.skipped + valid.skipped + test.skipped;
   std::vector<QuestionSet> parts =
@@ -343,9 +335,7 @@ std::unique_ptr<BatchReader> QuestionAnsweringTask::Read(Split split,
 
 std::unique_ptr<BatchReader> QuestionAnsweringTask::ReadFile(const std::string& path, bool labelled,
                                                              const ReadOptions& options) const {
-  const auto set = std::make_shared<const Examples>(Encoded(ReadQuestions(
-      path, {options_.context_column, options_.question_column, options_.answer_column},
-      table_options(), labelled)));
+  const auto set = std::make_shared<const Examples>(Encoded(ReadSet(path, labelled)));
   return ReadInOrder(
       set->size(), options, kBatch,
       [this, set](const std::vector<int64_t>& questions) { return QuestionBatch(*set, questions); },

@@ -84,7 +84,7 @@ class QuestionAnsweringTask : public Task {
   };
 
   TableOptions table_options() const;
-  QuestionSet ReadSet(const std::string& path, const char* what);
+  QuestionSet ReadSet(const std::string& path, bool labelled) const;
   void LearnTokenizer(const QuestionSet& train);
   Examples Encoded(QuestionSet set) const;
   void AddWindows(size_t question, Examples* out) const;

@@ -54,6 +54,13 @@ const std::vector<const TaskInfo*>& Tasks() {
   return all;
 }
 
+const Metric& FindMetric(const TaskInfo& task, const std::string& name) {
+  for (const Metric& m : task.metrics) {
+    if (m.name == name) return m;
+  }
+  Fail("[", task.name, "] no metric ", name);
+}
+
 const TaskInfo& FindTask(const std::string& name) {
   for (const TaskInfo* info : Tasks()) {
     if (info->name == name) return *info;

@@ -45,9 +45,7 @@ void SeriesInputOptions::Describe(bool labels, Fields* fields) {
   f.Add("header", &header,
         "the first line of a table: auto takes it for a header unless it holds a "
         "number",
-        {{TableOptions::Header::kAuto, "auto"},
-         {TableOptions::Header::kYes, "yes"},
-         {TableOptions::Header::kNo, "no"}});
+        TableHeaders());
   std::vector<std::pair<MissingValues, std::string>> choices = {{MissingValues::kLast, "last"},
                                                                 {MissingValues::kMean, "mean"}};
   if (labels) choices.emplace_back(MissingValues::kMask, "mask");

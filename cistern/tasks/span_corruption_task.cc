@@ -198,21 +198,9 @@ std::unique_ptr<BatchReader> SpanCorruptionTask::ReadFile(const std::string& pat
   return RowsOf(TextTask::Of(*file), o, file);
 }
 
-namespace {
-
-void CheckLength(const ModelConfig& config, int64_t length) {
-  const StackOptions encoder = config.Stack(Form::kBidirectional).options();
-  if (encoder.positions == PositionKind::kLearned && length > encoder.max_length) {
-    FailUsage("a row of ", length, " tokens is beyond max_length=", encoder.max_length,
-              ", where the learned positions of this model end");
-  }
-}
-
-}  // namespace
-
 Score SpanCorruptionTask::Measure(Model& model, const Batch& batch) const {
   LanguageModel& lm = EncoderDecoderOf(model);
-  CheckLength(lm.config(), batch["source"].size(1));
+  lm.config().CheckPositions(Form::kBidirectional, batch["source"].size(1), "a row");
   std::vector<int32_t> bytes = token_bytes();
   bytes.resize(size_t(Sentinel(options_.sentinels)));
   Score score;
@@ -231,7 +219,7 @@ Json SpanCorruptionTask::Metrics(const Score& score) const {
 std::vector<Json> SpanCorruptionTask::Predict(Model& model, const Batch& batch) const {
   constexpr int64_t kMostOfAGap = 12;  // tokens, on average
   LanguageModel& lm = EncoderDecoderOf(model);
-  CheckLength(lm.config(), batch["source"].size(1));
+  lm.config().CheckPositions(Form::kBidirectional, batch["source"].size(1), "a row");
   const at::Tensor source = batch["source"].cpu(), lengths = batch["source_lengths"].cpu(),
                    lines = batch["lines"].cpu();
   const auto row_of = [&](int64_t r) {

@@ -142,6 +142,9 @@ struct TaskInfo {
   std::function<std::unique_ptr<TaskConfig>()> config = nullptr;  // BindTask
 };
 
+// The metric of that name; Error where the task has none.
+const Metric& FindMetric(const TaskInfo& task, const std::string& name);
+
 // All tasks, in the order of tasks.def.
 const std::vector<const TaskInfo*>& Tasks();
 const TaskInfo& FindTask(const std::string& name);  // UsageError with the nearest name

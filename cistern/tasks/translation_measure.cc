@@ -17,15 +17,8 @@ namespace {
 LanguageModel& TranslatorOf(Model& model) { return dynamic_cast<LanguageModel&>(model); }
 
 void CheckLengths(const ModelConfig& config, const Batch& batch) {
-  const int64_t sources = batch["source"].size(1), targets = batch["ids"].size(1);
-  const auto check = [&](Form form, const char* what, int64_t tokens) {
-    const StackOptions options = config.Stack(form).options();
-    if (options.positions == PositionKind::kLearned && tokens > options.max_length)
-      FailUsage("a ", what, " of ", tokens, " tokens is beyond max_length=", options.max_length,
-                ", where the learned positions of this model end");
-  };
-  check(Form::kBidirectional, "source", sources);
-  check(Form::kCausal, "target", targets);
+  config.CheckPositions(Form::kBidirectional, batch["source"].size(1), "a source");
+  config.CheckPositions(Form::kCausal, batch["ids"].size(1), "a target");
 }
 
 // As long as translations get: twice the source and some tokens, but not beyond learned positions.

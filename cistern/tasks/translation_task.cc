@@ -29,9 +29,7 @@ Fields TranslationTask::Describe(Options& o) {
   f.Add("header", &o.header,
         "whether the first line of a .tsv or .csv names its columns; auto: unless it holds a "
         "number",
-        {{TableOptions::Header::kAuto, "auto"},
-         {TableOptions::Header::kYes, "yes"},
-         {TableOptions::Header::kNo, "no"}});
+        TableHeaders());
   f.Add("tokenizer", &o.tokenizer, "byte-level BPE learned from both sides, or bytes",
         TokenizerKinds());
   f.Add("vocab_size", &o.vocab_size, "tokens that BPE learns", {256, 1 << 20});
@@ -111,17 +109,11 @@ TranslationTask::TranslationTask(const Options& options, const std::string&) : o
 }
 
 const Metric& TranslationTask::metric() const {
-  for (const Metric& m : translation_task().metrics) {
-    if (m.name == options_.metric) return m;
-  }
-  Fail("[translation] no metric ", options_.metric);
+  return FindMetric(translation_task(), options_.metric);
 }
 
 TableOptions TranslationTask::table_options() const {
-  TableOptions t;
-  t.header = options_.header;
-  t.skip_bad = options_.skip_bad_rows;
-  return t;
+  return {options_.header, options_.skip_bad_rows};
 }
 
 PairFiles TranslationTask::Files(const std::string& source, const std::string& target) const {
