@@ -98,8 +98,8 @@ void ForViews(const AttentionShape& shape, const AttentionMask& mask, Visit&& vi
 
 constexpr int64_t kMostCells = 32;
 
-// visit(view, t, begin, end): each block of queries, from t on, with each segment of keys, by
-// threads, in rounds.
+// visit(view, first, last, begin, end): each group of queries [first, last), whole blocks, with
+// each segment of keys [begin, end), by threads, in rounds.
 template <class Visit>
 void ForCells(const AttentionShape& shape, const AttentionMask& mask, Visit&& visit,
               int64_t most_cells = kMostCells) {
@@ -113,10 +113,10 @@ void ForCells(const AttentionShape& shape, const AttentionMask& mask, Visit&& vi
                   for (int64_t i = first; i < last; ++i) {
                     const Cell& cell = cells[size_t(i)];
                     const AttentionView view(shape, mask, cell.view);
-                    const size_t end = std::min(view.queries, rounds.FirstQuery(cell.group + 1));
-                    for (size_t t = rounds.FirstQuery(cell.group); t < end; t += kBlockQueries)
-                      visit(view, t, rounds.FirstKey(cell.segment),
-                            std::min(view.keys, rounds.FirstKey(cell.segment + 1)));
+                    visit(view, rounds.FirstQuery(cell.group),
+                          std::min(view.queries, rounds.FirstQuery(cell.group + 1)),
+                          rounds.FirstKey(cell.segment),
+                          std::min(view.keys, rounds.FirstKey(cell.segment + 1)));
                   }
                 });
   }

@@ -116,13 +116,9 @@ class OnlineSoftmax {
   const QueryBlock<T>& block_;
 };
 
-// Blocks of a view from both ends in turn: parts of them have about the same work, causal or not.
-inline size_t FromBothEnds(size_t i, size_t count) {
-  return i % 2 == 0 ? i / 2 : count - 1 - i / 2;
-}
-
-// visit(view, t, next): each block of queries, from t on, of each view, by threads; the view's next
-// block after it begins at `next`, the number of its queries where there is none.
+// visit(view, begin, end): the queries [begin, end) of each view, whole blocks, by threads. A
+// thread takes blocks of a view from both ends, so that parts of it have about the same work,
+// causal or not.
 template <class Visit>
 void ForQueryBlocks(const AttentionShape& shape, const AttentionMask& mask, Visit&& visit) {
   const int64_t longest = (shape.queries + shape.dilation - 1) / shape.dilation;
@@ -130,14 +126,17 @@ void ForQueryBlocks(const AttentionShape& shape, const AttentionMask& mask, Visi
   const int64_t work = shape.keys / shape.dilation * (shape.key_width + shape.value_width);
   ParallelFor(AttentionView::Number(shape) * blocks, work > 4096 ? 1 : 4096 / (work + 1) + 1,
               [&](int64_t begin, int64_t end) {
-                for (int64_t i = begin; i < end; ++i) {
+                for (int64_t i = begin; i < end;) {
                   const AttentionView view(shape, mask, i / blocks);
-                  const auto at = size_t(i % blocks), count = size_t(blocks);
-                  const size_t t = FromBothEnds(at, count) * kBlockQueries,
-                               next = at + 1 < count && i + 1 < end
-                                          ? FromBothEnds(at + 1, count) * kBlockQueries
-                                          : view.queries;
-                  if (t < view.queries) visit(view, t, std::min(next, view.queries));
+                  const auto some = [&](int64_t first, int64_t last) {
+                    if (first < last)
+                      visit(view, size_t(first) * kBlockQueries,
+                            std::min(size_t(last) * kBlockQueries, view.queries));
+                  };
+                  const int64_t a = i % blocks, b = std::min(blocks, a + end - i);
+                  some((a + 1) / 2, (b + 1) / 2);
+                  some(blocks - b / 2, blocks - a / 2);
+                  i += b - a;
                 }
               });
 }

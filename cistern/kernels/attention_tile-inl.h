@@ -12,7 +12,9 @@
 
 #include <algorithm>
 #include <limits>
+#include <optional>
 #include <type_traits>
+#include <utility>
 
 #include "cistern/kernels/attention_dropout-inl.h"
 #include "cistern/kernels/exact_attention.h"
@@ -291,6 +293,53 @@ void QueriesInLanes(const QueryBlock<T>& block, const Sequence<const T>& q, size
   PackScaled(q, block.t, block.count, width, ld, static_cast<T>(scale), rows);
   Transpose(block.count, width, rows, ld, lanes, kBlockQueries);
 }
+
+// Blocks of queries that go over their keys together, tile by tile, so that keys and values that
+// lie beyond the second-level cache are read once for all of them.
+constexpr size_t kBlocksTogether = 4;
+
+// The end of the queries of [t, end), whole blocks, that go together: kBlocksTogether blocks where
+// the keys and values that they see, `width` numbers each, are too many for that cache, else one.
+template <class T>
+size_t EndOfTogether(const AttentionView& view, size_t t, size_t end, size_t width) {
+  const size_t several = std::min(t + kBlocksTogether * kBlockQueries, end);
+  const KeyRange seen = view.Range(several - 1);
+  const bool far = size_t(seen.end - seen.begin) * width * sizeof(T) > size_t{1} << 19;
+  return far ? several : std::min(t + kBlockQueries, end);
+}
+
+// Block: Next(), the first key that it did not take; Done(); TakeTile(scratch...).
+template <class Block>
+class BlocksTogether {
+ public:
+  template <class... Arguments>
+  void Add(Arguments&&... arguments) {
+    blocks_[count_++].emplace(std::forward<Arguments>(arguments)...);
+  }
+  template <class Visit>
+  void ForEach(Visit&& visit) {
+    for (size_t i = 0; i < count_; ++i) visit(*blocks_[i]);
+  }
+  // A tile of each block after another, until all are done; note(begin, end): before each round but
+  // the last, with the keys of the next.
+  template <class Note, class... Scratch>
+  void TakeTiles(size_t end_of_keys, Note&& note, Scratch... scratch) {
+    for (bool done = false; !done;) {
+      done = true;
+      ForEach([&](Block& block) {
+        if (block.Done()) return;
+        const size_t next = block.Next() + kTileKeys;
+        if (done && next < end_of_keys) note(next, std::min(next + kTileKeys, end_of_keys));
+        done = false;
+        block.TakeTile(scratch...);
+      });
+    }
+  }
+
+ private:
+  std::optional<Block> blocks_[kBlocksTogether];
+  size_t count_ = 0;
+};
 
 }  // namespace HWY_NAMESPACE
 }  // namespace cistern

@@ -21,75 +21,114 @@ struct ForwardInputs {
   double scale;
 };
 
-// Queries t .. of a view, after which those from `next` on come.
+// A block of queries on its way over the keys that it sees.
 template <class T>
-HWY_NOINLINE void AttendBlock(const AttentionView& view, size_t t, size_t next,
-                              const ForwardInputs<T>& x, T* stats) {
+class BlockForward {
+ public:
+  static constexpr size_t kPieces = 2 + OnlineSoftmax<T>::kPieces;
+  static size_t Values(size_t kp, size_t vp) {
+    return kBlockQueries * (kp + vp) + OnlineSoftmax<T>::kValues;
+  }
+
+  // panel: scratch of a block's rows of tokens.
+  BlockForward(const AttentionView& view, size_t t, const ForwardInputs<T>& x, T* panel,
+               Workspace& workspace)
+      : x_(x),
+        block_(view, t),
+        softmax_(block_, workspace),
+        Q_(workspace.Take<T>(kBlockQueries * RoundUp(x.key_width, kLanes<T>))),
+        O_(workspace.Take<T>(kBlockQueries * RoundUp(x.value_width, kLanes<T>))),
+        next_(block_.low) {
+    QueriesInLanes(block_, x.q, x.key_width, x.scale, panel, Q_);
+    std::memset(O_, 0, sizeof(T) * kBlockQueries * RoundUp(x.value_width, kLanes<T>));
+  }
+
+  size_t Next() const { return next_; }  // the first key that was not taken
+  bool Done() const { return next_ >= block_.high; }
+
+  // The next tile of keys; X: scratch of kBlockQueries kTileKeys values.
+  void TakeTile(T* X) {
+    const size_t j = next_, keys = std::min(kTileKeys, block_.high - j), vectors = block_.vectors();
+    next_ += keys;
+    Multiply<From::kZero, false>(
+        keys, vectors,
+        Factors<T>{x_.k.At(j), size_t(x_.k.time), 1, Q_, kBlockQueries, x_.key_width}, X,
+        kBlockQueries);
+    const Factors<T> values = {x_.v.At(j), 1, size_t(x_.v.time), X, kBlockQueries, keys};
+    if (!block_.Partial(j, j + keys)) {
+      Weigh(j, keys, X);
+      Multiply<From::kTimes, true>(x_.value_width, vectors, values, O_, kBlockQueries,
+                                   softmax_.factor);
+      return;
+    }
+    const TileMask<T> mask(block_, j, keys);
+    HideUnseen(mask, keys, vectors, kNoScore<T>, X);
+    Weigh(j, keys, X);
+    if (AreFinite(x_.v, j, keys, x_.value_width)) {
+      Multiply<From::kTimes, true>(x_.value_width, vectors, values, O_, kBlockQueries,
+                                   softmax_.factor);
+    } else {
+      MultiplySeen(mask, x_.value_width, vectors, values, O_, softmax_.factor);
+    }
+  }
+
+  void Finish(T* stats, T* panel) {
+    softmax_.Finish(stats);
+    const Tag<T> d;
+    const size_t vp = RoundUp(x_.value_width, kLanes<T>);
+    for (size_t c = 0; c < x_.value_width; ++c) {
+      for (size_t i = 0; i < block_.vectors() * kLanes<T>; i += kLanes<T>) {
+        T* const at = O_ + c * kBlockQueries + i;
+        hn::Store(hn::Mul(hn::Load(d, at), hn::Load(d, softmax_.factor + i)), d, at);
+      }
+    }
+    Transpose(x_.value_width, block_.count, O_, kBlockQueries, panel, vp);
+    UnpackRows(panel, block_.t, block_.count, x_.value_width, vp, x_.out);
+  }
+
+ private:
+  // X: scores become weights, after dropout.
+  void Weigh(size_t j, size_t keys, T* X) {
+    softmax_.Weigh(keys, X);
+    if (!block_.view.dropout().Any()) return;
+    uint64_t kept[kTileKeys];
+    block_.view.Draw(block_.t, block_.vectors() * kLanes<T>, j, keys, kept);
+    DropPairs(kept, keys, block_.vectors(), kBlockQueries, X);
+  }
+
+  const ForwardInputs<T>& x_;
+  const QueryBlock<T> block_;
+  OnlineSoftmax<T> softmax_;
+  T *const Q_, *const O_;  // [widths, queries]
+  size_t next_;
+};
+
+// The queries [begin, end) of a view, up to kBlocksTogether blocks, after which those up to `next`
+// come.
+template <class T>
+HWY_NOINLINE void AttendBlocks(const AttentionView& view, size_t begin, size_t end, size_t next,
+                               const ForwardInputs<T>& x, T* stats) {
   const size_t kp = RoundUp(x.key_width, kLanes<T>), vp = RoundUp(x.value_width, kLanes<T>);
   Workspace& workspace = Workspace::OfThisThread();
-  workspace.Start(
-      sizeof(T) * (kBlockQueries * (2 * kp + 2 * vp + kTileKeys) + OnlineSoftmax<T>::kValues),
-      5 + OnlineSoftmax<T>::kPieces);
+  workspace.Start(sizeof(T) * (kBlocksTogether * BlockForward<T>::Values(kp, vp) +
+                               kBlockQueries * (std::max(kp, vp) + kTileKeys)),
+                  2 + kBlocksTogether * BlockForward<T>::kPieces);
   T* const panel = workspace.Take<T>(kBlockQueries * std::max(kp, vp));
-  T* const Q = workspace.Take<T>(kBlockQueries * kp);
   T* const X = workspace.Take<T>(kBlockQueries * kTileKeys);
-  T* const O = workspace.Take<T>(kBlockQueries * vp);
-
-  const QueryBlock<T> block(view, t);
-  OnlineSoftmax<T> softmax(block, workspace);
-  const size_t vectors = block.vectors();
-  QueriesInLanes(block, x.q, x.key_width, x.scale, panel, Q);
-  std::memset(O, 0, sizeof(T) * kBlockQueries * vp);
-  const bool drops = view.dropout().Any();
-  const auto drop = [&](size_t j, size_t keys) {
-    if (!drops) return;
-    uint64_t kept[kTileKeys];
-    view.Draw(t, vectors * kLanes<T>, j, keys, kept);
-    DropPairs(kept, keys, vectors, kBlockQueries, X);
-  };
+  BlocksTogether<BlockForward<T>> blocks;
+  for (size_t t = begin; t < end; t += kBlockQueries) blocks.Add(view, t, x, panel, workspace);
   RowsAhead& ahead = RowsAhead::OfThisThread();
   ahead.Clear();
-  NoteRows(x.q, next, std::min(next + kBlockQueries, view.queries), x.key_width);
-  const bool alone = view.queries <= kBlockQueries;  // no other block has asked for these keys
-  for (size_t j = block.low; j < block.high; j += kTileKeys) {
-    const size_t keys = std::min(kTileKeys, block.high - j);
-    if (alone) {
-      ahead.Clear();
-      NoteRows(x.k, j + keys, std::min(j + keys + kTileKeys, block.high), x.key_width);
-      NoteRows(x.v, j + keys, std::min(j + keys + kTileKeys, block.high), x.value_width);
-    }
-    Multiply<From::kZero, false>(
-        keys, vectors, Factors<T>{x.k.At(j), size_t(x.k.time), 1, Q, kBlockQueries, x.key_width}, X,
-        kBlockQueries);
-    const Factors<T> values = {x.v.At(j), 1, size_t(x.v.time), X, kBlockQueries, keys};
-    if (!block.Partial(j, j + keys)) {
-      softmax.Weigh(keys, X);
-      drop(j, keys);
-      Multiply<From::kTimes, true>(x.value_width, vectors, values, O, kBlockQueries,
-                                   softmax.factor);
-      continue;
-    }
-    const TileMask<T> mask(block, j, keys);
-    HideUnseen(mask, keys, vectors, kNoScore<T>, X);
-    softmax.Weigh(keys, X);
-    drop(j, keys);
-    if (AreFinite(x.v, j, keys, x.value_width)) {
-      Multiply<From::kTimes, true>(x.value_width, vectors, values, O, kBlockQueries,
-                                   softmax.factor);
-    } else {
-      MultiplySeen(mask, x.value_width, vectors, values, O, softmax.factor);
-    }
-  }
-  softmax.Finish(stats);
-  const Tag<T> d;
-  for (size_t c = 0; c < x.value_width; ++c) {
-    for (size_t i = 0; i < vectors * kLanes<T>; i += kLanes<T>) {
-      T* const at = O + c * kBlockQueries + i;
-      hn::Store(hn::Mul(hn::Load(d, at), hn::Load(d, softmax.factor + i)), d, at);
-    }
-  }
-  Transpose(x.value_width, block.count, O, kBlockQueries, panel, vp);
-  UnpackRows(panel, t, block.count, x.value_width, vp, x.out);
+  NoteRows(x.q, end, std::min(end + kBlockQueries, next), x.key_width);
+  const bool asks = end - begin > kBlockQueries || view.queries <= kBlockQueries;
+  const auto note = [&](size_t from, size_t to) {
+    if (!asks) return;  // a block before this one has asked for these keys
+    ahead.Clear();
+    NoteRows(x.k, from, to, x.key_width);
+    NoteRows(x.v, from, to, x.value_width);
+  };
+  blocks.TakeTiles(view.keys, note, X);
+  blocks.ForEach([&](BlockForward<T>& block) { block.Finish(stats, panel); });
 }
 
 template <class T>
@@ -106,8 +145,12 @@ void AttendAll(const AttentionShape& shape, double scale, const Rows<const T>& q
     StepAll<T>(shape, scale, q, k, v, mask, out);
     return;
   }
-  ForQueryBlocks(shape, mask, [&](const AttentionView& view, size_t t, size_t next) {
-    AttendBlock<T>(view, t, next, inputs(view), stats);
+  ForQueryBlocks(shape, mask, [&](const AttentionView& view, size_t begin, size_t end) {
+    for (size_t t = begin; t < end;) {
+      const size_t last = EndOfTogether<T>(view, t, end, kw + vw);
+      AttendBlocks<T>(view, t, last, end, inputs(view), stats);
+      t = last;
+    }
   });
 }
 

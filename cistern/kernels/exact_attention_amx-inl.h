@@ -202,9 +202,10 @@ void AttendByAmx(const AttentionShape& shape, double scale, const Rows<const BFl
                  const AttentionMask& mask, const Rows<BFloat16>& out, float* stats,
                  const CallMemory& memory) {
   const AmxTokens packed(shape, mask, k, v, false, memory);
-  ForQueryBlocks(shape, mask, [&](const AttentionView& view, size_t t, size_t) {
-    AttendBlockByAmx(view, t, packed, view.Of(q), view.Of(v), size_t(shape.key_width),
-                     size_t(shape.value_width), static_cast<float>(scale), view.Of(out), stats);
+  ForQueryBlocks(shape, mask, [&](const AttentionView& view, size_t begin, size_t end) {
+    for (size_t t = begin; t < end; t += kBlockQueries)
+      AttendBlockByAmx(view, t, packed, view.Of(q), view.Of(v), size_t(shape.key_width),
+                       size_t(shape.value_width), static_cast<float>(scale), view.Of(out), stats);
   });
 }
 
@@ -301,11 +302,12 @@ void GradientsByAmx(const AttentionShape& shape, double scale, const Rows<const 
   constexpr int64_t kCells = 16;
   ForCells(
       shape, mask,
-      [&](const AttentionView& view, size_t t, size_t begin, size_t end) {
-        BlockGradientsByAmx(view, t, begin, end, packed,
-                            {view.Of(q), view.Of(k), view.Of(out), view.Of(d_out), sums.Dq(view),
-                             sums.Dk(view), sums.Dv(view), size_t(shape.key_width),
-                             size_t(shape.value_width), static_cast<float>(scale), stats});
+      [&](const AttentionView& view, size_t first, size_t last, size_t begin, size_t end) {
+        for (size_t t = first; t < last; t += kBlockQueries)
+          BlockGradientsByAmx(view, t, begin, end, packed,
+                              {view.Of(q), view.Of(k), view.Of(out), view.Of(d_out), sums.Dq(view),
+                               sums.Dk(view), sums.Dv(view), size_t(shape.key_width),
+                               size_t(shape.value_width), static_cast<float>(scale), stats});
       },
       kCells);
   sums.Round(mask, to, [&](const float* block) {

@@ -95,126 +95,183 @@ void ZeroKeys(size_t begin, size_t end, const BackwardInputs<T>& x) {
   ZeroRows(begin, end, x.value_width, x.dv);
 }
 
-// The pairs of the block of queries from t on with the keys of [begin, end).
+// What a tile of keys needs beside its blocks.
 template <class T>
-HWY_NOINLINE void BlockGradients(const AttentionView& view, size_t t, size_t begin, size_t end,
-                                 const BackwardInputs<T>& x) {
-  const QueryBlock<T> block(view, t);
-  begin = std::max(begin, block.low), end = std::min(end, block.high);
-  if (begin >= end) {
-    if (x.writes_dq) ZeroRows(t, t + block.count, x.key_width, x.dq);
-    if (x.writes_dk) ZeroKeys(0, view.keys, x);
-    return;
-  }
-  if (x.writes_dk) ZeroKeys(0, begin, x), ZeroKeys(end, view.keys, x);
-  RowsAhead::OfThisThread().Clear();
-  const size_t next = std::min(t + kBlockQueries, view.queries),
-               last = std::min(next + kBlockQueries, view.queries);
-  NoteRows(x.q, next, last, x.key_width);
-  NoteRows(x.d_out, next, last, x.value_width);
-  NoteRows(x.out, next, last, x.value_width);
-  const Tag<T> d;
-  constexpr size_t kN = kLanes<T>;
-  const size_t kw = x.key_width, vw = x.value_width, kp = RoundUp(kw, kN), vp = RoundUp(vw, kN),
-               vectors = block.vectors(), count = block.count;
-  Workspace& workspace = Workspace::OfThisThread();
-  workspace.Start(
-      sizeof(T) * (kBlockQueries * (3 * kp + 2 * vp + 2 * kTileKeys + 2) + kTileKeys * kN), 10);
-  T* const q_rows = workspace.Take<T>(kBlockQueries * kp);
-  T* const Q = workspace.Take<T>(kBlockQueries * kp);
-  T* const dQ = workspace.Take<T>(kBlockQueries * kp);
-  T* const g_rows = workspace.Take<T>(kBlockQueries * vp);
-  T* const G = workspace.Take<T>(kBlockQueries * vp);
-  T* const X = workspace.Take<T>(kBlockQueries * kTileKeys);
-  T* const dP = workspace.Take<T>(kBlockQueries * kTileKeys);
-  T* const high = workspace.Take<T>(kBlockQueries);
-  T* const D = workspace.Take<T>(kBlockQueries);
-  T* const scratch = workspace.Take<T>(kTileKeys * kN);
+struct TileScratch {
+  T *X, *dP;  // [keys, queries]
+  T* edge;    // [keys, lanes]
+};
 
-  QueriesInLanes(block, x.q, kw, x.scale, q_rows, Q);
-  PackScaled(x.d_out, t, count, vw, vp, T{1}, g_rows);
-  for (size_t i = 0; i < kBlockQueries; ++i) high[i] = 0, D[i] = 0;
-  const bool drops = view.dropout().Any();
-  const T kept_factor = static_cast<T>(view.dropout().KeptFactor());
-  for (size_t i = 0; i < count; ++i) {
-    const T* const of = view.Stats(x.stats, t + i);
-    const T* const out = x.out.At(t + i);
-    T* const row = g_rows + i * vp;
-    high[i] = of[0];
-    for (size_t c = 0; c < vw; ++c) row[c] *= of[1];
-    D[i] = static_cast<T>(DotInDouble(vw, row, out));
-    if (drops) {
-      for (size_t c = 0; c < vw; ++c) row[c] *= kept_factor;
-    }
-  }
-  Transpose(count, vw, g_rows, vp, G, kBlockQueries);
-  std::memset(dQ, 0, sizeof(T) * kBlockQueries * kp);
-  const bool finite_q = AreFinite(Sequence<const T>(q_rows, kp), 0, count, kw),
-             finite_g = AreFinite(Sequence<const T>(g_rows, vp), 0, count, vw);
+// The pairs of a block of queries with the keys of [begin, end).
+template <class T>
+class BlockBackward {
+ public:
+  static constexpr size_t kPieces = 7;
+  static size_t Values(size_t kp, size_t vp) { return kBlockQueries * (3 * kp + 2 * vp + 2); }
 
-  for (size_t j = begin; j < end; j += kTileKeys) {
-    const size_t keys = std::min(kTileKeys, end - j);
-    if (x.writes_dk) {
-      RowsAhead::OfThisThread().Clear();
-      NoteRows(x.k, j + keys, std::min(j + keys + kTileKeys, end), kw);
-      NoteRows(x.v, j + keys, std::min(j + keys + kTileKeys, end), vw);
+  BlockBackward(const AttentionView& view, size_t t, size_t begin, size_t end,
+                const BackwardInputs<T>& x, Workspace& workspace)
+      : x_(x),
+        block_(view, t),
+        kp_(RoundUp(x.key_width, kLanes<T>)),
+        vp_(RoundUp(x.value_width, kLanes<T>)),
+        next_(std::max(begin, block_.low)),
+        end_(std::min(end, block_.high)) {
+    if (Done()) {
+      if (x.writes_dq) ZeroRows(t, t + block_.count, x.key_width, x.dq);
+      if (x.writes_dk) ZeroKeys(0, view.keys, x);
+      return;
     }
-    Multiply<From::kZero, false>(keys, vectors,
-                                 Factors<T>{x.k.At(j), size_t(x.k.time), 1, Q, kBlockQueries, kw},
-                                 X, kBlockQueries);
-    Multiply<From::kZero, false>(keys, vectors,
-                                 Factors<T>{x.v.At(j), size_t(x.v.time), 1, G, kBlockQueries, vw},
-                                 dP, kBlockQueries);
+    if (x.writes_dk) ZeroKeys(0, next_, x), ZeroKeys(end_, view.keys, x);
+    for (T** panel : {&q_rows_, &Q_, &dQ_}) *panel = workspace.Take<T>(kBlockQueries * kp_);
+    for (T** panel : {&g_rows_, &G_}) *panel = workspace.Take<T>(kBlockQueries * vp_);
+    for (T** numbers : {&high_, &D_}) *numbers = workspace.Take<T>(kBlockQueries);
+    Prepare();
+  }
+
+  size_t Next() const { return next_; }
+  bool Done() const { return next_ >= end_; }
+
+  void TakeTile(const TileScratch<T>& tile) {
+    const size_t j = next_, keys = std::min(kTileKeys, end_ - j), kw = x_.key_width,
+                 vw = x_.value_width, vectors = block_.vectors(), count = block_.count;
+    next_ += keys;
+    T *const X = tile.X, *const dP = tile.dP;
+    Multiply<From::kZero, false>(
+        keys, vectors, Factors<T>{x_.k.At(j), size_t(x_.k.time), 1, Q_, kBlockQueries, kw}, X,
+        kBlockQueries);
+    Multiply<From::kZero, false>(
+        keys, vectors, Factors<T>{x_.v.At(j), size_t(x_.v.time), 1, G_, kBlockQueries, vw}, dP,
+        kBlockQueries);
+    const bool drops = block_.view.dropout().Any();
     uint64_t kept[kTileKeys];
     if (drops) {
-      view.Draw(t, vectors * kN, j, keys, kept);
+      block_.view.Draw(block_.t, vectors * kLanes<T>, j, keys, kept);
       DropPairs(kept, keys, vectors, kBlockQueries, dP);
     }
-    const Factors<T> of_values = {X, kBlockQueries, 1, g_rows, vp, count},
-                     of_keys = {dP, kBlockQueries, 1, q_rows, kp, count},
-                     of_queries = {x.k.At(j), 1, size_t(x.k.time), dP, kBlockQueries, keys};
+    const Factors<T> of_values = {X, kBlockQueries, 1, g_rows_, vp_, count},
+                     of_keys = {dP, kBlockQueries, 1, q_rows_, kp_, count},
+                     of_queries = {x_.k.At(j), 1, size_t(x_.k.time), dP, kBlockQueries, keys};
     bool all_finite = true;
-    if (block.Partial(j, j + keys)) {
-      const TileMask<T> mask(block, j, keys);
-      DifferentiateAll<true>(keys, vectors, X, dP, high, D, &mask);
+    if (block_.Partial(j, j + keys)) {
+      const TileMask<T> mask(block_, j, keys);
+      DifferentiateAll<true>(keys, vectors, X, dP, high_, D_, &mask);
       if (drops) DropPairs(kept, keys, vectors, kBlockQueries, X);
-      all_finite = finite_q && finite_g && AreFinite(x.k, j, keys, kw);
+      all_finite = finite_ && AreFinite(x_.k, j, keys, kw);
       if (!all_finite) {
-        if (x.writes_dk) ZeroKeys(j, j + keys, x);
-        AddRowsSeen(block, j, keys, vw, X, g_rows, vp, x.dv);
-        AddRowsSeen(block, j, keys, kw, dP, q_rows, kp, x.dk);
-        MultiplySeen<T>(mask, kw, vectors, of_queries, dQ, nullptr);
+        if (x_.writes_dk) ZeroKeys(j, j + keys, x_);
+        AddRowsSeen(block_, j, keys, vw, X, g_rows_, vp_, x_.dv);
+        AddRowsSeen(block_, j, keys, kw, dP, q_rows_, kp_, x_.dk);
+        MultiplySeen<T>(mask, kw, vectors, of_queries, dQ_, nullptr);
       }
     } else {
-      DifferentiateAll<false, T>(keys, vectors, X, dP, high, D, nullptr);
+      DifferentiateAll<false, T>(keys, vectors, X, dP, high_, D_, nullptr);
       if (drops) DropPairs(kept, keys, vectors, kBlockQueries, X);
     }
-    if (!all_finite) continue;
+    if (!all_finite) return;
     const auto put = [&]<From kFrom>(std::integral_constant<From, kFrom>) HWY_ATTR {
-      ProductToRows<kFrom>(keys, vw, of_values, x.dv.At(j), size_t(x.dv.time), scratch);
-      ProductToRows<kFrom>(keys, kw, of_keys, x.dk.At(j), size_t(x.dk.time), scratch);
+      ProductToRows<kFrom>(keys, vw, of_values, x_.dv.At(j), size_t(x_.dv.time), tile.edge);
+      ProductToRows<kFrom>(keys, kw, of_keys, x_.dk.At(j), size_t(x_.dk.time), tile.edge);
     };
-    x.writes_dk ? put(std::integral_constant<From, From::kZero>())
-                : put(std::integral_constant<From, From::kSum>());
-    Multiply<From::kSum, true>(kw, vectors, of_queries, dQ, kBlockQueries);
+    x_.writes_dk ? put(std::integral_constant<From, From::kZero>())
+                 : put(std::integral_constant<From, From::kSum>());
+    Multiply<From::kSum, true>(kw, vectors, of_queries, dQ_, kBlockQueries);
   }
 
-  Transpose(kw, count, dQ, kBlockQueries, q_rows, kp);
-  const T scale = static_cast<T>(x.scale);
-  for (size_t i = 0; i < count; ++i) {
-    T* const row = x.dq.At(t + i);
-    const T* const sum = q_rows + i * kp;
-    size_t c = 0;
-    if (x.writes_dq) {
+  // Writes dq, or adds to it.
+  void Finish() {
+    if (dQ_ == nullptr) return;
+    const Tag<T> d;
+    constexpr size_t kN = kLanes<T>;
+    const size_t kw = x_.key_width;
+    Transpose(kw, block_.count, dQ_, kBlockQueries, q_rows_, kp_);
+    const T scale = static_cast<T>(x_.scale);
+    for (size_t i = 0; i < block_.count; ++i) {
+      T* const row = x_.dq.At(block_.t + i);
+      const T* const sum = q_rows_ + i * kp_;
+      size_t c = 0;
+      if (x_.writes_dq) {
+        for (; c + kN <= kw; c += kN)
+          hn::StoreU(hn::Mul(hn::Set(d, scale), hn::Load(d, sum + c)), d, row + c);
+        for (; c < kw; ++c) row[c] = scale * sum[c];
+      }
       for (; c + kN <= kw; c += kN)
-        hn::StoreU(hn::Mul(hn::Set(d, scale), hn::Load(d, sum + c)), d, row + c);
-      for (; c < kw; ++c) row[c] = scale * sum[c];
+        hn::StoreU(hn::MulAdd(hn::Set(d, scale), hn::Load(d, sum + c), hn::LoadU(d, row + c)), d,
+                   row + c);
+      for (; c < kw; ++c) row[c] += scale * sum[c];
     }
-    for (; c + kN <= kw; c += kN)
-      hn::StoreU(hn::MulAdd(hn::Set(d, scale), hn::Load(d, sum + c), hn::LoadU(d, row + c)), d,
-                 row + c);
-    for (; c < kw; ++c) row[c] += scale * sum[c];
   }
+
+ private:
+  // The block's queries, gradients, references and D.
+  void Prepare() {
+    const AttentionView& view = block_.view;
+    const size_t t = block_.t, count = block_.count, vw = x_.value_width;
+    QueriesInLanes(block_, x_.q, x_.key_width, x_.scale, q_rows_, Q_);
+    PackScaled(x_.d_out, t, count, vw, vp_, T{1}, g_rows_);
+    for (size_t i = 0; i < kBlockQueries; ++i) high_[i] = 0, D_[i] = 0;
+    const T kept_factor = static_cast<T>(view.dropout().KeptFactor());
+    for (size_t i = 0; i < count; ++i) {
+      const T* const of = view.Stats(x_.stats, t + i);
+      const T* const out = x_.out.At(t + i);
+      T* const row = g_rows_ + i * vp_;
+      high_[i] = of[0];
+      for (size_t c = 0; c < vw; ++c) row[c] *= of[1];
+      D_[i] = static_cast<T>(DotInDouble(vw, row, out));
+      if (view.dropout().Any()) {
+        for (size_t c = 0; c < vw; ++c) row[c] *= kept_factor;
+      }
+    }
+    Transpose(count, vw, g_rows_, vp_, G_, kBlockQueries);
+    std::memset(dQ_, 0, sizeof(T) * kBlockQueries * kp_);
+    finite_ = AreFinite(Sequence<const T>(q_rows_, kp_), 0, count, x_.key_width) &&
+              AreFinite(Sequence<const T>(g_rows_, vp_), 0, count, vw);
+  }
+
+  const BackwardInputs<T>& x_;
+  const QueryBlock<T> block_;
+  const size_t kp_, vp_;
+  size_t next_;
+  const size_t end_;
+  T *q_rows_ = nullptr, *Q_ = nullptr,
+    *dQ_ = nullptr;                     // rows and lanes of queries, theirs' gradients
+  T *g_rows_ = nullptr, *G_ = nullptr;  // rows and lanes of the outputs' gradients
+  T *high_ = nullptr, *D_ = nullptr;
+  bool finite_ = true;  // the queries and gradients
+};
+
+// The queries [first, last) of a view, up to kBlocksTogether blocks, with the keys [begin, end);
+// after those queries the ones up to `next` come.
+template <class T>
+HWY_NOINLINE void BlocksBackward(const AttentionView& view, size_t first, size_t last, size_t next,
+                                 size_t begin, size_t end, const BackwardInputs<T>& x) {
+  const size_t kw = x.key_width, vw = x.value_width, kp = RoundUp(kw, kLanes<T>),
+               vp = RoundUp(vw, kLanes<T>);
+  Workspace& workspace = Workspace::OfThisThread();
+  workspace.Start(sizeof(T) * (kBlocksTogether * BlockBackward<T>::Values(kp, vp) +
+                               2 * kBlockQueries * kTileKeys + kTileKeys * kLanes<T>),
+                  3 + kBlocksTogether * BlockBackward<T>::kPieces);
+  const TileScratch<T> tile = {workspace.Take<T>(kBlockQueries * kTileKeys),
+                               workspace.Take<T>(kBlockQueries * kTileKeys),
+                               workspace.Take<T>(kTileKeys * kLanes<T>)};
+  BlocksTogether<BlockBackward<T>> blocks;
+  for (size_t t = first; t < last; t += kBlockQueries)
+    blocks.Add(view, t, begin, end, x, workspace);
+  RowsAhead& ahead = RowsAhead::OfThisThread();
+  ahead.Clear();
+  const size_t after = std::min(last + kBlockQueries, next);
+  NoteRows(x.q, last, after, kw);
+  NoteRows(x.d_out, last, after, vw);
+  NoteRows(x.out, last, after, vw);
+  const bool asks = last - first > kBlockQueries || x.writes_dk;
+  const auto note = [&](size_t from, size_t to) {
+    if (!asks) return;  // a block before this one has asked for these keys
+    ahead.Clear();
+    NoteRows(x.k, from, to, kw);
+    NoteRows(x.v, from, to, vw);
+  };
+  blocks.TakeTiles(end, note, tile);
+  blocks.ForEach([](BlockBackward<T>& block) { block.Finish(); });
 }
 
 template <class T>
@@ -231,12 +288,18 @@ void GradientsAll(const AttentionShape& shape, double scale, const Rows<const T>
     ZeroRows(0, view.keys, kw, view.Of(dk));
     ZeroRows(0, view.keys, vw, view.Of(dv));
   });
-  ForCells(shape, mask, [&](const AttentionView& view, size_t t, size_t begin, size_t end) {
-    const BackwardInputs<T> x = {
-        view.Of(q),  view.Of(k), view.Of(v), view.Of(out), view.Of(d_out), view.Of(dq), view.Of(dk),
-        view.Of(dv), kw,         vw,         scale,        stats,          writes_dq,   writes_dk};
-    BlockGradients(view, t, begin, end, x);
-  });
+  ForCells(shape, mask,
+           [&](const AttentionView& view, size_t first, size_t last, size_t begin, size_t end) {
+             const BackwardInputs<T> x = {
+                 view.Of(q),  view.Of(k),  view.Of(v),  view.Of(out), view.Of(d_out),
+                 view.Of(dq), view.Of(dk), view.Of(dv), kw,           vw,
+                 scale,       stats,       writes_dq,   writes_dk};
+             for (size_t t = first; t < last;) {
+               const size_t some = EndOfTogether<T>(view, t, last, 2 * (kw + vw));
+               BlocksBackward(view, t, some, last, begin, end, x);
+               t = some;
+             }
+           });
 }
 
 #define CISTERN_EXACT_ATTENTION(T, Name)                                                         \

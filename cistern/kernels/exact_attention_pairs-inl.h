@@ -71,11 +71,12 @@ HWY_NOINLINE void AttendBlockByPairs(const AttentionView& view, size_t t, const 
 void AttendByPairs(const AttentionShape& shape, double scale, const Rows<const BFloat16>& q,
                    const Rows<const BFloat16>& k, const Rows<const BFloat16>& v,
                    const AttentionMask& mask, const Rows<BFloat16>& out, float* stats) {
-  ForQueryBlocks(shape, mask, [&](const AttentionView& view, size_t t, size_t) {
-    AttendBlockByPairs(view, t,
-                       {view.Of(q), view.Of(k), view.Of(v), view.Of(out), size_t(shape.key_width),
-                        size_t(shape.value_width), static_cast<float>(scale)},
-                       stats);
+  ForQueryBlocks(shape, mask, [&](const AttentionView& view, size_t begin, size_t end) {
+    for (size_t t = begin; t < end; t += kBlockQueries)
+      AttendBlockByPairs(view, t,
+                         {view.Of(q), view.Of(k), view.Of(v), view.Of(out), size_t(shape.key_width),
+                          size_t(shape.value_width), static_cast<float>(scale)},
+                         stats);
   });
 }
 
@@ -178,12 +179,15 @@ void GradientsByPairs(const AttentionShape& shape, double scale, const Rows<cons
                       const CallMemory& memory) {
   const FloatGradients sums(shape, memory);
   sums.Zero(mask);
-  ForCells(shape, mask, [&](const AttentionView& view, size_t t, size_t begin, size_t end) {
-    BlockGradientsByPairs(view, t, begin, end,
-                          {view.Of(q), view.Of(k), view.Of(v), view.Of(out), view.Of(d_out),
-                           sums.Dq(view), sums.Dk(view), sums.Dv(view), size_t(shape.key_width),
-                           size_t(shape.value_width), static_cast<float>(scale), stats});
-  });
+  ForCells(shape, mask,
+           [&](const AttentionView& view, size_t first, size_t last, size_t begin, size_t end) {
+             for (size_t t = first; t < last; t += kBlockQueries)
+               BlockGradientsByPairs(
+                   view, t, begin, end,
+                   {view.Of(q), view.Of(k), view.Of(v), view.Of(out), view.Of(d_out), sums.Dq(view),
+                    sums.Dk(view), sums.Dv(view), size_t(shape.key_width),
+                    size_t(shape.value_width), static_cast<float>(scale), stats});
+           });
   sums.Round(mask, to, [](const float* block) { return block; });
 }
 

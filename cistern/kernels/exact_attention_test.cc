@@ -107,6 +107,22 @@ TEST(ExactAttention, Widths) {
   }
 }
 
+// Keys that are too many for a near cache are met by several blocks of queries together: a last
+// group of fewer, blocks that are done before others or begin elsewhere, a tail of keys.
+TEST(ExactAttention, BlocksThatGoTogether) {
+  uint64_t seed = 1400;
+  for (Kind kind : {Kind::kAll, Kind::kCausal, Kind::kLengths, Kind::kDocuments, Kind::kHoles}) {
+    Problem p = MakeProblem(++seed, {1, 1, 330, 1110, 96, 40}, kind);
+    if (kind == Kind::kDocuments) {  // few and long
+      for (size_t t = 0; t < p.ranges.size(); ++t)
+        p.ranges[t].begin = t < 90 ? 0 : t < 250 ? 37 : p.ranges[t].begin;
+    }
+    ExpectDefinitionOnBest(p);
+    p.dropout = {0.1, 3};
+    ExpectDefinitionOnBest(p);
+  }
+}
+
 // Few queries of tokens in bfloat16: what the floats give that the tokens are, rounded.
 TEST(ExactAttention, FewQueriesInBFloat16) {
   ForEachIsa([] {
@@ -333,7 +349,7 @@ TEST(ExactAttention, AnyNumberOfThreads) {
     const bool drops = kind == Kind::kCausal;
     for (const AttentionShape& shape :
          {AttentionShape{1, 1, 450, 780, 4, 3}, AttentionShape{2, 3, 130, 150, 5, 4},
-          AttentionShape{1, 2, 2, 5000, 4, 3}}) {
+          AttentionShape{1, 1, 530, 1110, 96, 40}, AttentionShape{1, 2, 2, 5000, 4, 3}}) {
       Problem p = MakeProblem(9000, shape, kind);
       if (drops) p.dropout = {0.1, 3};
       SetNumThreads(1);
