@@ -50,13 +50,14 @@ HWY_INLINE void Weigh(size_t keys, T* X, T* high, T* sum, T* factor) {
     most[v] = NextReference(most[v], high + at, sum + at, factor + at, total[v]);
   }
   for (size_t j = 0; j < keys; ++j) {
-#pragma GCC unroll 4
-    for (int v = 0; v < kVectors; ++v) {
-      T* const x = X + j * kBlockQueries + v * kN;
-      const Vec<T> e = WeightOf(hn::Load(d, x), most[v]);
-      total[v] = hn::Add(total[v], e);
-      hn::Store(e, d, x);
-    }
+    T* const x = X + j * kBlockQueries;
+    Vec<T> e[kVectors];
+    ForVectors<kVectors>([&](int v) HWY_ATTR { e[v] = hn::Load(d, x + v * kN); });
+    WeightsOf<kVectors>(e, most);
+    ForVectors<kVectors>([&](int v) HWY_ATTR {
+      total[v] = hn::Add(total[v], e[v]);
+      hn::Store(e[v], d, x + v * kN);
+    });
   }
 #pragma GCC unroll 4
   for (int v = 0; v < kVectors; ++v) hn::Store(total[v], d, sum + v * kN);

@@ -18,6 +18,7 @@
 
 #include "cistern/kernels/attention_dropout-inl.h"
 #include "cistern/kernels/exact_attention.h"
+#include "cistern/kernels/exponentials-inl.h"
 #include "cistern/kernels/slot_chunk-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -45,40 +46,28 @@ void ProductToRows(size_t rows, size_t columns, Factors<T> x, T* c, size_t ldc, 
   }
 }
 
-// 2^x to 1.6e-7 in float, e^x in double, for x up to 0 and somewhat above; NaN for NaN. In float 0
-// below -64: beside the largest weight, which is near 1, no sum would show it, and products with
-// smaller ones are subnormal numbers, which halve the speed of a model with sharp attention.
-HWY_INLINE Vec<float> TileExp(Vec<float> x) {
-  const Tag<float> d;
-  // The low bits of x + magic are the nearest integer + 127.
-  const Vec<float> magic = hn::Set(d, 0x1.8p23f + 127.0f);
-  const Vec<float> y =
-      hn::IfThenElse(hn::Lt(x, hn::Set(d, -64.0f)), hn::Set(d, -127.0f), x);  // 0 at -127
-  const Vec<float> shifted = hn::Add(y, magic), r = hn::Sub(y, hn::Sub(shifted, magic));
-  const hn::RebindToUnsigned<Tag<float>> du;
-  const Vec<float> power = hn::BitCast(d, hn::ShiftLeft<23>(hn::BitCast(du, shifted)));
-  // Minimax in relative error, 1 at 0.
-  Vec<float> p = hn::Set(d, 0.00132647296f);
-  p = hn::MulAdd(p, r, hn::Set(d, 0.00967151485f));
-  p = hn::MulAdd(p, r, hn::Set(d, 0.0555073358f));
-  p = hn::MulAdd(p, r, hn::Set(d, 0.240222424f));
-  p = hn::MulAdd(p, r, hn::Set(d, 0.693147004f));
-  p = hn::MulAdd(p, r, hn::Set(d, 1.0f));
-  return hn::Mul(p, power);
-}
-HWY_INLINE Vec<double> TileExp(Vec<double> x) { return ExpOrNaN<double>(x); }
-
 // e^(x - reference) of scores; the reference in the unit of TileExp's argument. In float it is a
 // whole number near the largest score's, so that going on to another reference is exact.
 HWY_INLINE Vec<float> ReferenceOf(Vec<float> high) {
   return hn::Round(hn::Mul(high, hn::Set(Tag<float>(), 1.44269504088896341f)));
 }
 HWY_INLINE Vec<double> ReferenceOf(Vec<double> high) { return high; }
-HWY_INLINE Vec<float> WeightOf(Vec<float> x, Vec<float> reference) {
-  return TileExp(hn::MulSub(x, hn::Set(Tag<float>(), 1.44269504088896341f), reference));
+template <int kCount>
+HWY_INLINE void WeightsOf(Vec<float>* x, const Vec<float>* reference) {
+  ForVectors<kCount>([&](int j) HWY_ATTR {
+    x[j] = hn::MulSub(x[j], hn::Set(Tag<float>(), 1.44269504088896341f), reference[j]);
+  });
+  TileExps<kCount>(x);
 }
-HWY_INLINE Vec<double> WeightOf(Vec<double> x, Vec<double> reference) {
-  return TileExp(hn::Sub(x, reference));
+template <int kCount>
+HWY_INLINE void WeightsOf(Vec<double>* x, const Vec<double>* reference) {
+  ForVectors<kCount>([&](int j) HWY_ATTR { x[j] = hn::Sub(x[j], reference[j]); });
+  TileExps<kCount>(x);
+}
+template <class V>
+HWY_INLINE V WeightOf(V x, V reference) {
+  WeightsOf<1>(&x, &reference);
+  return x;
 }
 // e^(from - to), both the largest scores of something.
 template <class T>

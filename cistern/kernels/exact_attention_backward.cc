@@ -45,19 +45,21 @@ HWY_INLINE void Differentiate(size_t keys, size_t lane, T* X, T* dP, const T* hi
     most[v] = ReferenceOf(hn::Load(d, high + lane + v * kN)),
     less[v] = hn::Load(d, D + lane + v * kN);
   for (size_t j = 0; j < keys; ++j) {
-#pragma GCC unroll 4
-    for (int v = 0; v < kVectors; ++v) {
-      const size_t at = j * kBlockQueries + lane + v * kN;
-      Vec<T> e = WeightOf(hn::Load(d, X + at), most[v]);
-      Vec<T> dx = hn::Mul(e, hn::Sub(hn::Load(d, dP + at), less[v]));
+    const size_t first = j * kBlockQueries + lane;
+    Vec<T> e[kVectors];
+    ForVectors<kVectors>([&](int v) HWY_ATTR { e[v] = hn::Load(d, X + first + v * kN); });
+    WeightsOf<kVectors>(e, most);
+    ForVectors<kVectors>([&](int v) HWY_ATTR {
+      const size_t at = first + v * kN;
+      Vec<T> dx = hn::Mul(e[v], hn::Sub(hn::Load(d, dP + at), less[v]));
       if constexpr (kMasked) {
         const auto seen = mask->Lanes(lane + v * kN, j);
-        e = hn::IfThenElseZero(seen, e), dx = hn::IfThenElseZero(seen, dx);
-        if (!mask->Valid(j)) e = dx = hn::Zero(d);
+        e[v] = hn::IfThenElseZero(seen, e[v]), dx = hn::IfThenElseZero(seen, dx);
+        if (!mask->Valid(j)) e[v] = dx = hn::Zero(d);
       }
-      hn::Store(e, d, X + at);
+      hn::Store(e[v], d, X + at);
       hn::Store(dx, d, dP + at);
-    }
+    });
   }
 }
 

@@ -32,8 +32,11 @@ HWY_INLINE Vec<double> Log1pOfShare(Vec<double> e) { return hn::Log1p(Tag<double
 HWY_INLINE Vec<float> OneMinusExp(Vec<float> x) {
   const Tag<float> d;
   const Vec<float> one = hn::Set(d, 1.0f);
-  const ExpParts e(hn::Max(x, hn::Set(d, -86.0f)));  // e^-86 is nothing beside 1
-  return hn::NegMulAdd(e.power, e.Minus1(), hn::Sub(one, e.power));
+  const Vec<float> least = hn::Max(x, hn::Set(d, -86.0f));  // e^-86 is nothing beside 1
+  const ExpParts<1> parts(&least);
+  Vec<float> minus_1;
+  parts.OfR<false>(&minus_1);
+  return hn::NegMulAdd(parts.power[0], minus_1, hn::Sub(one, parts.power[0]));
 }
 HWY_INLINE Vec<double> OneMinusExp(Vec<double> x) { return hn::Neg(hn::Expm1(Tag<double>(), x)); }
 

@@ -11,7 +11,7 @@
 #include "hwy/foreach_target.h"  // must come before highway.h
 
 #include "cistern/kernels/bfloat16-inl.h"
-#include "cistern/kernels/slot_chunk-inl.h"  // WeightExp
+#include "cistern/kernels/exponentials-inl.h"
 #include "hwy/highway.h"
 
 HWY_BEFORE_NAMESPACE();

@@ -16,15 +16,26 @@ HWY_BEFORE_NAMESPACE();
 namespace cistern {
 namespace HWY_NAMESPACE {
 
-// elu(x) + 1, without the loss of digits that adding one to expm1(x) has for x far below zero; and
-// its derivative.
-template <class T>
-HWY_INLINE Vec<T> EluPlusOne(Vec<T> x, Vec<T>* slope) {
+// x = elu(x) + 1, without the loss of digits that adding one to expm1(x) has for x far below zero;
+// or its derivative, where kSlope.
+template <bool kSlope, int kCount, class T>
+HWY_INLINE void EluPlusOne(Vec<T>* x) {
   const Tag<T> d;
-  const Vec<T> one = hn::Set(d, T{1}), e = WeightExp(x);
-  const auto positive = hn::Gt(x, hn::Zero(d));
-  *slope = hn::IfThenElse(positive, one, e);
-  return hn::IfThenElse(positive, hn::Add(x, one), e);
+  const Vec<T> one = hn::Set(d, T{1}), zero = hn::Zero(d);
+  Vec<T> e[kCount];
+  ForVectors<kCount>([&](int j) HWY_ATTR { e[j] = x[j]; });
+  WeightExps<kCount>(e);
+  ForVectors<kCount>([&](int j) HWY_ATTR {
+    x[j] = hn::IfThenElse(hn::Gt(x[j], zero), kSlope ? one : hn::Add(x[j], one), e[j]);
+  });
+}
+
+// take(count, j): all of a row's n numbers, by `count` vectors at once, a constant, from j on.
+template <class T, class Take>
+HWY_INLINE void ForRow(size_t n, Take&& take) {
+  size_t j = 0;
+  for (; j + 4 * kLanes<T> <= n; j += 4 * kLanes<T>) take(std::integral_constant<int, 4>(), j);
+  for (; j < n; j += kLanes<T>) take(std::integral_constant<int, 1>(), j);
 }
 
 // features [count, np] = phi(rows t.. of x), zero in the padding.
@@ -33,11 +44,17 @@ HWY_NOINLINE void MapRows(T eps, const Sequence<const S>& x, size_t t, size_t co
                           size_t np, T* features) {
   const Tag<T> d;
   const Vec<T> added = hn::Set(d, eps);
-  Vec<T> slope;
   for (size_t i = 0; i < count; ++i, features += np) {
     const S* const from = x.At(t + i);
-    for (size_t j = 0; j < n; j += kLanes<T>)
-      hn::Store(hn::Add(EluPlusOne<T>(LoadPart(from, j, n), &slope), added), d, features + j);
+    ForRow<T>(n, [&]<int kCount>(std::integral_constant<int, kCount>, size_t j) HWY_ATTR {
+      Vec<T> y[kCount];
+      ForVectors<kCount>([&](int v)
+                             HWY_ATTR { y[v] = LoadPart(from, j + size_t(v) * kLanes<T>, n); });
+      EluPlusOne<false, kCount, T>(y);
+      ForVectors<kCount>([&](int v) HWY_ATTR {
+        hn::Store(hn::Add(y[v], added), d, features + j + size_t(v) * kLanes<T>);
+      });
+    });
     for (size_t j = n; j < np; ++j) features[j] = 0;
   }
 }
@@ -57,14 +74,19 @@ HWY_NOINLINE void UnmapRows(FeatureMap map, const T* gradient, const Sequence<co
                             size_t count, size_t n, size_t np, const Sequence<S>& to) {
   if (map == FeatureMap::kNone) return UnpackRows(gradient, t, count, n, np, to);
   const Tag<T> d;
-  Vec<T> slope;
   for (size_t i = 0; i < count; ++i, gradient += np) {
     const S* const from = x.At(t + i);
     S* const row = to.At(t + i);
-    for (size_t j = 0; j < n; j += kLanes<T>) {
-      EluPlusOne<T>(LoadPart(from, j, n), &slope);
-      StorePart(hn::Mul(slope, hn::Load(d, gradient + j)), j, n, row);
-    }
+    ForRow<T>(n, [&]<int kCount>(std::integral_constant<int, kCount>, size_t j) HWY_ATTR {
+      Vec<T> slope[kCount];
+      ForVectors<kCount>([&](int v)
+                             HWY_ATTR { slope[v] = LoadPart(from, j + size_t(v) * kLanes<T>, n); });
+      EluPlusOne<true, kCount, T>(slope);
+      ForVectors<kCount>([&](int v) HWY_ATTR {
+        const size_t at = j + size_t(v) * kLanes<T>;
+        StorePart(hn::Mul(slope[v], hn::Load(d, gradient + at)), at, n, row);
+      });
+    });
   }
 }
 

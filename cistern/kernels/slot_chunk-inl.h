@@ -25,12 +25,12 @@
 #include <limits>
 #include <type_traits>
 
+#include "cistern/kernels/exponentials-inl.h"
 #include "cistern/kernels/gemm-inl.h"
 #include "cistern/kernels/rows.h"
 #include "cistern/kernels/rows_ahead.h"
 #include "cistern/kernels/slot_memory.h"
 #include "cistern/kernels/workspace.h"
-#include "hwy/contrib/math/math-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace cistern {
@@ -84,72 +84,6 @@ HWY_INLINE void StoreDoubleU(Double x, T* to) {
     const hn::Rebind<T, Tag<double>> d;
     hn::StoreU(hn::DemoteTo(d, x), d, to);
   }
-}
-
-// Highway's turn NaN into ordinary numbers.
-template <class T>
-HWY_INLINE Vec<T> ExpOrNaN(Vec<T> x) {
-  return hn::IfThenElse(hn::IsNaN(x), x, hn::Exp(Tag<T>(), x));
-}
-template <class T>
-HWY_INLINE Vec<T> LogOrNaN(Vec<T> x) {
-  return hn::IfThenElse(hn::IsNaN(x), x, hn::Log(Tag<T>(), x));
-}
-
-// e^x = 2^q e^r with |r| <= ln 2 / 2, for -87 < x < 88.
-struct ExpParts {
-  HWY_INLINE explicit ExpParts(Vec<float> x) {
-    const Tag<float> d;
-    // Beside 2^23 the fraction rounds away: the last bits of the sum are q + 127, the exponent.
-    const Vec<float> large = hn::Set(d, 0x1.8p23f + 127),
-                     biased = hn::MulAdd(x, hn::Set(d, 1.44269504088896341f), large),
-                     n = hn::Sub(biased, large);
-    // ln 2 in two parts, the first with few enough bits that n times it is exact.
-    r = hn::NegMulAdd(n, hn::Set(d, 0.693359375f), x);
-    r = hn::NegMulAdd(n, hn::Set(d, -2.12194440e-4f), r);
-    power =
-        hn::BitCast(d, hn::ShiftLeft<23>(hn::BitCast(hn::RebindToUnsigned<Tag<float>>(), biased)));
-  }
-  // e^r - 1 and e^r by Cephes' expf.
-  HWY_INLINE Vec<float> Minus1() const { return hn::MulAdd(Polynomial(), hn::Mul(r, r), r); }
-  HWY_INLINE Vec<float> OfR() const {
-    return hn::MulAdd(Polynomial(), hn::Mul(r, r), hn::Add(r, hn::Set(Tag<float>(), 1.0f)));
-  }
-  Vec<float> r, power;  // power: 2^q
-
- private:
-  HWY_INLINE Vec<float> Polynomial() const {
-    const Tag<float> d;
-    Vec<float> p = hn::Set(d, 1.9875691500e-4f);
-    p = hn::MulAdd(p, r, hn::Set(d, 1.3981999507e-3f));
-    p = hn::MulAdd(p, r, hn::Set(d, 8.3334519073e-3f));
-    p = hn::MulAdd(p, r, hn::Set(d, 4.1665795894e-2f));
-    p = hn::MulAdd(p, r, hn::Set(d, 1.6666665459e-1f));
-    return hn::MulAdd(p, r, hn::Set(d, 5.0000001201e-1f));
-  }
-};
-
-// e^x to 1 ulp for x < 88, NaN for NaN; 0 below -86, where e^x is of no weight beside sums of at
-// least 1.
-HWY_INLINE Vec<float> WeightExp(Vec<float> x) {
-  const ExpParts e(x);
-  // A product, because a sum of bits would not keep NaN.
-  return hn::IfThenZeroElse(hn::Lt(x, hn::Set(Tag<float>(), -86.0f)), hn::Mul(e.OfR(), e.power));
-}
-HWY_INLINE Vec<double> WeightExp(Vec<double> x) { return ExpOrNaN<double>(x); }
-
-// 1 / x for x of at least 1, to 1 ulp; where a division of a whole vector takes as long as all else
-// that is done with it, by an approximation of 14 bits and a step of Newton's.
-template <class T>
-HWY_INLINE Vec<T> OneOver(Vec<T> x) {
-  const Tag<T> d;
-#if HWY_TARGET <= HWY_AVX3
-  if constexpr (std::is_same_v<T, float>) {
-    const Vec<T> guess = hn::ApproximateReciprocal(x);
-    return hn::MulAdd(guess, hn::NegMulAdd(x, guess, hn::Set(d, T{1})), guess);
-  }
-#endif
-  return hn::Div(hn::Set(d, T{1}), x);
 }
 
 // The tokens of one head.
@@ -414,22 +348,34 @@ class SlotChunk {
       const T* from = s_ + l;
       T *e_to = E + l, *f_to = F + l;
       Vec<T> sum = hn::Zero(d);
-      for (size_t i = 0; i < count; ++i, from += s_step, e_to += step, f_to += step) {
-        const Vec<T> weight = hn::LoadU(d, from);
-        const Vec<T> x = hn::Sub(hn::Sub(weight, h), low);
-        Vec<T> e = WeightExp(x);
-        if constexpr (kOpen) {
-          e = hn::IfThenZeroElse(hn::Eq(weight, empty), e);
-        } else {
-          highest = hn::IfThenElse(hn::Gt(x, highest), x, highest);
+      size_t left = count;
+      const auto take = [&]<int kRows>(std::integral_constant<int, kRows>) HWY_ATTR {
+        for (; left >= size_t{kRows}; left -= kRows) {
+          Vec<T> e[kRows], sums[kRows], f[kRows];
+          ForVectors<kRows>([&](int i) HWY_ATTR {
+            e[i] = hn::Sub(hn::Sub(hn::LoadU(d, from + size_t(i) * s_step), h), low);
+            if constexpr (!kOpen) highest = hn::IfThenElse(hn::Gt(e[i], highest), e[i], highest);
+          });
+          WeightExps<kRows>(e);
+          ForVectors<kRows>([&](int i) HWY_ATTR {
+            if constexpr (kOpen) {
+              const auto none = hn::Eq(hn::LoadU(d, from + size_t(i) * s_step), empty);
+              e[i] = hn::IfThenZeroElse(none, e[i]);
+            }
+            sum = hn::Add(sum, e[i]);
+            sums[i] = f[i] = hn::Add(before, sum);
+            hn::Store(e[i], d, e_to + size_t(i) * step);
+          });
+          OneOvers<kRows, T>(f);
+          ForVectors<kRows>([&](int i) HWY_ATTR {
+            if constexpr (kOpen) f[i] = hn::IfThenZeroElse(hn::Eq(sums[i], hn::Zero(d)), f[i]);
+            hn::Store(f[i], d, f_to + size_t(i) * step);
+          });
+          from += kRows * s_step, e_to += kRows * step, f_to += kRows * step;
         }
-        sum = hn::Add(sum, e);
-        const Vec<T> a = hn::Add(before, sum);
-        Vec<T> f = OneOver<T>(a);
-        if constexpr (kOpen) f = hn::IfThenZeroElse(hn::Eq(a, hn::Zero(d)), f);
-        hn::Store(e, d, e_to);
-        hn::Store(f, d, f_to);
-      }
+      };
+      take(std::integral_constant<int, 2>());
+      take(std::integral_constant<int, 1>());
       hn::Store(sum, d, sum_ + l);
     }
     return kOpen || hn::AllFalse(d, hn::Gt(highest, reach));

@@ -28,11 +28,9 @@ HWY_INLINE void SoftmaxOfVectors(const S* X, const T* F, T* P) {
   for (int j = 1; j < kVectors; ++j) highest = hn::Max(highest, x[j]);
   const Vec<T> most = hn::MaxOfLanes(d, highest);
   Vec<T> sum = hn::Zero(d);
-#pragma GCC unroll 4
-  for (int j = 0; j < kVectors; ++j) {
-    x[j] = WeightExp(hn::Sub(x[j], most));
-    sum = hn::Add(sum, x[j]);
-  }
+  ForVectors<kVectors>([&](int j) HWY_ATTR { x[j] = hn::Sub(x[j], most); });
+  WeightExps<kVectors>(x);
+  ForVectors<kVectors>([&](int j) HWY_ATTR { sum = hn::Add(sum, x[j]); });
   const Vec<T> share = hn::Div(hn::Set(d, T{1}), hn::SumOfLanes(d, sum));
 #pragma GCC unroll 4
   for (int j = 0; j < kVectors; ++j) {

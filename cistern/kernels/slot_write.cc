@@ -28,12 +28,22 @@ HWY_NOINLINE void Exponentials(const LogWeights<T>& s, size_t rows, size_t np, c
     const Vec<T> high = hn::Load(d, hi + l),
                  low = lo == nullptr ? hn::Zero(d) : hn::Load(d, lo + l);
     Vec<T> sum = hn::Zero(d);
-    for (size_t i = 0; i < rows; ++i) {
-      const Vec<T> x = hn::LoadU(d, s.from + i * s.step + l);
-      const Vec<T> e = WeightExp(hn::Sub(hn::Sub(x, high), low));
-      sum = hn::Add(sum, e);
-      hn::Store(e, d, E + i * np + l);
-    }
+    size_t i = 0;
+    const auto some = [&]<int kRows>(std::integral_constant<int, kRows>) HWY_ATTR {
+      for (; i + kRows <= rows; i += kRows) {
+        Vec<T> e[kRows];
+        ForVectors<kRows>([&](int j) HWY_ATTR {
+          e[j] = hn::Sub(hn::Sub(hn::LoadU(d, s.from + (i + size_t(j)) * s.step + l), high), low);
+        });
+        WeightExps<kRows>(e);
+        ForVectors<kRows>([&](int j) HWY_ATTR {
+          sum = hn::Add(sum, e[j]);
+          hn::Store(e[j], d, E + (i + size_t(j)) * np + l);
+        });
+      }
+    };
+    some(std::integral_constant<int, 4>());
+    some(std::integral_constant<int, 1>());
     if (sums != nullptr) hn::Store(hn::Add(hn::Load(d, sums + l), sum), d, sums + l);
   }
 }

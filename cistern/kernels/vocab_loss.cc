@@ -11,7 +11,8 @@
 #include "hwy/foreach_target.h"  // must come before highway.h
 
 #include "cistern/kernels/bfloat16-inl.h"
-#include "cistern/kernels/slot_chunk-inl.h"  // WeightExp
+#include "cistern/kernels/exponentials-inl.h"
+#include "cistern/kernels/workspace.h"
 #include "hwy/highway.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -56,14 +57,14 @@ HWY_INLINE double RowLoss(const VocabLossShape& shape, T* x, int64_t target) {
   Vec<T> sum = hn::Zero(d), sum2 = hn::Zero(d);
   const auto exp = [&](const T* from) { return WeightExp(hn::Sub(hn::LoadU(d, from), most)); };
   int64_t i = 0;
-  for (; i + 2 * lanes <= whole; i += 2 * lanes) {
-    const Vec<T> a = exp(x + i), b = exp(x + i + lanes);
-    sum = hn::Add(sum, a);
-    sum2 = hn::Add(sum2, b);
-    if (shape.gradient) {
-      hn::StoreU(a, d, x + i);
-      hn::StoreU(b, d, x + i + lanes);
-    }
+  for (; i + 4 * lanes <= whole; i += 4 * lanes) {
+    Vec<T> e[4];
+    ForVectors<4>([&](int j) HWY_ATTR { e[j] = hn::Sub(hn::LoadU(d, x + i + j * lanes), most); });
+    WeightExps<4>(e);
+    sum = hn::Add(sum, hn::Add(e[0], e[1]));
+    sum2 = hn::Add(sum2, hn::Add(e[2], e[3]));
+    if (!shape.gradient) continue;
+    ForVectors<4>([&](int j) HWY_ATTR { hn::StoreU(e[j], d, x + i + j * lanes); });
   }
   for (; i < whole; i += lanes) {
     const Vec<T> a = exp(x + i);
