@@ -93,6 +93,10 @@ class OnlineSoftmax {
   }
   // X[keys, queries]: scores become weights.
   void Weigh(size_t keys, T* X) { WeighAll(keys, block_.vectors(), X, high, sum, factor); }
+  // X[keys, queries from `lane` on], `vectors` vectors of them.
+  void Weigh(size_t keys, size_t lane, size_t vectors, T* X) {
+    WeighAll(keys, vectors, X, high + lane, sum + lane, factor + lane);
+  }
   // factor: what the sums of weighted values have to be multiplied by; stats: as AttentionForward's
   // or null.
   void Finish(T* stats) {

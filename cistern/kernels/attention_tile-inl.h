@@ -146,24 +146,58 @@ class AttentionView {
   const uint8_t* valid_ = nullptr;
 };
 
+// Which keys some and all of several queries see: some see keys of [low, high) and no other, all
+// see every valid key of [all_low, all_high).
+struct SeenKeys {
+  size_t low, high, all_low, all_high;
+  void Join(size_t begin, size_t end) {
+    all_low = std::max(all_low, begin), all_high = std::min(all_high, end);
+    if (begin < end) low = std::min(low, begin), high = std::max(high, end);
+  }
+};
+
+// Of a tile of keys and a block of queries: `keys` keys from key j on, and `vectors` vectors of
+// queries from `lane` on; masked: some pairs of them do not see each other.
+struct TileOfPairs {
+  size_t j, keys, lane, vectors;
+  bool masked;
+};
+
 // Up to kBlockQueries queries and the keys that they see.
 template <class T>
 struct QueryBlock {
+  static constexpr size_t kHalf = kBlockQueries / 2;
   QueryBlock(const AttentionView& seen_by, size_t first)
       : view(seen_by), t(first), count(std::min(kBlockQueries, seen_by.queries - first)) {
-    low = view.keys, high = 0, all_low = 0, all_high = view.keys;
+    for (SeenKeys& half : halves) half = {view.keys, 0, 0, view.keys};
     for (size_t i = 0; i < kBlockQueries; ++i) {
       // Lanes beyond the queries see what the last one sees; nothing reads what they give.
       ranges[i] = view.Range(t + std::min(i, count - 1));
-      const size_t begin = size_t(ranges[i].begin), end = size_t(ranges[i].end);
-      all_low = std::max(all_low, begin), all_high = std::min(all_high, end);
-      if (begin < end) low = std::min(low, begin), high = std::max(high, end);
+      halves[i / kHalf].Join(size_t(ranges[i].begin), size_t(ranges[i].end));
     }
+    const auto& [a, b] = halves;
+    low = std::min(a.low, b.low), high = std::max(a.high, b.high);
+    all_low = std::max(a.all_low, b.all_low), all_high = std::min(a.all_high, b.all_high);
   }
   size_t vectors() const { return (count + kLanes<T> - 1) / kLanes<T>; }
   // Whether some query does not see some key of [begin, end).
   bool Partial(size_t begin, size_t end) const {
     return begin < all_low || end > all_high || !view.AllValid(begin, end);
+  }
+  // visit(TileOfPairs): the pairs of the keys [begin, end). Where some see each other and some do
+  // not, each half of the queries has its own keys: of a causal block's last 64 pairs of 64, a
+  // quarter is left out.
+  template <class Visit>
+  void ForTiles(size_t begin, size_t end, Visit&& visit) const {
+    if (!Partial(begin, end)) return visit(TileOfPairs{begin, end - begin, 0, vectors(), false});
+    for (size_t lane = 0; lane < count; lane += kHalf) {
+      const SeenKeys& seen = halves[lane / kHalf];
+      const size_t first = std::max(begin, seen.low), last = std::min(end, seen.high);
+      if (first >= last) continue;
+      visit(TileOfPairs{
+          first, last - first, lane, std::min(vectors() - lane / kLanes<T>, kHalf / kLanes<T>),
+          first < seen.all_low || last > seen.all_high || !view.AllValid(first, last)});
+    }
   }
   bool Sees(size_t i, size_t j) const {
     return int64_t(j) >= ranges[i].begin && int64_t(j) < ranges[i].end && view.Valid(j);
@@ -179,18 +213,20 @@ struct QueryBlock {
   size_t t, count;
   size_t low, high;          // some query sees some key of [low, high) and no other
   size_t all_low, all_high;  // every query sees all valid ones of these
+  SeenKeys halves[2];
   KeyRange ranges[kBlockQueries];
 };
 
-// Which lanes see which keys of a tile that is seen in part.
+// Which lanes, from `lane` of a block on, see which keys of a tile that is seen in part.
 template <class T>
 struct TileMask {
-  TileMask(const QueryBlock<T>& queries, size_t first, size_t keys) : block(queries), begin(first) {
+  TileMask(const QueryBlock<T>& queries, size_t first, size_t keys, size_t lane = 0)
+      : block(queries), begin(first) {
     const auto inside = [&](int64_t j) {
       return static_cast<T>(std::clamp<int64_t>(j - int64_t(begin), 0, int64_t(keys)));
     };
-    for (size_t i = 0; i < kBlockQueries; ++i)
-      from[i] = inside(block.ranges[i].begin), to[i] = inside(block.ranges[i].end);
+    for (size_t i = lane; i < kBlockQueries; ++i)
+      from[i - lane] = inside(block.ranges[i].begin), to[i - lane] = inside(block.ranges[i].end);
   }
   // Of the vector of queries from i on, key begin + j.
   HWY_INLINE hn::Mask<Tag<T>> Lanes(size_t i, size_t j) const {

@@ -48,28 +48,9 @@ class BlockForward {
 
   // The next tile of keys; X: scratch of kBlockQueries kTileKeys values.
   void TakeTile(T* X) {
-    const size_t j = next_, keys = std::min(kTileKeys, block_.high - j), vectors = block_.vectors();
-    next_ += keys;
-    Multiply<From::kZero, false>(
-        keys, vectors,
-        Factors<T>{x_.k.At(j), size_t(x_.k.time), 1, Q_, kBlockQueries, x_.key_width}, X,
-        kBlockQueries);
-    const Factors<T> values = {x_.v.At(j), 1, size_t(x_.v.time), X, kBlockQueries, keys};
-    if (!block_.Partial(j, j + keys)) {
-      Weigh(j, keys, X);
-      Multiply<From::kTimes, true>(x_.value_width, vectors, values, O_, kBlockQueries,
-                                   softmax_.factor);
-      return;
-    }
-    const TileMask<T> mask(block_, j, keys);
-    HideUnseen(mask, keys, vectors, kNoScore<T>, X);
-    Weigh(j, keys, X);
-    if (AreFinite(x_.v, j, keys, x_.value_width)) {
-      Multiply<From::kTimes, true>(x_.value_width, vectors, values, O_, kBlockQueries,
-                                   softmax_.factor);
-    } else {
-      MultiplySeen(mask, x_.value_width, vectors, values, O_, softmax_.factor);
-    }
+    const size_t begin = next_;
+    next_ = std::min(begin + kTileKeys, block_.high);
+    block_.ForTiles(begin, next_, [&](const TileOfPairs& tile) { Take(tile, X); });
   }
 
   void Finish(T* stats, T* panel) {
@@ -87,13 +68,35 @@ class BlockForward {
   }
 
  private:
+  void Take(const TileOfPairs& tile, T* X) {
+    T *const O = O_ + tile.lane, *const factor = softmax_.factor + tile.lane;
+    Multiply<From::kZero, false>(tile.keys, tile.vectors,
+                                 Factors<T>{x_.k.At(tile.j), size_t(x_.k.time), 1, Q_ + tile.lane,
+                                            kBlockQueries, x_.key_width},
+                                 X, kBlockQueries);
+    const Factors<T> values = {x_.v.At(tile.j), 1, size_t(x_.v.time), X, kBlockQueries, tile.keys};
+    if (!tile.masked) {
+      Weigh(tile, X);
+      Multiply<From::kTimes, true>(x_.value_width, tile.vectors, values, O, kBlockQueries, factor);
+      return;
+    }
+    const TileMask<T> mask(block_, tile.j, tile.keys, tile.lane);
+    HideUnseen(mask, tile.keys, tile.vectors, kNoScore<T>, X);
+    Weigh(tile, X);
+    if (AreFinite(x_.v, tile.j, tile.keys, x_.value_width)) {
+      Multiply<From::kTimes, true>(x_.value_width, tile.vectors, values, O, kBlockQueries, factor);
+    } else {
+      MultiplySeen(mask, x_.value_width, tile.vectors, values, O, factor);
+    }
+  }
+
   // X: scores become weights, after dropout.
-  void Weigh(size_t j, size_t keys, T* X) {
-    softmax_.Weigh(keys, X);
+  void Weigh(const TileOfPairs& tile, T* X) {
+    softmax_.Weigh(tile.keys, tile.lane, tile.vectors, X);
     if (!block_.view.dropout().Any()) return;
     uint64_t kept[kTileKeys];
-    block_.view.Draw(block_.t, block_.vectors() * kLanes<T>, j, keys, kept);
-    DropPairs(kept, keys, block_.vectors(), kBlockQueries, X);
+    block_.view.Draw(block_.t + tile.lane, tile.vectors * kLanes<T>, tile.j, tile.keys, kept);
+    DropPairs(kept, tile.keys, tile.vectors, kBlockQueries, X);
   }
 
   const ForwardInputs<T>& x_;

@@ -78,15 +78,16 @@ HWY_NOINLINE void DifferentiateAll(size_t keys, size_t vectors, T* X, T* dP, con
 }
 
 // C[keys, width] += A rows, of pairs that see each other alone: where `rows` hold what is not
-// finite. A[keys, queries] holds 0 where they do not.
+// finite. A[keys, queries of the tile] holds 0 where they do not; rows: those of the block.
 template <class T>
-HWY_NOINLINE void AddRowsSeen(const QueryBlock<T>& block, size_t j, size_t keys, size_t width,
+HWY_NOINLINE void AddRowsSeen(const QueryBlock<T>& block, const TileOfPairs& tile, size_t width,
                               const T* A, const T* rows, size_t ld, const Sequence<T>& to) {
-  for (size_t i = j; i < j + keys; ++i, A += kBlockQueries) {
-    T* const row = to.At(i);
-    for (size_t t = 0; t < block.count; ++t) {
-      if (!block.Sees(t, i)) continue;
-      for (size_t c = 0; c < width; ++c) row[c] += A[t] * rows[t * ld + c];
+  const size_t end = std::min(block.count, tile.lane + tile.vectors * kLanes<T>);
+  for (size_t j = tile.j; j < tile.j + tile.keys; ++j, A += kBlockQueries) {
+    T* const row = to.At(j);
+    for (size_t i = tile.lane; i < end; ++i) {
+      if (!block.Sees(i, j)) continue;
+      for (size_t c = 0; c < width; ++c) row[c] += A[i - tile.lane] * rows[i * ld + c];
     }
   }
 }
@@ -134,50 +135,15 @@ class BlockBackward {
   size_t Next() const { return next_; }
   bool Done() const { return next_ >= end_; }
 
-  void TakeTile(const TileScratch<T>& tile) {
-    const size_t j = next_, keys = std::min(kTileKeys, end_ - j), kw = x_.key_width,
-                 vw = x_.value_width, vectors = block_.vectors(), count = block_.count;
-    next_ += keys;
-    T *const X = tile.X, *const dP = tile.dP;
-    Multiply<From::kZero, false>(
-        keys, vectors, Factors<T>{x_.k.At(j), size_t(x_.k.time), 1, Q_, kBlockQueries, kw}, X,
-        kBlockQueries);
-    Multiply<From::kZero, false>(
-        keys, vectors, Factors<T>{x_.v.At(j), size_t(x_.v.time), 1, G_, kBlockQueries, vw}, dP,
-        kBlockQueries);
-    const bool drops = block_.view.dropout().Any();
-    uint64_t kept[kTileKeys];
-    if (drops) {
-      block_.view.Draw(block_.t, vectors * kLanes<T>, j, keys, kept);
-      DropPairs(kept, keys, vectors, kBlockQueries, dP);
-    }
-    const Factors<T> of_values = {X, kBlockQueries, 1, g_rows_, vp_, count},
-                     of_keys = {dP, kBlockQueries, 1, q_rows_, kp_, count},
-                     of_queries = {x_.k.At(j), 1, size_t(x_.k.time), dP, kBlockQueries, keys};
-    bool all_finite = true;
-    if (block_.Partial(j, j + keys)) {
-      const TileMask<T> mask(block_, j, keys);
-      DifferentiateAll<true>(keys, vectors, X, dP, high_, D_, &mask);
-      if (drops) DropPairs(kept, keys, vectors, kBlockQueries, X);
-      all_finite = finite_ && AreFinite(x_.k, j, keys, kw);
-      if (!all_finite) {
-        if (x_.writes_dk) ZeroKeys(j, j + keys, x_);
-        AddRowsSeen(block_, j, keys, vw, X, g_rows_, vp_, x_.dv);
-        AddRowsSeen(block_, j, keys, kw, dP, q_rows_, kp_, x_.dk);
-        MultiplySeen<T>(mask, kw, vectors, of_queries, dQ_, nullptr);
-      }
-    } else {
-      DifferentiateAll<false, T>(keys, vectors, X, dP, high_, D_, nullptr);
-      if (drops) DropPairs(kept, keys, vectors, kBlockQueries, X);
-    }
-    if (!all_finite) return;
-    const auto put = [&]<From kFrom>(std::integral_constant<From, kFrom>) HWY_ATTR {
-      ProductToRows<kFrom>(keys, vw, of_values, x_.dv.At(j), size_t(x_.dv.time), tile.edge);
-      ProductToRows<kFrom>(keys, kw, of_keys, x_.dk.At(j), size_t(x_.dk.time), tile.edge);
-    };
-    x_.writes_dk ? put(std::integral_constant<From, From::kZero>())
-                 : put(std::integral_constant<From, From::kSum>());
-    Multiply<From::kSum, true>(kw, vectors, of_queries, dQ_, kBlockQueries);
+  void TakeTile(const TileScratch<T>& scratch) {
+    const size_t begin = next_;
+    next_ = std::min(begin + kTileKeys, end_);
+    // What halves of the queries give is added up.
+    const bool whole = !block_.Partial(begin, next_);
+    if (x_.writes_dk && !whole) ZeroKeys(begin, next_, x_);
+    block_.ForTiles(begin, next_, [&](const TileOfPairs& tile) {
+      x_.writes_dk&& whole ? Take<From::kZero>(tile, scratch) : Take<From::kSum>(tile, scratch);
+    });
   }
 
   // Writes dq, or adds to it.
@@ -205,6 +171,47 @@ class BlockBackward {
   }
 
  private:
+  // kKeys: what the gradients of keys and values come from.
+  template <From kKeys>
+  void Take(const TileOfPairs& tile, const TileScratch<T>& scratch) {
+    const size_t j = tile.j, keys = tile.keys, lane = tile.lane, vectors = tile.vectors,
+                 kw = x_.key_width, vw = x_.value_width,
+                 count = std::min(block_.count - lane, vectors * kLanes<T>);
+    T *const X = scratch.X, *const dP = scratch.dP, *const dQ = dQ_ + lane;
+    Multiply<From::kZero, false>(
+        keys, vectors, Factors<T>{x_.k.At(j), size_t(x_.k.time), 1, Q_ + lane, kBlockQueries, kw},
+        X, kBlockQueries);
+    Multiply<From::kZero, false>(
+        keys, vectors, Factors<T>{x_.v.At(j), size_t(x_.v.time), 1, G_ + lane, kBlockQueries, vw},
+        dP, kBlockQueries);
+    const bool drops = block_.view.dropout().Any();
+    uint64_t kept[kTileKeys];
+    if (drops) {
+      block_.view.Draw(block_.t + lane, vectors * kLanes<T>, j, keys, kept);
+      DropPairs(kept, keys, vectors, kBlockQueries, dP);
+    }
+    const Factors<T> of_values = {X, kBlockQueries, 1, g_rows_ + lane * vp_, vp_, count},
+                     of_keys = {dP, kBlockQueries, 1, q_rows_ + lane * kp_, kp_, count},
+                     of_queries = {x_.k.At(j), 1, size_t(x_.k.time), dP, kBlockQueries, keys};
+    if (tile.masked) {
+      const TileMask<T> mask(block_, j, keys, lane);
+      DifferentiateAll<true>(keys, vectors, X, dP, high_ + lane, D_ + lane, &mask);
+      if (drops) DropPairs(kept, keys, vectors, kBlockQueries, X);
+      if (!finite_ || !AreFinite(x_.k, j, keys, kw)) {
+        AddRowsSeen(block_, tile, vw, X, g_rows_, vp_, x_.dv);
+        AddRowsSeen(block_, tile, kw, dP, q_rows_, kp_, x_.dk);
+        MultiplySeen<T>(mask, kw, vectors, of_queries, dQ, nullptr);
+        return;
+      }
+    } else {
+      DifferentiateAll<false, T>(keys, vectors, X, dP, high_ + lane, D_ + lane, nullptr);
+      if (drops) DropPairs(kept, keys, vectors, kBlockQueries, X);
+    }
+    ProductToRows<kKeys>(keys, vw, of_values, x_.dv.At(j), size_t(x_.dv.time), scratch.edge);
+    ProductToRows<kKeys>(keys, kw, of_keys, x_.dk.At(j), size_t(x_.dk.time), scratch.edge);
+    Multiply<From::kSum, true>(kw, vectors, of_queries, dQ, kBlockQueries);
+  }
+
   // The block's queries, gradients, references and D.
   void Prepare() {
     const AttentionView& view = block_.view;

@@ -331,6 +331,7 @@ TEST(ExactAttention, WhatIsNotSeenHasNoPart) {
 TEST(ExactAttention, GradientsOfNanReachWhatWasSeen) {
   for (const int64_t T : {45, 90}) {
     Problem p = MakeProblem(8000, {1, 1, T, T, 5, 6}, Kind::kCausal);
+    const Result without = RunKernel<float>(p);
     const int64_t t = 40;
     for (int64_t c = 0; c < 5; ++c) p.q[size_t(t * 5 + c)] = kNan;
     const Result r = RunKernel<float>(p);
@@ -339,6 +340,9 @@ TEST(ExactAttention, GradientsOfNanReachWhatWasSeen) {
       EXPECT_EQ(std::isnan(r.dv[size_t(j * 6)]), j <= t) << j;
       EXPECT_EQ(std::isnan(r.out[size_t(j * 6)]), j == t) << j;
       EXPECT_EQ(std::isnan(r.dq[size_t(j * 5)]), j == t) << j;
+      if (j <= t) continue;
+      EXPECT_NEAR(r.dk[size_t(j * 5)], without.dk[size_t(j * 5)], 1e-5) << j;
+      EXPECT_NEAR(r.dv[size_t(j * 6)], without.dv[size_t(j * 6)], 1e-5) << j;
     }
   }
 }
