@@ -92,7 +92,7 @@ class OnlineSoftmax {
     }
   }
   // X[keys, queries]: scores become weights.
-  void Weigh(size_t keys, T* X) { WeighAll(keys, block_.vectors(), X, high, sum, factor); }
+  void Weigh(size_t keys, T* X) { Weigh(keys, 0, block_.vectors(), X); }
   // X[keys, queries from `lane` on], `vectors` vectors of them.
   void Weigh(size_t keys, size_t lane, size_t vectors, T* X) {
     WeighAll(keys, vectors, X, high + lane, sum + lane, factor + lane);

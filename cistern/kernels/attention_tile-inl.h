@@ -184,9 +184,9 @@ struct QueryBlock {
   bool Partial(size_t begin, size_t end) const {
     return begin < all_low || end > all_high || !view.AllValid(begin, end);
   }
-  // visit(TileOfPairs): the pairs of the keys [begin, end). Where some see each other and some do
-  // not, each half of the queries has its own keys: of a causal block's last 64 pairs of 64, a
-  // quarter is left out.
+  // visit(TileOfPairs): the block's pairs with the keys [begin, end). Where some see each other and
+  // some do not, each half of the queries has its own keys: of the pairs of a causal block with its
+  // last 64 keys, a quarter is left out.
   template <class Visit>
   void ForTiles(size_t begin, size_t end, Visit&& visit) const {
     if (!Partial(begin, end)) return visit(TileOfPairs{begin, end - begin, 0, vectors(), false});

@@ -142,7 +142,11 @@ class BlockBackward {
     const bool whole = !block_.Partial(begin, next_);
     if (x_.writes_dk && !whole) ZeroKeys(begin, next_, x_);
     block_.ForTiles(begin, next_, [&](const TileOfPairs& tile) {
-      x_.writes_dk&& whole ? Take<From::kZero>(tile, scratch) : Take<From::kSum>(tile, scratch);
+      if (x_.writes_dk && whole) {
+        Take<From::kZero>(tile, scratch);
+      } else {
+        Take<From::kSum>(tile, scratch);
+      }
     });
   }
 
@@ -242,9 +246,9 @@ class BlockBackward {
   const size_t kp_, vp_;
   size_t next_;
   const size_t end_;
-  T *q_rows_ = nullptr, *Q_ = nullptr,
-    *dQ_ = nullptr;                     // rows and lanes of queries, theirs' gradients
-  T *g_rows_ = nullptr, *G_ = nullptr;  // rows and lanes of the outputs' gradients
+  T *q_rows_ = nullptr, *Q_ = nullptr;  // the queries as rows and in lanes
+  T *g_rows_ = nullptr, *G_ = nullptr;  // the outputs' gradients likewise
+  T* dQ_ = nullptr;                     // in lanes; null where no key is seen
   T *high_ = nullptr, *D_ = nullptr;
   bool finite_ = true;  // the queries and gradients
 };

@@ -44,6 +44,12 @@ HWY_INLINE Vec<float> ZeroBelow(float limit, Vec<float> x, Vec<float> y) {
 #endif
 }
 
+// 2^q; the last bits of `biased` are q + 127.
+HWY_INLINE Vec<float> PowerOfTwo(Vec<float> biased) {
+  const Tag<float> d;
+  return hn::BitCast(d, hn::ShiftLeft<23>(hn::BitCast(hn::RebindToUnsigned<Tag<float>>(), biased)));
+}
+
 // e^x = 2^q e^r with |r| <= ln 2 / 2, for -87 < x < 88.
 template <int kCount>
 struct ExpParts {
@@ -61,10 +67,7 @@ struct ExpParts {
         [&](int j) HWY_ATTR { r[j] = hn::NegMulAdd(n[j], hn::Set(d, 0.693359375f), x[j]); });
     ForVectors<kCount>(
         [&](int j) HWY_ATTR { r[j] = hn::NegMulAdd(n[j], hn::Set(d, -2.12194440e-4f), r[j]); });
-    ForVectors<kCount>([&](int j) HWY_ATTR {
-      power[j] = hn::BitCast(
-          d, hn::ShiftLeft<23>(hn::BitCast(hn::RebindToUnsigned<Tag<float>>(), biased[j])));
-    });
+    ForVectors<kCount>([&](int j) HWY_ATTR { power[j] = PowerOfTwo(biased[j]); });
   }
 
   // y = e^r - 1, or e^r where kOne.
@@ -125,10 +128,7 @@ HWY_INLINE void TileExps(Vec<float>* x) {
   ForVectors<kCount>([&](int j) HWY_ATTR { shifted[j] = hn::Add(x[j], magic); });
   ForVectors<kCount>([&](int j) HWY_ATTR { r[j] = hn::Sub(shifted[j], magic); });
   ForVectors<kCount>([&](int j) HWY_ATTR { r[j] = hn::Sub(x[j], r[j]); });
-  ForVectors<kCount>([&](int j) HWY_ATTR {
-    power[j] = hn::BitCast(
-        d, hn::ShiftLeft<23>(hn::BitCast(hn::RebindToUnsigned<Tag<float>>(), shifted[j])));
-  });
+  ForVectors<kCount>([&](int j) HWY_ATTR { power[j] = PowerOfTwo(shifted[j]); });
   // Minimax in relative error, 1 at 0.
   ForVectors<kCount>([&](int j) HWY_ATTR {
     p[j] = hn::MulAdd(r[j], hn::Set(d, 0.00132647296f), hn::Set(d, 0.00967151485f));

@@ -16,17 +16,18 @@ HWY_BEFORE_NAMESPACE();
 namespace cistern {
 namespace HWY_NAMESPACE {
 
-// x = elu(x) + 1, without the loss of digits that adding one to expm1(x) has for x far below zero;
-// or its derivative, where kSlope.
-template <bool kSlope, int kCount, class T>
-HWY_INLINE void EluPlusOne(Vec<T>* x) {
+// y = elu(x) + 1 of kCount vectors of a row from j on, without the loss of digits that adding one
+// to expm1(x) has for x far below zero; or its derivative, where kSlope.
+template <bool kSlope, int kCount, class S, class T>
+HWY_INLINE void EluPlusOne(const S* row, size_t j, size_t n, Vec<T>* y) {
   const Tag<T> d;
   const Vec<T> one = hn::Set(d, T{1}), zero = hn::Zero(d);
-  Vec<T> e[kCount];
-  ForVectors<kCount>([&](int j) HWY_ATTR { e[j] = x[j]; });
-  WeightExps<kCount>(e);
-  ForVectors<kCount>([&](int j) HWY_ATTR {
-    x[j] = hn::IfThenElse(hn::Gt(x[j], zero), kSlope ? one : hn::Add(x[j], one), e[j]);
+  Vec<T> x[kCount];
+  ForVectors<kCount>([&](int v)
+                         HWY_ATTR { x[v] = y[v] = LoadPart(row, j + size_t(v) * kLanes<T>, n); });
+  WeightExps<kCount>(y);
+  ForVectors<kCount>([&](int v) HWY_ATTR {
+    y[v] = hn::IfThenElse(hn::Gt(x[v], zero), kSlope ? one : hn::Add(x[v], one), y[v]);
   });
 }
 
@@ -48,9 +49,7 @@ HWY_NOINLINE void MapRows(T eps, const Sequence<const S>& x, size_t t, size_t co
     const S* const from = x.At(t + i);
     ForRow<T>(n, [&]<int kCount>(std::integral_constant<int, kCount>, size_t j) HWY_ATTR {
       Vec<T> y[kCount];
-      ForVectors<kCount>([&](int v)
-                             HWY_ATTR { y[v] = LoadPart(from, j + size_t(v) * kLanes<T>, n); });
-      EluPlusOne<false, kCount, T>(y);
+      EluPlusOne<false, kCount, S, T>(from, j, n, y);
       ForVectors<kCount>([&](int v) HWY_ATTR {
         hn::Store(hn::Add(y[v], added), d, features + j + size_t(v) * kLanes<T>);
       });
@@ -79,9 +78,7 @@ HWY_NOINLINE void UnmapRows(FeatureMap map, const T* gradient, const Sequence<co
     S* const row = to.At(t + i);
     ForRow<T>(n, [&]<int kCount>(std::integral_constant<int, kCount>, size_t j) HWY_ATTR {
       Vec<T> slope[kCount];
-      ForVectors<kCount>([&](int v)
-                             HWY_ATTR { slope[v] = LoadPart(from, j + size_t(v) * kLanes<T>, n); });
-      EluPlusOne<true, kCount, T>(slope);
+      EluPlusOne<true, kCount, S, T>(from, j, n, slope);
       ForVectors<kCount>([&](int v) HWY_ATTR {
         const size_t at = j + size_t(v) * kLanes<T>;
         StorePart(hn::Mul(slope[v], hn::Load(d, gradient + at)), at, n, row);
