@@ -9,6 +9,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <utility>
 
 #include "cistern/kernels/bfloat16.h"
 
@@ -20,10 +21,11 @@ namespace HWY_NAMESPACE {
 constexpr size_t kAmxRows = 16, kAmxPairs = 16;
 constexpr size_t kAmxStrip = 2 * kAmxRows;  // rows and columns of a product
 
-// The tiles of this thread, whole ones, while it exists.
+// The tiles of this thread, whole ones, while any of these exists.
 class AmxTiles {
  public:
-  AmxTiles() {
+  explicit AmxTiles(bool used = true) : used_(used) {
+    if (!used_ || Users()++ > 0) return;
     struct alignas(64) {
       uint8_t palette = 1, start_row = 0, reserved[14] = {};
       uint16_t row_bytes[16] = {};
@@ -34,9 +36,19 @@ class AmxTiles {
     asm volatile("" ::: "memory");
     _tile_loadconfig(&config);
   }
+  AmxTiles(AmxTiles&& other) noexcept : used_(std::exchange(other.used_, false)) {}
   AmxTiles(const AmxTiles&) = delete;
   AmxTiles& operator=(const AmxTiles&) = delete;
-  ~AmxTiles() { _tile_release(); }
+  ~AmxTiles() {
+    if (used_ && --Users() == 0) _tile_release();
+  }
+
+ private:
+  static int& Users() {
+    static thread_local int users = 0;
+    return users;
+  }
+  bool used_;
 };
 
 // C[32, 32] = A B, or C += A B. depth: pairs, a multiple of 16. lda, ldb, ldc: in values, pairs and

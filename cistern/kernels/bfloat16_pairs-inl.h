@@ -187,6 +187,11 @@ HWY_INLINE __m512i PairTwo(__m512i rounded) {
   return _mm512_permutexvar_epi16(_mm512_load_si512(kOrder), rounded);
 }
 
+HWY_INLINE void StorePairSum(__m512 sum, float* to) { _mm512_storeu_ps(to, sum); }
+HWY_INLINE void StorePairSum(__m512 sum, BFloat16* to) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), (__m256i)_mm512_cvtneps_pbh(sum));
+}
+
 // P[ceil(rows / 2), columns]: pairs of a row of X[rows, ld] and the next one, which is zeros behind
 // the last.
 HWY_NOINLINE inline void PairFloats(size_t rows, size_t vectors, const float* X, size_t ld,

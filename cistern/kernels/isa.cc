@@ -142,7 +142,8 @@ bool UsesAmx() {
   return active.amx;
 }
 
-bool GainsByPairs() {
+bool GainsByBFloat16() {
+  if (UsesAmx()) return true;
 #if HWY_ARCH_X86
   static const bool gains = HasBFloat16() && __builtin_cpu_is("amd") != 0;
   return gains;
@@ -150,7 +151,5 @@ bool GainsByPairs() {
   return false;
 #endif
 }
-
-bool GainsByBFloat16() { return UsesAmx() || GainsByPairs(); }
 
 }  // namespace cistern

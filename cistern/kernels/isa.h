@@ -27,12 +27,10 @@ bool HasBFloat16();
 // Whether the instruction set in use is avx512_amx.
 bool UsesAmx();
 
-// Whether our own kernels gain by AVX512-BF16: on AMD's processors, where it does twice the work of
-// a multiply-add in the same time (Zen 4, Zen 5); on Intel's it does no more. By the maker, not by
-// a measurement, so that results do not depend on the moment.
-bool GainsByPairs();
-
-// Whether they gain by that or by AMX.
+// Whether our own kernels gain by products of bfloat16: by AMX, or by AVX512-BF16 on AMD's
+// processors, where it does twice the work of a multiply-add in the same time (Zen 4, Zen 5); on
+// Intel's it does no more. By the maker, not by a measurement, so that results do not depend on
+// the moment.
 bool GainsByBFloat16();
 
 }  // namespace cistern

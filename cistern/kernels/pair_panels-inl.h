@@ -7,6 +7,8 @@
 #include <type_traits>
 
 #include "cistern/kernels/bfloat16_pairs-inl.h"
+#include "cistern/kernels/isa.h"
+#include "cistern/kernels/pair_tiles-inl.h"
 #include "cistern/kernels/rows_ahead.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -135,18 +137,13 @@ HWY_INLINE void TransposePairs(size_t rows, size_t width, const RoundedRows& x, 
             reinterpret_cast<float*>(to), ld);
 }
 
-HWY_INLINE void StorePairSum(__m512 sum, float* to) { _mm512_storeu_ps(to, sum); }
-HWY_INLINE void StorePairSum(__m512 sum, BFloat16* to) {
-  _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), (__m256i)_mm512_cvtneps_pbh(sum));
-}
-
 enum class PairTriangle { kNone, kLower, kUpper };
 
+// Rows r .. rows of it.
 template <PairTriangle kTriangle, bool kAdd, int kVectors, class C>
-HWY_NOINLINE void PairStripOf(size_t rows, const PairFactors& full, const PairFactors& tri, C* c,
-                              size_t ldc) {
+HWY_NOINLINE void PairStripOf(size_t r, size_t rows, const PairFactors& full,
+                              const PairFactors& tri, C* c, size_t ldc) {
   RowsAhead& ahead = RowsAhead::OfThisThread();
-  size_t r = 0;
   const auto tiles = [&]<size_t kRows>(std::integral_constant<size_t, kRows>) HWY_ATTR {
     for (; r + kRows <= rows; r += kRows) {
       __m512 sum[kRows][kVectors];
@@ -180,13 +177,15 @@ HWY_NOINLINE void PairStripOf(size_t rows, const PairFactors& full, const PairFa
 }
 
 // C[rows, vectors] = full + triangle of `tri`, whose A is 0 outside of it; added to C where kAdd.
-// C: floats, or what they are rounded to.
+// C: floats, or what they are rounded to. Whole tiles of rows by AMX, where it is in use.
 template <PairTriangle kTriangle, bool kAdd, class C>
 void PairProduct(size_t rows, size_t vectors, PairFactors full, PairFactors tri, C* c, size_t ldc) {
+  const size_t r = UsesAmx() ? TileProduct<kAdd>(rows, vectors, full, tri, c, ldc) : 0;
+  if (r == rows) return;
   const auto strips = [&]<int kVectors>(std::integral_constant<int, kVectors>) {
     constexpr size_t kColumns = kVectors * kPairLanes;
     for (; vectors >= size_t{kVectors}; vectors -= kVectors) {
-      PairStripOf<kTriangle, kAdd, kVectors>(rows, full, tri, c, ldc);
+      PairStripOf<kTriangle, kAdd, kVectors>(r, rows, full, tri, c, ldc);
       full.b += kColumns, c += kColumns;
       if constexpr (kTriangle != PairTriangle::kNone) tri.b += kColumns;
     }

@@ -1,5 +1,5 @@
 #pragma once
-// Products by pairs of bfloat16 (bfloat16_pairs-inl.h) of rows, which are a panel's or tokens
+// Products by pairs of bfloat16 of rows, which are a panel's or tokens
 // (pair_panels-inl.h): what enters a product is rounded once, sums are float; included once, in the
 // pass of the one target that may have the instruction.
 #include <algorithm>
@@ -30,7 +30,7 @@ class OuterPairs {
   // are not faster than floats.
   template <class X, class Y>
   size_t Take(size_t rows, const X& x, const Y& y) {
-    if (!GainsByPairs()) return 0;
+    if (!GainsByBFloat16()) return 0;
     rows_ = rows;
     if (PairOf(x, rows, height_, x_) && PairOf(y, rows, across_, y_)) return rows;
     rows_ = std::min(FiniteRows(x, rows, height_), FiniteRows(y, rows, across_));
@@ -58,6 +58,7 @@ class OuterPairs {
   size_t ldy() const { return PairColumns(across_); }
 
  private:
+  AmxTiles tiles_{UsesAmx()};
   size_t height_, across_, rows_ = 0;
   uint32_t *x_, *y_;
 };
@@ -77,14 +78,14 @@ class PanelPairs {
   }
 
   void Set(const float* B, size_t ldb) {
-    if (GainsByPairs()) PairPanel<false>(depth_, vectors(), B, ldb, pairs_, ld_);
+    if (GainsByBFloat16()) PairPanel<false>(depth_, vectors(), B, ldb, pairs_, ld_);
   }
 
   // C [rows, columns] = A B, or += that; false, and nothing is computed, where pairs are not
   // faster.
   template <bool kAdd, class A, class C>
   bool Times(size_t rows, const A& a, C* c, size_t ldc) {
-    if (!GainsByPairs()) return false;
+    if (!GainsByBFloat16()) return false;
     const RoundedRows rounded = RoundRows<false>(a, rows, depth_, rows_);
     PairProduct<PairTriangle::kNone, kAdd>(
         rows, vectors(), {rounded.a, rounded.ld, 2, pairs_, ld_, (depth_ + 1) / 2}, {}, c, ldc);
@@ -103,6 +104,7 @@ class PanelPairs {
 
  private:
   size_t vectors() const { return (columns_ + kPairLanes - 1) / kPairLanes; }
+  AmxTiles tiles_{UsesAmx()};
   size_t depth_, columns_, ld_;
   uint32_t* pairs_;
   BFloat16* rows_;

@@ -6,7 +6,7 @@
 // backward takes O(T n) more, as it does of BFloat16.
 //
 // T: float, double, or BFloat16 for tokens that are stored so. Those are computed in float, or,
-// where GainsByPairs() (isa.h), in products of bfloat16 (chunk_pairs-inl.h); states and their
+// where GainsByBFloat16() (isa.h), in products of bfloat16 (chunk_pairs-inl.h); states and their
 // gradients are as for float.
 #include "cistern/kernels/bfloat16.h"
 #include "cistern/kernels/slot_memory.h"
