@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
 
+#include <algorithm>
 #include <array>
 
 #include "cistern/ops/impl.h"
@@ -58,7 +59,8 @@ TEST(LinearProduct, IsTheLinearMapWithItsGradients) {
 }
 
 // The gradient by the weights: of many rows that are alike, whose rounding errors are too, of
-// either shape, as a sum that goes on, and of a graph.
+// either shape, as a sum that goes on, and of a graph. As near as 1e-5 or as torch's product is:
+// MKL's for any processor (MKL_CBWR=COMPATIBLE) is off by 2.5e-5 on one of Intel's.
 TEST(LinearProduct, TransposedProduct) {
   for (const auto& [rows, n, k] : {std::array<int64_t, 3>{4096, 300, 70},
                                    {4096, 70, 300},
@@ -71,10 +73,14 @@ TEST(LinearProduct, TransposedProduct) {
       const at::Tensor want = at::mm(a.to(at::kDouble).t(), x.to(at::kDouble)),
                        got = TransposedProduct(a, x);
       ASSERT_EQ(got.sizes(), want.sizes());
-      EXPECT_LT(Far(got, want), 1e-5) << rows << " " << n << " " << k;
+      at::Tensor of_torch = at::mm(a.t(), x);
+      EXPECT_LT(Far(got, want), std::max(1e-5, 1.01 * Far(of_torch, want)))
+          << rows << " " << n << " " << k;
       at::Tensor sum;
       for (int i = 0; i < 3; ++i) AddTransposedProduct(a, x, sum);
-      EXPECT_LT(Far(sum, 3 * want), 1e-5) << rows << " " << n << " " << k;
+      for (int i = 1; i < 3; ++i) of_torch.addmm_(a.t(), x);
+      EXPECT_LT(Far(sum, 3 * want), std::max(1e-5, 1.01 * Far(of_torch, 3 * want)))
+          << rows << " " << n << " " << k;
     }
   }
   const at::Tensor a = at::randn({2048, 128}).requires_grad_(), b = at::randn({2048, 160});
