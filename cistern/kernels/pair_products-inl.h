@@ -1,7 +1,7 @@
 #pragma once
-// Products by pairs of bfloat16 of rows, which are a panel's or tokens
-// (pair_panels-inl.h): what enters a product is rounded once, sums are float; included once, in the
-// pass of the one target that may have the instruction.
+// Products by pairs of bfloat16 of rows, which are a panel's or tokens (pair_panels-inl.h): what
+// enters a product is rounded once, sums are float; included once, in the pass of the one target
+// that may have the instruction.
 #include <algorithm>
 
 #include "cistern/kernels/isa.h"
