@@ -51,40 +51,61 @@ class AmxTiles {
   bool used_;
 };
 
+// The sums of kDown x kAcross tiles of C lie in the tiles 0 to 3: as 0, from memory, to memory.
+HWY_INLINE void ZeroTileSums() {
+  _tile_zero(0);
+  _tile_zero(1);
+  _tile_zero(2);
+  _tile_zero(3);
+}
+template <size_t kDown, size_t kAcross>
+HWY_INLINE void LoadTileSums(const float* c, size_t ldc) {
+  const size_t row = ldc * sizeof(float);
+  asm volatile("" ::: "memory");
+  _tile_loadd(0, c, row);
+  if constexpr (kAcross == 2) _tile_loadd(1, c + kAmxRows, row);
+  if constexpr (kDown == 2) _tile_loadd(2, c + kAmxRows * ldc, row);
+  if constexpr (kDown == 2 && kAcross == 2) _tile_loadd(3, c + kAmxRows * ldc + kAmxRows, row);
+}
+template <size_t kDown, size_t kAcross>
+HWY_INLINE void StoreTileSums(float* c, size_t ldc) {
+  const size_t row = ldc * sizeof(float);
+  _tile_stored(0, c, row);
+  if constexpr (kAcross == 2) _tile_stored(1, c + kAmxRows, row);
+  if constexpr (kDown == 2) _tile_stored(2, c + kAmxRows * ldc, row);
+  if constexpr (kDown == 2 && kAcross == 2) _tile_stored(3, c + kAmxRows * ldc + kAmxRows, row);
+  asm volatile("" ::: "memory");
+}
+
+// The sums += 16 pairs of the depth; a0, a1: the upper and the lower tile of A, row_a bytes from
+// row to row; b: likewise, the second tile of B beside the first.
+template <size_t kDown, size_t kAcross>
+HWY_INLINE void AddTileProducts(const void* a0, const void* a1, size_t row_a, const uint32_t* b,
+                                size_t row_b) {
+  _tile_loadd(6, b, row_b);
+  _tile_loadd(4, a0, row_a);
+  _tile_dpbf16ps(0, 4, 6);
+  if constexpr (kAcross == 2) {
+    _tile_loadd(7, b + kAmxPairs, row_b);
+    _tile_dpbf16ps(1, 4, 7);
+  }
+  if constexpr (kDown == 2) {
+    _tile_loadd(5, a1, row_a);
+    _tile_dpbf16ps(2, 5, 6);
+    if constexpr (kAcross == 2) _tile_dpbf16ps(3, 5, 7);
+  }
+}
+
 // C[32, 32] = A B, or C += A B. depth: pairs, a multiple of 16. lda, ldb, ldc: in values, pairs and
 // floats.
 template <bool kAdd>
 HWY_INLINE void MultiplyAmx(size_t depth, const BFloat16* a, size_t lda, const uint32_t* b,
                             size_t ldb, float* c, size_t ldc) {
   asm volatile("" ::: "memory");
-  const size_t row_a = lda * sizeof(BFloat16), row_b = ldb * sizeof(uint32_t),
-               row_c = ldc * sizeof(float);
-  float* const lower = c + kAmxRows * ldc;
-  if constexpr (kAdd) {
-    _tile_loadd(0, c, row_c);
-    _tile_loadd(1, c + 16, row_c);
-    _tile_loadd(2, lower, row_c);
-    _tile_loadd(3, lower + 16, row_c);
-  } else {
-    _tile_zero(0);
-    _tile_zero(1);
-    _tile_zero(2);
-    _tile_zero(3);
-  }
-  for (size_t k = 0; k < depth; k += kAmxPairs, a += 2 * kAmxPairs, b += kAmxPairs * ldb) {
-    _tile_loadd(6, b, row_b);
-    _tile_loadd(4, a, row_a);
-    _tile_dpbf16ps(0, 4, 6);
-    _tile_loadd(7, b + 16, row_b);
-    _tile_dpbf16ps(1, 4, 7);
-    _tile_loadd(5, a + kAmxRows * lda, row_a);
-    _tile_dpbf16ps(2, 5, 6);
-    _tile_dpbf16ps(3, 5, 7);
-  }
-  _tile_stored(0, c, row_c);
-  _tile_stored(1, c + 16, row_c);
-  _tile_stored(2, lower, row_c);
-  _tile_stored(3, lower + 16, row_c);
+  kAdd ? LoadTileSums<2, 2>(c, ldc) : ZeroTileSums();
+  for (size_t k = 0; k < depth; k += kAmxPairs, a += 2 * kAmxPairs, b += kAmxPairs * ldb)
+    AddTileProducts<2, 2>(a, a + kAmxRows * lda, lda * sizeof(BFloat16), b, ldb * sizeof(uint32_t));
+  StoreTileSums<2, 2>(c, ldc);
 }
 
 }  // namespace HWY_NAMESPACE

@@ -6,6 +6,8 @@
 // do not, as in x^T y, and where the depth ends inside of a tile, tiles are packed, with zeros
 // behind the end.
 #include <algorithm>
+#include <cstring>
+#include <type_traits>
 
 #include "cistern/kernels/amx_product-inl.h"
 #include "cistern/kernels/bfloat16_pairs-inl.h"
@@ -88,45 +90,11 @@ HWY_INLINE void AddTiles(const PairFactors& x, const TilesOfA& a, size_t at) {
       b = rest, row_b = kAcross * kAmxPairs * sizeof(uint32_t);
     }
     asm volatile("" ::: "memory");
-    const TilesOfA::Place upper = a.At(0, block);
-    _tile_loadd(6, b, row_b);
-    _tile_loadd(4, upper.at, upper.step);
-    _tile_dpbf16ps(0, 4, 6);
-    if constexpr (kAcross == 2) {
-      _tile_loadd(7, b + kAmxPairs, row_b);
-      _tile_dpbf16ps(1, 4, 7);
-    }
-    if constexpr (kDown == 2) {
-      const TilesOfA::Place lower = a.At(1, block);
-      _tile_loadd(5, lower.at, lower.step);
-      _tile_dpbf16ps(2, 5, 6);
-      if constexpr (kAcross == 2) _tile_dpbf16ps(3, 5, 7);
-    }
+    const TilesOfA::Place upper = a.At(0, block), lower = a.At(kDown - 1, block);
+    AddTileProducts<kDown, kAcross>(upper.at, lower.at, upper.step, b, row_b);
   }
 }
 
-template <size_t kDown, size_t kAcross>
-HWY_INLINE void LoadTileSums(const float* c, size_t ldc) {
-  const size_t row = ldc * sizeof(float);
-  asm volatile("" ::: "memory");
-  _tile_loadd(0, c, row);
-  if constexpr (kAcross == 2) _tile_loadd(1, c + kAmxRows, row);
-  if constexpr (kDown == 2) {
-    _tile_loadd(2, c + kAmxRows * ldc, row);
-    if constexpr (kAcross == 2) _tile_loadd(3, c + kAmxRows * ldc + kAmxRows, row);
-  }
-}
-template <size_t kDown, size_t kAcross>
-HWY_INLINE void StoreTileSums(float* c, size_t ldc) {
-  const size_t row = ldc * sizeof(float);
-  _tile_stored(0, c, row);
-  if constexpr (kAcross == 2) _tile_stored(1, c + kAmxRows, row);
-  if constexpr (kDown == 2) {
-    _tile_stored(2, c + kAmxRows * ldc, row);
-    if constexpr (kAcross == 2) _tile_stored(3, c + kAmxRows * ldc + kAmxRows, row);
-  }
-  asm volatile("" ::: "memory");
-}
 template <size_t kDown, size_t kAcross>
 HWY_INLINE void StoreTileSums(BFloat16* c, size_t ldc) {
   alignas(64) float sums[kDown * kAmxRows * kAcross * kAmxRows];
@@ -149,10 +117,7 @@ HWY_INLINE void TileRows(size_t r, size_t vectors, const PairFactors& full, cons
     if constexpr (kAdd) {
       LoadTileSums<kDown, kAcross>(c + at, ldc);
     } else {
-      _tile_zero(0);
-      _tile_zero(1);
-      _tile_zero(2);
-      _tile_zero(3);
+      ZeroTileSums();
     }
     AddTiles<kDown, kAcross>(full, of_full, at);
     AddTiles<kDown, kAcross>(tri, of_tri, at);
