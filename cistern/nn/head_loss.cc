@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 #include <ATen/autocast_mode.h>
+#include <ATen/record_function.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <algorithm>
@@ -15,6 +16,7 @@
 #include "cistern/ops/tensor_rows.h"
 
 namespace cistern {
+namespace head_loss {
 namespace {
 
 using torch::autograd::variable_list;
@@ -39,10 +41,13 @@ double SumLoss(at::Tensor& logits, const at::Tensor& targets, double smoothing, 
   return sum;
 }
 
-struct HeadLossFunction : torch::autograd::Function<HeadLossFunction> {
+}  // namespace
+
+struct Function : torch::autograd::Function<Function> {
   static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& hidden,
                             const at::Tensor& weight, const std::optional<at::Tensor>& bias,
                             const at::Tensor& targets, double smoothing, bool recording) {
+    RECORD_FUNCTION("cistern::head_loss", {});
     at::AutoDispatchBelowADInplaceOrView below;
     const auto device = hidden.device().type();
     const bool half = !hidden.is_meta() && at::autocast::is_autocast_enabled(device);
@@ -102,16 +107,11 @@ struct HeadLossFunction : torch::autograd::Function<HeadLossFunction> {
       if (wanted[2]) d_bias.add_(p.sum(0));
       const at::Tensor d_logits = p.to(product_type);
       if (wanted[0]) d_hidden.narrow(0, begin, count).copy_(ops::LinearProduct(d_logits, w.t()));
-      if (wanted[1]) {
-        if (half) {
-          if (!d_weight.defined()) d_weight = at::zeros_like(weight);
-          d_weight.add_(at::matmul(d_logits.t(), part));
-        } else {
-          ops::AddTransposedProduct(d_logits, part, d_weight);
-        }
-      }
+      if (wanted[1]) ops::AddTransposedProduct(d_logits, part, d_weight);
     }
-    if (wanted[1]) d_weight = d_weight.defined() ? d_weight.contiguous() : at::zeros_like(weight);
+    if (wanted[1])
+      d_weight = d_weight.defined() ? d_weight.to(weight.scalar_type()).contiguous()
+                                    : at::zeros_like(weight);
     ctx->save_for_backward({d_hidden, d_weight, d_bias});
     return (loss * share).to(weight.scalar_type());
   }
@@ -128,7 +128,7 @@ struct HeadLossFunction : torch::autograd::Function<HeadLossFunction> {
   }
 };
 
-}  // namespace
+}  // namespace head_loss
 
 at::Tensor HeadLoss(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& bias,
                     const at::Tensor& targets, double label_smoothing) {
@@ -142,9 +142,9 @@ at::Tensor HeadLoss(const at::Tensor& hidden, const at::Tensor& weight, const at
   const auto tangent = [](const at::Tensor& t) { return t.defined() && t._fw_grad(0).defined(); };
   CISTERN_CHECK(!tangent(hidden) && !tangent(weight) && !tangent(bias),
                 "[head_loss] has no forward-mode derivative; form the logits for it");
-  return HeadLossFunction::apply(hidden, weight,
-                                 bias.defined() ? std::optional(bias) : std::nullopt, targets,
-                                 label_smoothing, at::GradMode::is_enabled());
+  return head_loss::Function::apply(hidden, weight,
+                                    bias.defined() ? std::optional(bias) : std::nullopt, targets,
+                                    label_smoothing, at::GradMode::is_enabled());
 }
 
 }  // namespace cistern

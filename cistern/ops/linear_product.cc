@@ -9,6 +9,7 @@
 
 #include "cistern/kernels/few_rows_product.h"
 #include "cistern/kernels/transpose.h"
+#include "cistern/kernels/transposed_product.h"
 #include "cistern/ops/kept_weights.h"
 #include "cistern/ops/primitive.h"
 
@@ -52,11 +53,13 @@ bool IsPlainFloat(const at::Tensor& x) { return x.scalar_type() == at::kFloat &&
 // (docs/notes/decoding.md).
 constexpr int64_t kFewRows = 32;
 
-// Products under autocast whose weights are kept in bfloat16.
-bool MultipliesKeptWeights() {
-  return KeepsWeights() && at::autocast::is_autocast_enabled(at::kCPU) &&
+bool AutocastsToBFloat16() {
+  return at::autocast::is_autocast_enabled(at::kCPU) &&
          at::autocast::get_autocast_dtype(at::kCPU) == at::kBFloat16;
 }
+
+// Products under autocast whose weights are kept in bfloat16.
+bool MultipliesKeptWeights() { return KeepsWeights() && AutocastsToBFloat16(); }
 
 bool TakesFewRows(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
   const auto type = weight.scalar_type();
@@ -162,7 +165,11 @@ at::Tensor ByOneDnn(const at::Tensor& a, const at::Tensor& b) {
   return turned ? sum.t() : sum;
 }
 
-struct LinearFunction : torch::autograd::Function<LinearFunction> {
+}  // namespace
+
+namespace linear_product {
+
+struct Function : torch::autograd::Function<Function> {
   static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& x,
                             const at::Tensor& weight, const OptionalTensor& bias) {
     ctx->save_for_backward({x, weight});
@@ -182,6 +189,89 @@ struct LinearFunction : torch::autograd::Function<LinearFunction> {
   }
 };
 
+}  // namespace linear_product
+
+namespace {
+
+// For operands [T,N] and [T,K] in bfloat16 of a product in float that no graph is recorded of.
+bool TakesTiles(const at::Tensor& a, const at::Tensor& b) {
+  const auto served = [](const at::Tensor& t) {
+    return t.scalar_type() == at::kBFloat16 && IsPlain(t) && t.dim() == 2 && t.stride(1) == 1 &&
+           t.stride(0) >= t.size(1);
+  };
+  return CanMultiplyTransposed() && served(a) && served(b) && a.size(0) == b.size(0) &&
+         ActiveImpl() == Impl::kKernel && NobodyWatchesOps() && !NeedsGradient({a, b}) &&
+         !HaveTangents({a, b});
+}
+
+// sum [N,K], contiguous, = a^T b, or += that.
+void ByTiles(const at::Tensor& a, const at::Tensor& b, bool add, const at::Tensor& sum) {
+  const auto matrix = [](const at::Tensor& t) {
+    return BFloat16Matrix{ConstData<BFloat16>(t), t.stride(0)};
+  };
+  cistern::TransposedProduct({a.size(0), a.size(1), b.size(1)}, matrix(a), matrix(b), add,
+                             sum.mutable_data_ptr<float>(), sum.size(1));
+}
+
+// Products of x and weights that train under autocast, large enough that it pays to take their
+// gradients by the weights out of autocast's hands.
+bool TrainsInBFloat16(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
+  if (!NeedsGradient({weight}) || !AutocastsToBFloat16() || !CanMultiplyTransposed()) return false;
+  if (x.dim() < 2 || weight.dim() != 2 || x.size(-1) != weight.size(1) ||
+      x.numel() * weight.size(0) < kLargeOfFarFaster)
+    return false;
+  return ActiveImpl() == Impl::kKernel && IsPlainFloat(weight) && IsPlain(x) &&
+         (x.scalar_type() == at::kFloat || x.scalar_type() == at::kBFloat16) &&
+         (!bias.defined() || IsPlainFloat(bias)) && NobodyWatchesOps() &&
+         !HaveTangents({x, weight, bias});
+}
+
+}  // namespace
+
+namespace linear_product {
+
+// x in bfloat16, weight and bias in float, and the weight in bfloat16, which takes no gradient.
+struct BFloat16Function : torch::autograd::Function<BFloat16Function> {
+  static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& x,
+                            const at::Tensor& weight, const OptionalTensor& bias,
+                            const at::Tensor& rounded) {
+    ctx->save_for_backward({x, weight, rounded});
+    ctx->saved_data["bias"] = bias && bias->requires_grad();
+    const at::AutoDispatchBelowADInplaceOrView guard;
+    const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
+    return at::linear(x, rounded, bias ? OptionalTensor(bias->to(at::kBFloat16)) : bias);
+  }
+  static variable_list backward(torch::autograd::AutogradContext* ctx, const variable_list& grads) {
+    const variable_list saved = ctx->get_saved_variables();
+    const at::Tensor &x = saved[0], &weight = saved[1], &dy = grads[0];
+    const at::Tensor rows = dy.reshape({-1, weight.size(0)});
+    at::Tensor dx, d_weight, d_bias;
+    if (ctx->needs_input_grad(0)) {
+      // Derivatives of the gradient go on to the weight itself.
+      const bool again = NeedsGradient({dy, weight});
+      dx = at::matmul(dy, again ? weight.to(at::kBFloat16) : saved[2]);
+    }
+    if (ctx->needs_input_grad(1))
+      d_weight = TransposedProduct(rows, x.reshape({-1, weight.size(1)}));
+    if (ctx->saved_data["bias"].toBool()) d_bias = rows.sum(0, false, at::kFloat);
+    return {dx, d_weight, d_bias, at::Tensor()};
+  }
+};
+
+}  // namespace linear_product
+
+namespace {
+
+at::Tensor TrainInBFloat16(const at::Tensor& x, const at::Tensor& weight,
+                           const OptionalTensor& bias) {
+  // As autocast rounds them: weights once a step, whose memory is shared by all that meet them.
+  const auto rounded = [](const at::Tensor& t) {
+    return at::autocast::cached_cast(at::kBFloat16, t, at::kCPU);
+  };
+  return linear_product::BFloat16Function::apply(rounded(x), weight, bias,
+                                                 rounded(weight).detach());
+}
+
 }  // namespace
 
 at::Tensor LinearProduct(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
@@ -190,8 +280,9 @@ at::Tensor LinearProduct(const at::Tensor& x, const at::Tensor& weight, const at
   if (MultipliesKeptWeights() && weight.scalar_type() == at::kFloat && IsPlain(weight) &&
       !NeedsGradient({x, weight, bias}))
     return at::linear(x, KeptInBFloat16(weight), b);
+  if (TrainsInBFloat16(x, weight, bias)) return TrainInBFloat16(x, weight, b);
   if (!TakesOneDnn(x, weight, bias)) return at::linear(x, weight, b);
-  return NeedsGradient({x, weight, bias}) ? LinearFunction::apply(x, weight, b)
+  return NeedsGradient({x, weight, bias}) ? linear_product::Function::apply(x, weight, b)
                                           : Call(x, weight, b);
 }
 
@@ -201,14 +292,23 @@ bool StaysFloat(const at::Tensor& x) {
 }
 
 at::Tensor TransposedProduct(const at::Tensor& a, const at::Tensor& b) {
-  return TakesOneDnnTransposed(a, b) ? ByOneDnn(a, b) : at::mm(a.t(), b);
+  if (TakesTiles(a, b)) {
+    const at::Tensor product = at::empty({a.size(1), b.size(1)}, a.options().dtype(at::kFloat));
+    ByTiles(a, b, false, product);
+    return product;
+  }
+  if (TakesOneDnnTransposed(a, b)) return ByOneDnn(a, b);
+  const at::Tensor product = at::mm(a.t(), b);
+  return product.scalar_type() == at::kBFloat16 ? product.to(at::kFloat) : product;
 }
 
 void AddTransposedProduct(const at::Tensor& a, const at::Tensor& b, at::Tensor& sum) {
   if (!sum.defined()) {
     sum = TransposedProduct(a, b);
-  } else if (TakesOneDnnTransposed(a, b)) {
-    sum.add_(ByOneDnn(a, b));
+  } else if (TakesTiles(a, b) && IsPlainFloat(sum) && sum.is_contiguous()) {
+    ByTiles(a, b, true, sum);
+  } else if (a.scalar_type() == at::kBFloat16 || TakesOneDnnTransposed(a, b)) {
+    sum.add_(TransposedProduct(a, b));
   } else {
     sum.addmm_(a.t(), b);
   }

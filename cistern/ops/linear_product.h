@@ -15,9 +15,11 @@ namespace cistern::ops {
 //
 // On AMD's processors with AVX-512, large products of floats and their gradients by x are oneDNN's,
 // which has kernels of that width where MKL takes AVX2's (docs/notes/training-speed.md); their
-// gradients by W where that is measured to be far faster. All else, such as small products, other
-// dtypes and devices, autocast, transformations of torch.func and CISTERN_IMPL=composite, is
-// at::linear.
+// gradients by W where that is measured to be far faster. Under autocast in bfloat16, gradients by
+// a W of floats are a kernel's where the processor multiplies by tiles (AMX), in float, where
+// autocast rounds them to bfloat16 (kernels/transposed_product.h; large products). All else, such
+// as small products, other dtypes and devices, transformations of torch.func and
+// CISTERN_IMPL=composite, is at::linear.
 at::Tensor LinearProduct(const at::Tensor& x, const at::Tensor& weight,
                          const at::Tensor& bias = {});
 
@@ -25,7 +27,8 @@ at::Tensor LinearProduct(const at::Tensor& x, const at::Tensor& weight,
 bool StaysFloat(const at::Tensor& x);
 
 // a^T b of a [T,N] and b [T,K], as at::mm, by the same choice: the gradient by W, of the gradient
-// by y and of x. The memory of the result [N,K] may be that of its transpose.
+// by y and of x. Of operands in bfloat16 it is in float. The memory of the result [N,K] may be that
+// of its transpose.
 at::Tensor TransposedProduct(const at::Tensor& a, const at::Tensor& b);
 // sum += a^T b; an undefined sum begins with it. No gradient is recorded.
 void AddTransposedProduct(const at::Tensor& a, const at::Tensor& b, at::Tensor& sum);

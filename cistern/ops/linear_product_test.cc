@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <array>
 
+#include "cistern/kernels/transposed_product.h"
 #include "cistern/ops/impl.h"
 
 namespace cistern::ops {
@@ -156,6 +157,117 @@ TEST(LinearProduct, OtherDtypesAndAutocastAreTorchs) {
   at::autocast::set_autocast_enabled(at::kCPU, false);
   at::autocast::clear_cache();
   EXPECT_EQ(half.scalar_type(), at::kBFloat16);
+}
+
+class AutocastScope {
+ public:
+  AutocastScope() { at::autocast::set_autocast_enabled(at::kCPU, true); }
+  ~AutocastScope() {
+    at::autocast::set_autocast_enabled(at::kCPU, false);
+    at::autocast::clear_cache();
+  }
+};
+
+at::Tensor Rounded(const at::Tensor& x) { return x.detach().to(at::kBFloat16).to(at::kDouble); }
+
+// Under autocast in bfloat16: the output and the gradient by x are torch's, to the bit; the
+// gradients by weights and bias are in float, by tiles where there are some, without a rounding.
+TEST(LinearProduct, TrainsUnderAutocast) {
+  for (const Case& c : {Case{{3, 700, 96}, 160, true}, Case{{2048, 160}, 70, false},
+                        Case{{2, 1500, 64}, 500, true}}) {
+    const int64_t in = c.x.back();
+    for (const bool half : {false, true}) {
+      const auto type = half ? at::kBFloat16 : at::kFloat;
+      const at::Tensor x = at::randn(c.x).to(type).requires_grad_(),
+                       first = at::randn({c.out / 2, in}).requires_grad_(),
+                       second = at::randn({c.out - c.out / 2, in}).requires_grad_(),
+                       b = c.bias ? at::randn({c.out}).requires_grad_() : at::Tensor();
+      std::vector<at::Tensor> inputs = {x, first, second};
+      if (c.bias) inputs.push_back(b);
+      std::vector<int64_t> sizes = c.x;
+      sizes.back() = c.out;
+      const at::Tensor dy = at::randn(sizes, at::kBFloat16);
+      const auto run = [&](Impl impl) {
+        const ImplScope scope(impl);
+        const AutocastScope autocast;
+        const at::Tensor y = LinearProduct(x, at::cat({first, second}), b);
+        EXPECT_EQ(y.scalar_type(), at::kBFloat16);
+        auto all = torch::autograd::grad({y}, inputs, {dy});
+        all.push_back(y.detach());
+        return all;
+      };
+      const auto got = run(Impl::kKernel), torchs = run(Impl::kComposite);
+      EXPECT_TRUE(at::equal(got.back(), torchs.back()));
+      EXPECT_TRUE(at::equal(got[0], torchs[0]));
+      const at::Tensor rows = Rounded(dy).reshape({-1, c.out}),
+                       want = at::mm(rows.t(), Rounded(x).reshape({-1, in}));
+      const double near = CanMultiplyTransposed() ? 1e-6 : 4e-3;
+      EXPECT_LT(Far(at::cat({got[1], got[2]}), want), near);
+      EXPECT_GT(Far(at::cat({torchs[1], torchs[2]}), want), 1e-4);  // else `near` says nothing
+      EXPECT_EQ(got[1].scalar_type(), at::kFloat);
+      if (c.bias) {
+        EXPECT_LT(Far(got[3], rows.sum(0)), near);
+      }
+    }
+  }
+}
+
+// Weights that meet other operations of the same step, whose rounded copy autocast shares; without
+// a gradient; derivatives of the gradients.
+TEST(LinearProduct, UnderAutocastBesideOtherOperations) {
+  const at::Tensor x = at::randn({2048, 64}).requires_grad_(), w = at::randn({64, 64});
+  const auto far = [](const at::Tensor& a, const at::Tensor& b) {
+    return Far(a.detach(), b.detach().to(at::kDouble));
+  };
+  const auto gradient = [&](bool ours_first, bool ours) {
+    const at::Tensor weight = w.clone().requires_grad_();
+    const AutocastScope autocast;
+    const auto other = [&] { return at::linear(x, weight).to(at::kFloat).pow(2).mean(); };
+    const auto mine = [&] {
+      return (ours ? LinearProduct(x, weight) : at::linear(x, weight)).to(at::kFloat).pow(3).mean();
+    };
+    const at::Tensor one = ours_first ? mine() : other(), two = ours_first ? other() : mine();
+    return torch::autograd::grad({one + two}, {weight})[0];
+  };
+  EXPECT_LT(far(gradient(true, true), gradient(true, false)), 4e-3);
+  EXPECT_LT(far(gradient(false, true), gradient(true, false)), 4e-3);
+
+  const at::Tensor weight = w.clone().requires_grad_();
+  const auto penalty = [&](Impl impl) {
+    const ImplScope scope(impl);
+    const AutocastScope autocast;
+    const at::Tensor y = LinearProduct(x, weight).to(at::kFloat);
+    const auto d = torch::autograd::grad({y.pow(2).mean()}, {x, weight}, {}, true, true);
+    const at::Tensor sum = d[0].pow(2).sum() + d[1].pow(2).sum();
+    return torch::autograd::grad({sum}, {x, weight});
+  };
+  const auto got = penalty(Impl::kKernel), want = penalty(Impl::kComposite);
+  for (size_t i = 0; i < 2; ++i) EXPECT_LT(far(got[i], want[i]), 1e-2) << i;
+
+  const at::NoGradGuard no_grad;
+  const AutocastScope autocast;
+  EXPECT_TRUE(at::equal(LinearProduct(x, weight), at::linear(x, weight)));
+}
+
+// Operands in bfloat16 have their product in float, wherever it is formed.
+TEST(LinearProduct, TransposedProductOfBFloat16) {
+  const at::NoGradGuard no_grad;
+  const at::Tensor a = at::randn({3000, 90}, at::kBFloat16),
+                   b = at::randn({3000, 240}, at::kBFloat16).slice(1, 0, 200),
+                   want = at::mm(a.to(at::kDouble).t(), b.to(at::kDouble));
+  for (const Impl impl : {Impl::kKernel, Impl::kComposite}) {
+    const ImplScope scope(impl);
+    const double near = CanMultiplyTransposed() && impl == Impl::kKernel ? 1e-6 : 4e-3;
+    at::Tensor sum = TransposedProduct(a, b);
+    ASSERT_EQ(sum.scalar_type(), at::kFloat);
+    EXPECT_LT(Far(sum, want), near);
+    AddTransposedProduct(a, b, sum);
+    EXPECT_LT(Far(sum, 2 * want), near);
+    at::Tensor turned = at::ones({200, 90}).t();  // not where tiles write
+    AddTransposedProduct(a, b, turned);
+    EXPECT_LT(Far(turned, want + 1), near);
+  }
+  EXPECT_ANY_THROW(TransposedProduct(a, b.slice(0, 0, 2999)));
 }
 
 TEST(LinearProduct, TheSameFromCallToCall) {
