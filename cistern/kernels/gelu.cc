@@ -1,7 +1,6 @@
 #include "cistern/kernels/gelu.h"
 
 #include <algorithm>
-#include <type_traits>
 
 #include "cistern/base/parallel.h"
 #include "cistern/kernels/dispatch.h"
@@ -18,10 +17,8 @@ HWY_BEFORE_NAMESPACE();
 namespace cistern {
 namespace HWY_NAMESPACE {
 
-// Phi(x), and e^(-x^2 / 2), which it is made of: with z = |x| / sqrt(2) and t = 1 / (1 + 0.38 z),
-//   Phi(-|x|) = erfc(z) / 2 = e^(-z^2) t Q(t) / 2
-// Q interpolates erfc(z) e^(z^2) / t at Chebyshev nodes of t for z up to 8: to 2e-8 of the value at
-// nine, to 4e-5 at six.
+// Phi(x), and e^(-x^2 / 2), which it is made of: with z = |x| / sqrt(2) and t = 1 / (1 + a z),
+//   Phi(-|x|) = erfc(z) / 2 = e^(-z^2) t Q(t)
 struct Normal {
   Vec<float> phi, exp;
 };
@@ -34,31 +31,54 @@ HWY_INLINE Vec<float> Polynomial(Vec<float> t, const float (&coefficients)[kCoun
   return q;
 }
 
-// kForBFloat16: for a result of eight bits, without a division, which would take as long as all
-// else.
-template <bool kForBFloat16>
-HWY_INLINE Normal NormalOf(Vec<float> x) {
+HWY_INLINE Normal NormalFrom(Vec<float> x, Vec<float> exp, Vec<float> t, Vec<float> q) {
   const Tag<float> d;
-  const auto set = [&](float value) { return hn::Set(d, value); };
-  const Vec<float> exp = WeightExp(hn::Mul(hn::Mul(x, x), set(-0.5f)));
-  const Vec<float> factor = set(static_cast<float>(0.38 * 0.70710678118654752));
-  Vec<float> q;
-  if constexpr (kForBFloat16) {
-    // Beyond 20 the exponential is 0. One step of Newton's.
-    const Vec<float> u = hn::MulAdd(hn::Min(hn::Abs(x), set(20)), factor, set(1));
-    const Vec<float> guess = hn::ApproximateReciprocal(u);
-    const Vec<float> t = hn::Mul(guess, hn::NegMulAdd(u, guess, set(2)));
-    q = hn::Mul(t,
-                Polynomial(t, {-0.134494349360466f, 0.6389610767364502f, -0.29866543412208557f,
-                               0.40697532892227173f, 0.1689891666173935f, 0.21824364364147186f}));
-  } else {
-    const Vec<float> t = hn::Div(set(1), hn::MulAdd(hn::Abs(x), factor, set(1)));
-    q = hn::Mul(t, Polynomial(t, {0.058117361726583654f, -0.2580600092768274f, 0.35490365534219326f,
-                                  -0.1508706064985039f, 0.22241071582521302f, 0.1420564311401939f,
-                                  0.20298195711498246f, 0.2140584118162543f, 0.2144020983339403f}));
-  }
-  const Vec<float> half = hn::Mul(hn::Mul(exp, set(0.5f)), q);
-  return {hn::IfThenElse(hn::Lt(x, hn::Zero(d)), half, hn::Sub(set(1), half)), exp};
+  const Vec<float> below = hn::Mul(exp, hn::Mul(t, q));  // Phi(-|x|)
+  return {hn::IfThenElse(hn::Lt(x, hn::Zero(d)), below, hn::Sub(hn::Set(d, 1), below)), exp};
+}
+
+HWY_INLINE Vec<float> OnePlusZ(Vec<float> x, double a) {
+  const Tag<float> d;
+  return hn::MulAdd(hn::Abs(x), hn::Set(d, static_cast<float>(a * 0.70710678118654752)),
+                    hn::Set(d, 1));
+}
+
+// Q interpolates at nine Chebyshev nodes of t for z up to 8: to 2e-8 of the value.
+HWY_INLINE Normal NormalOf(Vec<float> x, float) {
+  const Tag<float> d;
+  const Vec<float> exp = WeightExp(hn::Mul(hn::Mul(x, x), hn::Set(d, -0.5f)));
+  const Vec<float> t = hn::Div(hn::Set(d, 1), OnePlusZ(x, 0.38));
+  return NormalFrom(
+      x, exp, t,
+      Polynomial(t, {0.029058680863291827f, -0.1290300046384137f, 0.17745182767109661f,
+                     -0.07543530325174895f, 0.11120535790760652f, 0.07102821572009695f,
+                     0.10149097855749123f, 0.10702920590812715f, 0.10720104916997015f}));
+}
+
+// 1 / x to 14 bits at least.
+HWY_INLINE Vec<float> RoughReciprocal(Vec<float> x) {
+#if HWY_TARGET <= HWY_AVX3 && HWY_ARCH_X86
+  return hn::ApproximateReciprocal(x);
+#else
+  return hn::Div(hn::Set(Tag<float>(), 1), x);
+#endif
+}
+
+// For results of eight bits: minimax polynomials of few terms, the exponential to 8e-5, Q to 2.1e-4
+// of the value, and no division, which would take as long as all else.
+HWY_INLINE Normal NormalOf(Vec<float> x, BFloat16) {
+  const Tag<float> d;
+  // 2^y, as 2^n 2^r: the low bits of y + magic are n + 127.
+  const Vec<float> magic = hn::Set(d, 0x1.8p23f + 127.0f);
+  const Vec<float> y = hn::Mul(hn::Mul(x, hn::Set(d, -0.72134752044448170f)), x);
+  const Vec<float> shifted = hn::Add(y, magic), r = hn::Sub(y, hn::Sub(shifted, magic));
+  const Vec<float> power = Polynomial(
+      r, {0.05517167035424752f, 0.242611143099466f, 0.6932609870388835f, 0.99992807230371f});
+  const Vec<float> exp = ZeroBelow(-126.0f, y, hn::Mul(power, PowerOfTwo(shifted)));
+  const Vec<float> t = RoughReciprocal(OnePlusZ(x, 0.42));
+  return NormalFrom(x, exp, t,
+                    Polynomial(t, {0.22140407472289858f, 0.02070924472890195f, 0.14157476985216888f,
+                                   0.11635038438735763f}));
 }
 
 // out[i] = value(vectors of in[i]...)
@@ -72,8 +92,7 @@ HWY_INLINE void Each(int64_t begin, int64_t end, T* out, F&& value, const In*...
 template <class T>
 HWY_INLINE void GeluPart(int64_t begin, int64_t end, const T* x, T* y) {
   Each(
-      begin, end, y,
-      [](Vec<float> v) { return hn::Mul(v, NormalOf<std::is_same_v<T, BFloat16>>(v).phi); }, x);
+      begin, end, y, [](Vec<float> v) { return hn::Mul(v, NormalOf(v, T()).phi); }, x);
 }
 
 // dy times the derivative of x Phi(x).
@@ -85,10 +104,7 @@ HWY_INLINE Vec<float> GradientOf(Vec<float> dy, Vec<float> x, const Normal& norm
 template <class T>
 HWY_INLINE void GeluBackwardPart(int64_t begin, int64_t end, const T* dy, const T* x, T* dx) {
   Each(
-      begin, end, dx,
-      [](Vec<float> g, Vec<float> v) {
-        return GradientOf(g, v, NormalOf<std::is_same_v<T, BFloat16>>(v));
-      },
+      begin, end, dx, [](Vec<float> g, Vec<float> v) { return GradientOf(g, v, NormalOf(v, T())); },
       dy, x);
 }
 
@@ -97,7 +113,7 @@ void GeluWithBackwardPart(int64_t begin, int64_t end, const float* dy, const flo
   EachVector(static_cast<size_t>(end - begin), [&](size_t j, size_t count) HWY_ATTR {
     const size_t i = static_cast<size_t>(begin) + j;
     const Vec<float> v = LoadUpTo(x + i, count), g = LoadUpTo(dy + i, count);
-    const Normal normal = NormalOf<false>(v);
+    const Normal normal = NormalOf(v, float());
     StoreUpTo(hn::Mul(v, normal.phi), y + i, count);
     StoreUpTo(GradientOf(g, v, normal), dx + i, count);
   });
