@@ -7,6 +7,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <string_view>
 
 namespace cistern::bench {
 namespace {
@@ -52,6 +53,21 @@ void End(const at::RecordFunction& function, at::ObserverContext* context) {
   time.milliseconds += std::max(0.0, passed - running->inside);
 }
 
+// The gradient of a function of autograd's has the name of a C++ type: as operations are named.
+std::string Readable(std::string name) {
+  constexpr std::string_view kNode = "torch::autograd::CppNode<";
+  const size_t node = name.find(kNode);
+  if (node == std::string::npos || !name.ends_with('>')) return name;
+  name.erase(node, kNode.size());
+  name.pop_back();
+  for (const std::string_view part :
+       {"ops::", "(anonymous namespace)::", "::Function", "Function"}) {
+    if (const size_t at = name.find(part, node); at != std::string::npos)
+      name.erase(at, part.size());
+  }
+  return name + "_backward";
+}
+
 }  // namespace
 
 double Profile::Outside() const {
@@ -81,7 +97,7 @@ Profile ProfileWork(const std::function<void()>& work) {
     profile.milliseconds = Milliseconds(began);
   }
   for (auto& [name, time] : own.by_name) {
-    time.name = name;
+    time.name = Readable(name);
     profile.operations.push_back(time);
   }
   std::sort(profile.operations.begin(), profile.operations.end(),

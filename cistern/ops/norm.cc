@@ -1,5 +1,7 @@
 #include "cistern/ops/norm.h"
 
+#include <ATen/record_function.h>
+
 #include "cistern/kernels/norm.h"
 #include "cistern/ops/primitive.h"
 
@@ -61,7 +63,8 @@ struct Function : torch::autograd::Function<Function> {
   static variable_list forward(torch::autograd::AutogradContext* ctx, const at::Tensor& x,
                                const OptionalTensor& added, const at::Tensor& weight,
                                const OptionalTensor& bias, double eps, bool to_bfloat16) {
-    const at::AutoDispatchBelowADInplaceOrView guard;
+    RECORD_FUNCTION("cistern::norm", {});
+    const at::AutoDispatchBelowADInplaceOrView below;
     const at::Tensor none;
     const NormOf norm = {weight, bias.value_or(none), eps};
     const Results r = ByKernel(x, added.value_or(none), norm, to_bfloat16);
