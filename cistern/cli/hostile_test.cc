@@ -184,6 +184,17 @@ TEST_F(HostileTest, LabelsBeyondADouble) {
                 "the labels are too large");
 }
 
+// Refused before there is a run, whose folder the corrected command would find taken.
+TEST_F(HostileTest, SmoothingOfLabelsThatAreNumbers) {
+  const std::string path = folder_ / "a.csv", run = folder_ / "a";
+  Put(path, Rows("label,text\n", [](int i) { return std::to_string(i % 7); }));
+  const Words numbers = {"--set", "task.regression=true"};
+  ExpectRefused(Run(TrainRows(path, run, numbers + Words{"--set", "train.label_smoothing=0.1"})),
+                "train.label_smoothing is for classes; these labels are numbers");
+  EXPECT_FALSE(std::filesystem::exists(run));
+  EXPECT_EQ(Run(TrainRows(path, run, numbers)).code, 0);
+}
+
 TEST_F(HostileTest, FilesWithoutAnEnd) {
   const std::string path = folder_ / "a.toml";
   Put(path, "extends = \"/dev/zero\"\n");

@@ -80,6 +80,9 @@ TEST_F(SeriesCliTest, NumbersOfATable) {
   const std::string table = File("n.csv", Table(true)), out = folder_ / "run";
   Expect({"train", "--task", "series", "--data", table, "--out", out}, 2,
          {"task.series.regression=true"});
+  Expect({"train", "--task", "series", "--data", table, "--out", out, "--set",
+          "task.regression=true", "--set", "train.label_smoothing=0.1"},
+         2, {"train.label_smoothing is for classes"});
   const Outcome o = Run(Tiny({"train", "--task", "series", "--data", table, "--set",
                               "task.regression=true", "--set", "task.indicator=true"},
                              out, "300"));

@@ -198,9 +198,7 @@ at::Tensor AdaptiveSoftmax::LogProbabilities(const at::Tensor& hidden) const {
 at::Tensor AdaptiveSoftmax::Loss(const at::Tensor& hidden, const at::Tensor& targets,
                                  double label_smoothing) const {
   if (label_smoothing > 0)
-    FailUsage("label_smoothing=", label_smoothing,
-              " does not go with embedding=adaptive: it would need every word of every band for "
-              "every token; use label_smoothing=0");
+    FailUsage("label_smoothing=", label_smoothing, " ", kWhyNoSmoothing, "; use label_smoothing=0");
   const at::Tensor h = ops::Dropout(hidden, dropout_, is_training()).reshape({-1, hidden.size(-1)}),
                    wanted = targets.reshape({-1});
   const int64_t rows = h.size(0), words = bands_[0].size(),

@@ -73,6 +73,8 @@ class AdaptiveSoftmax : public torch::nn::Module {
                   std::shared_ptr<AdaptiveEmbedding> input, int64_t dim);
   // [...,D] -> log-probabilities [...,V] of all ids; as logits they give the same distribution.
   at::Tensor LogProbabilities(const at::Tensor& hidden) const;
+  static constexpr const char* kWhyNoSmoothing =
+      "does not go with embedding=adaptive: it would need every word of every band for every token";
   // Mean cross-entropy in nats of hidden [...,D] against targets [...] int64, over targets != -100.
   // A band's words are looked at for its own targets alone, and logits are formed for some rows at
   // a time (nn/head_loss.h). In training adaptive_dropout falls on the input and on what the maps

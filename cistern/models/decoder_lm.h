@@ -24,6 +24,9 @@ class DecoderLm : public LanguageModel {
     return output_ ? output_->Loss(hidden, targets, label_smoothing)
                    : softmax_->Loss(hidden, targets, label_smoothing);
   }
+  std::string WhyNoSmoothing() const override {
+    return softmax_ ? AdaptiveSoftmax::kWhyNoSmoothing : "";
+  }
   const Block& block(size_t layer) const { return *trunk_.blocks()[layer]; }
 
  private:

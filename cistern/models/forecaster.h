@@ -27,6 +27,9 @@ class Forecaster : public StatefulModel {
   at::Tensor Predict(const NamedTensors& inputs);
   // Mean squared error over the targets [B,T,outputs] that are not NaN.
   at::Tensor TrainingLoss(const NamedTensors& batch, double label_smoothing = 0) override;
+  std::string WhyNoSmoothing() const override {
+    return "is for classes; a forecaster predicts numbers";
+  }
 
  private:
   Options options_;

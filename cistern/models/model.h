@@ -24,6 +24,8 @@ class Model : public torch::nn::Module {
   // The mean loss, in nats, of what the model makes of `batch`: the tensors that info().inputs
   // names and "targets", on the device of the parameters. Error where one is missing.
   virtual at::Tensor TrainingLoss(const NamedTensors& batch, double label_smoothing = 0) = 0;
+  // Why it refuses label_smoothing: "is for ..."; "" where it does not.
+  virtual std::string WhyNoSmoothing() const { return ""; }
 
  protected:
   ModelConfig config_;

@@ -63,8 +63,7 @@ at::Tensor SpanPredictor::SpanLogits(const NamedTensors& inputs) {
 }
 
 at::Tensor SpanPredictor::TrainingLoss(const NamedTensors& batch, double label_smoothing) {
-  if (label_smoothing > 0)
-    FailUsage("train.label_smoothing is for classes; a span_predictor predicts places of a row");
+  if (label_smoothing > 0) FailUsage("train.label_smoothing ", WhyNoSmoothing());
   const at::Tensor& targets = batch["targets"];
   const at::Tensor log_p = at::log_softmax(SpanLogits(batch), 1);
   CISTERN_CHECK(targets.dim() == 2 && targets.size(0) == log_p.size(0) && targets.size(1) == 2,

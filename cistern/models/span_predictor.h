@@ -23,6 +23,9 @@ class SpanPredictor : public TokenPredictor {
   // targets [B,2] int64, the places of a span's first and last token. The mean over rows and over
   // both. Error with label_smoothing: a place is no class.
   at::Tensor TrainingLoss(const NamedTensors& batch, double label_smoothing = 0) override;
+  std::string WhyNoSmoothing() const override {
+    return "is for classes; a span_predictor predicts places of a row";
+  }
 
  private:
   at::Tensor embedding_;  // [V,D]

@@ -21,11 +21,15 @@ at::Tensor ClassLogits(Model& model, const Batch& batch) {
 
 at::Tensor ClassifyTask::Loss(Model& model, const Batch& batch, double label_smoothing) const {
   const at::Tensor logits = ClassLogits(model, batch);
-  if (options_.regression) return NumberLoss(logits, batch["targets"]);
+  if (options_.regression) return NumberLoss(logits, batch["targets"], label_smoothing);
   if (options_.class_weights == ClassWeights::kNone)
     return NextTokenLoss(logits, batch["targets"], label_smoothing);
   return at::cross_entropy_loss(logits, batch["targets"], WeightOfClasses().to(logits.options()),
                                 at::Reduction::Mean, -100, label_smoothing);
+}
+
+std::string ClassifyTask::WhyNoSmoothing(const Model& model) const {
+  return options_.regression ? kNumbersAreNoClasses : Task::WhyNoSmoothing(model);
 }
 
 at::Tensor ClassifyTask::WeightOfClasses() const {

@@ -50,6 +50,7 @@ class ClassifyTask : public Task {
   Batch TrainBatch(uint64_t seed, int64_t step, int64_t rows) const override;
   int64_t train_rows() const override { return train_.size(); }
   at::Tensor Loss(Model& model, const Batch& batch, double label_smoothing) const override;
+  std::string WhyNoSmoothing(const Model& model) const override;
   double Terms(const Batch& batch) const override;  // rows, or the sum of their classes' weights
   std::unique_ptr<BatchReader> Read(Split split, const ReadOptions& options) const override;
   std::unique_ptr<BatchReader> ReadFile(const std::string& path, bool labelled,

@@ -264,9 +264,7 @@ Batch ForecastTask::TrainBatch(uint64_t seed, int64_t step, int64_t rows) const 
 }
 
 at::Tensor ForecastTask::Loss(Model& model, const Batch& batch, double label_smoothing) const {
-  if (label_smoothing > 0)
-    FailUsage("train.label_smoothing is for classes; the task forecast has none");
-  return model.TrainingLoss(batch.tensors);
+  return model.TrainingLoss(batch.tensors, label_smoothing);
 }
 
 double ForecastTask::Terms(const Batch& batch) const {

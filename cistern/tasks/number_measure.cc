@@ -25,7 +25,9 @@ bool NumberScale::Good() const {
   return std::isfinite(mean) && std::isfinite(deviation) && deviation > 0;
 }
 
-at::Tensor NumberLoss(const at::Tensor& outputs, const at::Tensor& targets) {
+at::Tensor NumberLoss(const at::Tensor& outputs, const at::Tensor& targets,
+                      double label_smoothing) {
+  if (label_smoothing > 0) FailUsage("train.label_smoothing ", kNumbersAreNoClasses);
   return at::mse_loss(outputs.squeeze(1), targets.to(outputs.scalar_type()));
 }
 

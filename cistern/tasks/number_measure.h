@@ -19,8 +19,10 @@ struct NumberScale {
   double Scaled(double label) const { return (label - mean) / deviation; }
 };
 
-// targets [B] scaled.
-at::Tensor NumberLoss(const at::Tensor& outputs, const at::Tensor& targets);
+inline constexpr const char* kNumbersAreNoClasses = "is for classes; these labels are numbers";
+
+// targets [B] scaled. UsageError with label_smoothing.
+at::Tensor NumberLoss(const at::Tensor& outputs, const at::Tensor& targets, double label_smoothing);
 Score MeasureNumbers(const at::Tensor& outputs, const at::Tensor& targets,
                      const NumberScale& scale);
 // In the labels' unit: rmse, mae, r2 (of the rows' own mean), examples, mean_rmse (of always giving

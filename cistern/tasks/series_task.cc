@@ -309,7 +309,12 @@ std::unique_ptr<BatchReader> SeriesTask::ReadFile(const std::string& path, bool 
 
 at::Tensor SeriesTask::Loss(Model& model, const Batch& batch, double label_smoothing) const {
   if (!options_.regression) return ClassTask::Loss(model, batch, label_smoothing);
-  return NumberLoss(dynamic_cast<Classifier&>(model).Logits(batch.tensors), batch["targets"]);
+  return NumberLoss(dynamic_cast<Classifier&>(model).Logits(batch.tensors), batch["targets"],
+                    label_smoothing);
+}
+
+std::string SeriesTask::WhyNoSmoothing(const Model& model) const {
+  return options_.regression ? kNumbersAreNoClasses : ClassTask::WhyNoSmoothing(model);
 }
 
 Score SeriesTask::Measure(Model& model, const Batch& batch) const {

@@ -32,6 +32,7 @@ class SeriesTask : public ClassTask {
   int64_t train_rows() const override { return int64_t(train_.size()); }
   Batch TrainBatch(uint64_t seed, int64_t step, int64_t rows) const override;
   at::Tensor Loss(Model& model, const Batch& batch, double label_smoothing) const override;
+  std::string WhyNoSmoothing(const Model& model) const override;
   std::unique_ptr<BatchReader> Read(Split split, const ReadOptions& options) const override;
   std::unique_ptr<BatchReader> ReadFile(const std::string& path, bool labelled,
                                         const ReadOptions& options) const override;

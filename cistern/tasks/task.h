@@ -93,6 +93,8 @@ class Task {
   // epochs of rows. After Prepare.
   virtual int64_t train_rows() const { return 0; }
   virtual at::Tensor Loss(Model& model, const Batch& batch, double label_smoothing) const = 0;
+  // Why Loss refuses label_smoothing: "is for ..."; "" where it does not. By default the model's.
+  virtual std::string WhyNoSmoothing(const Model& model) const { return model.WhyNoSmoothing(); }
   // What Loss is a mean over, so that the losses of parts of a batch can be put together again:
   // the number of rows, of tokens, or the sum of their weights.
   virtual double Terms(const Batch& batch) const { return double(batch.rows); }

@@ -110,6 +110,10 @@ Trainer::Trainer(std::shared_ptr<Model> model, const Task& task, const TrainOpti
     FailUsage(key, ": a batch of ", options_.batch, " is more than the ", task_.train_rows(),
               " rows of an epoch; lower train.batch");
   }
+  if (options_.label_smoothing > 0) {
+    const std::string why = task_.WhyNoSmoothing(*model_);
+    if (!why.empty()) FailUsage("train.label_smoothing ", why, "; leave it out");
+  }
   parts_ = RowParts(options_.parallel, *model_, options_.batch);
   experiment_["environment"]["threads_take"] = parts_ > 1 ? "rows" : "operations";
   if (options_.steps == 0 && options_.seconds == 0) options_.steps = 1000;
