@@ -1,8 +1,11 @@
 #include "cistern/kernels/transposed_product.h"
 
 #include <gtest/gtest.h>
+#include <sys/mman.h>
 
+#include <array>
 #include <cmath>
+#include <cstddef>
 #include <string>
 #include <vector>
 
@@ -77,7 +80,8 @@ TEST_F(TransposedProductTest, IsTheDefinition) {
       ExpectProduct({65, columns, 40}, add);
       ExpectProduct({65, 40, columns}, add);
     }
-    // More than a part on either side.
+    // More than a part on either side, and on both.
+    ExpectProduct({100, 290, 300}, add);
     ExpectProduct({300, 290, 65}, add);
     ExpectProduct({300, 65, 1100}, add);
   }
@@ -115,6 +119,41 @@ TEST_F(TransposedProductTest, KeepsWhatIsNotFinite) {
         EXPECT_EQ(got, before[size_t(i * x.step_c + j)]) << i << ", " << j;
       }
     }
+  }
+}
+
+// An operand whose last value is the last one of its page, with no page behind it.
+class AtTheEndOfAPage {
+ public:
+  AtTheEndOfAPage(int64_t count, Random& random) {
+    data_ = static_cast<std::byte*>(
+        ::mmap(nullptr, 2 * kBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+    EXPECT_EQ(::mprotect(data_ + kBytes, kBytes, PROT_NONE), 0);
+    values_ = reinterpret_cast<BFloat16*>(data_ + kBytes) - count;
+    for (int64_t i = 0; i < count; ++i) values_[i] = BFloat16(float(random.Normal()));
+  }
+  ~AtTheEndOfAPage() { ::munmap(data_, 2 * kBytes); }
+  const BFloat16* values() const { return values_; }
+
+ private:
+  static constexpr size_t kBytes = 1 << 16;
+  std::byte* data_;
+  BFloat16* values_;
+};
+
+TEST_F(TransposedProductTest, ReadsNothingBehindTheOperands) {
+  Random random(17);
+  for (const auto& [rows, left, right] :
+       {std::array<int64_t, 3>{1, 1, 1}, {33, 17, 40}, {64, 33, 65}, {31, 70, 3}}) {
+    const AtTheEndOfAPage a(rows * left, random), b(rows * right, random);
+    std::vector<float> c(size_t(left * right));
+    TransposedProduct({rows, left, right}, {a.values(), left}, {b.values(), right}, false, c.data(),
+                      right);
+    double want = 0;
+    for (int64_t r = 0; r < rows; ++r)
+      want += double(static_cast<float>(a.values()[(r + 1) * left - 1])) *
+              double(static_cast<float>(b.values()[(r + 1) * right - 1]));
+    EXPECT_NEAR(c.back(), want, 1e-5);
   }
 }
 
