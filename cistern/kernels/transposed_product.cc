@@ -207,20 +207,19 @@ void TransposedProduct(const TransposedShape& shape, BFloat16Matrix a, BFloat16M
   if (left == 0) return;
   constexpr auto kLeft = int64_t{N_AVX3::kMostLeft}, kRight = int64_t{N_AVX3::kMostRight},
                  kStrip = int64_t{N_AVX3::kAmxStrip};
-  // As many parts as there are threads, of one strip at least.
-  const int64_t down = (left + kLeft - 1) / kLeft, wanted = (NumThreads() + down - 1) / down,
-                share = ((right + wanted - 1) / wanted + kStrip - 1) / kStrip * kStrip,
-                width = std::min(kRight, share), across = (right + width - 1) / width;
   constexpr int64_t kGrain = int64_t{1} << 22;  // multiply-adds of a thread at least
-  const int64_t work = shape.rows * std::min(left, kLeft) * width + 1;
-  ParallelFor(down * across, (kGrain + work - 1) / work, [&](int64_t begin, int64_t end) {
-    for (int64_t part = begin; part < end; ++part) {
-      const int64_t i = part / across * kLeft, j = part % across * width;
-      N_AVX3::TurnedPart({shape.rows, std::min(kLeft, left - i), std::min(width, right - j)},
-                         {a.data + i, a.step}, {b.data + j, b.step},
-                         {turned ? c + j * step + i : c + i * step + j, size_t(step), add, turned});
-    }
-  });
+  const int64_t work = shape.rows * left * kStrip + 1;
+  ParallelFor((right + kStrip - 1) / kStrip, (kGrain + work - 1) / work,
+              [&](int64_t begin, int64_t end) {
+                const int64_t last = std::min(right, end * kStrip);
+                for (int64_t j = begin * kStrip; j < last; j += kRight) {
+                  for (int64_t i = 0; i < left; i += kLeft)
+                    N_AVX3::TurnedPart(
+                        {shape.rows, std::min(kLeft, left - i), std::min(kRight, last - j)},
+                        {a.data + i, a.step}, {b.data + j, b.step},
+                        {turned ? c + j * step + i : c + i * step + j, size_t(step), add, turned});
+                }
+              });
 }
 
 #else

@@ -21,6 +21,7 @@ using torch::autograd::variable_list;
 // From so many multiplications on: below it, oneDNN's cost of a call outweighs its kernel. The
 // second where it is far faster.
 constexpr int64_t kLarge = int64_t{1} << 24, kLargeOfFarFaster = int64_t{1} << 22;
+constexpr int64_t kLargeOfTiles = int64_t{1} << 22;  // the same of products that train in bfloat16
 
 bool IsAmdWithAvx512() {
 #if defined(__x86_64__)
@@ -218,7 +219,7 @@ void ByTiles(const at::Tensor& a, const at::Tensor& b, bool add, const at::Tenso
 bool TrainsInBFloat16(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
   if (!NeedsGradient({weight}) || !AutocastsToBFloat16() || !CanMultiplyTransposed()) return false;
   if (x.dim() < 2 || weight.dim() != 2 || x.size(-1) != weight.size(1) ||
-      x.numel() * weight.size(0) < kLargeOfFarFaster)
+      x.numel() * weight.size(0) < kLargeOfTiles)
     return false;
   return ActiveImpl() == Impl::kKernel && IsPlainFloat(weight) && IsPlain(x) &&
          (x.scalar_type() == at::kFloat || x.scalar_type() == at::kBFloat16) &&
