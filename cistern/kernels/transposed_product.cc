@@ -15,8 +15,7 @@
 #include "hwy/highway.h"
 
 #if HWY_TARGET == HWY_AVX3
-#include "cistern/kernels/amx_product-inl.h"
-#include "cistern/kernels/gemm-inl.h"
+#include "cistern/kernels/pair_tiles-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 HWY_PUSH_ATTRIBUTES("avx512bf16,amx-tile,amx-bf16")
@@ -28,12 +27,12 @@ namespace HWY_NAMESPACE {
 constexpr size_t kTurnedRows = 256, kTurnedPairs = kTurnedRows / 2;
 constexpr size_t kTurnedStrip = kAmxStrip * kTurnedPairs;  // pairs of a strip
 constexpr size_t kTurnedBlock = kAmxStrip * kAmxStrip;     // sums of a block
-constexpr size_t kTurnedTile = kAmxRows * kAmxPairs;
 
 // A part of c, whose sums (512 KB) lie in the second-level cache from rows to rows.
 constexpr size_t kMostLeft = 256, kMostRight = 512;
 
-// Lines that are read soon, asked for while tiles are multiplied.
+// Lines that are read soon, asked for while tiles are multiplied. Into the second-level cache: the
+// first, where RowsAhead has them, is full here (8 % slower).
 class LinesAhead {
  public:
   LinesAhead(BFloat16Matrix x, size_t rows, size_t columns)
@@ -54,21 +53,12 @@ class LinesAhead {
 
 // to[16 pairs of rows, 32] = x[.., columns], which has `rows` rows and `columns` columns there;
 // zeros in the rest.
-HWY_INLINE void PairStrip(BFloat16Matrix x, size_t rows, size_t columns, uint32_t* to) {
-  alignas(64) static constexpr uint16_t kOrder[64] = {
-      0,  32, 1,  33, 2,  34, 3,  35, 4,  36, 5,  37, 6,  38, 7,  39, 8,  40, 9,  41, 10, 42,
-      11, 43, 12, 44, 13, 45, 14, 46, 15, 47, 16, 48, 17, 49, 18, 50, 19, 51, 20, 52, 21, 53,
-      22, 54, 23, 55, 24, 56, 25, 57, 26, 58, 27, 59, 28, 60, 29, 61, 30, 62, 31, 63};
-  const __m512i lower = _mm512_load_si512(kOrder), upper = _mm512_load_si512(kOrder + 32);
-  const auto some = static_cast<__mmask32>((uint64_t{1} << columns) - 1);
+HWY_INLINE void PairBlock(BFloat16Matrix x, size_t rows, size_t columns, uint32_t* to) {
   const size_t step = size_t(x.step);
-  const BFloat16* from = x.data;
-  for (size_t pair = 0; pair < kAmxPairs; ++pair, from += 2 * step, to += kAmxStrip) {
-    const __mmask32 first = 2 * pair < rows ? some : 0, second = 2 * pair + 1 < rows ? some : 0;
-    const __m512i even = _mm512_maskz_loadu_epi16(first, from),
-                  odd = _mm512_maskz_loadu_epi16(second, from + step);
-    _mm512_store_si512(to, _mm512_permutex2var_epi16(even, lower, odd));
-    _mm512_store_si512(to + kAmxPairs, _mm512_permutex2var_epi16(even, upper, odd));
+  for (size_t r = 0; r < 2 * kAmxPairs; r += 2, to += kAmxStrip) {
+    const BFloat16* from = x.data + r * step;
+    StorePairs(r < rows ? LoadValues(from, columns) : _mm512_setzero_si512(),
+               r + 1 < rows ? LoadValues(from + step, columns) : _mm512_setzero_si512(), to);
   }
 }
 
@@ -80,7 +70,7 @@ HWY_INLINE BFloat16Matrix From(BFloat16Matrix x, size_t row, size_t column) {
 HWY_NOINLINE void PackRight(BFloat16Matrix b, size_t rows, size_t columns, uint32_t* to) {
   for (size_t r = 0; r < rows; r += 2 * kAmxPairs) {
     for (size_t j = 0; j < columns; j += kAmxStrip)
-      PairStrip(From(b, r, j), rows - r, std::min(kAmxStrip, columns - j),
+      PairBlock(From(b, r, j), rows - r, std::min(kAmxStrip, columns - j),
                 to + j / kAmxStrip * kTurnedStrip + r / 2 * kAmxStrip);
   }
 }
@@ -88,13 +78,12 @@ HWY_NOINLINE void PackRight(BFloat16Matrix b, size_t rows, size_t columns, uint3
 // A strip of a as tiles: 16 columns a tile, each with 16 pairs of rows one after another.
 HWY_NOINLINE void PackLeft(BFloat16Matrix a, size_t rows, size_t columns, uint32_t* to) {
   alignas(64) uint32_t pairs[kAmxPairs * kAmxStrip];
-  size_t side = kAmxRows;
-  asm("" : "+r"(side));  // GCC 12 has an internal error where it knows the size
-  for (size_t r = 0; r < rows; r += 2 * kAmxPairs, to += 2 * kTurnedTile) {
-    PairStrip(From(a, r, 0), rows - r, columns, pairs);
-    for (size_t half = 0; half < 2; ++half)  // pairs move as floats do
-      Transpose(side, side, reinterpret_cast<const float*>(pairs + half * kAmxRows), kAmxStrip,
-                reinterpret_cast<float*>(to + half * kTurnedTile), kAmxPairs);
+  const PairFactors turned = {
+      reinterpret_cast<const BFloat16*>(pairs), 2, 2 * kAmxStrip, nullptr, 0, kAmxPairs};
+  for (size_t r = 0; r < rows; r += 2 * kAmxPairs, to += 2 * kAmxTile) {
+    PairBlock(From(a, r, 0), rows - r, columns, pairs);
+    for (size_t half = 0; half < 2; ++half)
+      PackTile(turned, half * kAmxRows, 0, kAmxPairs, to + half * kAmxTile);
   }
 }
 
@@ -107,8 +96,8 @@ HWY_INLINE void AddStrips(size_t rows, bool begins, const uint32_t* a, const uin
   } else {
     LoadTileSums<2, 2>(sums, kAmxStrip);
   }
-  for (size_t r = 0; r < rows; r += 2 * kAmxPairs, a += 2 * kTurnedTile, b += 2 * kTurnedTile) {
-    AddTileProducts<2, 2>(a, a + kTurnedTile, kAmxPairs * sizeof(uint32_t), b,
+  for (size_t r = 0; r < rows; r += 2 * kAmxPairs, a += 2 * kAmxTile, b += 2 * kAmxTile) {
+    AddTileProducts<2, 2>(a, a + kAmxTile, kAmxPairs * sizeof(uint32_t), b,
                           kAmxStrip * sizeof(uint32_t));
     ahead_a.Ask(lines_a);
     ahead_b.Ask(lines_b);
@@ -126,9 +115,7 @@ struct TurnedSums {
   void Store(const float* sums, size_t i, size_t j, size_t rows, size_t columns) const {
     alignas(64) float turned[kTurnedBlock];
     if (transposed) {
-      size_t side = kAmxStrip;
-      asm("" : "+r"(side));
-      Transpose(side, side, sums, side, turned, side);
+      Transpose(kAmxStrip, kAmxStrip, sums, kAmxStrip, turned, kAmxStrip);
       sums = turned;
       std::swap(rows, columns);
       std::swap(i, j);

@@ -20,6 +20,15 @@ struct Case {
   bool bias;
 };
 
+class AutocastScope {
+ public:
+  AutocastScope() { at::autocast::set_autocast_enabled(at::kCPU, true); }
+  ~AutocastScope() {
+    at::autocast::set_autocast_enabled(at::kCPU, false);
+    at::autocast::clear_cache();
+  }
+};
+
 double Far(const at::Tensor& got, const at::Tensor& want) {
   return ((got.to(at::kDouble) - want).norm() / want.norm()).item<double>();
 }
@@ -152,21 +161,9 @@ TEST(LinearProduct, OtherDtypesAndAutocastAreTorchs) {
     const ImplScope scope(Impl::kComposite);
     EXPECT_TRUE(at::equal(LinearProduct(x, w), at::linear(x, w)));
   }
-  at::autocast::set_autocast_enabled(at::kCPU, true);
-  const at::Tensor half = LinearProduct(x, w);
-  at::autocast::set_autocast_enabled(at::kCPU, false);
-  at::autocast::clear_cache();
-  EXPECT_EQ(half.scalar_type(), at::kBFloat16);
+  const AutocastScope autocast;
+  EXPECT_EQ(LinearProduct(x, w).scalar_type(), at::kBFloat16);
 }
-
-class AutocastScope {
- public:
-  AutocastScope() { at::autocast::set_autocast_enabled(at::kCPU, true); }
-  ~AutocastScope() {
-    at::autocast::set_autocast_enabled(at::kCPU, false);
-    at::autocast::clear_cache();
-  }
-};
 
 at::Tensor Rounded(const at::Tensor& x) { return x.detach().to(at::kBFloat16).to(at::kDouble); }
 
