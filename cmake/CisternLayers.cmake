@@ -16,6 +16,9 @@ if(CISTERN_SANITIZE)
     -fno-sanitize-recover=all)
   add_link_options(-fsanitize=${CISTERN_SANITIZE})
 endif()
+if(CISTERN_LEFT_OUT_TARGETS)
+  add_compile_definitions("CISTERN_LEFT_OUT_TARGETS=(${CISTERN_LEFT_OUT_TARGETS})")
+endif()
 
 # The headers that most files above the kernels read, read once for all of them: they are two thirds
 # of the time of a batch's compilation. Only with CISTERN_UNITY: without it every file must include

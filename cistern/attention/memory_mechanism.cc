@@ -139,7 +139,7 @@ at::Tensor MemoryMechanism::DefinedMemory(int64_t heads) const {
 }
 
 bool MemoryMechanism::TakesBFloat16(Form form) const {
-  return form == Form::kBidirectional && ops::MultipliesBFloat16();
+  return form == Form::kBidirectional && ops::AttendsToBFloat16();
 }
 
 std::vector<at::Tensor> MemoryMechanism::InTypeOfTokens(std::vector<at::Tensor> packed,

@@ -19,7 +19,7 @@
 #include "cistern/kernels/attention_dropout-inl.h"
 #include "cistern/kernels/exact_attention.h"
 #include "cistern/kernels/exponentials-inl.h"
-#include "cistern/kernels/slot_chunk-inl.h"
+#include "cistern/kernels/staged_rows-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace cistern {
@@ -299,8 +299,8 @@ HWY_NOINLINE bool AreFinite(const Sequence<const T>& x, size_t t, size_t count, 
 
 // panel[0..count, ld] = rows t.. of x times factor, 0 in what is beyond the width; rows count ..
 // rounded up to a whole vector are 0.
-template <class T>
-HWY_NOINLINE void PackScaled(const Sequence<const T>& x, size_t t, size_t count, size_t width,
+template <class S, class T = ComputeType<S>>
+HWY_NOINLINE void PackScaled(const Sequence<const S>& x, size_t t, size_t count, size_t width,
                              size_t ld, T factor, T* panel) {
   const Tag<T> d;
   PackRows(x, t, count, width, ld, T{0}, panel);
@@ -311,13 +311,65 @@ HWY_NOINLINE void PackScaled(const Sequence<const T>& x, size_t t, size_t count,
 }
 
 // The queries of a block times `scale` as rows [queries, dk] and as [dk, queries].
-template <class T>
-void QueriesInLanes(const QueryBlock<T>& block, const Sequence<const T>& q, size_t width,
+template <class S, class T = ComputeType<S>>
+void QueriesInLanes(const QueryBlock<T>& block, const Sequence<const S>& q, size_t width,
                     double scale, T* rows, T* lanes) {
   const size_t ld = RoundUp(width, kLanes<T>);
   PackScaled(q, block.t, block.count, width, ld, static_cast<T>(scale), rows);
   Transpose(block.count, width, rows, ld, lanes, kBlockQueries);
 }
+
+// Keys and values in the type that is computed in: where they lie, or, where they are stored in
+// another one, copies of the tile at hand, which blocks share that take it one after another.
+template <class S>
+class TileTokens {
+  using T = ComputeType<S>;
+  static constexpr bool kInPlace = std::is_same_v<S, T>;
+
+ public:
+  static constexpr size_t kPieces = kInPlace ? 0 : 2;
+  static size_t Values(size_t kp, size_t vp) { return kInPlace ? 0 : kTileKeys * (kp + vp); }
+
+  TileTokens(const Sequence<const S>& k, const Sequence<const S>& v, size_t key_width,
+             size_t value_width, Workspace& workspace)
+      : k_(k),
+        v_(v),
+        kw_(key_width),
+        vw_(value_width),
+        kp_(RoundUp(key_width, kLanes<T>)),
+        vp_(RoundUp(value_width, kLanes<T>)) {
+    if constexpr (!kInPlace) {
+      K_ = workspace.Take<T>(kTileKeys * kp_);
+      V_ = workspace.Take<T>(kTileKeys * vp_);
+    }
+  }
+
+  // Keys [begin, end), at most kTileKeys: the ones that Keys and Values give until the next call.
+  void Take(size_t begin, size_t end) {
+    if constexpr (!kInPlace) {
+      if (begin >= begin_ && end <= end_) return;
+      PackRows(k_, begin, end - begin, kw_, kp_, T{0}, K_);
+      PackRows(v_, begin, end - begin, vw_, vp_, T{0}, V_);
+      begin_ = begin, end_ = end;
+    }
+  }
+  // Rows j.. of them.
+  Sequence<const T> Keys(size_t j) const { return From(k_, j, K_, kp_); }
+  Sequence<const T> Values(size_t j) const { return From(v_, j, V_, vp_); }
+
+ private:
+  Sequence<const T> From(const Sequence<const S>& x, size_t j, const T* panel, size_t ld) const {
+    if constexpr (kInPlace) {
+      return {x.At(j), size_t(x.time)};
+    } else {
+      return {panel + (j - begin_) * ld, ld};
+    }
+  }
+  const Sequence<const S> k_, v_;
+  const size_t kw_, vw_, kp_, vp_;
+  T *K_ = nullptr, *V_ = nullptr;
+  size_t begin_ = 0, end_ = 0;  // what the copies hold
+};
 
 // Blocks of queries that go over their keys together, tile by tile, so that keys and values that
 // lie beyond the second-level cache are read once for all of them.

@@ -13,17 +13,19 @@ HWY_BEFORE_NAMESPACE();
 namespace cistern {
 namespace HWY_NAMESPACE {
 
-template <class T>
+template <class S>
 struct ForwardInputs {
-  Sequence<const T> q, k, v;
-  Sequence<T> out;
+  Sequence<const S> q, k, v;
+  Sequence<S> out;
   size_t key_width, value_width;
   double scale;
 };
 
 // A block of queries on its way over the keys that it sees.
-template <class T>
+template <class S>
 class BlockForward {
+  using T = ComputeType<S>;
+
  public:
   static constexpr size_t kPieces = 2 + OnlineSoftmax<T>::kPieces;
   static size_t Values(size_t kp, size_t vp) {
@@ -31,7 +33,7 @@ class BlockForward {
   }
 
   // panel: scratch of a block's rows of tokens.
-  BlockForward(const AttentionView& view, size_t t, const ForwardInputs<T>& x, T* panel,
+  BlockForward(const AttentionView& view, size_t t, const ForwardInputs<S>& x, T* panel,
                Workspace& workspace)
       : x_(x),
         block_(view, t),
@@ -47,10 +49,11 @@ class BlockForward {
   bool Done() const { return next_ >= block_.high; }
 
   // The next tile of keys; X: scratch of kBlockQueries kTileKeys values.
-  void TakeTile(T* X) {
+  void TakeTile(TileTokens<S>* tokens, T* X) {
     const size_t begin = next_;
     next_ = std::min(begin + kTileKeys, block_.high);
-    block_.ForTiles(begin, next_, [&](const TileOfPairs& tile) { Take(tile, X); });
+    tokens->Take(begin, next_);
+    block_.ForTiles(begin, next_, [&](const TileOfPairs& tile) { Take(tile, *tokens, X); });
   }
 
   void Finish(T* stats, T* panel) {
@@ -68,13 +71,14 @@ class BlockForward {
   }
 
  private:
-  void Take(const TileOfPairs& tile, T* X) {
+  void Take(const TileOfPairs& tile, const TileTokens<S>& tokens, T* X) {
     T *const O = O_ + tile.lane, *const factor = softmax_.factor + tile.lane;
-    Multiply<From::kZero, false>(tile.keys, tile.vectors,
-                                 Factors<T>{x_.k.At(tile.j), size_t(x_.k.time), 1, Q_ + tile.lane,
-                                            kBlockQueries, x_.key_width},
-                                 X, kBlockQueries);
-    const Factors<T> values = {x_.v.At(tile.j), 1, size_t(x_.v.time), X, kBlockQueries, tile.keys};
+    const Sequence<const T> k = tokens.Keys(tile.j), v = tokens.Values(tile.j);
+    Multiply<From::kZero, false>(
+        tile.keys, tile.vectors,
+        Factors<T>{k.data, size_t(k.time), 1, Q_ + tile.lane, kBlockQueries, x_.key_width}, X,
+        kBlockQueries);
+    const Factors<T> values = {v.data, 1, size_t(v.time), X, kBlockQueries, tile.keys};
     if (!tile.masked) {
       Weigh(tile, X);
       Multiply<From::kTimes, true>(x_.value_width, tile.vectors, values, O, kBlockQueries, factor);
@@ -83,7 +87,7 @@ class BlockForward {
     const TileMask<T> mask(block_, tile.j, tile.keys, tile.lane);
     HideUnseen(mask, tile.keys, tile.vectors, kNoScore<T>, X);
     Weigh(tile, X);
-    if (AreFinite(x_.v, tile.j, tile.keys, x_.value_width)) {
+    if (AreFinite(v, 0, tile.keys, x_.value_width)) {
       Multiply<From::kTimes, true>(x_.value_width, tile.vectors, values, O, kBlockQueries, factor);
     } else {
       MultiplySeen(mask, x_.value_width, tile.vectors, values, O, factor);
@@ -99,7 +103,7 @@ class BlockForward {
     DropPairs(kept, tile.keys, tile.vectors, kBlockQueries, X);
   }
 
-  const ForwardInputs<T>& x_;
+  const ForwardInputs<S>& x_;
   const QueryBlock<T> block_;
   OnlineSoftmax<T> softmax_;
   T *const Q_, *const O_;  // [widths, queries]
@@ -108,17 +112,19 @@ class BlockForward {
 
 // The queries [begin, end) of a view, up to kBlocksTogether blocks, after which those up to `next`
 // come.
-template <class T>
+template <class S, class T = ComputeType<S>>
 HWY_NOINLINE void AttendBlocks(const AttentionView& view, size_t begin, size_t end, size_t next,
-                               const ForwardInputs<T>& x, T* stats) {
+                               const ForwardInputs<S>& x, T* stats) {
   const size_t kp = RoundUp(x.key_width, kLanes<T>), vp = RoundUp(x.value_width, kLanes<T>);
   Workspace& workspace = Workspace::OfThisThread();
-  workspace.Start(sizeof(T) * (kBlocksTogether * BlockForward<T>::Values(kp, vp) +
-                               kBlockQueries * (std::max(kp, vp) + kTileKeys)),
-                  2 + kBlocksTogether * BlockForward<T>::kPieces);
+  workspace.Start(
+      sizeof(T) * (kBlocksTogether * BlockForward<S>::Values(kp, vp) +
+                   TileTokens<S>::Values(kp, vp) + kBlockQueries * (std::max(kp, vp) + kTileKeys)),
+      2 + TileTokens<S>::kPieces + kBlocksTogether * BlockForward<S>::kPieces);
   T* const panel = workspace.Take<T>(kBlockQueries * std::max(kp, vp));
   T* const X = workspace.Take<T>(kBlockQueries * kTileKeys);
-  BlocksTogether<BlockForward<T>> blocks;
+  TileTokens<S> tokens(x.k, x.v, x.key_width, x.value_width, workspace);
+  BlocksTogether<BlockForward<S>> blocks;
   for (size_t t = begin; t < end; t += kBlockQueries) blocks.Add(view, t, x, panel, workspace);
   RowsAhead& ahead = RowsAhead::OfThisThread();
   ahead.Clear();
@@ -130,49 +136,43 @@ HWY_NOINLINE void AttendBlocks(const AttentionView& view, size_t begin, size_t e
     NoteRows(x.k, from, to, x.key_width);
     NoteRows(x.v, from, to, x.value_width);
   };
-  blocks.TakeTiles(view.keys, note, X);
-  blocks.ForEach([&](BlockForward<T>& block) { block.Finish(stats, panel); });
+  blocks.TakeTiles(view.keys, note, &tokens, X);
+  blocks.ForEach([&](BlockForward<S>& block) { block.Finish(stats, panel); });
 }
 
-template <class T>
-void AttendAll(const AttentionShape& shape, double scale, const Rows<const T>& q,
-               const Rows<const T>& k, const Rows<const T>& v, const AttentionMask& mask,
-               const Rows<T>& out, T* stats) {
+template <class S, class T = ComputeType<S>>
+void AttendAll(const AttentionShape& shape, double scale, const Rows<const S>& q,
+               const Rows<const S>& k, const Rows<const S>& v, const AttentionMask& mask,
+               const Rows<S>& out, T* stats) {
   const size_t kw = size_t(shape.key_width), vw = size_t(shape.value_width);
   const auto inputs = [&](const AttentionView& view) {
-    return ForwardInputs<T>{view.Of(q), view.Of(k), view.Of(v), view.Of(out), kw, vw, scale};
+    return ForwardInputs<S>{view.Of(q), view.Of(k), view.Of(v), view.Of(out), kw, vw, scale};
   };
   const int64_t longest = (shape.queries + shape.dilation - 1) / shape.dilation;
   // Where gradients are wanted, keys that are hidden have no part in the order of sums either.
   if (longest <= kFewQueries && stats == nullptr && !mask.dropout.Any()) {
-    StepAll<T>(shape, scale, q, k, v, mask, out);
+    StepAll<S>(shape, scale, q, k, v, mask, out);
     return;
   }
   ForQueryBlocks(shape, mask, [&](const AttentionView& view, size_t begin, size_t end) {
     for (size_t t = begin; t < end;) {
       const size_t last = EndOfTogether<T>(view, t, end, kw + vw);
-      AttendBlocks<T>(view, t, last, end, inputs(view), stats);
+      AttendBlocks<S>(view, t, last, end, inputs(view), stats);
       t = last;
     }
   });
 }
 
-void AttendFewBFloat16(const AttentionShape& shape, double scale, Rows<const BFloat16> q,
-                       Rows<const BFloat16> k, Rows<const BFloat16> v, const AttentionMask& mask,
-                       Rows<BFloat16> out) {
-  StepAll<BFloat16>(shape, scale, q, k, v, mask, out);
-}
-
-void AttendFloat(const AttentionShape& shape, double scale, Rows<const float> q,
-                 Rows<const float> k, Rows<const float> v, const AttentionMask& mask,
-                 Rows<float> out, float* stats) {
-  AttendAll<float>(shape, scale, q, k, v, mask, out, stats);
-}
-void AttendDouble(const AttentionShape& shape, double scale, Rows<const double> q,
-                  Rows<const double> k, Rows<const double> v, const AttentionMask& mask,
-                  Rows<double> out, double* stats) {
-  AttendAll<double>(shape, scale, q, k, v, mask, out, stats);
-}
+#define CISTERN_EXACT_ATTENTION(S, Name)                                                         \
+  void Attend##Name(const AttentionShape& shape, double scale, Rows<const S> q, Rows<const S> k, \
+                    Rows<const S> v, const AttentionMask& mask, Rows<S> out,                     \
+                    ComputeType<S>* stats) {                                                     \
+    AttendAll<S>(shape, scale, q, k, v, mask, out, stats);                                       \
+  }
+CISTERN_EXACT_ATTENTION(float, Float)
+CISTERN_EXACT_ATTENTION(double, Double)
+CISTERN_EXACT_ATTENTION(BFloat16, BFloat16)
+#undef CISTERN_EXACT_ATTENTION
 
 }  // namespace HWY_NAMESPACE
 }  // namespace cistern
@@ -181,27 +181,21 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace cistern {
 
-HWY_EXPORT(AttendFewBFloat16);
 HWY_EXPORT(AttendFloat);
 HWY_EXPORT(AttendDouble);
+HWY_EXPORT(AttendBFloat16);
 
-void AttentionOfFew(const AttentionShape& shape, double scale, Rows<const BFloat16> q,
-                    Rows<const BFloat16> k, Rows<const BFloat16> v, const AttentionMask& mask,
-                    Rows<BFloat16> out) {
-  CISTERN_DISPATCH(AttendFewBFloat16)(shape, scale, q, k, v, mask, out);
-}
-template <>
-void AttentionForward(const AttentionShape& shape, double scale, Rows<const float> q,
-                      Rows<const float> k, Rows<const float> v, const AttentionMask& mask,
-                      Rows<float> out, float* stats) {
-  CISTERN_DISPATCH(AttendFloat)(shape, scale, q, k, v, mask, out, stats);
-}
-template <>
-void AttentionForward(const AttentionShape& shape, double scale, Rows<const double> q,
-                      Rows<const double> k, Rows<const double> v, const AttentionMask& mask,
-                      Rows<double> out, double* stats) {
-  CISTERN_DISPATCH(AttendDouble)(shape, scale, q, k, v, mask, out, stats);
-}
+#define CISTERN_EXACT_ATTENTION(S, Name)                                                \
+  template <>                                                                           \
+  void AttentionForward<S>(const AttentionShape& shape, double scale, Rows<const S> q,  \
+                           Rows<const S> k, Rows<const S> v, const AttentionMask& mask, \
+                           Rows<S> out, ComputeType<S>* stats) {                        \
+    CISTERN_DISPATCH(Attend##Name)(shape, scale, q, k, v, mask, out, stats);            \
+  }
+CISTERN_EXACT_ATTENTION(float, Float)
+CISTERN_EXACT_ATTENTION(double, Double)
+CISTERN_EXACT_ATTENTION(BFloat16, BFloat16)
+#undef CISTERN_EXACT_ATTENTION
 
 }  // namespace cistern
 #endif  // HWY_ONCE

@@ -13,6 +13,10 @@
 //
 // In float, weights below 2^-64 of a query's largest are 0: they change an output by at most 2^-64
 // of its largest value each, and would be computed in subnormal numbers.
+//
+// S, the type of tokens: float, double, or BFloat16, which is computed in float (ComputeType) and
+// gives what the same numbers in float would, rounded once. exact_attention_bfloat16.h has products
+// of bfloat16, where the processor multiplies it.
 #include <cstdint>
 
 #include "cistern/kernels/bfloat16.h"
@@ -45,23 +49,21 @@ struct AttentionMask {
 // q [B,H,T,dk], k [B,H,S,dk], v [B,H,S,dv] -> out [B,H,T,dv]. A query that sees nothing gives 0.
 //   stats [B,H,T,2] contiguous, wanted by the backward, or null: the largest score, 0 where
 //   nothing is seen, and 1 / sum_j e^(score - largest)
-template <class T>
-void AttentionForward(const AttentionShape& shape, double scale, Rows<const T> q, Rows<const T> k,
-                      Rows<const T> v, const AttentionMask& mask, Rows<T> out, T* stats);
+template <class S>
+void AttentionForward(const AttentionShape& shape, double scale, Rows<const S> q, Rows<const S> k,
+                      Rows<const S> v, const AttentionMask& mask, Rows<S> out,
+                      ComputeType<S>* stats);
 
 // Up to so many queries, as decoding has them, go against their keys one by one, where neither
 // stats nor dropout are wanted: at the speed of memory.
 constexpr int64_t kFewQueries = 4;
-// That of tokens in bfloat16, whose rows are read once and met in floats.
-void AttentionOfFew(const AttentionShape& shape, double scale, Rows<const BFloat16> q,
-                    Rows<const BFloat16> k, Rows<const BFloat16> v, const AttentionMask& mask,
-                    Rows<BFloat16> out);
 
-// Its gradients; out, stats: as the forward gave them.
-template <class T>
-void AttentionBackward(const AttentionShape& shape, double scale, Rows<const T> q, Rows<const T> k,
-                       Rows<const T> v, Rows<const T> out, Rows<const T> d_out,
-                       const AttentionMask& mask, const T* stats, Rows<T> dq, Rows<T> dk,
-                       Rows<T> dv);
+// Its gradients, which are sums: of BFloat16 in float, not rounded. out, stats: as the forward gave
+// them.
+template <class S>
+void AttentionBackward(const AttentionShape& shape, double scale, Rows<const S> q, Rows<const S> k,
+                       Rows<const S> v, Rows<const S> out, Rows<const S> d_out,
+                       const AttentionMask& mask, const ComputeType<S>* stats,
+                       Rows<ComputeType<S>> dq, Rows<ComputeType<S>> dk, Rows<ComputeType<S>> dv);
 
 }  // namespace cistern

@@ -21,9 +21,10 @@ HWY_BEFORE_NAMESPACE();
 namespace cistern {
 namespace HWY_NAMESPACE {
 
-template <class T>
+template <class S>
 struct BackwardInputs {
-  Sequence<const T> q, k, v, out, d_out;
+  using T = ComputeType<S>;
+  Sequence<const S> q, k, v, out, d_out;
   Sequence<T> dq, dk, dv;
   size_t key_width, value_width;
   double scale;
@@ -92,28 +93,32 @@ HWY_NOINLINE void AddRowsSeen(const QueryBlock<T>& block, const TileOfPairs& til
   }
 }
 
-template <class T>
-void ZeroKeys(size_t begin, size_t end, const BackwardInputs<T>& x) {
+template <class S>
+void ZeroKeys(size_t begin, size_t end, const BackwardInputs<S>& x) {
   ZeroRows(begin, end, x.key_width, x.dk);
   ZeroRows(begin, end, x.value_width, x.dv);
 }
 
 // What a tile of keys needs beside its blocks.
-template <class T>
+template <class S>
 struct TileScratch {
+  using T = ComputeType<S>;
+  TileTokens<S>* tokens;
   T *X, *dP;  // [keys, queries]
   T* edge;    // [keys, lanes]
 };
 
 // The pairs of a block of queries with the keys of [begin, end).
-template <class T>
+template <class S>
 class BlockBackward {
+  using T = ComputeType<S>;
+
  public:
   static constexpr size_t kPieces = 7;
   static size_t Values(size_t kp, size_t vp) { return kBlockQueries * (3 * kp + 2 * vp + 2); }
 
   BlockBackward(const AttentionView& view, size_t t, size_t begin, size_t end,
-                const BackwardInputs<T>& x, Workspace& workspace)
+                const BackwardInputs<S>& x, Workspace& workspace)
       : x_(x),
         block_(view, t),
         kp_(RoundUp(x.key_width, kLanes<T>)),
@@ -135,9 +140,10 @@ class BlockBackward {
   size_t Next() const { return next_; }
   bool Done() const { return next_ >= end_; }
 
-  void TakeTile(const TileScratch<T>& scratch) {
+  void TakeTile(const TileScratch<S>& scratch) {
     const size_t begin = next_;
     next_ = std::min(begin + kTileKeys, end_);
+    scratch.tokens->Take(begin, next_);
     // What halves of the queries give is added up.
     const bool whole = !block_.Partial(begin, next_);
     if (x_.writes_dk && !whole) ZeroKeys(begin, next_, x_);
@@ -177,17 +183,18 @@ class BlockBackward {
  private:
   // kKeys: what the gradients of keys and values come from.
   template <From kKeys>
-  void Take(const TileOfPairs& tile, const TileScratch<T>& scratch) {
+  void Take(const TileOfPairs& tile, const TileScratch<S>& scratch) {
     const size_t j = tile.j, keys = tile.keys, lane = tile.lane, vectors = tile.vectors,
                  kw = x_.key_width, vw = x_.value_width,
                  count = std::min(block_.count - lane, vectors * kLanes<T>);
     T *const X = scratch.X, *const dP = scratch.dP, *const dQ = dQ_ + lane;
+    const Sequence<const T> k = scratch.tokens->Keys(j), v = scratch.tokens->Values(j);
     Multiply<From::kZero, false>(
-        keys, vectors, Factors<T>{x_.k.At(j), size_t(x_.k.time), 1, Q_ + lane, kBlockQueries, kw},
-        X, kBlockQueries);
+        keys, vectors, Factors<T>{k.data, size_t(k.time), 1, Q_ + lane, kBlockQueries, kw}, X,
+        kBlockQueries);
     Multiply<From::kZero, false>(
-        keys, vectors, Factors<T>{x_.v.At(j), size_t(x_.v.time), 1, G_ + lane, kBlockQueries, vw},
-        dP, kBlockQueries);
+        keys, vectors, Factors<T>{v.data, size_t(v.time), 1, G_ + lane, kBlockQueries, vw}, dP,
+        kBlockQueries);
     const bool drops = block_.view.dropout().Any();
     uint64_t kept[kTileKeys];
     if (drops) {
@@ -196,12 +203,12 @@ class BlockBackward {
     }
     const Factors<T> of_values = {X, kBlockQueries, 1, g_rows_ + lane * vp_, vp_, count},
                      of_keys = {dP, kBlockQueries, 1, q_rows_ + lane * kp_, kp_, count},
-                     of_queries = {x_.k.At(j), 1, size_t(x_.k.time), dP, kBlockQueries, keys};
+                     of_queries = {k.data, 1, size_t(k.time), dP, kBlockQueries, keys};
     if (tile.masked) {
       const TileMask<T> mask(block_, j, keys, lane);
       DifferentiateAll<true>(keys, vectors, X, dP, high_ + lane, D_ + lane, &mask);
       if (drops) DropPairs(kept, keys, vectors, kBlockQueries, X);
-      if (!finite_ || !AreFinite(x_.k, j, keys, kw)) {
+      if (!finite_ || !AreFinite(k, 0, keys, kw)) {
         AddRowsSeen(block_, tile, vw, X, g_rows_, vp_, x_.dv);
         AddRowsSeen(block_, tile, kw, dP, q_rows_, kp_, x_.dk);
         MultiplySeen<T>(mask, kw, vectors, of_queries, dQ, nullptr);
@@ -226,7 +233,8 @@ class BlockBackward {
     const T kept_factor = static_cast<T>(view.dropout().KeptFactor());
     for (size_t i = 0; i < count; ++i) {
       const T* const of = view.Stats(x_.stats, t + i);
-      const T* const out = x_.out.At(t + i);
+      const Sequence<const S> of_query(x_.out.At(t + i), size_t(x_.out.time));
+      const T* const out = FirstRow(of_query, vw, G_);  // which is filled behind this loop
       T* const row = g_rows_ + i * vp_;
       high_[i] = of[0];
       for (size_t c = 0; c < vw; ++c) row[c] *= of[1];
@@ -241,7 +249,7 @@ class BlockBackward {
               AreFinite(Sequence<const T>(g_rows_, vp_), 0, count, vw);
   }
 
-  const BackwardInputs<T>& x_;
+  const BackwardInputs<S>& x_;
   const QueryBlock<T> block_;
   const size_t kp_, vp_;
   size_t next_;
@@ -255,19 +263,21 @@ class BlockBackward {
 
 // The queries [first, last) of a view, up to kBlocksTogether blocks, with the keys [begin, end);
 // after those queries the ones up to `next` come.
-template <class T>
+template <class S, class T = ComputeType<S>>
 HWY_NOINLINE void BlocksBackward(const AttentionView& view, size_t first, size_t last, size_t next,
-                                 size_t begin, size_t end, const BackwardInputs<T>& x) {
+                                 size_t begin, size_t end, const BackwardInputs<S>& x) {
   const size_t kw = x.key_width, vw = x.value_width, kp = RoundUp(kw, kLanes<T>),
                vp = RoundUp(vw, kLanes<T>);
   Workspace& workspace = Workspace::OfThisThread();
-  workspace.Start(sizeof(T) * (kBlocksTogether * BlockBackward<T>::Values(kp, vp) +
-                               2 * kBlockQueries * kTileKeys + kTileKeys * kLanes<T>),
-                  3 + kBlocksTogether * BlockBackward<T>::kPieces);
-  const TileScratch<T> tile = {workspace.Take<T>(kBlockQueries * kTileKeys),
+  workspace.Start(sizeof(T) * (kBlocksTogether * BlockBackward<S>::Values(kp, vp) +
+                               TileTokens<S>::Values(kp, vp) + 2 * kBlockQueries * kTileKeys +
+                               kTileKeys * kLanes<T>),
+                  3 + TileTokens<S>::kPieces + kBlocksTogether * BlockBackward<S>::kPieces);
+  TileTokens<S> tokens(x.k, x.v, kw, vw, workspace);
+  const TileScratch<S> tile = {&tokens, workspace.Take<T>(kBlockQueries * kTileKeys),
                                workspace.Take<T>(kBlockQueries * kTileKeys),
                                workspace.Take<T>(kTileKeys * kLanes<T>)};
-  BlocksTogether<BlockBackward<T>> blocks;
+  BlocksTogether<BlockBackward<S>> blocks;
   for (size_t t = first; t < last; t += kBlockQueries)
     blocks.Add(view, t, begin, end, x, workspace);
   RowsAhead& ahead = RowsAhead::OfThisThread();
@@ -284,13 +294,13 @@ HWY_NOINLINE void BlocksBackward(const AttentionView& view, size_t first, size_t
     NoteRows(x.v, from, to, vw);
   };
   blocks.TakeTiles(end, note, tile);
-  blocks.ForEach([](BlockBackward<T>& block) { block.Finish(); });
+  blocks.ForEach([](BlockBackward<S>& block) { block.Finish(); });
 }
 
-template <class T>
-void GradientsAll(const AttentionShape& shape, double scale, const Rows<const T>& q,
-                  const Rows<const T>& k, const Rows<const T>& v, const Rows<const T>& out,
-                  const Rows<const T>& d_out, const AttentionMask& mask, const T* stats,
+template <class S, class T = ComputeType<S>>
+void GradientsAll(const AttentionShape& shape, double scale, const Rows<const S>& q,
+                  const Rows<const S>& k, const Rows<const S>& v, const Rows<const S>& out,
+                  const Rows<const S>& d_out, const AttentionMask& mask, const T* stats,
                   const Rows<T>& dq, const Rows<T>& dk, const Rows<T>& dv) {
   const size_t kw = size_t(shape.key_width), vw = size_t(shape.value_width);
   const Rounds rounds(shape, AttentionView::Number(shape), kMostCells);
@@ -303,7 +313,7 @@ void GradientsAll(const AttentionShape& shape, double scale, const Rows<const T>
   });
   ForCells(shape, mask,
            [&](const AttentionView& view, size_t first, size_t last, size_t begin, size_t end) {
-             const BackwardInputs<T> x = {
+             const BackwardInputs<S> x = {
                  view.Of(q),  view.Of(k),  view.Of(v),  view.Of(out), view.Of(d_out),
                  view.Of(dq), view.Of(dk), view.Of(dv), kw,           vw,
                  scale,       stats,       writes_dq,   writes_dk};
@@ -315,16 +325,19 @@ void GradientsAll(const AttentionShape& shape, double scale, const Rows<const T>
            });
 }
 
-#define CISTERN_EXACT_ATTENTION(T, Name)                                                         \
-  void Gradients##Name(const AttentionShape& shape, double scale, Rows<const T> q,               \
-                       Rows<const T> k, Rows<const T> v, Rows<const T> out, Rows<const T> d_out, \
-                       const AttentionMask& mask, const T* stats, Rows<T> dq, Rows<T> dk,        \
-                       Rows<T> dv) {                                                             \
-    GradientsAll<T>(shape, scale, q, k, v, out, d_out, mask, stats, dq, dk, dv);                 \
+#define CISTERN_GRADIENTS_ARGUMENTS(S)                                                          \
+  const AttentionShape &shape, double scale, Rows<const S> q, Rows<const S> k, Rows<const S> v, \
+      Rows<const S> out, Rows<const S> d_out, const AttentionMask &mask,                        \
+      const ComputeType<S>*stats, Rows<ComputeType<S>> dq, Rows<ComputeType<S>> dk,             \
+      Rows<ComputeType<S>> dv
+#define CISTERN_GRADIENTS(S, Name)                                               \
+  void Gradients##Name(CISTERN_GRADIENTS_ARGUMENTS(S)) {                         \
+    GradientsAll<S>(shape, scale, q, k, v, out, d_out, mask, stats, dq, dk, dv); \
   }
-CISTERN_EXACT_ATTENTION(float, Float)
-CISTERN_EXACT_ATTENTION(double, Double)
-#undef CISTERN_EXACT_ATTENTION
+CISTERN_GRADIENTS(float, Float)
+CISTERN_GRADIENTS(double, Double)
+CISTERN_GRADIENTS(BFloat16, BFloat16)
+#undef CISTERN_GRADIENTS
 
 }  // namespace HWY_NAMESPACE
 }  // namespace cistern
@@ -335,19 +348,18 @@ namespace cistern {
 
 HWY_EXPORT(GradientsFloat);
 HWY_EXPORT(GradientsDouble);
+HWY_EXPORT(GradientsBFloat16);
 
-#define CISTERN_EXACT_ATTENTION(T, Name)                                                           \
-  template <>                                                                                      \
-  void AttentionBackward(const AttentionShape& shape, double scale, Rows<const T> q,               \
-                         Rows<const T> k, Rows<const T> v, Rows<const T> out, Rows<const T> d_out, \
-                         const AttentionMask& mask, const T* stats, Rows<T> dq, Rows<T> dk,        \
-                         Rows<T> dv) {                                                             \
-    CISTERN_DISPATCH(Gradients##Name)                                                              \
-    (shape, scale, q, k, v, out, d_out, mask, stats, dq, dk, dv);                                  \
+#define CISTERN_GRADIENTS(S, Name)                                \
+  template <>                                                     \
+  void AttentionBackward<S>(CISTERN_GRADIENTS_ARGUMENTS(S)) {     \
+    CISTERN_DISPATCH(Gradients##Name)                             \
+    (shape, scale, q, k, v, out, d_out, mask, stats, dq, dk, dv); \
   }
-CISTERN_EXACT_ATTENTION(float, Float)
-CISTERN_EXACT_ATTENTION(double, Double)
-#undef CISTERN_EXACT_ATTENTION
+CISTERN_GRADIENTS(float, Float)
+CISTERN_GRADIENTS(double, Double)
+CISTERN_GRADIENTS(BFloat16, BFloat16)
+#undef CISTERN_GRADIENTS
 
 }  // namespace cistern
 #endif  // HWY_ONCE

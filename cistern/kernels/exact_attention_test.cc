@@ -123,44 +123,74 @@ TEST(ExactAttention, BlocksThatGoTogether) {
   }
 }
 
-// Few queries of tokens in bfloat16: what the floats give that the tokens are, rounded.
-TEST(ExactAttention, FewQueriesInBFloat16) {
+std::vector<double> Rounded(std::vector<double> x) {
+  for (double& value : x) value = static_cast<float>(BFloat16(static_cast<float>(value)));
+  return x;
+}
+
+// Outputs, without and with what the backward needs, and gradients of tokens that are stored as S,
+// whose numbers bfloat16 has; float takes outputs into the backward as bfloat16 would keep them.
+template <class S>
+std::vector<std::vector<double>> RunRounded(const Problem& p, Layout layout) {
+  using T = ComputeType<S>;
+  const AttentionShape& s = p.shape;
+  const SlotShape of_queries = {s.batch, s.heads, s.queries, 0, 0},
+                  of_keys = {s.batch, s.heads, s.keys, 0, 0};
+  const Array<S> q(of_queries, s.key_width, layout, p.q), k(of_keys, s.key_width, layout, p.k),
+      v(of_keys, s.value_width, layout, p.v), g(of_queries, s.value_width, layout, p.g);
+  Array<S> plain(of_queries, s.value_width, layout), out(of_queries, s.value_width, layout);
+  std::vector<T> stats(size_t(2 * s.batch * s.heads * s.queries + 1));
+  AttentionForward<S>(s, p.scale, q.in(), k.in(), v.in(), p.Mask(), plain.rows(), nullptr);
+  AttentionForward<S>(s, p.scale, q.in(), k.in(), v.in(), p.Mask(), out.rows(), stats.data());
+  const Array<S> given(of_queries, s.value_width, layout, Rounded(out.Values()));
+  Array<T> dq(of_queries, s.key_width, layout), dk(of_keys, s.key_width, layout),
+      dv(of_keys, s.value_width, layout);
+  AttentionBackward<S>(s, p.scale, q.in(), k.in(), v.in(), given.in(), g.in(), p.Mask(),
+                       stats.data(), dq.rows(), dk.rows(), dv.rows());
+  return {Rounded(plain.Values()),
+          Rounded(out.Values()),
+          std::vector<double>(stats.begin(), stats.end()),
+          dq.Values(),
+          dk.Values(),
+          dv.Values()};
+}
+
+void ExpectBitsOfFloat(Problem p, Layout layout) {
+  for (auto* x : {&p.q, &p.k, &p.v, &p.g}) *x = Rounded(*x);
+  const auto want = RunRounded<float>(p, layout), got = RunRounded<BFloat16>(p, layout);
+  const char* const names[] = {"out", "out for the backward", "stats", "dq", "dk", "dv"};
+  for (size_t i = 0; i < want.size(); ++i)
+    EXPECT_EQ(got[i], want[i]) << names[i] << " " << p.name << " isa " << ActiveIsa();
+}
+
+// Tokens in bfloat16: what the floats give that the tokens are, rounded.
+TEST(ExactAttention, TokensInBFloat16) {
   ForEachIsa([] {
     uint64_t seed = 1500;
     for (Kind kind : kKinds) {
       for (int64_t width : {1, 20, 64}) {
-        for (int64_t keys : {3, 70, 2100}) {
+        for (int64_t keys : {3, 70, 250, 2100}) {
           ++seed;
-          Problem p = MakeProblem(
-              seed, {2, 2, 1 + int64_t(seed % 3), keys, width, width == 20 ? 33 : width}, kind);
-          for (auto* x : {&p.q, &p.k, &p.v}) {
-            for (double& value : *x)
-              value = static_cast<float>(BFloat16(static_cast<float>(value)));
-          }
-          const Layout layout = seed % 2 == 0 ? Layout::kBHTW : Layout::kBTHW;
-          const auto run = [&]<class T>(T, auto&& attend) {
-            const AttentionShape& s = p.shape;
-            const SlotShape of_queries = {s.batch, s.heads, s.queries, 0, 0},
-                            of_keys = {s.batch, s.heads, s.keys, 0, 0};
-            const Array<T> q(of_queries, s.key_width, layout, p.q),
-                k(of_keys, s.key_width, layout, p.k), v(of_keys, s.value_width, layout, p.v);
-            Array<T> out(of_queries, s.value_width, layout);
-            attend(q.in(), k.in(), v.in(), out.rows());
-            return out.Values();
-          };
-          std::vector<double> want = run(float{}, [&](auto q, auto k, auto v, auto out) {
-            AttentionForward<float>(p.shape, p.scale, q, k, v, p.Mask(), out, nullptr);
-          });
-          for (double& value : want)
-            value = static_cast<float>(BFloat16(static_cast<float>(value)));
-          const std::vector<double> got = run(BFloat16{}, [&](auto q, auto k, auto v, auto out) {
-            AttentionOfFew(p.shape, p.scale, q, k, v, p.Mask(), out);
-          });
-          EXPECT_EQ(got, want) << p.name << " isa " << ActiveIsa();
+          if (keys == 2100 && kind != Kind::kAll && kind != Kind::kCausal) continue;
+          const int64_t few = 1 + int64_t(seed % 3), many = seed % 2 == 0 ? 70 : 150;
+          const AttentionShape shape = {2,    2,     keys == 250 ? many : few,
+                                        keys, width, width == 20 ? 33 : width};
+          Problem p = MakeProblem(seed, shape, kind);
+          if (seed % 4 == 0) p.dropout = {0.3, seed};
+          ExpectBitsOfFloat(p, seed % 2 == 0 ? Layout::kBHTW : Layout::kBTHW);
         }
       }
     }
   });
+}
+
+// Blocks that go over their keys together share copies of them; in rounds of several groups; with a
+// dilation.
+TEST(ExactAttention, TokensInBFloat16ThatAreMany) {
+  for (Kind kind : {Kind::kAll, Kind::kCausal, Kind::kBand, Kind::kDocuments, Kind::kHoles})
+    ExpectBitsOfFloat(MakeProblem(1600, {1, 1, 330, 1110, 96, 40}, kind), Layout::kBTHW);
+  ExpectBitsOfFloat(MakeProblem(1601, {1, 1, 450, 770, 4, 3}, Kind::kHoles), Layout::kBTHW);
+  ExpectBitsOfFloat(MakeProblem(1602, {1, 2, 200, 204, 9, 10, 2}, Kind::kWindow), Layout::kBTHW);
 }
 
 // Two keys, the second so many nats below the first, with a value that shows any weight.

@@ -55,9 +55,11 @@ Arguments InFloat(Arguments x) {
   return x;
 }
 
-bool IsOfFew(const Arguments& x) { return !x.save && x.q.size(2) <= kFewQueries && x.dropout == 0; }
 // Whether tokens in bfloat16 go into products as they are; else they are computed in float.
-bool InBFloat16(const Arguments& x) { return MultipliesBFloat16() && !IsOfFew(x); }
+bool InBFloat16(const Arguments& x) {
+  const bool of_few = !x.save && x.q.size(2) <= kFewQueries && x.dropout == 0;
+  return MultipliesBFloat16() && !of_few;
+}
 
 // Memory of a call as outputs have it: used again by the next one.
 CallMemory OutputMemory() {
@@ -163,65 +165,47 @@ struct Exact {
     return {LikeHeads(x.q), LikeHeads(x.k), LikeHeads(x.v)};
   }
 
-  static void Forward(const Arguments& x, const RowMask& mask, const Tensors& y) {
-    if (x.q.scalar_type() == at::kBFloat16) return ForwardBFloat16(x, mask, y);
+  static void Forward(const Arguments& x, const RowMask&, const Tensors& y) {
     const at::Tensor q = UnitStride(x.q), k = UnitStride(x.k), v = UnitStride(x.v);
     const View view(x);
-    DispatchType(q, [&]<class T>(T) {
-      AttentionForward<T>(ShapeOf(x), x.scale, InputRows<T>(q), InputRows<T>(k), InputRows<T>(v),
-                          view.mask, OutputRows<T>(y[kOut]),
-                          x.save ? y[kStats].mutable_data_ptr<T>() : nullptr);
+    DispatchStored(q, [&]<class S>(S) {
+      using T = ComputeType<S>;
+      T* const stats = x.save ? y[kStats].mutable_data_ptr<T>() : nullptr;
+      if constexpr (std::is_same_v<S, BFloat16>) {
+        if (InBFloat16(x))
+          return AttentionForward(ShapeOf(x), x.scale, InputRows<S>(q), InputRows<S>(k),
+                                  InputRows<S>(v), view.mask, OutputRows<S>(y[kOut]), stats,
+                                  OutputMemory());
+      }
+      AttentionForward<S>(ShapeOf(x), x.scale, InputRows<S>(q), InputRows<S>(k), InputRows<S>(v),
+                          view.mask, OutputRows<S>(y[kOut]), stats);
     });
   }
-  static Tensors Backward(const Arguments& x, const RowMask& mask, const Tensors& g,
+  static Tensors Backward(const Arguments& x, const RowMask&, const Tensors& g,
                           const Tensors& kept) {
-    if (x.q.scalar_type() == at::kBFloat16) return BackwardBFloat16(x, mask, g, kept);
     const at::Tensor q = UnitStride(x.q), k = UnitStride(x.k), v = UnitStride(x.v),
                      out = UnitStride(kept[kOut]), d_out = UnitStride(OrZeros(g[kOut], out));
     const View view(x);
-    const Tensors dx = EmptyGradients(x);
-    DispatchType(q, [&]<class T>(T) {
-      AttentionBackward<T>(ShapeOf(x), x.scale, InputRows<T>(q), InputRows<T>(k), InputRows<T>(v),
-                           InputRows<T>(out), InputRows<T>(d_out), view.mask,
-                           kept[kStats].const_data_ptr<T>(), OutputRows<T>(dx[0]),
-                           OutputRows<T>(dx[1]), OutputRows<T>(dx[2]));
+    const bool rounds = q.scalar_type() == at::kBFloat16 && InBFloat16(x);
+    Tensors dx;
+    for (const at::Tensor* t : {&x.q, &x.k, &x.v})
+      dx.push_back(EmptyHeads(t->sym_sizes(),
+                              t->options().dtype(rounds ? at::kBFloat16 : ComputeTypeOf(*t))));
+    DispatchStored(q, [&]<class S>(S) {
+      using T = ComputeType<S>;
+      const T* const stats = kept[kStats].const_data_ptr<T>();
+      if constexpr (std::is_same_v<S, BFloat16>) {
+        if (rounds)
+          return AttentionBackward(ShapeOf(x), x.scale, InputRows<S>(q), InputRows<S>(k),
+                                   InputRows<S>(v), InputRows<S>(out), InputRows<S>(d_out),
+                                   view.mask, stats, OutputRows<S>(dx[0]), OutputRows<S>(dx[1]),
+                                   OutputRows<S>(dx[2]), OutputMemory());
+      }
+      AttentionBackward<S>(ShapeOf(x), x.scale, InputRows<S>(q), InputRows<S>(k), InputRows<S>(v),
+                           InputRows<S>(out), InputRows<S>(d_out), view.mask, stats,
+                           OutputRows<T>(dx[0]), OutputRows<T>(dx[1]), OutputRows<T>(dx[2]));
     });
-    return dx;
-  }
-
-  static void ForwardBFloat16(const Arguments& x, const RowMask& mask, const Tensors& y) {
-    if (!InBFloat16(x) && !IsOfFew(x)) {
-      const Arguments wide = InFloat(x);
-      const Tensors floats = {Empty(wide)[kOut], y[kStats]};
-      Forward(wide, mask, floats);
-      y[kOut].copy_(floats[kOut]);
-      return;
-    }
-    const at::Tensor q = UnitStride(x.q), k = UnitStride(x.k), v = UnitStride(x.v);
-    const View view(x);
-    if (IsOfFew(x))
-      return AttentionOfFew(ShapeOf(x), x.scale, InputRows<BFloat16>(q), InputRows<BFloat16>(k),
-                            InputRows<BFloat16>(v), view.mask, OutputRows<BFloat16>(y[kOut]));
-    AttentionForward(ShapeOf(x), x.scale, InputRows<BFloat16>(q), InputRows<BFloat16>(k),
-                     InputRows<BFloat16>(v), view.mask, OutputRows<BFloat16>(y[kOut]),
-                     x.save ? y[kStats].mutable_data_ptr<float>() : nullptr, OutputMemory());
-  }
-  static Tensors BackwardBFloat16(const Arguments& x, const RowMask& mask, const Tensors& g,
-                                  const Tensors& kept) {
-    if (!InBFloat16(x)) {
-      Tensors dx = Backward(InFloat(x), mask, {OrZeros(g[kOut], kept[kOut]).to(at::kFloat)},
-                            {kept[kOut].to(at::kFloat), kept[kStats]});
-      for (at::Tensor& t : dx) t = t.to(at::kBFloat16);
-      return dx;
-    }
-    const at::Tensor q = UnitStride(x.q), k = UnitStride(x.k), v = UnitStride(x.v),
-                     out = UnitStride(kept[kOut]), d_out = UnitStride(OrZeros(g[kOut], out));
-    const View view(x);
-    const Tensors dx = EmptyGradients(x);
-    AttentionBackward(ShapeOf(x), x.scale, InputRows<BFloat16>(q), InputRows<BFloat16>(k),
-                      InputRows<BFloat16>(v), InputRows<BFloat16>(out), InputRows<BFloat16>(d_out),
-                      view.mask, kept[kStats].const_data_ptr<float>(), OutputRows<BFloat16>(dx[0]),
-                      OutputRows<BFloat16>(dx[1]), OutputRows<BFloat16>(dx[2]), OutputMemory());
+    for (at::Tensor& t : dx) t = t.to(x.q.scalar_type());
     return dx;
   }
 
@@ -267,8 +251,10 @@ bool HasExactKernel(const at::Tensor& q, const at::Tensor& k, const at::Tensor& 
          !HaveTangents({q, k, v});
 }
 
+bool AttendsToBFloat16() { return ActiveImpl() == Impl::kKernel; }
+
 bool MultipliesBFloat16() {
-  return CanAttendBFloat16() && GainsByBFloat16() && ActiveImpl() == Impl::kKernel;
+  return CanAttendBFloat16() && GainsByBFloat16() && AttendsToBFloat16();
 }
 
 }  // namespace cistern::ops

@@ -29,7 +29,10 @@ at::Tensor ExactAttention(const at::Tensor& q, const at::Tensor& k, const at::Te
 // forward-mode derivatives are wanted.
 bool HasExactKernel(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v);
 
-// Whether attention of bfloat16 is faster than of float here.
+// Whether tokens in bfloat16 cost attention no more than float's: with CISTERN_IMPL=kernel, whose
+// kernels take them as they are stored.
+bool AttendsToBFloat16();
+// Whether they cost it less, in products of bfloat16.
 bool MultipliesBFloat16();
 
 }  // namespace cistern::ops

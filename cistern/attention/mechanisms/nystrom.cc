@@ -281,7 +281,7 @@ at::Tensor NystromMechanism::BidirectionalRows(const std::vector<at::Tensor>& x,
 
 bool NystromMechanism::TakesBFloat16(Form form) const {
   return form == Form::kBidirectional && options_.inverse == Inverse::kIterative &&
-         ops::MultipliesBFloat16();
+         ops::AttendsToBFloat16();
 }
 
 at::Tensor NystromMechanism::Definition(Form, const std::vector<at::Tensor>&,

@@ -145,7 +145,7 @@ SoftmaxMechanism::Own ReuseMechanism::Joined(const std::vector<at::Tensor>& x) c
 }
 
 bool ReuseMechanism::TakesBFloat16(Form) const {
-  return !dims().relative && options_.keep == Keep::kHandles && ops::MultipliesBFloat16();
+  return !dims().relative && options_.keep == Keep::kHandles && ops::AttendsToBFloat16();
 }
 
 void ReuseMechanism::CheckMemory(int64_t heads, const at::Tensor& q, const at::Tensor& k) const {

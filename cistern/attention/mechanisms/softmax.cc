@@ -297,7 +297,7 @@ void SoftmaxMechanism::CheckState(const State& state) const {
 }
 
 bool SoftmaxMechanism::TakesBFloat16(Form) const {
-  return !relative_.defined() && dims().copied_on == 0 && ops::MultipliesBFloat16();
+  return !relative_.defined() && dims().copied_on == 0 && ops::AttendsToBFloat16();
 }
 
 LeastOperations SoftmaxMechanism::Operations(Form form, int64_t tokens, int64_t before) const {

@@ -166,7 +166,7 @@ at::Tensor WindowMechanism::Banded(const at::Tensor& q, const at::Tensor& k, con
   return ops::BandedAttention(q, k.to(type), v.to(type), band, documents, Scale(), Dropout());
 }
 
-bool WindowMechanism::TakesBFloat16(Form) const { return ops::MultipliesBFloat16(); }
+bool WindowMechanism::TakesBFloat16(Form) const { return ops::AttendsToBFloat16(); }
 
 at::Tensor WindowMechanism::DoExtend(const std::vector<at::Tensor>& x, State& state,
                                      const ops::Mask& mask) {
