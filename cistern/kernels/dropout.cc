@@ -14,13 +14,45 @@
 #include "cistern/kernels/philox-inl.h"
 #include "hwy/highway.h"
 
+#ifndef CISTERN_KERNELS_DROPOUT_CC_
+#define CISTERN_KERNELS_DROPOUT_CC_
+namespace cistern {
+namespace dropout {
+
+// Values whose bits are drawn at once.
+constexpr size_t kGroup = 128;
+
+// Values begin .. end - 1 of rows of `width`, counted from the first row's first.
+struct Span {
+  int64_t width, begin, end;
+
+  // Groups of all rows, one row's after another's; the last one of a row may be shorter.
+  int64_t GroupsOfRow() const { return (width + int64_t{kGroup} - 1) / int64_t{kGroup}; }
+  int64_t GroupOf(int64_t value) const {
+    return value / width * GroupsOfRow() + value % width / int64_t{kGroup};
+  }
+  int64_t FirstGroup() const { return begin < end ? GroupOf(begin) : 0; }
+  int64_t EndGroup() const { return begin < end ? GroupOf(end - 1) + 1 : 0; }
+};
+
+// What loses values: y = what is kept of x, and `beside` in place, unless it is null; of the span.
+template <class T>
+struct Values {
+  const T* x;
+  T *y, *beside;
+};
+
+}  // namespace dropout
+}  // namespace cistern
+#endif  // CISTERN_KERNELS_DROPOUT_CC_
+
 HWY_BEFORE_NAMESPACE();
 namespace cistern {
 namespace HWY_NAMESPACE {
 
-// Values whose bits are drawn at once: bit i of words 0 and 1, whether value 128 group + i, and
-// 64 + i more, of a row is kept.
-constexpr size_t kGroup = 128;
+using dropout::kGroup;
+
+// Bit i of words 0 and 1: whether value 128 group + i, and 64 + i more, of a row is kept.
 struct Kept {
   uint64_t words[2];
 };
@@ -101,34 +133,41 @@ HWY_INLINE void Scale(const Kept& kept, ComputeType<T> factor, const T* x, T* y)
   }
 }
 
-// Groups begin .. end - 1 of all rows.
+// The same of `count` values of a group, from its value `offset` on.
 template <class T>
-void DropoutPart(const DropoutDraw& draw, int64_t width, const int64_t* numbers, const T* x, T* y,
-                 int64_t begin, int64_t end) {
-  const GroupDraw of(draw);
+HWY_INLINE void ScalePart(const Kept& kept, ComputeType<T> factor, int64_t offset, int64_t count,
+                          const T* x, T* y) {
+  if (count == int64_t{kGroup}) return Scale(kept, factor, x, y);
+  T group[kGroup] = {};
+  std::copy_n(x, count, group + offset);
+  Scale(kept, factor, group, group);
+  std::copy_n(group + offset, count, y);
+}
+
+// Groups begin .. end - 1 of those of the span.
+template <class T>
+void DropoutGroups(const DropoutDraw& draw, const dropout::Span& span, const int64_t* numbers,
+                   const dropout::Values<T>& of, int64_t begin, int64_t end) {
+  const GroupDraw bits(draw);
   const auto factor = static_cast<ComputeType<T>>(draw.KeptValueFactor());
-  const int64_t groups = (width + int64_t{kGroup} - 1) / int64_t{kGroup};
+  const int64_t groups = span.GroupsOfRow();
   for (int64_t i = begin; i < end; ++i) {
-    const int64_t r = i / groups, group = i % groups;
-    const int64_t first = group * int64_t{kGroup}, count = std::min(int64_t{kGroup}, width - first),
-                  at = r * width + first;
+    const int64_t r = i / groups, group = i % groups, in_row = group * int64_t{kGroup},
+                  start = r * span.width + in_row, first = std::max(start, span.begin),
+                  last = std::min(start + std::min(int64_t{kGroup}, span.width - in_row), span.end),
+                  at = first - span.begin;
     const Kept kept =
-        of.Of(uint64_t(draw.first_row + (numbers == nullptr ? r : numbers[r])), uint64_t(group));
-    if (count == int64_t{kGroup}) {
-      Scale(kept, factor, x + at, y + at);
-    } else {
-      T part[kGroup] = {};
-      std::copy_n(x + at, count, part);
-      Scale(kept, factor, part, part);
-      std::copy_n(part, count, y + at);
-    }
+        bits.Of(uint64_t(draw.first_row + (numbers == nullptr ? r : numbers[r])), uint64_t(group));
+    ScalePart(kept, factor, first - start, last - first, of.x + at, of.y + at);
+    if (of.beside != nullptr)
+      ScalePart(kept, factor, first - start, last - first, of.beside + at, of.beside + at);
   }
 }
 
 #define CISTERN_DROPOUT(T, Name)                                                                 \
-  void Dropout##Name(const DropoutDraw& draw, int64_t width, const int64_t* numbers, const T* x, \
-                     T* y, int64_t begin, int64_t end) {                                         \
-    DropoutPart(draw, width, numbers, x, y, begin, end);                                         \
+  void Dropout##Name(const DropoutDraw& draw, const dropout::Span& span, const int64_t* numbers, \
+                     const dropout::Values<T>& of, int64_t begin, int64_t end) {                 \
+    DropoutGroups(draw, span, numbers, of, begin, end);                                          \
   }
 CISTERN_DROPOUT(float, Float)
 CISTERN_DROPOUT(double, Double)
@@ -155,14 +194,26 @@ HWY_EXPORT(DropoutBFloat16);
   template <>                                                                                \
   void Dropout(const DropoutDraw& draw, int64_t rows, int64_t width, const int64_t* numbers, \
                const T* x, T* y) {                                                           \
-    ParallelFor(rows*((width + 127) / 128), kGrain, [&](int64_t begin, int64_t end) {        \
-      CISTERN_DISPATCH(Dropout##Name)(draw, width, numbers, x, y, begin, end);               \
+    const dropout::Span span = {width, 0, rows * width};                                     \
+    const dropout::Values<T> of = {x, y, nullptr};                                           \
+    ParallelFor(span.EndGroup(), kGrain, [&](int64_t begin, int64_t end) {                   \
+      CISTERN_DISPATCH(Dropout##Name)(draw, span, numbers, of, begin, end);                  \
     });                                                                                      \
   }
 CISTERN_DROPOUT(float, Float)
 CISTERN_DROPOUT(double, Double)
 CISTERN_DROPOUT(BFloat16, BFloat16)
 #undef CISTERN_DROPOUT
+
+void DropoutOfPart(const DropoutDraw& draw, int64_t width, int64_t begin, int64_t count, float* x,
+                   float* beside) {
+  const dropout::Span span = {width, begin, begin + count};
+  const dropout::Values<float> of = {x, x, beside};
+  const int64_t first = span.FirstGroup();
+  ParallelFor(span.EndGroup() - first, kGrain, [&](int64_t from, int64_t to) {
+    CISTERN_DISPATCH(DropoutFloat)(draw, span, nullptr, of, first + from, first + to);
+  });
+}
 
 }  // namespace cistern
 #endif  // HWY_ONCE

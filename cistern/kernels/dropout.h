@@ -57,4 +57,10 @@ template <class T>
 void Dropout(const DropoutDraw& draw, int64_t rows, int64_t width, const int64_t* numbers,
              const T* x, T* y);
 
+// The same in place, of a part of such rows: of `count` values from value `begin` on, counted from
+// the first row's first; x and `beside` are of the part alone. What x loses, `beside` loses too,
+// unless it is null.
+void DropoutOfPart(const DropoutDraw& draw, int64_t width, int64_t begin, int64_t count, float* x,
+                   float* beside);
+
 }  // namespace cistern

@@ -96,6 +96,40 @@ TEST(Dropout, PartsAreRowsOfTheWhole) {
   EXPECT_EQ(parts, whole);
 }
 
+// A range of values, wherever it begins and ends in a row and in a group, and the values beside
+// them, have what the whole has, and nothing around them is touched.
+TEST(Dropout, RangesAreValuesOfTheWhole) {
+  ForEachIsa([] {
+    for (const int64_t width : {1, 7, 128, 200, 300}) {
+      const int64_t rows = 1000 / width + 2, all = rows * width;
+      const DropoutDraw draw = {0.4, uint64_t(width), 3};
+      const std::vector<float> x = Values<float>(all);
+      std::vector<float> whole(x.size());
+      Dropout<float>(draw, rows, width, nullptr, x.data(), whole.data());
+      for (const auto& [begin, count] : {std::pair<int64_t, int64_t>{0, all},
+                                         {0, 0},
+                                         {width, 0},
+                                         {0, 1},
+                                         {5, 90},
+                                         {128, 128},
+                                         {width, width},
+                                         {129, 600},
+                                         {all - 1, 1},
+                                         {all - 140, 140}}) {
+        if (begin + count > all) continue;
+        for (const bool two : {false, true}) {
+          std::vector<float> got = x, beside = x, want = x;
+          DropoutOfPart(draw, width, begin, count, got.data() + begin,
+                        two ? beside.data() + begin : nullptr);
+          std::copy_n(whole.begin() + begin, count, want.begin() + begin);
+          ASSERT_EQ(got, want) << width << " " << begin << " " << count << ActiveIsa();
+          ASSERT_EQ(beside, two ? want : x) << width << " " << begin << " " << count;
+        }
+      }
+    }
+  });
+}
+
 TEST(Dropout, WhatIsNotFiniteStays) {
   ForEachIsa([] {
     const std::vector<float> x(130, NAN);

@@ -39,17 +39,18 @@ FeedForward::FeedForward(int64_t dim, int64_t hidden, Activation activation, boo
 
 at::Tensor FeedForward::Forward(const at::Tensor& x, const at::Tensor& residual,
                                 double out_dropout) const {
-  const auto drops = [&](double rate) { return is_training() && rate > 0; };
-  if (activation_ == Activation::kGelu && !drops(dropout_) && !drops(out_dropout))
-    return ops::GeluFeedForward(x, {up_->weight, up_->bias, down_->weight, down_->bias}, residual);
+  if (activation_ == Activation::kGelu) {
+    const ops::FeedForwardDropout dropout = {is_training() ? dropout_ : 0,
+                                             is_training() ? out_dropout : 0};
+    return ops::GeluFeedForward(x, {up_->weight, up_->bias, down_->weight, down_->bias}, residual,
+                                dropout);
+  }
   at::Tensor h = up_->Forward(x);
   if (activation_ == Activation::kGeglu) {
     const std::vector<at::Tensor> halves = h.chunk(2, -1);
     h = halves[0] * ops::Gelu(halves[1]);
   } else {
-    h = activation_ == Activation::kRelu       ? at::relu(h)
-        : activation_ == Activation::kGeluTanh ? at::gelu(h, "tanh")
-                                               : ops::Gelu(h);
+    h = activation_ == Activation::kRelu ? at::relu(h) : at::gelu(h, "tanh");
   }
   const at::Tensor y = down_->Forward(ops::Dropout(h, dropout_, is_training()));
   return ops::AddResidual(residual, ops::Dropout(y, out_dropout, is_training()));

@@ -4,7 +4,6 @@
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/custom_function.h>
 
-#include "cistern/kernels/dropout.h"
 #include "cistern/ops/draws.h"
 #include "cistern/ops/impl.h"
 #include "cistern/ops/primitive.h"
@@ -83,8 +82,11 @@ at::Tensor Dropped(const at::Tensor& x, const at::Tensor& numbers, const Dropout
 }  // namespace dropout
 
 at::Tensor Dropout(const at::Tensor& x, double rate, bool training) {
-  if (!training || rate <= 0) return x;
-  return dropout::Dropped(x, {}, DrawDropout(rate));
+  return Dropout(x, DrawDropout(training ? rate : 0));
+}
+
+at::Tensor Dropout(const at::Tensor& x, const DropoutDraw& draw) {
+  return draw.Any() ? dropout::Dropped(x, {}, draw) : x;
 }
 
 at::Tensor DropoutOfShared(const at::Tensor& x, double rate, bool training) {

@@ -3,6 +3,8 @@
 // nothing is kept for the backward pass.
 #include <ATen/core/Tensor.h>
 
+#include "cistern/kernels/dropout.h"
+
 namespace cistern::ops {
 
 // x [B,...], any real dtype, with each value zero with probability `rate` and else divided by
@@ -10,6 +12,8 @@ namespace cistern::ops {
 // (draws.h) and on the row's number in the whole batch. Derivatives of every order. On devices
 // other than the CPU by torch's generator there.
 at::Tensor Dropout(const at::Tensor& x, double rate, bool training);
+// The same of a draw that was made before; x itself where it drops nothing.
+at::Tensor Dropout(const at::Tensor& x, const DropoutDraw& draw);
 
 // The same of what all rows of a batch share, such as an initial memory [1,M,D].
 at::Tensor DropoutOfShared(const at::Tensor& x, double rate, bool training);

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "cistern/base/parallel.h"
+#include "cistern/ops/draws.h"
 #include "cistern/ops/impl.h"
 #include "cistern/ops/testing.h"
 
@@ -22,17 +23,23 @@ std::vector<at::Tensor> Inputs(at::IntArrayRef sizes, int64_t hidden, bool biase
   return x;
 }
 
-at::Tensor Ours(const std::vector<at::Tensor>& x) {
+FeedForwardMaps Maps(const std::vector<at::Tensor>& x) {
   const bool biased = x.size() > 4;
-  return GeluFeedForward(
-      x[0], {x[1], biased ? x[4] : at::Tensor(), x[2], biased ? x[5] : at::Tensor()}, x[3]);
+  return {x[1], biased ? x[4] : at::Tensor(), x[2], biased ? x[5] : at::Tensor()};
 }
 
-at::Tensor Definition(const std::vector<at::Tensor>& x) {
+at::Tensor Ours(const std::vector<at::Tensor>& x, const FeedForwardDropout& dropout = {}) {
+  return GeluFeedForward(x[0], Maps(x), x[3], dropout);
+}
+
+// Undefined factors: nothing is dropped.
+at::Tensor Definition(const std::vector<at::Tensor>& x, const at::Tensor& hidden = {},
+                      const at::Tensor& out = {}) {
   const bool biased = x.size() > 4;
-  const at::Tensor h = at::matmul(x[0], x[1].t());
-  const at::Tensor y = at::matmul(at::gelu(biased ? h + x[4] : h), x[2].t());
-  return x[3] + (biased ? y + x[5] : y);
+  const at::Tensor h = at::matmul(x[0], x[1].t()), g = at::gelu(biased ? h + x[4] : h);
+  at::Tensor y = at::matmul(hidden.defined() ? g * hidden : g, x[2].t());
+  if (biased) y = y + x[5];
+  return x[3] + (out.defined() ? y * out : y);
 }
 
 std::vector<at::Tensor> InDouble(const std::vector<at::Tensor>& x) {
@@ -86,6 +93,91 @@ TEST(GeluFeedForward, ThreadsMayChangeInBetween) {
   SetNumThreads(before);
 }
 
+constexpr uint64_t kSeed = 17;
+constexpr int64_t kFirstRow = 3;
+constexpr FeedForwardDropout kDropout = {0.3, 0.2};
+
+at::Tensor Dropping(const std::vector<at::Tensor>& x, const FeedForwardDropout& dropout) {
+  const DrawScope scope(kSeed, kFirstRow);
+  return Ours(x, dropout);
+}
+
+// 0 or what is kept is multiplied by, of [B,...,width] like x.
+at::Tensor Factors(const at::Tensor& x, int64_t width, const DropoutDraw& draw) {
+  std::vector<int64_t> sizes = x.sizes().vec();
+  sizes.back() = width;
+  const at::Tensor factors = at::empty(sizes, at::kDouble);
+  const int64_t of_row = factors.numel() / sizes[0];
+  double* const to = factors.mutable_data_ptr<double>();
+  for (int64_t i = 0; i < factors.numel(); ++i) {
+    const bool kept = draw.KeepsValue(uint64_t(kFirstRow + i / of_row), uint64_t(i % of_row));
+    to[i] = kept ? draw.KeptValueFactor() : 0;
+  }
+  return factors;
+}
+
+// The definition with what the scope of Dropping drops.
+at::Tensor DefinitionWith(const std::vector<at::Tensor>& x, const FeedForwardDropout& dropout) {
+  const DrawScope scope(kSeed, kFirstRow);
+  const DropoutDraw hidden = DrawDropout(dropout.hidden), out = DrawDropout(dropout.out);
+  return Definition(x, Factors(x[0], x[1].size(0), hidden), Factors(x[0], x[0].size(-1), out));
+}
+
+// Rows of a batch that begin and end within blocks, widths that are no multiples of what is drawn
+// at once; one of the two rates alone; by threads that change in between; one input alone.
+TEST(GeluFeedForward, DropsByTheDefinition) {
+  at::manual_seed(6);
+  const int before = NumThreads();
+  for (const FeedForwardDropout& dropout :
+       {kDropout, FeedForwardDropout{0.3, 0}, FeedForwardDropout{0, 0.2}}) {
+    for (const std::vector<int64_t>& sizes :
+         {std::vector<int64_t>{2, 7, 12}, {3, 700, 16}, {2, 3, 4, 8}, {5, 8}}) {
+      const std::vector<at::Tensor> x = Inputs(sizes, 40, true), exact = InDouble(x);
+      const at::Tensor g = at::randn(sizes), want = DefinitionWith(exact, dropout);
+      const auto need = torch::autograd::grad({want}, exact, {g.to(at::kDouble)});
+      SetNumThreads(2);
+      const at::Tensor y = Dropping(x, dropout);
+      ExpectClose(y.to(at::kDouble), want, 2e-6, "values");
+      SetNumThreads(1);
+      const auto d = torch::autograd::grad({y}, x, {g}, true);
+      for (size_t i = 0; i < x.size(); ++i) {
+        ExpectClose(d[i].to(at::kDouble), need[i], 3e-6, "gradient " + std::to_string(i));
+        std::vector<at::Tensor> one = x;
+        for (size_t j = 0; j < x.size(); ++j) {
+          if (j != i) one[j] = x[j].detach();
+        }
+        ExpectClose(torch::autograd::grad({Dropping(one, dropout)}, {one[i]}, {g})[0], d[i], 1e-6,
+                    "gradient of one input alone");
+      }
+      const at::NoGradGuard guard;
+      ExpectClose(Dropping(x, dropout), y.detach(), 1e-6, "without gradients");
+    }
+  }
+  SetNumThreads(before);
+}
+
+// In double, in bfloat16 and composed of other ops the same is dropped.
+TEST(GeluFeedForward, EveryImplementationDropsTheSame) {
+  at::manual_seed(7);
+  const std::vector<at::Tensor> x = Inputs({3, 5, 8}, 40, true), exact = InDouble(x);
+  const at::Tensor want = DefinitionWith(exact, kDropout);
+  ExpectClose(Dropping(exact, kDropout), want, 1e-14, "double");
+  std::vector<at::Tensor> half;
+  for (const at::Tensor& t : x) half.push_back(t.detach().to(at::kBFloat16));
+  half[3] = x[3];
+  ExpectClose(Dropping(half, kDropout).to(at::kDouble), want, 0.03, "bfloat16");
+  for (const Impl impl : {Impl::kComposite, Impl::kReference}) {
+    const ImplScope with(impl);
+    ExpectClose(Dropping(x, kDropout).to(at::kDouble), want, 2e-6, "another implementation");
+  }
+}
+
+TEST(GeluFeedForward, RefusesRatesAboveOne) {
+  const std::vector<at::Tensor> x = Inputs({5, 8}, 12, true);
+  ExpectContains(Thrown([&] { Ours(x, {1.5, 0}); }), {"[feed_forward]", "1.5"});
+  ExpectContains(Thrown([&] { Ours(x, {0, 2}); }), {"[feed_forward]", "2"});
+}
+
 // Rows that are strided, and a gradient that is expanded.
 TEST(GeluFeedForward, StridedInputs) {
   at::manual_seed(2);
@@ -98,6 +190,7 @@ TEST(GeluFeedForward, StridedInputs) {
     ExpectClose(d[i].to(at::kDouble), need[i], 3e-6, std::to_string(i));
 }
 
+// Without dropout and with it.
 TEST(GeluFeedForward, SecondDerivatives) {
   at::manual_seed(3);
   const std::vector<at::Tensor> x = Inputs({9, 8}, 12, true), exact = InDouble(x);
@@ -107,9 +200,13 @@ TEST(GeluFeedForward, SecondDerivatives) {
     for (size_t i = 1; i < first.size(); ++i) sum = sum + first[i].pow(2).sum();
     return torch::autograd::grad({sum}, of);
   };
-  const auto got = second(Ours(x), x), want = second(Definition(exact), exact);
-  for (size_t i = 0; i < x.size(); ++i)
-    ExpectClose(got[i].to(at::kDouble), want[i], 1e-5, std::to_string(i));
+  const auto check = [&](const at::Tensor& ours, const at::Tensor& definition) {
+    const auto got = second(ours, x), want = second(definition, exact);
+    for (size_t i = 0; i < x.size(); ++i)
+      ExpectClose(got[i].to(at::kDouble), want[i], 1e-5, std::to_string(i));
+  };
+  check(Ours(x), Definition(exact));
+  check(Dropping(x, kDropout), DefinitionWith(exact, kDropout));
 }
 
 // What the blocks do not serve: doubles, bfloat16, the composite, shapes alone.

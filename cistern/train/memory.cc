@@ -45,8 +45,7 @@ double StateSlots(const Mechanism& mechanism, const LayerStack& stack) {
 // Whether the feed-forward keeps one number of its hidden width for each token
 // (ops/feed_forward.h), and not what its activation gives.
 bool FeedForwardByBlocks(const ModelConfig& c, int64_t bytes) {
-  return bytes == 4 && c.activation == Activation::kGelu && c.dropout == 0 && c.ffn_dropout == 0 &&
-         c.ffn_out_dropout <= 0;
+  return bytes == 4 && c.activation == Activation::kGelu;
 }
 
 Stack NumbersOf(const ModelConfig& c, Form form, int64_t bytes) {
