@@ -43,6 +43,7 @@ void AddIds(const std::vector<std::span<const Id>>& rows, const RowPadding& padd
   batch->rows = count;
   batch->Add(prefix + "ids", ids);
   batch->Add(prefix + "lengths", lengths);
+  if (padding.to == PadTo::kLongest) batch->padded.push_back({prefix + "ids", prefix + "lengths"});
 }
 
 template void AddIds(const std::vector<std::span<const uint8_t>>&, const RowPadding&, Batch*,
@@ -54,11 +55,13 @@ void AddNumbers(const std::string& name, const std::vector<int64_t>& numbers, Ba
   batch->Add(name, at::tensor(numbers, at::kLong));
 }
 
+bool PaddingTakesPart(const ModelConfig& config) {
+  return config.padding != PaddingKind::kMasked || config.pooling == PoolingKind::kMeanAll ||
+         config.pooling == PoolingKind::kMeanZeros;
+}
+
 void CheckPadding(const ModelConfig& config, PadTo to) {
-  const bool takes_part = config.padding != PaddingKind::kMasked ||
-                          config.pooling == PoolingKind::kMeanAll ||
-                          config.pooling == PoolingKind::kMeanZeros;
-  if (takes_part && to != PadTo::kLength)
+  if (PaddingTakesPart(config) && to != PadTo::kLength)
     FailUsage(
         "model.padding or model.pooling lets padding take part, so its number has to be "
         "said: set task.pad_to=length");

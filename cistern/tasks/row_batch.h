@@ -31,7 +31,8 @@ struct RowPadding {
 };
 
 // Adds `prefix`ids [B,T] int64, which is the rows' ids plus `shift` and padding after the end of a
-// row, and `prefix`lengths [B] int64; counts rows and tokens. Of uint8_t and int32_t.
+// row, and `prefix`lengths [B] int64; counts rows and tokens. Where `to` is kLongest the padding
+// may be left out (Batch::padded). Of uint8_t and int32_t.
 template <class Id>
 void AddIds(const std::vector<std::span<const Id>>& rows, const RowPadding& padding, Batch* batch,
             int64_t shift = 0, const std::string& prefix = "");
@@ -39,6 +40,9 @@ void AddIds(const std::vector<std::span<const Id>>& rows, const RowPadding& padd
 // Adds `name` [B] int64.
 void AddNumbers(const std::string& name, const std::vector<int64_t>& numbers, Batch* batch);
 
+// Whether the settings of a model let padding take part in what it computes (its mechanisms may do
+// so too, Mechanism::SeesPadding).
+bool PaddingTakesPart(const ModelConfig& config);
 // UsageError where padding takes part in what the model computes and the task does not say how much
 // of it there is (PadTo::kLongest).
 void CheckPadding(const ModelConfig& config, PadTo to);

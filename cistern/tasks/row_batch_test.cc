@@ -50,6 +50,29 @@ TEST(RowBatch, PadsToTheLongestOrToTheLength) {
             std::string::npos);
 }
 
+TEST(RowBatch, PaddingThatMayBeLeftOut) {
+  const std::vector<int32_t> a = {7, 8}, b = {}, c = {4, 5, 6}, d = {9};
+  Batch batch;
+  AddIds<int32_t>({a, b, c}, {}, &batch);
+  AddIds<int32_t>({d, d, b}, {}, &batch, 0, "second_");
+  AddNumbers("targets", {1, 2, 3}, &batch);
+  batch.tokens = 5;
+  EXPECT_TRUE(batch.TokensOfRows().equal(at::tensor({3, 1, 3}, at::kLong)));
+  const Batch other = batch.InOrder(at::tensor({2, 0, 1}, at::kLong));
+  ExpectRows(other, {{4, 5, 6}, {7, 8}, {}}, 3);
+  EXPECT_TRUE(other["targets"].equal(at::tensor({3, 1, 2}, at::kLong)));
+  EXPECT_TRUE(other.TokensOfRows().equal(at::tensor({3, 3, 1}, at::kLong)));
+  const Batch cut = other.Rows(1, 3).WithoutPadding();
+  ExpectRows(cut, {{7, 8}, {}}, 2);
+  EXPECT_EQ(cut["second_ids"].sizes(), (std::vector<int64_t>{2, 1}));
+  EXPECT_EQ(other.Rows(2, 3).WithoutPadding()["ids"].size(1), 1);  // never without a column
+  // Padding to a length takes part, and stays.
+  Batch whole;
+  AddIds<int32_t>({a, d}, {PadTo::kLength, 5}, &whole);
+  EXPECT_EQ(whole.WithoutPadding()["ids"].size(1), 5);
+  EXPECT_EQ(whole.TokensOfRows().sum().item<int64_t>(), 0);
+}
+
 // The order of training rows is asked of the task itself; what is in them is counted out.
 TEST(RowBatch, ListOpsGivesWhatItGave) {
   const TestFolder folder;

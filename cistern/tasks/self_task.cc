@@ -69,6 +69,8 @@ Batch SelfTask::Asked(const Batch& batch, uint64_t seed, uint64_t stream) const 
   asked.Add("ids", ids);
   asked.Add("targets", targets);
   asked.Add("lengths", lengths);
+  asked.padded = batch.padded;
+  if (!asked.padded.empty()) asked.padded.push_back({"targets", "lengths"});
   return asked;
 }
 

@@ -318,6 +318,7 @@ Batch TranslationTask::MakeBatch(const Examples& set, const std::vector<int64_t>
   }
   batch.Add("targets", targets);
   AddNumbers("lines", lines, &batch);
+  batch.padded = {{"ids", "lengths"}, {"targets", "lengths"}, {"source", "source_lengths"}};
   return batch;
 }
 

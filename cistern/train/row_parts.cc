@@ -12,6 +12,7 @@
 #include "cistern/base/parallel_items.h"
 #include "cistern/nn/attention_layer.h"
 #include "cistern/ops/draws.h"
+#include "cistern/tasks/row_batch.h"
 #include "cistern/tensors/device.h"
 
 namespace cistern {
@@ -41,13 +42,19 @@ int64_t GradientBytes(const Model& model) {
   return bytes;
 }
 
-// Whether what a row of a batch becomes depends on the others.
-bool RowsMeet(const Model& model) {
+// Whether `is` holds for a mechanism of the model.
+template <class Is>
+bool AnyMechanism(const Model& model, const Is& is) {
   for (const auto& module : model.modules(/*include_self=*/false)) {
     const auto* layer = dynamic_cast<const AttentionLayer*>(module.get());
-    if (layer && layer->mechanism().SeesBatch()) return true;
+    if (layer && is(layer->mechanism())) return true;
   }
   return false;
+}
+
+// Whether what a row of a batch becomes depends on the others.
+bool RowsMeet(const Model& model) {
+  return AnyMechanism(model, [](const Mechanism& m) { return m.SeesBatch(); });
 }
 
 }  // namespace
@@ -74,12 +81,65 @@ int64_t RowParts(ThreadsTake take, const Model& model, int64_t rows) {
                                                                                            : 1;
 }
 
+bool RowsStandAlone(const Model& model) {
+  return model.options().device() == at::Device(at::kCPU) && !PaddingTakesPart(model.config()) &&
+         !AnyMechanism(model, [](const Mechanism& m) {
+           return m.SeesBatch() || m.SeesPadding() || m.info().stochastic;
+         });
+}
+
+std::vector<RowGroup> GroupsByLength(const Batch& batch, int64_t parts) {
+  constexpr double kGroupTokens = 4096;
+  const at::Tensor of_rows = batch.TokensOfRows();
+  const int64_t* const tokens = of_rows.const_data_ptr<int64_t>();
+  const double all = std::max(1.0, double(of_rows.sum().item<int64_t>()));
+  const int64_t each = std::max<int64_t>(1, std::llround(all / double(parts) / kGroupTokens)),
+                count = each * parts;
+  std::vector<RowGroup> groups;
+  int64_t last = -1;
+  double before = 0;
+  for (int64_t r = 0; r < batch.rows; ++r) {
+    const double middle = before + double(tokens[r]) / 2;
+    const int64_t group = std::min(count - 1, int64_t(middle / all * double(count)));
+    if (groups.empty() || group != last) groups.push_back({r, r});
+    groups.back().end = r + 1;
+    before += double(tokens[r]), last = group;
+  }
+  // The first row is the longest; of a pair of texts, nearly so.
+  for (RowGroup& g : groups) g.tokens = double(g.end - g.begin) * double(tokens[g.begin]);
+  return groups;
+}
+
+std::vector<std::vector<size_t>> Shared(const std::vector<RowGroup>& groups, int64_t parts) {
+  std::vector<size_t> order(groups.size());
+  std::iota(order.begin(), order.end(), size_t{0});
+  std::stable_sort(order.begin(), order.end(),
+                   [&](size_t a, size_t b) { return groups[a].tokens > groups[b].tokens; });
+  std::vector<std::vector<size_t>> of_parts(static_cast<size_t>(parts));
+  std::vector<double> tokens(of_parts.size());
+  for (const size_t g : order) {  // to the part with the fewest so far
+    const size_t p = size_t(std::min_element(tokens.begin(), tokens.end()) - tokens.begin());
+    of_parts[p].push_back(g);
+    tokens[p] += groups[g].tokens;
+  }
+  return of_parts;
+}
+
 namespace {
 
-struct Part {
-  double loss = 0;
-  std::vector<at::Tensor> gradients;  // as the parameters; undefined where the loss needs none
-};
+std::vector<RowGroup> EvenGroups(int64_t rows, int64_t parts) {
+  std::vector<RowGroup> groups;
+  for (int64_t p = 0; p < parts; ++p) {
+    const int64_t begin = rows * p / parts, end = rows * (p + 1) / parts;
+    groups.push_back({begin, end, double(end - begin)});
+  }
+  return groups;
+}
+
+Batch LongestFirst(const Batch& batch) {
+  return batch.InOrder(
+      at::argsort(batch.TokensOfRows(), /*stable=*/true, /*dim=*/0, /*descending=*/true));
+}
 
 at::Tensor Loss(const RowsLoss& of, const Batch& batch, bool bfloat16, at::Device device,
                 uint64_t seed, int64_t first_row) {
@@ -88,13 +148,20 @@ at::Tensor Loss(const RowsLoss& of, const Batch& batch, bool bfloat16, at::Devic
   return of.loss(batch);
 }
 
-// The gradients of weight * loss, by this thread alone.
-void Differentiate(const at::Tensor& loss, double weight, const std::vector<at::Tensor>& parameters,
-                   Part* part) {
-  part->loss = loss.item<double>();
-  if (!std::isfinite(part->loss)) return;
-  part->gradients = torch::autograd::grad({loss * weight}, parameters, {}, std::nullopt,
-                                          /*create_graph=*/false, /*allow_unused=*/true);
+// Adds `more` to `sums`; an undefined tensor is zero.
+void AddTo(std::vector<at::Tensor>& sums, const std::vector<at::Tensor>& more) {
+  std::vector<at::Tensor> to, from;
+  for (size_t i = 0; i < sums.size(); ++i) {
+    if (!more[i].defined()) continue;
+    if (sums[i].defined()) {
+      to.push_back(sums[i]), from.push_back(more[i]);
+    } else {  // what autograd gives may be another parameter's gradient as well, or expanded
+      const bool own = more[i].use_count() == 1 && more[i].storage().use_count() == 1 &&
+                       more[i].is_non_overlapping_and_dense();
+      sums[i] = own ? more[i] : more[i].clone();
+    }
+  }
+  if (!to.empty()) at::_foreach_add_(to, from);
 }
 
 }  // namespace
@@ -106,53 +173,62 @@ RowsLoss LossOf(const Task& task, Model& model, double label_smoothing) {
           [&task](const Batch& batch) { return task.Terms(batch); }};
 }
 
-double AddGradients(const Model& model, const RowsLoss& of, const Batch& batch, double scale,
+double AddGradients(const Model& model, const RowsLoss& of, const Batch& given, double scale,
                     bool bfloat16, int64_t parts, uint64_t seed) {
-  if (parts == 1) {
+  const bool by_length = !given.padded.empty() && RowsStandAlone(model);
+  const Batch batch = by_length ? LongestFirst(given) : given;
+  const std::vector<RowGroup> groups =
+      by_length ? GroupsByLength(batch, parts) : EvenGroups(batch.rows, parts);
+  if (groups.size() == 1) {
     const at::Tensor loss = Loss(of, batch, bfloat16, model.options().device(), seed, 0);
     const double value = loss.item<double>();
     if (std::isfinite(value)) (scale == 1 ? loss : loss * scale).backward();
     return value;
   }
   const std::vector<at::Tensor> parameters = model.parameters();
-  std::vector<Part> done(static_cast<size_t>(parts));
   std::vector<Batch> batches;
-  std::vector<double> shares;
-  const auto first_row = [&](int64_t part) { return batch.rows * part / parts; };
-  for (int64_t p = 0; p < parts; ++p) {
-    batches.push_back(batch.Rows(first_row(p), first_row(p + 1)));
+  std::vector<double> shares, losses(groups.size());
+  for (const RowGroup& g : groups) {
+    const Batch rows = batch.Rows(g.begin, g.end);
+    batches.push_back(by_length ? rows.WithoutPadding() : rows);
     shares.push_back(of.terms(batches.back()));
   }
   const double terms = std::accumulate(shares.begin(), shares.end(), 0.0);
-  // Not by at::parallel_for: it is a template that runs in place where it is compiled without
-  // -fopenmp, as here.
-  ParallelForItems(parts, [&](int64_t p) {
+  const std::vector<std::vector<size_t>> of_parts = Shared(groups, parts);
+  // As the parameters; undefined where the loss needs none.
+  std::vector<std::vector<at::Tensor>> gradients(of_parts.size(),
+                                                 std::vector<at::Tensor>(parameters.size()));
+  const auto take = [&](int64_t part) {
     const at::AutoGradMode grad(true);
-    const size_t i = size_t(p);
-    if (shares[i] == 0) return;
-    shares[i] /= terms;
-    Differentiate(Loss(of, batches[i], bfloat16, at::kCPU, seed, first_row(p)), scale * shares[i],
-                  parameters, &done[i]);
-  });
+    for (const size_t g : of_parts[size_t(part)]) {
+      if (shares[g] == 0) continue;
+      shares[g] /= terms;
+      const at::Tensor loss = Loss(of, batches[g], bfloat16, at::kCPU, seed, groups[g].begin);
+      losses[g] = loss.item<double>();
+      if (!std::isfinite(losses[g])) return;
+      AddTo(gradients[size_t(part)],
+            torch::autograd::grad({loss * (scale * shares[g])}, parameters, {}, std::nullopt,
+                                  /*create_graph=*/false, /*allow_unused=*/true));
+    }
+  };
+  // Not by at::parallel_for: it is a template that runs in place where it is compiled without
+  // -fopenmp, as here. One part is for all threads, which share its operations.
+  if (parts == 1) {
+    take(0);
+  } else {
+    ParallelForItems(parts, take);
+  }
   double loss = 0;
-  for (size_t i = 0; i < done.size(); ++i) loss += shares[i] * done[i].loss;
+  for (size_t g = 0; g < groups.size(); ++g) loss += shares[g] * losses[g];
   if (!std::isfinite(loss)) return loss;
   const at::NoGradGuard guard;
-  for (Part& part : done) {
-    std::vector<at::Tensor> sums, more;
-    for (size_t i = 0; i < part.gradients.size(); ++i) {
-      const at::Tensor& gradient = part.gradients[i];
-      if (!gradient.defined()) continue;
-      at::Tensor& sum = parameters[i].mutable_grad();
-      if (sum.defined()) {
-        sums.push_back(sum), more.push_back(gradient);
-      } else {
-        sum = gradient;
-      }
-    }
-    if (!sums.empty()) at::_foreach_add_(sums, more);
-    part.gradients.clear();
+  std::vector<at::Tensor> sums;
+  for (const at::Tensor& p : parameters) sums.push_back(p.grad());
+  for (std::vector<at::Tensor>& part : gradients) {
+    AddTo(sums, part);
+    part.clear();
   }
+  for (size_t i = 0; i < sums.size(); ++i) parameters[i].mutable_grad() = sums[i];
   return loss;
 }
 

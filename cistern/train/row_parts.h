@@ -4,6 +4,7 @@
 // processors that wait for each other at every operation lose most of their time as soon as another
 // process needs one of them. Otherwise all threads share each operation.
 #include <functional>
+#include <vector>
 
 #include "cistern/tasks/task.h"
 
@@ -33,11 +34,33 @@ struct RowsLoss {
 };
 RowsLoss LossOf(const Task& task, Model& model, double label_smoothing);
 
+// Whether rows may go through the model apart from the others of their batch, and without padding:
+// no row depends on the others, none on how much padding stands behind it, and nothing is drawn
+// from the generator.
+bool RowsStandAlone(const Model& model);
+
+// Rows begin .. end - 1 of a batch, which go through forward and backward together.
+struct RowGroup {
+  int64_t begin = 0, end = 0;
+  double tokens = 0;  // with their padding
+};
+// Of a batch in the order of its rows' tokens, the longest first: a multiple of `parts` groups of
+// about as many tokens, where each part has 4,096 or more some 4,096. Fewer where there are fewer
+// rows.
+std::vector<RowGroup> GroupsByLength(const Batch& batch, int64_t parts);
+// The groups that each part takes, so that parts have about as many tokens.
+std::vector<std::vector<size_t>> Shared(const std::vector<RowGroup>& groups, int64_t parts);
+
 // Adds the gradients of scale * loss of the batch to those of the parameters, and returns the loss.
-// With several parts: of each part's rows, weighted by their terms, added in the parts' order, so
-// that the same number of parts gives the same bits. What is dropped follows from `seed`, whatever
-// the number of parts. A loss that is not finite is returned without gradients.
-double AddGradients(const Model& model, const RowsLoss& of, const Batch& batch, double scale,
+// Rows that stand alone and have padding that may be left out (Batch::padded) go in GroupsByLength,
+// each without the padding behind its longest row, so that little is computed of padding, and what
+// the backward pass keeps is of one group at a time. Other batches are cut into `parts`.
+//
+// Each part's groups are taken one after another and weighted by their terms; sums are formed in
+// the order of groups and parts, so that the same number of parts gives the same bits. What is
+// dropped follows from `seed`, whatever the number of parts. A loss that is not finite is returned
+// without gradients.
+double AddGradients(const Model& model, const RowsLoss& of, const Batch& given, double scale,
                     bool bfloat16, int64_t parts, uint64_t seed);
 
 }  // namespace cistern

@@ -3,9 +3,11 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <cmath>
 #include <filesystem>
 #include <fstream>
+#include <numeric>
 #include <optional>
 
 #include "cistern/base/parallel.h"
@@ -36,6 +38,11 @@ class RowPartsTest : public ::testing::TestWithParam<std::string> {
     for (int i = 0; i < 300; ++i) {
       text += StrCat("line ", i * i % 97, " tells of ", i * 7 % 31, " ships and a sea\n");
       rows += StrCat("row ", i * i % 89, i % 3 ? " has ships\ta\n" : " has none of them\tb\n");
+    }
+    if (GetParam() == "translation") {
+      rows = "source\ttarget\n";
+      for (int i = 0; i < 60; ++i)
+        rows += StrCat("ship ", i * i, "\tfour ", i % 3 ? "" : "old ", "ships ", i, "\n");
     }
     std::ofstream(folder_ / "a.txt") << text;
     std::ofstream(folder_ / "a.tsv") << rows;
@@ -68,6 +75,9 @@ class RowPartsTest : public ::testing::TestWithParam<std::string> {
       std::ofstream(folder_ / "a.csv") << values;
       set("task.data=" + (folder_ / "a.csv"));
       if (options_.kind == "forecast") set("task.length=12");
+    } else if (options_.kind == "translation") {
+      set("task.data=" + (folder_ / "a.tsv"));
+      set("task.tokenizer=bytes");
     } else if (options_.kind == "classify") {
       set("task.data=" + (folder_ / "a.tsv"));
       if (GetParam() == "classify balanced") set("task.class_weights=balanced");
@@ -148,7 +158,8 @@ TEST_P(RowPartsTest, PartsRunInThreadsOfTheirOwn) {
     return here.rows;
   };
   const int64_t all = seen(1);
-  EXPECT_EQ(all, 2 * 6 * (GetParam() == "retrieval" ? 2 : 1));  // two layers, two texts a row
+  // Two layers; two texts a row, or those of an encoder and the two of a decoder.
+  EXPECT_EQ(all, 2 * 6 * (GetParam() == "retrieval" ? 2 : GetParam() == "translation" ? 3 : 1));
   int64_t here = all;  // until the other thread takes a part: one that wakes late finds none
   for (int i = 0; i < 200 && here == all; ++i) here = seen(2);
   EXPECT_LT(here, all);
@@ -186,7 +197,8 @@ TEST_P(RowPartsTest, ALossThatIsNotFiniteLeavesNoGradients) {
 
 INSTANTIATE_TEST_SUITE_P(Tasks, RowPartsTest,
                          ::testing::Values("lm", "mlm", "classify", "classify balanced",
-                                           "retrieval", "series", "forecast", "copy", "recall"),
+                                           "retrieval", "series", "forecast", "copy", "recall",
+                                           "translation"),
                          [](const auto& info) {
                            std::string name = info.param;
                            std::replace(name.begin(), name.end(), ' ', '_');
@@ -255,7 +267,9 @@ struct Dropping {
   Batch batch;
 };
 
-std::optional<Dropping> DroppingModel(const ModelInfo& kind, const MechanismInfo& mechanism) {
+// uneven: of three lengths, with padding that may be left out where the kind of model takes tokens.
+std::optional<Dropping> DroppingModel(const ModelInfo& kind, const MechanismInfo& mechanism,
+                                      bool uneven) {
   const bool values = kind.name == "forecaster";
   for (int without = 0; without < 8; ++without) {
     ModelConfig c;
@@ -266,74 +280,182 @@ std::optional<Dropping> DroppingModel(const ModelInfo& kind, const MechanismInfo
     c.dropout = 0.2, c.ffn_dropout = 0.3, c.ffn_out_dropout = 0.1;
     if ((without & 1) == 0) c.attention_dropout = 0.4;
     if ((without & 2) == 0) c.layer_drop = 0.3;
-    if ((without & 4) == 0) c.attention_options = Json{{mechanism.name, {{"dropout", 0.2}}}};
+    Json options = Json::object();
+    if ((without & 4) == 0) options["dropout"] = 0.2;
+    // Of tokens that weigh alike any may be taken, and rows of no more tokens than are taken drop
+    // others.
+    if (mechanism.name == "shared_workspace") options["top_k"] = 1, options["init"] = "normal";
+    if (!options.empty()) c.attention_options = Json{{mechanism.name, options}};
     if (ErrorMessage([&] { c.Validate(); }) != "no error") continue;
-    const at::Tensor ids = at::arange(24).reshape({3, 8}).remainder(9);
+    const at::Tensor ids = at::arange(24).reshape({3, 8}).remainder(9),
+                     lengths =
+                         uneven ? at::tensor({8, 5, 3}, at::kLong) : at::full({3}, 8, at::kLong),
+                     padding = at::arange(8).unsqueeze(0) >= lengths.unsqueeze(1);
     Batch batch;
-    batch.rows = 3, batch.tokens = 24;
+    batch.rows = 3, batch.tokens = lengths.sum().item<int64_t>();
     batch.tensors = {{"ids", ids},
-                     {"lengths", at::full({3}, 8, at::kLong)},
+                     {"lengths", lengths},
                      {"values", at::ones({3, 8, 4}, at::kDouble)},
                      {"second_ids", ids.remainder(7)},
-                     {"second_lengths", at::full({3}, 5, at::kLong)},
+                     {"second_lengths", (lengths + 2).div(2, "floor")},
                      {"targets", kind.classifies ? at::arange(3)
                                  : kind.name == "span_predictor"
                                      ? at::tensor({0, 1, 0, 0, 0, 2}, at::kLong).view({3, 2})
                                  : values ? at::ones({3, 8, 2}, at::kDouble)
-                                          : ids}};
+                                          : ids.masked_fill(padding, -100)}};
+    if (uneven && !values) {
+      batch.padded = {{"ids", "lengths"}, {"second_ids", "second_lengths"}};
+      if (batch["targets"].sizes() == ids.sizes()) batch.padded.push_back({"targets", "lengths"});
+    }
     return Dropping{c, batch};
   }
   return std::nullopt;
 }
 
+// Terms of the losses of such models: rows, or tokens that have a target.
+double TermsOf(const Batch& batch) {
+  const at::Tensor& targets = batch["targets"];
+  return targets.scalar_type() == at::kLong && targets.sizes() == batch["ids"].sizes()
+             ? double(targets.ne(-100).sum().item<int64_t>())
+             : double(batch.rows);
+}
+
 // Threads that take rows drop what one thread does that has them all; they draw nothing from the
 // generator, and change no tensor of the model's.
-TEST(RowParts, DropWhatTheWholeBatchDoes) {
-  int checked = 0;
-  for (const MechanismInfo* info : Mechanisms()) {
-    if (info->stochastic) continue;
-    for (const ModelInfo* kind : Models()) {
-      const auto made = kind->forms.size() > 1 ? std::nullopt : DroppingModel(*kind, *info);
-      if (!made) continue;
-      const std::string what = StrCat(kind->name, " ", info->name);
-      const auto model = MakeModel(made->config, 1);
-      model->to(at::kDouble);
-      model->train();
-      std::vector<at::Tensor> buffers;
-      for (const auto& b : model->buffers()) buffers.push_back(b.clone());
-      at::manual_seed(4);
-      const at::Tensor drawn = at::rand({1});
-      at::manual_seed(4);
-      const RowsLoss of = {[&](const Batch& rows) { return model->TrainingLoss(rows.tensors); },
-                           [](const Batch& rows) { return double(rows.rows); }};
-      const auto gradients = [&](int64_t parts, uint64_t seed, double* loss) {
-        model->zero_grad();
-        *loss = AddGradients(*model, of, made->batch, 1, false, parts, seed);
-        std::vector<at::Tensor> out;
-        for (const at::Tensor& p : model->parameters())
-          out.push_back(p.grad().defined() ? p.grad().clone() : at::zeros_like(p));
-        return out;
-      };
-      const Threads scope(2);
-      double whole_loss = 0, loss = 0, other_loss = 0;
-      const auto whole = gradients(1, 6, &whole_loss), parts = gradients(3, 6, &loss);
-      gradients(2, 7, &other_loss);
-      EXPECT_NEAR(loss, whole_loss, 1e-11 * whole_loss) << what;
-      EXPECT_GT(std::abs(other_loss - whole_loss), 1e-6 * whole_loss) << what;
-      for (size_t i = 0; i < whole.size(); ++i) {
-        if (whole[i].abs().max().item<double>() < 1e-14) {  // the last bias of a span_predictor
-          EXPECT_LT(parts[i].abs().max().item<double>(), 1e-14) << what;
-        } else {
-          testing::ExpectClose(parts[i], whole[i], 1e-9, what);
-        }
-      }
-      EXPECT_TRUE(at::rand({1}).equal(drawn)) << what;
-      const auto after = model->buffers();
-      for (size_t i = 0; i < buffers.size(); ++i) EXPECT_TRUE(buffers[i].equal(after[i])) << what;
-      ++checked;
+void CheckThatPartsDropWhatTheWholeDoes(const MechanismInfo& info, const ModelInfo& kind,
+                                        bool uneven, int* apart) {
+  const auto made = kind.forms.size() > 1 ? std::nullopt : DroppingModel(kind, info, uneven);
+  if (!made) return;
+  const std::string what = StrCat(kind.name, " ", info.name, uneven ? " uneven" : "");
+  const auto model = MakeModel(made->config, 1);
+  model->to(at::kDouble);
+  model->train();
+  std::vector<at::Tensor> buffers;
+  for (const auto& b : model->buffers()) buffers.push_back(b.clone());
+  at::manual_seed(4);
+  const at::Tensor drawn = at::rand({1});
+  at::manual_seed(4);
+  std::atomic<int64_t> widths = 0;  // that the model was given, of all parts together
+  const RowsLoss of = {[&](const Batch& rows) {
+                         widths += rows["ids"].size(1);
+                         return model->TrainingLoss(rows.tensors);
+                       },
+                       TermsOf};
+  const auto gradients = [&](int64_t parts, uint64_t seed, double* loss) {
+    model->zero_grad();
+    *loss = AddGradients(*model, of, made->batch, 1, false, parts, seed);
+    std::vector<at::Tensor> out;
+    for (const at::Tensor& p : model->parameters())
+      out.push_back(p.grad().defined() ? p.grad().clone() : at::zeros_like(p));
+    return out;
+  };
+  const Threads scope(2);
+  double whole_loss = 0, loss = 0, other_loss = 0;
+  const auto whole = gradients(1, 6, &whole_loss);
+  widths = 0;
+  const auto parts = gradients(3, 6, &loss);
+  const bool alone = !made->batch.padded.empty() && RowsStandAlone(*model);
+  EXPECT_EQ(widths, alone ? 8 + 5 + 3 : 3 * 8) << what;
+  gradients(2, 7, &other_loss);
+  EXPECT_NEAR(loss, whole_loss, 1e-11 * whole_loss) << what;
+  EXPECT_GT(std::abs(other_loss - whole_loss), 1e-6 * whole_loss) << what;
+  for (size_t i = 0; i < whole.size(); ++i) {
+    if (whole[i].abs().max().item<double>() < 1e-14) {  // the last bias of a span_predictor
+      EXPECT_LT(parts[i].abs().max().item<double>(), 1e-14) << what;
+    } else {
+      testing::ExpectClose(parts[i], whole[i], 1e-9, what);
     }
   }
-  EXPECT_GT(checked, 60);
+  EXPECT_TRUE(at::rand({1}).equal(drawn)) << what;
+  const auto after = model->buffers();
+  for (size_t i = 0; i < buffers.size(); ++i) EXPECT_TRUE(buffers[i].equal(after[i])) << what;
+  *apart += alone;
+}
+
+TEST(RowParts, DropWhatTheWholeBatchDoes) {
+  for (const bool uneven : {false, true}) {
+    int apart = 0;
+    for (const MechanismInfo* info : Mechanisms()) {
+      if (info->stochastic) continue;
+      for (const ModelInfo* kind : Models())
+        CheckThatPartsDropWhatTheWholeDoes(*info, *kind, uneven, &apart);
+    }
+    EXPECT_EQ(apart > 60, uneven) << apart;
+  }
+}
+
+TEST(RowParts, WhereRowsMeetOrSeePaddingOrDrawTheyStayTogether) {
+  const auto classifier = [](const std::string& mechanism, const Json& options,
+                             const std::function<void(ModelConfig&)>& change = {}) {
+    return Made([&](ModelConfig& c) {
+      c.kind = "encoder_classifier", c.classes = 3, c.attention = {mechanism};
+      c.attention_options = Json{{mechanism, options}};
+      if (change) change(c);
+    });
+  };
+  const Json none = Json::object();
+  for (const char* name : {"softmax", "latte", "conv_luna", "nystrom", "linformer"})
+    EXPECT_TRUE(RowsStandAlone(*classifier(name, none))) << name;
+  EXPECT_FALSE(RowsStandAlone(*classifier("nystrom", {{"start", "batch"}})));
+  EXPECT_FALSE(RowsStandAlone(*classifier("conv_luna", {{"mask", "none"}})));
+  EXPECT_FALSE(RowsStandAlone(*classifier("performer", none)));
+  for (const PaddingKind padding : {PaddingKind::kSeen, PaddingKind::kZeros, PaddingKind::kReads}) {
+    EXPECT_FALSE(
+        RowsStandAlone(*classifier("softmax", none, [&](ModelConfig& c) { c.padding = padding; })));
+  }
+  for (const PoolingKind pooling : {PoolingKind::kMeanAll, PoolingKind::kMeanZeros}) {
+    EXPECT_FALSE(
+        RowsStandAlone(*classifier("softmax", none, [&](ModelConfig& c) { c.pooling = pooling; })));
+  }
+}
+
+// Rows of these lengths, of which only the lengths matter.
+Batch OfLengths(const std::vector<int64_t>& lengths) {
+  Batch batch;
+  batch.rows = int64_t(lengths.size());
+  batch.Add("lengths", at::tensor(lengths, at::kLong));
+  batch.padded = {{"ids", "lengths"}};
+  return batch;
+}
+
+TEST(RowParts, GroupsHaveAboutAsManyTokens) {
+  std::vector<int64_t> lengths;
+  for (int64_t i = 0; i < 32; ++i) lengths.push_back(2000 - i * i % 97 - i * 45);
+  std::sort(lengths.rbegin(), lengths.rend());
+  const double real = double(std::accumulate(lengths.begin(), lengths.end(), int64_t{0}));
+  for (const int64_t parts : {1, 2, 3}) {
+    const std::vector<RowGroup> groups = GroupsByLength(OfLengths(lengths), parts);
+    EXPECT_EQ(groups.size(), size_t(parts) * size_t(std::lround(real / double(parts) / 4096)));
+    int64_t end = 0;
+    double padded = 0;
+    for (const RowGroup& g : groups) {
+      EXPECT_EQ(g.begin, end);
+      EXPECT_GT(g.end, g.begin);
+      EXPECT_EQ(g.tokens, double(g.end - g.begin) * double(lengths[size_t(g.begin)]));
+      EXPECT_LT(g.tokens, 6200);
+      end = g.end, padded += g.tokens;
+    }
+    EXPECT_EQ(end, 32);
+    EXPECT_LT(padded, 1.1 * real);  // 1.5 as one batch
+    const auto shared = Shared(groups, parts);
+    std::vector<bool> taken(groups.size());
+    for (const std::vector<size_t>& part : shared) {
+      double tokens = 0;
+      for (const size_t g : part) {
+        EXPECT_FALSE(taken[g]);
+        taken[g] = true, tokens += groups[g].tokens;
+      }
+      EXPECT_NEAR(tokens, padded / double(parts), 0.05 * padded / double(parts));
+    }
+    EXPECT_EQ(std::count(taken.begin(), taken.end(), false), 0);
+  }
+  // A few tokens are one group of each part; rows are never cut; rows may be empty.
+  EXPECT_EQ(GroupsByLength(OfLengths({20, 19, 12, 8}), 2).size(), 2);
+  EXPECT_EQ(GroupsByLength(OfLengths({20, 19}), 1).size(), 1);
+  EXPECT_EQ(GroupsByLength(OfLengths({50000}), 2).size(), 1);
+  const auto empty = GroupsByLength(OfLengths({0, 0, 0}), 2);
+  ASSERT_FALSE(empty.empty());
+  EXPECT_EQ(empty.back().end, 3);
 }
 
 // Words of an adaptive softmax's bands are some of the tokens, and drop as those do.

@@ -121,7 +121,8 @@ at::Tensor LunaCausalMechanism::WriteWeights(const std::vector<at::Tensor>& x,
           .to(x[fit_k_].scalar_type());
   const at::Tensor fit = at::matmul(x[fit_k_], memory.transpose(2, 3));
   const at::Tensor a = Omega(fit.to(ops::ComputeTypeOf(fit)) / std::sqrt(double(Width())));
-  return ops::Dropout(a, Dropout(), is_training());
+  // By tokens, so that what is dropped does not depend on how many there are.
+  return ops::Dropout(a.transpose(1, 2), Dropout(), is_training()).transpose(1, 2);
 }
 
 at::Tensor LunaCausalMechanism::ReadWeights(const at::Tensor& matched, const at::Tensor& tokens,
