@@ -100,12 +100,15 @@ at::Tensor DropoutOfTokens(const at::Tensor& x, const at::Tensor& tokens, int64_
                            double rate, bool training) {
   if (!training || rate <= 0) return x;
   DropoutDraw draw = DrawDropout(rate);
-  draw.first_row *= tokens_per_row;
+  constexpr int64_t kRow = int64_t{1} << 32;  // numbers of a row, however many tokens it has here
+  draw.first_row *= kRow;
   TORCH_CHECK(tokens.dim() == 1 && tokens.scalar_type() == at::kLong && x.dim() >= 1 &&
                   tokens.size(0) == x.size(0),
               "[dropout] expected an int64 for each of ", x.sizes(), " tokens, got ",
               tokens.sizes(), " of ", tokens.scalar_type());
-  return dropout::Dropped(x, tokens.contiguous(), draw);
+  const at::Tensor numbers =
+      tokens.div(tokens_per_row, "floor") * kRow + tokens.remainder(tokens_per_row);
+  return dropout::Dropped(x, numbers, draw);
 }
 
 }  // namespace cistern::ops
