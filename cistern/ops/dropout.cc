@@ -99,15 +99,14 @@ at::Tensor DropoutOfShared(const at::Tensor& x, double rate, bool training) {
 at::Tensor DropoutOfTokens(const at::Tensor& x, const at::Tensor& tokens, int64_t tokens_per_row,
                            double rate, bool training) {
   if (!training || rate <= 0) return x;
-  DropoutDraw draw = DrawDropout(rate);
-  constexpr int64_t kRow = int64_t{1} << 32;  // numbers of a row, however many tokens it has here
-  draw.first_row *= kRow;
+  const DropoutDraw draw = DrawDropout(rate);
   TORCH_CHECK(tokens.dim() == 1 && tokens.scalar_type() == at::kLong && x.dim() >= 1 &&
                   tokens.size(0) == x.size(0),
               "[dropout] expected an int64 for each of ", x.sizes(), " tokens, got ",
               tokens.sizes(), " of ", tokens.scalar_type());
+  // Those of token t of row b are b + 2^32 t, however many tokens a row has here.
   const at::Tensor numbers =
-      tokens.div(tokens_per_row, "floor") * kRow + tokens.remainder(tokens_per_row);
+      tokens.div(tokens_per_row, "floor") + tokens.remainder(tokens_per_row) * (int64_t{1} << 32);
   return dropout::Dropped(x, numbers, draw);
 }
 

@@ -71,15 +71,16 @@ TEST(DropoutOp, SharedHasNoRowAndTokensHaveTheirOwn) {
   EXPECT_TRUE(at_row(0, shared).equal(at_row(3, shared)));
   const auto some = [&] { return DropoutOfTokens(x, at::tensor(tokens), 8, 0.5, true); };
   const DrawScope scope(11);
-  constexpr int64_t kRow = int64_t{1} << 32;
-  EXPECT_TRUE(at_row(0, some).equal(x * Factors(x, 0.5, 11, 0, tokens)));
+  constexpr int64_t kToken = int64_t{1} << 32;
+  EXPECT_TRUE(at_row(0, some).equal(x * Factors(x, 0.5, 11, 0, {0, 7 * kToken, 2 * kToken})));
   EXPECT_TRUE(
-      at_row(2, some).equal(x * Factors(x, 0.5, 11, 0, {2 * kRow, 2 * kRow + 7, 2 * kRow + 2})));
+      at_row(2, some).equal(x * Factors(x, 0.5, 11, 0, {2, 2 + 7 * kToken, 2 + 2 * kToken})));
   // Tokens 0 and 7 of row 0 and 2 of row 1, of 9 a row; the same of 30 a row.
   const auto of = [&](std::vector<int64_t> numbers, int64_t of_row) {
     return at_row(1, [&] { return DropoutOfTokens(x, at::tensor(numbers), of_row, 0.5, true); });
   };
-  EXPECT_TRUE(of({0, 7, 11}, 9).equal(x * Factors(x, 0.5, 11, 0, {kRow, kRow + 7, 2 * kRow + 2})));
+  EXPECT_TRUE(
+      of({0, 7, 11}, 9).equal(x * Factors(x, 0.5, 11, 0, {1, 1 + 7 * kToken, 2 + 2 * kToken})));
   EXPECT_TRUE(of({0, 7, 32}, 30).equal(of({0, 7, 11}, 9)));
 }
 
