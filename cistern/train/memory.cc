@@ -9,6 +9,7 @@
 #include "cistern/base/format.h"
 #include "cistern/base/memory.h"
 #include "cistern/base/parallel.h"
+#include "cistern/train/row_parts.h"
 #include "cistern/train/trainer.h"
 
 namespace cistern {
@@ -116,28 +117,52 @@ int64_t EstimateTrainingBytes(const ModelConfig& c, int64_t rows, int64_t length
   return int64_t(std::min(double(bytes) * numbers, 9e18));
 }
 
+namespace {
+
+// Bytes of a token that waits for its turn: its id and its target, of this batch and five that are
+// made ahead or put in order.
+constexpr int64_t kWaitingBytes = 6 * 2 * 8;
+
+// How a run goes through a batch, and what a step of it needs.
+struct Plan {
+  int64_t rows_at_once = 0, bytes = 0;
+};
+
+Plan PlanOf(const ModelConfig& config, int64_t rows, int64_t length, int64_t bytes,
+            const TrainOptions& options, int64_t source) {
+  const auto plan = [&](int64_t parts) {
+    const int64_t at_once = RowsAtOnce(config, rows, length + source, parts),
+                  copies = options.NumbersPerParameter() + parts - 1;
+    const double waiting = double(kWaitingBytes) * double(rows - at_once) * double(length + source);
+    const int64_t step = EstimateTrainingBytes(config, at_once, length, source, bytes, copies);
+    return Plan{at_once, int64_t(std::min(double(step) + waiting, 9e18))};
+  };
+  const int64_t parts = std::clamp<int64_t>(rows, 1, NumThreads()),
+                gradients = EstimateTrainingBytes(config, 0, length, source, bytes, parts) -
+                            EstimateTrainingBytes(config, 0, length, source, bytes, 1);
+  const bool of_rows = options.parallel == ThreadsTake::kRows ||
+                       (options.parallel == ThreadsTake::kAuto && gradients <= kAutoGradientBytes);
+  return plan(of_rows ? parts : 1);
+}
+
+}  // namespace
+
 int64_t EstimateRunBytes(const ModelConfig& config, int64_t rows, int64_t length, int64_t bytes,
                          const TrainOptions& options, int64_t source) {
-  const int64_t copies = options.NumbersPerParameter(),
-                shared = EstimateTrainingBytes(config, rows, length, source, bytes, copies),
-                in_rows = EstimateTrainingBytes(config, rows, length, source, bytes,
-                                                copies + std::min<int64_t>(rows, NumThreads()) - 1);
-  const bool of_rows =
-      options.parallel == ThreadsTake::kRows ||
-      (options.parallel == ThreadsTake::kAuto && in_rows - shared <= kAutoGradientBytes);
-  return of_rows ? in_rows : shared;
+  return PlanOf(config, rows, length, bytes, options, source).bytes;
 }
 
 void CheckMemory(const ModelConfig& config, int64_t rows, int64_t length, int64_t bytes,
                  const TrainOptions& options, int64_t source) {
-  const int64_t need = EstimateRunBytes(config, rows, length, bytes, options, source),
-                have = AvailableBytes();
-  if (have > 0 && need > have) {
-    FailUsage("a training step would need about ", Gigabytes(need), " (batch ", rows, " x length ",
-              length, ", ", config.Summary(), "), and ", Gigabytes(have),
-              " are free; lower train.batch (train.accumulate keeps the effective batch), "
-              "task.length or the model's size");
-  }
+  const Plan plan = PlanOf(config, rows, length, bytes, options, source);
+  const int64_t have = AvailableBytes();
+  if (have <= 0 || plan.bytes <= have) return;
+  const bool whole = plan.rows_at_once == rows;
+  FailUsage("a training step would need about ", Gigabytes(plan.bytes), " (batch ", rows,
+            whole ? "" : StrCat(", of which ", plan.rows_at_once, " at once,"), " x length ",
+            length, ", ", config.Summary(), "), and ", Gigabytes(have), " are free; lower ",
+            whole ? "train.batch (train.accumulate keeps the effective batch), " : "",
+            "task.length or the model's size");
 }
 
 }  // namespace cistern

@@ -17,14 +17,26 @@
 
 namespace cistern {
 
-bool DrawsFromGenerator(const ModelConfig& config) {
+namespace {
+
+// Whether `is` holds for the layer of that number of one of the stacks.
+bool AnyLayer(const ModelConfig& config,
+              const std::function<bool(const LayerStack&, int64_t)>& is) {
   for (const Form form : config.info().forms) {
     const LayerStack stack = config.Stack(form);
     for (int64_t layer = 0; layer < stack.layers(); ++layer) {
-      if (FindMechanism(stack.Mechanism(layer)).stochastic) return true;
+      if (is(stack, layer)) return true;
     }
   }
   return false;
+}
+
+}  // namespace
+
+bool DrawsFromGenerator(const ModelConfig& config) {
+  return AnyLayer(config, [](const LayerStack& stack, int64_t layer) {
+    return FindMechanism(stack.Mechanism(layer)).stochastic;
+  });
 }
 
 const EnumNames<ThreadsTake>& ThreadsTakeNames() {
@@ -81,32 +93,64 @@ int64_t RowParts(ThreadsTake take, const Model& model, int64_t rows) {
                                                                                            : 1;
 }
 
+namespace {
+
+bool TiesRows(const Mechanism& m) {
+  return m.SeesBatch() || m.SeesPadding() || m.info().stochastic;
+}
+
+// Tokens of a group, about and at most where it has several rows.
+constexpr double kGroupTokens = 4096, kMostGroupTokens = 1.5 * kGroupTokens;
+
+int64_t GroupsOfAPart(double tokens, int64_t parts) {
+  return std::max<int64_t>(1, std::llround(tokens / double(parts) / kGroupTokens));
+}
+
+std::vector<RowGroup> EvenGroups(int64_t rows, int64_t count) {
+  std::vector<RowGroup> groups;
+  for (int64_t g = 0; g < count; ++g) {
+    const int64_t begin = rows * g / count, end = rows * (g + 1) / count;
+    groups.push_back({begin, end, double(end - begin)});
+  }
+  return groups;
+}
+
+}  // namespace
+
 bool RowsStandAlone(const Model& model) {
   return model.options().device() == at::Device(at::kCPU) && !PaddingTakesPart(model.config()) &&
-         !AnyMechanism(model, [](const Mechanism& m) {
-           return m.SeesBatch() || m.SeesPadding() || m.info().stochastic;
-         });
+         !AnyMechanism(model, TiesRows);
+}
+
+int64_t RowsAtOnce(const ModelConfig& config, int64_t rows, int64_t tokens, int64_t parts) {
+  const int64_t of_a_part = (rows + parts - 1) / parts;
+  const bool alone =
+      !PaddingTakesPart(config) && !AnyLayer(config, [](const LayerStack& stack, int64_t layer) {
+        return TiesRows(*MakeMechanism(stack.Attention(layer)));
+      });
+  const auto most = int64_t(std::ceil(kMostGroupTokens / double(std::max<int64_t>(1, tokens))));
+  return std::min(rows, parts * (alone ? std::min(of_a_part, most) : of_a_part));
 }
 
 std::vector<RowGroup> GroupsByLength(const Batch& batch, int64_t parts) {
-  constexpr double kGroupTokens = 4096;
   const at::Tensor of_rows = batch.TokensOfRows();
   const int64_t* const tokens = of_rows.const_data_ptr<int64_t>();
   const double all = std::max(1.0, double(of_rows.sum().item<int64_t>()));
-  const int64_t each = std::max<int64_t>(1, std::llround(all / double(parts) / kGroupTokens)),
-                count = each * parts;
+  const int64_t count = parts * GroupsOfAPart(all, parts);
   std::vector<RowGroup> groups;
   int64_t last = -1;
   double before = 0;
   for (int64_t r = 0; r < batch.rows; ++r) {
     const double middle = before + double(tokens[r]) / 2;
     const int64_t group = std::min(count - 1, int64_t(middle / all * double(count)));
-    if (groups.empty() || group != last) groups.push_back({r, r});
-    groups.back().end = r + 1;
+    // The first row is the longest; of a pair of texts, nearly so.
+    const auto padded = [&] {
+      return double(r + 1 - groups.back().begin) * double(tokens[groups.back().begin]);
+    };
+    if (groups.empty() || group != last || padded() > kMostGroupTokens) groups.push_back({r, r});
+    groups.back().end = r + 1, groups.back().tokens = padded();
     before += double(tokens[r]), last = group;
   }
-  // The first row is the longest; of a pair of texts, nearly so.
-  for (RowGroup& g : groups) g.tokens = double(g.end - g.begin) * double(tokens[g.begin]);
   return groups;
 }
 
@@ -126,15 +170,6 @@ std::vector<std::vector<size_t>> Shared(const std::vector<RowGroup>& groups, int
 }
 
 namespace {
-
-std::vector<RowGroup> EvenGroups(int64_t rows, int64_t parts) {
-  std::vector<RowGroup> groups;
-  for (int64_t p = 0; p < parts; ++p) {
-    const int64_t begin = rows * p / parts, end = rows * (p + 1) / parts;
-    groups.push_back({begin, end, double(end - begin)});
-  }
-  return groups;
-}
 
 Batch LongestFirst(const Batch& batch) {
   return batch.InOrder(
@@ -175,10 +210,12 @@ RowsLoss LossOf(const Task& task, Model& model, double label_smoothing) {
 
 double AddGradients(const Model& model, const RowsLoss& of, const Batch& given, double scale,
                     bool bfloat16, int64_t parts, uint64_t seed) {
-  const bool by_length = !given.padded.empty() && RowsStandAlone(model);
+  const bool alone = RowsStandAlone(model), by_length = alone && !given.padded.empty();
   const Batch batch = by_length ? LongestFirst(given) : given;
+  const int64_t each = alone ? GroupsOfAPart(double(batch.tokens), parts) : 1;
   const std::vector<RowGroup> groups =
-      by_length ? GroupsByLength(batch, parts) : EvenGroups(batch.rows, parts);
+      by_length ? GroupsByLength(batch, parts)
+                : EvenGroups(batch.rows, std::min(batch.rows, parts * each));
   if (groups.size() == 1) {
     const at::Tensor loss = Loss(of, batch, bfloat16, model.options().device(), seed, 0);
     const double value = loss.item<double>();

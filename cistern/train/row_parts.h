@@ -38,6 +38,9 @@ RowsLoss LossOf(const Task& task, Model& model, double label_smoothing);
 // no row depends on the others, none on how much padding stands behind it, and nothing is drawn
 // from the generator.
 bool RowsStandAlone(const Model& model);
+// How many rows of a batch of rows of so many tokens go through such a model at once, at most, in
+// all parts together: of others, all.
+int64_t RowsAtOnce(const ModelConfig& config, int64_t rows, int64_t tokens, int64_t parts);
 
 // Rows begin .. end - 1 of a batch, which go through forward and backward together.
 struct RowGroup {
@@ -46,15 +49,16 @@ struct RowGroup {
 };
 // Of a batch in the order of its rows' tokens, the longest first: a multiple of `parts` groups of
 // about as many tokens, where each part has 4,096 or more some 4,096. Fewer where there are fewer
-// rows.
+// rows, more where one would have more than 6,144 with its padding.
 std::vector<RowGroup> GroupsByLength(const Batch& batch, int64_t parts);
 // The groups that each part takes, so that parts have about as many tokens.
 std::vector<std::vector<size_t>> Shared(const std::vector<RowGroup>& groups, int64_t parts);
 
 // Adds the gradients of scale * loss of the batch to those of the parameters, and returns the loss.
-// Rows that stand alone and have padding that may be left out (Batch::padded) go in GroupsByLength,
-// each without the padding behind its longest row, so that little is computed of padding, and what
-// the backward pass keeps is of one group at a time. Other batches are cut into `parts`.
+// Rows that stand alone go in groups of some 4,096 tokens, so that what the backward pass keeps is
+// of one group of each part at a time; where they have padding that may be left out
+// (Batch::padded), in GroupsByLength, each without the padding behind its longest row. Other
+// batches are cut into `parts`.
 //
 // Each part's groups are taken one after another and weighted by their terms; sums are formed in
 // the order of groups and parts, so that the same number of parts gives the same bits. What is

@@ -3,16 +3,19 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cmath>
 #include <filesystem>
 #include <fstream>
+#include <mutex>
 #include <numeric>
 #include <optional>
 
 #include "cistern/base/parallel.h"
 #include "cistern/io/test_folder.h"
 #include "cistern/nn/attention_observer.h"
+#include "cistern/ops/draws.h"
 #include "cistern/ops/testing.h"
 #include "cistern/tasks/task.h"
 
@@ -456,6 +459,81 @@ TEST(RowParts, GroupsHaveAboutAsManyTokens) {
   const auto empty = GroupsByLength(OfLengths({0, 0, 0}), 2);
   ASSERT_FALSE(empty.empty());
   EXPECT_EQ(empty.back().end, 3);
+}
+
+// Long rows do not hold up those behind them: no group has many tokens of padding.
+TEST(RowParts, AGroupOfSeveralRowsHasAtMost6144Tokens) {
+  std::vector<int64_t> lengths = {2000};
+  lengths.resize(11, 200);
+  const std::vector<RowGroup> groups = GroupsByLength(OfLengths(lengths), 1);
+  int64_t end = 0;
+  for (const RowGroup& g : groups) {
+    EXPECT_EQ(g.begin, end);
+    EXPECT_TRUE(g.end == g.begin + 1 || g.tokens <= 6144) << g.begin << " " << g.tokens;
+    end = g.end;
+  }
+  EXPECT_EQ(end, 11);
+  EXPECT_EQ(groups.size(), 2);
+}
+
+// A batch of many tokens goes in groups, padded or not, and its gradients are those of the whole.
+TEST(RowParts, RowsThatStandAloneGoInGroupsOf4096Tokens) {
+  const Threads scope(2);
+  for (const bool padded : {false, true}) {
+    for (const auto& [name, alone] : {std::pair{"linear", true}, {"nystrom", false}}) {
+      const auto model = Made([&](ModelConfig& c) {
+        c.kind = "encoder_classifier", c.classes = 3, c.attention = {name}, c.max_length = 2000;
+        c.attention_options["nystrom"]["start"] = "batch";
+        c.dropout = 0.1;
+      });
+      model->to(at::kDouble);
+      model->train();
+      Batch batch;
+      batch.rows = 9;
+      at::Tensor lengths = at::full({9}, 2000, at::kLong);
+      if (padded) lengths = lengths - 150 * at::arange(9);
+      batch.tokens = lengths.sum().item<int64_t>();
+      batch.Add("ids", at::arange(18000).reshape({9, 2000}).remainder(7));
+      batch.Add("targets", at::arange(9).remainder(3));
+      batch.Add("lengths", lengths);
+      if (padded) batch.padded = {{"ids", "lengths"}};
+      std::mutex mutex;
+      std::vector<int64_t> rows;
+      const RowsLoss of = {[&](const Batch& b) {
+                             const std::lock_guard<std::mutex> lock(mutex);
+                             rows.push_back(b.rows);
+                             return model->TrainingLoss(b.tensors);
+                           },
+                           [](const Batch& b) { return double(b.rows); }};
+      const std::string what = StrCat(name, padded ? " padded" : "");
+      const auto gradients = [&] {
+        std::vector<at::Tensor> out;
+        for (const at::Tensor& p : model->parameters()) out.push_back(p.grad().clone());
+        model->zero_grad();
+        return out;
+      };
+      at::Tensor loss;
+      {
+        const ops::DrawScope draws(6, 0);
+        loss = model->TrainingLoss(batch.tensors);
+      }
+      loss.backward();
+      const auto whole = gradients();
+      for (const int64_t parts : {1, 2}) {
+        rows.clear();
+        const double of_groups = AddGradients(*model, of, batch, 1, false, parts, 6);
+        EXPECT_NEAR(of_groups, loss.item<double>(), 1e-11 * of_groups) << what;
+        EXPECT_EQ(std::accumulate(rows.begin(), rows.end(), int64_t{0}), 9);
+        const int64_t most = *std::max_element(rows.begin(), rows.end());
+        EXPECT_EQ(rows.size() > size_t(parts), alone) << what;
+        EXPECT_LE(std::min<int64_t>(9, most * parts), RowsAtOnce(model->config(), 9, 2000, parts))
+            << what;
+        const auto got = gradients();
+        for (size_t i = 0; i < whole.size(); ++i)
+          testing::ExpectClose(got[i], whole[i], 1e-9, what.c_str());
+      }
+    }
+  }
 }
 
 // Words of an adaptive softmax's bands are some of the tokens, and drop as those do.

@@ -12,6 +12,7 @@
 #include "cistern/io/test_folder.h"
 #include "cistern/models/decoder_lm.h"
 #include "cistern/models/encoder_decoder.h"
+#include "cistern/ops/testing.h"
 #include "cistern/train/checkpoint.h"
 #include "cistern/train/optimizer.h"
 #include "cistern/train/trainer.h"
@@ -149,7 +150,26 @@ TEST(Memory, ForetellsWhatCannotFit) {
     EXPECT_EQ(EstimateRunBytes(config, 1, 9, 4, automatic),
               EstimateTrainingBytes(config, 1, 9, 0, 4, 2));
   }
+  // Of rows that go in groups, each thread has one in work.
+  const auto text_of = [&](const ModelConfig& config, int64_t rows, int64_t length) {
+    return EstimateRunBytes(config, rows, length, 4, in_rows);
+  };
+  constexpr int64_t kWaiting = 96;  // bytes of a token of the others
+  EXPECT_EQ(text_of(c, 100, 5000),
+            EstimateTrainingBytes(c, 3 * 2, 5000, 0, 4, 4) + 94 * 5000 * kWaiting);
+  EXPECT_EQ(text_of(c, 100, 9000),
+            EstimateTrainingBytes(c, 3, 9000, 0, 4, 4) + 97 * 9000 * kWaiting);
+  ModelConfig drawn = c;
+  drawn.attention = {"performer"};
+  EXPECT_EQ(text_of(drawn, 100, 5000), EstimateTrainingBytes(drawn, 100, 5000, 0, 4, 4));
   SetNumThreads(threads);
+  // What it says helps.
+  const auto refusal = [&](const ModelConfig& config) {
+    return testing::Thrown([&] { CheckMemory(config, 1000, 1 << 28); });
+  };
+  testing::ExpectContains(refusal(drawn), {"(batch 1000 x length", "lower train.batch"});
+  testing::ExpectContains(refusal(c), {"(batch 1000, of which "});
+  EXPECT_EQ(refusal(c).find("train.batch"), std::string::npos) << refusal(c);
   // Sources of another length than the targets.
   ModelConfig both = c;
   both.kind = "encoder_decoder";
