@@ -6,11 +6,11 @@
 #include <cmath>
 
 #include "cistern/analyses/implied_weights.h"
-#include "cistern/analyses/parallel_rows.h"
 #include "cistern/analyses/weighted_words.h"
 #include "cistern/base/error.h"
 #include "cistern/kernels/weight_sums.h"
 #include "cistern/ops/tensor_rows.h"
+#include "cistern/tensors/parallel_rows.h"
 
 namespace cistern {
 namespace {

@@ -7,9 +7,9 @@
 
 #include "cistern/analyses/attention_logits.h"
 #include "cistern/analyses/implied_weights.h"
-#include "cistern/analyses/parallel_rows.h"
 #include "cistern/attention/head_groups.h"
 #include "cistern/base/error.h"
+#include "cistern/tensors/parallel_rows.h"
 
 namespace cistern {
 namespace {

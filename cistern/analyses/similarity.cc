@@ -6,12 +6,12 @@
 #include <cmath>
 
 #include "cistern/analyses/implied_weights.h"
-#include "cistern/analyses/parallel_rows.h"
 #include "cistern/analyses/reuse_plan.h"
 #include "cistern/base/error.h"
 #include "cistern/base/format.h"
 #include "cistern/base/parallel.h"
 #include "cistern/tasks/uniform_ids.h"
+#include "cistern/tensors/parallel_rows.h"
 
 namespace cistern {
 namespace {

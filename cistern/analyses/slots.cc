@@ -5,11 +5,11 @@
 #include <algorithm>
 #include <cmath>
 
-#include "cistern/analyses/parallel_rows.h"
 #include "cistern/analyses/slot_stats.h"
 #include "cistern/analyses/weighted_words.h"
 #include "cistern/attention/head_groups.h"
 #include "cistern/base/error.h"
+#include "cistern/tensors/parallel_rows.h"
 
 namespace cistern {
 namespace {

@@ -489,9 +489,8 @@ TEST_F(RobustTest, MemoryThatIsNotThereIsSaidInOurWords) {
   rlimit limit = before;
   limit.rlim_cur = rlim_t{3} << 30;
   ASSERT_EQ(::setrlimit(RLIMIT_AS, &limit), 0);
-  const Outcome o = Run(
-      Train(TrainedText(), folder_ / "run",
-            {"--set", "train.batch=4096", "--set", "task.length=256", "--set", "model.dim=512"}));
+  const Outcome o = Run(Train(TrainedText(), folder_ / "run",
+                              {"--set", "task.length=256", "--set", "model.dim=8192"}));
   ::setrlimit(RLIMIT_AS, &before);
   EXPECT_EQ(o.code, 2) << o;
   EXPECT_NE(o.err.find("a training step would need about"), std::string::npos) << o;

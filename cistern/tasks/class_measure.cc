@@ -7,18 +7,35 @@
 #include <utility>
 
 #include "cistern/base/error.h"
+#include "cistern/base/parallel.h"
 #include "cistern/io/checked_json.h"
 #include "cistern/models/classifier.h"
 #include "cistern/tasks/confusion.h"
+#include "cistern/tasks/row_groups.h"
+#include "cistern/tensors/parallel_rows.h"
 
 namespace cistern {
-namespace {
-
 at::Tensor ClassifierLogits(Model& model, const Batch& batch) {
-  return dynamic_cast<Classifier&>(model).Logits(batch.tensors);
+  Classifier& classifier = dynamic_cast<Classifier&>(model);
+  if (model.is_training() || batch.padded.empty() || !RowsStandAlone(model))
+    return classifier.Logits(batch.tensors);
+  const at::Tensor order = OrderByLength(batch);
+  const Batch sorted = batch.InOrder(order);
+  const std::vector<RowGroup> groups = GroupsByLength(sorted, 1);
+  std::vector<at::Tensor> logits(groups.size());
+  const auto take = [&](int64_t i) {
+    const RowGroup& g = groups[size_t(i)];
+    const Batch rows = sorted.Rows(g.begin, g.end).WithoutPadding();
+    logits[size_t(i)] = classifier.Logits(rows.tensors);
+  };
+  const auto count = int64_t(groups.size());
+  if (count >= NumThreads()) {
+    ForRows(count, take);
+  } else {
+    for (int64_t i = 0; i < count; ++i) take(i);
+  }
+  return at::cat(logits).index_select(0, at::argsort(order));
 }
-
-}  // namespace
 
 Score MeasureClasses(const at::Tensor& logits, const at::Tensor& targets, int64_t majority) {
   const int64_t rows = logits.size(0), classes = logits.size(1);

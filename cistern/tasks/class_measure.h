@@ -9,6 +9,10 @@
 
 namespace cistern {
 
+// The logits [B,C] of a classifier. In evaluation rows that stand alone go in groups of about one
+// length (tasks/row_groups.h), so that little is computed of padding, several groups at once.
+at::Tensor ClassifierLogits(Model& model, const Batch& batch);
+
 // The sums of logits [B,C] and targets [B] int64: examples, nats, the confusion matrix, and how
 // often `majority` was right, the class that the training data have most of.
 Score MeasureClasses(const at::Tensor& logits, const at::Tensor& targets, int64_t majority);

@@ -6,21 +6,12 @@
 #include <utility>
 
 #include "cistern/base/error.h"
-#include "cistern/models/classifier.h"
 #include "cistern/tasks/class_measure.h"
 #include "cistern/tasks/classify_task.h"
 
 namespace cistern {
-namespace {
-
-at::Tensor ClassLogits(Model& model, const Batch& batch) {
-  return dynamic_cast<Classifier&>(model).Logits(batch.tensors);
-}
-
-}  // namespace
-
 at::Tensor ClassifyTask::Loss(Model& model, const Batch& batch, double label_smoothing) const {
-  const at::Tensor logits = ClassLogits(model, batch);
+  const at::Tensor logits = ClassifierLogits(model, batch);
   if (options_.regression) return NumberLoss(logits, batch["targets"], label_smoothing);
   if (options_.class_weights == ClassWeights::kNone)
     return NextTokenLoss(logits, batch["targets"], label_smoothing);
@@ -46,7 +37,7 @@ double ClassifyTask::Terms(const Batch& batch) const {
 }
 
 Score ClassifyTask::Measure(Model& model, const Batch& batch) const {
-  const at::Tensor logits = ClassLogits(model, batch);
+  const at::Tensor logits = ClassifierLogits(model, batch);
   if (options_.regression) return MeasureNumbers(logits, batch["targets"], scale_);
   const int64_t majority =
       std::max_element(class_counts_.begin(), class_counts_.end()) - class_counts_.begin();
@@ -58,7 +49,7 @@ Json ClassifyTask::Metrics(const Score& score) const {
 }
 
 std::vector<Json> ClassifyTask::Predict(Model& model, const Batch& batch) const {
-  const at::Tensor logits = ClassLogits(model, batch), lines = batch["lines"].cpu();
+  const at::Tensor logits = ClassifierLogits(model, batch), lines = batch["lines"].cpu();
   std::vector<Json> out;
   for (int64_t r = 0; r < batch.rows; ++r)
     out.push_back({{"line", lines.const_data_ptr<int64_t>()[r]}});

@@ -7,8 +7,8 @@
 #include "cistern/base/error.h"
 #include "cistern/base/hash.h"
 #include "cistern/base/progress.h"
-#include "cistern/models/classifier.h"
 #include "cistern/tasks/cache.h"
+#include "cistern/tasks/class_measure.h"
 
 namespace cistern {
 namespace {
@@ -37,10 +37,6 @@ std::unique_ptr<BatchReader> ReaderOf(const ListOpsSet& set, const RowPadding& p
                      [&set, padding, keep](const std::vector<int64_t>& rows) {
                        return MakeBatch(set, padding, rows);
                      });
-}
-
-at::Tensor LogitsOf(Model& model, const Batch& batch) {
-  return dynamic_cast<Classifier&>(model).Logits(batch.tensors);
 }
 
 }  // namespace
@@ -156,7 +152,7 @@ std::unique_ptr<BatchReader> ListOpsTask::ReadFile(const std::string& path, bool
 }
 
 Score ListOpsTask::Measure(Model& model, const Batch& batch) const {
-  const at::Tensor logits = LogitsOf(model, batch), targets = batch["targets"];
+  const at::Tensor logits = ClassifierLogits(model, batch), targets = batch["targets"];
   Score score;
   score.Add("examples", double(batch.rows));
   score.Add("nats", NextTokenLoss(logits, targets).item<double>() * double(batch.rows));
@@ -188,7 +184,7 @@ Json ListOpsTask::Metrics(const Score& score) const {
 
 std::vector<Json> ListOpsTask::Predict(Model& model, const Batch& batch) const {
   const at::Tensor p =
-      at::softmax(LogitsOf(model, batch), 1).to(at::kCPU, at::kDouble).contiguous();
+      at::softmax(ClassifierLogits(model, batch), 1).to(at::kCPU, at::kDouble).contiguous();
   std::vector<Json> out;
   for (int64_t r = 0; r < batch.rows; ++r) {
     const double* row = p.const_data_ptr<double>() + r * kClasses;

@@ -9,7 +9,7 @@
 #include "cistern/base/format.h"
 #include "cistern/base/memory.h"
 #include "cistern/base/parallel.h"
-#include "cistern/train/row_parts.h"
+#include "cistern/tasks/row_groups.h"
 #include "cistern/train/trainer.h"
 
 namespace cistern {
@@ -157,11 +157,13 @@ void CheckMemory(const ModelConfig& config, int64_t rows, int64_t length, int64_
   const Plan plan = PlanOf(config, rows, length, bytes, options, source);
   const int64_t have = AvailableBytes();
   if (have <= 0 || plan.bytes <= have) return;
-  const bool whole = plan.rows_at_once == rows;
+  const Plan half = PlanOf(config, std::max<int64_t>(1, rows / 2), length, bytes, options, source);
+  const bool of_the_batch = double(half.bytes) < 0.8 * double(plan.bytes);
   FailUsage("a training step would need about ", Gigabytes(plan.bytes), " (batch ", rows,
-            whole ? "" : StrCat(", of which ", plan.rows_at_once, " at once,"), " x length ",
-            length, ", ", config.Summary(), "), and ", Gigabytes(have), " are free; lower ",
-            whole ? "train.batch (train.accumulate keeps the effective batch), " : "",
+            " x length ", length,
+            plan.rows_at_once == rows ? "" : StrCat(", ", plan.rows_at_once, " rows at once"), ", ",
+            config.Summary(), "), and ", Gigabytes(have), " are free; lower ",
+            of_the_batch ? "train.batch (train.accumulate keeps the effective batch), " : "",
             "task.length or the model's size");
 }
 

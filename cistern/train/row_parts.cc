@@ -10,34 +10,10 @@
 
 #include "cistern/base/error.h"
 #include "cistern/base/parallel_items.h"
-#include "cistern/nn/attention_layer.h"
 #include "cistern/ops/draws.h"
-#include "cistern/tasks/row_batch.h"
 #include "cistern/tensors/device.h"
 
 namespace cistern {
-
-namespace {
-
-// Whether `is` holds for the layer of that number of one of the stacks.
-bool AnyLayer(const ModelConfig& config,
-              const std::function<bool(const LayerStack&, int64_t)>& is) {
-  for (const Form form : config.info().forms) {
-    const LayerStack stack = config.Stack(form);
-    for (int64_t layer = 0; layer < stack.layers(); ++layer) {
-      if (is(stack, layer)) return true;
-    }
-  }
-  return false;
-}
-
-}  // namespace
-
-bool DrawsFromGenerator(const ModelConfig& config) {
-  return AnyLayer(config, [](const LayerStack& stack, int64_t layer) {
-    return FindMechanism(stack.Mechanism(layer)).stochastic;
-  });
-}
 
 const EnumNames<ThreadsTake>& ThreadsTakeNames() {
   static const EnumNames<ThreadsTake> names = {{ThreadsTake::kOperations, "operations"},
@@ -52,21 +28,6 @@ int64_t GradientBytes(const Model& model) {
   int64_t bytes = 0;
   for (const at::Tensor& p : model.parameters()) bytes += int64_t(p.nbytes());
   return bytes;
-}
-
-// Whether `is` holds for a mechanism of the model.
-template <class Is>
-bool AnyMechanism(const Model& model, const Is& is) {
-  for (const auto& module : model.modules(/*include_self=*/false)) {
-    const auto* layer = dynamic_cast<const AttentionLayer*>(module.get());
-    if (layer && is(layer->mechanism())) return true;
-  }
-  return false;
-}
-
-// Whether what a row of a batch becomes depends on the others.
-bool RowsMeet(const Model& model) {
-  return AnyMechanism(model, [](const Mechanism& m) { return m.SeesBatch(); });
 }
 
 }  // namespace
@@ -93,67 +54,6 @@ int64_t RowParts(ThreadsTake take, const Model& model, int64_t rows) {
                                                                                            : 1;
 }
 
-namespace {
-
-bool TiesRows(const Mechanism& m) {
-  return m.SeesBatch() || m.SeesPadding() || m.info().stochastic;
-}
-
-// Tokens of a group, about and at most where it has several rows.
-constexpr double kGroupTokens = 4096, kMostGroupTokens = 1.5 * kGroupTokens;
-
-int64_t GroupsOfAPart(double tokens, int64_t parts) {
-  return std::max<int64_t>(1, std::llround(tokens / double(parts) / kGroupTokens));
-}
-
-std::vector<RowGroup> EvenGroups(int64_t rows, int64_t count) {
-  std::vector<RowGroup> groups;
-  for (int64_t g = 0; g < count; ++g) {
-    const int64_t begin = rows * g / count, end = rows * (g + 1) / count;
-    groups.push_back({begin, end, double(end - begin)});
-  }
-  return groups;
-}
-
-}  // namespace
-
-bool RowsStandAlone(const Model& model) {
-  return model.options().device() == at::Device(at::kCPU) && !PaddingTakesPart(model.config()) &&
-         !AnyMechanism(model, TiesRows);
-}
-
-int64_t RowsAtOnce(const ModelConfig& config, int64_t rows, int64_t tokens, int64_t parts) {
-  const int64_t of_a_part = (rows + parts - 1) / parts;
-  const bool alone =
-      !PaddingTakesPart(config) && !AnyLayer(config, [](const LayerStack& stack, int64_t layer) {
-        return TiesRows(*MakeMechanism(stack.Attention(layer)));
-      });
-  const auto most = int64_t(std::ceil(kMostGroupTokens / double(std::max<int64_t>(1, tokens))));
-  return std::min(rows, parts * (alone ? std::min(of_a_part, most) : of_a_part));
-}
-
-std::vector<RowGroup> GroupsByLength(const Batch& batch, int64_t parts) {
-  const at::Tensor of_rows = batch.TokensOfRows();
-  const int64_t* const tokens = of_rows.const_data_ptr<int64_t>();
-  const double all = std::max(1.0, double(of_rows.sum().item<int64_t>()));
-  const int64_t count = parts * GroupsOfAPart(all, parts);
-  std::vector<RowGroup> groups;
-  int64_t last = -1;
-  double before = 0;
-  for (int64_t r = 0; r < batch.rows; ++r) {
-    const double middle = before + double(tokens[r]) / 2;
-    const int64_t group = std::min(count - 1, int64_t(middle / all * double(count)));
-    // The first row is the longest; of a pair of texts, nearly so.
-    const auto padded = [&] {
-      return double(r + 1 - groups.back().begin) * double(tokens[groups.back().begin]);
-    };
-    if (groups.empty() || group != last || padded() > kMostGroupTokens) groups.push_back({r, r});
-    groups.back().end = r + 1, groups.back().tokens = padded();
-    before += double(tokens[r]), last = group;
-  }
-  return groups;
-}
-
 std::vector<std::vector<size_t>> Shared(const std::vector<RowGroup>& groups, int64_t parts) {
   std::vector<size_t> order(groups.size());
   std::iota(order.begin(), order.end(), size_t{0});
@@ -170,11 +70,6 @@ std::vector<std::vector<size_t>> Shared(const std::vector<RowGroup>& groups, int
 }
 
 namespace {
-
-Batch LongestFirst(const Batch& batch) {
-  return batch.InOrder(
-      at::argsort(batch.TokensOfRows(), /*stable=*/true, /*dim=*/0, /*descending=*/true));
-}
 
 at::Tensor Loss(const RowsLoss& of, const Batch& batch, bool bfloat16, at::Device device,
                 uint64_t seed, int64_t first_row) {
@@ -211,11 +106,10 @@ RowsLoss LossOf(const Task& task, Model& model, double label_smoothing) {
 double AddGradients(const Model& model, const RowsLoss& of, const Batch& given, double scale,
                     bool bfloat16, int64_t parts, uint64_t seed) {
   const bool alone = RowsStandAlone(model), by_length = alone && !given.padded.empty();
-  const Batch batch = by_length ? LongestFirst(given) : given;
-  const int64_t each = alone ? GroupsOfAPart(double(batch.tokens), parts) : 1;
-  const std::vector<RowGroup> groups =
-      by_length ? GroupsByLength(batch, parts)
-                : EvenGroups(batch.rows, std::min(batch.rows, parts * each));
+  const Batch batch = by_length ? given.InOrder(OrderByLength(given)) : given;
+  const std::vector<RowGroup> groups = by_length ? GroupsByLength(batch, parts)
+                                       : alone   ? GroupsOfRows(batch, parts)
+                                                 : EvenGroups(batch.rows, parts);
   if (groups.size() == 1) {
     const at::Tensor loss = Loss(of, batch, bfloat16, model.options().device(), seed, 0);
     const double value = loss.item<double>();

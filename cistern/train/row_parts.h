@@ -6,14 +6,10 @@
 #include <functional>
 #include <vector>
 
+#include "cistern/tasks/row_groups.h"
 #include "cistern/tasks/task.h"
 
 namespace cistern {
-
-// Whether a mechanism of the model draws features or slots anew in training: from one generator, so
-// that rows in several threads would draw different ones each time. (Dropout and layer_drop draw by
-// counter, ops/draws.h.)
-bool DrawsFromGenerator(const ModelConfig& config);
 
 // kAuto takes rows where they do not depend on each other and nothing is drawn from the generator,
 // there are as many as threads, they divide evenly, or nearly so, and the gradients of the threads
@@ -34,23 +30,6 @@ struct RowsLoss {
 };
 RowsLoss LossOf(const Task& task, Model& model, double label_smoothing);
 
-// Whether rows may go through the model apart from the others of their batch, and without padding:
-// no row depends on the others, none on how much padding stands behind it, and nothing is drawn
-// from the generator.
-bool RowsStandAlone(const Model& model);
-// How many rows of a batch of rows of so many tokens go through such a model at once, at most, in
-// all parts together: of others, all.
-int64_t RowsAtOnce(const ModelConfig& config, int64_t rows, int64_t tokens, int64_t parts);
-
-// Rows begin .. end - 1 of a batch, which go through forward and backward together.
-struct RowGroup {
-  int64_t begin = 0, end = 0;
-  double tokens = 0;  // with their padding
-};
-// Of a batch in the order of its rows' tokens, the longest first: a multiple of `parts` groups of
-// about as many tokens, where each part has 4,096 or more some 4,096. Fewer where there are fewer
-// rows, more where one would have more than 6,144 with its padding.
-std::vector<RowGroup> GroupsByLength(const Batch& batch, int64_t parts);
 // The groups that each part takes, so that parts have about as many tokens.
 std::vector<std::vector<size_t>> Shared(const std::vector<RowGroup>& groups, int64_t parts);
 

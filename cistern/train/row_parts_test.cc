@@ -387,93 +387,25 @@ TEST(RowParts, DropWhatTheWholeBatchDoes) {
   }
 }
 
-TEST(RowParts, WhereRowsMeetOrSeePaddingOrDrawTheyStayTogether) {
-  const auto classifier = [](const std::string& mechanism, const Json& options,
-                             const std::function<void(ModelConfig&)>& change = {}) {
-    return Made([&](ModelConfig& c) {
-      c.kind = "encoder_classifier", c.classes = 3, c.attention = {mechanism};
-      c.attention_options = Json{{mechanism, options}};
-      if (change) change(c);
-    });
-  };
-  const Json none = Json::object();
-  for (const char* name : {"softmax", "latte", "conv_luna", "nystrom", "linformer"})
-    EXPECT_TRUE(RowsStandAlone(*classifier(name, none))) << name;
-  EXPECT_FALSE(RowsStandAlone(*classifier("nystrom", {{"start", "batch"}})));
-  EXPECT_FALSE(RowsStandAlone(*classifier("conv_luna", {{"mask", "none"}})));
-  EXPECT_FALSE(RowsStandAlone(*classifier("performer", none)));
-  for (const PaddingKind padding : {PaddingKind::kSeen, PaddingKind::kZeros, PaddingKind::kReads}) {
-    EXPECT_FALSE(
-        RowsStandAlone(*classifier("softmax", none, [&](ModelConfig& c) { c.padding = padding; })));
+TEST(RowParts, GroupsAreSharedEvenly) {
+  std::vector<RowGroup> groups;
+  double sum = 0;
+  for (int64_t g = 0; g < 12; ++g) {
+    groups.push_back({2 * g, 2 * g + 2, double(3000 + 1700 * g % 2600)});
+    sum += groups.back().tokens;
   }
-  for (const PoolingKind pooling : {PoolingKind::kMeanAll, PoolingKind::kMeanZeros}) {
-    EXPECT_FALSE(
-        RowsStandAlone(*classifier("softmax", none, [&](ModelConfig& c) { c.pooling = pooling; })));
-  }
-}
-
-// Rows of these lengths, of which only the lengths matter.
-Batch OfLengths(const std::vector<int64_t>& lengths) {
-  Batch batch;
-  batch.rows = int64_t(lengths.size());
-  batch.Add("lengths", at::tensor(lengths, at::kLong));
-  batch.padded = {{"ids", "lengths"}};
-  return batch;
-}
-
-TEST(RowParts, GroupsHaveAboutAsManyTokens) {
-  std::vector<int64_t> lengths;
-  for (int64_t i = 0; i < 32; ++i) lengths.push_back(2000 - i * i % 97 - i * 45);
-  std::sort(lengths.rbegin(), lengths.rend());
-  const double real = double(std::accumulate(lengths.begin(), lengths.end(), int64_t{0}));
   for (const int64_t parts : {1, 2, 3}) {
-    const std::vector<RowGroup> groups = GroupsByLength(OfLengths(lengths), parts);
-    EXPECT_EQ(groups.size(), size_t(parts) * size_t(std::lround(real / double(parts) / 4096)));
-    int64_t end = 0;
-    double padded = 0;
-    for (const RowGroup& g : groups) {
-      EXPECT_EQ(g.begin, end);
-      EXPECT_GT(g.end, g.begin);
-      EXPECT_EQ(g.tokens, double(g.end - g.begin) * double(lengths[size_t(g.begin)]));
-      EXPECT_LT(g.tokens, 6200);
-      end = g.end, padded += g.tokens;
-    }
-    EXPECT_EQ(end, 32);
-    EXPECT_LT(padded, 1.1 * real);  // 1.5 as one batch
-    const auto shared = Shared(groups, parts);
     std::vector<bool> taken(groups.size());
-    for (const std::vector<size_t>& part : shared) {
+    for (const std::vector<size_t>& part : Shared(groups, parts)) {
       double tokens = 0;
       for (const size_t g : part) {
         EXPECT_FALSE(taken[g]);
         taken[g] = true, tokens += groups[g].tokens;
       }
-      EXPECT_NEAR(tokens, padded / double(parts), 0.05 * padded / double(parts));
+      EXPECT_NEAR(tokens, sum / double(parts), 0.05 * sum / double(parts));
     }
     EXPECT_EQ(std::count(taken.begin(), taken.end(), false), 0);
   }
-  // A few tokens are one group of each part; rows are never cut; rows may be empty.
-  EXPECT_EQ(GroupsByLength(OfLengths({20, 19, 12, 8}), 2).size(), 2);
-  EXPECT_EQ(GroupsByLength(OfLengths({20, 19}), 1).size(), 1);
-  EXPECT_EQ(GroupsByLength(OfLengths({50000}), 2).size(), 1);
-  const auto empty = GroupsByLength(OfLengths({0, 0, 0}), 2);
-  ASSERT_FALSE(empty.empty());
-  EXPECT_EQ(empty.back().end, 3);
-}
-
-// Long rows do not hold up those behind them: no group has many tokens of padding.
-TEST(RowParts, AGroupOfSeveralRowsHasAtMost6144Tokens) {
-  std::vector<int64_t> lengths = {2000};
-  lengths.resize(11, 200);
-  const std::vector<RowGroup> groups = GroupsByLength(OfLengths(lengths), 1);
-  int64_t end = 0;
-  for (const RowGroup& g : groups) {
-    EXPECT_EQ(g.begin, end);
-    EXPECT_TRUE(g.end == g.begin + 1 || g.tokens <= 6144) << g.begin << " " << g.tokens;
-    end = g.end;
-  }
-  EXPECT_EQ(end, 11);
-  EXPECT_EQ(groups.size(), 2);
 }
 
 // A batch of many tokens goes in groups, padded or not, and its gradients are those of the whole.

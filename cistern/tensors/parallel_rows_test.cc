@@ -1,4 +1,4 @@
-#include "cistern/analyses/parallel_rows.h"
+#include "cistern/tensors/parallel_rows.h"
 
 #include <ATen/ATen.h>
 #include <ATen/autocast_mode.h>
