@@ -21,7 +21,7 @@ at::Tensor ClassifierLogits(Model& model, const Batch& batch) {
     return classifier.Logits(batch.tensors);
   const at::Tensor order = OrderByLength(batch);
   const Batch sorted = batch.InOrder(order);
-  const std::vector<RowGroup> groups = GroupsByLength(sorted, 1);
+  const std::vector<RowGroup> groups = GroupsByLength(sorted, NumThreads());
   std::vector<at::Tensor> logits(groups.size());
   const auto take = [&](int64_t i) {
     const RowGroup& g = groups[size_t(i)];

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <functional>
 
+#include "cistern/base/parallel.h"
 #include "cistern/nn/attention_layer.h"
 #include "cistern/tasks/row_batch.h"
 
@@ -38,12 +39,15 @@ bool TiesRows(const Mechanism& m) {
   return m.SeesBatch() || m.SeesPadding() || m.info().stochastic;
 }
 
-// Tokens of a group, about and at most where it has several rows.
-constexpr double kGroupTokens = 4096, kMostGroupTokens = 1.5 * kGroupTokens;
+// Tokens of a group, about, and at most where it has several rows.
+double GroupTokens(int64_t parts) {
+  return double(std::max<int64_t>(4096, 1024 * int64_t(NumThreads()) / parts));
+}
+double MostGroupTokens(int64_t parts) { return 1.5 * GroupTokens(parts); }
 
 // How many groups of `parts`.
 int64_t GroupCount(double tokens, int64_t parts) {
-  return parts * std::max<int64_t>(1, std::llround(tokens / double(parts) / kGroupTokens));
+  return parts * std::max<int64_t>(1, std::llround(tokens / double(parts) / GroupTokens(parts)));
 }
 
 }  // namespace
@@ -69,7 +73,8 @@ int64_t RowsAtOnce(const ModelConfig& config, int64_t rows, int64_t tokens, int6
       !PaddingTakesPart(config) && !AnyLayer(config, [](const LayerStack& stack, int64_t layer) {
         return TiesRows(*MakeMechanism(stack.Attention(layer)));
       });
-  const auto most = int64_t(std::ceil(kMostGroupTokens / double(std::max<int64_t>(1, tokens))));
+  const auto most =
+      int64_t(std::ceil(MostGroupTokens(parts) / double(std::max<int64_t>(1, tokens))));
   return std::min(rows, parts * (alone ? std::min(of_a_part, most) : of_a_part));
 }
 
@@ -78,6 +83,7 @@ std::vector<RowGroup> GroupsByLength(const Batch& batch, int64_t parts) {
   const int64_t* const tokens = of_rows.const_data_ptr<int64_t>();
   const double all = std::max(1.0, double(of_rows.sum().item<int64_t>()));
   const int64_t count = GroupCount(all, parts);
+  const double most = MostGroupTokens(parts);
   std::vector<RowGroup> groups;
   int64_t last = -1;
   double before = 0;
@@ -88,7 +94,7 @@ std::vector<RowGroup> GroupsByLength(const Batch& batch, int64_t parts) {
     const auto padded = [&] {
       return double(r + 1 - groups.back().begin) * double(tokens[groups.back().begin]);
     };
-    if (groups.empty() || group != last || padded() > kMostGroupTokens) groups.push_back({r, r});
+    if (groups.empty() || group != last || padded() > most) groups.push_back({r, r});
     groups.back().end = r + 1, groups.back().tokens = padded();
     before += double(tokens[r]), last = group;
   }

@@ -31,7 +31,8 @@ struct RowGroup {
 at::Tensor OrderByLength(const Batch& batch);
 // Of a batch in that order: a multiple of `parts` groups of about as many tokens, where each part
 // has 4,096 or more some 4,096. Fewer where there are fewer rows, more where one would have more
-// than 6,144 with its padding.
+// than 6,144 with its padding. A part that more than four threads share has groups of some 1,024
+// tokens for each of them.
 std::vector<RowGroup> GroupsByLength(const Batch& batch, int64_t parts);
 // Of rows that are as long as each other: as many groups, of about as many rows.
 std::vector<RowGroup> GroupsOfRows(const Batch& batch, int64_t parts);

@@ -6,14 +6,18 @@
 #include <algorithm>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <numeric>
 
+#include "cistern/base/testing_threads.h"
 #include "cistern/models/classifier.h"
 #include "cistern/ops/testing.h"
 #include "cistern/tasks/class_measure.h"
 
 namespace cistern {
 namespace {
+
+using testing::Threads;
 
 TEST(RowGroups, WhereRowsMeetOrSeePaddingOrDrawTheyStayTogether) {
   const auto classifier = [](const std::string& mechanism, const Json& options,
@@ -56,6 +60,7 @@ TEST(RowGroups, GroupsHaveAboutAsManyTokens) {
   std::sort(lengths.rbegin(), lengths.rend());
   const double real = double(std::accumulate(lengths.begin(), lengths.end(), int64_t{0}));
   for (const int64_t parts : {1, 2, 3}) {
+    const Threads threads(static_cast<int>(parts));
     const std::vector<RowGroup> groups = GroupsByLength(OfLengths(lengths), parts);
     EXPECT_EQ(groups.size(), size_t(parts) * size_t(std::lround(real / double(parts) / 4096)));
     int64_t end = 0;
@@ -70,6 +75,10 @@ TEST(RowGroups, GroupsHaveAboutAsManyTokens) {
     EXPECT_EQ(end, 32);
     EXPECT_LT(padded, 1.1 * real);  // 1.5 as one batch
   }
+  {  // one part that all threads share
+    const Threads threads(12);
+    EXPECT_EQ(GroupsByLength(OfLengths(lengths), 1).size(), size_t(std::lround(real / 12288)));
+  }
   // A few tokens are one group of each part; rows are never cut; rows may be empty.
   EXPECT_EQ(GroupsByLength(OfLengths({20, 19, 12, 8}), 2).size(), 2);
   EXPECT_EQ(GroupsByLength(OfLengths({20, 19}), 1).size(), 1);
@@ -81,6 +90,7 @@ TEST(RowGroups, GroupsHaveAboutAsManyTokens) {
 
 // Long rows do not hold up those behind them: no group has many tokens of padding.
 TEST(RowGroups, AGroupOfSeveralRowsHasAtMost6144Tokens) {
+  const Threads threads(1);
   std::vector<int64_t> lengths = {2000};
   lengths.resize(11, 200);
   const std::vector<RowGroup> groups = GroupsByLength(OfLengths(lengths), 1);
@@ -95,6 +105,7 @@ TEST(RowGroups, AGroupOfSeveralRowsHasAtMost6144Tokens) {
 }
 
 TEST(RowGroups, RowsOfOneLengthCountTheirPadding) {
+  const Threads threads(2);
   Batch batch;
   batch.rows = 20, batch.tokens = 20 * 2000;
   EXPECT_EQ(GroupsOfRows(batch, 2).size(), 10);  // of images, say, which have no ids
@@ -116,12 +127,18 @@ class Recorder : public Classifier {
   }
   std::string SeesPadding() const override { return ""; }
   at::Tensor Logits(const NamedTensors& inputs) override {
-    widths.push_back(inputs["ids"].size(1));
-    rows += inputs["ids"].size(0);
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      widths.push_back(inputs["ids"].size(1));
+      rows += inputs["ids"].size(0);
+    }
     return at::stack({inputs["lengths"], inputs["ids"].sum(1)}, 1).to(at::kFloat);
   }
   std::vector<int64_t> widths;
   int64_t rows = 0;
+
+ private:
+  std::mutex mutex_;
 };
 
 // Each row's logits stand in its place again.
@@ -136,6 +153,7 @@ TEST(RowGroups, AClassifierInEvaluationTakesThemWithoutPadding) {
   batch.Add("ids", ids * real);
   const at::Tensor whole = model.Logits(batch.tensors);
   for (const bool train : {false, true}) {
+    const Threads threads(1);
     model.train(train), model.widths.clear(), model.rows = 0;
     EXPECT_TRUE(ClassifierLogits(model, batch).equal(whole));
     EXPECT_EQ(model.rows, 10);
@@ -146,6 +164,10 @@ TEST(RowGroups, AClassifierInEvaluationTakesThemWithoutPadding) {
     }
   }
   model.eval();
+  for (const int threads : {2, 3, 16}) {  // also more than there are groups
+    const Threads scope(threads);
+    EXPECT_TRUE(ClassifierLogits(model, batch).equal(whole)) << threads;
+  }
   batch.padded.clear();
   model.widths.clear();
   EXPECT_TRUE(ClassifierLogits(model, batch).equal(whole));

@@ -12,7 +12,7 @@
 #include <numeric>
 #include <optional>
 
-#include "cistern/base/parallel.h"
+#include "cistern/base/testing_threads.h"
 #include "cistern/io/test_folder.h"
 #include "cistern/nn/attention_observer.h"
 #include "cistern/ops/draws.h"
@@ -23,15 +23,7 @@ namespace cistern {
 namespace {
 
 using testing::ExpectContains;
-
-class Threads {
- public:
-  explicit Threads(int threads) : before_(NumThreads()) { SetNumThreads(threads); }
-  ~Threads() { SetNumThreads(before_); }
-
- private:
-  int before_;
-};
+using testing::Threads;
 
 // Every task that can be made of a little text or table, with a model of its own.
 class RowPartsTest : public ::testing::TestWithParam<std::string> {
