@@ -305,7 +305,7 @@ DtypeChoice ChooseDtype(const Experiment& e, const Task& task) {
   if (!e.published.source.empty()) return {"float32", "published settings are in it"};
   const LayerStack stack = e.model.Stack(e.model.info().forms[0]);
   const int64_t dim = stack.dim(), hidden = stack.ffn_dim(),
-                all_rows = e.train.batch * task.tokens_per_row();
+                all_rows = task.rows_of_batch(e.train.batch) * task.tokens_per_row();
   const double row = 2.0 * double(dim) * double(hidden);
   if (double(all_rows) * row < kLeast)
     return {"float32", "the matrix products are too small to gain from bfloat16"};
@@ -351,8 +351,8 @@ Trained TrainExperiment(Experiment experiment, const std::string& folder, bool r
     KeepBiases(out.config, SafetensorsFile(*newest + "/model.safetensors"));
   if (const int64_t said = experiment.model.vocab_size; said > 0 && said != out.config.vocab_size)
     Note(StrCat("model.vocab_size=", said, " was asked for; the data has ", out.config.vocab_size));
-  CheckMemory(out.config, experiment.train.batch, out.task->tokens_per_row(),
-              experiment.dtype == "float64" ? 8 : 4, experiment.train);
+  CheckMemory(out.config, out.task->rows_of_batch(experiment.train.batch),
+              out.task->tokens_per_row(), experiment.dtype == "float64" ? 8 : 4, experiment.train);
   std::string why;  // this dtype
   if (experiment.dtype == "auto") {
     const DtypeChoice choice = ChooseDtype(experiment, *out.task);

@@ -95,7 +95,8 @@ int PrintExperiment(const std::string& file, bool as_json) {
   const Published& published = experiment.published;
   const bool known = !published.parameters.empty();
   const double printed = known ? PrintedSize(published, file, size) : 0;
-  const int64_t bytes = EstimateRunBytes(config, experiment.train.batch, task->tokens_per_row(),
+  const int64_t rows = task->rows_of_batch(experiment.train.batch);
+  const int64_t bytes = EstimateRunBytes(config, rows, task->tokens_per_row(),
                                          experiment.dtype == "float64" ? 8 : 4, experiment.train);
   if (as_json) {
     Json json = {{"file", file},
@@ -123,7 +124,7 @@ int PrintExperiment(const std::string& file, bool as_json) {
   for (const auto& [part, count] : size.parts)
     std::printf("  %-30s %12lld\n", part.c_str(), static_cast<long long>(count));
   std::printf("%-12s about %.2f GB for a training step of %lld rows of %lld tokens\n", "memory",
-              double(bytes) / 1e9, static_cast<long long>(experiment.train.batch),
+              double(bytes) / 1e9, static_cast<long long>(rows),
               static_cast<long long>(task->tokens_per_row()));
   if (const std::string line = published.Line(); !line.empty())
     std::printf("%-12s %s\n", "published", line.c_str());

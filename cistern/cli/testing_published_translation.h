@@ -75,7 +75,8 @@ inline std::vector<Family> Translators() {
   }
   row("P003/iwslt14/abc_random-128-64", iwslt14, "abc_random", 128, 64);
   row("P003/iwslt14/abc_mlp-128-64", iwslt14, "abc_mlp", 128, 64, tied);
-  Settings wmt18 = mt + Settings{{"model.norm", "pre"},
+  Settings wmt18 = mt + Settings{{"task.batch_tokens", 4096.0},
+                                 {"model.norm", "pre"},
                                  {"train.schedule", "rsqrt"},
                                  {"train.warmup", 8000.},
                                  {"~train.lr", 2 / std::sqrt(512.)},

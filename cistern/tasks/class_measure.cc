@@ -15,6 +15,7 @@
 #include "cistern/tensors/parallel_rows.h"
 
 namespace cistern {
+
 at::Tensor ClassifierLogits(Model& model, const Batch& batch) {
   Classifier& classifier = dynamic_cast<Classifier&>(model);
   if (model.is_training() || batch.padded.empty() || !RowsStandAlone(model))

@@ -224,6 +224,7 @@ TEST(Image, IsTrainedMeasuredAndPredicted) {
     ImageTask loaded(o, "");
     loaded.LoadAssets(folder.path());
     const auto reader = loaded.ReadFile(folder / "test_batch.bin", false, {4});
+    model->eval();
     const std::vector<Json> said = loaded.Predict(*model, *reader->Next());
     ASSERT_EQ(said.size(), 4u);
     EXPECT_EQ(said[3]["line"], 4);

@@ -31,4 +31,22 @@ class ShuffledOrder {
   mutable std::vector<int64_t> order_;
 };
 
+// Batches of examples of about one length, each of as many as have `tokens` tokens with their
+// padding, at least one: in every epoch the shuffled examples are sorted by length and cut, and the
+// batches are shuffled. A pure function of (seed, index) as well.
+class TokenBatches {
+ public:
+  TokenBatches(std::vector<int64_t> lengths, int64_t tokens);
+  // The examples of batch `index` of the endless sequence of epochs.
+  std::vector<int64_t> At(uint64_t seed, int64_t index) const;
+  int64_t of_an_epoch() const { return int64_t(ends_.size()); }
+
+ private:
+  std::vector<int64_t> lengths_, ends_;  // ends_: of the batches in the sorted examples
+  mutable std::mutex mutex_;
+  mutable uint64_t seed_ = 0;
+  mutable int64_t epoch_ = -1;
+  mutable std::vector<int64_t> order_, batches_;
+};
+
 }  // namespace cistern

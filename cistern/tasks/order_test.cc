@@ -62,5 +62,49 @@ TEST(ShuffledOrder, GroupsByLength) {
   EXPECT_LT(ascending, 40);
 }
 
+TEST(TokenBatches, HaveAsManyTokens) {
+  std::vector<int64_t> lengths;
+  for (int64_t i = 0; i < 1003; ++i) lengths.push_back(3 + i * 7919 % 60);
+  lengths.push_back(900);  // more than a batch
+  const TokenBatches batches(lengths, 500), again(lengths, 500);
+  const int64_t of_an_epoch = batches.of_an_epoch();
+  int64_t small = 0, ascending = 0;
+  std::vector<std::vector<int64_t>> epochs[2];
+  std::vector<int64_t> widths[2];
+  for (int64_t epoch = 0; epoch < 2; ++epoch) {
+    std::set<int64_t> seen;
+    int64_t real = 0, all = 0, last = 0;
+    for (int64_t b = 0; b < of_an_epoch; ++b) {
+      const std::vector<int64_t> rows = batches.At(5, epoch * of_an_epoch + b);
+      ASSERT_FALSE(rows.empty());
+      int64_t longest = 0;
+      for (const int64_t r : rows) {
+        longest = std::max(longest, lengths[size_t(r)]);
+        real += lengths[size_t(r)];
+        EXPECT_TRUE(seen.insert(r).second) << r;
+      }
+      const int64_t tokens = longest * int64_t(rows.size());
+      EXPECT_TRUE(tokens <= 500 || rows.size() == 1) << tokens;
+      small += (int64_t(rows.size()) + 1) * (longest + 1) <= 500, all += tokens;
+      ascending += longest > last, last = longest;
+      epochs[epoch].push_back(rows);
+      widths[epoch].push_back(longest);
+    }
+    EXPECT_EQ(seen.size(), lengths.size());
+    EXPECT_LT(double(all), 1.03 * double(real));
+  }
+  EXPECT_LE(small, 2);  // in each epoch the batch before the long one
+  EXPECT_GT(ascending, of_an_epoch / 2);
+  EXPECT_LT(ascending, 3 * of_an_epoch / 2);
+  // Epochs differ in what batches hold and in their order; asked for in any order they are the
+  // same.
+  EXPECT_NE(widths[0], widths[1]);
+  EXPECT_NE(std::set(epochs[0].begin(), epochs[0].end()),
+            std::set(epochs[1].begin(), epochs[1].end()));
+  for (int64_t b = 2 * of_an_epoch - 1; b >= 0; b -= 3)
+    EXPECT_EQ(again.At(5, b), epochs[b / of_an_epoch][size_t(b % of_an_epoch)]);
+  EXPECT_NE(batches.At(6, 0), epochs[0][0]);
+}
+
 }  // namespace
 }  // namespace cistern

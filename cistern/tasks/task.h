@@ -87,6 +87,10 @@ class Task {
   // Of them in one sequence: what the model's max_length has to be.
   virtual int64_t tokens_per_sequence() const { return tokens_per_row(); }
 
+  // Of a training batch of `rows` rows (train.batch), where all of it are the longest: others only
+  // where the task counts tokens.
+  virtual int64_t rows_of_batch(int64_t rows) const { return rows; }
+
   // A pure function of (seed, step), so that training resumes exactly.
   virtual Batch TrainBatch(uint64_t seed, int64_t step, int64_t rows) const = 0;
   // Rows of an epoch of training, of which each seed has an order of its own; 0: there are no

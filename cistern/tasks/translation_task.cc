@@ -38,6 +38,10 @@ Fields TranslationTask::Describe(Options& o) {
         {1, 1 << 20});
   f.Add("group_by_length", &o.group_by_length,
         "training batches of pairs of about one length: less padding, so faster");
+  f.Add("batch_tokens", &o.batch_tokens,
+        "training batches of as many pairs of about one length as have so many tokens on their "
+        "longer side, with padding and ends; 0: of train.batch pairs, which is not read else",
+        {0, 1 << 24});
   f.Add("skip_bad_rows", &o.skip_bad_rows,
         "pass over rows that cannot be read, and count them, instead of stopping");
   f.Add("metric", &o.metric, "that decides which model is best",
@@ -104,6 +108,13 @@ TranslationTask::TranslationTask(const Options& options, const std::string&) : o
     FailUsage("task.translation: tokenizer=words is of the task lm; use bpe or bytes");
   if (options_.valid_share + options_.test_share >= 1)
     FailUsage("task.translation: valid_share + test_share leave nothing to train on");
+  if (options_.batch_tokens > 0 && options_.batch_tokens <= options_.length)
+    FailUsage("task.translation: batch_tokens=", options_.batch_tokens,
+              " is less than a pair of length=", options_.length, " with its end");
+  if (options_.batch_tokens > 0 && !options_.group_by_length)
+    FailUsage(
+        "task.translation: batches of batch_tokens are of pairs of about one length; leave "
+        "out group_by_length=false");
   CheckTargets("valid", options_.valid, options_.valid_target);
   CheckTargets("test", options_.test, options_.test_target);
 }
@@ -228,11 +239,13 @@ void TranslationTask::Prepare() {
                   "_share, are needed");
   }
   std::vector<double> counts(token_bytes_.size(), 1);
-  std::vector<int64_t> lengths;
+  std::vector<int64_t> lengths, longer_sides;
   for (int64_t row = 0; row < train_.size(); ++row) {
     for (const int32_t id : train_.Side(row, 1)) ++counts[size_t(id)];
     ++counts[size_t(end())];
-    lengths.push_back(train_.Length(row, 0) + train_.Length(row, 1));
+    const int64_t source = train_.Length(row, 0), target = train_.Length(row, 1);
+    lengths.push_back(source + target);
+    longer_sides.push_back(std::max(source, target) + 1);
   }
   longest_ = *std::max_element(lengths.begin(), lengths.end()) + 2;
   const double total = std::accumulate(counts.begin(), counts.end(), 0.0);
@@ -244,8 +257,12 @@ void TranslationTask::Prepare() {
                             options_.length, " tokens on a side were left out"));
   if (empty_ > 0) notes_.push_back(StrCat(empty_, " pairs with an empty side were left out"));
   if (skipped_ > 0) notes_.push_back(StrCat(skipped_, " rows could not be read and were skipped"));
-  order_ = options_.group_by_length ? std::make_unique<ShuffledOrder>(std::move(lengths))
-                                    : std::make_unique<ShuffledOrder>(train_.size());
+  if (options_.batch_tokens > 0) {
+    token_batches_ = std::make_unique<TokenBatches>(std::move(longer_sides), options_.batch_tokens);
+  } else {
+    order_ = options_.group_by_length ? std::make_unique<ShuffledOrder>(std::move(lengths))
+                                      : std::make_unique<ShuffledOrder>(train_.size());
+  }
 }
 
 const TranslationTask::Examples& TranslationTask::Set(Split split) const {
@@ -323,7 +340,13 @@ Batch TranslationTask::MakeBatch(const Examples& set, const std::vector<int64_t>
 }
 
 Batch TranslationTask::TrainBatch(uint64_t seed, int64_t step, int64_t rows) const {
-  return MakeBatch(train_, PickRows(*order_, seed, step, rows));
+  return MakeBatch(train_, token_batches_ ? token_batches_->At(seed, step)
+                                          : PickRows(*order_, seed, step, rows));
+}
+
+int64_t TranslationTask::rows_of_batch(int64_t rows) const {
+  const int64_t tokens = options_.batch_tokens;
+  return tokens > 0 ? std::max<int64_t>(1, tokens / tokens_per_sequence()) : rows;
 }
 
 std::unique_ptr<BatchReader> TranslationTask::Read(Split split, const ReadOptions& options) const {

@@ -28,7 +28,7 @@ class TranslationTask : public Task {
     std::string source_column, target_column;
     TableOptions::Header header = TableOptions::Header::kNo;
     TokenizerKind tokenizer = TokenizerKind::kBpe;
-    int64_t vocab_size = 4096, length = 128;
+    int64_t vocab_size = 4096, length = 128, batch_tokens = 0;
     bool group_by_length = true, skip_bad_rows = false;
     std::string metric = "bleu";  // bleu | chrf | exact_match | word_f1 | perplexity
     int64_t beam = 1;
@@ -52,7 +52,8 @@ class TranslationTask : public Task {
     return longest_ > 0 ? longest_ : 2 * tokens_per_sequence();
   }
   int64_t tokens_per_sequence() const override { return options_.length + 1; }
-  int64_t train_rows() const override { return train_.size(); }
+  int64_t train_rows() const override { return options_.batch_tokens > 0 ? 0 : train_.size(); }
+  int64_t rows_of_batch(int64_t rows) const override;
   Batch TrainBatch(uint64_t seed, int64_t step, int64_t rows) const override;
   at::Tensor Loss(Model& model, const Batch& batch, double label_smoothing) const override;
   double Terms(const Batch& batch) const override;  // tokens of the targets, their ends included
@@ -99,8 +100,9 @@ class TranslationTask : public Task {
   std::vector<int32_t> token_bytes_;  // of each id; none of `end`
   std::vector<double> unigram_nats_;  // of each id by its frequency, one added to each count
   Examples train_, valid_, test_;
-  std::unique_ptr<ShuffledOrder> order_;
-  int64_t longest_ = 0;  // tokens of a training pair, both ends included
+  std::unique_ptr<ShuffledOrder> order_;         // null where batches have
+  std::unique_ptr<TokenBatches> token_batches_;  // batch_tokens
+  int64_t longest_ = 0;                          // tokens of a training pair, both ends included
   int64_t skipped_ = 0, empty_ = 0, too_long_ = 0;
   std::vector<std::string> notes_;
 };

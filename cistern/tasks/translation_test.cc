@@ -114,6 +114,33 @@ TEST_F(Translation, TrainingIsAFunctionOfSeedAndStep) {
   EXPECT_EQ(seen.size(), 300u);  // an epoch has every pair once
 }
 
+TEST_F(Translation, BatchesOfTokens) {
+  options_.length = 20, options_.batch_tokens = 200;
+  const auto task = Prepared();
+  EXPECT_EQ(task->train_rows(), 0);       // an epoch has no number of batches of so many rows
+  EXPECT_EQ(task->rows_of_batch(64), 9);  // 200 / 21
+  std::set<int64_t> seen;
+  int64_t rows = 0, step = 0;
+  for (; rows < 300; ++step) {
+    const Batch batch = task->TrainBatch(3, step, 64);
+    EXPECT_LE(std::max(batch["source"].numel(), batch["ids"].numel()), 200);
+    EXPECT_GT(std::max(batch["source"].numel(), batch["ids"].numel()), 100);
+    for (int64_t r = 0; r < batch.rows; ++r) seen.insert(batch["lines"][r].item<int64_t>());
+    rows += batch.rows;
+  }
+  EXPECT_EQ(rows, 300);
+  EXPECT_EQ(seen.size(), 300u);
+  EXPECT_FALSE(at::equal(task->TrainBatch(3, 0, 64)["lines"], task->TrainBatch(4, 0, 64)["lines"]));
+  options_.batch_tokens = 20;
+  testing::ExpectContains(testing::Thrown([&] { TranslationTask(options_, ""); }),
+                          {"batch_tokens=20 is less than a pair of length=20"});
+  options_.batch_tokens = 200, options_.group_by_length = false;
+  testing::ExpectContains(testing::Thrown([&] { TranslationTask(options_, ""); }),
+                          {"leave out group_by_length=false"});
+  options_.batch_tokens = 0, options_.group_by_length = true;
+  EXPECT_EQ(Prepared()->rows_of_batch(64), 64);
+}
+
 TEST_F(Translation, TablesAndLinesGiveTheSamePairs) {
   const std::vector<std::pair<std::string, std::string>> wanted = {
       {"ab", "ABC"}, {"b, c", "\"B\""}, {"3", "III"}};
