@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "cistern/base/error.h"
+#include "cistern/models/heads.h"
 #include "cistern/tasks/class_measure.h"
 #include "cistern/tasks/classify_task.h"
 

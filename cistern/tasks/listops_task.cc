@@ -7,6 +7,7 @@
 #include "cistern/base/error.h"
 #include "cistern/base/hash.h"
 #include "cistern/base/progress.h"
+#include "cistern/models/heads.h"
 #include "cistern/tasks/cache.h"
 #include "cistern/tasks/class_measure.h"
 
