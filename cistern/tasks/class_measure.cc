@@ -18,7 +18,8 @@ namespace cistern {
 
 at::Tensor ClassifierLogits(Model& model, const Batch& batch) {
   Classifier& classifier = dynamic_cast<Classifier&>(model);
-  if (model.is_training() || batch.padded.empty() || !RowsStandAlone(model))
+  const bool measured = !model.is_training() && !at::GradMode::is_enabled();
+  if (!measured || batch.padded.empty() || !RowsStandAlone(model))
     return classifier.Logits(batch.tensors);
   const at::Tensor order = OrderByLength(batch);
   const Batch sorted = batch.InOrder(order);

@@ -9,8 +9,9 @@
 
 namespace cistern {
 
-// The logits [B,C] of a classifier. In evaluation rows that stand alone go in groups of about one
-// length (tasks/row_groups.h), so that little is computed of padding, several groups at once.
+// The logits [B,C] of a classifier. In evaluation, without gradients, rows that stand alone go in
+// groups of about one length (tasks/row_groups.h), so that little is computed of padding, several
+// groups at once.
 at::Tensor ClassifierLogits(Model& model, const Batch& batch);
 
 // The sums of logits [B,C] and targets [B] int64: examples, nats, the confusion matrix, and how

@@ -11,6 +11,7 @@
 #include "cistern/tasks/classify_task.h"
 
 namespace cistern {
+
 at::Tensor ClassifyTask::Loss(Model& model, const Batch& batch, double label_smoothing) const {
   const at::Tensor logits = ClassifierLogits(model, batch);
   if (options_.regression) return NumberLoss(logits, batch["targets"], label_smoothing);

@@ -8,6 +8,7 @@
 #include <memory>
 #include <mutex>
 #include <numeric>
+#include <utility>
 
 #include "cistern/base/testing_threads.h"
 #include "cistern/models/classifier.h"
@@ -152,18 +153,21 @@ TEST(RowGroups, AClassifierInEvaluationTakesThemWithoutPadding) {
                    real = at::arange(3000).unsqueeze(0) < batch["lengths"].unsqueeze(1);
   batch.Add("ids", ids * real);
   const at::Tensor whole = model.Logits(batch.tensors);
-  for (const bool train : {false, true}) {
+  for (const auto& [train, gradients] :
+       {std::pair{false, false}, {true, false}, {false, true}, {true, true}}) {
     const Threads threads(1);
+    const at::AutoGradMode mode(gradients);
     model.train(train), model.widths.clear(), model.rows = 0;
     EXPECT_TRUE(ClassifierLogits(model, batch).equal(whole));
     EXPECT_EQ(model.rows, 10);
-    if (train) {
+    if (train || gradients) {  // other threads would form none
       EXPECT_EQ(model.widths, std::vector<int64_t>{3000});
     } else {
       EXPECT_EQ(model.widths, (std::vector<int64_t>{3000, 2900, 1000, 1}));
     }
   }
   model.eval();
+  const at::NoGradGuard no_grad;
   for (const int threads : {2, 3, 16}) {  // also more than there are groups
     const Threads scope(threads);
     EXPECT_TRUE(ClassifierLogits(model, batch).equal(whole)) << threads;

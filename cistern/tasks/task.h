@@ -87,8 +87,8 @@ class Task {
   // Of them in one sequence: what the model's max_length has to be.
   virtual int64_t tokens_per_sequence() const { return tokens_per_row(); }
 
-  // Of a training batch of `rows` rows (train.batch), where all of it are the longest: others only
-  // where the task counts tokens.
+  // How many of the longest rows make a training batch: `rows` (train.batch), unless the task
+  // counts tokens.
   virtual int64_t rows_of_batch(int64_t rows) const { return rows; }
 
   // A pure function of (seed, step), so that training resumes exactly.

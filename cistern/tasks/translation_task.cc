@@ -40,7 +40,7 @@ Fields TranslationTask::Describe(Options& o) {
         "training batches of pairs of about one length: less padding, so faster");
   f.Add("batch_tokens", &o.batch_tokens,
         "training batches of as many pairs of about one length as have so many tokens on their "
-        "longer side, with padding and ends; 0: of train.batch pairs, which is not read else",
+        "longer side, with padding and ends, in place of train.batch pairs; 0: train.batch pairs",
         {0, 1 << 24});
   f.Add("skip_bad_rows", &o.skip_bad_rows,
         "pass over rows that cannot be read, and count them, instead of stopping");
