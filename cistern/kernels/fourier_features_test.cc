@@ -19,15 +19,10 @@ Problem Make(int64_t batch, int64_t heads, int64_t length, int64_t width, int64_
              bool normalise, bool scaled, double spread = 1) {
   Problem p = {batch, heads, length, width, features, normalise, {}, {}, {}, {}};
   Random random(3);
-  const auto fill = [&](int64_t count, double size) {
-    Numbers x(static_cast<size_t>(count));
-    for (double& v : x) v = double(float(size * random.Normal()));
-    return x;
-  };
-  p.x = fill(batch * heads * length * width, spread);
-  if (scaled) p.scale = fill(heads * width, 1);
-  p.matrices = fill(heads * features * width, 1);
-  p.d_out = fill(batch * heads * length * 2 * features, 1);
+  p.x = Normals(random, batch * heads * length * width, spread);
+  if (scaled) p.scale = Normals(random, heads * width);
+  p.matrices = Normals(random, heads * features * width);
+  p.d_out = Normals(random, batch * heads * length * 2 * features);
   return p;
 }
 
@@ -71,19 +66,6 @@ Results Definition(const Problem& p) {
 }
 
 template <class S>
-std::vector<S> As(const Numbers& x) {
-  std::vector<S> y;
-  for (const double v : x) y.push_back(S(static_cast<ComputeType<S>>(v)));
-  return y;
-}
-template <class S>
-Numbers Wide(const std::vector<S>& x) {
-  Numbers y;
-  for (const S v : x) y.push_back(double(static_cast<ComputeType<S>>(v)));
-  return y;
-}
-
-template <class S>
 Results Computed(const Problem& p) {
   using T = ComputeType<S>;
   const FourierShape shape = {p.batch, p.heads, p.length};
@@ -110,14 +92,6 @@ Results Computed(const Problem& p) {
   return {Wide(out), Wide(dx), Wide(d_scale)};
 }
 
-void ExpectNear(const Numbers& got, const Numbers& want, double tolerance, const char* what) {
-  double size = 0, off = 0;
-  for (size_t i = 0; i < want.size(); ++i) {
-    size += want[i] * want[i], off += (got[i] - want[i]) * (got[i] - want[i]);
-  }
-  EXPECT_LE(std::sqrt(off), tolerance * (std::sqrt(size) + 1e-30)) << what << " " << ActiveIsa();
-}
-
 TEST(FourierFeatures, Definition) {
   ForEachIsa([] {
     for (const auto& [length, width, features] :
@@ -127,12 +101,12 @@ TEST(FourierFeatures, Definition) {
           const Problem p = Make(2, 3, length, width, features, normalise, scaled);
           const Results want = Definition(p), fine = Computed<double>(p),
                         plain = Computed<float>(p);
-          ExpectNear(fine.out, want.out, 1e-13, "out");
-          ExpectNear(fine.dx, want.dx, 1e-12, "dx");
-          ExpectNear(fine.d_scale, want.d_scale, 1e-12, "d_scale");
-          ExpectNear(plain.out, want.out, 3e-6, "out in float");
-          ExpectNear(plain.dx, want.dx, 1e-5, "dx in float");
-          ExpectNear(plain.d_scale, want.d_scale, 3e-5, "d_scale in float");
+          ExpectNearInAll(fine.out, want.out, 1e-13, "out");
+          ExpectNearInAll(fine.dx, want.dx, 1e-12, "dx");
+          ExpectNearInAll(fine.d_scale, want.d_scale, 1e-12, "d_scale");
+          ExpectNearInAll(plain.out, want.out, 3e-6, "out in float");
+          ExpectNearInAll(plain.dx, want.dx, 1e-5, "dx in float");
+          ExpectNearInAll(plain.d_scale, want.d_scale, 3e-5, "d_scale in float");
         }
       }
     }
@@ -144,9 +118,9 @@ TEST(FourierFeatures, TokensInBFloat16) {
     Problem p = Make(1, 2, 45, 16, 24, true, true);
     p.x = Wide(As<BFloat16>(p.x));
     const Results want = Definition(p), got = Computed<BFloat16>(p);
-    ExpectNear(got.out, want.out, 3e-6, "out");
-    ExpectNear(got.dx, want.dx, 3e-3, "dx");  // rounded
-    ExpectNear(got.d_scale, want.d_scale, 3e-5, "d_scale");
+    ExpectNearInAll(got.out, want.out, 3e-6, "out");
+    ExpectNearInAll(got.dx, want.dx, 3e-3, "dx");  // rounded
+    ExpectNearInAll(got.d_scale, want.d_scale, 3e-5, "d_scale");
   });
 }
 
@@ -154,11 +128,11 @@ TEST(FourierFeatures, TokensInBFloat16) {
 TEST(FourierFeatures, FarZeroAndNotFinite) {
   ForEachIsa([] {
     Problem p = Make(1, 1, 40, 8, 16, false, false, 1e5);
-    ExpectNear(Computed<double>(p).out, Definition(p).out, 1e-9, "far");
+    ExpectNearInAll(Computed<double>(p).out, Definition(p).out, 1e-9, "far");
     p = Make(1, 1, 40, 8, 16, true, true);
     std::fill(p.x.begin() + 8, p.x.begin() + 16, 0.0);
     const Results want = Definition(p), got = Computed<float>(p);
-    ExpectNear(got.dx, want.dx, 1e-5, "dx beside a token of zeros");
+    ExpectNearInAll(got.dx, want.dx, 1e-5, "dx beside a token of zeros");
     p.x[19] = kInf, p.x[30] = std::nan("");
     const Results bad = Computed<float>(p);
     for (size_t t = 0; t < 40; ++t) {

@@ -32,6 +32,30 @@ inline std::vector<double> Normals(Random& random, int64_t count, double scale =
   return x;
 }
 
+// The numbers as they are stored as S, and back.
+template <class S>
+std::vector<S> As(const std::vector<double>& x) {
+  std::vector<S> y;
+  for (const double v : x) y.push_back(S(static_cast<ComputeType<S>>(v)));
+  return y;
+}
+template <class S>
+std::vector<double> Wide(const std::vector<S>& x) {
+  std::vector<double> y;
+  for (const S v : x) y.push_back(double(static_cast<ComputeType<S>>(v)));
+  return y;
+}
+
+// |got - want| <= tolerance |want|.
+inline void ExpectNearInAll(const std::vector<double>& got, const std::vector<double>& want,
+                            double tolerance, const char* what) {
+  ASSERT_EQ(got.size(), want.size()) << what;
+  double size = 0, off = 0;
+  for (size_t i = 0; i < want.size(); ++i)
+    size += want[i] * want[i], off += (got[i] - want[i]) * (got[i] - want[i]);
+  EXPECT_LE(std::sqrt(off), tolerance * (std::sqrt(size) + 1e-30)) << what << " " << ActiveIsa();
+}
+
 // What every mode has. Contiguous [B,H,T,w] arrays. a: r of a read [n], q of a match [d]. g: the
 // gradient of the output.
 struct AnyProblem {

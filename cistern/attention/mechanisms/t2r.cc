@@ -6,7 +6,8 @@
 
 #include "cistern/attention/definition.h"
 #include "cistern/base/error.h"
-#include "cistern/ops/exact_attention.h"
+#include "cistern/ops/learned_features.h"
+#include "cistern/ops/tensor_rows.h"
 
 namespace cistern {
 MechanismInfo t2r_mechanism() {
@@ -77,10 +78,10 @@ State T2rMechanism::EmptyState(int64_t batch, const at::TensorOptions& options) 
 
 at::Tensor T2rMechanism::Features(const at::Tensor& x, double scale) const {
   if (!weight_.defined()) return at::relu(x);
-  at::Tensor y = scale == 1 ? x : x * scale;
-  if (options_.norm) y = Normalised(y);
-  const auto type = x.scalar_type();
-  return at::relu(at::matmul(y, weight_.to(type).transpose(1, 2)) + bias_.to(type).unsqueeze(1));
+  const auto type = ops::ComputeTypeOf(x);
+  const at::Tensor weight = weight_.to(type), bias = bias_.to(type);
+  return options_.norm ? ops::LearnedFeatures(Normalised(x * scale), weight, bias, 1)
+                       : ops::LearnedFeatures(x, weight, bias, scale);
 }
 
 at::Tensor T2rMechanism::DoExtend(const std::vector<at::Tensor>& x, State& state,
@@ -121,7 +122,7 @@ State T2rMechanism::Merge(const State& first, const State& second) const {
   return whole;
 }
 
-bool T2rMechanism::TakesBFloat16(Form) const { return !options_.norm && ops::MultipliesBFloat16(); }
+bool T2rMechanism::TakesBFloat16(Form) const { return !options_.norm; }
 
 std::string T2rMechanism::FoldRefusal() const {
   if (options_.norm) return "norm=true normalises between the projections and the map";
