@@ -268,7 +268,7 @@ at::Tensor ForecastTask::Loss(Model& model, const Batch& batch, double label_smo
 }
 
 double ForecastTask::Terms(const Batch& batch) const {
-  return std::max(1.0, double(batch["targets"].isnan().logical_not().sum().item<int64_t>()));
+  return double(batch["targets"].isnan().logical_not().sum().item<int64_t>());
 }
 
 struct ForecastTask::Windows {

@@ -136,6 +136,12 @@ TEST_F(ForecastTest, AWindowMayBeginWhereAValueIsMissing) {
   const auto reader = task.Read(Split::kTest, {.rows = 9, .context = 0});
   const Batch batch = *reader->Next();
   const at::Tensor y = batch["values"].select(2, 1);
+  // Rows that have nothing to predict count nothing beside others (Task::Terms).
+  EXPECT_EQ(task.Terms(batch),
+            double(batch["targets"].isnan().logical_not().sum().item<int64_t>()));
+  Batch none = batch;
+  none.Add("targets", at::full_like(batch["targets"], std::nan("")));
+  EXPECT_EQ(task.Terms(none), 0);
   // What is missing at 52 is read as the value at 51, which the window before ends with.
   EXPECT_EQ(y[1][0].item<float>(), y[0][4].item<float>());
 }

@@ -139,6 +139,7 @@ void PixelInput::AddImages(const std::vector<std::span<const uint8_t>>& images,
   Batch positions;
   AddIds<int32_t>({places.begin(), places.end()}, {}, &positions);
   batch->Add("positions", positions["ids"]);
+  batch->padded.push_back({"positions", "lengths"});
 }
 
 }  // namespace cistern

@@ -112,9 +112,10 @@ std::vector<RowGroup> EvenGroups(int64_t rows, int64_t count) {
 
 std::vector<RowGroup> GroupsOfRows(const Batch& batch, int64_t parts) {
   int64_t tokens = batch.tokens;
-  for (const NamedTensor& t : batch.tensors.all()) {  // ids, with what pads them
-    if (t.value.dim() == 2 && t.value.scalar_type() == at::kLong)
-      tokens = std::max(tokens, t.value.numel());
+  for (const NamedTensor& t : batch.tensors.all()) {  // ids or values, with what pads them
+    const bool ids = t.value.dim() == 2 && t.value.scalar_type() == at::kLong,
+               values = t.value.dim() == 3 && t.value.is_floating_point();
+    if (ids || values) tokens = std::max(tokens, t.value.size(0) * t.value.size(1));
   }
   return EvenGroups(batch.rows, std::min(batch.rows, GroupCount(double(tokens), parts)));
 }

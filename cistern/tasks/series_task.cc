@@ -267,7 +267,9 @@ Batch SeriesTask::MakeBatch(const SeriesStore& store, const std::vector<int64_t>
   }
   batch.Add("values", values);
   AddNumbers("lengths", lengths, &batch);
-  if (masks && !seen.all().item<bool>()) {
+  if (!masks || seen.all().item<bool>()) {
+    batch.padded = {{"values", "lengths"}};
+  } else {
     batch.Add("valid", seen);
     batch.Add("positions", at::arange(width, at::kLong).expand({count, width}).contiguous());
   }

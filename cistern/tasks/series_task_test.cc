@@ -41,6 +41,7 @@ TEST_F(SeriesTaskTest, MissingValuesAreTheLastOneAndTheMeanBeforeTheFirst) {
   EXPECT_EQ(values[0][0][1].item<float>(), 2);
   EXPECT_EQ(values[0][1][1].item<float>(), 2);  // carried on
   EXPECT_EQ(values[1][1][0].item<float>(), 0);  // padding
+  EXPECT_EQ(test.Rows(1, 2).WithoutPadding()["values"].size(1), 1);
   // Before the first value of channel 1: its mean in the training rows.
   double sum = 0, n = 0;
   const auto train = task.Read(Split::kTrain, {.rows = 100})->Next();

@@ -124,7 +124,11 @@ double AddGradients(const Model& model, const RowsLoss& of, const Batch& given, 
     batches.push_back(by_length ? rows.WithoutPadding() : rows);
     shares.push_back(of.terms(batches.back()));
   }
-  const double terms = std::accumulate(shares.begin(), shares.end(), 0.0);
+  double terms = std::accumulate(shares.begin(), shares.end(), 0.0);
+  if (terms == 0) {  // a batch that asks nothing: its gradients are zeros
+    std::fill(shares.begin(), shares.end(), 1.0);
+    terms = double(groups.size());
+  }
   const std::vector<std::vector<size_t>> of_parts = Shared(groups, parts);
   // As the parameters; undefined where the loss needs none.
   std::vector<std::vector<at::Tensor>> gradients(of_parts.size(),

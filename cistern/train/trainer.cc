@@ -114,7 +114,7 @@ Trainer::Trainer(std::shared_ptr<Model> model, const Task& task, const TrainOpti
     const std::string why = task_.WhyNoSmoothing(*model_);
     if (!why.empty()) FailUsage("train.label_smoothing ", why, "; leave it out");
   }
-  parts_ = RowParts(options_.parallel, *model_, options_.batch);
+  parts_ = RowParts(options_.parallel, *model_, task_.rows_of_batch(options_.batch));
   experiment_["environment"]["threads_take"] = parts_ > 1 ? "rows" : "operations";
   if (options_.steps == 0 && options_.seconds == 0) options_.steps = 1000;
   state_.total_steps = options_.steps;
