@@ -2,10 +2,13 @@
 
 #include <algorithm>
 
+#include "cistern/base/parallel_region.h"
+
 #ifdef CISTERN_SERIAL
 
 namespace cistern {
 int NumThreads() { return 1; }
+int ThreadsHere() { return 1; }
 void SetNumThreads(int) {}
 void ParallelForRaw(int64_t n, int64_t, RangeFn fn, void* context) {
   if (n > 0) fn(context, 0, n);
@@ -44,6 +47,7 @@ void RunPart(void* p) {
 }  // namespace
 
 int NumThreads() { return omp_get_max_threads(); }
+int ThreadsHere() { return omp_in_parallel() ? 1 : NumThreads(); }
 void SetNumThreads(int threads) { omp_set_num_threads(threads); }
 
 void ParallelForRaw(int64_t n, int64_t grain, RangeFn fn, void* context) {

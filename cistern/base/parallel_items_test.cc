@@ -1,5 +1,7 @@
 #include "cistern/base/parallel_items.h"
 
+#include "cistern/base/parallel_region.h"
+
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -22,11 +24,13 @@ TEST_F(ParallelItems, EachOnceWithinItsThread) {
   std::vector<int> times(9);
   ParallelForItems(9, [&](int64_t i) {
     ++times[size_t(i)];
+    EXPECT_EQ(ThreadsHere(), 1);
     ParallelFor(5, 1, [&](int64_t begin, int64_t end) {  // in place
       EXPECT_TRUE(begin == 0 && end == 5);
     });
   });
   EXPECT_EQ(times, std::vector<int>(9, 1));
+  EXPECT_EQ(ThreadsHere(), 2);
   ParallelForItems(0, [](int64_t) { FAIL(); });
 }
 

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "cistern/base/parallel.h"
+#include "cistern/base/parallel_region.h"
 #include "cistern/kernels/slot_memory.h"
 #include "cistern/kernels/workspace.h"
 
@@ -26,7 +27,7 @@ class HeadParts {
   // state_share: c.
   explicit HeadParts(const SlotShape& shape, double state_share = kSlotStateShare)
       : state_share_(state_share) {
-    const int64_t heads = shape.batch * shape.heads, threads = NumThreads();
+    const int64_t heads = shape.batch * shape.heads, threads = ThreadsHere();
     if (heads > 0 && heads < threads)
       count = std::max<int64_t>(1, std::min((threads + heads - 1) / heads, shape.length / kLeast));
   }

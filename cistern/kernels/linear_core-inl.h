@@ -260,7 +260,7 @@ struct LinearRuns {
   explicit LinearRuns(const SlotShape& shape)
       : heads(shape.batch * shape.heads),
         segments((static_cast<size_t>(shape.length) + kSegmentRows - 1) / kSegmentRows) {
-    const auto threads = static_cast<size_t>(NumThreads()), all = static_cast<size_t>(heads);
+    const auto threads = static_cast<size_t>(ThreadsHere()), all = static_cast<size_t>(heads);
     if (all == 0 || all >= threads) return;
     runs = std::max<size_t>(
         1, std::min((threads + all - 1) / all, static_cast<size_t>(shape.length) / kSegmentRows));
