@@ -23,43 +23,56 @@ const at::Tensor* WeightOf(const Mechanism& core, const std::string& name) {
 // The filter of packing's keys and values (P000; conv_luna.h): key j covers tokens
 // j S - before .. j S - before + K - 1.
 struct Filter {
-  at::Tensor taps;  // [G,K]; undefined: none
-  int64_t stride = 1, before = 0;
+  at::Tensor taps;  // [G,K]; undefined: the largest of each channel
+  int64_t kernel = 1, stride = 1, before = 0;
   bool inside = false;  // only windows that end in the row
 
   // x [G,n,w] -> [G,keys,w]
   at::Tensor operator()(const at::Tensor& x) const {
     const int64_t n = x.size(1);
-    if (!taps.defined()) return stride == 1 ? x : x.slice(1, 0, n, stride);
-    const int64_t taps_count = taps.size(1);
-    const int64_t keys = inside ? (n - taps_count) / stride + 1 : (n + stride - 1) / stride;
-    at::Tensor out = at::zeros({x.size(0), keys, x.size(2)}, x.options());
-    for (int64_t i = 0; i < taps_count; ++i) {
+    if (kernel == 1 && !taps.defined()) return x.slice(1, 0, n, stride);
+    const int64_t keys = inside ? (n - kernel) / stride + 1 : (n + stride - 1) / stride;
+    const double none = taps.defined() ? 0 : -std::numeric_limits<double>::infinity();
+    at::Tensor out = at::full({x.size(0), keys, x.size(2)}, none, x.options());
+    for (int64_t i = 0; i < kernel; ++i) {
       for (int64_t j = 0; j < keys; ++j) {
         const int64_t t = j * stride + i - before;
         if (t < 0 || t >= n) continue;
-        out.select(1, j).add_(taps.select(1, i).unsqueeze(1) * x.select(1, t));
+        at::Tensor key = out.select(1, j);
+        if (taps.defined()) {
+          key.add_(taps.select(1, i).unsqueeze(1) * x.select(1, t));
+        } else {
+          at::maximum_out(key, key, x.select(1, t));
+        }
       }
     }
     return out;
   }
 };
 
-std::optional<Filter> FilterOf(const CapturedLayer& layer) {
-  const Json& o = layer.options.mechanism_options;
-  if (o.value("filter", "conv") == "maxpool") return std::nullopt;
+Filter FilterOf(const CapturedLayer& layer) {
+  Json o = layer.core->info().options().Write();  // with the defaults
+  o.update(layer.options.mechanism_options);
   Filter f;
   f.stride = o.value("stride", int64_t{1});
   const bool none = o.value("mask", "tokens") == "none";
-  if (const at::Tensor* taps = WeightOf(*layer.core, "filter.weight")) {
+  if (FiltersByMaximum(layer)) {
+    f.kernel = o.at("kernel").get<int64_t>();
+    f.inside = none;
+  } else if (const at::Tensor* taps = WeightOf(*layer.core, "filter.weight")) {
     f.taps = taps->to(at::kDouble).cpu();
-    f.before = f.stride == 1 ? (f.taps.size(1) - 1) / 2 : 0;
+    f.kernel = f.taps.size(1);
+    f.before = f.stride == 1 ? (f.kernel - 1) / 2 : 0;
     f.inside = none && f.stride > 1;
   }
   return f;
 }
 
 }  // namespace
+
+bool FiltersByMaximum(const CapturedLayer& layer) {
+  return layer.options.mechanism_options.value("filter", "conv") == "maxpool";
+}
 
 std::optional<AttentionLogits> PackingLogits(const CapturedLayer& layer, int64_t row) {
   const std::string& name = layer.core->info().name;
@@ -79,9 +92,8 @@ std::optional<AttentionLogits> PackingLogits(const CapturedLayer& layer, int64_t
   AttentionLogits out;
   out.divisor = std::sqrt(double(queries.size(2)));
   if (conv) {
-    const std::optional<Filter> filter = FilterOf(layer);
-    if (!filter) return {};
-    keys = (*filter)(keys), values = (*filter)(values);
+    const Filter filter = FilterOf(layer);
+    keys = filter(keys), values = filter(values);
     const std::string temperature = layer.options.mechanism_options.value(
         "temperature", name == "only_filtering" ? "sqrt" : "learn");
     if (temperature == "unit") out.divisor = 1;

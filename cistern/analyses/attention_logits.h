@@ -13,9 +13,13 @@ struct AttentionLogits {
   double divisor = 1;  // of the products q . k
 };
 
+// Whether packing's keys and values are the largest of each channel over some tokens (conv_luna's
+// filter=maxpool), which no weights of the tokens make.
+bool FiltersByMaximum(const CapturedLayer& layer);
+
 // Of one row: slots over its real tokens, or over what conv_luna's filter makes of them. Checked:
 // Error where their softmax does not pack what the layer packed. nullopt: of shared_workspace,
-// whose packing is of another kind, and of a filter by the maximum. O(G M T d).
+// whose packing is of another kind. O(G M T d).
 std::optional<AttentionLogits> PackingLogits(const CapturedLayer& layer, int64_t row);
 
 // Of the real queries of one row of a layer of exact softmax, [H,T,T]. nullopt: of other layers, of

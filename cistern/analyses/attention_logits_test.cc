@@ -61,6 +61,9 @@ TEST(AttentionLogits, PackingOfEveryKind) {
       {"conv_luna", {{"slots", 5}, {"kernel", 1}, {"temperature", "unit"}}},
       {"conv_luna", {{"slots", 5}, {"kernel", 3}, {"stride", 2}, {"temperature", "sqrt"}}},
       {"conv_luna", {{"slots", 5}, {"kernel", 3}, {"stride", 2}, {"mask", "none"}}},
+      {"conv_luna", {{"slots", 5}, {"kernel", 4}, {"filter", "maxpool"}}},
+      {"conv_luna", {{"slots", 5}, {"kernel", 3}, {"stride", 2}, {"filter", "maxpool"}}},
+      {"conv_luna", {{"slots", 5}, {"kernel", 4}, {"filter", "maxpool"}, {"mask", "none"}}},
       {"only_scaling", {{"slots", 5}}},
       {"only_filtering", {{"slots", 5}, {"kernel", 4}}}};
   for (const auto& entry : cases) {

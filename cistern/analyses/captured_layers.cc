@@ -42,6 +42,19 @@ int64_t CapturedLayer::RealSources(int64_t row) const {
   return RealOf(form == Form::kCross ? written_mask : mask, row, sources());
 }
 
+std::vector<CapturedLayer> ThatRead(const std::vector<CapturedLayer>& layers,
+                                    const std::string& analysis) {
+  std::vector<CapturedLayer> read;
+  for (const CapturedLayer& l : layers) {
+    if (l.reads()) read.push_back(l);
+  }
+  if (read.empty())
+    FailUsage(analysis,
+              ": no token reads in this model: with model.pooling=memory the tokens end in the "
+              "last block, which packs alone; --of memory shows it");
+  return read;
+}
+
 std::vector<CapturedLayer> ByHeadGroup(const CapturedLayer& layer) {
   auto* const whole = dynamic_cast<HeadGroups*>(layer.core);
   if (!whole) return {layer};
@@ -102,7 +115,7 @@ void LayerCapture::Attended(const AttentionCall& call) {
   l.layer = call.layer, l.options = call.options, l.core = &call.core, l.form = call.form;
   l.x = call.x, l.mask = call.mask, l.handles = call.handles, l.y = call.y;
   if (call.read) l.read = *call.read;
-  l.packed = call.packed;
+  l.packed = call.packed, l.memory = call.memory;
   if (l.form == Form::kCross) {
     const auto source = sources_.find(call.layer);
     CISTERN_CHECK(source != sources_.end(),

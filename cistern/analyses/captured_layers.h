@@ -21,10 +21,11 @@ struct CapturedLayer {
   std::vector<at::Tensor> x, written, read;  // written: of the source, where form is kCross
   ops::Mask mask, written_mask;
   Handles handles;
-  at::Tensor y, packed;
+  at::Tensor y, packed, memory;
   int64_t first_head = 0;  // heads of the layer before these, where they are a group of its heads
 
-  int64_t rows() const { return y.size(0); }
+  bool reads() const { return y.defined(); }  // false: the tokens end in this layer
+  int64_t rows() const { return reads() ? y.size(0) : packed.size(0); }
   int64_t heads() const { return y.size(1); }
   int64_t queries() const { return y.size(2); }
   int64_t sources() const;  // tokens that are attended to
@@ -35,6 +36,10 @@ struct CapturedLayer {
   // none where its queries are not that text's tokens, such as latents or masked tokens that moved.
   std::optional<int64_t> TokensBeforeText(const Batch& batch) const;
 };
+
+// Those whose tokens read; UsageError that begins with `analysis`: there are none.
+std::vector<CapturedLayer> ThatRead(const std::vector<CapturedLayer>& layers,
+                                    const std::string& analysis);
 
 // The groups of heads of a layer, each as a layer of its own mechanism, named "layer 1, latte"; a
 // layer without groups as it is.

@@ -26,7 +26,7 @@ at::Tensor Direction(const at::Tensor& like) {
 
 }  // namespace
 
-ImpliedWeights::ImpliedWeights(const CapturedLayer& layer, int64_t row)
+ImpliedWeights::ImpliedWeights(const CapturedLayer& layer, int64_t row, bool packing)
     : layer_(layer),
       row_(row),
       heads_(layer.heads()),
@@ -60,7 +60,7 @@ ImpliedWeights::ImpliedWeights(const CapturedLayer& layer, int64_t row)
     values_ = ValuesOf(*core_, false);
   }
   if (has_memory) {
-    PrepareMemory();
+    PrepareMemory(packing);
     return;
   }
 
@@ -124,7 +124,7 @@ void ImpliedWeights::PrepareWhole() {
 }
 
 // Both attentions at once: [H,T,M] and [G,M,S] are small where M is.
-void ImpliedWeights::PrepareMemory() {
+void ImpliedWeights::PrepareMemory(bool packing) {
   MemoryMechanism* memory = core_->memory_mechanism();
   Tensors read = RowOf(layer_.read, row_);
   if (untied_) read = Untied(layer_.layer->mechanism(), *untied_, read, true);
@@ -134,11 +134,13 @@ void ImpliedWeights::PrepareMemory() {
                 " of the memory; expected one of each");
   const at::Tensor v = x_[values_[0]], u = read[packed_values[0]];
   const auto copies_of = [&](const at::Tensor& identity) { return Copies(x_, identity.size(0)); };
-  at::Tensor identity = IdentityValues(v, 0, sources_);
-  Tensors x = copies_of(identity);
-  x[values_[0]] = identity;
-  packing_ = AsColumns(memory->Pack(x, Copies(mask_, identity.size(0))), sources_);
-  identity = IdentityValues(u, 0, u.size(2));
+  if (packing) {
+    const at::Tensor identity = IdentityValues(v, 0, sources_);
+    Tensors x = copies_of(identity);
+    x[values_[0]] = identity;
+    packing_ = AsColumns(memory->Pack(x, Copies(mask_, identity.size(0))), sources_);
+  }
+  const at::Tensor identity = IdentityValues(u, 0, u.size(2));
   Tensors slots = Copies(read, identity.size(0));
   slots[packed_values[0]] = identity;
   unpacking_ = AsColumns(
@@ -147,7 +149,8 @@ void ImpliedWeights::PrepareMemory() {
   const at::Tensor packed = RowOf(layer_.packed, row_)[0]
                                 .unflatten(1, {v.size(1), v.size(3)})
                                 .transpose(0, 1);  // [G,M,d]
-  const double pack_error = RelativeError(at::matmul(packing_, v[0]).to(packed.dtype()), packed);
+  const double pack_error =
+      packing ? RelativeError(at::matmul(packing_, v[0]).to(packed.dtype()), packed) : 0;
   const int64_t real = layer_.core->SeesPadding() ? queries_ : layer_.RealQueries(row_);
   const at::Tensor y = RowOf(layer_.y, row_)[0].narrow(1, 0, real);
   const double read_error =

@@ -33,8 +33,9 @@ inline constexpr double kImpliedTolerance = 2e-3;
 class ImpliedWeights {
  public:
   // One row of a captured layer, which must outlive it. UsageError where the layer has no such
-  // weights.
-  ImpliedWeights(const CapturedLayer& layer, int64_t row);
+  // weights. packing: false leaves out, with a memory stream, what the slots attend to, and with it
+  // the weights of the tokens.
+  ImpliedWeights(const CapturedLayer& layer, int64_t row, bool packing = true);
 
   int64_t heads() const { return heads_; }
   int64_t queries() const { return queries_; }
@@ -56,7 +57,7 @@ class ImpliedWeights {
   const at::Tensor& Packing() const { return packing_; }
 
  private:
-  void PrepareMemory();
+  void PrepareMemory(bool packing);
   at::Tensor CausalColumns(int64_t begin, int64_t count) const;
 
   const CapturedLayer& layer_;

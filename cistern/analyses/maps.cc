@@ -156,7 +156,8 @@ void MapsAnalysis::AddRow(const CapturedLayer& layer, int64_t row, bool rank,
   }
 }
 
-void MapsAnalysis::Add(const Batch& batch, const std::vector<CapturedLayer>& layers) {
+void MapsAnalysis::Add(const Batch& batch, const std::vector<CapturedLayer>& all) {
+  const std::vector<CapturedLayer> layers = ThatRead(all, "maps");
   if (layers_.empty()) {
     for (const CapturedLayer& l : layers)
       layers_.push_back(

@@ -137,20 +137,24 @@ void MemoryAnalysis::Draw(const std::string& title, const at::Tensor& memory) {
 
 void MemoryAnalysis::AddStream(const CapturedLayer& layer, int64_t row, LayerSums* sums,
                                bool drawn) {
-  const ImpliedWeights weights(layer, row);  // checks its two attentions
-  const bool all = layer.core->SeesPadding();
-  const int64_t queries = all ? layer.queries() : layer.RealQueries(row),
-                sources = all ? layer.sources() : layer.RealSources(row);
+  const int64_t sources = layer.core->SeesPadding() ? layer.sources() : layer.RealSources(row);
   if (sources == 0) return;
   const at::Tensor packed = layer.packed[row];
   sums->memories["packed"].Add(packed);
   sums->slots.Add(MeanCosine(packed));
-  const at::Tensor y = layer.y[row].narrow(1, 0, queries);
-  sums->tokens.Add(MeanCosine(y.transpose(0, 1).flatten(1)));
-  sums->output.Add(TokenVariance(y));
   sums->packed.Add(TokenVariance(packed.unsqueeze(0)));
-  sums->reading.Add(
-      FiguresOf(weights.Unpacking().narrow(1, 0, queries).to(at::kDouble).log()).entropy);
+  at::Tensor packing;  // [G,M,sources]
+  if (layer.reads()) {
+    const at::Tensor y = layer.y[row].narrow(
+        1, 0, layer.core->SeesPadding() ? layer.queries() : layer.RealQueries(row));
+    sums->tokens.Add(MeanCosine(y.transpose(0, 1).flatten(1)));
+    sums->output.Add(TokenVariance(y));
+    const bool linear = !FiltersByMaximum(layer);
+    const ImpliedWeights weights(layer, row, linear);  // checks its attentions
+    sums->reading.Add(
+        FiguresOf(weights.Unpacking().narrow(1, 0, y.size(1)).to(at::kDouble).log()).entropy);
+    if (linear) packing = weights.Packing().narrow(2, 0, sources);
+  }
   const std::optional<AttentionLogits> logits = PackingLogits(layer, row);
   if (logits) {
     const LogitFigures figures = FiguresOf(logits->values);
@@ -159,8 +163,10 @@ void MemoryAnalysis::AddStream(const CapturedLayer& layer, int64_t row, LayerSum
     sums->products.Add(figures.variance * logits->divisor * logits->divisor);
     sums->divisor.Add(logits->divisor);
   }
-  for (int64_t g = 0; g < weights.Packing().size(0); ++g) {
-    const at::Tensor w = weights.Packing()[g].narrow(1, 0, sources).to(at::kDouble).abs();
+  // Without weights of the tokens, those of the filter's keys.
+  if (!packing.defined() && logits) packing = at::softmax(logits->values, 2);
+  for (int64_t g = 0; packing.defined() && g < packing.size(0); ++g) {
+    const at::Tensor w = packing[g].to(at::kDouble).abs();
     const at::Tensor p = w / w.sum(1, true).clamp_min(1e-300);
     if (!logits && sources > 1) {
       const at::Tensor entropy = -(p * p.clamp_min(1e-300).log()).sum(1);
@@ -199,6 +205,7 @@ void MemoryAnalysis::AddSoftmax(const CapturedLayer& layer, int64_t row, LayerSu
 
 void MemoryAnalysis::AddTo(Sums* sums, const std::vector<CapturedLayer>& whole, bool trained) {
   const std::vector<CapturedLayer> layers = ByHeadGroup(whole);
+  if (layers.empty()) FailUsage("memory: the model has no layer of attention");
   if (sums->empty()) {
     bool learned = false;
     for (const CapturedLayer& l : layers) {
@@ -237,6 +244,9 @@ void MemoryAnalysis::AddTo(Sums* sums, const std::vector<CapturedLayer>& whole, 
       of.name = (*sums)[i].name, of.mechanism = (*sums)[i].mechanism;
       of.options = (*sums)[i].options;
       if (l.packed.defined()) {
+        // Where the stream begins that is the learned one.
+        if (l.memory.defined() && !(*sums)[i].memories.contains("learned"))
+          of.memories["input"].Add(RowOf(l.memory, row)[0]);
         AddStream(l, row, &of, drawn);
       } else if (HasSlots(l.core->info())) {
         AddState(l, states[i], row, &of, drawn);
@@ -293,7 +303,7 @@ MemorySummary MemoryAnalysis::Summary(const std::string& label) const {
       to.products.AddMean(l.products), to.logits.AddMean(l.logits);
       to.output.AddMean(l.output), to.tokens.AddMean(l.tokens), to.divisor.AddMean(l.divisor);
       for (const auto& [name, m] : l.memories) {
-        if (name == "learned" || m.slots < 2) continue;
+        if (name == "learned" || name == "input" || m.slots < 2) continue;
         to.cosine.AddMean(m.cosine), to.unique.AddMean(m.unique);
         if (m.rank.count > 0) {
           Mean share = m.rank;
@@ -350,7 +360,7 @@ Figures MemoryAnalysis::Report() const {
                               m.rank.Value(), m.participation.Value(), m.centred_rank.Value(),
                               m.centred_participation.Value(), m.unique.Value()});
       }
-      if (l.tokens.count == 0) continue;
+      if (l.tokens.count == 0 && l.packed.count == 0) continue;
       packing.rows.push_back({l.name, l.mechanism, model, l.entropy.Value(), l.likeness.Value(),
                               l.reading.Value(), l.divisor.Value(), l.products.Value(),
                               l.logits.Value(), l.output.Value(), l.packed.Value(),

@@ -1,5 +1,8 @@
 #include "cistern/analyses/memory.h"
 
+#include <cmath>
+
+#include "cistern/analyses/attention_logits.h"
 #include "cistern/analyses/testing_analyses.h"
 
 namespace cistern {
@@ -115,6 +118,72 @@ TEST(Memory, OneRepeatedSlot) {
     }
     EXPECT_TRUE(random);
   }
+}
+
+// A last block whose memory the head reads: its tokens end there, and it packs all the same.
+TEST(Memory, BlocksThatPackAlone) {
+  for (const char* mechanism : {"luna", "conv_luna", "shared_workspace"}) {
+    SCOPED_TRACE(mechanism);
+    for (const int64_t layers : {1, 2}) {
+      ModelConfig c = Classifier(mechanism, Json{{"slots", 5}});
+      c.layers = layers, c.pooling = PoolingKind::kMemory;
+      const auto model = testing::Make<EncoderClassifier>(c);
+      const Batch batch = testing::IdsBatch(3, 9, {9, 4, 7});
+      const at::NoGradGuard guard;
+      MemoryAnalysis analysis({}, ContextOf(model));
+      analysis.Add(batch, RunLayers(*model, batch));
+      const Figures f = analysis.Report();
+      std::vector<std::string> seen;
+      for (size_t i = 0; i < f.table("slots").rows.size(); ++i) {
+        if (Cell(f.table("slots"), i, "model") != "trained") continue;
+        seen.push_back(StrCat(Cell(f.table("slots"), i, "layer").get<std::string>(), " ",
+                              Cell(f.table("slots"), i, "memory").get<std::string>()));
+      }
+      std::vector<std::string> want = {"layer 1 learned", "layer 1 packed"};
+      if (layers == 2) want.insert(want.end(), {"layer 2 input", "layer 2 packed"});
+      EXPECT_EQ(seen, want);
+      const size_t packs = f.table("packing").rows.size() - 2;  // trained, then random
+      EXPECT_EQ(Cell(f.table("packing"), packs, "layer"), StrCat("layer ", layers));
+      EXPECT_GT(Cell(f.table("packing"), packs, "variance of packed slots").get<double>(), 0);
+      EXPECT_TRUE(Cell(f.table("packing"), packs, "cosine over tokens").is_null());
+    }
+    // Nothing reads in a single block of that kind, so nothing attends to tokens.
+    ModelConfig c = Classifier(mechanism, Json{{"slots", 5}});
+    c.layers = 1, c.pooling = PoolingKind::kMemory;
+    const auto model = testing::Make<EncoderClassifier>(c);
+    const Batch batch = testing::IdsBatch(1, 9, {9});
+    const at::NoGradGuard guard;
+    for (const char* name : {"maps", "slots", "similarity"}) {
+      const AnalysisInfo& info = FindAnalysis(name);
+      ExpectContains(
+          testing::Thrown([&] {
+            info.make(Json::object(), ContextOf(model))->Add(batch, RunLayers(*model, batch));
+          }),
+          {name, "model.pooling=memory"});
+    }
+  }
+}
+
+// A filter by the maximum leaves no weights of the tokens; the figures are of its keys.
+TEST(Memory, FilterByTheMaximum) {
+  const auto model = testing::Make<EncoderClassifier>(
+      Classifier("conv_luna", Json{{"slots", 5}, {"kernel", 3}, {"filter", "maxpool"}}));
+  const Batch batch = testing::IdsBatch(2, 9, {9, 6});
+  const at::NoGradGuard guard;
+  const auto layers = RunLayers(*model, batch);
+  MemoryAnalysis::Options options;
+  options.reference = false;
+  MemoryAnalysis analysis(options, ContextOf(model));
+  analysis.Add(batch, layers);
+  const Figures f = analysis.Report();
+  double likeness = 0;
+  for (int64_t row = 0; row < 2; ++row) {
+    const at::Tensor p = at::softmax(PackingLogits(layers[0], row)->values, 2);
+    for (int64_t g = 0; g < p.size(0); ++g) likeness += MeanLikeness(p[g]) / double(2 * p.size(0));
+  }
+  EXPECT_NEAR(Cell(f.table("packing"), 0, "likeness of slots' attention").get<double>(), likeness,
+              1e-9);
+  EXPECT_GT(Cell(f.table("packing"), 0, "reading: entropy / ln(slots)").get<double>(), 0);
 }
 
 // Entropy of packing by plain loops over what luna's first layer was given.

@@ -219,8 +219,9 @@ void SimilarityAnalysis::Add(const Batch& batch, const std::vector<CapturedLayer
   AddLayers(random, RunLayers(*context_.model, random), &random_);
 }
 
-void SimilarityAnalysis::AddLayers(const Batch& batch, const std::vector<CapturedLayer>& layers,
+void SimilarityAnalysis::AddLayers(const Batch& batch, const std::vector<CapturedLayer>& all,
                                    Sums* sums) {
+  const std::vector<CapturedLayer> layers = ThatRead(all, "similarity");
   std::vector<const CapturedLayer*> used;  // of the first form; cross attention has other sources
   for (const CapturedLayer& l : layers) {
     if (l.form == layers[0].form) used.push_back(&l);

@@ -214,7 +214,8 @@ void SlotsAnalysis::Begin(const std::vector<CapturedLayer>& layers) {
     FailUsage("slots.head=", options_.head, ": the layers have ", layers[0].heads(), " heads");
 }
 
-void SlotsAnalysis::Add(const Batch& batch, const std::vector<CapturedLayer>& whole) {
+void SlotsAnalysis::Add(const Batch& batch, const std::vector<CapturedLayer>& all) {
+  const std::vector<CapturedLayer> whole = ThatRead(all, "slots");
   if (layers_.empty()) Begin(whole);
   const std::vector<CapturedLayer> layers = ByHeadGroup(whole);
   CISTERN_CHECK(layers.size() == layers_.size(), "[slots] a batch ran ", layers.size(),

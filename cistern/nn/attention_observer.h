@@ -19,11 +19,14 @@ struct AttentionCall {
   const std::vector<at::Tensor>& x;  // of the tokens, then of a learned memory
   const ops::Mask& mask;
   const Handles& handles;  // of the layer before, as they were
-  at::Tensor y;            // [B,H,T,d], before the output projection
+  // [B,H,T,d], before the output projection; undefined where the tokens end here (of a layer with a
+  // memory stream, tokens_out=false).
+  at::Tensor y;
   // Of a layer with a memory stream (memory_attention.h): what the tokens read, tensors of the
   // packed memory; what was packed [B,M,D], before its map. Else null, undefined.
   const std::vector<at::Tensor>* read = nullptr;
   at::Tensor packed = {};
+  at::Tensor memory = {};  // [B or 1,M,D] that the layer was given; undefined: the learned one
 };
 
 class AttentionObserver {

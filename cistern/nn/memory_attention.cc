@@ -62,15 +62,17 @@ AttentionLayer::Attended MemoryAttention::Bidirectional(const Stream& stream, Ha
       packed_out_ ? packed_out_->Forward(heads).to(heads.scalar_type()) : heads;
   const at::Tensor packed =
       InFullPrecision([&] { return memory_mechanism_.Update(x, mapped, stream.mask); });
-  if (!options_.tokens_out) return {{}, packed};
   std::vector<at::Tensor> read;
-  Project(packed_, packed, &read);
-  const at::Tensor y =
-      InFullPrecision([&] { return memory_mechanism_.Unpack(x, read, stream.mask); });
+  at::Tensor y;
+  if (options_.tokens_out) {
+    Project(packed_, packed, &read);
+    y = InFullPrecision([&] { return memory_mechanism_.Unpack(x, read, stream.mask); });
+  }
   if (AttentionObserver* observer = AttentionObserver::Active()) {
     observer->Attended({this, options_, memory_mechanism_, Form::kBidirectional, x, stream.mask,
-                        Handles(), y, &read, heads});
+                        Handles(), y, &read, heads, handed_on ? stream.memory : at::Tensor()});
   }
+  if (!y.defined()) return {{}, packed};
   const bool seen = mechanism().SeesPadding();
   return {out_->Forward(Merge(seen ? y : ZeroPadding(y, stream.mask))), packed};
 }
