@@ -24,7 +24,7 @@ struct PredictCommand {
 
 std::string Cell(const Json& value) {
   if (value.is_number_float()) return Significant(value.get<double>(), 6);
-  std::string text = value.is_string() ? value.get<std::string>() : value.dump();
+  std::string text = value.is_string() ? value.get<std::string>() : JsonLine(value);
   for (char& c : text) {
     if (c == '\t' || c == '\n' || c == '\r') c = ' ';
   }

@@ -59,6 +59,39 @@ TEST_F(QuestionAnsweringCliTest, TrainsMeasuresAndAnswers) {
   Expect({"eval", run, "--set", "task.stride=9"}, 2, {"task.answer_length, task.n_best"});
 }
 
+// Tokens of one byte are parts of characters; an answer is made of whole ones.
+TEST_F(QuestionAnsweringCliTest, AnswersAreWholeCharacters) {
+  std::string rows = "context\tquestion\tanswers\n";
+  for (int i = 0; i < 60; ++i)
+    rows += StrCat("řeka číslo ", i, " teče údolím\tkteré číslo?\t",
+                   i % 3 == 0 ? "" : std::to_string(i), "\n");
+  WriteFileAtomically(folder_ / "rows.tsv", rows);
+  const std::string run = Trained({"--set", "task.tokenizer=bytes"});
+  WriteFileAtomically(folder_ / "new.tsv",
+                      "context\tquestion\nřeka číslo 7 teče údolím\tkteré číslo?\n");
+  const Outcome o = Run({"predict", run, folder_ / "new.tsv"});
+  EXPECT_EQ(o.code, 0) << o;
+  EXPECT_EQ(o.out.find("\xef\xbf\xbd"), std::string::npos) << o;
+  const Outcome json = Run({"predict", run, folder_ / "new.tsv", "--json"});
+  for (const Json& c : ParseJson(json.out, "stdout")["candidates"]) {
+    const auto answer = c["answer"].get<std::string>();
+    EXPECT_NE(std::string("řeka číslo 7 teče údolím").find(answer), std::string::npos) << answer;
+  }
+}
+
+// An answer may look like a list and be a part of the text.
+TEST_F(QuestionAnsweringCliTest, AnAnswerInBracketsIsText) {
+  std::string rows;
+  for (int i = 0; i < 60; ++i)
+    rows += StrCat("{\"context\": \"see note [", i, "] below\", \"question\": \"which?\", ",
+                   "\"answers\": \"[", i, "]\"}\n");
+  WriteFileAtomically(folder_ / "rows.jsonl", rows);
+  const Outcome o = Run(Words{"train", "--task", "question_answering", "--out", folder_ / "run",
+                              "--steps", "2", "--data", folder_ / "rows.jsonl"} +
+                        Small());
+  EXPECT_EQ(o.code, 0) << o;
+}
+
 TEST_F(QuestionAnsweringCliTest, BeginsWithAPretrainedModel) {
   const std::string mlm = folder_ / "mlm";
   Words words = {"train",   "--task", "mlm",       "--data", folder_ / "text.txt", "--out", mlm,

@@ -41,6 +41,7 @@ class TableSeries : public SeriesSource {
     TableOptions o;
     o.header = format.header;
     o.skip_bad = format.skip_bad;
+    o.all_columns = true;
     if (o.header != TableOptions::Header::kAuto) return o;
     // Steps may have numbers for names, which a header of another table does not have.
     TableReader first(path, o);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <utility>
 
 #include "cistern/base/error.h"
 #include "cistern/io/json_text.h"
@@ -74,9 +75,13 @@ TableReader::TableReader(const std::string& path, const TableOptions& options)
     FailUsage(path,
               ": a table's name ends in .tsv, .csv or .jsonl, which may be followed by .gz or .xz");
   }
+  if (format_ == Format::kJsonl) {
+    CISTERN_CHECK(Next(&first_), path, " has no rows");
+    has_first_ = true;
+    return;
+  }
   CISTERN_CHECK(NextRow(&first_), path, " has no rows");
   has_first_ = true;
-  if (format_ == Format::kJsonl) return;
   const bool data = std::any_of(first_.begin(), first_.end(), [](const std::string& cell) {
     return cell.empty() || IsNumber(cell);
   });
@@ -107,7 +112,8 @@ bool TableReader::SplitCsv(std::string line, std::vector<std::string>* cells) {
   for (size_t i = 0;; ++i) {
     if (i == line.size()) {
       if (!quoted) break;
-      CISTERN_ROW_CHECK(lines_.Next(&line), path(), ":", row_line_, ": a quoted cell has no end");
+      CISTERN_CHECK(lines_.Next(&line), path(), ":", row_line_,
+                    ": a quoted cell has no end, so that all lines after it belong to it");
       cell += '\n';
       i = size_t(-1);
       continue;
@@ -152,18 +158,38 @@ void TableReader::ReadJson(const std::string& line, std::vector<std::string>* ce
   cells->assign(columns_.size(), "");
   for (const auto& [key, value] : row.items()) {
     const auto at = std::find(columns_.begin(), columns_.end(), key);
+    CISTERN_ROW_CHECK(at != columns_.end() || !options_.all_columns, path(), ":", row_line_,
+                      ": the first row, whose keys are the columns, has no '", key,
+                      "'; put it there, with null");
     if (at != columns_.end()) (*cells)[size_t(at - columns_.begin())] = CellOf(value);
   }
 }
 
+// Empty lines are no rows, but for those of a table of one column with others after them.
+bool TableReader::NextLine(std::string* line) {
+  if (!ahead_) {
+    int64_t empty = 0;
+    for (;; ++empty) {
+      if (!lines_.Next(line)) return false;
+      if (lines_.number() == 1 && line->starts_with("\xef\xbb\xbf"))
+        line->erase(0, 3);  // a byte order mark, which would hide a quote and belong to a cell
+      if (!line->empty()) break;
+    }
+    empty_ = columns_.size() == 1 && format_ != Format::kJsonl ? empty : 0;
+    ahead_ = std::move(*line);
+  }
+  row_line_ = lines_.number() - empty_;
+  if (empty_-- > 0) {
+    line->clear();
+    return true;
+  }
+  *line = *std::exchange(ahead_, std::nullopt);
+  return true;
+}
+
 bool TableReader::NextRow(std::vector<std::string>* cells) {
   std::string line;
-  do {
-    if (!lines_.Next(&line)) return false;
-    if (lines_.number() == 1 && line.starts_with("\xef\xbb\xbf"))
-      line.erase(0, 3);  // a byte order mark, which would hide a quote and belong to a cell
-  } while (line.empty());
-  row_line_ = lines_.number();
+  if (!NextLine(&line)) return false;
   cells->clear();
   switch (format_) {
     case Format::kTsv:

@@ -2,6 +2,7 @@
 // Rows of named columns from TSV, CSV (RFC 4180: quoted cells may hold commas, quotes and line
 // ends) and JSON lines, plain or compressed, as a stream.
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -15,6 +16,9 @@ struct TableOptions {
   // kAuto: the first line is a header unless one of its cells is a number or empty.
   Header header = Header::kAuto;
   bool skip_bad = false;  // rows that cannot be read are counted and passed over
+  // JSON lines: a key that the first row lacks is an Error, for who reads all columns; else it is
+  // passed over.
+  bool all_columns = false;
 };
 
 const EnumNames<TableOptions::Header>& TableHeaders();  // auto, yes, no
@@ -42,6 +46,7 @@ class TableReader {
   size_t Column(const std::string& name) const;
 
  private:
+  bool NextLine(std::string* line);
   bool NextRow(std::vector<std::string>* cells);
   bool SplitCsv(std::string line, std::vector<std::string>* cells);
   void ReadJson(const std::string& line, std::vector<std::string>* cells);
@@ -52,6 +57,8 @@ class TableReader {
   std::vector<std::string> columns_, first_;  // first_: a first line that is no header
   bool has_first_ = false;
   int64_t row_line_ = 0, skipped_ = 0;
+  std::optional<std::string> ahead_;  // a line that was read already, behind `empty_` empty ones
+  int64_t empty_ = 0;
 };
 
 }  // namespace cistern

@@ -145,6 +145,51 @@ TEST(TableReader, ErrorsNameFileAndLine) {
   TableReader table(folder / "s.tsv", skip);
   EXPECT_EQ(ReadAll(table).size(), 2u);
   EXPECT_EQ(table.skipped(), 1);
+  // The first row of JSON lines may be such a one; all that follows an open quote may not.
+  WriteText(folder / "s.jsonl", "{\"x\": 1,\n{\"x\": 2}\n{\"x\": 3}\n");
+  TableReader lines(folder / "s.jsonl", skip);
+  EXPECT_EQ(ReadAll(lines).size(), 2u);
+  EXPECT_EQ(lines.skipped(), 1);
+  WriteText(folder / "s.csv", "x,y\na,\"b\nc,d\ne,f\n");
+  expect(ErrorMessage([&] {
+           TableReader open(folder / "s.csv", skip);
+           ReadAll(open);
+         }),
+         "s.csv:2: a quoted cell has no end");
+}
+
+// An empty line is a row of a table of one column where others follow.
+TEST(TableReader, EmptyCellsOfOneColumn) {
+  const TestFolder folder;
+  WriteText(folder / "one.csv", "\nx\n\n1\n\n\n\"2\n\n3\"\n4\n\n\n");
+  TableReader one(folder / "one.csv");
+  std::vector<std::string> cells, all;
+  std::vector<int64_t> at;
+  while (one.Next(&cells)) {
+    ASSERT_EQ(cells.size(), 1u);
+    all.push_back(cells[0]), at.push_back(one.line());
+  }
+  EXPECT_EQ(all, (std::vector<std::string>{"", "1", "", "", "2\n\n3", "4"}));
+  EXPECT_EQ(at, (std::vector<int64_t>{3, 4, 5, 6, 7, 10}));
+  WriteText(folder / "two.tsv", "x\ty\n\na\tb\n\nc\td\n");
+  TableReader two(folder / "two.tsv");
+  EXPECT_EQ(ReadAll(two).size(), 2u);
+}
+
+TEST(TableReader, KeysThatTheFirstRowLacks) {
+  const TestFolder folder;
+  WriteText(folder / "a.jsonl", "{\"x\": 1}\n{\"x\": 2, \"y\": 3}\n{\"x\": 4}\n");
+  TableReader some(folder / "a.jsonl");
+  EXPECT_EQ(ReadAll(some).size(), 3u);
+  TableOptions options;
+  options.all_columns = true;
+  const std::string said = ErrorMessage([&] {
+    TableReader all(folder / "a.jsonl", options);
+    ReadAll(all);
+  });
+  EXPECT_NE(said.find("a.jsonl:2: the first row, whose keys are the columns, has no 'y'"),
+            std::string::npos)
+      << said;
 }
 
 }  // namespace

@@ -150,7 +150,6 @@ std::vector<LabelledRow> ClassifyTask::ReadRows(const std::string& path, const c
   ProgressBar bar({source->total(), what, "bytes"});
   std::vector<LabelledRow> rows;
   for (LabelledRow row; source->Next(&row);) {
-    CISTERN_CHECK(!row.label.empty(), path, ":", row.line, ": the label is empty");
     rows.push_back(std::move(row));
     bar.Update(source->done());
   }
@@ -454,7 +453,6 @@ class ClassifyTask::FileReader : public BatchReader {
   std::optional<Batch> Next() override {
     std::vector<LabelledRow> rows;
     for (LabelledRow row; int64_t(rows.size()) < rows_ && source_->Next(&row);) {
-      CISTERN_CHECK(!labelled_ || !row.label.empty(), path_, ":", row.line, ": the label is empty");
       if (!labelled_) row.label.clear();
       rows.push_back(std::move(row));
     }

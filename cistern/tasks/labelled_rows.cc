@@ -16,21 +16,25 @@ class TableRows : public RowSource {
  public:
   TableRows(const std::string& path, const RowColumns& columns, const TableOptions& options,
             bool labelled)
-      : table_(path, options) {
+      : table_(path, options), labelled_(labelled), skip_bad_(options.skip_bad) {
     for (const std::string& name : columns.inputs) inputs_.push_back(table_.Column(name));
     const auto& all = table_.columns();
     has_label_ = labelled || std::find(all.begin(), all.end(), columns.label) != all.end();
     if (has_label_) label_ = table_.Column(columns.label);
   }
   bool Next(LabelledRow* row) override {
-    if (!table_.Next(&cells_)) return false;
+    for (;; ++skipped_) {
+      if (!table_.Next(&cells_)) return false;
+      if (!labelled_ || !cells_[label_].empty()) break;
+      CISTERN_CHECK(skip_bad_, table_.path(), ":", table_.line(), ": the label is empty");
+    }
     row->inputs.clear();
     for (const size_t i : inputs_) row->inputs.push_back(cells_[i]);
     row->label = has_label_ ? cells_[label_] : "";
     row->line = table_.line();
     return true;
   }
-  int64_t skipped() const override { return table_.skipped(); }
+  int64_t skipped() const override { return table_.skipped() + skipped_; }
   int64_t done() const override { return table_.lines().bytes_read(); }
   int64_t total() const override { return table_.lines().bytes_total(); }
 
@@ -40,6 +44,8 @@ class TableRows : public RowSource {
   std::vector<std::string> cells_;
   size_t label_ = 0;
   bool has_label_ = false;
+  const bool labelled_, skip_bad_;
+  int64_t skipped_ = 0;  // rows without a label
 };
 
 class FolderRows : public RowSource {

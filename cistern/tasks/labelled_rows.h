@@ -22,7 +22,7 @@ struct LabelledRow {
   int64_t line = 0;   // of the table; of a folder the number of the file, from 1
 };
 
-// A stream of rows. The label's column may be missing unless `labelled`.
+// A stream of rows. The label's column may be missing, and a label empty, unless `labelled`.
 class RowSource {
  public:
   virtual ~RowSource() = default;

@@ -13,6 +13,7 @@
 #include "cistern/tasks/masked_lines.h"
 #include "cistern/tasks/masking.h"
 #include "cistern/tasks/row_batch.h"
+#include "cistern/text/utf8.h"
 
 namespace cistern {
 namespace {
@@ -227,11 +228,7 @@ std::vector<Json> MlmTask::Predict(Model& model, const Batch& batch) const {
                    lines = batch["lines"].cpu();
   lm.config().CheckPositions(Form::kBidirectional, ids.size(1), "a row");
   const at::Tensor hidden = lm.Hidden(batch["ids"], MaskOf(batch.tensors));
-  const auto text_of = [&](int64_t id) {
-    Utf8Stream whole;
-    const std::string pushed = whole.Push(tokenizer().Bytes(int32_t(id)));
-    return pushed + whole.Finish();
-  };
+  const auto text_of = [&](int64_t id) { return ValidUtf8(tokenizer().Bytes(int32_t(id))); };
   std::vector<Json> out;
   for (int64_t r = 0; r < batch.rows; ++r) {
     Json masks = Json::array();
@@ -251,10 +248,8 @@ std::vector<Json> MlmTask::Predict(Model& model, const Batch& batch) const {
       }
       filled.push_back(int32_t(id));
     }
-    Utf8Stream whole;
-    const std::string text = whole.Push(tokenizer().Decode(filled));
     out.push_back({{"line", lines.const_data_ptr<int64_t>()[r]},
-                   {"text", text + whole.Finish()},
+                   {"text", ValidUtf8(tokenizer().Decode(filled))},
                    {"masks", std::move(masks)}});
   }
   return out;

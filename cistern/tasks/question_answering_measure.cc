@@ -4,12 +4,14 @@
 #include <algorithm>
 #include <cmath>
 #include <set>
+#include <string_view>
 
 #include "cistern/base/error.h"
 #include "cistern/io/json_text.h"
 #include "cistern/tasks/question_answering_task.h"
 #include "cistern/tasks/row_batch.h"
 #include "cistern/text/answer_score.h"
+#include "cistern/text/utf8.h"
 
 namespace cistern {
 namespace {
@@ -132,8 +134,15 @@ std::vector<std::vector<QuestionAnsweringTask::Candidate>> QuestionAnsweringTask
       double score;
     };
     std::vector<Span> spans;
+    // Whether token t, or what follows the window, begins with a whole character.
+    const auto begins = [&](const RowWindow& w, int64_t t) {
+      const std::string_view bytes =
+          t < w.count ? tokenizer_->Bytes(int32_t(w.ids[t])) : std::string_view();
+      return bytes.empty() || (uint8_t(bytes[0]) & 0xc0) != 0x80;
+    };
     for (const RowWindow& w : windows) {
       for (int64_t from = 0; from < w.count; ++from) {
+        if (!begins(w, from)) continue;
         // A token of several windows is read where it has most context.
         const bool here = std::all_of(windows.begin(), windows.end(), [&](const RowWindow& other) {
           const int64_t token = w.begin + from;
@@ -142,8 +151,10 @@ std::vector<std::vector<QuestionAnsweringTask::Candidate>> QuestionAnsweringTask
                  (w.Context(token) == other.Context(token) && w.row < other.row);
         });
         const int64_t end = std::min(w.count, from + options_.answer_length);
-        for (int64_t to = from; here && to < end; ++to)
-          spans.push_back({&w, from, to, w.logits[2 * from] + w.logits[2 * to + 1]});
+        for (int64_t to = from; here && to < end; ++to) {
+          if (begins(w, to + 1))
+            spans.push_back({&w, from, to, w.logits[2 * from] + w.logits[2 * to + 1]});
+        }
       }
     }
     const size_t most = std::min(spans.size(), size_t(4 * options_.n_best));
@@ -156,7 +167,8 @@ std::vector<std::vector<QuestionAnsweringTask::Candidate>> QuestionAnsweringTask
       const auto text_of = [&](int64_t from, int64_t to) {
         return tokenizer_->Decode({s.window->ids + from, s.window->ids + to});
       };
-      std::string text = text_of(s.from, s.to + 1);
+      // Tokens may be parts of characters.
+      std::string text = ValidUtf8(text_of(s.from, s.to + 1));
       const size_t begin = std::min(text.find_first_not_of(" \t\r\n"), text.size());
       text = text.substr(begin);
       text.resize(text.find_last_not_of(" \t\r\n") + 1);

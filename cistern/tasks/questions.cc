@@ -170,7 +170,8 @@ void Reader::ReadTable(const QuestionColumns& names, const TableOptions& options
                               const std::string& where) -> std::vector<Answer> {
     const std::string& cell = cells[*answer];
     if (cell.empty()) return {};
-    if (json && (cell.starts_with('{') || cell.starts_with('[')))
+    const bool of_text = cells[context].find(cell) != std::string::npos;  // such as "[1]"
+    if (json && !of_text && (cell.starts_with('{') || cell.starts_with('[')))
       return Answers(ParseJson(cell, where), of, where);
     std::optional<int64_t> characters;
     if (start) {

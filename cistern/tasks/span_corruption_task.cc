@@ -12,6 +12,7 @@
 #include "cistern/tasks/lm_blocks.h"
 #include "cistern/tasks/masked_lines.h"
 #include "cistern/tasks/row_batch.h"
+#include "cistern/text/utf8.h"
 
 namespace cistern {
 namespace {
@@ -241,9 +242,7 @@ std::vector<Json> SpanCorruptionTask::Predict(Model& model, const Batch& batch) 
   const std::vector<Hypothesis> written =
       BeamSearch(lm, lm.Encode(batch["source"], mask), {1, 1, end(), end(), most});
   const auto text_of = [&](const std::vector<int32_t>& ids) {
-    Utf8Stream whole;
-    const std::string text = whole.Push(tokenizer().Decode(ids));
-    return text + whole.Finish();
+    return ValidUtf8(tokenizer().Decode(ids));
   };
   std::vector<Json> out;
   for (int64_t r = 0; r < batch.rows; ++r) {

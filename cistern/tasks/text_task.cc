@@ -1,7 +1,6 @@
 #include "cistern/tasks/text_task.h"
 
 #include <ATen/ATen.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <array>
@@ -12,6 +11,7 @@
 #include "cistern/base/hash.h"
 #include "cistern/base/progress.h"
 #include "cistern/base/random.h"
+#include "cistern/io/scratch_folder.h"
 #include "cistern/tasks/cache.h"
 #include "cistern/tasks/lm_blocks.h"
 #include "cistern/tasks/uniform_ids.h"
@@ -239,14 +239,12 @@ TokenText TextTask::Of(Split split) const {
 
 std::shared_ptr<TokenFile> TextTask::Tokenize(const std::string& path) const {
   const TextSource source(path);
-  const std::string temporary =
-      (std::filesystem::temp_directory_path() / StrCat("cistern-", ::getpid(), ".tok")).string();
+  const ScratchFolder folder;  // the mapping keeps its file alive
+  const std::string temporary = folder / "text.tok";
   ProgressBar bar({.total = source.bytes(), .label = "tokenise", .unit = "bytes"});
   BuildTokenFile(source, {{0, source.bytes()}}, *tokenizer_, temporary,
                  [&](int64_t done, int64_t) { bar.Update(done); });
   auto file = std::make_shared<TokenFile>(temporary);
-  std::error_code ignored;
-  std::filesystem::remove(temporary, ignored);  // the mapping keeps it alive
   CISTERN_CHECK(file->size() >= 2, path, " is too short: ", file->size(),
                 " tokens to measure; at least 2 are needed");
   return file;

@@ -10,6 +10,7 @@
 #include "cistern/tasks/translation_task.h"
 #include "cistern/text/answer_score.h"
 #include "cistern/text/translation_score.h"
+#include "cistern/text/utf8.h"
 
 namespace cistern {
 namespace {
@@ -97,9 +98,7 @@ std::vector<Hypothesis> TranslationTask::Translations(LanguageModel& model,
 
 // Broken bytes, of tokens that are parts of characters, are U+FFFD.
 std::string TranslationTask::Text(const std::vector<int32_t>& ids) const {
-  Utf8Stream whole;
-  const std::string text = whole.Push(tokenizer_->Decode(ids));
-  return text + whole.Finish();
+  return ValidUtf8(tokenizer_->Decode(ids));
 }
 
 Score TranslationTask::Measure(Model& model, const Batch& batch) const {

@@ -69,6 +69,12 @@ CharClass ClassOf(int32_t code) {
   return code < int32_t(kTable.size()) ? kTable[code] : UnicodeClass(code);
 }
 
+std::string ValidUtf8(std::string_view bytes) {
+  Utf8Stream whole;
+  const std::string text = whole.Push(bytes);
+  return text + whole.Finish();
+}
+
 std::string Utf8Stream::Push(std::string_view bytes) {
   held_ += bytes;
   std::string out;

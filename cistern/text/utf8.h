@@ -18,6 +18,9 @@ struct Utf8Char {
 // The character at text[position]; position < text.size().
 Utf8Char DecodeUtf8(std::string_view text, size_t position);
 
+// The text with U+FFFD in place of each broken part.
+std::string ValidUtf8(std::string_view bytes);
+
 void AppendUtf8(int32_t code, std::string* out);
 
 // What GPT-2's split tells apart, by Unicode category (utf8proc).
