@@ -1,37 +1,21 @@
 #pragma once
 // For tests: a fresh temporary folder, removed at the end.
-#include <cstdlib>
 #include <filesystem>
 #include <iterator>
 #include <string>
 
 #include "cistern/base/error.h"
+#include "cistern/io/scratch_folder.h"
 
 namespace cistern {
 
-class TestFolder {
+class TestFolder : public ScratchFolder {
  public:
-  TestFolder() {
-    std::string name = (std::filesystem::temp_directory_path() / "cistern-test-XXXXXX").string();
-    CISTERN_CHECK(::mkdtemp(name.data()) != nullptr, "cannot create ", name);
-    path_ = name;
-  }
-  ~TestFolder() {
-    std::error_code ignored;
-    std::filesystem::remove_all(path_, ignored);
-  }
-  TestFolder(const TestFolder&) = delete;
-  TestFolder& operator=(const TestFolder&) = delete;
-
-  const std::string& path() const { return path_; }
-  std::string operator/(const std::string& name) const { return path_ + "/" + name; }
+  TestFolder() : ScratchFolder("cistern-test") {}
   int Count() const {
-    return int(std::distance(std::filesystem::directory_iterator(path_),
+    return int(std::distance(std::filesystem::directory_iterator(path()),
                              std::filesystem::directory_iterator()));
   }
-
- private:
-  std::string path_;
 };
 
 // The message of the Error that f throws, or "no error".

@@ -5,10 +5,10 @@
 #include <algorithm>
 #include <cmath>
 
+#include "cistern/io/scratch_folder.h"
 #include "cistern/models/model_state_file.h"
 #include "cistern/ops/impl.h"
 #include "cistern/verify/subject.h"
-#include "cistern/verify/temporary_file.h"
 
 namespace cistern::verify {
 namespace {
@@ -159,9 +159,10 @@ Outcome FilesKeepEveryBit(Bench& b) {
   const int64_t half = b.length() / 2, rest = b.length() - half;
   ModelState state;
   b.Pieces(b.model, b.ids.narrow(1, 0, half), {0, half}, {}, &state);
-  const TemporaryFile temporary;
-  SaveModelState(temporary.path(), b.model, {state, {}, {}});
-  ModelState loaded = LoadModelState(temporary.path(), b.model).state;
+  const ScratchFolder scratch;
+  const std::string file_name = scratch / "state.safetensors";
+  SaveModelState(file_name, b.model, {state, {}, {}});
+  ModelState loaded = LoadModelState(file_name, b.model).state;
   meter.Same(b.model.Extend(b.ids.narrow(1, half, rest), loaded),
              b.model.Extend(b.ids.narrow(1, half, rest), state), "second half of the text");
   return meter.result();

@@ -1,8 +1,8 @@
 #include <ATen/ATen.h>
 
+#include "cistern/io/scratch_folder.h"
 #include "cistern/models/model.h"
 #include "cistern/verify/properties.h"
-#include "cistern/verify/temporary_file.h"
 
 namespace cistern::verify {
 namespace {
@@ -54,11 +54,12 @@ State FromFile(Subject& fresh, Mechanism& m, const State& state, int64_t batch,
   for (const NamedTensor& t : m.Compact(state).tensors) {
     if (t.value.defined()) file.tensors.push_back(t);
   }
-  const TemporaryFile temporary;
-  SaveTensors(temporary.path(), file);
+  const ScratchFolder scratch;
+  const std::string file_name = scratch / "state.safetensors";
+  SaveTensors(file_name, file);
   // A new instance and a new state: everything that is needed has to be in the file.
   Mechanism& other = fresh.In(options.dtype().toScalarType());
-  TensorFile read = LoadTensors(temporary.path());
+  TensorFile read = LoadTensors(file_name);
   State loaded = other.StateForm(batch, options, [&](const std::string& name) {
     return std::any_of(read.tensors.begin(), read.tensors.end(),
                        [&](const NamedTensor& t) { return t.name == name; });
