@@ -21,9 +21,10 @@ inline std::vector<Family> Translators() {
                                                         {"train.label_smoothing", .1},
                                                         {"train.weight_decay", 0.},
                                                         {"train.clip", 0.}};
-  const Settings p003 = {{"model.norm", "post"},     {"train.schedule", "inverse_sqrt"},
-                         {"train.beta1", .9},        {"train.beta2", .98},
-                         {"train.average_last", 5.}, {"task.beam", 5.},
+  const Settings p003 = {{"model.norm", "post"},      {"train.schedule", "inverse_sqrt"},
+                         {"train.schedule_from", 0.},  // 4.9: fairseq's, which counts from 0
+                         {"train.beta1", .9},         {"train.beta2", .98},
+                         {"train.average_last", 5.},  {"task.beam", 5.},
                          {"task.length_penalty", .6}};
   Settings wmt14 = mt + p003 + Settings{{"task.vocab_size", 32'768.}, {"train.warmup", 6000.}};
   Settings all_abc = wmt14;  // its encoder is another one
