@@ -42,8 +42,14 @@ AnalysisContext ContextOf(const RunFolder& run, const std::string& dtype, uint64
 }
 
 RowsDone AddRows(const AnalysisRows& c, const RunFolder& run, const AnalysisContext& context,
-                 const std::vector<std::unique_ptr<Analysis>>& analyses) {
+                 const std::vector<std::unique_ptr<Analysis>>& analyses,
+                 const LeaveOut& leave_out) {
   RowsDone done;
+  std::vector<Analysis*> left;
+  for (const auto& analysis : analyses) left.push_back(analysis.get());
+  const auto none_left = [&] {
+    return std::all_of(left.begin(), left.end(), [](const Analysis* a) { return a == nullptr; });
+  };
   const bool labelled = !run.config.info().classifies;
   ReadOptions read{c.batch > 0 ? c.batch : 8, 0, c.length};
   if (c.length == 0 && !run.recorded) read.length = std::min<int64_t>(run.config.max_length, 1024);
@@ -52,14 +58,14 @@ RowsDone AddRows(const AnalysisRows& c, const RunFolder& run, const AnalysisCont
   std::vector<std::string> paths = c.data;
   if (paths.empty()) paths.push_back("");
   for (const std::string& path : paths) {
-    if (c.rows > 0 && done.rows >= c.rows) break;
+    if ((c.rows > 0 && done.rows >= c.rows) || none_left()) break;
     const auto reader = path.empty() ? run.task->Read(c.split == "train"   ? Split::kTrain
                                                       : c.split == "valid" ? Split::kValid
                                                                            : Split::kTest,
                                                       read)
                                      : run.task->ReadFile(path, labelled, read);
     done.facts.update(reader->Facts());
-    while (c.rows == 0 || done.rows < c.rows) {
+    while ((c.rows == 0 || done.rows < c.rows) && !none_left()) {
       if (Interrupted()) {
         done.complete = false;
         return done;
@@ -71,7 +77,16 @@ RowsDone AddRows(const AnalysisRows& c, const RunFolder& run, const AnalysisCont
       const Batch there = batch->To(context.model->options().device());
       const at::NoGradGuard no_grad;
       const std::vector<CapturedLayer> layers = RunLayers(*context.model, there);
-      for (const auto& analysis : analyses) analysis->Add(there, layers);
+      for (size_t i = 0; i < left.size(); ++i) {
+        if (left[i] == nullptr) continue;
+        try {
+          left[i]->Add(there, layers);
+        } catch (const Error& e) {
+          bar.Clear();
+          if (!leave_out || !leave_out(i, e)) throw;
+          left[i] = nullptr;
+        }
+      }
       done.rows += batch->rows;
       bar.Update(done.rows);
     }

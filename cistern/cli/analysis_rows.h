@@ -1,10 +1,12 @@
 #pragma once
 // Rows of data through a trained model once, into analyses.
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "cistern/analyses/analysis.h"
+#include "cistern/base/error.h"
 #include "cistern/cli/run_folder.h"
 
 namespace cistern::cli {
@@ -24,9 +26,14 @@ struct RowsDone {
   bool complete = true;  // false: interrupted
   Json facts = Json::object();
 };
-// All rows that were asked for. The task has its own data (Prepare) where no file is given.
+// Whether an analysis, by its place, whose Add threw is left out from there on; else the error
+// stands. Called within the handler of the error.
+using LeaveOut = std::function<bool(size_t analysis, const Error& error)>;
+// All rows that were asked for, or as many as there was an analysis for. The task has its own data
+// (Prepare) where no file is given. Analyses that are null are passed over.
 RowsDone AddRows(const AnalysisRows& asked, const RunFolder& run, const AnalysisContext& context,
-                 const std::vector<std::unique_ptr<Analysis>>& analyses);
+                 const std::vector<std::unique_ptr<Analysis>>& analyses,
+                 const LeaveOut& leave_out = nullptr);
 
 // What --set model.attention=reuse:recommended stands for: the settings of the Reuse model that the
 // heads of the softmax model in `folder` ask for, judged by 100 rows of its own validation split

@@ -1,14 +1,17 @@
 // cistern analyze: what can be seen inside a trained model, on any data that it takes.
 #include <algorithm>
 #include <cstdio>
+#include <exception>
 #include <filesystem>
 
 #include "cistern/analyses/analysis.h"
 #include "cistern/base/error.h"
+#include "cistern/base/terminal.h"
 #include "cistern/cli/analysis_log.h"
 #include "cistern/cli/analysis_rows.h"
 #include "cistern/cli/child_run.h"
 #include "cistern/cli/command.h"
+#include "cistern/data/made_folder.h"
 #include "cistern/io/atomic_file.h"
 #include "cistern/io/checked_json.h"
 #include "cistern/io/file_lock.h"
@@ -106,26 +109,6 @@ void CheckOut(const std::string& out) {
   }
 }
 
-// The folder, made where it is missing, and removed again where nothing was written into it.
-class OutFolder {
- public:
-  explicit OutFolder(const std::string& path) : path_(path) {
-    std::error_code ignored;
-    made_ = !std::filesystem::exists(path, ignored);
-    EnsureDirectory(path);
-  }
-  ~OutFolder() {
-    std::error_code ignored;
-    if (made_) std::filesystem::remove(path_, ignored);  // an empty one alone
-  }
-  OutFolder(const OutFolder&) = delete;
-  OutFolder& operator=(const OutFolder&) = delete;
-
- private:
-  std::string path_;
-  bool made_ = false;
-};
-
 // The figures that an earlier analysis of the folder lists, and the folders of its models: those of
 // other rows or models must not lie among the new ones. Error, before any work, where the list
 // cannot be read.
@@ -186,9 +169,25 @@ struct Inside {
   std::vector<Json> options;
   std::vector<std::unique_ptr<Analysis>> analyses;
   std::vector<Figures> figures;
+  std::vector<std::string> left_out;  // why one of `wanted` shows nothing; empty: it does
+  std::exception_ptr error;           // of the last one that was left out
   std::string summary;
   RowsDone done;
+
+  bool shows() const {
+    return std::find(left_out.begin(), left_out.end(), std::string()) != left_out.end();
+  }
 };
+
+// Whether an Error of an analysis costs that one alone: where all that fit are looked at. What was
+// asked for by its name, or a setting of it that is wrong, is the whole command's.
+bool LeavesOut(const AnalyzeCommand& c, const AnalysisInfo& info, const Error& error) {
+  if (!c.of.empty()) return false;
+  const bool set = std::any_of(c.set.begin(), c.set.end(), [&](const std::string& assignment) {
+    return assignment.starts_with(info.name + ".");
+  });
+  return !set || dynamic_cast<const UsageError*>(&error) == nullptr;
+}
 
 // Reads the model and checks that all fits, before any work.
 struct Opened {
@@ -210,15 +209,34 @@ Opened Open(const AnalyzeCommand& c, const std::string& folder) {
 void Look(const AnalyzeCommand& c, Opened* o) {
   if (c.data.empty()) o->run.task->Prepare();
   const AnalysisContext context = ContextOf(o->run, c.common.dtype, c.common.seed);
-  std::vector<std::unique_ptr<Analysis>>& analyses = o->inside.analyses;
-  for (size_t i = 0; i < o->inside.wanted.size(); ++i)
-    analyses.push_back(o->inside.wanted[i]->make(o->inside.options[i], context));
-  o->inside.done = AddRows(c, o->run, context, analyses);
-  if (o->inside.done.rows == 0) {
-    if (o->inside.done.complete) Fail("the data has no rows");
+  Inside& in = o->inside;
+  const size_t count = in.wanted.size();
+  in.analyses.resize(count), in.figures.resize(count), in.left_out.resize(count);
+  const LeaveOut leave_out = [&](size_t i, const Error& e) {
+    if (!LeavesOut(c, *in.wanted[i], e)) return false;
+    in.left_out[i] = e.what();
+    in.error = std::current_exception();
+    Note(StrCat(in.wanted[i]->name, in.label.empty() ? "" : " of " + in.label,
+                " is left out: ", e.what()));
+    return true;
+  };
+  const auto attempt = [&](size_t i, const auto& work) {
+    try {
+      work();
+    } catch (const Error& e) {
+      if (!leave_out(i, e)) throw;
+    }
+  };
+  for (size_t i = 0; i < count; ++i)
+    attempt(i, [&] { in.analyses[i] = in.wanted[i]->make(in.options[i], context); });
+  in.done = AddRows(c, o->run, context, in.analyses, leave_out);
+  if (in.done.rows == 0 && in.shows()) {
+    if (in.done.complete) Fail("the data has no rows");
     return;
   }
-  for (const auto& analysis : analyses) o->inside.figures.push_back(analysis->Report());
+  for (size_t i = 0; i < count; ++i) {
+    if (in.left_out[i].empty()) attempt(i, [&] { in.figures[i] = in.analyses[i]->Report(); });
+  }
 }
 
 // Names for folders beside each other: the last part of each path, with its number where two have
@@ -259,7 +277,7 @@ Figures Together(const AnalysisInfo& info, const std::vector<Opened>& all) {
   std::vector<ComparedModel> models;
   for (const Opened& o : all) {
     for (size_t i = 0; i < o.inside.wanted.size(); ++i) {
-      if (o.inside.wanted[i] == &info)
+      if (o.inside.wanted[i] == &info && o.inside.left_out[i].empty())
         models.push_back(
             {o.inside.label, o.inside.analyses[i].get(), &o.run.config, ResultOf(o.run)});
     }
@@ -280,24 +298,27 @@ int RunAnalyze(const AnalyzeCommand& c) {
   all.push_back(Open(c, c.folder));
   for (const std::string& folder : c.beside) all.push_back(Open(c, folder));
   Label(&all);
-  const OutFolder folder(c.out);
+  const MadeFolder folder(c.out);
   const FileLock lock(c.out + "/" + kLock, "the analysis in " + c.out);
   const Earlier earlier = EarlierFigures(c.out);
   bool complete = true;
   for (Opened& o : all) {
     Look(c, &o);
     complete = complete && o.inside.done.complete;
-    if (o.inside.done.rows == 0) {
+    if (o.inside.done.rows == 0 && o.inside.shows()) {
       std::fprintf(stderr, "cistern: interrupted before the first rows were done\n");
       return 130;
     }
   }
 
+  const auto shown =
+      std::find_if(all.begin(), all.end(), [](const Opened& o) { return o.inside.shows(); });
+  if (shown == all.end()) std::rethrow_exception(all.back().inside.error);
   lock.Check();
   earlier.Remove();
   std::string data = c.data.empty() ? "its own data, " + c.split : "";
   for (const std::string& path : c.data) data += (data.empty() ? "" : ", ") + path;
-  const Inside& first = all[0].inside;
+  const Inside& first = shown->inside;
   Json index = {{"model", c.folder},
                 {"data", data},
                 {"rows", first.done.rows},
@@ -310,33 +331,38 @@ int RunAnalyze(const AnalyzeCommand& c) {
                   StrCat(first.summary, all.size() > 1 ? " and others" : "", "; ", first.done.rows,
                          " rows of ", data, complete ? "" : ", then interrupted"));
   Json results = Json::object();
+  bool headed = false;
+  const auto heading = [&](const AnalysisInfo& info, const std::string& of) {
+    if (!headed) page.Heading(info.title).Paragraph(info.summary);
+    headed = true;
+    if (!of.empty()) page.Heading(info.title + ": " + of);
+  };
   // Analysis after analysis, in each the models one after the other.
   for (const AnalysisInfo* info : Analyses()) {
-    bool headed = false;
+    headed = false;
     for (const Opened& o : all) {
       const Inside& in = o.inside;
       for (size_t i = 0; i < in.wanted.size(); ++i) {
         if (in.wanted[i] != info) continue;
+        heading(*info, in.label);
+        Json& of_model = in.label.empty() ? index : index["models"][in.label];
+        if (!in.label.empty()) of_model["model"] = in.folder, of_model["rows"] = in.done.rows;
+        if (!in.left_out[i].empty()) {
+          page.Paragraph("Left out: " + in.left_out[i]);
+          of_model["left_out"][info->name] = in.left_out[i];
+          continue;
+        }
         const std::string folder = in.label.empty() ? c.out : c.out + "/" + in.label;
         EnsureDirectory(folder);
         const std::vector<std::string> files = in.figures[i].Write(folder, info->name);
         Json entry = {{"options", in.options[i]}, {"files", files}};
-        if (!headed) page.Heading(info->title).Paragraph(info->summary);
-        headed = true;
-        if (!in.label.empty()) page.Heading(StrCat(info->title, ": ", in.label));
         in.figures[i].AddTo(page);
         if (const Figures curves = OverTraining(in.folder, info->name); !curves.tables().empty()) {
           curves.AddTo(page);
           for (const std::string& file : curves.Write(folder, info->name + "-log"))
             entry["files"].push_back(file);
         }
-        if (in.label.empty()) {
-          index["analyses"][info->name] = std::move(entry);
-        } else {
-          index["models"][in.label]["model"] = in.folder;
-          index["models"][in.label]["rows"] = in.done.rows;
-          index["models"][in.label]["analyses"][info->name] = std::move(entry);
-        }
+        of_model["analyses"][info->name] = std::move(entry);
         if (c.common.json) {
           if (in.label.empty()) {
             results[info->name] = in.figures[i].ToJson();
@@ -350,8 +376,18 @@ int RunAnalyze(const AnalyzeCommand& c) {
         }
       }
     }
-    if (const Figures together = Together(*info, all); !together.tables().empty()) {
-      page.Heading(info->title + ": all models");
+    Figures together;
+    try {
+      together = Together(*info, all);
+    } catch (const Error& e) {
+      if (!LeavesOut(c, *info, e)) throw;
+      heading(*info, "all models");
+      page.Paragraph(StrCat("Left out: ", e.what()));
+      index["left_out"][info->name] = e.what();
+      Note(StrCat(info->name, " of all models together is left out: ", e.what()));
+    }
+    if (!together.tables().empty()) {
+      heading(*info, "all models");
       together.AddTo(page);
       index["together"][info->name]["files"] = together.Write(c.out, info->name + "-together");
       if (c.common.json) {

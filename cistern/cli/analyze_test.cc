@@ -284,6 +284,46 @@ TEST_F(AnalyzeTest, MemoryOfAModelWithSlots) {
   EXPECT_EQ(ReadJsonFile(out + "/memory.json")["tables"]["slots"].size(), 4u);
 }
 
+// Queries of gated slots that begin with little in their memory attend to less than 1 in all.
+TEST_F(AnalyzeTest, AnAnalysisThatFailsIsLeftOut) {
+  const std::string gated = folder_ / "gated", out = folder_ / "seen";
+  const Outcome trained = Run(Train(
+      TrainedText(), gated, {"--set", "model.attention=gated_slots", "--set", "model.layers=2"}));
+  ASSERT_EQ(trained.code, 0) << trained;
+  const Outcome o = Run(Analyze(gated, out, {"--rows", "2"}));
+  ASSERT_EQ(o.code, 0) << o;
+  ExpectContains(o.err, {"note: similarity is left out", "no probabilities"});
+  const Json index = ReadJsonFile(out + "/analyze.json");
+  EXPECT_EQ(index["rows"], 2);
+  EXPECT_TRUE(index["analyses"].contains("maps"));
+  EXPECT_FALSE(index["analyses"].contains("similarity"));
+  ExpectContains(index["left_out"]["similarity"].get<std::string>(), {"no probabilities"});
+  EXPECT_FALSE(fs::exists(out + "/similarity.json"));
+  ExpectContains(ReadFile(out + "/report.html"), {"Left out: ", "no probabilities"});
+  // Its folder is read again by the next one. A setting that helps is taken, a wrong one is said.
+  const Outcome helped =
+      Run(Analyze(gated, out, {"--rows", "2", "--set", "similarity.normalise=true"}));
+  ASSERT_EQ(helped.code, 0) << helped;
+  EXPECT_TRUE(ReadJsonFile(out + "/analyze.json")["analyses"].contains("similarity"));
+  Expect(Analyze(gated, out, {"--rows", "1", "--set", "maps.layers=7"}), 2, {"maps.layers=7"});
+  // What was asked for by its name fails.
+  const std::string none = folder_ / "none";
+  Expect(Analyze(gated, none, {"--rows", "2", "--of", "similarity"}), 1, {"no probabilities"});
+  Expect(Analyze(gated, none, {"--rows", "2", "--of", "maps,similarity"}), 1, {"no probabilities"});
+  EXPECT_FALSE(fs::exists(none));
+  // Of several models, that one alone.
+  const std::string softmax = TrainSoftmax();
+  const Outcome both = Run(Analyze(gated, out, {"--beside", softmax, "--rows", "2", "--json"}));
+  ASSERT_EQ(both.code, 0) << both;
+  ExpectContains(both.err, {"note: similarity of gated is left out"});
+  const Json models = ReadJsonFile(out + "/analyze.json")["models"];
+  EXPECT_TRUE(models["gated"]["left_out"].contains("similarity"));
+  EXPECT_TRUE(models["gated"]["analyses"].contains("maps"));
+  EXPECT_TRUE(models["softmax"]["analyses"].contains("similarity"));
+  EXPECT_FALSE(models["softmax"].contains("left_out"));
+  EXPECT_FALSE(ParseJson(both.out, "out")["results"]["gated"].contains("similarity"));
+}
+
 TEST_F(AnalyzeTest, MemoryLoggedOverTraining) {
   const std::string model = folder_ / "abc", out = folder_ / "slots";
   const Words log = {"--set", "train.log_memory=true", "--set", "train.eval_every=1"};

@@ -1,7 +1,9 @@
 // cistern bench: how fast this machine is with all this. Sub-commands: bench_*.cc.
 #include "cistern/cli/bench_command.h"
 
+#include <cmath>
 #include <cstdio>
+#include <cstdlib>
 
 #include "cistern/base/format.h"
 #include "cistern/base/progress.h"
@@ -35,6 +37,17 @@ void ApplyBenchOptions(const BenchOptions& options) {
   common.quiet = options.quiet, common.seed = options.seed;
   ApplyCommon(common);
   ops::ActiveImpl();
+}
+
+CLI::Validator RangeWithoutNan(double low, double high) {
+  const CLI::Range range(low, high);
+  return CLI::Validator(
+      [range, low, high](std::string& text) {
+        const std::string wrong = range(text);
+        if (!wrong.empty() || !std::isnan(std::strtod(text.c_str(), nullptr))) return wrong;
+        return StrCat("expected a number from ", low, " to ", high, ", got ", text);
+      },
+      range.get_description());
 }
 
 void PrintHead(const bench::Record& record) {

@@ -28,6 +28,8 @@ void ApplyBenchOptions(const BenchOptions& options);
 int FinishBench(const bench::Record& record, const std::vector<bench::Column>& columns,
                 const BenchOptions& options);
 void PrintHead(const bench::Record& record);
+// CLI::Range of fractions takes NaN; this does not.
+CLI::Validator RangeWithoutNan(double low, double high);
 
 // The lists that `bench ops` and its efficiency lengths are made of, as words of the command line.
 struct SweepOptions {

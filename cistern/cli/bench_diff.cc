@@ -2,6 +2,7 @@
 #include <cstdio>
 #include <map>
 
+#include "cistern/base/error.h"
 #include "cistern/bench/diff.h"
 #include "cistern/cli/bench_command.h"
 #include "cistern/io/checked_json.h"
@@ -44,7 +45,11 @@ int RunBenchDiff(const DiffArguments& a) {
     }
     std::printf("\n%s\n", summary.empty() ? "no rows" : summary.c_str());
   }
-  return a.fail && slower > 0 ? 1 : 0;
+  if (!a.fail) return 0;
+  const int64_t compared = slower + count[bench::Verdict::kFaster] + count[bench::Verdict::kSame];
+  CISTERN_CHECK(compared > 0, "--fail-slower: no row was measured in both ", a.before, " and ",
+                a.after, ", so that nothing was compared; measure the same rows in both");
+  return slower > 0 ? 1 : 0;
 }
 
 }  // namespace
@@ -61,15 +66,16 @@ void AddBenchDiff(CLI::App& bench, Run& run) {
       "Examples:\n"
       "  cistern bench diff before.json after.json\n"
       "  cistern bench diff before.json after.json --fail-slower    exit code 1 where a row got "
-      "slower");
+      "slower, or none was compared");
   command->add_option("before", a->before, "file of the earlier run")->required();
   command->add_option("after", a->after, "file of the later run")->required();
   command->add_option("--threshold", a->settings.threshold, "smaller relative changes are none")
-      ->check(CLI::Range(0.0, 10.0))
+      ->check(RangeWithoutNan(0.0, 10.0))
       ->capture_default_str();
   command->add_flag("--any-machine", a->settings.any_machine,
                     "compare although processor, threads or SIMD target differ");
-  command->add_flag("--fail-slower", a->fail, "exit code 1 where a row got slower");
+  command->add_flag("--fail-slower", a->fail,
+                    "exit code 1 where a row got slower, or no row is in both files");
   command->add_flag("--json", a->json, "machine-readable output on standard output");
   command->callback([a, &run] { run = [a] { return RunBenchDiff(*a); }; });
 }

@@ -121,7 +121,7 @@ void AddBenchPapers(CLI::App& bench, Run& run) {
       "names of --list; cores: all of mechanisms alone; models: all of whole models; "
       "none: cores");
   command->add_option("--scale", a->scale, "lengths of the papers times this")
-      ->check(CLI::Range(0.001, 16.0))
+      ->check(RangeWithoutNan(0.001, 16.0))
       ->capture_default_str();
   command->add_flag("--scale-batch", a->scale_batch, "with --scale below 1: the batch as well");
   command->add_option("--report", a->report, "write a page (HTML) with the figures redrawn");

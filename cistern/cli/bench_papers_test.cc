@@ -116,6 +116,8 @@ TEST_F(BenchPapersTest, TheListSaysWhatTakesMinutes) {
     EXPECT_EQ(p.whole.has_value(), p.minutes > 0) << p.name;
   }
   EXPECT_NE(o.out.find(" min on two cores"), std::string::npos) << o;
+  for (const char* scale : {"nan", "NaN", "17", "0", "inf"})
+    Expect({"bench", "papers", "--list", "--scale", scale}, 2, {"--scale", "0.001", "16"});
   Expect({"bench", "papers", "modles"}, 2, {"did you mean 'models'?"});
   Expect({"bench", "papers", "reuse-table2"}, 2, {"did you mean 'reuse-table"});
 }

@@ -88,6 +88,13 @@ TEST_F(BenchTest, OpsMeasuresASweepAndWritesIt) {
   EXPECT_EQ(ParseJson(worse.out, "diff")["slower"], 9);
   EXPECT_NE(worse.err.find("note: " + other + " is not as it was written"), std::string::npos)
       << worse;
+  // Nothing in common is no success.
+  Json others = json;
+  for (Json& row : others["rows"]) row["what"]["length"] = 21;
+  WriteFileAtomically(other, others.dump());
+  EXPECT_EQ(Run({"bench", "diff", file, other}).code, 0);
+  Expect({"bench", "diff", file, other, "--fail-slower"}, 1,
+         {"--fail-slower", "no row was measured in both"});
   slower["machine"]["processor"] = "Another";
   WriteFileAtomically(other, slower.dump());
   Expect({"bench", "diff", file, other}, 2, {"Another", "--any-machine"});
@@ -112,6 +119,8 @@ TEST_F(BenchTest, WhatCannotBeMeasuredIsRefusedWithTheReason) {
   Expect(Ops({"--mechanisms", "latte,latte"}), 2, {"twice"});
   Expect(Ops({"--mechanisms", "latte", "--batches", "0"}), 2, {"--batches"});
   Expect({"bench"}, 2, {"subcommand"});
+  Expect({"bench", "diff", folder_ / "none", folder_ / "none", "--threshold", "nan"}, 2,
+         {"--threshold", "from 0 to 10", "nan"});
   Expect({"bench", "diff", folder_ / "none", folder_ / "none"}, 1, {"none"});
   const std::string file = folder_ / "no-record.json";
   WriteFileAtomically(file, "{}\n");

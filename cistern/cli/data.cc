@@ -1,11 +1,17 @@
 // cistern data: generates and inspects data sets.
 #include <cstdio>
+#include <optional>
 
 #include "cistern/base/error.h"
+#include "cistern/base/interrupt.h"
 #include "cistern/base/progress.h"
+#include "cistern/base/terminal.h"
 #include "cistern/cli/command.h"
+#include "cistern/data/interruptible.h"
 #include "cistern/data/listops.h"
+#include "cistern/data/made_folder.h"
 #include "cistern/data/pathfinder.h"
+#include "cistern/io/atomic_file.h"
 #include "cistern/io/json_text.h"
 #include "cistern/tasks/task.h"
 
@@ -20,6 +26,18 @@ struct DataArguments {
   PathfinderOptions pathfinder;
   int64_t images = 200'000;
 };
+
+// make(a), ended by the first Ctrl-C or SIGTERM, of which it keeps nothing unfinished.
+int UntilInterrupted(const DataArguments& a, int (*make)(const DataArguments& a)) {
+  try {
+    const InterruptibleData ends;
+    return make(a);
+  } catch (const Error& e) {
+    if (!Interrupted()) throw;
+    std::fprintf(stderr, "cistern: %s\n", Printable(e.what()).c_str());
+    return 130;
+  }
+}
 
 int RunListOps(const DataArguments& a) {
   if (a.out.empty()) FailUsage("data listops needs --out FOLDER");
@@ -91,8 +109,13 @@ int RunText(const DataArguments& a) {
   fields.Set(StrCat("lm.vocab_size=", a.vocab_size));
   fields.Set("lm.length=2");
   const auto task = options.Make();
+  std::optional<MadeFolder> made;
+  if (!a.out.empty()) {  // what cannot be written is said before the work
+    made.emplace(a.out);
+    const AtomicFile trial(a.out + "/tokenizer.json");
+  }
   task->Prepare();
-  if (!a.out.empty()) task->SaveAssets(a.out);
+  if (made) task->SaveAssets(a.out);
   const Json summary = task->DataSummary();
   std::printf("%s", (a.common.json ? JsonLine(summary) + "\n" : JsonFileText(summary)).c_str());
   return 0;
@@ -121,7 +144,7 @@ void AddData(CLI::App& app, Run& run) {
   listops->callback([a, &run] {
     run = [a] {
       ApplyCommon(a->common);
-      return RunListOps(*a);
+      return UntilInterrupted(*a, RunListOps);
     };
   });
   CLI::App* pathfinder = command->add_subcommand(
@@ -140,7 +163,7 @@ void AddData(CLI::App& app, Run& run) {
   pathfinder->callback([a, &run] {
     run = [a] {
       ApplyCommon(a->common);
-      return RunPathfinder(*a);
+      return UntilInterrupted(*a, RunPathfinder);
     };
   });
   CLI::App* text = command->add_subcommand("text", "tokenize a text into the cache");
@@ -153,7 +176,7 @@ void AddData(CLI::App& app, Run& run) {
     run = [a] {
       ApplyCommon(a->common);
       ValueOf(a->tokenizer, TokenizerKinds(), "tokenizer");
-      return RunText(*a);
+      return UntilInterrupted(*a, RunText);
     };
   });
 }

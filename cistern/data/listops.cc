@@ -10,6 +10,7 @@
 #include "cistern/base/hash.h"
 #include "cistern/base/parallel.h"
 #include "cistern/base/random.h"
+#include "cistern/data/interruptible.h"
 
 namespace cistern {
 namespace {
@@ -129,6 +130,7 @@ ListOpsSplits GenerateListOps(const ListOpsOptions& options, uint64_t seed,
   std::vector<int> labels(kCandidateBlock);
   int64_t done = 0, last_found = 0;
   for (int64_t first = 0; done < wanted; first += kCandidateBlock) {
+    InterruptibleData::Check();
     ParallelFor(kCandidateBlock, 64, [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i) {
         const ListOpsCandidate candidate(options, seed, uint64_t(first + i), rows[i]);

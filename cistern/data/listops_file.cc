@@ -7,7 +7,9 @@
 
 #include "cistern/base/error.h"
 #include "cistern/base/hash.h"
+#include "cistern/data/interruptible.h"
 #include "cistern/data/listops.h"
+#include "cistern/data/made_folder.h"
 #include "cistern/io/atomic_file.h"
 #include "cistern/io/file_lock.h"
 
@@ -28,6 +30,15 @@ uint8_t TokenOf(std::string_view word) {
     if (word == kListOpsNames[token]) return token;
   }
   return kListOpsUnknown;
+}
+
+// The published text into a file that is not committed yet.
+void WriteListOpsRows(const ListOpsSet& set, AtomicFile* file, const std::function<void()>& each) {
+  file->Write("Source\tTarget\n");
+  for (int64_t i = 0; i < set.size(); ++i) {
+    file->Write(StrCat(ListOpsText(set.Row(i)), '\t', int(set.labels[i]), '\n'));
+    if (each) each();
+  }
 }
 
 std::string ListOpsSums(const std::string& folder) {
@@ -72,24 +83,27 @@ std::string ListOpsText(std::span<const uint8_t> tokens) {
 void WriteListOpsFile(const ListOpsSet& set, const std::string& path,
                       const std::function<void()>& each) {
   AtomicFile file(path);
-  file.Write("Source\tTarget\n");
-  for (int64_t i = 0; i < set.size(); ++i) {
-    file.Write(StrCat(ListOpsText(set.Row(i)), '\t', int(set.labels[i]), '\n'));
-    if (each) each();
-  }
+  WriteListOpsRows(set, &file, each);
   file.Commit();
 }
 
 void WriteListOps(const ListOpsSplits& splits, const std::string& folder,
                   const ListOpsProgress& progress) {
-  EnsureDirectory(folder);
+  const MadeFolder made(folder);
   const int64_t total = splits.train.size() + splits.valid.size() + splits.test.size();
   int64_t done = 0;
   const auto each = [&] {
-    if (++done % 500 == 0 && progress) progress(done, total);
+    if (++done % 500 != 0) return;
+    InterruptibleData::Check();
+    if (progress) progress(done, total);
   };
   const ListOpsSet* const sets[] = {&splits.train, &splits.valid, &splits.test};
-  for (int i = 0; i < 3; ++i) WriteListOpsFile(*sets[i], folder + "/" + kListOpsFiles[i], each);
+  // All three take their places together: none lies beside those of an earlier set.
+  const auto path = [&](int i) { return folder + "/" + kListOpsFiles[i]; };
+  AtomicFile files[] = {AtomicFile(path(0)), AtomicFile(path(1)), AtomicFile(path(2))};
+  for (int i = 0; i < 3; ++i) WriteListOpsRows(*sets[i], &files[i], each);
+  InterruptibleData::Check();
+  for (AtomicFile& file : files) file.Commit();
   if (progress) progress(done, total);
 }
 

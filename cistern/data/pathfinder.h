@@ -80,7 +80,8 @@ void WritePackedPathfinder(const PathfinderOptions& options, uint64_t seed, int6
                            const std::string& path, const PathfinderProgress& progress = nullptr);
 // The published layout: FOLDER/imgs/K/sample_I.png and FOLDER/metadata/K.npy, a line of text for
 // each image: folder, file, number, label, continuity, dashes, dashes of a distractor, distractors,
-// length of a dash, contrast.
+// length of a dash, contrast. The metadata appear when all images are there: what a killed run left
+// is no set, and is written over. UsageError where the folder has metadata.
 void WritePathfinderFolder(const PathfinderOptions& options, uint64_t seed, int64_t count,
                            const std::string& folder, const PathfinderProgress& progress = nullptr);
 

@@ -13,8 +13,11 @@
 #include "cistern/base/error.h"
 #include "cistern/base/hash.h"
 #include "cistern/base/parallel.h"
+#include "cistern/data/interruptible.h"
+#include "cistern/data/made_folder.h"
 #include "cistern/data/pathfinder.h"
 #include "cistern/io/atomic_file.h"
+#include "cistern/io/file_lock.h"
 #include "cistern/io/line_reader.h"
 #include "cistern/io/png.h"
 #include "cistern/io/read_at.h"
@@ -229,6 +232,7 @@ void EachExample(const PathfinderOptions& options, uint64_t seed, int64_t count,
     ParallelFor(int64_t(made.size()), 1, [&](int64_t from, int64_t to) {
       for (int64_t i = from; i < to; ++i) {
         Made& m = made[size_t(i)];
+        if (InterruptibleData::Stopped()) return;
         try {
           m.scene = MakePathfinderScene(options, seed, begin + i);
           m.image = DrawPathfinder(options, m.scene);
@@ -238,12 +242,81 @@ void EachExample(const PathfinderOptions& options, uint64_t seed, int64_t count,
       }
     });
     for (size_t i = 0; i < made.size(); ++i) {
+      InterruptibleData::Check();
       CISTERN_CHECK(made[i].failed.empty(), made[i].failed);
       take(begin + int64_t(i), made[i].scene.label, made[i].image);
     }
     if (progress) progress(begin + int64_t(made.size()), count);
   }
 }
+
+constexpr int64_t kImagesOfAFolder = 1000;
+
+std::string ImagesFolder(int64_t example) { return StrCat("imgs/", example / kImagesOfAFolder); }
+std::string ImageName(int64_t example) {
+  return StrCat("sample_", example % kImagesOfAFolder, ".png");
+}
+
+// A set in the published layout that is being written. Its metadata, without which it is none, lie
+// under another name until all images are there; what comes to no end is removed.
+class UnfinishedSet {
+ public:
+  explicit UnfinishedSet(const std::string& folder)
+      : folder_(folder), metadata_(folder + "/metadata"), fresh_(TemporaryName(metadata_)) {
+    std::error_code ignored;
+    if (fs::exists(metadata_, ignored) &&
+        !(fs::is_directory(metadata_, ignored) && fs::is_empty(metadata_, ignored)))
+      FailUsage(folder, " holds metadata of images already; name another folder");
+    RemoveLeftovers(folder, "metadata");
+    EnsureDirectory(fresh_);
+  }
+  ~UnfinishedSet() {
+    if (finished_) return;
+    std::error_code ignored;
+    fs::remove_all(fresh_, ignored);
+    for (int64_t i = 0; i < images_; ++i) {
+      const std::string images = folder_ + "/" + ImagesFolder(i);
+      fs::remove(images + "/" + ImageName(i), ignored);
+      if ((i + 1) % kImagesOfAFolder == 0 || i + 1 == images_)
+        fs::remove(images, ignored);  // where nothing else is in it
+    }
+    fs::remove(folder_ + "/imgs", ignored);
+  }
+  UnfinishedSet(const UnfinishedSet&) = delete;
+  UnfinishedSet& operator=(const UnfinishedSet&) = delete;
+
+  // Images come in order; one that a killed run left is replaced.
+  void AddImage(const GreyImage& image, const std::string& rest) {
+    const std::string sub = ImagesFolder(images_), name = ImageName(images_),
+                      images = folder_ + "/" + sub;
+    if (images_ % kImagesOfAFolder == 0) {
+      EnsureDirectory(images);
+      RemoveLeftovers(images);
+    }
+    ++images_;
+    WriteFileAtomically(images + "/" + name, PngBytes(image));
+    lines_ += StrCat(sub, " ", name, " ", images_ - 1, " ", rest, "\n");
+    if (images_ % kImagesOfAFolder == 0) WriteLines();
+  }
+  void Finish() {
+    if (!lines_.empty()) WriteLines();
+    std::error_code error;
+    fs::rename(fresh_, metadata_, error);
+    CISTERN_CHECK(!error, "cannot make ", metadata_, ": ", error.message());
+    finished_ = true;
+    SyncDirectory(folder_);
+  }
+
+ private:
+  void WriteLines() {
+    WriteFileAtomically(StrCat(fresh_, "/", (images_ - 1) / kImagesOfAFolder, ".npy"), lines_);
+    lines_.clear();
+  }
+
+  std::string folder_, metadata_, fresh_, lines_;  // lines_: of the images since the last file
+  int64_t images_ = 0;
+  bool finished_ = false;
+};
 
 }  // namespace
 
@@ -272,31 +345,19 @@ void WritePackedPathfinder(const PathfinderOptions& options, uint64_t seed, int6
 
 void WritePathfinderFolder(const PathfinderOptions& options, uint64_t seed, int64_t count,
                            const std::string& folder, const PathfinderProgress& progress) {
-  constexpr int64_t kImagesOfAFolder = 1000;
   const PathfinderSettings settings = SettingsOf(options);
-  std::error_code ignored;
-  if (fs::exists(folder + "/metadata", ignored))
-    FailUsage(folder, " holds metadata of images already; name another folder");
-  std::string metadata;
-  const auto write = [&](int64_t part) {
-    WriteFileAtomically(StrCat(folder, "/metadata/", part, ".npy"), metadata);
-    metadata.clear();
-  };
-  EnsureDirectory(folder + "/metadata");
+  const MadeFolder made(folder);
+  const FileLock lock(folder + "/lock", "the data set in " + folder);
+  UnfinishedSet set(folder);
   EachExample(options, seed, count, progress,
-              [&](int64_t example, int label, const std::vector<uint8_t>& image) {
-                const int64_t part = example / kImagesOfAFolder;
-                const std::string sub = StrCat("imgs/", part),
-                                  name = StrCat("sample_", example % kImagesOfAFolder, ".png");
-                EnsureDirectory(folder + "/" + sub);
-                WriteFileAtomically(StrCat(folder, "/", sub, "/", name),
-                                    PngBytes({options.size, options.size, image}));
-                metadata += StrCat(sub, " ", name, " ", example, " ", label, " ",
-                                   settings.continuity, " ", options.contour, " ",
-                                   settings.distractor_dashes, " ", settings.distractors, " ",
-                                   settings.dash, " ", settings.dash_contrast, "\n");
-                if ((example + 1) % kImagesOfAFolder == 0 || example + 1 == count) write(part);
+              [&](int64_t, int label, const std::vector<uint8_t>& image) {
+                set.AddImage({options.size, options.size, image},
+                             StrCat(label, " ", settings.continuity, " ", options.contour, " ",
+                                    settings.distractor_dashes, " ", settings.distractors, " ",
+                                    settings.dash, " ", settings.dash_contrast));
               });
+  lock.Check();
+  set.Finish();
 }
 
 std::unique_ptr<PathfinderSet> OpenPathfinder(const std::string& path,

@@ -4,6 +4,8 @@
 #include "cistern/data/pathfinder.h"
 
 #include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cmath>
@@ -297,6 +299,40 @@ TEST(PathfinderFiles, PackedAndPublishedAreTheSame) {
   EXPECT_EQ(c->skipped(), 1);
   ExpectSays(ErrorMessage([&] { WritePathfinderFolder(options, 4, 3, published); }),
              {"another folder"});
+}
+
+// Images without metadata, as a killed run leaves them, are no set, and another run replaces them.
+TEST(PathfinderFiles, AKilledRunLeavesNoSet) {
+  const TestFolder folder;
+  const std::string pf = folder / "pf";
+  const pid_t dead = ::fork();
+  if (dead == 0) ::_exit(0);
+  ::waitpid(dead, nullptr, 0);
+  const std::string left = StrCat(pf, "/metadata.tmp-", dead, "-0"),
+                    part = StrCat(pf, "/imgs/0/sample_2.png.tmp-", dead, "-1");
+  std::filesystem::create_directories(pf + "/imgs/0");
+  std::filesystem::create_directories(left);
+  WriteFileAtomically(left + "/0.npy", "imgs/0 sample_0.png 0 1\n");
+  WriteFileAtomically(part, "a part");
+  WriteFileAtomically(pf + "/imgs/0/sample_0.png", "of other settings");
+  EXPECT_FALSE(LooksLikePathfinder(pf));
+  ExpectSays(ErrorMessage([&] { OpenPathfinder(pf); }), {"metadata/*.npy"});
+  int64_t reports = 0;
+  WritePathfinderFolder({32, 6}, 4, 300, pf, [&](int64_t, int64_t) {
+    ++reports;
+    EXPECT_FALSE(std::filesystem::exists(pf + "/metadata"));
+  });
+  EXPECT_EQ(reports, 2);
+  EXPECT_EQ(OpenPathfinder(pf)->size(), 300);
+  EXPECT_FALSE(std::filesystem::exists(left) || std::filesystem::exists(part));
+  EXPECT_FALSE(std::filesystem::exists(pf + "/lock"));
+  // An empty folder of metadata is none; one with anything in it is not touched.
+  std::filesystem::remove(pf + "/metadata/0.npy");
+  WritePathfinderFolder({32, 6}, 4, 3, pf);
+  EXPECT_EQ(OpenPathfinder(pf)->size(), 3);
+  std::filesystem::remove(pf + "/metadata/0.npy");
+  WriteFileAtomically(pf + "/metadata/notes.txt", "mine");
+  ExpectSays(ErrorMessage([&] { WritePathfinderFolder({32, 6}, 4, 3, pf); }), {"another folder"});
 }
 
 TEST(PathfinderFiles, BrokenFilesAreErrors) {

@@ -12,6 +12,7 @@
 
 #include "cistern/base/error.h"
 #include "cistern/base/hash.h"
+#include "cistern/data/interruptible.h"
 #include "cistern/io/atomic_file.h"
 #include "cistern/io/file_lock.h"
 #include "cistern/io/read_at.h"
@@ -235,6 +236,7 @@ void BuildTokenFile(const TextSource& source, const ByteRanges& ranges, const To
     TextReader reader(source, range);
     StreamEncoder encoder(tokenizer);
     for (std::string_view piece = reader.Next(); !piece.empty(); piece = reader.Next()) {
+      InterruptibleData::Check();
       writer.Add(encoder.Push(piece));
       if (progress) progress(before + reader.position() - range.begin, total);
     }
@@ -253,13 +255,17 @@ std::unique_ptr<Tokenizer> TrainTokenizerOn(TokenizerKind kind, const TextSource
   size_t next = 0;
   const auto read = [&]() -> std::string_view {
     while (true) {
+      InterruptibleData::Check();
       const std::string_view piece = reader ? reader->Next() : std::string_view();
       if (!piece.empty() || next == ranges.size()) return piece;
       reader = std::make_unique<TextReader>(source, ranges[next++]);
     }
   };
-  return kind == TokenizerKind::kWords ? TrainWords(read, vocab_size)
-                                       : TrainBpe(read, vocab_size, progress);
+  if (kind == TokenizerKind::kWords) return TrainWords(read, vocab_size);
+  return TrainBpe(read, vocab_size, [&](int64_t done, int64_t total) {
+    InterruptibleData::Check();
+    if (progress) progress(done, total);
+  });
 }
 
 // The file: the checksum of what follows in 16 digits, a newline, then tokenizer.json.
