@@ -11,6 +11,7 @@
 #include "cistern/io/atomic_file.h"
 #include "cistern/io/json_text.h"
 #include "cistern/io/safetensors.h"
+#include "cistern/models/changed_files.h"
 #include "cistern/tensors/device.h"
 
 namespace cistern {
@@ -97,19 +98,21 @@ std::string JsonHash(const std::string& path) {
   return HexText(XxHash64(ParseSortedJson(ReadFile(path), path).dump()));
 }
 
-void NoteChanges(const SafetensorsFile& weights, const std::string& folder) {
+}  // namespace
+
+std::vector<std::string> ChangedFiles(const SafetensorsFile& weights, const std::string& folder) {
+  std::vector<std::string> changed;
   for (const char* name : kBeside) {
     const std::string path = folder + "/" + name;
     const auto said = weights.metadata().find(name);
     if (said == weights.metadata().end() || !std::filesystem::exists(path)) continue;
     if (JsonHash(path) != said->second) {
-      Note(StrCat(path, " is not the one that ", weights.path(),
-                  " was saved with; unless it was changed on purpose, it is damaged"));
+      changed.push_back(StrCat(path, " is not the one that ", weights.path(),
+                               " was saved with; unless it was changed on purpose, it is damaged"));
     }
   }
+  return changed;
 }
-
-}  // namespace
 
 void SaveModel(const Model& model, const std::string& folder) {
   EnsureDirectory(folder);
@@ -204,7 +207,7 @@ std::shared_ptr<Model> LoadModel(const std::string& folder) {
     const SafetensorsFile file(weights);
     CheckSizes(config, path, file);
     KeepBiases(config, file);
-    NoteChanges(file, folder);
+    for (const std::string& said : ChangedFiles(file, folder)) Note(said);
     model = Made(config, 0);
     if (!file.entries().empty() && file.entries()[0].dtype == DType::kF64) model->to(at::kDouble);
   }

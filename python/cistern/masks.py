@@ -32,9 +32,8 @@ class TokenMap:
     def __init__(self, valid: Tensor, lengths: Tensor | None = None,
                  starts: Tensor | None = None) -> None:
         if not isinstance(valid, Tensor) or valid.dtype != torch.bool or valid.dim() != 2:
-            found = (f"{list(valid.shape)} {valid.dtype}"
-                     if isinstance(valid, Tensor) else type(valid).__name__)
-            raise UsageError(f"expected valid of shape [B, T] and dtype bool, got {found}")
+            raise UsageError(f"expected valid of shape [B, T] and dtype bool, got {_found(valid)}")
+        _check_beside(valid, lengths, starts)
         length = valid.shape[1]
         real = valid
         if lengths is not None:
@@ -67,6 +66,34 @@ class TokenMap:
         shape = [1] * x.dim()
         shape[0], shape[time] = order.shape
         return torch.take_along_dim(x, order.view(shape), time)
+
+
+def _found(x: object) -> str:
+    return f"{list(x.shape)} {x.dtype}" if isinstance(x, Tensor) else type(x).__name__
+
+
+# The operators see only what a TokenMap makes of them.
+def _check_beside(valid: Tensor, lengths: Tensor | None, starts: Tensor | None) -> None:
+    rows, length = valid.shape
+    if starts is not None and (not isinstance(starts, Tensor) or starts.dtype != torch.bool
+                               or starts.shape != valid.shape):
+        raise UsageError(
+            f"expected starts of shape [{rows}, {length}], that of valid, and dtype bool, got "
+            f"{_found(starts)}")
+    if lengths is None:
+        return
+    if (not isinstance(lengths, Tensor) or lengths.dtype != torch.int64
+            or lengths.shape != valid.shape[:1]):
+        raise UsageError(
+            f"expected lengths of shape [{rows}], the rows of valid, and dtype int64, got "
+            f"{_found(lengths)}")
+    within = (lengths >= 0) & (lengths <= length)
+    if torch.compiler.is_compiling() or lengths.is_meta:
+        torch._assert_async(within.all(), "expected lengths within 0..T, the tokens of valid")
+    elif not bool(within.all()):
+        raise UsageError(
+            f"expected lengths within 0..{length}, the tokens of valid, got "
+            f"{int(lengths[~within][0])}")
 
 
 def require_maskable(mechanism: str, sees_padding: bool) -> None:

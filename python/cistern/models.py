@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 import os
+import warnings
 from typing import Any, cast
 
 import torch
@@ -443,6 +444,8 @@ def load(
     To save one back, with the package safetensors: save_file(model.state_dict(), folder +
     "/model.safetensors").
 
+    Warns where config.json, or a file beside it, is not the one that the weights were saved with.
+
     Raises:
         UsageError: a config that is not valid; weights that are not those of the config.
         RuntimeError: a file that cannot be read. All of them name the file.
@@ -456,6 +459,12 @@ def load(
             "the program")
     file = os.path.join(folder, "model.safetensors")
     weights = torch.ops.cistern.load_tensors(file)
+    for said in torch.ops.cistern.changed_files(folder):
+        warnings.warn(said, stacklevel=2)
+    for name, w in weights.items():
+        if not w.is_floating_point():
+            raise UsageError(
+                f"{file}: tensor '{name}' has type {w.dtype}, expected floating point")
     model = KINDS[config["kind"]](config)
     model.to(next((w.dtype for w in weights.values()), torch.float32))
     try:

@@ -24,8 +24,13 @@ class MultiheadAttention(nn.Module):
     own). `is_causal=True` is the causal form, keys that are not the queries are cross attention,
     else the form is bidirectional.
 
-    Unsupported: attention masks other than the causal one, attention weights (`need_weights` is ignored and None is returned instead: no mechanism here
-    computes them), bias_kv, zero_attn, kdim and vdim.
+    In self attention, tokens that key_padding_mask hides are as if they were not there: as queries,
+    too, they read 0, and their output is the bias of out_proj. torch.nn.MultiheadAttention hides
+    them as keys alone, and so does cross attention here.
+
+    Unsupported: attention masks other than the causal one, attention weights (`need_weights` is
+    ignored and None is returned instead: no mechanism here computes them), bias_kv, zero_attn, kdim
+    and vdim.
 
     Args:
         embed_dim, num_heads, dropout, bias, batch_first, device, dtype: as in

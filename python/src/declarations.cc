@@ -7,6 +7,7 @@
 #include "cistern/attention/fourier.h"
 #include "cistern/base/error.h"
 #include "cistern/io/json_text.h"
+#include "cistern/models/changed_files.h"
 #include "cistern/models/classifier.h"
 #include "cistern/models/forecaster.h"
 #include "cistern/models/language_model.h"
@@ -211,6 +212,11 @@ std::string ReadConfig(std::string_view path) {
   });
 }
 
+std::vector<std::string> ChangedFilesOf(std::string_view folder) {
+  const std::string path(folder);
+  return ChangedFiles(SafetensorsFile(path + "/model.safetensors"), path);
+}
+
 // Arguments of one attention layer by Python's names; null: its attention is left out.
 Json AttentionArguments(const AttentionLayerOptions& a) {
   if (a.dims.copied == AttentionDims::kSkipped) return nullptr;
@@ -339,6 +345,7 @@ TORCH_LIBRARY_FRAGMENT(cistern, m) {
   m.def("mechanisms() -> str", &AllMechanisms);
   m.def("describe_core(str spec, str form, str positions, int conv) -> str", &DescribeCore);
   m.def("read_model_config(str path) -> str", &ReadConfig);
+  m.def("changed_files(str folder) -> str[]", &ChangedFilesOf);
   m.def("model_stack(str config, str form) -> str", &ModelStack);
   m.def("models() -> str", &AllModels);
   m.def("load_tensors(str path) -> Dict(str, Tensor)", &LoadTensorFile);

@@ -155,6 +155,58 @@ def test_padding_that_takes_part_cannot_be_masked(tmp_path):
         KINDS["encoder_classifier"](config)(torch.randint(19, (3, LENGTH)), valid=VALID)
 
 
+@pytest.mark.parametrize("given, message", [
+    (dict(starts=VALID.long()), r"starts of shape \[3, 12\].*bool, got \[3, 12\] torch.int64"),
+    (dict(starts=VALID[:, :5]), r"starts of shape \[3, 12\].*bool, got \[3, 5\] torch.bool"),
+    (dict(starts=VALID[:1]), r"starts of shape \[3, 12\].*bool, got \[1, 12\] torch.bool"),
+    (dict(starts=[0]), r"starts of shape \[3, 12\].*bool, got list"),
+    (dict(lengths=torch.tensor([12])), r"lengths of shape \[3\].*int64, got \[1\] torch.int64"),
+    (dict(lengths=torch.ones(3, 1).long()), r"lengths of shape \[3\].*got \[3, 1\]"),
+    (dict(lengths=torch.ones(3)), r"lengths of shape \[3\].*int64, got \[3\] torch.float32"),
+    (dict(lengths=12), r"lengths of shape \[3\].*int64, got int"),
+    (dict(lengths=torch.tensor([12, 13, -2])), r"lengths within 0\.\.12.*got 13"),
+    (dict(lengths=torch.tensor([12, 0, -2])), r"lengths within 0\.\.12.*got -2"),
+])
+def test_lengths_and_starts_beside_valid_are_checked(given, message):
+    layer = cistern.nn.Attention("latte", DIM, HEADS)
+    q = torch.randn(3, HEADS, LENGTH, 8)
+    for call in (lambda: CF.latte(q, q, q, causal=True, valid=VALID, **given),
+                 lambda: layer(torch.randn(3, LENGTH, DIM), valid=VALID, **given)):
+        with pytest.raises(cistern.UsageError, match=message):
+            call()
+
+
+def test_lengths_beside_valid_are_those_without():
+    x = torch.randn(3, LENGTH, DIM)
+    layer, lengths = cistern.nn.Attention("latte", DIM, HEADS).eval(), torch.tensor([0, 7, 12])
+    both = layer(x, valid=VALID, lengths=lengths)
+    one = layer(x, valid=VALID & (torch.arange(LENGTH) < lengths.unsqueeze(1)))
+    assert torch.equal(both, one)
+
+
+def test_compiled_code_checks_lengths_beside_valid():
+    layer = cistern.nn.Attention("latte", DIM, HEADS).eval()
+    x, lengths = torch.randn(3, LENGTH, DIM), torch.tensor([12, 7, 0])
+
+    class Masked(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = layer
+
+        def forward(self, x, lengths):
+            return self.layer(x, valid=VALID, lengths=lengths, starts=VALID)
+
+    want = Masked()(x, lengths)
+    compiled = torch.compile(Masked(), backend="aot_eager", fullgraph=True)
+    exported = torch.export.export(Masked(), (x, lengths)).module()
+    for run in (compiled, exported):
+        assert error(run(x, lengths), want) < 1e-6
+        with pytest.raises(RuntimeError, match="lengths within 0..T"):
+            run(x, torch.tensor([12, 13, 0]))
+    with pytest.raises(Exception, match=r"lengths of shape \[3\]"):
+        compiled(x, lengths[:1])
+
+
 def test_compile():
     layer = cistern.nn.Attention("latte", DIM, HEADS).eval()
     x = torch.randn(3, LENGTH, DIM)

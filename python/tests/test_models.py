@@ -1,6 +1,7 @@
 """cistern.load: the C++ program's model folders, read and written, with the same logits."""
 
 import json
+import warnings
 
 import cistern
 import pytest
@@ -378,6 +379,33 @@ def test_files_that_are_broken(tmp_path):
     file.unlink()
     with pytest.raises(RuntimeError, match="m/model.safetensors"):
         cistern.load(tmp_path / "m")
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.bool])
+def test_weights_that_are_no_real_numbers(tmp_path, dtype):
+    model, _, _ = check(tmp_path / "m", make_config(attention=["latte"]))
+    weights = model.state_dict()
+    for changed in (["norm.weight"], list(weights)):
+        bad = {n: w.to(dtype) if n in changed else w for n, w in weights.items()}
+        save_file(bad, tmp_path / "m" / "model.safetensors")
+        with pytest.raises(cistern.UsageError,
+                           match=rf"m/model.safetensors: tensor '.*weight' has type {dtype}"):
+            cistern.load(tmp_path / "m")
+
+
+def test_a_config_that_the_weights_were_not_saved_with(tmp_path):
+    folder = tmp_path / "m"
+    config = make_config(attention=["latte"])
+    model, _, _ = check(folder, config)
+    # XXH64 of {"attention":["latte"],...}, its keys in order, as the program writes it.
+    saved = {"config.json": "7ab3b91fdffd2bf5"}
+    save_file(model.state_dict(), folder / "model.safetensors", metadata=saved)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        cistern.load(folder)
+    (folder / "config.json").write_text(json.dumps(config | {"max_length": 31}))
+    with pytest.warns(UserWarning, match="m/config.json is not the one that .*m/model.safetensors"):
+        cistern.load(folder)
 
 
 def test_refusals(tmp_path):
