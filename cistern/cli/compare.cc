@@ -59,6 +59,11 @@ std::string RunPlace(const CompareArguments& a, const std::string& mechanism, in
 std::vector<std::string> Assignments(CLI::App& command, const CompareArguments& a,
                                      const TaskInfo& task) {
   std::vector<std::string> set;
+  for (const std::string& s : a.set) {
+    const bool time = s.starts_with("train.steps=") || s.starts_with("train.seconds=");
+    if (time && !s.ends_with("=0"))
+      FailUsage("--set ", s, ": each mechanism is trained for the same time; give --seconds");
+  }
   if (a.file.empty()) set = task.defaults;
   if (!a.data.empty() || !a.task.empty()) {
     const auto named = DataAssignments(task.name, a.data);
@@ -370,7 +375,8 @@ int RunCompare(CLI::App& command, CompareArguments a) {
     FailUsage("give a text file or folder to learn from, or --task (cistern info --tasks)");
   if (a.resume && a.out.empty()) FailUsage("--resume needs --out, the folder to continue");
   const TaskInfo* claims = a.data.empty() ? nullptr : TaskClaiming(a.data);
-  const TaskInfo& named = !a.task.empty() ? FindTask(a.task) : claims ? *claims : FindTask("lm");
+  const std::string asked = !a.task.empty() ? a.task : NamedTask(a.file, a.set);
+  const TaskInfo& named = !asked.empty() ? FindTask(asked) : claims ? *claims : FindTask("lm");
   std::vector<std::string> set = Assignments(command, a, named);
   Comparison c;
   ReadExperiment(c.experiment, a.file, set);
@@ -495,7 +501,9 @@ void AddCompare(CLI::App& app, Run& run) {
       ->add_option("--mechanisms", a->mechanisms,
                    "mechanisms to compare, or all: every one that fits; none: the task's choice")
       ->delimiter(',');
-  command->add_option("--seconds", a->seconds, "training time of each")
+  command
+      ->add_option("--seconds", a->seconds,
+                   "training time of each, whatever an experiment file says")
       ->multi_option_policy(CLI::MultiOptionPolicy::TakeLast)
       ->check(CheckSeconds());
   command

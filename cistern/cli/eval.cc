@@ -78,6 +78,7 @@ int EvaluateRows(const EvalCommand& c, const RunFolder& run) {
     result["split"] = how;
   result.update(reader->Facts());
   if (reader->skipped() > 0) result["skipped_rows"] = reader->skipped();
+  if (done.complete && done.rows == 0) Fail(result.value("data", ""), ": no row to measure");
   if (done.rows > 0) result.update(run.task->Metrics(done.score));
   if (!done.complete) result["interrupted"] = true;
   Print(c, result);

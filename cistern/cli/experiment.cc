@@ -173,6 +173,19 @@ Json ReadExperimentTree(const std::string& file, std::vector<std::string> files,
   return whole;
 }
 
+// The same, null of no file.
+Json TreeOf(const std::string& file) {
+  if (file.empty()) return {};
+  try {
+    int read = 0;
+    return ReadExperimentTree(file, {}, &read);
+  } catch (const UsageError&) {
+    throw;
+  } catch (const Error& e) {  // a configuration that cannot be read is wrong use, before any work
+    throw UsageError(e.what());
+  }
+}
+
 }  // namespace
 
 void ReadRunExperiment(Experiment& experiment, const std::string& folder,
@@ -186,18 +199,19 @@ void ReadRunExperiment(Experiment& experiment, const std::string& folder,
 
 void ReadExperiment(Experiment& experiment, const std::string& file,
                     const std::vector<std::string>& assignments) {
-  Json tree;
-  if (!file.empty()) {
-    try {
-      int read = 0;
-      tree = ReadExperimentTree(file, {}, &read);
-    } catch (const UsageError&) {
-      throw;
-    } catch (const Error& e) {  // a configuration that cannot be read is wrong use, before any work
-      throw UsageError(e.what());
-    }
+  ReadTree(experiment, TreeOf(file), file, assignments);
+}
+
+std::string NamedTask(const std::string& file, const std::vector<std::string>& assignments) {
+  const Json tree = TreeOf(file);
+  const std::string kind = Said(tree, assignments, "task", "kind");
+  if (kind.empty()) return kind;
+  try {
+    return FindTask(kind).name;
+  } catch (const UsageError& e) {
+    if (Said(tree, {}, "task", "kind") != kind) throw;
+    throw UsageError(file + ": " + e.what());
   }
-  ReadTree(experiment, std::move(tree), file, assignments);
 }
 
 std::vector<std::string> DataAssignments(const std::string& task, const std::string& data) {

@@ -38,6 +38,10 @@ struct Experiment {
 void ReadExperiment(Experiment& experiment, const std::string& file,
                     const std::vector<std::string>& assignments);
 
+// The task that a file names (empty: no file), or an assignment, which goes before the file; empty
+// where neither does. UsageError: there is no such task.
+std::string NamedTask(const std::string& file, const std::vector<std::string>& assignments);
+
 // What --task and --data say, as assignments: the task, by the look of the data unless it is given,
 // and its option that names the data. Nothing where both are empty.
 std::vector<std::string> DataAssignments(const std::string& task, const std::string& data);

@@ -170,6 +170,8 @@ int main(int argc, char** argv) {
   mallopt(M_TOP_PAD, 64 << 20);
   std::set_terminate(Terminate);
   std::signal(SIGBUS, FileGone);
+  std::signal(SIGXFSZ,
+              SIG_IGN);  // a file beyond `ulimit -f` is an error of writing, like a full disk
 
   CLI::App app{
       "Linear-time attention with bounded memory: train a model with any mechanism on your data, "

@@ -14,7 +14,7 @@ class PretrainTest : public CliTest {
     for (const char* s : {"task.length=40", "task.train_examples=24", "task.valid_examples=6",
                           "task.test_examples=12", "model.dim=8", "model.layers=1", "model.heads=2",
                           "model.ffn_dim=8", "train.steps=4", "train.batch=2", "train.eval_every=2",
-                          "pretrain.steps=6"})
+                          "model.embedding_std=0.1", "model.init_std=0.02", "pretrain.steps=6"})
       words = words + Words{"--set", s};
     return words + more;
   }
@@ -112,7 +112,7 @@ TEST_F(PretrainTest, RefusesWhatHasNoTokensOrNoEffect) {
           "task.examples=20", "--set", "task.input=values"},
          2, {"predicts tokens", "input=ids"});
   Expect({"train", "--task", "pathfinder", "--pretrain", "masked", "--out", out, "--set",
-          "task.examples=20", "--set", "task.zero_is_padding=true"},
+          "task.examples=20", "--set", "task.input=ids", "--set", "task.zero_is_padding=true"},
          2, {"zero_is_padding=false"});
   EXPECT_FALSE(fs::exists(out));
   Expect(Train(TrainedText(), out, {"--pretrain", "causal"}), 2, {"predicts tokens already"});

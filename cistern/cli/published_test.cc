@@ -1,4 +1,7 @@
 // Experiment files that extend others, and what a source says of them, from outside.
+#include <algorithm>
+#include <sstream>
+
 #include "cistern/cli/testing_cli.h"
 #include "cistern/ops/testing.h"
 
@@ -193,6 +196,55 @@ TEST_F(PublishedTest, TrainingPrintsTheSourcesFigureBesideItsOwn) {
   ASSERT_EQ(o.code, 0) << o;
   ExpectContains(o.out, {"test:", "P004 Table 2: accuracy 40.18"});
   EXPECT_EQ(ReadJsonFile(folder_ / "run/experiment.json")["published"]["source"], "P004 Table 2");
+}
+
+// What an experiment file names is the task, whatever the data looks like.
+TEST_F(PublishedTest, TheFileNamesTheTaskOfItsData) {
+  const std::string masked = File("mlm.toml", "[task]\nkind = \"mlm\"\n");
+  const auto kind = [](const Outcome& o) {
+    const size_t at = o.out.find("[task]\nkind = ");
+    return at == std::string::npos ? StrCat(o.code, o.err) : o.out.substr(at + 14, 6);
+  };
+  const Words print = {"--data", *shared_ / "text.txt", "--print-config"};
+  EXPECT_EQ(kind(Run(Words{"train", masked} + print)), "\"mlm\"\n");
+  EXPECT_EQ(kind(Run(Words{"train", masked, "--task", "lm"} + print)), "\"lm\"\nc");
+  EXPECT_EQ(kind(Run(Words{"train", masked, "--set", "task.kind=lm"} + print)), "\"lm\"\nc");
+  EXPECT_EQ(kind(Run(Words{"train"} + print)), "\"lm\"\nc");
+  const Outcome bad = Run(Words{"train", File("bad.toml", "[task]\nkind = \"mml\"\n")} + print);
+  EXPECT_EQ(bad.code, 2) << bad;
+  ExpectContains(bad.err, {"bad.toml: ", "mml"});
+}
+
+// The commands in the comments of configs/, with --print-config and without --from, whose folders
+// other runs make.
+TEST_F(PublishedTest, TheCommandsInTheFilesRun) {
+  const char* source = std::getenv("CISTERN_SOURCE_DIR");
+  ASSERT_TRUE(source);
+  int tried = 0;
+  for (const auto& entry : fs::recursive_directory_iterator(fs::path(source) / "configs")) {
+    if (entry.path().extension() != ".toml") continue;
+    std::istringstream lines(ReadFile(entry.path()));
+    std::vector<std::string> commands;
+    bool open = false;
+    for (std::string line; std::getline(lines, line);) {
+      const bool begins = line.starts_with("#   cistern train ");
+      open = begins || (open && line.starts_with("#     --"));
+      if (begins) commands.push_back(line.substr(12));
+      if (open && !begins) commands.back() += line.substr(5);
+    }
+    for (const std::string& command : commands) {
+      std::istringstream text(command);
+      Words words;
+      for (std::string word; text >> word;) words.push_back(word);
+      if (const auto from = std::find(words.begin(), words.end(), "--from"); from != words.end())
+        words.erase(from, from + 2);
+      words.at(1) = (fs::path(source) / words.at(1)).string();
+      const Outcome o = Run(words + Words{"--print-config"});
+      EXPECT_EQ(o.code, 0) << entry.path() << ": " << command << "\n" << o;
+      ++tried;
+    }
+  }
+  EXPECT_GE(tried, 15);
 }
 
 }  // namespace

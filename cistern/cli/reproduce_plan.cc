@@ -1,7 +1,5 @@
 #include "cistern/cli/reproduce_plan.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <cctype>
 #include <filesystem>
@@ -10,6 +8,7 @@
 #include "cistern/base/error.h"
 #include "cistern/io/atomic_file.h"
 #include "cistern/io/checked_json.h"
+#include "cistern/io/scratch_folder.h"
 #include "cistern/train/run_state.h"
 
 namespace cistern::cli {
@@ -19,25 +18,6 @@ namespace fs = std::filesystem;
 
 constexpr int kProbeSteps = 3;
 constexpr double kForwardShare = 1.0 / 3;  // of a training step: a forward pass alone
-
-// A folder for files that are needed only while this lives.
-class ScratchFolder {
- public:
-  ScratchFolder()
-      : path_(StrCat(fs::temp_directory_path().string(), "/cistern-reproduce-", ::getpid())) {
-    EnsureDirectory(path_);
-  }
-  ~ScratchFolder() {
-    std::error_code ignored;
-    fs::remove_all(path_, ignored);
-  }
-  ScratchFolder(const ScratchFolder&) = delete;
-  ScratchFolder& operator=(const ScratchFolder&) = delete;
-  const std::string& path() const { return path_; }
-
- private:
-  std::string path_;
-};
 
 // "Luna-16, L = D" lies in luna-16-l-d.
 std::string Slug(const std::string& name) {

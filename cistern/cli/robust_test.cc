@@ -221,7 +221,7 @@ TEST_F(RobustTest, ARunOfAnEarlierVersionKeepsItsBiases) {
   const std::string checkpoint = *NewestCheckpoint(old);
   RunState state = ReadRunState(checkpoint);
   ASSERT_EQ(state.experiment["model"]["attention_options"]["abc_mlp"]["control_bias"], "model");
-  state.experiment["model"]["attention_options"].erase("abc_mlp");
+  state.experiment["model"]["attention_options"]["abc_mlp"].erase("control_bias");
   WriteFileAtomically(checkpoint + "/trainer.json", RunStateText(state));
   const Outcome o = Run({"train", "--resume", "--out", old, "--threads", "1", "--steps", "6"});
   ASSERT_EQ(o.code, 0) << o;

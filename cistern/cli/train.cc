@@ -1,6 +1,8 @@
 // cistern train: one model, from an experiment file and --set.
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
+#include <filesystem>
 
 #include "cistern/base/error.h"
 #include "cistern/base/format.h"
@@ -10,6 +12,7 @@
 #include "cistern/cli/command.h"
 #include "cistern/cli/experiment.h"
 #include "cistern/io/json_text.h"
+#include "cistern/text/tokenizer.h"
 
 namespace cistern::cli {
 namespace {
@@ -65,6 +68,39 @@ void ExpandRecommended(const TrainArguments& a, std::vector<std::string>* set) {
   }
 }
 
+// What the task of --data is: that of --task, else of --set or of the experiment; empty: the look
+// of the data decides.
+std::string TaskOf(const TrainArguments& a) {
+  if (!a.task.empty() || a.data.empty()) return a.task;
+  const std::string begun = a.out + "/experiment.json";
+  return NamedTask(a.resume && std::filesystem::exists(begun) ? begun : a.file, a.set);
+}
+
+// The weights of --from know the tokens of their folder: others cannot be asked for.
+void CheckTokens(const TrainArguments& a) {
+  const std::string path = a.from + "/tokenizer.json";
+  if (!std::filesystem::exists(path)) return;
+  const auto tokenizer = LoadTokenizer(path);
+  for (const std::string& s : a.set) {
+    const size_t end = std::min(s.find('='), s.size());
+    const std::string key = s.substr(0, end), value = s.substr(std::min(end + 1, s.size()));
+    if (!key.starts_with("task.")) continue;
+    const bool other =
+        (key.ends_with(".tokenizer") && value != NameOf(tokenizer->kind(), TokenizerKinds())) ||
+        (key.ends_with(".vocab_size") && value != std::to_string(tokenizer->vocab_size()));
+    if (other)
+      FailUsage("--set ", s, ": the run takes the tokens that the weights of ", a.from,
+                " know, those of its tokenizer.json; leave it out");
+  }
+}
+
+// Whether one of the assignments gives `key` a number that is not 0.
+bool Sets(const std::vector<std::string>& assignments, const std::string& key) {
+  return std::any_of(assignments.begin(), assignments.end(), [&](const std::string& s) {
+    return s.starts_with(key + "=") && s != key + "=0";
+  });
+}
+
 int RunTrain(CLI::App& command, const TrainArguments& a) {
   ApplyCommon(a.common.OrAuto());
   Experiment experiment;
@@ -78,12 +114,15 @@ int RunTrain(CLI::App& command, const TrainArguments& a) {
         "change train.steps)");
   if (!a.text.empty() && !(a.task.empty() && a.data.empty()))
     FailUsage("--text is --task lm --data; give one of the two");
-  std::vector<std::string> set =
-      a.text.empty() ? DataAssignments(a.task, a.data) : DataAssignments("lm", a.text);
-  if (!a.data.empty() && a.file.empty() && !a.resume) {  // the settings that suit the task
-    const TaskInfo& task = a.task.empty() ? TaskOfData(a.data) : FindTask(a.task);
+  const std::string data = a.text.empty() ? a.data : a.text,
+                    named = a.text.empty() ? TaskOf(a) : "lm";
+  std::vector<std::string> set = DataAssignments(named, data);
+  if (!set.empty() && a.file.empty() && !a.resume) {  // the settings that suit the task
+    const TaskInfo& task = named.empty() ? TaskOfData(data) : FindTask(named);
     std::vector<std::string> defaults = task.defaults;
     defaults.insert(defaults.begin(), "task.kind=" + task.name);
+    // Their time is for those who name no steps.
+    if (Sets(a.set, "train.steps")) defaults.push_back("train.seconds=0");
     ReadExperiment(experiment, "", defaults);
   }
   if (a.resume && !a.from.empty())
@@ -91,6 +130,7 @@ int RunTrain(CLI::App& command, const TrainArguments& a) {
   if (a.from.empty() && (a.new_head || a.swap_attention))
     FailUsage("--new-head and --swap-attention need --from FOLDER");
   if (!a.from.empty()) {
+    CheckTokens(a);
     set.push_back("from=" + a.from);
     set.push_back(StrCat("new_head=", a.new_head ? "true" : "false"));
     set.push_back(StrCat("swap_attention=", a.swap_attention ? "true" : "false"));
@@ -98,10 +138,13 @@ int RunTrain(CLI::App& command, const TrainArguments& a) {
   if (!a.pretrain.empty()) set.push_back("pretrain.objective=" + a.pretrain);
   set.insert(set.end(), a.set.begin(), a.set.end());
   if (!a.resume) ExpandRecommended(a, &set);
-  if (command.count("--steps") > 0)
+  const bool steps = command.count("--steps") > 0, seconds = command.count("--seconds") > 0;
+  if ((steps && seconds) || (seconds && Sets(a.set, "train.steps")) ||
+      (steps && Sets(a.set, "train.seconds")))
+    FailUsage("give a number of steps or seconds, not both");
+  if (steps)
     set.push_back("train.steps=" + std::to_string(a.steps)), set.push_back("train.seconds=0");
-  if (command.count("--seconds") > 0)
-    set.push_back(StrCat("train.seconds=", a.seconds)), set.push_back("train.steps=0");
+  if (seconds) set.push_back(StrCat("train.seconds=", a.seconds)), set.push_back("train.steps=0");
   if (command.count("--seed") > 0) set.push_back("seed=" + std::to_string(a.common.seed));
   if (command.count("--dtype") > 0) set.push_back("dtype=" + a.common.dtype);
   if (a.resume) {
@@ -182,7 +225,8 @@ void AddTrain(CLI::App& app, Run& run) {
   command->add_option("experiment", a->file, "TOML file with [task], [model] and [train] tables");
   command->add_option("--task", a->task, "what to learn: cistern info --tasks lists the tasks");
   command->add_option("--data", a->data,
-                      "the task's data; without --task its name decides the task");
+                      "the task's data; its name decides the task where neither --task nor the "
+                      "experiment file does");
   command->add_option("--text", a->text,
                       "text file or folder to learn a language model from: --task lm --data");
   AddSkipBadRows(*command, &a->skip_bad_rows);
