@@ -392,6 +392,10 @@ class Attention(nn.Module):
             raise UsageError(
                 "a layer with tokens_out=False gives its memory alone: layer(x, return_memory=True)"
             )
+        if self.form == "cross" and starts is not None:
+            raise UsageError(
+                f"[{self.core.mechanism}] several documents in a row (starts) are for self "
+                "attention; cross attention takes one source a row")
         given = dict(memory=memory, leave=return_handles)
         if valid is None:
             y, packed, left = self._attend(x, source, lengths=lengths, starts=starts,

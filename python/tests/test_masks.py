@@ -176,6 +176,14 @@ def test_lengths_and_starts_beside_valid_are_checked(given, message):
             call()
 
 
+def test_cross_attention_has_one_source_a_row():
+    layer = cistern.nn.Attention("latte", DIM, HEADS, form="cross")
+    x = torch.randn(3, LENGTH, DIM)
+    for mask in (dict(), dict(valid=VALID)):
+        with pytest.raises(cistern.UsageError, match=r"latte.*starts.*one source a row"):
+            layer(x, x, starts=VALID, **mask)
+
+
 def test_lengths_beside_valid_are_those_without():
     x = torch.randn(3, LENGTH, DIM)
     layer, lengths = cistern.nn.Attention("latte", DIM, HEADS).eval(), torch.tensor([0, 7, 12])
