@@ -7,8 +7,9 @@ endif()
 enable_testing()
 add_compile_options(-fsanitize=fuzzer-no-link)
 # The torch-free readers of the layers above.
-add_library(cistern_fuzz_data OBJECT cistern/data/listops.cc cistern/data/listops_file.cc
-  cistern/data/token_cache.cc cistern/data/images.cc cistern/data/pathfinder.cc
+add_library(cistern_fuzz_data OBJECT cistern/data/interruptible.cc cistern/data/listops.cc
+  cistern/data/listops_file.cc cistern/data/token_cache.cc cistern/data/images.cc
+  cistern/data/pathfinder.cc
   cistern/data/pathfinder_file.cc cistern/data/text_pairs.cc
   cistern/tasks/labelled_rows.cc cistern/tasks/questions.cc cistern/tasks/sentence_pairs.cc
   cistern/train/run_state.cc)
