@@ -11,7 +11,8 @@ namespace cistern {
 class ScratchFolder {
  public:
   explicit ScratchFolder(const std::string& name = "cistern") {
-    std::string path = (std::filesystem::temp_directory_path() / (name + "-XXXXXX")).string();
+    std::string path = (std::filesystem::temp_directory_path() / (name + "-" + std::string(6, 'X')))
+                           .string();  // mkdtemp's template
     CISTERN_CHECK(::mkdtemp(path.data()) != nullptr, "cannot create ", path);
     path_ = path;
   }
