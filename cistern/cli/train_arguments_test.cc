@@ -34,7 +34,7 @@ TEST_F(TrainArgumentsTest, StepsOrSeconds) {
   Expect(train + Words{"--steps", "3", "--set", "train.seconds=2"}, 2, {both});
   // The settings of the task name a time, for those who name nothing.
   for (const Words& steps : {Words{"--steps", "3"}, Words{"--set", "train.steps=3"}}) {
-    const Outcome o = Run(train + steps);
+    const Outcome o = Run(Words{"train", "--task", "pathfinder", "--print-config"} + steps);
     ASSERT_EQ(o.code, 0) << o;
     ExpectContains(o.out, {"\nsteps = 3\n", "\nseconds = 0"});
   }
