@@ -332,7 +332,8 @@ DtypeChoice ChooseDtype(const Experiment& e, const Task& task) {
                  Fixed(speed.bfloat16, 0), " in bfloat16")};
 }
 
-Trained TrainExperiment(Experiment experiment, const std::string& folder, bool resume) {
+Trained TrainExperiment(Experiment experiment, const std::string& folder, bool resume,
+                        const std::shared_ptr<Processes>& processes) {
   experiment.model.Validate();
   experiment.train.Validate();
   const bool pretrains = experiment.pretrain.objective != SelfObjective::kNone;
@@ -370,7 +371,7 @@ Trained TrainExperiment(Experiment experiment, const std::string& folder, bool r
   std::string why;  // this dtype
   if (experiment.dtype == "auto") {
     const DtypeChoice choice = ChooseDtype(experiment, *out.task);
-    experiment.dtype = choice.dtype;
+    experiment.dtype = processes->OfFirst(choice.dtype);
     why = choice.why;
     Note(StrCat("dtype auto: ", choice.dtype, " (", why, "); --dtype ", choice.dtype,
                 " trains the same elsewhere"));
@@ -398,8 +399,9 @@ Trained TrainExperiment(Experiment experiment, const std::string& folder, bool r
   }
   if (!why.empty()) record["environment"]["dtype"] = StrCat(experiment.dtype, ": ", why);
   if (pretrains && (!resume || HoldsPretraining(folder))) {
-    const Pretrained before = Pretrain(*out.task, *out.model, experiment.train, experiment.pretrain,
-                                       uint64_t(experiment.seed), experiment.dtype, folder, record);
+    const Pretrained before =
+        Pretrain(*out.task, *out.model, experiment.train, experiment.pretrain,
+                 uint64_t(experiment.seed), experiment.dtype, folder, record, processes);
     if (before.run.interrupted) {
       out.result = before.run;
       return out;
@@ -407,7 +409,7 @@ Trained TrainExperiment(Experiment experiment, const std::string& folder, bool r
     out.pretrained = before.Summary(experiment.pretrain.objective);
   }
   Trainer trainer(out.model, *out.task, experiment.train, uint64_t(experiment.seed), folder, record,
-                  experiment.dtype == "bfloat16");
+                  experiment.dtype == "bfloat16", processes);
   if (experiment.train.log_memory)
     trainer.Observe(MemoryObserver(out.model, *out.task, uint64_t(experiment.seed)));
   if (resume) trainer.Resume();

@@ -72,6 +72,8 @@ struct Trained {
   // interrupted.
   Json pretrained;
 };
-Trained TrainExperiment(Experiment experiment, const std::string& folder, bool resume);
+// `folder`: of this process (train/shared_run.h).
+Trained TrainExperiment(Experiment experiment, const std::string& folder, bool resume,
+                        const std::shared_ptr<Processes>& processes);
 
 }  // namespace cistern::cli

@@ -24,6 +24,7 @@
 #include "cistern/base/terminal.h"
 #include "cistern/bench/papers.h"
 #include "cistern/cli/command.h"
+#include "cistern/train/processes.h"
 
 namespace {
 
@@ -206,6 +207,8 @@ int main(int argc, char** argv) {
   if (const std::string beyond = BeyondRange(app); !beyond.empty()) return Report(beyond, 2);
   try {
     cistern::InstallInterruptHandler();
+    const std::string command = app.get_subcommands().front()->get_name();
+    if (command != "train") cistern::RequireOneProcess(command);
     return Finish(run());
   } catch (const cistern::UsageError& e) {
     return Report(e.what(), 2);

@@ -13,6 +13,8 @@
 #include "cistern/cli/experiment.h"
 #include "cistern/io/json_text.h"
 #include "cistern/text/tokenizer.h"
+#include "cistern/train/processes.h"
+#include "cistern/train/shared_run.h"
 
 namespace cistern::cli {
 namespace {
@@ -68,11 +70,11 @@ void ExpandRecommended(const TrainArguments& a, std::vector<std::string>* set) {
   }
 }
 
-// What the task of --data is: that of --task, else of --set or of the experiment; empty: the look
-// of the data decides.
-std::string TaskOf(const TrainArguments& a) {
+// What the task of --data is: that of --task, else of --set or of the experiment, of the run in
+// `folder` where it is resumed; empty: the look of the data decides.
+std::string TaskOf(const TrainArguments& a, const std::string& folder) {
   if (!a.task.empty() || a.data.empty()) return a.task;
-  const std::string begun = a.out + "/experiment.json";
+  const std::string begun = folder + "/experiment.json";
   return NamedTask(a.resume && std::filesystem::exists(begun) ? begun : a.file, a.set);
 }
 
@@ -108,6 +110,9 @@ int RunTrain(CLI::App& command, const TrainArguments& a) {
     std::printf("%s", experiment.Describe().Help().c_str());
     return 0;
   }
+  const std::shared_ptr<Processes> processes = Processes::FromEnvironment();
+  if (!processes->first()) SetQuiet(true);
+  const RunCopy run(*processes, a.out, a.resume);
   if (a.resume && !a.file.empty())
     FailUsage(
         "--resume continues the experiment in --out; omit the file (--set may still "
@@ -115,7 +120,7 @@ int RunTrain(CLI::App& command, const TrainArguments& a) {
   if (!a.text.empty() && !(a.task.empty() && a.data.empty()))
     FailUsage("--text is --task lm --data; give one of the two");
   const std::string data = a.text.empty() ? a.data : a.text,
-                    named = a.text.empty() ? TaskOf(a) : "lm";
+                    named = a.text.empty() ? TaskOf(a, run.path()) : "lm";
   std::vector<std::string> set = DataAssignments(named, data);
   if (!set.empty() && a.file.empty() && !a.resume) {  // the settings that suit the task
     const TaskInfo& task = named.empty() ? TaskOfData(data) : FindTask(named);
@@ -148,17 +153,19 @@ int RunTrain(CLI::App& command, const TrainArguments& a) {
   if (command.count("--seed") > 0) set.push_back("seed=" + std::to_string(a.common.seed));
   if (command.count("--dtype") > 0) set.push_back("dtype=" + a.common.dtype);
   if (a.resume) {
-    ReadRunExperiment(experiment, a.out, set);
+    ReadRunExperiment(experiment, run.path(), set);
   } else {
     ReadExperiment(experiment, a.file, set);
   }
   if (a.skip_bad_rows) experiment.task.SkipBadRows();
   if (a.print_config) {
+    if (!processes->first()) return 0;
     std::printf("%s", ExperimentToml(experiment).c_str());
     return 0;
   }
-  const Trained trained = TrainExperiment(experiment, a.out, a.resume);
+  const Trained trained = TrainExperiment(experiment, run.path(), a.resume, processes);
   const TrainResult& r = trained.result;
+  if (!processes->first()) return r.interrupted ? 130 : 0;
   if (r.interrupted) {
     std::fprintf(stderr,
                  "cistern: interrupted after step %ld; saved in %s; to continue: cistern train "
@@ -179,6 +186,7 @@ int RunTrain(CLI::App& command, const TrainArguments& a) {
                  {"peak_bytes", r.peak_bytes},
                  {"cpu_share", r.cpu_share},
                  {"input_share", r.input_share},
+                 {"processes", processes->count()},
                  {"valid", r.valid},
                  {"test", r.test}};
     if (!split.empty()) line["split"] = split;
@@ -192,9 +200,12 @@ int RunTrain(CLI::App& command, const TrainArguments& a) {
                 p["seconds"].get<double>(), p["tokens_per_s"].get<double>());
     if (!p["valid"].is_null()) PrintMetrics("  inputs of the validation rows", p["valid"]);
   }
-  std::printf("%s, %ld parameters: %ld steps in %.0f s, %.0f tokens/s, input %.2g %% of it%s\n",
+  const std::string shared =
+      processes->alone() ? "" : StrCat(" by ", processes->count(), " processes");
+  std::printf("%s, %ld parameters: %ld steps in %.0f s%s, %.0f tokens/s, input %.2g %% of it%s\n",
               trained.config.Summary().c_str(), long(r.parameters), long(r.steps), r.seconds,
-              r.tokens_per_second, 100 * r.input_share, BusyNote(r.cpu_share).c_str());
+              shared.c_str(), r.tokens_per_second, 100 * r.input_share,
+              BusyNote(r.cpu_share).c_str());
   if (!r.valid.is_null()) PrintMetrics("valid", r.valid);
   if (!r.test.is_null()) PrintMetrics("test", r.test);
   if (!split.empty()) std::printf("valid and test: %s\n", split.c_str());
@@ -220,6 +231,7 @@ void AddTrain(CLI::App& app, Run& run) {
       "  cistern train --from runs/softmax --set model.attention=reuse:recommended --out "
       "runs/reuse\n"
       "  cistern train --resume --out runs/mine            continues after Ctrl-C\n"
+      "  torchrun --nproc-per-node 2 --no-python cistern train --text my.txt --out runs/mine\n"
       "  cistern train --list                              every key, its type, default and "
       "meaning");
   command->add_option("experiment", a->file, "TOML file with [task], [model] and [train] tables");

@@ -8,6 +8,7 @@ Evaluation Evaluate(const Task& task, Model& model, BatchReader& reader,
                     const EvalOptions& options) {
   const EvalScope scope(model);
   Evaluation out;
+  int64_t batches = 0;
   while (true) {
     if (options.interrupted && *options.interrupted) {
       out.complete = false;
@@ -17,7 +18,8 @@ Evaluation Evaluate(const Task& task, Model& model, BatchReader& reader,
     const std::optional<Batch> batch = reader.Next();
     if (!batch) break;
     if (options.whole_batches && batch->rows < options.read.rows) continue;
-    out.score.Merge(task.Measure(model, batch->To(model.options().device())));
+    if (batches++ % options.of == options.share)
+      out.score.Merge(task.Measure(model, batch->To(model.options().device())));
     out.rows += batch->rows;
     out.tokens += batch->tokens;
     if (options.progress) options.progress(reader);

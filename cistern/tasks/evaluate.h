@@ -13,6 +13,9 @@ struct EvalOptions {
   bool whole_batches = false;                      // leaves out a batch of fewer than read.rows
   const std::atomic<bool>* interrupted = nullptr;  // stops early, with what is done so far
   std::function<void(const BatchReader& reader)> progress = nullptr;
+  // Of several processes that read the same batches, this one measures every `of`-th, from the
+  // `share`-th on, and its score holds the sums of those alone. Rows and tokens are of all batches.
+  int64_t share = 0, of = 1;
 };
 
 struct Evaluation {

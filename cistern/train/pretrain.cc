@@ -123,7 +123,8 @@ bool HoldsPretraining(const std::string& folder) { return HoldsRun(folder + kPre
 
 Pretrained Pretrain(const Task& task, Model& model, const TrainOptions& train,
                     const PretrainOptions& options, uint64_t seed, const std::string& dtype,
-                    const std::string& folder, const Json& record) {
+                    const std::string& folder, const Json& record,
+                    std::shared_ptr<Processes> processes) {
   const std::string own = folder + kPretrainFolder, done = own + kPretrainResult;
   const SelfTask self(task, options.objective, options.mask_share, model.config().vocab_size);
   const ModelConfig config = PretrainingConfig(model.config(), options.objective);
@@ -160,7 +161,8 @@ Pretrained Pretrain(const Task& task, Model& model, const TrainOptions& train,
     EnsureDirectory(own);
     const FileLock lock(folder + "/lock", "the run folder " + folder);
     WriteCheckedJson(folder + "/experiment.json", record);  // for --resume
-    Trainer trainer(pretrained, self, run, seed, own, own_record, dtype == "bfloat16");
+    Trainer trainer(pretrained, self, run, seed, own, own_record, dtype == "bfloat16",
+                    std::move(processes));
     if (HoldsRun(own)) trainer.Resume();
     out.run = trainer.Run();
     if (out.run.interrupted) return out;

@@ -35,7 +35,8 @@ struct Pretrained {
 // mechanism has no such form, or the weights would not fit. `record`: of the whole run.
 Pretrained Pretrain(const Task& task, Model& model, const TrainOptions& train,
                     const PretrainOptions& options, uint64_t seed, const std::string& dtype,
-                    const std::string& folder, const Json& record);
+                    const std::string& folder, const Json& record,
+                    std::shared_ptr<Processes> processes);
 
 // Whether FOLDER/pretrain holds a run.
 bool HoldsPretraining(const std::string& folder);

@@ -30,19 +30,32 @@ int64_t GradientBytes(const Model& model) {
   return bytes;
 }
 
+// Why rows of a batch cannot go through the model apart from each other; empty: they can.
+std::string WhyTogether(const Model& model) {
+  if (model.options().device() != at::Device(at::kCPU)) return "the model is not on the CPU";
+  if (DrawsFromGenerator(model.config()))
+    return "a mechanism of it draws random numbers in training";
+  if (RowsMeet(model))
+    return "its options let the rows of a batch change each other (nystrom: start=batch)";
+  return "";
+}
+
 }  // namespace
+
+void CheckProcesses(int64_t count, const Model& model, int64_t rows) {
+  std::string why = WhyTogether(model);
+  if (why.empty() && rows < count)
+    why = StrCat("a batch of ", rows, " has fewer rows than that; raise train.batch");
+  if (count > 1 && !why.empty())
+    FailUsage(count, " processes cannot share the rows of a batch: ", why,
+              "; start cistern train without torchrun's variables");
+}
 
 int64_t RowParts(ThreadsTake take, const Model& model, int64_t rows) {
   const int64_t threads = NumThreads();
   if (take == ThreadsTake::kOperations || threads == 1) return 1;
-  std::string why;
-  if (model.options().device() != at::Device(at::kCPU)) {
-    why = "the model is not on the CPU";
-  } else if (DrawsFromGenerator(model.config())) {
-    why = "a mechanism of it draws random numbers in training";
-  } else if (RowsMeet(model)) {
-    why = "its options let the rows of a batch change each other (nystrom: start=batch)";
-  } else if (rows < threads) {
+  std::string why = WhyTogether(model);
+  if (why.empty() && rows < threads) {
     why = StrCat("a batch of ", rows, " has fewer rows than there are threads (", threads, ")");
   }
   if (take == ThreadsTake::kRows) {
@@ -94,6 +107,32 @@ void AddTo(std::vector<at::Tensor>& sums, const std::vector<at::Tensor>& more) {
   if (!to.empty()) at::_foreach_add_(to, from);
 }
 
+// The sums over all processes of what the rows of each give, in one tensor on the way. A gradient
+// stays undefined where none has it.
+void SumOverProcesses(const Processes& processes, const std::vector<at::Tensor>& parameters,
+                      std::vector<at::Tensor>* gradients, double* loss) {
+  if (processes.alone()) return;
+  std::vector<double> numbers{*loss};
+  std::vector<at::Tensor> flat;
+  std::vector<int64_t> sizes;
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    const at::Tensor& p = parameters[i];
+    CISTERN_CHECK(p.scalar_type() == parameters[0].scalar_type(),
+                  "processes share parameters of one type");
+    const at::Tensor& mine = (*gradients)[i];
+    numbers.push_back(mine.defined() ? 1 : 0);
+    flat.push_back(mine.defined() ? mine.reshape({-1}) : at::zeros({p.numel()}, p.options()));
+    sizes.push_back(p.numel());
+  }
+  const at::Tensor all = at::cat(flat), others = at::tensor(numbers, at::kDouble);
+  processes.Sum({all, others});
+  const auto* const sums = others.const_data_ptr<double>();
+  *loss = sums[0];
+  const std::vector<at::Tensor> parts = all.split_with_sizes(sizes);
+  for (size_t i = 0; i < parameters.size(); ++i)
+    (*gradients)[i] = sums[1 + i] > 0 ? parts[i].view(parameters[i].sizes()) : at::Tensor();
+}
+
 }  // namespace
 
 RowsLoss LossOf(const Task& task, Model& model, double label_smoothing) {
@@ -104,13 +143,14 @@ RowsLoss LossOf(const Task& task, Model& model, double label_smoothing) {
 }
 
 double AddGradients(const Model& model, const RowsLoss& of, const Batch& given, double scale,
-                    bool bfloat16, int64_t parts, uint64_t seed) {
+                    bool bfloat16, int64_t parts, uint64_t seed, const Processes& processes) {
   const bool alone = RowsStandAlone(model), by_length = alone && !given.padded.empty();
+  const int64_t all_parts = parts * processes.count();
   const Batch batch = by_length ? given.InOrder(OrderByLength(given)) : given;
-  const std::vector<RowGroup> groups = by_length ? GroupsByLength(batch, parts)
-                                       : alone   ? GroupsOfRows(batch, parts)
-                                                 : EvenGroups(batch.rows, parts);
-  if (groups.size() == 1) {
+  const std::vector<RowGroup> groups = by_length ? GroupsByLength(batch, all_parts)
+                                       : alone   ? GroupsOfRows(batch, all_parts)
+                                                 : EvenGroups(batch.rows, all_parts);
+  if (groups.size() == 1 && processes.alone()) {
     const at::Tensor loss = Loss(of, batch, bfloat16, model.options().device(), seed, 0);
     const double value = loss.item<double>();
     if (std::isfinite(value)) (scale == 1 ? loss : loss * scale).backward();
@@ -129,7 +169,10 @@ double AddGradients(const Model& model, const RowsLoss& of, const Batch& given, 
     std::fill(shares.begin(), shares.end(), 1.0);
     terms = double(groups.size());
   }
-  const std::vector<std::vector<size_t>> of_parts = Shared(groups, parts);
+  for (double& share : shares) share /= terms;
+  std::vector<std::vector<size_t>> of_parts = Shared(groups, all_parts);  // then of this process
+  of_parts.erase(of_parts.begin(), of_parts.begin() + processes.rank() * parts);
+  of_parts.resize(size_t(parts));
   // As the parameters; undefined where the loss needs none.
   std::vector<std::vector<at::Tensor>> gradients(of_parts.size(),
                                                  std::vector<at::Tensor>(parameters.size()));
@@ -137,7 +180,6 @@ double AddGradients(const Model& model, const RowsLoss& of, const Batch& given, 
     const at::AutoGradMode grad(true);
     for (const size_t g : of_parts[size_t(part)]) {
       if (shares[g] == 0) continue;
-      shares[g] /= terms;
       const at::Tensor loss = Loss(of, batches[g], bfloat16, at::kCPU, seed, groups[g].begin);
       losses[g] = loss.item<double>();
       if (!std::isfinite(losses[g])) return;
@@ -155,14 +197,17 @@ double AddGradients(const Model& model, const RowsLoss& of, const Batch& given, 
   }
   double loss = 0;
   for (size_t g = 0; g < groups.size(); ++g) loss += shares[g] * losses[g];
-  if (!std::isfinite(loss)) return loss;
   const at::NoGradGuard guard;
-  std::vector<at::Tensor> sums;
-  for (const at::Tensor& p : parameters) sums.push_back(p.grad());
+  std::vector<at::Tensor> of_batch(parameters.size());
   for (std::vector<at::Tensor>& part : gradients) {
-    AddTo(sums, part);
+    AddTo(of_batch, part);
     part.clear();
   }
+  SumOverProcesses(processes, parameters, &of_batch, &loss);
+  if (!std::isfinite(loss)) return loss;
+  std::vector<at::Tensor> sums;
+  for (const at::Tensor& p : parameters) sums.push_back(p.grad());
+  AddTo(sums, of_batch);
   for (size_t i = 0; i < sums.size(); ++i) parameters[i].mutable_grad() = sums[i];
   return loss;
 }

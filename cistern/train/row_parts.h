@@ -8,6 +8,7 @@
 
 #include "cistern/tasks/row_groups.h"
 #include "cistern/tasks/task.h"
+#include "cistern/train/processes.h"
 
 namespace cistern {
 
@@ -18,9 +19,11 @@ enum class ThreadsTake { kOperations, kRows, kAuto };
 inline constexpr int64_t kAutoGradientBytes = int64_t{1} << 28;
 const EnumNames<ThreadsTake>& ThreadsTakeNames();
 
-// Parts that the rows of a batch are cut into; 1: threads share the operations. kRows is a
-// UsageError, with the reason, where rows are not possible.
+// Parts that the rows of a batch, or a process's share of them, are cut into; 1: threads share the
+// operations. kRows is a UsageError, with the reason, where rows are not possible.
 int64_t RowParts(ThreadsTake take, const Model& model, int64_t rows);
+// UsageError, with the reason, where `count` processes cannot share the rows of a batch.
+void CheckProcesses(int64_t count, const Model& model, int64_t rows);
 
 // The loss of some rows, and of how many terms it is the mean. Both may be called by several
 // threads at once.
@@ -43,7 +46,10 @@ std::vector<std::vector<size_t>> Shared(const std::vector<RowGroup>& groups, int
 // the order of groups and parts, so that the same number of parts gives the same bits. What is
 // dropped follows from `seed`, whatever the number of parts. A loss that is not finite is returned
 // without gradients.
+//
+// Several processes, given the same batch, take `parts` parts each; all get the sums over all, the
+// same bits.
 double AddGradients(const Model& model, const RowsLoss& of, const Batch& given, double scale,
-                    bool bfloat16, int64_t parts, uint64_t seed);
+                    bool bfloat16, int64_t parts, uint64_t seed, const Processes& processes = {});
 
 }  // namespace cistern

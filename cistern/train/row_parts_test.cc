@@ -18,6 +18,7 @@
 #include "cistern/ops/draws.h"
 #include "cistern/ops/testing.h"
 #include "cistern/tasks/task.h"
+#include "cistern/train/testing_processes.h"
 
 namespace cistern {
 namespace {
@@ -190,6 +191,41 @@ TEST_P(RowPartsTest, ALossThatIsNotFiniteLeavesNoGradients) {
   for (const at::Tensor& p : model_->parameters()) EXPECT_FALSE(p.grad().defined());
 }
 
+// Each process with weights of its own: the gradients of the whole batch, the same bits in all.
+TEST_P(RowPartsTest, ProcessesTogetherAreTheWhole) {
+  model_->to(at::kDouble);
+  const Batch batch = task_->TrainBatch(5, 0, 7);
+  double whole_loss = 0;
+  const auto whole = Gradients(batch, 1, &whole_loss);
+  for (const int64_t parts : {1, 2}) {
+    std::vector<std::vector<at::Tensor>> of_ranks(3);
+    std::vector<std::shared_ptr<Model>> models;  // not made by threads: all draw from one generator
+    for (int rank = 0; rank < 3; ++rank) {
+      models.push_back(MakeModel(model_->config(), 3));
+      models.back()->to(at::kDouble);
+      models.back()->train();
+    }
+    const auto errors = testing::Together(3, [&](const std::shared_ptr<Processes>& p) {
+      const std::shared_ptr<Model> model = models[size_t(p->rank())];
+      for (int repeat = 0; repeat < 2; ++repeat) {  // adds to what is there
+        const double loss = AddGradients(*model, LossOf(*task_, *model, smoothing_), batch, 0.5,
+                                         false, parts, 8, *p);
+        EXPECT_NEAR(loss, whole_loss, 1e-12 * whole_loss);
+      }
+      for (const at::Tensor& w : model->parameters())
+        of_ranks[size_t(p->rank())].push_back(w.grad() / 2);
+    });
+    EXPECT_EQ(errors, std::vector<std::string>(3));
+    for (const auto& gradients : of_ranks) {
+      ASSERT_EQ(gradients.size(), whole.size());
+      for (size_t i = 0; i < whole.size(); ++i) {
+        testing::ExpectClose(gradients[i], whole[i], 1e-10, GetParam());
+        EXPECT_TRUE(at::equal(gradients[i], of_ranks[0][i]));
+      }
+    }
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Tasks, RowPartsTest,
                          ::testing::Values("lm", "mlm", "classify", "classify balanced",
                                            "retrieval", "series", "forecast", "copy", "recall",
@@ -254,6 +290,53 @@ TEST(RowParts, AreTakenWhereTheyCanBe) {
   }
   const Threads scope(1);
   EXPECT_EQ(RowParts(ThreadsTake::kAuto, *plain, 8), 1);
+}
+
+TEST(RowParts, ProcessesAreRefusedWhereRowsAreNotApart) {
+  const auto plain = Made([](ModelConfig&) {});
+  CheckProcesses(1, *plain, 1);
+  CheckProcesses(3, *plain, 3);
+  ExpectContains(ErrorMessage([&] { CheckProcesses(3, *plain, 2); }),
+                 {"3 processes cannot share", "a batch of 2 has fewer rows", "train.batch"});
+  const auto draws = Made([](ModelConfig& c) { c.attention = {"performer"}; });
+  CheckProcesses(1, *draws, 8);
+  ExpectContains(ErrorMessage([&] { CheckProcesses(2, *draws, 8); }),
+                 {"random numbers", "without torchrun"});
+}
+
+// A weight that the rows of one process alone use, one that none uses, and a loss that one alone
+// finds not finite.
+TEST(RowParts, ProcessesAgreeOnWhatOnlyOneSees) {
+  std::vector<std::vector<at::Tensor>> of_ranks(2);
+  const std::vector<std::shared_ptr<Model>> models = {Made([](ModelConfig&) {}),
+                                                      Made([](ModelConfig&) {})};
+  const auto errors = testing::Together(2, [&](const std::shared_ptr<Processes>& p) {
+    const std::shared_ptr<Model> model = models[size_t(p->rank())];
+    const std::vector<at::Tensor> weights = model->parameters();
+    Batch batch;
+    batch.rows = batch.tokens = 4;
+    batch.tensors = {{"ids", at::arange(4).view({4, 1})}};
+    double bad = 0;
+    const RowsLoss of = {[&](const Batch& rows) {
+                           const at::Tensor ids = rows["ids"].to(at::kFloat);
+                           at::Tensor loss = weights[0].sum() * ids.mean();
+                           if (ids.min().item<double>() == 0) loss = loss + weights[1].sum() + bad;
+                           return loss;
+                         },
+                         [](const Batch& rows) { return double(rows.rows); }};
+    AddGradients(*model, of, batch, 1, false, 1, 6, *p);
+    of_ranks[size_t(p->rank())] = {weights[0].grad().clone(), weights[1].grad().clone()};
+    for (size_t i = 2; i < weights.size(); ++i) EXPECT_FALSE(weights[i].grad().defined());
+    bad = std::nan("");
+    EXPECT_TRUE(std::isnan(AddGradients(*model, of, batch, 1, false, 1, 6, *p)));
+    EXPECT_TRUE(at::equal(weights[0].grad(), of_ranks[size_t(p->rank())][0]));
+  });
+  EXPECT_EQ(errors, std::vector<std::string>(2));
+  for (const auto& gradients : of_ranks) {
+    ASSERT_EQ(gradients.size(), 2);
+    EXPECT_TRUE(at::equal(gradients[0], at::full_like(gradients[0], 1.5)));  // ids' mean
+    EXPECT_TRUE(at::equal(gradients[1], at::full_like(gradients[1], 0.5)));  // half of the rows
+  }
 }
 
 // A model of three rows, and what of it drops: everything that goes with the others.

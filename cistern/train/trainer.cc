@@ -25,6 +25,7 @@
 #include "cistern/tasks/evaluate.h"
 #include "cistern/tensors/device.h"
 #include "cistern/train/checkpoint.h"
+#include "cistern/train/shared_run.h"
 
 namespace cistern {
 namespace {
@@ -88,7 +89,8 @@ Json RunDefaults(const Json& experiment) {
 }
 
 Trainer::Trainer(std::shared_ptr<Model> model, const Task& task, const TrainOptions& options,
-                 uint64_t seed, const std::string& folder, const Json& experiment, bool bfloat16)
+                 uint64_t seed, const std::string& folder, const Json& experiment, bool bfloat16,
+                 std::shared_ptr<Processes> processes)
     : model_(std::move(model)),
       task_(task),
       options_(options),
@@ -96,6 +98,7 @@ Trainer::Trainer(std::shared_ptr<Model> model, const Task& task, const TrainOpti
       folder_(folder),
       experiment_(experiment),
       bfloat16_(bfloat16),
+      processes_(std::move(processes)),
       optimizer_(MakeOptimizer(*model_, options.optimizer)),
       average_(*model_, options.ema),
       recent_(folder, options.average_last) {
@@ -114,8 +117,11 @@ Trainer::Trainer(std::shared_ptr<Model> model, const Task& task, const TrainOpti
     const std::string why = task_.WhyNoSmoothing(*model_);
     if (!why.empty()) FailUsage("train.label_smoothing ", why, "; leave it out");
   }
-  parts_ = RowParts(options_.parallel, *model_, task_.rows_of_batch(options_.batch));
+  const int64_t rows = task_.rows_of_batch(options_.batch), count = processes_->count();
+  CheckProcesses(count, *model_, rows);
+  parts_ = RowParts(options_.parallel, *model_, rows / count);
   experiment_["environment"]["threads_take"] = parts_ > 1 ? "rows" : "operations";
+  if (count > 1) experiment_["environment"]["processes"] = count;
   if (options_.steps == 0 && options_.seconds == 0) options_.steps = 1000;
   state_.total_steps = options_.steps;
   state_.seed = int64_t(seed_);
@@ -262,9 +268,10 @@ Trainer::StepOutcome Trainer::Step() {
     const MadeBatch made = *batches_->Next();
     const Batch batch = made.batch.To(model_->options().device());
     out.input_seconds += made.seconds;
-    const double value = AddGradients(*model_, LossOf(task_, *model_, options_.label_smoothing),
-                                      batch, 1.0 / double(options_.accumulate), bfloat16_, parts_,
-                                      (uint64_t{words[1]} << 32 | words[2]) + uint64_t(micro));
+    const double value =
+        AddGradients(*model_, LossOf(task_, *model_, options_.label_smoothing), batch,
+                     1.0 / double(options_.accumulate), bfloat16_, parts_,
+                     (uint64_t{words[1]} << 32 | words[2]) + uint64_t(micro), *processes_);
     if (!std::isfinite(value)) FailNonFinite("loss", value);
     out.loss += value / double(options_.accumulate);
     out.tokens += batch.tokens;
@@ -301,8 +308,15 @@ Json Trainer::Measure(Split split, int64_t max_tokens) {
   options.interrupted = &Interrupted();
   options.whole_batches = options_.eval_drop_last;
   if (options_.eval_drop_last) options.read.rows = options_.batch;
-  const Evaluation done = cistern::Evaluate(task_, *model_, split, options);
-  if (!done.complete) return Json();
+  options.share = processes_->rank(), options.of = processes_->count();
+  Evaluation done = cistern::Evaluate(task_, *model_, split, options);
+  if (processes_->Any(!done.complete)) return Json();
+  if (!processes_->alone()) {
+    Score all;
+    for (const std::string& score : processes_->Gather(done.score.Write().dump()))
+      all.Merge(Score::Read(Json::parse(score)));
+    done.score = std::move(all);
+  }
   if (done.rows == 0 && options_.eval_drop_last)
     FailUsage("train.eval_drop_last leaves nothing of the ", SplitName(split),
               " split: it has fewer rows than a batch of ", options_.batch,
@@ -311,6 +325,8 @@ Json Trainer::Measure(Split split, int64_t max_tokens) {
 }
 
 void Trainer::Evaluate() {
+  // Processors of another kind may have rounded otherwise.
+  processes_->TakeFirst(model_->parameters());
   RequireFinite(*model_, *optimizer_, average_, state_.step, folder_);
   const WeightAverage::Use average(average_);
   Json metrics;
@@ -347,6 +363,7 @@ void Trainer::SaveBest() {
 void Trainer::SaveCheckpoint() {
   lock_->Check();
   RequireFinite(*model_, *optimizer_, average_, state_.step, folder_);
+  if (!processes_->first()) return;
   lines_->Sync();
   state_.log_bytes = lines_->Bytes();
   state_.log_xxh64 = HexText(HashFile(folder_ + "/metrics.jsonl"));
@@ -387,6 +404,16 @@ void Trainer::TakeRates() {
   }
 }
 
+void Trainer::Agree() {
+  interrupted_ = Interrupted();
+  if (processes_->alone()) return;
+  const at::Tensor numbers = at::tensor(
+      {interrupted_ ? 1.0 : 0.0, processes_->first() ? state_.trained_seconds : 0.0}, at::kDouble);
+  processes_->Sum({numbers});
+  interrupted_ = numbers[0].item<double>() > 0;
+  state_.trained_seconds = numbers[1].item<double>();
+}
+
 TrainResult Trainer::Run() {
   CISTERN_CHECK(observer_ || !options_.log_memory, "[train] log_memory without an observer");
   if (!resumed_) Begin();
@@ -410,6 +437,10 @@ TrainResult Trainer::Run() {
   };
   WriteCheckedJson(folder_ + "/experiment.json", experiment_);
   task_.SaveAssets(folder_);
+  if (!processes_->alone()) {
+    RequireSameRun(*processes_, experiment_, TrainBatch(state_.step * options_.accumulate));
+    processes_->TakeFirst(model_->parameters());
+  }
   batches_ = std::make_unique<Prefetcher<MadeBatch>>(
       [this, index = state_.step * options_.accumulate]() mutable {
         const double begin = ThreadSeconds();
@@ -425,9 +456,11 @@ TrainResult Trainer::Run() {
   // A run that has begun can be resumed: the first checkpoint comes before the first step.
   bool save = !resumed_ || state_.evaluation_due;
   for (;;) {
-    if (state_.evaluation_due && !Interrupted()) Evaluate();
-    if (save || Interrupted()) SaveCheckpoint();
-    if (Interrupted()) break;
+    Agree();
+    if (state_.evaluation_due && !interrupted_) Evaluate();
+    interrupted_ = interrupted_ || state_.evaluation_due;  // its rows were not all measured
+    if (save || interrupted_) SaveCheckpoint();
+    if (interrupted_) break;
     if (OutOfPatience()) {
       log_({{"event", "stopped"},
             {"step", state_.step},
@@ -479,9 +512,9 @@ TrainResult Trainer::Run() {
   result.peak_bytes = PeakBytes();
   result.cpu_share = share.Value();
   result.input_share = step_seconds_ > 0 ? input_seconds_ / step_seconds_ : 0;
-  if (!Interrupted()) AverageLast();
+  if (!interrupted_) AverageLast();
   result.valid = state_.best_metrics;
-  result.interrupted = Interrupted();
+  result.interrupted = interrupted_;
   std::optional<WeightAverage::Use> average;
   if (!state_.has_best) {
     average.emplace(average_);

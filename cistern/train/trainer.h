@@ -21,6 +21,7 @@
 #include "cistern/io/jsonl.h"
 #include "cistern/tasks/task.h"
 #include "cistern/train/optimizer.h"
+#include "cistern/train/processes.h"
 #include "cistern/train/recent_weights.h"
 #include "cistern/train/row_parts.h"
 #include "cistern/train/run_state.h"
@@ -87,8 +88,13 @@ struct TrainResult {
 class Trainer {
  public:
   // Locks the folder for as long as the trainer lives: an Error where another process has it.
+  // Several processes each have a trainer of their own with a folder of its own
+  // (train/shared_run.h), and all call the same functions of it. They decide as one: by the first
+  // one's clock, by all rows of a split, and all end where one is interrupted. The first one's
+  // folder has the checkpoints.
   Trainer(std::shared_ptr<Model> model, const Task& task, const TrainOptions& options,
-          uint64_t seed, const std::string& folder, const Json& experiment, bool bfloat16);
+          uint64_t seed, const std::string& folder, const Json& experiment, bool bfloat16,
+          std::shared_ptr<Processes> processes = std::make_shared<Processes>());
   // Goes on from the newest checkpoint in the folder; without it the folder must not hold a run.
   // UsageError where the experiment is another than the one that the run was begun with
   // (CompareRuns); what may change is taken, with a note.
@@ -117,6 +123,7 @@ class Trainer {
   double Spent() const;      // the share of the budget that is spent, of steps or of time
   int64_t Expected() const;  // steps of the whole run at the speed so far; 0: not known
   Json Measure(Split split, int64_t max_tokens);  // metrics; null: interrupted
+  void Agree();                                   // with the other processes, before a step
   void TakeLengths(const Json& begun);  // of a resumed run, where others are asked for now
   void Begin();                         // a folder without a run: what an aborted one left goes
   void Evaluate();
@@ -136,7 +143,9 @@ class Trainer {
   std::string folder_;
   Json experiment_;
   bool bfloat16_, resumed_ = false;
-  int64_t parts_;  // of the rows of a batch (train/row_parts.h)
+  std::shared_ptr<Processes> processes_;
+  bool interrupted_ = false;  // this process or another
+  int64_t parts_;             // of this process's rows of a batch (train/row_parts.h)
   std::unique_ptr<Optimizer> optimizer_;
   WeightAverage average_;
   RecentWeights recent_;

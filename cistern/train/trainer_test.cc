@@ -14,6 +14,7 @@
 #include "cistern/tensors/device.h"
 #include "cistern/tensors/testing_device.h"
 #include "cistern/train/checkpoint.h"
+#include "cistern/train/testing_processes.h"
 
 namespace cistern {
 namespace {
@@ -397,6 +398,43 @@ TEST_F(TrainerTest, RatesOfTheLog) {
                  expected = std::min(s / 4, 1.0) / std::sqrt(std::max(s, 4.0)) / std::sqrt(12.0);
     EXPECT_NEAR(lr[size_t(n)], expected, 1e-12) << n;
   }
+}
+
+// Two processes, each with rows of its own and a folder of its own, are one run: the same weights,
+// figures and end as of one process.
+TEST_F(TrainerTest, ProcessesTrainAsOne) {
+  train_.steps = 12, train_.eval_every = 2, train_.patience = 2, train_.final_test = true;
+  train_.ema = 0.5, train_.accumulate = 2;
+  const auto run = [&](const std::shared_ptr<Model>& model, const std::string& name,
+                       const std::shared_ptr<Processes>& p, TrainResult* result) {
+    Trainer trainer(model, *task_, train_, 7, folder_ / name, Json::object(), false, p);
+    *result = trainer.Run();
+    return WeightsOf(*model);
+  };
+  TrainResult alone;
+  const auto weights = run(MakeModel(config_, 3), "alone", std::make_shared<Processes>(), &alone);
+  const std::vector<std::shared_ptr<Model>> models = {MakeModel(config_, 3), MakeModel(config_, 3)};
+  EXPECT_LT(alone.steps, 12);
+  std::vector<TrainResult> results(2);
+  const auto errors = testing::Together(2, [&](const std::shared_ptr<Processes>& p) {
+    const auto rank = size_t(p->rank());
+    for (const auto& [name, w] : run(models[rank], StrCat("rank", rank), p, &results[rank]))
+      testing::ExpectClose(w, weights.at(name), 1e-5, name.c_str());
+  });
+  EXPECT_EQ(errors, std::vector<std::string>(2));
+  for (const TrainResult& r : results) {
+    EXPECT_EQ(r.steps, alone.steps);
+    EXPECT_EQ(r.valid, results[0].valid);
+    EXPECT_EQ(r.test, results[0].test);
+    for (const auto& [name, value] : alone.test.items()) {
+      if (!value.is_number()) continue;
+      EXPECT_NEAR(r.valid[name].get<double>(), alone.valid[name].get<double>(), 1e-4) << name;
+      EXPECT_NEAR(r.test[name].get<double>(), value.get<double>(), 1e-4) << name;
+    }
+    EXPECT_EQ(r.seconds, results[0].seconds);
+  }
+  EXPECT_TRUE(NewestCheckpoint(folder_ / "rank0"));
+  EXPECT_FALSE(NewestCheckpoint(folder_ / "rank1"));
 }
 
 }  // namespace
