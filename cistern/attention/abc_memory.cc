@@ -251,9 +251,12 @@ State AbcMechanism::Merge(const State& earlier, const State& later) const {
 
 at::Tensor OneHotLogWeights(const at::Tensor& slot, int64_t slots,
                             const at::TensorOptions& options) {
-  const at::Tensor chosen = slot.unsqueeze(-1) == at::arange(slots, slot.options());
-  return at::zeros(chosen.sizes(), options)
-      .masked_fill_(chosen.logical_not(), -std::numeric_limits<double>::infinity());
+  constexpr double kNone = -std::numeric_limits<double>::infinity();
+  std::vector<int64_t> sizes = slot.sizes().vec();
+  sizes.push_back(slots);
+  const at::Tensor inside = slot.clamp(0, slots - 1), plain = at::zeros(slot.sizes(), options);
+  return at::full(sizes, kNone, options)
+      .scatter_(-1, inside.unsqueeze(-1), plain.masked_fill_(inside != slot, kNone).unsqueeze(-1));
 }
 
 }  // namespace cistern

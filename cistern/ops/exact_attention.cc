@@ -257,4 +257,10 @@ bool MultipliesBFloat16() {
   return CanAttendBFloat16() && GainsByBFloat16() && AttendsToBFloat16();
 }
 
+at::ScalarType ProductTypeOf(const at::Tensor& tokens) {
+  const at::ScalarType type = tokens.scalar_type();
+  const bool slow = type == at::kBFloat16 && tokens.device().is_cpu() && !MultipliesBFloat16();
+  return slow ? at::kFloat : type;
+}
+
 }  // namespace cistern::ops

@@ -34,5 +34,8 @@ bool HasExactKernel(const at::Tensor& q, const at::Tensor& k, const at::Tensor& 
 bool AttendsToBFloat16();
 // Whether they cost it less, in products of bfloat16.
 bool MultipliesBFloat16();
+// In which type torch's products take such tokens: on the CPU, bfloat16 only where it multiplies
+// it, else float.
+at::ScalarType ProductTypeOf(const at::Tensor& tokens);
 
 }  // namespace cistern::ops

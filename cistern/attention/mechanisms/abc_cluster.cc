@@ -6,6 +6,8 @@
 #include <bit>
 
 #include "cistern/base/random.h"
+#include "cistern/kernels/sign_clusters.h"
+#include "cistern/ops/sign_clusters.h"
 
 namespace cistern {
 
@@ -23,7 +25,7 @@ MechanismInfo abc_cluster_mechanism() {
   i.padding_refusal = "its clusters are those of a whole row, and a written state has others";
   i.positions = AddedPositions();
   i.slots = true;
-  i.time = "O(T n d), bidirectional O(iterations T n 32) more";
+  i.time = "O(T n d), bidirectional O(iterations T n) more";
   i.state = "n (2 d + 1) per head";
   i.cases = {Json{{"slots", 5}},
              Json{{"slots", 3}, {"iterations", 3}, {"empty_slots", "take_part"}}};
@@ -41,8 +43,6 @@ Fields AbcClusterMechanism::Describe(Options& options) {
 
 namespace {
 
-constexpr int64_t kHyperplanes = 32;
-
 int64_t HashBits(int64_t slots) {
   return int64_t(std::bit_width(uint64_t(slots - 1)));
 }  // ceil(log2 n)
@@ -55,59 +55,24 @@ AbcClusterMechanism::AbcClusterMechanism(const MechanismInfo& info, const Option
       iterations_(options.iterations) {
   Random random(uint64_t(options.seed), uint64_t(dims.layer));
   const at::Tensor planes =
-      at::empty({dims.heads, kHyperplanes, dims.dim / dims.heads + 1}, at::kFloat);
+      at::empty({dims.heads, kMostPlanes, dims.dim / dims.heads + 1}, at::kFloat);
   float* plane = planes.mutable_data_ptr<float>();
   for (int64_t i = 0; i < planes.numel(); ++i) plane[i] = float(random.Normal());
   AddWeight("planes", planes_, planes, CoreWeight::Kind::kDrawn);
 }
 
-// +1 or -1 for each of the first `count` hyperplanes: [B,H,T,count], double.
-at::Tensor AbcClusterMechanism::Signs(const at::Tensor& k, int64_t count) const {
-  const at::Tensor planes = planes_.narrow(1, 0, count).to(at::kDouble);
-  const int64_t width = k.size(3);
-  const at::Tensor side =
-      at::matmul(k.detach().to(at::kDouble), planes.narrow(2, 0, width).transpose(1, 2)) +
-      planes.select(2, width).unsqueeze(1);  // [B,H,T,count] + [H,1,count]
-  return (side > 0).to(at::kDouble) * 2 - 1;
-}
-
 at::Tensor AbcClusterMechanism::LogWeights(const std::vector<at::Tensor>& x, const Piece&) const {
-  const int64_t bits = HashBits(slots());
-  const at::Tensor powers =
-      at::pow(2.0, at::arange(bits, x[k_].options().dtype(at::kDouble).requires_grad(false)));
-  const at::Tensor code = ((Signs(x[k_], bits) + 1) * 0.5 * powers).sum(3).to(at::kLong);
+  const at::Tensor code = ops::SignCodes(x[k_], planes_, HashBits(slots())).to(at::kLong);
   return OneHotLogWeights(code.remainder(slots()), slots(), x[k_].options());
 }
 
-// Lloyd's algorithm on sign vectors, all rows and heads at once. Distances and votes are integers
-// that floats hold, so nothing is rounded.
 at::Tensor AbcClusterMechanism::BidirectionalRows(const std::vector<at::Tensor>& x,
                                                   const ops::Mask& mask) {
-  const int64_t batch = x[k_].size(0), heads = x[k_].size(1), length = x[k_].size(2), n = slots();
-  State state = EmptyState(batch, x[k_].options());
-  if (length == 0) return Read(x, state);
-  constexpr int64_t kFloatCounts = int64_t{1} << 24;
-  const auto type = std::max(length, kHyperplanes * n) < kFloatCounts ? at::kFloat : at::kDouble;
-  at::Tensor signs = Signs(x[k_], kHyperplanes).to(type);
-  const at::Tensor row = at::arange(length, x[k_].options().dtype(at::kLong).requires_grad(false)),
-                   lengths =
-                       mask.lengths ? *mask.lengths : at::full({batch}, length, row.options());
-  if (mask.lengths) signs = signs.masked_fill(mask.HeadsPadding(length), 0.0);  // moves no centre
-  // Centres begin at tokens l * length / n; of equal centres the first takes all.
-  const at::Tensor slot = at::arange(n, row.options());
-  const at::Tensor first =
-      at::floor_divide(slot.unsqueeze(0) * lengths.unsqueeze(1), n).view({batch, 1, n, 1});
-  at::Tensor centres = signs.gather(2, first.expand({batch, heads, n, kHyperplanes}));
-  auto nearest =
-      [&] {  // the first of the nearest centres: agreement is an integer, the slot breaks ties
-        return (at::matmul(signs, centres.transpose(2, 3)) * double(n) - slot).argmax(3);
-      };
-  for (int64_t i = 0; i < iterations_; ++i) {
-    const at::Tensor member = (nearest().unsqueeze(-1) == slot).to(type);
-    const at::Tensor votes = at::matmul(member.transpose(2, 3), signs);
-    centres = at::where(votes == 0, centres, votes.sign());  // a tie, or nobody: the sign stays
-  }
-  WriteWith(OneHotLogWeights(nearest(), n, x[k_].options()), x, state, mask);
+  State state = EmptyState(x[k_].size(0), x[k_].options());
+  if (x[k_].size(2) == 0) return Read(x, state);
+  const at::Tensor clusters =
+      ops::SignClusters(ops::SignCodes(x[k_], planes_, kMostPlanes), slots(), iterations_, mask);
+  WriteWith(OneHotLogWeights(clusters, slots(), x[k_].options()), x, state, mask);
   return Read(x, state);
 }
 
@@ -123,7 +88,7 @@ at::Tensor AbcClusterMechanism::DefinedWeights(Form form,
     for (int64_t h = 0; h < heads; ++h) {
       std::vector<uint32_t> code(size_t(length), 0);
       for (int64_t t = 0; t < length; ++t) {
-        for (int64_t p = 0; p < kHyperplanes; ++p) {
+        for (int64_t p = 0; p < kMostPlanes; ++p) {
           double side = plane[h][p][width];
           for (int64_t j = 0; j < width; ++j) side += key[b][h][t][j] * plane[h][p][j];
           if (side > 0) code[size_t(t)] |= 1u << p;
@@ -148,7 +113,7 @@ at::Tensor AbcClusterMechanism::DefinedWeights(Form form,
         for (int64_t i = 0; i < iterations_; ++i) {
           assign();
           for (int64_t l = 0; l < n; ++l) {
-            for (int64_t p = 0; p < kHyperplanes; ++p) {
+            for (int64_t p = 0; p < kMostPlanes; ++p) {
               int64_t votes = 0;
               for (size_t t = 0; t < code.size(); ++t)
                 votes += cluster[t] != l ? 0 : (code[t] >> p & 1) != 0 ? 1 : -1;

@@ -27,8 +27,6 @@ class AbcClusterMechanism : public AbcMechanism {
   at::Tensor DefinedWeights(Form form, const std::vector<at::Tensor>& seen) const override;
 
  private:
-  at::Tensor Signs(const at::Tensor& k, int64_t count) const;
-
   int64_t iterations_;
   at::Tensor planes_;  // buffer [H,32,d+1]: normals and bias
 };

@@ -221,8 +221,7 @@ at::Tensor LinformerMechanism::Read(const std::vector<at::Tensor>& x, const Stat
 }
 
 bool LinformerMechanism::TakesBFloat16(Form form) const {
-  return form == Form::kCausal ||
-         (form == Form::kBidirectional && !Drops() && ops::MultipliesBFloat16());
+  return form == Form::kCausal || (form == Form::kBidirectional && !Drops());
 }
 
 std::string LinformerMechanism::FormRefusal(Form form) const {
@@ -238,14 +237,20 @@ at::Tensor LinformerMechanism::Mixed(const at::Tensor& matrix, const at::Tensor&
   constexpr int64_t kPiece = 1024;
   const int64_t batch = x.size(0), length = std::min(x.size(2), length_);
   const bool per_head = matrix.size(1) > 1;
+  const auto type = ops::ProductTypeOf(x);
   const at::Tensor tokens = per_head ? x : x.transpose(1, 2).flatten(2),  // or [B,T,H d]
-      weights = matrix.permute({1, 2, 0}).to(x.scalar_type());            // [1 or H,k,N]
+      weights = matrix.permute({1, 2, 0}).to(type);                       // [1 or H,k,N]
+  // Split, whose gradient is one tensor; that of each narrow would be as large as the whole.
+  const auto pieces = [&](const at::Tensor& whole, int64_t dim) {
+    return (length < whole.size(dim) ? whole.narrow(dim, 0, length) : whole).split(kPiece, dim);
+  };
+  const std::vector<at::Tensor> of_tokens = pieces(tokens, per_head ? 2 : 1),
+                                of_weights = pieces(weights, 2);
   at::Tensor sum;
-  for (int64_t t = 0; t < length; t += kPiece) {
-    const int64_t count = std::min(kPiece, length - t);
-    const at::Tensor w = weights.narrow(2, t, count),
-                     y = per_head ? at::matmul(w, tokens.narrow(2, t, count))
-                                  : at::bmm(w.expand({batch, -1, -1}), tokens.narrow(1, t, count));
+  for (size_t i = 0; i < of_tokens.size(); ++i) {
+    const at::Tensor piece = of_tokens[i].to(type),
+                     y = per_head ? at::matmul(of_weights[i], piece)
+                                  : at::bmm(of_weights[i].expand({batch, -1, -1}), piece);
     sum = sum.defined() ? sum + y.to(at::kDouble) : y.to(at::kDouble);
   }
   return per_head ? sum : sum.unflatten(2, {x.size(1), x.size(3)}).transpose(1, 2);

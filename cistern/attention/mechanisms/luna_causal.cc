@@ -72,9 +72,7 @@ LunaCausalMechanism::LunaCausalMechanism(const MechanismInfo& info, const Option
   readable_ = AddState("readable");
 }
 
-bool LunaCausalMechanism::TakesBFloat16(Form form) const {
-  return form == Form::kCausal && ops::MultipliesBFloat16();
-}
+bool LunaCausalMechanism::TakesBFloat16(Form form) const { return form == Form::kCausal; }
 
 at::Tensor LunaCausalMechanism::DoPack(const std::vector<at::Tensor>&, const ops::Mask&) {
   throw Error("[luna_causal] packs nothing; use luna instead");
@@ -117,9 +115,9 @@ at::Tensor LunaCausalMechanism::Omega(const at::Tensor& u) const {
 at::Tensor LunaCausalMechanism::WriteWeights(const std::vector<at::Tensor>& x,
                                              const State& state) const {
   const at::Tensor memory =
-      (dims().memory_given ? state[memory_] : OfMemory(x, memory_q_, x[fit_k_].size(0)))
-          .to(x[fit_k_].scalar_type());
-  const at::Tensor fit = at::matmul(x[fit_k_], memory.transpose(2, 3));
+      dims().memory_given ? state[memory_] : OfMemory(x, memory_q_, x[fit_k_].size(0));
+  const auto type = ops::ProductTypeOf(x[fit_k_]);
+  const at::Tensor fit = at::matmul(x[fit_k_].to(type), memory.to(type).transpose(2, 3));
   const at::Tensor a = Omega(fit.to(ops::ComputeTypeOf(fit)) / std::sqrt(double(Width())));
   // By tokens, so that what is dropped does not depend on how many there are.
   return ops::Dropout(a.transpose(1, 2), Dropout(), is_training()).transpose(1, 2);
