@@ -376,9 +376,6 @@ Trained TrainExperiment(Experiment experiment, const std::string& folder, bool r
     Note(StrCat("dtype auto: ", choice.dtype, " (", why, "); --dtype ", choice.dtype,
                 " trains the same elsewhere"));
   }
-  if (experiment.dtype == "bfloat16" && !HasBFloat16() && ActiveDevice() == at::Device(at::kCPU))
-    Note("this processor has no bfloat16 products, and torch takes some 40 times as long for them; "
-         "--dtype float32 is fast here");
   out.model = MakeModel(out.config, uint64_t(experiment.seed));
   if (experiment.dtype == "float64") out.model->to(at::kDouble);
   if (taking) {

@@ -295,9 +295,7 @@ TEST(AttentionLayer, BFloat16BothWays) {
     at::manual_seed(4);
     const auto layer = InDouble(MakeAttentionLayer(LayerOptions(name, Form::kBidirectional, 0)));
     layer->to(at::kFloat);
-    // Torch's products take it where the processor multiplies it.
-    const bool takes = ops::MultipliesBFloat16() || name != "linformer";
-    EXPECT_EQ(layer->mechanism().TakesBFloat16(Form::kBidirectional), takes) << name;
+    EXPECT_TRUE(layer->mechanism().TakesBFloat16(Form::kBidirectional)) << name;
     const at::Tensor x = Leaf(Normal({2, 30, kModel}).to(at::kFloat)),
                      g = Normal({2, 30, kModel}).to(at::kFloat);
     for (const ops::Mask& mask : {ops::Mask{}, ops::Mask{Lengths({30, 11}), {}}}) {

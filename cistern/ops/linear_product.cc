@@ -8,6 +8,7 @@
 #include <functional>
 
 #include "cistern/kernels/few_rows_product.h"
+#include "cistern/kernels/isa.h"
 #include "cistern/kernels/transpose.h"
 #include "cistern/kernels/transposed_product.h"
 #include "cistern/ops/kept_weights.h"
@@ -214,13 +215,29 @@ void ByTiles(const at::Tensor& a, const at::Tensor& b, bool add, const at::Tenso
                              sum.mutable_data_ptr<float>(), sum.size(1));
 }
 
-// Products of x and weights that train under autocast, large enough that it pays to take their
-// gradients by the weights out of autocast's hands.
+// Operands in bfloat16 are widened for a product on processors that do not multiply them: torch's
+// own products take some 40 times as long there.
+bool WidensProducts() { return !HasBFloat16(); }
+bool IsWidened(const at::Tensor& x) {
+  return WidensProducts() && x.scalar_type() == at::kBFloat16 && x.device().is_cpu();
+}
+
+// x W^T + b of operands of one type, outside of autocast.
+at::Tensor LinearOf(const at::Tensor& x, const at::Tensor& weight, const OptionalTensor& bias) {
+  if (!IsWidened(x)) return at::linear(x, weight, bias);
+  const auto wide = [](const at::Tensor& t) { return t.to(at::kFloat); };
+  return at::linear(wide(x), wide(weight), bias ? OptionalTensor(wide(*bias)) : bias).to(x.dtype());
+}
+
+// Products of x and weights that train under autocast, and are taken out of autocast's hands: where
+// they are widened, and where they are so large that a kernel of their gradients by the weights
+// pays.
 bool TrainsInBFloat16(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
-  if (!NeedsGradient({weight}) || !AutocastsToBFloat16() || !CanMultiplyTransposed()) return false;
-  if (x.dim() < 2 || weight.dim() != 2 || x.size(-1) != weight.size(1) ||
-      x.numel() * weight.size(0) < kLargeOfTiles)
+  if (!NeedsGradient({weight}) || !AutocastsToBFloat16() || x.dim() < 2 || weight.dim() != 2 ||
+      x.size(-1) != weight.size(1))
     return false;
+  const bool by_tiles = CanMultiplyTransposed() && x.numel() * weight.size(0) >= kLargeOfTiles;
+  if (!by_tiles && !WidensProducts()) return false;
   return ActiveImpl() == Impl::kKernel && IsPlainFloat(weight) && IsPlain(x) &&
          (x.scalar_type() == at::kFloat || x.scalar_type() == at::kBFloat16) &&
          (!bias.defined() || IsPlainFloat(bias)) && NobodyWatchesOps() &&
@@ -240,7 +257,7 @@ struct BFloat16Function : torch::autograd::Function<BFloat16Function> {
     ctx->saved_data["bias"] = bias && bias->requires_grad();
     const at::AutoDispatchBelowADInplaceOrView guard;
     const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
-    return at::linear(x, rounded, bias ? OptionalTensor(bias->to(at::kBFloat16)) : bias);
+    return LinearOf(x, rounded, bias ? OptionalTensor(bias->to(at::kBFloat16)) : bias);
   }
   static variable_list backward(torch::autograd::AutogradContext* ctx, const variable_list& grads) {
     const variable_list saved = ctx->get_saved_variables();
@@ -250,7 +267,8 @@ struct BFloat16Function : torch::autograd::Function<BFloat16Function> {
     if (ctx->needs_input_grad(0)) {
       // Derivatives of the gradient go on to the weight itself.
       const bool again = NeedsGradient({dy, weight});
-      dx = at::matmul(dy, again ? weight.to(at::kBFloat16) : saved[2]);
+      const at::Tensor w = again ? weight.to(at::kBFloat16) : saved[2];
+      dx = IsWidened(dy) ? LinearOf(dy, w.t(), {}) : at::matmul(dy, w);
     }
     if (ctx->needs_input_grad(1))
       d_weight = TransposedProduct(rows, x.reshape({-1, weight.size(1)}));
@@ -263,14 +281,22 @@ struct BFloat16Function : torch::autograd::Function<BFloat16Function> {
 
 namespace {
 
+// As autocast rounds them: weights once a step, whose memory is shared by all that meet them.
+at::Tensor Rounded(const at::Tensor& t) {
+  return at::autocast::cached_cast(at::kBFloat16, t, at::kCPU);
+}
+
 at::Tensor TrainInBFloat16(const at::Tensor& x, const at::Tensor& weight,
                            const OptionalTensor& bias) {
-  // As autocast rounds them: weights once a step, whose memory is shared by all that meet them.
-  const auto rounded = [](const at::Tensor& t) {
-    return at::autocast::cached_cast(at::kBFloat16, t, at::kCPU);
-  };
-  return linear_product::BFloat16Function::apply(rounded(x), weight, bias,
-                                                 rounded(weight).detach());
+  return linear_product::BFloat16Function::apply(Rounded(x), weight, bias,
+                                                 Rounded(weight).detach());
+}
+
+// The same without a gradient of its own.
+at::Tensor WidenedProduct(const at::Tensor& x, const at::Tensor& weight,
+                          const OptionalTensor& bias) {
+  const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
+  return LinearOf(Rounded(x), Rounded(weight), bias ? OptionalTensor(Rounded(*bias)) : bias);
 }
 
 }  // namespace
@@ -278,10 +304,13 @@ at::Tensor TrainInBFloat16(const at::Tensor& x, const at::Tensor& weight,
 at::Tensor LinearProduct(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
   if (TakesFewRows(x, weight, bias)) return FewRows(x, weight, bias);
   const OptionalTensor b = Given(bias);
-  if (MultipliesKeptWeights() && weight.scalar_type() == at::kFloat && IsPlain(weight) &&
-      !NeedsGradient({x, weight, bias}))
-    return at::linear(x, KeptInBFloat16(weight), b);
   if (TrainsInBFloat16(x, weight, bias)) return TrainInBFloat16(x, weight, b);
+  const bool kept = MultipliesKeptWeights() && weight.scalar_type() == at::kFloat &&
+                    IsPlain(weight) && !NeedsGradient({x, weight, bias});
+  if (AutocastsToBFloat16() && WidensProducts() && x.device().is_cpu())
+    return WidenedProduct(x, kept ? KeptInBFloat16(weight) : weight, b);
+  if (kept) return at::linear(x, KeptInBFloat16(weight), b);
+  if (IsWidened(x) && IsWidened(weight)) return LinearOf(x, weight, b);
   if (!TakesOneDnn(x, weight, bias)) return at::linear(x, weight, b);
   return NeedsGradient({x, weight, bias}) ? linear_product::Function::apply(x, weight, b)
                                           : Call(x, weight, b);
@@ -299,6 +328,7 @@ at::Tensor TransposedProduct(const at::Tensor& a, const at::Tensor& b) {
     return product;
   }
   if (TakesOneDnnTransposed(a, b)) return ByOneDnn(a, b);
+  if (IsWidened(a) && IsWidened(b)) return at::mm(a.to(at::kFloat).t(), b.to(at::kFloat));
   const at::Tensor product = at::mm(a.t(), b);
   return product.scalar_type() == at::kBFloat16 ? product.to(at::kFloat) : product;
 }

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <array>
 
+#include "cistern/kernels/isa.h"
 #include "cistern/kernels/transposed_product.h"
 #include "cistern/ops/impl.h"
 
@@ -243,7 +244,56 @@ TEST(LinearProduct, UnderAutocastBesideOtherOperations) {
 
   const at::NoGradGuard no_grad;
   const AutocastScope autocast;
-  EXPECT_TRUE(at::equal(LinearProduct(x, weight), at::linear(x, weight)));
+  if (HasBFloat16()) {
+    EXPECT_TRUE(at::equal(LinearProduct(x, weight), at::linear(x, weight)));
+  } else {  // widened, with sums in another order
+    EXPECT_LT(far(LinearProduct(x, weight), at::linear(x, weight)), 4e-3);
+  }
+}
+
+// What the processor does not multiply is multiplied as floats: operands rounded once each, the
+// result once, with a bias and without, in any shape, given as bfloat16 or made so by autocast.
+TEST(LinearProduct, WidensWhatTheProcessorDoesNotMultiply) {
+  if (HasBFloat16()) GTEST_SKIP() << "this processor multiplies bfloat16";
+  const at::Tensor x = at::randn({3, 40, 24}).to(at::kBFloat16),
+                   w = at::randn({30, 24}).to(at::kBFloat16), b = at::randn({30}).to(at::kBFloat16);
+  const auto wide = [](const at::Tensor& t) { return t.detach().to(at::kDouble); };
+  for (const at::Tensor& bias : {at::Tensor(), b}) {
+    at::Tensor want = at::matmul(wide(x), wide(w).t());
+    if (bias.defined()) want = want + wide(bias);
+    const at::Tensor rounded = want.to(at::kBFloat16);
+    const auto expect = [&](const at::Tensor& y) {
+      ASSERT_EQ(y.scalar_type(), at::kBFloat16);
+      EXPECT_GT((y == rounded).to(at::kDouble).mean().item<double>(), 0.99);
+      EXPECT_LT(Far(y.detach(), want), 4e-3);
+    };
+    {
+      const at::NoGradGuard no_grad;
+      expect(LinearProduct(x, w, bias));
+    }
+    const auto leaf = [](const at::Tensor& t) {
+      return t.defined() ? t.to(at::kFloat).requires_grad_() : t;
+    };
+    const at::Tensor lx = leaf(x), lw = leaf(w), lb = leaf(bias);
+    at::Tensor y;
+    {
+      const AutocastScope autocast;
+      {
+        const at::NoGradGuard no_grad;
+        expect(LinearProduct(lx, lw, lb));
+      }
+      y = LinearProduct(lx, lw, lb);
+    }
+    expect(y);
+    const at::Tensor g = at::randn(y.sizes()).to(at::kBFloat16);
+    y.backward(g);
+    const at::Tensor rows = wide(g).flatten(0, 1);
+    EXPECT_LT(Far(lx.grad(), at::matmul(wide(g), wide(w))), 4e-3);
+    EXPECT_LT(Far(lw.grad(), at::mm(rows.t(), wide(x).flatten(0, 1))), 1e-6);
+    if (bias.defined()) {
+      EXPECT_LT(Far(lb.grad(), rows.sum(0)), 1e-6);
+    }
+  }
 }
 
 // Operands in bfloat16 have their product in float, wherever it is formed.
@@ -254,7 +304,8 @@ TEST(LinearProduct, TransposedProductOfBFloat16) {
                    want = at::mm(a.to(at::kDouble).t(), b.to(at::kDouble));
   for (const Impl impl : {Impl::kKernel, Impl::kComposite}) {
     const ImplScope scope(impl);
-    const double near = CanMultiplyTransposed() && impl == Impl::kKernel ? 1e-6 : 4e-3;
+    const bool in_float = (CanMultiplyTransposed() && impl == Impl::kKernel) || !HasBFloat16();
+    const double near = in_float ? 1e-6 : 4e-3;
     at::Tensor sum = TransposedProduct(a, b);
     ASSERT_EQ(sum.scalar_type(), at::kFloat);
     EXPECT_LT(Far(sum, want), near);
