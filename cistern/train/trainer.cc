@@ -363,11 +363,12 @@ void Trainer::SaveBest() {
 void Trainer::SaveCheckpoint() {
   lock_->Check();
   RequireFinite(*model_, *optimizer_, average_, state_.step, folder_);
-  if (!processes_->first()) return;
-  lines_->Sync();
-  state_.log_bytes = lines_->Bytes();
-  state_.log_xxh64 = HexText(HashFile(folder_ + "/metrics.jsonl"));
-  WriteCheckpoint(folder_, *model_, *optimizer_, state_, &average_);
+  if (processes_->first()) {
+    lines_->Sync();
+    state_.log_bytes = lines_->Bytes();
+    state_.log_xxh64 = HexText(HashFile(folder_ + "/metrics.jsonl"));
+    WriteCheckpoint(folder_, *model_, *optimizer_, state_, &average_);
+  }
   last_save_ = Now();
   ++saves_;
 }
