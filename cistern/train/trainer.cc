@@ -456,8 +456,8 @@ TrainResult Trainer::Run() {
   last_save_ = Now();
   // A run that has begun can be resumed: the first checkpoint comes before the first step.
   bool save = !resumed_ || state_.evaluation_due;
+  Agree();
   for (;;) {
-    Agree();
     if (state_.evaluation_due && !interrupted_) Evaluate();
     interrupted_ = interrupted_ || state_.evaluation_due;  // its rows were not all measured
     if (save || interrupted_) SaveCheckpoint();
@@ -473,6 +473,7 @@ TrainResult Trainer::Run() {
     const StepOutcome out = Step();
     const double seconds = Now() - begin;
     state_.trained_seconds += seconds;
+    Agree();
     input_seconds_ += out.input_seconds, window_input_ += out.input_seconds;
     step_seconds_ += seconds, window_seconds_ += seconds;
     bar.SetTotal(Expected());

@@ -123,7 +123,8 @@ class Trainer {
   double Spent() const;      // the share of the budget that is spent, of steps or of time
   int64_t Expected() const;  // steps of the whole run at the speed so far; 0: not known
   Json Measure(Split split, int64_t max_tokens);  // metrics; null: interrupted
-  void Agree();                                   // with the other processes, before a step
+  // With the other processes: on the time so far, which the first one measures, and whether to end.
+  void Agree();
   void TakeLengths(const Json& begun);  // of a resumed run, where others are asked for now
   void Begin();                         // a folder without a run: what an aborted one left goes
   void Evaluate();

@@ -9,6 +9,7 @@
 
 #include "cistern/base/error.h"
 #include "cistern/base/random.h"
+#include "cistern/io/jsonl.h"
 #include "cistern/io/test_folder.h"
 #include "cistern/ops/testing.h"
 #include "cistern/tensors/device.h"
@@ -435,6 +436,28 @@ TEST_F(TrainerTest, ProcessesTrainAsOne) {
   }
   EXPECT_TRUE(NewestCheckpoint(folder_ / "rank0"));
   EXPECT_FALSE(NewestCheckpoint(folder_ / "rank1"));
+}
+
+// A budget of time: all go by one clock, so that all evaluate and end at the same steps.
+TEST_F(TrainerTest, ProcessesHaveOneClock) {
+  train_.steps = 0, train_.seconds = 0.6, train_.eval_every = 0, train_.log_every = 1;
+  const std::vector<std::shared_ptr<Model>> models = {MakeModel(config_, 3), MakeModel(config_, 3)};
+  const auto errors = testing::Together(2, [&](const std::shared_ptr<Processes>& p) {
+    const auto rank = size_t(p->rank());
+    Trainer trainer(models[rank], *task_, train_, 7, folder_ / StrCat("rank", rank), Json::object(),
+                    false, p);
+    trainer.Run();
+  });
+  EXPECT_EQ(errors, std::vector<std::string>(2));
+  const auto times = [&](const std::string& rank) {
+    std::vector<std::string> lines;
+    ForEachJsonl(folder_ / (rank + "/metrics.jsonl"), [&](const Json& line, size_t) {
+      lines.push_back(StrCat(line["event"].dump(), line["step"].dump(), line["seconds"].dump()));
+    });
+    return lines;
+  };
+  EXPECT_GE(times("rank0").size(), 20);
+  EXPECT_EQ(times("rank0"), times("rank1"));
 }
 
 }  // namespace
