@@ -369,13 +369,16 @@ Trained TrainExperiment(Experiment experiment, const std::string& folder, bool r
   CheckMemory(out.config, out.task->rows_of_batch(experiment.train.batch),
               out.task->tokens_per_row(), experiment.dtype == "float64" ? 8 : 4, experiment.train);
   std::string why;  // this dtype
-  if (experiment.dtype == "auto") {
+  const bool chosen = experiment.dtype == "auto";
+  if (chosen) {
     const DtypeChoice choice = ChooseDtype(experiment, *out.task);
-    experiment.dtype = processes->OfFirst(choice.dtype);
+    experiment.dtype = choice.dtype;
     why = choice.why;
     Note(StrCat("dtype auto: ", choice.dtype, " (", why, "); --dtype ", choice.dtype,
                 " trains the same elsewhere"));
   }
+  const std::string of_first = processes->OfFirst(experiment.dtype);
+  if (chosen) experiment.dtype = of_first;
   out.model = MakeModel(out.config, uint64_t(experiment.seed));
   if (experiment.dtype == "float64") out.model->to(at::kDouble);
   if (taking) {

@@ -115,6 +115,20 @@ TEST_F(ProcessesTest, OtherDataOrSettingsAreRefused) {
                      Train(TrainedText(), folder_ / "b", more + Words{"--set", "train.lr=0.1"})});
   for (const Outcome& o : outcomes) EXPECT_EQ(o.code, 2) << o;
   EXPECT_NE(outcomes[1].err.find("differ in train/lr"), std::string::npos) << outcomes[1];
+  // What decides how rows are shared out, and what would leave one waiting for another.
+  Words threads = Train(TrainedText(), folder_ / "c", more);
+  *(std::find(threads.begin(), threads.end(), "--threads") + 1) = "2";
+  outcomes = RunAll({Train(TrainedText(), folder_ / "c", more), threads});
+  for (const Outcome& o : outcomes) EXPECT_EQ(o.code, 2) << o;
+  EXPECT_NE(outcomes[1].err.find("differ in threads"), std::string::npos) << outcomes[1];
+  outcomes = RunAll({Train(TrainedText(), folder_ / "d", more),
+                     {"train", "--resume", "--out", folder_ / "d", "--threads", "1"}});
+  for (const Outcome& o : outcomes) EXPECT_EQ(o.code, 2) << o;
+  EXPECT_NE(outcomes[0].err.find("have --resume"), std::string::npos) << outcomes[0];
+  // The first one's choice is taken where none was asked for.
+  outcomes = RunAll({Train(TrainedText(), folder_ / "e", more + Words{"--dtype", "float32"}),
+                     Train(TrainedText(), folder_ / "e", more)});
+  for (const Outcome& o : outcomes) EXPECT_EQ(o.code, 0) << o;
 }
 
 TEST_F(ProcessesTest, OneThatIsKilledEndsTheOthers) {

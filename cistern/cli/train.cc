@@ -112,6 +112,15 @@ int RunTrain(CLI::App& command, const TrainArguments& a) {
   }
   const std::shared_ptr<Processes> processes = Processes::FromEnvironment();
   if (!processes->first()) SetQuiet(true);
+  // By these they would not even wait for each other.
+  const std::vector<std::string> flags = processes->Gather(
+      StrCat(a.resume ? "--resume " : "", a.print_config ? "--print-config" : ""));
+  for (const std::string& f : flags) {
+    if (f != flags[0])
+      FailUsage(
+          "some of the processes have --resume or --print-config and others do not; give all ",
+          "the same arguments");
+  }
   const RunCopy run(*processes, a.out, a.resume);
   if (a.resume && !a.file.empty())
     FailUsage(

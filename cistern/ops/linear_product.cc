@@ -217,7 +217,13 @@ void ByTiles(const at::Tensor& a, const at::Tensor& b, bool add, const at::Tenso
 
 // Operands in bfloat16 are widened for a product on processors that do not multiply them: torch's
 // own products take some 40 times as long there.
-bool WidensProducts() { return !HasBFloat16(); }
+bool WidensProducts() {
+#if defined(__x86_64__)
+  return !HasBFloat16();
+#else
+  return false;
+#endif
+}
 bool IsWidened(const at::Tensor& x) {
   return WidensProducts() && x.scalar_type() == at::kBFloat16 && x.device().is_cpu();
 }
@@ -225,6 +231,7 @@ bool IsWidened(const at::Tensor& x) {
 // x W^T + b of operands of one type, outside of autocast.
 at::Tensor LinearOf(const at::Tensor& x, const at::Tensor& weight, const OptionalTensor& bias) {
   if (!IsWidened(x)) return at::linear(x, weight, bias);
+  const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
   const auto wide = [](const at::Tensor& t) { return t.to(at::kFloat); };
   return at::linear(wide(x), wide(weight), bias ? OptionalTensor(wide(*bias)) : bias).to(x.dtype());
 }
@@ -328,7 +335,10 @@ at::Tensor TransposedProduct(const at::Tensor& a, const at::Tensor& b) {
     return product;
   }
   if (TakesOneDnnTransposed(a, b)) return ByOneDnn(a, b);
-  if (IsWidened(a) && IsWidened(b)) return at::mm(a.to(at::kFloat).t(), b.to(at::kFloat));
+  if (IsWidened(a) && IsWidened(b)) {
+    const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
+    return at::mm(a.to(at::kFloat).t(), b.to(at::kFloat));
+  }
   const at::Tensor product = at::mm(a.t(), b);
   return product.scalar_type() == at::kBFloat16 ? product.to(at::kFloat) : product;
 }

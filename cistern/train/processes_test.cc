@@ -188,9 +188,13 @@ TEST(RequireSameRun, NamesWhatDiffersToAll) {
   const Json run = {{"seed", 1}, {"task", {{"lm", {{"text", "/a"}, {"length", 8}}}}}};
   Json other = run;
   EXPECT_EQ(SameRun(run, other), Texts(2));
-  other["environment"]["threads"] = 7;
+  other["environment"]["dtype"] = "float32: asked for";
   other["task"]["lm"]["text"] = "/b";
   EXPECT_EQ(SameRun(run, other), Texts(2));
+  other["environment"]["threads"] = 7;
+  for (const std::string& error : SameRun(run, other))
+    ExpectContains(error, {"differ in threads", "--threads"});
+  other.erase("environment");
   other["task"]["lm"]["length"] = 9;
   for (const std::string& error : SameRun(run, other)) {
     ExpectContains(error, {"process 1 trains another run than process 0"});

@@ -58,6 +58,9 @@ RunCopy::RunCopy(const Processes& processes, const std::string& folder, bool fil
 void RequireSameRun(const Processes& processes, const Json& experiment, const Batch& batch) {
   Json mine = experiment;
   mine.erase("environment");
+  // How rows are shared out follows from the threads.
+  for (const char* key : {"threads", "threads_take"})
+    mine[key] = experiment.value("environment", Json::object()).value(key, Json());
   for (const NamedTensor& t : batch.tensors.all()) {
     const at::Tensor dense = t.value.cpu().contiguous();
     const std::string_view bytes(static_cast<const char*>(dense.const_data_ptr()), dense.nbytes());
@@ -77,7 +80,7 @@ void RequireSameRun(const Processes& processes, const Json& experiment, const Ba
   for (size_t r = 0; r < of_all.size(); ++r) {
     if (!of_all[r].empty())
       FailUsage("process ", r, " trains another run than process 0: they differ in ", of_all[r],
-                "; give all processes the same arguments and the same data");
+                "; give all processes the same arguments, --threads among them, and the same data");
   }
 }
 

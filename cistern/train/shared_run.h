@@ -25,8 +25,9 @@ class RunCopy {
 };
 
 // UsageError, naming the process and the first thing that differs, where the experiment of one, or
-// the batch that it trains on first, is not that of the first process. Environments and the places
-// of data may differ. Called by all processes.
+// the batch that it trains on first, is not that of the first process; or its number of threads, by
+// which rows are shared out. The rest of the environment and the places of data may differ. Called
+// by all processes.
 void RequireSameRun(const Processes& processes, const Json& experiment, const Batch& batch);
 
 }  // namespace cistern

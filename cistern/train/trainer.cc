@@ -46,8 +46,10 @@ double Median(std::vector<double> x) {
   return x[x.size() / 2];
 }
 
-// What is left after numbers went wrong, and what helps.
+// What is left after numbers went wrong, and what helps. An empty folder: the first process tells.
 std::string Advice(const std::string& folder) {
+  const std::string helps = "A lower train.lr, a longer train.warmup or train.clip usually helps";
+  if (folder.empty()) return helps;
   const auto newest = NewestCheckpoint(folder);
   std::string kept = "No checkpoint had been written yet";
   if (newest) {
@@ -55,7 +57,7 @@ std::string Advice(const std::string& folder) {
     kept = problem.empty() ? "The last good checkpoint is kept: " + *newest
                            : "The last checkpoint is not good: " + problem;
   }
-  return kept + ". A lower train.lr, a longer train.warmup or train.clip usually helps";
+  return kept + ". " + helps;
 }
 
 void RequireFinite(const Model& model, const Optimizer& optimizer, const WeightAverage& average,
@@ -299,7 +301,7 @@ void Trainer::FailNonFinite(const char* what, double value) {
                    gradient)
           : "all parameters and gradients so far are finite: it arose in this step's forward pass";
   Fail("the ", what, " is ", value, " at step ", state_.step + 1, "; ", place, ". ",
-       Advice(folder_));
+       Advice(RunFolder()));
 }
 
 Json Trainer::Measure(Split split, int64_t max_tokens) {
@@ -327,13 +329,13 @@ Json Trainer::Measure(Split split, int64_t max_tokens) {
 void Trainer::Evaluate() {
   // Processors of another kind may have rounded otherwise.
   processes_->TakeFirst(model_->parameters());
-  RequireFinite(*model_, *optimizer_, average_, state_.step, folder_);
+  RequireFinite(*model_, *optimizer_, average_, state_.step, RunFolder());
   const WeightAverage::Use average(average_);
   Json metrics;
   try {
     metrics = Measure(Split::kValid, options_.eval_tokens);
   } catch (const Error& e) {
-    Fail("evaluation at step ", state_.step, ": ", e.what(), ". ", Advice(folder_));
+    Fail("evaluation at step ", state_.step, ": ", e.what(), ". ", Advice(RunFolder()));
   }
   if (metrics.is_null()) return;  // a partial evaluation decides nothing; it is due when resumed
   state_.evaluation_due = false;
@@ -362,7 +364,7 @@ void Trainer::SaveBest() {
 
 void Trainer::SaveCheckpoint() {
   lock_->Check();
-  RequireFinite(*model_, *optimizer_, average_, state_.step, folder_);
+  RequireFinite(*model_, *optimizer_, average_, state_.step, RunFolder());
   if (processes_->first()) {
     lines_->Sync();
     state_.log_bytes = lines_->Bytes();
@@ -405,6 +407,8 @@ void Trainer::TakeRates() {
   }
 }
 
+std::string Trainer::RunFolder() const { return processes_->first() ? folder_ : ""; }
+
 void Trainer::Agree() {
   interrupted_ = Interrupted();
   if (processes_->alone()) return;
@@ -439,6 +443,8 @@ TrainResult Trainer::Run() {
   WriteCheckedJson(folder_ + "/experiment.json", experiment_);
   task_.SaveAssets(folder_);
   if (!processes_->alone()) {
+    // Whose files lie elsewhere may have dropped the best model of a resumed run.
+    if (processes_->Any(!state_.has_best)) state_.has_best = false;
     RequireSameRun(*processes_, experiment_, TrainBatch(state_.step * options_.accumulate));
     processes_->TakeFirst(model_->parameters());
   }
@@ -525,6 +531,7 @@ TrainResult Trainer::Run() {
   if (!result.interrupted) FinalTest(&result);
   lock_->Check();
   WriteMetricsCsv(folder_);
+  processes_->Any(false);  // none ends before all are done: torchrun would end those that are not
   return result;
 }
 
@@ -536,7 +543,10 @@ void Trainer::AverageLast() {
     Note(StrCat("train.average_last=", options_.average_last, ": the run has ", count,
                 " evaluations only; the model is the mean of those"));
   const Json metrics = Measure(Split::kValid, options_.eval_tokens);
-  if (metrics.is_null()) return;  // interrupted: --resume averages again
+  if (metrics.is_null()) {  // --resume averages again
+    interrupted_ = true;
+    return;
+  }
   Json line = {{"event", "averaged"}, {"step", state_.step}, {"evaluations", count}};
   line.update(metrics);
   log_(line);

@@ -123,6 +123,7 @@ class Trainer {
   double Spent() const;      // the share of the budget that is spent, of steps or of time
   int64_t Expected() const;  // steps of the whole run at the speed so far; 0: not known
   Json Measure(Split split, int64_t max_tokens);  // metrics; null: interrupted
+  std::string RunFolder() const;                  // empty: it is another process's
   // With the other processes: on the time so far, which the first one measures, and whether to end.
   void Agree();
   void TakeLengths(const Json& begun);  // of a resumed run, where others are asked for now

@@ -401,6 +401,21 @@ TEST_F(TrainerTest, RatesOfTheLog) {
   }
 }
 
+TEST_F(TrainerTest, AnAverageThatIsInterruptedIsNoEnd) {
+  train_.average_last = 2, train_.eval_every = 2;
+  Trainer trainer(MakeModel(config_, 3), *task_, train_, 7, folder_ / "run", Json::object(), false);
+  int evaluations = 0;
+  trainer.Observe([&](Model&) {
+    if (++evaluations == 2) Interrupted() = true;  // after the last step
+    return Json::object();
+  });
+  const TrainResult result = trainer.Run();
+  Interrupted() = false;
+  EXPECT_EQ(evaluations, 2);
+  EXPECT_EQ(result.steps, 4);
+  EXPECT_TRUE(result.interrupted);
+}
+
 // Two processes, each with rows of its own and a folder of its own, are one run: the same weights,
 // figures and end as of one process.
 TEST_F(TrainerTest, ProcessesTrainAsOne) {
