@@ -17,7 +17,8 @@ class ProcessesTest : public CliTest {
       const Variables variables({{"RANK", std::to_string(rank)},
                                  {"WORLD_SIZE", std::to_string(arguments.size())},
                                  {"MASTER_ADDR", "127.0.0.1"},
-                                 {"MASTER_PORT", port}});
+                                 {"MASTER_PORT", port},
+                                 {"TMPDIR", folder_.path()}});  // one that is killed leaves its own
       children.push_back(Start(arguments[rank], Output(rank)));
     }
     return children;
