@@ -13,6 +13,7 @@
 #include <algorithm>
 #include <charconv>
 #include <chrono>
+#include <csignal>
 #include <cstdlib>
 #include <cstring>
 #include <exception>
@@ -130,6 +131,9 @@ void RequireOneProcess(const std::string& command) {
 Processes::Processes(int64_t rank, int64_t count, const Meeting& meeting)
     : rank_(rank), count_(count) {
   if (count == 1) return;
+  // Gloo writes to a process that may have ended: an error then, where the signal would end this
+  // one without a word.
+  std::signal(SIGPIPE, SIG_IGN);
   const auto patience =
       std::chrono::duration_cast<Milliseconds>(std::chrono::duration<double>(meeting.seconds));
   group_ = std::make_unique<Group>();

@@ -27,7 +27,8 @@ class Processes {
     double seconds = 300;
   };
   // The process of this rank, from 0, of `count`. Waits for all: else an Error; UsageError where
-  // the address is none. GLOO_SOCKET_IFNAME names the network interface that they talk by.
+  // the address is none. GLOO_SOCKET_IFNAME names the network interface that they talk by. From
+  // then on the process ignores SIGPIPE.
   Processes(int64_t rank, int64_t count, const Meeting& meeting);
   ~Processes();
   Processes(const Processes&) = delete;
