@@ -18,6 +18,7 @@ class ProcessesTest : public CliTest {
                                  {"WORLD_SIZE", std::to_string(arguments.size())},
                                  {"MASTER_ADDR", "127.0.0.1"},
                                  {"MASTER_PORT", port},
+                                 {"GLOO_SOCKET_IFNAME", "lo"},  // whatever the machine's name is
                                  {"TMPDIR", folder_.path()}});  // one that is killed leaves its own
       children.push_back(Start(arguments[rank], Output(rank)));
     }
