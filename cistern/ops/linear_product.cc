@@ -216,7 +216,7 @@ void ByTiles(const at::Tensor& a, const at::Tensor& b, bool add, const at::Tenso
 }
 
 // Operands in bfloat16 are widened for a product on processors that do not multiply them: torch's
-// own products take some 40 times as long there.
+// own products take 10 to 40 times as long as float's there (docs/notes/bfloat16-2026-11.md).
 bool WidensProducts() {
 #if defined(__x86_64__)
   return !HasBFloat16();
