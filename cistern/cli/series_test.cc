@@ -124,7 +124,10 @@ TEST_F(SeriesCliTest, ForecastsBeatTheLastValue) {
                                 "--seconds", "1", "--out", folder_ / "compare", "--threads", "1"});
   EXPECT_EQ(compared.code, 0) << compared;
   Expect({"generate", out, "--prompt", "x"}, 2, {});
-  Expect({"verify", "--model", out}, 2, {"forecaster", "--mechanism"});
+  const Outcome verified = Run({"verify", "--model", out, "--tokens", "20"});
+  EXPECT_EQ(verified.code, 0) << verified;
+  ExpectContains(verified.out, {"on 20 tokens of random values", "9 checks, 0 failed"});
+  Expect({"verify", "--model", out, "--text", table}, 2, {"forecaster", "omit --text"});
   Expect({"train", "--resume", "--out", out, "--set", "train.label_smoothing=0.1"}, 2, {});
 }
 

@@ -70,10 +70,14 @@ verify::Settings SettingsOf(const VerifyCommand& c) {
 }
 
 std::string CommandToRepeat(const VerifyCommand& c, const verify::Result& r) {
+  std::string lengths;
+  for (const int64_t length : c.lengths)
+    lengths += StrCat(lengths.empty() ? " --lengths " : ",", length);
   return StrCat("cistern verify --mechanism ", r.mechanism, " --property ", r.property,
                 r.form ? " --form " + FormName(*r.form) : "", " --implementation ",
-                ops::ImplName(r.implementation), c.full ? " --full" : "", " --seed ",
-                c.common.seed);
+                ops::ImplName(r.implementation), lengths,
+                c.device.is_cpu() ? "" : " --device " + c.common.device, c.full ? " --full" : "",
+                " --seed ", c.common.seed);
 }
 
 int TerminalColumns() {
@@ -196,11 +200,7 @@ struct ModelResults {
   std::string source;  // of the tokens
 };
 
-ModelResults CheckLm(const VerifyCommand& c, const HearModel& hear) {
-  if (c.text.empty())
-    FailUsage(
-        "--model and --text belong together for a language model: it is checked on a text of "
-        "yours");
+ModelResults CheckOnText(const VerifyCommand& c, const HearModel& hear) {
   const LmFolder lm = OpenLmFolder(c.folder), twin = OpenLmFolder(c.folder, "float64");
   const at::Tensor ids = TokensOf(c, lm);
   return {verify::CheckModel(*lm.model, *twin.model, ids, c.full, hear), ids.size(0), c.text};
@@ -214,15 +214,22 @@ std::pair<std::shared_ptr<Model>, std::shared_ptr<Model>> TwoCopies(const std::s
   return copies;
 }
 
-void OmitText(const VerifyCommand& c, const ModelConfig& config) {
-  if (!c.text.empty())
-    FailUsage(c.folder, " holds a model of kind ", config.kind,
-              ", which is checked on random input; omit --text");
+// Of a model that extends a state from the empty one.
+ModelResults CheckOnRandomTokens(const VerifyCommand& c, const ModelConfig& config,
+                                 const HearModel& hear) {
+  const auto [model, twin] = TwoCopies(c.folder);
+  auto &one = dynamic_cast<StatefulModel&>(*model), &other = dynamic_cast<StatefulModel&>(*twin);
+  at::manual_seed(c.common.seed);
+  const int64_t count = TokensWanted(c, config, Form::kCausal),
+                inputs = config.Own().value("inputs", int64_t{0});
+  const at::Tensor tokens = inputs > 0 ? at::randn({count, inputs}, at::kFloat)
+                                       : at::randint(config.TargetVocabSize(), {count}, at::kLong);
+  return {verify::CheckModel(one, other, tokens, c.full, hear), count,
+          inputs > 0 ? "random values" : "random ids"};
 }
 
 ModelResults CheckEncoderDecoder(const VerifyCommand& c, const ModelConfig& config,
                                  const HearModel& hear) {
-  OmitText(c, config);
   const auto [model, twin] = TwoCopies(c.folder);
   auto &lm = dynamic_cast<LanguageModel&>(*model), &double_lm = dynamic_cast<LanguageModel&>(*twin);
   at::manual_seed(c.common.seed);
@@ -237,7 +244,6 @@ ModelResults CheckEncoderDecoder(const VerifyCommand& c, const ModelConfig& conf
 }
 
 ModelResults CheckRows(const VerifyCommand& c, const ModelConfig& config, const HearModel& hear) {
-  OmitText(c, config);
   const auto [model, twin] = TwoCopies(c.folder);
   at::manual_seed(c.common.seed);
   const int64_t count = TokensWanted(c, config, Form::kBidirectional),
@@ -250,9 +256,10 @@ ModelResults CheckRows(const VerifyCommand& c, const ModelConfig& config, const 
 
 int VerifyModel(const VerifyCommand& c) {
   const ModelConfig config = ReadFolderConfig(c.folder);
-  if (!config.info().extends && !config.info().Has(Form::kBidirectional))
+  const ModelInfo& info = config.info();
+  if (!c.text.empty() && (!info.extends || info.encodes))
     FailUsage(c.folder, " holds a model of kind ", config.kind,
-              ", of which only the mechanisms can be checked: cistern verify --mechanism NAME");
+              ", which is checked on random input; omit --text");
   ProgressBar bar({.total = 0, .label = "verify", .unit = "checks"});
   int64_t done = 0;
   bool stopped = false;
@@ -261,15 +268,17 @@ int VerifyModel(const VerifyCommand& c) {
     stopped = Interrupted();
     return !stopped;
   };
-  const ModelInfo& info = config.info();
-  const auto [results, tokens, source] = info.encodes   ? CheckEncoderDecoder(c, config, hear)
-                                         : info.extends ? CheckLm(c, hear)
-                                                        : CheckRows(c, config, hear);
+  const auto [results, tokens, source] = info.encodes      ? CheckEncoderDecoder(c, config, hear)
+                                         : !c.text.empty() ? CheckOnText(c, hear)
+                                         : info.Has(Form::kCausal)
+                                             ? CheckOnRandomTokens(c, config, hear)
+                                             : CheckRows(c, config, hear);
   bar.Finish();
-  int64_t failed = 0;
+  int64_t failed = 0, applied = 0;
   Json rows = Json::array();
   for (const verify::ModelResult& r : results) {
     failed += r.outcome.failed();
+    applied += r.outcome.kind != verify::Outcome::Kind::kNotApplicable;
     Json row = {{"property", r.property}};
     row.update(verify::OutcomeJson(r.outcome));
     rows.push_back(std::move(row));
@@ -286,12 +295,16 @@ int VerifyModel(const VerifyCommand& c) {
                 static_cast<long long>(tokens), source.c_str());
     for (const verify::ModelResult& r : results) {
       const verify::Outcome& o = r.outcome;
+      if (o.kind == verify::Outcome::Kind::kNotApplicable) {
+        std::printf("%-5s %-16s does not apply: %s\n", "-", r.property.c_str(), o.reason.c_str());
+        continue;
+      }
       std::printf("%-5s %-16s error %-6s tolerance %-6s %s\n", o.failed() ? "FAIL" : "ok",
                   r.property.c_str(), verify::ErrorText(o.error).c_str(),
                   verify::ErrorText(o.tolerance).c_str(), r.description.c_str());
       if (o.failed()) std::printf("      %s\n", verify::FailureText(o).c_str());
     }
-    std::printf("\n%lld checks, %lld failed\n", static_cast<long long>(results.size()),
+    std::printf("\n%lld checks, %lld failed\n", static_cast<long long>(applied),
                 static_cast<long long>(failed));
   }
   if (stopped) return 130;
@@ -434,17 +447,18 @@ void AddVerify(CLI::App& app, Run& run) {
   sub->add_flag("--full", c->full,
                 "longer sequences, a cut at every point, many more random shapes");
   sub->add_option("--model", c->folder,
-                  "check a trained model instead: a language model on your own text, any other on "
-                  "random input")
+                  "check a trained model instead, on random input, or a language model on your own "
+                  "text")
       ->type_name("FOLDER");
-  sub->add_option("--text", c->text, "--model: the text for a language model; -: standard input")
+  sub->add_option("--text", c->text, "--model: a text for a language model; -: standard input")
       ->type_name("FILE");
   sub->add_option("--tokens", c->tokens, "--model: how many tokens; 0: 192, or 512 with --full");
   sub->add_option("--long", c->long_tokens,
                   "decode this many tokens instead: how far does float drift from double?")
       ->type_name("TOKENS");
   sub->add_option("--piece", c->piece,
-                  "--long: tokens extended at a time between the comparisons; 1: token by token");
+                  "--long: tokens extended at a time between the comparisons; 1: token by token")
+      ->needs("--long");
   AddCommon(*sub, c->common);
   sub->add_option("--device", c->common.device,
                   "check instead that this device (cuda, cuda:1, ...) computes as the CPU does");

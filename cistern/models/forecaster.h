@@ -18,11 +18,11 @@ class Forecaster : public StatefulModel {
   static void Check(const ModelConfig&) {}
   explicit Forecaster(const ModelConfig& config);
 
-  ModelState EmptyState(int64_t batch) const { return EmptyStates(batch); }
   // values [B,T,inputs], the next steps of each row -> what follows each of them, [B,T,outputs].
   // With `residual`, that is the change from the step's own first `outputs` numbers. Writes the
   // steps into the state. Padding (mask.lengths) is never seen.
-  at::Tensor Extend(const at::Tensor& values, ModelState& state, const ops::Mask& mask = {});
+  at::Tensor Extend(const at::Tensor& values, ModelState& state,
+                    const ops::Mask& mask = {}) override;
   // The same of whole rows.
   at::Tensor Predict(const NamedTensors& inputs);
   // Mean squared error over the targets [B,T,outputs] that are not NaN.

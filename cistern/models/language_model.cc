@@ -53,22 +53,4 @@ at::Tensor LanguageModel::Run(const Trunk& trunk, const Embed& embed, const at::
   return trunk.Norm(stream.x);
 }
 
-at::Tensor ExtendInPieces(LanguageModel& model, const at::Tensor& ids,
-                          const std::vector<int64_t>& cuts, const ops::Mask& mask,
-                          ModelState* last) {
-  return ExtendInPieces(model, model.EmptyState(ids.size(0)), ids, cuts, mask, last);
-}
-
-at::Tensor ExtendInPieces(LanguageModel& model, ModelState state, const at::Tensor& ids,
-                          const std::vector<int64_t>& cuts, const ops::Mask& mask,
-                          ModelState* last) {
-  std::vector<at::Tensor> outs;
-  for (size_t i = 0; i + 1 < cuts.size(); ++i) {
-    const int64_t begin = cuts[i], count = cuts[i + 1] - begin;
-    outs.push_back(model.Extend(ids.narrow(1, begin, count), state, mask.Narrow(begin, count)));
-  }
-  if (last) *last = state;
-  return at::cat(outs, 1);
-}
-
 }  // namespace cistern

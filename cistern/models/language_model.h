@@ -13,9 +13,8 @@ class LanguageModel : public StatefulModel {
   using StatefulModel::StatefulModel;
   // Token ids that it predicts: of the target, where the source has others.
   int64_t vocab_size() const { return config_.TargetVocabSize(); }
-  // The state before the first token: the empty one, or what Encode makes of a source where
-  // info().encodes. Each is an Error where the other is needed.
-  virtual ModelState EmptyState(int64_t batch) const;
+  // Error where info().encodes: Encode makes the state then, and is an Error elsewhere.
+  ModelState EmptyState(int64_t batch) const override;
   // source [B,S] int64. What the mask calls padding or masked is never seen. Without starts.
   virtual ModelState Encode(const at::Tensor& source, const ops::Mask& mask);
   // Which setting makes the padding of a source count (Trunk::SeesPadding); empty: none does.
@@ -29,7 +28,7 @@ class LanguageModel : public StatefulModel {
   virtual at::Tensor Loss(const at::Tensor& hidden, const at::Tensor& targets,
                           double label_smoothing = 0) const = 0;
   // Logits(Hidden(...)): [B,T,V].
-  at::Tensor Extend(const at::Tensor& ids, ModelState& state, const ops::Mask& mask = {});
+  at::Tensor Extend(const at::Tensor& ids, ModelState& state, const ops::Mask& mask = {}) override;
   // Hidden of a batch's rows from their first token on: ids [B,T], lengths, valid and starts where
   // rows are padded, masked or packed; source, source_lengths and source_valid where
   // info().encodes.
@@ -46,15 +45,5 @@ class LanguageModel : public StatefulModel {
   at::Tensor Run(const Trunk& trunk, const at::Tensor& table, const at::Tensor& ids,
                  ModelState& state, const ops::Mask& mask) const;
 };
-
-// Logits [B,T,V] of ids [B,T] extended piece by piece from the empty state; cuts begin with 0 and
-// end with T. last: the state after, if wanted.
-at::Tensor ExtendInPieces(LanguageModel& model, const at::Tensor& ids,
-                          const std::vector<int64_t>& cuts, const ops::Mask& mask = {},
-                          ModelState* last = nullptr);
-// The same from the state `begin`, such as that of a source.
-at::Tensor ExtendInPieces(LanguageModel& model, ModelState begin, const at::Tensor& ids,
-                          const std::vector<int64_t>& cuts, const ops::Mask& mask = {},
-                          ModelState* last = nullptr);
 
 }  // namespace cistern

@@ -102,4 +102,22 @@ void StatefulModel::CheckLayers(const ModelState& state) const {
                 self_ < state_layers_.size() ? "Encode" : "EmptyState");
 }
 
+at::Tensor ExtendInPieces(StatefulModel& model, const at::Tensor& tokens,
+                          const std::vector<int64_t>& cuts, const ops::Mask& mask,
+                          ModelState* last) {
+  return ExtendInPieces(model, model.EmptyState(tokens.size(0)), tokens, cuts, mask, last);
+}
+
+at::Tensor ExtendInPieces(StatefulModel& model, ModelState state, const at::Tensor& tokens,
+                          const std::vector<int64_t>& cuts, const ops::Mask& mask,
+                          ModelState* last) {
+  std::vector<at::Tensor> outs;
+  for (size_t i = 0; i + 1 < cuts.size(); ++i) {
+    const int64_t begin = cuts[i], count = cuts[i + 1] - begin;
+    outs.push_back(model.Extend(tokens.narrow(1, begin, count), state, mask.Narrow(begin, count)));
+  }
+  if (last) *last = state;
+  return at::cat(outs, 1);
+}
+
 }  // namespace cistern

@@ -20,10 +20,17 @@ struct ModelState {
   ModelState Reorder(const at::Tensor& rows) const;
 };
 
-// DecoderLm, EncoderDecoder.
+// DecoderLm, EncoderDecoder, Forecaster.
 class StatefulModel : public Model {
  public:
   using Model::Model;
+  // The state before the first token. Error where it is that of a source (LanguageModel::Encode).
+  virtual ModelState EmptyState(int64_t batch) const { return EmptyStates(batch); }
+  // The next tokens of each row, ids [B,T] int64 or values [B,T,inputs] -> what the model says
+  // after each of them: logits [B,T,V], or predictions [B,T,outputs]. Writes the tokens into the
+  // state. Padding (mask.lengths) is never seen.
+  virtual at::Tensor Extend(const at::Tensor& tokens, ModelState& state,
+                            const ops::Mask& mask = {}) = 0;
   // Whose states a ModelState holds: self attention of every block, then cross attention of every
   // block that has it.
   const std::vector<const AttentionLayer*>& state_layers() const { return state_layers_; }
@@ -48,5 +55,15 @@ class StatefulModel : public Model {
   std::vector<const AttentionLayer*> state_layers_;
   size_t self_ = 0;  // of them are self attention
 };
+
+// What the model says of tokens [B,T,...] extended piece by piece from the empty state; cuts begin
+// with 0 and end with T. last: the state after, if wanted.
+at::Tensor ExtendInPieces(StatefulModel& model, const at::Tensor& tokens,
+                          const std::vector<int64_t>& cuts, const ops::Mask& mask = {},
+                          ModelState* last = nullptr);
+// The same from the state `begin`, such as that of a source.
+at::Tensor ExtendInPieces(StatefulModel& model, ModelState begin, const at::Tensor& tokens,
+                          const std::vector<int64_t>& cuts, const ops::Mask& mask = {},
+                          ModelState* last = nullptr);
 
 }  // namespace cistern

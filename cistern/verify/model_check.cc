@@ -14,24 +14,38 @@ namespace cistern::verify {
 namespace {
 
 struct Bench {
-  LanguageModel &model, &twin;
-  at::Tensor ids, source;  // [1,T]; [1,S], undefined where the model has no source
+  StatefulModel &model, &twin;
+  at::Tensor ids, source;  // [1,T] or values [1,T,C]; [1,S], undefined where there is no source
   bool full;
-  at::Tensor logits;                   // of the twin over the whole text, [1,T,V]
+  at::Tensor logits;                   // of the twin over the whole text, [1,T,V] or [1,T,outputs]
   double in_float = 0, in_double = 0;  // tolerances
 
   int64_t length() const { return ids.size(1); }
   // The state before the first token of `rows` rows, each with the one source where there is one.
-  ModelState Begin(LanguageModel& m, int64_t rows) const {
+  ModelState Begin(StatefulModel& m, int64_t rows) const {
     if (!source.defined()) return m.EmptyState(rows);
-    return m.Encode(source.expand({rows, -1}),
-                    {LengthsOf(std::vector<int64_t>(size_t(rows), source.size(1))), {}});
+    return Encode(m, source.expand({rows, -1}), std::vector<int64_t>(size_t(rows), source.size(1)));
   }
-  at::Tensor Pieces(LanguageModel& m, const at::Tensor& tokens, const std::vector<int64_t>& cuts,
+  static ModelState Encode(StatefulModel& m, const at::Tensor& sources,
+                           const std::vector<int64_t>& lengths) {
+    return dynamic_cast<LanguageModel&>(m).Encode(sources, {LengthsOf(lengths), {}});
+  }
+  // The tokens of `rows` rows, all alike.
+  at::Tensor Rows(const at::Tensor& tokens, int64_t rows) const {
+    std::vector<int64_t> sizes = tokens.sizes().vec();
+    sizes[0] = rows;
+    return tokens.expand(sizes).contiguous();
+  }
+  // Other tokens in the place of each.
+  at::Tensor Others(const at::Tensor& tokens) const {
+    if (tokens.is_floating_point()) return tokens + 1;
+    return (tokens + 1).remainder(dynamic_cast<LanguageModel&>(model).vocab_size());
+  }
+  at::Tensor Pieces(StatefulModel& m, const at::Tensor& tokens, const std::vector<int64_t>& cuts,
                     const ops::Mask& mask = {}, ModelState* last = nullptr) const {
     return ExtendInPieces(m, Begin(m, tokens.size(0)), tokens, cuts, mask, last);
   }
-  at::Tensor Whole(LanguageModel& m, const at::Tensor& tokens) const {
+  at::Tensor Whole(StatefulModel& m, const at::Tensor& tokens) const {
     return Pieces(m, tokens, {0, tokens.size(1)});
   }
 };
@@ -67,8 +81,8 @@ Outcome TheFutureIsUnseen(Bench& b) {
   Meter meter;
   for (const int64_t t : {b.length() / 4, b.length() / 2, b.length() - 1}) {
     at::Tensor changed = b.ids.clone();
-    changed.narrow(1, t, b.length() - t)
-        .copy_((changed.narrow(1, t, b.length() - t) + 1).remainder(b.model.vocab_size()));
+    at::Tensor later = changed.narrow(1, t, b.length() - t);
+    later.copy_(b.Others(later));
     meter.Close(b.Whole(b.twin, changed).narrow(1, 0, t), b.logits.narrow(1, 0, t), b.in_double,
                 "tokens from ", t, " on changed");
   }
@@ -81,7 +95,7 @@ std::vector<int64_t> RowLengths(int64_t length) { return {length, length / 2, le
 Outcome PaddedRowsAreAlone(Bench& b) {
   Meter meter;
   const std::vector<int64_t> lengths = RowLengths(b.length());
-  const at::Tensor ids = b.ids.expand({3, -1}).contiguous();
+  const at::Tensor ids = b.Rows(b.ids, 3);
   for (const std::vector<int64_t>& cuts :
        {std::vector<int64_t>{0, b.length()}, {0, b.length() / 2 + 1, b.length()}}) {
     ModelState state;
@@ -146,8 +160,7 @@ Outcome StatesAreValues(Bench& b) {
                 b.in_double, "clone ", round);
   }
   ModelState rows = state.Reorder(at::zeros({3}, at::kLong));
-  const at::Tensor got =
-      b.twin.Extend(b.ids.narrow(1, half, rest).expand({3, -1}).contiguous(), rows);
+  const at::Tensor got = b.twin.Extend(b.Rows(b.ids.narrow(1, half, rest), 3), rows);
   for (int64_t row = 0; row < 3; ++row)
     meter.Close(got.narrow(0, row, 1), b.logits.narrow(1, half, rest), b.in_double,
                 "one state for three rows");
@@ -171,25 +184,24 @@ Outcome FilesKeepEveryBit(Bench& b) {
 // Sources of several lengths in one batch, padded with tokens of their own: what the encoder makes
 // of each, and what cross attention keeps of it.
 Outcome PaddedSourcesAreAlone(Bench& b) {
-  if (const std::string by = b.twin.SourceSeesPadding(); !by.empty())
+  const auto& twin = dynamic_cast<const LanguageModel&>(b.twin);
+  if (const std::string by = twin.SourceSeesPadding(); !by.empty())
     return NotApplicable("padding takes part, by " + by);
   Meter meter;
   const int64_t size = b.source.size(1);
   const std::vector<int64_t> lengths = {size, size / 2 + 1, size / 3, 1};
   const int64_t rows = int64_t(lengths.size());
-  const at::Tensor ids = b.ids.expand({rows, -1}).contiguous();
+  const at::Tensor ids = b.Rows(b.ids, rows);
   at::Tensor source = b.source.expand({rows, -1}).contiguous();
   std::vector<at::Tensor> alone;
   for (const int64_t count : lengths) {
     const at::Tensor row = b.source.narrow(1, 0, count);
-    alone.push_back(ExtendInPieces(b.twin, b.twin.Encode(row, {LengthsOf({count}), {}}), b.ids,
-                                   {0, b.length()}));
+    alone.push_back(ExtendInPieces(b.twin, b.Encode(b.twin, row, {count}), b.ids, {0, b.length()}));
   }
   for (int round = 0; round < 2; ++round) {
     for (const std::vector<int64_t>& cuts :
          {std::vector<int64_t>{0, b.length()}, {0, b.length() / 2, b.length()}}) {
-      const at::Tensor got =
-          ExtendInPieces(b.twin, b.twin.Encode(source, {LengthsOf(lengths), {}}), ids, cuts);
+      const at::Tensor got = ExtendInPieces(b.twin, b.Encode(b.twin, source, lengths), ids, cuts);
       for (int64_t row = 0; row < rows; ++row)
         meter.Close(got.narrow(0, row, 1), alone[size_t(row)], b.in_double, "source of ",
                     lengths[size_t(row)], " tokens",
@@ -207,8 +219,8 @@ Outcome PaddedSourcesAreAlone(Bench& b) {
 Outcome TheSourceIsRead(Bench& b) {
   Meter meter;
   const at::Tensor other = (b.source + 1).remainder(b.model.config().vocab_size);
-  const at::Tensor got = ExtendInPieces(
-      b.twin, b.twin.Encode(other, {LengthsOf({other.size(1)}), {}}), b.ids, {0, b.length()});
+  const at::Tensor got =
+      ExtendInPieces(b.twin, b.Encode(b.twin, other, {other.size(1)}), b.ids, {0, b.length()});
   meter.True(RelativeRms(got, b.logits) > b.in_double, "another source gives the same logits");
   return meter.result();
 }
@@ -239,8 +251,17 @@ constexpr ModelProperty kSourceProperties[] = {
 
 }  // namespace
 
-double Sensitivity(Model& twin, const std::function<at::Tensor()>& run, const at::Tensor& before,
-                   double unit) {
+void RequireFinite(const Model& model, const at::Tensor& answers) {
+  if (answers.isfinite().all().item<bool>()) return;
+  for (const auto& p : model.named_parameters()) {
+    CISTERN_CHECK(p.value().isfinite().all().item<bool>(), "the weight '", p.key(),
+                  "' holds numbers that are not finite, and so do the model's answers");
+  }
+  Fail("the model's answers are not finite, though its weights are");
+}
+
+double ToleranceOf(Model& twin, const std::function<at::Tensor()>& run, const at::Tensor& before,
+                   double least, double unit) {
   const Tensors parameters = twin.parameters();
   Tensors kept;
   for (const at::Tensor& p : parameters) {
@@ -249,7 +270,8 @@ double Sensitivity(Model& twin, const std::function<at::Tensor()>& run, const at
   }
   const double change = RelativeRms(run(), before);
   for (size_t i = 0; i < kept.size(); ++i) parameters[i].copy_(kept[i]);
-  return change;
+  constexpr double kMost = 0.1;
+  return std::isfinite(change) ? std::min(kMost, least + 16 * change) : kMost;
 }
 
 std::vector<ModelResult> RunModelChecks(const std::vector<ModelCheck>& checks,
@@ -269,12 +291,14 @@ std::vector<ModelResult> RunModelChecks(const std::vector<ModelCheck>& checks,
   return results;
 }
 
-std::vector<ModelResult> CheckModel(LanguageModel& model, LanguageModel& twin,
-                                    const at::Tensor& ids, bool full,
+std::vector<ModelResult> CheckModel(StatefulModel& model, StatefulModel& twin,
+                                    const at::Tensor& tokens, bool full,
                                     const std::function<bool(const ModelResult&)>& done,
                                     const at::Tensor& source) {
-  CISTERN_CHECK(ids.dim() == 1 && ids.size(0) >= 16,
-                "[verify] expected ids of shape [T] with T of at least 16, got ", ids.sizes());
+  CISTERN_CHECK(tokens.dim() == (tokens.is_floating_point() ? 2 : 1) && tokens.size(0) >= 16,
+                "[verify] expected ids of shape [T] or values of shape [T,C] with T of at least "
+                "16, got ",
+                tokens.sizes());
   CISTERN_CHECK(source.defined() == model.info().encodes, "[verify] a model of kind ",
                 model.info().name,
                 source.defined() ? " has no source" : " needs the tokens of a source");
@@ -284,12 +308,14 @@ std::vector<ModelResult> CheckModel(LanguageModel& model, LanguageModel& twin,
   model.eval();
   twin.eval();
   at::manual_seed(1);
-  Bench bench{model, twin, ids.unsqueeze(0), source.defined() ? source.unsqueeze(0) : at::Tensor(),
-              full,  {}};
+  Bench bench{
+      model, twin, tokens.unsqueeze(0), source.defined() ? source.unsqueeze(0) : at::Tensor(),
+      full,  {}};
   bench.logits = bench.Whole(twin, bench.ids);
   auto whole = [&] { return bench.Whole(twin, bench.ids); };
-  bench.in_float = 1e-6 + 16 * Sensitivity(twin, whole, bench.logits, std::ldexp(1, -23));
-  bench.in_double = 1e-12 + 16 * Sensitivity(twin, whole, bench.logits, std::ldexp(1, -52));
+  RequireFinite(twin, bench.logits);
+  bench.in_float = ToleranceOf(twin, whole, bench.logits, 1e-6, std::ldexp(1, -23));
+  bench.in_double = ToleranceOf(twin, whole, bench.logits, 1e-12, std::ldexp(1, -52));
   std::vector<ModelCheck> checks;
   const auto add = [&](const ModelProperty& p) {
     checks.push_back({p.name, p.description, [&bench, &p] { return p.check(bench); }});

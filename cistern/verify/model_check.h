@@ -1,7 +1,6 @@
 #pragma once
-// The suite for one trained model: a language model's ways to run a text against each other, on the
-// user's text; an encoder-decoder's on random tokens; the ways of a model of whole rows to see an
-// input.
+// The suite for one trained model: the ways of a model that extends a state to run a text or a
+// series, against each other; the ways of a model of whole rows to see an input.
 #include <functional>
 #include <string>
 #include <vector>
@@ -16,13 +15,13 @@ struct ModelResult {
   Outcome outcome;
 };
 
-// `model` in float and `twin`, the same weights in double; both in evaluation mode. ids [T]: at
-// least 16 tokens of the text, no more than the model takes. Tolerances follow the model: 16 times
-// what rounding its weights once more would change in its logits. `full` cuts the text at every
-// point. `done` hears of each result and stops the run by returning false. source [S]: at least 8
-// tokens for a model that encodes one, undefined for any other.
-std::vector<ModelResult> CheckModel(LanguageModel& model, LanguageModel& twin,
-                                    const at::Tensor& ids, bool full,
+// `model` in float and `twin`, the same weights in double; both in evaluation mode. tokens: at
+// least 16 ids [T] or values [T,C], no more than the model takes. Tolerances follow the model: 16
+// times what rounding its weights once more would change in its logits. `full` cuts the text at
+// every point. `done` hears of each result and stops the run by returning false. source [S]: at
+// least 8 tokens for a model that encodes one, undefined for any other.
+std::vector<ModelResult> CheckModel(StatefulModel& model, StatefulModel& twin,
+                                    const at::Tensor& tokens, bool full,
                                     const std::function<bool(const ModelResult&)>& done = nullptr,
                                     const at::Tensor& source = {});
 
@@ -31,10 +30,12 @@ std::vector<ModelResult> CheckModel(LanguageModel& model, LanguageModel& twin,
 std::vector<ModelResult> CheckRows(Model& model, Model& twin, const at::Tensor& input,
                                    const std::function<bool(const ModelResult&)>& done = nullptr);
 
-// For both. What a relative change of every weight by up to `unit` does to `before`, what `run`
-// gave.
-double Sensitivity(Model& twin, const std::function<at::Tensor()>& run, const at::Tensor& before,
-                   double unit);
+// For both. Error that names the weight, unless the model's answers are finite.
+void RequireFinite(const Model& model, const at::Tensor& answers);
+// `least`, and 16 times what a relative change of every weight by up to `unit` does to `before`,
+// what `run` gave; at most a tenth.
+double ToleranceOf(Model& twin, const std::function<at::Tensor()>& run, const at::Tensor& before,
+                   double least, double unit);
 struct ModelCheck {
   const char *property, *description;
   std::function<Outcome()> check;

@@ -49,14 +49,15 @@ double Meter::Largest(const at::Tensor& x) {
 bool Meter::Count(double error, double tolerance) {
   ++worst_.comparisons;
   if (std::isnan(error)) error = kInfinity;
-  const double badness = error <= tolerance ? (tolerance > 0 ? error / tolerance : 0)
-                         : tolerance > 0    ? error / tolerance
-                                            : kInfinity;
+  // What is not finite passes no tolerance, and nothing passes one that is not.
+  const bool passes = std::isfinite(error) && std::isfinite(tolerance) && error <= tolerance;
+  const bool measured = std::isfinite(tolerance) && tolerance > 0;
+  const double badness = measured ? error / tolerance : passes ? 0 : kInfinity;
   if (badness <= badness_) return false;
   badness_ = badness;
   worst_.error = error;
   worst_.tolerance = tolerance;
-  worst_.kind = error <= tolerance ? Outcome::Kind::kPass : Outcome::Kind::kFail;
+  worst_.kind = passes ? Outcome::Kind::kPass : Outcome::Kind::kFail;
   return true;
 }
 

@@ -4,6 +4,9 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
+#include <limits>
+
 #include "cistern/models/decoder_lm.h"
 #include "cistern/models/encoder_classifier.h"
 #include "cistern/ops/testing.h"
@@ -165,6 +168,10 @@ ModelConfig OfKind(const std::string& kind) {
   config.kind = kind, config.vocab_size = 30, config.dim = 16, config.heads = 2, config.layers = 2,
   config.max_length = 64, config.init_std = 0.2;
   if (config.info().classifies) config.classes = 4;
+  if (kind == "forecaster") {
+    config.vocab_size = 0;
+    config.own[kind] = Json{{"inputs", 3}, {"outputs", 2}};
+  }
   config.attention = {"latte", "softmax"};
   return config;
 }
@@ -172,28 +179,67 @@ ModelConfig OfKind(const std::string& kind) {
 std::vector<ModelResult> CheckKind(const ModelConfig& config, bool spoil = false) {
   at::manual_seed(1);
   const at::Tensor ids = at::randint(30, {40}, at::kLong),
-                   source = at::randint(30, {29}, at::kLong);
+                   source = at::randint(30, {29}, at::kLong),
+                   values = at::randn({40, 3}, at::kFloat);
   const auto model = MakeModel(config, 3), twin = MakeModel(config, 3);
   twin->to(at::kDouble);
   if (spoil) {
     at::NoGradGuard guard;
     twin->parameters().back().mul_(1.01).add_(0.01);  // of what is zero, and of what has no mean
   }
-  if (config.info().extends) {
-    return CheckModel(dynamic_cast<LanguageModel&>(*model), dynamic_cast<LanguageModel&>(*twin),
-                      ids, false, nullptr, config.info().encodes ? source : at::Tensor());
+  if (auto* stateful = dynamic_cast<StatefulModel*>(model.get())) {
+    return CheckModel(*stateful, dynamic_cast<StatefulModel&>(*twin),
+                      config.kind == "forecaster" ? values : ids, false, nullptr,
+                      config.info().encodes ? source : at::Tensor());
   }
   return CheckRows(*model, *twin, ids);
 }
 
+// A NaN is no agreement.
+TEST(ModelCheck, AModelOfNaNsIsRefusedAndNamesTheWeight) {
+  for (const char* kind : {"decoder_lm", "encoder_classifier"}) {
+    const auto model = MakeModel(OfKind(kind), 3), twin = MakeModel(OfKind(kind), 3);
+    twin->to(at::kDouble);
+    {
+      at::NoGradGuard guard;
+      for (const auto& m : {model, twin}) m->named_parameters()["norm.weight"][0].fill_(NAN);
+    }
+    const at::Tensor ids = at::randint(30, {40}, at::kLong);
+    ExpectContains(testing::Thrown([&] {
+                     if (auto* lm = dynamic_cast<StatefulModel*>(model.get())) {
+                       CheckModel(*lm, dynamic_cast<StatefulModel&>(*twin), ids, false);
+                     } else {
+                       CheckRows(*model, *twin, ids);
+                     }
+                   }),
+                   {"'norm.weight'", "not finite"});
+  }
+}
+
+TEST(Meter, WhatIsNotFinitePassesNoTolerance) {
+  const double infinity = std::numeric_limits<double>::infinity();
+  const auto failed = [](double error, double tolerance) {
+    Meter meter;
+    meter.Add(error, tolerance, "here");
+    meter.Add(0, 1e-3, "there");
+    return meter.result().failed();
+  };
+  EXPECT_TRUE(failed(infinity, infinity));
+  EXPECT_TRUE(failed(0, infinity));
+  EXPECT_TRUE(failed(NAN, 1));
+  EXPECT_TRUE(failed(2, 1));
+  EXPECT_TRUE(failed(1e-300, 0));
+  EXPECT_FALSE(failed(0, 0));
+  EXPECT_FALSE(failed(1, 1));
+}
+
 TEST(ModelCheck, EveryKindOfModelIsChecked) {
   for (const std::string& kind : ModelKinds()) {
-    if (kind == "forecaster") continue;  // of real values; these checks are of tokens
     const ModelConfig config = OfKind(kind);
     const auto results = CheckKind(config);
-    EXPECT_EQ(results.size(), config.info().encodes   ? 11u
-                              : config.info().extends ? 9u
-                                                      : 4u)
+    EXPECT_EQ(results.size(), config.info().encodes              ? 11u
+                              : config.info().Has(Form::kCausal) ? 9u
+                                                                 : 4u)
         << kind;
     for (const ModelResult& r : results) {
       EXPECT_FALSE(r.outcome.failed())

@@ -124,8 +124,9 @@ std::vector<ModelResult> CheckRows(Model& model, Model& twin, const at::Tensor& 
   auto run = [&] { return Flat(Answers(twin, texts)); };
   const Tensors answers = Answers(twin, texts);
   const at::Tensor all = Flat(answers);
-  const double in_float = 1e-6 + 16 * Sensitivity(twin, run, all, std::ldexp(1, -23));
-  const double in_double = 1e-12 + 16 * Sensitivity(twin, run, all, std::ldexp(1, -52));
+  RequireFinite(twin, all);
+  const double in_float = ToleranceOf(twin, run, all, 1e-6, std::ldexp(1, -23));
+  const double in_double = ToleranceOf(twin, run, all, 1e-12, std::ldexp(1, -52));
   const int64_t rows = texts[0].rows(), vocab = model.config().vocab_size;
 
   auto precision = [&] {
