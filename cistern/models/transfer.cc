@@ -48,50 +48,90 @@ bool OfLastBlock(std::string_view name, const ModelConfig& config) {
   return name.starts_with(last) || name.starts_with("encoder." + last);
 }
 
+// The options of the kind's own, with their defaults, but for those that the task sets.
+Json OwnSettings(const ModelConfig& config) {
+  if (!config.info().options) return Json::object();
+  Fields fields = config.info().options();
+  Json own = fields.Write();
+  own.update(config.Own());
+  for (const char* of_the_task : {"input", "channels", "inputs", "outputs"}) own.erase(of_the_task);
+  return own;
+}
+
 ModelConfig FolderConfig(const std::string& folder) {
   const std::string path = folder + "/config.json";
   return ReadModelConfig(ReadJsonFile(path), path);
 }
 
+// Stacks whose weights have the same names: all of two models of one kind, else the first of each.
+struct StackPair {
+  LayerStack mine, theirs;
+  std::string name;  // "decoder ", where there are several
+};
+std::vector<StackPair> StackPairs(const ModelConfig& here, const ModelConfig& there) {
+  const std::vector<Form>&mine = here.info().forms, &theirs = there.info().forms;
+  if (here.kind != there.kind || mine.size() == 1)
+    return {{here.Stack(mine[0]), there.Stack(theirs[0]), ""}};
+  std::vector<StackPair> pairs;
+  for (const Form form : mine)
+    pairs.push_back({here.Stack(form), there.Stack(form), GroupName(form) + " "});
+  return pairs;
+}
+
 void CheckMechanisms(const ModelConfig& here, const ModelConfig& there, const std::string& folder) {
-  const LayerStack mine = here.Stack(here.info().forms[0]),
-                   theirs = there.Stack(there.info().forms[0]);
-  for (int64_t layer = 0; layer < std::min(mine.layers(), theirs.layers()); ++layer) {
-    const std::string &a = mine.Mechanism(layer), &b = theirs.Mechanism(layer);
-    if (a == b && mine.Options(layer) == theirs.Options(layer)) continue;
-    FailUsage("layer ", layer, " has the attention ", b,
-              a == b ? " with options " + theirs.Options(layer).dump() : std::string(), " in ",
-              folder, " and ", a, a == b ? " with " + mine.Options(layer).dump() : std::string(),
-              " here; --swap-attention takes the weights that fit and initializes the others from "
-              "scratch");
+  for (const StackPair& pair : StackPairs(here, there)) {
+    const LayerStack &mine = pair.mine, &theirs = pair.theirs;
+    for (int64_t layer = 0; layer < std::min(mine.layers(), theirs.layers()); ++layer) {
+      const std::string &a = mine.Mechanism(layer), &b = theirs.Mechanism(layer);
+      if (a == b && mine.Options(layer) == theirs.Options(layer)) continue;
+      FailUsage(pair.name, "layer ", layer, " has the attention ", b,
+                a == b ? " with options " + theirs.Options(layer).dump() : std::string(), " in ",
+                folder, " and ", a, a == b ? " with " + mine.Options(layer).dump() : std::string(),
+                " here; --swap-attention takes the weights that fit and initializes the others "
+                "from scratch");
+    }
   }
 }
 
-// Settings that no shape shows, in the order of the config.
+// Settings that no shape shows.
 std::vector<std::string> OtherSettings(const ModelConfig& here, const ModelConfig& there,
                                        const std::string& folder) {
-  const LayerStack mine = here.Stack(here.info().forms[0]),
-                   theirs = there.Stack(there.info().forms[0]);
   std::vector<std::string> notes;
-  const auto compare = [&](const char* name, const auto& a, const auto& b) {
+  const auto compare = [&](const std::string& name, const auto& a, const auto& b) {
     if (a != b)
       notes.push_back(StrCat("model.", name, " is ", a, " here and was ", b, " in ", folder));
   };
-  compare("heads", mine.options().heads, theirs.options().heads);
-  const auto compare_named = [&](const char* name, auto a, auto b, const auto& names) {
+  const auto compare_named = [&](const std::string& name, auto a, auto b, const auto& names) {
     compare(name, NameOf(a, names), NameOf(b, names));
   };
+  for (const auto& [mine, theirs, name] : StackPairs(here, there)) {
+    const std::string group = name.empty() ? "" : GroupName(mine.form()) + ".";
+    const StackOptions &a = mine.options(), &b = theirs.options();
+    compare(group + "heads", a.heads, b.heads);
+    compare(group + "max_length", a.max_length, b.max_length);
+    if (mine.form() != Form::kCross || theirs.form() != Form::kCross)
+      compare_named(group + "positions", *a.positions, *b.positions, PositionKinds());
+    if (mine.form() != theirs.form())
+      notes.push_back(StrCat("the layers were ", FormName(theirs.form()), " in ", folder,
+                             " and are ", FormName(mine.form()), " here"));
+  }
   compare_named("norm", here.norm, there.norm, NormPlaces());
   compare_named("norm_kind", here.norm_kind, there.norm_kind, NormKinds());
+  compare("norm_eps", here.norm_eps, there.norm_eps);
   compare("scale_embeddings", here.scale_embeddings, there.scale_embeddings);
   compare_named("padding", here.padding, there.padding, PaddingKinds());
   compare_named("activation", here.activation, there.activation, Activations());
-  compare_named("positions", *mine.options().positions, *theirs.options().positions,
-                PositionKinds());
-  if (mine.form() != theirs.form()) {
-    notes.push_back(StrCat("the layers were ", FormName(theirs.form()), " in ", folder, " and are ",
-                           FormName(mine.form()), " here"));
+  if (here.kind != there.kind) return notes;
+  compare("scale_logits", here.scale_logits, there.scale_logits);
+  if (here.info().classifies) {
+    compare_named("pooling", here.pooling, there.pooling, PoolingKinds());
+    compare_named("cls_place", here.cls_place, there.cls_place, ClsPlaces());
+    compare("norm_pooled", here.norm_pooled, there.norm_pooled);
+    compare_named("head", here.head, there.head, HeadKinds());
   }
+  const Json mine = OwnSettings(here), theirs = OwnSettings(there);
+  for (const auto& [key, value] : theirs.items())
+    compare(here.kind + "." + key, mine.value(key, Json()).dump(), value.dump());
   return notes;
 }
 
@@ -181,6 +221,10 @@ TransferReport TakeWeights(Model& model, const std::string& folder,
       FailUsage("'", t.name, "' of ", folder,
                 " has no place in this model; --swap-attention leaves it out");
     }
+    if (t.name.starts_with("lm_head.") && there.kind == model.config().kind && !options.new_head)
+      FailUsage("'", t.name, "' of ", folder, " has no place in this model, whose output layer is ",
+                model.config().tie_embeddings ? "tied to the embeddings" : "another",
+                "; --new-head leaves it out");
     report.left.push_back(t.name);
   }
   report.notes = OtherSettings(model.config(), there, folder);
@@ -216,14 +260,28 @@ Json StartingConfig(const std::string& folder, const std::string& kind) {
                           "input_dim",     "ffn_out_dropout"}) {
     if (all.contains(key)) config[key] = all[key];
   }
-  if (kind == there.kind && there.info().encodes) {
-    for (const char* key : {"encoder", "decoder", "cross", "scale_logits", "tie_embeddings",
-                            "head_bias", kind.c_str()}) {
+  if (kind == there.kind) {
+    for (const char* key : {"scale_logits", "tie_embeddings", "head_bias", "pooling", "cls_place",
+                            "padding", "norm_pooled", "head", "head_dims", "head_dropout"}) {
       if (all.contains(key)) config[key] = all[key];
+    }
+    if (there.info().options) config[kind] = OwnSettings(there);
+  }
+  if (kind == there.kind && there.info().encodes) {
+    for (const char* stack : {"encoder", "decoder", "cross"}) {
+      if (all.contains(stack)) config[stack] = all[stack];
     }
     return config;
   }
-  if (all.contains(group)) config.update(all[group]);  // what is said of the stack, for all
+  if (all.contains(group)) {  // what is said of the stack, for all
+    for (const auto& [key, value] : all[group].items()) {
+      if (value.is_object() && config.contains(key)) {
+        config[key].merge_patch(value);  // options, mechanism by mechanism
+      } else {
+        config[key] = value;
+      }
+    }
+  }
   // Bands of an adaptive embedding are parts of the trunk.
   if (there.Own().value("embedding", "") == "adaptive") {
     if (kind != there.kind)

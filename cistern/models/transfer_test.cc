@@ -134,6 +134,69 @@ TEST_F(Transfer, AttentionIsSwappedWhenTold) {
   EXPECT_TRUE(Holds(report.taken, "layers.1.ffn.up_proj.weight"));
 }
 
+// The second attention, and that to a source, have weights of the same shapes as well.
+TEST_F(Transfer, EveryStackOfTwoModelsOfAKindIsCompared) {
+  ModelConfig config = Small("encoder_decoder");
+  config.attention = {"softmax"}, config.attention_options = Json::object();
+  const std::string from = Saved(config);
+  config.decoder.attention = {"linear"};
+  ExpectContains(Refusal(config), {"decoder layer 0", "softmax", "linear", "--swap-attention"});
+  config.decoder.attention = {}, config.cross.attention = {"linear"};
+  ExpectContains(Refusal(config), {"cross layer 0", "softmax", "linear", "--swap-attention"});
+  config.cross.attention = {}, config.decoder.heads = 4;
+  const TransferReport report = TakeWeights(*MakeModel(config, 6), from, {});
+  ASSERT_EQ(report.notes.size(), 1u);
+  ExpectContains(report.notes[0], {"model.decoder.heads is 4 here and was 2"});
+}
+
+TEST_F(Transfer, AModelOfTheSameKindBeginsWithItsHead) {
+  ModelConfig lm = Small("decoder_lm");
+  lm.tie_embeddings = false, lm.head_bias = true;
+  Json start = StartingConfig(Saved(lm), "decoder_lm");
+  EXPECT_EQ(start["tie_embeddings"], false);
+  EXPECT_EQ(start["head_bias"], true);
+  ExpectContains(Refusal(Small("decoder_lm")), {"'lm_head.", "tied to", "--new-head"});
+  EXPECT_EQ(Refusal(Small("decoder_lm"), {.new_head = true}), "no error");
+  EXPECT_FALSE(StartingConfig(folder_ / "from", "masked_lm").contains("tie_embeddings"));
+
+  ModelConfig masked = Small("masked_lm");
+  masked.own["masked_lm"] = Json{{"transform", false}};
+  start = StartingConfig(Saved(masked), "masked_lm");
+  EXPECT_EQ(start["masked_lm"]["transform"], false);
+
+  ModelConfig classifier = Small("encoder_classifier");
+  classifier.pooling = PoolingKind::kCls, classifier.cls_place = ClsPlace::kAfter;
+  classifier.head = HeadKind::kTanh, classifier.norm_pooled = true;
+  start = StartingConfig(Saved(classifier), "encoder_classifier");
+  const Json wanted = {
+      {"pooling", "cls"}, {"cls_place", "after"}, {"head", "tanh"}, {"norm_pooled", true}};
+  for (const auto& [key, value] : wanted.items()) EXPECT_EQ(start[key], value) << key;
+  EXPECT_FALSE(start["encoder_classifier"].contains("input")) << "the task sets it";
+  EXPECT_FALSE(StartingConfig(folder_ / "from", "two_tower").contains("pooling"));
+  ModelConfig other = classifier;
+  other.cls_place = ClsPlace::kBefore, other.norm_pooled = false, other.max_length = 32;
+  other.norm_eps = 1e-3;
+  std::string notes;
+  for (const std::string& note : TakeWeights(*MakeModel(other, 6), folder_ / "from", {}).notes)
+    notes += note + "\n";
+  ExpectContains(notes, {"model.cls_place is before here and was after",
+                         "model.norm_pooled is 0 here and was 1",
+                         "model.max_length is 32 here and was 16", "model.norm_eps is 0.001"});
+}
+
+// Options of the model and of its one stack hold together (LayerStack).
+TEST_F(Transfer, OptionsOfTheStackJoinThoseOfTheModel) {
+  ModelConfig config = Small("encoder_classifier");
+  config.attention = {"window:1+latte:1"};
+  config.attention_options = Json{{"window", {{"window", 4}}}};
+  config.encoder.attention_options = Json{{"latte", {{"latents", 6}}}};
+  config.encoder.layer_options = Json{{"1", {{"window", {{"window", 2}}}}}};
+  const Json start = StartingConfig(Saved(config), "masked_lm");
+  EXPECT_EQ(start["attention_options"]["window"]["window"], 4);
+  EXPECT_EQ(start["attention_options"]["latte"]["latents"], 6);
+  EXPECT_EQ(start["layer_options"]["1"]["window"]["window"], 2);
+}
+
 TEST_F(Transfer, RefusesWhatDoesNotFit) {
   Saved(Small("masked_lm"));
   ModelConfig config = Small("encoder_classifier");
