@@ -6,6 +6,7 @@
 #include "cistern/attention/testing_mechanisms.h"
 #include "cistern/decode/eval_scope.h"
 #include "cistern/models/decoder_lm.h"
+#include "cistern/ops/kept_weights.h"
 
 namespace cistern {
 namespace {
@@ -112,6 +113,28 @@ TEST(BFloat16Decoding, OfTokensRoundsWeightsAlone) {
 }
 
 // Weights that were written to while a scope keeps them are rounded again.
+// What is kept is kept once: a text of any length takes the same memory.
+TEST(BFloat16Decoding, KeepsAsMuchAtEveryToken) {
+  std::vector<ModelConfig> configs = Configs();
+  ModelConfig adaptive = configs.back();
+  adaptive.own["decoder_lm"] = Json{{"embedding", "adaptive"}, {"cutoffs", {10, 20}}};
+  adaptive.bias = adaptive.head_bias = false, adaptive.tie_embeddings = true;
+  configs.push_back(adaptive);
+  for (const ModelConfig& config : configs) {
+    const auto model = Make(config, false);
+    const DecodeScope scope(*model);
+    const BFloat16Decoding narrow(true, *model);
+    ModelState state = model->EmptyState(2);
+    size_t kept = 0;
+    for (int64_t i = 1; i <= 12; ++i) {
+      model->Extend(Ids(i).narrow(1, 0, 1), state);
+      if (i == 4) kept = ops::KeptWeights();
+    }
+    EXPECT_GT(kept, 0u) << config.Summary();
+    EXPECT_EQ(ops::KeptWeights(), kept) << config.Summary();
+  }
+}
+
 TEST(BFloat16Decoding, SeesNewWeights) {
   const auto model = Make(Configs()[0], false);
   const ModelState state = Decode(*model, false).state;

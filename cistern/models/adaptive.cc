@@ -185,7 +185,9 @@ at::Tensor AdaptiveSoftmax::Projected(const at::Tensor& hidden, size_t band) con
 
 at::Tensor AdaptiveSoftmax::LogProbabilities(const at::Tensor& hidden) const {
   const int64_t words = bands_[0].size();
-  const at::Tensor head = at::log_softmax(ops::LinearProduct(hidden, Head()), -1);
+  // Two products, not one with both matrices joined: decoding comes here at every token.
+  const at::Tensor head = at::log_softmax(
+      at::cat({ops::LinearProduct(hidden, Table(0)), clusters_->Forward(hidden)}, -1), -1);
   std::vector<at::Tensor> parts = {head.narrow(-1, 0, words)};
   for (size_t i = 1; i < bands_.size(); ++i) {
     const at::Tensor within =

@@ -71,6 +71,40 @@ TEST(Padding, WhatDoesNotFitIsRefused) {
   ExpectContains(Thrown([&] { c.Validate(); }), {"padding", "classifiers", "decoder_lm"});
 }
 
+// A row whose tokens have given positions is that row with blanks in between, wherever the learned
+// token stands.
+TEST(Pooling, GivenPositionsAreThoseOfTheTokens) {
+  at::NoGradGuard guard;
+  const at::Tensor ids = Ids(1, 3), lengths = Lengths({3});
+  const auto at_places = [](std::vector<int64_t> places) {
+    return at::tensor(places, at::kLong).view({1, -1});
+  };
+  for (const ClsPlace place : {ClsPlace::kBefore, ClsPlace::kAfter}) {
+    ModelConfig c = Classifier("softmax", "cls");
+    c.cls_place = place;
+    const auto m = Make<EncoderClassifier>(c);
+    ExpectClose(m->Forward(ids, lengths, at_places({0, 1, 2})), m->Forward(ids, lengths), 1e-13,
+                NameOf(place, ClsPlaces()));
+    const at::Tensor got = m->Forward(ids, lengths, at_places({2, 4, 9})),
+                     last = m->Forward(ids, lengths, at_places({2, 4, 8}));
+    EXPECT_GT(RelRms(got, last), 1e-4) << NameOf(place, ClsPlaces());
+    // The same table with its rows 2, 4 and 9 first.
+    const auto moved = With(c, *m);
+    at::Tensor table = moved->named_parameters()["embed_positions.weight"];
+    const int64_t before = place == ClsPlace::kBefore ? 1 : 0;
+    const at::Tensor rows = at::tensor({2, 4, 9}, at::kLong) + before;
+    table.narrow(0, before, 3).copy_(table.index_select(0, rows));
+    ExpectClose(got, moved->Forward(ids, lengths), 1e-13, NameOf(place, ClsPlaces()));
+  }
+  ModelConfig c = Classifier("softmax");
+  c.positions = PositionKind::kRelative;
+  const auto relative = Make<EncoderClassifier>(c);
+  ExpectContains(Thrown([&] {
+                   relative->Forward(ids, lengths, at_places({2, 4, 9}));
+                 }),
+                 {"positions=relative", "rotary"});
+}
+
 // A block by its formulas, with softmax in plain sums.
 TEST(Pooling, MeansOverTheWholeLengthByTheirFormulas) {
   at::NoGradGuard guard;

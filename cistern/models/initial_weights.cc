@@ -193,7 +193,9 @@ Roles RolesOf(const std::string& path) {
     if (part == "attention" || part == "cross_attention") {
       if (leaf == "o_proj" || leaf == "packed_o_proj")
         return {"attention_out", "attention_out_bias"};
-      const bool value = leaf == "v_proj" || leaf == "pv_proj" || leaf == "packed_v_proj";
+      // Those of head groups have the mechanism's name before them: latte_v_proj.
+      const bool value = leaf == "v_proj" || leaf == "pv_proj" || leaf.ends_with("_v_proj") ||
+                         leaf.ends_with("_pv_proj");
       return {value ? "value" : "query_key", "bias"};
     }
     if (part == "classifier" || part == "lm_head") return {"head", "head_bias"};

@@ -163,6 +163,22 @@ TEST(InitialWeights, LunaLongRangeArena) {
                   {"embed_tokens", 1.0 / 16}});
 }
 
+TEST(InitialWeights, ValuesOfHeadGroupsAreValues) {
+  ModelConfig c = Classifier(32, 4, 64, 1, 20);
+  c.attention = {"window:2+latte:2"};
+  c.init.value = "zeros";
+  const auto zeros = [](const ModelConfig& config, const std::string& name) {
+    return MakeModel(config, 1)->named_parameters()["layers.0.attention." + name].eq(0).all();
+  };
+  for (const char* value : {"window_v_proj.weight", "latte_v_proj.weight"})
+    EXPECT_TRUE(zeros(c, value).item<bool>()) << value;
+  EXPECT_FALSE(zeros(c, "latte_k_proj.weight").item<bool>());
+  c.init.value = "", c.init.query_key = "zeros";
+  for (const char* value : {"window_v_proj.weight", "latte_v_proj.weight"})
+    EXPECT_FALSE(zeros(c, value).item<bool>()) << value;
+  EXPECT_TRUE(zeros(c, "latte_k_proj.weight").item<bool>());
+}
+
 // [R latte_transformer]: flax's Dense everywhere, flax's Embed; L = 40 of D = 128.
 TEST(InitialWeights, LatteLongRangeArena) {
   ModelConfig c = Classifier(128, 4, 512, 2, 260);

@@ -24,6 +24,7 @@ at::Tensor RowEncoder::Forward(const at::Tensor& embedded, const ops::Mask& mask
   } else {
     CISTERN_CHECK(places.sizes() == embedded.sizes().slice(0, 2), what,
                   " expected positions of shape [B,T], got ", places.sizes());
+    trunk_.RequireGivenPositions();
     if (pooling_.extra() > 0)  // the learned token comes first
       places = at::cat({at::zeros_like(places.narrow(1, 0, 1)), places + pooling_.extra()}, 1);
   }

@@ -82,6 +82,15 @@ ops::TokenMap Trunk::RealTokensFirst(const ops::Mask& mask) const {
   return ops::ToFront(mask, mask.valid->size(1));
 }
 
+void Trunk::RequireGivenPositions() const {
+  for (const auto& block : blocks_) {
+    if (block->attention().attends() && block->attention().mechanism().dims().relative)
+      FailUsage(
+          "positions=relative counts the tokens that are there, and these have positions of their "
+          "own (task.zero_is_padding, or a task of series); use learned, sinusoidal or rotary");
+  }
+}
+
 std::string Trunk::SeesPadding() const {
   if (padding_ == PaddingKind::kSeen || padding_ == PaddingKind::kZeros)
     return "padding=" + NameOf(padding_, PaddingKinds());
@@ -112,10 +121,9 @@ Stream Trunk::Enter(const at::Tensor& embedded, const ops::Mask& mask,
   const at::Tensor x = Embeddings(embedded, mask);
   if (extra_ > 0 && cls_place_ == ClsPlace::kAfter) {
     const int64_t tokens = x.size(1) - extra_;
-    stream.x =
-        at::cat({x.narrow(1, 0, extra_),
-                 positions_->Forward(x.narrow(1, extra_, tokens), positions.narrow(1, 0, tokens))},
-                1);
+    const at::Tensor places = positions.narrow(1, extra_, tokens) - extra_;
+    stream.x = at::cat(
+        {x.narrow(1, 0, extra_), positions_->Forward(x.narrow(1, extra_, tokens), places)}, 1);
   } else {
     stream.x = positions_->Forward(x, positions);
   }

@@ -32,6 +32,9 @@ class Trunk {
   // For a mask of masked tokens (mask.valid): where they move to, for all that follows. UsageError
   // if the mechanism of a block sees padding.
   ops::TokenMap RealTokensFirst(const ops::Mask& mask) const;
+  // For tokens that have positions of their own: UsageError where a mechanism counts the tokens
+  // instead.
+  void RequireGivenPositions() const;
   // Embeddings [B,T,D] with positions [1 or B,T] -> the input of the first block.
   Stream Enter(const at::Tensor& embedded, const ops::Mask& mask,
                const at::Tensor& positions) const;

@@ -22,7 +22,7 @@ std::string Refusal(const Mechanism& mechanism) {
 void RequirePaddingReads(const Mechanism& mechanism) {
   if (const std::string why = Refusal(mechanism); !why.empty())
     FailUsage("padding=reads is not defined for ", mechanism.info().name, ": ", why,
-              "; use softmax, latte, abc_mlp, linear, performer or linformer, or padding=masked");
+              "; use softmax or reuse, or padding=masked");
 }
 
 }  // namespace cistern

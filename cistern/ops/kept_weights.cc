@@ -35,6 +35,8 @@ KeptWeightsScope::~KeptWeightsScope() {
   if (keeper.scopes == 0) keeper.kept.clear();
 }
 
+size_t KeptWeights() { return OfThisThread().kept.size(); }
+
 bool KeepsWeights() { return OfThisThread().scopes > 0; }
 
 at::Tensor KeptInBFloat16(const at::Tensor& weight) {

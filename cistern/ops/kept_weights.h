@@ -20,7 +20,10 @@ class KeptWeightsScope {
 bool KeepsWeights();
 
 // `weight` [..] of floats in bfloat16, contiguous: made at the first call, and again where it was
-// written to since (at::Tensor::_version). Only where KeepsWeights().
+// written to since (at::Tensor::_version). Only where KeepsWeights(). It is kept as well: a tensor
+// that is made anew for every product would never be met again, and never go.
 at::Tensor KeptInBFloat16(const at::Tensor& weight);
+// How many this thread keeps.
+size_t KeptWeights();
 
 }  // namespace cistern::ops

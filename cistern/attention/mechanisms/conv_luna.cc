@@ -162,9 +162,9 @@ OnlyFilteringMechanism::OnlyFilteringMechanism(const MechanismInfo& info, const 
     : ConvLunaMechanism(info, options, dims) {}
 
 int64_t ConvLunaMechanism::FilteredLength(int64_t length) const {
-  return options_.mask == Masking::kNone && !Centred()
-             ? (length - options_.kernel) / options_.stride + 1
-             : (length + options_.stride - 1) / options_.stride;
+  if (options_.mask != Masking::kNone || Centred())
+    return (length + options_.stride - 1) / options_.stride;
+  return length < options_.kernel ? 0 : (length - options_.kernel) / options_.stride + 1;
 }
 
 ops::Mask ConvLunaMechanism::Filtered(const ops::Mask& mask) const {

@@ -197,6 +197,17 @@ TEST(ConvLuna, PublishedMasksSeePadding) {
       Make("conv_luna", {{"slots", 3}, {"kernel", 4}, {"filter", "maxpool"}, {"mask", "none"}});
   ExpectContains(Thrown([&] { m->Bidirectional(Inputs(*m, 1, 3), {}); }),
                  {"[conv_luna]", "4 tokens", "in 3 tokens", "mask=tokens"});
+  for (const char* filter : {"maxpool", "conv"}) {
+    const auto strided =
+        Make("conv_luna",
+             {{"slots", 3}, {"kernel", 4}, {"stride", 3}, {"filter", filter}, {"mask", "none"}});
+    for (const int64_t length : {1, 2, 3})
+      ExpectContains(Thrown([&] { strided->Bidirectional(Inputs(*strided, 1, length), {}); }),
+                     {"[conv_luna]", "no window in " + std::to_string(length)});
+    const auto x = Inputs(*strided, 1, 4);
+    ExpectClose(strided->Bidirectional(x, {}), strided->Definition(Form::kBidirectional, x, x),
+                1e-13, filter);
+  }
 }
 
 TEST(SharedWorkspace, AClosedInputGateKeepsTheMemory) {
