@@ -15,8 +15,8 @@
 // of its largest value each, and would be computed in subnormal numbers.
 //
 // S, the type of tokens: float, double, or BFloat16, which is computed in float (ComputeType) and
-// gives what the same numbers in float would, rounded once. exact_attention_bfloat16.h has products
-// of bfloat16, where the processor multiplies it.
+// gives what the same numbers in float would, rounded once; dq and dk take the output as it was
+// rounded. exact_attention_bfloat16.h has products of bfloat16, where the processor multiplies it.
 #include <cstdint>
 
 #include "cistern/kernels/bfloat16.h"

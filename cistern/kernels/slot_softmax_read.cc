@@ -197,6 +197,7 @@ class FavorLogits {
       for (size_t l = 0; l < np_; l += kLanes<T>)
         hn::Store(hn::Add(hn::Load(d, x + l), hn::Load(d, z_ + l)), d, P + i * np_ + l);
     }
+    FillPadding(rows, n_, np_, kMinusInfinity<T>, P);  // where x holds anything
     SoftmaxRows(rows, np_, P, P);
   }
   void Note(size_t t, size_t end) { reader_.NoteQueries(t, end); }

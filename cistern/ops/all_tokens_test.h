@@ -91,12 +91,18 @@ inline void ExpectSameBitsForAnyNumberOfThreads(const Problem& p) {
   SetNumThreads(threads);
 }
 
-// Nothing is read that was not written.
+// Nothing is read that was not written, however wide vectors are beside the padding.
 inline void ExpectFiniteOnPoisonedWorkspaces(const Problem& p) {
-  Workspace::PoisonAll(true);
-  const Tensors all = Everything(p, Impl::kKernel, at::kFloat);
-  Workspace::PoisonAll(false);
-  for (const at::Tensor& t : all) EXPECT_TRUE(at::isfinite(Finite(t)).all().item<bool>()) << p.name;
+  OnEveryIsa([&] {
+    for (const auto dtype : {at::kDouble, at::kFloat}) {
+      Workspace::PoisonAll(true);
+      const Tensors all = Everything(p, Impl::kKernel, dtype);
+      Workspace::PoisonAll(false);
+      for (const at::Tensor& t : all)
+        EXPECT_TRUE(at::isfinite(Finite(t)).all().item<bool>())
+            << p.name << " " << ActiveIsa() << " " << at::toString(dtype);
+    }
+  });
 }
 
 // A write of three rows of 33 tokens, of which the second is empty and the third has 11: what is
