@@ -91,4 +91,10 @@ void TfEventsWriter::AddScalar(const std::string& tag, double value, int64_t ste
                          BytesField(5, BytesField(1, scalar))));  // Event{wall_time, step, summary}
 }
 
+void TfEventsWriter::AddStart(int64_t step) {
+  file_->Append(TfRecord(
+      DoubleField(1, Now()) + Key(2, 0) + Varint(uint64_t(step)) +
+      BytesField(7, Key(1, 0) + Varint(1))));  // Event{wall_time, step, session_log{status START}}
+}
+
 }  // namespace cistern

@@ -18,6 +18,9 @@ class TfEventsWriter {
   explicit TfEventsWriter(const std::string& directory);  // created when missing
   // `wall_time` in seconds since 1970; below 0 means now.
   void AddScalar(const std::string& tag, double value, int64_t step, double wall_time = -1);
+  // What other files of the folder say of this step and later ones counts no more: a run that was
+  // cut off goes on from an earlier step.
+  void AddStart(int64_t step);
   const std::string& path() const { return file_->path(); }
 
  private:

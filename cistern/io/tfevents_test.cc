@@ -32,6 +32,17 @@ TEST(TfEvents, BytesOfAScalar) {
   EXPECT_NE(TfEventsWriter(folder / "run").path(), writer.path());
 }
 
+TEST(TfEvents, BytesOfAStart) {
+  TestFolder folder;
+  TfEventsWriter writer(folder / "run");
+  const size_t head = ReadFile(writer.path()).size();
+  writer.AddStart(300);
+  const std::string record = ReadFile(writer.path()).substr(head);
+  // After the frame's 12 bytes and the time: step 300, session_log {status: START}.
+  EXPECT_EQ(record.substr(12 + 9),
+            TfRecord(record.substr(12, 9) + "\x10\xac\x02\x3a\x02\x08\x01").substr(12 + 9));
+}
+
 TEST(TfEvents, Errors) {
   TestFolder folder;
   WriteFileAtomically(folder / "f", "");

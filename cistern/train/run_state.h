@@ -16,7 +16,7 @@ struct RunState {
   bool has_best = false;
   double best = 0;  // the metric of the best model, and all of its metrics
   Json best_metrics;
-  std::string best_file;  // XXH64 of its model.safetensors; empty: unknown
+  std::string best_file;  // XXH64 of its model.safetensors; empty: its metrics are not known
   int64_t evals_without_better = 0;
   bool evaluation_due = false;  // it was interrupted: this step's evaluation comes first
   // What has been counted since the last logged line.

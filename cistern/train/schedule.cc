@@ -81,10 +81,10 @@ double LearningRate(const TimedScheduleOptions& o, int64_t step, double share) {
                 "[schedule] periods of updates over a budget of time");
   const double s = double(step + o.first);
   const bool in_steps = o.warmup >= 1;
-  const double w = in_steps ? o.warmup : double(kSafeWarmup);
+  const double w = in_steps ? o.warmup : o.warmup > 0 ? double(kSafeWarmup) : 1;
   if (!PeaksAtLr(o.kind)) return Rsqrt(o.kind, o.lr, o.width, s, w);
   // The first update comes before any time is spent.
-  double up = std::min(1.0, s / w);
+  double up = o.warmup > 0 ? std::min(1.0, s / w) : 1;
   if (!in_steps && o.warmup > 0 && step > 0 && o.kind != ScheduleKind::kInverseSqrt)
     up = std::min(up, share / o.warmup);
   double target = o.lr;

@@ -42,7 +42,8 @@ struct ScheduleOptions {
 struct TimedScheduleOptions {
   ScheduleKind kind = ScheduleKind::kCosine;  // not kCosineRestarts, whose periods are updates
   double lr = 1e-3, min_lr = 0;
-  double warmup = 0.05;  // steps when >= 1; below 1 a share of the budget, but kSafeWarmup steps
+  // Steps when >= 1; below 1 a share of the budget, but kSafeWarmup steps at least; 0: none.
+  double warmup = 0.05;
   int64_t first = 1;
   double warmup_init = 0, power = 1, width = 1;
 };
@@ -62,7 +63,7 @@ inline constexpr int64_t kSafeWarmup = 50;
 //               before, and its rates, min_lr included, `shrink` times as high (fairseq's cosine)
 double LearningRate(const ScheduleOptions& options, int64_t step);
 // Of update `step` when `share` of the budget (0 to 1) is spent. Schedules without an end depend on
-// the step alone, with a warm-up of kSafeWarmup where none in steps is given.
+// the step alone, with a warm-up of kSafeWarmup where it is a share.
 double LearningRate(const TimedScheduleOptions& options, int64_t step, double share);
 
 }  // namespace cistern

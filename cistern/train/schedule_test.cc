@@ -42,6 +42,21 @@ TEST(Schedule, RsqrtPeaksAreThosePrinted) {
   }
 }
 
+TEST(Schedule, NoWarmupIsNoneOverABudgetOfTime) {
+  for (const auto& [kind, name] : ScheduleKinds()) {
+    if (kind == ScheduleKind::kCosineRestarts) continue;
+    for (const int64_t first : {int64_t{0}, int64_t{1}}) {
+      TimedScheduleOptions timed{kind, 1e-3, 0, /*warmup=*/0, first};
+      ScheduleOptions counted{kind, 1e-3, 0, /*warmup=*/0, /*steps=*/1000, first};
+      timed.width = counted.width = 4;
+      for (const int64_t step : {0, 1, 10, 500})
+        EXPECT_NEAR(LearningRate(timed, step, double(step) / 1000), LearningRate(counted, step),
+                    1e-15)
+            << name << " " << step << " " << first;
+    }
+  }
+}
+
 // The update whose number from 0 is n.
 double FromZero(ScheduleOptions o, int64_t n) {
   o.first = 0;

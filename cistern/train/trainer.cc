@@ -80,16 +80,6 @@ constexpr double kFirstCheckpoint = 30;
 
 }  // namespace
 
-Json RunDefaults(const Json& experiment) {
-  TaskOptions task;
-  task.kind = experiment.value("task", Json::object()).value("kind", task.kind);
-  Json written = task.Write();
-  written.merge_patch(TaskOptions::Recorded({{"kind", task.kind}}, task.kind));
-  return {{"task", written},
-          {"model", ModelConfig().Describe().Write()},
-          {"train", TrainOptions().Describe().Write()}};
-}
-
 Trainer::Trainer(std::shared_ptr<Model> model, const Task& task, const TrainOptions& options,
                  uint64_t seed, const std::string& folder, const Json& experiment, bool bfloat16,
                  std::shared_ptr<Processes> processes)
@@ -131,76 +121,6 @@ Trainer::Trainer(std::shared_ptr<Model> model, const Task& task, const TrainOpti
   EnsureDirectory(folder_);
   lock_ = std::make_unique<FileLock>(folder_ + "/lock", "the run folder " + folder_);
   RemoveLeftovers(folder_);
-}
-
-void Trainer::Resume() {
-  const auto newest = NewestCheckpoint(folder_);
-  CISTERN_CHECK(newest, folder_, ": no complete checkpoint to resume from");
-  RunState state = ReadRunState(*newest);
-  Json defaults = RunDefaults(experiment_);
-  ModelConfig unsaid = model_->config();  // by a run of an earlier version: its weights tell
-  unsaid.attention_options = Json::object();
-  KeepBiases(unsaid, SafetensorsFile(*newest + "/model.safetensors"));
-  defaults["model"]["attention_options"] = unsaid.attention_options;
-  const std::vector<std::string> changes =
-      CompareRuns(experiment_, state.experiment, defaults, folder_);
-  state = ReadCheckpoint(*newest, *model_, *optimizer_, &average_);
-  recent_.Forget(state.step - (state.evaluation_due ? 1 : 0));
-  const Json begun = state.experiment;
-  state.experiment = experiment_;
-  state_ = std::move(state);
-  resumed_ = true;
-  for (const std::string& change : changes) Note("resumed with " + change);
-  TakeLengths(begun);
-  const std::string best = folder_ + "/model.safetensors";
-  if (!state_.has_best || state_.best_file.empty()) return;
-  std::error_code ignored;
-  CISTERN_CHECK(std::filesystem::exists(best, ignored), best, " is gone: it was the best model of ",
-                "this run so far; put it back, or begin again with another --out");
-  if (HexText(HashFile(best)) == state_.best_file) return;
-  // Better ones came after the checkpoint, and will come again, if nothing has changed.
-  const SafetensorsFile loads(best);
-  if (changes.empty()) return;
-  if (options_.average_last > 0) {  // the mean of a run that had ended
-    state_.has_best = false;
-    return;
-  }
-  Note(best + " is of a later evaluation than the checkpoint; the next evaluation replaces it");
-  state_.has_best = false;
-}
-
-void Trainer::TakeLengths(const Json& begun) {
-  const auto length = [](const Json& experiment, const char* key) {
-    return experiment.value("train", Json::object()).value(key, Json());
-  };
-  if (length(begun, "steps") == length(experiment_, "steps") &&
-      length(begun, "seconds") == length(experiment_, "seconds"))
-    return;
-  if (options_.seconds > 0) {
-    if (options_.seconds <= state_.trained_seconds)
-      FailUsage(folder_, " has been trained for ", Significant(state_.trained_seconds, 4),
-                " s already; give more than that in train.seconds");
-    state_.total_steps = 0;
-    return;
-  }
-  if (options_.steps < state_.step)
-    FailUsage(folder_, " is at step ", state_.step, " already; give more in train.steps");
-  state_.total_steps = options_.steps;
-}
-
-void Trainer::Begin() {
-  if (HoldsRun(folder_))
-    FailUsage(folder_, " already holds a run; give another --out, or --resume to continue it");
-  recent_.Forget(-1);  // of an aborted run
-  std::error_code error;
-  std::filesystem::directory_iterator entry(folder_, error), end;
-  for (; !error && entry != end; entry.increment(error)) {
-    const std::string name = entry->path().filename().string();
-    std::error_code ignored;
-    if (name == "metrics.jsonl" || name == "metrics.csv" ||
-        name.starts_with("events.out.tfevents."))
-      std::filesystem::remove(entry->path(), ignored);
-  }
 }
 
 double Trainer::Spent() const {
@@ -348,12 +268,14 @@ void Trainer::Evaluate() {
   const bool lower = task_.metric().lower_is_better,
              better = !state_.has_best || (lower ? value < state_.best : value > state_.best);
   state_.evals_without_better = better ? 0 : state_.evals_without_better + 1;
-  if (better && std::isfinite(value)) {
-    state_.has_best = true;
-    state_.best = value;
-    state_.best_metrics = metrics;
-    SaveBest();
-  }
+  if (better && std::isfinite(value)) TakeBest(metrics);
+}
+
+void Trainer::TakeBest(const Json& metrics) {
+  state_.has_best = true;
+  state_.best = metrics.at(task_.metric().name).get<double>();
+  state_.best_metrics = metrics;
+  SaveBest();
 }
 
 void Trainer::SaveBest() {
@@ -430,6 +352,7 @@ TrainResult Trainer::Run() {
     TakeRates();
   }
   TfEventsWriter events(folder_);
+  if (resumed_) events.AddStart(state_.step + 1);
   log_ = [&](const Json& line) {
     lines_->Write(line);
     const std::string event = line.at("event");
@@ -460,13 +383,17 @@ TrainResult Trainer::Run() {
   ProgressBar bar({Expected(), "train", "steps", state_.step, 0});
   first_step_ = state_.step;
   last_save_ = Now();
-  // A run that has begun can be resumed: the first checkpoint comes before the first step.
-  bool save = !resumed_ || state_.evaluation_due;
   Agree();
+  if (!interrupted_) MeasureBest();
+  if (resumed_ && !state_.has_best && Spent() >= 1) state_.evaluation_due = true;
+  // A run that has begun can be resumed: the first checkpoint comes before the first step, and so
+  // does that of a resumed run with its new settings.
+  bool save = !resumed_ || state_.evaluation_due || settings_changed_;
   for (;;) {
     if (state_.evaluation_due && !interrupted_) Evaluate();
     interrupted_ = interrupted_ || state_.evaluation_due;  // its rows were not all measured
-    if (save || interrupted_) SaveCheckpoint();
+    const bool ends = OutOfPatience() && state_.step > first_step_;
+    if (save || interrupted_ || ends) SaveCheckpoint();
     if (interrupted_) break;
     if (OutOfPatience()) {
       log_({{"event", "stopped"},
@@ -550,10 +477,7 @@ void Trainer::AverageLast() {
   Json line = {{"event", "averaged"}, {"step", state_.step}, {"evaluations", count}};
   line.update(metrics);
   log_(line);
-  state_.has_best = true;
-  state_.best = metrics.at(task_.metric().name).get<double>();
-  state_.best_metrics = metrics;
-  SaveBest();
+  TakeBest(metrics);
 }
 
 void Trainer::FinalTest(TrainResult* result) {

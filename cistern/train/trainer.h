@@ -130,6 +130,10 @@ class Trainer {
   void Begin();                         // a folder without a run: what an aborted one left goes
   void Evaluate();
   void SaveCheckpoint();
+  // Of the best model of a resumed run, where its metrics are those of other rows or of another
+  // model: before the first step.
+  void MeasureBest();
+  void TakeBest(const Json& metrics);  // the model, as it is now, is the best
   void SaveBest();
   void LogStep(const StepOutcome& last);
   void TakeRates();  // of a resumed run, from its log
@@ -144,7 +148,7 @@ class Trainer {
   uint64_t seed_;
   std::string folder_;
   Json experiment_;
-  bool bfloat16_, resumed_ = false;
+  bool bfloat16_, resumed_ = false, settings_changed_ = false;  // since the checkpoint
   std::shared_ptr<Processes> processes_;
   bool interrupted_ = false;  // this process or another
   int64_t parts_;             // of this process's rows of a batch (train/row_parts.h)

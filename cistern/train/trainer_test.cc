@@ -9,9 +9,11 @@
 
 #include "cistern/base/error.h"
 #include "cistern/base/random.h"
+#include "cistern/io/atomic_file.h"
 #include "cistern/io/jsonl.h"
 #include "cistern/io/test_folder.h"
 #include "cistern/ops/testing.h"
+#include "cistern/tasks/evaluate.h"
 #include "cistern/tensors/device.h"
 #include "cistern/tensors/testing_device.h"
 #include "cistern/train/checkpoint.h"
@@ -25,11 +27,12 @@ using testing::ExpectContains;
 // A small table of labelled rows.
 class TrainerTest : public ::testing::Test {
  protected:
-  void SetUp() override {
+  void SetUp() override { Prepare(60); }
+  void Prepare(int count) {
     std::string rows = "text\tlabel\n";
-    for (int i = 0; i < 60; ++i)
+    for (int i = 0; i < count; ++i)
       rows += StrCat("row ", i * i % 89, i % 3 ? " has ships\ta\n" : " has none of them\tb\n");
-    std::ofstream(folder_ / "a.tsv") << rows;
+    WriteFileAtomically(folder_ / "a.tsv", rows);
     options_.kind = "classify";
     Fields fields;
     fields.Group("task", options_.Describe());
@@ -414,6 +417,65 @@ TEST_F(TrainerTest, AnAverageThatIsInterruptedIsNoEnd) {
   EXPECT_EQ(evaluations, 2);
   EXPECT_EQ(result.steps, 4);
   EXPECT_TRUE(result.interrupted);
+}
+
+TEST_F(TrainerTest, ARunThatRanOutOfPatienceHasEnded) {
+  train_.steps = 40, train_.eval_every = 2, train_.patience = 1, train_.checkpoint_every = 1000;
+  train_.lr = 1e-12;
+  Trained("run");
+  const std::string model = ReadFile(folder_ / "run/model.safetensors");
+  for (int round = 0; round < 2; ++round) {
+    Trainer again(MakeModel(config_, 3), *task_, train_, 7, folder_ / "run", Json::object(), false);
+    again.Resume();
+    const TrainResult result = again.Run();
+    EXPECT_TRUE(result.had_ended);
+    EXPECT_EQ(result.steps, 4);
+  }
+  EXPECT_TRUE(ReadFile(folder_ / "run/model.safetensors") == model);
+}
+
+// Steps in a budget of time do not come again, so neither does a model that was better than the
+// one that the checkpoint knows.
+TEST_F(TrainerTest, ABetterModelThanTheCheckpointKnowsIsMeasured) {
+  train_.steps = 0, train_.seconds = 0.2;
+  Trained("run");
+  const auto other = MakeModel(config_, 9);
+  SaveModel(*other, folder_ / "run");
+  Trainer again(MakeModel(config_, 3), *task_, train_, 7, folder_ / "run", Json::object(), false);
+  again.Resume();
+  const TrainResult result = again.Run();
+  const Evaluation wanted = Evaluate(*task_, *other, Split::kValid, {});
+  EXPECT_EQ(result.valid, task_->Metrics(wanted.score));
+}
+
+TEST_F(TrainerTest, OtherRowsMeasureTheBestModelAgain) {
+  Prepare(600);
+  const auto run = [&](int64_t tokens, bool resume) {
+    train_.eval_tokens = tokens;
+    Trainer trainer(MakeModel(config_, 3), *task_, train_, 7, folder_ / "run",
+                    {{"train", {{"eval_tokens", tokens}}}}, false);
+    if (resume) trainer.Resume();
+    return trainer.Run();
+  };
+  const TrainResult few = run(20, false), all = run(0, true);
+  EXPECT_TRUE(all.had_ended);
+  EXPECT_LT(few.valid["examples"], all.valid["examples"]);
+  const auto model = LoadModel(folder_ / "run");
+  const Evaluation wanted = Evaluate(*task_, *model, Split::kValid, {});
+  EXPECT_EQ(all.valid, task_->Metrics(wanted.score));
+}
+
+// Else a run that is killed before its next checkpoint would go on with the earlier ones.
+TEST_F(TrainerTest, NewSettingsAreSavedBeforeTheNextStep) {
+  for (const int64_t every : {5, 6}) {
+    train_.log_every = every;
+    Trainer trainer(MakeModel(config_, 3), *task_, train_, 7, folder_ / "run",
+                    {{"train", {{"log_every", every}}}}, false);
+    if (every == 6) trainer.Resume();
+    EXPECT_EQ(trainer.Run().steps, 4);
+    const RunState state = ReadRunState(*NewestCheckpoint(folder_ / "run"));
+    EXPECT_EQ(state.experiment["train"]["log_every"], every);
+  }
 }
 
 // Two processes, each with rows of its own and a folder of its own, are one run: the same weights,
