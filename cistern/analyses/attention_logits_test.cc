@@ -230,5 +230,70 @@ TEST(MemoryClaims, ArmsHaveAnswers) {
   ExpectContains(AnswerTo(CompareMemories({luna, s}), "vanilla"), {"--beside"});
 }
 
+// Arms that differ in something besides say nothing of the option.
+TEST(MemoryClaims, EffectsAreOfOneOptionAlone) {
+  const auto arm = [](const std::string& mechanism, const Json& options) {
+    return Arm("an arm", mechanism, options, 30, 0.6, 0.5, 0.2, 0.1);
+  };
+  const auto effects = [](const std::vector<MemorySummary>& models) -> size_t {
+    const Figures f = CompareMemories(models);
+    for (const Figures::Table& t : f.tables()) {
+      if (t.name == "effects") return t.rows.size();
+    }
+    return 0;
+  };
+  MemorySummary root = arm("conv_luna", {{"temperature", "sqrt"}, {"kernel", 4}}),
+                unit = arm("conv_luna", {{"kernel", 4}, {"temperature", "unit"}});
+  EXPECT_EQ(effects({root, unit}), 1u);
+  for (const Json& other : {Json{{"slots", 256}}, Json{{"stride", 4}}, Json{{"filter", "maxpool"}},
+                            Json{{"kernel", 5}}, Json{{"values", "separate"}}}) {
+    MemorySummary changed = unit;
+    changed.options.update(other);
+    EXPECT_EQ(effects({root, changed}), 0u) << other;
+  }
+  // Said or not, a default is the same; so are the ablations, which are ConvLuna by other names.
+  MemorySummary said = unit;
+  said.options.update({{"stride", 1}, {"filter", "conv"}});
+  EXPECT_EQ(effects({root, said}), 1u);
+  EXPECT_EQ(effects({arm("only_filtering", {{"kernel", 4}}), said}), 1u);
+  EXPECT_EQ(effects({arm("only_scaling", {{"temperature", "unit"}}), said}), 1u);
+  EXPECT_EQ(effects({arm("only_scaling", {{"temperature", "sqrt"}}), said}), 0u);
+  // Of models: another width, another second layer.
+  MemorySummary wide = unit;
+  wide.config["dim"] = 64;
+  EXPECT_EQ(effects({root, wide}), 0u);
+  for (MemorySummary* m : {&root, &unit})
+    m->layers = {{m->mechanism, m->options}, {m->mechanism, m->options}};
+  EXPECT_EQ(effects({root, unit}), 1u);
+  unit.layers[1] = {"luna", Json::object()};
+  EXPECT_EQ(effects({root, unit}), 0u);
+}
+
+// The models themselves are compared.
+TEST(MemoryClaims, EffectsOfModels) {
+  const at::NoGradGuard guard;
+  const Batch batch = testing::IdsBatch(1, 6, {6});
+  std::vector<std::shared_ptr<EncoderClassifier>> models;
+  std::vector<std::unique_ptr<MemoryAnalysis>> analyses;
+  for (const auto& [temperature, ffn] : {std::pair("sqrt", 48), {"unit", 48}, {"learn", 24}}) {
+    ModelConfig c = testing::Classifier(
+        "conv_luna", {{"slots", 3}, {"kernel", 1}, {"temperature", temperature}});
+    c.ffn_dim = ffn;
+    models.push_back(testing::Make<EncoderClassifier>(c));
+    MemoryAnalysis::Options options;
+    options.reference = false;
+    analyses.push_back(
+        std::make_unique<MemoryAnalysis>(options, testing::ContextOf(models.back())));
+    analyses.back()->Add(batch, RunLayers(*models.back(), batch));
+  }
+  std::vector<ComparedModel> compared;
+  for (size_t i = 0; i < models.size(); ++i)
+    compared.push_back({StrCat(i), analyses[i].get(), &models[i]->config(), Json::object()});
+  const Figures f = FindAnalysis("memory").compare(compared);
+  ASSERT_EQ(f.table("effects").rows.size(), 1u);
+  EXPECT_EQ(Cell(f.table("effects"), 0, "from"), "0");
+  EXPECT_EQ(Cell(f.table("effects"), 0, "to"), "1");
+}
+
 }  // namespace
 }  // namespace cistern

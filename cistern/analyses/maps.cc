@@ -77,6 +77,7 @@ MapsAnalysis::MapsAnalysis(const Options& options, const AnalysisContext& contex
 void MapsAnalysis::HeadSums::Merge(const HeadSums& o) {
   entropy.Merge(o.entropy), share.Merge(o.share), distance.Merge(o.distance);
   sum.Merge(o.sum), negative.Merge(o.negative), rank.Merge(o.rank);
+  without += o.without;
 }
 
 void MapsAnalysis::AddRow(const CapturedLayer& layer, int64_t row, bool rank,
@@ -123,7 +124,8 @@ void MapsAnalysis::AddRow(const CapturedLayer& layer, int64_t row, bool rank,
   const at::Tensor absolute = table.select(2, 0), logs = table.select(2, 1),
                    sum = table.select(2, 2), distance = table.select(2, 3);
   const at::Tensor size = absolute.clamp_min(1e-300), negative = (absolute - sum) / 2;
-  const at::Tensor entropy = size.log() - logs / size;  // [H,T]
+  const at::Tensor looks = (absolute > 0).to(at::kDouble),
+                   entropy = (size.log() - logs / size) * looks;  // [H,T]
   const at::Tensor visible = causal ? at::arange(1, queries + 1, real).clamp_max(double(sources))
                                     : at::full({queries}, double(sources), real);
   const at::Tensor several = (visible > 1).to(at::kDouble);
@@ -133,11 +135,13 @@ void MapsAnalysis::AddRow(const CapturedLayer& layer, int64_t row, bool rank,
   const auto of = [&](const at::Tensor& x, int64_t h) { return x[h].sum().item<double>(); };
   for (int64_t h = 0; h < heads; ++h) {
     HeadSums& s = (*sums)[size_t(h)];
-    s.entropy.Add(of(entropy, h), queries), s.sum.Add(of(sum, h), queries);
-    s.share.Add(of(share, h), int64_t(several.sum().item<double>()));
-    s.negative.Add(of(negative / size, h), queries);
-    if (layer.form != Form::kCross) s.distance.Add(of(distance / size, h), queries);
-    if (ranked) s.rank.Add(ranks[h].item<double>());
+    const auto looking = int64_t(of(looks, h));
+    s.without += queries - looking;
+    s.entropy.Add(of(entropy, h), looking), s.sum.Add(of(sum, h), queries);
+    s.share.Add(of(share, h), int64_t(of(looks * several, h)));
+    s.negative.Add(of(negative / size, h), looking);
+    if (layer.form != Form::kCross) s.distance.Add(of(distance / size, h), looking);
+    if (ranked && looking > 0) s.rank.Add(ranks[h].item<double>());
   }
   if (!drawn) return;
   drawn->name = layer.name;
@@ -231,16 +235,18 @@ Figures MapsAnalysis::Report() const {
   LineChart entropy{"Entropy by layer", "layer", "share of ln(tokens seen)", {}};
   LineChart locality{"Locality by layer", "layer", "mean distance in tokens", {}};
   Series mean_share{"mean over heads", {}, {}}, mean_distance = mean_share;
+  int64_t without = 0;
   for (size_t i = 0; i < layers_.size(); ++i) {
     const LayerSums& l = layers_[i];
     HeadSums all;
     for (size_t h = 0; h < l.heads.size(); ++h) {
       const HeadSums& s = l.heads[h];
       all.Merge(s);
-      if (s.entropy.count == 0) continue;
+      if (s.sum.count == 0) continue;
       table.rows.push_back({l.name, l.mechanism, int64_t(h) + 1, s.entropy.Value(), s.share.Value(),
                             s.distance.Value(), s.rank.Value(), s.sum.Value(), s.negative.Value()});
     }
+    without += all.without;
     if (all.share.count > 0) {
       mean_share.x.push_back(double(i) + 1);
       mean_share.y.push_back(all.share.sum / double(all.share.count));
@@ -251,6 +257,12 @@ Figures MapsAnalysis::Report() const {
     }
   }
   f.Add(std::move(table));
+  if (without > 0) {
+    f.Fact("queries_without_weights", without);
+    f.Text(StrCat(without,
+                  " queries, counted in each head, have no weight at all: they look nowhere, and "
+                  "have a part in the row sum alone."));
+  }
   entropy.series = {mean_share};
   locality.series = {mean_distance};
   entropy.y_from_zero = locality.y_from_zero = true;

@@ -10,8 +10,8 @@
 //               1,024 tokens, because it costs O(T^3)
 //   row sum     of a query's weights: 1 where attention is a mean; and the share of |w| below zero
 //
-// Means over all real queries of all rows (rank: over rows). W is walked by columns, so memory is
-// O(H T) times a block of columns.
+// Means over all real queries of all rows (rank: over rows); a query without any weight has a row
+// sum alone. W is walked by columns, so memory is O(H T) times a block of columns.
 #include <map>
 
 #include "cistern/analyses/analysis.h"
@@ -36,6 +36,7 @@ class MapsAnalysis : public Analysis {
  private:
   struct HeadSums {
     Mean entropy, share, distance, sum, negative, rank;
+    int64_t without = 0;  // queries that have no weight at all
     void Merge(const HeadSums& other);
   };
   struct LayerSums {

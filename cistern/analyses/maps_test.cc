@@ -1,5 +1,6 @@
 #include "cistern/analyses/maps.h"
 
+#include "cistern/analyses/implied_weights.h"
 #include "cistern/analyses/testing_analyses.h"
 #include "cistern/analyses/weighted_words.h"
 
@@ -80,6 +81,56 @@ TEST(Maps, KnownCases) {
   EXPECT_NEAR(Cell(g.table("heads"), 0, "effective rank").get<double>(), 9, 1e-9);
   EXPECT_NEAR(Cell(g.table("heads"), 0, "entropy").get<double>(), 0, 1e-12);
   EXPECT_NEAR(Cell(g.table("heads"), 0, "distance").get<double>(), 0, 1e-12);
+}
+
+// t2r's features may all be zero: such a query looks nowhere, and is no part of the means but for
+// the row sum.
+TEST(Maps, QueriesWithoutWeights) {
+  ModelConfig c = testing::SmallLm({"t2r"});
+  c.layers = 1;
+  c.attention_options = Json{{"t2r", {{"features", 2}}}};
+  const auto model = testing::Make<DecoderLm>(c);
+  const at::NoGradGuard guard;
+  const Batch batch = testing::IdsBatch(2, 40, {40, 17});
+  const std::vector<CapturedLayer> layers = RunLayers(*model, batch);
+  MapsAnalysis analysis({}, ContextOf(model));
+  analysis.Add(batch, layers);
+  const Figures f = analysis.Report();
+  int64_t without = 0;
+  for (int64_t h = 0; h < 2; ++h) {
+    double entropy = 0, share = 0, distance = 0, total = 0;
+    int64_t queries = 0, looking = 0, several = 0;
+    for (int64_t row = 0; row < 2; ++row) {
+      const at::Tensor all = ImpliedWeights(layers[0], row).All().to(at::kDouble).contiguous();
+      const auto w = all.accessor<double, 3>();
+      for (int64_t t = 0; t < layers[0].RealQueries(row); ++t, ++queries) {
+        double sum = 0, e = 0, far = 0;
+        for (int64_t s = 0; s <= t; ++s) sum += w[h][t][s];
+        total += sum;
+        if (sum == 0) continue;
+        ++looking;
+        for (int64_t s = 0; s <= t; ++s) {
+          const double p = w[h][t][s] / sum;
+          if (p > 0) e -= p * std::log(p);
+          far += p * double(t - s);
+        }
+        entropy += e, distance += far;
+        if (t > 0) share += e / std::log(double(t + 1)), ++several;
+      }
+    }
+    ASSERT_GT(looking, 0);
+    without += queries - looking;
+    const Figures::Table& table = f.table("heads");
+    const auto at = size_t(h);
+    EXPECT_NEAR(Cell(table, at, "entropy").get<double>(), entropy / double(looking), 1e-9);
+    EXPECT_NEAR(Cell(table, at, "share of ln(tokens)").get<double>(), share / double(several),
+                1e-9);
+    EXPECT_NEAR(Cell(table, at, "distance").get<double>(), distance / double(looking), 1e-9);
+    EXPECT_NEAR(Cell(table, at, "row sum").get<double>(), total / double(queries), 1e-9);
+    EXPECT_EQ(Cell(table, at, "negative").get<double>(), 0);
+  }
+  ASSERT_GT(without, 0);
+  EXPECT_EQ(f.facts().value("queries_without_weights", int64_t{0}), without);
 }
 
 // 300 tokens: more than one block of columns, and a picture of means of two.

@@ -40,6 +40,20 @@ bool AnyLayer(const ModelConfig& config, const F& is) {
   return false;
 }
 
+// What Effects of arms compare (memory_claims.h).
+void AddConfig(const ModelConfig& config, MemorySummary* summary) {
+  for (const Form form : config.info().forms) {
+    const LayerStack stack = config.Stack(form);
+    for (int64_t l = 0; l < stack.layers(); ++l)
+      summary->layers.emplace_back(stack.Mechanism(l), stack.Options(l));
+  }
+  ModelConfig rest = config;
+  rest.attention = {}, rest.attention_options = rest.layer_options = Json::object();
+  for (StackOptions* group : {&rest.encoder, &rest.decoder, &rest.cross})
+    group->attention = {}, group->attention_options = group->layer_options = Json::object();
+  summary->config = rest.Describe().Write();
+}
+
 }  // namespace
 
 const AnalysisInfo& memory_analysis() {
@@ -68,6 +82,7 @@ const AnalysisInfo& memory_analysis() {
       for (const ComparedModel& m : models) {
         all.push_back(dynamic_cast<const MemoryAnalysis&>(*m.analysis).Summary(m.label));
         all.back().result = m.result;
+        AddConfig(*m.config, &all.back());
       }
       return CompareMemories(all);
     };

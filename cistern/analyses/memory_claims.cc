@@ -2,6 +2,7 @@
 
 #include <cmath>
 
+#include "cistern/attention/mechanism.h"
 #include "cistern/base/format.h"
 
 namespace cistern {
@@ -20,10 +21,10 @@ std::string Named(const std::string& claim, const MemorySummary& m) {
 }
 
 bool HasMemory(const MemorySummary& m) { return !m.mechanism.empty(); }
-bool IsConv(const MemorySummary& m) {
-  return m.mechanism == "conv_luna" || m.mechanism == "only_scaling" ||
-         m.mechanism == "only_filtering";
+bool IsConvLuna(const std::string& mechanism) {
+  return mechanism == "conv_luna" || mechanism == "only_scaling" || mechanism == "only_filtering";
 }
+bool IsConv(const MemorySummary& m) { return IsConvLuna(m.mechanism); }
 bool IsLuna(const MemorySummary& m) { return m.mechanism == "luna"; }
 std::string Temperature(const MemorySummary& m) {
   if (!IsConv(m)) return "";
@@ -62,6 +63,38 @@ PaperClaim Against(const std::string& claim, const std::string& one, const Mean&
   return check;
 }
 
+// With the defaults; of ConvLuna's ablations as ConvLuna's own.
+Json AllOptions(const std::string& mechanism, const Json& given) {
+  Json all = FindMechanism(mechanism).options().Write();
+  if (mechanism == "only_scaling" || mechanism == "only_filtering") {
+    const Json own = all;
+    all = FindMechanism("conv_luna").options().Write();
+    all.update(own);
+    if (mechanism == "only_scaling") all["kernel"] = 1;
+    if (mechanism == "only_filtering") all["temperature"] = "sqrt";
+  }
+  all.update(given);
+  return all;
+}
+
+// Whether all is the same but this option of ConvLuna, be it in all layers that have it.
+bool AlikeBut(const std::string& option, const MemorySummary& a, const MemorySummary& b) {
+  const auto rest = [&](const MemorySummary& m) {
+    Json first = AllOptions(m.mechanism, m.options);
+    const Json value = first[option];
+    first.erase(option);
+    Json all = {m.config, first};
+    for (const auto& [mechanism, given] : m.layers) {
+      Json options = AllOptions(mechanism, given);
+      const bool conv = IsConvLuna(mechanism);
+      if (conv && options[option] == value) options.erase(option);
+      all.push_back({conv ? "conv_luna" : mechanism, options});
+    }
+    return all;
+  };
+  return rest(a) == rest(b);
+}
+
 // Two arms that differ in one option alone: what the option does, as later minus earlier.
 struct Effect {
   std::string name;
@@ -75,11 +108,11 @@ std::vector<Effect> Effects(const std::vector<MemorySummary>& models) {
       if (!IsConv(a) || !IsConv(b)) continue;
       const std::string from = Temperature(a), to = Temperature(b);
       const std::string kernel = Kernel(a) == 1 ? "no filter" : StrCat("filter of ", Kernel(a));
-      if (Kernel(a) == Kernel(b) && from == "sqrt" && to == "unit")
+      if (from == "sqrt" && to == "unit" && AlikeBut("temperature", a, b))
         effects.push_back({"the divisor is 1 in place of sqrt(d), frozen; " + kernel, &a, &b});
-      if (Kernel(a) == Kernel(b) && from == "unit" && to == "learn")
+      if (from == "unit" && to == "learn" && AlikeBut("temperature", a, b))
         effects.push_back({"the divisor that begins at 1 is learned; " + kernel, &a, &b});
-      if (from == to && Kernel(a) == 1 && Kernel(b) > 1)
+      if (Kernel(a) == 1 && Kernel(b) > 1 && AlikeBut("kernel", a, b))
         effects.push_back({StrCat("a filter of ", Kernel(b), "; divisor: ", from), &a, &b});
     }
   }

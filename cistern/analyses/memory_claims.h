@@ -4,6 +4,7 @@
 // outputs are alike for all tokens and the slots alike; memory-input products vary less than
 // input-input products, which a divisor that begins at 1 mends by more variance at the start".
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "cistern/analyses/figures.h"
@@ -20,6 +21,10 @@ struct MemorySummary {
   std::string label, mechanism;  // mechanism: of the first layer with slots; empty: none has
   Json options = Json::object();
   bool softmax = false;  // has layers of exact softmax
+  // What arms have to share for one option to be their difference: the config without its
+  // attention, and the attention layer by layer, mechanism and options.
+  Json config = Json::object();
+  std::vector<std::pair<std::string, Json>> layers;
   Numbers trained, random;
   // {"label": of the metric, "value", "lower_is_better", "steps": [], "values": []}; {}: not known
   Json result = Json::object();

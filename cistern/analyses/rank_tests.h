@@ -28,7 +28,8 @@ struct TestResult {
 TestResult Friedman(const Samples& blocks);
 
 // H = 12/(N(N+1)) sum_j R_j^2/n_j - 3(N+1), divided by 1 - sum (t^3 - t)/(N^3 - N) (Kruskal and
-// Wallis 1952); exact: all ways to give the ranks to groups of these sizes. Effect: H/(N-1).
+// Wallis 1952); exact: all ways to give the ranks to groups of these sizes. Effect: H/(N-1). Least
+// p: `floor` of data without ties, at most p; `exact_floor` of these values, ties and all.
 TestResult KruskalWallis(const Samples& groups);
 
 // Holm (1979): adj_i = max_{j <= i} min(1, (m-j+1) p_j) over sorted p; in the order given.

@@ -73,6 +73,8 @@ TEST(RankTests, AllTies) {
   EXPECT_EQ(f.exact, 1);
   EXPECT_EQ(k.statistic, 0);
   EXPECT_EQ(k.exact, 1);
+  // Other data of this size would give H = 5 (1 - 3 x 6 / 210).
+  EXPECT_NEAR(k.floor, std::exp(-2.5 * (1 - 18 / 210.0)), 1e-12);
 }
 
 // Groups 1-3, 4-6, 7-9: R = 6, 15, 24: H = 12/90 (12 + 75 + 192) - 30 = 7.2; Kruskal and Wallis'
@@ -108,6 +110,25 @@ TEST(RankTests, KruskalWallisByEveryOrder) {
     ++all;
   } while (std::next_permutation(places.begin(), places.end()));
   EXPECT_NEAR(t.exact, double(tail) / all, 1e-12);
+}
+
+// Groups that do not overlap give the largest H, however many they are, in whichever order.
+TEST(RankTests, LeastPOfKruskalWallis) {
+  Samples nine(9, {0});
+  nine[4] = {0, 1};
+  EXPECT_NEAR(KruskalWallis(nine).floor, ChiSquareTail(9 * (1 - 6 / 990.0), 8), 1e-12);
+  for (const Samples& unequal :
+       {Samples{{1}, {2, 3}, {4, 5, 6, 7}}, Samples{{3}, {1, 2}, {4, 5, 6, 7}},
+        Samples{{5}, {6, 7}, {1, 2, 3, 4}}}) {
+    const TestResult t = KruskalWallis(unequal);
+    EXPECT_NEAR(t.statistic, 6 * (1 - 66 / 336.0), 1e-12);
+    EXPECT_NEAR(t.floor, t.p, 1e-12);
+    EXPECT_NEAR(t.exact_floor, t.exact, 1e-12);
+  }
+  // Values that are equal within their groups: H = N - 1, more than without ties.
+  const TestResult tied = KruskalWallis({{0, 0, 0}, {1, 1, 1}});
+  EXPECT_NEAR(tied.statistic, 5, 1e-12);
+  EXPECT_LE(tied.floor, tied.p);
 }
 
 TEST(RankTests, ChiSquareTables) {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <iterator>
 
 #include "cistern/base/error.h"
 
@@ -12,18 +13,69 @@ namespace {
 struct StackCost {
   double flops = 0, parameters = 0;
 };
-StackCost CostOf(const LayerStack& stack, const std::vector<int64_t>& copied, double length) {
-  const double dim = double(stack.dim()), ffn = double(stack.ffn_dim());
-  const double heads = double(stack.options().heads), width = dim / heads;
+StackCost CostOf(const ModelConfig& config, const std::vector<int64_t>& copied, double length) {
+  const LayerStack stack = config.Stack(config.info().forms[0]);
+  const double dim = double(stack.dim()), heads = double(stack.options().heads),
+               width = double(stack.options().qkv_dim) / heads,
+               feed = dim * double(stack.ffn_dim()) *
+                      (config.activation == Activation::kGeglu ? 3 : 2);
   const double seen = stack.form() == Form::kCausal ? (length + 1) / 2 : length;
   StackCost cost;
   for (const int64_t k : copied) {
     const double own = heads - double(k);  // heads with queries, keys and scores of their own
-    const double maps = dim * width * (2 * own + 2 * heads), feed = 2 * dim * ffn;
+    const double maps = dim * width * (2 * own + 2 * heads);
     cost.parameters += maps + feed;
     cost.flops += 2 * (maps + feed) + 2 * seen * width * (own + heads);
   }
   return cost;
+}
+
+// The layers whose scores each layer's heads have: its own for the new ones, then those of the
+// first heads of the layer before, which may be copies themselves.
+std::vector<std::vector<int64_t>> ScoreLayers(const std::vector<int64_t>& copied, int64_t heads) {
+  std::vector<std::vector<int64_t>> all;
+  for (size_t l = 0; l < copied.size(); ++l) {
+    std::vector<int64_t> own(size_t(heads - copied[l]), int64_t(l));
+    if (copied[l] > 0) own.insert(own.end(), all[l - 1].begin(), all[l - 1].begin() + copied[l]);
+    all.push_back(std::move(own));
+  }
+  return all;
+}
+
+// Whether each source layer can have a head of its own that is at least `least` like it; heads
+// [h][l']. Sources that find all such heads taken move others on (Kuhn's augmenting paths).
+bool CanCopy(const std::vector<std::vector<double>>& heads, const std::vector<int64_t>& sources,
+             double least) {
+  std::vector<int64_t> source_of(heads.size(), -1);
+  std::vector<bool> seen;
+  const std::function<bool(int64_t)> place = [&](int64_t source) {
+    for (size_t h = 0; h < heads.size(); ++h) {
+      if (seen[h] || heads[h][size_t(sources[size_t(source)])] < least) continue;
+      seen[h] = true;
+      if (source_of[h] >= 0 && !place(source_of[h])) continue;
+      source_of[h] = source;
+      return true;
+    }
+    return false;
+  };
+  for (int64_t i = 0; i < int64_t(sources.size()); ++i) {
+    seen.assign(heads.size(), false);
+    if (!place(i)) return false;
+  }
+  return true;
+}
+
+// The most that the least alike can be then.
+double LeastOfCopies(const std::vector<std::vector<double>>& heads,
+                     const std::vector<int64_t>& sources) {
+  std::vector<double> values;
+  for (const auto& head : heads) {
+    for (const int64_t source : sources) values.push_back(head[size_t(source)]);
+  }
+  std::sort(values.begin(), values.end());
+  const auto end = std::partition_point(values.begin(), values.end(),
+                                        [&](double v) { return CanCopy(heads, sources, v); });
+  return *std::prev(end);  // there are as many heads as sources: the first value can always be had
 }
 
 }  // namespace
@@ -47,17 +99,13 @@ ReuseRecommendation RecommendReuse(const std::vector<std::vector<std::vector<dou
           continue;  // the placement has no room for so many, or takes whole layers alone
         }
         double least = 1;
-        int64_t count = 0, first = 0;
-        for (int64_t l = 1; l < layers; ++l) {
-          if (copied[size_t(l)] <= 0) continue;
-          const bool chain = k == heads && l > 1 && copied[size_t(l) - 1] > 0;
-          if (!chain) first = l - 1;
-          std::vector<double> alike;
-          for (const auto& head : best[size_t(l)])
-            alike.push_back(head[size_t(k == heads ? first : l - 1)]);
-          std::sort(alike.begin(), alike.end(), std::greater<>());
-          least = std::min(least, alike[size_t(k) - 1]);
-          count += copied[size_t(l)];
+        int64_t count = 0;
+        const std::vector<std::vector<int64_t>> layers_of = ScoreLayers(copied, heads);
+        for (size_t l = 1; l < copied.size() && least >= threshold; ++l) {
+          if (copied[l] == 0) continue;
+          least = std::min(
+              least, LeastOfCopies(best[l], {layers_of[l].end() - copied[l], layers_of[l].end()}));
+          count += copied[l];
         }
         const bool better =
             count > chosen.copied || (count == chosen.copied && count > 0 && least > chosen.least);
@@ -70,9 +118,8 @@ ReuseRecommendation RecommendReuse(const std::vector<std::vector<std::vector<dou
     }
   }
   if (chosen.copied == 0) return chosen;
-  const LayerStack stack = config.Stack(config.info().forms[0]);
-  const StackCost whole = CostOf(stack, std::vector<int64_t>(size_t(layers), 0), length),
-                  less = CostOf(stack, plan, length);
+  const StackCost whole = CostOf(config, std::vector<int64_t>(size_t(layers), 0), length),
+                  less = CostOf(config, plan, length);
   chosen.flops_share = less.flops / whole.flops;
   chosen.parameters_share = less.parameters / whole.parameters;
   chosen.settings = {"model.attention=reuse"};

@@ -201,5 +201,48 @@ TEST(ReusePlan, CopiesWhatIsAlikeEnough) {
                  {"model.attention=reuse", "model.attention_options.reuse.placement=alternate"});
 }
 
+// Five layers of four heads, three of which are like the layers beside theirs. With K = 3 a layer's
+// first heads are a new one and two that it has copied itself: the scores of the layer before that.
+TEST(ReusePlan, CopiesOfCopiesComeFromEarlierLayers) {
+  ModelConfig c = SoftmaxLm(5);
+  c.dim = 16, c.heads = 4;
+  std::vector<std::vector<std::vector<double>>> best(
+      5, std::vector<std::vector<double>>(4, std::vector<double>(5, 0.1)));
+  for (size_t l = 0; l < 5; ++l) {
+    for (size_t h = 0; h < 3; ++h) {
+      if (l > 0) best[l][h][l - 1] = 0.9;
+      if (l < 4) best[l][h][l + 1] = 0.9;
+    }
+  }
+  const ReuseRecommendation apart = RecommendReuse(best, c, 0.75, 64);
+  EXPECT_EQ(apart.options, (Json{{"placement", "alternate"}, {"heads", 3}, {"layers", 2}}));
+  EXPECT_EQ(apart.copied, 6);
+  EXPECT_DOUBLE_EQ(apart.least, 0.9);
+  // Layer 3 takes over one head of layer 2 and two of layer 1; layer 4 one each of layers 3, 2, 1.
+  best[2][0][0] = best[2][1][0] = 0.85;
+  best[3][0][0] = 0.8, best[3][1][1] = 0.85;
+  const ReuseRecommendation chain = RecommendReuse(best, c, 0.75, 64);
+  EXPECT_EQ(chain.options, (Json{{"placement", "partial"}, {"heads", 3}, {"layers", 3}}));
+  EXPECT_EQ(chain.copied, 9);
+  EXPECT_DOUBLE_EQ(chain.least, 0.8);
+  best[2][1][0] = 0.1;
+  EXPECT_EQ(RecommendReuse(best, c, 0.75, 64).copied, 6);
+}
+
+TEST(ReusePlan, CostOfNarrowHeadsAndGatedFeedForwards) {
+  ModelConfig c = SoftmaxLm(4);
+  c.qkv_dim = 6, c.activation = Activation::kGeglu;
+  std::vector<std::vector<std::vector<double>>> best(
+      4, std::vector<std::vector<double>>(2, std::vector<double>(4, 0.1)));
+  best[1][0][0] = 0.9;
+  const ReuseRecommendation r = RecommendReuse(best, c, 0.5, 63);
+  ASSERT_EQ(r.copied, 1);
+  // dim 12, heads of 3, ffn 48: a layer has 4 x 72 + 3 x 576 = 2,016 numbers; a copied head saves
+  // 2 x 36 of them.
+  EXPECT_NEAR(r.parameters_share, (4 * 2016.0 - 72) / (4 * 2016), 1e-12);
+  const double layer = 2 * 2016 + 2 * 32 * 3 * 4;
+  EXPECT_NEAR(r.flops_share, (4 * layer - (144 + 2 * 32 * 3)) / (4 * layer), 1e-12);
+}
+
 }  // namespace
 }  // namespace cistern

@@ -22,9 +22,10 @@ at::Tensor Shares(const at::Tensor& w) {
   return a / a.sum(-1, true).clamp_min(1e-300);
 }
 
-// e^H of shares over the last dimension.
+// e^H of shares over the last dimension; 0 where all of them are.
 at::Tensor Effective(const at::Tensor& p) {
-  return (-(p * p.clamp_min(1e-300).log()).sum(-1)).exp();
+  const at::Tensor e = (-(p * p.clamp_min(1e-300).log()).sum(-1)).exp();
+  return e.masked_fill((p == 0).all(-1), 0);
 }
 
 // So many moments of a row, evenly, the last one after all of its tokens.
@@ -138,8 +139,7 @@ void SlotsAnalysis::AddRow(const CapturedLayer& layer, int64_t row, bool rank, L
   last.write = last.write.to(at::kDouble);
   const int64_t groups = last.write.size(0), slots = last.write.size(1);
   const at::Tensor p = Shares(last.write);  // [G,n,S]
-  const at::Tensor full = last.write.abs().sum(2) > 0,
-                   held = at::where(full, Effective(p), at::zeros_like(p.select(2, 0)));
+  const at::Tensor held = Effective(p);
   const at::Tensor ages =
       at::arange(sources - 1, -1, -1, p.options().dtype(at::kDouble));  // of each token
   const at::Tensor age = at::matmul(p, ages);
@@ -147,7 +147,7 @@ void SlotsAnalysis::AddRow(const CapturedLayer& layer, int64_t row, bool rank, L
   std::vector<at::Tensor> reads;
   for (const SlotMoment& m : moments) reads.push_back(Shares(m.read));
   const at::Tensor r = at::cat(reads, 1), use = r.mean(1);
-  const at::Tensor effective = Effective(r), used = Effective(use);
+  const at::Tensor effective = Effective(r), used = Effective(Shares(use));
   sums->slots = slots;
   if (sums->slot_held.empty()) {
     sums->slot_held.resize(size_t(groups * slots));
@@ -282,10 +282,8 @@ void SlotsAnalysis::DrawLayer(const Drawn& d, int* number, Figures* f) const {
                   : "One line is one query: the slots it reads.");
   if (d.times.size() > 1) {
     at::Tensor held = at::zeros({slots, int64_t(d.times.size())}, at::kDouble);
-    for (size_t i = 0; i < d.times.size(); ++i) {
-      const at::Tensor full = d.write[i].abs().sum(1) > 0, e = Effective(Shares(d.write[i]));
-      held.select(1, int64_t(i)).copy_(at::where(full, e, at::zeros_like(e)));
-    }
+    for (size_t i = 0; i < d.times.size(); ++i)
+      held.select(1, int64_t(i)).copy_(Effective(Shares(d.write[i])));
     HeatMap occupancy = MapOf(held, where + "tokens held over time", "tokens so far", "slot");
     if (d.times.size() <= 64) {
       for (const int64_t t : d.times) occupancy.column_names.push_back(std::to_string(t));

@@ -7,7 +7,7 @@
 //   empty     share of slots that hold nothing
 //   rank      effective rank of the write weights [n,T], each slot's divided by its length: how
 //             many slots' worth of different mixtures there are
-//   read      slots that a query reads: e^H of |r| / sum |r|
+//   read      slots that a query reads: e^H of |r| / sum |r|; 0 where it reads nothing
 //   used      the same of the mean over queries: slots that are read at all
 //
 // Means over slots (held, age) or queries (read), heads and rows, after the last token of a row.

@@ -1,5 +1,7 @@
 #include "cistern/analyses/slots.h"
 
+#include <cmath>
+
 #include "cistern/analyses/implied_weights.h"
 #include "cistern/analyses/testing_analyses.h"
 #include "cistern/models/masked_lm.h"
@@ -186,6 +188,41 @@ TEST(Slots, OneTokenOverAndOver) {
   EXPECT_NEAR(Cell(f.table("layers"), 0, "tokens held").get<double>(), 12, 1e-6);
   EXPECT_NEAR(Cell(f.table("layers"), 0, "effective rank").get<double>(), 1, 1e-5);
   EXPECT_NEAR(Cell(f.table("layers"), 0, "age").get<double>(), 5.5, 1e-6);
+}
+
+// t2r's features may all be zero: such a query reads no slot.
+TEST(Slots, QueriesThatReadNothing) {
+  const auto model = Lm("t2r", {{"features", 2}});
+  const at::NoGradGuard guard;
+  const Batch batch = testing::IdsBatch(6, 8);
+  const auto layers = RunLayers(*model, batch);
+  SlotsAnalysis analysis({}, ContextOf(model));
+  analysis.Add(batch, layers);
+  const auto effective = [](double a, double b) {
+    double entropy = 0;
+    for (const double w : {a, b}) entropy -= w > 0 ? w / (a + b) * std::log(w / (a + b)) : 0;
+    return a + b > 0 ? std::exp(entropy) : 0;
+  };
+  double read = 0, used = 0;
+  int64_t nothing = 0;
+  for (int64_t row = 0; row < 6; ++row) {
+    const std::vector<SlotMoment> moments = WatchSlots(layers[0], row, {2, 4, 6, 8});
+    for (int64_t h = 0; h < 2; ++h) {
+      double first = 0, second = 0;
+      for (const SlotMoment& m : moments) {
+        const double a = std::abs(m.read[h][0][0].item<double>()),
+                     b = std::abs(m.read[h][0][1].item<double>());
+        read += effective(a, b) / 48;
+        nothing += a + b == 0 ? 1 : 0;
+        if (a + b > 0) first += a / (a + b), second += b / (a + b);
+      }
+      used += effective(first, second) / 12;
+    }
+  }
+  ASSERT_GT(nothing, 0);
+  const Figures f = analysis.Report();
+  EXPECT_NEAR(Cell(f.table("layers"), 0, "slots a query reads").get<double>(), read, 1e-9);
+  EXPECT_NEAR(Cell(f.table("layers"), 0, "slots in use").get<double>(), used, 1e-9);
 }
 
 TEST(Slots, PartsMergeAndPictures) {
