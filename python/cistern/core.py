@@ -204,11 +204,11 @@ class Core(nn.Module):
 
     # The real tokens of each row first.
     def _front(self, x: Sequence[Tensor], sides: Sequence[str], valid: Tensor,
-               lengths: Tensor | None,
-               starts: Tensor | None) -> tuple[list[Tensor], TokenMap]:
+               lengths: Tensor | None, starts: Tensor | None,
+               goes_on: bool = False) -> tuple[list[Tensor], TokenMap]:
         check_tensors(self.mechanism, {f"tensor {i + 1}": t for i, t in enumerate(x)})
         require_maskable(self.mechanism, self.sees_padding)
-        front = TokenMap(valid, lengths, starts)
+        front = TokenMap(valid, lengths, starts, goes_on)
         return move_sides(front, sides, x, self._itself), front
 
     def _sides(self) -> list[str]:
@@ -238,10 +238,11 @@ class Core(nn.Module):
         """Causal: each token is written into the state, then reads. Returns the output and the
         state after; the given one is unchanged.
 
-        The tensors of the memory may follow those of the tokens.
+        The tensors of the memory may follow those of the tokens. A start at a masked token needs a
+        real one behind it in the piece, for the state could not hand it on.
         """
         if valid is not None:
-            moved, front = self._front(x, self._sides(), valid, lengths, starts)
+            moved, front = self._front(x, self._sides(), valid, lengths, starts, goes_on=True)
             y, after = self.extend(*moved, state=state, lengths=front.lengths, starts=front.starts)
             return front.back(y, 2), after
         if state is None:

@@ -135,6 +135,8 @@ def attention(
         lengths: [B] int64, real tokens of each row, padding on its right (cross: of the keys).
             Padding is never seen and reads 0.
         starts: [B, T] bool, true where a document begins: nothing is seen across a start.
+            One at a masked token counts for the row's next real one, which has to be in the same
+            piece.
         valid: [B, T] bool, false where a token is as if it were not there: padding on the left,
             holes (cross: of the keys). What those tokens read is 0.
         state: causal: the state after earlier pieces; the given state is unchanged.
@@ -198,7 +200,7 @@ def attention(
     verb = "extend" if causal else "cross" if memory == "latents" else form
     if valid is not None:
         require_maskable(mechanism, bool(sees_padding))
-        front = TokenMap(valid, lengths, starts)
+        front = TokenMap(valid, lengths, starts, goes_on=keep)
         tensors = tuple(move_sides(front, sides.split(","), tensors, verb != "cross"))
         lengths, starts = front.lengths, front.starts
     y, after = run(spec, of_state, verb, tensors, own, state, lengths, starts, dropout > 0, keep)

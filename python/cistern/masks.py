@@ -20,7 +20,9 @@ class TokenMap:
         valid: [B, T] bool, false where a token is as if it were not there.
         lengths: [B] int64: tokens from there on are masked, too.
         starts: [B, T] bool, true where a document begins. A start at a masked token counts for the
-            row's next real one.
+            row's next real one; those from `lengths` on count for none.
+        goes_on: the tokens are a piece, which a state hands on to the next one: a start at a masked
+            token has to have its real one in the piece.
 
     Attributes:
         lengths: [B] int64, the real tokens of each row.
@@ -30,14 +32,18 @@ class TokenMap:
     """
 
     def __init__(self, valid: Tensor, lengths: Tensor | None = None,
-                 starts: Tensor | None = None) -> None:
+                 starts: Tensor | None = None, goes_on: bool = False) -> None:
         if not isinstance(valid, Tensor) or valid.dtype != torch.bool or valid.dim() != 2:
             raise UsageError(f"expected valid of shape [B, T] and dtype bool, got {_found(valid)}")
         _check_beside(valid, lengths, starts)
         length = valid.shape[1]
         real = valid
         if lengths is not None:
-            real = real & (torch.arange(length, device=valid.device) < lengths.unsqueeze(1))
+            within = torch.arange(length, device=valid.device) < lengths.unsqueeze(1)
+            real = real & within
+            starts = None if starts is None else starts & within
+        if starts is not None and goes_on:
+            _check_taken_up(starts, real)
         self.order = torch.argsort(real.logical_not().to(torch.uint8), dim=1, stable=True)
         self.back_order = torch.argsort(self.order, dim=1)
         self.lengths = real.sum(1)
@@ -94,6 +100,17 @@ def _check_beside(valid: Tensor, lengths: Tensor | None, starts: Tensor | None) 
         raise UsageError(
             f"expected lengths within 0..{length}, the tokens of valid, got "
             f"{int(lengths[~within][0])}")
+
+
+# A state has no place for a start without a token.
+def _check_taken_up(starts: Tensor, real: Tensor) -> None:
+    lost = (starts & (real.flip(1).cumsum(1).flip(1) == 0)).any(1)
+    why = ("at a masked token, with no real one behind it in this piece: give the start with the "
+           "first real token of the next piece")
+    if torch.compiler.is_compiling() or lost.is_meta:
+        torch._assert_async(lost.any().logical_not(), f"the last start of a row is {why}")
+    elif bool(lost.any()):
+        raise UsageError(f"the last start of row {int(lost.nonzero()[0])} is {why}")
 
 
 def require_maskable(mechanism: str, sees_padding: bool) -> None:

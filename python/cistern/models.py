@@ -55,8 +55,8 @@ class _Trunk(nn.Module):
                          self.training)
 
     # The real tokens of each row first. UsageError where padding takes part.
-    def _front(self, valid: Tensor, lengths: Tensor | None,
-               starts: Tensor | None = None) -> TokenMap:
+    def _front(self, valid: Tensor, lengths: Tensor | None, starts: Tensor | None = None,
+               goes_on: bool = False) -> TokenMap:
         if self._padding != "masked":
             raise UsageError(f"padding={self._padding} lets padding take part, so that no token "
                              "can be masked; leave out valid")
@@ -64,7 +64,7 @@ class _Trunk(nn.Module):
             if block.attention is not None:
                 core = block.attention.core
                 require_maskable(core.mechanism, core.sees_padding)
-        return TokenMap(valid, lengths, starts)
+        return TokenMap(valid, lengths, starts, goes_on)
 
     def _norm(self, x: Tensor) -> Tensor:
         return x if self.norm is None else self.norm(x)
@@ -74,7 +74,7 @@ class _Trunk(nn.Module):
     def _causal(self, x: Tensor, state: Any, keep: bool, lengths: Tensor | None,
                 starts: Tensor | None, valid: Tensor | None) -> tuple[Tensor, Any]:
         if valid is not None:
-            front = self._front(valid, lengths, starts)
+            front = self._front(valid, lengths, starts, goes_on=keep)
             y, after = self._causal(front.move(x, 1), state, keep, front.lengths, front.starts,
                                     None)
             return front.back(y, 1), after

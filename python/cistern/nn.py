@@ -419,10 +419,10 @@ class Attention(nn.Module):
             left = None if left is None else (front.back(left[0], 2), front.back(left[1], 2))
         return (y, packed) if return_memory else (y, left) if return_handles else y
 
-    def _front(self, valid: Tensor, lengths: Tensor | None,
-               starts: Tensor | None = None) -> TokenMap:
+    def _front(self, valid: Tensor, lengths: Tensor | None, starts: Tensor | None = None,
+               goes_on: bool = False) -> TokenMap:
         require_maskable(self.core.mechanism, self.core.sees_padding)
-        return TokenMap(valid, lengths, starts)
+        return TokenMap(valid, lengths, starts, goes_on)
 
     # What stands beside the tokens of x.
     @staticmethod
@@ -447,13 +447,14 @@ class Attention(nn.Module):
         return_handles: bool = False,
     ) -> Any:
         """Causal, in pieces of any length: x [B, T, dim] -> ([B, T, dim], the state after). The
-        given state is unchanged.
+        given state is unchanged. A start at a masked token needs a real one behind it in the piece,
+        for the state could not hand it on.
 
         With rotary positions give `positions`, those of the piece's tokens. handles,
         return_handles: of the piece, as in forward; those that are returned are the third result.
         """
         if valid is not None:
-            front = self._front(valid, lengths, starts)
+            front = self._front(valid, lengths, starts, goes_on=True)
             positions, handles = self._moved(front, x, positions, handles)
             y, *rest = self.extend(front.move(x, 1), state, lengths=front.lengths,
                                    starts=front.starts, positions=positions, handles=handles,

@@ -205,6 +205,17 @@ void CheckState(const CoreScope& core, const State& state, const at::Tensor& lik
   if (!core->info().bounded) core->CheckState(state);
 }
 
+// The caller's state is a value, and a mechanism may write in place where no gradient is recorded:
+// copies of all tensors but those of a cache, which grow. These have no spare room, so that their
+// mechanism copies them itself. Groups of heads may have both kinds.
+void KeepFromWrites(const CoreScope& core, State& state) {
+  for (const NamedTensor& t : core.form().tensors) {
+    at::Tensor& value = state[t.name];
+    const bool grows = !core->info().bounded && t.value.defined() && t.value.numel() == 0;
+    if (value.defined() && !grows) value = value.clone();
+  }
+}
+
 void CheckMask(const CoreScope& core, Verb verb, const at::Tensor& like, const ops::Mask& mask) {
   const std::string& name = core->info().name;
   const bool masked = mask.lengths || mask.starts;
@@ -250,10 +261,7 @@ Result Run(at::TensorList given, at::TensorList weights, at::TensorList state_in
   if (!state_in.empty()) {
     state = FromList(core, state_in);
     CheckState(core, state, given[0]);
-    // The caller's state is a value: a mechanism may write in place where no gradient is recorded.
-    // (A cache without spare room is copied.)
-    if (core->info().bounded && verb != Verb::kRead && !at::GradMode::is_enabled())
-      state = state.Clone();
+    if (verb != Verb::kRead && !at::GradMode::is_enabled()) KeepFromWrites(core, state);
   } else if (TakesState(verb) || verb == Verb::kCross) {
     state = core->EmptyState(batch, given[0].options());
   }

@@ -74,6 +74,21 @@ def test_a_state_can_branch(name, options, form):
         assert torch.equal(y, y2)
 
 
+# A ring of window takes a single token in place, also beside a cache that grows.
+@pytest.mark.parametrize("grows", ["softmax", "latte"])
+@pytest.mark.parametrize("name", ["window", "dilated", "abc_mlp"])
+def test_head_groups_do_not_change_the_state_they_are_given(name, grows):
+    core = cistern.nn.Core(f"{name}:1+{grows}:1", DIM, HEADS,
+                           options={name: cistern.mechanisms()[name]["cases"][0]}).eval()
+    with torch.no_grad():
+        _, state = core.extend(*tensors(core))
+        before = {k: v.clone() for k, v in state.items()}
+        for length in (1, 2):
+            core.extend(*tensors(core, length=length), state=state)
+            for k, v in before.items():
+                assert torch.equal(state[k], v), f"{k} of the given state was changed"
+
+
 @pytest.mark.parametrize("name, options, form", CAUSAL)
 def test_the_future_changes_no_bit(name, options, form):
     core = make_core(name, options, form).eval()

@@ -113,6 +113,36 @@ def test_starts_at_masked_tokens_count_for_the_next_real_one():
         assert error(y[i][:, VALID[i]], want[:, VALID[i]]) < 1e-5
 
 
+def test_a_start_that_a_piece_has_no_real_token_for_is_an_error(tmp_path):
+    layer = cistern.nn.Attention("latte", DIM, HEADS, conv=3).eval()
+    core = layer.core
+    x = torch.randn(1, 6, DIM)
+    heads = [torch.randn(1, p["heads"], 6, p["width"] // p["heads"]) for p in core.projections]
+    q = torch.randn(1, HEADS, 6, 8)
+    model = KINDS["decoder_lm"](complete(make_config(attention=["latte"]), tmp_path / "m")).eval()
+    ids = torch.randint(19, (1, 6))
+    valid = torch.tensor([[1, 1, 1, 0, 0, 1]]).bool()
+    starts = torch.tensor([[0, 0, 0, 1, 0, 0]]).bool()
+    calls = (lambda t, **m: layer.extend(x[:, :t], **m),
+             lambda t, **m: core.extend(*(h[:, :, :t] for h in heads), **m),
+             lambda t, **m: CF.latte(*[q[:, :, :t]] * 3, causal=True, return_state=True, **m),
+             lambda t, **m: model.extend(ids[:, :t], **m))
+    for call in calls:
+        call(6, valid=valid, starts=starts)  # the sixth token takes it up
+        for t in (4, 5):
+            with pytest.raises(cistern.UsageError, match="last start of row 0.*the next piece"):
+                call(t, valid=valid[:, :t], starts=starts[:, :t])
+            # Padding behind the row is none of its tokens.
+            call(t, valid=valid[:, :t], starts=starts[:, :t], lengths=torch.tensor([3]))
+        call(0, valid=valid[:, :0], starts=starts[:, :0])
+    with torch.no_grad():
+        layer(x[:, :5], valid=valid[:, :5], starts=starts[:, :5])  # hands on no state
+        whole = layer(x, valid=valid, starts=starts)
+        first, state = layer.extend(x[:, :5], valid=valid[:, :5])
+        last, _ = layer.extend(x[:, 5:], state, starts=torch.ones(1, 1).bool())
+        assert error(torch.cat([first, last], 1), whole) < 1e-5
+
+
 @pytest.mark.parametrize("kind", sorted(KINDS))
 def test_models(tmp_path, kind):
     more = dict(kind=kind, positions="learned", max_length=64)
@@ -213,6 +243,21 @@ def test_compiled_code_checks_lengths_beside_valid():
             run(x, torch.tensor([12, 13, 0]))
     with pytest.raises(Exception, match=r"lengths of shape \[3\]"):
         compiled(x, lengths[:1])
+
+
+def test_compiled_code_checks_starts_of_pieces():
+    layer = cistern.nn.Attention("latte", DIM, HEADS).eval()
+    x, ones = torch.randn(1, 4, DIM), torch.ones(1, 4).bool()
+    state = layer.empty_state(1)
+
+    def run(starts):
+        return layer.extend(x, state, valid=ones & (torch.arange(4) < 3), starts=starts)[0]
+
+    compiled = torch.compile(run, backend="aot_eager", fullgraph=True)
+    starts = ones & (torch.arange(4) == 2)
+    assert error(compiled(starts), run(starts)) < 1e-6
+    with pytest.raises(RuntimeError, match="last start of a row"):
+        compiled(ones)
 
 
 def test_compile():
