@@ -18,9 +18,9 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       if (std::isinf(out[i])) __builtin_trap();
     }
     if (count > 0) {
-      float last = 0;
+      double last = 0;
       file.Read(count - 1, 1, &last);
-      if (!std::isnan(out[count - 1]) && last != float(out[count - 1])) __builtin_trap();
+      if (!std::isnan(out[count - 1]) && last != out[count - 1]) __builtin_trap();
     }
   });
 }

@@ -20,8 +20,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
         if (store.size() < 1 || store.channels() < 1) __builtin_trap();
         for (int64_t i = 0; i < store.size(); ++i) {
           if (store.Steps(i) < 1 || store.Line(i) < 1) __builtin_trap();
-          std::string values(size_t(store.Steps(i) * store.channels()) * sizeof(float), '\0');
-          auto* const out = reinterpret_cast<float*>(values.data());
+          std::string values(size_t(store.Steps(i) * store.channels()) * sizeof(double), '\0');
+          auto* const out = reinterpret_cast<double*>(values.data());
           store.Read(i, 0, store.Steps(i), out);
           for (int64_t j = 0; j < store.Steps(i) * store.channels(); ++j) {
             if (std::isinf(out[j])) __builtin_trap();

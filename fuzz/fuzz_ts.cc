@@ -19,7 +19,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
             __builtin_trap();
           if (piece.values.size() != size_t(piece.steps) * source->channels().size())
             __builtin_trap();
-          for (const float x : piece.values) {
+          for (const double x : piece.values) {
             if (std::isinf(x)) __builtin_trap();
           }
         }

@@ -16,13 +16,6 @@ constexpr int64_t kLargestSide = 4096;
 
 std::string FileName(const std::string& path) { return fs::path(path).filename().string(); }
 
-std::string WithoutCompression(const std::string& name) {
-  for (const char* end : {".gz", ".xz"}) {
-    if (name.ends_with(end)) return name.substr(0, name.size() - 3);
-  }
-  return name;
-}
-
 bool IsCifar(const std::string& path) { return WithoutCompression(path).ends_with(".bin"); }
 
 bool IsIdxImages(const std::string& path) {
@@ -174,6 +167,8 @@ ImageFiles FindImages(const std::string& folder) {
                 "each also .gz or .xz");
   std::sort(found.train.begin(), found.train.end());
   std::sort(found.test.begin(), found.test.end());
+  CheckNoTwins(found.train);
+  CheckNoTwins(found.test);
   return found;
 }
 

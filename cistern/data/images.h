@@ -54,7 +54,7 @@ struct ImageFiles {
   std::string names;                     // batches.meta.txt; empty: there is none
 };
 // What of a folder is which: data_batch_*.bin and test*.bin, or train-images* and t10k-images*,
-// each also compressed. Error where there are none.
+// each also compressed. Error where there are none, and where one is there plain and compressed.
 ImageFiles FindImages(const std::string& folder);
 // Whether a folder or a file has such names.
 bool LooksLikeImages(const std::string& path);

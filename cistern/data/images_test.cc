@@ -128,6 +128,19 @@ TEST(Images, IdxFilesAndTheirLabels) {
              {"t10k-images", "labels are missing", "t10k-labels-idx1-ubyte"});
 }
 
+// Read twice, images would be in the training part and in validation.
+TEST(Images, APlainFileBesideItsCompressedOneIsRefused) {
+  const TestFolder folder;
+  const std::string bytes = Batch(3, 1);
+  WriteBytes(folder / "data_batch_1.bin", bytes);
+  WriteBytes(folder / "data_batch_1.bin-old.bin", bytes);
+  WriteBytes(folder / "test_batch.bin", bytes);
+  EXPECT_EQ(ReadImages(folder.path(), false, ImageColour::kGrey).size(), 6);
+  WriteGzip(folder / "data_batch_1.bin.gz", bytes);
+  ExpectSays(ErrorMessage([&] { ReadImages(folder.path(), false, ImageColour::kGrey); }),
+             {"data_batch_1.bin and ", "data_batch_1.bin.gz would both be read"});
+}
+
 TEST(Images, ErrorsNameFileAndRecord) {
   const TestFolder folder;
   const std::string bin = folder / "data_batch_1.bin", images = folder / "train-images-idx3-ubyte",

@@ -15,7 +15,7 @@
 #include "cistern/base/error.h"
 #include "cistern/base/hash.h"
 #include "cistern/base/random.h"
-#include "cistern/io/atomic_file.h"
+#include "cistern/io/byte_source.h"
 #include "cistern/io/read_at.h"
 #include "cistern/io/table_reader.h"
 
@@ -236,7 +236,13 @@ void ReadFolder(const std::string& path, DocumentBuilder* builder) {
   }
   CISTERN_CHECK(!error, "cannot read ", path, ": ", error.message());
   std::sort(files.begin(), files.end());
-  for (const std::string& file : files) builder->Add(ReadFile(file));
+  CheckNoTwins(files);
+  for (const std::string& file : files) {
+    std::string text;
+    for (ByteSource source(file); source.Append(&text);) {
+    }
+    builder->Add(text);
+  }
 }
 
 std::string TextColumn(const TableReader& table, const std::string& asked) {

@@ -17,6 +17,12 @@
 namespace cistern {
 namespace {
 
+void WriteGzip(const std::string& path, const std::string& bytes) {
+  const gzFile file = gzopen(path.c_str(), "wb");
+  ASSERT_EQ(gzwrite(file, bytes.data(), unsigned(bytes.size())), int(bytes.size()));
+  gzclose(file);
+}
+
 void WriteBytes(const std::string& path, const std::string& bytes) {
   std::ofstream(path, std::ios::binary) << bytes;
 }
@@ -137,13 +143,14 @@ TEST(TextPairs, HalvesOccurOnceWithEachLabel) {
                Document(i));
   }
   WriteBytes(folder / "docs/again.txt", Document(4));
+  WriteGzip(folder / "docs/packed.txt.gz", Document(4));
   WriteBytes(folder / "docs/short.txt", "short");
   WriteBytes(folder / "docs/.hidden", Document(99));
   DocumentOptions options;
   options.limit = 40;
   const auto documents = std::make_shared<const Documents>(ReadDocuments(folder / "docs", options));
   ASSERT_EQ(documents->size(), 9);
-  EXPECT_EQ(documents->repeated, 1);
+  EXPECT_EQ(documents->repeated, 2);  // also where it is compressed
   EXPECT_EQ(documents->too_short, 1);
   std::map<std::string, int> first_of, second_of;  // halves by the document that they are of
   for (int i = 0; i < 9; ++i) {
@@ -170,6 +177,9 @@ TEST(TextPairs, HalvesOccurOnceWithEachLabel) {
   EXPECT_EQ(HalvesOf(documents, all, 5)->Hash(), pairs->Hash());
   EXPECT_NE(HalvesOf(documents, all, 6)->Hash(), pairs->Hash());
   ExpectSays(ErrorMessage([&] { HalvesOf(documents, {3}, 5); }), {"two documents"});
+  WriteBytes(folder / "docs/packed.txt", Document(5));
+  ExpectSays(ErrorMessage([&] { ReadDocuments(folder / "docs", options); }),
+             {"docs/packed.txt and ", "docs/packed.txt.gz would both be read"});
 }
 
 TEST(TextPairs, DocumentsOfTables) {

@@ -9,6 +9,7 @@
 #include <cstring>
 #include <filesystem>
 #include <new>
+#include <unordered_map>
 #include <vector>
 
 #include "cistern/base/error.h"
@@ -19,6 +20,19 @@ namespace {
 constexpr size_t kPiece = 1 << 16;
 
 }  // namespace
+
+std::string WithoutCompression(const std::string& path) {
+  return path.ends_with(".gz") || path.ends_with(".xz") ? path.substr(0, path.size() - 3) : path;
+}
+
+void CheckNoTwins(const std::vector<std::string>& paths) {
+  std::unordered_map<std::string, std::string> seen;  // by the name without compression
+  for (const std::string& path : paths) {
+    const auto [at, fresh] = seen.try_emplace(WithoutCompression(path), path);
+    CISTERN_CHECK(fresh, at->second, " and ", path,
+                  " would both be read: they are the same data, twice; remove one of them");
+  }
+}
 
 class ByteSource::Stream {
  public:

@@ -5,8 +5,14 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 namespace cistern {
+
+// A name or path without the .gz or .xz at its end.
+std::string WithoutCompression(const std::string& path);
+// Error that names two of the paths which differ by .gz or .xz alone: the same data, twice.
+void CheckNoTwins(const std::vector<std::string>& paths);
 
 class ByteSource {
  public:

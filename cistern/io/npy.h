@@ -22,11 +22,10 @@ class NpyFile {
   int64_t size() const { return size_; }       // numbers in the file
   bool whole() const { return kind_ != 'f'; }  // integers or bools
   std::string ShapeText() const;               // "(3, 4)", as NumPy prints it
-  // Numbers begin .. begin + count - 1 of the array as it lies in the file. NaN stays NaN. Error
-  // for an infinity, for what the type of `out` (float, double) cannot hold, and where the file has
-  // become shorter. Safe from any thread.
-  template <class T>
-  void Read(int64_t begin, int64_t count, T* out) const;
+  // Numbers begin .. begin + count - 1 of the array as it lies in the file; integers beyond 2^53
+  // are rounded. NaN stays NaN. Error for an infinity, and where the file has become shorter. Safe
+  // from any thread.
+  void Read(int64_t begin, int64_t count, double* out) const;
 
  private:
   void ReadHeader();

@@ -52,6 +52,9 @@ class NpyReader : public SeriesSource {
         if (piece->first && labels_) piece->label = Label();
         piece->values.resize(size_t(steps * width_));
         file_.Read((row_ * length_ + step_) * width_, steps * width_, piece->values.data());
+        for (const double x : piece->values)
+          CISTERN_CHECK(std::isnan(x) || FiniteInFloat(x), file_.path(), ": the value ", x,
+                        " is not finite in float32");
       } catch (const Error& e) {
         // A piece of a series that has begun cannot be taken back.
         if (!format_.skip_bad || !piece->first) Fail("row ", row_ + 1, ": ", e.what());
@@ -60,7 +63,7 @@ class NpyReader : public SeriesSource {
         ++row_;
         continue;
       }
-      for (const float x : piece->values) missing_ += std::isnan(x);
+      for (const double x : piece->values) missing_ += std::isnan(x);
       step_ += steps;
       if (step_ == length_) {
         step_ = 0;
@@ -78,6 +81,10 @@ class NpyReader : public SeriesSource {
     double value = 0;
     labels_->Read(row_, 1, &value);
     CISTERN_CHECK(!std::isnan(value), labels_->path(), ": the label of row ", row_ + 1, " is NaN");
+    // Labels are told apart by their digits, so no whole number may become another one.
+    CISTERN_CHECK(!labels_->whole() || std::abs(value) < 9007199254740992.0, labels_->path(),
+                  ": the label of row ", row_ + 1,
+                  " is not below 2^53, and float64 does not hold it exactly");
     if (labels_->whole()) return std::to_string(int64_t(value));
     char text[32];
     std::snprintf(text, sizeof(text), "%.17g", value);

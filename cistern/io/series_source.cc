@@ -21,17 +21,16 @@ bool ParseFinite(std::string_view text, double* value) {
   return error == std::errc() && end == text.data() + text.size() && std::isfinite(*value);
 }
 
-bool ParseSeriesValue(std::string_view cell, bool empty_is_missing, float* value) {
+bool FiniteInFloat(double value) { return std::isfinite(float(value)); }
+
+bool ParseSeriesValue(std::string_view cell, bool empty_is_missing, double* value) {
   const auto is = [&](char a, size_t i) { return (cell[i] | 0x20) == a; };
   if ((cell.empty() && empty_is_missing) || cell == "?" ||
       (cell.size() == 3 && is('n', 0) && is('a', 1) && is('n', 2))) {
-    *value = std::numeric_limits<float>::quiet_NaN();
+    *value = std::numeric_limits<double>::quiet_NaN();
     return true;
   }
-  double number = 0;
-  if (!ParseFinite(cell, &number)) return false;
-  *value = float(number);
-  return std::isfinite(*value);
+  return ParseFinite(cell, value) && FiniteInFloat(*value);
 }
 
 bool IsTsFile(const std::string& path) {

@@ -16,6 +16,7 @@
 //   steps   a row is a time step, and columns are channels. Rows of a series follow each other and
 //           have the same cell in the series' column (and in the label's); without that column all
 //           rows are one series
+// Where no labels are asked for, columns named label, class or category are left out, with a note.
 //   empty, ?, NaN            a value that is missing (but for the end of a row, see above)
 //
 // .npy (io/npy.h): [rows, length, channels], [rows, length], or [length] where there are no labels;
@@ -47,8 +48,8 @@ struct SeriesFormat {
 
 // A series, or the next steps of it: a long one comes in pieces.
 struct SeriesPiece {
-  bool first = true;          // of its series
-  std::vector<float> values;  // [steps,channels]; NaN: missing
+  bool first = true;           // of its series
+  std::vector<double> values;  // [steps,channels]; NaN: missing
   int64_t steps = 0;
   std::string label, name;  // of the first piece; name: of the series' column
   int64_t line = 0;         // where the series begins; of .npy its row, from 1
@@ -83,11 +84,12 @@ bool IsNpyFile(const std::string& path);
 // Where the labels of a .npy file are.
 std::string NpyLabelsOf(const std::string& path);
 
-// What the readers share: without blanks at its ends; a finite number, else false; a value of a
-// cell that may be missing, else false.
+// What the readers share: without blanks at its ends; a finite number, else false; whether a value
+// is finite in float32, as models read it; such a value of a cell that may be missing, else false.
 std::string_view TrimmedCell(std::string_view text);
 bool ParseFinite(std::string_view text, double* value);
-bool ParseSeriesValue(std::string_view cell, bool empty_is_missing, float* value);
+bool FiniteInFloat(double value);
+bool ParseSeriesValue(std::string_view cell, bool empty_is_missing, double* value);
 
 std::unique_ptr<SeriesSource> OpenTsSeries(const std::string& path, const SeriesFormat& format);
 std::unique_ptr<SeriesSource> OpenTableSeries(const std::string& path, const SeriesFormat& format);

@@ -203,6 +203,21 @@ TEST_F(SeriesSourceTest, BadTablesAreRefusedWithTheirLine) {
   EXPECT_EQ(source_->missing(), 1);
 }
 
+TEST_F(SeriesSourceTest, ALabelIsNoValueWhereNoneIsAskedFor) {
+  format_.labels = SeriesFormat::Labels::kNone;
+  const auto all = Read(File("series,label,x,target\n1,7,1,2\n1,7,3,4\n2,8,5,6\n", "t.csv"));
+  ASSERT_EQ(all.size(), 2u);
+  EXPECT_EQ(source_->channels(), (std::vector<std::string>{"x", "target"}));
+  Are(all[0].values, {1, 2, 3, 4});
+  ASSERT_EQ(source_->notes().size(), 1u);
+  Says(source_->notes()[0], "column label: not read");
+  File(",x\n0,5\n1,6\n", "pandas.csv");
+  Are(Read(folder_ / "pandas.csv")[0].values, {5, 6});
+  Says(source_->notes()[0], "without a name");
+  format_.channels = {"x", "label"};  // of a model that was trained on it
+  Are(Read(folder_ / "t.csv")[1].values, {5, 8});
+}
+
 // What NumPy writes, byte by byte.
 std::string Npy(const std::string& descr, const std::string& shape, const std::string& data) {
   std::string header =
@@ -235,6 +250,9 @@ TEST_F(SeriesSourceTest, Npy) {
   Says(ErrorMessage([&] { Read(doubles); }), "expected its labels in");
   File(Npy("<f8", "(2,)", Bytes<double>({.5, 2})), "d_labels.npy");
   Says(ErrorMessage([&] { Read(doubles); }), "task.series.regression=true");
+  File(Npy("<i8", "(2,)", Bytes<int64_t>({1, (int64_t{1} << 53) + 1})), "d_labels.npy");
+  Says(ErrorMessage([&] { Read(doubles); }), "label of row 2 is not below 2^53");
+  File(Npy("<f8", "(2,)", Bytes<double>({.5, 2})), "d_labels.npy");
   format_.labels = SeriesFormat::Labels::kNumbers;
   EXPECT_EQ(Read(doubles)[0].label, "0.5");
   File(Npy("<f8", "(3,)", Bytes<double>({.5, 2, 3})), "d_labels.npy");
@@ -245,6 +263,10 @@ TEST_F(SeriesSourceTest, Npy) {
   EXPECT_EQ(Read(File(Npy("|u1", "(5,)", "\1\2\3\4\5"), "one.npy"))[0].steps, 5);
   File(Npy("<f8", "(2, 1)", Bytes<double>({1, INFINITY})), "inf.npy");
   Says(ErrorMessage([&] { Read(folder_ / "inf.npy"); }), "number 2 is inf");
+  const std::string large = File(Npy("<f8", "(1, 1)", Bytes<double>({1e39})), "large.npy");
+  Says(ErrorMessage([&] { Read(large); }), "not finite in float32");
+  const std::string ticks = File(Npy("<i8", "(1, 1)", Bytes<int64_t>({int64_t{1} << 60})), "t.npy");
+  Are(Read(ticks)[0].values, {0x1p60f});
   format_.skip_bad = true;
   EXPECT_EQ(Read(folder_ / "inf.npy").size(), 1u);
   EXPECT_EQ(source_->skipped(), 1);

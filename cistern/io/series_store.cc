@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cmath>
 #include <cstring>
 #include <unordered_map>
 
@@ -20,11 +21,11 @@ constexpr size_t kFlushAt = 1 << 18;  // numbers
 
 }  // namespace
 
-FloatStore::~FloatStore() {
+NumberStore::~NumberStore() {
   if (fd_ >= 0) close(fd_);
 }
 
-void FloatStore::Append(const float* values, int64_t count) {
+void NumberStore::Append(const double* values, int64_t count) {
   held_.insert(held_.end(), values, values + count);
   if (fd_ < 0 && int64_t(held_.size()) > in_memory_) {
     std::string name = folder_ + "/series-" + std::string(6, 'X');  // mkostemp's template
@@ -35,11 +36,11 @@ void FloatStore::Append(const float* values, int64_t count) {
   if (fd_ >= 0 && held_.size() >= kFlushAt) Flush();
 }
 
-void FloatStore::Flush() {
+void NumberStore::Flush() {
   const auto* from = reinterpret_cast<const char*>(held_.data());
-  for (size_t done = 0, bytes = held_.size() * sizeof(float); done < bytes;) {
+  for (size_t done = 0, bytes = held_.size() * sizeof(double); done < bytes;) {
     const ssize_t n =
-        pwrite(fd_, from + done, bytes - done, written_ * int64_t(sizeof(float)) + int64_t(done));
+        pwrite(fd_, from + done, bytes - done, written_ * int64_t(sizeof(double)) + int64_t(done));
     if (n < 0 && errno == EINTR) continue;
     CISTERN_CHECK(n > 0, "cannot keep the values of the series in ", folder_, ": ",
                   std::strerror(errno), "; another folder: --set task.cache=FOLDER");
@@ -50,11 +51,11 @@ void FloatStore::Flush() {
   held_.shrink_to_fit();
 }
 
-void FloatStore::Read(int64_t begin, int64_t count, float* out) const {
+void NumberStore::Read(int64_t begin, int64_t count, double* out) const {
   CISTERN_CHECK(begin >= 0 && count >= 0 && begin <= size() && count <= size() - begin,
                 "[series] values ", begin, " to ", begin + count, " of ", size());
   const int64_t first = std::min(count, std::max<int64_t>(0, written_ - begin));
-  ReadAt(fd_, begin * int64_t(sizeof(float)), size_t(first) * sizeof(float), out,
+  ReadAt(fd_, begin * int64_t(sizeof(double)), size_t(first) * sizeof(double), out,
          "the kept values of the series");
   std::copy_n(held_.data() + (begin + first - written_), count - first, out + first);
 }
@@ -73,6 +74,7 @@ SeriesStore::SeriesStore(const std::string& path, const SeriesFormat& format,
              labelled = format.labels != SeriesFormat::Labels::kNone && format.need_labels;
   std::unordered_map<std::string, int32_t> codes;
   SeriesPiece piece;
+  std::vector<float> narrow;
   while (source->Next(&piece)) {
     if (piece.first) {
       lines_.push_back(piece.line);
@@ -91,7 +93,12 @@ SeriesStore::SeriesStore(const std::string& path, const SeriesFormat& format,
       add(piece.label.data(), piece.label.size() + 1);
     }
     begins_.back() += piece.steps;
-    add(piece.values.data(), piece.values.size() * sizeof(float));
+    // As float32, which earlier versions kept, so that their runs go on; what that loses as well.
+    narrow.assign(piece.values.begin(), piece.values.end());
+    add(narrow.data(), narrow.size() * sizeof(float));
+    const bool lossy = !std::equal(narrow.begin(), narrow.end(), piece.values.begin(),
+                                   [](float a, double b) { return a == b || std::isnan(b); });
+    if (lossy) add(piece.values.data(), piece.values.size() * sizeof(double));
     add(&begins_.back(), sizeof(int64_t));
     if (!npy_) values_.Append(piece.values.data(), int64_t(piece.values.size()));
     bar.Update(source->done());
@@ -115,7 +122,7 @@ int64_t SeriesStore::Longest() const {
   return longest;
 }
 
-void SeriesStore::Read(int64_t i, int64_t begin, int64_t count, float* out) const {
+void SeriesStore::Read(int64_t i, int64_t begin, int64_t count, double* out) const {
   CISTERN_CHECK(begin >= 0 && count >= 0 && begin <= Steps(i) && count <= Steps(i) - begin,
                 "[series] steps ", begin, " to ", begin + count, " of ", Steps(i));
   if (npy_) {  // rows of one length; those that were skipped are not among begins_

@@ -14,18 +14,18 @@
 namespace cistern {
 
 // Numbers that are written once, in order, and then read anywhere.
-class FloatStore {
+class NumberStore {
  public:
   // Beyond `in_memory` numbers they go to a file in `folder`, which must exist by then.
-  FloatStore(std::string folder, int64_t in_memory)
+  NumberStore(std::string folder, int64_t in_memory)
       : folder_(std::move(folder)), in_memory_(in_memory) {}
-  ~FloatStore();
-  FloatStore(const FloatStore&) = delete;
-  FloatStore& operator=(const FloatStore&) = delete;
+  ~NumberStore();
+  NumberStore(const NumberStore&) = delete;
+  NumberStore& operator=(const NumberStore&) = delete;
   // Error where the file cannot be written.
-  void Append(const float* values, int64_t count);
+  void Append(const double* values, int64_t count);
   // Safe from any thread once nothing is appended any more.
-  void Read(int64_t begin, int64_t count, float* out) const;
+  void Read(int64_t begin, int64_t count, double* out) const;
   int64_t size() const { return written_ + int64_t(held_.size()); }
   bool on_disk() const { return fd_ >= 0; }
 
@@ -35,12 +35,12 @@ class FloatStore {
   std::string folder_;
   int64_t in_memory_, written_ = 0;
   int fd_ = -1;
-  std::vector<float> held_;  // of the end; without a file all of them
+  std::vector<double> held_;  // of the end; without a file all of them
 };
 
 class SeriesStore {
  public:
-  static constexpr int64_t kInMemory = int64_t{1} << 26;  // numbers: 256 MiB
+  static constexpr int64_t kInMemory = int64_t{1} << 25;  // numbers: 256 MiB
   // Reads the file once. Error as of its source, and where it has no series.
   SeriesStore(const std::string& path, const SeriesFormat& format, const std::string& folder,
               int64_t in_memory = kInMemory);
@@ -58,8 +58,9 @@ class SeriesStore {
   const std::vector<std::string>& labels() const { return labels_; }    // as they occur
   const std::vector<std::string>& classes() const { return classes_; }  // that the file lists
   double Number(int64_t i) const { return numbers_[size_t(i)]; }        // Labels::kNumbers
-  // Steps begin .. begin + count - 1 of series i, [count,channels]; NaN: missing.
-  void Read(int64_t i, int64_t begin, int64_t count, float* out) const;
+  // Steps begin .. begin + count - 1 of series i, [count,channels]; NaN: missing. Doubles, because
+  // what matters of a value may be small beside its channel's mean.
+  void Read(int64_t i, int64_t begin, int64_t count, double* out) const;
 
   const std::string& label_column() const { return label_column_; }
   const std::vector<std::string>& notes() const { return notes_; }
@@ -77,7 +78,7 @@ class SeriesStore {
   int64_t skipped_ = 0, missing_ = 0;
   uint64_t hash_ = 0;
   std::unique_ptr<NpyFile> npy_;  // else values_
-  FloatStore values_;
+  NumberStore values_;
 };
 
 }  // namespace cistern

@@ -11,13 +11,13 @@
 namespace cistern {
 namespace {
 
-TEST(FloatStore, GivesBackWhatWasWrittenInMemoryAndOnDisk) {
+TEST(NumberStore, GivesBackWhatWasWrittenInMemoryAndOnDisk) {
   constexpr int64_t kCount = 1000003;
-  std::vector<float> all(kCount);
-  std::iota(all.begin(), all.end(), 0.0f);
+  std::vector<double> all(kCount);
+  std::iota(all.begin(), all.end(), 1e9 + 0.1);
   for (const int64_t limit : {kCount, int64_t{1000}}) {
     const TestFolder folder;
-    FloatStore store(folder.path(), limit);
+    NumberStore store(folder.path(), limit);
     for (int64_t at = 0; at < kCount; at += 7001)
       store.Append(all.data() + at, std::min<int64_t>(7001, kCount - at));
     EXPECT_EQ(store.size(), kCount);
@@ -25,14 +25,14 @@ TEST(FloatStore, GivesBackWhatWasWrittenInMemoryAndOnDisk) {
     EXPECT_EQ(folder.Count(), 0);  // the file has no name
     for (const auto& [begin, count] : std::vector<std::pair<int64_t, int64_t>>{
              {0, kCount}, {5, 3}, {700000, 300003}, {kCount, 0}, {kCount - 1, 1}}) {
-      std::vector<float> out(size_t(count), -1);
+      std::vector<double> out(size_t(count), -1);
       store.Read(begin, count, out.data());
       EXPECT_TRUE(std::equal(out.begin(), out.end(), all.begin() + begin)) << begin;
     }
-    float x = 0;
+    double x = 0;
     EXPECT_THROW(store.Read(kCount, 1, &x), Error);
   }
-  FloatStore nowhere("/nonexistent/folder", 1);
+  NumberStore nowhere("/nonexistent/folder", 1);
   EXPECT_THROW(nowhere.Append(all.data(), 2), Error);
 }
 
@@ -53,9 +53,9 @@ TEST(SeriesStore, ReadsAnyStepsOfAnySeries) {
     EXPECT_EQ(store.Label(1), 1);
     EXPECT_EQ(store.Label(2), 0);
     EXPECT_EQ(store.missing(), 1);
-    float out[4];
+    double out[4];
     store.Read(2, 1, 2, out);
-    EXPECT_EQ(std::vector<float>(out, out + 4), (std::vector<float>{9, 10, 11, 12}));
+    EXPECT_EQ(std::vector<double>(out, out + 4), (std::vector<double>{9, 10, 11, 12}));
     EXPECT_THROW(store.Read(1, 0, 2, out), Error);
   }
   // The hash tells contents apart: values, labels, where a series ends.
@@ -68,6 +68,9 @@ TEST(SeriesStore, ReadsAnyStepsOfAnySeries) {
   EXPECT_NE(one, hash("series,label,x\n1,a,1\n1,a,2\n2,a,4\n"));
   EXPECT_NE(one, hash("series,label,x\n1,a,1\n1,a,2\n2,b,3\n"));
   EXPECT_NE(one, hash("series,label,x\n1,a,1\n2,a,2\n2,a,3\n"));
+  // Also where float32 would not.
+  EXPECT_NE(hash("series,label,x\n1,a,1000000000.25\n"),
+            hash("series,label,x\n1,a,1000000000.5\n"));
   EXPECT_NE(ErrorMessage([&] { hash("series,label,x\n"); }).find("no series"), std::string::npos);
 }
 

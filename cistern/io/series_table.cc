@@ -95,12 +95,21 @@ class TableSeries : public SeriesSource {
       channels_ = format_.channels;
       return;
     }
-    Names left_out;
+    Names left_out, no_values;
     for (size_t c = 0; c < columns.size(); ++c) {
       if (c == label_ || c == series_ || Listing(format_.ignore, columns[c])) continue;
+      if (columns[c].empty()) {
+        notes_.push_back("the column without a name: not read, as it numbers the rows");
+        continue;
+      }
       if (layout_ == Layout::kSteps &&
           Listing({"date", "time", "timestamp", "datetime"}, columns[c])) {
         left_out.push_back(columns[c]);
+        continue;
+      }
+      // Not target, which is what many call the value to be forecast.
+      if (!labels && Listing({"label", "class", "category"}, columns[c])) {
+        no_values.push_back(columns[c]);
         continue;
       }
       values_.push_back(c);
@@ -111,6 +120,9 @@ class TableSeries : public SeriesSource {
     if (!left_out.empty())
       notes_.push_back(StrCat("column ", Listed(left_out),
                               ": not read; rows are taken in their order, at equal steps"));
+    if (!no_values.empty())
+      notes_.push_back(StrCat("column ", Listed(no_values),
+                              ": not read, for a label is no value; under another name it is"));
   }
 
   bool Has(const std::string& column) const {
@@ -145,11 +157,11 @@ class TableSeries : public SeriesSource {
   }
 
   // The values of `columns` of the row, after those in `out`.
-  void Append(const std::vector<size_t>& columns, size_t count, std::vector<float>* out) {
+  void Append(const std::vector<size_t>& columns, size_t count, std::vector<double>* out) {
     int64_t missing = 0;
     for (size_t i = 0; i < count; ++i) {
       const std::string_view cell = TrimmedCell(cells_[columns[i]]);
-      float value = 0;
+      double value = 0;
       CISTERN_CHECK(ParseSeriesValue(cell, true, &value), Where(), "column ",
                     table_.columns()[columns[i]], " is '", cell.substr(0, 40),
                     "', not a finite number; a column that is no value is named in task.ignore");

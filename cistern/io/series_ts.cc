@@ -143,8 +143,8 @@ class TsReader : public SeriesSource {
       }
       CISTERN_CHECK(here == steps, Where(), "channel ", c + 1, " has ", here, " values, channel 1 ",
                     steps);
-      float* to = piece->values.data() + c;
-      for (const float v : channel_) {
+      double* to = piece->values.data() + c;
+      for (const double v : channel_) {
         *to = v;
         to += known_;
       }
@@ -173,7 +173,7 @@ class TsReader : public SeriesSource {
     for (size_t begin = 0; begin <= text.size();) {
       const size_t end = std::min(text.find(',', begin), text.size());
       const std::string_view cell = TrimmedCell(text.substr(begin, end - begin));
-      float value = 0;
+      double value = 0;
       CISTERN_CHECK(ParseSeriesValue(cell, false, &value), Where(), "value ", channel_.size() + 1,
                     " is '", cell, "', not a finite number or ?");
       missing_ += std::isnan(value);
@@ -187,7 +187,7 @@ class TsReader : public SeriesSource {
   SeriesFormat format_;
   bool data_ = false, equal_ = false, labelled_ = false, numbers_ = false;
   int64_t length_ = 0, known_ = 0;  // known_: channels
-  std::vector<float> channel_;
+  std::vector<double> channel_;
 };
 
 }  // namespace

@@ -17,6 +17,15 @@ bool IsNumber(const std::string& cell) {
   return *end == '\0';
 }
 
+// Whether a first line is a row, not a header. pandas leaves the name of its first column, the
+// index, empty.
+bool LooksLikeData(const std::vector<std::string>& cells) {
+  for (size_t i = 0; i < cells.size(); ++i) {
+    if (IsNumber(cells[i]) || (cells[i].empty() && (i > 0 || cells.size() == 1))) return true;
+  }
+  return false;
+}
+
 std::vector<std::string> SplitTabs(const std::string& line) {
   std::vector<std::string> cells;
   for (size_t begin = 0;;) {
@@ -53,10 +62,7 @@ const EnumNames<TableOptions::Header>& TableHeaders() {
 }
 
 bool TableReader::FormatOf(const std::string& path, Format* format) {
-  std::string name = path;
-  for (const char* packed : {".gz", ".xz"}) {
-    if (name.ends_with(packed)) name.resize(name.size() - 3);
-  }
+  const std::string name = WithoutCompression(path);
   if (name.ends_with(".tsv") || name.ends_with(".tab")) {
     *format = Format::kTsv;
   } else if (name.ends_with(".csv")) {
@@ -82,11 +88,8 @@ TableReader::TableReader(const std::string& path, const TableOptions& options)
   }
   CISTERN_CHECK(NextRow(&first_), path, " has no rows");
   has_first_ = true;
-  const bool data = std::any_of(first_.begin(), first_.end(), [](const std::string& cell) {
-    return cell.empty() || IsNumber(cell);
-  });
   if (options.header == TableOptions::Header::kYes ||
-      (options.header == TableOptions::Header::kAuto && !data)) {
+      (options.header == TableOptions::Header::kAuto && !LooksLikeData(first_))) {
     columns_ = first_;
     has_first_ = false;
     for (size_t i = 0; i < columns_.size(); ++i) {
@@ -101,7 +104,11 @@ TableReader::TableReader(const std::string& path, const TableOptions& options)
 
 size_t TableReader::Column(const std::string& name) const {
   const auto found = std::find(columns_.begin(), columns_.end(), name);
-  if (found == columns_.end()) Fail(path(), ": ", UnknownName("column", name, columns_));
+  if (found == columns_.end())
+    Fail(path(), ": ", UnknownName("column", name, columns_),
+         format_ == Format::kJsonl ? "; the columns of JSON lines are the keys of the first row: "
+                                     "where only later ones have it, put it there, with null"
+                                   : "");
   return size_t(found - columns_.begin());
 }
 

@@ -13,7 +13,8 @@ namespace cistern {
 
 struct TableOptions {
   enum class Header { kAuto, kYes, kNo };
-  // kAuto: the first line is a header unless one of its cells is a number or empty.
+  // kAuto: the first line is a header unless one of its cells is a number, or one behind the first
+  // is empty.
   Header header = Header::kAuto;
   bool skip_bad = false;  // rows that cannot be read are counted and passed over
   // JSON lines: a key that the first row lacks is an Error, for who reads all columns; else it is

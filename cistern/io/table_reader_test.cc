@@ -87,6 +87,13 @@ TEST(TableReader, Headers) {
   TableReader forced(folder / "n.tsv", yes);
   EXPECT_EQ(forced.columns(), (Cells{"1", "some text"}));
   EXPECT_EQ(ReadAll(forced).size(), 1u);
+  // pandas gives its index no name.
+  WriteText(folder / "pandas.csv", ",text,label\n0,a,b\n1,c,d\n");
+  TableReader pandas(folder / "pandas.csv");
+  EXPECT_EQ(pandas.columns(), (Cells{"", "text", "label"}));
+  EXPECT_EQ(ReadAll(pandas), (std::vector<Cells>{{"0", "a", "b"}, {"1", "c", "d"}}));
+  WriteText(folder / "hole.tsv", "some text\t\nmore\tx\n");
+  EXPECT_EQ(TableReader(folder / "hole.tsv").columns(), (Cells{"1", "2"}));
   WriteText(folder / "bom.csv",
             "\xef\xbb\xbf"
             "text,label\na,b\n");

@@ -123,7 +123,7 @@ void ClassifyTask::LearnInputs(const std::vector<LabelledRow>& train) {
         ++next;
         return found;
       },
-      options_.vocab_size, [&](int64_t done, int64_t) { bar.Update(done); });
+      options_.vocab_size, [&](int64_t done, int64_t) { bar.Update(done); }, TextPieces::kTexts);
 }
 
 }  // namespace cistern

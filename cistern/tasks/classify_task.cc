@@ -21,7 +21,8 @@ constexpr char kAssets[] = "/classify.json";
 
 std::vector<Metric> ClassMetrics() {
   return {{"accuracy", "accuracy, %", "of the rows, in percent; higher is better"},
-          {"macro_f1", "macro F1, %", "mean of the classes' F1, in percent; higher is better"},
+          {"macro_f1", "macro F1, %",
+           "mean F1 of the classes that occur or are predicted, in percent; higher is better"},
           {"matthews", "Matthews", "Matthews' correlation coefficient, -1 to 1; higher is better"},
           {"log_loss", "log loss", "nats of the right class; lower is better", true},
           RmseMetric()};
@@ -396,11 +397,11 @@ int64_t ClassifyTask::TokenIds() const {
 }
 
 void ClassifyTask::Complete(ModelConfig& config) const {
-  CheckPadding(config, options_.pad_to);
   // One more: byte ids are shifted, or the padding of `length` has an id of its own.
   config.vocab_size = TokenIds() + (shift() > 0 || options_.pad_to == PadTo::kLength ? 1 : 0);
   config.classes = options_.regression ? 1 : int64_t(classes_.size());
   config.max_length = std::max(config.max_length, options_.length);
+  CheckPadding(config, options_.pad_to);
 }
 
 Batch ClassifyTask::MakeBatch(const Examples& set, const std::vector<int64_t>& rows) const {

@@ -70,6 +70,10 @@ TEST(Confusion, FiguresByHand) {
   // (4*6 - (3*3 + 2*3 + 1*0)) / sqrt((36 - 14) (36 - 18))
   EXPECT_NEAR(c.Matthews(), 9 / std::sqrt(22.0 * 18.0), 1e-12);
   EXPECT_EQ((Confusion{2, {5, 0, 3, 0}}).Matthews(), 0);
+  // A class that is neither expected nor predicted has no F1; one that is either has one, of 0.
+  EXPECT_NEAR((Confusion{3, {2, 1, 0, 0, 2, 0, 0, 0, 0}}).MacroF1(), 0.8, 1e-12);
+  EXPECT_NEAR((Confusion{2, {5, 0, 3, 0}}).MacroF1(), 10.0 / 13 / 2, 1e-12);
+  EXPECT_TRUE(std::isnan((Confusion{2, {0, 0, 0, 0}}).MacroF1()));
 }
 
 TEST(Classify, SplitsKeepTheSharesOfTheClassesAndLeaveNothingOut) {
@@ -348,6 +352,13 @@ TEST(Classify, PairsOfTexts) {
   ClassifyTask bpe(o, "");
   bpe.Prepare();
   EXPECT_EQ((*bpe.Read(Split::kTest, {})->Next())["ids"].max().item<int64_t>(), 256);
+  // And from each alone: no more than "zz" and " zz" occurs twice.
+  o.vocab_size = 300;
+  ClassifyTask alone(o, "");
+  alone.Prepare();
+  alone.Complete(config);
+  EXPECT_LE(config.vocab_size, 258);
+  o.vocab_size = 257;
   o.text_column = "";
   const auto refusal = [&] { return ErrorMessage([&] { ClassifyTask(o, ""); }); };
   EXPECT_NE(refusal().find("name the other text's column too"), std::string::npos);

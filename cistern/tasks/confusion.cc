@@ -37,11 +37,14 @@ double Confusion::Accuracy() const {
 double Confusion::MacroF1() const {
   const Sums s = SumsOf(*this);
   double sum = 0;
+  int64_t there = 0;
   for (int64_t i = 0; i < classes; ++i) {
     const double both = s.expected[size_t(i)] + s.predicted[size_t(i)];
-    if (both > 0) sum += 2 * counts[size_t(i * classes + i)] / both;
+    if (both == 0) continue;
+    sum += 2 * counts[size_t(i * classes + i)] / both;
+    ++there;
   }
-  return classes > 0 ? sum / double(classes) : std::nan("");
+  return there > 0 ? sum / double(there) : std::nan("");
 }
 
 double Confusion::Matthews() const {

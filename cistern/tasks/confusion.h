@@ -11,8 +11,8 @@ struct Confusion {
 
   double Total() const;
   double Accuracy() const;  // share, 0 to 1
-  // Mean over classes of 2 P R / (P + R); a class that is neither expected nor predicted counts
-  // as 0, as in scikit-learn.
+  // Mean of 2 P R / (P + R) over the classes that are expected or predicted, as in scikit-learn;
+  // NaN where there are none.
   double MacroF1() const;
   // Matthews' coefficient for any number of classes (Gorodkin 2004), -1 to 1; 0 where one side is
   // constant.

@@ -203,6 +203,20 @@ TEST_F(ForecastTest, MetricsAndBaselinesAreThoseOfTheFile) {
   EXPECT_EQ(predict(again).size(), 2u);
 }
 
+// float32 holds such values in steps of 64.
+TEST_F(ForecastTest, SmallStepsBesideALargeMean) {
+  std::string text = "x\n";
+  for (int t = 0; t < 60; ++t) text += StrCat(1000000000 + t % 2, "\n");
+  WriteFileAtomically(folder_ / "far.csv", text);
+  options_.input.data = folder_ / "far.csv";
+  ForecastTask task(options_, "");
+  task.Prepare();
+  const auto model = MakeModel(Config(task), 1);
+  const Json metrics = task.Metrics(Evaluate(task, *model, Split::kTest).score);
+  EXPECT_NEAR(metrics["channels"]["x"]["last_rmse"].get<double>(), 1, 1e-5);
+  EXPECT_NEAR(metrics["channels"]["x"]["mean_rmse"].get<double>(), 0.5, 1e-3);
+}
+
 TEST_F(ForecastTest, Refusals) {
   const auto message = [&](const std::string& text) {
     WriteFileAtomically(folder_ / "bad.csv", text);

@@ -154,6 +154,55 @@ TEST(Image, ZeroAsPaddingKeepsPositions) {
   }
 }
 
+// With pad_to=length the black pixels follow the others, so that a mean over the whole length does
+// not depend on the batch.
+TEST(Image, ZeroAsPaddingOfTheWholeLength) {
+  const TestFolder folder;
+  WriteCifar(folder);
+  ImageTask::Options o = Options(folder);
+  o.pixels.zero_is_padding = true;
+  ImageTask longest(o, "");
+  longest.Prepare();
+  o.pixels.pad_to = PadTo::kLength;
+  ImageTask task(o, "");
+  task.Prepare();
+  const Batch some = *longest.Read(Split::kTrain, {4})->Next(),
+              all = *task.Read(Split::kTrain, {4})->Next(),
+              one = *task.Read(Split::kTrain, {1})->Next();
+  ASSERT_EQ(all["ids"].sizes(), (std::vector<int64_t>{4, 1024}));
+  EXPECT_TRUE(all["lengths"].equal(some["lengths"]));
+  EXPECT_EQ(all.tokens, some.tokens);
+  EXPECT_EQ(all.WithoutPadding()["ids"].size(1), 1024);
+  for (int64_t r = 0; r < 4; ++r) {
+    const int64_t k = all["lengths"][r].item<int64_t>();
+    const at::Tensor ids = all["ids"][r], places = all["positions"][r];
+    EXPECT_TRUE(ids.slice(0, 0, k).equal(some["ids"][r].slice(0, 0, k)));
+    EXPECT_EQ(ids.slice(0, k).abs().sum().item<int64_t>(), 0);
+    EXPECT_TRUE(places.slice(0, 0, k).equal(some["positions"][r].slice(0, 0, k)));
+    EXPECT_TRUE(std::get<0>(places.sort()).equal(at::arange(1024)));  // each once
+  }
+  const auto model = [&](const ImageTask& of, PoolingKind pooling) {
+    ModelConfig config;
+    config.kind = "encoder_classifier", config.dim = 8, config.layers = 1, config.heads = 2;
+    config.attention = {"softmax"}, config.positions = PositionKind::kLearned;
+    config.pooling = pooling, config.head = HeadKind::kLinear, config.embedding_std = 1;
+    of.Complete(config);
+    const auto made = std::dynamic_pointer_cast<Classifier>(MakeModel(config, 3));
+    made->to(at::kDouble);
+    made->eval();
+    return made;
+  };
+  const auto zeros = model(task, PoolingKind::kMeanZeros);
+  const at::Tensor got = zeros->Logits(all.tensors);
+  EXPECT_TRUE(at::allclose(zeros->Logits(one.tensors), got.slice(0, 0, 1), 0, 1e-12));
+  // Divided by the image's length: the mean over what is seen, times its share.
+  const at::Tensor share = all["lengths"].to(at::kDouble).unsqueeze(1) / 1024,
+                   want = model(longest, PoolingKind::kMean)->Logits(some.tensors) * share;
+  EXPECT_TRUE(at::allclose(got, want, 0, 1e-12)) << got << want;
+  const std::string said = ErrorMessage([&] { model(longest, PoolingKind::kMeanZeros); });
+  EXPECT_NE(said.find("task.pad_to=length"), std::string::npos) << said;
+}
+
 TEST(Image, ValuesAndPatches) {
   const TestFolder folder;
   const std::vector<uint8_t> bytes = WriteCifar(folder);

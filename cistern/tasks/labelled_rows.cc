@@ -2,10 +2,9 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <fstream>
-#include <iterator>
 
 #include "cistern/base/error.h"
+#include "cistern/io/byte_source.h"
 #include "cistern/io/json_text.h"
 
 namespace cistern {
@@ -48,26 +47,33 @@ class TableRows : public RowSource {
   int64_t skipped_ = 0;  // rows without a label
 };
 
+bool IsHidden(const fs::directory_entry& entry) {
+  return entry.path().filename().string().starts_with(".");
+}
+
+// Not such as .ipynb_checkpoints.
+bool IsClass(const fs::directory_entry& entry) { return entry.is_directory() && !IsHidden(entry); }
+
 class FolderRows : public RowSource {
  public:
   explicit FolderRows(const std::string& path) {
     const bool reviews = fs::is_directory(path + "/pos") && fs::is_directory(path + "/neg");
     for (const auto& entry : fs::directory_iterator(path)) {
-      if (!entry.is_directory() || (reviews && entry.path().filename() == "unsup")) continue;
+      if (!IsClass(entry) || (reviews && entry.path().filename() == "unsup")) continue;
       for (const auto& file : fs::directory_iterator(entry.path())) {
-        if (file.is_regular_file() && !file.path().filename().string().starts_with("."))
-          files_.push_back(file.path());
+        if (file.is_regular_file() && !IsHidden(file)) files_.push_back(file.path());
       }
     }
     std::sort(files_.begin(), files_.end());
     CISTERN_CHECK(!files_.empty(), path, ": no files in its folders");
+    CheckNoTwins({files_.begin(), files_.end()});
   }
   bool Next(LabelledRow* row) override {
     if (next_ == files_.size()) return false;
     const fs::path& path = files_[next_++];
-    std::ifstream in(path, std::ios::binary);
-    CISTERN_CHECK(in, "cannot read ", path.string());
-    row->inputs = {std::string(std::istreambuf_iterator<char>(in), {})};
+    row->inputs = {""};
+    for (ByteSource source(path.string()); source.Append(&row->inputs[0]);) {
+    }
     row->label = path.parent_path().filename().string();
     row->line = int64_t(next_);
     return true;
@@ -99,7 +105,7 @@ bool IsClassFolder(const std::string& path) {
   std::error_code error;
   if (!fs::is_directory(path, error)) return false;
   int folders = 0;
-  for (const auto& entry : fs::directory_iterator(path, error)) folders += entry.is_directory();
+  for (const auto& entry : fs::directory_iterator(path, error)) folders += IsClass(entry);
   return folders >= 2;
 }
 
@@ -135,6 +141,8 @@ RowColumns FindColumns(const std::string& path, const RowColumns& named, bool nu
   }
   TableReader table(path, options);
   const std::vector<std::string>& columns = table.columns();
+  std::vector<std::string> names = columns;  // without that of pandas' index, which numbers rows
+  std::erase(names, "");
   std::vector<int64_t> lengths(columns.size());
   std::vector<std::string> cells;
   for (int i = 0; i < kLookedAt && table.Next(&cells); ++i) {
@@ -149,7 +157,7 @@ RowColumns FindColumns(const std::string& path, const RowColumns& named, bool nu
   if (found.inputs.empty() && !numbers) {
     size_t longest = columns.size();
     for (size_t c = 0; c < columns.size(); ++c) {
-      if (columns[c] == found.label) continue;
+      if (columns[c] == found.label || columns[c].empty()) continue;
       if (longest == columns.size() || lengths[c] > lengths[longest]) longest = c;
     }
     if (longest == columns.size()) FailUsage(path, ": no column for the text besides the label");
@@ -160,7 +168,7 @@ RowColumns FindColumns(const std::string& path, const RowColumns& named, bool nu
   };
   if (found.label.empty()) {
     std::vector<std::string> others;
-    for (const std::string& name : columns) {
+    for (const std::string& name : names) {
       if (!is_input(name)) others.push_back(name);
     }
     if (found.label.empty() && others.size() == 1) found.label = others[0];
@@ -171,7 +179,7 @@ RowColumns FindColumns(const std::string& path, const RowColumns& named, bool nu
     }
   }
   if (found.inputs.empty()) {
-    for (const std::string& name : columns) {
+    for (const std::string& name : names) {
       if (name != found.label) found.inputs.push_back(name);
     }
     if (found.inputs.empty()) FailUsage(path, ": no columns of numbers besides the label");

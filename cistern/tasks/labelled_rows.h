@@ -32,7 +32,8 @@ class RowSource {
   virtual int64_t total() const = 0;
 };
 
-// A folder that holds folders: each file in one of them is a row, its label the folder's name.
+// A folder that holds folders: each file in one of them, plain, .gz or .xz, is a row, its label the
+// folder's name; hidden ones are left out.
 // Beside `pos` and `neg`, aclImdb's folder `unsup` of reviews without a label is left out.
 bool IsClassFolder(const std::string& path);
 // A folder that holds two such folders, `train` and `test`, as aclImdb does.
@@ -47,7 +48,8 @@ std::unique_ptr<RowSource> OpenRows(const std::string& path, const RowColumns& c
 // The columns that are not named, from the first rows: the label is the column of such a name
 // (label, class, target, category) or the only one besides the text; the text is the column with
 // the longest cells (numbers: all columns but the label). UsageError that lists the columns, and
-// what to set, where that does not decide. Folders have one input and no columns.
+// what to set, where that does not decide. A column without a name, pandas' index, is none of them.
+// Folders have one input and no columns.
 RowColumns FindColumns(const std::string& path, const RowColumns& named, bool numbers,
                        const TableOptions& options);
 

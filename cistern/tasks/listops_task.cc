@@ -117,10 +117,10 @@ const ListOpsSet& ListOpsTask::Set(Split split) const {
 }
 
 void ListOpsTask::Complete(ModelConfig& config) const {
-  CheckPadding(config, options_.pad_to);
   config.vocab_size = kListOpsVocab;
   config.classes = kClasses;
   config.max_length = std::max(config.max_length, options_.length);
+  CheckPadding(config, options_.pad_to);
 }
 
 Json ListOpsTask::DataSummary() const {

@@ -6,7 +6,6 @@
 #include <array>
 
 #include "cistern/base/error.h"
-#include "cistern/tasks/row_batch.h"
 
 namespace cistern {
 namespace {
@@ -51,6 +50,11 @@ void PixelInput::Describe(Fields* fields) {
   f.Add("zero_is_padding", &zero_is_padding,
         "of ids: bytes of 0 are padding, as in Long Range Arena: the model does not see them, and "
         "the others keep their positions");
+  f.Add("pad_to", &pad_to,
+        "with zero_is_padding: rows of a batch are padded to its longest, or all to the image's "
+        "length by its black bytes, at their own positions; matters where padding takes part "
+        "(model.padding, model.pooling)",
+        PadTos());
   f.Add("scale", &scale,
         "of values, (x/255 - mean) / deviation: unit 0, 1; half .5, .5 (Latte's Pathfinder, P000's "
         "code); conv_luna .48, .24 (P000's grey CIFAR); ucu CIFAR's own by colour (P002)",
@@ -91,6 +95,7 @@ int64_t PixelInput::Tokens(const PixelShape& shape) const {
 void PixelInput::Complete(const PixelShape& shape, ModelConfig* config) const {
   config->max_length = std::max(config->max_length, Tokens(shape));
   config->vocab_size = kind == Kind::kIds ? kLevels : 0;
+  if (zero_is_padding) CheckPadding(*config, pad_to);
   if (kind == Kind::kIds) return;
   Json own = config->Own();
   own["input"] = "values";
@@ -126,20 +131,22 @@ void PixelInput::AddImages(const std::vector<std::span<const uint8_t>>& images,
     return;
   }
   if (!zero_is_padding) return AddIds<uint8_t>(images, {}, batch);
+  const bool whole = pad_to == PadTo::kLength;
   std::vector<std::vector<uint8_t>> seen(images.size());
   std::vector<std::vector<int32_t>> places(images.size());
   for (size_t r = 0; r < images.size(); ++r) {
+    std::vector<int32_t> black;
     for (size_t i = 0; i < images[r].size(); ++i) {
-      if (images[r][i] == 0) continue;
-      seen[r].push_back(images[r][i]);
-      places[r].push_back(int32_t(i));
+      if (images[r][i] != 0) seen[r].push_back(images[r][i]);
+      (images[r][i] != 0 ? places[r] : black).push_back(int32_t(i));
     }
+    if (whole) places[r].insert(places[r].end(), black.begin(), black.end());
   }
-  AddIds<uint8_t>({seen.begin(), seen.end()}, {}, batch);
+  AddIds<uint8_t>({seen.begin(), seen.end()}, {pad_to, tokens}, batch);
   Batch positions;
   AddIds<int32_t>({places.begin(), places.end()}, {}, &positions);
   batch->Add("positions", positions["ids"]);
-  batch->padded.push_back({"positions", "lengths"});
+  if (!whole) batch->padded.push_back({"positions", "lengths"});
 }
 
 }  // namespace cistern

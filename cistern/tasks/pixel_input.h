@@ -7,7 +7,7 @@
 
 #include "cistern/io/fields.h"
 #include "cistern/models/config.h"
-#include "cistern/tasks/batch.h"
+#include "cistern/tasks/row_batch.h"
 
 namespace cistern {
 
@@ -20,6 +20,7 @@ struct PixelInput {
   enum class Scale { kUnit, kHalf, kConvLuna, kUcu };
   Kind kind = Kind::kIds;
   bool zero_is_padding = false;
+  PadTo pad_to = PadTo::kLongest;
   Scale scale = Scale::kHalf;
   int64_t patch = 1;
 
@@ -30,10 +31,11 @@ struct PixelInput {
   void CheckShape(const PixelShape& shape) const;
   int64_t Tokens(const PixelShape& shape) const;
   // Sets vocab_size, max_length and the encoder's input; how the map of values starts is the
-  // model's own (EncoderClassifier::Options).
+  // model's own (EncoderClassifier::Options). UsageError as CheckPadding.
   void Complete(const PixelShape& shape, ModelConfig* config) const;
   // Adds what the model reads: ids [B,T] or values [B,T,C], lengths; with zero_is_padding positions
-  // [B,T], too. Images are [height,width,channels] bytes.
+  // [B,T], too: of the bytes that are seen, and then, with pad_to=length, of the black ones. Images
+  // are [height,width,channels] bytes.
   void AddImages(const std::vector<std::span<const uint8_t>>& images, const PixelShape& shape,
                  Batch* batch) const;
 };

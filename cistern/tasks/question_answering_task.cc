@@ -134,7 +134,7 @@ void QuestionAnsweringTask::LearnTokenizer(const QuestionSet& train) {
         return q < train.questions.size() ? std::string_view(train.questions[q].text)
                                           : std::string_view();
       },
-      options_.vocab_size, [&](int64_t done, int64_t) { bar.Update(done); });
+      options_.vocab_size, [&](int64_t done, int64_t) { bar.Update(done); }, TextPieces::kTexts);
 }
 
 namespace {
@@ -247,9 +247,9 @@ bool QuestionAnsweringTask::TakeTokenizer(std::shared_ptr<const Tokenizer> token
 }
 
 void QuestionAnsweringTask::Complete(ModelConfig& config) const {
-  CheckPadding(config, PadTo::kLongest);
   config.vocab_size = tokenizer_->vocab_size();
   config.max_length = std::max(config.max_length, options_.length);
+  CheckPadding(config);
 }
 
 // Windows begin every `stride` tokens until one reaches the end of the text.

@@ -91,6 +91,16 @@ TEST_F(QuestionAnswering, LongTextsAreReadInWindows) {
   EXPECT_EQ(summary["without_answer"], false);
 }
 
+TEST_F(QuestionAnswering, BpeIsLearnedFromEachTextAlone) {
+  options_.tokenizer = TokenizerKind::kBpe, options_.vocab_size = 300;
+  std::string rows = "context\tquestion\tanswers\n";
+  for (int i = 0; i < 10; ++i) rows += "qq\tqq\tqq\n";
+  Write("train.tsv", rows);
+  ModelConfig config;
+  Prepared()->Complete(config);
+  EXPECT_EQ(config.vocab_size, 256 + 1);  // no token is longer than qq
+}
+
 TEST_F(QuestionAnswering, AnswersPartOfATokenTakeAllOfIt) {
   options_.tokenizer = TokenizerKind::kBpe, options_.vocab_size = 300;
   options_.length = 64, options_.stride = 16;

@@ -106,6 +106,14 @@ TEST_F(Questions, TablesHaveColumns) {
   const std::string asked = Write("new.tsv", "context\tquestion\nc\tq\n");
   EXPECT_EQ(Read(asked, false).questions.size(), 1u);
   ExpectContains(Refusal(asked), {"new.tsv", "answers", "context, question"});
+  const std::string second = R"({"context": "c a", "question": "q", "answers": "a"})";
+  ExpectContains(
+      Refusal(Write("late.jsonl", "{\"context\": \"c\", \"question\": \"q\"}\n" + second + "\n")),
+      {"late.jsonl", "answers", "keys of the first row", "put it there, with null"});
+  set = Read(Write("late.jsonl", "{\"context\": \"c\", \"question\": \"q\", \"answers\": null}\n" +
+                                     second + "\n"));
+  EXPECT_TRUE(set.questions[0].answers.empty());
+  EXPECT_EQ(set.questions[1].answers[0].begin, 2);
 }
 
 TEST_F(Questions, WhatCannotBeReadIsNamed) {

@@ -161,10 +161,10 @@ void RetrievalTask::LoadAssets(const std::string& folder) {
 }
 
 void RetrievalTask::Complete(ModelConfig& config) const {
-  CheckPadding(config, options_.pad_to);
   config.vocab_size = kByteVocab;
   config.classes = 2;
   config.max_length = std::max(config.max_length, options_.length);
+  CheckPadding(config, options_.pad_to);
 }
 
 Batch RetrievalTask::MakeBatch(const TextPairs& pairs, const std::vector<int64_t>& rows) const {

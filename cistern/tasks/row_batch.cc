@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "cistern/base/error.h"
+#include "cistern/nn/attention_layer.h"
 #include "cistern/tasks/row_reader.h"
 
 namespace cistern {
@@ -60,11 +61,36 @@ bool PaddingTakesPart(const ModelConfig& config) {
          config.pooling == PoolingKind::kMeanZeros;
 }
 
+namespace {
+
+// Which setting lets padding take part; empty: none does.
+std::string PaddingSeenBy(const ModelConfig& config) {
+  if (PaddingTakesPart(config)) return "model.padding or model.pooling";
+  for (const Form form : config.info().forms) {
+    const LayerStack stack = config.Stack(form);
+    for (int64_t layer = 0; layer < stack.layers(); ++layer) {
+      const auto mechanism = MakeMechanism(stack.Attention(layer));
+      if (mechanism->SeesPadding())
+        return mechanism->info().name + "'s mask=none (nystrom: a padding other than tokens)";
+    }
+  }
+  return "";
+}
+
+}  // namespace
+
 void CheckPadding(const ModelConfig& config, PadTo to) {
-  if (PaddingTakesPart(config) && to != PadTo::kLength)
-    FailUsage(
-        "model.padding or model.pooling lets padding take part, so its number has to be "
-        "said: set task.pad_to=length");
+  if (to == PadTo::kLength) return;
+  if (const std::string by = PaddingSeenBy(config); !by.empty())
+    FailUsage(by, " lets padding take part, so its number has to be said: set task.pad_to=length");
+}
+
+void CheckPadding(const ModelConfig& config) {
+  if (const std::string by = PaddingSeenBy(config); !by.empty())
+    FailUsage(by,
+              " lets padding take part, and rows of this task are padded to the longest of their "
+              "batch, so that a row's result would depend on the others; use model.padding=masked, "
+              "model.pooling=mean and the mechanism's default");
 }
 
 std::vector<int64_t> PickRows(const ShuffledOrder& order, uint64_t seed, int64_t step,

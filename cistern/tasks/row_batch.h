@@ -43,9 +43,11 @@ void AddNumbers(const std::string& name, const std::vector<int64_t>& numbers, Ba
 // Whether the settings of a model let padding take part in what it computes (its mechanisms may do
 // so too, Mechanism::SeesPadding).
 bool PaddingTakesPart(const ModelConfig& config);
-// UsageError where padding takes part in what the model computes and the task does not say how much
-// of it there is (PadTo::kLongest).
+// UsageError where padding takes part in what the model computes, by its settings or by a
+// mechanism's, and the task does not say how much of it there is: a row would depend on the others
+// of its batch. `to`: of a task that has pad_to; other tasks pad to the longest row.
 void CheckPadding(const ModelConfig& config, PadTo to);
+void CheckPadding(const ModelConfig& config);
 
 using MakeRows = std::function<Batch(const std::vector<int64_t>& rows)>;
 

@@ -5,6 +5,7 @@
 
 #include <fstream>
 
+#include "cistern/base/error.h"
 #include "cistern/io/test_folder.h"
 #include "cistern/tasks/classify_task.h"
 #include "cistern/tasks/listops_task.h"
@@ -48,6 +49,33 @@ TEST(RowBatch, PadsToTheLongestOrToTheLength) {
               AddIds<int32_t>({a}, {PadTo::kLength, 2}, &batch);
             }).find("3"),
             std::string::npos);
+}
+
+// Rows would depend on the others of their batch, by a setting of the model or by a mechanism's.
+TEST(RowBatch, WherePaddingTakesPartItsNumberHasToBeSaid) {
+  const auto config = [](const std::string& mechanism, const Json& options) {
+    ModelConfig c;
+    c.kind = "encoder_classifier", c.dim = 8, c.layers = 2, c.heads = 2, c.attention = {mechanism};
+    c.attention_options = Json{{mechanism, options}};
+    return c;
+  };
+  const Json none = Json::object();
+  for (const char* name : {"softmax", "linformer", "conv_luna", "nystrom"}) {
+    CheckPadding(config(name, none), PadTo::kLongest);
+    CheckPadding(config(name, none));
+  }
+  ModelConfig pooled = config("softmax", none), seen = pooled;
+  pooled.pooling = PoolingKind::kMeanZeros, seen.padding = PaddingKind::kSeen;
+  for (const ModelConfig& c :
+       {pooled, seen, config("linformer", {{"mask", "none"}}),
+        config("conv_luna", {{"mask", "none"}}), config("nystrom", {{"padding", "zeroes"}})}) {
+    CheckPadding(c, PadTo::kLength);
+    std::string said = ErrorMessage([&] { CheckPadding(c, PadTo::kLongest); });
+    EXPECT_NE(said.find("set task.pad_to=length"), std::string::npos) << said;
+    said = ErrorMessage([&] { CheckPadding(c); });  // of a task that has no pad_to
+    EXPECT_NE(said.find("depend on the others"), std::string::npos) << said;
+    EXPECT_EQ(said.find("pad_to"), std::string::npos) << said;
+  }
 }
 
 TEST(RowBatch, PaddingThatMayBeLeftOut) {

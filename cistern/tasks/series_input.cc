@@ -10,7 +10,7 @@
 namespace cistern {
 namespace {
 
-bool IsMissing(float x) { return std::isnan(x); }
+bool IsMissing(double x) { return std::isnan(x); }
 
 }  // namespace
 
@@ -82,7 +82,7 @@ std::shared_ptr<const SeriesStore> SeriesInput::Open(const std::string& path, bo
 }
 
 // Welford 1962: the mean and the squares about it, in one pass.
-void SeriesInput::LearnSteps(const float* values, int64_t steps) {
+void SeriesInput::LearnSteps(const double* values, int64_t steps) {
   const size_t channels = channels_.size();
   for (size_t i = 0; i < size_t(steps) * channels; ++i) {
     if (std::isnan(values[i])) continue;
@@ -102,20 +102,19 @@ void SeriesInput::Finish() {
 
 void SeriesInput::ReadRaw(const SeriesStore& store, int64_t series, int64_t begin, int64_t count,
                           float* out, bool scaled) const {
-  store.Read(series, begin, count, out);
   const size_t channels = channels_.size();
-  float* const end = out + size_t(count) * channels;
+  std::vector<double> values(size_t(count) * channels);
+  store.Read(series, begin, count, values.data());
   if (options_.missing == MissingValues::kRefuse) {
-    const float* const missing = std::find_if(out, end, IsMissing);
-    const auto at = size_t(missing - out);
-    CISTERN_CHECK(missing == end, store.path(), ": the series at ", store.Line(series),
+    const auto missing = std::find_if(values.begin(), values.end(), IsMissing);
+    const auto at = size_t(missing - values.begin());
+    CISTERN_CHECK(missing == values.end(), store.path(), ": the series at ", store.Line(series),
                   " has no value at step ", begin + int64_t(at / channels) + 1, " of channel ",
                   channels_[at % channels], ", and task.missing=refuse");
   }
-  if (!scaled) return;
-  for (float* step = out; step < end; step += channels) {
-    for (size_t c = 0; c < channels; ++c)
-      step[c] = float((double(step[c]) - means_[c]) / deviations_[c]);
+  for (size_t i = 0; i < values.size(); ++i) {
+    const size_t c = i % channels;
+    out[i] = float(scaled ? (values[i] - means_[c]) / deviations_[c] : values[i]);
   }
 }
 

@@ -75,7 +75,7 @@ class SeriesInput {
   std::vector<std::string> Notes(const SeriesStore& train, const SeriesStore* test) const;
 
  private:
-  void LearnSteps(const float* values, int64_t steps);
+  void LearnSteps(const double* values, int64_t steps);
   void Finish();
 
   SeriesInputOptions options_;
@@ -95,7 +95,7 @@ void SeriesInput::Learn(const SeriesStore& store, const Part& part) {
   label_column_ = store.label_column();
   means_.assign(channels_.size(), 0);
   deviations_ = counts_ = means_;
-  std::vector<float> values;
+  std::vector<double> values;
   for (int64_t i = 0; i < store.size(); ++i) {
     const auto [begin, end] = part(i);
     const int64_t most = std::max<int64_t>(1, kSeriesPiece / channels());

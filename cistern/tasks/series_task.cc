@@ -237,6 +237,7 @@ void SeriesTask::Complete(ModelConfig& config) const {
   own["input"] = "values";
   own["channels"] = input_.width();
   config.own[config.kind] = own;
+  CheckPadding(config);
 }
 
 Batch SeriesTask::MakeBatch(const SeriesStore& store, const std::vector<int64_t>& rows,

@@ -95,6 +95,18 @@ TEST_F(SeriesTaskTest, RefusesOtherChannelsAndClasses) {
   EXPECT_NE(message("@classLabel true a c\n@data\n1:2:c\n").find("other.ts:3"), std::string::npos);
 }
 
+// The divisor would be the longest series of the batch.
+TEST_F(SeriesTaskTest, PoolingOverPaddingIsRefused) {
+  SeriesTask task(options_, "");
+  task.Prepare();
+  for (const PoolingKind pooling : {PoolingKind::kMeanAll, PoolingKind::kMeanZeros}) {
+    ModelConfig config;
+    config.kind = "encoder_classifier", config.pooling = pooling;
+    const std::string said = ErrorMessage([&] { task.Complete(config); });
+    EXPECT_NE(said.find("model.pooling=mean"), std::string::npos) << said;
+  }
+}
+
 // 20 series of two channels in a table, a row a step; the label is 100 + 10 i.
 std::string StepsTable() {
   std::string text = "series,label,x,y\n";

@@ -161,7 +161,7 @@ void TranslationTask::LearnTokenizer(const std::vector<SentencePair>& train) {
         const SentencePair& pair = train[next / 2];
         return next++ % 2 == 0 ? pair.source : pair.target;
       },
-      options_.vocab_size, [&](int64_t done, int64_t) { bar.Update(done); });
+      options_.vocab_size, [&](int64_t done, int64_t) { bar.Update(done); }, TextPieces::kTexts);
 }
 
 std::vector<int32_t> TranslationTask::Examples::Side(int64_t row, int side) const {
@@ -299,9 +299,9 @@ bool TranslationTask::TakeTokenizer(std::shared_ptr<const Tokenizer> tokenizer) 
 }
 
 void TranslationTask::Complete(ModelConfig& config) const {
-  CheckPadding(config, PadTo::kLongest);
   config.vocab_size = int64_t(token_bytes_.size());
   config.max_length = std::max(config.max_length, tokens_per_sequence());
+  CheckPadding(config);
 }
 
 Batch TranslationTask::MakeBatch(const Examples& set, const std::vector<int64_t>& rows) const {
@@ -368,8 +368,11 @@ class TranslationTask::FileReader : public BatchReader {
   std::optional<Batch> Next() override {
     std::vector<SentencePair> pairs;
     for (SentencePair pair; int64_t(pairs.size()) < rows_ && pairs_->Next(&pair);) {
-      CISTERN_CHECK(!labelled_ || !pair.target.empty(), path_, ":", pair.line,
-                    ": the target is empty");
+      if (labelled_ && pair.target.empty()) {  // as training leaves out
+        CISTERN_CHECK(task_.options_.skip_bad_rows, path_, ":", pair.line, ": the target is empty");
+        ++empty_;
+        continue;
+      }
       pairs.push_back(std::move(pair));
     }
     if (pairs.empty()) return std::nullopt;
@@ -380,14 +383,14 @@ class TranslationTask::FileReader : public BatchReader {
   int64_t total() const override { return pairs_->total(); }
   int64_t done() const override { return pairs_->done(); }
   const char* unit() const override { return "bytes"; }
-  int64_t skipped() const override { return pairs_->skipped(); }
+  int64_t skipped() const override { return pairs_->skipped() + empty_; }
 
  private:
   const TranslationTask& task_;
   std::string path_;
   std::unique_ptr<PairSource> pairs_;
   bool labelled_;
-  int64_t rows_;
+  int64_t rows_, empty_ = 0;
 };
 
 std::unique_ptr<BatchReader> TranslationTask::ReadFile(const std::string& path, bool labelled,

@@ -341,6 +341,13 @@ TEST_F(Translation, ReadsOtherFilesWithWhatIsSaved) {
   Write("hole.tsv", "a\tb\nc\t\n");
   ExpectContains(ErrorMessage([&] { loaded.ReadFile(folder_ / "hole.tsv", true, {})->Next(); }),
                  {"hole.tsv:2: the target is empty"});
+  options_.skip_bad_rows = true;
+  TranslationTask skips(options_, "");
+  skips.LoadAssets(folder_.path());
+  const auto holes = skips.ReadFile(folder_ / "hole.tsv", true, {.rows = 1});
+  EXPECT_EQ(holes->Next()->rows, 1);
+  EXPECT_FALSE(holes->Next().has_value());
+  EXPECT_EQ(holes->skipped(), 1);
 }
 
 TEST_F(Translation, LearnedPositionsEnd) {
@@ -370,6 +377,12 @@ TEST_F(Translation, BpeIsLearnedFromBothSides) {
   const Batch train = task->TrainBatch(1, 0, 4);
   EXPECT_GT(train["source"].max().item<int64_t>(), 256);
   EXPECT_LT(train["source"].size(1), 15);
+  // Of each of them alone: no token is longer than they are.
+  std::string pairs;
+  for (int i = 0; i < 10; ++i) pairs += "qq\tqq\n";
+  Write("pairs.tsv", pairs);
+  Prepared()->Complete(config);
+  EXPECT_EQ(config.vocab_size, 256 + 1 + 1);
 }
 
 }  // namespace

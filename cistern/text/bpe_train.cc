@@ -41,7 +41,7 @@ struct WordHash {
   size_t operator()(std::string_view s) const { return std::hash<std::string_view>()(s); }
 };
 
-std::vector<Word> CountWords(const std::function<std::string_view()>& next) {
+std::vector<Word> CountWords(const std::function<std::string_view()>& next, TextPieces pieces) {
   std::unordered_map<std::string, int64_t, WordHash, std::equal_to<>> counts;
   PreTokenStream stream;
   const auto add = [&](std::string_view text) {
@@ -56,7 +56,8 @@ std::vector<Word> CountWords(const std::function<std::string_view()>& next) {
       }
     }
   };
-  for (std::string_view piece = next(); !piece.empty(); piece = next()) add(stream.Push(piece));
+  for (std::string_view piece = next(); !piece.empty(); piece = next())
+    add(pieces == TextPieces::kTexts ? piece : stream.Push(piece));
   add(stream.Finish());
   std::vector<Word> words;
   words.reserve(counts.size());
@@ -156,14 +157,14 @@ class Trainer {
 
 std::unique_ptr<Tokenizer> TrainBpe(
     const std::function<std::string_view()>& next, int64_t vocab_size,
-    const std::function<void(int64_t done, int64_t total)>& progress) {
+    const std::function<void(int64_t done, int64_t total)>& progress, TextPieces pieces) {
   if (vocab_size < 256)
     FailUsage("a byte-level vocabulary has at least 256 tokens, got ", vocab_size);
   if (vocab_size > 1 << 24)
     FailUsage("a vocabulary of ", vocab_size, " tokens is too large (at most ", 1 << 24, ")");
   BpeModel model;
   for (int byte = 0; byte < 256; ++byte) model.tokens.emplace_back(1, char(byte));
-  Trainer trainer(CountWords(next));
+  Trainer trainer(CountWords(next, pieces));
   // Two ways to one string ("a"+"bc", "ab"+"c") share its id, so a pair may come up again; it keeps
   // its rank.
   std::unordered_map<std::string, int32_t> known;

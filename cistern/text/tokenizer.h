@@ -38,15 +38,20 @@ class Tokenizer {
 
 std::unique_ptr<Tokenizer> MakeByteTokenizer();
 
+// Of one text, or each a text, such as a row of a table: then no pre-token goes from one into the
+// next.
+enum class TextPieces { kOfOneText, kTexts };
+
 // Learns merges from text by pair counts over pre-tokens (GPT-2's split: letters, digits,
-// punctuation with a leading space, white space). `next` returns pieces of the text and an empty
-// view at the end. Deterministic. vocab_size >= 256 (ids 0..255 are the bytes), else a UsageError.
-// Stops early, with a smaller vocabulary, when no pair occurs twice. Of two equally frequent pairs
-// the one of lower ids wins. Memory grows with the number of different pre-tokens; time is about
-// linear in it (4.4 MB of English to 2,048 tokens: under a second).
+// punctuation with a leading space, white space). `next` returns pieces of the text, or texts, and
+// an empty view at the end. Deterministic. vocab_size >= 256 (ids 0..255 are the bytes), else a
+// UsageError. Stops early, with a smaller vocabulary, when no pair occurs twice. Of two equally
+// frequent pairs the one of lower ids wins. Memory grows with the number of different pre-tokens;
+// time is about linear in it (4.4 MB of English to 2,048 tokens: under a second).
 std::unique_ptr<Tokenizer> TrainBpe(
     const std::function<std::string_view()>& next, int64_t vocab_size,
-    const std::function<void(int64_t done, int64_t total)>& progress = nullptr);
+    const std::function<void(int64_t done, int64_t total)>& progress = nullptr,
+    TextPieces pieces = TextPieces::kOfOneText);
 
 // Words by frequency, ties by their bytes, up to vocab_size with the four ids before them
 // (words.h); UsageError where that is below 4. What is no UTF-8 is left out. `next` as of TrainBpe.

@@ -141,6 +141,16 @@ TEST(Bpe, IsDeterministicWhateverThePieces) {
   EXPECT_NE(whole->Hash(), Train(text, 300)->Hash());
 }
 
+TEST(Bpe, TextsAreApart) {
+  const auto learn = [](TextPieces pieces) {
+    int left = 10;
+    return TrainBpe([&] { return std::string_view(left-- > 0 ? "qq" : ""); }, 300, nullptr, pieces)
+        ->vocab_size();
+  };
+  EXPECT_EQ(learn(TextPieces::kTexts), 257);  // nothing is longer than qq
+  EXPECT_GT(learn(TextPieces::kOfOneText), 257);
+}
+
 TEST(Bpe, RoundTripsAnyBytes) {
   const auto t = Train(Sample(), 400);
   for (const int64_t alphabet : {2, 100, 256}) {
