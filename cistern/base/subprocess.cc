@@ -7,9 +7,11 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <cctype>
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
+#include <string_view>
 
 #include "cistern/base/error.h"
 #include "cistern/base/interrupt.h"
@@ -17,6 +19,17 @@
 namespace cistern {
 
 std::string ThisProgram() { return std::filesystem::read_symlink("/proc/self/exe").string(); }
+
+std::string ShellWord(const std::string& word) {
+  constexpr std::string_view kPlain = "_-./=,:+@%";
+  bool plain = !word.empty();
+  for (const char c : word)
+    plain = plain && (std::isalnum(static_cast<unsigned char>(c)) || kPlain.find(c) != kPlain.npos);
+  if (plain) return word;
+  std::string quoted = "'";
+  for (const char c : word) quoted += c == '\'' ? std::string("'\\''") : std::string(1, c);
+  return quoted + "'";
+}
 
 ProcessResult RunProcess(const std::string& program, const std::vector<std::string>& arguments,
                          const std::string& errors) {

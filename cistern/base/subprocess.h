@@ -20,4 +20,8 @@ ProcessResult RunProcess(const std::string& program, const std::vector<std::stri
 // The path of the running program.
 std::string ThisProgram();
 
+// A word of a command line that people copy, in single quotes where a shell would not take it as it
+// is.
+std::string ShellWord(const std::string& word);
+
 }  // namespace cistern

@@ -22,6 +22,16 @@ TEST(Subprocess, OutputAndExitCode) {
   EXPECT_THROW(RunProcess("/no/such/program", {}), Error);
 }
 
+TEST(Subprocess, WordsThatAShellTakes) {
+  EXPECT_EQ(ShellWord("runs/a_b-1.toml=x,y:2+z"), "runs/a_b-1.toml=x,y:2+z");
+  EXPECT_EQ(ShellWord(""), "''");
+  for (const char* word : {"two words", "it's", "a\"$HOME\"", "\u00fc;*", "~/x", "\\n", "#"}) {
+    const std::string quoted = ShellWord(word);
+    EXPECT_NE(quoted, word);
+    EXPECT_EQ(RunProcess("/bin/sh", {"-c", "printf %s " + quoted}).output, word) << quoted;
+  }
+}
+
 // The child of a process that is killed ends as well.
 TEST(Subprocess, NoOrphans) {
   int fds[2];

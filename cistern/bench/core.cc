@@ -104,6 +104,8 @@ namespace {
 
 constexpr int64_t kPiece = 1024;         // tokens of a prefill at once
 constexpr int64_t kDecodeRepeats = 256;  // tokens of a sample at most
+// A sample adds its tokens to the state. What grows may grow by a small share of the length.
+constexpr int64_t kGrowthShare = 32;
 
 // As verify::Subject::Has, with the reason.
 void RequireWay(const verify::Subject& subject, Way way) {
@@ -202,17 +204,20 @@ Contestant Core::Run() {
   c.before = set;
   c.run = [this] { Once(); };
   if (case_.way != Way::kDecode) return c;
-  c.most = kDecodeRepeats;
+  c.most = case_.info->bounded
+               ? kDecodeRepeats
+               : std::clamp<int64_t>(case_.length / kGrowthShare, 1, kDecodeRepeats);
   c.before = [this, set] {
     set();
     at::NoGradGuard guard;
+    const int64_t kept = case_.length - 1;
     if (kept_.tensors.empty()) {  // the first time
       kept_ = mechanism_->EmptyState(case_.batch, x_[0].options());
-      for (int64_t done = 0; done < case_.length; done += kPiece) {
+      for (int64_t done = 0; done < kept; done += kPiece) {
         verify::Tensors piece;
         for (const at::Tensor& x : x_)
           piece.push_back(
-              at::randn({x.size(0), x.size(1), std::min(kPiece, case_.length - done), x.size(3)},
+              at::randn({x.size(0), x.size(1), std::min(kPiece, kept - done), x.size(3)},
                         at::kFloat)
                   .to(case_.dtype));
         mechanism_->Extend(piece, kept_, {});
@@ -220,12 +225,12 @@ Contestant Core::Run() {
       if (case_.info->truncates) state_ = kept_;
     }
     if (case_.info->truncates) {
-      mechanism_->Truncate(state_, case_.length);
+      mechanism_->Truncate(state_, kept);
     } else {
       state_ = kept_.Clone();
     }
-    // Where decoding begins, the state takes another form (ops/slot_decoding.h), and a cache moves
-    // to where it has room to grow.
+    // The last of the tokens before. Where decoding begins, the state takes another form
+    // (ops/slot_decoding.h), and a cache moves to where it has room to grow.
     Forward();
   };
   return c;

@@ -79,7 +79,9 @@ class Core {
   verify::Outcome Check();
   static constexpr int64_t kCheckedTokens = 67;
 
-  // What is timed; `this` has to live. Sets SIMD target and implementation by itself.
+  // What is timed; `this` has to live. Sets SIMD target and implementation by itself. Decoding: the
+  // first run of a sample is the token after `length` others; of a state that grows, a sample has
+  // so few runs that the others hardly differ from it.
   Contestant Run();
   // Highest memory beyond the inputs (and the state before, where it decodes) in one run, outputs
   // and gradients included; 0 where the system does not say. Call under a Setting.
@@ -103,7 +105,7 @@ class Core {
   Mechanism* mechanism_ = nullptr;  // of case_.dtype
   verify::Tensors x_;
   at::Tensor gradient_;  // of the output
-  State kept_, state_;   // decoding: after `length` tokens; that which is extended
+  State kept_, state_;   // decoding: after `length` - 1 tokens; that which is extended
 };
 
 }  // namespace cistern::bench

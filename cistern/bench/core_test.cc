@@ -4,6 +4,7 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 
 #include "cistern/bench/ops.h"
@@ -127,6 +128,64 @@ TEST(Core, NoMoveOfACacheIsTimed) {
     const int64_t peak = core.PeakBytesOfRun();
     EXPECT_LT(peak, int64_t{16} << 20) << run;
   }
+}
+
+// Softmax that notes how many tokens its cache holds when a single one comes.
+std::vector<int64_t> held;
+
+class Counting : public Mechanism {
+ public:
+  Counting(const MechanismInfo& info, const AttentionDims& dims)
+      : Mechanism(info, dims), softmax_(FindMechanism("softmax").Make(Json::object(), dims)) {
+    for (const Projection& p : softmax_->Projections()) AddProjection(p);
+    for (const std::string& name : softmax_->StateNames()) AddState(name);
+  }
+  State EmptyState(int64_t batch, const at::TensorOptions& options) const override {
+    return softmax_->EmptyState(batch, options);
+  }
+  void Truncate(State& state, int64_t count) const override { softmax_->Truncate(state, count); }
+  at::Tensor Definition(Form form, const std::vector<at::Tensor>& queries,
+                        const std::vector<at::Tensor>& x) const override {
+    return softmax_->Definition(form, queries, x);
+  }
+
+ protected:
+  at::Tensor DoExtend(const std::vector<at::Tensor>& x, State& state,
+                      const ops::Mask& mask) override {
+    if (x[0].size(2) == 1) held.push_back(state["count"][0].item<int64_t>());
+    return softmax_->Extend(x, state, mask);
+  }
+
+ private:
+  std::shared_ptr<Mechanism> softmax_;
+};
+
+// A sample repeats its token: at short lengths it would be the time of longer ones.
+TEST(Core, DecodingIsTimedAtItsLength) {
+  for (const bool truncates : {true, false}) {
+    MechanismInfo info = FindMechanism("softmax");
+    info.name = "counting", info.truncates = truncates;
+    info.construct = [](const MechanismInfo& self, const Json&, const AttentionDims& dims) {
+      return std::make_shared<Counting>(self, dims);
+    };
+    for (const int64_t length : {1, 64, 640}) {
+      Case c = Small("softmax", Way::kDecode);
+      c.info = &info, c.length = length;
+      Inputs inputs;
+      Core core(c, inputs);
+      const Contestant timed = core.Run();
+      EXPECT_LE(timed.most, std::max<int64_t>(1, length / 20));
+      for (int sample = 0; sample < 2; ++sample) {
+        timed.before();
+        held.clear();
+        for (int64_t i = 0; i < timed.most; ++i) timed.run();
+        ASSERT_EQ(int64_t(held.size()), timed.most);
+        EXPECT_EQ(held.front(), length) << sample;
+      }
+    }
+  }
+  Inputs inputs;
+  EXPECT_GT(Core(Small("latte", Way::kDecode), inputs).Run().most, 100);
 }
 
 // Its slots are nearly alike, so that the gradient of the queries is 10^-4 of that of the values

@@ -109,23 +109,26 @@ Decision Decide(const std::vector<Candidate>& candidates, const std::vector<Crit
   } else {
     say.push_back(StrCat(name, " reaches ", Said(*quality, quality->values[row]), "; the best, ",
                          candidates[size_t(best)].name, ", ", Significant(best_value, 4),
-                         ", which one seed cannot tell apart (differences below ",
+                         ", which is too near to tell apart (differences below ",
                          Significant(scatter, 2), ")."));
   }
-  if (candidates[row].bounded) {
+  // Of classifiers, say, no state was measured.
+  if (candidates[row].bounded && !state) {
+    say.push_back("Its state is bounded: of those near the best, such mechanisms go first.");
+  } else if (candidates[row].bounded) {
     std::string text = "Its state does not grow with the text";
-    if (state && !std::isnan(state->values[row]))
+    if (!std::isnan(state->values[row]))
       text += StrCat(": ", ByteCount(state->values[row]), " at any length");
     std::vector<std::string> growing;
     for (size_t i = 0; i < candidates.size(); ++i) {
-      if (candidates[i].bounded || !state || std::isnan(state->values[i])) continue;
+      if (candidates[i].bounded || std::isnan(state->values[i])) continue;
       growing.push_back(StrCat(candidates[i].name, " has ", ByteCount(state->values[i]), " after ",
                                Thousands(state_at), " tokens"));
     }
     say.push_back(text + (growing.empty() ? "." : ", where " + Join(growing) + ", and grows."));
   } else {
-    say.push_back(
-        "Its state grows with the text: none whose state is bounded comes near its quality here.");
+    say.push_back(StrCat(state ? "Its state grows with the text: none" : "None",
+                         " whose state is bounded comes near its quality here."));
   }
   if (speed) {
     const int64_t fastest = BestOf(*speed, any);

@@ -49,6 +49,23 @@ TEST(Decide, NearTheBestBoundedAndFast) {
   ExpectContains(All(ahead.reasons), {"best quality of all", "grows with the text"});
 }
 
+// Of classes, say, no state is measured: nothing is said of its size.
+TEST(Decide, WithoutAStateThatWasMeasured) {
+  const auto decide = [](double softmax, double latte) {
+    return Decide({{"softmax", false}, {"latte", true}},
+                  {{"quality", "accuracy, %", false, {softmax, latte}},
+                   {"speed", "tokens/s", false, {1000, 900}}},
+                  0);
+  };
+  const Decision ahead = decide(90, 70), near = decide(90, 89.5);
+  EXPECT_EQ(ahead.recommended, "softmax");
+  EXPECT_EQ(near.recommended, "latte");
+  for (const Decision& d : {ahead, near})
+    EXPECT_EQ(All(d.reasons).find("with the text"), std::string::npos) << All(d.reasons);
+  ExpectContains(All(ahead.reasons), {"None whose state is bounded comes near"});
+  ExpectContains(All(near.reasons), {"Its state is bounded", "too near to tell apart"});
+}
+
 TEST(Decide, RunsThatFailedAndNothingAtAll) {
   const double none = std::nan("");
   const std::vector<Candidate> two = {{"a", true}, {"b", true}};

@@ -6,11 +6,14 @@
 #include <algorithm>
 #include <array>
 #include <chrono>
+#include <map>
 
+#include "cistern/base/hash.h"
 #include "cistern/base/memory.h"
 #include "cistern/base/parallel.h"
 #include "cistern/decode/eval_scope.h"
 #include "cistern/decode/measure.h"
+#include "cistern/io/json_text.h"
 #include "cistern/kernels/isa.h"
 #include "cistern/models/encoder_classifier.h"
 #include "cistern/models/forecaster.h"
@@ -87,10 +90,50 @@ Batch MadeUp(const Model& model, const ModelSettings& s) {
   return {batch, s.batch, s.batch * target};
 }
 
+// The settings of `is` that differ from those of `usual`, by dotted keys. A later version's new
+// settings are not among them, so that its rows are those of an earlier one.
+std::map<std::string, std::string> Differing(const Json& is, const Json& usual) {
+  const Json all = is.flatten(), defaults = usual.flatten();
+  std::map<std::string, std::string> differ;
+  for (const auto& [key, value] : all.items()) {
+    if (defaults.contains(key) && defaults[key] == value) continue;
+    std::string dotted = key.substr(1);
+    std::replace(dotted.begin(), dotted.end(), '/', '.');
+    differ[dotted] = value.is_string() ? value.get<std::string>() : JsonLine(value);
+  }
+  return differ;
+}
+
+// Tells models apart of which Summary() says the same.
+std::string ConfigHash(ModelConfig config) {
+  ModelConfig usual;
+  usual.kind = config.kind;
+  std::string text;
+  for (const auto& [key, value] : Differing(config.Describe().Write(), usual.Describe().Write()))
+    text += StrCat(key, "=", value, "\n");
+  return HexText(XxHash64(text));
+}
+
+// "adamw", "muon, muon.momentum 0.9"
+std::string OptimizerText(OptimizerOptions options) {
+  const auto written = [](OptimizerOptions& o) {
+    Fields fields;
+    o.AddTo(fields);
+    return fields.Write();
+  };
+  OptimizerOptions usual;
+  usual.kind = options.kind;
+  std::string text = NameOf(options.kind, OptimizerKinds());
+  for (const auto& [key, value] : Differing(written(options), written(usual)))
+    text += StrCat(", ", key, " ", value);
+  return text;
+}
+
 Json What(const Model& model, const ModelSettings& s, const std::string& phase) {
   return {{"phase", phase},
           {"model", model.config().Summary()},
           {"kind", model.config().kind},
+          {"config", ConfigHash(model.config())},
           {"dtype", s.dtype}};
 }
 
@@ -112,6 +155,7 @@ Row MeasureTraining(const std::shared_ptr<Model>& model, const ModelSettings& s)
   row.what = What(*model, s, "train");
   row.what["batch"] = s.batch, row.what["length"] = s.length;
   if (s.target_length > 0) row.what["target_length"] = s.target_length;
+  row.what["optimizer"] = OptimizerText(s.optimizer);
   malloc_trim(0);
   ResetPeakMemory();
   const int64_t before = ResidentBytes();
@@ -183,6 +227,7 @@ std::vector<Row> MeasureDecodes(LanguageModel& model, const ModelSettings& s, Js
     rows.push_back(DecodeRow(model, s, limits, 1, position, times, bytes));
   }
   for (const int64_t sequences : s.sequences) {
+    if (sequences == 1 && s.positions[0] == 0) continue;  // measured above
     warm(sequences);
     ModelState many = model.EmptyState(sequences);
     const int64_t bytes = model.StateBytes(sequences, 0);
@@ -260,6 +305,10 @@ std::vector<Row> MeasureModel(const std::shared_ptr<Model>& model, const ModelSe
   if (!std::is_sorted(s.positions.begin(), s.positions.end()) ||
       std::adjacent_find(s.positions.begin(), s.positions.end()) != s.positions.end())
     FailUsage("--positions have to ascend");
+  for (auto i = s.sequences.begin(); i != s.sequences.end(); ++i) {
+    if (std::find(s.sequences.begin(), i, *i) != i)
+      FailUsage("--sequences names ", *i, " twice; give every number once");
+  }
   std::vector<Row> rows;
   auto* lm = dynamic_cast<LanguageModel*>(model.get());
   const bool decodes = s.decode && lm != nullptr && !model->info().encodes && !s.positions.empty();
@@ -279,8 +328,10 @@ std::vector<Row> MeasureModel(const std::shared_ptr<Model>& model, const ModelSe
   if (decodes) {
     for (Row& row : MeasureDecodes(*lm, s, peaks)) rows.push_back(std::move(row));
   }
+  if (rows.empty() && !s.decode) FailUsage("nothing to measure: omit --no-train or --no-decode");
   if (rows.empty())
-    FailUsage("nothing to measure: a ", model->config().kind, " does not decode without a source");
+    FailUsage("nothing to measure: a ", model->config().kind,
+              !lm ? " does not decode" : " does not decode without a source", "; omit --no-train");
   return rows;
 }
 

@@ -82,6 +82,7 @@ void CheckStepMemory(const ModelConfig& config, const ModelSettings& settings);
 
 // Rows "train" and, of language models that need no source, "decode" at each position: one token of
 // one sequence and its logits; its state's bytes. Then the same of several sequences at once.
+// "config" of what was measured is a hash of the model's settings that are not the defaults.
 // Shares are of what the weights take at least (DecodeLimits): of_memory to read them, of_peak to
 // multiply by them. "faults_per_step" are pages that a training step asks the system for, a median.
 std::vector<Row> MeasureModel(const std::shared_ptr<Model>& model, const ModelSettings& settings,

@@ -115,7 +115,7 @@ std::vector<std::string> RecommendedReuse(const std::string& folder, double thre
   if (!run.recorded)
     FailUsage(folder, " has no experiment.json, which would name its data; cistern analyze ",
               folder, " DATA --of similarity prints the settings to give");
-  run.task->Prepare();
+  run.Prepare();
   Json options = Json::object();
   if (threshold >= 0) options["threshold"] = threshold;
   const AnalysisContext context = ContextOf(run, "float32", 1);

@@ -207,7 +207,7 @@ Opened Open(const AnalyzeCommand& c, const std::string& folder) {
 }
 
 void Look(const AnalyzeCommand& c, Opened* o) {
-  if (c.data.empty()) o->run.task->Prepare();
+  if (c.data.empty()) o->run.Prepare();
   const AnalysisContext context = ContextOf(o->run, c.common.dtype, c.common.seed);
   Inside& in = o->inside;
   const size_t count = in.wanted.size();

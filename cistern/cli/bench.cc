@@ -1,9 +1,12 @@
 // cistern bench: how fast this machine is with all this. Sub-commands: bench_*.cc.
 #include "cistern/cli/bench_command.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
+#include <set>
+#include <string_view>
 
 #include "cistern/base/format.h"
 #include "cistern/base/progress.h"
@@ -37,6 +40,7 @@ void ApplyBenchOptions(const BenchOptions& options) {
   common.quiet = options.quiet, common.seed = options.seed;
   ApplyCommon(common);
   ops::ActiveImpl();
+  if (!options.json.empty() && options.json != "-") CheckWritable(options.json);
 }
 
 CLI::Validator RangeWithoutNan(double low, double high) {
@@ -67,24 +71,56 @@ void PrintHead(const bench::Record& record) {
 }
 
 int FinishBench(const bench::Record& record, const std::vector<bench::Column>& columns,
-                const BenchOptions& options) {
-  if (!options.json.empty()) bench::WriteRecord(record, options.json);
+                const BenchOptions& options, const std::function<void()>& more) {
   if (options.json != "-") {
     PrintHead(record);
     if (const std::string shared = bench::SharedText(record); !shared.empty())
       std::printf("%s\n", shared.c_str());
     std::printf("\n");
     bench::PrintTable(bench::RecordTable(record, columns));
-    if (!options.json.empty()) std::printf("\nwritten to %s\n", options.json.c_str());
+    if (more) more();
+    std::fflush(stdout);
   }
-  int64_t wrong = 0;
-  for (const bench::Row& row : record.rows) wrong += row.wrong;
+  if (!options.json.empty()) bench::WriteRecord(record, options.json);
+  if (!options.json.empty() && options.json != "-")
+    std::printf("\nwritten to %s\n", options.json.c_str());
+  int64_t wrong = 0, measured = 0;
+  for (const bench::Row& row : record.rows) {
+    wrong += row.wrong;
+    measured += row.skipped.empty();
+  }
   if (const std::string busy = record.Busy(); !busy.empty()) Note(busy);
   if (wrong > 0)
     std::fprintf(stderr, "cistern: %ld of %zu rows gave wrong values and were not timed\n",
                  long(wrong), record.rows.size());
   if (wrong > 0) return 1;
-  return record.interrupted ? 130 : 0;
+  if (record.interrupted) return 130;
+  if (measured == 0) std::fprintf(stderr, "cistern: no row was measured\n");
+  return measured == 0 ? 1 : 0;
+}
+
+void RefuseRepeats(const std::vector<bench::Case>& cases) {
+  std::set<std::string> seen;
+  for (const bench::Case& c : cases) {
+    if (!seen.insert(c.What().dump()).second)
+      FailUsage("the lists ask twice for ", c.What().dump(), "; give every value once");
+  }
+}
+
+void RefuseUnsupported(const std::vector<std::string>& skipped) {
+  constexpr std::string_view kStart = "not supported: ";
+  std::vector<std::string> reasons;
+  for (const std::string& why : skipped) {
+    const size_t at = why.find(kStart);
+    if (at == why.npos) return;
+    const std::string reason = why.substr(at + kStart.size());
+    if (std::find(reasons.begin(), reasons.end(), reason) == reasons.end())
+      reasons.push_back(reason);
+  }
+  if (reasons.empty()) return;
+  std::string text;
+  for (const std::string& reason : reasons) text += (reasons.size() > 1 ? "\n  " : " ") + reason;
+  FailUsage("nothing of this can be measured:", text);
 }
 
 void AddBench(CLI::App& app, Run& run) {

@@ -1,4 +1,5 @@
 // cistern bench efficiency: from which length a mechanism beats exact softmax.
+#include <algorithm>
 #include <cstdio>
 
 #include "cistern/base/interrupt.h"
@@ -17,6 +18,20 @@ struct EfficiencyArguments {
   bool every = false;
 };
 
+// UsageError where nothing would meet the other mechanism.
+void RequireWork(const bench::Sweep& sweep, const MechanismInfo& against) {
+  if (std::all_of(sweep.mechanisms.begin(), sweep.mechanisms.end(),
+                  [&](const auto& m) { return m.first == &against && m.second.empty(); }))
+    FailUsage(
+        "nothing to measure: ", against.name,
+        " is what the others are compared with; name another mechanism, or another --against");
+  const auto decodes = [](bench::Way way) { return way == bench::Way::kDecode; };
+  const auto backward = [](bench::Pass pass) { return pass == bench::Pass::kBoth; };
+  if (std::all_of(sweep.ways.begin(), sweep.ways.end(), decodes) &&
+      std::all_of(sweep.passes.begin(), sweep.passes.end(), backward))
+    FailUsage("nothing to measure: decoding has no backward pass; add the pass forward");
+}
+
 int RunBenchEfficiency(const EfficiencyArguments& a) {
   ApplyBenchOptions(a.options);
   if (!a.sweep.lengths.empty())
@@ -24,9 +39,12 @@ int RunBenchEfficiency(const EfficiencyArguments& a) {
   if (a.shortest > a.longest) FailUsage("--from ", a.shortest, " is more than --to ", a.longest);
   SweepOptions words = a.sweep;
   if (words.forms.empty()) words.forms = {"causal", "decode"};
-  const bench::Sweep sweep = SweepOf(words);
+  bench::Sweep sweep = SweepOf(words);
+  sweep.lengths = {a.shortest};
+  RefuseRepeats(sweep.Cases());
   bench::EfficiencySettings settings;
   settings.against = &FindMechanism(a.against);
+  RequireWork(sweep, *settings.against);
   settings.shortest = a.shortest, settings.longest = a.longest, settings.every = a.every;
   settings.measure.timer = a.options.Timer();
   settings.measure.seed = a.options.seed;
@@ -49,6 +67,9 @@ int RunBenchEfficiency(const EfficiencyArguments& a) {
     watch.Leave(&record);
   }
   record.interrupted = Interrupted();
+  std::vector<std::string> skipped;
+  for (const bench::EfficiencyRow& row : rows) skipped.push_back(row.skipped);
+  RefuseUnsupported(skipped);
   record.peaks = peaks.Written();
   record.settings["efficiency"] = bench::EfficiencyJson(rows);
   if (a.options.json != "-") {

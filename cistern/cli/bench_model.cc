@@ -107,6 +107,8 @@ int RunBenchModel(const ModelArguments& a) {
   record.machine = bench::ThisMachine(CISTERN_VERSION);
   record.settings = {
       {"seconds", a.options.seconds}, {"runs", a.options.runs}, {"seed", a.options.seed}};
+  ModelConfig config = model->config();
+  record.settings["model"] = config.Describe().Write();
   {
     const bench::LoadWatch watch;
     record.rows = bench::MeasureModel(model, settings, &record.peaks);
@@ -121,9 +123,9 @@ int RunBenchModel(const ModelArguments& a) {
     profile = bench::ProfileWork([&] { step.Run(); });
     record.settings["profile"] = ProfileJson(profile);
   }
-  const int code = FinishBench(record, bench::ModelColumns(), a.options);
-  if (a.profile && !record.interrupted && a.options.json != "-") PrintProfile(profile, a.lines);
-  return code;
+  return FinishBench(record, bench::ModelColumns(), a.options, [&] {
+    if (a.profile && !record.interrupted) PrintProfile(profile, a.lines);
+  });
 }
 
 }  // namespace

@@ -1,6 +1,4 @@
 // cistern bench ops: mechanisms alone, without a model around them.
-#include <set>
-
 #include "cistern/base/interrupt.h"
 #include "cistern/base/progress.h"
 #include "cistern/cli/bench_command.h"
@@ -18,11 +16,9 @@ int RunBenchOps(const OpsArguments& a) {
   ApplyBenchOptions(a.options);
   const bench::Sweep sweep = SweepOf(a.sweep);
   const std::vector<bench::Case> cases = sweep.Cases();
-  std::set<std::string> seen;
-  for (const bench::Case& c : cases) {
-    if (!seen.insert(c.What().dump()).second)
-      FailUsage("the lists ask twice for ", c.What().dump(), "; give every value once");
-  }
+  if (cases.empty())
+    FailUsage("nothing to measure: decoding has no backward pass; add the pass forward");
+  RefuseRepeats(cases);
   bench::Record record;
   record.kind = "ops";
   record.machine = bench::ThisMachine(CISTERN_VERSION);
@@ -44,6 +40,9 @@ int RunBenchOps(const OpsArguments& a) {
     watch.Leave(&record);
   }
   record.interrupted = Interrupted();
+  std::vector<std::string> skipped;
+  for (const bench::Row& row : record.rows) skipped.push_back(row.skipped);
+  RefuseUnsupported(skipped);
   record.peaks = peaks.Written();
   return FinishBench(record, bench::OpsColumns(), a.options);
 }

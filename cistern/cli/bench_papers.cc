@@ -40,6 +40,7 @@ int List() {
 int RunBenchPapers(const PapersArguments& a) {
   ApplyBenchOptions(a.options);
   if (a.list) return List();
+  if (!a.report.empty()) CheckWritable(a.report);
   std::vector<bench::Protocol> protocols;
   for (const bench::Protocol& p : bench::ChosenProtocols(a.figures))
     protocols.push_back(bench::Scaled(p, a.scale, a.scale_batch));
@@ -78,8 +79,11 @@ int RunBenchPapers(const PapersArguments& a) {
   record.interrupted = Interrupted();
   record.peaks = peaks.Written();
   record.settings["findings"] = bench::FindingJson(findings);
+  const int code = FinishBench(record, bench::PapersColumns(), a.options, [&] {
+    std::printf("\nlengths are those of the papers times %s\n", Trimmed(a.scale, 4).c_str());
+    bench::PrintTable(bench::FindingTable(findings));
+  });
   if (!a.report.empty()) bench::WritePapersReport(protocols, record, findings, a.scale, a.report);
-  const int code = FinishBench(record, bench::PapersColumns(), a.options);
   constexpr int64_t kFewest = 3;  // that have a spread
   const bool few = std::any_of(record.rows.begin(), record.rows.end(), [](const bench::Row& row) {
     return row.skipped.empty() && row.ms.runs > 0 && row.ms.runs < kFewest;
@@ -87,8 +91,6 @@ int RunBenchPapers(const PapersArguments& a) {
   if (few)
     Note("some rows were run once or twice, so that their verdicts know no spread; give --runs 3");
   if (a.options.json != "-") {
-    std::printf("\nlengths are those of the papers times %s\n", Trimmed(a.scale, 4).c_str());
-    bench::PrintTable(bench::FindingTable(findings));
     if (!a.report.empty()) std::printf("\nreport in %s\n", a.report.c_str());
     if (a.figures.empty())
       Note(

@@ -127,6 +127,25 @@ TEST_F(BenchTest, WhatCannotBeMeasuredIsRefusedWithTheReason) {
   Expect({"bench", "diff", file, file}, 1, {file, "no file of cistern bench"});
 }
 
+// An exit code of 0 says that there are figures.
+TEST_F(BenchTest, NothingToMeasureIsRefused) {
+  Expect(Ops({"--mechanisms", "nystrom"}), 2,
+         {"nothing of this can be measured", "[nystrom] has no causal"});
+  Expect(Ops({"--mechanisms", "latte,linear", "--forms", "decode", "--passes", "forward+backward"}),
+         2, {"decoding has no backward pass"});
+  const auto efficiency = [](const Words& more) {
+    return Words{"bench",     "efficiency", "--threads", "1", "--heads", "2",  "--widths", "8",
+                 "--seconds", "0.001",      "--runs",    "1", "--from",  "16", "--to",     "32"} +
+           more;
+  };
+  Expect(efficiency({"--mechanisms", "softmax"}), 2, {"softmax is what the others", "--against"});
+  Expect(efficiency({"--mechanisms", "latte", "--forms", "decode", "--passes", "forward+backward"}),
+         2, {"decoding has no backward pass"});
+  Expect(efficiency({"--mechanisms", "nystrom"}), 2, {"[nystrom] has no causal"});
+  Expect(efficiency({"--mechanisms", "latte,latte"}), 2, {"twice"});
+  Expect({"bench", "model", "--no-train", "--no-decode"}, 2, {"--no-train or --no-decode"});
+}
+
 TEST_F(BenchTest, EfficiencyPrintsBrackets) {
   const Outcome o = Run(
       {"bench",    "efficiency", "--mechanisms", "latte,nystrom", "--threads", "1", "--heads", "2",

@@ -47,6 +47,8 @@ void ApplyCommon(const Common& common);
 // " (this process got 55 % of the processor time it was ready to use: ...)" when the machine was
 // too busy for a speed to mean anything (base/cpu_share.h); otherwise empty.
 std::string BusyNote(double cpu_share);
+// Before the work: that a file cannot be written should not come out after it. Error.
+void CheckWritable(const std::string& path);
 // For an option that is a time budget: a number from 0.001 to 1e9, not NaN.
 CLI::Validator CheckSeconds();
 

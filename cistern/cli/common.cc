@@ -1,6 +1,7 @@
 #include <ATen/Parallel.h>
 
 #include <charconv>
+#include <filesystem>
 #include <string>
 #include <system_error>
 
@@ -10,6 +11,7 @@
 #include "cistern/base/parallel.h"
 #include "cistern/base/progress.h"
 #include "cistern/cli/command.h"
+#include "cistern/io/atomic_file.h"
 #include "cistern/kernels/isa.h"
 #include "cistern/tensors/device.h"
 
@@ -69,6 +71,12 @@ std::string BusyNote(double cpu_share) {
   if (cpu_share >= kBusyShare) return "";
   return StrCat(" (the machine was busy: this process got ", Fixed(100 * cpu_share, 0),
                 " % of the processor time that it was ready to use)");
+}
+
+void CheckWritable(const std::string& path) {
+  std::error_code ignored;
+  if (!std::filesystem::is_other(path, ignored))
+    AtomicFile probe(path);  // a pipe must not be opened twice
 }
 
 CLI::Validator CheckSeconds() {

@@ -10,6 +10,7 @@
 #include "cistern/base/interrupt.h"
 #include "cistern/base/parallel.h"
 #include "cistern/base/progress.h"
+#include "cistern/base/subprocess.h"
 #include "cistern/base/terminal.h"
 #include "cistern/bench/timer.h"
 #include "cistern/cli/child_run.h"
@@ -63,6 +64,8 @@ std::vector<std::string> Assignments(CLI::App& command, const CompareArguments& 
     const bool time = s.starts_with("train.steps=") || s.starts_with("train.seconds=");
     if (time && !s.ends_with("=0"))
       FailUsage("--set ", s, ": each mechanism is trained for the same time; give --seconds");
+    if (AssignedKey(s) == "model.attention")
+      FailUsage("--set ", s, ": each model has another mechanism; name them with --mechanisms");
   }
   if (a.file.empty()) set = task.defaults;
   if (!a.data.empty() || !a.task.empty()) {
@@ -72,7 +75,7 @@ std::vector<std::string> Assignments(CLI::App& command, const CompareArguments& 
   set.insert(set.end(), a.set.begin(), a.set.end());
   set.push_back(StrCat("train.seconds=", a.seconds));
   set.push_back("train.steps=0");
-  set.push_back("seed=" + std::to_string(a.common.seed));
+  if (command.count("--seed") > 0) set.push_back("seed=" + std::to_string(a.common.seed));
   if (command.count("--dtype") > 0) {
     set.push_back("dtype=" + a.common.dtype);
   }
@@ -250,7 +253,7 @@ Json MeasureLongBlocks(const std::string& folder) {
   if (!run.config.info().extends || run.config.info().encodes) return nullptr;
   if (run.config.positions == PositionKind::kLearned && length > run.config.max_length)
     return nullptr;
-  run.task->Prepare();
+  run.Prepare();
   if (!run.task->Text(Split::kTest)) return nullptr;
   EvalOptions options;
   options.read.rows = 1, options.read.length = length, options.read.context = 0;
@@ -380,6 +383,7 @@ int RunCompare(CLI::App& command, CompareArguments a) {
   std::vector<std::string> set = Assignments(command, a, named);
   Comparison c;
   ReadExperiment(c.experiment, a.file, set);
+  a.common.seed = uint64_t(c.experiment.seed);
   const TaskInfo& task = c.experiment.task.info();
   if (a.skip_bad_rows) set.push_back(c.experiment.task.SkipBadRows());
   if (a.mechanisms.empty()) a.mechanisms = task.mechanisms;
@@ -409,6 +413,8 @@ int RunCompare(CLI::App& command, CompareArguments a) {
   }
   c.seconds = a.seconds;
   c.data = a.data.empty() ? task.name : a.data;
+  if (!a.resume && !a.out.empty() && (HoldsRuns(a.out) || Exists(a.out + "/compare.json")))
+    FailUsage(a.out, " already holds runs; --resume continues a comparison, or give another --out");
   // Data that cannot be read end the comparison, before any of its runs; what was made of them is
   // in the cache then.
   if (!a.resume) c.experiment.task.Make()->Prepare();
@@ -420,12 +426,18 @@ int RunCompare(CLI::App& command, CompareArguments a) {
   for (const int64_t length : a.lengths) RequireSameData(a, c.experiment, length);
   if (!Quiet() && !a.common.json) {
     std::printf("%s: %s s for each of %zu mechanisms%s%s, results in %s\n", c.data.c_str(),
-                Significant(a.seconds, 3).c_str(), a.mechanisms.size(),
+                Trimmed(a.seconds, 3).c_str(), a.mechanisms.size(),
                 a.lengths.size() > 1 ? StrCat(" and ", a.lengths.size(), " lengths").c_str() : "",
                 a.seeds > 1 ? StrCat(", ", a.seeds, " seeds").c_str() : "", a.out.c_str());
     if (!why.empty()) std::printf("%s\n", why.c_str());
     std::fflush(stdout);
   }
+  const auto stopped = [&] {
+    std::fprintf(stderr,
+                 "cistern: interrupted; to continue: cistern compare ... --resume --out %s\n",
+                 ShellWord(a.out).c_str());
+    return 130;
+  };
   try {
     for (const std::string& mechanism : a.mechanisms) {
       for (const int64_t length : a.lengths) {
@@ -437,25 +449,29 @@ int RunCompare(CLI::App& command, CompareArguments a) {
       }
     }
   } catch (const InterruptedRun&) {
-    std::fprintf(stderr,
-                 "cistern: interrupted; to continue: cistern compare ... --resume --out %s\n",
-                 a.out.c_str());
-    return 130;
+    return stopped();
   }
   if (a.efficiency > 0) {
     c.efficiency =
         EfficiencyOf(c.experiment.model, a.mechanisms, a.efficiency, uint64_t(a.common.seed));
   }
-  WriteSample(a, &c);
+  // The runs are all there, so the report is written, without what was cut short.
+  const bool interrupted = Interrupted();
+  if (interrupted) {
+    c.efficiency.clear();
+  } else {
+    WriteSample(a, &c);
+  }
   const std::string page = a.out + "/report.html";
   WriteReport(c, page);
   Json json = {{"out", a.out}, {"report", page}};
   json.update(CompareJson(c));
+  if (interrupted) json["interrupted"] = true;
   WriteFileAtomically(a.out + "/compare.json", JsonFileText(json));
   const CompareRow* best = c.Best();
   if (a.common.json) {
     std::printf("%s\n", JsonLine(json).c_str());
-    return best ? 0 : 1;
+    return interrupted ? stopped() : best ? 0 : 1;
   }
   std::printf("\n");
   PrintTable(CompareTable(c));
@@ -470,10 +486,11 @@ int RunCompare(CLI::App& command, CompareArguments a) {
   CISTERN_CHECK(best, "every training run failed, the first because: ", c.rows[0].failed);
   const bool text =
       !best->decode.empty() && std::filesystem::exists(best->folder + "/tokenizer.json");
-  std::printf("models: cistern %s\n",
-              !text ? ("eval " + best->folder).c_str()
-                    : ("generate " + best->folder + " --prompt \"In the beginning\"").c_str());
-  return 0;
+  std::printf(
+      "models: cistern %s\n",
+      !text ? ("eval " + ShellWord(best->folder)).c_str()
+            : ("generate " + ShellWord(best->folder) + " --prompt \"In the beginning\"").c_str());
+  return interrupted ? stopped() : 0;
 }
 
 }  // namespace
@@ -508,8 +525,8 @@ void AddCompare(CLI::App& app, Run& run) {
       ->check(CheckSeconds());
   command
       ->add_option("--seeds", a->seeds,
-                   "runs of each, with the seeds --seed, --seed + 1, ...: the table then has means "
-                   "with 95 % intervals")
+                   "runs of each, with the seeds --seed (without it the experiment's), that + 1, "
+                   "...: the table then has means with 95 % intervals")
       ->check(CLI::Range(1, 1000));
   command
       ->add_option("--lengths", a->lengths,

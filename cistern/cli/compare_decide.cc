@@ -50,7 +50,7 @@ Decision Decide(const Comparison& c) {
   if (!decision.recommended.empty()) {
     decision.reasons.push_back(
         StrCat("This is ", c.seeds == 1 ? "one seed" : StrCat(c.seeds, " seeds"), ", one size and ",
-               Fixed(c.seconds, 0), " s of training.",
+               Trimmed(c.seconds, 3), " s of training.",
                c.efficiency.empty()
                    ? " From which length on a mechanism beats exact softmax in time and memory: "
                      "--efficiency 4096, or cistern bench efficiency."

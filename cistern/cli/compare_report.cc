@@ -213,7 +213,7 @@ std::vector<std::string> Fairness(const Comparison& c) {
                  : std::string(),
              ", batch ", e.train.batch, ", optimizer and schedule, ",
              c.seeds > 1 ? StrCat(c.seeds, " seeds") : std::string("seed"), ", ",
-             Fixed(c.seconds, 0), " s of training time on ", NumThreads(),
+             Trimmed(c.seconds, 3), " s of training time on ", NumThreads(),
              NumThreads() == 1 ? " thread (" : " threads (", ActiveIsa(), "), ",
              e.dtype == "bfloat16" ? "linear maps in bfloat16, the rest in float32."
                                    : StrCat("dtype ", e.dtype, "."))};
@@ -355,7 +355,7 @@ HtmlTable DecodingTable(const Comparison& c) {
 
 void WriteReport(const Comparison& c, const std::string& path) {
   HtmlReport report("Attention mechanisms compared",
-                    StrCat(c.data, ", ", Fixed(c.seconds, 0), " s each"));
+                    StrCat(c.data, ", ", Trimmed(c.seconds, 3), " s each"));
   report.Table(CompareTable(c));
   for (const std::string& line : Fairness(c)) report.Paragraph(line);
   AddDecision(c, &report);

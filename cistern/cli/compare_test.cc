@@ -187,6 +187,48 @@ TEST_F(CompareTest, DataThatCannotBeReadEndItBeforeAnyRun) {
   EXPECT_FALSE(fs::exists(out));
 }
 
+TEST_F(CompareTest, TheSeedOfAnExperimentIsTheFirst) {
+  const std::string file = folder_ / "seven.toml", out = folder_ / "two words";
+  WriteFileAtomically(file, "seed = 7\n");
+  const auto command = [&](const Words& more) {
+    Words words = Command(more);
+    words[3] = out;
+    return words;
+  };
+  Expect(command({"--set", "model.attention=softmax"}), 2, {"model.attention", "--mechanisms"});
+  EXPECT_FALSE(fs::exists(out));
+  const Outcome o = Run(command({"--experiment", file, "--seeds", "2"}));
+  ASSERT_EQ(o.code, 0) << o;
+  for (const int seed : {7, 8}) {
+    const std::string path = StrCat(out, "/latte/seed-", seed, "/experiment.json");
+    EXPECT_EQ(ParseJson(ReadFile(path), path)["seed"], seed);
+  }
+  ExpectContains(o.out, {", 0.2 s of training time", "generate '" + out + "/latte/seed-7'"});
+  // Another comparison would take the place of this one's report.
+  const auto before = Contents(out);
+  Words other = command({});
+  *std::find(other.begin(), other.end(), "latte") = "linear";
+  Expect(other, 2, {out + " already holds runs", "--resume", "another --out"});
+  EXPECT_EQ(Contents(out), before);
+}
+
+TEST_F(CompareTest, AnInterruptedLadderIsNotReported) {
+  const std::string prefix = folder_ / "run";
+  const pid_t child = Start(Command({"--efficiency", "1048576"}), prefix);
+  // The line of the last row: what is left is the ladder.
+  for (int i = 0; i < 6000 && ReadFile(prefix + ".out").find("tokens/s") == std::string::npos; ++i)
+    ::usleep(10'000);
+  ::kill(child, SIGINT);
+  const Outcome o = Wait(child, prefix);
+  EXPECT_EQ(o.code, 130) << o;
+  ExpectContains(o.err, {"interrupted", "--resume --out " + (folder_ / "out")});
+  const Json result = ParseJson(ReadFile(folder_ / "out/compare.json"), "compare.json");
+  EXPECT_EQ(result["interrupted"], true);
+  EXPECT_FALSE(result.contains("efficiency")) << result["efficiency"].dump(1);
+  EXPECT_TRUE(result["mechanisms"].contains("latte"));
+  EXPECT_TRUE(fs::exists(folder_ / "out/report.html"));
+}
+
 TEST_F(CompareTest, OneComparisonInAFolder) {
   const std::string prefix = folder_ / "first";
   const pid_t first = Start(Command({"--seconds", "60"}), prefix);

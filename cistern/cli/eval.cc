@@ -55,7 +55,7 @@ int EvaluateRows(const EvalCommand& c, const RunFolder& run) {
     FailUsage(c.folder,
               " has no experiment.json, which would name the run's own data; give a file");
   }
-  if (c.data.empty()) run.task->Prepare();
+  if (c.data.empty()) run.Prepare();
   const auto model = LoadRunModel(run, c.common.dtype);
   EvalOptions options;
   options.read = {c.batch, c.max_tokens, c.length, c.context};
@@ -67,6 +67,9 @@ int EvaluateRows(const EvalCommand& c, const RunFolder& run) {
   options.interrupted = &Interrupted();
   const auto reader = c.data.empty() ? run.task->Read(ParseSplit(c.split), options.read)
                                      : run.task->ReadFile(c.data, true, options.read);
+  if (c.length > 0 && !reader->Facts().contains("length"))
+    FailUsage("--length is of blocks of text, and the rows of the task ", run.options.kind,
+              " have lengths of their own; leave it out");
   ProgressBar bar({.total = reader->total(), .label = "eval", .unit = reader->unit()});
   options.progress = [&](const BatchReader& r) { bar.Update(r.done()); };
   const Evaluation done = Evaluate(*run.task, *model, *reader, options);
@@ -86,18 +89,34 @@ int EvaluateRows(const EvalCommand& c, const RunFolder& run) {
   return done.complete ? 0 : 130;
 }
 
-int RunEval(const EvalCommand& c) {
+// Options that would change nothing.
+void RefuseIdle(const CLI::App& command, const EvalCommand& c) {
+  const auto given = [&](const char* option) { return command.count(option) > 0; };
+  for (const char* option : {"--length", "--batch", "--context"}) {
+    if (c.by_position && given(option))
+      FailUsage("--by-position carries the state on, without blocks; leave out ", option);
+  }
+  for (const char* option : {"--rows", "--buckets"}) {
+    if (!c.by_position && given(option))
+      FailUsage(option, " is of the table of --by-position; give both");
+  }
+  if (!c.data.empty() && given("--split"))
+    FailUsage("--split is of the model's own data, and ", c.data,
+              " is measured whole; give one of the two");
+}
+
+int RunEval(const CLI::App& command, const EvalCommand& c) {
   ApplyCommon(c.common);
   if (c.max_tokens < 0) FailUsage("--max-tokens must be 0 (all) or above, got ", c.max_tokens);
   if (c.length < 0) FailUsage("--length must be 1 or above, got ", c.length);
   if (c.context < -1) FailUsage("--context must be 0 or above, got ", c.context);
-  if (c.by_position && c.context >= 0)
-    FailUsage("--by-position carries the state on, without blocks; leave out --context");
   if (c.batch < 0) FailUsage("--batch must be 0 (the task's choice) or above, got ", c.batch);
   if (c.rows < 1) FailUsage("--rows must be 1 or above, got ", c.rows);
   if (c.buckets < 0) FailUsage("--buckets must be 0 or above, got ", c.buckets);
   if (!c.svg.empty() && !c.by_position)
     FailUsage("--svg draws the table of --by-position; give both");
+  RefuseIdle(command, c);
+  if (!c.svg.empty()) CheckWritable(c.svg);
   const RunFolder run = OpenRun(c.folder, c.skip_bad_rows, c.set);
   return c.by_position ? EvaluatePositions(c, run) : EvaluateRows(c, run);
 }
@@ -156,7 +175,7 @@ void AddEval(CLI::App& app, Run& run) {
       "predicted once; with --context N at every multiple of length - N. Bits per byte divide by "
       "the bytes of the predicted tokens, so they compare "
       "across tokenizers.");
-  sub->callback([c, &run] { run = [c] { return RunEval(*c); }; });
+  sub->callback([c, sub, &run] { run = [c, sub] { return RunEval(*sub, *c); }; });
 }
 
 }  // namespace cistern::cli

@@ -59,7 +59,7 @@ void WriteSvg(const EvalCommand& c, const ModelConfig& config, const std::vector
 }  // namespace
 
 int EvaluatePositions(const EvalCommand& c, const RunFolder& run) {
-  if (c.data.empty()) run.task->Prepare();
+  if (c.data.empty()) run.Prepare();
   const auto text = c.data.empty() ? run.task->Text(ParseSplit(c.split)) : run.task->Text(c.data);
   const auto model = LoadRunModel(run, c.common.dtype);
   auto* lm = dynamic_cast<LanguageModel*>(model.get());
@@ -84,7 +84,6 @@ int EvaluatePositions(const EvalCommand& c, const RunFolder& run) {
   }
   bar.Finish();
   const std::string how = c.data.empty() ? run.task->SplitSummary() : "";
-  if (!c.svg.empty()) WriteSvg(c, run.config, buckets);
   const int64_t trained = run.recorded ? text->trained_length : 0;
   if (c.common.json) {
     Json rows = Json::array();
@@ -111,6 +110,8 @@ int EvaluatePositions(const EvalCommand& c, const RunFolder& run) {
           text->ends.size());
     }
   }
+  std::fflush(stdout);
+  if (!c.svg.empty()) WriteSvg(c, run.config, buckets);
   return Interrupted() ? 130 : 0;
 }
 

@@ -214,6 +214,12 @@ std::string NamedTask(const std::string& file, const std::vector<std::string>& a
   }
 }
 
+std::string AssignedKey(const std::string& assignment) {
+  std::string key = assignment.substr(0, assignment.find('='));
+  std::erase(key, ' ');
+  return key;
+}
+
 std::vector<std::string> DataAssignments(const std::string& task, const std::string& data) {
   std::vector<std::string> set;
   if (task.empty() && data.empty()) return set;

@@ -42,6 +42,9 @@ void ReadExperiment(Experiment& experiment, const std::string& file,
 // where neither does. UsageError: there is no such task.
 std::string NamedTask(const std::string& file, const std::vector<std::string>& assignments);
 
+// The key of KEY=VALUE.
+std::string AssignedKey(const std::string& assignment);
+
 // What --task and --data say, as assignments: the task, by the look of the data unless it is given,
 // and its option that names the data. Nothing where both are empty.
 std::vector<std::string> DataAssignments(const std::string& task, const std::string& data);

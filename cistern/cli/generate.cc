@@ -1,6 +1,5 @@
 #include <algorithm>
 #include <charconv>
-#include <filesystem>
 #include <iostream>
 #include <memory>
 #include <sstream>
@@ -10,7 +9,6 @@
 #include "cistern/base/progress.h"
 #include "cistern/cli/generate_command.h"
 #include "cistern/decode/eval_scope.h"
-#include "cistern/io/atomic_file.h"
 #include "cistern/io/json_text.h"
 #include "cistern/io/jsonl.h"
 
@@ -193,15 +191,10 @@ void RunSamples(const GenerateCommand& c, Generator& generator, const Tokenizer&
   }
 }
 
-// Before the work: that the file cannot be written should not come out after it.
-void CheckWritable(const std::string& path) {
-  std::error_code ignored;
-  if (!std::filesystem::is_other(path, ignored))
-    AtomicFile probe(path);  // a pipe must not be opened twice
-}
-
-int RunGenerate(GenerateCommand c) {
+int RunGenerate(const CLI::App& command, GenerateCommand c) {
   ApplyCommon(c.common);
+  if (command.count("--stats-at") > 0 && !c.stats)
+    FailUsage("--stats-at says where --stats looks; give both");
   CheckCommand(c);
   const LmFolder lm = OpenLmFolder(c.folder, c.common.dtype);
   const BFloat16Decoding narrow(c.common.dtype == "bfloat16", *lm.model);
@@ -330,7 +323,7 @@ void AddGenerate(CLI::App& app, Run& run) {
       "prompt i of a file gets the same draws as prompt i alone, in any batch; the first of "
       "--count "
       "texts is the one without --count.");
-  sub->callback([c, &run] { run = [c] { return RunGenerate(*c); }; });
+  sub->callback([c, sub, &run] { run = [c, sub] { return RunGenerate(*sub, *c); }; });
 }
 
 }  // namespace cistern::cli

@@ -7,9 +7,11 @@
 
 #include "cistern/base/error.h"
 #include "cistern/base/format.h"
+#include "cistern/base/hash.h"
 #include "cistern/base/interrupt.h"
 #include "cistern/base/parallel.h"
 #include "cistern/base/progress.h"
+#include "cistern/base/subprocess.h"
 #include "cistern/base/terminal.h"
 #include "cistern/cli/compare_report.h"
 #include "cistern/cli/reproduce_report.h"
@@ -127,19 +129,28 @@ Json MergedRecord(Json begun, const Json& now) {
   return begun;
 }
 
-std::string CommandLine(const ReproduceArguments& a) {
-  std::string text = "cistern reproduce " + a.table;
+// Without --out and --resume.
+std::string CommandLine(const CLI::App& command, const ReproduceArguments& a) {
+  std::string text = "cistern reproduce " + ShellWord(a.table);
   const auto add = [&](const char* name, const std::vector<std::string>& values) {
-    for (const std::string& v : values) text += StrCat(" ", name, " ", v);
+    for (const std::string& v : values) text += StrCat(" ", name, " ", ShellWord(v));
   };
   if (a.small) text += " --small";
   if (a.seeds > 0) text += StrCat(" --seeds ", a.seeds);
+  const auto add_given = [&](const char* name, const std::string& value) {
+    if (command.count(name) > 0) add(name, {value});
+  };
+  add_given("--seed", std::to_string(a.common.seed));
+  add_given("--dtype", a.common.dtype);
+  add_given("--threads", std::to_string(a.common.threads));
+  add_given("--device", a.common.device);
   for (const auto& list : {std::pair("--rows", &a.rows), std::pair("--columns", &a.columns)}) {
     if (list.second->empty()) continue;
     std::string joined;
     for (const std::string& v : *list.second) joined += (joined.empty() ? "" : ",") + v;
-    text += StrCat(" ", list.first, " \"", joined, "\"");
+    add(list.first, {joined});
   }
+  add("--data", a.data);
   add("--set", a.set);
   return text;
 }
@@ -152,22 +163,32 @@ double SteadyNow() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-// The estimates, of this call or of an earlier one of the same folder. False: interrupted.
+// What the cost of a cell depends on, as a hash.
+std::string CostKey(const ReproduceArguments& a, const ReproducedCell& cell) {
+  return HexText(XxHash64(JsonLine(
+      {{"settings", cell.settings}, {"threads", NumThreads()}, {"device", a.common.device}})));
+}
+
+// The estimates, of this call or of an earlier one of the same folder that would have run the same.
+// False: interrupted.
 bool EstimateCosts(const ReproduceArguments& a, Reproduction* r, bool quiet) {
   const std::string path = r->out + "/cost.json";
   std::error_code ignored;
   Json known = Json::object();
   if (std::filesystem::exists(path, ignored)) known = ReadCheckedJson(path);
   for (ReproducedCell& cell : r->cells) {
-    if (known.contains(cell.folder) && known[cell.folder].is_number()) {
-      cell.estimate = known[cell.folder].get<double>();
+    const std::string key = CostKey(a, cell);
+    const Json before = known.value(cell.folder, Json());
+    if (before.is_object() && before.value("of", Json()) == key &&
+        before.value("seconds", Json()).is_number()) {
+      cell.estimate = before["seconds"].get<double>();
     } else {
       try {
         MeasureCost(r->out, a.common, &cell);
       } catch (const InterruptedRun&) {
         return false;
       }
-      if (cell.unmeasured.empty()) known[cell.folder] = cell.estimate;
+      if (cell.unmeasured.empty()) known[cell.folder] = {{"seconds", cell.estimate}, {"of", key}};
       WriteCheckedJson(path, known);
     }
     if (quiet) continue;
@@ -256,7 +277,12 @@ int RunReproduce(CLI::App& command, ReproduceArguments a) {
   r.seeds = a.seeds > 0 ? a.seeds : a.small && !r.table.statistics ? 1 : r.table.seeds;
   r.first_seed = int64_t(a.common.seed);
   r.out = !a.out.empty() ? a.out : StrCat("runs/reproduce-", r.table.name, a.small ? "-small" : "");
-  r.command = CommandLine(a);
+  for (const std::string& s : a.set) {
+    if (AssignedKey(s) == "seed")
+      FailUsage("--set ", s,
+                ": the runs of a cell have the seeds --seed, --seed + 1, ...; give --seed");
+  }
+  r.command = CommandLine(command, a);
   r.machine = StrCat(NumThreads(), NumThreads() == 1 ? " thread, " : " threads, ", ActiveIsa(),
                      ", version ", CISTERN_VERSION);
   PlanOptions plan{a.small, a.data, a.set, true};
@@ -290,7 +316,7 @@ int RunReproduce(CLI::App& command, ReproduceArguments a) {
   }
   const auto stopped = [&] {
     std::fprintf(stderr, "cistern: interrupted; to continue: %s --out %s --resume\n",
-                 r.command.c_str(), r.out.c_str());
+                 r.command.c_str(), ShellWord(r.out).c_str());
     return 130;
   };
   if (!EstimateCosts(a, &r, quiet)) return stopped();

@@ -252,16 +252,31 @@ TEST_F(ReproduceTest, RunsThatHaveEndedHadTheDataOfThoseThatFollow) {
   EXPECT_EQ(Count(rest.out, ", kept"), 1u) << rest;
 }
 
+// A budget of seconds is its own estimate.
+TEST_F(ReproduceTest, AnEstimateIsOfTheSettingsAskedFor) {
+  for (const double seconds : {60.0, 120.0}) {
+    const Outcome o =
+        Run(Command({"--rows", "Latte", "--seeds", "1", "--estimate", "--json", "--set",
+                     "train.steps=0", "--set", StrCat("train.seconds=", seconds)}));
+    ASSERT_EQ(o.code, 0) << o;
+    EXPECT_EQ(ParseJson(o.out, "stdout")["seconds"], seconds);
+  }
+  Expect(Command({"--set", "seed=5"}), 2, {"--set seed=5", "give --seed"});
+}
+
 TEST_F(ReproduceTest, AnInterruptedReproductionGoesOn) {
-  const std::string prefix = folder_ / "run";
-  const Words words = Command({"--seeds", "2", "--set", "train.steps=30"});
+  const std::string prefix = folder_ / "run", data = folder_ / "my data";
+  fs::create_directory(data);
+  const Words words = Command({"--seeds", "2", "--set", "train.steps=30", "--seed", "1", "--dtype",
+                               "float32", "--data", data});
   const pid_t child = Start(words, prefix);
   const std::string first = folder_ / "out/softmax/listops/seed-1/result.json";
   for (int i = 0; i < 6000 && !fs::exists(first); ++i) ::usleep(10'000);
   ::kill(child, SIGINT);
   const Outcome o = Wait(child, prefix);
   ASSERT_EQ(o.code, 130) << o;
-  ExpectContains(o.err, {"to continue: cistern reproduce"});
+  ExpectContains(o.err, {"to continue: cistern reproduce", "--seed 1 --dtype float32 --threads 1",
+                         "--data '" + data + "' --set train.steps=30"});
   ExpectContains(o.err, {"--resume"});
   EXPECT_TRUE(fs::exists(folder_ / "out/report.html"));
   EXPECT_FALSE(fs::exists(folder_ / "out/latte/listops/seed-2/result.json"));

@@ -197,6 +197,11 @@ TEST_F(RobustTest, AResumedRunIsTheSameRun) {
   WriteFileAtomically(text, changed);
   fs::last_write_time(text, time);
   refused({"--steps", "6"}, {"other data", "xxh64", "give another --out"});
+  // What would be its test now may have been trained on.
+  for (const Words& measure : {Words{"eval", run}, Words{"eval", run, "--by-position"},
+                               Words{"analyze", run, "--out", folder_ / "analysis"}})
+    Expect(measure + Words{"--threads", "1"}, 2, {"trained on other data", "XXH64"});
+  EXPECT_EQ(Run({"eval", run, text, "--threads", "1"}).code, 0) << "a file is measured as it is";
   // The same text elsewhere, and a length: taken, and said.
   WriteFileAtomically(other, Text());
   const Outcome o = Run({"train", "--resume", "--out", run, "--threads", "1", "--text", other,

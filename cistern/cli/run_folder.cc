@@ -25,6 +25,9 @@ RunFolder OpenRun(const std::string& folder, bool skip_bad_rows,
                   path, " has no \"task\" with a \"kind\"");
     const std::string kind = FindTask(experiment["task"]["kind"].get<std::string>()).name;
     run.options.Describe().Read(TaskOptions::Recorded(experiment["task"], kind), path + ": task");
+    const Json data = experiment.value("data", Json::object());
+    if (data.is_object() && data.value("xxh64", Json()).is_string())
+      run.data_hash = data["xxh64"].get<std::string>();
   } else {
     const auto fits = [&](const TaskInfo* t) {
       return std::find(t->models.begin(), t->models.end(), run.config.kind) != t->models.end();
@@ -39,6 +42,15 @@ RunFolder OpenRun(const std::string& folder, bool skip_bad_rows,
   run.task = run.options.Make();
   run.task->LoadAssets(folder);
   return run;
+}
+
+void RunFolder::Prepare() const {
+  task->Prepare();
+  const std::string now = task->DataSummary().value("xxh64", data_hash);
+  if (data_hash.empty() || now == data_hash) return;
+  FailUsage(folder, " was trained on other data: their XXH64 is ", now, " now and was ", data_hash,
+            ", so that rows of their test may have been trained on; put the data back as they "
+            "were, or give the file to measure");
 }
 
 void NoteSkipped(const BatchReader& reader, const std::string& data) {

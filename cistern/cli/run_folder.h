@@ -13,7 +13,12 @@ struct RunFolder {
   ModelConfig config;
   TaskOptions options;
   bool recorded = false;       // experiment.json says what it was trained on
+  std::string data_hash;       // XXH64 of what it was trained on; empty: not known, or generated
   std::shared_ptr<Task> task;  // with the model's own assets; not prepared
+
+  // Reads the task's own data. UsageError where they are others than the model was trained on:
+  // their parts would be others too, and a test row may be one that was trained on.
+  void Prepare() const;
 };
 
 // Errors name the missing file. Without experiment.json (a model from elsewhere) the task is the

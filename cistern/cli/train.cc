@@ -7,6 +7,7 @@
 #include "cistern/base/error.h"
 #include "cistern/base/format.h"
 #include "cistern/base/progress.h"
+#include "cistern/base/subprocess.h"
 #include "cistern/base/terminal.h"
 #include "cistern/cli/analysis_rows.h"
 #include "cistern/cli/command.h"
@@ -179,7 +180,7 @@ int RunTrain(CLI::App& command, const TrainArguments& a) {
     std::fprintf(stderr,
                  "cistern: interrupted after step %ld; saved in %s; to continue: cistern train "
                  "--resume --out %s\n",
-                 long(r.steps), a.out.c_str(), a.out.c_str());
+                 long(r.steps), a.out.c_str(), ShellWord(a.out).c_str());
     return 130;
   }
   const std::string split = trained.task->SplitSummary();

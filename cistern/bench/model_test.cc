@@ -1,0 +1,79 @@
+// What the rows of a model are told apart by; what cannot be measured. No speeds.
+#include "cistern/bench/model.h"
+
+#include <gtest/gtest.h>
+
+#include <set>
+
+#include "cistern/ops/testing.h"
+
+namespace cistern::bench {
+namespace {
+
+using testing::ExpectContains;
+using testing::Thrown;
+
+ModelConfig Tiny() {
+  ModelConfig config;
+  config.vocab_size = 30, config.dim = 16, config.heads = 2, config.layers = 1;
+  return config;
+}
+
+ModelSettings Quick() {
+  ModelSettings settings;
+  settings.batch = 2, settings.length = 8;
+  settings.timer.seconds = 0, settings.timer.runs = 1, settings.timer.shortest = 0;
+  return settings;
+}
+
+std::vector<std::string> Whats(const ModelConfig& config, const ModelSettings& settings) {
+  Json peaks = Json::array();
+  std::vector<std::string> whats;
+  for (const Row& row : MeasureModel(MakeModel(config, 1), settings, &peaks))
+    whats.push_back(row.what.dump());
+  return whats;
+}
+
+// All of them have one summary: latte, 1 layers x 16, 2 heads.
+TEST(BenchModel, OtherSettingsAreOtherRows) {
+  ModelSettings settings = Quick();
+  settings.decode = false;
+  ModelConfig wide = Tiny(), words = Tiny(), slots = Tiny();
+  wide.ffn_dim = 24;
+  words.vocab_size = 40;
+  slots.attention_options = {{"latte", {{"latents", 4}}}};
+  std::set<std::string> whats;
+  for (const ModelConfig& config : {Tiny(), wide, words, slots, Tiny()})
+    whats.insert(Whats(config, settings).at(0));
+  EXPECT_EQ(whats.size(), 4u);
+  settings.optimizer.kind = OptimizerKind::kSgd;
+  whats.insert(Whats(Tiny(), settings).at(0));
+  settings.optimizer.momentum = 0;
+  whats.insert(Whats(Tiny(), settings).at(0));
+  EXPECT_EQ(whats.size(), 6u);
+}
+
+TEST(BenchModel, NoRowIsMeasuredTwice) {
+  ModelSettings settings = Quick();
+  settings.train = false, settings.decoded = 1;
+  settings.positions = {0}, settings.sequences = {1, 3};
+  const std::vector<std::string> whats = Whats(Tiny(), settings);
+  EXPECT_EQ(whats.size(), 2u);  // a sequence at the start, and three
+  EXPECT_NE(whats.at(0), whats.at(1));
+  settings.sequences = {3, 3};
+  ExpectContains(Thrown([&] { Whats(Tiny(), settings); }), {"--sequences names 3 twice"});
+}
+
+TEST(BenchModel, NothingToMeasureSaysWhy) {
+  ModelSettings settings = Quick();
+  settings.train = settings.decode = false;
+  ExpectContains(Thrown([&] { Whats(Tiny(), settings); }), {"omit --no-train or --no-decode"});
+  settings.decode = true;
+  ModelConfig pair = Tiny();
+  pair.kind = "encoder_decoder";
+  ExpectContains(Thrown([&] { Whats(pair, settings); }),
+                 {"encoder_decoder does not decode without a source", "omit --no-train"});
+}
+
+}  // namespace
+}  // namespace cistern::bench
