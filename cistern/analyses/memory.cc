@@ -44,8 +44,19 @@ bool AnyLayer(const ModelConfig& config, const F& is) {
 void AddConfig(const ModelConfig& config, MemorySummary* summary) {
   for (const Form form : config.info().forms) {
     const LayerStack stack = config.Stack(form);
-    for (int64_t l = 0; l < stack.layers(); ++l)
-      summary->layers.emplace_back(stack.Mechanism(l), stack.Options(l));
+    for (int64_t l = 0; l < stack.layers(); ++l) {
+      const std::string& name = stack.Mechanism(l);
+      Json options = stack.Options(l);
+      if (IsHeadGroups(name)) {  // those of its mechanisms alone
+        Json own = Json::object();
+        for (const MechanismInfo* m : MechanismsOf(name)) {
+          own[m->name] = m->options().Write();
+          own[m->name].update(options.value(m->name, Json::object()));
+        }
+        options = own;
+      }
+      summary->layers.emplace_back(name, options);
+    }
   }
   ModelConfig rest = config;
   rest.attention = {}, rest.attention_options = rest.layer_options = Json::object();

@@ -8,6 +8,7 @@
 #include "cistern/base/progress.h"
 #include "cistern/base/subprocess.h"
 #include "cistern/base/terminal.h"
+#include "cistern/cli/run_folder.h"
 #include "cistern/io/atomic_file.h"
 #include "cistern/io/checked_json.h"
 #include "cistern/io/jsonl.h"
@@ -34,14 +35,14 @@ std::string LastWords(const std::string& log) {
   return words;
 }
 
-// Of a run that has ended: XXH64 of its data; empty: it has none.
-std::string DataHash(const std::string& folder) {
+// What the record of a run that has ended says of its data; null: it has no hash of them.
+Json RecordedData(const std::string& folder) {
   const std::string path = folder + "/experiment.json";
-  if (!FileExists(folder + "/result.json") || !FileExists(path)) return "";
+  if (!FileExists(folder + "/result.json") || !FileExists(path)) return nullptr;
   const Json record = ReadCheckedJson(path, "the runs may be others");
   const Json data = record.value("data", Json::object());
-  if (!data.is_object() || !data.contains("xxh64") || !data["xxh64"].is_string()) return "";
-  return data["xxh64"].get<std::string>();
+  if (!data.is_object() || !data.value("xxh64", Json()).is_string()) return nullptr;
+  return data;
 }
 
 // By the words of Trainer and the tasks' measures; cli/reproduce_test.cc holds them to it.
@@ -131,17 +132,17 @@ Series RunCurve(const std::string& folder, const std::string& name, const std::s
 }
 
 void SameData::Require(const std::string& folder, const TaskOptions& task) {
-  const std::string was = DataHash(folder);
-  if (was.empty()) return;
+  const Json was = RecordedData(folder);
+  if (was.is_null()) return;
   TaskOptions options = task;
-  std::string& now = now_[options.Write().dump()];
-  if (now.empty()) {
+  Json& now = now_[options.Write().dump()];
+  if (now.is_null()) {
     const std::unique_ptr<Task> made = options.Make();
     made->Prepare();
-    now = made->DataSummary().value("xxh64", was);
+    now = made->DataSummary();
   }
-  if (was != now)
-    FailUsage(folder, " has been trained on other data: their XXH64 is ", now, " now and was ", was,
+  if (const std::string other = OtherData(was, now); !other.empty())
+    FailUsage(folder, " has been trained on other data: ", other,
               "; put the data back as they were, or give another --out");
 }
 

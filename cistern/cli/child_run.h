@@ -50,7 +50,7 @@ class SameData {
   void Require(const std::string& folder, const TaskOptions& task);
 
  private:
-  std::map<std::string, std::string> now_;  // hashes by task
+  std::map<std::string, Json> now_;  // what tasks say of their data, by task
 };
 
 // A curve of FOLDER/metrics.jsonl: of the lines of `event`, the numbers under x and y.

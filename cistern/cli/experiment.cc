@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <functional>
 #include <utility>
 
 #include "cistern/base/error.h"
@@ -75,6 +76,21 @@ std::string Said(const Json& tree, const std::vector<std::string>& assignments,
   return value;
 }
 
+// Parts of the head of a --from folder for which this model, told otherwise, has no place. said:
+// whether somebody asks for the key here.
+void DropIdleParts(ModelConfig& model, const std::function<bool(const std::string&)>& said) {
+  const ModelConfig unset;
+  const auto drop = [&](bool idle, const std::string& key, auto& value, const auto& usual) {
+    if (idle && !said("model." + key)) value = usual;
+  };
+  const bool linear = model.head == HeadKind::kLinear;
+  drop(model.pooling != PoolingKind::kCls, "cls_place", model.cls_place, unset.cls_place);
+  drop(linear, "head_dims", model.head_dims, unset.head_dims);
+  drop(linear, "head_dropout", model.head_dropout, unset.head_dropout);
+  drop(model.tie_embeddings, "head_bias", model.head_bias, unset.head_bias);
+  drop(!model.tie_embeddings, "scale_logits", model.scale_logits, unset.scale_logits);
+}
+
 void ReadTree(Experiment& experiment, Json tree, const std::string& where,
               const std::vector<std::string>& assignments) {
   Fields fields = experiment.Describe();
@@ -98,7 +114,8 @@ void ReadTree(Experiment& experiment, Json tree, const std::string& where,
   kind = of_file("task.kind=",
                  [&] { return FindTask(kind.empty() ? experiment.task.kind : kind).name; });
   // A run that was begun has all settings in its record, and does not need the folder any more.
-  if (const std::string from = Said(tree, assignments, "", "from"); !from.empty() && !begun) {
+  const std::string from = begun ? "" : Said(tree, assignments, "", "from");
+  if (!from.empty()) {
     std::string model = Said(tree, assignments, "model", "kind");
     if (model.empty()) model = FindTask(kind).models[0];
     Fields start;
@@ -112,6 +129,14 @@ void ReadTree(Experiment& experiment, Json tree, const std::string& where,
     fields.Read(tree, where);
   }
   for (const std::string& a : assignments) fields.Set(TaskOptions::Grouped(a, kind));
+  if (!from.empty()) {
+    DropIdleParts(experiment.model, [&](const std::string& key) {
+      const auto assigns = [&](const std::string& a) { return a.starts_with(key + "="); };
+      const Json model = tree.is_object() ? tree.value("model", Json()) : Json();
+      return model.contains(key.substr(6)) ||
+             std::any_of(assignments.begin(), assignments.end(), assigns);
+    });
+  }
   ChooseModel(experiment);
   of_file("published.", [&] { experiment.published.Validate(experiment.task.info()); });
 }

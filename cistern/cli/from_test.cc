@@ -78,6 +78,25 @@ TEST_F(FromTest, WhatDoesNotFitIsRefusedUnlessTold) {
   ExpectContains(o.err, {"tensors taken"});
 }
 
+// What the folder's head had and this one has no place for is not in the way.
+TEST_F(FromTest, AnotherPoolingTakesWhatFits) {
+  const std::string first = folder_ / "first", second = folder_ / "second";
+  Outcome o = Run(Classify(first, {"--set", "model.pooling=cls", "--set", "model.cls_place=after",
+                                   "--set", "model.head_dims=[8]"}));
+  ASSERT_EQ(o.code, 0) << o;
+  const Words again = Small({"--data", folder_ / "rows.tsv", "--from", first, "--new-head"});
+  o = Run(again + Words{"--out", folder_ / "same"});
+  ASSERT_EQ(o.code, 0) << o;
+  EXPECT_EQ(ReadJsonFile(folder_ / "same/config.json")["cls_place"], "after");
+  o = Run(again +
+          Words{"--out", second, "--set", "model.pooling=mean", "--set", "model.head=linear"});
+  ASSERT_EQ(o.code, 0) << o;
+  EXPECT_EQ(ReadJsonFile(second + "/config.json")["pooling"], "mean");
+  Expect(again + Words{"--out", folder_ / "third", "--set", "model.pooling=mean", "--set",
+                       "model.cls_place=after"},
+         2, {"cls_place"});
+}
+
 TEST_F(FromTest, MasksAreFilledIn) {
   WriteFileAtomically(folder_ / "gaps.txt", "line 4 of the <mask> tells\n");
   Outcome o = Run({"predict", folder_ / "mlm", folder_ / "gaps.txt", "--json"});

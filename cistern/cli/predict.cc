@@ -1,5 +1,6 @@
 // cistern predict: what a trained model says of each row of a file, as a stream.
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 
 #include "cistern/base/error.h"
@@ -23,7 +24,11 @@ struct PredictCommand {
 };
 
 std::string Cell(const Json& value) {
-  if (value.is_number_float()) return Significant(value.get<double>(), 6);
+  if (value.is_number_float()) {
+    // Of large numbers, such as forecasts of a counter, what follows the point as well.
+    const double x = value.get<double>(), before = std::floor(std::log10(std::abs(x))) + 1;
+    return Significant(x, std::isfinite(before) ? std::clamp(int(before) + 3, 6, 17) : 6);
+  }
   std::string text = value.is_string() ? value.get<std::string>() : JsonLine(value);
   for (char& c : text) {
     if (c == '\t' || c == '\n' || c == '\r') c = ' ';

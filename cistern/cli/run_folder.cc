@@ -25,9 +25,7 @@ RunFolder OpenRun(const std::string& folder, bool skip_bad_rows,
                   path, " has no \"task\" with a \"kind\"");
     const std::string kind = FindTask(experiment["task"]["kind"].get<std::string>()).name;
     run.options.Describe().Read(TaskOptions::Recorded(experiment["task"], kind), path + ": task");
-    const Json data = experiment.value("data", Json::object());
-    if (data.is_object() && data.value("xxh64", Json()).is_string())
-      run.data_hash = data["xxh64"].get<std::string>();
+    run.data = experiment.value("data", Json::object());
   } else {
     const auto fits = [&](const TaskInfo* t) {
       return std::find(t->models.begin(), t->models.end(), run.config.kind) != t->models.end();
@@ -44,13 +42,24 @@ RunFolder OpenRun(const std::string& folder, bool skip_bad_rows,
   return run;
 }
 
+std::string OtherData(const Json& recorded, const Json& now) {
+  if (!recorded.is_object()) return "";
+  for (const char* key : {"xxh64", "xxh64_exact"}) {
+    const Json was = recorded.value(key, Json()), is = now.value(key, was);
+    if (was.is_string() && was != is)
+      return StrCat("their XXH64 is ", is.get<std::string>(), " now and was ",
+                    was.get<std::string>());
+  }
+  return "";
+}
+
 void RunFolder::Prepare() const {
   task->Prepare();
-  const std::string now = task->DataSummary().value("xxh64", data_hash);
-  if (data_hash.empty() || now == data_hash) return;
-  FailUsage(folder, " was trained on other data: their XXH64 is ", now, " now and was ", data_hash,
+  const std::string other = OtherData(data, task->DataSummary());
+  if (other.empty()) return;
+  FailUsage(folder, " was trained on other data: ", other,
             ", so that rows of their test may have been trained on; put the data back as they "
-            "were, or give the file to measure");
+            "were, leave out a --set that reads them otherwise, or give the file to measure");
 }
 
 void NoteSkipped(const BatchReader& reader, const std::string& data) {

@@ -13,7 +13,7 @@ struct RunFolder {
   ModelConfig config;
   TaskOptions options;
   bool recorded = false;       // experiment.json says what it was trained on
-  std::string data_hash;       // XXH64 of what it was trained on; empty: not known, or generated
+  Json data;                   // what experiment.json says of its data
   std::shared_ptr<Task> task;  // with the model's own assets; not prepared
 
   // Reads the task's own data. UsageError where they are others than the model was trained on:
@@ -27,6 +27,10 @@ struct RunFolder {
 // others now (TaskOptions::SetOfUse).
 RunFolder OpenRun(const std::string& folder, bool skip_bad_rows = false,
                   const std::vector<std::string>& set = {});
+
+// What a record of a run's data says otherwise than the data of now, by their hashes, such as
+// "their XXH64 is ... now and was ..."; empty: they are the same, or it has none.
+std::string OtherData(const Json& recorded, const Json& now);
 
 // Says how many rows of `data` were passed over, if any were.
 void NoteSkipped(const BatchReader& reader, const std::string& data);

@@ -2,6 +2,7 @@
 // the shell's completion.
 #include <cmath>
 
+#include "cistern/base/format.h"
 #include "cistern/cli/testing_cli.h"
 #include "cistern/ops/testing.h"
 
@@ -117,6 +118,9 @@ TEST_F(SeriesCliTest, ForecastsBeatTheLastValue) {
   EXPECT_NEAR(row["forecast"]["x"].get<double>(), 1000 + 50 * std::sin(0.7 * 600), 30);
   EXPECT_NEAR(row["forecast"]["y"].get<double>(), 7, 1);
   EXPECT_EQ(row["steps"], 600);
+  // Large numbers differ behind the point.
+  const Outcome lines = Run({"predict", out, table});
+  ExpectContains(lines.out, {Significant(row["forecast"]["x"].get<double>(), 7)});
   const Outcome eval = Run({"eval", out, "--json"});
   ASSERT_EQ(eval.code, 0) << eval;
   const Outcome compared = Run({"compare", table, "--task", "forecast", "--mechanisms",

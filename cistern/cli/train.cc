@@ -185,8 +185,9 @@ int RunTrain(CLI::App& command, const TrainArguments& a) {
   }
   const std::string split = trained.task->SplitSummary();
   if (r.had_ended)
-    Note(StrCat("this run had ended at step ", r.steps,
-                "; --steps or --seconds above what it was given continue it"));
+    Note(StrCat("this run had ended at step ", r.steps, "; ",
+                r.out_of_patience ? "a higher train.patience continues it"
+                                  : "--steps or --seconds above what it was given continue it"));
   if (a.common.json) {
     Json line = {{"out", a.out},
                  {"steps", r.steps},

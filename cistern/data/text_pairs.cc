@@ -247,13 +247,13 @@ void ReadFolder(const std::string& path, DocumentBuilder* builder) {
 
 std::string TextColumn(const TableReader& table, const std::string& asked) {
   if (!asked.empty()) return asked;
-  const std::vector<std::string>& all = table.columns();
+  const std::vector<std::string> all = table.NamedColumns();
   if (std::find(all.begin(), all.end(), "text") != all.end()) return "text";
   if (all.size() == 1) return all[0];
   std::string names;
   for (const std::string& name : all) names += (names.empty() ? "" : ", ") + name;
   FailUsage(table.path(), ": which column is the document? Its columns are ", names,
-            "; name it: --set task.text_column=", all[0]);
+            "; name it: --set task.text_column=", all[0], table.HeaderHint());
 }
 
 }  // namespace

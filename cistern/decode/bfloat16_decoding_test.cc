@@ -112,7 +112,6 @@ TEST(BFloat16Decoding, OfTokensRoundsWeightsAlone) {
   }
 }
 
-// Weights that were written to while a scope keeps them are rounded again.
 // What is kept is kept once: a text of any length takes the same memory.
 TEST(BFloat16Decoding, KeepsAsMuchAtEveryToken) {
   std::vector<ModelConfig> configs = Configs();
@@ -135,6 +134,7 @@ TEST(BFloat16Decoding, KeepsAsMuchAtEveryToken) {
   }
 }
 
+// Weights that were written to while a scope keeps them are rounded again.
 TEST(BFloat16Decoding, SeesNewWeights) {
   const auto model = Make(Configs()[0], false);
   const ModelState state = Decode(*model, false).state;

@@ -186,6 +186,9 @@ TEST_F(SeriesSourceTest, BadTablesAreRefusedWithTheirLine) {
   Says(Message("label,a\nx,\n", "t.csv"), "t.csv:2: the row has no values");
   Says(Message("label,a\n,1\n", "t.csv"), "t.csv:2: the label is empty");
   Says(Message("kind,a\nx,1\n", "t.csv"), "which column is the label? Its columns are kind, a");
+  const std::string unnamed = Message(",kind,a\n0,x,1\n", "t.csv");
+  Says(unnamed, "which column is the label? Its columns are kind, a; name it: ");
+  Says(unnamed, "task.header=no");
   Says(Message("series,label,a\n1,x,1\n1,y,1\n", "t.csv"), "t.csv:3: the label is 'y'");
   Says(Message("series,label,a\n1,x,1\n2,x,1\n1,x,1\n", "t.csv"),
        "t.csv:4: the series '1' has ended before");

@@ -66,7 +66,7 @@ SeriesStore::SeriesStore(const std::string& path, const SeriesFormat& format,
   const std::unique_ptr<SeriesSource> source = OpenSeries(path, format);
   if (IsNpyFile(path)) npy_ = std::make_unique<NpyFile>(path);
   ProgressBar bar({source->total(), "read series", "bytes"});
-  XxHash64Stream hash;
+  XxHash64Stream hash, exact;
   const auto add = [&](const void* bytes, size_t size) {
     hash.Add({static_cast<const char*>(bytes), size});
   };
@@ -93,12 +93,10 @@ SeriesStore::SeriesStore(const std::string& path, const SeriesFormat& format,
       add(piece.label.data(), piece.label.size() + 1);
     }
     begins_.back() += piece.steps;
-    // As float32, which earlier versions kept, so that their runs go on; what that loses as well.
     narrow.assign(piece.values.begin(), piece.values.end());
     add(narrow.data(), narrow.size() * sizeof(float));
-    const bool lossy = !std::equal(narrow.begin(), narrow.end(), piece.values.begin(),
-                                   [](float a, double b) { return a == b || std::isnan(b); });
-    if (lossy) add(piece.values.data(), piece.values.size() * sizeof(double));
+    exact.Add(
+        {reinterpret_cast<const char*>(piece.values.data()), piece.values.size() * sizeof(double)});
     add(&begins_.back(), sizeof(int64_t));
     if (!npy_) values_.Append(piece.values.data(), int64_t(piece.values.size()));
     bar.Update(source->done());
@@ -109,7 +107,7 @@ SeriesStore::SeriesStore(const std::string& path, const SeriesFormat& format,
   label_column_ = source->label_column();
   skipped_ = source->skipped();
   missing_ = source->missing();
-  hash_ = hash.Value();
+  hash_ = hash.Value(), exact_hash_ = exact.Value();
   CISTERN_CHECK(size() > 0, path, ": there is no series",
                 skipped_ > 0 ? StrCat(" that can be read (", skipped_, " skipped)") : "");
   CISTERN_CHECK(names_.empty() || int64_t(names_.size()) == size(), path,

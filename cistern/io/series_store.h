@@ -66,7 +66,10 @@ class SeriesStore {
   const std::vector<std::string>& notes() const { return notes_; }
   int64_t skipped() const { return skipped_; }
   int64_t missing() const { return missing_; }
-  uint64_t hash() const { return hash_; }  // XXH64 of values, lengths and labels
+  // XXH64 of values as float32, lengths and labels; and of the values themselves, which an earlier
+  // version did not keep.
+  uint64_t hash() const { return hash_; }
+  uint64_t exact_hash() const { return exact_hash_; }
   bool on_disk() const { return npy_ || values_.on_disk(); }
 
  private:
@@ -76,7 +79,7 @@ class SeriesStore {
   std::vector<int32_t> codes_;
   std::vector<double> numbers_;
   int64_t skipped_ = 0, missing_ = 0;
-  uint64_t hash_ = 0;
+  uint64_t hash_ = 0, exact_hash_ = 0;
   std::unique_ptr<NpyFile> npy_;  // else values_
   NumberStore values_;
 };

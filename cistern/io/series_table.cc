@@ -69,15 +69,15 @@ class TableSeries : public SeriesSource {
   }
 
   void FindColumns() {
-    const Names& columns = table_.columns();
+    const Names &columns = table_.columns(), named = table_.NamedColumns();
     const std::string& path = table_.path();
     const bool labels = format_.labels != SeriesFormat::Labels::kNone;
     if (labels && (format_.need_labels || Has(format_.label_column)))
       label_ = Named(format_.label_column, {"label", "class", "target", "category"});
     if (labels && format_.need_labels && label_ == kNoColumn)
-      FailUsage(path, ": which column is the label? Its columns are ", Listed(columns),
-                "; name it: --set task.label_column=", columns[0],
-                "; without labels, --task forecast learns to continue series");
+      FailUsage(path, ": which column is the label? Its columns are ", Listed(named),
+                "; name it: --set task.label_column=", named.empty() ? "..." : named[0],
+                "; without labels, --task forecast learns to continue series", table_.HeaderHint());
     if (label_ != kNoColumn) label_column_ = columns[label_];
     series_ = Named(format_.series_column, {"series", "series_id"});
     if (series_ == label_) series_ = kNoColumn;
@@ -116,7 +116,13 @@ class TableSeries : public SeriesSource {
       if (layout_ == Layout::kSteps) channels_.push_back(columns[c]);
     }
     if (layout_ == Layout::kRows) channels_ = {"1"};
-    if (values_.empty()) FailUsage(path, ": no columns of values among ", Listed(columns));
+    if (values_.empty())
+      FailUsage(path, ": no columns of values among ", Listed(named),
+                no_values.empty()
+                    ? ""
+                    : StrCat("; ", Listed(no_values),
+                             " is taken for a label: give it another name to read it"),
+                table_.HeaderHint());
     if (!left_out.empty())
       notes_.push_back(StrCat("column ", Listed(left_out),
                               ": not read; rows are taken in their order, at equal steps"));

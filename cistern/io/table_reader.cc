@@ -102,6 +102,17 @@ TableReader::TableReader(const std::string& path, const TableOptions& options)
   for (size_t i = 1; i <= first_.size(); ++i) columns_.push_back(std::to_string(i));
 }
 
+std::vector<std::string> TableReader::NamedColumns() const {
+  std::vector<std::string> named = columns_;
+  std::erase(named, "");
+  return named;
+}
+
+std::string TableReader::HeaderHint() const {
+  const bool unnamed = std::find(columns_.begin(), columns_.end(), "") != columns_.end();
+  return unnamed ? "; if the first line is a row: --set task.header=no" : "";
+}
+
 size_t TableReader::Column(const std::string& name) const {
   const auto found = std::find(columns_.begin(), columns_.end(), name);
   if (found == columns_.end())

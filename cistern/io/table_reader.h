@@ -35,6 +35,11 @@ class TableReader {
 
   // Column names: of the header, or "1", "2", ...; of JSON lines the keys of the first row.
   const std::vector<std::string>& columns() const { return columns_; }
+  // Those with a name: pandas gives none to the first one, which numbers the rows.
+  std::vector<std::string> NamedColumns() const;
+  // What to say besides where a column is asked for and a first line without a name in its first
+  // cell may be a row; else empty.
+  std::string HeaderHint() const;
   // The next row's cells in the order of columns(); false at the end. Numbers and true/false of
   // JSON are as written; a missing key or null is an empty cell. Error "data.tsv:12: ..." where a
   // row has another number of cells or is not valid, unless skip_bad.

@@ -222,9 +222,9 @@ TransferReport TakeWeights(Model& model, const std::string& folder,
                 " has no place in this model; --swap-attention leaves it out");
     }
     if (t.name.starts_with("lm_head.") && there.kind == model.config().kind && !options.new_head)
-      FailUsage("'", t.name, "' of ", folder, " has no place in this model, whose output layer is ",
-                model.config().tie_embeddings ? "tied to the embeddings" : "another",
-                "; --new-head leaves it out");
+      FailUsage("'", t.name, "' of ", folder, " has no place in this model, whose output layer ",
+                model.config().tie_embeddings ? "is tied to the embeddings" : "has no bias",
+                "; --new-head begins with another, and without the setting it is the folder's");
     report.left.push_back(t.name);
   }
   report.notes = OtherSettings(model.config(), there, folder);

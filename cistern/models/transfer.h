@@ -28,10 +28,10 @@ struct TransferReport {
 // the tensor or the layer and what would make it fit; Error where the folder cannot be read.
 TransferReport TakeWeights(Model& model, const std::string& folder, const TransferOptions& options);
 
-// The settings of a folder's model that one of another kind begins with: sizes, mechanisms, norms,
-// positions; not what the task sets, nor those of heads. A model whose stack is of the other form
-// takes the group of it; an encoder_decoder all groups of another; a convolution, which is causal,
-// is left out where it would be refused.
+// The settings of a folder's model that another one begins with: sizes, mechanisms, norms,
+// positions; not what the task sets; those of heads, poolings and output layers where both are of
+// one kind. A model whose stack is of the other form takes the group of it; an encoder_decoder all
+// groups of another; a convolution, which is causal, is left out where it would be refused.
 Json StartingConfig(const std::string& folder, const std::string& kind);
 
 }  // namespace cistern

@@ -155,7 +155,8 @@ TEST_F(Transfer, AModelOfTheSameKindBeginsWithItsHead) {
   Json start = StartingConfig(Saved(lm), "decoder_lm");
   EXPECT_EQ(start["tie_embeddings"], false);
   EXPECT_EQ(start["head_bias"], true);
-  ExpectContains(Refusal(Small("decoder_lm")), {"'lm_head.", "tied to", "--new-head"});
+  ExpectContains(Refusal(Small("decoder_lm")),
+                 {"'lm_head.", "tied to", "--new-head", "without the setting"});
   EXPECT_EQ(Refusal(Small("decoder_lm"), {.new_head = true}), "no error");
   EXPECT_FALSE(StartingConfig(folder_ / "from", "masked_lm").contains("tie_embeddings"));
 

@@ -160,8 +160,10 @@ std::string ForecastTask::SplitSummary() const {
 }
 
 Json ForecastTask::DataSummary() const {
+  const bool apart = test_ != all_;
   return {{"data", options_.input.data},
-          {"xxh64", HexText(all_->hash() ^ (test_ == all_ ? 0 : test_->hash() * 31))},
+          {"xxh64", HexText(all_->hash() ^ (apart ? test_->hash() * 31 : 0))},
+          {"xxh64_exact", HexText(all_->exact_hash() ^ (apart ? test_->exact_hash() * 31 : 0))},
           {"series", all_->size()},
           {"train", starts_.back()},
           {"notes", notes_}};

@@ -154,6 +154,22 @@ TEST(Image, ZeroAsPaddingKeepsPositions) {
   }
 }
 
+TEST(Image, RelativePositionsBesideZeroAsPaddingAreRefused) {
+  const TestFolder folder;
+  WriteCifar(folder);
+  for (const bool padding : {false, true}) {
+    ImageTask::Options o = Options(folder);
+    o.pixels.zero_is_padding = padding;
+    ImageTask task(o, "");
+    task.Prepare();
+    ModelConfig config;
+    config.kind = "encoder_classifier", config.attention = {"softmax"};
+    config.positions = PositionKind::kRelative;
+    const std::string said = ErrorMessage([&] { task.Complete(config); });
+    EXPECT_EQ(said.find("positions=relative") != std::string::npos, padding) << said;
+  }
+}
+
 // With pad_to=length the black pixels follow the others, so that a mean over the whole length does
 // not depend on the batch.
 TEST(Image, ZeroAsPaddingOfTheWholeLength) {
@@ -310,6 +326,7 @@ TEST(Image, OptionsThatDoNotFitAreRefused) {
            o.pixels.kind = PixelInput::Kind::kValues, o.pixels.zero_is_padding = true;
          }),
          "zero_is_padding");
+  expect(message([](auto& o) { o.pixels.pad_to = PadTo::kLength; }), "pad_to=length is of");
   expect(message([](auto& o) { o.pixels.kind = PixelInput::Kind::kValues, o.pixels.patch = 5; }),
          "patch=5 does not divide images of 32 x 32");
   expect(message([](auto& o) {

@@ -140,9 +140,7 @@ RowColumns FindColumns(const std::string& path, const RowColumns& named, bool nu
     return found;
   }
   TableReader table(path, options);
-  const std::vector<std::string>& columns = table.columns();
-  std::vector<std::string> names = columns;  // without that of pandas' index, which numbers rows
-  std::erase(names, "");
+  const std::vector<std::string>&columns = table.columns(), names = table.NamedColumns();
   std::vector<int64_t> lengths(columns.size());
   std::vector<std::string> cells;
   for (int i = 0; i < kLookedAt && table.Next(&cells); ++i) {
@@ -173,9 +171,9 @@ RowColumns FindColumns(const std::string& path, const RowColumns& named, bool nu
     }
     if (found.label.empty() && others.size() == 1) found.label = others[0];
     if (found.label.empty()) {
-      FailUsage(path, ": which column is the label? Its columns are ", Joined(columns),
-                "; name it: --set task.label_column=", columns[0],
-                " (and the text: --set task.text_column=...)");
+      FailUsage(path, ": which column is the label? Its columns are ", Joined(names),
+                "; name it: --set task.label_column=", names.empty() ? "..." : names[0],
+                " (and the text: --set task.text_column=...)", table.HeaderHint());
     }
   }
   if (found.inputs.empty()) {

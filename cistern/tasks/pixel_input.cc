@@ -66,6 +66,9 @@ void PixelInput::Describe(Fields* fields) {
 }
 
 void PixelInput::Check() const {
+  if (pad_to == PadTo::kLength && !zero_is_padding)
+    FailUsage(
+        "pad_to=length is of zero_is_padding=true; else all images are as long as each other");
   if (kind == Kind::kValues) {
     if (zero_is_padding)
       FailUsage("zero_is_padding=true is about ids; with input=values every pixel is seen");
@@ -95,7 +98,10 @@ int64_t PixelInput::Tokens(const PixelShape& shape) const {
 void PixelInput::Complete(const PixelShape& shape, ModelConfig* config) const {
   config->max_length = std::max(config->max_length, Tokens(shape));
   config->vocab_size = kind == Kind::kIds ? kLevels : 0;
-  if (zero_is_padding) CheckPadding(*config, pad_to);
+  if (zero_is_padding) {
+    CheckPadding(*config, pad_to);
+    CheckGivenPositions(*config, "task.zero_is_padding=true");
+  }
   if (kind == Kind::kIds) return;
   Json own = config->Own();
   own["input"] = "values";

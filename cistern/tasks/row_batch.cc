@@ -88,9 +88,18 @@ void CheckPadding(const ModelConfig& config, PadTo to) {
 void CheckPadding(const ModelConfig& config) {
   if (const std::string by = PaddingSeenBy(config); !by.empty())
     FailUsage(by,
-              " lets padding take part, and rows of this task are padded to the longest of their "
-              "batch, so that a row's result would depend on the others; use model.padding=masked, "
+              " lets padding take part, and where rows of this task differ in length they are "
+              "padded to the longest of their batch, so that a row's result would depend on the "
+              "others; use model.padding=masked, "
               "model.pooling=mean and the mechanism's default");
+}
+
+void CheckGivenPositions(const ModelConfig& config, const char* why) {
+  if (config.info().Has(Form::kBidirectional) &&
+      *config.Stack(Form::kBidirectional).options().positions == PositionKind::kRelative)
+    FailUsage(why,
+              " gives tokens positions of their own, and model.positions=relative counts the "
+              "tokens that are there; use learned, sinusoidal or rotary");
 }
 
 std::vector<int64_t> PickRows(const ShuffledOrder& order, uint64_t seed, int64_t step,

@@ -49,6 +49,10 @@ bool PaddingTakesPart(const ModelConfig& config);
 void CheckPadding(const ModelConfig& config, PadTo to);
 void CheckPadding(const ModelConfig& config);
 
+// UsageError where a model counts the tokens that are there, and those of the task have positions
+// of their own by the setting `why`.
+void CheckGivenPositions(const ModelConfig& config, const char* why);
+
 using MakeRows = std::function<Batch(const std::vector<int64_t>& rows)>;
 
 // The rows of batch `step` in the shuffled order.

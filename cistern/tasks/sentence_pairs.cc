@@ -34,12 +34,12 @@ class TablePairs : public PairSource {
 
  private:
   size_t Find(const std::string& name, size_t place, const TableOptions& options) const {
-    const std::vector<std::string>& columns = table_.columns();
+    const std::vector<std::string>&columns = table_.columns(), named = table_.NamedColumns();
     std::string all;
-    for (const std::string& column : columns) all += (all.empty() ? "" : ", ") + column;
+    for (const std::string& column : named) all += (all.empty() ? "" : ", ") + column;
     const char* which = place == 0 ? "source" : "target";
     if (name.empty()) {
-      if (columns.size() > place) return place;
+      if (named.size() > place) return table_.Column(named[place]);
       FailUsage(table_.path(), ": no column for the ", which, ": its columns are ", all,
                 "; a table of pairs has a source and a target in each row");
     }

@@ -193,8 +193,10 @@ void SeriesTask::CheckClasses(const SeriesStore& store) const {
 }
 
 Json SeriesTask::DataSummary() const {
+  const bool apart = test_ != all_;
   return {{"data", options_.input.data},
-          {"xxh64", HexText(all_->hash() ^ (test_ == all_ ? 0 : test_->hash() * 31))},
+          {"xxh64", HexText(all_->hash() ^ (apart ? test_->hash() * 31 : 0))},
+          {"xxh64_exact", HexText(all_->exact_hash() ^ (apart ? test_->exact_hash() * 31 : 0))},
           {"train", train_.size()},
           {"valid", valid_.size()},
           {"test", test_rows_.size()},
@@ -238,6 +240,8 @@ void SeriesTask::Complete(ModelConfig& config) const {
   own["channels"] = input_.width();
   config.own[config.kind] = own;
   CheckPadding(config);
+  if (options_.input.missing == MissingValues::kMask)
+    CheckGivenPositions(config, "task.missing=mask");
 }
 
 Batch SeriesTask::MakeBatch(const SeriesStore& store, const std::vector<int64_t>& rows,

@@ -107,6 +107,20 @@ TEST_F(SeriesTaskTest, PoolingOverPaddingIsRefused) {
   }
 }
 
+// Masked steps leave gaps, which relative positions do not know.
+TEST_F(SeriesTaskTest, RelativePositionsBesideMaskedStepsAreRefused) {
+  for (const MissingValues missing : {MissingValues::kLast, MissingValues::kMask}) {
+    options_.input.missing = missing;
+    SeriesTask task(options_, "");
+    task.Prepare();
+    ModelConfig config;
+    config.kind = "encoder_classifier", config.attention = {"softmax"};
+    config.positions = PositionKind::kRelative;
+    const std::string said = ErrorMessage([&] { task.Complete(config); });
+    EXPECT_EQ(said == "no error", missing == MissingValues::kLast) << said;
+  }
+}
+
 // 20 series of two channels in a table, a row a step; the label is 100 + 10 i.
 std::string StepsTable() {
   std::string text = "series,label,x,y\n";

@@ -178,6 +178,11 @@ TEST_F(Translation, WhatCannotBeReadIsRefusedWithTheWay) {
   Write("one.tsv", "a\nb\n");
   options_.test = folder_ / "one.tsv";
   ExpectContains(Refusal(), {"no column for the target: its columns are 1"});
+  Write("pandas.csv", ",en\n0,a\n1,b\n");
+  options_.test = folder_ / "pandas.csv";
+  options_.header = TableOptions::Header::kYes;
+  ExpectContains(Refusal(), {"no column for the target: its columns are en;"});
+  options_.header = TableOptions::Header::kNo;
   Write("a.en", "a\nb\nc\n");
   options_.test = folder_ / "a.en";
   ExpectContains(Refusal(), {"paste source target > pairs.tsv"});

@@ -95,6 +95,8 @@ TEST(CompareRuns, LengthsAndPlacesMayChangeAndNothingElse) {
               j["data"] = {{"data", "my/images"}, {"xxh64", "13"}};
             }).find("was begun with other data than my/images holds: xxh64 is \"13\""),
             std::string::npos);
+  // What an earlier version did not record of the data.
+  EXPECT_EQ(refusal([](Json& j) { j["data"]["xxh64_exact"] = "14"; }), "no error");
   // Options that are not written while they are unset, either way round.
   EXPECT_EQ(refusal([](Json& j) { j["model"]["of_a_later_program"] = 4; }),
             "run was begun with model.of_a_later_program=3, and 4 is asked for now: that is "

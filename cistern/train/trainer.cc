@@ -438,6 +438,7 @@ TrainResult Trainer::Run() {
   TrainResult result;
   result.steps = state_.step;
   result.had_ended = resumed_ && state_.step == first_step_;
+  result.out_of_patience = OutOfPatience();
   result.parameters = model_->ParameterCount();
   result.seconds = state_.trained_seconds;
   if (rates_.empty() && state_.window_steps > 0 && state_.window_seconds > 0)

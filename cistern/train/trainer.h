@@ -83,6 +83,7 @@ struct TrainResult {
   double input_share = 0;        // processor time of making batches over the time of the steps
   bool interrupted = false;
   bool had_ended = false;  // resumed, and nothing was left to train
+  bool out_of_patience = false;
 };
 
 class Trainer {

@@ -1,4 +1,5 @@
 // How a run begins in its folder, and how it goes on from a checkpoint.
+#include <cmath>
 #include <filesystem>
 
 #include "cistern/base/error.h"
@@ -99,8 +100,10 @@ void Trainer::Begin() {
 void Trainer::MeasureBest() {
   if (!processes_->Any(state_.has_best && state_.best_file.empty())) return;
   const std::string best = folder_ + "/model.safetensors";
-  if (options_.average_last > 0) {  // of a run that had ended: a mean that comes anew
-    state_.has_best = false, state_.best_metrics = Json(), state_.evals_without_better = 0;
+  if (options_.average_last > 0) {  // the mean of a run that had ended, which comes anew
+    const bool over = OutOfPatience() || Spent() >= 1;
+    state_.has_best = over;
+    if (over) state_.best_file = HexText(HashFile(best));
     return;
   }
   const at::NoGradGuard guard;
@@ -110,10 +113,13 @@ void Trainer::MeasureBest() {
   if (processes_->first()) LoadWeights(*model_, best);
   processes_->TakeFirst(tensors);
   const Json metrics = Measure(Split::kValid, options_.eval_tokens);
-  if (!metrics.is_null() && processes_->first())
-    Note(StrCat(best, " is measured again: ", task_.metric().name, " ",
-                Significant(metrics.at(task_.metric().name).get<double>(), 4)));
-  if (!metrics.is_null()) TakeBest(metrics);
+  if (!metrics.is_null()) {
+    const double value = metrics.at(task_.metric().name).get<double>();
+    if (processes_->first())
+      Note(StrCat(best, " is measured again: ", task_.metric().name, " ", Significant(value, 4)));
+    state_.has_best = std::isfinite(value);
+    if (state_.has_best) TakeBest(metrics);
+  }
   for (size_t i = 0; i < tensors.size(); ++i) tensors[i].copy_(kept[i]);
   interrupted_ = interrupted_ || metrics.is_null();  // --resume measures it again
 }

@@ -420,18 +420,28 @@ TEST_F(TrainerTest, AnAverageThatIsInterruptedIsNoEnd) {
 }
 
 TEST_F(TrainerTest, ARunThatRanOutOfPatienceHasEnded) {
-  train_.steps = 40, train_.eval_every = 2, train_.patience = 1, train_.checkpoint_every = 1000;
-  train_.lr = 1e-12;
-  Trained("run");
-  const std::string model = ReadFile(folder_ / "run/model.safetensors");
-  for (int round = 0; round < 2; ++round) {
-    Trainer again(MakeModel(config_, 3), *task_, train_, 7, folder_ / "run", Json::object(), false);
-    again.Resume();
-    const TrainResult result = again.Run();
-    EXPECT_TRUE(result.had_ended);
-    EXPECT_EQ(result.steps, 4);
+  train_.eval_every = 2, train_.patience = 1, train_.checkpoint_every = 1000, train_.lr = 1e-12;
+  for (const bool timed : {false, true}) {
+    for (const int64_t averaged : {0, 2}) {
+      train_.steps = timed ? 0 : 40, train_.seconds = timed ? 60 : 0;
+      train_.average_last = averaged;
+      const std::string run = StrCat("run", timed, averaged);
+      Trained(run);
+      const auto lines = [&] { return ReadJsonl(folder_ / (run + "/metrics.jsonl")).size(); };
+      const size_t before = lines();
+      const std::string model = ReadFile(folder_ / (run + "/model.safetensors"));
+      for (const int64_t threads : {1, 1, 2}) {  // another number is a setting that changed
+        Trainer again(MakeModel(config_, 3), *task_, train_, 7, folder_ / run,
+                      {{"environment", {{"threads", threads}}}}, false);
+        again.Resume();
+        const TrainResult result = again.Run();
+        EXPECT_TRUE(result.had_ended && result.out_of_patience) << run;
+        EXPECT_EQ(result.steps, 4) << run;
+        EXPECT_EQ(lines(), before) << run;
+      }
+      EXPECT_TRUE(ReadFile(folder_ / (run + "/model.safetensors")) == model) << run;
+    }
   }
-  EXPECT_TRUE(ReadFile(folder_ / "run/model.safetensors") == model);
 }
 
 // Steps in a budget of time do not come again, so neither does a model that was better than the

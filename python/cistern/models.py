@@ -48,7 +48,8 @@ class _Trunk(nn.Module):
     def _enter(self, x: Tensor, positions: Tensor) -> Tensor:
         first, x = x[:, :self._extra], x[:, self._extra:] * self._scale
         if self._after:
-            x = torch.cat([first, self.embed_positions(x, positions[:, :x.shape[1]])], 1)
+            places = positions[:, self._extra:] - self._extra
+            x = torch.cat([first, self.embed_positions(x, places)], 1)
         else:
             x = self.embed_positions(torch.cat([first, x], 1), positions)
         return F.dropout(x if self.embed_norm is None else self.embed_norm(x), self._dropout,
@@ -202,6 +203,9 @@ class EncoderClassifier(_Trunk):
             x = torch.cat([self.cls_token.expand(ids.shape[0], 1, -1), x], 1)
         places = torch.arange(x.shape[1], device=ids.device).unsqueeze(0)
         if positions is not None:
+            if model_stack(self.config, "bidirectional")["positions"] == "relative":
+                raise UsageError("positions=relative counts the tokens that are there, and these "
+                                 "have positions of their own")
             places = F.pad(positions + 1, (1, 0)) if self.cls else positions
         seen = padding in ("seen", "zeros")
         stream = Stream(self._enter(x, places), places, None if seen else lengths + int(self.cls))

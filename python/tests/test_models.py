@@ -169,6 +169,29 @@ def test_parts_of_published_classifiers(tmp_path, more):
     check(tmp_path / "m", config, lengths=torch.tensor([12, 7]))
 
 
+@pytest.mark.parametrize("place", ["before", "after"])
+def test_given_positions_are_those_of_the_tokens(tmp_path, place):
+    config = make_config(kind="encoder_classifier", classes=3, positions="learned",
+                         attention=["softmax"], pooling="cls", cls_place=place)
+    model, _, _ = check(tmp_path / "m", config)
+    ids, at, first = torch.tensor([[1, 2, 3]]), torch.tensor([[2, 4, 9]]), int(place == "before")
+    with torch.no_grad():
+        assert error(model(ids, positions=torch.arange(3).unsqueeze(0)), model(ids)) < 1e-6
+        got, other = model(ids, positions=at), model(ids, positions=at - torch.tensor([0, 0, 1]))
+        assert error(got, other) > 1e-4
+        table = model.embed_positions.weight
+        table[first:first + 3] = table[at[0] + first].clone()
+        assert error(got, model(ids)) < 1e-6
+
+
+def test_relative_positions_take_no_others(tmp_path):
+    config = make_config(kind="encoder_classifier", classes=3, positions="relative",
+                         attention=["softmax"])
+    model, ids, _ = check(tmp_path / "m", config)
+    with pytest.raises(cistern.UsageError, match="positions=relative"):
+        model(ids, positions=torch.arange(ids.shape[1]).expand_as(ids))
+
+
 @pytest.mark.parametrize(
     "more",
     [dict(), dict(tie_embeddings=False, head_bias=True, masked_lm=dict(transform=False))],
