@@ -253,7 +253,7 @@ std::string TextColumn(const TableReader& table, const std::string& asked) {
   std::string names;
   for (const std::string& name : all) names += (names.empty() ? "" : ", ") + name;
   FailUsage(table.path(), ": which column is the document? Its columns are ", names,
-            "; name it: --set task.text_column=", all[0], table.HeaderHint());
+            "; name it: --set task.text_column=", all[0]);
 }
 
 }  // namespace

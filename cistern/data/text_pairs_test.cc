@@ -196,8 +196,8 @@ TEST(TextPairs, DocumentsOfTables) {
   DocumentOptions options;
   options.column = "body";
   EXPECT_EQ(ReadDocuments(table, options).size(), 2);
-  const std::string pandas = folder / "pandas.csv";  // whose index has no name
-  WriteBytes(pandas, ",body\n0," + Document(1) + "\n1," + Document(2) + "\n");
+  const std::string pandas = folder / "pandas.tsv";  // whose index has no name
+  WriteBytes(pandas, "\tbody\n0\t" + Document(1) + "\n1\t" + Document(2) + "\n");
   EXPECT_EQ(ReadDocuments(pandas, {}).size(), 2);
   options.least_bytes = 1000;
   ExpectSays(ErrorMessage([&] { ReadDocuments(table, options); }), {"1000", "2 shorter"});
