@@ -6,6 +6,7 @@
 #include "cistern/base/format.h"
 #include "cistern/base/hash.h"
 #include "cistern/base/terminal.h"
+#include "cistern/io/atomic_file.h"
 #include "cistern/io/safetensors.h"
 #include "cistern/train/checkpoint.h"
 #include "cistern/train/trainer.h"
