@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <array>
 #include <chrono>
-#include <map>
 
 #include "cistern/base/hash.h"
 #include "cistern/base/memory.h"
@@ -17,6 +16,7 @@
 #include "cistern/kernels/isa.h"
 #include "cistern/models/encoder_classifier.h"
 #include "cistern/models/forecaster.h"
+#include "cistern/models/model_state_file.h"
 #include "cistern/tensors/device.h"
 #include "cistern/train/trainer.h"
 
@@ -90,28 +90,9 @@ Batch MadeUp(const Model& model, const ModelSettings& s) {
   return {batch, s.batch, s.batch * target};
 }
 
-// The settings of `is` that differ from those of `usual`, by dotted keys. A later version's new
-// settings are not among them, so that its rows are those of an earlier one.
-std::map<std::string, std::string> Differing(const Json& is, const Json& usual) {
-  const Json all = is.flatten(), defaults = usual.flatten();
-  std::map<std::string, std::string> differ;
-  for (const auto& [key, value] : all.items()) {
-    if (defaults.contains(key) && defaults[key] == value) continue;
-    std::string dotted = key.substr(1);
-    std::replace(dotted.begin(), dotted.end(), '/', '.');
-    differ[dotted] = value.is_string() ? value.get<std::string>() : JsonLine(value);
-  }
-  return differ;
-}
-
 // Tells models apart of which Summary() says the same.
-std::string ConfigHash(ModelConfig config) {
-  ModelConfig usual;
-  usual.kind = config.kind;
-  std::string text;
-  for (const auto& [key, value] : Differing(config.Describe().Write(), usual.Describe().Write()))
-    text += StrCat(key, "=", value, "\n");
-  return HexText(XxHash64(text));
+std::string ConfigHash(const ModelConfig& config) {
+  return HexText(XxHash64(JsonLine(ChangedSettings(config))));
 }
 
 // "adamw", "muon, muon.momentum 0.9"
@@ -123,9 +104,13 @@ std::string OptimizerText(OptimizerOptions options) {
   };
   OptimizerOptions usual;
   usual.kind = options.kind;
+  const Json all = written(options).flatten(), defaults = written(usual).flatten();
   std::string text = NameOf(options.kind, OptimizerKinds());
-  for (const auto& [key, value] : Differing(written(options), written(usual)))
-    text += StrCat(", ", key, " ", value);
+  for (const auto& [key, value] : all.items()) {
+    std::string dotted = key.substr(1);
+    std::replace(dotted.begin(), dotted.end(), '/', '.');
+    if (value != defaults.value(key, Json())) text += StrCat(", ", dotted, " ", value.dump());
+  }
   return text;
 }
 

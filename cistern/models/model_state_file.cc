@@ -147,14 +147,17 @@ std::string ModelStateChecksum(const TensorFile& file) {
   return HexText(hash);
 }
 
-uint64_t ModelHash(const Model& model) {
-  ModelConfig config = model.config(), defaults;
-  const Json all = config.Describe().Write(), usual = defaults.Describe().Write();
-  Json own = Json::object();
+Json ChangedSettings(ModelConfig config) {
+  const Json all = config.Describe().Write(), usual = ModelConfig().Describe().Write();
+  Json changed = Json::object();
   for (const auto& [key, value] : all.items()) {
-    if (!usual.contains(key) || usual[key] != value) own[key] = value;
+    if (!usual.contains(key) || usual[key] != value) changed[key] = value;
   }
-  uint64_t hash = XxHash64(JsonLine(own));
+  return changed;
+}
+
+uint64_t ModelHash(const Model& model) {
+  uint64_t hash = XxHash64(JsonLine(ChangedSettings(model.config())));
   for (const auto& p : model.named_parameters()) hash = HashTensor(p.key(), p.value(), hash);
   for (const auto& b : model.named_buffers()) hash = HashTensor(b.key(), b.value(), hash);
   return hash;

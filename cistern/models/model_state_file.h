@@ -28,6 +28,9 @@ struct ModelStateFile {
       made;  // what else must be the same where the file is read, such as {"tokenizer", its hash}
 };
 
+// The settings that are not the defaults: those that a later version adds are not among them.
+Json ChangedSettings(ModelConfig config);
+
 // XXH64 of what the model's numbers depend on: the settings of its config that are not the
 // defaults, and every parameter and buffer by name, type, shape and value. Reads all weights.
 uint64_t ModelHash(const Model& model);
