@@ -81,7 +81,7 @@ HWY_NOINLINE inline void PairSums(size_t rows, size_t vectors, const float* x, c
 
 // Rows as they are read by the product's A, along their columns; `copy` [kChunkRows,
 // PairColumns(width)] is where panels are rounded to. kWhole: for TransposePairs, which reads whole
-// vectors of 16 rows and 32 columns.
+// vectors of 16 rows and 32 columns, and rows that lie a whole number of pairs apart.
 struct RoundedRows {
   const BFloat16* a;
   size_t ld;
@@ -96,7 +96,7 @@ HWY_INLINE RoundedRows RoundRows(const PanelRows<float>& x, size_t rows, size_t 
 template <bool kWhole>
 HWY_INLINE RoundedRows RoundRows(const TokenRows<BFloat16>& x, size_t rows, size_t width,
                                  BFloat16* copy) {
-  if (kWhole ? rows % 16 == 0 && width % 32 == 0 : width % 2 == 0)
+  if (kWhole ? rows % 16 == 0 && width % 32 == 0 && x.x.time % 2 == 0 : width % 2 == 0)
     return {x.x.At(x.t), static_cast<size_t>(x.x.time)};
   const size_t ld = PairColumns(width);
   CopyRows(x.x, x.t, rows, width, ld, copy);

@@ -184,6 +184,37 @@ TEST(BFloat16Tokens, ThreadsChangeNoBits) {
   SetNumThreads(threads);
 }
 
+// Tokens lie as far apart as all maps of their product together are wide: an odd number, too.
+TEST(BFloat16Tokens, RowsAnOddNumberApart) {
+  at::manual_seed(3);
+  const auto apart = [](const at::Tensor& x, int64_t more) {  // x [3,T,2,w]
+    const at::Tensor wide = at::zeros({x.size(0), x.size(1), x.size(2) * x.size(3) + more},
+                                      x.options());
+    const at::Tensor rows = wide.narrow(2, 0, wide.size(2) - more).view(x.sizes());
+    return HeadsFirst(rows.copy_(x));
+  };
+  for (const int64_t width : {32, 64}) {
+    for (const auto& [name, walk] : Walks(width)) {
+      Tensors tokens;
+      for (int i = 0; i < 4; ++i) tokens.push_back(Heads(70, width).to(at::kBFloat16));
+      const auto all = [&, &of = walk](int64_t more) {
+        Tensors x;
+        for (int i = 0; i < 3; ++i) x.push_back(apart(tokens[i], more).requires_grad_());
+        const at::Tensor out = of(x[0], x[1], x[2]);
+        Tensors results = torch::autograd::grad({out}, x, {apart(tokens[3], more)});
+        results.push_back(out.detach());
+        return results;
+      };
+      const Tensors want = all(0);
+      for (const int64_t more : {1, 2, 7}) {
+        const Tensors got = all(more);
+        for (size_t i = 0; i < got.size(); ++i)
+          ExpectSameBits(got[i], want[i], name + " " + std::to_string(more));
+      }
+    }
+  }
+}
+
 // What later tokens hold, NaN and infinity too, is in no bit of an output.
 TEST(BFloat16Tokens, LaterTokensChangeNoBits) {
   at::manual_seed(3);
