@@ -232,17 +232,31 @@ at::Tensor HeadGroups::DoExtend(const std::vector<at::Tensor>& x, State& state,
   return JoinHeads(out);
 }
 
+namespace {
+
+// Tokens that the groups together take in bfloat16, for a group that does not.
+std::vector<at::Tensor> AsTaken(const Mechanism& mechanism, std::vector<at::Tensor> x) {
+  if (mechanism.TakesBFloat16(Form::kBidirectional)) return x;
+  for (at::Tensor& t : x) {
+    if (t.defined() && t.scalar_type() == at::kBFloat16) t = t.to(at::kFloat);
+  }
+  return x;
+}
+
+}  // namespace
+
 void HeadGroups::DoWrite(const std::vector<at::Tensor>& x, State& state, const ops::Mask& mask) {
   Each(x, &state, [&](size_t g, Mechanism& mechanism, const auto& own, State& part) {
-    mechanism.Write(own, part, mask);
+    mechanism.Write(AsTaken(mechanism, own), part, mask);
     PutBack(state, g, part);
   });
 }
 
 at::Tensor HeadGroups::Read(const std::vector<at::Tensor>& x, const State& state) {
+  const auto query = std::find_if(x.begin(), x.end(), [](const auto& t) { return t.defined(); });
   std::vector<at::Tensor> out;
   Each(x, &state, [&](size_t, Mechanism& mechanism, const auto& own, State& part) {
-    out.push_back(mechanism.Read(own, part));
+    out.push_back(mechanism.Read(AsTaken(mechanism, own), part).to(query->scalar_type()));
   });
   return JoinHeads(out);
 }

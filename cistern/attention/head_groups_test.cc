@@ -62,6 +62,32 @@ TEST(HeadGroups, FloatsForGroupsThatTakeThem) {
   ForceIsa("");
 }
 
+// The same of what is written at once and then read.
+TEST(HeadGroups, FloatsToWriteAndRead) {
+  at::manual_seed(3);
+  AttentionDims dims;
+  dims.dim = 20, dims.heads = 4;
+  const auto m = FindMechanism("softmax:2+performer:2").Make(
+      Json{{"performer", {{"kernel", "relu"}}}}, dims);
+  m->to(at::kFloat);
+  ASSERT_TRUE(m->TakesBFloat16(Form::kBidirectional));
+  std::vector<at::Tensor> half, whole;
+  for (const Projection& p : m->Projections()) {
+    half.push_back(Normal({2, p.heads, 17, p.width / p.heads}).to(at::kBFloat16));
+    whole.push_back(half.back().to(at::kFloat));
+  }
+  const auto run = [&](const std::vector<at::Tensor>& x) {
+    State state = m->EmptyState(2, x[0].options());
+    m->Write(x, state, {});
+    return m->Read(x, state);
+  };
+  const at::Tensor got = run(half), want = run(whole);
+  ASSERT_EQ(got.scalar_type(), at::kBFloat16);
+  const int64_t second = want.size(1) / 2;  // heads of the group that takes floats
+  EXPECT_TRUE(at::equal(got.narrow(1, second, second),
+                        want.narrow(1, second, second).to(at::kBFloat16)));
+}
+
 TEST(HeadGroups, EachGroupIsItsMechanismAlone) {
   at::manual_seed(3);
   AttentionDims dims;

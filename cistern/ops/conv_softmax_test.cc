@@ -413,6 +413,21 @@ TEST(SoftmaxAttention, OnlyThoseThatSeeItReadWhatIsNotFinite) {
   }
 }
 
+// What is not seen has a score that the type can hold.
+TEST(SoftmaxAttention, ProbabilitiesInHalfPrecision) {
+  const at::Tensor q = at::randn({2, 3, 6, 5}), k = at::randn({2, 3, 6, 5});
+  at::Tensor valid = at::ones({2, 6}, at::kBool);
+  valid[1].fill_(false);
+  const SoftmaxOptions options = {.causal = true};
+  const at::Tensor want = AttentionProbabilities(q, k, options, {}, valid);
+  for (const auto type : {at::kBFloat16, at::kHalf}) {
+    const at::Tensor p = AttentionProbabilities(q.to(type), k.to(type), options, {}, valid);
+    ASSERT_EQ(p.scalar_type(), type);
+    ExpectClose(p.to(at::kFloat), want, 2e-2, "probabilities");
+    EXPECT_EQ(p[1].abs().sum().item<float>(), 0);
+  }
+}
+
 TEST(SoftmaxAttention, NothingToSee) {
   for (const Impl impl : kImpls) {
     ImplScope scope(impl);

@@ -104,6 +104,24 @@ TEST(ExactAttention, SecondDerivativesAreThoseOfTheComposite) {
   }
 }
 
+// No row, no token: gradients of gradients are those of nothing.
+TEST(ExactAttention, NothingToAttend) {
+  for (const Impl impl : {Impl::kComposite, Impl::kKernel}) {
+    ImplScope scope(impl);
+    for (const auto& [rows, length] : {std::pair(0, 3), std::pair(2, 0)}) {
+      std::vector<at::Tensor> x;
+      for (int i = 0; i < 3; ++i) x.push_back(Leaf(at::rand({rows, 2, length, 4}, at::kDouble)));
+      SeenKeys seen;
+      seen.ranges = at::zeros({rows, length, 3}, at::kLong);
+      const at::Tensor out = ExactAttention(x[0], x[1], x[2], 0.4, seen, {});
+      EXPECT_EQ(out.sizes(), x[0].sizes());
+      const auto first = torch::autograd::grad({out.square().sum()}, x, {}, {}, true);
+      const auto second = Gradients(first[0].square().sum() + x[0].sum(), x);
+      for (size_t i = 0; i < 3; ++i) EXPECT_EQ(second[i].sizes(), x[i].sizes());
+    }
+  }
+}
+
 // One seed of torch's generator drops the same by kernels, in blocks and explicitly; another drops
 // others.
 TEST(ExactAttention, DropoutIsTheSameEverywhere) {

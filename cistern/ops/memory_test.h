@@ -279,6 +279,11 @@ inline Tensors ExpectDocumentsApart(const MemoryProblem& p,
       outs.push_back(p.run(PieceOf(p, y, begin, count, StateOf(p, y)), {})[0]);
     const at::Tensor packed = p.run(x, mask)[0], apart = at::cat(outs, 2);
     ExpectClose(packed, apart, 1e-13, p.name + " " + ops::ImplName(impl));
+    // The first document empties the state, whatever that holds.
+    Tensors broken = x;
+    for (const size_t i : p.state) broken[i] = at::full_like(x[i], std::nan(""));
+    ExpectClose(p.run(broken, mask)[0].detach(), packed.detach(), 1e-13,
+                p.name + " " + ops::ImplName(impl) + " after NaN");
     g = Gradients((packed * p.g[0]).sum(), x);
     const Tensors want = Gradients((apart * p.g[0]).sum(), y);
     for (size_t i = 0; i < g.size(); ++i) {

@@ -441,9 +441,11 @@ class OpPairOf<P, std::tuple<F&...>> {
     const Tensors inputs = Inputs(a), y = P::Compose(a);
     Tensors to, from;
     for (size_t i = 0; i < P::kDifferentiable; ++i) {
-      if (g[i].defined()) to.push_back(y[i]), from.push_back(g[i]);
+      // The output of no tokens depends on nothing.
+      if (g[i].defined() && y[i].requires_grad()) to.push_back(y[i]), from.push_back(g[i]);
     }
-    Tensors dx = torch::autograd::grad(to, inputs, from, true, true, true);
+    Tensors dx = to.empty() ? Tensors(inputs.size())
+                            : torch::autograd::grad(to, inputs, from, true, true, true);
     for (size_t i = 0; i < dx.size(); ++i) {
       if (!dx[i].defined()) dx[i] = at::zeros_like(inputs[i]);
     }

@@ -51,9 +51,10 @@ std::vector<at::Tensor> SlotMemoryComposite(bool match, const SlotArguments& x) 
     u = u.masked_fill(pad, 0.0);  // whatever padding holds, NaN too, is not multiplied
   }
 
-  // A chunk's products take 0 times every later token, which is NaN where that is not finite: then
-  // tokens are taken one by one.
-  const bool finite = AllFinite(a) && AllFinite(u) && AllBelowInfinity(s);
+  // A chunk's products take 0 times every later token, and at the start of a document the memory
+  // before it, which is NaN where that is not finite: then tokens are taken one by one.
+  const bool finite =
+      AllFinite(a) && AllFinite(u) && AllBelowInfinity(s) && AllFinite(x.memory);
   const int64_t chunk = finite ? kChunk : 1,
                 pairs = s.size(0) * s.size(1) * s.size(3) * chunk * chunk,
                 step = finite ? chunk * ChunksAtATime(pairs) : 1;

@@ -19,6 +19,13 @@
 #include "cistern/ops/softmax_parts.h"
 
 namespace cistern::ops {
+
+double LowestOf(at::ScalarType type) {
+  if (type == at::kHalf) return std::numeric_limits<at::Half>::lowest();
+  if (type == at::kBFloat16) return std::numeric_limits<at::BFloat16>::lowest();
+  return std::numeric_limits<float>::lowest();
+}
+
 namespace softmax_attention {
 
 // [B or 1, 1, T, S] bool, true where a query sees a key; undefined when every query sees every key.
@@ -54,7 +61,7 @@ at::Tensor Probabilities(const at::Tensor& q, const at::Tensor& k, const at::Ten
   if (visible.defined()) {
     // Finite instead of -inf, so that a fully masked row has finite gradients; its probabilities
     // are set to 0 below.
-    scores = scores.masked_fill(visible.logical_not(), std::numeric_limits<float>::lowest());
+    scores = scores.masked_fill(visible.logical_not(), LowestOf(scores.scalar_type()));
   }
   const at::Tensor p = at::softmax(scores, -1);
   return visible.defined() ? p.masked_fill(visible.logical_not(), 0.0) : p;

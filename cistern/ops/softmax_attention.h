@@ -19,6 +19,10 @@ struct SoftmaxOptions {
                          // it needs a gradient the probabilities are formed explicitly
 };
 
+// The lowest number of a floating type that scores have, at most that of a float: a score that is
+// left out, so that a row of them has finite gradients.
+double LowestOf(at::ScalarType type);
+
 // q [B,H,T,d], k, v [B,H,S,d] -> [B,H,T,d].
 //   mask: with T == S, or without starts, its lengths and valid tokens are of the keys; with a
 //   cache the padding follows from key_valid. mask.starts [B,T]: documents begin there; the S - T

@@ -52,10 +52,10 @@ std::vector<at::Tensor> SumMemoryComposite(bool match, const SumArguments& x) {
     if (gate.defined()) gate = gate.masked_fill(pad, 0.0);
   }
 
-  // A chunk's products take 0 times every later token, which is NaN where that is not finite: then
-  // tokens are taken one by one.
-  const bool finite =
-      AllFinite(a) && AllFinite(w) && AllFinite(u) && (!gate.defined() || AllBelowInfinity(gate));
+  // A chunk's products take 0 times every later token, and at the start of a document the memory
+  // before it, which is NaN where that is not finite: then tokens are taken one by one.
+  const bool finite = AllFinite(a) && AllFinite(w) && AllFinite(u) && AllFinite(x.memory) &&
+                      (!gate.defined() || AllBelowInfinity(gate));
   const int64_t chunk = !finite      ? 1
                         : slot_gates ? kSlotGatesChunk
                                      : kSumChunk,

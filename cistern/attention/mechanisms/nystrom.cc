@@ -243,7 +243,7 @@ at::Tensor NystromMechanism::BidirectionalRows(const std::vector<at::Tensor>& x,
              landmark;  // who is there: [B,1,1,T] and [B,1,1,count]
   if (segments.token.defined()) {
     landmark = (segments.size > 0).unsqueeze(1).unsqueeze(1);
-    scores = scores.masked_fill(landmark.logical_not(), std::numeric_limits<float>::lowest());
+    scores = scores.masked_fill(landmark.logical_not(), ops::LowestOf(scores.scalar_type()));
   }
   at::Tensor A = at::softmax(scores, -1);
   if (landmark.defined())
