@@ -48,4 +48,9 @@ inline Settings Adam(const char* kind, double beta1, double beta2, double eps) {
           {"train.eps", eps}};
 }
 
+// Spec 3.5: 160,000, 20,000 and 20,000 images.
+inline Settings PathfinderImages() {
+  return {{"task.examples", 200'000.}, {"task.valid_share", .1}, {"task.test_share", .1}};
+}
+
 }  // namespace cistern::testing

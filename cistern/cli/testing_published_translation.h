@@ -26,10 +26,13 @@ inline std::vector<Family> Translators() {
                          {"train.beta1", .9},         {"train.beta2", .98},
                          {"train.average_last", 5.},  {"task.beam", 5.},
                          {"task.length_penalty", .6}};
-  Settings wmt14 = mt + p003 + Settings{{"task.vocab_size", 32'768.}, {"train.warmup", 6000.}};
+  // No source has the rate, the batch and the steps of P003: the files say so.
+  Settings wmt14 =
+      mt + p003 + Training(32, 100'000, 5e-4, 6000, 0) + Settings{{"task.vocab_size", 32'768.}};
   Settings all_abc = wmt14;  // its encoder is another one
   std::erase_if(all_abc, [](const auto& setting) { return setting.first == "model.attention"; });
-  Settings iwslt14 = mt + p003 + Settings{{"task.vocab_size", 30'000.}, {"train.warmup", 4000.}};
+  Settings iwslt14 =
+      mt + p003 + Training(32, 50'000, 5e-4, 4000, 0) + Settings{{"task.vocab_size", 30'000.}};
   for (auto& [key, value] : iwslt14) {
     if (key == "model.ffn_dim") value = 1024.;
     if (key == "model.dropout") value = .3;
@@ -80,6 +83,7 @@ inline std::vector<Family> Translators() {
                                  {"model.norm", "pre"},
                                  {"train.schedule", "rsqrt"},
                                  {"train.warmup", 8000.},
+                                 {"train.steps", 300'000.},  // not printed
                                  {"~train.lr", 2 / std::sqrt(512.)},
                                  {"train.beta2", .997},
                                  {"train.eps", 1e-9},

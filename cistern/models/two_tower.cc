@@ -28,7 +28,9 @@ const EnumNames<MatchKind>& MatchKinds() {
 }
 
 MatchHead::MatchHead(const ModelConfig& config, MatchKind kind)
-    : kind_(kind), dropout_(config.Stack(Form::kBidirectional).options().dropout) {
+    : kind_(kind),
+      dropout_(config.head_dropout >= 0 ? config.head_dropout
+                                        : config.Stack(Form::kBidirectional).options().dropout) {
   if (config.classes < 1)
     FailUsage("a model of kind ", config.kind, " needs classes >= 1, got ", config.classes);
   const LayerStack stack = config.Stack(Form::kBidirectional);
@@ -99,8 +101,9 @@ Fields TwoTower::Describe(Options& options) {
   f.Add("match", &options.match,
         "the head, of the texts' vectors a and b: lra [a;b] through two layers of ffn_dim and "
         "half of it with relu; nli the same of [a;b;a*b;a-b]; conv_luna (P000) as lra with gelu; "
-        "latte [a;b;a-b;a*b] through one layer of dim; luna [a;b;a*b;a-b] by one map without bias; "
-        "nystrom [a;b;a*b;a-b] through one layer of ffn_dim with relu",
+        "latte [a;b;a-b;a*b] through one layer of dim; luna [a;b;a*b;a-b], after "
+        "head_dropout, by one map without bias; nystrom [a;b;a*b;a-b] through one layer of ffn_dim "
+        "with relu",
         MatchKinds());
   return f;
 }
@@ -111,7 +114,15 @@ void TwoTower::Check(const ModelConfig& config) {
     FailUsage("head=", NameOf(config.head, HeadKinds()),
               " is of an encoder_classifier; the head of two_tower is two_tower.match, leave out "
               "head");
+  if (!config.head_dims.empty())
+    FailUsage(
+        "head_dims is of an encoder_classifier; the layers of two_tower.match are of ffn_dim "
+        "or dim, leave out head_dims");
   const MatchKind match = OwnOptions<TwoTower>(config).match;
+  if (config.head_dropout > 0 && match != MatchKind::kLuna)
+    FailUsage("head_dropout=", config.head_dropout,
+              " has no effect: two_tower.match=", NameOf(match, MatchKinds()),
+              " drops nothing; leave out head_dropout, or use luna");
   if (match != MatchKind::kLatte && match != MatchKind::kLuna && match != MatchKind::kNystrom &&
       config.Stack(Form::kBidirectional).ffn_dim() < 2)
     FailUsage("two_tower.match=", NameOf(match, MatchKinds()), " needs ffn_dim of at least 2");

@@ -14,7 +14,7 @@ namespace cistern {
 //   nli        the same of [a; b; a*b; a-b]
 //   conv_luna  [a; b] -> ffn_dim, gelu -> ffn_dim/2, gelu -> classes (P000's code)
 //   latte      [a; b; a-b; a*b] -> D, gelu (tanh, as flax computes it) -> classes
-//   luna       [a; b; a*b; a-b], dropout -> classes, without bias
+//   luna       [a; b; a*b; a-b], dropout (head_dropout) -> classes, without bias
 //   nystrom    [a; b; a*b; a-b] -> ffn_dim, relu -> classes (Nystromformer's code)
 enum class MatchKind { kLra, kNli, kConvLuna, kLatte, kLuna, kNystrom };
 const EnumNames<MatchKind>& MatchKinds();

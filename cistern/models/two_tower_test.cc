@@ -154,6 +154,25 @@ TEST(TwoTower, ThePaddingIsNotSeen) {
   ExpectClose(got, want, 1e-12, "padded");
 }
 
+// Of Luna's head: a sum of ones, some of which are dropped, differs from row to row.
+TEST(TwoTower, HeadDropoutIsLunas) {
+  const auto spread = [](double dropout, double own) {
+    ModelConfig c = Config("luna");
+    c.dropout = dropout, c.head_dropout = own;
+    MatchHead head(c, MatchKind::kLuna);
+    const at::NoGradGuard guard;
+    head.named_parameters()["out_proj.weight"].fill_(1);
+    head.train();
+    at::manual_seed(2);
+    const at::Tensor ones = at::ones({400, c.dim});
+    return head.Forward(ones, ones).var().item<double>();
+  };
+  EXPECT_EQ(spread(0, -1), 0);
+  EXPECT_GT(spread(0.5, -1), 1);
+  EXPECT_EQ(spread(0.5, 0), 0);
+  EXPECT_GT(spread(0, 0.5), 1);
+}
+
 TEST(TwoTower, WhatDoesNotFitIsRefused) {
   const auto message = [](auto change) {
     ModelConfig c = Config("lra");
@@ -162,6 +181,11 @@ TEST(TwoTower, WhatDoesNotFitIsRefused) {
   };
   ExpectContains(message([](ModelConfig& c) { c.head = HeadKind::kGelu; }),
                  {"two_tower.match", "head=gelu"});
+  ExpectContains(message([](ModelConfig& c) { c.head_dims = {16}; }), {"head_dims", "ffn_dim"});
+  ExpectContains(message([](ModelConfig& c) { c.head_dropout = 0.3; }),
+                 {"head_dropout=0.3", "two_tower.match=lra"});
+  EXPECT_EQ(message([](ModelConfig& c) { c.head_dropout = 0; }),
+            "no error");  // which protocols set
   ExpectContains(message([](ModelConfig& c) { c.ffn_dim = 1; }), {"ffn_dim of at least 2"});
   ExpectContains(message([](ModelConfig& c) { c.pooling = PoolingKind::kMemory; }),
                  {"pooling=memory"});

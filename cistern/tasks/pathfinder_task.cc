@@ -28,11 +28,14 @@ Fields PathfinderTask::Describe(Options& o) {
         "a packed file of images (.pathfinder), or a folder in the published layout, such as "
         "curv_contour_length_14 with imgs/ and metadata/; empty: generated");
   f.Add("size", &o.generate.size,
-        "of generated images: 32, 64, 128 (Path-X) or 256 pixels on a side", {32, 256});
+        "32, 64, 128 (Path-X) or 256 pixels on a side; images of data must have it, too, unless it "
+        "is the default",
+        {32, 256});
   f.Add("contour", &o.generate.contour,
         "of generated images: dashes of a contour, 6 (easy), 9 or 14 (hard: Long Range Arena)",
         {6, 14});
-  f.Add("examples", &o.examples, "generated images; Long Range Arena has 200,000",
+  f.Add("examples", &o.examples,
+        "generated images; Long Range Arena has 200,000. Of data all images are taken",
         {10, int64_t{1} << 28});
   f.Add("data_seed", &o.data_seed, "seed of the generator", {0, int64_t{1} << 62});
   o.pixels.Describe(&f);
@@ -71,13 +74,10 @@ PathfinderTask::PathfinderTask(const Options& options, const std::string& cache)
   if (options_.valid_share + options_.test_share >= 1)
     FailUsage("task.pathfinder: valid_share + test_share leave nothing to train on");
   const Options unset;
-  if (!options_.data.empty() &&
-      (options_.generate.size != unset.generate.size ||
-       options_.generate.contour != unset.generate.contour || options_.examples != unset.examples ||
-       options_.data_seed != unset.data_seed)) {
+  if (!options_.data.empty() && (options_.generate.contour != unset.generate.contour ||
+                                 options_.data_seed != unset.data_seed)) {
     FailUsage(
-        "task.pathfinder: size, contour, examples and data_seed are of generated images; "
-        "omit them, or omit data");
+        "task.pathfinder: contour and data_seed are of generated images; omit them, or omit data");
   }
   shape_ = {options_.generate.size, options_.generate.size, 1};
   if (options_.data.empty()) options_.pixels.CheckShape(shape_);
@@ -121,10 +121,16 @@ void PathfinderTask::Prepare() {
     set_ = OpenPathfinder(options_.data, [&](int64_t done, int64_t) { bar.Update(done); });
   }
   const bool learn = classes_.empty();  // not LoadAssets
-  if (learn) shape_ = {set_->side(), set_->side(), 1};
+  const Options unset;
+  if (learn && options_.generate.size == unset.generate.size)
+    shape_ = {set_->side(), set_->side(), 1};
   CheckSide(*set_, options_.data);
   options_.pixels.CheckShape(shape_);
   const int64_t count = set_->size();
+  // The published experiments say how many images they generate, for those who have none.
+  if (!options_.data.empty() && options_.examples != unset.examples && options_.examples != count)
+    notes_.push_back(StrCat("task.examples=", options_.examples, " is of generated images; all ",
+                            count, " of ", options_.data, " are taken"));
   const auto share = [&](double s) {
     return std::max<int64_t>(1, std::llround(s * double(count)));
   };

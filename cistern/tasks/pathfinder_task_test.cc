@@ -74,6 +74,32 @@ TEST(PathfinderTask, GeneratedPackedAndPublishedImagesAreTheSame) {
   EXPECT_NE(repaired.DataSummary()["notes"].dump().find("anew"), std::string::npos);
 }
 
+// What a published experiment says of the images that it generates does not keep it from reading
+// images: their size has to be the one it says, their number is their own.
+TEST(PathfinderTask, SettingsOfGeneratedImagesAndData) {
+  const TestFolder folder;
+  PathfinderTask::Options o;
+  o.generate.size = 64, o.data = folder / "pf64";
+  WritePathfinderFolder(o.generate, 1, 12, o.data);
+  const auto summary = [&] {
+    PathfinderTask task(o, folder.path());
+    task.Prepare();
+    EXPECT_EQ(task.tokens_per_row(), 64 * 64);
+    return task.DataSummary();
+  };
+  EXPECT_EQ(summary()["notes"], Json::array());
+  o.examples = 200'000;
+  const Json said = summary();
+  EXPECT_EQ(said["train"], 10);
+  EXPECT_EQ(said["notes"], Json::array({"task.examples=200000 is of generated images; all 12 of " +
+                                        o.data + " are taken"}));
+  o.generate.size = 32;  // the default
+  summary();
+  o.generate.size = 128;
+  const std::string refused = ErrorMessage([&] { summary(); });
+  EXPECT_NE(refused.find("64 x 64 pixels; expected 128 x 128"), std::string::npos) << refused;
+}
+
 TEST(PathfinderTask, IsTrainedMeasuredAndPredicted) {
   const TestFolder folder;
   PathfinderTask::Options o = Small();
@@ -111,7 +137,7 @@ TEST(PathfinderTask, OptionsThatDoNotFitAreRefused) {
   };
   expect(message([](auto& o) { o.generate.size = 100; }), "32, 64, 128 or 256");
   expect(message([](auto& o) { o.generate.contour = 7; }), "6, 9 or 14");
-  expect(message([](auto& o) { o.data = "x"; }), "omit data");
+  expect(message([](auto& o) { o.data = "x"; }), "omit data");  // contour=6
   expect(message([](auto& o) {
            o.pixels.kind = PixelInput::Kind::kValues, o.pixels.scale = PixelInput::Scale::kUcu;
          }),

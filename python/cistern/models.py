@@ -237,8 +237,9 @@ class TwoTower(EncoderClassifier):
         super().__init__(config)
         stack = model_stack(config, "bidirectional")
         kind = config.get("two_tower", {}).get("match", "lra")
+        given: float = config.get("head_dropout", -1)
         self.classifier = MatchHead(kind, stack["dim"], stack["ffn_dim"], config["classes"],
-                                     stack["dropout"])
+                                     given if given >= 0 else stack["dropout"])
 
     def forward(self, ids: Tensor, second_ids: Tensor, lengths: Tensor | None = None,
                 second_lengths: Tensor | None = None, valid: Tensor | None = None,
