@@ -22,6 +22,7 @@ class MemoryMechanism : public Mechanism {
  public:
   at::Tensor InitialMemory() const override;
   MemoryMechanism* memory_mechanism() override { return this; }
+  double MemoryDropout() const { return dropout_; }  // of InitialMemory in training
 
   // Tokens into the memory: -> [B,H,M,d], H and d those of the packing projections, which may have
   // other heads than the layer. x: tensors of the tokens, then of the memory. Padding is left out;

@@ -8,6 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from cistern._library import UsageError
+
 
 def bands_of(config: dict[str, Any], own: dict[str, Any], dim: int) -> list[tuple[int, int]]:
     """Size and width of each band of token ids."""
@@ -27,6 +29,10 @@ class AdaptiveEmbedding(nn.Module):
 
     def forward(self, ids: Tensor) -> Tensor:
         """ids [...] int64 -> [..., dim]."""
+        vocab = sum(cast(nn.Embedding, table).num_embeddings for table in self.bands)
+        if not (torch.compiler.is_compiling() or ids.is_meta) and bool(
+                ((ids < 0) | (ids >= vocab)).any()):
+            raise UsageError(f"[embedding] a token id is outside of the vocabulary of {vocab}")
         parts, begin = [], 0
         for table, projection in zip(self.bands, self.projections):
             end = begin + cast(nn.Embedding, table).num_embeddings

@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Any, Mapping, Sequence
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from cistern._library import UsageError, describe, make_spec
@@ -157,7 +158,9 @@ class Core(nn.Module):
         self.sees_padding: bool = about["sees_padding"]  # an option lets padding take part
         self.state_names: list[str] = about["state"]
         self.output_dropout: float = about["output_dropout"]
+        self.memory_dropout: float = about["memory_dropout"]
         self._weights: list[str] = [w["name"] for w in about["weights"]]
+        self._redrawn = [w["redrawn"] for w in about["weights"]]
         self._tied = {w["name"]
                       for w in about["weights"] if w["tied"]} if first is not None else set()
         self._first = [first]  # in a list, so that its weights are not registered here again
@@ -191,6 +194,11 @@ class Core(nn.Module):
         if state is not None:
             check_state(self.mechanism, self.state_names, state)
         weights = self.weights()
+        redrawn = [w for w, r in zip(weights, self._redrawn) if r] if self.training else []
+        if any(w.dtype in _HALF for w in redrawn):  # the library would redraw a float32 copy
+            raise UsageError(
+                f"[{self.mechanism}] redraws its features in training, which {redrawn[0].dtype} "
+                "cannot hold: keep the module in float32 and use autocast, or give redraw=0")
         # a layer projects them to queries; the core itself does not see them
         if self.memory_use == "latents":
             weights = [w.detach() for w in weights]
@@ -288,8 +296,10 @@ class Core(nn.Module):
         return self._run_memory("unpack", (*x, *packed), lengths)
 
     def initial_memory(self) -> Tensor:
-        """The learned memory or latents before the first layer, [1, M, dim]."""
-        return torch.ops.cistern.initial_memory(self.weights(), self.spec)
+        """The learned memory or latents before the first layer, [1, M, dim]; in training with the
+        dropout that the mechanism's options ask for."""
+        memory = torch.ops.cistern.initial_memory(self.weights(), self.spec)
+        return F.dropout(memory, self.memory_dropout, self.training)
 
     def empty_state(self, batch: int, like: Tensor) -> State:
         """The state of `batch` rows in which nothing is written, in the type and on the device of

@@ -211,6 +211,21 @@ def attention(
     return (y, after) if keep else y
 
 
+def _tensors(name: str, form: str) -> str:
+    """A function's tensors in their order, by name, with what by default is not as in q."""
+    heads, width = 4, 16
+    core = describe(make_spec(name, {}, heads * width, heads, max_length=width), form)
+    texts = []
+    for p in core["projections"]:
+        if p["side"] not in ("query", "key"):
+            continue
+        own = p["width"] // p["heads"]
+        notes = ["one head"] if p["heads"] == 1 else []
+        notes += [f"w = {own}"] if own != width else []
+        texts.append(p["name"] + (f" ({', '.join(notes)})" if notes else ""))
+    return ", ".join(texts)
+
+
 def _function(name: str) -> Callable[..., Any]:
     info = mechanisms()[name]
 
@@ -223,6 +238,7 @@ def _function(name: str) -> Callable[..., Any]:
     call.__name__ = call.__qualname__ = name
     call.__doc__ = (
         f"{info['title']} ({info['source']}). {info['summary']}\n\n    {info['definition']}\n\n"
+        f"Tensors [B, H, T, w], by default: {_tensors(name, info['forms'][0])}.\n"
         f"Forms: {', '.join(info['forms'])}. " + "".join(f"Not {r}. " for r in info["refusals"]) +
         f"Time {info['time']}, state {info['state']}.\n"
         f"Arguments: those of `attention`, and the options\n\n{info['help']}"

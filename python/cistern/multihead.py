@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from cistern._library import UsageError
+from cistern._library import UsageError, describe
 from cistern.core import FORMS, Core
 from cistern.masks import TokenMap, move_sides, require_maskable
 
@@ -80,6 +80,7 @@ class MultiheadAttention(nn.Module):
                 "projections are "
                 f"{', '.join(f'{name} ({width})' for name, width in widths.items())}, not q, k, v "
                 f"of {embed_dim} each; use cistern.nn.Attention")
+        self._causal_dropout = self._output_dropout()
         self.in_proj_weight = nn.Parameter(torch.empty(3 * embed_dim, embed_dim))
         nn.init.xavier_uniform_(self.in_proj_weight)
         self.in_proj_bias = nn.Parameter(torch.zeros(3 * embed_dim)) if bias else None
@@ -98,6 +99,13 @@ class MultiheadAttention(nn.Module):
             except UsageError as e:
                 reasons.append(str(e))
         raise UsageError(reasons[0])
+
+    # After out_proj in the causal form; the core need not be described as that form.
+    def _output_dropout(self) -> float:
+        try:
+            return describe(self.core.spec, "causal")["output_dropout"]
+        except UsageError:  # it has no causal form
+            return 0.0
 
     @staticmethod
     def _valid(key_padding_mask: Tensor | None) -> Tensor | None:
@@ -165,6 +173,7 @@ class MultiheadAttention(nn.Module):
         if front is not None and itself:
             y = front.back(y, 2)
         y = self.out_proj(y.transpose(1, 2).flatten(2))
+        y = F.dropout(y, self._causal_dropout if is_causal else 0.0, self.training)
         if not batched:
             return y.squeeze(0), None
         return (y if self.batch_first else y.transpose(0, 1)), None

@@ -216,6 +216,18 @@ void KeepFromWrites(const CoreScope& core, State& state) {
   }
 }
 
+// The state that is given out is a value too: copies of what it shares with the call's tensors, and
+// of what is a part of a larger tensor, which would be kept and saved whole.
+variable_list Unshared(variable_list state, std::initializer_list<at::TensorList> given) {
+  for (at::Tensor& value : state) {
+    bool own = value.storage().nbytes() == value.nbytes();
+    for (const at::TensorList list : given)
+      for (const at::Tensor& t : list) own = own && !value.is_alias_of(t);
+    if (!own) value = value.clone();
+  }
+  return state;
+}
+
 void CheckMask(const CoreScope& core, Verb verb, const at::Tensor& like, const ops::Mask& mask) {
   const std::string& name = core->info().name;
   const bool masked = mask.lengths || mask.starts;
@@ -247,7 +259,7 @@ Result Run(at::TensorList given, at::TensorList weights, at::TensorList state_in
            const OptionalTensor& lengths, const OptionalTensor& starts, std::string_view spec,
            std::string_view verb_name, bool training, bool keep_state) {
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
-  const CoreScope core(std::string(spec), weights, training);
+  const CoreScope core(std::string(spec), weights, training, FormOf(ParseVerb(verb_name)));
   const Verb verb = VerbOf(core, verb_name);
   const auto [tokens, packed] = Arrange(core, verb, given);
   std::vector<at::Tensor> x = tokens;
@@ -298,7 +310,7 @@ Result Run(at::TensorList given, at::TensorList weights, at::TensorList state_in
   }
   if (out.dim() == 4) out = HeadsInside(out);
   if (!GivesState(verb, keep_state)) return {out, {}};
-  return {out, ToList(core->Compact(state), batch, given[0])};
+  return {out, Unshared(ToList(core->Compact(state), batch, given[0]), {given, weights, state_in})};
 }
 
 // Draws as `seed` says, and leaves the generator as it was.
@@ -540,7 +552,8 @@ Result AttendAutograd(at::TensorList x, at::TensorList weights, at::TensorList s
   OptionalTensor seed = seed_in;
   if (!seed && training) {  // the backward has to draw what the forward drew
     const CoreScope core{std::string(spec)};
-    if (core->info().stochastic || core->dims().dropout > 0)
+    if (core->info().stochastic || core->dims().dropout > 0 ||
+        (core.memory() && core.memory()->MemoryDropout() > 0))
       seed = at::randint(int64_t{1} << 62, {1}, at::TensorOptions().dtype(at::kLong));
   }
   variable_list inputs = x.vec();
@@ -563,8 +576,7 @@ TORCH_LIBRARY_FRAGMENT(cistern, m) {
   const std::vector<at::Tag> tags = {at::Tag::pt2_compliant_tag};
   m.def(
       "attend(Tensor[] x, Tensor[] weights, Tensor[] state, Tensor? lengths, Tensor? starts, str "
-      "spec, str verb, bool training, "
-      "bool keep_state, Tensor? seed=None) -> (Tensor, Tensor[])",
+      "spec, str verb, bool training, bool keep_state, Tensor? seed=None) -> (Tensor, Tensor[])",
       tags);
   m.def(
       "attend_backward(Tensor[] grads, Tensor[] x, Tensor[] weights, Tensor[] state, Tensor? "

@@ -13,13 +13,16 @@ namespace {
 
 constexpr size_t kCached = 256;  // specifications a thread keeps
 
-const Core& CachedCore(const std::string& spec) {
+const Core& CachedCore(const std::string& text, bool cross) {
   thread_local std::unordered_map<std::string, Core> cache;
-  const auto found = cache.find(spec);
+  const std::string key = (cross ? "cross " : "") + text;
+  const auto found = cache.find(key);
   if (found != cache.end()) return found->second;
   const Undisturbed undisturbed;
   Core core;
-  core.mechanism = MakeCore(ParseSpec(spec));
+  CoreSpec spec = ParseSpec(text);
+  spec.dims.cross = cross;
+  core.mechanism = MakeCore(spec);
   core.mechanism->eval();
   core.projections = core.mechanism->Projections();
   for (Projection& p : core.projections)
@@ -30,7 +33,7 @@ const Core& CachedCore(const std::string& spec) {
   core.memory = core.mechanism->memory_mechanism();
   core.slots = core.memory ? core.memory->InitialMemory().size(1) : 0;
   if (cache.size() >= kCached) cache.clear();
-  return cache.emplace(spec, std::move(core)).first->second;
+  return cache.emplace(key, std::move(core)).first->second;
 }
 
 }  // namespace
@@ -94,10 +97,10 @@ std::shared_ptr<Mechanism> MakeCore(const CoreSpec& spec) {
   return core;
 }
 
-CoreScope::CoreScope(const std::string& spec) : core_(CachedCore(spec)) {}
+CoreScope::CoreScope(const std::string& spec) : core_(CachedCore(spec, false)) {}
 
-CoreScope::CoreScope(const std::string& spec, at::TensorList weights, bool training)
-    : core_(CachedCore(spec)) {
+CoreScope::CoreScope(const std::string& spec, at::TensorList weights, bool training, Form form)
+    : core_(CachedCore(spec, form == Form::kCross)) {
   const auto& slots = core_.mechanism->weights();
   CISTERN_CHECK(weights.size() == slots.size(), "[", core_.mechanism->info().name, "] expected ",
                 slots.size(), " weights, got ", weights.size());

@@ -57,10 +57,11 @@ struct Core {
 };
 
 // A mechanism with the given weights in place of its own, in evaluation or training. The weights go
-// when the scope ends; what autograd keeps of them stays. Error where their shapes do not fit.
+// when the scope ends; what autograd keeps of them stays. Error where their shapes do not fit. The
+// form tells cross attention from the others: what it draws is not what self attention draws.
 class CoreScope {
  public:
-  CoreScope(const std::string& spec, at::TensorList weights, bool training);
+  CoreScope(const std::string& spec, at::TensorList weights, bool training, Form form);
   explicit CoreScope(const std::string& spec);  // to ask, not to run
   ~CoreScope();
   CoreScope(const CoreScope&) = delete;

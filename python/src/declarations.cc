@@ -112,12 +112,14 @@ std::string DescribeCore(std::string_view text, std::string_view form, std::stri
       weights.push_back({{"name", w.name},
                          {"trained", w.kind == CoreWeight::Kind::kTrained},
                          {"tied", tied},
+                         {"redrawn", w.kind == CoreWeight::Kind::kRedrawn},
                          {"shape", w.value->sizes().vec()}});
     }
     for (const NamedTensor& t :
          Visible(checked->EmptyState(1, at::TensorOptions().device(at::kMeta))).tensors)
       state.push_back(t.name);
     const MechanismInfo& info = checked->info();
+    const MemoryMechanism* memory = checked->memory_mechanism();
     return Json{{"projections", projections},
                 {"weights", weights},
                 {"state", state},
@@ -128,6 +130,7 @@ std::string DescribeCore(std::string_view text, std::string_view form, std::stri
                 {"heads", checked->dims().heads},
                 {"width", checked->dims().dim},
                 {"packed_output", PackedOutputName(*checked)},
+                {"memory_dropout", memory ? memory->MemoryDropout() : 0.0},
                 {"output_dropout", checked->OutputDropout(layer.form)},
                 {"sees_padding", checked->SeesPadding()},
                 {"leaves_scores", info.leaves_scores}};
@@ -142,9 +145,10 @@ std::vector<at::Tensor> InitialWeights(std::string_view spec) {
   return out;
 }
 
-// The learned memory or latents before the first layer, [1,M,D], made of the weights.
+// The learned memory or latents before the first layer, [1,M,D], made of the weights, as in
+// evaluation: Python drops of it, which a graph can hold.
 at::Tensor InitialMemory(at::TensorList weights, std::string_view spec) {
-  const CoreScope core(std::string(spec), weights, false);
+  const CoreScope core(std::string(spec), weights, false, Form::kBidirectional);
   const at::Tensor memory = core->InitialMemory();
   if (!memory.defined()) FailUsage("[", core->info().name, "] has no memory");
   return memory;
@@ -178,8 +182,8 @@ std::vector<at::Tensor> EmptyRowMeta(std::string_view spec, const at::Tensor& li
 // their own length in the cross form.
 at::Tensor Definition(at::TensorList x, at::TensorList weights, std::string_view spec,
                       std::string_view form_name) {
-  const CoreScope core(std::string(spec), weights, false);
   const Form form = ParseForm(form_name);
+  const CoreScope core(std::string(spec), weights, false, form);
   RequireForm(core->info(), form);
   std::vector<Projection> projections = core.projections();
   std::erase_if(projections, [](const Projection& p) { return !p.OfTokens(); });

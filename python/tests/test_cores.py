@@ -74,6 +74,29 @@ def test_a_state_can_branch(name, options, form):
         assert torch.equal(y, y2)
 
 
+@pytest.mark.parametrize("record", [False, True])
+@pytest.mark.parametrize("name, options, form",
+                         [p for p in forms() if p.values[2] != "bidirectional"])
+def test_a_state_is_no_part_of_other_tensors(name, options, form, record):
+    """Neither of the inputs nor of a larger tensor."""
+    core = make_core(name, options, form).eval()
+    x = tensors(core)
+    if form == "cross":
+        x = [t for t, p in zip(x, core.projections) if p["side"] == "key"]
+    step = core.write if form == "cross" else lambda *x, state: core.extend(*x, state=state)[1]
+    with torch.set_grad_enabled(record):
+        state = None
+        for piece in (slice(0, 7), slice(7, 8), slice(8, LENGTH)):
+            given = [t[:, :, piece].clone() for t in x]
+            state = step(*given, state=state)
+            before = {k: v.detach().clone() for k, v in state.items()}
+            for t in given:
+                t.zero_()
+            for k, v in state.items():
+                assert torch.equal(v, before[k]), k
+                assert v.untyped_storage().nbytes() == v.nbytes, k
+
+
 # A ring of window takes a single token in place, also beside a cache that grows.
 @pytest.mark.parametrize("grows", ["softmax", "latte"])
 @pytest.mark.parametrize("name", ["window", "dilated", "abc_mlp"])

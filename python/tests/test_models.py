@@ -282,6 +282,24 @@ def test_encoder_decoder(tmp_path, more, lengths):
     assert error(torch.cat([a, b], 1), logits) < 1e-5
 
 
+CROSS = [p.values[:2] for p in forms() if p.values[2] == "cross" and p.values[0] != "reuse"]
+CROSS.append(("abc_random:1+latte:1", {}))
+
+
+@pytest.mark.parametrize("name, options", CROSS)
+def test_every_cross_attention(tmp_path, name, options):
+    config = make_config(kind="encoder_decoder",
+                         cross=dict(attention=[name], attention_options={name: options}))
+    made = KINDS["encoder_decoder"](complete(config, tmp_path / "m"))
+    for p in made.parameters():
+        torch.nn.init.normal_(p, std=0.3)
+    write_folder(tmp_path / "m", made, **config)
+    source, ids = torch.randint(19, (2, 9)), torch.randint(19, (2, 7))
+    expected = torch.ops.cistern.folder_logits(str(tmp_path / "m"), ids, None, source)
+    with torch.no_grad():
+        assert error(cistern.load(tmp_path / "m")(source, ids), expected) < 1e-5
+
+
 STREAMS = [
     (name, i, norm)
     for name, info in cistern.mechanisms().items()
@@ -439,6 +457,14 @@ def test_refusals(tmp_path):
     (tmp_path / "m" / "config.json").write_text("{")
     with pytest.raises(RuntimeError, match="config.json:1"):
         cistern.load(tmp_path / "m")
+
+
+def test_ids_outside_of_an_adaptive_vocabulary(tmp_path):
+    model, _, _ = check(tmp_path / "m", make_config(
+        attention=["latte"], decoder_lm=dict(embedding="adaptive", cutoffs=[5, 9])))
+    for outside in (19, -1):
+        with pytest.raises(cistern.UsageError, match="outside of the vocabulary of 19"):
+            model(torch.tensor([[1, outside]]))
 
 
 def test_learned_positions_end(tmp_path):

@@ -9,7 +9,7 @@ import cistern
 import cistern.functional as CF
 import pytest
 import torch
-from conftest import DIM, HEADS, LENGTH, error, forms, handles, make_layer, memories
+from conftest import DIM, HEADS, LENGTH, error, forms, handles, make_core, make_layer, memories
 from torch import nn
 
 LAYERS = forms()
@@ -323,6 +323,42 @@ def test_memory_goes_through_a_compiled_stack():
     assert error(got[0], wanted[0]) < 1e-5 and error(got[1], wanted[1]) < 1e-5
 
 
+@pytest.mark.parametrize("form", ["bidirectional", "cross"])
+def test_dropout_of_the_initial_memory(form):
+    layer = make_layer("luna", {"slots": 4, "dropout": 0.5}, form)
+    x = torch.randn(2, LENGTH, DIM)
+    kept = layer.core.initial_memory()
+    assert 0 < (kept == 0).sum() < kept.numel()
+    assert torch.equal(kept, 2 * layer.core.memory * (kept != 0))
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    for module in (layer, compiled):
+        assert not torch.equal(call(module, form, x), call(module, form, x))
+    layer.eval()
+    assert torch.equal(layer.core.initial_memory(), layer.core.memory)
+    assert torch.equal(call(layer, form, x), call(layer, form, x))
+
+
+def test_compiled_dropout_of_a_core_s_own_memory_has_its_gradient():
+    core = make_core("luna", {"slots": 4, "dropout": 0.5}, "bidirectional")
+    compiled = torch.compile(core, fullgraph=True, backend="aot_eager")
+    queries, keys = torch.randn(2, 1, HEADS, LENGTH, DIM // HEADS).unbind(0)
+    y = compiled(queries, keys)
+    # What was dropped has no gradient; draws of the backward's own would not drop the same twice.
+    first, again = (torch.autograd.grad(y.sum(), core.memory, retain_graph=True)[0]
+                    for _ in range(2))
+    assert torch.equal(first, again) and 0 < (first == 0).sum() < first.numel()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_cannot_hold_redrawn_features(dtype):
+    x = torch.randn(2, LENGTH, DIM)
+    layer = cistern.nn.Attention("performer", DIM, HEADS).to(dtype)
+    with pytest.raises(cistern.UsageError, match="redraws its features.*autocast.*redraw=0"):
+        layer(x.to(dtype))
+    layer.eval()(x.to(dtype))
+    cistern.nn.Attention("performer", DIM, HEADS, redraw=0).to(dtype)(x.to(dtype))
+
+
 def test_latents_attend_to_the_tokens():
     layer = make_layer("perceiver", {"latents": 4}, "bidirectional").eval()
     x = torch.randn(2, LENGTH, DIM)
@@ -402,6 +438,16 @@ def test_drop_in_or_reason(name):
         evaluated = layer(x)  # torch's fused path would compute softmax attention here
     if not cistern.mechanisms()[name]["stochastic"]:
         assert error(evaluated, trained) < 1e-5
+
+
+def test_drop_in_drops_its_output_where_the_mechanism_does():
+    ours = cistern.nn.MultiheadAttention(DIM, HEADS, dropout=0.5, mechanism="latte",
+                                         options={"dropout": "published"})
+    x = torch.randn(LENGTH, 2, DIM)
+    for causal in (True, False):  # the causal form alone
+        dropped = ours.train()(x, x, x, is_causal=causal)[0] == 0
+        assert bool(dropped.any()) == causal and not dropped.all()
+    assert not (ours.eval()(x, x, x, is_causal=True)[0] == 0).any()
 
 
 def test_drop_in_refusals():

@@ -68,8 +68,11 @@ def test_every_mechanism_is_a_function_with_help():
     for name, info in cistern.mechanisms().items():
         assert name in names
         assert info["definition"] in getattr(CF, name).__doc__
+        assert re.search(r"Tensors \[B, H, T, w\], by default: \w", getattr(CF, name).__doc__)
         assert [*inspect.signature(getattr(CF, name)).parameters
                 ] == [*inspect.signature(CF.attention).parameters][1:]
+    assert "by default: q, k, v, control (w = 32).\n" in CF.abc_mlp.__doc__
+    assert "by default: q, k, v, gate (w = 1).\n" in CF.rfa_gate.__doc__
     for name in ("softmax_attention", "linear_attention", "efficient_attention", "window_attention",
                  "abc"):
         assert callable(getattr(CF, name))
