@@ -120,8 +120,16 @@ void LayerCapture::Attended(const AttentionCall& call) {
     const auto source = sources_.find(call.layer);
     CISTERN_CHECK(source != sources_.end(),
                   "[analyze] a layer reads a state whose writing was not seen");
-    l.written = source->second.x;
-    l.written_mask = source->second.mask;
+    const Source& of = source->second;
+    if (std::equal(of.x.begin(), of.x.end(), call.x.begin(), call.x.end(),
+                   [](const at::Tensor& a, const at::Tensor& b) { return a.is_same(b); })) {
+      // A layer that reads what it wrote of the same tokens, so that padding reads as well
+      // (Stream::padding_reads). Its real tokens are those of the bidirectional form.
+      l.form = Form::kBidirectional, l.mask = of.mask;
+      l.y = ZeroPadding(l.y, of.mask);
+    } else {
+      l.written = of.x, l.written_mask = of.mask;
+    }
   }
   layers_.push_back(std::move(l));
 }

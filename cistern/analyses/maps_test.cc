@@ -52,6 +52,11 @@ TEST(Maps, NumbersArePlainLoops) {
   }
 }
 
+TEST(Maps, PaddingThatReadsIsNoQuery) {
+  for (const char* mechanism : {"softmax", "reuse"})
+    testing::ExpectPaddingThatReadsLeftOut<MapsAnalysis>(mechanism);
+}
+
 // Cases with a known answer: a window of one token is the identity, its rank is T and its entropy
 // 0; zero queries see all tokens alike: a mean of rank 1 would be bidirectional.
 TEST(Maps, KnownCases) {

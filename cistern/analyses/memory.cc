@@ -318,13 +318,17 @@ void MemoryAnalysis::Merge(const Analysis& other_analysis) {
 MemorySummary MemoryAnalysis::Summary(const std::string& label) const {
   MemorySummary summary;
   summary.label = label;
+  const auto has_slots = [](const LayerSums& l) { return HasSlots(FindMechanism(l.mechanism)); };
+  const bool any = std::any_of(trained_.begin(), trained_.end(), has_slots);
   for (const Sums* sums : {&trained_, &untrained_}) {
     MemorySummary::Numbers& to = sums == &trained_ ? summary.trained : summary.random;
     for (const LayerSums& l : *sums) {
-      const bool softmax = l.mechanism == "softmax" && l.memories.empty();
-      if (!softmax && summary.mechanism.empty())
+      const bool slots = has_slots(l), softmax = !slots && l.entropy.count > 0;
+      if (slots && summary.mechanism.empty())
         summary.mechanism = l.mechanism, summary.options = l.options;
-      summary.softmax = summary.softmax || (softmax && l.entropy.count > 0);
+      if (softmax && !any && !summary.softmax) summary.options = l.options;
+      summary.softmax = summary.softmax || softmax;
+      if (any && !slots) continue;  // attention beside a memory is no packing
       to.entropy.AddMean(l.entropy), to.reading.AddMean(l.reading);
       to.products.AddMean(l.products), to.logits.AddMean(l.logits);
       to.output.AddMean(l.output), to.tokens.AddMean(l.tokens), to.divisor.AddMean(l.divisor);

@@ -30,6 +30,11 @@ std::string Temperature(const MemorySummary& m) {
   if (!IsConv(m)) return "";
   return m.options.value("temperature", m.mechanism == "only_filtering" ? "sqrt" : "learn");
 }
+// What the products are divided by.
+std::string Divisor(const MemorySummary& m) {
+  if (IsConv(m)) return Temperature(m);
+  return HasMemory(m) ? "sqrt" : m.options.value("scale", "sqrt");
+}
 int64_t Kernel(const MemorySummary& m) {
   return m.mechanism == "only_scaling" ? 1 : m.options.value("kernel", int64_t{4});
 }
@@ -156,7 +161,8 @@ std::vector<PaperClaim> StartOrTraining(const std::vector<Effect>& effects) {
 void AddArms(const std::vector<MemorySummary>& models, Figures* f) {
   Figures::Table arms{
       "arms",
-      "The models; means over their layers. Trained, and in brackets the columns of "
+      "The models; means over their layers, where any has slots over those alone. Trained, and in "
+      "brackets the columns of "
       "random weights, which are those before the first step",
       {"model", "mechanism", "divisor", "filter", "result", "entropy / ln(keys)", "(random)",
        "effective rank / slots", "(random) ", "unique share", "variance of products", "(random)  ",
@@ -164,12 +170,12 @@ void AddArms(const std::vector<MemorySummary>& models, Figures* f) {
       {}};
   for (const MemorySummary& m : models) {
     const Numbers &t = m.trained, &r = m.random;
-    arms.rows.push_back(
-        {m.label, HasMemory(m) ? m.mechanism : "softmax",
-         IsConv(m) ? Json(Temperature(m)) : Json("sqrt"), IsConv(m) ? Json(Kernel(m)) : Json(),
-         std::isnan(Result(m)) ? Json() : Json(Result(m)), t.entropy.Value(), r.entropy.Value(),
-         t.rank.Value(), r.rank.Value(), t.unique.Value(), t.products.Value(), r.products.Value(),
-         t.output.Value(), r.output.Value(), t.tokens.Value()});
+    arms.rows.push_back({m.label, HasMemory(m) ? m.mechanism : "softmax", Divisor(m),
+                         IsConv(m) ? Json(Kernel(m)) : Json(),
+                         std::isnan(Result(m)) ? Json() : Json(Result(m)), t.entropy.Value(),
+                         r.entropy.Value(), t.rank.Value(), r.rank.Value(), t.unique.Value(),
+                         t.products.Value(), r.products.Value(), t.output.Value(), r.output.Value(),
+                         t.tokens.Value()});
   }
   f->Add(std::move(arms));
 }

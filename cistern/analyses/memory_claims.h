@@ -12,15 +12,16 @@
 
 namespace cistern {
 
-// Means over the layers of one model; of its memories, those that blocks were given and packed.
+// Means over the layers of one model, where any has slots over those that have; of its memories,
+// those that blocks were given and packed.
 struct MemorySummary {
   struct Numbers {
     Mean entropy, reading, products, logits, output, tokens, divisor;
     Mean cosine, unique, rank;  // rank: effective rank / slots
   };
-  std::string label, mechanism;  // mechanism: of the first layer with slots; empty: none has
-  Json options = Json::object();
-  bool softmax = false;  // has layers of exact softmax
+  std::string label, mechanism;   // mechanism: of the first layer with slots; empty: none has
+  Json options = Json::object();  // of that mechanism; without one of the first layer of softmax
+  bool softmax = false;           // has layers of exact softmax
   // What arms have to share for one option to be their difference: the config without its
   // attention, and the attention layer by layer, mechanism and options.
   Json config = Json::object();

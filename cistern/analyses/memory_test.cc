@@ -1,5 +1,6 @@
 #include "cistern/analyses/memory.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "cistern/analyses/attention_logits.h"
@@ -85,6 +86,53 @@ TEST(SlotStats, PlainLoops) {
   }
   EXPECT_NEAR(MeanLikeness(p), likeness, 1e-12);
   EXPECT_TRUE(std::isnan(MeanCosine(m.narrow(0, 0, 1))));
+}
+
+// Layers of softmax beside those with slots pack nothing, and those of latte are no memory of
+// slots.
+TEST(Memory, AttentionBesideAMemoryIsNoPacking) {
+  const at::NoGradGuard guard;
+  const Batch batch = testing::IdsBatch(2, 9);
+  const auto summary = [&](const std::vector<std::string>& attention) {
+    const auto model = testing::Make<DecoderLm>(testing::SmallLm(attention));
+    MemoryAnalysis analysis({}, ContextOf(model));
+    analysis.Add(batch, RunLayers(*model, batch));
+    return analysis.Summary("it");
+  };
+  const auto packs = [](const MemorySummary& m) {
+    const auto checks = MemoryChecks(m);
+    return std::any_of(checks.begin(), checks.end(), [](const PaperClaim& c) {
+      return c.claim.find("packing is nearly uniform") != std::string::npos;
+    });
+  };
+  const MemorySummary slots = summary({"softmax", "abc_mlp"}), none = summary({"softmax", "latte"});
+  EXPECT_EQ(slots.mechanism, "abc_mlp");
+  EXPECT_TRUE(slots.softmax);
+  EXPECT_EQ(slots.trained.entropy.count, 0);
+  EXPECT_GT(slots.trained.cosine.count, 0);
+  EXPECT_FALSE(packs(slots));
+  EXPECT_EQ(none.mechanism, "");
+  EXPECT_EQ(none.trained.entropy.count, 1);
+  EXPECT_FALSE(packs(none));
+}
+
+// The scores of an arm of softmax may be divided by nothing.
+TEST(Memory, ArmsSayTheirDivisor) {
+  const at::NoGradGuard guard;
+  const Batch batch = testing::IdsBatch(2, 9);
+  for (const char* scale : {"sqrt", "unit"}) {
+    ModelConfig c = testing::SmallLm({"softmax"});
+    c.attention_options = Json{{"softmax", {{"scale", scale}}}};
+    const auto model = testing::Make<DecoderLm>(c);
+    MemoryAnalysis analysis({}, ContextOf(model));
+    analysis.Add(batch, RunLayers(*model, batch));
+    const Figures f = CompareMemories({analysis.Summary("it")});
+    EXPECT_EQ(Cell(f.table("arms"), 0, "divisor"), scale);
+  }
+}
+
+TEST(Memory, PaddingThatReadsIsNoToken) {
+  testing::ExpectPaddingThatReadsLeftOut<MemoryAnalysis>("softmax");
 }
 
 // A learned memory of one repeated slot attends alike with all of its slots; one of keys that are

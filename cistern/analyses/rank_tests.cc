@@ -16,8 +16,10 @@
 namespace cistern {
 namespace {
 
-constexpr size_t kMostStates = 1'000'000;  // of the exact distributions
-constexpr double kSlack = 1e-9;            // statistics that differ by rounding are equal
+// Of the exact distributions, some seconds at most.
+constexpr size_t kMostStates = 1'000'000;
+constexpr double kMostSteps = 6e6;  // states times orders of a block
+constexpr double kSlack = 1e-9;     // statistics that differ by rounding are equal
 
 // Midranks, doubled so that they are whole; and sum of t^3 - t over groups of equal values.
 std::vector<int64_t> DoubledRanks(const std::vector<double>& values, double* ties) {
@@ -59,6 +61,17 @@ double TailOf(const States& states, double observed, F&& statistic) {
 
 double Factorial(double n) { return std::tgamma(n + 1); }
 
+// Distinct orders of sorted values.
+double OrdersOf(const std::vector<int64_t>& sorted) {
+  double log = std::lgamma(double(sorted.size()) + 1);  // of 171 and more, n! is infinite
+  for (auto begin = sorted.begin(); begin != sorted.end();) {
+    const auto end = std::upper_bound(begin, sorted.end(), *begin);
+    log -= std::lgamma(double(end - begin) + 1);
+    begin = end;
+  }
+  return std::exp(log);
+}
+
 }  // namespace
 
 double ChiSquareTail(double x, double degrees) {
@@ -97,19 +110,25 @@ TestResult Friedman(const Samples& blocks) {
   out.statistic = statistic(sums);
   out.p = ChiSquareTail(out.statistic, dk - 1);
   out.effect = out.statistic / (dn * (dk - 1));
-  States states = {{std::vector<int64_t>(k, 0), 1}};
-  for (std::vector<int64_t> block : ranks) {
-    std::sort(block.begin(), block.end());
+  // All distinct orders of a block are equally likely, so that it makes no difference which
+  // treatment has which sum of ranks: a state is the sums, sorted, and the first block has one
+  // order.
+  for (auto& block : ranks) std::sort(block.begin(), block.end());
+  States states = {{ranks[0], 1}};
+  double steps = 0;
+  for (size_t i = 1; i < n; ++i) {
+    std::vector<int64_t>& block = ranks[i];
+    steps += double(states.size()) * OrdersOf(block);
+    if (steps > kMostSteps) return out;
     States next;
-    do {  // distinct orders of the block, all equally likely
+    do {
       for (const auto& entry : states) {
         std::vector<int64_t> sum = entry.first;
         for (size_t j = 0; j < k; ++j) sum[j] += block[j];
+        std::sort(sum.begin(), sum.end());
         next[sum] += entry.second;
       }
-      if (next.size() > kMostStates) return out;
-    } while (k <= 8 && std::next_permutation(block.begin(), block.end()));
-    if (k > 8) return out;
+    } while (std::next_permutation(block.begin(), block.end()));
     states = std::move(next);
   }
   out.exact = TailOf(states, out.statistic, statistic);

@@ -66,6 +66,18 @@ TEST(RankTests, FriedmanWithTiesByEveryOrder) {
   EXPECT_NEAR(t.exact, tail / 1296.0, 1e-12);
 }
 
+// 720 orders of a block: the sums of ranks count whichever treatment has them, and where there are
+// too many all the same, that is known before they are counted.
+TEST(RankTests, FriedmanOfManyTreatments) {
+  const TestResult t = Friedman(Samples(4, {1, 2, 3, 4, 5, 6}));
+  EXPECT_NEAR(t.exact * 720 * 720 * 720, 1, 1e-9);
+  EXPECT_EQ(Friedman(Samples(12, {1, 2, 3, 4, 5, 6, 7, 8})).exact, -1);
+  EXPECT_EQ(Friedman(Samples(2, std::vector<double>(30, 1))).exact, 1);
+  std::vector<double> many(30);
+  for (size_t i = 0; i < many.size(); ++i) many[i] = double(i);
+  EXPECT_EQ(Friedman(Samples(2, many)).exact, -1);
+}
+
 TEST(RankTests, AllTies) {
   const TestResult f = Friedman(Samples(4, {2, 2, 2})), k = KruskalWallis(Samples(3, {1, 1}));
   EXPECT_EQ(f.statistic, 0);

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "cistern/analyses/implied_weights.h"
 #include "cistern/analyses/reuse_plan.h"
@@ -18,6 +19,7 @@ namespace {
 
 constexpr int64_t kBlock = 64;         // columns of W at a time, of every layer
 constexpr double kProbability = 2e-3;  // how far a row may be from one
+constexpr double kNoWeight = 1e-30;    // a row whose sum is not above it looks nowhere
 
 // |a - b| summed over n <= 2,048 numbers in lanes, which the compiler makes vectors of.
 double Difference(const float* a, const float* b, int64_t n) {
@@ -122,9 +124,10 @@ Fields SimilarityAnalysis::Describe(Options& o) {
 SimilarityAnalysis::SimilarityAnalysis(const Options& options, const AnalysisContext& context)
     : options_(options), context_(context) {}
 
-std::vector<double> SimilarityAnalysis::MeanOf(const std::vector<double>& sums, int64_t rows) {
+std::vector<double> SimilarityAnalysis::MeanOf(const std::vector<double>& sums,
+                                               const std::vector<double>& counts) {
   std::vector<double> mean = sums;
-  for (double& x : mean) x /= double(rows);
+  for (size_t i = 0; i < mean.size(); ++i) mean[i] /= counts[i];
   return mean;
 }
 
@@ -144,13 +147,17 @@ void SimilarityAnalysis::AddRow(const std::vector<const CapturedLayer*>& layers,
   const auto add = [](at::Tensor* to, const at::Tensor& x) {
     if (x.defined()) *to = to->defined() ? *to + x : x;
   };
-  if (options_.normalise) {
-    for (size_t i = 0; i < layers.size(); ++i) {
-      for (int64_t begin = 0; begin < some.sources(); begin += kBlock)
-        add(&sizes[i],
-            weights[i].Columns(begin, std::min(kBlock, some.sources() - begin)).abs().sum(2));
-    }
+  at::Tensor looking = at::ones({heads, queries}, at::kDouble);  // 0: the head has no weight there
+  for (size_t i = 0; options_.normalise && i < layers.size(); ++i) {
+    for (int64_t begin = 0; begin < some.sources(); begin += kBlock)
+      add(&sizes[i],
+          weights[i].Columns(begin, std::min(kBlock, some.sources() - begin)).abs().sum(2));
+    const at::Tensor none = sizes[i] <= kNoWeight;
+    sizes[i].masked_fill_(none, std::numeric_limits<double>::infinity());
+    looking.narrow(0, first_[i], none.size(0))
+        .masked_fill_(none.narrow(1, 0, queries).to(at::kCPU), 0);
   }
+  sums->without = heads * queries - looking.sum().item<int64_t>();
   std::vector<double> differences(size_t(heads * heads), 0);
   double lowest = 0;
   for (int64_t begin = 0; begin < some.sources(); begin += kBlock) {
@@ -162,7 +169,7 @@ void SimilarityAnalysis::AddRow(const std::vector<const CapturedLayer*>& layers,
     for (size_t i = 0; i < layers.size(); ++i) {
       at::Tensor w = weights[i].Columns(begin, count);
       add(&probes[i], weights[i].Probe(begin, w));
-      if (options_.normalise) w = w.abs() / sizes[i].clamp_min(1e-30).unsqueeze(2);
+      if (options_.normalise) w = w.abs() / sizes[i].unsqueeze(2);
       w = w.narrow(1, first, seeing);
       if (!totals[i].defined()) totals[i] = at::zeros({w.size(0), queries}, w.options());
       totals[i].narrow(1, first, seeing) += w.sum(2);
@@ -173,14 +180,27 @@ void SimilarityAnalysis::AddRow(const std::vector<const CapturedLayer*>& layers,
   }
   for (size_t i = 0; i < layers.size(); ++i) {
     weights[i].Check(probes[i]);
-    const double off = (totals[i] - 1).abs().max().item<double>();
+    const at::Tensor wanted =
+        looking.narrow(0, first_[i], totals[i].size(0)).to(totals[i].device());
+    const double off = (totals[i] - wanted).abs().max().item<double>();
     CISTERN_CHECK(lowest >= -kProbability && off <= kProbability, "[similarity] the weights of ",
                   names_[i], " (", mechanisms_[i], ") are no probabilities: the least is ", lowest,
                   " and a query's sum is ", off,
                   " off 1; total variation compares probabilities. --set similarity.normalise=true "
                   "compares |w| / sum |w| in their place");
   }
-  for (const double d : differences) sums->heads.push_back(1 - d / (2 * double(queries)));
+  // Over the queries of which both heads have weights: of those that one of the two has alone the
+  // difference is its weights' sum, 1.
+  const at::Tensor both = at::matmul(looking, looking.t()).contiguous();
+  const auto of = both.accessor<double, 2>();
+  for (int64_t a = 0; a < heads; ++a) {
+    for (int64_t b = 0; b < heads; ++b) {
+      const double n = of[a][b], alone = of[a][a] + of[b][b] - 2 * n;
+      const double apart = (differences[size_t(a * heads + b)] - alone) / 2;
+      sums->heads.push_back(n > 0 ? 1 - apart / n : 0);
+      sums->counts.push_back(n > 0 ? 1 : 0);
+    }
+  }
   sums->tokens = double(queries);
   sums->rows = 1;
 }
@@ -236,6 +256,7 @@ void SimilarityAnalysis::AddLayers(const Batch& batch, const std::vector<Capture
     other_layers_ = int64_t(layers.size() - used.size());
   }
   sums->heads.resize(size_t(first_.back() * first_.back()), 0);
+  sums->counts.resize(sums->heads.size(), 0);
   CISTERN_CHECK(used.size() == names_.size() && used.size() >= 2, "[similarity] ", used.size(),
                 " layers of attention ran in a batch; expected two or more, always as many");
   for (const CapturedLayer* l : used)
@@ -247,7 +268,7 @@ void SimilarityAnalysis::AddLayers(const Batch& batch, const std::vector<Capture
   for (const Sums& row : rows) {
     sums->Merge(row);
     if (row.rows > 0 && (sums->rows & (sums->rows - 1)) == 0)
-      sums->snapshots.push_back({sums->rows, sums->heads});
+      sums->snapshots.push_back({sums->rows, sums->heads, sums->counts});
   }
 }
 
@@ -263,8 +284,10 @@ void SimilarityAnalysis::Merge(const Analysis& other_analysis) {
 
 void SimilarityAnalysis::Sums::Merge(const Sums& other) {
   heads.resize(std::max(heads.size(), other.heads.size()), 0);
-  for (size_t i = 0; i < other.heads.size(); ++i) heads[i] += other.heads[i];
-  rows += other.rows, skipped += other.skipped, tokens += other.tokens;
+  counts.resize(heads.size(), 0);
+  for (size_t i = 0; i < other.heads.size(); ++i)
+    heads[i] += other.heads[i], counts[i] += other.counts[i];
+  rows += other.rows, skipped += other.skipped, without += other.without, tokens += other.tokens;
 }
 
 std::vector<std::vector<std::vector<double>>> SimilarityAnalysis::BestMatches(
@@ -327,6 +350,12 @@ Figures SimilarityAnalysis::Report() const {
       "real queries of ",
       rows, random ? " rows of random ids" : " rows",
       ": 1 means that both always look at the same tokens, 0 that they never do."));
+  if (sums.without > 0) {
+    f.Fact("queries_without_weights", sums.without);
+    f.Text(StrCat(sums.without,
+                  " queries, counted in each head, have no weight at all: they look nowhere, and "
+                  "are left out of what the head is compared in."));
+  }
   if (other_layers_ > 0)
     f.Text(StrCat(other_layers_,
                   " layers of another form are left out: they attend to other "
@@ -366,16 +395,10 @@ Figures SimilarityAnalysis::Report() const {
     most.x.push_back(double(d)), most.y.push_back(sum / double(pairs));
     average.x.push_back(double(d)), average.y.push_back(heads_sum / double(heads));
   }
-  int64_t adjacent = 0;
-  for (size_t l = 0; l < layers; ++l) {
-    size_t nearest = l == 0 ? 1 : 0;
-    for (size_t to = 0; to < layers; ++to) {
-      if (to != l && of_layers[l][to] > of_layers[l][nearest]) nearest = to;
-    }
-    adjacent += nearest + 1 == l || l + 1 == nearest ? 1 : 0;
-  }
-  f.Fact("layers_most_like_an_adjacent_one", adjacent).Fact("layers", int64_t(layers));
-  AddCells(Cells(""), &f);
+  const std::vector<SimilarityCell> cells = Cells("");
+  f.Fact("layers_most_like_an_adjacent_one", MostLikeAdjacent(cells[0]));
+  f.Fact("layers", int64_t(layers));
+  AddCells(cells, &f);
   f.Add(std::move(by_distance));
   if (layers > 2) {
     apart.series = {most, average};
@@ -435,7 +458,7 @@ Figures SimilarityAnalysis::Report() const {
                         {}};
   for (const Snapshot& s : sums.snapshots) {
     if (s.rows >= rows) continue;
-    const auto then = OfLayers(BestMatches(MeanOf(s.sums, s.rows)));
+    const auto then = OfLayers(BestMatches(MeanOf(s.sums, s.counts)));
     double largest = 0, sum = 0;
     for (size_t l = 0; l < layers; ++l) {
       for (size_t to = 0; to < layers; ++to) {

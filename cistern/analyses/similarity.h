@@ -6,10 +6,10 @@
 //   S(l,h -> l') = max_h' mean_examples S(A_lh, A_l'h')    the mean before the maximum: asymmetric
 //
 // A are the implied weights of any mechanism (implied_weights.h), which have to be probabilities:
-// others are refused, or made so (`normalise`). With `data` random or both, the model also runs on
-// rows of the same lengths whose ids are drawn uniformly from the vocabulary (Fig 4). W is walked
-// by blocks of columns, so memory is O(layers x heads x T) times a block; time O((layers x heads)^2
-// T^2 / 2) an example.
+// others are refused, or made so (`normalise`), over the queries of which both heads have any. With
+// `data` random or both, the model also runs on rows of the same lengths whose ids are drawn
+// uniformly from the vocabulary (Fig 4). W is walked by blocks of columns, so memory is
+// O(layers x heads x T) times a block; time O((layers x heads)^2 T^2 / 2) an example.
 #include "cistern/analyses/analysis.h"
 #include "cistern/analyses/similarity_cells.h"
 
@@ -30,10 +30,11 @@ class SimilarityAnalysis : public Analysis {
   void Merge(const Analysis& other) override;
   Figures Report() const override;
 
-  // S of heads averaged over examples, [N,N] by layer and head: layer 1's heads first.
+  // S of heads averaged over examples, [N,N] by layer and head: layer 1's heads first. NaN of heads
+  // that never look at once.
   std::vector<double> Heads(bool random = false) const {
     const Sums& s = random ? random_ : data_;
-    return MeanOf(s.heads, s.rows);
+    return MeanOf(s.heads, s.counts);
   }
   // On the rows and on random ids, as far as there are any.
   std::vector<SimilarityCell> Cells(const std::string& model) const;
@@ -44,19 +45,20 @@ class SimilarityAnalysis : public Analysis {
   // The sums after the first examples, to see how many are enough (Fig 6).
   struct Snapshot {
     int64_t rows;
-    std::vector<double> sums;
+    std::vector<double> sums, counts;
   };
   struct Sums {
-    std::vector<double> heads;  // [N,N]
+    std::vector<double> heads, counts;  // [N,N]; counts: rows with a query of both heads
     std::vector<Snapshot> snapshots;
-    int64_t rows = 0, skipped = 0;
+    int64_t rows = 0, skipped = 0, without = 0;  // without: queries, of each head, without a weight
     double tokens = 0;
     void Merge(const Sums& other);
   };
   void AddLayers(const Batch& batch, const std::vector<CapturedLayer>& layers, Sums* sums);
   // One row alone, into empty sums.
   void AddRow(const std::vector<const CapturedLayer*>& layers, int64_t row, Sums* sums) const;
-  static std::vector<double> MeanOf(const std::vector<double>& sums, int64_t rows);
+  static std::vector<double> MeanOf(const std::vector<double>& sums,
+                                    const std::vector<double>& counts);
 
   Options options_;
   AnalysisContext context_;

@@ -1,5 +1,6 @@
 #include "cistern/analyses/similarity_cells.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstdlib>
 
@@ -15,20 +16,6 @@ std::string NameOfCell(const SimilarityCell& c) {
 }
 
 std::string Short(double x) { return Fixed(x, 3); }
-
-// How many layers have an adjacent one as the most alike.
-int64_t MostLikeAdjacent(const SimilarityCell& c) {
-  int64_t adjacent = 0;
-  for (int64_t l = 0; l < c.layers; ++l) {
-    int64_t nearest = l == 0 ? 1 : 0;
-    for (int64_t to = 0; to < c.layers; ++to) {
-      if (to != l && c.most[size_t(l * c.layers + to)] > c.most[size_t(l * c.layers + nearest)])
-        nearest = to;
-    }
-    adjacent += std::abs(nearest - l) == 1 ? 1 : 0;
-  }
-  return adjacent;
-}
 
 PaperClaim Adjacent(const SimilarityCell& c) {
   PaperClaim check;
@@ -116,6 +103,20 @@ double MapDifference(const SimilarityCell& a, const SimilarityCell& b) {
     }
   }
   return sum / double(a.layers * (a.layers - 1));
+}
+
+int64_t MostLikeAdjacent(const SimilarityCell& c) {
+  int64_t count = 0;
+  for (int64_t l = 0; l < c.layers; ++l) {
+    double most = -1, adjacent = -1;
+    for (int64_t to = 0; to < c.layers; ++to) {
+      const double x = c.most[size_t(l * c.layers + to)];
+      if (to != l) most = std::max(most, x);
+      if (std::abs(to - l) == 1) adjacent = std::max(adjacent, x);
+    }
+    count += adjacent == most ? 1 : 0;
+  }
+  return count;
 }
 
 void AddCells(const std::vector<SimilarityCell>& cells, Figures* f) {

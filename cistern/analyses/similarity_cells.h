@@ -24,6 +24,9 @@ struct SimilarityCell {
 // Mean over the pairs of layers that are so far apart (both directions); 0: over all pairs of two.
 double MeanApart(const SimilarityCell& cell, const std::vector<double>& map, int64_t apart);
 
+// How many layers are as like an adjacent one as any.
+int64_t MostLikeAdjacent(const SimilarityCell& cell);
+
 // Mean absolute difference of two maps of as many layers, off the diagonal.
 double MapDifference(const SimilarityCell& a, const SimilarityCell& b);
 

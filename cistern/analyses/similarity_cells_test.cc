@@ -42,6 +42,16 @@ TEST(SimilarityCells, MeansAndDifferences) {
   EXPECT_THROW(MapDifference(a, Falling("c", false, 3, 0.1)), Error);
 }
 
+// Layers 1 and 4 are as like an adjacent layer as one that is further away.
+TEST(SimilarityCells, ATieIsNoOtherLayersWin) {
+  SimilarityCell c = Falling("a", false, 4, 0.1);
+  EXPECT_EQ(MostLikeAdjacent(c), 4);
+  c.most[0 * 4 + 2] = c.most[0 * 4 + 1], c.most[3 * 4 + 0] = c.most[3 * 4 + 2];
+  EXPECT_EQ(MostLikeAdjacent(c), 4);
+  c.most[3 * 4 + 0] += 0.01;
+  EXPECT_EQ(MostLikeAdjacent(c), 3);
+}
+
 TEST(SimilarityCells, ChecksHaveAnswers) {
   Figures f;
   AddCells({Falling("text", false, 4, 0.1), Falling("text", true, 4, 0.11),

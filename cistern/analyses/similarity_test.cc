@@ -1,5 +1,8 @@
 #include "cistern/analyses/similarity.h"
 
+#include <cmath>
+
+#include "cistern/analyses/implied_weights.h"
 #include "cistern/analyses/reuse_plan.h"
 #include "cistern/analyses/testing_analyses.h"
 
@@ -58,6 +61,11 @@ TEST(Similarity, PlainDoubleLoopsOverPaddedRows) {
     analysis.Add(batch, RunLayers(*model, batch));
   }
   ExpectNear(analysis.Heads(), PlainSimilarity(*model, batch), 2e-6);
+}
+
+TEST(Similarity, PaddingThatReadsIsNoQuery) {
+  for (const char* mechanism : {"softmax", "reuse"})
+    testing::ExpectPaddingThatReadsLeftOut<SimilarityAnalysis>(mechanism);
 }
 
 TEST(Similarity, BestMatchIsTakenAfterTheMeanOverExamples) {
@@ -162,6 +170,59 @@ TEST(Similarity, WhatIsNoProbabilityIsRefusedOrNormalised) {
     EXPECT_GE(s, 0);
     EXPECT_LE(s, 1 + 1e-6);
   }
+}
+
+// t2r's features may all be zero. Two heads are compared in the queries that have weights in both,
+// by plain loops.
+TEST(Similarity, QueriesWithoutWeights) {
+  ModelConfig c = testing::SmallLm({"t2r", "t2r"});
+  c.attention_options = Json{{"t2r", {{"features", 2}}}};
+  const auto model = testing::Make<DecoderLm>(c);
+  const at::NoGradGuard guard;
+  const Batch batch = testing::IdsBatch(2, 60, {60, 40});
+  const std::vector<CapturedLayer> layers = RunLayers(*model, batch);
+  std::vector<double> sums(16, 0), counts(16, 0);
+  int64_t without = 0;
+  for (int64_t row = 0; row < 2; ++row) {
+    const int64_t real = layers[0].RealQueries(row);
+    std::vector<at::Tensor> heads;  // [T,S] each
+    for (const CapturedLayer& l : layers) {
+      const at::Tensor all = ImpliedWeights(l, row).All().to(at::kDouble).abs();
+      for (int64_t h = 0; h < 2; ++h) heads.push_back(all[h].narrow(0, 0, real));
+    }
+    for (size_t a = 0; a < 4; ++a) {
+      without += (heads[a].sum(1) == 0).sum().item<int64_t>();
+      for (size_t b = 0; b < 4; ++b) {
+        double distance = 0;
+        int64_t queries = 0;
+        for (int64_t t = 0; t < real; ++t) {
+          const at::Tensor x = heads[a][t], y = heads[b][t];
+          const double of_x = x.sum().item<double>(), of_y = y.sum().item<double>();
+          if (of_x == 0 || of_y == 0) continue;
+          ++queries;
+          distance += 0.5 * (x / of_x - y / of_y).abs().sum().item<double>();
+        }
+        if (queries == 0) continue;
+        sums[4 * a + b] += 1 - distance / double(queries), ++counts[4 * a + b];
+      }
+    }
+  }
+  ASSERT_GT(without, 0);
+  SimilarityAnalysis analysis({.normalise = true}, ContextOf(model));
+  analysis.Add(batch, layers);
+  const std::vector<double> got = analysis.Heads();
+  ASSERT_EQ(got.size(), 16u);
+  int64_t compared = 0;
+  for (size_t i = 0; i < 16; ++i) {
+    if (counts[i] == 0) {
+      EXPECT_TRUE(std::isnan(got[i])) << i;
+      continue;
+    }
+    EXPECT_NEAR(got[i], sums[i] / counts[i], 1e-4) << i;
+    compared += i / 4 != i % 4 ? 1 : 0;
+  }
+  EXPECT_GT(compared, 0);
+  EXPECT_EQ(analysis.Report().facts()["queries_without_weights"], without);
 }
 
 TEST(Similarity, Differences) {

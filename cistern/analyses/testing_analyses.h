@@ -1,5 +1,6 @@
 #pragma once
 // For the tests of this layer: small models, batches of them, and attention by plain loops.
+#include <cmath>
 #include <string>
 #include <vector>
 
@@ -66,6 +67,43 @@ inline Json Cell(const Figures::Table& table, size_t row, const std::string& col
   }
   ADD_FAILURE() << "no column " << column;
   return {};
+}
+
+// The same rows of short texts in one classifier, whose padding is masked and whose padding reads:
+// real tokens compute the same, so that every cell of every table is the same.
+template <class A>
+void ExpectPaddingThatReadsLeftOut(const std::string& mechanism) {
+  SCOPED_TRACE(mechanism);
+  const at::NoGradGuard guard;
+  ModelConfig c = Classifier(mechanism, Json::object());
+  const auto masked = Make<EncoderClassifier>(c);
+  c.padding = PaddingKind::kReads;
+  const auto reading = Make<EncoderClassifier>(c);
+  for (size_t i = 0; i < masked->parameters().size(); ++i)
+    reading->parameters()[i].copy_(masked->parameters()[i]);
+  const Batch batch = IdsBatch(3, 9, {9, 4, 7});
+  A of_masked({}, ContextOf(masked)), of_reading({}, ContextOf(reading));
+  of_masked.Add(batch, RunLayers(*masked, batch));
+  of_reading.Add(batch, RunLayers(*reading, batch));
+  const Figures a = of_masked.Report(), b = of_reading.Report();
+  ASSERT_EQ(a.tables().size(), b.tables().size());
+  for (size_t i = 0; i < a.tables().size(); ++i) {
+    const Figures::Table &x = a.tables()[i], &y = b.tables()[i];
+    ASSERT_EQ(x.rows.size(), y.rows.size()) << x.name;
+    for (size_t row = 0; row < x.rows.size(); ++row) {
+      for (size_t column = 0; column < x.columns.size(); ++column) {
+        const Json &want = x.rows[row][column], &got = y.rows[row][column];
+        const bool numbers = want.is_number() && got.is_number() &&
+                             !(std::isnan(want.get<double>()) && std::isnan(got.get<double>()));
+        if (numbers) {
+          EXPECT_NEAR(got.get<double>(), want.get<double>(), 1e-9)
+              << x.name << ", " << x.columns[column] << " of row " << row;
+        } else {
+          EXPECT_EQ(CellText(got), CellText(want)) << x.name << ", " << x.columns[column];
+        }
+      }
+    }
+  }
 }
 
 }  // namespace cistern::testing

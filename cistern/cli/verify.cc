@@ -382,26 +382,21 @@ int VerifyLong(const VerifyCommand& c) {
   return failed > 0 ? 1 : 0;
 }
 
-int RunVerify(VerifyCommand c) {
-  // The tensors are tiny: more threads than one only wait for each other (the property "threads"
-  // brings its own).
-  if (c.common.threads == 0) c.common.threads = 1;
+int RunVerify(const CLI::App& command, VerifyCommand c) {
   ApplyCommon(c.common);
+  const bool decodes = command.count("--long") > 0;
   c.device = ActiveDevice();
   SetActiveDevice(at::kCPU);  // what is compared with is made here
-  if (!c.device.is_cpu() && (!c.folder.empty() || c.long_tokens != 0))
+  if (!c.device.is_cpu() && (!c.folder.empty() || decodes))
     FailUsage("--device checks mechanisms on it, without --model and --long");
   if (c.quick && c.full) FailUsage("give --quick or --full, not both");
   if (c.folder.empty() && !c.text.empty())
     FailUsage("--text goes with --model: a language model is checked on your text");
-  if (c.long_tokens != 0) {
-    if (!c.folder.empty()) FailUsage("--long checks mechanisms, --model a model: give one of them");
-    return VerifyLong(c);
-  }
-  if (c.folder.empty()) {
-    if (c.tokens != 0) FailUsage("--tokens goes with --model");
-    return VerifyMechanisms(c);
-  }
+  if (decodes && !c.folder.empty())
+    FailUsage("--long checks mechanisms, --model a model: give one of them");
+  if (c.folder.empty() && c.tokens != 0) FailUsage("--tokens goes with --model");
+  if (decodes) return VerifyLong(c);
+  if (c.folder.empty()) return VerifyMechanisms(c);
   if (!c.mechanisms.empty() || !c.forms.empty() || !c.properties.empty() ||
       !c.implementations.empty() || !c.lengths.empty())
     FailUsage(
@@ -460,6 +455,10 @@ void AddVerify(CLI::App& app, Run& run) {
                   "--long: tokens extended at a time between the comparisons; 1: token by token")
       ->needs("--long");
   AddCommon(*sub, c->common);
+  // More threads than one would only wait for each other (the property "threads" brings its own).
+  c->common.threads = 1;
+  sub->get_option("--threads")
+      ->description("threads to use: 1 unless told, for the tensors are tiny; 0: all cores");
   sub->add_option("--device", c->common.device,
                   "check instead that this device (cuda, cuda:1, ...) computes as the CPU does");
   sub->footer(
@@ -479,7 +478,7 @@ void AddVerify(CLI::App& app, Run& run) {
       "0 where every bit agrees, FAIL, or the letter of a reason why the property does not apply.\n"
       "The exit code is 1 if anything failed.\n" +
       PropertyHelp());
-  sub->callback([c, &run] { run = [c] { return RunVerify(*c); }; });
+  sub->callback([c, sub, &run] { run = [c, sub] { return RunVerify(*sub, *c); }; });
 }
 
 }  // namespace cistern::cli

@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cmath>
 
+#include "cistern/attention/head_groups.h"
 #include "cistern/ops/impl.h"
 #include "cistern/verify/outcome.h"
 #include "cistern/verify/subject.h"
@@ -24,7 +25,7 @@ std::vector<int64_t> Checkpoints(int64_t tokens) {
 class Pair {
  public:
   Pair(const MechanismInfo& info, const Json& options, const LongSettings& settings)
-      : fast_(info, options, settings.seed, 1, settings.tokens),
+      : fast_(info, options, settings.seed, IsHeadGroups(info.name) ? 0 : 1, settings.tokens),
         plain_(fast_.Again()),
         fast_state_(fast_.In(at::kFloat).EmptyState(1, at::kFloat)),
         plain_state_(plain_.In(at::kDouble).EmptyState(1, at::kDouble)) {

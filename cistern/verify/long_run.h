@@ -35,8 +35,9 @@ struct LongResult {
 // Whether it applies: a causal form, and a state that does not grow with the text.
 bool DecodesForEver(const MechanismInfo& info);
 
-// One row, one head. Inputs are projections of the same normal numbers around a mean, as a layer
-// makes them. `done` hears how many tokens are behind it and stops the run by returning false.
+// One row, one head; of head groups those that they share out. Inputs are projections of the same
+// normal numbers around a mean, as a layer makes them. `done` hears how many tokens are behind it
+// and stops the run by returning false.
 LongResult RunLong(const MechanismInfo& info, const Json& options, const LongSettings& settings,
                    const std::function<bool(int64_t)>& done = nullptr);
 

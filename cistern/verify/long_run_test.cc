@@ -37,6 +37,16 @@ TEST(LongRun, PiecesAndSingleTokensSeeTheSameTokens) {
   EXPECT_NE(a.points[1].error, b.points[1].error);  // rounded in another order
 }
 
+// They cannot have one head alone.
+TEST(LongRun, HeadGroups) {
+  LongSettings settings;
+  settings.tokens = 1500, settings.steps = 64;
+  const MechanismInfo& info = FindMechanism("window:2+latte:1");
+  const LongResult result = RunLong(info, info.cases[0], settings);
+  ASSERT_EQ(result.points.size(), 2u);
+  for (const auto& point : result.points) EXPECT_LT(point.error, kLongTolerance / 5);
+}
+
 TEST(LongRun, DriftFailsAndTheRunStopsWhenTold) {
   EXPECT_TRUE((LongResult{"x", {}, {{1000, 1e-6}, {2000, 2e-4}}, 0}).failed());
   EXPECT_TRUE((LongResult{"x", {}, {{1000, std::nan("")}}, 0}).failed());

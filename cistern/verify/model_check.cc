@@ -8,6 +8,7 @@
 #include "cistern/io/scratch_folder.h"
 #include "cistern/models/model_state_file.h"
 #include "cistern/ops/impl.h"
+#include "cistern/tasks/row_groups.h"
 #include "cistern/verify/subject.h"
 
 namespace cistern::verify {
@@ -187,6 +188,7 @@ Outcome PaddedSourcesAreAlone(Bench& b) {
   const auto& twin = dynamic_cast<const LanguageModel&>(b.twin);
   if (const std::string by = twin.SourceSeesPadding(); !by.empty())
     return NotApplicable("padding takes part, by " + by);
+  if (RowsMeet(b.twin)) return NotApplicable(kRowsMeet);
   Meter meter;
   const int64_t size = b.source.size(1);
   const std::vector<int64_t> lengths = {size, size / 2 + 1, size / 3, 1};

@@ -30,6 +30,8 @@ std::vector<ModelResult> CheckModel(StatefulModel& model, StatefulModel& twin,
 std::vector<ModelResult> CheckRows(Model& model, Model& twin, const at::Tensor& input,
                                    const std::function<bool(const ModelResult&)>& done = nullptr);
 
+// Why no row is what it is alone (RowsMeet).
+inline constexpr char kRowsMeet[] = "its options let the rows of a batch change each other";
 // For both. Error that names the weight, unless the model's answers are finite.
 void RequireFinite(const Model& model, const at::Tensor& answers);
 // `least`, and 16 times what a relative change of every weight by up to `unit` does to `before`,

@@ -268,6 +268,19 @@ TEST(ModelCheck, EveryMechanismOfACrossAttentionAndOfAnEncoder) {
   }
 }
 
+// Sources that change each other are not asked to be what each is alone.
+TEST(ModelCheck, SourcesThatMeet) {
+  ModelConfig config = OfKind("encoder_decoder");
+  config.encoder.attention = {"nystrom"};
+  config.encoder.attention_options = {{"nystrom", {{"landmarks", 4}, {"start", "batch"}}}};
+  int64_t left_out = 0;
+  for (const ModelResult& r : CheckKind(config)) {
+    EXPECT_FALSE(r.outcome.failed()) << r.property << ": " << FailureText(r.outcome);
+    left_out += r.property == "source" && r.outcome.kind == Outcome::Kind::kNotApplicable;
+  }
+  EXPECT_EQ(left_out, 1);
+}
+
 TEST(ModelCheck, ASourceIsAskedForWhereThereIsOne) {
   const auto lm = Small({"latte"}), twin = Small({"latte"});
   const at::Tensor ids = at::randint(50, {40}, at::kLong);

@@ -7,6 +7,7 @@
 #include "cistern/models/classifier.h"
 #include "cistern/models/masked_lm.h"
 #include "cistern/ops/impl.h"
+#include "cistern/tasks/row_groups.h"
 #include "cistern/verify/model_check.h"
 #include "cistern/verify/subject.h"
 
@@ -137,6 +138,7 @@ std::vector<ModelResult> CheckRows(Model& model, Model& twin, const at::Tensor& 
   auto padding = [&] {
     if (const std::string by = SeesPadding(twin); !by.empty())
       return NotApplicable("padding takes part, by " + by);
+    if (RowsMeet(twin)) return NotApplicable(kRowsMeet);
     Meter meter;
     for (int64_t b = 0; b < rows; ++b) {
       const Texts row = Each(texts, [b](const Text& text) { return text.Row(b); });
@@ -148,6 +150,7 @@ std::vector<ModelResult> CheckRows(Model& model, Model& twin, const at::Tensor& 
     return meter.result();
   };
   auto neighbours = [&] {
+    if (RowsMeet(twin)) return NotApplicable(kRowsMeet);
     Meter meter;
     for (int64_t b = 0; b < rows; ++b) {
       const Texts other = Each(texts, [&](const Text& text) { return text.OthersThan(b, vocab); });
