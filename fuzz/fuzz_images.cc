@@ -19,7 +19,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       const size_t labels = std::min<size_t>(bytes.size(), kind - 128);
       cistern::ByteSource a(first.Holding(bytes.substr(0, bytes.size() - labels))),
           b(second.Holding(bytes.substr(bytes.size() - labels)));
-      cistern::ReadIdx(a, b, &set);
+      cistern::ReadIdx(a, &b, &set);
     }
     if (set.size() < 1 || int64_t(set.pixels.size()) != set.size() * set.image_bytes())
       __builtin_trap();

@@ -67,8 +67,8 @@ TEST(HeadGroups, FloatsToWriteAndRead) {
   at::manual_seed(3);
   AttentionDims dims;
   dims.dim = 20, dims.heads = 4;
-  const auto m = FindMechanism("softmax:2+performer:2").Make(
-      Json{{"performer", {{"kernel", "relu"}}}}, dims);
+  const auto m =
+      FindMechanism("softmax:2+performer:2").Make(Json{{"performer", {{"kernel", "relu"}}}}, dims);
   m->to(at::kFloat);
   ASSERT_TRUE(m->TakesBFloat16(Form::kBidirectional));
   std::vector<at::Tensor> half, whole;
@@ -84,8 +84,8 @@ TEST(HeadGroups, FloatsToWriteAndRead) {
   const at::Tensor got = run(half), want = run(whole);
   ASSERT_EQ(got.scalar_type(), at::kBFloat16);
   const int64_t second = want.size(1) / 2;  // heads of the group that takes floats
-  EXPECT_TRUE(at::equal(got.narrow(1, second, second),
-                        want.narrow(1, second, second).to(at::kBFloat16)));
+  EXPECT_TRUE(
+      at::equal(got.narrow(1, second, second), want.narrow(1, second, second).to(at::kBFloat16)));
 }
 
 TEST(HeadGroups, EachGroupIsItsMechanismAlone) {

@@ -152,9 +152,11 @@ Decision Decide(const std::vector<Candidate>& candidates, const std::vector<Crit
                          Said(criterion, criterion.values[size_t(other)]), " (quality ",
                          Significant(quality->values[size_t(other)], 4), ")."));
   }
-  std::vector<std::string> beaten;
+  std::vector<std::string> beaten;  // of which all is known: others may be off the front unbeaten
   for (size_t i = 0; i < candidates.size(); ++i) {
-    if (!std::isnan(quality->values[i]) && !decision.front[i]) beaten.push_back(candidates[i].name);
+    const bool known = std::none_of(criteria.begin(), criteria.end(),
+                                    [&](const Criterion& c) { return std::isnan(c.values[i]); });
+    if (known && !decision.front[i]) beaten.push_back(candidates[i].name);
   }
   if (!beaten.empty())
     say.push_back(StrCat("Not on the Pareto front: ", Join(beaten),

@@ -66,6 +66,18 @@ TEST(Decide, WithoutAStateThatWasMeasured) {
   ExpectContains(All(near.reasons), {"Its state is bounded", "too near to tell apart"});
 }
 
+// What lacks a value is off the front, though no other one beats it.
+TEST(Decide, NothingIsSaidOfWhatWasNotMeasured) {
+  const double none = std::nan("");
+  const Decision d = Decide({{"latte", true}, {"linformer", true}, {"poor", true}},
+                            {{"quality", "accuracy, %", false, {90, 91, 80}},
+                             {"speed", "tokens/s", false, {1000, 2000, 900}},
+                             {"decoding", "ms", true, {0.1, none, 0.2}}},
+                            0.5);
+  EXPECT_EQ(d.front, (std::vector<bool>{true, false, false}));
+  ExpectContains(All(d.reasons), {"Not on the Pareto front: poor."});
+}
+
 TEST(Decide, RunsThatFailedAndNothingAtAll) {
   const double none = std::nan("");
   const std::vector<Candidate> two = {{"a", true}, {"b", true}};

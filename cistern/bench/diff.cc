@@ -19,9 +19,19 @@ const EnumNames<Verdict>& Verdicts() {
 
 namespace {
 
-const Row* Find(const Record& record, const Json& what) {
+// What a row is matched by. Of other machines' files the row with all threads and the best target
+// of one is that with all threads and the best target of the other.
+Json Key(const Record& record, const Row& row, bool any_machine) {
+  Json what = row.what;
+  if (any_machine && what.value("isa", Json()) == Json(record.machine.isa)) what.erase("isa");
+  if (any_machine && what.value("threads", Json()) == Json(record.machine.threads))
+    what.erase("threads");
+  return what;
+}
+
+const Row* Find(const Record& record, const Json& key, bool any_machine) {
   for (const Row& row : record.rows) {
-    if (row.what == what) return &row;
+    if (Key(record, row, any_machine) == key) return &row;
   }
   return nullptr;
 }
@@ -77,7 +87,8 @@ std::vector<Change> Diff(const Record& before, const Record& after, const DiffSe
                                                    : "";
   std::vector<Change> changes;
   for (const Row& row : after.rows) {
-    if (const Row* old = Find(before, row.what)) {
+    const Json key = Key(after, row, settings.any_machine);
+    if (const Row* old = Find(before, key, settings.any_machine)) {
       changes.push_back(Compared(*old, row, settings.threshold));
       std::string& note = changes.back().note;
       if (!busy.empty()) note += (note.empty() ? "" : "; ") + busy;
@@ -86,7 +97,7 @@ std::vector<Change> Diff(const Record& before, const Record& after, const DiffSe
     }
   }
   for (const Row& row : before.rows) {
-    if (Find(after, row.what) == nullptr)
+    if (Find(after, Key(before, row, settings.any_machine), settings.any_machine) == nullptr)
       changes.push_back({row.what, Verdict::kOnlyBefore, row.ms.median, 0, 0, 0, row.skipped});
   }
   return changes;

@@ -102,6 +102,29 @@ TEST(Diff, OtherMachinesAreRefusedUnlessTold) {
   EXPECT_NE(Diff(before, after, {})[0].note.find("busy"), std::string::npos);
 }
 
+// Rows of bench ops name their threads and target: those in use are matched with those in use, the
+// others with their like.
+TEST(Diff, RowsOfOtherMachinesAreMatched) {
+  const auto made = [](const std::string& isa, int64_t threads, double ms) {
+    Record r = Made({{"m", {ms, ms, ms, 9}}, {"m", {ms, ms, ms, 9}}});
+    r.machine.isa = isa, r.machine.threads = threads;
+    r.rows[0].what.update(Json{{"isa", isa}, {"threads", threads}});
+    r.rows[1].what.update(Json{{"isa", "sse4"}, {"threads", 1}});
+    return r;
+  };
+  const Record before = made("avx2", 2, 10);
+  for (const Record& after : {made("avx512", 2, 5), made("avx2", 4, 5), made("avx512", 8, 5)}) {
+    const auto changes = Diff(before, after, {.any_machine = true});
+    ASSERT_EQ(changes.size(), 2u);
+    for (const Change& c : changes) EXPECT_EQ(c.verdict, Verdict::kFaster) << c.what.dump();
+    EXPECT_EQ(changes[0].what, after.rows[0].what);
+  }
+  // On one machine another target is another row.
+  Record other = before;
+  other.rows[0].what["isa"] = "portable";
+  EXPECT_EQ(Diff(before, other, {}).size(), 3u);
+}
+
 TEST(Record, AFileGivesBackWhatWasWritten) {
   const TestFolder folder;
   Record r = Made({{"a", {3, 2, 4, 9}}, {"b", {1, 1, 1, 5}}});

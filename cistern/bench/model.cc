@@ -7,6 +7,7 @@
 #include <array>
 #include <chrono>
 
+#include "cistern/base/error.h"
 #include "cistern/base/hash.h"
 #include "cistern/base/memory.h"
 #include "cistern/base/parallel.h"
@@ -160,19 +161,26 @@ Row MeasureTraining(const std::shared_ptr<Model>& model, const ModelSettings& s)
   return row;
 }
 
-Row DecodeRow(const Model& model, const ModelSettings& s, const DecodeLimits& limits,
-              int64_t sequences, int64_t position, const std::vector<double>& times,
-              int64_t state_bytes) {
+// `time` gives the milliseconds of each step. Where it raises an Error, for a mechanism that knows
+// no position so far, the rows that were measured stay.
+Row DecodeRow(const LanguageModel& model, const ModelSettings& s, const DecodeLimits& limits,
+              int64_t sequences, int64_t position,
+              const std::function<std::vector<double>()>& time) {
   Row row;
   row.what = What(model, s, "decode");
   row.what["sequences"] = sequences, row.what["position"] = position;
-  if (times.empty()) {
-    row.skipped = "interrupted";
-    return row;
+  try {
+    const std::vector<double> times = time();
+    if (times.empty())
+      row.skipped = "interrupted";
+    else
+      row.ms = SpreadOf(times);
+  } catch (const Error& e) {
+    row.skipped = e.what();
   }
-  row.ms = SpreadOf(times);
+  if (!row.skipped.empty()) return row;
   row.figures = {{"tokens_per_s", 1e3 * double(sequences) / row.ms.median},
-                 {"state_bytes", state_bytes}};
+                 {"state_bytes", model.StateBytes(sequences, position)}};
   if (s.dtype != "float64") row.figures["of_memory"] = limits.MemoryMilliseconds() / row.ms.median;
   if (s.dtype == "float32")
     row.figures["of_peak"] = limits.PeakMilliseconds(sequences) / row.ms.median;
@@ -200,24 +208,25 @@ std::vector<Row> MeasureDecodes(LanguageModel& model, const ModelSettings& s, Js
   std::vector<Row> rows;
   int64_t done = 0;
   for (const int64_t position : s.positions) {
-    while (done < position && !(s.stop && s.stop())) {
-      CheckStateGrowth(model.config(), state.Bytes(), done);
-      const int64_t piece = std::min(kPiece, position - done);
-      model.Hidden(Ids(vocab, {1, piece}, model), state);
-      done += piece;
-    }
-    const int64_t bytes = model.StateBytes(1, done);
-    const std::vector<double> times = TimeDecodeSteps(model, state, s.decoded, s.stop);
-    done += int64_t(times.size());
-    rows.push_back(DecodeRow(model, s, limits, 1, position, times, bytes));
+    rows.push_back(DecodeRow(model, s, limits, 1, position, [&] {
+      while (done < position && !(s.stop && s.stop())) {
+        CheckStateGrowth(model.config(), state.Bytes(), done);
+        const int64_t piece = std::min(kPiece, position - done);
+        model.Hidden(Ids(vocab, {1, piece}, model), state);
+        done += piece;
+      }
+      std::vector<double> times = TimeDecodeSteps(model, state, s.decoded, s.stop);
+      done += int64_t(times.size());
+      return times;
+    }));
   }
   for (const int64_t sequences : s.sequences) {
     if (sequences == 1 && s.positions[0] == 0) continue;  // measured above
-    warm(sequences);
-    ModelState many = model.EmptyState(sequences);
-    const int64_t bytes = model.StateBytes(sequences, 0);
-    const std::vector<double> times = TimeDecodeSteps(model, many, s.decoded, s.stop);
-    rows.push_back(DecodeRow(model, s, limits, sequences, 0, times, bytes));
+    rows.push_back(DecodeRow(model, s, limits, sequences, 0, [&] {
+      warm(sequences);
+      ModelState many = model.EmptyState(sequences);
+      return TimeDecodeSteps(model, many, s.decoded, s.stop);
+    }));
   }
   return rows;
 }

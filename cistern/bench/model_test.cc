@@ -64,6 +64,23 @@ TEST(BenchModel, NoRowIsMeasuredTwice) {
   ExpectContains(Thrown([&] { Whats(Tiny(), settings); }), {"--sequences names 3 twice"});
 }
 
+// A row says that linformer knows no such position; the others are measured.
+TEST(BenchModel, WhatAModelCannotReachIsARowThatSaysSo) {
+  ModelConfig config = Tiny();
+  config.attention = {"linformer"}, config.max_length = 16;
+  ModelSettings settings = Quick();
+  settings.decoded = 4, settings.positions = {0, 8, 100}, settings.sequences = {3};
+  Json peaks = Json::array();
+  const std::vector<Row> rows = MeasureModel(MakeModel(config, 1), settings, &peaks);
+  ASSERT_EQ(rows.size(), 5u);
+  for (const Row& row : rows) {
+    const bool beyond = row.what["phase"] == "decode" && row.what["position"] == 100;
+    EXPECT_EQ(row.skipped.empty(), !beyond) << row.what.dump() << row.skipped;
+    EXPECT_EQ(row.ms.runs > 0, !beyond) << row.what.dump();
+    if (beyond) ExpectContains(row.skipped, {"[linformer] position", "max_length=16"});
+  }
+}
+
 TEST(BenchModel, NothingToMeasureSaysWhy) {
   ModelSettings settings = Quick();
   settings.train = settings.decode = false;

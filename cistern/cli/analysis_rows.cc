@@ -52,7 +52,10 @@ RowsDone AddRows(const AnalysisRows& c, const RunFolder& run, const AnalysisCont
   };
   const bool labelled = !run.config.info().classifies;
   ReadOptions read{c.batch > 0 ? c.batch : 8, 0, c.length};
-  if (c.length == 0 && !run.recorded) read.length = std::min<int64_t>(run.config.max_length, 1024);
+  if (c.length == 0 && !run.recorded) {
+    const LayerStack reads = run.config.Stack(run.config.info().forms[0]);
+    read.length = std::min<int64_t>(reads.options().max_length, 1024);
+  }
   if (c.rows > 0) read.rows = std::min(read.rows, c.rows);
   ProgressBar bar({.total = c.rows, .label = "analyze", .unit = "rows"});
   std::vector<std::string> paths = c.data;

@@ -555,7 +555,8 @@ TEST_F(CliTest, VerifyDecodesForLong) {
   Expect({"verify", "--mechanism", "softmax", "--long", "2000"}, 2, {"[softmax]", "grows"});
   Expect({"verify", "--mechanism", "nystrom", "--long", "2000"}, 2,
          {"[nystrom]", "causal", "use latte"});
-  Expect({"verify", "--long", "10"}, 2, {"at least 1000"});
+  for (const char* few : {"0", "10"}) Expect({"verify", "--long", few}, 2, {"at least 1000"});
+  Expect({"verify", "--long", "2000", "--tokens", "500"}, 2, {"--tokens goes with --model"});
   Expect({"verify", "--long", "2000", "--form", "causal"}, 2, {"only --mechanism and --full"});
 }
 

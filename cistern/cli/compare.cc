@@ -127,11 +127,6 @@ bool Exists(const std::string& path) {
   return std::filesystem::exists(path, ignored);
 }
 
-// "/task/lm/text"
-bool IsPlace(const std::string& key) {
-  return key.starts_with("/task/") && IsPlaceOfData(key.substr(key.rfind('/') + 1));
-}
-
 // Whether a run has begun in a folder of `out`, or in a folder of one of those.
 bool HoldsRuns(const std::string& out) {
   std::error_code error;
@@ -168,7 +163,7 @@ void KeepSettings(const std::string& out, Experiment experiment) {
   Json keys = begun;
   keys.update(now);
   for (const auto& [key, ignored] : keys.items()) {
-    if (IsPlace(key)) continue;
+    if (IsPlaceOfData(Dotted(key))) continue;
     const Json unsaid = defaults.value(key, Json()), was = begun.value(key, unsaid),
                is = now.value(key, unsaid);
     if (was == is) continue;
@@ -207,6 +202,19 @@ std::string CommonDtype(const CompareArguments& a, const Experiment& e, const Ta
 }
 
 // Every mechanism in a model of these settings, before any work.
+// UsageError where no layer has the mechanism of model.attention, since each stack names its own.
+void RequireUsed(const ModelConfig& config, const std::string& mechanism) {
+  const std::vector<Form>& forms = config.info().forms;
+  std::string named;
+  for (const Form form : forms) {
+    const std::vector<std::string> used = config.Stack(form).options().attention;
+    if (std::find(used.begin(), used.end(), mechanism) != used.end()) return;
+    named += StrCat(named.empty() ? "" : ", ", "model.", GroupName(form), ".attention");
+  }
+  FailUsage("no layer would have ", mechanism, " of --mechanisms: the settings name ", named,
+            "; leave that out");
+}
+
 void CheckMechanisms(const Experiment& experiment, const std::vector<std::string>& mechanisms) {
   for (size_t i = 0; i < mechanisms.size(); ++i) {
     for (size_t j = 0; j < i; ++j) {
@@ -216,6 +224,7 @@ void CheckMechanisms(const Experiment& experiment, const std::vector<std::string
     Experiment each = experiment;
     each.model.attention = {mechanisms[i]};
     each.model.Validate();
+    RequireUsed(each.model, mechanisms[i]);
   }
 }
 
@@ -267,6 +276,18 @@ Json MeasureLongBlocks(const std::string& folder) {
   return json;
 }
 
+// What was trained stays, whatever can be measured of it: a mechanism may know no position so far.
+template <class Measure>
+void MeasureOrSay(const char* what, CompareRow* row, Measure&& measure) {
+  try {
+    measure();
+  } catch (const Error& e) {
+    const std::string said = StrCat(what, " not measured: ", e.what());
+    if (std::count(row->unmeasured.begin(), row->unmeasured.end(), said) == 0)
+      row->unmeasured.push_back(said);
+  }
+}
+
 // All seeds of a row: trained; with --resume, continued or reused.
 CompareRow TrainRow(const CompareArguments& a, const std::vector<std::string>& set,
                     const std::string& mechanism, int64_t length) {
@@ -289,8 +310,10 @@ CompareRow TrainRow(const CompareArguments& a, const std::vector<std::string>& s
     try {
       ChildRun run = RunTraining(child);
       if (run.failed.empty()) {
-        if (Json longer = MeasureLongBlocks(child.folder); !longer.is_null())
-          run.result[kLongBlocks] = std::move(longer);
+        MeasureOrSay("longer blocks were", &row, [&] {
+          if (Json longer = MeasureLongBlocks(child.folder); !longer.is_null())
+            run.result[kLongBlocks] = std::move(longer);
+        });
         if (row.results.empty()) {
           row.result = run.result;
           row.folder = child.folder;
@@ -309,8 +332,7 @@ CompareRow TrainRow(const CompareArguments& a, const std::vector<std::string>& s
   return row;
 }
 
-void MeasureDecodingOf(const CompareArguments& a, const ModelConfig& config, CompareRow* row) {
-  if (!row->failed.empty() || !config.info().extends || config.info().encodes) return;
+void MeasureDecodingOf(const CompareArguments& a, CompareRow* row) {
   const auto model = std::dynamic_pointer_cast<LanguageModel>(LoadModel(row->folder));
   model->eval();
   row->decode = MeasureDecoding(
@@ -385,6 +407,8 @@ int RunCompare(CLI::App& command, CompareArguments a) {
   ReadExperiment(c.experiment, a.file, set);
   a.common.seed = uint64_t(c.experiment.seed);
   const TaskInfo& task = c.experiment.task.info();
+  if (!c.experiment.train.final_test)
+    FailUsage("train.final_test=false: models are compared by their test; leave it out");
   if (a.skip_bad_rows) set.push_back(c.experiment.task.SkipBadRows());
   if (a.mechanisms.empty()) a.mechanisms = task.mechanisms;
   if (std::find(a.mechanisms.begin(), a.mechanisms.end(), "all") != a.mechanisms.end()) {
@@ -442,7 +466,10 @@ int RunCompare(CLI::App& command, CompareArguments a) {
     for (const std::string& mechanism : a.mechanisms) {
       for (const int64_t length : a.lengths) {
         CompareRow row = TrainRow(a, set, mechanism, length);
-        MeasureDecodingOf(a, c.experiment.model, &row);
+        const ModelInfo& kind = c.experiment.model.info();
+        if (row.failed.empty() && kind.extends && !kind.encodes) {
+          MeasureOrSay("decoding was", &row, [&] { MeasureDecodingOf(a, &row); });
+        }
         if (Interrupted()) throw InterruptedRun();
         if (!Quiet() && !a.common.json) PrintRow(c, row);
         c.rows.push_back(std::move(row));

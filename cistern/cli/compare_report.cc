@@ -240,6 +240,8 @@ std::vector<std::string> Fairness(const Comparison& c) {
     }
     for (const std::string& failure : row.failures)
       lines.push_back(StrCat(row.Name(), " failed with ", failure));
+    for (const std::string& unmeasured : row.unmeasured)
+      lines.push_back(StrCat(row.Name(), ": ", unmeasured));
   }
   if (const std::string busy = Busy(c); !busy.empty()) lines.push_back(busy);
   return lines;
@@ -276,6 +278,7 @@ Json CompareJson(const Comparison& c) {
           {"tokens_per_s", 1e3 * double(row.many) / row.many_milliseconds},
           {"of_fma_peak", row.limits.PeakMilliseconds(row.many) / row.many_milliseconds}};
     }
+    if (!row.unmeasured.empty()) r["unmeasured"] = row.unmeasured;
     if (row.length > 0) r["length"] = row.length;
     if (c.seeds > 1) {
       r["mean"] = c.Value(row);

@@ -15,12 +15,13 @@ namespace cistern::cli {
 struct CompareRow {
   std::string mechanism, folder;  // folder: of the run that `result` is of
   bool bounded = true;
-  std::string failed;                 // why there is no result; empty if there is one
-  Json result;                        // what `cistern train --json` printed: the first seed's
-  int64_t length = 0;                 // task.length, of a sweep (--lengths); 0: as the experiment
-  std::vector<Json> results;          // of all seeds that finished
-  std::vector<std::string> failures;  // "seed 3: why", of the others
-  std::string Name() const;           // "latte", "latte, 512 tokens"
+  std::string failed;                   // why there is no result; empty if there is one
+  Json result;                          // what `cistern train --json` printed: the first seed's
+  int64_t length = 0;                   // task.length, of a sweep (--lengths); 0: as the experiment
+  std::vector<Json> results;            // of all seeds that finished
+  std::vector<std::string> failures;    // "seed 3: why", of the others
+  std::vector<std::string> unmeasured;  // "decoding was not measured: why"
+  std::string Name() const;             // "latte", "latte, 512 tokens"
   // Of a language model: one sequence at some positions, then `many` sequences at once from their
   // start, milliseconds a step; what the weights take at least.
   std::vector<DecodePoint> decode;

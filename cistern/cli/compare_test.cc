@@ -98,6 +98,49 @@ TEST_F(CompareTest, NoLongBlocksBeyondLearnedPositions) {
   EXPECT_EQ(o.out.find("x longer"), std::string::npos) << o;
 }
 
+// What was trained is reported, and why the rest of it is not.
+TEST_F(CompareTest, WhatAMechanismCannotReachIsNotMeasured) {
+  Words of_text = Command({"--set", "model.max_length=80"});
+  of_text[5] = "latte,linformer";
+  const Outcome text = Run(of_text);
+  ASSERT_EQ(text.code, 0) << text;
+  const std::string file = folder_ / "out/compare.json";
+  Json rows = ParseJson(ReadFile(file), file)["mechanisms"];
+  EXPECT_TRUE(rows["latte"].contains("long_blocks"));
+  EXPECT_FALSE(rows["linformer"].contains("long_blocks")) << rows["linformer"].dump(1);
+  EXPECT_TRUE(rows["linformer"]["test"].contains("bits_per_byte"));
+  EXPECT_FALSE(rows["linformer"].contains("decode"));
+  ExpectContains(text.out, {"linformer: longer blocks were not measured: [linformer] position",
+                            "linformer: decoding was not measured: [linformer] position",
+                            "make the model with a larger one"});
+  EXPECT_EQ(text.out.find("Not on the Pareto front: linformer"), std::string::npos) << text;
+
+  Words words = {"compare",
+                 "--task",
+                 "recall",
+                 "--out",
+                 folder_ / "recall",
+                 "--mechanisms",
+                 "latte,linformer",
+                 "--seconds",
+                 "0.2",
+                 "--threads",
+                 "1",
+                 "--dtype",
+                 "float32",
+                 "--decode-tokens",
+                 "100"};
+  for (const char* s : {"model.dim=16", "model.heads=2", "model.layers=1", "model.max_length=80",
+                        "task.sizes=4,8", "task.distance=4"})
+    words = words + Words{"--set", s};
+  const Outcome recall = Run(words);
+  ASSERT_EQ(recall.code, 0) << recall;
+  ExpectContains(recall.out, {"linformer: decoding was not measured"});
+  rows = ParseJson(ReadFile(folder_ / "recall/compare.json"), "compare.json")["mechanisms"];
+  EXPECT_TRUE(rows["latte"].contains("decode"));
+  EXPECT_TRUE(rows["linformer"]["test"].contains("accuracy")) << rows["linformer"].dump(1);
+}
+
 TEST_F(CompareTest, EfficiencyLengthsInTheRecommendation) {
   const Outcome o = Run(Command({"--mechanisms", "softmax", "--efficiency", "128"}));
   ASSERT_EQ(o.code, 0) << o;
@@ -196,6 +239,9 @@ TEST_F(CompareTest, TheSeedOfAnExperimentIsTheFirst) {
     return words;
   };
   Expect(command({"--set", "model.attention=softmax"}), 2, {"model.attention", "--mechanisms"});
+  Expect(command({"--set", "train.final_test=false"}), 2, {"train.final_test", "leave it out"});
+  Expect(command({"--set", "model.decoder.attention=softmax"}), 2,
+         {"no layer", "model.decoder.attention"});
   EXPECT_FALSE(fs::exists(out));
   const Outcome o = Run(command({"--experiment", file, "--seeds", "2"}));
   ASSERT_EQ(o.code, 0) << o;

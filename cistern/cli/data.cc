@@ -5,6 +5,7 @@
 #include "cistern/base/error.h"
 #include "cistern/base/interrupt.h"
 #include "cistern/base/progress.h"
+#include "cistern/base/subprocess.h"
 #include "cistern/base/terminal.h"
 #include "cistern/cli/command.h"
 #include "cistern/data/interruptible.h"
@@ -22,7 +23,7 @@ struct DataArguments {
   Common common;
   std::string kind, out, text, tokenizer = "bpe";
   std::vector<int64_t> counts = {96000, 2000, 2000};
-  int64_t vocab_size = 2048;
+  std::optional<int64_t> vocab_size;  // that of train --text
   PathfinderOptions pathfinder;
   int64_t images = 200'000;
 };
@@ -97,17 +98,21 @@ int RunPathfinder(const DataArguments& a) {
   std::printf("Pathfinder in %s: %ld images of %ld x %ld pixels, contours of %ld dashes\n",
               a.out.c_str(), long(a.images), long(a.pathfinder.size), long(a.pathfinder.size),
               long(a.pathfinder.contour));
-  std::printf("to train on it: cistern train --data %s\n", a.out.c_str());
+  std::printf("to train on it: cistern train --data %s\n", ShellWord(a.out).c_str());
   return 0;
 }
 
 int RunText(const DataArguments& a) {
   TaskOptions options;
-  Fields fields = options.Describe();  // checks ranges and names
-  fields.Set("lm.text=" + a.text);
-  fields.Set("lm.tokenizer=" + a.tokenizer);
-  fields.Set(StrCat("lm.vocab_size=", a.vocab_size));
-  fields.Set("lm.length=2");
+  Fields fields;
+  fields.Group("task", options.Describe());  // checks ranges and names
+  for (const std::string& setting : FindTask("lm").defaults) {
+    if (setting.starts_with("task.")) fields.Set(TaskOptions::Grouped(setting, "lm"));
+  }
+  fields.Set("task.lm.text=" + a.text);
+  fields.Set("task.lm.tokenizer=" + a.tokenizer);
+  if (a.vocab_size) fields.Set(StrCat("task.lm.vocab_size=", *a.vocab_size));
+  fields.Set("task.lm.length=2");
   const auto task = options.Make();
   std::optional<MadeFolder> made;
   if (!a.out.empty()) {  // what cannot be written is said before the work
@@ -133,8 +138,9 @@ void AddData(CLI::App& app, Run& run) {
       "2,000\n"
       "  cistern data pathfinder pf32 --images 2000        PNG and metadata as they are published\n"
       "  cistern data pathfinder pf.pathfinder --size 128  one packed file, as training reads it\n"
-      "  cistern data text my.txt --vocab-size 4096        learns a tokenizer, fills the cache, "
-      "prints counts");
+      "  cistern data text my.txt                          learns a tokenizer, fills the cache, "
+      "prints counts:\n"
+      "                                                    what train --text my.txt then finds");
   CLI::App* listops = command->add_subcommand("listops", "generate ListOps as in Long Range Arena");
   listops->add_option("--out", a->out, "folder for basic_{train,val,test}.tsv");
   listops->add_option("--counts", a->counts, "examples for training, validation and test")
@@ -169,7 +175,8 @@ void AddData(CLI::App& app, Run& run) {
   CLI::App* text = command->add_subcommand("text", "tokenize a text into the cache");
   text->add_option("text", a->text, "file or folder")->required();
   text->add_option("--tokenizer", a->tokenizer, "bpe, bytes or words");
-  text->add_option("--vocab-size", a->vocab_size, "tokens of the BPE, or words");
+  text->add_option("--vocab-size", a->vocab_size,
+                   "tokens of the BPE, or words; as many as train --text takes unless told");
   text->add_option("--out", a->out, "folder for tokenizer.json");
   AddCommon(*text, a->common);
   text->callback([a, &run] {

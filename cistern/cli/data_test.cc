@@ -5,6 +5,7 @@
 #include <fstream>
 #include <iterator>
 
+#include "cistern/base/subprocess.h"
 #include "cistern/cli/testing_cli.h"
 
 namespace cistern {
@@ -104,6 +105,29 @@ TEST_F(DataTest, AKilledPathfinderIsNoSetAndIsMadeAgain) {
   const std::string lines = ReadFile(out + "/metadata/0.npy");
   EXPECT_EQ(std::count(lines.begin(), lines.end(), '\n'), 30);
   Expect(again, 2, {"holds metadata of images already"});
+}
+
+TEST_F(DataTest, TextIsPreparedAsTrainingReadsIt) {
+  const std::string text = folder_ / "text.txt", cache = shared_->path() + "/cache/cistern";
+  WriteFileAtomically(text, Text() + "the end\n");
+  const Outcome o = Run({"data", "text", text});
+  ASSERT_EQ(o.code, 0) << o;
+  const auto made = Contents(cache);
+  EXPECT_FALSE(made.empty());
+  Words train = {"train",           "--text",  text, "--dtype",   "float32", "--out",
+                 folder_ / "model", "--steps", "1",  "--threads", "1"};
+  for (const char* s : {"model.dim=16", "model.heads=2", "model.layers=1", "task.length=16"})
+    train = train + Words{"--set", s};
+  const Outcome trained = Run(train);
+  ASSERT_EQ(trained.code, 0) << trained;
+  EXPECT_EQ(Contents(cache), made);
+}
+
+TEST_F(DataTest, TheCommandToTrainCanBeCopied) {
+  const std::string out = folder_ / "my pf";
+  const Outcome o = Run({"data", "pathfinder", out, "--images", "1"});
+  ASSERT_EQ(o.code, 0) << o;
+  EXPECT_NE(o.out.find("cistern train --data " + ShellWord(out) + "\n"), std::string::npos) << o;
 }
 
 TEST_F(DataTest, TextMakesTheFolderOfItsTokenizer) {

@@ -62,8 +62,10 @@ int EvaluateRows(const EvalCommand& c, const RunFolder& run) {
   if (c.context >= 0 && run.options.kind != "lm")
     FailUsage("--context is of language models' blocks of text, and ", c.folder, " is of the task ",
               run.options.kind, "; leave it out");
-  if (c.length == 0 && !run.recorded)
-    options.read.length = std::min<int64_t>(run.config.max_length, 1024);
+  if (c.length == 0 && !run.recorded) {
+    const LayerStack reads = run.config.Stack(run.config.info().forms[0]);
+    options.read.length = std::min<int64_t>(reads.options().max_length, 1024);
+  }
   options.interrupted = &Interrupted();
   const auto reader = c.data.empty() ? run.task->Read(ParseSplit(c.split), options.read)
                                      : run.task->ReadFile(c.data, true, options.read);
@@ -143,7 +145,8 @@ void AddEval(CLI::App& app, Run& run) {
                   "of them read and not measured, so that each measured token has at least so many "
                   "before it; -1: as task.lm.context says");
   sub->add_option("--max-tokens", c->max_tokens,
-                  "stop after N tokens; of a split, in rows spread evenly over it; 0: all rows")
+                  "stop after N tokens; of a split, in rows spread evenly over it (of a text, the "
+                  "first rows of each of its blocks); 0: all rows")
       ->capture_default_str();
   sub->add_option("--batch", c->batch, "rows at a time; 0: the task's choice")
       ->capture_default_str();

@@ -320,9 +320,9 @@ void AddGenerate(CLI::App& app, Run& run) {
       "  cistern generate runs/kjv/latte --load-state book.state --interactive\n"
       "\nText is shown as it is generated, in complete characters. Ctrl-C stops cleanly (exit code "
       "130). One seed, one text:\n"
-      "prompt i of a file gets the same draws as prompt i alone, in any batch; the first of "
-      "--count "
-      "texts is the one without --count.");
+      "prompt i of a file gets the same draws in any batch, whatever the other prompts are; "
+      "--prompt "
+      "those of the first. The first of --count texts is the one without --count.");
   sub->callback([c, sub, &run] { run = [c, sub] { return RunGenerate(*sub, *c); }; });
 }
 

@@ -1,4 +1,7 @@
 // Words of the command line that are mistyped, beyond their range, or would change nothing.
+#include <ATen/Parallel.h>
+
+#include "cistern/base/error.h"
 #include "cistern/cli/testing_cli.h"
 
 namespace cistern {
@@ -81,6 +84,20 @@ TEST_F(OptionsTest, AFileThatCannotBeWrittenIsNoticedFirst) {
   refused({"bench", "papers", "reuse-table6", "--report"}, folder_ / "none/papers.html");
   refused({"eval", Trained(), "--by-position", "--max-tokens", "100", "--svg"},
           folder_ / "none/positions.svg");
+}
+
+// The one command whose threads are not all cores unless told.
+TEST_F(OptionsTest, ThreadsOfVerify) {
+  const auto threads = [&](const Words& more) {
+    const Outcome o = Run(
+        Words{"verify", "--mechanism", "latte", "--property", "empty", "--form", "causal"} + more);
+    EXPECT_EQ(o.code, 0) << o;
+    const size_t end = o.out.rfind(" threads)");
+    return end == std::string::npos ? o.out : o.out.substr(0, end);
+  };
+  EXPECT_TRUE(threads({}).ends_with(", 1"));
+  EXPECT_TRUE(threads({"--threads", "2"}).ends_with(", 2"));
+  EXPECT_TRUE(threads({"--threads", "0"}).ends_with(StrCat(", ", at::get_num_threads())));
 }
 
 }  // namespace

@@ -151,6 +151,23 @@ TableRow ReadTableRow(const Json& json, const PaperTable& table, const std::stri
   return row;
 }
 
+// The statistics compare the variants of a group, each of which is one row.
+void CheckVariants(const PaperTable& table) {
+  for (size_t i = 0; i < table.rows.size(); ++i) {
+    const TableRow& row = table.rows[i];
+    if (row.group.empty()) continue;
+    if (row.variant.empty())
+      FailUsage(table.path, ": ", row.name, " is of the group ", row.group,
+                " of the statistics and needs a variant: what it has otherwise than the others");
+    for (size_t j = 0; j < i; ++j) {
+      if (table.rows[j].group == row.group && table.rows[j].variant == row.variant)
+        FailUsage(table.path, ": ", table.rows[j].name, " and ", row.name, " are both the variant ",
+                  row.variant, " of the group ", row.group,
+                  "; the statistics compare variants, so give each its own");
+    }
+  }
+}
+
 template <class Item>
 std::vector<size_t> Chosen(const std::vector<Item>& items, const std::vector<std::string>& names,
                            const std::string& what) {
@@ -231,6 +248,7 @@ PaperTable ReadPaperTable(const std::string& name) {
     FailUsage(table.path, ": a table needs [[column]] and [[row]]");
   for (const Json& c : columns) table.columns.push_back(ReadColumn(c, table.path));
   for (const Json& r : rows) table.rows.push_back(ReadTableRow(r, table, table.path));
+  if (table.statistics) CheckVariants(table);
   return table;
 }
 

@@ -106,7 +106,9 @@ void AddPredict(CLI::App& app, Run& run) {
   auto c = std::make_shared<PredictCommand>();
   CLI::App* sub = app.add_subcommand("predict", "predict each row of a file with a trained model");
   sub->add_option("model", c->folder, "folder of a trained model")->required()->type_name("FOLDER");
-  sub->add_option("data", c->data, "a file of the task's kind; labels may be missing")
+  sub->add_option("data", c->data,
+                  "a file of the task's kind; labels may be missing, but for a folder of "
+                  "Pathfinder's images")
       ->required()
       ->type_name("DATA");
   sub->add_option("--batch", c->batch, "rows at a time; 0: the task's choice")

@@ -123,8 +123,7 @@ std::map<std::string, std::string> SettingsOf(Experiment experiment) {
   Flatten(experiment.Write(), "", &all);
   std::erase_if(all, [](const auto& entry) {
     const std::string& key = entry.first;
-    return key == "seed" || key.starts_with("published.") ||
-           (key.starts_with("task.") && IsPlaceOfData(key.substr(key.rfind('.') + 1)));
+    return key == "seed" || key.starts_with("published.") || IsPlaceOfData(key);
   });
   return all;
 }
@@ -178,7 +177,7 @@ std::vector<ReproducedCell> PlanCells(const PaperTable& table, const PlanOptions
   if (options.need_data) RefuseMissing(table, options, places);
   const ScratchFolder scratch;
   const std::string copy = scratch.path() + "/experiment.toml";
-  const fs::path folder = fs::absolute(fs::path(table.path).parent_path()).lexically_normal();
+  const fs::path folder = fs::absolute(table.path).parent_path().lexically_normal();
   std::vector<ReproducedCell> cells;
   std::set<std::string> folders;
   for (size_t r = 0; r < table.rows.size(); ++r) {

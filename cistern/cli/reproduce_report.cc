@@ -34,6 +34,16 @@ std::string Printed(const TableCell& cell) {
   return WithDeviation(*cell.published, cell.spread.value_or(0), cell.spread.has_value());
 }
 
+// As the tasks have it; PlanCells has found the metric in each of them.
+bool LowerIsBetter(const Reproduction& r) {
+  for (const ReproducedCell& cell : r.cells) {
+    for (const Metric& m : cell.experiment.task.info().metrics) {
+      if (m.name == r.table.metric) return m.lower_is_better;
+    }
+  }
+  return false;
+}
+
 const ReproducedCell* CellAt(const Reproduction& r, size_t row, size_t column) {
   for (const ReproducedCell& cell : r.cells) {
     if (cell.row == row && cell.column == column) return &cell;
@@ -253,7 +263,8 @@ HtmlTable OverviewTable(const Reproduction& r) {
   table.header = {"row"};
   for (const TableColumn& c : r.table.columns) table.header.push_back(c.name);
   if (averages) table.header.push_back("average");
-  double best = -1;
+  const bool lower = LowerIsBetter(r);
+  double best = 0;
   for (size_t row = 0; row < r.table.rows.size(); ++row) {
     const TableRow& of = r.table.rows[row];
     std::vector<std::string> cells = {of.name};
@@ -277,7 +288,7 @@ HtmlTable OverviewTable(const Reproduction& r) {
       if (of.average) text += StrCat(text.empty() ? "" : " ", "(", Fixed(*of.average, 2), ")");
       cells.push_back(text.empty() ? "-" : text);
     }
-    if (whole && sum > best) {
+    if (whole && (table.best_row < 0 || (lower ? sum < best : sum > best))) {
       best = sum;
       table.best_row = int(table.rows.size());
     }
@@ -308,7 +319,8 @@ HtmlTable ColumnTable(const Reproduction& r, size_t column) {
   table.header = {"row",        "runs",     r.table.metric, r.table.source, "gap",
                   "parameters", "tokens/s", "peak memory",  "training, s"};
   const size_t width = table.header.size();
-  double best = -1;
+  const bool lower = LowerIsBetter(r);
+  double best = 0;
   for (size_t row = 0; row < r.table.rows.size(); ++row) {
     const TableCell& of = r.table.rows[row].cells[column];
     const ReproducedCell* const cell = CellAt(r, row, column);
@@ -325,7 +337,7 @@ HtmlTable ColumnTable(const Reproduction& r, size_t column) {
             Thousands(int64_t(s.parameters)), Thousands(int64_t(s.tokens_per_second)),
             ByteCount(s.peak_bytes), Fixed(s.seconds, 0)})
         cells.push_back(text);
-      if (s.mean > best) {
+      if (table.best_row < 0 || (lower ? s.mean < best : s.mean > best)) {
         best = s.mean;
         table.best_row = int(table.rows.size());
       }

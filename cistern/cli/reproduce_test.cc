@@ -128,6 +128,13 @@ TEST_F(ReproduceTest, RefusesWhatItCannotDoBeforeAnyWork) {
   Expect(Command({}), 2, {"tiny.toml", "'One, two' has a comma", "--rows"});
   File("tables/tiny.toml", Tiny("[[row]]\nnam = \"Bad\"\n"));
   Expect(Command({}), 2, {"tiny.toml", "'nam'", "'name'"});
+  // The statistics would compare a row with itself.
+  const std::string grouped =
+      "[[row]]\nname = \"Again\"\nfile = \"../experiments/base.toml\"\ngroup = \"all\"\n";
+  File("tables/tiny.toml", Tiny(grouped));
+  Expect(Command({}), 2, {"tiny.toml: Again is of the group all", "needs a variant"});
+  File("tables/tiny.toml", Tiny(grouped + "variant = \"l\"\n"));
+  Expect(Command({}), 2, {"Latte and Again are both the variant l of the group all"});
   File("tables/tiny.toml", Tiny("[[row]]\nname = \"Bad\"\nfile = \"../experiments/base.toml\"\n"
                                 "set = [\"model.heads=3\"]\n"));
   Expect(Command({}), 2, {"Bad, ListOps: ", "heads"});
@@ -171,6 +178,32 @@ TEST_F(ReproduceTest, MeansDeviationsAndGapsAreThoseOfTheRuns) {
   ExpectContains(page, {"<svg"});
   EXPECT_EQ(page.find("<script"), page.npos);
   EXPECT_FALSE(fs::exists(out + "/cost"));
+}
+
+// The worse row stands first; the table is named from its own folder.
+TEST_F(ReproduceTest, TheBestRowHasTheLeastBits) {
+  std::string text;
+  for (int i = 0; i < 4000; ++i) text += StrCat(i, "\n");
+  File("tables/text.txt", text);
+  File("tables/lm.toml",
+       "[task]\nkind = \"lm\"\ntext = \"text.txt\"\nlength = 16\nvocab_size = 270\n[model]\n"
+       "attention = \"latte\"\ndim = 8\nlayers = 1\nheads = 2\nffn_dim = 8\n[train]\n"
+       "steps = 30\nbatch = 4\nlr = 1e-2\n");
+  File("tables/bits.toml",
+       "title = \"Bits\"\nsource = \"T 1\"\nmetric = \"bits_per_byte\"\n"
+       "[[column]]\nname = \"Text\"\n"
+       "[[row]]\nname = \"Left as it was\"\nfile = \"lm.toml\"\nset = [\"train.lr=1e-9\"]\n"
+       "[[row]]\nname = \"Trained\"\nfile = \"lm.toml\"\n");
+  const fs::path before = fs::current_path();
+  fs::current_path(folder_ / "tables");
+  const Outcome o = Run({"reproduce", "bits.toml", "--threads", "1", "--out", folder_ / "bits"});
+  fs::current_path(before);
+  ASSERT_EQ(o.code, 0) << o;
+  const Json cells = ParseJson(ReadFile(folder_ / "bits/results.json"), "results")["cells"];
+  EXPECT_GT(cells[0]["mean"].get<double>(), cells[1]["mean"].get<double>());
+  const std::string page = ReadFile(folder_ / "bits/report.html");
+  EXPECT_EQ(Count(page, "<tr class=\"best\"><td>Trained"), 2u);
+  EXPECT_EQ(Count(page, "<tr class=\"best\">"), 2u);
 }
 
 TEST_F(ReproduceTest, FailedRunsAreResults) {

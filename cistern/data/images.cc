@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <filesystem>
+#include <optional>
 
 #include "cistern/base/error.h"
 #include "cistern/base/hash.h"
@@ -107,10 +108,13 @@ void ReadCifar(ByteSource& source, ImageColour colour, ImageSet* set) {
   }
 }
 
-void ReadIdx(ByteSource& images, ByteSource& labels, ImageSet* set) {
-  const std::vector<int64_t> sizes = ReadIdxHeader(images, 3), count = ReadIdxHeader(labels, 1);
-  CISTERN_CHECK(sizes[0] == count[0], images.path(), " says that it has ", sizes[0],
-                " images, and ", labels.path(), " ", count[0], " labels");
+void ReadIdx(ByteSource& images, ByteSource* labels, ImageSet* set) {
+  const std::vector<int64_t> sizes = ReadIdxHeader(images, 3);
+  if (labels) {
+    const std::vector<int64_t> count = ReadIdxHeader(*labels, 1);
+    CISTERN_CHECK(sizes[0] == count[0], images.path(), " says that it has ", sizes[0],
+                  " images, and ", labels->path(), " ", count[0], " labels");
+  }
   CISTERN_CHECK(sizes[0] > 0, images.path(), " has no images");
   CISTERN_CHECK(sizes[1] >= 1 && sizes[2] >= 1 && std::max(sizes[1], sizes[2]) <= kLargestSide,
                 images.path(), ": images of ", sizes[1], " x ", sizes[2], " pixels; expected 1 to ",
@@ -125,13 +129,13 @@ void ReadIdx(ByteSource& images, ByteSource& labels, ImageSet* set) {
     CISTERN_CHECK(got == image.size(), images.path(), ": record ", number, " of ", sizes[0],
                   " ends after ", got, " bytes; expected ", image.size());
     uint8_t label = 0;
-    CISTERN_CHECK(labels.Read(&label, 1) == 1, labels.path(), ": the file ends before label ",
-                  number, " of ", sizes[0]);
+    CISTERN_CHECK(!labels || labels->Read(&label, 1) == 1, labels->path(),
+                  ": the file ends before label ", number, " of ", sizes[0]);
     set->pixels.insert(set->pixels.end(), image.begin(), image.end());
     set->labels.push_back(label);
   }
   ExpectEnd(images, sizes[0]);
-  ExpectEnd(labels, sizes[0]);
+  if (labels) ExpectEnd(*labels, sizes[0]);
 }
 
 std::string IdxLabelsPath(const std::string& images) {
@@ -184,7 +188,7 @@ bool LooksLikeImages(const std::string& path) {
   return IsCifar(path) || IsIdxImages(path);
 }
 
-ImageSet ReadImages(const std::vector<std::string>& files, ImageColour colour) {
+ImageSet ReadImages(const std::vector<std::string>& files, ImageColour colour, bool labelled) {
   ImageSet set;
   for (const std::string& path : files) {
     CISTERN_CHECK(IsCifar(path) || IsIdxImages(path), path,
@@ -200,19 +204,20 @@ ImageSet ReadImages(const std::vector<std::string>& files, ImageColour colour) {
     if (colour != ImageColour::kGrey)
       FailUsage(path, " holds grey images; colour=", NameOf(colour, ImageColours()),
                 " is for images that have colours, take colour=grey");
-    ByteSource labels(IdxLabelsPath(path));
-    ReadIdx(source, labels, &set);
+    std::optional<ByteSource> labels;
+    if (labelled) labels.emplace(IdxLabelsPath(path));
+    ReadIdx(source, labels ? &*labels : nullptr, &set);
   }
   return set;
 }
 
-ImageSet ReadImages(const std::string& path, bool test, ImageColour colour) {
+ImageSet ReadImages(const std::string& path, bool test, ImageColour colour, bool labelled) {
   std::error_code ignored;
-  if (!fs::is_directory(path, ignored)) return ReadImages(std::vector{path}, colour);
+  if (!fs::is_directory(path, ignored)) return ReadImages(std::vector{path}, colour, labelled);
   const ImageFiles found = FindImages(path);
   const std::vector<std::string>& files = test ? found.test : found.train;
   CISTERN_CHECK(!files.empty(), path, ": no ", test ? "test" : "training", " images in it");
-  return ReadImages(files, colour);
+  return ReadImages(files, colour, labelled);
 }
 
 uint64_t HashImages(const ImageSet& set) {

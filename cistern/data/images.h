@@ -42,8 +42,8 @@ struct ImageSet {
 // red, of green and of blue.
 void ReadCifar(ByteSource& source, ImageColour colour, ImageSet* set);
 // Appends the images of an IDX file of bytes [n,height,width], magic 00 00 08 03, and the labels
-// [n] of another, magic 00 00 08 01.
-void ReadIdx(ByteSource& images, ByteSource& labels, ImageSet* set);
+// [n] of another, magic 00 00 08 01; null: they are 0.
+void ReadIdx(ByteSource& images, ByteSource* labels, ImageSet* set);
 
 // The file of labels that belongs to a file of images: "...-images-idx3-ubyte.gz" to
 // "...-labels-idx1-ubyte.gz". Error where the name is not such a one.
@@ -60,10 +60,12 @@ ImageFiles FindImages(const std::string& folder);
 bool LooksLikeImages(const std::string& path);
 
 // The images of files of one kind, joined in their order. Error where sizes or colours differ,
-// where a grey image is asked for its colours or for Latte's grey.
-ImageSet ReadImages(const std::vector<std::string>& files, ImageColour colour);
+// where a grey image is asked for its colours or for Latte's grey. Unless labelled, files of labels
+// may be missing, and are not looked at: labels are 0.
+ImageSet ReadImages(const std::vector<std::string>& files, ImageColour colour,
+                    bool labelled = true);
 // The images of one file, or of the folder's part.
-ImageSet ReadImages(const std::string& path, bool test, ImageColour colour);
+ImageSet ReadImages(const std::string& path, bool test, ImageColour colour, bool labelled = true);
 
 // XXH64 of sizes, pixels and labels.
 uint64_t HashImages(const ImageSet& set);

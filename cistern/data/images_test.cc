@@ -126,6 +126,9 @@ TEST(Images, IdxFilesAndTheirLabels) {
   std::filesystem::remove(folder / "t10k-labels-idx1-ubyte");
   ExpectSays(ErrorMessage([&] { ReadImages(folder.path(), true, ImageColour::kGrey); }),
              {"t10k-images", "labels are missing", "t10k-labels-idx1-ubyte"});
+  const ImageSet unlabelled = ReadImages(folder.path(), true, ImageColour::kGrey, false);
+  EXPECT_EQ(unlabelled.labels, (std::vector<uint8_t>{0, 0}));
+  EXPECT_EQ(unlabelled.pixels.size(), size_t{2 * 5 * 4});
 }
 
 // Read twice, images would be in the training part and in validation.

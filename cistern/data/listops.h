@@ -79,6 +79,8 @@ struct ListOpsReadOptions {
   int64_t max_length = 2000;  // longer examples are cut at the end, as LRA does; 0: never
   bool check = true;  // evaluate every expression and compare with its label; unknown words are
                       // then an Error, not kListOpsUnknown
+  // Else a file may be without its labels, and they are not looked at: all are 0. Not with check.
+  bool labelled = true;
 };
 // Reads one file; parentheses are dropped. An Error names the file and the line.
 ListOpsSet ReadListOps(const std::string& path, const ListOpsReadOptions& options = {});

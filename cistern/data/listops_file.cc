@@ -127,16 +127,21 @@ ListOpsSet ReadListOps(std::istream& file, const std::string& path,
     const auto where = [&] { return StrCat(path, " line ", number, ": "); };
     if (!line.empty() && line.back() == '\r') line.pop_back();
     if (number == 1) {
-      CISTERN_CHECK(line == "Source\tTarget", where(), "expected the header \"Source<tab>Target\"");
+      CISTERN_CHECK(line == "Source\tTarget" || (line == "Source" && !options.labelled), where(),
+                    "expected the header \"Source<tab>Target\"",
+                    options.labelled ? "" : ", or \"Source\" alone");
       continue;
     }
     if (line.empty()) continue;
     const size_t tab = line.find('\t');
-    CISTERN_CHECK(tab != line.npos && line.find('\t', tab + 1) == line.npos, where(),
-                  "expected an expression, a tab and a label");
-    CISTERN_CHECK(tab + 2 == line.size() && line[tab + 1] >= '0' && line[tab + 1] <= '9', where(),
-                  "the label is not a digit: '", line.substr(tab + 1, 20), "'");
-    const int label = line[tab + 1] - '0';
+    int label = 0;
+    if (options.labelled) {
+      CISTERN_CHECK(tab != line.npos && line.find('\t', tab + 1) == line.npos, where(),
+                    "expected an expression, a tab and a label");
+      CISTERN_CHECK(tab + 2 == line.size() && line[tab + 1] >= '0' && line[tab + 1] <= '9', where(),
+                    "the label is not a digit: '", line.substr(tab + 1, 20), "'");
+      label = line[tab + 1] - '0';
+    }
     row.clear();
     const std::string_view source = std::string_view(line).substr(0, tab);
     for (size_t begin = 0, end; begin < source.size(); begin = end + 1) {

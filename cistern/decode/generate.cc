@@ -168,6 +168,7 @@ void Generator::Prefill(std::deque<Row>& rows, TextState& text, const Job& job) 
   const auto begin = Clock::now();
   const GenerateOptions& options = job.options;
   const ModelConfig& config = model_->config();
+  const int64_t limit = config.PositionLimit(Form::kCausal);
   std::vector<int64_t> before;
   for (size_t b = 0; b < rows.size(); ++b) before.push_back(text.position(int64_t(b)));
   if (text.hidden.defined()) text.hidden = text.hidden.clone();
@@ -183,12 +184,11 @@ void Generator::Prefill(std::deque<Row>& rows, TextState& text, const Job& job) 
       for (const int32_t token : pieces.back()) row.Push(token);
       row.result.prompt_tokens = row.prompt.taken();
       const int64_t tokens = before[b] + row.result.prompt_tokens;
-      if (config.positions == PositionKind::kLearned &&
-          tokens + options.max_tokens > config.max_length) {
+      if (options.max_tokens > limit - tokens) {
         FailUsage("prompt ", options.first_row + int64_t(b),
                   before[b] > 0 ? " and the text that it continues have " : " has ", tokens,
                   " tokens or more, and with max-tokens=", options.max_tokens,
-                  " it would go beyond max_length=", config.max_length,
+                  " it would go beyond max_length=", limit,
                   ", where the learned positions of this model end");
       }
     }

@@ -56,9 +56,9 @@ class Generator {
 
   Generator(std::shared_ptr<LanguageModel> model, std::shared_ptr<const Tokenizer> tokenizer);
 
-  // Prompts of any lengths as one batch, each with the result that it would get alone. An interrupt
-  // ends all of them cleanly. With `from`, a text of one row that stays as it is, every prompt
-  // continues from there.
+  // Prompts of any lengths as one batch, each with the result that it would get alone as that row,
+  // but for rounding. An interrupt ends all of them cleanly. With `from`, a text of one row that
+  // stays as it is, every prompt continues from there.
   std::vector<Generation> Run(std::vector<PromptSource> prompts, const GenerateOptions& options,
                               const OnText& on_text = {},
                               const std::atomic<bool>* interrupt = nullptr,

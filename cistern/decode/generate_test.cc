@@ -273,6 +273,32 @@ TEST(Generate, Errors) {
   EXPECT_NE(ErrorMessage([] { FileSource("/tmp"); }).find("it is a folder"), std::string::npos);
 }
 
+// The keys of the decoder's group come before the model's.
+TEST(Generate, PositionsEndWhereThoseOfTheStackDo) {
+  const auto refused = [](const ModelConfig& config, int64_t tokens) {
+    GenerateOptions options;
+    options.max_tokens = tokens;
+    size_t shown = 0;
+    const std::string message = ErrorMessage([&] {
+      Generator(TinyModel(config), ByteTokens())
+          .Run({StringSource("twelve bytes")}, options, [&](size_t, std::string_view) { ++shown; });
+    });
+    EXPECT_TRUE(message == "no error" || shown == 0) << message;
+    return message;
+  };
+  ModelConfig config = TinyConfig("latte");
+  config.max_length = 32;
+  config.decoder.positions = PositionKind::kLearned;
+  EXPECT_EQ(refused(config, 20), "no error");
+  EXPECT_NE(refused(config, 21).find("max_length=32, where the learned"), std::string::npos);
+  config.positions = PositionKind::kLearned;
+  config.decoder.max_length = 48;
+  EXPECT_EQ(refused(config, 36), "no error");
+  EXPECT_NE(refused(config, 37).find("max_length=48, where the learned"), std::string::npos);
+  config.decoder.positions = PositionKind::kNone;
+  EXPECT_EQ(refused(config, 60), "no error");
+}
+
 TEST(Generate, GrowingStatesAreForetold) {
   EXPECT_NE(ErrorMessage([] {
               CheckStateGrowth(TinyConfig("softmax"), 600'000'000, 4096, 1'000'000'000);
@@ -288,8 +314,12 @@ TEST(Measure, BoundedStatesStayFlat) {
   EXPECT_EQ(flat[2].position, 400);
   EXPECT_EQ(flat[0].state_bytes, flat[2].state_bytes);
   EXPECT_GT(flat[1].milliseconds, 0);
-  const auto grows = MeasureDecoding(*TinyModel(TinyConfig("softmax")), {0, 400}, 8);
+  const auto softmax = TinyModel(TinyConfig("softmax"));
+  const auto grows = MeasureDecoding(*softmax, {0, 400}, 8);
   EXPECT_LT(grows[0].state_bytes, grows[1].state_bytes);
+  // Without the room that a cache keeps to grow into.
+  EXPECT_EQ(grows[0].state_bytes, softmax->StateBytes(1, 8));
+  EXPECT_EQ(grows[1].state_bytes, softmax->StateBytes(1, 408));
   // The choice of the next token is part of what is timed.
   const SamplerOptions wrong{.temperature = -1};
   EXPECT_THROW(MeasureDecoding(*TinyModel(TinyConfig("latte")), {0}, 2, nullptr, wrong), Error);

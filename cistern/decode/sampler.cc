@@ -86,6 +86,10 @@ Choice Sampler::Choose(std::span<const double> logits, const SeenTokens* seen, i
     }
   }
   const double best = Largest(vocab, scores.data());
+  if (!std::isfinite(best)) {
+    FailUsage("repetition-penalty=", options_.repetition_penalty,
+              " takes a score beyond the range of numbers; take one nearer to 1");
+  }
   if (options_.temperature == 0) {
     choice.token = int32_t(std::find(scores.begin(), scores.end(), best) - scores.begin());
   } else {

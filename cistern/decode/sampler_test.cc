@@ -94,6 +94,20 @@ TEST(Sampler, Errors) {
             }).find("repetition-penalty"),
             std::string::npos);
   const double inf = std::numeric_limits<double>::infinity();
+  SeenTokens seen(2, 0);
+  seen.Push(0);
+  seen.Push(1);
+  const auto penalised = [&](double penalty, std::vector<double> logits, double temperature) {
+    const Sampler sampler({.temperature = temperature, .repetition_penalty = penalty});
+    return ErrorMessage([&] { sampler.Choose(logits, &seen, 0, 0); });
+  };
+  for (const double temperature : {0.0, 1.0}) {
+    EXPECT_NE(penalised(1e-320, {5, 1}, temperature).find("repetition-penalty="),
+              std::string::npos);
+    EXPECT_NE(penalised(1e300, {-1e10, -1e10}, temperature).find("repetition-penalty="),
+              std::string::npos);
+    EXPECT_EQ(penalised(1e-300, {5, 1}, temperature), "no error");
+  }
   for (const std::vector<double>& bad :
        {std::vector<double>{0, std::nan("")}, {0, inf}, {-inf, -inf}}) {
     EXPECT_NE(ErrorMessage([&] { Sampler({}).Choose(bad, nullptr, 0, 5); }).find("at step 5"),

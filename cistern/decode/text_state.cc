@@ -90,7 +90,7 @@ TextState LoadTextState(const std::string& path, const LanguageModel& model,
   TextState text = EmptyTextState(model, rows);
   text.model = file.state;
   text.hidden = take("text.hidden", at::typeMetaToScalarType(model.options().dtype()),
-                     {rows, 1, model.config().dim})
+                     {rows, 1, model.config().Stack(Form::kCausal).dim()})
                     .to(model.options());
   const at::Tensor drawn = take("text.drawn", at::kLong, {rows}),
                    ever = take("text.ever", at::kBool, {rows, vocab}),

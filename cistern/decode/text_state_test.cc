@@ -106,6 +106,22 @@ TEST(TextState, StoppingChangesNoBit) {
   }
 }
 
+TEST(TextState, AFileHasTheWidthOfTheStack) {
+  const TestFolder folder;
+  const std::string path = folder / "text.state";
+  ModelConfig config = StateConfig({"latte"});
+  config.decoder.dim = 24;
+  const auto model = StateModel(config);
+  const std::shared_ptr<const Tokenizer> tokenizer = MakeByteTokenizer();
+  Generator generator(model, tokenizer);
+  TextState text = generator.Empty();
+  generator.Continue(text, Sources({"a prompt"}), Drawing(0));
+  SaveTextState(path, *model, *tokenizer, text);
+  TextState loaded = LoadTextState(path, *model, *tokenizer);
+  EXPECT_EQ(generator.Continue(loaded, Sources({""}), Drawing(10))[0].tokens,
+            generator.Continue(text, Sources({""}), Drawing(10))[0].tokens);
+}
+
 TEST(TextState, ReadOnceUsedOften) {
   const auto model = StateModel(StateConfig(Decoding()));
   model->to(at::kDouble);

@@ -43,6 +43,9 @@ struct SeriesFormat {
   std::vector<std::string> ignore;    // columns that are no values
   std::vector<std::string> channels;  // of columns, in this order; empty: as the file has them
   TableOptions::Header header = TableOptions::Header::kAuto;
+  // Names of a header's columns of values: with header=auto a line of numbers that lists them is
+  // one, as a file without labels has it.
+  std::vector<std::string> known_columns;
   bool skip_bad = false;  // series, or rows of a table, that cannot be read are passed over
 };
 
@@ -68,11 +71,13 @@ class SeriesSource {
   const std::vector<std::string>& classes() const { return classes_; }    // that the file lists
   const std::vector<std::string>& notes() const { return notes_; }
   const std::string& label_column() const { return label_column_; }
+  // The columns of values of a table that names its columns.
+  const std::vector<std::string>& value_columns() const { return value_columns_; }
   int64_t skipped() const { return skipped_; }  // series, or rows of a table
   int64_t missing() const { return missing_; }  // values
 
  protected:
-  std::vector<std::string> channels_, classes_, notes_;
+  std::vector<std::string> channels_, classes_, notes_, value_columns_;
   std::string label_column_;
   int64_t skipped_ = 0, missing_ = 0;
 };

@@ -63,6 +63,7 @@ class SeriesStore {
   void Read(int64_t i, int64_t begin, int64_t count, double* out) const;
 
   const std::string& label_column() const { return label_column_; }
+  const std::vector<std::string>& value_columns() const { return value_columns_; }
   const std::vector<std::string>& notes() const { return notes_; }
   int64_t skipped() const { return skipped_; }
   int64_t missing() const { return missing_; }
@@ -74,7 +75,7 @@ class SeriesStore {
 
  private:
   std::string path_, label_column_;
-  std::vector<std::string> channels_, labels_, classes_, notes_, names_;
+  std::vector<std::string> channels_, labels_, classes_, notes_, names_, value_columns_;
   std::vector<int64_t> begins_ = {0}, lines_;  // begins_: in steps
   std::vector<int32_t> codes_;
   std::vector<double> numbers_;

@@ -46,7 +46,8 @@ class TableSeries : public SeriesSource {
     // Steps may have numbers for names, which a header of another table does not have.
     TableReader first(path, o);
     Names cells;
-    if (first.columns()[0] == "1" && first.Next(&cells)) {
+    if (!first.has_names() && first.Next(&cells)) {
+      if (Lists(cells, format.known_columns)) o.header = TableOptions::Header::kYes;
       for (const std::string& name :
            {format.label_column, format.series_column, std::string("label"), std::string("class"),
             std::string("target"), std::string("category"), std::string("series"),
@@ -55,6 +56,13 @@ class TableSeries : public SeriesSource {
       }
     }
     return o;
+  }
+
+  // Whether a line has these names in their order, as far as both go.
+  static bool Lists(const Names& cells, const Names& names) {
+    size_t found = 0;
+    for (const std::string& cell : cells) found += found < names.size() && cell == names[found];
+    return found > 0 && (found == names.size() || found == cells.size());
   }
 
   // The column with one of the names; kNoColumn: there is none.
@@ -116,6 +124,9 @@ class TableSeries : public SeriesSource {
       if (layout_ == Layout::kSteps) channels_.push_back(columns[c]);
     }
     if (layout_ == Layout::kRows) channels_ = {"1"};
+    for (const size_t c : values_) {
+      if (table_.has_names()) value_columns_.push_back(columns[c]);
+    }
     if (values_.empty())
       FailUsage(path, ": no columns of values among ", Listed(named),
                 no_values.empty()

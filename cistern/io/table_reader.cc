@@ -99,6 +99,7 @@ TableReader::TableReader(const std::string& path, const TableOptions& options)
     }
     return;
   }
+  has_names_ = false;
   for (size_t i = 1; i <= first_.size(); ++i) columns_.push_back(std::to_string(i));
 }
 

@@ -35,6 +35,8 @@ class TableReader {
 
   // Column names: of the header, or "1", "2", ...; of JSON lines the keys of the first row.
   const std::vector<std::string>& columns() const { return columns_; }
+  // Whether the file names them itself.
+  bool has_names() const { return has_names_; }
   // Those with a name: pandas gives none to the first one, which numbers the rows.
   std::vector<std::string> NamedColumns() const;
   // What to say besides where a column is asked for and a first line without a name in its first
@@ -61,7 +63,7 @@ class TableReader {
   LineReader lines_;
   TableOptions options_;
   std::vector<std::string> columns_, first_;  // first_: a first line that is no header
-  bool has_first_ = false;
+  bool has_first_ = false, has_names_ = true;
   int64_t row_line_ = 0, skipped_ = 0;
   std::optional<std::string> ahead_;  // a line that was read already, behind `empty_` empty ones
   int64_t empty_ = 0;

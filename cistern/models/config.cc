@@ -1,6 +1,7 @@
 #include "cistern/models/config.h"
 
 #include <algorithm>
+#include <limits>
 
 #include "cistern/attention/head_groups.h"
 #include "cistern/base/error.h"
@@ -305,10 +306,15 @@ void CheckLayerDrop(const ModelConfig& config) {
 
 }  // namespace
 
-void ModelConfig::CheckPositions(Form form, int64_t tokens, const char* what) const {
+int64_t ModelConfig::PositionLimit(Form form) const {
   const StackOptions o = Stack(form).options();
-  if (o.positions == PositionKind::kLearned && tokens > o.max_length)
-    FailUsage(what, " of ", tokens, " tokens is beyond max_length=", o.max_length,
+  return o.positions == PositionKind::kLearned ? o.max_length : std::numeric_limits<int64_t>::max();
+}
+
+void ModelConfig::CheckPositions(Form form, int64_t tokens, const char* what) const {
+  const int64_t limit = PositionLimit(form);
+  if (tokens > limit)
+    FailUsage(what, " of ", tokens, " tokens is beyond max_length=", limit,
               ", where the learned positions of this model end");
 }
 

@@ -72,8 +72,9 @@ struct ModelConfig {
   void Validate() const;
   const ModelInfo& info() const { return FindModel(kind); }
   LayerStack Stack(Form form) const { return {*this, form}; }
-  // UsageError where `what` ("a row", "a source") of so many tokens goes beyond the learned
-  // positions of the stack.
+  // Tokens that the stack's positions reach: max_length where they are learned, else any count.
+  int64_t PositionLimit(Form form) const;
+  // UsageError where `what` ("a row", "a source") of so many tokens goes beyond that.
   void CheckPositions(Form form, int64_t tokens, const char* what) const;
   const StackOptions& Group(Form form) const;
   Json Own() const;  // the options of this kind's own that were given

@@ -88,7 +88,8 @@ at::Tensor Forecaster::TrainingLoss(const NamedTensors& batch, double label_smoo
   const at::Tensor y = Predict(batch), missing = targets.isnan();
   CISTERN_CHECK(y.sizes() == targets.sizes(), "[forecaster] expected targets of shape ", y.sizes(),
                 ", got ", targets.sizes());
-  const at::Tensor error = (y - targets.to(y.scalar_type())).masked_fill(missing, 0);
+  const auto wide = y.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;  // of bfloat16
+  const at::Tensor error = (y.to(wide) - targets.to(wide)).masked_fill(missing, 0);
   return error.square().sum() / (targets.numel() - missing.sum()).clamp_min(1);
 }
 

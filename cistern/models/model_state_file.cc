@@ -220,6 +220,14 @@ ModelStateFile LoadModelState(const std::string& path, const StatefulModel& mode
     } catch (const Error& e) {
       Fail(path, ": layers.", i, ": ", e.what());
     }
+    if (!options.device().is_cpu()) {  // where no state has the form that decodes
+      const State settled = layer.mechanism().Settled(state);
+      for (size_t j = 0; j < settled.tensors.size(); ++j) {
+        const at::Tensor& now = settled.tensors[j].value;
+        at::Tensor& t = state.tensors[j].value;
+        t = t.defined() || !now.defined() ? now : now.to(options.device());
+      }
+    }
     out.state.layers.push_back(std::move(state));
   }
   out.extra = tensors.Rest();

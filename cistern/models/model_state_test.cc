@@ -10,6 +10,7 @@
 #include "cistern/io/test_folder.h"
 #include "cistern/models/decoder_lm.h"
 #include "cistern/models/model_state_file.h"
+#include "cistern/tensors/testing_device.h"
 
 namespace cistern {
 namespace {
@@ -123,6 +124,34 @@ TEST(ModelState, AFileGoesOnToTheBit) {
   for (int i = 0; i < 14; ++i) m->Extend(Ids(1, 1), state);
   SaveModelState(path, *m, {state, {}, {}});
   EXPECT_LT(int64_t(std::filesystem::file_size(path)), m->StateBytes(1, 14) + 1500);
+}
+
+// Writes are put off on the CPU alone (Settled), and so the form of the state is another there.
+TEST(ModelState, AFileOfTheCpuGoesOnOnAnotherDevice) {
+  at::NoGradGuard guard;
+  const TestFolder folder;
+  const std::string path = folder / "a.state";
+  const std::vector<std::vector<std::string>> all = {{"latte", "softmax"},
+                                                     {"abc_mlp", "gated_slots"},
+                                                     {"linear", "performer"},
+                                                     {"softmax:1+latte:1", "latte"}};
+  for (const auto& attention : all) {
+    ModelConfig config = Config(attention);
+    config.conv = 3;
+    config.attention_options["latte"] = {{"latents", 4}};
+    const auto here = Make(config), there = Make(config);
+    there->to(kMadeUpDevice);
+    at::manual_seed(3);
+    ModelState state = here->EmptyState(2);
+    for (int i = 0; i < 5; ++i) here->Extend(Ids(2, 1), state);
+    SaveModelState(path, *here, {state, {}, {}});
+    ModelState loaded = LoadModelState(path, *there).state;
+    for (const int64_t length : {1, 1, 7}) {
+      const at::Tensor ids = Ids(2, length);
+      ExpectClose(there->Extend(ids.to(kMadeUpDevice), loaded).cpu(), here->Extend(ids, state),
+                  1e-4, config.Summary());
+    }
+  }
 }
 
 TEST(ModelState, ItIsCutBackWhereEveryLayerCan) {

@@ -32,6 +32,24 @@ class ShortConvolution : public torch::nn::Module {
   at::Tensor weight;
 };
 
+const std::string& MapName(const Projection& p) { return p.map.empty() ? p.name : p.map; }
+
+// A map that the source shares with tokens of the model's own width.
+void CheckSharedMaps(const Mechanism& made, int64_t source_dim) {
+  const int64_t width = made.dims().Model();
+  if (source_dim == 0 || source_dim == width) return;
+  for (const Projection& key : made.Projections()) {
+    if (key.side != Side::kKey || key.identity) continue;
+    for (const Projection& p : made.Projections()) {
+      if (p.side != Side::kKey && !p.identity && MapName(p) == MapName(key))
+        FailUsage("[", made.info().name, "] has one map, ", MapName(key),
+                  "_proj, for the source and for another input, so the source's width ", source_dim,
+                  " has to be dim=", width,
+                  "; give each a map of its own (luna: sharing=none), or use another mechanism");
+    }
+  }
+}
+
 }  // namespace
 
 std::shared_ptr<Mechanism> MakeMechanism(const AttentionLayerOptions& options) {
@@ -78,6 +96,7 @@ std::shared_ptr<Mechanism> MakeMechanism(const AttentionLayerOptions& options) {
       FailUsage("[", info.name, "] takes the stream as it is, so qkv_dim=", p.width,
                 " has to be dim=", dims.Model(), "; leave qkv_dim out");
   }
+  CheckSharedMaps(*made, options.source_dim);
   return made;
 }
 
@@ -116,7 +135,7 @@ void AttentionLayer::AddProjection(Projection p) {
                                 : p.side == Side::kPacked ? packed_
                                                           : tokens_;
   Mapped m{p, nullptr, {}};
-  const std::string name = p.map.empty() ? p.name : p.map;
+  const std::string& name = MapName(p);
   // A map that only the tokens' reading would need is not made where nothing reads; another that
   // shares it makes it.
   m.needed = options_.tokens_out || (p.side != Side::kQuery && p.side != Side::kPacked);
@@ -140,8 +159,7 @@ void AttentionLayer::AddProjection(Projection p) {
 std::shared_ptr<Linear> AttentionLayer::FindMap(const std::string& name) const {
   for (const std::vector<Mapped>* mapped : {&tokens_, &memory_, &packed_}) {
     for (const Mapped& m : *mapped) {
-      if (m.map && (m.projection.map.empty() ? m.projection.name : m.projection.map) == name)
-        return m.map;
+      if (m.map && MapName(m.projection) == name) return m.map;
     }
   }
   return nullptr;

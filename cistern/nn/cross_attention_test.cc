@@ -132,6 +132,22 @@ TEST(CrossAttention, RefusesWithAReason) {
                  {"gated_slots", "no cross"});
 }
 
+TEST(CrossAttention, AMapOfTheSourceAndTheMemoryNeedsOneWidth) {
+  const auto options = [](const char* sharing, int64_t width) {
+    AttentionLayerOptions o = CrossOptions(FindMechanism("luna"), Json{{"sharing", sharing}});
+    o.source_dim = width;
+    return o;
+  };
+  at::NoGradGuard guard;
+  const at::Tensor target = Normal({2, 5, kModel});
+  for (const char* sharing : {"all", "query_key"}) {
+    ExpectContains(Thrown([&] { Make(options(sharing, 16)); }),
+                   {"[luna]", "width 16", "dim=12", "sharing=none"});
+    Cross(*Make(options(sharing, kModel)), target, Normal({2, 9, kModel}));
+  }
+  EXPECT_EQ(Cross(*Make(options("none", 16)), target, Normal({2, 9, 16})).sizes(), target.sizes());
+}
+
 TEST(CrossAttention, BlocksReadBetweenAttentionAndFeedForward) {
   for (const std::string norm : {"pre", "post"}) {
     BlockOptions o;

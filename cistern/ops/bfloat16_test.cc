@@ -188,8 +188,8 @@ TEST(BFloat16Tokens, ThreadsChangeNoBits) {
 TEST(BFloat16Tokens, RowsAnOddNumberApart) {
   at::manual_seed(3);
   const auto apart = [](const at::Tensor& x, int64_t more) {  // x [3,T,2,w]
-    const at::Tensor wide = at::zeros({x.size(0), x.size(1), x.size(2) * x.size(3) + more},
-                                      x.options());
+    const at::Tensor wide =
+        at::zeros({x.size(0), x.size(1), x.size(2) * x.size(3) + more}, x.options());
     const at::Tensor rows = wide.narrow(2, 0, wide.size(2) - more).view(x.sizes());
     return HeadsFirst(rows.copy_(x));
   };

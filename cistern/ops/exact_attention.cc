@@ -138,7 +138,8 @@ struct Exact {
         return x.ranges->select(2, i).unsqueeze(1).unsqueeze(3);
       };
       visible = visible.logical_and(key >= column(0)).logical_and(key < column(1));
-      const int64_t most = x.ranges->numel() == 0 ? 0 : x.ranges->select(2, 2).max().item<int64_t>();
+      const int64_t most =
+          x.ranges->numel() == 0 ? 0 : x.ranges->select(2, 2).max().item<int64_t>();
       if (most > 0) {  // rows of zeros behind the keys
         const at::Tensor empty = at::arange(most, index) < column(2);
         std::vector<int64_t> shape = empty.sizes().vec();

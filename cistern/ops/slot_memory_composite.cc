@@ -53,8 +53,7 @@ std::vector<at::Tensor> SlotMemoryComposite(bool match, const SlotArguments& x) 
 
   // A chunk's products take 0 times every later token, and at the start of a document the memory
   // before it, which is NaN where that is not finite: then tokens are taken one by one.
-  const bool finite =
-      AllFinite(a) && AllFinite(u) && AllBelowInfinity(s) && AllFinite(x.memory);
+  const bool finite = AllFinite(a) && AllFinite(u) && AllBelowInfinity(s) && AllFinite(x.memory);
   const int64_t chunk = finite ? kChunk : 1,
                 pairs = s.size(0) * s.size(1) * s.size(3) * chunk * chunk,
                 step = finite ? chunk * ChunksAtATime(pairs) : 1;

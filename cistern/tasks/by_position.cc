@@ -49,13 +49,12 @@ std::vector<PositionBucket> EvaluateByPosition(LanguageModel& model, const Token
   const auto rows = int64_t(start.begins.size());
   int64_t positions = start.positions;
   if (options.max_positions > 0) positions = std::min(positions, options.max_positions);
-  if (config.positions == PositionKind::kLearned && positions > config.max_length) {
+  if (const int64_t limit = config.PositionLimit(Form::kCausal); positions > limit) {
     if (options.max_positions > 0) {
-      FailUsage("positions up to ", options.max_positions,
-                " are beyond max_length=", config.max_length,
+      FailUsage("positions up to ", options.max_positions, " are beyond max_length=", limit,
                 ", where the learned positions of this model end");
     }
-    positions = config.max_length;
+    positions = limit;
   }
   const EvalScope scope(model);
   ModelState state = model.EmptyState(rows);

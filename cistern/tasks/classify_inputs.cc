@@ -12,7 +12,7 @@ namespace {
 // A byte that no text has, and every tokenizer: no id more.
 constexpr char kBetweenTexts[] = "\x1e";
 
-double NumberOf(const std::string& text, const std::string& where, const char* what) {
+double NumberOf(const std::string& text, const std::string& where, const std::string& what) {
   size_t used = 0;
   double value = std::nan("");
   try {
@@ -31,6 +31,28 @@ double ClassifyTask::Target(const std::string& label, const std::string& where) 
   const auto found = std::find(classes_.begin(), classes_.end(), label);
   if (found == classes_.end()) throw Error(where + ": " + UnknownName("class", label, classes_));
   return double(found - classes_.begin());
+}
+
+void ClassifyTask::CheckCells(const LabelledRow& row, const std::string& where) const {
+  for (size_t c = 0; options_.input == Input::kNumbers && c < row.inputs.size(); ++c) {
+    if (!row.inputs[c].empty()) NumberOf(row.inputs[c], where, "column " + columns_.inputs[c]);
+  }
+  if (!row.label.empty() && (options_.regression || !classes_.empty())) Target(row.label, where);
+}
+
+bool ClassifyTask::NextRow(RowSource& source, const std::string& path, bool labelled,
+                           LabelledRow* row, int64_t* skipped) const {
+  while (source.Next(row)) {
+    if (!labelled) row->label.clear();
+    try {
+      CheckCells(*row, StrCat(path, ":", row->line));
+      return true;
+    } catch (const Error&) {
+      if (!options_.skip_bad_rows) throw;
+      ++*skipped;
+    }
+  }
+  return false;
 }
 
 // A pair that is too long loses tokens at the end of its longer text.
@@ -60,7 +82,7 @@ std::vector<int32_t> ClassifyTask::Encode(const LabelledRow& row, const std::str
     for (size_t c = 0; c < edges_.size(); ++c) {
       int64_t bin = 0;
       if (!row.inputs[c].empty()) {
-        const double x = NumberOf(row.inputs[c], where, ("column " + columns_.inputs[c]).c_str());
+        const double x = NumberOf(row.inputs[c], where, "column " + columns_.inputs[c]);
         bin = 1 + (std::upper_bound(edges_[c].begin(), edges_[c].end(), x) - edges_[c].begin());
       }
       ids.push_back(int32_t(int64_t(c) * (options_.bins + 1) + bin));
@@ -91,7 +113,7 @@ void ClassifyTask::LearnInputs(const std::vector<LabelledRow>& train) {
       for (const LabelledRow& row : train) {
         if (row.inputs[c].empty()) continue;
         values.push_back(NumberOf(row.inputs[c], StrCat(options_.data, ":", row.line),
-                                  ("column " + columns_.inputs[c]).c_str()));
+                                  "column " + columns_.inputs[c]));
       }
       std::sort(values.begin(), values.end());
       std::vector<double> edges;

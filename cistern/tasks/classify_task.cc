@@ -97,6 +97,7 @@ const TaskInfo& classify_task() {
                   "task.tokenizer=bpe",   "task.length=512",
                   "train.batch=16",       "train.lr=2e-3",
                   "train.seconds=180",    "train.weight_decay=0.05"};
+    t.of_use = {"header"};
     BindTask<ClassifyTask>(t);
     return t;
   }();
@@ -150,7 +151,7 @@ std::vector<LabelledRow> ClassifyTask::ReadRows(const std::string& path, const c
   const auto source = OpenRows(path, columns_, table_options(), true);
   ProgressBar bar({source->total(), what, "bytes"});
   std::vector<LabelledRow> rows;
-  for (LabelledRow row; source->Next(&row);) {
+  for (LabelledRow row; NextRow(*source, path, true, &row, &skipped_);) {
     rows.push_back(std::move(row));
     bar.Update(source->done());
   }
@@ -271,13 +272,13 @@ void ClassifyTask::Prepare() {
     FailUsage(options_.data, ": ", count, " columns of numbers, and task.length=", options_.length,
               " would leave out the last ", count - options_.length, "; --set task.length=", count);
   std::vector<LabelledRow> rows = ReadRows(options_.data, "read data"), valid, test;
+  if (learn) LearnLabels(rows);
   if (!options_.valid.empty()) valid = ReadRows(options_.valid, "read validation data");
   if (!options_.test.empty()) test = ReadRows(options_.test, "read test data");
   const std::vector<int> part = PartOfRows(
       rows, !options_.regression,
       options_.valid.empty() && options_.valid_from == ValidFrom::kShare ? options_.valid_share : 0,
       options_.test.empty() ? options_.test_share : 0, uint64_t(options_.split_seed));
-  if (learn) LearnLabels(rows);
   std::vector<LabelledRow> train;
   for (size_t i = 0; i < rows.size(); ++i)
     (part[i] == 0 ? train : part[i] == 1 ? valid : test).push_back(std::move(rows[i]));
@@ -453,10 +454,9 @@ class ClassifyTask::FileReader : public BatchReader {
         rows_(rows > 0 ? rows : 32) {}
   std::optional<Batch> Next() override {
     std::vector<LabelledRow> rows;
-    for (LabelledRow row; int64_t(rows.size()) < rows_ && source_->Next(&row);) {
-      if (!labelled_) row.label.clear();
+    for (LabelledRow row; int64_t(rows.size()) < rows_ &&
+                          task_.NextRow(*source_, path_, labelled_, &row, &skipped_);)
       rows.push_back(std::move(row));
-    }
     if (rows.empty()) return std::nullopt;
     std::vector<int64_t> all(rows.size());
     std::iota(all.begin(), all.end(), 0);
@@ -465,14 +465,14 @@ class ClassifyTask::FileReader : public BatchReader {
   int64_t total() const override { return source_->total(); }
   int64_t done() const override { return source_->done(); }
   const char* unit() const override { return "bytes"; }
-  int64_t skipped() const override { return source_->skipped(); }
+  int64_t skipped() const override { return source_->skipped() + skipped_; }
 
  private:
   const ClassifyTask& task_;
   std::string path_;
   std::unique_ptr<RowSource> source_;
   bool labelled_;
-  int64_t rows_;
+  int64_t rows_, skipped_ = 0;  // skipped_: what the source could read and the task could not
 };
 
 std::unique_ptr<BatchReader> ClassifyTask::ReadFile(const std::string& path, bool labelled,

@@ -73,6 +73,11 @@ class ClassifyTask : public Task {
   };
   class FileReader;
 
+  // The next row whose cells the task can read: numbers where it takes numbers, a class that it
+  // knows once it knows some. Of others an Error, or with skip_bad_rows they are counted.
+  bool NextRow(RowSource& source, const std::string& path, bool labelled, LabelledRow* row,
+               int64_t* skipped) const;
+  void CheckCells(const LabelledRow& row, const std::string& where) const;
   std::vector<LabelledRow> ReadRows(const std::string& path, const char* what);
   void LearnLabels(const std::vector<LabelledRow>& rows);
   void LearnInputs(const std::vector<LabelledRow>& train);

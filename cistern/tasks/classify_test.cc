@@ -401,5 +401,48 @@ TEST(Classify, ErrorsNameThePlace) {
   EXPECT_EQ(task.DataSummary()["skipped_rows"], 1);
 }
 
+// Not only what the table cannot read: with skip_bad_rows a cell or a label that is no number stops
+// nothing, nor, once classes are known, does another class.
+TEST(Classify, RowsThatTheTaskCannotReadAreSkippedWhereAsked) {
+  const TestFolder folder;
+  const std::string path = folder / "n.csv", head = "a,b,y\n";
+  const auto rows = [](int count) {
+    std::string text;
+    for (int i = 0; i < count; ++i) text += StrCat(i, ",", 2 * i, ",", i % 2, "\n");
+    return text;
+  };
+  ClassifyTask::Options o = Options(path);
+  o.input = ClassifyTask::Input::kNumbers, o.label_column = "y", o.bins = 4;
+  for (const bool regression : {false, true}) {
+    o.regression = regression, o.skip_bad_rows = false;
+    WriteText(path, head + rows(40));
+    ClassifyTask strict(o, "");
+    strict.Prepare();
+    WriteText(path, head + "n/a,2,0\n" + rows(40) + (regression ? "3,4,unknown\n" : ""));
+    EXPECT_NE(ErrorMessage([&] {
+                ClassifyTask(o, "").Prepare();
+              }).find("n.csv:2: expected a number as column a, got 'n/a'"),
+              std::string::npos);
+    o.skip_bad_rows = true;
+    ClassifyTask task(o, "");
+    task.Prepare();
+    EXPECT_EQ(task.DataSummary()["skipped_rows"], regression ? 2 : 1);
+    EXPECT_EQ(task.DataSummary()["xxh64"], strict.DataSummary()["xxh64"]);
+    const std::string file = folder / "more.csv";
+    WriteText(file, head + "1,2,1\n1,x,1\n3,4,many\n5,6,0\n");
+    const auto lines = [&](bool labelled, int64_t skipped) {
+      const auto reader = task.ReadFile(file, labelled, {});
+      const Batch batch = *reader->Next();
+      EXPECT_EQ(reader->skipped(), skipped);
+      EXPECT_FALSE(reader->Next());
+      return batch["lines"];
+    };
+    EXPECT_TRUE(at::equal(lines(true, 2), at::tensor({2, 5}, at::kLong)));
+    EXPECT_TRUE(at::equal(lines(false, 1), at::tensor({2, 4, 5}, at::kLong)));
+    EXPECT_NE(ErrorMessage([&] { strict.ReadFile(file, true, {})->Next(); }).find("more.csv:3"),
+              std::string::npos);
+  }
+}
+
 }  // namespace
 }  // namespace cistern

@@ -88,6 +88,7 @@ const TaskInfo& forecast_task() {
                   "model.ffn_dim=128", "model.norm=pre", "model.positions=sinusoidal",
                   "train.batch=16",    "train.lr=1e-3",  "train.seconds=120"};
     t.mechanisms = {"softmax", "latte", "abc_mlp", "linear"};
+    t.of_use = {"header"};
     BindTask<ForecastTask>(t);
     return t;
   }();

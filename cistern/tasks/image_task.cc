@@ -226,7 +226,7 @@ std::unique_ptr<BatchReader> ImageTask::Read(Split split, const ReadOptions& opt
 
 std::unique_ptr<BatchReader> ImageTask::ReadFile(const std::string& path, bool labelled,
                                                  const ReadOptions& options) const {
-  auto set = std::make_shared<ImageSet>(ReadImages(path, true, options_.colour));
+  auto set = std::make_shared<ImageSet>(ReadImages(path, true, options_.colour, labelled));
   CheckFits(*set, path, labelled);
   if (!labelled) std::fill(set->labels.begin(), set->labels.end(), uint8_t{0});
   return ReadInOrder(

@@ -310,6 +310,29 @@ TEST(Image, IsTrainedMeasuredAndPredicted) {
   }
 }
 
+TEST(Image, LabelsMayBeMissingWhereTheyAreNotMeasured) {
+  const TestFolder folder;
+  const auto write = [&](const std::string& name, const std::string& header, int bytes) {
+    std::ofstream file(folder / name, std::ios::binary);
+    file << header;
+    for (int i = 0; i < bytes; ++i) file.put(char(i % 2));
+  };
+  const std::string images("\0\0\x8\x3\0\0\0\x14\0\0\0\x2\0\0\0\x2", 16),
+      labels("\0\0\x8\x1\0\0\0\x14", 8);  // 20 images of 2 x 2
+  for (const std::string part : {"train", "t10k"}) {
+    write(part + "-images-idx3-ubyte", images, 80);
+    write(part + "-labels-idx1-ubyte", labels, 20);
+  }
+  ImageTask task(Options(folder), "");
+  task.Prepare();
+  write("new-images-idx3-ubyte", images, 80);
+  EXPECT_EQ(task.ReadFile(folder / "new-images-idx3-ubyte", false, {})->Next()->rows, 20);
+  EXPECT_NE(ErrorMessage([&] {
+              task.ReadFile(folder / "new-images-idx3-ubyte", true, {});
+            }).find("labels are missing"),
+            std::string::npos);
+}
+
 TEST(Image, OptionsThatDoNotFitAreRefused) {
   const TestFolder folder;
   WriteCifar(folder);

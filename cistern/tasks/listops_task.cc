@@ -143,12 +143,10 @@ std::unique_ptr<BatchReader> ListOpsTask::Read(Split split, const ReadOptions& o
   return ReaderOf(Set(split), padding(), options);
 }
 
-std::unique_ptr<BatchReader> ListOpsTask::ReadFile(const std::string& path, bool,
+std::unique_ptr<BatchReader> ListOpsTask::ReadFile(const std::string& path, bool labelled,
                                                    const ReadOptions& options) const {
-  ListOpsReadOptions read;
-  read.max_length = options_.length;
-  read.check = false;
-  auto set = std::make_shared<const ListOpsSet>(ReadListOps(path, read));
+  auto set = std::make_shared<const ListOpsSet>(
+      ReadListOps(path, {.max_length = options_.length, .check = false, .labelled = labelled}));
   return ReaderOf(*set, padding(), options, set);
 }
 

@@ -33,7 +33,7 @@ class ListOpsTask : public Task {
   int64_t train_rows() const override { return data_.train.size(); }
   at::Tensor Loss(Model& model, const Batch& batch, double label_smoothing) const override;
   std::unique_ptr<BatchReader> Read(Split split, const ReadOptions& options) const override;
-  // A TSV file in the published form.
+  // A TSV file in the published form; unlabelled also with the column Source alone.
   std::unique_ptr<BatchReader> ReadFile(const std::string& path, bool labelled,
                                         const ReadOptions& options) const override;
   Score Measure(Model& model, const Batch& batch) const override;

@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include "cistern/io/atomic_file.h"
 #include "cistern/io/test_folder.h"
 
 namespace cistern {
@@ -29,6 +30,20 @@ TEST(ListOps, RowsArePaddedToTheLengthWhereItIsAsked) {
   const auto batch = task.Read(Split::kValid, {})->Next();
   ASSERT_TRUE(batch);
   EXPECT_EQ((*batch)["ids"].size(1), 2000);
+}
+
+TEST(ListOps, LabelsMayBeMissingWhereTheyAreNotMeasured) {
+  const TestFolder folder;
+  ListOpsTask::Options options;
+  options.train_examples = 12, options.valid_examples = 3, options.test_examples = 2;
+  ListOpsTask task(options, folder.path());
+  const std::string path = folder / "a.tsv";
+  WriteFileAtomically(path, "Source\tTarget\n[MIN 3 4 ]\t3\n7\t7\n");
+  const Batch want = *task.ReadFile(path, true, {})->Next();
+  WriteFileAtomically(path, "Source\n[MIN 3 4 ]\n7\n");
+  EXPECT_TRUE(at::equal((*task.ReadFile(path, false, {})->Next())["ids"], want["ids"]));
+  EXPECT_NE(ErrorMessage([&] { task.ReadFile(path, true, {}); }).find("Source<tab>Target"),
+            std::string::npos);
 }
 
 }  // namespace

@@ -205,11 +205,7 @@ void MeasureTokens(const LanguageModel& model, const at::Tensor& hidden, const a
 Score MeasureBlocks(LanguageModel& model, const Batch& batch,
                     const std::vector<int32_t>& token_bytes) {
   const at::Tensor& ids = batch["ids"];
-  const ModelConfig& config = model.config();
-  if (config.positions == PositionKind::kLearned && ids.size(1) > config.max_length) {
-    FailUsage("length=", ids.size(1), " is beyond max_length=", config.max_length,
-              ", where the learned positions of this model end");
-  }
+  model.config().CheckPositions(Form::kCausal, ids.size(1), "a block");
   ModelState state = model.EmptyState(ids.size(0));
   Score score;
   const at::Tensor hidden = model.Hidden(ids, state);

@@ -18,7 +18,8 @@ namespace {
 constexpr int64_t kTokens = 333;
 
 std::shared_ptr<LanguageModel> EvalModel(const std::string& mechanism,
-                                         const std::string& positions = "none") {
+                                         const std::string& positions = "none",
+                                         const StackOptions& decoder = {}) {
   ModelConfig c;
   c.vocab_size = 11;
   c.dim = 16;
@@ -30,6 +31,7 @@ std::shared_ptr<LanguageModel> EvalModel(const std::string& mechanism,
   c.max_length = 64;
   c.positions = ValueOf(positions, PositionKinds());
   c.attention = {mechanism};
+  c.decoder = decoder;
   auto model = std::dynamic_pointer_cast<LanguageModel>(MakeModel(c, 5));
   model->to(at::kDouble);
   return model;
@@ -276,6 +278,30 @@ TEST(LmEval, Errors) {
               EvaluateByPosition(*learned, Tokens(), positions);
             }).find("learned positions"),
             std::string::npos);
+}
+
+// The keys of the decoder's group come before the model's.
+TEST(LmEval, PositionsEndWhereThoseOfTheStackDo) {
+  const auto refused = [](LanguageModel& model, int64_t length) {
+    return ErrorMessage([&] { EvaluateText(model, {8, 0, length}); });
+  };
+  const auto last = [](LanguageModel& model) {
+    return EvaluateByPosition(model, Tokens(), {}).back().end;
+  };
+  StackOptions decoder;
+  decoder.positions = PositionKind::kLearned;
+  const auto own = EvalModel("latte", "none", decoder);
+  EXPECT_NE(refused(*own, 65).find("max_length=64"), std::string::npos);
+  EXPECT_EQ(last(*own), 64);
+  decoder.max_length = 80;
+  const auto longer = EvalModel("latte", "learned", decoder);
+  EXPECT_EQ(refused(*longer, 80), "no error");
+  EXPECT_NE(refused(*longer, 81).find("max_length=80"), std::string::npos);
+  EXPECT_EQ(last(*longer), 80);
+  decoder.positions = PositionKind::kNone;
+  const auto none = EvalModel("latte", "learned", decoder);
+  EXPECT_EQ(refused(*none, 100), "no error");
+  EXPECT_EQ(last(*none), last(*EvalModel("latte")));
 }
 
 // WikiText's three files are its three splits, word by word; other texts by name.

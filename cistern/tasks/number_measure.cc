@@ -28,7 +28,8 @@ bool NumberScale::Good() const {
 at::Tensor NumberLoss(const at::Tensor& outputs, const at::Tensor& targets,
                       double label_smoothing) {
   if (label_smoothing > 0) FailUsage("train.label_smoothing ", kNumbersAreNoClasses);
-  return at::mse_loss(outputs.squeeze(1), targets.to(outputs.scalar_type()));
+  const auto wide = outputs.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+  return at::mse_loss(outputs.squeeze(1).to(wide), targets.to(wide));
 }
 
 Score MeasureNumbers(const at::Tensor& outputs, const at::Tensor& targets,

@@ -38,7 +38,9 @@ void ShuffledOrder::GroupByLength(uint64_t seed, int64_t epoch, int64_t rows) co
        begin += kPool * rows) {
     const auto first = order_.begin() + begin,
                last = order_.begin() + std::min(count_, begin + kPool * rows);
-    std::stable_sort(first, last, [&](int64_t a, int64_t b) {
+    // Left as they are, for an epoch that drops them: sorted they would always be the longest.
+    const auto whole = last - (last - first) % rows;
+    std::stable_sort(first, whole, [&](int64_t a, int64_t b) {
       return lengths_[size_t(a)] < lengths_[size_t(b)];
     });
     Shuffle(random, (last - first) / rows, [&](int64_t a, int64_t b) {

@@ -213,8 +213,13 @@ const QuestionAnsweringTask::Examples& QuestionAnsweringTask::Set(Split split) c
 }
 
 Json QuestionAnsweringTask::DataSummary() const {
-  uint64_t hash = 0;
+  // answers: what is measured, of which a window has the first one alone.
+  uint64_t hash = 0, answers = 0;
   for (const Examples* e : {&train_, &valid_, &test_}) {
+    for (const Question& q : e->set.questions) {
+      answers = XxHash64(std::to_string(q.answers.size()), answers);
+      for (const Answer& a : q.answers) answers = XxHash64(a.text, answers);
+    }
     for (const auto* texts : {&e->contexts, &e->questions}) {
       for (const std::vector<int32_t>& t : *texts) {
         hash = XxHash64({reinterpret_cast<const char*>(t.data()), t.size() * sizeof(t[0])}, hash);
@@ -222,10 +227,15 @@ Json QuestionAnsweringTask::DataSummary() const {
     }
     for (const Window& w : e->windows) hash = XxHash64(StrCat(w.first, " ", w.last), hash);
   }
-  return {{"data", options_.data},         {"xxh64", HexText(hash)},
-          {"train", train_.size()},        {"valid", valid_.size()},
-          {"test", test_.size()},          {"train_windows", train_.windows.size()},
-          {"without_answer", no_answers_}, {"notes", notes_}};
+  return {{"data", options_.data},
+          {"xxh64", HexText(hash)},
+          {"xxh64_exact", HexText(XxHash64(std::to_string(hash), answers))},
+          {"train", train_.size()},
+          {"valid", valid_.size()},
+          {"test", test_.size()},
+          {"train_windows", train_.windows.size()},
+          {"without_answer", no_answers_},
+          {"notes", notes_}};
 }
 
 void QuestionAnsweringTask::SaveAssets(const std::string& folder) const {

@@ -91,6 +91,21 @@ TEST_F(QuestionAnswering, LongTextsAreReadInWindows) {
   EXPECT_EQ(summary["without_answer"], false);
 }
 
+// Training knows a question's first answer; figures depend on all of them.
+TEST_F(QuestionAnswering, EveryAnswerIsInTheHash) {
+  options_.valid = options_.test = folder_ / "test.jsonl";
+  const auto summary = [&](const std::string& other) {
+    Write("test.jsonl",
+          StrCat(R"({"context": "short one", "question": "R", "answers": {"text": ["one", ")",
+                 other, R"("], "answer_start": [6, 0]}})", "\n"));
+    return Prepared()->DataSummary();
+  };
+  const Json one = summary("short"), another = summary("sho");
+  EXPECT_EQ(one["xxh64"], another["xxh64"]);
+  EXPECT_NE(one["xxh64_exact"], another["xxh64_exact"]);
+  EXPECT_EQ(one["xxh64_exact"], summary("short")["xxh64_exact"]);
+}
+
 TEST_F(QuestionAnswering, BpeIsLearnedFromEachTextAlone) {
   options_.tokenizer = TokenizerKind::kBpe, options_.vocab_size = 300;
   std::string rows = "context\tquestion\tanswers\n";

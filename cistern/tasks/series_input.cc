@@ -43,8 +43,9 @@ void SeriesInputOptions::Describe(bool labels, Fields* fields) {
       "column named series or series_id, if there is one");
   f.Add("ignore", &ignore, "columns of a table that are no values");
   f.Add("header", &header,
-        "the first line of a table: auto takes it for a header unless it holds a "
-        "number",
+        "the first line of a table: auto takes it for a header unless it holds a number; with "
+        "numbers, if it names the label's or the series' column, or the columns of the training "
+        "table",
         TableHeaders());
   std::vector<std::pair<MissingValues, std::string>> choices = {{MissingValues::kLast, "last"},
                                                                 {MissingValues::kMean, "mean"}};
@@ -73,6 +74,7 @@ std::shared_ptr<const SeriesStore> SeriesInput::Open(const std::string& path, bo
   format.series_column = options_.series_column;
   format.ignore = options_.ignore;
   format.header = options_.header;
+  format.known_columns = value_columns_;
   format.skip_bad = options_.skip_bad_rows;
   format.channels = channels_;
   auto store = std::make_shared<const SeriesStore>(path, format, CacheFolder(cache_));
@@ -172,7 +174,8 @@ Json SeriesInput::Save() const {
   return {{"channels", channels_},
           {"means", means_},
           {"deviations", deviations_},
-          {"label_column", label_column_}};
+          {"label_column", label_column_},
+          {"value_columns", value_columns_}};
 }
 
 void SeriesInput::Load(const Json& json, const std::string& path) {
@@ -181,6 +184,7 @@ void SeriesInput::Load(const Json& json, const std::string& path) {
     means_ = json.at("means").get<std::vector<double>>();
     deviations_ = json.at("deviations").get<std::vector<double>>();
     label_column_ = json.at("label_column").get<std::string>();
+    value_columns_ = json.value("value_columns", value_columns_);  // an earlier version has none
   } catch (const nlohmann::json::exception& e) {
     Fail(path, " is broken: ", e.what());
   }

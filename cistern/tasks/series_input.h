@@ -81,7 +81,7 @@ class SeriesInput {
   SeriesInputOptions options_;
   SeriesFormat::Labels labels_;
   std::string cache_, label_column_;
-  std::vector<std::string> channels_;
+  std::vector<std::string> channels_, value_columns_;
   std::vector<double> means_, deviations_;
   std::vector<double> counts_;  // while learning
 };
@@ -93,6 +93,7 @@ template <class Part>
 void SeriesInput::Learn(const SeriesStore& store, const Part& part) {
   channels_ = store.channel_names();
   label_column_ = store.label_column();
+  value_columns_ = store.value_columns();
   means_.assign(channels_.size(), 0);
   deviations_ = counts_ = means_;
   std::vector<double> values;

@@ -88,6 +88,7 @@ const TaskInfo& series_task() {
                   "model.embedding_std=1", "model.init_std=0.1", "train.batch=16",
                   "train.lr=1e-3",         "train.seconds=120"};
     t.mechanisms = {"softmax", "latte", "luna", "conv_luna"};
+    t.of_use = {"header"};
     BindTask<SeriesTask>(t);
     return t;
   }();

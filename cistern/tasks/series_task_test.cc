@@ -183,6 +183,44 @@ TEST_F(SeriesTaskTest, RegressionIsInTheLabelsUnit) {
   EXPECT_EQ(again.Predict(*model, file)[7], rows[7]);
 }
 
+// A file to predict has no label, by whose name training knew that a line of numbers is a header.
+TEST_F(SeriesTaskTest, HeaderOfNumbersIsKnownWithoutLabels) {
+  std::string labelled = "label,0,1,2\n", rows;
+  for (int i = 0; i < 10; ++i) {
+    const std::string row = StrCat(i, ",", i + 0.5, ",2\n");
+    labelled += (i % 2 ? "a," : "b,") + row, rows += row;
+  }
+  WriteFileAtomically(folder_ / "train.csv", labelled);
+  options_.input.data = folder_ / "train.csv";
+  SeriesTask trained(options_, "");
+  trained.Prepare();
+  const TestFolder folder;
+  trained.SaveAssets(folder.path());
+  const auto read = [&](const std::string& text) {
+    SeriesTask task(options_, "");
+    task.LoadAssets(folder.path());
+    WriteFileAtomically(folder_ / "new.csv", text);
+    return task.ReadFile(folder_ / "new.csv", false, {.rows = 100})->Next()->rows;
+  };
+  EXPECT_EQ(read(labelled), 10);
+  EXPECT_EQ(read("0,1,2\n" + rows), 10);
+  EXPECT_EQ(read("0,1,2,3\n5,6,7,8\n"), 1);  // longer series, and shorter ones
+  EXPECT_EQ(read("0,1\n5,6\n"), 1);
+  EXPECT_EQ(read(rows), 10);  // no header
+  EXPECT_EQ(read("0,2,1\n5,6,7\n"), 2);
+  options_.input.header = TableOptions::Header::kYes;
+  EXPECT_EQ(read("0,2,1\n5,6,7\n"), 1);
+}
+
+TEST_F(SeriesTaskTest, HeaderIsAnOptionOfUse) {
+  for (const char* kind : {"series", "forecast", "classify"}) {
+    TaskOptions options;
+    options.kind = kind;
+    options.SetOfUse("task.header=yes");
+    EXPECT_EQ(options.Write()[kind]["header"], "yes");
+  }
+}
+
 TEST_F(SeriesTaskTest, NumbersAsClassesAreRefused) {
   std::string text = "a,b,label\n";
   for (int i = 0; i < 20; ++i) text += StrCat(i, ",", i + 1, ",", 0.5 * i, "\n");

@@ -154,6 +154,7 @@ Pretrained Pretrain(const Task& task, Model& model, const TrainOptions& train,
       Fail(done, " is broken: ", e.what());
     }
   } else {
+    CheckSuits(train, task, model);  // of what follows: not after all of the pretraining
     CheckMemory(config, run.batch, task.tokens_per_row(), dtype == "float64" ? 8 : 4, run);
     std::shared_ptr<Model> pretrained = MakeModel(config, seed);
     if (dtype == "float64") pretrained->to(at::kDouble);

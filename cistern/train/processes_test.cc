@@ -191,6 +191,9 @@ TEST(RequireSameRun, NamesWhatDiffersToAll) {
   other["environment"]["dtype"] = "float32: asked for";
   other["task"]["lm"]["text"] = "/b";
   EXPECT_EQ(SameRun(run, other), Texts(2));
+  other["data"]["notes"] = {"/b holds CR LF"};
+  other["from"] = "/b/model";
+  EXPECT_EQ(SameRun(run, other), Texts(2));
   other["environment"]["threads"] = 7;
   for (const std::string& error : SameRun(run, other))
     ExpectContains(error, {"differ in threads", "--threads"});

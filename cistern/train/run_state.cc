@@ -113,7 +113,14 @@ RunState ParseRunState(std::string_view text, const std::string& name) {
 }
 
 bool IsPlaceOfData(std::string_view key) {
-  return key == "text" || key == "data" || key == "cache";
+  constexpr std::string_view kPlaces[] = {"text", "data",   "cache",        "valid",
+                                          "test", "target", "valid_target", "test_target"};
+  const size_t first = key.find_first_of("./"), last = key.find_last_of("./");
+  if (last == key.npos) return false;
+  const std::string_view group = key.substr(0, first), name = key.substr(last + 1);
+  if (group == "data") return name == "text" || name == "data";  // data.valid: how many rows
+  if (name == "valid" && key.substr(0, last).ends_with("image")) return false;  // which of them
+  return group == "task" && In(kPlaces, name);
 }
 
 std::vector<std::string> CompareRuns(const Json& asked, const Json& begun, const Json& defaults,
@@ -132,10 +139,9 @@ std::vector<std::string> CompareRuns(const Json& asked, const Json& begun, const
     const Json was = old == before.end() ? Unsaid(unset, key) : old->second,
                is = fresh == now.end() ? Unsaid(unset, key) : fresh->second;
     if (was == is) continue;
-    if (key == "data.notes" || group == "published" || (group == "data" && IsPlaceOfData(name)))
-      continue;
-    if (group == "environment" || (group == "train" && In(kMayChange, name)) ||
-        (group == "task" && IsPlaceOfData(name))) {
+    const bool place = IsPlaceOfData(key);
+    if (key == "data.notes" || group == "published" || (group == "data" && place)) continue;
+    if (group == "environment" || (group == "train" && In(kMayChange, name)) || place) {
       changes.push_back(StrCat(key, "=", Shown(is), " (it was ", Shown(was), ")"));
       continue;
     }

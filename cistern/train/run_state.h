@@ -35,8 +35,8 @@ std::string RunStateText(RunState state);
 // Error naming `name` and the key: broken, damaged, or numbers that no run has.
 RunState ParseRunState(std::string_view text, const std::string& name);
 
-// Whether a key of [task], at any depth, says where the data lie. What they are is compared by its
-// hash.
+// Whether a key of an experiment or of its record, such as task.lm.text, says where the data lie.
+// What they are is compared by its hash.
 bool IsPlaceOfData(std::string_view key);
 
 // What is asked for against what a run was begun with, both as `experiment` above. Lengths,

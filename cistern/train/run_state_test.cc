@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include "cistern/base/error.h"
 #include "cistern/io/json_text.h"
 #include "cistern/io/test_folder.h"
 
@@ -110,6 +111,25 @@ TEST(CompareRuns, LengthsAndPlacesMayChangeAndNothingElse) {
             "no error");
   EXPECT_EQ(refusal([](Json& j) { j["model"]["options"] = Json::object(); }), "no error");
   EXPECT_EQ(refusal([](Json& j) { j["published"]["row"] = "1"; }), "no error");
+}
+
+TEST(CompareRuns, FilesOfSplitsAndTargetsMayMove) {
+  for (const char* place : {"text", "data", "valid", "test", "target", "valid_target"}) {
+    const Json begun = {{"task", {{"kind", "x"}, {"x", {{place, "old"}}}}},
+                        {"data", {{"xxh64", "12"}, {"valid", 7}}}};
+    Json asked = begun;
+    asked["task"]["x"][place] = "new";
+    EXPECT_EQ(CompareRuns(asked, begun, {}, "run"),
+              std::vector<std::string>{StrCat("task.x.", place, "=\"new\" (it was \"old\")")});
+    asked["data"]["xxh64"] = "13";
+    EXPECT_NE(ErrorMessage([&] { CompareRuns(asked, begun, {}, "run"); }), "no error") << place;
+    asked["data"] = {{"xxh64", "12"}, {"valid", 8}};  // how many rows
+    EXPECT_NE(ErrorMessage([&] { CompareRuns(asked, begun, {}, "run"); }), "no error") << place;
+  }
+  // No place: which of the training images validate.
+  const Json begun = {{"task", {{"image", {{"valid", "last"}}}}}};
+  const Json asked = {{"task", {{"image", {{"valid", "random"}}}}}};
+  EXPECT_NE(ErrorMessage([&] { CompareRuns(asked, begun, {}, "run"); }), "no error");
 }
 
 }  // namespace

@@ -57,7 +57,9 @@ RunCopy::RunCopy(const Processes& processes, const std::string& folder, bool fil
 
 void RequireSameRun(const Processes& processes, const Json& experiment, const Batch& batch) {
   Json mine = experiment;
-  mine.erase("environment");
+  // The first process's weights are taken; notes name places, and what a cache went through.
+  for (const char* key : {"environment", "from"}) mine.erase(key);
+  if (mine.contains("data") && mine["data"].is_object()) mine["data"].erase("notes");
   // How rows are shared out follows from the threads.
   for (const char* key : {"threads", "threads_take"})
     mine[key] = experiment.value("environment", Json::object()).value(key, Json());
@@ -70,10 +72,10 @@ void RequireSameRun(const Processes& processes, const Json& experiment, const Ba
   std::string differs;
   for (const Json* all : {&own, &theirs}) {
     for (const auto& [key, value] : all->items()) {
-      const std::string name = key.substr(key.rfind('/') + 1);
+      const std::string name = key.substr(1);  // "task/lm/text"
       if (differs.empty() && !IsPlaceOfData(name) &&
           own.value(key, Json()) != theirs.value(key, Json()))
-        differs = key.substr(1);
+        differs = name;
     }
   }
   const std::vector<std::string> of_all = processes.Gather(differs);

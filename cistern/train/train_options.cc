@@ -65,10 +65,11 @@ Fields TrainOptions::Describe() {
         {0.0, 0.999});
   f.Add("eval_every", &eval_every, "steps between evaluations; 0: ten in a run",
         {0, int64_t{1} << 40});
-  f.Add(
-      "eval_tokens", &eval_tokens,
-      "tokens of the validation split at each of them, in rows spread evenly over it; 0: all rows",
-      {0, int64_t{1} << 40});
+  f.Add("eval_tokens", &eval_tokens,
+        "tokens of the validation split at each of them, in rows spread evenly over it (of a text, "
+        "the "
+        "first rows of each of its blocks); 0: all rows",
+        {0, int64_t{1} << 40});
   f.Add("eval_drop_last", &eval_drop_last,
         "evaluate batches of `batch` rows and leave out a split's last, smaller one, as P000 does "
         "for matching and CIFAR: the metrics are of fewer rows");

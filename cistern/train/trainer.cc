@@ -80,6 +80,30 @@ constexpr double kFirstCheckpoint = 30;
 
 }  // namespace
 
+void CheckSuits(const TrainOptions& options, const Task& task, const Model& model) {
+  if (options.eval_drop_last && task.train_rows() == 0)
+    FailUsage("train.eval_drop_last needs a task whose data are rows, such as listops or classify");
+  for (const Split split : {Split::kValid, Split::kTest}) {
+    if (!options.eval_drop_last || (split == Split::kTest && !options.final_test)) continue;
+    if (task.Read(split, {})->total() < options.batch)
+      FailUsage("train.eval_drop_last leaves nothing of the ", SplitName(split),
+                " split: it has fewer rows than a batch of ", options.batch,
+                "; lower train.batch or leave it out");
+  }
+  if (options.order != BatchOrder::kEndless && task.train_rows() < options.batch) {
+    const std::string key = "train.order=" + NameOf(options.order, BatchOrders());
+    if (task.train_rows() == 0)
+      FailUsage(key, " needs a task whose training data are rows, such as listops or classify; ",
+                "this one has no epochs: train.order=endless");
+    FailUsage(key, ": a batch of ", options.batch, " is more than the ", task.train_rows(),
+              " rows of an epoch; lower train.batch");
+  }
+  if (options.label_smoothing > 0) {
+    const std::string why = task.WhyNoSmoothing(model);
+    if (!why.empty()) FailUsage("train.label_smoothing ", why, "; leave it out");
+  }
+}
+
 Trainer::Trainer(std::shared_ptr<Model> model, const Task& task, const TrainOptions& options,
                  uint64_t seed, const std::string& folder, const Json& experiment, bool bfloat16,
                  std::shared_ptr<Processes> processes)
@@ -95,20 +119,7 @@ Trainer::Trainer(std::shared_ptr<Model> model, const Task& task, const TrainOpti
       average_(*model_, options.ema),
       recent_(folder, options.average_last) {
   options_.Validate();
-  if (options_.eval_drop_last && task_.train_rows() == 0)
-    FailUsage("train.eval_drop_last needs a task whose data are rows, such as listops or classify");
-  if (options_.order != BatchOrder::kEndless && task_.train_rows() < options_.batch) {
-    const std::string key = "train.order=" + NameOf(options_.order, BatchOrders());
-    if (task_.train_rows() == 0)
-      FailUsage(key, " needs a task whose training data are rows, such as listops or classify; ",
-                "this one has no epochs: train.order=endless");
-    FailUsage(key, ": a batch of ", options_.batch, " is more than the ", task_.train_rows(),
-              " rows of an epoch; lower train.batch");
-  }
-  if (options_.label_smoothing > 0) {
-    const std::string why = task_.WhyNoSmoothing(*model_);
-    if (!why.empty()) FailUsage("train.label_smoothing ", why, "; leave it out");
-  }
+  CheckSuits(options_, task_, *model_);
   const int64_t rows = task_.rows_of_batch(options_.batch), count = processes_->count();
   CheckProcesses(count, *model_, rows);
   parts_ = RowParts(options_.parallel, *model_, rows / count);
@@ -239,10 +250,6 @@ Json Trainer::Measure(Split split, int64_t max_tokens) {
       all.Merge(Score::Read(Json::parse(score)));
     done.score = std::move(all);
   }
-  if (done.rows == 0 && options_.eval_drop_last)
-    FailUsage("train.eval_drop_last leaves nothing of the ", SplitName(split),
-              " split: it has fewer rows than a batch of ", options_.batch,
-              "; lower train.batch or leave it out");
   return task_.Metrics(done.score);
 }
 

@@ -73,6 +73,9 @@ struct TrainOptions {
   void ValidateSchedule() const;
 };
 
+// UsageError where the options do not fit the task's data or the model.
+void CheckSuits(const TrainOptions& options, const Task& task, const Model& model);
+
 struct TrainResult {
   int64_t steps = 0, parameters = 0;
   double seconds = 0,

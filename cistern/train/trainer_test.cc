@@ -4,6 +4,7 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include <filesystem>
 #include <fstream>
 #include <map>
 
@@ -311,6 +312,17 @@ TEST_F(TrainerTest, EvaluatesWholeBatchesAlone) {
   EXPECT_EQ(examples("whole"), 4);
   train_.batch = 7;
   ExpectContains(ErrorMessage([&] { Trained("none"); }), {"eval_drop_last", "valid split", "7"});
+  // A test split that is too small is no news for the end of a run.
+  Fields fields;
+  fields.Group("task", options_.Describe());
+  fields.Set("task.classify.test_share=0.05");
+  task_ = options_.Make();
+  task_->Prepare();
+  train_.batch = 4, train_.final_test = true;
+  ExpectContains(ErrorMessage([&] { Trained("untested"); }), {"test split", "a batch of 4"});
+  EXPECT_FALSE(std::filesystem::exists(folder_ / "untested"));
+  train_.final_test = false;
+  Trained("untested");
 }
 
 TEST_F(TrainerTest, AnEpochHasEachRowOnce) {
