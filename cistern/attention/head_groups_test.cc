@@ -40,6 +40,16 @@ TEST(HeadGroups, GoOnInPlace) {
   EXPECT_EQ(extend(1), places);
 }
 
+// A mechanism's tokens in bfloat16, and the same numbers in float.
+std::pair<std::vector<at::Tensor>, std::vector<at::Tensor>> RoundedTokens(const Mechanism& m) {
+  std::vector<at::Tensor> half, whole;
+  for (const Projection& p : m.Projections()) {
+    half.push_back(Normal({2, p.heads, 17, p.width / p.heads}).to(at::kBFloat16));
+    whole.push_back(half.back().to(at::kFloat));
+  }
+  return {half, whole};
+}
+
 // A group that does not take bfloat16, beside one that does, computes in float.
 TEST(HeadGroups, FloatsForGroupsThatTakeThem) {
   at::manual_seed(3);
@@ -48,11 +58,7 @@ TEST(HeadGroups, FloatsForGroupsThatTakeThem) {
   const auto m = FindMechanism("latte:2+gated_slots:2").Make(Json::object(), dims);
   m->to(at::kFloat);
   ASSERT_TRUE(m->TakesBFloat16(Form::kCausal));
-  std::vector<at::Tensor> half, whole;
-  for (const Projection& p : m->Projections()) {
-    half.push_back(Normal({2, p.heads, 17, p.width / p.heads}).to(at::kBFloat16));
-    whole.push_back(half.back().to(at::kFloat));
-  }
+  const auto [half, whole] = RoundedTokens(*m);
   const auto run = [&](const std::vector<at::Tensor>& x) {
     State state = m->EmptyState(2, at::kFloat);
     return m->Extend(x, state, {});
@@ -71,11 +77,7 @@ TEST(HeadGroups, FloatsToWriteAndRead) {
       FindMechanism("softmax:2+performer:2").Make(Json{{"performer", {{"kernel", "relu"}}}}, dims);
   m->to(at::kFloat);
   ASSERT_TRUE(m->TakesBFloat16(Form::kBidirectional));
-  std::vector<at::Tensor> half, whole;
-  for (const Projection& p : m->Projections()) {
-    half.push_back(Normal({2, p.heads, 17, p.width / p.heads}).to(at::kBFloat16));
-    whole.push_back(half.back().to(at::kFloat));
-  }
+  const auto [half, whole] = RoundedTokens(*m);
   const auto run = [&](const std::vector<at::Tensor>& x) {
     State state = m->EmptyState(2, x[0].options());
     m->Write(x, state, {});

@@ -1,6 +1,7 @@
 #include "cistern/models/forecaster.h"
 
 #include <ATen/ATen.h>
+#include <ATen/OpMathType.h>
 
 #include "cistern/attention/token_positions.h"
 #include "cistern/base/error.h"
@@ -88,7 +89,7 @@ at::Tensor Forecaster::TrainingLoss(const NamedTensors& batch, double label_smoo
   const at::Tensor y = Predict(batch), missing = targets.isnan();
   CISTERN_CHECK(y.sizes() == targets.sizes(), "[forecaster] expected targets of shape ", y.sizes(),
                 ", got ", targets.sizes());
-  const auto wide = y.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;  // of bfloat16
+  const auto wide = at::toOpMathType(y.scalar_type());  // of bfloat16: float
   const at::Tensor error = (y.to(wide) - targets.to(wide)).masked_fill(missing, 0);
   return error.square().sum() / (targets.numel() - missing.sum()).clamp_min(1);
 }

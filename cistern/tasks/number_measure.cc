@@ -1,6 +1,7 @@
 #include "cistern/tasks/number_measure.h"
 
 #include <ATen/ATen.h>
+#include <ATen/OpMathType.h>
 
 #include <cmath>
 
@@ -28,7 +29,7 @@ bool NumberScale::Good() const {
 at::Tensor NumberLoss(const at::Tensor& outputs, const at::Tensor& targets,
                       double label_smoothing) {
   if (label_smoothing > 0) FailUsage("train.label_smoothing ", kNumbersAreNoClasses);
-  const auto wide = outputs.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+  const auto wide = at::toOpMathType(outputs.scalar_type());  // of bfloat16: float
   return at::mse_loss(outputs.squeeze(1).to(wide), targets.to(wide));
 }
 

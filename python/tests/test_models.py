@@ -262,15 +262,20 @@ TRANSLATORS = [
 ]
 
 
+def translator_in(folder, config):
+    """Writes a model of random weights; a source and a target for it."""
+    made = KINDS["encoder_decoder"](complete(config, folder))
+    for p in made.parameters():
+        torch.nn.init.normal_(p, std=0.3)
+    write_folder(folder, made, **config)
+    return torch.randint(19, (2, 9)), torch.randint(19, (2, 7))
+
+
 @pytest.mark.parametrize("more", TRANSLATORS, ids=range(len(TRANSLATORS)))
 @pytest.mark.parametrize("lengths", [None, torch.tensor([9, 4])])
 def test_encoder_decoder(tmp_path, more, lengths):
     config = make_config(kind="encoder_decoder", **more)
-    made = KINDS["encoder_decoder"](complete(config, tmp_path / "m"))
-    for p in made.parameters():
-        torch.nn.init.normal_(p, std=0.3)
-    write_folder(tmp_path / "m", made, **config)
-    source, ids = torch.randint(19, (2, 9)), torch.randint(19, (2, 7))
+    source, ids = translator_in(tmp_path / "m", config)
     expected = torch.ops.cistern.folder_logits(str(tmp_path / "m"), ids, lengths, source)
     model = cistern.load(tmp_path / "m")
     with torch.no_grad():
@@ -290,11 +295,7 @@ CROSS.append(("abc_random:1+latte:1", {}))
 def test_every_cross_attention(tmp_path, name, options):
     config = make_config(kind="encoder_decoder",
                          cross=dict(attention=[name], attention_options={name: options}))
-    made = KINDS["encoder_decoder"](complete(config, tmp_path / "m"))
-    for p in made.parameters():
-        torch.nn.init.normal_(p, std=0.3)
-    write_folder(tmp_path / "m", made, **config)
-    source, ids = torch.randint(19, (2, 9)), torch.randint(19, (2, 7))
+    source, ids = translator_in(tmp_path / "m", config)
     expected = torch.ops.cistern.folder_logits(str(tmp_path / "m"), ids, None, source)
     with torch.no_grad():
         assert error(cistern.load(tmp_path / "m")(source, ids), expected) < 1e-5
