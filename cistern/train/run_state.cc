@@ -74,6 +74,8 @@ Fields RunState::Describe() {
   f.Add("best_file", &best_file, "XXH64 of its file");
   f.Add("evals_without_better", &evals_without_better, "evaluations since then", {0, kMost});
   f.Add("evaluation_due", &evaluation_due, "the evaluation of this step was interrupted");
+  f.Add("measured_step", &measured_step, "of the last evaluation", {-1, kMost});
+  f.Add("peak_bytes", &peak_bytes, "most memory so far", {0, kMost});
   f.Add("window_loss", &window_loss, "sum since the last logged line");
   f.Add("window_seconds", &window_seconds, "sum since the last logged line", {0.0, 1e12});
   f.Add("window_tokens", &window_tokens, "sum since the last logged line", {0, kMost});

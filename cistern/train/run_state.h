@@ -19,6 +19,8 @@ struct RunState {
   std::string best_file;  // XXH64 of its model.safetensors; empty: its metrics are not known
   int64_t evals_without_better = 0;
   bool evaluation_due = false;  // it was interrupted: this step's evaluation comes first
+  int64_t measured_step = -1;   // of the last evaluation; -1: none, or not known
+  int64_t peak_bytes = 0;       // the most that a process of this run has had while it trained
   // What has been counted since the last logged line.
   double window_loss = 0, window_seconds = 0;
   int64_t window_tokens = 0, window_steps = 0;

@@ -124,7 +124,7 @@ Trainer::Trainer(std::shared_ptr<Model> model, const Task& task, const TrainOpti
   CheckProcesses(count, *model_, rows);
   parts_ = RowParts(options_.parallel, *model_, rows / count);
   experiment_["environment"]["threads_take"] = parts_ > 1 ? "rows" : "operations";
-  if (count > 1) experiment_["environment"]["processes"] = count;
+  experiment_["environment"]["processes"] = count;
   if (options_.steps == 0 && options_.seconds == 0) options_.steps = 1000;
   state_.total_steps = options_.steps;
   state_.seed = int64_t(seed_);
@@ -266,6 +266,7 @@ void Trainer::Evaluate() {
   }
   if (metrics.is_null()) return;  // a partial evaluation decides nothing; it is due when resumed
   state_.evaluation_due = false;
+  state_.measured_step = state_.step;
   recent_.Save(*model_, state_.step);
   const double value = metrics.at(task_.metric().name).get<double>();
   Json line = {{"event", "valid"}, {"step", state_.step}, {"seconds", state_.trained_seconds}};
@@ -289,11 +290,13 @@ void Trainer::SaveBest() {
   lock_->Check();
   SaveModel(*model_, folder_);
   state_.best_file = HexText(HashFile(folder_ + "/model.safetensors"));
+  best_is_newer_ = false;
 }
 
 void Trainer::SaveCheckpoint() {
   lock_->Check();
   RequireFinite(*model_, *optimizer_, average_, state_.step, RunFolder());
+  state_.peak_bytes = std::max(state_.peak_bytes, PeakBytes());
   if (processes_->first()) {
     lines_->Sync();
     state_.log_bytes = lines_->Bytes();
@@ -392,7 +395,9 @@ TrainResult Trainer::Run() {
   last_save_ = Now();
   Agree();
   if (!interrupted_) MeasureBest();
-  if (resumed_ && !state_.has_best && Spent() >= 1) state_.evaluation_due = true;
+  // A run of so many steps ends with an evaluation.
+  if (resumed_ && Spent() >= 1 && (!state_.has_best || state_.measured_step < state_.step))
+    state_.evaluation_due = true;
   // A run that has begun can be resumed: the first checkpoint comes before the first step, and so
   // does that of a resumed run with its new settings.
   bool save = !resumed_ || state_.evaluation_due || settings_changed_;
@@ -452,10 +457,16 @@ TrainResult Trainer::Run() {
     rates_.push_back(double(state_.window_tokens) /
                      state_.window_seconds);  // before the first line
   result.tokens_per_second = Median(rates_);
-  result.peak_bytes = PeakBytes();
+  result.peak_bytes = std::max(state_.peak_bytes, PeakBytes());
   result.cpu_share = share.Value();
   result.input_share = step_seconds_ > 0 ? input_seconds_ / step_seconds_ : 0;
   if (!interrupted_) AverageLast();
+  if (!interrupted_ && processes_->Any(best_is_newer_)) {
+    Note(StrCat(folder_,
+                "/model.safetensors was saved after the checkpoint, and did not come again"));
+    state_.best_file.clear();
+    MeasureBest();
+  }
   result.valid = state_.best_metrics;
   result.interrupted = interrupted_;
   std::optional<WeightAverage::Use> average;

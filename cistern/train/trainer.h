@@ -135,7 +135,7 @@ class Trainer {
   void Evaluate();
   void SaveCheckpoint();
   // Of the best model of a resumed run, where its metrics are those of other rows or of another
-  // model: before the first step.
+  // model: before the first step, or at the end where what should have come again did not.
   void MeasureBest();
   void TakeBest(const Json& metrics);  // the model, as it is now, is the best
   void SaveBest();
@@ -154,8 +154,9 @@ class Trainer {
   Json experiment_;
   bool bfloat16_, resumed_ = false, settings_changed_ = false;  // since the checkpoint
   std::shared_ptr<Processes> processes_;
-  bool interrupted_ = false;  // this process or another
-  int64_t parts_;             // of this process's rows of a batch (train/row_parts.h)
+  bool interrupted_ = false;    // this process or another
+  bool best_is_newer_ = false;  // than the checkpoint; it has not come again yet
+  int64_t parts_;               // of this process's rows of a batch (train/row_parts.h)
   std::unique_ptr<Optimizer> optimizer_;
   WeightAverage average_;
   RecentWeights recent_;

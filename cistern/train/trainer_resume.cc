@@ -33,7 +33,8 @@ Json RunDefaults(const Json& experiment) {
   written.merge_patch(TaskOptions::Recorded({{"kind", task.kind}}, task.kind));
   return {{"task", written},
           {"model", ModelConfig().Describe().Write()},
-          {"train", TrainOptions().Describe().Write()}};
+          {"train", TrainOptions().Describe().Write()},
+          {"environment", {{"processes", 1}}}};
 }
 
 void Trainer::Resume() {
@@ -63,10 +64,14 @@ void Trainer::Resume() {
                 "this run so far; put it back, or begin again with another --out");
   if (!MeasuresAlike(begun, experiment_)) state_.best_file.clear();
   if (state_.best_file.empty() || HexText(HashFile(best)) == state_.best_file) return;
-  // A better one came after the checkpoint. It will come again where the same steps do.
   const SafetensorsFile loads(best);
-  if (changes.empty() && options_.seconds == 0) return;
-  state_.best_file.clear();
+  if (options_.average_last > 0) {  // the mean of a run that had ended, which comes anew
+    state_.best_file = HexText(HashFile(best));
+    return;
+  }
+  // A better one came after the checkpoint. It will come again where the same steps do.
+  best_is_newer_ = changes.empty() && options_.seconds == 0;
+  if (!best_is_newer_) state_.best_file.clear();
 }
 
 void Trainer::TakeLengths(const Json& begun) {

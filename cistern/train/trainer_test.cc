@@ -19,57 +19,13 @@
 #include "cistern/tensors/testing_device.h"
 #include "cistern/train/checkpoint.h"
 #include "cistern/train/testing_processes.h"
+#include "cistern/train/testing_trainer.h"
 
 namespace cistern {
 namespace {
 
 using testing::ExpectContains;
-
-// A small table of labelled rows.
-class TrainerTest : public ::testing::Test {
- protected:
-  void SetUp() override { Prepare(60); }
-  void Prepare(int count) {
-    std::string rows = "text\tlabel\n";
-    for (int i = 0; i < count; ++i)
-      rows += StrCat("row ", i * i % 89, i % 3 ? " has ships\ta\n" : " has none of them\tb\n");
-    WriteFileAtomically(folder_ / "a.tsv", rows);
-    options_.kind = "classify";
-    Fields fields;
-    fields.Group("task", options_.Describe());
-    for (const std::string& assignment :
-         {"task.cache=" + (folder_ / "cache"), "task.data=" + (folder_ / "a.tsv"),
-          std::string("task.tokenizer=bytes")})
-      fields.Set(TaskOptions::Grouped(assignment, options_.kind));
-    task_ = options_.Make();
-    task_->Prepare();
-    config_.kind = options_.info().models[0];
-    config_.dim = 12, config_.layers = 1, config_.heads = 2, config_.init_std = 0.3;
-    config_.attention = {"softmax"};
-    task_->Complete(config_);
-    train_.steps = 4, train_.batch = 6, train_.eval_every = 4, train_.final_test = false;
-    train_.lr = 0.02, train_.schedule = ScheduleKind::kConstant, train_.warmup = 0;
-  }
-
-  std::shared_ptr<Model> Trained(const std::string& run) {
-    const auto model = MakeModel(config_, 3);
-    Trainer trainer(model, *task_, train_, 7, folder_ / run, Json::object(), false);
-    trainer.Run();
-    return model;
-  }
-
-  // The gradients of a batch, as backward leaves them in the parameters.
-  void Differentiate(Model& model, int64_t index) {
-    model.train();
-    task_->Loss(model, task_->TrainBatch(7, index, train_.batch), 0).backward();
-  }
-
-  TestFolder folder_;
-  TaskOptions options_;
-  std::unique_ptr<Task> task_;
-  ModelConfig config_;
-  TrainOptions train_;
-};
+using testing::TrainerTest;
 
 void ExpectSame(const Model& a, const std::map<std::string, at::Tensor>& b, double most) {
   for (const auto& p : a.named_parameters()) {
@@ -413,90 +369,6 @@ TEST_F(TrainerTest, RatesOfTheLog) {
     const double s = n,
                  expected = std::min(s / 4, 1.0) / std::sqrt(std::max(s, 4.0)) / std::sqrt(12.0);
     EXPECT_NEAR(lr[size_t(n)], expected, 1e-12) << n;
-  }
-}
-
-TEST_F(TrainerTest, AnAverageThatIsInterruptedIsNoEnd) {
-  train_.average_last = 2, train_.eval_every = 2;
-  Trainer trainer(MakeModel(config_, 3), *task_, train_, 7, folder_ / "run", Json::object(), false);
-  int evaluations = 0;
-  trainer.Observe([&](Model&) {
-    if (++evaluations == 2) Interrupted() = true;  // after the last step
-    return Json::object();
-  });
-  const TrainResult result = trainer.Run();
-  Interrupted() = false;
-  EXPECT_EQ(evaluations, 2);
-  EXPECT_EQ(result.steps, 4);
-  EXPECT_TRUE(result.interrupted);
-}
-
-TEST_F(TrainerTest, ARunThatRanOutOfPatienceHasEnded) {
-  train_.eval_every = 2, train_.patience = 1, train_.checkpoint_every = 1000, train_.lr = 1e-12;
-  for (const bool timed : {false, true}) {
-    for (const int64_t averaged : {0, 2}) {
-      train_.steps = timed ? 0 : 40, train_.seconds = timed ? 60 : 0;
-      train_.average_last = averaged;
-      const std::string run = StrCat("run", timed, averaged);
-      Trained(run);
-      const auto lines = [&] { return ReadJsonl(folder_ / (run + "/metrics.jsonl")).size(); };
-      const size_t before = lines();
-      const std::string model = ReadFile(folder_ / (run + "/model.safetensors"));
-      for (const int64_t threads : {1, 1, 2}) {  // another number is a setting that changed
-        Trainer again(MakeModel(config_, 3), *task_, train_, 7, folder_ / run,
-                      {{"environment", {{"threads", threads}}}}, false);
-        again.Resume();
-        const TrainResult result = again.Run();
-        EXPECT_TRUE(result.had_ended && result.out_of_patience) << run;
-        EXPECT_EQ(result.steps, 4) << run;
-        EXPECT_EQ(lines(), before) << run;
-      }
-      EXPECT_TRUE(ReadFile(folder_ / (run + "/model.safetensors")) == model) << run;
-    }
-  }
-}
-
-// Steps in a budget of time do not come again, so neither does a model that was better than the
-// one that the checkpoint knows.
-TEST_F(TrainerTest, ABetterModelThanTheCheckpointKnowsIsMeasured) {
-  train_.steps = 0, train_.seconds = 0.2;
-  Trained("run");
-  const auto other = MakeModel(config_, 9);
-  SaveModel(*other, folder_ / "run");
-  Trainer again(MakeModel(config_, 3), *task_, train_, 7, folder_ / "run", Json::object(), false);
-  again.Resume();
-  const TrainResult result = again.Run();
-  const Evaluation wanted = Evaluate(*task_, *other, Split::kValid, {});
-  EXPECT_EQ(result.valid, task_->Metrics(wanted.score));
-}
-
-TEST_F(TrainerTest, OtherRowsMeasureTheBestModelAgain) {
-  Prepare(600);
-  const auto run = [&](int64_t tokens, bool resume) {
-    train_.eval_tokens = tokens;
-    Trainer trainer(MakeModel(config_, 3), *task_, train_, 7, folder_ / "run",
-                    {{"train", {{"eval_tokens", tokens}}}}, false);
-    if (resume) trainer.Resume();
-    return trainer.Run();
-  };
-  const TrainResult few = run(20, false), all = run(0, true);
-  EXPECT_TRUE(all.had_ended);
-  EXPECT_LT(few.valid["examples"], all.valid["examples"]);
-  const auto model = LoadModel(folder_ / "run");
-  const Evaluation wanted = Evaluate(*task_, *model, Split::kValid, {});
-  EXPECT_EQ(all.valid, task_->Metrics(wanted.score));
-}
-
-// Else a run that is killed before its next checkpoint would go on with the earlier ones.
-TEST_F(TrainerTest, NewSettingsAreSavedBeforeTheNextStep) {
-  for (const int64_t every : {5, 6}) {
-    train_.log_every = every;
-    Trainer trainer(MakeModel(config_, 3), *task_, train_, 7, folder_ / "run",
-                    {{"train", {{"log_every", every}}}}, false);
-    if (every == 6) trainer.Resume();
-    EXPECT_EQ(trainer.Run().steps, 4);
-    const RunState state = ReadRunState(*NewestCheckpoint(folder_ / "run"));
-    EXPECT_EQ(state.experiment["train"]["log_every"], every);
   }
 }
 
