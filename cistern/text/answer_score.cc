@@ -63,7 +63,7 @@ std::vector<std::string> AnswerWords(std::string_view answer) {
     }
     if (IsAsciiPunctuation(c.code)) continue;
     const CharClass kind = ClassOf(c.code);
-    if (kind == CharClass::kSpace) {
+    if (IsSpace(c.code)) {
       end_word();
     } else if (kind == CharClass::kOther) {
       end_run();

@@ -17,6 +17,9 @@ TEST(AnswerWords, AreSmallWithoutPunctuationAndArticles) {
   EXPECT_EQ(AnswerWords("the-end"), (Words{"theend"}));  // a hyphen leaves no gap
   // A dash of two bytes is no punctuation of ASCII: it stays, and parts the article from its word.
   EXPECT_EQ(AnswerWords("1914\xe2\x80\x93the war"), (Words{"1914\xe2\x80\x93", "war"}));
+  EXPECT_EQ(AnswerWords("a\x1c"
+                        "cat"),
+            Words{"cat"});  // as Python parts words
   EXPECT_EQ(AnswerWords("the ... a"), Words{});
 }
 

@@ -126,7 +126,7 @@ TextSource::TextSource(const std::string& path) : path_(path) {
 
 void TextSource::Scan(const std::function<void(int64_t done, int64_t total)>& progress) {
   if (scanned_) return;
-  scanned_ = true;
+  std::vector<std::string> notes;  // kept at the end: `progress` may throw
   XxHash64Stream hash;
   for (const File& file : files_) {
     TextReader reader(*this, {file.begin, file.begin + file.bytes});
@@ -162,13 +162,15 @@ void TextSource::Scan(const std::function<void(int64_t done, int64_t total)>& pr
     }
     if (bad < 0 && !text.empty()) bad = base;
     if (bad >= 0)
-      notes_.push_back(
+      notes.push_back(
           StrCat(file.path, " is not UTF-8 from byte offset ", bad, " on; treated as raw bytes"));
     if (crlf > 0)
-      notes_.push_back(StrCat(file.path, " has ", crlf,
-                              " CRLF line ends; they are kept and counted as two bytes"));
+      notes.push_back(StrCat(file.path, " has ", crlf,
+                             " CRLF line ends; they are kept and counted as two bytes"));
   }
   hash_ = hash.Value();
+  notes_.insert(notes_.end(), notes.begin(), notes.end());
+  scanned_ = true;
 }
 
 uint64_t TextSource::Hash() const {

@@ -42,7 +42,7 @@ class TextSource {
   const std::vector<std::string>& notes() const { return notes_; }
 
   // Reads everything once, for the notes on its contents and for Hash; the second call does
-  // nothing.
+  // nothing. What `progress` throws ends it, with nothing done.
   void Scan(const std::function<void(int64_t done, int64_t total)>& progress = nullptr);
 
   // Of the text's bytes, whatever the names and times of its files. Reads everything unless Scan

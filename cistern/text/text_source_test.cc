@@ -104,6 +104,8 @@ TEST_F(TextSourceTest, WhatCannotBeText) {
 
 TEST_F(TextSourceTest, ScanNotesBadUtf8AndCrlf) {
   TextSource source(Write("a", "ab\xC3\xA9\r\nx\r\ny\xFFz\xFE"));
+  EXPECT_THROW(source.Scan([](int64_t, int64_t) { throw Error("stopped"); }), Error);
+  EXPECT_TRUE(source.notes().empty());
   source.Scan();
   source.Scan();
   ASSERT_EQ(source.notes().size(), 2u);

@@ -9,11 +9,6 @@
 namespace cistern {
 namespace {
 
-// White space as Python's str.split has it.
-bool IsSpace(int32_t code) {
-  return (code >= 0x1c && code <= 0x1f) || ClassOf(code) == CharClass::kSpace;
-}
-
 // Calls visit(code, bytes) with each character; broken bytes are characters of their own.
 template <class Visit>
 void ForEachChar(std::string_view text, const Visit& visit) {
@@ -22,6 +17,16 @@ void ForEachChar(std::string_view text, const Visit& visit) {
     const size_t length = c.code < 0 ? 1 : size_t(c.length);
     visit(c.code, text.substr(at, length));
     at += length;
+  }
+}
+
+void DropSpaceAtEnd(std::string* text) {
+  while (!text->empty()) {
+    size_t at = text->size() - 1;
+    while (at > 0 && (uint8_t((*text)[at]) & 0xc0) == 0x80) --at;  // within a character
+    const Utf8Char c = DecodeUtf8(*text, at);
+    if (!IsSpace(c.code) || at + size_t(c.length) != text->size()) return;
+    text->resize(at);
   }
 }
 
@@ -91,7 +96,7 @@ std::vector<std::string> CharactersWithoutSpace(std::string_view text) {
 
 std::vector<std::string> Mteval13aTokens(std::string_view given) {
   std::string text(given);
-  while (!text.empty() && IsSpace(static_cast<unsigned char>(text.back()))) text.pop_back();
+  DropSpaceAtEnd(&text);
   Replace(&text, "<skipped>", "");
   Replace(&text, "-\n", "");
   Replace(&text, "\n", " ");

@@ -51,6 +51,24 @@ TEST(TranslationScore, ACorpusIsASumAndNoMean) {
   EXPECT_EQ(bleu.reference_length, 47);
 }
 
+// Characters whose last byte alone would be white space: 0x85 and 0xa0.
+TEST(TranslationScore, EndsOfManyWords) {
+  const std::vector<Sentence> all = {
+      {"oggi vado in città , sì", "oggi vado in città", 50.81327481546149, 0},
+      {"oni w domu są .", "oni w domu są", 66.87403049764218, 0},
+      {"мы живём в больших домах .", "мы живём в больших домах", 75.98356856515926, 0},
+      {"αυτό είναι το σπίτι του .", "αυτό είναι το σπίτι του", 75.98356856515926, 0}};
+  for (const Sentence& s : all) {
+    BleuSums bleu;
+    bleu.Add(s.translation, s.reference);
+    EXPECT_NEAR(bleu.Score(), s.bleu, 1e-9) << s.translation;
+  }
+  using Words = std::vector<std::string>;
+  EXPECT_EQ(Mteval13aTokens("là \t\xe2\x80\x83\xc2\xa0\n"), Words{"là"});
+  EXPECT_EQ(Mteval13aTokens("a-\n\xc2\xa0"), (Words{"a-"}));
+  EXPECT_EQ(Mteval13aTokens("a \x85"), (Words{"a", "\x85"}));  // a byte that is no character
+}
+
 TEST(TranslationScore, OfNothingIsZero) {
   EXPECT_EQ(BleuSums().Score(), 0);
   EXPECT_EQ(ChrfSums().Score(), 0);

@@ -69,6 +69,10 @@ CharClass ClassOf(int32_t code) {
   return code < int32_t(kTable.size()) ? kTable[code] : UnicodeClass(code);
 }
 
+bool IsSpace(int32_t code) {
+  return (code >= 0x1c && code <= 0x1f) || ClassOf(code) == CharClass::kSpace;
+}
+
 std::string ValidUtf8(std::string_view bytes) {
   Utf8Stream whole;
   const std::string text = whole.Push(bytes);

@@ -31,5 +31,7 @@ enum class CharClass : uint8_t {
   kOther
 };  // \p{L}, \p{N}, \s, the rest (invalid bytes too)
 CharClass ClassOf(int32_t code);
+// White space as Python's str.split and str.strip have it.
+bool IsSpace(int32_t code);
 
 }  // namespace cistern
