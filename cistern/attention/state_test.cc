@@ -336,6 +336,46 @@ TEST(State, DecodesWithWritesPutOff) {
   EXPECT_GE(decoding, 18);
 }
 
+// A caller may have one buffer for all pieces.
+TEST(State, ItsMemoryIsNotTheCallers) {
+  ForEachCase([](Mechanism& m, const std::string& what) {
+    at::NoGradGuard guard;
+    for (const at::ScalarType type : {at::kDouble, at::kFloat}) {
+      const auto x = To(Inputs(m, 2, 5), type), token = To(Inputs(m, 2, 1), type);
+      auto buffers = x;
+      for (at::Tensor& t : buffers) t = t.clone();
+      State kept = m.EmptyState(2, x[0].options()), over = m.EmptyState(2, x[0].options());
+      m.Extend(x, kept, {});
+      m.Extend(buffers, over, {});
+      for (const at::Tensor& t : buffers) t.fill_(7);
+      ExpectSameBits(m.Extend(token, over, {}), m.Extend(token, kept, {}), what);
+    }
+  });
+}
+
+// Also once it decodes, where nothing but the sizes of the state tells.
+TEST(State, ALaterTokenOfOtherRowsIsRefused) {
+  int64_t refused = 0;
+  ForEachCase([&](Mechanism& m, const std::string& what) {
+    if (!Decodes(m) || m.info().name == "softmax:1+latte:1") return;
+    at::NoGradGuard guard;
+    const auto token = To(Inputs(m, 3, 1), at::kFloat);
+    State state = m.EmptyState(3, token[0].options());
+    m.Extend(token, state, {});
+    if (!state.Has("decoding")) return;
+    for (size_t i = 0; i < token.size(); ++i) {
+      if (token[i].dim() != 4 || token[i].size(0) != 3) continue;
+      if (m.info().name == "rfa") continue;  // its keys and gates are multiplied, which broadcasts
+      auto other = token;
+      other[i] = token[i].narrow(0, 0, 1);
+      State copy = state.Clone();
+      EXPECT_NE(Thrown([&] { m.Extend(other, copy, {}); }), "no error") << what << " " << i;
+      ++refused;
+    }
+  });
+  EXPECT_GE(refused, 40);
+}
+
 TEST(State, WritesAtOnceWhereThatIsAskedFor) {
   at::NoGradGuard guard;
   const auto m = Small(FindMechanism("latte"));

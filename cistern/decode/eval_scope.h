@@ -1,4 +1,5 @@
 #pragma once
+// For as long as a model is measured or decodes.
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/grad_mode.h>
 
@@ -8,13 +9,16 @@
 
 namespace cistern {
 
-// Runs a model without gradients and dropout within a scope, then restores its mode.
+// Runs a model without gradients and dropout within a scope, then restores its mode. In threads
+// that share a model, it has to be in evaluation mode already, which is left as it is.
 class EvalScope {
  public:
   explicit EvalScope(Model& model) : model_(model), training_(model.is_training()) {
-    model_.eval();
+    if (training_) model_.eval();
   }
-  ~EvalScope() { model_.train(training_); }
+  ~EvalScope() {
+    if (training_) model_.train();
+  }
   EvalScope(const EvalScope&) = delete;
   EvalScope& operator=(const EvalScope&) = delete;
 

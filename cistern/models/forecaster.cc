@@ -65,6 +65,7 @@ at::Tensor Forecaster::Extend(const at::Tensor& values, ModelState& state, const
   CISTERN_CHECK(values.dim() == 3 && values.size(2) == options_.inputs,
                 "[forecaster] expected values of shape [B,T,", options_.inputs, "], got ",
                 values.sizes());
+  CheckPiece(state, values.size(0), values.size(1), mask);
   if (mask.valid) {
     const ops::TokenMap front = trunk_.RealTokensFirst(mask);
     return front.Back(Extend(front.Move(values, 1), state, front.mask()), 1);

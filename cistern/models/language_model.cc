@@ -42,6 +42,7 @@ at::Tensor LanguageModel::Run(const Trunk& trunk, const Embed& embed, const at::
                               ModelState& state, const ops::Mask& mask) const {
   CISTERN_CHECK(ids.dim() == 2, "[", config_.kind, "] expected ids of shape [B,T], got ", ids.dim(),
                 " dimensions");
+  CheckPiece(state, ids.size(0), ids.size(1), mask);
   if (mask.valid) {
     const ops::TokenMap front = trunk.RealTokensFirst(mask);
     return front.Back(Run(trunk, embed, front.Move(ids, 1), state, front.mask()), 1);

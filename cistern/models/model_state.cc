@@ -102,6 +102,13 @@ void StatefulModel::CheckLayers(const ModelState& state) const {
                 self_ < state_layers_.size() ? "Encode" : "EmptyState");
 }
 
+void StatefulModel::CheckPiece(const ModelState& state, int64_t batch, int64_t length,
+                               const ops::Mask& mask) const {
+  CISTERN_CHECK(state.positions.size(0) == batch, "[", config_.kind, "] the state has ",
+                state.positions.size(0), " rows, the tokens have ", batch);
+  if (mask) mask.Check(StrCat("[", config_.kind, "]").c_str(), batch, length);
+}
+
 at::Tensor ExtendInPieces(StatefulModel& model, const at::Tensor& tokens,
                           const std::vector<int64_t>& cuts, const ops::Mask& mask,
                           ModelState* last) {

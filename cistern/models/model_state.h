@@ -50,6 +50,9 @@ class StatefulModel : public Model {
   void SetStateLayers(const std::vector<std::shared_ptr<Block>>& blocks);
   ModelState EmptyStates(int64_t batch) const;
   void CheckLayers(const ModelState& state) const;
+  // Error where a piece [batch, length] is not one of the state's rows, or the mask one of it.
+  void CheckPiece(const ModelState& state, int64_t batch, int64_t length,
+                  const ops::Mask& mask) const;
 
  private:
   std::vector<const AttentionLayer*> state_layers_;

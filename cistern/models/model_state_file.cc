@@ -184,7 +184,9 @@ void SaveModelState(const std::string& path, const StatefulModel& model,
   Metadata metadata = ModelMetadata(model);
   metadata["model"] = HexText(ModelHash(model));
   metadata["batch"] = std::to_string(state.positions.size(0));
-  metadata.insert(file.made.begin(), file.made.end());
+  for (const auto& [key, value] : file.made)
+    CISTERN_CHECK(key != "checksum" && metadata.emplace(key, value).second, "[model_state] '", key,
+                  "' is a key of the state's own");
   out.metadata.assign(metadata.begin(), metadata.end());
   out.metadata.emplace_back("checksum", ModelStateChecksum(out));
   SaveTensors(path, out);

@@ -195,6 +195,41 @@ TEST(ModelState, ItIsCutBackWhereEveryLayerCan) {
   ExpectContains(Thrown([&] { convolved->Truncate(last, 3); }), {"layer 0", "conv=3"});
 }
 
+TEST(ModelState, PiecesOfOtherRowsAreRefused) {
+  at::NoGradGuard guard;
+  for (const PositionKind positions : {PositionKind::kLearned, PositionKind::kNone}) {
+    for (const char* name : {"softmax", "latte", "window"}) {
+      ModelConfig config = Config({name});
+      config.positions = positions;
+      const auto m = Make(config);
+      const auto error = [&](int64_t rows, const at::Tensor& ids, const ops::Mask& mask) {
+        ModelState state = m->EmptyState(rows);
+        return Thrown([&] { m->Extend(ids, state, mask); });
+      };
+      EXPECT_EQ(error(3, Ids(3, 4), {}), "no error") << name;
+      ExpectContains(error(3, Ids(1, 4), {}), {"state has 3 rows, the tokens have 1"});
+      ExpectContains(error(1, Ids(3, 4), {}), {"state has 1 rows, the tokens have 3"});
+      const at::Tensor narrow = at::ones({3, 3}, at::kBool), one = at::ones({1, 4}, at::kBool);
+      ExpectContains(error(3, Ids(3, 4), {{}, {}, narrow}), {"valid of shape", "[3, 3]"});
+      ExpectContains(error(3, Ids(3, 4), {{}, one}), {"starts of shape", "[1, 4]"});
+      ExpectContains(error(3, Ids(3, 4), {Lengths({4, 4, 5}), {}}), {"lengths[2] = 5"});
+    }
+  }
+}
+
+TEST(ModelStateFile, KeysOfTheStatesOwnAreRefused) {
+  at::NoGradGuard guard;
+  const TestFolder folder;
+  const auto m = Make(Config({"latte"}));
+  for (const char* key : {"model", "batch", "checksum"}) {
+    ExpectContains(ErrorMessage([&] {
+                     SaveModelState(folder / "a.state", *m, {m->EmptyState(1), {}, {{key, "x"}}});
+                   }),
+                   {StrCat("'", key, "' is a key of the state's own")});
+  }
+  EXPECT_FALSE(std::filesystem::exists(folder / "a.state"));
+}
+
 TEST(ModelStateFile, BrokenFilesAndOtherModelsAreNamed) {
   at::NoGradGuard guard;
   const TestFolder folder;

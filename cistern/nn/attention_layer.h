@@ -8,7 +8,8 @@
 //
 // In evaluation without gradients the projections' weights are kept as one matrix, and the map that
 // a FoldingMechanism begins with is part of it: it is made at the first call and again whenever a
-// weight has changed or train() was called. The weights stay as they are.
+// weight has changed, by its at::Tensor::_version, or train() was called: after a change through
+// variable_data(), which has no version, call train(). The weights stay as they are.
 #include <memory>
 #include <optional>
 #include <vector>

@@ -1,6 +1,7 @@
 #include "cistern/ops/mask.h"
 
 #include <ATen/ATen.h>
+#include <ATen/TensorSubclassLikeUtils.h>
 
 #include <algorithm>
 
@@ -53,6 +54,18 @@ Mask Mask::Narrow(int64_t begin, int64_t count) const {
   return piece;
 }
 
+namespace {
+
+void CheckLengths(const char* op, const at::Tensor& lengths, int64_t length) {
+  const auto* const rows = lengths.const_data_ptr<int64_t>();
+  for (int64_t b = 0; b < lengths.numel(); ++b) {
+    TORCH_CHECK(rows[b] >= 0 && rows[b] <= length, op, " lengths[", b, "] = ", rows[b],
+                " is not within 0..T = ", length);
+  }
+}
+
+}  // namespace
+
 void Mask::Check(const char* op, const c10::SymInt& batch, const c10::SymInt& length) const {
   const auto of_tokens = [&](const at::Tensor& x, const char* name) {
     TORCH_CHECK(x.dim() == 2 && x.sym_size(0) == batch && x.sym_size(1) == length &&
@@ -67,6 +80,9 @@ void Mask::Check(const char* op, const c10::SymInt& batch, const c10::SymInt& le
         lengths->dim() == 1 && lengths->sym_size(0) == batch && lengths->scalar_type() == at::kLong,
         op, " expected lengths of shape [B] = [", batch, "] and dtype int64, got ",
         lengths->sym_sizes(), " ", lengths->scalar_type());
+    const auto known = length.maybe_as_int();
+    if (known && lengths->device().is_cpu() && !at::isTensorSubclassLike(*lengths))
+      CheckLengths(op, lengths->contiguous(), *known);
   }
 }
 

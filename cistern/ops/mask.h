@@ -36,7 +36,7 @@ struct Mask {
   // [B,T] int64: how many documents began in the piece up to each token; undefined without starts.
   at::Tensor Documents(int64_t length) const;
 
-  // TORCH_CHECKs shapes and dtypes; op as in "[slot_read]".
+  // TORCH_CHECKs shapes and dtypes, and lengths on the CPU; op as in "[slot_read]".
   void Check(const char* op, const c10::SymInt& batch, const c10::SymInt& length) const;
 };
 

@@ -32,6 +32,15 @@ TEST(Mask, RealTokensAreWithinTheLengthsAndValid) {
   ExpectSameBits(mask.Real(4), *mask.valid, "valid");
 }
 
+TEST(Mask, WhatIsNoMaskOfThePieceIsRefused) {
+  const auto error = [](const Mask& mask) { return Thrown([&] { mask.Check("[op]", 2, 4); }); };
+  EXPECT_EQ(error({Lengths({4, 0}), {}}), "no error");
+  ExpectContains(error({Lengths({4, 5}), {}}), {"[op] lengths[1] = 5", "0..T = 4"});
+  ExpectContains(error({Lengths({-1, 4}), {}}), {"[op] lengths[0] = -1"});
+  ExpectContains(error({Lengths({4}), {}}), {"[op]", "[B] = [2]"});
+  ExpectContains(error({{}, at::zeros({2, 3}, at::kBool)}), {"starts of shape [B,T] = [2, 4]"});
+}
+
 TEST(Mask, AStartAtAMaskedTokenCountsForTheNextRealOne) {
   Mask mask;
   mask.starts = Bools({{1, 0, 1, 1, 0, 0, 1, 0}});

@@ -62,6 +62,8 @@ SlotShape Check(const char* op, const char* name, const at::Tensor& s, const at:
     CheckSlots(op, name, s, "v", v, state.values, state.z);
     if (state.keys) CheckSlots(op, name, s, "k", v, *state.keys, state.z);
   }
+  TORCH_CHECK(s.dim() == 4 && s.sizes().slice(0, 3) == v.sizes().slice(0, 3), op, " expected ",
+              name, " of shape [B,H,1,n] beside v ", v.sizes(), ", got ", s.sizes());
   mask.Check(op, v.sym_size(0), v.sym_size(2));
   return {v.size(0), v.size(1), 1, s.size(3), v.size(3)};
 }

@@ -105,10 +105,11 @@ int64_t RowsInUse(const at::Tensor& count) {
 }
 
 // The `rows` in use with x appended after them. In place, into spare capacity that doubles, unless
-// a gradient is recorded. A cache keeps its type but where training has it for one pass.
+// a gradient is recorded; the caller's x stays its own. A cache keeps its type but where training
+// has it for one pass.
 at::Tensor Append(at::Tensor& cache, int64_t rows, const at::Tensor& x, int64_t time) {
   if (rows == 0 && cache.size(time) == 0)
-    return cache = at::GradMode::is_enabled() ? x : x.to(cache.scalar_type());
+    return cache = at::GradMode::is_enabled() ? x : x.to(cache.scalar_type(), false, /*copy=*/true);
   if (at::GradMode::is_enabled() && (x.requires_grad() || cache.requires_grad()))
     return cache = at::cat({cache.narrow(time, 0, rows), x}, time);
   const int64_t needed = rows + x.size(time);
