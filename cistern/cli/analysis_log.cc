@@ -31,10 +31,25 @@ void AddNumbers(const Figures::Table& table, const std::string& group, Json* out
   }
 }
 
+// Whether the log has figures of random weights.
+bool HasReference(const std::string& log, const std::string& analysis) {
+  bool has = false;
+  try {
+    ForEachJsonl(log, [&](const Json& line, size_t) {
+      if (!line.is_object()) return;
+      for (const auto& entry : line.items())
+        has = has || entry.key().starts_with(analysis + "_random/");
+    });
+  } catch (const Error&) {  // Trainer::Run says so
+    return false;
+  }
+  return has;
+}
+
 }  // namespace
 
 std::function<Json(Model& model)> MemoryObserver(std::shared_ptr<Model> model, const Task& task,
-                                                 uint64_t seed) {
+                                                 uint64_t seed, const std::string& folder) {
   const AnalysisInfo& info = FindAnalysis("memory");
   if (const std::string refusal = info.refusal(model->config()); !refusal.empty())
     FailUsage("train.log_memory: ", refusal);
@@ -49,8 +64,9 @@ std::function<Json(Model& model)> MemoryObserver(std::shared_ptr<Model> model, c
     context.config = model->config();
     context.seed = seed;
     const at::NoGradGuard no_grad;
-    const auto analysis = info.make(Json{{"reference", first}}, context);
+    const bool reference = first && !HasReference(folder + "/metrics.jsonl", info.name);
     first = false;
+    const auto analysis = info.make(Json{{"reference", reference}}, context);
     const Batch there = rows.To(model->options().device());
     analysis->Add(there, RunLayers(*model, there));
     const Figures figures = analysis->Report();

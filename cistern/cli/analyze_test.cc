@@ -332,6 +332,15 @@ TEST_F(AnalyzeTest, MemoryLoggedOverTraining) {
   const Outcome o =
       Run(Train(TrainedText(), model, Words{"--set", "model.attention=abc_mlp"} + log));
   ASSERT_EQ(o.code, 0) << o;
+  // The figures of random weights come once, also where the run goes on.
+  const std::string longer = folder_ / "longer";
+  fs::copy(model, longer, fs::copy_options::recursive);
+  const Outcome on = Run({"train", "--resume", "--out", longer, "--threads", "1", "--steps", "4"});
+  ASSERT_EQ(on.code, 0) << on;
+  const std::string log_of_both = ReadFile(longer + "/metrics.jsonl");
+  const size_t random = log_of_both.find("memory_random/");
+  ASSERT_NE(random, std::string::npos);
+  EXPECT_EQ(log_of_both.find("memory_random/", log_of_both.find('\n', random)), std::string::npos);
   std::istringstream lines(ReadFile(model + "/metrics.jsonl"));
   const std::string name = "/layer 1/key_memory/effective rank";
   int64_t evaluations = 0, references = 0;

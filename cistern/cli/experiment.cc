@@ -398,7 +398,8 @@ Trained TrainExperiment(Experiment experiment, const std::string& folder, bool r
   if (const int64_t said = experiment.model.vocab_size; said > 0 && said != out.config.vocab_size)
     Note(StrCat("model.vocab_size=", said, " was asked for; the data has ", out.config.vocab_size));
   CheckMemory(out.config, out.task->rows_of_batch(experiment.train.batch),
-              out.task->tokens_per_row(), experiment.dtype == "float64" ? 8 : 4, experiment.train);
+              out.task->tokens_per_row(), experiment.dtype == "float64" ? 8 : 4, experiment.train,
+              0, *processes);
   std::string why;  // this dtype
   const bool chosen = experiment.dtype == "auto";
   if (chosen) {
@@ -445,7 +446,7 @@ Trained TrainExperiment(Experiment experiment, const std::string& folder, bool r
   Trainer trainer(out.model, *out.task, experiment.train, uint64_t(experiment.seed), folder, record,
                   experiment.dtype == "bfloat16", processes);
   if (experiment.train.log_memory)
-    trainer.Observe(MemoryObserver(out.model, *out.task, uint64_t(experiment.seed)));
+    trainer.Observe(MemoryObserver(out.model, *out.task, uint64_t(experiment.seed), folder));
   if (resume) trainer.Resume();
   out.result = trainer.Run();
   return out;

@@ -15,7 +15,7 @@
 namespace cistern {
 namespace {
 
-std::string Gigabytes(int64_t bytes) { return Fixed(double(bytes) / 1e9, 1) + " GB"; }
+std::string Gigabytes(double bytes) { return Fixed(bytes / 1e9, 1) + " GB"; }
 
 // Numbers of a stack of layers.
 struct Stack {
@@ -128,16 +128,18 @@ struct Plan {
   int64_t rows_at_once = 0, bytes = 0;
 };
 
+// Of one of the processes that share the rows. Each makes the whole batch.
 Plan PlanOf(const ModelConfig& config, int64_t rows, int64_t length, int64_t bytes,
-            const TrainOptions& options, int64_t source) {
+            const TrainOptions& options, int64_t source, int64_t processes) {
+  const int64_t own = (rows + processes - 1) / processes;
   const auto plan = [&](int64_t parts) {
-    const int64_t at_once = RowsAtOnce(config, rows, length + source, parts),
+    const int64_t at_once = RowsAtOnce(config, own, length + source, parts),
                   copies = options.NumbersPerParameter() + parts - 1;
     const double waiting = double(kWaitingBytes) * double(rows - at_once) * double(length + source);
     const int64_t step = EstimateTrainingBytes(config, at_once, length, source, bytes, copies);
     return Plan{at_once, int64_t(std::min(double(step) + waiting, 9e18))};
   };
-  const int64_t parts = std::clamp<int64_t>(rows, 1, NumThreads()),
+  const int64_t parts = std::clamp<int64_t>(own, 1, NumThreads()),
                 gradients = EstimateTrainingBytes(config, 0, length, source, bytes, parts) -
                             EstimateTrainingBytes(config, 0, length, source, bytes, 1);
   const bool of_rows = options.parallel == ThreadsTake::kRows ||
@@ -148,23 +150,29 @@ Plan PlanOf(const ModelConfig& config, int64_t rows, int64_t length, int64_t byt
 }  // namespace
 
 int64_t EstimateRunBytes(const ModelConfig& config, int64_t rows, int64_t length, int64_t bytes,
-                         const TrainOptions& options, int64_t source) {
-  return PlanOf(config, rows, length, bytes, options, source).bytes;
+                         const TrainOptions& options, int64_t source, int64_t processes) {
+  return PlanOf(config, rows, length, bytes, options, source, processes).bytes;
 }
 
 void CheckMemory(const ModelConfig& config, int64_t rows, int64_t length, int64_t bytes,
-                 const TrainOptions& options, int64_t source) {
-  const Plan plan = PlanOf(config, rows, length, bytes, options, source);
-  const int64_t have = AvailableBytes();
-  if (have <= 0 || plan.bytes <= have) return;
-  const Plan half = PlanOf(config, std::max<int64_t>(1, rows / 2), length, bytes, options, source);
+                 const TrainOptions& options, int64_t source, const Processes& processes) {
+  const auto plan_of = [&](int64_t count) {
+    return PlanOf(config, count, length, bytes, options, source, processes.count());
+  };
+  const Plan plan = plan_of(rows);
+  const int64_t here = processes.Here(), have = AvailableBytes();
+  const double need = double(here) * double(plan.bytes);
+  if (have <= 0 || need <= double(have)) return;
+  const Plan half = plan_of(std::max<int64_t>(1, rows / 2));
   const bool of_the_batch = double(half.bytes) < 0.8 * double(plan.bytes);
-  FailUsage("a training step would need about ", Gigabytes(plan.bytes), " (batch ", rows,
+  FailUsage("a training step would need about ", Gigabytes(need), " (",
+            here > 1 ? StrCat(here, " processes on this machine, ") : "", "batch ", rows,
             " x length ", length,
             plan.rows_at_once == rows ? "" : StrCat(", ", plan.rows_at_once, " rows at once"), ", ",
-            config.Summary(), "), and ", Gigabytes(have), " are free; lower ",
+            config.Summary(), "), and ", Gigabytes(double(have)), " are free; lower ",
             of_the_batch ? "train.batch (train.accumulate keeps the effective batch), " : "",
-            "task.length or the model's size");
+            "task.length or the model's size",
+            here > 1 ? ", or start one process with more --threads" : "");
 }
 
 }  // namespace cistern

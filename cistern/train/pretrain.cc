@@ -155,7 +155,8 @@ Pretrained Pretrain(const Task& task, Model& model, const TrainOptions& train,
     }
   } else {
     CheckSuits(train, task, model);  // of what follows: not after all of the pretraining
-    CheckMemory(config, run.batch, task.tokens_per_row(), dtype == "float64" ? 8 : 4, run);
+    CheckMemory(config, run.batch, task.tokens_per_row(), dtype == "float64" ? 8 : 4, run, 0,
+                *processes);
     std::shared_ptr<Model> pretrained = MakeModel(config, seed);
     if (dtype == "float64") pretrained->to(at::kDouble);
     CheckFits(*pretrained, model, own);

@@ -17,6 +17,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <exception>
+#include <fstream>
 #include <functional>
 #include <thread>
 #include <utility>
@@ -216,6 +217,16 @@ std::vector<std::string> Processes::Gather(const std::string& text) const {
     texts.emplace_back(static_cast<const char*>(out[0][size_t(r)].const_data_ptr()),
                        size_t(sizes[r].item<int64_t>()));
   return texts;
+}
+
+int64_t Processes::Here() const {
+  if (alone()) return 1;
+  char host[256] = {};
+  ::gethostname(host, sizeof host - 1);
+  std::string boot;  // no two machines have it in common, as they may have a name
+  std::getline(std::ifstream("/proc/sys/kernel/random/boot_id"), boot);
+  const std::vector<std::string> all = Gather(StrCat(host, " ", boot));
+  return std::count(all.begin(), all.end(), all[size_t(rank_)]);
 }
 
 bool Processes::Any(bool value) const {

@@ -52,6 +52,8 @@ class Processes {
   std::string OfFirst(const std::string& text) const;
   // The texts of all, by rank.
   std::vector<std::string> Gather(const std::string& text) const;
+  // How many of them, this one included, run on its machine, or in its container.
+  int64_t Here() const;
   bool Any(bool value) const;
 
  private:

@@ -15,6 +15,7 @@
 #include "cistern/ops/testing.h"
 #include "cistern/train/checkpoint.h"
 #include "cistern/train/optimizer.h"
+#include "cistern/train/testing_processes.h"
 #include "cistern/train/trainer.h"
 
 namespace cistern {
@@ -177,6 +178,28 @@ TEST(Memory, ForetellsWhatCannotFit) {
   EXPECT_EQ(EstimateRunBytes(both, 1, 9, 4, plain, 90),
             EstimateTrainingBytes(both, 1, 9, 90, 4, 2));
   EXPECT_GT(EstimateRunBytes(both, 1, 9, 4, plain, 90), EstimateRunBytes(both, 1, 9, 4, plain));
+}
+
+// Processes share the rows, and each has all weights: two need more than one, of one machine.
+TEST(Memory, OfSeveralProcesses) {
+  ModelConfig c = TinyConfig();
+  c.attention = {"performer"};  // its batches stay whole
+  TrainOptions options;
+  options.parallel = ThreadsTake::kOperations;
+  constexpr int64_t kWaiting = 96;
+  EXPECT_EQ(EstimateRunBytes(c, 9, 50, 4, options, 0, 2),
+            EstimateTrainingBytes(c, 5, 50) + 4 * 50 * kWaiting);
+  // Weights, gradients and two moments that are 0.6 of what is free.
+  c = TinyConfig();
+  c.vocab_size = int64_t(0.6 * double(AvailableBytes()) / double(4 * 4 * c.dim));
+  CheckMemory(c, 2, 16, 4, options);
+  const std::vector<std::string> refusals =
+      testing::Together(2, [&](const std::shared_ptr<Processes>& processes) {
+        EXPECT_EQ(processes->Here(), 2);
+        CheckMemory(c, 2, 16, 4, options, 0, *processes);
+      });
+  for (const std::string& refusal : refusals)
+    testing::ExpectContains(refusal, {"2 processes on this machine", "one process"});
 }
 
 // The estimate is not below what a step takes, and not far above. Measured in this process, whose

@@ -183,11 +183,14 @@ Json RunDefaults(const Json& experiment);
 int64_t EstimateTrainingBytes(const ModelConfig& config, int64_t rows, int64_t length,
                               int64_t source = 0, int64_t bytes = 4, int64_t copies = 4);
 // The same of a run with these options, and with the threads of this process: those that take rows
-// (train/row_parts.h) have gradients of their own, but for one.
+// (train/row_parts.h) have gradients of their own, but for one. `processes` share the rows: of one
+// of them.
 int64_t EstimateRunBytes(const ModelConfig& config, int64_t rows, int64_t length, int64_t bytes,
-                         const TrainOptions& options, int64_t source = 0);
-// UsageError with this estimate when it does not fit what is available (base/memory.h).
+                         const TrainOptions& options, int64_t source = 0, int64_t processes = 1);
+// UsageError with this estimate when it does not fit what is available (base/memory.h); of several
+// processes that of all on this machine. Called by all of them.
 void CheckMemory(const ModelConfig& config, int64_t rows, int64_t length, int64_t bytes = 4,
-                 const TrainOptions& options = {}, int64_t source = 0);
+                 const TrainOptions& options = {}, int64_t source = 0,
+                 const Processes& processes = {});
 
 }  // namespace cistern

@@ -75,7 +75,11 @@ void Trainer::Resume() {
 }
 
 void Trainer::TakeLengths(const Json& begun) {
-  if (Same(begun, experiment_, "steps") && Same(begun, experiment_, "seconds")) return;
+  if (Same(begun, experiment_, "steps") && Same(begun, experiment_, "seconds")) {
+    // Earlier versions did not record it: a run that has ended was measured there.
+    if (state_.measured_step < 0 && Spent() >= 1) state_.measured_step = state_.step;
+    return;
+  }
   if (options_.seconds > 0) {
     if (options_.seconds <= state_.trained_seconds)
       FailUsage(folder_, " has been trained for ", Significant(state_.trained_seconds, 4),

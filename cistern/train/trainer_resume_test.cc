@@ -140,6 +140,21 @@ TEST_F(TrainerTest, ARunThatIsCutToItsStepIsMeasuredThere) {
   }
 }
 
+// A checkpoint of an earlier version does not say at which step the run was measured last.
+TEST_F(TrainerTest, AnEndedRunOfAnEarlierVersionIsNotMeasuredAgain) {
+  Trained("run");
+  const auto newest = *NewestCheckpoint(folder_ / "run");
+  RunState state = ReadRunState(newest);
+  EXPECT_EQ(state.measured_step, 4);
+  state.measured_step = -1;
+  WriteFileAtomically(newest + "/trainer.json", RunStateText(state));
+  const size_t lines = ReadJsonl(folder_ / "run/metrics.jsonl").size();
+  Trainer again(MakeModel(config_, 3), *task_, train_, 7, folder_ / "run", Json::object(), false);
+  again.Resume();
+  EXPECT_TRUE(again.Run().had_ended);
+  EXPECT_EQ(ReadJsonl(folder_ / "run/metrics.jsonl").size(), lines);
+}
+
 // As where a run is killed after its best model was saved, and goes on where sums are rounded
 // otherwise.
 TEST_F(TrainerTest, ABestModelThatDoesNotComeAgainIsMeasuredAtTheEnd) {
