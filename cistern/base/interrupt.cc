@@ -16,6 +16,7 @@ void InstallInterruptHandler() {
   action.sa_flags = int(SA_RESETHAND);  // the second has the default effect
   sigaction(SIGINT, &action, nullptr);
   sigaction(SIGTERM, &action, nullptr);
+  sigaction(SIGUSR1, &action, nullptr);  // by RunProcess
   // A terminal that closes; what nohup started goes on as it asked to.
   struct sigaction before = {};
   sigaction(SIGHUP, nullptr, &before);

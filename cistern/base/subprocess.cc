@@ -66,10 +66,11 @@ ProcessResult RunProcess(const std::string& program, const std::vector<std::stri
   char buffer[4096];
   bool told = false;
   for (;;) {
-    // A signal to this process alone reaches the child by SIGHUP: Ctrl-C in a terminal reaches both
-    // by SIGINT, and a second one of a kind would end the child before it has saved.
+    // A signal to this process alone reaches the child by one that nobody else sends: Ctrl-C in a
+    // terminal reaches both by SIGINT, a second one of a kind would end the child before it has
+    // saved, and SIGHUP is ignored below nohup.
     if (Interrupted() && !told) {
-      kill(child, SIGHUP);
+      kill(child, SIGUSR1);
       told = true;
     }
     pollfd ready = {fds[0], POLLIN, 0};

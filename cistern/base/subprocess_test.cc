@@ -6,10 +6,12 @@
 #include <unistd.h>
 
 #include <chrono>
+#include <csignal>
 #include <fstream>
 #include <thread>
 
 #include "cistern/base/error.h"
+#include "cistern/base/interrupt.h"
 
 namespace cistern {
 namespace {
@@ -30,6 +32,24 @@ TEST(Subprocess, WordsThatAShellTakes) {
     EXPECT_NE(quoted, word);
     EXPECT_EQ(RunProcess("/bin/sh", {"-c", "printf %s " + quoted}).output, word) << quoted;
   }
+}
+
+// Below nohup, too, where a child ignores SIGHUP.
+TEST(Subprocess, AnInterruptReachesTheChild) {
+  const auto before = std::signal(SIGHUP, SIG_IGN);
+  std::thread later([] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(500));
+    Interrupted() = true;
+  });
+  const ProcessResult r =
+      RunProcess("/bin/sh", {"-c",
+                             "trap 'echo told; exit 5' USR1; i=0; while [ $i -lt 100 ]; do sleep "
+                             "0.05; i=$((i + 1)); done"});
+  later.join();
+  Interrupted() = false;
+  std::signal(SIGHUP, before);
+  EXPECT_EQ(r.code, 5);
+  EXPECT_EQ(r.output, "told\n");
 }
 
 // The child of a process that is killed ends as well.

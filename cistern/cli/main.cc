@@ -1,5 +1,6 @@
 // The program: cistern train | eval | predict | generate | compare | analyze | statistics | bench |
 // data | info | verify | completion.
+#include <fcntl.h>
 #include <malloc.h>
 #include <unistd.h>
 
@@ -160,9 +161,19 @@ bool RunsForLong(int argc, char** argv) {
           (what == "model" || (what == "papers" && NamesWholeModels(argc, argv))));
 }
 
+// A descriptor of 0 to 2 that is closed would be given to the next file, and messages written into
+// it. What takes its place fails when it is used, as a closed one does.
+void TakeStandardDescriptors() {
+  for (const int fd : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
+    if (fcntl(fd, F_GETFD) < 0 && open("/dev/null", fd == STDIN_FILENO ? O_WRONLY : O_RDONLY) != fd)
+      _exit(1);
+  }
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
+  TakeStandardDescriptors();
   if (RunsForLong(argc, argv)) cistern::RestartForLongRuns(argv);
   // Freed blocks stay in the process: fresh large tensors would cost a page fault for every 4 KiB
   // otherwise.

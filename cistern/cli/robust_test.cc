@@ -6,6 +6,7 @@
 #include <fstream>
 #include <iterator>
 
+#include "cistern/base/subprocess.h"
 #include "cistern/cli/testing_cli.h"
 #include "cistern/io/jsonl.h"
 #include "cistern/train/checkpoint.h"
@@ -235,6 +236,23 @@ TEST_F(RobustTest, ARunOfAnEarlierVersionKeepsItsBiases) {
   EXPECT_TRUE(ReadFile(*NewestCheckpoint(old) + "/model.safetensors") ==
               ReadFile(*NewestCheckpoint(whole) + "/model.safetensors"))
       << "not what a run that was never stopped ends with";
+}
+
+// As some starters of jobs leave a process: no message lies in a file of the run.
+TEST_F(RobustTest, ClosedDescriptorsAreNotGivenToFiles) {
+  const std::string run = folder_ / "run";
+  std::string command = ShellWord(std::getenv("CISTERN_BINARY"));
+  for (const std::string& word :
+       Train(TrainedText(), run, {"--set", "train.average_last=90", "--set", "train.patience=80"}))
+    command += " " + ShellWord(word);
+  EXPECT_EQ(RunProcess("/bin/sh", {"-c", command + " <&- >&- 2>&-"}).code, 1);  // no output
+  int files = 0;
+  for (const auto& entry : fs::directory_iterator(run)) {
+    if (!entry.is_regular_file()) continue;
+    ++files;
+    EXPECT_EQ(ReadFile(entry.path()).find("note: "), std::string::npos) << entry.path();
+  }
+  EXPECT_GE(files, 4);
 }
 
 TEST_F(RobustTest, LengthsAskedForAreHonoured) {
