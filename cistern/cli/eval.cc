@@ -146,7 +146,7 @@ void AddEval(CLI::App& app, Run& run) {
                   "before it; -1: as task.lm.context says");
   sub->add_option("--max-tokens", c->max_tokens,
                   "stop after N tokens; of a split, in rows spread evenly over it (of a text, the "
-                  "first rows of each of its blocks); 0: all rows")
+                  "first rows of each of its blocks; `part` of the result says which); 0: all rows")
       ->capture_default_str();
   sub->add_option("--batch", c->batch, "rows at a time; 0: the task's choice")
       ->capture_default_str();

@@ -22,9 +22,10 @@ struct PromptLine {
 };
 
 std::vector<PromptLine> ReadPrompts(const std::string& path) {
+  const std::string name = path == "-" ? "standard input" : path;
   std::vector<PromptLine> lines;
   ForEachJsonl(path, [&](const Json& json, size_t number) {
-    const std::string where = StrCat(path, ":", number);
+    const std::string where = StrCat(name, ":", number);
     CISTERN_CHECK(json.is_object() && json.contains("prompt"), where,
                   ": expected an object such as {\"prompt\": \"In the beginning\"}");
     PromptLine line;
@@ -39,7 +40,7 @@ std::vector<PromptLine> ReadPrompts(const std::string& path) {
     lines.push_back(std::move(line));
   });
   CISTERN_CHECK(
-      !lines.empty(), path,
+      !lines.empty() || Interrupted(), name,
       " holds no prompt; each line is an object such as {\"prompt\": \"In the beginning\"}");
   return lines;
 }
@@ -258,7 +259,8 @@ void AddGenerate(CLI::App& app, Run& run) {
                   "read the prompt from a file of any length; -: standard input")
       ->type_name("FILE");
   sub->add_option("--prompts", c->prompts,
-                  "JSON lines {\"prompt\": ..., \"id\": ...}; writes a JSON line for each")
+                  "JSON lines {\"prompt\": ..., \"id\": ...}; writes a JSON line for each; -: "
+                  "standard input")
       ->type_name("FILE");
   sub->add_option("--load-state", c->load_state,
                   "continue a saved state with the prompt, or with each of --prompts")

@@ -62,6 +62,16 @@ TEST_F(GenerateCliTest, AStateIsReadOnceAndUsedOften) {
     EXPECT_EQ(ParseJson(lines[0], "stdout")["tokens"], alone) << batch;
     EXPECT_EQ(ParseJson(lines[1], "stdout")["prompt_tokens"], 0);
   }
+  const std::string prompts = ReadFile(folder_ / "prompts.jsonl");
+  const Words of_input = {"generate", Trained(), "--prompts", "-", "-n", "12"};
+  const Outcome piped = RunWith(prompts, of_input);
+  EXPECT_EQ(piped.code, 0) << piped;
+  EXPECT_EQ(piped.out, Out({"--prompts", folder_ / "prompts.jsonl", "-n", "12"}));
+  const Outcome bad = RunWith(prompts + "{}\n", of_input), none = RunWith("\n", of_input);
+  EXPECT_EQ(bad.code, 1) << bad;
+  EXPECT_NE(bad.err.find("standard input:4: expected an object"), std::string::npos) << bad;
+  EXPECT_EQ(none.code, 1) << none;
+  EXPECT_NE(none.err.find("standard input holds no prompt"), std::string::npos) << none;
   const Outcome help = Run({"generate", "--help"});
   for (const char* option : {"--save-state", "--load-state", "--interactive"})
     EXPECT_NE(help.out.find(option), std::string::npos) << option;

@@ -11,8 +11,8 @@ class DataInterrupted : public Error {
 };
 
 // While one lives, the first Ctrl-C, SIGTERM or SIGHUP (base/interrupt.h) ends what generates
-// ListOps and Pathfinder, learns a tokenizer or writes a token file: it removes what it has not
-// finished and throws DataInterrupted.
+// ListOps and Pathfinder, reads a task's text, learns a tokenizer or writes a token file: it
+// removes what it has not finished and throws DataInterrupted.
 class InterruptibleData {
  public:
   InterruptibleData();

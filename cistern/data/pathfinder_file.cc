@@ -322,7 +322,10 @@ class UnfinishedSet {
 
 void WritePackedPathfinder(const PathfinderOptions& options, uint64_t seed, int64_t count,
                            const std::string& path, const PathfinderProgress& progress) {
-  AtomicFile file(path);
+  const fs::path target = path;
+  RemoveLeftovers(target.has_parent_path() ? target.parent_path().string() : ".",
+                  target.filename().string());
+  AtomicFile file(path);  // under a name of this process alone until it is whole
   PathfinderHeader header{};
   std::copy_n(kPathfinderMagic, sizeof header.magic, header.magic);
   header.count = uint64_t(count), header.side = uint64_t(options.size);

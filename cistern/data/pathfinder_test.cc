@@ -301,6 +301,21 @@ TEST(PathfinderFiles, PackedAndPublishedAreTheSame) {
              {"another folder"});
 }
 
+// What a killed run left of a packed file goes; what another run writes at the same time stays.
+TEST(PathfinderFiles, AKilledRunsPackedFileIsRemoved) {
+  const TestFolder folder;
+  const pid_t dead = ::fork();
+  if (dead == 0) ::_exit(0);
+  ::waitpid(dead, nullptr, 0);
+  const std::string path = folder / "a.pathfinder", left = StrCat(path, ".tmp-", dead, "-0"),
+                    other = StrCat(path, ".tmp-", ::getppid(), "-0");
+  for (const std::string& part : {left, other}) WriteFileAtomically(part, "a part");
+  WritePackedPathfinder({32, 6}, 4, 3, path);
+  EXPECT_EQ(OpenPathfinder(path)->size(), 3);
+  EXPECT_FALSE(std::filesystem::exists(left));
+  EXPECT_TRUE(std::filesystem::exists(other));
+}
+
 // Images without metadata, as a killed run leaves them, are no set, and another run replaces them.
 TEST(PathfinderFiles, AKilledRunLeavesNoSet) {
   const TestFolder folder;

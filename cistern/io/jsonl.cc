@@ -1,5 +1,7 @@
 #include "cistern/io/jsonl.h"
 
+#include <unistd.h>
+
 #include <cerrno>
 #include <cstdio>
 #include <cstdlib>
@@ -7,6 +9,7 @@
 #include <memory>
 
 #include "cistern/base/error.h"
+#include "cistern/base/interrupt.h"
 #include "cistern/io/json_text.h"
 
 namespace cistern {
@@ -87,7 +90,10 @@ bool JsonlWriter::Cut(int64_t bytes) {
 }
 
 void ForEachJsonl(const std::string& path, const std::function<void(Json line, size_t number)>& f) {
-  const OpenFile file = OpenToRead(path);
+  const bool input = path == "-";
+  const std::string name = input ? "standard input" : path;
+  const OpenFile file = input ? OpenFile(::fdopen(::dup(STDIN_FILENO), "rb")) : OpenToRead(path);
+  if (!file) Fail("cannot read ", name, ": ", std::strerror(errno));
   std::unique_ptr<char, FreeMemory> buffer;
   char* raw = nullptr;
   size_t room = 0;
@@ -98,13 +104,14 @@ void ForEachJsonl(const std::string& path, const std::function<void(Json line, s
     const int error = errno;
     buffer.reset(raw);
     if (n < 0) {
+      if (error == EINTR && Interrupted()) return;  // waiting for what a terminal or a pipe brings
       if (std::ferror(file.get()) || error == ENOMEM)
-        Fail("cannot read ", path, ": ", std::strerror(error));
+        Fail("cannot read ", name, ": ", std::strerror(error));
       return;
     }
     const std::string_view line(raw, size_t(n));
     if (!Blank(line))
-      f(ParseLine(line.substr(0, line.find_last_not_of("\r\n") + 1), path, number), number);
+      f(ParseLine(line.substr(0, line.find_last_not_of("\r\n") + 1), name, number), number);
   }
 }
 

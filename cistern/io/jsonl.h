@@ -31,7 +31,7 @@ class JsonlWriter {
 std::vector<Json> ReadJsonl(const std::string& path);
 
 // The same one line at a time, for files larger than memory; `f` gets the line and its number
-// from 1.
+// from 1. "-" is standard input; a signal (base/interrupt.h) ends the wait for it.
 void ForEachJsonl(const std::string& path, const std::function<void(Json line, size_t number)>& f);
 
 std::vector<Json> ParseJsonl(std::string_view text, const std::string& name);

@@ -1,4 +1,5 @@
 #pragma once
+// The folder of what is made once from data and kept.
 #include <string>
 
 namespace cistern {

@@ -15,9 +15,11 @@ Evaluation Evaluate(const Task& task, Model& model, BatchReader& reader,
       break;
     }
     if (options.read.max_tokens > 0 && out.tokens >= options.read.max_tokens) break;
+    const int64_t before = reader.done();
     const std::optional<Batch> batch = reader.Next();
     if (!batch) break;
-    if (options.whole_batches && batch->rows < options.read.rows) continue;
+    // By the reader, for a question's rows of a batch are several.
+    if (options.whole_batches && reader.done() - before < options.read.rows) continue;
     if (batches++ % options.of == options.share)
       out.score.Merge(task.Measure(model, batch->To(model.options().device())));
     out.rows += batch->rows;

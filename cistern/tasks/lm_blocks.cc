@@ -43,6 +43,7 @@ class BlockReader : public BatchReader {
   Json Facts() const override {
     Json facts = {{"length", blocks_.length}};
     if (blocks_.context > 0) facts["context"] = blocks_.context;
+    if (const std::string part = rows_.Part(); !part.empty()) facts["part"] = part;
     return facts;
   }
 
@@ -78,7 +79,11 @@ class TextRowReader : public BatchReader {
   int64_t total() const override { return rows_.total(); }
   int64_t done() const override { return rows_.done(); }
   const char* unit() const override { return "tokens"; }
-  Json Facts() const override { return {{"length", length_}}; }
+  Json Facts() const override {
+    Json facts = {{"length", length_}};
+    if (const std::string part = rows_.Part(); !part.empty()) facts["part"] = part;
+    return facts;
+  }
 
  private:
   TokenText text_;
@@ -102,6 +107,7 @@ TextRows::TextRows(const TokenText& text, int64_t length, int64_t max_tokens, in
   for (int64_t i = 0; i < pieces; ++i) {
     const int64_t end = ends[size_t(i)];
     int64_t tokens = std::max<int64_t>(end - begin - ahead, 0);
+    all_ += tokens;
     if (max_tokens > 0) {
       const int64_t share = rows * (i + 1) / pieces - rows * i / pieces;
       tokens = std::min({tokens, share * length, max_tokens - total_});
@@ -110,6 +116,14 @@ TextRows::TextRows(const TokenText& text, int64_t length, int64_t max_tokens, in
     total_ += tokens;
     begin = end;
   }
+}
+
+std::string TextRows::Part() const {
+  if (total_ == all_) return "";
+  if (parts_.size() == 1) return StrCat("the first ", total_, " of ", all_, " tokens");
+  const auto begun =
+      std::count_if(parts_.begin(), parts_.end(), [](const Piece& p) { return p.tokens > 0; });
+  return StrCat(total_, " of ", all_, " tokens, the first of each of ", begun, " blocks");
 }
 
 TextRows::Rows TextRows::Next(int64_t most) {
@@ -130,7 +144,7 @@ TextRows::Rows TextRows::Next(int64_t most) {
     }
   }
   while (out.begins.empty() && part_ < parts_.size()) {
-    const Part& part = parts_[part_++];
+    const Piece& part = parts_[part_++];
     out.length = part.tokens % length_;
     out.before = std::min(part.tokens - out.length, context_);
     if (out.length > 0) out.begins.push_back(part.begin + part.tokens - out.length);

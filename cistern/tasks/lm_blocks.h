@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "cistern/models/language_model.h"
@@ -32,13 +33,16 @@ class TextRows {
   Rows Next(int64_t most);                  // up to `most` rows of one length and context
   int64_t total() const { return total_; }  // tokens of all rows
   int64_t done() const { return done_; }
+  // Which tokens max_tokens left, in words; empty: all of them.
+  std::string Part() const;
 
  private:
-  struct Part {
+  struct Piece {
     int64_t begin, tokens;
   };
-  std::vector<Part> parts_;
+  std::vector<Piece> parts_;
   int64_t length_, context_, total_ = 0, done_ = 0;
+  int64_t all_ = 0;  // tokens, also those that max_tokens left out
   size_t part_ = 0;
   int64_t at_ = 0;      // in the part
   bool rests_ = false;  // the whole rows are done

@@ -201,6 +201,11 @@ TEST(LmEval, AContextIsReadAndNotMeasuredAgain) {
     EXPECT_NEAR(done.score["nats"], expected, 1e-8) << batch;
   }
   EXPECT_EQ(ReadBlocks(Tokens(), {32, 8, 0, 24})->Facts(), (Json{{"length", 32}, {"context", 24}}));
+  EXPECT_EQ(ReadBlocks(Tokens(), {32, 8, 64})->Facts(),
+            (Json{{"length", 32}, {"part", StrCat("the first 64 of ", kTokens - 1, " tokens")}}));
+  EXPECT_EQ(ReadBlocks(Tokens(kTokens, {100, kTokens}), {32, 8, 64})->Facts()["part"],
+            StrCat("64 of ", kTokens - 2, " tokens, the first of each of 2 blocks"));
+  EXPECT_EQ(ReadBlocks(Tokens(), {32, 8, kTokens})->Facts(), (Json{{"length", 32}}));
   EXPECT_NE(ErrorMessage([] {
               ReadBlocks(Tokens(), {32, 8, 0, 32});
             }).find("below length=32"),

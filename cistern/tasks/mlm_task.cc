@@ -224,6 +224,8 @@ Json MlmTask::Metrics(const Score& score) const {
 
 std::vector<Json> MlmTask::Predict(Model& model, const Batch& batch) const {
   MaskedLm& lm = cistern::Of(model);
+  if (batch.rows > 1 && !lm.SeesPadding().empty())
+    return PredictApart(batch, [&](const Batch& row) { return Predict(model, row); });
   const at::Tensor ids = batch["ids"].cpu(), lengths = batch["lengths"].cpu(),
                    lines = batch["lines"].cpu();
   lm.config().CheckPositions(Form::kBidirectional, ids.size(1), "a row");

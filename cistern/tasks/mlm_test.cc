@@ -37,8 +37,8 @@ class Mlm : public ::testing::Test {
     task->Prepare();
     return task;
   }
-  static std::shared_ptr<MaskedLm> ModelOf(const Task& task, PositionKind positions) {
-    ModelConfig c;
+  static std::shared_ptr<MaskedLm> ModelOf(const Task& task, PositionKind positions,
+                                           ModelConfig c = {}) {
     c.kind = "masked_lm";
     c.dim = 16, c.layers = 2, c.heads = 2, c.init_std = 0.3, c.positions = positions;
     task.Complete(c);
@@ -171,6 +171,25 @@ TEST_F(Mlm, FillsInMasks) {
   // The space before a mask is part of it, as it is part of BPE's tokens.
   const std::string token = together[1]["masks"][0][0]["token"].get<std::string>();
   EXPECT_EQ(together[1]["text"], "a dog hears the" + token + ".");
+}
+
+// By a mechanism's setting; rows of training and measuring have none.
+TEST_F(Mlm, LinesAreReadApartWherePaddingTakesPart) {
+  const auto task = Prepared();
+  const std::string lines = folder_ / "lines.txt";
+  std::ofstream(lines) << "the <mask> sees\na dog hears the <mask>at and the bird.\n";
+  ModelConfig conv, nystrom;
+  conv.attention = {"conv_luna"}, nystrom.attention = {"nystrom"};
+  conv.attention_options = Json{{"conv_luna", {{"mask", "none"}}}};
+  nystrom.attention_options = Json{{"nystrom", {{"padding", "zeroes"}}}};
+  for (const ModelConfig& config : {conv, nystrom}) {
+    const auto model = ModelOf(*task, PositionKind::kSinusoidal, config);
+    const auto first = [&](int64_t rows) {
+      return task->Predict(*model, *task->ReadFile(lines, false, {rows})->Next())[0]["masks"];
+    };
+    const double together = first(2)[0][0]["probability"], alone = first(1)[0][0]["probability"];
+    EXPECT_NEAR(together, alone, 1e-12);
+  }
 }
 
 TEST_F(Mlm, Errors) {

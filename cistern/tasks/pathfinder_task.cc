@@ -19,6 +19,7 @@ namespace {
 
 constexpr char kPathfinderAssets[] = "/pathfinder.json";
 constexpr int64_t kPathfinderRows = 32;
+constexpr char kAsTrained[] = "the model was trained on";
 
 }  // namespace
 
@@ -28,9 +29,9 @@ Fields PathfinderTask::Describe(Options& o) {
         "a packed file of images (.pathfinder), or a folder in the published layout, such as "
         "curv_contour_length_14 with imgs/ and metadata/; empty: generated");
   f.Add("size", &o.generate.size,
-        "32, 64, 128 (Path-X) or 256 pixels on a side; images of data must have it, too, unless it "
-        "is the default",
-        {32, 256});
+        "32, 64, 128 (Path-X) or 256 pixels on a side; images of data must have it, too. 0: 32, or "
+        "as data has it",
+        {0, 256});
   f.Add("contour", &o.generate.contour,
         "of generated images: dashes of a contour, 6 (easy), 9 or 14 (hard: Long Range Arena)",
         {6, 14});
@@ -70,7 +71,9 @@ const TaskInfo& pathfinder_task() {
 PathfinderTask::PathfinderTask(const Options& options, const std::string& cache)
     : options_(options), cache_(cache) {
   options_.pixels.Check();
-  SettingsOf(options_.generate);
+  const int64_t size =
+      options_.generate.size > 0 ? options_.generate.size : PathfinderOptions().size;
+  SettingsOf({size, options_.generate.contour});
   if (options_.valid_share + options_.test_share >= 1)
     FailUsage("task.pathfinder: valid_share + test_share leave nothing to train on");
   const Options unset;
@@ -79,8 +82,10 @@ PathfinderTask::PathfinderTask(const Options& options, const std::string& cache)
     FailUsage(
         "task.pathfinder: contour and data_seed are of generated images; omit them, or omit data");
   }
-  shape_ = {options_.generate.size, options_.generate.size, 1};
-  if (options_.data.empty()) options_.pixels.CheckShape(shape_);
+  shape_ = {size, size, 1};
+  if (!options_.data.empty()) return;
+  options_.generate.size = size;
+  options_.pixels.CheckShape(shape_);
 }
 
 const Metric& PathfinderTask::metric() const { return pathfinder_task().metrics[0]; }
@@ -107,9 +112,10 @@ std::unique_ptr<PathfinderSet> PathfinderTask::Generated() {
   return OpenPathfinder(path);
 }
 
-void PathfinderTask::CheckSide(const PathfinderSet& set, const std::string& path) const {
+void PathfinderTask::CheckSide(const PathfinderSet& set, const std::string& path,
+                               const std::string& why) const {
   CISTERN_CHECK(set.side() == shape_.height, path, ": images of ", set.side(), " x ", set.side(),
-                " pixels; expected ", shape_.height, " x ", shape_.height);
+                " pixels; expected ", shape_.height, " x ", shape_.height, ", as ", why);
 }
 
 void PathfinderTask::Prepare() {
@@ -122,9 +128,9 @@ void PathfinderTask::Prepare() {
   }
   const bool learn = classes_.empty();  // not LoadAssets
   const Options unset;
-  if (learn && options_.generate.size == unset.generate.size)
-    shape_ = {set_->side(), set_->side(), 1};
-  CheckSide(*set_, options_.data);
+  if (learn && options_.generate.size == 0) shape_ = {set_->side(), set_->side(), 1};
+  CheckSide(*set_, options_.data,
+            learn ? StrCat("task.pathfinder.size=", shape_.height, " says") : kAsTrained);
   options_.pixels.CheckShape(shape_);
   const int64_t count = set_->size();
   // The published experiments say how many images they generate, for those who have none.
@@ -223,7 +229,7 @@ std::unique_ptr<BatchReader> PathfinderTask::Read(Split split, const ReadOptions
 std::unique_ptr<BatchReader> PathfinderTask::ReadFile(const std::string& path, bool,
                                                       const ReadOptions& options) const {
   const std::shared_ptr<PathfinderSet> set = OpenPathfinder(path);
-  CheckSide(*set, path);
+  CheckSide(*set, path, kAsTrained);
   return ReadInOrder(
       set->size(), options, kPathfinderRows,
       [this, set](const std::vector<int64_t>& rows) { return MakeBatch(*set, rows); });

@@ -15,8 +15,8 @@ namespace cistern {
 class PathfinderTask : public ClassTask {
  public:
   struct Options {
-    std::string data;  // empty: generated
-    PathfinderOptions generate;
+    std::string data;                          // empty: generated
+    PathfinderOptions generate = {.size = 0};  // size 0: 32, or as data has it
     int64_t data_seed = 1, examples = 20'000;
     PixelInput pixels;
     double valid_share = 0.1, test_share = 0.1;
@@ -41,7 +41,8 @@ class PathfinderTask : public ClassTask {
 
  private:
   std::unique_ptr<PathfinderSet> Generated();
-  void CheckSide(const PathfinderSet& set, const std::string& path) const;
+  // `why`: what says the size.
+  void CheckSide(const PathfinderSet& set, const std::string& path, const std::string& why) const;
   Batch MakeBatch(const PathfinderSet& set, const std::vector<int64_t>& rows) const;
 
   Options options_;

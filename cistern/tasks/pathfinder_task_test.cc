@@ -18,7 +18,7 @@ namespace {
 
 PathfinderTask::Options Small() {
   PathfinderTask::Options o;
-  o.generate.contour = 6, o.examples = 40;
+  o.generate.size = 32, o.generate.contour = 6, o.examples = 40;
   return o;
 }
 
@@ -93,11 +93,22 @@ TEST(PathfinderTask, SettingsOfGeneratedImagesAndData) {
   EXPECT_EQ(said["train"], 10);
   EXPECT_EQ(said["notes"], Json::array({"task.examples=200000 is of generated images; all 12 of " +
                                         o.data + " are taken"}));
-  o.generate.size = 32;  // the default
+  o.generate.size = 0;  // the default
   summary();
-  o.generate.size = 128;
-  const std::string refused = ErrorMessage([&] { summary(); });
-  EXPECT_NE(refused.find("64 x 64 pixels; expected 128 x 128"), std::string::npos) << refused;
+  for (const int64_t size : {32, 128}) {
+    o.generate.size = size;
+    const std::string refused = ErrorMessage([&] { summary(); });
+    const std::string expected = StrCat(o.data, ": images of 64 x 64 pixels; expected ", size,
+                                        " x ", size, ", as task.pathfinder.size=", size, " says");
+    EXPECT_EQ(refused, expected);
+  }
+  // Generated images have 32.
+  o.data.clear();
+  o.generate.size = 0, o.examples = 10;
+  PathfinderTask generated(o, folder.path());
+  EXPECT_EQ(generated.tokens_per_row(), 32 * 32);
+  generated.Prepare();
+  EXPECT_EQ(generated.DataSummary()["side"], 32);
 }
 
 TEST(PathfinderTask, IsTrainedMeasuredAndPredicted) {

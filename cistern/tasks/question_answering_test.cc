@@ -258,6 +258,22 @@ TEST_F(QuestionAnswering, MeasuresAnswersAndTheLoss) {
   EXPECT_EQ(n["f1"], m["f1"]);
 }
 
+// The question that is left over has more windows than a batch has questions.
+TEST_F(QuestionAnswering, WholeBatchesAreOfQuestions) {
+  Write("test.tsv",
+        "context\tquestion\tanswers\n"
+        "short one\tR\tone\n"
+        "short two\tR\ttwo\n"
+        "abcdefghijklmnopqrstuvwxyz\tQ?\tlmn\n");
+  const auto task = Prepared();
+  const auto model = ModelOf(*task);
+  EvalOptions options;
+  options.read.rows = 2, options.whole_batches = true;
+  const Evaluation done = Evaluate(*task, *model, Split::kTest, options);
+  EXPECT_EQ(task->Metrics(done.score)["examples"], 2);
+  EXPECT_EQ(done.rows, 2);
+}
+
 TEST_F(QuestionAnswering, AModelLearnsWhereAnswersAre) {
   const auto task = Prepared();
   const auto model = ModelOf(*task);

@@ -94,6 +94,15 @@ void CheckPadding(const ModelConfig& config) {
               "model.pooling=mean and the mechanism's default");
 }
 
+std::vector<Json> PredictApart(const Batch& batch,
+                               const std::function<std::vector<Json>(const Batch& row)>& predict) {
+  std::vector<Json> all;
+  for (int64_t r = 0; r < batch.rows; ++r) {
+    for (Json& row : predict(batch.Rows(r, r + 1).WithoutPadding())) all.push_back(std::move(row));
+  }
+  return all;
+}
+
 void CheckGivenPositions(const ModelConfig& config, const char* why) {
   if (config.info().Has(Form::kBidirectional) &&
       *config.Stack(Form::kBidirectional).options().positions == PositionKind::kRelative)
@@ -129,7 +138,7 @@ std::unique_ptr<BatchReader> ReadInOrder(int64_t count, const ReadOptions& optio
         for (int64_t& i : all) i = spread ? SpreadRow(i, count) : i;
         return make(all);
       },
-      skipped);
+      skipped, spread);
 }
 
 }  // namespace cistern

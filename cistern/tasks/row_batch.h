@@ -49,6 +49,11 @@ bool PaddingTakesPart(const ModelConfig& config);
 void CheckPadding(const ModelConfig& config, PadTo to);
 void CheckPadding(const ModelConfig& config);
 
+// What `predict` says of each row of a batch on its own, without padding: for models in whose
+// results padding would take part.
+std::vector<Json> PredictApart(const Batch& batch,
+                               const std::function<std::vector<Json>(const Batch& row)>& predict);
+
 // UsageError where a model counts the tokens that are there, and those of the task have positions
 // of their own by the setting `why`.
 void CheckGivenPositions(const ModelConfig& config, const char* why);

@@ -229,6 +229,10 @@ TEST(RowBatch, SomeTokensAreOfRowsFromEverywhere) {
     return (*task.Read(Split::kValid, {.rows = 10, .max_tokens = 100})->Next())["lines"];
   };
   EXPECT_TRUE(at::equal(rows(), rows()));
+  const auto reader = task.Read(Split::kValid, {.rows = 10, .max_tokens = 100});
+  reader->Next();
+  EXPECT_EQ(reader->Facts(), (Json{{"part", "10 of 200 rows, spread evenly"}}));
+  EXPECT_EQ(task.Read(Split::kValid, {.rows = 10})->Facts(), Json::object());
 }
 
 }  // namespace

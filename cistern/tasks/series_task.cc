@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
+#include <numeric>
+#include <utility>
 
 #include "cistern/base/error.h"
 #include "cistern/base/hash.h"
@@ -127,12 +129,11 @@ void SeriesTask::Prepare() {
   valid_.assign(order.begin(), order.begin() + valid);
   test_rows_.assign(order.begin() + valid, order.begin() + valid + test);
   train_.assign(order.begin() + valid + test, order.end());
-  for (int64_t i = 0; test == 0 && i < test_->size(); ++i) test_rows_.push_back(i);
   if (!input_.learned()) Learn(*all_);  // not LoadAssets
   CISTERN_CHECK(test_->channels() == input_.channels(), test_->path(), ": expected series of ",
                 input_.channels(), " channels, as in ", files.train, ", got ", test_->channels());
-  CheckClasses(*all_);
-  CheckClasses(*test_);
+  KnownRows(*all_, /*skip=*/false);
+  if (test == 0) test_rows_ = KnownRows(*test_, options_.input.skip_bad_rows);
   std::vector<int64_t> lengths;
   for (const int64_t i : train_) lengths.push_back(all_->Steps(i));
   const bool vary = std::any_of(lengths.begin(), lengths.end(),
@@ -141,6 +142,8 @@ void SeriesTask::Prepare() {
                ? std::make_unique<ShuffledOrder>(std::move(lengths))
                : std::make_unique<ShuffledOrder>(int64_t(train_.size()));
   notes_ = input_.Notes(*all_, test_ == all_ ? nullptr : test_.get());
+  if (const int64_t n = test_->size() - int64_t(test_rows_.size()); test == 0 && n > 0)
+    notes_.push_back(StrCat(n, " series of ", files.test, " are of unknown classes, and skipped"));
 }
 
 // Of the training series alone: classes or the labels' scale, means, deviations; of all of them the
@@ -184,13 +187,19 @@ int64_t SeriesTask::ClassOf(const SeriesStore& store, int64_t i) const {
   return std::find(classes_.begin(), classes_.end(), label) - classes_.begin();
 }
 
-void SeriesTask::CheckClasses(const SeriesStore& store) const {
-  if (options_.regression) return;
+std::vector<int64_t> SeriesTask::KnownRows(const SeriesStore& store, bool skip) const {
+  std::vector<int64_t> rows;
   for (int64_t i = 0; i < store.size(); ++i) {
-    if (ClassOf(store, i) < int64_t(classes_.size())) continue;
-    throw Error(UnknownName(StrCat("class of the series at ", store.path(), ":", store.Line(i)),
-                            store.labels()[size_t(store.Label(i))], classes_));
+    if (options_.regression || ClassOf(store, i) < int64_t(classes_.size())) {
+      rows.push_back(i);
+    } else if (!skip) {
+      throw Error(UnknownName(StrCat("class of the series at ", store.path(), ":", store.Line(i)),
+                              store.labels()[size_t(store.Label(i))], classes_));
+    }
   }
+  CISTERN_CHECK(!rows.empty(), store.path(), ": no series is of a class that the model knows (",
+                store.size(), " skipped)");
+  return rows;
 }
 
 Json SeriesTask::DataSummary() const {
@@ -240,9 +249,15 @@ void SeriesTask::Complete(ModelConfig& config) const {
   own["input"] = "values";
   own["channels"] = input_.width();
   config.own[config.kind] = own;
-  CheckPadding(config);
-  if (options_.input.missing == MissingValues::kMask)
-    CheckGivenPositions(config, "task.missing=mask");
+  const bool masks = options_.input.missing == MissingValues::kMask;
+  const auto same = [&](const SeriesStore& store) {
+    for (int64_t i = 0; i < store.size(); ++i) {
+      if (store.Steps(i) != longest_) return false;
+    }
+    return true;
+  };
+  if (masks || !all_ || !same(*all_) || !same(*test_)) CheckPadding(config);
+  if (masks) CheckGivenPositions(config, "task.missing=mask");
 }
 
 Batch SeriesTask::MakeBatch(const SeriesStore& store, const std::vector<int64_t>& rows,
@@ -306,13 +321,17 @@ std::unique_ptr<BatchReader> SeriesTask::Read(Split split, const ReadOptions& op
 std::unique_ptr<BatchReader> SeriesTask::ReadFile(const std::string& path, bool labelled,
                                                   const ReadOptions& options) const {
   const std::shared_ptr<const SeriesStore> store = input_.Open(path, labelled);
-  if (labelled) CheckClasses(*store);
+  std::vector<int64_t> known(size_t(store->size()));
+  std::iota(known.begin(), known.end(), 0);
+  if (labelled) known = KnownRows(*store, options_.input.skip_bad_rows);
+  const auto count = int64_t(known.size());
   return ReadInOrder(
-      store->size(), options, kSeriesRows,
-      [this, store, labelled](const std::vector<int64_t>& rows) {
+      count, options, kSeriesRows,
+      [this, store, labelled, known = std::move(known)](std::vector<int64_t> rows) {
+        for (int64_t& i : rows) i = known[size_t(i)];
         return MakeBatch(*store, rows, labelled);
       },
-      store->skipped());
+      store->skipped() + store->size() - count);
 }
 
 at::Tensor SeriesTask::Loss(Model& model, const Batch& batch, double label_smoothing) const {
@@ -325,7 +344,19 @@ std::string SeriesTask::WhyNoSmoothing(const Model& model) const {
   return options_.regression ? kNumbersAreNoClasses : ClassTask::WhyNoSmoothing(model);
 }
 
+// Series of a file may differ in length where those of the training data did not.
+bool SeriesTask::PaddingSeen(const Model& model, const Batch& batch) {
+  return batch.rows > 1 && batch["lengths"].ne(batch["values"].size(1)).any().item<bool>() &&
+         !dynamic_cast<const Classifier&>(model).SeesPadding().empty();
+}
+
 Score SeriesTask::Measure(Model& model, const Batch& batch) const {
+  if (PaddingSeen(model, batch)) {
+    Score score;
+    for (int64_t r = 0; r < batch.rows; ++r)
+      score.Merge(Measure(model, batch.Rows(r, r + 1).WithoutPadding()));
+    return score;
+  }
   if (!options_.regression) return ClassTask::Measure(model, batch);
   return MeasureNumbers(dynamic_cast<Classifier&>(model).Logits(batch.tensors), batch["targets"],
                         scale_);
@@ -336,6 +367,8 @@ Json SeriesTask::Metrics(const Score& score) const {
 }
 
 std::vector<Json> SeriesTask::Predict(Model& model, const Batch& batch) const {
+  if (PaddingSeen(model, batch))
+    return PredictApart(batch, [&](const Batch& row) { return Predict(model, row); });
   if (!options_.regression) return ClassTask::Predict(model, batch);
   const at::Tensor lines = batch["lines"].cpu();
   std::vector<Json> rows;

@@ -43,9 +43,13 @@ class SeriesTask : public ClassTask {
 
  private:
   void Learn(const SeriesStore& store);  // of the training series
-  // The class of the file's label, or the number, scaled; Error where the class is not known.
+  // The number of a series' class; that of classes: it is not known.
   int64_t ClassOf(const SeriesStore& store, int64_t i) const;
-  void CheckClasses(const SeriesStore& store) const;
+  // The series whose classes are known. Error at another one, unless it is to be skipped, and where
+  // there is none.
+  std::vector<int64_t> KnownRows(const SeriesStore& store, bool skip) const;
+  // Whether padding would take part in what the model says of the batch.
+  static bool PaddingSeen(const Model& model, const Batch& batch);
   // labelled: with targets.
   Batch MakeBatch(const SeriesStore& store, const std::vector<int64_t>& rows, bool labelled) const;
 

@@ -95,6 +95,29 @@ TEST_F(SeriesTaskTest, RefusesOtherChannelsAndClasses) {
   EXPECT_NE(message("@classLabel true a c\n@data\n1:2:c\n").find("other.ts:3"), std::string::npos);
 }
 
+TEST_F(SeriesTaskTest, UnknownClassesAreBadRows) {
+  WriteFileAtomically(folder_ / "X_TEST.ts",
+                      "@dimensions 2\n@classLabel true a b c\n@data\n1:2:c\n5:6:a\n7:8:c\n3:4:b\n");
+  std::string said = ErrorMessage([&] { SeriesTask(options_, "").Prepare(); });
+  EXPECT_NE(said.find("X_TEST.ts:4"), std::string::npos) << said;
+  options_.input.skip_bad_rows = true;
+  SeriesTask task(options_, "");
+  task.Prepare();
+  EXPECT_EQ(task.DataSummary()["test"], 2);
+  EXPECT_NE(task.DataSummary()["notes"].dump().find("2 series of "), std::string::npos);
+  const auto reader = task.ReadFile(folder_ / "X_TEST.ts", true, {});
+  const Batch known = *reader->Next(), split = *task.Read(Split::kTest, {})->Next();
+  EXPECT_EQ(reader->skipped(), 2);
+  for (const Batch* const batch : {&known, &split}) {
+    EXPECT_TRUE(at::equal((*batch)["targets"], at::tensor({0, 1}, at::kLong)));
+    EXPECT_TRUE(at::equal((*batch)["lines"], at::tensor({5, 7}, at::kLong)));
+  }
+  EXPECT_EQ(task.ReadFile(folder_ / "X_TEST.ts", false, {})->Next()->rows, 4);
+  WriteFileAtomically(folder_ / "none.ts", "@dimensions 2\n@classLabel true a c\n@data\n1:2:c\n");
+  said = ErrorMessage([&] { task.ReadFile(folder_ / "none.ts", true, {}); });
+  EXPECT_NE(said.find("1 skipped"), std::string::npos) << said;
+}
+
 // The divisor would be the longest series of the batch.
 TEST_F(SeriesTaskTest, PoolingOverPaddingIsRefused) {
   SeriesTask task(options_, "");
@@ -105,6 +128,35 @@ TEST_F(SeriesTaskTest, PoolingOverPaddingIsRefused) {
     const std::string said = ErrorMessage([&] { task.Complete(config); });
     EXPECT_NE(said.find("model.pooling=mean"), std::string::npos) << said;
   }
+}
+
+// Where all series are of one length there is none; those of another file are read apart.
+TEST_F(SeriesTaskTest, PoolingOverTheWholeLengthOfSeriesOfOneLength) {
+  WriteFileAtomically(folder_ / "X_TEST.ts",
+                      "@dimensions 2\n@classLabel true a b\n@data\n1,2,3:4,5,6:a\n7,8,9:1,2,3:b\n");
+  WriteFileAtomically(folder_ / "other.ts",
+                      "@dimensions 2\n@classLabel true a b\n@data\n1:2:a\n1,2,3:4,5,6:b\n");
+  SeriesTask task(options_, "");
+  task.Prepare();
+  ModelConfig config;
+  config.kind = "encoder_classifier", config.pooling = PoolingKind::kMeanAll;
+  config.dim = 8, config.layers = 1, config.heads = 2, config.init_std = 0.5;
+  task.Complete(config);
+  const auto model = MakeModel(config, 3);
+  model->eval();
+  const auto read = [&](int64_t rows) {
+    const auto reader = task.ReadFile(folder_ / "other.ts", true, {.rows = rows});
+    std::vector<Json> said;
+    Score score;
+    while (const auto batch = reader->Next()) {
+      for (Json& row : task.Predict(*model, *batch)) said.push_back(std::move(row));
+      score.Merge(task.Measure(*model, *batch));
+    }
+    return std::pair(said, task.Metrics(score));
+  };
+  const auto together = read(2), apart = read(1);
+  EXPECT_EQ(together.first, apart.first);
+  EXPECT_EQ(together.second, apart.second);
 }
 
 // Masked steps leave gaps, which relative positions do not know.

@@ -178,6 +178,7 @@ class SpanCorruptionTask::Lines : public BatchReader {
     AddIds(std::vector<std::span<const int32_t>>(rows.begin(), rows.end()), RowPadding(), &batch);
     batch.Add("source", batch["ids"]);
     batch.Add("source_lengths", batch["lengths"]);
+    batch.padded.push_back({"source", "source_lengths"});
     AddNumbers("lines", numbers, &batch);
     return batch;
   }
@@ -220,6 +221,8 @@ Json SpanCorruptionTask::Metrics(const Score& score) const {
 std::vector<Json> SpanCorruptionTask::Predict(Model& model, const Batch& batch) const {
   constexpr int64_t kMostOfAGap = 12;  // tokens, on average
   LanguageModel& lm = EncoderDecoderOf(model);
+  if (batch.rows > 1 && !lm.SourceSeesPadding().empty())
+    return PredictApart(batch, [&](const Batch& row) { return Predict(model, row); });
   lm.config().CheckPositions(Form::kBidirectional, batch["source"].size(1), "a row");
   const at::Tensor source = batch["source"].cpu(), lengths = batch["source_lengths"].cpu(),
                    lines = batch["lines"].cpu();

@@ -37,9 +37,9 @@ class SpanCorruption : public ::testing::Test {
     task->Prepare();
     return task;
   }
-  static std::shared_ptr<LanguageModel> ModelOf(
-      const Task& task, PositionKind positions = PositionKind::kSinusoidal) {
-    ModelConfig c;
+  static std::shared_ptr<LanguageModel> ModelOf(const Task& task,
+                                                PositionKind positions = PositionKind::kSinusoidal,
+                                                ModelConfig c = {}) {
     c.kind = "encoder_decoder", c.dim = 12, c.layers = 1, c.heads = 2, c.ffn_dim = 12;
     c.attention = {"softmax"}, c.positions = positions, c.init_std = 0.4, c.max_length = 8;
     c.tie_embeddings = false;
@@ -118,6 +118,13 @@ TEST_F(SpanCorruption, GapsOfLinesAreFilled) {
     const std::string text = row["text"];
     EXPECT_TRUE(text.starts_with(row["line"] == 1 ? "the " : "a ")) << text;
   }
+  // Where padding takes part, a row's is none.
+  ModelConfig seen;
+  seen.encoder.attention = {"conv_luna"};
+  seen.attention_options = Json{{"conv_luna", {{"mask", "none"}}}};
+  const auto other = ModelOf(*task, PositionKind::kSinusoidal, seen);
+  EXPECT_EQ(task->Predict(*other, batch)[1],
+            task->Predict(*other, batch.Rows(1, 2).WithoutPadding())[0]);
   std::ofstream(folder_ / "none.txt") << "the <mask> sees\nnothing is missing\n";
   ExpectContains(ErrorMessage([&] { task->ReadFile(folder_ / "none.txt", false, {})->Next(); }),
                  {"none.txt:2: expected <mask>"});

@@ -44,7 +44,8 @@ class BatchReader {
   virtual const char* unit() const { return "rows"; }
   // Rows of a file so far that could not be read and were passed over (skip_bad_rows).
   virtual int64_t skipped() const { return 0; }
-  // What its figures depend on besides the data, such as {"length": 256}.
+  // What its figures depend on besides the data, such as {"length": 256}; "part": which part of
+  // the data they are of, in words, where max_tokens left some out.
   virtual Json Facts() const { return Json::object(); }
 };
 

@@ -11,6 +11,7 @@
 #include "cistern/base/hash.h"
 #include "cistern/base/progress.h"
 #include "cistern/base/random.h"
+#include "cistern/data/interruptible.h"
 #include "cistern/io/scratch_folder.h"
 #include "cistern/tasks/cache.h"
 #include "cistern/tasks/lm_blocks.h"
@@ -111,7 +112,10 @@ void TextTask::Prepare() {
     if (text.empty()) continue;
     TextSource& source = sources.emplace_back(text);
     ProgressBar bar({source.bytes(), "read text", "bytes"});
-    source.Scan([&](int64_t done, int64_t) { bar.Update(done); });
+    source.Scan([&](int64_t done, int64_t) {
+      InterruptibleData::Check();
+      bar.Update(done);
+    });
     notes_.insert(notes_.end(), source.notes().begin(), source.notes().end());
   }
   const TextSplits splits = apart ? TextSplits() : SplitText(sources[0], options_.split);

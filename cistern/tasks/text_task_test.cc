@@ -7,6 +7,8 @@
 #include <fstream>
 #include <set>
 
+#include "cistern/base/interrupt.h"
+#include "cistern/data/interruptible.h"
 #include "cistern/io/test_folder.h"
 #include "cistern/ops/testing.h"
 #include "cistern/tasks/lm_task.h"
@@ -74,6 +76,18 @@ TEST_F(TextSplitTest, TrainingWindowsStayInTheirPiece) {
     for (auto at = seen.begin(); std::next(at) != seen.end(); ++at)
       EXPECT_GE(*std::next(at) - *at, 1000);  // apart but for the token at their border
   }
+}
+
+// A signal ends the first look at a text too, where nothing is to be made any more.
+TEST_F(TextSplitTest, ASignalEndsTheScan) {
+  options_.length = 100;
+  const std::string text = Lines(20 << 10);
+  Prepared(text);
+  const InterruptibleData ends;
+  Interrupted() = true;
+  EXPECT_THROW(Prepared(text), DataInterrupted);
+  Interrupted() = false;
+  Prepared(text);
 }
 
 // Uniform over the vocabulary, whatever the text says; the same whenever a row is asked for.
