@@ -47,12 +47,12 @@ at::Tensor Targets(const Model& model, int64_t batch, int64_t length) {
                                  : Ids(config.TargetVocabSize(), {batch, length}, model);
 }
 
-void RequireLength(const ModelConfig& config, int64_t length, const char* what) {
-  const int64_t beside = PositionsOf(config, length) - length;
-  if (config.positions == PositionKind::kLearned && length + beside > config.max_length)
-    FailUsage(what, " ", length, " is more than the ", config.max_length - beside,
-              " tokens up to which the model's positions are learned (max_length=",
-              config.max_length, ")");
+// Of the stack that reads so many tokens.
+void RequireLength(const ModelConfig& config, Form form, int64_t length, const char* what) {
+  const int64_t beside = PositionsOf(config, length) - length, limit = config.PositionLimit(form);
+  if (length > limit - beside)
+    FailUsage(what, " ", length, " is more than the ", limit - beside,
+              " tokens up to which the model's positions are learned (max_length=", limit, ")");
 }
 
 // What this kind of model trains on.
@@ -64,8 +64,8 @@ Batch MadeUp(const Model& model, const ModelSettings& s) {
               config.kind, " reads one sequence, of --length");
   const int64_t channels = Channels(config),
                 target = s.target_length > 0 ? s.target_length : s.length;
-  RequireLength(config, s.length, "--length");
-  RequireLength(config, target, "--target-length");
+  RequireLength(config, info.forms[0], s.length, "--length");
+  if (info.encodes) RequireLength(config, Form::kCausal, target, "--target-length");
   at::manual_seed(s.seed);
   NamedTensors batch;
   const at::Device device = model.options().device();
@@ -270,7 +270,8 @@ Translation::Translation(std::shared_ptr<Model> model, const ModelSettings& sett
       length_(settings.target_length > 0 ? settings.target_length : settings.length) {
   if (!model_ || !model->info().encodes)
     FailUsage("translation is timed of models with a source; not of a ", model->config().kind);
-  RequireLength(model_->config(), std::max(length_, settings.length), "--length");
+  RequireLength(model_->config(), Form::kBidirectional, settings.length, "--length");
+  RequireLength(model_->config(), Form::kCausal, length_, "--target-length");
   source_ = Ids(model_->config().vocab_size, {settings.batch, settings.length}, *model_);
 }
 
@@ -314,7 +315,7 @@ std::vector<Row> MeasureModel(const std::shared_ptr<Model>& model, const ModelSe
       if (at != s.positions[i])
         FailUsage("--positions ", s.positions[i - 1], " and ", s.positions[i],
                   " are less than the ", s.decoded, " tokens apart that are decoded at each");
-      RequireLength(model->config(), s.positions[i] + s.decoded,
+      RequireLength(model->config(), Form::kCausal, s.positions[i] + s.decoded,
                     "--positions, with what is decoded there,");
     }
   }

@@ -81,6 +81,24 @@ TEST(BenchModel, WhatAModelCannotReachIsARowThatSaysSo) {
   }
 }
 
+// By the positions of the stack that reads them.
+TEST(BenchModel, LengthsBeyondLearnedPositionsAreRefused) {
+  ModelConfig pair = Tiny();
+  pair.kind = "encoder_decoder", pair.decoder.positions = PositionKind::kLearned;
+  pair.decoder.max_length = 10;
+  ModelSettings settings = Quick();
+  settings.decode = false, settings.length = 20, settings.target_length = 10;
+  EXPECT_EQ(Whats(pair, settings).size(), 1u);
+  settings.target_length = 11;
+  ExpectContains(Thrown([&] { Whats(pair, settings); }),
+                 {"--target-length 11", "10 tokens", "max_length=10"});
+  ModelConfig one = Tiny();
+  one.decoder.positions = PositionKind::kLearned, one.decoder.max_length = 10;
+  settings = Quick();
+  settings.train = false, settings.decoded = 4, settings.positions = {0, 8};
+  ExpectContains(Thrown([&] { Whats(one, settings); }), {"--positions", "10 tokens"});
+}
+
 TEST(BenchModel, NothingToMeasureSaysWhy) {
   ModelSettings settings = Quick();
   settings.train = settings.decode = false;

@@ -198,6 +198,19 @@ TEST_F(BenchTest, ModelMeasuresTrainingAndDecoding) {
   Expect(small + Words{"--target-length", "8"}, 2, {"--target-length", "encoder_decoder"});
   Expect({"bench", "model", "--positions", "0,1"}, 2, {"tokens apart"});
   Expect({"bench", "model", "--set", "model.dmi=3"}, 2, {"did you mean 'model.dim'?"});
+  for (const auto& [setting, instead] :
+       std::map<std::string, std::string>{{"train.batch=2", "give --batch"},
+                                          {"task.length=64", "give --length"},
+                                          {"seed=2", "give --seed"},
+                                          {"dtype=bfloat16", "give --dtype"},
+                                          {"task.vocab_size=300", "give --set model.vocab_size"},
+                                          {"train.lr=1", "leave it out"}})
+    Expect(small + Words{"--set", setting}, 2,
+           {"--set " + setting.substr(0, setting.find('=')) + " has no effect", instead});
+  const Outcome shown = Run(small + Words{"--profile", "--no-decode", "--set", "train.clip=0",
+                                          "--set", "train.optimizer=sgd"});
+  EXPECT_EQ(shown.code, 0) << shown;
+  EXPECT_NE(shown.out.find("the fastest of 5 training steps"), std::string::npos) << shown;
 }
 
 // Models of real values; a source and a target of two lengths.

@@ -1,5 +1,6 @@
 #include "cistern/cli/child_run.h"
 
+#include <algorithm>
 #include <filesystem>
 #include <sstream>
 
@@ -8,11 +9,13 @@
 #include "cistern/base/progress.h"
 #include "cistern/base/subprocess.h"
 #include "cistern/base/terminal.h"
+#include "cistern/cli/experiment.h"
 #include "cistern/cli/run_folder.h"
 #include "cistern/io/atomic_file.h"
 #include "cistern/io/checked_json.h"
 #include "cistern/io/jsonl.h"
 #include "cistern/train/checkpoint.h"
+#include "cistern/train/run_state.h"
 
 namespace cistern::cli {
 namespace {
@@ -54,16 +57,17 @@ bool SaysNotFinite(const std::string& words) {
 }
 
 std::vector<std::string> TrainArgumentsOf(const ChildSettings& s) {
+  const bool goes_on = s.resume && FileExists(s.folder + "/experiment.json");
   std::vector<std::string> words = {"train",    "--json",    "--out",
                                     s.folder,   "--threads", std::to_string(s.threads),
                                     "--device", s.device};
   if (Quiet() || s.keep_failures) words.push_back("--quiet");
-  if (s.resume && FileExists(s.folder + "/experiment.json")) {
+  if (goes_on) {
     words.push_back("--resume");
-    return words;
+  } else if (!s.file.empty()) {
+    words.push_back(s.file);
   }
-  if (!s.file.empty()) words.push_back(s.file);
-  for (const std::string& assignment : s.set) {
+  for (const std::string& assignment : goes_on ? PlacesOfData(s) : s.set) {
     words.push_back("--set");
     words.push_back(assignment);
   }
@@ -71,6 +75,20 @@ std::vector<std::string> TrainArgumentsOf(const ChildSettings& s) {
 }
 
 }  // namespace
+
+std::vector<std::string> PlacesOfData(const ChildSettings& s) {
+  Experiment experiment;
+  ReadExperiment(experiment, s.file, s.set);
+  const Json flat = experiment.Write().flatten();
+  std::vector<std::string> places;
+  for (const auto& [key, value] : flat.items()) {
+    std::string dotted = key.substr(1);
+    std::replace(dotted.begin(), dotted.end(), '/', '.');
+    if (IsPlaceOfData(dotted) && value.is_string())
+      places.push_back(dotted + "=" + value.get<std::string>());
+  }
+  return places;
+}
 
 bool ReadChildRun(const std::string& folder, ChildRun* run) {
   const std::string path = folder + "/result.json";
@@ -104,8 +122,9 @@ ChildRun RunTraining(const ChildSettings& s) {
     return run;
   }
   if (!s.keep_failures) {
-    if (child.code == kRefused) throw UsageError("the training run was refused (see above)");
-    run.failed = StrCat("the training run ended with exit code ", child.code, " (see above)");
+    run.failed = child.code == kRefused
+                     ? "the training run was refused (see above)"
+                     : StrCat("the training run ended with exit code ", child.code, " (see above)");
     return run;
   }
   run.failed = LastWords(log);

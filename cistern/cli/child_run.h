@@ -34,8 +34,11 @@ struct ChildRun {
   bool kept = false;      // it had ended before
 };
 
-// FOLDER/result.json is what it returns. UsageError where the run was refused, unless failures are
-// kept; InterruptedRun.
+// KEY=VALUE of where the data lie now, by the file and `set`: when a run goes on, they may lie
+// elsewhere than its record says.
+std::vector<std::string> PlacesOfData(const ChildSettings& settings);
+
+// FOLDER/result.json is what it returns. InterruptedRun.
 ChildRun RunTraining(const ChildSettings& settings);
 
 // The finished run of a folder; nothing trained. False where there is none.

@@ -23,10 +23,7 @@
 #include "cistern/io/atomic_file.h"
 #include "cistern/io/checked_json.h"
 #include "cistern/io/file_lock.h"
-#include "cistern/kernels/isa.h"
-#include "cistern/nn/product_speed.h"
 #include "cistern/tasks/evaluate.h"
-#include "cistern/tensors/device.h"
 #include "cistern/train/run_state.h"
 
 namespace cistern::cli {
@@ -87,6 +84,10 @@ Json ReadRecord(const std::string& path) { return ReadCheckedJson(path, "the run
 
 // The dtype that the runs of an interrupted comparison were begun with; empty: none was begun.
 std::string BegunDtype(const CompareArguments& a) {
+  if (const std::string path = a.out + "/settings.json"; std::filesystem::exists(path)) {
+    const Json dtype = ReadCheckedJson(path).value("/dtype", Json());
+    if (dtype.is_string()) return dtype.get<std::string>();
+  }
   for (const std::string& mechanism : a.mechanisms) {
     for (const int64_t length : a.lengths) {
       const std::string path =
@@ -145,9 +146,9 @@ std::string Dotted(std::string key) {
 
 // OUT/settings.json holds what all runs of the folder are trained with, but for the mechanism.
 // Written while no run has begun, and where it is missing (in a folder of an earlier version).
-// UsageError where it says something else than `experiment`: the kept rows and the new ones could
-// not be compared. Where the data lie may change.
-void KeepSettings(const std::string& out, Experiment experiment) {
+// UsageError where it says something else than `experiment`, the device, and the threads of now:
+// the kept rows and the new ones could not be compared. Where the data lie may change.
+void KeepSettings(const std::string& out, Experiment experiment, const std::string& device) {
   const std::string path = out + "/settings.json";
   Experiment unset;
   unset.task.kind = experiment.task.kind;
@@ -157,9 +158,14 @@ void KeepSettings(const std::string& out, Experiment experiment) {
     tree.erase("published");
     return tree.flatten();
   };
-  const Json now = flat(experiment), defaults = flat(unset);
+  const Json defaults = flat(unset);
+  Json now = flat(experiment);
+  now["/threads"] = NumThreads(), now["/device"] = device;
   if (!Exists(path) || !HoldsRuns(out)) return WriteCheckedJson(path, now);
   const Json begun = ReadCheckedJson(path);
+  for (const char* key : {"/threads", "/device"}) {  // an earlier version did not say them
+    if (!begun.contains(key)) now.erase(key);
+  }
   Json keys = begun;
   keys.update(now);
   for (const auto& [key, ignored] : keys.items()) {
@@ -254,14 +260,19 @@ std::string TimeStamp() {
   return stamp;
 }
 
-// Of a text: the model of a finished run on the test split in long blocks, at most a million
-// tokens of it. Null where the task is none of texts or learned positions end before.
-Json MeasureLongBlocks(const std::string& folder) {
-  const RunFolder run = OpenRun(folder);
+// Of a text, where it lies now: the model of a finished run on the test split in long blocks, at
+// most a million tokens of it. Null where the task is none of texts or learned positions end
+// before.
+Json MeasureLongBlocks(const ChildSettings& child) {
+  RunFolder run = OpenRun(child.folder);
+  Fields fields;
+  fields.Group("task", run.options.Describe());
+  for (const std::string& place : PlacesOfData(child)) fields.Set(place);
+  run.task = run.options.Make();
+  run.task->LoadAssets(run.folder);
   const int64_t length = kLongFactor * run.task->tokens_per_row();
   if (!run.config.info().extends || run.config.info().encodes) return nullptr;
-  if (run.config.positions == PositionKind::kLearned && length > run.config.max_length)
-    return nullptr;
+  if (length > run.config.PositionLimit(Form::kCausal)) return nullptr;
   run.Prepare();
   if (!run.task->Text(Split::kTest)) return nullptr;
   EvalOptions options;
@@ -311,7 +322,7 @@ CompareRow TrainRow(const CompareArguments& a, const std::vector<std::string>& s
       ChildRun run = RunTraining(child);
       if (run.failed.empty()) {
         MeasureOrSay("longer blocks were", &row, [&] {
-          if (Json longer = MeasureLongBlocks(child.folder); !longer.is_null())
+          if (Json longer = MeasureLongBlocks(child); !longer.is_null())
             run.result[kLongBlocks] = std::move(longer);
         });
         if (row.results.empty()) {
@@ -322,8 +333,6 @@ CompareRow TrainRow(const CompareArguments& a, const std::vector<std::string>& s
       } else {
         row.failures.push_back(StrCat("seed ", seed, ": ", run.failed));
       }
-    } catch (const UsageError&) {
-      throw;
     } catch (const Error& e) {
       row.failures.push_back(StrCat("seed ", seed, ": ", e.what()));
     }
@@ -409,6 +418,8 @@ int RunCompare(CLI::App& command, CompareArguments a) {
   const TaskInfo& task = c.experiment.task.info();
   if (!c.experiment.train.final_test)
     FailUsage("train.final_test=false: models are compared by their test; leave it out");
+  c.experiment.train.Validate();
+  c.experiment.pretrain.Validate(c.experiment.train);
   if (a.skip_bad_rows) set.push_back(c.experiment.task.SkipBadRows());
   if (a.mechanisms.empty()) a.mechanisms = task.mechanisms;
   if (std::find(a.mechanisms.begin(), a.mechanisms.end(), "all") != a.mechanisms.end()) {
@@ -446,7 +457,7 @@ int RunCompare(CLI::App& command, CompareArguments a) {
   if (a.out.empty()) a.out = "runs/compare-" + TimeStamp();
   EnsureDirectory(a.out);
   const FileLock lock(a.out + "/lock", "the comparison in " + a.out);
-  KeepSettings(a.out, c.experiment);
+  KeepSettings(a.out, c.experiment, a.common.device);
   for (const int64_t length : a.lengths) RequireSameData(a, c.experiment, length);
   if (!Quiet() && !a.common.json) {
     std::printf("%s: %s s for each of %zu mechanisms%s%s, results in %s\n", c.data.c_str(),

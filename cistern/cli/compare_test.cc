@@ -90,12 +90,17 @@ TEST_F(CompareTest, BlocksLongerThanTheTrainingRows) {
   EXPECT_NEAR(row["long_blocks"]["mean"].get<double>(), sum / 2, 1e-12);
 }
 
-// Learned positions end, so there is no such figure.
+// Learned positions end, so there is no such figure; nor one of decoding beyond them.
 TEST_F(CompareTest, NoLongBlocksBeyondLearnedPositions) {
-  const Outcome o =
-      Run(Command({"--set", "model.positions=learned", "--set", "model.max_length=32"}));
-  ASSERT_EQ(o.code, 0) << o;
-  EXPECT_EQ(o.out.find("x longer"), std::string::npos) << o;
+  for (const std::string group : {"model.", "model.decoder."}) {
+    Words words = Command(
+        {"--set", group + "positions=learned", "--set", group + "max_length=32", "--quiet"});
+    words[3] = folder_ / group;
+    const Outcome o = Run(words);
+    ASSERT_EQ(o.code, 0) << o;
+    EXPECT_EQ(o.out.find("x longer"), std::string::npos) << o;
+    EXPECT_EQ(o.out.find("not measured"), std::string::npos) << o;
+  }
 }
 
 // What was trained is reported, and why the rest of it is not.
@@ -193,6 +198,12 @@ TEST_F(CompareTest, AResumedComparisonIsTheSameOne) {
          {out + " was begun with train.seconds=0.2, and 0.3"});
   Expect(command({"--resume", "--set", "model.dim=32"}), 2, {"model.dim=16, and 32"});
   Expect(command({"--resume", "--seed", "2"}), 2, {"seed=1, and 2"});
+  Words more = command({"--resume"});
+  more[9] = "2";
+  Expect(more, 2, {out + " was begun with threads=1, and 2"});
+  more = command({"--resume"});
+  more[15] = "float64";
+  Expect(more, 2, {out + " was begun with dtype=\"float32\", and \"float64\""});
   WriteFileAtomically(text, Text() + "another line\n");
   Expect(command({"--resume"}), 2, {out + "/latte has been trained on other data"});
   WriteFileAtomically(text, Text());
@@ -215,6 +226,55 @@ TEST_F(CompareTest, AResumedComparisonIsTheSameOne) {
   ASSERT_EQ(o.code, 0) << o;
   EXPECT_EQ(Contents(out + "/latte"), before);
   ExpectContains(o.out, {"latte", "linear"});
+}
+
+// Elsewhere by the command line or by an experiment file: the run goes on, and its longer blocks
+// are measured.
+TEST_F(CompareTest, TheTextMayMoveBeforeARunGoesOn) {
+  const std::string file = folder_ / "mine.toml";
+  for (const bool by_file : {false, true}) {
+    const auto command = [&](const std::string& text, const Words& more) {
+      Words words = Command(more);
+      words[1] = text, words[3] = folder_ / (by_file ? "by-file" : "by-word");
+      if (!by_file) return words;
+      WriteFileAtomically(file, "[task]\nkind = \"lm\"\ntext = \"" + text + "\"\n");
+      words[1] = file;
+      words.insert(words.begin() + 1, "--experiment");
+      return words;
+    };
+    const std::string first = folder_ / "first.txt", second = folder_ / "second.txt";
+    WriteFileAtomically(first, Text());
+    const Words begin = command(first, {});
+    ASSERT_EQ(Run(begin).code, 0);
+    const std::string out = begin[by_file ? 4 : 3];
+    fs::remove(out + "/latte/result.json");  // as if it had been interrupted
+    fs::rename(first, second);
+    const Outcome o = Run(command(second, {"--resume"}));
+    EXPECT_EQ(o.code, 0) << o;
+    const Json row =
+        ParseJson(ReadFile(out + "/compare.json"), "compare.json")["mechanisms"]["latte"];
+    EXPECT_TRUE(row.contains("long_blocks")) << row.dump(1) << o;
+    EXPECT_FALSE(row.contains("unmeasured")) << row.dump(1);
+  }
+}
+
+// What `train` refuses is that row's failure; what it would refuse of every row ends them all.
+TEST_F(CompareTest, ARefusedRunLosesItsRow) {
+  const auto command = [&](const Words& more) {
+    Words words = Command(more);
+    words[5] = "performer,latte", words[9] = "2";
+    return words;
+  };
+  Expect(command({"--set", "train.ema=0.9", "--set", "train.average_last=3"}), 2,
+         {"train.average_last and train.ema"});
+  EXPECT_FALSE(fs::exists(folder_ / "out"));
+  const Outcome o = Run(command({"--set", "train.parallel=rows"}));
+  ASSERT_EQ(o.code, 0) << o;
+  ExpectContains(o.err, {"train.parallel=rows is not possible: a mechanism of it draws"});
+  ExpectContains(o.out, {"performer failed: seed 1: the training run was refused"});
+  const Json rows = ParseJson(ReadFile(folder_ / "out/compare.json"), "compare.json")["mechanisms"];
+  EXPECT_TRUE(rows["performer"].contains("failed")) << rows.dump(1);
+  EXPECT_TRUE(rows["latte"]["test"].contains("bits_per_byte")) << rows.dump(1);
 }
 
 // Once, not once for each mechanism, and nothing is left.

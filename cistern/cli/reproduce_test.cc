@@ -283,6 +283,13 @@ TEST_F(ReproduceTest, RunsThatHaveEndedHadTheDataOfThoseThatFollow) {
   const Outcome rest = Run(words + Words{"--resume"});
   ASSERT_EQ(rest.code, 0) << rest;
   EXPECT_EQ(Count(rest.out, ", kept"), 1u) << rest;
+  // They may lie elsewhere when a run goes on.
+  fs::rename(data, folder_ / "moved.tsv");
+  fs::remove(folder_ / "out/softmax/listops/seed-1/result.json");
+  const Outcome moved =
+      Run(Command({"--seeds", "1", "--data", "rows=" + (folder_ / "moved.tsv"), "--resume"}));
+  ASSERT_EQ(moved.code, 0) << moved;
+  EXPECT_EQ(Count(ReadFile(folder_ / "out/runs.csv"), ",finished\n"), 2u) << moved;
 }
 
 // A budget of seconds is its own estimate.

@@ -212,7 +212,7 @@ void Generator::Decode(std::deque<Row>& rows, TextState& text, const Job& job) {
   const auto begin = Clock::now();
   const GenerateOptions& options = job.options;
   const Sampler sampler(options.sampler);
-  const int32_t end_token = options.stop_at_end ? tokenizer_->AddedToken("<|endoftext|>") : -1;
+  const int32_t end_token = tokenizer_->AddedToken("<|endoftext|>");  // ends a text
   const auto show = [&](size_t b, const std::string& shown) {
     rows[b].result.text += shown;
     if (job.on_text && !shown.empty()) job.on_text(b, shown);

@@ -21,7 +21,6 @@ struct GenerateOptions {
   SamplerOptions sampler;
   int64_t max_tokens = 200;
   std::vector<std::string> stop;  // text from the first of these on is not shown
-  bool stop_at_end = true;        // <|endoftext|> ends the text, where the tokenizer has it
   int64_t top_logprobs = 0;       // also keep the N most likely tokens of every step
   int64_t piece = 1024;           // prompt tokens per extend: what bounds the memory
   int64_t first_row = 0;          // row b of the batch draws as row first_row + b

@@ -91,9 +91,7 @@ std::vector<DecodePoint> MeasureDecoding(LanguageModel& model,
     for (int i = 0; i < 3; ++i) model.Extend(draw(1), warm);
   }
   for (const int64_t position : positions) {
-    if (config.positions == PositionKind::kLearned &&
-        std::max(position, done) + tokens > config.max_length)
-      break;
+    if (std::max(position, done) + tokens > config.PositionLimit(Form::kCausal)) break;
     while (done < position) {
       if (interrupt && *interrupt) return points;
       CheckStateGrowth(config, state.Bytes(), done);

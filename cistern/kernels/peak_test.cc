@@ -8,8 +8,7 @@
 namespace cistern {
 namespace {
 
-// No speed is asserted beyond what every machine has: a wrong count of operations is off by the
-// width of a vector, the number of threads or the number of chains, and would leave this range.
+// No more than that every target measures a rate of this world: speeds are not asserted.
 TEST(Peak, EveryTargetHasOne) {
   SetNumThreads(1);
   for (const std::string& isa : SupportedIsas()) {
