@@ -70,7 +70,6 @@ at::Tensor Forecaster::Extend(const at::Tensor& values, ModelState& state, const
     const ops::TokenMap front = trunk_.RealTokensFirst(mask);
     return front.Back(Extend(front.Move(values, 1), state, front.mask()), 1);
   }
-  CheckLayers(state);
   const at::Tensor x = values.to(values_->weight.scalar_type());
   const at::Tensor positions = PiecePositions(state.positions, x.size(1), mask);
   const Stream stream = trunk_.Extend(trunk_.Enter(values_->Forward(x), mask, positions), state);

@@ -47,7 +47,6 @@ at::Tensor LanguageModel::Run(const Trunk& trunk, const Embed& embed, const at::
     const ops::TokenMap front = trunk.RealTokensFirst(mask);
     return front.Back(Run(trunk, embed, front.Move(ids, 1), state, front.mask()), 1);
   }
-  CheckLayers(state);
   const at::Tensor positions = PiecePositions(state.positions, ids.size(1), mask);
   const Stream stream = trunk.Extend(trunk.Enter(embed(ids), mask, positions), state);
   state.positions = PositionsAfter(state.positions, positions, mask);

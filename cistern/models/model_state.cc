@@ -104,6 +104,7 @@ void StatefulModel::CheckLayers(const ModelState& state) const {
 
 void StatefulModel::CheckPiece(const ModelState& state, int64_t batch, int64_t length,
                                const ops::Mask& mask) const {
+  CheckLayers(state);
   CISTERN_CHECK(state.positions.size(0) == batch, "[", config_.kind, "] the state has ",
                 state.positions.size(0), " rows, the tokens have ", batch);
   if (mask) mask.Check(StrCat("[", config_.kind, "]").c_str(), batch, length);

@@ -50,7 +50,8 @@ class StatefulModel : public Model {
   void SetStateLayers(const std::vector<std::shared_ptr<Block>>& blocks);
   ModelState EmptyStates(int64_t batch) const;
   void CheckLayers(const ModelState& state) const;
-  // Error where a piece [batch, length] is not one of the state's rows, or the mask one of it.
+  // Error where the state is not one of this model, a piece [batch, length] not one of its rows, or
+  // the mask not one of the piece.
   void CheckPiece(const ModelState& state, int64_t batch, int64_t length,
                   const ops::Mask& mask) const;
 
