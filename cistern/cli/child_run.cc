@@ -1,6 +1,5 @@
 #include "cistern/cli/child_run.h"
 
-#include <algorithm>
 #include <filesystem>
 #include <sstream>
 
@@ -82,10 +81,8 @@ std::vector<std::string> PlacesOfData(const ChildSettings& s) {
   const Json flat = experiment.Write().flatten();
   std::vector<std::string> places;
   for (const auto& [key, value] : flat.items()) {
-    std::string dotted = key.substr(1);
-    std::replace(dotted.begin(), dotted.end(), '/', '.');
-    if (IsPlaceOfData(dotted) && value.is_string())
-      places.push_back(dotted + "=" + value.get<std::string>());
+    if (IsPlaceOfData(DottedKey(key)) && value.is_string())
+      places.push_back(DottedKey(key) + "=" + value.get<std::string>());
   }
   return places;
 }

@@ -17,6 +17,7 @@
 #include "cistern/cli/command.h"
 #include "cistern/cli/compare_decide.h"
 #include "cistern/cli/compare_report.h"
+#include "cistern/cli/experiment.h"
 #include "cistern/cli/run_folder.h"
 #include "cistern/decode/generate.h"
 #include "cistern/decode/lm_folder.h"
@@ -139,11 +140,6 @@ bool HoldsRuns(const std::string& out) {
   return false;
 }
 
-std::string Dotted(std::string key) {
-  std::replace(key.begin(), key.end(), '/', '.');
-  return key.substr(1);
-}
-
 // OUT/settings.json holds what all runs of the folder are trained with, but for the mechanism.
 // Written while no run has begun, and where it is missing (in a folder of an earlier version).
 // UsageError where it says something else than `experiment`, the device, and the threads of now:
@@ -169,14 +165,14 @@ void KeepSettings(const std::string& out, Experiment experiment, const std::stri
   Json keys = begun;
   keys.update(now);
   for (const auto& [key, ignored] : keys.items()) {
-    if (IsPlaceOfData(Dotted(key))) continue;
+    if (IsPlaceOfData(DottedKey(key))) continue;
     const Json unsaid = defaults.value(key, Json()), was = begun.value(key, unsaid),
                is = now.value(key, unsaid);
     if (was == is) continue;
     const auto said = [](const Json& value) {
       return value.is_null() ? std::string("unset") : JsonLine(value);
     };
-    FailUsage(out, " was begun with ", Dotted(key), "=", said(was), ", and ", said(is),
+    FailUsage(out, " was begun with ", DottedKey(key), "=", said(was), ", and ", said(is),
               " is asked for now: its runs could not be compared with the new ones; leave it as it "
               "was, or give another --out");
   }

@@ -245,6 +245,11 @@ std::string AssignedKey(const std::string& assignment) {
   return key;
 }
 
+std::string DottedKey(std::string pointer) {
+  std::replace(pointer.begin(), pointer.end(), '/', '.');
+  return pointer.substr(1);
+}
+
 std::vector<std::string> DataAssignments(const std::string& task, const std::string& data) {
   std::vector<std::string> set;
   if (task.empty() && data.empty()) return set;

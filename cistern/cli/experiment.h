@@ -44,6 +44,8 @@ std::string NamedTask(const std::string& file, const std::vector<std::string>& a
 
 // The key of KEY=VALUE.
 std::string AssignedKey(const std::string& assignment);
+// "train.lr" of the JSON pointer "/train/lr".
+std::string DottedKey(std::string pointer);
 
 // What --task and --data say, as assignments: the task, by the look of the data unless it is given,
 // and its option that names the data. Nothing where both are empty.

@@ -241,10 +241,14 @@ TEST_F(RobustTest, ARunOfAnEarlierVersionKeepsItsBiases) {
 // As some starters of jobs leave a process: no message lies in a file of the run.
 TEST_F(RobustTest, ClosedDescriptorsAreNotGivenToFiles) {
   const std::string run = folder_ / "run";
-  std::string command = ShellWord(std::getenv("CISTERN_BINARY"));
-  for (const std::string& word :
-       Train(TrainedText(), run, {"--set", "train.average_last=90", "--set", "train.patience=80"}))
-    command += " " + ShellWord(word);
+  std::string rows = "label\ttext\n", command = ShellWord(std::getenv("CISTERN_BINARY"));
+  for (int i = 0; i < 60; ++i) rows += StrCat(i % 2, "\ttext ", i, "\n");
+  WriteFileAtomically(folder_ / "a.tsv", rows);
+  Words words = {"train",   "--data", folder_ / "a.tsv", "--out", run,
+                 "--steps", "10",     "--threads",       "1"};
+  for (const char* s : {"model.dim=8", "model.heads=2", "model.layers=1", "train.average_last=90"})
+    words = words + Words{"--set", s};
+  for (const std::string& word : words) command += " " + ShellWord(word);
   EXPECT_EQ(RunProcess("/bin/sh", {"-c", command + " <&- >&- 2>&-"}).code, 1);  // no output
   int files = 0;
   for (const auto& entry : fs::directory_iterator(run)) {

@@ -53,18 +53,22 @@ TEST_F(TrainerTest, ARunThatRanOutOfPatienceHasEnded) {
   }
 }
 
-// Steps in a budget of time do not come again, so neither does a model that was better than the
-// one that the checkpoint knows.
+// The model of a run that was killed after it was saved, before the next checkpoint. Steps in a
+// budget of time do not come again, nor do those of a run that goes on where sums are rounded
+// otherwise.
 TEST_F(TrainerTest, ABetterModelThanTheCheckpointKnowsIsMeasured) {
-  train_.steps = 0, train_.seconds = 0.2;
-  Trained("run");
-  const auto other = MakeModel(config_, 9);
-  SaveModel(*other, folder_ / "run");
-  Trainer again(MakeModel(config_, 3), *task_, train_, 7, folder_ / "run", Json::object(), false);
-  again.Resume();
-  const TrainResult result = again.Run();
-  const Evaluation wanted = Evaluate(*task_, *other, Split::kValid, {});
-  EXPECT_EQ(result.valid, task_->Metrics(wanted.score));
+  for (const bool timed : {true, false}) {
+    train_.steps = timed ? 0 : 4, train_.seconds = timed ? 0.2 : 0;
+    const std::string run = timed ? "timed" : "counted";
+    Trained(run);
+    const auto other = MakeModel(config_, 9);
+    SaveModel(*other, folder_ / run);
+    Trainer again(MakeModel(config_, 3), *task_, train_, 7, folder_ / run, Json::object(), false);
+    again.Resume();
+    const TrainResult result = again.Run();
+    const Evaluation wanted = Evaluate(*task_, *other, Split::kValid, {});
+    EXPECT_EQ(result.valid, task_->Metrics(wanted.score)) << run;
+  }
 }
 
 TEST_F(TrainerTest, OtherRowsMeasureTheBestModelAgain) {
@@ -153,19 +157,6 @@ TEST_F(TrainerTest, AnEndedRunOfAnEarlierVersionIsNotMeasuredAgain) {
   again.Resume();
   EXPECT_TRUE(again.Run().had_ended);
   EXPECT_EQ(ReadJsonl(folder_ / "run/metrics.jsonl").size(), lines);
-}
-
-// As where a run is killed after its best model was saved, and goes on where sums are rounded
-// otherwise.
-TEST_F(TrainerTest, ABestModelThatDoesNotComeAgainIsMeasuredAtTheEnd) {
-  Trained("run");
-  const auto other = MakeModel(config_, 9);
-  SaveModel(*other, folder_ / "run");
-  Trainer again(MakeModel(config_, 3), *task_, train_, 7, folder_ / "run", Json::object(), false);
-  again.Resume();
-  const TrainResult result = again.Run();
-  const Evaluation wanted = Evaluate(*task_, *other, Split::kValid, {});
-  EXPECT_EQ(result.valid, task_->Metrics(wanted.score));
 }
 
 TEST_F(TrainerTest, TheMemoryOfARunIsTheMostOfItsProcesses) {
