@@ -93,7 +93,7 @@ TEST(Maps, KnownCases) {
 TEST(Maps, QueriesWithoutWeights) {
   ModelConfig c = testing::SmallLm({"t2r"});
   c.layers = 1;
-  c.attention_options = Json{{"t2r", {{"features", 2}}}};
+  c.attention_options = Json{{"t2r", {{"features", 3}}}};
   const auto model = testing::Make<DecoderLm>(c);
   const at::NoGradGuard guard;
   const Batch batch = testing::IdsBatch(2, 40, {40, 17});

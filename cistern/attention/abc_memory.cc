@@ -181,8 +181,7 @@ at::Tensor AbcMechanism::ExtendWith(const at::Tensor& s, const std::vector<at::T
   const ops::SlotRows matched =
       ops::SlotMatchExtend(x[q_], w, x[k_], state[key_memory_], z, mask, want_z);
   return ops::SlotReadExtend(ReadWeights(matched.out, matched.z, {}), w, x[v_],
-                             state[value_memory_], state[z_], mask)
-      .out;
+                             state[value_memory_], state[z_], mask);
 }
 
 void AbcMechanism::DoWrite(const std::vector<at::Tensor>& x, State& state, const ops::Mask& mask) {

@@ -62,7 +62,7 @@ std::shared_ptr<Mechanism> Make(const MechanismInfo& info, const std::vector<Sha
   for (const Share& s : shares) heads += s.heads;
   if (heads != dims.heads)
     FailUsage("attention '", info.name, "' shares out ", heads, " heads, the layer has ",
-              dims.heads);
+              dims.heads, "; change model.attention or model.heads");
   std::vector<HeadGroups::Group> groups;
   for (size_t i = 0; i < shares.size(); ++i) {
     AttentionDims part = dims;

@@ -160,7 +160,8 @@ TEST(HeadGroups, ANameInsideAnotherIsNoGroup) {
 TEST(HeadGroups, RefusalsNameTheGroup) {
   ExpectContains(Refusal("softmax:1+late:1"),
                  {"unknown mechanism 'late'", "did you mean 'latte'?"});
-  ExpectContains(Refusal("softmax:1+latte:2"), {"shares out 3 heads, the layer has 2"});
+  ExpectContains(Refusal("softmax:1+latte:2"),
+                 {"shares out 3 heads, the layer has 2", "model.attention", "model.heads"});
   ExpectContains(Refusal("softmax:1+latte"), {"MECHANISM:HEADS", "got 'latte'"});
   ExpectContains(Refusal("softmax:0+latte:2"), {"got 'softmax:0'"});
   ExpectContains(Refusal("softmax:1+"), {"got ''"});

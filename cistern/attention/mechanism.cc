@@ -206,6 +206,36 @@ void Mechanism::DoWrite(const std::vector<at::Tensor>&, State&, const ops::Mask&
 
 at::Tensor Mechanism::Read(const std::vector<at::Tensor>&, const State&) { RefuseVerb(info()); }
 
+void Mechanism::CheckTokens(const std::vector<at::Tensor>& x, std::optional<Side> side,
+                            const ops::Mask& mask, const State* state) const {
+  const at::Tensor* first = nullptr;
+  for (size_t i = 0; i < projections_.size(); ++i) {
+    const Projection& p = projections_[i];
+    if (!p.OfTokens() || (side && p.side != *side)) continue;
+    CISTERN_CHECK(i < x.size(), "[", info_.name, "] expected a tensor for each projection, got ",
+                  x.size(), " and none for ", p.name);
+    const at::Tensor& t = x[i];
+    if (!t.defined()) continue;
+    const int64_t heads = p.heads > 0 ? p.heads : dims_.heads, width = p.width / heads;
+    if (!first) first = &t;
+    const bool fits = t.dim() == 4 && t.size(0) == first->size(0) && t.size(1) == heads &&
+                      t.size(2) == first->size(2) && t.size(3) == width;
+    CISTERN_CHECK(fits, "[", info_.name, "] expected ", p.name, " of shape [B,", heads, ",T,",
+                  width, "]",
+                  first == &t ? "" : StrCat(" with B=", first->size(0), " and T=", first->size(2)),
+                  ", got ", t.sizes());
+  }
+  if (!first) return;
+  const int64_t batch = first->size(0);
+  if (mask) mask.Check(StrCat("[", info_.name, "]").c_str(), batch, first->size(2));
+  if (!state) return;
+  for (const NamedTensor& t : state->tensors) {
+    CISTERN_CHECK(!t.value.defined() || (t.value.dim() > 0 && t.value.size(0) == batch), "[",
+                  info_.name, "] expected a state of as many rows as the tokens have, ", batch,
+                  ", got ", t.name, " of shape ", t.value.sizes());
+  }
+}
+
 template <class Change>
 std::vector<at::Tensor> Mechanism::OfTokens(const std::vector<at::Tensor>& x,
                                             std::optional<Side> side, Change&& change) const {
@@ -258,6 +288,7 @@ std::optional<at::ScalarType> Mechanism::HalfType(Form form,
 
 at::Tensor Mechanism::Extend(const std::vector<at::Tensor>& x, State& state,
                              const ops::Mask& mask) {
+  CheckTokens(x, {}, mask, &state);
   if (const auto half = HalfType(Form::kCausal, x); half && !Holds(state, *half))
     return Extend(Widened(x, *half), state, mask).to(*half);
   if (mask.valid) {
@@ -269,6 +300,7 @@ at::Tensor Mechanism::Extend(const std::vector<at::Tensor>& x, State& state,
 }
 
 void Mechanism::Write(const std::vector<at::Tensor>& x, State& state, const ops::Mask& mask) {
+  CheckTokens(x, Side::kKey, mask, &state);
   if (mask.valid) {
     const ops::TokenMap front = RealTokensFirst(mask);
     const auto keys =
@@ -280,6 +312,7 @@ void Mechanism::Write(const std::vector<at::Tensor>& x, State& state, const ops:
 }
 
 at::Tensor Mechanism::Bidirectional(const std::vector<at::Tensor>& x, const ops::Mask& mask) {
+  CheckTokens(x, {}, mask, nullptr);
   if (const auto half = HalfType(Form::kBidirectional, x))
     return Bidirectional(Widened(x, *half), mask).to(*half);
   if (mask.valid) {
@@ -293,15 +326,15 @@ at::Tensor Mechanism::Bidirectional(const std::vector<at::Tensor>& x, const ops:
 
 at::Tensor Mechanism::Attend(Form form, const std::vector<at::Tensor>& x, State* state,
                              const ops::Mask& mask, Handles& handles) {
-  if (!mask.Padded()) return DoAttend(form, x, state, mask, handles);
   const bool reads = form == Form::kCross;
+  const std::optional<Side> side = reads ? std::optional(Side::kQuery) : std::nullopt;
+  CheckTokens(x, side, mask, form == Form::kCausal ? state : nullptr);
+  if (!mask.Padded()) return DoAttend(form, x, state, mask, handles);
   if (mask.valid && !reads) {
     const ops::TokenMap front = RealTokensFirst(mask);
     return front.Back(Attend(form, Moved(x, front), state, front.mask(), handles), 2);
   }
-  return DoAttend(form,
-                  WithoutPadding(x, mask, form, reads ? std::optional(Side::kQuery) : std::nullopt),
-                  state, mask, handles);
+  return DoAttend(form, WithoutPadding(x, mask, form, side), state, mask, handles);
 }
 
 at::Tensor Mechanism::DoAttend(Form form, const std::vector<at::Tensor>& x, State* state,

@@ -178,7 +178,8 @@ class Mechanism : public torch::nn::Module {
   // (memory_mechanism.h). Without verbs there is no state: EmptyState gives one of no tensors, and
   // the verbs are Errors. What padding holds, NaN too, is put to zero before a mechanism sees it.
   // With masked tokens (mask.valid) the result is that of the others alone, and 0 at them; a
-  // mechanism's own verbs are given lengths and starts in their place.
+  // mechanism's own verbs are given lengths and starts in their place. Tensors of other shapes than
+  // the projections declare, and a mask or a state of other rows than the tokens, are an error.
   virtual State EmptyState(int64_t batch, const at::TensorOptions& options) const;
   at::Tensor Extend(const std::vector<at::Tensor>& x, State& state,
                     const ops::Mask& mask);  // -> [B,H,T,d]
@@ -294,6 +295,10 @@ class Mechanism : public torch::nn::Module {
   void AddWeightsOf(const std::string& name, const Mechanism& held);
 
  private:
+  // Error unless the tensors of tokens, of one side or of both, have the shapes that their
+  // projections declare, and the mask and the state (null: none) are of these tokens.
+  void CheckTokens(const std::vector<at::Tensor>& x, std::optional<Side> side,
+                   const ops::Mask& mask, const State* state) const;
   at::Tensor EachDocument(const std::vector<at::Tensor>& x, const ops::Mask& mask);
   // Those of x that belong to tokens, of one side or of both, changed; the others as they are.
   template <class Change>

@@ -120,6 +120,56 @@ TEST(Mechanisms, ForwardModeIsRightOrRefused) {
   }
 }
 
+// Every verb, with each tensor cut to one or none in each dimension.
+TEST(Mechanisms, TensorsAndMasksOfOtherTokensAreRefused) {
+  at::NoGradGuard guard;
+  for (const MechanismInfo* info : Mechanisms()) {
+    const auto m = Small(*info);
+    for (const int64_t length : {1, 9}) {
+      const auto x = Inputs(*m, 2, length);
+      // reads, writes: whether cross attention does.
+      const auto expect = [&](const std::vector<at::Tensor>& y, const ops::Mask& mask, bool reads,
+                              bool writes, const std::vector<std::string>& parts) {
+        for (const Form form : info->forms) {
+          if (!info->verbs && form != Form::kBidirectional) continue;
+          const bool cross = form == Form::kCross;
+          State state = m->EmptyState(2, x[0].options());
+          Handles handles;
+          if (!cross || reads)
+            ExpectContains(Thrown([&] { m->Attend(form, y, &state, mask, handles); }), parts);
+          if (form == Form::kBidirectional)
+            ExpectContains(Thrown([&] { m->Bidirectional(y, mask); }), parts);
+          if (form == Form::kCausal)
+            ExpectContains(Thrown([&] { m->Extend(y, state, mask); }), parts);
+          if (cross && writes) ExpectContains(Thrown([&] { m->Write(y, state, mask); }), parts);
+        }
+      };
+      const std::string wanted = "[" + info->name + "] expected ";
+      for (size_t i = 0, next = 0; next < x.size(); ++i) {
+        const Projection& p = m->Projections()[i];
+        if (!p.OfTokens()) continue;
+        for (int64_t d = 0; d < 4; ++d) {
+          auto y = x;
+          y[next] = x[next].narrow(d, 0, x[next].size(d) > 1 ? 1 : 0);
+          // Where cross attention has one tensor of a side, that says how many tokens there are.
+          const bool declared = d % 2 == 1;
+          expect(y, {}, declared && p.side == Side::kQuery, declared && p.side == Side::kKey,
+                 {wanted, "of shape [B,", "got ["});
+        }
+        ++next;
+      }
+      for (const at::Tensor& other :
+           {at::ones({1, length}, at::kBool), at::ones({2, length + 1}, at::kBool),
+            at::ones({2, length}, at::kLong), at::ones({2}, at::kBool)}) {
+        expect(x, {std::nullopt, other}, true, true, {wanted + "starts of shape [B,T] = [2, "});
+        expect(x, {std::nullopt, std::nullopt, other}, true, true,
+               {wanted + "valid of shape [B,T] = [2, "});
+      }
+      expect(x, {Lengths({1}), std::nullopt}, true, true, {wanted + "lengths of shape [B] = [2]"});
+    }
+  }
+}
+
 // Dropout that is asked for is drawn in every form, or refused.
 TEST(Mechanisms, DropoutIsDrawnOrRefused) {
   for (const MechanismInfo* info : Mechanisms()) {

@@ -365,7 +365,6 @@ TEST(State, ALaterTokenOfOtherRowsIsRefused) {
     if (!state.Has("decoding")) return;
     for (size_t i = 0; i < token.size(); ++i) {
       if (token[i].dim() != 4 || token[i].size(0) != 3) continue;
-      if (m.info().name == "rfa") continue;  // its keys and gates are multiplied, which broadcasts
       auto other = token;
       other[i] = token[i].narrow(0, 0, 1);
       State copy = state.Clone();
@@ -374,6 +373,67 @@ TEST(State, ALaterTokenOfOtherRowsIsRefused) {
     }
   });
   EXPECT_GE(refused, 40);
+}
+
+TEST(State, TokensOfOtherRowsThanTheStatesAreRefused) {
+  ForEachCase([](Mechanism& m, const std::string& what) {
+    at::NoGradGuard guard;
+    const auto x = Inputs(m, 3, 5);
+    for (const int64_t count : {1, 2}) {
+      const auto one = Row(Narrow(x, 0, count), 0);
+      State state = m.EmptyState(3, x[0].options());
+      m.Extend(x, state, {});
+      const State before = state.Clone();
+      ExpectContains(Thrown([&] { m.Extend(one, state, {}); }),
+                     {"[" + m.info().name + "]", "as many rows as the tokens have, 1"});
+      if (m.info().Supports(Form::kCross))
+        ExpectContains(Thrown([&] { m.Write(one, state, {}); }), {"as many rows"});
+      ExpectSameState(state, before, what + ": a refusal changes nothing");
+    }
+  });
+}
+
+// The bytes of a state that decodes are as many for widths that are padded to the same.
+TEST(State, OneOfAnotherWidthIsRefused) {
+  at::NoGradGuard guard;
+  for (const char* name : {"latte", "performer", "t2r", "rfa"}) {
+    const auto of_width = [&](int64_t width) {
+      AttentionDims dims;
+      dims.dim = kHeads * width, dims.heads = kHeads;
+      const Json options =
+          name == std::string("latte") ? Json{{"latents", 4}} : Json{{"features", 8}};
+      const auto m = FindMechanism(name).Make(options, dims);
+      m->eval();
+      return m;
+    };
+    const auto narrow = of_width(5), wide = of_width(6);
+    const auto token = To(Inputs(*narrow, 2, 1), at::kFloat),
+               other = To(Inputs(*wide, 2, 1), at::kFloat);
+    State state = narrow->EmptyState(2, at::kFloat);
+    narrow->Extend(token, state, {});
+    ASSERT_TRUE(state.Has("decoding")) << name;
+    for (auto&& use : std::vector<std::function<void()>>{[&] { wide->Extend(other, state, {}); },
+                                                         [&] { wide->Settled(state); }})
+      ExpectContains(Thrown(use), {"decoding", "slots of width 6", "of width 5"});
+    narrow->Extend(token, state, {});
+  }
+}
+
+// Whatever of a piece has a gradient: what earlier pieces keep for theirs stays as it was.
+TEST(State, PiecesWithAGradientOfOneInputAlone) {
+  ForEachCase([](Mechanism& m, const std::string& what) {
+    const auto x = Inputs(m, 2, 9);
+    const at::Tensor g = Normal({2, kHeads, 9, kWidth});
+    for (size_t i = 0; i < x.size(); ++i) {
+      const auto gradient = [&](const std::vector<int64_t>& cuts) {
+        auto y = x;
+        y[i] = Leaf(x[i]);
+        return Gradients((ExtendPieces(m, y, cuts) * g).sum(), {y[i]})[0];
+      };
+      const at::Tensor want = gradient({0, 9});
+      ExpectClose(gradient({0, 3, 5, 6, 9}), want, 1e-10, what + " " + std::to_string(i), 1);
+    }
+  });
 }
 
 TEST(State, WritesAtOnceWhereThatIsAskedFor) {

@@ -9,6 +9,7 @@
 #include "cistern/attention/head_groups.h"
 #include "cistern/io/json_text.h"
 #include "cistern/kernels/peak.h"
+#include "cistern/tensors/torch_error.h"
 
 namespace cistern::bench {
 
@@ -76,9 +77,8 @@ std::string ReasonOf(const std::exception_ptr& thrown, bool alone) {
   } catch (const std::bad_alloc&) {
     return out_of_memory;
   } catch (const c10::Error& e) {
-    const std::string what = e.what_without_backtrace();
-    if (what.find("you tried to allocate") != what.npos) return out_of_memory;
-    return "failed: " + what.substr(0, what.find('\n'));
+    const std::string what = FirstLine(e);
+    return what.find("you tried to allocate") != what.npos ? out_of_memory : "failed: " + what;
   } catch (const Error& e) {
     return StrCat("failed: ", e.what());
   }

@@ -7,7 +7,6 @@
 // 1 / sum_t goes with do_t and D_t, so that no weight is divided. With dropout's factors f_tj, dv
 // takes f_tj p_tj in the place of p_tj, and dx takes f_tj (do_t . v_j) in that of do_t . v_j; what
 // is kept is multiplied by 1 / (1 - rate), which goes with do_t.
-#include "cistern/base/parallel.h"
 #include "cistern/kernels/dispatch.h"
 #include "cistern/kernels/exact_attention.h"
 

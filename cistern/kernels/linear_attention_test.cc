@@ -10,6 +10,7 @@ namespace cistern {
 namespace {
 
 using slot_test::Array;
+using slot_test::ExpectDifferences;
 using slot_test::ForEachIsa;
 using slot_test::kInf;
 using slot_test::Layout;
@@ -161,16 +162,7 @@ TEST(LinearReference, FiniteDifferences) {
       Problem p = MakeProblem(seed++, {2, 1, 7, 3, 2}, rule, masked, masked);
       const Result r = Reference(p);
       const auto check = [&](std::vector<double>& x, const std::vector<double>& gradient) {
-        for (size_t i = 0; i < x.size(); ++i) {
-          const double kept = x[i], step = 1e-5;
-          x[i] = kept + step;
-          const double up = Loss(p);
-          x[i] = kept - step;
-          const double down = Loss(p);
-          x[i] = kept;
-          EXPECT_NEAR((up - down) / (2 * step), gradient[i], 1e-6 * (1 + std::abs(gradient[i])))
-              << p.name;
-        }
+        ExpectDifferences(x, gradient, p.name, [&] { return Loss(p); });
       };
       check(p.q, r.dq), check(p.k, r.dk), check(p.v, r.dv), check(p.memory, r.dmemory);
     }

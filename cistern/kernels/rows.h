@@ -1,4 +1,5 @@
 #pragma once
+// How kernels see the tensors of a batch: strided rows of tokens, and which tokens take part.
 #include <cstdint>
 
 namespace cistern {

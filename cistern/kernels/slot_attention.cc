@@ -2,7 +2,6 @@
 
 #include <limits>
 
-#include "cistern/base/parallel.h"
 #include "cistern/kernels/dispatch.h"
 
 #undef HWY_TARGET_INCLUDE

@@ -1,4 +1,3 @@
-#include "cistern/base/parallel.h"
 #include "cistern/kernels/dispatch.h"
 #include "cistern/kernels/slot_attention.h"
 

@@ -150,7 +150,7 @@ class DecodingHead {
       at += size * sizeof(T);
       return from;
     };
-    count_ = take(8, int64_t());
+    numbers_ = take(8, int64_t());
     c = take(np, double()), W = take(np, double());
     weights_ = take(kTokens * np, float()), values_ = take(kTokens * dp, float());
     float *const high = take(n * dp, float()), *const low = take(n * dp, float());
@@ -162,7 +162,7 @@ class DecodingHead {
   }
 
   // A number from a file that is too large reaches nothing outside of this head.
-  size_t count() const { return std::min(static_cast<size_t>(*count_), kTokens); }
+  size_t count() const { return std::min(static_cast<size_t>(numbers_[0]), kTokens); }
   // Those of the token that comes next.
   float* NextWeights() const { return weights_ + count() * np; }
   float* NextValue() const { return values_ + count() * dp; }
@@ -172,6 +172,7 @@ class DecodingHead {
   // is the same from run to run.
   void Clear() {
     std::memset(begin_, 0, Bytes(n, width, keys_));
+    numbers_[1] = static_cast<int64_t>(n), numbers_[2] = static_cast<int64_t>(width);
     std::fill_n(c, np, kEmpty);
   }
 
@@ -210,7 +211,7 @@ class DecodingHead {
     for (size_t l = 0; l < np; l += kLanes<double>)
       hn::Store(hn::Add(hn::Load(d, W + l), LoadAsDouble(E + l)), d, W + l);
     Shares(shares);
-    *count_ = static_cast<int64_t>(count()) + 1;
+    numbers_[0] = static_cast<int64_t>(count()) + 1;
   }
 
   // The weights W (1 - g) of gated slots' next token from their logits [np], infinite in its
@@ -244,7 +245,7 @@ class DecodingHead {
   void WriteGates(const double* next, float* shares) {
     std::copy_n(next, np, W);
     Shares(shares);
-    *count_ = static_cast<int64_t>(count()) + 1;
+    numbers_[0] = static_cast<int64_t>(count()) + 1;
   }
 
   // Writes that were put off join the memory. Each slot's U and W are divided by a power of two, so
@@ -267,7 +268,7 @@ class DecodingHead {
     }
     JoinDeferred<true>(values, count(), by);
     if (keys_) JoinDeferred<false>(keys, count(), by);
-    *count_ = 0;
+    numbers_[0] = 0;
   }
   void JoinIfFull(float* by) {
     if (count() == kTokens) Join(W, nullptr, by);
@@ -280,13 +281,13 @@ class DecodingHead {
     const float* const features = NextWeights();
     for (size_t l = 0; l < np; l += kLanes<double>)
       hn::Store(hn::Add(hn::Load(d, W + l), LoadAsDouble(features + l)), d, W + l);
-    *count_ = static_cast<int64_t>(count()) + 1;
+    numbers_[0] = static_cast<int64_t>(count()) + 1;
   }
   void JoinFeaturesIfFull(float* ones) {
     if (count() < kTokens) return;
     std::fill_n(ones, np, 1.0f);
     JoinDeferred<true>(values, count(), ones);
-    *count_ = 0;
+    numbers_[0] = 0;
   }
 
   const size_t n, width, np, dp;
@@ -307,7 +308,7 @@ class DecodingHead {
 
   const bool keys_;
   std::byte* const begin_;
-  int64_t* count_;
+  int64_t* numbers_;  // the tokens put off, the slots, the width
   float *weights_, *values_, *tokens_ = nullptr;
 };
 

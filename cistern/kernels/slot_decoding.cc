@@ -1,5 +1,6 @@
 #include "cistern/kernels/slot_decoding.h"
 
+#include <cstring>
 #include <vector>
 
 #include "cistern/kernels/dispatch.h"
@@ -394,6 +395,11 @@ HWY_EXPORT(GatedBFloat16);
 
 int64_t DecodingBytes(int64_t slots, int64_t width, bool keys) {
   return CISTERN_DISPATCH(BytesOfHead)(slots, width, keys);
+}
+DecodingSizes SizesOfDecoding(const std::byte* head) {
+  DecodingSizes sizes;
+  std::memcpy(&sizes, head + sizeof(int64_t), sizeof(sizes));
+  return sizes;
 }
 void BeginDecoding(const SlotShape& shape, const double* keys, const double* values,
                    const double* z, std::byte* decoding) {

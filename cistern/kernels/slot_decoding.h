@@ -37,6 +37,11 @@ constexpr int64_t kDeferredTokens = 8;
 
 // Bytes of one head, a multiple of 64. keys: it holds a memory of keys as well, as ABC's.
 int64_t DecodingBytes(int64_t slots, int64_t width, bool keys);
+// What a head that was begun is of; its bytes do not tell, because rows are padded.
+struct DecodingSizes {
+  int64_t slots, width;
+};
+DecodingSizes SizesOfDecoding(const std::byte* head);
 
 //   keys, values [B,H,n,d], z [B,H,n]: as in slot_attention.h; keys is null for Latte, z for gated
 //                slots

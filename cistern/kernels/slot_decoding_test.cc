@@ -330,6 +330,8 @@ TEST(SlotDecoding, BytesAreThoseOfTheTokens) {
   ForEachIsa([&] {
     Held held(p);
     held.Begin({{}, p.dmemory_T, p.memory, p.z});
+    EXPECT_EQ(SizesOfDecoding(held.data()).slots, n) << ActiveIsa();
+    EXPECT_EQ(SizesOfDecoding(held.data()).width, d) << ActiveIsa();
     if (first.empty()) first = held.Copy();
     EXPECT_EQ(held.Copy(), first) << ActiveIsa();
     std::vector<std::byte> after;

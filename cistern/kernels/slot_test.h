@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <functional>
 #include <limits>
 #include <string>
 #include <vector>
@@ -241,6 +242,22 @@ inline double RelativeRms(const std::vector<double>& got, const std::vector<doub
     norm += want[i] * want[i];
   }
   return error == 0 ? 0 : std::sqrt(error / std::max(norm, 1e-30));
+}
+
+// `gradient` of `loss`, which reads x, against central differences: of every finite number of x.
+inline void ExpectDifferences(std::vector<double>& x, const std::vector<double>& gradient,
+                              const std::string& what, const std::function<double()>& loss) {
+  ASSERT_EQ(gradient.size(), x.size()) << what;
+  for (size_t i = 0; i < x.size(); ++i) {
+    const double kept = x[i], step = 1e-5;
+    if (!std::isfinite(kept)) continue;
+    x[i] = kept + step;
+    const double up = loss();
+    x[i] = kept - step;
+    const double down = loss();
+    x[i] = kept;
+    EXPECT_NEAR((up - down) / (2 * step), gradient[i], 1e-7) << what << " " << i;
+  }
 }
 
 // a . b of one slot of two memories, of which a has zeros where b may hold anything.

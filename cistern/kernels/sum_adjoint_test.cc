@@ -112,17 +112,7 @@ TEST(SumReference, FiniteDifferences) {
         const Gradients d = Reference(p);
         const auto check = [&](std::vector<double>& x, const std::vector<double>& gradient,
                                const char* what) {
-          for (size_t i = 0; i < x.size(); ++i) {
-            const double kept = x[i], step = 1e-5;
-            if (!std::isfinite(kept)) continue;
-            x[i] = kept + step;
-            const double up = Loss(p);
-            x[i] = kept - step;
-            const double down = Loss(p);
-            x[i] = kept;
-            EXPECT_NEAR((up - down) / (2 * step), gradient[i], 1e-7)
-                << what << " " << i << " " << p.name;
-          }
+          ExpectDifferences(x, gradient, p.name + " " + what, [&] { return Loss(p); });
         };
         check(p.a, d.a, "a");
         check(p.w, d.w, "w");

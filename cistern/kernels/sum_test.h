@@ -7,6 +7,7 @@
 namespace cistern::sum_test {
 
 using slot_test::Array;
+using slot_test::ExpectDifferences;
 using slot_test::ForEachIsa;
 using slot_test::kInf;
 using slot_test::Layout;

@@ -21,11 +21,13 @@ inline ModelConfig SmallLm(std::vector<std::string> attention = {"latte", "softm
   return c;
 }
 
+// Models whose weights have the same shapes have the same weights.
 template <class M>
 std::shared_ptr<M> Make(const ModelConfig& config, at::ScalarType dtype = at::kDouble) {
   auto model = std::dynamic_pointer_cast<M>(MakeModel(config, 1));
   at::NoGradGuard guard;
   model->to(dtype);
+  at::manual_seed(2);
   for (at::Tensor& p : model->parameters()) p.normal_(0, 0.4);
   model->eval();
   return model;

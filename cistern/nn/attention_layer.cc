@@ -65,7 +65,7 @@ std::shared_ptr<Mechanism> MakeMechanism(const AttentionLayerOptions& options) {
     std::string fitting;
     for (const std::string& p : info.PositionNames()) fitting += (fitting.empty() ? "" : ", ") + p;
     FailUsage("positions=", NameOf(options.positions, PositionKinds()), " do not fit mechanism ",
-              info.name, "; those that do: ", fitting);
+              info.name, "; model.positions may be ", fitting);
   }
   if (dims.relative && dims.cross) {
     FailUsage(
@@ -377,6 +377,12 @@ at::Tensor AttentionLayer::Attend(Form form, const std::vector<at::Tensor>& x, S
 
 namespace {
 
+ops::TokenMap RealTokensFirst(const Mechanism& mechanism, const Stream& stream) {
+  stream.mask.Check(StrCat("[", mechanism.info().name, "]").c_str(), stream.x.size(0),
+                    stream.x.size(1));
+  return mechanism.RealTokensFirst(stream.mask);
+}
+
 Stream Moved(const Stream& stream, const ops::TokenMap& map) {
   Stream moved = stream;
   moved.mask = map.mask();
@@ -390,7 +396,7 @@ Stream Moved(const Stream& stream, const ops::TokenMap& map) {
 
 at::Tensor AttentionLayer::Extend(const Stream& stream, State& state, Handles* handles) {
   if (stream.mask.valid) {
-    const ops::TokenMap front = mechanism_->RealTokensFirst(stream.mask);
+    const ops::TokenMap front = RealTokensFirst(*mechanism_, stream);
     return front.Back(Extend(Moved(stream, front), state, handles), 1);
   }
   std::vector<at::Tensor> x = Project(stream, &state);
@@ -399,8 +405,7 @@ at::Tensor AttentionLayer::Extend(const Stream& stream, State& state, Handles* h
 }
 
 void AttentionLayer::Write(const Stream& source, State& state) {
-  if (source.mask.valid)
-    return Write(Moved(source, mechanism_->RealTokensFirst(source.mask)), state);
+  if (source.mask.valid) return Write(Moved(source, RealTokensFirst(*mechanism_, source)), state);
   std::vector<at::Tensor> x = Project(source, nullptr, Side::kKey);
   if (!memory_.empty())
     Project(memory_, source.memory.defined() ? source.memory : mechanism_->InitialMemory(), &x);
@@ -431,7 +436,7 @@ at::Tensor AttentionLayer::Read(const Stream& target, State& state, Handles* han
 }
 
 AttentionLayer::Attended AttentionLayer::MovedToFront(const Stream& stream, Handles* handles) {
-  const ops::TokenMap front = mechanism_->RealTokensFirst(stream.mask);
+  const ops::TokenMap front = RealTokensFirst(*mechanism_, stream);
   Attended attended = Bidirectional(Moved(stream, front), handles);
   if (attended.tokens.defined()) attended.tokens = front.Back(attended.tokens, 1);
   return attended;

@@ -88,8 +88,9 @@ Block::Residual Block::After(const at::Tensor& x, const at::Tensor& y,
   return pre() ? Residual{x, added} : Residual{norm->Add(x, added).norm, {}};
 }
 
+// The initial memory is one for all rows.
 at::Tensor Block::Add(const at::Tensor& x, const at::Tensor& y, const LayerNorm* norm) const {
-  const Residual r = After(x, y, norm);
+  const Residual r = After(x.expand_as(y), y, norm);
   return r.added.defined() ? ops::AddResidual(r.x, r.added) : r.x;
 }
 

@@ -8,6 +8,7 @@
 #include "cistern/nn/block.h"
 #include "cistern/nn/positions.h"
 #include "cistern/ops/exact_attention.h"
+#include "cistern/ops/rotary.h"
 
 namespace cistern {
 namespace {
@@ -422,7 +423,9 @@ TEST(Positions, SinusoidalByItsFormula) {
 TEST(Positions, RotaryDependsOnDistanceAlone) {
   at::manual_seed(1);
   const at::Tensor q = Normal({1, 1, 1, 8}), k = Normal({1, 1, 1, 8});
-  auto at_position = [](const at::Tensor& x, int64_t p) { return Rotate(x, Positions(p, 1)); };
+  auto at_position = [](const at::Tensor& x, int64_t p) {
+    return ops::Rotary(x, RotaryTable(Positions(p, 1), x.size(-1), x.scalar_type()));
+  };
   const double want = (at_position(q, 5) * at_position(k, 2)).sum().item<double>();
   for (const int64_t shift : {1, 40, 5000}) {
     EXPECT_NEAR((at_position(q, 5 + shift) * at_position(k, 2 + shift)).sum().item<double>(), want,

@@ -90,6 +90,21 @@ TEST(MaskedTokens, ALayerReadsEachRowAsIfTheyWereNotThere) {
   EXPECT_GE(layers, 30);
 }
 
+TEST(MaskedTokens, OfOtherTokensAreRefused) {
+  const MechanismInfo& info = FindMechanism("latte");
+  at::NoGradGuard guard;
+  for (const Form form : info.forms) {
+    const auto layer = Make(info, info.cases[0], form);
+    Stream stream;
+    stream.x = Normal({2, 9, kModel}), stream.positions = at::arange(9).unsqueeze(0);
+    for (const std::vector<int64_t>& sizes : {std::vector<int64_t>{1, 9}, {2, 8}}) {
+      stream.mask.valid = at::ones(sizes, at::kBool);
+      ExpectContains(Thrown([&] { RunLayer(*layer, form, stream, stream.x); }),
+                     {"[latte] expected valid of shape [B,T] = [2, 9]"});
+    }
+  }
+}
+
 TEST(MaskedTokens, WhereAFilterSeesPaddingTheyAreRefused) {
   const MechanismInfo& info = FindMechanism("conv_luna");
   const auto layer =

@@ -6,18 +6,16 @@
 #include <cmath>
 
 #include "cistern/base/error.h"
-#include "cistern/ops/rotary.h"
-#include "cistern/ops/tensor_rows.h"
 #include "cistern/tensors/device.h"
 
 namespace cistern {
 namespace {
 
-// angles [1 or B,T,half] in double: positions times base^(-i/steps), exact to far beyond a million
+// angles [1 or B,T,half] in double: positions times 10000^(-i/steps), exact to far beyond a million
 // tokens.
-at::Tensor Angles(const at::Tensor& positions, int64_t half, double base, int64_t steps) {
-  const at::Tensor exponents =
-      at::arange(half, positions.options().dtype(at::kDouble)) * (-std::log(base) / double(steps));
+at::Tensor Angles(const at::Tensor& positions, int64_t half, int64_t steps) {
+  const at::Tensor exponents = at::arange(half, positions.options().dtype(at::kDouble)) *
+                               (-std::log(10000.0) / double(steps));
   return positions.to(at::kDouble).unsqueeze(-1) * exponents.exp();
 }
 
@@ -45,25 +43,20 @@ at::Tensor PositionEmbedding::Forward(const at::Tensor& x, const at::Tensor& pos
   }
   if (kind_ == PositionKind::kSinusoidal) {
     const int64_t half = x.size(-1) / 2;
-    const at::Tensor angles = Angles(positions, half, 10000.0, half);
+    const at::Tensor angles = Angles(positions, half, half);
     return x + at::stack({angles.sin(), angles.cos()}, -1).flatten(-2).to(x.scalar_type());
   }
   if (kind_ == PositionKind::kSinusoidalHalves) {
     const int64_t half = x.size(-1) / 2;
-    const at::Tensor angles = Angles(positions, half, 10000.0, std::max<int64_t>(1, half - 1));
+    const at::Tensor angles = Angles(positions, half, std::max<int64_t>(1, half - 1));
     return x + at::cat({angles.sin(), angles.cos()}, -1).to(x.scalar_type());
   }
   return x;
 }
 
-at::Tensor RotaryTable(const at::Tensor& positions, int64_t width, at::ScalarType type,
-                       double base) {
-  const at::Tensor angles = Angles(positions, width / 2, base, width / 2);
+at::Tensor RotaryTable(const at::Tensor& positions, int64_t width, at::ScalarType type) {
+  const at::Tensor angles = Angles(positions, width / 2, width / 2);
   return at::cat({angles.cos(), angles.sin()}, -1).to(type);
-}
-
-at::Tensor Rotate(const at::Tensor& x, const at::Tensor& positions, double base) {
-  return ops::Rotary(x, RotaryTable(positions, x.size(-1), ops::ComputeTypeOf(x), base));
 }
 
 }  // namespace cistern

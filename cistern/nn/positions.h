@@ -23,11 +23,8 @@ class PositionEmbedding : public torch::nn::Module {
 };
 
 // The cosines of rotary angles, then their sines, of `type`: [1 or B,T,width] for positions
-// [1 or B,T]. In double until then: exact to far beyond a million tokens.
-at::Tensor RotaryTable(const at::Tensor& positions, int64_t width, at::ScalarType type,
-                       double base = 10000.0);
-// Rotary positions on the halves convention (first d/2 channels pair with the last d/2). x
-// [B,H,T,d], positions [1 or B,T].
-at::Tensor Rotate(const at::Tensor& x, const at::Tensor& positions, double base = 10000.0);
+// [1 or B,T], what ops::Rotary takes. On the halves convention: channel j pairs with channel
+// j + width/2. In double until then: exact to far beyond a million tokens.
+at::Tensor RotaryTable(const at::Tensor& positions, int64_t width, at::ScalarType type);
 
 }  // namespace cistern

@@ -165,7 +165,6 @@ bool TakesBlocks(const at::Tensor& x, const FeedForwardMaps& maps, const at::Ten
   if (ActiveImpl() != Impl::kKernel || !NobodyWatchesOps() || x.dim() < 2 || x.numel() == 0 ||
       at::autocast::is_autocast_enabled(at::kCPU))
     return false;
-  if (!residual.sizes().equals(x.sizes())) return false;
   const at::Tensor inputs[] = {x, maps.up, maps.up_bias, maps.down, maps.down_bias, residual};
   return std::all_of(std::begin(inputs), std::end(inputs),
                      [](const at::Tensor& t) {
@@ -181,6 +180,9 @@ at::Tensor GeluFeedForward(const at::Tensor& x, const FeedForwardMaps& maps,
   TORCH_CHECK(std::max(dropout.hidden, dropout.out) <= 1,
               "[feed_forward] expected rates of dropout from 0 to 1, got ", dropout.hidden, " and ",
               dropout.out);
+  TORCH_CHECK(residual.sym_sizes() == x.sym_sizes(),
+              "[feed_forward] expected residual of the shape of x, ", x.sym_sizes(), ", got ",
+              residual.sym_sizes());
   const feed_forward::Draws draws = {DrawDropout(dropout.hidden), DrawDropout(dropout.out)};
   if (!feed_forward::TakesBlocks(x, maps, residual))
     return AddResidual(residual, feed_forward::Composed(x, maps, draws));

@@ -172,10 +172,13 @@ TEST(GeluFeedForward, EveryImplementationDropsTheSame) {
   }
 }
 
-TEST(GeluFeedForward, RefusesRatesAboveOne) {
+TEST(GeluFeedForward, RefusesRatesAboveOneAndOtherResiduals) {
   const std::vector<at::Tensor> x = Inputs({5, 8}, 12, true);
   ExpectContains(Thrown([&] { Ours(x, {1.5, 0}); }), {"[feed_forward]", "1.5"});
   ExpectContains(Thrown([&] { Ours(x, {0, 2}); }), {"[feed_forward]", "2"});
+  std::vector<at::Tensor> one_row = x;
+  one_row[3] = x[3].narrow(0, 0, 1);
+  ExpectContains(Thrown([&] { Ours(one_row); }), {"[feed_forward] expected residual", "got [1, "});
 }
 
 // Rows that are strided, and a gradient that is expanded.

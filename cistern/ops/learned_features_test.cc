@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "cistern/ops/exact_attention.h"
+#include "cistern/ops/features_test.h"
 #include "cistern/ops/impl.h"
 #include "cistern/ops/tensor_rows.h"
 #include "cistern/ops/testing.h"
@@ -44,18 +45,8 @@ Tensors All(const Problem& p, at::ScalarType type, at::ScalarType of_weights) {
 }
 
 TEST(LearnedFeatures, ImplementationsAgree) {
-  for (const Problem& p : Problems()) {
-    const auto with = [&](Impl impl, at::ScalarType type) {
-      const ImplScope scope(impl);
-      return All(p, type, type);
-    };
-    const Tensors want = with(Impl::kComposite, at::kDouble),
-                  fine = with(Impl::kKernel, at::kDouble), plain = with(Impl::kKernel, at::kFloat);
-    for (size_t i = 0; i < want.size(); ++i) {
-      ExpectClose(fine[i], want[i], 1e-12, "double");
-      ExpectClose(plain[i], want[i], 1e-5, "float");
-    }
-  }
+  for (const Problem& p : Problems())
+    ExpectKernelIsComposite([&](at::ScalarType type) { return All(p, type, type); });
 }
 
 TEST(LearnedFeatures, TokensInHalfPrecision) {

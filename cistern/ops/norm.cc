@@ -139,10 +139,9 @@ struct Function : torch::autograd::Function<Function> {
   }
 };
 
-// Whether the kernels serve x and y, of one shape.
-bool OfOneShape(const at::Tensor& x, const at::Tensor& y) {
-  return x.sizes().equals(y.sizes()) && IsPlain(y) &&
-         (y.scalar_type() == at::kFloat || y.scalar_type() == at::kBFloat16);
+// Whether the kernels add y to floats.
+bool TakesAdded(const at::Tensor& y) {
+  return IsPlain(y) && (y.scalar_type() == at::kFloat || y.scalar_type() == at::kBFloat16);
 }
 bool TakesKernels(at::TensorList inputs) {
   return ActiveImpl() == Impl::kKernel && NobodyWatchesOps() && IsPlain(inputs[0]) &&
@@ -154,7 +153,7 @@ bool TakesNorm(const at::Tensor& x, const at::Tensor& added, const NormOf& norm)
     return !t.defined() || (IsPlain(t) && t.scalar_type() == at::kFloat);
   };
   return TakesKernels({x, added, norm.weight, norm.bias}) && is_float(norm.weight) &&
-         is_float(norm.bias) && (!added.defined() || OfOneShape(x, added));
+         is_float(norm.bias) && (!added.defined() || TakesAdded(added));
 }
 
 struct ResidualFunction : torch::autograd::Function<ResidualFunction> {
@@ -186,6 +185,9 @@ SumAndNorm AddNorm(const at::Tensor& x, const at::Tensor& added, const NormOf& o
               x.sym_sizes());
   TORCH_CHECK(!of.bias.defined() || of.bias.sym_sizes() == of.weight.sym_sizes(),
               "[norm] expected bias ", of.weight.sym_sizes(), ", got ", of.bias.sym_sizes());
+  TORCH_CHECK(!added.defined() || added.sym_sizes() == x.sym_sizes(),
+              "[norm] expected added of the shape of x, ", x.sym_sizes(), ", got ",
+              added.sym_sizes());
   if (!norm::TakesNorm(x, added, of)) {
     const at::Tensor sum = added.defined() ? AddResidual(x, added) : x;
     return {sum, norm::Composed(sum, of, to_bfloat16)};
@@ -200,8 +202,9 @@ SumAndNorm AddNorm(const at::Tensor& x, const at::Tensor& added, const NormOf& o
 }
 
 at::Tensor AddResidual(const at::Tensor& x, const at::Tensor& y) {
-  if (!norm::TakesKernels({x, y}) || !norm::OfOneShape(x, y) || y.scalar_type() != at::kBFloat16)
-    return x + y;
+  TORCH_CHECK(y.sym_sizes() == x.sym_sizes(), "[residual] expected y of the shape of x, ",
+              x.sym_sizes(), ", got ", y.sym_sizes());
+  if (!norm::TakesKernels({x, y}) || !IsPlain(y) || y.scalar_type() != at::kBFloat16) return x + y;
   return NeedsGradient({x, y}) ? norm::ResidualFunction::apply(x, y)
                                : norm::ResidualFunction::Sum(x, y);
 }

@@ -80,6 +80,10 @@ TEST(AddNorm, CompositeMetaDoubleAndRefusals) {
                  }),
                  {"[norm]", "[5]", "[4, 6]"});
   ExpectContains(Thrown([&] { AddNorm(x, {}, {w, at::ones({5}), 1e-5}); }), {"bias", "[6]", "[5]"});
+  ExpectContains(Thrown([&] {
+                   AddNorm(x, at::ones({1, 6}), norm);
+                 }),
+                 {"[norm] expected added", "[4, 6]", "got [1, 6]"});
   const ImplScope composite(Impl::kComposite);
   EXPECT_TRUE(
       at::allclose(AddNorm(x, {}, norm, true).norm.to(at::kFloat), y.to(at::kFloat), 0.008));
@@ -115,10 +119,11 @@ TEST(AddResidual, IsTheSum) {
   EXPECT_TRUE(at::equal(got[0], need[0]));
   EXPECT_EQ(got[1].scalar_type(), at::kBFloat16);
   EXPECT_TRUE(at::equal(got[1], need[1]));
-  // Everything else is torch's: one type, other shapes, strides.
-  for (const at::Tensor& other : {at::randn({3, 50}), at::randn({50}).to(at::kBFloat16),
-                                  at::randn({50, 3}).to(at::kBFloat16).t()})
+  // Everything else is torch's: one type, strides.
+  for (const at::Tensor& other : {at::randn({3, 50}), at::randn({50, 3}).to(at::kBFloat16).t()})
     EXPECT_TRUE(at::equal(AddResidual(x, other), x + other));
+  for (const at::Tensor& other : {at::randn({50}).to(at::kBFloat16), at::randn({1, 50})})
+    ExpectContains(Thrown([&] { AddResidual(x, other); }), {"[residual]", "[3, 50], got"});
   const at::NoGradGuard guard;
   EXPECT_TRUE(at::equal(AddResidual(x, y), want));
 }

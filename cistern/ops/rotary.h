@@ -1,5 +1,6 @@
 #pragma once
-// Rotary positions (kernels/rotary.h has the formula), differentiable.
+// Rotary positions (kernels/rotary.h has the formula), differentiable in x alone: the table is a
+// constant.
 #include <ATen/core/Tensor.h>
 
 namespace cistern::ops {

@@ -50,6 +50,14 @@ void CheckDecoding(const SlotHandles& state, int64_t batch, int64_t heads, int64
   TORCH_CHECK(decoding.scalar_type() == at::kByte && decoding.sizes() == at::IntArrayRef(want),
               "[slot_decoding] expected a state `decoding` of shape ", at::IntArrayRef(want),
               " and type Byte, got ", decoding.sizes(), " ", decoding.scalar_type());
+  if (decoding.numel() > 0) {
+    const auto* head = reinterpret_cast<const std::byte*>(decoding.const_data_ptr<uint8_t>());
+    const DecodingSizes sizes = SizesOfDecoding(head);
+    TORCH_CHECK(sizes.slots == slots && sizes.width == width,
+                "[slot_decoding] expected a state `decoding` of ", slots, " slots of width ", width,
+                ", got one of ", sizes.slots, " of width ", sizes.width,
+                "; a state goes on with what began it");
+  }
   for (const at::Tensor* t : {state.keys, &state.values, state.z})
     TORCH_CHECK(!t || !t->defined(),
                 "[slot_decoding] a state has `decoding` or memories, not both");

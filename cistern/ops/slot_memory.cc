@@ -209,11 +209,10 @@ SlotResult SlotMatch(const at::Tensor& q, const at::Tensor& s, const at::Tensor&
   return slot_memory::Run<slot_memory::Match>({q, s, k, state.memory, state.z, mask, want_z});
 }
 
-SlotRows SlotReadExtend(const at::Tensor& r, const at::Tensor& s, const at::Tensor& v,
-                        at::Tensor& memory, at::Tensor& z, const Mask& mask, bool want_z) {
+at::Tensor SlotReadExtend(const at::Tensor& r, const at::Tensor& s, const at::Tensor& v,
+                          at::Tensor& memory, at::Tensor& z, const Mask& mask) {
   const bool alone = OwnedAlone(memory) && OwnedAlone(z);
-  return slot_memory::Extend<slot_memory::Read>({r, s, v, memory, z, mask, want_z}, alone, memory,
-                                                z);
+  return slot_memory::Extend<slot_memory::Read>({r, s, v, memory, z, mask}, alone, memory, z).out;
 }
 SlotRows SlotMatchExtend(const at::Tensor& q, const at::Tensor& s, const at::Tensor& k,
                          at::Tensor& memory, at::Tensor& z, const Mask& mask, bool want_z) {

@@ -31,13 +31,12 @@ SlotResult SlotMatch(const at::Tensor& q, const at::Tensor& s, const at::Tensor&
 
 // The same for a state that goes on: memory and z become those after. Where the caller's handles
 // are the only ones and no gradient is recorded, they are written in place (in_place.h): no copy.
+at::Tensor SlotReadExtend(const at::Tensor& r, const at::Tensor& s, const at::Tensor& v,
+                          at::Tensor& memory, at::Tensor& z, const Mask& mask = {});
 struct SlotRows {
   at::Tensor out;
   at::Tensor z;  // [B,H,T,n], undefined unless asked for
 };
-SlotRows SlotReadExtend(const at::Tensor& r, const at::Tensor& s, const at::Tensor& v,
-                        at::Tensor& memory, at::Tensor& z, const Mask& mask = {},
-                        bool want_z = false);
 SlotRows SlotMatchExtend(const at::Tensor& q, const at::Tensor& s, const at::Tensor& k,
                          at::Tensor& memory, at::Tensor& z, const Mask& mask = {},
                          bool want_z = false);

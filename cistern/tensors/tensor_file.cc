@@ -11,7 +11,7 @@
 namespace cistern {
 namespace {
 
-DType FromTorch(at::ScalarType type) {
+DType FromTorch(at::ScalarType type, const std::string& where) {
   switch (type) {
     case at::kDouble:
       return DType::kF64;
@@ -30,7 +30,7 @@ DType FromTorch(at::ScalarType type) {
     case at::kByte:
       return DType::kU8;
     default:
-      Fail("tensors of type ", at::toString(type), " are not written to files");
+      Fail(where, ": tensors of type ", at::toString(type), " are not written to files");
   }
 }
 
@@ -63,10 +63,12 @@ void SaveTensors(const std::string& path, const TensorFile& file) {
   std::vector<at::Tensor> kept;  // contiguous, alive until written
   std::vector<TensorEntry> entries;
   for (const NamedTensor& t : file.tensors) {
+    const std::string where = StrCat(path, ": tensor '", t.name, "'");
+    CISTERN_CHECK(t.value.defined(), where, " is undefined");
     kept.push_back(t.value.detach().to(at::kCPU).contiguous());
     const at::Tensor& x = kept.back();
-    entries.push_back({t.name, FromTorch(x.scalar_type()), x.sizes().vec(), x.const_data_ptr(),
-                       int64_t(x.nbytes())});
+    entries.push_back({t.name, FromTorch(x.scalar_type(), where), x.sizes().vec(),
+                       x.const_data_ptr(), int64_t(x.nbytes())});
   }
   WriteSafetensors(path, entries, {file.metadata.begin(), file.metadata.end()});
 }

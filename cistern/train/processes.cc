@@ -24,6 +24,7 @@
 
 #include "cistern/base/error.h"
 #include "cistern/base/interrupt.h"
+#include "cistern/tensors/torch_error.h"
 
 namespace cistern {
 namespace {
@@ -55,12 +56,6 @@ int64_t NumberOf(const char* name, int64_t least, int64_t most) {
 
 int64_t WorldSize() {
   return Variable("WORLD_SIZE").empty() ? 1 : NumberOf("WORLD_SIZE", 1, kMostProcesses);
-}
-
-std::string FirstLine(const std::exception& e) {
-  const auto* torch = dynamic_cast<const c10::Error*>(&e);
-  const std::string what = torch ? torch->what_without_backtrace() : e.what();
-  return what.substr(0, what.find('\n'));
 }
 
 // Returns once somebody listens there. torch would wait as well, but with a page of warnings, for

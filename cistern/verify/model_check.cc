@@ -9,6 +9,7 @@
 #include "cistern/models/model_state_file.h"
 #include "cistern/ops/impl.h"
 #include "cistern/tasks/row_groups.h"
+#include "cistern/tensors/torch_error.h"
 #include "cistern/verify/subject.h"
 
 namespace cistern::verify {
@@ -285,7 +286,7 @@ std::vector<ModelResult> RunModelChecks(const std::vector<ModelCheck>& checks,
       result.outcome = check.check();
     } catch (const std::exception& e) {
       result.outcome.kind = Outcome::Kind::kFail;
-      result.outcome.reason = std::string(e.what()).substr(0, std::string(e.what()).find('\n'));
+      result.outcome.reason = FirstLine(e);
     }
     results.push_back(result);
     if (done && !done(results.back())) break;

@@ -8,6 +8,7 @@
 #include "cistern/nn/head_loss.h"
 #include "cistern/ops/gelu.h"
 #include "cistern/ops/softmax_attention.h"
+#include "cistern/tensors/torch_error.h"
 
 namespace cistern::verify {
 
@@ -55,7 +56,7 @@ Outcome RunPathCheck(const PathCheck& check, const Paths& paths, ops::Impl impl,
   } catch (const std::exception& e) {
     Outcome outcome;
     outcome.kind = Outcome::Kind::kFail;
-    outcome.reason = std::string(e.what()).substr(0, std::string(e.what()).find('\n'));
+    outcome.reason = FirstLine(e);
     return outcome;
   }
 }

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <chrono>
 
+#include "cistern/tensors/torch_error.h"
 #include "cistern/verify/properties.h"
 
 namespace cistern::verify {
@@ -115,7 +116,7 @@ Outcome RunCheck(const Property& property, Subject& subject, ops::Impl impl,
       outcome = NotApplicable("it has none of the forms asked for");
   } catch (const std::exception& e) {
     outcome.kind = Outcome::Kind::kFail;
-    outcome.reason = std::string(e.what()).substr(0, std::string(e.what()).find('\n'));
+    outcome.reason = FirstLine(e);
   }
   subject.In(at::kDouble);
   return outcome;

@@ -134,8 +134,7 @@ at::Tensor LatteMechanism::ExtendWith(const std::vector<at::Tensor>& x, State& s
   if (const double dropout = WeightDropout(Form::kCausal); dropout > 0) {
     decoding_.End(state);
     return ops::SlotReadExtend(ReadWeights(x[q_], dropout), x[k_], x[v_], state[memory_], state[z_],
-                               mask)
-        .out;
+                               mask);
   }
   return ops::LatteExtend(x[q_], x[k_], x[v_], decoding_.Of(state), mask);
 }

@@ -24,6 +24,19 @@ at::Tensor Row(const std::vector<double>& x) {
   return at::tensor(x, at::kDouble).view({1, 1, 1, -1});
 }
 
+// One row of them would multiply the features of all.
+TEST(Rfa, GatesOfOtherRowsAreRefused) {
+  for (const auto& [name, options] : std::vector<std::pair<const char*, Json>>{
+           {"rfa", {{"variant", "fork"}, {"input_gate", true}}}, {"rfa_gate", Json::object()}}) {
+    const auto m = Make(options, 8, 2, name);
+    auto x = Inputs(*m, 2, 3);
+    x.back() = x.back().narrow(0, 0, 1);
+    State state = m->EmptyState(2, x[0].options());
+    ExpectContains(Thrown([&] { m->Extend(x, state, {}); }),
+                   {name, "gate of shape [B,2,T,1] with B=2 and T=3", "got [1, 2, 3, 1]"});
+  }
+}
+
 TEST(RandomMatrix, DependsOnSeedAndIndexAlone) {
   for (const bool orthogonal : {false, true}) {
     const at::Tensor a = RandomMatrix(7, 3, 13, 5, orthogonal);

@@ -105,13 +105,14 @@ int64_t RowsInUse(const at::Tensor& count) {
 }
 
 // The `rows` in use with x appended after them. In place, into spare capacity that doubles, unless
-// a gradient is recorded; the caller's x stays its own. A cache keeps its type but where training
-// has it for one pass.
+// gradients are recorded: those of earlier pieces may need the cache as it was, whether this one
+// has any or not. The caller's x stays its own. A cache keeps its type but where training has it
+// for one pass.
 at::Tensor Append(at::Tensor& cache, int64_t rows, const at::Tensor& x, int64_t time) {
   if (rows == 0 && cache.size(time) == 0)
     return cache = at::GradMode::is_enabled() ? x : x.to(cache.scalar_type(), false, /*copy=*/true);
-  if (at::GradMode::is_enabled() && (x.requires_grad() || cache.requires_grad()))
-    return cache = at::cat({cache.narrow(time, 0, rows), x}, time);
+  if (at::GradMode::is_enabled())
+    return cache = at::cat({cache.narrow(time, 0, rows), x.to(cache.scalar_type())}, time);
   const int64_t needed = rows + x.size(time);
   if (cache.size(time) < needed) {
     std::vector<int64_t> shape = cache.sizes().vec();
