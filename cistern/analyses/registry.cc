@@ -45,7 +45,7 @@ std::vector<CapturedLayer> RunLayers(Model& model, const Batch& batch) {
   } else if (auto* tokens = dynamic_cast<TokenPredictor*>(&model)) {  // a row may have no target
     tokens->Hidden(batch["ids"], MaskOf(batch.tensors));
   } else {
-    model.TrainingLoss(batch.tensors);
+    model.TrainingLoss(model.ReadOf(batch.tensors));
   }
   return capture.Take();
 }

@@ -152,13 +152,13 @@ TEST_F(GenerateCliTest, StatesThatCannotBeUsed) {
   const auto of_version = [&](const std::string& version) {  // whole
     const SafetensorsFile file(state);
     auto metadata = file.metadata();
-    ASSERT_EQ(metadata["version"], "2");
+    ASSERT_EQ(metadata["version"], "3");
     metadata["version"] = version;
     metadata["tokenizer"] = "another hash";
     WriteSafetensors(bad, file.entries(), {metadata.begin(), metadata.end()});
   };
   of_version("7");
-  load(2, {bad, "version 7", "a newer cistern", "reads version 2"});
+  load(2, {bad, "version 7", "a newer cistern", "reads version 3"});
   of_version("1");
   load(2, {bad, "version 1", "an older cistern", "make it again", "--save-state FILE"});
   fs::copy_file(Trained() + "/model.safetensors", bad, fs::copy_options::overwrite_existing);

@@ -12,8 +12,10 @@ class Classifier : public Model {
   virtual at::Tensor Logits(const NamedTensors& inputs) = 0;
   // Which setting makes the amount of padding count; empty: none does.
   virtual std::string SeesPadding() const = 0;
+
+ protected:
   // targets [B] int64.
-  at::Tensor TrainingLoss(const NamedTensors& batch, double label_smoothing = 0) override {
+  at::Tensor DoTrainingLoss(const NamedTensors& batch, double label_smoothing) override {
     return NextTokenLoss(Logits(batch), batch["targets"], label_smoothing);
   }
 };

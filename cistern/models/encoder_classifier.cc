@@ -86,7 +86,7 @@ EncoderClassifier::EncoderClassifier(const ModelConfig& config)
 
 at::Tensor EncoderClassifier::Embedded(const at::Tensor& input) const {
   return values_ ? values_->Forward(input.to(values_->weight.scalar_type()))
-                 : at::embedding(embedding_, input, config_.init.pad_row());
+                 : EmbedIds(embedding_, input, config_.init.pad_row());
 }
 
 at::Tensor EncoderClassifier::Forward(const at::Tensor& input, const ops::Mask& mask,

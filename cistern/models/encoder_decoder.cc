@@ -94,8 +94,8 @@ ModelState EncoderDecoder::Encode(const at::Tensor& source, const ops::Mask& giv
   if (mask.lengths && mask.lengths->is_cpu() &&
       (*mask.lengths == source.size(1)).all().item<bool>())
     mask.lengths.reset();
-  Stream stream = encoder_->Bidirectional(encoder_->Enter(
-      at::embedding(source_embedding_, source), mask, RowPositions(source.size(1), source)));
+  Stream stream = encoder_->Bidirectional(encoder_->Enter(EmbedIds(source_embedding_, source), mask,
+                                                          RowPositions(source.size(1), source)));
   stream.x = encoder_->Norm(stream.x);
   ModelState state = EmptyStates(source.size(0));
   const auto& blocks = decoder_->blocks();

@@ -9,6 +9,7 @@
 #include "cistern/io/test_folder.h"
 #include "cistern/models/decoder_lm.h"
 #include "cistern/models/model_state_file.h"
+#include "cistern/models/testing_models.h"
 
 namespace cistern {
 namespace {
@@ -78,16 +79,6 @@ std::string Name(const ModelConfig& c) {
   return c.Summary() + " " + c.attention_options["reuse"].dump();
 }
 
-std::shared_ptr<EncoderDecoder> Make(const ModelConfig& config) {
-  auto model = std::dynamic_pointer_cast<EncoderDecoder>(MakeModel(config, 1));
-  at::NoGradGuard guard;
-  model->to(at::kDouble);
-  at::manual_seed(2);
-  for (at::Tensor& p : model->parameters()) p.normal_(0, 0.4);
-  model->eval();
-  return model;
-}
-
 double Tolerance(const ModelConfig& c) {
   double wide = 1;
   for (const Form form : {Form::kBidirectional, Form::kCausal, Form::kCross}) {
@@ -120,7 +111,7 @@ at::Tensor Whole(EncoderDecoder& m, const at::Tensor& source, const at::Tensor& 
 
 TEST(EncoderDecoder, TeacherForcingEqualsDecodingStepByStep) {
   for (const ModelConfig& config : Configs()) {
-    const auto m = Make(config);
+    const auto m = Make<EncoderDecoder>(config);
     at::manual_seed(3);
     const at::Tensor source = Source(2, 7), target = Target(config, 2, 9),
                      lengths = Lengths({7, 4});
@@ -149,7 +140,7 @@ TEST(EncoderDecoder, TeacherForcingEqualsDecodingStepByStep) {
 
 TEST(EncoderDecoder, PaddingIsNotSeenAndRowsAreAlone) {
   for (const ModelConfig& config : Configs()) {
-    const auto m = Make(config);
+    const auto m = Make<EncoderDecoder>(config);
     at::manual_seed(3);
     const std::vector<int64_t> source_lengths = {7, 3, 1}, target_lengths = {2, 5, 4};
     const at::Tensor source = Source(3, 7), target = Target(config, 3, 5),
@@ -192,7 +183,7 @@ TEST(EncoderDecoder, GradientsEqualDifferences) {
   for (const ModelConfig& config :
        {Config("latte", "softmax"), Config("softmax", "abc_mlp", "latte"),
         Config("reuse", "reuse", "reuse"), LunaDecoder()}) {
-    const auto m = Make(config);
+    const auto m = Make<EncoderDecoder>(config);
     at::manual_seed(3);
     const at::Tensor source = Source(2, 5), target = Target(config, 2, 4),
                      lengths = Lengths({5, 3});
@@ -227,7 +218,7 @@ TEST(EncoderDecoder, GradientsEqualDifferences) {
 
 TEST(EncoderDecoder, StatesAreValues) {
   for (const ModelConfig& config : Configs()) {
-    const auto m = Make(config);
+    const auto m = Make<EncoderDecoder>(config);
     at::NoGradGuard guard;
     at::manual_seed(3);
     const std::string what = Name(config);
@@ -255,7 +246,7 @@ TEST(EncoderDecoder, StatesAreValues) {
 TEST(EncoderDecoder, StateBytesAreKnownBeforeARun) {
   at::NoGradGuard guard;
   for (const ModelConfig& config : Configs()) {
-    const auto m = Make(config);
+    const auto m = Make<EncoderDecoder>(config);
     for (const auto& [source, target] : {std::pair{6, 0}, std::pair{1, 9}, std::pair{30, 12}}) {
       ModelState state = m->Encode(Source(2, source), {Lengths({source, source}), {}});
       m->Extend(Target(config, 2, target / 3), state);
@@ -264,10 +255,10 @@ TEST(EncoderDecoder, StateBytesAreKnownBeforeARun) {
           << Name(config) << " " << source << " " << target;
     }
   }
-  const auto bounded = Make(Config("latte", "latte"));
+  const auto bounded = Make<EncoderDecoder>(Config("latte", "latte"));
   EXPECT_EQ(bounded->StateBytes(1, 0, 0), bounded->StateBytes(1, 1'000'000, 1'000'000));
-  const auto cross =
-      Make(Config("softmax", "latte"));  // three layers of keys and values, 12 doubles wide
+  const auto cross = Make<EncoderDecoder>(
+      Config("softmax", "latte"));  // three layers of keys and values, 12 doubles wide
   EXPECT_EQ(cross->StateBytes(2, 5, 107) - cross->StateBytes(2, 5, 7), 2 * 3 * 100 * 2 * 12 * 8);
 }
 
@@ -275,7 +266,7 @@ TEST(EncoderDecoder, TheTargetIsCutBackAndTheSourceStays) {
   at::NoGradGuard guard;
   ModelConfig config = Config("latte", "softmax");
   config.positions = PositionKind::kRotary;
-  const auto m = Make(config);
+  const auto m = Make<EncoderDecoder>(config);
   at::manual_seed(3);
   const at::Tensor source = Source(2, 7), lengths = Lengths({7, 4}), target = Target(config, 2, 9),
                    next = Target(config, 2, 3);
@@ -291,7 +282,7 @@ TEST(EncoderDecoder, TheTargetIsCutBackAndTheSourceStays) {
   m->Extend(target, uneven, {Lengths({9, 5}), {}});
   ExpectContains(Thrown([&] { m->Truncate(uneven, 2); }),
                  {"[encoder_decoder]", "padded or packed", "Clone"});
-  const auto fixed = Make(Config("softmax", "latte"));
+  const auto fixed = Make<EncoderDecoder>(Config("softmax", "latte"));
   ModelState whole = fixed->Encode(source, {lengths, {}});
   fixed->Extend(target, whole);
   ExpectContains(Thrown([&] { fixed->Truncate(whole, 2); }), {"layer 0", "latte", "Clone"});
@@ -302,7 +293,7 @@ TEST(EncoderDecoder, AFileGoesOnToTheBit) {
   const TestFolder folder;
   const std::string path = folder / "a.state";
   for (const ModelConfig& config : Configs()) {
-    const auto m = Make(config);
+    const auto m = Make<EncoderDecoder>(config);
     at::manual_seed(3);
     ModelState state = m->Encode(Source(3, 7), {Lengths({7, 1, 4}), {}});
     m->Extend(Target(config, 3, 5), state, {Lengths({5, 0, 2}), {}});
@@ -318,10 +309,10 @@ TEST(EncoderDecoder, AFileGoesOnToTheBit) {
     EXPECT_TRUE(at::equal(loaded.positions, state.positions));
   }
   // Of another model: one with other cross attention has other layers, a language model has fewer.
-  const auto m = Make(Config("latte"));
+  const auto m = Make<EncoderDecoder>(Config("latte"));
   ModelState state = m->Encode(Source(1, 3), {Lengths({3}), {}});
   SaveModelState(path, *m, {state, {}, {}});
-  ExpectContains(Thrown([&] { LoadModelState(path, *Make(Config("softmax"))); }),
+  ExpectContains(Thrown([&] { LoadModelState(path, *Make<EncoderDecoder>(Config("softmax"))); }),
                  {"another model", "latte,latte,latte,latte,latte,latte",
                   "latte,latte,latte,softmax,softmax,softmax"});
   ModelConfig lm;
@@ -336,7 +327,7 @@ TEST(EncoderDecoder, AFileGoesOnToTheBit) {
 TEST(EncoderDecoder, ReuseHasListsOfItsOwnForSelfAndCross) {
   ModelConfig config = Config("reuse", "reuse");
   config.attention_options["reuse"] = {{"placement", "full"}};
-  const auto m = Make(config);
+  const auto m = Make<EncoderDecoder>(config);
   const ModelState state = m->Encode(Source(2, 6), {Lengths({6, 4}), {}});
   for (size_t i = 0; i < 3; ++i) {
     EXPECT_EQ(state.layers[i]["k"].size(1), i == 0 ? 2 : 0);
@@ -348,17 +339,18 @@ TEST(EncoderDecoder, ReuseHasListsOfItsOwnForSelfAndCross) {
   // Nothing copied: softmax.
   config.attention_options["reuse"] = {{"heads", 0}};
   const at::Tensor source = Source(2, 6), target = Target(config, 2, 5), lengths = Lengths({6, 4});
-  ExpectClose(Whole(*Make(config), source, lengths, target),
-              Whole(*Make(Config("softmax", "softmax")), source, lengths, target), 1e-13, "K=0");
+  ExpectClose(Whole(*Make<EncoderDecoder>(config), source, lengths, target),
+              Whole(*Make<EncoderDecoder>(Config("softmax", "softmax")), source, lengths, target),
+              1e-13, "K=0");
 }
 
 TEST(EncoderDecoder, ReuseKeepsHandlesOrScores) {
   ModelConfig config = Config("reuse", "reuse", "reuse");
   for (const std::string placement : {"full", "alternate"}) {
     config.attention_options["reuse"] = {{"placement", placement}};
-    const auto handles = Make(config);
+    const auto handles = Make<EncoderDecoder>(config);
     config.attention_options["reuse"]["keep"] = "scores";
-    const auto scores = Make(config);
+    const auto scores = Make<EncoderDecoder>(config);
     at::manual_seed(3);
     const at::Tensor source = Source(2, 6), target = Target(config, 2, 5),
                      lengths = Lengths({6, 4});
@@ -395,7 +387,7 @@ TEST(EncoderDecoder, Parameters) {
 TEST(EncoderDecoder, FoldersRoundTrip) {
   for (const ModelConfig& config : Configs()) {
     const TestFolder folder;
-    const auto m = Make(config);
+    const auto m = Make<EncoderDecoder>(config);
     SaveModel(*m, folder.path());
     const auto loaded = std::dynamic_pointer_cast<EncoderDecoder>(LoadModel(folder.path()));
     ASSERT_TRUE(loaded) << Name(config);
@@ -444,7 +436,7 @@ TEST(EncoderDecoder, WhatCannotBeIsRefused) {
                    c.cross.attention = {"latte", "reuse", "softmax"};
                  }),
                  {"cross.attention", "latte leaves none"});
-  const auto m = Make(Config());
+  const auto m = Make<EncoderDecoder>(Config());
   const at::Tensor source = Source(2, 6), target = Target(Config(), 2, 5),
                    lengths = Lengths({6, 4});
   ExpectContains(Thrown([&] {

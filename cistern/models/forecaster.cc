@@ -83,7 +83,7 @@ at::Tensor Forecaster::Predict(const NamedTensors& inputs) {
   return Extend(inputs["values"], state, MaskOf(inputs));
 }
 
-at::Tensor Forecaster::TrainingLoss(const NamedTensors& batch, double label_smoothing) {
+at::Tensor Forecaster::DoTrainingLoss(const NamedTensors& batch, double label_smoothing) {
   if (label_smoothing > 0) FailUsage("train.label_smoothing ", WhyNoSmoothing());
   const at::Tensor& targets = batch["targets"];
   const at::Tensor y = Predict(batch), missing = targets.isnan();

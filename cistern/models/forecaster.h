@@ -25,13 +25,14 @@ class Forecaster : public StatefulModel {
                     const ops::Mask& mask = {}) override;
   // The same of whole rows.
   at::Tensor Predict(const NamedTensors& inputs);
-  // Mean squared error over the targets [B,T,outputs] that are not NaN.
-  at::Tensor TrainingLoss(const NamedTensors& batch, double label_smoothing = 0) override;
   std::string WhyNoSmoothing() const override {
     return "is for classes; a forecaster predicts numbers";
   }
 
  private:
+  // Mean squared error over the targets [B,T,outputs] that are not NaN.
+  at::Tensor DoTrainingLoss(const NamedTensors& batch, double label_smoothing) override;
+
   Options options_;
   std::shared_ptr<Linear> values_, head_;
   Trunk trunk_;

@@ -28,14 +28,14 @@ at::Tensor LanguageModel::HiddenOfRows(const NamedTensors& batch) {
   return Hidden(ids, state, MaskOf(batch));
 }
 
-at::Tensor LanguageModel::TrainingLoss(const NamedTensors& batch, double label_smoothing) {
+at::Tensor LanguageModel::DoTrainingLoss(const NamedTensors& batch, double label_smoothing) {
   return Loss(HiddenOfRows(batch), batch["targets"], label_smoothing);
 }
 
 at::Tensor LanguageModel::Run(const Trunk& trunk, const at::Tensor& table, const at::Tensor& ids,
                               ModelState& state, const ops::Mask& mask) const {
   return Run(
-      trunk, [&](const at::Tensor& some) { return at::embedding(table, some); }, ids, state, mask);
+      trunk, [&](const at::Tensor& some) { return EmbedIds(table, some); }, ids, state, mask);
 }
 
 at::Tensor LanguageModel::Run(const Trunk& trunk, const Embed& embed, const at::Tensor& ids,

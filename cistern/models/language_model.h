@@ -33,10 +33,10 @@ class LanguageModel : public StatefulModel {
   // rows are padded, masked or packed; source, source_lengths and source_valid where
   // info().encodes.
   at::Tensor HiddenOfRows(const NamedTensors& batch);
-  // Loss of the same by targets [B,T].
-  at::Tensor TrainingLoss(const NamedTensors& batch, double label_smoothing = 0) override;
 
  protected:
+  // Loss of the same by targets [B,T].
+  at::Tensor DoTrainingLoss(const NamedTensors& batch, double label_smoothing) override;
   using Embed = std::function<at::Tensor(const at::Tensor& ids)>;  // [B,T] -> [B,T,D]
   // Hidden by a causal trunk, from the embeddings on.
   at::Tensor Run(const Trunk& trunk, const Embed& embed, const at::Tensor& ids, ModelState& state,

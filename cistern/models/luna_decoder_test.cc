@@ -7,6 +7,7 @@
 
 #include "cistern/attention/testing_mechanisms.h"
 #include "cistern/models/encoder_decoder.h"
+#include "cistern/models/testing_models.h"
 
 namespace cistern {
 namespace {
@@ -24,16 +25,6 @@ ModelConfig Luna(SourceMemory memory) {
   c.attention_options = Json{{"luna", {{"slots", kSlots}}}, {"luna_causal", {{"slots", kSlots}}}};
   c.cross.memory = memory;
   return c;
-}
-
-std::shared_ptr<EncoderDecoder> Make(const ModelConfig& config) {
-  const auto model = std::dynamic_pointer_cast<EncoderDecoder>(MakeModel(config, 1));
-  at::NoGradGuard guard;
-  model->to(at::kDouble);
-  at::manual_seed(2);
-  for (at::Tensor& p : model->parameters()) p.normal_(0, 0.5);
-  model->eval();
-  return model;
 }
 
 // The released code for one row, in double; all of it [T,D] or [M,D].
@@ -165,7 +156,7 @@ TEST(LunaDecoder, IsTheReleasedCode) {
         c.norm = post ? NormPlace::kPost : NormPlace::kPre;
         c.final_norm = !post;
         if (dynamic) c.attention_options["luna"]["dynamic_projection"] = true;
-        const auto m = Make(c);
+        const auto m = Make<EncoderDecoder>(c);
         at::manual_seed(3);
         const std::vector<int64_t> lengths = {6, 3, 1};
         const at::Tensor source = at::randint(0, kVocab, {3, 6}, at::kLong),
@@ -188,7 +179,7 @@ TEST(LunaDecoder, IsTheReleasedCode) {
 // gives nothing: with memory=own they do not.
 TEST(LunaDecoder, TheSourceReachesCausalAttention) {
   for (const SourceMemory memory : {SourceMemory::kOwn, SourceMemory::kEncoder}) {
-    const auto m = Make(Luna(memory));
+    const auto m = Make<EncoderDecoder>(Luna(memory));
     {
       at::NoGradGuard guard;
       for (auto& p : m->named_parameters()) {

@@ -64,7 +64,7 @@ at::Tensor MaskedLm::Hidden(const at::Tensor& ids, const ops::Mask& mask) {
   }
   const at::Tensor masked = ids.eq(mask_id());
   const at::Tensor x =
-      at::where(masked.unsqueeze(-1), mask_, at::embedding(embedding_, ids.masked_fill(masked, 0)));
+      at::where(masked.unsqueeze(-1), mask_, EmbedIds(embedding_, ids.masked_fill(masked, 0)));
   const Stream stream = trunk_.Enter(x, mask, RowPositions(ids.size(1), ids));
   return trunk_.Norm(trunk_.Bidirectional(stream).x);
 }
@@ -81,7 +81,7 @@ at::Tensor TargetPositions(const at::Tensor& targets) {
   return targets.reshape({-1}).ne(-100).nonzero().squeeze(1);
 }
 
-at::Tensor MaskedLm::TrainingLoss(const NamedTensors& batch, double label_smoothing) {
+at::Tensor MaskedLm::DoTrainingLoss(const NamedTensors& batch, double label_smoothing) {
   const at::Tensor hidden = Hidden(batch["ids"], MaskOf(batch));
   const at::Tensor& targets = batch["targets"];
   const at::Tensor chosen = TargetPositions(targets);

@@ -5,7 +5,6 @@
 #include <memory>
 
 #include "cistern/models/token_predictor.h"
-#include "cistern/nn/positions.h"
 
 namespace cistern {
 
@@ -24,10 +23,10 @@ class MaskedLm : public TokenPredictor {
   at::Tensor Hidden(const at::Tensor& ids, const ops::Mask& mask = {}) override;
   at::Tensor Logits(const at::Tensor& hidden) const override;  // [...,D] -> [...,V]
   std::string SeesPadding() const override { return trunk_.SeesPadding(); }
-  // Over targets [B,T] != -100; at least one of them is.
-  at::Tensor TrainingLoss(const NamedTensors& batch, double label_smoothing = 0) override;
 
  private:
+  // Over targets [B,T] != -100; at least one of them is.
+  at::Tensor DoTrainingLoss(const NamedTensors& batch, double label_smoothing) override;
   at::Tensor Transformed(const at::Tensor& hidden) const;
 
   at::Tensor embedding_, mask_;  // [V,D], [D]

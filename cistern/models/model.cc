@@ -59,6 +59,37 @@ at::TensorOptions Model::options() const {
 
 namespace {
 
+// What TrainingLoss of the kind reads.
+std::vector<std::string> ReadNames(const ModelInfo& info) {
+  std::vector<std::string> names = {"targets"};
+  for (std::string name : info.inputs) {
+    if (name.ends_with("?")) name.pop_back();
+    names.push_back(std::move(name));
+  }
+  return names;
+}
+
+}  // namespace
+
+at::Tensor Model::TrainingLoss(const NamedTensors& batch, double label_smoothing) {
+  const std::vector<std::string> names = ReadNames(info());
+  for (const NamedTensor& t : batch.all()) {
+    if (std::find(names.begin(), names.end(), t.name) == names.end())
+      Fail("[", config_.kind, "] ", UnknownName("tensor", t.name, names));
+  }
+  return DoTrainingLoss(batch, label_smoothing);
+}
+
+NamedTensors Model::ReadOf(const NamedTensors& batch) const {
+  NamedTensors read;
+  for (const std::string& name : ReadNames(info())) {
+    if (batch.Has(name)) read.Set(name, batch[name]);
+  }
+  return read;
+}
+
+namespace {
+
 // With what its modules draw themselves.
 std::shared_ptr<Model> Made(const ModelConfig& config, uint64_t seed) {
   config.Validate();

@@ -22,12 +22,17 @@ class Model : public torch::nn::Module {
   at::TensorOptions options() const;  // dtype and device of the parameters
 
   // The mean loss, in nats, of what the model makes of `batch`: the tensors that info().inputs
-  // names and "targets", on the device of the parameters. Error where one is missing.
-  virtual at::Tensor TrainingLoss(const NamedTensors& batch, double label_smoothing = 0) = 0;
+  // names and "targets", on the device of the parameters. Error where one is missing, or where
+  // there is another.
+  at::Tensor TrainingLoss(const NamedTensors& batch, double label_smoothing = 0);
+  // Those of `batch` that TrainingLoss reads: a task has others beside them.
+  NamedTensors ReadOf(const NamedTensors& batch) const;
   // Why it refuses label_smoothing: "is for ..."; "" where it does not.
   virtual std::string WhyNoSmoothing() const { return ""; }
 
  protected:
+  virtual at::Tensor DoTrainingLoss(const NamedTensors& batch, double label_smoothing) = 0;
+
   ModelConfig config_;
 };
 

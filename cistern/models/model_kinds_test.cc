@@ -259,6 +259,30 @@ TEST(ModelKinds, TrainOnTheCompositePathAndOnAnotherDeviceAsOnTheKernels) {
   }
 }
 
+// Each name by itself, with a letter less or more: left unread, an optional one would change the
+// loss without a word.
+TEST(ModelKinds, RefuseTensorsThatTheyDoNotRead) {
+  for (const ModelInfo* info : Models()) {
+    const auto model = MakeModel(SmallOf(*info), 3);
+    const NamedTensors batch = BatchOf(*info);
+    for (const NamedTensor& t : batch.all()) {
+      for (const std::string& wrong : {t.name.substr(0, t.name.size() - 1), t.name + "_"}) {
+        NamedTensors misspelt;
+        for (const NamedTensor& other : batch.all())
+          misspelt.Set(other.name == t.name ? wrong : other.name, other.value);
+        ExpectContains(ErrorMessage([&] { model->TrainingLoss(misspelt); }),
+                       {info->name, "unknown tensor '" + wrong + "'", t.name});
+      }
+    }
+    NamedTensors more = batch;
+    more.Set("attention_mask", batch["targets"]);
+    ExpectContains(ErrorMessage([&] { model->TrainingLoss(more); }), {"'attention_mask'"});
+    const NamedTensors read = model->ReadOf(more);
+    EXPECT_EQ(read.all().size(), batch.all().size()) << info->name;
+    for (const NamedTensor& t : batch.all()) EXPECT_TRUE(read.Has(t.name)) << t.name;
+  }
+}
+
 // A model and its states are made on the active device, all of them. (A whole step there cannot be
 // run by a test in C++: torch has the shapes of embeddings and selections on `meta` in Python
 // alone.)

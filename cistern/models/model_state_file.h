@@ -17,8 +17,8 @@
 namespace cistern {
 
 // 2: hashes are XXH64; those of version 1 were others, so that its files fit no model and
-// tokenizer.
-inline constexpr int kModelStateVersion = 2;
+// tokenizer. 3: `decoding` says its slots and width.
+inline constexpr int kModelStateVersion = 3;
 
 struct ModelStateFile {
   ModelState state;

@@ -287,14 +287,14 @@ TEST(ModelStateFile, BrokenFilesAndOtherModelsAreNamed) {
                         [&](const auto& pair) { return pair.first == key; })
         ->second;
   };
-  ExpectContains(changed([&](TensorFile& f) { metadata(f, "version") = "3"; }),
-                 {path, "version 3", "a newer cistern", "reads version 2"});
+  ExpectContains(changed([&](TensorFile& f) { metadata(f, "version") = "4"; }),
+                 {path, "version 4", "a newer cistern", "reads version 3"});
   // Of the first version, whose hashes were others: that it is old, not that it is another model's.
   ExpectContains(changed([&](TensorFile& f) {
                    metadata(f, "version") = "1";
                    metadata(f, "model") = "0123456789abcdef";
                  }),
-                 {path, "version 1", "an older cistern", "reads version 2", "--save-state FILE"});
+                 {path, "version 1", "an older cistern", "reads version 3", "--save-state FILE"});
   ExpectContains(changed([&](TensorFile& f) { metadata(f, "model") = "0"; }),
                  {"an Error", path, "corrupt"});
   ExpectContains(changed([&](TensorFile& f) { f.tensors[0].value.add_(1); }),

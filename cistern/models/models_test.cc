@@ -207,6 +207,34 @@ TEST(DecoderLm, TiedMapsAreOneForAllLayers) {
   }
 }
 
+TEST(DecoderLm, NamesTheTokenIdOutsideOfItsVocabulary) {
+  const auto m = Make<DecoderLm>(SmallLm());
+  for (const int64_t id : {int64_t{23}, int64_t{-1}}) {
+    for (const int64_t length : {1, 5}) {
+      at::Tensor ids = Ids(2, length);
+      ids[1][length - 1] = id;
+      ModelState state = m->EmptyState(2);
+      const std::string message = ErrorMessage([&] { m->Extend(ids, state); });
+      ExpectContains(message, {StrCat("token id ", id), "vocabulary of 23", "0 to 22"});
+      // Of a view, and of masked tokens, alike.
+      const ops::Mask all = {std::nullopt, std::nullopt, at::ones({length, 2}, at::kBool)};
+      ModelState of_view = m->EmptyState(length);
+      EXPECT_EQ(ErrorMessage([&] { m->Extend(ids.t(), of_view, all); }), message);
+    }
+  }
+  ModelState state = m->EmptyState(1);
+  m->Extend(at::tensor({int64_t{0}, int64_t{22}}).unsqueeze(0), state);  // the first and the last
+}
+
+TEST(EncoderClassifier, NamesTheTokenIdOutsideOfItsVocabulary) {
+  ModelConfig c = SmallLm({"softmax"});
+  c.kind = "encoder_classifier", c.classes = 3;
+  const auto m = Make<EncoderClassifier>(c);
+  const NamedTensors batch = {{"ids", at::tensor({1, 2, 23}, at::kLong).unsqueeze(0)},
+                              {"lengths", Lengths({3})}};
+  ExpectContains(ErrorMessage([&] { m->Logits(batch); }), {"token id 23", "vocabulary of 23"});
+}
+
 TEST(DecoderLm, LossIgnoresMinus100) {
   at::manual_seed(3);
   const at::Tensor logits = Normal({2, 3, 5}),

@@ -122,6 +122,17 @@ TEST(MutatedFiles, TensorFilesAreReadOrAnError) {
   EXPECT_GT(outcomes.refused, 1000);
 }
 
+TEST(TensorFiles, WhatCannotBeWrittenIsNamed) {
+  const TestFolder folder;
+  const std::string path = folder / "a.safetensors";
+  const auto message = [&](const at::Tensor& x) {
+    return Thrown([&] { SaveTensors(path, {{{"weight", at::ones({2})}, {"other", x}}, {}}); });
+  };
+  ExpectContains(message(at::zeros({2}, at::kComplexFloat)), {path, "'other'", "ComplexFloat"});
+  ExpectContains(message({}), {path, "'other'", "undefined"});
+  EXPECT_EQ(folder.Count(), 0);
+}
+
 at::Tensor Another(const at::Tensor& x, Draws& draw) {
   switch (draw.Below(9)) {
     case 0:

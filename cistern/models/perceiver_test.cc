@@ -8,6 +8,7 @@
 #include "cistern/base/error.h"
 #include "cistern/io/test_folder.h"
 #include "cistern/models/encoder_classifier.h"
+#include "cistern/models/testing_models.h"
 
 namespace cistern {
 namespace {
@@ -29,16 +30,6 @@ ModelConfig Perceiver() {
   c.activation = Activation::kGeglu, c.ffn_bias = true;
   c.pooling = PoolingKind::kMean, c.norm_pooled = true, c.head = HeadKind::kLinear;
   return c;
-}
-
-std::shared_ptr<EncoderClassifier> Make(const ModelConfig& config) {
-  const auto model = std::dynamic_pointer_cast<EncoderClassifier>(MakeModel(config, 1));
-  at::NoGradGuard guard;
-  model->to(at::kDouble);
-  at::manual_seed(2);
-  for (at::Tensor& p : model->parameters()) p.normal_(0, 0.5);
-  model->eval();
-  return model;
 }
 
 at::Tensor Logits(EncoderClassifier& m, const at::Tensor& ids,
@@ -107,7 +98,7 @@ class Plain {
 };
 
 TEST(PerceiverWidth, LatentsAreOfAnotherWidthThanTheTokens) {
-  const auto m = Make(Perceiver());
+  const auto m = Make<EncoderClassifier>(Perceiver());
   at::manual_seed(3);
   const at::Tensor ids = at::randint(0, kVocab, {3, kLength}, at::kLong);
   const std::vector<int64_t> lengths = {kLength, 4, 1};
@@ -133,7 +124,7 @@ TEST(PerceiverWidth, FoldersRoundTripAndPositionsHaveTheTokensWidth) {
   for (const int64_t width : {4, 40}) {
     ModelConfig c = Perceiver();
     c.input_dim = width, c.positions = PositionKind::kLearned, c.embedding_norm = true;
-    const auto m = Make(c);
+    const auto m = Make<EncoderClassifier>(c);
     EXPECT_EQ(m->named_parameters()["embed_positions.weight"].size(1), width);
     EXPECT_EQ(m->named_parameters()["embed_norm.weight"].size(0), width);
     EXPECT_EQ(m->named_parameters()["norm.weight"].size(0), kLatent);

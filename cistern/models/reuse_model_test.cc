@@ -9,6 +9,7 @@
 #include "cistern/models/decoder_lm.h"
 #include "cistern/models/encoder_classifier.h"
 #include "cistern/models/model_state_file.h"
+#include "cistern/models/testing_models.h"
 
 namespace cistern {
 namespace {
@@ -31,18 +32,6 @@ ModelConfig Config(const Json& options, int64_t layers = 4,
 ModelConfig Keeping(ModelConfig c, const std::string& keep) {
   c.attention_options["reuse"]["keep"] = keep;
   return c;
-}
-
-// The same weights whatever `keep` is.
-template <class M>
-std::shared_ptr<M> Make(const ModelConfig& config, at::ScalarType dtype = at::kDouble) {
-  auto model = std::dynamic_pointer_cast<M>(MakeModel(config, 1));
-  at::NoGradGuard guard;
-  model->to(dtype);
-  at::manual_seed(2);
-  for (at::Tensor& p : model->parameters()) p.normal_(0, 0.4);
-  model->eval();
-  return model;
 }
 
 at::Tensor Ids(int64_t batch, int64_t length) {

@@ -42,7 +42,7 @@ at::Tensor SpanPredictor::Hidden(const at::Tensor& ids, const ops::Mask& mask) {
     return front.Back(Hidden(front.Move(ids, 1), front.mask()), 1);
   }
   const Stream stream =
-      trunk_.Enter(at::embedding(embedding_, ids), mask, RowPositions(ids.size(1), ids));
+      trunk_.Enter(EmbedIds(embedding_, ids), mask, RowPositions(ids.size(1), ids));
   return trunk_.Norm(trunk_.Bidirectional(stream).x);
 }
 
@@ -62,7 +62,7 @@ at::Tensor SpanPredictor::SpanLogits(const NamedTensors& inputs) {
                                      -std::numeric_limits<double>::infinity());
 }
 
-at::Tensor SpanPredictor::TrainingLoss(const NamedTensors& batch, double label_smoothing) {
+at::Tensor SpanPredictor::DoTrainingLoss(const NamedTensors& batch, double label_smoothing) {
   if (label_smoothing > 0) FailUsage("train.label_smoothing ", WhyNoSmoothing());
   const at::Tensor& targets = batch["targets"];
   const at::Tensor log_p = at::log_softmax(SpanLogits(batch), 1);

@@ -20,14 +20,15 @@ class SpanPredictor : public TokenPredictor {
   // The tensors that info().inputs names -> Logits [B,T,2], in float or double: -inf at padding and
   // masked tokens.
   at::Tensor SpanLogits(const NamedTensors& inputs);
-  // targets [B,2] int64, the places of a span's first and last token. The mean over rows and over
-  // both. Error with label_smoothing: a place is no class.
-  at::Tensor TrainingLoss(const NamedTensors& batch, double label_smoothing = 0) override;
   std::string WhyNoSmoothing() const override {
     return "is for classes; a span_predictor predicts places of a row";
   }
 
  private:
+  // targets [B,2] int64, the places of a span's first and last token. The mean over rows and over
+  // both. Error with label_smoothing: a place is no class.
+  at::Tensor DoTrainingLoss(const NamedTensors& batch, double label_smoothing) override;
+
   at::Tensor embedding_;  // [V,D]
   Trunk trunk_;
   std::shared_ptr<Linear> span_head_;

@@ -6,6 +6,7 @@
 #include "cistern/base/error.h"
 #include "cistern/io/test_folder.h"
 #include "cistern/models/encoder_classifier.h"
+#include "cistern/models/testing_models.h"
 
 namespace cistern {
 namespace {
@@ -29,15 +30,6 @@ ModelConfig SmallClassifier(std::vector<std::string> attention,
   return c;
 }
 
-std::shared_ptr<EncoderClassifier> Make(const ModelConfig& config) {
-  const auto model = std::dynamic_pointer_cast<EncoderClassifier>(MakeModel(config, 1));
-  at::NoGradGuard guard;
-  model->to(at::kDouble);
-  for (at::Tensor& p : model->parameters()) p.normal_(0, 0.4);
-  model->eval();
-  return model;
-}
-
 // A Perceiver of depth 3 whose later two repeats have their parameters in common (the latents
 // belong to the first cross attention), and memories, whose last block alone would have less.
 TEST(TiedLayers, AreOneBlock) {
@@ -51,9 +43,9 @@ TEST(TiedLayers, AreOneBlock) {
   all[2].first.norm = NormPlace::kPost;
   for (auto& [config, ties] : all) {
     const std::string what = config.Summary() + " " + Json(ties).dump();
-    const auto untied = Make(config);
+    const auto untied = Make<EncoderClassifier>(config);
     config.tied_layers = ties;
-    const auto tied = Make(config);
+    const auto tied = Make<EncoderClassifier>(config);
     auto own = untied->named_parameters(), shared = tied->named_parameters();
     auto name = [](size_t layer, const std::string& rest) {
       return "layers." + std::to_string(layer) + "." + rest;

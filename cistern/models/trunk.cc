@@ -1,6 +1,7 @@
 #include "cistern/models/trunk.h"
 
 #include <ATen/ATen.h>
+#include <ATen/TensorSubclassLikeUtils.h>
 
 #include <cmath>
 
@@ -168,6 +169,22 @@ ops::Mask MaskOf(const NamedTensors& batch, const std::string& prefix) {
   };
   set("lengths", &mask.lengths), set("starts", &mask.starts), set("valid", &mask.valid);
   return mask;
+}
+
+at::Tensor EmbedIds(const at::Tensor& table, const at::Tensor& ids, int64_t pad_row) {
+  if (ids.is_cpu() && at::isIntegralType(ids.scalar_type(), /*includeBool=*/false) &&
+      !at::isTensorSubclassLike(ids)) {
+    const at::Tensor all = ids.scalar_type() == at::kLong && ids.is_contiguous()
+                               ? ids
+                               : ids.to(at::kLong).contiguous();
+    const int64_t* const id = all.const_data_ptr<int64_t>();
+    const int64_t count = all.numel(), vocabulary = table.size(0);
+    for (int64_t i = 0; i < count; ++i)
+      CISTERN_CHECK(id[i] >= 0 && id[i] < vocabulary, "[embedding] token id ", id[i],
+                    " is not within the vocabulary of ", vocabulary, "; ids are 0 to ",
+                    vocabulary - 1);
+  }
+  return at::embedding(table, ids, pad_row);
 }
 
 at::Tensor RowPositions(int64_t length, const at::Tensor& like) {

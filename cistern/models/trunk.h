@@ -69,6 +69,11 @@ class Trunk {
 // prefix.
 ops::Mask MaskOf(const NamedTensors& batch, const std::string& prefix = "");
 
+// The rows of a table [V,D]: ids [...] int64 -> [...,D]; pad_row: one without a gradient. An id
+// outside of the table is an Error that names it. (On other devices than the CPU, where looking
+// would mean to wait, it is torch's.)
+at::Tensor EmbedIds(const at::Tensor& table, const at::Tensor& ids, int64_t pad_row = -1);
+
 // The positions of a whole row of T tokens, [1,T], on the device of `like`.
 at::Tensor RowPositions(int64_t length, const at::Tensor& like);
 

@@ -138,7 +138,7 @@ TwoTower::TwoTower(const ModelConfig& config)
 
 at::Tensor TwoTower::Encode(const at::Tensor& ids, const ops::Mask& mask) {
   CISTERN_CHECK(ids.dim() == 2, "[two_tower] expected ids of shape [B,T], got ", ids.sizes());
-  return rows_.Forward(at::embedding(embedding_, ids, config_.init.pad_row()), mask);
+  return rows_.Forward(EmbedIds(embedding_, ids, config_.init.pad_row()), mask);
 }
 
 at::Tensor TwoTower::Logits(const NamedTensors& inputs) {

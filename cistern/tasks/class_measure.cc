@@ -97,7 +97,7 @@ std::vector<Json> PredictClasses(const at::Tensor& logits, const std::vector<std
 }
 
 at::Tensor ClassTask::Loss(Model& model, const Batch& batch, double label_smoothing) const {
-  return model.TrainingLoss(batch.tensors, label_smoothing);
+  return model.TrainingLoss(model.ReadOf(batch.tensors), label_smoothing);
 }
 
 Score ClassTask::Measure(Model& model, const Batch& batch) const {

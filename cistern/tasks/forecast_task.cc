@@ -267,7 +267,7 @@ Batch ForecastTask::TrainBatch(uint64_t seed, int64_t step, int64_t rows) const 
 }
 
 at::Tensor ForecastTask::Loss(Model& model, const Batch& batch, double label_smoothing) const {
-  return model.TrainingLoss(batch.tensors, label_smoothing);
+  return model.TrainingLoss(model.ReadOf(batch.tensors), label_smoothing);
 }
 
 double ForecastTask::Terms(const Batch& batch) const {

@@ -117,7 +117,7 @@ Batch GeneratedRowsTask::TrainBatch(uint64_t seed, int64_t step, int64_t rows) c
 }
 
 at::Tensor GeneratedRowsTask::Loss(Model& model, const Batch& batch, double label_smoothing) const {
-  return model.TrainingLoss(batch.tensors, label_smoothing);
+  return model.TrainingLoss(model.ReadOf(batch.tensors), label_smoothing);
 }
 
 double GeneratedRowsTask::Terms(const Batch& batch) const {

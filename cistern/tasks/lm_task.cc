@@ -86,7 +86,7 @@ Batch LmTask::TrainBatch(uint64_t seed, int64_t step, int64_t rows) const {
 }
 
 at::Tensor LmTask::Loss(Model& model, const Batch& batch, double label_smoothing) const {
-  return model.TrainingLoss(batch.tensors, label_smoothing);
+  return model.TrainingLoss(model.ReadOf(batch.tensors), label_smoothing);
 }
 
 std::unique_ptr<BatchReader> LmTask::Read(Split split, const ReadOptions& o) const {

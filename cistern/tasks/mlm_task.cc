@@ -42,21 +42,7 @@ const TaskInfo& mlm_task() {
     t.models = {"masked_lm"};
     t.metrics = {{"perplexity", "perplexity", "of the masked tokens; lower is better", true}};
     t.data = "text";
-    // Without positions that are relative (rotary) a few minutes teach little more than
-    // frequencies. Muon leaves that stage far sooner than AdamW (docs/notes/settings-2026-11.md).
-    t.defaults = {"model.dim=128",
-                  "model.layers=2",
-                  "model.heads=4",
-                  "model.attention=window:2+latte:2",
-                  "model.positions=rotary",
-                  "model.init_std=0.0884",
-                  "model.embedding_std=0.1",
-                  "task.length=128",
-                  "train.batch=16",
-                  "train.optimizer=muon",
-                  "train.weight_decay=0.1",
-                  "train.schedule=linear",
-                  "train.lr=7e-3"};
+    t.defaults = TextTask::HiddenTokenDefaults();
     t.mechanisms = {"softmax", "window:2+latte:2", "window:2+abc_mlp:2"};
     t.former = {"split=tail"};
     BindTask<MlmTask>(t);
@@ -126,7 +112,7 @@ Batch MlmTask::TrainBatch(uint64_t seed, int64_t step, int64_t rows) const {
 }
 
 at::Tensor MlmTask::Loss(Model& model, const Batch& batch, double label_smoothing) const {
-  return model.TrainingLoss(batch.tensors, label_smoothing);
+  return model.TrainingLoss(model.ReadOf(batch.tensors), label_smoothing);
 }
 
 double MlmTask::Terms(const Batch& batch) const {

@@ -331,7 +331,7 @@ Batch QuestionAnsweringTask::TrainBatch(uint64_t seed, int64_t step, int64_t row
 
 at::Tensor QuestionAnsweringTask::Loss(Model& model, const Batch& batch,
                                        double label_smoothing) const {
-  return model.TrainingLoss(batch.tensors, label_smoothing);
+  return model.TrainingLoss(model.ReadOf(batch.tensors), label_smoothing);
 }
 
 std::unique_ptr<BatchReader> QuestionAnsweringTask::Read(Split split,

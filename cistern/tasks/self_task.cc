@@ -79,7 +79,7 @@ Batch SelfTask::TrainBatch(uint64_t seed, int64_t step, int64_t rows) const {
 }
 
 at::Tensor SelfTask::Loss(Model& model, const Batch& batch, double label_smoothing) const {
-  return model.TrainingLoss(batch.tensors, label_smoothing);
+  return model.TrainingLoss(model.ReadOf(batch.tensors), label_smoothing);
 }
 
 double SelfTask::Terms(const Batch& batch) const {

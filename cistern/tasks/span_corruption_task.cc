@@ -42,19 +42,7 @@ const TaskInfo& span_corruption_task() {
     t.metrics = {
         {"perplexity", "perplexity", "of the hidden spans' tokens; lower is better", true}};
     t.data = "text";
-    t.defaults = {"model.dim=128",
-                  "model.layers=2",
-                  "model.heads=4",
-                  "model.attention=window:2+latte:2",
-                  "model.positions=rotary",
-                  "model.init_std=0.0884",
-                  "model.embedding_std=0.1",
-                  "task.length=128",
-                  "train.batch=16",
-                  "train.optimizer=muon",
-                  "train.weight_decay=0.1",
-                  "train.schedule=linear",
-                  "train.lr=7e-3"};
+    t.defaults = TextTask::HiddenTokenDefaults();
     t.mechanisms = {"softmax", "window:2+latte:2", "window:2+abc_mlp:2"};
     BindTask<SpanCorruptionTask>(t);
     return t;
@@ -130,7 +118,7 @@ Batch SpanCorruptionTask::TrainBatch(uint64_t seed, int64_t step, int64_t rows) 
 
 at::Tensor SpanCorruptionTask::Loss(Model& model, const Batch& batch,
                                     double label_smoothing) const {
-  return model.TrainingLoss(batch.tensors, label_smoothing);
+  return model.TrainingLoss(model.ReadOf(batch.tensors), label_smoothing);
 }
 
 double SpanCorruptionTask::Terms(const Batch& batch) const {

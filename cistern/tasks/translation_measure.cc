@@ -79,7 +79,7 @@ std::vector<int32_t> RowOf(const at::Tensor& ids, int64_t r, int64_t count) {
 }  // namespace
 
 at::Tensor TranslationTask::Loss(Model& model, const Batch& batch, double label_smoothing) const {
-  return model.TrainingLoss(batch.tensors, label_smoothing);
+  return model.TrainingLoss(model.ReadOf(batch.tensors), label_smoothing);
 }
 
 double TranslationTask::Terms(const Batch& batch) const {

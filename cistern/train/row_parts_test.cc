@@ -425,7 +425,7 @@ void CheckThatPartsDropWhatTheWholeDoes(const MechanismInfo& info, const ModelIn
   std::atomic<int64_t> widths = 0;  // that the model was given, of all parts together
   const RowsLoss of = {[&](const Batch& rows) {
                          widths += rows["ids"].size(1);
-                         return model->TrainingLoss(rows.tensors);
+                         return model->TrainingLoss(model->ReadOf(rows.tensors));
                        },
                        TermsOf};
   const auto gradients = [&](int64_t parts, uint64_t seed, double* loss) {
